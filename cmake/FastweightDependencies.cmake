@@ -1,0 +1,17 @@
+# Every dependency is a Debian 12 package (tools/install-deps.sh installs them); nothing is vendored.
+find_package(OpenMP REQUIRED COMPONENTS CXX)
+# Debian's dnnl-config.cmake asks for OpenCL, which this project does not use: the library is found directly.
+find_library(DNNL_LIBRARY dnnl REQUIRED)
+find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.h REQUIRED)
+add_library(fw_dnnl INTERFACE)
+target_link_libraries(fw_dnnl INTERFACE ${DNNL_LIBRARY})
+target_include_directories(fw_dnnl INTERFACE ${DNNL_INCLUDE_DIR})
+find_package(fmt REQUIRED)
+find_package(hwy REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(tomlplusplus REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
+pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)

@@ -1,0 +1,187 @@
+/* fastweight: delta-rule linear attention. The C99 interface of the recurrence: forward, backward, decode.
+ *
+ * One token of one head (docs/core.md; S is the state [K, V], r w e z the streams that a rule makes of q k v and gates):
+ *     Sbar = Diag(exp g) S;   u = z - Sbar^T e;   S = Sbar + w u^T;   o = S^T r
+ *
+ * Letters: B batch, T tokens, N sequences, H key heads, HV value heads (HV a multiple of H; value head h reads key head
+ * h / (HV / H)), K key dim, V value dim. Rank-4 tensors are [B, T, heads, dim], rank-3 are [B, T, heads].
+ *
+ * Conventions: every struct begins with its size in bytes (set it with FW_INIT, the field lets old programs run with a
+ * newer library). Nothing allocates memory that the caller must free, nothing throws; each function returns a status and
+ * fw_last_error() says, for the calling thread, which argument was wrong, what was expected and what came.
+ * All tensors of a call have the descriptor's dtype. Strides count elements; the last dimension has stride 1.
+ * Determinism: same build, same machine, same bits; the number of threads and the other sequences do not matter. */
+#ifndef FASTWEIGHT_FASTWEIGHT_H_
+#define FASTWEIGHT_FASTWEIGHT_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define FW_API
+#else
+#define FW_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FW_VERSION_MAJOR 0
+#define FW_VERSION_MINOR 1
+#define FW_VERSION_PATCH 0
+
+typedef enum fw_status {
+  FW_OK = 0,
+  FW_ERROR_ARGUMENT = 1,  /* an argument is wrong; nothing was written */
+  FW_ERROR_WORKSPACE = 2, /* a workspace or saved buffer is too small or not aligned to 64 bytes */
+  FW_ERROR_MEMORY = 3,    /* out of memory */
+  FW_ERROR_INTERNAL = 4   /* a defect of this library */
+} fw_status;
+
+typedef enum fw_dtype { FW_F32 = 1, FW_F64 = 2 } fw_dtype;
+
+/* The axes of a rule. Any combination is valid. */
+typedef enum fw_decay { FW_DECAY_NONE = 0, FW_DECAY_CONSTANT = 1, FW_DECAY_SCALAR = 2, FW_DECAY_CHANNEL = 3 } fw_decay;
+typedef enum fw_solve { FW_SOLVE_ONLINE = 0, FW_SOLVE_OFFLINE = 1 } fw_solve;
+typedef enum fw_gain {
+  FW_GAIN_ONE = 0,     /* s = 1 */
+  FW_GAIN_GATE = 1,    /* s = beta, as given: sigmoid in [0,1], or 2 sigmoid in [0,2] */
+  FW_GAIN_KACZMARZ = 2 /* s = beta / (|k|^2 + gain_eps), beta is the paper's eta */
+} fw_gain;
+typedef enum fw_gate { FW_GATE_TIED = 0, FW_GATE_CHANNEL = 1 } fw_gate;
+typedef enum fw_feedback { FW_FEEDBACK_NONE = 0, FW_FEEDBACK_QUERY = 1 } fw_feedback;
+typedef enum fw_precond { FW_PRECOND_NONE = 0, FW_PRECOND_DIAGONAL = 1 } fw_precond;
+typedef enum fw_norm { FW_NORM_RAW = 0, FW_NORM_L2 = 1 } fw_norm; /* L2: x / sqrt(|x|^2 + norm_eps) */
+
+/* A rule: with gain s, erase gate b (s if tied), write gate c (s if tied), preconditioner M (1 if none)
+ *     e = b (k + lambda q),  z = c v,  w = M k,  r = scale q;   offline: e = 0.   q, k after their normalisation. */
+typedef struct fw_rule {
+  size_t size;
+  int32_t decay;     /* fw_decay; CONSTANT: RetNet's log(1 - 2^(-5-h)) for value head h, no tensor g */
+  int32_t solve;     /* fw_solve */
+  int32_t gain;      /* fw_gain */
+  int32_t erase;     /* fw_gate */
+  int32_t write;     /* fw_gate */
+  int32_t feedback;  /* fw_feedback */
+  int32_t precond;   /* fw_precond, of the write key */
+  int32_t q_norm;    /* fw_norm */
+  int32_t k_norm;    /* fw_norm */
+  double norm_eps;   /* inside the square root of the L2 norm, 1e-6 */
+  double gain_eps;   /* Kaczmarz, 1e-6 */
+  double gain_bound; /* largest value of the gain gate or the erase gate, 1 or 2; gain_bound * precond_x <= 2 */
+  double precond_x;  /* range of the preconditioner [1/x, x], 1 <= x <= 2, 1.5 */
+  double precond_eps; /* added to A inside the logarithm, 1e-6 */
+} fw_rule;
+
+typedef enum fw_form {
+  FW_FORM_AUTO = 0,  /* by the length of each sequence */
+  FW_FORM_TOKEN = 1, /* one token at a time */
+  FW_FORM_CHUNK = 2  /* chunks of `chunk` tokens, matrix products */
+} fw_form;
+
+typedef enum fw_state_layout {
+  FW_STATE_K_FIRST = 0, /* [N, HV, K, V], V contiguous: flash-linear-attention's default, and the library's own */
+  FW_STATE_V_FIRST = 1  /* [N, HV, V, K], K contiguous */
+} fw_state_layout;
+
+/* A tensor of the caller. data == NULL: absent. */
+typedef struct fw_tensor {
+  void* data;
+  int32_t dtype; /* fw_dtype */
+  int32_t rank;
+  int64_t shape[4];
+  int64_t stride[4]; /* elements; the last is 1 */
+} fw_tensor;
+
+typedef struct fw_desc {
+  size_t size;
+  fw_rule rule;
+  int32_t dtype; /* fw_dtype */
+  int32_t form;  /* fw_form */
+  int64_t B, T, H, HV, K, V;
+  double scale;      /* of the read vector; 0 means K^-1/2 */
+  int64_t chunk;     /* rows of a chunk, 1..1024; 0: the library chooses */
+  int32_t state_layout; /* fw_state_layout of initial_state, final_state and their gradients */
+  int32_t seqlens_dtype; /* width of cu_seqlens: 32 or 64 */
+  const void* cu_seqlens; /* NULL: B sequences of T tokens. Else B = 1 and N + 1 offsets, the first 0, the last T */
+  int64_t num_sequences;  /* N with cu_seqlens, else ignored */
+} fw_desc;
+
+/* Inputs; backward writes the gradients into a struct of the same type (tensors that are absent there are not computed).
+ * Which are needed follows from the rule; one that the rule does not use must be absent. */
+typedef struct fw_inputs {
+  size_t size;
+  fw_tensor q, k;          /* [B, T, H, K] */
+  fw_tensor v;             /* [B, T, HV, V] */
+  fw_tensor g;             /* log-decay <= 0. scalar: [B, T, HV]; channel: [B, T, H or HV, K] */
+  fw_tensor beta;          /* gain gate, [B, T, HV]; gains gate and kaczmarz where erase or write is tied */
+  fw_tensor lambda;        /* query feedback, [B, T, HV] */
+  fw_tensor erase_gate;    /* [B, T, H or HV, K] */
+  fw_tensor write_gate;    /* [B, T, HV, V] */
+  fw_tensor precond_g;     /* log-decay of the preconditioner <= 0, [B, T, H] */
+  fw_tensor precond_beta;  /* its gain, [B, T, H] */
+  fw_tensor precond_center; /* [H], rank 1 */
+  fw_tensor initial_state; /* [N, HV, K, V] or [N, HV, V, K], see state_layout; absent: zero */
+  fw_tensor initial_precond; /* [N, H, K]; absent: zero */
+} fw_inputs;
+
+/* Outputs; for backward the gradients with respect to them (absent: zero). */
+typedef struct fw_outputs {
+  size_t size;
+  fw_tensor o;             /* [B, T, HV, V] */
+  fw_tensor final_state;   /* like initial_state, may be absent; may be the same memory as initial_state */
+  fw_tensor final_precond; /* [N, H, K], may be absent; may be the same memory as initial_precond */
+} fw_outputs;
+
+typedef struct fw_sizes {
+  size_t size;
+  size_t forward;  /* bytes of workspace of fw_forward and fw_step */
+  size_t backward; /* bytes of workspace of fw_backward */
+  size_t saved;    /* bytes that fw_forward can save for fw_backward */
+} fw_sizes;
+
+/* Sets every field to zero or its default and the size field; type is one of the structs above. */
+#define FW_INIT(pointer) fw_init_struct((pointer), sizeof(*(pointer)))
+FW_API void fw_init_struct(void* pointer, size_t size);
+
+/* Fills a contiguous tensor description: rank values of shape. */
+FW_API fw_tensor fw_tensor_of(void* data, fw_dtype dtype, int rank, const int64_t* shape);
+
+/* A named rule ("gated_deltanet2", ...). fw_rule_name gives the names in order, NULL past the last. */
+FW_API fw_status fw_rule_preset(const char* name, fw_rule* rule);
+FW_API const char* fw_rule_name(int index);
+
+/* Workspace and saved sizes for a descriptor; a function of the descriptor and the number of threads. */
+FW_API fw_status fw_workspace_query(const fw_desc* desc, fw_sizes* sizes);
+
+/* o and the final states. saved (sizes.saved bytes, or NULL) keeps what backward would otherwise recompute.
+ * workspace and saved: aligned to 64 bytes. */
+FW_API fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes);
+
+/* Gradients of sum(o * d.o) + sum(final_state * d.final_state) + sum(final_precond * d.final_precond); overwrites what
+ * `grads` names. saved: what fw_forward wrote for the same descriptor and inputs, or NULL (then it is recomputed). */
+FW_API fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads, const void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes);
+
+/* Decode: the token form whatever desc->form says, for one or a few tokens a sequence (T small). Give the same memory
+ * as in->initial_state and out->final_state to update the state in place. */
+FW_API fw_status fw_step(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* workspace, size_t workspace_bytes);
+
+/* Message of the last call of this thread that did not return FW_OK; "" if none. Valid until the next call. */
+FW_API const char* fw_last_error(void);
+
+/* "0.1.0" */
+FW_API const char* fw_version(void);
+
+/* Threads of all later calls; 0 restores the default (OMP_NUM_THREADS or all cores). */
+FW_API void fw_set_threads(int threads);
+FW_API int fw_get_threads(void);
+
+/* "AVX3", "AVX2", ...: the instruction set that the kernels run on here. */
+FW_API const char* fw_simd_target(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FASTWEIGHT_FASTWEIGHT_H_ */

@@ -1,0 +1,54 @@
+#include "base/arena.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace fw {
+namespace {
+
+constexpr size_t kAlign = 64;
+
+}  // namespace
+
+void Arena::AlignedFree::operator()(std::byte* p) const { std::free(p); }
+
+void* Arena::alloc_bytes(size_t bytes) {
+  bytes = (std::max<size_t>(bytes, 1) + kAlign - 1) / kAlign * kAlign;
+  while (current_ < blocks_.size() && blocks_[current_].used + bytes > blocks_[current_].bytes) {
+    // The next block is reused if it is large enough; otherwise it is replaced when its turn comes.
+    if (current_ + 1 == blocks_.size()) break;
+    ++current_;
+  }
+  if (current_ >= blocks_.size() || blocks_[current_].used + bytes > blocks_[current_].bytes) {
+    const size_t size = std::max(block_bytes_, bytes);
+    void* p = std::aligned_alloc(kAlign, size);
+    if (p == nullptr) throw std::bad_alloc();
+    blocks_.push_back({std::unique_ptr<std::byte, AlignedFree>(static_cast<std::byte*>(p)), size, 0});
+    current_ = blocks_.size() - 1;
+  }
+  Block& block = blocks_[current_];
+  void* p = block.data.get() + block.used;
+  block.used += bytes;
+  return p;
+}
+
+void* Arena::zeroed_bytes(size_t bytes) {
+  void* p = alloc_bytes(bytes);
+  std::memset(p, 0, bytes);
+  return p;
+}
+
+void Arena::rewind(Mark mark) {
+  for (size_t i = mark.block; i < blocks_.size(); ++i) blocks_[i].used = i == mark.block ? mark.used : 0;
+  current_ = mark.block;
+}
+
+size_t Arena::reserved_bytes() const {
+  size_t total = 0;
+  for (const Block& b : blocks_) total += b.bytes;
+  return total;
+}
+
+}  // namespace fw

@@ -1,0 +1,49 @@
+// Errors inside the engine: one exception type that carries what a user needs (which argument or file, what was
+// expected, what came, what to do) and the class that decides the exit code. Nothing throws across the C header:
+// src/scan/api.cpp turns these into status codes.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace fw {
+
+enum class ErrorKind {
+  kUsage,     // bad option, configuration, argument or input file: exit code 2
+  kIo,        // the operating system refused (disk full, permission): exit code 2 as well, nothing was damaged
+  kNumeric,   // a training run that diverged: exit code 1
+  kInternal,  // a defect of this program: exit code 3
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  ErrorKind kind() const { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
+
+template <class... Args>
+[[noreturn]] void fail_usage(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ErrorKind::kUsage, fmt::format(format, std::forward<Args>(args)...));
+}
+
+template <class... Args>
+[[noreturn]] void fail_io(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ErrorKind::kIo, fmt::format(format, std::forward<Args>(args)...));
+}
+
+template <class... Args>
+[[noreturn]] void fail_numeric(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ErrorKind::kNumeric, fmt::format(format, std::forward<Args>(args)...));
+}
+
+template <class... Args>
+[[noreturn]] void fail_internal(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ErrorKind::kInternal, fmt::format(format, std::forward<Args>(args)...));
+}
+
+}  // namespace fw

@@ -1,0 +1,43 @@
+// Files: read whole, map, and write so that a crash or a full disk never destroys what was there (written aside in the
+// same folder, synced, renamed, folder synced). Every failure is an Error(kIo or kUsage) naming the path and the reason.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace fw {
+
+// Missing, unreadable, a folder, or larger than max_bytes: Error(kUsage).
+std::string read_file(const std::string& path, size_t max_bytes = size_t{1} << 40);
+
+void write_file_atomic(const std::string& path, std::string_view content);
+// The same for content written in pieces: `write` gets a sink that appends. An exception of `write` removes the side file.
+using FileSink = std::function<void(std::span<const std::byte>)>;
+void write_file_atomic(const std::string& path, const std::function<void(const FileSink&)>& write);
+
+void make_folders(const std::string& path);
+bool file_exists(const std::string& path);
+void sync_folder(const std::string& path);
+
+// A read-only memory map; empty files map to an empty span.
+class MappedFile {
+ public:
+  MappedFile() = default;
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  const std::string& path() const { return path_; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+  std::string path_;
+};
+
+}  // namespace fw

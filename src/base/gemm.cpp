@@ -1,0 +1,68 @@
+#include "base/gemm.h"
+
+#include <cblas.h>
+#include <oneapi/dnnl/dnnl.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/threads.h"
+
+namespace fw {
+namespace {
+
+// OpenBLAS must not open threads of its own, whichever of its builds the system has.
+[[maybe_unused]] const bool g_blas_single = [] {
+  openblas_set_num_threads(1);
+  return true;
+}();
+
+template <class T>
+void scale_only(int64_t m, int64_t n, T beta, T* c, int64_t ldc) {
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) c[i * ldc + j] = beta == T(0) ? T(0) : beta * c[i * ldc + j];
+  }
+}
+
+template <class T>
+void gemm_tiles(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc) {
+  // Tall products (activations) are cut by rows, weight gradients (small m, n; large k) by both. A tile of 256 x 512
+  // keeps its operands in L2 and is large enough for the library to reach its speed.
+  const int64_t tile_m = m >= 1024 ? 256 : std::max<int64_t>(32, (m + 3) / 4 + 15 - ((m + 3) / 4 + 15) % 16);
+  const int64_t tile_n = 512;
+  const int64_t tiles_m = (m + tile_m - 1) / tile_m;
+  const int64_t tiles_n = (n + tile_n - 1) / tile_n;
+  parallel_for(tiles_m * tiles_n, [&](int64_t tile) {
+    const int64_t i = tile / tiles_n * tile_m;
+    const int64_t j = tile % tiles_n * tile_n;
+    gemm(ta, tb, std::min(tile_m, m - i), std::min(tile_n, n - j), k, alpha, ta == Trans::kNo ? a + i * lda : a + i, lda,
+         tb == Trans::kNo ? b + j : b + j * ldb, ldb, beta, c + i * ldc + j, ldc);
+  });
+}
+
+}  // namespace
+
+void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
+  if (m <= 0 || n <= 0) return;
+  if (k <= 0) return scale_only(m, n, beta, c, ldc);
+  if (!inside_task()) return parallel_for(1, [&](int64_t) { gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
+  const dnnl_status_t status = dnnl_sgemm(ta == Trans::kNo ? 'N' : 'T', tb == Trans::kNo ? 'N' : 'T', m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+  if (status != dnnl_success) fail_internal("dnnl_sgemm {}x{}x{}: status {}", m, n, k, static_cast<int>(status));
+}
+
+void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda, const double* b, int64_t ldb, double beta, double* c, int64_t ldc) {
+  if (m <= 0 || n <= 0) return;
+  if (k <= 0) return scale_only(m, n, beta, c, ldc);
+  cblas_dgemm(CblasRowMajor, ta == Trans::kNo ? CblasNoTrans : CblasTrans, tb == Trans::kNo ? CblasNoTrans : CblasTrans, static_cast<int>(m),
+              static_cast<int>(n), static_cast<int>(k), alpha, a, static_cast<int>(lda), b, static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
+}
+
+void gemm_parallel(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
+  gemm_tiles(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+void gemm_parallel(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda, const double* b, int64_t ldb, double beta, double* c, int64_t ldc) {
+  gemm_tiles(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+}  // namespace fw

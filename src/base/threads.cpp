@@ -1,0 +1,101 @@
+#include "base/threads.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if !defined(FW_STD_THREADS)
+#include <omp.h>
+#endif
+
+namespace fw {
+namespace {
+
+thread_local int t_index = 0;
+thread_local bool t_inside = false;
+std::atomic<int> g_threads{0};
+
+int default_threads() {
+#if defined(FW_STD_THREADS)
+  return std::max(1u, std::thread::hardware_concurrency());
+#else
+  return std::max(1, omp_get_max_threads());
+#endif
+}
+
+// Runs tasks until none is left; keeps the first exception.
+class TaskQueue {
+ public:
+  TaskQueue(int64_t count, const std::function<void(int64_t)>& body) : count_(count), body_(body) {}
+
+  void work(int index) {
+    const bool was_inside = t_inside;
+    const int old_index = t_index;
+    t_inside = true;
+    t_index = index;
+    for (int64_t i = next_.fetch_add(1); i < count_; i = next_.fetch_add(1)) {
+      try {
+        body_(i);
+      } catch (...) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!error_) error_ = std::current_exception();
+        next_.store(count_);
+      }
+    }
+    t_inside = was_inside;
+    t_index = old_index;
+  }
+
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  const int64_t count_;
+  const std::function<void(int64_t)>& body_;
+  std::atomic<int64_t> next_{0};
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+}  // namespace
+
+int num_threads() {
+  const int n = g_threads.load();
+  return n > 0 ? n : default_threads();
+}
+
+void set_num_threads(int n) { g_threads.store(std::max(0, n)); }
+
+int thread_index() { return t_index; }
+
+bool inside_task() { return t_inside; }
+
+void parallel_for(int64_t count, const std::function<void(int64_t)>& body) {
+  if (count <= 0) return;
+  if (t_inside) {
+    for (int64_t i = 0; i < count; ++i) body(i);
+    return;
+  }
+  const int n = static_cast<int>(std::min<int64_t>(num_threads(), count));
+  TaskQueue queue(count, body);
+#if defined(FW_STD_THREADS)
+  // ThreadSanitizer does not see into libgomp's barriers; its preset uses plain threads, which it understands.
+  std::vector<std::thread> threads;
+  for (int i = 1; i < n; ++i) threads.emplace_back([&queue, i] { queue.work(i); });
+  queue.work(0);
+  for (std::thread& t : threads) t.join();
+#else
+#pragma omp parallel num_threads(n)
+  {
+    // oneDNN asks for this number; a region of one thread does not count as parallel, so it must be said here.
+    omp_set_num_threads(1);
+    queue.work(omp_get_thread_num());
+  }
+#endif
+  queue.rethrow();
+}
+
+}  // namespace fw

@@ -1,0 +1,25 @@
+// Threads: one parallel loop. Work is cut into tasks by the caller, never by the number of threads, so that results
+// do not depend on it. Inside a task everything (oneDNN and OpenBLAS too) runs on one thread.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+
+namespace fw {
+
+int num_threads();
+// n >= 1; 0 restores the default (all cores, or OMP_NUM_THREADS).
+void set_num_threads(int n);
+
+// Calls body(i) once for every i in [0, count), in any order, on up to num_threads() threads. A call from inside a
+// task runs in order on the calling thread. The first exception of a task is rethrown here after all have ended.
+void parallel_for(int64_t count, const std::function<void(int64_t)>& body);
+
+// Index of the calling thread in the innermost parallel_for, 0 <= index < num_threads(); for per-thread scratch.
+int thread_index();
+
+// Whether the caller runs inside a parallel_for.
+bool inside_task();
+
+}  // namespace fw

@@ -1,0 +1,52 @@
+// ModelConfig: everything config.json says about a model. JSON keys are flash-linear-attention's where it has one
+// (hidden_size, num_hidden_layers, num_heads, num_v_heads, head_dim, expand_v, conv_size, intermediate_size,
+// hidden_ratio, vocab_size, norm_eps, tie_word_embeddings, allow_neg_eigval), ours otherwise ("rule", "model_type":
+// "fastweight").
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "ops/ops.h"
+#include "rule/rule.h"
+
+namespace fw {
+
+enum class InitScheme { kXavier, kNormal };  // Xavier uniform with gain 2^-2.5, or N(0, 0.02); biases 0
+
+struct ModelConfig {
+  std::string rule = "gated_deltanet2";  // parse_rule syntax: a preset or axes
+  int64_t vocab_size = 256;
+  int64_t hidden_size = 192;
+  int64_t num_hidden_layers = 4;
+  int64_t num_heads = 3;                 // H
+  int64_t num_v_heads = 0;               // HV; 0: num_heads
+  int64_t head_dim = 64;                 // K
+  double expand_v = 1.0;                 // V = expand_v * head_dim, must be whole
+  int64_t conv_size = 4;                 // 0: no short convolution
+  int64_t intermediate_size = 0;         // 0: 2/3 * hidden_ratio * hidden_size, rounded up to a multiple of 256 (64 below 512 wide)
+  double hidden_ratio = 4.0;
+  double norm_eps = 1e-5;
+  bool tie_word_embeddings = true;
+  bool allow_neg_eigval = false;         // gain gate or erase gate times 2
+  std::string output_gate = "silu";      // silu | sigmoid | none
+  int64_t output_gate_rank = 0;          // 0: full projection; else low rank, with bias on the second factor
+  int64_t decay_rank = 0;                // channel decay: 0 full d -> HK, else d -> rank -> HK
+  std::string init = "xavier";           // xavier | normal
+  double precond_x = 1.5;
+
+  Rule resolved_rule() const;            // with gain_bound and precond_x from above, validated
+  int64_t v_heads() const { return num_v_heads > 0 ? num_v_heads : num_heads; }
+  int64_t head_v_dim() const;
+  int64_t mlp_size() const;
+  GateKind gate_kind() const;
+};
+
+// Throws Error(kUsage) naming the key, what was expected and what came.
+void validate(const ModelConfig& config);
+// Unknown keys are an error with the nearest known name. `where` names the file in messages.
+ModelConfig config_from_json(const nlohmann::json& json, const std::string& where);
+nlohmann::json config_to_json(const ModelConfig& config);
+
+}  // namespace fw

@@ -1,0 +1,60 @@
+// LanguageModel: embedding, blocks (x + mixer(norm x), x + swiglu(norm x)), final norm, head. T is float (training and
+// use) or double (gradient checks). Names as flash-linear-attention's models have them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/seq_layout.h"
+#include "model/config.h"
+#include "model/state.h"
+#include "nn/params.h"
+#include "ops/ops.h"
+
+namespace fw {
+
+template <class T>
+class LanguageModel {
+ public:
+  explicit LanguageModel(const ModelConfig& config);  // validates; parameters allocated, not initialised
+  ~LanguageModel();
+  LanguageModel(LanguageModel&&) noexcept;
+
+  const ModelConfig& config() const;
+  Params<T>& params();
+  const Params<T>& params() const;
+  void init(Random& random) { params().init(random); }
+  void set_precision(Precision precision);            // of the matrix products outside the recurrence
+  std::string hash() const;                           // of names, shapes and values; ties a state to its model
+
+  // Loss of packed sequences and, accumulated into params().grads(), the gradient of grad_scale * (sum of losses).
+  // targets[t] < 0 is not scored. state (may be null): initial states of the layout's sequences, replaced by the final
+  // ones; gradients do not flow through it.
+  LossSum forward_backward(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, double grad_scale, ModelState<T>* state = nullptr);
+
+  // Loss only; nll (per position, [T]) may be null.
+  LossSum evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, ModelState<T>* state = nullptr, T* nll = nullptr);
+
+  // Logits [N, vocab] of the last token of every sequence (each must have at least one token), state required: prefill
+  // with long sequences, decode with one token each.
+  void forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>& state, Mat<T> logits);
+  // Logits [T, vocab] of all positions (tests, conformance).
+  void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>* state, Mat<T> logits);
+
+  size_t scratch_bytes() const;                       // memory held for activations
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Model folders: config.json + model.safetensors (float32 values). save writes aside, syncs and renames each file;
+// load checks names, shapes and dtypes. model.h's hash does not depend on T = float's route through a file.
+template <class T>
+void save_model(const std::string& folder, const LanguageModel<T>& model);
+template <class T>
+LanguageModel<T> load_model(const std::string& folder);
+
+}  // namespace fw

@@ -1,0 +1,34 @@
+// Tokenizers: bytes (256 ids, the default) or a SentencePiece model. A model folder says which in tokenizer.json
+// ({"type": "bytes"} or {"type": "sentencepiece", "model": "tokenizer.model"}).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fw {
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+  virtual int32_t vocab_size() const = 0;
+  virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  virtual std::string decode(const std::vector<int32_t>& ids) const = 0;
+  // The bytes that one more token adds when text is streamed (SentencePiece: '▁' is a space; byte pieces are bytes).
+  virtual std::string piece(int32_t id) const = 0;
+  virtual std::string type() const = 0;
+  virtual void save(const std::string& folder) const = 0;   // tokenizer.json and what it names
+};
+
+std::unique_ptr<Tokenizer> byte_tokenizer();
+std::unique_ptr<Tokenizer> sentencepiece_tokenizer(const std::string& model_path);
+// Trains a SentencePiece model (unigram or bpe, byte fallback, no normalisation that loses text) and writes model_path.
+void train_sentencepiece(const std::string& text_path, const std::string& model_path, int32_t vocab_size, const std::string& model_type);
+// From a model folder; a folder without tokenizer.json is bytes.
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
+// "bytes" or the path of a SentencePiece model.
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec);
+
+}  // namespace fw
