@@ -2,6 +2,7 @@
 // One object goes to convolution, preconditioner, recurrence and loss alike, so that all restart at the same places.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
