@@ -1,0 +1,28 @@
+// Evaluation: the loss of a token file under a model, as loss, perplexity and bits per byte.
+#pragma once
+
+#include <cstdint>
+
+#include "model/language_model.h"
+#include "train/token_file.h"
+#include "train/tokenizer.h"
+
+namespace fw {
+
+struct EvalResult {
+  LossSum sum;        // nats and number of scored tokens
+  int64_t bytes = 0;  // text bytes of the scored tokens
+  double loss = 0;    // nats per scored token
+  double perplexity = 0;
+  double bits_per_byte = 0;
+  double bits_per_token = 0;
+};
+
+// The whole file in windows of `context` tokens (documents never share one; context 0: whole documents).
+//   carry: the state goes on from window to window inside a document, so every token but a document's first is scored;
+//   otherwise every window starts from nothing and its first token is not scored. There is no padding to score.
+// The bytes behind bits per byte are those of the scored tokens. Throws Error(kUsage) for a negative context, for windows
+// of one token that carry nothing, for a file whose vocabulary is not the model's and for one without a token to score.
+EvalResult evaluate_file(LanguageModel<float>& model, const TokenFile& file, const Tokenizer& tokenizer, int64_t context, bool carry);
+
+}  // namespace fw
