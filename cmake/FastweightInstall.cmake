@@ -1,0 +1,22 @@
+# make install: the program, the shared library with its header, a CMake package, a pkg-config file, the recipes.
+include(CMakePackageConfigHelpers)
+
+install(TARGETS fastweight_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS fastweight EXPORT fastweightTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES include/fastweight/fastweight.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fastweight)
+install(DIRECTORY recipes/ DESTINATION ${CMAKE_INSTALL_DATADIR}/fastweight/recipes FILES_MATCHING PATTERN "*.toml")
+install(FILES examples/attention.c DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
+install(FILES README.md CHANGELOG.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# The library has no dependency that a user must find at compile time, so the targets file is the whole package. Version
+# 0.x promises nothing between minor versions.
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/fastweight)
+install(EXPORT fastweightTargets NAMESPACE fastweight:: FILE fastweightConfig.cmake DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/fastweightConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/fastweightConfigVersion.cmake DESTINATION ${package_dir})
+
+# Paths relative to the .pc file: it stays right whatever prefix `cmake --install --prefix` is given.
+file(RELATIVE_PATH pc_to_prefix /p/${CMAKE_INSTALL_LIBDIR}/pkgconfig /p)
+string(REGEX REPLACE "/$" "" pc_to_prefix "${pc_to_prefix}")
+configure_file(${PROJECT_SOURCE_DIR}/cmake/fastweight.pc.in ${PROJECT_BINARY_DIR}/fastweight.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/fastweight.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
