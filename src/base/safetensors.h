@@ -1,5 +1,7 @@
 // safetensors files: an 8-byte little-endian header length, a JSON header, raw little-endian tensors. The reader trusts
-// nothing: every offset, shape and dtype is checked against the file before a byte is used (it is fuzzed).
+// nothing: every offset, shape and dtype is checked against the file before a byte is used (it is fuzzed). Files written
+// here carry a checksum in their metadata ("fastweight_checksum"), which the reader checks, so that a flipped bit
+// anywhere in header or tensors is an error; files of other programs have none and are taken as they are.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +23,12 @@ struct TensorInfo {
 
 class SafetensorsReader {
  public:
-  explicit SafetensorsReader(const std::string& path);                            // maps the file
-  SafetensorsReader(std::span<const std::byte> content, const std::string& name); // for the fuzzer and tests; content must outlive it
+  explicit SafetensorsReader(const std::string& path);                             // maps the file
+  SafetensorsReader(std::span<const std::byte> content, const std::string& name);  // for the fuzzer and tests; content must outlive it
   const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   bool has(const std::string& name) const { return tensors_.count(name) != 0; }
-  // Converts F32, F64, BF16, F16 to T (float, double); int32_t from I32 and I64. Throws Error(kUsage) naming file, tensor,
+  // Converts F32, F64, BF16, F16 to T (float, double); int32_t and int64_t from I32 and I64; uint8_t from U8. Throws Error(kUsage) naming file, tensor,
   // what was expected and what came, when it is missing or dtype or shape differ.
   template <class T>
   void read(const std::string& name, std::span<const int64_t> shape, std::span<T> out) const;
@@ -39,7 +41,8 @@ class SafetensorsReader {
   std::map<std::string, std::string> metadata_;
 };
 
-// Collects tensors (memory stays the caller's until write) and writes them atomically, sorted by name, header padded to 8.
+// Collects tensors (memory stays the caller's until write) and writes them atomically: the widest elements first, then by
+// name, the header padded to 8, so that every tensor is aligned. write() throws Error(kIo) and leaves an old file as it was.
 class SafetensorsWriter {
  public:
   void add(const std::string& name, const std::string& dtype, std::vector<int64_t> shape, std::span<const std::byte> bytes);

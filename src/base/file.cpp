@@ -1,0 +1,236 @@
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace fw {
+namespace {
+
+std::string reason(int error) { return std::generic_category().message(error); }
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&&) = delete;
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int get() const { return fd_; }
+  // 0, or the error of close(): network file systems report a full disk only here.
+  int close() { return ::close(std::exchange(fd_, -1)) == 0 ? 0 : errno; }
+
+ private:
+  int fd_;
+};
+
+Descriptor open_for_reading(const std::string& path, struct stat* info) {
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) fail_usage("cannot open '{}': {}", path, reason(errno));
+  if (::fstat(file.get(), info) != 0) fail_usage("cannot open '{}': {}", path, reason(errno));
+  if (S_ISDIR(info->st_mode)) fail_usage("cannot read '{}': expected a file, it is a folder", path);
+  return file;
+}
+
+std::string parent_folder(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+// Appends to a descriptor through a buffer; every failure names the path that the user knows.
+class Output {
+ public:
+  Output(int fd, const std::string& path) : fd_(fd), path_(path) {}
+
+  void append(std::span<const std::byte> bytes) {
+    if (buffer_.size() + bytes.size() <= kBuffer) {
+      buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+      return;
+    }
+    flush();
+    if (bytes.size() >= kBuffer) {
+      write_all(bytes);
+    } else {
+      buffer_.assign(bytes.begin(), bytes.end());
+    }
+  }
+
+  void flush() {
+    write_all(buffer_);
+    buffer_.clear();
+  }
+
+ private:
+  static constexpr size_t kBuffer = size_t{1} << 18;
+
+  void write_all(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t n = ::write(fd_, bytes.data(), std::min(bytes.size(), size_t{1} << 30));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail_io("cannot write '{}': {}", path_, reason(errno));
+      // Zero bytes taken without an error: the device is full in a way that write() has no code for.
+      if (n == 0) fail_io("cannot write '{}': {}", path_, reason(ENOSPC));
+      bytes = bytes.subspan(static_cast<size_t>(n));
+    }
+  }
+
+  int fd_;
+  const std::string& path_;
+  std::vector<std::byte> buffer_;
+};
+
+// The file written aside; removed again unless it was renamed into place.
+class SideFile {
+ public:
+  SideFile(const std::string& target, const std::string& shown) : target_(target), shown_(shown), file_(create()) {}
+  SideFile(const SideFile&) = delete;
+  SideFile& operator=(const SideFile&) = delete;
+  ~SideFile() {
+    if (!renamed_) ::unlink(side_.c_str());
+  }
+  int fd() const { return file_.get(); }
+
+  void commit() {
+    if (::fsync(file_.get()) != 0) fail_io("cannot write '{}': {}", shown_, reason(errno));
+    if (const int error = file_.close()) fail_io("cannot write '{}': {}", shown_, reason(error));
+    if (::rename(side_.c_str(), target_.c_str()) != 0) fail_io("cannot write '{}': {}", shown_, reason(errno));
+    renamed_ = true;
+    sync_folder(parent_folder(target_));
+  }
+
+ private:
+  int create() {
+    static std::atomic<unsigned> counter{0};
+    for (int tries = 0;; ++tries) {
+      side_ = fmt::format("{}.tmp-{}-{}", target_, ::getpid(), counter.fetch_add(1));
+      const int fd = ::open(side_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      if (fd >= 0) return fd;
+      // A file of this name can be left from a killed process that had the same number.
+      if (errno != EEXIST || tries == 1000) fail_io("cannot write '{}': {}", shown_, reason(errno));
+    }
+  }
+
+  const std::string& target_;
+  const std::string& shown_;
+  std::string side_;
+  Descriptor file_;
+  bool renamed_ = false;
+};
+
+// Devices and pipes (/dev/stdout) cannot be replaced: they are written in place.
+void write_in_place(const std::string& path, const std::function<void(const FileSink&)>& write) {
+  Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  if (file.get() < 0) fail_io("cannot write '{}': {}", path, reason(errno));
+  Output out(file.get(), path);
+  write([&out](std::span<const std::byte> bytes) { out.append(bytes); });
+  out.flush();
+  if (const int error = file.close()) fail_io("cannot write '{}': {}", path, reason(error));
+}
+
+}  // namespace
+
+std::string read_file(const std::string& path, size_t max_bytes) {
+  struct stat info = {};
+  const Descriptor file = open_for_reading(path, &info);
+  // The size is only a first guess: pipes have none, and /proc says 0.
+  std::string content;
+  size_t used = 0;
+  const size_t expected = S_ISREG(info.st_mode) ? static_cast<size_t>(info.st_size) : 0;
+  if (expected > max_bytes) fail_usage("cannot read '{}': expected at most {} bytes, it has {}", path, max_bytes, expected);
+  content.resize(expected + 1);
+  for (;;) {
+    if (used == content.size()) content.resize(std::max<size_t>(content.size() * 2, 65536));
+    const ssize_t n = ::read(file.get(), content.data() + used, std::min(content.size() - used, size_t{1} << 30));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_usage("cannot read '{}': {}", path, reason(errno));
+    if (n == 0) break;
+    used += static_cast<size_t>(n);
+    if (used > max_bytes) fail_usage("cannot read '{}': expected at most {} bytes, it has more", path, max_bytes);
+  }
+  content.resize(used);
+  return content;
+}
+
+void write_file_atomic(const std::string& path, std::string_view content) {
+  write_file_atomic(path, [content](const FileSink& sink) { sink(std::as_bytes(std::span(content.data(), content.size()))); });
+}
+
+void write_file_atomic(const std::string& path, const std::function<void(const FileSink&)>& write) {
+  // A symbolic link keeps pointing at its target, and the target is what is replaced.
+  std::error_code ignored;
+  std::string target = path;
+  if (std::filesystem::is_symlink(path, ignored)) {
+    const std::filesystem::path resolved = std::filesystem::weakly_canonical(path, ignored);
+    if (!ignored) target = resolved.string();
+  }
+  struct stat old = {};
+  const bool exists = ::stat(target.c_str(), &old) == 0;
+  if (exists && S_ISDIR(old.st_mode)) fail_io("cannot write '{}': expected a file, it is a folder", path);
+  if (exists && !S_ISREG(old.st_mode)) return write_in_place(path, write);
+
+  SideFile side(target, path);
+  if (exists && ::fchmod(side.fd(), old.st_mode & 07777) != 0) fail_io("cannot write '{}': {}", path, reason(errno));
+  Output out(side.fd(), path);
+  write([&out](std::span<const std::byte> bytes) { out.append(bytes); });
+  out.flush();
+  side.commit();
+}
+
+void make_folders(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) fail_io("cannot make the folder '{}': {}", path, error.message());
+  if (!std::filesystem::is_directory(path, error)) fail_io("cannot make the folder '{}': {}", path, reason(ENOTDIR));
+}
+
+bool file_exists(const std::string& path) {
+  struct stat info = {};
+  return ::stat(path.c_str(), &info) == 0;
+}
+
+void sync_folder(const std::string& path) {
+  const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.get() < 0) fail_io("cannot open the folder '{}': {}", path, reason(errno));
+  // Some network file systems cannot sync a folder and say EINVAL; there is nothing more to ask of them.
+  if (::fsync(folder.get()) != 0 && errno != EINVAL) fail_io("cannot sync the folder '{}': {}", path, reason(errno));
+}
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+  struct stat info = {};
+  const Descriptor file = open_for_reading(path, &info);
+  if (!S_ISREG(info.st_mode)) fail_usage("cannot map '{}': expected a regular file, it is a device or a pipe", path);
+  if (info.st_size == 0) return;
+  void* p = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (p == MAP_FAILED) fail_io("cannot map '{}': {}", path, reason(errno));
+  data_ = static_cast<const std::byte*>(p);
+  size_ = static_cast<size_t>(info.st_size);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), path_(std::move(other.path_)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+}  // namespace fw
