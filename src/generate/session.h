@@ -1,42 +1,48 @@
 // Session: a model, a tokenizer and one state as an object. Prefill runs by chunks, then every token costs the same time
-// and memory however long the text is. The state can be saved, loaded and forked.
+// and memory however long the text is. The state can be saved, loaded and forked (a copy of a Session goes on by itself).
 #pragma once
 
-#include <functional>
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/random.h"
+#include "generate/sampling.h"
 #include "model/language_model.h"
 #include "train/tokenizer.h"
 
 namespace fw {
 
-struct Sampling {
-  double temperature = 1.0;  // 0: greedy
-  int64_t top_k = 0;         // 0: off
-  double top_p = 1.0;        // nucleus
-};
-void validate(const Sampling& sampling);
-// One id from logits [vocab]. Deterministic for a state of `random`; ties go to the smaller id.
-int32_t sample(std::span<const float> logits, const Sampling& sampling, Random& random);
-
 class Session {
  public:
+  // Model and tokenizer must outlive the session and its copies. Throws Error(kUsage) when their vocabularies do not fit.
   Session(LanguageModel<float>& model, const Tokenizer& tokenizer, uint64_t seed);
-  void prefill(std::span<const int32_t> ids, int64_t chunk = 2048);  // may be called again
-  // Next token given all so far. A session that has seen nothing starts from a newline (or id 0 without one).
+
+  // Appends `ids` to what the session has seen, `chunk` >= 1 tokens at a time; may be called again at any point. Throws
+  // Error(kUsage) for ids outside the vocabulary, before anything changes.
+  void prefill(std::span<const int32_t> ids, int64_t chunk = 2048);
+
+  // Samples the next token given all so far and appends it. A session that has seen nothing starts from a newline (or id 0
+  // where the tokenizer has no token for one), which is not returned.
   int32_t next(const Sampling& sampling);
-  void save(const std::string& path) const;   // state, last logits and generator
+
+  // One safetensors file: the model's state, the last logits, the generator and the count. load() throws Error(kUsage) for
+  // a damaged file and for one of another model, and then the session is as it was.
+  void save(const std::string& path) const;
   void load(const std::string& path);
+
   int64_t tokens_seen() const { return tokens_seen_; }
   size_t state_bytes() const { return state_.bytes(); }
 
  private:
+  void append(std::span<const int32_t> ids);
+
   LanguageModel<float>& model_;
   const Tokenizer& tokenizer_;
   ModelState<float> state_;
-  std::vector<float> logits_;
+  std::vector<float> logits_;  // [vocab] of the next token; meaningless while tokens_seen_ is 0
   Random random_;
   int64_t tokens_seen_ = 0;
 };

@@ -1,0 +1,252 @@
+#include "train/checkpoint.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <system_error>
+
+#include "base/checksum.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/safetensors.h"
+
+namespace fw {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr std::string_view kPrefix = "step-";
+constexpr std::string_view kTemporary = ".tmp-";
+constexpr int kFormat = 1;
+// trainer.json counts into its own checksum with this in the checksum's place.
+constexpr std::string_view kChecksumKey = "\"checksum\": \"";
+constexpr std::string_view kNoChecksum = "0000000000000000";
+
+std::string hex(uint64_t value) { return fmt::format("{:016x}", value); }
+
+std::string checksum_of_text(std::string_view text) {
+  Checksum sum;
+  sum.add(text);
+  return hex(sum.value());
+}
+
+std::string checksum_of_file(const std::string& path) {
+  const MappedFile file(path);
+  Checksum sum;
+  sum.add(file.bytes());
+  return hex(sum.value());
+}
+
+// -1 if `name` is not step-N with N written without sign and leading zeros.
+int64_t step_of_name(const std::string& name) {
+  if (!name.starts_with(kPrefix)) return -1;
+  int64_t step = -1;
+  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
+  if (error != std::errc() || rest != name.data() + name.size() || step < 0) return -1;
+  return name == fmt::format("{}{}", kPrefix, step) ? step : -1;
+}
+
+void sync_file(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) fail_io("cannot sync '{}': {}", path, std::generic_category().message(errno));
+  const int error = ::fsync(fd) == 0 ? 0 : errno;
+  ::close(fd);
+  if (error != 0) fail_io("cannot sync '{}': {}", path, std::generic_category().message(error));
+}
+
+std::vector<std::string> files_in(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+json state_to_json(const TrainerState& s) {
+  return {{"step", s.step},
+          {"updates", s.updates},
+          {"position", s.position},
+          {"tokens", s.tokens},
+          {"skipped", s.skipped},
+          {"skipped_in_row", s.skipped_in_row},
+          {"interval_nll", s.interval_nll},
+          {"interval_count", s.interval_count},
+          {"random", s.random},
+          {"config_hash", s.config_hash},
+          {"seed", s.seed},
+          {"length", s.length},
+          {"train_tokens", s.train_tokens},
+          {"train_documents", s.train_documents}};
+}
+
+TrainerState state_from_json(const json& j) {
+  TrainerState s;
+  j.at("step").get_to(s.step);
+  j.at("updates").get_to(s.updates);
+  j.at("position").get_to(s.position);
+  j.at("tokens").get_to(s.tokens);
+  j.at("skipped").get_to(s.skipped);
+  j.at("skipped_in_row").get_to(s.skipped_in_row);
+  j.at("interval_nll").get_to(s.interval_nll);
+  j.at("interval_count").get_to(s.interval_count);
+  j.at("random").get_to(s.random);
+  j.at("config_hash").get_to(s.config_hash);
+  j.at("seed").get_to(s.seed);
+  j.at("length").get_to(s.length);
+  j.at("train_tokens").get_to(s.train_tokens);
+  j.at("train_documents").get_to(s.train_documents);
+  return s;
+}
+
+void write_trainer_json(const std::string& folder, const TrainerState& state) {
+  json files = json::object();
+  for (const std::string& name : files_in(folder)) files[name] = checksum_of_file(folder + "/" + name);
+  const json content = {{"format", kFormat}, {"checksum", kNoChecksum}, {"state", state_to_json(state)}, {"files", files}};
+  std::string text = content.dump(2) + "\n";
+  const size_t place = text.find(fmt::format("{}{}\"", kChecksumKey, kNoChecksum)) + kChecksumKey.size();
+  text.replace(place, kNoChecksum.size(), checksum_of_text(text));
+  write_file_atomic(folder + "/trainer.json", text);
+}
+
+void write_moments(const std::string& path, const LanguageModel<float>& model, const AdamW& optimizer) {
+  SafetensorsWriter writer;
+  for (const ParamSpec& spec : model.params().specs()) {
+    const size_t begin = static_cast<size_t>(spec.offset), count = static_cast<size_t>(spec.size());
+    writer.add<float>("m." + spec.name, spec.shape, optimizer.first().subspan(begin, count));
+    writer.add<float>("v." + spec.name, spec.shape, optimizer.second().subspan(begin, count));
+  }
+  writer.write(path);
+}
+
+// Out of the way by a rename first: a half-removed folder must not look like a checkpoint.
+void remove_checkpoint(const std::string& folder, int64_t step) {
+  const std::string aside = fmt::format("{}/{}remove-{}", folder, kTemporary, step);
+  fs::remove_all(aside);
+  fs::rename(checkpoint_path(folder, step), aside);
+  fs::remove_all(aside);
+}
+
+}  // namespace
+
+std::string config_hash(const ModelConfig& config) { return checksum_of_text(config_to_json(config).dump()); }
+
+std::string checkpoint_path(const std::string& folder, int64_t step) { return fmt::format("{}/{}{}", folder, kPrefix, step); }
+
+std::vector<int64_t> list_checkpoints(const std::string& folder) {
+  std::vector<int64_t> steps;
+  if (!file_exists(folder)) return steps;
+  try {
+    for (const std::string& name : files_in(folder)) {
+      if (const int64_t step = step_of_name(name); step >= 0) steps.push_back(step);
+    }
+  } catch (const fs::filesystem_error& error) {
+    fail_io("cannot read the folder of checkpoints '{}': {}", folder, error.code().message());
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+void clean_checkpoints(const std::string& folder) {
+  if (!file_exists(folder)) return;
+  try {
+    for (const std::string& name : files_in(folder)) {
+      if (name.starts_with(kTemporary)) fs::remove_all(folder + "/" + name);
+    }
+  } catch (const fs::filesystem_error& error) {
+    fail_io("cannot remove what an interrupted run left in '{}': {}", folder, error.code().message());
+  }
+}
+
+void write_checkpoint(const std::string& folder, const TrainerState& state, const LanguageModel<float>& model, const AdamW& optimizer,
+                      const Tokenizer& tokenizer) {
+  const std::string aside = fmt::format("{}/{}write-{}", folder, kTemporary, state.step);
+  const std::string path = checkpoint_path(folder, state.step);
+  try {
+    make_folders(folder);
+    fs::remove_all(aside);
+    make_folders(aside);
+    save_model(aside, model);
+    tokenizer.save(aside);
+    write_moments(aside + "/optimizer.safetensors", model, optimizer);
+    write_trainer_json(aside, state);
+    for (const std::string& name : files_in(aside)) sync_file(aside + "/" + name);
+    sync_folder(aside);
+    // One that is there already was found damaged (a good one is not written again): the older ones stand for it meanwhile.
+    if (file_exists(path)) remove_checkpoint(folder, state.step);
+    fs::rename(aside, path);
+    sync_folder(folder);
+  } catch (const std::exception& error) {
+    std::error_code ignored;
+    fs::remove_all(aside, ignored);
+    fail_io("checkpoint '{}' was not written: {}; the checkpoints before it are untouched, and --resume goes on from them", path, error.what());
+  }
+}
+
+void prune_checkpoints(const std::string& folder, int64_t newest, int64_t keep) {
+  std::vector<int64_t> steps = list_checkpoints(folder);
+  std::erase_if(steps, [newest](int64_t step) { return step > newest; });
+  try {
+    for (size_t i = 0; i + static_cast<size_t>(keep) < steps.size(); ++i) remove_checkpoint(folder, steps[i]);
+  } catch (const fs::filesystem_error& error) {
+    fail_io("cannot remove an old checkpoint in '{}': {}", folder, error.code().message());
+  }
+}
+
+TrainerState verify_checkpoint(const std::string& path) {
+  const std::string file = path + "/trainer.json";
+  std::string text = read_file(file, size_t{64} << 20);
+  const size_t place = text.find(kChecksumKey);
+  if (place == std::string::npos || text.size() - place < kChecksumKey.size() + kNoChecksum.size()) {
+    fail_usage("'{}': damaged (no checksum in it, {} bytes long)", file, text.size());
+  }
+  const std::string expected = text.substr(place + kChecksumKey.size(), kNoChecksum.size());
+  text.replace(place + kChecksumKey.size(), kNoChecksum.size(), kNoChecksum);
+  if (checksum_of_text(text) != expected) fail_usage("'{}': damaged (checksum {} expected, {} found)", file, expected, checksum_of_text(text));
+  TrainerState state;
+  std::map<std::string, std::string> files;
+  try {
+    const json content = json::parse(text);
+    if (content.at("format") != kFormat)
+      fail_usage("'{}': format {} expected, {} found: written by another version of fastweight", file, kFormat, content.at("format").dump());
+    state = state_from_json(content.at("state"));
+    content.at("files").get_to(files);
+  } catch (const json::exception& error) {
+    fail_usage("'{}': not what fastweight writes: {}", file, error.what());
+  }
+  for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json"}) {
+    if (files.count(name) == 0) fail_usage("'{}': does not list {}, which a checkpoint must have", file, name);
+  }
+  for (const auto& [name, sum] : files) {
+    const std::string actual = checksum_of_file(path + "/" + name);
+    if (actual != sum) fail_usage("'{}/{}': damaged (checksum {} expected, {} found)", path, name, sum, actual);
+  }
+  return state;
+}
+
+void load_checkpoint(const std::string& path, const TrainerState& state, LanguageModel<float>& model, AdamW& optimizer) {
+  const LanguageModel<float> loaded = load_model<float>(path);
+  const SafetensorsReader reader(path + "/optimizer.safetensors");
+  if (loaded.params().size() != model.params().size()) {
+    fail_usage("'{}': expected a model of {} parameters, got {}", path, model.params().size(), loaded.params().size());
+  }
+  std::vector<float> first(optimizer.first().size()), second(optimizer.second().size());
+  for (const ParamSpec& spec : model.params().specs()) {
+    const size_t begin = static_cast<size_t>(spec.offset), count = static_cast<size_t>(spec.size());
+    reader.read<float>("m." + spec.name, spec.shape, std::span(first).subspan(begin, count));
+    reader.read<float>("v." + spec.name, spec.shape, std::span(second).subspan(begin, count));
+  }
+  // Nothing below can fail: model and optimiser change together or not at all.
+  std::copy(loaded.params().values().begin(), loaded.params().values().end(), model.params().values().begin());
+  std::copy(first.begin(), first.end(), optimizer.first().begin());
+  std::copy(second.begin(), second.end(), optimizer.second().begin());
+  optimizer.set_updates(state.updates);
+}
+
+}  // namespace fw

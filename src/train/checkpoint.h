@@ -1,0 +1,60 @@
+// Checkpoints of a training run: checkpoints/step-N/ is a model folder (config.json, model.safetensors, tokenizer.json) plus
+//   optimizer.safetensors   moments m.<parameter> and v.<parameter>, float32
+//   trainer.json            TrainerState and a checksum of every other file; its own checksum stands in it
+// A folder is written aside (.tmp-...), synced and renamed, so that step-N is whole or not there; checksums find what
+// changes later. Nothing but these functions writes into checkpoints/.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/language_model.h"
+#include "train/optimizer.h"
+#include "train/tokenizer.h"
+
+namespace fw {
+
+// Everything besides parameters and moments that the rest of a run depends on.
+struct TrainerState {
+  int64_t step = 0;      // steps done, skipped ones included
+  int64_t updates = 0;   // of the optimiser
+  int64_t position = 0;  // windows given out by the BatchSource
+  int64_t tokens = 0;
+  int64_t skipped = 0, skipped_in_row = 0;
+  double interval_nll = 0;  // since the last record
+  int64_t interval_count = 0;
+  std::string random;  // generator
+
+  // What the run is of; a checkpoint of another run cannot be continued.
+  std::string config_hash;  // of config.json
+  uint64_t seed = 0;
+  int64_t length = 0;
+  int64_t train_tokens = 0, train_documents = 0;
+};
+
+std::string config_hash(const ModelConfig& config);
+
+std::string checkpoint_path(const std::string& folder, int64_t step);
+
+// Steps of the checkpoints in `folder`, ascending; empty if there is no such folder.
+std::vector<int64_t> list_checkpoints(const std::string& folder);
+
+// Removes what killed processes left in `folder`.
+void clean_checkpoints(const std::string& folder);
+
+// Writes folder/step-N, replacing one that is there. Throws Error(kIo), and then folder/step-N is as it was and nothing
+// half-written is left.
+void write_checkpoint(const std::string& folder, const TrainerState& state, const LanguageModel<float>& model, const AdamW& optimizer,
+                      const Tokenizer& tokenizer);
+
+// Removes the oldest of the checkpoints up to step `newest` until `keep` are left. Throws Error(kIo).
+void prune_checkpoints(const std::string& folder, int64_t newest, int64_t keep);
+
+// Reads trainer.json at `path` and checks every checksum. Throws Error(kUsage) saying what is damaged.
+TrainerState verify_checkpoint(const std::string& path);
+
+// Parameters and moments of a verified checkpoint of a model of the same configuration. Throws Error(kUsage).
+void load_checkpoint(const std::string& path, const TrainerState& state, LanguageModel<float>& model, AdamW& optimizer);
+
+}  // namespace fw

@@ -1,0 +1,119 @@
+#include "train/evaluate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <vector>
+
+#include "base/error.h"
+
+namespace fw {
+namespace {
+
+// Tokens of one pass through the model: bounds the memory, whatever the length of documents and windows.
+constexpr int64_t kPassTokens = 4096;
+
+class Evaluation {
+ public:
+  Evaluation(LanguageModel<float>& model, const TokenFile& file, const Tokenizer& tokenizer) : model_(model), file_(file) {
+    piece_bytes_.reserve(static_cast<size_t>(file.vocab_size()));
+    for (int64_t id = 0; id < file.vocab_size(); ++id) piece_bytes_.push_back(static_cast<int64_t>(tokenizer.piece(static_cast<int32_t>(id)).size()));
+  }
+
+  // Tokens [begin, end) in one line: starts from nothing, all but the first are scored. Short ones are packed, long ones
+  // run in pieces of `piece` tokens with the state carried.
+  void add_segment(int64_t begin, int64_t end, int64_t piece) {
+    const int64_t length = end - begin;
+    if (length <= 1) return;
+    if (length <= piece) {
+      if (static_cast<int64_t>(ids_.size()) + length > kPassTokens) flush();
+      append(begin, end, end);
+      offsets_.push_back(static_cast<int64_t>(ids_.size()));
+      return;
+    }
+    flush();
+    ModelState<float> state(model_.config(), 1);
+    // The last token has nothing to predict; a piece of it alone would be work for nothing.
+    for (int64_t from = begin; from < end - 1; from += piece) {
+      append(from, std::min(from + piece, end - 1), end);
+      offsets_.push_back(static_cast<int64_t>(ids_.size()));
+      run(&state);
+    }
+  }
+
+  void flush() {
+    if (!ids_.empty()) run(nullptr);
+  }
+
+  EvalResult result() const {
+    EvalResult r;
+    r.sum = sum_;
+    r.bytes = bytes_;
+    r.loss = sum_.nll / static_cast<double>(sum_.count);
+    r.perplexity = std::exp(r.loss);
+    r.bits_per_token = r.loss / std::numbers::ln2;
+    r.bits_per_byte = sum_.nll / std::numbers::ln2 / static_cast<double>(bytes_);
+    return r;
+  }
+
+ private:
+  // Tokens [begin, end) of a segment that ends at segment_end, and what they predict.
+  void append(int64_t begin, int64_t end, int64_t segment_end) {
+    const int64_t known = std::min(end + 1, segment_end) - begin;
+    tokens_.resize(static_cast<size_t>(known));
+    file_.read(begin, tokens_);
+    const size_t count = static_cast<size_t>(end - begin);
+    ids_.insert(ids_.end(), tokens_.begin(), tokens_.begin() + static_cast<int64_t>(count));
+    targets_.insert(targets_.end(), tokens_.begin() + 1, tokens_.end());
+    targets_.resize(ids_.size(), -1);
+  }
+
+  void run(ModelState<float>* state) {
+    const LossSum sum = model_.evaluate(ids_, targets_, SeqLayout(offsets_), state);
+    sum_.nll += sum.nll;
+    sum_.count += sum.count;
+    for (const int32_t target : targets_) {
+      if (target >= 0) bytes_ += piece_bytes_[static_cast<size_t>(target)];
+    }
+    ids_.clear();
+    targets_.clear();
+    offsets_.assign(1, 0);
+  }
+
+  LanguageModel<float>& model_;
+  const TokenFile& file_;
+  std::vector<int64_t> piece_bytes_;
+  std::vector<int32_t> tokens_, ids_, targets_;
+  std::vector<int64_t> offsets_{0};
+  LossSum sum_;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace
+
+EvalResult evaluate_file(LanguageModel<float>& model, const TokenFile& file, const Tokenizer& tokenizer, int64_t context, bool carry) {
+  if (context < 0) fail_usage("evaluation: context must be >= 0 tokens (0: whole documents), got {}", context);
+  if (context == 1 && !carry)
+    fail_usage("evaluation: windows of 1 token that carry no state leave nothing to score; give a context of 2 or more, or carry the state");
+  if (file.vocab_size() > model.config().vocab_size || file.vocab_size() != tokenizer.vocab_size()) {
+    fail_usage("evaluation: the token file has a vocabulary of {}, the tokenizer of {} and the model of {}: the file was made for another model",
+               file.vocab_size(), tokenizer.vocab_size(), model.config().vocab_size);
+  }
+  const bool whole = carry || context == 0;
+  const int64_t piece = carry && context > 0 ? std::min(context, kPassTokens) : kPassTokens;
+  Evaluation evaluation(model, file, tokenizer);
+  for (int64_t i = 0; i < file.documents(); ++i) {
+    const int64_t end = file.document_begin(i + 1);
+    for (int64_t begin = file.document_begin(i); begin < end;) {
+      const int64_t next = whole ? end : std::min(begin + context, end);
+      evaluation.add_segment(begin, next, piece);
+      begin = next;
+    }
+  }
+  evaluation.flush();
+  const EvalResult result = evaluation.result();
+  if (result.sum.count == 0) fail_usage("evaluation: no token to score: every document of the file has fewer than 2 tokens");
+  return result;
+}
+
+}  // namespace fw

@@ -1,0 +1,88 @@
+#include "train/metrics.h"
+
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace fw {
+namespace {
+
+constexpr std::string_view kCsvHeader = "step,tokens,loss,norm,lr,ms,tokens_per_second,epoch,skipped,eval_loss,eval_bits_per_byte";
+
+// JSON has no word for numbers that are not finite; null is what plotting tools read as a gap.
+std::string json_number(double value) { return std::isfinite(value) ? fmt::format("{:.9g}", value) : "null"; }
+
+std::string json_line(const LogRecord& r) {
+  std::string line = fmt::format(R"({{"step":{},"tokens":{},"loss":{},"norm":{},"lr":{},"ms":{},"tokens_per_second":{},"epoch":{},"skipped":{})", r.step,
+                                 r.tokens, json_number(r.loss), json_number(r.norm), json_number(r.lr), json_number(r.ms), json_number(r.tokens_per_second),
+                                 json_number(r.epoch), r.skipped);
+  if (!(r.eval_loss < 0)) line += fmt::format(R"(,"eval_loss":{},"eval_bits_per_byte":{})", json_number(r.eval_loss), json_number(r.eval_bits_per_byte));
+  return line + "}\n";
+}
+
+std::string csv_line(const LogRecord& r) {
+  std::string line =
+      fmt::format("{},{},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{}", r.step, r.tokens, r.loss, r.norm, r.lr, r.ms, r.tokens_per_second, r.epoch, r.skipped);
+  return line + (!(r.eval_loss < 0) ? fmt::format(",{:.9g},{:.9g}\n", r.eval_loss, r.eval_bits_per_byte) : std::string(",,\n"));
+}
+
+// The finished lines of `path` that `keep` accepts; nothing if there is no such file.
+std::string kept_lines(const std::string& path, const std::function<bool(std::string_view)>& keep) {
+  if (!file_exists(path)) return {};
+  const std::string content = read_file(path);
+  std::string kept;
+  for (size_t begin = 0, end; (end = content.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    const std::string_view line(content.data() + begin, end - begin);
+    if (keep(line)) kept.append(line).push_back('\n');
+  }
+  return kept;
+}
+
+bool json_step_at_most(std::string_view line, int64_t step) {
+  const nlohmann::json record = nlohmann::json::parse(line, nullptr, false);
+  if (!record.is_object()) return false;
+  const auto found = record.find("step");
+  return found != record.end() && found->is_number_integer() && found->get<int64_t>() <= step;
+}
+
+bool csv_step_at_most(std::string_view line, int64_t step) {
+  int64_t value = 0;
+  const auto [rest, error] = std::from_chars(line.data(), line.data() + line.size(), value);
+  return error == std::errc() && rest != line.data() + line.size() && *rest == ',' && value <= step;
+}
+
+std::FILE* open_to_append(const std::string& path) {
+  std::FILE* file = std::fopen(path.c_str(), "ae");
+  if (file == nullptr) fail_io("cannot write '{}': {}", path, std::generic_category().message(errno));
+  return file;
+}
+
+}  // namespace
+
+MetricsLog::MetricsLog(const std::string& folder, int64_t step) : json_path_(folder + "/metrics.jsonl"), csv_path_(folder + "/metrics.csv") {
+  write_file_atomic(json_path_, kept_lines(json_path_, [step](std::string_view line) { return json_step_at_most(line, step); }));
+  write_file_atomic(csv_path_,
+                    fmt::format("{}\n{}", kCsvHeader, kept_lines(csv_path_, [step](std::string_view line) { return csv_step_at_most(line, step); })));
+  json_.reset(open_to_append(json_path_));
+  csv_.reset(open_to_append(csv_path_));
+}
+
+void MetricsLog::append(const LogRecord& record) {
+  append_line(json_, json_path_, json_line(record));
+  append_line(csv_, csv_path_, csv_line(record));
+}
+
+void MetricsLog::append_line(const File& file, const std::string& path, const std::string& line) {
+  if (std::fwrite(line.data(), 1, line.size(), file.get()) != line.size() || std::fflush(file.get()) != 0) {
+    fail_io("cannot write '{}': {}", path, std::generic_category().message(errno));
+  }
+}
+
+}  // namespace fw

@@ -1,0 +1,314 @@
+#include "train/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "train/checkpoint.h"
+#include "train/metrics.h"
+#include "train/optimizer.h"
+#include "train/schedule.h"
+
+namespace fw {
+namespace {
+
+// Steps in a row without a finite loss and norm after which a run is not going to recover.
+constexpr int64_t kMaxSkippedInRow = 10;
+
+void require(bool ok, const char* key, const char* expected, const std::string& came) {
+  if (!ok) fail_usage("{}: expected {}, got {}", key, expected, came);
+}
+
+void require_at_least(int64_t value, int64_t least, const char* key) {
+  if (value < least) fail_usage("{}: expected a whole number >= {}, got {}", key, least, value);
+}
+
+void require_number(bool ok, double value, const char* key, const char* expected) {
+  require(ok && std::isfinite(value), key, expected, fmt::format("{}", value));
+}
+
+void check_vocabulary(const char* which, const TokenFile& file, const Tokenizer& tokenizer, const ModelConfig& model) {
+  if (file.vocab_size() == tokenizer.vocab_size() && file.vocab_size() <= model.vocab_size) return;
+  fail_usage(
+      "{} tokens: the file has a vocabulary of {}, the tokenizer of {} and the model (vocab_size) of {}: make the file with this tokenizer, and vocab_size at "
+      "least as large",
+      which, file.vocab_size(), tokenizer.vocab_size(), model.vocab_size);
+}
+
+// "key (checkpoint: a, run: b)" of every key that differs.
+std::string config_differences(const std::string& checkpoint_json, const ModelConfig& config) {
+  const nlohmann::json theirs = nlohmann::json::parse(checkpoint_json, nullptr, false), ours = config_to_json(config);
+  std::string text;
+  for (const auto& [key, value] : ours.items()) {
+    const std::string other = theirs.is_object() && theirs.contains(key) ? theirs.at(key).dump() : "missing";
+    if (other != value.dump()) text += fmt::format("{}{} (checkpoint: {}, this run: {})", text.empty() ? "" : ", ", key, other, value.dump());
+  }
+  return text.empty() ? "its config.json was written by another version" : text;
+}
+
+}  // namespace
+
+void validate(const TrainConfig& c) {
+  require(!c.out.empty(), "out", "the name of a folder", "nothing");
+  require_at_least(c.steps, 0, "steps");
+  require_at_least(c.batch, 1, "batch");
+  require_at_least(c.length, 1, "length");
+  require_at_least(c.accumulate, 1, "accumulate");
+  require_number(c.lr > 0, c.lr, "lr", "a number > 0");
+  require_number(c.min_lr >= 0 && c.min_lr <= c.lr, c.min_lr, "min_lr", "a number >= 0 and <= lr");
+  require_at_least(c.warmup, 0, "warmup");
+  require_number(c.beta1 >= 0 && c.beta1 < 1, c.beta1, "beta1", "a number >= 0 and < 1");
+  require_number(c.beta2 >= 0 && c.beta2 < 1, c.beta2, "beta2", "a number >= 0 and < 1");
+  require_number(c.adam_eps > 0, c.adam_eps, "adam_eps", "a number > 0");
+  require_number(c.weight_decay >= 0, c.weight_decay, "weight_decay", "a number >= 0");
+  require_number(c.clip >= 0, c.clip, "clip", "a number >= 0 (0: no clipping)");
+  require(c.precision == "f32" || c.precision == "bf16", "precision", "f32 or bf16", "'" + c.precision + "'");
+  require_at_least(c.log_every, 1, "log_every");
+  require_at_least(c.eval_every, 0, "eval_every");
+  require_at_least(c.checkpoint_every, 0, "checkpoint_every");
+  require_at_least(c.keep, 1, "keep");
+  constexpr int64_t kMaxTokens = int64_t{1} << 31;
+  if (c.length > kMaxTokens / c.batch) fail_usage("batch, length: expected at most {} tokens a micro-batch, got {} x {}", kMaxTokens, c.batch, c.length);
+}
+
+struct Trainer::Impl {
+  TrainConfig config;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::shared_ptr<const TokenFile> train, valid;
+  LanguageModel<float> model;
+  AdamW optimizer;
+  Schedule schedule;
+  BatchSource source;
+  Random random;
+  TrainerState state;
+
+  std::string checkpoints;  // folder
+  bool resumed = false, prepared = false;
+  int64_t written = -1;  // step of the newest good checkpoint that this run wrote or resumed from
+  std::optional<MetricsLog> metrics;
+  double last_norm = 0, last_lr = 0;
+  double interval_seconds = 0;  // of steps since the last record, in this process
+  int64_t interval_steps = 0, interval_tokens = 0;
+
+  Impl(const TrainConfig& c, const ModelConfig& m, std::shared_ptr<const Tokenizer> tok, std::shared_ptr<const TokenFile> train_file,
+       std::shared_ptr<const TokenFile> valid_file)
+      : config(c),
+        tokenizer(std::move(tok)),
+        train(std::move(train_file)),
+        valid(std::move(valid_file)),
+        model(m),
+        optimizer({c.beta1, c.beta2, c.adam_eps, c.weight_decay}, model.params().specs(), model.params().size()),
+        schedule{c.lr, c.min_lr, c.warmup, c.steps},
+        source(train, c.batch, c.length, c.seed),
+        random(c.seed),
+        checkpoints(c.out + "/checkpoints") {
+    model.init(random);
+    model.set_precision(c.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
+    state.config_hash = config_hash(model.config());
+    state.seed = c.seed;
+    state.length = c.length;
+    state.train_tokens = train->tokens();
+    state.train_documents = train->documents();
+  }
+
+  // Once, before the first file is written: an earlier run in the same folder is not mixed with this one.
+  void prepare() {
+    if (prepared) return;
+    make_folders(config.out);
+    clean_checkpoints(checkpoints);
+    const std::vector<int64_t> steps = list_checkpoints(checkpoints);
+    if (!resumed && !steps.empty()) {
+      fail_usage("'{}' holds {} of an earlier run: --resume goes on from there; to begin anew, choose another folder (out) or remove this one", config.out,
+                 checkpoint_path(checkpoints, steps.back()));
+    }
+    metrics.emplace(config.out, state.step);
+    prepared = true;
+  }
+
+  void check_same_run(const std::string& path, const TrainerState& found) const {
+    if (found.config_hash != state.config_hash) {
+      fail_usage("'{}' is a checkpoint of another model: {}; resume with that configuration or choose another folder (out)", path,
+                 config_differences(read_file(path + "/config.json"), model.config()));
+    }
+    const auto same = [&path](const char* what, auto theirs, auto ours) {
+      if (theirs != ours) {
+        fail_usage("'{}' was made with {} {}, this run has {}: its place in the data would mean something else; use {} {} or choose another folder (out)", path,
+                   what, theirs, ours, what, theirs);
+      }
+    };
+    same("seed", found.seed, state.seed);
+    same("length", found.length, state.length);
+    same("a training file of tokens", found.train_tokens, state.train_tokens);
+    same("a training file of documents", found.train_documents, state.train_documents);
+  }
+
+  void load(const std::string& path, const TrainerState& found) {
+    Random generator;
+    generator.load(found.random);
+    load_checkpoint(path, found, model, optimizer);
+    random = generator;
+    state = found;
+    source.seek(found.position);
+    written = found.step;
+    resumed = true;
+  }
+
+  // One optimiser step; a step without finite loss and norm changes only counters and the place in the data.
+  void do_step() {
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<Batch> batches;
+    int64_t count = 0, tokens = 0;
+    for (int64_t i = 0; i < config.accumulate; ++i) {
+      const Batch& batch = batches.emplace_back(source.next());
+      tokens += static_cast<int64_t>(batch.ids.size());
+      count += std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t target) { return target >= 0; });
+    }
+    // The mean over all scored tokens of the step, however they are spread over micro-batches.
+    const double scale = count > 0 ? 1.0 / static_cast<double>(count) : 0.0;
+    model.params().zero_grads();
+    double nll = 0;
+    for (const Batch& batch : batches) nll += model.forward_backward(batch.ids, batch.targets, batch.layout, scale).nll;
+    last_norm = optimizer.norm(model.params().grads());
+    last_lr = learning_rate(schedule, state.step);
+    if (!std::isfinite(nll) || !std::isfinite(last_norm)) {
+      ++state.skipped;
+      ++state.skipped_in_row;
+    } else {
+      // A step of one-token documents only has no gradient; decaying the weights for it would not be learning.
+      if (count > 0) optimizer.update(model.params().values(), model.params().grads(), last_lr, clip_factor(last_norm, config.clip));
+      state.skipped_in_row = 0;
+      state.interval_nll += nll;
+      state.interval_count += count;
+    }
+    ++state.step;
+    state.tokens += tokens;
+    ++interval_steps;
+    interval_tokens += tokens;
+    interval_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (state.skipped_in_row >= kMaxSkippedInRow) {
+      fail_numeric(
+          "steps {} to {}: loss or gradient norm not finite {} times in a row, training stopped. Try a lower lr (now {:g}), a longer warmup (now {} "
+          "steps){}{}{}",
+          state.step - kMaxSkippedInRow + 1, state.step, kMaxSkippedInRow, config.lr, config.warmup, config.clip > 0 ? "" : ", clip = 1",
+          config.precision == "bf16" ? ", precision = f32" : "",
+          written >= 0 ? fmt::format("; the last checkpoint is {}", checkpoint_path(checkpoints, written)) : "");
+    }
+  }
+
+  LogRecord record(bool evaluate) {
+    LogRecord r;
+    r.step = state.step;
+    r.tokens = state.tokens;
+    r.loss = state.interval_count > 0 ? state.interval_nll / static_cast<double>(state.interval_count) : std::numeric_limits<double>::quiet_NaN();
+    r.norm = last_norm;
+    r.lr = last_lr;
+    r.ms = 1e3 * interval_seconds / static_cast<double>(interval_steps);
+    r.tokens_per_second = static_cast<double>(interval_tokens) / interval_seconds;
+    r.epoch = source.epoch();
+    r.skipped = state.skipped;
+    if (evaluate) {
+      const EvalResult result = evaluate_file(model, *valid, *tokenizer, std::max<int64_t>(config.length, 2), false);
+      r.eval_loss = result.loss;
+      r.eval_bits_per_byte = result.bits_per_byte;
+    }
+    state.interval_nll = 0;
+    state.interval_count = 0;
+    interval_seconds = 0;
+    interval_steps = 0;
+    interval_tokens = 0;
+    return r;
+  }
+
+  void checkpoint() {
+    prepare();
+    if (written == state.step) return;
+    state.updates = optimizer.updates();
+    state.position = source.position();
+    state.random = random.save();
+    write_checkpoint(checkpoints, state, model, optimizer, *tokenizer);
+    written = state.step;
+    prune_checkpoints(checkpoints, state.step, config.keep);
+  }
+};
+
+Trainer::Trainer(const TrainConfig& config, const ModelConfig& model, std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const TokenFile> train,
+                 std::shared_ptr<const TokenFile> valid) {
+  validate(config);
+  validate(model);
+  if (!tokenizer || !train) fail_internal("Trainer: expected a tokenizer and a training file, got null");
+  check_vocabulary("training", *train, *tokenizer, model);
+  if (train->tokens() <= train->documents())
+    fail_usage("training tokens: {} in {} documents leave nothing to predict; give more text", train->tokens(), train->documents());
+  if (valid) {
+    check_vocabulary("held-out", *valid, *tokenizer, model);
+    if (valid->tokens() <= valid->documents())
+      fail_usage("held-out tokens: {} in {} documents leave nothing to score; give more text", valid->tokens(), valid->documents());
+  }
+  impl_ = std::make_unique<Impl>(config, model, std::move(tokenizer), std::move(train), std::move(valid));
+}
+
+Trainer::~Trainer() = default;
+
+bool Trainer::resume(const std::function<void(const std::string&)>& warn) {
+  Impl& t = *impl_;
+  clean_checkpoints(t.checkpoints);
+  const std::vector<int64_t> steps = list_checkpoints(t.checkpoints);
+  if (steps.empty()) return false;
+  std::string damage;
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    const std::string path = checkpoint_path(t.checkpoints, *step);
+    TrainerState found;
+    try {
+      found = verify_checkpoint(path);
+    } catch (const Error& error) {
+      if (damage.empty()) damage = error.what();
+      if (warn) warn(fmt::format("checkpoint {} is not usable: {}", path, error.what()));
+      continue;
+    }
+    t.check_same_run(path, found);
+    t.load(path, found);
+    return true;
+  }
+  fail_usage("'{}': none of the {} checkpoints is usable; the newest: {}", t.checkpoints, steps.size(), damage);
+}
+
+bool Trainer::run(const std::function<void(const LogRecord&)>& on_log, const std::atomic<bool>* stop) {
+  Impl& t = *impl_;
+  const TrainConfig& c = t.config;
+  t.prepare();
+  const auto every = [&t](int64_t n) { return n > 0 && t.state.step % n == 0; };
+  while (t.state.step < c.steps) {
+    if (stop != nullptr && stop->load()) {
+      t.checkpoint();
+      return false;
+    }
+    t.do_step();
+    const bool last = t.state.step == c.steps;
+    const bool evaluate = t.valid != nullptr && (last || every(c.eval_every));
+    if (last || evaluate || every(c.log_every)) {
+      const LogRecord record = t.record(evaluate);
+      t.metrics->append(record);
+      if (on_log) on_log(record);
+    }
+    if (last || every(c.checkpoint_every)) t.checkpoint();
+  }
+  const std::string folder = c.out + "/model";
+  make_folders(folder);
+  save_model(folder, t.model);
+  t.tokenizer->save(folder);
+  return true;
+}
+
+void Trainer::checkpoint() { impl_->checkpoint(); }
+
+LanguageModel<float>& Trainer::model() { return impl_->model; }
+int64_t Trainer::step() const { return impl_->state.step; }
+int64_t Trainer::skipped() const { return impl_->state.skipped; }
+
+}  // namespace fw
