@@ -1,0 +1,134 @@
+#include "report/process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+
+extern char** environ;
+
+namespace fw {
+namespace {
+
+struct Pipe {
+  int read_end = -1, write_end = -1;
+  Pipe() {
+    std::array<int, 2> fds{};
+    if (::pipe2(fds.data(), O_CLOEXEC) != 0) fail_io("cannot make a pipe: {}", std::strerror(errno));
+    read_end = fds[0];
+    write_end = fds[1];
+  }
+  ~Pipe() {
+    close_read();
+    close_write();
+  }
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+  void close_read() {
+    if (read_end >= 0) ::close(read_end);
+    read_end = -1;
+  }
+  void close_write() {
+    if (write_end >= 0) ::close(write_end);
+    write_end = -1;
+  }
+};
+
+// Writing to a program that has ended raises SIGPIPE; it is blocked in this thread, and taken away if it came.
+class BlockSigpipe {
+ public:
+  BlockSigpipe() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGPIPE);
+    ::pthread_sigmask(SIG_BLOCK, &set_, &before_);
+  }
+  ~BlockSigpipe() {
+    if (sigismember(&before_, SIGPIPE) == 0) {
+      const timespec none{0, 0};
+      while (::sigtimedwait(&set_, nullptr, &none) > 0) {
+      }
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  BlockSigpipe(const BlockSigpipe&) = delete;
+  BlockSigpipe& operator=(const BlockSigpipe&) = delete;
+  const sigset_t& before() const { return before_; }
+
+ private:
+  sigset_t set_{}, before_{};
+};
+
+void exchange(Pipe& to_child, Pipe& from_child, std::string_view input, std::string& output) {
+  constexpr size_t kKept = 64 << 10;
+  if (input.empty()) to_child.close_write();
+  // Non-blocking, so that a program that talks before it has read everything cannot block us.
+  if (to_child.write_end >= 0) ::fcntl(to_child.write_end, F_SETFL, O_NONBLOCK);
+  std::array<char, 4096> buffer{};
+  for (;;) {
+    std::array<pollfd, 2> fds{pollfd{from_child.read_end, POLLIN, 0}, pollfd{to_child.write_end, POLLOUT, 0}};
+    if (::poll(fds.data(), to_child.write_end >= 0 ? 2 : 1, -1) < 0) {
+      if (errno == EINTR) continue;
+      return;
+    }
+    if (to_child.write_end >= 0 && fds[1].revents != 0) {
+      const ssize_t n = ::write(to_child.write_end, input.data(), input.size());
+      if (n > 0) input.remove_prefix(static_cast<size_t>(n));
+      if (input.empty() || (n < 0 && errno != EAGAIN && errno != EINTR)) to_child.close_write();
+    }
+    if (fds[0].revents != 0) {
+      const ssize_t n = ::read(from_child.read_end, buffer.data(), buffer.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) return;
+      if (output.size() < kKept) output.append(buffer.data(), std::min(static_cast<size_t>(n), kKept - output.size()));
+    }
+  }
+}
+
+}  // namespace
+
+ProcessResult run_process(const std::vector<std::string>& argv, std::string_view input) {
+  ProcessResult result;
+  std::vector<char*> args;
+  for (const std::string& a : argv) args.push_back(const_cast<char*>(a.c_str()));
+  args.push_back(nullptr);
+
+  Pipe to_child, from_child;
+  const BlockSigpipe sigpipe;
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, to_child.read_end, STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, from_child.write_end, STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, from_child.write_end, STDERR_FILENO);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setsigmask(&attributes, &sigpipe.before());
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  pid_t pid = 0;
+  const int error = ::posix_spawnp(&pid, args[0], &actions, &attributes, args.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  if (error != 0) {
+    result.output = std::strerror(error);
+    return result;
+  }
+  result.started = true;
+  to_child.close_read();
+  from_child.close_write();
+  exchange(to_child, from_child, input, result.output);
+  to_child.close_write();
+  int status = 0;
+  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return result;
+}
+
+}  // namespace fw

@@ -1,0 +1,106 @@
+#include "report/table.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace fw {
+
+size_t display_width(std::string_view text) {
+  size_t n = 0;
+  for (const char c : text) n += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  return n;
+}
+
+void Table::column(std::string heading, Align align) { columns_.push_back({std::move(heading), align}); }
+
+void Table::row(std::vector<std::string> cells) {
+  if (cells.size() != columns_.size()) fail_internal("table row: expected {} cells, got {}", columns_.size(), cells.size());
+  rows_.push_back(std::move(cells));
+}
+
+std::string Table::text() const {
+  std::vector<size_t> width;
+  for (size_t c = 0; c < columns_.size(); ++c) {
+    size_t w = display_width(columns_[c].heading);
+    for (const auto& r : rows_) w = std::max(w, display_width(r[c]));
+    width.push_back(w);
+  }
+  std::string out;
+  const auto line = [&](const auto& cell) {
+    std::string s;
+    for (size_t c = 0; c < columns_.size(); ++c) {
+      const std::string& value = cell(c);
+      const std::string pad(width[c] - display_width(value), ' ');
+      if (c > 0) s += "  ";
+      s += columns_[c].align == Align::kRight ? pad + value : value + pad;
+    }
+    s.erase(s.find_last_not_of(' ') + 1);
+    out += s + "\n";
+  };
+  line([&](size_t c) -> const std::string& { return columns_[c].heading; });
+  size_t total = 0;
+  for (const size_t w : width) total += w + 2;
+  out += std::string(total > 2 ? total - 2 : 0, '-') + "\n";
+  for (const auto& r : rows_) line([&](size_t c) -> const std::string& { return r[c]; });
+  return out;
+}
+
+std::string Table::markdown() const {
+  std::string out = "|";
+  for (const Column& c : columns_) out += " " + c.heading + " |";
+  out += "\n|";
+  for (const Column& c : columns_) out += c.align == Align::kRight ? "---:|" : "---|";
+  out += "\n";
+  for (const auto& r : rows_) {
+    out += "|";
+    for (const std::string& cell : r) {
+      out += " ";
+      for (const char ch : cell) out += ch == '|' ? std::string("\\|") : std::string(1, ch);
+      out += " |";
+    }
+    out += "\n";
+  }
+  return out;
+}
+
+std::string wrap(std::string_view text, size_t width, size_t indent) {
+  std::string out;
+  size_t used = 0;
+  bool line_empty = true;
+  const std::string margin(indent, ' ');
+  const auto new_line = [&] {
+    out += "\n";
+    used = 0;
+    line_empty = true;
+  };
+  size_t at = 0;
+  while (at < text.size()) {
+    if (text[at] == '\n') {
+      new_line();
+      ++at;
+      continue;
+    }
+    if (text[at] == ' ') {
+      ++at;
+      continue;
+    }
+    const size_t end = std::min(text.find_first_of(" \n", at), text.size());
+    const std::string_view word = text.substr(at, end - at);
+    const size_t w = display_width(word);
+    if (!line_empty && used + 1 + w > width) new_line();
+    if (line_empty) {
+      if (!out.empty()) out += margin;
+    } else {
+      out += ' ';
+      ++used;
+    }
+    out += word;
+    used += w;
+    line_empty = false;
+    at = end;
+  }
+  return out;
+}
+
+}  // namespace fw

@@ -1,0 +1,39 @@
+// Table: rows of text under headings, for the terminal. Numbers stand right, words left; widths count characters, not
+// bytes, so that UTF-8 text lines up.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fw {
+
+class Table {
+ public:
+  enum class Align { kLeft, kRight };
+
+  void column(std::string heading, Align align = Align::kRight);
+  // As many cells as columns; Error(kInternal) otherwise.
+  void row(std::vector<std::string> cells);
+  bool empty() const { return rows_.empty(); }
+  std::string text() const;      // columns two spaces apart, a line under the headings
+  std::string markdown() const;  // a GitHub table
+
+ private:
+  struct Column {
+    std::string heading;
+    Align align;
+  };
+  std::vector<Column> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// Code points of UTF-8 text.
+size_t display_width(std::string_view text);
+
+// Lines of at most `width` characters, broken at spaces; line breaks in the text stay. Lines after the first begin with
+// `indent` spaces.
+std::string wrap(std::string_view text, size_t width, size_t indent);
+
+}  // namespace fw
