@@ -1,0 +1,252 @@
+#include "cli/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/nearest.h"
+#include "report/progress.h"
+#include "report/table.h"
+
+namespace fw::cli {
+namespace {
+
+template <class T>
+bool parse_number(const std::string& text, T& value) {
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  if (begin != end && *begin == '+') ++begin;
+  const auto [rest, error] = std::from_chars(begin, end, value);
+  return error == std::errc() && rest == end && begin != end;
+}
+
+int64_t parse_int(const Option& option, const std::string& text) {
+  int64_t value = 0;
+  if (!parse_number(text, value)) fail_usage("{}: expected a whole number, got '{}'", option.flag, text);
+  return value;
+}
+
+// Sets a target from values of the command line.
+struct SetFromText {
+  const Option& option;
+  const std::vector<std::string>& values;
+
+  void operator()(bool* target) const { *target = values.back() == "true"; }
+  void operator()(int64_t* target) const { *target = parse_int(option, values.back()); }
+  void operator()(uint64_t* target) const {
+    const int64_t value = parse_int(option, values.back());
+    if (value < 0) fail_usage("{}: expected a whole number >= 0, got {}", option.flag, value);
+    *target = static_cast<uint64_t>(value);
+  }
+  void operator()(double* target) const {
+    if (!parse_number(values.back(), *target)) fail_usage("{}: expected a number, got '{}'", option.flag, values.back());
+  }
+  void operator()(std::string* target) const { *target = values.back(); }
+  void operator()(StringList* target) const { *target = split(); }
+  void operator()(IntList* target) const {
+    target->clear();
+    for (const std::string& item : split()) target->push_back(parse_int(option, item));
+  }
+
+  StringList split() const {
+    if (option.separator == '\0') return values;
+    StringList items;
+    for (const std::string& value : values) {
+      for (size_t at = 0; at <= value.size();) {
+        const size_t end = std::min(value.find(option.separator, at), value.size());
+        if (end == at) fail_usage("{}: expected values separated by '{}', got '{}'", option.flag, option.separator, value);
+        items.push_back(value.substr(at, end - at));
+        at = end + 1;
+      }
+    }
+    return items;
+  }
+};
+
+struct Describe {
+  std::string operator()(const bool* v) const { return *v ? "on" : "off"; }
+  std::string operator()(const int64_t* v) const { return fmt::format("{}", *v); }
+  std::string operator()(const uint64_t* v) const { return fmt::format("{}", *v); }
+  std::string operator()(const double* v) const { return fmt::format("{}", *v); }
+  std::string operator()(const std::string* v) const { return *v; }
+  std::string operator()(const StringList* v) const { return fmt::format("{}", fmt::join(*v, ",")); }
+  std::string operator()(const IntList* v) const { return fmt::format("{}", fmt::join(*v, ",")); }
+};
+
+bool is_list(const Option& option) { return std::holds_alternative<StringList*>(option.target) || std::holds_alternative<IntList*>(option.target); }
+
+std::string negative(const Option& option) { return "--no-" + option.flag.substr(2); }
+
+CLI::Option* register_option(CLI::App& app, const Option& option) {
+  const auto keep = [](const CLI::results_t&) { return true; };  // values are read after parsing, under the run file's
+  if (option.is_switch()) return app.add_flag(option.flag + ",!" + negative(option));
+  CLI::Option* added = app.add_option(option.flag, CLI::callback_t(keep));
+  added->type_name(option.value_name);
+  if (is_list(option)) {
+    added->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    if (option.positional) added->expected(1, CLI::detail::expected_max_vector_size);
+  } else if (!option.positional) {
+    added->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  }
+  return added;
+}
+
+[[noreturn]] void fail_extra(const Options& options, const std::string& command, const std::string& extra) {
+  if (extra.size() < 2 || extra[0] != '-') fail_usage("unexpected argument '{}'; 'fastweight {} --help' says what it takes", extra, command);
+  std::vector<std::string> known{"--help"};
+  for (const Option& option : options.entries()) {
+    if (option.positional) continue;
+    known.push_back(option.flag);
+    if (option.is_switch()) known.push_back(negative(option));
+  }
+  const std::string name = extra.substr(0, extra.find('='));
+  const std::string near = nearest(name, known);
+  fail_usage("unknown option '{}'{}; 'fastweight {} --help' lists all", name, near.empty() ? "" : fmt::format("; did you mean {}?", near), command);
+}
+
+std::string usage_line(const Options& options, const std::string& command) {
+  std::string line = "Usage: fastweight " + command;
+  for (const Option& option : options.entries()) {
+    if (!option.positional) continue;
+    const std::string name = option.flag + (is_list(option) ? "..." : "");
+    line += option.required ? " " + name : " [" + name + "]";
+  }
+  return line + " [options]\n";
+}
+
+}  // namespace
+
+void Options::section(const std::string& section, const std::string& heading) {
+  section_ = section;
+  heading_ = heading;
+}
+
+Option& Options::add(const std::string& key, const std::string& value_name, OptionTarget target, const std::string& help, char separator) {
+  for (const Option& option : entries_) {
+    if (option.key == key) fail_internal("option '{}' is declared twice", key);
+  }
+  Option option;
+  option.section = section_;
+  option.heading = heading_;
+  option.key = key;
+  option.flag = "--" + key;
+  std::replace(option.flag.begin(), option.flag.end(), '_', '-');
+  option.value_name = value_name;
+  option.help = help;
+  option.target = target;
+  option.separator = separator;
+  option.default_text = to_text(target);
+  entries_.push_back(std::move(option));
+  return entries_.back();
+}
+
+Option& Options::positional(const std::string& name, OptionTarget target, const std::string& help, bool required) {
+  Option option;
+  option.key = name;
+  option.flag = name;
+  option.help = help;
+  option.target = target;
+  option.positional = true;
+  option.required = required;
+  entries_.push_back(std::move(option));
+  return entries_.back();
+}
+
+bool Options::given(const std::string& key) const {
+  for (const Option& option : entries_) {
+    if (option.key == key) return option.is_given;
+  }
+  fail_internal("no option '{}' in the table", key);
+}
+
+bool Options::has_sections() const {
+  return std::any_of(entries_.begin(), entries_.end(), [](const Option& option) { return !option.section.empty(); });
+}
+
+std::string to_text(const OptionTarget& target) { return std::visit(Describe{}, target); }
+
+bool parse_command_line(Options& options, const std::string& command, const std::vector<std::string>& args) {
+  CLI::App app;
+  app.set_help_flag("--help,-h");
+  app.allow_extras();
+  std::vector<CLI::Option*> registered;
+  for (const Option& option : options.entries()) registered.push_back(register_option(app, option));
+
+  // CLI11 takes the next argument as the value of "--key=": an empty value is given to it as an argument of its own. It
+  // reads from the back.
+  std::vector<std::string> reversed;
+  for (const std::string& arg : args) {
+    if (arg.size() > 3 && arg.starts_with("--") && arg.find('=') == arg.size() - 1) {
+      reversed.push_back(arg.substr(0, arg.size() - 1));
+      reversed.emplace_back();
+    } else {
+      reversed.push_back(arg);
+    }
+  }
+  std::reverse(reversed.begin(), reversed.end());
+  try {
+    app.parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    return false;
+  } catch (const CLI::ParseError& error) {
+    fail_usage("{}; 'fastweight {} --help' says what it takes", error.what(), command);
+  }
+  if (const std::vector<std::string> extra = app.remaining(); !extra.empty()) {
+    const auto option_like = std::find_if(extra.begin(), extra.end(), [](const std::string& e) { return e.size() > 1 && e[0] == '-'; });
+    fail_extra(options, command, option_like != extra.end() ? *option_like : extra.front());
+  }
+  for (size_t i = 0; i < registered.size(); ++i) {
+    Option& option = options.entries()[i];
+    option.is_given = registered[i]->count() > 0;
+    if (option.required && !option.is_given) {
+      fail_usage("{} is missing: {}; 'fastweight {} --help' says more", option.flag, option.help, command);
+    }
+    if (!option.is_given) continue;
+    option.given = registered[i]->results();
+    std::visit(SetFromText{option, option.given}, option.target);
+  }
+  return true;
+}
+
+std::string help_page(const Options& options, const std::string& command, const std::string& summary, const std::string& details) {
+  const size_t width = static_cast<size_t>(std::clamp(terminal_width(1), 60, 120));
+  constexpr size_t kColumn = 32;
+  std::string page = wrap(fmt::format("fastweight {}: {}", command, summary), width, 0) + "\n\n" + usage_line(options, command);
+  const auto line = [&](const std::string& left, const std::string& right) {
+    std::string head = "  " + left;
+    if (head.size() + 2 > kColumn) {
+      page += head + "\n" + std::string(kColumn, ' ');
+    } else {
+      page += head + std::string(kColumn - head.size(), ' ');
+    }
+    page += wrap(right, width - kColumn, kColumn) + "\n";
+  };
+  std::string heading;
+  for (const Option& option : options.entries()) {
+    if (option.positional) {
+      if (heading.empty()) page += "\nArguments:\n";
+      heading = "Arguments";
+      line(option.flag, option.help);
+      continue;
+    }
+    if (option.heading != heading) {
+      heading = option.heading;
+      page += "\n" + heading + (option.section.empty() ? "" : fmt::format(" ([{}] in a run file)", option.section)) + ":\n";
+    }
+    std::string left = option.flag;
+    // A switch that is on by default is switched off by --no-; both are named, so that one sees it.
+    if (option.is_switch() && (option.default_text == "on" || !option.section.empty())) left = fmt::format("{}, {}", option.flag, negative(option));
+    if (!option.value_name.empty()) left += " " + option.value_name;
+    std::string right = option.help;
+    if (!option.default_text.empty() && !(option.is_switch() && option.default_text == "off")) right += fmt::format(" [{}]", option.default_text);
+    line(left, right);
+  }
+  page += "\nHelp:\n";
+  line("--help, -h", "this page");
+  if (!details.empty()) page += "\n" + wrap(details, width, 0) + "\n";
+  return page;
+}
+
+}  // namespace fw::cli

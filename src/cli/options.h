@@ -1,0 +1,65 @@
+// The one table of a command's options. An entry is a TOML key, an option, a help line and the variable that it sets; the
+// command line (options.cpp), run files (recipe.cpp) and help read the same table, so that they cannot disagree.
+// Precedence: the variable's value when it is declared (the default) < run file < command line.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace fw::cli {
+
+using StringList = std::vector<std::string>;
+using IntList = std::vector<int64_t>;
+// uint64_t: 0 to 2^63 - 1, which is what TOML can hold.
+using OptionTarget = std::variant<bool*, int64_t*, uint64_t*, double*, std::string*, StringList*, IntList*>;
+
+struct Option {
+  std::string section;     // TOML table; "": on the command line only
+  std::string heading;     // of its group in the help
+  std::string key;         // in a run file: min_lr
+  std::string flag;        // on the command line: --min-lr; a positional has its name here (MODEL)
+  std::string value_name;  // what the help calls the value: N, FILE; "" for switches
+  std::string help;
+  OptionTarget target;
+  bool positional = false;
+  bool required = false;
+  char separator = '\0';        // lists: ',' splits a value; '\0': one value each time the option is given
+  std::string default_text;     // the default as the help shows it
+  std::vector<std::string> given;  // values of the command line
+  bool is_given = false;
+
+  bool is_switch() const { return std::holds_alternative<bool*>(target); }
+};
+
+class Options {
+ public:
+  // Options added after this belong to TOML table `section` ("": command line only) under `heading` in the help.
+  void section(const std::string& section, const std::string& heading);
+  // `key` is the TOML spelling; the option is --key with dashes. Lists are split at commas when `separator` is ','.
+  Option& add(const std::string& key, const std::string& value_name, OptionTarget target, const std::string& help, char separator = '\0');
+  // An argument without an option, in order. Only the last may be a list or not required.
+  Option& positional(const std::string& name, OptionTarget target, const std::string& help, bool required);
+
+  const std::vector<Option>& entries() const { return entries_; }
+  std::vector<Option>& entries() { return entries_; }
+  bool given(const std::string& key) const;  // on the command line; Error(kInternal) for an unknown key
+  bool has_sections() const;
+
+ private:
+  std::string section_, heading_ = "Options";
+  std::vector<Option> entries_;
+};
+
+// Parses args (without program and command) and sets the targets. Error(kUsage) for unknown options (with the nearest known
+// one), missing or superfluous values, and values of the wrong type. Returns false when help was asked for.
+bool parse_command_line(Options& options, const std::string& command, const std::vector<std::string>& args);
+
+// The value of a target as text, "" for an empty string or list.
+std::string to_text(const OptionTarget& target);
+
+// The help page of a command.
+std::string help_page(const Options& options, const std::string& command, const std::string& summary, const std::string& details);
+
+}  // namespace fw::cli

@@ -1,0 +1,201 @@
+#include "cli/recipe.h"
+
+#include <toml++/toml.h>
+
+#include <cmath>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/nearest.h"
+
+namespace fw::cli {
+namespace {
+
+std::string place(const std::string& path, const toml::node& node) { return fmt::format("{}:{}", path, node.source().begin.line); }
+
+std::string type_name(const toml::node& node) {
+  switch (node.type()) {
+    case toml::node_type::table: return "a table";
+    case toml::node_type::array: return "an array";
+    case toml::node_type::string: return fmt::format("the string \"{}\"", *node.value<std::string>());
+    case toml::node_type::integer: return fmt::format("the integer {}", *node.value<int64_t>());
+    case toml::node_type::floating_point: return fmt::format("the number {}", *node.value<double>());
+    case toml::node_type::boolean: return *node.value<bool>() ? "the boolean true" : "the boolean false";
+    default: return "a date or time";
+  }
+}
+
+// Reads a node as the type of a target; the target itself is set only when `assign` is true (the file is checked in full
+// even where the command line wins).
+struct SetFromNode {
+  const toml::node& node;
+  const std::string& path;
+  const std::string& name;  // train.lr
+  bool assign;
+
+  [[noreturn]] void fail(const char* expected, const toml::node& found) const {
+    fail_usage("{}: {}: expected {}, got {}", place(path, found), name, expected, type_name(found));
+  }
+  template <class T>
+  void set(T* target, T value) const {
+    if (assign) *target = std::move(value);
+  }
+  int64_t integer(const toml::node& n, const char* expected) const {
+    if (!n.is_integer()) fail(expected, n);
+    return *n.value<int64_t>();
+  }
+  std::string string(const toml::node& n, const char* expected) const {
+    if (!n.is_string()) fail(expected, n);
+    return *n.value<std::string>();
+  }
+
+  void operator()(bool* target) const {
+    if (!node.is_boolean()) fail("true or false", node);
+    set(target, *node.value<bool>());
+  }
+  void operator()(int64_t* target) const { set(target, integer(node, "an integer")); }
+  void operator()(uint64_t* target) const {
+    const int64_t value = integer(node, "an integer >= 0");
+    if (value < 0) fail("an integer >= 0", node);
+    set(target, static_cast<uint64_t>(value));
+  }
+  void operator()(double* target) const {
+    if (!node.is_number()) fail("a number", node);
+    set(target, *node.value<double>());
+  }
+  void operator()(std::string* target) const { set(target, string(node, "a string")); }
+  void operator()(StringList* target) const {
+    StringList values;
+    if (const toml::array* array = node.as_array()) {
+      for (const toml::node& item : *array) values.push_back(string(item, "strings only"));
+    } else {
+      values.push_back(string(node, "a string or an array of strings"));
+    }
+    set(target, std::move(values));
+  }
+  void operator()(IntList* target) const {
+    IntList values;
+    if (const toml::array* array = node.as_array()) {
+      for (const toml::node& item : *array) values.push_back(integer(item, "integers only"));
+    } else {
+      values.push_back(integer(node, "an integer or an array of integers"));
+    }
+    set(target, std::move(values));
+  }
+};
+
+std::string toml_string(const std::string& text) {
+  std::ostringstream out;
+  out << toml::value<std::string>(text);
+  return out.str();
+}
+
+struct ToToml {
+  std::string operator()(const bool* v) const { return *v ? "true" : "false"; }
+  std::string operator()(const int64_t* v) const { return fmt::format("{}", *v); }
+  std::string operator()(const uint64_t* v) const { return fmt::format("{}", *v); }
+  // The shortest text that reads back as the same double; TOML wants a sign that it is no integer.
+  std::string operator()(const double* v) const {
+    const std::string text = fmt::format("{}", *v);
+    return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
+  }
+  std::string operator()(const std::string* v) const { return toml_string(*v); }
+  std::string operator()(const StringList* v) const {
+    std::string text = "[";
+    for (const std::string& item : *v) text += (text.size() > 1 ? ", " : "") + toml_string(item);
+    return text + "]";
+  }
+  std::string operator()(const IntList* v) const { return fmt::format("[{}]", fmt::join(*v, ", ")); }
+};
+
+toml::table parse(const std::string& path) {
+  constexpr size_t kLargest = 1 << 20;
+  const std::string text = read_file(path, kLargest);
+  try {
+    return toml::parse(text, path);
+  } catch (const toml::parse_error& error) {
+    fail_usage("{}:{}: not valid TOML: {}", path, error.source().begin.line, error.description());
+  }
+}
+
+const Option* find(const Options& options, const std::string& section, const std::string& key) {
+  for (const Option& option : options.entries()) {
+    if (!option.section.empty() && option.section == section && option.key == key) return &option;
+  }
+  return nullptr;
+}
+
+[[noreturn]] void fail_unknown_section(const std::string& path, const std::string& name, const toml::node& node, const Options& options) {
+  std::vector<std::string> sections;
+  for (const Option& option : options.entries()) {
+    if (option.section.empty()) continue;
+    if (!node.is_table() && option.key == name) fail_usage("{}: key '{}' belongs into the table [{}]", place(path, node), name, option.section);
+    if (sections.empty() || sections.back() != option.section) sections.push_back(option.section);
+  }
+  const std::string near = nearest(name, sections);
+  fail_usage("{}: unknown {} '{}'{}; known tables: [{}]", place(path, node), node.is_table() ? "table" : "key", name,
+             near.empty() ? "" : fmt::format("; did you mean [{}]?", near), fmt::join(sections, "], ["));
+}
+
+[[noreturn]] void fail_unknown_key(const std::string& path, const std::string& section, const std::string& key, const toml::node& node, const Options& options) {
+  std::vector<std::string> known, everywhere;
+  for (const Option& option : options.entries()) {
+    if (option.section.empty()) continue;
+    if (option.key == key) fail_usage("{}: unknown key '{}' in [{}]; it belongs into [{}]", place(path, node), key, section, option.section);
+    everywhere.push_back(option.key);
+    if (option.section == section) known.push_back(option.key);
+  }
+  std::string near = nearest(key, known);
+  if (near.empty()) near = nearest(key, everywhere);
+  fail_usage("{}: unknown key '{}' in [{}]{}; 'fastweight train --help' lists all", place(path, node), key, section,
+             near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+}
+
+}  // namespace
+
+void load_recipe(const std::string& path, Options& options) {
+  const toml::table file = parse(path);
+  for (const auto& [section_key, section_node] : file) {
+    const std::string section(section_key.str());
+    bool known = false;
+    for (const Option& option : options.entries()) known = known || (!option.section.empty() && option.section == section);
+    const toml::table* table = section_node.as_table();
+    if (!known) fail_unknown_section(path, section, section_node, options);
+    if (table == nullptr) fail_usage("{}: {}: expected a table, got {}", place(path, section_node), section, type_name(section_node));
+    for (const auto& [key_node, node] : *table) {
+      const std::string key(key_node.str());
+      const Option* option = find(options, section, key);
+      if (option == nullptr) fail_unknown_key(path, section, key, node, options);
+      std::visit(SetFromNode{node, path, section + "." + key, !option->is_given}, option->target);
+    }
+  }
+}
+
+std::string to_toml(const Options& options, const std::string& comment) {
+  std::string text = "# " + comment + "\n";
+  std::string section;
+  for (const Option& option : options.entries()) {
+    if (option.section.empty()) continue;
+    if (option.section != section) {
+      section = option.section;
+      text += "\n[" + section + "]\n";
+    }
+    text += option.key + " = " + std::visit(ToToml{}, option.target) + "\n";
+  }
+  return text;
+}
+
+std::vector<std::string> differences(const Options& before, const Options& now) {
+  std::vector<std::string> changed;
+  for (const Option& option : now.entries()) {
+    if (option.section.empty()) continue;
+    const Option* old = find(before, option.section, option.key);
+    const std::string was = old == nullptr ? "nothing" : std::visit(ToToml{}, old->target);
+    const std::string is = std::visit(ToToml{}, option.target);
+    if (was != is) changed.push_back(fmt::format("{}.{}: {} -> {}", option.section, option.key, was, is));
+  }
+  return changed;
+}
+
+}  // namespace fw::cli
