@@ -1,0 +1,28 @@
+// Relative L2 errors of results against the reference.
+#pragma once
+
+#include <string>
+
+#include "reference/reference.h"
+
+namespace fw {
+
+// |got - expected| / max(|expected|, floor); 0 for two empty or equal vectors, infinity when sizes differ or a value of
+// either is not finite.
+double relative_error(std::span<const double> got, std::span<const double> expected, double floor = 0);
+
+struct FieldError {
+  std::string name;
+  double error;
+};
+
+// Errors of all fields that `expected` has. A denominator is at least floor_share of the norm of all expected fields
+// together: some gradients (the preconditioner's gates) are so small a part of the whole that float32 cannot give them to
+// many digits. 0: none.
+std::vector<FieldError> compare(const ReferenceOutputs& got, const ReferenceOutputs& expected, double floor_share = 0);
+std::vector<FieldError> compare(const ReferenceInputs& got, const ReferenceInputs& expected, double floor_share = 0);
+
+// The largest of them; "none", 0 for an empty list.
+FieldError worst(const std::vector<FieldError>& errors);
+
+}  // namespace fw

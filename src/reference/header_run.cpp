@@ -1,0 +1,364 @@
+#include "reference/header_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "base/error.h"
+
+namespace fw {
+namespace {
+
+// The tensor of a C struct that stands for a field of the reference; the names are the same.
+template <class Struct>
+struct NamedTensor {
+  const char* name;
+  fw_tensor Struct::*tensor;
+};
+
+constexpr NamedTensor<fw_inputs> kInputs[] = {
+    {"q", &fw_inputs::q},
+    {"k", &fw_inputs::k},
+    {"v", &fw_inputs::v},
+    {"g", &fw_inputs::g},
+    {"beta", &fw_inputs::beta},
+    {"lambda", &fw_inputs::lambda},
+    {"erase_gate", &fw_inputs::erase_gate},
+    {"write_gate", &fw_inputs::write_gate},
+    {"precond_g", &fw_inputs::precond_g},
+    {"precond_beta", &fw_inputs::precond_beta},
+    {"precond_center", &fw_inputs::precond_center},
+    {"initial_state", &fw_inputs::initial_state},
+    {"initial_precond", &fw_inputs::initial_precond},
+};
+constexpr NamedTensor<fw_outputs> kOutputs[] = {
+    {"o", &fw_outputs::o},
+    {"final_state", &fw_outputs::final_state},
+    {"final_precond", &fw_outputs::final_precond},
+};
+
+template <class Struct, size_t N>
+fw_tensor& tensor_of(Struct& c, const NamedTensor<Struct> (&list)[N], const char* name) {
+  for (const auto& entry : list) {
+    if (std::strcmp(entry.name, name) == 0) return c.*entry.tensor;
+  }
+  fail_internal("header run: the C header has no tensor {}", name);
+}
+
+// Memory aligned as the header asks, NaN at first, with a guard behind it.
+class GuardedBytes {
+ public:
+  explicit GuardedBytes(size_t bytes) : bytes_(bytes) {
+    const size_t total = (bytes + kGuard + 63) / 64 * 64;
+    data_.reset(static_cast<unsigned char*>(std::aligned_alloc(64, total)));
+    if (!data_) fail_internal("header run: out of memory for {} bytes", total);
+    std::memset(data_.get(), 0xff, total);
+  }
+  void* data() const { return data_.get(); }
+  size_t size() const { return bytes_; }
+  void check(const char* what) const {
+    for (size_t i = 0; i < kGuard; ++i) {
+      if (data_.get()[bytes_ + i] != 0xff) fail_internal("header run: {} of {} bytes: byte {} past its end was written", what, bytes_, i);
+    }
+  }
+
+ private:
+  static constexpr size_t kGuard = 256;
+  struct Free {
+    void operator()(unsigned char* p) const { std::free(p); }
+  };
+  size_t bytes_;
+  std::unique_ptr<unsigned char, Free> data_;
+};
+
+// One tensor in the caller's layout: `dims` rows with padding between them, in T. Elements that are not the tensor's are NaN.
+template <class T>
+class Tensor {
+ public:
+  Tensor(const std::vector<int64_t>& dims, int64_t row_padding) {
+    desc_.dtype = sizeof(T) == 4 ? FW_F32 : FW_F64;
+    desc_.rank = static_cast<int32_t>(dims.size());
+    int64_t stride = 1;
+    for (size_t i = dims.size(); i-- > 0;) {
+      desc_.shape[i] = dims[i];
+      desc_.stride[i] = stride;
+      stride = stride * dims[i] + row_padding;
+    }
+    values_.assign(static_cast<size_t>(std::max<int64_t>(stride, 1)), std::numeric_limits<T>::quiet_NaN());
+    desc_.data = values_.data();
+  }
+
+  const fw_tensor& desc() const { return desc_; }
+
+  // visit(index in memory) in the order of a contiguous tensor.
+  template <class Visit>
+  void for_each(Visit&& visit) const {
+    const int64_t* n = desc_.shape;
+    int64_t sizes[4] = {1, 1, 1, 1}, strides[4] = {0, 0, 0, 0};
+    for (int i = 0; i < desc_.rank; ++i) {
+      sizes[4 - desc_.rank + i] = n[i];
+      strides[4 - desc_.rank + i] = desc_.stride[i];
+    }
+    for (int64_t a = 0; a < sizes[0]; ++a) {
+      for (int64_t b = 0; b < sizes[1]; ++b) {
+        for (int64_t c = 0; c < sizes[2]; ++c) {
+          for (int64_t d = 0; d < sizes[3]; ++d) visit(static_cast<size_t>(a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3]));
+        }
+      }
+    }
+  }
+
+  void set(const std::vector<double>& x) {
+    size_t i = 0;
+    for_each([&](size_t at) { values_[at] = static_cast<T>(x[i++]); });
+  }
+  std::vector<double> get() const {
+    std::vector<double> x;
+    for_each([&](size_t at) { x.push_back(static_cast<double>(values_[at])); });
+    return x;
+  }
+  // Fails when an element between the rows is no longer NaN.
+  void check(const char* name) const {
+    std::vector<bool> own(values_.size(), false);
+    for_each([&](size_t at) { own[at] = true; });
+    for (size_t i = 0; i < values_.size(); ++i) {
+      if (!own[i] && !std::isnan(values_[i])) fail_internal("header run: {}: element {} lies between the rows and was written", name, i);
+    }
+  }
+
+ private:
+  fw_tensor desc_{};
+  std::vector<T> values_;
+};
+
+// [.., a, b] from [.., b, a] for n matrices.
+std::vector<double> transposed(const std::vector<double>& x, int64_t rows, int64_t cols) {
+  std::vector<double> y(x.size());
+  const int64_t matrix = rows * cols;
+  for (int64_t at = 0; at < static_cast<int64_t>(x.size()); at += matrix) {
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < cols; ++j) y[at + j * rows + i] = x[at + i * cols + j];
+    }
+  }
+  return y;
+}
+
+// A problem laid out for the C header: descriptor, and the tensors of any number of fw_inputs and fw_outputs.
+template <class T>
+class Layout {
+ public:
+  Layout(const ReferenceProblem& problem, const HeaderRun& run) : p_(problem), run_(run) {
+    const SeqLayout& seqs = p_.shape.sequences;
+    bool equal = true;
+    for (int64_t n = 0; n < seqs.count(); ++n) equal = equal && seqs.length(n) == seqs.length(0);
+    packed_ = run.seqlens != 0 || !equal;
+    FW_INIT(&desc_);
+    desc_.rule = to_c(p_.rule);
+    desc_.dtype = sizeof(T) == 4 ? FW_F32 : FW_F64;
+    desc_.form = run.form;
+    desc_.B = packed_ ? 1 : seqs.count();
+    desc_.T = packed_ ? seqs.tokens() : (seqs.count() > 0 ? seqs.length(0) : 0);
+    desc_.H = p_.shape.H;
+    desc_.HV = p_.shape.HV;
+    desc_.K = p_.shape.K;
+    desc_.V = p_.shape.V;
+    desc_.scale = p_.shape.scale;
+    desc_.chunk = run.chunk;
+    desc_.state_layout = run.state_layout;
+    if (!packed_) return;
+    offsets32_.assign(seqs.offsets().begin(), seqs.offsets().end());
+    desc_.seqlens_dtype = run.seqlens == 32 ? 32 : 64;
+    desc_.cu_seqlens = run.seqlens == 32 ? static_cast<const void*>(offsets32_.data()) : static_cast<const void*>(seqs.offsets().data());
+    desc_.num_sequences = seqs.count();
+  }
+
+  const fw_desc* desc() const { return &desc_; }
+
+  fw_sizes sizes() const {
+    fw_sizes s;
+    FW_INIT(&s);
+    expect_ok(fw_workspace_query(&desc_, &s), "fw_workspace_query");
+    return s;
+  }
+
+  // Points `tensor` at a new tensor of the field's shape, with the values (NaN if none are given).
+  Tensor<T>& place(const char* name, std::vector<int64_t> shape, const std::vector<double>* values, fw_tensor& tensor) {
+    const bool state = is_matrix_state(name);
+    const bool tokens = std::strncmp(name, "initial_", 8) != 0 && std::strncmp(name, "final_", 6) != 0 && std::strcmp(name, "precond_center") != 0;
+    if (tokens) {
+      shape[0] = desc_.T;
+      shape.insert(shape.begin(), desc_.B);
+    }
+    if (state && run_.state_layout == FW_STATE_V_FIRST) std::swap(shape[2], shape[3]);
+    tensors_.push_back({name, std::make_unique<Tensor<T>>(shape, tokens ? run_.row_padding : 0)});
+    Tensor<T>& t = *tensors_.back().tensor;
+    if (values != nullptr) t.set(state && run_.state_layout == FW_STATE_V_FIRST ? transposed(*values, p_.shape.K, p_.shape.V) : *values);
+    tensor = t.desc();
+    return t;
+  }
+
+  std::vector<double> read(const char* name, const Tensor<T>& t) const {
+    const std::vector<double> x = t.get();
+    return is_matrix_state(name) && run_.state_layout == FW_STATE_V_FIRST ? transposed(x, p_.shape.V, p_.shape.K) : x;
+  }
+
+  // Every field that the rule uses and `x` has, with its values.
+  template <class C, class Struct, size_t N>
+  void give(C& c, const NamedTensor<C> (&list)[N], std::span<const ReferenceField<Struct>> fields, const Struct& x) {
+    for (const auto& field : fields) {
+      const std::vector<int64_t> shape = field.shape(p_.rule, p_.shape);
+      if (shape.empty() || (x.*field.values).size() != static_cast<size_t>(field.count(p_.rule, p_.shape))) continue;
+      place(field.name, shape, &(x.*field.values), tensor_of(c, list, field.name));
+    }
+  }
+
+  void check() const {
+    for (const auto& named : tensors_) named.tensor->check(named.name.c_str());
+  }
+
+  Tensor<T>* find(const fw_tensor& tensor) {
+    for (const auto& named : tensors_) {
+      if (named.tensor->desc().data == tensor.data) return named.tensor.get();
+    }
+    return nullptr;
+  }
+
+  static void expect_ok(fw_status status, const char* call) {
+    if (status != FW_OK) fail_internal("{}: status {}: {}", call, static_cast<int>(status), fw_last_error());
+  }
+
+ private:
+  struct Named {
+    std::string name;
+    std::unique_ptr<Tensor<T>> tensor;
+  };
+  static bool is_matrix_state(const char* name) { return std::strcmp(name, "initial_state") == 0 || std::strcmp(name, "final_state") == 0; }
+
+  const ReferenceProblem& p_;
+  const HeaderRun& run_;
+  fw_desc desc_;
+  bool packed_ = false;
+  std::vector<int32_t> offsets32_;
+  std::vector<Named> tensors_;
+};
+
+enum class Call { kForward, kStep };
+
+template <class T>
+ReferenceOutputs run_forward(const ReferenceProblem& p, const HeaderRun& run, Call call) {
+  Layout<T> layout(p, run);
+  fw_inputs in;
+  fw_outputs out;
+  FW_INIT(&in);
+  FW_INIT(&out);
+  layout.give(in, kInputs, reference_input_fields(), p.in);
+  for (const auto& field : reference_output_fields()) {
+    const std::vector<int64_t> shape = field.shape(p.rule, p.shape);
+    if (shape.empty()) continue;
+    const std::string name = field.name;
+    const fw_tensor& initial = name == "final_state" ? in.initial_state : in.initial_precond;
+    fw_tensor& tensor = tensor_of(out, kOutputs, field.name);
+    if (run.state_in_place && name != "o" && initial.data != nullptr) {
+      tensor = initial;
+    } else {
+      layout.place(field.name, shape, nullptr, tensor);
+    }
+  }
+  const fw_sizes sizes = layout.sizes();
+  const GuardedBytes workspace(sizes.forward);
+  if (call == Call::kForward) {
+    Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, nullptr, 0, workspace.data(), workspace.size()), "fw_forward");
+  } else {
+    Layout<T>::expect_ok(fw_step(layout.desc(), &in, &out, workspace.data(), workspace.size()), "fw_step");
+  }
+  workspace.check("workspace");
+  layout.check();
+  ReferenceOutputs result;
+  for (const auto& field : reference_output_fields()) {
+    const fw_tensor& tensor = tensor_of(out, kOutputs, field.name);
+    if (tensor.data != nullptr) result.*field.values = layout.read(field.name, *layout.find(tensor));
+  }
+  return result;
+}
+
+template <class T>
+ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
+  Layout<T> layout(p, run);
+  fw_inputs in, grads;
+  fw_outputs out, d;
+  FW_INIT(&in);
+  FW_INIT(&grads);
+  FW_INIT(&out);
+  FW_INIT(&d);
+  layout.give(in, kInputs, reference_input_fields(), p.in);
+  layout.give(d, kOutputs, reference_output_fields(), p.d);
+  const fw_sizes sizes = layout.sizes();
+  const GuardedBytes forward_space(sizes.forward), backward_space(sizes.backward), saved(sizes.saved);
+  if (run.saved) {
+    layout.place("o", reference_output_fields()[0].shape(p.rule, p.shape), nullptr, out.o);
+    Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, saved.data(), saved.size(), forward_space.data(), forward_space.size()), "fw_forward");
+    forward_space.check("forward workspace");
+    saved.check("saved");
+  }
+  for (const auto& field : reference_input_fields()) {
+    if (tensor_of(in, kInputs, field.name).data == nullptr) continue;
+    layout.place(field.name, field.shape(p.rule, p.shape), nullptr, tensor_of(grads, kInputs, field.name));
+  }
+  Layout<T>::expect_ok(fw_backward(layout.desc(), &in, &d, &grads, run.saved ? saved.data() : nullptr, run.saved ? saved.size() : 0, backward_space.data(),
+                                   backward_space.size()),
+                       "fw_backward");
+  backward_space.check("backward workspace");
+  layout.check();
+  ReferenceInputs result;
+  for (const auto& field : reference_input_fields()) {
+    const fw_tensor& tensor = tensor_of(grads, kInputs, field.name);
+    if (tensor.data != nullptr) result.*field.values = layout.read(field.name, *layout.find(tensor));
+  }
+  return result;
+}
+
+ReferenceOutputs forward_in(const ReferenceProblem& p, const HeaderRun& run, Call call) {
+  return run.dtype == FW_F32 ? run_forward<float>(p, run, call) : run_forward<double>(p, run, call);
+}
+
+}  // namespace
+
+ReferenceOutputs header_forward(const ReferenceProblem& p, const HeaderRun& run) { return forward_in(p, run, Call::kForward); }
+
+ReferenceInputs header_backward(const ReferenceProblem& p, const HeaderRun& run) {
+  return run.dtype == FW_F32 ? run_backward<float>(p, run) : run_backward<double>(p, run);
+}
+
+ReferenceOutputs header_steps(const ReferenceProblem& p, const HeaderRun& run, int64_t tokens_per_call) {
+  if (tokens_per_call < 1) fail_usage("header run: tokens_per_call: expected at least 1, got {}", tokens_per_call);
+  const ReferenceShape& s = p.shape;
+  int64_t longest = 0;
+  for (int64_t n = 0; n < s.sequences.count(); ++n) longest = std::max(longest, s.sequences.length(n));
+
+  ReferenceOutputs all;
+  for (const auto& field : reference_output_fields()) (all.*field.values).assign(static_cast<size_t>(field.count(p.rule, s)), 0.0);
+  if (!p.in.initial_state.empty()) all.final_state = p.in.initial_state;
+  if (!p.in.initial_precond.empty()) all.final_precond = p.in.initial_precond;
+  HeaderRun step = run;
+  step.state_in_place = true;
+  for (int64_t begin = 0; begin < longest; begin += tokens_per_call) {
+    ReferenceProblem part = slice_tokens(p, begin, begin + tokens_per_call);
+    part.in.initial_state = all.final_state;
+    part.in.initial_precond = all.final_precond;
+    ReferenceOutputs out = forward_in(part, step, Call::kStep);
+    all.final_state = std::move(out.final_state);
+    all.final_precond = std::move(out.final_precond);
+    const int64_t row = s.HV * s.V;
+    for (int64_t n = 0; n < s.sequences.count(); ++n) {
+      const int64_t from = part.shape.sequences.begin(n) * row, count = part.shape.sequences.length(n) * row;
+      std::copy_n(out.o.begin() + from, count, all.o.begin() + (s.sequences.begin(n) + std::min(begin, s.sequences.length(n))) * row);
+    }
+  }
+  return all;
+}
+
+}  // namespace fw

@@ -1,0 +1,27 @@
+// Runs a reference problem through the C header (fw_forward, fw_backward, fw_step) and returns doubles, so that tests and
+// selftest compare like with like. Padding between rows is NaN, workspaces start as NaN and end with a guard: reading what
+// was not given, or writing outside, fails the run.
+#pragma once
+
+#include "reference/problem.h"
+
+namespace fw {
+
+struct HeaderRun {
+  fw_dtype dtype = FW_F64;
+  fw_form form = FW_FORM_AUTO;
+  int64_t chunk = 0;
+  fw_state_layout state_layout = FW_STATE_K_FIRST;
+  int seqlens = 0;              // 32 or 64: packed with cu_seqlens of that width. 0: [B, T] where all sequences are equally long, else 64
+  int64_t row_padding = 0;      // elements between rows of every tensor but the states
+  bool state_in_place = false;  // the final states are written over the initial ones, where those are given
+  bool saved = true;            // backward gets what forward saved; false: it recomputes
+};
+
+// Each throws Error(kInternal) with fw_last_error's text when a call fails or memory outside its own was written.
+ReferenceOutputs header_forward(const ReferenceProblem& problem, const HeaderRun& run);
+ReferenceInputs header_backward(const ReferenceProblem& problem, const HeaderRun& run);
+// Decodes with fw_step, tokens_per_call tokens of every sequence at a time, the states updated in place.
+ReferenceOutputs header_steps(const ReferenceProblem& problem, const HeaderRun& run, int64_t tokens_per_call = 1);
+
+}  // namespace fw

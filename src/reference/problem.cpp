@@ -1,0 +1,137 @@
+#include "reference/problem.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "base/random.h"
+#include "reference/fields.h"
+
+namespace fw {
+namespace {
+
+double as_float(double x) { return static_cast<double>(static_cast<float>(x)); }
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+std::vector<double> draw(size_t n, auto&& value) {
+  std::vector<double> x(n);
+  for (double& y : x) y = as_float(value());
+  return x;
+}
+
+double log_decay(Random& random, bool edges) {
+  if (edges && random.below(3) == 0) {
+    const double values[] = {0.0, -1e4, -std::numeric_limits<double>::infinity()};
+    return values[random.below(3)];
+  }
+  return -std::exp(random.uniform(-3, 1)) * std::log1p(std::exp(random.normal()));
+}
+
+// Rows of a length between low and high.
+std::vector<double> draw_rows(Random& random, size_t n, int64_t dim, double low, double high) {
+  std::vector<double> x(n);
+  for (size_t row = 0; row < n; row += static_cast<size_t>(dim)) {
+    double square = 0;
+    for (int64_t i = 0; i < dim; ++i) {
+      x[row + i] = random.normal();
+      square += x[row + i] * x[row + i];
+    }
+    const double factor = random.uniform(low, high) / std::sqrt(square);
+    for (int64_t i = 0; i < dim; ++i) x[row + i] = as_float(factor * x[row + i]);
+  }
+  return x;
+}
+
+// Copies the rows (tokens) [from(n), from(n) + length(n)) of each sequence; a row has values.size() / tokens values.
+std::vector<double> take_tokens(const std::vector<double>& values, const SeqLayout& all, const SeqLayout& some, int64_t begin) {
+  std::vector<double> out;
+  if (values.empty()) return out;
+  const int64_t row = static_cast<int64_t>(values.size()) / all.tokens();
+  for (int64_t n = 0; n < some.count(); ++n) {
+    if (some.length(n) == 0) continue;
+    const auto first = values.begin() + (all.begin(n) + begin) * row;
+    out.insert(out.end(), first, first + some.length(n) * row);
+  }
+  return out;
+}
+
+bool has_tokens(const std::string& name) { return name.find("initial_") != 0 && name.find("final_") != 0 && name != "precond_center"; }
+
+}  // namespace
+
+ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options) {
+  ReferenceProblem p;
+  p.rule = rule;
+  p.shape = {options.sequences, options.H, options.HV, options.K, options.V, 0, 0, options.scale};
+  if (options.gates_per_value_head) p.shape.g_heads = p.shape.erase_heads = options.HV;
+  check_shape(p.shape);
+
+  Random random(options.seed);
+  const bool kaczmarz = rule.gain == Gain::kKaczmarz && rule.k_norm == Norm::kRaw;
+  for (const auto& field : reference_input_fields()) {
+    const size_t n = static_cast<size_t>(field.count(rule, p.shape));
+    const std::string name = field.name;
+    std::vector<double>& x = p.in.*field.values;
+    if (field.optional && !options.initial_state) continue;
+    if (name == "q") {
+      x = draw_rows(random, n, options.K, 0.5, rule.q_norm == Norm::kL2 ? 3.0 : 1.0);
+    } else if (name == "k") {
+      // With query feedback the step is beta (1 + lambda q.k / |k|^2): short keys would make it unstable.
+      const double shortest = kaczmarz ? (rule.uses_lambda() ? 1.0 : 0.1) : 0.5;
+      x = draw_rows(random, n, options.K, shortest, kaczmarz || rule.k_norm == Norm::kL2 ? 3.0 : 1.0);
+    } else if (name == "g" || name == "precond_g") {
+      x = draw(n, [&] { return log_decay(random, options.edge_decays); });
+    } else if (name == "beta" || name == "erase_gate") {
+      x = draw(n, [&] { return rule.gain_bound * sigmoid(1.5 * random.normal()); });
+    } else if (name == "lambda" || name == "write_gate" || name == "precond_beta") {
+      x = draw(n, [&] { return sigmoid(1.5 * random.normal()); });
+    } else if (name == "precond_center") {
+      x = draw(n, [&] { return -0.2 + 0.3 * random.normal(); });
+    } else if (name == "initial_precond") {
+      x = draw(n, [&] { return random.uniform(0.02, 1.0); });
+    } else {
+      x = draw(n, [&] { return random.normal(); });
+    }
+  }
+  for (const auto& field : reference_output_fields()) {
+    p.d.*field.values = draw(static_cast<size_t>(field.count(rule, p.shape)), [&] { return random.normal(); });
+  }
+  return p;
+}
+
+ReferenceProblem slice_tokens(const ReferenceProblem& problem, int64_t begin, int64_t end) {
+  const SeqLayout& all = problem.shape.sequences;
+  std::vector<int64_t> offsets = {0};
+  for (int64_t n = 0; n < all.count(); ++n) {
+    offsets.push_back(offsets.back() + std::max<int64_t>(0, std::min(end, all.length(n)) - begin));
+  }
+  ReferenceProblem part = problem;
+  part.shape.sequences = SeqLayout(offsets);
+  for (const auto& field : reference_input_fields()) {
+    if (has_tokens(field.name)) part.in.*field.values = take_tokens(problem.in.*field.values, all, part.shape.sequences, begin);
+  }
+  for (const auto& field : reference_output_fields()) {
+    if (has_tokens(field.name)) part.d.*field.values = take_tokens(problem.d.*field.values, all, part.shape.sequences, begin);
+  }
+  return part;
+}
+
+ReferenceProblem slice_sequence(const ReferenceProblem& problem, int64_t n) {
+  const SeqLayout& all = problem.shape.sequences;
+  ReferenceProblem part = problem;
+  part.shape.sequences = SeqLayout::uniform(1, all.length(n));
+  const auto take = [&](const char* name, std::vector<double>& values) {
+    if (values.empty() || std::string(name) == "precond_center") return;
+    const int64_t rows = has_tokens(name) ? all.tokens() : all.count();
+    const int64_t row = static_cast<int64_t>(values.size()) / rows;
+    const int64_t first = has_tokens(name) ? all.begin(n) : n;
+    const int64_t count = has_tokens(name) ? all.length(n) : 1;
+    values = std::vector<double>(values.begin() + first * row, values.begin() + (first + count) * row);
+  };
+  for (const auto& field : reference_input_fields()) take(field.name, part.in.*field.values);
+  for (const auto& field : reference_output_fields()) take(field.name, part.d.*field.values);
+  return part;
+}
+
+}  // namespace fw

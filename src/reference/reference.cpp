@@ -1,0 +1,372 @@
+// One sequence and key head at a time: normalise q and k and run the preconditioner (what the value heads of the group
+// share), then per value head build the streams r w e z and run the recurrence. The backward does the same with all states
+// kept, then sweeps back. Formulas are recurrence.md's, in its letters.
+#include "reference/reference.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "reference/fields.h"
+
+namespace fw {
+namespace {
+
+using Vec = std::vector<double>;
+
+Vec zeros(int64_t n) { return Vec(static_cast<size_t>(n), 0.0); }
+
+double dot(const double* a, const double* b, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+// Where one value head finds its data. `row` counts tokens of the whole batch.
+struct Head {
+  int64_t n, hk, h;  // sequence, key head, value head
+  int64_t begin, T;  // the sequence's tokens
+};
+
+struct Problem {
+  const Rule& rule;
+  const ReferenceShape& s;
+  const ReferenceInputs& in;
+
+  int64_t group() const { return s.HV / s.H; }
+  double scale() const { return s.scale != 0 ? s.scale : 1.0 / std::sqrt(static_cast<double>(s.K)); }
+  int64_t key_at(int64_t row, int64_t hk) const { return (row * s.H + hk) * s.K; }
+  int64_t value_at(int64_t row, int64_t h) const { return (row * s.HV + h) * s.V; }
+  int64_t scalar_at(int64_t row, int64_t h) const { return row * s.HV + h; }
+  int64_t key_scalar_at(int64_t row, int64_t hk) const { return row * s.H + hk; }
+  // A channel tensor with H or HV heads.
+  int64_t channel_at(int64_t row, int64_t heads, const Head& head) const {
+    const int64_t count = heads_or_key_heads(heads, s);
+    return (row * count + (count == s.HV ? head.h : head.hk)) * s.K;
+  }
+};
+
+// x / sqrt(|x|^2 + eps), or x itself.
+void normalise(Norm norm, double eps, const double* x, int64_t n, double* y) {
+  double factor = 1;
+  if (norm == Norm::kL2) {
+    const double square = dot(x, x, n) + eps;
+    factor = square > 0 ? 1.0 / std::sqrt(square) : 0.0;
+  }
+  for (int64_t i = 0; i < n; ++i) y[i] = factor * x[i];
+}
+
+// dx += (d y / d x)^T dy
+void normalise_backward(Norm norm, double eps, const double* x, const double* dy, int64_t n, double* dx) {
+  if (norm == Norm::kRaw) {
+    for (int64_t i = 0; i < n; ++i) dx[i] += dy[i];
+    return;
+  }
+  const double square = dot(x, x, n) + eps;
+  if (square <= 0) return;
+  const double factor = 1.0 / std::sqrt(square);
+  const double along = factor * factor * factor * dot(x, dy, n);
+  for (int64_t i = 0; i < n; ++i) dx[i] += factor * dy[i] - along * x[i];
+}
+
+// What the value heads of a key head share. M is 1 and A empty without preconditioner.
+struct KeyHead {
+  Vec q, k;  // [T, K], normalised
+  Vec A;     // [T + 1, K], A_0 first
+  Vec M;     // [T, K]
+};
+
+// The gradients with respect to q, k, M, and A_T.
+struct KeyHeadGradient {
+  Vec dq, dk, dM;  // [T, K]
+};
+
+KeyHead key_head(const Problem& p, const Head& head) {
+  const int64_t K = p.s.K;
+  KeyHead x{zeros(head.T * K), zeros(head.T * K), {}, Vec(static_cast<size_t>(head.T * K), 1.0)};
+  for (int64_t t = 0; t < head.T; ++t) {
+    const int64_t at = p.key_at(head.begin + t, head.hk);
+    normalise(p.rule.q_norm, p.rule.norm_eps, &p.in.q[at], K, &x.q[t * K]);
+    normalise(p.rule.k_norm, p.rule.norm_eps, &p.in.k[at], K, &x.k[t * K]);
+  }
+  if (!p.rule.uses_precond()) return x;
+
+  x.A = zeros((head.T + 1) * K);
+  if (!p.in.initial_precond.empty()) std::copy_n(&p.in.initial_precond[(head.n * p.s.H + head.hk) * K], K, x.A.data());
+  const double log_x = std::log(p.rule.precond_x);
+  for (int64_t t = 0; t < head.T; ++t) {
+    const int64_t gate = p.key_scalar_at(head.begin + t, head.hk);
+    for (int64_t i = 0; i < K; ++i) {
+      const double k = x.k[t * K + i];
+      const double A = std::exp(p.in.precond_g[gate]) * x.A[t * K + i] + p.in.precond_beta[gate] * k * k;
+      const double r = std::log(A + p.rule.precond_eps) - p.in.precond_center[head.hk];
+      x.A[(t + 1) * K + i] = A;
+      x.M[t * K + i] = std::exp(-log_x * r / (1 + std::abs(r)));
+    }
+  }
+  return x;
+}
+
+// Accumulates into the gradients of q, k, the preconditioner's inputs and its initial state.
+void key_head_backward(const Problem& p, const Head& head, const KeyHead& x, KeyHeadGradient& dx, const ReferenceOutputs& d, ReferenceInputs& grad) {
+  const int64_t K = p.s.K;
+  if (p.rule.uses_precond()) {
+    const double log_x = std::log(p.rule.precond_x);
+    Vec dA = zeros(K);
+    const int64_t state = (head.n * p.s.H + head.hk) * K;
+    if (!d.final_precond.empty()) std::copy_n(&d.final_precond[state], K, dA.data());
+    for (int64_t t = head.T - 1; t >= 0; --t) {
+      const int64_t gate = p.key_scalar_at(head.begin + t, head.hk);
+      const double decay = std::exp(p.in.precond_g[gate]);
+      for (int64_t i = 0; i < K; ++i) {
+        const double k = x.k[t * K + i], before = x.A[t * K + i], after = x.A[(t + 1) * K + i] + p.rule.precond_eps;
+        const double r = std::log(after) - p.in.precond_center[head.hk];
+        const double ds = -log_x * x.M[t * K + i] * dx.dM[t * K + i];
+        const double dr = ds / ((1 + std::abs(r)) * (1 + std::abs(r)));
+        grad.precond_center[head.hk] -= dr;
+        dA[i] += dr / after;
+        grad.precond_beta[gate] += dA[i] * k * k;
+        grad.precond_g[gate] += dA[i] * decay * before;
+        dx.dk[t * K + i] += 2 * dA[i] * p.in.precond_beta[gate] * k;
+        dA[i] *= decay;
+      }
+    }
+    if (!grad.initial_precond.empty()) std::copy_n(dA.data(), K, &grad.initial_precond[state]);
+  }
+  for (int64_t t = 0; t < head.T; ++t) {
+    const int64_t at = p.key_at(head.begin + t, head.hk);
+    normalise_backward(p.rule.q_norm, p.rule.norm_eps, &p.in.q[at], &dx.dq[t * K], K, &grad.q[at]);
+    normalise_backward(p.rule.k_norm, p.rule.norm_eps, &p.in.k[at], &dx.dk[t * K], K, &grad.k[at]);
+  }
+}
+
+// The canonical streams of one value head (or their gradients; then alpha holds the gradient of the log-decay).
+struct Streams {
+  Vec r, w, e;  // [T, K]
+  Vec z;        // [T, V]
+  Vec alpha;    // [T, K], exp(g)
+
+  Streams(int64_t T, int64_t K, int64_t V) : r(zeros(T * K)), w(zeros(T * K)), e(zeros(T * K)), z(zeros(T * V)), alpha(zeros(T * K)) {}
+};
+
+// The scalar gain of a token.
+double gain(const Problem& p, const Head& head, int64_t t, const double* k) {
+  switch (p.rule.gain) {
+    case Gain::kOne:
+      return 1;
+    case Gain::kGate:
+      return p.in.beta[p.scalar_at(head.begin + t, head.h)];
+    case Gain::kKaczmarz: {
+      const double square = dot(k, k, p.s.K) + p.rule.gain_eps;
+      return square > 0 ? p.in.beta[p.scalar_at(head.begin + t, head.h)] / square : 0;
+    }
+  }
+  return 1;
+}
+
+double log_decay(const Problem& p, const Head& head, int64_t t, int64_t channel) {
+  const int64_t row = head.begin + t;
+  switch (p.rule.decay) {
+    case Decay::kNone:
+      return 0;
+    case Decay::kConstant:
+      return std::log(1 - std::exp2(-5 - static_cast<double>(head.h)));
+    case Decay::kScalar:
+      return p.in.g[p.scalar_at(row, head.h)];
+    case Decay::kChannel:
+      return p.in.g[p.channel_at(row, p.s.g_heads, head) + channel];
+  }
+  return 0;
+}
+
+Streams streams(const Problem& p, const Head& head, const KeyHead& x) {
+  const int64_t K = p.s.K, V = p.s.V;
+  Streams y(head.T, K, V);
+  for (int64_t t = 0; t < head.T; ++t) {
+    const int64_t row = head.begin + t;
+    const double* q = &x.q[t * K];
+    const double* k = &x.k[t * K];
+    const double s = p.rule.uses_gain() ? gain(p, head, t, k) : 1;
+    const double lambda = p.rule.uses_lambda() ? p.in.lambda[p.scalar_at(row, head.h)] : 0;
+    for (int64_t i = 0; i < K; ++i) {
+      const double b = p.rule.uses_erase_gate() ? p.in.erase_gate[p.channel_at(row, p.s.erase_heads, head) + i] : s;
+      y.alpha[t * K + i] = std::exp(log_decay(p, head, t, i));
+      y.r[t * K + i] = p.scale() * q[i];
+      y.w[t * K + i] = x.M[t * K + i] * k[i];
+      y.e[t * K + i] = p.rule.online() ? b * (k[i] + lambda * q[i]) : 0;
+    }
+    for (int64_t j = 0; j < V; ++j) {
+      const int64_t at = p.value_at(row, head.h) + j;
+      y.z[t * V + j] = (p.rule.uses_write_gate() ? p.in.write_gate[at] : s) * p.in.v[at];
+    }
+  }
+  return y;
+}
+
+// From the gradients of the streams to those of the inputs (added) and of what the key head shares (added).
+void streams_backward(const Problem& p, const Head& head, const KeyHead& x, const Streams& dy, KeyHeadGradient& dx, ReferenceInputs& grad) {
+  const int64_t K = p.s.K, V = p.s.V;
+  for (int64_t t = 0; t < head.T; ++t) {
+    const int64_t row = head.begin + t;
+    const double* q = &x.q[t * K];
+    const double* k = &x.k[t * K];
+    double* dq = &dx.dq[t * K];
+    double* dk = &dx.dk[t * K];
+    const double s = p.rule.uses_gain() ? gain(p, head, t, k) : 1;
+    const double lambda = p.rule.uses_lambda() ? p.in.lambda[p.scalar_at(row, head.h)] : 0;
+    double ds = 0, dlambda = 0;
+    for (int64_t i = 0; i < K; ++i) {
+      const double de = dy.e[t * K + i], dw = dy.w[t * K + i];
+      if (p.rule.decay == Decay::kScalar) grad.g[p.scalar_at(row, head.h)] += dy.alpha[t * K + i];
+      if (p.rule.decay == Decay::kChannel) grad.g[p.channel_at(row, p.s.g_heads, head) + i] += dy.alpha[t * K + i];
+      dq[i] += p.scale() * dy.r[t * K + i];
+      dk[i] += x.M[t * K + i] * dw;
+      dx.dM[t * K + i] += k[i] * dw;
+      if (!p.rule.online()) continue;
+      const double key = k[i] + lambda * q[i];
+      double b = s;
+      if (p.rule.uses_erase_gate()) {
+        const int64_t at = p.channel_at(row, p.s.erase_heads, head) + i;
+        b = p.in.erase_gate[at];
+        grad.erase_gate[at] += de * key;
+      } else {
+        ds += de * key;
+      }
+      dk[i] += b * de;
+      dq[i] += b * lambda * de;
+      dlambda += b * de * q[i];
+    }
+    for (int64_t j = 0; j < V; ++j) {
+      const int64_t at = p.value_at(row, head.h) + j;
+      const double dz = dy.z[t * V + j];
+      if (p.rule.uses_write_gate()) {
+        grad.write_gate[at] += dz * p.in.v[at];
+        grad.v[at] += dz * p.in.write_gate[at];
+      } else {
+        ds += dz * p.in.v[at];
+        grad.v[at] += dz * s;
+      }
+    }
+    if (p.rule.uses_lambda()) grad.lambda[p.scalar_at(row, head.h)] += dlambda;
+    if (!p.rule.uses_beta()) continue;
+    const int64_t at = p.scalar_at(row, head.h);
+    if (p.rule.gain == Gain::kGate) {
+      grad.beta[at] += ds;
+    } else if (const double square = dot(k, k, K) + p.rule.gain_eps; square > 0) {
+      grad.beta[at] += ds / square;
+      for (int64_t i = 0; i < K; ++i) dk[i] -= ds * 2 * k[i] * p.in.beta[at] / (square * square);
+    }
+  }
+}
+
+Vec initial_state(const Problem& p, const Head& head) {
+  Vec S = zeros(p.s.K * p.s.V);
+  if (!p.in.initial_state.empty()) std::copy_n(&p.in.initial_state[(head.n * p.s.HV + head.h) * p.s.K * p.s.V], S.size(), S.data());
+  return S;
+}
+
+// One token: S becomes Sbar + w u^T; u [V] and o [V] are filled.
+void token_forward(const Streams& x, int64_t t, int64_t K, int64_t V, Vec& S, double* u, double* o) {
+  std::copy_n(&x.z[t * V], V, u);
+  for (int64_t i = 0; i < K; ++i) {
+    for (int64_t j = 0; j < V; ++j) {
+      S[i * V + j] *= x.alpha[t * K + i];
+      u[j] -= S[i * V + j] * x.e[t * K + i];
+    }
+  }
+  std::fill_n(o, V, 0.0);
+  for (int64_t i = 0; i < K; ++i) {
+    for (int64_t j = 0; j < V; ++j) {
+      S[i * V + j] += x.w[t * K + i] * u[j];
+      o[j] += S[i * V + j] * x.r[t * K + i];
+    }
+  }
+}
+
+// The adjoint of the recurrence: gradients of the streams, and dS from that of the final state to that of the initial one.
+Streams recurrence_backward(const Problem& p, const Head& head, const Streams& x, const ReferenceOutputs& d, Vec& dS) {
+  const int64_t T = head.T, K = p.s.K, V = p.s.V;
+  std::vector<Vec> S(static_cast<size_t>(T) + 1);  // S[t] is the state before token t
+  Vec u = zeros(T * V), o = zeros(V);
+  S[0] = initial_state(p, head);
+  for (int64_t t = 0; t < T; ++t) {
+    S[t + 1] = S[t];
+    token_forward(x, t, K, V, S[t + 1], &u[t * V], o.data());
+  }
+  Streams dx(T, K, V);
+  const Vec no_cotangent = zeros(V);
+  for (int64_t t = T - 1; t >= 0; --t) {
+    const double* dO = d.o.empty() ? no_cotangent.data() : &d.o[p.value_at(head.begin + t, head.h)];
+    double* du = &dx.z[t * V];  // z enters u alone: dz = du
+    for (int64_t i = 0; i < K; ++i) {
+      double* row = &dS[i * V];
+      dx.r[t * K + i] = dot(&S[t + 1][i * V], dO, V);
+      for (int64_t j = 0; j < V; ++j) {
+        row[j] += x.r[t * K + i] * dO[j];
+        du[j] += x.w[t * K + i] * row[j];
+      }
+      dx.w[t * K + i] = dot(row, &u[t * V], V);
+    }
+    for (int64_t i = 0; i < K; ++i) {  // row becomes the gradient of Sbar, then of the state before
+      double* row = &dS[i * V];
+      const double alpha = x.alpha[t * K + i];
+      dx.e[t * K + i] = -alpha * dot(&S[t][i * V], du, V);
+      for (int64_t j = 0; j < V; ++j) row[j] -= x.e[t * K + i] * du[j];
+      dx.alpha[t * K + i] = alpha * dot(&S[t][i * V], row, V);
+      for (int64_t j = 0; j < V; ++j) row[j] *= alpha;
+    }
+  }
+  return dx;
+}
+
+template <class Body>
+void for_each_key_head(const ReferenceShape& s, Body&& body) {
+  for (int64_t n = 0; n < s.sequences.count(); ++n) {
+    for (int64_t hk = 0; hk < s.H; ++hk) body(Head{n, hk, hk * (s.HV / s.H), s.sequences.begin(n), s.sequences.length(n)});
+  }
+}
+
+}  // namespace
+
+ReferenceOutputs reference_forward(const Rule& rule, const ReferenceShape& s, const ReferenceInputs& in) {
+  validate(rule);
+  check_inputs(rule, s, in);
+  const Problem p{rule, s, in};
+  ReferenceOutputs out;
+  for (const auto& field : reference_output_fields()) out.*field.values = zeros(field.count(rule, s));
+  for_each_key_head(s, [&](Head head) {
+    const KeyHead shared = key_head(p, head);
+    if (rule.uses_precond()) std::copy_n(&shared.A[head.T * s.K], s.K, &out.final_precond[(head.n * s.H + head.hk) * s.K]);
+    for (int64_t i = 0; i < p.group(); ++i, ++head.h) {
+      const Streams x = streams(p, head, shared);
+      Vec S = initial_state(p, head), u = zeros(s.V);
+      for (int64_t t = 0; t < head.T; ++t) token_forward(x, t, s.K, s.V, S, u.data(), &out.o[p.value_at(head.begin + t, head.h)]);
+      std::copy(S.begin(), S.end(), out.final_state.begin() + (head.n * s.HV + head.h) * s.K * s.V);
+    }
+  });
+  return out;
+}
+
+ReferenceInputs reference_backward(const Rule& rule, const ReferenceShape& s, const ReferenceInputs& in, const ReferenceOutputs& d) {
+  validate(rule);
+  check_inputs(rule, s, in);
+  check_cotangents(rule, s, d);
+  const Problem p{rule, s, in};
+  ReferenceInputs grad;
+  for (const auto& field : reference_input_fields()) grad.*field.values = zeros(static_cast<int64_t>((in.*field.values).size()));
+  for_each_key_head(s, [&](Head head) {
+    const KeyHead shared = key_head(p, head);
+    KeyHeadGradient dshared{zeros(head.T * s.K), zeros(head.T * s.K), zeros(head.T * s.K)};
+    for (int64_t i = 0; i < p.group(); ++i, ++head.h) {
+      const int64_t state = (head.n * s.HV + head.h) * s.K * s.V;
+      Vec dS = zeros(s.K * s.V);
+      if (!d.final_state.empty()) std::copy_n(&d.final_state[state], dS.size(), dS.data());
+      const Streams dx = recurrence_backward(p, head, streams(p, head, shared), d, dS);
+      if (!grad.initial_state.empty()) std::copy_n(dS.data(), dS.size(), &grad.initial_state[state]);
+      streams_backward(p, head, shared, dx, dshared, grad);
+    }
+    key_head_backward(p, head, shared, dshared, d, grad);
+  });
+  return grad;
+}
+
+}  // namespace fw

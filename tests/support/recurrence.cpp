@@ -1,0 +1,60 @@
+#include "support/recurrence.h"
+
+#include <fmt/format.h>
+
+namespace fw::testing {
+namespace {
+
+::testing::AssertionResult within(const std::vector<FieldError>& errors, double bound) {
+  std::string text;
+  for (const FieldError& e : errors) {
+    if (!(e.error <= bound)) text += fmt::format(" {}: {:.3g}", e.name, e.error);
+  }
+  if (text.empty()) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "relative error above " << bound << ":" << text;
+}
+
+}  // namespace
+
+std::string describe(const Problem& p) {
+  const ReferenceShape& s = p.shape;
+  return fmt::format("{}; T={} N={} H={} HV={} K={} V={}{}", to_string(p.rule), s.sequences.tokens(), s.sequences.count(), s.H, s.HV, s.K, s.V,
+                     p.in.initial_state.empty() ? "" : " initial state");
+}
+
+::testing::AssertionResult close(const ReferenceOutputs& got, const ReferenceOutputs& expected, double bound, double floor_share) {
+  return within(compare(got, expected, floor_share), bound);
+}
+
+::testing::AssertionResult close(const ReferenceInputs& got, const ReferenceInputs& expected, double bound, double floor_share) {
+  return within(compare(got, expected, floor_share), bound);
+}
+
+std::vector<Rule> composed_rules() {
+  std::vector<Rule> rules;
+  for (const char* text : {
+           "decay=channel gain=kaczmarz q_norm=l2",                                                          // kaczmarz_channel
+           "decay=channel gain=kaczmarz feedback=query write=channel q_norm=l2",                             // the issue's own example
+           "decay=channel gain=gate precond=diagonal q_norm=l2 k_norm=l2",                                   // precond_kda
+           "gain=gate precond=diagonal q_norm=l2 k_norm=l2",                                                 // precond_deltanet
+           "decay=channel erase=channel write=channel feedback=query precond=diagonal q_norm=l2 k_norm=l2",  // everything with channels
+           "decay=scalar gain=kaczmarz feedback=query precond=diagonal q_norm=l2",                           //
+           "decay=channel gain=gate erase=channel q_norm=l2 k_norm=l2",                                      // b-only, tied write
+           "decay=scalar gain=gate write=channel q_norm=l2 k_norm=l2",                                       // w-only, tied erase
+           "decay=scalar gain=kaczmarz erase=channel",                                                       //
+           "decay=constant gain=gate feedback=query q_norm=l2 k_norm=l2",                                    //
+           "decay=constant gain=one q_norm=l2 k_norm=l2",                                                    //
+           "decay=channel solve=offline gain=gate precond=diagonal k_norm=l2",                               //
+           "solve=offline gain=kaczmarz write=tied q_norm=l2",                                               //
+           "decay=scalar solve=offline write=channel",                                                       //
+           "decay=channel erase=channel write=channel gain_bound=2 q_norm=l2 k_norm=l2",                     // negative eigenvalues
+           "decay=scalar gain=gate gain_bound=2 precond=diagonal precond_x=1 q_norm=l2 k_norm=l2",           //
+           "decay=scalar gain=gate norm_eps=0.01 q_norm=l2 k_norm=raw",                                      //
+           "decay=channel gain=gate q_norm=raw k_norm=l2 feedback=query",                                    //
+       }) {
+    rules.push_back(parse_rule(text));
+  }
+  return rules;
+}
+
+}  // namespace fw::testing

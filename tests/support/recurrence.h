@@ -1,0 +1,37 @@
+// What tests of the recurrence share: random problems, the reference, runs through the C header, errors. They live in
+// src/reference because selftest needs them too; this header gives them their name for tests, and googletest messages.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "reference/compare.h"
+#include "reference/header_run.h"
+#include "reference/problem.h"
+#include "reference/reference.h"
+
+namespace fw::testing {
+
+using Problem = ReferenceProblem;
+using fw::compare;
+using fw::header_backward;
+using fw::header_forward;
+using fw::header_steps;
+using fw::HeaderRun;
+using fw::ProblemOptions;
+using fw::random_problem;
+using fw::relative_error;
+using fw::slice_sequence;
+using fw::slice_tokens;
+using fw::worst;
+
+// "rule; T=.. N=.. H=.. HV=.. K=.. V=..", for SCOPED_TRACE.
+std::string describe(const Problem& problem);
+
+// EXPECT_TRUE(close(got, expected, 1e-10)): each field's relative L2 error within the bound; the message names all that are not.
+::testing::AssertionResult close(const ReferenceOutputs& got, const ReferenceOutputs& expected, double bound, double floor_share = 0);
+::testing::AssertionResult close(const ReferenceInputs& got, const ReferenceInputs& expected, double bound, double floor_share = 0);
+
+// Rules that no preset names, each a combination of axes that the presets need ("kaczmarz_channel", everything at once, ...).
+std::vector<Rule> composed_rules();
+
+}  // namespace fw::testing
