@@ -8,44 +8,48 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "nn/recurrent_mixer.h"
 #include "ops/ops.h"
 #include "rule/rule.h"
 
 namespace fw {
-
-enum class InitScheme { kXavier, kNormal };  // Xavier uniform with gain 2^-2.5, or N(0, 0.02); biases 0
 
 struct ModelConfig {
   std::string rule = "gated_deltanet2";  // parse_rule syntax: a preset or axes
   int64_t vocab_size = 256;
   int64_t hidden_size = 192;
   int64_t num_hidden_layers = 4;
-  int64_t num_heads = 3;                 // H
-  int64_t num_v_heads = 0;               // HV; 0: num_heads
-  int64_t head_dim = 64;                 // K
-  double expand_v = 1.0;                 // V = expand_v * head_dim, must be whole
-  int64_t conv_size = 4;                 // 0: no short convolution
-  int64_t intermediate_size = 0;         // 0: 2/3 * hidden_ratio * hidden_size, rounded up to a multiple of 256 (64 below 512 wide)
+  int64_t num_heads = 3;          // H
+  int64_t num_v_heads = 0;        // HV; 0: num_heads
+  int64_t head_dim = 64;          // K
+  double expand_v = 1.0;          // V = expand_v * head_dim, must be whole
+  int64_t conv_size = 4;          // 0: no short convolution, and no activation of q, k, v
+  int64_t intermediate_size = 0;  // 0: 2/3 * hidden_ratio * hidden_size, rounded up to a multiple of 256 (64 below 512 wide)
   double hidden_ratio = 4.0;
   double norm_eps = 1e-5;
   bool tie_word_embeddings = true;
-  bool allow_neg_eigval = false;         // gain gate or erase gate times 2
-  std::string output_gate = "silu";      // silu | sigmoid | none
-  int64_t output_gate_rank = 0;          // 0: full projection; else low rank, with bias on the second factor
-  int64_t decay_rank = 0;                // channel decay: 0 full d -> HK, else d -> rank -> HK
-  std::string init = "xavier";           // xavier | normal
+  bool allow_neg_eigval = false;      // the gate that multiplies the erase key (gain or erase gate) times 2
+  std::string output_gate = "silu";   // silu | sigmoid | none
+  int64_t output_gate_rank = 0;       // 0: full projection; else low rank, with bias on the second factor
+  int64_t decay_rank = 0;             // channel decay: 0 full d -> HK, else d -> rank -> HK
+  bool decay_per_value_head = false;  // channel decay: of every value head (HV K channels; kda's checkpoints), else of every key head
+  std::string init = "xavier";        // xavier | normal
   double precond_x = 1.5;
 
-  Rule resolved_rule() const;            // with gain_bound and precond_x from above, validated
+  Rule resolved_rule() const;  // with gain_bound and precond_x from above, validated
   int64_t v_heads() const { return num_v_heads > 0 ? num_v_heads : num_heads; }
   int64_t head_v_dim() const;
   int64_t mlp_size() const;
   GateKind gate_kind() const;
+  RecurrentMixerSpec mixer_spec() const;  // what a block's mixer needs; the config must be valid
 };
 
-// Throws Error(kUsage) naming the key, what was expected and what came.
+// Throws Error(kUsage) naming the key, what was expected and what came. A valid config has at most 2^33 parameters and
+// 2^31 values in one tensor, so that a hostile file cannot ask for terabytes.
 void validate(const ModelConfig& config);
-// Unknown keys are an error with the nearest known name. `where` names the file in messages.
+// Number of parameters, without allocating any; sizes must be in the ranges that validate() accepts.
+double parameter_count(const ModelConfig& config);
+// Unknown keys are an error with the nearest known name. `where` names the file in messages. The result is validated.
 ModelConfig config_from_json(const nlohmann::json& json, const std::string& where);
 nlohmann::json config_to_json(const ModelConfig& config);
 

@@ -26,13 +26,14 @@ class LanguageModel {
   Params<T>& params();
   const Params<T>& params() const;
   void init(Random& random) { params().init(random); }
-  void set_precision(Precision precision);            // of the matrix products outside the recurrence
-  std::string hash() const;                           // of names, shapes and values; ties a state to its model
+  void set_precision(Precision precision);  // of the matrix products outside the recurrence
+  std::string hash() const;                 // of names, shapes and values; ties a state to its model
 
   // Loss of packed sequences and, accumulated into params().grads(), the gradient of grad_scale * (sum of losses).
   // targets[t] < 0 is not scored. state (may be null): initial states of the layout's sequences, replaced by the final
   // ones; gradients do not flow through it.
-  LossSum forward_backward(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, double grad_scale, ModelState<T>* state = nullptr);
+  LossSum forward_backward(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, double grad_scale,
+                           ModelState<T>* state = nullptr);
 
   // Loss only; nll (per position, [T]) may be null.
   LossSum evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, ModelState<T>* state = nullptr, T* nll = nullptr);
@@ -43,7 +44,7 @@ class LanguageModel {
   // Logits [T, vocab] of all positions (tests, conformance).
   void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>* state, Mat<T> logits);
 
-  size_t scratch_bytes() const;                       // memory held for activations
+  size_t scratch_bytes() const;  // memory held for activations
 
  private:
   struct Impl;

@@ -1,5 +1,5 @@
 // ModelState: what a model remembers of N sequences: per layer the matrix state S [N, HV, K, V], the preconditioner's
-// state A [N, H, K] where the rule has one, and the convolution tails of q, k, v. An object: create, copy (fork), save,
+// state A [N, H, K] where the rule has one, and the convolution's tail of q, k, v. An object: create, copy (fork), save,
 // load. Its file is a safetensors file whose metadata says layout, dtype, rule and the hash of the model's parameters;
 // loading into another model is an error.
 #pragma once
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/safetensors.h"
 #include "model/config.h"
 
 namespace fw {
@@ -16,9 +17,9 @@ template <class T>
 class ModelState {
  public:
   struct Layer {
-    std::vector<T> s;                    // [N, HV, K, V], K-first
-    std::vector<T> a;                    // [N, H, K] or empty
-    std::vector<T> q_tail, k_tail, v_tail;  // [N, W-1, H*K], [N, W-1, H*K], [N, W-1, HV*V] or empty
+    std::vector<T> s;     // [N, HV, K, V], K-first
+    std::vector<T> a;     // [N, H, K] or empty
+    std::vector<T> tail;  // [N, W-1, 2 H K + HV V]: the last inputs of the convolution, q | k | v, oldest first; or empty
   };
 
   ModelState(const ModelConfig& config, int64_t sequences);  // all zero
@@ -29,12 +30,20 @@ class ModelState {
   size_t bytes() const;
   void reset();
 
-  // tokens_seen and extra text (e.g. pending bytes) travel in the metadata.
+  // A file of its own: atomic, exact (load refuses tensors that are not a state's).
   void save(const std::string& path, const std::string& rule, const std::string& model_hash) const;
   void load(const std::string& path, const std::string& rule, const std::string& model_hash);
 
+  // The same as a part of a larger file (a session keeps logits and a generator beside it): tensors "state.*" and the
+  // metadata keys state_layout, state_dtype, state_rule, state_model. The state's memory must live until writer.write().
+  // read_from throws Error(kUsage) and leaves the state as it was when anything differs.
+  void add_to(SafetensorsWriter& writer, const std::string& rule, const std::string& model_hash) const;
+  void read_from(const SafetensorsReader& reader, const std::string& path, const std::string& rule, const std::string& model_hash);
+
  private:
   int64_t sequences_ = 0;
+  int64_t heads_ = 0, v_heads_ = 0, key_dim_ = 0, value_dim_ = 0, tail_rows_ = 0, tail_cols_ = 0;
+  bool precond_ = false;
   std::vector<Layer> layers_;
 };
 

@@ -1,0 +1,246 @@
+#include "model/config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.h"
+#include "base/nearest.h"
+#include "nn/mlp.h"
+
+namespace fw {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr double kMaxTensor = 2147483648.0;      // 2^31 values
+constexpr double kMaxParameters = 8589934592.0;  // 2^33
+
+// The one list of keys: f(key, member) for each.
+template <class Config, class F>
+void for_each_key(Config& c, F f) {
+  f("rule", c.rule);
+  f("vocab_size", c.vocab_size);
+  f("hidden_size", c.hidden_size);
+  f("num_hidden_layers", c.num_hidden_layers);
+  f("num_heads", c.num_heads);
+  f("num_v_heads", c.num_v_heads);
+  f("head_dim", c.head_dim);
+  f("expand_v", c.expand_v);
+  f("conv_size", c.conv_size);
+  f("intermediate_size", c.intermediate_size);
+  f("hidden_ratio", c.hidden_ratio);
+  f("norm_eps", c.norm_eps);
+  f("tie_word_embeddings", c.tie_word_embeddings);
+  f("allow_neg_eigval", c.allow_neg_eigval);
+  f("output_gate", c.output_gate);
+  f("output_gate_rank", c.output_gate_rank);
+  f("decay_rank", c.decay_rank);
+  f("decay_per_value_head", c.decay_per_value_head);
+  f("init", c.init);
+  f("precond_x", c.precond_x);
+}
+
+// A value for a message: its JSON text, invalid UTF-8 replaced, not longer than a line bears.
+std::string shown(const Json& value) {
+  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  return text;
+}
+
+void read_value(const Json& json, const char* key, const std::string& where, std::string& out) {
+  if (!json.is_string()) fail_usage("{}: {}: expected a string, got {}", where, key, shown(json));
+  out = json.get<std::string>();
+}
+
+void read_value(const Json& json, const char* key, const std::string& where, bool& out) {
+  if (!json.is_boolean()) fail_usage("{}: {}: expected true or false, got {}", where, key, shown(json));
+  out = json.get<bool>();
+}
+
+void read_value(const Json& json, const char* key, const std::string& where, double& out) {
+  if (!json.is_number()) fail_usage("{}: {}: expected a number, got {}", where, key, shown(json));
+  out = json.get<double>();
+}
+
+void read_value(const Json& json, const char* key, const std::string& where, int64_t& out) {
+  const bool fits =
+      json.is_number_integer() && !(json.is_number_unsigned() && json.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
+  if (!fits) fail_usage("{}: {}: expected a whole number, got {}", where, key, shown(json));
+  out = json.get<int64_t>();
+}
+
+void check(const char* key, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high) fail_usage("{}: expected {} to {}, got {}", key, low, high, value);
+}
+
+template <class Value>
+void check_one_of(const char* key, const std::string& value, std::initializer_list<Value> known) {
+  std::string all;
+  std::vector<std::string> names;
+  for (const char* name : known) {
+    if (value == name) return;
+    names.emplace_back(name);
+    all += (all.empty() ? "" : ", ") + names.back();
+  }
+  const std::string near = nearest(value, names);
+  fail_usage("{}: expected one of {}, got '{}'{}", key, all, value, near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+}
+
+double value_count(const ParamSpec& spec) {
+  double n = 1;
+  for (int64_t s : spec.shape) n *= static_cast<double>(s);
+  return n;
+}
+
+// A layer's parameters but for the two norms.
+std::vector<ParamSpec> layer_parameters(const ModelConfig& c) {
+  std::vector<ParamSpec> layer = mixer_parameters(c.mixer_spec(), "attn.");
+  const std::vector<ParamSpec> mlp = mlp_parameters({c.hidden_size, c.mlp_size(), InitScheme::kXavier}, "mlp.");
+  layer.insert(layer.end(), mlp.begin(), mlp.end());
+  return layer;
+}
+
+void check_size(const ModelConfig& c) {
+  for (const ParamSpec& spec : layer_parameters(c)) {
+    if (value_count(spec) > kMaxTensor) {
+      fail_usage("{}: expected at most 2^31 values in one parameter, these sizes give {:.3g}; lower hidden_size, heads or head_dim", spec.name,
+                 value_count(spec));
+    }
+  }
+  if (static_cast<double>(c.vocab_size) * static_cast<double>(c.hidden_size) > kMaxTensor) {
+    fail_usage("vocab_size: expected vocab_size * hidden_size <= 2^31, got {} * {}", c.vocab_size, c.hidden_size);
+  }
+  const double total = parameter_count(c);
+  if (total > kMaxParameters)
+    fail_usage("model size: expected at most 2^33 parameters, these sizes give {:.3g}; lower num_hidden_layers or hidden_size", total);
+}
+
+InitScheme init_scheme(const ModelConfig& c) { return c.init == "normal" ? InitScheme::kNormal : InitScheme::kXavier; }
+
+}  // namespace
+
+Rule ModelConfig::resolved_rule() const {
+  Rule r = parse_rule(rule);
+  const Rule standard;
+  const double bound = allow_neg_eigval ? 2.0 : 1.0;
+  if (r.gain_bound != standard.gain_bound && r.gain_bound != bound) {
+    fail_usage("rule: gain_bound comes from allow_neg_eigval ({} here), got gain_bound={} in '{}'; set allow_neg_eigval instead", bound, r.gain_bound, rule);
+  }
+  if (r.precond_x != standard.precond_x && r.precond_x != precond_x) {
+    fail_usage("rule: precond_x has a key of its own ({} here), got precond_x={} in '{}'; set precond_x instead", precond_x, r.precond_x, rule);
+  }
+  r.gain_bound = bound;
+  r.precond_x = precond_x;
+  validate(r);
+  return r;
+}
+
+int64_t ModelConfig::head_v_dim() const { return static_cast<int64_t>(std::llround(expand_v * static_cast<double>(head_dim))); }
+
+int64_t ModelConfig::mlp_size() const {
+  if (intermediate_size > 0) return intermediate_size;
+  const int64_t step = hidden_size < 512 ? 64 : 256;
+  const int64_t size = static_cast<int64_t>(hidden_ratio * static_cast<double>(hidden_size) * 2.0 / 3.0);
+  return std::max<int64_t>((size + step - 1) / step, 1) * step;
+}
+
+GateKind ModelConfig::gate_kind() const {
+  if (output_gate == "none") return GateKind::kNone;
+  return output_gate == "sigmoid" ? GateKind::kSigmoid : GateKind::kSilu;
+}
+
+RecurrentMixerSpec ModelConfig::mixer_spec() const {
+  RecurrentMixerSpec spec;
+  spec.rule = resolved_rule();
+  spec.hidden = hidden_size;
+  spec.heads = num_heads;
+  spec.v_heads = v_heads();
+  spec.key_dim = head_dim;
+  spec.value_dim = head_v_dim();
+  spec.conv_size = conv_size;
+  spec.gate = gate_kind();
+  spec.gate_rank = output_gate_rank;
+  spec.decay_rank = decay_rank;
+  spec.decay_per_value_head = decay_per_value_head;
+  spec.norm_eps = norm_eps;
+  spec.init = init_scheme(*this);
+  return spec;
+}
+
+double parameter_count(const ModelConfig& c) {
+  const double hidden = static_cast<double>(c.hidden_size);
+  double layer = 2 * hidden;
+  for (const ParamSpec& spec : layer_parameters(c)) layer += value_count(spec);
+  return static_cast<double>(c.num_hidden_layers) * layer + (c.tie_word_embeddings ? 1 : 2) * static_cast<double>(c.vocab_size) * hidden + hidden;
+}
+
+void validate(const ModelConfig& c) {
+  check("vocab_size", c.vocab_size, 1, std::numeric_limits<int32_t>::max());
+  check("hidden_size", c.hidden_size, 1, int64_t{1} << 24);
+  check("num_hidden_layers", c.num_hidden_layers, 1, int64_t{1} << 14);
+  check("num_heads", c.num_heads, 1, int64_t{1} << 16);
+  check("num_v_heads", c.num_v_heads, 0, int64_t{1} << 16);
+  if (c.v_heads() % c.num_heads != 0)
+    fail_usage("num_v_heads: expected a multiple of num_heads = {} (every key head serves as many value heads), got {}", c.num_heads, c.num_v_heads);
+  check("head_dim", c.head_dim, 1, int64_t{1} << 16);
+  const double value_dim = c.expand_v * static_cast<double>(c.head_dim);
+  if (!(value_dim >= 1.0 && value_dim <= 65536.0) || std::abs(value_dim - std::round(value_dim)) > 1e-9 * value_dim) {
+    fail_usage("expand_v: expected a number with expand_v * head_dim whole and from 1 to 65536, got {} * {} = {}", c.expand_v, c.head_dim, value_dim);
+  }
+  check("conv_size", c.conv_size, 0, 256);
+  check("intermediate_size", c.intermediate_size, 0, int64_t{1} << 31);
+  if (!(c.hidden_ratio > 0.0 && c.hidden_ratio <= 1024.0)) fail_usage("hidden_ratio: expected 0 < hidden_ratio <= 1024, got {}", c.hidden_ratio);
+  if (!(c.norm_eps > 0.0 && c.norm_eps <= 1.0)) fail_usage("norm_eps: expected 0 < norm_eps <= 1, got {}", c.norm_eps);
+  check_one_of("output_gate", c.output_gate, {"silu", "sigmoid", "none"});
+  check_one_of("init", c.init, {"xavier", "normal"});
+  check("output_gate_rank", c.output_gate_rank, 0, int64_t{1} << 24);
+  if (c.output_gate_rank > 0 && c.output_gate == "none") fail_usage("output_gate_rank: expected 0 with output_gate 'none', got {}", c.output_gate_rank);
+  check("decay_rank", c.decay_rank, 0, int64_t{1} << 24);
+
+  const Rule rule = c.resolved_rule();
+  const bool channel_decay = rule.decay == Decay::kChannel;
+  if (c.decay_rank > 0 && !channel_decay) fail_usage("decay_rank: expected 0, because rule '{}' has no channel decay, got {}", c.rule, c.decay_rank);
+  if (c.decay_per_value_head && !channel_decay) fail_usage("decay_per_value_head: expected false, because rule '{}' has no channel decay, got true", c.rule);
+  const RecurrentMixerSpec spec = c.mixer_spec();
+  if (c.allow_neg_eigval && !spec.gain_doubles() && !spec.erase_doubles()) {
+    fail_usage("allow_neg_eigval: expected false, because rule '{}' has no gate on what it erases, got true", c.rule);
+  }
+  check_size(c);
+}
+
+ModelConfig config_from_json(const nlohmann::json& json, const std::string& where) {
+  if (!json.is_object()) fail_usage("{}: expected a JSON object with the model's configuration, got {}", where, shown(json));
+  ModelConfig config;
+  std::vector<std::string> known = {"model_type"};
+  for_each_key(config, [&](const char* key, auto&) { known.emplace_back(key); });
+  for (const auto& [key, value] : json.items()) {
+    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    const std::string near = nearest(key, known);
+    fail_usage("{}: unknown key {}{}", where, shown(key), near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+  }
+  if (const auto it = json.find("model_type"); it != json.end() && *it != "fastweight")
+    fail_usage("{}: model_type: expected \"fastweight\", got {}", where, shown(*it));
+  for_each_key(config, [&](const char* key, auto& member) {
+    const auto it = json.find(key);
+    if (it != json.end()) read_value(*it, key, where, member);
+  });
+  try {
+    validate(config);
+  } catch (const Error& error) {
+    throw Error(error.kind(), where + ": " + error.what());
+  }
+  return config;
+}
+
+nlohmann::json config_to_json(const ModelConfig& config) {
+  Json json = Json::object();
+  json["model_type"] = "fastweight";
+  for_each_key(config, [&](const char* key, const auto& member) { json[key] = member; });
+  return json;
+}
+
+}  // namespace fw

@@ -1,0 +1,28 @@
+// Activations in an arena: matrices [tokens, cols] whose rows begin at multiples of 64 bytes.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "base/arena.h"
+#include "base/mat.h"
+
+namespace fw {
+
+template <class T>
+Mat<T> new_matrix(Arena& arena, int64_t rows, int64_t cols) {
+  constexpr int64_t kAlign = 64 / static_cast<int64_t>(sizeof(T));
+  const int64_t stride = (cols + kAlign - 1) / kAlign * kAlign;
+  return {arena.alloc<T>(rows * stride), rows, cols, stride};
+}
+
+// A copy that lives in the arena; null stays null.
+template <class T>
+T* new_copy(Arena& arena, const T* from, int64_t n) {
+  if (from == nullptr) return nullptr;
+  T* to = arena.alloc<T>(n);
+  std::memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
+  return to;
+}
+
+}  // namespace fw

@@ -1,0 +1,62 @@
+// A block: x + mixer(norm x), then x + mlp(norm x), whatever the mixer. The residual stream is handed from block to block
+// as two parts, x and a delta still to be added, so that each addition runs in one pass with the norm after it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "nn/mixer.h"
+#include "nn/mlp.h"
+
+namespace fw {
+
+template <class T>
+struct Residual {
+  Mat<T> x;              // [T, d]
+  Mat<T> delta;          // [T, d]
+  bool pending = false;  // whether delta is still to be added
+};
+
+// norm(x + delta) with weight [d] into y, rstd [T]. A pass that keeps contexts leaves residual.x unchanged in memory (the
+// sum goes where delta was), else the sum replaces x. Afterwards residual.x is the sum and nothing is pending.
+template <class T>
+void settle(const Pass<T>& pass, Residual<T>& residual, const T* weight, T eps, Mat<T> y, T* rstd);
+
+ParamSpec norm_parameter(const std::string& name, int64_t size);
+
+template <class T>
+class Block {
+ public:
+  struct Context {
+    Mat<T> mixer_in, mlp_in;  // [T, d]: the residual before each half
+    T* mixer_rstd = nullptr;  // [T]
+    T* mlp_rstd = nullptr;
+    MixerContext* mixer = nullptr;
+    typename Mlp<T>::Context mlp;
+  };
+
+  // make_mixer(prefix) declares the mixer's parameters between the two norms', as checkpoints list them.
+  template <class MakeMixer>
+  Block(const std::string& prefix, const MlpSpec& mlp, double eps, Params<T>& params, MakeMixer make_mixer)
+      : eps_(static_cast<T>(eps)),
+        hidden_(mlp.hidden),
+        mixer_norm_(params.declare(norm_parameter(prefix + "attn_norm.weight", mlp.hidden))),
+        mixer_(make_mixer(prefix + "attn.")),
+        mlp_norm_(params.declare(norm_parameter(prefix + "mlp_norm.weight", mlp.hidden))),
+        mlp_(mlp, prefix + "mlp.", params) {}
+
+  // context: filled when pass.keep; else the arena is rewound to where it was, residual's two buffers are reused.
+  void forward(const Pass<T>& pass, Residual<T>& residual, LayerState<T> state, Context* context) const;
+  // dx [T, d]: the gradient of the block's output becomes that of its input. The arena is rewound to where it was.
+  void backward(const Pass<T>& pass, Context& context, Mat<T> dx) const;
+
+ private:
+  T eps_;
+  int64_t hidden_;
+  int mixer_norm_;
+  std::unique_ptr<Mixer<T>> mixer_;
+  int mlp_norm_;
+  Mlp<T> mlp_;
+};
+
+}  // namespace fw

@@ -1,0 +1,68 @@
+#include "nn/head.h"
+
+#include "nn/activations.h"
+
+namespace fw {
+namespace {
+
+constexpr double kDeviation = 0.02;  // of embeddings, under every scheme
+
+}  // namespace
+
+template <class T>
+Embedding<T>::Embedding(const std::string& name, int64_t vocab, int64_t hidden, Params<T>& params)
+    : vocab_(vocab), hidden_(hidden), index_(params.declare({name, {vocab, hidden}, normal_init(kDeviation), true})) {}
+
+template <class T>
+void Embedding<T>::forward(const Pass<T>& pass, std::span<const int32_t> ids, Mat<T> x) const {
+  const Params<T>& params = pass.params;
+  embedding_forward<T>(ids, params.matrix(index_, vocab_, hidden_), x);
+}
+
+template <class T>
+void Embedding<T>::backward(const Pass<T>& pass, std::span<const int32_t> ids, Mat<const T> dx) const {
+  embedding_backward<T>(ids, dx, pass.params.grad_matrix(index_, vocab_, hidden_));
+}
+
+template <class T>
+Head<T>::Head(const std::string& norm_name, const std::string& weight_name, int tied, int64_t vocab, int64_t hidden, double eps, Params<T>& params)
+    : eps_(static_cast<T>(eps)), vocab_(vocab), hidden_(hidden), norm_(params.declare(norm_parameter(norm_name, hidden))), weight_(tied) {
+  if (tied < 0) weight_ = params.declare({weight_name, {vocab, hidden}, normal_init(kDeviation), true});
+}
+
+template <class T>
+void Head<T>::logits(const Pass<T>& pass, Residual<T>& residual, Mat<T> logits) const {
+  const Params<T>& params = pass.params;
+  const Mat<T> h = new_matrix<T>(pass.arena, residual.x.rows, hidden_);
+  settle(pass, residual, params.value(norm_), eps_, h, pass.arena.template alloc<T>(h.rows));
+  linear_forward<T>(h, params.matrix(weight_, vocab_, hidden_), nullptr, logits, pass.precision);
+}
+
+template <class T>
+LossSum Head<T>::loss(const Pass<T>& pass, Residual<T>& residual, std::span<const int32_t> targets, T* nll) const {
+  const Params<T>& params = pass.params;
+  const Mat<T> h = new_matrix<T>(pass.arena, residual.x.rows, hidden_);
+  settle(pass, residual, params.value(norm_), eps_, h, pass.arena.template alloc<T>(h.rows));
+  return cross_entropy_forward<T>(h, params.matrix(weight_, vocab_, hidden_), targets, nll, pass.precision, pass.arena);
+}
+
+template <class T>
+LossSum Head<T>::loss_backward(const Pass<T>& pass, Residual<T>& residual, std::span<const int32_t> targets, T grad_scale, Mat<T> dx) const {
+  Params<T>& params = pass.params;
+  Arena& arena = pass.arena;
+  const Mat<T> h = new_matrix<T>(arena, residual.x.rows, hidden_);
+  T* rstd = arena.alloc<T>(h.rows);
+  settle(pass, residual, params.value(norm_), eps_, h, rstd);
+  const Mat<T> dh = new_matrix<T>(arena, h.rows, hidden_);
+  const LossSum sum = cross_entropy_backward<T>(h, params.matrix(weight_, vocab_, hidden_), targets, grad_scale, dh,
+                                                params.grad_matrix(weight_, vocab_, hidden_), pass.precision, arena);
+  rmsnorm_backward<T>(dh, residual.x, params.value(norm_), rstd, dx, params.grad(norm_), Write::kOverwrite);
+  return sum;
+}
+
+template class Embedding<float>;
+template class Embedding<double>;
+template class Head<float>;
+template class Head<double>;
+
+}  // namespace fw

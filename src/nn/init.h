@@ -1,0 +1,26 @@
+// Initialisers of parameters (recurrence.md section 7). Each returns the function a ParamSpec holds.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "base/random.h"
+
+namespace fw {
+
+using Initialiser = std::function<void(std::span<double>, Random&)>;
+
+enum class InitScheme { kXavier, kNormal };  // Xavier uniform with gain 2^-2.5, or N(0, 0.02)
+
+Initialiser constant_init(double value);
+Initialiser normal_init(double deviation);
+Initialiser uniform_init(double bound);  // [-bound, bound)
+// Of a projection [out, in].
+Initialiser projection_init(InitScheme scheme, int64_t out, int64_t in);
+// a = log U(low, 16), the uniform kept away from 0 so that a is finite.
+Initialiser decay_a_init(double low);
+// delta = softplus^-1(dt), dt log-uniform in [1e-3, 0.1] and at least 1e-4.
+Initialiser decay_delta_init();
+
+}  // namespace fw

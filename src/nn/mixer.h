@@ -1,0 +1,49 @@
+// What a block asks of a mixer, whichever it is: y = mixer(x) over packed sequences, forward and backward.
+// A forward pass that keeps contexts puts everything its backward needs into the arena; a pass that keeps nothing uses
+// the arena as scratch, and the caller rewinds it.
+#pragma once
+
+#include <cstdint>
+
+#include "base/arena.h"
+#include "base/mat.h"
+#include "base/seq_layout.h"
+#include "nn/params.h"
+#include "ops/ops.h"
+
+namespace fw {
+
+// One pass over the model: what all modules share.
+template <class T>
+struct Pass {
+  Params<T>& params;
+  const SeqLayout& layout;
+  Arena& arena;
+  Precision precision = Precision::kNative;
+  bool keep = false;  // contexts for backward
+};
+
+// Views of one layer's state of N sequences (model/state.h has the shapes); null: from zero, final values not wanted.
+// Updated in place by forward.
+template <class T>
+struct LayerState {
+  T* s = nullptr;
+  T* a = nullptr;
+  T* tail = nullptr;
+  explicit operator bool() const { return s != nullptr; }
+};
+
+// The base of a mixer's own context, which lives in the arena.
+struct MixerContext {};
+
+template <class T>
+class Mixer {
+ public:
+  virtual ~Mixer() = default;
+  // x [T, d] stays unchanged until backward; y [T, d] is overwritten. Returns the context, null when pass.keep is false.
+  virtual MixerContext* forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const = 0;
+  // dx [T, d] is overwritten, gradients of parameters accumulate. The context may be used up.
+  virtual void backward(const Pass<T>& pass, MixerContext* context, Mat<const T> dy, Mat<T> dx) const = 0;
+};
+
+}  // namespace fw

@@ -1,0 +1,90 @@
+// Which projections and parameters a recurrent mixer has: a function of the rule's axes (recurrence.md section 7).
+#include <algorithm>
+#include <cmath>
+
+#include "nn/recurrent_mixer.h"
+
+namespace fw {
+
+std::vector<const Projection*> ProjectionPlan::in_order() const {
+  return {&q, &k, &v, &decay, &erase, &write, &gate, &beta, &lambda, &precond_decay, &precond_beta};
+}
+
+ProjectionPlan::ProjectionPlan(const RecurrentMixerSpec& spec) {
+  const Rule& rule = spec.rule;
+  const auto place = [this](Projection& p, const char* name, int64_t size) {
+    p = {name, columns, size};
+    columns += size;
+  };
+  place(q, "q_proj.weight", spec.key_size());
+  place(k, "k_proj.weight", spec.key_size());
+  place(v, "v_proj.weight", spec.value_size());
+  const bool channel_decay = rule.decay == Decay::kChannel;
+  const int64_t decay_width = channel_decay ? (spec.decay_rank > 0 ? spec.decay_rank : spec.decay_heads() * spec.key_dim) : 0;
+  if (channel_decay) place(decay, spec.decay_rank > 0 ? "f_proj.0.weight" : "f_proj.weight", decay_width);
+  if (rule.uses_erase_gate()) place(erase, "b_proj.weight", spec.key_size());
+  if (rule.uses_write_gate()) place(write, "w_proj.weight", spec.value_size());
+  if (spec.gate != GateKind::kNone) {
+    place(gate, spec.gate_rank > 0 ? "g_proj.0.weight" : "g_proj.weight", spec.gate_rank > 0 ? spec.gate_rank : spec.value_size());
+  }
+  if (rule.uses_beta()) place(beta, rule.uses_erase_gate() ? "beta_proj.weight" : "b_proj.weight", spec.v_heads);
+  if (rule.decay == Decay::kScalar) place(decay, "a_proj.weight", spec.v_heads);
+  if (rule.uses_lambda()) place(lambda, "l_proj.weight", spec.v_heads);
+  if (rule.uses_precond()) {
+    place(precond_decay, "a_atk_proj.weight", spec.heads);
+    place(precond_beta, "b_atk_proj.weight", spec.heads);
+  }
+}
+
+std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const std::string& prefix) {
+  const Rule& rule = spec.rule;
+  const int64_t d = spec.hidden;
+  std::vector<ParamSpec> list;
+  const auto matrix = [&](const std::string& name, int64_t out, int64_t in) {
+    list.push_back({prefix + name, {out, in}, projection_init(spec.init, out, in), true});
+  };
+  const auto vector = [&](const std::string& name, int64_t size, Initialiser init) { list.push_back({prefix + name, {size}, std::move(init), false}); };
+
+  // The stack: one after the other, in the order of the plan's columns, so that together they are one [columns, d] matrix.
+  const ProjectionPlan plan(spec);
+  std::vector<const Projection*> stack;
+  for (const Projection* p : plan.in_order()) {
+    if (p->used()) stack.push_back(p);
+  }
+  std::sort(stack.begin(), stack.end(), [](const Projection* a, const Projection* b) { return a->begin < b->begin; });
+  for (const Projection* p : stack) matrix(p->name, p->size, d);
+
+  // The convolutions likewise: one [2 H K + HV V, W] weight.
+  if (spec.conv_size > 0) {
+    const Initialiser init = uniform_init(1.0 / std::sqrt(static_cast<double>(spec.conv_size)));
+    list.push_back({prefix + "q_conv1d.weight", {spec.key_size(), 1, spec.conv_size}, init, false});
+    list.push_back({prefix + "k_conv1d.weight", {spec.key_size(), 1, spec.conv_size}, init, false});
+    list.push_back({prefix + "v_conv1d.weight", {spec.value_size(), 1, spec.conv_size}, init, false});
+  }
+
+  const double a_low = rule.decay == Decay::kChannel ? 1.0 : 0.0;
+  if (rule.decay == Decay::kScalar) {
+    vector("A_log", spec.v_heads, decay_a_init(a_low));
+    vector("dt_bias", spec.v_heads, decay_delta_init());
+  } else if (rule.decay == Decay::kChannel) {
+    const int64_t channels = spec.decay_heads() * spec.key_dim;
+    if (spec.decay_rank > 0) matrix("f_proj.1.weight", channels, spec.decay_rank);
+    vector("A_log", spec.decay_heads(), decay_a_init(a_low));
+    vector("dt_bias", channels, decay_delta_init());
+  }
+  if (rule.uses_lambda()) vector("l_bias", 1, constant_init(-0.8));
+  if (rule.uses_precond()) {
+    vector("A_log_atk", spec.heads, decay_a_init(a_low));
+    vector("dt_bias_atk", spec.heads, decay_delta_init());
+    vector("log_atk_scale", spec.heads, constant_init(-0.2));
+  }
+  if (spec.gate != GateKind::kNone && spec.gate_rank > 0) {
+    matrix("g_proj.1.weight", spec.value_size(), spec.gate_rank);
+    vector("g_proj.1.bias", spec.value_size(), constant_init(0.0));
+  }
+  vector("o_norm.weight", spec.value_dim, constant_init(1.0));
+  matrix("o_proj.weight", d, spec.value_size());
+  return list;
+}
+
+}  // namespace fw

@@ -1,0 +1,143 @@
+#include "nn/recurrence.h"
+
+#include <new>
+#include <type_traits>
+
+#include "base/error.h"
+
+namespace fw {
+namespace {
+
+template <class T>
+constexpr fw_dtype kDtype = std::is_same_v<T, double> ? FW_F64 : FW_F32;
+
+// The modules check shapes before they call, so an argument error here is a defect of ours.
+void check(fw_status status, const char* what) {
+  if (status == FW_OK) return;
+  if (status == FW_ERROR_MEMORY) throw std::bad_alloc();
+  fail_internal("{}: {}", what, fw_last_error());
+}
+
+}  // namespace
+
+template <class T>
+Recurrence<T>::Recurrence(const Rule& rule, const SeqLayout& layout, int64_t heads, int64_t v_heads, int64_t key_dim, int64_t value_dim)
+    : sequences_(layout.count()), decay_per_channel_(rule.decay == Decay::kChannel), single_tokens_(true) {
+  FW_INIT(&desc_);
+  desc_.rule = to_c(rule);
+  desc_.dtype = kDtype<T>;
+  desc_.B = 1;
+  desc_.T = layout.tokens();
+  desc_.H = heads;
+  desc_.HV = v_heads;
+  desc_.K = key_dim;
+  desc_.V = value_dim;
+  desc_.state_layout = FW_STATE_K_FIRST;
+  desc_.seqlens_dtype = 64;
+  desc_.cu_seqlens = layout.offsets().data();
+  desc_.num_sequences = layout.count();
+  FW_INIT(&sizes_);
+  check(fw_workspace_query(&desc_, &sizes_), "recurrence workspace");
+  for (int64_t n = 0; n < layout.count(); ++n) single_tokens_ = single_tokens_ && layout.length(n) == 1;
+}
+
+// [T, heads * dim] as [1, T, heads, dim].
+template <class T>
+fw_tensor Recurrence<T>::heads_tensor(Mat<T> m, int64_t heads) const {
+  fw_tensor t{};
+  t.dtype = kDtype<T>;
+  if (m.data == nullptr) return t;
+  t.data = m.data;
+  t.rank = 4;
+  const int64_t shape[4] = {1, m.rows, heads, m.cols / heads};
+  const int64_t stride[4] = {m.rows * m.stride, m.stride, m.cols / heads, 1};
+  for (int i = 0; i < 4; ++i) {
+    t.shape[i] = shape[i];
+    t.stride[i] = stride[i];
+  }
+  return t;
+}
+
+namespace {
+
+// [T, n] as [1, T, n].
+template <class T>
+fw_tensor scalars_tensor(Mat<T> m) {
+  fw_tensor t{};
+  t.dtype = kDtype<T>;
+  if (m.data == nullptr) return t;
+  t.data = m.data;
+  t.rank = 3;
+  const int64_t shape[3] = {1, m.rows, m.cols};
+  const int64_t stride[3] = {m.rows * m.stride, m.stride, 1};
+  for (int i = 0; i < 3; ++i) {
+    t.shape[i] = shape[i];
+    t.stride[i] = stride[i];
+  }
+  return t;
+}
+
+template <class T>
+fw_tensor contiguous(T* data, std::initializer_list<int64_t> shape) {
+  if (data == nullptr) return fw_tensor{};
+  return fw_tensor_of(data, kDtype<T>, static_cast<int>(shape.size()), shape.begin());
+}
+
+}  // namespace
+
+template <class T>
+fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in) const {
+  const fw_desc& d = desc_;
+  fw_inputs c;
+  FW_INIT(&c);
+  c.q = heads_tensor(in.q, d.H);
+  c.k = heads_tensor(in.k, d.H);
+  c.v = heads_tensor(in.v, d.HV);
+  c.g = decay_per_channel_ ? heads_tensor(in.g, in.g.cols / d.K) : scalars_tensor(in.g);
+  c.beta = scalars_tensor(in.beta);
+  c.lambda = scalars_tensor(in.lambda);
+  c.erase_gate = heads_tensor(in.erase, d.H);
+  c.write_gate = heads_tensor(in.write, d.HV);
+  c.precond_g = scalars_tensor(in.precond_g);
+  c.precond_beta = scalars_tensor(in.precond_beta);
+  c.precond_center = contiguous(in.precond_center, {d.H});
+  c.initial_state = contiguous(in.s, {sequences_, d.HV, d.K, d.V});
+  c.initial_precond = contiguous(in.a, {sequences_, d.H, d.K});
+  return c;
+}
+
+template <class T>
+void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, T* final_s, T* final_a, void* saved, Arena& arena) const {
+  const Arena::Mark mark = arena.mark();
+  std::byte* workspace = arena.alloc<std::byte>(static_cast<int64_t>(sizes_.forward));
+  const fw_inputs c_in = inputs(in);
+  fw_outputs c_out;
+  FW_INIT(&c_out);
+  c_out.o = heads_tensor(o, desc_.HV);
+  c_out.final_state = contiguous(final_s, {sequences_, desc_.HV, desc_.K, desc_.V});
+  c_out.final_precond = contiguous(final_a, {sequences_, desc_.H, desc_.K});
+  if (single_tokens_ && saved == nullptr) {
+    check(fw_step(&desc_, &c_in, &c_out, workspace, sizes_.forward), "recurrence step");
+  } else {
+    check(fw_forward(&desc_, &c_in, &c_out, saved, saved == nullptr ? 0 : sizes_.saved, workspace, sizes_.forward), "recurrence forward");
+  }
+  arena.rewind(mark);
+}
+
+template <class T>
+void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, const RecurrenceInputs<T>& grads, const void* saved, Arena& arena) const {
+  const Arena::Mark mark = arena.mark();
+  std::byte* workspace = arena.alloc<std::byte>(static_cast<int64_t>(sizes_.backward));
+  const fw_inputs c_in = inputs(in);
+  const fw_inputs c_grads = inputs(grads);
+  fw_outputs c_d;
+  FW_INIT(&c_d);
+  c_d.o = heads_tensor(Mat<T>(const_cast<T*>(d_o.data), d_o.rows, d_o.cols, d_o.stride), desc_.HV);
+  check(fw_backward(&desc_, &c_in, &c_d, &c_grads, saved, saved == nullptr ? 0 : sizes_.saved, workspace, sizes_.backward), "recurrence backward");
+  arena.rewind(mark);
+}
+
+template class Recurrence<float>;
+template class Recurrence<double>;
+
+}  // namespace fw

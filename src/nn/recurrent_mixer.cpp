@@ -1,0 +1,229 @@
+#include "nn/recurrent_mixer.h"
+
+#include <unordered_map>
+
+#include "base/error.h"
+#include "nn/activations.h"
+#include "nn/recurrence.h"
+
+namespace fw {
+
+// What backward needs. Columns of `proj` hold the raw projections, except that the sigmoid gates replace theirs.
+template <class T>
+struct RecurrentMixer<T>::Context : MixerContext {
+  Mat<const T> x;   // [T, d], the caller's
+  Mat<T> proj;      // [T, plan.columns]
+  Mat<T> qkv;       // [T, 2 H K + HV V] after the convolution, or the same columns of proj
+  Mat<T> decay_in;  // the decay's projection before softplus: columns of proj, or the low-rank product
+  Mat<T> gate;      // output gate before its activation: columns of proj, or the low-rank product
+  RecurrenceInputs<T> rule;
+  Mat<T> o, normed;         // [T, HV V]: the recurrence's output; normalised and gated
+  T* rstd = nullptr;        // [T, HV]
+  void* saved = nullptr;    // of the recurrence
+  const T* tail = nullptr;  // [N, W-1, channels] before this pass
+};
+
+template <class T>
+RecurrentMixer<T>::RecurrentMixer(const RecurrentMixerSpec& spec, const std::string& prefix, Params<T>& params) : spec_(spec), plan_(spec) {
+  std::unordered_map<std::string, int> index;
+  for (ParamSpec& p : mixer_parameters(spec, prefix)) {
+    const std::string name = p.name.substr(prefix.size());
+    index[name] = params.declare(std::move(p));
+  }
+  const auto find = [&](const char* name) {
+    const auto it = index.find(name);
+    return it == index.end() ? -1 : it->second;
+  };
+  index_.stack = find("q_proj.weight");
+  index_.conv = find("q_conv1d.weight");
+  index_.decay_up = find("f_proj.1.weight");
+  index_.gate_up = find("g_proj.1.weight");
+  index_.gate_bias = find("g_proj.1.bias");
+  index_.a_log = find("A_log");
+  index_.dt_bias = find("dt_bias");
+  index_.lambda_bias = find("l_bias");
+  index_.atk_a_log = find("A_log_atk");
+  index_.atk_dt_bias = find("dt_bias_atk");
+  index_.atk_center = find("log_atk_scale");
+  index_.o_norm = find("o_norm.weight");
+  index_.o_proj = find("o_proj.weight");
+}
+
+namespace {
+
+template <class T>
+Mat<T> columns(Mat<T> stack, const Projection& p) {
+  return p.used() ? stack.col_range(p.begin, p.size) : Mat<T>();
+}
+
+}  // namespace
+
+// Activations of the gates: sigmoids in place in proj, log-decays beside it (backward needs their arguments).
+template <class T>
+void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
+  const Params<T>& params = pass.params;
+  const auto sigmoid = [&](const Projection& p, T scale, const T* bias) {
+    const Mat<T> m = columns(c.proj, p);
+    if (m.data != nullptr) sigmoid_gate_forward<T>(m, bias, scale, m);
+    return m;
+  };
+  const T bound = static_cast<T>(spec_.rule.gain_bound);
+  c.rule.beta = sigmoid(plan_.beta, spec_.gain_doubles() ? bound : T(1), nullptr);
+  c.rule.erase = sigmoid(plan_.erase, spec_.erase_doubles() ? bound : T(1), nullptr);
+  c.rule.write = sigmoid(plan_.write, T(1), nullptr);
+  c.rule.lambda = sigmoid(plan_.lambda, T(1), plan_.lambda.used() ? params.value(index_.lambda_bias) : nullptr);
+  if (plan_.decay.used()) {
+    c.decay_in = columns(c.proj, plan_.decay);
+    if (index_.decay_up >= 0) {
+      const int64_t channels = spec_.decay_heads() * spec_.key_dim;
+      const Mat<T> low = c.decay_in;
+      c.decay_in = new_matrix<T>(pass.arena, low.rows, channels);
+      linear_forward<T>(low, params.matrix(index_.decay_up, channels, spec_.decay_rank), nullptr, c.decay_in, pass.precision);
+    }
+    c.rule.g = new_matrix<T>(pass.arena, c.proj.rows, c.decay_in.cols);
+    const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
+    decay_gate_forward<T>(c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, c.rule.g);
+  }
+  if (plan_.precond_decay.used()) {
+    c.rule.precond_g = new_matrix<T>(pass.arena, c.proj.rows, spec_.heads);
+    decay_gate_forward<T>(columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1, c.rule.precond_g);
+    c.rule.precond_beta = sigmoid(plan_.precond_beta, T(1), nullptr);
+    c.rule.precond_center = pass.params.value(index_.atk_center);
+  }
+  if (plan_.gate.used()) {
+    c.gate = columns(c.proj, plan_.gate);
+    if (index_.gate_up >= 0) {
+      const Mat<T> low = c.gate;
+      c.gate = new_matrix<T>(pass.arena, low.rows, spec_.value_size());
+      linear_forward<T>(low, params.matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank), params.value(index_.gate_bias), c.gate, pass.precision);
+    }
+  }
+}
+
+template <class T>
+MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const {
+  const Params<T>& params = pass.params;
+  Arena& arena = pass.arena;
+  const int64_t tokens = x.rows, sequences = pass.layout.count();
+  Context* kept = pass.keep ? new (arena.alloc<Context>(1)) Context() : nullptr;
+  Context local;
+  Context& c = kept != nullptr ? *kept : local;
+  c.x = x;
+  c.proj = new_matrix<T>(arena, tokens, plan_.columns);
+  linear_forward<T>(x, params.matrix(index_.stack, plan_.columns, spec_.hidden), nullptr, c.proj, pass.precision);
+
+  c.qkv = c.proj.col_range(0, spec_.conv_channels());
+  if (spec_.conv_size > 0) {
+    // Backward needs the tail as it was.
+    c.tail = pass.keep ? new_copy(arena, state.tail, sequences * (spec_.conv_size - 1) * spec_.conv_channels()) : state.tail;
+    const Mat<T> raw = c.qkv;
+    c.qkv = new_matrix<T>(arena, tokens, spec_.conv_channels());
+    short_conv_forward<T>(raw, params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, state.tail, c.qkv);
+  }
+  c.rule.q = c.qkv.col_range(0, spec_.key_size());
+  c.rule.k = c.qkv.col_range(spec_.key_size(), spec_.key_size());
+  c.rule.v = c.qkv.col_range(2 * spec_.key_size(), spec_.value_size());
+  gates_forward(pass, c);
+
+  const Recurrence<T> recurrence(spec_.rule, pass.layout, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim);
+  c.rule.s = pass.keep ? new_copy(arena, state.s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : state.s;
+  c.rule.a = pass.keep ? new_copy(arena, state.a, sequences * spec_.heads * spec_.key_dim) : state.a;
+  if (pass.keep && recurrence.saved_bytes() > 0) c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
+  c.o = new_matrix<T>(arena, tokens, spec_.value_size());
+  recurrence.forward(c.rule, c.o, state.s, state.a, c.saved, arena);
+
+  c.normed = pass.keep ? new_matrix<T>(arena, tokens, spec_.value_size()) : c.o;
+  c.rstd = arena.alloc<T>(tokens * spec_.v_heads);
+  gated_rmsnorm_forward<T>(c.o, c.gate, params.value(index_.o_norm), static_cast<T>(spec_.norm_eps), spec_.value_dim, spec_.gate, c.normed, c.rstd);
+  linear_forward<T>(c.normed, params.matrix(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, y, pass.precision);
+  return kept;
+}
+
+// From gradients of the gates' values, which lie in dproj at the gates' columns, to gradients of the projections there.
+template <class T>
+void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Mat<T> dproj, Mat<const T> dg, Mat<const T> dprecond_g) const {
+  Params<T>& params = pass.params;
+  const auto sigmoid = [&](const Projection& p, T scale, T* dbias) {
+    if (!p.used()) return;
+    const Mat<T> d = columns(dproj, p);
+    sigmoid_gate_backward<T>(d, columns(c.proj, p), scale, d, dbias);
+  };
+  const T bound = static_cast<T>(spec_.rule.gain_bound);
+  sigmoid(plan_.beta, spec_.gain_doubles() ? bound : T(1), nullptr);
+  sigmoid(plan_.erase, spec_.erase_doubles() ? bound : T(1), nullptr);
+  sigmoid(plan_.write, T(1), nullptr);
+  sigmoid(plan_.lambda, T(1), plan_.lambda.used() ? params.grad(index_.lambda_bias) : nullptr);
+  sigmoid(plan_.precond_beta, T(1), nullptr);
+  if (plan_.decay.used()) {
+    const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
+    const Mat<T> dlow = columns(dproj, plan_.decay);
+    const Mat<T> din = index_.decay_up >= 0 ? new_matrix<T>(pass.arena, dg.rows, dg.cols) : dlow;
+    decay_gate_backward<T>(dg, c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, din, params.grad(index_.a_log),
+                           params.grad(index_.dt_bias));
+    if (index_.decay_up >= 0) {
+      linear_backward<T>(din, columns(c.proj, plan_.decay), params.matrix(index_.decay_up, din.cols, spec_.decay_rank), dlow,
+                         params.grad_matrix(index_.decay_up, din.cols, spec_.decay_rank), nullptr, pass.precision);
+    }
+  }
+  if (plan_.precond_decay.used()) {
+    decay_gate_backward<T>(dprecond_g, columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1,
+                           columns(dproj, plan_.precond_decay), params.grad(index_.atk_a_log), params.grad(index_.atk_dt_bias));
+  }
+}
+
+template <class T>
+void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> dy, Mat<T> dx) const {
+  const Context& c = *static_cast<Context*>(context);
+  Params<T>& params = pass.params;
+  Arena& arena = pass.arena;
+  const int64_t tokens = dy.rows;
+  const Mat<T> dproj = new_matrix<T>(arena, tokens, plan_.columns);
+  const Mat<T> dnormed = new_matrix<T>(arena, tokens, spec_.value_size());
+  linear_backward<T>(dy, c.normed, params.matrix(index_.o_proj, spec_.hidden, spec_.value_size()), dnormed,
+                     params.grad_matrix(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, pass.precision);
+
+  const Mat<T> dlow_gate = columns(dproj, plan_.gate);
+  const bool low_rank_gate = index_.gate_up >= 0;
+  const Mat<T> dgate = low_rank_gate ? new_matrix<T>(arena, tokens, spec_.value_size()) : dlow_gate;
+  const Mat<T> d_o = new_matrix<T>(arena, tokens, spec_.value_size());
+  gated_rmsnorm_backward<T>(dnormed, c.o, c.gate, params.value(index_.o_norm), c.rstd, spec_.value_dim, spec_.gate, d_o, dgate, params.grad(index_.o_norm));
+  if (low_rank_gate) {
+    linear_backward<T>(dgate, columns(c.proj, plan_.gate), params.matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank), dlow_gate,
+                       params.grad_matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank), params.grad(index_.gate_bias), pass.precision);
+  }
+
+  RecurrenceInputs<T> d;
+  const Mat<T> draw = dproj.col_range(0, spec_.conv_channels());
+  const Mat<T> dqkv = spec_.conv_size > 0 ? new_matrix<T>(arena, tokens, spec_.conv_channels()) : draw;
+  d.q = dqkv.col_range(0, spec_.key_size());
+  d.k = dqkv.col_range(spec_.key_size(), spec_.key_size());
+  d.v = dqkv.col_range(2 * spec_.key_size(), spec_.value_size());
+  d.beta = columns(dproj, plan_.beta);
+  d.lambda = columns(dproj, plan_.lambda);
+  d.erase = columns(dproj, plan_.erase);
+  d.write = columns(dproj, plan_.write);
+  d.precond_beta = columns(dproj, plan_.precond_beta);
+  if (c.rule.g.data != nullptr) d.g = new_matrix<T>(arena, tokens, c.rule.g.cols);
+  if (c.rule.precond_g.data != nullptr) {
+    d.precond_g = new_matrix<T>(arena, tokens, spec_.heads);
+    d.precond_center = arena.alloc<T>(spec_.heads);
+  }
+  const Recurrence<T> recurrence(spec_.rule, pass.layout, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim);
+  recurrence.backward(c.rule, d_o, d, c.saved, arena);
+  if (d.precond_center != nullptr) {
+    T* dcenter = params.grad(index_.atk_center);
+    for (int64_t h = 0; h < spec_.heads; ++h) dcenter[h] += d.precond_center[h];
+  }
+  gates_backward(pass, c, dproj, d.g, d.precond_g);
+  if (spec_.conv_size > 0) {
+    short_conv_backward<T>(dqkv, c.proj.col_range(0, spec_.conv_channels()), params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, draw,
+                           params.grad(index_.conv));
+  }
+  linear_backward<T>(dproj, c.x, params.matrix(index_.stack, plan_.columns, spec_.hidden), dx, params.grad_matrix(index_.stack, plan_.columns, spec_.hidden),
+                     nullptr, pass.precision);
+}
+
+template class RecurrentMixer<float>;
+template class RecurrentMixer<double>;
+
+}  // namespace fw

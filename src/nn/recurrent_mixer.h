@@ -1,0 +1,89 @@
+// The delta-rule mixer of recurrence.md section 7: projections, causal convolution + SiLU on q, k, v, the rule's gates,
+// the recurrence (through the C header), RMSNorm per head with an output gate, output projection. Which projections
+// there are follows from the rule; all that read x are one matrix product.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nn/init.h"
+#include "nn/mixer.h"
+#include "rule/rule.h"
+
+namespace fw {
+
+struct RecurrentMixerSpec {
+  Rule rule;
+  int64_t hidden = 0;     // d
+  int64_t heads = 0;      // H
+  int64_t v_heads = 0;    // HV, a multiple of H
+  int64_t key_dim = 0;    // K
+  int64_t value_dim = 0;  // V
+  int64_t conv_size = 0;  // W; 0: none
+  GateKind gate = GateKind::kSilu;
+  int64_t gate_rank = 0;   // 0: full
+  int64_t decay_rank = 0;  // 0: full; channel decay only
+  bool decay_per_value_head = false;
+  double norm_eps = 1e-5;
+  InitScheme init = InitScheme::kXavier;
+
+  int64_t key_size() const { return heads * key_dim; }
+  int64_t value_size() const { return v_heads * value_dim; }
+  int64_t conv_channels() const { return 2 * key_size() + value_size(); }
+  int64_t decay_heads() const { return decay_per_value_head ? v_heads : heads; }
+  // Largest value of the gate that multiplies the erase key; the other gates end at 1.
+  bool gain_doubles() const { return rule.online() && rule.erase == Gate::kTied && rule.uses_beta() && rule.gain_bound > 1.0; }
+  bool erase_doubles() const { return rule.uses_erase_gate() && rule.gain_bound > 1.0; }
+};
+
+// One bias-free projection of x: a range of rows of the tall matrix, a range of columns of its product.
+struct Projection {
+  const char* name;  // "q_proj"
+  int64_t begin = 0;
+  int64_t size = 0;
+  bool used() const { return size > 0; }
+};
+
+// The stacked projections, wide ones first so that narrow gates do not break the alignment of the wide.
+struct ProjectionPlan {
+  explicit ProjectionPlan(const RecurrentMixerSpec& spec);
+  Projection q, k, v;
+  Projection decay;                        // f_proj (or its first factor), or a_proj
+  Projection erase;                        // b_proj, H K wide
+  Projection write;                        // w_proj
+  Projection gate;                         // g_proj, or its first factor
+  Projection beta;                         // b_proj, or beta_proj beside an erase gate
+  Projection lambda;                       // l_proj
+  Projection precond_decay, precond_beta;  // a_atk_proj, b_atk_proj
+  int64_t columns = 0;
+  std::vector<const Projection*> in_order() const;
+};
+
+// The mixer's parameters in order of declaration, names with `prefix` before them. No memory is allocated for values, so
+// that a configuration's size can be checked first.
+std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const std::string& prefix);
+
+template <class T>
+class RecurrentMixer final : public Mixer<T> {
+ public:
+  // Declares its parameters as prefix + "q_proj.weight" ...
+  RecurrentMixer(const RecurrentMixerSpec& spec, const std::string& prefix, Params<T>& params);
+  MixerContext* forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const override;
+  void backward(const Pass<T>& pass, MixerContext* context, Mat<const T> dy, Mat<T> dx) const override;
+
+ private:
+  struct Context;
+  struct Indices {
+    int stack = -1, conv = -1, decay_up = -1, gate_up = -1, gate_bias = -1, a_log = -1, dt_bias = -1, lambda_bias = -1;
+    int atk_a_log = -1, atk_dt_bias = -1, atk_center = -1, o_norm = -1, o_proj = -1;
+  };
+  void gates_forward(const Pass<T>& pass, Context& c) const;
+  void gates_backward(const Pass<T>& pass, const Context& c, Mat<T> dproj, Mat<const T> dg, Mat<const T> dprecond_g) const;
+
+  RecurrentMixerSpec spec_;
+  ProjectionPlan plan_;
+  Indices index_;
+};
+
+}  // namespace fw
