@@ -1,0 +1,248 @@
+// Streams, decay tiles and the forward pass of one head.
+#include "scan/cpu/head_scan.h"
+
+#include <cmath>
+
+namespace fw::cpu {
+
+template <class T>
+HeadScan<T>::HeadScan(const Plan& plan, const Inputs<T>& in, HeadScratch<T>& scratch, const T* m, int64_t n, int64_t hv, int64_t column0, int64_t columns)
+    : plan_(plan),
+      in_(in),
+      s_(scratch),
+      m_(m),
+      n_(n),
+      hv_(hv),
+      h_(hv / plan.group()),
+      length_(plan.length(n)),
+      column0_(column0),
+      columns_(columns),
+      kp_(padded(plan.K)),
+      vp_(padded(columns)),
+      cp_(padded(plan.chunk)),
+      nb_(plan.rule.online() ? 2 : 1),
+      decay_(plan.decay_kind()),
+      front_(front_kernels<T>()),
+      dk_(decay_kernels<T>()),
+      lk_(linear_kernels<T>()) {}
+
+template <class T>
+FrontTile<T> HeadScan<T>::front_tile(int64_t begin, int64_t L) const {
+  FrontTile<T> tile;
+  tile.rule = &plan_.rule;
+  tile.scale = static_cast<T>(plan_.scale);
+  tile.rows = L;
+  tile.K = plan_.K;
+  tile.V = columns_;
+  const auto rows = [&](const TokenTensor<T>& t, int64_t head, int64_t column) -> RowView<const T> {
+    const RowView<T> view = t.rows(plan_, n_, begin, head);
+    return {view.data != nullptr ? view.data + column : nullptr, view.stride};
+  };
+  tile.q = rows(in_.q, h_, 0);
+  tile.k = rows(in_.k, h_, 0);
+  tile.v = rows(in_.v, hv_, column0_);
+  tile.beta = rows(in_.beta, hv_, 0);
+  tile.lambda = rows(in_.lambda, hv_, 0);
+  tile.erase_gate = rows(in_.erase_gate, head_of(in_.erase_gate), 0);
+  tile.write_gate = rows(in_.write_gate, hv_, column0_);
+  if (m_ != nullptr) tile.m = {m_ + precond_row(begin), kp_};
+  return tile;
+}
+
+template <class T>
+void HeadScan<T>::load_streams(int64_t begin, int64_t L, bool with_z) {
+  FrontTile<T> tile = front_tile(begin, L);
+  tile.r = s_.re;
+  tile.e = plan_.rule.online() ? s_.re + L * kp_ : nullptr;
+  tile.w = s_.w;
+  tile.z = with_z ? s_.z : nullptr;
+  front_.forward(tile);
+
+  switch (plan_.rule.decay) {
+    case Decay::kNone: break;
+    case Decay::kConstant: std::fill_n(s_.alpha, L, static_cast<T>(1.0 - std::exp2(-5.0 - static_cast<double>(hv_)))); break;
+    case Decay::kScalar: {
+      const RowView<T> g = in_.g.rows(plan_, n_, begin, hv_);
+      for (int64_t i = 0; i < L; ++i) s_.alpha[i] = std::exp(*g.row(i));
+      break;
+    }
+    case Decay::kChannel: {
+      const RowView<T> g = in_.g.rows(plan_, n_, begin, head_of(in_.g));
+      dk_.exp_rows(L, plan_.K, {g.data, g.stride}, s_.alpha, kp_);
+      break;
+    }
+  }
+}
+
+template <class T>
+void HeadScan<T>::channel_tiles(int64_t L, bool make_tri) {
+  dk_.channel_prefix(L, nb_, kp_, 0, s_.alpha, s_.re, L * kp_, s_.rebar, L * kp_, s_.total);
+  const T* keys = nullptr;  // at the anchor of the last sub-chunk seen
+  int64_t mid = 0;
+  T* next = s_.anchored;
+  for (int64_t a = 0; a < L; a += kSubChunk) {
+    const int64_t n = std::min(kSubChunk, L - a);
+    if (a > 0) {
+      dk_.anchor(mid, a, a, kp_, s_.alpha, keys, s_.w, next);
+      keys = next;
+      next += a * kp_;
+      mid = a;
+    }
+    if (!make_tri) continue;
+    const T* alpha = s_.alpha + a * kp_;
+    const T* re = s_.re + a * kp_;
+    if (a > 0) {
+      dk_.channel_prefix(n, nb_, kp_, 1, alpha, re, L * kp_, s_.local, n * kp_, nullptr);
+      gemm(Trans::kNo, Trans::kYes, nb_ * n, a, plan_.K, T(1), s_.local, kp_, keys, kp_, T(0), s_.block, a);
+      for (int64_t b = 0; b < nb_; ++b) {
+        for (int64_t i = 0; i < n; ++i) std::memcpy(s_.tri + (b * L + a + i) * cp_, s_.block + (b * n + i) * a, sizeof(T) * static_cast<size_t>(a));
+      }
+    }
+    dk_.diagonal(n, nb_, kp_, alpha, re, L * kp_, s_.w + a * kp_, s_.tri + a * cp_ + a, cp_, L * cp_);
+  }
+  dk_.anchor(mid, L, L - 1, kp_, s_.alpha, keys, s_.w, s_.wc);
+}
+
+template <class T>
+void HeadScan<T>::decay_tiles(int64_t L, bool make_tri) {
+  if (decay_ == DecayKind::kChannel) {
+    channel_tiles(L, make_tri);
+    if (make_tri) dk_.mask(L, nb_, s_.tri, cp_, nullptr, 0);
+    return;
+  }
+  if (decay_ == DecayKind::kScalar) {
+    dk_.scalar(L, s_.alpha, s_.prefix, s_.suffix, s_.ratio, cp_);
+    dk_.scale_rows(L, kp_, s_.suffix, s_.w, kp_, s_.wc, kp_);
+  }
+  if (!make_tri) return;
+  gemm(Trans::kNo, Trans::kYes, nb_ * L, L, plan_.K, T(1), s_.re, kp_, s_.w, kp_, T(0), s_.tri, cp_);
+  dk_.mask(L, nb_, s_.tri, cp_, decay_ == DecayKind::kScalar ? s_.ratio : nullptr, cp_);
+}
+
+// after = Diag(total) before + Wc^T R; after may be before.
+template <class T>
+void HeadScan<T>::update_state(int64_t L, bool have_state, const T* before, const T* residual, T* after) {
+  const T* wc = decay_ == DecayKind::kNone ? s_.w : s_.wc;
+  T beta = have_state ? T(1) : T(0);
+  if (have_state && decay_ == DecayKind::kScalar) beta = s_.prefix[L - 1];
+  if (have_state && decay_ == DecayKind::kChannel) {
+    dk_.scale_rows(plan_.K, vp_, s_.total, before, vp_, after, vp_);
+  } else if (have_state && after != before) {
+    std::memcpy(after, before, sizeof(T) * static_cast<size_t>(plan_.K * vp_));
+  }
+  gemm(Trans::kYes, Trans::kNo, plan_.K, vp_, L, T(1), wc, kp_, residual, vp_, beta, after, vp_);
+}
+
+template <class T>
+void HeadScan<T>::chunk_forward(int64_t begin, int64_t L, bool have_state, const Outputs<T>& out) {
+  decay_tiles(L, true);
+  const bool scalar = decay_ == DecayKind::kScalar;
+  const T* re = decay_ == DecayKind::kChannel ? s_.rebar : s_.re;
+  T* triangle_t = s_.tri + L * cp_;
+  if (have_state) gemm(Trans::kNo, Trans::kNo, nb_ * L, vp_, plan_.K, T(1), re, kp_, s_.state, vp_, T(0), s_.products, vp_);
+  if (plan_.rule.online()) {
+    if (have_state) lk_.subtract_rows(L, vp_, scalar ? s_.prefix : nullptr, s_.products + L * vp_, vp_, s_.z, vp_);
+    lk_.solve(L, triangle_t, cp_, s_.z, vp_, vp_);
+  }
+  // O goes straight to the caller's rows when they need no padding.
+  const RowView<T> o_rows = out.o.rows(plan_, n_, begin, hv_);
+  const bool direct = vp_ == columns_ && out.o;
+  T* o = direct ? o_rows.data + column0_ : s_.o;
+  const int64_t ldo = direct ? o_rows.stride : vp_;
+  if (have_state) {
+    if (scalar) {
+      dk_.scale_rows(L, vp_, s_.prefix, s_.products, vp_, o, ldo);
+    } else {
+      for (int64_t i = 0; i < L; ++i) std::memcpy(o + i * ldo, s_.products + i * vp_, sizeof(T) * static_cast<size_t>(vp_));
+    }
+  }
+  gemm(Trans::kNo, Trans::kNo, L, vp_, L, T(1), s_.tri, cp_, s_.z, vp_, have_state ? T(1) : T(0), o, ldo);
+  if (!direct && out.o) lk_.store_rows(L, columns_, s_.o, vp_, {o_rows.data + column0_, o_rows.stride});
+  update_state(L, have_state, s_.state, s_.z, s_.state);
+}
+
+template <class T>
+void HeadScan<T>::token_forward(int64_t begin, int64_t L, const Outputs<T>& out) {
+  TokenTile<T> tile;
+  tile.rows = L;
+  tile.K = plan_.K;
+  tile.V = vp_;
+  tile.online = plan_.rule.online();
+  tile.alpha = decay_ == DecayKind::kNone ? nullptr : s_.alpha;
+  tile.channel = decay_ == DecayKind::kChannel;
+  tile.r = s_.re;
+  tile.e = s_.re + L * kp_;
+  tile.w = s_.w;
+  tile.z = s_.z;
+  tile.state = s_.state;
+  tile.u = s_.z;  // a row's z is read before its residual is written
+  tile.o = s_.o;
+  token_kernels<T>().forward(tile);
+  if (!out.o) return;
+  const RowView<T> o_rows = out.o.rows(plan_, n_, begin, hv_);
+  lk_.store_rows(L, columns_, s_.o, vp_, {o_rows.data + column0_, o_rows.stride});
+}
+
+template <class T>
+void HeadScan<T>::load_state(const StateTensor<T>& src, T* dst) const {
+  const T* p = src.at(n_, hv_);
+  if (plan_.state_layout == FW_STATE_K_FIRST) {
+    lk_.load_rows(plan_.K, columns_, {p + column0_, src.stride_r}, dst, vp_, T(1));
+    return;
+  }
+  for (int64_t k = 0; k < plan_.K; ++k) {
+    for (int64_t v = 0; v < columns_; ++v) dst[k * vp_ + v] = p[(column0_ + v) * src.stride_r + k];
+    std::fill(dst + k * vp_ + columns_, dst + (k + 1) * vp_, T(0));
+  }
+}
+
+template <class T>
+void HeadScan<T>::store_state(const T* src, const StateTensor<T>& dst) const {
+  T* p = dst.at(n_, hv_);
+  if (plan_.state_layout == FW_STATE_K_FIRST) {
+    lk_.store_rows(plan_.K, columns_, src, vp_, {p + column0_, dst.stride_r});
+    return;
+  }
+  for (int64_t v = 0; v < columns_; ++v) {
+    for (int64_t k = 0; k < plan_.K; ++k) p[(column0_ + v) * dst.stride_r + k] = src[k * vp_ + v];
+  }
+}
+
+template <class T>
+void HeadScan<T>::forward(const Outputs<T>& out, T* saved) {
+  const bool token = plan_.token_form(n_);
+  const int64_t state_size = plan_.K * vp_;
+  const int64_t full_vp = padded(plan_.V);
+  bool have_state = static_cast<bool>(in_.initial_state);
+  if (have_state) {
+    load_state(in_.initial_state, s_.state);
+  } else if (token || length_ == 0 || saved != nullptr) {
+    std::memset(s_.state, 0, sizeof(T) * static_cast<size_t>(state_size));
+  }
+  for (int64_t c = 0; c < plan_.chunks(n_); ++c) {
+    const int64_t begin = c * plan_.chunk, L = rows_of(c);
+    if (saved != nullptr) {
+      T* dst = saved + plan_.state_index(n_, c, hv_) + column0_;
+      for (int64_t k = 0; k < plan_.K; ++k) std::memcpy(dst + k * full_vp, s_.state + k * vp_, sizeof(T) * static_cast<size_t>(vp_));
+    }
+    load_streams(begin, L, true);
+    if (token) {
+      token_forward(begin, L, out);
+    } else {
+      chunk_forward(begin, L, have_state, out);
+    }
+    have_state = true;
+    if (saved == nullptr) continue;
+    T* residual = saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_) + column0_;
+    for (int64_t i = 0; i < L; ++i) std::memcpy(residual + i * full_vp, s_.z + i * vp_, sizeof(T) * static_cast<size_t>(vp_));
+    if (!token && column0_ == 0) {
+      std::memcpy(saved + plan_.triangle_index(n_, c, hv_), s_.tri, sizeof(T) * static_cast<size_t>(nb_ * L * cp_));
+    }
+  }
+  if (out.final_state) store_state(s_.state, out.final_state);
+}
+
+template class HeadScan<float>;
+template class HeadScan<double>;
+
+}  // namespace fw::cpu

@@ -1,0 +1,142 @@
+// One value head of one sequence: the streams of one chunk at a time, and the two forms of the recurrence on them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "base/gemm.h"
+#include "scan/cpu/kernels.h"
+#include "scan/plan.h"
+#include "scan/tensors.h"
+
+namespace fw::cpu {
+
+inline constexpr int64_t kSubChunk = 16;     // rows whose channel decays are multiplied out one by one
+inline constexpr int64_t kValueBlock = 128;  // columns of V of one forward task
+
+// Hands out pieces of a buffer; with a null base it only counts.
+template <class T>
+class Bump {
+ public:
+  explicit Bump(T* base) : base_(base) {}
+  T* take(int64_t n) {
+    T* p = base_ != nullptr ? base_ + used_ : nullptr;
+    used_ += padded(n);
+    return p;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  T* base_;
+  int64_t used_ = 0;
+};
+
+// Tiles of one task. Names follow recurrence.md section 4; stacked tiles hold the block of R, then (online) that of E.
+template <class T>
+struct HeadScratch {
+  HeadScratch(const Plan& plan, bool backward, Bump<T>& bump) {
+    const int64_t C = std::max<int64_t>(1, std::min(plan.chunk, plan.max_length()));
+    const int64_t kp = padded(plan.K), vp = padded(plan.V), cp = padded(plan.chunk);
+    re = bump.take(2 * C * kp);
+    w = bump.take(C * kp);
+    wc = bump.take(C * kp);
+    z = bump.take(C * vp);
+    o = bump.take(C * vp);
+    state = bump.take(plan.K * vp);
+    alpha = bump.take(plan.decay_kind() == DecayKind::kChannel ? C * kp : C);
+    total = bump.take(kp);
+    prefix = bump.take(C);
+    suffix = bump.take(C);
+    tri = bump.take(2 * C * cp);
+    products = bump.take(2 * C * vp);
+    if (plan.decay_kind() == DecayKind::kScalar) ratio = bump.take(C * cp);
+    if (plan.decay_kind() == DecayKind::kChannel) {
+      const int64_t subs = (C + kSubChunk - 1) / kSubChunk;
+      rebar = bump.take(2 * C * kp);
+      local = bump.take(2 * kSubChunk * kp);
+      anchored = bump.take(kSubChunk * subs * (subs - 1) / 2 * kp);
+      block = bump.take(2 * kSubChunk * cp);
+    }
+    if (!backward) return;
+    dre = bump.take(2 * C * kp);
+    dw = bump.take(C * kp);
+    dtri = bump.take(2 * C * cp);
+    dz = bump.take(C * vp);
+    dstate = bump.take(plan.K * vp);
+    end_state = bump.take(plan.K * vp);
+    terms = bump.take(C * kp);
+    tail = bump.take(kp);
+    if (plan.decay_kind() == DecayKind::kChannel) dlocal = bump.take(2 * kSubChunk * kp);
+    history_rows = plan.form == FW_FORM_CHUNK ? 0 : token_rows(plan);
+    if (history_rows > 0) history = bump.take((history_rows + 1) * plan.K * vp);
+  }
+
+  // Rows of the longest chunk that may run token by token.
+  static int64_t token_rows(const Plan& plan) {
+    int64_t most = 0;
+    for (int64_t n = 0; n < plan.N; ++n) {
+      if (plan.token_form(n)) most = std::max(most, std::min(plan.chunk, plan.length(n)));
+    }
+    return most;
+  }
+
+  T *re, *w, *wc, *z, *o, *state, *alpha, *total, *prefix, *suffix, *tri, *products;
+  T *ratio = nullptr, *rebar = nullptr, *local = nullptr, *anchored = nullptr, *block = nullptr;
+  T *dre = nullptr, *dw = nullptr, *dtri = nullptr, *dz = nullptr, *dstate = nullptr, *end_state = nullptr, *terms = nullptr, *tail = nullptr, *dlocal = nullptr;
+  T* history = nullptr;
+  int64_t history_rows = 0;
+};
+
+template <class T>
+class HeadScan {
+ public:
+  // column0, columns: the block of value columns (forward). m: preconditioner rows (precond_row) or null.
+  HeadScan(const Plan& plan, const Inputs<T>& in, HeadScratch<T>& scratch, const T* m, int64_t n, int64_t hv, int64_t column0, int64_t columns);
+
+  // o (not written when out.o is absent) and the final state; saved may be null.
+  void forward(const Outputs<T>& out, T* saved);
+  // Gradients of this head. dm: like m, added to; `first`: no other head of the group has written yet.
+  void backward(const Outputs<T>& d, const Inputs<T>& grads, const T* saved, T* dm, bool first);
+
+ private:
+  // Streams of rows [begin, begin + L): re, w, z (unless with_z is false), alpha.
+  void load_streams(int64_t begin, int64_t L, bool with_z);
+  // tri, wc, total and what the decay kind needs of prefix, suffix, ratio, rebar, anchored. make_tri: also A and T.
+  void decay_tiles(int64_t L, bool make_tri);
+  void channel_tiles(int64_t L, bool make_tri);
+  void chunk_forward(int64_t begin, int64_t L, bool have_state, const Outputs<T>& out);
+  void token_forward(int64_t begin, int64_t L, const Outputs<T>& out);
+  void update_state(int64_t L, bool have_state, const T* before, const T* residual, T* after);
+
+  void chunk_backward(int64_t c, const Outputs<T>& d, const T* saved, bool have_state, bool have_dstate, bool need_dstate);
+  void channel_backward(int64_t L, bool have_dstate);
+  void token_backward(int64_t c, const Outputs<T>& d, const T* saved);
+  void decay_tail(int64_t c, const T* saved, bool have_dstate);
+  void token_decay_gradient(int64_t begin, int64_t L, const Inputs<T>& grads, bool first);
+  void chunk_decay_gradient(int64_t begin, int64_t L, const Inputs<T>& grads, bool first);
+
+  void load_state(const StateTensor<T>& src, T* dst) const;
+  void store_state(const T* src, const StateTensor<T>& dst) const;
+  FrontTile<T> front_tile(int64_t begin, int64_t L) const;
+  // Head of a tensor that may have one per key head.
+  int64_t head_of(const TokenTensor<T>& tensor) const { return tensor.heads == plan_.HV ? hv_ : h_; }
+  // Preconditioner rows of one key head of one sequence are contiguous: [N][H][tokens of n][kp].
+  int64_t precond_row(int64_t begin) const { return (plan_.first_token(n_) * plan_.H + h_ * length_ + begin) * kp_; }
+  int64_t rows_of(int64_t c) const { return std::min(plan_.chunk, length_ - c * plan_.chunk); }
+
+  const Plan& plan_;
+  const Inputs<T>& in_;
+  HeadScratch<T>& s_;
+  const T* m_;
+  const int64_t n_, hv_, h_, length_;
+  const int64_t column0_, columns_;
+  const int64_t kp_, vp_, cp_;
+  const int64_t nb_;              // stacked blocks: 2 online, 1 offline
+  const DecayKind decay_;
+  const FrontKernels<T>& front_;
+  const DecayKernels<T>& dk_;
+  const LinearKernels<T>& lk_;
+};
+
+}  // namespace fw::cpu

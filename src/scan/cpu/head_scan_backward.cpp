@@ -1,0 +1,250 @@
+// The backward pass of one head (recurrence.md section 5): chunks in reverse, everything from R, P and products.
+#include <vector>
+
+#include "scan/cpu/head_scan.h"
+
+namespace fw::cpu {
+namespace {
+
+template <class T>
+void negate_rows(const LinearKernels<T>& kernels, int64_t rows, int64_t cols, const T* src, T* dst) {
+  kernels.load_rows(rows, cols, {src, cols}, dst, cols, T(-1));
+}
+
+}  // namespace
+
+// dre, dw, dz and dstate of one chunk; the stacked cotangent [dO; -P] is left in `products`.
+template <class T>
+void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved, bool have_state, bool have_dstate, bool need_dstate) {
+  const int64_t begin = c * plan_.chunk, L = rows_of(c);
+  const int64_t K = plan_.K;
+  const bool online = plan_.rule.online(), scalar = decay_ == DecayKind::kScalar, channel = decay_ == DecayKind::kChannel;
+  const T* residual = saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_);
+  const T* state = saved + plan_.state_index(n_, c, hv_);
+  const T* tri = saved + plan_.triangle_index(n_, c, hv_);
+  T* d_o = s_.products;
+  T* minus_p = s_.products + L * vp_;
+
+  if (d.o) {
+    const RowView<T> rows = d.o.rows(plan_, n_, begin, hv_);
+    lk_.load_rows(L, columns_, {rows.data, rows.stride}, d_o, vp_, T(1));
+  } else {
+    std::memset(d_o, 0, sizeof(T) * static_cast<size_t>(L * vp_));
+  }
+  // dR = A^T dO + Kc dS;  dZ = P = (I + T)^-T dR
+  gemm(Trans::kYes, Trans::kNo, L, vp_, L, T(1), tri, cp_, d_o, vp_, T(0), s_.dz, vp_);
+  const T* wc = decay_ == DecayKind::kNone ? s_.w : s_.wc;
+  if (have_dstate) gemm(Trans::kNo, Trans::kNo, L, vp_, K, T(1), wc, kp_, s_.dstate, vp_, T(1), s_.dz, vp_);
+  if (online) {
+    lk_.solve_transposed(L, tri + L * cp_, cp_, s_.dz, vp_, vp_);
+    negate_rows(lk_, L, vp_, s_.dz, minus_p);
+  }
+  // dA, dT = tril([dO; -P] R^T), with the decays that A and T carry
+  gemm(Trans::kNo, Trans::kYes, nb_ * L, L, vp_, T(1), s_.products, vp_, residual, vp_, T(0), s_.dtri, cp_);
+  dk_.mask(L, nb_, s_.dtri, cp_, scalar ? s_.ratio : nullptr, cp_);
+
+  // What reaches r and e through the state before the chunk, and w through the state after it.
+  if (have_state) {
+    gemm(Trans::kNo, Trans::kYes, nb_ * L, K, vp_, T(1), s_.products, vp_, state, vp_, T(0), s_.dre, kp_);
+    if (scalar) {
+      for (int64_t b = 0; b < nb_; ++b) dk_.scale_rows(L, kp_, s_.prefix, s_.dre + b * L * kp_, kp_, s_.dre + b * L * kp_, kp_);
+    }
+    if (channel) dk_.channel_prefix(L, nb_, kp_, 0, s_.alpha, s_.dre, L * kp_, s_.dre, L * kp_, nullptr);
+  }
+  if (have_dstate) {
+    gemm(Trans::kNo, Trans::kYes, L, K, vp_, T(1), residual, vp_, s_.dstate, vp_, T(0), s_.dw, kp_);
+    if (scalar) dk_.scale_rows(L, kp_, s_.suffix, s_.dw, kp_, s_.dw, kp_);
+  }
+  if (channel) {
+    if (!have_state) std::memset(s_.dre, 0, sizeof(T) * static_cast<size_t>(nb_ * L * kp_));
+    if (!have_dstate) std::memset(s_.dw, 0, sizeof(T) * static_cast<size_t>(L * kp_));
+    channel_backward(L, have_dstate);
+  } else {
+    gemm(Trans::kNo, Trans::kNo, nb_ * L, K, L, T(1), s_.dtri, cp_, s_.w, kp_, have_state ? T(1) : T(0), s_.dre, kp_);
+    gemm(Trans::kYes, Trans::kNo, L, K, nb_ * L, T(1), s_.dtri, cp_, s_.re, kp_, have_dstate ? T(1) : T(0), s_.dw, kp_);
+  }
+  if (!need_dstate) return;
+
+  // dS0 = Diag(total) dS + [Q; E]^T [dO; -P]
+  T beta = have_dstate ? T(1) : T(0);
+  const T* re = s_.re;
+  if (scalar) {
+    for (int64_t b = 0; b < nb_; ++b) dk_.scale_rows(L, vp_, s_.prefix, s_.products + b * L * vp_, vp_, s_.products + b * L * vp_, vp_);
+    beta *= s_.prefix[L - 1];
+  }
+  if (channel) {
+    re = s_.rebar;
+    if (have_dstate) dk_.scale_rows(K, vp_, s_.total, s_.dstate, vp_, s_.dstate, vp_);
+  }
+  gemm(Trans::kYes, Trans::kNo, K, vp_, nb_ * L, T(1), re, kp_, s_.products, vp_, beta, s_.dstate, vp_);
+}
+
+// Channel decay: the adjoint of channel_tiles, anchors from the last to the first. dw comes in as the gradient of the keys
+// at the chunk's end and moves from anchor to anchor.
+template <class T>
+void HeadScan<T>::channel_backward(int64_t L, bool have_dstate) {
+  const int64_t last = (L - 1) / kSubChunk * kSubChunk;
+  int64_t to = L - 1, rows = L;
+  bool moving = have_dstate;  // dw holds something
+  for (int64_t a = last; a > 0; a -= kSubChunk) {
+    const int64_t n = std::min(kSubChunk, L - a);
+    if (moving) dk_.anchor(a, rows, to, kp_, s_.alpha, s_.dw, nullptr, s_.dw);
+    to = rows = a;
+    moving = true;
+    const T* alpha = s_.alpha + a * kp_;
+    const int64_t j = a / kSubChunk;
+    const T* keys = s_.anchored + kSubChunk * j * (j - 1) / 2 * kp_;
+    dk_.channel_prefix(n, nb_, kp_, 1, alpha, s_.re + a * kp_, L * kp_, s_.local, n * kp_, nullptr);
+    for (int64_t b = 0; b < nb_; ++b) {
+      for (int64_t i = 0; i < n; ++i) std::memcpy(s_.block + (b * n + i) * a, s_.dtri + (b * L + a + i) * cp_, sizeof(T) * static_cast<size_t>(a));
+    }
+    gemm(Trans::kYes, Trans::kNo, a, plan_.K, nb_ * n, T(1), s_.block, a, s_.local, kp_, T(1), s_.dw, kp_);
+    gemm(Trans::kNo, Trans::kNo, nb_ * n, plan_.K, a, T(1), s_.block, a, keys, kp_, T(0), s_.dlocal, kp_);
+    dk_.channel_prefix(n, nb_, kp_, 1, alpha, s_.dlocal, n * kp_, s_.dlocal, n * kp_, nullptr);
+    for (int64_t b = 0; b < nb_; ++b) lk_.add_rows(n * kp_, s_.dlocal + b * n * kp_, s_.dre + (b * L + a) * kp_);
+  }
+  if (moving) dk_.anchor(0, rows, to, kp_, s_.alpha, s_.dw, nullptr, s_.dw);
+  for (int64_t a = 0; a < L; a += kSubChunk) {
+    const int64_t n = std::min(kSubChunk, L - a);
+    dk_.diagonal_backward(n, nb_, kp_, s_.alpha + a * kp_, s_.re + a * kp_, L * kp_, s_.w + a * kp_, s_.dtri + a * cp_ + a, cp_, L * cp_, s_.dre + a * kp_, L * kp_, s_.dw + a * kp_);
+  }
+}
+
+template <class T>
+void HeadScan<T>::token_backward(int64_t c, const Outputs<T>& d, const T* saved) {
+  const int64_t begin = c * plan_.chunk, L = rows_of(c);
+  TokenTileGrad<T> grad;
+  grad.in.rows = L;
+  grad.in.K = plan_.K;
+  grad.in.V = vp_;
+  grad.in.online = plan_.rule.online();
+  grad.in.alpha = decay_ == DecayKind::kNone ? nullptr : s_.alpha;
+  grad.in.channel = decay_ == DecayKind::kChannel;
+  grad.in.r = s_.re;
+  grad.in.e = s_.re + L * kp_;
+  grad.in.w = s_.w;
+  std::memcpy(s_.state, saved + plan_.state_index(n_, c, hv_), sizeof(T) * static_cast<size_t>(plan_.K * vp_));
+  std::memcpy(s_.z, saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_), sizeof(T) * static_cast<size_t>(L * vp_));
+  grad.in.state = s_.state;
+  grad.in.u = s_.z;
+  grad.history = s_.history;
+  if (d.o) {
+    const RowView<T> rows = d.o.rows(plan_, n_, begin, hv_);
+    lk_.load_rows(L, columns_, {rows.data, rows.stride}, s_.products, vp_, T(1));
+  } else {
+    std::memset(s_.products, 0, sizeof(T) * static_cast<size_t>(L * vp_));
+  }
+  grad.d_o = s_.products;
+  grad.dstate = s_.dstate;
+  grad.dr = s_.dre;
+  grad.de = s_.dre + L * kp_;
+  grad.dw = s_.dw;
+  grad.dz = s_.dz;
+  grad.dalpha = s_.terms;
+  token_kernels<T>().backward(grad);
+}
+
+// The tail rowsum(S_C (.) dS_C) of the chunk's log-decay gradient (recurrence.md 5), while dstate is still that of its end.
+template <class T>
+void HeadScan<T>::decay_tail(int64_t c, const T* saved, bool have_dstate) {
+  std::memset(s_.tail, 0, sizeof(T) * static_cast<size_t>(kp_));
+  if (!have_dstate) return;
+  const T* end = nullptr;
+  if (c + 1 < plan_.chunks(n_)) {
+    end = saved + plan_.state_index(n_, c + 1, hv_);
+  } else {
+    const int64_t L = rows_of(c);
+    const T* before = saved + plan_.state_index(n_, c, hv_);
+    update_state(L, true, before, saved + plan_.residual_index(plan_.first_token(n_) + c * plan_.chunk, hv_), s_.end_state);
+    end = s_.end_state;
+  }
+  lk_.row_dots(plan_.K, vp_, end, s_.dstate, s_.tail);
+}
+
+// dg of a chunk: reverse sums of r dr + e de - w dw, from the tail.
+template <class T>
+void HeadScan<T>::chunk_decay_gradient(int64_t begin, int64_t L, const Inputs<T>& grads, bool first) {
+  lk_.decay_terms(L, nb_, kp_, s_.re, s_.dre, L * kp_, s_.w, s_.dw, s_.terms);
+  if (decay_ == DecayKind::kChannel) {
+    const int64_t head = head_of(grads.g);
+    lk_.channel_dg(L, plan_.K, kp_, s_.terms, s_.alpha, s_.tail, grads.g.rows(plan_, n_, begin, head), !first && grads.g.heads != plan_.HV);
+    return;
+  }
+  std::vector<double> sums(static_cast<size_t>(L));
+  lk_.row_sums(L, kp_, s_.terms, sums.data());
+  double sum = 0;
+  for (int64_t k = 0; k < plan_.K; ++k) sum += static_cast<double>(s_.tail[k]);
+  const RowView<T> dg = grads.g.rows(plan_, n_, begin, hv_);
+  for (int64_t i = L - 1; i >= 0; --i) {
+    sum += sums[static_cast<size_t>(i)];
+    *dg.row(i) = s_.alpha[i] == T(0) ? T(0) : static_cast<T>(sum);
+  }
+}
+
+template <class T>
+void HeadScan<T>::token_decay_gradient(int64_t begin, int64_t L, const Inputs<T>& grads, bool first) {
+  if (decay_ == DecayKind::kChannel) {
+    const RowView<T> dg = grads.g.rows(plan_, n_, begin, head_of(grads.g));
+    const bool add = !first && grads.g.heads != plan_.HV;
+    for (int64_t i = 0; i < L; ++i) {
+      for (int64_t k = 0; k < plan_.K; ++k) dg.row(i)[k] = s_.terms[i * kp_ + k] + (add ? dg.row(i)[k] : T(0));
+    }
+    return;
+  }
+  std::vector<double> sums(static_cast<size_t>(L));
+  lk_.row_sums(L, kp_, s_.terms, sums.data());
+  const RowView<T> dg = grads.g.rows(plan_, n_, begin, hv_);
+  for (int64_t i = 0; i < L; ++i) *dg.row(i) = static_cast<T>(sums[static_cast<size_t>(i)]);
+}
+
+template <class T>
+void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T* saved, T* dm, bool first) {
+  const bool token = plan_.token_form(n_);
+  bool have_dstate = static_cast<bool>(d.final_state);
+  if (have_dstate) {
+    load_state(d.final_state, s_.dstate);
+  } else {
+    std::memset(s_.dstate, 0, sizeof(T) * static_cast<size_t>(plan_.K * vp_));
+  }
+  const bool want_dg = plan_.rule.uses_g() && grads.g;
+  for (int64_t c = plan_.chunks(n_) - 1; c >= 0; --c) {
+    const int64_t begin = c * plan_.chunk, L = rows_of(c);
+    load_streams(begin, L, false);
+    if (token) {
+      token_backward(c, d, saved);
+      if (want_dg) token_decay_gradient(begin, L, grads, first);
+    } else {
+      decay_tiles(L, false);
+      if (want_dg) decay_tail(c, saved, have_dstate);
+      const bool have_state = c > 0 || in_.initial_state;
+      chunk_backward(c, d, saved, have_state, have_dstate, c > 0 || grads.initial_state);
+      if (want_dg) chunk_decay_gradient(begin, L, grads, first);
+    }
+    have_dstate = true;
+
+    FrontTileGrad<T> tile;
+    tile.in = front_tile(begin, L);
+    tile.dr = s_.dre;
+    tile.de = plan_.rule.online() ? s_.dre + L * kp_ : nullptr;
+    tile.dw = s_.dw;
+    tile.dz = s_.dz;
+    tile.dq = grads.q.rows(plan_, n_, begin, h_);
+    tile.dk = grads.k.rows(plan_, n_, begin, h_);
+    tile.dv = grads.v.rows(plan_, n_, begin, hv_);
+    tile.dbeta = grads.beta.rows(plan_, n_, begin, hv_);
+    tile.dlambda = grads.lambda.rows(plan_, n_, begin, hv_);
+    tile.derase_gate = grads.erase_gate.rows(plan_, n_, begin, head_of(grads.erase_gate));
+    tile.dwrite_gate = grads.write_gate.rows(plan_, n_, begin, hv_);
+    if (dm != nullptr) tile.dm = {dm + precond_row(begin), kp_};
+    tile.add_qk = !first;
+    tile.add_erase_gate = !first && grads.erase_gate.heads != plan_.HV;
+    tile.add_m = true;
+    front_.backward(tile);
+  }
+  if (grads.initial_state) store_state(s_.dstate, grads.initial_state);
+}
+
+template void HeadScan<float>::backward(const Outputs<float>&, const Inputs<float>&, const float*, float*, bool);
+template void HeadScan<double>::backward(const Outputs<double>&, const Inputs<double>&, const double*, double*, bool);
+
+}  // namespace fw::cpu

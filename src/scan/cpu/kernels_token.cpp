@@ -1,0 +1,182 @@
+// The recurrence one token at a time. See kernels.h.
+//
+// Forward reads and writes the state once a token: the rank-one update of a token is applied while the next one reads,
+// and the output uses S_t^T r = Sbar^T r + (w.r) u. A panel of columns stays in the first-level cache for all rows.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "scan/cpu/kernels_token.cpp"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <hwy/highway.h>
+
+#include <cstring>
+
+#include "scan/cpu/kernels.h"
+#include "scan/cpu/rows-inl.h"
+#include "scan/cpu/simd_table.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fw::cpu::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+enum class TokenDecay { kNone, kScalar, kChannel };
+
+// kVectors vectors of columns beginning at column j.
+template <class T, TokenDecay kDecay, bool kOnline, int kVectors>
+void forward_panel(const TokenTile<T>& tile, int64_t j, int64_t kp) {
+  const hn::ScalableTag<T> d;
+  using Vec = hn::Vec<decltype(d)>;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  Vec u[kVectors], acc_e[kVectors], acc_r[kVectors];
+  for (int i = 0; i < kVectors; ++i) u[i] = hn::Zero(d);
+  const T* w_pending = nullptr;
+  for (int64_t t = 0; t < tile.rows; ++t) {
+    const T* r = tile.r + t * kp;
+    const T* e = kOnline ? tile.e + t * kp : nullptr;
+    const T* w = tile.w + t * kp;
+    const T* alpha = kDecay == TokenDecay::kChannel ? tile.alpha + t * kp : nullptr;
+    const auto alpha_all = hn::Set(d, kDecay == TokenDecay::kScalar ? tile.alpha[t] : T(1));
+    for (int i = 0; i < kVectors; ++i) acc_e[i] = acc_r[i] = hn::Zero(d);
+    T* s = tile.state + j;
+    for (int64_t k = 0; k < tile.K; ++k, s += tile.V) {
+      const auto rk = hn::Set(d, r[k]);
+      const auto ek = kOnline ? hn::Set(d, e[k]) : rk;
+      const auto ak = kDecay == TokenDecay::kChannel ? hn::Set(d, alpha[k]) : alpha_all;
+      const auto wk = w_pending != nullptr ? hn::Set(d, w_pending[k]) : hn::Zero(d);
+      for (int i = 0; i < kVectors; ++i) {
+        auto sv = hn::LoadU(d, s + i * lanes);
+        if (t > 0) sv = hn::MulAdd(wk, u[i], sv);
+        if (kDecay != TokenDecay::kNone) sv = hn::Mul(ak, sv);
+        if (t > 0 || kDecay != TokenDecay::kNone) hn::StoreU(sv, d, s + i * lanes);
+        if (kOnline) acc_e[i] = hn::MulAdd(ek, sv, acc_e[i]);
+        acc_r[i] = hn::MulAdd(rk, sv, acc_r[i]);
+      }
+    }
+    const auto wr = hn::Set(d, row_dot(kp, w, r));
+    for (int i = 0; i < kVectors; ++i) {
+      const int64_t at = t * tile.V + j + i * lanes;
+      u[i] = hn::Sub(hn::LoadU(d, tile.z + at), acc_e[i]);
+      hn::StoreU(u[i], d, tile.u + at);
+      hn::StoreU(hn::MulAdd(wr, u[i], acc_r[i]), d, tile.o + at);
+    }
+    w_pending = w;
+  }
+  if (w_pending == nullptr) return;
+  T* s = tile.state + j;
+  for (int64_t k = 0; k < tile.K; ++k, s += tile.V) {
+    const auto wk = hn::Set(d, w_pending[k]);
+    for (int i = 0; i < kVectors; ++i) hn::StoreU(hn::MulAdd(wk, u[i], hn::LoadU(d, s + i * lanes)), d, s + i * lanes);
+  }
+}
+
+template <class T, TokenDecay kDecay, bool kOnline>
+void forward_panels(const TokenTile<T>& tile) {
+  const hn::ScalableTag<T> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t kp = padded(tile.K);
+  int64_t j = 0;
+  for (; j + 4 * lanes <= tile.V; j += 4 * lanes) forward_panel<T, kDecay, kOnline, 4>(tile, j, kp);
+  for (; j < tile.V; j += lanes) forward_panel<T, kDecay, kOnline, 1>(tile, j, kp);
+}
+
+template <class T>
+void token_forward(const TokenTile<T>& tile) {
+  const TokenDecay decay = tile.alpha == nullptr ? TokenDecay::kNone : tile.channel ? TokenDecay::kChannel : TokenDecay::kScalar;
+  switch (decay) {
+    case TokenDecay::kNone: return tile.online ? forward_panels<T, TokenDecay::kNone, true>(tile) : forward_panels<T, TokenDecay::kNone, false>(tile);
+    case TokenDecay::kScalar: return tile.online ? forward_panels<T, TokenDecay::kScalar, true>(tile) : forward_panels<T, TokenDecay::kScalar, false>(tile);
+    case TokenDecay::kChannel: return tile.online ? forward_panels<T, TokenDecay::kChannel, true>(tile) : forward_panels<T, TokenDecay::kChannel, false>(tile);
+  }
+}
+
+// alpha of channel k at row t.
+template <class T>
+T alpha_at(const TokenTile<T>& tile, int64_t kp, int64_t t, int64_t k) {
+  if (tile.alpha == nullptr) return T(1);
+  return tile.channel ? tile.alpha[t * kp + k] : tile.alpha[t];
+}
+
+template <class T>
+void token_backward(const TokenTileGrad<T>& grad) {
+  const hn::ScalableTag<T> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const TokenTile<T>& tile = grad.in;
+  const int64_t V = tile.V, K = tile.K, kp = padded(K);
+  const int64_t state_size = K * V;
+  std::memcpy(grad.history, tile.state, sizeof(T) * static_cast<size_t>(state_size));
+  for (int64_t t = 0; t < tile.rows; ++t) {
+    const T* before = grad.history + t * state_size;
+    T* after = grad.history + (t + 1) * state_size;
+    const T* u = tile.u + t * V;
+    for (int64_t k = 0; k < K; ++k) {
+      const auto ak = hn::Set(d, alpha_at(tile, kp, t, k)), wk = hn::Set(d, tile.w[t * kp + k]);
+      for (int64_t j = 0; j < V; j += lanes) {
+        const auto sbar = hn::Mul(ak, hn::LoadU(d, before + k * V + j));
+        hn::StoreU(hn::MulAdd(wk, hn::LoadU(d, u + j), sbar), d, after + k * V + j);
+      }
+    }
+  }
+  for (int64_t t = tile.rows - 1; t >= 0; --t) {
+    const T* before = grad.history + t * state_size;
+    const T* after = grad.history + (t + 1) * state_size;
+    const T* u = tile.u + t * V;
+    const T* d_o = grad.d_o + t * V;
+    T* du = grad.dz + t * V;
+    for (int64_t j = 0; j < V; j += lanes) hn::StoreU(hn::Zero(d), d, du + j);
+    for (int64_t k = 0; k < K; ++k) {
+      const auto rk = hn::Set(d, tile.r[t * kp + k]), wk = hn::Set(d, tile.w[t * kp + k]);
+      auto dr = hn::Zero(d), dw = hn::Zero(d);
+      T* ds = grad.dstate + k * V;
+      for (int64_t j = 0; j < V; j += lanes) {
+        const auto dov = hn::LoadU(d, d_o + j);
+        const auto dsv = hn::MulAdd(rk, dov, hn::LoadU(d, ds + j));
+        hn::StoreU(dsv, d, ds + j);
+        dr = hn::MulAdd(hn::LoadU(d, after + k * V + j), dov, dr);
+        dw = hn::MulAdd(dsv, hn::LoadU(d, u + j), dw);
+        hn::StoreU(hn::MulAdd(wk, dsv, hn::LoadU(d, du + j)), d, du + j);
+      }
+      grad.dr[t * kp + k] = hn::GetLane(hn::SumOfLanes(d, dr));
+      grad.dw[t * kp + k] = hn::GetLane(hn::SumOfLanes(d, dw));
+    }
+    for (int64_t k = 0; k < K; ++k) {
+      const T alpha = alpha_at(tile, kp, t, k);
+      const auto ak = hn::Set(d, alpha);
+      const auto ek = hn::Set(d, tile.online ? tile.e[t * kp + k] : T(0));
+      auto de = hn::Zero(d), dalpha = hn::Zero(d);
+      T* ds = grad.dstate + k * V;
+      for (int64_t j = 0; j < V; j += lanes) {
+        const auto duv = hn::LoadU(d, du + j);
+        const auto s = hn::LoadU(d, before + k * V + j);
+        de = hn::MulAdd(s, duv, de);
+        const auto dsbar = hn::NegMulAdd(ek, duv, hn::LoadU(d, ds + j));
+        dalpha = hn::MulAdd(s, dsbar, dalpha);
+        hn::StoreU(hn::Mul(ak, dsbar), d, ds + j);
+      }
+      if (tile.online) grad.de[t * kp + k] = -alpha * hn::GetLane(hn::SumOfLanes(d, de));
+      if (grad.dalpha != nullptr) grad.dalpha[t * kp + k] = alpha * hn::GetLane(hn::SumOfLanes(d, dalpha));
+    }
+    for (int64_t k = K; k < kp; ++k) {
+      grad.dr[t * kp + k] = grad.dw[t * kp + k] = 0;
+      if (tile.online) grad.de[t * kp + k] = 0;
+      if (grad.dalpha != nullptr) grad.dalpha[t * kp + k] = 0;
+    }
+  }
+}
+
+template <class T>
+const TokenKernels<T>& table_of() {
+  static const TokenKernels<T> table = {&token_forward<T>, &token_backward<T>};
+  return table;
+}
+
+FW_SIMD_MAKE(TokenKernels)
+
+}  // namespace fw::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace fw::cpu {
+
+FW_SIMD_EXPORT(TokenKernels, token_kernels)
+
+}  // namespace fw::cpu
+#endif

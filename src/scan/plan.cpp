@@ -1,0 +1,118 @@
+#include "scan/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/threads.h"
+#include "scan/scan.h"
+
+namespace fw {
+namespace {
+
+// Measured in docs/performance.md: the chunk form's products want many rows, channel decay pays for wide triangles, and
+// a sequence shorter than the limit costs less one token at a time.
+constexpr int64_t kChunkScalar = 64;
+constexpr int64_t kChunkChannel = 32;
+constexpr int64_t kChunkToken = 16;
+constexpr int64_t kTokenFormLimit = 8;
+
+void check_positive(std::string_view name, int64_t value, int64_t most) {
+  if (value < 1 || value > most) fail_usage("descriptor: {}: expected 1 to {}, got {}", name, most, value);
+}
+
+template <class Int>
+std::vector<int64_t> copy_offsets(const void* data, int64_t count) {
+  const Int* p = static_cast<const Int*>(data);
+  return std::vector<int64_t>(p, p + count);
+}
+
+void read_offsets(const fw_desc& desc, Plan& plan) {
+  if (desc.B != 1) fail_usage("descriptor: B: expected 1 with cu_seqlens, got {}", desc.B);
+  check_positive("num_sequences", desc.num_sequences, int64_t{1} << 40);
+  if (desc.seqlens_dtype != 32 && desc.seqlens_dtype != 64) fail_usage("descriptor: seqlens_dtype: expected 32 or 64, got {}", desc.seqlens_dtype);
+  plan.packed = true;
+  plan.N = desc.num_sequences;
+  plan.offsets = desc.seqlens_dtype == 32 ? copy_offsets<int32_t>(desc.cu_seqlens, plan.N + 1) : copy_offsets<int64_t>(desc.cu_seqlens, plan.N + 1);
+  if (plan.offsets.front() != 0) fail_usage("descriptor: cu_seqlens[0]: expected 0, got {}", plan.offsets.front());
+  for (size_t i = 1; i < plan.offsets.size(); ++i) {
+    if (plan.offsets[i] < plan.offsets[i - 1]) {
+      fail_usage("descriptor: cu_seqlens[{}]: expected at least {} (offsets do not decrease), got {}", i, plan.offsets[i - 1], plan.offsets[i]);
+    }
+  }
+  if (plan.offsets.back() != desc.T) fail_usage("descriptor: cu_seqlens[{}]: expected T = {}, got {}", plan.N, desc.T, plan.offsets.back());
+}
+
+}  // namespace
+
+DecayKind Plan::decay_kind() const {
+  switch (rule.decay) {
+    case Decay::kNone: return DecayKind::kNone;
+    case Decay::kConstant:
+    case Decay::kScalar: return DecayKind::kScalar;
+    case Decay::kChannel: return DecayKind::kChannel;
+  }
+  return DecayKind::kNone;
+}
+
+int64_t Plan::max_length() const {
+  if (!packed) return T;
+  int64_t most = 0;
+  for (int64_t n = 0; n < N; ++n) most = std::max(most, length(n));
+  return most;
+}
+
+bool Plan::token_form(int64_t n) const { return form == FW_FORM_TOKEN || (form == FW_FORM_AUTO && length(n) <= kTokenFormLimit); }
+
+size_t Plan::saved_bytes() const { return static_cast<size_t>(saved_elements()) * element(); }
+
+size_t Plan::forward_bytes() const { return dtype == FW_F32 ? cpu::forward_elements<float>(*this) * sizeof(float) : cpu::forward_elements<double>(*this) * sizeof(double); }
+
+size_t Plan::backward_bytes() const { return dtype == FW_F32 ? cpu::backward_elements<float>(*this) * sizeof(float) : cpu::backward_elements<double>(*this) * sizeof(double); }
+
+Plan make_plan(const fw_desc& desc) {
+  if (desc.size != sizeof(fw_desc)) fail_usage("descriptor: size: expected {} (sizeof(fw_desc); use FW_INIT), got {}", sizeof(fw_desc), desc.size);
+  if (desc.dtype != FW_F32 && desc.dtype != FW_F64) fail_usage("descriptor: dtype: expected FW_F32 or FW_F64, got {}", desc.dtype);
+  if (desc.form < FW_FORM_AUTO || desc.form > FW_FORM_CHUNK) fail_usage("descriptor: form: expected 0 (auto), 1 (token) or 2 (chunk), got {}", desc.form);
+  if (desc.state_layout != FW_STATE_K_FIRST && desc.state_layout != FW_STATE_V_FIRST) {
+    fail_usage("descriptor: state_layout: expected FW_STATE_K_FIRST or FW_STATE_V_FIRST, got {}", desc.state_layout);
+  }
+  constexpr int64_t kMost = int64_t{1} << 31;
+  if (desc.B < 0 || desc.B > kMost) fail_usage("descriptor: B: expected 0 to {}, got {}", kMost, desc.B);
+  if (desc.T < 0 || desc.T > kMost) fail_usage("descriptor: T: expected 0 to {}, got {}", kMost, desc.T);
+  check_positive("H", desc.H, 1 << 16);
+  check_positive("HV", desc.HV, 1 << 16);
+  if (desc.HV % desc.H != 0) fail_usage("descriptor: HV: expected a multiple of H = {}, got {}", desc.H, desc.HV);
+  check_positive("K", desc.K, 4096);
+  check_positive("V", desc.V, 1 << 16);
+  if (desc.chunk != 0) check_positive("chunk", desc.chunk, 1024);
+  if (!std::isfinite(desc.scale)) fail_usage("descriptor: scale: expected a finite number (0: K^-1/2), got {}", desc.scale);
+
+  Plan plan;
+  plan.rule = from_c(desc.rule);
+  plan.dtype = static_cast<fw_dtype>(desc.dtype);
+  plan.form = static_cast<fw_form>(desc.form);
+  plan.state_layout = static_cast<fw_state_layout>(desc.state_layout);
+  plan.B = desc.B;
+  plan.T = desc.T;
+  plan.H = desc.H;
+  plan.HV = desc.HV;
+  plan.K = desc.K;
+  plan.V = desc.V;
+  plan.scale = desc.scale != 0 ? desc.scale : 1.0 / std::sqrt(static_cast<double>(desc.K));
+  const int64_t preferred = plan.form == FW_FORM_TOKEN ? kChunkToken : plan.decay_kind() == DecayKind::kChannel ? kChunkChannel : kChunkScalar;
+  plan.chunk = desc.chunk != 0 ? desc.chunk : preferred;
+  plan.threads = num_threads();
+  if (desc.cu_seqlens != nullptr) {
+    read_offsets(desc, plan);
+  } else {
+    plan.N = desc.B;
+  }
+  plan.chunk_base.resize(static_cast<size_t>(plan.N) + 1);
+  plan.chunk_base[0] = 0;
+  for (int64_t n = 0; n < plan.N; ++n) plan.chunk_base[static_cast<size_t>(n) + 1] = plan.chunk_base[static_cast<size_t>(n)] + plan.chunks(n);
+  return plan;
+}
+
+}  // namespace fw

@@ -1,0 +1,70 @@
+// Plan: a descriptor, checked, with everything that follows from it: the sequences, the chunk size, the form of each
+// sequence, and where workspace and saved buffers lie. A plain function of the descriptor and the number of threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "fastweight/fastweight.h"
+#include "rule/rule.h"
+
+namespace fw {
+
+// Tiles and saved buffers have rows padded with zeros to a multiple of this many elements.
+inline constexpr int64_t kPad = 16;
+constexpr int64_t padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
+
+// What the kernels see of the decay; a constant decay is a scalar one without a tensor.
+enum class DecayKind { kNone, kScalar, kChannel };
+
+struct Plan {
+  Rule rule;
+  fw_dtype dtype = FW_F32;
+  fw_form form = FW_FORM_AUTO;
+  fw_state_layout state_layout = FW_STATE_K_FIRST;
+  int64_t B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0;
+  double scale = 1;
+  int64_t chunk = 64;              // rows C of a chunk
+  bool packed = false;             // cu_seqlens were given (B = 1)
+  int64_t N = 0;                   // sequences
+  std::vector<int64_t> offsets;    // packed: N + 1 offsets
+  std::vector<int64_t> chunk_base; // N + 1: chunks before sequence n
+  int threads = 1;
+
+  int64_t group() const { return HV / H; }
+  DecayKind decay_kind() const;
+  int64_t length(int64_t n) const { return packed ? offsets[static_cast<size_t>(n) + 1] - offsets[static_cast<size_t>(n)] : T; }
+  // Tokens are numbered over all sequences, in order: the index into workspace arrays [tokens, ...].
+  int64_t first_token(int64_t n) const { return packed ? offsets[static_cast<size_t>(n)] : n * T; }
+  int64_t tokens() const { return packed ? T : B * T; }
+  int64_t chunks(int64_t n) const { return (length(n) + chunk - 1) / chunk; }
+  int64_t total_chunks() const { return chunk_base.back(); }
+  int64_t max_length() const;
+  // Whether sequence n runs token by token: its own length decides, so that it gives the same bits alone or in a batch.
+  bool token_form(int64_t n) const;
+  size_t element() const { return dtype == FW_F32 ? sizeof(float) : sizeof(double); }
+
+  // Saved by forward for backward, per value head: the state at the start of every chunk [K, Vp], the residuals R
+  // [tokens, Vp] and the triangular matrices A, T [2 C, Cp] of every chunk (p: padded). Offsets in elements.
+  int64_t saved_residuals() const { return total_chunks() * HV * K * padded(V); }
+  int64_t saved_triangles() const { return saved_residuals() + tokens() * HV * padded(V); }
+  int64_t saved_elements() const { return saved_triangles() + total_chunks() * HV * triangle_size(); }
+  int64_t triangle_size() const { return 2 * chunk * padded(chunk); }
+  int64_t state_index(int64_t n, int64_t c, int64_t hv) const { return chunk_index(n, c, hv) * K * padded(V); }
+  int64_t residual_index(int64_t token, int64_t hv) const { return saved_residuals() + (hv * tokens() + token) * padded(V); }
+  int64_t triangle_index(int64_t n, int64_t c, int64_t hv) const { return saved_triangles() + chunk_index(n, c, hv) * triangle_size(); }
+
+  // Bytes of the buffers of fw_forward, fw_backward (without a saved buffer of the caller) and of what forward saves.
+  size_t forward_bytes() const;
+  size_t backward_bytes() const;
+  size_t saved_bytes() const;
+
+ private:
+  int64_t chunk_index(int64_t n, int64_t c, int64_t hv) const { return (chunk_base[static_cast<size_t>(n)] + c) * HV + hv; }
+};
+
+// Throws Error(kUsage) naming the field, what was expected and what came.
+Plan make_plan(const fw_desc& desc);
+
+}  // namespace fw

@@ -1,0 +1,129 @@
+#include "scan/tensors.h"
+
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.h"
+
+namespace fw {
+namespace {
+
+std::string shape_text(const int64_t* shape, int rank) {
+  std::string text = "[";
+  for (int i = 0; i < rank; ++i) text += fmt::format("{}{}", i > 0 ? ", " : "", shape[i]);
+  return text + "]";
+}
+
+template <class T>
+class Checker {
+ public:
+  // written: tensors that a call writes must not overlap themselves (stride 0).
+  Checker(const Plan& plan, TensorRole role, bool written) : plan_(plan), prefix_(role == TensorRole::kGradient ? "gradient of " : ""), written_(written) {}
+
+  // dims: the expected shape; a negative entry -1 - i means "H or HV".
+  const fw_tensor* check(const char* name, const fw_tensor& t, const std::vector<int64_t>& dims, bool allowed, bool required) const {
+    if (t.data == nullptr) {
+      if (required && plan_.tokens() > 0) fail_usage("{}{}: expected a tensor, since the rule ({}) uses it, got none", prefix_, name, to_string(plan_.rule));
+      return nullptr;
+    }
+    if (!allowed) fail_usage("{}{}: expected none, since the rule ({}) does not use it, got a tensor", prefix_, name, to_string(plan_.rule));
+    constexpr int32_t kType = std::is_same_v<T, float> ? FW_F32 : FW_F64;
+    if (t.dtype != kType) fail_usage("{}{}: dtype: expected {} as the descriptor says, got {}", prefix_, name, kType, t.dtype);
+    const int rank = static_cast<int>(dims.size());
+    if (t.rank != rank) fail_usage("{}{}: rank: expected {}, got {}", prefix_, name, rank, t.rank);
+    for (int i = 0; i < rank; ++i) {
+      const int64_t want = dims[static_cast<size_t>(i)];
+      const bool good = want >= 0 ? t.shape[i] == want : t.shape[i] == plan_.H || t.shape[i] == plan_.HV;
+      if (!good) {
+        std::vector<int64_t> shown = dims;
+        for (int64_t& d : shown) d = d < 0 ? plan_.HV : d;
+        fail_usage("{}{}: shape: expected {}{}, got {}", prefix_, name, shape_text(shown.data(), rank), shown == dims ? "" : fmt::format(" or with {} heads", plan_.H),
+                   shape_text(t.shape, rank));
+      }
+      const int64_t least = written_ && t.shape[i] > 1 ? 1 : 0;
+      if (t.stride[i] < least) fail_usage("{}{}: stride[{}]: expected {} or more elements, got {}", prefix_, name, i, least, t.stride[i]);
+    }
+    if (rank == 4 && t.shape[rank - 1] > 1 && t.stride[rank - 1] != 1) {
+      fail_usage("{}{}: stride[{}]: expected 1 (the last dimension is contiguous), got {}", prefix_, name, rank - 1, t.stride[rank - 1]);
+    }
+    return &t;
+  }
+
+  // `dim` 0: rank 3 [B, T, heads].
+  TokenTensor<T> token(const char* name, const fw_tensor& t, int64_t heads, int64_t dim, bool allowed, bool required) const {
+    std::vector<int64_t> dims = {plan_.B, plan_.T, heads};
+    if (dim > 0) dims.push_back(dim);
+    const fw_tensor* x = check(name, t, dims, allowed, required);
+    if (x == nullptr) return {};
+    return {static_cast<T*>(x->data), x->shape[2], x->stride[0], x->stride[1], x->stride[2]};
+  }
+
+  StateTensor<T> state(const char* name, const fw_tensor& t) const {
+    const bool k_first = plan_.state_layout == FW_STATE_K_FIRST;
+    const fw_tensor* x = check(name, t, {plan_.N, plan_.HV, k_first ? plan_.K : plan_.V, k_first ? plan_.V : plan_.K}, true, false);
+    if (x == nullptr) return {};
+    return {static_cast<T*>(x->data), x->stride[0], x->stride[1], x->stride[2]};
+  }
+
+  StateTensor<T> precond_state(const char* name, const fw_tensor& t) const {
+    const fw_tensor* x = check(name, t, {plan_.N, plan_.H, plan_.K}, plan_.rule.uses_precond(), false);
+    if (x == nullptr) return {};
+    if (plan_.K > 1 && x->stride[2] != 1) fail_usage("{}{}: stride[2]: expected 1 (the last dimension is contiguous), got {}", prefix_, name, x->stride[2]);
+    return {static_cast<T*>(x->data), x->stride[0], x->stride[1], plan_.K};
+  }
+
+ private:
+  const Plan& plan_;
+  std::string prefix_;
+  bool written_;
+};
+
+constexpr int64_t kEitherHeads = -1;
+
+}  // namespace
+
+template <class T>
+Inputs<T> check_inputs(const Plan& plan, const fw_inputs& in, TensorRole role) {
+  if (in.size != sizeof(fw_inputs)) fail_usage("inputs: size: expected {} (sizeof(fw_inputs); use FW_INIT), got {}", sizeof(fw_inputs), in.size);
+  const Checker<T> checker(plan, role, role == TensorRole::kGradient);
+  const Rule& rule = plan.rule;
+  const bool need = role == TensorRole::kInput;
+  Inputs<T> x;
+  x.q = checker.token("q", in.q, plan.H, plan.K, true, need);
+  x.k = checker.token("k", in.k, plan.H, plan.K, true, need);
+  x.v = checker.token("v", in.v, plan.HV, plan.V, true, need);
+  const bool channel = rule.decay == Decay::kChannel;
+  x.g = checker.token("g", in.g, channel ? kEitherHeads : plan.HV, channel ? plan.K : 0, rule.uses_g(), need && rule.uses_g());
+  x.beta = checker.token("beta", in.beta, plan.HV, 0, rule.uses_beta(), need && rule.uses_beta());
+  x.lambda = checker.token("lambda", in.lambda, plan.HV, 0, rule.uses_lambda(), need && rule.uses_lambda());
+  x.erase_gate = checker.token("erase_gate", in.erase_gate, kEitherHeads, plan.K, rule.uses_erase_gate(), need && rule.uses_erase_gate());
+  x.write_gate = checker.token("write_gate", in.write_gate, plan.HV, plan.V, rule.uses_write_gate(), need && rule.uses_write_gate());
+  x.precond_g = checker.token("precond_g", in.precond_g, plan.H, 0, rule.uses_precond(), need && rule.uses_precond());
+  x.precond_beta = checker.token("precond_beta", in.precond_beta, plan.H, 0, rule.uses_precond(), need && rule.uses_precond());
+  if (const fw_tensor* center = checker.check("precond_center", in.precond_center, {plan.H}, rule.uses_precond(), need && rule.uses_precond())) {
+    x.precond_center = static_cast<T*>(center->data);
+    x.center_stride = center->stride[0];
+  }
+  x.initial_state = checker.state("initial_state", in.initial_state);
+  x.initial_precond = checker.precond_state("initial_precond", in.initial_precond);
+  return x;
+}
+
+template <class T>
+Outputs<T> check_outputs(const Plan& plan, const fw_outputs& out, TensorRole role) {
+  if (out.size != sizeof(fw_outputs)) fail_usage("outputs: size: expected {} (sizeof(fw_outputs); use FW_INIT), got {}", sizeof(fw_outputs), out.size);
+  const Checker<T> checker(plan, role, role == TensorRole::kInput);
+  Outputs<T> x;
+  x.o = checker.token("o", out.o, plan.HV, plan.V, true, role == TensorRole::kInput);
+  x.final_state = checker.state("final_state", out.final_state);
+  x.final_precond = checker.precond_state("final_precond", out.final_precond);
+  return x;
+}
+
+template Inputs<float> check_inputs<float>(const Plan&, const fw_inputs&, TensorRole);
+template Inputs<double> check_inputs<double>(const Plan&, const fw_inputs&, TensorRole);
+template Outputs<float> check_outputs<float>(const Plan&, const fw_outputs&, TensorRole);
+template Outputs<double> check_outputs<double>(const Plan&, const fw_outputs&, TensorRole);
+
+}  // namespace fw

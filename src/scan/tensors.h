@@ -1,0 +1,59 @@
+// The caller's tensors, checked against the plan and typed.
+#pragma once
+
+#include "fastweight/fastweight.h"
+#include "scan/cpu/kernels.h"
+#include "scan/plan.h"
+
+namespace fw {
+
+// [B, T, heads, dim] or [B, T, heads] (dim 1): rows of one head. A head index of the recurrence (value head) maps onto
+// `heads` by division when the tensor has one per key head.
+template <class T>
+struct TokenTensor {
+  T* data = nullptr;
+  int64_t heads = 0;
+  int64_t stride_b = 0, stride_t = 0, stride_h = 0;
+
+  explicit operator bool() const { return data != nullptr; }
+  cpu::RowView<T> rows(const Plan& plan, int64_t n, int64_t begin, int64_t head) const {
+    if (data == nullptr) return {};
+    const int64_t b = plan.packed ? 0 : n;
+    const int64_t t = plan.packed ? plan.first_token(n) + begin : begin;
+    return {data + b * stride_b + t * stride_t + head * stride_h, stride_t};
+  }
+};
+
+// [N, heads, rows, cols]: states; cols contiguous.
+template <class T>
+struct StateTensor {
+  T* data = nullptr;
+  int64_t stride_n = 0, stride_h = 0, stride_r = 0;
+  explicit operator bool() const { return data != nullptr; }
+  T* at(int64_t n, int64_t h) const { return data + n * stride_n + h * stride_h; }
+};
+
+template <class T>
+struct Inputs {
+  TokenTensor<T> q, k, v, g, beta, lambda, erase_gate, write_gate, precond_g, precond_beta;
+  T* precond_center = nullptr;
+  int64_t center_stride = 1;
+  StateTensor<T> initial_state, initial_precond;
+};
+
+template <class T>
+struct Outputs {
+  TokenTensor<T> o;
+  StateTensor<T> final_state, final_precond;
+};
+
+// What a tensor struct is: decides which tensors must be there and the name in messages.
+enum class TensorRole { kInput, kGradient };
+
+// Throw Error(kUsage) naming the tensor, what was expected and what came.
+template <class T>
+Inputs<T> check_inputs(const Plan& plan, const fw_inputs& in, TensorRole role);
+template <class T>
+Outputs<T> check_outputs(const Plan& plan, const fw_outputs& out, TensorRole role);
+
+}  // namespace fw
