@@ -19,7 +19,7 @@ class Tokenizer {
   // The bytes that one more token adds when text is streamed (SentencePiece: '▁' is a space; byte pieces are bytes).
   virtual std::string piece(int32_t id) const = 0;
   virtual std::string type() const = 0;
-  virtual void save(const std::string& folder) const = 0;   // tokenizer.json and what it names
+  virtual void save(const std::string& folder) const = 0;  // tokenizer.json and what it names
 };
 
 std::unique_ptr<Tokenizer> byte_tokenizer();
