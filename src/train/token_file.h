@@ -1,6 +1,15 @@
-// Token files: memory-mapped ids with document boundaries; what training and evaluation read. Format (little-endian):
-// 64-byte header {magic "FWTOKEN1", u32 version, u32 id bytes (1, 2 or 4), u64 tokens, u64 documents, u64 vocab size,
-// u64 checksum of the rest (XXH-like 64 bit is not needed: FNV-1a), padding}, ids, padding to 8, documents + 1 offsets u64.
+// Token files: memory-mapped ids with document boundaries; what training and evaluation read.
+//
+// Documents. With a separator ("%" for fortunes) a text is split at the lines that are the separator, and a document is
+//   newline, text, separator line
+// so that a model learns from what a document starts (a newline, which a Session without a prompt begins with too) and
+// where it ends (generation stops after the separator line); every byte of text and separator is a target. Documents
+// without text are left out. Without a separator the text is one document, exactly as it is.
+//
+// Format, little-endian: a header of 64 bytes
+//   0 "FWTOKEN1"   8 u32 version 1   12 u32 bytes of an id (1, 2, 4)   16 u64 tokens   24 u64 documents   32 u64 vocabulary
+//   40 u64 bytes of text behind the tokens   48 u64 base/checksum.h of the whole file with zeros here   56 u64 zero
+// then the ids, zeros up to a multiple of 8, and documents + 1 offsets (u64; the first 0, growing, the last = tokens).
 #pragma once
 
 #include <cstdint>
@@ -17,16 +26,23 @@ namespace fw {
 
 class TokenFile {
  public:
-  explicit TokenFile(const std::string& path);   // checks header, sizes, offsets, ids < vocab
-  int64_t tokens() const { return tokens_; }
-  int64_t documents() const { return documents_; }
+  // Reads the file once to check it: header, sizes, checksum, offsets, ids < vocabulary. Throws Error(kUsage) naming the file.
+  explicit TokenFile(const std::string& path);
+  TokenFile(std::span<const std::byte> content, const std::string& name);  // for the fuzzer and tests; content must outlive it
+  int64_t tokens() const { return tokens_; }                               // >= 1
+  int64_t documents() const { return documents_; }                         // >= 1, none is empty
   int64_t vocab_size() const { return vocab_size_; }
-  int64_t document_begin(int64_t i) const;
+  int64_t text_bytes() const { return text_bytes_; }
+  const std::string& name() const { return name_; }
+  int64_t document_begin(int64_t i) const;                 // i in [0, documents]; documents: tokens()
+  int64_t document_of(int64_t token) const;                // the document that this token belongs to
   void read(int64_t begin, std::span<int32_t> out) const;  // ids [begin, begin + out.size())
 
  private:
+  void parse(std::span<const std::byte> content);
   MappedFile map_;
-  int64_t tokens_ = 0, documents_ = 0, vocab_size_ = 0;
+  std::string name_;
+  int64_t tokens_ = 0, documents_ = 0, vocab_size_ = 0, text_bytes_ = 0;
   int id_bytes_ = 1;
   const std::byte* ids_ = nullptr;
   const std::byte* offsets_ = nullptr;
@@ -36,32 +52,39 @@ struct TokenFileStats {
   int64_t tokens = 0, documents = 0, bytes = 0;  // bytes of the text: bits per byte = nll / ln 2 / bytes
 };
 
-// Tokenizes a text into a token file. separator: documents are split at this line ("%" for fortunes), "" = one document.
+// Tokenizes a text into a token file, written atomically. separator: documents are split at this line ("%" for fortunes),
+// "" = one document. Throws Error(kUsage) when the text has no document or the separator is not one line.
 TokenFileStats write_token_file(const std::string& text, const std::string& separator, const Tokenizer& tokenizer, const std::string& path);
 
 // One training batch: sequences * length tokens packed one after the other, cut at document boundaries.
 struct Batch {
   std::vector<int32_t> ids;
-  std::vector<int32_t> targets;   // the next token; -1 at the last token of a document (nothing to predict)
-  SeqLayout layout;               // one sequence per piece of a document
+  std::vector<int32_t> targets;  // the next token of the document, also past the window; -1 at a document's last token
+  SeqLayout layout;              // one sequence per piece of a document
 };
 
 // Windows of `length` tokens over the concatenated documents, in an order shuffled anew each epoch by `seed`; position is
-// the number of windows given out so far, and with the seed it is all the state there is (bit-exact resume).
+// the number of windows given out so far, and with the seed it is all the state there is (bit-exact resume). The place
+// of the first window is drawn anew each epoch as well, so that the cuts differ; up to 2 * length - 2 tokens at the two
+// ends are left out of an epoch.
 class BatchSource {
  public:
+  // Throws Error(kUsage) for sequences or length < 1 and for a file with fewer than `length` tokens.
   BatchSource(std::shared_ptr<const TokenFile> file, int64_t sequences, int64_t length, uint64_t seed);
   Batch next();
   int64_t position() const { return position_; }
-  void seek(int64_t position);
-  double epoch() const;
+  void seek(int64_t position);  // >= 0
+  int64_t windows_per_epoch() const { return windows_; }
+  double epoch() const { return static_cast<double>(position_) / static_cast<double>(windows_); }
 
  private:
+  void shuffle(int64_t epoch);
   std::shared_ptr<const TokenFile> file_;
-  int64_t sequences_, length_, position_ = 0;
+  int64_t sequences_, length_, position_ = 0, windows_ = 0;
   uint64_t seed_;
   int64_t shuffled_epoch_ = -1;
-  std::vector<int64_t> order_;
+  int64_t first_ = 0;           // where the first window of this epoch begins
+  std::vector<int64_t> order_;  // window numbers in the order of this epoch
 };
 
 }  // namespace fw

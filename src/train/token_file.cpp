@@ -1,0 +1,259 @@
+#include "train/token_file.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "base/checksum.h"
+#include "base/error.h"
+#include "base/random.h"
+
+namespace fw {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "token files are little-endian and are used in place");
+
+constexpr std::array<char, 8> kMagic = {'F', 'W', 'T', 'O', 'K', 'E', 'N', '1'};
+
+struct Header {
+  std::array<char, 8> magic = kMagic;
+  uint32_t version = 1;
+  uint32_t id_bytes = 1;
+  uint64_t tokens = 0;
+  uint64_t documents = 0;
+  uint64_t vocab_size = 0;
+  uint64_t text_bytes = 0;
+  uint64_t checksum = 0;
+  uint64_t reserved = 0;
+};
+static_assert(sizeof(Header) == 64);
+
+template <class T>
+T load(const std::byte* at) {
+  T value;
+  std::memcpy(&value, at, sizeof(T));
+  return value;
+}
+
+uint64_t padded(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
+
+template <class Id>
+void copy_ids(const std::byte* ids, int64_t begin, std::span<int32_t> out) {
+  for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<int32_t>(load<Id>(ids + (static_cast<size_t>(begin) + i) * sizeof(Id)));
+}
+
+// Position of the first id >= vocab_size, or tokens.
+template <class Id>
+uint64_t first_bad(const std::byte* ids, uint64_t tokens, uint64_t vocab_size) {
+  if (vocab_size > std::numeric_limits<Id>::max()) return tokens;
+  for (uint64_t i = 0; i < tokens; ++i) {
+    if (load<Id>(ids + i * sizeof(Id)) >= vocab_size) return i;
+  }
+  return tokens;
+}
+
+// Calls body(text of a document, whether a separator line follows it) for each document.
+template <class Body>
+void split_documents(std::string_view text, std::string_view separator, Body&& body) {
+  size_t begin = 0;
+  for (size_t line = 0; line < text.size();) {
+    const size_t end = std::min(text.find('\n', line), text.size());
+    std::string_view content = text.substr(line, end - line);
+    if (!content.empty() && content.back() == '\r') content.remove_suffix(1);
+    const size_t next = std::min(end + 1, text.size());
+    if (content == separator) {
+      body(text.substr(begin, line - begin));
+      begin = next;
+    }
+    line = next;
+  }
+  body(text.substr(begin));
+}
+
+}  // namespace
+
+TokenFile::TokenFile(const std::string& path) : map_(path), name_(path) { parse(map_.bytes()); }
+
+TokenFile::TokenFile(std::span<const std::byte> content, const std::string& name) : name_(name) { parse(content); }
+
+void TokenFile::parse(std::span<const std::byte> content) {
+  if (content.size() < sizeof(Header)) {
+    fail_usage("'{}': expected a token file (a header of {} bytes first), it has {} bytes: empty, truncated or another kind of file", name_, sizeof(Header),
+               content.size());
+  }
+  Header header = load<Header>(content.data());
+  if (header.magic != kMagic) fail_usage("'{}': not a token file (it does not begin with FWTOKEN1)", name_);
+  if (header.version != 1) fail_usage("'{}': token file of version {}, this program reads version 1", name_, header.version);
+  if (header.id_bytes != 1 && header.id_bytes != 2 && header.id_bytes != 4)
+    fail_usage("'{}': ids of {} bytes, expected 1, 2 or 4: damaged", name_, header.id_bytes);
+  // Bounded by the file's size before anything is multiplied.
+  if (header.tokens == 0 || header.documents == 0 || header.tokens > content.size() || header.documents > header.tokens ||
+      sizeof(Header) + padded(header.tokens * header.id_bytes) + (header.documents + 1) * 8 != content.size()) {
+    fail_usage("'{}': {} bytes do not fit {} tokens of {} bytes in {} documents: truncated or damaged", name_, content.size(), header.tokens, header.id_bytes,
+               header.documents);
+  }
+  const uint64_t expected = std::exchange(header.checksum, 0);
+  Checksum sum;
+  sum.add(std::as_bytes(std::span(&header, 1)));
+  sum.add(content.subspan(sizeof(Header)));
+  if (sum.value() != expected) fail_usage("'{}': checksum {:016x} expected, {:016x} found: the file is damaged, make it again", name_, expected, sum.value());
+
+  if (header.vocab_size == 0 || header.vocab_size > static_cast<uint64_t>(std::numeric_limits<int32_t>::max())) {
+    fail_usage("'{}': vocabulary of {}, expected 1 to 2^31 - 1", name_, header.vocab_size);
+  }
+  if (header.text_bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) fail_usage("'{}': {} bytes of text cannot be", name_, header.text_bytes);
+  if (header.reserved != 0) fail_usage("'{}': the last field of the header is {}, expected 0", name_, header.reserved);
+  ids_ = content.data() + sizeof(Header);
+  offsets_ = ids_ + padded(header.tokens * header.id_bytes);
+  tokens_ = static_cast<int64_t>(header.tokens);
+  documents_ = static_cast<int64_t>(header.documents);
+  vocab_size_ = static_cast<int64_t>(header.vocab_size);
+  text_bytes_ = static_cast<int64_t>(header.text_bytes);
+  id_bytes_ = static_cast<int>(header.id_bytes);
+
+  uint64_t previous = load<uint64_t>(offsets_);
+  if (previous != 0) fail_usage("'{}': the first document begins at token {}, expected 0", name_, previous);
+  for (int64_t i = 1; i <= documents_; ++i) {
+    const auto offset = load<uint64_t>(offsets_ + i * 8);
+    if (offset <= previous || offset > header.tokens) fail_usage("'{}': document {} ends at token {}, it begins at {}", name_, i - 1, offset, previous);
+    previous = offset;
+  }
+  if (previous != header.tokens) fail_usage("'{}': the last document ends at token {}, expected {}", name_, previous, header.tokens);
+  const uint64_t bad = id_bytes_ == 1   ? first_bad<uint8_t>(ids_, header.tokens, header.vocab_size)
+                       : id_bytes_ == 2 ? first_bad<uint16_t>(ids_, header.tokens, header.vocab_size)
+                                        : first_bad<uint32_t>(ids_, header.tokens, header.vocab_size);
+  if (bad != header.tokens) fail_usage("'{}': the id of token {} is not below the vocabulary of {}", name_, bad, header.vocab_size);
+}
+
+int64_t TokenFile::document_begin(int64_t i) const {
+  if (i < 0 || i > documents_) fail_internal("'{}': document {} of {} asked for", name_, i, documents_);
+  return static_cast<int64_t>(load<uint64_t>(offsets_ + i * 8));
+}
+
+int64_t TokenFile::document_of(int64_t token) const {
+  if (token < 0 || token >= tokens_) fail_internal("'{}': token {} of {} asked for", name_, token, tokens_);
+  int64_t low = 0, high = documents_;  // begin(low) <= token < begin(high)
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (document_begin(middle) <= token ? low : high) = middle;
+  }
+  return low;
+}
+
+void TokenFile::read(int64_t begin, std::span<int32_t> out) const {
+  if (begin < 0 || begin > tokens_ || static_cast<int64_t>(out.size()) > tokens_ - begin) {
+    fail_internal("'{}': tokens [{}, {}) of {} asked for", name_, begin, begin + static_cast<int64_t>(out.size()), tokens_);
+  }
+  if (id_bytes_ == 1) return copy_ids<uint8_t>(ids_, begin, out);
+  if (id_bytes_ == 2) return copy_ids<uint16_t>(ids_, begin, out);
+  copy_ids<uint32_t>(ids_, begin, out);
+}
+
+TokenFileStats write_token_file(const std::string& text, const std::string& separator, const Tokenizer& tokenizer, const std::string& path) {
+  if (separator.find_first_of("\r\n") != std::string::npos) fail_usage("document separator: expected the content of one line, got text with a line end");
+  Header header;
+  header.vocab_size = static_cast<uint64_t>(tokenizer.vocab_size());
+  header.id_bytes = header.vocab_size <= 0x100 ? 1 : header.vocab_size <= 0x10000 ? 2 : 4;
+  std::vector<std::byte> ids;  // in the file's width
+  std::vector<uint64_t> offsets = {0};
+  const auto add_document = [&](std::string_view document) {
+    for (const int32_t id : tokenizer.encode(document)) {
+      const auto* bytes = reinterpret_cast<const std::byte*>(&id);
+      ids.insert(ids.end(), bytes, bytes + header.id_bytes);
+    }
+    const uint64_t tokens = ids.size() / header.id_bytes;
+    if (tokens > offsets.back()) offsets.push_back(tokens);
+  };
+  if (separator.empty()) {
+    header.text_bytes = text.size();
+    add_document(text);
+  } else {
+    const std::string line = separator + "\n";
+    split_documents(text, separator, [&](std::string_view content) {
+      if (content.empty()) return;
+      // The last line of a text may lack its end; the separator must stand on a line of its own.
+      const std::string document = std::string(content) + (content.back() == '\n' ? "" : "\n") + line;
+      header.text_bytes += document.size();
+      add_document("\n" + document);
+    });
+  }
+  header.tokens = offsets.back();
+  header.documents = offsets.size() - 1;
+  if (header.documents == 0) fail_usage("cannot make the token file '{}': the text has no document in it", path);
+  ids.resize(padded(ids.size()));
+
+  Checksum sum;
+  sum.add(std::as_bytes(std::span(&header, 1)));
+  sum.add(ids);
+  sum.add(std::as_bytes(std::span(offsets)));
+  header.checksum = sum.value();
+  write_file_atomic(path, [&](const FileSink& sink) {
+    sink(std::as_bytes(std::span(&header, 1)));
+    sink(ids);
+    sink(std::as_bytes(std::span(offsets)));
+  });
+  return {static_cast<int64_t>(header.tokens), static_cast<int64_t>(header.documents), static_cast<int64_t>(header.text_bytes)};
+}
+
+BatchSource::BatchSource(std::shared_ptr<const TokenFile> file, int64_t sequences, int64_t length, uint64_t seed)
+    : file_(std::move(file)), sequences_(sequences), length_(length), seed_(seed) {
+  if (sequences < 1) fail_usage("batch: expected at least 1 sequence, got {}", sequences);
+  if (length < 1) fail_usage("length: expected windows of at least 1 token, got {}", length);
+  const int64_t tokens = file_->tokens();
+  if (tokens < length) {
+    fail_usage("'{}' has {} tokens, a window takes {}: use more text or a length of at most {}", file_->name(), tokens, length, tokens);
+  }
+  // Room to move the first window by up to length - 1 tokens, where the file has it.
+  windows_ = std::max<int64_t>(1, (tokens - (length - 1)) / length);
+}
+
+void BatchSource::seek(int64_t position) {
+  if (position < 0) fail_usage("data position: expected a number of windows >= 0, got {}", position);
+  position_ = position;
+}
+
+void BatchSource::shuffle(int64_t epoch) {
+  // One generator per epoch, so that any epoch can be reached without going through the ones before it.
+  Random random(seed_ * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(epoch));
+  const int64_t room = std::min(length_ - 1, file_->tokens() - windows_ * length_);
+  first_ = static_cast<int64_t>(random.below(static_cast<uint64_t>(room) + 1));
+  order_.resize(static_cast<size_t>(windows_));
+  std::iota(order_.begin(), order_.end(), int64_t{0});
+  for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[random.below(i)]);
+  shuffled_epoch_ = epoch;
+}
+
+Batch BatchSource::next() {
+  Batch batch;
+  const auto total = static_cast<size_t>(sequences_ * length_);
+  batch.ids.reserve(total);
+  batch.targets.reserve(total);
+  std::vector<int64_t> offsets = {0};
+  std::vector<int32_t> window;
+  for (int64_t s = 0; s < sequences_; ++s, ++position_) {
+    if (position_ / windows_ != shuffled_epoch_) shuffle(position_ / windows_);
+    const int64_t begin = first_ + order_[static_cast<size_t>(position_ % windows_)] * length_;
+    const int64_t end = begin + length_;
+    window.resize(static_cast<size_t>(std::min(length_ + 1, file_->tokens() - begin)));
+    file_->read(begin, window);
+    batch.ids.insert(batch.ids.end(), window.begin(), window.begin() + length_);
+    batch.targets.insert(batch.targets.end(), window.begin() + 1, window.end());
+    batch.targets.resize(batch.ids.size(), -1);  // the file's last token has no successor
+    const int64_t base = static_cast<int64_t>(batch.ids.size()) - length_ - begin;
+    int64_t document = file_->document_of(begin);
+    for (int64_t boundary = file_->document_begin(++document); boundary <= end; boundary = file_->document_begin(++document)) {
+      batch.targets[static_cast<size_t>(base + boundary - 1)] = -1;
+      if (boundary == end) break;
+      offsets.push_back(base + boundary);
+    }
+    offsets.push_back(base + end);
+  }
+  batch.layout = SeqLayout(std::move(offsets));
+  return batch;
+}
+
+}  // namespace fw
