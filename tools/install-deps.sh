@@ -1,14 +1,15 @@
 #!/bin/sh
 # Installs what is missing of the Debian packages that a task needs; says nothing and does nothing when all is there.
 #   tools/install-deps.sh [--list] build|test|demo|ci ...
-# The sets: build (compiler and libraries), test (and GoogleTest), demo (and gnuplot, fortunes), ci (and clang's tools).
+# The sets: build (compiler, libraries, GoogleTest), test (and gnuplot, which tests call), demo (and fortunes), ci (and
+# clang's tools).
 # FW_SKIP_DEPS=1 skips the check, for systems where the dependencies come from elsewhere.
 set -eu
 
 # g++ may be any C++20 compiler that is on PATH as g++; the rest are headers and libraries of Debian 12.
 build_set="g++ cmake ninja-build ccache pkg-config libdnnl-dev libhwy-dev libopenblas-openmp-dev libfmt-dev \
-libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libsentencepiece-dev"
-test_set="libgtest-dev libgmock-dev librapidcheck-dev gnuplot-nox fonts-dejavu-core"
+libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libsentencepiece-dev libgtest-dev libgmock-dev librapidcheck-dev"
+test_set="gnuplot-nox fonts-dejavu-core"
 # gnuplot-nox draws text through cairo and fontconfig; one scalable font is enough. fortunes brings fortunes-min.
 demo_set="gnuplot-nox fonts-dejavu-core fortunes"
 ci_set="clang clang-format clang-tidy libclang-rt-14-dev python3-minimal"

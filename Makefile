@@ -1,0 +1,70 @@
+# A thin front for CMake, so that the usual things are one word each. `make help` lists them.
+# Paths are relative on purpose: the clone may lie anywhere, in a folder with spaces too.
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+DESTDIR ?=
+TEXT ?=
+MINUTES ?= 60
+FUZZ_SECONDS ?= 60
+CMAKE_BUILD := cmake --build build -j $(JOBS)
+
+.PHONY: all deps configure test demo install bench format check sanitize asan-ubsan tsan fuzz clean help
+all: configure ## build the program (build/fastweight) and the library
+	$(CMAKE_BUILD) --target fastweight_program fastweight
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
+
+deps:
+	@tools/install-deps.sh build
+
+# CMake itself notices changed lists and new files; only the first time needs a call.
+configure: deps
+	@test -f build/build.ninja || cmake --preset release
+
+test: configure ## build and run all tests
+	@tools/install-deps.sh test
+	$(CMAKE_BUILD)
+	ctest --preset release -j $(JOBS)
+
+demo: configure ## train on fortunes (or TEXT=my.txt) for a few minutes, evaluate, generate, draw the curve
+	@tools/install-deps.sh demo
+	@$(CMAKE_BUILD) --target fastweight_program
+	@tools/demo.sh $(TEXT)
+
+install: all ## into PREFIX (/usr/local), staged under DESTDIR: program, library, header, CMake package, pkg-config file
+	DESTDIR="$(DESTDIR)" cmake --install build --prefix "$(PREFIX)"
+	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
+
+bench: configure ## time the recurrence and a training step on this machine
+	@$(CMAKE_BUILD) --target fastweight_program
+	build/fastweight bench
+
+format: ## clang-format all sources in place
+	@tools/install-deps.sh ci
+	@tools/sources.sh | xargs -d '\n' clang-format -i
+
+check: ## formatting, floors, README table, clang-tidy
+	@tools/install-deps.sh ci
+	@tools/sources.sh | xargs -d '\n' clang-format --dry-run --Werror
+	@tools/check_floors.py
+	@tools/readme_table.py --check
+	@cmake --preset tidy > /dev/null
+	@tools/tidy.py --minutes $(MINUTES)
+
+sanitize: asan-ubsan tsan ## the small tests under AddressSanitizer and UBSan, then under ThreadSanitizer
+
+asan-ubsan tsan:
+	@tools/install-deps.sh test
+	cmake --preset $@
+	cmake --build --preset $@ -j $(JOBS)
+	tools/with_fixed_addresses.sh ctest --preset $@ -j $(JOBS)
+
+fuzz: ## the readers of files under libFuzzer, FUZZ_SECONDS (60) each
+	@tools/install-deps.sh ci
+	cmake --preset fuzz
+	cmake --build --preset fuzz -j $(JOBS)
+	@tools/fuzz.sh $(FUZZ_SECONDS)
+
+clean: ## remove everything that was built
+	rm -rf build build-debug build-asan-ubsan build-tsan build-fuzz build-tidy

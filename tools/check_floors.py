@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""The floors (docs/architecture.md): which folder of src/ may include which. Prints file:line for every include that
+points up, and exits 1 if there is one. The public header fastweight/fastweight.h may be included everywhere."""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Bottom up; a folder may include itself and what its entry names. reference is for tests, selftest and bench only, which
+# is why nothing above it in the list has it except cli (and there only the files of REFERENCE_USERS).
+MAY_INCLUDE = {"base": set()}
+MAY_INCLUDE["rule"] = {"base"}
+MAY_INCLUDE["scan"] = {"base", "rule"}
+MAY_INCLUDE["reference"] = {"base", "rule"}
+MAY_INCLUDE["ops"] = {"base", "rule", "scan"}
+MAY_INCLUDE["nn"] = MAY_INCLUDE["ops"] | {"ops"}
+MAY_INCLUDE["model"] = MAY_INCLUDE["nn"] | {"nn"}
+MAY_INCLUDE["train"] = MAY_INCLUDE["model"] | {"model"}
+MAY_INCLUDE["generate"] = MAY_INCLUDE["train"] | {"train"}
+MAY_INCLUDE["tasks"] = MAY_INCLUDE["generate"] | {"generate"}
+MAY_INCLUDE["report"] = MAY_INCLUDE["tasks"] | {"tasks"}
+MAY_INCLUDE["cli"] = MAY_INCLUDE["report"] | {"report", "reference"}
+REFERENCE_USERS = re.compile(r"src/cli/(selftest|bench)\w*\.(cpp|h)$")
+# The reference is written from the papers alone: of rule/ it may know the axes, never the front that it checks.
+NOT_FOR_REFERENCE = {"rule/front.h"}
+
+
+def problem(file: str, floor: str, target: str) -> str:
+    """What is wrong with this include, or an empty string."""
+    above = target.split("/")[0]
+    if above not in MAY_INCLUDE or above == floor:
+        return "" if "/" in target else f"expected a path from src/ or include/, such as {floor}/{target}"
+    if above not in MAY_INCLUDE[floor]:
+        return f"{floor}/ may include {', '.join(sorted(MAY_INCLUDE[floor] | {floor, 'fastweight'}))}; this is {above}/"
+    if above == "reference" and not REFERENCE_USERS.match(file):
+        return "reference/ is for tests and for src/cli/selftest* and src/cli/bench* only"
+    if floor == "reference" and target in NOT_FOR_REFERENCE:
+        return "the reference shares no code with what it checks"
+    return ""
+
+
+def main() -> int:
+    bad = checked = 0
+    for path in sorted(ROOT.glob("src/**/*")):
+        if path.suffix not in (".h", ".cpp", ".def"):
+            continue
+        file = path.relative_to(ROOT).as_posix()
+        floor = file.split("/")[1]
+        checked += 1
+        if floor not in MAY_INCLUDE:
+            print(f"{file}: a new floor '{floor}': say in tools/check_floors.py what it may include")
+            bad += 1
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+            text = problem(file, floor, match.group(1)) if match else ""
+            if text:
+                print(f'{file}:{number}: #include "{match.group(1)}": {text}')
+                bad += 1
+    print(f"floors: {checked} files, {bad} includes that point up" if bad else f"floors: {checked} files, all includes point down")
+    return 1 if bad or not checked else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
