@@ -56,7 +56,7 @@ uint64_t first_bad(const std::byte* ids, uint64_t tokens, uint64_t vocab_size) {
   return tokens;
 }
 
-// Calls body(text of a document, whether a separator line follows it) for each document.
+// Calls body(text) for each document; the text may be empty.
 template <class Body>
 void split_documents(std::string_view text, std::string_view separator, Body&& body) {
   size_t begin = 0;
@@ -154,6 +154,10 @@ void TokenFile::read(int64_t begin, std::span<int32_t> out) const {
 }
 
 TokenFileStats write_token_file(const std::string& text, const std::string& separator, const Tokenizer& tokenizer, const std::string& path) {
+  return write_token_file(std::span(&text, 1), separator, tokenizer, path);
+}
+
+TokenFileStats write_token_file(std::span<const std::string> texts, const std::string& separator, const Tokenizer& tokenizer, const std::string& path) {
   if (separator.find_first_of("\r\n") != std::string::npos) fail_usage("document separator: expected the content of one line, got text with a line end");
   Header header;
   header.vocab_size = static_cast<uint64_t>(tokenizer.vocab_size());
@@ -168,11 +172,13 @@ TokenFileStats write_token_file(const std::string& text, const std::string& sepa
     const uint64_t tokens = ids.size() / header.id_bytes;
     if (tokens > offsets.back()) offsets.push_back(tokens);
   };
-  if (separator.empty()) {
-    header.text_bytes = text.size();
-    add_document(text);
-  } else {
-    const std::string line = separator + "\n";
+  const std::string line = separator + "\n";
+  for (const std::string& text : texts) {
+    if (separator.empty()) {
+      header.text_bytes += text.size();
+      add_document(text);
+      continue;
+    }
     split_documents(text, separator, [&](std::string_view content) {
       if (content.empty()) return;
       // The last line of a text may lack its end; the separator must stand on a line of its own.
@@ -183,7 +189,7 @@ TokenFileStats write_token_file(const std::string& text, const std::string& sepa
   }
   header.tokens = offsets.back();
   header.documents = offsets.size() - 1;
-  if (header.documents == 0) fail_usage("cannot make the token file '{}': the text has no document in it", path);
+  if (header.documents == 0) fail_usage("cannot make the token file '{}': there is no text for it", path);
   ids.resize(padded(ids.size()));
 
   Checksum sum;

@@ -52,8 +52,10 @@ struct TokenFileStats {
   int64_t tokens = 0, documents = 0, bytes = 0;  // bytes of the text: bits per byte = nll / ln 2 / bytes
 };
 
-// Tokenizes a text into a token file, written atomically. separator: documents are split at this line ("%" for fortunes),
-// "" = one document. Throws Error(kUsage) when the text has no document or the separator is not one line.
+// Tokenizes texts into a token file, written atomically. separator: each text is split at the lines that are equal to it
+// ("%" for fortunes); "": each text is one document. A document never spans two texts. Throws Error(kUsage) when there is no
+// document in them or the separator is not one line.
+TokenFileStats write_token_file(std::span<const std::string> texts, const std::string& separator, const Tokenizer& tokenizer, const std::string& path);
 TokenFileStats write_token_file(const std::string& text, const std::string& separator, const Tokenizer& tokenizer, const std::string& path);
 
 // One training batch: sequences * length tokens packed one after the other, cut at document boundaries.
