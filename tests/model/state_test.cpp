@@ -1,0 +1,185 @@
+// The state as an object: prefilling in pieces, decoding, forking, saving and loading all say what one pass over the whole says.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "model/small_model.h"
+
+namespace fw::testing {
+namespace {
+
+std::vector<std::string> rules() {
+  std::vector<std::string> list;
+  for (const Preset& preset : presets()) list.emplace_back(preset.name);
+  list.emplace_back("gated_deltanet2 gain=gate feedback=query precond=diagonal");
+  return list;
+}
+
+class ModelStateOf : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(ModelStateOf, PiecesEqualTheWhole) {
+  ModelConfig config = small_config(GetParam());
+  config.num_v_heads = 4;
+  LanguageModel<double> model = noisy_model<double>(config);
+  const int64_t tokens = 90;
+  const std::vector<int32_t> ids = random_ids(tokens, config.vocab_size, 3);
+  Logits<double> all(tokens, config.vocab_size);
+  ModelState<double> whole(config, 1);
+  model.forward_all(ids, SeqLayout({0, tokens}), &whole, all.mat());
+
+  ModelState<double> state(config, 1);
+  const std::vector<int64_t> cuts = {0, 1, 3, 68, 69, 70, tokens};  // single tokens run as decode steps, long pieces as chunks
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const int64_t n = cuts[i + 1] - cuts[i];
+    Logits<double> last(1, config.vocab_size);
+    model.forward_last(std::span(ids).subspan(static_cast<size_t>(cuts[i]), static_cast<size_t>(n)), SeqLayout({0, n}), state, last.mat());
+    EXPECT_LE(distance(last.values, all.row(cuts[i + 1] - 1)), 1e-10) << "after " << cuts[i + 1];
+  }
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    EXPECT_LE(distance(state.layer(i).s, whole.layer(i).s), 1e-10);
+    EXPECT_EQ(state.layer(i).a.size(), whole.layer(i).a.size());
+    if (!whole.layer(i).a.empty()) EXPECT_LE(distance(state.layer(i).a, whole.layer(i).a), 1e-10);
+    EXPECT_LE(distance(state.layer(i).tail, whole.layer(i).tail), 1e-10);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rules, ModelStateOf, ::testing::ValuesIn(rules()));
+
+TEST(ModelState, DecodesManySequencesAtOnce) {
+  const ModelConfig config = small_config("gated_deltanet2");
+  LanguageModel<float> model = noisy_model<float>(config);
+  const int64_t steps = 30, sequences = 3;
+  const std::vector<int32_t> ids = random_ids(steps * sequences, config.vocab_size, 4);  // [step, sequence]
+  ModelState<float> together(config, sequences);
+  std::vector<ModelState<float>> alone(static_cast<size_t>(sequences), ModelState<float>(config, 1));
+  Logits<float> rows(sequences, config.vocab_size), row(1, config.vocab_size);
+  for (int64_t t = 0; t < steps; ++t) {
+    const std::span<const int32_t> now = std::span(ids).subspan(static_cast<size_t>(t * sequences), static_cast<size_t>(sequences));
+    model.forward_last(now, SeqLayout::uniform(sequences, 1), together, rows.mat());
+    for (int64_t n = 0; n < sequences; ++n) {
+      model.forward_last(now.subspan(static_cast<size_t>(n), 1), SeqLayout({0, 1}), alone[static_cast<size_t>(n)], row.mat());
+      ASSERT_LE(distance(rows.row(n), row.values), 1e-5) << "step " << t << " sequence " << n;
+    }
+  }
+}
+
+TEST(ModelState, DecodingKeepsItsMemory) {
+  const ModelConfig config = small_config("precond_gated_deltanet");
+  LanguageModel<float> model = noisy_model<float>(config);
+  ModelState<float> state(config, 1);
+  Logits<float> logits(1, config.vocab_size);
+  const std::vector<int32_t> prefix = random_ids(300, config.vocab_size, 4);
+  model.forward_last(prefix, SeqLayout({0, 300}), state, logits.mat());
+  const size_t scratch = model.scratch_bytes(), bytes = state.bytes();
+  const std::vector<int32_t> one = {3};
+  for (int i = 0; i < 500; ++i) model.forward_last(one, SeqLayout({0, 1}), state, logits.mat());
+  EXPECT_EQ(model.scratch_bytes(), scratch);
+  EXPECT_EQ(state.bytes(), bytes);
+}
+
+// Scratch is that of the largest pass, however the sizes came.
+TEST(ModelState, GrowingPassesDoNotAddUp) {
+  const ModelConfig config = small_config("gated_deltanet2");
+  LanguageModel<float> grown = noisy_model<float>(config), once = noisy_model<float>(config);
+  for (int64_t n = 500; n <= 20000; n += 1500) {
+    const std::vector<int32_t> ids = random_ids(n, config.vocab_size, 4);
+    grown.evaluate(ids, ids, SeqLayout({0, n}));
+  }
+  const std::vector<int32_t> ids = random_ids(20000, config.vocab_size, 4);
+  once.evaluate(ids, ids, SeqLayout({0, 20000}));
+  EXPECT_EQ(grown.scratch_bytes(), once.scratch_bytes());
+}
+
+class StateFile : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(::testing::TempDir()) / ("fw_state_" + std::to_string(::getpid()));
+    std::filesystem::create_directories(folder_);
+    path_ = (folder_ / "state.safetensors").string();
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string error_of(ModelState<float>& state, const std::string& rule, const std::string& hash) const {
+    try {
+      state.load(path_, rule, hash);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+      return error.what();
+    }
+    return "";
+  }
+
+  std::filesystem::path folder_;
+  std::string path_;
+};
+
+TEST_F(StateFile, ResumesBitForBit) {
+  const ModelConfig config = small_config("precond_gated_deltanet");
+  LanguageModel<float> model = noisy_model<float>(config);
+  ModelState<float> state(config, 1);
+  Logits<float> logits(1, config.vocab_size), resumed(1, config.vocab_size);
+  const std::vector<int32_t> prefix = random_ids(40, config.vocab_size, 4), next = {1, 2, 3};
+  model.forward_last(prefix, SeqLayout({0, 40}), state, logits.mat());
+  state.save(path_, config.rule, model.hash());
+
+  ModelState<float> loaded(config, 1);
+  loaded.load(path_, config.rule, model.hash());
+  model.forward_last(next, SeqLayout({0, 3}), state, logits.mat());
+  model.forward_last(next, SeqLayout({0, 3}), loaded, resumed.mat());
+  EXPECT_EQ(logits.values, resumed.values);
+}
+
+TEST_F(StateFile, RefusesWhatIsNotThisModels) {
+  const ModelConfig config = small_config("gated_deltanet2");
+  const LanguageModel<float> model = noisy_model<float>(config), other = noisy_model<float>(config, 6);
+  ModelState<float> state(config, 1);
+  state.layer(0).s[3] = 1.5F;
+  state.save(path_, config.rule, model.hash());
+
+  ModelState<float> loaded(config, 1);
+  const std::string wrong_model = error_of(loaded, config.rule, other.hash());
+  EXPECT_NE(wrong_model.find(model.hash()), std::string::npos) << wrong_model;
+  EXPECT_NE(wrong_model.find(other.hash()), std::string::npos) << wrong_model;
+  EXPECT_NE(error_of(loaded, "kda", model.hash()).find("state_rule"), std::string::npos);
+  EXPECT_EQ(loaded.layer(0).s[3], 0.0F);  // untouched
+
+  ModelState<float> two(config, 2);
+  EXPECT_NE(error_of(two, config.rule, model.hash()).find("state.layers.0.s"), std::string::npos);
+  ModelConfig deeper = config;
+  deeper.num_hidden_layers = 3;
+  ModelState<float> deep(deeper, 1);
+  EXPECT_NE(error_of(deep, config.rule, model.hash()), "");
+  ModelConfig shallower = config;
+  shallower.num_hidden_layers = 1;
+  ModelState<float> shallow(shallower, 1);
+  EXPECT_NE(error_of(shallow, config.rule, model.hash()), "");
+  ModelState<double> wide(config, 1);
+  EXPECT_THROW(wide.load(path_, config.rule, model.hash()), Error);
+
+  std::filesystem::resize_file(path_, std::filesystem::file_size(path_) - 5);
+  EXPECT_NE(error_of(loaded, config.rule, model.hash()), "");
+}
+
+TEST(ModelState, RefusesWrongShapes) {
+  const ModelConfig config = small_config("kda");
+  LanguageModel<float> model = noisy_model<float>(config);
+  ModelState<float> two(config, 2);
+  Logits<float> logits(1, config.vocab_size);
+  const std::vector<int32_t> ids = {1, 2}, high = {1, 13}, negative = {-1, 2};
+  EXPECT_THROW(model.forward_last(ids, SeqLayout({0, 2}), two, logits.mat()), Error);
+  ModelState<float> one(config, 1);
+  EXPECT_THROW(model.forward_last(high, SeqLayout({0, 2}), one, logits.mat()), Error);
+  EXPECT_THROW(model.forward_last(negative, SeqLayout({0, 2}), one, logits.mat()), Error);
+  EXPECT_THROW(model.forward_last(ids, SeqLayout({0, 3}), one, logits.mat()), Error);
+  EXPECT_THROW(model.forward_last(ids, SeqLayout({0, 2, 2}), two, logits.mat()), Error);
+  EXPECT_THROW(model.evaluate(ids, high, SeqLayout({0, 2})), Error);
+  EXPECT_NO_THROW(model.forward_last(ids, SeqLayout({0, 2}), one, logits.mat()));
+}
+
+}  // namespace
+}  // namespace fw::testing
