@@ -2,7 +2,7 @@
 include(CMakePackageConfigHelpers)
 
 install(TARGETS fastweight_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(TARGETS fastweight EXPORT fastweightTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS fastweight_shared EXPORT fastweightTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES include/fastweight/fastweight.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fastweight)
 install(DIRECTORY recipes/ DESTINATION ${CMAKE_INSTALL_DATADIR}/fastweight/recipes FILES_MATCHING PATTERN "*.toml")
 install(FILES examples/attention.c DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
