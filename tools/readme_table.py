@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""The README's table of rules, from src/rule/presets.def, so that it cannot go stale.
+
+    tools/readme_table.py            writes the table into README.md, between its two marks
+    tools/readme_table.py --check    exits 1 if README.md has another table
+
+CPU: the tests and `fastweight selftest` check every line of presets.def, forward, backward and step, against the
+reference, so a rule that is in the list works there. GPU: there is no device code in src/scan/cuda yet."""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- rules: begin (tools/readme_table.py) -->", "<!-- rules: end -->"
+
+
+def table() -> str:
+    rules = re.findall(r'^FW_PRESET\((\w+), "[^"]*", "([^"]*)"\)', (ROOT / "src/rule/presets.def").read_text(encoding="utf-8"), re.MULTILINE)
+    if not rules:
+        sys.exit("readme_table: found no FW_PRESET line in src/rule/presets.def")
+    if list(ROOT.glob("src/scan/cuda/*.cu")):
+        sys.exit("readme_table: there is device code now; teach this script which rules it runs")
+    lines = ["| rule | | CPU forward | CPU backward | CPU decode | GPU forward | GPU backward | GPU decode |", "|---|---|---|---|---|---|---|---|"]
+    lines += [f"| `{name}` | {summary} | yes | yes | yes | no | no | no |" for name, summary in rules]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        sys.exit(f"readme_table: expected the marks '{BEGIN}' and '{END}' once each in README.md")
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END)[1]
+    new = f"{head}{BEGIN}\n{table()}\n{END}{tail}"
+    if sys.argv[1:] == ["--check"]:
+        if new != text:
+            print("README.md: the table of rules differs from src/rule/presets.def; run tools/readme_table.py")
+            return 1
+        print("README.md: the table of rules is up to date")
+        return 0
+    readme.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
