@@ -32,11 +32,13 @@ double relative_error(std::span<const double> got, std::span<const double> expec
   constexpr double kWrong = std::numeric_limits<double>::infinity();
   if (got.size() != expected.size()) return kWrong;
   double square = 0;
+  bool equal = true;
   for (size_t i = 0; i < got.size(); ++i) {
     if (!std::isfinite(got[i]) || !std::isfinite(expected[i])) return kWrong;
+    equal = equal && got[i] == expected[i];
     square += (got[i] - expected[i]) * (got[i] - expected[i]);
   }
-  if (square == 0) return 0;
+  if (equal) return 0;
   const double scale = std::max(norm(expected), floor);
   return scale > 0 ? std::sqrt(square) / scale : kWrong;
 }

@@ -1,0 +1,278 @@
+#include "reference/paper.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "reference/fields.h"
+
+namespace fw {
+namespace {
+
+using Vector = std::vector<double>;
+using Matrix = PaperMatrix;
+
+// Just enough linear algebra for the formulas below to read like the papers.
+
+Matrix operator*(const Matrix& a, const Matrix& b) {
+  Matrix c(a.rows, b.cols);
+  for (int64_t i = 0; i < a.rows; ++i) {
+    for (int64_t l = 0; l < a.cols; ++l) {
+      for (int64_t j = 0; j < b.cols; ++j) c(i, j) += a(i, l) * b(l, j);
+    }
+  }
+  return c;
+}
+
+Matrix operator*(double s, Matrix m) {
+  for (double& x : m.a) x *= s;
+  return m;
+}
+
+Matrix operator+(Matrix a, const Matrix& b) {
+  for (size_t i = 0; i < a.a.size(); ++i) a.a[i] += b.a[i];
+  return a;
+}
+
+Matrix operator-(const Matrix& a, const Matrix& b) { return a + -1.0 * b; }
+
+Vector operator*(const Matrix& m, const Vector& x) {
+  Vector y(static_cast<size_t>(m.rows), 0.0);
+  for (int64_t i = 0; i < m.rows; ++i) {
+    for (int64_t j = 0; j < m.cols; ++j) y[i] += m(i, j) * x[j];
+  }
+  return y;
+}
+
+Vector operator*(double s, Vector x) {
+  for (double& y : x) y *= s;
+  return x;
+}
+
+Vector operator+(Vector a, const Vector& b) {
+  for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+  return a;
+}
+
+Vector operator-(const Vector& a, const Vector& b) { return a + -1.0 * b; }
+
+Vector hadamard(Vector a, const Vector& b) {
+  for (size_t i = 0; i < a.size(); ++i) a[i] *= b[i];
+  return a;
+}
+
+// a b^T
+Matrix outer(const Vector& a, const Vector& b) {
+  Matrix m(static_cast<int64_t>(a.size()), static_cast<int64_t>(b.size()));
+  for (int64_t i = 0; i < m.rows; ++i) {
+    for (int64_t j = 0; j < m.cols; ++j) m(i, j) = a[i] * b[j];
+  }
+  return m;
+}
+
+Matrix diag(const Vector& d) {
+  const int64_t n = static_cast<int64_t>(d.size());
+  Matrix m(n, n);
+  for (int64_t i = 0; i < n; ++i) m(i, i) = d[i];
+  return m;
+}
+
+Matrix identity(const Vector& like) { return diag(Vector(like.size(), 1.0)); }
+
+Matrix transpose(const Matrix& m) {
+  Matrix t(m.cols, m.rows);
+  for (int64_t i = 0; i < m.rows; ++i) {
+    for (int64_t j = 0; j < m.cols; ++j) t(j, i) = m(i, j);
+  }
+  return t;
+}
+
+double square(const Vector& x) {
+  double sum = 0;
+  for (double y : x) sum += y * y;
+  return sum;
+}
+
+// The normalisation of the keys and queries, eps inside the square root.
+Vector l2(const Vector& x) { return 1 / std::sqrt(square(x) + 1e-6) * x; }
+
+// One token of each paper. Numbered formulas are named by what they say, the papers' numbering differs between versions.
+
+// Katharopoulos et al. 2020, "Transformers are RNNs": s_i = s_{i-1} + phi(k_i) v_i^T, y_i = phi(q_i)^T s_i, feature map and
+// normaliser left to the layer.
+Vector linear_attention(PaperState& s, const PaperToken& x) {
+  s.S = s.S + outer(x.k, x.v);
+  return x.scale * (transpose(s.S) * x.q);
+}
+
+// Sun et al. 2023, recurrent form of retention: S_n = gamma S_{n-1} + K_n^T V_n, Q_n S_n; gamma = 1 - 2^(-5-h).
+Vector retnet(PaperState& s, const PaperToken& x) {
+  const double gamma = 1 - std::pow(2.0, -5.0 - static_cast<double>(x.head));
+  s.S = gamma * s.S + outer(x.k, x.v);
+  return x.scale * (transpose(s.S) * x.q);
+}
+
+// Dao and Gu 2024, the state space dual with scalar a: h_t = a_t h_{t-1} + B_t x_t^T, y_t = C_t^T h_t; B = k, C = q.
+Vector mamba2(PaperState& s, const PaperToken& x) {
+  s.S = x.alpha * s.S + outer(x.k, x.v);
+  return x.scale * (transpose(s.S) * x.q);
+}
+
+// Yang et al. 2023: S_t = (alpha_t^T 1) (.) S_{t-1} + k_t^T v_t, o_t = q_t S_t.
+Vector gla(PaperState& s, const PaperToken& x) {
+  Matrix gate = outer(x.alpha_channel, Vector(x.v.size(), 1.0));
+  for (size_t i = 0; i < gate.a.size(); ++i) s.S.a[i] *= gate.a[i];
+  s.S = s.S + outer(x.k, x.v);
+  return x.scale * (transpose(s.S) * x.q);
+}
+
+// Schlag et al. 2021 as Yang et al. 2024 write it: retrieve the old value, mix, replace.
+// v_old = S k, v_new = beta v + (1 - beta) v_old, S = S - v_old k^T + v_new k^T.
+Vector deltanet(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k);
+  const Vector v_old = s.S * k;
+  const Vector v_new = x.beta * x.v + (1 - x.beta) * v_old;
+  s.S = s.S - outer(v_old, k) + outer(v_new, k);
+  return x.scale * (s.S * l2(x.q));
+}
+
+// Yang et al. 2024: S_t = S_{t-1} (alpha_t (I - beta_t k_t k_t^T)) + beta_t v_t k_t^T.
+Vector gated_deltanet(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k);
+  s.S = s.S * (x.alpha * (identity(k) - x.beta * outer(k, k))) + x.beta * outer(x.v, k);
+  return x.scale * (s.S * l2(x.q));
+}
+
+// Kimi Linear 2025: S_t = (I - beta_t k_t k_t^T) Diag(alpha_t) S_{t-1} + beta_t k_t v_t^T, o_t = S_t^T q_t.
+Vector kda(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k);
+  s.S = (identity(k) - x.beta * outer(k, k)) * (diag(x.alpha_channel) * s.S) + x.beta * outer(k, x.v);
+  return x.scale * (transpose(s.S) * l2(x.q));
+}
+
+// Gated DeltaNet-2: S_t = (I - k_t (b_t (.) k_t)^T) Diag(alpha_t) S_{t-1} + k_t (w_t (.) v_t)^T.
+Vector gated_deltanet2(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k);
+  s.S = (identity(k) - outer(k, hadamard(x.b, k))) * (diag(x.alpha_channel) * s.S) + outer(k, hadamard(x.w, x.v));
+  return x.scale * (transpose(s.S) * l2(x.q));
+}
+
+// Kaczmarz Linear Attention: decay, then one relaxed projection onto S k = v:
+// S_t = alpha_t S_{t-1} + eta_t / (|k_t|^2 + eps) (v_t - alpha_t S_{t-1} k_t) k_t^T.
+Vector kaczmarz(PaperState& s, const PaperToken& x) {
+  const Matrix decayed = x.alpha * s.S;
+  const double step = x.beta / (square(x.k) + 1e-6);
+  s.S = decayed + step * outer(x.v - decayed * x.k, x.k);
+  return x.scale * (s.S * l2(x.q));
+}
+
+// Q-Delta: the retrieval key is k + lambda q:
+// S_t = alpha_t S_{t-1} - beta_t (alpha_t S_{t-1} (k_t + lambda_t q_t) - v_t) k_t^T.
+Vector qdelta(PaperState& s, const PaperToken& x) {
+  const Vector q = l2(x.q), k = l2(x.k);
+  const Matrix decayed = x.alpha * s.S;
+  s.S = decayed - x.beta * outer(decayed * (k + x.lambda * q) - x.v, k);
+  return x.scale * (s.S * q);
+}
+
+// Preconditioned DeltaNet, stable form: A_t = alphaP A_{t-1} + betaP k (.) k, the gradient step along M k instead of k:
+// S_t = alpha_t S_{t-1} (I - beta_t k_t (M_t k_t)^T) + beta_t v_t (M_t k_t)^T, M = x^(-softsign(log(A + 1e-6) - center)).
+Vector precond_gated_deltanet(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k);
+  s.A = x.precond_alpha * s.A + x.precond_beta * hadamard(k, k);
+  Vector m(k.size());
+  for (size_t i = 0; i < k.size(); ++i) {
+    const double log_ratio = std::log(s.A[i] + 1e-6) - x.precond_center;
+    m[i] = std::pow(1.5, -log_ratio / (1 + std::abs(log_ratio)));
+  }
+  const Vector preconditioned = diag(m) * k;
+  s.S = (x.alpha * s.S) * (identity(k) - x.beta * outer(k, preconditioned)) + x.beta * outer(x.v, preconditioned);
+  return x.scale * (s.S * l2(x.q));
+}
+
+// The slice of one head of a [T, heads, dim] tensor; empty where the rule has none.
+Vector slice(const Vector& x, int64_t row, int64_t heads, int64_t head, int64_t dim) {
+  if (x.empty()) return {};
+  const auto first = x.begin() + (row * heads + head) * dim;
+  return Vector(first, first + dim);
+}
+
+double scalar(const Vector& x, int64_t row, int64_t heads, int64_t head) { return x.empty() ? 0 : x[row * heads + head]; }
+
+PaperToken token_of(const Rule& rule, const ReferenceShape& s, const ReferenceInputs& in, int64_t row, int64_t h) {
+  const int64_t hk = h / (s.HV / s.H);
+  const auto channel = [&](const Vector& x, int64_t heads) {
+    const int64_t count = heads_or_key_heads(heads, s);
+    return slice(x, row, count, count == s.HV ? h : hk, s.K);
+  };
+  PaperToken x{};
+  x.q = slice(in.q, row, s.H, hk, s.K);
+  x.k = slice(in.k, row, s.H, hk, s.K);
+  x.v = slice(in.v, row, s.HV, h, s.V);
+  if (rule.decay == Decay::kScalar) x.alpha = std::exp(scalar(in.g, row, s.HV, h));
+  if (rule.decay == Decay::kChannel) {
+    x.alpha_channel = channel(in.g, s.g_heads);
+    for (double& g : x.alpha_channel) g = std::exp(g);
+  }
+  x.beta = scalar(in.beta, row, s.HV, h);
+  x.lambda = scalar(in.lambda, row, s.HV, h);
+  x.b = channel(in.erase_gate, s.erase_heads);
+  x.w = slice(in.write_gate, row, s.HV, h, s.V);
+  x.precond_alpha = std::exp(scalar(in.precond_g, row, s.H, hk));
+  x.precond_beta = scalar(in.precond_beta, row, s.H, hk);
+  x.precond_center = in.precond_center.empty() ? 0 : in.precond_center[hk];
+  x.head = h;
+  x.scale = s.scale != 0 ? s.scale : 1 / std::sqrt(static_cast<double>(s.K));
+  return x;
+}
+
+}  // namespace
+
+std::span<const PaperRule> paper_rules() {
+  static const PaperRule list[] = {
+      {"linear_attention", false, linear_attention},
+      {"retnet", false, retnet},
+      {"mamba2", false, mamba2},
+      {"gla", false, gla},
+      {"deltanet", true, deltanet},
+      {"gated_deltanet", true, gated_deltanet},
+      {"kda", false, kda},
+      {"gated_deltanet2", false, gated_deltanet2},
+      {"kaczmarz", true, kaczmarz},
+      {"qdelta", true, qdelta},
+      {"precond_gated_deltanet", true, precond_gated_deltanet},
+  };
+  return list;
+}
+
+const PaperRule* find_paper_rule(std::string_view name) {
+  for (const PaperRule& paper : paper_rules()) {
+    if (paper.name == name) return &paper;
+  }
+  return nullptr;
+}
+
+ReferenceOutputs paper_forward(const PaperRule& paper, const ReferenceShape& s, const ReferenceInputs& in) {
+  const Rule& rule = preset(paper.name).rule;
+  check_inputs(rule, s, in);
+  ReferenceOutputs out;
+  for (const auto& field : reference_output_fields()) (out.*field.values).assign(static_cast<size_t>(field.count(rule, s)), 0.0);
+  for (int64_t n = 0; n < s.sequences.count(); ++n) {
+    for (int64_t h = 0; h < s.HV; ++h) {
+      const int64_t hk = h / (s.HV / s.H);
+      Matrix S(s.K, s.V);
+      if (!in.initial_state.empty()) S.a = slice(in.initial_state, n, s.HV, h, s.K * s.V);
+      PaperState state{paper.value_by_key ? transpose(S) : S, Vector(static_cast<size_t>(s.K), 0.0)};
+      if (!in.initial_precond.empty()) state.A = slice(in.initial_precond, n, s.H, hk, s.K);
+      for (int64_t row = s.sequences.begin(n); row < s.sequences.end(n); ++row) {
+        const Vector o = paper.token(state, token_of(rule, s, in, row, h));
+        std::copy(o.begin(), o.end(), out.o.begin() + (row * s.HV + h) * s.V);
+      }
+      S = paper.value_by_key ? transpose(state.S) : state.S;
+      std::copy(S.a.begin(), S.a.end(), out.final_state.begin() + (n * s.HV + h) * s.K * s.V);
+      if (rule.uses_precond()) std::copy(state.A.begin(), state.A.end(), out.final_precond.begin() + (n * s.H + hk) * s.K);
+    }
+  }
+  return out;
+}
+
+}  // namespace fw
