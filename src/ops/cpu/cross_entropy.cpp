@@ -1,0 +1,72 @@
+// Cross-entropy over slices of rows: the logits of one slice, their softmax and, in the backward pass, the two products of
+// their gradient, before the next slice overwrites them.
+#include "base/arena.h"
+#include "ops/cpu/linear.h"
+#include "ops/cpu/softmax_rows.h"
+
+namespace fw {
+namespace {
+
+// Between 256 and 1,024 rows: 4 Mi logits at most where the vocabulary allows it.
+int64_t slice_rows(int64_t vocab) { return std::clamp<int64_t>((int64_t{1} << 22) / std::max<int64_t>(1, vocab), 256, 1024); }
+
+class ArenaMark {
+ public:
+  explicit ArenaMark(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
+  ~ArenaMark() { arena_.rewind(mark_); }
+  ArenaMark(const ArenaMark&) = delete;
+  ArenaMark& operator=(const ArenaMark&) = delete;
+
+ private:
+  Arena& arena_;
+  Arena::Mark mark_;
+};
+
+// body(logits, begin) for every slice after its logits are there; it leaves the slice's nll. Sums them in order.
+template <class T, class Body>
+LossSum over_slices(Mat<const T> h, LinearProducts<T>& products, int64_t vocab, std::span<const int32_t> targets, T* nll, Arena& scratch, const Body& body) {
+  const ArenaMark mark(scratch);
+  const int64_t slice = std::min(slice_rows(vocab), h.rows);
+  T* memory = scratch.alloc<T>(slice * vocab);
+  T* slice_nll = scratch.alloc<T>(slice);
+  LossSum sum;
+  for (int64_t begin = 0; begin < h.rows; begin += slice) {
+    const int64_t rows = std::min(slice, h.rows - begin);
+    const Mat<T> logits(memory, rows, vocab);
+    products.forward(h.row_range(begin, rows), logits, Write::kOverwrite);
+    T* values = nll == nullptr ? slice_nll : nll + begin;
+    body(logits, begin, values);
+    for (int64_t t = 0; t < rows; ++t) {
+      if (targets[static_cast<size_t>(begin + t)] < 0) continue;
+      sum.nll += static_cast<double>(values[t]);
+      ++sum.count;
+    }
+  }
+  return sum;
+}
+
+}  // namespace
+
+template <class T>
+LossSum cross_entropy_forward(Mat<const T> h, Mat<const T> weight, std::span<const int32_t> targets, T* nll, Precision precision, Arena& scratch) {
+  LinearProducts<T> products(weight, precision);
+  return over_slices(h, products, weight.rows, targets, nll, scratch,
+                     [&](Mat<T> logits, int64_t begin, T* values) { softmax_nll(logits, targets.data() + begin, values); });
+}
+
+template <class T>
+LossSum cross_entropy_backward(Mat<const T> h, Mat<const T> weight, std::span<const int32_t> targets, T grad_scale, Mat<T> dh, Mat<T> dweight,
+                               Precision precision, Arena& scratch) {
+  LinearProducts<T> products(weight, precision);
+  return over_slices(h, products, weight.rows, targets, static_cast<T*>(nullptr), scratch, [&](Mat<T> logits, int64_t begin, T* values) {
+    softmax_nll_gradient(logits, targets.data() + begin, grad_scale, values);
+    products.backward(logits, h.row_range(begin, logits.rows), dh.row_range(begin, logits.rows), dweight, Write::kOverwrite);
+  });
+}
+
+template LossSum cross_entropy_forward(Mat<const float>, Mat<const float>, std::span<const int32_t>, float*, Precision, Arena&);
+template LossSum cross_entropy_forward(Mat<const double>, Mat<const double>, std::span<const int32_t>, double*, Precision, Arena&);
+template LossSum cross_entropy_backward(Mat<const float>, Mat<const float>, std::span<const int32_t>, float, Mat<float>, Mat<float>, Precision, Arena&);
+template LossSum cross_entropy_backward(Mat<const double>, Mat<const double>, std::span<const int32_t>, double, Mat<double>, Mat<double>, Precision, Arena&);
+
+}  // namespace fw

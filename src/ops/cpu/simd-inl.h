@@ -1,0 +1,136 @@
+// What the vectorised operations share, compiled once per instruction set (Highway): loops over columns with a masked
+// tail, and the transcendental functions. Unlike Highway's Exp, which turns NaN into 0, these keep NaN, so that a
+// diverged step is seen in the loss.
+#if defined(FW_OPS_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FW_OPS_CPU_SIMD_INL_H_
+#undef FW_OPS_CPU_SIMD_INL_H_
+#else
+#define FW_OPS_CPU_SIMD_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fw {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Access to a full vector, and to the last `count` lanes of a row (the others are read as 0 and not written).
+struct Whole {
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, const hn::TFromD<D>* p) const {
+    return hn::LoadU(d, p);
+  }
+  template <class D>
+  HWY_INLINE void store(D d, hn::Vec<D> v, hn::TFromD<D>* p) const {
+    hn::StoreU(v, d, p);
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> keep(D, hn::Vec<D> v) const {
+    return v;
+  }
+};
+
+struct Part {
+  size_t count;
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, const hn::TFromD<D>* p) const {
+#if HWY_MEM_OPS_MIGHT_FAULT
+    HWY_ALIGN hn::TFromD<D> lanes[HWY_MAX_BYTES / sizeof(hn::TFromD<D>)] = {};
+    for (size_t i = 0; i < count; ++i) lanes[i] = p[i];
+    return hn::Load(d, lanes);
+#else
+    return hn::MaskedLoad(hn::FirstN(d, count), d, p);
+#endif
+  }
+  template <class D>
+  HWY_INLINE void store(D d, hn::Vec<D> v, hn::TFromD<D>* p) const {
+#if HWY_MEM_OPS_MIGHT_FAULT
+    HWY_ALIGN hn::TFromD<D> lanes[HWY_MAX_BYTES / sizeof(hn::TFromD<D>)];
+    hn::Store(v, d, lanes);
+    for (size_t i = 0; i < count; ++i) p[i] = lanes[i];
+#else
+    hn::BlendedStore(v, hn::FirstN(d, count), d, p);
+#endif
+  }
+  // Zeroes the lanes that do not exist.
+  template <class D>
+  HWY_INLINE hn::Vec<D> keep(D d, hn::Vec<D> v) const {
+    return hn::IfThenElseZero(hn::FirstN(d, count), v);
+  }
+};
+
+// body(access, i) for the vectors of n columns.
+template <class D, class Body>
+HWY_INLINE void for_lanes(D d, int64_t n, const Body& body) {
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) body(Whole{}, i);
+  if (i < n) body(Part{static_cast<size_t>(n - i)}, i);
+}
+
+template <class D>
+HWY_INLINE hn::TFromD<D> sum_lanes(D d, hn::Vec<D> v) {
+  return hn::GetLane(hn::SumOfLanes(d, v));
+}
+
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V exp_keep_nan(D d, V x) {
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
+}
+
+// 1 / (1 + exp(-x)) from exp(-|x|), which never overflows.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V sigmoid_from_exp(D d, V x, V exp_neg_abs) {
+  const V one = hn::Set(d, hn::TFromD<D>(1));
+  const V r = hn::Div(one, hn::Add(one, exp_neg_abs));
+  return hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Mul(exp_neg_abs, r), r);
+}
+
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V sigmoid(D d, V x) {
+  return sigmoid_from_exp(d, x, exp_keep_nan(d, hn::Neg(hn::Abs(x))));
+}
+
+// log(1 + exp(x)) from exp(-|x|).
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V softplus_from_exp(D d, V x, V exp_neg_abs) {
+  return hn::Add(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x), hn::Log1p(d, exp_neg_abs));
+}
+
+// d silu(x) / dx, given s = sigmoid(x): s (1 + x (1 - s)).
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V silu_slope(D d, V x, V s) {
+  return hn::MulAdd(hn::Mul(s, x), hn::Sub(hn::Set(d, hn::TFromD<D>(1)), s), s);
+}
+
+// The bits of a float rounded to bfloat16 (to nearest even), in the lower half of each lane. NaN
+// gets its quiet bit, so that dropping the lower half cannot make it an infinity.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> bf16_bits(D, V x) {
+  const hn::RebindToUnsigned<D> du;
+  const auto bits = hn::BitCast(du, x);
+  const auto even = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto rounded = hn::Add(bits, hn::Add(even, hn::Set(du, 0x7FFFu)));
+  const auto nan = hn::RebindMask(du, hn::IsNaN(x));
+  return hn::ShiftRight<16>(hn::IfThenElse(nan, hn::Or(bits, hn::Set(du, 0x400000u)), rounded));
+}
+
+// The same number as a float.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V bf16_value(D d, V x) {
+  return hn::BitCast(d, hn::ShiftLeft<16>(bf16_bits(d, x)));
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace fw
+HWY_AFTER_NAMESPACE();
+
+#endif
