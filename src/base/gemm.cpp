@@ -42,7 +42,8 @@ void gemm_tiles(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, co
 
 }  // namespace
 
-void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
+void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
+          int64_t ldc) {
   if (m <= 0 || n <= 0) return;
   if (k <= 0) return scale_only(m, n, beta, c, ldc);
   if (!inside_task()) return parallel_for(1, [&](int64_t) { gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
@@ -50,18 +51,21 @@ void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, cons
   if (status != dnnl_success) fail_internal("dnnl_sgemm {}x{}x{}: status {}", m, n, k, static_cast<int>(status));
 }
 
-void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda, const double* b, int64_t ldb, double beta, double* c, int64_t ldc) {
+void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda, const double* b, int64_t ldb, double beta, double* c,
+          int64_t ldc) {
   if (m <= 0 || n <= 0) return;
   if (k <= 0) return scale_only(m, n, beta, c, ldc);
   cblas_dgemm(CblasRowMajor, ta == Trans::kNo ? CblasNoTrans : CblasTrans, tb == Trans::kNo ? CblasNoTrans : CblasTrans, static_cast<int>(m),
               static_cast<int>(n), static_cast<int>(k), alpha, a, static_cast<int>(lda), b, static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
 }
 
-void gemm_parallel(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
+void gemm_parallel(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b, int64_t ldb, float beta,
+                   float* c, int64_t ldc) {
   gemm_tiles(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
-void gemm_parallel(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda, const double* b, int64_t ldb, double beta, double* c, int64_t ldc) {
+void gemm_parallel(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda, const double* b, int64_t ldb, double beta,
+                   double* c, int64_t ldc) {
   gemm_tiles(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 

@@ -57,8 +57,10 @@ struct GainPair {
 template <class T>
 FW_HOST_DEVICE inline GainPair<T> gain_pair(const Rule& rule, T k2_hat, T beta) {
   switch (rule.gain) {
-    case Gain::kOne: return {T(1), T(1)};
-    case Gain::kGate: return {T(1), beta};
+    case Gain::kOne:
+      return {T(1), T(1)};
+    case Gain::kGate:
+      return {T(1), beta};
     case Gain::kKaczmarz: {
       const T inverse = inverse_norm(k2_hat, static_cast<T>(rule.gain_eps));
       return inverse > T(0) ? GainPair<T>{T(1) / inverse, beta * inverse} : GainPair<T>{T(1), T(0)};
@@ -104,8 +106,11 @@ FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale,
 
   T dk2_hat = 0;
   switch (rule.gain) {
-    case Gain::kOne: break;
-    case Gain::kGate: dx.beta = ds_rho; break;
+    case Gain::kOne:
+      break;
+    case Gain::kGate:
+      dx.beta = ds_rho;
+      break;
     case Gain::kKaczmarz:
       if (k2_hat + static_cast<T>(rule.gain_eps) > T(0)) {
         dx.beta = ds_rho / gain.rho;

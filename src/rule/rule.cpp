@@ -19,8 +19,10 @@ struct Axis {
   void (*set)(Rule&, int);
 };
 
-#define FW_AXIS(field, type, ...) \
-  Axis { #field, {__VA_ARGS__}, [](const Rule& r) { return static_cast<int>(r.field); }, [](Rule& r, int v) { r.field = static_cast<type>(v); } }
+#define FW_AXIS(field, type, ...)                                                                                                            \
+  Axis {                                                                                                                                     \
+#field, {__VA_ARGS__ }, [](const Rule& r) { return static_cast<int>(r.field); }, [](Rule & r, int v) { r.field = static_cast<type>(v); } \
+  }
 
 const std::vector<Axis>& axes() {
   static const std::vector<Axis> list = {

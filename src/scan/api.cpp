@@ -51,7 +51,8 @@ const Struct& not_null(const Struct* p, const char* name) {
 void check_buffer(const char* name, const void* p, size_t bytes, size_t needed) {
   if (needed == 0) return;
   if (p == nullptr || bytes < needed) {
-    throw WorkspaceError(fmt::format("{}: expected at least {} bytes (fw_workspace_query), got {}", name, needed, p == nullptr ? "NULL" : std::to_string(bytes)));
+    throw WorkspaceError(
+        fmt::format("{}: expected at least {} bytes (fw_workspace_query), got {}", name, needed, p == nullptr ? "NULL" : std::to_string(bytes)));
   }
   if (reinterpret_cast<uintptr_t>(p) % 64 != 0) throw WorkspaceError(fmt::format("{}: expected an address aligned to 64 bytes, got {}", name, p));
 }
@@ -149,12 +150,14 @@ fw_status fw_workspace_query(const fw_desc* desc, fw_sizes* sizes) {
   });
 }
 
-fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes) {
-  return guarded([&] { forward(not_null(desc, "descriptor"), not_null(in, "inputs"), not_null(out, "outputs"), saved, saved_bytes, workspace, workspace_bytes); });
+fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace,
+                     size_t workspace_bytes) {
+  return guarded(
+      [&] { forward(not_null(desc, "descriptor"), not_null(in, "inputs"), not_null(out, "outputs"), saved, saved_bytes, workspace, workspace_bytes); });
 }
 
-fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads, const void* saved, size_t saved_bytes, void* workspace,
-                      size_t workspace_bytes) {
+fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads, const void* saved, size_t saved_bytes,
+                      void* workspace, size_t workspace_bytes) {
   return guarded([&] {
     const fw::Plan plan = fw::make_plan(not_null(desc, "descriptor"));
     check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? plan.backward_bytes() : backward_alone_bytes(plan));

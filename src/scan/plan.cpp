@@ -48,10 +48,13 @@ void read_offsets(const fw_desc& desc, Plan& plan) {
 
 DecayKind Plan::decay_kind() const {
   switch (rule.decay) {
-    case Decay::kNone: return DecayKind::kNone;
+    case Decay::kNone:
+      return DecayKind::kNone;
     case Decay::kConstant:
-    case Decay::kScalar: return DecayKind::kScalar;
-    case Decay::kChannel: return DecayKind::kChannel;
+    case Decay::kScalar:
+      return DecayKind::kScalar;
+    case Decay::kChannel:
+      return DecayKind::kChannel;
   }
   return DecayKind::kNone;
 }
@@ -67,9 +70,13 @@ bool Plan::token_form(int64_t n) const { return form == FW_FORM_TOKEN || (form =
 
 size_t Plan::saved_bytes() const { return static_cast<size_t>(saved_elements()) * element(); }
 
-size_t Plan::forward_bytes() const { return dtype == FW_F32 ? cpu::forward_elements<float>(*this) * sizeof(float) : cpu::forward_elements<double>(*this) * sizeof(double); }
+size_t Plan::forward_bytes() const {
+  return dtype == FW_F32 ? cpu::forward_elements<float>(*this) * sizeof(float) : cpu::forward_elements<double>(*this) * sizeof(double);
+}
 
-size_t Plan::backward_bytes() const { return dtype == FW_F32 ? cpu::backward_elements<float>(*this) * sizeof(float) : cpu::backward_elements<double>(*this) * sizeof(double); }
+size_t Plan::backward_bytes() const {
+  return dtype == FW_F32 ? cpu::backward_elements<float>(*this) * sizeof(float) : cpu::backward_elements<double>(*this) * sizeof(double);
+}
 
 Plan make_plan(const fw_desc& desc) {
   if (desc.size != sizeof(fw_desc)) fail_usage("descriptor: size: expected {} (sizeof(fw_desc); use FW_INIT), got {}", sizeof(fw_desc), desc.size);

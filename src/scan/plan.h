@@ -25,11 +25,11 @@ struct Plan {
   fw_state_layout state_layout = FW_STATE_K_FIRST;
   int64_t B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0;
   double scale = 1;
-  int64_t chunk = 64;              // rows C of a chunk
-  bool packed = false;             // cu_seqlens were given (B = 1)
-  int64_t N = 0;                   // sequences
-  std::vector<int64_t> offsets;    // packed: N + 1 offsets
-  std::vector<int64_t> chunk_base; // N + 1: chunks before sequence n
+  int64_t chunk = 64;               // rows C of a chunk
+  bool packed = false;              // cu_seqlens were given (B = 1)
+  int64_t N = 0;                    // sequences
+  std::vector<int64_t> offsets;     // packed: N + 1 offsets
+  std::vector<int64_t> chunk_base;  // N + 1: chunks before sequence n
   int threads = 1;
 
   int64_t group() const { return HV / H; }

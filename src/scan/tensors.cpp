@@ -32,16 +32,18 @@ class Checker {
     if (t.dtype != kType) fail_usage("{}{}: dtype: expected {} as the descriptor says, got {}", prefix_, name, kType, t.dtype);
     const int rank = static_cast<int>(dims.size());
     if (t.rank != rank) fail_usage("{}{}: rank: expected {}, got {}", prefix_, name, rank, t.rank);
+    bool empty = false;
+    for (int64_t dim : dims) empty = empty || dim == 0;
     for (int i = 0; i < rank; ++i) {
       const int64_t want = dims[static_cast<size_t>(i)];
       const bool good = want >= 0 ? t.shape[i] == want : t.shape[i] == plan_.H || t.shape[i] == plan_.HV;
       if (!good) {
         std::vector<int64_t> shown = dims;
         for (int64_t& d : shown) d = d < 0 ? plan_.HV : d;
-        fail_usage("{}{}: shape: expected {}{}, got {}", prefix_, name, shape_text(shown.data(), rank), shown == dims ? "" : fmt::format(" or with {} heads", plan_.H),
-                   shape_text(t.shape, rank));
+        fail_usage("{}{}: shape: expected {}{}, got {}", prefix_, name, shape_text(shown.data(), rank),
+                   shown == dims ? "" : fmt::format(" or with {} heads", plan_.H), shape_text(t.shape, rank));
       }
-      const int64_t least = written_ && t.shape[i] > 1 ? 1 : 0;
+      const int64_t least = written_ && !empty && t.shape[i] > 1 ? 1 : 0;
       if (t.stride[i] < least) fail_usage("{}{}: stride[{}]: expected {} or more elements, got {}", prefix_, name, i, least, t.stride[i]);
     }
     if (rank == 4 && t.shape[rank - 1] > 1 && t.stride[rank - 1] != 1) {

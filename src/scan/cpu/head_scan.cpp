@@ -59,8 +59,11 @@ void HeadScan<T>::load_streams(int64_t begin, int64_t L, bool with_z) {
   front_.forward(tile);
 
   switch (plan_.rule.decay) {
-    case Decay::kNone: break;
-    case Decay::kConstant: std::fill_n(s_.alpha, L, static_cast<T>(1.0 - std::exp2(-5.0 - static_cast<double>(hv_)))); break;
+    case Decay::kNone:
+      break;
+    case Decay::kConstant:
+      std::fill_n(s_.alpha, L, static_cast<T>(1.0 - std::exp2(-5.0 - static_cast<double>(hv_))));
+      break;
     case Decay::kScalar: {
       const RowView<T> g = in_.g.rows(plan_, n_, begin, hv_);
       for (int64_t i = 0; i < L; ++i) s_.alpha[i] = std::exp(*g.row(i));

@@ -83,7 +83,8 @@ struct HeadScratch {
 
   T *re, *w, *wc, *z, *o, *state, *alpha, *total, *prefix, *suffix, *tri, *products;
   T *ratio = nullptr, *rebar = nullptr, *local = nullptr, *anchored = nullptr, *block = nullptr;
-  T *dre = nullptr, *dw = nullptr, *dtri = nullptr, *dz = nullptr, *dstate = nullptr, *end_state = nullptr, *terms = nullptr, *tail = nullptr, *dlocal = nullptr;
+  T *dre = nullptr, *dw = nullptr, *dtri = nullptr, *dz = nullptr, *dstate = nullptr, *end_state = nullptr, *terms = nullptr, *tail = nullptr,
+    *dlocal = nullptr;
   T* history = nullptr;
   int64_t history_rows = 0;
 };
@@ -132,7 +133,7 @@ class HeadScan {
   const int64_t n_, hv_, h_, length_;
   const int64_t column0_, columns_;
   const int64_t kp_, vp_, cp_;
-  const int64_t nb_;              // stacked blocks: 2 online, 1 offline
+  const int64_t nb_;  // stacked blocks: 2 online, 1 offline
   const DecayKind decay_;
   const FrontKernels<T>& front_;
   const DecayKernels<T>& dk_;

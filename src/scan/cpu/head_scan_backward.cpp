@@ -106,7 +106,8 @@ void HeadScan<T>::channel_backward(int64_t L, bool have_dstate) {
   if (moving) dk_.anchor(0, rows, to, kp_, s_.alpha, s_.dw, nullptr, s_.dw);
   for (int64_t a = 0; a < L; a += kSubChunk) {
     const int64_t n = std::min(kSubChunk, L - a);
-    dk_.diagonal_backward(n, nb_, kp_, s_.alpha + a * kp_, s_.re + a * kp_, L * kp_, s_.w + a * kp_, s_.dtri + a * cp_ + a, cp_, L * cp_, s_.dre + a * kp_, L * kp_, s_.dw + a * kp_);
+    dk_.diagonal_backward(n, nb_, kp_, s_.alpha + a * kp_, s_.re + a * kp_, L * kp_, s_.w + a * kp_, s_.dtri + a * cp_ + a, cp_, L * cp_, s_.dre + a * kp_,
+                          L * kp_, s_.dw + a * kp_);
   }
 }
 

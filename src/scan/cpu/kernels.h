@@ -25,8 +25,8 @@ struct FrontTile {
   const Rule* rule = nullptr;
   T scale = 1;
   int64_t rows = 0, K = 0, V = 0;
-  RowView<const T> q, k, v;        // v absent: z is not made
-  RowView<const T> beta, lambda;   // one value a row
+  RowView<const T> q, k, v;       // v absent: z is not made
+  RowView<const T> beta, lambda;  // one value a row
   RowView<const T> erase_gate, write_gate, m;
   T *r = nullptr, *e = nullptr, *w = nullptr;  // [rows, padded K]; null: not made (e: offline)
   T* z = nullptr;                              // [rows, padded V]
@@ -34,7 +34,7 @@ struct FrontTile {
 
 template <class T>
 struct FrontTileGrad {
-  FrontTile<T> in;                 // r, e, w, z unused
+  FrontTile<T> in;  // r, e, w, z unused
   const T *dr = nullptr, *de = nullptr, *dw = nullptr, *dz = nullptr;
   // Absent gradients are not written. The flags say where earlier value heads of the group have written already.
   RowView<T> dq, dk, dv, dbeta, dlambda, derase_gate, dwrite_gate, dm;
@@ -63,7 +63,8 @@ struct DecayKernels {
   void (*exp_rows)(int64_t rows, int64_t cols, RowView<const T> g, T* alpha, int64_t ld);
   // dst[b][r] = src[b][r] (.) prod alpha[first..r]; total (may be null) = prod alpha[0..L-1] (for first = 0).
   // first = 0: from the state before the tile; first = 1: from its first row.
-  void (*channel_prefix)(int64_t L, int64_t nb, int64_t cols, int64_t first, const T* alpha, const T* src, int64_t block_src, T* dst, int64_t block_dst, T* total);
+  void (*channel_prefix)(int64_t L, int64_t nb, int64_t cols, int64_t first, const T* alpha, const T* src, int64_t block_src, T* dst, int64_t block_dst,
+                         T* total);
   // Keys at the anchor row `to` (recurrence.md 6). Rows [0, mid) of src stand at anchor mid (scaled by prod alpha[s+1..mid]);
   // rows [mid, rows) of w are raw. dst: all of them at anchor `to` >= rows - 1. w == nullptr: in place on src, all rows as
   // they are multiplied (the adjoint moves gradients the same way).
@@ -72,8 +73,8 @@ struct DecayKernels {
   // diagonal and on it in block 1. x: nb blocks, block_x apart; tri: nb blocks, block_tri apart.
   void (*diagonal)(int64_t n, int64_t nb, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, T* tri, int64_t ld, int64_t block_tri);
   // Its adjoint: dx += ..., dw += ..., from dtri (entries outside the triangles are not read).
-  void (*diagonal_backward)(int64_t n, int64_t nb, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, const T* dtri, int64_t ld, int64_t block_tri, T* dx,
-                            int64_t block_dx, T* dw);
+  void (*diagonal_backward)(int64_t n, int64_t nb, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, const T* dtri, int64_t ld,
+                            int64_t block_tri, T* dx, int64_t block_dx, T* dw);
 };
 template <class T>
 const DecayKernels<T>& decay_kernels();
@@ -107,24 +108,24 @@ const LinearKernels<T>& linear_kernels();
 // ---- kernels_token.cpp: the recurrence one token at a time on a [K, ldv] state
 template <class T>
 struct TokenTile {
-  int64_t rows = 0, K = 0, V = 0;   // V: padded columns of the value block
+  int64_t rows = 0, K = 0, V = 0;  // V: padded columns of the value block
   bool online = true;
-  const T* alpha = nullptr;         // channel: [rows, padded K]; scalar: [rows]; null: no decay
+  const T* alpha = nullptr;  // channel: [rows, padded K]; scalar: [rows]; null: no decay
   bool channel = false;
   const T *r = nullptr, *e = nullptr, *w = nullptr, *z = nullptr;
-  T* state = nullptr;               // [K, V], updated
-  T* u = nullptr;                   // [rows, V]: residuals (scratch)
-  T* o = nullptr;                   // [rows, V]
+  T* state = nullptr;  // [K, V], updated
+  T* u = nullptr;      // [rows, V]: residuals (scratch)
+  T* o = nullptr;      // [rows, V]
 };
 
 template <class T>
 struct TokenTileGrad {
-  TokenTile<T> in;                  // state: the one before the first row, not changed; u as forward left it
-  T* history = nullptr;             // [(rows + 1), K, V] scratch
-  const T* d_o = nullptr;           // [rows, V]
-  T* dstate = nullptr;              // [K, V]: in the gradient of the last state, out of the first
+  TokenTile<T> in;         // state: the one before the first row, not changed; u as forward left it
+  T* history = nullptr;    // [(rows + 1), K, V] scratch
+  const T* d_o = nullptr;  // [rows, V]
+  T* dstate = nullptr;     // [K, V]: in the gradient of the last state, out of the first
   T *dr = nullptr, *de = nullptr, *dw = nullptr, *dz = nullptr;
-  T* dalpha = nullptr;              // [rows, padded K]: alpha * gradient (the gradient of g), or null
+  T* dalpha = nullptr;  // [rows, padded K]: alpha * gradient (the gradient of g), or null
 };
 
 template <class T>
@@ -140,21 +141,21 @@ template <class T>
 struct PrecondTask {
   const Rule* rule = nullptr;
   int64_t rows = 0, K = 0;
-  RowView<const T> k, g, beta;      // g, beta: one value a row
+  RowView<const T> k, g, beta;  // g, beta: one value a row
   T center = 0;
-  T* state = nullptr;               // [padded K]: A, updated
-  T* m = nullptr;                   // [rows, padded K]
-  T* history = nullptr;             // [rows, padded K]: A after each row, or null
+  T* state = nullptr;    // [padded K]: A, updated
+  T* m = nullptr;        // [rows, padded K]
+  T* history = nullptr;  // [rows, padded K]: A after each row, or null
 };
 
 template <class T>
 struct PrecondGrad {
-  PrecondTask<T> in;                // m, history as forward left them; state: A before the first row
-  const T* dm = nullptr;            // [rows, padded K]
-  T* dstate = nullptr;              // [padded K]: in the gradient of the last A, out of the first
-  RowView<T> dk;                    // added to (may be absent)
-  RowView<T> dg, dbeta;             // written (may be absent)
-  double dcenter = 0;               // out
+  PrecondTask<T> in;      // m, history as forward left them; state: A before the first row
+  const T* dm = nullptr;  // [rows, padded K]
+  T* dstate = nullptr;    // [padded K]: in the gradient of the last A, out of the first
+  RowView<T> dk;          // added to (may be absent)
+  RowView<T> dg, dbeta;   // written (may be absent)
+  double dcenter = 0;     // out
 };
 
 template <class T>

@@ -1,9 +1,9 @@
 // Decays inside a chunk (recurrence.md sections 4 to 6): every factor is a product of exp(g) <= 1. See kernels.h.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "scan/cpu/kernels_decay.cpp"
+#include <hwy/contrib/math/math-inl.h>
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
-#include <hwy/contrib/math/math-inl.h>
 
 #include "scan/cpu/kernels.h"
 #include "scan/cpu/rows-inl.h"
@@ -149,8 +149,8 @@ void diagonal(int64_t n, int64_t nb, int64_t cols, const T* alpha, const T* x, i
 }
 
 template <class T>
-void diagonal_backward(int64_t n, int64_t nb, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, const T* dtri, int64_t ld, int64_t block_tri, T* dx,
-                       int64_t block_dx, T* dw) {
+void diagonal_backward(int64_t n, int64_t nb, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, const T* dtri, int64_t ld,
+                       int64_t block_tri, T* dx, int64_t block_dx, T* dw) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t j = 0; j < cols; j += lanes) {
@@ -180,8 +180,8 @@ void diagonal_backward(int64_t n, int64_t nb, int64_t cols, const T* alpha, cons
 
 template <class T>
 const DecayKernels<T>& table_of() {
-  static const DecayKernels<T> table = {&decay_scalar<T>, &decay_mask<T>, &scale_rows<T>,   &exp_rows<T>,         &channel_prefix<T>,
-                                        &anchor<T>,       &diagonal<T>,   &diagonal_backward<T>};
+  static const DecayKernels<T> table = {&decay_scalar<T>,   &decay_mask<T>, &scale_rows<T>, &exp_rows<T>,
+                                        &channel_prefix<T>, &anchor<T>,     &diagonal<T>,   &diagonal_backward<T>};
   return table;
 }
 

@@ -82,9 +82,12 @@ template <class T>
 void token_forward(const TokenTile<T>& tile) {
   const TokenDecay decay = tile.alpha == nullptr ? TokenDecay::kNone : tile.channel ? TokenDecay::kChannel : TokenDecay::kScalar;
   switch (decay) {
-    case TokenDecay::kNone: return tile.online ? forward_panels<T, TokenDecay::kNone, true>(tile) : forward_panels<T, TokenDecay::kNone, false>(tile);
-    case TokenDecay::kScalar: return tile.online ? forward_panels<T, TokenDecay::kScalar, true>(tile) : forward_panels<T, TokenDecay::kScalar, false>(tile);
-    case TokenDecay::kChannel: return tile.online ? forward_panels<T, TokenDecay::kChannel, true>(tile) : forward_panels<T, TokenDecay::kChannel, false>(tile);
+    case TokenDecay::kNone:
+      return tile.online ? forward_panels<T, TokenDecay::kNone, true>(tile) : forward_panels<T, TokenDecay::kNone, false>(tile);
+    case TokenDecay::kScalar:
+      return tile.online ? forward_panels<T, TokenDecay::kScalar, true>(tile) : forward_panels<T, TokenDecay::kScalar, false>(tile);
+    case TokenDecay::kChannel:
+      return tile.online ? forward_panels<T, TokenDecay::kChannel, true>(tile) : forward_panels<T, TokenDecay::kChannel, false>(tile);
   }
 }
 

@@ -168,10 +168,10 @@ void scan_backward(const Plan& plan, const Inputs<T>& in, const Outputs<T>& d, c
   }
 }
 
-#define FW_INSTANTIATE(T)                                                                                             \
-  template size_t forward_elements<T>(const Plan&);                                                                  \
-  template size_t backward_elements<T>(const Plan&);                                                                 \
-  template void scan_forward<T>(const Plan&, const Inputs<T>&, const Outputs<T>&, T*, T*);                            \
+#define FW_INSTANTIATE(T)                                                                  \
+  template size_t forward_elements<T>(const Plan&);                                        \
+  template size_t backward_elements<T>(const Plan&);                                       \
+  template void scan_forward<T>(const Plan&, const Inputs<T>&, const Outputs<T>&, T*, T*); \
   template void scan_backward<T>(const Plan&, const Inputs<T>&, const Outputs<T>&, const Inputs<T>&, const T*, T*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)

@@ -3,20 +3,20 @@
 // FW_SIMD_MAKE for both types.
 #pragma once
 
-#define FW_SIMD_MAKE(Table)                                          \
-  const Table<float>* Table##F32() { return &table_of<float>(); }    \
+#define FW_SIMD_MAKE(Table)                                       \
+  const Table<float>* Table##F32() { return &table_of<float>(); } \
   const Table<double>* Table##F64() { return &table_of<double>(); }
 
-#define FW_SIMD_EXPORT(Table, accessor)                                                           \
-  HWY_EXPORT(Table##F32);                                                                         \
-  HWY_EXPORT(Table##F64);                                                                         \
-  template <>                                                                                     \
-  const Table<float>& accessor<float>() {                                                         \
-    static const Table<float>* const table = HWY_DYNAMIC_DISPATCH(Table##F32)();                  \
-    return *table;                                                                                \
-  }                                                                                               \
-  template <>                                                                                     \
-  const Table<double>& accessor<double>() {                                                       \
-    static const Table<double>* const table = HWY_DYNAMIC_DISPATCH(Table##F64)();                 \
-    return *table;                                                                                \
+#define FW_SIMD_EXPORT(Table, accessor)                                           \
+  HWY_EXPORT(Table##F32);                                                         \
+  HWY_EXPORT(Table##F64);                                                         \
+  template <>                                                                     \
+  const Table<float>& accessor<float>() {                                         \
+    static const Table<float>* const table = HWY_DYNAMIC_DISPATCH(Table##F32)();  \
+    return *table;                                                                \
+  }                                                                               \
+  template <>                                                                     \
+  const Table<double>& accessor<double>() {                                       \
+    static const Table<double>* const table = HWY_DYNAMIC_DISPATCH(Table##F64)(); \
+    return *table;                                                                \
   }

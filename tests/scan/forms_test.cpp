@@ -1,0 +1,246 @@
+// Chunk form and token form against the reference, forward and every gradient, double and float: all presets, all lengths
+// around the chunk and sub-chunk edges, all head dims; grouped heads, initial states, packing and layouts rotate through
+// the combinations so that every one of them meets every length and every pair of dims.
+#include <array>
+#include <cctype>
+
+#include "base/threads.h"
+#include "support/recurrence.h"
+
+namespace fw::testing {
+namespace {
+
+constexpr double kDoubleBound = 1e-10;
+constexpr double kFloatBound = 2e-5;
+// A gradient that is a vanishing part of the whole (the preconditioner's gates) is compared with this share of the norm of
+// all gradients: float arithmetic on values that cancel cannot give it more digits.
+constexpr double kFloatFloor = 1e-3;
+
+constexpr std::array<int64_t, 10> kLengths = {0, 1, 2, 15, 16, 17, 63, 64, 65, 130};
+constexpr std::array<int64_t, 6> kDims = {8, 16, 24, 60, 64, 128};
+
+SeqLayout layout_of(int64_t length, int64_t kind) {
+  switch (kind % 3) {
+    case 0:
+      return SeqLayout::uniform(1, length);
+    case 1:
+      return SeqLayout::uniform(2, length);
+    default:
+      return SeqLayout({0, length, length, length + 1, length + 1 + length / 2});
+  }
+}
+
+void expect_forms(const Problem& problem, const HeaderRun& base) {
+  SCOPED_TRACE(describe(problem));
+  const ReferenceOutputs out = problem.forward();
+  const ReferenceInputs grads = problem.backward();
+  for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
+    for (const fw_dtype dtype : {FW_F64, FW_F32}) {
+      SCOPED_TRACE(::testing::Message() << (form == FW_FORM_CHUNK ? "chunk " : "token ") << base.chunk << (dtype == FW_F64 ? ", double" : ", float"));
+      HeaderRun run = base;
+      run.form = form;
+      run.dtype = dtype;
+      const double bound = dtype == FW_F64 ? kDoubleBound : kFloatBound;
+      const double floor = dtype == FW_F64 ? 0 : kFloatFloor;
+      EXPECT_TRUE(close(header_forward(problem, run), out, bound, floor));
+      EXPECT_TRUE(close(header_backward(problem, run), grads, bound, floor));
+    }
+  }
+}
+
+class Presets : public ::testing::TestWithParam<int> {};
+
+TEST_P(Presets, FormsMatchTheReferenceForAllLengthsAndDims) {
+  const Preset& p = presets()[static_cast<size_t>(GetParam())];
+  int64_t turn = GetParam();
+  for (const int64_t length : kLengths) {
+    for (const int64_t K : kDims) {
+      for (const int64_t V : kDims) {
+        ++turn;
+#if defined(FW_SMALL_TESTS)
+        if (turn % 11 != 0) continue;
+#endif
+        ProblemOptions options;
+        options.sequences = layout_of(length, turn);
+        options.H = 2;
+        options.HV = turn / 3 % 2 == 0 ? 2 : 4;
+        options.K = K;
+        options.V = V;
+        options.initial_state = turn / 2 % 2 == 0;
+        options.gates_per_value_head = turn % 5 == 0;
+        options.seed = static_cast<uint64_t>(turn) + 1;
+        HeaderRun run;
+        run.state_layout = turn % 4 == 0 ? FW_STATE_V_FIRST : FW_STATE_K_FIRST;
+        run.seqlens = turn % 7 == 0 ? 32 : 0;
+        run.row_padding = turn % 2 * 3;
+        run.saved = turn % 6 != 0;
+        expect_forms(random_problem(p.rule, options), run);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+std::string preset_name(const ::testing::TestParamInfo<int>& info) { return std::string(presets()[static_cast<size_t>(info.param)].name); }
+
+INSTANTIATE_TEST_SUITE_P(Scan, Presets, ::testing::Range(0, static_cast<int>(presets().size())), preset_name);
+
+ProblemOptions medium(uint64_t seed) {
+  ProblemOptions options;
+  options.sequences = SeqLayout({0, 70, 70, 73, 140});
+  options.H = 2;
+  options.HV = 4;
+  options.K = 24;
+  options.V = 40;
+  options.seed = seed;
+  return options;
+}
+
+std::vector<Rule> all_rules() {
+  std::vector<Rule> rules = composed_rules();
+  for (const Preset& p : presets()) rules.push_back(p.rule);
+  return rules;
+}
+
+TEST(Scan, ComposedRulesMatchTheReference) {
+  uint64_t seed = 1;
+  for (const Rule& rule : composed_rules()) expect_forms(random_problem(rule, medium(seed++)), {});
+}
+
+TEST(Scan, AnyChunkSizeGivesTheSame) {
+  uint64_t seed = 100;
+  for (const Rule& rule : all_rules()) {
+    const Problem problem = random_problem(rule, medium(seed++));
+    for (const int64_t chunk : {1, 2, 3, 15, 16, 17, 31, 33, 48, 64, 100, 128, 1024}) {
+      HeaderRun run;
+      run.chunk = chunk;
+      run.form = FW_FORM_CHUNK;
+      EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), kDoubleBound)) << to_string(rule) << " chunk " << chunk;
+      EXPECT_TRUE(close(header_backward(problem, run), problem.backward(), kDoubleBound)) << to_string(rule) << " chunk " << chunk;
+    }
+  }
+}
+
+// Decays of 0, -1e4 and -inf in random places: finite and right, forward and backward.
+TEST(Scan, ExtremeDecays) {
+  uint64_t seed = 200;
+  for (const Rule& rule : all_rules()) {
+    if (!rule.uses_g() && !rule.uses_precond()) continue;
+    for (const int64_t chunk : {0, 16, 64}) {
+      ProblemOptions options = medium(seed++);
+      options.edge_decays = true;
+      HeaderRun run;
+      run.chunk = chunk;
+      expect_forms(random_problem(rule, options), run);
+    }
+  }
+}
+
+// Bit-equal: other sequences in the batch, their order, the number of threads, the widths of cu_seqlens, the strides.
+TEST(Scan, BitsDoNotDependOnPackingThreadsOrStrides) {
+  uint64_t seed = 300;
+  for (const Rule& rule : all_rules()) {
+    for (const fw_dtype dtype : {FW_F64, FW_F32}) {
+      const Problem problem = random_problem(rule, medium(seed++));
+      HeaderRun run;
+      run.dtype = dtype;
+      const ReferenceOutputs all = header_forward(problem, run);
+      const ReferenceInputs grads = header_backward(problem, run);
+      set_num_threads(1);
+      const ReferenceOutputs one_thread = header_forward(problem, run);
+      const ReferenceInputs one_thread_grads = header_backward(problem, run);
+      set_num_threads(3);
+      HeaderRun strided = run;
+      strided.row_padding = 5;
+      strided.seqlens = 32;
+      const ReferenceOutputs three_threads = header_forward(problem, strided);
+      const ReferenceInputs three_threads_grads = header_backward(problem, strided);
+      set_num_threads(0);
+      EXPECT_TRUE(close(one_thread, all, 0)) << to_string(rule);
+      EXPECT_TRUE(close(three_threads, all, 0)) << to_string(rule);
+      EXPECT_TRUE(close(one_thread_grads, grads, 0)) << to_string(rule);
+      EXPECT_TRUE(close(three_threads_grads, grads, 0)) << to_string(rule);
+      for (int64_t n = 0; n < problem.shape.sequences.count(); ++n) {
+        const Problem alone = slice_sequence(problem, n);
+        const ReferenceOutputs out = header_forward(alone, run);
+        const auto row = static_cast<std::ptrdiff_t>(problem.shape.HV * problem.shape.V);
+        const std::vector<double> part(all.o.begin() + problem.shape.sequences.begin(n) * row, all.o.begin() + problem.shape.sequences.end(n) * row);
+        EXPECT_EQ(relative_error(out.o, part), 0) << to_string(rule) << " sequence " << n;
+        const ReferenceInputs alone_grads = header_backward(alone, run);
+        const auto k_row = static_cast<std::ptrdiff_t>(problem.shape.H * problem.shape.K);
+        const std::vector<double> dk(grads.k.begin() + problem.shape.sequences.begin(n) * k_row, grads.k.begin() + problem.shape.sequences.end(n) * k_row);
+        EXPECT_EQ(relative_error(alone_grads.k, dk), 0) << to_string(rule) << " sequence " << n;
+      }
+    }
+  }
+}
+
+// A sequence cut anywhere, the state handed on, gives the same as uncut; token by token it gives the same bits.
+TEST(Scan, SplittingWithTheStateHandedOn) {
+  uint64_t seed = 400;
+  for (const Rule& rule : all_rules()) {
+    ProblemOptions options = medium(seed++);
+    options.sequences = SeqLayout::uniform(2, 90);
+    const Problem problem = random_problem(rule, options);
+    const ReferenceOutputs whole = problem.forward();
+    for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
+      HeaderRun run;
+      run.form = form;
+      const ReferenceOutputs uncut = header_forward(problem, run);
+      for (const int64_t cut : {0, 1, 16, 37, 64, 90}) {
+        const Problem head = slice_tokens(problem, 0, cut);
+        Problem tail = slice_tokens(problem, cut, 90);
+        const ReferenceOutputs first = header_forward(head, run);
+        tail.in.initial_state = first.final_state;
+        tail.in.initial_precond = first.final_precond;
+        const ReferenceOutputs second = header_forward(tail, run);
+        EXPECT_LE(relative_error(second.final_state, whole.final_state), kDoubleBound) << to_string(rule) << " cut " << cut;
+        if (form == FW_FORM_TOKEN) {
+          EXPECT_EQ(relative_error(second.final_state, uncut.final_state), 0) << to_string(rule) << " cut " << cut;
+        }
+      }
+    }
+  }
+}
+
+TEST(Scan, StepsInPlaceEqualTheWholeSequence) {
+  uint64_t seed = 500;
+  for (const Rule& rule : all_rules()) {
+    ProblemOptions options = medium(seed++);
+    options.sequences = SeqLayout::uniform(3, 20);
+    const Problem problem = random_problem(rule, options);
+    for (const int64_t tokens : {1, 2, 8}) {
+      for (const fw_state_layout layout : {FW_STATE_K_FIRST, FW_STATE_V_FIRST}) {
+        HeaderRun run;
+        run.state_layout = layout;
+        EXPECT_TRUE(close(header_steps(problem, run, tokens), problem.forward(), kDoubleBound)) << to_string(rule);
+        run.dtype = FW_F32;
+        EXPECT_TRUE(close(header_steps(problem, run, tokens), problem.forward(), kFloatBound)) << to_string(rule);
+      }
+    }
+  }
+}
+
+// More value columns than a forward task takes at once.
+TEST(Scan, WideValues) {
+  for (const char* name : {"gated_deltanet", "gated_deltanet2", "kaczmarz"}) {
+    ProblemOptions options = medium(600);
+    options.K = 20;
+    options.V = 300;
+    expect_forms(random_problem(preset(name).rule, options), {});
+  }
+}
+
+TEST(Scan, HundredThousandSequences) {
+  std::vector<int64_t> offsets = {0};
+  for (int64_t n = 0; n < 100000; ++n) offsets.push_back(offsets.back() + n % 3);
+  ProblemOptions options;
+  options.sequences = SeqLayout(offsets);
+  options.K = 4;
+  options.V = 3;
+  options.initial_state = false;
+  expect_forms(random_problem(preset("gated_deltanet2").rule, options), {});
+}
+
+}  // namespace
+}  // namespace fw::testing
