@@ -8,9 +8,9 @@ MINUTES ?= 60
 FUZZ_SECONDS ?= 60
 CMAKE_BUILD := cmake --build build -j $(JOBS)
 
-.PHONY: all deps configure test demo install bench format check sanitize asan-ubsan tsan fuzz clean help
+.PHONY: all deps configure test demo install bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
 all: configure ## build the program (build/fastweight) and the library
-	$(CMAKE_BUILD) --target fastweight_program fastweight
+	$(CMAKE_BUILD) --target fastweight_program fastweight_shared
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -44,11 +44,19 @@ format: ## clang-format all sources in place
 	@tools/install-deps.sh ci
 	@tools/sources.sh | xargs -d '\n' clang-format -i
 
-check: ## formatting, floors, README table, clang-tidy
+check: format-check floors tidy ## formatting, floors, the README's table, clang-tidy (MINUTES=60)
+
+format-check:
 	@tools/install-deps.sh ci
 	@tools/sources.sh | xargs -d '\n' clang-format --dry-run --Werror
+	@echo "format: $$(tools/sources.sh | wc -l) files are as clang-format writes them"
+
+floors:
 	@tools/check_floors.py
 	@tools/readme_table.py --check
+
+tidy:
+	@tools/install-deps.sh ci
 	@cmake --preset tidy > /dev/null
 	@tools/tidy.py --minutes $(MINUTES)
 

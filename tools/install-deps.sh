@@ -50,7 +50,7 @@ for package in $wanted; do
 done
 [ -n "$missing" ] || exit 0
 
-echo "install-deps: installing$missing"
+echo "install-deps: installing$missing (a few minutes the first time)"
 if [ "$(id -u)" = 0 ]; then
   as_root=""
 elif command -v sudo > /dev/null; then
