@@ -11,17 +11,17 @@ namespace fw::cli {
 
 // What the program returns to its caller.
 inline constexpr int kExitOk = 0;
-inline constexpr int kExitFailed = 1;        // a check failed, a run diverged
-inline constexpr int kExitUsage = 2;         // bad option, configuration or input; the system refused a file
-inline constexpr int kExitInternal = 3;      // a defect of this program
+inline constexpr int kExitFailed = 1;         // a check failed, a run diverged
+inline constexpr int kExitUsage = 2;          // bad option, configuration or input; the system refused a file
+inline constexpr int kExitInternal = 3;       // a defect of this program
 inline constexpr int kExitInterrupted = 130;  // Ctrl-C, after the checkpoint was written
 
 class Command {
  public:
   virtual ~Command() = default;
   virtual std::string name() const = 0;
-  virtual std::string summary() const = 0;                // one line, for the list of commands
-  virtual std::string details() const { return {}; }      // below the options in its help
+  virtual std::string summary() const = 0;            // one line, for the list of commands
+  virtual std::string details() const { return {}; }  // below the options in its help
   virtual void declare(Options& options) = 0;
   // Returns the exit code; throws Error. `options` says what was given, and run files are loaded into it.
   virtual int run(Options& options) = 0;

@@ -82,9 +82,12 @@ int run(const std::vector<std::string>& args, std::string& command_name) {
 int exit_code(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::kUsage:
-    case ErrorKind::kIo: return kExitUsage;
-    case ErrorKind::kNumeric: return kExitFailed;
-    case ErrorKind::kInternal: break;
+    case ErrorKind::kIo:
+      return kExitUsage;
+    case ErrorKind::kNumeric:
+      return kExitFailed;
+    case ErrorKind::kInternal:
+      break;
   }
   return kExitInternal;
 }

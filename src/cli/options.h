@@ -25,8 +25,8 @@ struct Option {
   OptionTarget target;
   bool positional = false;
   bool required = false;
-  char separator = '\0';        // lists: ',' splits a value; '\0': one value each time the option is given
-  std::string default_text;     // the default as the help shows it
+  char separator = '\0';           // lists: ',' splits a value; '\0': one value each time the option is given
+  std::string default_text;        // the default as the help shows it
   std::vector<std::string> given;  // values of the command line
   bool is_given = false;
 

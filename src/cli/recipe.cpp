@@ -16,13 +16,20 @@ std::string place(const std::string& path, const toml::node& node) { return fmt:
 
 std::string type_name(const toml::node& node) {
   switch (node.type()) {
-    case toml::node_type::table: return "a table";
-    case toml::node_type::array: return "an array";
-    case toml::node_type::string: return fmt::format("the string \"{}\"", *node.value<std::string>());
-    case toml::node_type::integer: return fmt::format("the integer {}", *node.value<int64_t>());
-    case toml::node_type::floating_point: return fmt::format("the number {}", *node.value<double>());
-    case toml::node_type::boolean: return *node.value<bool>() ? "the boolean true" : "the boolean false";
-    default: return "a date or time";
+    case toml::node_type::table:
+      return "a table";
+    case toml::node_type::array:
+      return "an array";
+    case toml::node_type::string:
+      return fmt::format("the string \"{}\"", *node.value<std::string>());
+    case toml::node_type::integer:
+      return fmt::format("the integer {}", *node.value<int64_t>());
+    case toml::node_type::floating_point:
+      return fmt::format("the number {}", *node.value<double>());
+    case toml::node_type::boolean:
+      return *node.value<bool>() ? "the boolean true" : "the boolean false";
+    default:
+      return "a date or time";
   }
 }
 
@@ -138,7 +145,8 @@ const Option* find(const Options& options, const std::string& section, const std
              near.empty() ? "" : fmt::format("; did you mean [{}]?", near), fmt::join(sections, "], ["));
 }
 
-[[noreturn]] void fail_unknown_key(const std::string& path, const std::string& section, const std::string& key, const toml::node& node, const Options& options) {
+[[noreturn]] void fail_unknown_key(const std::string& path, const std::string& section, const std::string& key, const toml::node& node,
+                                   const Options& options) {
   std::vector<std::string> known, everywhere;
   for (const Option& option : options.entries()) {
     if (option.section.empty()) continue;

@@ -1,11 +1,10 @@
 #include "cli/run_config.h"
 
-#include <algorithm>
-#include <charconv>
 #include <filesystem>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "train/checkpoint.h"
 
 namespace fw::cli {
 
@@ -17,8 +16,8 @@ void validate(const DataConfig& data) {
   if (data.separator.find('\n') != std::string::npos) fail_usage("data.separator (--separator): expected one line without a line break");
 }
 
-void declare_model(Options& options, ModelConfig& m) {
-  options.section("model", "Model");
+void declare_model(Options& options, ModelConfig& m, bool in_run_file) {
+  options.section(in_run_file ? "model" : "", "Model");
   options.add("rule", "RULE", &m.rule, "a name of 'fastweight rules', or axes such as \"decay=channel gain=kaczmarz\"");
   options.add("vocab_size", "N", &m.vocab_size, "size of the vocabulary; 0: the tokenizer's");
   options.add("hidden_size", "N", &m.hidden_size, "width of the residual stream");
@@ -86,24 +85,10 @@ std::string find_model_folder(const std::string& path) {
   if (!fs::is_directory(path, error)) fail_usage("MODEL: expected a model or run folder, but there is no folder '{}'", path);
   if (is_model(path)) return path;
   if (is_model(fs::path(path) / "model")) return (fs::path(path) / "model").string();
-  fs::path newest;
-  int64_t newest_step = -1;
-  for (const auto& entry : fs::directory_iterator(fs::path(path) / "checkpoints", error)) {
-    const std::string name = entry.path().filename().string();
-    constexpr std::string_view kPrefix = "step-";
-    int64_t step = -1;
-    if (!name.starts_with(kPrefix)) continue;
-    const auto [rest, bad] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
-    if (bad != std::errc() || rest != name.data() + name.size() || step <= newest_step) continue;
-    for (const fs::path& folder : {entry.path(), entry.path() / "model"}) {
-      if (!is_model(folder)) continue;
-      newest = folder;
-      newest_step = step;
-      break;
-    }
-  }
-  if (newest_step < 0) fail_usage("MODEL: '{}' has neither config.json nor model/ nor checkpoints/: it is not a model or run folder", path);
-  return newest.string();
+  const std::string checkpoints = (fs::path(path) / "checkpoints").string();
+  const std::vector<int64_t> steps = list_checkpoints(checkpoints);
+  if (steps.empty()) fail_usage("MODEL: '{}' has neither config.json nor model/ nor checkpoints/: it is not a model or run folder", path);
+  return checkpoint_path(checkpoints, steps.back());
 }
 
 }  // namespace fw::cli

@@ -8,15 +8,15 @@
 namespace fw::cli {
 
 struct DataConfig {
-  StringList text;             // text files, or one token file
-  std::string valid;           // held-out text or token file; "": the last part of `text`
+  StringList text;    // text files, or one token file
+  std::string valid;  // held-out text or token file; "": the last part of `text`
   double valid_fraction = 0.1;
   std::string separator;
   std::string tokenizer = "bytes";
 };
 void validate(const DataConfig& config);
 
-void declare_model(Options& options, ModelConfig& model);
+void declare_model(Options& options, ModelConfig& model, bool in_run_file = true);
 void declare_train(Options& options, TrainConfig& train);
 void declare_data(Options& options, DataConfig& data);
 

@@ -12,7 +12,7 @@ struct MetricPoint {
   int64_t step = 0;
   double loss = 0;  // nats per token, mean over the interval
   double tokens_per_second = 0;
-  std::optional<double> eval_loss;            // nats per token of the held-out text
+  std::optional<double> eval_loss;  // nats per token of the held-out text
   std::optional<double> eval_bits_per_byte;
 };
 

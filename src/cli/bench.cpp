@@ -1,0 +1,106 @@
+// bench: times the recurrence of each rule, training steps and decoding on this machine; a table, and JSON.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/threads.h"
+#include "cli/bench_report.h"
+#include "cli/command.h"
+#include "cli/run_config.h"
+#include "fastweight/fastweight.h"
+#include "rule/rule.h"
+
+namespace fw::cli {
+namespace {
+
+class Bench : public Command {
+ public:
+  std::string name() const override { return "bench"; }
+  std::string summary() const override { return "time the recurrence, training steps and decoding on this machine"; }
+  std::string details() const override {
+    return "Without --train or --decode-model: the recurrence of each rule. Each figure is the median of the repeats, the best behind it: on a shared machine "
+           "the median says what one gets and the best what the code can do. Forward, backward and decode are timed in turn, and bwd/fwd is the median of the "
+           "ratios of neighbours.\n\n"
+           "GFLOP/s counts the algebra of the chunk form and nothing else, per token and value head with chunks of C (token form: C = 1): forward "
+           "6 K V + 2 C (K + V), without erase 4 K V + (C + 1) (K + V); backward twice that. GB/s counts the caller's tensors once each; decode: the state in "
+           "and out and one token's inputs.\n\n"
+           "Examples:\n  fastweight bench --rules gated_deltanet,kda --threads 2\n  fastweight bench --train --json train.json\n"
+           "  fastweight bench --decode-model --decode-tokens 100000";
+  }
+  void declare(Options& options) override {
+    options.add("json", "FILE", &json_, "write the results as JSON as well");
+    declare_threads(options, threads_);
+    options.section("", "Recurrence");
+    options.add("rules", "NAME,NAME,...", &recurrence_.rules, "these rules only (names or axes); without: all named rules", ',');
+    options.add("tokens", "N", &recurrence_.tokens, "tokens of a sequence");
+    options.add("sequences", "N", &recurrence_.batch, "sequences");
+    options.add("heads", "N", &recurrence_.heads, "key heads");
+    options.add("value_heads", "N", &recurrence_.value_heads, "value heads; 0: as many");
+    options.add("key_dim", "N", &recurrence_.key_dim, "key dimension");
+    options.add("value_dim", "N", &recurrence_.value_dim, "value dimension");
+    options.add("dtype", "TYPE", &recurrence_.dtype, "f32 or f64");
+    options.add("form", "FORM", &recurrence_.form, "auto, chunk or token");
+    options.add("chunk", "N", &recurrence_.chunk, "rows of a chunk; 0: the library's choice");
+    options.add("repeats", "N", &recurrence_.repeats, "times each is timed");
+    options.section("", "Models");
+    options.add("train", "", &train_, "time training steps of the model below, in f32 and in bf16");
+    options.add("decode_model", "", &decode_, "time decoding with the model below, at the start and at the end of a long text");
+    options.add("batch", "N", &model_.batch, "sequences of a training step");
+    options.add("length", "N", &model_.length, "tokens of a sequence of a training step");
+    options.add("steps", "N", &model_.steps, "training steps timed");
+    options.add("decode_tokens", "N", &model_.decode_tokens, "tokens decoded");
+    declare_model(options, model_.model, false);
+  }
+  int run(Options& options) override;
+
+ private:
+  void check() const;
+
+  std::string json_;
+  int64_t threads_ = 0;
+  bool train_ = false, decode_ = false;
+  RecurrenceBench recurrence_;
+  ModelBench model_;
+};
+
+void Bench::check() const {
+  const auto at_least_one = [](const char* option, int64_t value) {
+    if (value < 1) fail_usage("{}: expected a whole number >= 1, got {}", option, value);
+  };
+  at_least_one("--tokens", recurrence_.tokens);
+  at_least_one("--sequences", recurrence_.batch);
+  at_least_one("--heads", recurrence_.heads);
+  at_least_one("--key-dim", recurrence_.key_dim);
+  at_least_one("--value-dim", recurrence_.value_dim);
+  at_least_one("--repeats", recurrence_.repeats);
+  if (recurrence_.value_heads != 0 && (recurrence_.value_heads < 0 || recurrence_.value_heads % recurrence_.heads != 0)) {
+    fail_usage("--value-heads: expected a multiple of --heads ({}), got {}", recurrence_.heads, recurrence_.value_heads);
+  }
+  if (train_ || decode_) validate(model_.model);
+}
+
+int Bench::run(Options&) {
+  apply_threads(threads_);
+  check();
+  if (recurrence_.rules.empty()) {
+    for (const Preset& p : presets()) recurrence_.rules.emplace_back(p.name);
+  }
+  nlohmann::json report = {{"version", fw_version()}, {"simd", fw_simd_target()}, {"threads", num_threads()}, {"cores", std::thread::hardware_concurrency()}};
+  if (train_) report["train"] = bench_train(model_);
+  if (decode_) report["decode"] = bench_decode(model_);
+  if (!train_ && !decode_) report["recurrence"] = bench_recurrence(recurrence_);
+  if (!json_.empty()) {
+    write_file_atomic(json_, report.dump(2) + "\n");
+    fmt::print("written: {}\n", json_);
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> bench_command() { return std::make_unique<Bench>(); }
+
+}  // namespace fw::cli

@@ -1,0 +1,146 @@
+// Times a model: training steps (optimiser and data included) in float32 and bf16 with their peak memory, and decoding of a
+// long text, whose time and memory per token must not grow.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/threads.h"
+#include "cli/bench_report.h"
+#include "cli/run_config.h"
+#include "generate/session.h"
+#include "report/progress.h"
+#include "report/table.h"
+#include "train/trainer.h"
+
+namespace fw::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+// Text whose statistics do not matter for time: words of random letters.
+std::string random_text(size_t bytes) {
+  Random random(7);
+  std::string text;
+  while (text.size() < bytes) {
+    const uint64_t letters = 1 + random.below(9);
+    for (uint64_t i = 0; i < letters; ++i) text += static_cast<char>('a' + random.below(26));
+    text += random.below(10) == 0 ? '\n' : ' ';
+  }
+  return text;
+}
+
+struct TrainResult {
+  Samples ms;
+  int64_t peak = 0;
+};
+
+void train_once(const ModelBench& bench, const std::string& precision, const std::shared_ptr<const Tokenizer>& tokenizer,
+                const std::shared_ptr<const TokenFile>& tokens, TrainResult& result) {
+  const TemporaryFolder folder;
+  constexpr int64_t kWarm = 3;  // untimed: memory is touched and kernels are compiled in the first steps
+  TrainConfig config;
+  config.out = folder.path() + "/run";
+  config.steps = kWarm + bench.steps;
+  config.batch = bench.batch;
+  config.length = bench.length;
+  config.warmup = 10;
+  config.precision = precision;
+  config.log_every = 1;
+  config.checkpoint_every = 0;
+  reset_peak();
+  Trainer trainer(config, bench.model, tokenizer, tokens, nullptr);
+  trainer.run(
+      [&](const LogRecord& record) {
+        if (record.step > kWarm) result.ms.add(record.ms);
+        result.peak = std::max(result.peak, peak_bytes());
+      },
+      nullptr);
+}
+
+Json figures(const Samples& s) { return {{"median", s.median()}, {"best", s.best()}}; }
+
+}  // namespace
+
+Json bench_train(const ModelBench& bench) {
+  if (bench.steps < 1) fail_usage("--steps: expected a whole number >= 1, got {}", bench.steps);
+  const TemporaryFolder folder;
+  const std::shared_ptr<const Tokenizer> tokenizer = byte_tokenizer();
+  const std::string path = folder.path() + "/text.tokens";
+  write_token_file(random_text(std::max<size_t>(size_t{1} << 20, static_cast<size_t>(4 * bench.batch * bench.length))), "", *tokenizer, path);
+  const auto tokens = std::make_shared<const TokenFile>(path);
+
+  const double step_tokens = static_cast<double>(bench.batch * bench.length);
+  fmt::print("training: {}; {} x {} tokens a step, {} threads; {} steps twice in turn\n", describe(bench.model), bench.batch, bench.length, num_threads(),
+             bench.steps);
+  std::fflush(stdout);
+  const std::vector<std::string> precisions{"f32", "bf16"};
+  std::vector<TrainResult> results(precisions.size());
+  for (int round = 0; round < 2; ++round) {
+    for (size_t i = 0; i < precisions.size(); ++i) train_once(bench, precisions[i], tokenizer, tokens, results[i]);
+  }
+  Table table;
+  table.column("precision", Table::Align::kLeft);
+  for (const char* heading : {"tok/s median", "tok/s best", "ms/step median", "ms/step best", "peak memory"}) table.column(heading);
+  Json rows = Json::array();
+  for (size_t i = 0; i < precisions.size(); ++i) {
+    const TrainResult& r = results[i];
+    table.row({precisions[i], fmt::format("{:.0f}", 1e3 * step_tokens / r.ms.median()), fmt::format("{:.0f}", 1e3 * step_tokens / r.ms.best()),
+               fmt::format("{:.1f}", r.ms.median()), fmt::format("{:.1f}", r.ms.best()), format_bytes(static_cast<double>(r.peak))});
+    rows.push_back({{"precision", precisions[i]},
+                    {"ms_per_step", figures(r.ms)},
+                    {"tokens_per_second", {{"median", 1e3 * step_tokens / r.ms.median()}, {"best", 1e3 * step_tokens / r.ms.best()}}},
+                    {"peak_bytes", r.peak}});
+  }
+  fmt::print("{}", table.text());
+  return {{"model", describe(bench.model)}, {"batch", bench.batch}, {"length", bench.length}, {"results", rows}};
+}
+
+Json bench_decode(const ModelBench& bench) {
+  constexpr int64_t kParts = 20;
+  if (bench.decode_tokens < kParts) fail_usage("--decode-tokens: expected at least {}, got {}", kParts, bench.decode_tokens);
+  LanguageModel<float> model(bench.model);
+  Random random(1);
+  model.init(random);
+  const auto tokenizer = byte_tokenizer();
+  Session session(model, *tokenizer, 1);
+  const Sampling sampling;
+  for (int i = 0; i < 100; ++i) session.next(sampling);  // untimed: memory is touched
+
+  fmt::print("decoding: {}; {} tokens, {} threads\n", describe(bench.model), bench.decode_tokens, num_threads());
+  std::fflush(stdout);
+  // The text in twentieths, of each the median time per token of its hundredths.
+  struct Part {
+    Samples us;
+    int64_t memory = 0;
+  };
+  std::vector<Part> parts(static_cast<size_t>(kParts));
+  const int64_t block = std::max<int64_t>(1, bench.decode_tokens / kParts / 5);
+  for (Part& part : parts) {
+    for (int64_t done = 0; done < bench.decode_tokens / kParts; done += block) {
+      const double seconds = seconds_of([&] {
+        for (int64_t i = 0; i < block; ++i) session.next(sampling);
+      });
+      part.us.add(1e6 * seconds / static_cast<double>(block));
+    }
+    part.memory = resident_bytes();
+  }
+  Table table;
+  table.column("tokens", Table::Align::kLeft);
+  for (const char* heading : {"us/token median", "us/token best", "memory"}) table.column(heading);
+  const auto row = [&](const std::string& name, const Part& part) {
+    table.row({name, fmt::format("{:.1f}", part.us.median()), fmt::format("{:.1f}", part.us.best()), format_bytes(static_cast<double>(part.memory))});
+    return Json{{"us_per_token", figures(part.us)}, {"resident_bytes", part.memory}};
+  };
+  Json first = row("first 5%", parts.front());
+  Json last = row("last 5%", parts.back());
+  fmt::print("{}state: {}\n", table.text(), format_bytes(static_cast<double>(session.state_bytes())));
+  return {{"model", describe(bench.model)},
+          {"tokens", session.tokens_seen()},
+          {"state_bytes", session.state_bytes()},
+          {"first", std::move(first)},
+          {"last", std::move(last)}};
+}
+
+}  // namespace fw::cli

@@ -1,0 +1,291 @@
+// Times forward, backward and decode of rules through the C header.
+//
+// GFLOP/s counts the algebra of docs/core.md (recurrence.md sections 4 and 5), triangles as half, and nothing else: no
+// exponentials, no norms, no gates. Per token and value head, with chunks of C rows (token form: C = 1):
+//   forward   6 K V + 2 C (K + V)   (offline rules, without erase: 4 K V + (C + 1) (K + V))
+//   backward  twice that
+// GB/s counts the caller's tensors, each read or written once; decode: the state in and out, and one token's inputs.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <type_traits>
+
+#include "base/error.h"
+#include "base/threads.h"
+#include "cli/bench_report.h"
+#include "reference/problem.h"
+#include "report/progress.h"
+#include "report/table.h"
+#include "scan/plan.h"
+
+namespace fw::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+void check(fw_status status) {
+  if (status == FW_OK) return;
+  if (status == FW_ERROR_ARGUMENT) fail_usage("{}", fw_last_error());
+  fail_internal("{}", fw_last_error());
+}
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+struct Workspace {
+  explicit Workspace(size_t n) : bytes(n), data(std::aligned_alloc(64, (n + 64) / 64 * 64)) {
+    if (!data) throw std::bad_alloc();
+  }
+  size_t bytes;
+  std::unique_ptr<void, Free> data;
+};
+
+template <class C>
+struct Named {
+  const char* name;
+  fw_tensor C::*tensor;
+};
+constexpr Named<fw_inputs> kInputs[] = {
+    {"q", &fw_inputs::q},
+    {"k", &fw_inputs::k},
+    {"v", &fw_inputs::v},
+    {"g", &fw_inputs::g},
+    {"beta", &fw_inputs::beta},
+    {"lambda", &fw_inputs::lambda},
+    {"erase_gate", &fw_inputs::erase_gate},
+    {"write_gate", &fw_inputs::write_gate},
+    {"precond_g", &fw_inputs::precond_g},
+    {"precond_beta", &fw_inputs::precond_beta},
+    {"precond_center", &fw_inputs::precond_center},
+};
+
+double tensor_bytes(const fw_tensor& t) {
+  if (t.data == nullptr) return 0;
+  double count = 1;
+  for (int i = 0; i < t.rank; ++i) count *= static_cast<double>(t.shape[i]);
+  return count * (t.dtype == FW_F32 ? 4 : 8);
+}
+
+// One problem in type T, contiguous [B, T, ...]: inputs, outputs, cotangents, gradients.
+template <class T>
+class Problem {
+ public:
+  Problem(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
+    ProblemOptions options;
+    options.sequences = SeqLayout::uniform(bench.batch, bench.tokens);
+    options.H = bench.heads;
+    options.HV = bench.value_heads;
+    options.K = bench.key_dim;
+    options.V = bench.value_dim;
+    options.initial_state = false;
+    const ReferenceProblem p = random_problem(rule, options);
+    FW_INIT(&desc);
+    desc.rule = to_c(rule);
+    desc.dtype = std::is_same_v<T, float> ? FW_F32 : FW_F64;
+    desc.form = form;
+    desc.B = bench.batch;
+    desc.T = bench.tokens;
+    desc.H = bench.heads;
+    desc.HV = bench.value_heads;
+    desc.K = bench.key_dim;
+    desc.V = bench.value_dim;
+    desc.chunk = bench.chunk;
+    FW_INIT(&in);
+    FW_INIT(&grads);
+    FW_INIT(&out);
+    FW_INIT(&d);
+    for (const auto& field : reference_input_fields()) {
+      const std::vector<int64_t> shape = field.shape(rule, p.shape);
+      for (const auto& named : kInputs) {
+        if (shape.empty() || std::string_view(named.name) != field.name) continue;
+        in.*named.tensor = tensor(shape, &(p.in.*field.values));
+        grads.*named.tensor = tensor(shape, nullptr);
+      }
+    }
+    const std::vector<int64_t> o_shape{bench.batch * bench.tokens, bench.value_heads, bench.value_dim};
+    out.o = tensor(o_shape, nullptr);
+    d.o = tensor(o_shape, &p.d.o);
+    out.final_state = state_tensor({bench.batch, bench.value_heads, bench.key_dim, bench.value_dim});
+    if (rule.uses_precond()) out.final_precond = state_tensor({bench.batch, bench.heads, bench.key_dim});
+  }
+
+  fw_desc desc;
+  fw_inputs in, grads;
+  fw_outputs out, d;
+
+ private:
+  // Shapes of the reference begin with all tokens (which are B sequences of T) or, for the center, with heads.
+  fw_tensor tensor(std::vector<int64_t> shape, const std::vector<double>* values) {
+    size_t count = 1;
+    for (const int64_t n : shape) count *= static_cast<size_t>(n);
+    if (shape.size() > 1) {
+      shape[0] = desc.T;
+      shape.insert(shape.begin(), desc.B);
+    }
+    std::vector<T>& memory = memory_.emplace_back(count);
+    if (values != nullptr) std::transform(values->begin(), values->end(), memory.begin(), [](double x) { return static_cast<T>(x); });
+    return fw_tensor_of(memory.data(), static_cast<fw_dtype>(desc.dtype), static_cast<int>(shape.size()), shape.data());
+  }
+  fw_tensor state_tensor(const std::vector<int64_t>& shape) {
+    size_t count = 1;
+    for (const int64_t n : shape) count *= static_cast<size_t>(n);
+    return fw_tensor_of(memory_.emplace_back(count).data(), static_cast<fw_dtype>(desc.dtype), static_cast<int>(shape.size()), shape.data());
+  }
+
+  std::vector<std::vector<T>> memory_;
+};
+
+// Decodes `count` tokens of every sequence, one at a time, from the problem's own inputs, the state in place.
+template <class T>
+class Decoder {
+ public:
+  explicit Decoder(Problem<T>& problem) : desc_(problem.desc), in_(problem.in), out_(problem.out) {
+    desc_.T = 1;
+    in_.initial_state = out_.final_state;
+    in_.initial_precond = out_.final_precond;
+    for (const auto& named : kInputs) {
+      fw_tensor& t = in_.*named.tensor;
+      if (t.data != nullptr && t.rank > 1) moving_.push_back(&t);
+    }
+    moving_.push_back(&out_.o);
+    for (fw_tensor* t : moving_) t->shape[1] = 1;
+    fw_sizes sizes;
+    FW_INIT(&sizes);
+    check(fw_workspace_query(&desc_, &sizes));
+    workspace_ = std::make_unique<Workspace>(sizes.forward);
+  }
+  Decoder(const Decoder&) = delete;
+  Decoder& operator=(const Decoder&) = delete;
+
+  void run(int64_t count) {
+    std::vector<void*> begin;
+    for (const fw_tensor* t : moving_) begin.push_back(t->data);
+    for (int64_t i = 0; i < count; ++i) {
+      check(fw_step(&desc_, &in_, &out_, workspace_->data.get(), workspace_->bytes));
+      for (fw_tensor* t : moving_) t->data = static_cast<T*>(t->data) + t->stride[1];
+    }
+    for (size_t i = 0; i < moving_.size(); ++i) moving_[i]->data = begin[i];
+  }
+  // Bytes of one step: the state in and out, and one token.
+  double bytes() const {
+    double sum = 2 * (tensor_bytes(out_.final_state) + tensor_bytes(out_.final_precond));
+    for (const fw_tensor* t : moving_) sum += tensor_bytes(*t);
+    return sum;
+  }
+
+ private:
+  fw_desc desc_;
+  fw_inputs in_;
+  fw_outputs out_;
+  std::vector<fw_tensor*> moving_;
+  std::unique_ptr<Workspace> workspace_;
+};
+
+struct Result {
+  Samples forward, both, ratio, decode;  // seconds of a call, of a call, backward / forward, seconds of one step
+  double forward_flops = 0, forward_bytes = 0, decode_bytes = 0;
+  int64_t chunk = 0;
+};
+
+template <class T>
+Result measure(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
+  Problem<T> p(rule, bench, form);
+  fw_sizes sizes;
+  FW_INIT(&sizes);
+  check(fw_workspace_query(&p.desc, &sizes));
+  const Workspace forward_space(sizes.forward), backward_space(sizes.backward), saved(sizes.saved);
+  Decoder<T> decoder(p);
+  const int64_t steps = std::min<int64_t>(bench.tokens, 64);
+
+  const auto forward = [&] { check(fw_forward(&p.desc, &p.in, &p.out, nullptr, 0, forward_space.data.get(), forward_space.bytes)); };
+  const auto forward_saving = [&] { check(fw_forward(&p.desc, &p.in, &p.out, saved.data.get(), saved.bytes, forward_space.data.get(), forward_space.bytes)); };
+  const auto backward = [&] {
+    check(fw_backward(&p.desc, &p.in, &p.d, &p.grads, saved.data.get(), saved.bytes, backward_space.data.get(), backward_space.bytes));
+  };
+  // Once untimed, so that all memory has been touched; then one of each in turn, so that a slow moment meets all alike.
+  Result r;
+  forward_saving();
+  backward();
+  decoder.run(1);
+  for (int64_t i = 0; i < bench.repeats; ++i) {
+    const double f = seconds_of(forward);
+    const double s = seconds_of(forward_saving);
+    const double b = seconds_of(backward);
+    r.forward.add(f);
+    r.both.add(s + b);
+    r.ratio.add(b / f);
+    r.decode.add(seconds_of([&] { decoder.run(steps); }) / static_cast<double>(steps));
+  }
+
+  const Plan plan = make_plan(p.desc);
+  r.chunk = plan.token_form(0) ? 1 : std::min(plan.chunk, bench.tokens);
+  const double K = static_cast<double>(bench.key_dim), V = static_cast<double>(bench.value_dim), C = static_cast<double>(r.chunk);
+  const double per_head = rule.online() ? 6 * K * V + 2 * C * (K + V) : 4 * K * V + (C + 1) * (K + V);
+  r.forward_flops = per_head * static_cast<double>(bench.batch * bench.tokens * bench.value_heads);
+  for (const auto& named : kInputs) r.forward_bytes += tensor_bytes(p.in.*named.tensor);
+  r.forward_bytes += tensor_bytes(p.out.o) + tensor_bytes(p.out.final_state) + tensor_bytes(p.out.final_precond);
+  r.decode_bytes = decoder.bytes();
+  return r;
+}
+
+fw_form form_of(const std::string& name) {
+  if (name == "auto") return FW_FORM_AUTO;
+  if (name == "token") return FW_FORM_TOKEN;
+  if (name == "chunk") return FW_FORM_CHUNK;
+  fail_usage("--form: expected auto, chunk or token, got '{}'", name);
+}
+
+}  // namespace
+
+Json bench_recurrence(const RecurrenceBench& given) {
+  RecurrenceBench bench = given;
+  if (bench.value_heads == 0) bench.value_heads = bench.heads;
+  const fw_form form = form_of(bench.form);
+  if (bench.dtype != "f32" && bench.dtype != "f64") fail_usage("--dtype: expected f32 or f64, got '{}'", bench.dtype);
+  std::vector<Rule> rules;
+  for (const std::string& name : bench.rules) rules.push_back(parse_rule(name));
+
+  fmt::print("recurrence: B={} T={} H={} HV={} K={} V={}, {}, {} threads, {}; {} repeats, median (best)\n", bench.batch, bench.tokens, bench.heads,
+             bench.value_heads, bench.key_dim, bench.value_dim, bench.dtype, num_threads(), fw_simd_target(), bench.repeats);
+  std::fflush(stdout);
+  Table table;
+  table.column("rule", Table::Align::kLeft);
+  table.column("form", Table::Align::kLeft);
+  for (const char* heading : {"forward us/token", "fwd+bwd us/token", "bwd/fwd", "decode us/token", "fwd GFLOP/s", "f+b GFLOP/s", "fwd GB/s", "decode GB/s"}) {
+    table.column(heading);
+  }
+  Json results = Json::array();
+  const double tokens = static_cast<double>(bench.batch * bench.tokens), sequences = static_cast<double>(bench.batch);
+  for (size_t i = 0; i < rules.size(); ++i) {
+    if (is_terminal(2)) fmt::print(stderr, "\r\033[K{} ({} of {})", bench.rules[i], i + 1, rules.size());
+    const Result r = bench.dtype == "f32" ? measure<float>(rules[i], bench, form) : measure<double>(rules[i], bench, form);
+    const auto us = [](const Samples& s, double count) { return fmt::format("{:.2f} ({:.2f})", 1e6 * s.median() / count, 1e6 * s.best() / count); };
+    const std::string form_text = r.chunk == 1 ? "token" : fmt::format("chunk {}", r.chunk);
+    table.row({bench.rules[i], form_text, us(r.forward, tokens), us(r.both, tokens), fmt::format("{:.2f}", r.ratio.median()), us(r.decode, sequences),
+               fmt::format("{:.1f}", 1e-9 * r.forward_flops / r.forward.median()), fmt::format("{:.1f}", 3e-9 * r.forward_flops / r.both.median()),
+               fmt::format("{:.1f}", 1e-9 * r.forward_bytes / r.forward.median()), fmt::format("{:.1f}", 1e-9 * r.decode_bytes / r.decode.median())});
+    const auto both_figures = [](const Samples& s, double factor) { return Json{{"median", factor * s.median()}, {"best", factor * s.best()}}; };
+    results.push_back({{"rule", bench.rules[i]},
+                       {"form", r.chunk == 1 ? "token" : "chunk"},
+                       {"chunk", r.chunk},
+                       {"forward_us_per_token", both_figures(r.forward, 1e6 / tokens)},
+                       {"forward_backward_us_per_token", both_figures(r.both, 1e6 / tokens)},
+                       {"backward_over_forward", both_figures(r.ratio, 1)},
+                       {"decode_us_per_token", both_figures(r.decode, 1e6 / sequences)},
+                       {"forward_gflops", 1e-9 * r.forward_flops / r.forward.median()},
+                       {"forward_backward_gflops", 3e-9 * r.forward_flops / r.both.median()},
+                       {"forward_gb_per_s", 1e-9 * r.forward_bytes / r.forward.median()},
+                       {"decode_gb_per_s", 1e-9 * r.decode_bytes / r.decode.median()}});
+  }
+  if (is_terminal(2)) fmt::print(stderr, "\r\033[K");
+  fmt::print("{}", table.text());
+  return {{"shape", {{"B", bench.batch}, {"T", bench.tokens}, {"H", bench.heads}, {"HV", bench.value_heads}, {"K", bench.key_dim}, {"V", bench.value_dim}}},
+          {"dtype", bench.dtype},
+          {"repeats", bench.repeats},
+          {"results", results}};
+}
+
+}  // namespace fw::cli

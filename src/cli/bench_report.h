@@ -1,0 +1,61 @@
+// What the benchmarks share: repeated times, memory of this process, temporary folders.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+
+namespace fw::cli {
+
+// Times of one thing, repeated. A machine that others use too has outliers upwards: the best says what the code can do,
+// the median what one gets.
+class Samples {
+ public:
+  void add(double value) { values_.push_back(value); }
+  bool empty() const { return values_.empty(); }
+  double best() const;
+  double median() const;
+
+ private:
+  std::vector<double> values_;
+};
+
+double seconds_of(const std::function<void()>& body);
+
+int64_t resident_bytes();  // now
+int64_t peak_bytes();      // largest since the start, or since reset_peak()
+void reset_peak();         // where the system allows it (Linux: /proc/self/clear_refs)
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Each prints its table and returns its part of the JSON report.
+struct RecurrenceBench {
+  std::vector<std::string> rules;
+  int64_t batch = 1, tokens = 2048, heads = 16, value_heads = 0, key_dim = 128, value_dim = 128, chunk = 0, repeats = 7;
+  std::string dtype = "f32", form = "auto";
+};
+nlohmann::json bench_recurrence(const RecurrenceBench& bench);
+
+struct ModelBench {
+  ModelConfig model;
+  int64_t batch = 16, length = 256, steps = 20, decode_tokens = 100000;
+};
+nlohmann::json bench_train(const ModelBench& bench);
+nlohmann::json bench_decode(const ModelBench& bench);
+
+}  // namespace fw::cli

@@ -1,0 +1,87 @@
+// eval: loss, perplexity and bits per byte of a text at given context lengths, with the state carried or not.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "cli/command.h"
+#include "cli/dataset.h"
+#include "cli/model_option.h"
+#include "report/progress.h"
+#include "report/table.h"
+#include "train/evaluate.h"
+
+namespace fw::cli {
+namespace {
+
+class Eval : public Command {
+ public:
+  std::string name() const override { return "eval"; }
+  std::string summary() const override { return "loss, perplexity and bits per byte of a text"; }
+  std::string details() const override {
+    return "Only real tokens are scored: there is no padding, and the first token of what starts from nothing is not scored. Bits per byte counts the bytes "
+           "of the scored tokens, so that tokenizers can be compared.\n\n"
+           "With --carry the state goes on through each document, whatever the context (the length in which it is read then changes nothing but rounding); "
+           "with --no-carry every window of --context tokens starts from nothing.\n\n"
+           "Example:\n  fastweight eval my-run --text held-out.txt --context 256,1024 --no-carry";
+  }
+  void declare(Options& options) override {
+    options.positional("MODEL", &model_, "model folder, or run folder (its finished model, else its newest checkpoint)", true);
+    options.add("text", "FILE", &text_, "text or token file; several times for several texts");
+    options.add("context", "N,N,...", &context_, "tokens of a window; 0: whole documents", ',');
+    options.add("carry", "", &carry_, "carry the state from window to window inside a document");
+    options.add("separator", "LINE", &separator_, "a line that separates documents");
+    options.add("precision", "TYPE", &precision_, "operands of matrix products: f32 or bf16");
+    options.add("json", "", &json_, "print JSON instead of a table");
+    declare_threads(options, threads_);
+  }
+  int run(Options& options) override;
+
+ private:
+  std::string model_, separator_, precision_ = "f32";
+  StringList text_;
+  IntList context_{256, 1024};
+  bool carry_ = true, json_ = false;
+  int64_t threads_ = 0;
+};
+
+int Eval::run(Options&) {
+  apply_threads(threads_);
+  if (text_.empty()) fail_usage("no text: give a file with --text");
+  for (const int64_t context : context_) {
+    if (context < 0) fail_usage("--context: expected numbers of tokens >= 0, got {}", context);
+  }
+  OpenModel open = open_model(model_, precision_);
+  const TemporaryTokens tokens(text_, separator_, *open.tokenizer);
+
+  Table table;
+  for (const char* heading : {"context", "state", "tokens scored", "bits per byte", "loss (nats/token)", "perplexity"}) table.column(heading);
+  nlohmann::json results = nlohmann::json::array();
+  for (const int64_t context : context_) {
+    const EvalResult r = evaluate_file(open.model, tokens.file(), *open.tokenizer, context, carry_);
+    table.row({context == 0 ? "document" : fmt::format("{}", context), carry_ ? "carried" : "anew", fmt::format("{}", r.sum.count),
+               fmt::format("{:.4f}", r.bits_per_byte), fmt::format("{:.4f}", r.loss), fmt::format("{:.3f}", r.perplexity)});
+    results.push_back({{"context", context},
+                       {"carry", carry_},
+                       {"tokens", r.sum.count},
+                       {"bytes", r.bytes},
+                       {"nll", r.sum.nll},
+                       {"loss", r.loss},
+                       {"perplexity", r.perplexity},
+                       {"bits_per_byte", r.bits_per_byte},
+                       {"bits_per_token", r.bits_per_token}});
+  }
+  if (json_) {
+    const nlohmann::json report = {{"model", open.folder}, {"text", text_}, {"precision", precision_}, {"results", results}};
+    fmt::print("{}\n", report.dump(2));
+  } else {
+    fmt::print("{}", table.text());
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> eval_command() { return std::make_unique<Eval>(); }
+
+}  // namespace fw::cli

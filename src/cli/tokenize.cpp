@@ -1,0 +1,90 @@
+// tokenize: text -> token file; trains SentencePiece models; says what is in a token file.
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "cli/command.h"
+#include "cli/dataset.h"
+#include "report/progress.h"
+#include "train/token_file.h"
+#include "train/tokenizer.h"
+
+namespace fw::cli {
+namespace {
+
+class Tokenize : public Command {
+ public:
+  std::string name() const override { return "tokenize"; }
+  std::string summary() const override { return "make token files and SentencePiece models from text"; }
+  std::string details() const override {
+    return "Token files are what 'train' and 'eval' read (they also read text and tokenize it themselves).\n\n"
+           "Examples:\n  fastweight tokenize my.txt --out my.tokens\n  fastweight tokenize my.txt --train-sentencepiece --vocab 4000 --out my.model\n"
+           "  fastweight tokenize my.txt --tokenizer my.model --out my.tokens\n  fastweight tokenize --info my.tokens";
+  }
+  void declare(Options& options) override {
+    options.positional("TEXT", &text_, "text files", false);
+    options.add("out", "FILE", &out_, "where the token file, or the SentencePiece model, goes");
+    options.add("tokenizer", "SPEC", &tokenizer_, "bytes, or the path of a SentencePiece model");
+    options.add("separator", "LINE", &separator_, "a line that separates documents");
+    options.add("train_sentencepiece", "", &train_, "train a SentencePiece model on the text instead");
+    options.add("vocab", "N", &vocab_, "pieces of that model");
+    options.add("model_type", "TYPE", &model_type_, "of that model: unigram or bpe");
+    options.add("info", "FILE", &info_, "say what is in a token file");
+  }
+  int run(Options& options) override;
+
+ private:
+  int show_info() const;
+  int train_model() const;
+
+  StringList text_;
+  std::string out_, tokenizer_ = "bytes", separator_, model_type_ = "unigram", info_;
+  bool train_ = false;
+  int64_t vocab_ = 4000;
+};
+
+int Tokenize::show_info() const {
+  const TokenFile file(info_);
+  fmt::print("{}: {} tokens, {} documents, vocabulary {}, made of {}\n", info_, file.tokens(), file.documents(), file.vocab_size(),
+             format_bytes(static_cast<double>(file.text_bytes())));
+  int64_t longest = 0;
+  for (int64_t i = 0; i < file.documents(); ++i) longest = std::max(longest, file.document_begin(i + 1) - file.document_begin(i));
+  if (file.documents() > 0) {
+    fmt::print("documents: {:.1f} tokens on average, the longest {}\n", static_cast<double>(file.tokens()) / static_cast<double>(file.documents()), longest);
+  }
+  return kExitOk;
+}
+
+int Tokenize::train_model() const {
+  if (text_.size() != 1) fail_usage("--train-sentencepiece: expected one text file, got {}", text_.size());
+  constexpr int64_t kMost = 1 << 20;
+  if (vocab_ < 1 || vocab_ > kMost) fail_usage("--vocab: expected 1 to {}, got {}", kMost, vocab_);
+  read_texts(text_);  // a text that is missing or empty is named before SentencePiece meets it
+  train_sentencepiece(text_[0], out_, static_cast<int32_t>(vocab_), model_type_);
+  fmt::print("{}: SentencePiece model, {} pieces\n", out_, sentencepiece_tokenizer(out_)->vocab_size());
+  return kExitOk;
+}
+
+int Tokenize::run(Options& options) {
+  if (!info_.empty()) {
+    if (!text_.empty() || !out_.empty()) fail_usage("--info: expected no text and no --out beside it");
+    return show_info();
+  }
+  if (text_.empty()) fail_usage("no text: give text files, or --info FILE");
+  if (out_.empty()) fail_usage("--out is missing: where the result goes");
+  if (train_) return train_model();
+  for (const char* key : {"vocab", "model_type"}) {
+    if (options.given(key)) fail_usage("--{}: is for --train-sentencepiece, which was not given", key == std::string("vocab") ? "vocab" : "model-type");
+  }
+  const auto tokenizer = make_tokenizer(tokenizer_);
+  const TokenFileStats stats = write_token_file(read_texts(text_), separator_, *tokenizer, out_);
+  fmt::print("{}: {} tokens, {} documents, from {} ({:.2f} bytes a token)\n", out_, stats.tokens, stats.documents,
+             format_bytes(static_cast<double>(stats.bytes)), stats.tokens > 0 ? static_cast<double>(stats.bytes) / static_cast<double>(stats.tokens) : 0.0);
+  return kExitOk;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> tokenize_command() { return std::make_unique<Tokenize>(); }
+
+}  // namespace fw::cli

@@ -1,0 +1,249 @@
+// train: text -> model folder, with a progress bar or log lines, held-out evaluation, loss curve and resume.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/threads.h"
+#include "cli/command.h"
+#include "cli/dataset.h"
+#include "cli/recipe.h"
+#include "cli/run_config.h"
+#include "cli/signals.h"
+#include "report/curves.h"
+#include "report/metrics.h"
+#include "report/progress.h"
+#include "report/table.h"
+#include "train/checkpoint.h"
+#include "train/trainer.h"
+
+namespace fw::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct TrainOptions {
+  std::string recipe;
+  bool resume = false;
+  int64_t threads = 0;
+  ModelConfig model;
+  TrainConfig train;
+  DataConfig data;
+
+  TrainOptions() {
+    model.vocab_size = 0;  // the tokenizer's
+    model.rule = "gated_deltanet2";
+  }
+  void declare(Options& options) {
+    options.positional("RECIPE", &recipe, "run file (TOML), such as recipes/shakespeare.toml; options win over it", false);
+    options.section("", "Run");
+    options.add("resume", "", &resume, "go on from the newest checkpoint in --out, bit for bit as if never stopped");
+    declare_threads(options, threads);
+    declare_data(options, data);
+    declare_train(options, train);
+    declare_model(options, model);
+  }
+};
+
+// Says how a run goes: lines, or a bar when standard output is a terminal.
+class Reporter {
+ public:
+  explicit Reporter(int64_t steps) : steps_(steps), bar_(STDOUT_FILENO) {}
+
+  void header() {
+    if (!bar_.live()) fmt::print("{:>8}  {:>8}  {:>8}  {:>9}  {:>8}  {:>9}\n", "step", "loss", "norm", "lr", "ms", "tok/s");
+  }
+  void record(const LogRecord& r) {
+    last_ = r;
+    if (r.eval_loss >= 0) last_eval_ = r;
+    if (r.skipped > skipped_) {
+      bar_.clear();
+      fmt::print("note: {} steps skipped so far, their loss or gradient norm was not finite\n", r.skipped);
+      skipped_ = r.skipped;
+    }
+    if (!bar_.live() || r.eval_loss >= 0) {
+      bar_.clear();
+      std::string line = bar_.live()
+                             ? fmt::format("step {}", r.step)
+                             : fmt::format("{:>8}  {:>8.4f}  {:>8.3f}  {:>9.3g}  {:>8.1f}  {:>9.0f}", r.step, r.loss, r.norm, r.lr, r.ms, r.tokens_per_second);
+      if (r.eval_loss >= 0) line += fmt::format("  held out: loss {:.4f}, {:.4f} bits per byte", r.eval_loss, r.eval_bits_per_byte);
+      fmt::print("{}\n", line);
+    }
+    std::fflush(stdout);
+    // The mean over recent intervals: one slow step must not make the time left jump.
+    ms_ = ms_ > 0 ? 0.7 * ms_ + 0.3 * r.ms : r.ms;
+    bar_.show({r.step, steps_, r.loss, r.tokens_per_second, ms_ * 1e-3 * static_cast<double>(steps_ - r.step)});
+  }
+  void end() { bar_.clear(); }
+  const std::optional<LogRecord>& last_eval() const { return last_eval_; }
+  const std::optional<LogRecord>& last() const { return last_; }
+
+ private:
+  int64_t steps_;
+  ProgressBar bar_;
+  double ms_ = 0;
+  int64_t skipped_ = 0;
+  std::optional<LogRecord> last_, last_eval_;
+};
+
+// The files that make a run are found again from any folder.
+void make_paths_absolute(DataConfig& data) {
+  for (std::string& path : data.text) path = fs::absolute(path).lexically_normal().string();
+  if (!data.valid.empty()) data.valid = fs::absolute(data.valid).lexically_normal().string();
+  if (data.tokenizer != "bytes") data.tokenizer = fs::absolute(data.tokenizer).lexically_normal().string();
+}
+
+bool has_checkpoints(const std::string& out) { return !list_checkpoints(out + "/checkpoints").empty(); }
+
+class Train : public Command {
+ public:
+  std::string name() const override { return "train"; }
+  std::string summary() const override { return "train a language model on a text file"; }
+  std::string details() const override {
+    return "Every option with a table in its heading is also a key of the run file. The resolved run file is saved as config.toml in the run folder; running "
+           "from it gives the same run. Ctrl-C writes a checkpoint and leaves with exit code 130; --resume --out FOLDER goes on.\n\n"
+           "The run folder: model/ (config.json, model.safetensors, tokenizer.json), checkpoints/, data/, config.toml, metrics.jsonl, metrics.csv, loss.svg, "
+           "loss.png.\n\nExamples:\n  fastweight train --text my.txt --out my-run\n  fastweight train recipes/shakespeare.toml --text shakespeare.txt --steps "
+           "500\n"
+           "  fastweight train --resume --out my-run";
+  }
+  void declare(Options& options) override { o_.declare(options); }
+  int run(Options& options) override;
+
+ private:
+  void load(Options& options);
+  void describe_run(const Trainer& trainer, const Dataset& data) const;
+  void finish(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer, const Reporter& reporter);
+  void note_changes(const Options& options) const;
+
+  TrainOptions o_;
+};
+
+// Run file and options into the configuration, checked as far as it can be without touching a file of the run.
+void Train::load(Options& options) {
+  if (o_.recipe.empty() && o_.resume && file_exists(o_.train.out + "/config.toml")) o_.recipe = o_.train.out + "/config.toml";
+  if (!o_.recipe.empty()) load_recipe(o_.recipe, options);
+  apply_threads(o_.threads);
+  validate(o_.train);
+  validate(o_.data);
+  make_paths_absolute(o_.data);
+}
+
+// A resumed run may be given other settings (more steps, say); which ones is said, because the bits then differ.
+void Train::note_changes(const Options& options) const {
+  const std::string path = o_.train.out + "/config.toml";
+  if (!file_exists(path)) return;
+  TrainOptions before;
+  Options table;
+  before.declare(table);
+  load_recipe(path, table);
+  for (const std::string& change : differences(table, options)) {
+    if (!change.starts_with("train.out:")) fmt::print("note: not as the run began: {}\n", change);
+  }
+}
+
+void Train::describe_run(const Trainer& trainer, const Dataset& data) const {
+  const double parameters = static_cast<double>(const_cast<Trainer&>(trainer).model().params().size());
+  fmt::print("model     {} ({} parameters)\n", describe(o_.model), format_count(parameters));
+  std::string held_out = "none";
+  if (data.valid) held_out = fmt::format("{} tokens", format_count(static_cast<double>(data.valid->tokens())));
+  const double step_tokens = static_cast<double>(o_.train.batch * o_.train.length * o_.train.accumulate);
+  fmt::print("data      {} tokens in {} documents, held out: {}\n", format_count(static_cast<double>(data.train->tokens())), data.train->documents(), held_out);
+  fmt::print("training  {} steps of {} tokens ({:.1f} epochs), {}, {} threads\n", o_.train.steps, format_count(step_tokens),
+             static_cast<double>(o_.train.steps) * step_tokens / static_cast<double>(data.train->tokens()), o_.train.precision, num_threads());
+  std::fflush(stdout);
+}
+
+void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer, const Reporter& reporter) {
+  const std::string& out = o_.train.out;
+  if (data.valid) {
+    const int64_t length = std::max<int64_t>(o_.train.length, 2);
+    // The last record has the first of the two figures, unless a finished run was resumed.
+    double window_loss, window_bits;
+    if (const auto& last = reporter.last_eval(); last && last->step == trainer.step()) {
+      window_loss = last->eval_loss;
+      window_bits = last->eval_bits_per_byte;
+    } else {
+      const EvalResult windows = evaluate_file(trainer.model(), *data.valid, tokenizer, length, false);
+      window_loss = windows.loss;
+      window_bits = windows.bits_per_byte;
+    }
+    const EvalResult carried = evaluate_file(trainer.model(), *data.valid, tokenizer, length, true);
+    Table table;
+    table.column("held-out text", Table::Align::kLeft);
+    table.column("bits per byte");
+    table.column("loss (nats/token)");
+    table.column("perplexity");
+    const auto row = [&](const std::string& what, double bits, double loss) {
+      table.row({what, fmt::format("{:.4f}", bits), fmt::format("{:.4f}", loss), fmt::format("{:.3f}", std::exp(loss))});
+    };
+    row(fmt::format("windows of {} tokens, each from nothing", length), window_bits, window_loss);
+    row("state carried through each document", carried.bits_per_byte, carried.loss);
+    fmt::print("\n{}\n", table.text());
+  }
+  const std::string title = fmt::format("{}, {} layers, width {}", o_.model.rule, o_.model.num_hidden_layers, o_.model.hidden_size);
+  const CurveResult curve = write_loss_curve(read_metrics(out + "/metrics.jsonl"), title, out + "/loss");
+  if (!curve.note.empty()) fmt::print("note: {}\n", curve.note);
+
+  fmt::print("files:\n");
+  const auto file = [](const std::string& path, const char* what) { fmt::print("  {:<36}  {}\n", path, what); };
+  file(out + "/model/", "the model: config.json, model.safetensors, tokenizer.json");
+  for (const std::string& path : curve.files) file(path, "loss curve");
+  file(out + "/metrics.jsonl", "one record a log line");
+  file(out + "/metrics.csv", "the same as a table");
+  file(out + "/config.toml", "the resolved run file: gives this run again");
+  if (has_checkpoints(out)) file(out + "/checkpoints/", "for --resume");
+  for (const std::string& path : data.files) file(path, "tokens");
+}
+
+int Train::run(Options& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  load(options);
+  const std::string& out = o_.train.out;
+  if (!o_.resume && has_checkpoints(out)) {
+    fail_usage("'{}' holds checkpoints of an earlier run: --resume goes on from there; to begin anew, give another folder with --out or remove this one", out);
+  }
+  if (o_.resume && !has_checkpoints(out))
+    fail_usage("--resume: no checkpoint in '{}/checkpoints'; leave --resume out to begin, or say with --out where the run is", out);
+
+  const std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(o_.data.tokenizer);
+  if (o_.model.vocab_size == 0) o_.model.vocab_size = tokenizer->vocab_size();
+  validate(o_.model);
+  const Dataset data = prepare_dataset(o_.data, *tokenizer, out, o_.resume);
+  Trainer trainer(o_.train, o_.model, tokenizer, data.train, data.valid);
+  if (o_.resume) {
+    trainer.resume([](const std::string& warning) { fmt::print(stderr, "fastweight train: warning: {}\n", warning); });
+    note_changes(options);
+  }
+  make_folders(out);
+  write_file_atomic(out + "/config.toml", to_toml(options, "The resolved run: 'fastweight train' with this file and a new --out gives the same run."));
+  describe_run(trainer, data);
+  if (o_.resume) fmt::print("resumed at step {}\n", trainer.step());
+
+  const std::atomic<bool>& stop = stop_on_signal();
+  Reporter reporter(o_.train.steps);
+  reporter.header();
+  const bool done = trainer.run([&](const LogRecord& record) { reporter.record(record); }, &stop);
+  reporter.end();
+  if (!done) {
+    fmt::print("stopped at step {} of {}; the checkpoint is written. To go on: fastweight train --resume --out {}\n", trainer.step(), o_.train.steps, out);
+    return kExitInterrupted;
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  fmt::print("trained {} steps in {}\n", trainer.step(), format_duration(seconds));
+  finish(trainer, data, *tokenizer, reporter);
+  return kExitOk;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> train_command() { return std::make_unique<Train>(); }
+
+}  // namespace fw::cli

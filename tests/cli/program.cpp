@@ -1,0 +1,115 @@
+#include "cli/program.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+
+extern char** environ;
+
+namespace fw::test {
+namespace {
+
+std::string new_folder() {
+  std::string path = (std::filesystem::temp_directory_path() / "fw-cli-test-XXXXXX").string();
+  if (::mkdtemp(path.data()) == nullptr) throw std::runtime_error("mkdtemp failed: " + path);
+  return path;
+}
+
+}  // namespace
+
+Program::Program(const std::vector<std::string>& args, const std::string& path_variable) : folder_(new_folder()) {
+  std::vector<std::string> all{std::string(FW_BINARY_DIR) + "/fastweight"};
+  all.insert(all.end(), args.begin(), args.end());
+  std::vector<char*> argv, environment;
+  for (std::string& a : all) argv.push_back(a.data());
+  argv.push_back(nullptr);
+  std::string path = "PATH=" + path_variable;
+  for (char** e = environ; *e != nullptr; ++e) {
+    const bool is_path = std::string_view(*e).starts_with("PATH=");
+    environment.push_back(is_path && !path_variable.empty() ? path.data() : *e);
+  }
+  environment.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, 1, (folder_ + "/out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_addopen(&actions, 2, (folder_ + "/err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  const int error = ::posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environment.data());
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) throw std::runtime_error("cannot start " + all[0]);
+}
+
+Program::~Program() {
+  if (pid_ > 0) {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
+}
+
+void Program::signal(int number) const { ::kill(pid_, number); }
+
+std::string Program::out() const { return slurp(folder_ + "/out"); }
+
+Outcome Program::wait() {
+  int status = 0;
+  ::waitpid(pid_, &status, 0);
+  pid_ = -1;
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), slurp(folder_ + "/out"), slurp(folder_ + "/err")};
+}
+
+Outcome run(const std::vector<std::string>& args) { return Program(args).wait(); }
+
+Folder::Folder() : path_(new_folder()) {}
+
+Folder::~Folder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+std::string slurp(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void spill(const std::string& path, const std::string& content) {
+  std::ofstream out(path, std::ios::binary);
+  out << content;
+  if (!out.flush()) throw std::runtime_error("cannot write " + path);
+}
+
+std::string small_text() {
+  const char* words[] = {"the", "state", "decays", "and", "a", "key", "reads", "what", "was", "written", "before", "it"};
+  std::string text;
+  unsigned x = 12345;
+  for (int i = 0; i < 1500; ++i) {
+    x = x * 1664525u + 1013904223u;
+    text += words[(x >> 16) % 12];
+    text += (x >> 24) % 9 == 0 ? '\n' : ' ';
+  }
+  return text + "\n";
+}
+
+std::vector<std::string> tiny_train(const std::string& text, const std::string& out) {
+  return {"train", "--text",      text, "--out",         out,  "--steps",
+          "6",     "--batch",     "2",  "--length",      "32", "--warmup",
+          "2",     "--log-every", "2",  "--hidden-size", "16", "--num-hidden-layers",
+          "1",     "--num-heads", "2",  "--head-dim",    "8",  "--threads",
+          "1"};
+}
+
+std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+}  // namespace fw::test

@@ -1,0 +1,56 @@
+// Runs the built program as a user does, and what the tests of it share.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+namespace fw::test {
+
+struct Outcome {
+  int code = -1;  // 128 + signal when it was killed
+  std::string out, err;
+};
+
+class Program {
+ public:
+  // Starts it with these arguments; standard output and error go to files.
+  explicit Program(const std::vector<std::string>& args, const std::string& path_variable = "");
+  ~Program();
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+  void signal(int number) const;
+  std::string out() const;  // so far
+  Outcome wait();
+
+ private:
+  pid_t pid_ = -1;
+  std::string folder_;
+};
+
+Outcome run(const std::vector<std::string>& args);
+
+// A folder of its own for a test, removed at the end.
+class Folder {
+ public:
+  Folder();
+  ~Folder();
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+std::string slurp(const std::string& path);
+void spill(const std::string& path, const std::string& content);
+// English-like lines, always the same.
+std::string small_text();
+// Options of a tiny model and run on `text` into `out`, a few hundred milliseconds of work.
+std::vector<std::string> tiny_train(const std::string& text, const std::string& out);
+std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b);
+
+}  // namespace fw::test
