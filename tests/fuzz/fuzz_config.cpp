@@ -1,0 +1,21 @@
+// Fuzzes the reader of model configurations (config.json): what it lets through is valid, writes and reads back the same.
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "fuzz_support.h"
+#include "model/config.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using fw::fuzz::require;
+  const auto json = nlohmann::json::parse(data, data + size, nullptr, false);
+  if (json.is_discarded()) return 0;  // not JSON: the library's own answer
+  fw::fuzz::expect_error_or_nothing([&] {
+    const fw::ModelConfig config = fw::config_from_json(json, "input");
+    const double parameters = fw::parameter_count(config);
+    require(std::isfinite(parameters) && parameters > 0, "a valid config has parameters");
+    require(config.v_heads() % config.num_heads == 0 && config.head_v_dim() > 0 && config.mlp_size() > 0, "a valid config has whole heads");
+    const nlohmann::json written = fw::config_to_json(config);
+    require(fw::config_to_json(fw::config_from_json(written, "written")) == written, "a config reads back as it was written");
+  });
+  return 0;
+}
