@@ -297,7 +297,7 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
   layout.give(in, kInputs, reference_input_fields(), p.in);
   layout.give(d, kOutputs, reference_output_fields(), p.d);
   const fw_sizes sizes = layout.sizes();
-  const GuardedBytes forward_space(sizes.forward), backward_space(sizes.backward), saved(sizes.saved);
+  const GuardedBytes forward_space(sizes.forward), backward_space(run.saved ? sizes.backward : sizes.backward_alone), saved(sizes.saved);
   if (run.saved) {
     layout.place("o", reference_output_fields()[0].shape(p.rule, p.shape), nullptr, out.o);
     Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, saved.data(), saved.size(), forward_space.data(), forward_space.size()), "fw_forward");
