@@ -3,6 +3,10 @@
 #include <cblas.h>
 #include <oneapi/dnnl/dnnl.h>
 
+#if !defined(FW_STD_THREADS)
+#include <omp.h>
+#endif
+
 #include <algorithm>
 
 #include "base/error.h"
@@ -11,9 +15,16 @@
 namespace fw {
 namespace {
 
-// OpenBLAS must not open threads of its own, whichever of its builds the system has.
+// OpenBLAS must not open threads of its own, whichever of its builds the system has. Its OpenMP build passes the number
+// on to OpenMP for the whole process, so that is put back.
 [[maybe_unused]] const bool g_blas_single = [] {
+#if !defined(FW_STD_THREADS)
+  const int threads = omp_get_max_threads();
+#endif
   openblas_set_num_threads(1);
+#if !defined(FW_STD_THREADS)
+  omp_set_num_threads(threads);
+#endif
   return true;
 }();
 
@@ -55,6 +66,7 @@ void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, con
           int64_t ldc) {
   if (m <= 0 || n <= 0) return;
   if (k <= 0) return scale_only(m, n, beta, c, ldc);
+  if (!inside_task()) return parallel_for(1, [&](int64_t) { gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
   cblas_dgemm(CblasRowMajor, ta == Trans::kNo ? CblasNoTrans : CblasTrans, tb == Trans::kNo ? CblasNoTrans : CblasTrans, static_cast<int>(m),
               static_cast<int>(n), static_cast<int>(k), alpha, a, static_cast<int>(lda), b, static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
 }
