@@ -129,13 +129,19 @@ TEST(File, PermissionDenied) {
   ASSERT_EQ(chmod(folder.path("secret").c_str(), 0), 0);
   const bool root = geteuid() == 0;
   if (root && seteuid(65534) != 0) GTEST_SKIP() << "root that may not become another user: permissions cannot be tested";
-  if (!root) ASSERT_EQ(chmod(folder.path().c_str(), 0555), 0);
+  if (!root) {
+    ASSERT_EQ(chmod(folder.path().c_str(), 0555), 0);
+  }
   const auto read = fails(ErrorKind::kUsage, {"secret", "Permission denied"}, [&] { read_file(folder.path("secret")); });
   const auto map = fails(ErrorKind::kUsage, {"secret", "Permission denied"}, [&] { MappedFile{folder.path("secret")}; });
   const auto write = fails(ErrorKind::kIo, {"other", "Permission denied"}, [&] { write_file_atomic(folder.path("other"), "x"); });
   const auto make = fails(ErrorKind::kIo, {"below", "Permission denied"}, [&] { make_folders(folder.path("below")); });
-  if (root) ASSERT_EQ(seteuid(0), 0);
-  if (!root) ASSERT_EQ(chmod(folder.path().c_str(), 0755), 0);
+  if (root) {
+    ASSERT_EQ(seteuid(0), 0);
+  }
+  if (!root) {
+    ASSERT_EQ(chmod(folder.path().c_str(), 0755), 0);
+  }
   EXPECT_TRUE(read);
   EXPECT_TRUE(map);
   EXPECT_TRUE(write);

@@ -207,7 +207,9 @@ TEST(Safetensors, EveryFlippedBitIsAnErrorOrHarmless) {
       EXPECT_LT(bit / 8, header_end) << "bit " << bit;
       ++harmless;
     });
-    if (error) EXPECT_EQ(error->kind(), ErrorKind::kUsage) << error->what();
+    if (error) {
+      EXPECT_EQ(error->kind(), ErrorKind::kUsage) << error->what();
+    }
     flip();
   }
   EXPECT_LT(harmless, 19u * 8) << "more than the checksum's name can be changed unseen";
