@@ -112,7 +112,7 @@ EvalResult evaluate_file(LanguageModel<float>& model, const TokenFile& file, con
   }
   evaluation.flush();
   const EvalResult result = evaluation.result();
-  if (result.sum.count == 0) fail_usage("evaluation: no token to score: every document of the file has fewer than 2 tokens");
+  if (result.sum.count == 0) fail_usage("evaluation: '{}' has no token to score: each of its documents is a single token", file.name());
   return result;
 }
 

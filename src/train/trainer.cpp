@@ -33,12 +33,16 @@ void require_number(bool ok, double value, const char* key, const char* expected
   require(ok && std::isfinite(value), key, expected, fmt::format("{}", value));
 }
 
-void check_vocabulary(const char* which, const TokenFile& file, const Tokenizer& tokenizer, const ModelConfig& model) {
-  if (file.vocab_size() == tokenizer.vocab_size() && file.vocab_size() <= model.vocab_size) return;
-  fail_usage(
-      "{} tokens: the file has a vocabulary of {}, the tokenizer of {} and the model (vocab_size) of {}: make the file with this tokenizer, and vocab_size at "
-      "least as large",
-      which, file.vocab_size(), tokenizer.vocab_size(), model.vocab_size);
+void check_file(const TokenFile& file, const Tokenizer& tokenizer, const ModelConfig& model) {
+  if (file.vocab_size() != tokenizer.vocab_size() || file.vocab_size() > model.vocab_size) {
+    fail_usage(
+        "'{}' has a vocabulary of {}, the tokenizer of {} and the model (vocab_size) of {}: make the file with this tokenizer, and vocab_size at least as "
+        "large",
+        file.name(), file.vocab_size(), tokenizer.vocab_size(), model.vocab_size);
+  }
+  if (file.tokens() <= file.documents()) {
+    fail_usage("'{}': {} tokens in {} documents leave nothing to predict; give more text", file.name(), file.tokens(), file.documents());
+  }
 }
 
 // "key (checkpoint: a, run: b)" of every key that differs.
@@ -242,14 +246,8 @@ Trainer::Trainer(const TrainConfig& config, const ModelConfig& model, std::share
   validate(config);
   validate(model);
   if (!tokenizer || !train) fail_internal("Trainer: expected a tokenizer and a training file, got null");
-  check_vocabulary("training", *train, *tokenizer, model);
-  if (train->tokens() <= train->documents())
-    fail_usage("training tokens: {} in {} documents leave nothing to predict; give more text", train->tokens(), train->documents());
-  if (valid) {
-    check_vocabulary("held-out", *valid, *tokenizer, model);
-    if (valid->tokens() <= valid->documents())
-      fail_usage("held-out tokens: {} in {} documents leave nothing to score; give more text", valid->tokens(), valid->documents());
-  }
+  check_file(*train, *tokenizer, model);
+  if (valid) check_file(*valid, *tokenizer, model);
   impl_ = std::make_unique<Impl>(config, model, std::move(tokenizer), std::move(train), std::move(valid));
 }
 
