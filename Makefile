@@ -6,6 +6,8 @@ DESTDIR ?=
 TEXT ?=
 MINUTES ?= 60
 FUZZ_SECONDS ?= 60
+# Compilations are found again in the cache by clones in other folders.
+export CCACHE_BASEDIR ?= $(CURDIR)
 CMAKE_BUILD := cmake --build build -j $(JOBS)
 
 .PHONY: all deps configure test demo install bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
