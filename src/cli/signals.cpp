@@ -28,4 +28,9 @@ const std::atomic<bool>& stop_on_signal() {
   return g_stop;
 }
 
+void default_signals() {
+  ::signal(SIGINT, SIG_DFL);
+  ::signal(SIGTERM, SIG_DFL);
+}
+
 }  // namespace fw::cli

@@ -8,4 +8,7 @@ namespace fw::cli {
 // Installs the handlers; the flag becomes true with the first signal.
 const std::atomic<bool>& stop_on_signal();
 
+// Signals end the program again.
+void default_signals();
+
 }  // namespace fw::cli

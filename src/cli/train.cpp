@@ -119,7 +119,7 @@ class Train : public Command {
 
  private:
   void load(Options& options);
-  void describe_run(const Trainer& trainer, const Dataset& data) const;
+  void describe_run(Trainer& trainer, const Dataset& data) const;
   void finish(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer, const Reporter& reporter);
   void note_changes(const Options& options) const;
 
@@ -149,8 +149,8 @@ void Train::note_changes(const Options& options) const {
   }
 }
 
-void Train::describe_run(const Trainer& trainer, const Dataset& data) const {
-  const double parameters = static_cast<double>(const_cast<Trainer&>(trainer).model().params().size());
+void Train::describe_run(Trainer& trainer, const Dataset& data) const {
+  const double parameters = static_cast<double>(trainer.model().params().size());
   fmt::print("model     {} ({} parameters)\n", describe(o_.model), format_count(parameters));
   std::string held_out = "none";
   if (data.valid) held_out = fmt::format("{} tokens", format_count(static_cast<double>(data.valid->tokens())));
@@ -232,6 +232,7 @@ int Train::run(Options& options) {
   reporter.header();
   const bool done = trainer.run([&](const LogRecord& record) { reporter.record(record); }, &stop);
   reporter.end();
+  default_signals();  // evaluation and pictures are not worth waiting for
   if (!done) {
     fmt::print("stopped at step {} of {}; the checkpoint is written. To go on: fastweight train --resume --out {}\n", trainer.step(), o_.train.steps, out);
     return kExitInterrupted;

@@ -186,7 +186,7 @@ void validate(const ModelConfig& c) {
   check("num_v_heads", c.num_v_heads, 0, int64_t{1} << 16);
   if (c.v_heads() % c.num_heads != 0)
     fail_usage("num_v_heads: expected a multiple of num_heads = {} (every key head serves as many value heads), got {}", c.num_heads, c.num_v_heads);
-  check("head_dim", c.head_dim, 1, int64_t{1} << 16);
+  check("head_dim", c.head_dim, 1, 4096);
   const double value_dim = c.expand_v * static_cast<double>(c.head_dim);
   if (!(value_dim >= 1.0 && value_dim <= 65536.0) || std::abs(value_dim - std::round(value_dim)) > 1e-9 * value_dim) {
     fail_usage("expand_v: expected a number with expand_v * head_dim whole and from 1 to 65536, got {} * {} = {}", c.expand_v, c.head_dim, value_dim);

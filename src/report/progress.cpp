@@ -40,7 +40,7 @@ std::string progress_line(const Progress& p, int width) {
   if (room >= 8) {
     const int cells = std::min(room, 40);
     const int full = static_cast<int>(share * cells);
-    facts = "[" + std::string(static_cast<size_t>(full), '#') + std::string(static_cast<size_t>(cells - full), '.') + "]" + facts;
+    facts = fmt::format("[{:#<{}}{:.<{}}]{}", "", full, "", cells - full, facts);
   } else {
     facts.erase(0, 1);
   }

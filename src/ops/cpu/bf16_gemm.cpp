@@ -1,5 +1,6 @@
 // oneDNN's bf16 matrix product. Making a primitive costs far more than running a small one, so each thread keeps those it
 // has used, with the memory objects they run on; a key has everything the primitive depends on.
+#include <algorithm>
 #include <array>
 #include <map>
 #include <oneapi/dnnl/dnnl.hpp>
@@ -133,6 +134,23 @@ Bf16Packed pack_bf16(Trans tb, int64_t n, int64_t k, const Bf16* b, int64_t ldb,
 }
 
 void bf16_gemm_packed(int64_t m, const Bf16* a, int64_t lda, const Bf16Packed& b, bool accumulate, float* c, int64_t ldc) {
+  // oneDNN 2.6 falls back to its reference code (a thousand times slower) when packed operands meet a C with gaps between
+  // its rows: such a C is made dense and copied.
+  if (ldc != b.n) {
+    LocalScratch scratch;
+    float* dense = scratch.alloc<float>(m * b.n);
+    bf16_gemm_packed(m, a, lda, b, false, dense, b.n);
+    for (int64_t i = 0; i < m; ++i) {
+      const float* from = dense + i * b.n;
+      float* to = c + i * ldc;
+      if (accumulate) {
+        for (int64_t j = 0; j < b.n; ++j) to[j] += from[j];
+      } else {
+        std::copy_n(from, b.n, to);
+      }
+    }
+    return;
+  }
   guarded(m, b.n, b.k, [&] {
     Product& product = cached({kPacked, 0, 0, accumulate, m, b.n, b.k, lda, 0, ldc}, [&] {
       return Product(plain(m, b.k, memory::data_type::bf16, Trans::kNo, lda), packed_desc(b.n, b.k), plain(m, b.n, memory::data_type::f32, Trans::kNo, ldc),

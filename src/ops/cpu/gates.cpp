@@ -90,7 +90,7 @@ void decay_forward_rows(Mat<const T> x, const T* a_log, const T* dt_bias, int64_
       T* out = g.row(t);
       for_lanes(d, x.cols, [&](auto m, int64_t i) HWY_ATTR {
         const auto v = hn::Add(m.load(d, in + i), m.load(d, dt_bias + i));
-        const auto e = exp_keep_nan(d, hn::Neg(hn::Abs(v)));
+        const auto e = exp_nonpositive(d, hn::Neg(hn::Abs(v)));
         m.store(d, hn::Mul(m.load(d, rates + i), softplus_from_exp(d, v, e)), out + i);
       });
     }
@@ -114,7 +114,7 @@ void decay_backward_rows(Mat<const T> dg, Mat<const T> x, const T* a_log, const 
       T* out = dx.row(t);
       for_lanes(d, n, [&](auto m, int64_t i) HWY_ATTR {
         const auto v = hn::Add(m.load(d, in + i), m.load(d, dt_bias + i));
-        const auto e = exp_keep_nan(d, hn::Neg(hn::Abs(v)));
+        const auto e = exp_nonpositive(d, hn::Neg(hn::Abs(v)));
         const auto scaled = hn::Mul(m.load(d, grad + i), m.load(d, rates + i));
         const auto r = hn::Mul(scaled, sigmoid_from_exp(d, v, e));
         m.store(d, r, out + i);

@@ -2,9 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
-#include "ops/cpu/bf16.h"
+#include "ops/cpu/bf16_linear.h"
 #include "ops/ops.h"
 
 namespace fw {
@@ -26,17 +25,12 @@ class LinearProducts {
   // How bf16 products run: not at all, by oneDNN, or as float products of rounded values where oneDNN cannot.
   enum class Bf16Way { kOff, kLibrary, kRoundedValues };
 
-  void forward_library(Mat<const T> x, Mat<T> y, Write write);
-  void backward_library(Mat<const T> dy, Mat<const T> x, Mat<T> dx, Mat<T> dweight, Write write);
-  void prepare(Trans trans, std::vector<Bf16Packed>& packed);
-
   LocalScratch scratch_;
-  Mat<const T> weight_;
-  Bf16Way way_;
-  Mat<const T> values_;                   // W, or its rounded values
-  Mat<const Bf16> rounded_;               // W in bf16
-  std::vector<Bf16Packed> packed_plain_;  // column tiles of W and of W^T
-  std::vector<Bf16Packed> packed_trans_;
+  Bf16Way way_ = Bf16Way::kOff;
+  Mat<const T> values_;      // W, or its rounded values
+  Mat<const Bf16> rounded_;  // W in bf16
+  Bf16Tiles tiles_;          // of W and of W^T
+  Bf16Tiles tiles_trans_;
 };
 
 }  // namespace fw

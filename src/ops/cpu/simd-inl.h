@@ -80,9 +80,27 @@ HWY_INLINE hn::TFromD<D> sum_lanes(D d, hn::Vec<D> v) {
   return hn::GetLane(hn::SumOfLanes(d, v));
 }
 
+// exp(x) for x <= 0. NaN stays NaN, and what would be subnormal is 0: subnormal operands slow every later operation down a
+// hundredfold. In float 2^n e^r with |r| <= ln(2)/2 and a polynomial within 1e-8 of e^r, half the work of Highway's Exp.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V exp_keep_nan(D d, V x) {
-  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
+HWY_INLINE V exp_nonpositive(D d, V x) {
+  using T = hn::TFromD<D>;
+  if constexpr (sizeof(T) == sizeof(float)) {
+    const hn::RebindToUnsigned<D> du;
+    const V round = hn::Set(d, 12582912.0F);  // 1.5 2^23: adding it leaves the rounded number in the low bits
+    const V shifted = hn::MulAdd(x, hn::Set(d, 1.44269504F), round);
+    const V n = hn::Sub(shifted, round);
+    const V r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4F), hn::NegMulAdd(n, hn::Set(d, 0.693359375F), x));
+    V p = hn::MulAdd(hn::Set(d, 0.001278554206F), r, hn::Set(d, 0.008363173343F));
+    p = hn::MulAdd(p, r, hn::Set(d, 0.04168368131F));
+    p = hn::MulAdd(p, r, hn::Set(d, 0.1666657776F));
+    p = hn::MulAdd(p, r, hn::Set(d, 0.4999994934F));
+    p = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), hn::Set(d, 1.0F));
+    const V power = hn::BitCast(d, hn::Add(hn::ShiftLeft<23>(hn::BitCast(du, shifted)), hn::Set(du, 0x3F800000U)));
+    return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -86.0F)), hn::Mul(p, power));
+  } else {
+    return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, T(-708))), hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x)));
+  }
 }
 
 // 1 / (1 + exp(-x)) from exp(-|x|), which never overflows.
@@ -95,7 +113,7 @@ HWY_INLINE V sigmoid_from_exp(D d, V x, V exp_neg_abs) {
 
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V sigmoid(D d, V x) {
-  return sigmoid_from_exp(d, x, exp_keep_nan(d, hn::Neg(hn::Abs(x))));
+  return sigmoid_from_exp(d, x, exp_nonpositive(d, hn::Neg(hn::Abs(x))));
 }
 
 // log(1 + exp(x)) from exp(-|x|).
