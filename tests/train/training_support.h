@@ -1,0 +1,46 @@
+// What the training tests share: a folder that goes away, a text, a small model and run, and the bytes of a folder.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "model/config.h"
+#include "train/token_file.h"
+#include "train/tokenizer.h"
+#include "train/trainer.h"
+
+namespace fw::testing {
+
+class TempFolder {
+ public:
+  TempFolder();  // new and empty, under the system's folder for temporary files
+  ~TempFolder();
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+  std::string path(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+// `documents` documents of words, of very different lengths, a line "%" between them. The same for a seed.
+std::string sample_text(int documents, uint64_t seed);
+
+// A token file of bytes at `path`, documents split at "%".
+std::shared_ptr<const TokenFile> byte_file(const std::string& text, const std::string& path);
+
+ModelConfig tiny_model();                      // about 10,000 parameters
+TrainConfig tiny_run(const std::string& out);  // 15 steps of 4 x 32 tokens, checkpoints every 5, records every 4
+
+// A trainer of the tiny model on sample_text, with and without a held-out file.
+std::unique_ptr<Trainer> make_trainer(const TrainConfig& config, const std::string& folder, bool with_valid = false, const ModelConfig& model = tiny_model());
+
+// Content of every file in a folder, by name.
+std::map<std::string, std::string> folder_content(const std::string& folder);
+
+std::string read_text(const std::string& path);
+void write_text(const std::string& path, const std::string& content);
+
+}  // namespace fw::testing
