@@ -1,0 +1,234 @@
+#include "generate/session.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/safetensors.h"
+
+namespace fw {
+namespace {
+
+namespace fs = std::filesystem;
+
+const Sampling kSampling{0.9, 40, 0.95};
+const Sampling kGreedy{0.0, 0, 1.0};
+
+ModelConfig small_model(const std::string& rule = "gated_deltanet2") {
+  ModelConfig config;
+  config.rule = rule;
+  config.hidden_size = 32;
+  config.num_hidden_layers = 2;
+  config.num_heads = 2;
+  config.head_dim = 8;
+  config.intermediate_size = 48;
+  config.init = "normal";
+  return config;
+}
+
+LanguageModel<float> random_model(const ModelConfig& config, uint64_t seed = 5) {
+  LanguageModel<float> model(config);
+  Random random(seed);
+  model.init(random);
+  // Far from uniform, so that every token seen changes the logits.
+  for (float& value : model.params().values()) value *= 4;
+  return model;
+}
+
+std::vector<int32_t> some_ids(size_t count) {
+  Random random(17);
+  std::vector<int32_t> ids(count);
+  for (int32_t& id : ids) id = static_cast<int32_t>(random.below(256));
+  return ids;
+}
+
+std::vector<int32_t> generate(Session& session, int count, const Sampling& sampling = kSampling) {
+  std::vector<int32_t> ids;
+  for (int i = 0; i < count; ++i) ids.push_back(session.next(sampling));
+  return ids;
+}
+
+class SessionTest : public ::testing::Test {
+ protected:
+  SessionTest() {
+    std::string pattern = (fs::temp_directory_path() / "fastweight-session-XXXXXX").string();
+    folder_ = ::mkdtemp(pattern.data());
+  }
+  ~SessionTest() override { fs::remove_all(folder_); }
+  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+
+  std::string folder_;
+  std::unique_ptr<Tokenizer> tokenizer_ = byte_tokenizer();
+};
+
+TEST_F(SessionTest, GreedyContinuesWithTheLikeliestToken) {
+  LanguageModel<float> model = random_model(small_model());
+  std::vector<int32_t> ids = some_ids(37);
+  Session session(model, *tokenizer_, 1);
+  session.prefill(ids);
+  for (int i = 0; i < 20; ++i) {
+    std::vector<float> logits(ids.size() * 256);
+    const int64_t length = static_cast<int64_t>(ids.size());
+    model.forward_all(ids, SeqLayout({0, length}), nullptr, Mat<float>(logits.data(), length, 256));
+    const auto last = logits.end() - 256, best = std::max_element(last, logits.end());
+    const int32_t next = session.next(kGreedy);
+    // The step form and the chunk form round differently: equal but for near ties.
+    EXPECT_GE(*(last + next), *best - 1e-3f * std::abs(*best)) << i;
+    ids.push_back(next);
+  }
+  EXPECT_EQ(session.tokens_seen(), 57);
+}
+
+TEST_F(SessionTest, PrefillMayBeSplitInAnyWay) {
+  LanguageModel<float> model = random_model(small_model());
+  const std::vector<int32_t> ids = some_ids(130);
+  // What the session has learned of the prompt, seen through the file that it saves.
+  const auto logits_after = [&](const std::function<void(Session&)>& feed) {
+    Session session(model, *tokenizer_, 1);
+    feed(session);
+    EXPECT_EQ(session.tokens_seen(), 130);
+    session.save(path("state"));
+    std::vector<float> logits(256);
+    const int64_t vocab = 256;
+    SafetensorsReader(path("state")).read<float>("session.logits", {&vocab, 1}, logits);
+    return logits;
+  };
+  const std::vector<float> whole = logits_after([&](Session& s) { s.prefill(ids); });
+  const float scale = std::abs(*std::max_element(whole.begin(), whole.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));
+  for (const int64_t chunk : {1, 2, 3, 63, 64, 65, 129}) {
+    const std::vector<float> split = logits_after([&](Session& s) { s.prefill(ids, chunk); });
+    for (size_t i = 0; i < 256; ++i) ASSERT_NEAR(split[i], whole[i], 1e-4 * scale) << "chunk " << chunk << " id " << i;
+  }
+  const std::vector<float> twice = logits_after([&](Session& s) {
+    s.prefill(std::span(ids).first(65), 65);
+    s.prefill({}, 5);
+    s.prefill(std::span(ids).subspan(65), 65);
+  });
+  EXPECT_EQ(twice, logits_after([&](Session& s) { s.prefill(ids, 65); }));
+}
+
+TEST_F(SessionTest, TheSameSeedGivesTheSameTextAndAnotherAnother) {
+  LanguageModel<float> model = random_model(small_model());
+  Session a(model, *tokenizer_, 7), b(model, *tokenizer_, 7), c(model, *tokenizer_, 8);
+  const auto text = generate(a, 60);
+  EXPECT_EQ(text, generate(b, 60));
+  EXPECT_NE(text, generate(c, 60));
+}
+
+TEST_F(SessionTest, AnEmptySessionStartsFromANewline) {
+  LanguageModel<float> model = random_model(small_model());
+  Session empty(model, *tokenizer_, 7), newline(model, *tokenizer_, 7);
+  const int32_t id = '\n';
+  newline.prefill({&id, 1});
+  EXPECT_EQ(generate(empty, 30), generate(newline, 30));
+  EXPECT_EQ(empty.tokens_seen(), 31);
+}
+
+// For a rule with a state beside S (the preconditioner's) and for one without convolution, too.
+TEST_F(SessionTest, SavedAndLoadedItGoesOnAsIfNeverStopped) {
+  for (const char* rule : {"gated_deltanet2", "precond_gated_deltanet", "retnet"}) {
+    ModelConfig config = small_model(rule);
+    if (config.rule == "retnet") config.conv_size = 0;
+    LanguageModel<float> model = random_model(config);
+    Session session(model, *tokenizer_, 3);
+    session.prefill(some_ids(50));
+    generate(session, 10);
+    session.save(path("saved"));
+    const auto expected = generate(session, 40);
+
+    Session other(model, *tokenizer_, 1234);
+    generate(other, 5);
+    other.load(path("saved"));
+    EXPECT_EQ(other.tokens_seen(), 60) << rule;
+    EXPECT_EQ(generate(other, 40), expected) << rule;
+  }
+}
+
+TEST_F(SessionTest, ACopyGoesOnByItself) {
+  LanguageModel<float> model = random_model(small_model());
+  Session session(model, *tokenizer_, 3);
+  session.prefill(some_ids(20));
+  Session fork = session;
+  const auto expected = generate(session, 30);
+  EXPECT_EQ(generate(fork, 30), expected);
+}
+
+TEST_F(SessionTest, TheStateDoesNotGrow) {
+  LanguageModel<float> model = random_model(small_model());
+  Session session(model, *tokenizer_, 3);
+  generate(session, 5);
+  const size_t state = session.state_bytes(), scratch = model.scratch_bytes();
+  EXPECT_GT(state, 0u);
+  generate(session, 500);
+  EXPECT_EQ(session.state_bytes(), state);
+  EXPECT_EQ(model.scratch_bytes(), scratch);
+}
+
+TEST_F(SessionTest, AFileThatDoesNotFitChangesNothing) {
+  LanguageModel<float> model = random_model(small_model()), other = random_model(small_model(), 6);
+  Session session(model, *tokenizer_, 3);
+  session.prefill(some_ids(20));
+  session.save(path("good"));
+  Session copy = session;
+  const auto expected = generate(copy, 20);
+
+  Session stranger(other, *tokenizer_, 3);
+  generate(stranger, 3);
+  stranger.save(path("stranger"));
+  std::ifstream in(path("good"), std::ios::binary);
+  std::stringstream content;
+  content << in.rdbuf();
+  const std::string good = content.str();
+  const auto write = [&](const char* name, std::string bytes) { std::ofstream(path(name), std::ios::binary) << bytes; };
+  write("empty", "");
+  write("truncated", good.substr(0, good.size() - 5));
+  std::string flipped = good;
+  flipped[good.size() / 2] = static_cast<char>(flipped[good.size() / 2] ^ 4);
+  write("flipped", flipped);
+  SafetensorsWriter writer;
+  const std::vector<float> unrelated = {1, 2};
+  writer.add<float>("weight", {2}, unrelated);
+  writer.write(path("unrelated"));
+  for (const char* name : {"stranger", "empty", "truncated", "flipped", "unrelated", "absent"}) {
+    try {
+      session.load(path(name));
+      ADD_FAILURE() << name << " was loaded";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage) << error.what();
+      EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_EQ(generate(session, 20), expected);
+}
+
+TEST_F(SessionTest, RefusesIdsAndChunksThatCannotBe) {
+  LanguageModel<float> model = random_model(small_model());
+  Session session(model, *tokenizer_, 3);
+  const std::vector<int32_t> high = {1, 256}, low = {-1};
+  EXPECT_THROW(session.prefill(high), Error);
+  EXPECT_THROW(session.prefill(low), Error);
+  EXPECT_THROW(session.prefill(std::vector<int32_t>{1}, 0), Error);
+  EXPECT_EQ(session.tokens_seen(), 0);
+  ModelConfig config = small_model();
+  config.vocab_size = 200;
+  LanguageModel<float> small = random_model(config);
+  EXPECT_THROW(Session(small, *tokenizer_, 1), Error);
+}
+
+// A model may have more ids than its tokenizer; they are never given out.
+TEST_F(SessionTest, IdsBeyondTheTokenizerNeverCome) {
+  ModelConfig config = small_model();
+  config.vocab_size = 2000;
+  LanguageModel<float> model = random_model(config);
+  Session session(model, *tokenizer_, 3);
+  for (const int32_t id : generate(session, 300, {3.0, 0, 1.0})) ASSERT_LT(id, 256);
+}
+
+}  // namespace
+}  // namespace fw
