@@ -86,7 +86,7 @@ CLI::Option* register_option(CLI::App& app, const Option& option) {
   added->type_name(option.value_name);
   if (is_list(option)) {
     added->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    if (option.positional) added->expected(1, CLI::detail::expected_max_vector_size);
+    if (option.positional) added->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args();
   } else if (!option.positional) {
     added->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }

@@ -44,15 +44,16 @@ void backward_in_groups(Mat<const float> dy, Mat<const float> x, const Bf16Tiles
   const int64_t count = cut.groups.count();
   const int64_t size = dweight.rows * dweight.cols;
   LocalScratch scratch;
-  float* partial = count > 1 ? scratch.alloc<float>(count * size) : nullptr;
+  float* partial = count > 1 && dweight.data != nullptr ? scratch.alloc<float>(count * size) : nullptr;
   parallel_for(count, [&](int64_t group) {
     const Mat<float> sum = partial == nullptr ? dweight : Mat<float>(partial + group * size, dweight.rows, dweight.cols);
     for (int64_t t = cut.groups.begin(group); t < cut.groups.end(group); t += cut.chunk) {
       const int64_t rows = std::min(cut.chunk, cut.groups.end(group) - t);
       LocalScratch local;
       const Mat<Bf16> dy_rows = round_rows(dy.row_range(t, rows), local);
-      const Mat<Bf16> x_rows = round_rows(x.row_range(t, rows), local);
       if (dx.data != nullptr) product_with_tiles(dy_rows, weight, dx.row_range(t, rows), accumulate);
+      if (dweight.data == nullptr) continue;
+      const Mat<Bf16> x_rows = round_rows(x.row_range(t, rows), local);
       const bool add = partial == nullptr || t > cut.groups.begin(group);
       bf16_gemm(Trans::kYes, Trans::kNo, sum.rows, sum.cols, rows, dy_rows.data, dy_rows.stride, x_rows.data, x_rows.stride, add, sum.data, sum.stride);
     }
@@ -132,7 +133,9 @@ void bf16_linear_forward(Mat<const float> x, const Bf16Tiles& weight_trans, Mat<
 }
 
 void bf16_linear_backward(Mat<const float> dy, Mat<const float> x, const Bf16Tiles& weight, Mat<float> dx, Mat<float> dweight, bool accumulate) {
-  if (dweight.data != nullptr && dweight.rows * dweight.cols <= kMaxPartial) return backward_in_groups(dy, x, weight, dx, dweight, accumulate);
+  // The cut is the same with and without dW, so that dx has the same bits.
+  const int64_t weight_size = dy.cols * (dweight.data != nullptr ? dweight.cols : dx.cols);
+  if (weight_size <= kMaxPartial) return backward_in_groups(dy, x, weight, dx, dweight, accumulate);
   if (dx.data != nullptr) product_in_blocks(dy, weight, dx, accumulate);
   if (dweight.data != nullptr) {
     LocalScratch scratch;
