@@ -215,11 +215,11 @@ TEST_F(Run, TokenFilesTrainTheSameModel) {
 
 TEST_F(Run, SentencePieceFromTextToText) {
   const std::string model = *folder_ / "pieces.model", out = *folder_ / "pieces-run";
-  const Outcome trained = fw::test::run({"tokenize", text(), "--train-sentencepiece", "--vocab", "300", "--out", model});
+  const Outcome trained = fw::test::run({"tokenize", text(), "--train-sentencepiece", "--vocab", "290", "--out", model});
   ASSERT_EQ(trained.code, 0) << trained.err;
   const Outcome outcome = fw::test::run(tiny_train(text(), out) + Args{"--tokenizer", model});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(slurp(out + "/config.toml"), HasSubstr("vocab_size = 300"));
+  EXPECT_THAT(slurp(out + "/config.toml"), HasSubstr("vocab_size = 290"));
   const Outcome generated = fw::test::run({"generate", out, "--tokens", "10", "--prompt", "the"});
   EXPECT_EQ(generated.code, 0) << generated.err;
   EXPECT_FALSE(generated.out.empty());
