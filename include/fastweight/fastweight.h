@@ -1,6 +1,6 @@
 /* fastweight: delta-rule linear attention. The C99 interface of the recurrence: forward, backward, decode.
  *
- * One token of one head (docs/core.md; S is the state [K, V], r w e z the streams that a rule makes of q k v and gates):
+ * One token of one head (S is the state [K, V], r w e z the streams that a rule makes of q k v and gates):
  *     Sbar = Diag(exp g) S;   u = z - Sbar^T e;   S = Sbar + w u^T;   o = S^T r
  *
  * Letters: B batch, T tokens, N sequences, H key heads, HV value heads (HV a multiple of H; value head h reads key head
@@ -58,19 +58,19 @@ typedef enum fw_norm { FW_NORM_RAW = 0, FW_NORM_L2 = 1 } fw_norm; /* L2: x / sqr
  *     e = b (k + lambda q),  z = c v,  w = M k,  r = scale q;   offline: e = 0.   q, k after their normalisation. */
 typedef struct fw_rule {
   size_t size;
-  int32_t decay;     /* fw_decay; CONSTANT: RetNet's log(1 - 2^(-5-h)) for value head h, no tensor g */
-  int32_t solve;     /* fw_solve */
-  int32_t gain;      /* fw_gain */
-  int32_t erase;     /* fw_gate */
-  int32_t write;     /* fw_gate */
-  int32_t feedback;  /* fw_feedback */
-  int32_t precond;   /* fw_precond, of the write key */
-  int32_t q_norm;    /* fw_norm */
-  int32_t k_norm;    /* fw_norm */
-  double norm_eps;   /* inside the square root of the L2 norm, 1e-6 */
-  double gain_eps;   /* Kaczmarz, 1e-6 */
-  double gain_bound; /* largest value of the gain gate or the erase gate, 1 or 2; gain_bound * precond_x <= 2 */
-  double precond_x;  /* range of the preconditioner [1/x, x], 1 <= x <= 2, 1.5 */
+  int32_t decay;      /* fw_decay; CONSTANT: RetNet's log(1 - 2^(-5-h)) for value head h, no tensor g */
+  int32_t solve;      /* fw_solve */
+  int32_t gain;       /* fw_gain */
+  int32_t erase;      /* fw_gate */
+  int32_t write;      /* fw_gate */
+  int32_t feedback;   /* fw_feedback */
+  int32_t precond;    /* fw_precond, of the write key */
+  int32_t q_norm;     /* fw_norm */
+  int32_t k_norm;     /* fw_norm */
+  double norm_eps;    /* inside the square root of the L2 norm, 1e-6 */
+  double gain_eps;    /* Kaczmarz, 1e-6 */
+  double gain_bound;  /* largest value of the gain gate or the erase gate, 1 or 2; gain_bound * precond_x <= 2 */
+  double precond_x;   /* range of the preconditioner [1/x, x], 1 <= x <= 2, 1.5 */
   double precond_eps; /* added to A inside the logarithm, 1e-6 */
 } fw_rule;
 
@@ -100,10 +100,10 @@ typedef struct fw_desc {
   int32_t dtype; /* fw_dtype */
   int32_t form;  /* fw_form */
   int64_t B, T, H, HV, K, V;
-  double scale;      /* of the read vector; 0 means K^-1/2 */
-  int64_t chunk;     /* rows of a chunk, 1..1024; 0: the library chooses */
-  int32_t state_layout; /* fw_state_layout of initial_state, final_state and their gradients */
-  int32_t seqlens_dtype; /* width of cu_seqlens: 32 or 64 */
+  double scale;           /* of the read vector; 0 means K^-1/2 */
+  int64_t chunk;          /* rows of a chunk, 1..1024; 0: the library chooses */
+  int32_t state_layout;   /* fw_state_layout of initial_state, final_state and their gradients */
+  int32_t seqlens_dtype;  /* width of cu_seqlens: 32 or 64 */
   const void* cu_seqlens; /* NULL: B sequences of T tokens. Else B = 1 and N + 1 offsets, the first 0, the last T */
   int64_t num_sequences;  /* N with cu_seqlens, else ignored */
 } fw_desc;
@@ -112,17 +112,17 @@ typedef struct fw_desc {
  * Which are needed follows from the rule; one that the rule does not use must be absent. */
 typedef struct fw_inputs {
   size_t size;
-  fw_tensor q, k;          /* [B, T, H, K] */
-  fw_tensor v;             /* [B, T, HV, V] */
-  fw_tensor g;             /* log-decay <= 0. scalar: [B, T, HV]; channel: [B, T, H or HV, K] */
-  fw_tensor beta;          /* gain gate, [B, T, HV]; gains gate and kaczmarz where erase or write is tied */
-  fw_tensor lambda;        /* query feedback, [B, T, HV] */
-  fw_tensor erase_gate;    /* [B, T, H or HV, K] */
-  fw_tensor write_gate;    /* [B, T, HV, V] */
-  fw_tensor precond_g;     /* log-decay of the preconditioner <= 0, [B, T, H] */
-  fw_tensor precond_beta;  /* its gain, [B, T, H] */
-  fw_tensor precond_center; /* [H], rank 1 */
-  fw_tensor initial_state; /* [N, HV, K, V] or [N, HV, V, K], see state_layout; absent: zero */
+  fw_tensor q, k;            /* [B, T, H, K] */
+  fw_tensor v;               /* [B, T, HV, V] */
+  fw_tensor g;               /* log-decay <= 0. scalar: [B, T, HV]; channel: [B, T, H or HV, K] */
+  fw_tensor beta;            /* gain gate, [B, T, HV]; gains gate and kaczmarz where erase or write is tied */
+  fw_tensor lambda;          /* query feedback, [B, T, HV] */
+  fw_tensor erase_gate;      /* [B, T, H or HV, K] */
+  fw_tensor write_gate;      /* [B, T, HV, V] */
+  fw_tensor precond_g;       /* log-decay of the preconditioner <= 0, [B, T, H] */
+  fw_tensor precond_beta;    /* its gain, [B, T, H] */
+  fw_tensor precond_center;  /* [H], rank 1 */
+  fw_tensor initial_state;   /* [N, HV, K, V] or [N, HV, V, K], see state_layout; absent: zero */
   fw_tensor initial_precond; /* [N, H, K]; absent: zero */
 } fw_inputs;
 
@@ -136,9 +136,9 @@ typedef struct fw_outputs {
 
 typedef struct fw_sizes {
   size_t size;
-  size_t forward;  /* bytes of workspace of fw_forward and fw_step */
-  size_t backward; /* bytes of workspace of fw_backward with a saved buffer */
-  size_t saved;    /* bytes that fw_forward can save for fw_backward */
+  size_t forward;        /* bytes of workspace of fw_forward and fw_step */
+  size_t backward;       /* bytes of workspace of fw_backward with a saved buffer */
+  size_t saved;          /* bytes that fw_forward can save for fw_backward */
   size_t backward_alone; /* bytes of workspace of fw_backward without a saved buffer */
 } fw_sizes;
 
@@ -158,11 +158,13 @@ FW_API fw_status fw_workspace_query(const fw_desc* desc, fw_sizes* sizes);
 
 /* o and the final states. saved (sizes.saved bytes, or NULL) keeps what backward would otherwise recompute.
  * workspace and saved: aligned to 64 bytes. */
-FW_API fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes);
+FW_API fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace,
+                            size_t workspace_bytes);
 
 /* Gradients of sum(o * d.o) + sum(final_state * d.final_state) + sum(final_precond * d.final_precond); overwrites what
  * `grads` names. saved: what fw_forward wrote for the same descriptor and inputs, or NULL (then it is recomputed). */
-FW_API fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads, const void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes);
+FW_API fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads, const void* saved, size_t saved_bytes,
+                             void* workspace, size_t workspace_bytes);
 
 /* Decode: the token form whatever desc->form says, for one or a few tokens a sequence (T small). Give the same memory
  * as in->initial_state and out->final_state to update the state in place. */

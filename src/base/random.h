@@ -14,13 +14,13 @@ class Random {
   explicit Random(uint64_t seed = 0) : engine_(seed) {}
 
   uint64_t bits() { return engine_(); }
-  double uniform();                               // [0, 1), 53 bits
-  double uniform(double low, double high);        // [low, high)
-  double normal();                                // mean 0, deviation 1 (Box-Muller, no cached second value)
-  uint64_t below(uint64_t n);                     // 0 <= result < n, unbiased; n >= 1
+  double uniform();                         // [0, 1), 53 bits
+  double uniform(double low, double high);  // [low, high)
+  double normal();                          // mean 0, deviation 1 (Box-Muller, no cached second value)
+  uint64_t below(uint64_t n);               // 0 <= result < n, unbiased; n >= 1
 
   std::string save() const;
-  void load(const std::string& text);             // throws Error(kUsage) when it is not a saved state
+  void load(const std::string& text);  // throws Error(kUsage) when it is not a saved state
 
  private:
   std::mt19937_64 engine_;

@@ -1,6 +1,6 @@
 // Times forward, backward and decode of rules through the C header.
 //
-// GFLOP/s counts the algebra of docs/core.md (recurrence.md sections 4 and 5), triangles as half, and nothing else: no
+// GFLOP/s counts the algebra of (recurrence.md sections 4 and 5), triangles as half, and nothing else: no
 // exponentials, no norms, no gates. Per token and value head, with chunks of C rows (token form: C = 1):
 //   forward   6 K V + 2 C (K + V)   (offline rules, without erase: 4 K V + (C + 1) (K + V))
 //   backward  twice that

@@ -36,7 +36,8 @@ template <class T>
 void linear_forward(Mat<const T> x, Mat<const T> weight, const T* bias, Mat<T> y, Precision precision, Write write = Write::kOverwrite);
 // dx [T, in] (skipped when dx.data is null), dweight [out, in] and dbias [out] accumulate (skipped when null).
 template <class T>
-void linear_backward(Mat<const T> dy, Mat<const T> x, Mat<const T> weight, Mat<T> dx, Mat<T> dweight, T* dbias, Precision precision, Write write = Write::kOverwrite);
+void linear_backward(Mat<const T> dy, Mat<const T> x, Mat<const T> weight, Mat<T> dx, Mat<T> dweight, T* dbias, Precision precision,
+                     Write write = Write::kOverwrite);
 
 // ---- rmsnorm.cpp: y = x * rstd * weight, rstd = 1/sqrt(mean(x^2) + eps);  x, y [T, d], weight [d], rstd [T] is saved
 template <class T>
@@ -53,7 +54,8 @@ template <class T>
 void gated_rmsnorm_forward(Mat<const T> o, Mat<const T> gate, const T* weight, T eps, int64_t head_dim, GateKind kind, Mat<T> y, T* rstd);
 // rstd [T, heads] as saved; d_o and dgate are overwritten.
 template <class T>
-void gated_rmsnorm_backward(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* weight, const T* rstd, int64_t head_dim, GateKind kind, Mat<T> d_o, Mat<T> dgate, T* dweight);
+void gated_rmsnorm_backward(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* weight, const T* rstd, int64_t head_dim, GateKind kind, Mat<T> d_o,
+                            Mat<T> dgate, T* dweight);
 
 // ---- short_conv.cpp: y[t] = silu(sum_j weight[c, W-1-j] x[t-j]), causal, depthwise, restarting at every sequence
 // x, y [T, D], weight [D, W] (checkpoints: [D, 1, W]); tails [N, W-1, D]: the last W-1 inputs of each sequence, oldest
@@ -96,6 +98,7 @@ template <class T>
 LossSum cross_entropy_forward(Mat<const T> h, Mat<const T> weight, std::span<const int32_t> targets, T* nll, Precision precision, Arena& scratch);
 // The same with gradients of grad_scale * sum: dh [T, d] overwritten, dweight accumulates.
 template <class T>
-LossSum cross_entropy_backward(Mat<const T> h, Mat<const T> weight, std::span<const int32_t> targets, T grad_scale, Mat<T> dh, Mat<T> dweight, Precision precision, Arena& scratch);
+LossSum cross_entropy_backward(Mat<const T> h, Mat<const T> weight, std::span<const int32_t> targets, T grad_scale, Mat<T> dh, Mat<T> dweight,
+                               Precision precision, Arena& scratch);
 
 }  // namespace fw

@@ -1,4 +1,4 @@
-// A rule is a point in a product of axes (../shared/design/recurrence.md section 2; docs/core.md). This is the value
+// A rule is a point in a product of axes (recurrence.md section 2). This is the value
 // type behind fw_rule: the same fields as enums, validated, with the structural traits that kernels dispatch on.
 #pragma once
 

@@ -11,7 +11,7 @@
 namespace fw {
 namespace {
 
-// Measured in docs/performance.md: the chunk form's products want many rows, channel decay pays for wide triangles, and
+// The chunk form's products want many rows, channel decay pays for wide triangles, and
 // a sequence shorter than the limit costs less one token at a time.
 constexpr int64_t kChunkScalar = 64;
 constexpr int64_t kChunkChannel = 32;

@@ -130,7 +130,8 @@ TEST(Evaluate, RefusesWhatCannotBeScored) {
   const auto tokenizer = byte_tokenizer();
   EXPECT_THROW(evaluate_file(model, *file, *tokenizer, -1, true), Error);
   EXPECT_THROW(evaluate_file(model, *file, *tokenizer, 1, false), Error);
-  const auto single = byte_file("a", folder.path("single"));
+  write_token_file("a", "", *tokenizer, folder.path("single"));  // no separator: nothing is added to the one byte
+  const auto single = std::make_shared<const TokenFile>(folder.path("single"));
   EXPECT_THROW(evaluate_file(model, *single, *tokenizer, 16, true), Error);
   ModelConfig small = testing::tiny_model();
   small.vocab_size = 64;
