@@ -1,10 +1,11 @@
 // Decays inside a chunk (recurrence.md sections 4 to 6): every factor is a product of exp(g) <= 1. See kernels.h.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "scan/cpu/kernels_decay.cpp"
-// clang-format off: the per-target includes must come after foreach_target.h
-#include <hwy/contrib/math/math-inl.h>
+// The per-target includes must come after foreach_target.h.
+// clang-format off
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
+#include <hwy/contrib/math/math-inl.h>
 // clang-format on
 
 #include "scan/cpu/kernels.h"

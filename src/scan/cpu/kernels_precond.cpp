@@ -2,10 +2,11 @@
 //     A_t = exp(g) A_{t-1} + beta khat (.) khat;  y = log(A_t + eps) - center;  M_t = exp(-log(x) y / (1 + |y|))
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "scan/cpu/kernels_precond.cpp"
-// clang-format off: the per-target includes must come after foreach_target.h
-#include <hwy/contrib/math/math-inl.h>
+// The per-target includes must come after foreach_target.h.
+// clang-format off
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
+#include <hwy/contrib/math/math-inl.h>
 // clang-format on
 
 #include <cmath>
