@@ -59,13 +59,6 @@ DecayKind Plan::decay_kind() const {
   return DecayKind::kNone;
 }
 
-int64_t Plan::max_length() const {
-  if (!packed) return T;
-  int64_t most = 0;
-  for (int64_t n = 0; n < N; ++n) most = std::max(most, length(n));
-  return most;
-}
-
 bool Plan::token_form(int64_t n) const { return form == FW_FORM_TOKEN || (form == FW_FORM_AUTO && length(n) <= kTokenFormLimit); }
 
 size_t Plan::saved_bytes() const { return static_cast<size_t>(saved_elements()) * element(); }
@@ -118,7 +111,11 @@ Plan make_plan(const fw_desc& desc) {
   }
   plan.chunk_base.resize(static_cast<size_t>(plan.N) + 1);
   plan.chunk_base[0] = 0;
-  for (int64_t n = 0; n < plan.N; ++n) plan.chunk_base[static_cast<size_t>(n) + 1] = plan.chunk_base[static_cast<size_t>(n)] + plan.chunks(n);
+  for (int64_t n = 0; n < plan.N; ++n) {
+    plan.chunk_base[static_cast<size_t>(n) + 1] = plan.chunk_base[static_cast<size_t>(n)] + plan.chunks(n);
+    plan.longest = std::max(plan.longest, plan.length(n));
+    if (plan.token_form(n)) plan.longest_token_form = std::max(plan.longest_token_form, plan.length(n));
+  }
   return plan;
 }
 

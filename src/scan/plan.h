@@ -30,6 +30,8 @@ struct Plan {
   int64_t N = 0;                    // sequences
   std::vector<int64_t> offsets;     // packed: N + 1 offsets
   std::vector<int64_t> chunk_base;  // N + 1: chunks before sequence n
+  int64_t longest = 0;              // tokens of the longest sequence,
+  int64_t longest_token_form = 0;   // and of the longest that runs token by token
   int threads = 1;
 
   int64_t group() const { return HV / H; }
@@ -40,7 +42,6 @@ struct Plan {
   int64_t tokens() const { return packed ? T : B * T; }
   int64_t chunks(int64_t n) const { return (length(n) + chunk - 1) / chunk; }
   int64_t total_chunks() const { return chunk_base.back(); }
-  int64_t max_length() const;
   // Whether sequence n runs token by token: its own length decides, so that it gives the same bits alone or in a batch.
   bool token_form(int64_t n) const;
   size_t element() const { return dtype == FW_F32 ? sizeof(float) : sizeof(double); }

@@ -36,7 +36,7 @@ class Bump {
 template <class T>
 struct HeadScratch {
   HeadScratch(const Plan& plan, bool backward, Bump<T>& bump) {
-    const int64_t C = std::max<int64_t>(1, std::min(plan.chunk, plan.max_length()));
+    const int64_t C = std::max<int64_t>(1, std::min(plan.chunk, plan.longest));
     const int64_t kp = padded(plan.K), vp = padded(plan.V), cp = padded(plan.chunk);
     re = bump.take(2 * C * kp);
     w = bump.take(C * kp);
@@ -64,26 +64,17 @@ struct HeadScratch {
     dtri = bump.take(2 * C * cp);
     dz = bump.take(C * vp);
     dstate = bump.take(plan.K * vp);
-    end_state = bump.take(plan.K * vp);
     terms = bump.take(C * kp);
-    tail = bump.take(kp);
+    head = bump.take(kp);
+    diag = bump.take(C);
     if (plan.decay_kind() == DecayKind::kChannel) dlocal = bump.take(2 * kSubChunk * kp);
-    history_rows = plan.form == FW_FORM_CHUNK ? 0 : token_rows(plan);
+    history_rows = std::min(plan.chunk, plan.longest_token_form);
     if (history_rows > 0) history = bump.take((history_rows + 1) * plan.K * vp);
-  }
-
-  // Rows of the longest chunk that may run token by token.
-  static int64_t token_rows(const Plan& plan) {
-    int64_t most = 0;
-    for (int64_t n = 0; n < plan.N; ++n) {
-      if (plan.token_form(n)) most = std::max(most, std::min(plan.chunk, plan.length(n)));
-    }
-    return most;
   }
 
   T *re, *w, *wc, *z, *o, *state, *alpha, *total, *prefix, *suffix, *tri, *products;
   T *ratio = nullptr, *rebar = nullptr, *local = nullptr, *anchored = nullptr, *block = nullptr;
-  T *dre = nullptr, *dw = nullptr, *dtri = nullptr, *dz = nullptr, *dstate = nullptr, *end_state = nullptr, *terms = nullptr, *tail = nullptr,
+  T *dre = nullptr, *dw = nullptr, *dtri = nullptr, *dz = nullptr, *dstate = nullptr, *terms = nullptr, *head = nullptr, *diag = nullptr,
     *dlocal = nullptr;
   T* history = nullptr;
   int64_t history_rows = 0;
@@ -113,13 +104,13 @@ class HeadScan {
   void chunk_backward(int64_t c, const Outputs<T>& d, const T* saved, bool have_state, bool have_dstate, bool need_dstate);
   void channel_backward(int64_t L, bool have_dstate);
   void token_backward(int64_t c, const Outputs<T>& d, const T* saved);
-  void decay_tail(int64_t c, const T* saved, bool have_dstate);
   void token_decay_gradient(int64_t begin, int64_t L, const Inputs<T>& grads, bool first);
-  void chunk_decay_gradient(int64_t begin, int64_t L, const Inputs<T>& grads, bool first);
+  void chunk_decay_gradient(int64_t c, int64_t L, const T* saved, bool have_state, const Inputs<T>& grads, bool first);
 
   void load_state(const StateTensor<T>& src, T* dst) const;
   void store_state(const T* src, const StateTensor<T>& dst) const;
   FrontTile<T> front_tile(int64_t begin, int64_t L) const;
+  bool splits_diagonal() const { return plan_.rule.uses_g(); }
   // Head of a tensor that may have one per key head.
   int64_t head_of(const TokenTensor<T>& tensor) const { return tensor.heads == plan_.HV ? hv_ : h_; }
   // Preconditioner rows of one key head of one sequence are contiguous: [N][H][tokens of n][kp].

@@ -1,4 +1,5 @@
 // The backward pass of one head (recurrence.md section 5): chunks in reverse, everything from R, P and products.
+#include <utility>
 #include <vector>
 
 #include "scan/cpu/head_scan.h"
@@ -13,7 +14,8 @@ void negate_rows(const LinearKernels<T>& kernels, int64_t rows, int64_t cols, co
 
 }  // namespace
 
-// dre, dw, dz and dstate of one chunk; the stacked cotangent [dO; -P] is left in `products`.
+// dre, dw, dz and dstate of one chunk; the stacked cotangent [dO; -P] is left in `products`. With a decay, what a token
+// reads of its own write (the diagonal of dA) is left out of dre and dw and kept in `diag`: see chunk_decay_gradient.
 template <class T>
 void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved, bool have_state, bool have_dstate, bool need_dstate) {
   const int64_t begin = c * plan_.chunk, L = rows_of(c);
@@ -42,6 +44,9 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
   // dA, dT = tril([dO; -P] R^T), with the decays that A and T carry
   gemm(Trans::kNo, Trans::kYes, nb_ * L, L, vp_, T(1), s_.products, vp_, residual, vp_, T(0), s_.dtri, cp_);
   dk_.mask(L, nb_, s_.dtri, cp_, scalar ? s_.ratio : nullptr, cp_);
+  if (splits_diagonal()) {
+    for (int64_t i = 0; i < L; ++i) s_.diag[i] = std::exchange(s_.dtri[i * cp_ + i], T(0));
+  }
 
   // What reaches r and e through the state before the chunk, and w through the state after it.
   if (have_state) {
@@ -145,40 +150,30 @@ void HeadScan<T>::token_backward(int64_t c, const Outputs<T>& d, const T* saved)
   token_kernels<T>().backward(grad);
 }
 
-// The tail rowsum(S_C (.) dS_C) of the chunk's log-decay gradient (recurrence.md 5), while dstate is still that of its end.
+// dg of a chunk (recurrence.md 5). Its gradient with respect to the cumulative log-decay is r dr + e de - w dw a row, and
+// the sum of these from any row on, plus rowsum(S_C (.) dS_C), is the gradient of that row's g. Summed from the chunk's
+// start instead, where it is rowsum(S_0 (.) dS_0), nothing has to cancel where no state precedes; and the diagonal, which
+// enters r dr and w dw alike, stays out. A decay of 0 cuts every path across it: the sum there is exactly 0.
 template <class T>
-void HeadScan<T>::decay_tail(int64_t c, const T* saved, bool have_dstate) {
-  std::memset(s_.tail, 0, sizeof(T) * static_cast<size_t>(kp_));
-  if (!have_dstate) return;
-  const T* end = nullptr;
-  if (c + 1 < plan_.chunks(n_)) {
-    end = saved + plan_.state_index(n_, c + 1, hv_);
-  } else {
-    const int64_t L = rows_of(c);
-    const T* before = saved + plan_.state_index(n_, c, hv_);
-    update_state(L, true, before, saved + plan_.residual_index(plan_.first_token(n_) + c * plan_.chunk, hv_), s_.end_state);
-    end = s_.end_state;
-  }
-  lk_.row_dots(plan_.K, vp_, end, s_.dstate, s_.tail);
-}
-
-// dg of a chunk: reverse sums of r dr + e de - w dw, from the tail.
-template <class T>
-void HeadScan<T>::chunk_decay_gradient(int64_t begin, int64_t L, const Inputs<T>& grads, bool first) {
+void HeadScan<T>::chunk_decay_gradient(int64_t c, int64_t L, const T* saved, bool have_state, const Inputs<T>& grads, bool first) {
+  const int64_t begin = c * plan_.chunk;
+  std::memset(s_.head, 0, sizeof(T) * static_cast<size_t>(kp_));
+  if (have_state) lk_.row_dots(plan_.K, vp_, saved + plan_.state_index(n_, c, hv_), s_.dstate, s_.head);
   lk_.decay_terms(L, nb_, kp_, s_.re, s_.dre, L * kp_, s_.w, s_.dw, s_.terms);
   if (decay_ == DecayKind::kChannel) {
     const int64_t head = head_of(grads.g);
-    lk_.channel_dg(L, plan_.K, kp_, s_.terms, s_.alpha, s_.tail, grads.g.rows(plan_, n_, begin, head), !first && grads.g.heads != plan_.HV);
+    lk_.channel_dg(L, plan_.K, kp_, s_.terms, s_.alpha, s_.head, grads.g.rows(plan_, n_, begin, head), !first && grads.g.heads != plan_.HV);
     return;
   }
   std::vector<double> sums(static_cast<size_t>(L));
   lk_.row_sums(L, kp_, s_.terms, sums.data());
   double sum = 0;
-  for (int64_t k = 0; k < plan_.K; ++k) sum += static_cast<double>(s_.tail[k]);
+  for (int64_t k = 0; k < plan_.K; ++k) sum += static_cast<double>(s_.head[k]);
   const RowView<T> dg = grads.g.rows(plan_, n_, begin, hv_);
-  for (int64_t i = L - 1; i >= 0; --i) {
-    sum += sums[static_cast<size_t>(i)];
-    *dg.row(i) = s_.alpha[i] == T(0) ? T(0) : static_cast<T>(sum);
+  for (int64_t i = 0; i < L; ++i) {
+    if (s_.alpha[i] == T(0)) sum = 0;
+    *dg.row(i) = static_cast<T>(sum);
+    sum -= sums[static_cast<size_t>(i)];
   }
 }
 
@@ -216,10 +211,10 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
       if (want_dg) token_decay_gradient(begin, L, grads, first);
     } else {
       decay_tiles(L, false);
-      if (want_dg) decay_tail(c, saved, have_dstate);
       const bool have_state = c > 0 || in_.initial_state;
-      chunk_backward(c, d, saved, have_state, have_dstate, c > 0 || grads.initial_state);
-      if (want_dg) chunk_decay_gradient(begin, L, grads, first);
+      chunk_backward(c, d, saved, have_state, have_dstate, c > 0 || grads.initial_state || (have_state && want_dg));
+      if (want_dg) chunk_decay_gradient(c, L, saved, have_state, grads, first);
+      if (splits_diagonal()) lk_.add_diagonal(L, kp_, s_.diag, s_.re, s_.w, s_.dre, s_.dw);
     }
     have_dstate = true;
 

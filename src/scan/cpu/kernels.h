@@ -72,7 +72,7 @@ struct DecayKernels {
   // Inside a sub-chunk of n <= 16 rows: tri[b][r][s] = sum_k x_b[r][k] w[s][k] prod alpha[s+1..r][k], zero above the
   // diagonal and on it in block 1. x: nb blocks, block_x apart; tri: nb blocks, block_tri apart.
   void (*diagonal)(int64_t n, int64_t nb, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, T* tri, int64_t ld, int64_t block_tri);
-  // Its adjoint: dx += ..., dw += ..., from dtri (entries outside the triangles are not read).
+  // Its adjoint below the diagonal: dx += ..., dw += ..., from dtri (entries on and above the diagonal are not read).
   void (*diagonal_backward)(int64_t n, int64_t nb, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, const T* dtri, int64_t ld,
                             int64_t block_tri, T* dx, int64_t block_dx, T* dw);
 };
@@ -94,8 +94,10 @@ struct LinearKernels {
   void (*row_dots)(int64_t rows, int64_t cols, const T* a, const T* b, T* out);
   // out[t][k] = sum_b x_b dx_b - w dw: the gradient of the cumulative log-decay (recurrence.md 5)
   void (*decay_terms)(int64_t L, int64_t nb, int64_t cols, const T* x, const T* dx, int64_t block, const T* w, const T* dw, T* out);
-  // Reverse cumulative sum with the tail added: dg[r] (+)= tail + sum_{s >= r} terms[s], 0 where alpha[r] is 0.
-  void (*channel_dg)(int64_t L, int64_t cols, int64_t ld, const T* terms, const T* alpha, T* tail, RowView<T> dg, bool add);
+  // dg[r] (+)= head - sum_{s < r} terms[s], where a row of alpha = 0 sets the sum to 0. head is used up.
+  void (*channel_dg)(int64_t L, int64_t cols, int64_t ld, const T* terms, const T* alpha, T* head, RowView<T> dg, bool add);
+  // dx[t] += diag[t] w[t], dw[t] += diag[t] x[t]: what a token's read takes of its own write
+  void (*add_diagonal)(int64_t L, int64_t cols, const T* diag, const T* x, const T* w, T* dx, T* dw);
   // Copies between caller rows and padded tiles.
   void (*load_rows)(int64_t rows, int64_t cols, RowView<const T> src, T* dst, int64_t ld, T factor);
   void (*store_rows)(int64_t rows, int64_t cols, const T* src, int64_t ld, RowView<T> dst);

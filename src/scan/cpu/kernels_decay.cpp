@@ -161,14 +161,14 @@ void diagonal_backward(int64_t n, int64_t nb, int64_t cols, const T* alpha, cons
       const auto ws = hn::LoadU(d, w + s * cols + j);
       auto product = hn::Set(d, T(1));
       auto dws = hn::Zero(d);
-      for (int64_t r = s; r < n; ++r) {
-        if (r > s) product = hn::Mul(product, hn::LoadU(d, alpha + r * cols + j));
+      for (int64_t r = s + 1; r < n; ++r) {
+        product = hn::Mul(product, hn::LoadU(d, alpha + r * cols + j));
         const auto key = hn::Mul(product, ws);
         const auto d0 = hn::Set(d, dtri[r * ld + s]);
         T* dx0 = dx + r * cols + j;
         hn::StoreU(hn::MulAdd(d0, key, hn::LoadU(d, dx0)), d, dx0);
         auto sum = hn::Mul(d0, hn::LoadU(d, x + r * cols + j));
-        if (nb == 2 && r > s) {
+        if (nb == 2) {
           const auto d1 = hn::Set(d, dtri[block_tri + r * ld + s]);
           T* dx1 = dx0 + block_dx;
           hn::StoreU(hn::MulAdd(d1, key, hn::LoadU(d, dx1)), d, dx1);

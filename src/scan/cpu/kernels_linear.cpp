@@ -91,19 +91,32 @@ void decay_terms(int64_t L, int64_t nb, int64_t cols, const T* x, const T* dx, i
 }
 
 template <class T>
-void channel_dg(int64_t L, int64_t cols, int64_t ld, const T* terms, const T* alpha, T* tail, RowView<T> dg, bool add) {
+void channel_dg(int64_t L, int64_t cols, int64_t ld, const T* terms, const T* alpha, T* head, RowView<T> dg, bool add) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   PadBuffer<T> buffer(ld);
-  for (int64_t r = L - 1; r >= 0; --r) {
+  for (int64_t r = 0; r < L; ++r) {
     T* out = buffer.open(dg, r, cols, add);
     for (int64_t j = 0; j < ld; j += lanes) {
-      const auto sum = hn::Add(hn::LoadU(d, tail + j), hn::LoadU(d, terms + r * ld + j));
-      hn::StoreU(sum, d, tail + j);
-      const auto a = hn::LoadU(d, alpha + r * ld + j);
-      if (out != nullptr) store_or_add(d, hn::IfThenZeroElse(hn::Eq(a, hn::Zero(d)), sum), out + j, add);
+      const auto cut = hn::Eq(hn::LoadU(d, alpha + r * ld + j), hn::Zero(d));
+      const auto sum = hn::IfThenZeroElse(cut, hn::LoadU(d, head + j));
+      if (out != nullptr) store_or_add(d, sum, out + j, add);
+      hn::StoreU(hn::Sub(sum, hn::LoadU(d, terms + r * ld + j)), d, head + j);
     }
     buffer.close();
+  }
+}
+
+template <class T>
+void add_diagonal(int64_t L, int64_t cols, const T* diag, const T* x, const T* w, T* dx, T* dw) {
+  const hn::ScalableTag<T> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t t = 0; t < L; ++t) {
+    const auto f = hn::Set(d, diag[t]);
+    for (int64_t j = t * cols; j < (t + 1) * cols; j += lanes) {
+      hn::StoreU(hn::MulAdd(f, hn::LoadU(d, w + j), hn::LoadU(d, dx + j)), d, dx + j);
+      hn::StoreU(hn::MulAdd(f, hn::LoadU(d, x + j), hn::LoadU(d, dw + j)), d, dw + j);
+    }
   }
 }
 
@@ -136,7 +149,7 @@ void row_sums(int64_t rows, int64_t cols, const T* x, double* out) {
 template <class T>
 const LinearKernels<T>& table_of() {
   static const LinearKernels<T> table = {&solve<T>,       &solve_transposed<T>, &subtract_rows<T>, &add_rows<T>,   &row_dots<T>,
-                                         &decay_terms<T>, &channel_dg<T>,       &load_rows<T>,     &store_rows<T>, &row_sums<T>};
+                                         &decay_terms<T>, &channel_dg<T>, &add_diagonal<T>, &load_rows<T>, &store_rows<T>, &row_sums<T>};
   return table;
 }
 
