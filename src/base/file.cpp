@@ -1,6 +1,7 @@
 #include "base/file.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
@@ -92,6 +94,20 @@ class Output {
   std::vector<std::byte> buffer_;
 };
 
+// Removes what killed processes left beside `target`: files "<target>.tmp-<process>-<number>" of processes that are no more.
+void remove_abandoned(const std::string& target) {
+  const std::filesystem::path path(target);
+  const std::string prefix = path.filename().string() + ".tmp-";
+  std::error_code ignored;
+  for (std::filesystem::directory_iterator entry(parent_folder(target), ignored), end; !ignored && entry != end; entry.increment(ignored)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with(prefix)) continue;
+    int process = 0, number = 0, used = 0;
+    if (std::sscanf(name.c_str() + prefix.size(), "%d-%d%n", &process, &number, &used) != 2 || name.size() != prefix.size() + static_cast<size_t>(used)) continue;
+    if (process > 0 && ::kill(process, 0) != 0 && errno == ESRCH) ::unlink(entry->path().c_str());
+  }
+}
+
 // The file written aside; removed again unless it was renamed into place.
 class SideFile {
  public:
@@ -114,6 +130,7 @@ class SideFile {
  private:
   int create() {
     static std::atomic<unsigned> counter{0};
+    remove_abandoned(target_);
     for (int tries = 0;; ++tries) {
       side_ = fmt::format("{}.tmp-{}-{}", target_, ::getpid(), counter.fetch_add(1));
       const int fd = ::open(side_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

@@ -1,7 +1,9 @@
 #include "base/file.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -71,6 +73,29 @@ TEST(File, AFullDiskLeavesTheOldFileAndNothingBesideIt) {
   EXPECT_EQ(read_file(path), "old");
   EXPECT_EQ(folder.files(), 1u);
   EXPECT_TRUE(fails(ErrorKind::kIo, {"/dev/full", "No space left on device"}, [] { write_file_atomic("/dev/full", "x"); }));
+}
+
+// A process that was killed while writing cannot remove its side file; the next one that writes the file does.
+TEST(File, WhatAKilledProcessLeftGoesWithTheNextWriting) {
+  const TempFolder folder;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    write_file_atomic(folder.path("file"), [](const FileSink& sink) {
+      sink(std::as_bytes(std::span("half")));
+      ::raise(SIGKILL);
+    });
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  ASSERT_EQ(folder.files(), 1u);
+  // Not ours: of a process that runs, of another file, of another form.
+  const std::string alive = folder.path("file.tmp-" + std::to_string(::getpid()) + "-77");
+  for (const std::string& other : {alive, folder.path("file2.tmp-" + std::to_string(child) + "-0"), folder.path("file.tmp-1x-0")}) std::ofstream(other) << "x";
+  write_file_atomic(folder.path("file"), "whole");
+  EXPECT_EQ(read_file(folder.path("file")), "whole");
+  EXPECT_EQ(folder.files(), 4u);
 }
 
 TEST(File, DevicesAreWrittenNotReplaced) {
