@@ -58,7 +58,7 @@ cat "$run/generated.txt"
 
 echo
 echo "== made by this demo"
-say() { printf '  %-32s %s\n' "$1" "$2"; }
+say() { printf '  %-36s %s\n' "$1" "$2"; }
 [ "$text" != demo/fortunes.txt ] || say "$text" "the text: all quotations of the package fortunes, mixed"
 say "$run/model/" "the model: config.json, model.safetensors, tokenizer.json"
 for curve in "$run/loss.png" "$run/loss.svg"; do

@@ -17,7 +17,7 @@ void Arena::AlignedFree::operator()(std::byte* p) const { std::free(p); }
 void* Arena::alloc_bytes(size_t bytes) {
   bytes = (std::max<size_t>(bytes, 1) + kAlign - 1) / kAlign * kAlign;
   while (current_ < blocks_.size() && blocks_[current_].used + bytes > blocks_[current_].bytes) {
-    // The next block is reused if it is large enough; otherwise it is replaced when its turn comes.
+    // The next block is reused if it is large enough; otherwise it is passed over until the arena is rewound.
     if (current_ + 1 == blocks_.size()) break;
     ++current_;
   }

@@ -103,7 +103,8 @@ void remove_abandoned(const std::string& target) {
     const std::string name = entry->path().filename().string();
     if (!name.starts_with(prefix)) continue;
     int process = 0, number = 0, used = 0;
-    if (std::sscanf(name.c_str() + prefix.size(), "%d-%d%n", &process, &number, &used) != 2 || name.size() != prefix.size() + static_cast<size_t>(used)) continue;
+    if (std::sscanf(name.c_str() + prefix.size(), "%d-%d%n", &process, &number, &used) != 2 || name.size() != prefix.size() + static_cast<size_t>(used))
+      continue;
     if (process > 0 && ::kill(process, 0) != 0 && errno == ESRCH) ::unlink(entry->path().c_str());
   }
 }

@@ -1,5 +1,6 @@
 // Files: read whole, map, and write so that a crash or a full disk never destroys what was there (written aside in the
-// same folder, synced, renamed, folder synced; what a killed process left aside goes with the next writing). Every failure is an Error(kIo or kUsage) naming the path and the reason.
+// same folder, synced, renamed, folder synced; what a killed process left aside goes with the next writing). Every failure is an Error(kIo or kUsage) naming
+// the path and the reason.
 #pragma once
 
 #include <cstddef>

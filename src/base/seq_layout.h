@@ -1,5 +1,5 @@
 // SeqLayout: packed sequences. Tokens of all sequences lie one after the other; sequence n is [offset(n), offset(n+1)).
-// One object goes to convolution, preconditioner, recurrence and loss alike, so that all restart at the same places.
+// One object goes to convolution, preconditioner and recurrence alike, so that all restart at the same places.
 #pragma once
 
 #include <cstddef>

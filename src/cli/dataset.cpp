@@ -19,7 +19,6 @@ namespace fw::cli {
 namespace {
 
 constexpr std::string_view kMagic = "FWTOKEN1";
-constexpr size_t kHeaderBytes = 64;
 
 std::string first_bytes(const std::string& path, size_t count) {
   std::ifstream in(path, std::ios::binary);

@@ -105,7 +105,7 @@ void Generate::check(const Options& options) {
   if (!prompt_file_.empty()) prompt_ = read_file(prompt_file_);
 }
 
-// Returns the number of tokens written.
+// Returns whether the text given with --stop came.
 bool Generate::stream(Session& session, const Tokenizer& tokenizer) {
   StopFilter filter(stop_);
   const auto begin = std::chrono::steady_clock::now();

@@ -52,7 +52,7 @@ class LanguageModel {
 };
 
 // Model folders: config.json + model.safetensors (float32 values). save writes aside, syncs and renames each file;
-// load checks names, shapes and dtypes. model.h's hash does not depend on T = float's route through a file.
+// load checks names, shapes and dtypes.
 template <class T>
 void save_model(const std::string& folder, const LanguageModel<T>& model);
 template <class T>

@@ -34,7 +34,7 @@ class Recurrence {
   Recurrence(const Rule& rule, const SeqLayout& layout, int64_t heads, int64_t v_heads, int64_t key_dim, int64_t value_dim);
   size_t saved_bytes() const { return sizes_.saved; }
   // o [T, HV V] is overwritten; final_s, final_a may be null or the initial ones. saved (saved_bytes(), 64-byte aligned) or
-  // null. Workspace comes from the arena and goes back to it. Sequences of one token each take the decode step.
+  // null. Workspace comes from the arena and goes back to it. Without saved, sequences of one token each take the decode step.
   void forward(const RecurrenceInputs<T>& in, Mat<T> o, T* final_s, T* final_a, void* saved, Arena& arena) const;
   // Overwrites what grads names.
   void backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, const RecurrenceInputs<T>& grads, const void* saved, Arena& arena) const;

@@ -87,7 +87,7 @@ template <class T>
 void swiglu_backward(Mat<const T> dy, Mat<const T> gate, Mat<const T> up, Mat<T> dgate, Mat<T> dup);
 
 // ---- cross_entropy.cpp: logits = h W^T, loss = sum over t with targets[t] >= 0 of -log softmax(logits)[targets[t]].
-// h [T, d], weight [vocab, d]. Logits exist for at most `slice` rows at a time (in scratch). Negative targets are not
+// h [T, d], weight [vocab, d]. Logits exist for a slice of the rows at a time (in scratch, slice_rows). Negative targets are not
 // scored and give no gradient. Returns the sum in double and the number of scored positions.
 struct LossSum {
   double nll = 0;

@@ -251,8 +251,7 @@ const PaperRule* find_paper_rule(std::string_view name) {
   return nullptr;
 }
 
-ReferenceOutputs paper_forward(const PaperRule& paper, const ReferenceShape& s, const ReferenceInputs& in) {
-  const Rule& rule = preset(paper.name).rule;
+ReferenceOutputs paper_forward(const PaperRule& paper, const Rule& rule, const ReferenceShape& s, const ReferenceInputs& in) {
   check_inputs(rule, s, in);
   ReferenceOutputs out;
   for (const auto& field : reference_output_fields()) (out.*field.values).assign(static_cast<size_t>(field.count(rule, s)), 0.0);

@@ -47,7 +47,7 @@ std::span<const PaperRule> paper_rules();
 // nullptr for a name that has none.
 const PaperRule* find_paper_rule(std::string_view name);
 
-// The same contract as reference_forward for the preset of that name (its default numbers).
-ReferenceOutputs paper_forward(const PaperRule& paper, const ReferenceShape& shape, const ReferenceInputs& in);
+// The same contract as reference_forward. rule: the preset of that name, whose axes say which inputs there are.
+ReferenceOutputs paper_forward(const PaperRule& paper, const Rule& rule, const ReferenceShape& shape, const ReferenceInputs& in);
 
 }  // namespace fw

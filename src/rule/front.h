@@ -3,9 +3,9 @@
 //     r = r_q q          e = b (.) (e_k k + e_q q)          w = M (.) w_k k          z = c (.) z_v v
 // with b, c the channel gates (1 if tied) and M the preconditioner (1 if none). This file has the coefficients as functions
 // of |q|^2, |k|^2 and the scalar gates, and their vector-Jacobian product: the only place where gains and norms are
-// written. The elementwise rest is the same for every rule (scan/cpu/front_tile-inl.h; device code will use this file too).
+// written. The elementwise rest is the same for every rule (scan/cpu/kernels_front.cpp; device code will use this file too).
 //
-// A new gain: one case in front_coefs, one in front_coefs_vjp, a value of the enum, a reference.
+// A new gain: one case in gain_pair, one in front_coefs_vjp, a value of the enum, a reference.
 #pragma once
 
 #include <cmath>

@@ -43,8 +43,8 @@ std::vector<int64_t> list_checkpoints(const std::string& folder);
 // Removes what killed processes left in `folder`.
 void clean_checkpoints(const std::string& folder);
 
-// Writes folder/step-N, replacing one that is there. Throws Error(kIo), and then folder/step-N is as it was and nothing
-// half-written is left.
+// Writes folder/step-N. One that is there already was found damaged and is removed first. Throws Error(kIo), and then nothing
+// half-written is left and the checkpoints of other steps are as they were.
 void write_checkpoint(const std::string& folder, const TrainerState& state, const LanguageModel<float>& model, const AdamW& optimizer,
                       const Tokenizer& tokenizer);
 

@@ -209,7 +209,7 @@ class LineIterator final : public sentencepiece::SentenceIterator {
         while (end < rest_.size() && (static_cast<unsigned char>(rest_[end]) & 0xc0u) == 0x80u) ++end;
       }
       line_ = rest_.substr(0, end);
-      // NUL and tab have meanings of their own in the trainer's input.
+      // The trainer leaves out lines that have a NUL.
       std::replace(line_.begin(), line_.end(), '\0', ' ');
       rest_.remove_prefix(end);
       if (!rest_.empty() && rest_[0] == '\n') rest_.remove_prefix(1);

@@ -43,7 +43,9 @@ TEST_P(ModelStateOf, PiecesEqualTheWhole) {
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
     EXPECT_LE(distance(state.layer(i).s, whole.layer(i).s), 1e-10);
     EXPECT_EQ(state.layer(i).a.size(), whole.layer(i).a.size());
-    if (!whole.layer(i).a.empty()) EXPECT_LE(distance(state.layer(i).a, whole.layer(i).a), 1e-10);
+    if (!whole.layer(i).a.empty()) {
+      EXPECT_LE(distance(state.layer(i).a, whole.layer(i).a), 1e-10);
+    }
     EXPECT_LE(distance(state.layer(i).tail, whole.layer(i).tail), 1e-10);
   }
 }

@@ -34,7 +34,7 @@ TEST_P(PaperFormula, EqualsTheGeneralReference) {
         o.seed = ++seed;
         const ReferenceProblem p = random_problem(rule, o);
         SCOPED_TRACE(describe(p));
-        EXPECT_TRUE(close(p.forward(), paper_forward(*paper, p.shape, p.in), 1e-13));
+        EXPECT_TRUE(close(p.forward(), paper_forward(*paper, rule, p.shape, p.in), 1e-13));
       }
     }
   }

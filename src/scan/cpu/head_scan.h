@@ -74,8 +74,7 @@ struct HeadScratch {
 
   T *re, *w, *wc, *z, *o, *state, *alpha, *total, *prefix, *suffix, *tri, *products;
   T *ratio = nullptr, *rebar = nullptr, *local = nullptr, *anchored = nullptr, *block = nullptr;
-  T *dre = nullptr, *dw = nullptr, *dtri = nullptr, *dz = nullptr, *dstate = nullptr, *terms = nullptr, *head = nullptr, *diag = nullptr,
-    *dlocal = nullptr;
+  T *dre = nullptr, *dw = nullptr, *dtri = nullptr, *dz = nullptr, *dstate = nullptr, *terms = nullptr, *head = nullptr, *diag = nullptr, *dlocal = nullptr;
   T* history = nullptr;
   int64_t history_rows = 0;
 };

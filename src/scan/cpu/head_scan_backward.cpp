@@ -14,8 +14,8 @@ void negate_rows(const LinearKernels<T>& kernels, int64_t rows, int64_t cols, co
 
 }  // namespace
 
-// dre, dw, dz and dstate of one chunk; the stacked cotangent [dO; -P] is left in `products`. With a decay, what a token
-// reads of its own write (the diagonal of dA) is left out of dre and dw and kept in `diag`: see chunk_decay_gradient.
+// dre, dw, dz and dstate of one chunk; the stacked cotangent [dO; -P] is left in `products`. Where there is a g, what a
+// token reads of its own write (the diagonal of dA) is left out of dre and dw and kept in `diag`: see chunk_decay_gradient.
 template <class T>
 void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved, bool have_state, bool have_dstate, bool need_dstate) {
   const int64_t begin = c * plan_.chunk, L = rows_of(c);

@@ -25,11 +25,11 @@ struct FrontTile {
   const Rule* rule = nullptr;
   T scale = 1;
   int64_t rows = 0, K = 0, V = 0;
-  RowView<const T> q, k, v;       // v absent: z is not made
+  RowView<const T> q, k, v;
   RowView<const T> beta, lambda;  // one value a row
   RowView<const T> erase_gate, write_gate, m;
-  T *r = nullptr, *e = nullptr, *w = nullptr;  // [rows, padded K]; null: not made (e: offline)
-  T* z = nullptr;                              // [rows, padded V]
+  T *r = nullptr, *e = nullptr, *w = nullptr;  // [rows, padded K]; e null: offline
+  T* z = nullptr;                              // [rows, padded V]; null: not made
 };
 
 template <class T>

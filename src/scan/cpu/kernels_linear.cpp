@@ -148,8 +148,8 @@ void row_sums(int64_t rows, int64_t cols, const T* x, double* out) {
 
 template <class T>
 const LinearKernels<T>& table_of() {
-  static const LinearKernels<T> table = {&solve<T>,       &solve_transposed<T>, &subtract_rows<T>, &add_rows<T>,   &row_dots<T>,
-                                         &decay_terms<T>, &channel_dg<T>, &add_diagonal<T>, &load_rows<T>, &store_rows<T>, &row_sums<T>};
+  static const LinearKernels<T> table = {&solve<T>,      &solve_transposed<T>, &subtract_rows<T>, &add_rows<T>,   &row_dots<T>, &decay_terms<T>,
+                                         &channel_dg<T>, &add_diagonal<T>,     &load_rows<T>,     &store_rows<T>, &row_sums<T>};
   return table;
 }
 

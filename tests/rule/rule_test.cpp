@@ -1,0 +1,122 @@
+// Rules as values: names, texts, validation, the C struct.
+#include "rule/rule.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <limits>
+#include <set>
+
+#include "base/error.h"
+
+namespace fw {
+namespace {
+
+std::string refused(std::string_view text) {
+  try {
+    parse_rule(text);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage) << text;
+    return error.what();
+  }
+  ADD_FAILURE() << "accepted: " << text;
+  return "";
+}
+
+#define EXPECT_REFUSED(text, part) EXPECT_NE(refused(text).find(part), std::string::npos) << refused(text)
+
+TEST(Rule, PresetsHaveDistinctNamesAndRules) {
+  std::set<std::string_view> names;
+  std::set<std::string> rules;
+  for (const Preset& p : presets()) {
+    EXPECT_TRUE(names.insert(p.name).second) << p.name;
+    EXPECT_TRUE(rules.insert(to_string(p.rule)).second) << p.name << " is another preset's rule";
+    EXPECT_FALSE(p.summary.empty()) << p.name;
+    EXPECT_NO_THROW(validate(p.rule)) << p.name;
+    EXPECT_EQ(preset(p.name).rule, p.rule);
+    EXPECT_EQ(parse_rule(p.name), p.rule);
+  }
+}
+
+// Every value of every axis, and numbers that decimal text holds only when it is written to the last digit.
+TEST(Rule, TextRoundTrip) {
+  Rule rule;
+  for (const Decay decay : {Decay::kNone, Decay::kConstant, Decay::kScalar, Decay::kChannel}) {
+    for (int bits = 0; bits < 256; ++bits) {
+      rule.decay = decay;
+      rule.solve = static_cast<Solve>(bits & 1);
+      rule.erase = static_cast<Gate>(bits >> 1 & 1);
+      rule.write = static_cast<Gate>(bits >> 2 & 1);
+      rule.feedback = static_cast<Feedback>(bits >> 3 & 1);
+      rule.precond = static_cast<Precond>(bits >> 4 & 1);
+      rule.q_norm = static_cast<Norm>(bits >> 5 & 1);
+      rule.k_norm = static_cast<Norm>(bits >> 6 & 1);
+      rule.gain = static_cast<Gain>(bits % 3);
+      rule.norm_eps = bits & 128 ? 1.0 / 3 : 1e-6;
+      rule.gain_eps = bits & 128 ? 5e-324 : 1e-6;
+      EXPECT_EQ(parse_rule(to_string(rule)), rule) << to_string(rule);
+      EXPECT_EQ(from_c(to_c(rule)), rule) << to_string(rule);
+    }
+  }
+}
+
+TEST(Rule, ANameCanBeChanged) {
+  const Rule rule = parse_rule("kda  gain=kaczmarz\twrite=channel");
+  EXPECT_EQ(rule.decay, Decay::kChannel);
+  EXPECT_EQ(rule.gain, Gain::kKaczmarz);
+  EXPECT_EQ(rule.write, Gate::kChannel);
+  EXPECT_EQ(rule.k_norm, Norm::kL2);
+}
+
+TEST(Rule, ErrorsNameTheAxisWhatWasExpectedAndWhatCame) {
+  EXPECT_REFUSED("", "empty");
+  EXPECT_REFUSED(" \n", "empty");
+  EXPECT_REFUSED("gated_deltanet22", "'gated_deltanet2'");
+  EXPECT_REFUSED("decya=scalar", "did you mean 'decay'");
+  EXPECT_REFUSED("decay=diagonal", "none, constant, scalar, channel, got 'diagonal'");
+  EXPECT_REFUSED("decay=", "got ''");
+  EXPECT_REFUSED("kda scalar", "axis=value, got 'scalar'");
+  EXPECT_REFUSED("gain_eps=1e-6x", "a number, got '1e-6x'");
+  EXPECT_REFUSED("gain_eps=", "a number, got ''");
+  EXPECT_REFUSED("norm_eps=-1", "norm_eps");
+  EXPECT_REFUSED("norm_eps=nan", "norm_eps");
+  EXPECT_REFUSED("gain_bound=2.5", "gain_bound");
+  EXPECT_REFUSED("precond_eps=0", "precond_eps");
+}
+
+// An eigenvalue 1 - s k.(M k) may reach 1 - gain_bound * x, which must not leave the unit disk. It matters only where the
+// rule erases and is preconditioned.
+TEST(Rule, GainBoundTimesRangeIsAtMostTwo) {
+  EXPECT_NO_THROW(parse_rule("precond_gated_deltanet precond_x=2"));
+  EXPECT_NO_THROW(parse_rule("precond_gated_deltanet gain_bound=2 precond_x=1"));
+  EXPECT_REFUSED("precond_gated_deltanet gain_bound=2", "lower precond_x to 1");
+  EXPECT_REFUSED("precond_gated_deltanet gain_bound=1.6 precond_x=1.5", "gain_bound * precond_x <= 2");
+  EXPECT_NO_THROW(parse_rule("gated_deltanet gain_bound=2"));
+  EXPECT_NO_THROW(parse_rule("solve=offline precond=diagonal gain_bound=2"));
+}
+
+// Numbers of the C struct that no enum has, far and near.
+TEST(Rule, ValuesOutsideTheEnumsAreRefused) {
+  const std::array<int32_t fw_rule::*, 9> fields = {&fw_rule::decay,    &fw_rule::solve,   &fw_rule::gain,   &fw_rule::erase, &fw_rule::write,
+                                                    &fw_rule::feedback, &fw_rule::precond, &fw_rule::q_norm, &fw_rule::k_norm};
+  for (const auto field : fields) {
+    for (const int32_t value : {-1, 4, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
+      fw_rule c = to_c(Rule());
+      c.*field = value;
+      EXPECT_THROW(from_c(c), Error) << value;
+    }
+  }
+}
+
+// Which inputs a rule takes, for the cases where two axes decide together.
+TEST(Rule, TakesWhatItsAxesUse) {
+  EXPECT_FALSE(parse_rule("solve=offline erase=channel feedback=query").uses_erase_gate());
+  EXPECT_FALSE(parse_rule("solve=offline erase=channel feedback=query").uses_lambda());
+  EXPECT_FALSE(parse_rule("gain=gate erase=channel write=channel").uses_beta());
+  EXPECT_TRUE(parse_rule("gain=gate erase=channel").uses_beta());
+  EXPECT_TRUE(parse_rule("solve=offline gain=gate").uses_beta());
+  EXPECT_FALSE(parse_rule("decay=constant").uses_g());
+}
+
+}  // namespace
+}  // namespace fw
