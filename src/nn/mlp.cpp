@@ -4,15 +4,6 @@
 
 namespace fw {
 
-std::vector<ParamSpec> mlp_parameters(const MlpSpec& spec, const std::string& prefix) {
-  const int64_t d = spec.hidden, m = spec.size;
-  return {
-      {prefix + "gate_proj.weight", {m, d}, projection_init(spec.init, m, d), true},
-      {prefix + "up_proj.weight", {m, d}, projection_init(spec.init, m, d), true},
-      {prefix + "down_proj.weight", {d, m}, projection_init(spec.init, d, m), true},
-  };
-}
-
 template <class T>
 Mlp<T>::Mlp(const MlpSpec& spec, const std::string& prefix, Params<T>& params) : spec_(spec) {
   std::vector<ParamSpec> list = mlp_parameters(spec, prefix);
