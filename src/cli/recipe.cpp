@@ -175,7 +175,7 @@ void load_recipe(const std::string& path, Options& options) {
       const std::string key(key_node.str());
       const Option* option = find(options, section, key);
       if (option == nullptr) fail_unknown_key(path, section, key, node, options);
-      std::visit(SetFromNode{node, path, section + "." + key, !option->is_given}, option->target);
+      std::visit(SetFromNode{node, path, fmt::format("{}.{}", section, key), !option->is_given}, option->target);
     }
   }
 }

@@ -45,11 +45,11 @@ std::string loss_curve_script(const std::vector<MetricPoint>& points, const std:
   std::vector<std::string> plots;
   if (!train.empty()) {
     script += "$train << END_OF_DATA\n" + train + "END_OF_DATA\n";
-    plots.push_back("$train with lines linewidth 1.5 linecolor rgb '#3b6ea5' title 'training'");
+    plots.emplace_back("$train with lines linewidth 1.5 linecolor rgb '#3b6ea5' title 'training'");
   }
   if (!held_out.empty()) {
     script += "$held_out << END_OF_DATA\n" + held_out + "END_OF_DATA\n";
-    plots.push_back("$held_out with linespoints linewidth 1.5 pointtype 7 pointsize 0.7 linecolor rgb '#c8553d' title 'held out'");
+    plots.emplace_back("$held_out with linespoints linewidth 1.5 pointtype 7 pointsize 0.7 linecolor rgb '#c8553d' title 'held out'");
   }
   script += fmt::format("plot {}\nunset output\n", fmt::join(plots, ", "));
   return script;

@@ -42,6 +42,7 @@ std::vector<MetricPoint> read_metrics(const std::string& path) {
     points.emplace(point.step, point);
   }
   std::vector<MetricPoint> out;
+  out.reserve(points.size());
   for (const auto& [step, point] : points) out.push_back(point);
   return out;
 }

@@ -97,6 +97,7 @@ void exchange(Pipe& to_child, Pipe& from_child, std::string_view input, std::str
 ProcessResult run_process(const std::vector<std::string>& argv, std::string_view input) {
   ProcessResult result;
   std::vector<char*> args;
+  args.reserve(argv.size() + 1);
   for (const std::string& a : argv) args.push_back(const_cast<char*>(a.c_str()));
   args.push_back(nullptr);
 

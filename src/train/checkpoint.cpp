@@ -30,6 +30,8 @@ constexpr int kFormat = 1;
 constexpr std::string_view kChecksumKey = "\"checksum\": \"";
 constexpr std::string_view kNoChecksum = "0000000000000000";
 
+std::string inside(const std::string& folder, const std::string& name) { return (fs::path(folder) / name).string(); }
+
 std::string hex(uint64_t value) { return fmt::format("{:016x}", value); }
 
 std::string checksum_of_text(std::string_view text) {
@@ -107,7 +109,7 @@ TrainerState state_from_json(const json& j) {
 
 void write_trainer_json(const std::string& folder, const TrainerState& state) {
   json files = json::object();
-  for (const std::string& name : files_in(folder)) files[name] = checksum_of_file(folder + "/" + name);
+  for (const std::string& name : files_in(folder)) files[name] = checksum_of_file(inside(folder, name));
   const json content = {{"format", kFormat}, {"checksum", kNoChecksum}, {"state", state_to_json(state)}, {"files", files}};
   std::string text = content.dump(2) + "\n";
   const size_t place = text.find(fmt::format("{}{}\"", kChecksumKey, kNoChecksum)) + kChecksumKey.size();
@@ -157,7 +159,7 @@ void clean_checkpoints(const std::string& folder) {
   if (!file_exists(folder)) return;
   try {
     for (const std::string& name : files_in(folder)) {
-      if (name.starts_with(kTemporary)) fs::remove_all(folder + "/" + name);
+      if (name.starts_with(kTemporary)) fs::remove_all(inside(folder, name));
     }
   } catch (const fs::filesystem_error& error) {
     fail_io("cannot remove what an interrupted run left in '{}': {}", folder, error.code().message());
@@ -176,7 +178,7 @@ void write_checkpoint(const std::string& folder, const TrainerState& state, cons
     tokenizer.save(aside);
     write_moments(aside + "/optimizer.safetensors", model, optimizer);
     write_trainer_json(aside, state);
-    for (const std::string& name : files_in(aside)) sync_file(aside + "/" + name);
+    for (const std::string& name : files_in(aside)) sync_file(inside(aside, name));
     sync_folder(aside);
     // One that is there already was found damaged (a good one is not written again): the older ones stand for it meanwhile.
     if (file_exists(path)) remove_checkpoint(folder, state.step);
@@ -224,7 +226,7 @@ TrainerState verify_checkpoint(const std::string& path) {
     if (files.count(name) == 0) fail_usage("'{}': does not list {}, which a checkpoint must have", file, name);
   }
   for (const auto& [name, sum] : files) {
-    const std::string actual = checksum_of_file(path + "/" + name);
+    const std::string actual = checksum_of_file(inside(path, name));
     if (actual != sum) fail_usage("'{}/{}': damaged (checksum {} expected, {} found)", path, name, sum, actual);
   }
   return state;

@@ -256,11 +256,12 @@ Trainer::~Trainer() = default;
 bool Trainer::resume(const std::function<void(const std::string&)>& warn) {
   Impl& t = *impl_;
   clean_checkpoints(t.checkpoints);
-  const std::vector<int64_t> steps = list_checkpoints(t.checkpoints);
-  if (steps.empty()) return false;
+  std::vector<int64_t> newest_first = list_checkpoints(t.checkpoints);
+  if (newest_first.empty()) return false;
+  std::reverse(newest_first.begin(), newest_first.end());
   std::string damage;
-  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-    const std::string path = checkpoint_path(t.checkpoints, *step);
+  for (const int64_t step : newest_first) {
+    const std::string path = checkpoint_path(t.checkpoints, step);
     TrainerState found;
     try {
       found = verify_checkpoint(path);
@@ -273,7 +274,7 @@ bool Trainer::resume(const std::function<void(const std::string&)>& warn) {
     t.load(path, found);
     return true;
   }
-  fail_usage("'{}': none of the {} checkpoints is usable; the newest: {}", t.checkpoints, steps.size(), damage);
+  fail_usage("'{}': none of the {} checkpoints is usable; the newest: {}", t.checkpoints, newest_first.size(), damage);
 }
 
 bool Trainer::run(const std::function<void(const LogRecord&)>& on_log, const std::atomic<bool>* stop) {

@@ -27,6 +27,7 @@ TEST(Arena, ReleaseKeepsTheMemoryForTheNextPass) {
   Arena arena(4096);
   const auto pass = [&] {
     std::vector<void*> out;
+    out.reserve(20);
     for (int i = 0; i < 20; ++i) out.push_back(arena.alloc<double>(100));
     return out;
   };

@@ -50,6 +50,7 @@ std::vector<int32_t> some_ids(size_t count) {
 
 std::vector<int32_t> generate(Session& session, int count, const Sampling& sampling = kSampling) {
   std::vector<int32_t> ids;
+  ids.reserve(static_cast<size_t>(count));
   for (int i = 0; i < count; ++i) ids.push_back(session.next(sampling));
   return ids;
 }
@@ -185,7 +186,7 @@ TEST_F(SessionTest, AFileThatDoesNotFitChangesNothing) {
   std::stringstream content;
   content << in.rdbuf();
   const std::string good = content.str();
-  const auto write = [&](const char* name, std::string bytes) { std::ofstream(path(name), std::ios::binary) << bytes; };
+  const auto write = [&](const char* name, const std::string& bytes) { std::ofstream(path(name), std::ios::binary) << bytes; };
   write("empty", "");
   write("truncated", good.substr(0, good.size() - 5));
   std::string flipped = good;

@@ -11,7 +11,6 @@ namespace fw {
 namespace {
 
 using testing::close;
-using testing::describe;
 
 constexpr double kBound = 1e-12;
 const char* const kFile = FW_SOURCE_DIR "/../shared/vectors/ops.safetensors";

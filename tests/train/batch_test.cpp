@@ -121,6 +121,7 @@ TEST(Batch, PositionIsAllTheState) {
   const auto file = file_of(sample_text(40, 2), "%");
   BatchSource source(file, 3, 20, 77);
   std::vector<Batch> batches;
+  batches.reserve(200);
   for (int i = 0; i < 200; ++i) batches.push_back(source.next());  // several epochs
   ASSERT_GT(source.epoch(), 2);
   for (const int64_t i : {0, 1, 57, 199, 3}) {

@@ -64,6 +64,7 @@ pid_t start_training(const std::string& folder) {
   std::vector<std::string> environment = {std::string(kFolder) + "=" + folder};
   for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
   std::vector<char*> pointers;
+  pointers.reserve(environment.size() + 1);
   for (std::string& entry : environment) pointers.push_back(entry.data());
   pointers.push_back(nullptr);
   std::string program = self, quiet = "--gtest_brief=1";
