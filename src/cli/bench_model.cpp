@@ -98,49 +98,47 @@ Json bench_train(const ModelBench& bench) {
 }
 
 Json bench_decode(const ModelBench& bench) {
-  constexpr int64_t kParts = 20;
-  if (bench.decode_tokens < kParts) fail_usage("--decode-tokens: expected at least {}, got {}", kParts, bench.decode_tokens);
+  constexpr int64_t kWarm = 100, kBlock = 50, kRounds = 40;
+  if (bench.decode_tokens < 2 * kWarm) fail_usage("--decode-tokens: expected at least {}, got {}", 2 * kWarm, bench.decode_tokens);
   LanguageModel<float> model(bench.model);
   Random random(1);
   model.init(random);
   const auto tokenizer = byte_tokenizer();
-  Session session(model, *tokenizer, 1);
   const Sampling sampling;
-  for (int i = 0; i < 100; ++i) session.next(sampling);  // untimed: memory is touched
-
+  const auto generate = [&sampling](Session& session, int64_t count) {
+    return seconds_of([&] {
+      for (int64_t i = 0; i < count; ++i) session.next(sampling);
+    });
+  };
   fmt::print("decoding: {}; {} tokens, {} threads\n", describe(bench.model), bench.decode_tokens, num_threads());
   std::fflush(stdout);
-  // The text in twentieths, of each the median time per token of its hundredths.
-  struct Part {
-    Samples us;
-    int64_t memory = 0;
-  };
-  std::vector<Part> parts(static_cast<size_t>(kParts));
-  const int64_t block = std::max<int64_t>(1, bench.decode_tokens / kParts / 5);
-  for (Part& part : parts) {
-    for (int64_t done = 0; done < bench.decode_tokens / kParts; done += block) {
-      const double seconds = seconds_of([&] {
-        for (int64_t i = 0; i < block; ++i) session.next(sampling);
-      });
-      part.us.add(1e6 * seconds / static_cast<double>(block));
-    }
-    part.memory = resident_bytes();
+
+  Session far(model, *tokenizer, 1);
+  generate(far, kWarm);  // memory is touched
+  const int64_t first_bytes = resident_bytes();
+  const double seconds = generate(far, bench.decode_tokens - kWarm);
+  const int64_t last_bytes = resident_bytes();
+  // A session at the end of the long text and one at its start take turns, so that a machine that is slower for a while is
+  // slower for both.
+  Session near(model, *tokenizer, 1);
+  generate(near, kWarm);
+  Samples first_us, last_us;
+  for (int64_t round = 0; round < kRounds; ++round) {
+    first_us.add(1e6 * generate(near, kBlock) / static_cast<double>(kBlock));
+    last_us.add(1e6 * generate(far, kBlock) / static_cast<double>(kBlock));
   }
   Table table;
-  table.column("tokens", Table::Align::kLeft);
+  table.column("at token", Table::Align::kLeft);
   for (const char* heading : {"us/token median", "us/token best", "memory"}) table.column(heading);
-  const auto row = [&](const std::string& name, const Part& part) {
-    table.row({name, fmt::format("{:.1f}", part.us.median()), fmt::format("{:.1f}", part.us.best()), format_bytes(static_cast<double>(part.memory))});
-    return Json{{"us_per_token", figures(part.us)}, {"resident_bytes", part.memory}};
+  const auto row = [&](int64_t at, const Samples& us, int64_t bytes) {
+    table.row({fmt::format("{}", at), fmt::format("{:.1f}", us.median()), fmt::format("{:.1f}", us.best()), format_bytes(static_cast<double>(bytes))});
+    return Json{{"at_token", at}, {"us_per_token", figures(us)}, {"resident_bytes", bytes}};
   };
-  Json first = row("first 5%", parts.front());
-  Json last = row("last 5%", parts.back());
-  fmt::print("{}state: {}\n", table.text(), format_bytes(static_cast<double>(session.state_bytes())));
-  return {{"model", describe(bench.model)},
-          {"tokens", session.tokens_seen()},
-          {"state_bytes", session.state_bytes()},
-          {"first", std::move(first)},
-          {"last", std::move(last)}};
+  Json first = row(kWarm, first_us, first_bytes);
+  Json last = row(bench.decode_tokens, last_us, last_bytes);
+  fmt::print("{}{} tokens in {:.1f} s; state: {}\n", table.text(), bench.decode_tokens, seconds, format_bytes(static_cast<double>(far.state_bytes())));
+  return {{"model", describe(bench.model)},   {"tokens", bench.decode_tokens}, {"seconds", seconds},
+          {"state_bytes", far.state_bytes()}, {"first", std::move(first)},     {"last", std::move(last)}};
 }
 
 }  // namespace fw::cli

@@ -11,12 +11,12 @@
 namespace fw {
 namespace {
 
-// The chunk form's products want many rows, channel decay pays for wide triangles, and
-// a sequence shorter than the limit costs less one token at a time.
+// Measured (docs/performance.md): the chunk form's products want many rows, a channel decay pays for wide triangles, and
+// from two tokens on products are faster than one token at a time.
 constexpr int64_t kChunkScalar = 64;
 constexpr int64_t kChunkChannel = 32;
 constexpr int64_t kChunkToken = 16;
-constexpr int64_t kTokenFormLimit = 8;
+constexpr int64_t kTokenFormLimit = 1;
 
 void check_positive(std::string_view name, int64_t value, int64_t most) {
   if (value < 1 || value > most) fail_usage("descriptor: {}: expected 1 to {}, got {}", name, most, value);
