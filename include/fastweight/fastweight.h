@@ -45,17 +45,20 @@ typedef enum fw_dtype { FW_F32 = 1, FW_F64 = 2 } fw_dtype;
 typedef enum fw_decay { FW_DECAY_NONE = 0, FW_DECAY_CONSTANT = 1, FW_DECAY_SCALAR = 2, FW_DECAY_CHANNEL = 3 } fw_decay;
 typedef enum fw_solve { FW_SOLVE_ONLINE = 0, FW_SOLVE_OFFLINE = 1 } fw_solve;
 typedef enum fw_gain {
-  FW_GAIN_ONE = 0,     /* s = 1 */
-  FW_GAIN_GATE = 1,    /* s = beta, as given: sigmoid in [0,1], or 2 sigmoid in [0,2] */
-  FW_GAIN_KACZMARZ = 2 /* s = beta / (|k|^2 + gain_eps), beta is the paper's eta */
+  FW_GAIN_ONE = 0,      /* s = 1 */
+  FW_GAIN_GATE = 1,     /* s = beta, as given: sigmoid in [0,1], or 2 sigmoid in [0,2] */
+  FW_GAIN_KACZMARZ = 2, /* s = beta / (|k|^2 + gain_eps), beta is the paper's eta */
+  FW_GAIN_NLMS = 3,     /* s = 1 / (|k|^2 + gain_eps) */
+  FW_GAIN_LONGHORN = 4, /* s = beta / (1 + beta |k|^2) */
+  FW_GAIN_EFLA = 5      /* s = (1 - exp(-beta |k|^2)) / |k|^2 */
 } fw_gain;
 typedef enum fw_gate { FW_GATE_TIED = 0, FW_GATE_CHANNEL = 1 } fw_gate;
-typedef enum fw_feedback { FW_FEEDBACK_NONE = 0, FW_FEEDBACK_QUERY = 1 } fw_feedback;
-typedef enum fw_precond { FW_PRECOND_NONE = 0, FW_PRECOND_DIAGONAL = 1 } fw_precond;
-typedef enum fw_norm { FW_NORM_RAW = 0, FW_NORM_L2 = 1 } fw_norm; /* L2: x / sqrt(|x|^2 + norm_eps) */
+typedef enum fw_feedback { FW_FEEDBACK_NONE = 0, FW_FEEDBACK_LEARNED = 1 } fw_feedback;
+typedef enum fw_precond { FW_PRECOND_NONE = 0, FW_PRECOND_DIAGONAL = 1, FW_PRECOND_READ = 2 } fw_precond; /* of the write key; of the read vector */
+typedef enum fw_norm { FW_NORM_RAW = 0, FW_NORM_L2 = 1 } fw_norm;                                         /* L2: x / sqrt(|x|^2 + norm_eps) */
 
 /* A rule: with gain s, erase gate b (s if tied), write gate c (s if tied), preconditioner M (1 if none)
- *     e = b (k + lambda q),  z = c v,  w = M k,  r = scale q;   offline: e = 0.   q, k after their normalisation. */
+ *     e = b (k + lambda q),  z = c v,  w = M k,  r = scale q  (precond READ: w = k, r = scale M q);   offline: e = 0.   q, k after their normalisation. */
 typedef struct fw_rule {
   size_t size;
   int32_t decay;      /* fw_decay; CONSTANT: RetNet's log(1 - 2^(-5-h)) for value head h, no tensor g */
@@ -64,7 +67,7 @@ typedef struct fw_rule {
   int32_t erase;      /* fw_gate */
   int32_t write;      /* fw_gate */
   int32_t feedback;   /* fw_feedback */
-  int32_t precond;    /* fw_precond, of the write key */
+  int32_t precond;    /* fw_precond */
   int32_t q_norm;     /* fw_norm */
   int32_t k_norm;     /* fw_norm */
   double norm_eps;    /* inside the square root of the L2 norm, 1e-6 */
@@ -115,7 +118,7 @@ typedef struct fw_inputs {
   fw_tensor q, k;            /* [B, T, H, K] */
   fw_tensor v;               /* [B, T, HV, V] */
   fw_tensor g;               /* log-decay <= 0. scalar: [B, T, HV]; channel: [B, T, H or HV, K] */
-  fw_tensor beta;            /* gain gate, [B, T, HV]; gains gate and kaczmarz where erase or write is tied */
+  fw_tensor beta;            /* gain gate, [B, T, HV]; gains but one and nlms, where erase or write is tied */
   fw_tensor lambda;          /* query feedback, [B, T, HV] */
   fw_tensor erase_gate;      /* [B, T, H or HV, K] */
   fw_tensor write_gate;      /* [B, T, HV, V] */

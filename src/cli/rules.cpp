@@ -32,6 +32,30 @@ const char* gain_word(const Rule& rule) {
       return "gate";
     case Gain::kKaczmarz:
       return "kaczmarz";
+    case Gain::kNlms:
+      return "nlms";
+    case Gain::kLonghorn:
+      return "longhorn";
+    case Gain::kEfla:
+      return "efla";
+  }
+  return "?";
+}
+
+// The gain that depends on |k|^2, as a formula.
+std::string gain_formula(const Rule& rule) {
+  switch (rule.gain) {
+    case Gain::kOne:
+    case Gain::kGate:
+      return "";
+    case Gain::kKaczmarz:
+      return fmt::format("beta / (|k|^2 + {:g})", rule.gain_eps);
+    case Gain::kNlms:
+      return fmt::format("1 / (|k|^2 + {:g})", rule.gain_eps);
+    case Gain::kLonghorn:
+      return "beta / (1 + beta |k|^2)";
+    case Gain::kEfla:
+      return "(1 - exp(-beta |k|^2)) / |k|^2";
   }
   return "?";
 }
@@ -47,7 +71,7 @@ Table overview() {
     const Rule& r = p.rule;
     std::string other;
     if (r.uses_lambda()) other = "query feedback";
-    if (r.uses_precond()) other += std::string(other.empty() ? "" : ", ") + "preconditioner";
+    if (r.uses_precond()) other += std::string(other.empty() ? "" : ", ") + (r.preconditions_read() ? "preconditioned read" : "preconditioned write key");
     if (other.empty()) other = "-";
     const std::string norms = r.q_norm == r.k_norm ? norm_word(r.q_norm) : fmt::format("{}, {}", norm_word(r.q_norm), norm_word(r.k_norm));
     table.row({std::string(p.name), decay_word(r.decay), r.online() ? gate_word(r.erase) : "none", gate_word(r.write), gain_word(r), norms, other,
@@ -63,9 +87,9 @@ std::string formulas(const Rule& r) {
   const char* gain = r.gain == Gain::kOne ? "" : r.gain == Gain::kGate ? "beta " : "s ";
   std::string text = "  streams of token t, q and k as normalised:\n";
   text += fmt::format("    q = {}, k = {}\n", q, k);
-  if (r.uses_gain() && r.gain == Gain::kKaczmarz) text += fmt::format("    s = beta / (|k|^2 + {:g})\n", r.gain_eps);
-  text += "    read   r = K^-1/2 q\n";
-  text += fmt::format("    write  w = {}k\n", r.uses_precond() ? "M " : "");
+  if (r.uses_gain() && r.gain_uses_key_norm()) text += fmt::format("    s = {}\n", gain_formula(r));
+  text += fmt::format("    read   r = K^-1/2 {}q\n", r.preconditions_read() ? "M " : "");
+  text += fmt::format("    write  w = {}k\n", r.preconditions_write() ? "M " : "");
   const std::string key = r.uses_lambda() ? "(k + lambda q)" : "k";
   text += fmt::format("    erase  e = {}\n", !r.online() ? "0" : r.erase == Gate::kChannel ? "b " + key : gain + key);
   text += fmt::format("    value  z = {}v\n", r.write == Gate::kChannel ? "c " : gain);
@@ -91,7 +115,8 @@ class Rules : public Command {
   std::string name() const override { return "rules"; }
   std::string summary() const override { return "list the named rules; 'rules NAME' says more about one"; }
   std::string details() const override {
-    return "A rule is a point in a product of axes: any combination is valid where a rule is asked for, as \"decay=channel gain=kaczmarz feedback=query\", or "
+    return "A rule is a point in a product of axes: any combination is valid where a rule is asked for, as \"decay=channel gain=kaczmarz feedback=learned\", "
+           "or "
            "as a name followed by changes: \"kda solve=offline\".";
   }
   void declare(Options& options) override {

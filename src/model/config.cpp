@@ -126,9 +126,9 @@ InitScheme init_scheme(const ModelConfig& c) { return c.init == "normal" ? InitS
 Rule ModelConfig::resolved_rule() const {
   Rule r = parse_rule(rule);
   const Rule standard;
-  const double bound = allow_neg_eigval ? 2.0 : 1.0;
+  const double bound = allow_neg_eigval || r.gain_bound == 2.0 ? 2.0 : 1.0;
   if (r.gain_bound != standard.gain_bound && r.gain_bound != bound) {
-    fail_usage("rule: gain_bound comes from allow_neg_eigval ({} here), got gain_bound={} in '{}'; set allow_neg_eigval instead", bound, r.gain_bound, rule);
+    fail_usage("rule: gain_bound: expected 1 or, for eigenvalues in [-1, 1], 2 (allow_neg_eigval), got gain_bound={} in '{}'", r.gain_bound, rule);
   }
   if (r.precond_x != standard.precond_x && r.precond_x != precond_x) {
     fail_usage("rule: precond_x has a key of its own ({} here), got precond_x={} in '{}'; set precond_x instead", precond_x, r.precond_x, rule);

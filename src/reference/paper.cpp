@@ -174,20 +174,81 @@ Vector qdelta(PaperState& s, const PaperToken& x) {
   return x.scale * (s.S * q);
 }
 
-// Preconditioned DeltaNet, stable form: A_t = alphaP A_{t-1} + betaP k (.) k, the gradient step along M k instead of k:
-// S_t = alpha_t S_{t-1} (I - beta_t k_t (M_t k_t)^T) + beta_t v_t (M_t k_t)^T, M = x^(-softsign(log(A + 1e-6) - center)).
-Vector precond_gated_deltanet(PaperState& s, const PaperToken& x) {
+// Kaczmarz Linear Attention, appendix: the same step with a decay per key channel.
+Vector kaczmarz_channel(PaperState& s, const PaperToken& x) {
+  const Matrix decayed = s.S * diag(x.alpha_channel);
+  const double step = x.beta / (square(x.k) + 1e-6);
+  s.S = decayed + step * outer(x.v - decayed * x.k, x.k);
+  return x.scale * (s.S * l2(x.q));
+}
+
+// Normalised least mean squares: after the step S k = v, but for eps.
+Vector nlms(PaperState& s, const PaperToken& x) {
+  s.S = s.S + 1 / (square(x.k) + 1e-6) * outer(x.v - s.S * x.k, x.k);
+  return x.scale * (s.S * x.q);
+}
+
+// Liu et al. 2024, Longhorn: S_t minimises |S - S_{t-1}|^2 + beta |S k - v|^2, which Sherman and Morrison solve:
+// S_t = (S_{t-1} + beta v k^T) (I + beta k k^T)^-1 with (I + beta k k^T)^-1 = I - beta k k^T / (1 + beta |k|^2).
+Vector longhorn(PaperState& s, const PaperToken& x) {
   const Vector k = l2(x.k);
+  const Matrix inverse = identity(k) - x.beta / (1 + x.beta * square(k)) * outer(k, k);
+  s.S = (s.S + x.beta * outer(x.v, k)) * inverse;
+  return x.scale * (s.S * l2(x.q));
+}
+
+// EFLA: the gradient flow dS/dtau = (v - S k) k^T followed exactly for the time beta: along k the error shrinks by
+// exp(-beta |k|^2).
+Vector efla(PaperState& s, const PaperToken& x) {
+  const double shrink = std::exp(-x.beta * square(x.k));
+  const Vector found = s.S * x.k;
+  const Vector left = x.v + shrink * (found - x.v);
+  s.S = s.S + 1 / square(x.k) * outer(left - found, x.k);
+  return x.scale * (s.S * x.q);
+}
+
+// Preconditioned DeltaNet, stable form: A_t = alphaP A_{t-1} + betaP k (.) k, M = x^(-softsign(log(A + 1e-6) - center)).
+Vector preconditioner(PaperState& s, const PaperToken& x, const Vector& k) {
   s.A = x.precond_alpha * s.A + x.precond_beta * hadamard(k, k);
   Vector m(k.size());
   for (size_t i = 0; i < k.size(); ++i) {
     const double log_ratio = std::log(s.A[i] + 1e-6) - x.precond_center;
     m[i] = std::pow(1.5, -log_ratio / (1 + std::abs(log_ratio)));
   }
-  const Vector preconditioned = diag(m) * k;
+  return m;
+}
+
+// The gradient step along M k instead of k: S_t = alpha_t S_{t-1} (I - beta_t k_t (M_t k_t)^T) + beta_t v_t (M_t k_t)^T.
+Vector precond_gated_deltanet(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k);
+  const Vector preconditioned = diag(preconditioner(s, x, k)) * k;
   s.S = (x.alpha * s.S) * (identity(k) - x.beta * outer(k, preconditioned)) + x.beta * outer(x.v, preconditioned);
   return x.scale * (s.S * l2(x.q));
 }
+
+Vector precond_deltanet(PaperState& s, const PaperToken& x) {
+  PaperToken undecayed = x;
+  undecayed.alpha = 1;
+  return precond_gated_deltanet(s, undecayed);
+}
+
+Vector precond_kda(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k);
+  const Vector preconditioned = diag(preconditioner(s, x, k)) * k;
+  s.S = (s.S * diag(x.alpha_channel)) * (identity(k) - x.beta * outer(k, preconditioned)) + x.beta * outer(x.v, preconditioned);
+  return x.scale * (s.S * l2(x.q));
+}
+
+// The offline solve: nothing is erased, the preconditioner corrects what is read, o = S (M q).
+Vector read_preconditioned(PaperState& s, const PaperToken& x, const Matrix& decayed) {
+  const Vector k = l2(x.k);
+  const Vector m = preconditioner(s, x, k);
+  s.S = decayed + x.beta * outer(x.v, k);
+  return x.scale * (s.S * hadamard(m, l2(x.q)));
+}
+Vector precond_linear(PaperState& s, const PaperToken& x) { return read_preconditioned(s, x, s.S); }
+Vector precond_mamba2(PaperState& s, const PaperToken& x) { return read_preconditioned(s, x, x.alpha * s.S); }
+Vector precond_gla(PaperState& s, const PaperToken& x) { return read_preconditioned(s, x, s.S * diag(x.alpha_channel)); }
 
 // The slice of one head of a [T, heads, dim] tensor; empty where the rule has none.
 Vector slice(const Vector& x, int64_t row, int64_t heads, int64_t head, int64_t dim) {
@@ -240,6 +301,20 @@ std::span<const PaperRule> paper_rules() {
       {"kaczmarz", true, kaczmarz},
       {"qdelta", true, qdelta},
       {"precond_gated_deltanet", true, precond_gated_deltanet},
+      // A gain (the erase gate of the last) up to 2: the same formulas.
+      {"deltanet_neg", true, deltanet},
+      {"gated_deltanet_neg", true, gated_deltanet},
+      {"kda_neg", false, kda},
+      {"gated_deltanet2_neg", false, gated_deltanet2},
+      {"kaczmarz_channel", true, kaczmarz_channel},
+      {"nlms", true, nlms},
+      {"longhorn", true, longhorn},
+      {"efla", true, efla},
+      {"precond_deltanet", true, precond_deltanet},
+      {"precond_kda", true, precond_kda},
+      {"precond_linear", true, precond_linear},
+      {"precond_mamba2", true, precond_mamba2},
+      {"precond_gla", true, precond_gla},
   };
   return list;
 }

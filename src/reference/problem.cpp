@@ -68,7 +68,8 @@ ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options)
   check_shape(p.shape);
 
   Random random(options.seed);
-  const bool kaczmarz = rule.gain == Gain::kKaczmarz && rule.k_norm == Norm::kRaw;
+  // Gains that a long key makes smaller take keys of any length.
+  const bool any_length = rule.gain_uses_key_norm() && rule.k_norm == Norm::kRaw;
   for (const auto& field : reference_input_fields()) {
     const size_t n = static_cast<size_t>(field.count(rule, p.shape));
     const std::string name = field.name;
@@ -78,8 +79,8 @@ ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options)
       x = draw_rows(random, n, options.K, 0.5, rule.q_norm == Norm::kL2 ? 3.0 : 1.0);
     } else if (name == "k") {
       // With query feedback the step is beta (1 + lambda q.k / |k|^2): short keys would make it unstable.
-      const double shortest = kaczmarz ? (rule.uses_lambda() ? 1.0 : 0.1) : 0.5;
-      x = draw_rows(random, n, options.K, shortest, kaczmarz || rule.k_norm == Norm::kL2 ? 3.0 : 1.0);
+      const double shortest = any_length ? (rule.uses_lambda() ? 1.0 : 0.1) : 0.5;
+      x = draw_rows(random, n, options.K, shortest, any_length || rule.k_norm == Norm::kL2 ? 3.0 : 1.0);
     } else if (name == "g" || name == "precond_g") {
       x = draw(n, [&] { return log_decay(random, options.edge_decays); });
     } else if (name == "beta" || name == "erase_gate") {

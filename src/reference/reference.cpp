@@ -150,17 +150,48 @@ struct Streams {
 
 // The scalar gain of a token.
 double gain(const Problem& p, const Head& head, int64_t t, const double* k) {
+  const double beta = p.rule.uses_beta() ? p.in.beta[p.scalar_at(head.begin + t, head.h)] : 1;
+  const double square = dot(k, k, p.s.K);
   switch (p.rule.gain) {
     case Gain::kOne:
-      return 1;
     case Gain::kGate:
-      return p.in.beta[p.scalar_at(head.begin + t, head.h)];
-    case Gain::kKaczmarz: {
-      const double square = dot(k, k, p.s.K) + p.rule.gain_eps;
-      return square > 0 ? p.in.beta[p.scalar_at(head.begin + t, head.h)] / square : 0;
-    }
+      return beta;
+    case Gain::kNlms:
+    case Gain::kKaczmarz:
+      return square + p.rule.gain_eps > 0 ? beta / (square + p.rule.gain_eps) : 0;
+    case Gain::kLonghorn:
+      return beta / (1 + beta * square);
+    case Gain::kEfla:
+      return square > 0 ? (1 - std::exp(-beta * square)) / square : beta;
   }
   return 1;
+}
+
+struct GainGradient {
+  double beta, square;  // with respect to beta and |k|^2
+};
+
+GainGradient gain_gradient(const Problem& p, const Head& head, int64_t t, const double* k) {
+  const double beta = p.rule.uses_beta() ? p.in.beta[p.scalar_at(head.begin + t, head.h)] : 1;
+  const double square = dot(k, k, p.s.K);
+  switch (p.rule.gain) {
+    case Gain::kOne:
+    case Gain::kGate:
+      return {1, 0};
+    case Gain::kNlms:
+    case Gain::kKaczmarz: {
+      const double shifted = square + p.rule.gain_eps;
+      return shifted > 0 ? GainGradient{1 / shifted, -beta / (shifted * shifted)} : GainGradient{0, 0};
+    }
+    case Gain::kLonghorn: {
+      const double factor = 1 / (1 + beta * square);
+      return {factor * factor, -beta * beta * factor * factor};
+    }
+    case Gain::kEfla:
+      if (square <= 0) return {1, -beta * beta / 2};
+      return {std::exp(-beta * square), (beta * square * std::exp(-beta * square) - 1 + std::exp(-beta * square)) / (square * square)};
+  }
+  return {0, 0};
 }
 
 double log_decay(const Problem& p, const Head& head, int64_t t, int64_t channel) {
@@ -190,8 +221,9 @@ Streams streams(const Problem& p, const Head& head, const KeyHead& x) {
     for (int64_t i = 0; i < K; ++i) {
       const double b = p.rule.uses_erase_gate() ? p.in.erase_gate[p.channel_at(row, p.s.erase_heads, head) + i] : s;
       y.alpha[t * K + i] = std::exp(log_decay(p, head, t, i));
-      y.r[t * K + i] = p.scale() * q[i];
-      y.w[t * K + i] = x.M[t * K + i] * k[i];
+      const double M = x.M[t * K + i];
+      y.r[t * K + i] = p.scale() * (p.rule.preconditions_read() ? M : 1) * q[i];
+      y.w[t * K + i] = (p.rule.preconditions_write() ? M : 1) * k[i];
       y.e[t * K + i] = p.rule.online() ? b * (k[i] + lambda * q[i]) : 0;
     }
     for (int64_t j = 0; j < V; ++j) {
@@ -218,9 +250,10 @@ void streams_backward(const Problem& p, const Head& head, const KeyHead& x, cons
       const double de = dy.e[t * K + i], dw = dy.w[t * K + i];
       if (p.rule.decay == Decay::kScalar) grad.g[p.scalar_at(row, head.h)] += dy.alpha[t * K + i];
       if (p.rule.decay == Decay::kChannel) grad.g[p.channel_at(row, p.s.g_heads, head) + i] += dy.alpha[t * K + i];
-      dq[i] += p.scale() * dy.r[t * K + i];
-      dk[i] += x.M[t * K + i] * dw;
-      dx.dM[t * K + i] += k[i] * dw;
+      const double dr = p.scale() * dy.r[t * K + i], M = x.M[t * K + i];
+      dq[i] += (p.rule.preconditions_read() ? M : 1) * dr;
+      dk[i] += (p.rule.preconditions_write() ? M : 1) * dw;
+      dx.dM[t * K + i] += p.rule.preconditions_read() ? q[i] * dr : k[i] * dw;
       if (!p.rule.online()) continue;
       const double key = k[i] + lambda * q[i];
       double b = s;
@@ -247,14 +280,10 @@ void streams_backward(const Problem& p, const Head& head, const KeyHead& x, cons
       }
     }
     if (p.rule.uses_lambda()) grad.lambda[p.scalar_at(row, head.h)] += dlambda;
-    if (!p.rule.uses_beta()) continue;
-    const int64_t at = p.scalar_at(row, head.h);
-    if (p.rule.gain == Gain::kGate) {
-      grad.beta[at] += ds;
-    } else if (const double square = dot(k, k, K) + p.rule.gain_eps; square > 0) {
-      grad.beta[at] += ds / square;
-      for (int64_t i = 0; i < K; ++i) dk[i] -= ds * 2 * k[i] * p.in.beta[at] / (square * square);
-    }
+    if (!p.rule.uses_gain()) continue;
+    const GainGradient slope = gain_gradient(p, head, t, k);
+    if (p.rule.uses_beta()) grad.beta[p.scalar_at(row, head.h)] += ds * slope.beta;
+    for (int64_t i = 0; i < K; ++i) dk[i] += ds * slope.square * 2 * k[i];
   }
 }
 

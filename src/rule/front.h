@@ -1,9 +1,9 @@
 // front: the part of a rule that is its own. Everything a rule does to one token of one head is linear in q, k, v with
 // five coefficients (recurrence.md section 2):
 //     r = r_q q          e = b (.) (e_k k + e_q q)          w = M (.) w_k k          z = c (.) z_v v
-// with b, c the channel gates (1 if tied) and M the preconditioner (1 if none). This file has the coefficients as functions
-// of |q|^2, |k|^2 and the scalar gates, and their vector-Jacobian product: the only place where gains and norms are
-// written. The elementwise rest is the same for every rule (scan/cpu/kernels_front.cpp; device code will use this file too).
+// with b, c the channel gates (1 if tied) and M the preconditioner (1 if none; on r instead of w for Precond::kRead). This file has the coefficients as
+// functions of |q|^2, |k|^2 and the scalar gates, and their vector-Jacobian product: the only place where gains and norms are written. The elementwise rest is
+// the same for every rule (scan/cpu/kernels_front.cpp; device code will use this file too).
 //
 // A new gain: one case in gain_pair, one in front_coefs_vjp, a value of the enum, a reference.
 #pragma once
@@ -47,8 +47,26 @@ FW_HOST_DEVICE inline T k_factor(const Rule& rule, T k2) {
   return rule.k_norm == Norm::kL2 ? inverse_norm(k2, static_cast<T>(rule.norm_eps)) : T(1);
 }
 
-// The gain s as the pair (rho, s rho). Streams are invariant under e, z times rho and w over rho; Kaczmarz uses
-// rho = sqrt(|k|^2 + eps), so that no coefficient exceeds eta / sqrt(eps) however small the key is (eta / eps otherwise).
+// (1 - exp(-x)) / x and its derivative, x >= 0. The closed form of the derivative cancels for small x; its series is
+// sum over n >= 1 of (-1)^n n x^(n-1) / (n+1)!.
+template <class T>
+FW_HOST_DEVICE inline T efla_factor(T x) {
+  return x > T(0) ? -std::expm1(-x) / x : T(1);
+}
+template <class T>
+FW_HOST_DEVICE inline T efla_factor_derivative(T x) {
+  if (x > T(0.5)) return (std::exp(-x) * (T(1) + x) - T(1)) / (x * x);
+  T sum = 0, power = T(-0.5);  // (-1)^n x^(n-1) / (n+1)!
+  for (int n = 1; n <= 14; ++n) {
+    sum += static_cast<T>(n) * power;
+    power *= -x / static_cast<T>(n + 2);
+  }
+  return sum;
+}
+
+// The gain s as the pair (rho, s rho). Streams are invariant under e, z times rho and w over rho; Kaczmarz and
+// NLMS (its eta = 1) use rho = sqrt(|k|^2 + eps), so that no coefficient exceeds eta / sqrt(eps) however small the key is
+// (eta / eps otherwise). The other gains are at most beta.
 template <class T>
 struct GainPair {
   T rho = 1, s_rho = 1;
@@ -61,6 +79,11 @@ FW_HOST_DEVICE inline GainPair<T> gain_pair(const Rule& rule, T k2_hat, T beta) 
       return {T(1), T(1)};
     case Gain::kGate:
       return {T(1), beta};
+    case Gain::kLonghorn:
+      return {T(1), beta / (T(1) + beta * k2_hat)};
+    case Gain::kEfla:
+      return {T(1), beta * efla_factor(beta * k2_hat)};
+    case Gain::kNlms:
     case Gain::kKaczmarz: {
       const T inverse = inverse_norm(k2_hat, static_cast<T>(rule.gain_eps));
       return inverse > T(0) ? GainPair<T>{T(1) / inverse, beta * inverse} : GainPair<T>{T(1), T(0)};
@@ -111,6 +134,17 @@ FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale,
     case Gain::kGate:
       dx.beta = ds_rho;
       break;
+    case Gain::kLonghorn: {
+      const T inverse = T(1) / (T(1) + x.beta * k2_hat);
+      dx.beta = ds_rho * inverse * inverse;
+      dk2_hat = -dx.beta * x.beta * x.beta;
+      break;
+    }
+    case Gain::kEfla:
+      dx.beta = ds_rho * std::exp(-x.beta * k2_hat);
+      dk2_hat = ds_rho * x.beta * x.beta * efla_factor_derivative(x.beta * k2_hat);
+      break;
+    case Gain::kNlms:
     case Gain::kKaczmarz:
       if (k2_hat + static_cast<T>(rule.gain_eps) > T(0)) {
         dx.beta = ds_rho / gain.rho;

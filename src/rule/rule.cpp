@@ -28,11 +28,11 @@ const std::vector<Axis>& axes() {
   static const std::vector<Axis> list = {
       FW_AXIS(decay, Decay, "none", "constant", "scalar", "channel"),
       FW_AXIS(solve, Solve, "online", "offline"),
-      FW_AXIS(gain, Gain, "one", "gate", "kaczmarz"),
+      FW_AXIS(gain, Gain, "one", "gate", "kaczmarz", "nlms", "longhorn", "efla"),
       FW_AXIS(erase, Gate, "tied", "channel"),
       FW_AXIS(write, Gate, "tied", "channel"),
-      FW_AXIS(feedback, Feedback, "none", "query"),
-      FW_AXIS(precond, Precond, "none", "diagonal"),
+      FW_AXIS(feedback, Feedback, "none", "learned"),
+      FW_AXIS(precond, Precond, "none", "diagonal", "read"),
       FW_AXIS(q_norm, Norm, "raw", "l2"),
       FW_AXIS(k_norm, Norm, "raw", "l2"),
   };
@@ -144,7 +144,7 @@ void validate(const Rule& rule) {
   check_range("gain_bound", rule.gain_bound, 0.0, 2.0);
   check_range("precond_eps", rule.precond_eps, 1e-30, 1.0);
   check_range("precond_x", rule.precond_x, 1.0, 2.0);
-  if (rule.uses_precond() && rule.online() && rule.gain_bound * rule.precond_x > 2.0) {
+  if (rule.preconditions_write() && rule.online() && rule.gain_bound * rule.precond_x > 2.0) {
     fail_usage("rule: expected gain_bound * precond_x <= 2 (an eigenvalue 1 - s k.(M k) must stay in the unit disk), got {} * {} = {}; lower precond_x to {}",
                rule.gain_bound, rule.precond_x, rule.gain_bound * rule.precond_x, 2.0 / rule.gain_bound);
   }

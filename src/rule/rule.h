@@ -13,10 +13,17 @@ namespace fw {
 
 enum class Decay { kNone = FW_DECAY_NONE, kConstant = FW_DECAY_CONSTANT, kScalar = FW_DECAY_SCALAR, kChannel = FW_DECAY_CHANNEL };
 enum class Solve { kOnline = FW_SOLVE_ONLINE, kOffline = FW_SOLVE_OFFLINE };
-enum class Gain { kOne = FW_GAIN_ONE, kGate = FW_GAIN_GATE, kKaczmarz = FW_GAIN_KACZMARZ };
+enum class Gain {
+  kOne = FW_GAIN_ONE,
+  kGate = FW_GAIN_GATE,
+  kKaczmarz = FW_GAIN_KACZMARZ,
+  kNlms = FW_GAIN_NLMS,
+  kLonghorn = FW_GAIN_LONGHORN,
+  kEfla = FW_GAIN_EFLA
+};
 enum class Gate { kTied = FW_GATE_TIED, kChannel = FW_GATE_CHANNEL };
-enum class Feedback { kNone = FW_FEEDBACK_NONE, kQuery = FW_FEEDBACK_QUERY };
-enum class Precond { kNone = FW_PRECOND_NONE, kDiagonal = FW_PRECOND_DIAGONAL };
+enum class Feedback { kNone = FW_FEEDBACK_NONE, kLearned = FW_FEEDBACK_LEARNED };
+enum class Precond { kNone = FW_PRECOND_NONE, kDiagonal = FW_PRECOND_DIAGONAL, kRead = FW_PRECOND_READ };
 enum class Norm { kRaw = FW_NORM_RAW, kL2 = FW_NORM_L2 };
 
 struct Rule {
@@ -42,9 +49,12 @@ struct Rule {
   bool uses_write_gate() const { return write == Gate::kChannel; }
   // The gain matters where a gate is tied to it.
   bool uses_gain() const { return (online() && erase == Gate::kTied) || write == Gate::kTied; }
-  bool uses_beta() const { return uses_gain() && gain != Gain::kOne; }
-  bool uses_lambda() const { return online() && feedback == Feedback::kQuery; }
-  bool uses_precond() const { return precond == Precond::kDiagonal; }
+  bool uses_beta() const { return uses_gain() && gain != Gain::kOne && gain != Gain::kNlms; }
+  bool gain_uses_key_norm() const { return gain != Gain::kOne && gain != Gain::kGate; }
+  bool uses_lambda() const { return online() && feedback == Feedback::kLearned; }
+  bool uses_precond() const { return precond != Precond::kNone; }
+  bool preconditions_write() const { return precond == Precond::kDiagonal; }
+  bool preconditions_read() const { return precond == Precond::kRead; }
 
   bool operator==(const Rule&) const = default;
 };
@@ -63,7 +73,7 @@ std::span<const Preset> presets();
 // Throws Error(kUsage) with the nearest known name.
 const Preset& preset(std::string_view name);
 
-// "decay=channel gain=kaczmarz feedback=query ...": axes that differ from the default Rule. parse_rule accepts a preset's
+// "decay=channel gain=kaczmarz feedback=learned ...": axes that differ from the default Rule. parse_rule accepts a preset's
 // name, such a list, or a name followed by a list that changes it.
 std::string to_string(const Rule& rule);
 Rule parse_rule(std::string_view text);

@@ -127,7 +127,7 @@ TEST(Commands, InfoNamesBuildAndPresets) {
 }
 
 TEST(Commands, SelftestPassesForAPresetAndForAxes) {
-  const Outcome test = run({"selftest", "--rules", "gated_deltanet2,decay=channel gain=kaczmarz q_norm=l2 feedback=query"});
+  const Outcome test = run({"selftest", "--rules", "gated_deltanet2,decay=channel gain=kaczmarz q_norm=l2 feedback=learned"});
   EXPECT_EQ(test.code, 0) << test.out << test.err;
   EXPECT_THAT(test.out, HasSubstr("all within bounds"));
   EXPECT_THAT(test.out, Not(HasSubstr("FAILED")));

@@ -99,9 +99,9 @@ std::vector<Case> option_cases() {
   add("negative_erase_gate", "gated_deltanet2", [](ModelConfig& c) { c.allow_neg_eigval = true; });
   add("no_output_gate", "mamba2", [](ModelConfig& c) { c.output_gate = "none"; });
   add("sigmoid_output_gate", "gla", [](ModelConfig& c) { c.output_gate = "sigmoid"; });
-  add("gain_beside_erase_gate", "kda erase=channel feedback=query", [](ModelConfig& c) { c.allow_neg_eigval = true; });
-  add("write_gate_beside_gain", "kaczmarz decay=channel write=channel feedback=query", [](ModelConfig&) {});
-  add("everything", "gated_deltanet2 gain=gate feedback=query precond=diagonal", [](ModelConfig& c) {
+  add("gain_beside_erase_gate", "kda erase=channel feedback=learned", [](ModelConfig& c) { c.allow_neg_eigval = true; });
+  add("write_gate_beside_gain", "kaczmarz decay=channel write=channel feedback=learned", [](ModelConfig&) {});
+  add("everything", "gated_deltanet2 gain=gate feedback=learned precond=diagonal", [](ModelConfig& c) {
     c.num_v_heads = 4;
     c.expand_v = 1.5;
     c.decay_rank = 4;

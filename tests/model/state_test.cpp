@@ -16,7 +16,7 @@ namespace {
 std::vector<std::string> rules() {
   std::vector<std::string> list;
   for (const Preset& preset : presets()) list.emplace_back(preset.name);
-  list.emplace_back("gated_deltanet2 gain=gate feedback=query precond=diagonal");
+  list.emplace_back("gated_deltanet2 gain=gate feedback=learned precond=diagonal");
   return list;
 }
 

@@ -122,7 +122,7 @@ TEST(Mixer, ProjectionsFollowFromTheRule) {
 }
 
 TEST(Mixer, StackIsOneMatrix) {
-  RecurrentMixerSpec spec = mixer_spec("gated_deltanet2 gain=gate feedback=query precond=diagonal");
+  RecurrentMixerSpec spec = mixer_spec("gated_deltanet2 gain=gate feedback=learned precond=diagonal");
   spec.gate_rank = 5;
   spec.decay_rank = 3;
   Params<float> params;
@@ -143,7 +143,7 @@ TEST(Mixer, StackIsOneMatrix) {
 }
 
 TEST(Mixer, NoDecayOfVectors) {
-  for (const ParamSpec& p : mixer_parameters(mixer_spec("gated_deltanet2 precond=diagonal feedback=query"), "")) {
+  for (const ParamSpec& p : mixer_parameters(mixer_spec("gated_deltanet2 precond=diagonal feedback=learned"), "")) {
     EXPECT_EQ(p.weight_decay, p.shape.size() == 2) << p.name;
   }
 }

@@ -41,7 +41,7 @@ const std::vector<VectorRule>& vector_rules() {
       {"pkda",
        "decay=channel gain=gate precond=diagonal",
        {{"g", &In::g}, {"beta", &In::beta}, {"g_atk", &In::precond_g}, {"beta_atk", &In::precond_beta}, {"log_atk_scale", &In::precond_center}}},
-      {"qdelta", "decay=scalar gain=gate feedback=query", {{"g", &In::g}, {"beta", &In::beta}, {"lam", &In::lambda}}},
+      {"qdelta", "decay=scalar gain=gate feedback=learned", {{"g", &In::g}, {"beta", &In::beta}, {"lam", &In::lambda}}},
   };
   return list;
 }

@@ -51,7 +51,7 @@ TEST(Rule, TextRoundTrip) {
       rule.precond = static_cast<Precond>(bits >> 4 & 1);
       rule.q_norm = static_cast<Norm>(bits >> 5 & 1);
       rule.k_norm = static_cast<Norm>(bits >> 6 & 1);
-      rule.gain = static_cast<Gain>(bits % 3);
+      rule.gain = static_cast<Gain>(bits % 6);
       rule.norm_eps = bits & 128 ? 1.0 / 3 : 1e-6;
       rule.gain_eps = bits & 128 ? 5e-324 : 1e-6;
       EXPECT_EQ(parse_rule(to_string(rule)), rule) << to_string(rule);
@@ -100,7 +100,7 @@ TEST(Rule, ValuesOutsideTheEnumsAreRefused) {
   const std::array<int32_t fw_rule::*, 9> fields = {&fw_rule::decay,    &fw_rule::solve,   &fw_rule::gain,   &fw_rule::erase, &fw_rule::write,
                                                     &fw_rule::feedback, &fw_rule::precond, &fw_rule::q_norm, &fw_rule::k_norm};
   for (const auto field : fields) {
-    for (const int32_t value : {-1, 4, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
+    for (const int32_t value : {-1, 6, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
       fw_rule c = to_c(Rule());
       c.*field = value;
       EXPECT_THROW(from_c(c), Error) << value;
@@ -110,12 +110,15 @@ TEST(Rule, ValuesOutsideTheEnumsAreRefused) {
 
 // Which inputs a rule takes, for the cases where two axes decide together.
 TEST(Rule, TakesWhatItsAxesUse) {
-  EXPECT_FALSE(parse_rule("solve=offline erase=channel feedback=query").uses_erase_gate());
-  EXPECT_FALSE(parse_rule("solve=offline erase=channel feedback=query").uses_lambda());
+  EXPECT_FALSE(parse_rule("solve=offline erase=channel feedback=learned").uses_erase_gate());
+  EXPECT_FALSE(parse_rule("solve=offline erase=channel feedback=learned").uses_lambda());
   EXPECT_FALSE(parse_rule("gain=gate erase=channel write=channel").uses_beta());
   EXPECT_TRUE(parse_rule("gain=gate erase=channel").uses_beta());
   EXPECT_TRUE(parse_rule("solve=offline gain=gate").uses_beta());
   EXPECT_FALSE(parse_rule("decay=constant").uses_g());
+  EXPECT_FALSE(parse_rule("gain=nlms").uses_beta());
+  EXPECT_TRUE(parse_rule("gain=longhorn write=channel").uses_beta());
+  EXPECT_TRUE(parse_rule("precond=read").uses_precond());
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// How a rule is added (docs/core.md), shown with normalised least mean squares: S += k (v - S^T k)^T eta / (|k|^2 + eps).
+// How a rule is added (docs/core.md), shown with the relaxed Kaczmarz step without decay:
+// S += k (v - S^T k)^T eta / (|k|^2 + eps).
 // It is a new point of axes that exist, so kernels, gradients, decode, header and program have it as soon as its axes are
 // written down; what is left to do is to say the published formula once, on its own, and to compare.
 #include "reference/paper.h"
@@ -8,11 +9,11 @@ namespace fw::testing {
 namespace {
 
 // Step 1, the axes: in presets.def this would be
-//   FW_PRESET(nlms, "gain=kaczmarz", "normalised least mean squares: a projection step, no decay")
+//   FW_PRESET(relaxed_kaczmarz, "gain=kaczmarz", "a relaxed projection step on raw keys, no decay")
 constexpr std::string_view kAxes = "gain=kaczmarz";
 
 // Step 2, the published formula, one token: in src/reference/paper.cpp with the others.
-std::vector<double> nlms(PaperState& state, const PaperToken& x) {
+std::vector<double> relaxed_kaczmarz(PaperState& state, const PaperToken& x) {
   const auto K = x.k.size(), V = x.v.size();
   double k2 = 0;
   for (const double k : x.k) k2 += k * k;
@@ -43,7 +44,7 @@ Problem small_problem() {
 // Step 3: the reference of all rules agrees with the formula.
 TEST(AddingARule, TheAxesSayWhatTheFormulaSays) {
   const Problem problem = small_problem();
-  const PaperRule paper{"nlms", false, &nlms};
+  const PaperRule paper{"relaxed_kaczmarz", false, &relaxed_kaczmarz};
   EXPECT_TRUE(close(problem.forward(), paper_forward(paper, problem.rule, problem.shape, problem.in), 1e-13));
 }
 

@@ -33,24 +33,29 @@ std::string describe(const Problem& p) {
 std::vector<Rule> composed_rules() {
   std::vector<Rule> rules;
   for (const char* text : {
-           "decay=channel gain=kaczmarz q_norm=l2",                                                          // kaczmarz_channel
-           "decay=channel gain=kaczmarz feedback=query write=channel q_norm=l2",                             // the issue's own example
-           "decay=channel gain=gate precond=diagonal q_norm=l2 k_norm=l2",                                   // precond_kda
-           "gain=gate precond=diagonal q_norm=l2 k_norm=l2",                                                 // precond_deltanet
-           "decay=channel erase=channel write=channel feedback=query precond=diagonal q_norm=l2 k_norm=l2",  // everything with channels
-           "decay=scalar gain=kaczmarz feedback=query precond=diagonal q_norm=l2",                           //
-           "decay=channel gain=gate erase=channel q_norm=l2 k_norm=l2",                                      // b-only, tied write
-           "decay=scalar gain=gate write=channel q_norm=l2 k_norm=l2",                                       // w-only, tied erase
-           "decay=scalar gain=kaczmarz erase=channel",                                                       //
-           "decay=constant gain=gate feedback=query q_norm=l2 k_norm=l2",                                    //
-           "decay=constant gain=one q_norm=l2 k_norm=l2",                                                    //
-           "decay=channel solve=offline gain=gate precond=diagonal k_norm=l2",                               //
-           "solve=offline gain=kaczmarz write=tied q_norm=l2",                                               //
-           "decay=scalar solve=offline write=channel",                                                       //
-           "decay=channel erase=channel write=channel gain_bound=2 q_norm=l2 k_norm=l2",                     // negative eigenvalues
-           "decay=scalar gain=gate gain_bound=2 precond=diagonal precond_x=1 q_norm=l2 k_norm=l2",           //
-           "decay=scalar gain=gate norm_eps=0.01 q_norm=l2 k_norm=raw",                                      //
-           "decay=channel gain=gate q_norm=raw k_norm=l2 feedback=query",                                    //
+           "decay=channel gain=kaczmarz q_norm=l2",                                                            // kaczmarz_channel
+           "decay=channel gain=kaczmarz feedback=learned write=channel q_norm=l2",                             // the issue's own example
+           "decay=channel gain=gate precond=diagonal q_norm=l2 k_norm=l2",                                     // precond_kda
+           "gain=gate precond=diagonal q_norm=l2 k_norm=l2",                                                   // precond_deltanet
+           "decay=channel erase=channel write=channel feedback=learned precond=diagonal q_norm=l2 k_norm=l2",  // everything with channels
+           "decay=scalar gain=kaczmarz feedback=learned precond=diagonal q_norm=l2",                           //
+           "decay=channel gain=gate erase=channel q_norm=l2 k_norm=l2",                                        // b-only, tied write
+           "decay=scalar gain=gate write=channel q_norm=l2 k_norm=l2",                                         // w-only, tied erase
+           "decay=scalar gain=kaczmarz erase=channel",                                                         //
+           "decay=constant gain=gate feedback=learned q_norm=l2 k_norm=l2",                                    //
+           "decay=constant gain=one q_norm=l2 k_norm=l2",                                                      //
+           "decay=channel solve=offline gain=gate precond=diagonal k_norm=l2",                                 //
+           "solve=offline gain=kaczmarz write=tied q_norm=l2",                                                 //
+           "decay=scalar solve=offline write=channel",                                                         //
+           "decay=channel erase=channel write=channel gain_bound=2 q_norm=l2 k_norm=l2",                       // negative eigenvalues
+           "decay=scalar gain=gate gain_bound=2 precond=diagonal precond_x=1 q_norm=l2 k_norm=l2",             //
+           "decay=scalar gain=gate norm_eps=0.01 q_norm=l2 k_norm=raw",                                        //
+           "decay=channel gain=gate q_norm=raw k_norm=l2 feedback=learned",                                    //
+           "decay=channel gain=longhorn feedback=learned write=channel q_norm=l2",                             // raw keys
+           "decay=scalar gain=efla precond=diagonal q_norm=l2 k_norm=l2",                                      //
+           "decay=constant gain=nlms erase=channel q_norm=l2",                                                 //
+           "decay=channel gain=efla precond=read feedback=learned q_norm=l2",                                  // online, preconditioned read
+           "solve=offline gain=longhorn precond=read write=channel",                                           //
        }) {
     rules.push_back(parse_rule(text));
   }

@@ -19,7 +19,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 // One row of the caller's tensors, readable up to the padded length.
 template <class T>
 struct RawRow {
-  const T *q, *k, *b, *m;
+  const T *q, *k, *b;
+  const T *m_r, *m_w;  // the preconditioner, where it acts
 };
 
 template <class T>
@@ -28,7 +29,9 @@ class RowBuffers {
   explicit RowBuffers(const FrontTile<T>& tile) : tile_(tile), kp_(padded(tile.K)), vp_(padded(tile.V)), q_(kp_), k_(kp_), b_(kp_), m_(kp_), v_(vp_), c_(vp_) {}
 
   RawRow<T> raw(int64_t i) {
-    return {row_of(tile_.q, i, tile_.K, q_), row_of(tile_.k, i, tile_.K, k_), row_of(tile_.erase_gate, i, tile_.K, b_), row_of(tile_.m, i, tile_.K, m_)};
+    const T* m = row_of(tile_.m, i, tile_.K, m_);
+    return {row_of(tile_.q, i, tile_.K, q_), row_of(tile_.k, i, tile_.K, k_), row_of(tile_.erase_gate, i, tile_.K, b_),
+            tile_.rule->preconditions_read() ? m : nullptr, tile_.rule->preconditions_write() ? m : nullptr};
   }
   const T* v(int64_t i) { return row_of(tile_.v, i, tile_.V, v_); }
   const T* c(int64_t i) { return row_of(tile_.write_gate, i, tile_.V, c_); }
@@ -36,7 +39,7 @@ class RowBuffers {
   FrontScalars<T> scalars(int64_t i, const RawRow<T>& x) const {
     FrontScalars<T> s;
     if (tile_.rule->q_norm == Norm::kL2) s.q2 = row_dot(kp_, x.q, x.q);
-    if (tile_.rule->k_norm == Norm::kL2 || tile_.rule->gain == Gain::kKaczmarz) s.k2 = row_dot(kp_, x.k, x.k);
+    if (tile_.rule->k_norm == Norm::kL2 || tile_.rule->gain_uses_key_norm()) s.k2 = row_dot(kp_, x.k, x.k);
     if (tile_.beta) s.beta = *tile_.beta.row(i);
     if (tile_.lambda) s.lambda = *tile_.lambda.row(i);
     return s;
@@ -67,9 +70,11 @@ void front_forward(const FrontTile<T>& tile) {
     T* e = tile.e != nullptr ? tile.e + i * rows.kp() : nullptr;
     for (int64_t j = 0; j < rows.kp(); j += lanes) {
       const auto q = hn::LoadU(d, x.q + j), k = hn::LoadU(d, x.k + j);
-      hn::StoreU(hn::Mul(r_q, q), d, r + j);
+      auto rv = hn::Mul(r_q, q);
+      if (x.m_r != nullptr) rv = hn::Mul(rv, hn::LoadU(d, x.m_r + j));
+      hn::StoreU(rv, d, r + j);
       auto wv = hn::Mul(w_k, k);
-      if (x.m != nullptr) wv = hn::Mul(wv, hn::LoadU(d, x.m + j));
+      if (x.m_w != nullptr) wv = hn::Mul(wv, hn::LoadU(d, x.m_w + j));
       hn::StoreU(wv, d, w + j);
       if (e == nullptr) continue;
       auto ev = hn::MulAdd(e_q, q, hn::Mul(e_k, k));
@@ -113,9 +118,10 @@ void front_backward(const FrontTileGrad<T>& tile) {
     auto sum_rq = hn::Zero(d), sum_ek = hn::Zero(d), sum_eq = hn::Zero(d), sum_wk = hn::Zero(d), sum_zv = hn::Zero(d);
     for (int64_t j = 0; j < kp; j += lanes) {
       const auto q = hn::LoadU(d, x.q + j), k = hn::LoadU(d, x.k + j);
-      sum_rq = hn::MulAdd(q, hn::LoadU(d, dr + j), sum_rq);
-      const auto m = x.m != nullptr ? hn::LoadU(d, x.m + j) : one;
-      sum_wk = hn::MulAdd(hn::Mul(m, k), hn::LoadU(d, dw + j), sum_wk);
+      const auto m_r = x.m_r != nullptr ? hn::LoadU(d, x.m_r + j) : one;
+      const auto m_w = x.m_w != nullptr ? hn::LoadU(d, x.m_w + j) : one;
+      sum_rq = hn::MulAdd(hn::Mul(m_r, q), hn::LoadU(d, dr + j), sum_rq);
+      sum_wk = hn::MulAdd(hn::Mul(m_w, k), hn::LoadU(d, dw + j), sum_wk);
       if (de == nullptr) continue;
       const auto bde = hn::Mul(x.b != nullptr ? hn::LoadU(d, x.b + j) : one, hn::LoadU(d, de + j));
       sum_ek = hn::MulAdd(k, bde, sum_ek);
@@ -144,10 +150,13 @@ void front_backward(const FrontTileGrad<T>& tile) {
     T* dm_out = dm_row.open(tile.dm, i, tile.in.K, tile.add_m);
     for (int64_t j = 0; j < kp; j += lanes) {
       const auto q = hn::LoadU(d, x.q + j), k = hn::LoadU(d, x.k + j);
-      auto dqv = hn::MulAdd(r_q, hn::LoadU(d, dr + j), hn::Mul(two_dq2, q));
-      auto mdw = hn::LoadU(d, dw + j);
-      if (dm_out != nullptr) store_or_add(d, hn::Mul(hn::Mul(mdw, w_k), k), dm_out + j, tile.add_m);
-      if (x.m != nullptr) mdw = hn::Mul(mdw, hn::LoadU(d, x.m + j));
+      auto mdr = hn::LoadU(d, dr + j), mdw = hn::LoadU(d, dw + j);
+      if (dm_out != nullptr) {
+        store_or_add(d, x.m_r != nullptr ? hn::Mul(hn::Mul(mdr, r_q), q) : hn::Mul(hn::Mul(mdw, w_k), k), dm_out + j, tile.add_m);
+      }
+      if (x.m_r != nullptr) mdr = hn::Mul(mdr, hn::LoadU(d, x.m_r + j));
+      if (x.m_w != nullptr) mdw = hn::Mul(mdw, hn::LoadU(d, x.m_w + j));
+      auto dqv = hn::MulAdd(r_q, mdr, hn::Mul(two_dq2, q));
       auto dkv = hn::MulAdd(w_k, mdw, hn::Mul(two_dk2, k));
       if (de != nullptr) {
         auto bde = hn::LoadU(d, de + j);
