@@ -1,14 +1,16 @@
-// The delta-rule mixer of recurrence.md section 7: projections, causal convolution + SiLU on q, k, v, the rule's gates,
-// the recurrence (through the C header), RMSNorm per head with an output gate, output projection. Which projections
-// there are follows from the rule; all that read x are one matrix product.
+// The delta-rule mixer of recurrence.md section 7: projections, causal convolution + SiLU on q, k, v, feature maps and
+// rotation of q and k where a configuration has them (query_key.h), the rule's gates, the recurrence (through the C header), RMSNorm per head with an output
+// gate, output projection. Which projections there are follows from the rule; all that read x are one matrix product.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "nn/init.h"
 #include "nn/mixer.h"
+#include "nn/query_key.h"
 #include "rule/rule.h"
 
 namespace fw {
@@ -25,6 +27,8 @@ struct RecurrentMixerSpec {
   int64_t gate_rank = 0;   // 0: full
   int64_t decay_rank = 0;  // 0: full; channel decay only
   bool decay_per_value_head = false;
+  bool log_sigmoid_decay = false;  // channel decay: log sigmoid(x + bias) / 16 instead of -exp(a) softplus(x + delta)
+  QueryKeySpec query_key;
   double norm_eps = 1e-5;
   InitScheme init = InitScheme::kXavier;
 
@@ -75,7 +79,7 @@ class RecurrentMixer final : public Mixer<T> {
  private:
   struct Context;
   struct Indices {
-    int stack = -1, conv = -1, decay_up = -1, gate_up = -1, gate_bias = -1, a_log = -1, dt_bias = -1, lambda_bias = -1;
+    int stack = -1, conv = -1, decay_up = -1, decay_bias = -1, gate_up = -1, gate_bias = -1, a_log = -1, dt_bias = -1, lambda_bias = -1;
     int atk_a_log = -1, atk_dt_bias = -1, atk_center = -1, o_norm = -1, o_proj = -1;
   };
   void gates_forward(const Pass<T>& pass, Context& c) const;
@@ -84,6 +88,7 @@ class RecurrentMixer final : public Mixer<T> {
   RecurrentMixerSpec spec_;
   ProjectionPlan plan_;
   Indices index_;
+  std::unique_ptr<QueryKey<T>> query_key_;
 };
 
 }  // namespace fw
