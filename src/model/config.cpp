@@ -43,6 +43,7 @@ void for_each_key(Config& c, F f) {
   f("decay_gate", c.decay_gate);
   f("feature_map", c.feature_map);
   f("rope_theta", c.rope_theta);
+  f("raw_read_correction", c.raw_read_correction);
   f("init", c.init);
   f("precond_x", c.precond_x);
 }
@@ -176,6 +177,7 @@ RecurrentMixerSpec ModelConfig::mixer_spec() const {
   spec.decay_rank = decay_rank;
   spec.decay_per_value_head = decay_per_value_head;
   spec.log_sigmoid_decay = decay_gate == "logsigmoid";
+  spec.raw_read_correction = raw_read_correction;
   spec.norm_eps = norm_eps;
   spec.init = init_scheme(*this);
   spec.query_key = {num_heads, head_dim, feature_map_kind(feature_map), rope_theta, spec.init};
@@ -224,6 +226,8 @@ void validate(const ModelConfig& c) {
   if (c.decay_per_value_head && !channel_decay) fail_usage("decay_per_value_head: expected false, because rule '{}' has no channel decay, got true", c.rule);
   if (c.decay_gate != "softplus" && !channel_decay)
     fail_usage("decay_gate: expected softplus, because rule '{}' has no channel decay, got {}", c.rule, c.decay_gate);
+  if (c.raw_read_correction && rule.uses_read_correction())
+    fail_usage("raw_read_correction: expected false, because rule '{}' corrects the read already, got true", c.rule);
   const RecurrentMixerSpec spec = c.mixer_spec();
   if (c.allow_neg_eigval && !spec.gain_doubles() && !spec.erase_doubles()) {
     fail_usage("allow_neg_eigval: expected false, because rule '{}' has no gate on what it erases, got true", c.rule);

@@ -36,6 +36,9 @@ struct ModelConfig {
   std::string decay_gate = "softplus";  // channel decay: softplus -exp(a) softplus(x + delta) | logsigmoid log(sigmoid(x + bias)) / 16 (gla's layer)
   std::string feature_map = "none";     // of q and k, before the recurrence: none | elu (elu(x) + 1) | relu | product (of two learned affine maps of a head)
   double rope_theta = 0;                // > 0: rotary position embedding of q and k with this base (retnet: 10000); head_dim even
+  // Comba as its published layer computes it: D p is taken from q before both are normalised, where p = sigmoid(decay) k is the
+  // erase key (rule with erase_key=own; else p = k). The rule's read=corrected takes d k from the normalised q.
+  bool raw_read_correction = false;
   std::string init = "xavier";          // xavier | normal
   double precond_x = 1.5;
   std::string peer;  // of a model that came from another program (peer.h): its config.json and what else an export needs; JSON, or ""

@@ -286,6 +286,25 @@ void write_linear_attn(const ModelConfig& c, Json& json) {
   json["feature_map"] = c.feature_map == "product" ? "elementwise_product" : c.feature_map == "none" ? "identity" : c.feature_map;
 }
 
+// p = sigmoid(decay) k is the erase key. The kernel normalises it, which cancels the inner decay (but for the norm's epsilon) in what
+// is erased; it remains in q - D p.
+void read_comba(const Keys& keys, ModelConfig& c) {
+  read_common(keys, c, 2048, 21, 4);
+  read_heads(keys, c, 6, 256, 2.0);
+  read_conv(keys, c);
+  if (c.v_heads() != c.num_heads) keys.fail("num_v_heads", fmt::format("num_heads = {} (the peer itself fails with others)", c.num_heads), c.num_v_heads);
+  c.rule = "decay=scalar gain=gate q_norm=l2 k_norm=l2";
+  if (keys.truth("use_inner_decay", true)) c.rule += " erase_key=own";
+  c.raw_read_correction = keys.truth("use_output_correction", true);
+  c.output_gate = keys.truth("use_output_gate", true) ? "sigmoid" : "none";
+}
+void write_comba(const ModelConfig& c, Json& json) {
+  write_heads(c, json);
+  json["use_inner_decay"] = c.resolved_rule().uses_erase_key();
+  json["use_output_correction"] = c.raw_read_correction;
+  json["use_output_gate"] = c.output_gate == "sigmoid";
+}
+
 // What gla and retnet have in common.
 void read_plain(const Keys& keys, ModelConfig& c) {
   keys.must_be("conv_bias", false);
@@ -331,6 +350,7 @@ void read_retnet(const Keys& keys, ModelConfig& c) {
 constexpr Type kTypes[] = {
     {"delta_net", read_delta_net, write_delta_net},
     {"gated_deltanet", read_gated_deltanet, write_gated},
+    {"comba", read_comba, write_comba},
     {"kda", read_kda, write_kda},
     {"gdn2", read_gdn2, write_gdn2},
     {"precond_gated_deltanet", read_precond_gated, write_precond_gated},

@@ -22,12 +22,14 @@ ProjectionPlan::ProjectionPlan(const RecurrentMixerSpec& spec) {
   const bool channel_decay = rule.decay == Decay::kChannel;
   const int64_t decay_width = channel_decay ? (spec.decay_rank > 0 ? spec.decay_rank : spec.decay_heads() * spec.key_dim) : 0;
   if (channel_decay) place(decay, spec.decay_rank > 0 ? "f_proj.0.weight" : "f_proj.weight", decay_width);
-  if (rule.uses_erase_gate()) place(erase, "b_proj.weight", spec.key_size());
-  if (rule.uses_write_gate()) place(write, "w_proj.weight", spec.value_size());
+  if (rule.uses_erase_gate() && rule.erase != Gate::kScalar) place(erase, "b_proj.weight", spec.key_size());
+  if (rule.uses_write_gate() && rule.write != Gate::kScalar) place(write, "w_proj.weight", spec.value_size());
   if (spec.gate != GateKind::kNone) {
     place(gate, spec.gate_rank > 0 ? "g_proj.0.weight" : "g_proj.weight", spec.gate_rank > 0 ? spec.gate_rank : spec.value_size());
   }
-  if (rule.uses_beta()) place(beta, rule.uses_erase_gate() ? "beta_proj.weight" : "b_proj.weight", spec.v_heads);
+  if (rule.uses_erase_gate() && rule.erase == Gate::kScalar && !spec.derives_erase_gate()) place(erase, "b_proj.weight", spec.v_heads);
+  if (rule.uses_write_gate() && rule.write == Gate::kScalar) place(write, "w_proj.weight", spec.v_heads);
+  if (rule.uses_beta()) place(beta, erase.used() ? "beta_proj.weight" : "b_proj.weight", spec.v_heads);
   if (rule.decay == Decay::kScalar) place(decay, "a_proj.weight", spec.v_heads);
   if (rule.uses_lambda()) place(lambda, "l_proj.weight", spec.v_heads);
   if (rule.uses_precond()) {
@@ -77,10 +79,12 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
     }
   }
   if (rule.uses_lambda()) vector("l_bias", 1, constant_init(-0.8));
+  if (spec.uses_inner_decay()) vector("decay", spec.heads, constant_init(1.0));
+  if (rule.uses_read_correction() || spec.raw_read_correction) vector("D", spec.heads, constant_init(0.02));
   if (rule.uses_precond()) {
     vector("A_log_atk", spec.heads, decay_a_init(a_low));
     vector("dt_bias_atk", spec.heads, decay_delta_init());
-    vector("log_atk_scale", spec.heads, constant_init(-0.2));
+    if (rule.uses_precond_center()) vector("log_atk_scale", spec.heads, constant_init(-0.2));
   }
   if (spec.gate != GateKind::kNone && spec.gate_rank > 0) {
     matrix("g_proj.1.weight", spec.value_size(), spec.gate_rank);

@@ -107,6 +107,25 @@ enum class Turn { kForth, kBack };
 template <class T>
 void rotary(Mat<T> x, int64_t dim, double theta, const SeqLayout& layout, const int64_t* positions, Turn turn);
 
+// ---- head_gates.cpp: parameters of a head as gates of every token;  x, y [T, n], s [n / group]
+// y = sigmoid(s[c / group]) x
+template <class T>
+void head_scale_forward(Mat<const T> x, const T* s, int64_t group, Mat<T> y);
+// dx += sigmoid(s) dy; ds accumulates.
+template <class T>
+void head_scale_backward(Mat<const T> dy, Mat<const T> x, const T* s, int64_t group, Mat<T> dx, T* ds);
+// y[t, c] = s[c / group]
+template <class T>
+void head_constant_forward(const T* s, int64_t group, Mat<T> y);
+template <class T>
+void head_constant_backward(Mat<const T> dy, int64_t group, T* ds);
+// y -= s[c / group] x
+template <class T>
+void head_subtract_forward(Mat<const T> x, const T* s, int64_t group, Mat<T> y);
+// dx -= s dy; ds accumulates.
+template <class T>
+void head_subtract_backward(Mat<const T> dy, Mat<const T> x, const T* s, int64_t group, Mat<T> dx, T* ds);
+
 // ---- swiglu.cpp: y = silu(gate) * up;  all [T, n]
 template <class T>
 void swiglu_forward(Mat<const T> gate, Mat<const T> up, Mat<T> y);

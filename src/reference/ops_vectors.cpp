@@ -44,6 +44,7 @@ const std::vector<VectorRule>& vector_rules() {
       {"gdn2_neg", "decay=channel erase=channel write=channel gain_bound=2", {g, erase, write}},
       {"pgdn", "decay=scalar gain=gate precond=diagonal", {g, beta, decay, gain, center}},
       {"pkda", "decay=channel gain=gate precond=diagonal", {g, beta, decay, gain, center}},
+      {"comba", "decay=scalar gain=gate erase_key=own", {g, beta, {"p", "erase_key"}}},
       {"qdelta", "decay=scalar gain=gate feedback=learned", {g, beta, {"lam", "lambda"}}},
   };
   return list;

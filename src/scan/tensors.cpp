@@ -99,11 +99,15 @@ Inputs<T> check_inputs(const Plan& plan, const fw_inputs& in, TensorRole role) {
   x.g = checker.token("g", in.g, channel ? kEitherHeads : plan.HV, channel ? plan.K : 0, rule.uses_g(), need && rule.uses_g());
   x.beta = checker.token("beta", in.beta, plan.HV, 0, rule.uses_beta(), need && rule.uses_beta());
   x.lambda = checker.token("lambda", in.lambda, plan.HV, 0, rule.uses_lambda(), need && rule.uses_lambda());
-  x.erase_gate = checker.token("erase_gate", in.erase_gate, kEitherHeads, plan.K, rule.uses_erase_gate(), need && rule.uses_erase_gate());
-  x.write_gate = checker.token("write_gate", in.write_gate, plan.HV, plan.V, rule.uses_write_gate(), need && rule.uses_write_gate());
+  x.erase_key = checker.token("erase_key", in.erase_key, plan.H, plan.K, rule.uses_erase_key(), need && rule.uses_erase_key());
+  const bool one_erase = rule.erase == Gate::kScalar, one_write = rule.write == Gate::kScalar;
+  x.erase_gate = checker.token("erase_gate", in.erase_gate, one_erase ? plan.HV : kEitherHeads, one_erase ? 0 : plan.K, rule.uses_erase_gate(),
+                               need && rule.uses_erase_gate());
+  x.write_gate = checker.token("write_gate", in.write_gate, plan.HV, one_write ? 0 : plan.V, rule.uses_write_gate(), need && rule.uses_write_gate());
+  x.read_correction = checker.token("read_correction", in.read_correction, plan.HV, 0, rule.uses_read_correction(), need && rule.uses_read_correction());
   x.precond_g = checker.token("precond_g", in.precond_g, plan.H, 0, rule.uses_precond(), need && rule.uses_precond());
   x.precond_beta = checker.token("precond_beta", in.precond_beta, plan.H, 0, rule.uses_precond(), need && rule.uses_precond());
-  if (const fw_tensor* center = checker.check("precond_center", in.precond_center, {plan.H}, rule.uses_precond(), need && rule.uses_precond())) {
+  if (const fw_tensor* center = checker.check("precond_center", in.precond_center, {plan.H}, rule.uses_precond_center(), need && rule.uses_precond_center())) {
     x.precond_center = static_cast<T*>(center->data);
     x.center_stride = center->stride[0];
   }

@@ -35,7 +35,7 @@ struct StateTensor {
 
 template <class T>
 struct Inputs {
-  TokenTensor<T> q, k, v, g, beta, lambda, erase_gate, write_gate, precond_g, precond_beta;
+  TokenTensor<T> q, k, v, g, beta, lambda, erase_key, erase_gate, write_gate, read_correction, precond_g, precond_beta;
   T* precond_center = nullptr;
   int64_t center_stride = 1;
   StateTensor<T> initial_state, initial_precond;

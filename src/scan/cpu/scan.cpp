@@ -35,10 +35,18 @@ struct PrecondSpace {
     states = bump.take(plan.N * plan.H * padded(plan.K));
     if (!backward) return;
     history = bump.take(all);
-    dm = bump.take(all);
+    grads.dm = bump.take(all);
+    zeroed = all;
+    if (plan.rule.normaliser == Normaliser::kGated) {
+      grads.dg = bump.take(plan.tokens() * plan.H);
+      grads.dbeta = bump.take(plan.tokens() * plan.H);
+      zeroed = grads.dm == nullptr ? 0 : grads.dbeta + plan.tokens() * plan.H - grads.dm;
+    }
     dstates = bump.take(plan.N * plan.H * padded(plan.K));
   }
-  T *m = nullptr, *states = nullptr, *history = nullptr, *dm = nullptr, *dstates = nullptr;
+  T *m = nullptr, *states = nullptr, *history = nullptr, *dstates = nullptr;
+  PrecondGradRows<T> grads;
+  int64_t zeroed = 0;  // elements from grads.dm on that heads add to
 };
 
 template <class T>
@@ -60,7 +68,11 @@ class PrecondPass {
       const int64_t n = i / plan_.H, h = i % plan_.H;
       PrecondGrad<T> grad;
       grad.in = task(i);
-      grad.dm = space_.dm + row_index(n, h);
+      grad.dm = space_.grads.dm + row_index(n, h);
+      if (space_.grads.dg != nullptr) {
+        grad.dg_direct = space_.grads.dg + row_index(n, h) / kp_;
+        grad.dbeta_direct = space_.grads.dbeta + row_index(n, h) / kp_;
+      }
       grad.dstate = space_.dstates + i * kp_;
       load(d.final_precond, n, h, grad.dstate);
       grad.dk = grads.k.rows(plan_, n, 0, h);
@@ -146,7 +158,7 @@ void scan_backward(const Plan& plan, const Inputs<T>& in, const Outputs<T>& d, c
   const PrecondPass<T> precond(plan, in, space);
   if (plan.rule.uses_precond()) {
     precond.forward(nullptr);
-    std::memset(space.dm, 0, sizeof(T) * static_cast<size_t>(plan.tokens() * plan.H * padded(plan.K)));
+    std::memset(space.grads.dm, 0, sizeof(T) * static_cast<size_t>(space.zeroed));
   }
   T* scratch = workspace + bump.used();
   const int64_t elements = scratch_elements<T>(plan, true);
@@ -154,7 +166,7 @@ void scan_backward(const Plan& plan, const Inputs<T>& in, const Outputs<T>& d, c
     const int64_t n = task / plan.H, h = task % plan.H;
     HeadScratch<T> tiles = thread_scratch(plan, true, scratch, elements);
     for (int64_t i = 0; i < plan.group(); ++i) {
-      HeadScan<T>(plan, in, tiles, space.m, n, h * plan.group() + i, 0, plan.V).backward(d, grads, saved, space.dm, i == 0);
+      HeadScan<T>(plan, in, tiles, space.m, n, h * plan.group() + i, 0, plan.V).backward(d, grads, saved, space.grads, i == 0);
     }
   });
   if (!plan.rule.uses_precond()) return;
