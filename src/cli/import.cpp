@@ -25,8 +25,8 @@ class Import : public Command {
     options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
   }
   int run(Options&) override {
+    if (!is_peer_folder(find_model_folder(source_))) fail_usage("SOURCE: '{}' is a model of ours already", source_);
     const OpenModel open = open_model(source_, "f32", tokenizer_);
-    if (open.model.config().peer.empty()) fail_usage("SOURCE: '{}' is a model of ours already", source_);
     refuse_model_folder(target_);
     save_model(target_, open.model);
     open.tokenizer->save(target_);

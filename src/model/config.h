@@ -39,7 +39,7 @@ struct ModelConfig {
   // Comba as its published layer computes it: D p is taken from q before both are normalised, where p = sigmoid(decay) k is the
   // erase key (rule with erase_key=own; else p = k). The rule's read=corrected takes d k from the normalised q.
   bool raw_read_correction = false;
-  std::string init = "xavier";          // xavier | normal
+  std::string init = "xavier";  // xavier | normal
   double precond_x = 1.5;
   std::string peer;  // of a model that came from another program (peer.h): its config.json and what else an export needs; JSON, or ""
 

@@ -96,12 +96,6 @@ void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string
   check_metadata(reader, path, "state_rule", rule, "a state belongs to one model");
   check_metadata(reader, path, "state_model", model_hash, "a state belongs to the parameters that made it");
   std::vector<Layer> layers(layers_.size());
-  std::vector<int64_t> positions(positions_.size());
-  const std::string position_name = fmt::format("{}position", kPrefix);
-  reader.read<int64_t>(position_name, std::vector<int64_t>{sequences_}, std::span<int64_t>(positions));
-  for (const int64_t position : positions) {
-    if (position < 0) fail_usage("'{}': {}: expected numbers of tokens >= 0, got {}", path, position_name, position);
-  }
   size_t expected = 1;
   for (size_t i = 0; i < layers.size(); ++i) {
     const std::string prefix = fmt::format("{}layers.{}.", kPrefix, i);
@@ -116,6 +110,12 @@ void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string
     read("s", {sequences_, v_heads_, key_dim_, value_dim_}, layers_[i].s.size(), layers[i].s);
     if (precond_) read("a", {sequences_, heads_, key_dim_}, layers_[i].a.size(), layers[i].a);
     if (tail_rows_ > 0) read("tail", {sequences_, tail_rows_, tail_cols_}, layers_[i].tail.size(), layers[i].tail);
+  }
+  std::vector<int64_t> positions(positions_.size());
+  const std::string position_name = fmt::format("{}position", kPrefix);
+  reader.read<int64_t>(position_name, std::vector<int64_t>{sequences_}, std::span<int64_t>(positions));
+  for (const int64_t position : positions) {
+    if (position < 0) fail_usage("'{}': {}: expected numbers of tokens >= 0, got {}", path, position_name, position);
   }
   size_t found = 0;
   for (const auto& [name, info] : reader.tensors()) found += name.starts_with(kPrefix) ? 1 : 0;

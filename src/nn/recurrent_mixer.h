@@ -28,7 +28,7 @@ struct RecurrentMixerSpec {
   int64_t gate_rank = 0;   // 0: full
   int64_t decay_rank = 0;  // 0: full; channel decay only
   bool decay_per_value_head = false;
-  bool log_sigmoid_decay = false;  // channel decay: log sigmoid(x + bias) / 16 instead of -exp(a) softplus(x + delta)
+  bool log_sigmoid_decay = false;    // channel decay: log sigmoid(x + bias) / 16 instead of -exp(a) softplus(x + delta)
   bool raw_read_correction = false;  // q - D p instead of q, before the norms; p is the erase key of its own, or k
   QueryKeySpec query_key;
   double norm_eps = 1e-5;

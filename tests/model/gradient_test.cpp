@@ -112,6 +112,35 @@ std::vector<Case> option_cases() {
   add("scalar_gates", "kda erase=scalar write=scalar", [](ModelConfig& c) { c.allow_neg_eigval = true; });
   add("comba_grouped", "comba", [](ModelConfig& c) { c.num_v_heads = 4; });
   for (const Preset& ablation : ablations()) list.push_back({std::string(ablation.name), small_config(std::string(ablation.name)), {0, 5, 11}, 1});
+  add("log_sigmoid_decay", "gla", [](ModelConfig& c) { c.decay_gate = "logsigmoid"; });
+  add("log_sigmoid_decay_of_low_rank", "gated_deltanet2", [](ModelConfig& c) {
+    c.decay_gate = "logsigmoid";
+    c.decay_rank = 5;
+  });
+  add("learned_feature_map", "linear_attention", [](ModelConfig& c) {
+    c.feature_map = "product";
+    c.conv_size = 0;
+    c.num_v_heads = 4;
+  });
+  add("elu_feature_map", "gla", [](ModelConfig& c) { c.feature_map = "elu"; });
+  add("relu_feature_map", "gated_deltanet", [](ModelConfig& c) { c.feature_map = "relu"; });
+  add("rotary", "retnet", [](ModelConfig& c) {
+    c.rope_theta = 100;
+    c.conv_size = 0;
+    c.expand_v = 2;
+  });
+  add("rotary_after_a_learned_feature_map", "kda", [](ModelConfig& c) {
+    c.feature_map = "product";
+    c.rope_theta = 10000;
+    c.num_v_heads = 4;
+  });
+  add("raw_read_correction", "decay=scalar gain=gate erase_key=own q_norm=l2 k_norm=l2", [](ModelConfig& c) { c.raw_read_correction = true; });
+  add("raw_read_correction_by_the_key", "gated_deltanet", [](ModelConfig& c) {
+    c.raw_read_correction = true;
+    c.conv_size = 0;
+    c.feature_map = "elu";
+    c.rope_theta = 50;
+  });
   Case chunks{"chunks", small_config("gated_deltanet2"), {0, 70, 71, 150}, 2};
   chunks.config.num_hidden_layers = 1;
   list.push_back(chunks);

@@ -52,6 +52,42 @@ TEST_P(ModelStateOf, PiecesEqualTheWhole) {
 
 INSTANTIATE_TEST_SUITE_P(Rules, ModelStateOf, ::testing::ValuesIn(rules()));
 
+// Models that look at the position of a token: it is that of the sequence, wherever the pieces are cut and whatever is packed.
+ModelConfig rotating_config() {
+  ModelConfig config = small_config("retnet");
+  config.rope_theta = 30;
+  config.feature_map = "product";
+  return config;
+}
+
+TEST(ModelState, PositionsGoOnWithTheState) {
+  const ModelConfig config = rotating_config();
+  LanguageModel<double> model = noisy_model<double>(config);
+  const std::vector<int32_t> ids = random_ids(50, config.vocab_size, 3);
+  Logits<double> all(50, config.vocab_size), last(1, config.vocab_size);
+  model.forward_all(ids, SeqLayout({0, 50}), nullptr, all.mat());
+  ModelState<double> state(config, 1);
+  const std::vector<size_t> cuts = {0, 20, 21, 22, 49, 50};
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const int64_t n = static_cast<int64_t>(cuts[i + 1] - cuts[i]);
+    model.forward_last(std::span(ids).subspan(cuts[i], cuts[i + 1] - cuts[i]), SeqLayout({0, n}), state, last.mat());
+    EXPECT_EQ(state.positions(), std::vector<int64_t>{static_cast<int64_t>(cuts[i + 1])});
+    EXPECT_LE(distance(last.values, all.row(static_cast<int64_t>(cuts[i + 1]) - 1)), 1e-12);
+  }
+  state.reset();
+  EXPECT_EQ(state.positions(), std::vector<int64_t>{0});
+}
+
+TEST(ModelState, PositionsRestartInPackedSequences) {
+  const ModelConfig config = rotating_config();
+  LanguageModel<double> model = noisy_model<double>(config);
+  const std::vector<int32_t> ids = random_ids(30, config.vocab_size, 3);
+  Logits<double> packed(30, config.vocab_size), alone(18, config.vocab_size);
+  model.forward_all(ids, SeqLayout({0, 12, 12, 30}), nullptr, packed.mat());
+  model.forward_all(std::span(ids).subspan(12), SeqLayout({0, 18}), nullptr, alone.mat());
+  for (int64_t t = 0; t < 18; ++t) EXPECT_LE(distance(packed.row(12 + t), alone.row(t)), 1e-13) << t;
+}
+
 TEST(ModelState, DecodesManySequencesAtOnce) {
   const ModelConfig config = small_config("gated_deltanet2");
   LanguageModel<float> model = noisy_model<float>(config);
@@ -134,6 +170,23 @@ TEST_F(StateFile, ResumesBitForBit) {
   model.forward_last(next, SeqLayout({0, 3}), state, logits.mat());
   model.forward_last(next, SeqLayout({0, 3}), loaded, resumed.mat());
   EXPECT_EQ(logits.values, resumed.values);
+}
+
+TEST_F(StateFile, KeepsPositions) {
+  const ModelConfig config = rotating_config();
+  LanguageModel<float> model = noisy_model<float>(config);
+  ModelState<float> state(config, 2);
+  Logits<float> logits(2, config.vocab_size), resumed(2, config.vocab_size);
+  model.forward_last(random_ids(40, config.vocab_size, 4), SeqLayout({0, 33, 40}), state, logits.mat());
+  state.save(path_, config.rule, model.hash());
+  ModelState<float> loaded(config, 2);
+  loaded.load(path_, config.rule, model.hash());
+  EXPECT_EQ(loaded.positions(), (std::vector<int64_t>{33, 7}));
+  ModelState<float> fork = loaded;
+  const std::vector<int32_t> next = {1, 2};
+  for (ModelState<float>* one : {&state, &fork}) model.forward_last(next, SeqLayout({0, 1, 2}), *one, (one == &state ? logits : resumed).mat());
+  EXPECT_EQ(logits.values, resumed.values);
+  EXPECT_EQ(loaded.positions(), (std::vector<int64_t>{33, 7}));
 }
 
 TEST_F(StateFile, RefusesWhatIsNotThisModels) {

@@ -2,10 +2,9 @@
 // every rule there that the axes express, in float64.
 #include <gtest/gtest.h>
 
-#include <filesystem>
-
 #include "base/safetensors.h"
 #include "support/recurrence.h"
+#include "support/shared.h"
 
 namespace fw {
 namespace {
@@ -13,7 +12,7 @@ namespace {
 using testing::close;
 
 constexpr double kBound = 1e-12;
-const char* const kFile = FW_SOURCE_DIR "/../shared/vectors/ops.safetensors";
+const std::string kFile = testing::shared_path("vectors/ops.safetensors");
 
 // A rule of the file: its axes (q and k are given normalised: raw) and the names of its tensors.
 struct VectorRule {
@@ -47,7 +46,7 @@ const std::vector<VectorRule>& vector_rules() {
 }
 
 const SafetensorsReader& file() {
-  static const SafetensorsReader reader{std::string(kFile)};
+  static const SafetensorsReader reader{kFile};
   return reader;
 }
 
@@ -98,7 +97,7 @@ ReferenceInputs read_gradients(const std::string& path) {
 class Vectors : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!std::filesystem::exists(kFile)) GTEST_SKIP() << kFile << " is not there: the folder shared/ lies beside the checkout only where the vectors are kept";
+    if (kFile.empty()) GTEST_SKIP() << testing::kNoShared;
   }
 };
 

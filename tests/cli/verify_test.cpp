@@ -1,0 +1,111 @@
+// verify, import and export as a user runs them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "base/safetensors.h"
+#include "cli/program.h"
+#include "support/shared.h"
+
+namespace fw::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class Verify : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    vectors_ = fw::testing::shared_path("vectors");
+    if (vectors_.empty()) GTEST_SKIP() << fw::testing::kNoShared;
+  }
+  std::string model(const std::string& name) const { return vectors_ + "/models/" + name; }
+  std::string vectors_;
+  Folder folder_;
+};
+
+// The whole folder but what comes later.
+TEST_F(Verify, AllThatIsKnownPasses) {
+  const Outcome all = run({"verify", vectors_, "--skip-unknown"});
+  EXPECT_EQ(all.code, 0) << all.out << all.err;
+  EXPECT_THAT(all.out, HasSubstr("0 beyond"));
+  EXPECT_THAT(all.out, HasSubstr("unknown, skipped"));
+  EXPECT_THAT(all.out, Not(HasSubstr("FAILED")));
+}
+
+TEST_F(Verify, UnknownIsAFailureUnlessSkipped) {
+  const Outcome outcome = run({"verify", model("mamba2"), model("gdn2_hybrid"), model("transformer")});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.out, HasSubstr("UNKNOWN"));
+  EXPECT_THAT(outcome.out, HasSubstr("gdn2 with attention layers (hybrid)"));
+  EXPECT_EQ(run({"verify", model("mamba2"), "--skip-unknown"}).code, 0);
+}
+
+TEST_F(Verify, ToleranceTypeAndForm) {
+  EXPECT_EQ(run({"verify", model("gla"), "--dtype", "f32", "--tolerance", "1e-9"}).code, 1);
+  const Outcome token = run({"verify", model("gla"), "--dtype", "f32", "--form", "token"});
+  EXPECT_EQ(token.code, 0) << token.out;
+  EXPECT_EQ(run({"verify", model("gla"), "--dtype", "bf16"}).code, 0);
+  EXPECT_EQ(run({"verify", model("gla"), "--dtype", "f16"}).code, 2);
+  EXPECT_EQ(run({"verify", model("gla"), "--form", "fast"}).code, 2);
+  EXPECT_EQ(run({"verify", model("gla"), "--tolerance", "-1"}).code, 2);
+}
+
+TEST(VerifyInput, WhatCannotBeRead) {
+  Folder folder;
+  const auto error = [](const std::vector<std::string>& args) {
+    const Outcome outcome = run(args);
+    EXPECT_EQ(outcome.code, 2) << outcome.out;
+    return outcome.err;
+  };
+  EXPECT_THAT(error({"verify"}), HasSubstr("PATH"));
+  EXPECT_THAT(error({"verify", folder / "missing"}), HasSubstr("missing"));
+  EXPECT_THAT(error({"verify", folder.path()}), HasSubstr("found none"));
+  spill(folder / "ops.safetensors", "not one");
+  EXPECT_THAT(error({"verify", folder / "ops.safetensors"}), HasSubstr("ops.safetensors"));
+  EXPECT_THAT(error({"verify", folder.path()}), HasSubstr("ops.safetensors"));
+  std::filesystem::create_directories(folder / "model");
+  spill(folder / "model/config.json", "{\"model_type\": \"gla\"}");
+  EXPECT_THAT(error({"verify", folder / "model"}), HasSubstr("io.safetensors"));
+}
+
+// One readable and one not: the table has the first, the exit code is of the second.
+TEST_F(Verify, UnreadableBesideReadable) {
+  spill(folder_ / "ops.safetensors", "not one");
+  const Outcome outcome = run({"verify", folder_ / "ops.safetensors", model("linear_attn")});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.out, HasSubstr("linear_attn"));
+  EXPECT_THAT(outcome.out, HasSubstr("1 not readable"));
+}
+
+TEST_F(Verify, ImportGenerateEvaluateExport) {
+  const std::string ours = folder_ / "ours", theirs = folder_ / "theirs";
+  const Outcome imported = run({"import", model("retnet"), ours});
+  EXPECT_EQ(imported.code, 0) << imported.err;
+  // Prompt and text are ids, the folder having no tokenizer; greedy text of the folder itself and of the imported one.
+  const std::vector<std::string> how = {"--prompt", "5 9 77 3 1 4", "--greedy", "--tokens", "8"};
+  const Outcome direct = run(std::vector<std::string>{"generate", model("retnet")} + how), through = run(std::vector<std::string>{"generate", ours} + how);
+  EXPECT_EQ(direct.code, 0) << direct.err;
+  EXPECT_EQ(direct.out, through.out);
+  EXPECT_EQ(std::count(direct.out.begin(), direct.out.end(), ' '), 8);
+  spill(folder_ / "ids", "1 2 3 4 5 6 7 8 9 10 11 12 100 99 98\n");
+  const Outcome eval = run({"eval", model("retnet"), "--text", folder_ / "ids", "--context", "8"});
+  EXPECT_EQ(eval.code, 0) << eval.err;
+  spill(folder_ / "ids", "1 2 101");
+  EXPECT_THAT(run({"eval", model("retnet"), "--text", folder_ / "ids"}).err, HasSubstr("expected numbers from 0 to 100 between spaces, got '101'"));
+
+  const Outcome exported = run({"export", ours, theirs});
+  EXPECT_EQ(exported.code, 0) << exported.err;
+  EXPECT_THAT(exported.out, HasSubstr("model_type retnet"));
+  EXPECT_EQ(run(std::vector<std::string>{"generate", theirs} + how).out, direct.out);
+
+  EXPECT_THAT(run({"import", ours, folder_ / "again"}).err, HasSubstr("ours already"));
+  EXPECT_THAT(run({"import", model("retnet"), ours}).err, HasSubstr("has a model already"));
+  EXPECT_THAT(run({"import", model("mamba2"), folder_ / "x"}).err, HasSubstr("mamba2"));
+  EXPECT_EQ(run({"import", folder_ / "nothing", folder_ / "x"}).code, 2);
+  EXPECT_EQ(run({"import", model("retnet")}).code, 2);
+}
+
+}  // namespace
+}  // namespace fw::test

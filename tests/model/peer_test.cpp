@@ -1,0 +1,236 @@
+// Folders of flash-linear-attention: what they say in our configuration, and both ways without loss.
+#include "model/peer.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/safetensors.h"
+#include "base/temp_folder.h"
+#include "model/small_model.h"
+#include "support/shared.h"
+
+namespace fw::testing {
+namespace {
+
+using Json = nlohmann::json;
+
+Json read_json(const std::string& path) { return Json::parse(read_file(path)); }
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    return error.what();
+  }
+  return "";
+}
+
+void expect_same_tensors(const std::string& a, const std::string& b) {
+  const SafetensorsReader left(a), right(b);
+  ASSERT_EQ(left.tensors().size(), right.tensors().size());
+  for (const auto& [name, info] : left.tensors()) {
+    ASSERT_TRUE(right.has(name)) << name;
+    const TensorInfo& other = right.tensors().at(name);
+    EXPECT_EQ(info.dtype, other.dtype) << name;
+    EXPECT_EQ(info.shape, other.shape) << name;
+    ASSERT_EQ(info.bytes.size(), other.bytes.size()) << name;
+    EXPECT_EQ(std::memcmp(info.bytes.data(), other.bytes.data(), info.bytes.size()), 0) << name;
+  }
+}
+
+std::vector<std::string> models() {
+  std::vector<std::string> names;
+  const std::string folder = shared_path("vectors/models");
+  if (folder.empty()) return names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (unknown_peer_model(read_json(entry.path().string() + "/config.json")).empty()) names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+class PeerVectors : public ::testing::TestWithParam<std::string> {
+ protected:
+  std::string source() const { return shared_path("vectors/models") + "/" + GetParam(); }
+};
+
+TEST_P(PeerVectors, ExportAfterImportIsTheSame) {
+  TempFolder ours, theirs;
+  save_model(ours.path(), load_model<float>(source()));  // import
+  EXPECT_EQ(read_json(ours.path("config.json"))["model_type"], "fastweight");
+  export_model(theirs.path(), load_model<float>(ours.path()));
+  EXPECT_EQ(read_json(theirs.path("config.json")), read_json(source() + "/config.json"));
+  expect_same_tensors(source() + "/model.safetensors", theirs.path("model.safetensors"));
+}
+
+TEST_P(PeerVectors, ImportAfterExportIsTheSame) {
+  LanguageModel<float> model = load_model<float>(source());
+  model.set_peer("");  // as if it had been trained here
+  TempFolder before, theirs, after;
+  save_model(before.path(), model);
+  export_model(theirs.path(), load_model<float>(before.path()));
+  LanguageModel<float> back = load_model<float>(theirs.path());
+  EXPECT_EQ(back.hash(), model.hash());
+  back.set_peer("");
+  EXPECT_EQ(back.config().resolved_rule(), model.config().resolved_rule());
+  save_model(after.path(), back);
+  expect_same_tensors(before.path("model.safetensors"), after.path("model.safetensors"));
+  const std::vector<int32_t> ids = random_ids(20, model.config().vocab_size, 1);
+  EXPECT_EQ(back.evaluate(ids, ids, SeqLayout({0, 20})).nll, model.evaluate(ids, ids, SeqLayout({0, 20})).nll);
+}
+
+INSTANTIATE_TEST_SUITE_P(Peers, PeerVectors, ::testing::ValuesIn(models()), [](const auto& peer) { return peer.param; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(PeerVectors);
+
+Json gated_config() {
+  return {{"model_type", "gated_deltanet"},
+          {"hidden_size", 32},
+          {"num_hidden_layers", 2},
+          {"num_heads", 2},
+          {"head_dim", 8},
+          {"expand_v", 1.5},
+          {"vocab_size", 50},
+          {"norm_eps", 1e-6},
+          {"hidden_ratio", 4},
+          {"conv_size", 3},
+          {"bos_token_id", 1},
+          {"my_own_key", {{"a", 1}}}};
+}
+
+TEST(Peer, ConfigurationInOurWords) {
+  const ModelConfig c = config_from_peer(gated_config(), "here");
+  EXPECT_EQ(c.rule, "gated_deltanet");
+  EXPECT_EQ(c.head_v_dim(), 12);
+  EXPECT_EQ(c.mlp_size(), 256);
+  EXPECT_EQ(c.output_gate, "silu");
+  EXPECT_FALSE(c.tie_word_embeddings);
+  EXPECT_EQ(config_to_peer(c), gated_config());
+  EXPECT_EQ(config_from_json(config_to_json(c), "written"), c);
+}
+
+TEST(Peer, WhatIsNotComputedHereIsAnError) {
+  const auto error = [](const char* key, const Json& value) {
+    Json json = gated_config();
+    json[key] = value;
+    return error_of([&] { config_from_peer(json, "'f/config.json'"); });
+  };
+  EXPECT_EQ(error("bos_token_id", "x"), "");
+  for (const auto& [key, value] : std::vector<std::pair<const char*, Json>>{{"use_short_conv", false},
+                                                                            {"hidden_act", "gelu"},
+                                                                            {"num_heads", 2.5},
+                                                                            {"num_heads", 1e30},
+                                                                            {"head_dim", -1},
+                                                                            {"expand_v", "wide"},
+                                                                            {"hidden_ratio", -1e300},
+                                                                            {"use_gate", 1},
+                                                                            {"num_v_heads", 3}}) {
+    const std::string words = error(key, value);
+    EXPECT_NE(words.find("'f/config.json': " + std::string(key)), std::string::npos) << key << ": " << words;
+  }
+  EXPECT_NE(error("attn", {{"layers", {1}}}).find("hybrid"), std::string::npos);
+  EXPECT_NE(error("model_type", "mamba2").find("mamba2"), std::string::npos);
+  EXPECT_NE(error("mixer_override", {{"type", "gdn9"}}).find("gdn9"), std::string::npos);
+  EXPECT_NE(error("mixer_override", Json::object()).find("without a type"), std::string::npos);
+}
+
+TEST(Peer, UnknownModelsAreNamed) {
+  EXPECT_EQ(unknown_peer_model(gated_config()), "");
+  EXPECT_EQ(unknown_peer_model({{"model_type", "transformer"}}), "transformer");
+  EXPECT_EQ(unknown_peer_model({{"model_type", "kda"}, {"attn", {{"layers", {0}}}}}), "kda with attention layers (hybrid)");
+  EXPECT_FALSE(is_peer_config({{"model_type", "fastweight"}}));
+  EXPECT_FALSE(is_peer_config(Json::array()));
+  EXPECT_FALSE(is_peer_config(Json::object()));
+}
+
+// Models of our own: those that a peer has a layer for, and what the error says of those that it has none for.
+TEST(Peer, ExportsModelsOfOurOwn) {
+  const auto exported = [](const std::string& rule, auto change) {
+    ModelConfig c = small_config(rule);
+    change(c);
+    const Json json = config_to_peer(c);
+    const ModelConfig back = config_from_peer(json, "written");
+    EXPECT_EQ(parameter_count(back), parameter_count(c));
+    return json["model_type"].get<std::string>();
+  };
+  EXPECT_EQ(exported("deltanet", [](ModelConfig&) {}), "delta_net");
+  EXPECT_EQ(exported("deltanet_neg", [](ModelConfig& c) { c.output_gate = "none"; }), "delta_net");
+  EXPECT_EQ(exported("gated_deltanet", [](ModelConfig& c) { c.num_v_heads = 4; }), "gated_deltanet");
+  EXPECT_EQ(exported("precond_gated_deltanet", [](ModelConfig& c) { c.precond_x = 1.25; }), "precond_gated_deltanet");
+  EXPECT_EQ(exported("linear_attention",
+                     [](ModelConfig& c) {
+                       c.conv_size = 0;
+                       c.output_gate = "none";
+                     }),
+            "linear_attn");
+  EXPECT_EQ(exported("kda",
+                     [](ModelConfig& c) {
+                       c.output_gate = "sigmoid";
+                       c.output_gate_rank = c.decay_rank = 8;
+                     }),
+            "kda");
+  EXPECT_EQ(exported("retnet", [](ModelConfig& c) { c.rope_theta = 10000; }), "retnet");
+
+  const std::string words = error_of([] { config_to_peer(small_config("gated_deltanet2")); });
+  EXPECT_NE(words.find("nearest is gdn2"), std::string::npos) << words;
+  EXPECT_NE(words.find("decay_rank = 8 (here 0)"), std::string::npos) << words;
+  EXPECT_NE(error_of([] { config_to_peer(small_config("kaczmarz")); }).find("no model that computes this"), std::string::npos);
+}
+
+TEST(Peer, AChangedConfigurationIsNotExportedAsItWas) {
+  ModelConfig c = config_from_peer(gated_config(), "here");
+  c.allow_neg_eigval = true;
+  const std::string words = error_of([&] { config_to_peer(c); });
+  EXPECT_NE(words.find("peer.config no longer says"), std::string::npos) << words;
+  c.peer.clear();
+  EXPECT_EQ(config_to_peer(c)["allow_neg_eigval"], true);
+}
+
+// Half-precision tensors and dimensions of one come back as they were, until training makes them something else.
+TEST(Peer, OtherTypesAndShapesComeBack) {
+  TempFolder source, ours, theirs;
+  LanguageModel<float> model(config_from_peer(gated_config(), "here"));
+  Random random(2);
+  model.init(random);
+  write_file_atomic(source.path("config.json"), gated_config().dump());
+  SafetensorsWriter writer;
+  std::vector<std::vector<uint16_t>> halves;
+  halves.reserve(model.params().specs().size());
+  for (const ParamSpec& spec : model.params().specs()) {
+    const std::span<float> values = model.params().values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size()));
+    if (spec.name.ends_with("A_log")) {
+      writer.add<float>(spec.name, {1, 1, spec.size(), 1}, std::span<const float>(values));
+      continue;
+    }
+    halves.emplace_back();
+    const bool f16 = spec.name.ends_with("norm.weight");
+    const std::vector<uint16_t> some = {0x3c00, 0x0001, 0x8000, 0x03ff, 0x7bff, 0xb555, 0x0400};  // 1, smallest, -0, ...
+    for (size_t i = 0; i < values.size(); ++i) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, &values[i], sizeof(bits));
+      halves.back().push_back(f16 ? some[i % some.size()] : static_cast<uint16_t>(bits >> 16));
+    }
+    writer.add(spec.name, f16 ? "F16" : "BF16", spec.shape, std::as_bytes(std::span(halves.back())));
+  }
+  writer.write(source.path("model.safetensors"));
+
+  save_model(ours.path(), load_model<float>(source.path()));
+  LanguageModel<float> imported = load_model<float>(ours.path());
+  export_model(theirs.path(), imported);
+  expect_same_tensors(source.path("model.safetensors"), theirs.path("model.safetensors"));
+  EXPECT_EQ(read_json(theirs.path("config.json")), gated_config());
+
+  imported.params().value(0)[0] = 0.1F;  // no bf16
+  export_model(theirs.path(), imported);
+  const SafetensorsReader trained(theirs.path("model.safetensors"));
+  EXPECT_EQ(trained.tensors().at(imported.params().specs()[0].name).dtype, "F32");
+  EXPECT_EQ(load_model<float>(theirs.path()).params().value(0)[0], 0.1F);
+}
+
+}  // namespace
+}  // namespace fw::testing
