@@ -63,14 +63,14 @@ struct LanguageModel<T>::Impl {
 
   // An empty arena. One that is about to grow starts anew, so that memory is that of the largest pass and not the sum of
   // all sizes there were.
-  Pass<T> begin(const SeqLayout& layout, bool keep) {
+  Pass<T> begin(const SeqLayout& layout, bool keep, const ModelState<T>* state) {
     const int64_t extent = layout.tokens() * (keep ? config.num_hidden_layers : 1);
     if (extent > largest) {
       arena = Arena(kArenaBlock);
       largest = extent;
     }
     arena.release();
-    return Pass<T>{params, layout, arena, precision, keep};
+    return Pass<T>{params, layout, arena, precision, keep, state == nullptr ? nullptr : state->positions().data(), form};
   }
 
   LayerState<T> layer_state(ModelState<T>* state, size_t i) const {
@@ -101,6 +101,7 @@ struct LanguageModel<T>::Impl {
   Arena arena{kArenaBlock};
   int64_t largest = 0;
   Precision precision = Precision::kNative;
+  fw_form form = FW_FORM_AUTO;
 };
 
 template <class T>
@@ -113,6 +114,11 @@ LanguageModel<T>::LanguageModel(LanguageModel&&) noexcept = default;
 template <class T>
 const ModelConfig& LanguageModel<T>::config() const {
   return impl_->config;
+}
+
+template <class T>
+void LanguageModel<T>::set_peer(const std::string& peer) {
+  impl_->config.peer = peer;
 }
 
 template <class T>
@@ -129,6 +135,11 @@ template <class T>
 void LanguageModel<T>::set_precision(Precision precision) {
   if (precision == Precision::kBf16 && std::is_same_v<T, double>) fail_usage("precision: bf16 matrix products need a float model, got double");
   impl_->precision = precision;
+}
+
+template <class T>
+void LanguageModel<T>::set_form(fw_form form) {
+  impl_->form = form;
 }
 
 template <class T>
@@ -158,7 +169,7 @@ LossSum LanguageModel<T>::forward_backward(std::span<const int32_t> ids, std::sp
   m.check_targets(ids, targets);
   if (!m.params.has_grads()) m.params.zero_grads();
   if (ids.empty()) return {};
-  const Pass<T> pass = m.begin(layout, true);
+  const Pass<T> pass = m.begin(layout, true, state);
   Residual<T> residual = m.run(pass, ids, state);
   const Mat<T> dx = new_matrix<T>(m.arena, layout.tokens(), m.config.hidden_size);
   const Arena::Mark mark = m.arena.mark();
@@ -166,6 +177,7 @@ LossSum LanguageModel<T>::forward_backward(std::span<const int32_t> ids, std::sp
   m.arena.rewind(mark);
   for (size_t i = m.blocks.size(); i-- > 0;) m.blocks[i].backward(pass, m.contexts[i], dx);
   m.embedding.backward(pass, ids, dx);
+  if (state != nullptr) state->advance(layout);
   return sum;
 }
 
@@ -175,8 +187,9 @@ LossSum LanguageModel<T>::evaluate(std::span<const int32_t> ids, std::span<const
   m.check(ids, layout, state);
   m.check_targets(ids, targets);
   if (ids.empty()) return {};
-  const Pass<T> pass = m.begin(layout, false);
+  const Pass<T> pass = m.begin(layout, false, state);
   Residual<T> residual = m.run(pass, ids, state);
+  if (state != nullptr) state->advance(layout);
   return m.head.loss(pass, residual, targets, nll);
 }
 
@@ -191,8 +204,9 @@ void LanguageModel<T>::forward_last(std::span<const int32_t> ids, const SeqLayou
     if (layout.length(n) < 1) fail_usage("layout: expected at least one token in every sequence, got none in sequence {}", n);
   }
   if (ids.empty()) return;
-  const Pass<T> pass = m.begin(layout, false);
+  const Pass<T> pass = m.begin(layout, false, &state);
   const Residual<T> all = m.run(pass, ids, &state);
+  state.advance(layout);
   Residual<T> last;
   last.pending = all.pending;
   last.x = new_matrix<T>(m.arena, layout.count(), m.config.hidden_size);
@@ -213,8 +227,9 @@ void LanguageModel<T>::forward_all(std::span<const int32_t> ids, const SeqLayout
     fail_usage("logits: expected [{}, {}], got [{}, {}]", layout.tokens(), m.config.vocab_size, logits.rows, logits.cols);
   }
   if (ids.empty()) return;
-  const Pass<T> pass = m.begin(layout, false);
+  const Pass<T> pass = m.begin(layout, false, state);
   Residual<T> residual = m.run(pass, ids, state);
+  if (state != nullptr) state->advance(layout);
   m.head.logits(pass, residual, logits);
 }
 

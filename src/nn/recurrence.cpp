@@ -21,7 +21,7 @@ void check(fw_status status, const char* what) {
 }  // namespace
 
 template <class T>
-Recurrence<T>::Recurrence(const Rule& rule, const SeqLayout& layout, int64_t heads, int64_t v_heads, int64_t key_dim, int64_t value_dim)
+Recurrence<T>::Recurrence(const Rule& rule, const SeqLayout& layout, int64_t heads, int64_t v_heads, int64_t key_dim, int64_t value_dim, fw_form form)
     : sequences_(layout.count()),
       decay_per_channel_(rule.decay == Decay::kChannel),
       scalar_erase_(rule.erase == Gate::kScalar),
@@ -30,6 +30,7 @@ Recurrence<T>::Recurrence(const Rule& rule, const SeqLayout& layout, int64_t hea
   FW_INIT(&desc_);
   desc_.rule = to_c(rule);
   desc_.dtype = kDtype<T>;
+  desc_.form = form;
   desc_.B = 1;
   desc_.T = layout.tokens();
   desc_.H = heads;

@@ -33,7 +33,7 @@ template <class T>
 class Recurrence {
  public:
   // The layout must outlive the object.
-  Recurrence(const Rule& rule, const SeqLayout& layout, int64_t heads, int64_t v_heads, int64_t key_dim, int64_t value_dim);
+  Recurrence(const Rule& rule, const SeqLayout& layout, int64_t heads, int64_t v_heads, int64_t key_dim, int64_t value_dim, fw_form form = FW_FORM_AUTO);
   size_t saved_bytes() const { return sizes_.saved; }
   // o [T, HV V] is overwritten; final_s, final_a may be null or the initial ones. saved (saved_bytes(), 64-byte aligned) or
   // null. Workspace comes from the arena and goes back to it. Without saved, sequences of one token each take the decode step.

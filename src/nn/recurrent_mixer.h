@@ -1,14 +1,16 @@
-// The delta-rule mixer of recurrence.md section 7: projections, causal convolution + SiLU on q, k, v, the rule's gates,
-// the recurrence (through the C header), RMSNorm per head with an output gate, output projection. Which projections
-// there are follows from the rule; all that read x are one matrix product.
+// The delta-rule mixer of recurrence.md section 7: projections, causal convolution + SiLU on q, k, v, feature maps and
+// rotation of q and k where a configuration has them (query_key.h), the rule's gates, the recurrence (through the C header), RMSNorm per head with an output
+// gate, output projection. Which projections there are follows from the rule; all that read x are one matrix product.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "nn/init.h"
 #include "nn/mixer.h"
+#include "nn/query_key.h"
 #include "nn/recurrence.h"
 #include "rule/rule.h"
 
@@ -26,6 +28,9 @@ struct RecurrentMixerSpec {
   int64_t gate_rank = 0;   // 0: full
   int64_t decay_rank = 0;  // 0: full; channel decay only
   bool decay_per_value_head = false;
+  bool log_sigmoid_decay = false;  // channel decay: log sigmoid(x + bias) / 16 instead of -exp(a) softplus(x + delta)
+  bool raw_read_correction = false;  // q - D p instead of q, before the norms; p is the erase key of its own, or k
+  QueryKeySpec query_key;
   double norm_eps = 1e-5;
   InitScheme init = InitScheme::kXavier;
 
@@ -80,7 +85,7 @@ class RecurrentMixer final : public Mixer<T> {
  private:
   struct Context;
   struct Indices {
-    int stack = -1, conv = -1, decay_up = -1, gate_up = -1, gate_bias = -1, a_log = -1, dt_bias = -1, lambda_bias = -1;
+    int stack = -1, conv = -1, decay_up = -1, decay_bias = -1, gate_up = -1, gate_bias = -1, a_log = -1, dt_bias = -1, lambda_bias = -1;
     int inner_decay = -1, correction = -1;
     int atk_a_log = -1, atk_dt_bias = -1, atk_center = -1, o_norm = -1, o_proj = -1;
   };
@@ -92,6 +97,7 @@ class RecurrentMixer final : public Mixer<T> {
   RecurrentMixerSpec spec_;
   ProjectionPlan plan_;
   Indices index_;
+  std::unique_ptr<QueryKey<T>> query_key_;
 };
 
 }  // namespace fw

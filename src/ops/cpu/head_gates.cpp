@@ -63,11 +63,27 @@ void head_constant_backward(Mat<const T> dy, int64_t group, T* ds) {
   for (int64_t c = 0; c < dy.cols; ++c) ds[c / group] += static_cast<T>(sums[static_cast<size_t>(c)]);
 }
 
+template <class T>
+void head_subtract_forward(Mat<const T> x, const T* s, int64_t group, Mat<T> y) {
+  for (int64_t t = 0; t < x.rows; ++t) {
+    for (int64_t c = 0; c < x.cols; ++c) y.row(t)[c] -= s[c / group] * x.row(t)[c];
+  }
+}
+
+template <class T>
+void head_subtract_backward(Mat<const T> dy, Mat<const T> x, const T* s, int64_t group, Mat<T> dx, T* ds) {
+  head_subtract_forward(dy, s, group, dx);
+  const std::vector<double> sums = column_sums(dy, &x);
+  for (int64_t c = 0; c < x.cols; ++c) ds[c / group] -= static_cast<T>(sums[static_cast<size_t>(c)]);
+}
+
 #define FW_INSTANTIATE(T)                                                                          \
   template void head_scale_forward<T>(Mat<const T>, const T*, int64_t, Mat<T>);                    \
   template void head_scale_backward<T>(Mat<const T>, Mat<const T>, const T*, int64_t, Mat<T>, T*); \
   template void head_constant_forward<T>(const T*, int64_t, Mat<T>);                               \
-  template void head_constant_backward<T>(Mat<const T>, int64_t, T*);
+  template void head_constant_backward<T>(Mat<const T>, int64_t, T*);                              \
+  template void head_subtract_forward<T>(Mat<const T>, const T*, int64_t, Mat<T>);                 \
+  template void head_subtract_backward<T>(Mat<const T>, Mat<const T>, const T*, int64_t, Mat<T>, T*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 #undef FW_INSTANTIATE
