@@ -9,7 +9,9 @@
  * Conventions: every struct begins with its size in bytes (set it with FW_INIT, the field lets old programs run with a
  * newer library). Nothing allocates memory that the caller must free, nothing throws; each function returns a status and
  * fw_last_error() says, for the calling thread, which argument was wrong, what was expected and what came.
- * All tensors of a call have the descriptor's dtype. Strides count elements; the last dimension has stride 1.
+ * All tensors of a call have the descriptor's dtype; with io_dtype FW_BF16 those of tokens (q, k, v, gates, o and their
+ * gradients) may each be bf16 or float32 instead, while states, sums and the preconditioner's center stay float32. Strides
+ * count elements; the last dimension has stride 1.
  * Determinism: same build, same machine, same bits; the number of threads and the other sequences do not matter. */
 #ifndef FASTWEIGHT_FASTWEIGHT_H_
 #define FASTWEIGHT_FASTWEIGHT_H_
@@ -39,7 +41,7 @@ typedef enum fw_status {
   FW_ERROR_INTERNAL = 4   /* a defect of this library */
 } fw_status;
 
-typedef enum fw_dtype { FW_F32 = 1, FW_F64 = 2 } fw_dtype;
+typedef enum fw_dtype { FW_F32 = 1, FW_F64 = 2, FW_BF16 = 3 } fw_dtype;
 
 /* The axes of a rule. Any combination is valid. */
 typedef enum fw_decay { FW_DECAY_NONE = 0, FW_DECAY_CONSTANT = 1, FW_DECAY_SCALAR = 2, FW_DECAY_CHANNEL = 3 } fw_decay;
@@ -127,8 +129,10 @@ typedef struct fw_tensor {
 typedef struct fw_desc {
   size_t size;
   fw_rule rule;
-  int32_t dtype; /* fw_dtype */
-  int32_t form;  /* fw_form */
+  int32_t dtype;    /* fw_dtype of states and arithmetic: FW_F32 or FW_F64 */
+  int32_t io_dtype; /* 0: as dtype; FW_BF16 (dtype FW_F32): each tensor of tokens is bf16 or float32, as it says itself */
+  int32_t form;     /* fw_form */
+  int32_t reserved; /* 0 */
   int64_t B, T, H, HV, K, V;
   double scale;           /* of the read vector; 0 means K^-1/2 */
   int64_t chunk;          /* rows of a chunk, 1..1024; 0: the library chooses */
