@@ -1,6 +1,5 @@
 #include "reference/ops_vectors.h"
 
-#include <bit>
 #include <cmath>
 #include <map>
 #include <set>
@@ -104,17 +103,7 @@ class OpsFile {
   std::map<std::string, std::set<std::string>> cases_;
 };
 
-// To the nearest bf16, ties to even.
-double rounded_to_bf16(double x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(x));
-  return std::bit_cast<float>((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u);
-}
-
-bool stays_f32(std::string_view field) {
-  return field == "g" || field == "precond_g" || field == "precond_center" || field == "initial_state" || field == "initial_precond";
-}
-
-ReferenceProblem read_problem(const OpsFile& file, const VectorRule& rule, const std::string& prefix, VectorType type) {
+ReferenceProblem read_problem(const OpsFile& file, const VectorRule& rule, const std::string& prefix) {
   ReferenceProblem p;
   p.rule = parse_rule(rule.axes);
   const std::vector<int64_t>& q = file.shape(prefix + "q", 4);
@@ -135,10 +124,7 @@ ReferenceProblem read_problem(const OpsFile& file, const VectorRule& rule, const
     if (tensor == tensor_of.end()) fail_internal("ops vectors: rule {} has an input {} without a name in the file", rule.name, field.name);
     const std::string name = prefix + tensor->second;
     if (field.optional && !file.has(name)) continue;
-    std::vector<double>& values = p.in.*field.values;
-    values = file.read(name, count);
-    if (type != VectorType::kBf16 || stays_f32(field.name)) continue;
-    for (double& x : values) x = rounded_to_bf16(x);
+    p.in.*field.values = file.read(name, count);
   }
   for (const auto& [tensor, field] : {Input{"do", "o"}, Input{"dS", "final_state"}}) {
     const auto& fields = reference_output_fields();
@@ -182,10 +168,11 @@ std::vector<Comparison> check_ops(const std::string& path, const OpsVectorOption
       HeaderRun run;
       run.dtype = options.type == VectorType::kF64 ? FW_F64 : FW_F32;
       run.form = form;
+      if (options.type == VectorType::kBf16) run.bf16 = HeaderRun::Bf16Tensors::kStreams;
       Worst outputs, gradients;
       for (const std::string& one : cases) {
         const std::string prefix = name + "/" + one + "/";
-        const ReferenceProblem p = read_problem(file, *rule, prefix, options.type);
+        const ReferenceProblem p = read_problem(file, *rule, prefix);
         const ReferenceOutputs out = header_forward(p, run);
         for (const Input& output : kOutputs) {
           const std::vector<double>& got = out.*field_of(reference_output_fields(), output.field);

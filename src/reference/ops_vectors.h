@@ -12,7 +12,7 @@
 namespace fw {
 
 struct OpsVectorOptions {
-  // kBf16: all inputs but log-decays, states and the centre are rounded to bf16, then everything is computed in float32.
+  // kBf16: q, k, p, v, o and their gradients are bf16 tensors (FW_BF16), gates and states float32, and so is the arithmetic.
   VectorType type = VectorType::kF64;
   std::vector<fw_form> forms = {FW_FORM_CHUNK, FW_FORM_TOKEN};
 };
