@@ -10,6 +10,7 @@
 #include "nn/activations.h"
 #include "nn/block.h"
 #include "nn/head.h"
+#include "nn/observer.h"
 #include "nn/recurrent_mixer.h"
 
 namespace fw {
@@ -70,7 +71,7 @@ struct LanguageModel<T>::Impl {
       largest = extent;
     }
     arena.release();
-    return Pass<T>{params, layout, arena, precision, keep};
+    return Pass<T>{params, layout, arena, precision, keep, observer};
   }
 
   LayerState<T> layer_state(ModelState<T>* state, size_t i) const {
@@ -86,7 +87,10 @@ struct LanguageModel<T>::Impl {
     residual.x = new_matrix<T>(arena, pass.layout.tokens(), config.hidden_size);
     if (!pass.keep) residual.delta = new_matrix<T>(arena, pass.layout.tokens(), config.hidden_size);
     embedding.forward(pass, ids, residual.x);
-    for (size_t i = 0; i < blocks.size(); ++i) blocks[i].forward(pass, residual, layer_state(state, i), &contexts[i]);
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      if (observer != nullptr) observer->begin_layer(static_cast<int64_t>(i));
+      blocks[i].forward(pass, residual, layer_state(state, i), &contexts[i]);
+    }
     return residual;
   }
 
@@ -101,6 +105,7 @@ struct LanguageModel<T>::Impl {
   Arena arena{kArenaBlock};
   int64_t largest = 0;
   Precision precision = Precision::kNative;
+  PassObserver<T>* observer = nullptr;
 };
 
 template <class T>
@@ -129,6 +134,11 @@ template <class T>
 void LanguageModel<T>::set_precision(Precision precision) {
   if (precision == Precision::kBf16 && std::is_same_v<T, double>) fail_usage("precision: bf16 matrix products need a float model, got double");
   impl_->precision = precision;
+}
+
+template <class T>
+void LanguageModel<T>::observe(PassObserver<T>* observer) {
+  impl_->observer = observer;
 }
 
 template <class T>

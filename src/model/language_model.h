@@ -16,6 +16,9 @@
 namespace fw {
 
 template <class T>
+class PassObserver;  // nn/observer.h
+
+template <class T>
 class LanguageModel {
  public:
   explicit LanguageModel(const ModelConfig& config);  // validates; parameters allocated, not initialised
@@ -27,7 +30,9 @@ class LanguageModel {
   const Params<T>& params() const;
   void init(Random& random) { params().init(random); }
   void set_precision(Precision precision);  // of the matrix products outside the recurrence
-  std::string hash() const;                 // of names, shapes and values; ties a state to its model
+  // Sees every recurrence of the passes that follow; null: none. The caller keeps it alive.
+  void observe(PassObserver<T>* observer);
+  std::string hash() const;  // of names, shapes and values; ties a state to its model
 
   // Loss of packed sequences and, accumulated into params().grads(), the gradient of grad_scale * (sum of losses).
   // targets[t] < 0 is not scored. state (may be null): initial states of the layout's sequences, replaced by the final

@@ -13,6 +13,9 @@
 
 namespace fw {
 
+template <class T>
+class PassObserver;  // nn/observer.h
+
 // One pass over the model: what all modules share.
 template <class T>
 struct Pass {
@@ -20,7 +23,8 @@ struct Pass {
   const SeqLayout& layout;
   Arena& arena;
   Precision precision = Precision::kNative;
-  bool keep = false;  // contexts for backward
+  bool keep = false;                    // contexts for backward
+  PassObserver<T>* observer = nullptr;  // sees every recurrence
 };
 
 // Views of one layer's state of N sequences (model/state.h has the shapes); null: from zero, final values not wanted.
