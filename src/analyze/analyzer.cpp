@@ -131,7 +131,7 @@ LayerAnalysis* Analyzer<T>::find(const RecurrenceView<T>& view) {
     const int64_t heads = q.applies(view.rule) ? (q.of_key_head ? view.heads : view.v_heads) : 0;
     layer.distributions.emplace_back(static_cast<size_t>(heads), Distribution(q.scale(view.rule)));
   }
-  for (int64_t i = 0; i < view.v_heads; ++i) layer.value_heads.push_back({{}, {}, Moments(view.value_dim), Moments(view.value_dim)});
+  for (int64_t i = 0; i < view.v_heads; ++i) layer.value_heads.emplace_back(view.value_dim);
   return &*layers_.insert(at, std::move(layer));
 }
 
@@ -192,6 +192,17 @@ void Analyzer<T>::key_head(const RecurrenceView<T>& view, int64_t sequence, int6
       head.query_reads.add(count, query_reads.data());
     }
   }
+}
+
+template <class T>
+std::vector<LayerAnalysis> Analyzer<T>::take() {
+  for (LayerAnalysis& layer : layers_) {
+    parallel_for(layer.v_heads, [&](int64_t h) {
+      HeadAnalysis& head = layer.value_heads[static_cast<size_t>(h)];
+      head.overlap = subspace_overlap(head.key_reads, head.query_reads);
+    });
+  }
+  return std::move(layers_);
 }
 
 template class Analyzer<float>;

@@ -25,8 +25,10 @@ struct PositionSeries {
 
 // What belongs to one value head beside its distributions.
 struct HeadAnalysis {
+  explicit HeadAnalysis(int64_t value_dim) : key_reads(value_dim), query_reads(value_dim) {}
   PositionSeries state_norm, effective_rank;
   Moments key_reads, query_reads;                      // S^T k and o over all tokens
+  SubspaceOverlap overlap;                             // of the two, from Analyzer::take
   double replay_difference = 0, replay_reference = 0;  // sums of squares of (replayed - observed o) and of the observed
 };
 
@@ -53,7 +55,8 @@ class Analyzer final : public PassObserver<T> {
   void recurrence(const RecurrenceView<T>& view) override;
   // In order of the layers.
   const std::vector<LayerAnalysis>& layers() const { return layers_; }
-  std::vector<LayerAnalysis> take() { return std::move(layers_); }
+  // The same with the overlaps computed; the analyzer is empty after it.
+  std::vector<LayerAnalysis> take();
 
  private:
   LayerAnalysis* find(const RecurrenceView<T>& view);

@@ -90,13 +90,15 @@ double Distribution::quantile(double p) const {
   return max_;
 }
 
-Distribution::Histogram Distribution::histogram(int64_t most) const {
+Distribution::Histogram Distribution::histogram(int64_t most, double width) const {
   if (most < 2) fail_internal("histogram: expected at least 2 bins, got {}", most);
   Histogram result;
   if (count_ == 0) return result;
   int64_t group = 1;
+  while (static_cast<double>(group) * width_ < width && group < (int64_t{1} << 40)) group *= 2;
   while (floor_divide(highest_, group) - floor_divide(lowest_, group) + 1 > most) group *= 2;
   const int64_t first = floor_divide(lowest_, group), last = floor_divide(highest_, group);
+  result.width = static_cast<double>(group) * width_;
   result.counts.assign(static_cast<size_t>(last - first + 1), 0);
   for (int64_t i = lowest_; i <= highest_; ++i) result.counts[static_cast<size_t>(floor_divide(i, group) - first)] += counts_[static_cast<size_t>(i - base_)];
   for (int64_t i = first; i <= last + 1; ++i) result.edges.push_back(value_at(static_cast<double>(i * group) * width_));

@@ -29,12 +29,14 @@ class Distribution {
   // p in [0, 1]; exact up to the width of one of the kBins bins.
   double quantile(double p) const;
 
-  // Neighbouring bins merged until at most `most` (>= 2) are left; edges has one more than counts, in units of the values.
+  // Neighbouring bins merged until at most `most` (>= 2) are left and each is at least `width` wide (on the scale of the
+  // bins); edges has one more than counts, in units of the values.
   struct Histogram {
     std::vector<double> edges;
     std::vector<int64_t> counts;
+    double width = 0;  // of a bin, a power of two: on the scale of the bins
   };
-  Histogram histogram(int64_t most) const;
+  Histogram histogram(int64_t most, double width = 0) const;
 
  private:
   void place(double at);

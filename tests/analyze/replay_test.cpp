@@ -151,10 +151,7 @@ TEST(Replay, ThreadsChangeNoBit) {
       for (const std::vector<Distribution>& heads : layer.distributions) {
         for (const Distribution& d : heads) all.insert(all.end(), {d.mean(), d.deviation(), d.min(), d.max(), d.quantile(0.5)});
       }
-      for (const HeadAnalysis& head : layer.value_heads) {
-        const SubspaceOverlap overlap = subspace_overlap(head.key_reads, head.query_reads);
-        all.insert(all.end(), overlap.by_rank.begin(), overlap.by_rank.end());
-      }
+      for (const HeadAnalysis& head : layer.value_heads) all.insert(all.end(), head.overlap.by_rank.begin(), head.overlap.by_rank.end());
     }
     set_num_threads(0);
     return all;

@@ -11,7 +11,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-const std::vector<std::string> kCommands{"train", "eval", "generate", "bench", "info", "rules", "selftest", "tokenize"};
+const std::vector<std::string> kCommands{"train", "eval", "analyze", "generate", "bench", "info", "rules", "selftest", "tokenize"};
 
 TEST(Help, OverviewNamesEveryCommand) {
   const Outcome overview = run({"--help"});
