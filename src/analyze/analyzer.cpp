@@ -82,10 +82,10 @@ void add_reads(const HeadStreams& x, int64_t i, const TokenReads& reads, Sink& s
 
 void add_state(const HeadReplay& replay, int64_t K, int64_t V, int64_t index, HeadAnalysis& head, Sink& sink) {
   const double size = norm(K * V, replay.state().data());
-  const double rank = effective_rank(K, V, replay.state());
+  const double rank = std::isfinite(size) ? effective_rank(K, V, replay.state()) : size;  // a diverged model is shown as what it is
   sink.add(Quantity::kStateNorm, size);
   sink.add(Quantity::kEffectiveRank, rank);
-  head.state_norm.add(index, size);
+  if (std::isfinite(size)) head.state_norm.add(index, size);
   if (std::isfinite(rank)) head.effective_rank.add(index, rank);
 }
 

@@ -70,6 +70,12 @@ Figure make_figure(const Analysis& analysis, const std::string& name, const std:
 
 std::string mean_text(const Distribution& d) { return d.count() > 0 ? fmt::format("   mean {:.3g}", d.mean()) : ""; }
 
+bool has_points(const Figure& figure) {
+  return std::any_of(figure.panels.begin(), figure.panels.end(), [](const FigurePanel& panel) {
+    return std::any_of(panel.curves.begin(), panel.curves.end(), [](const FigureCurve& curve) { return !curve.x.empty(); });
+  });
+}
+
 // A step of 1, 2 or 5 times a power of ten that cuts a length into at most four.
 double tick_step(double length) {
   const double power = std::pow(10.0, std::floor(std::log10(length / 4)));
@@ -102,13 +108,14 @@ struct Range {
 std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
   std::vector<Figure> figures;
   if (analysis.layers.empty()) return figures;
-  const Rule& rule = analysis.layers[0].rule;
+  const Rule& rule = analysis.layers[0].rule;  // a model has one for all its layers
   for (const QuantityInfo& q : quantities()) {
     // The state is drawn over time, and the two cosines together.
     const bool elsewhere = q.id == Quantity::kStateNorm || q.id == Quantity::kEffectiveRank || q.id == Quantity::kCosKeyRead || q.id == Quantity::kCosQueryRead;
     if (!q.applies(rule) || elsewhere) continue;
     figures.push_back(make_figure(analysis, std::string(q.name), fmt::format("{}: {}", q.name, q.formula), q.of_key_head,
                                   [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
+                                    if (!q.applies(layer.rule)) return {};
                                     const Distribution& d = layer.of(q.id)[h];
                                     return {mean_text(d), {bins_of(d, bins, kBlue)}};
                                   }));
@@ -142,6 +149,7 @@ std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
   };
   over_time("state_norm", "norm of the state |S| over the position in the window", &HeadAnalysis::state_norm);
   over_time("effective_rank", "effective rank of the state over the position in the window", &HeadAnalysis::effective_rank);
+  std::erase_if(figures, [](const Figure& figure) { return !has_points(figure); });
   return figures;
 }
 

@@ -30,7 +30,7 @@ struct Figure {
   std::vector<FigurePanel> panels;  // row by row; one without curves stays empty
 };
 
-// What there is to draw. At most kFigureLayers x kFigureHeads panels: of larger models evenly spaced ones, and the title says so.
+// What there is to draw, without what would be empty. At most kFigureLayers x kFigureHeads panels: of larger models evenly spaced ones, and the title says so.
 inline constexpr size_t kFigureLayers = 12, kFigureHeads = 8;
 std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins);
 

@@ -72,6 +72,7 @@ Analysis analyze_text(LanguageModel<float>& model, const TokenFile& file, const 
   }
   result.loss = sum.count > 0 ? sum.nll / static_cast<double>(sum.count) : std::numeric_limits<double>::quiet_NaN();
   result.layers = analyzer.take();
+  if (result.layers.empty()) fail_usage("layers: expected at least one with a recurrence, got none");
   return result;
 }
 

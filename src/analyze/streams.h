@@ -2,6 +2,9 @@
 // rule/precond.h's, so that a rule's formulas are written once; the factor rho that front.h moves between e, z and w
 // (gain_pair) is taken out again, so that e, w and z are those of recurrence.md:
 //     e = b (.) (k + lambda q)      f = b (.) lambda q, the feedback's part of e      z = c (.) v      w = M (.) k      r = scale q
+//
+// A new coefficient of front.h, or a new input of a rule, is a line in load_streams; tests/analyze/replay_test.cpp fails for
+// a preset that needs one and has none.
 #pragma once
 
 #include <cstdint>

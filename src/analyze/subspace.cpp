@@ -44,8 +44,13 @@ std::vector<double> Moments::covariance() const {
 
 namespace {
 
+bool all_finite(const std::vector<double>& x) {
+  return std::all_of(x.begin(), x.end(), [](double v) { return std::isfinite(v); });
+}
+
 std::vector<double> cumulative_share(const std::vector<double>& values) {
   std::vector<double> share;
+  share.reserve(values.size());
   double sum = 0;
   for (const double v : values) share.push_back(sum += std::max(v, 0.0));
   for (double& x : share) x = sum > 0 ? x / sum : 0.0;
@@ -62,8 +67,11 @@ int64_t components(const std::vector<double>& share) {
 SubspaceOverlap subspace_overlap(const Moments& a, const Moments& b) {
   const int64_t V = a.dim();
   if (b.dim() != V) fail_internal("subspace overlap: expected vectors of one length, got {} and {}", V, b.dim());
-  const SymmetricEigen u = symmetric_eigen(V, a.covariance()), w = symmetric_eigen(V, b.covariance());
   SubspaceOverlap result;
+  result.overlap = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> covariance_a = a.covariance(), covariance_b = b.covariance();
+  if (!all_finite(covariance_a) || !all_finite(covariance_b)) return result;
+  const SymmetricEigen u = symmetric_eigen(V, covariance_a), w = symmetric_eigen(V, covariance_b);
   result.explained_a = cumulative_share(u.values);
   result.explained_b = cumulative_share(w.values);
   result.components_a = components(result.explained_a);
@@ -79,9 +87,10 @@ SubspaceOverlap subspace_overlap(const Moments& a, const Moments& b) {
     }
     result.by_rank.push_back(sum / static_cast<double>(r));
   }
-  const bool both = result.components_a > 0 && result.components_b > 0;
-  result.components = both ? std::max(result.components_a, result.components_b) : 0;
-  result.overlap = both ? result.by_rank[static_cast<size_t>(result.components - 1)] : std::numeric_limits<double>::quiet_NaN();
+  if (result.components_a > 0 && result.components_b > 0) {
+    result.components = std::max(result.components_a, result.components_b);
+    result.overlap = result.by_rank[static_cast<size_t>(result.components - 1)];
+  }
   result.chance = V > 0 ? static_cast<double>(result.components) / static_cast<double>(V) : 0.0;
   return result;
 }

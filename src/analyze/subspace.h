@@ -37,6 +37,7 @@ struct SubspaceOverlap {
   std::vector<double> explained_a, explained_b;  // share of the variance in the first 1 ... V components
 };
 inline constexpr double kExplained = 0.9;
+// Vectors that are not finite span nothing: r = 0, and the lists are empty.
 SubspaceOverlap subspace_overlap(const Moments& a, const Moments& b);
 
 }  // namespace fw

@@ -1,6 +1,7 @@
 // analyze: what the heads of a model do on a text: gates, eigenvalues, reads and states, as JSON, CSV and pictures.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "analyze/figures.h"
@@ -48,6 +49,19 @@ class Analyze : public Command {
   bool pictures_ = true;
 };
 
+// A difference beyond rounding would mean that the analysis and the model compute different rules.
+void print_replay_error(const Analysis& analysis) {
+  constexpr double kRounding = 1e-2;
+  double worst = 0;
+  for (const LayerAnalysis& layer : analysis.layers) {
+    const double error = layer.replay_error();
+    if (!(error <= kRounding))
+      fmt::print("warning: layer {}: the replay differs from the model's own output by {:.1e} of it: do not trust its numbers\n", layer.layer, error);
+    worst = std::max(worst, error);
+  }
+  fmt::print("replay against the model's own output: relative difference at most {:.1e}\n", worst);
+}
+
 int Analyze::run(Options&) {
   apply_threads(threads_);
   if (text_.empty()) fail_usage("no text: give a file with --text");
@@ -68,9 +82,7 @@ int Analyze::run(Options&) {
 
   fmt::print("{}: {} tokens in {} windows, {:.4f} nats per token\n\n{}\n", analysis.rule, analysis.tokens, analysis.windows, analysis.loss,
              analysis_table(analysis).text());
-  double worst = 0;
-  for (const LayerAnalysis& layer : analysis.layers) worst = std::max(worst, layer.replay_error());
-  fmt::print("replay against the model's own output: relative difference at most {:.1e}\n", worst);
+  print_replay_error(analysis);
   if (!pictures.note.empty()) fmt::print("note: {}\n", pictures.note);
   fmt::print("files:\n  {}\n  {}\n", json, csv);
   for (const std::string& file : pictures.files) fmt::print("  {}\n", file);

@@ -41,6 +41,7 @@ TEST(Distribution, HistogramHoldsEveryValueBetweenItsEdges) {
     for (const double centre : {0.0, -3.0, 1.0, 1e5}) {
       Distribution d;
       std::vector<double> values;
+      values.reserve(5000);
       for (int i = 0; i < 5000; ++i) values.push_back(centre + spread * random.normal() * (i % 100 == 0 ? 10 : 1));
       for (const double x : values) d.add(x);
       for (const int64_t bins : {2, 7, 64, 5000}) {
@@ -147,6 +148,16 @@ TEST(Subspaces, WithoutVarianceThereIsNone) {
   const SubspaceOverlap none = subspace_overlap(along({0}, 3, 0), still);
   EXPECT_EQ(none.components, 0);
   EXPECT_TRUE(std::isnan(none.overlap));
+}
+
+TEST(Subspaces, WhatIsNotFiniteSpansNothing) {
+  Moments lost(2);
+  const std::vector<double> x{1, std::numeric_limits<double>::infinity()};
+  lost.add(1, x.data());
+  const SubspaceOverlap none = subspace_overlap(along({0}, 2, 0), lost);
+  EXPECT_EQ(none.components, 0);
+  EXPECT_TRUE(std::isnan(none.overlap));
+  EXPECT_TRUE(none.by_rank.empty());
 }
 
 // K = 2, V = 1, S = [4, 0]: decay 1/2, k on axis 0, q on axis 1, lambda = 1/2, s = 1.

@@ -178,6 +178,23 @@ TEST_F(AnalysisOfText, PicturesAreWellFormed) {
   EXPECT_EQ(names.size(), 9u);
 }
 
+TEST_F(AnalysisOfText, WhatWasNeverSeenIsNotDrawn) {
+  for (const Figure& figure : analysis_figures(analyse("kda", {{}, 0, 10, 16}), 20)) EXPECT_THAT(figure.name, Not(HasSubstr("state_norm")));
+}
+
+// Parameters that have left the numbers: everything is skipped, nothing crashes, and the files are still JSON and CSV.
+TEST_F(AnalysisOfText, ADivergedModelIsShownAsSuch) {
+  LanguageModel<float> model = noisy_model<float>(byte_config("kda"));
+  for (float& x : model.params().values()) x = std::nanf("");
+  const Analysis a = analyze_text(model, *file_, {{}, 0, 64, 16});
+  EXPECT_EQ(a.layers[0].of(Quantity::kCosQueryRead)[0].skipped(), 190);
+  const Json json = Json::parse(analysis_json(a, 20).dump());
+  EXPECT_TRUE(json["layers"][0]["subspace_overlap"][0]["overlap"].is_null());
+  EXPECT_THAT(analysis_csv(a, 20), Not(HasSubstr("nan")));
+  EXPECT_TRUE(analysis_figures(a, 20).empty());
+  EXPECT_FALSE(analysis_table(a).empty());
+}
+
 TEST_F(AnalysisOfText, LargeModelsShowEvenlySpacedPanels) {
   Analysis a = analyse("kda", {{}, 0, 64, 16});
   const LayerAnalysis layer = a.layers[0];

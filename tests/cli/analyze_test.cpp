@@ -11,7 +11,6 @@ namespace fw::test {
 namespace {
 
 using testing::HasSubstr;
-using testing::Not;
 using Args = std::vector<std::string>;
 
 class AnalyzeCommand : public testing::Test {
