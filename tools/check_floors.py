@@ -8,7 +8,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Bottom up; a folder may include itself and what its entry names. reference is for tests, selftest and bench only, which
+# Bottom up; a folder may include itself and what its entry names. reference is for tests, selftest, verify and bench only, which
 # is why nothing above it in the list has it except cli (and there only the files of REFERENCE_USERS).
 MAY_INCLUDE = {"base": set()}
 MAY_INCLUDE["rule"] = {"base"}
@@ -23,7 +23,7 @@ MAY_INCLUDE["tasks"] = MAY_INCLUDE["generate"] | {"generate"}
 MAY_INCLUDE["report"] = MAY_INCLUDE["tasks"] | {"tasks"}
 MAY_INCLUDE["analyze"] = MAY_INCLUDE["report"] | {"report"}
 MAY_INCLUDE["cli"] = MAY_INCLUDE["analyze"] | {"analyze", "reference"}
-REFERENCE_USERS = re.compile(r"src/cli/(selftest|bench)\w*\.(cpp|h)$")
+REFERENCE_USERS = re.compile(r"src/cli/(selftest|bench|verify)\w*\.(cpp|h)$")
 # The reference is written from the papers alone: of rule/ it may know the axes, never the front that it checks.
 NOT_FOR_REFERENCE = {"rule/front.h", "rule/precond.h", "rule/decay.h"}
 
@@ -36,7 +36,7 @@ def problem(file: str, floor: str, target: str) -> str:
     if above not in MAY_INCLUDE[floor]:
         return f"{floor}/ may include {', '.join(sorted(MAY_INCLUDE[floor] | {floor, 'fastweight'}))}; this is {above}/"
     if above == "reference" and not REFERENCE_USERS.match(file):
-        return "reference/ is for tests and for src/cli/selftest* and src/cli/bench* only"
+        return "reference/ is for tests and for src/cli/selftest*, bench* and verify* only"
     if floor == "reference" and target in NOT_FOR_REFERENCE:
         return "the reference shares no code with what it checks"
     return ""

@@ -9,7 +9,9 @@
  * Conventions: every struct begins with its size in bytes (set it with FW_INIT, the field lets old programs run with a
  * newer library). Nothing allocates memory that the caller must free, nothing throws; each function returns a status and
  * fw_last_error() says, for the calling thread, which argument was wrong, what was expected and what came.
- * All tensors of a call have the descriptor's dtype. Strides count elements; the last dimension has stride 1.
+ * All tensors of a call have the descriptor's dtype; with io_dtype FW_BF16 those of tokens (q, k, v, gates, o and their
+ * gradients) may each be bf16 or float32 instead, while states, sums and the preconditioner's center stay float32. Strides
+ * count elements; the last dimension has stride 1.
  * Determinism: same build, same machine, same bits; the number of threads and the other sequences do not matter. */
 #ifndef FASTWEIGHT_FASTWEIGHT_H_
 #define FASTWEIGHT_FASTWEIGHT_H_
@@ -39,7 +41,7 @@ typedef enum fw_status {
   FW_ERROR_INTERNAL = 4   /* a defect of this library */
 } fw_status;
 
-typedef enum fw_dtype { FW_F32 = 1, FW_F64 = 2 } fw_dtype;
+typedef enum fw_dtype { FW_F32 = 1, FW_F64 = 2, FW_BF16 = 3 } fw_dtype;
 
 /* The axes of a rule. Any combination is valid. */
 typedef enum fw_decay { FW_DECAY_NONE = 0, FW_DECAY_CONSTANT = 1, FW_DECAY_SCALAR = 2, FW_DECAY_CHANNEL = 3 } fw_decay;
@@ -52,29 +54,56 @@ typedef enum fw_gain {
   FW_GAIN_LONGHORN = 4, /* s = beta / (1 + beta |k|^2) */
   FW_GAIN_EFLA = 5      /* s = (1 - exp(-beta |k|^2)) / |k|^2 */
 } fw_gain;
-typedef enum fw_gate { FW_GATE_TIED = 0, FW_GATE_CHANNEL = 1 } fw_gate;
-typedef enum fw_feedback { FW_FEEDBACK_NONE = 0, FW_FEEDBACK_LEARNED = 1 } fw_feedback;
-typedef enum fw_precond { FW_PRECOND_NONE = 0, FW_PRECOND_DIAGONAL = 1, FW_PRECOND_READ = 2 } fw_precond; /* of the write key; of the read vector */
-typedef enum fw_norm { FW_NORM_RAW = 0, FW_NORM_L2 = 1 } fw_norm;                                         /* L2: x / sqrt(|x|^2 + norm_eps) */
+/* What multiplies the erase key or the value: the gain (TIED), a gate with one value a channel, the mean of such a gate over its
+ * channels (what an ablation leaves of it), or a gate with one value a value head. */
+typedef enum fw_gate { FW_GATE_TIED = 0, FW_GATE_CHANNEL = 1, FW_GATE_AVERAGED = 2, FW_GATE_SCALAR = 3 } fw_gate;
+typedef enum fw_erase_key { FW_ERASE_KEY_TIED = 0, FW_ERASE_KEY_OWN = 1 } fw_erase_key;                        /* k, or a tensor p of its own */
+typedef enum fw_feedback { FW_FEEDBACK_NONE = 0, FW_FEEDBACK_LEARNED = 1, FW_FEEDBACK_FIXED = 2 } fw_feedback; /* lambda: none, a tensor, the rule's number */
+typedef enum fw_read { FW_READ_PLAIN = 0, FW_READ_CORRECTED = 1 } fw_read;                                     /* q, or q - d k */
+typedef enum fw_precond { FW_PRECOND_NONE = 0, FW_PRECOND_DIAGONAL = 1, FW_PRECOND_READ = 2 } fw_precond;      /* of the write key; of the read vector */
+/* The preconditioner's values M from its state A, with s = y / (1 + |y|), y = log(A + precond_eps) - center. */
+typedef enum fw_precond_form {
+  FW_PRECOND_FORM_SQUASH = 0,          /* x^-s, in [1/x, x] */
+  FW_PRECOND_FORM_SQUASH_LOW = 1,      /* x^(-(1 + s) / 2), in [1/x, 1] */
+  FW_PRECOND_FORM_SQUASH_HIGH = 2,     /* x^((1 - s) / 2), in [1, x] */
+  FW_PRECOND_FORM_INVERSE = 3,         /* 1 / (A_t + precond_ridge) */
+  FW_PRECOND_FORM_INVERSE_PREVIOUS = 4 /* 1 / (A_{t-1} + precond_ridge): with ONE_PLUS or GATED the exact step of a diagonal Gram matrix */
+} fw_precond_form;
+/* A factor on M, with c = k . (M k) of the normalised key; M is 1 without a preconditioner. */
+typedef enum fw_normaliser {
+  FW_NORMALISER_NONE = 0,
+  FW_NORMALISER_KEY = 1,      /* 1 / c */
+  FW_NORMALISER_ONE_PLUS = 2, /* 1 / (1 + c) */
+  FW_NORMALISER_GATED = 3     /* beta / (alpha + beta c), alpha = exp(precond_g) and beta = precond_beta (1 without a preconditioner) */
+} fw_normaliser;
+typedef enum fw_norm { FW_NORM_RAW = 0, FW_NORM_L2 = 1 } fw_norm; /* L2: x / sqrt(|x|^2 + norm_eps) */
 
-/* A rule: with gain s, erase gate b (s if tied), write gate c (s if tied), preconditioner M (1 if none)
- *     e = b (k + lambda q),  z = c v,  w = M k,  r = scale q  (precond READ: w = k, r = scale M q);   offline: e = 0.   q, k after their normalisation. */
+/* A rule: with gain s, erase gate b (s if tied), write gate c (s if tied), preconditioner M (times its normaliser; 1 if none)
+ *     e = b (k + lambda q),  z = c v,  w = M k,  r = scale (q - d k)
+ * k in e is p with an erase key of its own, d = 0 for a plain read, precond READ moves M from w to r, offline: e = 0. q, k and
+ * p after their normalisation. */
 typedef struct fw_rule {
   size_t size;
-  int32_t decay;      /* fw_decay; CONSTANT: RetNet's log(1 - 2^(-5-h)) for value head h, no tensor g */
-  int32_t solve;      /* fw_solve */
-  int32_t gain;       /* fw_gain */
-  int32_t erase;      /* fw_gate */
-  int32_t write;      /* fw_gate */
-  int32_t feedback;   /* fw_feedback */
-  int32_t precond;    /* fw_precond */
-  int32_t q_norm;     /* fw_norm */
-  int32_t k_norm;     /* fw_norm */
-  double norm_eps;    /* inside the square root of the L2 norm, 1e-6 */
-  double gain_eps;    /* Kaczmarz, 1e-6 */
-  double gain_bound;  /* largest value of the gain gate or the erase gate, 1 or 2; gain_bound * precond_x <= 2 */
-  double precond_x;   /* range of the preconditioner [1/x, x], 1 <= x <= 2, 1.5 */
-  double precond_eps; /* added to A inside the logarithm, 1e-6 */
+  int32_t decay;        /* fw_decay; CONSTANT: RetNet's log(1 - 2^(-5-h)) for value head h, no tensor g */
+  int32_t solve;        /* fw_solve */
+  int32_t gain;         /* fw_gain */
+  int32_t erase;        /* fw_gate */
+  int32_t write;        /* fw_gate */
+  int32_t erase_key;    /* fw_erase_key */
+  int32_t feedback;     /* fw_feedback */
+  int32_t read;         /* fw_read */
+  int32_t precond;      /* fw_precond */
+  int32_t precond_form; /* fw_precond_form */
+  int32_t normaliser;   /* fw_normaliser */
+  int32_t q_norm;       /* fw_norm */
+  int32_t k_norm;       /* fw_norm, of k and p */
+  double norm_eps;      /* inside the square root of the L2 norm, 1e-6 */
+  double gain_eps;      /* Kaczmarz and NLMS, 1e-6 */
+  double gain_bound;    /* largest value of the gain gate or the erase gate, 1 or 2; gain_bound * (largest M) <= 2 */
+  double lambda;        /* feedback FIXED, 0.5 */
+  double precond_x;     /* range of the preconditioner, 1 <= x <= 2, 1.5 */
+  double precond_eps;   /* added to A inside the logarithm, 1e-6 */
+  double precond_ridge; /* added to A in the inverse forms, 1 */
 } fw_rule;
 
 typedef enum fw_form {
@@ -100,8 +129,10 @@ typedef struct fw_tensor {
 typedef struct fw_desc {
   size_t size;
   fw_rule rule;
-  int32_t dtype; /* fw_dtype */
-  int32_t form;  /* fw_form */
+  int32_t dtype;    /* fw_dtype of states and arithmetic: FW_F32 or FW_F64 */
+  int32_t io_dtype; /* 0: as dtype; FW_BF16 (dtype FW_F32): each tensor of tokens is bf16 or float32, as it says itself */
+  int32_t form;     /* fw_form */
+  int32_t reserved; /* 0 */
   int64_t B, T, H, HV, K, V;
   double scale;           /* of the read vector; 0 means K^-1/2 */
   int64_t chunk;          /* rows of a chunk, 1..1024; 0: the library chooses */
@@ -119,12 +150,14 @@ typedef struct fw_inputs {
   fw_tensor v;               /* [B, T, HV, V] */
   fw_tensor g;               /* log-decay <= 0. scalar: [B, T, HV]; channel: [B, T, H or HV, K] */
   fw_tensor beta;            /* gain gate, [B, T, HV]; gains but one and nlms, where erase or write is tied */
-  fw_tensor lambda;          /* query feedback, [B, T, HV] */
-  fw_tensor erase_gate;      /* [B, T, H or HV, K] */
-  fw_tensor write_gate;      /* [B, T, HV, V] */
+  fw_tensor lambda;          /* query feedback LEARNED, [B, T, HV] */
+  fw_tensor erase_key;       /* p, [B, T, H, K] */
+  fw_tensor erase_gate;      /* [B, T, H or HV, K]; SCALAR: [B, T, HV] */
+  fw_tensor write_gate;      /* [B, T, HV, V]; SCALAR: [B, T, HV] */
+  fw_tensor read_correction; /* d of the corrected read, [B, T, HV] */
   fw_tensor precond_g;       /* log-decay of the preconditioner <= 0, [B, T, H] */
   fw_tensor precond_beta;    /* its gain, [B, T, H] */
-  fw_tensor precond_center;  /* [H], rank 1 */
+  fw_tensor precond_center;  /* [H], rank 1; the squashed forms */
   fw_tensor initial_state;   /* [N, HV, K, V] or [N, HV, V, K], see state_layout; absent: zero */
   fw_tensor initial_precond; /* [N, H, K]; absent: zero */
 } fw_inputs;

@@ -37,13 +37,13 @@ class Sink {
   }
 
  private:
-  Distribution& of(Quantity q) { return layer_.distributions[static_cast<size_t>(q)][static_cast<size_t>(info(q).of_key_head ? h_ : hv_)]; }
+  Distribution& of(Quantity q) { return layer_.distributions[static_cast<size_t>(q)][static_cast<size_t>(info(q).of_key_head(layer_.rule) ? h_ : hv_)]; }
   LayerAnalysis& layer_;
   int64_t h_, hv_;
 };
 
 // What follows from the gates alone.
-void add_gates(const HeadStreams& x, bool first_of_group, Sink& sink) {
+void add_gates(const Rule& rule, const HeadStreams& x, bool first_of_group, Sink& sink) {
   if (x.scalar_decay) {
     for (int64_t i = 0; i < x.count; ++i) sink.add(Quantity::kDecay, x.decay[static_cast<size_t>(i * x.K)]);
   } else {
@@ -53,8 +53,9 @@ void add_gates(const HeadStreams& x, bool first_of_group, Sink& sink) {
   sink.add_all(Quantity::kGain, x.gain);
   sink.add_all(Quantity::kLambda, x.lambda);
   sink.add_all(Quantity::kWriteGate, x.write_gate);
+  // What belongs to the key head is the same for all its value heads.
+  if (first_of_group || !info(Quantity::kEraseGate).of_key_head(rule)) sink.add_all(Quantity::kEraseGate, x.erase_gate);
   if (!first_of_group) return;
-  sink.add_all(Quantity::kEraseGate, x.erase_gate);
   for (int64_t i = 0; i < x.count; ++i) sink.add(Quantity::kKeyWrite, dot(x.K, x.k.data() + i * x.K, x.w.data() + i * x.K));
 }
 
@@ -128,7 +129,7 @@ LayerAnalysis* Analyzer<T>::find(const RecurrenceView<T>& view) {
   layer.value_dim = view.value_dim;
   layer.rule = view.rule;
   for (const QuantityInfo& q : quantities()) {
-    const int64_t heads = q.applies(view.rule) ? (q.of_key_head ? view.heads : view.v_heads) : 0;
+    const int64_t heads = q.applies(view.rule) ? (q.of_key_head(view.rule) ? view.heads : view.v_heads) : 0;
     layer.distributions.emplace_back(static_cast<size_t>(heads), Distribution(q.scale(view.rule)));
   }
   for (int64_t i = 0; i < view.v_heads; ++i) layer.value_heads.emplace_back(view.value_dim);
@@ -173,7 +174,7 @@ void Analyzer<T>::key_head(const RecurrenceView<T>& view, int64_t sequence, int6
       HeadReplay& replay = replays[static_cast<size_t>(member)];
       Sink sink(layer, h, hv);
       load_streams(view, begin, count, hv, view.rule.uses_precond() ? &precond : nullptr, x);
-      add_gates(x, member == 0, sink);
+      add_gates(view.rule, x, member == 0, sink);
       for (int64_t i = 0; i < count; ++i) {
         replay.step(x, i);
         add_reads(x, i, replay.reads(), sink);

@@ -113,7 +113,7 @@ std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
     // The state is drawn over time, and the two cosines together.
     const bool elsewhere = q.id == Quantity::kStateNorm || q.id == Quantity::kEffectiveRank || q.id == Quantity::kCosKeyRead || q.id == Quantity::kCosQueryRead;
     if (!q.applies(rule) || elsewhere) continue;
-    figures.push_back(make_figure(analysis, std::string(q.name), fmt::format("{}: {}", q.name, q.formula), q.of_key_head,
+    figures.push_back(make_figure(analysis, std::string(q.name), fmt::format("{}: {}", q.name, q.formula), q.of_key_head(rule),
                                   [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
                                     if (!q.applies(layer.rule)) return {};
                                     const Distribution& d = layer.of(q.id)[h];

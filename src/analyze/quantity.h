@@ -37,8 +37,8 @@ inline constexpr int kQuantities = static_cast<int>(Quantity::kEffectiveRank) + 
 struct QuantityInfo {
   Quantity id;
   std::string_view name;
-  std::string_view formula;  // in the letters of docs/analyze.md
-  bool of_key_head;          // one for every key head, not for every value head
+  std::string_view formula;          // in the letters of docs/analyze.md
+  bool (*of_key_head)(const Rule&);  // one for every key head, not for every value head
   bool (*applies)(const Rule&);
   bool (*logarithmic)(const Rule&);
 

@@ -28,6 +28,20 @@ void scaled(int64_t n, double factor, const T* x, const double* gate, double* ou
   for (int64_t j = 0; j < n; ++j) out[j] = factor * static_cast<double>(x[j]) * (gate != nullptr ? gate[j] : 1.0);
 }
 
+// out += factor * x (.) gate
+template <class T>
+void add_scaled(int64_t n, double factor, const T* x, const double* gate, double* out) {
+  if (factor == 0) return;
+  for (int64_t j = 0; j < n; ++j) out[j] += factor * static_cast<double>(x[j]) * (gate != nullptr ? gate[j] : 1.0);
+}
+
+// Of row i of [count, n].
+double mean(const std::vector<double>& x, int64_t i, int64_t n) {
+  double sum = 0;
+  for (int64_t j = 0; j < n; ++j) sum += row(x, i, n)[j];
+  return sum / static_cast<double>(n);
+}
+
 template <class T>
 void load_decay(const RecurrenceView<T>& view, int64_t t, int64_t hv, int64_t h, double* alpha) {
   const int64_t K = view.key_dim;
@@ -54,11 +68,12 @@ void load_decay(const RecurrenceView<T>& view, int64_t t, int64_t hv, int64_t h,
 template <class T>
 void load_precond(const RecurrenceView<T>& view, int64_t begin, int64_t count, int64_t h, std::vector<double>& state, PrecondStreams& out) {
   const int64_t K = view.key_dim;
-  out.y.resize(static_cast<size_t>(count * K));
-  out.m.resize(static_cast<size_t>(count * K));
-  out.decay.resize(static_cast<size_t>(count));
-  out.gain.resize(static_cast<size_t>(count));
-  const double center = static_cast<double>(view.in.precond_center[h]);
+  const bool squashed = view.rule.precond_squashed(), previous = view.rule.precond_form == PrecondForm::kInversePrevious;
+  resize(out.y, squashed, count * K);
+  resize(out.m, true, count * K);
+  resize(out.decay, true, count);
+  resize(out.gain, true, count);
+  const double center = view.in.precond_center != nullptr ? static_cast<double>(view.in.precond_center[h]) : 0.0;
   for (int64_t i = 0; i < count; ++i) {
     const T* k = view.in.k.row(begin + i) + h * K;
     const double kn = k_factor(view.rule, square(k, K));
@@ -66,15 +81,52 @@ void load_precond(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
     const double gain = static_cast<double>(view.in.precond_beta.row(begin + i)[h]);
     out.decay[static_cast<size_t>(i)] = decay;
     out.gain[static_cast<size_t>(i)] = gain;
+    double* m = row(out.m, i, K);
     for (int64_t j = 0; j < K; ++j) {
       double& a = state[static_cast<size_t>(j)];
+      const double before = a;
       a = precond_state(decay, gain, kn * static_cast<double>(k[j]), a);
-      const double y = precond_raw(view.rule, a, center);
-      out.y[static_cast<size_t>(i * K + j)] = y;
-      out.m[static_cast<size_t>(i * K + j)] = precond_squash(view.rule, y);
+      if (squashed) {
+        const double y = row(out.y, i, K)[j] = precond_raw(view.rule, a, center);
+        m[j] = precond_squash(view.rule, y);
+      } else {
+        m[j] = precond_inverse(view.rule, previous ? before : a);
+      }
     }
   }
 }
+
+namespace {
+
+// What the coefficients of token i depend on. Gates that are one number a head enter here, channel gates only as means.
+template <class T>
+FrontScalars<double> front_scalars(const RecurrenceView<T>& view, int64_t t, int64_t h, int64_t hv, int64_t i, const PrecondStreams* precond,
+                                   const HeadStreams& out) {
+  const Rule& rule = view.rule;
+  const int64_t K = view.key_dim;
+  const T* k = view.in.k.row(t) + h * K;
+  FrontScalars<double> x;
+  x.q2 = square(view.in.q.row(t) + h * K, K);
+  x.k2 = square(k, K);
+  if (rule.uses_erase_key()) x.p2 = square(view.in.erase_key.row(t) + h * K, K);
+  for (int64_t j = 0; j < K; ++j) {
+    const double m = precond != nullptr ? row(precond->m, i, K)[j] : 1.0;
+    x.kmk += m * static_cast<double>(k[j]) * static_cast<double>(k[j]);
+  }
+  if (rule.uses_beta()) x.beta = static_cast<double>(view.in.beta.row(t)[hv]);
+  if (rule.feedback == Feedback::kFixed) x.lambda = rule.lambda;
+  if (rule.uses_lambda()) x.lambda = static_cast<double>(view.in.lambda.row(t)[hv]);
+  if (rule.uses_read_correction()) x.read = static_cast<double>(view.in.read_correction.row(t)[hv]);
+  if (rule.uses_erase_gate() && rule.erase != Gate::kChannel) x.erase = mean(out.erase_gate, i, out.erase_gate_dim());
+  if (rule.uses_write_gate() && rule.write != Gate::kChannel) x.write = mean(out.write_gate, i, out.write_gate_dim());
+  if (precond != nullptr) {
+    x.alpha_p = precond->decay[static_cast<size_t>(i)];
+    x.beta_p = precond->gain[static_cast<size_t>(i)];
+  }
+  return x;
+}
+
+}  // namespace
 
 template <class T>
 void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, int64_t hv, const PrecondStreams* precond, HeadStreams& out) {
@@ -88,13 +140,14 @@ void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
   for (std::vector<double>* x : {&out.k, &out.r, &out.w}) resize(*x, true, count * K);
   for (std::vector<double>* x : {&out.z, &out.v}) resize(*x, true, count * V);
   resize(out.e, rule.online(), count * K);
-  resize(out.f, rule.uses_lambda(), count * K);
+  resize(out.f, rule.online() && rule.feedback != Feedback::kNone, count * K);
   resize(out.decay, rule.decay != Decay::kNone, count * K);
   resize(out.beta, rule.uses_beta(), count);
   resize(out.gain, rule.uses_gain(), count);
   resize(out.lambda, rule.uses_lambda(), count);
-  resize(out.erase_gate, rule.uses_erase_gate(), count * K);
-  resize(out.write_gate, rule.uses_write_gate(), count * V);
+  const int64_t b_dim = rule.erase == Gate::kScalar ? 1 : K, c_dim = rule.write == Gate::kScalar ? 1 : V;
+  resize(out.erase_gate, rule.uses_erase_gate(), count * b_dim);
+  resize(out.write_gate, rule.uses_write_gate(), count * c_dim);
   out.scalar_decay = rule.decay == Decay::kScalar || rule.decay == Decay::kConstant;
 
   for (int64_t i = 0; i < count; ++i) {
@@ -103,30 +156,33 @@ void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
     const T* q = in.q.row(t) + h * K;
     const T* k = in.k.row(t) + h * K;
     const T* v = in.v.row(t) + hv * V;
-    FrontScalars<double> x{square(q, K), square(k, K), 1.0, 0.0};
-    if (rule.uses_beta()) out.beta[at] = x.beta = static_cast<double>(in.beta.row(t)[hv]);
-    if (rule.uses_lambda()) out.lambda[at] = x.lambda = static_cast<double>(in.lambda.row(t)[hv]);
-    const FrontCoefs<double> c = front_coefs(rule, scale, x);
-    const double kn = k_factor(rule, x.k2);
-    const GainPair<double> gain = gain_pair(rule, x.k2 * kn * kn, x.beta);
-    if (rule.uses_gain()) out.gain[at] = gain.s_rho / gain.rho;
-    if (rule.uses_erase_gate()) scaled(K, 1.0, in.erase.row(t) + h * K, nullptr, row(out.erase_gate, i, K));
-    if (rule.uses_write_gate()) scaled(V, 1.0, in.write.row(t) + hv * V, nullptr, row(out.write_gate, i, V));
+    if (rule.uses_erase_gate()) scaled(b_dim, 1.0, in.erase.row(t) + (rule.erase == Gate::kScalar ? hv : h * K), nullptr, row(out.erase_gate, i, b_dim));
+    if (rule.uses_write_gate()) scaled(c_dim, 1.0, in.write.row(t) + hv * c_dim, nullptr, row(out.write_gate, i, c_dim));
     load_decay(view, t, hv, h, row(out.decay, i, K));
+    const FrontScalars<double> x = front_scalars(view, t, h, hv, i, precond, out);
+    const FrontCoefs<double> c = front_coefs(rule, scale, x);
+    const FrontFactors<double> factors = front_factors(rule, x);
+    const double rho = factors.gain.rho;
+    if (rule.uses_beta()) out.beta[at] = x.beta;
+    if (rule.uses_lambda()) out.lambda[at] = x.lambda;
+    if (rule.uses_gain()) out.gain[at] = factors.gain.s_rho / rho;
 
     const double* m = precond != nullptr ? row(precond->m, i, K) : nullptr;
-    scaled(K, kn, k, nullptr, row(out.k, i, K));
-    scaled(K, c.r_q, q, rule.preconditions_read() ? m : nullptr, row(out.r, i, K));
-    scaled(K, c.w_k * gain.rho, k, rule.preconditions_write() ? m : nullptr, row(out.w, i, K));
-    scaled(V, c.z_v / gain.rho, v, row(out.write_gate, i, V), row(out.z, i, V));
+    const double* m_r = rule.preconditions_read() ? m : nullptr;
+    scaled(K, factors.kn, k, nullptr, row(out.k, i, K));
+    scaled(K, c.r_q, q, m_r, row(out.r, i, K));
+    add_scaled(K, c.r_k, k, m_r, row(out.r, i, K));
+    scaled(K, c.w_k * rho, k, rule.preconditions_write() ? m : nullptr, row(out.w, i, K));
+    scaled(V, c.z_v / rho, v, rule.write == Gate::kChannel ? row(out.write_gate, i, V) : nullptr, row(out.z, i, V));
     scaled(V, 1.0, v, nullptr, row(out.v, i, V));
     if (!rule.online()) continue;
-    const double* b = row(out.erase_gate, i, K);
+    const double* b = rule.erase == Gate::kChannel ? row(out.erase_gate, i, K) : nullptr;
     double* e = row(out.e, i, K);
-    scaled(K, c.e_k / gain.rho, k, b, e);
-    if (!rule.uses_lambda()) continue;
+    scaled(K, c.e_k / rho, k, b, e);
+    if (rule.uses_erase_key()) add_scaled(K, c.e_p / rho, in.erase_key.row(t) + h * K, b, e);
+    if (out.f.empty()) continue;
     double* f = row(out.f, i, K);
-    scaled(K, c.e_q / gain.rho, q, b, f);
+    scaled(K, c.e_q / rho, q, b, f);
     for (int64_t j = 0; j < K; ++j) e[j] += f[j];
   }
 }

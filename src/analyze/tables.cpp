@@ -56,7 +56,7 @@ struct Column {
 
 Column distribution_column(const std::string& heading, Quantity q, double (*statistic)(const Distribution&)) {
   return {heading, info(q).applies, [q, statistic](const LayerAnalysis& layer, int64_t hv) {
-            const int64_t head = info(q).of_key_head ? hv / (layer.v_heads / layer.heads) : hv;
+            const int64_t head = info(q).of_key_head(layer.rule) ? hv / (layer.v_heads / layer.heads) : hv;
             return statistic(layer.of(q)[static_cast<size_t>(head)]);
           }};
 }
@@ -99,7 +99,7 @@ Json analysis_json(const Analysis& analysis, int64_t bins) {
       Json heads = Json::array();
       for (size_t h = 0; h < layer.of(q.id).size(); ++h) heads.push_back(distribution_json(layer.of(q.id)[h], h, bins));
       quantity_map[std::string(q.name)] = {
-          {"of", q.of_key_head ? "key head" : "value head"}, {"bins", q.logarithmic(layer.rule) ? "logarithmic" : "linear"}, {"heads", heads}};
+          {"of", q.of_key_head(layer.rule) ? "key head" : "value head"}, {"bins", q.logarithmic(layer.rule) ? "logarithmic" : "linear"}, {"heads", heads}};
     }
     Json norms = Json::array(), ranks = Json::array(), overlaps = Json::array();
     for (size_t h = 0; h < layer.value_heads.size(); ++h) {

@@ -36,6 +36,9 @@ std::unique_ptr<Command> info_command();
 std::unique_ptr<Command> rules_command();
 std::unique_ptr<Command> selftest_command();
 std::unique_ptr<Command> tokenize_command();
+std::unique_ptr<Command> verify_command();
+std::unique_ptr<Command> import_command();
+std::unique_ptr<Command> export_command();
 
 // --threads, shared by the commands that compute: declare it, then apply it.
 void declare_threads(Options& options, int64_t& threads);

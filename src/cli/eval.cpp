@@ -31,6 +31,7 @@ class Eval : public Command {
     options.add("context", "N,N,...", &context_, "tokens of a window; 0: whole documents", ',');
     options.add("carry", "", &carry_, "carry the state from window to window inside a document");
     options.add("separator", "LINE", &separator_, "a line that separates documents");
+    options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
     options.add("precision", "TYPE", &precision_, "operands of matrix products: f32 or bf16");
     options.add("json", "", &json_, "print JSON instead of a table");
     declare_threads(options, threads_);
@@ -38,7 +39,7 @@ class Eval : public Command {
   int run(Options& options) override;
 
  private:
-  std::string model_, separator_, precision_ = "f32";
+  std::string model_, separator_, tokenizer_, precision_ = "f32";
   StringList text_;
   IntList context_{256, 1024};
   bool carry_ = true, json_ = false;
@@ -51,7 +52,7 @@ int Eval::run(Options&) {
   for (const int64_t context : context_) {
     if (context < 0) fail_usage("--context: expected numbers of tokens >= 0, got {}", context);
   }
-  OpenModel open = open_model(model_, precision_);
+  OpenModel open = open_model(model_, precision_, tokenizer_);
   const TemporaryTokens tokens(text_, separator_, *open.tokenizer);
 
   Table table;

@@ -74,6 +74,7 @@ class Generate : public Command {
     options.add("state_save", "FILE", &state_save_, "keep the state at the end");
     options.add("state_load", "FILE", &state_load_, "go on from a kept state, without its text");
     options.section("", "Other");
+    options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
     options.add("precision", "TYPE", &precision_, "operands of matrix products: f32 or bf16");
     options.add("stats", "", &stats_, "say time and memory on standard error at the end");
     declare_threads(options, threads_);
@@ -87,7 +88,7 @@ class Generate : public Command {
     if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) fail_io("cannot write to standard output");
   }
 
-  std::string model_, prompt_, prompt_file_, stop_, state_save_, state_load_, precision_ = "f32";
+  std::string model_, prompt_, prompt_file_, stop_, state_save_, state_load_, tokenizer_, precision_ = "f32";
   bool echo_ = false, greedy_ = false, stats_ = false;
   int64_t tokens_ = 256, threads_ = 0;
   uint64_t seed_ = 1;
@@ -123,7 +124,7 @@ bool Generate::stream(Session& session, const Tokenizer& tokenizer) {
 int Generate::run(Options& options) {
   apply_threads(threads_);
   check(options);
-  OpenModel open = open_model(model_, precision_);
+  OpenModel open = open_model(model_, precision_, tokenizer_);
   Session session(open.model, *open.tokenizer, seed_);
   if (!state_load_.empty()) session.load(state_load_);
   const auto begin = std::chrono::steady_clock::now();

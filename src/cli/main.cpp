@@ -35,6 +35,9 @@ std::vector<std::unique_ptr<Command>> all_commands() {
   commands.push_back(rules_command());
   commands.push_back(bench_command());
   commands.push_back(selftest_command());
+  commands.push_back(verify_command());
+  commands.push_back(import_command());
+  commands.push_back(export_command());
   commands.push_back(info_command());
   return commands;
 }

@@ -15,8 +15,15 @@ struct OpenModel {
   std::unique_ptr<Tokenizer> tokenizer;
 };
 
-// `path`: a model folder, or a run folder (its finished model, else its newest checkpoint). precision: f32 or bf16.
-// Error(kUsage) when there is no model, it is damaged, or its tokenizer is larger than its vocabulary.
-OpenModel open_model(const std::string& path, const std::string& precision);
+// `path`: a model folder (flash-linear-attention's too), or a run folder (its finished model, else its newest checkpoint).
+// precision: f32 or bf16. tokenizer: bytes, ids, the path of a SentencePiece model, or "" for the folder's own; of a peer's folder
+// that is its tokenizer.model, or ids where it has none. Error(kUsage) when there is no model, it is damaged, or its tokenizer is
+// larger than its vocabulary.
+OpenModel open_model(const std::string& path, const std::string& precision, const std::string& tokenizer = "");
+
+// For the help of an option --tokenizer.
+const char* tokenizer_help();
+// Error(kUsage) when there is a model in this folder already.
+void refuse_model_folder(const std::string& folder);
 
 }  // namespace fw::cli

@@ -1,5 +1,10 @@
 // rules: the named rules, their axes and what they take.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <span>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "cli/command.h"
@@ -9,37 +14,12 @@
 namespace fw::cli {
 namespace {
 
-const char* decay_word(Decay decay) {
-  switch (decay) {
-    case Decay::kNone:
-      return "none";
-    case Decay::kConstant:
-      return "constant";
-    case Decay::kScalar:
-      return "scalar";
-    case Decay::kChannel:
-      return "channel";
+// The value of an axis, as parse_rule reads it.
+std::string word(const Rule& rule, std::string_view axis) {
+  for (const AxisInfo& info : rule_axes()) {
+    if (info.name == axis) return std::string(info.values[static_cast<size_t>(info.get(rule))]);
   }
-  return "?";
-}
-
-const char* gain_word(const Rule& rule) {
-  if (!rule.uses_gain()) return "-";
-  switch (rule.gain) {
-    case Gain::kOne:
-      return "one";
-    case Gain::kGate:
-      return "gate";
-    case Gain::kKaczmarz:
-      return "kaczmarz";
-    case Gain::kNlms:
-      return "nlms";
-    case Gain::kLonghorn:
-      return "longhorn";
-    case Gain::kEfla:
-      return "efla";
-  }
-  return "?";
+  fail_internal("rules: no axis '{}'", axis);
 }
 
 // The gain that depends on |k|^2, as a formula.
@@ -60,39 +40,100 @@ std::string gain_formula(const Rule& rule) {
   return "?";
 }
 
-std::string gate_word(Gate gate) { return gate == Gate::kTied ? "tied" : "channel"; }
-
 const char* norm_word(Norm norm) { return norm == Norm::kRaw ? "raw" : "L2"; }
 
-Table overview() {
+// What a rule has besides decay, gain and gates.
+std::string others(const Rule& r) {
+  std::vector<std::string> list;
+  if (r.uses_erase_key()) list.emplace_back("own erase key");
+  if (r.online() && r.feedback == Feedback::kLearned) list.emplace_back("query feedback");
+  if (r.online() && r.feedback == Feedback::kFixed) list.push_back(fmt::format("query feedback {:g}", r.lambda));
+  if (r.uses_read_correction()) list.emplace_back("corrected read");
+  if (r.uses_precond())
+    list.push_back(fmt::format("{} ({})", r.preconditions_read() ? "preconditioned read" : "preconditioned write key", word(r, "precond_form")));
+  if (r.normaliser != Normaliser::kNone) list.push_back("normaliser " + word(r, "normaliser"));
+  if (r.gain_bound > 1) list.push_back(fmt::format("bound {:g}", r.gain_bound));
+  return list.empty() ? "-" : fmt::format("{}", fmt::join(list, ", "));
+}
+
+Table overview(std::span<const Preset> list) {
   Table table;
   for (const char* heading : {"rule", "decay", "erase", "write", "gain", "q, k", "other", "in words"}) table.column(heading, Table::Align::kLeft);
-  for (const Preset& p : presets()) {
+  for (const Preset& p : list) {
     const Rule& r = p.rule;
-    std::string other;
-    if (r.uses_lambda()) other = "query feedback";
-    if (r.uses_precond()) other += std::string(other.empty() ? "" : ", ") + (r.preconditions_read() ? "preconditioned read" : "preconditioned write key");
-    if (other.empty()) other = "-";
     const std::string norms = r.q_norm == r.k_norm ? norm_word(r.q_norm) : fmt::format("{}, {}", norm_word(r.q_norm), norm_word(r.k_norm));
-    table.row({std::string(p.name), decay_word(r.decay), r.online() ? gate_word(r.erase) : "none", gate_word(r.write), gain_word(r), norms, other,
-               std::string(p.summary)});
+    table.row({std::string(p.name), word(r, "decay"), r.online() ? word(r, "erase") : "none", word(r, "write"), r.uses_gain() ? word(r, "gain") : "-", norms,
+               others(r), std::string(p.summary)});
   }
   return table;
+}
+
+// A gate's letter: the gain, a channel gate, its mean, one value a head.
+std::string gate_letter(Gate gate, const std::string& gain, const char* letter) {
+  switch (gate) {
+    case Gate::kTied:
+      return gain;
+    case Gate::kChannel:
+      return fmt::format("{} (.) ", letter);
+    case Gate::kAveraged:
+      return fmt::format("mean({}) ", letter);
+    case Gate::kScalar:
+      return fmt::format("{} ", letter);
+  }
+  return "?";
+}
+
+std::string preconditioner_formula(const Rule& r) {
+  const std::string squash = fmt::format("s = y / (1 + |y|), y = log(A + {:g}) - center, x = {:g}", r.precond_eps, r.precond_x);
+  switch (r.precond_form) {
+    case PrecondForm::kSquash:
+      return "x^-s, " + squash;
+    case PrecondForm::kSquashLow:
+      return "x^(-(1 + s)/2), " + squash;
+    case PrecondForm::kSquashHigh:
+      return "x^((1 - s)/2), " + squash;
+    case PrecondForm::kInverse:
+      return fmt::format("1 / (A + {:g})", r.precond_ridge);
+    case PrecondForm::kInversePrevious:
+      return fmt::format("1 / (A of the token before + {:g})", r.precond_ridge);
+  }
+  return "?";
+}
+
+const char* normaliser_formula(Normaliser normaliser) {
+  switch (normaliser) {
+    case Normaliser::kNone:
+      return "1";
+    case Normaliser::kKey:
+      return "1 / (k.(M k))";
+    case Normaliser::kOnePlus:
+      return "1 / (1 + k.(M k))";
+    case Normaliser::kGated:
+      return "betaP / (alphaP + betaP k.(M k))";
+  }
+  return "?";
 }
 
 // The five streams of a rule, as recurrence.md section 1 names them.
 std::string formulas(const Rule& r) {
   const std::string k = r.k_norm == Norm::kL2 ? "k/|k|" : "k";
   const std::string q = r.q_norm == Norm::kL2 ? "q/|q|" : "q";
-  const char* gain = r.gain == Gain::kOne ? "" : r.gain == Gain::kGate ? "beta " : "s ";
+  const std::string gain = r.gain == Gain::kOne ? "" : r.gain == Gain::kGate ? "beta " : "s ";
+  const bool normalised = r.normaliser != Normaliser::kNone;
+  const std::string M = std::string(normalised ? "n " : "") + (r.uses_precond() ? "M (.) " : "");
   std::string text = "  streams of token t, q and k as normalised:\n";
   text += fmt::format("    q = {}, k = {}\n", q, k);
   if (r.uses_gain() && r.gain_uses_key_norm()) text += fmt::format("    s = {}\n", gain_formula(r));
-  text += fmt::format("    read   r = K^-1/2 {}q\n", r.preconditions_read() ? "M " : "");
-  text += fmt::format("    write  w = {}k\n", r.preconditions_write() ? "M " : "");
-  const std::string key = r.uses_lambda() ? "(k + lambda q)" : "k";
-  text += fmt::format("    erase  e = {}\n", !r.online() ? "0" : r.erase == Gate::kChannel ? "b " + key : gain + key);
-  text += fmt::format("    value  z = {}v\n", r.write == Gate::kChannel ? "c " : gain);
+  if (r.uses_precond()) text += fmt::format("    A = alphaP A + betaP k (.) k,  M = {}\n", preconditioner_formula(r));
+  if (normalised) text += fmt::format("    n = {}{}\n", normaliser_formula(r.normaliser), r.uses_precond() ? "" : "  (M, alphaP, betaP = 1)");
+  const std::string read = r.uses_read_correction() ? "(q - d k)" : "q";
+  text += fmt::format("    read   r = K^-1/2 {}{}\n", r.preconditions_read() ? M : "", read);
+  text += fmt::format("    write  w = {}k\n", r.preconditions_read() ? "" : M);
+  std::string key = r.uses_erase_key() ? "p" : "k";
+  if (r.feedback == Feedback::kLearned) key = "(" + key + " + lambda q)";
+  if (r.feedback == Feedback::kFixed) key = fmt::format("({} + {:g} q)", key, r.lambda);
+  text += fmt::format("    erase  e = {}\n", !r.online() ? "0" : gate_letter(r.erase, gain, "b") + key);
+  text += fmt::format("    value  z = {}v\n", gate_letter(r.write, gain, "c"));
   static constexpr const char* kDecays[] = {"1", "1 - 2^(-5-h), h the value head", "exp g, one g per value head", "exp g, one g per key channel"};
   text += fmt::format("    decay  {}\n", kDecays[static_cast<size_t>(r.decay)]);
   text += "  recurrence:  Sbar = decay S;  u = z - Sbar^T e;  S = Sbar + w u^T;  o = S^T r\n";
@@ -103,44 +144,68 @@ std::string inputs(const Rule& r) {
   std::string text = "  inputs: q, k, v";
   if (r.uses_g()) text += ", g";
   if (r.uses_beta()) text += ", beta";
-  if (r.uses_erase_gate()) text += ", b (erase gate)";
-  if (r.uses_write_gate()) text += ", c (write gate)";
+  if (r.uses_erase_key()) text += ", p (erase key)";
+  if (r.uses_erase_gate()) text += r.erase == Gate::kScalar ? ", b (erase gate, one a value head)" : ", b (erase gate)";
+  if (r.uses_write_gate()) text += r.write == Gate::kScalar ? ", c (write gate, one a value head)" : ", c (write gate)";
   if (r.uses_lambda()) text += ", lambda";
-  if (r.uses_precond()) text += fmt::format(", the preconditioner's decay, gain and center (M within [1/x, x], x = {:g})", r.precond_x);
+  if (r.uses_read_correction()) text += ", d";
+  if (r.uses_precond())
+    text +=
+        fmt::format(", the preconditioner's decay alphaP{} gain betaP{}", r.uses_precond_center() ? "," : " and", r.uses_precond_center() ? " and center" : "");
+  return text + "\n";
+}
+
+// Every axis with its values, what --compose may say.
+std::string axes_text() {
+  std::string text = "axes (the first value is what a composition without the axis has):\n";
+  for (const AxisInfo& axis : rule_axes()) text += fmt::format("  {:<13} {}\n", axis.name, fmt::join(axis.values, " | "));
+  const Rule standard;
+  text += "numbers:\n ";
+  for (const NumberInfo& number : rule_numbers()) text += fmt::format(" {}={:g}", number.name, standard.*number.field);
   return text + "\n";
 }
 
 class Rules : public Command {
  public:
   std::string name() const override { return "rules"; }
-  std::string summary() const override { return "list the named rules; 'rules NAME' says more about one"; }
+  std::string summary() const override { return "list the named rules; 'rules NAME' or --compose says more about one"; }
   std::string details() const override {
     return "A rule is a point in a product of axes: any combination is valid where a rule is asked for, as \"decay=channel gain=kaczmarz feedback=learned\", "
-           "or "
-           "as a name followed by changes: \"kda solve=offline\".";
+           "or as a name followed by changes: \"kda solve=offline\". A combination whose state could grow without bound is refused, with the reason.";
   }
   void declare(Options& options) override {
     options.positional("NAME", &names_, "a rule's name, or axes", false);
+    options.add("compose", "AXES", &compose_, "check a combination of axes, as \"decay=channel gain=kaczmarz erase=channel\", and show it");
     options.add("markdown", "", &markdown_, "the list as a Markdown table");
   }
   int run(Options&) override {
-    if (names_.empty()) {
-      fmt::print("{}", markdown_ ? overview().markdown() : overview().text());
+    if (!compose_.empty() && !names_.empty()) fail_usage("rules: expected a NAME or --compose, got both");
+    if (!compose_.empty() || !names_.empty()) {
+      show(compose_.empty() ? fmt::format("{}", fmt::join(names_, " ")) : compose_);
       return kExitOk;
     }
-    const std::string text = fmt::format("{}", fmt::join(names_, " "));
-    const Rule rule = parse_rule(text);
-    validate(rule);
-    fmt::print("{}\n", text);
-    for (const Preset& p : presets()) {
-      if (p.rule == rule) fmt::print("  {}: {}\n", p.name, p.summary);
+    if (markdown_) {
+      fmt::print("{}", overview(presets()).markdown());
+      return kExitOk;
     }
-    fmt::print("  axes: {}\n{}{}", to_string(rule), formulas(rule), inputs(rule));
+    fmt::print("{}\nablations of the papers:\n{}\n{}", overview(presets()).text(), overview(ablations()).text(), axes_text());
     return kExitOk;
   }
 
  private:
+  static void show(const std::string& text) {
+    const Rule rule = parse_rule(text);
+    fmt::print("{}\n", text);
+    for (const std::span<const Preset> list : {presets(), ablations()}) {
+      for (const Preset& p : list) {
+        if (p.rule == rule) fmt::print("  {}: {}\n", p.name, p.summary);
+      }
+    }
+    fmt::print("  axes: {}\n{}{}", to_string(rule), formulas(rule), inputs(rule));
+  }
+
   StringList names_;
+  std::string compose_;
   bool markdown_ = false;
 };
 

@@ -36,6 +36,10 @@ void declare_model(Options& options, ModelConfig& m, bool in_run_file) {
   options.add("output_gate_rank", "N", &m.output_gate_rank, "rank of the gate's projection; 0: full");
   options.add("decay_rank", "N", &m.decay_rank, "rank of the projection of a channel decay; 0: full");
   options.add("decay_per_value_head", "", &m.decay_per_value_head, "a channel decay for every value head instead of every key head");
+  options.add("decay_gate", "KIND", &m.decay_gate, "how a channel decay comes from its projection: softplus, or logsigmoid as in gla");
+  options.add("feature_map", "KIND", &m.feature_map, "of q and k: none, elu, relu or product (learned)");
+  options.add("rope_theta", "X", &m.rope_theta, "base of a rotary position embedding of q and k; 0: none");
+  options.add("raw_read_correction", "", &m.raw_read_correction, "read with q - D p before the norms, as Comba's published layer does");
   options.add("init", "SCHEME", &m.init, "initial weights: xavier or normal");
   options.add("precond_x", "X", &m.precond_x, "range of a preconditioner, 1 to 2");
 }

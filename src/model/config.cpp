@@ -40,6 +40,10 @@ void for_each_key(Config& c, F f) {
   f("output_gate_rank", c.output_gate_rank);
   f("decay_rank", c.decay_rank);
   f("decay_per_value_head", c.decay_per_value_head);
+  f("decay_gate", c.decay_gate);
+  f("feature_map", c.feature_map);
+  f("rope_theta", c.rope_theta);
+  f("raw_read_correction", c.raw_read_correction);
   f("init", c.init);
   f("precond_x", c.precond_x);
 }
@@ -119,6 +123,12 @@ void check_size(const ModelConfig& c) {
     fail_usage("model size: expected at most 2^33 parameters, these sizes give {:.3g}; lower num_hidden_layers or hidden_size", total);
 }
 
+FeatureMap feature_map_kind(const std::string& name) {
+  if (name == "elu") return FeatureMap::kElu;
+  if (name == "relu") return FeatureMap::kRelu;
+  return name == "product" ? FeatureMap::kProduct : FeatureMap::kNone;
+}
+
 InitScheme init_scheme(const ModelConfig& c) { return c.init == "normal" ? InitScheme::kNormal : InitScheme::kXavier; }
 
 }  // namespace
@@ -166,8 +176,11 @@ RecurrentMixerSpec ModelConfig::mixer_spec() const {
   spec.gate_rank = output_gate_rank;
   spec.decay_rank = decay_rank;
   spec.decay_per_value_head = decay_per_value_head;
+  spec.log_sigmoid_decay = decay_gate == "logsigmoid";
+  spec.raw_read_correction = raw_read_correction;
   spec.norm_eps = norm_eps;
   spec.init = init_scheme(*this);
+  spec.query_key = {num_heads, head_dim, feature_map_kind(feature_map), rope_theta, spec.init};
   return spec;
 }
 
@@ -197,6 +210,12 @@ void validate(const ModelConfig& c) {
   if (!(c.norm_eps > 0.0 && c.norm_eps <= 1.0)) fail_usage("norm_eps: expected 0 < norm_eps <= 1, got {}", c.norm_eps);
   check_one_of("output_gate", c.output_gate, {"silu", "sigmoid", "none"});
   check_one_of("init", c.init, {"xavier", "normal"});
+  check_one_of("decay_gate", c.decay_gate, {"softplus", "logsigmoid"});
+  check_one_of("feature_map", c.feature_map, {"none", "elu", "relu", "product"});
+  if (!(c.rope_theta == 0.0 || (c.rope_theta >= 1.0 && c.rope_theta <= 1e12))) {
+    fail_usage("rope_theta: expected 0 (no rotation) or a base from 1 to 1e12, got {}", c.rope_theta);
+  }
+  if (c.rope_theta > 0.0 && c.head_dim % 2 != 0) fail_usage("rope_theta: expected 0 with an odd head_dim = {}, got {}", c.head_dim, c.rope_theta);
   check("output_gate_rank", c.output_gate_rank, 0, int64_t{1} << 24);
   if (c.output_gate_rank > 0 && c.output_gate == "none") fail_usage("output_gate_rank: expected 0 with output_gate 'none', got {}", c.output_gate_rank);
   check("decay_rank", c.decay_rank, 0, int64_t{1} << 24);
@@ -205,6 +224,10 @@ void validate(const ModelConfig& c) {
   const bool channel_decay = rule.decay == Decay::kChannel;
   if (c.decay_rank > 0 && !channel_decay) fail_usage("decay_rank: expected 0, because rule '{}' has no channel decay, got {}", c.rule, c.decay_rank);
   if (c.decay_per_value_head && !channel_decay) fail_usage("decay_per_value_head: expected false, because rule '{}' has no channel decay, got true", c.rule);
+  if (c.decay_gate != "softplus" && !channel_decay)
+    fail_usage("decay_gate: expected softplus, because rule '{}' has no channel decay, got {}", c.rule, c.decay_gate);
+  if (c.raw_read_correction && rule.uses_read_correction())
+    fail_usage("raw_read_correction: expected false, because rule '{}' corrects the read already, got true", c.rule);
   const RecurrentMixerSpec spec = c.mixer_spec();
   if (c.allow_neg_eigval && !spec.gain_doubles() && !spec.erase_doubles()) {
     fail_usage("allow_neg_eigval: expected false, because rule '{}' has no gate on what it erases, got true", c.rule);
@@ -215,7 +238,7 @@ void validate(const ModelConfig& c) {
 ModelConfig config_from_json(const nlohmann::json& json, const std::string& where) {
   if (!json.is_object()) fail_usage("{}: expected a JSON object with the model's configuration, got {}", where, shown(json));
   ModelConfig config;
-  std::vector<std::string> known = {"model_type"};
+  std::vector<std::string> known = {"model_type", "peer"};
   for_each_key(config, [&](const char* key, auto&) { known.emplace_back(key); });
   for (const auto& [key, value] : json.items()) {
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
@@ -228,6 +251,10 @@ ModelConfig config_from_json(const nlohmann::json& json, const std::string& wher
     const auto it = json.find(key);
     if (it != json.end()) read_value(*it, key, where, member);
   });
+  if (const auto it = json.find("peer"); it != json.end()) {
+    if (!it->is_object()) fail_usage("{}: peer: expected an object, as 'fastweight import' writes it, got {}", where, shown(*it));
+    config.peer = it->dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
   try {
     validate(config);
   } catch (const Error& error) {
@@ -240,6 +267,7 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   Json json = Json::object();
   json["model_type"] = "fastweight";
   for_each_key(config, [&](const char* key, const auto& member) { json[key] = member; });
+  if (!config.peer.empty()) json["peer"] = Json::parse(config.peer);
   return json;
 }
 

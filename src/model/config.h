@@ -1,7 +1,7 @@
 // ModelConfig: everything config.json says about a model. JSON keys are flash-linear-attention's where it has one
 // (hidden_size, num_hidden_layers, num_heads, num_v_heads, head_dim, expand_v, conv_size, intermediate_size,
 // hidden_ratio, vocab_size, norm_eps, tie_word_embeddings, allow_neg_eigval), ours otherwise ("rule", "model_type":
-// "fastweight").
+// "fastweight"). Configurations of that program itself are read by peer.h.
 #pragma once
 
 #include <cstdint>
@@ -28,13 +28,20 @@ struct ModelConfig {
   double hidden_ratio = 4.0;
   double norm_eps = 1e-5;
   bool tie_word_embeddings = true;
-  bool allow_neg_eigval = false;      // the gate that multiplies the erase key (gain or erase gate) times 2
-  std::string output_gate = "silu";   // silu | sigmoid | none
-  int64_t output_gate_rank = 0;       // 0: full projection; else low rank, with bias on the second factor
-  int64_t decay_rank = 0;             // channel decay: 0 full d -> HK, else d -> rank -> HK
-  bool decay_per_value_head = false;  // channel decay: of every value head (HV K channels; kda's checkpoints), else of every key head
-  std::string init = "xavier";        // xavier | normal
+  bool allow_neg_eigval = false;        // the gate that multiplies the erase key (gain or erase gate) times 2
+  std::string output_gate = "silu";     // silu | sigmoid | none
+  int64_t output_gate_rank = 0;         // 0: full projection; else low rank, with bias on the second factor
+  int64_t decay_rank = 0;               // channel decay: 0 full d -> HK, else d -> rank -> HK
+  bool decay_per_value_head = false;    // channel decay: of every value head (HV K channels; kda's checkpoints), else of every key head
+  std::string decay_gate = "softplus";  // channel decay: softplus -exp(a) softplus(x + delta) | logsigmoid log(sigmoid(x + bias)) / 16 (gla's layer)
+  std::string feature_map = "none";     // of q and k, before the recurrence: none | elu (elu(x) + 1) | relu | product (of two learned affine maps of a head)
+  double rope_theta = 0;                // > 0: rotary position embedding of q and k with this base (retnet: 10000); head_dim even
+  // Comba as its published layer computes it: D p is taken from q before both are normalised, where p = sigmoid(decay) k is the
+  // erase key (rule with erase_key=own; else p = k). The rule's read=corrected takes d k from the normalised q.
+  bool raw_read_correction = false;
+  std::string init = "xavier";  // xavier | normal
   double precond_x = 1.5;
+  std::string peer;  // of a model that came from another program (peer.h): its config.json and what else an export needs; JSON, or ""
 
   Rule resolved_rule() const;  // with gain_bound and precond_x from above, validated
   int64_t v_heads() const { return num_v_heads > 0 ? num_v_heads : num_heads; }
@@ -42,6 +49,8 @@ struct ModelConfig {
   int64_t mlp_size() const;
   GateKind gate_kind() const;
   RecurrentMixerSpec mixer_spec() const;  // what a block's mixer needs; the config must be valid
+
+  bool operator==(const ModelConfig&) const = default;
 };
 
 // Throws Error(kUsage) naming the key, what was expected and what came. A valid config has at most 2^33 parameters and

@@ -64,14 +64,14 @@ struct LanguageModel<T>::Impl {
 
   // An empty arena. One that is about to grow starts anew, so that memory is that of the largest pass and not the sum of
   // all sizes there were.
-  Pass<T> begin(const SeqLayout& layout, bool keep) {
+  Pass<T> begin(const SeqLayout& layout, bool keep, const ModelState<T>* state) {
     const int64_t extent = layout.tokens() * (keep ? config.num_hidden_layers : 1);
     if (extent > largest) {
       arena = Arena(kArenaBlock);
       largest = extent;
     }
     arena.release();
-    return Pass<T>{params, layout, arena, precision, keep, observer};
+    return Pass<T>{params, layout, arena, precision, keep, state == nullptr ? nullptr : state->positions().data(), form, observer};
   }
 
   LayerState<T> layer_state(ModelState<T>* state, size_t i) const {
@@ -105,6 +105,7 @@ struct LanguageModel<T>::Impl {
   Arena arena{kArenaBlock};
   int64_t largest = 0;
   Precision precision = Precision::kNative;
+  fw_form form = FW_FORM_AUTO;
   PassObserver<T>* observer = nullptr;
 };
 
@@ -121,6 +122,11 @@ const ModelConfig& LanguageModel<T>::config() const {
 }
 
 template <class T>
+void LanguageModel<T>::set_peer(const std::string& peer) {
+  impl_->config.peer = peer;
+}
+
+template <class T>
 Params<T>& LanguageModel<T>::params() {
   return impl_->params;
 }
@@ -134,6 +140,11 @@ template <class T>
 void LanguageModel<T>::set_precision(Precision precision) {
   if (precision == Precision::kBf16 && std::is_same_v<T, double>) fail_usage("precision: bf16 matrix products need a float model, got double");
   impl_->precision = precision;
+}
+
+template <class T>
+void LanguageModel<T>::set_form(fw_form form) {
+  impl_->form = form;
 }
 
 template <class T>
@@ -168,7 +179,7 @@ LossSum LanguageModel<T>::forward_backward(std::span<const int32_t> ids, std::sp
   m.check_targets(ids, targets);
   if (!m.params.has_grads()) m.params.zero_grads();
   if (ids.empty()) return {};
-  const Pass<T> pass = m.begin(layout, true);
+  const Pass<T> pass = m.begin(layout, true, state);
   Residual<T> residual = m.run(pass, ids, state);
   const Mat<T> dx = new_matrix<T>(m.arena, layout.tokens(), m.config.hidden_size);
   const Arena::Mark mark = m.arena.mark();
@@ -176,6 +187,7 @@ LossSum LanguageModel<T>::forward_backward(std::span<const int32_t> ids, std::sp
   m.arena.rewind(mark);
   for (size_t i = m.blocks.size(); i-- > 0;) m.blocks[i].backward(pass, m.contexts[i], dx);
   m.embedding.backward(pass, ids, dx);
+  if (state != nullptr) state->advance(layout);
   return sum;
 }
 
@@ -185,8 +197,9 @@ LossSum LanguageModel<T>::evaluate(std::span<const int32_t> ids, std::span<const
   m.check(ids, layout, state);
   m.check_targets(ids, targets);
   if (ids.empty()) return {};
-  const Pass<T> pass = m.begin(layout, false);
+  const Pass<T> pass = m.begin(layout, false, state);
   Residual<T> residual = m.run(pass, ids, state);
+  if (state != nullptr) state->advance(layout);
   return m.head.loss(pass, residual, targets, nll);
 }
 
@@ -201,8 +214,9 @@ void LanguageModel<T>::forward_last(std::span<const int32_t> ids, const SeqLayou
     if (layout.length(n) < 1) fail_usage("layout: expected at least one token in every sequence, got none in sequence {}", n);
   }
   if (ids.empty()) return;
-  const Pass<T> pass = m.begin(layout, false);
+  const Pass<T> pass = m.begin(layout, false, &state);
   const Residual<T> all = m.run(pass, ids, &state);
+  state.advance(layout);
   Residual<T> last;
   last.pending = all.pending;
   last.x = new_matrix<T>(m.arena, layout.count(), m.config.hidden_size);
@@ -223,8 +237,9 @@ void LanguageModel<T>::forward_all(std::span<const int32_t> ids, const SeqLayout
     fail_usage("logits: expected [{}, {}], got [{}, {}]", layout.tokens(), m.config.vocab_size, logits.rows, logits.cols);
   }
   if (ids.empty()) return;
-  const Pass<T> pass = m.begin(layout, false);
+  const Pass<T> pass = m.begin(layout, false, state);
   Residual<T> residual = m.run(pass, ids, state);
+  if (state != nullptr) state->advance(layout);
   m.head.logits(pass, residual, logits);
 }
 

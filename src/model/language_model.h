@@ -26,10 +26,12 @@ class LanguageModel {
   LanguageModel(LanguageModel&&) noexcept;
 
   const ModelConfig& config() const;
+  void set_peer(const std::string& peer);  // ModelConfig::peer, which nothing here computes with
   Params<T>& params();
   const Params<T>& params() const;
   void init(Random& random) { params().init(random); }
   void set_precision(Precision precision);  // of the matrix products outside the recurrence
+  void set_form(fw_form form);              // of the recurrence; FW_FORM_AUTO at first
   // Sees every recurrence of the passes that follow; null: none. The caller keeps it alive.
   void observe(PassObserver<T>* observer);
   std::string hash() const;  // of names, shapes and values; ties a state to its model
@@ -57,10 +59,16 @@ class LanguageModel {
 };
 
 // Model folders: config.json + model.safetensors (float32 values). save writes aside, syncs and renames each file;
-// load checks names, shapes and dtypes.
+// load checks names, shapes and dtypes, and reads flash-linear-attention's folders too (peer.h); what is saved of such a model
+// is ours.
 template <class T>
 void save_model(const std::string& folder, const LanguageModel<T>& model);
 template <class T>
 LanguageModel<T> load_model(const std::string& folder);
+// Whether the folder is flash-linear-attention's, by its config.json. Throws Error(kUsage) when that cannot be read.
+bool is_peer_folder(const std::string& folder);
+// As flash-linear-attention lays its folders out. Throws Error(kUsage) when it has no such model. A tensor that was bf16 or f16
+// there is that again as long as its values are; all others are float32.
+void export_model(const std::string& folder, const LanguageModel<float>& model);
 
 }  // namespace fw

@@ -1,6 +1,10 @@
 // Model folders: config.json + model.safetensors, as other programs of the family lay them out.
 #include <algorithm>
+#include <bit>
+#include <cstring>
+#include <deque>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <unordered_set>
@@ -11,21 +15,128 @@
 #include "base/nearest.h"
 #include "base/safetensors.h"
 #include "model/language_model.h"
+#include "model/peer.h"
 
 namespace fw {
 namespace {
 
+using Json = nlohmann::json;
+
 constexpr size_t kMaxConfigBytes = size_t{1} << 20;
 
-ModelConfig read_config(const std::string& path) {
+// A folder's configuration and what its files call our parameters.
+struct Folder {
+  ModelConfig config;
+  Json peer;  // the peer's configuration; null in a folder of ours
+  std::string name(const ParamSpec& spec) const { return peer.is_null() ? spec.name : peer_parameter_name(peer, spec.name); }
+};
+
+Json read_json(const std::string& path) {
   const std::string text = read_file(path, kMaxConfigBytes);
-  nlohmann::json json;
   try {
-    json = nlohmann::json::parse(text);
-  } catch (const nlohmann::json::exception& error) {
+    return Json::parse(text);
+  } catch (const Json::exception& error) {
     fail_usage("'{}': expected a JSON object with the model's configuration: {}", path, error.what());
   }
-  return config_from_json(json, "'" + path + "'");
+}
+
+Folder read_config(const std::string& path) {
+  const Json json = read_json(path);
+  const std::string where = "'" + path + "'";
+  if (is_peer_config(json)) return {config_from_peer(json, where), json};
+  return {config_from_json(json, where), {}};
+}
+
+std::vector<int64_t> without_ones(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> result;
+  std::copy_if(shape.begin(), shape.end(), std::back_inserter(result), [](int64_t n) { return n != 1; });
+  return result;
+}
+
+// The shape that the file has a parameter in. A peer's may have other dimensions of 1 (A_log [1, 1, H, 1]).
+std::vector<int64_t> shape_in_file(const Folder& folder, const SafetensorsReader& reader, const std::string& name, const std::vector<int64_t>& shape) {
+  const auto it = reader.tensors().find(name);
+  if (folder.peer.is_null() || it == reader.tensors().end() || without_ones(it->second.shape) != without_ones(shape)) return shape;
+  return it->second.shape;
+}
+
+// What an export needs to give back a peer's tensors as they were.
+void remember_tensors(ModelConfig& config, const Folder& folder, const SafetensorsReader& reader, std::span<const ParamSpec> specs, const std::string& path) {
+  Json tensors = Json::object();
+  for (const ParamSpec& spec : specs) {
+    const std::string name = folder.name(spec);
+    const auto it = reader.tensors().find(name);
+    if (it == reader.tensors().end()) continue;  // read() says so
+    const TensorInfo& info = it->second;
+    if (info.dtype == "F64") fail_usage("'{}': {}: expected F32, BF16 or F16, got F64, which does not fit this program's parameters", path, name);
+    if (info.dtype != "F32") tensors[name]["dtype"] = info.dtype;
+    if (info.shape != spec.shape) tensors[name]["shape"] = info.shape;
+  }
+  if (tensors.empty()) return;
+  Json peer = Json::parse(config.peer);
+  peer["tensors"] = tensors;
+  config.peer = peer.dump();
+}
+
+// The bits of x as bfloat16 or half precision; none when it is not exactly one.
+std::optional<uint16_t> as_bf16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if ((bits & 0xffffu) != 0) return std::nullopt;
+  return static_cast<uint16_t>(bits >> 16);
+}
+
+std::optional<uint16_t> as_f16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x), sign = bits >> 16 & 0x8000u, fraction = bits & 0x7fffffu;
+  const int exponent = static_cast<int>(bits >> 23 & 0xffu) - 127;
+  const auto shifted = [](uint32_t value, int by) -> std::optional<uint32_t> {
+    if (by > 24 || (value & ((1u << by) - 1)) != 0) return std::nullopt;
+    return value >> by;
+  };
+  std::optional<uint32_t> rest;
+  if (exponent == -127) {
+    if (fraction == 0) rest = 0;  // zero; a float's subnormal is below a half's
+  } else if (exponent == 128 || exponent > 15) {
+    if (exponent == 128 && shifted(fraction, 13)) rest = 0x7c00u | fraction >> 13;
+  } else if (exponent >= -14) {
+    if (shifted(fraction, 13)) rest = static_cast<uint32_t>(exponent + 15) << 10 | fraction >> 13;
+  } else {
+    rest = shifted(0x800000u | fraction, -1 - exponent);
+  }
+  if (!rest) return std::nullopt;
+  return static_cast<uint16_t>(sign | *rest);
+}
+
+// Parameters as tensors of a file: f32, or f16 or bf16 where every value is one of those. Owns what it converted until write().
+class TensorWriter {
+ public:
+  void add(const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape, std::span<const float> values) {
+    std::vector<uint16_t> halves;
+    if (dtype == "BF16" || dtype == "F16") {
+      for (const float x : values) {
+        const std::optional<uint16_t> half = dtype == "BF16" ? as_bf16(x) : as_f16(x);
+        if (!half) break;
+        halves.push_back(*half);
+      }
+    }
+    if (halves.empty() || halves.size() != values.size()) {
+      writer_.add<float>(name, shape, values);
+      return;
+    }
+    halves_.push_back(std::move(halves));
+    writer_.add(name, dtype, shape, std::as_bytes(std::span(halves_.back())));
+  }
+  void write(const std::string& path) {
+    writer_.set_metadata("format", "pt");  // what loaders of the Hugging Face family look for
+    writer_.write(path);
+  }
+
+ private:
+  SafetensorsWriter writer_;
+  std::deque<std::vector<uint16_t>> halves_;
+};
+
+std::span<const float> values_of(const Params<float>& params, const ParamSpec& spec) {
+  return params.values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size()));
 }
 
 }  // namespace
@@ -34,7 +145,7 @@ template <class T>
 void save_model(const std::string& folder, const LanguageModel<T>& model) {
   make_folders(folder);
   SafetensorsWriter writer;
-  writer.set_metadata("format", "pt");  // what loaders of the Hugging Face family look for
+  writer.set_metadata("format", "pt");
   const Params<T>& params = model.params();
   std::vector<float> converted;
   std::span<const float> values;
@@ -52,21 +163,42 @@ void save_model(const std::string& folder, const LanguageModel<T>& model) {
   write_file_atomic(folder + "/config.json", config_to_json(model.config()).dump(2) + "\n");
 }
 
+bool is_peer_folder(const std::string& folder) { return is_peer_config(read_json(folder + "/config.json")); }
+
+void export_model(const std::string& folder, const LanguageModel<float>& model) {
+  const Json config = config_to_peer(model.config());
+  Json tensors = Json::object();
+  if (!model.config().peer.empty()) tensors = Json::parse(model.config().peer).value("tensors", Json::object());
+  TensorWriter writer;
+  for (const ParamSpec& spec : model.params().specs()) {
+    const std::string name = peer_parameter_name(config, spec.name);
+    const Json as_it_was = tensors.value(name, Json::object());
+    std::vector<int64_t> shape = as_it_was.value("shape", spec.shape);
+    if (without_ones(shape) != without_ones(spec.shape)) {
+      fail_usage("config.json: peer.tensors.{}.shape: expected the parameter's with other dimensions of 1, got {}", name, as_it_was["shape"].dump());
+    }
+    writer.add(name, as_it_was.value("dtype", "F32"), shape, values_of(model.params(), spec));
+  }
+  make_folders(folder);
+  writer.write(folder + "/model.safetensors");
+  write_file_atomic(folder + "/config.json", config.dump(2) + "\n");
+}
+
 template <class T>
 LanguageModel<T> load_model(const std::string& folder) {
-  const ModelConfig config = read_config(folder + "/config.json");
+  Folder source = read_config(folder + "/config.json");
   const std::string path = folder + "/model.safetensors";
   const SafetensorsReader reader(path);
   double found = 0;
   for (const auto& [name, info] : reader.tensors()) found += static_cast<double>(info.count());
   // Before memory is taken: a configuration that has little to do with the file beside it.
-  const double expected = parameter_count(config);
+  const double expected = parameter_count(source.config);
   if (expected > 2 * found + 1e6) fail_usage("'{}': expected {:.0f} values for the configuration beside it, got {:.0f}", path, expected, found);
 
-  LanguageModel<T> model(config);
+  LanguageModel<T> model(source.config);
   Params<T>& params = model.params();
   std::vector<std::string> names;
-  for (const ParamSpec& spec : params.specs()) names.push_back(spec.name);
+  for (const ParamSpec& spec : params.specs()) names.push_back(source.name(spec));
   const std::unordered_set<std::string> known(names.begin(), names.end());
   for (const auto& [name, info] : reader.tensors()) {
     if (known.count(name) != 0) continue;
@@ -74,8 +206,14 @@ LanguageModel<T> load_model(const std::string& folder) {
     fail_usage("'{}': unexpected tensor '{}': the configuration beside it has no such parameter{}", path, name,
                near.empty() ? "" : fmt::format(" (nearest: '{}')", near));
   }
-  for (const ParamSpec& spec : params.specs()) {
-    reader.read<T>(spec.name, spec.shape, params.values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size())));
+  for (size_t i = 0; i < names.size(); ++i) {
+    const ParamSpec& spec = params.specs()[i];
+    reader.read<T>(names[i], shape_in_file(source, reader, names[i], spec.shape),
+                   params.values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size())));
+  }
+  if (!source.peer.is_null()) {
+    remember_tensors(source.config, source, reader, params.specs(), path);
+    model.set_peer(source.config.peer);
   }
   return model;
 }

@@ -10,7 +10,7 @@
 namespace fw {
 namespace {
 
-constexpr const char* kLayout = "S [N, HV, K, V] K-first; A [N, H, K]; tail [N, W-1, q | k | v]";
+constexpr const char* kLayout = "S [N, HV, K, V] K-first; A [N, H, K]; tail [N, W-1, q | k | v]; position [N]";
 constexpr std::string_view kPrefix = "state.";
 
 template <class T>
@@ -41,6 +41,7 @@ ModelState<T>::ModelState(const ModelConfig& config, int64_t sequences) : sequen
   precond_ = spec.rule.uses_precond();
   tail_rows_ = std::max<int64_t>(spec.conv_size - 1, 0);
   tail_cols_ = spec.conv_channels();
+  positions_.assign(static_cast<size_t>(sequences), 0);
   layers_.resize(static_cast<size_t>(config.num_hidden_layers));
   for (Layer& layer : layers_) {
     layer.s = zeros<T>(sequences * v_heads_ * key_dim_ * value_dim_);
@@ -53,7 +54,7 @@ template <class T>
 size_t ModelState<T>::bytes() const {
   size_t n = 0;
   for (const Layer& layer : layers_) n += layer.s.size() + layer.a.size() + layer.tail.size();
-  return n * sizeof(T);
+  return n * sizeof(T) + positions_.size() * sizeof(int64_t);
 }
 
 template <class T>
@@ -63,6 +64,13 @@ void ModelState<T>::reset() {
     std::fill(layer.a.begin(), layer.a.end(), T(0));
     std::fill(layer.tail.begin(), layer.tail.end(), T(0));
   }
+  std::fill(positions_.begin(), positions_.end(), 0);
+}
+
+template <class T>
+void ModelState<T>::advance(const SeqLayout& layout) {
+  if (layout.count() != sequences_) fail_internal("model state: {} sequences advance by a layout of {}", sequences_, layout.count());
+  for (int64_t n = 0; n < sequences_; ++n) positions_[static_cast<size_t>(n)] += layout.length(n);
 }
 
 template <class T>
@@ -71,6 +79,7 @@ void ModelState<T>::add_to(SafetensorsWriter& writer, const std::string& rule, c
   writer.set_metadata("state_dtype", kDtypeName<T>);
   writer.set_metadata("state_rule", rule);
   writer.set_metadata("state_model", model_hash);
+  writer.add<int64_t>(fmt::format("{}position", kPrefix), {sequences_}, std::span<const int64_t>(positions_));
   for (size_t i = 0; i < layers_.size(); ++i) {
     const std::string prefix = fmt::format("{}layers.{}.", kPrefix, i);
     const Layer& layer = layers_[i];
@@ -87,7 +96,13 @@ void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string
   check_metadata(reader, path, "state_rule", rule, "a state belongs to one model");
   check_metadata(reader, path, "state_model", model_hash, "a state belongs to the parameters that made it");
   std::vector<Layer> layers(layers_.size());
-  size_t expected = 0;
+  std::vector<int64_t> positions(positions_.size());
+  const std::string position_name = fmt::format("{}position", kPrefix);
+  reader.read<int64_t>(position_name, std::vector<int64_t>{sequences_}, std::span<int64_t>(positions));
+  for (const int64_t position : positions) {
+    if (position < 0) fail_usage("'{}': {}: expected numbers of tokens >= 0, got {}", path, position_name, position);
+  }
+  size_t expected = 1;
   for (size_t i = 0; i < layers.size(); ++i) {
     const std::string prefix = fmt::format("{}layers.{}.", kPrefix, i);
     const auto read = [&](const char* name, std::vector<int64_t> shape, size_t count, std::vector<T>& out) {
@@ -106,6 +121,7 @@ void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string
   for (const auto& [name, info] : reader.tensors()) found += name.starts_with(kPrefix) ? 1 : 0;
   if (found != expected) fail_usage("'{}': expected {} state tensors for {} layers, got {}", path, expected, layers.size(), found);
   layers_ = std::move(layers);
+  positions_ = std::move(positions);
 }
 
 template <class T>

@@ -1,5 +1,6 @@
 // ModelState: what a model remembers of N sequences: per layer the matrix state S [N, HV, K, V], the preconditioner's
-// state A [N, H, K] where the rule has one, and the convolution's tail of q, k, v. An object: create, copy (fork), save,
+// state A [N, H, K] where the rule has one, and the convolution's tail of q, k, v; and the number of tokens that each sequence
+// has seen, which is the position of its next token. An object: create, copy (fork), save,
 // load. Its file is a safetensors file whose metadata says layout, dtype, rule and the hash of the model's parameters;
 // loading into another model is an error.
 #pragma once
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "base/safetensors.h"
+#include "base/seq_layout.h"
 #include "model/config.h"
 
 namespace fw {
@@ -26,6 +28,9 @@ class ModelState {
   int64_t sequences() const { return sequences_; }
   Layer& layer(int64_t i) { return layers_[static_cast<size_t>(i)]; }
   const Layer& layer(int64_t i) const { return layers_[static_cast<size_t>(i)]; }
+  // Tokens seen by each sequence [N]. The model calls advance() once after a pass, when all its layers have read them.
+  const std::vector<int64_t>& positions() const { return positions_; }
+  void advance(const SeqLayout& layout);
   int64_t layers() const { return static_cast<int64_t>(layers_.size()); }
   size_t bytes() const;
   void reset();
@@ -45,6 +50,7 @@ class ModelState {
   int64_t heads_ = 0, v_heads_ = 0, key_dim_ = 0, value_dim_ = 0, tail_rows_ = 0, tail_cols_ = 0;
   bool precond_ = false;
   std::vector<Layer> layers_;
+  std::vector<int64_t> positions_;
 };
 
 }  // namespace fw

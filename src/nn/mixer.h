@@ -8,6 +8,7 @@
 #include "base/arena.h"
 #include "base/mat.h"
 #include "base/seq_layout.h"
+#include "fastweight/fastweight.h"
 #include "nn/params.h"
 #include "ops/ops.h"
 
@@ -24,6 +25,8 @@ struct Pass {
   Arena& arena;
   Precision precision = Precision::kNative;
   bool keep = false;                    // contexts for backward
+  const int64_t* positions = nullptr;   // [N]: tokens of each sequence before this pass; null: none
+  fw_form form = FW_FORM_AUTO;          // of the recurrence
   PassObserver<T>* observer = nullptr;  // sees every recurrence
 };
 

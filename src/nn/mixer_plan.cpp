@@ -22,12 +22,14 @@ ProjectionPlan::ProjectionPlan(const RecurrentMixerSpec& spec) {
   const bool channel_decay = rule.decay == Decay::kChannel;
   const int64_t decay_width = channel_decay ? (spec.decay_rank > 0 ? spec.decay_rank : spec.decay_heads() * spec.key_dim) : 0;
   if (channel_decay) place(decay, spec.decay_rank > 0 ? "f_proj.0.weight" : "f_proj.weight", decay_width);
-  if (rule.uses_erase_gate()) place(erase, "b_proj.weight", spec.key_size());
-  if (rule.uses_write_gate()) place(write, "w_proj.weight", spec.value_size());
+  if (rule.uses_erase_gate() && rule.erase != Gate::kScalar) place(erase, "b_proj.weight", spec.key_size());
+  if (rule.uses_write_gate() && rule.write != Gate::kScalar) place(write, "w_proj.weight", spec.value_size());
   if (spec.gate != GateKind::kNone) {
     place(gate, spec.gate_rank > 0 ? "g_proj.0.weight" : "g_proj.weight", spec.gate_rank > 0 ? spec.gate_rank : spec.value_size());
   }
-  if (rule.uses_beta()) place(beta, rule.uses_erase_gate() ? "beta_proj.weight" : "b_proj.weight", spec.v_heads);
+  if (rule.uses_erase_gate() && rule.erase == Gate::kScalar && !spec.derives_erase_gate()) place(erase, "b_proj.weight", spec.v_heads);
+  if (rule.uses_write_gate() && rule.write == Gate::kScalar) place(write, "w_proj.weight", spec.v_heads);
+  if (rule.uses_beta()) place(beta, erase.used() ? "beta_proj.weight" : "b_proj.weight", spec.v_heads);
   if (rule.decay == Decay::kScalar) place(decay, "a_proj.weight", spec.v_heads);
   if (rule.uses_lambda()) place(lambda, "l_proj.weight", spec.v_heads);
   if (rule.uses_precond()) {
@@ -57,9 +59,9 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
   // The convolutions likewise: one [2 H K + HV V, W] weight.
   if (spec.conv_size > 0) {
     const Initialiser init = uniform_init(1.0 / std::sqrt(static_cast<double>(spec.conv_size)));
-    list.push_back({prefix + "q_conv1d.weight", {spec.key_size(), 1, spec.conv_size}, init, false});
-    list.push_back({prefix + "k_conv1d.weight", {spec.key_size(), 1, spec.conv_size}, init, false});
-    list.push_back({prefix + "v_conv1d.weight", {spec.value_size(), 1, spec.conv_size}, init, false});
+    list.push_back({prefix + "q_conv1d.weight", {spec.key_size(), 1, spec.conv_size}, init, true});
+    list.push_back({prefix + "k_conv1d.weight", {spec.key_size(), 1, spec.conv_size}, init, true});
+    list.push_back({prefix + "v_conv1d.weight", {spec.value_size(), 1, spec.conv_size}, init, true});
   }
 
   const double a_low = rule.decay == Decay::kChannel ? 1.0 : 0.0;
@@ -69,21 +71,40 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
   } else if (rule.decay == Decay::kChannel) {
     const int64_t channels = spec.decay_heads() * spec.key_dim;
     if (spec.decay_rank > 0) matrix("f_proj.1.weight", channels, spec.decay_rank);
-    vector("A_log", spec.decay_heads(), decay_a_init(a_low));
-    vector("dt_bias", channels, decay_delta_init());
+    if (spec.log_sigmoid_decay) {
+      vector(spec.decay_rank > 0 ? "f_proj.1.bias" : "f_proj.bias", channels, constant_init(0.0));
+    } else {
+      vector("A_log", spec.decay_heads(), decay_a_init(a_low));
+      vector("dt_bias", channels, decay_delta_init());
+    }
   }
   if (rule.uses_lambda()) vector("l_bias", 1, constant_init(-0.8));
+  if (spec.uses_inner_decay()) vector("decay", spec.heads, constant_init(1.0));
+  if (rule.uses_read_correction() || spec.raw_read_correction) vector("D", spec.heads, constant_init(0.02));
   if (rule.uses_precond()) {
     vector("A_log_atk", spec.heads, decay_a_init(a_low));
     vector("dt_bias_atk", spec.heads, decay_delta_init());
-    vector("log_atk_scale", spec.heads, constant_init(-0.2));
+    if (rule.uses_precond_center()) vector("log_atk_scale", spec.heads, constant_init(-0.2));
   }
   if (spec.gate != GateKind::kNone && spec.gate_rank > 0) {
     matrix("g_proj.1.weight", spec.value_size(), spec.gate_rank);
     vector("g_proj.1.bias", spec.value_size(), constant_init(0.0));
   }
+  const std::vector<ParamSpec> maps = query_key_parameters(spec.query_key, prefix);
+  list.insert(list.end(), maps.begin(), maps.end());
   vector("o_norm.weight", spec.value_dim, constant_init(1.0));
   matrix("o_proj.weight", d, spec.value_size());
+  return list;
+}
+
+std::vector<ParamSpec> query_key_parameters(const QueryKeySpec& spec, const std::string& prefix) {
+  std::vector<ParamSpec> list;
+  if (spec.map != FeatureMap::kProduct) return list;
+  const int64_t K = spec.key_dim;
+  for (const char* name : {"feature_map_q.layer1", "feature_map_q.layer2", "feature_map_k.layer1", "feature_map_k.layer2"}) {
+    list.push_back({prefix + name + ".weight", {K, K}, projection_init(spec.init, K, K), true});
+    list.push_back({prefix + name + ".bias", {K}, constant_init(0.0), false});
+  }
   return list;
 }
 

@@ -21,11 +21,16 @@ void check(fw_status status, const char* what) {
 }  // namespace
 
 template <class T>
-Recurrence<T>::Recurrence(const Rule& rule, const SeqLayout& layout, int64_t heads, int64_t v_heads, int64_t key_dim, int64_t value_dim)
-    : sequences_(layout.count()), decay_per_channel_(rule.decay == Decay::kChannel), single_tokens_(true) {
+Recurrence<T>::Recurrence(const Rule& rule, const SeqLayout& layout, int64_t heads, int64_t v_heads, int64_t key_dim, int64_t value_dim, fw_form form)
+    : sequences_(layout.count()),
+      decay_per_channel_(rule.decay == Decay::kChannel),
+      scalar_erase_(rule.erase == Gate::kScalar),
+      scalar_write_(rule.write == Gate::kScalar),
+      single_tokens_(true) {
   FW_INIT(&desc_);
   desc_.rule = to_c(rule);
   desc_.dtype = kDtype<T>;
+  desc_.form = form;
   desc_.B = 1;
   desc_.T = layout.tokens();
   desc_.H = heads;
@@ -96,8 +101,10 @@ fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in) const {
   c.g = decay_per_channel_ ? heads_tensor(in.g, in.g.cols / d.K) : scalars_tensor(in.g);
   c.beta = scalars_tensor(in.beta);
   c.lambda = scalars_tensor(in.lambda);
-  c.erase_gate = heads_tensor(in.erase, d.H);
-  c.write_gate = heads_tensor(in.write, d.HV);
+  c.erase_gate = scalar_erase_ ? scalars_tensor(in.erase) : heads_tensor(in.erase, d.H);
+  c.write_gate = scalar_write_ ? scalars_tensor(in.write) : heads_tensor(in.write, d.HV);
+  c.erase_key = heads_tensor(in.erase_key, d.H);
+  c.read_correction = scalars_tensor(in.read_correction);
   c.precond_g = scalars_tensor(in.precond_g);
   c.precond_beta = scalars_tensor(in.precond_beta);
   c.precond_center = contiguous(in.precond_center, {d.H});

@@ -19,8 +19,10 @@ struct RecurrenceInputs {
   Mat<T> v;                        // [T, HV V]
   Mat<T> g;                        // [T, HV] (scalar decay) or [T, H K] or [T, HV K]
   Mat<T> beta, lambda;             // [T, HV]
-  Mat<T> erase;                    // [T, H K]
-  Mat<T> write;                    // [T, HV V]
+  Mat<T> erase;                    // [T, H K]; scalar: [T, HV]
+  Mat<T> write;                    // [T, HV V]; scalar: [T, HV]
+  Mat<T> erase_key;                // [T, H K]
+  Mat<T> read_correction;          // [T, HV]
   Mat<T> precond_g, precond_beta;  // [T, H]
   T* precond_center = nullptr;     // [H]
   T* s = nullptr;                  // initial state [N, HV, K, V]
@@ -31,7 +33,7 @@ template <class T>
 class Recurrence {
  public:
   // The layout must outlive the object.
-  Recurrence(const Rule& rule, const SeqLayout& layout, int64_t heads, int64_t v_heads, int64_t key_dim, int64_t value_dim);
+  Recurrence(const Rule& rule, const SeqLayout& layout, int64_t heads, int64_t v_heads, int64_t key_dim, int64_t value_dim, fw_form form = FW_FORM_AUTO);
   size_t saved_bytes() const { return sizes_.saved; }
   // o [T, HV V] is overwritten; final_s, final_a may be null or the initial ones. saved (saved_bytes(), 64-byte aligned) or
   // null. Workspace comes from the arena and goes back to it. Without saved, sequences of one token each take the decode step.
@@ -46,7 +48,7 @@ class Recurrence {
   fw_desc desc_;
   fw_sizes sizes_;
   int64_t sequences_;
-  bool decay_per_channel_;
+  bool decay_per_channel_, scalar_erase_, scalar_write_;
   bool single_tokens_;
 };
 

@@ -8,14 +8,21 @@
 #include "nn/recurrence.h"
 
 namespace fw {
+namespace {
+
+template <class T>
+constexpr T kLogSigmoidDivisor = T(16);  // as gated linear attention has it: a gate of 1/2 forgets 4% a token
+
+}  // namespace
 
 // What backward needs. Columns of `proj` hold the raw projections, except that the sigmoid gates replace theirs.
 template <class T>
 struct RecurrentMixer<T>::Context : MixerContext {
-  Mat<const T> x;   // [T, d], the caller's
-  Mat<T> proj;      // [T, plan.columns]
-  Mat<T> qkv;       // [T, 2 H K + HV V] after the convolution, or the same columns of proj
-  Mat<T> decay_in;  // the decay's projection before softplus: columns of proj, or the low-rank product
+  Mat<const T> x;  // [T, d], the caller's
+  Mat<T> proj;     // [T, plan.columns]
+  Mat<T> qkv;      // [T, 2 H K + HV V] after the convolution, or the same columns of proj
+  typename QueryKey<T>::Context query_key;
+  Mat<T> decay_in;  // the decay's projection before its gate: columns of proj, or the low-rank product
   Mat<T> gate;      // output gate before its activation: columns of proj, or the low-rank product
   RecurrenceInputs<T> rule;
   Mat<T> o, normed;         // [T, HV V]: the recurrence's output; normalised and gated
@@ -38,16 +45,20 @@ RecurrentMixer<T>::RecurrentMixer(const RecurrentMixerSpec& spec, const std::str
   index_.stack = find("q_proj.weight");
   index_.conv = find("q_conv1d.weight");
   index_.decay_up = find("f_proj.1.weight");
+  index_.decay_bias = find(spec.decay_rank > 0 ? "f_proj.1.bias" : "f_proj.bias");
   index_.gate_up = find("g_proj.1.weight");
   index_.gate_bias = find("g_proj.1.bias");
   index_.a_log = find("A_log");
   index_.dt_bias = find("dt_bias");
   index_.lambda_bias = find("l_bias");
+  index_.inner_decay = find("decay");
+  index_.correction = find("D");
   index_.atk_a_log = find("A_log_atk");
   index_.atk_dt_bias = find("dt_bias_atk");
   index_.atk_center = find("log_atk_scale");
   index_.o_norm = find("o_norm.weight");
   index_.o_proj = find("o_proj.weight");
+  query_key_ = std::make_unique<QueryKey<T>>(spec.query_key, find("feature_map_q.layer1.weight"), find("feature_map_k.layer1.weight"));
 }
 
 namespace {
@@ -73,6 +84,21 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
   c.rule.erase = sigmoid(plan_.erase, spec_.erase_doubles() ? bound : T(1), nullptr);
   c.rule.write = sigmoid(plan_.write, T(1), nullptr);
   c.rule.lambda = sigmoid(plan_.lambda, T(1), plan_.lambda.used() ? params.value(index_.lambda_bias) : nullptr);
+  if (spec_.derives_erase_gate()) {
+    c.rule.erase = new_matrix<T>(pass.arena, c.proj.rows, spec_.v_heads);
+    head_scale_forward<T>(c.rule.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, c.rule.erase);
+  }
+  if (spec_.rule.uses_erase_key()) {
+    c.rule.erase_key = new_matrix<T>(pass.arena, c.proj.rows, spec_.key_size());
+    head_scale_forward<T>(c.rule.k, params.value(index_.inner_decay), spec_.key_dim, c.rule.erase_key);
+  }
+  if (spec_.raw_read_correction) {
+    head_subtract_forward<T>(spec_.rule.uses_erase_key() ? c.rule.erase_key : c.rule.k, params.value(index_.correction), spec_.key_dim, c.rule.q);
+  }
+  if (spec_.rule.uses_read_correction()) {
+    c.rule.read_correction = new_matrix<T>(pass.arena, c.proj.rows, spec_.v_heads);
+    head_constant_forward<T>(params.value(index_.correction), spec_.v_heads / spec_.heads, c.rule.read_correction);
+  }
   if (plan_.decay.used()) {
     c.decay_in = columns(c.proj, plan_.decay);
     if (index_.decay_up >= 0) {
@@ -83,13 +109,17 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     }
     c.rule.g = new_matrix<T>(pass.arena, c.proj.rows, c.decay_in.cols);
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
-    decay_gate_forward<T>(c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, c.rule.g);
+    if (spec_.log_sigmoid_decay) {
+      log_sigmoid_decay_forward<T>(c.decay_in, params.value(index_.decay_bias), T(1) / kLogSigmoidDivisor<T>, c.rule.g);
+    } else {
+      decay_gate_forward<T>(c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, c.rule.g);
+    }
   }
   if (plan_.precond_decay.used()) {
     c.rule.precond_g = new_matrix<T>(pass.arena, c.proj.rows, spec_.heads);
     decay_gate_forward<T>(columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1, c.rule.precond_g);
     c.rule.precond_beta = sigmoid(plan_.precond_beta, T(1), nullptr);
-    c.rule.precond_center = pass.params.value(index_.atk_center);
+    if (index_.atk_center >= 0) c.rule.precond_center = pass.params.value(index_.atk_center);
   }
   if (plan_.gate.used()) {
     c.gate = columns(c.proj, plan_.gate);
@@ -124,9 +154,10 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   c.rule.q = c.qkv.col_range(0, spec_.key_size());
   c.rule.k = c.qkv.col_range(spec_.key_size(), spec_.key_size());
   c.rule.v = c.qkv.col_range(2 * spec_.key_size(), spec_.value_size());
+  query_key_->forward(pass, c.rule.q, c.rule.k, c.query_key);
   gates_forward(pass, c);
 
-  const Recurrence<T> recurrence(spec_.rule, pass.layout, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim);
+  const Recurrence<T> recurrence(spec_.rule, pass.layout, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form);
   const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
   c.rule.s = copy_state ? new_copy(arena, state.s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : state.s;
   c.rule.a = copy_state ? new_copy(arena, state.a, sequences * spec_.heads * spec_.key_dim) : state.a;
@@ -144,14 +175,25 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   return kept;
 }
 
-// From gradients of the gates' values, which lie in dproj at the gates' columns, to gradients of the projections there.
 template <class T>
-void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Mat<T> dproj, Mat<const T> dg, Mat<const T> dprecond_g) const {
+void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Mat<T> dproj, const RecurrenceInputs<T>& d) const {
   Params<T>& params = pass.params;
+  if (spec_.raw_read_correction) {
+    const bool own = spec_.rule.uses_erase_key();
+    head_subtract_backward<T>(d.q, own ? c.rule.erase_key : c.rule.k, params.value(index_.correction), spec_.key_dim, own ? d.erase_key : d.k,
+                              params.grad(index_.correction));
+  }
+  if (spec_.derives_erase_gate()) {
+    head_scale_backward<T>(d.erase, c.rule.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, d.beta, params.grad(index_.inner_decay));
+  }
+  if (spec_.rule.uses_erase_key()) {
+    head_scale_backward<T>(d.erase_key, c.rule.k, params.value(index_.inner_decay), spec_.key_dim, d.k, params.grad(index_.inner_decay));
+  }
+  if (spec_.rule.uses_read_correction()) head_constant_backward<T>(d.read_correction, spec_.v_heads / spec_.heads, params.grad(index_.correction));
   const auto sigmoid = [&](const Projection& p, T scale, T* dbias) {
     if (!p.used()) return;
-    const Mat<T> d = columns(dproj, p);
-    sigmoid_gate_backward<T>(d, columns(c.proj, p), scale, d, dbias);
+    const Mat<T> dgate = columns(dproj, p);
+    sigmoid_gate_backward<T>(dgate, columns(c.proj, p), scale, dgate, dbias);
   };
   const T bound = static_cast<T>(spec_.rule.gain_bound);
   sigmoid(plan_.beta, spec_.gain_doubles() ? bound : T(1), nullptr);
@@ -162,16 +204,20 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
   if (plan_.decay.used()) {
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
     const Mat<T> dlow = columns(dproj, plan_.decay);
-    const Mat<T> din = index_.decay_up >= 0 ? new_matrix<T>(pass.arena, dg.rows, dg.cols) : dlow;
-    decay_gate_backward<T>(dg, c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, din, params.grad(index_.a_log),
-                           params.grad(index_.dt_bias));
+    const Mat<T> din = index_.decay_up >= 0 ? new_matrix<T>(pass.arena, d.g.rows, d.g.cols) : dlow;
+    if (spec_.log_sigmoid_decay) {
+      log_sigmoid_decay_backward<T>(d.g, c.decay_in, params.value(index_.decay_bias), T(1) / kLogSigmoidDivisor<T>, din, params.grad(index_.decay_bias));
+    } else {
+      decay_gate_backward<T>(d.g, c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, din, params.grad(index_.a_log),
+                             params.grad(index_.dt_bias));
+    }
     if (index_.decay_up >= 0) {
       linear_backward<T>(din, columns(c.proj, plan_.decay), params.matrix(index_.decay_up, din.cols, spec_.decay_rank), dlow,
                          params.grad_matrix(index_.decay_up, din.cols, spec_.decay_rank), nullptr, pass.precision);
     }
   }
   if (plan_.precond_decay.used()) {
-    decay_gate_backward<T>(dprecond_g, columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1,
+    decay_gate_backward<T>(d.precond_g, columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1,
                            columns(dproj, plan_.precond_decay), params.grad(index_.atk_a_log), params.grad(index_.atk_dt_bias));
   }
 }
@@ -200,8 +246,9 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   RecurrenceInputs<T> d;
   const Mat<T> draw = dproj.col_range(0, spec_.conv_channels());
   const Mat<T> dqkv = spec_.conv_size > 0 ? new_matrix<T>(arena, tokens, spec_.conv_channels()) : draw;
-  d.q = dqkv.col_range(0, spec_.key_size());
-  d.k = dqkv.col_range(spec_.key_size(), spec_.key_size());
+  const Mat<T> dq_in = dqkv.col_range(0, spec_.key_size()), dk_in = dqkv.col_range(spec_.key_size(), spec_.key_size());
+  d.q = query_key_->gradient(pass, dq_in);
+  d.k = query_key_->gradient(pass, dk_in);
   d.v = dqkv.col_range(2 * spec_.key_size(), spec_.value_size());
   d.beta = columns(dproj, plan_.beta);
   d.lambda = columns(dproj, plan_.lambda);
@@ -211,15 +258,19 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   if (c.rule.g.data != nullptr) d.g = new_matrix<T>(arena, tokens, c.rule.g.cols);
   if (c.rule.precond_g.data != nullptr) {
     d.precond_g = new_matrix<T>(arena, tokens, spec_.heads);
-    d.precond_center = arena.alloc<T>(spec_.heads);
+    if (index_.atk_center >= 0) d.precond_center = arena.alloc<T>(spec_.heads);
   }
-  const Recurrence<T> recurrence(spec_.rule, pass.layout, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim);
+  if (spec_.derives_erase_gate()) d.erase = new_matrix<T>(arena, tokens, spec_.v_heads);
+  if (spec_.rule.uses_erase_key()) d.erase_key = new_matrix<T>(arena, tokens, spec_.key_size());
+  if (spec_.rule.uses_read_correction()) d.read_correction = new_matrix<T>(arena, tokens, spec_.v_heads);
+  const Recurrence<T> recurrence(spec_.rule, pass.layout, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form);
   recurrence.backward(c.rule, d_o, d, c.saved, arena);
   if (d.precond_center != nullptr) {
     T* dcenter = params.grad(index_.atk_center);
     for (int64_t h = 0; h < spec_.heads; ++h) dcenter[h] += d.precond_center[h];
   }
-  gates_backward(pass, c, dproj, d.g, d.precond_g);
+  gates_backward(pass, c, dproj, d);
+  query_key_->backward(pass, c.query_key, d.q, d.k, dq_in, dk_in);  // after the gates, some of which read k
   if (spec_.conv_size > 0) {
     short_conv_backward<T>(dqkv, c.proj.col_range(0, spec_.conv_channels()), params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, draw,
                            params.grad(index_.conv));

@@ -1,14 +1,17 @@
-// The delta-rule mixer of recurrence.md section 7: projections, causal convolution + SiLU on q, k, v, the rule's gates,
-// the recurrence (through the C header), RMSNorm per head with an output gate, output projection. Which projections
-// there are follows from the rule; all that read x are one matrix product.
+// The delta-rule mixer of recurrence.md section 7: projections, causal convolution + SiLU on q, k, v, feature maps and
+// rotation of q and k where a configuration has them (query_key.h), the rule's gates, the recurrence (through the C header), RMSNorm per head with an output
+// gate, output projection. Which projections there are follows from the rule; all that read x are one matrix product.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "nn/init.h"
 #include "nn/mixer.h"
+#include "nn/query_key.h"
+#include "nn/recurrence.h"
 #include "rule/rule.h"
 
 namespace fw {
@@ -25,6 +28,9 @@ struct RecurrentMixerSpec {
   int64_t gate_rank = 0;   // 0: full
   int64_t decay_rank = 0;  // 0: full; channel decay only
   bool decay_per_value_head = false;
+  bool log_sigmoid_decay = false;    // channel decay: log sigmoid(x + bias) / 16 instead of -exp(a) softplus(x + delta)
+  bool raw_read_correction = false;  // q - D p instead of q, before the norms; p is the erase key of its own, or k
+  QueryKeySpec query_key;
   double norm_eps = 1e-5;
   InitScheme init = InitScheme::kXavier;
 
@@ -32,9 +38,13 @@ struct RecurrentMixerSpec {
   int64_t value_size() const { return v_heads * value_dim; }
   int64_t conv_channels() const { return 2 * key_size() + value_size(); }
   int64_t decay_heads() const { return decay_per_value_head ? v_heads : heads; }
+  // A scalar erase gate beside the gain is beta times a learned inner decay per head (Comba); an erase key of its own is the
+  // key times it.
+  bool derives_erase_gate() const { return rule.uses_erase_gate() && rule.erase == Gate::kScalar && rule.uses_beta() && !rule.uses_erase_key(); }
+  bool uses_inner_decay() const { return derives_erase_gate() || rule.uses_erase_key(); }
   // Largest value of the gate that multiplies the erase key; the other gates end at 1.
-  bool gain_doubles() const { return rule.online() && rule.erase == Gate::kTied && rule.uses_beta() && rule.gain_bound > 1.0; }
-  bool erase_doubles() const { return rule.uses_erase_gate() && rule.gain_bound > 1.0; }
+  bool gain_doubles() const { return rule.online() && (rule.erase == Gate::kTied || derives_erase_gate()) && rule.uses_beta() && rule.gain_bound > 1.0; }
+  bool erase_doubles() const { return rule.uses_erase_gate() && !derives_erase_gate() && rule.gain_bound > 1.0; }
 };
 
 // One bias-free projection of x: a range of rows of the tall matrix, a range of columns of its product.
@@ -50,8 +60,8 @@ struct ProjectionPlan {
   explicit ProjectionPlan(const RecurrentMixerSpec& spec);
   Projection q, k, v;
   Projection decay;                        // f_proj (or its first factor), or a_proj
-  Projection erase;                        // b_proj, H K wide
-  Projection write;                        // w_proj
+  Projection erase;                        // b_proj, H K wide (scalar: HV)
+  Projection write;                        // w_proj, HV V wide (scalar: HV)
   Projection gate;                         // g_proj, or its first factor
   Projection beta;                         // b_proj, or beta_proj beside an erase gate
   Projection lambda;                       // l_proj
@@ -75,15 +85,19 @@ class RecurrentMixer final : public Mixer<T> {
  private:
   struct Context;
   struct Indices {
-    int stack = -1, conv = -1, decay_up = -1, gate_up = -1, gate_bias = -1, a_log = -1, dt_bias = -1, lambda_bias = -1;
+    int stack = -1, conv = -1, decay_up = -1, decay_bias = -1, gate_up = -1, gate_bias = -1, a_log = -1, dt_bias = -1, lambda_bias = -1;
+    int inner_decay = -1, correction = -1;
     int atk_a_log = -1, atk_dt_bias = -1, atk_center = -1, o_norm = -1, o_proj = -1;
   };
   void gates_forward(const Pass<T>& pass, Context& c) const;
-  void gates_backward(const Pass<T>& pass, const Context& c, Mat<T> dproj, Mat<const T> dg, Mat<const T> dprecond_g) const;
+  // d: gradients with respect to what the recurrence took. Those of the gates' values lie in dproj at the gates' columns and
+  // become gradients of the projections there; d.k takes what reaches k through an erase key of its own.
+  void gates_backward(const Pass<T>& pass, const Context& c, Mat<T> dproj, const RecurrenceInputs<T>& d) const;
 
   RecurrentMixerSpec spec_;
   ProjectionPlan plan_;
   Indices index_;
+  std::unique_ptr<QueryKey<T>> query_key_;
 };
 
 }  // namespace fw

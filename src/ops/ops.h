@@ -25,6 +25,9 @@ enum class Precision { kNative, kBf16 };
 
 enum class GateKind { kNone, kSilu, kSigmoid };
 
+// What q and k pass before the recurrence: nothing, elu(x) + 1, relu(x), or the product of two learned affine maps of a head.
+enum class FeatureMap { kNone, kElu, kRelu, kProduct };
+
 // ---- embedding.cpp: out[t] = weight[ids[t]];  weight [vocab, d], out [T, d]
 template <class T>
 void embedding_forward(std::span<const int32_t> ids, Mat<const T> weight, Mat<T> out);
@@ -78,6 +81,50 @@ template <class T>
 void decay_gate_forward(Mat<const T> x, const T* a_log, const T* dt_bias, int64_t group, Mat<T> g);
 template <class T>
 void decay_gate_backward(Mat<const T> dg, Mat<const T> x, const T* a_log, const T* dt_bias, int64_t group, Mat<T> dx, T* da_log, T* ddt_bias);
+
+// ---- log_sigmoid_decay.cpp: g = scale * log(sigmoid(x + bias));  x, g [T, n], bias [n], scale > 0. May run in place.
+template <class T>
+void log_sigmoid_decay_forward(Mat<const T> x, const T* bias, T scale, Mat<T> g);
+// From x; dbias [n] accumulates. dx may alias dg.
+template <class T>
+void log_sigmoid_decay_backward(Mat<const T> dg, Mat<const T> x, const T* bias, T scale, Mat<T> dx, T* dbias);
+
+// ---- feature_map.cpp: y = map(x) elementwise, kElu or kRelu;  x, y [T, n]; dx may alias dy
+template <class T>
+void feature_map_forward(FeatureMap map, Mat<const T> x, Mat<T> y);
+template <class T>
+void feature_map_backward(FeatureMap map, Mat<const T> dy, Mat<const T> x, Mat<T> dx);
+// y = a * b elementwise;  all [T, n]; da, db may alias dy, but not each other
+template <class T>
+void product_forward(Mat<const T> a, Mat<const T> b, Mat<T> y);
+template <class T>
+void product_backward(Mat<const T> dy, Mat<const T> a, Mat<const T> b, Mat<T> da, Mat<T> db);
+
+// ---- rotary.cpp: in x [T, heads * dim] the pair (c, c + dim / 2) of every head is turned by position * theta^(-2 c / dim), in
+// place. The position counts from positions[n] (0 where null) at the first token of sequence n. kBack turns the other way: the
+// gradient, since a rotation's transpose is its inverse.
+enum class Turn { kForth, kBack };
+template <class T>
+void rotary(Mat<T> x, int64_t dim, double theta, const SeqLayout& layout, const int64_t* positions, Turn turn);
+
+// ---- head_gates.cpp: parameters of a head as gates of every token;  x, y [T, n], s [n / group]
+// y = sigmoid(s[c / group]) x
+template <class T>
+void head_scale_forward(Mat<const T> x, const T* s, int64_t group, Mat<T> y);
+// dx += sigmoid(s) dy; ds accumulates.
+template <class T>
+void head_scale_backward(Mat<const T> dy, Mat<const T> x, const T* s, int64_t group, Mat<T> dx, T* ds);
+// y[t, c] = s[c / group]
+template <class T>
+void head_constant_forward(const T* s, int64_t group, Mat<T> y);
+template <class T>
+void head_constant_backward(Mat<const T> dy, int64_t group, T* ds);
+// y -= s[c / group] x
+template <class T>
+void head_subtract_forward(Mat<const T> x, const T* s, int64_t group, Mat<T> y);
+// dx -= s dy; ds accumulates.
+template <class T>
+void head_subtract_backward(Mat<const T> dy, Mat<const T> x, const T* s, int64_t group, Mat<T> dx, T* ds);
 
 // ---- swiglu.cpp: y = silu(gate) * up;  all [T, n]
 template <class T>

@@ -3,13 +3,10 @@
 
 #include <string>
 
+#include "base/comparison.h"
 #include "reference/reference.h"
 
 namespace fw {
-
-// |got - expected| / max(|expected|, floor); 0 for two empty or equal vectors, infinity when sizes differ or a value of
-// either is not finite.
-double relative_error(std::span<const double> got, std::span<const double> expected, double floor = 0);
 
 struct FieldError {
   std::string name;

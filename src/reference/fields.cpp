@@ -23,12 +23,19 @@ Shape beta(const Rule& rule, const ReferenceShape& s) { return value_head_scalar
 Shape lambda(const Rule& rule, const ReferenceShape& s) { return value_head_scalar(rule.uses_lambda(), s); }
 Shape precond_gate(const Rule& rule, const ReferenceShape& s) { return key_head_scalar(rule.uses_precond(), s); }
 
+Shape erase_key(const Rule& rule, const ReferenceShape& s) { return rule.uses_erase_key() ? query_key(rule, s) : Shape{}; }
+Shape read_correction(const Rule& rule, const ReferenceShape& s) { return value_head_scalar(rule.uses_read_correction(), s); }
+
 Shape erase_gate(const Rule& rule, const ReferenceShape& s) {
+  if (rule.erase == Gate::kScalar) return value_head_scalar(rule.uses_erase_gate(), s);
   return rule.uses_erase_gate() ? Shape{s.sequences.tokens(), heads_or_key_heads(s.erase_heads, s), s.K} : Shape{};
 }
 
-Shape write_gate(const Rule& rule, const ReferenceShape& s) { return rule.uses_write_gate() ? values(rule, s) : Shape{}; }
-Shape center(const Rule& rule, const ReferenceShape& s) { return rule.uses_precond() ? Shape{s.H} : Shape{}; }
+Shape write_gate(const Rule& rule, const ReferenceShape& s) {
+  if (rule.write == Gate::kScalar) return value_head_scalar(true, s);
+  return rule.uses_write_gate() ? values(rule, s) : Shape{};
+}
+Shape center(const Rule& rule, const ReferenceShape& s) { return rule.uses_precond_center() ? Shape{s.H} : Shape{}; }
 Shape state(const Rule&, const ReferenceShape& s) { return {s.sequences.count(), s.HV, s.K, s.V}; }
 Shape precond_state(const Rule& rule, const ReferenceShape& s) { return rule.uses_precond() ? Shape{s.sequences.count(), s.H, s.K} : Shape{}; }
 
@@ -54,8 +61,10 @@ std::span<const ReferenceField<ReferenceInputs>> reference_input_fields() {
       {"g", &In::g, log_decay, false},
       {"beta", &In::beta, beta, false},
       {"lambda", &In::lambda, lambda, false},
+      {"erase_key", &In::erase_key, erase_key, false},
       {"erase_gate", &In::erase_gate, erase_gate, false},
       {"write_gate", &In::write_gate, write_gate, false},
+      {"read_correction", &In::read_correction, read_correction, false},
       {"precond_g", &In::precond_g, precond_gate, false},
       {"precond_beta", &In::precond_beta, precond_gate, false},
       {"precond_center", &In::precond_center, center, false},

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "base/bf16.h"
 #include "base/error.h"
 
 namespace fw {
@@ -27,8 +28,10 @@ constexpr NamedTensor<fw_inputs> kInputs[] = {
     {"g", &fw_inputs::g},
     {"beta", &fw_inputs::beta},
     {"lambda", &fw_inputs::lambda},
+    {"erase_key", &fw_inputs::erase_key},
     {"erase_gate", &fw_inputs::erase_gate},
     {"write_gate", &fw_inputs::write_gate},
+    {"read_correction", &fw_inputs::read_correction},
     {"precond_g", &fw_inputs::precond_g},
     {"precond_beta", &fw_inputs::precond_beta},
     {"precond_center", &fw_inputs::precond_center},
@@ -75,12 +78,13 @@ class GuardedBytes {
   std::unique_ptr<unsigned char, Free> data_;
 };
 
-// One tensor in the caller's layout: `dims` rows with padding between them, in T. Elements that are not the tensor's are NaN.
+// One tensor in the caller's layout: `dims` rows with padding between them, in T or bf16. Elements that are not the tensor's
+// are NaN.
 template <class T>
 class Tensor {
  public:
-  Tensor(const std::vector<int64_t>& dims, int64_t row_padding) {
-    desc_.dtype = sizeof(T) == 4 ? FW_F32 : FW_F64;
+  Tensor(const std::vector<int64_t>& dims, int64_t row_padding, bool bf16) {
+    desc_.dtype = bf16 ? FW_BF16 : sizeof(T) == 4 ? FW_F32 : FW_F64;
     desc_.rank = static_cast<int32_t>(dims.size());
     int64_t stride = 1;
     for (size_t i = dims.size(); i-- > 0;) {
@@ -88,8 +92,13 @@ class Tensor {
       desc_.stride[i] = stride;
       stride = stride * dims[i] + row_padding;
     }
-    values_.assign(static_cast<size_t>(std::max<int64_t>(stride, 1)), std::numeric_limits<T>::quiet_NaN());
-    desc_.data = values_.data();
+    const size_t count = static_cast<size_t>(std::max<int64_t>(stride, 1));
+    if (bf16) {
+      bits_.assign(count, 0x7fff);
+    } else {
+      values_.assign(count, std::numeric_limits<T>::quiet_NaN());
+    }
+    desc_.data = bf16 ? static_cast<void*>(bits_.data()) : static_cast<void*>(values_.data());
   }
 
   const fw_tensor& desc() const { return desc_; }
@@ -114,25 +123,41 @@ class Tensor {
 
   void set(const std::vector<double>& x) {
     size_t i = 0;
-    for_each([&](size_t at) { values_[at] = static_cast<T>(x[i++]); });
+    for_each([&](size_t at) {
+      const float value = static_cast<float>(x[i]);
+      if (bits_.empty()) {
+        values_[at] = static_cast<T>(x[i]);
+      } else {
+        round_to_bf16(1, &value, &bits_[at]);
+      }
+      ++i;
+    });
   }
   std::vector<double> get() const {
     std::vector<double> x;
-    for_each([&](size_t at) { x.push_back(static_cast<double>(values_[at])); });
+    for_each([&](size_t at) { x.push_back(value(at)); });
     return x;
   }
   // Fails when an element between the rows is no longer NaN.
   void check(const char* name) const {
-    std::vector<bool> own(values_.size(), false);
+    std::vector<bool> own(std::max(values_.size(), bits_.size()), false);
     for_each([&](size_t at) { own[at] = true; });
-    for (size_t i = 0; i < values_.size(); ++i) {
-      if (!own[i] && !std::isnan(values_[i])) fail_internal("header run: {}: element {} lies between the rows and was written", name, i);
+    for (size_t i = 0; i < own.size(); ++i) {
+      if (!own[i] && !std::isnan(value(i))) fail_internal("header run: {}: element {} lies between the rows and was written", name, i);
     }
   }
 
  private:
+  double value(size_t at) const {
+    if (bits_.empty()) return static_cast<double>(values_[at]);
+    float wide = 0;
+    widen_bf16(1, &bits_[at], &wide);
+    return static_cast<double>(wide);
+  }
+
   fw_tensor desc_{};
   std::vector<T> values_;
+  std::vector<Bf16> bits_;  // instead of values_
 };
 
 // [.., a, b] from [.., b, a] for n matrices.
@@ -159,6 +184,7 @@ class Layout {
     FW_INIT(&desc_);
     desc_.rule = to_c(p_.rule);
     desc_.dtype = sizeof(T) == 4 ? FW_F32 : FW_F64;
+    if (run.bf16 != HeaderRun::Bf16Tensors::kNone) desc_.io_dtype = FW_BF16;
     desc_.form = run.form;
     desc_.B = packed_ ? 1 : seqs.count();
     desc_.T = packed_ ? seqs.tokens() : (seqs.count() > 0 ? seqs.length(0) : 0);
@@ -194,7 +220,7 @@ class Layout {
       shape.insert(shape.begin(), desc_.B);
     }
     if (state && run_.state_layout == FW_STATE_V_FIRST) std::swap(shape[2], shape[3]);
-    tensors_.push_back({name, std::make_unique<Tensor<T>>(shape, tokens ? run_.row_padding : 0)});
+    tensors_.push_back({name, std::make_unique<Tensor<T>>(shape, tokens ? run_.row_padding : 0, tokens && is_bf16(name))});
     Tensor<T>& t = *tensors_.back().tensor;
     if (values != nullptr) t.set(state && run_.state_layout == FW_STATE_V_FIRST ? transposed(*values, p_.shape.K, p_.shape.V) : *values);
     tensor = t.desc();
@@ -236,6 +262,10 @@ class Layout {
     std::string name;
     std::unique_ptr<Tensor<T>> tensor;
   };
+  bool is_bf16(const std::string& name) const {
+    if (run_.bf16 == HeaderRun::Bf16Tensors::kStreams) return name == "q" || name == "k" || name == "erase_key" || name == "v" || name == "o";
+    return run_.bf16 == HeaderRun::Bf16Tensors::kAll;
+  }
   static bool is_matrix_state(const char* name) { return std::strcmp(name, "initial_state") == 0 || std::strcmp(name, "final_state") == 0; }
 
   const ReferenceProblem& p_;

@@ -15,7 +15,9 @@ struct HeaderRun {
   int seqlens = 0;              // 32 or 64: packed with cu_seqlens of that width. 0: [B, T] where all sequences are equally long, else 64
   int64_t row_padding = 0;      // elements between rows of every tensor but the states
   bool state_in_place = false;  // the final states are written over the initial ones, where those are given
-  bool saved = true;            // backward gets what forward saved; false: it recomputes
+  enum class Bf16Tensors { kNone, kStreams, kAll };
+  Bf16Tensors bf16 = Bf16Tensors::kNone;  // with dtype FW_F32: q, k, p, v and o, or all tensors of tokens
+  bool saved = true;                      // backward gets what forward saved; false: it recomputes
 };
 
 // Each throws Error(kInternal) with fw_last_error's text when a call fails or memory outside its own was written.

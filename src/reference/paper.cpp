@@ -92,6 +92,12 @@ double square(const Vector& x) {
   return sum;
 }
 
+double dot(const Vector& x, const Vector& y) {
+  double sum = 0;
+  for (size_t i = 0; i < x.size(); ++i) sum += x[i] * y[i];
+  return sum;
+}
+
 // The normalisation of the keys and queries, eps inside the square root.
 Vector l2(const Vector& x) { return 1 / std::sqrt(square(x) + 1e-6) * x; }
 
@@ -250,6 +256,110 @@ Vector precond_linear(PaperState& s, const PaperToken& x) { return read_precondi
 Vector precond_mamba2(PaperState& s, const PaperToken& x) { return read_preconditioned(s, x, x.alpha * s.S); }
 Vector precond_gla(PaperState& s, const PaperToken& x) { return read_preconditioned(s, x, s.S * diag(x.alpha_channel)); }
 
+// Comba: the erase has a gain of its own, and the read is corrected by what the key answers:
+// S_t = alpha_t S_{t-1} - (beta'_t alpha_t S_{t-1} k_t - beta_t v_t) k_t^T, o_t = S_t (q_t - d k_t).
+Vector comba(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k);
+  const Matrix decayed = x.alpha * s.S;
+  s.S = decayed - outer(x.beta_erase * (decayed * k) - x.beta * x.v, k);
+  return x.scale * (s.S * (l2(x.q) - x.d * k));
+}
+
+double mean(const Vector& x) {
+  double sum = 0;
+  for (double y : x) sum += y;
+  return sum / static_cast<double>(x.size());
+}
+
+// Gated DeltaNet-2's ablations: one of the two gates is its mean.
+Vector gated_deltanet2_b_only(PaperState& s, const PaperToken& x) {
+  PaperToken averaged = x;
+  averaged.w = Vector(x.w.size(), mean(x.w));
+  return gated_deltanet2(s, averaged);
+}
+Vector gated_deltanet2_w_only(PaperState& s, const PaperToken& x) {
+  PaperToken averaged = x;
+  averaged.b = Vector(x.b.size(), mean(x.b));
+  return gated_deltanet2(s, averaged);
+}
+
+// Kaczmarz's ablations: eta = 1, and no division by |k|^2.
+Vector kaczmarz_full(PaperState& s, const PaperToken& x) {
+  PaperToken full = x;
+  full.beta = 1;
+  return kaczmarz(s, full);
+}
+Vector kaczmarz_plain(PaperState& s, const PaperToken& x) {
+  const Matrix decayed = x.alpha * s.S;
+  s.S = decayed + x.beta * outer(x.v - decayed * x.k, x.k);
+  return x.scale * (s.S * l2(x.q));
+}
+
+Vector qdelta_fixed(PaperState& s, const PaperToken& x) {
+  PaperToken fixed = x;
+  fixed.lambda = 0.5;
+  return qdelta(s, fixed);
+}
+Vector qdelta_no_decay(PaperState& s, const PaperToken& x) {
+  PaperToken undecayed = x;
+  undecayed.alpha = 1;
+  return qdelta(s, undecayed);
+}
+
+// The step along `direction` instead of k.
+Vector step_along(PaperState& s, const PaperToken& x, const Matrix& decayed, const Vector& k, const Vector& direction) {
+  s.S = decayed - x.beta * outer(decayed * k - x.v, direction);
+  return x.scale * (s.S * l2(x.q));
+}
+
+// The exact diagonal form: w = (A_{t-1} + L)^-1 k / (1 + k^T (A_{t-1} + L)^-1 k), L = 1.
+Vector precond_exact(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k);
+  Vector w = k;
+  for (size_t i = 0; i < w.size(); ++i) w[i] /= s.A[i] + 1;
+  w = 1 / (1 + dot(k, w)) * w;
+  s.A = x.precond_alpha * s.A + x.precond_beta * hadamard(k, k);
+  return step_along(s, x, s.S, k, w);
+}
+
+// The same Gram matrix in the offline solve: what is read is q / (A_t + L).
+Vector precond_exact_read(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k);
+  s.A = x.precond_alpha * s.A + x.precond_beta * hadamard(k, k);
+  Vector q = l2(x.q);
+  for (size_t i = 0; i < q.size(); ++i) q[i] /= s.A[i] + 1;
+  s.S = s.S + x.beta * outer(x.v, k);
+  return x.scale * (s.S * q);
+}
+
+// One-sided ranges: the square root of the two-sided M, moved to below or above 1.
+Vector precond_low(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k);
+  Vector m = preconditioner(s, x, k);
+  for (double& y : m) y = std::sqrt(y / 1.5);
+  return step_along(s, x, x.alpha * s.S, k, hadamard(m, k));
+}
+Vector precond_high(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k);
+  Vector m = preconditioner(s, x, k);
+  for (double& y : m) y = std::sqrt(y * 1.5);
+  return step_along(s, x, x.alpha * s.S, k, hadamard(m, k));
+}
+
+// The normalisers of w = M k: 1 / (k^T M k), 1 / (1 + k^T M k), beta / (alpha + beta k^T M k).
+Vector precond_norm_key(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k), w = hadamard(preconditioner(s, x, k), k);
+  return step_along(s, x, x.alpha * s.S, k, 1 / dot(k, w) * w);
+}
+Vector precond_norm_one_plus(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k), w = hadamard(preconditioner(s, x, k), k);
+  return step_along(s, x, x.alpha * s.S, k, 1 / (1 + dot(k, w)) * w);
+}
+Vector precond_norm_gated(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k), w = hadamard(preconditioner(s, x, k), k);
+  return step_along(s, x, x.alpha * s.S, k, x.precond_beta / (x.precond_alpha + x.precond_beta * dot(k, w)) * w);
+}
+
 // The slice of one head of a [T, heads, dim] tensor; empty where the rule has none.
 Vector slice(const Vector& x, int64_t row, int64_t heads, int64_t head, int64_t dim) {
   if (x.empty()) return {};
@@ -276,8 +386,13 @@ PaperToken token_of(const Rule& rule, const ReferenceShape& s, const ReferenceIn
   }
   x.beta = scalar(in.beta, row, s.HV, h);
   x.lambda = scalar(in.lambda, row, s.HV, h);
-  x.b = channel(in.erase_gate, s.erase_heads);
+  if (rule.erase == Gate::kScalar) {
+    x.beta_erase = scalar(in.erase_gate, row, s.HV, h);
+  } else {
+    x.b = channel(in.erase_gate, s.erase_heads);
+  }
   x.w = slice(in.write_gate, row, s.HV, h, s.V);
+  x.d = scalar(in.read_correction, row, s.HV, h);
   x.precond_alpha = std::exp(scalar(in.precond_g, row, s.H, hk));
   x.precond_beta = scalar(in.precond_beta, row, s.H, hk);
   x.precond_center = in.precond_center.empty() ? 0 : in.precond_center[hk];
@@ -315,6 +430,21 @@ std::span<const PaperRule> paper_rules() {
       {"precond_linear", true, precond_linear},
       {"precond_mamba2", true, precond_mamba2},
       {"precond_gla", true, precond_gla},
+      {"comba", true, comba},
+      // Ablations.
+      {"gated_deltanet2_b_only", false, gated_deltanet2_b_only},
+      {"gated_deltanet2_w_only", false, gated_deltanet2_w_only},
+      {"kaczmarz_full", true, kaczmarz_full},
+      {"kaczmarz_plain", true, kaczmarz_plain},
+      {"qdelta_fixed", true, qdelta_fixed},
+      {"qdelta_no_decay", true, qdelta_no_decay},
+      {"precond_exact", true, precond_exact},
+      {"precond_exact_read", true, precond_exact_read},
+      {"precond_low", true, precond_low},
+      {"precond_high", true, precond_high},
+      {"precond_norm_key", true, precond_norm_key},
+      {"precond_norm_one_plus", true, precond_norm_one_plus},
+      {"precond_norm_gated", true, precond_norm_gated},
   };
   return list;
 }

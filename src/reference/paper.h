@@ -25,6 +25,7 @@ struct PaperToken {
   double alpha;                       // exp(g), scalar decay
   std::vector<double> alpha_channel;  // [K]
   double beta, lambda;
+  double beta_erase, d;   // Comba: the gain of the erase, the correction of the read
   std::vector<double> b;  // [K], erase gate
   std::vector<double> w;  // [V], write gate
   double precond_alpha, precond_beta, precond_center;
@@ -38,7 +39,7 @@ struct PaperState {
 };
 
 struct PaperRule {
-  std::string_view name;                                         // as in presets.def
+  std::string_view name;                                         // as in presets.def or ablations.def
   bool value_by_key;                                             // S is [V, K] in this paper
   std::vector<double> (*token)(PaperState&, const PaperToken&);  // updates the state, returns o [V]
 };

@@ -81,6 +81,10 @@ ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options)
       // With query feedback the step is beta (1 + lambda q.k / |k|^2): short keys would make it unstable.
       const double shortest = any_length ? (rule.uses_lambda() ? 1.0 : 0.1) : 0.5;
       x = draw_rows(random, n, options.K, shortest, any_length || rule.k_norm == Norm::kL2 ? 3.0 : 1.0);
+    } else if (name == "erase_key") {
+      x = draw_rows(random, n, options.K, 0.5, rule.k_norm == Norm::kL2 ? 3.0 : 1.0);
+    } else if (name == "read_correction") {
+      x = draw(n, [&] { return random.normal(); });
     } else if (name == "g" || name == "precond_g") {
       x = draw(n, [&] { return log_decay(random, options.edge_decays); });
     } else if (name == "beta" || name == "erase_gate") {

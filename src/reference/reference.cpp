@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "reference/fields.h"
 
@@ -70,37 +71,69 @@ void normalise_backward(Norm norm, double eps, const double* x, const double* dy
 
 // What the value heads of a key head share. M is 1 and A empty without preconditioner.
 struct KeyHead {
-  Vec q, k;  // [T, K], normalised
-  Vec A;     // [T + 1, K], A_0 first
-  Vec M;     // [T, K]
+  Vec q, k, p;  // [T, K], normalised; p: the erase key, k if it has none of its own
+  Vec A;        // [T + 1, K], A_0 first
+  Vec M;        // [T, K]
 };
 
-// The gradients with respect to q, k, M, and A_T.
 struct KeyHeadGradient {
-  Vec dq, dk, dM;  // [T, K]
+  Vec dq, dk, dp, dM;  // [T, K]
 };
+
+// M of one channel, from its state before and after the token.
+double preconditioner(const Rule& rule, double center, double before, double after) {
+  const double r = std::log(after + rule.precond_eps) - center;
+  const double s = r / (1 + std::abs(r));
+  switch (rule.precond_form) {
+    case PrecondForm::kSquash:
+      return std::pow(rule.precond_x, -s);
+    case PrecondForm::kSquashLow:
+      return std::pow(rule.precond_x, -(1 + s) / 2);
+    case PrecondForm::kSquashHigh:
+      return std::pow(rule.precond_x, (1 - s) / 2);
+    case PrecondForm::kInverse:
+      return 1 / (after + rule.precond_ridge);
+    case PrecondForm::kInversePrevious:
+      return 1 / (before + rule.precond_ridge);
+  }
+  return 1;
+}
+
+struct PreconditionerGradient {
+  double center, before, after;
+};
+
+PreconditionerGradient preconditioner_gradient(const Rule& rule, double center, double before, double after) {
+  const double M = preconditioner(rule, center, before, after);
+  if (rule.precond_form == PrecondForm::kInverse) return {0, 0, -M * M};
+  if (rule.precond_form == PrecondForm::kInversePrevious) return {0, -M * M, 0};
+  const double r = std::log(after + rule.precond_eps) - center;
+  const double width = rule.precond_form == PrecondForm::kSquash ? 1 : 0.5;  // how far the exponent goes for s from -1 to 1
+  const double dr = -width * std::log(rule.precond_x) * M / ((1 + std::abs(r)) * (1 + std::abs(r)));
+  return {-dr, 0, dr / (after + rule.precond_eps)};
+}
 
 KeyHead key_head(const Problem& p, const Head& head) {
   const int64_t K = p.s.K;
-  KeyHead x{zeros(head.T * K), zeros(head.T * K), {}, Vec(static_cast<size_t>(head.T * K), 1.0)};
+  KeyHead x{zeros(head.T * K), zeros(head.T * K), zeros(head.T * K), {}, Vec(static_cast<size_t>(head.T * K), 1.0)};
   for (int64_t t = 0; t < head.T; ++t) {
     const int64_t at = p.key_at(head.begin + t, head.hk);
     normalise(p.rule.q_norm, p.rule.norm_eps, &p.in.q[at], K, &x.q[t * K]);
     normalise(p.rule.k_norm, p.rule.norm_eps, &p.in.k[at], K, &x.k[t * K]);
+    normalise(p.rule.k_norm, p.rule.norm_eps, p.rule.uses_erase_key() ? &p.in.erase_key[at] : &p.in.k[at], K, &x.p[t * K]);
   }
   if (!p.rule.uses_precond()) return x;
 
   x.A = zeros((head.T + 1) * K);
   if (!p.in.initial_precond.empty()) std::copy_n(&p.in.initial_precond[(head.n * p.s.H + head.hk) * K], K, x.A.data());
-  const double log_x = std::log(p.rule.precond_x);
+  const double center = p.rule.uses_precond_center() ? p.in.precond_center[head.hk] : 0;
   for (int64_t t = 0; t < head.T; ++t) {
     const int64_t gate = p.key_scalar_at(head.begin + t, head.hk);
     for (int64_t i = 0; i < K; ++i) {
       const double k = x.k[t * K + i];
       const double A = std::exp(p.in.precond_g[gate]) * x.A[t * K + i] + p.in.precond_beta[gate] * k * k;
-      const double r = std::log(A + p.rule.precond_eps) - p.in.precond_center[head.hk];
+      x.M[t * K + i] = preconditioner(p.rule, center, x.A[t * K + i], A);
       x.A[(t + 1) * K + i] = A;
-      x.M[t * K + i] = std::exp(-log_x * r / (1 + std::abs(r)));
     }
   }
   return x;
@@ -110,7 +143,7 @@ KeyHead key_head(const Problem& p, const Head& head) {
 void key_head_backward(const Problem& p, const Head& head, const KeyHead& x, KeyHeadGradient& dx, const ReferenceOutputs& d, ReferenceInputs& grad) {
   const int64_t K = p.s.K;
   if (p.rule.uses_precond()) {
-    const double log_x = std::log(p.rule.precond_x);
+    const double center = p.rule.uses_precond_center() ? p.in.precond_center[head.hk] : 0;
     Vec dA = zeros(K);
     const int64_t state = (head.n * p.s.H + head.hk) * K;
     if (!d.final_precond.empty()) std::copy_n(&d.final_precond[state], K, dA.data());
@@ -118,16 +151,14 @@ void key_head_backward(const Problem& p, const Head& head, const KeyHead& x, Key
       const int64_t gate = p.key_scalar_at(head.begin + t, head.hk);
       const double decay = std::exp(p.in.precond_g[gate]);
       for (int64_t i = 0; i < K; ++i) {
-        const double k = x.k[t * K + i], before = x.A[t * K + i], after = x.A[(t + 1) * K + i] + p.rule.precond_eps;
-        const double r = std::log(after) - p.in.precond_center[head.hk];
-        const double ds = -log_x * x.M[t * K + i] * dx.dM[t * K + i];
-        const double dr = ds / ((1 + std::abs(r)) * (1 + std::abs(r)));
-        grad.precond_center[head.hk] -= dr;
-        dA[i] += dr / after;
+        const double k = x.k[t * K + i], before = x.A[t * K + i], dM = dx.dM[t * K + i];
+        const PreconditionerGradient slope = preconditioner_gradient(p.rule, center, before, x.A[(t + 1) * K + i]);
+        if (p.rule.uses_precond_center()) grad.precond_center[head.hk] += dM * slope.center;
+        dA[i] += dM * slope.after;
         grad.precond_beta[gate] += dA[i] * k * k;
         grad.precond_g[gate] += dA[i] * decay * before;
         dx.dk[t * K + i] += 2 * dA[i] * p.in.precond_beta[gate] * k;
-        dA[i] *= decay;
+        dA[i] = dA[i] * decay + dM * slope.before;
       }
     }
     if (!grad.initial_precond.empty()) std::copy_n(dA.data(), K, &grad.initial_precond[state]);
@@ -136,6 +167,11 @@ void key_head_backward(const Problem& p, const Head& head, const KeyHead& x, Key
     const int64_t at = p.key_at(head.begin + t, head.hk);
     normalise_backward(p.rule.q_norm, p.rule.norm_eps, &p.in.q[at], &dx.dq[t * K], K, &grad.q[at]);
     normalise_backward(p.rule.k_norm, p.rule.norm_eps, &p.in.k[at], &dx.dk[t * K], K, &grad.k[at]);
+    if (p.rule.uses_erase_key()) {
+      normalise_backward(p.rule.k_norm, p.rule.norm_eps, &p.in.erase_key[at], &dx.dp[t * K], K, &grad.erase_key[at]);
+    } else {
+      normalise_backward(p.rule.k_norm, p.rule.norm_eps, &p.in.k[at], &dx.dp[t * K], K, &grad.k[at]);
+    }
   }
 }
 
@@ -209,29 +245,116 @@ double log_decay(const Problem& p, const Head& head, int64_t t, int64_t channel)
   return 0;
 }
 
+// The gates of one token of one head, whatever the rule takes them from.
+struct TokenGates {
+  double s = 1, lambda = 0, d = 0;
+  Vec b, c;      // of the erase key [K] and the value [V]
+  double n = 1;  // the normaliser
+  double alpha_p = 1, beta_p = 1;
+};
+
+double mean_of(const double* x, int64_t n) { return std::accumulate(x, x + n, 0.0) / static_cast<double>(n); }
+
+// A gate over `dim` channels: a value each, their mean, one value of the head, or the gain.
+Vec gate(Gate kind, bool used, double s, const Vec& values, int64_t channels_at, int64_t scalar_at, int64_t dim) {
+  Vec y(static_cast<size_t>(dim), s);
+  if (!used) return y;
+  if (kind == Gate::kChannel) std::copy_n(&values[channels_at], dim, y.data());
+  if (kind == Gate::kAveraged) std::fill(y.begin(), y.end(), mean_of(&values[channels_at], dim));
+  if (kind == Gate::kScalar) std::fill(y.begin(), y.end(), values[scalar_at]);
+  return y;
+}
+
+// From the gradient of a gate's channels to that of the values it came from; what reaches the gain is added to ds.
+void gate_backward(Gate kind, bool used, const Vec& dy, Vec& grad, int64_t channels_at, int64_t scalar_at, double& ds) {
+  const int64_t dim = static_cast<int64_t>(dy.size());
+  const double sum = std::accumulate(dy.begin(), dy.end(), 0.0);
+  if (!used) {
+    ds += sum;
+  } else if (kind == Gate::kScalar) {
+    grad[scalar_at] += sum;
+  } else {
+    for (int64_t i = 0; i < dim; ++i) grad[channels_at + i] += kind == Gate::kChannel ? dy[i] : sum / static_cast<double>(dim);
+  }
+}
+
+double normaliser(const Rule& rule, double c, double alpha, double beta) {
+  switch (rule.normaliser) {
+    case Normaliser::kNone:
+      return 1;
+    case Normaliser::kKey:
+      return c > 0 ? 1 / c : 0;
+    case Normaliser::kOnePlus:
+      return 1 / (1 + c);
+    case Normaliser::kGated:
+      return alpha + beta * c > 0 ? beta / (alpha + beta * c) : 0;
+  }
+  return 1;
+}
+
+int64_t erase_at(const Problem& p, const Head& head, int64_t row) { return p.channel_at(row, p.s.erase_heads, head); }
+
+TokenGates token_gates(const Problem& p, const Head& head, const KeyHead& x, int64_t t) {
+  const int64_t row = head.begin + t, K = p.s.K;
+  const double* k = &x.k[t * K];
+  TokenGates y;
+  if (p.rule.uses_gain()) y.s = gain(p, head, t, k);
+  if (p.rule.online() && p.rule.feedback == Feedback::kFixed) y.lambda = p.rule.lambda;
+  if (p.rule.uses_lambda()) y.lambda = p.in.lambda[p.scalar_at(row, head.h)];
+  if (p.rule.uses_read_correction()) y.d = p.in.read_correction[p.scalar_at(row, head.h)];
+  y.b = gate(p.rule.erase, p.rule.uses_erase_gate(), y.s, p.in.erase_gate, erase_at(p, head, row), p.scalar_at(row, head.h), K);
+  y.c = gate(p.rule.write, p.rule.uses_write_gate(), y.s, p.in.write_gate, p.value_at(row, head.h), p.scalar_at(row, head.h), p.s.V);
+  if (p.rule.uses_precond()) {
+    y.alpha_p = std::exp(p.in.precond_g[p.key_scalar_at(row, head.hk)]);
+    y.beta_p = p.in.precond_beta[p.key_scalar_at(row, head.hk)];
+  }
+  double c = 0;
+  for (int64_t i = 0; i < K; ++i) c += k[i] * x.M[t * K + i] * k[i];
+  y.n = normaliser(p.rule, c, y.alpha_p, y.beta_p);
+  return y;
+}
+
 Streams streams(const Problem& p, const Head& head, const KeyHead& x) {
   const int64_t K = p.s.K, V = p.s.V;
   Streams y(head.T, K, V);
   for (int64_t t = 0; t < head.T; ++t) {
-    const int64_t row = head.begin + t;
     const double* q = &x.q[t * K];
     const double* k = &x.k[t * K];
-    const double s = p.rule.uses_gain() ? gain(p, head, t, k) : 1;
-    const double lambda = p.rule.uses_lambda() ? p.in.lambda[p.scalar_at(row, head.h)] : 0;
+    const TokenGates gates = token_gates(p, head, x, t);
     for (int64_t i = 0; i < K; ++i) {
-      const double b = p.rule.uses_erase_gate() ? p.in.erase_gate[p.channel_at(row, p.s.erase_heads, head) + i] : s;
       y.alpha[t * K + i] = std::exp(log_decay(p, head, t, i));
-      const double M = x.M[t * K + i];
-      y.r[t * K + i] = p.scale() * (p.rule.preconditions_read() ? M : 1) * q[i];
-      y.w[t * K + i] = (p.rule.preconditions_write() ? M : 1) * k[i];
-      y.e[t * K + i] = p.rule.online() ? b * (k[i] + lambda * q[i]) : 0;
+      const double M = gates.n * x.M[t * K + i];
+      y.r[t * K + i] = p.scale() * (p.rule.preconditions_read() ? M : 1) * (q[i] - gates.d * k[i]);
+      y.w[t * K + i] = (p.rule.preconditions_read() ? 1 : M) * k[i];
+      y.e[t * K + i] = p.rule.online() ? gates.b[i] * (x.p[t * K + i] + gates.lambda * q[i]) : 0;
     }
-    for (int64_t j = 0; j < V; ++j) {
-      const int64_t at = p.value_at(row, head.h) + j;
-      y.z[t * V + j] = (p.rule.uses_write_gate() ? p.in.write_gate[at] : s) * p.in.v[at];
-    }
+    for (int64_t j = 0; j < V; ++j) y.z[t * V + j] = gates.c[j] * p.in.v[p.value_at(head.begin + t, head.h) + j];
   }
   return y;
+}
+
+// The normaliser's own gradient: into M, k and the preconditioner's gates.
+void normaliser_backward(const Problem& p, const Head& head, const KeyHead& x, int64_t t, const TokenGates& gates, double dn, KeyHeadGradient& dx,
+                         ReferenceInputs& grad) {
+  if (p.rule.normaliser == Normaliser::kNone) return;
+  const int64_t K = p.s.K;
+  const double* k = &x.k[t * K];
+  double dc = -dn * gates.n * gates.n;  // 1/c, 1/(1 + c) and beta/(alpha + beta c) alike
+  if (p.rule.normaliser == Normaliser::kGated && p.rule.uses_precond()) {
+    if (gates.n == 0) dc = 0;
+    double c = 0;
+    for (int64_t i = 0; i < K; ++i) c += k[i] * x.M[t * K + i] * k[i];
+    const double sum = gates.alpha_p + gates.beta_p * c;
+    const int64_t at = p.key_scalar_at(head.begin + t, head.hk);
+    if (sum > 0) {
+      grad.precond_g[at] -= dn * gates.beta_p / (sum * sum) * gates.alpha_p;
+      grad.precond_beta[at] += dn * gates.alpha_p / (sum * sum);
+    }
+  }
+  for (int64_t i = 0; i < K; ++i) {
+    dx.dM[t * K + i] += dc * k[i] * k[i];
+    dx.dk[t * K + i] += 2 * dc * x.M[t * K + i] * k[i];
+  }
 }
 
 // From the gradients of the streams to those of the inputs (added) and of what the key head shares (added).
@@ -241,49 +364,42 @@ void streams_backward(const Problem& p, const Head& head, const KeyHead& x, cons
     const int64_t row = head.begin + t;
     const double* q = &x.q[t * K];
     const double* k = &x.k[t * K];
-    double* dq = &dx.dq[t * K];
-    double* dk = &dx.dk[t * K];
-    const double s = p.rule.uses_gain() ? gain(p, head, t, k) : 1;
-    const double lambda = p.rule.uses_lambda() ? p.in.lambda[p.scalar_at(row, head.h)] : 0;
-    double ds = 0, dlambda = 0;
+    const TokenGates gates = token_gates(p, head, x, t);
+    Vec db(static_cast<size_t>(K)), dc(static_cast<size_t>(V));
+    double ds = 0, dlambda = 0, dd = 0, dn = 0;
     for (int64_t i = 0; i < K; ++i) {
-      const double de = dy.e[t * K + i], dw = dy.w[t * K + i];
-      if (p.rule.decay == Decay::kScalar) grad.g[p.scalar_at(row, head.h)] += dy.alpha[t * K + i];
-      if (p.rule.decay == Decay::kChannel) grad.g[p.channel_at(row, p.s.g_heads, head) + i] += dy.alpha[t * K + i];
-      const double dr = p.scale() * dy.r[t * K + i], M = x.M[t * K + i];
-      dq[i] += (p.rule.preconditions_read() ? M : 1) * dr;
-      dk[i] += (p.rule.preconditions_write() ? M : 1) * dw;
-      dx.dM[t * K + i] += p.rule.preconditions_read() ? q[i] * dr : k[i] * dw;
+      const int64_t at = t * K + i;
+      if (p.rule.decay == Decay::kScalar) grad.g[p.scalar_at(row, head.h)] += dy.alpha[at];
+      if (p.rule.decay == Decay::kChannel) grad.g[p.channel_at(row, p.s.g_heads, head) + i] += dy.alpha[at];
+      const double M = x.M[at], dr = p.scale() * dy.r[at], dw = dy.w[at], read = q[i] - gates.d * k[i];
+      const double M_r = p.rule.preconditions_read() ? gates.n * M : 1, M_w = p.rule.preconditions_read() ? 1 : gates.n * M;
+      const double dMn = p.rule.preconditions_read() ? read * dr : k[i] * dw;  // of the product n M
+      dx.dM[at] += gates.n * dMn;
+      dn += M * dMn;
+      dx.dq[at] += M_r * dr;
+      dx.dk[at] += M_w * dw - gates.d * M_r * dr;
+      dd -= k[i] * M_r * dr;
       if (!p.rule.online()) continue;
-      const double key = k[i] + lambda * q[i];
-      double b = s;
-      if (p.rule.uses_erase_gate()) {
-        const int64_t at = p.channel_at(row, p.s.erase_heads, head) + i;
-        b = p.in.erase_gate[at];
-        grad.erase_gate[at] += de * key;
-      } else {
-        ds += de * key;
-      }
-      dk[i] += b * de;
-      dq[i] += b * lambda * de;
-      dlambda += b * de * q[i];
+      const double de = dy.e[at];
+      db[i] = de * (x.p[at] + gates.lambda * q[i]);
+      dx.dp[at] += gates.b[i] * de;
+      dx.dq[at] += gates.b[i] * gates.lambda * de;
+      dlambda += gates.b[i] * de * q[i];
     }
     for (int64_t j = 0; j < V; ++j) {
       const int64_t at = p.value_at(row, head.h) + j;
-      const double dz = dy.z[t * V + j];
-      if (p.rule.uses_write_gate()) {
-        grad.write_gate[at] += dz * p.in.v[at];
-        grad.v[at] += dz * p.in.write_gate[at];
-      } else {
-        ds += dz * p.in.v[at];
-        grad.v[at] += dz * s;
-      }
+      dc[j] = dy.z[t * V + j] * p.in.v[at];
+      grad.v[at] += dy.z[t * V + j] * gates.c[j];
     }
+    if (p.rule.online()) gate_backward(p.rule.erase, p.rule.uses_erase_gate(), db, grad.erase_gate, erase_at(p, head, row), p.scalar_at(row, head.h), ds);
+    gate_backward(p.rule.write, p.rule.uses_write_gate(), dc, grad.write_gate, p.value_at(row, head.h), p.scalar_at(row, head.h), ds);
+    normaliser_backward(p, head, x, t, gates, dn, dx, grad);
     if (p.rule.uses_lambda()) grad.lambda[p.scalar_at(row, head.h)] += dlambda;
+    if (p.rule.uses_read_correction()) grad.read_correction[p.scalar_at(row, head.h)] += dd;
     if (!p.rule.uses_gain()) continue;
     const GainGradient slope = gain_gradient(p, head, t, k);
     if (p.rule.uses_beta()) grad.beta[p.scalar_at(row, head.h)] += ds * slope.beta;
-    for (int64_t i = 0; i < K; ++i) dk[i] += ds * slope.square * 2 * k[i];
+    for (int64_t i = 0; i < K; ++i) dx.dk[t * K + i] += ds * slope.square * 2 * k[i];
   }
 }
 
@@ -384,7 +500,7 @@ ReferenceInputs reference_backward(const Rule& rule, const ReferenceShape& s, co
   for (const auto& field : reference_input_fields()) grad.*field.values = zeros(static_cast<int64_t>((in.*field.values).size()));
   for_each_key_head(s, [&](Head head) {
     const KeyHead shared = key_head(p, head);
-    KeyHeadGradient dshared{zeros(head.T * s.K), zeros(head.T * s.K), zeros(head.T * s.K)};
+    KeyHeadGradient dshared{zeros(head.T * s.K), zeros(head.T * s.K), zeros(head.T * s.K), zeros(head.T * s.K)};
     for (int64_t i = 0; i < p.group(); ++i, ++head.h) {
       const int64_t state = (head.n * s.HV + head.h) * s.K * s.V;
       Vec dS = zeros(s.K * s.V);

@@ -1,9 +1,10 @@
-// front: the part of a rule that is its own. Everything a rule does to one token of one head is linear in q, k, v with
-// five coefficients (recurrence.md section 2):
-//     r = r_q q          e = b (.) (e_k k + e_q q)          w = M (.) w_k k          z = c (.) z_v v
-// with b, c the channel gates (1 if tied) and M the preconditioner (1 if none; on r instead of w for Precond::kRead). This file has the coefficients as
-// functions of |q|^2, |k|^2 and the scalar gates, and their vector-Jacobian product: the only place where gains and norms are written. The elementwise rest is
-// the same for every rule (scan/cpu/kernels_front.cpp; device code will use this file too).
+// front: the part of a rule that is its own. Everything a rule does to one token of one head is linear in q, k, v (and the
+// erase key p, where it is not k) with seven coefficients (recurrence.md section 2):
+//     r = M_r (.) (r_q q + r_k k)     e = b (.) (e_k k + e_q q + e_p p)     w = M_w (.) w_k k     z = c (.) z_v v
+// with b, c the channel gates (1 if there are none) and M the preconditioner, on w or on r (1 where it is not). This file
+// has the coefficients as functions of the norms, the scalar gates and k.(M k), and their vector-Jacobian product: the only
+// place where gains, norms and normalisers are written. The elementwise rest is the same for every rule
+// (scan/cpu/kernels_front.cpp; device code will use this file too).
 //
 // A new gain: one case in gain_pair, one in front_coefs_vjp, a value of the enum, a reference.
 #pragma once
@@ -22,13 +23,16 @@ namespace fw {
 
 template <class T>
 struct FrontCoefs {
-  T r_q = 0, e_k = 0, e_q = 0, w_k = 0, z_v = 0;
+  T r_q = 0, r_k = 0, e_k = 0, e_q = 0, e_p = 0, w_k = 0, z_v = 0;
 };
 
-// What the coefficients depend on: |q|^2 and |k|^2 of the raw vectors, the scalar gates (1 and 0 where a rule has none).
+// What the coefficients depend on: |q|^2, |k|^2, |p|^2 and k.(M k) of the raw vectors, and the scalar gates (their neutral
+// values where a rule has none). erase and write: gates of one value a head, or the means of channel gates; read: d of the
+// corrected read; alpha_p, beta_p: the preconditioner's gates.
 template <class T>
 struct FrontScalars {
-  T q2 = 0, k2 = 0, beta = 1, lambda = 0;
+  T q2 = 0, k2 = 0, p2 = 0, kmk = 0;
+  T beta = 1, lambda = 0, erase = 1, write = 1, read = 0, alpha_p = 1, beta_p = 1;
 };
 
 // x / sqrt(|x|^2 + eps); a zero vector with eps = 0 stays zero.
@@ -92,40 +96,128 @@ FW_HOST_DEVICE inline GainPair<T> gain_pair(const Rule& rule, T k2_hat, T beta) 
   return {};
 }
 
+// The factor on M: a function of c = k.(M k) of the normalised key and the preconditioner's gates.
+template <class T>
+FW_HOST_DEVICE inline T normaliser(const Rule& rule, T c, T alpha, T beta) {
+  switch (rule.normaliser) {
+    case Normaliser::kNone:
+      return T(1);
+    case Normaliser::kKey:
+      return c > T(0) ? T(1) / c : T(0);
+    case Normaliser::kOnePlus:
+      return T(1) / (T(1) + c);
+    case Normaliser::kGated: {
+      const T sum = alpha + beta * c;
+      return sum > T(0) ? beta / sum : T(0);
+    }
+  }
+  return T(1);
+}
+
+template <class T>
+struct NormaliserSlopes {
+  T c = 0, alpha = 0, beta = 0;
+};
+template <class T>
+FW_HOST_DEVICE inline NormaliserSlopes<T> normaliser_slopes(const Rule& rule, T c, T alpha, T beta) {
+  const T n = normaliser(rule, c, alpha, beta);
+  switch (rule.normaliser) {
+    case Normaliser::kNone:
+      return {};
+    case Normaliser::kKey:
+    case Normaliser::kOnePlus:
+      return {-n * n, T(0), T(0)};
+    case Normaliser::kGated: {
+      const T sum = alpha + beta * c;
+      return sum > T(0) ? NormaliserSlopes<T>{-n * n, -n / sum, alpha / (sum * sum)} : NormaliserSlopes<T>{};
+    }
+  }
+  return {};
+}
+
+// What e, z and the read share, made once for the coefficients and their gradients.
+template <class T>
+struct FrontFactors {
+  T qn, kn, pn;  // of the normalisations
+  GainPair<T> gain;
+  T ce, cz;    // what multiplies the erase key and the value
+  T n_w, n_r;  // the normaliser, where M acts
+};
+
+template <class T>
+FW_HOST_DEVICE inline FrontFactors<T> front_factors(const Rule& rule, const FrontScalars<T>& x) {
+  FrontFactors<T> f;
+  f.qn = q_factor(rule, x.q2);
+  f.kn = k_factor(rule, x.k2);
+  f.pn = k_factor(rule, x.p2);
+  f.gain = gain_pair(rule, x.k2 * f.kn * f.kn, x.beta);
+  f.ce = rule.erase == Gate::kTied ? f.gain.s_rho : f.gain.rho * x.erase;
+  f.cz = rule.write == Gate::kTied ? f.gain.s_rho : f.gain.rho * x.write;
+  const T n = normaliser(rule, x.kmk * f.kn * f.kn, x.alpha_p, x.beta_p);
+  f.n_w = rule.preconditions_read() ? T(1) : n;
+  f.n_r = rule.preconditions_read() ? n : T(1);
+  return f;
+}
+
 template <class T>
 FW_HOST_DEVICE inline FrontCoefs<T> front_coefs(const Rule& rule, T scale, const FrontScalars<T>& x) {
-  const T qn = q_factor(rule, x.q2);
-  const T kn = k_factor(rule, x.k2);
-  const GainPair<T> gain = gain_pair(rule, x.k2 * kn * kn, x.beta);
-  const T ce = rule.erase == Gate::kTied ? gain.s_rho : gain.rho;
+  const FrontFactors<T> f = front_factors(rule, x);
+  const bool own_key = rule.erase_key == EraseKey::kOwn;
   FrontCoefs<T> c;
-  c.r_q = scale * qn;
-  c.e_k = ce * kn;
-  c.e_q = ce * x.lambda * qn;
-  c.w_k = kn / gain.rho;
-  c.z_v = rule.write == Gate::kTied ? gain.s_rho : gain.rho;
+  c.r_q = scale * f.n_r * f.qn;
+  c.r_k = -scale * f.n_r * x.read * f.kn;
+  c.e_k = own_key ? T(0) : f.ce * f.kn;
+  c.e_p = own_key ? f.ce * f.pn : T(0);
+  c.e_q = f.ce * x.lambda * f.qn;
+  c.w_k = f.n_w * f.kn / f.gain.rho;
+  c.z_v = f.cz;
   return c;
+}
+
+// From the gradient of a factor 1 / sqrt(|x|^2 + eps) to that of |x|^2.
+template <class T>
+FW_HOST_DEVICE inline T inverse_norm_slope(Norm norm, T factor) {
+  return norm == Norm::kL2 ? -T(0.5) * factor * factor * factor : T(0);
 }
 
 // From the gradients of the coefficients to those of the scalars.
 template <class T>
 FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale, const FrontScalars<T>& x, const FrontCoefs<T>& d) {
-  const T qn = q_factor(rule, x.q2);
-  const T kn = k_factor(rule, x.k2);
-  const T k2_hat = x.k2 * kn * kn;
-  const GainPair<T> gain = gain_pair(rule, k2_hat, x.beta);
-  const T ce = rule.erase == Gate::kTied ? gain.s_rho : gain.rho;
+  const FrontFactors<T> f = front_factors(rule, x);
+  const T k2_hat = x.k2 * f.kn * f.kn;
+  const bool own_key = rule.erase_key == EraseKey::kOwn;
 
   FrontScalars<T> dx;
   dx.beta = 0;
-  const T dce = d.e_k * kn + d.e_q * x.lambda * qn;
-  dx.lambda = d.e_q * ce * qn;
-  const T dqn = d.r_q * scale + d.e_q * ce * x.lambda;
-  T dkn = d.e_k * ce + d.w_k / gain.rho;
+  const T dce = (own_key ? d.e_p * f.pn : d.e_k * f.kn) + d.e_q * x.lambda * f.qn;
+  dx.lambda = d.e_q * f.ce * f.qn;
+  dx.read = -d.r_k * scale * f.n_r * f.kn;
+  const T dqn = d.r_q * scale * f.n_r + d.e_q * f.ce * x.lambda;
+  const T dpn = own_key ? d.e_p * f.ce : T(0);
+  T dkn = (own_key ? T(0) : d.e_k * f.ce) + d.w_k * f.n_w / f.gain.rho - d.r_k * scale * f.n_r * x.read;
   T ds_rho = 0;
-  T drho = -d.w_k * kn / (gain.rho * gain.rho);
-  (rule.erase == Gate::kTied ? ds_rho : drho) += dce;
-  (rule.write == Gate::kTied ? ds_rho : drho) += d.z_v;
+  T drho = -d.w_k * f.n_w * f.kn / (f.gain.rho * f.gain.rho);
+  dx.erase = dx.write = 0;
+  if (rule.erase == Gate::kTied) {
+    ds_rho += dce;
+  } else {
+    drho += dce * x.erase;
+    dx.erase = dce * f.gain.rho;
+  }
+  if (rule.write == Gate::kTied) {
+    ds_rho += d.z_v;
+  } else {
+    drho += d.z_v * x.write;
+    dx.write = d.z_v * f.gain.rho;
+  }
+
+  // The normaliser, through k.(M k) kn^2 and the preconditioner's gates.
+  const T dn = rule.preconditions_read() ? scale * (d.r_q * f.qn - d.r_k * x.read * f.kn) : d.w_k * f.kn / f.gain.rho;
+  const NormaliserSlopes<T> slopes = normaliser_slopes(rule, x.kmk * f.kn * f.kn, x.alpha_p, x.beta_p);
+  dx.alpha_p = dn * slopes.alpha;
+  dx.beta_p = dn * slopes.beta;
+  dx.kmk = dn * slopes.c * f.kn * f.kn;
+  dkn += dn * slopes.c * T(2) * x.kmk * f.kn;
 
   T dk2_hat = 0;
   switch (rule.gain) {
@@ -147,19 +239,20 @@ FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale,
     case Gain::kNlms:
     case Gain::kKaczmarz:
       if (k2_hat + static_cast<T>(rule.gain_eps) > T(0)) {
-        dx.beta = ds_rho / gain.rho;
-        drho -= ds_rho * x.beta / (gain.rho * gain.rho);
-        dk2_hat = drho / (T(2) * gain.rho);
+        dx.beta = ds_rho / f.gain.rho;
+        drho -= ds_rho * x.beta / (f.gain.rho * f.gain.rho);
+        dk2_hat = drho / (T(2) * f.gain.rho);
       }
       break;
   }
   if (rule.k_norm == Norm::kL2) {
-    dkn += dk2_hat * T(2) * x.k2 * kn;
-    dx.k2 = dk2_hat * kn * kn - T(0.5) * kn * kn * kn * dkn;
+    dkn += dk2_hat * T(2) * x.k2 * f.kn;
+    dx.k2 = dk2_hat * f.kn * f.kn + inverse_norm_slope(rule.k_norm, f.kn) * dkn;
   } else {
     dx.k2 = dk2_hat;
   }
-  dx.q2 = rule.q_norm == Norm::kL2 ? -T(0.5) * qn * qn * qn * dqn : T(0);
+  dx.q2 = inverse_norm_slope(rule.q_norm, f.qn) * dqn;
+  dx.p2 = inverse_norm_slope(rule.k_norm, f.pn) * dpn;
   return dx;
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 
 #include "base/error.h"
 #include "base/nearest.h"
@@ -11,28 +12,24 @@
 namespace fw {
 namespace {
 
-// One axis: its name, its values in order of their numbers, and how to reach the field.
-struct Axis {
-  std::string_view name;
-  std::vector<std::string_view> values;
-  int (*get)(const Rule&);
-  void (*set)(Rule&, int);
-};
-
 #define FW_AXIS(field, type, ...)                                                                                                            \
-  Axis {                                                                                                                                     \
+  AxisInfo {                                                                                                                                 \
 #field, {__VA_ARGS__ }, [](const Rule& r) { return static_cast<int>(r.field); }, [](Rule & r, int v) { r.field = static_cast<type>(v); } \
   }
 
-const std::vector<Axis>& axes() {
-  static const std::vector<Axis> list = {
+const std::vector<AxisInfo>& axes() {
+  static const std::vector<AxisInfo> list = {
       FW_AXIS(decay, Decay, "none", "constant", "scalar", "channel"),
       FW_AXIS(solve, Solve, "online", "offline"),
       FW_AXIS(gain, Gain, "one", "gate", "kaczmarz", "nlms", "longhorn", "efla"),
-      FW_AXIS(erase, Gate, "tied", "channel"),
-      FW_AXIS(write, Gate, "tied", "channel"),
-      FW_AXIS(feedback, Feedback, "none", "learned"),
+      FW_AXIS(erase, Gate, "tied", "channel", "averaged", "scalar"),
+      FW_AXIS(write, Gate, "tied", "channel", "averaged", "scalar"),
+      FW_AXIS(erase_key, EraseKey, "tied", "own"),
+      FW_AXIS(feedback, Feedback, "none", "learned", "fixed"),
+      FW_AXIS(read, Read, "plain", "corrected"),
       FW_AXIS(precond, Precond, "none", "diagonal", "read"),
+      FW_AXIS(precond_form, PrecondForm, "squash", "squash_low", "squash_high", "inverse", "inverse_previous"),
+      FW_AXIS(normaliser, Normaliser, "none", "key", "one_plus", "gated"),
       FW_AXIS(q_norm, Norm, "raw", "l2"),
       FW_AXIS(k_norm, Norm, "raw", "l2"),
   };
@@ -41,17 +38,14 @@ const std::vector<Axis>& axes() {
 
 #undef FW_AXIS
 
-struct Number {
-  std::string_view name;
-  double Rule::*field;
-};
-
-constexpr std::array<Number, 5> kNumbers = {{
+constexpr std::array<NumberInfo, 7> kNumbers = {{
     {"norm_eps", &Rule::norm_eps},
     {"gain_eps", &Rule::gain_eps},
     {"gain_bound", &Rule::gain_bound},
+    {"lambda", &Rule::lambda},
     {"precond_x", &Rule::precond_x},
     {"precond_eps", &Rule::precond_eps},
+    {"precond_ridge", &Rule::precond_ridge},
 }};
 
 std::string join(const std::vector<std::string_view>& values) {
@@ -62,8 +56,8 @@ std::string join(const std::vector<std::string_view>& values) {
 
 std::vector<std::string> axis_names() {
   std::vector<std::string> names;
-  for (const Axis& a : axes()) names.emplace_back(a.name);
-  for (const Number& n : kNumbers) names.emplace_back(n.name);
+  for (const AxisInfo& a : axes()) names.emplace_back(a.name);
+  for (const NumberInfo& n : kNumbers) names.emplace_back(n.name);
   return names;
 }
 
@@ -73,14 +67,14 @@ std::string suggestion(std::string_view name, const std::vector<std::string>& kn
 }
 
 void set_axis(Rule& rule, std::string_view key, std::string_view value) {
-  for (const Axis& axis : axes()) {
+  for (const AxisInfo& axis : axes()) {
     if (axis.name != key) continue;
     const auto it = std::find(axis.values.begin(), axis.values.end(), value);
     if (it == axis.values.end()) fail_usage("rule: axis {}: expected one of {}, got '{}'", key, join(axis.values), value);
     axis.set(rule, static_cast<int>(it - axis.values.begin()));
     return;
   }
-  for (const Number& number : kNumbers) {
+  for (const NumberInfo& number : kNumbers) {
     if (number.name != key) continue;
     double x = 0;
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), x);
@@ -116,24 +110,37 @@ void apply_axes(Rule& rule, std::span<const std::string_view> list) {
   }
 }
 
+Preset make_preset(std::string_view name, std::string_view text, std::string_view summary) {
+  Rule rule;
+  apply_axes(rule, words(text));
+  validate(rule);
+  return {name, rule, summary};
+}
+
+#define FW_PRESET(name, text, summary) make_preset(#name, text, summary),
 std::vector<Preset> make_presets() {
-  std::vector<Preset> list;
-  const auto add = [&](std::string_view name, std::string_view text, std::string_view summary) {
-    Rule rule;
-    apply_axes(rule, words(text));
-    validate(rule);
-    list.push_back({name, rule, summary});
-  };
-#define FW_PRESET(name, text, summary) add(#name, text, summary);
+  return {
 #include "rule/presets.def"
+  };
+}
+std::vector<Preset> make_ablations() {
+  return {
+#include "rule/ablations.def"
+  };
+}
 #undef FW_PRESET
-  return list;
+
+// The largest value that the preconditioner takes at the write key, its normaliser included, as k.(M k) sees it for a
+// key of at most unit length.
+double largest_write_factor(const Rule& rule) {
+  if (!rule.preconditions_write() || rule.normaliser != Normaliser::kNone) return 1.0;
+  return rule.precond_form == PrecondForm::kSquashLow ? 1.0 : rule.precond_x;
 }
 
 }  // namespace
 
 void validate(const Rule& rule) {
-  for (const Axis& axis : axes()) {
+  for (const AxisInfo& axis : axes()) {
     const int v = axis.get(rule);
     if (v < 0 || v >= static_cast<int>(axis.values.size())) {
       fail_usage("rule: axis {}: expected one of {} (0 to {}), got {}", axis.name, join(axis.values), axis.values.size() - 1, v);
@@ -142,24 +149,43 @@ void validate(const Rule& rule) {
   check_range("norm_eps", rule.norm_eps, 0.0, 1.0);
   check_range("gain_eps", rule.gain_eps, 0.0, 1.0);
   check_range("gain_bound", rule.gain_bound, 0.0, 2.0);
+  check_range("lambda", rule.lambda, 0.0, 1.0);
   check_range("precond_eps", rule.precond_eps, 1e-30, 1.0);
   check_range("precond_x", rule.precond_x, 1.0, 2.0);
-  if (rule.preconditions_write() && rule.online() && rule.gain_bound * rule.precond_x > 2.0) {
+  check_range("precond_ridge", rule.precond_ridge, 1e-6, 1e6);
+  if (!rule.preconditions_write() || !rule.online()) return;
+  if (!rule.precond_squashed() && rule.normaliser == Normaliser::kNone) {
+    fail_usage(
+        "rule: expected a normaliser (key, one_plus or gated) with precond_form=inverse or inverse_previous at the write key, got none: "
+        "k.(M k) is not bounded without one, and an eigenvalue 1 - s k.(M k) would leave the unit disk");
+  }
+  const double largest = largest_write_factor(rule);
+  if (rule.gain_bound * largest > 2.0) {
     fail_usage("rule: expected gain_bound * precond_x <= 2 (an eigenvalue 1 - s k.(M k) must stay in the unit disk), got {} * {} = {}; lower precond_x to {}",
-               rule.gain_bound, rule.precond_x, rule.gain_bound * rule.precond_x, 2.0 / rule.gain_bound);
+               rule.gain_bound, largest, rule.gain_bound * largest, 2.0 / rule.gain_bound);
   }
 }
+
+std::span<const AxisInfo> rule_axes() { return axes(); }
+std::span<const NumberInfo> rule_numbers() { return kNumbers; }
 
 std::span<const Preset> presets() {
   static const std::vector<Preset> list = make_presets();
   return list;
 }
 
+std::span<const Preset> ablations() {
+  static const std::vector<Preset> list = make_ablations();
+  return list;
+}
+
 const Preset& preset(std::string_view name) {
   std::vector<std::string> names;
-  for (const Preset& p : presets()) {
-    if (p.name == name) return p;
-    names.emplace_back(p.name);
+  for (const std::span<const Preset> list : {presets(), ablations()}) {
+    for (const Preset& p : list) {
+      if (p.name == name) return p;
+      names.emplace_back(p.name);
+    }
   }
   std::string all;
   for (const std::string& n : names) all += (all.empty() ? "" : ", ") + n;
@@ -170,10 +196,10 @@ std::string to_string(const Rule& rule) {
   const Rule standard;
   std::string text;
   const auto add = [&](std::string_view key, const std::string& value) { text += fmt::format("{}{}={}", text.empty() ? "" : " ", key, value); };
-  for (const Axis& axis : axes()) {
+  for (const AxisInfo& axis : axes()) {
     if (axis.get(rule) != axis.get(standard)) add(axis.name, std::string(axis.values[static_cast<size_t>(axis.get(rule))]));
   }
-  for (const Number& number : kNumbers) {
+  for (const NumberInfo& number : kNumbers) {
     if (rule.*number.field != standard.*number.field) add(number.name, fmt::format("{}", rule.*number.field));
   }
   return text.empty() ? "decay=none" : text;
@@ -193,15 +219,22 @@ Rule parse_rule(std::string_view text) {
   return rule;
 }
 
+namespace {
+
+// The fields of the C struct in the order of axes() and kNumbers.
+constexpr int32_t fw_rule::*kAxisFields[] = {&fw_rule::decay,      &fw_rule::solve,    &fw_rule::gain,  &fw_rule::erase,   &fw_rule::write,
+                                             &fw_rule::erase_key,  &fw_rule::feedback, &fw_rule::read,  &fw_rule::precond, &fw_rule::precond_form,
+                                             &fw_rule::normaliser, &fw_rule::q_norm,   &fw_rule::k_norm};
+constexpr double fw_rule::*kNumberFields[] = {&fw_rule::norm_eps,  &fw_rule::gain_eps,    &fw_rule::gain_bound,   &fw_rule::lambda,
+                                              &fw_rule::precond_x, &fw_rule::precond_eps, &fw_rule::precond_ridge};
+static_assert(std::size(kNumberFields) == kNumbers.size());
+
+}  // namespace
+
 Rule from_c(const fw_rule& c) {
   Rule rule;
-  const std::array<int32_t, 9> values = {c.decay, c.solve, c.gain, c.erase, c.write, c.feedback, c.precond, c.q_norm, c.k_norm};
-  for (size_t i = 0; i < values.size(); ++i) axes()[i].set(rule, values[i]);
-  rule.norm_eps = c.norm_eps;
-  rule.gain_eps = c.gain_eps;
-  rule.gain_bound = c.gain_bound;
-  rule.precond_x = c.precond_x;
-  rule.precond_eps = c.precond_eps;
+  for (size_t i = 0; i < std::size(kAxisFields); ++i) axes()[i].set(rule, c.*kAxisFields[i]);
+  for (size_t i = 0; i < std::size(kNumberFields); ++i) rule.*kNumbers[i].field = c.*kNumberFields[i];
   validate(rule);
   return rule;
 }
@@ -209,20 +242,8 @@ Rule from_c(const fw_rule& c) {
 fw_rule to_c(const Rule& rule) {
   fw_rule c{};
   c.size = sizeof(c);
-  c.decay = static_cast<int32_t>(rule.decay);
-  c.solve = static_cast<int32_t>(rule.solve);
-  c.gain = static_cast<int32_t>(rule.gain);
-  c.erase = static_cast<int32_t>(rule.erase);
-  c.write = static_cast<int32_t>(rule.write);
-  c.feedback = static_cast<int32_t>(rule.feedback);
-  c.precond = static_cast<int32_t>(rule.precond);
-  c.q_norm = static_cast<int32_t>(rule.q_norm);
-  c.k_norm = static_cast<int32_t>(rule.k_norm);
-  c.norm_eps = rule.norm_eps;
-  c.gain_eps = rule.gain_eps;
-  c.gain_bound = rule.gain_bound;
-  c.precond_x = rule.precond_x;
-  c.precond_eps = rule.precond_eps;
+  for (size_t i = 0; i < std::size(kAxisFields); ++i) c.*kAxisFields[i] = static_cast<int32_t>(axes()[i].get(rule));
+  for (size_t i = 0; i < std::size(kNumberFields); ++i) c.*kNumberFields[i] = rule.*kNumbers[i].field;
   return c;
 }
 

@@ -74,6 +74,11 @@ size_t Plan::backward_bytes() const {
 Plan make_plan(const fw_desc& desc) {
   if (desc.size != sizeof(fw_desc)) fail_usage("descriptor: size: expected {} (sizeof(fw_desc); use FW_INIT), got {}", sizeof(fw_desc), desc.size);
   if (desc.dtype != FW_F32 && desc.dtype != FW_F64) fail_usage("descriptor: dtype: expected FW_F32 or FW_F64, got {}", desc.dtype);
+  const bool bf16 = desc.io_dtype == FW_BF16;
+  if (desc.io_dtype != 0 && desc.io_dtype != desc.dtype && !(bf16 && desc.dtype == FW_F32)) {
+    fail_usage("descriptor: io_dtype: expected 0, the dtype {} or, with dtype FW_F32, FW_BF16, got {}", desc.dtype, desc.io_dtype);
+  }
+  if (desc.reserved != 0) fail_usage("descriptor: reserved: expected 0 (use FW_INIT), got {}", desc.reserved);
   if (desc.form < FW_FORM_AUTO || desc.form > FW_FORM_CHUNK) fail_usage("descriptor: form: expected 0 (auto), 1 (token) or 2 (chunk), got {}", desc.form);
   if (desc.state_layout != FW_STATE_K_FIRST && desc.state_layout != FW_STATE_V_FIRST) {
     fail_usage("descriptor: state_layout: expected FW_STATE_K_FIRST or FW_STATE_V_FIRST, got {}", desc.state_layout);
@@ -92,6 +97,7 @@ Plan make_plan(const fw_desc& desc) {
   Plan plan;
   plan.rule = from_c(desc.rule);
   plan.dtype = static_cast<fw_dtype>(desc.dtype);
+  plan.bf16_io = bf16;
   plan.form = static_cast<fw_form>(desc.form);
   plan.state_layout = static_cast<fw_state_layout>(desc.state_layout);
   plan.B = desc.B;

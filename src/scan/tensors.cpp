@@ -22,14 +22,16 @@ class Checker {
   Checker(const Plan& plan, TensorRole role, bool written) : plan_(plan), prefix_(role == TensorRole::kGradient ? "gradient of " : ""), written_(written) {}
 
   // dims: the expected shape; a negative entry -1 - i means "H or HV".
-  const fw_tensor* check(const char* name, const fw_tensor& t, const std::vector<int64_t>& dims, bool allowed, bool required) const {
+  const fw_tensor* check(const char* name, const fw_tensor& t, const std::vector<int64_t>& dims, bool allowed, bool required, bool bf16 = false) const {
     if (t.data == nullptr) {
       if (required && plan_.tokens() > 0) fail_usage("{}{}: expected a tensor, since the rule ({}) uses it, got none", prefix_, name, to_string(plan_.rule));
       return nullptr;
     }
     if (!allowed) fail_usage("{}{}: expected none, since the rule ({}) does not use it, got a tensor", prefix_, name, to_string(plan_.rule));
     constexpr int32_t kType = std::is_same_v<T, float> ? FW_F32 : FW_F64;
-    if (t.dtype != kType) fail_usage("{}{}: dtype: expected {} as the descriptor says, got {}", prefix_, name, kType, t.dtype);
+    if (t.dtype != kType && !(bf16 && t.dtype == FW_BF16)) {
+      fail_usage("{}{}: dtype: expected {}{} as the descriptor says, got {}", prefix_, name, kType, bf16 ? " or FW_BF16" : "", t.dtype);
+    }
     const int rank = static_cast<int>(dims.size());
     if (t.rank != rank) fail_usage("{}{}: rank: expected {}, got {}", prefix_, name, rank, t.rank);
     bool empty = false;
@@ -56,9 +58,20 @@ class Checker {
   TokenTensor<T> token(const char* name, const fw_tensor& t, int64_t heads, int64_t dim, bool allowed, bool required) const {
     std::vector<int64_t> dims = {plan_.B, plan_.T, heads};
     if (dim > 0) dims.push_back(dim);
-    const fw_tensor* x = check(name, t, dims, allowed, required);
+    const fw_tensor* x = check(name, t, dims, allowed, required, plan_.bf16_io);
     if (x == nullptr) return {};
-    return {static_cast<T*>(x->data), x->shape[2], x->stride[0], x->stride[1], x->stride[2]};
+    TokenTensor<T> tensor;
+    if (x->dtype == FW_BF16) {
+      tensor.bf16 = static_cast<Bf16*>(x->data);
+    } else {
+      tensor.data = static_cast<T*>(x->data);
+    }
+    tensor.heads = x->shape[2];
+    tensor.dim = dim > 0 ? dim : 1;
+    tensor.stride_b = x->stride[0];
+    tensor.stride_t = x->stride[1];
+    tensor.stride_h = x->stride[2];
+    return tensor;
   }
 
   StateTensor<T> state(const char* name, const fw_tensor& t) const {
@@ -99,11 +112,15 @@ Inputs<T> check_inputs(const Plan& plan, const fw_inputs& in, TensorRole role) {
   x.g = checker.token("g", in.g, channel ? kEitherHeads : plan.HV, channel ? plan.K : 0, rule.uses_g(), need && rule.uses_g());
   x.beta = checker.token("beta", in.beta, plan.HV, 0, rule.uses_beta(), need && rule.uses_beta());
   x.lambda = checker.token("lambda", in.lambda, plan.HV, 0, rule.uses_lambda(), need && rule.uses_lambda());
-  x.erase_gate = checker.token("erase_gate", in.erase_gate, kEitherHeads, plan.K, rule.uses_erase_gate(), need && rule.uses_erase_gate());
-  x.write_gate = checker.token("write_gate", in.write_gate, plan.HV, plan.V, rule.uses_write_gate(), need && rule.uses_write_gate());
+  x.erase_key = checker.token("erase_key", in.erase_key, plan.H, plan.K, rule.uses_erase_key(), need && rule.uses_erase_key());
+  const bool one_erase = rule.erase == Gate::kScalar, one_write = rule.write == Gate::kScalar;
+  x.erase_gate = checker.token("erase_gate", in.erase_gate, one_erase ? plan.HV : kEitherHeads, one_erase ? 0 : plan.K, rule.uses_erase_gate(),
+                               need && rule.uses_erase_gate());
+  x.write_gate = checker.token("write_gate", in.write_gate, plan.HV, one_write ? 0 : plan.V, rule.uses_write_gate(), need && rule.uses_write_gate());
+  x.read_correction = checker.token("read_correction", in.read_correction, plan.HV, 0, rule.uses_read_correction(), need && rule.uses_read_correction());
   x.precond_g = checker.token("precond_g", in.precond_g, plan.H, 0, rule.uses_precond(), need && rule.uses_precond());
   x.precond_beta = checker.token("precond_beta", in.precond_beta, plan.H, 0, rule.uses_precond(), need && rule.uses_precond());
-  if (const fw_tensor* center = checker.check("precond_center", in.precond_center, {plan.H}, rule.uses_precond(), need && rule.uses_precond())) {
+  if (const fw_tensor* center = checker.check("precond_center", in.precond_center, {plan.H}, rule.uses_precond_center(), need && rule.uses_precond_center())) {
     x.precond_center = static_cast<T*>(center->data);
     x.center_stride = center->stride[0];
   }

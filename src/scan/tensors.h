@@ -1,6 +1,7 @@
 // The caller's tensors, checked against the plan and typed.
 #pragma once
 
+#include "base/bf16.h"
 #include "fastweight/fastweight.h"
 #include "scan/cpu/kernels.h"
 #include "scan/plan.h"
@@ -8,19 +9,26 @@
 namespace fw {
 
 // [B, T, heads, dim] or [B, T, heads] (dim 1): rows of one head. A head index of the recurrence (value head) maps onto
-// `heads` by division when the tensor has one per key head.
+// `heads` by division when the tensor has one per key head. A tensor of bf16 numbers has no rows: a task works on a
+// float copy of what it needs of it (cpu/stage.h), whose rows are those of that task's sequence and head alone.
 template <class T>
 struct TokenTensor {
   T* data = nullptr;
-  int64_t heads = 0;
+  Bf16* bf16 = nullptr;  // instead of data
+  int64_t heads = 0, dim = 0;
   int64_t stride_b = 0, stride_t = 0, stride_h = 0;
+  bool staged = false;
 
-  explicit operator bool() const { return data != nullptr; }
-  cpu::RowView<T> rows(const Plan& plan, int64_t n, int64_t begin, int64_t head) const {
-    if (data == nullptr) return {};
+  explicit operator bool() const { return data != nullptr || bf16 != nullptr; }
+  int64_t offset(const Plan& plan, int64_t n, int64_t begin, int64_t head) const {
+    if (staged) return begin * stride_t;
     const int64_t b = plan.packed ? 0 : n;
     const int64_t t = plan.packed ? plan.first_token(n) + begin : begin;
-    return {data + b * stride_b + t * stride_t + head * stride_h, stride_t};
+    return b * stride_b + t * stride_t + head * stride_h;
+  }
+  cpu::RowView<T> rows(const Plan& plan, int64_t n, int64_t begin, int64_t head) const {
+    if (data == nullptr) return {};
+    return {data + offset(plan, n, begin, head), stride_t};
   }
 };
 
@@ -35,7 +43,7 @@ struct StateTensor {
 
 template <class T>
 struct Inputs {
-  TokenTensor<T> q, k, v, g, beta, lambda, erase_gate, write_gate, precond_g, precond_beta;
+  TokenTensor<T> q, k, v, g, beta, lambda, erase_key, erase_gate, write_gate, read_correction, precond_g, precond_beta;
   T* precond_center = nullptr;
   int64_t center_stride = 1;
   StateTensor<T> initial_state, initial_precond;

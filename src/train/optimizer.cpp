@@ -11,12 +11,13 @@
 namespace fw {
 
 // The numbers of one update, the same for every element but for weight decay.
+template <class T>
 struct AdamWStep {
-  float beta1, one_minus_beta1, beta2, one_minus_beta2, eps;
-  float grad_scale;
-  float step;              // lr / (1 - beta1^t)
-  float inv_sqrt_debias2;  // 1 / sqrt(1 - beta2^t)
-  float decay;             // lr * weight_decay, or 0
+  T beta1, one_minus_beta1, beta2, one_minus_beta2, eps;
+  T grad_scale;
+  T step;              // lr / (1 - beta1^t)
+  T inv_sqrt_debias2;  // 1 / sqrt(1 - beta2^t)
+  T decay;             // lr * weight_decay, or 0
 };
 
 }  // namespace fw
@@ -27,8 +28,8 @@ HWY_BEFORE_NAMESPACE();
 namespace fw::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-template <class D>
-HWY_INLINE void adamw_lanes(D d, const AdamWStep& s, float* HWY_RESTRICT p, const float* HWY_RESTRICT g, float* HWY_RESTRICT m, float* HWY_RESTRICT v) {
+template <class D, class T>
+HWY_INLINE void adamw_lanes(D d, const AdamWStep<T>& s, T* HWY_RESTRICT p, const T* HWY_RESTRICT g, T* HWY_RESTRICT m, T* HWY_RESTRICT v) {
   const auto grad = hn::Mul(hn::LoadU(d, g), hn::Set(d, s.grad_scale));
   const auto value = hn::LoadU(d, p);
   const auto first = hn::MulAdd(hn::Set(d, s.one_minus_beta1), grad, hn::Mul(hn::Set(d, s.beta1), hn::LoadU(d, m)));
@@ -40,13 +41,17 @@ HWY_INLINE void adamw_lanes(D d, const AdamWStep& s, float* HWY_RESTRICT p, cons
   hn::StoreU(hn::Sub(value, change), d, p);
 }
 
-void adamw_block(const AdamWStep& s, float* HWY_RESTRICT p, const float* HWY_RESTRICT g, float* HWY_RESTRICT m, float* HWY_RESTRICT v, size_t count) {
-  const hn::ScalableTag<float> d;
-  const hn::CappedTag<float, 1> one;
+template <class T>
+void adamw_block(const AdamWStep<T>& s, T* HWY_RESTRICT p, const T* HWY_RESTRICT g, T* HWY_RESTRICT m, T* HWY_RESTRICT v, size_t count) {
+  const hn::ScalableTag<T> d;
+  const hn::CappedTag<T, 1> one;
   size_t i = 0;
   for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d)) adamw_lanes(d, s, p + i, g + i, m + i, v + i);
   for (; i < count; ++i) adamw_lanes(one, s, p + i, g + i, m + i, v + i);
 }
+
+void adamw_block_f32(const AdamWStep<float>& s, float* p, const float* g, float* m, float* v, size_t count) { adamw_block(s, p, g, m, v, count); }
+void adamw_block_f64(const AdamWStep<double>& s, double* p, const double* g, double* m, double* v, size_t count) { adamw_block(s, p, g, m, v, count); }
 
 }  // namespace fw::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -62,13 +67,22 @@ HWY_AFTER_NAMESPACE();
 namespace fw {
 namespace {
 
-HWY_EXPORT(adamw_block);
+HWY_EXPORT(adamw_block_f32);
+HWY_EXPORT(adamw_block_f64);
+
+void run_block(const AdamWStep<float>& s, float* p, const float* g, float* m, float* v, size_t count) {
+  HWY_DYNAMIC_DISPATCH(adamw_block_f32)(s, p, g, m, v, count);
+}
+void run_block(const AdamWStep<double>& s, double* p, const double* g, double* m, double* v, size_t count) {
+  HWY_DYNAMIC_DISPATCH(adamw_block_f64)(s, p, g, m, v, count);
+}
 
 // Large enough that a task costs more than its start, small enough that two threads end together.
 constexpr int64_t kBlock = 16384;
 
 // Sum of squares in eight lanes whose order is fixed; squares of floats are exact in double.
-double sum_of_squares(const float* x, int64_t count) {
+template <class T>
+double sum_of_squares(const T* x, int64_t count) {
   double lanes[8] = {};
   int64_t i = 0;
   for (; i + 8 <= count; i += 8) {
@@ -77,13 +91,14 @@ double sum_of_squares(const float* x, int64_t count) {
       lanes[j] += value * value;
     }
   }
-  for (; i < count; ++i) lanes[i % 8] += static_cast<double>(x[i]) * x[i];
+  for (; i < count; ++i) lanes[i % 8] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
   return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
 }
 
 }  // namespace
 
-AdamW::AdamW(const AdamWConfig& config, std::span<const ParamSpec> specs, int64_t size)
+template <class T>
+BasicAdamW<T>::BasicAdamW(const AdamWConfig& config, std::span<const ParamSpec> specs, int64_t size)
     : config_(config), first_(static_cast<size_t>(size)), second_(static_cast<size_t>(size)) {
   for (const ParamSpec& spec : specs) {
     if (spec.offset < 0 || spec.offset + spec.size() > size) fail_internal("optimizer: parameter '{}' lies outside the buffer of {} values", spec.name, size);
@@ -93,7 +108,8 @@ AdamW::AdamW(const AdamWConfig& config, std::span<const ParamSpec> specs, int64_
   }
 }
 
-double AdamW::norm(std::span<const float> grads) const {
+template <class T>
+double BasicAdamW<T>::norm(std::span<const T> grads) const {
   if (grads.size() != first_.size()) fail_internal("optimizer: {} gradients for {} parameters", grads.size(), first_.size());
   std::vector<double> sums(blocks_.size());
   parallel_for(static_cast<int64_t>(blocks_.size()), [&](int64_t i) {
@@ -105,32 +121,35 @@ double AdamW::norm(std::span<const float> grads) const {
   return std::sqrt(total);
 }
 
-void AdamW::update(std::span<float> values, std::span<const float> grads, double lr, double grad_scale) {
+template <class T>
+void BasicAdamW<T>::update(std::span<T> values, std::span<const T> grads, double lr, double grad_scale) {
   if (values.size() != first_.size() || grads.size() != first_.size()) {
     fail_internal("optimizer: {} values and {} gradients for {} parameters", values.size(), grads.size(), first_.size());
   }
   const double t = static_cast<double>(updates_ + 1);
-  AdamWStep step = {};
-  step.beta1 = static_cast<float>(config_.beta1);
-  step.one_minus_beta1 = static_cast<float>(1 - config_.beta1);
-  step.beta2 = static_cast<float>(config_.beta2);
-  step.one_minus_beta2 = static_cast<float>(1 - config_.beta2);
-  step.eps = static_cast<float>(config_.eps);
-  step.grad_scale = static_cast<float>(grad_scale);
-  step.step = static_cast<float>(lr / (1 - std::pow(config_.beta1, t)));
-  step.inv_sqrt_debias2 = static_cast<float>(1 / std::sqrt(1 - std::pow(config_.beta2, t)));
-  const float decay = static_cast<float>(lr * config_.weight_decay);
+  AdamWStep<T> step = {};
+  step.beta1 = static_cast<T>(config_.beta1);
+  step.one_minus_beta1 = static_cast<T>(1 - config_.beta1);
+  step.beta2 = static_cast<T>(config_.beta2);
+  step.one_minus_beta2 = static_cast<T>(1 - config_.beta2);
+  step.eps = static_cast<T>(config_.eps);
+  step.grad_scale = static_cast<T>(grad_scale);
+  step.step = static_cast<T>(lr / (1 - std::pow(config_.beta1, t)));
+  step.inv_sqrt_debias2 = static_cast<T>(1 / std::sqrt(1 - std::pow(config_.beta2, t)));
+  const float decay = static_cast<T>(lr * config_.weight_decay);
 
   parallel_for(static_cast<int64_t>(blocks_.size()), [&](int64_t i) {
     const Block& block = blocks_[static_cast<size_t>(i)];
-    AdamWStep mine = step;
-    mine.decay = block.decay ? decay : 0.0f;
+    AdamWStep<T> mine = step;
+    mine.decay = block.decay ? decay : T(0);
     const size_t begin = static_cast<size_t>(block.begin);
-    HWY_DYNAMIC_DISPATCH(adamw_block)
-    (mine, values.data() + begin, grads.data() + begin, first_.data() + begin, second_.data() + begin, static_cast<size_t>(block.count));
+    run_block(mine, values.data() + begin, grads.data() + begin, first_.data() + begin, second_.data() + begin, static_cast<size_t>(block.count));
   });
   ++updates_;
 }
+
+template class BasicAdamW<float>;
+template class BasicAdamW<double>;
 
 double clip_factor(double norm, double clip) { return clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0; }
 

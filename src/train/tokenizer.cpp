@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
@@ -271,10 +272,16 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
   }
   const std::string type = json["type"];
   if (type == "bytes") return byte_tokenizer();
+  if (type == "ids") {
+    const int64_t vocab = json.contains("vocab_size") && json["vocab_size"].is_number_integer() ? json["vocab_size"].get<int64_t>() : 0;
+    if (vocab < 1 || vocab > std::numeric_limits<int32_t>::max()) fail_usage("'{}': expected the key \"vocab_size\" with a number of ids", path);
+    return id_tokenizer(static_cast<int32_t>(vocab));
+  }
   if (type != "sentencepiece") {
-    const std::array<std::string, 2> known = {"bytes", "sentencepiece"};
+    const std::array<std::string, 3> known = {"bytes", "ids", "sentencepiece"};
     const std::string near = nearest(type, known);
-    fail_usage("'{}': unknown tokenizer type '{}'{}", path, type, near.empty() ? "; expected bytes or sentencepiece" : fmt::format("; did you mean {}?", near));
+    fail_usage("'{}': unknown tokenizer type '{}'{}", path, type,
+               near.empty() ? "; expected bytes, ids or sentencepiece" : fmt::format("; did you mean {}?", near));
   }
   if (!json.contains("model") || !json["model"].is_string()) fail_usage("'{}': expected the key \"model\" with the name of the SentencePiece file", path);
   const std::string name = json["model"];

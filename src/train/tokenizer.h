@@ -1,5 +1,5 @@
-// Tokenizers: bytes (256 ids, the default) or a SentencePiece model. A model folder says which in tokenizer.json
-// ({"type": "bytes"} or {"type": "sentencepiece", "model": "tokenizer.model"}).
+// Tokenizers: bytes (256 ids, the default), a SentencePiece model, or the ids themselves as numbers. A model folder says which in
+// tokenizer.json ({"type": "bytes"}, {"type": "sentencepiece", "model": "tokenizer.model"}, {"type": "ids", "vocab_size": 101}).
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,8 @@ class Tokenizer {
 };
 
 std::unique_ptr<Tokenizer> byte_tokenizer();
+// Text is numbers between spaces; every piece is a number and a space.
+std::unique_ptr<Tokenizer> id_tokenizer(int32_t vocab_size);
 std::unique_ptr<Tokenizer> sentencepiece_tokenizer(const std::string& model_path);
 // Trains a SentencePiece model (unigram or bpe, byte fallback, no normalisation that loses text) and writes model_path.
 void train_sentencepiece(const std::string& text_path, const std::string& model_path, int32_t vocab_size, const std::string& model_type);

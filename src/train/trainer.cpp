@@ -14,6 +14,7 @@
 #include "train/metrics.h"
 #include "train/optimizer.h"
 #include "train/schedule.h"
+#include "train/step.h"
 
 namespace fw {
 namespace {
@@ -167,28 +168,18 @@ struct Trainer::Impl {
   void do_step() {
     const auto start = std::chrono::steady_clock::now();
     std::vector<Batch> batches;
-    int64_t count = 0, tokens = 0;
-    for (int64_t i = 0; i < config.accumulate; ++i) {
-      const Batch& batch = batches.emplace_back(source.next());
-      tokens += static_cast<int64_t>(batch.ids.size());
-      count += std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t target) { return target >= 0; });
-    }
-    // The mean over all scored tokens of the step, however they are spread over micro-batches.
-    const double scale = count > 0 ? 1.0 / static_cast<double>(count) : 0.0;
-    model.params().zero_grads();
-    double nll = 0;
-    for (const Batch& batch : batches) nll += model.forward_backward(batch.ids, batch.targets, batch.layout, scale).nll;
-    last_norm = optimizer.norm(model.params().grads());
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < config.accumulate; ++i) tokens += static_cast<int64_t>(batches.emplace_back(source.next()).ids.size());
     last_lr = learning_rate(schedule, state.step);
-    if (!std::isfinite(nll) || !std::isfinite(last_norm)) {
+    const StepResult step = train_step(model, optimizer, batches, last_lr, config.clip);
+    last_norm = step.norm;
+    if (step.finite) {
+      state.skipped_in_row = 0;
+      state.interval_nll += step.nll;
+      state.interval_count += step.count;
+    } else {
       ++state.skipped;
       ++state.skipped_in_row;
-    } else {
-      // A step of one-token documents only has no gradient; decaying the weights for it would not be learning.
-      if (count > 0) optimizer.update(model.params().values(), model.params().grads(), last_lr, clip_factor(last_norm, config.clip));
-      state.skipped_in_row = 0;
-      state.interval_nll += nll;
-      state.interval_count += count;
     }
     ++state.step;
     state.tokens += tokens;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,9 +15,13 @@ namespace {
 
 std::vector<std::string> rules() {
   std::vector<std::string> list;
-  for (const Preset& preset : presets()) list.emplace_back(preset.name);
+  for (const std::span<const Preset> named : {presets(), ablations()}) {
+    for (const Preset& preset : named) list.emplace_back(preset.name);
+  }
   list.emplace_back("decay=channel gain=kaczmarz feedback=learned write=channel precond=diagonal k_norm=l2");
   list.emplace_back("gated_deltanet2 gain=gate feedback=learned");
+  list.emplace_back("gated_deltanet erase_key=own read=corrected write=scalar feedback=fixed lambda=0.3");
+  list.emplace_back("precond_kda erase=averaged write=averaged normaliser=gated read=corrected");
   list.emplace_back("decay=constant gain=efla feedback=learned q_norm=l2");
   return list;
 }
@@ -63,12 +68,13 @@ TEST_P(ReplayOf, CountsEveryTokenOfEveryHead) {
   for (const LayerAnalysis& layer : analyse(model, layout, 16)) {
     for (const QuantityInfo& q : quantities()) {
       const std::vector<Distribution>& heads = layer.of(q.id);
-      const size_t expected = !q.applies(layer.rule) ? 0 : q.of_key_head ? 2 : 4;
+      const size_t expected = !q.applies(layer.rule) ? 0 : q.of_key_head(layer.rule) ? 2 : 4;
       ASSERT_EQ(heads.size(), expected) << q.name;
       int64_t values = tokens;
       if (q.id == Quantity::kDecay && layer.rule.decay == Decay::kChannel) values *= layer.key_dim;
-      if (q.id == Quantity::kEraseGate || q.id == Quantity::kPrecond || q.id == Quantity::kPrecondRaw) values *= layer.key_dim;
-      if (q.id == Quantity::kWriteGate) values *= layer.value_dim;
+      if (q.id == Quantity::kEraseGate && layer.rule.erase != Gate::kScalar) values *= layer.key_dim;
+      if (q.id == Quantity::kPrecond || q.id == Quantity::kPrecondRaw) values *= layer.key_dim;
+      if (q.id == Quantity::kWriteGate && layer.rule.write != Gate::kScalar) values *= layer.value_dim;
       if (q.id == Quantity::kStateNorm || q.id == Quantity::kEffectiveRank) values = samples;
       for (const Distribution& d : heads) {
         EXPECT_EQ(d.count() + d.skipped(), values) << q.name;

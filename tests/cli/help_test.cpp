@@ -11,7 +11,8 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-const std::vector<std::string> kCommands{"train", "eval", "analyze", "generate", "bench", "info", "rules", "selftest", "tokenize"};
+const std::vector<std::string> kCommands{"train", "eval",     "analyze",  "generate", "bench",  "info",
+                                         "rules", "selftest", "tokenize", "verify",   "import", "export"};
 
 TEST(Help, OverviewNamesEveryCommand) {
   const Outcome overview = run({"--help"});
@@ -118,6 +119,24 @@ TEST(Commands, RulesListsEveryPreset) {
   const Outcome axes = run({"rules", "kda", "solve=offline"});
   EXPECT_EQ(axes.code, 0);
   EXPECT_THAT(axes.out, HasSubstr("erase  e = 0"));
+  for (const Preset& p : ablations()) EXPECT_THAT(list.out, HasSubstr("\n" + std::string(p.name) + " "));
+}
+
+TEST(Commands, RulesShowsAnyComposition) {
+  const Outcome all = run({"rules", "--compose", "decay=channel gain=kaczmarz erase=channel write=channel feedback=learned precond=diagonal"});
+  EXPECT_EQ(all.code, 0);
+  EXPECT_THAT(all.out, HasSubstr("e = b (.) (k + lambda q)"));
+  EXPECT_THAT(all.out, HasSubstr("z = c (.) v"));
+  EXPECT_THAT(all.out, HasSubstr("w = M (.) k"));
+  const Outcome named = run({"rules", "--compose", "decay=scalar gain=gate q_norm=l2 k_norm=l2"});
+  EXPECT_THAT(named.out, HasSubstr("gated_deltanet: "));
+  const Outcome unstable = run({"rules", "--compose", "gain=gate gain_bound=2 precond=diagonal"});
+  EXPECT_EQ(unstable.code, 2);
+  EXPECT_THAT(unstable.err, HasSubstr("gain_bound * precond_x <= 2"));
+  const Outcome unknown = run({"rules", "--compose", "decay=channel gian=kaczmarz"});
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("did you mean 'gain'"));
+  EXPECT_EQ(run({"rules", "kda", "--compose", "decay=none"}).code, 2);
 }
 
 TEST(Commands, InfoNamesBuildAndPresets) {

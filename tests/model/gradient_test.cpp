@@ -108,6 +108,10 @@ std::vector<Case> option_cases() {
     c.output_gate_rank = 4;
     c.tie_word_embeddings = false;
   });
+  add("own_erase_key", "gated_deltanet erase_key=own read=corrected write=scalar", [](ModelConfig& c) { c.num_v_heads = 4; });
+  add("scalar_gates", "kda erase=scalar write=scalar", [](ModelConfig& c) { c.allow_neg_eigval = true; });
+  add("comba_grouped", "comba", [](ModelConfig& c) { c.num_v_heads = 4; });
+  for (const Preset& ablation : ablations()) list.push_back({std::string(ablation.name), small_config(std::string(ablation.name)), {0, 5, 11}, 1});
   Case chunks{"chunks", small_config("gated_deltanet2"), {0, 70, 71, 150}, 2};
   chunks.config.num_hidden_layers = 1;
   list.push_back(chunks);

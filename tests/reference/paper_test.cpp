@@ -43,6 +43,7 @@ TEST_P(PaperFormula, EqualsTheGeneralReference) {
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;
   for (const Preset& p : presets()) names.emplace_back(p.name);
+  for (const Preset& p : ablations()) names.emplace_back(p.name);
   return names;
 }
 

@@ -97,8 +97,9 @@ TEST(Rule, GainBoundTimesRangeIsAtMostTwo) {
 
 // Numbers of the C struct that no enum has, far and near.
 TEST(Rule, ValuesOutsideTheEnumsAreRefused) {
-  const std::array<int32_t fw_rule::*, 9> fields = {&fw_rule::decay,    &fw_rule::solve,   &fw_rule::gain,   &fw_rule::erase, &fw_rule::write,
-                                                    &fw_rule::feedback, &fw_rule::precond, &fw_rule::q_norm, &fw_rule::k_norm};
+  const std::array<int32_t fw_rule::*, 13> fields = {&fw_rule::decay,      &fw_rule::solve,    &fw_rule::gain,  &fw_rule::erase,   &fw_rule::write,
+                                                     &fw_rule::erase_key,  &fw_rule::feedback, &fw_rule::read,  &fw_rule::precond, &fw_rule::precond_form,
+                                                     &fw_rule::normaliser, &fw_rule::q_norm,   &fw_rule::k_norm};
   for (const auto field : fields) {
     for (const int32_t value : {-1, 6, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
       fw_rule c = to_c(Rule());
@@ -119,6 +120,39 @@ TEST(Rule, TakesWhatItsAxesUse) {
   EXPECT_FALSE(parse_rule("gain=nlms").uses_beta());
   EXPECT_TRUE(parse_rule("gain=longhorn write=channel").uses_beta());
   EXPECT_TRUE(parse_rule("precond=read").uses_precond());
+  EXPECT_FALSE(parse_rule("solve=offline erase_key=own").uses_erase_key());
+  EXPECT_FALSE(parse_rule("feedback=fixed").uses_lambda());
+  EXPECT_TRUE(parse_rule("solve=offline read=corrected").uses_read_correction());
+  EXPECT_FALSE(parse_rule("precond=read precond_form=inverse").uses_precond_center());
+}
+
+// The C struct carries every axis and number: nothing of a rule is lost on the way through it.
+TEST(Rule, EveryAxisAndNumberPassesThroughTheHeader) {
+  for (const AxisInfo& axis : rule_axes()) {
+    for (size_t value = 0; value < axis.values.size(); ++value) {
+      Rule rule;
+      axis.set(rule, static_cast<int>(value));
+      EXPECT_EQ(from_c(to_c(rule)), rule) << axis.name << "=" << axis.values[value];
+      EXPECT_EQ(parse_rule(to_string(rule)), rule) << to_string(rule);
+    }
+  }
+  for (const NumberInfo& number : rule_numbers()) {
+    Rule rule;
+    rule.*number.field = number.name == "precond_x" ? 1.25 : 0.125;
+    EXPECT_EQ(from_c(to_c(rule)), rule) << number.name;
+    EXPECT_EQ(parse_rule(to_string(rule)), rule) << number.name;
+  }
+}
+
+// The step along M k stays in the unit disk, whichever form M has.
+TEST(Rule, UnstablePreconditionersAreRefused) {
+  EXPECT_THROW(parse_rule("gain=gate precond=diagonal precond_form=inverse"), Error);
+  EXPECT_THROW(parse_rule("gain=gate precond=diagonal precond_form=inverse_previous"), Error);
+  EXPECT_NO_THROW(parse_rule("gain=gate precond=diagonal precond_form=inverse normaliser=one_plus"));
+  EXPECT_NO_THROW(parse_rule("gain=gate precond=read precond_form=inverse"));
+  EXPECT_THROW(parse_rule("gain=gate gain_bound=2 precond=diagonal precond_form=squash_high"), Error);
+  EXPECT_NO_THROW(parse_rule("gain=gate gain_bound=2 precond=diagonal precond_form=squash_low precond_x=2"));
+  EXPECT_NO_THROW(parse_rule("gain=gate gain_bound=2 precond=diagonal normaliser=key"));
 }
 
 }  // namespace

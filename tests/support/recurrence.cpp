@@ -32,30 +32,44 @@ std::string describe(const Problem& p) {
 
 std::vector<Rule> composed_rules() {
   std::vector<Rule> rules;
+  for (const Preset& p : ablations()) rules.push_back(p.rule);
   for (const char* text : {
-           "decay=channel gain=kaczmarz q_norm=l2",                                                            // kaczmarz_channel
-           "decay=channel gain=kaczmarz feedback=learned write=channel q_norm=l2",                             // the issue's own example
-           "decay=channel gain=gate precond=diagonal q_norm=l2 k_norm=l2",                                     // precond_kda
-           "gain=gate precond=diagonal q_norm=l2 k_norm=l2",                                                   // precond_deltanet
-           "decay=channel erase=channel write=channel feedback=learned precond=diagonal q_norm=l2 k_norm=l2",  // everything with channels
-           "decay=scalar gain=kaczmarz feedback=learned precond=diagonal q_norm=l2",                           //
-           "decay=channel gain=gate erase=channel q_norm=l2 k_norm=l2",                                        // b-only, tied write
-           "decay=scalar gain=gate write=channel q_norm=l2 k_norm=l2",                                         // w-only, tied erase
-           "decay=scalar gain=kaczmarz erase=channel",                                                         //
-           "decay=constant gain=gate feedback=learned q_norm=l2 k_norm=l2",                                    //
-           "decay=constant gain=one q_norm=l2 k_norm=l2",                                                      //
-           "decay=channel solve=offline gain=gate precond=diagonal k_norm=l2",                                 //
-           "solve=offline gain=kaczmarz write=tied q_norm=l2",                                                 //
-           "decay=scalar solve=offline write=channel",                                                         //
-           "decay=channel erase=channel write=channel gain_bound=2 q_norm=l2 k_norm=l2",                       // negative eigenvalues
-           "decay=scalar gain=gate gain_bound=2 precond=diagonal precond_x=1 q_norm=l2 k_norm=l2",             //
-           "decay=scalar gain=gate norm_eps=0.01 q_norm=l2 k_norm=raw",                                        //
-           "decay=channel gain=gate q_norm=raw k_norm=l2 feedback=learned",                                    //
-           "decay=channel gain=longhorn feedback=learned write=channel q_norm=l2",                             // raw keys
-           "decay=scalar gain=efla precond=diagonal q_norm=l2 k_norm=l2",                                      //
-           "decay=constant gain=nlms erase=channel q_norm=l2",                                                 //
-           "decay=channel gain=efla precond=read feedback=learned q_norm=l2",                                  // online, preconditioned read
-           "solve=offline gain=longhorn precond=read write=channel",                                           //
+           "decay=channel gain=kaczmarz q_norm=l2",                                                                     // kaczmarz_channel
+           "decay=channel gain=kaczmarz feedback=learned write=channel q_norm=l2",                                      // the issue's own example
+           "decay=channel gain=gate precond=diagonal q_norm=l2 k_norm=l2",                                              // precond_kda
+           "gain=gate precond=diagonal q_norm=l2 k_norm=l2",                                                            // precond_deltanet
+           "decay=channel erase=channel write=channel feedback=learned precond=diagonal q_norm=l2 k_norm=l2",           // everything with channels
+           "decay=scalar gain=kaczmarz feedback=learned precond=diagonal q_norm=l2",                                    //
+           "decay=channel gain=gate erase=channel q_norm=l2 k_norm=l2",                                                 // b-only, tied write
+           "decay=scalar gain=gate write=channel q_norm=l2 k_norm=l2",                                                  // w-only, tied erase
+           "decay=scalar gain=kaczmarz erase=channel",                                                                  //
+           "decay=constant gain=gate feedback=learned q_norm=l2 k_norm=l2",                                             //
+           "decay=constant gain=one q_norm=l2 k_norm=l2",                                                               //
+           "decay=channel solve=offline gain=gate precond=diagonal k_norm=l2",                                          //
+           "solve=offline gain=kaczmarz write=tied q_norm=l2",                                                          //
+           "decay=scalar solve=offline write=channel",                                                                  //
+           "decay=channel erase=channel write=channel gain_bound=2 q_norm=l2 k_norm=l2",                                // negative eigenvalues
+           "decay=scalar gain=gate gain_bound=2 precond=diagonal precond_x=1 q_norm=l2 k_norm=l2",                      //
+           "decay=scalar gain=gate norm_eps=0.01 q_norm=l2 k_norm=raw",                                                 //
+           "decay=channel gain=gate q_norm=raw k_norm=l2 feedback=learned",                                             //
+           "decay=channel gain=longhorn feedback=learned write=channel q_norm=l2",                                      // raw keys
+           "decay=scalar gain=efla precond=diagonal q_norm=l2 k_norm=l2",                                               //
+           "decay=constant gain=nlms erase=channel q_norm=l2",                                                          //
+           "decay=channel gain=efla precond=read feedback=learned q_norm=l2",                                           // online, preconditioned read
+           "solve=offline gain=longhorn precond=read write=channel",                                                    //
+           "decay=scalar gain=gate erase_key=own",                                                                      // Comba's general form
+           "decay=channel erase_key=own erase=channel write=scalar feedback=learned q_norm=l2 k_norm=l2",               //
+           "gain=kaczmarz erase_key=own erase=scalar read=corrected q_norm=l2",                                         //
+           "decay=channel erase=averaged write=averaged read=corrected feedback=fixed lambda=0.2 q_norm=l2 k_norm=l2",  //
+           "decay=scalar gain=longhorn erase=averaged q_norm=l2",                                                       //
+           "gain=nlms write=averaged read=corrected",                                                                   //
+           "solve=offline write=averaged read=corrected precond=read normaliser=key q_norm=l2 k_norm=l2",               //
+           "decay=channel gain=gate precond=read normaliser=gated precond_form=inverse read=corrected q_norm=l2",       //
+           "decay=channel gain=gate precond=diagonal normaliser=gated precond_form=inverse_previous precond_ridge=0.1 q_norm=l2 k_norm=l2",  // the exact step,
+                                                                                                                                             // decayed
+           "decay=scalar gain=gate precond=diagonal normaliser=key precond_form=inverse q_norm=l2",                                          // raw keys
+           "gain=one normaliser=key",                                                                                                        // w = k / |k|^2
+           "decay=constant gain=kaczmarz normaliser=gated erase=scalar q_norm=l2",  // no preconditioner: 1 / (1 + |k|^2)
        }) {
     rules.push_back(parse_rule(text));
   }

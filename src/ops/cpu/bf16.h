@@ -1,22 +1,23 @@
-// Products of bfloat16 operands with float accumulation, for Precision::kBf16: rounding (round to nearest even, NaN stays
-// NaN), and oneDNN's bf16 matrix product, which runs on AMX or AVX-512 where the machine has them.
+// Products of bfloat16 operands with float accumulation, for Precision::kBf16: oneDNN's bf16 matrix product, which runs on
+// AMX or AVX-512 where the machine has them, and rounding of whole matrices.
 #pragma once
 
 #include <cstdint>
 
+#include "base/bf16.h"
 #include "base/gemm.h"
 #include "base/mat.h"
 #include "ops/cpu/row_blocks.h"
 
 namespace fw {
 
-// A bfloat16 number: the upper half of a float.
-using Bf16 = uint16_t;
-
 // out [rows, cols] of any stride; on the calling thread.
-void round_to_bf16(Mat<const float> x, Mat<Bf16> out);
-// The same kept as floats: what is left of x after rounding.
-void round_to_bf16_values(Mat<const float> x, Mat<float> out);
+inline void round_to_bf16(Mat<const float> x, Mat<Bf16> out) {
+  for (int64_t t = 0; t < x.rows; ++t) round_to_bf16(x.cols, x.row(t), out.row(t));
+}
+inline void round_to_bf16_values(Mat<const float> x, Mat<float> out) {
+  for (int64_t t = 0; t < x.rows; ++t) round_to_bf16_values(x.cols, x.row(t), out.row(t));
+}
 
 // Whether oneDNN multiplies bf16 on this machine. Where it does not, round_to_bf16_values and float products take its
 // place: the same numbers up to the order of the sums.

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/bf16-inl.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
@@ -126,24 +127,6 @@ HWY_INLINE V softplus_from_exp(D d, V x, V exp_neg_abs) {
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V silu_slope(D d, V x, V s) {
   return hn::MulAdd(hn::Mul(s, x), hn::Sub(hn::Set(d, hn::TFromD<D>(1)), s), s);
-}
-
-// The bits of a float rounded to bfloat16 (to nearest even), in the lower half of each lane. NaN
-// gets its quiet bit, so that dropping the lower half cannot make it an infinity.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> bf16_bits(D, V x) {
-  const hn::RebindToUnsigned<D> du;
-  const auto bits = hn::BitCast(du, x);
-  const auto even = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
-  const auto rounded = hn::Add(bits, hn::Add(even, hn::Set(du, 0x7FFFu)));
-  const auto nan = hn::RebindMask(du, hn::IsNaN(x));
-  return hn::ShiftRight<16>(hn::IfThenElse(nan, hn::Or(bits, hn::Set(du, 0x400000u)), rounded));
-}
-
-// The same number as a float.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V bf16_value(D d, V x) {
-  return hn::BitCast(d, hn::ShiftLeft<16>(bf16_bits(d, x)));
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

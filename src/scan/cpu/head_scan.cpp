@@ -43,11 +43,19 @@ FrontTile<T> HeadScan<T>::front_tile(int64_t begin, int64_t L) const {
   tile.q = rows(in_.q, h_, 0);
   tile.k = rows(in_.k, h_, 0);
   tile.v = rows(in_.v, hv_, column0_);
+  tile.p = rows(in_.erase_key, h_, 0);
   tile.beta = rows(in_.beta, hv_, 0);
   tile.lambda = rows(in_.lambda, hv_, 0);
+  tile.read_correction = rows(in_.read_correction, hv_, 0);
   tile.erase_gate = rows(in_.erase_gate, head_of(in_.erase_gate), 0);
-  tile.write_gate = rows(in_.write_gate, hv_, column0_);
-  if (m_ != nullptr) tile.m = {m_ + precond_row(begin), kp_};
+  tile.write_gate = rows(in_.write_gate, hv_, plan_.rule.write == Gate::kScalar ? 0 : column0_);
+  if (plan_.rule.write == Gate::kAveraged) {
+    tile.write_gate_all = rows(in_.write_gate, hv_, 0);
+    tile.V_all = plan_.V;
+  }
+  tile.precond_g = rows(in_.precond_g, h_, 0);
+  tile.precond_beta = rows(in_.precond_beta, h_, 0);
+  if (m_ != nullptr) tile.m = {m_ + precond_token(begin) * kp_, kp_};
   return tile;
 }
 

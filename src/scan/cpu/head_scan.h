@@ -79,6 +79,13 @@ struct HeadScratch {
   int64_t history_rows = 0;
 };
 
+// Gradients that reach the preconditioner from the value heads of a group, added to: of M (laid out like it) and, past its
+// state, of its gates ([N][H][tokens of n]). Null: none.
+template <class T>
+struct PrecondGradRows {
+  T *dm = nullptr, *dg = nullptr, *dbeta = nullptr;
+};
+
 template <class T>
 class HeadScan {
  public:
@@ -87,8 +94,8 @@ class HeadScan {
 
   // o (not written when out.o is absent) and the final state; saved may be null.
   void forward(const Outputs<T>& out, T* saved);
-  // Gradients of this head. dm: like m, added to; `first`: no other head of the group has written yet.
-  void backward(const Outputs<T>& d, const Inputs<T>& grads, const T* saved, T* dm, bool first);
+  // Gradients of this head. `first`: no other head of the group has written yet.
+  void backward(const Outputs<T>& d, const Inputs<T>& grads, const T* saved, const PrecondGradRows<T>& precond, bool first);
 
  private:
   // Streams of rows [begin, begin + L): re, w, z (unless with_z is false), alpha.
@@ -113,7 +120,7 @@ class HeadScan {
   // Head of a tensor that may have one per key head.
   int64_t head_of(const TokenTensor<T>& tensor) const { return tensor.heads == plan_.HV ? hv_ : h_; }
   // Preconditioner rows of one key head of one sequence are contiguous: [N][H][tokens of n][kp].
-  int64_t precond_row(int64_t begin) const { return (plan_.first_token(n_) * plan_.H + h_ * length_ + begin) * kp_; }
+  int64_t precond_token(int64_t begin) const { return plan_.first_token(n_) * plan_.H + h_ * length_ + begin; }
   int64_t rows_of(int64_t c) const { return std::min(plan_.chunk, length_ - c * plan_.chunk); }
 
   const Plan& plan_;

@@ -194,7 +194,7 @@ void HeadScan<T>::token_decay_gradient(int64_t begin, int64_t L, const Inputs<T>
 }
 
 template <class T>
-void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T* saved, T* dm, bool first) {
+void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T* saved, const PrecondGradRows<T>& precond, bool first) {
   const bool token = plan_.token_form(n_);
   bool have_dstate = static_cast<bool>(d.final_state);
   if (have_dstate) {
@@ -227,12 +227,16 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
     tile.dq = grads.q.rows(plan_, n_, begin, h_);
     tile.dk = grads.k.rows(plan_, n_, begin, h_);
     tile.dv = grads.v.rows(plan_, n_, begin, hv_);
+    tile.dp = grads.erase_key.rows(plan_, n_, begin, h_);
     tile.dbeta = grads.beta.rows(plan_, n_, begin, hv_);
+    tile.dread_correction = grads.read_correction.rows(plan_, n_, begin, hv_);
     tile.dlambda = grads.lambda.rows(plan_, n_, begin, hv_);
     tile.derase_gate = grads.erase_gate.rows(plan_, n_, begin, head_of(grads.erase_gate));
     tile.dwrite_gate = grads.write_gate.rows(plan_, n_, begin, hv_);
-    if (dm != nullptr) tile.dm = {dm + precond_row(begin), kp_};
-    tile.add_qk = !first;
+    if (precond.dm != nullptr) tile.dm = {precond.dm + precond_token(begin) * kp_, kp_};
+    if (precond.dg != nullptr) tile.dlog_alpha_p = {precond.dg + precond_token(begin), 1};
+    if (precond.dbeta != nullptr) tile.dbeta_p = {precond.dbeta + precond_token(begin), 1};
+    tile.add_key_head = !first;
     tile.add_erase_gate = !first && grads.erase_gate.heads != plan_.HV;
     tile.add_m = true;
     front_.backward(tile);
@@ -240,7 +244,7 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
   if (grads.initial_state) store_state(s_.dstate, grads.initial_state);
 }
 
-template void HeadScan<float>::backward(const Outputs<float>&, const Inputs<float>&, const float*, float*, bool);
-template void HeadScan<double>::backward(const Outputs<double>&, const Inputs<double>&, const double*, double*, bool);
+template void HeadScan<float>::backward(const Outputs<float>&, const Inputs<float>&, const float*, const PrecondGradRows<float>&, bool);
+template void HeadScan<double>::backward(const Outputs<double>&, const Inputs<double>&, const double*, const PrecondGradRows<double>&, bool);
 
 }  // namespace fw::cpu

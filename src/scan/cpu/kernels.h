@@ -25,9 +25,13 @@ struct FrontTile {
   const Rule* rule = nullptr;
   T scale = 1;
   int64_t rows = 0, K = 0, V = 0;
-  RowView<const T> q, k, v;
-  RowView<const T> beta, lambda;  // one value a row
-  RowView<const T> erase_gate, write_gate, m;
+  RowView<const T> q, k, v, p;
+  RowView<const T> beta, lambda, read_correction;  // one value a row
+  RowView<const T> precond_g, precond_beta;        // one value a row
+  RowView<const T> erase_gate, write_gate;         // a value a channel or, Gate::kScalar, one a row
+  RowView<const T> write_gate_all;                 // Gate::kAveraged: all V_all channels, of which the tile has V
+  int64_t V_all = 0;
+  RowView<const T> m;
   T *r = nullptr, *e = nullptr, *w = nullptr;  // [rows, padded K]; e null: offline
   T* z = nullptr;                              // [rows, padded V]; null: not made
 };
@@ -37,8 +41,10 @@ struct FrontTileGrad {
   FrontTile<T> in;  // r, e, w, z unused
   const T *dr = nullptr, *de = nullptr, *dw = nullptr, *dz = nullptr;
   // Absent gradients are not written. The flags say where earlier value heads of the group have written already.
-  RowView<T> dq, dk, dv, dbeta, dlambda, derase_gate, dwrite_gate, dm;
-  bool add_qk = false, add_erase_gate = false, add_m = false;
+  RowView<T> dq, dk, dv, dp, dbeta, dlambda, dread_correction, derase_gate, dwrite_gate, dm;
+  RowView<T> dlog_alpha_p, dbeta_p;  // of precond_g and precond_beta through the normaliser; added to
+  bool add_key_head = false;         // dq, dk, dp
+  bool add_erase_gate = false, add_m = false;
 };
 
 template <class T>
@@ -152,12 +158,13 @@ struct PrecondTask {
 
 template <class T>
 struct PrecondGrad {
-  PrecondTask<T> in;      // m, history as forward left them; state: A before the first row
-  const T* dm = nullptr;  // [rows, padded K]
-  T* dstate = nullptr;    // [padded K]: in the gradient of the last A, out of the first
-  RowView<T> dk;          // added to (may be absent)
-  RowView<T> dg, dbeta;   // written (may be absent)
-  double dcenter = 0;     // out
+  PrecondTask<T> in;                                      // m, history as forward left them; state: A before the first row
+  const T* dm = nullptr;                                  // [rows, padded K]
+  const T *dg_direct = nullptr, *dbeta_direct = nullptr;  // [rows]: of g and beta past A, or null
+  T* dstate = nullptr;                                    // [padded K]: in the gradient of the last A, out of the first
+  RowView<T> dk;                                          // added to (may be absent)
+  RowView<T> dg, dbeta;                                   // written (may be absent)
+  double dcenter = 0;                                     // out
 };
 
 template <class T>

@@ -4,6 +4,7 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
+#include <cmath>
 #include <vector>
 
 #include "rule/front.h"
@@ -16,32 +17,64 @@ namespace fw::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// One row of the caller's tensors, readable up to the padded length.
+// One row of the caller's tensors, readable up to the padded length; null: absent.
 template <class T>
 struct RawRow {
-  const T *q, *k, *b;
-  const T *m_r, *m_w;  // the preconditioner, where it acts
+  const T *q, *k, *p;
+  const T* b;          // the channel gate of the erase key
+  const T* m;          // the preconditioner
+  const T *m_r, *m_w;  // the same, where it acts
 };
 
 template <class T>
 class RowBuffers {
  public:
-  explicit RowBuffers(const FrontTile<T>& tile) : tile_(tile), kp_(padded(tile.K)), vp_(padded(tile.V)), q_(kp_), k_(kp_), b_(kp_), m_(kp_), v_(vp_), c_(vp_) {}
+  explicit RowBuffers(const FrontTile<T>& tile)
+      : tile_(tile),
+        rule_(*tile.rule),
+        kp_(padded(tile.K)),
+        vp_(padded(tile.V)),
+        q_(kp_),
+        k_(kp_),
+        p_(kp_),
+        b_(kp_),
+        m_(kp_),
+        v_(vp_),
+        c_(vp_),
+        all_(padded(tile.V_all)) {}
 
   RawRow<T> raw(int64_t i) {
-    const T* m = row_of(tile_.m, i, tile_.K, m_);
-    return {row_of(tile_.q, i, tile_.K, q_), row_of(tile_.k, i, tile_.K, k_), row_of(tile_.erase_gate, i, tile_.K, b_),
-            tile_.rule->preconditions_read() ? m : nullptr, tile_.rule->preconditions_write() ? m : nullptr};
+    RawRow<T> x;
+    x.q = row_of(tile_.q, i, tile_.K, q_);
+    x.k = row_of(tile_.k, i, tile_.K, k_);
+    x.p = row_of(tile_.p, i, tile_.K, p_);
+    x.b = rule_.erase == Gate::kChannel ? row_of(tile_.erase_gate, i, tile_.K, b_) : nullptr;
+    x.m = row_of(tile_.m, i, tile_.K, m_);
+    x.m_r = rule_.preconditions_read() ? x.m : nullptr;
+    x.m_w = rule_.preconditions_write() ? x.m : nullptr;
+    return x;
   }
   const T* v(int64_t i) { return row_of(tile_.v, i, tile_.V, v_); }
-  const T* c(int64_t i) { return row_of(tile_.write_gate, i, tile_.V, c_); }
+  const T* c(int64_t i) { return rule_.write == Gate::kChannel ? row_of(tile_.write_gate, i, tile_.V, c_) : nullptr; }
 
-  FrontScalars<T> scalars(int64_t i, const RawRow<T>& x) const {
+  FrontScalars<T> scalars(int64_t i, const RawRow<T>& x) {
     FrontScalars<T> s;
-    if (tile_.rule->q_norm == Norm::kL2) s.q2 = row_dot(kp_, x.q, x.q);
-    if (tile_.rule->k_norm == Norm::kL2 || tile_.rule->gain_uses_key_norm()) s.k2 = row_dot(kp_, x.k, x.k);
+    if (rule_.q_norm == Norm::kL2) s.q2 = row_dot(kp_, x.q, x.q);
+    if (rule_.k_norm == Norm::kL2 || rule_.gain_uses_key_norm()) s.k2 = row_dot(kp_, x.k, x.k);
+    if (x.p != nullptr && rule_.k_norm == Norm::kL2) s.p2 = row_dot(kp_, x.p, x.p);
+    if (rule_.normaliser != Normaliser::kNone) s.kmk = x.m != nullptr ? weighted_square(x.k, x.m) : row_dot(kp_, x.k, x.k);
     if (tile_.beta) s.beta = *tile_.beta.row(i);
+    if (rule_.feedback == Feedback::kFixed) s.lambda = static_cast<T>(rule_.lambda);
     if (tile_.lambda) s.lambda = *tile_.lambda.row(i);
+    if (tile_.read_correction) s.read = *tile_.read_correction.row(i);
+    if (tile_.erase_gate && rule_.erase == Gate::kScalar) s.erase = *tile_.erase_gate.row(i);
+    if (tile_.erase_gate && rule_.erase == Gate::kAveraged) s.erase = mean(row_of(tile_.erase_gate, i, tile_.K, b_), kp_, tile_.K);
+    if (tile_.write_gate && rule_.write == Gate::kScalar) s.write = *tile_.write_gate.row(i);
+    if (tile_.write_gate_all) s.write = mean(row_of(tile_.write_gate_all, i, tile_.V_all, all_), padded(tile_.V_all), tile_.V_all);
+    if (rule_.normaliser == Normaliser::kGated && tile_.precond_g) {
+      s.alpha_p = std::exp(*tile_.precond_g.row(i));
+      s.beta_p = *tile_.precond_beta.row(i);
+    }
     return s;
   }
 
@@ -51,9 +84,31 @@ class RowBuffers {
  private:
   const T* row_of(const RowView<const T>& view, int64_t i, int64_t n, PadBuffer<T>& buffer) { return view ? buffer.load(view.row(i), n) : nullptr; }
 
+  // sum m k^2
+  T weighted_square(const T* k, const T* m) const {
+    const hn::ScalableTag<T> d;
+    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+    auto sum = hn::Zero(d);
+    for (int64_t j = 0; j < kp_; j += lanes) {
+      const auto kv = hn::LoadU(d, k + j);
+      sum = hn::MulAdd(hn::LoadU(d, m + j), hn::Mul(kv, kv), sum);
+    }
+    return hn::GetLane(hn::SumOfLanes(d, sum));
+  }
+
+  // Of n values; the padding is zero.
+  static T mean(const T* x, int64_t padded_n, int64_t n) {
+    const hn::ScalableTag<T> d;
+    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+    auto sum = hn::Zero(d);
+    for (int64_t j = 0; j < padded_n; j += lanes) sum = hn::Add(sum, hn::LoadU(d, x + j));
+    return hn::GetLane(hn::SumOfLanes(d, sum)) / static_cast<T>(n);
+  }
+
   const FrontTile<T>& tile_;
+  const Rule& rule_;
   int64_t kp_, vp_;
-  PadBuffer<T> q_, k_, b_, m_, v_, c_;
+  PadBuffer<T> q_, k_, p_, b_, m_, v_, c_, all_;
 };
 
 template <class T>
@@ -64,13 +119,14 @@ void front_forward(const FrontTile<T>& tile) {
   for (int64_t i = 0; i < tile.rows; ++i) {
     const RawRow<T> x = rows.raw(i);
     const FrontCoefs<T> c = front_coefs(*tile.rule, tile.scale, rows.scalars(i, x));
-    const auto r_q = hn::Set(d, c.r_q), e_k = hn::Set(d, c.e_k), e_q = hn::Set(d, c.e_q), w_k = hn::Set(d, c.w_k);
+    const auto r_q = hn::Set(d, c.r_q), r_k = hn::Set(d, c.r_k), e_k = hn::Set(d, c.e_k), e_q = hn::Set(d, c.e_q), e_p = hn::Set(d, c.e_p);
+    const auto w_k = hn::Set(d, c.w_k);
     T* r = tile.r + i * rows.kp();
     T* w = tile.w + i * rows.kp();
     T* e = tile.e != nullptr ? tile.e + i * rows.kp() : nullptr;
     for (int64_t j = 0; j < rows.kp(); j += lanes) {
       const auto q = hn::LoadU(d, x.q + j), k = hn::LoadU(d, x.k + j);
-      auto rv = hn::Mul(r_q, q);
+      auto rv = hn::MulAdd(r_k, k, hn::Mul(r_q, q));
       if (x.m_r != nullptr) rv = hn::Mul(rv, hn::LoadU(d, x.m_r + j));
       hn::StoreU(rv, d, r + j);
       auto wv = hn::Mul(w_k, k);
@@ -78,6 +134,7 @@ void front_forward(const FrontTile<T>& tile) {
       hn::StoreU(wv, d, w + j);
       if (e == nullptr) continue;
       auto ev = hn::MulAdd(e_q, q, hn::Mul(e_k, k));
+      if (x.p != nullptr) ev = hn::MulAdd(e_p, hn::LoadU(d, x.p + j), ev);
       if (x.b != nullptr) ev = hn::Mul(ev, hn::LoadU(d, x.b + j));
       hn::StoreU(ev, d, e + j);
     }
@@ -94,6 +151,67 @@ void front_forward(const FrontTile<T>& tile) {
   }
 }
 
+// Gradients of the seven coefficients of row i, from those of the streams.
+template <class T>
+FrontCoefs<T> coefficient_gradients(const FrontTileGrad<T>& tile, int64_t i, const RawRow<T>& x, const T* v, const T* gate, int64_t kp, int64_t vp) {
+  const hn::ScalableTag<T> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const T* dr = tile.dr + i * kp;
+  const T* dw = tile.dw + i * kp;
+  const T* de = tile.de != nullptr ? tile.de + i * kp : nullptr;
+  const T* dz = tile.dz + i * vp;
+  const auto one = hn::Set(d, T(1));
+  auto sum_rq = hn::Zero(d), sum_rk = hn::Zero(d), sum_ek = hn::Zero(d), sum_eq = hn::Zero(d), sum_ep = hn::Zero(d), sum_wk = hn::Zero(d), sum_zv = hn::Zero(d);
+  for (int64_t j = 0; j < kp; j += lanes) {
+    const auto q = hn::LoadU(d, x.q + j), k = hn::LoadU(d, x.k + j);
+    const auto mdr = hn::Mul(x.m_r != nullptr ? hn::LoadU(d, x.m_r + j) : one, hn::LoadU(d, dr + j));
+    const auto m_w = x.m_w != nullptr ? hn::LoadU(d, x.m_w + j) : one;
+    sum_rq = hn::MulAdd(q, mdr, sum_rq);
+    sum_rk = hn::MulAdd(k, mdr, sum_rk);
+    sum_wk = hn::MulAdd(hn::Mul(m_w, k), hn::LoadU(d, dw + j), sum_wk);
+    if (de == nullptr) continue;
+    const auto bde = hn::Mul(x.b != nullptr ? hn::LoadU(d, x.b + j) : one, hn::LoadU(d, de + j));
+    sum_ek = hn::MulAdd(k, bde, sum_ek);
+    sum_eq = hn::MulAdd(q, bde, sum_eq);
+    if (x.p != nullptr) sum_ep = hn::MulAdd(hn::LoadU(d, x.p + j), bde, sum_ep);
+  }
+  for (int64_t j = 0; j < vp; j += lanes) {
+    const auto cdz = hn::Mul(gate != nullptr ? hn::LoadU(d, gate + j) : one, hn::LoadU(d, dz + j));
+    sum_zv = hn::MulAdd(hn::LoadU(d, v + j), cdz, sum_zv);
+  }
+  FrontCoefs<T> dc;
+  dc.r_q = hn::GetLane(hn::SumOfLanes(d, sum_rq));
+  dc.r_k = hn::GetLane(hn::SumOfLanes(d, sum_rk));
+  dc.e_k = hn::GetLane(hn::SumOfLanes(d, sum_ek));
+  dc.e_q = hn::GetLane(hn::SumOfLanes(d, sum_eq));
+  dc.e_p = hn::GetLane(hn::SumOfLanes(d, sum_ep));
+  dc.w_k = hn::GetLane(hn::SumOfLanes(d, sum_wk));
+  dc.z_v = hn::GetLane(hn::SumOfLanes(d, sum_zv));
+  return dc;
+}
+
+// Row i of a gradient whose n values are all the same: those of a gate that was averaged.
+template <class T>
+void store_mean_gradient(const RowView<T>& view, int64_t i, int64_t n, T sum, bool add) {
+  T* row = view.row(i);
+  const T each = sum / static_cast<T>(n);
+  for (int64_t j = 0; j < n; ++j) row[j] = each + (add ? row[j] : T(0));
+}
+
+template <class T>
+void store_scalar_gradients(const FrontTileGrad<T>& tile, int64_t i, const FrontScalars<T>& x, const FrontScalars<T>& dx) {
+  const Rule& rule = *tile.in.rule;
+  if (tile.dbeta) *tile.dbeta.row(i) = dx.beta;
+  if (tile.dlambda) *tile.dlambda.row(i) = dx.lambda;
+  if (tile.dread_correction) *tile.dread_correction.row(i) = dx.read;
+  if (tile.derase_gate && rule.erase == Gate::kScalar) *tile.derase_gate.row(i) = dx.erase;
+  if (tile.derase_gate && rule.erase == Gate::kAveraged) store_mean_gradient(tile.derase_gate, i, tile.in.K, dx.erase, tile.add_erase_gate);
+  if (tile.dwrite_gate && rule.write == Gate::kScalar) *tile.dwrite_gate.row(i) = dx.write;
+  if (tile.dwrite_gate && rule.write == Gate::kAveraged) store_mean_gradient(tile.dwrite_gate, i, tile.in.V, dx.write, false);
+  if (tile.dlog_alpha_p) *tile.dlog_alpha_p.row(i) += dx.alpha_p * x.alpha_p;
+  if (tile.dbeta_p) *tile.dbeta_p.row(i) += dx.beta_p;
+}
+
 template <class T>
 void front_backward(const FrontTileGrad<T>& tile) {
   const hn::ScalableTag<T> d;
@@ -101,8 +219,11 @@ void front_backward(const FrontTileGrad<T>& tile) {
   const Rule& rule = *tile.in.rule;
   RowBuffers<T> rows(tile.in);
   const int64_t kp = rows.kp(), vp = rows.vp();
-  PadBuffer<T> dq_row(kp), dk_row(kp), db_row(kp), dm_row(kp), dv_row(vp), dc_row(vp);
-  const auto one = hn::Set(d, T(1));
+  PadBuffer<T> dq_row(kp), dk_row(kp), dp_row(kp), db_row(kp), dm_row(kp), dv_row(vp), dc_row(vp);
+  const RowView<T> no_rows;
+  const RowView<T>& db_rows = rule.erase == Gate::kChannel ? tile.derase_gate : no_rows;
+  const RowView<T>& dc_rows = rule.write == Gate::kChannel ? tile.dwrite_gate : no_rows;
+  const auto zero = hn::Zero(d);
   for (int64_t i = 0; i < tile.in.rows; ++i) {
     const RawRow<T> x = rows.raw(i);
     const T* v = rows.v(i);
@@ -113,69 +234,55 @@ void front_backward(const FrontTileGrad<T>& tile) {
     const T* dz = tile.dz + i * vp;
     const FrontScalars<T> s = rows.scalars(i, x);
     const FrontCoefs<T> c = front_coefs(rule, tile.in.scale, s);
+    const FrontScalars<T> ds = front_coefs_vjp(rule, tile.in.scale, s, coefficient_gradients(tile, i, x, v, gate, kp, vp));
+    store_scalar_gradients(tile, i, s, ds);
 
-    // First the gradients of the five coefficients.
-    auto sum_rq = hn::Zero(d), sum_ek = hn::Zero(d), sum_eq = hn::Zero(d), sum_wk = hn::Zero(d), sum_zv = hn::Zero(d);
-    for (int64_t j = 0; j < kp; j += lanes) {
-      const auto q = hn::LoadU(d, x.q + j), k = hn::LoadU(d, x.k + j);
-      const auto m_r = x.m_r != nullptr ? hn::LoadU(d, x.m_r + j) : one;
-      const auto m_w = x.m_w != nullptr ? hn::LoadU(d, x.m_w + j) : one;
-      sum_rq = hn::MulAdd(hn::Mul(m_r, q), hn::LoadU(d, dr + j), sum_rq);
-      sum_wk = hn::MulAdd(hn::Mul(m_w, k), hn::LoadU(d, dw + j), sum_wk);
-      if (de == nullptr) continue;
-      const auto bde = hn::Mul(x.b != nullptr ? hn::LoadU(d, x.b + j) : one, hn::LoadU(d, de + j));
-      sum_ek = hn::MulAdd(k, bde, sum_ek);
-      sum_eq = hn::MulAdd(q, bde, sum_eq);
-    }
-    for (int64_t j = 0; j < vp; j += lanes) {
-      const auto cdz = hn::Mul(gate != nullptr ? hn::LoadU(d, gate + j) : one, hn::LoadU(d, dz + j));
-      sum_zv = hn::MulAdd(hn::LoadU(d, v + j), cdz, sum_zv);
-    }
-    FrontCoefs<T> dc;
-    dc.r_q = hn::GetLane(hn::SumOfLanes(d, sum_rq));
-    dc.e_k = hn::GetLane(hn::SumOfLanes(d, sum_ek));
-    dc.e_q = hn::GetLane(hn::SumOfLanes(d, sum_eq));
-    dc.w_k = hn::GetLane(hn::SumOfLanes(d, sum_wk));
-    dc.z_v = hn::GetLane(hn::SumOfLanes(d, sum_zv));
-    const FrontScalars<T> ds = front_coefs_vjp(rule, tile.in.scale, s, dc);
-    if (tile.dbeta) *tile.dbeta.row(i) = ds.beta;
-    if (tile.dlambda) *tile.dlambda.row(i) = ds.lambda;
-
-    // Then the rows.
-    const auto r_q = hn::Set(d, c.r_q), e_k = hn::Set(d, c.e_k), e_q = hn::Set(d, c.e_q), w_k = hn::Set(d, c.w_k);
-    const auto two_dq2 = hn::Set(d, T(2) * ds.q2), two_dk2 = hn::Set(d, T(2) * ds.k2);
-    T* dq_out = dq_row.open(tile.dq, i, tile.in.K, tile.add_qk);
-    T* dk_out = dk_row.open(tile.dk, i, tile.in.K, tile.add_qk);
-    T* db_out = db_row.open(tile.derase_gate, i, tile.in.K, tile.add_erase_gate);
+    const auto r_q = hn::Set(d, c.r_q), r_k = hn::Set(d, c.r_k), e_k = hn::Set(d, c.e_k), e_q = hn::Set(d, c.e_q), e_p = hn::Set(d, c.e_p);
+    const auto w_k = hn::Set(d, c.w_k);
+    const auto two_dq2 = hn::Set(d, T(2) * ds.q2), two_dk2 = hn::Set(d, T(2) * ds.k2), two_dp2 = hn::Set(d, T(2) * ds.p2), dkmk = hn::Set(d, ds.kmk);
+    const auto two_dkmk = hn::Add(dkmk, dkmk);
+    const bool has_kmk = rule.normaliser != Normaliser::kNone;
+    T* dq_out = dq_row.open(tile.dq, i, tile.in.K, tile.add_key_head);
+    T* dk_out = dk_row.open(tile.dk, i, tile.in.K, tile.add_key_head);
+    T* dp_out = dp_row.open(tile.dp, i, tile.in.K, tile.add_key_head);
+    T* db_out = db_row.open(db_rows, i, tile.in.K, tile.add_erase_gate);
     T* dm_out = dm_row.open(tile.dm, i, tile.in.K, tile.add_m);
     for (int64_t j = 0; j < kp; j += lanes) {
       const auto q = hn::LoadU(d, x.q + j), k = hn::LoadU(d, x.k + j);
       auto mdr = hn::LoadU(d, dr + j), mdw = hn::LoadU(d, dw + j);
       if (dm_out != nullptr) {
-        store_or_add(d, x.m_r != nullptr ? hn::Mul(hn::Mul(mdr, r_q), q) : hn::Mul(hn::Mul(mdw, w_k), k), dm_out + j, tile.add_m);
+        auto dm = x.m_r != nullptr ? hn::Mul(mdr, hn::MulAdd(r_k, k, hn::Mul(r_q, q))) : hn::Mul(hn::Mul(mdw, w_k), k);
+        if (has_kmk) dm = hn::MulAdd(hn::Mul(dkmk, k), k, dm);
+        store_or_add(d, dm, dm_out + j, tile.add_m);
       }
       if (x.m_r != nullptr) mdr = hn::Mul(mdr, hn::LoadU(d, x.m_r + j));
       if (x.m_w != nullptr) mdw = hn::Mul(mdw, hn::LoadU(d, x.m_w + j));
       auto dqv = hn::MulAdd(r_q, mdr, hn::Mul(two_dq2, q));
-      auto dkv = hn::MulAdd(w_k, mdw, hn::Mul(two_dk2, k));
+      auto dkv = hn::MulAdd(w_k, mdw, hn::MulAdd(r_k, mdr, hn::Mul(two_dk2, k)));
+      if (has_kmk) dkv = hn::MulAdd(two_dkmk, x.m != nullptr ? hn::Mul(hn::LoadU(d, x.m + j), k) : k, dkv);
+      const auto p = x.p != nullptr ? hn::LoadU(d, x.p + j) : zero;
+      auto dpv = hn::Mul(two_dp2, p);
       if (de != nullptr) {
         auto bde = hn::LoadU(d, de + j);
-        if (db_out != nullptr) store_or_add(d, hn::Mul(bde, hn::MulAdd(e_q, q, hn::Mul(e_k, k))), db_out + j, tile.add_erase_gate);
+        if (db_out != nullptr) store_or_add(d, hn::Mul(bde, hn::MulAdd(e_p, p, hn::MulAdd(e_q, q, hn::Mul(e_k, k)))), db_out + j, tile.add_erase_gate);
         if (x.b != nullptr) bde = hn::Mul(bde, hn::LoadU(d, x.b + j));
         dqv = hn::MulAdd(e_q, bde, dqv);
         dkv = hn::MulAdd(e_k, bde, dkv);
+        dpv = hn::MulAdd(e_p, bde, dpv);
       }
-      if (dq_out != nullptr) store_or_add(d, dqv, dq_out + j, tile.add_qk);
-      if (dk_out != nullptr) store_or_add(d, dkv, dk_out + j, tile.add_qk);
+      if (dq_out != nullptr) store_or_add(d, dqv, dq_out + j, tile.add_key_head);
+      if (dk_out != nullptr) store_or_add(d, dkv, dk_out + j, tile.add_key_head);
+      if (dp_out != nullptr) store_or_add(d, dpv, dp_out + j, tile.add_key_head);
     }
     dq_row.close();
     dk_row.close();
+    dp_row.close();
     db_row.close();
     dm_row.close();
 
     const auto z_v = hn::Set(d, c.z_v);
     T* dv_out = dv_row.open(tile.dv, i, tile.in.V, false);
-    T* dc_out = dc_row.open(tile.dwrite_gate, i, tile.in.V, false);
+    T* dc_out = dc_row.open(dc_rows, i, tile.in.V, false);
     for (int64_t j = 0; j < vp; j += lanes) {
       const auto zdz = hn::Mul(z_v, hn::LoadU(d, dz + j));
       if (dv_out != nullptr) hn::StoreU(gate != nullptr ? hn::Mul(zdz, hn::LoadU(d, gate + j)) : zdz, d, dv_out + j);

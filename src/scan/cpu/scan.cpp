@@ -5,24 +5,37 @@
 
 #include "base/threads.h"
 #include "scan/cpu/head_scan.h"
+#include "scan/cpu/stage.h"
 
 namespace fw::cpu {
 namespace {
 
+// What one thread has: float copies of bf16 tensors, then the tiles of a head.
 template <class T>
-int64_t scratch_elements(const Plan& plan, bool backward) {
+struct ThreadSpace {
+  ThreadSpace(const Plan& plan, bool backward, Bump<T>& bump) : stage(plan, backward, bump), before_tiles(bump.used()), tiles(plan, backward, bump) {}
+  Stage<T> stage;
+  int64_t before_tiles;
+  HeadScratch<T> tiles;
+};
+
+template <class T>
+int64_t thread_elements(const Plan& plan, bool backward) {
   Bump<T> count(nullptr);
-  HeadScratch<T>(plan, backward, count);
+  ThreadSpace<T>(plan, backward, count);
   return count.used();
 }
 
 // Padding columns of tiles that products do not write must be zero.
 template <class T>
-HeadScratch<T> thread_scratch(const Plan& plan, bool backward, T* base, int64_t elements) {
+ThreadSpace<T> thread_space(const Plan& plan, bool backward, T* base, int64_t elements) {
   T* mine = base + thread_index() * elements;
-  if (padded(plan.K) != plan.K || padded(plan.V) != plan.V) std::memset(mine, 0, sizeof(T) * static_cast<size_t>(elements));
   Bump<T> bump(mine);
-  return HeadScratch<T>(plan, backward, bump);
+  const ThreadSpace<T> space(plan, backward, bump);
+  if (padded(plan.K) != plan.K || padded(plan.V) != plan.V) {
+    std::memset(mine + space.before_tiles, 0, sizeof(T) * static_cast<size_t>(elements - space.before_tiles));
+  }
+  return space;
 }
 
 // Preconditioner rows of all tokens, [tokens, H, kp] each, and one state row per task.
@@ -35,32 +48,61 @@ struct PrecondSpace {
     states = bump.take(plan.N * plan.H * padded(plan.K));
     if (!backward) return;
     history = bump.take(all);
-    dm = bump.take(all);
+    grads.dm = bump.take(all);
+    zeroed = all;
+    if (plan.rule.normaliser == Normaliser::kGated) {
+      grads.dg = bump.take(plan.tokens() * plan.H);
+      grads.dbeta = bump.take(plan.tokens() * plan.H);
+      zeroed = grads.dm == nullptr ? 0 : grads.dbeta + plan.tokens() * plan.H - grads.dm;
+    }
     dstates = bump.take(plan.N * plan.H * padded(plan.K));
   }
-  T *m = nullptr, *states = nullptr, *history = nullptr, *dm = nullptr, *dstates = nullptr;
+  T *m = nullptr, *states = nullptr, *history = nullptr, *dstates = nullptr;
+  PrecondGradRows<T> grads;
+  int64_t zeroed = 0;  // elements from grads.dm on that heads add to
 };
 
 template <class T>
 class PrecondPass {
  public:
-  PrecondPass(const Plan& plan, const Inputs<T>& in, const PrecondSpace<T>& space) : plan_(plan), in_(in), space_(space), kp_(padded(plan.K)) {}
+  // threads: thread_space() of this and the passes over heads.
+  PrecondPass(const Plan& plan, const Inputs<T>& in, const PrecondSpace<T>& space, bool backward, T* threads, int64_t elements)
+      : plan_(plan), space_(space), backward_(backward), threads_(threads), elements_(elements), kp_(padded(plan.K)) {
+    in_.k = in.k;
+    in_.precond_g = in.precond_g;
+    in_.precond_beta = in.precond_beta;
+    in_.precond_center = in.precond_center;
+    in_.center_stride = in.center_stride;
+    in_.initial_precond = in.initial_precond;
+  }
 
   // The kernels walk rows that lie one after the other: one task's rows are contiguous, [n][h][token][kp].
   void forward(const Outputs<T>* out) const {
     parallel_for(plan_.N * plan_.H, [&](int64_t i) {
-      PrecondTask<T> x = task(i);
+      ThreadSpace<T> mine = thread_space(plan_, backward_, threads_, elements_);
+      PrecondTask<T> x = task(i, mine.stage.read(in_, i / plan_.H, i % plan_.H * plan_.group(), true));
       precond_kernels<T>().forward(x);
       if (out != nullptr && out->final_precond) std::memcpy(out->final_precond.at(i / plan_.H, i % plan_.H), x.state, sizeof(T) * static_cast<size_t>(plan_.K));
     });
   }
 
-  void backward(const Outputs<T>& d, const Inputs<T>& grads, std::vector<double>& dcenter) const {
+  void backward(const Outputs<T>& d, const Inputs<T>& all_grads, std::vector<double>& dcenter) const {
+    Inputs<T> own;  // of those gradients that this pass writes
+    own.k = all_grads.k;
+    own.precond_g = all_grads.precond_g;
+    own.precond_beta = all_grads.precond_beta;
+    own.initial_precond = all_grads.initial_precond;
     parallel_for(plan_.N * plan_.H, [&](int64_t i) {
-      const int64_t n = i / plan_.H, h = i % plan_.H;
+      const int64_t n = i / plan_.H, h = i % plan_.H, hv = h * plan_.group();
+      ThreadSpace<T> mine = thread_space(plan_, backward_, threads_, elements_);
+      const Inputs<T> grads = mine.stage.open_to_add(own, n, hv);
       PrecondGrad<T> grad;
-      grad.in = task(i);
-      grad.dm = space_.dm + row_index(n, h);
+      grad.in = task(i, mine.stage.read(in_, n, hv, true));
+      grad.dm = space_.grads.dm + row_index(n, h);
+      if (space_.grads.dg != nullptr) {
+        grad.dg_direct = space_.grads.dg + row_index(n, h) / kp_;
+        grad.dbeta_direct = space_.grads.dbeta + row_index(n, h) / kp_;
+      }
       grad.dstate = space_.dstates + i * kp_;
       load(d.final_precond, n, h, grad.dstate);
       grad.dk = grads.k.rows(plan_, n, 0, h);
@@ -68,6 +110,7 @@ class PrecondPass {
       grad.dbeta = grads.precond_beta.rows(plan_, n, 0, h);
       precond_kernels<T>().backward(grad);
       dcenter[static_cast<size_t>(i)] = grad.dcenter;
+      mine.stage.close(own, grads, n, hv, true);
       if (grads.initial_precond) std::memcpy(grads.initial_precond.at(n, h), grad.dstate, sizeof(T) * static_cast<size_t>(plan_.K));
     });
   }
@@ -80,7 +123,7 @@ class PrecondPass {
     if (src) std::memcpy(dst, src.at(n, h), sizeof(T) * static_cast<size_t>(plan_.K));
   }
 
-  PrecondTask<T> task(int64_t i) const {
+  PrecondTask<T> task(int64_t i, const Inputs<T>& in) const {
     const int64_t n = i / plan_.H, h = i % plan_.H;
     const auto view = [&](const TokenTensor<T>& t) -> RowView<const T> {
       const RowView<T> rows = t.rows(plan_, n, 0, h);
@@ -90,9 +133,9 @@ class PrecondPass {
     x.rule = &plan_.rule;
     x.rows = plan_.length(n);
     x.K = plan_.K;
-    x.k = view(in_.k);
-    x.g = view(in_.precond_g);
-    x.beta = view(in_.precond_beta);
+    x.k = view(in.k);
+    x.g = view(in.precond_g);
+    x.beta = view(in.precond_beta);
     x.center = in_.precond_center != nullptr ? in_.precond_center[h * in_.center_stride] : T(0);
     x.state = space_.states + i * kp_;
     load(in_.initial_precond, n, h, x.state);
@@ -102,9 +145,11 @@ class PrecondPass {
   }
 
   const Plan& plan_;
-  const Inputs<T>& in_;
+  Inputs<T> in_;
   const PrecondSpace<T>& space_;
-  int64_t kp_;
+  bool backward_;
+  T* threads_;
+  int64_t elements_, kp_;
 };
 
 }  // namespace
@@ -113,29 +158,32 @@ template <class T>
 size_t forward_elements(const Plan& plan) {
   Bump<T> shared(nullptr);
   PrecondSpace<T>(plan, false, shared);
-  return static_cast<size_t>(shared.used() + plan.threads * scratch_elements<T>(plan, false));
+  return static_cast<size_t>(shared.used() + plan.threads * thread_elements<T>(plan, false));
 }
 
 template <class T>
 size_t backward_elements(const Plan& plan) {
   Bump<T> shared(nullptr);
   PrecondSpace<T>(plan, true, shared);
-  return static_cast<size_t>(shared.used() + plan.threads * scratch_elements<T>(plan, true));
+  return static_cast<size_t>(shared.used() + plan.threads * thread_elements<T>(plan, true));
 }
 
 template <class T>
 void scan_forward(const Plan& plan, const Inputs<T>& in, const Outputs<T>& out, T* saved, T* workspace) {
   Bump<T> bump(workspace);
   const PrecondSpace<T> space(plan, false, bump);
-  if (plan.rule.uses_precond()) PrecondPass<T>(plan, in, space).forward(&out);
-  T* scratch = workspace + bump.used();
-  const int64_t elements = scratch_elements<T>(plan, false);
+  T* threads = workspace + bump.used();
+  const int64_t elements = thread_elements<T>(plan, false);
+  if (plan.rule.uses_precond()) PrecondPass<T>(plan, in, space, false, threads, elements).forward(&out);
   const int64_t blocks = (plan.V + kValueBlock - 1) / kValueBlock;
   parallel_for(plan.N * plan.HV * blocks, [&](int64_t task) {
     const int64_t block = task % blocks, hv = task / blocks % plan.HV, n = task / blocks / plan.HV;
-    const int64_t column0 = block * kValueBlock;
-    HeadScratch<T> tiles = thread_scratch(plan, false, scratch, elements);
-    HeadScan<T>(plan, in, tiles, space.m, n, hv, column0, std::min(kValueBlock, plan.V - column0)).forward(out, saved);
+    const int64_t column0 = block * kValueBlock, columns = std::min(kValueBlock, plan.V - column0);
+    ThreadSpace<T> mine = thread_space(plan, false, threads, elements);
+    const Inputs<T> inputs = mine.stage.read(in, n, hv, true);
+    const Outputs<T> outputs = mine.stage.open(out);
+    HeadScan<T>(plan, inputs, mine.tiles, space.m, n, hv, column0, columns).forward(outputs, saved);
+    mine.stage.close(out, outputs, n, hv, column0, columns);
   });
 }
 
@@ -143,18 +191,24 @@ template <class T>
 void scan_backward(const Plan& plan, const Inputs<T>& in, const Outputs<T>& d, const Inputs<T>& grads, const T* saved, T* workspace) {
   Bump<T> bump(workspace);
   const PrecondSpace<T> space(plan, true, bump);
-  const PrecondPass<T> precond(plan, in, space);
+  T* threads = workspace + bump.used();
+  const int64_t elements = thread_elements<T>(plan, true);
+  const PrecondPass<T> precond(plan, in, space, true, threads, elements);
   if (plan.rule.uses_precond()) {
     precond.forward(nullptr);
-    std::memset(space.dm, 0, sizeof(T) * static_cast<size_t>(plan.tokens() * plan.H * padded(plan.K)));
+    std::memset(space.grads.dm, 0, sizeof(T) * static_cast<size_t>(space.zeroed));
   }
-  T* scratch = workspace + bump.used();
-  const int64_t elements = scratch_elements<T>(plan, true);
+  // The preconditioner's gates get theirs afterwards.
+  Inputs<T> head_grads = grads;
+  head_grads.precond_g = head_grads.precond_beta = {};
   parallel_for(plan.N * plan.H, [&](int64_t task) {
-    const int64_t n = task / plan.H, h = task % plan.H;
-    HeadScratch<T> tiles = thread_scratch(plan, true, scratch, elements);
-    for (int64_t i = 0; i < plan.group(); ++i) {
-      HeadScan<T>(plan, in, tiles, space.m, n, h * plan.group() + i, 0, plan.V).backward(d, grads, saved, space.dm, i == 0);
+    const int64_t n = task / plan.H, h = task % plan.H, first = h * plan.group();
+    ThreadSpace<T> mine = thread_space(plan, true, threads, elements);
+    const Inputs<T> staged = mine.stage.open(head_grads);
+    for (int64_t hv = first; hv < first + plan.group(); ++hv) {
+      const Inputs<T> inputs = mine.stage.read(in, n, hv, hv == first);
+      HeadScan<T>(plan, inputs, mine.tiles, space.m, n, hv, 0, plan.V).backward(mine.stage.read(d, n, hv), staged, saved, space.grads, hv == first);
+      mine.stage.close(head_grads, staged, n, hv, hv + 1 == first + plan.group());
     }
   });
   if (!plan.rule.uses_precond()) return;

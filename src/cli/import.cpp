@@ -1,0 +1,45 @@
+// import: a flash-linear-attention model folder as one of ours.
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "cli/command.h"
+#include "cli/model_option.h"
+#include "cli/run_config.h"
+
+namespace fw::cli {
+namespace {
+
+class Import : public Command {
+ public:
+  std::string name() const override { return "import"; }
+  std::string summary() const override { return "turn a flash-linear-attention model into one of ours"; }
+  std::string details() const override {
+    return "SOURCE has config.json and model.safetensors as flash-linear-attention saves them. TARGET is written with our configuration and names; the "
+           "source's "
+           "own configuration is kept in its key 'peer', so that 'fastweight export' gives back the same. (eval, generate and verify read SOURCE as it is.)\n\n"
+           "Example:\n  fastweight import gated-deltanet-340M my-model --tokenizer spm.model";
+  }
+  void declare(Options& options) override {
+    options.positional("SOURCE", &source_, "model folder of flash-linear-attention", true);
+    options.positional("TARGET", &target_, "folder to write", true);
+    options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
+  }
+  int run(Options&) override {
+    const OpenModel open = open_model(source_, "f32", tokenizer_);
+    if (open.model.config().peer.empty()) fail_usage("SOURCE: '{}' is a model of ours already", source_);
+    refuse_model_folder(target_);
+    save_model(target_, open.model);
+    open.tokenizer->save(target_);
+    fmt::print("{}: {}; tokenizer: {}\n", target_, describe(open.model.config()), open.tokenizer->type());
+    return kExitOk;
+  }
+
+ private:
+  std::string source_, target_, tokenizer_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> import_command() { return std::make_unique<Import>(); }
+
+}  // namespace fw::cli

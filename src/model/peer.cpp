@@ -1,0 +1,502 @@
+#include "model/peer.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+
+namespace fw {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kOurs = "fastweight";
+
+std::string shown(const Json& value) {
+  const std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return text.size() > 60 ? text.substr(0, 57) + "..." : text;
+}
+
+// The peer's configuration with its defaults: keys that are absent or null have the value that the caller names.
+class Keys {
+ public:
+  Keys(const Json& json, std::string where) : json_(json), where_(std::move(where)) {}
+
+  const Json* find(const char* key) const {
+    const auto it = json_.find(key);
+    return it == json_.end() || it->is_null() ? nullptr : &*it;
+  }
+  int64_t whole(const char* key, int64_t standard) const {
+    const Json* value = find(key);
+    if (value == nullptr) return standard;
+    constexpr double kMost = 4e18;
+    if (!value->is_number_integer() || std::abs(value->get<double>()) > kMost) fail(key, "a whole number", *value);
+    return value->get<int64_t>();
+  }
+  double number(const char* key, double standard) const {
+    const Json* value = find(key);
+    if (value == nullptr) return standard;
+    if (!value->is_number() || !(std::abs(value->get<double>()) < 1e12)) fail(key, "a number", *value);
+    return value->get<double>();
+  }
+  bool truth(const char* key, bool standard) const {
+    const Json* value = find(key);
+    if (value == nullptr) return standard;
+    if (!value->is_boolean()) fail(key, "true or false", *value);
+    return value->get<bool>();
+  }
+  std::string text(const char* key, const char* standard) const {
+    const Json* value = find(key);
+    if (value == nullptr) return standard;
+    if (!value->is_string()) fail(key, "a string", *value);
+    return value->get<std::string>();
+  }
+  // The layer here computes one value of this key only.
+  void must_be(const char* key, const Json& only) const {
+    const Json* value = find(key);
+    if (value != nullptr && *value != only) fail(key, shown(only) + " (nothing else is computed here)", *value);
+  }
+  void must_be_absent(const char* key) const {
+    const Json* value = find(key);
+    if (value != nullptr) fail(key, "null (nothing else is computed here)", *value);
+  }
+  [[noreturn]] void fail(const char* key, const std::string& expected, const Json& came) const {
+    fail_usage("{}: {}: expected {}, got {}", where_, key, expected, shown(came));
+  }
+  const std::string& where() const { return where_; }
+
+ private:
+  const Json& json_;
+  std::string where_;
+};
+
+// Another name that a peer's type has for one of our parameters; both are parts of a name between dots.
+struct Rename {
+  const char* ours;
+  const char* theirs;
+};
+
+// One type of model: its configuration as ours, ours as its, and what its parameters are called.
+struct Type {
+  const char* name;  // model_type, or that of the mixer (gdn2)
+  void (*read)(const Keys&, ModelConfig&);
+  void (*write)(const ModelConfig&, Json&);
+  std::array<Rename, 2> renames = {};
+};
+
+// What all of them have.
+void read_common(const Keys& keys, ModelConfig& c, int64_t hidden, int64_t layers, double ratio) {
+  c.vocab_size = keys.whole("vocab_size", 32000);
+  c.hidden_size = keys.whole("hidden_size", hidden);
+  c.num_hidden_layers = keys.whole("num_hidden_layers", layers);
+  c.norm_eps = keys.number("norm_eps", 1e-6);
+  c.tie_word_embeddings = keys.truth("tie_word_embeddings", false);
+  c.init = "normal";
+  c.intermediate_size = keys.whole("intermediate_size", 0);
+  if (c.intermediate_size == 0) {
+    const double width = static_cast<double>(c.hidden_size) * keys.number("hidden_ratio", ratio) * 2 / 3;
+    if (!(width >= 0 && width < 1e15)) fail_usage("{}: hidden_ratio: expected a positive number of a usual size", keys.where());
+    c.intermediate_size = 256 * ((static_cast<int64_t>(width) + 255) / 256);
+  }
+  keys.must_be("hidden_act", "swish");
+  keys.must_be("elementwise_affine", true);
+  keys.must_be_absent("attnres_block_size");
+}
+
+void read_heads(const Keys& keys, ModelConfig& c, int64_t heads, int64_t head_dim, double expand_v) {
+  c.num_heads = keys.whole("num_heads", heads);
+  c.num_v_heads = keys.whole("num_v_heads", 0);
+  c.head_dim = keys.whole("head_dim", head_dim);
+  c.expand_v = keys.number("expand_v", expand_v);
+}
+
+// The older layers say the widths of all heads together, in shares of the model's.
+void read_shares(const Keys& keys, ModelConfig& c, int64_t heads, double expand_k, double expand_v) {
+  c.num_heads = keys.whole("num_heads", heads);
+  c.num_v_heads = 0;
+  if (c.num_heads < 1) fail_usage("{}: num_heads: expected at least 1, got {}", keys.where(), c.num_heads);
+  const double hidden = static_cast<double>(c.hidden_size);
+  const int64_t key_size = static_cast<int64_t>(hidden * keys.number("expand_k", expand_k));
+  const int64_t value_size = static_cast<int64_t>(hidden * keys.number("expand_v", expand_v));
+  if (key_size < 1 || value_size < 1 || key_size % c.num_heads != 0 || value_size % c.num_heads != 0) {
+    fail_usage("{}: expand_k, expand_v: expected widths of keys and values that {} heads divide, got {} and {}", keys.where(), c.num_heads, key_size,
+               value_size);
+  }
+  c.head_dim = key_size / c.num_heads;
+  c.expand_v = static_cast<double>(value_size) / static_cast<double>(key_size);
+  const Json* groups = keys.find("num_kv_heads");
+  if (groups != nullptr && *groups != c.num_heads)
+    keys.fail("num_kv_heads", fmt::format("num_heads = {} (grouped keys are not computed here)", c.num_heads), *groups);
+}
+
+void read_conv(const Keys& keys, ModelConfig& c) {
+  keys.must_be("use_short_conv", true);  // without it the peer still applies the activation
+  keys.must_be("conv_bias", false);
+  c.conv_size = keys.whole("conv_size", 4);
+}
+
+void write_common(const ModelConfig& c, Json& json) {
+  json["vocab_size"] = c.vocab_size;
+  json["hidden_size"] = c.hidden_size;
+  json["num_hidden_layers"] = c.num_hidden_layers;
+  json["norm_eps"] = c.norm_eps;
+  json["tie_word_embeddings"] = c.tie_word_embeddings;
+  json["intermediate_size"] = c.mlp_size();
+  json["hidden_act"] = "swish";
+  json["num_heads"] = c.num_heads;
+}
+
+void write_heads(const ModelConfig& c, Json& json) {
+  write_common(c, json);
+  json["num_v_heads"] = c.v_heads();
+  json["head_dim"] = c.head_dim;
+  json["expand_v"] = c.expand_v;
+  json["use_short_conv"] = true;
+  json["conv_size"] = c.conv_size;
+}
+
+void write_shares(const ModelConfig& c, Json& json) {
+  write_common(c, json);
+  const double hidden = static_cast<double>(c.hidden_size);
+  json["expand_k"] = static_cast<double>(c.num_heads * c.head_dim) / hidden;
+  json["expand_v"] = static_cast<double>(c.v_heads() * c.head_v_dim()) / hidden;
+}
+
+bool doubles(const ModelConfig& c) { return c.resolved_rule().gain_bound > 1.0; }
+
+// ---- the types
+
+void read_delta_net(const Keys& keys, ModelConfig& c) {
+  read_common(keys, c, 2048, 24, 4);
+  read_shares(keys, c, 16, 1.0, 1.0);
+  read_conv(keys, c);
+  keys.must_be("qk_norm", "l2");
+  keys.must_be("qk_activation", "silu");
+  keys.must_be("use_output_norm", true);
+  keys.must_be("use_beta", true);
+  c.rule = "deltanet";
+  c.allow_neg_eigval = keys.truth("allow_neg_eigval", false);
+  c.output_gate = keys.truth("use_gate", false) ? "silu" : "none";
+}
+void write_delta_net(const ModelConfig& c, Json& json) {
+  write_shares(c, json);
+  json.update(
+      {{"use_short_conv", true}, {"conv_size", c.conv_size}, {"qk_norm", "l2"}, {"qk_activation", "silu"}, {"use_beta", true}, {"use_output_norm", true}});
+  json["allow_neg_eigval"] = doubles(c);
+  json["use_gate"] = c.output_gate == "silu";
+}
+
+void read_gated(const Keys& keys, ModelConfig& c, const char* rule) {
+  read_common(keys, c, 2048, 21, 4);
+  read_heads(keys, c, 6, 256, 2.0);
+  read_conv(keys, c);
+  c.rule = rule;
+  c.allow_neg_eigval = keys.truth("allow_neg_eigval", false);
+  c.output_gate = keys.truth("use_gate", true) ? "silu" : "none";
+}
+void write_gated(const ModelConfig& c, Json& json) {
+  write_heads(c, json);
+  json["allow_neg_eigval"] = doubles(c);
+  json["use_gate"] = c.output_gate == "silu";
+}
+void read_gated_deltanet(const Keys& keys, ModelConfig& c) { read_gated(keys, c, "gated_deltanet"); }
+
+void read_precond(const Keys& keys, ModelConfig& c) {
+  c.precond_x = keys.number("squash_x", 1.5);
+  keys.must_be("squash_eps", 1e-6);
+}
+void write_precond(const ModelConfig& c, Json& json) { json.update({{"squash_x", c.precond_x}, {"squash_eps", 1e-6}}); }
+void read_precond_gated(const Keys& keys, ModelConfig& c) {
+  read_gated(keys, c, "precond_gated_deltanet");
+  read_precond(keys, c);
+}
+void write_precond_gated(const ModelConfig& c, Json& json) {
+  write_gated(c, json);
+  write_precond(c, json);
+}
+
+// Decay and output gate of low rank, as wide as a value head.
+void read_low_rank(ModelConfig& c, const char* rule, bool per_value_head) {
+  c.rule = rule;
+  c.output_gate = "sigmoid";
+  c.output_gate_rank = c.decay_rank = c.head_v_dim();
+  c.decay_per_value_head = per_value_head;
+}
+void read_kda_of(const Keys& keys, ModelConfig& c, const char* rule) {
+  read_common(keys, c, 2048, 24, 4);
+  read_heads(keys, c, 16, 128, 1.0);
+  read_conv(keys, c);
+  keys.must_be("safe_gate", false);
+  keys.must_be_absent("lower_bound");
+  c.allow_neg_eigval = keys.truth("allow_neg_eigval", false);
+  read_low_rank(c, rule, true);
+}
+void read_kda(const Keys& keys, ModelConfig& c) { read_kda_of(keys, c, "kda"); }
+void write_kda(const ModelConfig& c, Json& json) {
+  write_heads(c, json);
+  json["allow_neg_eigval"] = doubles(c);
+}
+void read_precond_kda(const Keys& keys, ModelConfig& c) {
+  read_kda_of(keys, c, "precond_kda");
+  read_precond(keys, c);
+}
+void write_precond_kda(const ModelConfig& c, Json& json) {
+  write_kda(c, json);
+  write_precond(c, json);
+}
+
+// The peer has this layer but no model of it: the model of kda with its mixers replaced.
+void read_gdn2(const Keys& keys, ModelConfig& c) {
+  read_common(keys, c, 2048, 24, 4);
+  read_conv(keys, c);
+  const Keys mixer(*keys.find("mixer_override"), keys.where() + ": mixer_override");
+  read_heads(mixer, c, 16, 128, 1.0);
+  mixer.must_be("use_short_conv", true);
+  c.conv_size = mixer.whole("conv_size", c.conv_size);
+  c.allow_neg_eigval = mixer.truth("allow_neg_eigval", false);
+  read_low_rank(c, "gated_deltanet2", false);
+}
+void write_gdn2(const ModelConfig& c, Json& json) {
+  write_heads(c, json);
+  json["model_type"] = "kda";
+  Json mixer = {{"type", "gdn2"}, {"allow_neg_eigval", doubles(c)}};
+  for (const char* key : {"num_heads", "num_v_heads", "head_dim", "expand_v"}) mixer[key] = json[key];
+  json["mixer_override"] = mixer;
+}
+
+void read_linear_attn(const Keys& keys, ModelConfig& c) {
+  read_common(keys, c, 2048, 24, 4);
+  read_shares(keys, c, 4, 1.0, 1.0);
+  for (const char* key : {"tie_feature_map_qk", "norm_q", "norm_k", "norm_feature_map"}) keys.must_be(key, false);
+  const std::string map = keys.text("feature_map", "elementwise_product");
+  if (map != "elementwise_product" && map != "elu" && map != "relu" && map != "identity") {
+    keys.fail("feature_map", "elementwise_product, elu, relu or identity", map);
+  }
+  c.feature_map = map == "elementwise_product" ? "product" : map == "identity" ? "none" : map;
+  c.rule = "linear_attention";
+  c.output_gate = "none";
+  c.conv_size = 0;
+}
+void write_linear_attn(const ModelConfig& c, Json& json) {
+  write_shares(c, json);
+  json["feature_map"] = c.feature_map == "product" ? "elementwise_product" : c.feature_map == "none" ? "identity" : c.feature_map;
+}
+
+// p = sigmoid(decay) k is the erase key. The kernel normalises it, which cancels the inner decay (but for the norm's epsilon) in what
+// is erased; it remains in q - D p.
+void read_comba(const Keys& keys, ModelConfig& c) {
+  read_common(keys, c, 2048, 21, 4);
+  read_heads(keys, c, 6, 256, 2.0);
+  read_conv(keys, c);
+  if (c.v_heads() != c.num_heads) keys.fail("num_v_heads", fmt::format("num_heads = {} (the peer itself fails with others)", c.num_heads), c.num_v_heads);
+  c.rule = "decay=scalar gain=gate q_norm=l2 k_norm=l2";
+  if (keys.truth("use_inner_decay", true)) c.rule += " erase_key=own";
+  c.raw_read_correction = keys.truth("use_output_correction", true);
+  c.output_gate = keys.truth("use_output_gate", true) ? "sigmoid" : "none";
+}
+void write_comba(const ModelConfig& c, Json& json) {
+  write_heads(c, json);
+  json["use_inner_decay"] = c.resolved_rule().uses_erase_key();
+  json["use_output_correction"] = c.raw_read_correction;
+  json["use_output_gate"] = c.output_gate == "sigmoid";
+}
+
+// What gla and retnet have in common.
+void read_plain(const Keys& keys, ModelConfig& c) {
+  keys.must_be("conv_bias", false);
+  c.conv_size = keys.truth("use_short_conv", false) ? keys.whole("conv_size", 4) : 0;
+  const std::string map = keys.text("feature_map", "none");
+  if (map != "none" && map != "relu") keys.fail("feature_map", "null or relu", map);
+  c.feature_map = map;
+  keys.must_be("fuse_norm", true);  // without it the peer names the norm otherwise
+  c.output_gate = keys.truth("use_output_gate", true) ? "silu" : "none";
+}
+void write_plain(const ModelConfig& c, Json& json) {
+  write_shares(c, json);
+  json["use_short_conv"] = c.conv_size > 0;
+  if (c.conv_size > 0) json["conv_size"] = c.conv_size;
+  if (c.feature_map != "none") json["feature_map"] = c.feature_map;
+  json["use_output_gate"] = c.output_gate == "silu";
+}
+
+constexpr int64_t kGlaRank = 16;  // the peer's model leaves it at its layer's default
+
+void read_gla(const Keys& keys, ModelConfig& c) {
+  read_common(keys, c, 2048, 24, 4);
+  read_shares(keys, c, 4, 0.5, 1.0);
+  read_plain(keys, c);
+  keys.must_be_absent("clamp_min");
+  keys.must_be("use_gk", true);
+  keys.must_be("use_gv", false);
+  c.rule = "gla";
+  c.decay_gate = "logsigmoid";
+  c.decay_rank = kGlaRank;
+}
+
+constexpr double kRetnetTheta = 10000.0;
+
+void read_retnet(const Keys& keys, ModelConfig& c) {
+  read_common(keys, c, 2048, 24, 2);
+  read_shares(keys, c, 8, 1.0, 2.0);
+  read_plain(keys, c);
+  c.rule = "retnet";
+  c.rope_theta = kRetnetTheta;
+}
+
+constexpr Type kTypes[] = {
+    {"delta_net", read_delta_net, write_delta_net},
+    {"gated_deltanet", read_gated_deltanet, write_gated},
+    {"comba", read_comba, write_comba},
+    {"kda", read_kda, write_kda},
+    {"gdn2", read_gdn2, write_gdn2},
+    {"precond_gated_deltanet", read_precond_gated, write_precond_gated},
+    {"precond_kda", read_precond_kda, write_precond_kda, {{{"a_atk_proj", "a_proj"}}}},
+    {"linear_attn", read_linear_attn, write_linear_attn, {{{"o_norm", "norm"}}}},
+    {"gla", read_gla, write_plain, {{{"o_norm", "g_norm_swish_gate"}, {"f_proj", "gk_proj"}}}},
+    {"retnet", read_retnet, write_plain, {{{"o_norm", "g_norm_swish_gate"}}}},
+};
+
+// The type's name: model_type, or that of a mixer in its place.
+std::string type_name(const Json& config) {
+  const auto text = [](const Json& json, const char* key) {
+    const auto it = json.find(key);
+    return it != json.end() && it->is_string() ? it->get<std::string>() : std::string();
+  };
+  const auto mixer = config.find("mixer_override");
+  if (mixer != config.end() && mixer->is_object()) return text(*mixer, "type");
+  return text(config, "model_type");
+}
+
+const Type* find_type(const std::string& name) {
+  for (const Type& type : kTypes) {
+    if (name == type.name) return &type;
+  }
+  return nullptr;
+}
+
+// What a configuration says, whichever way it says it: two models with equal ones compute the same.
+ModelConfig meaning(ModelConfig c) {
+  const Rule rule = c.resolved_rule();
+  c.intermediate_size = c.mlp_size();
+  c.hidden_ratio = ModelConfig().hidden_ratio;
+  c.num_v_heads = c.v_heads();
+  c.expand_v = static_cast<double>(c.head_v_dim()) / static_cast<double>(c.head_dim);
+  if (!rule.uses_precond()) c.precond_x = ModelConfig().precond_x;
+  // A decay of every value head is one of every key head where they are as many.
+  if (c.num_v_heads == c.num_heads) c.decay_per_value_head = false;
+  Rule plain = rule;
+  if (!rule.uses_precond()) plain.precond_x = Rule().precond_x;
+  c.rule = to_string(plain);
+  c.allow_neg_eigval = false;
+  c.init.clear();
+  c.peer.clear();
+  return c;
+}
+
+std::string differences(const ModelConfig& ours, const ModelConfig& theirs) {
+  const Json a = config_to_json(ours), b = config_to_json(theirs);
+  std::string text;
+  for (const auto& [key, value] : a.items()) {
+    if (value != b[key]) text += fmt::format("{}{} = {} (here {})", text.empty() ? "" : ", ", key, b[key].dump(), value.dump());
+  }
+  return text;
+}
+
+size_t count_differences(const ModelConfig& ours, const ModelConfig& theirs) {
+  const Json a = config_to_json(ours), b = config_to_json(theirs);
+  size_t n = 0;
+  for (const auto& [key, value] : a.items()) n += value != b[key] ? 1 + (key == "rule" ? 100 : 0) : 0;
+  return n;
+}
+
+}  // namespace
+
+bool is_peer_config(const Json& config) {
+  const auto it = config.is_object() ? config.find("model_type") : config.end();
+  return config.is_object() && it != config.end() && it->is_string() && *it != kOurs;
+}
+
+std::string unknown_peer_model(const Json& config) {
+  const std::string name = type_name(config);
+  if (find_type(name) == nullptr) return name.empty() ? "a mixer without a type" : name;
+  const auto attn = config.find("attn");
+  if (attn != config.end() && !attn->is_null()) return name + " with attention layers (hybrid)";
+  return "";
+}
+
+ModelConfig config_from_peer(const Json& config, const std::string& where) {
+  if (!is_peer_config(config)) fail_usage("{}: expected a model_type of flash-linear-attention", where);
+  if (const std::string unknown = unknown_peer_model(config); !unknown.empty()) {
+    std::string known;
+    for (const Type& type : kTypes) known += fmt::format("{}{}", known.empty() ? "" : ", ", type.name);
+    fail_usage("{}: model_type: expected one of {}, without attention layers, got {}", where, known, unknown);
+  }
+  const Keys keys(config, where);
+  ModelConfig c;
+  find_type(type_name(config))->read(keys, c);
+  c.peer = Json{{"config", config}}.dump(-1, ' ', false, Json::error_handler_t::replace);
+  try {
+    validate(c);
+  } catch (const Error& error) {
+    throw Error(error.kind(), where + ": " + error.what());
+  }
+  return c;
+}
+
+Json config_to_peer(const ModelConfig& config) {
+  validate(config);
+  const ModelConfig ours = meaning(config);
+  if (!config.peer.empty()) {
+    const Json peer = Json::parse(config.peer);
+    const auto it = peer.find("config");
+    if (it == peer.end()) fail_usage("config.json: peer: expected a key 'config', as 'fastweight import' writes it");
+    const ModelConfig theirs = meaning(config_from_peer(*it, "config.json: peer.config"));
+    if (ours == theirs) return *it;
+    fail_usage("config.json: peer.config no longer says what the keys beside it say: {}; remove the key 'peer' to export it as it is now",
+               differences(ours, theirs));
+  }
+  std::string nearest_type, obstacle;
+  size_t least = 0;
+  for (const Type& type : kTypes) {
+    Json json = {{"model_type", type.name}};
+    type.write(config, json);
+    ModelConfig theirs;
+    try {
+      theirs = meaning(config_from_peer(json, type.name));
+    } catch (const Error& error) {
+      if (nearest_type.empty()) obstacle = error.what();
+      continue;
+    }
+    if (ours == theirs) return json;
+    if (const size_t n = count_differences(ours, theirs); nearest_type.empty() || n < least) {
+      least = n;
+      nearest_type = type.name;
+      obstacle = differences(ours, theirs);
+    }
+  }
+  fail_usage("flash-linear-attention has no model that computes this; its nearest is {}, which wants {}", nearest_type.empty() ? "none" : nearest_type,
+             obstacle);
+}
+
+std::string peer_parameter_name(const Json& peer_config, const std::string& name) {
+  const Type* type = find_type(type_name(peer_config));
+  if (type == nullptr) return name;
+  std::string result = "." + name + ".";
+  for (const Rename& rename : type->renames) {
+    if (rename.ours == nullptr) continue;
+    const std::string ours = fmt::format(".attn.{}.", rename.ours);
+    const size_t at = result.find(ours);
+    if (at != std::string::npos) result.replace(at, ours.size(), fmt::format(".attn.{}.", rename.theirs));
+  }
+  // The norm that is not fused with a gate.
+  if (const size_t at = result.find(".g_norm_swish_gate."); at != std::string::npos && !peer_config.value("use_output_gate", true)) {
+    result.replace(at, 19, ".g_norm.");
+  }
+  return result.substr(1, result.size() - 2);
+}
+
+}  // namespace fw

@@ -1,0 +1,33 @@
+// Models of flash-linear-attention (the peer): its config.json as ours and back, and the names its files give our parameters.
+//
+// A configuration that came from a peer keeps the peer's own text in ModelConfig::peer:
+//   {"config": {the peer's config.json, every key of it}, "tensors": {name: {"dtype": "BF16", "shape": [1, 1, 4, 1]}, ...}}
+// "tensors" has those that were not float32 of our shape (model_folder.cpp fills and reads it). That makes an export after an
+// import give the same configuration and the same tensors. A model of our own is exported by looking for a peer's type whose
+// configuration says the same.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "model/config.h"
+
+namespace fw {
+
+// Whether config.json is a peer's: it has a model_type that is not "fastweight".
+bool is_peer_config(const nlohmann::json& config);
+// What a peer's model has that this program does not, such as "mamba2" or "kda with attention layers"; "" when it can be read.
+std::string unknown_peer_model(const nlohmann::json& config);
+
+// Throws Error(kUsage) naming file (`where`), key, what was expected and what came: for an unknown model and for a key whose value
+// asks for something that the layer here does not compute. Keys that only say how (kernels, caches, token ids) are not looked at.
+// The result is validated and has `peer` set.
+ModelConfig config_from_peer(const nlohmann::json& config, const std::string& where);
+// The peer's configuration of the same model: the one it came with, or one made for it. Throws Error(kUsage) saying which keys
+// stand in the way when no peer's type has such a layer.
+nlohmann::json config_to_peer(const ModelConfig& config);
+
+// The peer's name of our parameter; peer_config as config_to_peer gives it.
+std::string peer_parameter_name(const nlohmann::json& peer_config, const std::string& name);
+
+}  // namespace fw

@@ -1,0 +1,82 @@
+// Feature maps of q and k, elementwise: elu(x) + 1, relu(x), and the product of two matrices.
+#include <cmath>
+
+#include "base/error.h"
+#include "ops/cpu/row_blocks.h"
+#include "ops/ops.h"
+
+namespace fw {
+namespace {
+
+// body(row) for all rows, cut by shape.
+template <class Body>
+void for_rows(int64_t rows, int64_t cols, const Body& body) {
+  for_row_blocks(RowBlocks::cut(rows, cols), [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) body(t);
+  });
+}
+
+void check_elementwise(FeatureMap map) {
+  if (map != FeatureMap::kElu && map != FeatureMap::kRelu) fail_internal("feature map {}: expected elu or relu", static_cast<int>(map));
+}
+
+}  // namespace
+
+template <class T>
+void feature_map_forward(FeatureMap map, Mat<const T> x, Mat<T> y) {
+  check_elementwise(map);
+  for_rows(x.rows, x.cols, [&](int64_t t) {
+    const T* in = x.row(t);
+    T* out = y.row(t);
+    if (map == FeatureMap::kRelu) {
+      for (int64_t c = 0; c < x.cols; ++c) out[c] = std::max(in[c], T(0));
+    } else {
+      for (int64_t c = 0; c < x.cols; ++c) out[c] = in[c] > 0 ? in[c] + T(1) : std::exp(in[c]);
+    }
+  });
+}
+
+template <class T>
+void feature_map_backward(FeatureMap map, Mat<const T> dy, Mat<const T> x, Mat<T> dx) {
+  check_elementwise(map);
+  for_rows(x.rows, x.cols, [&](int64_t t) {
+    const T* in = x.row(t);
+    const T* grad = dy.row(t);
+    T* out = dx.row(t);
+    if (map == FeatureMap::kRelu) {
+      for (int64_t c = 0; c < x.cols; ++c) out[c] = in[c] > 0 ? grad[c] : T(0);
+    } else {
+      for (int64_t c = 0; c < x.cols; ++c) out[c] = in[c] > 0 ? grad[c] : grad[c] * std::exp(in[c]);
+    }
+  });
+}
+
+template <class T>
+void product_forward(Mat<const T> a, Mat<const T> b, Mat<T> y) {
+  for_rows(a.rows, a.cols, [&](int64_t t) {
+    for (int64_t c = 0; c < a.cols; ++c) y.row(t)[c] = a.row(t)[c] * b.row(t)[c];
+  });
+}
+
+template <class T>
+void product_backward(Mat<const T> dy, Mat<const T> a, Mat<const T> b, Mat<T> da, Mat<T> db) {
+  for_rows(a.rows, a.cols, [&](int64_t t) {
+    for (int64_t c = 0; c < a.cols; ++c) {
+      const T grad = dy.row(t)[c];
+      const T to_a = grad * b.row(t)[c];
+      db.row(t)[c] = grad * a.row(t)[c];
+      da.row(t)[c] = to_a;
+    }
+  });
+}
+
+template void feature_map_forward(FeatureMap, Mat<const float>, Mat<float>);
+template void feature_map_forward(FeatureMap, Mat<const double>, Mat<double>);
+template void feature_map_backward(FeatureMap, Mat<const float>, Mat<const float>, Mat<float>);
+template void feature_map_backward(FeatureMap, Mat<const double>, Mat<const double>, Mat<double>);
+template void product_forward(Mat<const float>, Mat<const float>, Mat<float>);
+template void product_forward(Mat<const double>, Mat<const double>, Mat<double>);
+template void product_backward(Mat<const float>, Mat<const float>, Mat<const float>, Mat<float>, Mat<float>);
+template void product_backward(Mat<const double>, Mat<const double>, Mat<const double>, Mat<double>, Mat<double>);
+
+}  // namespace fw

@@ -1,0 +1,45 @@
+// Rotary position embedding. Angles are made in double: a position of a million times a frequency of 1 needs more digits than a
+// float has. One token's sines and cosines serve all of its heads.
+#include <cmath>
+
+#include "ops/cpu/row_blocks.h"
+#include "ops/ops.h"
+
+namespace fw {
+
+template <class T>
+void rotary(Mat<T> x, int64_t dim, double theta, const SeqLayout& layout, const int64_t* positions, Turn turn) {
+  const int64_t half = dim / 2;
+  LocalScratch scratch;
+  double* frequency = scratch.alloc<double>(half);
+  for (int64_t c = 0; c < half; ++c) frequency[c] = std::pow(theta, -2.0 * static_cast<double>(c) / static_cast<double>(dim));
+  int64_t* position = scratch.alloc<int64_t>(x.rows);
+  for (int64_t n = 0; n < layout.count(); ++n) {
+    const int64_t first = positions == nullptr ? 0 : positions[n];
+    for (int64_t t = layout.begin(n); t < layout.end(n); ++t) position[t] = first + t - layout.begin(n);
+  }
+  for_row_blocks(RowBlocks::cut(x.rows, x.cols), [&](int64_t, int64_t begin, int64_t end) {
+    LocalScratch local;
+    T* cosine = local.alloc<T>(half);
+    T* sine = local.alloc<T>(half);
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t c = 0; c < half; ++c) {
+        const double angle = static_cast<double>(position[t]) * frequency[c];
+        cosine[c] = static_cast<T>(std::cos(angle));
+        sine[c] = static_cast<T>(turn == Turn::kForth ? std::sin(angle) : -std::sin(angle));
+      }
+      for (T* head = x.row(t); head < x.row(t) + x.cols; head += dim) {
+        for (int64_t c = 0; c < half; ++c) {
+          const T a = head[c], b = head[c + half];
+          head[c] = a * cosine[c] - b * sine[c];
+          head[c + half] = a * sine[c] + b * cosine[c];
+        }
+      }
+    }
+  });
+}
+
+template void rotary(Mat<float>, int64_t, double, const SeqLayout&, const int64_t*, Turn);
+template void rotary(Mat<double>, int64_t, double, const SeqLayout&, const int64_t*, Turn);
+
+}  // namespace fw

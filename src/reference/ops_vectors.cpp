@@ -1,0 +1,210 @@
+#include "reference/ops_vectors.h"
+
+#include <bit>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "base/safetensors.h"
+#include "reference/header_run.h"
+
+namespace fw {
+namespace {
+
+// An input of the reference as the file calls it.
+struct Input {
+  const char* tensor;
+  const char* field;
+};
+
+struct VectorRule {
+  const char* name;
+  const char* axes;  // raw q and k: they come normalised
+  std::vector<Input> inputs;
+};
+
+// What every rule has, and what some have.
+const std::vector<Input>& common_inputs() {
+  static const std::vector<Input> list = {{"q", "q"}, {"k", "k"}, {"v", "v"}, {"S0", "initial_state"}, {"A0", "initial_precond"}};
+  return list;
+}
+
+const std::vector<VectorRule>& vector_rules() {
+  static const Input g{"g", "g"}, beta{"beta", "beta"}, erase{"b", "erase_gate"}, write{"w", "write_gate"};
+  static const Input decay{"g_atk", "precond_g"}, gain{"beta_atk", "precond_beta"}, center{"log_atk_scale", "precond_center"};
+  static const std::vector<VectorRule> list = {
+      {"linear_attn", "solve=offline", {}},
+      {"mamba2", "decay=scalar solve=offline", {g}},
+      {"gla", "decay=channel solve=offline", {g}},
+      {"gdn", "decay=scalar gain=gate", {g, beta}},
+      {"gdn_raw_keys", "decay=scalar gain=gate", {g, beta}},
+      {"kda", "decay=channel gain=gate", {g, beta}},
+      {"gdn2", "decay=channel erase=channel write=channel", {g, erase, write}},
+      {"gdn2_neg", "decay=channel erase=channel write=channel gain_bound=2", {g, erase, write}},
+      {"pgdn", "decay=scalar gain=gate precond=diagonal", {g, beta, decay, gain, center}},
+      {"pkda", "decay=channel gain=gate precond=diagonal", {g, beta, decay, gain, center}},
+      {"comba", "decay=scalar gain=gate erase_key=own", {g, beta, {"p", "erase_key"}}},
+      {"qdelta", "decay=scalar gain=gate feedback=learned", {g, beta, {"lam", "lambda"}}},
+  };
+  return list;
+}
+
+constexpr Input kOutputs[] = {{"o", "o"}, {"S", "final_state"}, {"A", "final_precond"}};
+
+template <class Struct>
+std::vector<double> Struct::*field_of(std::span<const ReferenceField<Struct>> fields, std::string_view name) {
+  for (const auto& field : fields) {
+    if (name == field.name) return field.values;
+  }
+  fail_internal("ops vectors: the reference has no field {}", name);
+}
+
+class OpsFile {
+ public:
+  explicit OpsFile(const std::string& path) : path_(path), reader_(path) {
+    for (const auto& [name, info] : reader_.tensors()) {
+      const size_t first = name.find('/'), last = name.rfind('/');
+      if (first == std::string::npos || first == last || first == 0 || last == name.size() - 1) {
+        fail_usage("'{}': expected tensors <rule>/<case>/<tensor>, got '{}'", path, name);
+      }
+      cases_[name.substr(0, first)].insert(name.substr(first + 1, last - first - 1));
+    }
+    if (cases_.empty()) fail_usage("'{}': expected tensors <rule>/<case>/<tensor>, got none", path);
+  }
+
+  const std::map<std::string, std::set<std::string>>& cases() const { return cases_; }
+  bool has(const std::string& name) const { return reader_.has(name); }
+  const std::vector<int64_t>& shape(const std::string& name, size_t rank) const {
+    const auto it = reader_.tensors().find(name);
+    if (it == reader_.tensors().end()) fail_usage("'{}': tensor '{}' is missing", path_, name);
+    if (it->second.shape.size() != rank) fail_usage("'{}': {}: expected {} dimensions, got {}", path_, name, rank, it->second.shape.size());
+    return it->second.shape;
+  }
+  std::vector<double> read(const std::string& name, int64_t count) const {
+    const auto it = reader_.tensors().find(name);
+    if (it == reader_.tensors().end()) fail_usage("'{}': tensor '{}' is missing", path_, name);
+    if (it->second.count() != count) fail_usage("'{}': {}: expected {} values for the sizes of q and v, got {}", path_, name, count, it->second.count());
+    std::vector<double> values(static_cast<size_t>(count));
+    reader_.read<double>(name, it->second.shape, values);
+    return values;
+  }
+  // Where `got` is furthest from what the file says.
+  std::string furthest(const std::string& name, const std::string& short_name, std::span<const double> got, std::span<const double> expected) const {
+    return furthest_element(short_name, reader_.tensors().at(name).shape, got, expected);
+  }
+
+ private:
+  std::string path_;
+  SafetensorsReader reader_;
+  std::map<std::string, std::set<std::string>> cases_;
+};
+
+// To the nearest bf16, ties to even.
+double rounded_to_bf16(double x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(x));
+  return std::bit_cast<float>((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u);
+}
+
+bool stays_f32(std::string_view field) {
+  return field == "g" || field == "precond_g" || field == "precond_center" || field == "initial_state" || field == "initial_precond";
+}
+
+ReferenceProblem read_problem(const OpsFile& file, const VectorRule& rule, const std::string& prefix, VectorType type) {
+  ReferenceProblem p;
+  p.rule = parse_rule(rule.axes);
+  const std::vector<int64_t>& q = file.shape(prefix + "q", 4);
+  const std::vector<int64_t>& v = file.shape(prefix + "v", 4);
+  p.shape.sequences = SeqLayout::uniform(q[0], q[1]);
+  p.shape.H = q[2];
+  p.shape.HV = v[2];
+  p.shape.K = q[3];
+  p.shape.V = v[3];
+  if (p.rule.decay == Decay::kChannel) p.shape.g_heads = file.shape(prefix + "g", 4)[2];
+  std::map<std::string_view, const char*> tensor_of;
+  for (const Input& input : common_inputs()) tensor_of[input.field] = input.tensor;
+  for (const Input& input : rule.inputs) tensor_of[input.field] = input.tensor;
+  for (const auto& field : reference_input_fields()) {
+    const int64_t count = field.count(p.rule, p.shape);
+    const auto tensor = tensor_of.find(field.name);
+    if (count == 0 && field.shape(p.rule, p.shape).empty()) continue;
+    if (tensor == tensor_of.end()) fail_internal("ops vectors: rule {} has an input {} without a name in the file", rule.name, field.name);
+    const std::string name = prefix + tensor->second;
+    if (field.optional && !file.has(name)) continue;
+    std::vector<double>& values = p.in.*field.values;
+    values = file.read(name, count);
+    if (type != VectorType::kBf16 || stays_f32(field.name)) continue;
+    for (double& x : values) x = rounded_to_bf16(x);
+  }
+  for (const auto& [tensor, field] : {Input{"do", "o"}, Input{"dS", "final_state"}}) {
+    const auto& fields = reference_output_fields();
+    for (const auto& f : fields) {
+      if (std::string_view(f.name) == field && file.has(prefix + tensor)) p.d.*f.values = file.read(prefix + tensor, f.count(p.rule, p.shape));
+    }
+  }
+  return p;
+}
+
+// The worst of several tensors.
+struct Worst {
+  double error = -1;
+  std::string where = "nothing to compare";
+  void add(const OpsFile& file, const std::string& name, const std::string& short_name, std::span<const double> got) {
+    const std::vector<double> expected = file.read(name, static_cast<int64_t>(got.size()));
+    const double e = relative_error(got, expected);
+    if (e <= error) return;
+    error = e;
+    where = file.furthest(name, short_name, got, expected);
+  }
+};
+
+}  // namespace
+
+double ops_bound(VectorType type) { return type == VectorType::kF64 ? 1e-9 : type == VectorType::kF32 ? 5e-5 : 2e-2; }
+
+std::vector<Comparison> check_ops(const std::string& path, const OpsVectorOptions& options) {
+  const OpsFile file(path);
+  std::vector<Comparison> found;
+  for (const auto& [name, cases] : file.cases()) {
+    const VectorRule* rule = nullptr;
+    for (const VectorRule& known : vector_rules()) {
+      if (name == known.name) rule = &known;
+    }
+    if (rule == nullptr) {
+      found.push_back({name, "", 0, 0, "", "a rule of this name"});
+      continue;
+    }
+    for (const fw_form form : options.forms) {
+      HeaderRun run;
+      run.dtype = options.type == VectorType::kF64 ? FW_F64 : FW_F32;
+      run.form = form;
+      Worst outputs, gradients;
+      for (const std::string& one : cases) {
+        const std::string prefix = name + "/" + one + "/";
+        const ReferenceProblem p = read_problem(file, *rule, prefix, options.type);
+        const ReferenceOutputs out = header_forward(p, run);
+        for (const Input& output : kOutputs) {
+          const std::vector<double>& got = out.*field_of(reference_output_fields(), output.field);
+          if (file.has(prefix + output.tensor)) outputs.add(file, prefix + output.tensor, one + "/" + output.tensor, got);
+        }
+        const ReferenceInputs d = header_backward(p, run);
+        for (const std::vector<Input>* list : {&common_inputs(), &rule->inputs}) {
+          for (const Input& input : *list) {
+            const std::string tensor = std::string("d_") + input.tensor;
+            if (!file.has(prefix + tensor)) continue;
+            gradients.add(file, prefix + tensor, one + "/" + tensor, d.*field_of(reference_input_fields(), input.field));
+          }
+        }
+      }
+      const char* form_name = form == FW_FORM_CHUNK ? "chunk form" : form == FW_FORM_TOKEN ? "token form" : "automatic form";
+      found.push_back({name, fmt::format("outputs, {}", form_name), outputs.error, ops_bound(options.type), outputs.where, ""});
+      found.push_back({name, fmt::format("gradients, {}", form_name), gradients.error, ops_bound(options.type), gradients.where, ""});
+    }
+  }
+  for (const Comparison& c : found) {
+    if (c.error < 0) fail_usage("'{}': {}: there are no {} to compare with", path, c.subject, c.what);
+  }
+  return found;
+}
+
+}  // namespace fw

@@ -1,0 +1,264 @@
+#include "train/model_vectors.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/safetensors.h"
+#include "model/language_model.h"
+#include "model/peer.h"
+#include "train/step.h"
+
+namespace fw {
+namespace {
+
+constexpr int64_t kPrompt = 40;  // ids before the greedy continuation
+constexpr double kGradientFloor = 1e-3;
+
+// io.safetensors, read whole tensor by whole tensor in the shapes that it has.
+class Io {
+ public:
+  explicit Io(const std::string& path) : path_(path), reader_(path) {}
+
+  bool has(const std::string& name) const { return reader_.has(name); }
+  const std::string& path() const { return path_; }
+  std::vector<int64_t> shape(const std::string& name, size_t rank) const {
+    const auto it = reader_.tensors().find(name);
+    if (it == reader_.tensors().end()) fail_usage("'{}': tensor '{}' is missing", path_, name);
+    if (it->second.shape.size() != rank) fail_usage("'{}': {}: expected {} dimensions, got {}", path_, name, rank, it->second.shape.size());
+    return it->second.shape;
+  }
+  std::vector<double> numbers(const std::string& name, const std::vector<int64_t>& shape) const { return read<double>(name, shape); }
+  std::vector<int32_t> ids(const std::string& name, const std::vector<int64_t>& shape, int64_t vocab) const {
+    const auto it = reader_.tensors().find(name);
+    std::vector<int32_t> list;
+    if (it != reader_.tensors().end() && it->second.dtype == "I64") {
+      const std::vector<int64_t> wide = read<int64_t>(name, shape);
+      list.assign(wide.begin(), wide.end());
+      if (!std::equal(list.begin(), list.end(), wide.begin(), wide.end())) fail_usage("'{}': {}: expected ids below {}", path_, name, vocab);
+    } else {
+      list = read<int32_t>(name, shape);
+    }
+    for (const int32_t id : list) {
+      if (id < 0 || id >= vocab) fail_usage("'{}': {}: expected ids from 0 to {}, got {}", path_, name, vocab - 1, id);
+    }
+    return list;
+  }
+
+ private:
+  template <class T>
+  std::vector<T> read(const std::string& name, const std::vector<int64_t>& shape) const {
+    int64_t count = 1;
+    for (const int64_t n : shape) count *= n;
+    // A shape that the caller expects is checked by the reader; one it took from the file fits the file.
+    const auto it = reader_.tensors().find(name);
+    if (it != reader_.tensors().end() && it->second.shape != shape) count = 0;
+    std::vector<T> values(static_cast<size_t>(count));
+    reader_.read<T>(name, shape, std::span<T>(values));
+    return values;
+  }
+
+  std::string path_;
+  SafetensorsReader reader_;
+};
+
+// Rows of ids as sequences, each predicting its own next ids.
+Batch batch_of(std::span<const int32_t> ids, int64_t rows, int64_t length) {
+  Batch batch;
+  batch.ids.assign(ids.begin(), ids.end());
+  batch.layout = SeqLayout::uniform(rows, length);
+  for (size_t t = 0; t < ids.size(); ++t) batch.targets.push_back((t + 1) % static_cast<size_t>(length) == 0 ? -1 : ids[t + 1]);
+  return batch;
+}
+
+template <class T>
+std::vector<double> widened(std::span<const T> values) {
+  return {values.begin(), values.end()};
+}
+
+class ModelCheck {
+ public:
+  ModelCheck(std::string folder, std::string subject, const ModelVectorOptions& options, ModelBounds bounds)
+      : folder_(std::move(folder)), subject_(std::move(subject)), options_(options), bounds_(bounds), io_(folder_ + "/io.safetensors") {}
+
+  // Parameter names as the folder has them.
+  template <class Name>
+  std::vector<Comparison> run(const Name& name) {
+    if (options_.type == VectorType::kF64) {
+      check_pass<double>(name);
+    } else {
+      check_pass<float>(name);
+    }
+    if (io_.has("trace/input_ids") && options_.type != VectorType::kBf16) {
+      if (options_.type == VectorType::kF64) {
+        check_trace<double>();
+      } else {
+        check_trace<float>();
+      }
+    }
+    if (found_.empty()) fail_usage("'{}': expected logits, loss, grad/..., greedy or trace/..., got none of them", io_.path());
+    return found_;
+  }
+
+ private:
+  void add(const std::string& what, double error, double bound, const std::string& where) { found_.push_back({subject_, what, error, bound, where, ""}); }
+
+  template <class T>
+  LanguageModel<T> load() const {
+    LanguageModel<T> model = load_model<T>(folder_);
+    model.set_form(options_.form);
+    if (options_.type == VectorType::kBf16) model.set_precision(Precision::kBf16);
+    return model;
+  }
+
+  template <class T, class Name>
+  void check_pass(const Name& name) {
+    LanguageModel<T> model = load<T>();
+    const int64_t vocab = model.config().vocab_size;
+    const std::vector<int64_t> shape = io_.shape("input_ids", 2);
+    const Batch batch = batch_of(io_.ids("input_ids", shape, vocab), shape[0], shape[1]);
+    if (io_.has("logits")) {
+      const std::vector<int64_t> logits_shape = {shape[0], shape[1], vocab};
+      const std::vector<double> expected = io_.numbers("logits", logits_shape);
+      std::vector<T> logits(expected.size());
+      model.forward_all(batch.ids, batch.layout, nullptr, {logits.data(), batch.layout.tokens(), vocab});
+      const std::vector<double> got = widened<T>(logits);
+      add("logits", relative_error(got, expected), bounds_.logits, furthest_element("logits", logits_shape, got, expected));
+    }
+    const int64_t scored = batch.layout.tokens() - batch.layout.count();
+    model.params().zero_grads();
+    const LossSum sum = model.forward_backward(batch.ids, batch.targets, batch.layout, scored > 0 ? 1.0 / static_cast<double>(scored) : 0.0);
+    if (io_.has("loss")) {
+      const std::vector<double> expected = io_.numbers("loss", {1}), got = {sum.nll / static_cast<double>(sum.count)};
+      add("loss", relative_error(got, expected), bounds_.loss, fmt::format("{:.9g}, expected {:.9g}", got[0], expected[0]));
+    }
+    check_gradients<T>(model, name);
+    if (io_.has("greedy") && options_.type != VectorType::kBf16) check_greedy(model, batch);
+  }
+
+  template <class T, class Name>
+  void check_gradients(const LanguageModel<T>& model, const Name& name) {
+    struct Gradient {
+      std::string name;
+      std::vector<int64_t> shape;
+      std::vector<double> got, expected;
+    };
+    std::vector<Gradient> list;
+    double square = 0;
+    for (const ParamSpec& spec : model.params().specs()) {
+      Gradient g;
+      g.name = "grad/" + name(spec.name);
+      if (!io_.has(g.name)) continue;
+      g.shape = io_.shape(g.name, spec.shape.size());
+      g.expected = io_.numbers(g.name, spec.shape);
+      g.got = widened<T>(model.params().grads().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size())));
+      square += std::pow(euclidean_norm(g.expected), 2);
+      list.push_back(std::move(g));
+    }
+    if (list.empty()) return;
+    if (list.size() != model.params().specs().size()) {
+      fail_usage("'{}': expected grad/... of all {} parameters or of none, got {}", io_.path(), model.params().specs().size(), list.size());
+    }
+    double worst = -1;
+    std::string where;
+    for (const Gradient& g : list) {
+      const double error = relative_error(g.got, g.expected, kGradientFloor * std::sqrt(square));
+      if (error <= worst) continue;
+      worst = error;
+      where = furthest_element(g.name, g.shape, g.got, g.expected);
+    }
+    add("gradients", worst, bounds_.gradients, where);
+  }
+
+  // Prefill by chunks, then one step a token.
+  template <class T>
+  void check_greedy(LanguageModel<T>& model, const Batch& batch) {
+    const int64_t vocab = model.config().vocab_size;
+    const std::vector<int64_t> shape = io_.shape("greedy", 2);
+    const std::vector<int32_t> expected = io_.ids("greedy", shape, vocab);
+    if (batch.layout.count() < 1 || batch.layout.length(0) < kPrompt) {
+      fail_usage("'{}': greedy: expected input_ids of at least {} tokens for it to follow", io_.path(), kPrompt);
+    }
+    ModelState<T> state(model.config(), 1);
+    std::vector<T> logits(static_cast<size_t>(vocab));
+    const Mat<T> row(logits.data(), 1, vocab);
+    model.forward_last(std::span(batch.ids).first(kPrompt), SeqLayout({0, kPrompt}), state, row);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const int32_t next = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+      if (next != expected[i]) {
+        add("greedy tokens", 1, 0, fmt::format("token {}: {}, expected {}", i, next, expected[i]));
+        return;
+      }
+      model.forward_last(std::span(&next, 1), SeqLayout({0, 1}), state, row);
+    }
+    add("greedy tokens", 0, 0, fmt::format("{} tokens", expected.size()));
+  }
+
+  template <class T>
+  void check_trace() {
+    LanguageModel<T> model = load<T>();
+    Params<T>& params = model.params();
+    const std::vector<int64_t> shape = io_.shape("trace/input_ids", 3);
+    const std::vector<int32_t> ids = io_.ids("trace/input_ids", shape, model.config().vocab_size);
+    const std::vector<double> lr = io_.numbers("trace/lr", {shape[0]}), loss = io_.numbers("trace/loss", {shape[0]});
+    const std::vector<double> norm = io_.numbers("trace/norm", {shape[0]});
+    BasicAdamW<T> optimizer({0.9, 0.95, 1e-8, 0.1}, params.specs(), params.size());
+    double worst_loss = 0, worst_norm = 0;
+    std::string where_loss = "all steps", where_norm = "all steps";
+    const size_t row = static_cast<size_t>(shape[1] * shape[2]);
+    for (size_t s = 0; s < lr.size(); ++s) {
+      const Batch batch = batch_of(std::span(ids).subspan(s * row, row), shape[1], shape[2]);
+      const StepResult step = train_step(model, optimizer, {&batch, 1}, lr[s], 1.0);
+      const auto compare = [s](double got, double expected, double& worst, std::string& where) {
+        const double error = relative_error({&got, 1}, {&expected, 1});
+        if (error <= worst) return;
+        worst = error;
+        where = fmt::format("step {}: {:.9g}, expected {:.9g}", s, got, expected);
+      };
+      compare(step.nll / static_cast<double>(step.count), loss[s], worst_loss, where_loss);
+      compare(step.norm, norm[s], worst_norm, where_norm);
+    }
+    add("training, loss", worst_loss, bounds_.trace_loss, where_loss);
+    add("training, norm", worst_norm, bounds_.trace_norm, where_norm);
+  }
+
+  std::string folder_, subject_;
+  ModelVectorOptions options_;
+  ModelBounds bounds_;
+  Io io_;
+  std::vector<Comparison> found_;
+};
+
+}  // namespace
+
+ModelBounds model_bounds(VectorType type, const std::string& model_type) {
+  ModelBounds bounds;
+  if (model_type == "retnet") bounds.trace_norm = 5e-2;
+  if (type == VectorType::kBf16) {
+    bounds.logits = 5e-2;
+    bounds.loss = 1e-3;
+    bounds.gradients = 3e-1;
+  }
+  return bounds;
+}
+
+bool is_model_folder(const std::string& folder) { return file_exists(folder + "/config.json"); }
+
+std::vector<Comparison> check_model(const std::string& folder, const ModelVectorOptions& options) {
+  const std::string path = folder + "/config.json";
+  const nlohmann::json json = nlohmann::json::parse(read_file(path, size_t{1} << 20), nullptr, false);
+  if (json.is_discarded()) fail_usage("'{}': expected a JSON object with the model's configuration", path);
+  const std::string subject = std::filesystem::path(folder).lexically_normal().filename().string();
+  const bool peer = is_peer_config(json);
+  if (peer) {
+    const std::string unknown = unknown_peer_model(json);
+    if (!unknown.empty()) return {{subject, "", 0, 0, "", unknown}};
+  }
+  const ModelBounds bounds = model_bounds(options.type, peer ? json["model_type"].get<std::string>() : "");
+  return ModelCheck(folder, subject, options, bounds).run([&](const std::string& name) { return peer ? peer_parameter_name(json, name) : name; });
+}
+
+}  // namespace fw

@@ -1,0 +1,40 @@
+// Checks of a model against values that another program computed with it: a folder with config.json, model.safetensors (ours or
+// a peer's, model/peer.h) and io.safetensors with
+//   input_ids [B, T]; logits [B, T, vocab]; loss [1], the mean over all but the last position of each row; grad/<parameter> of
+//   that loss, names as in model.safetensors; greedy [1, n], what follows the first 40 ids of row 0;
+//   trace/: training steps from the saved weights: input_ids [S, B, T], lr [S], loss [S] before each step, norm [S] of the
+//   gradient before clipping. AdamW with betas 0.9, 0.95, eps 1e-8, weight decay 0.1, clipped to norm 1.
+// What a file does not have is not compared; input_ids it must have, and one thing more.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/comparison.h"
+#include "fastweight/fastweight.h"
+
+namespace fw {
+
+// Relative errors. Logits as one vector; gradients by parameter, the denominator at least 1e-3 of all gradients together, because
+// some parameters have gradients of 5e-5 of the whole, which float32 cannot give to three digits; loss and norm step by step.
+struct ModelBounds {
+  double logits = 1e-4, loss = 1e-4, gradients = 1e-3;
+  double trace_loss = 2e-4, trace_norm = 1e-3;
+};
+// The bounds for a type; bf16: parameters and sums in float32, operands of matrix products rounded. Of a retnet, whose gradient norm is ill-conditioned
+// (weights perturbed by 3e-7 move it by 1e-2), trace_norm is 5e-2. In bf16 they are wider (5e-2, 1e-3, 3e-1): an operand has 8 bits.
+ModelBounds model_bounds(VectorType type, const std::string& model_type);
+
+struct ModelVectorOptions {
+  VectorType type = VectorType::kF64;
+  fw_form form = FW_FORM_AUTO;
+};
+
+// Whether the folder is a model's: it has a config.json.
+bool is_model_folder(const std::string& folder);
+// One entry for each thing compared. Greedy tokens are an error of 0 or 1. In bf16 neither they nor training are compared: a near
+// tie may fall either way, and ten steps of AdamW, which divides by the size of the gradient, turn the rounding of small gradients
+// into other weights. A model of an unknown type is one entry that says so. Throws Error(kUsage) for files that cannot be read.
+std::vector<Comparison> check_model(const std::string& folder, const ModelVectorOptions& options);
+
+}  // namespace fw

@@ -1,0 +1,28 @@
+#include "train/step.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace fw {
+
+template <class T>
+StepResult train_step(LanguageModel<T>& model, BasicAdamW<T>& optimizer, std::span<const Batch> batches, double lr, double clip) {
+  StepResult result;
+  for (const Batch& batch : batches) {
+    result.count += std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t target) { return target >= 0; });
+  }
+  const double scale = result.count > 0 ? 1.0 / static_cast<double>(result.count) : 0.0;
+  model.params().zero_grads();
+  for (const Batch& batch : batches) result.nll += model.forward_backward(batch.ids, batch.targets, batch.layout, scale).nll;
+  result.norm = optimizer.norm(model.params().grads());
+  result.finite = std::isfinite(result.nll) && std::isfinite(result.norm);
+  if (result.finite && result.count > 0) {
+    optimizer.update(model.params().values(), model.params().grads(), lr, clip_factor(result.norm, clip));
+  }
+  return result;
+}
+
+template StepResult train_step(LanguageModel<float>&, BasicAdamW<float>&, std::span<const Batch>, double, double);
+template StepResult train_step(LanguageModel<double>&, BasicAdamW<double>&, std::span<const Batch>, double, double);
+
+}  // namespace fw
