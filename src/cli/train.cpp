@@ -189,7 +189,7 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
     fmt::print("\n{}\n", table.text());
   }
   const std::string title = fmt::format("{}, {} layers, width {}", o_.model.rule, o_.model.num_hidden_layers, o_.model.hidden_size);
-  const CurveResult curve = write_loss_curve(read_metrics(out + "/metrics.jsonl"), title, out + "/loss");
+  const PictureResult curve = write_loss_curve(read_metrics(out + "/metrics.jsonl"), title, out + "/loss");
   if (!curve.note.empty()) fmt::print("note: {}\n", curve.note);
 
   fmt::print("files:\n");

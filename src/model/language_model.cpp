@@ -10,6 +10,7 @@
 #include "nn/activations.h"
 #include "nn/block.h"
 #include "nn/head.h"
+#include "nn/observer.h"
 #include "nn/recurrent_mixer.h"
 
 namespace fw {
@@ -70,7 +71,7 @@ struct LanguageModel<T>::Impl {
       largest = extent;
     }
     arena.release();
-    return Pass<T>{params, layout, arena, precision, keep, state == nullptr ? nullptr : state->positions().data(), form};
+    return Pass<T>{params, layout, arena, precision, keep, state == nullptr ? nullptr : state->positions().data(), form, observer};
   }
 
   LayerState<T> layer_state(ModelState<T>* state, size_t i) const {
@@ -86,7 +87,10 @@ struct LanguageModel<T>::Impl {
     residual.x = new_matrix<T>(arena, pass.layout.tokens(), config.hidden_size);
     if (!pass.keep) residual.delta = new_matrix<T>(arena, pass.layout.tokens(), config.hidden_size);
     embedding.forward(pass, ids, residual.x);
-    for (size_t i = 0; i < blocks.size(); ++i) blocks[i].forward(pass, residual, layer_state(state, i), &contexts[i]);
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      if (observer != nullptr) observer->begin_layer(static_cast<int64_t>(i));
+      blocks[i].forward(pass, residual, layer_state(state, i), &contexts[i]);
+    }
     return residual;
   }
 
@@ -102,6 +106,7 @@ struct LanguageModel<T>::Impl {
   int64_t largest = 0;
   Precision precision = Precision::kNative;
   fw_form form = FW_FORM_AUTO;
+  PassObserver<T>* observer = nullptr;
 };
 
 template <class T>
@@ -140,6 +145,11 @@ void LanguageModel<T>::set_precision(Precision precision) {
 template <class T>
 void LanguageModel<T>::set_form(fw_form form) {
   impl_->form = form;
+}
+
+template <class T>
+void LanguageModel<T>::observe(PassObserver<T>* observer) {
+  impl_->observer = observer;
 }
 
 template <class T>

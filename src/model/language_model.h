@@ -16,6 +16,9 @@
 namespace fw {
 
 template <class T>
+class PassObserver;  // nn/observer.h
+
+template <class T>
 class LanguageModel {
  public:
   explicit LanguageModel(const ModelConfig& config);  // validates; parameters allocated, not initialised
@@ -29,7 +32,9 @@ class LanguageModel {
   void init(Random& random) { params().init(random); }
   void set_precision(Precision precision);  // of the matrix products outside the recurrence
   void set_form(fw_form form);              // of the recurrence; FW_FORM_AUTO at first
-  std::string hash() const;                 // of names, shapes and values; ties a state to its model
+  // Sees every recurrence of the passes that follow; null: none. The caller keeps it alive.
+  void observe(PassObserver<T>* observer);
+  std::string hash() const;  // of names, shapes and values; ties a state to its model
 
   // Loss of packed sequences and, accumulated into params().grads(), the gradient of grad_scale * (sum of losses).
   // targets[t] < 0 is not scored. state (may be null): initial states of the layout's sequences, replaced by the final

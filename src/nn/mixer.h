@@ -14,6 +14,9 @@
 
 namespace fw {
 
+template <class T>
+class PassObserver;  // nn/observer.h
+
 // One pass over the model: what all modules share.
 template <class T>
 struct Pass {
@@ -21,9 +24,10 @@ struct Pass {
   const SeqLayout& layout;
   Arena& arena;
   Precision precision = Precision::kNative;
-  bool keep = false;                   // contexts for backward
-  const int64_t* positions = nullptr;  // [N]: tokens of each sequence before this pass; null: none
-  fw_form form = FW_FORM_AUTO;         // of the recurrence
+  bool keep = false;                    // contexts for backward
+  const int64_t* positions = nullptr;   // [N]: tokens of each sequence before this pass; null: none
+  fw_form form = FW_FORM_AUTO;          // of the recurrence
+  PassObserver<T>* observer = nullptr;  // sees every recurrence
 };
 
 // Views of one layer's state of N sequences (model/state.h has the shapes); null: from zero, final values not wanted.

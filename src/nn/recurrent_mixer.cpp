@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "nn/activations.h"
+#include "nn/observer.h"
 #include "nn/recurrence.h"
 
 namespace fw {
@@ -157,11 +158,15 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   gates_forward(pass, c);
 
   const Recurrence<T> recurrence(spec_.rule, pass.layout, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form);
-  c.rule.s = pass.keep ? new_copy(arena, state.s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : state.s;
-  c.rule.a = pass.keep ? new_copy(arena, state.a, sequences * spec_.heads * spec_.key_dim) : state.a;
+  const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
+  c.rule.s = copy_state ? new_copy(arena, state.s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : state.s;
+  c.rule.a = copy_state ? new_copy(arena, state.a, sequences * spec_.heads * spec_.key_dim) : state.a;
   if (pass.keep && recurrence.saved_bytes() > 0) c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
   c.o = new_matrix<T>(arena, tokens, spec_.value_size());
   recurrence.forward(c.rule, c.o, state.s, state.a, c.saved, arena);
+  if (pass.observer != nullptr) {
+    pass.observer->recurrence({spec_.rule, pass.layout, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, c.rule, c.o});
+  }
 
   c.normed = pass.keep ? new_matrix<T>(arena, tokens, spec_.value_size()) : c.o;
   c.rstd = arena.alloc<T>(tokens * spec_.v_heads);

@@ -11,7 +11,8 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-const std::vector<std::string> kCommands{"train", "eval", "generate", "bench", "info", "rules", "selftest", "tokenize", "verify", "import", "export"};
+const std::vector<std::string> kCommands{"train", "eval",     "analyze",  "generate", "bench",  "info",
+                                         "rules", "selftest", "tokenize", "verify",   "import", "export"};
 
 TEST(Help, OverviewNamesEveryCommand) {
   const Outcome overview = run({"--help"});

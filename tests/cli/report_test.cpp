@@ -86,7 +86,7 @@ TEST(Curves, ScriptHasFinitePointsOnlyAndQuotes) {
 }
 
 TEST(Curves, NothingToDrawIsANote) {
-  const CurveResult result = write_loss_curve({}, "title", "/nonexistent/loss");
+  const PictureResult result = write_loss_curve({}, "title", "/nonexistent/loss");
   EXPECT_TRUE(result.files.empty());
   EXPECT_THAT(result.note, HasSubstr("nothing was logged"));
 }

@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "rule/decay.h"
+
 namespace fw::cpu {
 
 template <class T>
@@ -70,7 +72,7 @@ void HeadScan<T>::load_streams(int64_t begin, int64_t L, bool with_z) {
     case Decay::kNone:
       break;
     case Decay::kConstant:
-      std::fill_n(s_.alpha, L, static_cast<T>(1.0 - std::exp2(-5.0 - static_cast<double>(hv_))));
+      std::fill_n(s_.alpha, L, static_cast<T>(constant_decay(hv_)));
       break;
     case Decay::kScalar: {
       const RowView<T> g = in_.g.rows(plan_, n_, begin, hv_);

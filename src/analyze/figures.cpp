@@ -1,0 +1,228 @@
+#include "analyze/figures.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+namespace fw {
+namespace {
+
+constexpr const char *kBlue = "#3b6ea5", *kRed = "#c8553d", *kGrey = "#888888";
+constexpr int kPanelWidth = 230, kPanelHeight = 150, kHeadHeight = 40;
+
+// At most `most` of 0 ... count - 1, evenly spaced, with both ends.
+std::vector<size_t> spaced(size_t count, size_t most) {
+  std::vector<size_t> list;
+  const size_t n = std::min(count, most);
+  for (size_t i = 0; i < n; ++i) list.push_back(n < 2 ? 0 : i * (count - 1) / (n - 1));
+  return list;
+}
+
+FigureCurve bins_of(const Distribution& d, int64_t bins, const char* color, double width = 0) {
+  FigureCurve curve{FigureCurve::Kind::kBins, color, {}, {}, {}};
+  const Distribution::Histogram h = d.histogram(bins, width);
+  for (size_t i = 0; i < h.counts.size(); ++i) {
+    curve.x.push_back(h.edges[i]);
+    curve.x_end.push_back(h.edges[i + 1]);
+    curve.y.push_back(static_cast<double>(h.counts[i]) / static_cast<double>(d.count()));
+  }
+  return curve;
+}
+
+FigureCurve line_of(const PositionSeries& series, int64_t every) {
+  FigureCurve curve{FigureCurve::Kind::kLine, kBlue, {}, {}, {}};
+  for (size_t i = 0; i < series.sum.size(); ++i) {
+    if (series.windows[i] == 0) continue;
+    curve.x.push_back(static_cast<double>(static_cast<int64_t>(i + 1) * every));
+    curve.y.push_back(series.mean(i));
+  }
+  return curve;
+}
+
+// A panel's curves, and what its title says of them.
+using MakePanel = std::function<FigurePanel(const LayerAnalysis&, size_t head)>;
+
+Figure make_figure(const Analysis& analysis, const std::string& name, const std::string& title, bool key_heads, const MakePanel& make) {
+  Figure figure;
+  figure.name = name;
+  size_t heads = 0;
+  for (const LayerAnalysis& layer : analysis.layers) heads = std::max(heads, static_cast<size_t>(key_heads ? layer.heads : layer.v_heads));
+  const std::vector<size_t> layers = spaced(analysis.layers.size(), kFigureLayers), columns = spaced(heads, kFigureHeads);
+  figure.columns = columns.size();
+  figure.title = fmt::format("{}   [{}]", title, analysis.rule);
+  if (layers.size() < analysis.layers.size() || columns.size() < heads) {
+    figure.title += fmt::format(" ({} of {} layers, {} of {} heads)", layers.size(), analysis.layers.size(), columns.size(), heads);
+  }
+  for (const size_t l : layers) {
+    const LayerAnalysis& layer = analysis.layers[l];
+    for (const size_t h : columns) {
+      const bool there = h < static_cast<size_t>(key_heads ? layer.heads : layer.v_heads);
+      FigurePanel panel = there ? make(layer, h) : FigurePanel{};
+      panel.title = fmt::format("layer {}, head {}{}", layer.layer, h, panel.title);
+      figure.panels.push_back(std::move(panel));
+    }
+  }
+  return figure;
+}
+
+std::string mean_text(const Distribution& d) { return d.count() > 0 ? fmt::format("   mean {:.3g}", d.mean()) : ""; }
+
+bool has_points(const Figure& figure) {
+  return std::any_of(figure.panels.begin(), figure.panels.end(), [](const FigurePanel& panel) {
+    return std::any_of(panel.curves.begin(), panel.curves.end(), [](const FigureCurve& curve) { return !curve.x.empty(); });
+  });
+}
+
+// A step of 1, 2 or 5 times a power of ten that cuts a length into at most four.
+double tick_step(double length) {
+  const double power = std::pow(10.0, std::floor(std::log10(length / 4)));
+  for (const double factor : {1.0, 2.0, 5.0}) {
+    if (factor * power * 4 >= length) return factor * power;
+  }
+  return 10 * power;
+}
+
+// The range that all panels share; gnuplot widens an empty one.
+struct Range {
+  double low = std::numeric_limits<double>::infinity(), high = -low;
+  void add(double x) {
+    low = std::min(low, x);
+    high = std::max(high, x);
+  }
+  bool empty() const { return !(low < high); }
+  // axis: "x" or "y"
+  std::string settings(const std::string& axis, bool logarithmic) const {
+    if (empty()) return "";
+    const std::string range = fmt::format("set {}range [{}:{}]\n", axis, low, high);
+    if (!logarithmic) return range + fmt::format("set {}tics {}\n", axis, tick_step(high - low));
+    const double decades = std::ceil(std::log10(high / low) / 4);
+    return range + fmt::format("set logscale {0}\nset {0}tics 1e{1}\nset format {0} '10^{{%T}}'\n", axis, std::max(decades, 1.0));
+  }
+};
+
+}  // namespace
+
+std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
+  std::vector<Figure> figures;
+  if (analysis.layers.empty()) return figures;
+  const Rule& rule = analysis.layers[0].rule;  // a model has one for all its layers
+  for (const QuantityInfo& q : quantities()) {
+    // The state is drawn over time, and the two cosines together.
+    const bool elsewhere = q.id == Quantity::kStateNorm || q.id == Quantity::kEffectiveRank || q.id == Quantity::kCosKeyRead || q.id == Quantity::kCosQueryRead;
+    if (!q.applies(rule) || elsewhere) continue;
+    figures.push_back(make_figure(analysis, std::string(q.name), fmt::format("{}: {}", q.name, q.formula), q.of_key_head(rule),
+                                  [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
+                                    if (!q.applies(layer.rule)) return {};
+                                    const Distribution& d = layer.of(q.id)[h];
+                                    return {mean_text(d), {bins_of(d, bins, kBlue)}};
+                                  }));
+    figures.back().logarithmic = q.logarithmic(rule);
+  }
+  figures.push_back(
+      make_figure(analysis, "cos_reads", "cosine of v with the key's read S^T k (blue) and with the query's read o (red)", false,
+                  [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
+                    const Distribution &key = layer.of(Quantity::kCosKeyRead)[h], &query = layer.of(Quantity::kCosQueryRead)[h];
+                    // Bins of the same width, so that the heights compare.
+                    const double width = std::max(key.histogram(bins).width, query.histogram(bins).width);
+                    return {fmt::format("   {:.2f}, {:.2f}", key.mean(), query.mean()), {bins_of(key, bins, kBlue, width), bins_of(query, bins, kRed, width)}};
+                  }));
+  figures.push_back(make_figure(analysis, "subspace_overlap",
+                                "overlap of the first r principal components of key reads and query reads, over r (dashed: chance)", false,
+                                [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
+                                  const SubspaceOverlap& o = layer.value_heads[h].overlap;
+                                  FigureCurve line{FigureCurve::Kind::kLine, kBlue, {}, {}, o.by_rank};
+                                  FigureCurve chance{FigureCurve::Kind::kDashed, kGrey, {}, {}, {}};
+                                  for (size_t r = 1; r <= o.by_rank.size(); ++r) {
+                                    line.x.push_back(static_cast<double>(r));
+                                    chance.x.push_back(static_cast<double>(r));
+                                    chance.y.push_back(static_cast<double>(r) / static_cast<double>(o.by_rank.size()));
+                                  }
+                                  return {o.components > 0 ? fmt::format("   {:.2f} at r = {}", o.overlap, o.components) : "", {chance, line}};
+                                }));
+  const auto over_time = [&](const char* name, const char* title, PositionSeries HeadAnalysis::*series) {
+    figures.push_back(make_figure(analysis, name, title, false, [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
+      return {"", {line_of(layer.value_heads[h].*series, analysis.every)}};
+    }));
+  };
+  over_time("state_norm", "norm of the state |S| over the position in the window", &HeadAnalysis::state_norm);
+  over_time("effective_rank", "effective rank of the state over the position in the window", &HeadAnalysis::effective_rank);
+  std::erase_if(figures, [](const Figure& figure) { return !has_points(figure); });
+  return figures;
+}
+
+std::string figure_script(const Figure& figure, const std::string& terminal, const std::string& file) {
+  const size_t rows = (figure.panels.size() + figure.columns - 1) / figure.columns;
+  Range x_range, y_range;
+  bool bins = false;
+  for (const FigurePanel& panel : figure.panels) {
+    for (const FigureCurve& curve : panel.curves) {
+      bins = bins || curve.kind == FigureCurve::Kind::kBins;
+      for (const double x : curve.x) x_range.add(x);
+      for (const double x : curve.x_end) x_range.add(x);
+      for (const double y : curve.y) y_range.add(y);
+    }
+  }
+  std::string script = fmt::format("set terminal {}\nset output {}\n", terminal, gnuplot_quote(file));
+  script += fmt::format("set multiplot layout {},{} title {} noenhanced font ',12'\n", rows, figure.columns, gnuplot_quote(figure.title));
+  script +=
+      "unset key\nset border 3 linecolor rgb '#555555'\nset tics nomirror out scale 0.5 font ',8'\nset xtics offset 0,0.4\nset style fill transparent solid "
+      "0.6 "
+      "noborder\nset lmargin 5\nset rmargin 2\nset bmargin 2\nset tmargin 2\n";
+  script += x_range.settings("x", figure.logarithmic);
+  if (bins) {
+    script += "unset ytics\nset yrange [0:*]\n";  // a share of the values: only its shape matters
+  } else {
+    y_range.add(0);
+    script += y_range.settings("y", false);
+  }
+  for (const FigurePanel& panel : figure.panels) {
+    script += fmt::format("set title {} noenhanced font ',9' offset 0,-0.7\n", gnuplot_quote(panel.title));
+    std::string data;
+    std::vector<std::string> plots;
+    for (const FigureCurve& curve : panel.curves) {
+      if (curve.x.empty()) continue;
+      const std::string name = fmt::format("$curve{}", plots.size());
+      data += name + " << END_OF_DATA\n";
+      for (size_t i = 0; i < curve.x.size(); ++i) {
+        if (curve.kind == FigureCurve::Kind::kBins) {
+          data += fmt::format("{} {} {}\n", (curve.x[i] + curve.x_end[i]) / 2, curve.y[i], curve.x_end[i] - curve.x[i]);
+        } else {
+          data += fmt::format("{} {}\n", curve.x[i], curve.y[i]);
+        }
+      }
+      data += "END_OF_DATA\n";
+      switch (curve.kind) {
+        case FigureCurve::Kind::kBins:
+          plots.push_back(fmt::format("{} using 1:2:3 with boxes linecolor rgb '{}'", name, curve.color));
+          break;
+        case FigureCurve::Kind::kLine:
+          plots.push_back(fmt::format("{} with lines linewidth 1.5 linecolor rgb '{}'", name, curve.color));
+          break;
+        case FigureCurve::Kind::kDashed:
+          plots.push_back(fmt::format("{} with lines dashtype 2 linecolor rgb '{}'", name, curve.color));
+          break;
+      }
+    }
+    script += plots.empty() ? std::string("set multiplot next\n") : data + fmt::format("plot {}\n", fmt::join(plots, ", "));
+  }
+  return script + "unset multiplot\nunset output\n";
+}
+
+PictureResult write_figures(const std::vector<Figure>& figures, const std::string& folder) {
+  PictureResult all;
+  for (const Figure& figure : figures) {
+    const int rows = static_cast<int>((figure.panels.size() + figure.columns - 1) / figure.columns);
+    const int width = std::max(static_cast<int>(figure.columns) * kPanelWidth, 3 * kPanelWidth);
+    const PictureResult one = draw_picture("picture of " + figure.name, folder + "/" + figure.name, width, rows * kPanelHeight + kHeadHeight,
+                                           [&](const std::string& terminal, const std::string& file) { return figure_script(figure, terminal, file); });
+    all.files.insert(all.files.end(), one.files.begin(), one.files.end());
+    if (all.note.empty()) all.note = one.note;
+    if (one.files.empty()) break;  // no gnuplot: the others would fail the same way
+  }
+  return all;
+}
+
+}  // namespace fw

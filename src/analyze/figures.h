@@ -1,0 +1,43 @@
+// The pictures of an analysis: one for each quantity, a panel for each layer (rows) and head (columns).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "analyze/run.h"
+#include "report/gnuplot.h"
+
+namespace fw {
+
+// One curve of a panel: points for lines, or bins [x, x_end) with a height.
+struct FigureCurve {
+  enum class Kind { kBins, kLine, kDashed };
+  Kind kind = Kind::kLine;
+  std::string color;
+  std::vector<double> x, x_end, y;
+};
+
+struct FigurePanel {
+  std::string title;
+  std::vector<FigureCurve> curves;
+};
+
+struct Figure {
+  std::string name;   // of its files
+  std::string title;  // above all panels
+  bool logarithmic = false;
+  size_t columns = 0;
+  std::vector<FigurePanel> panels;  // row by row; one without curves stays empty
+};
+
+// What there is to draw, without what would be empty. At most kFigureLayers x kFigureHeads panels: of larger models evenly spaced ones, and the title says so.
+inline constexpr size_t kFigureLayers = 12, kFigureHeads = 8;
+std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins);
+
+// What gnuplot is given for one terminal; for tests.
+std::string figure_script(const Figure& figure, const std::string& terminal, const std::string& file);
+
+// Draws all of them into folder/NAME.svg and .png.
+PictureResult write_figures(const std::vector<Figure>& figures, const std::string& folder);
+
+}  // namespace fw

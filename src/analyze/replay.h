@@ -1,0 +1,37 @@
+// The recurrence of one value head, token by token in double, with what an analysis wants to see on the way.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "analyze/streams.h"
+
+namespace fw {
+
+// What the state answers at one token, [V] each.
+struct TokenReads {
+  std::vector<double> o;         // S_t^T r: the query's read
+  std::vector<double> key_read;  // S_t^T k: what the state, after the write, has under this token's key
+  std::vector<double> erased;    // Sbar^T e; zeros for offline rules
+  std::vector<double> fed;       // Sbar^T f; zeros without feedback
+  std::vector<double> u;         // z - Sbar^T e: what is written
+};
+
+class HeadReplay {
+ public:
+  HeadReplay(int64_t K, int64_t V);
+  // The state [K, V] from which it goes on; null: zero.
+  template <class T>
+  void start(const T* state);
+  void step(const HeadStreams& x, int64_t i);
+  const TokenReads& reads() const { return reads_; }  // of the last step
+  std::span<const double> state() const { return s_; }
+
+ private:
+  int64_t K_, V_;
+  std::vector<double> s_;
+  TokenReads reads_;
+};
+
+}  // namespace fw

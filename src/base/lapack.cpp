@@ -1,0 +1,80 @@
+#include "base/lapack.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "base/error.h"
+#include "base/threads.h"
+
+// OpenBLAS has LAPACK's routines and no header for them (Debian keeps that in another package). The last arguments are the
+// lengths of the character arguments, as Fortran compilers pass them.
+extern "C" {
+void dgesvd_(const char* jobu, const char* jobvt, const int* m, const int* n, double* a, const int* lda, double* s, double* u, const int* ldu, double* vt,
+             const int* ldvt, double* work, const int* lwork, int* info, size_t, size_t);
+void dsyev_(const char* jobz, const char* uplo, const int* n, double* a, const int* lda, double* w, double* work, const int* lwork, int* info, size_t, size_t);
+}
+
+namespace fw {
+namespace {
+
+std::vector<double> checked_copy(const char* what, int64_t m, int64_t n, std::span<const double> a) {
+  if (static_cast<int64_t>(a.size()) != m * n) fail_internal("{}: expected {} x {} values, got {}", what, m, n, a.size());
+  for (const double x : a) {
+    if (!std::isfinite(x)) fail_numeric("{}: expected finite values, got {}", what, x);
+  }
+  return {a.begin(), a.end()};
+}
+
+// Inside a task OpenBLAS keeps to one thread (base/gemm.cpp says why it is asked to).
+template <class Body>
+void on_one_thread(const Body& body) {
+  if (inside_task()) {
+    body();
+  } else {
+    parallel_for(1, [&](int64_t) { body(); });
+  }
+}
+
+// `call(work, size, info)` is asked for the size it likes first.
+template <class Call>
+void with_workspace(const char* what, const Call& call) {
+  on_one_thread([&] {
+    double best = 0;
+    int info = 0;
+    call(&best, -1, &info);
+    std::vector<double> work(static_cast<size_t>(std::max(best, 1.0)));
+    if (info == 0) call(work.data(), static_cast<int>(work.size()), &info);
+    if (info != 0) fail_numeric("{}: LAPACK ended with info = {}", what, info);
+  });
+}
+
+}  // namespace
+
+std::vector<double> singular_values(int64_t m, int64_t n, std::span<const double> a) {
+  std::vector<double> copy = checked_copy("singular values", m, n, a);
+  std::vector<double> values(static_cast<size_t>(std::min(m, n)));
+  if (values.empty()) return values;
+  const int rows = static_cast<int>(n), cols = static_cast<int>(m), one = 1;  // column-major: the transpose
+  with_workspace("singular values", [&](double* work, int size, int* info) {
+    dgesvd_("N", "N", &rows, &cols, copy.data(), &rows, values.data(), nullptr, &one, nullptr, &one, work, &size, info, 1, 1);
+  });
+  return values;
+}
+
+SymmetricEigen symmetric_eigen(int64_t n, std::span<const double> a) {
+  SymmetricEigen result{std::vector<double>(static_cast<size_t>(n)), checked_copy("eigenvalues", n, n, a)};
+  if (n == 0) return result;
+  const int order = static_cast<int>(n);
+  with_workspace("eigenvalues", [&](double* work, int size, int* info) {
+    dsyev_("V", "U", &order, result.vectors.data(), &order, result.values.data(), work, &size, info, 1, 1);
+  });
+  // LAPACK gives them in ascending order, vectors as columns of a column-major matrix: as our rows.
+  std::reverse(result.values.begin(), result.values.end());
+  for (int64_t i = 0; i < n / 2; ++i) {
+    std::swap_ranges(result.vectors.begin() + i * n, result.vectors.begin() + (i + 1) * n, result.vectors.begin() + (n - 1 - i) * n);
+  }
+  return result;
+}
+
+}  // namespace fw

@@ -1,0 +1,189 @@
+// Distributions, effective rank, subspaces, and one recurrence computed by hand.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "analyze/distribution.h"
+#include "analyze/replay.h"
+#include "analyze/subspace.h"
+#include "base/error.h"
+#include "base/lapack.h"
+#include "base/random.h"
+
+namespace fw::testing {
+namespace {
+
+int64_t total(const Distribution::Histogram& h) { return std::accumulate(h.counts.begin(), h.counts.end(), int64_t{0}); }
+
+TEST(Distribution, MomentsExtremesAndCounts) {
+  Distribution d;
+  for (const double x : {1.0, 2.0, 3.0, 6.0}) d.add(x);
+  EXPECT_EQ(d.count(), 4);
+  EXPECT_DOUBLE_EQ(d.mean(), 3);
+  EXPECT_DOUBLE_EQ(d.deviation(), std::sqrt(14.0 / 4));
+  EXPECT_EQ(d.min(), 1);
+  EXPECT_EQ(d.max(), 6);
+  d.add(std::numeric_limits<double>::quiet_NaN());
+  d.add(std::numeric_limits<double>::infinity());
+  EXPECT_EQ(d.count(), 4);
+  EXPECT_EQ(d.skipped(), 2);
+  EXPECT_EQ(total(d.histogram(8)), 4);
+}
+
+// Ranges that grow to both sides, over many orders of magnitude: nothing is lost, and every bin holds what lies between its edges.
+TEST(Distribution, HistogramHoldsEveryValueBetweenItsEdges) {
+  Random random(7);
+  for (const double spread : {0.0, 1e-9, 1.0, 1e6}) {
+    for (const double centre : {0.0, -3.0, 1.0, 1e5}) {
+      Distribution d;
+      std::vector<double> values;
+      values.reserve(5000);
+      for (int i = 0; i < 5000; ++i) values.push_back(centre + spread * random.normal() * (i % 100 == 0 ? 10 : 1));
+      for (const double x : values) d.add(x);
+      for (const int64_t bins : {2, 7, 64, 5000}) {
+        const Distribution::Histogram h = d.histogram(bins);
+        ASSERT_LE(static_cast<int64_t>(h.counts.size()), bins);
+        ASSERT_EQ(h.edges.size(), h.counts.size() + 1);
+        EXPECT_EQ(total(h), 5000);
+        for (size_t i = 0; i < h.counts.size(); ++i) {
+          ASSERT_LT(h.edges[i], h.edges[i + 1]);
+          EXPECT_EQ(std::count_if(values.begin(), values.end(), [&](double x) { return x >= h.edges[i] && x < h.edges[i + 1]; }), h.counts[i]);
+        }
+      }
+      std::sort(values.begin(), values.end());
+      for (const double p : {0.01, 0.5, 0.95})
+        EXPECT_NEAR(d.quantile(p), values[static_cast<size_t>(p * 5000)], (values.back() - values[0]) / 256 + 1e-5 * std::abs(centre));
+    }
+  }
+}
+
+TEST(Distribution, AFewDozenBinsForAnyRange) {
+  Random random(8);
+  Distribution d;
+  for (int i = 0; i < 100000; ++i) d.add(random.uniform());
+  const Distribution::Histogram h = d.histogram(64);
+  EXPECT_GE(h.counts.size(), 32u);
+  for (const int64_t n : h.counts) EXPECT_NEAR(static_cast<double>(n) * static_cast<double>(h.counts.size()), 1e5, 1e4);
+}
+
+TEST(Distribution, LogarithmicBinsInUnitsOfTheValues) {
+  Distribution d(Distribution::Scale::kLog10);
+  for (const double x : {1e-6, 1e-3, 1.0, 1e3, 0.0, -1.0}) d.add(x);
+  EXPECT_EQ(d.count(), 4);
+  EXPECT_EQ(d.skipped(), 2);
+  const Distribution::Histogram h = d.histogram(64);
+  EXPECT_EQ(total(h), 4);
+  EXPECT_LE(h.edges.front(), 1e-6 * (1 + 1e-9));
+  EXPECT_GT(h.edges.back(), 1e3);
+  EXPECT_NEAR(h.edges[2] / h.edges[1], h.edges[1] / h.edges[0], 1e-9);
+  EXPECT_EQ(d.min(), 1e-6);
+}
+
+TEST(Distribution, NothingIsNan) {
+  const Distribution d;
+  EXPECT_TRUE(std::isnan(d.mean()) && std::isnan(d.min()) && std::isnan(d.quantile(0.5)));
+  EXPECT_TRUE(d.histogram(10).counts.empty());
+}
+
+TEST(EffectiveRank, OfKnownMatrices) {
+  EXPECT_NEAR(effective_rank(2, 2, std::vector<double>{3, 0, 0, 3}), 2, 1e-12);
+  EXPECT_NEAR(effective_rank(2, 3, std::vector<double>{1, 2, 3, 2, 4, 6}), 1, 1e-6);  // rank one
+  // Singular values 1 and 3: p = 1/4, 3/4.
+  const double entropy = 0.25 * std::log(4.0) + 0.75 * std::log(4.0 / 3);
+  EXPECT_NEAR(effective_rank(3, 2, std::vector<double>{0, 1, 0, 0, -3, 0}), std::exp(entropy), 1e-12);
+  EXPECT_TRUE(std::isnan(effective_rank(2, 2, std::vector<double>(4, 0.0))));
+  EXPECT_THROW(effective_rank(1, 1, std::vector<double>{std::nan("")}), Error);
+}
+
+TEST(Lapack, EigenvectorsAreRowsLargestFirst) {
+  const SymmetricEigen e = symmetric_eigen(2, std::vector<double>{2, 1, 1, 2});
+  EXPECT_NEAR(e.values[0], 3, 1e-12);
+  EXPECT_NEAR(e.values[1], 1, 1e-12);
+  EXPECT_NEAR(std::abs(e.vectors[0]), std::sqrt(0.5), 1e-12);
+  EXPECT_NEAR(e.vectors[0], e.vectors[1], 1e-12);
+  EXPECT_NEAR(e.vectors[2], -e.vectors[3], 1e-12);
+  const std::vector<double> sigma = singular_values(2, 3, std::vector<double>{0, 2, 0, 0, 0, -5});
+  ASSERT_EQ(sigma.size(), 2u);
+  EXPECT_NEAR(sigma[0], 5, 1e-12);
+  EXPECT_NEAR(sigma[1], 2, 1e-12);
+}
+
+// Vectors +-2 along axis 0 and +-1 along axis 1, about a mean that must not matter.
+Moments along(const std::vector<int>& axes, int64_t V, double mean) {
+  Moments m(V);
+  double size = 2;
+  for (const int axis : axes) {
+    for (const double sign : {-1.0, 1.0}) {
+      std::vector<double> x(static_cast<size_t>(V), mean);
+      x[static_cast<size_t>(axis)] += sign * size;
+      m.add(1, x.data());
+    }
+    size -= 1;
+  }
+  return m;
+}
+
+TEST(Subspaces, EqualAndOrthogonal) {
+  const SubspaceOverlap equal = subspace_overlap(along({0, 1}, 4, 0), along({1, 0}, 4, 7));
+  EXPECT_EQ(equal.components_a, 2);
+  EXPECT_EQ(equal.components_b, 2);
+  EXPECT_NEAR(equal.overlap, 1, 1e-12);
+  EXPECT_NEAR(equal.by_rank[0], 0, 1e-12);  // the largest components are different axes
+  EXPECT_NEAR(equal.by_rank[3], 1, 1e-12);
+  EXPECT_DOUBLE_EQ(equal.chance, 0.5);
+  EXPECT_NEAR(equal.explained_a[0], 0.8, 1e-12);
+
+  EXPECT_NEAR(subspace_overlap(along({0, 1}, 4, 0), along({2, 3}, 4, 0)).overlap, 0, 1e-12);
+  EXPECT_NEAR(subspace_overlap(along({0, 1}, 4, 0), along({1, 2}, 4, 0)).overlap, 0.5, 1e-12);  // one common axis of two
+}
+
+TEST(Subspaces, WithoutVarianceThereIsNone) {
+  Moments still(3);
+  const std::vector<double> x{1, 2, 3};
+  still.add(1, x.data());
+  const SubspaceOverlap none = subspace_overlap(along({0}, 3, 0), still);
+  EXPECT_EQ(none.components, 0);
+  EXPECT_TRUE(std::isnan(none.overlap));
+}
+
+TEST(Subspaces, WhatIsNotFiniteSpansNothing) {
+  Moments lost(2);
+  const std::vector<double> x{1, std::numeric_limits<double>::infinity()};
+  lost.add(1, x.data());
+  const SubspaceOverlap none = subspace_overlap(along({0}, 2, 0), lost);
+  EXPECT_EQ(none.components, 0);
+  EXPECT_TRUE(std::isnan(none.overlap));
+  EXPECT_TRUE(none.by_rank.empty());
+}
+
+// K = 2, V = 1, S = [4, 0]: decay 1/2, k on axis 0, q on axis 1, lambda = 1/2, s = 1.
+TEST(Replay, OneTokenByHand) {
+  HeadStreams x;
+  x.count = 1;
+  x.K = 2;
+  x.V = 1;
+  x.k = {1, 0};
+  x.w = {1, 0};
+  x.r = {1, 1};
+  x.e = {1, 0.5};
+  x.f = {0, 0.5};
+  x.z = x.v = {3};
+  x.decay = {0.5, 0.5};
+  HeadReplay replay(2, 1);
+  const std::vector<double> state{4, 6};
+  replay.start(state.data());
+  replay.step(x, 0);
+  // Sbar = [2, 3]; e: 2 + 1.5; f: 1.5; u = 3 - 3.5; S = [1.5, 3].
+  EXPECT_DOUBLE_EQ(replay.reads().erased[0], 3.5);
+  EXPECT_DOUBLE_EQ(replay.reads().fed[0], 1.5);
+  EXPECT_DOUBLE_EQ(replay.reads().u[0], -0.5);
+  EXPECT_DOUBLE_EQ(replay.reads().key_read[0], 1.5);
+  EXPECT_DOUBLE_EQ(replay.reads().o[0], 4.5);
+}
+
+}  // namespace
+}  // namespace fw::testing

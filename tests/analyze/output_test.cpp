@@ -1,0 +1,210 @@
+// A text through a model: windows and limits, and what JSON, CSV, table and pictures say of it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "analyze/figures.h"
+#include "analyze/run.h"
+#include "analyze/tables.h"
+#include "base/error.h"
+#include "base/temp_folder.h"
+#include "model/small_model.h"
+#include "train/evaluate.h"
+
+namespace fw::testing {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+ModelConfig byte_config(const std::string& rule) {
+  ModelConfig config = small_config(rule);
+  config.vocab_size = 256;
+  return config;
+}
+
+// Two documents, of 150 and 40 letters.
+class AnalysisOfText : public ::testing::Test {
+ protected:
+  AnalysisOfText() {
+    const std::unique_ptr<Tokenizer> tokenizer = byte_tokenizer();
+    const std::vector<std::string> texts{letters(150), letters(40)};
+    write_token_file(texts, "", *tokenizer, folder_.path("t"));
+    file_ = std::make_unique<TokenFile>(folder_.path("t"));
+  }
+  static std::string letters(int count) {
+    std::string text;
+    for (int i = 0; i < count; ++i) text += static_cast<char>('a' + i * i % 23);
+    return text;
+  }
+  Analysis analyse(const std::string& rule, const AnalyzeOptions& options) const {
+    LanguageModel<float> model = noisy_model<float>(byte_config(rule));
+    return analyze_text(model, *file_, options);
+  }
+  TempFolder folder_;
+  std::unique_ptr<TokenFile> file_;
+};
+
+TEST_F(AnalysisOfText, WindowsAreThoseOfTheEvaluation) {
+  LanguageModel<float> model = noisy_model<float>(byte_config("kda"));
+  for (const int64_t context : {0, 64, 1000}) {
+    const Analysis a = analyze_text(model, *file_, {{}, 0, context, 16});
+    EXPECT_EQ(a.tokens, 190);
+    EXPECT_EQ(a.windows, context == 64 ? 4 : 2);
+    const EvalResult evaluated = evaluate_file(model, *file_, *byte_tokenizer(), context, false);
+    EXPECT_NEAR(a.loss, evaluated.loss, 1e-5 * evaluated.loss);
+  }
+  // The model is free again: a pass after it is not watched.
+  const Analysis limited = analyze_text(model, *file_, {{1}, 160, 0, 16});
+  EXPECT_EQ(limited.tokens, 160);
+  EXPECT_EQ(limited.windows, 2);
+  ASSERT_EQ(limited.layers.size(), 1u);
+  EXPECT_EQ(limited.layers[0].layer, 1);
+  EXPECT_EQ(limited.layers[0].of(Quantity::kCosQueryRead)[0].count(), 160);
+  // Samples at 16, 32, ...: nine in the first window; ten tokens of the second are too few for one.
+  EXPECT_EQ(limited.layers[0].value_heads[0].state_norm.windows, std::vector<int64_t>(9, 1));
+}
+
+TEST_F(AnalysisOfText, OptionsThatDoNotFit) {
+  const auto error = [&](const AnalyzeOptions& options) {
+    try {
+      analyse("kda", options);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kUsage);
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(error({{2}, 0, 0, 16}), HasSubstr("layers: expected numbers from 0 to 1, got 2"));
+  EXPECT_THAT(error({{-1}, 0, 0, 16}), HasSubstr("layers"));
+  EXPECT_THAT(error({{}, -1, 0, 16}), HasSubstr("tokens"));
+  EXPECT_THAT(error({{}, 0, -1, 16}), HasSubstr("context"));
+  EXPECT_THAT(error({{}, 0, 0, 0}), HasSubstr("every"));
+  LanguageModel<float> narrow = noisy_model<float>(small_config("kda"));
+  EXPECT_THROW(analyze_text(narrow, *file_, {}), Error);
+}
+
+TEST_F(AnalysisOfText, JsonHasEveryQuantityOfTheRule) {
+  const Analysis a = analyse("decay=scalar gain=gate erase=channel write=channel feedback=learned precond=diagonal q_norm=l2 k_norm=l2", {{}, 0, 64, 16});
+  const Json json = Json::parse(analysis_json(a, 20).dump());
+  for (const char* key : {"format", "rule", "tokens", "windows", "context", "every", "loss", "definitions", "layers"}) EXPECT_TRUE(json.contains(key)) << key;
+  EXPECT_EQ(json["layers"].size(), 2u);
+  const std::set<std::string> without_gain{"beta", "gain"};  // both gates are channel gates
+  for (const Json& layer : json["layers"]) {
+    for (const char* key : {"layer", "rule", "heads", "v_heads", "key_dim", "value_dim", "replay_error", "quantities", "over_time", "subspace_overlap"}) {
+      EXPECT_TRUE(layer.contains(key)) << key;
+    }
+    EXPECT_LE(layer["replay_error"].get<double>(), 2e-5);
+    for (const QuantityInfo& q : quantities()) {
+      const std::string name(q.name);
+      ASSERT_EQ(layer["quantities"].contains(name), !without_gain.contains(name)) << name;
+      if (without_gain.contains(name)) continue;
+      EXPECT_TRUE(json["definitions"].contains(name));
+      EXPECT_EQ(layer["quantities"][name]["heads"].size(), 2u);
+      for (const Json& head : layer["quantities"][name]["heads"]) {
+        int64_t sum = 0;
+        for (const Json& n : head["histogram"]["counts"]) sum += n.get<int64_t>();
+        EXPECT_EQ(sum, head["count"].get<int64_t>()) << name;
+        EXPECT_LE(head["histogram"]["counts"].size(), 20u);
+        EXPECT_EQ(head["histogram"]["edges"].size(), head["histogram"]["counts"].size() + 1);
+        EXPECT_LE(head["min"].get<double>(), head["quantiles"]["0.5"].get<double>());
+        EXPECT_LE(head["quantiles"]["0.5"].get<double>(), head["max"].get<double>());
+      }
+    }
+    EXPECT_EQ(layer["over_time"]["state_norm"][0]["position"], Json::array({16, 32, 48, 64}));
+    EXPECT_EQ(layer["over_time"]["state_norm"][0]["windows"], Json::array({4, 3, 2, 2}));  // of 64, 64, 22 and 40 tokens
+    EXPECT_EQ(layer["over_time"]["effective_rank"].size(), 2u);
+    EXPECT_EQ(layer["subspace_overlap"][1]["overlap_by_components"].size(), 8u);
+    EXPECT_NEAR(layer["subspace_overlap"][1]["overlap_by_components"][7].get<double>(), 1, 1e-9);
+  }
+}
+
+TEST_F(AnalysisOfText, CsvSaysTheSame) {
+  const Analysis a = analyse("qdelta", {{}, 0, 64, 16});
+  std::istringstream csv(analysis_csv(a, 20));
+  std::string line;
+  std::getline(csv, line);
+  EXPECT_EQ(line, "layer,head,quantity,statistic,x,x_end,value");
+  double binned = 0, counted = 0;
+  while (std::getline(csv, line)) {
+    EXPECT_EQ(std::count(line.begin(), line.end(), ','), 6) << line;
+    EXPECT_THAT(line, Not(HasSubstr("nan")));
+    const double value = std::stod(line.substr(line.rfind(',') + 1));
+    if (line.starts_with("1,1,lambda,bin,")) binned += value;
+    if (line.starts_with("1,1,lambda,count,")) counted = value;
+  }
+  EXPECT_EQ(counted, 190);
+  EXPECT_EQ(binned, counted);
+}
+
+TEST_F(AnalysisOfText, TableHasHeadsOrLayers) {
+  const Analysis a = analyse("linear_attention", {{}, 0, 64, 16});
+  EXPECT_THAT(analysis_table(a).text(), HasSubstr("head"));
+  EXPECT_THAT(analysis_table(a).text(), Not(HasSubstr("eigenvalue")));  // nothing is erased
+  EXPECT_THAT(analysis_table(a, 3).text(), Not(HasSubstr("head")));
+}
+
+TEST_F(AnalysisOfText, PicturesAreWellFormed) {
+  const Analysis a = analyse("kaczmarz", {{}, 0, 64, 16});
+  const std::vector<Figure> figures = analysis_figures(a, 20);
+  std::set<std::string> names;
+  for (const Figure& figure : figures) {
+    EXPECT_TRUE(names.insert(figure.name).second) << figure.name;
+    EXPECT_EQ(figure.columns, 2u);
+    ASSERT_EQ(figure.panels.size(), 4u);
+    EXPECT_THAT(figure.panels[3].title, HasSubstr("layer 1, head 1"));
+    const std::string script = figure_script(figure, "svg", "it's.svg");
+    EXPECT_THAT(script, HasSubstr("set output 'it''s.svg'"));
+    EXPECT_THAT(script, HasSubstr("set multiplot layout 2,2"));
+    EXPECT_THAT(script, Not(HasSubstr("nan")));
+    EXPECT_EQ(figure.logarithmic, figure.name == "gain" || figure.name == "key_write");  // raw keys
+    for (const FigureCurve& curve : figure.panels[0].curves) {
+      double sum = 0;
+      for (const double y : curve.y) sum += y;
+      if (curve.kind == FigureCurve::Kind::kBins) {
+        EXPECT_NEAR(sum, 1, 1e-9) << figure.name;
+      }
+    }
+  }
+  for (const char* name : {"decay", "beta", "gain", "eigenvalue", "key_write", "cos_reads", "subspace_overlap", "state_norm", "effective_rank"}) {
+    EXPECT_TRUE(names.contains(name)) << name;
+  }
+  EXPECT_EQ(names.size(), 9u);
+}
+
+TEST_F(AnalysisOfText, WhatWasNeverSeenIsNotDrawn) {
+  for (const Figure& figure : analysis_figures(analyse("kda", {{}, 0, 10, 16}), 20)) EXPECT_THAT(figure.name, Not(HasSubstr("state_norm")));
+}
+
+// Parameters that have left the numbers: everything is skipped, nothing crashes, and the files are still JSON and CSV.
+TEST_F(AnalysisOfText, ADivergedModelIsShownAsSuch) {
+  LanguageModel<float> model = noisy_model<float>(byte_config("kda"));
+  for (float& x : model.params().values()) x = std::nanf("");
+  const Analysis a = analyze_text(model, *file_, {{}, 0, 64, 16});
+  EXPECT_EQ(a.layers[0].of(Quantity::kCosQueryRead)[0].skipped(), 190);
+  const Json json = Json::parse(analysis_json(a, 20).dump());
+  EXPECT_TRUE(json["layers"][0]["subspace_overlap"][0]["overlap"].is_null());
+  EXPECT_THAT(analysis_csv(a, 20), Not(HasSubstr("nan")));
+  EXPECT_TRUE(analysis_figures(a, 20).empty());
+  EXPECT_FALSE(analysis_table(a).empty());
+}
+
+TEST_F(AnalysisOfText, LargeModelsShowEvenlySpacedPanels) {
+  Analysis a = analyse("kda", {{}, 0, 64, 16});
+  const LayerAnalysis layer = a.layers[0];
+  a.layers.assign(30, layer);
+  for (size_t i = 0; i < 30; ++i) a.layers[i].layer = static_cast<int64_t>(i);
+  const Figure figure = analysis_figures(a, 20)[0];
+  EXPECT_EQ(figure.panels.size(), kFigureLayers * 2);
+  EXPECT_THAT(figure.title, HasSubstr("12 of 30 layers, 2 of 2 heads"));
+  EXPECT_THAT(figure.panels.back().title, HasSubstr("layer 29, head 1"));
+}
+
+}  // namespace
+}  // namespace fw::testing

@@ -1,0 +1,85 @@
+// The command analyze on a tiny model: its files, its table, and what it says to what cannot be.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "cli/program.h"
+
+namespace fw::test {
+namespace {
+
+using testing::HasSubstr;
+using Args = std::vector<std::string>;
+
+class AnalyzeCommand : public testing::Test {
+ protected:
+  void SetUp() override {
+    spill(folder_ / "text", small_text());
+    const Outcome outcome = run(tiny_train(folder_ / "text", folder_ / "run"));
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+  }
+  Outcome analyze(const Args& more) const {
+    return run(Args{"analyze", folder_ / "run", "--text", folder_ / "text", "--tokens", "300", "--context", "100", "--every", "20"} + more);
+  }
+  Folder folder_;
+};
+
+TEST_F(AnalyzeCommand, WritesWhatItNames) {
+  const std::string out = folder_ / "new/folder";
+  const Outcome outcome = analyze({"--out", out});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("300 tokens in 3 windows"));
+  EXPECT_THAT(outcome.out, HasSubstr("eigenvalue"));
+  const nlohmann::json json = nlohmann::json::parse(slurp(out + "/analysis.json"));
+  EXPECT_EQ(json["model"], folder_ / "run/model");
+  EXPECT_EQ(json["tokens"], 300);
+  EXPECT_EQ(json["layers"][0]["over_time"]["state_norm"][0]["position"], nlohmann::json({20, 40, 60, 80, 100}));
+  EXPECT_THAT(slurp(out + "/analysis.csv"), HasSubstr("\n0,1,erase_gate,mean,,,"));
+  size_t named = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(out)) {
+    EXPECT_THAT(outcome.out, HasSubstr("  " + entry.path().string() + "\n"));
+    EXPECT_GT(entry.file_size(), 0u) << entry.path();
+    ++named;
+  }
+  if (outcome.out.find("gnuplot") == std::string::npos) {
+    EXPECT_THAT(slurp(out + "/eigenvalue.png"), testing::StartsWith("\x89PNG"));
+    EXPECT_THAT(slurp(out + "/eigenvalue.svg"), HasSubstr("</svg>"));
+    EXPECT_EQ(named, 2u + 2 * 9);
+  }
+}
+
+TEST_F(AnalyzeCommand, ThreadsChangeNothing) {
+  ASSERT_EQ(analyze({"--no-pictures", "--out", folder_ / "a", "--threads", "1"}).code, 0);
+  ASSERT_EQ(analyze({"--no-pictures", "--out", folder_ / "b", "--threads", "3"}).code, 0);
+  EXPECT_EQ(slurp(folder_ / "a/analysis.json"), slurp(folder_ / "b/analysis.json"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "a/decay.png"));
+}
+
+TEST_F(AnalyzeCommand, BadInput) {
+  const auto expect_error = [&](const Args& args, const std::string& words) {
+    const Outcome outcome = run(args);
+    EXPECT_EQ(outcome.code, 2) << outcome.out << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(words));
+    EXPECT_TRUE(outcome.err.starts_with("fastweight analyze: ")) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+  };
+  const std::string model = folder_ / "run", text = folder_ / "text", out = folder_ / "out";
+  const Args usual{"analyze", model, "--text", text, "--out", out};
+  expect_error({"analyze"}, "MODEL is missing");
+  expect_error({"analyze", model, "--out", out}, "--text");
+  expect_error({"analyze", folder_ / "nowhere", "--text", text, "--out", out}, "nowhere");
+  expect_error({"analyze", model, "--text", folder_ / "missing", "--out", out}, "missing");
+  expect_error({"analyze", model, "--text", text, "--out", text}, text);  // a file where the folder should be
+  expect_error(usual + Args{"--layers", "0,1"}, "layers: expected numbers from 0 to 0, got 1");
+  expect_error(usual + Args{"--layers", "x"}, "--layers");
+  expect_error(usual + Args{"--tokens", "-1"}, "tokens");
+  expect_error(usual + Args{"--context", "-5"}, "context");
+  expect_error(usual + Args{"--every", "0"}, "every");
+  expect_error(usual + Args{"--bins", "1"}, "--bins: expected 2 to 1024, got 1");
+  EXPECT_FALSE(std::filesystem::exists(out + "/analysis.json"));
+}
+
+}  // namespace
+}  // namespace fw::test
