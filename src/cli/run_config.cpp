@@ -39,6 +39,10 @@ void declare_model(Options& options, ModelConfig& m, bool in_run_file) {
   options.add("decay_gate", "KIND", &m.decay_gate, "how a channel decay comes from its projection: softplus, or logsigmoid as in gla");
   options.add("feature_map", "KIND", &m.feature_map, "of q and k: none, elu, relu or product (learned)");
   options.add("rope_theta", "X", &m.rope_theta, "base of a rotary position embedding of q and k; 0: none");
+  options.add("gain_source", "KIND", &m.gain_source, "the gain gate: projection of the token, or one learned number a layer");
+  options.add("gain_factor", "KIND", &m.gain_factor, "times none, 1/t, 1/sqrt(t) or 1/log(t+1) at token t");
+  options.add("single_gate", "", &m.single_gate, "decay = 1 - gain gate (scalar decay)");
+  options.add("precond_gates", "KIND", &m.precond_gates, "the preconditioner's gates: own, or tied to the main ones");
   options.add("raw_read_correction", "", &m.raw_read_correction, "read with q - D p before the norms, as Comba's published layer does");
   options.add("init", "SCHEME", &m.init, "initial weights: xavier or normal");
   options.add("precond_x", "X", &m.precond_x, "range of a preconditioner, 1 to 2");

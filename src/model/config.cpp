@@ -16,6 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr const char* kGainFactors[] = {"none", "1/t", "1/sqrt(t)", "1/log(t+1)"};
 constexpr double kMaxTensor = 2147483648.0;      // 2^31 values
 constexpr double kMaxParameters = 8589934592.0;  // 2^33
 
@@ -44,6 +45,10 @@ void for_each_key(Config& c, F f) {
   f("feature_map", c.feature_map);
   f("rope_theta", c.rope_theta);
   f("raw_read_correction", c.raw_read_correction);
+  f("gain_source", c.gain_source);
+  f("gain_factor", c.gain_factor);
+  f("single_gate", c.single_gate);
+  f("precond_gates", c.precond_gates);
   f("init", c.init);
   f("precond_x", c.precond_x);
 }
@@ -178,6 +183,11 @@ RecurrentMixerSpec ModelConfig::mixer_spec() const {
   spec.decay_per_value_head = decay_per_value_head;
   spec.log_sigmoid_decay = decay_gate == "logsigmoid";
   spec.raw_read_correction = raw_read_correction;
+  spec.gain.learned = gain_source == "learned";
+  const auto factor = std::find(std::begin(kGainFactors), std::end(kGainFactors), gain_factor);
+  spec.gain.factor = static_cast<GainFactor>(factor - std::begin(kGainFactors));  // in the order of the enum
+  spec.gain.single_gate = single_gate;
+  spec.tied_precond = precond_gates == "tied";
   spec.norm_eps = norm_eps;
   spec.init = init_scheme(*this);
   spec.query_key = {num_heads, head_dim, feature_map_kind(feature_map), rope_theta, spec.init};
@@ -211,6 +221,9 @@ void validate(const ModelConfig& c) {
   check_one_of("output_gate", c.output_gate, {"silu", "sigmoid", "none"});
   check_one_of("init", c.init, {"xavier", "normal"});
   check_one_of("decay_gate", c.decay_gate, {"softplus", "logsigmoid"});
+  check_one_of("gain_source", c.gain_source, {"projection", "learned"});
+  check_one_of("gain_factor", c.gain_factor, {kGainFactors[0], kGainFactors[1], kGainFactors[2], kGainFactors[3]});
+  check_one_of("precond_gates", c.precond_gates, {"own", "tied"});
   check_one_of("feature_map", c.feature_map, {"none", "elu", "relu", "product"});
   if (!(c.rope_theta == 0.0 || (c.rope_theta >= 1.0 && c.rope_theta <= 1e12))) {
     fail_usage("rope_theta: expected 0 (no rotation) or a base from 1 to 1e12, got {}", c.rope_theta);
@@ -226,6 +239,17 @@ void validate(const ModelConfig& c) {
   if (c.decay_per_value_head && !channel_decay) fail_usage("decay_per_value_head: expected false, because rule '{}' has no channel decay, got true", c.rule);
   if (c.decay_gate != "softplus" && !channel_decay)
     fail_usage("decay_gate: expected softplus, because rule '{}' has no channel decay, got {}", c.rule, c.decay_gate);
+  if (!rule.uses_beta()) {
+    if (c.gain_source != "projection") fail_usage("gain_source: expected projection, because rule '{}' has no gain gate, got {}", c.rule, c.gain_source);
+    if (c.gain_factor != "none") fail_usage("gain_factor: expected none, because rule '{}' has no gain gate, got {}", c.rule, c.gain_factor);
+  }
+  if (c.single_gate && (!rule.uses_beta() || rule.decay != Decay::kScalar || rule.gain_bound != 1.0)) {
+    fail_usage("single_gate: expected false, because the decay 1 - gain needs a scalar decay and a gain gate up to 1, got true with rule '{}'", c.rule);
+  }
+  if (c.precond_gates == "tied" && (!rule.uses_precond() || !rule.uses_beta() || (rule.decay != Decay::kScalar && rule.decay != Decay::kNone))) {
+    fail_usage("precond_gates: expected own, because tied gates need a preconditioner, a gain gate and a scalar decay or none, got tied with rule '{}'",
+               c.rule);
+  }
   if (c.raw_read_correction && rule.uses_read_correction())
     fail_usage("raw_read_correction: expected false, because rule '{}' corrects the read already, got true", c.rule);
   const RecurrentMixerSpec spec = c.mixer_spec();

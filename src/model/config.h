@@ -39,7 +39,12 @@ struct ModelConfig {
   // Comba as its published layer computes it: D p is taken from q before both are normalised, where p = sigmoid(decay) k is the
   // erase key (rule with erase_key=own; else p = k). The rule's read=corrected takes d k from the normalised q.
   bool raw_read_correction = false;
-  std::string init = "xavier";  // xavier | normal
+  // Ablations of the papers that are not axes of the rule (docs/rules/ablations.md).
+  std::string gain_source = "projection";  // projection | learned: the gain gate is one learned number a layer
+  std::string gain_factor = "none";        // none | 1/t | 1/sqrt(t) | 1/log(t+1): what the gain gate is multiplied by at token t = 1, 2, ...
+  bool single_gate = false;                // scalar decay: 1 - gain gate, without a projection of its own
+  std::string precond_gates = "own";       // own | tied: the preconditioner's decay and gain are the main ones (scalar decay or none)
+  std::string init = "xavier";             // xavier | normal
   double precond_x = 1.5;
   std::string peer;  // of a model that came from another program (peer.h): its config.json and what else an export needs; JSON, or ""
 

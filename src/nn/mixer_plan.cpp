@@ -29,10 +29,10 @@ ProjectionPlan::ProjectionPlan(const RecurrentMixerSpec& spec) {
   }
   if (rule.uses_erase_gate() && rule.erase == Gate::kScalar && !spec.derives_erase_gate()) place(erase, "b_proj.weight", spec.v_heads);
   if (rule.uses_write_gate() && rule.write == Gate::kScalar) place(write, "w_proj.weight", spec.v_heads);
-  if (rule.uses_beta()) place(beta, erase.used() ? "beta_proj.weight" : "b_proj.weight", spec.v_heads);
-  if (rule.decay == Decay::kScalar) place(decay, "a_proj.weight", spec.v_heads);
+  if (spec.projects_gain()) place(beta, erase.used() ? "beta_proj.weight" : "b_proj.weight", spec.v_heads);
+  if (rule.decay == Decay::kScalar && spec.projects_decay()) place(decay, "a_proj.weight", spec.v_heads);
   if (rule.uses_lambda()) place(lambda, "l_proj.weight", spec.v_heads);
-  if (rule.uses_precond()) {
+  if (spec.projects_precond()) {
     place(precond_decay, "a_atk_proj.weight", spec.heads);
     place(precond_beta, "b_atk_proj.weight", spec.heads);
   }
@@ -65,7 +65,7 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
   }
 
   const double a_low = rule.decay == Decay::kChannel ? 1.0 : 0.0;
-  if (rule.decay == Decay::kScalar) {
+  if (rule.decay == Decay::kScalar && spec.projects_decay()) {
     vector("A_log", spec.v_heads, decay_a_init(a_low));
     vector("dt_bias", spec.v_heads, decay_delta_init());
   } else if (rule.decay == Decay::kChannel) {
@@ -78,12 +78,15 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
       vector("dt_bias", channels, decay_delta_init());
     }
   }
+  if (rule.uses_beta() && spec.gain.learned) vector("gain", 1, constant_init(0.0));
   if (rule.uses_lambda()) vector("l_bias", 1, constant_init(-0.8));
   if (spec.uses_inner_decay()) vector("decay", spec.heads, constant_init(1.0));
   if (rule.uses_read_correction() || spec.raw_read_correction) vector("D", spec.heads, constant_init(0.02));
   if (rule.uses_precond()) {
-    vector("A_log_atk", spec.heads, decay_a_init(a_low));
-    vector("dt_bias_atk", spec.heads, decay_delta_init());
+    if (spec.projects_precond()) {
+      vector("A_log_atk", spec.heads, decay_a_init(a_low));
+      vector("dt_bias_atk", spec.heads, decay_delta_init());
+    }
     if (rule.uses_precond_center()) vector("log_atk_scale", spec.heads, constant_init(-0.2));
   }
   if (spec.gate != GateKind::kNone && spec.gate_rank > 0) {

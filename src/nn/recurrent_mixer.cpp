@@ -23,7 +23,8 @@ struct RecurrentMixer<T>::Context : MixerContext {
   Mat<T> qkv;      // [T, 2 H K + HV V] after the convolution, or the same columns of proj
   typename QueryKey<T>::Context query_key;
   Mat<T> decay_in;  // the decay's projection before its gate: columns of proj, or the low-rank product
-  Mat<T> gate;      // output gate before its activation: columns of proj, or the low-rank product
+  typename GainGate<T>::Context gain;
+  Mat<T> gate;  // output gate before its activation: columns of proj, or the low-rank product
   RecurrenceInputs<T> rule;
   Mat<T> o, normed;         // [T, HV V]: the recurrence's output; normalised and gated
   T* rstd = nullptr;        // [T, HV]
@@ -52,12 +53,14 @@ RecurrentMixer<T>::RecurrentMixer(const RecurrentMixerSpec& spec, const std::str
   index_.dt_bias = find("dt_bias");
   index_.lambda_bias = find("l_bias");
   index_.inner_decay = find("decay");
+  index_.gain = find("gain");
   index_.correction = find("D");
   index_.atk_a_log = find("A_log_atk");
   index_.atk_dt_bias = find("dt_bias_atk");
   index_.atk_center = find("log_atk_scale");
   index_.o_norm = find("o_norm.weight");
   index_.o_proj = find("o_proj.weight");
+  gain_ = std::make_unique<GainGate<T>>(spec.gain, spec.v_heads, spec.gain_doubles() ? static_cast<T>(spec.rule.gain_bound) : T(1), index_.gain);
   query_key_ = std::make_unique<QueryKey<T>>(spec.query_key, find("feature_map_q.layer1.weight"), find("feature_map_k.layer1.weight"));
 }
 
@@ -80,7 +83,7 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     return m;
   };
   const T bound = static_cast<T>(spec_.rule.gain_bound);
-  c.rule.beta = sigmoid(plan_.beta, spec_.gain_doubles() ? bound : T(1), nullptr);
+  if (spec_.rule.uses_beta()) c.rule.beta = gain_->forward(pass, columns(c.proj, plan_.beta), c.proj.rows, c.gain);
   c.rule.erase = sigmoid(plan_.erase, spec_.erase_doubles() ? bound : T(1), nullptr);
   c.rule.write = sigmoid(plan_.write, T(1), nullptr);
   c.rule.lambda = sigmoid(plan_.lambda, T(1), plan_.lambda.used() ? params.value(index_.lambda_bias) : nullptr);
@@ -115,11 +118,21 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
       decay_gate_forward<T>(c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, c.rule.g);
     }
   }
+  if (spec_.rule.uses_g() && spec_.gain.single_gate) {
+    c.rule.g = new_matrix<T>(pass.arena, c.proj.rows, spec_.v_heads);
+    gain_->log_decay(c.gain, c.rule.g);
+  }
+  if (spec_.rule.uses_precond() && index_.atk_center >= 0) c.rule.precond_center = pass.params.value(index_.atk_center);
+  if (spec_.rule.uses_precond() && spec_.tied_precond) {
+    c.rule.precond_g = new_matrix<T>(pass.arena, c.proj.rows, spec_.heads);
+    c.rule.precond_beta = new_matrix<T>(pass.arena, c.proj.rows, spec_.heads);
+    group_mean_forward<T>(c.rule.g, c.rule.precond_g);
+    group_mean_forward<T>(c.rule.beta, c.rule.precond_beta);
+  }
   if (plan_.precond_decay.used()) {
     c.rule.precond_g = new_matrix<T>(pass.arena, c.proj.rows, spec_.heads);
     decay_gate_forward<T>(columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1, c.rule.precond_g);
     c.rule.precond_beta = sigmoid(plan_.precond_beta, T(1), nullptr);
-    if (index_.atk_center >= 0) c.rule.precond_center = pass.params.value(index_.atk_center);
   }
   if (plan_.gate.used()) {
     c.gate = columns(c.proj, plan_.gate);
@@ -189,6 +202,10 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
   if (spec_.rule.uses_erase_key()) {
     head_scale_backward<T>(d.erase_key, c.rule.k, params.value(index_.inner_decay), spec_.key_dim, d.k, params.grad(index_.inner_decay));
   }
+  if (spec_.rule.uses_precond() && spec_.tied_precond) {
+    group_mean_backward<T>(d.precond_g, d.g);
+    group_mean_backward<T>(d.precond_beta, d.beta);
+  }
   if (spec_.rule.uses_read_correction()) head_constant_backward<T>(d.read_correction, spec_.v_heads / spec_.heads, params.grad(index_.correction));
   const auto sigmoid = [&](const Projection& p, T scale, T* dbias) {
     if (!p.used()) return;
@@ -196,7 +213,7 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
     sigmoid_gate_backward<T>(dgate, columns(c.proj, p), scale, dgate, dbias);
   };
   const T bound = static_cast<T>(spec_.rule.gain_bound);
-  sigmoid(plan_.beta, spec_.gain_doubles() ? bound : T(1), nullptr);
+  if (spec_.rule.uses_beta()) gain_->backward(pass, c.gain, d.beta, spec_.gain.single_gate ? Mat<const T>(d.g) : Mat<const T>());
   sigmoid(plan_.erase, spec_.erase_doubles() ? bound : T(1), nullptr);
   sigmoid(plan_.write, T(1), nullptr);
   sigmoid(plan_.lambda, T(1), plan_.lambda.used() ? params.grad(index_.lambda_bias) : nullptr);
@@ -250,7 +267,7 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   d.q = query_key_->gradient(pass, dq_in);
   d.k = query_key_->gradient(pass, dk_in);
   d.v = dqkv.col_range(2 * spec_.key_size(), spec_.value_size());
-  d.beta = columns(dproj, plan_.beta);
+  d.beta = spec_.rule.uses_beta() && spec_.gain.learned ? new_matrix<T>(arena, tokens, spec_.v_heads) : columns(dproj, plan_.beta);
   d.lambda = columns(dproj, plan_.lambda);
   d.erase = columns(dproj, plan_.erase);
   d.write = columns(dproj, plan_.write);
@@ -258,6 +275,7 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   if (c.rule.g.data != nullptr) d.g = new_matrix<T>(arena, tokens, c.rule.g.cols);
   if (c.rule.precond_g.data != nullptr) {
     d.precond_g = new_matrix<T>(arena, tokens, spec_.heads);
+    if (spec_.tied_precond) d.precond_beta = new_matrix<T>(arena, tokens, spec_.heads);
     if (index_.atk_center >= 0) d.precond_center = arena.alloc<T>(spec_.heads);
   }
   if (spec_.derives_erase_gate()) d.erase = new_matrix<T>(arena, tokens, spec_.v_heads);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "nn/gain.h"
 #include "nn/init.h"
 #include "nn/mixer.h"
 #include "nn/query_key.h"
@@ -31,9 +32,14 @@ struct RecurrentMixerSpec {
   bool log_sigmoid_decay = false;    // channel decay: log sigmoid(x + bias) / 16 instead of -exp(a) softplus(x + delta)
   bool raw_read_correction = false;  // q - D p instead of q, before the norms; p is the erase key of its own, or k
   QueryKeySpec query_key;
+  GainSpec gain;
+  bool tied_precond = false;  // the preconditioner's gates are the main ones, averaged over the value heads of a key head
   double norm_eps = 1e-5;
   InitScheme init = InitScheme::kXavier;
 
+  bool projects_gain() const { return rule.uses_beta() && !gain.learned; }
+  bool projects_decay() const { return rule.uses_g() && !gain.single_gate; }
+  bool projects_precond() const { return rule.uses_precond() && !tied_precond; }
   int64_t key_size() const { return heads * key_dim; }
   int64_t value_size() const { return v_heads * value_dim; }
   int64_t conv_channels() const { return 2 * key_size() + value_size(); }
@@ -86,7 +92,7 @@ class RecurrentMixer final : public Mixer<T> {
   struct Context;
   struct Indices {
     int stack = -1, conv = -1, decay_up = -1, decay_bias = -1, gate_up = -1, gate_bias = -1, a_log = -1, dt_bias = -1, lambda_bias = -1;
-    int inner_decay = -1, correction = -1;
+    int inner_decay = -1, correction = -1, gain = -1;
     int atk_a_log = -1, atk_dt_bias = -1, atk_center = -1, o_norm = -1, o_proj = -1;
   };
   void gates_forward(const Pass<T>& pass, Context& c) const;
@@ -98,6 +104,7 @@ class RecurrentMixer final : public Mixer<T> {
   ProjectionPlan plan_;
   Indices index_;
   std::unique_ptr<QueryKey<T>> query_key_;
+  std::unique_ptr<GainGate<T>> gain_;
 };
 
 }  // namespace fw

@@ -126,6 +126,13 @@ void head_subtract_forward(Mat<const T> x, const T* s, int64_t group, Mat<T> y);
 template <class T>
 void head_subtract_backward(Mat<const T> dy, Mat<const T> x, const T* s, int64_t group, Mat<T> dx, T* ds);
 
+// y[t, c] = mean of the n / m neighbouring columns of x [T, n] from c n / m on, y [T, m]; an x without data is 0.
+template <class T>
+void group_mean_forward(Mat<const T> x, Mat<T> y);
+// dx += (skipped when absent)
+template <class T>
+void group_mean_backward(Mat<const T> dy, Mat<T> dx);
+
 // ---- swiglu.cpp: y = silu(gate) * up;  all [T, n]
 template <class T>
 void swiglu_forward(Mat<const T> gate, Mat<const T> up, Mat<T> y);

@@ -1,5 +1,6 @@
 // Whole-model gradients in double against central differences: every parameter of one small model per preset, and of
 // models with the options that change what is computed.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -110,6 +111,25 @@ std::vector<Case> option_cases() {
   });
   add("own_erase_key", "gated_deltanet erase_key=own read=corrected write=scalar", [](ModelConfig& c) { c.num_v_heads = 4; });
   add("scalar_gates", "kda erase=scalar write=scalar", [](ModelConfig& c) { c.allow_neg_eigval = true; });
+  add("learned_gain", "kaczmarz", [](ModelConfig& c) { c.gain_source = "learned"; });
+  for (const char* factor : {"1/t", "1/sqrt(t)", "1/log(t+1)"}) {
+    add(fmt::format("gain_factor_{}", list.size()), "kaczmarz", [&](ModelConfig& c) { c.gain_factor = factor; });
+  }
+  add("single_gate", "kaczmarz", [](ModelConfig& c) { c.single_gate = true; });
+  add("single_learned_gate", "kaczmarz", [](ModelConfig& c) {
+    c.single_gate = true;
+    c.gain_source = "learned";
+    c.gain_factor = "1/t";
+  });
+  add("tied_precond", "precond_gated_deltanet", [](ModelConfig& c) {
+    c.precond_gates = "tied";
+    c.num_v_heads = 4;
+  });
+  add("tied_precond_no_decay", "precond_exact", [](ModelConfig& c) { c.precond_gates = "tied"; });
+  add("tied_precond_single_gate", "precond_norm_gated", [](ModelConfig& c) {
+    c.precond_gates = "tied";
+    c.single_gate = true;
+  });
   add("comba_grouped", "comba", [](ModelConfig& c) { c.num_v_heads = 4; });
   for (const Preset& ablation : ablations()) list.push_back({std::string(ablation.name), small_config(std::string(ablation.name)), {0, 5, 11}, 1});
   add("log_sigmoid_decay", "gla", [](ModelConfig& c) { c.decay_gate = "logsigmoid"; });

@@ -17,13 +17,16 @@ std::vector<std::string> rules() {
   std::vector<std::string> list;
   for (const Preset& preset : presets()) list.emplace_back(preset.name);
   list.emplace_back("gated_deltanet2 gain=gate feedback=learned precond=diagonal");
+  list.emplace_back("kaczmarz, gain_factor 1/sqrt(t)");  // the token's place passes through the state
   return list;
 }
 
 class ModelStateOf : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(ModelStateOf, PiecesEqualTheWhole) {
-  ModelConfig config = small_config(GetParam());
+  const size_t comma = GetParam().find(", gain_factor ");
+  ModelConfig config = small_config(GetParam().substr(0, comma));
+  if (comma != std::string::npos) config.gain_factor = GetParam().substr(comma + 14);
   config.num_v_heads = 4;
   LanguageModel<double> model = noisy_model<double>(config);
   const int64_t tokens = 90;

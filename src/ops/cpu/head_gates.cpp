@@ -77,13 +77,36 @@ void head_subtract_backward(Mat<const T> dy, Mat<const T> x, const T* s, int64_t
   for (int64_t c = 0; c < x.cols; ++c) ds[c / group] -= static_cast<T>(sums[static_cast<size_t>(c)]);
 }
 
-#define FW_INSTANTIATE(T)                                                                          \
-  template void head_scale_forward<T>(Mat<const T>, const T*, int64_t, Mat<T>);                    \
-  template void head_scale_backward<T>(Mat<const T>, Mat<const T>, const T*, int64_t, Mat<T>, T*); \
-  template void head_constant_forward<T>(const T*, int64_t, Mat<T>);                               \
-  template void head_constant_backward<T>(Mat<const T>, int64_t, T*);                              \
-  template void head_subtract_forward<T>(Mat<const T>, const T*, int64_t, Mat<T>);                 \
-  template void head_subtract_backward<T>(Mat<const T>, Mat<const T>, const T*, int64_t, Mat<T>, T*);
+template <class T>
+void group_mean_forward(Mat<const T> x, Mat<T> y) {
+  const int64_t group = x.data != nullptr ? x.cols / y.cols : 0;
+  for (int64_t t = 0; t < y.rows; ++t) {
+    for (int64_t c = 0; c < y.cols; ++c) {
+      T sum = 0;
+      for (int64_t i = 0; i < group; ++i) sum += x.row(t)[c * group + i];
+      y.row(t)[c] = group > 0 ? sum / static_cast<T>(group) : T(0);
+    }
+  }
+}
+
+template <class T>
+void group_mean_backward(Mat<const T> dy, Mat<T> dx) {
+  if (dx.data == nullptr) return;
+  const int64_t group = dx.cols / dy.cols;
+  for (int64_t t = 0; t < dx.rows; ++t) {
+    for (int64_t c = 0; c < dx.cols; ++c) dx.row(t)[c] += dy.row(t)[c / group] / static_cast<T>(group);
+  }
+}
+
+#define FW_INSTANTIATE(T)                                                                             \
+  template void head_scale_forward<T>(Mat<const T>, const T*, int64_t, Mat<T>);                       \
+  template void head_scale_backward<T>(Mat<const T>, Mat<const T>, const T*, int64_t, Mat<T>, T*);    \
+  template void head_constant_forward<T>(const T*, int64_t, Mat<T>);                                  \
+  template void head_constant_backward<T>(Mat<const T>, int64_t, T*);                                 \
+  template void head_subtract_forward<T>(Mat<const T>, const T*, int64_t, Mat<T>);                    \
+  template void head_subtract_backward<T>(Mat<const T>, Mat<const T>, const T*, int64_t, Mat<T>, T*); \
+  template void group_mean_forward<T>(Mat<const T>, Mat<T>);                                          \
+  template void group_mean_backward<T>(Mat<const T>, Mat<T>);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 #undef FW_INSTANTIATE
