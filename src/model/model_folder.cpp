@@ -78,6 +78,22 @@ void remember_tensors(ModelConfig& config, const Folder& folder, const Safetenso
   config.peer = peer.dump();
 }
 
+// Type and shape that a parameter had in the peer's file, as remember_tensors() noted them.
+std::pair<std::string, std::vector<int64_t>> as_it_was(const ModelConfig& config, const std::string& name, const ParamSpec& spec) {
+  if (config.peer.empty()) return {"F32", spec.shape};
+  try {
+    const Json tensors = Json::parse(config.peer).value("tensors", Json::object());
+    const Json tensor = tensors.value(name, Json::object());
+    const std::vector<int64_t> shape = tensor.value("shape", spec.shape);
+    if (without_ones(shape) != without_ones(spec.shape)) {
+      fail_usage("config.json: peer.tensors.{}.shape: expected the parameter's with other dimensions of 1, got {}", name, tensor["shape"].dump());
+    }
+    return {tensor.value("dtype", "F32"), shape};
+  } catch (const Json::exception& error) {
+    fail_usage("config.json: peer.tensors: expected what 'fastweight import' writes, got something else: {}", error.what());
+  }
+}
+
 // The bits of x as bfloat16 or half precision; none when it is not exactly one.
 std::optional<uint16_t> as_bf16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
@@ -167,17 +183,11 @@ bool is_peer_folder(const std::string& folder) { return is_peer_config(read_json
 
 void export_model(const std::string& folder, const LanguageModel<float>& model) {
   const Json config = config_to_peer(model.config());
-  Json tensors = Json::object();
-  if (!model.config().peer.empty()) tensors = Json::parse(model.config().peer).value("tensors", Json::object());
   TensorWriter writer;
   for (const ParamSpec& spec : model.params().specs()) {
     const std::string name = peer_parameter_name(config, spec.name);
-    const Json as_it_was = tensors.value(name, Json::object());
-    std::vector<int64_t> shape = as_it_was.value("shape", spec.shape);
-    if (without_ones(shape) != without_ones(spec.shape)) {
-      fail_usage("config.json: peer.tensors.{}.shape: expected the parameter's with other dimensions of 1, got {}", name, as_it_was["shape"].dump());
-    }
-    writer.add(name, as_it_was.value("dtype", "F32"), shape, values_of(model.params(), spec));
+    const auto [dtype, shape] = as_it_was(model.config(), name, spec);
+    writer.add(name, dtype, shape, values_of(model.params(), spec));
   }
   make_folders(folder);
   writer.write(folder + "/model.safetensors");

@@ -112,6 +112,9 @@ void read_heads(const Keys& keys, ModelConfig& c, int64_t heads, int64_t head_di
   c.num_v_heads = keys.whole("num_v_heads", 0);
   c.head_dim = keys.whole("head_dim", head_dim);
   c.expand_v = keys.number("expand_v", expand_v);
+  // Before anything is computed with them; validate() has the exact limits.
+  if (c.head_dim < 1 || c.head_dim > 1 << 20) fail_usage("{}: head_dim: expected 1 to 4096, got {}", keys.where(), c.head_dim);
+  if (!(c.expand_v > 0 && c.expand_v <= 65536)) fail_usage("{}: expand_v: expected a number from 0 to 65536, got {}", keys.where(), c.expand_v);
 }
 
 // The older layers say the widths of all heads together, in shares of the model's.
@@ -119,9 +122,11 @@ void read_shares(const Keys& keys, ModelConfig& c, int64_t heads, double expand_
   c.num_heads = keys.whole("num_heads", heads);
   c.num_v_heads = 0;
   if (c.num_heads < 1) fail_usage("{}: num_heads: expected at least 1, got {}", keys.where(), c.num_heads);
-  const double hidden = static_cast<double>(c.hidden_size);
-  const int64_t key_size = static_cast<int64_t>(hidden * keys.number("expand_k", expand_k));
-  const int64_t value_size = static_cast<int64_t>(hidden * keys.number("expand_v", expand_v));
+  const auto size = [&](const char* key, double standard) {
+    const double width = static_cast<double>(c.hidden_size) * keys.number(key, standard);
+    return width >= 1 && width <= 1e12 ? static_cast<int64_t>(width) : 0;
+  };
+  const int64_t key_size = size("expand_k", expand_k), value_size = size("expand_v", expand_v);
   if (key_size < 1 || value_size < 1 || key_size % c.num_heads != 0 || value_size % c.num_heads != 0) {
     fail_usage("{}: expand_k, expand_v: expected widths of keys and values that {} heads divide, got {} and {}", keys.where(), c.num_heads, key_size,
                value_size);
@@ -422,7 +427,11 @@ bool is_peer_config(const Json& config) {
 
 std::string unknown_peer_model(const Json& config) {
   const std::string name = type_name(config);
-  if (find_type(name) == nullptr) return name.empty() ? "a mixer without a type" : name;
+  if (name.empty()) return "a mixer without a type";
+  // The one mixer that takes another's place, and only there.
+  const auto mixer = config.find("mixer_override");
+  const bool replaced = mixer != config.end() && !mixer->is_null();
+  if (find_type(name) == nullptr || replaced != (name == "gdn2")) return replaced ? name + " as mixer" : name;
   const auto attn = config.find("attn");
   if (attn != config.end() && !attn->is_null()) return name + " with attention layers (hybrid)";
   return "";

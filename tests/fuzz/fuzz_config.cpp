@@ -1,16 +1,20 @@
-// Fuzzes the reader of model configurations (config.json): what it lets through is valid, writes and reads back the same.
+// Fuzzes the readers of model configurations (config.json, ours and a peer's): what they let through is valid, writes and reads
+// back the same.
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "fuzz_support.h"
 #include "model/config.h"
+#include "model/peer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using fw::fuzz::require;
   const auto json = nlohmann::json::parse(data, data + size, nullptr, false);
   if (json.is_discarded()) return 0;  // not JSON: the library's own answer
   fw::fuzz::expect_error_or_nothing([&] {
-    const fw::ModelConfig config = fw::config_from_json(json, "input");
+    const bool peer = fw::is_peer_config(json);
+    const fw::ModelConfig config = peer ? fw::config_from_peer(json, "input") : fw::config_from_json(json, "input");
+    if (peer) require(fw::config_to_peer(config) == json, "a peer's config is exported as it came");
     const double parameters = fw::parameter_count(config);
     require(std::isfinite(parameters) && parameters > 0, "a valid config has parameters");
     require(config.v_heads() % config.num_heads == 0 && config.head_v_dim() > 0 && config.mlp_size() > 0, "a valid config has whole heads");

@@ -135,6 +135,9 @@ TEST(Peer, WhatIsNotComputedHereIsAnError) {
   }
   EXPECT_NE(error("attn", {{"layers", {1}}}).find("hybrid"), std::string::npos);
   EXPECT_NE(error("model_type", "mamba2").find("mamba2"), std::string::npos);
+  EXPECT_NE(error("mixer_override", {{"type", "kda"}}).find("kda as mixer"), std::string::npos);
+  EXPECT_NE(error("mixer_override", "gdn2").find("gated_deltanet as mixer"), std::string::npos);
+  EXPECT_NE(error("model_type", "gdn2").find("got gdn2"), std::string::npos);
   EXPECT_NE(error("mixer_override", {{"type", "gdn9"}}).find("gdn9"), std::string::npos);
   EXPECT_NE(error("mixer_override", Json::object()).find("without a type"), std::string::npos);
 }
@@ -187,6 +190,8 @@ TEST(Peer, AChangedConfigurationIsNotExportedAsItWas) {
   c.allow_neg_eigval = true;
   const std::string words = error_of([&] { config_to_peer(c); });
   EXPECT_NE(words.find("peer.config no longer says"), std::string::npos) << words;
+  c.peer = "{\"config\": 3}";
+  EXPECT_NE(error_of([&] { config_to_peer(c); }), "");
   c.peer.clear();
   EXPECT_EQ(config_to_peer(c)["allow_neg_eigval"], true);
 }
