@@ -209,6 +209,54 @@ TEST(LeastSquares, ADiagonalGramMatrixIsExactForOneChannelAndForKeysAlongTheAxes
   });
 }
 
+// A rule of the product on the problem's tokens and state, with the gates given.
+ReferenceOutputs run_rule(const std::string& rule, const LeastSquaresProblem& p, ReferenceInputs in) {
+  ReferenceShape shape{SeqLayout::uniform(1, p.T), 1, 1, p.K, p.V};
+  shape.scale = 1;
+  in.q = p.q;
+  in.k = p.k;
+  in.v = p.v;
+  in.initial_state = p.initial_state;
+  return reference_forward(parse_rule(rule), shape, in);
+}
+
+// The product's rules with the exact diagonal, online (it writes M k) and offline (it reads M q): the solve itself for keys
+// along the axes, and two rules for keys that are correlated.
+TEST(LeastSquares, TheRulesWithADiagonalMeetItForKeysAlongTheAxesOnly) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    for (const bool along_axes : {true, false}) {
+      Options o;
+      o.state_decay = seed % 2 == 0;
+      o.common = 0.7;
+      o.ridge = 0.5;
+      o.seed = seed;
+      LeastSquaresProblem p = random_least_squares(o);
+      for (int64_t i = 0; i < p.T * p.K && along_axes; ++i) {
+        if (i % p.K != i / p.K % p.K) p.k[i] = 0;
+      }
+      ReferenceInputs online_gates, offline_gates;
+      std::string decay;
+      if (o.state_decay) {
+        decay = " decay=scalar";
+        for (const double a : p.state_decay) online_gates.g.push_back(std::log(a));
+      }
+      online_gates.precond_g.assign(static_cast<size_t>(p.T), 0.0);
+      online_gates.precond_beta = p.beta;
+      offline_gates = online_gates;
+      offline_gates.beta = p.beta;
+      const ReferenceOutputs online = run_rule("precond=diagonal precond_form=inverse_previous normaliser=gated precond_ridge=0.5" + decay, p, online_gates);
+      const ReferenceOutputs offline = run_rule("solve=offline gain=gate precond=read precond_form=inverse precond_ridge=0.5" + decay, p, offline_gates);
+      const LeastSquaresOutputs exact = least_squares_online(p);
+      if (along_axes) {
+        EXPECT_LE(relative_error(online.o, exact.o), kSolveBound) << "seed " << seed;
+        EXPECT_LE(relative_error(offline.o, exact.o), kSolveBound) << "seed " << seed;
+      } else {
+        EXPECT_GT(relative_error(online.o, offline.o), 0.1) << "seed " << seed;
+      }
+    }
+  }
+}
+
 // With weight beta and ridge 1 the first step from a state is the implicit one, the product's Longhorn rule; and keys that
 // are orthogonal to each other do not see each other.
 TEST(LeastSquares, WithOrthogonalKeysIsLonghorn) {
@@ -221,16 +269,9 @@ TEST(LeastSquares, WithOrthogonalKeysIsLonghorn) {
       if (i != t) p.k[t * p.K + i] = 0;
     }
   }
-  const Rule longhorn = parse_rule("longhorn q_norm=raw k_norm=raw");
-  ReferenceShape shape{SeqLayout::uniform(1, p.T), 1, 1, p.K, p.V};
-  shape.scale = 1;
-  ReferenceInputs in;
-  in.q = p.q;
-  in.k = p.k;
-  in.v = p.v;
-  in.beta = p.beta;
-  in.initial_state = p.initial_state;
-  const ReferenceOutputs out = reference_forward(longhorn, shape, in);
+  ReferenceInputs gates;
+  gates.beta = p.beta;
+  const ReferenceOutputs out = run_rule("longhorn q_norm=raw k_norm=raw", p, gates);
   const LeastSquaresOutputs exact = least_squares_online(p);
   EXPECT_LE(relative_error(exact.o, out.o), 1e-14);
   EXPECT_LE(relative_error(exact.final_state, out.final_state), 1e-14);

@@ -134,7 +134,9 @@ TEST(Qdelta, TheStepGrowsNoStateByMoreThanItsNormAndOneByExactlyIt) {
     EXPECT_GE(n.nu, 1 - kRounding);
     const double corner = std::sqrt(1 + n.s);
     EXPECT_LE(n.nu, 1 + n.beta * n.lambda * (corner - 1) + kRounding);
-    if (n.beta == 1 && n.lambda == 1) EXPECT_NEAR(n.nu, corner, kRounding);
+    if (n.beta == 1 && n.lambda == 1) {
+      EXPECT_NEAR(n.nu, corner, kRounding);
+    }
     if (n.d < 1e-3) return;
     // M^T M on (k, p) is [[mu^2, -mu d], [-mu d, 1 + d^2]], for nu^2 with the eigenvector (-mu d, nu^2 - mu^2).
     const Vec orthogonal = n.q - n.c * n.k;
