@@ -38,6 +38,15 @@ TEST(Rule, PresetsHaveDistinctNamesAndRules) {
   }
 }
 
+TEST(Rule, TheAxesAreListedAsTextsSpellThem) {
+  EXPECT_EQ(rule_axes().front().name, "decay");
+  for (const AxisInfo& axis : rule_axes()) {
+    std::set<std::string> rules;
+    for (const std::string_view value : axis.values) rules.insert(to_string(parse_rule(std::string(axis.name) + "=" + std::string(value))));
+    EXPECT_EQ(rules.size(), axis.values.size()) << axis.name;
+  }
+}
+
 // Every value of every axis, and numbers that decimal text holds only when it is written to the last digit.
 TEST(Rule, TextRoundTrip) {
   Rule rule;
