@@ -171,7 +171,7 @@ class Rules : public Command {
   std::string summary() const override { return "list the named rules; 'rules NAME' or --compose says more about one"; }
   std::string details() const override {
     return "A rule is a point in a product of axes: any combination is valid where a rule is asked for, as \"decay=channel gain=kaczmarz feedback=learned\", "
-           "or as a name followed by changes: \"kda solve=offline\". A combination whose state could grow without bound is refused, with the reason.";
+           "or as a name followed by changes: \"kda solve=offline\". A preconditioned step that could leave the unit disk is refused, with the reason.";
   }
   void declare(Options& options) override {
     options.positional("NAME", &names_, "a rule's name, or axes", false);
