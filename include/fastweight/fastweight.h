@@ -132,7 +132,7 @@ typedef struct fw_desc {
   int32_t dtype;    /* fw_dtype of states and arithmetic: FW_F32 or FW_F64 */
   int32_t io_dtype; /* 0: as dtype; FW_BF16 (dtype FW_F32): each tensor of tokens is bf16 or float32, as it says itself */
   int32_t form;     /* fw_form */
-  int32_t reserved; /* 0 */
+  int32_t operands; /* of the chunk form's matrix products: 0: dtype; FW_BF16 (dtype FW_F32): rounded to bf16, sums float32 */
   int64_t B, T, H, HV, K, V;
   double scale;           /* of the read vector; 0 means K^-1/2 */
   int64_t chunk;          /* rows of a chunk, 1..1024; 0: the library chooses */

@@ -41,7 +41,8 @@ class Bench : public Command {
     options.add("value_heads", "N", &recurrence_.value_heads, "value heads; 0: as many");
     options.add("key_dim", "N", &recurrence_.key_dim, "key dimension");
     options.add("value_dim", "N", &recurrence_.value_dim, "value dimension");
-    options.add("dtype", "TYPE", &recurrence_.dtype, "f32 or f64");
+    options.add("dtype", "TYPE", &recurrence_.dtype, "f32, f64, or bf16: tensors of tokens are bf16, states and sums float32");
+    options.add("operands", "TYPE", &recurrence_.operands, "of the chunk form's matrix products: f32 or bf16");
     options.add("form", "FORM", &recurrence_.form, "auto, chunk or token");
     options.add("chunk", "N", &recurrence_.chunk, "rows of a chunk; 0: the library's choice");
     options.add("repeats", "N", &recurrence_.repeats, "times each is timed");

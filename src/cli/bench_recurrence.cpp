@@ -8,14 +8,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
+#include "base/bf16.h"
 #include "base/error.h"
 #include "base/threads.h"
 #include "cli/bench_report.h"
+#include "reference/header_tensors.h"
 #include "reference/problem.h"
 #include "report/progress.h"
 #include "report/table.h"
@@ -43,30 +46,13 @@ struct Workspace {
   std::unique_ptr<void, Free> data;
 };
 
-template <class C>
-struct Named {
-  const char* name;
-  fw_tensor C::*tensor;
-};
-constexpr Named<fw_inputs> kInputs[] = {
-    {"q", &fw_inputs::q},
-    {"k", &fw_inputs::k},
-    {"v", &fw_inputs::v},
-    {"g", &fw_inputs::g},
-    {"beta", &fw_inputs::beta},
-    {"lambda", &fw_inputs::lambda},
-    {"erase_gate", &fw_inputs::erase_gate},
-    {"write_gate", &fw_inputs::write_gate},
-    {"precond_g", &fw_inputs::precond_g},
-    {"precond_beta", &fw_inputs::precond_beta},
-    {"precond_center", &fw_inputs::precond_center},
-};
+int64_t element_bytes(const fw_tensor& t) { return t.dtype == FW_BF16 ? 2 : t.dtype == FW_F32 ? 4 : 8; }
 
 double tensor_bytes(const fw_tensor& t) {
   if (t.data == nullptr) return 0;
   double count = 1;
   for (int i = 0; i < t.rank; ++i) count *= static_cast<double>(t.shape[i]);
-  return count * (t.dtype == FW_F32 ? 4 : 8);
+  return count * static_cast<double>(element_bytes(t));
 }
 
 // One problem in type T, contiguous [B, T, ...]: inputs, outputs, cotangents, gradients.
@@ -85,6 +71,8 @@ class Problem {
     FW_INIT(&desc);
     desc.rule = to_c(rule);
     desc.dtype = std::is_same_v<T, float> ? FW_F32 : FW_F64;
+    if (bench.dtype == "bf16") desc.io_dtype = FW_BF16;
+    if (bench.operands == "bf16") desc.operands = FW_BF16;
     desc.form = form;
     desc.B = bench.batch;
     desc.T = bench.tokens;
@@ -99,8 +87,8 @@ class Problem {
     FW_INIT(&d);
     for (const auto& field : reference_input_fields()) {
       const std::vector<int64_t> shape = field.shape(rule, p.shape);
-      for (const auto& named : kInputs) {
-        if (shape.empty() || std::string_view(named.name) != field.name) continue;
+      for (const auto& named : kInputTensors) {
+        if (shape.empty() || std::string_view(named.name) != field.name || field.optional) continue;
         in.*named.tensor = tensor(shape, &(p.in.*field.values));
         grads.*named.tensor = tensor(shape, nullptr);
       }
@@ -126,6 +114,14 @@ class Problem {
       shape.insert(shape.begin(), desc.B);
     }
     std::vector<T>& memory = memory_.emplace_back(count);
+    if (desc.io_dtype == FW_BF16 && shape.size() > 1) {
+      Bf16* bits = reinterpret_cast<Bf16*>(memory.data());
+      for (size_t i = 0; values != nullptr && i < count; ++i) {
+        const float value = static_cast<float>((*values)[i]);
+        round_to_bf16(1, &value, bits + i);
+      }
+      return fw_tensor_of(bits, FW_BF16, static_cast<int>(shape.size()), shape.data());
+    }
     if (values != nullptr) std::transform(values->begin(), values->end(), memory.begin(), [](double x) { return static_cast<T>(x); });
     return fw_tensor_of(memory.data(), static_cast<fw_dtype>(desc.dtype), static_cast<int>(shape.size()), shape.data());
   }
@@ -144,12 +140,12 @@ class Decoder {
  public:
   explicit Decoder(Problem<T>& problem) : desc_(problem.desc), in_(problem.in), out_(problem.out) {
     desc_.T = 1;
-    in_.initial_state = out_.final_state;
-    in_.initial_precond = out_.final_precond;
-    for (const auto& named : kInputs) {
+    for (const auto& named : kInputTensors) {  // the problem has no initial states: these are tensors of tokens and the center
       fw_tensor& t = in_.*named.tensor;
       if (t.data != nullptr && t.rank > 1) moving_.push_back(&t);
     }
+    in_.initial_state = out_.final_state;
+    in_.initial_precond = out_.final_precond;
     moving_.push_back(&out_.o);
     for (fw_tensor* t : moving_) t->shape[1] = 1;
     fw_sizes sizes;
@@ -165,7 +161,7 @@ class Decoder {
     for (const fw_tensor* t : moving_) begin.push_back(t->data);
     for (int64_t i = 0; i < count; ++i) {
       check(fw_step(&desc_, &in_, &out_, workspace_->data.get(), workspace_->bytes));
-      for (fw_tensor* t : moving_) t->data = static_cast<T*>(t->data) + t->stride[1];
+      for (fw_tensor* t : moving_) t->data = static_cast<std::byte*>(t->data) + t->stride[1] * element_bytes(*t);
     }
     for (size_t i = 0; i < moving_.size(); ++i) moving_[i]->data = begin[i];
   }
@@ -225,7 +221,7 @@ Result measure(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
   const double K = static_cast<double>(bench.key_dim), V = static_cast<double>(bench.value_dim), C = static_cast<double>(r.chunk);
   const double per_head = rule.online() ? 6 * K * V + 2 * C * (K + V) : 4 * K * V + (C + 1) * (K + V);
   r.forward_flops = per_head * static_cast<double>(bench.batch * bench.tokens * bench.value_heads);
-  for (const auto& named : kInputs) r.forward_bytes += tensor_bytes(p.in.*named.tensor);
+  for (const auto& named : kInputTensors) r.forward_bytes += tensor_bytes(p.in.*named.tensor);
   r.forward_bytes += tensor_bytes(p.out.o) + tensor_bytes(p.out.final_state) + tensor_bytes(p.out.final_precond);
   r.decode_bytes = decoder.bytes();
   return r;
@@ -244,12 +240,16 @@ Json bench_recurrence(const RecurrenceBench& given) {
   RecurrenceBench bench = given;
   if (bench.value_heads == 0) bench.value_heads = bench.heads;
   const fw_form form = form_of(bench.form);
-  if (bench.dtype != "f32" && bench.dtype != "f64") fail_usage("--dtype: expected f32 or f64, got '{}'", bench.dtype);
+  if (bench.dtype != "f32" && bench.dtype != "f64" && bench.dtype != "bf16") fail_usage("--dtype: expected f32, f64 or bf16, got '{}'", bench.dtype);
+  if (bench.operands != "f32" && (bench.operands != "bf16" || bench.dtype == "f64")) {
+    fail_usage("--operands: expected f32 or, unless --dtype is f64, bf16, got '{}'", bench.operands);
+  }
   std::vector<Rule> rules;
   for (const std::string& name : bench.rules) rules.push_back(parse_rule(name));
 
-  fmt::print("recurrence: B={} T={} H={} HV={} K={} V={}, {}, {} threads, {}; {} repeats, median (best)\n", bench.batch, bench.tokens, bench.heads,
-             bench.value_heads, bench.key_dim, bench.value_dim, bench.dtype, num_threads(), fw_simd_target(), bench.repeats);
+  fmt::print("recurrence: B={} T={} H={} HV={} K={} V={}, {}{}, {} threads, {}; {} repeats, median (best)\n", bench.batch, bench.tokens, bench.heads,
+             bench.value_heads, bench.key_dim, bench.value_dim, bench.dtype, bench.operands == "bf16" ? " with bf16 products" : "", num_threads(),
+             fw_simd_target(), bench.repeats);
   std::fflush(stdout);
   Table table;
   table.column("rule", Table::Align::kLeft);
@@ -261,7 +261,7 @@ Json bench_recurrence(const RecurrenceBench& given) {
   const double tokens = static_cast<double>(bench.batch * bench.tokens), sequences = static_cast<double>(bench.batch);
   for (size_t i = 0; i < rules.size(); ++i) {
     if (is_terminal(2)) fmt::print(stderr, "\r\033[K{} ({} of {})", bench.rules[i], i + 1, rules.size());
-    const Result r = bench.dtype == "f32" ? measure<float>(rules[i], bench, form) : measure<double>(rules[i], bench, form);
+    const Result r = bench.dtype == "f64" ? measure<double>(rules[i], bench, form) : measure<float>(rules[i], bench, form);
     const auto us = [](const Samples& s, double count) { return fmt::format("{:.2f} ({:.2f})", 1e6 * s.median() / count, 1e6 * s.best() / count); };
     const std::string form_text = r.chunk == 1 ? "token" : fmt::format("chunk {}", r.chunk);
     table.row({bench.rules[i], form_text, us(r.forward, tokens), us(r.both, tokens), fmt::format("{:.2f}", r.ratio.median()), us(r.decode, sequences),
@@ -284,6 +284,7 @@ Json bench_recurrence(const RecurrenceBench& given) {
   fmt::print("{}", table.text());
   return {{"shape", {{"B", bench.batch}, {"T", bench.tokens}, {"H", bench.heads}, {"HV", bench.value_heads}, {"K", bench.key_dim}, {"V", bench.value_dim}}},
           {"dtype", bench.dtype},
+          {"operands", bench.operands},
           {"repeats", bench.repeats},
           {"results", results}};
 }

@@ -47,7 +47,7 @@ class TemporaryFolder {
 struct RecurrenceBench {
   std::vector<std::string> rules;
   int64_t batch = 1, tokens = 2048, heads = 16, value_heads = 0, key_dim = 128, value_dim = 128, chunk = 0, repeats = 7;
-  std::string dtype = "f32", form = "auto";
+  std::string dtype = "f32", operands = "f32", form = "auto";
 };
 nlohmann::json bench_recurrence(const RecurrenceBench& bench);
 

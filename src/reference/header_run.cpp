@@ -10,39 +10,10 @@
 
 #include "base/bf16.h"
 #include "base/error.h"
+#include "reference/header_tensors.h"
 
 namespace fw {
 namespace {
-
-// The tensor of a C struct that stands for a field of the reference; the names are the same.
-template <class Struct>
-struct NamedTensor {
-  const char* name;
-  fw_tensor Struct::*tensor;
-};
-
-constexpr NamedTensor<fw_inputs> kInputs[] = {
-    {"q", &fw_inputs::q},
-    {"k", &fw_inputs::k},
-    {"v", &fw_inputs::v},
-    {"g", &fw_inputs::g},
-    {"beta", &fw_inputs::beta},
-    {"lambda", &fw_inputs::lambda},
-    {"erase_key", &fw_inputs::erase_key},
-    {"erase_gate", &fw_inputs::erase_gate},
-    {"write_gate", &fw_inputs::write_gate},
-    {"read_correction", &fw_inputs::read_correction},
-    {"precond_g", &fw_inputs::precond_g},
-    {"precond_beta", &fw_inputs::precond_beta},
-    {"precond_center", &fw_inputs::precond_center},
-    {"initial_state", &fw_inputs::initial_state},
-    {"initial_precond", &fw_inputs::initial_precond},
-};
-constexpr NamedTensor<fw_outputs> kOutputs[] = {
-    {"o", &fw_outputs::o},
-    {"final_state", &fw_outputs::final_state},
-    {"final_precond", &fw_outputs::final_precond},
-};
 
 template <class Struct, size_t N>
 fw_tensor& tensor_of(Struct& c, const NamedTensor<Struct> (&list)[N], const char* name) {
@@ -185,6 +156,7 @@ class Layout {
     desc_.rule = to_c(p_.rule);
     desc_.dtype = sizeof(T) == 4 ? FW_F32 : FW_F64;
     if (run.bf16 != HeaderRun::Bf16Tensors::kNone) desc_.io_dtype = FW_BF16;
+    if (run.bf16_operands) desc_.operands = FW_BF16;
     desc_.form = run.form;
     desc_.B = packed_ ? 1 : seqs.count();
     desc_.T = packed_ ? seqs.tokens() : (seqs.count() > 0 ? seqs.length(0) : 0);
@@ -285,13 +257,13 @@ ReferenceOutputs run_forward(const ReferenceProblem& p, const HeaderRun& run, Ca
   fw_outputs out;
   FW_INIT(&in);
   FW_INIT(&out);
-  layout.give(in, kInputs, reference_input_fields(), p.in);
+  layout.give(in, kInputTensors, reference_input_fields(), p.in);
   for (const auto& field : reference_output_fields()) {
     const std::vector<int64_t> shape = field.shape(p.rule, p.shape);
     if (shape.empty()) continue;
     const std::string name = field.name;
     const fw_tensor& initial = name == "final_state" ? in.initial_state : in.initial_precond;
-    fw_tensor& tensor = tensor_of(out, kOutputs, field.name);
+    fw_tensor& tensor = tensor_of(out, kOutputTensors, field.name);
     if (run.state_in_place && name != "o" && initial.data != nullptr) {
       tensor = initial;
     } else {
@@ -309,7 +281,7 @@ ReferenceOutputs run_forward(const ReferenceProblem& p, const HeaderRun& run, Ca
   layout.check();
   ReferenceOutputs result;
   for (const auto& field : reference_output_fields()) {
-    const fw_tensor& tensor = tensor_of(out, kOutputs, field.name);
+    const fw_tensor& tensor = tensor_of(out, kOutputTensors, field.name);
     if (tensor.data != nullptr) result.*field.values = layout.read(field.name, *layout.find(tensor));
   }
   return result;
@@ -324,8 +296,8 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
   FW_INIT(&grads);
   FW_INIT(&out);
   FW_INIT(&d);
-  layout.give(in, kInputs, reference_input_fields(), p.in);
-  layout.give(d, kOutputs, reference_output_fields(), p.d);
+  layout.give(in, kInputTensors, reference_input_fields(), p.in);
+  layout.give(d, kOutputTensors, reference_output_fields(), p.d);
   const fw_sizes sizes = layout.sizes();
   const GuardedBytes forward_space(sizes.forward), backward_space(run.saved ? sizes.backward : sizes.backward_alone), saved(sizes.saved);
   if (run.saved) {
@@ -335,8 +307,8 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
     saved.check("saved");
   }
   for (const auto& field : reference_input_fields()) {
-    if (tensor_of(in, kInputs, field.name).data == nullptr) continue;
-    layout.place(field.name, field.shape(p.rule, p.shape), nullptr, tensor_of(grads, kInputs, field.name));
+    if (tensor_of(in, kInputTensors, field.name).data == nullptr) continue;
+    layout.place(field.name, field.shape(p.rule, p.shape), nullptr, tensor_of(grads, kInputTensors, field.name));
   }
   Layout<T>::expect_ok(fw_backward(layout.desc(), &in, &d, &grads, run.saved ? saved.data() : nullptr, run.saved ? saved.size() : 0, backward_space.data(),
                                    backward_space.size()),
@@ -345,7 +317,7 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
   layout.check();
   ReferenceInputs result;
   for (const auto& field : reference_input_fields()) {
-    const fw_tensor& tensor = tensor_of(grads, kInputs, field.name);
+    const fw_tensor& tensor = tensor_of(grads, kInputTensors, field.name);
     if (tensor.data != nullptr) result.*field.values = layout.read(field.name, *layout.find(tensor));
   }
   return result;

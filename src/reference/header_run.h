@@ -17,6 +17,7 @@ struct HeaderRun {
   bool state_in_place = false;  // the final states are written over the initial ones, where those are given
   enum class Bf16Tensors { kNone, kStreams, kAll };
   Bf16Tensors bf16 = Bf16Tensors::kNone;  // with dtype FW_F32: q, k, p, v and o, or all tensors of tokens
+  bool bf16_operands = false;             // with dtype FW_F32
   bool saved = true;                      // backward gets what forward saved; false: it recomputes
 };
 

@@ -78,7 +78,10 @@ Plan make_plan(const fw_desc& desc) {
   if (desc.io_dtype != 0 && desc.io_dtype != desc.dtype && !(bf16 && desc.dtype == FW_F32)) {
     fail_usage("descriptor: io_dtype: expected 0, the dtype {} or, with dtype FW_F32, FW_BF16, got {}", desc.dtype, desc.io_dtype);
   }
-  if (desc.reserved != 0) fail_usage("descriptor: reserved: expected 0 (use FW_INIT), got {}", desc.reserved);
+  const bool bf16_operands = desc.operands == FW_BF16 && desc.dtype == FW_F32;
+  if (desc.operands != 0 && desc.operands != desc.dtype && !bf16_operands) {
+    fail_usage("descriptor: operands: expected 0, the dtype {} or, with dtype FW_F32, FW_BF16, got {}", desc.dtype, desc.operands);
+  }
   if (desc.form < FW_FORM_AUTO || desc.form > FW_FORM_CHUNK) fail_usage("descriptor: form: expected 0 (auto), 1 (token) or 2 (chunk), got {}", desc.form);
   if (desc.state_layout != FW_STATE_K_FIRST && desc.state_layout != FW_STATE_V_FIRST) {
     fail_usage("descriptor: state_layout: expected FW_STATE_K_FIRST or FW_STATE_V_FIRST, got {}", desc.state_layout);
@@ -98,6 +101,7 @@ Plan make_plan(const fw_desc& desc) {
   plan.rule = from_c(desc.rule);
   plan.dtype = static_cast<fw_dtype>(desc.dtype);
   plan.bf16_io = bf16;
+  plan.bf16_operands = bf16_operands;
   plan.form = static_cast<fw_form>(desc.form);
   plan.state_layout = static_cast<fw_state_layout>(desc.state_layout);
   plan.B = desc.B;

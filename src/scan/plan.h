@@ -21,7 +21,8 @@ enum class DecayKind { kNone, kScalar, kChannel };
 struct Plan {
   Rule rule;
   fw_dtype dtype = FW_F32;
-  bool bf16_io = false;  // tensors of tokens may be bf16
+  bool bf16_io = false;        // tensors of tokens may be bf16
+  bool bf16_operands = false;  // of the chunk form's products
   fw_form form = FW_FORM_AUTO;
   fw_state_layout state_layout = FW_STATE_K_FIRST;
   int64_t B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0;

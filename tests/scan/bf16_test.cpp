@@ -75,7 +75,8 @@ TEST(Bf16, IsTheFloatCallRounded) {
   for (const Preset& p : presets()) rules.push_back(p.rule);
   uint64_t seed = 1;
   for (const Rule& rule : rules) {
-    const ReferenceProblem p = bf16_problem(rule, ++seed, seed % 3 == 0 ? 16 : 24, seed % 4 == 0 ? 140 : 20);
+    ++seed;
+    const ReferenceProblem p = bf16_problem(rule, seed, seed % 3 == 0 ? 16 : 24, seed % 4 == 0 ? 140 : 20);
     HeaderRun run;
     run.dtype = FW_F32;
     run.row_padding = seed % 2 == 0 ? 5 : 0;
@@ -103,6 +104,30 @@ TEST(Bf16, DecodeStepsGiveTheFloatStateAndRoundedOutputs) {
   }
 }
 
+// Products of bf16 operands: rounding of 2^-9 a factor, sums and everything else float32. Gradients of the decay are
+// differences, and lose a little more.
+TEST(Bf16, ProductsOfRoundedOperandsAreNearTheReference) {
+  std::vector<Rule> rules = composed_rules();
+  for (const Preset& p : presets()) rules.push_back(p.rule);
+  uint64_t seed = 40;
+  for (const Rule& rule : rules) {
+    ++seed;
+    const ReferenceProblem p = bf16_problem(rule, seed, seed % 3 == 0 ? 64 : 24, seed % 4 == 0 ? 140 : 20);
+    HeaderRun run;
+    run.dtype = FW_F32;
+    run.form = FW_FORM_CHUNK;
+    run.bf16_operands = true;
+    EXPECT_TRUE(testing::close(header_forward(p, run), p.forward(), 6e-3)) << testing::describe(p);
+    EXPECT_TRUE(testing::close(header_backward(p, run), p.backward(), 2e-2, 1e-2)) << testing::describe(p);
+    // The same bits with one thread.
+    const ReferenceOutputs two = header_forward(p, run);
+    const int threads = fw_get_threads();
+    fw_set_threads(1);
+    EXPECT_EQ(header_forward(p, run).o, two.o);
+    fw_set_threads(threads);
+  }
+}
+
 TEST(Bf16, IsRefusedWhereItIsNotAskedFor) {
   fw_desc desc;
   FW_INIT(&desc);
@@ -117,6 +142,12 @@ TEST(Bf16, IsRefusedWhereItIsNotAskedFor) {
   desc.dtype = FW_BF16;
   desc.io_dtype = 0;
   EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_ERROR_ARGUMENT);
+
+  desc.dtype = FW_F64;
+  desc.operands = FW_BF16;
+  EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_ERROR_ARGUMENT);
+  EXPECT_NE(std::strstr(fw_last_error(), "operands"), nullptr) << fw_last_error();
+  desc.operands = 0;
 
   desc.dtype = FW_F32;
   ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK);

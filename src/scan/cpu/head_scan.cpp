@@ -2,7 +2,9 @@
 #include "scan/cpu/head_scan.h"
 
 #include <cmath>
+#include <type_traits>
 
+#include "base/bf16_gemm.h"
 #include "rule/decay.h"
 
 namespace fw::cpu {
@@ -27,6 +29,50 @@ HeadScan<T>::HeadScan(const Plan& plan, const Inputs<T>& in, HeadScratch<T>& scr
       front_(front_kernels<T>()),
       dk_(decay_kernels<T>()),
       lk_(linear_kernels<T>()) {}
+
+namespace {
+
+// The rows of an operand as bf16, without gaps.
+const Bf16* rounded(LocalScratch& scratch, int64_t rows, int64_t cols, const float* x, int64_t ld) {
+  Bf16* y = scratch.alloc<Bf16>(rows * cols);
+  for (int64_t i = 0; i < rows; ++i) round_to_bf16(cols, x + i * ld, y + i * cols);
+  return y;
+}
+
+// The same for machines without bf16 products: the rounded numbers as floats.
+const float* rounded_values(LocalScratch& scratch, int64_t rows, int64_t cols, const float* x, int64_t ld) {
+  float* y = scratch.alloc<float>(rows * cols);
+  for (int64_t i = 0; i < rows; ++i) round_to_bf16_values(cols, x + i * ld, y + i * cols);
+  return y;
+}
+
+void bf16_product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
+                  int64_t ldc) {
+  LocalScratch scratch;
+  const int64_t rows_a = ta == Trans::kNo ? m : k, cols_a = ta == Trans::kNo ? k : m;
+  const int64_t rows_b = tb == Trans::kNo ? k : n, cols_b = tb == Trans::kNo ? n : k;
+  if (!bf16_products_supported()) {
+    const float* a_values = rounded_values(scratch, rows_a, cols_a, a, lda);
+    gemm(ta, tb, m, n, k, 1.0F, a_values, cols_a, rounded_values(scratch, rows_b, cols_b, b, ldb), cols_b, beta, c, ldc);
+    return;
+  }
+  if (beta != 0.0F && beta != 1.0F) {
+    for (int64_t i = 0; i < m; ++i) std::transform(c + i * ldc, c + i * ldc + n, c + i * ldc, [&](float x) { return beta * x; });
+  }
+  const Bf16* a_bits = rounded(scratch, rows_a, cols_a, a, lda);
+  bf16_gemm(ta, tb, m, n, k, a_bits, cols_a, rounded(scratch, rows_b, cols_b, b, ldb), cols_b, beta != 0.0F, c, ldc);
+}
+
+}  // namespace
+
+template <class T>
+void HeadScan<T>::product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c,
+                          int64_t ldc) const {
+  if constexpr (std::is_same_v<T, float>) {
+    if (plan_.bf16_operands) return bf16_product(ta, tb, m, n, k, a, lda, b, ldb, beta, c, ldc);
+  }
+  gemm(ta, tb, m, n, k, T(1), a, lda, b, ldb, beta, c, ldc);
+}
 
 template <class T>
 FrontTile<T> HeadScan<T>::front_tile(int64_t begin, int64_t L) const {
@@ -106,7 +152,7 @@ void HeadScan<T>::channel_tiles(int64_t L, bool make_tri) {
     const T* re = s_.re + a * kp_;
     if (a > 0) {
       dk_.channel_prefix(n, nb_, kp_, 1, alpha, re, L * kp_, s_.local, n * kp_, nullptr);
-      gemm(Trans::kNo, Trans::kYes, nb_ * n, a, plan_.K, T(1), s_.local, kp_, keys, kp_, T(0), s_.block, a);
+      product(Trans::kNo, Trans::kYes, nb_ * n, a, plan_.K, s_.local, kp_, keys, kp_, T(0), s_.block, a);
       for (int64_t b = 0; b < nb_; ++b) {
         for (int64_t i = 0; i < n; ++i) std::memcpy(s_.tri + (b * L + a + i) * cp_, s_.block + (b * n + i) * a, sizeof(T) * static_cast<size_t>(a));
       }
@@ -128,7 +174,7 @@ void HeadScan<T>::decay_tiles(int64_t L, bool make_tri) {
     dk_.scale_rows(L, kp_, s_.suffix, s_.w, kp_, s_.wc, kp_);
   }
   if (!make_tri) return;
-  gemm(Trans::kNo, Trans::kYes, nb_ * L, L, plan_.K, T(1), s_.re, kp_, s_.w, kp_, T(0), s_.tri, cp_);
+  product(Trans::kNo, Trans::kYes, nb_ * L, L, plan_.K, s_.re, kp_, s_.w, kp_, T(0), s_.tri, cp_);
   dk_.mask(L, nb_, s_.tri, cp_, decay_ == DecayKind::kScalar ? s_.ratio : nullptr, cp_);
 }
 
@@ -143,7 +189,7 @@ void HeadScan<T>::update_state(int64_t L, bool have_state, const T* before, cons
   } else if (have_state && after != before) {
     std::memcpy(after, before, sizeof(T) * static_cast<size_t>(plan_.K * vp_));
   }
-  gemm(Trans::kYes, Trans::kNo, plan_.K, vp_, L, T(1), wc, kp_, residual, vp_, beta, after, vp_);
+  product(Trans::kYes, Trans::kNo, plan_.K, vp_, L, wc, kp_, residual, vp_, beta, after, vp_);
 }
 
 template <class T>
@@ -152,7 +198,7 @@ void HeadScan<T>::chunk_forward(int64_t begin, int64_t L, bool have_state, const
   const bool scalar = decay_ == DecayKind::kScalar;
   const T* re = decay_ == DecayKind::kChannel ? s_.rebar : s_.re;
   T* triangle_t = s_.tri + L * cp_;
-  if (have_state) gemm(Trans::kNo, Trans::kNo, nb_ * L, vp_, plan_.K, T(1), re, kp_, s_.state, vp_, T(0), s_.products, vp_);
+  if (have_state) product(Trans::kNo, Trans::kNo, nb_ * L, vp_, plan_.K, re, kp_, s_.state, vp_, T(0), s_.products, vp_);
   if (plan_.rule.online()) {
     if (have_state) lk_.subtract_rows(L, vp_, scalar ? s_.prefix : nullptr, s_.products + L * vp_, vp_, s_.z, vp_);
     lk_.solve(L, triangle_t, cp_, s_.z, vp_, vp_);
@@ -169,7 +215,7 @@ void HeadScan<T>::chunk_forward(int64_t begin, int64_t L, bool have_state, const
       for (int64_t i = 0; i < L; ++i) std::memcpy(o + i * ldo, s_.products + i * vp_, sizeof(T) * static_cast<size_t>(vp_));
     }
   }
-  gemm(Trans::kNo, Trans::kNo, L, vp_, L, T(1), s_.tri, cp_, s_.z, vp_, have_state ? T(1) : T(0), o, ldo);
+  product(Trans::kNo, Trans::kNo, L, vp_, L, s_.tri, cp_, s_.z, vp_, have_state ? T(1) : T(0), o, ldo);
   if (!direct && out.o) lk_.store_rows(L, columns_, s_.o, vp_, {o_rows.data + column0_, o_rows.stride});
   update_state(L, have_state, s_.state, s_.z, s_.state);
 }

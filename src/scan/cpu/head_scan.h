@@ -113,6 +113,9 @@ class HeadScan {
   void token_decay_gradient(int64_t begin, int64_t L, const Inputs<T>& grads, bool first);
   void chunk_decay_gradient(int64_t c, int64_t L, const T* saved, bool have_state, const Inputs<T>& grads, bool first);
 
+  // C [m, n] = op(A) op(B) + beta C; the operands rounded to bf16 where the plan says so.
+  void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc) const;
+
   void load_state(const StateTensor<T>& src, T* dst) const;
   void store_state(const T* src, const StateTensor<T>& dst) const;
   FrontTile<T> front_tile(int64_t begin, int64_t L) const;

@@ -34,15 +34,15 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
     std::memset(d_o, 0, sizeof(T) * static_cast<size_t>(L * vp_));
   }
   // dR = A^T dO + Kc dS;  dZ = P = (I + T)^-T dR
-  gemm(Trans::kYes, Trans::kNo, L, vp_, L, T(1), tri, cp_, d_o, vp_, T(0), s_.dz, vp_);
+  product(Trans::kYes, Trans::kNo, L, vp_, L, tri, cp_, d_o, vp_, T(0), s_.dz, vp_);
   const T* wc = decay_ == DecayKind::kNone ? s_.w : s_.wc;
-  if (have_dstate) gemm(Trans::kNo, Trans::kNo, L, vp_, K, T(1), wc, kp_, s_.dstate, vp_, T(1), s_.dz, vp_);
+  if (have_dstate) product(Trans::kNo, Trans::kNo, L, vp_, K, wc, kp_, s_.dstate, vp_, T(1), s_.dz, vp_);
   if (online) {
     lk_.solve_transposed(L, tri + L * cp_, cp_, s_.dz, vp_, vp_);
     negate_rows(lk_, L, vp_, s_.dz, minus_p);
   }
   // dA, dT = tril([dO; -P] R^T), with the decays that A and T carry
-  gemm(Trans::kNo, Trans::kYes, nb_ * L, L, vp_, T(1), s_.products, vp_, residual, vp_, T(0), s_.dtri, cp_);
+  product(Trans::kNo, Trans::kYes, nb_ * L, L, vp_, s_.products, vp_, residual, vp_, T(0), s_.dtri, cp_);
   dk_.mask(L, nb_, s_.dtri, cp_, scalar ? s_.ratio : nullptr, cp_);
   if (splits_diagonal()) {
     for (int64_t i = 0; i < L; ++i) s_.diag[i] = std::exchange(s_.dtri[i * cp_ + i], T(0));
@@ -50,14 +50,14 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
 
   // What reaches r and e through the state before the chunk, and w through the state after it.
   if (have_state) {
-    gemm(Trans::kNo, Trans::kYes, nb_ * L, K, vp_, T(1), s_.products, vp_, state, vp_, T(0), s_.dre, kp_);
+    product(Trans::kNo, Trans::kYes, nb_ * L, K, vp_, s_.products, vp_, state, vp_, T(0), s_.dre, kp_);
     if (scalar) {
       for (int64_t b = 0; b < nb_; ++b) dk_.scale_rows(L, kp_, s_.prefix, s_.dre + b * L * kp_, kp_, s_.dre + b * L * kp_, kp_);
     }
     if (channel) dk_.channel_prefix(L, nb_, kp_, 0, s_.alpha, s_.dre, L * kp_, s_.dre, L * kp_, nullptr);
   }
   if (have_dstate) {
-    gemm(Trans::kNo, Trans::kYes, L, K, vp_, T(1), residual, vp_, s_.dstate, vp_, T(0), s_.dw, kp_);
+    product(Trans::kNo, Trans::kYes, L, K, vp_, residual, vp_, s_.dstate, vp_, T(0), s_.dw, kp_);
     if (scalar) dk_.scale_rows(L, kp_, s_.suffix, s_.dw, kp_, s_.dw, kp_);
   }
   if (channel) {
@@ -65,8 +65,8 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
     if (!have_dstate) std::memset(s_.dw, 0, sizeof(T) * static_cast<size_t>(L * kp_));
     channel_backward(L, have_dstate);
   } else {
-    gemm(Trans::kNo, Trans::kNo, nb_ * L, K, L, T(1), s_.dtri, cp_, s_.w, kp_, have_state ? T(1) : T(0), s_.dre, kp_);
-    gemm(Trans::kYes, Trans::kNo, L, K, nb_ * L, T(1), s_.dtri, cp_, s_.re, kp_, have_dstate ? T(1) : T(0), s_.dw, kp_);
+    product(Trans::kNo, Trans::kNo, nb_ * L, K, L, s_.dtri, cp_, s_.w, kp_, have_state ? T(1) : T(0), s_.dre, kp_);
+    product(Trans::kYes, Trans::kNo, L, K, nb_ * L, s_.dtri, cp_, s_.re, kp_, have_dstate ? T(1) : T(0), s_.dw, kp_);
   }
   if (!need_dstate) return;
 
@@ -81,7 +81,7 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
     re = s_.rebar;
     if (have_dstate) dk_.scale_rows(K, vp_, s_.total, s_.dstate, vp_, s_.dstate, vp_);
   }
-  gemm(Trans::kYes, Trans::kNo, K, vp_, nb_ * L, T(1), re, kp_, s_.products, vp_, beta, s_.dstate, vp_);
+  product(Trans::kYes, Trans::kNo, K, vp_, nb_ * L, re, kp_, s_.products, vp_, beta, s_.dstate, vp_);
 }
 
 // Channel decay: the adjoint of channel_tiles, anchors from the last to the first. dw comes in as the gradient of the keys
@@ -103,8 +103,8 @@ void HeadScan<T>::channel_backward(int64_t L, bool have_dstate) {
     for (int64_t b = 0; b < nb_; ++b) {
       for (int64_t i = 0; i < n; ++i) std::memcpy(s_.block + (b * n + i) * a, s_.dtri + (b * L + a + i) * cp_, sizeof(T) * static_cast<size_t>(a));
     }
-    gemm(Trans::kYes, Trans::kNo, a, plan_.K, nb_ * n, T(1), s_.block, a, s_.local, kp_, T(1), s_.dw, kp_);
-    gemm(Trans::kNo, Trans::kNo, nb_ * n, plan_.K, a, T(1), s_.block, a, keys, kp_, T(0), s_.dlocal, kp_);
+    product(Trans::kYes, Trans::kNo, a, plan_.K, nb_ * n, s_.block, a, s_.local, kp_, T(1), s_.dw, kp_);
+    product(Trans::kNo, Trans::kNo, nb_ * n, plan_.K, a, s_.block, a, keys, kp_, T(0), s_.dlocal, kp_);
     dk_.channel_prefix(n, nb_, kp_, 1, alpha, s_.dlocal, n * kp_, s_.dlocal, n * kp_, nullptr);
     for (int64_t b = 0; b < nb_; ++b) lk_.add_rows(n * kp_, s_.dlocal + b * n * kp_, s_.dre + (b * L + a) * kp_);
   }

@@ -1,12 +1,14 @@
 // oneDNN's bf16 matrix product. Making a primitive costs far more than running a small one, so each thread keeps those it
 // has used, with the memory objects they run on; a key has everything the primitive depends on.
+#include "base/bf16_gemm.h"
+
 #include <algorithm>
 #include <array>
 #include <map>
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "base/error.h"
-#include "ops/cpu/bf16.h"
+#include "base/threads.h"
 
 namespace fw {
 namespace {
