@@ -5,8 +5,6 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
-#include <cstring>
-
 #include "base/bf16-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -15,41 +13,36 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-constexpr int64_t kMostLanes = 64;
-
-// step(in, out) makes one vector's worth of results; the last, incomplete one goes through a buffer.
+// step(d, in, out) makes the results of one vector of float lanes; what is left of a row goes lane by lane. (No buffer for it on
+// the stack: GCC 12 misaligns vectors there when AddressSanitizer looks for uses after return.)
 template <class In, class Out, class Step>
-HWY_INLINE void for_vectors(int64_t n, int64_t lanes, const In* x, Out* out, const Step& step) {
+HWY_INLINE void for_vectors(int64_t n, const In* x, Out* out, const Step& step) {
+  const hn::ScalableTag<float> d;
+  const hn::CappedTag<float, 1> one;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) step(x + i, out + i);
-  if (i == n) return;
-  In tail_in[kMostLanes] = {};
-  Out tail_out[kMostLanes];
-  std::memcpy(tail_in, x + i, sizeof(In) * static_cast<size_t>(n - i));
-  step(tail_in, tail_out);
-  std::memcpy(out + i, tail_out, sizeof(Out) * static_cast<size_t>(n - i));
+  for (; i + lanes <= n; i += lanes) step(d, x + i, out + i);
+  for (; i < n; ++i) step(one, x + i, out + i);
 }
 
-using F = hn::CappedTag<float, kMostLanes>;
-using U = hn::RebindToUnsigned<F>;
+template <class D>
+using Half = hn::Rebind<uint16_t, D>;
 
 void round_bits(int64_t n, const float* x, Bf16* out) {
-  const hn::Rebind<uint16_t, F> half;
-  for_vectors(n, static_cast<int64_t>(hn::Lanes(F())), x, out,
-              [&](const float* in, Bf16* to) HWY_ATTR { hn::StoreU(hn::TruncateTo(half, bf16_bits(F(), hn::LoadU(F(), in))), half, to); });
+  for_vectors(n, x, out, [](auto d, const float* in, Bf16* to) HWY_ATTR {
+    hn::StoreU(hn::TruncateTo(Half<decltype(d)>(), bf16_bits(d, hn::LoadU(d, in))), Half<decltype(d)>(), to);
+  });
 }
 
 void round_values(int64_t n, const float* x, float* out) {
-  const F d;
-  for_vectors(n, static_cast<int64_t>(hn::Lanes(d)), x, out, [&](const float* in, float* to) HWY_ATTR { hn::StoreU(bf16_value(d, hn::LoadU(d, in)), d, to); });
+  for_vectors(n, x, out, [](auto d, const float* in, float* to) HWY_ATTR { hn::StoreU(bf16_value(d, hn::LoadU(d, in)), d, to); });
 }
 
 void widen(int64_t n, const Bf16* x, float* out) {
-  const F d;
-  const U du;
-  const hn::Rebind<uint16_t, F> half;
-  for_vectors(n, static_cast<int64_t>(hn::Lanes(d)), x, out,
-              [&](const Bf16* in, float* to) HWY_ATTR { hn::StoreU(hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(half, in)))), d, to); });
+  for_vectors(n, x, out, [](auto d, const Bf16* in, float* to) HWY_ATTR {
+    const hn::RebindToUnsigned<decltype(d)> du;
+    hn::StoreU(hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(Half<decltype(d)>(), in)))), d, to);
+  });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

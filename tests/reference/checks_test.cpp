@@ -60,9 +60,7 @@ TEST(RandomProblem, HasWhatTheRuleNeedsAndFloatsOnly) {
   o.H = 2;
   o.HV = 4;
   o.edge_decays = true;
-  std::vector<Rule> rules = testing::composed_rules();
-  for (const Preset& named : presets()) rules.push_back(named.rule);
-  for (const Rule& rule : rules) {
+  for (const Rule& rule : testing::all_rules()) {
     const ReferenceProblem p = random_problem(rule, o);
     for (const auto& field : reference_input_fields()) {
       const std::vector<double>& x = p.in.*field.values;

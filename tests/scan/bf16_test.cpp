@@ -12,7 +12,6 @@
 namespace fw {
 namespace {
 
-using testing::composed_rules;
 using Bf16Tensors = HeaderRun::Bf16Tensors;
 
 double rounded(double x) {
@@ -71,10 +70,8 @@ void expect_rounded(std::span<const ReferenceField<Struct>> fields, const Struct
 }
 
 TEST(Bf16, IsTheFloatCallRounded) {
-  std::vector<Rule> rules = composed_rules();
-  for (const Preset& p : presets()) rules.push_back(p.rule);
   uint64_t seed = 1;
-  for (const Rule& rule : rules) {
+  for (const Rule& rule : testing::all_rules()) {
     ++seed;
     const ReferenceProblem p = bf16_problem(rule, seed, seed % 3 == 0 ? 16 : 24, seed % 4 == 0 ? 140 : 20);
     HeaderRun run;
@@ -107,10 +104,8 @@ TEST(Bf16, DecodeStepsGiveTheFloatStateAndRoundedOutputs) {
 // Products of bf16 operands: rounding of 2^-9 a factor, sums and everything else float32. Gradients of the decay are
 // differences, and lose a little more.
 TEST(Bf16, ProductsOfRoundedOperandsAreNearTheReference) {
-  std::vector<Rule> rules = composed_rules();
-  for (const Preset& p : presets()) rules.push_back(p.rule);
   uint64_t seed = 40;
-  for (const Rule& rule : rules) {
+  for (const Rule& rule : testing::all_rules()) {
     ++seed;
     const ReferenceProblem p = bf16_problem(rule, seed, seed % 3 == 0 ? 64 : 24, seed % 4 == 0 ? 140 : 20);
     HeaderRun run;

@@ -96,12 +96,6 @@ ProblemOptions medium(uint64_t seed) {
   return options;
 }
 
-std::vector<Rule> all_rules() {
-  std::vector<Rule> rules = composed_rules();
-  for (const Preset& p : presets()) rules.push_back(p.rule);
-  return rules;
-}
-
 TEST(Scan, ComposedRulesMatchTheReference) {
   uint64_t seed = 1;
   for (const Rule& rule : composed_rules()) expect_forms(random_problem(rule, medium(seed++)), {});

@@ -76,4 +76,10 @@ std::vector<Rule> composed_rules() {
   return rules;
 }
 
+std::vector<Rule> all_rules() {
+  std::vector<Rule> rules = composed_rules();
+  for (const Preset& p : presets()) rules.push_back(p.rule);
+  return rules;
+}
+
 }  // namespace fw::testing

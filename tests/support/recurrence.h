@@ -33,5 +33,7 @@ std::string describe(const Problem& problem);
 
 // Rules that no preset names, each a combination of axes that the presets need ("kaczmarz_channel", everything at once, ...).
 std::vector<Rule> composed_rules();
+// Those and every preset.
+std::vector<Rule> all_rules();
 
 }  // namespace fw::testing

@@ -221,7 +221,7 @@ void HeadScan<T>::chunk_forward(int64_t begin, int64_t L, bool have_state, const
 }
 
 template <class T>
-void HeadScan<T>::token_forward(int64_t begin, int64_t L, const Outputs<T>& out) {
+void HeadScan<T>::token_forward(int64_t begin, int64_t L, T* state, int64_t ld, const Outputs<T>& out) {
   TokenTile<T> tile;
   tile.rows = L;
   tile.K = plan_.K;
@@ -233,13 +233,39 @@ void HeadScan<T>::token_forward(int64_t begin, int64_t L, const Outputs<T>& out)
   tile.e = s_.re + L * kp_;
   tile.w = s_.w;
   tile.z = s_.z;
-  tile.state = s_.state;
+  tile.state = state;
+  tile.ld_state = ld;
   tile.u = s_.z;  // a row's z is read before its residual is written
   tile.o = s_.o;
   token_kernels<T>().forward(tile);
   if (!out.o) return;
   const RowView<T> o_rows = out.o.rows(plan_, n_, begin, hv_);
   lk_.store_rows(L, columns_, s_.o, vp_, {o_rows.data + column0_, o_rows.stride});
+}
+
+template <class T>
+bool HeadScan<T>::in_place(const Outputs<T>& out) const {
+  const bool same_rows = !in_.initial_state || in_.initial_state.stride_r == out.final_state.stride_r;
+  return plan_.token_form(n_) && plan_.state_layout == FW_STATE_K_FIRST && out.final_state && same_rows && vp_ == columns_;
+}
+
+template <class T>
+void HeadScan<T>::token_forward_in_place(const Outputs<T>& out) {
+  T* state = out.final_state.at(n_, hv_) + column0_;
+  const int64_t ld = out.final_state.stride_r;
+  const T* initial = in_.initial_state ? in_.initial_state.at(n_, hv_) + column0_ : nullptr;
+  for (int64_t k = 0; k < plan_.K && initial != state; ++k) {
+    if (initial == nullptr) {
+      std::fill_n(state + k * ld, columns_, T(0));
+    } else {
+      std::copy_n(initial + k * in_.initial_state.stride_r, columns_, state + k * ld);
+    }
+  }
+  for (int64_t begin = 0; begin < length_; begin += plan_.chunk) {
+    const int64_t L = std::min(plan_.chunk, length_ - begin);
+    load_streams(begin, L, true);
+    token_forward(begin, L, state, ld, out);
+  }
 }
 
 template <class T>
@@ -269,6 +295,7 @@ void HeadScan<T>::store_state(const T* src, const StateTensor<T>& dst) const {
 
 template <class T>
 void HeadScan<T>::forward(const Outputs<T>& out, T* saved) {
+  if (saved == nullptr && in_place(out)) return token_forward_in_place(out);
   const bool token = plan_.token_form(n_);
   const int64_t state_size = plan_.K * vp_;
   const int64_t full_vp = padded(plan_.V);
@@ -286,7 +313,7 @@ void HeadScan<T>::forward(const Outputs<T>& out, T* saved) {
     }
     load_streams(begin, L, true);
     if (token) {
-      token_forward(begin, L, out);
+      token_forward(begin, L, s_.state, vp_, out);
     } else {
       chunk_forward(begin, L, have_state, out);
     }

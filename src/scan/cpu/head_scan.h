@@ -104,7 +104,8 @@ class HeadScan {
   void decay_tiles(int64_t L, bool make_tri);
   void channel_tiles(int64_t L, bool make_tri);
   void chunk_forward(int64_t begin, int64_t L, bool have_state, const Outputs<T>& out);
-  void token_forward(int64_t begin, int64_t L, const Outputs<T>& out);
+  // state: [K, vp], rows ld apart
+  void token_forward(int64_t begin, int64_t L, T* state, int64_t ld, const Outputs<T>& out);
   void update_state(int64_t L, bool have_state, const T* before, const T* residual, T* after);
 
   void chunk_backward(int64_t c, const Outputs<T>& d, const T* saved, bool have_state, bool have_dstate, bool need_dstate);
@@ -115,6 +116,11 @@ class HeadScan {
 
   // C [m, n] = op(A) op(B) + beta C; the operands rounded to bf16 where the plan says so.
   void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc) const;
+
+  // The token form on the final state's own memory, which then holds the initial state: the caller's state is read and
+  // written once a token and never copied when it is updated in place.
+  bool in_place(const Outputs<T>& out) const;
+  void token_forward_in_place(const Outputs<T>& out);
 
   void load_state(const StateTensor<T>& src, T* dst) const;
   void store_state(const T* src, const StateTensor<T>& dst) const;

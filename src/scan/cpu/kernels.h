@@ -113,7 +113,7 @@ struct LinearKernels {
 template <class T>
 const LinearKernels<T>& linear_kernels();
 
-// ---- kernels_token.cpp: the recurrence one token at a time on a [K, ldv] state
+// ---- kernels_token.cpp: the recurrence one token at a time
 template <class T>
 struct TokenTile {
   int64_t rows = 0, K = 0, V = 0;  // V: padded columns of the value block
@@ -121,9 +121,10 @@ struct TokenTile {
   const T* alpha = nullptr;  // channel: [rows, padded K]; scalar: [rows]; null: no decay
   bool channel = false;
   const T *r = nullptr, *e = nullptr, *w = nullptr, *z = nullptr;
-  T* state = nullptr;  // [K, V], updated
-  T* u = nullptr;      // [rows, V]: residuals (scratch)
-  T* o = nullptr;      // [rows, V]
+  T* state = nullptr;  // [K, V], rows ld_state apart (backward: V), updated
+  int64_t ld_state = 0;
+  T* u = nullptr;  // [rows, V]: residuals (scratch)
+  T* o = nullptr;  // [rows, V]
 };
 
 template <class T>

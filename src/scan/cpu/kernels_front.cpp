@@ -161,13 +161,14 @@ FrontCoefs<T> coefficient_gradients(const FrontTileGrad<T>& tile, int64_t i, con
   const T* de = tile.de != nullptr ? tile.de + i * kp : nullptr;
   const T* dz = tile.dz + i * vp;
   const auto one = hn::Set(d, T(1));
+  const bool corrected = tile.in.rule->uses_read_correction();
   auto sum_rq = hn::Zero(d), sum_rk = hn::Zero(d), sum_ek = hn::Zero(d), sum_eq = hn::Zero(d), sum_ep = hn::Zero(d), sum_wk = hn::Zero(d), sum_zv = hn::Zero(d);
   for (int64_t j = 0; j < kp; j += lanes) {
     const auto q = hn::LoadU(d, x.q + j), k = hn::LoadU(d, x.k + j);
     const auto mdr = hn::Mul(x.m_r != nullptr ? hn::LoadU(d, x.m_r + j) : one, hn::LoadU(d, dr + j));
     const auto m_w = x.m_w != nullptr ? hn::LoadU(d, x.m_w + j) : one;
     sum_rq = hn::MulAdd(q, mdr, sum_rq);
-    sum_rk = hn::MulAdd(k, mdr, sum_rk);
+    if (corrected) sum_rk = hn::MulAdd(k, mdr, sum_rk);
     sum_wk = hn::MulAdd(hn::Mul(m_w, k), hn::LoadU(d, dw + j), sum_wk);
     if (de == nullptr) continue;
     const auto bde = hn::Mul(x.b != nullptr ? hn::LoadU(d, x.b + j) : one, hn::LoadU(d, de + j));
@@ -241,7 +242,7 @@ void front_backward(const FrontTileGrad<T>& tile) {
     const auto w_k = hn::Set(d, c.w_k);
     const auto two_dq2 = hn::Set(d, T(2) * ds.q2), two_dk2 = hn::Set(d, T(2) * ds.k2), two_dp2 = hn::Set(d, T(2) * ds.p2), dkmk = hn::Set(d, ds.kmk);
     const auto two_dkmk = hn::Add(dkmk, dkmk);
-    const bool has_kmk = rule.normaliser != Normaliser::kNone;
+    const bool has_kmk = rule.normaliser != Normaliser::kNone, corrected = rule.uses_read_correction();
     T* dq_out = dq_row.open(tile.dq, i, tile.in.K, tile.add_key_head);
     T* dk_out = dk_row.open(tile.dk, i, tile.in.K, tile.add_key_head);
     T* dp_out = dp_row.open(tile.dp, i, tile.in.K, tile.add_key_head);
@@ -258,21 +259,24 @@ void front_backward(const FrontTileGrad<T>& tile) {
       if (x.m_r != nullptr) mdr = hn::Mul(mdr, hn::LoadU(d, x.m_r + j));
       if (x.m_w != nullptr) mdw = hn::Mul(mdw, hn::LoadU(d, x.m_w + j));
       auto dqv = hn::MulAdd(r_q, mdr, hn::Mul(two_dq2, q));
-      auto dkv = hn::MulAdd(w_k, mdw, hn::MulAdd(r_k, mdr, hn::Mul(two_dk2, k)));
+      auto dkv = hn::MulAdd(w_k, mdw, hn::Mul(two_dk2, k));
+      if (corrected) dkv = hn::MulAdd(r_k, mdr, dkv);
       if (has_kmk) dkv = hn::MulAdd(two_dkmk, x.m != nullptr ? hn::Mul(hn::LoadU(d, x.m + j), k) : k, dkv);
-      const auto p = x.p != nullptr ? hn::LoadU(d, x.p + j) : zero;
-      auto dpv = hn::Mul(two_dp2, p);
+      auto bde = zero;
       if (de != nullptr) {
-        auto bde = hn::LoadU(d, de + j);
-        if (db_out != nullptr) store_or_add(d, hn::Mul(bde, hn::MulAdd(e_p, p, hn::MulAdd(e_q, q, hn::Mul(e_k, k)))), db_out + j, tile.add_erase_gate);
+        bde = hn::LoadU(d, de + j);
+        if (db_out != nullptr) {
+          auto key = hn::MulAdd(e_q, q, hn::Mul(e_k, k));
+          if (x.p != nullptr) key = hn::MulAdd(e_p, hn::LoadU(d, x.p + j), key);
+          store_or_add(d, hn::Mul(bde, key), db_out + j, tile.add_erase_gate);
+        }
         if (x.b != nullptr) bde = hn::Mul(bde, hn::LoadU(d, x.b + j));
         dqv = hn::MulAdd(e_q, bde, dqv);
         dkv = hn::MulAdd(e_k, bde, dkv);
-        dpv = hn::MulAdd(e_p, bde, dpv);
       }
       if (dq_out != nullptr) store_or_add(d, dqv, dq_out + j, tile.add_key_head);
       if (dk_out != nullptr) store_or_add(d, dkv, dk_out + j, tile.add_key_head);
-      if (dp_out != nullptr) store_or_add(d, dpv, dp_out + j, tile.add_key_head);
+      if (dp_out != nullptr) store_or_add(d, hn::MulAdd(e_p, bde, hn::Mul(two_dp2, hn::LoadU(d, x.p + j))), dp_out + j, tile.add_key_head);
     }
     dq_row.close();
     dk_row.close();

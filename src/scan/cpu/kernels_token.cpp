@@ -37,7 +37,7 @@ void forward_panel(const TokenTile<T>& tile, int64_t j, int64_t kp) {
     const auto alpha_all = hn::Set(d, kDecay == TokenDecay::kScalar ? tile.alpha[t] : T(1));
     for (int i = 0; i < kVectors; ++i) acc_e[i] = acc_r[i] = hn::Zero(d);
     T* s = tile.state + j;
-    for (int64_t k = 0; k < tile.K; ++k, s += tile.V) {
+    for (int64_t k = 0; k < tile.K; ++k, s += tile.ld_state) {
       const auto rk = hn::Set(d, r[k]);
       const auto ek = kOnline ? hn::Set(d, e[k]) : rk;
       const auto ak = kDecay == TokenDecay::kChannel ? hn::Set(d, alpha[k]) : alpha_all;
@@ -62,7 +62,7 @@ void forward_panel(const TokenTile<T>& tile, int64_t j, int64_t kp) {
   }
   if (w_pending == nullptr) return;
   T* s = tile.state + j;
-  for (int64_t k = 0; k < tile.K; ++k, s += tile.V) {
+  for (int64_t k = 0; k < tile.K; ++k, s += tile.ld_state) {
     const auto wk = hn::Set(d, w_pending[k]);
     for (int i = 0; i < kVectors; ++i) hn::StoreU(hn::MulAdd(wk, u[i], hn::LoadU(d, s + i * lanes)), d, s + i * lanes);
   }
