@@ -25,24 +25,26 @@ int default_threads() {
 #endif
 }
 
-// Runs tasks until none is left; keeps the first exception.
+// Runs tasks until none is left; keeps the first exception. Every thread has a share of neighbouring tasks and helps the
+// others when it is done with it: a task that comes again (a head of the next token) finds its memory in the cache of the
+// core that had it last.
 class TaskQueue {
  public:
-  TaskQueue(int64_t count, const std::function<void(int64_t)>& body) : count_(count), body_(body) {}
+  TaskQueue(int64_t count, int threads, const std::function<void(int64_t)>& body) : body_(body), shares_(static_cast<size_t>(threads)) {
+    for (int64_t i = 0; i < threads; ++i) {
+      shares_[static_cast<size_t>(i)].next = count * i / threads;
+      shares_[static_cast<size_t>(i)].end = count * (i + 1) / threads;
+    }
+  }
 
   void work(int index) {
     const bool was_inside = t_inside;
     const int old_index = t_index;
     t_inside = true;
     t_index = index;
-    for (int64_t i = next_.fetch_add(1); i < count_; i = next_.fetch_add(1)) {
-      try {
-        body_(i);
-      } catch (...) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (!error_) error_ = std::current_exception();
-        next_.store(count_);
-      }
+    for (size_t i = 0; i < shares_.size(); ++i) {
+      Share& share = shares_[(static_cast<size_t>(index) + i) % shares_.size()];
+      for (int64_t task = share.next.fetch_add(1); task < share.end; task = share.next.fetch_add(1)) run(task);
     }
     t_inside = was_inside;
     t_index = old_index;
@@ -53,9 +55,23 @@ class TaskQueue {
   }
 
  private:
-  const int64_t count_;
+  struct alignas(64) Share {  // a cache line each
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
+
+  void run(int64_t task) {
+    try {
+      body_(task);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+      for (Share& share : shares_) share.next.store(share.end);
+    }
+  }
+
   const std::function<void(int64_t)>& body_;
-  std::atomic<int64_t> next_{0};
+  std::vector<Share> shares_;
   std::mutex mutex_;
   std::exception_ptr error_;
 };
@@ -80,7 +96,7 @@ void parallel_for(int64_t count, const std::function<void(int64_t)>& body) {
     return;
   }
   const int n = static_cast<int>(std::min<int64_t>(num_threads(), count));
-  TaskQueue queue(count, body);
+  TaskQueue queue(count, n, body);
 #if defined(FW_STD_THREADS)
   // ThreadSanitizer does not see into libgomp's barriers; its preset uses plain threads, which it understands.
   std::vector<std::thread> threads;

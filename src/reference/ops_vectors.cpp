@@ -171,12 +171,12 @@ std::vector<Comparison> check_ops(const std::string& path, const OpsVectorOption
       if (options.type == VectorType::kBf16) run.bf16 = HeaderRun::Bf16Tensors::kStreams;
       Worst outputs, gradients;
       for (const std::string& one : cases) {
-        const std::string prefix = name + "/" + one + "/";
+        const std::string prefix = fmt::format("{}/{}/", name, one);
         const ReferenceProblem p = read_problem(file, *rule, prefix);
         const ReferenceOutputs out = header_forward(p, run);
         for (const Input& output : kOutputs) {
           const std::vector<double>& got = out.*field_of(reference_output_fields(), output.field);
-          if (file.has(prefix + output.tensor)) outputs.add(file, prefix + output.tensor, one + "/" + output.tensor, got, 0);
+          if (file.has(prefix + output.tensor)) outputs.add(file, prefix + output.tensor, fmt::format("{}/{}", one, output.tensor), got, 0);
         }
         const ReferenceInputs d = header_backward(p, run);
         std::vector<Input> inputs = common_inputs();
@@ -187,7 +187,7 @@ std::vector<Comparison> check_ops(const std::string& path, const OpsVectorOption
         const double floor = options.type == VectorType::kBf16 ? kBf16Floor * std::sqrt(square) : 0;
         for (const Input& input : inputs) {
           const std::string tensor = std::string("d_") + input.tensor;
-          gradients.add(file, prefix + tensor, one + "/" + tensor, d.*field_of(reference_input_fields(), input.field), floor);
+          gradients.add(file, prefix + tensor, fmt::format("{}/{}", one, tensor), d.*field_of(reference_input_fields(), input.field), floor);
         }
       }
       const char* form_name = form == FW_FORM_CHUNK ? "chunk form" : form == FW_FORM_TOKEN ? "token form" : "automatic form";

@@ -99,7 +99,7 @@ TEST(Kaczmarz, TheResidualContractsByOneMinusEta) {
 // Sum over steps: for data that one S* explains, |S_t - S*|^2 falls at every token, by eta (2 - eta) |residual|^2 / |k|^2 and
 // no less, for every eta up to 2.
 TEST(Kaczmarz, EveryStepComesNearerToAnySolution) {
-  for_each_step([](Step x) {
+  for_each_step([](const Step& x) {
     Random random(x.seed);
     const Vec target = normals(random, x.S0.size());
     for (const double eta : {0.3, 1.0, 1.9, 2.0}) {
@@ -225,7 +225,8 @@ Preconditioned measure(const std::string& rule, const Step& x) {
 }
 
 TEST(PreconditionedStep, EigenvaluesStayInTheUnitDisk) {
-  for (const auto& [bound, reach] : {std::pair{1.0, 1.5}, {1.0, 2.0}, {1.25, 1.6}, {2.0, 1.0}}) {
+  for (const auto& limits : {std::pair{1.0, 1.5}, {1.0, 2.0}, {1.25, 1.6}, {2.0, 1.0}}) {
+    const double bound = limits.first, reach = limits.second;
     const std::string rule = "precond_deltanet norm_eps=0 gain_bound=" + std::to_string(bound) + " precond_x=" + std::to_string(reach);
     for_each_step([&](Step x) {
       Random random(x.seed);

@@ -12,7 +12,8 @@ namespace fw::testing {
 inline std::string shared_path(const std::string& name) {
   const char* given = std::getenv("FASTWEIGHT_SHARED");
   for (const std::string& folder : {std::string(given == nullptr ? "" : given), std::string(FW_SOURCE_DIR "/../shared"), std::string("/work/shared")}) {
-    if (!folder.empty() && std::filesystem::exists(folder + "/" + name)) return folder + "/" + name;
+    const std::filesystem::path path = std::filesystem::path(folder) / name;
+    if (!folder.empty() && std::filesystem::exists(path)) return path.string();
   }
   return "";
 }
