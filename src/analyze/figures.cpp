@@ -52,10 +52,11 @@ Figure make_figure(const Analysis& analysis, const std::string& name, const std:
   for (const LayerAnalysis& layer : analysis.layers) heads = std::max(heads, static_cast<size_t>(key_heads ? layer.heads : layer.v_heads));
   const std::vector<size_t> layers = spaced(analysis.layers.size(), kFigureLayers), columns = spaced(heads, kFigureHeads);
   figure.columns = columns.size();
-  figure.title = fmt::format("{}   [{}]", title, analysis.rule);
+  figure.title = title;
   if (layers.size() < analysis.layers.size() || columns.size() < heads) {
     figure.title += fmt::format(" ({} of {} layers, {} of {} heads)", layers.size(), analysis.layers.size(), columns.size(), heads);
   }
+  figure.title += fmt::format(" [{}]", analysis.rule);
   for (const size_t l : layers) {
     const LayerAnalysis& layer = analysis.layers[l];
     for (const size_t h : columns) {
@@ -153,6 +154,31 @@ std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
   return figures;
 }
 
+namespace {
+
+// Words in lines as long as a row of panels bears, as a gnuplot string.
+std::string wrapped_title(const std::string& text, size_t columns) {
+  const size_t width = std::max<size_t>(columns, 3) * 34;  // a picture is at least three panels wide
+  std::string out = "\"";
+  size_t line = 0;
+  for (size_t i = 0; i < text.size();) {
+    const size_t end = std::min(text.find(' ', i), text.size());
+    if (line > 0) {
+      const bool fits = line + 1 + (end - i) <= width;
+      out += fits ? " " : "\\n";
+      line = fits ? line + 1 : 0;
+    }
+    for (; i < end; ++i, ++line) {
+      if (text[i] == '"' || text[i] == '\\') out += '\\';
+      out += text[i];
+    }
+    i = end + 1;
+  }
+  return out + "\"";
+}
+
+}  // namespace
+
 std::string figure_script(const Figure& figure, const std::string& terminal, const std::string& file) {
   const size_t rows = (figure.panels.size() + figure.columns - 1) / figure.columns;
   Range x_range, y_range;
@@ -166,7 +192,7 @@ std::string figure_script(const Figure& figure, const std::string& terminal, con
     }
   }
   std::string script = fmt::format("set terminal {}\nset output {}\n", terminal, gnuplot_quote(file));
-  script += fmt::format("set multiplot layout {},{} title {} noenhanced font ',12'\n", rows, figure.columns, gnuplot_quote(figure.title));
+  script += fmt::format("set multiplot layout {},{} title {} noenhanced font ',12'\n", rows, figure.columns, wrapped_title(figure.title, figure.columns));
   script +=
       "unset key\nset border 3 linecolor rgb '#555555'\nset tics nomirror out scale 0.5 font ',8'\nset xtics offset 0,0.4\nset style fill transparent solid "
       "0.6 "

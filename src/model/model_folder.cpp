@@ -111,7 +111,7 @@ std::optional<uint16_t> as_f16(float x) {
   std::optional<uint32_t> rest;
   if (exponent == -127) {
     if (fraction == 0) rest = 0;  // zero; a float's subnormal is below a half's
-  } else if (exponent > 15) {  // infinity and NaN have 128
+  } else if (exponent > 15) {     // infinity and NaN have 128
     if (exponent == 128 && shifted(fraction, 13)) rest = 0x7c00u | fraction >> 13;
   } else if (exponent >= -14) {
     if (shifted(fraction, 13)) rest = static_cast<uint32_t>(exponent + 15) << 10 | fraction >> 13;

@@ -204,6 +204,13 @@ TEST_F(AnalysisOfText, LargeModelsShowEvenlySpacedPanels) {
   EXPECT_EQ(figure.panels.size(), kFigureLayers * 2);
   EXPECT_THAT(figure.title, HasSubstr("12 of 30 layers, 2 of 2 heads"));
   EXPECT_THAT(figure.panels.back().title, HasSubstr("layer 29, head 1"));
+
+  // A title longer than a row of panels is cut between words; quotes in it stay text.
+  Figure titled = figure;
+  titled.title = "a \"quoted\" word and " + std::string(120, 'x') + " end";
+  const std::string script = figure_script(titled, "png", "f.png");
+  EXPECT_THAT(script, HasSubstr("title \"a \\\"quoted\\\" word and\\nxxx"));
+  EXPECT_THAT(script, HasSubstr("xxx\\nend\" noenhanced"));
 }
 
 }  // namespace
