@@ -238,7 +238,7 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
     if (precond.dbeta != nullptr) tile.dbeta_p = {precond.dbeta + precond_token(begin), 1};
     tile.add_key_head = !first;
     tile.add_erase_gate = !first && grads.erase_gate.heads != plan_.HV;
-    tile.add_m = true;
+    tile.add_m = !first;
     front_.backward(tile);
   }
   if (grads.initial_state) store_state(s_.dstate, grads.initial_state);

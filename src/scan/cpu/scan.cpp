@@ -49,17 +49,14 @@ struct PrecondSpace {
     if (!backward) return;
     history = bump.take(all);
     grads.dm = bump.take(all);
-    zeroed = all;
     if (plan.rule.normaliser == Normaliser::kGated) {
       grads.dg = bump.take(plan.tokens() * plan.H);
       grads.dbeta = bump.take(plan.tokens() * plan.H);
-      zeroed = grads.dm == nullptr ? 0 : grads.dbeta + plan.tokens() * plan.H - grads.dm;
     }
     dstates = bump.take(plan.N * plan.H * padded(plan.K));
   }
   T *m = nullptr, *states = nullptr, *history = nullptr, *dstates = nullptr;
   PrecondGradRows<T> grads;
-  int64_t zeroed = 0;  // elements from grads.dm on that heads add to
 };
 
 template <class T>
@@ -196,7 +193,11 @@ void scan_backward(const Plan& plan, const Inputs<T>& in, const Outputs<T>& d, c
   const PrecondPass<T> precond(plan, in, space, true, threads, elements);
   if (plan.rule.uses_precond()) {
     precond.forward(nullptr);
-    std::memset(space.grads.dm, 0, sizeof(T) * static_cast<size_t>(space.zeroed));
+    // Columns of the padding, which no head writes.
+    if (padded(plan.K) != plan.K) std::fill_n(space.grads.dm, plan.tokens() * plan.H * padded(plan.K), T(0));
+    for (T* sums : {space.grads.dg, space.grads.dbeta}) {
+      if (sums != nullptr) std::fill_n(sums, plan.tokens() * plan.H, T(0));
+    }
   }
   // The preconditioner's gates get theirs afterwards.
   Inputs<T> head_grads = grads;
