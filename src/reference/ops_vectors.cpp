@@ -148,6 +148,35 @@ struct Worst {
   }
 };
 
+// Outputs and gradients of one rule, over all its cases.
+template <class Forward, class Backward>
+void compare_rule(const OpsFile& file, const VectorRule& rule, const std::set<std::string>& cases, const char* what, VectorType type, const Forward& forward,
+                  const Backward& backward, std::vector<Comparison>& found) {
+  Worst outputs, gradients;
+  for (const std::string& one : cases) {
+    const std::string prefix = fmt::format("{}/{}/", rule.name, one);
+    const ReferenceProblem p = read_problem(file, rule, prefix);
+    const ReferenceOutputs out = forward(p);
+    for (const Input& output : kOutputs) {
+      const std::vector<double>& got = out.*field_of(reference_output_fields(), output.field);
+      if (file.has(prefix + output.tensor)) outputs.add(file, prefix + output.tensor, fmt::format("{}/{}", one, output.tensor), got, 0);
+    }
+    const ReferenceInputs d = backward(p);
+    std::vector<Input> inputs = common_inputs();
+    inputs.insert(inputs.end(), rule.inputs.begin(), rule.inputs.end());
+    std::erase_if(inputs, [&](const Input& input) { return !file.has(prefix + "d_" + input.tensor); });
+    double square = 0;
+    for (const Input& input : inputs) square += std::pow(euclidean_norm(d.*field_of(reference_input_fields(), input.field)), 2);
+    const double floor = type == VectorType::kBf16 ? kBf16Floor * std::sqrt(square) : 0;
+    for (const Input& input : inputs) {
+      const std::string tensor = std::string("d_") + input.tensor;
+      gradients.add(file, prefix + tensor, fmt::format("{}/{}", one, tensor), d.*field_of(reference_input_fields(), input.field), floor);
+    }
+  }
+  found.push_back({rule.name, fmt::format("outputs, {}", what), outputs.error, ops_bound(type), outputs.where, ""});
+  found.push_back({rule.name, fmt::format("gradients, {}", what), gradients.error, ops_bound(type), gradients.where, ""});
+}
+
 }  // namespace
 
 double ops_bound(VectorType type) { return type == VectorType::kF64 ? 1e-9 : type == VectorType::kF32 ? 5e-5 : 2e-2; }
@@ -164,35 +193,21 @@ std::vector<Comparison> check_ops(const std::string& path, const OpsVectorOption
       found.push_back({name, "", 0, 0, "", "a rule of this name"});
       continue;
     }
+    if (options.reference) {
+      const auto forward = [](const ReferenceProblem& p) { return p.forward(); };
+      const auto backward = [](const ReferenceProblem& p) { return p.backward(); };
+      compare_rule(file, *rule, cases, "reference", VectorType::kF64, forward, backward, found);
+      continue;
+    }
     for (const fw_form form : options.forms) {
       HeaderRun run;
       run.dtype = options.type == VectorType::kF64 ? FW_F64 : FW_F32;
       run.form = form;
       if (options.type == VectorType::kBf16) run.bf16 = HeaderRun::Bf16Tensors::kStreams;
-      Worst outputs, gradients;
-      for (const std::string& one : cases) {
-        const std::string prefix = fmt::format("{}/{}/", name, one);
-        const ReferenceProblem p = read_problem(file, *rule, prefix);
-        const ReferenceOutputs out = header_forward(p, run);
-        for (const Input& output : kOutputs) {
-          const std::vector<double>& got = out.*field_of(reference_output_fields(), output.field);
-          if (file.has(prefix + output.tensor)) outputs.add(file, prefix + output.tensor, fmt::format("{}/{}", one, output.tensor), got, 0);
-        }
-        const ReferenceInputs d = header_backward(p, run);
-        std::vector<Input> inputs = common_inputs();
-        inputs.insert(inputs.end(), rule->inputs.begin(), rule->inputs.end());
-        std::erase_if(inputs, [&](const Input& input) { return !file.has(prefix + "d_" + input.tensor); });
-        double square = 0;
-        for (const Input& input : inputs) square += std::pow(euclidean_norm(d.*field_of(reference_input_fields(), input.field)), 2);
-        const double floor = options.type == VectorType::kBf16 ? kBf16Floor * std::sqrt(square) : 0;
-        for (const Input& input : inputs) {
-          const std::string tensor = std::string("d_") + input.tensor;
-          gradients.add(file, prefix + tensor, fmt::format("{}/{}", one, tensor), d.*field_of(reference_input_fields(), input.field), floor);
-        }
-      }
+      const auto forward = [&](const ReferenceProblem& p) { return header_forward(p, run); };
+      const auto backward = [&](const ReferenceProblem& p) { return header_backward(p, run); };
       const char* form_name = form == FW_FORM_CHUNK ? "chunk form" : form == FW_FORM_TOKEN ? "token form" : "automatic form";
-      found.push_back({name, fmt::format("outputs, {}", form_name), outputs.error, ops_bound(options.type), outputs.where, ""});
-      found.push_back({name, fmt::format("gradients, {}", form_name), gradients.error, ops_bound(options.type), gradients.where, ""});
+      compare_rule(file, *rule, cases, form_name, options.type, forward, backward, found);
     }
   }
   for (const Comparison& c : found) {

@@ -1,4 +1,4 @@
-// Checks of the recurrence (through the C header) against values that another program computed: a safetensors file with tensors
+// Checks of the recurrence (through the C header, or of the reference) against values that another program computed: a safetensors file with tensors
 // <rule>/<case>/<tensor>, the rules by the names below. Inputs q, k, p, a, b [B, T, H, K], v, w [B, T, HV, V], g, beta, lam,
 // g_atk, beta_atk, log_atk_scale, S0, A0; cotangents do, dS; results o, S, A and d_<input>. q and k are given normalised.
 #pragma once
@@ -15,6 +15,7 @@ struct OpsVectorOptions {
   // kBf16: q, k, p, v, o and their gradients are bf16 tensors (FW_BF16), gates and states float32, and so is the arithmetic.
   VectorType type = VectorType::kF64;
   std::vector<fw_form> forms = {FW_FORM_CHUNK, FW_FORM_TOKEN};
+  bool reference = false;  // the reference itself, in float64, in place of the C header
 };
 
 // Largest relative error (Euclidean, tensor by tensor) that passes.

@@ -10,21 +10,12 @@
 #include <vector>
 
 #include "base/error.h"
+#include "model/small_model.h"
 
 namespace fw::testing {
 namespace {
 
 using Json = nlohmann::json;
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-    return error.what();
-  }
-  return "";
-}
 
 std::string json_error(const Json& json) {
   return error_of([&] { config_from_json(json, "'run/config.json'"); });

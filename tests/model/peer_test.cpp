@@ -21,16 +21,6 @@ using Json = nlohmann::json;
 
 Json read_json(const std::string& path) { return Json::parse(read_file(path)); }
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-    return error.what();
-  }
-  return "";
-}
-
 void expect_same_tensors(const std::string& a, const std::string& b) {
   const SafetensorsReader left(a), right(b);
   ASSERT_EQ(left.tensors().size(), right.tensors().size());

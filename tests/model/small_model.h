@@ -1,12 +1,16 @@
 // What the tests of the model share: a small configuration, parameters that are all far from their special values, ids.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/random.h"
 #include "model/language_model.h"
 
@@ -63,6 +67,17 @@ double distance(const A& a, const B& b) {
     norm += y * y;
   }
   return std::sqrt(diff) / std::max(std::sqrt(norm), 1e-300);
+}
+
+// The message of the usage error that f throws; "" if it throws none.
+inline std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    return error.what();
+  }
+  return "";
 }
 
 }  // namespace fw::testing

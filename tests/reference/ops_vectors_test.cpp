@@ -1,5 +1,5 @@
-// The recurrence through the C header against values that other people's code computed (shared/vectors/ops.safetensors), in both
-// forms, double, float and bf16 inputs; and what is said of files that are not of that form.
+// The recurrence through the C header, in both forms, double, float and bf16 inputs, and the reference itself against values that
+// other people's code computed (shared/vectors/ops.safetensors); and what is said of files that are not of that form.
 #include "reference/ops_vectors.h"
 
 #include <gtest/gtest.h>
@@ -34,6 +34,21 @@ TEST_P(OpsVectors, EveryRuleInBothForms) {
   EXPECT_EQ(unknown, (std::set<std::string>{"dplr", "mesa"}));  // later work
   EXPECT_EQ(compared,
             (std::set<std::string>{"linear_attn", "mamba2", "gla", "gdn", "gdn_raw_keys", "kda", "gdn2", "gdn2_neg", "pgdn", "pkda", "comba", "qdelta"}));
+}
+
+// What the reference says is what all other tests compare with.
+TEST(OpsVectorsReference, EveryRule) {
+  const std::string path = shared_path("vectors/ops.safetensors");
+  if (path.empty()) GTEST_SKIP() << kNoShared;
+  OpsVectorOptions options;
+  options.reference = true;
+  std::set<std::string> compared;
+  for (const Comparison& c : check_ops(path, options)) {
+    if (!c.unknown.empty()) continue;
+    compared.insert(c.subject);
+    EXPECT_LE(c.error, 1e-12) << c.subject << ", " << c.what << "; " << c.where;
+  }
+  EXPECT_EQ(compared.size(), 12u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, OpsVectors, ::testing::Values(VectorType::kF64, VectorType::kF32, VectorType::kBf16));
