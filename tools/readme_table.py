@@ -15,6 +15,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- rules: begin (tools/readme_table.py) -->", "<!-- rules: end -->"
 
 
+def escaped(text: str) -> str:
+    """A bar would end the cell."""
+    return text.replace("|", "\\|")
+
+
 def table() -> str:
     rules = re.findall(r'^FW_PRESET\((\w+), "[^"]*", "([^"]*)"\)', (ROOT / "src/rule/presets.def").read_text(encoding="utf-8"), re.MULTILINE)
     if not rules:
@@ -22,7 +27,7 @@ def table() -> str:
     if list(ROOT.glob("src/scan/cuda/*.cu")):
         sys.exit("readme_table: there is device code now; teach this script which rules it runs")
     lines = ["| rule | | CPU forward | CPU backward | CPU decode | GPU forward | GPU backward | GPU decode |", "|---|---|---|---|---|---|---|---|"]
-    lines += [f"| `{name}` | {summary} | yes | yes | yes | no | no | no |" for name, summary in rules]
+    lines += [f"| `{name}` | {escaped(summary)} | yes | yes | yes | no | no | no |" for name, summary in rules]
     return "\n".join(lines)
 
 

@@ -99,7 +99,7 @@ void read_common(const Keys& keys, ModelConfig& c, int64_t hidden, int64_t layer
   c.intermediate_size = keys.whole("intermediate_size", 0);
   if (c.intermediate_size == 0) {
     const double width = static_cast<double>(c.hidden_size) * keys.number("hidden_ratio", ratio) * 2 / 3;
-    if (!(width >= 0 && width < 1e15)) fail_usage("{}: hidden_ratio: expected a positive number of a usual size", keys.where());
+    if (!(width >= 0 && width < 1e15)) fail_usage("{}: hidden_ratio: expected a number that makes the MLP 0 to 1e15 wide, got {}", keys.where(), width);
     c.intermediate_size = 256 * ((static_cast<int64_t>(width) + 255) / 256);
   }
   keys.must_be("hidden_act", "swish");
@@ -438,7 +438,9 @@ std::string unknown_peer_model(const Json& config) {
 }
 
 ModelConfig config_from_peer(const Json& config, const std::string& where) {
-  if (!is_peer_config(config)) fail_usage("{}: expected a model_type of flash-linear-attention", where);
+  if (!is_peer_config(config))
+    fail_usage("{}: model_type: expected one of flash-linear-attention, got {}", where,
+               shown(config.is_object() ? config.value("model_type", Json()) : config));
   if (const std::string unknown = unknown_peer_model(config); !unknown.empty()) {
     std::string known;
     for (const Type& type : kTypes) known += fmt::format("{}{}", known.empty() ? "" : ", ", type.name);
@@ -462,7 +464,7 @@ Json config_to_peer(const ModelConfig& config) {
   if (!config.peer.empty()) {
     const Json peer = Json::parse(config.peer);
     const auto it = peer.find("config");
-    if (it == peer.end()) fail_usage("config.json: peer: expected a key 'config', as 'fastweight import' writes it");
+    if (it == peer.end()) fail_usage("config.json: peer: expected a key 'config', as 'fastweight import' writes it, got {}", shown(peer));
     const ModelConfig theirs = meaning(config_from_peer(*it, "config.json: peer.config"));
     if (ours == theirs) return *it;
     fail_usage("config.json: peer.config no longer says what the keys beside it say: {}; remove the key 'peer' to export it as it is now",

@@ -80,8 +80,8 @@ struct Rule {
   bool operator==(const Rule&) const = default;
 };
 
-// Throws Error(kUsage) for values outside the enums and for a configuration that cannot be stable
-// (gain_bound * precond_x > 2: an eigenvalue would leave the unit disk).
+// Throws Error(kUsage) for values outside the enums and for a preconditioned step that cannot be stable
+// (gain_bound times the largest M above 2, or an inverse form without a normaliser: an eigenvalue would leave the unit disk).
 void validate(const Rule& rule);
 
 // The named rules, presets.def in order.
