@@ -11,7 +11,7 @@
 
 #include <cmath>
 
-#include "rule/rule.h"
+#include "rule/axes.h"
 
 #if defined(__CUDACC__)
 #define FW_HOST_DEVICE __host__ __device__

@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-#include "rule/rule.h"
+#include "rule/axes.h"
 
 namespace fw {
 

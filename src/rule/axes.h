@@ -1,0 +1,78 @@
+// A rule is a point in a product of axes (recurrence.md section 2): the enums and the value type behind fw_rule, with the
+// structural traits that kernels dispatch on. Plain data: device code includes this file and nothing of rule.h.
+#pragma once
+
+#include "fastweight/fastweight.h"
+
+namespace fw {
+
+enum class Decay { kNone = FW_DECAY_NONE, kConstant = FW_DECAY_CONSTANT, kScalar = FW_DECAY_SCALAR, kChannel = FW_DECAY_CHANNEL };
+enum class Solve { kOnline = FW_SOLVE_ONLINE, kOffline = FW_SOLVE_OFFLINE };
+enum class Gain {
+  kOne = FW_GAIN_ONE,
+  kGate = FW_GAIN_GATE,
+  kKaczmarz = FW_GAIN_KACZMARZ,
+  kNlms = FW_GAIN_NLMS,
+  kLonghorn = FW_GAIN_LONGHORN,
+  kEfla = FW_GAIN_EFLA
+};
+enum class Gate { kTied = FW_GATE_TIED, kChannel = FW_GATE_CHANNEL, kAveraged = FW_GATE_AVERAGED, kScalar = FW_GATE_SCALAR };
+enum class EraseKey { kTied = FW_ERASE_KEY_TIED, kOwn = FW_ERASE_KEY_OWN };
+enum class Feedback { kNone = FW_FEEDBACK_NONE, kLearned = FW_FEEDBACK_LEARNED, kFixed = FW_FEEDBACK_FIXED };
+enum class Read { kPlain = FW_READ_PLAIN, kCorrected = FW_READ_CORRECTED };
+enum class Precond { kNone = FW_PRECOND_NONE, kDiagonal = FW_PRECOND_DIAGONAL, kRead = FW_PRECOND_READ };
+enum class PrecondForm {
+  kSquash = FW_PRECOND_FORM_SQUASH,
+  kSquashLow = FW_PRECOND_FORM_SQUASH_LOW,
+  kSquashHigh = FW_PRECOND_FORM_SQUASH_HIGH,
+  kInverse = FW_PRECOND_FORM_INVERSE,
+  kInversePrevious = FW_PRECOND_FORM_INVERSE_PREVIOUS
+};
+enum class Normaliser { kNone = FW_NORMALISER_NONE, kKey = FW_NORMALISER_KEY, kOnePlus = FW_NORMALISER_ONE_PLUS, kGated = FW_NORMALISER_GATED };
+enum class Norm { kRaw = FW_NORM_RAW, kL2 = FW_NORM_L2 };
+
+struct Rule {
+  Decay decay = Decay::kNone;
+  Solve solve = Solve::kOnline;
+  Gain gain = Gain::kOne;
+  Gate erase = Gate::kTied;
+  Gate write = Gate::kTied;
+  EraseKey erase_key = EraseKey::kTied;
+  Feedback feedback = Feedback::kNone;
+  Read read = Read::kPlain;
+  Precond precond = Precond::kNone;
+  PrecondForm precond_form = PrecondForm::kSquash;
+  Normaliser normaliser = Normaliser::kNone;
+  Norm q_norm = Norm::kRaw;
+  Norm k_norm = Norm::kRaw;
+  double norm_eps = 1e-6;
+  double gain_eps = 1e-6;
+  double gain_bound = 1.0;
+  double lambda = 0.5;
+  double precond_x = 1.5;
+  double precond_eps = 1e-6;
+  double precond_ridge = 1.0;
+
+  // Structure: which inputs the recurrence takes. Everything else about a rule is elementwise (front.h).
+  constexpr bool online() const { return solve == Solve::kOnline; }
+  constexpr bool uses_g() const { return decay == Decay::kScalar || decay == Decay::kChannel; }
+  constexpr bool uses_erase_gate() const { return online() && erase != Gate::kTied; }
+  constexpr bool uses_write_gate() const { return write != Gate::kTied; }
+  constexpr bool uses_erase_key() const { return online() && erase_key == EraseKey::kOwn; }
+  // The gain matters where a gate is tied to it.
+  constexpr bool uses_gain() const { return (online() && erase == Gate::kTied) || write == Gate::kTied; }
+  constexpr bool uses_beta() const { return uses_gain() && gain != Gain::kOne && gain != Gain::kNlms; }
+  // Whether |k|^2 of the normalised key enters a coefficient.
+  constexpr bool gain_uses_key_norm() const { return gain != Gain::kOne && gain != Gain::kGate; }
+  constexpr bool uses_lambda() const { return online() && feedback == Feedback::kLearned; }
+  constexpr bool uses_read_correction() const { return read == Read::kCorrected; }
+  constexpr bool uses_precond() const { return precond != Precond::kNone; }
+  constexpr bool preconditions_write() const { return precond == Precond::kDiagonal; }
+  constexpr bool preconditions_read() const { return precond == Precond::kRead; }
+  constexpr bool precond_squashed() const { return precond_form != PrecondForm::kInverse && precond_form != PrecondForm::kInversePrevious; }
+  constexpr bool uses_precond_center() const { return uses_precond() && precond_squashed(); }
+
+  bool operator==(const Rule&) const = default;
+};
+
+}  // namespace fw

@@ -1,0 +1,56 @@
+// What device code knows of a call: plain structs, passed to kernels by value. Device memory only.
+#pragma once
+
+#include <cstdint>
+
+#include "rule/axes.h"
+
+namespace fw::cuda {
+
+inline constexpr int kChunk = 64;       // rows C of a chunk of the chunk form
+inline constexpr int kValueBlock = 64;  // value columns that one consumer warp group of a scan owns
+
+// A tensor of tokens [B, T, heads, dim] or [B, T, heads]: the element of batch b, token t (packed: b = 0, t over all
+// sequences), value head hv is at b stride_b + t stride_t + (hv / divisor) stride_h. Strides count elements, the channels of a
+// row are contiguous. data null: absent.
+struct TokenArg {
+  void* data = nullptr;
+  int64_t stride_b = 0, stride_t = 0, stride_h = 0;
+  int32_t bf16 = 0;     // else float32
+  int32_t divisor = 1;  // value heads that share one head of the tensor
+};
+
+// States [N or slots, heads, K, V] in either layout, or [N, H, K] of the preconditioner (stride_v 0). data null: absent.
+struct StateArg {
+  void* data = nullptr;
+  int64_t stride_n = 0, stride_h = 0, stride_k = 0, stride_v = 0;
+  int32_t bf16 = 0;  // else float32
+};
+
+// Sequences of the call. Packed: device tables of N + 1 entries (offsets: tokens before sequence n; chunk_base: chunks before
+// it). Else N sequences of T tokens each.
+struct SequenceArg {
+  const int32_t* offsets = nullptr;
+  const int32_t* chunk_base = nullptr;
+  int32_t N = 0, T = 0, chunks = 0;  // chunks: of every sequence, if not packed
+};
+
+// The inputs of a call, or (same names) the gradients that are asked for.
+struct TokenArgs {
+  TokenArg q, k, v, g, beta, lambda, erase_key, erase_gate, write_gate, read_correction, precond_g, precond_beta;
+};
+
+struct Problem {
+  Rule rule;
+  float scale = 1;
+  int32_t B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0, group = 1;  // group: value heads of a key head
+  int64_t tokens = 0;                                          // of all sequences
+  SequenceArg sequences;
+  TokenArgs in;
+  const float* precond_center = nullptr;  // [H]
+  int64_t center_stride = 1;
+  StateArg initial_state, initial_precond;
+  const float* m = nullptr;  // [tokens, H, K]: M of the preconditioner, made before the kernels that read it; null without one
+};
+
+}  // namespace fw::cuda
