@@ -44,7 +44,7 @@ struct Problem {
   Rule rule;
   float scale = 1;
   int32_t B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0, group = 1;  // group: value heads of a key head
-  int64_t tokens = 0;                                          // of all sequences
+  int64_t tokens = 0;                                            // of all sequences
   SequenceArg sequences;
   TokenArgs in;
   const float* precond_center = nullptr;  // [H]

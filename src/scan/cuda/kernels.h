@@ -1,0 +1,124 @@
+// The device kernels as host functions: each queues its kernels on a stream (cudaStream_t as void*) and returns. No allocation, no
+// synchronisation. Throws Error(kInternal) if a launch is refused. Every pointer is device memory.
+#pragma once
+
+#include <cstdint>
+
+#include "scan/cuda/args.h"
+#include "scan/cuda/tiles.h"
+
+namespace fw::cuda {
+
+// Copies `count` numbers of the host into device memory through kernel parameters: no wait, and a graph may hold it.
+void upload(const int32_t* values, int64_t count, int32_t* device, void* stream);
+
+// ---- token_*.cu: the recurrence one token at a time in float32 (any axes, K <= 256, any V): decode, short inputs, the oracle.
+
+struct TokenForwardArgs {
+  Problem problem;
+  TokenArg o;
+  StateArg final_state;            // may be the memory of problem.initial_state
+  const int32_t* slots = nullptr;  // [N]: the states of sequence n are at slot slots[n]; -1: the sequence is skipped
+};
+void token_forward(const TokenForwardArgs& args, void* stream);
+
+// Gradients per value head, not summed over groups: each TokenArg of d has divisor 1 (absent: not computed). d.precond_g and
+// d.precond_beta are not this kernel's.
+struct HeadGradients {
+  TokenArgs d;
+  float* dm = nullptr;        // [tokens, HV, K]: of M; null without a preconditioner
+  float* dalpha_p = nullptr;  // [tokens, HV]: of the preconditioner's log-decay and gain past M (Normaliser::kGated); else null
+  float* dbeta_p = nullptr;
+};
+
+struct TokenBackwardArgs {
+  Problem problem;
+  TokenArg d_o;              // may be absent: zero
+  StateArg d_final_state;    // may be absent
+  StateArg d_initial_state;  // may be absent
+  HeadGradients grads;
+  void* workspace = nullptr;  // token_backward_bytes
+};
+// A function of shape alone: `longest` tokens of the longest sequence.
+int64_t token_backward_bytes(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest);
+void token_backward(const TokenBackwardArgs& args, int64_t longest, void* stream);
+
+// ---- precond.cu: the diagonal preconditioner (recurrence.md 3), chunk-parallel
+
+struct PrecondForwardArgs {
+  Problem problem;                 // m unused
+  float* m = nullptr;              // [tokens, H, K]
+  float* boundaries = nullptr;     // [chunks, H, K]: A before every chunk
+  float* scratch = nullptr;        // [chunks, H, K + 1]
+  StateArg final_precond;          // may be absent
+  const int32_t* slots = nullptr;  // as TokenForwardArgs
+};
+void precond_forward(const PrecondForwardArgs& args, int64_t chunks, void* stream);
+
+struct PrecondBackwardArgs {
+  Problem problem;
+  const float* boundaries = nullptr;       // as precond_forward left it
+  float* scratch = nullptr;                // [chunks, H, 2 K + 2]
+  HeadGradients grads;                     // dm, dalpha_p, dbeta_p as made; d.k: float32 [tokens, HV, K] of the rest of the rule
+  StateArg d_final_precond;                // may be absent
+  TokenArg dk, dprecond_g, dprecond_beta;  // out, per key head (absent: not computed); dk: the sum over the group and this
+  float* dcenter_parts = nullptr;          // [chunks, H], summed in order into
+  float* dcenter = nullptr;                // [H], may be null
+  int64_t dcenter_stride = 1;
+  StateArg d_initial_precond;  // may be absent
+};
+void precond_backward(const PrecondBackwardArgs& args, int64_t chunks, void* stream);
+
+// out[t, h, :] = sum over the group of in[t, hv, :] in order; in: float32 [tokens, HV, dim] contiguous.
+void sum_groups(const Problem& problem, const float* in, int32_t dim, const TokenArg& out, void* stream);
+
+// ---- the chunk form: matrix products of bf16 operands; key 64 or 128 (K padded), any V
+
+struct PrepareArgs {
+  Problem problem;
+  void* forward = nullptr;     // ForwardImage<key> [chunks, HV]
+  void* backward = nullptr;    // BackwardImage<key> [chunks, HV], or null
+  PairImage* pairs = nullptr;  // [chunks, HV], or null
+  uint16_t* z = nullptr;       // [chunks, HV, value blocks, panel], or null: the scan scales v itself
+};
+void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream);
+
+struct ScanForwardArgs {
+  SequenceArg sequences;
+  int32_t HV = 0, K = 0, V = 0;
+  bool online = true;
+  const void* images = nullptr;  // ForwardImage<key>
+  TokenArg v;                    // raw values, used where z is null
+  const uint16_t* z = nullptr;
+  TokenArg o;                           // may be absent
+  StateArg initial_state, final_state;  // may be absent (zero; not written)
+  uint16_t* states = nullptr;           // S^T at every chunk's start, or null
+  uint16_t* w = nullptr;                // W of every chunk, or null (both or none)
+};
+void scan_forward(const ScanForwardArgs& args, int key, void* stream);
+
+struct ScanReverseArgs {
+  SequenceArg sequences;
+  int32_t HV = 0, K = 0, V = 0;
+  bool online = true;
+  const void* images = nullptr;             // BackwardImage<key>
+  TokenArg d_o;                             // may be absent: zero
+  StateArg d_final_state, d_initial_state;  // may be absent (zero; not written)
+  uint16_t* d_states = nullptr;             // D^T at every chunk's end
+  uint16_t* v = nullptr;                    // V of every chunk
+};
+void scan_reverse(const ScanReverseArgs& args, int key, void* stream);
+
+struct GradientArgs {
+  Problem problem;
+  TokenArg d_o;  // may be absent: zero
+  const PairImage* pairs = nullptr;
+  const uint16_t* states = nullptr;  // S^T, D^T, W, V as the scans left them
+  const uint16_t* d_states = nullptr;
+  const uint16_t* w = nullptr;
+  const uint16_t* v = nullptr;
+  HeadGradients grads;
+};
+void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
+
+}  // namespace fw::cuda

@@ -1,0 +1,57 @@
+// What the kernels of the chunk form leave for each other in device memory (kernels.md 4): tiles of bf16 numbers in exactly the
+// form in which shared memory wants them, so that one bulk copy brings a stage. C = 64 tokens; rows past a sequence's end are 0.
+//
+// A panel is 64 rows x 64 columns, 128 bytes a row, its 16-byte granules exchanged within a row by XOR with the row's last
+// three bits: the 128-byte swizzle of wgmma. Matrices with kKey (64 or 128: K padded with zeros) columns are kKey / 64 panels, one
+// after the other. Panels must lie at multiples of 1024 bytes in shared memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "scan/cuda/args.h"
+
+namespace fw::cuda {
+
+inline constexpr int kPanel = 64 * 64;  // elements
+
+// Element of matrix entry (row, column), any number of columns.
+constexpr int panel_index(int row, int column) { return column / 64 * kPanel + row * 64 + (((column % 64) / 8) ^ (row & 7)) * 8 + column % 8; }
+
+// One chunk of one value head, for the forward scan: with gamma = exp(G), G the sum of the log-decays of the chunk's rows up to and
+// including its own, A = (I + T)^-1, P = tril(Q Kb^T):
+//   W = Z + E S0      O = Q S0 + M W      S_C = Diag(gamma_C) S0 + X^T W
+// e: -gamma (.) e (unused by offline rules), q: gamma (.) r, x: A^T Khat with Khat = exp(G_C - G) (.) w, m: P A (offline: x = Khat, m = P).
+template <int kKey>
+struct ForwardImage {
+  uint16_t e[64 * kKey];  // [64 tokens, kKey]
+  uint16_t q[64 * kKey];  // [64 tokens, kKey]
+  uint16_t x[64 * kKey];  // [64 tokens, kKey]
+  uint16_t m[kPanel];     // [64, 64], 0 above the diagonal
+  float gamma[kKey];      // gamma_C
+  float z_scale[64];      // Z = z_scale (.) v, rows past the end 0; 1 (0 past the end) where the Z image is used
+};
+
+// The same for the reverse scan over D = the gradient of the state, from the chunk's end to its start:
+//   V = k D      D_0 = Diag(gamma_C) D + q^T dO - y^T V
+// k: Khat, y: A E (E = gamma (.) e without the sign; unused offline), q: Q - P A E (offline: Q).
+template <int kKey>
+struct BackwardImage {
+  uint16_t k[64 * kKey];
+  uint16_t y[64 * kKey];
+  uint16_t q[64 * kKey];
+  float gamma[kKey];
+};
+
+// A and P of a chunk for the gradients (offline: A = I, not read).
+struct PairImage {
+  uint16_t a[kPanel];  // [64, 64]: row i, column j
+  uint16_t p[kPanel];
+};
+
+// Per chunk, value head and block of 64 value columns:
+//   Z, W and V: one panel [64 tokens, 64 values]
+//   S^T (at the chunk's start) and D^T (gradient at its end): [64 values, kKey]
+// Order everywhere: chunk of all chunks (first_chunk(n) + c), value head, value block.
+
+}  // namespace fw::cuda
