@@ -41,6 +41,12 @@ FW_DEVICE Rows rows_of(const TokenArg& a, const SequenceArg& s, int n, int hv) {
   return {static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4), a.stride_t, a.bf16};
 }
 
+// The same by key head, for a tensor that has those.
+FW_DEVICE Rows key_rows(TokenArg a, const SequenceArg& s, int n, int h) {
+  a.divisor = 1;
+  return rows_of(a, s, n, h);
+}
+
 FW_DEVICE float load_element(const Rows& rows, int64_t t, int i) {
   const int64_t at = t * rows.stride + i;
   return rows.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(rows.data)[at]) : reinterpret_cast<const float*>(rows.data)[at];
