@@ -42,6 +42,9 @@ class DeviceMemory {
   void* data_ = nullptr;
 };
 
+// Queues a copy within device memory.
+void device_copy(void* target, const void* source, size_t bytes, void* stream);
+
 // Waits for all work on the device; throws Error(kInternal) if any of it failed.
 void device_synchronize();
 

@@ -1,6 +1,8 @@
 // What tests of device code share: problems of bf16 numbers, bounds, runs on the device.
 #pragma once
 
+#include <fmt/format.h>
+
 #include "base/bf16.h"
 #include "base/device.h"
 #include "reference/fields.h"

@@ -2,6 +2,8 @@
 // sequences with empty ones, grouped heads, odd sizes, decays of 0, -1e4 and -inf.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "cuda/device_runs.h"
 
 namespace fw::testing {

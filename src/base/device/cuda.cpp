@@ -89,6 +89,10 @@ void DeviceMemory::fill(int byte) const {
   if (bytes_ > 0) check(cudaMemset(data_, byte, bytes_), "cudaMemset");
 }
 
+void device_copy(void* target, const void* source, size_t bytes, void* stream) {
+  check(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)), "cudaMemcpyAsync");
+}
+
 void device_synchronize() { check(cudaDeviceSynchronize(), "work on the device"); }
 
 std::vector<double> device_times(int warmup, int repeats, const std::function<void(int, void*)>& body) {

@@ -20,6 +20,8 @@ void DeviceMemory::from_host(const void*, size_t) const { no_device(); }
 void DeviceMemory::to_host(void*, size_t) const { no_device(); }
 void DeviceMemory::fill(int) const { no_device(); }
 
+void device_copy(void*, const void*, size_t, void*) { no_device(); }
+
 void device_synchronize() { no_device(); }
 
 std::vector<double> device_times(int, int, const std::function<void(int, void*)>&) { no_device(); }

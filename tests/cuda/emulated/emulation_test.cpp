@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "device_buffer.h"
+#include "cuda/device_buffer.h"
 #include "scan/cuda/device/ptx.cuh"
 
 namespace fw::cuda::test {
