@@ -13,6 +13,9 @@
 
 #include <string>
 
+#ifndef FMT_USE_CONSTEXPR
+#define FMT_USE_CONSTEXPR 1  // fmt 9 believes that nvcc has none, and then is not valid C++20
+#endif
 #include "base/error.h"
 #endif
 
@@ -27,7 +30,7 @@ struct Dim3 {
 template <class... P, class... A>
 void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* /*stream*/, const A&... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  emulation::run_grid(emulation::GridShape{grid.x, grid.y, grid.z, threads, shared_bytes, __builtin_return_address(0)}, [&] { kernel(arguments...); });
+  emulation::run_grid(emulation::GridShape{grid.x, grid.y, grid.z, threads, shared_bytes, reinterpret_cast<const void*>(kernel)}, [&] { kernel(arguments...); });
 }
 template <class... P, class... A>
 void launch_overlapped(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* stream, const A&... arguments) {

@@ -111,13 +111,16 @@ FW_DEVICE void wgmma_ss(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumula
 #undef FW_WGMMA_RS
 #undef FW_WGMMA_SS
 
-// Registers of each thread of the warpgroup from here on: a multiple of 8, 24 to 256. All of a kernel's must fit the 64 K of a multiprocessor.
+// Registers of each thread of the warpgroup from here on. All of a kernel's must fit the 64 K of a multiprocessor; ignored by ptxas unless
+// the kernel has __launch_bounds__(threads, blocks).
 template <int N>
 FW_DEVICE void register_count_decrease() {
+  static_assert(N % 8 == 0 && N >= 24 && N <= 256);
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 template <int N>
 FW_DEVICE void register_count_increase() {
+  static_assert(N % 8 == 0 && N >= 24 && N <= 256);
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
