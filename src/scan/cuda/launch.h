@@ -30,7 +30,8 @@ struct Dim3 {
 template <class... P, class... A>
 void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* /*stream*/, const A&... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  emulation::run_grid(emulation::GridShape{grid.x, grid.y, grid.z, threads, shared_bytes, reinterpret_cast<const void*>(kernel)}, [&] { kernel(arguments...); });
+  emulation::run_grid(emulation::GridShape{grid.x, grid.y, grid.z, threads, shared_bytes, reinterpret_cast<const void*>(kernel)},
+                      [&] { kernel(arguments...); });
 }
 template <class... P, class... A>
 void launch_overlapped(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* stream, const A&... arguments) {

@@ -171,9 +171,7 @@ FW_DEVICE void mbarrier_init(uint64_t* barrier, int count) {
 }
 // After the inits of a thread and before the sync_threads() that publishes them.
 FW_DEVICE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-FW_DEVICE void mbarrier_arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
+FW_DEVICE void mbarrier_arrive(uint64_t* barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory"); }
 // One arrival that also makes the phase wait for this many bytes of bulk_load.
 FW_DEVICE void mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");

@@ -62,18 +62,18 @@ FW_DEVICE void keep(float (&d)[N]) {
 #define FW_WGMMA_128(i) FW_WGMMA_64(i), FW_WGMMA_64((i) + 64)
 
 // One shape: n columns, h = n / 2 registers; the others are the numbers of the operands after them.
-#define FW_WGMMA_RS(n, h, o0, o1, o2, o3, o4, o5, o6)                                                                                                 \
-  if constexpr (N == n)                                                                                                                               \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #o5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" FW_WGMMA_TEXT_##h "}, {%" #o0 \
-                 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1, %" #o6 ";}\n"                                                                   \
-                 : FW_WGMMA_##h(0)                                                                                                                    \
+#define FW_WGMMA_RS(n, h, o0, o1, o2, o3, o4, o5, o6)                                                                                       \
+  if constexpr (N == n)                                                                                                                     \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #o5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" FW_WGMMA_TEXT_##h \
+                 "}, {%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1, %" #o6 ";}\n"                                             \
+                 : FW_WGMMA_##h(0)                                                                                                          \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransposeB ? 1 : 0));
 
-#define FW_WGMMA_SS(n, h, o0, o1, o2, o3, o4)                                                                                                              \
-  if constexpr (N == n)                                                                                                                                    \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" FW_WGMMA_TEXT_##h "}, %" #o0 ", %" #o1 \
-                 ", p, 1, 1, %" #o3 ", %" #o4 ";}\n"                                                                                                       \
-                 : FW_WGMMA_##h(0)                                                                                                                         \
+#define FW_WGMMA_SS(n, h, o0, o1, o2, o3, o4)                                                                                               \
+  if constexpr (N == n)                                                                                                                     \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" FW_WGMMA_TEXT_##h \
+                 "}, %" #o0 ", %" #o1 ", p, 1, 1, %" #o3 ", %" #o4 ";}\n"                                                                   \
+                 : FW_WGMMA_##h(0)                                                                                                          \
                  : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransposeA ? 1 : 0), "n"(kTransposeB ? 1 : 0));
 
 template <int N>
