@@ -8,7 +8,6 @@
 // products are issued and waited for; accumulators are not touched in flight and no product is in flight across the loop's end.
 #include <algorithm>
 
-#include "base/error.h"
 #include "scan/cuda/device/scan_parts.cuh"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/launch.h"
