@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #ifdef FW_CUDA_EMULATION
+#include "base/error.h"
 #include "scan/cuda/emulation/emulation.h"
 #else
 #include <cuda_runtime.h>
