@@ -89,11 +89,10 @@ struct Layout {
   }
   size_t tile(int n, int chunk, int hv, int block) const { return (static_cast<size_t>(chunk_base[n] + chunk) * c.HV + hv) * blocks + block; }
   size_t image(int n, int chunk, int hv) const { return static_cast<size_t>(chunk_base[n] + chunk) * c.HV + hv; }
-  TokenArg token_arg(void* data) const {
-    return {data, c.packed ? 0 : static_cast<int64_t>(c.lengths[0]) * row, row, c.V, c.bf16 ? 1 : 0, 1};
-  }
+  TokenArg token_arg(void* data) const { return {data, c.packed ? 0 : static_cast<int64_t>(c.lengths[0]) * row, row, c.V, c.bf16 ? 1 : 0, 1}; }
   StateArg state_arg(void* data) const {
-    return {data, static_cast<int64_t>(c.HV) * c.K * c.V, static_cast<int64_t>(c.K) * c.V, c.value_first ? 1 : c.V, c.value_first ? c.K : 1, c.state_bf16 ? 1 : 0};
+    return {
+        data, static_cast<int64_t>(c.HV) * c.K * c.V, static_cast<int64_t>(c.K) * c.V, c.value_first ? 1 : c.V, c.value_first ? c.K : 1, c.state_bf16 ? 1 : 0};
   }
   SequenceArg sequence_arg(int32_t* device_offsets, int32_t* device_chunk_base) const {
     if (c.packed) return {device_offsets, device_chunk_base, N, 0, 0};
@@ -118,7 +117,8 @@ int failures = 0;
 void report(const Case& c, const char* what, bool rounded, const Difference& d, double limit) {
   const bool good = d.relative() <= limit;
   if (!good) ++failures;
-  if (!good || !rounded) std::printf("%-44s %-8s %s %.2e%s\n", c.name.c_str(), what, rounded ? "rounded operands" : "exact", d.relative(), good ? "" : "  FAILED");
+  if (!good || !rounded)
+    std::printf("%-44s %-8s %s %.2e%s\n", c.name.c_str(), what, rounded ? "rounded operands" : "exact", d.relative(), good ? "" : "  FAILED");
 }
 
 double rounded(double x, bool rounds) { return rounds ? from_bf16(to_bf16(x)) : x; }
@@ -345,7 +345,8 @@ void test_reverse(const Case& c) {
               v[t] = rounded(v[t], rounds);
               grad[t] = c.has_d_o && t < rows && i < c.V ? rounded(d_o.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds) : 0;
             }
-            for (int k = 0; k < kKey; ++k) d_states.add(from_bf16(got.d_states[tile * (64 * kKey) + panel_index(i % 64, k)]), d[static_cast<size_t>(k) * padded + i]);
+            for (int k = 0; k < kKey; ++k)
+              d_states.add(from_bf16(got.d_states[tile * (64 * kKey) + panel_index(i % 64, k)]), d[static_cast<size_t>(k) * padded + i]);
             for (int k = 0; k < c.K; ++k) {
               double x = image.gamma[k] * d[static_cast<size_t>(k) * padded + i];
               for (int t = 0; t < 64; ++t) {

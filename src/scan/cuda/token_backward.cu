@@ -9,39 +9,10 @@
 #include "scan/cuda/device/state_rows.cuh"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/launch.h"
+#include "scan/cuda/token_cut.h"
 
 namespace fw::cuda {
 namespace {
-
-// How a shape is cut. A function of the shape alone.
-struct Cut {
-  int channels;  // of a lane: 2, 4 or 8
-  int rows;      // of a warp
-  int warps;
-  int tiles;        // of warps * rows values: more than one where V is large
-  int64_t stretch;  // tokens whose states are kept at once
-  int64_t stretches;
-  int64_t state;  // floats of a state in the workspace
-  int64_t block;  // floats of a block's workspace: stretches, then the states of one, then dS
-  int64_t blocks;
-};
-
-Cut cut_of(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest) {
-  Cut c;
-  c.channels = K <= 64 ? 2 : K <= 128 ? 4 : 8;
-  c.rows = c.channels == 8 ? 4 : 8;
-  const int most = c.channels == 8 ? 8 : 16;
-  c.warps = std::min(most, (V + c.rows - 1) / c.rows);
-  c.tiles = (V + c.warps * c.rows - 1) / (c.warps * c.rows);
-  c.stretch = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(longest)))));
-  c.stretches = (longest + c.stretch - 1) / c.stretch;
-  c.state = static_cast<int64_t>(c.tiles) * c.warps * c.rows * 32 * c.channels;
-  c.block = c.state * (c.stretches + c.stretch + 1);
-  // Blocks: one a multiprocessor of an H200, fewer where their workspace together would be more than half a gibibyte.
-  constexpr int64_t kBlocks = 132, kFloats = int64_t{1} << 27;
-  c.blocks = std::min(sequences * HV, std::clamp<int64_t>(kFloats / c.block, 1, kBlocks));
-  return c;
-}
 
 // What the warps of a block leave for the one that finishes a token: [warp][dr, de, dw, dg][32 kN], then [warp] of sum v c dz.
 constexpr int kParts = 4;
@@ -228,7 +199,8 @@ constexpr int kItemBytes = 1024;
 static_assert(sizeof(Item) <= kItemBytes);
 
 template <int kN, int kRows>
-__global__ void __launch_bounds__(kN == 8 ? 256 : 512) token_backward_kernel(const __grid_constant__ TokenBackwardArgs a, const __grid_constant__ Cut cut) {
+__global__ void __launch_bounds__(kN == 8 ? 256 : 512)
+    token_backward_kernel(const __grid_constant__ TokenBackwardArgs a, const __grid_constant__ TokenCut cut) {
   const Problem& x = a.problem;
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
   Item& at = *reinterpret_cast<Item*>(shared_memory());
@@ -330,22 +302,17 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512) token_backward_kernel(con
 }
 
 template <int kN, int kRows>
-void launch_cut(const TokenBackwardArgs& args, const Cut& cut, void* stream) {
+void launch_cut(const TokenBackwardArgs& args, const TokenCut& cut, void* stream) {
   const size_t shared = kItemBytes + 2 * sizeof(float) * static_cast<size_t>(partial_floats<kN>(cut.warps));
   launch(token_backward_kernel<kN, kRows>, Dim3{static_cast<unsigned>(cut.blocks)}, static_cast<unsigned>(32 * cut.warps), shared, stream, args, cut);
 }
 
 }  // namespace
 
-int64_t token_backward_bytes(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest) {
-  const Cut cut = cut_of(sequences, HV, K, V, longest);
-  return 4 * cut.block * cut.blocks;
-}
-
 void token_backward(const TokenBackwardArgs& args, int64_t longest, void* stream) {
   const Problem& x = args.problem;
   if (x.K > 256) fail_internal("token_backward: expected K <= 256, got {}", x.K);
-  const Cut cut = cut_of(x.sequences.N, x.HV, x.K, x.V, longest);
+  const TokenCut cut = token_cut(x.sequences.N, x.HV, x.K, x.V, longest);
   if (cut.channels == 2) return launch_cut<2, 8>(args, cut, stream);
   if (cut.channels == 4) return launch_cut<4, 8>(args, cut, stream);
   launch_cut<8, 4>(args, cut, stream);
