@@ -1,0 +1,130 @@
+// One block of a grid: its threads as fibers, the order they run in, and the places where they meet.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "scan/cuda/emulation/fiber.h"
+#include "scan/cuda/emulation/run.h"
+
+namespace fw::cuda::emulation {
+
+// Something that all threads of a warp (32) or of a warpgroup (128) do together. run() is called by the last to arrive with what each
+// brought, in order; threads then go on if it returns true, and otherwise when somebody calls wake().
+struct Operation {
+  const char* name;
+  unsigned threads;
+  bool without_exited;  // threads that have left the kernel are not waited for; what they brought is null
+  bool (*run)(void* const* operands, unsigned first_thread);
+};
+
+struct SharedBarrier {
+  uint32_t offset;  // in shared memory
+  int phase, count, pending;
+  int64_t bytes;  // expected and not yet come
+};
+
+struct Copy {  // cp.async
+  uint32_t to;
+  const void* from;  // null: zeros
+  bool done;
+};
+struct Store {  // bulk_store, bulk_add
+  void* to;
+  const char* from;
+  uint32_t bytes;
+  bool add, read, written;
+  std::vector<char> data;
+};
+struct LateProduct {  // wgmma whose result has not been waited for
+  float* d;
+  unsigned group;
+  std::vector<float> values;
+};
+template <class T>
+struct Groups {  // of cp.async, bulk stores: the last is still open
+  std::deque<std::vector<T>> groups{1};
+  void clear() { groups.assign(1, {}); }
+};
+
+struct Thread {
+  enum class State { kReady, kWaiting, kDone };
+  Fiber fiber;
+  State state;
+  const char* waits_for;
+  int barrier, parity;  // of waits_for, or -1
+  Groups<std::shared_ptr<Copy>> copies;
+  Groups<Store> stores;
+  std::vector<LateProduct> products;
+  unsigned product_group;
+};
+
+// What a thread's bulk stores have read and not yet written, at its end.
+void finish_stores(Thread& thread);
+
+class Block {
+ public:
+  static constexpr uint32_t kSharedBase = 1024;  // the shared address of shared_memory(), as on Hopper
+  static Block& current();
+
+  void run(const GridShape& shape, const std::function<void()>& kernel);
+
+  void meet(const Operation& operation, void* operand);
+  // The caller waits for somebody to wake it.
+  void wait(const char* what, int barrier = -1, int parity = -1);
+  void wake(unsigned thread);
+  // A warp at a barrier (0: sync_threads). Whether it can go on.
+  bool barrier_arrive(int id, unsigned needed, bool wait, unsigned first_thread);
+
+  char* shared(uint32_t address, std::size_t bytes, std::size_t alignment, const char* what, unsigned thread);
+  uint32_t offset(const void* pointer, const char* what);
+  [[noreturn]] void fail(unsigned thread, const char* format, ...) __attribute__((format(printf, 3, 4)));
+
+  Thread& thread() { return *threads_[position.thread]; }
+  Thread& thread(unsigned index) { return *threads_[index]; }
+  std::vector<SharedBarrier>& barriers() { return shared_barriers_; }
+  bool late() const { return late_; }
+  // In late mode: done when no thread can go on, the oldest first.
+  void defer(std::function<void()> action) { deferred_.push_back(std::move(action)); }
+
+ private:
+  struct Meeting {
+    const Operation* operation;
+    unsigned arrived, exited;
+    std::array<void*, 128> operands;
+  };
+  struct NamedBarrier {
+    unsigned arrived, needed;
+    std::vector<unsigned> waiting;  // threads
+  };
+
+  static void thread_entry();
+  void thread_exit();
+  void finish(Meeting& meeting, unsigned first_thread, unsigned except);
+  void barrier_complete(NamedBarrier& barrier);
+  void park();
+  void go_on();
+  [[noreturn]] void report_deadlock();
+
+  GridShape shape_{};
+  const std::function<void()>* kernel_ = nullptr;
+  Fiber home_;
+  std::vector<std::unique_ptr<Thread>> threads_;
+  std::deque<unsigned> ready_;
+  unsigned live_ = 0;
+  std::array<Meeting, 32> warps_;
+  std::array<Meeting, 8> warpgroups_;
+  std::array<NamedBarrier, 16> barriers_;
+  std::vector<SharedBarrier> shared_barriers_;
+  std::deque<std::function<void()>> deferred_;
+  bool late_ = false, reverse_ = false, shuffled_ = false;
+  std::minstd_rand random_;
+};
+
+}  // namespace fw::cuda::emulation

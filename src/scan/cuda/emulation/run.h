@@ -1,0 +1,46 @@
+// What emulation.h needs of the emulator: where the running thread is, how a grid is run, and the operations behind its templates.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+namespace fw::cuda::emulation {
+
+// Of the thread that runs on this thread of the system.
+struct Position {
+  unsigned thread;
+  unsigned threads;
+  unsigned block[3];
+  unsigned grid[3];
+  char* shared;
+  std::size_t shared_bytes;
+};
+extern constinit thread_local Position position;
+
+struct GridShape {
+  unsigned x, y, z, threads;
+  std::size_t shared_bytes;
+  const void* kernel;  // its name in messages
+};
+// Calls kernel() once for each thread of each block.
+void run_grid(const GridShape& shape, const std::function<void()>& kernel);
+
+enum class Shuffle { kXor, kUp, kDown, kIndex };
+uint32_t shuffle(uint32_t x, Shuffle kind, int parameter, int width);
+
+void cp_async_wait(int groups);
+void bulk_wait(int groups, bool written);
+
+struct Wgmma {
+  float* d;
+  const uint32_t* a;  // registers, or null:
+  uint64_t a_descriptor;
+  uint64_t b_descriptor;
+  int n;
+  bool transpose_a, transpose_b, accumulate;
+};
+void wgmma(const Wgmma& product);
+void wgmma_wait(int groups);
+
+}  // namespace fw::cuda::emulation
