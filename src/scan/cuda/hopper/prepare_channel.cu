@@ -1,0 +1,340 @@
+// prepare where every key channel has a decay of its own. T_ij = sum over channels of e_i w_j exp(G_i - G_j), so decays belong to
+// the operands, in blocks of 8 rows (one a warp). With L the product of a block's decays up to and including a row's own, D that of
+// the rows behind a row in its block, R_b that of all of block b:
+//   within block b           (e_i L_i) (w_j / L_j)
+//   between blocks b > n     (e_i L_i) (R_{b-1} .. R_{n+1}) (w_j D_j)
+// Everything but 1 / L is at most 1; for 1 / L, decays of single tokens are bounded from below in T and P (kLowestDecay), and
+// nowhere else. All of it are products, never differences of sums: g may be -inf. A row's T and P depend on no later decay.
+#include "scan/cuda/device/prepare_finish.cuh"
+#include "scan/cuda/launch.h"
+#include "scan/cuda/prepare_kernels.h"
+
+namespace fw::cuda {
+namespace {
+
+// exp(-10): 1 / L is at most exp(80), and R at least exp(-80).
+inline constexpr float kLowestDecay = 4.539993e-5f;
+
+// Products over each of the eight blocks, true and bounded.
+template <int kKey>
+struct BlockDecays {
+  float total[8][kKey], bounded[8][kKey];
+};
+
+// Shared memory. Online: keys (Khat; becomes x), then w / L and w D, whose place T, A and P take, then e L and r L, whose place -E and
+// Q take where the backward image is wanted. Offline: w / L, w D, r L; P takes the place of w / L.
+template <int kKey, bool kOnline>
+struct ChannelLayout {
+  static constexpr uint32_t kOperand = 2 * kChunk * kKey;
+  static constexpr uint32_t kWork = kOnline ? 4 * kPanelBytes : 2 * kOperand;
+  static constexpr uint32_t kKeys = 0, kUp = kOnline ? kOperand : 0, kDown = kUp + kOperand;
+  static constexpr uint32_t kT = kUp, kA = kT + 2 * kPanelBytes, kP = kOnline ? kA + kPanelBytes : kUp;
+  static constexpr uint32_t kErase = kUp + kWork, kReads = kOnline ? kErase + kOperand : kErase;
+  static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowCoefs);
+  static constexpr uint32_t kBytes = kDecays + sizeof(BlockDecays<kKey>);
+};
+
+template <int kN>
+FW_DEVICE void load_floats(const float* from, float (&x)[kN]) {
+  if constexpr (kN == 4) {
+    const float4 y = *reinterpret_cast<const float4*>(from);
+    x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+  } else {
+    const float2 y = *reinterpret_cast<const float2*>(from);
+    x[0] = y.x, x[1] = y.y;
+  }
+}
+template <int kN>
+FW_DEVICE void store_floats(float* to, const float (&x)[kN]) {
+  if constexpr (kN == 4) {
+    *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+  } else {
+    *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
+  }
+}
+
+// exp(g) of this lane's channels of its warp's rows, 1 past the chunk's rows.
+template <int kN>
+FW_DEVICE void load_decays(const Problem& x, const ChunkPlace& place, float (&alpha)[kWarpRows][kN]) {
+  const Rows rows = rows_of(x.in.g, x.sequences, place.n, place.hv);
+  const int channel = static_cast<int>(lane_index()) * kN, first = static_cast<int>(warp_index()) * kWarpRows;
+  const int width = rows.bf16 != 0 ? 2 : 4;
+  const uintptr_t bits = reinterpret_cast<uintptr_t>(rows.data) | static_cast<uintptr_t>(rows.stride * width);
+  if (x.K == 32 * kN && (bits & static_cast<uintptr_t>(width * kN - 1)) == 0) {
+    const char* from = rows.data + (static_cast<int64_t>(place.span.first + first) * rows.stride + channel) * width;
+    FW_UNROLL
+    for (int r = 0; r < kWarpRows; ++r) {
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) alpha[r][j] = 0;
+      if (first + r >= place.span.rows) continue;
+      if (rows.bf16 != 0) {
+        const PackedChannels<kN> packed = load_packed<kN>(from + r * rows.stride * 2);
+        FW_UNROLL
+        for (int j = 0; j < kN / 2; ++j) alpha[r][2 * j] = bf16_low(packed.words[j]), alpha[r][2 * j + 1] = bf16_high(packed.words[j]);
+      } else {
+        load_floats(reinterpret_cast<const float*>(from + r * rows.stride * 4), alpha[r]);
+      }
+    }
+  } else {
+    FW_UNROLL
+    for (int r = 0; r < kWarpRows; ++r) {
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) alpha[r][j] = 0;
+      if (first + r < place.span.rows) load_channels(rows, place.span.first + first + r, channel, x.K, alpha[r]);
+    }
+  }
+  FW_UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) alpha[r][j] = exp2_fast(alpha[r][j] * kLog2E);
+  }
+}
+
+// Products over the blocks before (this lane's channels), those behind, and all.
+template <int kKey>
+FW_DEVICE void block_products(const BlockDecays<kKey>& decays, float (&before)[kKey / 32], float (&behind)[kKey / 32], float (&all)[kKey / 32]) {
+  constexpr int kN = kKey / 32;
+  const int channel = static_cast<int>(lane_index()) * kN, warp = static_cast<int>(warp_index());
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) before[j] = behind[j] = all[j] = 1;
+  FW_UNROLL
+  for (int block = 0; block < 8; ++block) {
+    float x[kN];
+    load_floats(decays.total[block] + channel, x);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      all[j] *= x[j];
+      if (block < warp) before[j] *= x[j];
+      if (block > warp) behind[j] *= x[j];
+    }
+  }
+}
+
+// The streams of the warp's rows: the operands of T and P to shared memory, and with their decays to the images.
+template <int kKey, bool kOnline>
+FW_DEVICE void channel_streams(const Problem& x, const ChunkFront<kKey / 32>& front, const ChunkSpan& span, char* shared,
+                               const float (&alpha)[kWarpRows][kKey / 32], const float (&before)[kKey / 32], const float (&behind)[kKey / 32],
+                               const ChunkImages<kKey>& out) {
+  using Layout = ChannelLayout<kKey, kOnline>;
+  constexpr int kN = kKey / 32;
+  const RowCoefs* coefs = reinterpret_cast<const RowCoefs*>(shared + Layout::kCoefs);
+  float bounded[kN], gamma[kN];
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) bounded[j] = 1, gamma[j] = before[j];
+  FW_UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    const KeyStreams<kN> s = row_streams(x, front, span, coefs, r);
+    const uint32_t at = lane_offset<kN>(r);
+    float q[kN], e[kN], reads[kN], erase[kN], up[kN];
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      bounded[j] *= max(alpha[r][j], kLowestDecay);
+      gamma[j] *= alpha[r][j];
+      q[j] = gamma[j] * s.r[j], reads[j] = bounded[j] * s.r[j];
+      e[j] = -gamma[j] * s.e[j], erase[j] = bounded[j] * s.e[j];
+      up[j] = rcp_fast(bounded[j]) * s.w[j];
+    }
+    store_packed(shared + Layout::kReads + at, pack_channels(reads));
+    store_packed(shared + Layout::kUp + at, pack_channels(up));
+    const PackedChannels<kN> q_packed = pack_channels(q);
+    store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
+    if constexpr (kOnline) {
+      store_packed(shared + Layout::kErase + at, pack_channels(erase));
+      store_packed(reinterpret_cast<char*>(out.forward->e) + at, pack_channels(e));
+    } else {
+      if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->q) + at, q_packed);
+    }
+  }
+  float suffix[kN];
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) bounded[j] = 1, suffix[j] = behind[j];
+  FW_UNROLL
+  for (int r = kWarpRows - 1; r >= 0; --r) {
+    const KeyStreams<kN> s = row_streams(x, front, span, coefs, r);
+    const uint32_t at = lane_offset<kN>(r);
+    float k[kN], down[kN];
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      k[j] = suffix[j] * s.w[j], down[j] = bounded[j] * s.w[j];
+      bounded[j] *= max(alpha[r][j], kLowestDecay);
+      suffix[j] *= alpha[r][j];
+    }
+    store_packed(shared + Layout::kDown + at, pack_channels(down));
+    const PackedChannels<kN> k_packed = pack_channels(k);
+    if constexpr (kOnline) {
+      store_packed(shared + Layout::kKeys + at, k_packed);
+    } else {
+      store_packed(reinterpret_cast<char*>(out.forward->x) + at, k_packed);
+    }
+    if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, k_packed);
+  }
+}
+
+// Tiles of 8 columns of 16 rows (blocks of eight 2 b and 2 b + 1): own[0]: columns of block 2 b, valid for its rows; own[1]: the same
+// columns for the rows of 2 b + 1; own[2]: columns of 2 b + 1; off[m - 1]: columns of 2 b - m. Of the tiles off, those with
+// (m - 1) % kStep == first.
+template <int kKey, int kStep>
+FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t down, const BlockDecays<kKey>& decays, int block, int first, float (&own)[3][4],
+                          float (&off)[6][4]) {
+  const int lane = static_cast<int>(lane_index());
+  FW_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    FW_UNROLL
+    for (int m = 0; m < 6; ++m) off[m][i] = 0;
+    own[0][i] = own[1][i] = own[2][i] = 0;
+  }
+  FW_NO_UNROLL
+  for (int k = 0; k < kKey / 16; ++k) {
+    uint32_t a[4];
+    ldmatrix_x4(a, a_fragment(left, 16 * block, 2 * k));
+    if (kStep == 1 || first == 0) {
+      uint32_t b[4], d[2];
+      ldmatrix_x4(b, b_fragment(up, 16 * block, 2 * k));
+      ldmatrix_x2(d, down + granule_offset(16 * block + (lane & 7), 2 * k + ((lane >> 3) & 1)));
+      mma_bf16(own[0], a, b[0], b[1]);
+      mma_bf16(own[1], a, d[0], d[1]);
+      mma_bf16(own[2], a, b[2], b[3]);
+    }
+    if (block == 0) continue;
+    // Rows of block 2 b: x[0] to x[3] for channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of this step; rows of 2 b + 1: x[4] to x[7].
+    float x[8], ratio[4] = {1, 1, 1, 1};
+    x[0] = bf16_low(a[0]), x[1] = bf16_high(a[0]), x[2] = bf16_low(a[2]), x[3] = bf16_high(a[2]);
+    x[4] = bf16_low(a[1]), x[5] = bf16_high(a[1]), x[6] = bf16_low(a[3]), x[7] = bf16_high(a[3]);
+    const int channel = 16 * k + 2 * (lane & 3);
+    {
+      const float2 low = *reinterpret_cast<const float2*>(&decays.bounded[2 * block][channel]);
+      const float2 high = *reinterpret_cast<const float2*>(&decays.bounded[2 * block][channel + 8]);
+      x[4] *= low.x, x[5] *= low.y, x[6] *= high.x, x[7] *= high.y;
+    }
+    uint32_t b[4] = {};
+    FW_UNROLL
+    for (int m = 1; m <= 6; ++m) {
+      if (m > 2 * block) continue;
+      const int n = 2 * block - m;
+      if (m > 1) {
+        const float2 low = *reinterpret_cast<const float2*>(&decays.bounded[n + 1][channel]);
+        const float2 high = *reinterpret_cast<const float2*>(&decays.bounded[n + 1][channel + 8]);
+        ratio[0] *= low.x, ratio[1] *= low.y, ratio[2] *= high.x, ratio[3] *= high.y;
+      }
+      if (m % 2 == 1) ldmatrix_x4(b, b_fragment(down, 8 * (n - 1), 2 * k));
+      if (kStep == 1 || (m - 1) % kStep == first) {
+        a[0] = pack_bf16(x[0] * ratio[0], x[1] * ratio[1]), a[2] = pack_bf16(x[2] * ratio[2], x[3] * ratio[3]);
+        a[1] = pack_bf16(x[4] * ratio[0], x[5] * ratio[1]), a[3] = pack_bf16(x[6] * ratio[2], x[7] * ratio[3]);
+        mma_bf16(off[m - 1], a, b[m % 2 * 2], b[m % 2 * 2 + 1]);
+      }
+    }
+  }
+}
+
+// T and P, of the warps as in prepare_scalar.cu.
+template <int kKey, bool kOnline>
+FW_DEVICE void channel_pairs(char* shared, const BlockDecays<kKey>& decays) {
+  using Layout = ChannelLayout<kKey, kOnline>;
+  const int warp = static_cast<int>(warp_index()), half = warp >> 2;
+  const int block = half == 0 ? warp : 7 - warp;
+  const bool strict = kOnline && half == 0;
+  const uint32_t base = shared_address(shared), left = base + (strict ? Layout::kErase : Layout::kReads);
+  float own[3][4], off[6][4];
+  pair_tiles<kKey, kOnline ? 1 : 2>(left, base + Layout::kUp, base + Layout::kDown, decays, block, half, own, off);
+  own[0][2] = own[1][2], own[0][3] = own[1][3];
+  sync_threads();  // T and P take the place of operands
+  if (strict) {
+    store_pairs<true>(shared + Layout::kT, block, 2 * block, own[0]);
+    store_pairs<true>(shared + Layout::kT, block, 2 * block + 1, own[2]);
+  } else if (kOnline || half == 0) {
+    store_pairs<false>(shared + Layout::kP, block, 2 * block, own[0]);
+    store_pairs<false>(shared + Layout::kP, block, 2 * block + 1, own[2]);
+    constexpr float kZero[4] = {0, 0, 0, 0};
+    for (int n = 2 * block + 2; n < 8; ++n) store_pairs<false>(shared + Layout::kP, block, n, kZero);
+  }
+  FW_UNROLL
+  for (int m = 1; m <= 6; ++m) {
+    if (m > 2 * block || (!kOnline && (m - 1) % 2 != half)) continue;
+    if (strict) {
+      store_pairs<true>(shared + Layout::kT, block, 2 * block - m, off[m - 1]);
+    } else {
+      store_pairs<false>(shared + Layout::kP, block, 2 * block - m, off[m - 1]);
+    }
+  }
+}
+
+template <int kKey, bool kOnline>
+__global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_channel_kernel(const __grid_constant__ PrepareArgs args) {
+  using Layout = ChannelLayout<kKey, kOnline>;
+  constexpr int kN = kKey / 32;
+  const Problem& x = args.problem;
+  char* shared = shared_memory();
+  RowCoefs* coefs = reinterpret_cast<RowCoefs*>(shared + Layout::kCoefs);
+  BlockDecays<kKey>& decays = *reinterpret_cast<BlockDecays<kKey>*>(shared + Layout::kDecays);
+  const ChunkPlace place = chunk_place(x);
+  const ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
+  const int thread = static_cast<int>(thread_index()), warp = static_cast<int>(warp_index()), channel = static_cast<int>(lane_index()) * kN;
+
+  const ChunkFront<kN> front = load_front<kN>(x, place.span, place.n, place.hv);
+  float alpha[kWarpRows][kN];
+  load_decays<kN>(x, place, alpha);
+  {
+    float total[kN], bounded[kN];
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      total[j] = bounded[j] = 1;
+      FW_UNROLL
+      for (int r = 0; r < kWarpRows; ++r) total[j] *= alpha[r][j], bounded[j] *= max(alpha[r][j], kLowestDecay);
+    }
+    store_floats(decays.total[warp] + channel, total);
+    store_floats(decays.bounded[warp] + channel, bounded);
+  }
+  make_coefs(x, front, place.span, coefs);
+  sync_threads();
+  if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].rest.z : thread < place.span.rows ? 1.0f : 0.0f;
+  {
+    float before[kN], behind[kN], all[kN];
+    block_products(decays, before, behind, all);
+    if (warp == 0) {
+      store_floats(out.forward->gamma + channel, all);
+      if (out.backward != nullptr) store_floats(out.backward->gamma + channel, all);
+    }
+    channel_streams<kKey, kOnline>(x, front, place.span, shared, alpha, before, behind, out);
+  }
+  sync_threads();
+  channel_pairs<kKey, kOnline>(shared, decays);
+
+  if constexpr (kOnline) {
+    sync_threads();
+    const FinishBuffers buffers{shared + Layout::kKeys, shared + Layout::kT,     shared + Layout::kA,    nullptr,
+                                shared + Layout::kP,    shared + Layout::kErase, shared + Layout::kReads};
+    finish_online<kKey>(buffers, nullptr, out, [&](int other) {
+      if (out.backward != nullptr) {  // -E and Q as this block wrote them
+        for (uint32_t i = static_cast<uint32_t>(other) * 16; i < Layout::kOperand; i += (kPrepareThreads - 64) * 16) {
+          cp_async_16(shared_address(shared + Layout::kErase + i), reinterpret_cast<const char*>(out.forward->e) + i, true);
+          cp_async_16(shared_address(shared + Layout::kReads + i), reinterpret_cast<const char*>(out.forward->q) + i, true);
+        }
+        cp_async_commit();
+      }
+      if (out.z != nullptr) write_values(x, front.rows, place.span, coefs, out.z, other, kPrepareThreads - 64);
+      cp_async_wait<0>();
+    });
+  } else {
+    if (out.z != nullptr) write_values(x, front.rows, place.span, coefs, out.z, thread, kPrepareThreads);
+    finish_offline<kKey>(shared + Layout::kP, out);
+  }
+}
+
+template <int kKey, bool kOnline>
+void launch_channel(const PrepareArgs& args, int64_t chunks, void* stream) {
+  launch(prepare_channel_kernel<kKey, kOnline>, Dim3{static_cast<unsigned>(chunks * args.problem.HV)}, kPrepareThreads, ChannelLayout<kKey, kOnline>::kBytes,
+         stream, args);
+}
+
+}  // namespace
+
+void prepare_channel(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
+  const bool online = args.problem.rule.online();
+  if (key == 128) {
+    online ? launch_channel<128, true>(args, chunks, stream) : launch_channel<128, false>(args, chunks, stream);
+  } else {
+    online ? launch_channel<64, true>(args, chunks, stream) : launch_channel<64, false>(args, chunks, stream);
+  }
+}
+
+}  // namespace fw::cuda
