@@ -261,14 +261,22 @@ template <int kKey>
 void launch_forward(const ScanForwardArgs& args, void* stream) {
   const int variant = (args.online ? 4 : 0) + (args.o.data != nullptr ? 2 : 0) + (args.states != nullptr ? 1 : 0);
   switch (variant) {
-    case 0: return launch_forward<kKey, false, false, false>(args, stream);
-    case 1: return launch_forward<kKey, false, false, true>(args, stream);
-    case 2: return launch_forward<kKey, false, true, false>(args, stream);
-    case 3: return launch_forward<kKey, false, true, true>(args, stream);
-    case 4: return launch_forward<kKey, true, false, false>(args, stream);
-    case 5: return launch_forward<kKey, true, false, true>(args, stream);
-    case 6: return launch_forward<kKey, true, true, false>(args, stream);
-    default: return launch_forward<kKey, true, true, true>(args, stream);
+    case 0:
+      return launch_forward<kKey, false, false, false>(args, stream);
+    case 1:
+      return launch_forward<kKey, false, false, true>(args, stream);
+    case 2:
+      return launch_forward<kKey, false, true, false>(args, stream);
+    case 3:
+      return launch_forward<kKey, false, true, true>(args, stream);
+    case 4:
+      return launch_forward<kKey, true, false, false>(args, stream);
+    case 5:
+      return launch_forward<kKey, true, false, true>(args, stream);
+    case 6:
+      return launch_forward<kKey, true, true, false>(args, stream);
+    default:
+      return launch_forward<kKey, true, true, true>(args, stream);
   }
 }
 
