@@ -90,9 +90,10 @@ struct Layout {
   size_t tile(int n, int chunk, int hv, int block) const { return (static_cast<size_t>(chunk_base[n] + chunk) * c.HV + hv) * blocks + block; }
   size_t image(int n, int chunk, int hv) const { return static_cast<size_t>(chunk_base[n] + chunk) * c.HV + hv; }
   TokenArg token_arg(void* data) const { return {data, c.packed ? 0 : static_cast<int64_t>(c.lengths[0]) * row, row, c.V, c.bf16 ? 1 : 0, 1}; }
-  StateArg state_arg(void* data) const {
-    return {
-        data, static_cast<int64_t>(c.HV) * c.K * c.V, static_cast<int64_t>(c.K) * c.V, c.value_first ? 1 : c.V, c.value_first ? c.K : 1, c.state_bf16 ? 1 : 0};
+  // Of sequence n and those after it.
+  StateArg state_arg(void* data, int n) const {
+    const int64_t head = static_cast<int64_t>(c.K) * c.V, before = n * c.HV * head * (c.state_bf16 ? 2 : 4);
+    return {static_cast<char*>(data) + before, c.HV * head, head, c.value_first ? 1 : c.V, c.value_first ? c.K : 1, c.state_bf16 ? 1 : 0};
   }
   SequenceArg sequence_arg(int32_t* device_offsets, int32_t* device_chunk_base) const {
     if (c.packed) return {device_offsets, device_chunk_base, N, 0, 0};
@@ -114,11 +115,15 @@ struct Difference {
 
 int failures = 0;
 
-void report(const Case& c, const char* what, bool rounded, const Difference& d, double limit) {
+void report(const char* what, bool rounded, const Difference& d, double limit) {
   const bool good = d.relative() <= limit;
   if (!good) ++failures;
-  if (!good || !rounded)
-    std::printf("%-44s %-8s %s %.2e%s\n", c.name.c_str(), what, rounded ? "rounded operands" : "exact", d.relative(), good ? "" : "  FAILED");
+  if (!good || !rounded) std::printf("  %s%s %.1e%s", what, rounded ? " (rounded)" : "", d.relative(), good ? "" : " FAILED");
+}
+
+void fail(const char* what) {
+  std::printf("  %s FAILED", what);
+  ++failures;
 }
 
 double rounded(double x, bool rounds) { return rounds ? from_bf16(to_bf16(x)) : x; }
@@ -175,7 +180,7 @@ void test_forward(const Case& c) {
     Tensor o, final_state;
     std::vector<uint16_t> states, w;
   };
-  const auto run = [&] {
+  const auto run = [&](bool alone) {
     DeviceArray<ForwardImage<kKey>> device_images(images);
     DeviceTensor device_v(v), device_initial(initial), device_o(Tensor(c.bf16, v.h.size() + v.f.size())), device_final(Tensor(c.state_bf16, heads * c.K * c.V));
     DeviceArray<uint16_t> device_z(z), states(std::vector<uint16_t>(z.size() / 64 * kKey, kNan16)), w(std::vector<uint16_t>(z.size(), kNan16));
@@ -190,19 +195,21 @@ void test_forward(const Case& c) {
       args.v = at.token_arg(device_v.data());
     }
     if (c.out) args.o = at.token_arg(device_o.data());
-    if (c.has_initial) args.initial_state = at.state_arg(device_initial.data());
-    args.final_state = at.state_arg(device_final.data());
     if (c.save) args.states = states.data(), args.w = w.data();
-    scan_forward(args, kKey, nullptr);
+    for (int n = 0; n < (alone ? at.N : 1); ++n) {
+      if (alone) args.sequences = {offsets.data() + n, chunk_base.data() + n, 1, 0, 0};
+      if (c.has_initial) args.initial_state = at.state_arg(device_initial.data(), n);
+      args.final_state = at.state_arg(device_final.data(), n);
+      scan_forward(args, kKey, nullptr);
+    }
     return Outputs{device_o.host(), device_final.host(), states.host(), w.host()};
   };
-  const Outputs got = run();
-  const Outputs again = run();
+  const Outputs got = run(false);
+  const Outputs again = run(c.packed);
   if (std::memcmp(got.final_state.f.data(), again.final_state.f.data(), got.final_state.f.size() * 4) != 0 ||
       std::memcmp(got.o.f.data(), again.o.f.data(), got.o.f.size() * 4) != 0 || got.o.h != again.o.h || got.final_state.h != again.final_state.h ||
       got.states != again.states || got.w != again.w) {
-    std::printf("%-44s differs from run to run  FAILED\n", c.name.c_str());
-    ++failures;
+    fail("same bits again, each sequence alone");
   }
 
   for (const bool rounds : {false, true}) {
@@ -252,18 +259,16 @@ void test_forward(const Case& c) {
     // Rounding where the kernel rounds leaves what float32 sums and different roundings of equal halves change; outputs in bf16 are
     // themselves only that good.
     const double limit = rounds ? 4e-4 : 6e-3;
-    if (c.out) report(c, "o", rounds, o, limit);
-    report(c, "final", rounds, final_state, rounds && c.state_bf16 ? 3e-3 : limit);
-    if (c.save) report(c, "states", rounds, states, rounds ? 3e-3 : limit);
-    if (c.save) report(c, "w", rounds, w_saved, rounds ? 3e-3 : limit);
+    if (c.out) report("o", rounds, o, limit);
+    report("final", rounds, final_state, rounds && c.state_bf16 ? 3e-3 : limit);
+    if (c.save) report("states", rounds, states, rounds ? 3e-3 : limit);
+    if (c.save) report("w", rounds, w_saved, rounds ? 3e-3 : limit);
   }
   // Between rows nothing is written.
   for (int t = 0; t < at.tokens; ++t)
     for (int i = c.HV * c.V; i < at.row; ++i)
       if (!std::isnan(got.o.at(static_cast<size_t>(t) * at.row + i))) {
-        std::printf("%-44s o: written between rows  FAILED\n", c.name.c_str());
-        ++failures;
-        return;
+        return fail("nothing between the rows of o");
       }
 }
 
@@ -299,7 +304,7 @@ void test_reverse(const Case& c) {
     Tensor d_initial;
     std::vector<uint16_t> d_states, v;
   };
-  const auto run = [&] {
+  const auto run = [&](bool alone) {
     DeviceArray<BackwardImage<kKey>> device_images(images);
     DeviceTensor device_d_o(d_o), device_final(d_final), device_initial(Tensor(c.state_bf16, heads * c.K * c.V));
     DeviceArray<uint16_t> d_states(std::vector<uint16_t>(tiles * 64 * kKey, kNan16)), v(std::vector<uint16_t>(tiles * kPanel, kNan16));
@@ -309,18 +314,20 @@ void test_reverse(const Case& c) {
     args.HV = c.HV, args.K = c.K, args.V = c.V, args.online = c.online;
     args.images = device_images.data();
     if (c.has_d_o) args.d_o = at.token_arg(device_d_o.data());
-    if (c.has_initial) args.d_final_state = at.state_arg(device_final.data());
-    args.d_initial_state = at.state_arg(device_initial.data());
     args.d_states = d_states.data(), args.v = v.data();
-    scan_reverse(args, kKey, nullptr);
+    for (int n = 0; n < (alone ? at.N : 1); ++n) {
+      if (alone) args.sequences = {offsets.data() + n, chunk_base.data() + n, 1, 0, 0};
+      if (c.has_initial) args.d_final_state = at.state_arg(device_final.data(), n);
+      args.d_initial_state = at.state_arg(device_initial.data(), n);
+      scan_reverse(args, kKey, nullptr);
+    }
     return Outputs{device_initial.host(), d_states.host(), v.host()};
   };
-  const Outputs got = run();
-  const Outputs again = run();
+  const Outputs got = run(false);
+  const Outputs again = run(c.packed);
   if (std::memcmp(got.d_initial.f.data(), again.d_initial.f.data(), got.d_initial.f.size() * 4) != 0 || got.d_initial.h != again.d_initial.h ||
       got.d_states != again.d_states || got.v != again.v) {
-    std::printf("%-44s differs from run to run  FAILED\n", c.name.c_str());
-    ++failures;
+    fail("same bits again, each sequence alone");
   }
 
   for (const bool rounds : {false, true}) {
@@ -361,18 +368,21 @@ void test_reverse(const Case& c) {
           for (int i = 0; i < c.V; ++i) d_initial.add(got.d_initial.at(at.state_at(n, hv, k, i)), d[static_cast<size_t>(k) * padded + i]);
       }
     }
-    report(c, "d_init", rounds, d_initial, rounds ? c.state_bf16 ? 3e-3 : 4e-4 : 6e-3);
-    report(c, "d_states", rounds, d_states, rounds ? 3e-3 : 6e-3);
-    report(c, "v", rounds, v_saved, rounds ? 3e-3 : 6e-3);
+    report("d_init", rounds, d_initial, rounds ? c.state_bf16 ? 3e-3 : 4e-4 : 6e-3);
+    report("d_states", rounds, d_states, rounds ? 3e-3 : 6e-3);
+    report("v", rounds, v_saved, rounds ? 3e-3 : 6e-3);
   }
 }
 
 void test(const Case& c, bool forward) {
+  std::printf("%-42s", c.name.c_str());
   if (forward) {
     c.key == 64 ? test_forward<64>(c) : test_forward<128>(c);
   } else {
     c.key == 64 ? test_reverse<64>(c) : test_reverse<128>(c);
   }
+  std::printf("\n");
+  std::fflush(stdout);
 }
 
 std::vector<Case> cases() {
@@ -425,7 +435,6 @@ int main(int argc, char** argv) {
       c.name = (forward ? "forward " : "reverse ") + c.name;
       if (argc > 1 && c.name.find(argv[1]) == std::string::npos) continue;
       fw::cuda::test(c, forward);
-      std::fflush(stdout);
     }
   }
   std::printf(fw::cuda::failures == 0 ? "all good\n" : "%d FAILED\n", fw::cuda::failures);

@@ -160,39 +160,44 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     const TileRows out = tile_rows(args.o, args.sequences, place, args.V);
     float state[kKey / 2];
     load_state(args.initial_state, place, args.K, args.V, state);
+    const auto store_out = [&](const uint32_t(&packed)[4][4], const Ring<Shape::kBuffers>& to) {
+      barriers.o.wait_empty(to);
+      char* const panel = shared + Shape::kO + to.slot * kPanelBytes;
+      FW_UNROLL
+      for (int k = 0; k < 4; ++k) store_token_fragment(panel, k, packed[k]);
+      barriers.o.warp_full(to);
+    };
     Ring<Shape::kStages> ring;
-    Ring<Shape::kBuffers> leaving;
-    FW_NO_UNROLL
-    for (int c = 0; c < place.chunks; ++c, ring.next(), leaving.next()) {
-      const char* const stage = shared + ring.slot * Shape::kStage;
-      const float* const gamma = reinterpret_cast<const float*>(stage + Shape::kGamma);
-      const float* const z_scale = reinterpret_cast<const float*>(stage + Shape::kScale);
-      uint32_t a[kKey / 16][4], b[4][4];
-      float w[32], o[32];
-      pack_fragments(state, a);
+    Ring<Shape::kBuffers> leaving, leaving_out;
+    uint32_t a[kKey / 16][4], packed_out[4][4];
+    const auto gamma = [&] { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + Shape::kGamma); };
+    pack_fragments(state, a);
+    if (place.chunks > 0) {
       barriers.stages.wait_full(ring);
-      load_z(w, stage + Shape::kTile, z_scale);
-      if constexpr (!kOnline) {
-        pack_fragments(w, b);
-        scale_columns(state, gamma);
-        keep(state);
-      }
+      scale_columns(state, gamma());
+    }
+    FW_NO_UNROLL
+    for (int c = 0; c < place.chunks; ++c) {
+      // Here a stage is full, a = S, state = Diag(gamma) S, and packed_out is O of the chunk before.
+      const char* const stage = shared + ring.slot * Shape::kStage;
+      uint32_t b[4][4];
+      float w[32], o[32], z[32];
       wgmma_fence();
       if constexpr (kOnline) {
-        multiply_rows(w, a, stage + Shape::kE, true);
+        multiply_rows(w, a, stage + Shape::kE, false);
         wgmma_commit();
       }
       if constexpr (kOut) {
         multiply_rows(o, a, stage + Shape::kQ, false);
         wgmma_commit();
       }
-      if constexpr (!kOnline) {
-        add_outer<kKey>(state, b, stage + Shape::kX);
-        if constexpr (kOut) multiply_rows(o, b, stage + Shape::kM, true);
-        wgmma_commit();
+      if constexpr (kOut) {
+        if (c > 0 && out.rows.bf16 != 0) {
+          store_out(packed_out, leaving_out);
+          leaving_out.next();
+        }
       }
       if constexpr (kSave) {
-        // From the operand's registers, while the products read them too.
         barriers.s.wait_empty(leaving);
         char* const to = shared + Shape::kS + leaving.slot * Shape::kMatrix;
         FW_UNROLL
@@ -200,20 +205,20 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         fence_async_shared();
         barriers.s.warp_full(leaving);
       }
+      load_z(z, stage + Shape::kTile, reinterpret_cast<const float*>(stage + Shape::kScale));
       if constexpr (kOnline) {
         wgmma_wait<kOut ? 1 : 0>();
         keep(w);
-        pack_fragments(w, b);
-        if constexpr (kOut) wgmma_wait<0>();
-        scale_columns(state, gamma);
-        keep(state);
-        wgmma_fence();
-        add_outer<kKey>(state, b, stage + Shape::kX);
+        FW_UNROLL
+        for (int i = 0; i < 32; ++i) z[i] += w[i];
+      }
+      pack_fragments(z, b);
+      wgmma_fence();
+      add_outer<kKey>(state, b, stage + Shape::kX);
+      wgmma_commit();
+      if constexpr (kOut) {
+        multiply_rows(o, b, stage + Shape::kM, true);
         wgmma_commit();
-        if constexpr (kOut) {
-          multiply_rows(o, b, stage + Shape::kM, true);
-          wgmma_commit();
-        }
       }
       if constexpr (kSave) {
         barriers.w.wait_empty(leaving);
@@ -222,25 +227,25 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         for (int k = 0; k < 4; ++k) store_token_fragment(to, k, b[k]);
         fence_async_shared();
         barriers.w.warp_full(leaving);
+        leaving.next();
       }
-      wgmma_wait<0>();
+      const Ring<Shape::kStages> done = ring;
+      ring.next();
+      if (c + 1 < place.chunks) barriers.stages.wait_full(ring);
+      wgmma_wait<kOut ? 1 : 0>();
       keep(state);
-      barriers.stages.warp_empty(ring);
+      pack_fragments(state, a);
+      if (c + 1 < place.chunks) scale_columns(state, gamma());
+      keep(state);
+      wgmma_wait<0>();
+      barriers.stages.warp_empty(done);
       if constexpr (kOut) {
         keep(o);
-        if (out.rows.bf16 != 0) {
-          uint32_t packed[4][4];
-          pack_fragments(o, packed);
-          barriers.o.wait_empty(leaving);
-          char* const to = shared + Shape::kO + leaving.slot * kPanelBytes;
-          FW_UNROLL
-          for (int k = 0; k < 4; ++k) store_token_fragment(to, k, packed[k]);
-          barriers.o.warp_full(leaving);
-        } else {
-          store_float_rows(out, c, o);
-        }
+        pack_fragments(o, packed_out);
+        if (out.rows.bf16 == 0) store_float_rows(out, c, o);
       }
     }
+    if (kOut && place.chunks > 0 && out.rows.bf16 != 0) store_out(packed_out, leaving_out);
     store_state(args.final_state, place, args.K, args.V, state);
   }
 }

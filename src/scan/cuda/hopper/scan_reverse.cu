@@ -90,24 +90,28 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
     load_state(args.d_final_state, place, args.K, args.V, state);
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving;
-    FW_NO_UNROLL
-    for (int c = 0; c < place.chunks; ++c, ring.next(), leaving.next()) {
-      const char* const stage = shared + ring.slot * Shape::kStage;
-      uint32_t a[kKey / 16][4], d_o[4][4], b[4][4];
-      float v[32];
-      pack_fragments(state, a);
+    uint32_t a[kKey / 16][4];
+    const auto gamma = [&] { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + Shape::kGamma); };
+    pack_fragments(state, a);
+    if (place.chunks > 0) {
       barriers.stages.wait_full(ring);
-      FW_UNROLL
-      for (int k = 0; k < 4; ++k) load_token_fragment(d_o[k], stage + Shape::kTile, k);
-      scale_columns(state, reinterpret_cast<const float*>(stage + Shape::kGamma));
-      keep(state);
+      scale_columns(state, gamma());
+    }
+    FW_NO_UNROLL
+    for (int left = place.chunks; left > 0; --left) {
+      // Here a stage is full, a = D and state = Diag(gamma) D.
+      const char* const stage = shared + ring.slot * Shape::kStage;
+      uint32_t d_o[4][4], b[4][4];
+      float v[32];
       wgmma_fence();
       multiply_rows(v, a, stage + Shape::kK, false);
       wgmma_commit();
+      FW_UNROLL
+      for (int k = 0; k < 4; ++k) load_token_fragment(d_o[k], stage + Shape::kTile, k);
+      wgmma_fence();
       add_outer<kKey>(state, d_o, stage + Shape::kQ);
       wgmma_commit();
       {
-        // From the operand's registers, while the products read them too.
         barriers.d.wait_empty(leaving);
         char* const to = shared + Shape::kD + leaving.slot * Shape::kMatrix;
         FW_UNROLL
@@ -118,8 +122,6 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       wgmma_wait<1>();
       keep(v);
       pack_negated(v, b);
-      wgmma_wait<0>();
-      keep(state);
       if constexpr (kOnline) {
         wgmma_fence();
         add_outer<kKey>(state, b, stage + Shape::kY);
@@ -136,10 +138,16 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
         }
         fence_async_shared();
         barriers.v.warp_full(leaving);
+        leaving.next();
       }
+      const Ring<Shape::kStages> done = ring;
+      ring.next();
+      if (left > 1) barriers.stages.wait_full(ring);
       wgmma_wait<0>();
       keep(state);
-      barriers.stages.warp_empty(ring);
+      barriers.stages.warp_empty(done);
+      pack_fragments(state, a);
+      if (left > 1) scale_columns(state, gamma());
     }
     store_state(args.d_initial_state, place, args.K, args.V, state);
   }
