@@ -1,6 +1,7 @@
 // The adjoint of the preconditioner, chunk-parallel: from the last token of a chunk to the first, with D the gradient of A,
 //     D += dM dM/dA_t     dg = alpha D.A_{t-1}     dbeta = D.khat^2     dkhat = 2 beta D khat     D = alpha D (+ dM dM/dA_{t-1}, the forms of the A before)
 // A first kernel has what each chunk makes of D = 0, a second D behind every chunk, a third the gradients. See kernels.h.
+#include "base/error.h"
 #include "scan/cuda/device/precond_chunk.cuh"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/launch.h"
