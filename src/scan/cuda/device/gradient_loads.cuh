@@ -60,7 +60,10 @@ FW_DEVICE void make_streams(const GradientChunk<Shape>& c, const FrontRows& fron
     *reinterpret_cast<uint4*>(at) = pack_8(streams.r);
     if (Shape::kOnline) *reinterpret_cast<uint4*>(at + Shape::kStateBytes) = pack_8(streams.e);
     *reinterpret_cast<uint4*>(at + 2 * Shape::kStateBytes) = pack_8(streams.w);
-    if (lane == 0) c.floats(Shape::kZv)[row] = valid ? coefs.z_v : 0.0f;
+    if (lane == 0) {
+      c.floats(Shape::kZv)[row] = valid ? coefs.z_v : 0.0f;
+      c.floats(Shape::kDZv)[row] = 0;
+    }
   }
 }
 
