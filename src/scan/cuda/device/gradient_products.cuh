@@ -136,7 +136,7 @@ FW_DEVICE void store_four(const Rows& rows, int64_t t, int i, int limit, const f
 // The value side of a stage: dv, the channel write gate's gradient, and the rows' sums of v (.) c (.) dz, added to kDZv. 16 lanes a row,
 // four columns each: the products of the stages are in registers at the same time.
 template <class Shape>
-FW_DEVICE void value_gradients(const GradientChunk<Shape>& c, const FrontRows& front, int block, int stage) {
+FW_DEVICE void value_gradients(const GradientChunk<Shape>& c, int block, int stage) {
   constexpr int kLanes = kValueBlock / 4, kRows = Shape::kThreads / kLanes;
   const Problem& x = c.args.problem;
   const bool gated = x.rule.write == Gate::kChannel;
@@ -144,22 +144,22 @@ FW_DEVICE void value_gradients(const GradientChunk<Shape>& c, const FrontRows& f
   FW_NO_UNROLL
   for (int row = c.thread / kLanes; row < kChunk; row += kRows) {
     float sum = 0;
-    if (row < c.rows && column < x.V) {
-      const int t = c.first + row;
+    if (row < c.rows() && column < x.V) {
+      const int t = c.first() + row;
       const uint2 packed = *reinterpret_cast<const uint2*>(c.memory + stage + Shape::kV + panel_offset(row, in_block));
       const float z_v = c.floats(Shape::kZv)[row];
       float dz[4] = {bf16_low(packed.x), bf16_high(packed.x), bf16_low(packed.y), bf16_high(packed.y)};
       float v[4], y[4];
-      load_channels(front.v, t, column, x.V, v);
+      load_channels(rows_of(x.in.v, x.sequences, c.n(), c.hv()), t, column, x.V, v);
       if (gated) {
         float gate[4];
-        load_channels(front.c, t, column, x.V, gate);
+        load_channels(rows_of(x.in.write_gate, x.sequences, c.n(), c.hv()), t, column, x.V, gate);
         FW_UNROLL
         for (int j = 0; j < 4; ++j) {
           y[j] = z_v * v[j] * dz[j];
           dz[j] *= gate[j];
         }
-        const Rows dc = rows_of(c.args.grads.d.write_gate, x.sequences, c.n, c.hv);
+        const Rows dc = rows_of(c.args.grads.d.write_gate, x.sequences, c.n(), c.hv());
         if (dc.data != nullptr) store_four(dc, t, column, x.V, y);
       }
       FW_UNROLL
@@ -167,7 +167,7 @@ FW_DEVICE void value_gradients(const GradientChunk<Shape>& c, const FrontRows& f
         sum += v[j] * dz[j];
         y[j] = z_v * dz[j];
       }
-      const Rows dv = rows_of(c.args.grads.d.v, x.sequences, c.n, c.hv);
+      const Rows dv = rows_of(c.args.grads.d.v, x.sequences, c.n(), c.hv());
       if (dv.data != nullptr) store_four(dv, t, column, x.V, y);
     }
     sum = group_sum<kLanes>(sum);
