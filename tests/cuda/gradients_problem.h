@@ -296,6 +296,7 @@ class Run {
 
   struct Gradient {
     Tensor want, got;
+    double scale = 0;  // a number that is a sum of many terms may come out small by chance: the sum of the squares of the terms
   };
   void want(Gradient& x, int dim) { x.want.make(tokens_, c_.HV, dim, false, 0); }
 
@@ -376,6 +377,7 @@ class Run {
     }
     for (int i = 0; i < V; ++i) d.z_v += x.v[i] * x.gate[i] * dz[i];
     const fw::FrontScalars<double> ds = fw::front_coefs_vjp<double>(rule, scale(), x.s, d);
+    scales(x, dr, de, dw, dz);
     const fw::FrontCoefs<double>& c = x.c;
     for (int i = 0; i < K; ++i) {
       const double mr = on_read ? x.m[i] : 1, mw = on_read ? 1 : x.m[i], bde = x.b[i] * de[i];
@@ -386,7 +388,7 @@ class Run {
       if (rule.erase == fw::Gate::kAveraged && rule.online()) db_.want.at(t, hv, i) = ds.erase / K;
       dm_.want.at(t, hv, i) = (on_read ? dr[i] * (c.r_q * x.q[i] + c.r_k * x.k[i]) : dw[i] * c.w_k * x.k[i]) + ds.kmk * x.k[i] * x.k[i];
       if (rule.decay == fw::Decay::kChannel) dg_.want.at(t, hv, i) = dg[i];
-      if (rule.decay == fw::Decay::kScalar) dg_.want.at(t, hv, 0) += dg[i];
+      if (rule.decay == fw::Decay::kScalar) dg_.want.at(t, hv, 0) += dg[i], dg_.scale += dg[i] * dg[i];
     }
     for (int i = 0; i < V; ++i) {
       dv_.want.at(t, hv, i) = c.z_v * x.gate[i] * dz[i];
@@ -397,6 +399,30 @@ class Run {
     if (rule.write == fw::Gate::kScalar) dgate_.want.at(t, hv, 0) = ds.write;
     dbeta_.want.at(t, hv, 0) = ds.beta, dlambda_.want.at(t, hv, 0) = ds.lambda, dread_.want.at(t, hv, 0) = ds.read;
     dpg_.want.at(t, hv, 0) = ds.alpha_p * x.s.alpha_p, dpb_.want.at(t, hv, 0) = ds.beta_p;
+  }
+
+  // The natural sizes of the scalars' gradients.
+  void scales(const Front& x, const Vector& dr, const Vector& de, const Vector& dw, const Vector& dz) {
+    const auto square = [](double a) { return a * a; };
+    const auto add = [&](double fw::FrontCoefs<double>::*which, double size2) {
+      fw::FrontCoefs<double> d;
+      d.*which = 1;
+      const fw::FrontScalars<double> ds = fw::front_coefs_vjp<double>(c_.rule, scale(), x.s, d);
+      dbeta_.scale += square(ds.beta) * size2, dlambda_.scale += square(ds.lambda) * size2, dread_.scale += square(ds.read) * size2;
+      db_.scale += db_.want.dim == 0 ? 0 : square(ds.erase) * size2 / db_.want.dim,
+          dgate_.scale += dgate_.want.dim == 0 ? 0 : square(ds.write) * size2 / dgate_.want.dim;
+      dpg_.scale += square(ds.alpha_p * x.s.alpha_p) * size2, dpb_.scale += square(ds.beta_p) * size2;
+    };
+    fw::FrontCoefs<double> size2;
+    for (int i = 0; i < c_.K; ++i) {
+      size2.r_q += square(x.q[i] * dr[i]), size2.r_k += square(x.k[i] * dr[i]), size2.w_k += square(x.k[i] * dw[i]);
+      size2.e_k += square(x.b[i] * x.k[i] * de[i]), size2.e_q += square(x.b[i] * x.q[i] * de[i]), size2.e_p += square(x.b[i] * x.p[i] * de[i]);
+    }
+    for (int i = 0; i < c_.V; ++i) size2.z_v += square(x.v[i] * x.gate[i] * dz[i]);
+    for (const auto which : {&fw::FrontCoefs<double>::r_q, &fw::FrontCoefs<double>::r_k, &fw::FrontCoefs<double>::e_k, &fw::FrontCoefs<double>::e_q,
+                             &fw::FrontCoefs<double>::e_p, &fw::FrontCoefs<double>::w_k, &fw::FrontCoefs<double>::z_v}) {
+      add(which, size2.*which);
+    }
   }
 
   // The tiles of rows start .. start + rows of a sequence (recurrence.md 4).
@@ -535,6 +561,7 @@ class Run {
         std::memcpy(&word, &got.x[i], 8);
         bits_.push_back(word);
       }
+      size = std::max(size, o.gradient->scale);
       const double relative = want.x.empty() ? 0 : !finite ? INFINITY : size > 0 ? std::sqrt(error / size) : std::sqrt(error);
       worst = std::max(worst, relative / o.bound);
       char text[64];

@@ -47,11 +47,11 @@ int main(int argc, char** argv) {
       c.name = name, c.decay = decay;
       for (const int T : what == "quick" ? std::vector<int>{65} : std::vector<int>{1, 16, 63, 64, 65, 130}) {
         c.T = T;
-        c.K = c.V = 64, c.H = c.HV = 1, c.bf16 = true, c.pad = 0, c.lengths.clear(), c.g_per_value_head = true;
+        c.K = c.V = 64, c.H = c.HV = T < 64 ? 8 : 4, c.bf16 = true, c.pad = 0, c.lengths.clear(), c.g_per_value_head = true;
         check(c);
         if (what == "quick") break;
         if (T == 1 || T == 65) {
-          c.K = c.V = 128, c.H = 1, c.HV = 2;
+          c.K = c.V = 128, c.H = T < 64 ? 8 : 1, c.HV = 2 * c.H;
           check(c);
           c.K = 48, c.V = 100, c.bf16 = false, c.g_per_value_head = false;
           check(c);

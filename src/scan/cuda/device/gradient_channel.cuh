@@ -200,8 +200,8 @@ FW_DEVICE void finish_channel(const GradientChunk<Shape>& c, StreamSums& sums, f
   }
 }
 
-// What the rows of a block of 8 give each other, added to the planes of dr, de, dw and to dG of two channels. step: the block's
-// log-decays.
+// What the rows of a block of 8 give each other, added to the planes of dr, de, dw of two channels, and to dG, which it returns. step:
+// the block's log-decays.
 template <class Shape>
 FW_DEVICE void add_diagonal_blocks(const GradientChunk<Shape>& c, int block, int channel, float2 (&step)[8], float2 (&d_g)[8]) {
   constexpr int kR = Shape::kStreams, kE = kR + Shape::kStateBytes, kW = kE + Shape::kStateBytes;
@@ -228,8 +228,8 @@ FW_DEVICE void add_diagonal_blocks(const GradientChunk<Shape>& c, int block, int
       dw[j].y += fall[j].y * (p_ij * r.y + t_ij * e.y);
       if (Shape::kOnline) de.x += t_ij * fw.x, de.y += t_ij * fw.y;
     }
-    d_g[i].x += r.x * dr.x + e.x * de.x;
-    d_g[i].y += r.y * dr.y + e.y * de.y;
+    float2& g_sum = *reinterpret_cast<float2*>(plane(c, Shape::kFromStart, row, channel));
+    g_sum = make_float2(g_sum.x + r.x * dr.x + e.x * de.x, g_sum.y + r.y * dr.y + e.y * de.y);
     float2& r_sum = *reinterpret_cast<float2*>(plane(c, 0, row, channel));
     r_sum = make_float2(r_sum.x + dr.x, r_sum.y + dr.y);
     if (Shape::kOnline) {
@@ -239,8 +239,8 @@ FW_DEVICE void add_diagonal_blocks(const GradientChunk<Shape>& c, int block, int
   }
   FW_UNROLL
   for (int i = 0; i < 8; ++i) {
-    d_g[i].x -= w[i].x * dw[i].x;
-    d_g[i].y -= w[i].y * dw[i].y;
+    const float2 g_sum = *reinterpret_cast<const float2*>(plane(c, Shape::kFromStart, 8 * block + i, channel));
+    d_g[i] = make_float2(g_sum.x - w[i].x * dw[i].x, g_sum.y - w[i].y * dw[i].y);
     float2& w_sum = *reinterpret_cast<float2*>(plane(c, 2 * Shape::kPlaneBytes, 8 * block + i, channel));
     w_sum = make_float2(w_sum.x + dw[i].x, w_sum.y + dw[i].y);
   }

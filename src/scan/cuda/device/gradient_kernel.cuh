@@ -48,19 +48,25 @@ FW_DEVICE void store_one(const Rows& rows, int t, float x) {
   if (rows.data != nullptr) store_element(rows, t, 0, x);
 }
 
-// The front's gradients, from the planes and the diagonal of dP; scalar decay: dG of the rows.
-template <class Shape>
-FW_DEVICE void row_gradients(const GradientChunk<Shape>& c, const FrontRows& front) {
+// The front's gradients, from the planes and the diagonal of dP; scalar decay: dG of the rows. kPlain: rules without an erase key of
+// their own, a channel gate on it and a preconditioner (fewer registers).
+template <bool kPlain, class Shape>
+FW_DEVICE void row_gradients(const GradientChunk<Shape>& c) {
   constexpr int kLanes = Shape::kKey / 8, kRows = Shape::kThreads / kLanes;
   const Problem& x = c.args.problem;
   const Rule& rule = x.rule;
   const HeadGradients& out = c.args.grads;
   const int lane = c.thread % kLanes, channel = 8 * lane;
+  const FrontRows front = front_rows(x, c.n(), c.hv());
   FW_NO_UNROLL
   for (int row = c.thread / kLanes; row < kChunk; row += kRows) {
-    const bool valid = row < c.rows;
-    const int t = c.first + (valid ? row : c.rows - 1);
-    const RawKeyRow<8> raw = load_key_row<8>(x, front, t, lane);
+    const bool valid = row < c.rows();
+    const int t = c.first() + (valid ? row : c.rows() - 1);
+    RawKeyRow<8> raw = load_key_row<8>(x, front, t, lane);
+    if (kPlain) {
+      FW_UNROLL
+      for (int j = 0; j < 8; ++j) raw.p[j] = 0, raw.b[j] = raw.m[j] = 1;
+    }
     const FrontScalars<float> s = front_scalars<kLanes>(x, front, raw, t, lane);
     const FrontCoefs<float> coefs = front_coefs(rule, x.scale, s);
     KeyStreams<8> d;
@@ -93,27 +99,39 @@ FW_DEVICE void row_gradients(const GradientChunk<Shape>& c, const FrontRows& fro
     const FrontScalars<float> ds = front_coefs_vjp(rule, x.scale, s, d_coefs);
     const RawKeyRow<8> d_raw = key_row_gradients(x, coefs, ds, raw, d);
     const SequenceArg& q = x.sequences;
-    store_rows(rows_of(out.d.q, q, c.n, c.hv), t, channel, x.K, d_raw.q);
-    store_rows(rows_of(out.d.k, q, c.n, c.hv), t, channel, x.K, d_raw.k);
-    store_rows(rows_of(out.d.erase_key, q, c.n, c.hv), t, channel, x.K, d_raw.p);
-    if (rule.erase == Gate::kChannel) store_rows(rows_of(out.d.erase_gate, q, c.n, c.hv), t, channel, x.K, d_raw.b);
-    const int64_t token = (first_token(q, c.n) + t) * x.HV + c.hv;
-    if (out.dm != nullptr) store_rows(Rows{reinterpret_cast<char*>(out.dm + token * x.K), x.K, 0}, 0, channel, x.K, d_raw.m);
-    store_gate<kLanes>(rows_of(out.d.erase_gate, q, c.n, c.hv), rule.erase, t, lane, x.K, ds.erase);
-    store_gate<kLanes>(rows_of(out.d.write_gate, q, c.n, c.hv), rule.write, t, lane, x.V, ds.write);
+    store_rows(rows_of(out.d.q, q, c.n(), c.hv()), t, channel, x.K, d_raw.q);
+    store_rows(rows_of(out.d.k, q, c.n(), c.hv()), t, channel, x.K, d_raw.k);
+    const int64_t token = (first_token(q, c.n()) + t) * x.HV + c.hv();
+    if (!kPlain) {
+      store_rows(rows_of(out.d.erase_key, q, c.n(), c.hv()), t, channel, x.K, d_raw.p);
+      if (rule.erase == Gate::kChannel) store_rows(rows_of(out.d.erase_gate, q, c.n(), c.hv()), t, channel, x.K, d_raw.b);
+      if (out.dm != nullptr) store_rows(Rows{reinterpret_cast<char*>(out.dm + token * x.K), x.K, 0}, 0, channel, x.K, d_raw.m);
+    }
+    store_gate<kLanes>(rows_of(out.d.erase_gate, q, c.n(), c.hv()), rule.erase, t, lane, x.K, ds.erase);
+    store_gate<kLanes>(rows_of(out.d.write_gate, q, c.n(), c.hv()), rule.write, t, lane, x.V, ds.write);
     if (lane != 0) continue;
-    store_one(rows_of(out.d.beta, q, c.n, c.hv), t, ds.beta);
-    store_one(rows_of(out.d.lambda, q, c.n, c.hv), t, ds.lambda);
-    store_one(rows_of(out.d.read_correction, q, c.n, c.hv), t, ds.read);
+    store_one(rows_of(out.d.beta, q, c.n(), c.hv()), t, ds.beta);
+    store_one(rows_of(out.d.lambda, q, c.n(), c.hv()), t, ds.lambda);
+    store_one(rows_of(out.d.read_correction, q, c.n(), c.hv()), t, ds.read);
     if (out.dalpha_p != nullptr) out.dalpha_p[token] = ds.alpha_p * s.alpha_p;
     if (out.dbeta_p != nullptr) out.dbeta_p[token] = ds.beta_p;
+  }
+}
+
+template <class Shape>
+FW_DEVICE void all_row_gradients(const GradientChunk<Shape>& c) {
+  const Rule& rule = c.args.problem.rule;
+  if (rule.uses_erase_key() || rule.erase == Gate::kChannel || rule.uses_precond()) {
+    row_gradients<false>(c);
+  } else {
+    row_gradients<true>(c);
   }
 }
 
 // Scalar decay: dg from dG of the rows and the tail, by the first warp.
 template <class Shape>
 FW_DEVICE void scalar_decay_gradient(const GradientChunk<Shape>& c) {
-  const Rows out = rows_of(c.args.grads.d.g, c.args.problem.sequences, c.n, c.hv);
+  const Rows out = rows_of(c.args.grads.d.g, c.args.problem.sequences, c.n(), c.hv());
   if (c.warp != 0 || out.data == nullptr) return;
   float tail = 0;
   for (int i = 0; i < Shape::kWarps; ++i) tail += c.floats(Shape::kWarpSums)[i];
@@ -124,34 +142,32 @@ FW_DEVICE void scalar_decay_gradient(const GradientChunk<Shape>& c) {
     const float after = shuffle_down(sum, delta);
     if (c.lane + delta < 32) sum += after;
   }
-  if (2 * c.lane < c.rows) store_element(out, c.first + 2 * c.lane, 0, sum + tail);
-  if (2 * c.lane + 1 < c.rows) store_element(out, c.first + 2 * c.lane + 1, 0, sum - first + tail);
+  if (2 * c.lane < c.rows()) store_element(out, c.first() + 2 * c.lane, 0, sum + tail);
+  if (2 * c.lane + 1 < c.rows()) store_element(out, c.first() + 2 * c.lane + 1, 0, sum - first + tail);
 }
 
 // Channel decay, after the planes are there (a barrier before): the diagonal blocks, then dg.
 template <class Shape>
-FW_DEVICE void channel_decay_gradient(const GradientChunk<Shape>& c, const Rows& g, float tail_x, float tail_y) {
+FW_DEVICE void channel_decay_gradient(const GradientChunk<Shape>& c, float2 tail) {
   const int block = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2;
   float2 step[8], d_g[8];
-  load_decay_steps(c, g, block, channel, step);
-  FW_UNROLL
-  for (int i = 0; i < 8; ++i) d_g[i] = *reinterpret_cast<const float2*>(plane(c, Shape::kFromStart, 8 * block + i, channel));
+  load_decay_steps(c, block, channel, step);
   add_diagonal_blocks(c, block, channel, step, d_g);
   FW_UNROLL
   for (int i = 6; i >= 0; --i) d_g[i].x += d_g[i + 1].x, d_g[i].y += d_g[i + 1].y;
   float* sums = c.floats(Shape::kBlockSums) + channel;
   *reinterpret_cast<float2*>(sums + block * Shape::kKey) = d_g[0];
   sync_threads();
-  const Rows out = rows_of(c.args.grads.d.g, c.args.problem.sequences, c.n, c.hv);
+  const Rows out = rows_of(c.args.grads.d.g, c.args.problem.sequences, c.n(), c.hv());
   if (out.data == nullptr) return;
-  float2 later = make_float2(tail_x, tail_y);
+  float2 later = tail;
   for (int i = 7; i > block; --i) {
     const float2 sum = *reinterpret_cast<const float2*>(sums + i * Shape::kKey);
     later.x += sum.x, later.y += sum.y;
   }
   FW_UNROLL
   for (int i = 0; i < 8; ++i) {
-    if (8 * block + i < c.rows) store_pair(out, c.first + 8 * block + i, channel, c.args.problem.K, make_float2(d_g[i].x + later.x, d_g[i].y + later.y));
+    if (8 * block + i < c.rows()) store_pair(out, c.first() + 8 * block + i, channel, c.args.problem.K, make_float2(d_g[i].x + later.x, d_g[i].y + later.y));
   }
 }
 
@@ -184,17 +200,16 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) gradient
     FW_UNROLL
     for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.barrier(i), 1);
     mbarrier_init_fence();
+    c.find_place();
   }
   sync_threads();
   if (c.thread == 0) {
     for (int block = 0; block < Shape::kStages && block < blocks; ++block) load_stage(c, block, blocks);
   }
-  const FrontRows front = front_rows(x, c.n, c.hv);
-  const Rows d_out = rows_of(args.d_o, x.sequences, c.n, c.hv), g = rows_of(x.in.g, x.sequences, c.n, c.hv);
-  for (int block = 0; block < Shape::kStages && block < blocks; ++block) load_d_out(c, d_out, block);
-  make_streams(c, front);
+  for (int block = 0; block < Shape::kStages && block < blocks; ++block) load_d_out(c, block);
+  make_streams(c);
   if constexpr (Shape::kChannel) {
-    sum_channel_decay(c, g);
+    sum_channel_decay(c);
   } else {
     sum_decay(c);
   }
@@ -202,30 +217,23 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) gradient
 
   StreamSums sums;
   {
-    const Rows dv = rows_of(args.grads.d.v, x.sequences, c.n, c.hv), dc = rows_of(args.grads.d.write_gate, x.sequences, c.n, c.hv);
     PairSums<Shape> pairs;
     float2 state_dots = make_float2(0, 0);
-    float d_z_v[512 / Shape::kThreads] = {};
     FW_NO_UNROLL
     for (int block = 0; block < blocks; ++block) {
       const int stage = block % Shape::kStages * Shape::kStageBytes;
       mbarrier_wait(c.barrier(block % Shape::kStages), block / Shape::kStages & 1);
       make_residuals(c, stage);
       add_products(c, stage, sums, pairs);
-      value_gradients(c, front, dv, dc, block, stage, d_z_v);
+      value_gradients(c, block, stage);
       add_state_dots(c, stage, state_dots);
       const int next = block + Shape::kStages;
       if (next >= blocks) continue;
       fence_async_shared();
       sync_threads();
       if (c.thread == 0) load_stage(c, next, blocks);
-      load_d_out(c, d_out, next);
+      load_d_out(c, next);
       sync_threads();
-    }
-    FW_UNROLL
-    for (int i = 0; i < 512 / Shape::kThreads; ++i) {
-      const float sum = group_sum<8>(d_z_v[i]);
-      if (c.thread % 8 == 0) c.floats(Shape::kDZv)[(c.thread + i * Shape::kThreads) / 8] = sum;
     }
     if constexpr (Shape::kChannel) {
       store_block_pairs(c, pairs);
@@ -253,15 +261,15 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) gradient
     sync_threads();
     store_planes(c, sums);
     sync_threads();
-    channel_decay_gradient(c, g, tail.x, tail.y);
-    row_gradients(c, front);
+    channel_decay_gradient(c, tail);
+    all_row_gradients(c);
   } else {
     const float sum = warp_sum(finish_scalar(c, sums));
     if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] += sum;
     if constexpr (3 * Shape::kPlaneBytes > Shape::kRing) sync_threads();  // the planes reach into dP and dT
     store_planes(c, sums);
     sync_threads();
-    row_gradients(c, front);
+    all_row_gradients(c);
     sync_threads();
     scalar_decay_gradient(c);
   }

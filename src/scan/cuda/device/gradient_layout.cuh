@@ -39,7 +39,7 @@ struct GradientShape {
   static constexpr int kSmall = kFromStart + (kChannel ? kPlaneBytes : 0);
   // Small arrays of floats: sums G of the decay (scalar), z_v and the part of its gradient, diag P's gradient, dG of rows, sums of warps.
   static constexpr int kG = kSmall, kZv = kG + 256, kDZv = kZv + 256, kDiagonal = kDZv + 256, kDG = kDiagonal + 256, kWarpSums = kDG + 256;
-  static constexpr int kBarriers = kWarpSums + 64;
+  static constexpr int kBarriers = kWarpSums + 64, kPlace = kBarriers + 32;
   // Channel decay: decay over a block [8, kKey], the 8 x 8 diagonal blocks of dP and dT [8, 8, 8], tails [4, kKey].
   static constexpr int kRatio = kBarriers + 64, kDiagonalP = kRatio + 8 * kKey * 4, kDiagonalT = kDiagonalP + 2048, kTails = kDiagonalT + 2048;
   static constexpr int kBytes = kChannel ? kTails + 4 * kKey * 4 : kRatio;
@@ -56,8 +56,6 @@ struct GradientChunk {
   char* memory;
   uint32_t base;
   int thread, lane, warp;
-  int n, hv, first, rows;  // sequence, value head, first token within the sequence, tokens
-  int64_t tile;            // of all chunks and heads
 
   FW_DEVICE explicit GradientChunk(const GradientArgs& a) : args(a) {
     memory = shared_memory();
@@ -65,15 +63,25 @@ struct GradientChunk {
     thread = static_cast<int>(thread_index());
     lane = static_cast<int>(lane_index());
     warp = static_cast<int>(warp_index());
-    const SequenceArg& s = a.problem.sequences;
-    tile = block_index_x();
-    const int chunk = static_cast<int>(tile / a.problem.HV);
-    hv = static_cast<int>(tile - static_cast<int64_t>(chunk) * a.problem.HV);
-    n = sequence_of_chunk(s, chunk);
-    first = (chunk - first_chunk(s, n)) * kChunk;
-    const int left = sequence_length(s, n) - first;
-    rows = left < kChunk ? left : kChunk;
   }
+
+  // Sequence, value head, first token within the sequence, tokens. They come from shared memory each time, so that a phase makes
+  // its addresses again and none of them sits in a register through the products.
+  FW_DEVICE int n() const { return place()[0]; }
+  FW_DEVICE int hv() const { return place()[1]; }
+  FW_DEVICE int first() const { return place()[2]; }
+  FW_DEVICE int rows() const { return place()[3]; }
+  // By one thread, before a barrier.
+  FW_DEVICE void find_place() const {
+    const SequenceArg& s = args.problem.sequences;
+    const int chunk = static_cast<int>(block_index_x() / static_cast<unsigned>(args.problem.HV));
+    const int sequence = sequence_of_chunk(s, chunk), from = (chunk - first_chunk(s, sequence)) * kChunk, left = sequence_length(s, sequence) - from;
+    place()[0] = sequence;
+    place()[1] = static_cast<int>(block_index_x() % static_cast<unsigned>(args.problem.HV));
+    place()[2] = from;
+    place()[3] = left < kChunk ? left : kChunk;
+  }
+  FW_DEVICE int* place() const { return reinterpret_cast<int*>(memory + Shape::kPlace); }
 
   FW_DEVICE float* floats(int offset) const { return reinterpret_cast<float*>(memory + offset); }
   FW_DEVICE uint64_t* barrier(int stage) const { return reinterpret_cast<uint64_t*>(memory + Shape::kBarriers) + stage; }

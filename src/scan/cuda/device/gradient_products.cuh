@@ -121,38 +121,57 @@ FW_DEVICE void add_products(const GradientChunk<Shape>& c, int stage, StreamSums
   }
 }
 
-// The value side of a stage: dv, the channel write gate's gradient, and this thread's parts of the rows' sum of v (.) c (.) dz.
+// Four neighbouring columns from `i` on, in one access where the address allows it.
+FW_DEVICE void store_four(const Rows& rows, int64_t t, int i, int limit, const float (&x)[4]) {
+  char* p = rows.data + (t * rows.stride + i) * (rows.bf16 != 0 ? 2 : 4);
+  if (i + 4 <= limit && rows.bf16 != 0 && (reinterpret_cast<uintptr_t>(p) & 7) == 0) {
+    *reinterpret_cast<uint2*>(p) = make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
+  } else if (i + 4 <= limit && rows.bf16 == 0 && (reinterpret_cast<uintptr_t>(p) & 15) == 0) {
+    *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
+  } else {
+    store_channels(rows, t, i, limit, x);
+  }
+}
+
+// The value side of a stage: dv, the channel write gate's gradient, and the rows' sums of v (.) c (.) dz, added to kDZv. 16 lanes a row,
+// four columns each: the products of the stages are in registers at the same time.
 template <class Shape>
-FW_DEVICE void value_gradients(const GradientChunk<Shape>& c, const FrontRows& front, const Rows& dv, const Rows& dc, int block, int stage,
-                               float (&d_z_v)[512 / Shape::kThreads]) {
+FW_DEVICE void value_gradients(const GradientChunk<Shape>& c, int block, int stage) {
+  constexpr int kLanes = kValueBlock / 4, kRows = Shape::kThreads / kLanes;
   const Problem& x = c.args.problem;
-  FW_UNROLL
-  for (int i = 0; i < 512 / Shape::kThreads; ++i) {
-    const int item = c.thread + i * Shape::kThreads, row = item / 8, column = block * kValueBlock + item % 8 * 8;
-    if (row >= c.rows || column >= x.V) continue;
-    const int t = c.first + row;
-    const uint4 packed = *reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + panel_offset(row, item % 8 * 8));
-    const float z_v = c.floats(Shape::kZv)[row];
-    float dz[8] = {bf16_low(packed.x), bf16_high(packed.x), bf16_low(packed.y), bf16_high(packed.y),
-                   bf16_low(packed.z), bf16_high(packed.z), bf16_low(packed.w), bf16_high(packed.w)};
-    float v[8], y[8];
-    load_channels(front.v, t, column, x.V, v);
-    if (x.rule.write == Gate::kChannel) {
-      float gate[8];
-      load_channels(front.c, t, column, x.V, gate);
-      FW_UNROLL
-      for (int j = 0; j < 8; ++j) {
-        y[j] = z_v * v[j] * dz[j];
-        dz[j] *= gate[j];
+  const bool gated = x.rule.write == Gate::kChannel;
+  const int in_block = c.thread % kLanes * 4, column = block * kValueBlock + in_block;
+  FW_NO_UNROLL
+  for (int row = c.thread / kLanes; row < kChunk; row += kRows) {
+    float sum = 0;
+    if (row < c.rows() && column < x.V) {
+      const int t = c.first() + row;
+      const uint2 packed = *reinterpret_cast<const uint2*>(c.memory + stage + Shape::kV + panel_offset(row, in_block));
+      const float z_v = c.floats(Shape::kZv)[row];
+      float dz[4] = {bf16_low(packed.x), bf16_high(packed.x), bf16_low(packed.y), bf16_high(packed.y)};
+      float v[4], y[4];
+      load_channels(rows_of(x.in.v, x.sequences, c.n(), c.hv()), t, column, x.V, v);
+      if (gated) {
+        float gate[4];
+        load_channels(rows_of(x.in.write_gate, x.sequences, c.n(), c.hv()), t, column, x.V, gate);
+        FW_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          y[j] = z_v * v[j] * dz[j];
+          dz[j] *= gate[j];
+        }
+        const Rows dc = rows_of(c.args.grads.d.write_gate, x.sequences, c.n(), c.hv());
+        if (dc.data != nullptr) store_four(dc, t, column, x.V, y);
       }
-      if (dc.data != nullptr) store_channels(dc, t, column, x.V, y);
+      FW_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        sum += v[j] * dz[j];
+        y[j] = z_v * dz[j];
+      }
+      const Rows dv = rows_of(c.args.grads.d.v, x.sequences, c.n(), c.hv());
+      if (dv.data != nullptr) store_four(dv, t, column, x.V, y);
     }
-    FW_UNROLL
-    for (int j = 0; j < 8; ++j) {
-      d_z_v[i] += v[j] * dz[j];
-      y[j] = z_v * dz[j];
-    }
-    if (dv.data != nullptr) store_channels(dv, t, column, x.V, y);
+    sum = group_sum<kLanes>(sum);
+    if (c.thread % kLanes == 0) c.floats(Shape::kDZv)[row] += sum;
   }
 }
 
