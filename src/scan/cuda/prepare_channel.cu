@@ -22,12 +22,12 @@ struct BlockDecays {
 };
 
 // Shared memory. Online: keys (Khat; becomes x), then w / L and w D, whose place T, A and P take, then e L and r L, whose place -E and
-// Q take where the backward image is wanted. Offline: w / L, w D, r L; P takes the place of w / L.
+// Q take where the backward image is wanted. Offline: the raw keys, w / L, w D, r L; P takes the place of w / L.
 template <int kKey, bool kOnline>
 struct ChannelLayout {
   static constexpr uint32_t kOperand = 2 * kChunk * kKey;
   static constexpr uint32_t kWork = kOnline ? 4 * kPanelBytes : 2 * kOperand;
-  static constexpr uint32_t kKeys = 0, kUp = kOnline ? kOperand : 0, kDown = kUp + kOperand;
+  static constexpr uint32_t kKeys = 0, kUp = kOperand, kDown = kUp + kOperand;
   static constexpr uint32_t kT = kUp, kA = kT + 2 * kPanelBytes, kP = kOnline ? kA + kPanelBytes : kUp;
   static constexpr uint32_t kErase = kUp + kWork, kReads = kOnline ? kErase + kOperand : kErase;
   static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowCoefs);
@@ -110,32 +110,60 @@ FW_DEVICE void block_products(const BlockDecays<kKey>& decays, float (&before)[k
   }
 }
 
-// The streams of the warp's rows: the operands of T and P to shared memory, and with their decays to the images.
+// The streams of the warp's rows: the operands of T and P to shared memory, and with their decays to the images. The raw rows are
+// in the places of e L, r L and the keys.
 template <int kKey, bool kOnline>
-FW_DEVICE void channel_streams(const Problem& x, const ChunkFront<kKey / 32>& front, const ChunkSpan& span, char* shared,
-                               const float (&alpha)[kWarpRows][kKey / 32], const float (&before)[kKey / 32], const float (&behind)[kKey / 32],
+FW_DEVICE void channel_streams(const Problem& x, const ChunkFront& front, const ChunkPlace& place, char* shared, const float (&alpha)[kWarpRows][kKey / 32],
+                               const float (&total)[kKey / 32], const float (&before)[kKey / 32], const float (&behind)[kKey / 32],
                                const ChunkImages<kKey>& out) {
   using Layout = ChannelLayout<kKey, kOnline>;
   constexpr int kN = kKey / 32;
   const RowCoefs* coefs = reinterpret_cast<const RowCoefs*>(shared + Layout::kCoefs);
-  float bounded[kN], gamma[kN];
-  FW_UNROLL
-  for (int j = 0; j < kN; ++j) bounded[j] = 1, gamma[j] = before[j];
+  const auto store_key = [&](int r, const float (&k)[kN]) {
+    const uint32_t at = lane_offset<kN>(r);
+    const PackedChannels<kN> packed = pack_channels(k);
+    if constexpr (kOnline) {
+      store_packed(shared + Layout::kKeys + at, packed);
+    } else {
+      store_packed(reinterpret_cast<char*>(out.forward->x) + at, packed);
+    }
+    if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, packed);
+  };
+
+  // Where no decay was bounded, the product behind a row is D times that of the blocks behind; else it is made below.
+  bool is_bounded = false;
   FW_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
-    const KeyStreams<kN> s = row_streams(x, front, span, coefs, r);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) is_bounded = is_bounded || alpha[r][j] < kLowestDecay;
+  }
+  is_bounded = warp_ballot(is_bounded) != 0;
+
+  float bounded[kN], prefix[kN], m[4][kN];
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) bounded[j] = prefix[j] = 1;
+  FW_UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    if (r % 4 == 0) {
+      FW_UNROLL
+      for (int i = 0; i < 4; ++i) read_m(x, place, r + i, m[i]);
+    }
+    const KeyStreams<kN> s = row_streams(x, front, place, coefs, r, m[r % 4]);
     const uint32_t at = lane_offset<kN>(r);
-    float q[kN], e[kN], reads[kN], erase[kN], up[kN];
+    float q[kN], e[kN], reads[kN], erase[kN], up[kN], down[kN], k[kN];
     FW_UNROLL
     for (int j = 0; j < kN; ++j) {
       bounded[j] *= max(alpha[r][j], kLowestDecay);
-      gamma[j] *= alpha[r][j];
-      q[j] = gamma[j] * s.r[j], reads[j] = bounded[j] * s.r[j];
-      e[j] = -gamma[j] * s.e[j], erase[j] = bounded[j] * s.e[j];
-      up[j] = rcp_fast(bounded[j]) * s.w[j];
+      prefix[j] *= alpha[r][j];
+      const float gamma = before[j] * prefix[j], inverse = rcp_fast(bounded[j]);
+      q[j] = gamma * s.r[j], reads[j] = bounded[j] * s.r[j];
+      e[j] = -gamma * s.e[j], erase[j] = bounded[j] * s.e[j];
+      up[j] = inverse * s.w[j], down[j] = total[j] * up[j];
+      k[j] = behind[j] * down[j];
     }
     store_packed(shared + Layout::kReads + at, pack_channels(reads));
     store_packed(shared + Layout::kUp + at, pack_channels(up));
+    store_packed(shared + Layout::kDown + at, pack_channels(down));
     const PackedChannels<kN> q_packed = pack_channels(q);
     store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
     if constexpr (kOnline) {
@@ -144,29 +172,24 @@ FW_DEVICE void channel_streams(const Problem& x, const ChunkFront<kKey / 32>& fr
     } else {
       if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->q) + at, q_packed);
     }
+    if (!is_bounded) store_key(r, k);
   }
+  if (!is_bounded) return;
   float suffix[kN];
   FW_UNROLL
-  for (int j = 0; j < kN; ++j) bounded[j] = 1, suffix[j] = behind[j];
+  for (int j = 0; j < kN; ++j) suffix[j] = behind[j];
   FW_UNROLL
   for (int r = kWarpRows - 1; r >= 0; --r) {
-    const KeyStreams<kN> s = row_streams(x, front, span, coefs, r);
-    const uint32_t at = lane_offset<kN>(r);
-    float k[kN], down[kN];
+    float k[kN], m_row[kN];
+    read_row(front.k, x, x.in.k, place, r, k);
+    read_m(x, place, r, m_row);
+    const float w_k = coefs[static_cast<int>(warp_index()) * kWarpRows + r].rest.y;
     FW_UNROLL
     for (int j = 0; j < kN; ++j) {
-      k[j] = suffix[j] * s.w[j], down[j] = bounded[j] * s.w[j];
-      bounded[j] *= max(alpha[r][j], kLowestDecay);
+      k[j] = suffix[j] * ((x.rule.preconditions_read() ? 1.0f : m_row[j]) * (w_k * k[j]));
       suffix[j] *= alpha[r][j];
     }
-    store_packed(shared + Layout::kDown + at, pack_channels(down));
-    const PackedChannels<kN> k_packed = pack_channels(k);
-    if constexpr (kOnline) {
-      store_packed(shared + Layout::kKeys + at, k_packed);
-    } else {
-      store_packed(reinterpret_cast<char*>(out.forward->x) + at, k_packed);
-    }
-    if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, k_packed);
+    store_key(r, k);
   }
 }
 
@@ -270,11 +293,12 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_chan
   const ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
   const int thread = static_cast<int>(thread_index()), warp = static_cast<int>(warp_index()), channel = static_cast<int>(lane_index()) * kN;
 
-  const ChunkFront<kN> front = load_front<kN>(x, place.span, place.n, place.hv);
+  const ChunkFront front = fetch_front<kN>(x, place, shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase);
   float alpha[kWarpRows][kN];
   load_decays<kN>(x, place, alpha);
+  float bounded[kN];
   {
-    float total[kN], bounded[kN];
+    float total[kN];
     FW_UNROLL
     for (int j = 0; j < kN; ++j) {
       total[j] = bounded[j] = 1;
@@ -284,7 +308,8 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_chan
     store_floats(decays.total[warp] + channel, total);
     store_floats(decays.bounded[warp] + channel, bounded);
   }
-  make_coefs(x, front, place.span, coefs);
+  front_arrived();
+  make_coefs<kN>(x, front, place, coefs);
   sync_threads();
   if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].rest.z : thread < place.span.rows ? 1.0f : 0.0f;
   {
@@ -294,7 +319,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_chan
       store_floats(out.forward->gamma + channel, all);
       if (out.backward != nullptr) store_floats(out.backward->gamma + channel, all);
     }
-    channel_streams<kKey, kOnline>(x, front, place.span, shared, alpha, before, behind, out);
+    channel_streams<kKey, kOnline>(x, front, place, shared, alpha, bounded, before, behind, out);
   }
   sync_threads();
   channel_pairs<kKey, kOnline>(shared, decays);
@@ -311,11 +336,11 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_chan
         }
         cp_async_commit();
       }
-      if (out.z != nullptr) write_values(x, front.rows, place.span, coefs, out.z, other, kPrepareThreads - 64);
+      if (out.z != nullptr) write_values(x, place, coefs, out.z, other, kPrepareThreads - 64);
       cp_async_wait<0>();
     });
   } else {
-    if (out.z != nullptr) write_values(x, front.rows, place.span, coefs, out.z, thread, kPrepareThreads);
+    if (out.z != nullptr) write_values(x, place, coefs, out.z, thread, kPrepareThreads);
     finish_offline<kKey>(shared + Layout::kP, out);
   }
 }

@@ -63,15 +63,20 @@ struct ScalarLayout {
 
 // The streams of the warp's rows: to shared memory for T and P, and with their decays to the images.
 template <int kKey, bool kOnline>
-FW_DEVICE void scalar_streams(const Problem& x, const ChunkFront<kKey / 32>& front, const ChunkSpan& span, char* shared, const ScalarDecays& decays,
+FW_DEVICE void scalar_streams(const Problem& x, const ChunkFront& front, const ChunkPlace& place, char* shared, const ScalarDecays& decays,
                               const ChunkImages<kKey>& out) {
   using Layout = ScalarLayout<kKey, kOnline>;
   constexpr int kN = kKey / 32;
   const RowCoefs* coefs = reinterpret_cast<const RowCoefs*>(shared + Layout::kCoefs);
+  float m[4][kN];
   FW_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     const int row = static_cast<int>(warp_index()) * kWarpRows + r;
-    const KeyStreams<kN> s = row_streams(x, front, span, coefs, r);
+    if (r % 4 == 0) {
+      FW_UNROLL
+      for (int i = 0; i < 4; ++i) read_m(x, place, r + i, m[i]);
+    }
+    const KeyStreams<kN> s = row_streams(x, front, place, coefs, r, m[r % 4]);
     const uint32_t at = lane_offset<kN>(r);
     const float gamma = decays.gamma[row], suffix = decays.suffix[row];
     float q[kN], e[kN], k[kN];
@@ -160,7 +165,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_scal
   const ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
   const int thread = static_cast<int>(thread_index());
 
-  const ChunkFront<kN> front = load_front<kN>(x, place.span, place.n, place.hv);
+  const ChunkFront front = fetch_front<kN>(x, place, shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase);
   if (warp_index() == 0) {
     float gamma_end;
     scalar_decays(x, place, decays, gamma_end);
@@ -170,10 +175,11 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_scal
       if (out.backward != nullptr) out.backward->gamma[thread + 32 * j] = gamma_end;
     }
   }
-  make_coefs(x, front, place.span, coefs);
+  front_arrived();
+  make_coefs<kN>(x, front, place, coefs);
   sync_threads();
   if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].rest.z : thread < place.span.rows ? 1.0f : 0.0f;
-  scalar_streams<kKey, kOnline>(x, front, place.span, shared, decays, out);
+  scalar_streams<kKey, kOnline>(x, front, place, shared, decays, out);
   sync_threads();
   scalar_pairs<kKey, kOnline>(shared, decays.pair);
 
@@ -182,10 +188,10 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_scal
     const FinishBuffers buffers{shared + Layout::kKeys, shared + Layout::kT,      shared + Layout::kA, shared + Layout::kARows,
                                 shared + Layout::kP,    shared + Layout::kMinusE, shared + Layout::kQ};
     finish_online<kKey>(buffers, decays.suffix, out, [&](int other) {
-      if (out.z != nullptr) write_values(x, front.rows, place.span, coefs, out.z, other, kPrepareThreads - 64);
+      if (out.z != nullptr) write_values(x, place, coefs, out.z, other, kPrepareThreads - 64);
     });
   } else {
-    if (out.z != nullptr) write_values(x, front.rows, place.span, coefs, out.z, thread, kPrepareThreads);
+    if (out.z != nullptr) write_values(x, place, coefs, out.z, thread, kPrepareThreads);
     finish_offline<kKey>(shared + Layout::kP, out);
   }
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "scan/cuda/device/front_rows.cuh"
+#include "scan/cuda/device/panels.cuh"
 
 namespace fw::cuda {
 
@@ -45,42 +46,77 @@ FW_DEVICE PackedChannels<kN> load_packed(const void* from) {
   }
 }
 
-// This lane's channels of its warp's rows. Held in registers where the tensor is bf16 with all of the channels and aligned rows;
-// else read again whenever they are wanted.
+// Which chunk of which sequence and head a block has.
+struct ChunkPlace {
+  int64_t item;  // chunk * HV + value head
+  int n, hv;
+  ChunkSpan span;
+};
+FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
+  ChunkPlace p;
+  p.item = block_index_x();
+  const int chunk = static_cast<int>(block_index_x() / static_cast<unsigned>(x.HV));
+  p.hv = static_cast<int>(block_index_x() % static_cast<unsigned>(x.HV));
+  p.n = sequence_of_chunk(x.sequences, chunk);
+  p.span.first = (chunk - first_chunk(x.sequences, p.n)) * kChunk;
+  const int left = sequence_length(x.sequences, p.n) - p.span.first;
+  p.span.rows = left < kChunk ? left : kChunk;
+  return p;
+}
+
+// Byte of this lane's channels of row r of its warp in a matrix of 32 kN columns.
 template <int kN>
-struct RowTile {
-  Rows rows;
-  PackedChannels<kN> packed[kWarpRows];
+FW_DEVICE uint32_t lane_offset(int r) {
+  const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + r, column = lane * kN;
+  return static_cast<uint32_t>((column >> 6) * static_cast<int>(kPanelBytes) + row * 128 + ((((column >> 3) ^ r) & 7) << 4) + (column & 7) * 2);
+}
+
+// This lane's channels of row r of the warp: 0 past the chunk's rows and past K.
+template <int kN>
+FW_DEVICE void read_row_from_memory(const Problem& x, const TokenArg& tensor, const ChunkPlace& place, int r, float (&y)[kN]) {
+  const int row = static_cast<int>(warp_index()) * kWarpRows + r;
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) y[j] = 0;
+  if (row < place.span.rows) {
+    load_channels(rows_of(tensor, x.sequences, place.n, place.hv), place.span.first + row, static_cast<int>(lane_index()) * kN, x.K, y);
+  }
+}
+
+// Rows of a tensor on their way to `matrix` in shared memory (as panels), where the streams that are made of them will lie: a lane
+// reads its channels of a row before it writes there. Held: bf16 rows with all channels and aligned; others are read from memory
+// whenever they are wanted.
+struct RawRows {
+  const char* matrix = nullptr;
   bool held = false;
 };
 
 template <int kN>
-FW_DEVICE RowTile<kN> load_tile(const Rows& rows, const ChunkSpan& span, int dim) {
-  RowTile<kN> tile;
-  tile.rows = rows;
+FW_DEVICE RawRows fetch_rows(const Rows& rows, const ChunkSpan& span, int dim, char* matrix) {
   const uintptr_t bits = reinterpret_cast<uintptr_t>(rows.data) | static_cast<uintptr_t>(rows.stride * 2);
-  tile.held = rows.bf16 != 0 && dim == 32 * kN && (bits & (2 * kN - 1)) == 0;
-  const int row = static_cast<int>(warp_index()) * kWarpRows;
-  const char* from = rows.data + (static_cast<int64_t>(span.first + row) * rows.stride + static_cast<int>(lane_index()) * kN) * 2;
-  FW_UNROLL
-  for (int r = 0; r < kWarpRows; ++r) {
-    tile.packed[r] = {};
-    if (tile.held && row + r < span.rows) tile.packed[r] = load_packed<kN>(from + r * rows.stride * 2);
+  const RawRows raw{matrix, rows.bf16 != 0 && dim == 32 * kN && (bits & 15) == 0};
+  if (raw.held) {
+    constexpr int kGranules = 4 * kN, kRows = 32 / kGranules;  // of a row; rows that the warp fetches at a time
+    const int lane = static_cast<int>(lane_index()), granule = lane % kGranules;
+    const uint32_t to = shared_address(matrix);
+    FW_UNROLL
+    for (int r = 0; r < kWarpRows; r += kRows) {
+      const int row = static_cast<int>(warp_index()) * kWarpRows + r + lane / kGranules;
+      const char* from = rows.data + (static_cast<int64_t>(span.first + row) * rows.stride + granule * 8) * 2;
+      cp_async_16(to + granule_offset(row, granule), row < span.rows ? from : rows.data, row < span.rows);
+    }
   }
-  return tile;
+  return raw;
 }
 
 // Row r of the warp: 0 past the chunk's rows.
 template <int kN>
-FW_DEVICE void tile_row(const RowTile<kN>& tile, const ChunkSpan& span, int dim, int r, float (&x)[kN]) {
-  if (tile.held) {
+FW_DEVICE void read_row(const RawRows& raw, const Problem& x, const TokenArg& tensor, const ChunkPlace& place, int r, float (&y)[kN]) {
+  if (raw.held) {
+    const PackedChannels<kN> packed = load_packed<kN>(raw.matrix + lane_offset<kN>(r));
     FW_UNROLL
-    for (int j = 0; j < kN / 2; ++j) x[2 * j] = bf16_low(tile.packed[r].words[j]), x[2 * j + 1] = bf16_high(tile.packed[r].words[j]);
+    for (int j = 0; j < kN / 2; ++j) y[2 * j] = bf16_low(packed.words[j]), y[2 * j + 1] = bf16_high(packed.words[j]);
   } else {
-    const int row = static_cast<int>(warp_index()) * kWarpRows + r;
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) x[j] = 0;
-    if (row < span.rows) load_channels(tile.rows, span.first + row, static_cast<int>(lane_index()) * kN, dim, x);
+    read_row_from_memory(x, tensor, place, r, y);
   }
 }
 
@@ -105,39 +141,39 @@ FW_DEVICE float sum_rows(const float (&x)[kWarpRows]) {
   return sum;
 }
 
-template <int kN>
+// The raw rows of the key side that are fetched ahead.
 struct ChunkFront {
-  FrontRows rows;
-  RowTile<kN> q, k, b;
+  RawRows q, k, b;
 };
 
+FW_DEVICE bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
+
+// Matrices: where q, k and (rules that have it) the erase gate go. Before they are read: front_arrived.
 template <int kN>
-FW_DEVICE ChunkFront<kN> load_front(const Problem& x, const ChunkSpan& span, int n, int hv) {
-  ChunkFront<kN> f;
-  f.rows = front_rows(x, n, hv);
-  f.q = load_tile<kN>(f.rows.q, span, x.K);
-  f.k = load_tile<kN>(f.rows.k, span, x.K);
-  const bool gate = x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel;
-  if (gate) f.b = load_tile<kN>(f.rows.b, span, x.K);
+FW_DEVICE ChunkFront fetch_front(const Problem& x, const ChunkPlace& place, char* q, char* k, char* b) {
+  ChunkFront f;
+  f.k = fetch_rows<kN>(rows_of(x.in.k, x.sequences, place.n, place.hv), place.span, x.K, k);
+  f.q = fetch_rows<kN>(rows_of(x.in.q, x.sequences, place.n, place.hv), place.span, x.K, q);
+  if (channel_erase(x.rule)) f.b = fetch_rows<kN>(rows_of(x.in.erase_gate, x.sequences, place.n, place.hv), place.span, x.K, b);
+  cp_async_commit();
   return f;
 }
-
-// The rows of the key side that are not held in registers; neutral where a rule has none.
-template <int kN>
-FW_DEVICE void load_erase_key(const Problem& x, const ChunkFront<kN>& f, const ChunkSpan& span, int r, float (&p)[kN]) {
-  const int row = static_cast<int>(warp_index()) * kWarpRows + r;
-  FW_UNROLL
-  for (int j = 0; j < kN; ++j) p[j] = 0;
-  if (x.rule.uses_erase_key() && row < span.rows) load_channels(f.rows.p, span.first + row, static_cast<int>(lane_index()) * kN, x.K, p);
+FW_DEVICE void front_arrived() {
+  cp_async_wait<0>();
+  sync_warp();
 }
+
+// M of row r of the warp, 1 without a preconditioner.
 template <int kN>
-FW_DEVICE void load_m(const Problem& x, const ChunkFront<kN>& f, const ChunkSpan& span, int r, float (&m)[kN]) {
+FW_DEVICE void read_m(const Problem& x, const ChunkPlace& place, int r, float (&m)[kN]) {
   const int row = static_cast<int>(warp_index()) * kWarpRows + r;
   FW_UNROLL
   for (int j = 0; j < kN; ++j) m[j] = 1;
-  if (f.rows.m == nullptr || row >= span.rows) return;
-  const Rows rows{reinterpret_cast<char*>(const_cast<float*>(f.rows.m)), f.rows.m_stride, 0};
-  load_channels(rows, span.first + row, static_cast<int>(lane_index()) * kN, x.K, m);
+  if (x.m == nullptr || row >= place.span.rows) return;
+  const int64_t stride = static_cast<int64_t>(x.H) * x.K;
+  const float* first = x.m + (first_token(x.sequences, place.n) * x.H + place.hv / x.group) * x.K;
+  const Rows rows{reinterpret_cast<char*>(const_cast<float*>(first)), stride, 0};
+  load_channels(rows, place.span.first + row, static_cast<int>(lane_index()) * kN, x.K, m);
 }
 
 // Mean over the channels of a gate, of the rows of the warp: that of row lane / 4.
@@ -154,6 +190,14 @@ FW_DEVICE float mean_gate(const Rows& rows, const ChunkSpan& span, int dim) {
   return sum_rows(sums) / static_cast<float>(dim);
 }
 
+template <int kN>
+FW_DEVICE float square_sum(const float (&x)[kN]) {
+  float sum = 0;
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) sum += x[j] * x[j];
+  return sum;
+}
+
 // The coefficients of a row as they lie in shared memory; 0 past the chunk's rows.
 struct RowCoefs {
   float4 read_erase;  // r_q, r_k, e_k, e_q
@@ -162,57 +206,54 @@ struct RowCoefs {
 
 // Coefficients of the warp's rows, into coefs[64]; the warp itself may read its own afterwards.
 template <int kN>
-FW_DEVICE void make_coefs(const Problem& x, const ChunkFront<kN>& f, const ChunkSpan& span, RowCoefs* coefs) {
+FW_DEVICE void make_coefs(const Problem& x, const ChunkFront& f, const ChunkPlace& place, RowCoefs* coefs) {
   const Rule& rule = x.rule;
+  const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + lane / 4;
+  const bool valid = row < place.span.rows;
+  const FrontRows rows = front_rows(x, place.n, place.hv);
   FrontScalars<float> s;
-  float part[kWarpRows], a[kN], b[kN];
+  if (valid) front_gates(x, rows, place.span.first + row, s);
+
+  float part[kWarpRows], y[kN];
   if (rule.q_norm == Norm::kL2) {
     FW_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
-      tile_row(f.q, span, x.K, r, a);
-      part[r] = 0;
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) part[r] += a[j] * a[j];
+      read_row(f.q, x, x.in.q, place, r, y);
+      part[r] = square_sum(y);
     }
     s.q2 = sum_rows(part);
   }
   if (rule.k_norm == Norm::kL2 || rule.gain_uses_key_norm()) {
     FW_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
-      tile_row(f.k, span, x.K, r, a);
-      part[r] = 0;
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) part[r] += a[j] * a[j];
+      read_row(f.k, x, x.in.k, place, r, y);
+      part[r] = square_sum(y);
     }
     s.k2 = sum_rows(part);
   }
   if (rule.uses_erase_key() && rule.k_norm == Norm::kL2) {
     FW_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
-      load_erase_key(x, f, span, r, a);
-      part[r] = 0;
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) part[r] += a[j] * a[j];
+      read_row_from_memory(x, x.in.erase_key, place, r, y);
+      part[r] = square_sum(y);
     }
     s.p2 = sum_rows(part);
   }
   if (rule.normaliser != Normaliser::kNone) {
     FW_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
-      tile_row(f.k, span, x.K, r, a);
-      load_m(x, f, span, r, b);
+      float m[kN];
+      read_row(f.k, x, x.in.k, place, r, y);
+      read_m(x, place, r, m);
       part[r] = 0;
       FW_UNROLL
-      for (int j = 0; j < kN; ++j) part[r] += b[j] * a[j] * a[j];
+      for (int j = 0; j < kN; ++j) part[r] += m[j] * y[j] * y[j];
     }
     s.kmk = sum_rows(part);
   }
-  if (rule.uses_erase_gate() && rule.erase == Gate::kAveraged) s.erase = mean_gate(f.rows.b, span, x.K);
-  if (rule.write == Gate::kAveraged) s.write = mean_gate(f.rows.c, span, x.V);
+  if (rule.uses_erase_gate() && rule.erase == Gate::kAveraged) s.erase = mean_gate(rows.b, place.span, x.K);
+  if (rule.write == Gate::kAveraged) s.write = mean_gate(rows.c, place.span, x.V);
 
-  const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + lane / 4;
-  const bool valid = row < span.rows;
-  if (valid) front_gates(x, f.rows, span.first + row, s);
   const FrontCoefs<float> c = front_coefs(rule, x.scale, s);
   if (lane % 4 == 0) {
     coefs[row].read_erase = valid ? make_float4(c.r_q, c.r_k, c.e_k, c.e_q) : make_float4(0, 0, 0, 0);
@@ -222,19 +263,18 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkFront<kN>& f, const Chunk
 }
 
 // Whether r, e and w are multiples of q, k and k.
-FW_DEVICE bool plain_streams(const Rule& rule, const float* m) {
-  return !(rule.uses_erase_gate() && rule.erase == Gate::kChannel) && !rule.uses_erase_key() && rule.feedback == Feedback::kNone &&
-         rule.read == Read::kPlain && m == nullptr;
+FW_DEVICE bool plain_streams(const Problem& x) {
+  return !channel_erase(x.rule) && !x.rule.uses_erase_key() && x.rule.feedback == Feedback::kNone && x.rule.read == Read::kPlain && x.m == nullptr;
 }
 
-// r, e and w of row r of the warp.
+// r, e and w of row r of the warp; m: its row of M.
 template <int kN>
-FW_DEVICE KeyStreams<kN> row_streams(const Problem& x, const ChunkFront<kN>& f, const ChunkSpan& span, const RowCoefs* coefs, int r) {
+FW_DEVICE KeyStreams<kN> row_streams(const Problem& x, const ChunkFront& f, const ChunkPlace& place, const RowCoefs* coefs, int r, const float (&m)[kN]) {
   const RowCoefs c = coefs[static_cast<int>(warp_index()) * kWarpRows + r];
   RawKeyRow<kN> row;
-  tile_row(f.q, span, x.K, r, row.q);
-  tile_row(f.k, span, x.K, r, row.k);
-  if (plain_streams(x.rule, f.rows.m)) {
+  read_row(f.q, x, x.in.q, place, r, row.q);
+  read_row(f.k, x, x.in.k, place, r, row.k);
+  if (plain_streams(x)) {
     KeyStreams<kN> s;
     FW_UNROLL
     for (int j = 0; j < kN; ++j) {
@@ -244,11 +284,10 @@ FW_DEVICE KeyStreams<kN> row_streams(const Problem& x, const ChunkFront<kN>& f, 
     }
     return s;
   }
-  load_erase_key(x, f, span, r, row.p);
-  load_m(x, f, span, r, row.m);
   FW_UNROLL
-  for (int j = 0; j < kN; ++j) row.b[j] = 1;
-  if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel) tile_row(f.b, span, x.K, r, row.b);
+  for (int j = 0; j < kN; ++j) row.p[j] = 0, row.b[j] = 1, row.m[j] = m[j];
+  if (x.rule.uses_erase_key()) read_row_from_memory(x, x.in.erase_key, place, r, row.p);
+  if (channel_erase(x.rule)) read_row(f.b, x, x.in.erase_gate, place, r, row.b);
   FrontCoefs<float> all;
   all.r_q = c.read_erase.x, all.r_k = c.read_erase.y, all.e_k = c.read_erase.z, all.e_q = c.read_erase.w;
   all.e_p = c.rest.x, all.w_k = c.rest.y, all.z_v = c.rest.z;
