@@ -364,14 +364,15 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
       const auto& f = reinterpret_cast<const ForwardImage<kKey>*>(forward_bytes.data())[item];
       const auto& b = reinterpret_cast<const BackwardImage<kKey>*>(backward_bytes.data())[item];
       const auto& pair = reinterpret_cast<const PairImage*>(pair_bytes.data())[item];
+      const double few = rows < 8 ? 2 : 1;  // hardly a mean
       compare(errors, "q", f.q, expected.q, kKey);
       compare(errors, "gamma", f.gamma, expected.gamma);
       compare(errors, "gamma", b.gamma, expected.gamma);
       compare(errors, "z_scale", f.z_scale, expected.z_scale);
       compare(errors, "k", b.k, expected.k, kKey);
-      compare(errors, "p", pair.p, expected.p, 64, expected.p_terms);
+      compare(errors, "p", pair.p, expected.p, 64, few * expected.p_terms);
       compare(errors, "x", f.x, expected.x, kKey, 0, expected.growth);
-      compare(errors, "m", f.m, expected.m, 64, expected.p_terms, expected.growth);
+      compare(errors, "m", f.m, expected.m, 64, few * expected.p_terms, expected.growth);
       compare(errors, "qt", b.q, expected.qt, kKey, 0, expected.growth);
       if (rule.online()) {
         compare(errors, "e", f.e, expected.e, kKey);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "scan/cuda/device/front_rows.cuh"
+#include "scan/cuda/device/panels.cuh"
 
 namespace fw::cuda {
 
@@ -45,43 +46,125 @@ FW_DEVICE PackedChannels<kN> load_packed(const void* from) {
   }
 }
 
-// This lane's channels of its warp's rows. Held in registers where the tensor is bf16 with all of the channels and aligned rows;
-// else read again whenever they are wanted.
 template <int kN>
-struct RowTile {
-  Rows rows;
-  PackedChannels<kN> packed[kWarpRows];
-  bool held = false;
-};
-
-template <int kN>
-FW_DEVICE RowTile<kN> load_tile(const Rows& rows, const ChunkSpan& span, int dim) {
-  RowTile<kN> tile;
-  tile.rows = rows;
-  const uintptr_t bits = reinterpret_cast<uintptr_t>(rows.data) | static_cast<uintptr_t>(rows.stride * 2);
-  tile.held = rows.bf16 != 0 && dim == 32 * kN && (bits & (2 * kN - 1)) == 0;
-  const int row = static_cast<int>(warp_index()) * kWarpRows;
-  const char* from = rows.data + (static_cast<int64_t>(span.first + row) * rows.stride + static_cast<int>(lane_index()) * kN) * 2;
-  FW_UNROLL
-  for (int r = 0; r < kWarpRows; ++r) {
-    tile.packed[r] = {};
-    if (tile.held && row + r < span.rows) tile.packed[r] = load_packed<kN>(from + r * rows.stride * 2);
+FW_DEVICE void load_floats(const float* from, float (&x)[kN]) {
+  if constexpr (kN == 4) {
+    const float4 y = *reinterpret_cast<const float4*>(from);
+    x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+  } else {
+    const float2 y = *reinterpret_cast<const float2*>(from);
+    x[0] = y.x, x[1] = y.y;
   }
-  return tile;
+}
+template <int kN>
+FW_DEVICE void store_floats(float* to, const float (&x)[kN]) {
+  if constexpr (kN == 4) {
+    *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+  } else {
+    *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
+  }
 }
 
-// Row r of the warp: 0 past the chunk's rows.
+// Which chunk of which sequence and head a block has.
+struct ChunkPlace {
+  int64_t item;  // chunk * HV + value head
+  int n, hv;
+  ChunkSpan span;
+};
+FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
+  ChunkPlace p;
+  p.item = block_index_x();
+  const int chunk = static_cast<int>(block_index_x() / static_cast<unsigned>(x.HV));
+  p.hv = static_cast<int>(block_index_x() % static_cast<unsigned>(x.HV));
+  p.n = sequence_of_chunk(x.sequences, chunk);
+  p.span.first = (chunk - first_chunk(x.sequences, p.n)) * kChunk;
+  const int left = sequence_length(x.sequences, p.n) - p.span.first;
+  p.span.rows = left < kChunk ? left : kChunk;
+  return p;
+}
+
+// Byte of this lane's channels of row r of its warp in a matrix of 32 kN columns.
 template <int kN>
-FW_DEVICE void tile_row(const RowTile<kN>& tile, const ChunkSpan& span, int dim, int r, float (&x)[kN]) {
-  if (tile.held) {
-    FW_UNROLL
-    for (int j = 0; j < kN / 2; ++j) x[2 * j] = bf16_low(tile.packed[r].words[j]), x[2 * j + 1] = bf16_high(tile.packed[r].words[j]);
-  } else {
-    const int row = static_cast<int>(warp_index()) * kWarpRows + r;
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) x[j] = 0;
-    if (row < span.rows) load_channels(tile.rows, span.first + row, static_cast<int>(lane_index()) * kN, dim, x);
+FW_DEVICE uint32_t lane_offset(int r) {
+  const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + r, column = lane * kN;
+  return static_cast<uint32_t>((column >> 6) * static_cast<int>(kPanelBytes) + row * 128 + ((((column >> 3) ^ r) & 7) << 4) + (column & 7) * 2);
+}
+
+// Whether a lane may read its kN channels of a row of float32 or bf16 in one piece; every channel is there.
+template <int kN>
+FW_DEVICE bool whole_rows(const Rows& rows, int dim, int alignment) {
+  const uintptr_t bits = reinterpret_cast<uintptr_t>(rows.data) | static_cast<uintptr_t>(rows.stride * (rows.bf16 != 0 ? 2 : 4));
+  return dim == 32 * kN && (bits & static_cast<uintptr_t>(alignment - 1)) == 0;
+}
+
+FW_DEVICE bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
+
+// Whether the raw rows of the key side can be fetched ahead into shared memory, to where the streams that are made of them will lie:
+// whole and aligned bf16 rows. A lane reads its channels of a row before it writes there. Other rows (float32, K in between, an erase
+// key of its own) are read from memory whenever they are wanted: slower, and nothing else.
+template <int kN>
+FW_DEVICE bool fetched_front(const Problem& x, const ChunkPlace& place) {
+  const auto whole = [&](const TokenArg& tensor) { return tensor.bf16 != 0 && whole_rows<kN>(rows_of(tensor, x.sequences, place.n, place.hv), x.K, 16); };
+  return !x.rule.uses_erase_key() && whole(x.in.q) && whole(x.in.k) && (!channel_erase(x.rule) || whole(x.in.erase_gate)) &&
+         (reinterpret_cast<uintptr_t>(x.m) & 15) == 0;
+}
+
+template <int kN>
+FW_DEVICE void fetch_rows(const Problem& x, const TokenArg& tensor, const ChunkPlace& place, char* matrix) {
+  const Rows rows = rows_of(tensor, x.sequences, place.n, place.hv);
+  constexpr int kGranules = 4 * kN, kRows = 32 / kGranules;  // of a row; rows that the warp fetches at a time
+  const int lane = static_cast<int>(lane_index()), granule = lane % kGranules, first = static_cast<int>(warp_index()) * kWarpRows + lane / kGranules;
+  const char* from = rows.data + (static_cast<int64_t>(place.span.first + first) * rows.stride + granule * 8) * 2;
+  const uint32_t to = shared_address(matrix);
+  FW_UNROLL
+  for (int r = 0; r < kWarpRows; r += kRows) {
+    const bool valid = first + r < place.span.rows;
+    cp_async_16(to + granule_offset(first + r, granule), valid ? from + r * rows.stride * 2 : rows.data, valid);
   }
+}
+
+// The raw rows of the warp, if fetched; matrix: where those of q, k and the erase gate lie.
+struct RawMatrices {
+  char *q, *k, *b;
+};
+template <int kN>
+FW_DEVICE void fetch_front(const Problem& x, const ChunkPlace& place, const RawMatrices& raw) {
+  fetch_rows<kN>(x, x.in.k, place, raw.k);
+  fetch_rows<kN>(x, x.in.q, place, raw.q);
+  if (channel_erase(x.rule)) fetch_rows<kN>(x, x.in.erase_gate, place, raw.b);
+  cp_async_commit();
+}
+FW_DEVICE void front_arrived() {
+  cp_async_wait<0>();
+  sync_warp();
+}
+
+// A fetched row r of the warp: 0 past the chunk's rows.
+template <int kN>
+FW_DEVICE void fetched_row(const char* matrix, int r, float (&y)[kN]) {
+  const PackedChannels<kN> packed = load_packed<kN>(matrix + lane_offset<kN>(r));
+  FW_UNROLL
+  for (int j = 0; j < kN / 2; ++j) y[2 * j] = bf16_low(packed.words[j]), y[2 * j + 1] = bf16_high(packed.words[j]);
+}
+
+// Any row r of the warp, from memory: the neutral row past the chunk's rows.
+template <int kN>
+FW_DEVICE RawKeyRow<kN> row_from_memory(const Problem& x, const FrontRows& rows, const ChunkPlace& place, int r) {
+  const int row = static_cast<int>(warp_index()) * kWarpRows + r;
+  if (row < place.span.rows) return load_key_row<kN>(x, rows, place.span.first + row, static_cast<int>(lane_index()));
+  RawKeyRow<kN> none;
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) none.q[j] = none.k[j] = none.p[j] = 0, none.b[j] = none.m[j] = 1;
+  return none;
+}
+
+// M of row r of the warp, whole rows only: 1 past the chunk's rows.
+template <int kN>
+FW_DEVICE void load_m(const Problem& x, const FrontRows& rows, const ChunkPlace& place, int r, float (&m)[kN]) {
+  const int row = static_cast<int>(warp_index()) * kWarpRows + r;
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) m[j] = 1;
+  if (row < place.span.rows) load_floats(rows.m + (place.span.first + row) * rows.m_stride + static_cast<int>(lane_index()) * kN, m);
 }
 
 // Sums over the warp of eight numbers a lane: number lane / 4 of them.
@@ -105,53 +188,74 @@ FW_DEVICE float sum_rows(const float (&x)[kWarpRows]) {
   return sum;
 }
 
-template <int kN>
-struct ChunkFront {
-  FrontRows rows;
-  RowTile<kN> q, k, b;
-};
-
-template <int kN>
-FW_DEVICE ChunkFront<kN> load_front(const Problem& x, const ChunkSpan& span, int n, int hv) {
-  ChunkFront<kN> f;
-  f.rows = front_rows(x, n, hv);
-  f.q = load_tile<kN>(f.rows.q, span, x.K);
-  f.k = load_tile<kN>(f.rows.k, span, x.K);
-  const bool gate = x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel;
-  if (gate) f.b = load_tile<kN>(f.rows.b, span, x.K);
-  return f;
-}
-
-// The rows of the key side that are not held in registers; neutral where a rule has none.
-template <int kN>
-FW_DEVICE void load_erase_key(const Problem& x, const ChunkFront<kN>& f, const ChunkSpan& span, int r, float (&p)[kN]) {
-  const int row = static_cast<int>(warp_index()) * kWarpRows + r;
-  FW_UNROLL
-  for (int j = 0; j < kN; ++j) p[j] = 0;
-  if (x.rule.uses_erase_key() && row < span.rows) load_channels(f.rows.p, span.first + row, static_cast<int>(lane_index()) * kN, x.K, p);
-}
-template <int kN>
-FW_DEVICE void load_m(const Problem& x, const ChunkFront<kN>& f, const ChunkSpan& span, int r, float (&m)[kN]) {
-  const int row = static_cast<int>(warp_index()) * kWarpRows + r;
-  FW_UNROLL
-  for (int j = 0; j < kN; ++j) m[j] = 1;
-  if (f.rows.m == nullptr || row >= span.rows) return;
-  const Rows rows{reinterpret_cast<char*>(const_cast<float*>(f.rows.m)), f.rows.m_stride, 0};
-  load_channels(rows, span.first + row, static_cast<int>(lane_index()) * kN, x.K, m);
-}
-
 // Mean over the channels of a gate, of the rows of the warp: that of row lane / 4.
 FW_DEVICE float mean_gate(const Rows& rows, const ChunkSpan& span, int dim) {
-  const int first = static_cast<int>(warp_index()) * kWarpRows;
-  float sums[kWarpRows];
-  FW_UNROLL
+  const int first = static_cast<int>(warp_index()) * kWarpRows, lane = static_cast<int>(lane_index());
+  float mean = 0;
+  FW_NO_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
-    sums[r] = 0;
+    float sum = 0;
     if (first + r < span.rows) {
-      for (int i = static_cast<int>(lane_index()); i < dim; i += 32) sums[r] += load_element(rows, span.first + first + r, i);
+      FW_NO_UNROLL
+      for (int i = lane; i < dim; i += 32) sum += load_element(rows, span.first + first + r, i);
     }
+    sum = warp_sum(sum) / static_cast<float>(dim);
+    if (lane / 4 == r) mean = sum;
   }
-  return sum_rows(sums) / static_cast<float>(dim);
+  return mean;
+}
+
+// The norms that a rule's coefficients need, of row lane / 4 of the warp.
+template <int kN>
+FW_DEVICE void fetched_norms(const Problem& x, const FrontRows& rows, const ChunkPlace& place, const RawMatrices& raw, FrontScalars<float>& s) {
+  float part[kWarpRows], y[kN];
+  if (x.rule.q_norm == Norm::kL2) {
+    FW_UNROLL
+    for (int r = 0; r < kWarpRows; ++r) {
+      fetched_row(raw.q, r, y);
+      part[r] = 0;
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) part[r] += y[j] * y[j];
+    }
+    s.q2 = sum_rows(part);
+  }
+  if (x.rule.k_norm == Norm::kL2 || x.rule.gain_uses_key_norm()) {
+    FW_UNROLL
+    for (int r = 0; r < kWarpRows; ++r) {
+      fetched_row(raw.k, r, y);
+      part[r] = 0;
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) part[r] += y[j] * y[j];
+    }
+    s.k2 = sum_rows(part);
+  }
+  if (x.rule.normaliser != Normaliser::kNone) {
+    FW_UNROLL
+    for (int r = 0; r < kWarpRows; ++r) {
+      float m[kN];
+      fetched_row(raw.k, r, y);
+      if (rows.m != nullptr) load_m(x, rows, place, r, m);
+      part[r] = 0;
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) part[r] += (rows.m != nullptr ? m[j] : 1.0f) * y[j] * y[j];
+    }
+    s.kmk = sum_rows(part);
+  }
+}
+template <int kN>
+FW_DEVICE void norms_from_memory(const Problem& x, const FrontRows& rows, const ChunkPlace& place, FrontScalars<float>& s) {
+  FW_NO_UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    const RawKeyRow<kN> row = row_from_memory<kN>(x, rows, place, r);
+    float q2 = 0, k2 = 0, p2 = 0, kmk = 0;
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      q2 += row.q[j] * row.q[j], k2 += row.k[j] * row.k[j], p2 += row.p[j] * row.p[j];
+      kmk += row.m[j] * row.k[j] * row.k[j];
+    }
+    q2 = warp_sum(q2), k2 = warp_sum(k2), p2 = warp_sum(p2), kmk = warp_sum(kmk);
+    if (static_cast<int>(lane_index()) / 4 == r) s.q2 = q2, s.k2 = k2, s.p2 = p2, s.kmk = kmk;
+  }
 }
 
 // The coefficients of a row as they lie in shared memory; 0 past the chunk's rows.
@@ -162,58 +266,20 @@ struct RowCoefs {
 
 // Coefficients of the warp's rows, into coefs[64]; the warp itself may read its own afterwards.
 template <int kN>
-FW_DEVICE void make_coefs(const Problem& x, const ChunkFront<kN>& f, const ChunkSpan& span, RowCoefs* coefs) {
-  const Rule& rule = x.rule;
-  FrontScalars<float> s;
-  float part[kWarpRows], a[kN], b[kN];
-  if (rule.q_norm == Norm::kL2) {
-    FW_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) {
-      tile_row(f.q, span, x.K, r, a);
-      part[r] = 0;
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) part[r] += a[j] * a[j];
-    }
-    s.q2 = sum_rows(part);
-  }
-  if (rule.k_norm == Norm::kL2 || rule.gain_uses_key_norm()) {
-    FW_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) {
-      tile_row(f.k, span, x.K, r, a);
-      part[r] = 0;
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) part[r] += a[j] * a[j];
-    }
-    s.k2 = sum_rows(part);
-  }
-  if (rule.uses_erase_key() && rule.k_norm == Norm::kL2) {
-    FW_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) {
-      load_erase_key(x, f, span, r, a);
-      part[r] = 0;
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) part[r] += a[j] * a[j];
-    }
-    s.p2 = sum_rows(part);
-  }
-  if (rule.normaliser != Normaliser::kNone) {
-    FW_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) {
-      tile_row(f.k, span, x.K, r, a);
-      load_m(x, f, span, r, b);
-      part[r] = 0;
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) part[r] += b[j] * a[j] * a[j];
-    }
-    s.kmk = sum_rows(part);
-  }
-  if (rule.uses_erase_gate() && rule.erase == Gate::kAveraged) s.erase = mean_gate(f.rows.b, span, x.K);
-  if (rule.write == Gate::kAveraged) s.write = mean_gate(f.rows.c, span, x.V);
-
+FW_DEVICE void make_coefs(const Problem& x, const FrontRows& rows, const ChunkPlace& place, bool fetched, const RawMatrices& raw, RowCoefs* coefs) {
   const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + lane / 4;
-  const bool valid = row < span.rows;
-  if (valid) front_gates(x, f.rows, span.first + row, s);
-  const FrontCoefs<float> c = front_coefs(rule, x.scale, s);
+  const bool valid = row < place.span.rows;
+  FrontScalars<float> s;
+  if (valid) front_gates(x, rows, place.span.first + row, s);
+  if (fetched) {
+    front_arrived();
+    fetched_norms<kN>(x, rows, place, raw, s);
+  } else {
+    norms_from_memory<kN>(x, rows, place, s);
+  }
+  if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kAveraged) s.erase = mean_gate(rows.b, place.span, x.K);
+  if (x.rule.write == Gate::kAveraged) s.write = mean_gate(rows.c, place.span, x.V);
+  const FrontCoefs<float> c = front_coefs(x.rule, x.scale, s);
   if (lane % 4 == 0) {
     coefs[row].read_erase = valid ? make_float4(c.r_q, c.r_k, c.e_k, c.e_q) : make_float4(0, 0, 0, 0);
     coefs[row].rest = valid ? make_float4(c.e_p, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
@@ -221,38 +287,53 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkFront<kN>& f, const Chunk
   sync_warp();
 }
 
-// Whether r, e and w are multiples of q, k and k.
-FW_DEVICE bool plain_streams(const Rule& rule, const float* m) {
-  return !(rule.uses_erase_gate() && rule.erase == Gate::kChannel) && !rule.uses_erase_key() && rule.feedback == Feedback::kNone &&
-         rule.read == Read::kPlain && m == nullptr;
-}
-
-// r, e and w of row r of the warp.
-template <int kN>
-FW_DEVICE KeyStreams<kN> row_streams(const Problem& x, const ChunkFront<kN>& f, const ChunkSpan& span, const RowCoefs* coefs, int r) {
-  const RowCoefs c = coefs[static_cast<int>(warp_index()) * kWarpRows + r];
-  RawKeyRow<kN> row;
-  tile_row(f.q, span, x.K, r, row.q);
-  tile_row(f.k, span, x.K, r, row.k);
-  if (plain_streams(x.rule, f.rows.m)) {
+// Calls body(r, streams) for the rows of the warp: unrolled where they were fetched, r a number of type int in either case.
+template <int kN, class Body>
+FW_DEVICE void for_each_row(const Problem& x, const FrontRows& rows, const ChunkPlace& place, bool fetched, const RawMatrices& raw, const RowCoefs* coefs,
+                            Body&& body) {
+  coefs += warp_index() * kWarpRows;
+  if (!fetched) {
+    FW_NO_UNROLL
+    for (int r = 0; r < kWarpRows; ++r) {
+      FrontCoefs<float> c;
+      c.r_q = coefs[r].read_erase.x, c.r_k = coefs[r].read_erase.y, c.e_k = coefs[r].read_erase.z, c.e_q = coefs[r].read_erase.w;
+      c.e_p = coefs[r].rest.x, c.w_k = coefs[r].rest.y;
+      body(r, key_streams(x, c, row_from_memory<kN>(x, rows, place, r)));
+    }
+    return;
+  }
+  const bool mixed = x.rule.feedback != Feedback::kNone || x.rule.read != Read::kPlain, gate = channel_erase(x.rule), on_read = x.rule.preconditions_read();
+  float m[4][kN];
+  FW_UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    if (rows.m != nullptr && r % 4 == 0) {
+      FW_UNROLL
+      for (int i = 0; i < 4; ++i) load_m(x, rows, place, r + i, m[i]);
+    }
+    const float4 c = coefs[r].read_erase;
+    const float w_k = coefs[r].rest.y;
+    float q[kN], k[kN];
+    fetched_row(raw.q, r, q);
+    fetched_row(raw.k, r, k);
     KeyStreams<kN> s;
     FW_UNROLL
-    for (int j = 0; j < kN; ++j) {
-      s.r[j] = c.read_erase.x * row.q[j];
-      s.e[j] = c.read_erase.z * row.k[j];
-      s.w[j] = c.rest.y * row.k[j];
+    for (int j = 0; j < kN; ++j) s.r[j] = c.x * q[j], s.e[j] = c.z * k[j], s.w[j] = w_k * k[j];
+    if (mixed) {
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) s.r[j] += c.y * k[j], s.e[j] += c.w * q[j];
     }
-    return s;
+    if (gate) {
+      float b[kN];
+      fetched_row(raw.b, r, b);
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) s.e[j] *= b[j];
+    }
+    if (rows.m != nullptr) {
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) s.r[j] *= on_read ? m[r % 4][j] : 1.0f, s.w[j] *= on_read ? 1.0f : m[r % 4][j];
+    }
+    body(r, s);
   }
-  load_erase_key(x, f, span, r, row.p);
-  load_m(x, f, span, r, row.m);
-  FW_UNROLL
-  for (int j = 0; j < kN; ++j) row.b[j] = 1;
-  if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel) tile_row(f.b, span, x.K, r, row.b);
-  FrontCoefs<float> all;
-  all.r_q = c.read_erase.x, all.r_k = c.read_erase.y, all.e_k = c.read_erase.z, all.e_q = c.read_erase.w;
-  all.e_p = c.rest.x, all.w_k = c.rest.y, all.z_v = c.rest.z;
-  return key_streams(x, all, row);
 }
 
 }  // namespace fw::cuda

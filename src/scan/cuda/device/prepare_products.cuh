@@ -8,31 +8,6 @@
 
 namespace fw::cuda {
 
-// Which chunk of which sequence and head a block has.
-struct ChunkPlace {
-  int64_t item;  // chunk * HV + value head
-  int n, hv;
-  ChunkSpan span;
-};
-FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
-  ChunkPlace p;
-  p.item = block_index_x();
-  const int chunk = static_cast<int>(p.item / x.HV);
-  p.hv = static_cast<int>(p.item % x.HV);
-  p.n = sequence_of_chunk(x.sequences, chunk);
-  p.span.first = (chunk - first_chunk(x.sequences, p.n)) * kChunk;
-  const int left = sequence_length(x.sequences, p.n) - p.span.first;
-  p.span.rows = left < kChunk ? left : kChunk;
-  return p;
-}
-
-// Byte of this lane's channels of row r of its warp in a matrix of 32 kN columns.
-template <int kN>
-FW_DEVICE uint32_t lane_offset(int r) {
-  const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + r, column = lane * kN;
-  return granule_offset(row, column >> 3) + static_cast<uint32_t>((column & 7) * 2);
-}
-
 // One 8-column tile of T (kStrict; float32) or P (bf16 panel) from an accumulator: rows 16 block + g and + 8, columns 8 n + 2 k.
 template <bool kStrict>
 FW_DEVICE void store_pairs(void* to, int block, int n, const float (&c)[4]) {
@@ -184,7 +159,9 @@ FW_DEVICE void read_products(uint32_t p, uint32_t a, char* m) {
 }
 
 // Z = z_v c (.) v of all value columns as panels, 0 past V and past the chunk's rows, by threads `thread`, + threads, ...
-FW_DEVICE void write_values(const Problem& x, const FrontRows& rows, const ChunkSpan& span, const RowCoefs* coefs, uint16_t* z, int thread, int threads) {
+FW_DEVICE void write_values(const Problem& x, const ChunkPlace& place, const RowCoefs* coefs, uint16_t* z, int thread, int threads) {
+  const Rows values = rows_of(x.in.v, x.sequences, place.n, place.hv), gates = rows_of(x.in.write_gate, x.sequences, place.n, place.hv);
+  const ChunkSpan& span = place.span;
   const int blocks = (x.V + kValueBlock - 1) / kValueBlock;
   const bool gate = x.rule.write == Gate::kChannel;
   for (int i = thread; i < blocks * 512; i += threads) {
@@ -193,8 +170,8 @@ FW_DEVICE void write_values(const Problem& x, const FrontRows& rows, const Chunk
     FW_UNROLL
     for (int j = 0; j < 8; ++j) v[j] = 0, c[j] = 1;
     if (row < span.rows) {
-      load_channels(rows.v, span.first + row, granule * 8, x.V, v);
-      if (gate) load_channels(rows.c, span.first + row, granule * 8, x.V, c);
+      load_channels(values, span.first + row, granule * 8, x.V, v);
+      if (gate) load_channels(gates, span.first + row, granule * 8, x.V, c);
     }
     const float z_v = coefs[row].rest.z;
     FW_UNROLL

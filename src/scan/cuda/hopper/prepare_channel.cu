@@ -22,73 +22,67 @@ struct BlockDecays {
 };
 
 // Shared memory. Online: keys (Khat; becomes x), then w / L and w D, whose place T, A and P take, then e L and r L, whose place -E and
-// Q take where the backward image is wanted. Offline: w / L, w D, r L; P takes the place of w / L.
+// Q take where the backward image is wanted. Offline: the raw keys, w / L, w D, r L; P takes the place of w / L.
 template <int kKey, bool kOnline>
 struct ChannelLayout {
   static constexpr uint32_t kOperand = 2 * kChunk * kKey;
   static constexpr uint32_t kWork = kOnline ? 4 * kPanelBytes : 2 * kOperand;
-  static constexpr uint32_t kKeys = 0, kUp = kOnline ? kOperand : 0, kDown = kUp + kOperand;
+  static constexpr uint32_t kKeys = 0, kUp = kOperand, kDown = kUp + kOperand;
   static constexpr uint32_t kT = kUp, kA = kT + 2 * kPanelBytes, kP = kOnline ? kA + kPanelBytes : kUp;
   static constexpr uint32_t kErase = kUp + kWork, kReads = kOnline ? kErase + kOperand : kErase;
   static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowCoefs);
   static constexpr uint32_t kBytes = kDecays + sizeof(BlockDecays<kKey>);
 };
 
+// exp(g) of this lane's channels of the warp's rows; 1 past the chunk's rows.
 template <int kN>
-FW_DEVICE void load_floats(const float* from, float (&x)[kN]) {
-  if constexpr (kN == 4) {
-    const float4 y = *reinterpret_cast<const float4*>(from);
-    x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
-  } else {
-    const float2 y = *reinterpret_cast<const float2*>(from);
-    x[0] = y.x, x[1] = y.y;
-  }
+FW_DEVICE void exponentials(float (&g)[kN]) {
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) g[j] = exp2_fast(g[j] * kLog2E);
 }
 template <int kN>
-FW_DEVICE void store_floats(float* to, const float (&x)[kN]) {
-  if constexpr (kN == 4) {
-    *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
-  } else {
-    *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
-  }
+FW_DEVICE void decay_row(const Problem& x, const Rows& rows, const ChunkPlace& place, int r, float (&alpha)[kN]) {
+  const int row = static_cast<int>(warp_index()) * kWarpRows + r;
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) alpha[j] = 0;
+  if (row < place.span.rows) load_channels(rows, place.span.first + row, static_cast<int>(lane_index()) * kN, x.K, alpha);
+  exponentials(alpha);
 }
-
-// exp(g) of this lane's channels of its warp's rows, 1 past the chunk's rows.
 template <int kN>
-FW_DEVICE void load_decays(const Problem& x, const ChunkPlace& place, float (&alpha)[kWarpRows][kN]) {
-  const Rows rows = rows_of(x.in.g, x.sequences, place.n, place.hv);
+FW_DEVICE void decay_rows(const Rows& rows, const ChunkPlace& place, float (&alpha)[kWarpRows][kN]) {
   const int channel = static_cast<int>(lane_index()) * kN, first = static_cast<int>(warp_index()) * kWarpRows;
   const int width = rows.bf16 != 0 ? 2 : 4;
-  const uintptr_t bits = reinterpret_cast<uintptr_t>(rows.data) | static_cast<uintptr_t>(rows.stride * width);
-  if (x.K == 32 * kN && (bits & static_cast<uintptr_t>(width * kN - 1)) == 0) {
-    const char* from = rows.data + (static_cast<int64_t>(place.span.first + first) * rows.stride + channel) * width;
-    FW_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) {
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) alpha[r][j] = 0;
-      if (first + r >= place.span.rows) continue;
-      if (rows.bf16 != 0) {
-        const PackedChannels<kN> packed = load_packed<kN>(from + r * rows.stride * 2);
-        FW_UNROLL
-        for (int j = 0; j < kN / 2; ++j) alpha[r][2 * j] = bf16_low(packed.words[j]), alpha[r][2 * j + 1] = bf16_high(packed.words[j]);
-      } else {
-        load_floats(reinterpret_cast<const float*>(from + r * rows.stride * 4), alpha[r]);
-      }
-    }
-  } else {
-    FW_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) {
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) alpha[r][j] = 0;
-      if (first + r < place.span.rows) load_channels(rows, place.span.first + first + r, channel, x.K, alpha[r]);
-    }
-  }
+  const char* from = rows.data + (static_cast<int64_t>(place.span.first + first) * rows.stride + channel) * width;
   FW_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     FW_UNROLL
-    for (int j = 0; j < kN; ++j) alpha[r][j] = exp2_fast(alpha[r][j] * kLog2E);
+    for (int j = 0; j < kN; ++j) alpha[r][j] = 0;
   }
+  if (rows.bf16 != 0) {
+    PackedChannels<kN> packed[kWarpRows];
+    FW_UNROLL
+    for (int r = 0; r < kWarpRows; ++r) packed[r] = first + r < place.span.rows ? load_packed<kN>(from + r * rows.stride * 2) : PackedChannels<kN>{};
+    FW_UNROLL
+    for (int r = 0; r < kWarpRows; ++r) {
+      FW_UNROLL
+      for (int j = 0; j < kN / 2; ++j) alpha[r][2 * j] = bf16_low(packed[r].words[j]), alpha[r][2 * j + 1] = bf16_high(packed[r].words[j]);
+    }
+  } else {
+    FW_UNROLL
+    for (int r = 0; r < kWarpRows; ++r) {
+      if (first + r < place.span.rows) load_floats(reinterpret_cast<const float*>(from + r * rows.stride * 4), alpha[r]);
+    }
+  }
+  FW_UNROLL
+  for (int r = 0; r < kWarpRows; ++r) exponentials(alpha[r]);
 }
+
+// What a lane carries from row to row of its warp: products of decays, true and bounded.
+template <int kN>
+struct ChannelDecays {
+  float bounded_total[kN], before[kN], behind[kN];  // of the warp's rows; of all blocks before and behind
+  float bounded[kN], prefix[kN];                    // of the warp's rows up to and including the present one
+};
 
 // Products over the blocks before (this lane's channels), those behind, and all.
 template <int kKey>
@@ -110,63 +104,73 @@ FW_DEVICE void block_products(const BlockDecays<kKey>& decays, float (&before)[k
   }
 }
 
-// The streams of the warp's rows: the operands of T and P to shared memory, and with their decays to the images.
+// exp(G_C - G) (.) w of a row.
 template <int kKey, bool kOnline>
-FW_DEVICE void channel_streams(const Problem& x, const ChunkFront<kKey / 32>& front, const ChunkSpan& span, char* shared,
-                               const float (&alpha)[kWarpRows][kKey / 32], const float (&before)[kKey / 32], const float (&behind)[kKey / 32],
-                               const ChunkImages<kKey>& out) {
+FW_DEVICE void store_key(int r, const float (&k)[kKey / 32], char* shared, const ChunkImages<kKey>& out) {
+  constexpr int kN = kKey / 32;
+  const uint32_t at = lane_offset<kN>(r);
+  const PackedChannels<kN> packed = pack_channels(k);
+  if constexpr (kOnline) {
+    store_packed(shared + ChannelLayout<kKey, kOnline>::kKeys + at, packed);
+  } else {
+    store_packed(reinterpret_cast<char*>(out.forward->x) + at, packed);
+  }
+  if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, packed);
+}
+
+// The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the images. exact: no decay
+// of the warp's rows was bounded, and so D times the product of the blocks behind is that of all rows behind.
+template <int kKey, bool kOnline>
+FW_DEVICE void channel_row(int r, const KeyStreams<kKey / 32>& s, const float (&alpha)[kKey / 32], bool exact, ChannelDecays<kKey / 32>& d, char* shared,
+                           const ChunkImages<kKey>& out) {
   using Layout = ChannelLayout<kKey, kOnline>;
   constexpr int kN = kKey / 32;
-  const RowCoefs* coefs = reinterpret_cast<const RowCoefs*>(shared + Layout::kCoefs);
-  float bounded[kN], gamma[kN];
+  const uint32_t at = lane_offset<kN>(r);
+  float q[kN], e[kN], reads[kN], erase[kN], up[kN], down[kN], k[kN];
   FW_UNROLL
-  for (int j = 0; j < kN; ++j) bounded[j] = 1, gamma[j] = before[j];
-  FW_UNROLL
-  for (int r = 0; r < kWarpRows; ++r) {
-    const KeyStreams<kN> s = row_streams(x, front, span, coefs, r);
-    const uint32_t at = lane_offset<kN>(r);
-    float q[kN], e[kN], reads[kN], erase[kN], up[kN];
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) {
-      bounded[j] *= max(alpha[r][j], kLowestDecay);
-      gamma[j] *= alpha[r][j];
-      q[j] = gamma[j] * s.r[j], reads[j] = bounded[j] * s.r[j];
-      e[j] = -gamma[j] * s.e[j], erase[j] = bounded[j] * s.e[j];
-      up[j] = rcp_fast(bounded[j]) * s.w[j];
-    }
-    store_packed(shared + Layout::kReads + at, pack_channels(reads));
-    store_packed(shared + Layout::kUp + at, pack_channels(up));
-    const PackedChannels<kN> q_packed = pack_channels(q);
-    store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
-    if constexpr (kOnline) {
-      store_packed(shared + Layout::kErase + at, pack_channels(erase));
-      store_packed(reinterpret_cast<char*>(out.forward->e) + at, pack_channels(e));
-    } else {
-      if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->q) + at, q_packed);
-    }
+  for (int j = 0; j < kN; ++j) {
+    d.bounded[j] *= max(alpha[j], kLowestDecay);
+    d.prefix[j] *= alpha[j];
+    const float gamma = d.before[j] * d.prefix[j], inverse = rcp_fast(d.bounded[j]);
+    q[j] = gamma * s.r[j], reads[j] = d.bounded[j] * s.r[j];
+    e[j] = -gamma * s.e[j], erase[j] = d.bounded[j] * s.e[j];
+    up[j] = inverse * s.w[j], down[j] = d.bounded_total[j] * up[j];
+    k[j] = d.behind[j] * down[j];
   }
+  store_packed(shared + Layout::kReads + at, pack_channels(reads));
+  store_packed(shared + Layout::kUp + at, pack_channels(up));
+  store_packed(shared + Layout::kDown + at, pack_channels(down));
+  const PackedChannels<kN> q_packed = pack_channels(q);
+  store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
+  if constexpr (kOnline) {
+    store_packed(shared + Layout::kErase + at, pack_channels(erase));
+    store_packed(reinterpret_cast<char*>(out.forward->e) + at, pack_channels(e));
+  } else {
+    if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->q) + at, q_packed);
+  }
+  if (exact) store_key<kKey, kOnline>(r, k, shared, out);
+}
+
+// Khat of the warp's rows by products from the last row on, where D will not do.
+template <int kKey, bool kOnline>
+FW_DEVICE void bounded_keys(const Problem& x, const FrontRows& rows, const Rows& decays, const ChunkPlace& place, const RowCoefs* coefs,
+                            const float (&behind)[kKey / 32], char* shared, const ChunkImages<kKey>& out) {
+  constexpr int kN = kKey / 32;
   float suffix[kN];
   FW_UNROLL
-  for (int j = 0; j < kN; ++j) bounded[j] = 1, suffix[j] = behind[j];
-  FW_UNROLL
+  for (int j = 0; j < kN; ++j) suffix[j] = behind[j];
+  FW_NO_UNROLL
   for (int r = kWarpRows - 1; r >= 0; --r) {
-    const KeyStreams<kN> s = row_streams(x, front, span, coefs, r);
-    const uint32_t at = lane_offset<kN>(r);
-    float k[kN], down[kN];
+    const RawKeyRow<kN> row = row_from_memory<kN>(x, rows, place, r);
+    float alpha[kN], k[kN];
+    decay_row(x, decays, place, r, alpha);
+    const float w_k = coefs[static_cast<int>(warp_index()) * kWarpRows + r].rest.y;
     FW_UNROLL
     for (int j = 0; j < kN; ++j) {
-      k[j] = suffix[j] * s.w[j], down[j] = bounded[j] * s.w[j];
-      bounded[j] *= max(alpha[r][j], kLowestDecay);
-      suffix[j] *= alpha[r][j];
+      k[j] = suffix[j] * ((x.rule.preconditions_read() ? 1.0f : row.m[j]) * (w_k * row.k[j]));
+      suffix[j] *= alpha[j];
     }
-    store_packed(shared + Layout::kDown + at, pack_channels(down));
-    const PackedChannels<kN> k_packed = pack_channels(k);
-    if constexpr (kOnline) {
-      store_packed(shared + Layout::kKeys + at, k_packed);
-    } else {
-      store_packed(reinterpret_cast<char*>(out.forward->x) + at, k_packed);
-    }
-    if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, k_packed);
+    store_key<kKey, kOnline>(r, k, shared, out);
   }
 }
 
@@ -270,32 +274,60 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_chan
   const ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
   const int thread = static_cast<int>(thread_index()), warp = static_cast<int>(warp_index()), channel = static_cast<int>(lane_index()) * kN;
 
-  const ChunkFront<kN> front = load_front<kN>(x, place.span, place.n, place.hv);
+  const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
+  const Rows decay_tensor = rows_of(x.in.g, x.sequences, place.n, place.hv);
+  const bool fetched = fetched_front<kN>(x, place) && whole_rows<kN>(decay_tensor, x.K, 4 * kN);
+  if (fetched) fetch_front<kN>(x, place, raw);
+  const FrontRows rows = front_rows(x, place.n, place.hv);
   float alpha[kWarpRows][kN];
-  load_decays<kN>(x, place, alpha);
+  ChannelDecays<kN> d;
+  bool exact = true;
   {
-    float total[kN], bounded[kN];
+    float total[kN];
     FW_UNROLL
-    for (int j = 0; j < kN; ++j) {
-      total[j] = bounded[j] = 1;
+    for (int j = 0; j < kN; ++j) d.bounded_total[j] = d.bounded[j] = d.prefix[j] = total[j] = 1;
+    const auto multiply = [&](const float (&row)[kN]) {
       FW_UNROLL
-      for (int r = 0; r < kWarpRows; ++r) total[j] *= alpha[r][j], bounded[j] *= max(alpha[r][j], kLowestDecay);
+      for (int j = 0; j < kN; ++j) {
+        total[j] *= row[j], d.bounded_total[j] *= max(row[j], kLowestDecay);
+        exact = exact && row[j] >= kLowestDecay;
+      }
+    };
+    if (fetched) {
+      decay_rows(decay_tensor, place, alpha);
+      FW_UNROLL
+      for (int r = 0; r < kWarpRows; ++r) multiply(alpha[r]);
+    } else {
+      FW_NO_UNROLL
+      for (int r = 0; r < kWarpRows; ++r) {
+        decay_row(x, decay_tensor, place, r, alpha[0]);
+        multiply(alpha[0]);
+      }
     }
+    exact = warp_ballot(!exact) == 0;
     store_floats(decays.total[warp] + channel, total);
-    store_floats(decays.bounded[warp] + channel, bounded);
+    store_floats(decays.bounded[warp] + channel, d.bounded_total);
   }
-  make_coefs(x, front, place.span, coefs);
+  make_coefs<kN>(x, rows, place, fetched, raw, coefs);
   sync_threads();
   if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].rest.z : thread < place.span.rows ? 1.0f : 0.0f;
   {
-    float before[kN], behind[kN], all[kN];
-    block_products(decays, before, behind, all);
+    float all[kN];
+    block_products(decays, d.before, d.behind, all);
     if (warp == 0) {
       store_floats(out.forward->gamma + channel, all);
       if (out.backward != nullptr) store_floats(out.backward->gamma + channel, all);
     }
-    channel_streams<kKey, kOnline>(x, front, place.span, shared, alpha, before, behind, out);
   }
+  for_each_row<kN>(x, rows, place, fetched, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
+    if (fetched) {
+      channel_row<kKey, kOnline>(r, s, alpha[r], exact, d, shared, out);
+    } else {
+      decay_row(x, decay_tensor, place, r, alpha[0]);
+      channel_row<kKey, kOnline>(r, s, alpha[0], exact, d, shared, out);
+    }
+  });
+  if (!exact) bounded_keys<kKey, kOnline>(x, rows, decay_tensor, place, coefs, d.behind, shared, out);
   sync_threads();
   channel_pairs<kKey, kOnline>(shared, decays);
 
@@ -311,11 +343,11 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_chan
         }
         cp_async_commit();
       }
-      if (out.z != nullptr) write_values(x, front.rows, place.span, coefs, out.z, other, kPrepareThreads - 64);
+      if (out.z != nullptr) write_values(x, place, coefs, out.z, other, kPrepareThreads - 64);
       cp_async_wait<0>();
     });
   } else {
-    if (out.z != nullptr) write_values(x, front.rows, place.span, coefs, out.z, thread, kPrepareThreads);
+    if (out.z != nullptr) write_values(x, place, coefs, out.z, thread, kPrepareThreads);
     finish_offline<kKey>(shared + Layout::kP, out);
   }
 }

@@ -61,40 +61,35 @@ struct ScalarLayout {
   static constexpr uint32_t kMinusE = (kForwardBytes + 127) / 128 * 128, kQ = kMinusE + kOperand, kBackwardBytes = kQ + kOperand;
 };
 
-// The streams of the warp's rows: to shared memory for T and P, and with their decays to the images.
+// The streams of a row of the warp: to shared memory for T and P, and with their decays to the images.
 template <int kKey, bool kOnline>
-FW_DEVICE void scalar_streams(const Problem& x, const ChunkFront<kKey / 32>& front, const ChunkSpan& span, char* shared, const ScalarDecays& decays,
-                              const ChunkImages<kKey>& out) {
+FW_DEVICE void scalar_row(int r, const KeyStreams<kKey / 32>& s, char* shared, const ScalarDecays& decays, const ChunkImages<kKey>& out) {
   using Layout = ScalarLayout<kKey, kOnline>;
   constexpr int kN = kKey / 32;
-  const RowCoefs* coefs = reinterpret_cast<const RowCoefs*>(shared + Layout::kCoefs);
+  const int row = static_cast<int>(warp_index()) * kWarpRows + r;
+  const uint32_t at = lane_offset<kN>(r);
+  const float gamma = decays.gamma[row], suffix = decays.suffix[row];
+  float q[kN], e[kN], k[kN];
   FW_UNROLL
-  for (int r = 0; r < kWarpRows; ++r) {
-    const int row = static_cast<int>(warp_index()) * kWarpRows + r;
-    const KeyStreams<kN> s = row_streams(x, front, span, coefs, r);
-    const uint32_t at = lane_offset<kN>(r);
-    const float gamma = decays.gamma[row], suffix = decays.suffix[row];
-    float q[kN], e[kN], k[kN];
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) q[j] = gamma * s.r[j], e[j] = -gamma * s.e[j], k[j] = suffix * s.w[j];
-    const PackedChannels<kN> q_packed = pack_channels(q), e_packed = pack_channels(e);
+  for (int j = 0; j < kN; ++j) q[j] = gamma * s.r[j], e[j] = -gamma * s.e[j], k[j] = suffix * s.w[j];
+  const PackedChannels<kN> q_packed = pack_channels(q);
 
-    store_packed(shared + Layout::kReads + at, pack_channels(s.r));
-    store_packed(shared + Layout::kKeys + at, pack_channels(s.w));
-    store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
-    if constexpr (kOnline) {
-      store_packed(shared + Layout::kErase + at, pack_channels(s.e));
-      store_packed(reinterpret_cast<char*>(out.forward->e) + at, e_packed);
-      if (out.backward != nullptr) {
-        store_packed(shared + Layout::kMinusE + at, e_packed);
-        store_packed(shared + Layout::kQ + at, q_packed);
-      }
-    } else {
-      store_packed(reinterpret_cast<char*>(out.forward->x) + at, pack_channels(k));
-      if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->q) + at, q_packed);
+  store_packed(shared + Layout::kReads + at, pack_channels(s.r));
+  store_packed(shared + Layout::kKeys + at, pack_channels(s.w));
+  store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
+  if constexpr (kOnline) {
+    const PackedChannels<kN> e_packed = pack_channels(e);
+    store_packed(shared + Layout::kErase + at, pack_channels(s.e));
+    store_packed(reinterpret_cast<char*>(out.forward->e) + at, e_packed);
+    if (out.backward != nullptr) {
+      store_packed(shared + Layout::kMinusE + at, e_packed);
+      store_packed(shared + Layout::kQ + at, q_packed);
     }
-    if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(k));
+  } else {
+    store_packed(reinterpret_cast<char*>(out.forward->x) + at, pack_channels(k));
+    if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->q) + at, q_packed);
   }
+  if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(k));
 }
 
 // T and P. Online, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P; offline the halves have every second block
@@ -160,7 +155,10 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_scal
   const ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
   const int thread = static_cast<int>(thread_index());
 
-  const ChunkFront<kN> front = load_front<kN>(x, place.span, place.n, place.hv);
+  const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
+  const bool fetched = fetched_front<kN>(x, place);
+  if (fetched) fetch_front<kN>(x, place, raw);
+  const FrontRows rows = front_rows(x, place.n, place.hv);
   if (warp_index() == 0) {
     float gamma_end;
     scalar_decays(x, place, decays, gamma_end);
@@ -170,10 +168,11 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_scal
       if (out.backward != nullptr) out.backward->gamma[thread + 32 * j] = gamma_end;
     }
   }
-  make_coefs(x, front, place.span, coefs);
+  make_coefs<kN>(x, rows, place, fetched, raw, coefs);
   sync_threads();
   if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].rest.z : thread < place.span.rows ? 1.0f : 0.0f;
-  scalar_streams<kKey, kOnline>(x, front, place.span, shared, decays, out);
+  for_each_row<kN>(x, rows, place, fetched, raw, coefs,
+                   [&](int r, const KeyStreams<kN>& s) { scalar_row<kKey, kOnline>(r, s, shared, decays, out); });
   sync_threads();
   scalar_pairs<kKey, kOnline>(shared, decays.pair);
 
@@ -182,10 +181,10 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_scal
     const FinishBuffers buffers{shared + Layout::kKeys, shared + Layout::kT,      shared + Layout::kA, shared + Layout::kARows,
                                 shared + Layout::kP,    shared + Layout::kMinusE, shared + Layout::kQ};
     finish_online<kKey>(buffers, decays.suffix, out, [&](int other) {
-      if (out.z != nullptr) write_values(x, front.rows, place.span, coefs, out.z, other, kPrepareThreads - 64);
+      if (out.z != nullptr) write_values(x, place, coefs, out.z, other, kPrepareThreads - 64);
     });
   } else {
-    if (out.z != nullptr) write_values(x, front.rows, place.span, coefs, out.z, thread, kPrepareThreads);
+    if (out.z != nullptr) write_values(x, place, coefs, out.z, thread, kPrepareThreads);
     finish_offline<kKey>(shared + Layout::kP, out);
   }
 }
