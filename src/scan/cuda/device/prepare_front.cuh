@@ -67,21 +67,35 @@ FW_DEVICE void store_floats(float* to, const float (&x)[kN]) {
 
 // Which chunk of which sequence and head a block has.
 struct ChunkPlace {
-  int64_t item;  // chunk * HV + value head
-  int n, hv;
+  int64_t item;         // chunk * HV + value head
+  int n, hv, key_head;  // sequence, value head, key head
+  int batch, token;     // of the chunk's first row in tensors [B, T, ...]
   ChunkSpan span;
 };
 FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
   ChunkPlace p;
+  const unsigned HV = static_cast<unsigned>(x.HV), group = static_cast<unsigned>(x.group);
   p.item = block_index_x();
-  const int chunk = static_cast<int>(block_index_x() / static_cast<unsigned>(x.HV));
-  p.hv = static_cast<int>(block_index_x() % static_cast<unsigned>(x.HV));
-  p.n = sequence_of_chunk(x.sequences, chunk);
-  p.span.first = (chunk - first_chunk(x.sequences, p.n)) * kChunk;
-  const int left = sequence_length(x.sequences, p.n) - p.span.first;
+  const unsigned chunk = block_index_x() / HV, hv = block_index_x() - chunk * HV;
+  p.hv = static_cast<int>(hv);
+  p.key_head = group == 1 ? p.hv : static_cast<int>(hv / group);
+  const SequenceArg& s = x.sequences;
+  p.n = s.chunk_base == nullptr ? static_cast<int>(chunk / static_cast<unsigned>(s.chunks)) : sequence_of_chunk(s, static_cast<int>(chunk));
+  p.span.first = (static_cast<int>(chunk) - first_chunk(s, p.n)) * kChunk;
+  p.batch = s.offsets != nullptr ? 0 : p.n;
+  p.token = p.span.first + (s.offsets != nullptr ? s.offsets[p.n] : 0);
+  const int left = sequence_length(s, p.n) - p.span.first;
   p.span.rows = left < kChunk ? left : kChunk;
   return p;
 }
+
+// A row of the chunk: rows_of (tokens.cuh) with the divisions of all tensors made once. The divisor is 1 or the group.
+FW_DEVICE char* row_address(const TokenArg& a, const ChunkPlace& place, int row) {
+  const int64_t offset = place.batch * a.stride_b + static_cast<int64_t>(place.token + row) * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
+  return static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4);
+}
+// Rows of the chunk, numbered from its first.
+FW_DEVICE Rows chunk_rows(const TokenArg& a, const ChunkPlace& place) { return {row_address(a, place, 0), a.stride_t, a.bf16}; }
 
 // Byte of this lane's channels of row r of its warp in a matrix of 32 kN columns.
 template <int kN>
@@ -90,48 +104,47 @@ FW_DEVICE uint32_t lane_offset(int r) {
   return static_cast<uint32_t>((column >> 6) * static_cast<int>(kPanelBytes) + row * 128 + ((((column >> 3) ^ r) & 7) << 4) + (column & 7) * 2);
 }
 
-// Whether a lane may read its kN channels of a row of float32 or bf16 in one piece; every channel is there.
-template <int kN>
-FW_DEVICE bool whole_rows(const Rows& rows, int dim, int alignment) {
-  const uintptr_t bits = reinterpret_cast<uintptr_t>(rows.data) | static_cast<uintptr_t>(rows.stride * (rows.bf16 != 0 ? 2 : 4));
-  return dim == 32 * kN && (bits & static_cast<uintptr_t>(alignment - 1)) == 0;
-}
-
 FW_DEVICE bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
 
-// Whether the raw rows of the key side can be fetched ahead into shared memory, to where the streams that are made of them will lie:
-// whole and aligned bf16 rows. A lane reads its channels of a row before it writes there. Other rows (float32, K in between, an erase
-// key of its own) are read from memory whenever they are wanted: slower, and nothing else.
-template <int kN>
-FW_DEVICE bool fetched_front(const Problem& x, const ChunkPlace& place) {
-  const auto whole = [&](const TokenArg& tensor) { return tensor.bf16 != 0 && whole_rows<kN>(rows_of(tensor, x.sequences, place.n, place.hv), x.K, 16); };
-  return !x.rule.uses_erase_key() && whole(x.in.q) && whole(x.in.k) && (!channel_erase(x.rule) || whole(x.in.erase_gate)) &&
-         (reinterpret_cast<uintptr_t>(x.m) & 15) == 0;
+// Raw rows of the key side that are whole (K = key), bf16 and aligned are fetched ahead into shared memory, to where the streams that
+// are made of them will lie: a lane reads its channels of a row before it writes there. Other rows (float32, K in between, an
+// erase key of its own) are read from memory whenever they are wanted: slower, and nothing else. The host decides.
+inline bool aligned_rows(const TokenArg& a) {
+  const auto bits = static_cast<uint64_t>((a.stride_b | a.stride_t | a.stride_h) * (a.bf16 != 0 ? 2 : 4)) | reinterpret_cast<uintptr_t>(a.data);
+  return (bits & 15) == 0;
+}
+inline bool can_fetch(const Problem& x, int key) {
+  const auto whole = [](const TokenArg& a) { return a.bf16 != 0 && aligned_rows(a); };
+  const Rule& rule = x.rule;
+  return x.K == key && !rule.uses_erase_key() && whole(x.in.q) && whole(x.in.k) &&
+         (!(rule.uses_erase_gate() && rule.erase == Gate::kChannel) || whole(x.in.erase_gate)) &&
+         (rule.decay != Decay::kChannel || aligned_rows(x.in.g)) && (reinterpret_cast<uintptr_t>(x.m) & 15) == 0;
 }
 
 template <int kN>
-FW_DEVICE void fetch_rows(const Problem& x, const TokenArg& tensor, const ChunkPlace& place, char* matrix) {
-  const Rows rows = rows_of(tensor, x.sequences, place.n, place.hv);
+FW_DEVICE void fetch_rows(const TokenArg& tensor, const ChunkPlace& place, char* matrix) {
   constexpr int kGranules = 4 * kN, kRows = 32 / kGranules;  // of a row; rows that the warp fetches at a time
   const int lane = static_cast<int>(lane_index()), granule = lane % kGranules, first = static_cast<int>(warp_index()) * kWarpRows + lane / kGranules;
-  const char* from = rows.data + (static_cast<int64_t>(place.span.first + first) * rows.stride + granule * 8) * 2;
+  const char* from = row_address(tensor, place, first) + granule * 16;
+  const int64_t step = tensor.stride_t * (2 * kRows);
   const uint32_t to = shared_address(matrix);
   FW_UNROLL
   for (int r = 0; r < kWarpRows; r += kRows) {
     const bool valid = first + r < place.span.rows;
-    cp_async_16(to + granule_offset(first + r, granule), valid ? from + r * rows.stride * 2 : rows.data, valid);
+    cp_async_16(to + granule_offset(first + r, granule), valid ? from : static_cast<const char*>(tensor.data), valid);
+    from += step;
   }
 }
 
-// The raw rows of the warp, if fetched; matrix: where those of q, k and the erase gate lie.
+// Where the raw rows of q, k and the erase gate lie.
 struct RawMatrices {
   char *q, *k, *b;
 };
 template <int kN>
 FW_DEVICE void fetch_front(const Problem& x, const ChunkPlace& place, const RawMatrices& raw) {
-  fetch_rows<kN>(x, x.in.k, place, raw.k);
-  fetch_rows<kN>(x, x.in.q, place, raw.q);
-  if (channel_erase(x.rule)) fetch_rows<kN>(x, x.in.erase_gate, place, raw.b);
+  fetch_rows<kN>(x.in.k, place, raw.k);
+  fetch_rows<kN>(x.in.q, place, raw.q);
+  if (channel_erase(x.rule)) fetch_rows<kN>(x.in.erase_gate, place, raw.b);
   cp_async_commit();
 }
 FW_DEVICE void front_arrived() {
@@ -158,13 +171,16 @@ FW_DEVICE RawKeyRow<kN> row_from_memory(const Problem& x, const FrontRows& rows,
   return none;
 }
 
-// M of row r of the warp, whole rows only: 1 past the chunk's rows.
+// M of this lane's channels, whole rows only: 1 past the chunk's rows.
+FW_DEVICE const float* m_row(const Problem& x, const ChunkPlace& place, int row) {
+  return x.m + ((first_token(x.sequences, place.n) + place.span.first + row) * x.H + place.key_head) * x.K;
+}
 template <int kN>
-FW_DEVICE void load_m(const Problem& x, const FrontRows& rows, const ChunkPlace& place, int r, float (&m)[kN]) {
+FW_DEVICE void load_m(const Problem& x, const ChunkPlace& place, int r, float (&m)[kN]) {
   const int row = static_cast<int>(warp_index()) * kWarpRows + r;
   FW_UNROLL
   for (int j = 0; j < kN; ++j) m[j] = 1;
-  if (row < place.span.rows) load_floats(rows.m + (place.span.first + row) * rows.m_stride + static_cast<int>(lane_index()) * kN, m);
+  if (row < place.span.rows) load_floats(m_row(x, place, row) + static_cast<int>(lane_index()) * kN, m);
 }
 
 // Sums over the warp of eight numbers a lane: number lane / 4 of them.
@@ -189,15 +205,16 @@ FW_DEVICE float sum_rows(const float (&x)[kWarpRows]) {
 }
 
 // Mean over the channels of a gate, of the rows of the warp: that of row lane / 4.
-FW_DEVICE float mean_gate(const Rows& rows, const ChunkSpan& span, int dim) {
+FW_DEVICE float mean_gate(const TokenArg& gate, const ChunkPlace& place, int dim) {
+  const Rows rows = chunk_rows(gate, place);
   const int first = static_cast<int>(warp_index()) * kWarpRows, lane = static_cast<int>(lane_index());
   float mean = 0;
   FW_NO_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     float sum = 0;
-    if (first + r < span.rows) {
+    if (first + r < place.span.rows) {
       FW_NO_UNROLL
-      for (int i = lane; i < dim; i += 32) sum += load_element(rows, span.first + first + r, i);
+      for (int i = lane; i < dim; i += 32) sum += load_element(rows, first + r, i);
     }
     sum = warp_sum(sum) / static_cast<float>(dim);
     if (lane / 4 == r) mean = sum;
@@ -205,9 +222,25 @@ FW_DEVICE float mean_gate(const Rows& rows, const ChunkSpan& span, int dim) {
   return mean;
 }
 
+// The gates of a row that are one number each.
+FW_DEVICE void row_gates(const Problem& x, const ChunkPlace& place, int row, FrontScalars<float>& s) {
+  const Rule& rule = x.rule;
+  const auto gate = [&](const TokenArg& a) {
+    const void* at = row_address(a, place, row);
+    return a.bf16 != 0 ? bf16_value(*static_cast<const uint16_t*>(at)) : *static_cast<const float*>(at);
+  };
+  if (rule.uses_beta()) s.beta = gate(x.in.beta);
+  if (rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(rule.lambda);
+  if (rule.uses_lambda()) s.lambda = gate(x.in.lambda);
+  if (rule.uses_read_correction()) s.read = gate(x.in.read_correction);
+  if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = gate(x.in.erase_gate);
+  if (rule.write == Gate::kScalar) s.write = gate(x.in.write_gate);
+  if (rule.normaliser == Normaliser::kGated && x.m != nullptr) s.alpha_p = expf(gate(x.in.precond_g)), s.beta_p = gate(x.in.precond_beta);
+}
+
 // The norms that a rule's coefficients need, of row lane / 4 of the warp.
 template <int kN>
-FW_DEVICE void fetched_norms(const Problem& x, const FrontRows& rows, const ChunkPlace& place, const RawMatrices& raw, FrontScalars<float>& s) {
+FW_DEVICE void fetched_norms(const Problem& x, const ChunkPlace& place, const RawMatrices& raw, FrontScalars<float>& s) {
   float part[kWarpRows], y[kN];
   if (x.rule.q_norm == Norm::kL2) {
     FW_UNROLL
@@ -234,16 +267,17 @@ FW_DEVICE void fetched_norms(const Problem& x, const FrontRows& rows, const Chun
     for (int r = 0; r < kWarpRows; ++r) {
       float m[kN];
       fetched_row(raw.k, r, y);
-      if (rows.m != nullptr) load_m(x, rows, place, r, m);
+      if (x.m != nullptr) load_m(x, place, r, m);
       part[r] = 0;
       FW_UNROLL
-      for (int j = 0; j < kN; ++j) part[r] += (rows.m != nullptr ? m[j] : 1.0f) * y[j] * y[j];
+      for (int j = 0; j < kN; ++j) part[r] += (x.m != nullptr ? m[j] : 1.0f) * y[j] * y[j];
     }
     s.kmk = sum_rows(part);
   }
 }
 template <int kN>
-FW_DEVICE void norms_from_memory(const Problem& x, const FrontRows& rows, const ChunkPlace& place, FrontScalars<float>& s) {
+FW_DEVICE void norms_from_memory(const Problem& x, const ChunkPlace& place, FrontScalars<float>& s) {
+  const FrontRows rows = front_rows(x, place.n, place.hv);
   FW_NO_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     const RawKeyRow<kN> row = row_from_memory<kN>(x, rows, place, r);
@@ -266,19 +300,19 @@ struct RowCoefs {
 
 // Coefficients of the warp's rows, into coefs[64]; the warp itself may read its own afterwards.
 template <int kN>
-FW_DEVICE void make_coefs(const Problem& x, const FrontRows& rows, const ChunkPlace& place, bool fetched, const RawMatrices& raw, RowCoefs* coefs) {
+FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetched, const RawMatrices& raw, RowCoefs* coefs) {
   const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + lane / 4;
   const bool valid = row < place.span.rows;
   FrontScalars<float> s;
-  if (valid) front_gates(x, rows, place.span.first + row, s);
+  if (valid) row_gates(x, place, row, s);
   if (fetched) {
     front_arrived();
-    fetched_norms<kN>(x, rows, place, raw, s);
+    fetched_norms<kN>(x, place, raw, s);
   } else {
-    norms_from_memory<kN>(x, rows, place, s);
+    norms_from_memory<kN>(x, place, s);
   }
-  if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kAveraged) s.erase = mean_gate(rows.b, place.span, x.K);
-  if (x.rule.write == Gate::kAveraged) s.write = mean_gate(rows.c, place.span, x.V);
+  if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kAveraged) s.erase = mean_gate(x.in.erase_gate, place, x.K);
+  if (x.rule.write == Gate::kAveraged) s.write = mean_gate(x.in.write_gate, place, x.V);
   const FrontCoefs<float> c = front_coefs(x.rule, x.scale, s);
   if (lane % 4 == 0) {
     coefs[row].read_erase = valid ? make_float4(c.r_q, c.r_k, c.e_k, c.e_q) : make_float4(0, 0, 0, 0);
@@ -289,10 +323,10 @@ FW_DEVICE void make_coefs(const Problem& x, const FrontRows& rows, const ChunkPl
 
 // Calls body(r, streams) for the rows of the warp: unrolled where they were fetched, r a number of type int in either case.
 template <int kN, class Body>
-FW_DEVICE void for_each_row(const Problem& x, const FrontRows& rows, const ChunkPlace& place, bool fetched, const RawMatrices& raw, const RowCoefs* coefs,
-                            Body&& body) {
+FW_DEVICE void for_each_row(const Problem& x, const ChunkPlace& place, bool fetched, const RawMatrices& raw, const RowCoefs* coefs, Body&& body) {
   coefs += warp_index() * kWarpRows;
   if (!fetched) {
+    const FrontRows rows = front_rows(x, place.n, place.hv);
     FW_NO_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
       FrontCoefs<float> c;
@@ -306,9 +340,9 @@ FW_DEVICE void for_each_row(const Problem& x, const FrontRows& rows, const Chunk
   float m[4][kN];
   FW_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
-    if (rows.m != nullptr && r % 4 == 0) {
+    if (x.m != nullptr && r % 4 == 0) {
       FW_UNROLL
-      for (int i = 0; i < 4; ++i) load_m(x, rows, place, r + i, m[i]);
+      for (int i = 0; i < 4; ++i) load_m(x, place, r + i, m[i]);
     }
     const float4 c = coefs[r].read_erase;
     const float w_k = coefs[r].rest.y;
@@ -328,7 +362,7 @@ FW_DEVICE void for_each_row(const Problem& x, const FrontRows& rows, const Chunk
       FW_UNROLL
       for (int j = 0; j < kN; ++j) s.e[j] *= b[j];
     }
-    if (rows.m != nullptr) {
+    if (x.m != nullptr) {
       FW_UNROLL
       for (int j = 0; j < kN; ++j) s.r[j] *= on_read ? m[r % 4][j] : 1.0f, s.w[j] *= on_read ? 1.0f : m[r % 4][j];
     }

@@ -160,8 +160,7 @@ FW_DEVICE void read_products(uint32_t p, uint32_t a, char* m) {
 
 // Z = z_v c (.) v of all value columns as panels, 0 past V and past the chunk's rows, by threads `thread`, + threads, ...
 FW_DEVICE void write_values(const Problem& x, const ChunkPlace& place, const RowCoefs* coefs, uint16_t* z, int thread, int threads) {
-  const Rows values = rows_of(x.in.v, x.sequences, place.n, place.hv), gates = rows_of(x.in.write_gate, x.sequences, place.n, place.hv);
-  const ChunkSpan& span = place.span;
+  const Rows values = chunk_rows(x.in.v, place), gates = chunk_rows(x.in.write_gate, place);
   const int blocks = (x.V + kValueBlock - 1) / kValueBlock;
   const bool gate = x.rule.write == Gate::kChannel;
   for (int i = thread; i < blocks * 512; i += threads) {
@@ -169,9 +168,9 @@ FW_DEVICE void write_values(const Problem& x, const ChunkPlace& place, const Row
     float v[8], c[8];
     FW_UNROLL
     for (int j = 0; j < 8; ++j) v[j] = 0, c[j] = 1;
-    if (row < span.rows) {
-      load_channels(values, span.first + row, granule * 8, x.V, v);
-      if (gate) load_channels(gates, span.first + row, granule * 8, x.V, c);
+    if (row < place.span.rows) {
+      load_channels(values, row, granule * 8, x.V, v);
+      if (gate) load_channels(gates, row, granule * 8, x.V, c);
     }
     const float z_v = coefs[row].rest.z;
     FW_UNROLL

@@ -45,14 +45,14 @@ FW_DEVICE void decay_row(const Problem& x, const Rows& rows, const ChunkPlace& p
   const int row = static_cast<int>(warp_index()) * kWarpRows + r;
   FW_UNROLL
   for (int j = 0; j < kN; ++j) alpha[j] = 0;
-  if (row < place.span.rows) load_channels(rows, place.span.first + row, static_cast<int>(lane_index()) * kN, x.K, alpha);
+  if (row < place.span.rows) load_channels(rows, row, static_cast<int>(lane_index()) * kN, x.K, alpha);
   exponentials(alpha);
 }
 template <int kN>
 FW_DEVICE void decay_rows(const Rows& rows, const ChunkPlace& place, float (&alpha)[kWarpRows][kN]) {
   const int channel = static_cast<int>(lane_index()) * kN, first = static_cast<int>(warp_index()) * kWarpRows;
   const int width = rows.bf16 != 0 ? 2 : 4;
-  const char* from = rows.data + (static_cast<int64_t>(place.span.first + first) * rows.stride + channel) * width;
+  const char* from = rows.data + (first * rows.stride + channel) * width;
   FW_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     FW_UNROLL
@@ -153,8 +153,9 @@ FW_DEVICE void channel_row(int r, const KeyStreams<kKey / 32>& s, const float (&
 
 // Khat of the warp's rows by products from the last row on, where D will not do.
 template <int kKey, bool kOnline>
-FW_DEVICE void bounded_keys(const Problem& x, const FrontRows& rows, const Rows& decays, const ChunkPlace& place, const RowCoefs* coefs,
-                            const float (&behind)[kKey / 32], char* shared, const ChunkImages<kKey>& out) {
+FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkPlace& place, const RowCoefs* coefs, const float (&behind)[kKey / 32], char* shared,
+                            const ChunkImages<kKey>& out) {
+  const FrontRows rows = front_rows(x, place.n, place.hv);
   constexpr int kN = kKey / 32;
   float suffix[kN];
   FW_UNROLL
@@ -263,7 +264,7 @@ FW_DEVICE void channel_pairs(char* shared, const BlockDecays<kKey>& decays) {
 }
 
 template <int kKey, bool kOnline>
-__global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_channel_kernel(const __grid_constant__ PrepareArgs args) {
+__global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(const __grid_constant__ PrepareArgs args, int fetched) {
   using Layout = ChannelLayout<kKey, kOnline>;
   constexpr int kN = kKey / 32;
   const Problem& x = args.problem;
@@ -275,10 +276,8 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_chan
   const int thread = static_cast<int>(thread_index()), warp = static_cast<int>(warp_index()), channel = static_cast<int>(lane_index()) * kN;
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
-  const Rows decay_tensor = rows_of(x.in.g, x.sequences, place.n, place.hv);
-  const bool fetched = fetched_front<kN>(x, place) && whole_rows<kN>(decay_tensor, x.K, 4 * kN);
-  if (fetched) fetch_front<kN>(x, place, raw);
-  const FrontRows rows = front_rows(x, place.n, place.hv);
+  const Rows decay_tensor = chunk_rows(x.in.g, place);
+  if (fetched != 0) fetch_front<kN>(x, place, raw);
   float alpha[kWarpRows][kN];
   ChannelDecays<kN> d;
   bool exact = true;
@@ -293,7 +292,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_chan
         exact = exact && row[j] >= kLowestDecay;
       }
     };
-    if (fetched) {
+    if (fetched != 0) {
       decay_rows(decay_tensor, place, alpha);
       FW_UNROLL
       for (int r = 0; r < kWarpRows; ++r) multiply(alpha[r]);
@@ -308,7 +307,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_chan
     store_floats(decays.total[warp] + channel, total);
     store_floats(decays.bounded[warp] + channel, d.bounded_total);
   }
-  make_coefs<kN>(x, rows, place, fetched, raw, coefs);
+  make_coefs<kN>(x, place, fetched != 0, raw, coefs);
   sync_threads();
   if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].rest.z : thread < place.span.rows ? 1.0f : 0.0f;
   {
@@ -319,15 +318,15 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_chan
       if (out.backward != nullptr) store_floats(out.backward->gamma + channel, all);
     }
   }
-  for_each_row<kN>(x, rows, place, fetched, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
-    if (fetched) {
+  for_each_row<kN>(x, place, fetched != 0, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
+    if (fetched != 0) {
       channel_row<kKey, kOnline>(r, s, alpha[r], exact, d, shared, out);
     } else {
       decay_row(x, decay_tensor, place, r, alpha[0]);
       channel_row<kKey, kOnline>(r, s, alpha[0], exact, d, shared, out);
     }
   });
-  if (!exact) bounded_keys<kKey, kOnline>(x, rows, decay_tensor, place, coefs, d.behind, shared, out);
+  if (!exact) bounded_keys<kKey, kOnline>(x, decay_tensor, place, coefs, d.behind, shared, out);
   sync_threads();
   channel_pairs<kKey, kOnline>(shared, decays);
 
@@ -355,7 +354,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_chan
 template <int kKey, bool kOnline>
 void launch_channel(const PrepareArgs& args, int64_t chunks, void* stream) {
   launch(prepare_channel_kernel<kKey, kOnline>, Dim3{static_cast<unsigned>(chunks * args.problem.HV)}, kPrepareThreads, ChannelLayout<kKey, kOnline>::kBytes,
-         stream, args);
+         stream, args, static_cast<int>(can_fetch(args.problem, kKey)));
 }
 
 }  // namespace

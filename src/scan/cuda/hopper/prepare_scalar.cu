@@ -19,10 +19,10 @@ FW_DEVICE void scalar_decays(const Problem& x, const ChunkPlace& place, ScalarDe
   const int lane = static_cast<int>(lane_index());
   float g[2] = {0, 0};
   if (x.rule.decay == Decay::kScalar) {
-    const Rows rows = rows_of(x.in.g, x.sequences, place.n, place.hv);
+    const Rows rows = chunk_rows(x.in.g, place);
     FW_UNROLL
     for (int i = 0; i < 2; ++i) {
-      if (2 * lane + i < place.span.rows) g[i] = load_element(rows, place.span.first + 2 * lane + i, 0) * kLog2E;
+      if (2 * lane + i < place.span.rows) g[i] = load_element(rows, 2 * lane + i, 0) * kLog2E;
     }
   } else if (x.rule.decay == Decay::kConstant) {  // log(constant_decay(head)) of rule/decay.h
     const float decay = log1pf(-exp2f(-5.0f - static_cast<float>(place.hv))) * kLog2E;
@@ -144,7 +144,7 @@ FW_DEVICE void scalar_pairs(char* shared, const float* pair) {
 }
 
 template <int kKey, bool kOnline>
-__global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_scalar_kernel(const __grid_constant__ PrepareArgs args) {
+__global__ void __launch_bounds__(kPrepareThreads, 3) prepare_scalar_kernel(const __grid_constant__ PrepareArgs args, int fetched) {
   using Layout = ScalarLayout<kKey, kOnline>;
   constexpr int kN = kKey / 32;
   const Problem& x = args.problem;
@@ -156,9 +156,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_scal
   const int thread = static_cast<int>(thread_index());
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
-  const bool fetched = fetched_front<kN>(x, place);
-  if (fetched) fetch_front<kN>(x, place, raw);
-  const FrontRows rows = front_rows(x, place.n, place.hv);
+  if (fetched != 0) fetch_front<kN>(x, place, raw);
   if (warp_index() == 0) {
     float gamma_end;
     scalar_decays(x, place, decays, gamma_end);
@@ -168,10 +166,10 @@ __global__ void __launch_bounds__(kPrepareThreads, kOnline ? 2 : 3) prepare_scal
       if (out.backward != nullptr) out.backward->gamma[thread + 32 * j] = gamma_end;
     }
   }
-  make_coefs<kN>(x, rows, place, fetched, raw, coefs);
+  make_coefs<kN>(x, place, fetched != 0, raw, coefs);
   sync_threads();
   if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].rest.z : thread < place.span.rows ? 1.0f : 0.0f;
-  for_each_row<kN>(x, rows, place, fetched, raw, coefs,
+  for_each_row<kN>(x, place, fetched != 0, raw, coefs,
                    [&](int r, const KeyStreams<kN>& s) { scalar_row<kKey, kOnline>(r, s, shared, decays, out); });
   sync_threads();
   scalar_pairs<kKey, kOnline>(shared, decays.pair);
@@ -193,7 +191,8 @@ template <int kKey, bool kOnline>
 void launch_scalar(const PrepareArgs& args, int64_t chunks, void* stream) {
   using Layout = ScalarLayout<kKey, kOnline>;
   const uint32_t bytes = kOnline && args.backward != nullptr ? Layout::kBackwardBytes : Layout::kForwardBytes;
-  launch(prepare_scalar_kernel<kKey, kOnline>, Dim3{static_cast<unsigned>(chunks * args.problem.HV)}, kPrepareThreads, bytes, stream, args);
+  launch(prepare_scalar_kernel<kKey, kOnline>, Dim3{static_cast<unsigned>(chunks * args.problem.HV)}, kPrepareThreads, bytes, stream, args,
+         static_cast<int>(can_fetch(args.problem, kKey)));
 }
 
 }  // namespace
