@@ -1,7 +1,6 @@
 // The adjoint of the preconditioner, chunk-parallel: from the last token of a chunk to the first, with D the gradient of A,
 //     D += dM dM/dA_t     dg = alpha D.A_{t-1}     dbeta = D.khat^2     dkhat = 2 beta D khat     D = alpha D (+ dM dM/dA_{t-1}, the forms of the A before)
 // A first kernel has what each chunk makes of D = 0, a second D behind every chunk, a third the gradients. See kernels.h.
-#include "base/error.h"
 #include "scan/cuda/device/precond_chunk.cuh"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/launch.h"
@@ -51,9 +50,9 @@ FW_DEVICE float run_back(const PrecondMap<float>& map, const ChunkPlace& c, cons
   return d;
 }
 
-// kSums: the first kernel, else the third. kColumns: warps of 64 channels at most.
-template <bool kSums, int kColumns>
-__global__ void __launch_bounds__(32 * kRuns * kColumns, 1) precond_backward_kernel(const __grid_constant__ PrecondBackwardArgs a) {
+// kSums: the first kernel, else the third.
+template <bool kSums>
+__global__ void __launch_bounds__(512, 1) precond_backward_kernel(const __grid_constant__ PrecondBackwardArgs a) {
   const Problem& x = a.problem;
   ChunkShared& shared = *reinterpret_cast<ChunkShared*>(shared_memory());
   // The third from the last chunk on: what the first has left in the cache.
@@ -164,10 +163,7 @@ __global__ void __launch_bounds__(32 * kRuns * kColumns, 1) precond_backward_ker
         add_run(reinterpret_cast<const float*>(rows.data) + c.token * rows.stride, rows.stride, c.count, c.channel, x.K, da);
       }
     }
-#pragma unroll
-    for (int j = 0; j < kRun; ++j) {
-      if (j < c.count) store_channels(dk, c.token + j, c.channel, x.K, da[j]);
-    }
+    store_run(dk, c.token, c.count, c.channel, x.K, da);
   }
 }
 
@@ -180,28 +176,19 @@ __global__ void __launch_bounds__(kCenterThreads) precond_center_kernel(const fl
   if (thread_index() == 0) out[h * stride] = sum;
 }
 
-template <int kColumns>
-void launch_columns(const PrecondBackwardArgs& args, int64_t chunks, void* stream) {
-  const Problem& x = args.problem;
-  const Dim3 grid{static_cast<unsigned>(chunks * x.H)};
-  const unsigned threads = static_cast<unsigned>(32 * kRuns * precond_columns(x.K));
-  launch(precond_backward_kernel<true, kColumns>, grid, threads, sizeof(ChunkShared), stream, args);
-  ChunkWalk walk{args.scratch, 2 * x.K + 2, args.scratch + x.K + 1, 2 * x.K + 2, args.d_final_precond, args.d_initial_precond, nullptr};
-  walk_chunks<true>(x, walk, stream);
-  const size_t kept = sizeof(float2) * kChunk * 32 * static_cast<size_t>(precond_columns(x.K));
-  launch(precond_backward_kernel<false, kColumns>, grid, threads, sizeof(ChunkShared) + kept, stream, args);
-}
-
 }  // namespace
 
 void precond_backward(const PrecondBackwardArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   if (x.K > 256) fail_internal("precond_backward: expected K <= 256, got {}", x.K);
-  if (x.K <= 128) {
-    launch_columns<2>(args, chunks, stream);
-  } else {
-    launch_columns<4>(args, chunks, stream);
-  }
+  const Dim3 grid{static_cast<unsigned>(chunks * x.H)};
+  const int columns = precond_columns(x.K);
+  const unsigned threads = static_cast<unsigned>(32 * kRuns * columns);
+  launch(precond_backward_kernel<true>, grid, threads, sizeof(ChunkShared), stream, args);
+  ChunkWalk walk{args.scratch, 2 * x.K + 2, args.scratch + x.K + 1, 2 * x.K + 2, args.d_final_precond, args.d_initial_precond, nullptr};
+  walk_chunks<true>(x, walk, stream);
+  const size_t kept = sizeof(float2) * kChunk * 32 * static_cast<size_t>(columns);
+  launch(precond_backward_kernel<false>, grid, threads, sizeof(ChunkShared) + kept, stream, args);
   if (args.dcenter == nullptr) return;
   launch(precond_center_kernel, Dim3{static_cast<unsigned>(x.H)}, kCenterThreads, 0, stream, args.dcenter_parts, chunks, x.H, args.dcenter,
          args.dcenter_stride);

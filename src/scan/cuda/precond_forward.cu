@@ -1,6 +1,5 @@
 // The diagonal preconditioner forward (recurrence.md section 3; rule/precond.h), chunk-parallel: what each chunk does to A, the A
 // before every chunk, then M of every token. One chunk a sequence is one kernel. See kernels.h.
-#include "base/error.h"
 #include "scan/cuda/device/precond_chunk.cuh"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/launch.h"

@@ -6,7 +6,6 @@
 // Every thread reads back only what it wrote itself. See kernels.h.
 #include <cmath>
 
-#include "base/error.h"
 #include "scan/cuda/device/state_rows.cuh"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/launch.h"

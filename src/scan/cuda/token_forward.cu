@@ -1,6 +1,5 @@
 // The recurrence one token at a time (recurrence.md section 1) in float32: decode, short inputs, the oracle. A block has a tile of
 // value rows of one sequence and value head; its warps share nothing. See kernels.h.
-#include "base/error.h"
 #include "scan/cuda/device/state_rows.cuh"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/launch.h"

@@ -2,7 +2,10 @@
 // in the emulation, and returns doubles. Outputs and workspaces begin as NaN.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <string>

@@ -43,11 +43,14 @@ FW_DEVICE void load_run(const Rows& rows, int64_t t, int count, int i, int K, Ru
     }
     return;
   }
-#pragma unroll
+  RunRows slow;  // in local memory: this path shall not cost the other registers
+  FW_NO_UNROLL
   for (int j = 0; j < kRun; ++j) {
-    x[j][0] = j < count && i < K ? load_element(rows, t + j, i) : 0.0f;
-    x[j][1] = j < count && i + 1 < K ? load_element(rows, t + j, i + 1) : 0.0f;
+    slow[j][0] = j < count && i < K ? load_element(rows, t + j, i) : 0.0f;
+    slow[j][1] = j < count && i + 1 < K ? load_element(rows, t + j, i + 1) : 0.0f;
   }
+#pragma unroll
+  for (int j = 0; j < kRun; ++j) x[j][0] = slow[j][0], x[j][1] = slow[j][1];
 }
 
 // x += the same of a float32 tensor.
@@ -61,10 +64,41 @@ FW_DEVICE void add_run(const float* rows, int64_t stride, int count, int i, int 
     }
     return;
   }
-#pragma unroll
+  RunRows slow;
+  FW_NO_UNROLL
   for (int j = 0; j < kRun; ++j) {
-    x[j][0] += j < count && i < K ? p[j * stride] : 0.0f;
-    x[j][1] += j < count && i + 1 < K ? p[j * stride + 1] : 0.0f;
+    slow[j][0] = j < count && i < K ? p[j * stride] : 0.0f;
+    slow[j][1] = j < count && i + 1 < K ? p[j * stride + 1] : 0.0f;
+  }
+#pragma unroll
+  for (int j = 0; j < kRun; ++j) x[j][0] += slow[j][0], x[j][1] += slow[j][1];
+}
+
+FW_DEVICE void store_run(const Rows& rows, int64_t t, int count, int i, int K, const RunRows& x) {
+  const int size = rows.bf16 != 0 ? 2 : 4;
+  char* p = rows.data + (t * rows.stride + i) * size;
+  const int64_t step = rows.stride * size;
+  if (i + 2 <= K && reinterpret_cast<uintptr_t>(p) % (2 * size) == 0 && step % (2 * size) == 0) {
+    if (rows.bf16 != 0) {
+#pragma unroll
+      for (int j = 0; j < kRun; ++j) {
+        if (j < count) *reinterpret_cast<uint32_t*>(p + j * step) = pack_bf16(x[j][0], x[j][1]);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kRun; ++j) {
+        if (j < count) *reinterpret_cast<float2*>(p + j * step) = make_float2(x[j][0], x[j][1]);
+      }
+    }
+    return;
+  }
+  RunRows slow;
+#pragma unroll
+  for (int j = 0; j < kRun; ++j) slow[j][0] = x[j][0], slow[j][1] = x[j][1];
+  FW_NO_UNROLL
+  for (int j = 0; j < count && j < kRun; ++j) {
+    if (i < K) store_element(rows, t + j, i, slow[j][0]);
+    if (i + 1 < K) store_element(rows, t + j, i + 1, slow[j][1]);
   }
 }
 

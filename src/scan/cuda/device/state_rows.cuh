@@ -132,15 +132,20 @@ FW_DEVICE void load_state(const StateRef& state, int v0, int V, int K, int lane,
     }
     return;
   }
+  float slow[kRows * kN];  // in local memory: this path shall not cost the others registers
+  FW_NO_UNROLL
+  for (int e = 0; e < kRows * kN; ++e) {
+    const int i = e / kN, j = e % kN;
+    slow[e] = 0;
+    if (v0 + i < V && first + j < K) {
+      const int64_t at = (v0 + i) * state.stride_v + (first + j) * state.stride_k;
+      slow[e] = state.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(state.data)[at]) : reinterpret_cast<const float*>(state.data)[at];
+    }
+  }
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
 #pragma unroll
-    for (int j = 0; j < kN; ++j) {
-      if (v0 + i < V && first + j < K) {
-        const int64_t at = (v0 + i) * state.stride_v + (first + j) * state.stride_k;
-        s[i][j] = state.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(state.data)[at]) : reinterpret_cast<const float*>(state.data)[at];
-      }
-    }
+    for (int j = 0; j < kN; ++j) s[i][j] = slow[i * kN + j];
   }
 }
 
@@ -168,17 +173,21 @@ FW_DEVICE void store_state(const StateRef& state, int v0, int V, int K, int lane
     }
     return;
   }
+  float slow[kRows * kN];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
 #pragma unroll
-    for (int j = 0; j < kN; ++j) {
-      if (v0 + i < V && first + j < K) {
-        const int64_t at = (v0 + i) * state.stride_v + (first + j) * state.stride_k;
-        if (state.bf16 != 0) {
-          reinterpret_cast<uint16_t*>(state.data)[at] = bf16_bits(s[i][j]);
-        } else {
-          reinterpret_cast<float*>(state.data)[at] = s[i][j];
-        }
+    for (int j = 0; j < kN; ++j) slow[i * kN + j] = s[i][j];
+  }
+  FW_NO_UNROLL
+  for (int e = 0; e < kRows * kN; ++e) {
+    const int i = e / kN, j = e % kN;
+    if (v0 + i < V && first + j < K) {
+      const int64_t at = (v0 + i) * state.stride_v + (first + j) * state.stride_k;
+      if (state.bf16 != 0) {
+        reinterpret_cast<uint16_t*>(state.data)[at] = bf16_bits(slow[e]);
+      } else {
+        reinterpret_cast<float*>(state.data)[at] = slow[e];
       }
     }
   }
