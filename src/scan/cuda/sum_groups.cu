@@ -12,8 +12,8 @@ constexpr int kThreads = 256;
 
 // A warp has one token and key head, a lane kN neighbouring channels.
 template <int kN>
-__global__ void __launch_bounds__(kThreads) sum_groups_kernel(const float* in, int dim, const __grid_constant__ TokenArg out,
-                                                              const __grid_constant__ SequenceArg sequences, unsigned rows, unsigned H, int group) {
+__global__ void __launch_bounds__(kThreads, 4) sum_groups_kernel(const float* in, int dim, const __grid_constant__ TokenArg out,
+                                                                 const __grid_constant__ SequenceArg sequences, unsigned rows, unsigned H, int group) {
   const unsigned step = grid_size_x() * (kThreads / 32), T = sequences.T > 0 ? static_cast<unsigned>(sequences.T) : 1;
   for (unsigned row = block_index_x() * (kThreads / 32) + warp_index(); row < rows; row += step) {
     const unsigned token = row / H, h = row - token * H;
