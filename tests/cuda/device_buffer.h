@@ -17,7 +17,7 @@ class DeviceBuffer {
     void* memory = nullptr;
     if (posix_memalign(&memory, 256, bytes())) std::abort();
     data_ = static_cast<T*>(memory);
-    std::memcpy(memory, values.data(), bytes());
+    if (!values.empty()) std::memcpy(memory, values.data(), bytes());
 #else
     check(cudaMalloc(&data_, bytes()), "cudaMalloc");
     check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice), "copy to the device");
@@ -40,7 +40,7 @@ class DeviceBuffer {
   std::vector<T> download() const {
     std::vector<T> values(size_);
 #ifdef FW_CUDA_EMULATION
-    std::memcpy(values.data(), data_, bytes());
+    if (!values.empty()) std::memcpy(values.data(), data_, bytes());
 #else
     check(cudaDeviceSynchronize(), "kernel");
     check(cudaMemcpy(values.data(), data_, bytes(), cudaMemcpyDeviceToHost), "copy from the device");

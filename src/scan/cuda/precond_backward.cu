@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(512, 1) precond_backward_kernel(const __grid_c
   const Problem& x = a.problem;
   ChunkShared& shared = *reinterpret_cast<ChunkShared*>(shared_memory());
   // The third from the last chunk on: what the first has left in the cache.
-  const ChunkPlace c = chunk_place(x, kSums ? static_cast<int64_t>(block_index_x()) : static_cast<int64_t>(grid_size_x()) - 1 - block_index_x());
+  const ChunkPlace c = chunk_place(x, kSums ? block_index_x() : grid_size_x() - 1 - block_index_x());
   const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
   float* const maps = a.scratch + place * (2 * x.K + 2);
   const bool real = c.channel < x.K;

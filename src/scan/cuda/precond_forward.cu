@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(512, 1) precond_rows_kernel(const __grid_const
   const Problem& x = a.problem;
   ChunkShared& shared = *reinterpret_cast<ChunkShared*>(shared_memory());
   // From the last chunk on: its keys are what the sums have left in the cache.
-  const ChunkPlace c = chunk_place(x, static_cast<int64_t>(grid_size_x()) - 1 - block_index_x());
+  const ChunkPlace c = chunk_place(x, grid_size_x() - 1 - block_index_x());
   const int slot = a.slots != nullptr ? a.slots[c.n] : c.n;
   if (slot < 0) return;
   RunRows k;

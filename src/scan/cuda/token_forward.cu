@@ -17,8 +17,8 @@ template <int kN, int kRows, bool kOne>
 __global__ void __launch_bounds__(max_threads(kRows), min_blocks(kN, kRows, kOne)) token_forward_kernel(const __grid_constant__ TokenForwardArgs a, int tiles) {
   const Problem& x = a.problem;
   const int lane = static_cast<int>(lane_index()), warps = static_cast<int>(block_size() / 32);
-  const int64_t item = block_index_x() / static_cast<unsigned>(tiles);
-  const int n = static_cast<int>(item / x.HV), hv = static_cast<int>(item % x.HV);
+  const unsigned item = block_index_x() / static_cast<unsigned>(tiles), heads = static_cast<unsigned>(x.HV);
+  const int n = static_cast<int>(item / heads), hv = static_cast<int>(item % heads);
   const int v0 = (static_cast<int>(block_index_x() % static_cast<unsigned>(tiles)) * warps + static_cast<int>(warp_index())) * kRows;
   const int slot = a.slots != nullptr ? a.slots[n] : n;
   if (slot < 0 || v0 >= x.V) return;

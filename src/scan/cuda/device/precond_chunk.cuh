@@ -27,7 +27,7 @@ FW_DEVICE void load_run(const Rows& rows, int64_t t, int count, int i, int K, Ru
   const int size = rows.bf16 != 0 ? 2 : 4;
   const char* p = rows.data + (t * rows.stride + i) * size;
   const int64_t step = rows.stride * size;
-  if (i + 2 <= K && reinterpret_cast<uintptr_t>(p) % (2 * size) == 0 && step % (2 * size) == 0) {
+  if (i + 2 <= K && ((reinterpret_cast<uintptr_t>(p) | static_cast<uintptr_t>(step)) & static_cast<uintptr_t>(2 * size - 1)) == 0) {
     if (rows.bf16 != 0) {
       uint32_t words[kRun];
 #pragma unroll
@@ -78,7 +78,7 @@ FW_DEVICE void store_run(const Rows& rows, int64_t t, int count, int i, int K, c
   const int size = rows.bf16 != 0 ? 2 : 4;
   char* p = rows.data + (t * rows.stride + i) * size;
   const int64_t step = rows.stride * size;
-  if (i + 2 <= K && reinterpret_cast<uintptr_t>(p) % (2 * size) == 0 && step % (2 * size) == 0) {
+  if (i + 2 <= K && ((reinterpret_cast<uintptr_t>(p) | static_cast<uintptr_t>(step)) & static_cast<uintptr_t>(2 * size - 1)) == 0) {
     if (rows.bf16 != 0) {
 #pragma unroll
       for (int j = 0; j < kRun; ++j) {
@@ -110,10 +110,10 @@ struct ChunkPlace {
   int token, count;  // the run's first token of the sequence, and how many of its tokens exist (0 or less: none)
   int channel;       // the first of this lane's two
 };
-FW_DEVICE ChunkPlace chunk_place(const Problem& x, int64_t item) {
+FW_DEVICE ChunkPlace chunk_place(const Problem& x, unsigned item) {
   ChunkPlace c;
-  c.chunk = static_cast<int>(item / x.H);
-  c.h = static_cast<int>(item % x.H);
+  c.chunk = static_cast<int>(item / static_cast<unsigned>(x.H));
+  c.h = static_cast<int>(item % static_cast<unsigned>(x.H));
   c.n = sequence_of_chunk(x.sequences, c.chunk);
   c.first = (c.chunk - first_chunk(x.sequences, c.n)) * kChunk;
   c.rows = sequence_length(x.sequences, c.n) - c.first;

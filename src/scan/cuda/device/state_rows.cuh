@@ -72,10 +72,13 @@ enum class StatePath { kChannels, kValues, kElements };
 template <int kN, int kRows>
 FW_DEVICE StatePath state_path(const StateRef& s, int v0, int V, int K) {
   const int size = s.bf16 != 0 ? 2 : 4;
-  const int64_t channels = kN * size < 16 ? kN * size : 16, values = kRows * size < 16 ? kRows * size : 16;
+  // Vectors lie at multiples of their size, a power of two, or of 16.
+  const uintptr_t channels = static_cast<uintptr_t>(kN * size < 16 ? kN * size : 16) - 1,
+                  values = static_cast<uintptr_t>(kRows * size < 16 ? kRows * size : 16) - 1;
   const auto base = reinterpret_cast<uintptr_t>(s.data);
-  if (s.stride_k == 1 && K % kN == 0 && base % channels == 0 && s.stride_v * size % channels == 0) return StatePath::kChannels;
-  if (s.stride_v == 1 && v0 + kRows <= V && (base + v0 * size) % values == 0 && s.stride_k * size % values == 0) return StatePath::kValues;
+  if (s.stride_k == 1 && K % kN == 0 && ((base | static_cast<uintptr_t>(s.stride_v * size)) & channels) == 0) return StatePath::kChannels;
+  if (s.stride_v == 1 && v0 + kRows <= V && (((base + static_cast<uintptr_t>(v0 * size)) | static_cast<uintptr_t>(s.stride_k * size)) & values) == 0)
+    return StatePath::kValues;
   return StatePath::kElements;
 }
 
