@@ -68,6 +68,21 @@ FW_DEVICE RawKeyRow<kN> load_key_row(const Problem& x, const FrontRows& f, int t
   return row;
 }
 
+// The gates of a token that are one number each.
+FW_DEVICE void front_gates(const Problem& x, const FrontRows& f, int t, FrontScalars<float>& s) {
+  const Rule& rule = x.rule;
+  if (rule.uses_beta()) s.beta = load_element(f.beta, t, 0);
+  if (rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(rule.lambda);
+  if (rule.uses_lambda()) s.lambda = load_element(f.lambda, t, 0);
+  if (rule.uses_read_correction()) s.read = load_element(f.read, t, 0);
+  if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = load_element(f.b, t, 0);
+  if (rule.write == Gate::kScalar) s.write = load_element(f.c, t, 0);
+  if (rule.normaliser == Normaliser::kGated && x.m != nullptr) {
+    s.alpha_p = expf(load_element(f.precond_g, t, 0));
+    s.beta_p = load_element(f.precond_beta, t, 0);
+  }
+}
+
 // Sums over the group of lanes; every lane gets all of them.
 template <int kLanes, int kN>
 FW_DEVICE FrontScalars<float> front_scalars(const Problem& x, const FrontRows& f, const RawKeyRow<kN>& row, int t, int lane) {
@@ -85,25 +100,16 @@ FW_DEVICE FrontScalars<float> front_scalars(const Problem& x, const FrontRows& f
   if (rule.k_norm == Norm::kL2 || rule.gain_uses_key_norm()) s.k2 = group_sum<kLanes>(k2);
   if (rule.uses_erase_key() && rule.k_norm == Norm::kL2) s.p2 = group_sum<kLanes>(p2);
   if (rule.normaliser != Normaliser::kNone) s.kmk = group_sum<kLanes>(kmk);
-  if (rule.uses_beta()) s.beta = load_element(f.beta, t, 0);
-  if (rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(rule.lambda);
-  if (rule.uses_lambda()) s.lambda = load_element(f.lambda, t, 0);
-  if (rule.uses_read_correction()) s.read = load_element(f.read, t, 0);
-  if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = load_element(f.b, t, 0);
+  front_gates(x, f, t, s);
   if (rule.uses_erase_gate() && rule.erase == Gate::kAveraged) {
     float sum = 0;
     for (int i = lane; i < x.K; i += kLanes) sum += load_element(f.b, t, i);
     s.erase = group_sum<kLanes>(sum) / static_cast<float>(x.K);
   }
-  if (rule.write == Gate::kScalar) s.write = load_element(f.c, t, 0);
   if (rule.write == Gate::kAveraged) {
     float sum = 0;
     for (int i = lane; i < x.V; i += kLanes) sum += load_element(f.c, t, i);
     s.write = group_sum<kLanes>(sum) / static_cast<float>(x.V);
-  }
-  if (rule.normaliser == Normaliser::kGated && x.m != nullptr) {
-    s.alpha_p = expf(load_element(f.precond_g, t, 0));
-    s.beta_p = load_element(f.precond_beta, t, 0);
   }
   return s;
 }

@@ -1,0 +1,373 @@
+// The front of a chunk of 64 tokens of one value head on 8 warps: a warp has 8 neighbouring rows, a lane kN = key / 32
+// neighbouring channels of each. Sums over the channels of the eight rows are made in one go, and each lane works out the
+// coefficients (rule/front.h) of one row only.
+#pragma once
+
+#include "scan/cuda/device/front_rows.cuh"
+#include "scan/cuda/device/granules.cuh"
+
+namespace fw::cuda {
+
+inline constexpr int kWarpRows = 8;
+inline constexpr int kPrepareThreads = 256;
+
+// Rows first .. first + rows - 1 of a sequence are the chunk's.
+struct ChunkSpan {
+  int first, rows;
+};
+
+// kN neighbouring bf16 numbers as they lie in memory.
+template <int kN>
+struct PackedChannels {
+  uint32_t words[kN / 2];
+};
+template <int kN>
+FW_DEVICE PackedChannels<kN> pack_channels(const float (&x)[kN]) {
+  PackedChannels<kN> packed;
+  FW_UNROLL
+  for (int j = 0; j < kN / 2; ++j) packed.words[j] = pack_bf16(x[2 * j], x[2 * j + 1]);
+  return packed;
+}
+template <int kN>
+FW_DEVICE void store_packed(void* to, const PackedChannels<kN>& x) {
+  if constexpr (kN == 4) {
+    *static_cast<uint2*>(to) = make_uint2(x.words[0], x.words[1]);
+  } else {
+    *static_cast<uint32_t*>(to) = x.words[0];
+  }
+}
+template <int kN>
+FW_DEVICE PackedChannels<kN> load_packed(const void* from) {
+  if constexpr (kN == 4) {
+    const uint2 x = *static_cast<const uint2*>(from);
+    return {{x.x, x.y}};
+  } else {
+    return {{*static_cast<const uint32_t*>(from)}};
+  }
+}
+
+template <int kN>
+FW_DEVICE void load_floats(const float* from, float (&x)[kN]) {
+  if constexpr (kN == 4) {
+    const float4 y = *reinterpret_cast<const float4*>(from);
+    x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+  } else {
+    const float2 y = *reinterpret_cast<const float2*>(from);
+    x[0] = y.x, x[1] = y.y;
+  }
+}
+template <int kN>
+FW_DEVICE void store_floats(float* to, const float (&x)[kN]) {
+  if constexpr (kN == 4) {
+    *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+  } else {
+    *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
+  }
+}
+
+// Which chunk of which sequence and head a block has.
+struct ChunkPlace {
+  int64_t item;         // chunk * HV + value head
+  int n, hv, key_head;  // sequence, value head, key head
+  int batch, token;     // of the chunk's first row in tensors [B, T, ...]
+  ChunkSpan span;
+};
+FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
+  ChunkPlace p;
+  const unsigned HV = static_cast<unsigned>(x.HV), group = static_cast<unsigned>(x.group);
+  p.item = block_index_x();
+  const unsigned chunk = block_index_x() / HV, hv = block_index_x() - chunk * HV;
+  p.hv = static_cast<int>(hv);
+  p.key_head = group == 1 ? p.hv : static_cast<int>(hv / group);
+  const SequenceArg& s = x.sequences;
+  p.n = s.chunk_base == nullptr ? static_cast<int>(chunk / static_cast<unsigned>(s.chunks)) : sequence_of_chunk(s, static_cast<int>(chunk));
+  p.span.first = (static_cast<int>(chunk) - first_chunk(s, p.n)) * kChunk;
+  p.batch = s.offsets != nullptr ? 0 : p.n;
+  p.token = p.span.first + (s.offsets != nullptr ? s.offsets[p.n] : 0);
+  const int left = sequence_length(s, p.n) - p.span.first;
+  p.span.rows = left < kChunk ? left : kChunk;
+  return p;
+}
+
+// A row of the chunk: rows_of (tokens.cuh) with the divisions of all tensors made once. The divisor is 1 or the group.
+FW_DEVICE char* row_address(const TokenArg& a, const ChunkPlace& place, int row) {
+  const int64_t offset = place.batch * a.stride_b + static_cast<int64_t>(place.token + row) * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
+  return static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4);
+}
+// Rows of the chunk, numbered from its first.
+FW_DEVICE Rows chunk_rows(const TokenArg& a, const ChunkPlace& place) { return {row_address(a, place, 0), a.stride_t, a.bf16}; }
+
+// Byte of this lane's channels of row r of its warp in a matrix of 32 kN columns.
+template <int kN>
+FW_DEVICE uint32_t lane_offset(int r) {
+  const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + r, column = lane * kN;
+  return static_cast<uint32_t>((column >> 6) * static_cast<int>(kPanelBytes) + row * 128 + ((((column >> 3) ^ r) & 7) << 4) + (column & 7) * 2);
+}
+
+FW_DEVICE bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
+
+// Raw rows of the key side that are whole (K = key), bf16 and aligned are fetched ahead into shared memory, to where the streams that
+// are made of them will lie: a lane reads its channels of a row before it writes there. Other rows (float32, K in between, an
+// erase key of its own) are read from memory whenever they are wanted: slower, and nothing else. The host decides.
+inline bool aligned_rows(const TokenArg& a) {
+  const auto bits = static_cast<uint64_t>((a.stride_b | a.stride_t | a.stride_h) * (a.bf16 != 0 ? 2 : 4)) | reinterpret_cast<uintptr_t>(a.data);
+  return (bits & 15) == 0;
+}
+inline bool can_fetch(const Problem& x, int key) {
+  const auto whole = [](const TokenArg& a) { return a.bf16 != 0 && aligned_rows(a); };
+  const Rule& rule = x.rule;
+  return x.K == key && !rule.uses_erase_key() && whole(x.in.q) && whole(x.in.k) &&
+         (!(rule.uses_erase_gate() && rule.erase == Gate::kChannel) || whole(x.in.erase_gate)) &&
+         (rule.decay != Decay::kChannel || aligned_rows(x.in.g)) && (reinterpret_cast<uintptr_t>(x.m) & 15) == 0;
+}
+
+template <int kN>
+FW_DEVICE void fetch_rows(const TokenArg& tensor, const ChunkPlace& place, char* matrix) {
+  constexpr int kGranules = 4 * kN, kRows = 32 / kGranules;  // of a row; rows that the warp fetches at a time
+  const int lane = static_cast<int>(lane_index()), granule = lane % kGranules, first = static_cast<int>(warp_index()) * kWarpRows + lane / kGranules;
+  const char* from = row_address(tensor, place, first) + granule * 16;
+  const int64_t step = tensor.stride_t * (2 * kRows);
+  const uint32_t to = shared_address(matrix);
+  FW_UNROLL
+  for (int r = 0; r < kWarpRows; r += kRows) {
+    const bool valid = first + r < place.span.rows;
+    cp_async_16(to + granule_offset(first + r, granule), valid ? from : static_cast<const char*>(tensor.data), valid);
+    from += step;
+  }
+}
+
+// Where the raw rows of q, k and the erase gate lie.
+struct RawMatrices {
+  char *q, *k, *b;
+};
+template <int kN>
+FW_DEVICE void fetch_front(const Problem& x, const ChunkPlace& place, const RawMatrices& raw) {
+  fetch_rows<kN>(x.in.k, place, raw.k);
+  fetch_rows<kN>(x.in.q, place, raw.q);
+  if (channel_erase(x.rule)) fetch_rows<kN>(x.in.erase_gate, place, raw.b);
+  cp_async_commit();
+}
+FW_DEVICE void front_arrived() {
+  cp_async_wait<0>();
+  sync_warp();
+}
+
+// A fetched row r of the warp: 0 past the chunk's rows.
+template <int kN>
+FW_DEVICE void fetched_row(const char* matrix, int r, float (&y)[kN]) {
+  const PackedChannels<kN> packed = load_packed<kN>(matrix + lane_offset<kN>(r));
+  FW_UNROLL
+  for (int j = 0; j < kN / 2; ++j) y[2 * j] = bf16_low(packed.words[j]), y[2 * j + 1] = bf16_high(packed.words[j]);
+}
+
+// Any row r of the warp, from memory: the neutral row past the chunk's rows.
+template <int kN>
+FW_DEVICE RawKeyRow<kN> row_from_memory(const Problem& x, const FrontRows& rows, const ChunkPlace& place, int r) {
+  const int row = static_cast<int>(warp_index()) * kWarpRows + r;
+  if (row < place.span.rows) return load_key_row<kN>(x, rows, place.span.first + row, static_cast<int>(lane_index()));
+  RawKeyRow<kN> none;
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) none.q[j] = none.k[j] = none.p[j] = 0, none.b[j] = none.m[j] = 1;
+  return none;
+}
+
+// M of this lane's channels, whole rows only: 1 past the chunk's rows.
+FW_DEVICE const float* m_row(const Problem& x, const ChunkPlace& place, int row) {
+  return x.m + ((first_token(x.sequences, place.n) + place.span.first + row) * x.H + place.key_head) * x.K;
+}
+template <int kN>
+FW_DEVICE void load_m(const Problem& x, const ChunkPlace& place, int r, float (&m)[kN]) {
+  const int row = static_cast<int>(warp_index()) * kWarpRows + r;
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) m[j] = 1;
+  if (row < place.span.rows) load_floats(m_row(x, place, row) + static_cast<int>(lane_index()) * kN, m);
+}
+
+// Sums over the warp of eight numbers a lane: number lane / 4 of them.
+FW_DEVICE float sum_rows(const float (&x)[kWarpRows]) {
+  const int lane = static_cast<int>(lane_index());
+  float half[4], quarter[2];
+  FW_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const bool high = (lane & 16) != 0;
+    half[i] = (high ? x[i + 4] : x[i]) + shuffle_xor(high ? x[i] : x[i + 4], 16);
+  }
+  FW_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const bool high = (lane & 8) != 0;
+    quarter[i] = (high ? half[i + 2] : half[i]) + shuffle_xor(high ? half[i] : half[i + 2], 8);
+  }
+  const bool high = (lane & 4) != 0;
+  float sum = (high ? quarter[1] : quarter[0]) + shuffle_xor(high ? quarter[0] : quarter[1], 4);
+  sum += shuffle_xor(sum, 2);
+  sum += shuffle_xor(sum, 1);
+  return sum;
+}
+
+// Mean over the channels of a gate, of the rows of the warp: that of row lane / 4.
+FW_DEVICE float mean_gate(const TokenArg& gate, const ChunkPlace& place, int dim) {
+  const Rows rows = chunk_rows(gate, place);
+  const int first = static_cast<int>(warp_index()) * kWarpRows, lane = static_cast<int>(lane_index());
+  float mean = 0;
+  FW_NO_UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    float sum = 0;
+    if (first + r < place.span.rows) {
+      FW_NO_UNROLL
+      for (int i = lane; i < dim; i += 32) sum += load_element(rows, first + r, i);
+    }
+    sum = warp_sum(sum) / static_cast<float>(dim);
+    if (lane / 4 == r) mean = sum;
+  }
+  return mean;
+}
+
+// The gates of a row that are one number each.
+FW_DEVICE void row_gates(const Problem& x, const ChunkPlace& place, int row, FrontScalars<float>& s) {
+  const Rule& rule = x.rule;
+  const auto gate = [&](const TokenArg& a) {
+    const void* at = row_address(a, place, row);
+    return a.bf16 != 0 ? bf16_value(*static_cast<const uint16_t*>(at)) : *static_cast<const float*>(at);
+  };
+  if (rule.uses_beta()) s.beta = gate(x.in.beta);
+  if (rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(rule.lambda);
+  if (rule.uses_lambda()) s.lambda = gate(x.in.lambda);
+  if (rule.uses_read_correction()) s.read = gate(x.in.read_correction);
+  if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = gate(x.in.erase_gate);
+  if (rule.write == Gate::kScalar) s.write = gate(x.in.write_gate);
+  if (rule.normaliser == Normaliser::kGated && x.m != nullptr) s.alpha_p = expf(gate(x.in.precond_g)), s.beta_p = gate(x.in.precond_beta);
+}
+
+// The norms that a rule's coefficients need, of row lane / 4 of the warp.
+template <int kN>
+FW_DEVICE void fetched_norms(const Problem& x, const ChunkPlace& place, const RawMatrices& raw, FrontScalars<float>& s) {
+  float part[kWarpRows], y[kN];
+  if (x.rule.q_norm == Norm::kL2) {
+    FW_UNROLL
+    for (int r = 0; r < kWarpRows; ++r) {
+      fetched_row(raw.q, r, y);
+      part[r] = 0;
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) part[r] += y[j] * y[j];
+    }
+    s.q2 = sum_rows(part);
+  }
+  if (x.rule.k_norm == Norm::kL2 || x.rule.gain_uses_key_norm()) {
+    FW_UNROLL
+    for (int r = 0; r < kWarpRows; ++r) {
+      fetched_row(raw.k, r, y);
+      part[r] = 0;
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) part[r] += y[j] * y[j];
+    }
+    s.k2 = sum_rows(part);
+  }
+  if (x.rule.normaliser != Normaliser::kNone) {
+    FW_UNROLL
+    for (int r = 0; r < kWarpRows; ++r) {
+      float m[kN];
+      fetched_row(raw.k, r, y);
+      if (x.m != nullptr) load_m(x, place, r, m);
+      part[r] = 0;
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) part[r] += (x.m != nullptr ? m[j] : 1.0f) * y[j] * y[j];
+    }
+    s.kmk = sum_rows(part);
+  }
+}
+template <int kN>
+FW_DEVICE void norms_from_memory(const Problem& x, const ChunkPlace& place, FrontScalars<float>& s) {
+  const FrontRows rows = front_rows(x, place.n, place.hv);
+  FW_NO_UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    const RawKeyRow<kN> row = row_from_memory<kN>(x, rows, place, r);
+    float q2 = 0, k2 = 0, p2 = 0, kmk = 0;
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      q2 += row.q[j] * row.q[j], k2 += row.k[j] * row.k[j], p2 += row.p[j] * row.p[j];
+      kmk += row.m[j] * row.k[j] * row.k[j];
+    }
+    q2 = warp_sum(q2), k2 = warp_sum(k2), p2 = warp_sum(p2), kmk = warp_sum(kmk);
+    if (static_cast<int>(lane_index()) / 4 == r) s.q2 = q2, s.k2 = k2, s.p2 = p2, s.kmk = kmk;
+  }
+}
+
+// The coefficients of a row as they lie in shared memory; 0 past the chunk's rows.
+struct RowCoefs {
+  float4 read_erase;  // r_q, r_k, e_k, e_q
+  float4 rest;        // e_p, w_k, z_v, 0
+};
+
+// Coefficients of the warp's rows, into coefs[64]; the warp itself may read its own afterwards.
+template <int kN>
+FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetched, const RawMatrices& raw, RowCoefs* coefs) {
+  const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + lane / 4;
+  const bool valid = row < place.span.rows;
+  FrontScalars<float> s;
+  if (valid) row_gates(x, place, row, s);
+  if (fetched) {
+    front_arrived();
+    fetched_norms<kN>(x, place, raw, s);
+  } else {
+    norms_from_memory<kN>(x, place, s);
+  }
+  if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kAveraged) s.erase = mean_gate(x.in.erase_gate, place, x.K);
+  if (x.rule.write == Gate::kAveraged) s.write = mean_gate(x.in.write_gate, place, x.V);
+  const FrontCoefs<float> c = front_coefs(x.rule, x.scale, s);
+  if (lane % 4 == 0) {
+    coefs[row].read_erase = valid ? make_float4(c.r_q, c.r_k, c.e_k, c.e_q) : make_float4(0, 0, 0, 0);
+    coefs[row].rest = valid ? make_float4(c.e_p, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
+  }
+  sync_warp();
+}
+
+// Calls body(r, streams) for the rows of the warp: unrolled where they were fetched, r a number of type int in either case.
+template <int kN, class Body>
+FW_DEVICE void for_each_row(const Problem& x, const ChunkPlace& place, bool fetched, const RawMatrices& raw, const RowCoefs* coefs, Body&& body) {
+  coefs += warp_index() * kWarpRows;
+  if (!fetched) {
+    const FrontRows rows = front_rows(x, place.n, place.hv);
+    FW_NO_UNROLL
+    for (int r = 0; r < kWarpRows; ++r) {
+      FrontCoefs<float> c;
+      c.r_q = coefs[r].read_erase.x, c.r_k = coefs[r].read_erase.y, c.e_k = coefs[r].read_erase.z, c.e_q = coefs[r].read_erase.w;
+      c.e_p = coefs[r].rest.x, c.w_k = coefs[r].rest.y;
+      body(r, key_streams(x, c, row_from_memory<kN>(x, rows, place, r)));
+    }
+    return;
+  }
+  const bool mixed = x.rule.feedback != Feedback::kNone || x.rule.read != Read::kPlain, gate = channel_erase(x.rule), on_read = x.rule.preconditions_read();
+  float m[4][kN];
+  FW_UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    if (x.m != nullptr && r % 4 == 0) {
+      FW_UNROLL
+      for (int i = 0; i < 4; ++i) load_m(x, place, r + i, m[i]);
+    }
+    const float4 c = coefs[r].read_erase;
+    const float w_k = coefs[r].rest.y;
+    float q[kN], k[kN];
+    fetched_row(raw.q, r, q);
+    fetched_row(raw.k, r, k);
+    KeyStreams<kN> s;
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) s.r[j] = c.x * q[j], s.e[j] = c.z * k[j], s.w[j] = w_k * k[j];
+    if (mixed) {
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) s.r[j] += c.y * k[j], s.e[j] += c.w * q[j];
+    }
+    if (gate) {
+      float b[kN];
+      fetched_row(raw.b, r, b);
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) s.e[j] *= b[j];
+    }
+    if (x.m != nullptr) {
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) s.r[j] *= on_read ? m[r % 4][j] : 1.0f, s.w[j] *= on_read ? 1.0f : m[r % 4][j];
+    }
+    body(r, s);
+  }
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,13 @@
+// The launchers that prepare() chooses from: one file for a kind of decay.
+#pragma once
+
+#include "scan/cuda/kernels.h"
+
+namespace fw::cuda {
+
+// No decay, one that is a constant of the head, or a scalar of a token and head.
+void prepare_scalar(const PrepareArgs& args, int key, int64_t chunks, void* stream);
+// One decay for each channel.
+void prepare_channel(const PrepareArgs& args, int key, int64_t chunks, void* stream);
+
+}  // namespace fw::cuda

@@ -1,0 +1,130 @@
+// Time of prepare on a GPU: medians of 20 with CUDA events, inputs and outputs rotated so that nothing is left in the L2 cache.
+//   prepare_bench [rule, all if none]
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "scan/cuda/kernels.h"
+#include "scan/cuda/launch.h"
+
+namespace fw::cuda {
+namespace {
+
+__global__ void fill(uint16_t* low, float* full, int64_t count, float scale, float shift, uint32_t seed) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  uint32_t h = static_cast<uint32_t>(i) * 2654435761u + seed;
+  h ^= h >> 15, h *= 2246822519u, h ^= h >> 13;
+  const float x = shift + scale * (static_cast<float>(h & 0xffffffu) / 8388608.0f - 1.0f);
+  if (low != nullptr) {
+    low[i] = static_cast<uint16_t>(__float_as_uint(x) >> 16);
+  } else {
+    full[i] = x;
+  }
+}
+
+char* allocate(int64_t bytes) {
+  char* memory = nullptr;
+  check(cudaMalloc(reinterpret_cast<void**>(&memory), static_cast<std::size_t>(bytes)), "cudaMalloc");
+  return memory;
+}
+
+// [B, T, heads, dim], values in shift +- scale.
+TokenArg tensor(int64_t B, int64_t T, int64_t heads, int64_t dim, bool bf16, float scale, float shift, uint32_t seed) {
+  const int64_t count = B * T * heads * dim;
+  TokenArg a;
+  a.data = allocate(count * (bf16 ? 2 : 4));
+  a.stride_b = T * heads * dim, a.stride_t = heads * dim, a.stride_h = dim, a.bf16 = bf16;
+  fill<<<static_cast<unsigned>((count + 255) / 256), 256>>>(bf16 ? static_cast<uint16_t*>(a.data) : nullptr, static_cast<float*>(a.data), count, scale, shift, seed);
+  return a;
+}
+
+struct Named {
+  std::string name;
+  Rule rule;
+};
+
+void bench(const Named& named, const char* shape, int B, int T, int H) {
+  constexpr int K = 128, V = 128, kCopies = 2, kRuns = 20;
+  const Rule& rule = named.rule;
+  const int64_t chunks = static_cast<int64_t>(B) * (T / 64), items = chunks * H, tokens = static_cast<int64_t>(B) * T * H;
+  const bool z = rule.write == Gate::kChannel;
+  std::vector<PrepareArgs> copies(kCopies);
+  std::vector<void*> memory;
+  for (int c = 0; c < kCopies; ++c) {
+    PrepareArgs& a = copies[static_cast<std::size_t>(c)];
+    Problem& x = a.problem;
+    x.rule = rule, x.scale = 0.088f, x.B = B, x.T = T, x.H = x.HV = H, x.K = K, x.V = V;
+    x.tokens = static_cast<int64_t>(B) * T;
+    x.sequences.N = B, x.sequences.T = T, x.sequences.chunks = T / 64;
+    const uint32_t seed = static_cast<uint32_t>(c) * 77u;
+    x.in.q = tensor(B, T, H, K, true, 1, 0, seed + 1), x.in.k = tensor(B, T, H, K, true, 1, 0, seed + 2), x.in.v = tensor(B, T, H, V, true, 1, 0, seed + 3);
+    if (rule.uses_g()) x.in.g = tensor(B, T, H, rule.decay == Decay::kChannel ? K : 1, false, 0.05f, -0.06f, seed + 4);
+    if (rule.uses_beta()) x.in.beta = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 5);
+    if (rule.uses_erase_gate()) x.in.erase_gate = tensor(B, T, H, K, true, 0.4f, 0.5f, seed + 6);
+    if (rule.uses_write_gate()) x.in.write_gate = tensor(B, T, H, V, true, 0.4f, 0.5f, seed + 7);
+    a.forward = allocate(items * static_cast<int64_t>(sizeof(ForwardImage<K>)));
+    a.backward = allocate(items * static_cast<int64_t>(sizeof(BackwardImage<K>)));
+    a.pairs = reinterpret_cast<PairImage*>(allocate(items * static_cast<int64_t>(sizeof(PairImage))));
+    if (z) a.z = reinterpret_cast<uint16_t*>(allocate(tokens * V * 2));
+    for (const TokenArg& t : {x.in.q, x.in.k, x.in.v, x.in.g, x.in.beta, x.in.erase_gate, x.in.write_gate}) memory.push_back(t.data);
+    for (void* p : {a.forward, a.backward, static_cast<void*>(a.pairs), static_cast<void*>(a.z)}) memory.push_back(p);
+  }
+  cudaEvent_t start, stop;
+  check(cudaEventCreate(&start), "event");
+  check(cudaEventCreate(&stop), "event");
+  for (const bool training : {false, true}) {
+    std::vector<float> times;
+    for (int i = 0; i < kRuns + 3; ++i) {
+      PrepareArgs a = copies[static_cast<std::size_t>(i % kCopies)];
+      if (!training) a.backward = nullptr, a.pairs = nullptr;
+      check(cudaEventRecord(start), "record");
+      prepare(a, K, chunks, nullptr);
+      check(cudaEventRecord(stop), "record");
+      check(cudaEventSynchronize(stop), "prepare");
+      float ms = 0;
+      check(cudaEventElapsedTime(&ms, start, stop), "elapsed");
+      if (i >= 3) times.push_back(ms);
+    }
+    std::sort(times.begin(), times.end());
+    const bool online = rule.online();
+    double bytes = 512 + (rule.decay == Decay::kChannel ? 512 : 4) + (rule.uses_erase_gate() ? 256 : 4) + (z ? 768 : 0);
+    bytes += (online ? 904 : 648) + (training ? (online ? 768 + 256 : 512 + 128) : 0);
+    const double ms = times[times.size() / 2];
+    std::printf("%-16s %s %-9s %.4f ms  %.2f us a chunk and SM  %.2f TB/s\n", named.name.c_str(), shape, training ? "training" : "forward", ms,
+                ms * 1e3 * 132 / static_cast<double>(items), bytes * static_cast<double>(tokens) / ms * 1e-9);
+  }
+  std::fflush(stdout);
+  cudaEventDestroy(start);
+  cudaEventDestroy(stop);
+  for (void* p : memory) cudaFree(p);
+}
+
+}  // namespace
+}  // namespace fw::cuda
+
+int main(int argc, char** argv) {
+  using namespace fw;
+  using cuda::Named;
+  std::vector<Named> rules(4);
+  rules[0].name = "gated_deltanet", rules[1].name = "kda", rules[2].name = "gated_deltanet2", rules[3].name = "mamba2";
+  for (Named& named : rules) named.rule.q_norm = named.rule.k_norm = Norm::kL2, named.rule.decay = Decay::kChannel;
+  rules[0].rule.decay = Decay::kScalar, rules[0].rule.gain = rules[1].rule.gain = Gain::kGate;
+  rules[2].rule.erase = rules[2].rule.write = Gate::kChannel;
+  rules[3].rule.decay = Decay::kScalar, rules[3].rule.solve = Solve::kOffline, rules[3].rule.q_norm = rules[3].rule.k_norm = Norm::kRaw;
+  try {
+    for (const Named& named : rules) {
+      if (argc > 1 && named.name != argv[1]) continue;
+      cuda::bench(named, "S1", 4, 4096, 16);
+      cuda::bench(named, "S2", 1, 32768, 16);
+    }
+  } catch (const std::exception& error) {
+    std::printf("%s\n", error.what());
+    return 2;
+  }
+  return 0;
+}
