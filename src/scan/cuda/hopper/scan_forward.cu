@@ -4,8 +4,11 @@
 // Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W of every chunk.
 // Products take bf16 operands and add in float32; S stays float32 throughout.
 //
-// The order of work in the chunk's loop is what ptxas allows without serialising products: operands are packed, then comes a fence, then
-// products are issued and waited for; accumulators are not touched in flight and no product is in flight across the loop's end.
+// The order of work keeps the tensor cores busy and is what ptxas allows without serialising products (it says so: C7510 to C7518; the
+// machine code then has a wait behind each product). While products are in flight, their own accumulators and register operands stay
+// untouched; other operands may be packed, and a state whose own product was waited for may be packed and scaled. But accumulators that
+// were last written by a product of the round before may not be touched once a product of this round is in flight: so the state is scaled
+// for the next chunk at the end of a round, and O is packed there. No product is in flight across the loop's end.
 #include <algorithm>
 
 #include "scan/cuda/device/scan_parts.cuh"
