@@ -1,6 +1,6 @@
 // Times of the chunk form's scans on a GPU, over images of small random numbers: medians of 20 launches by CUDA events. The inputs
 // of a launch are larger than the L2, so they come from memory each time.
-// nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 -cudart static -Isrc -Iinclude bench/cuda/scan_bench.cu src/scan/cuda/scan_*.cu
+// nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 -cudart static -Isrc -Iinclude bench/cuda/scan_bench.cu src/scan/cuda/hopper/scan_*.cu -lfmt
 #include <algorithm>
 #include <cstdio>
 #include <functional>

@@ -78,36 +78,50 @@ FW_DEVICE ScanPlace scan_place(const SequenceArg& sequences, int HV, int V) {
 struct TileRows {
   Rows rows;
   int32_t length, column, V;
-  bool wide;  // 16 bytes at a time without conversion, V a multiple of 8
+  bool wide;  // rows lie at multiples of 16 bytes, V is a multiple of 8
 };
 
 FW_DEVICE TileRows tile_rows(const TokenArg& a, const SequenceArg& sequences, const ScanPlace& p, int V) {
   const Rows rows = rows_of(a, sequences, p.n, p.hv);
-  const bool wide = rows.bf16 != 0 && rows.data != nullptr && V % 8 == 0 && rows.stride % 8 == 0 && (reinterpret_cast<uintptr_t>(rows.data) & 15) == 0;
+  const bool wide = rows.data != nullptr && V % 8 == 0 && rows.stride % (rows.bf16 != 0 ? 8 : 4) == 0 && (reinterpret_cast<uintptr_t>(rows.data) & 15) == 0;
   return {rows, p.length, p.value_block * kValueBlock, V, wide};
 }
 
-// Thread i brings 16 bytes of rows i / 8, i / 8 + 8, ... of chunk c and arrives once; what lies outside the tensor is 0.
+// Thread i brings 8 columns of rows i / 8, i / 8 + 8, ... of chunk c and arrives once; what lies outside the tensor is 0.
 FW_DEVICE void bring_tile(const TileRows& t, int c, char* panel, uint64_t* full) {
   const int i = static_cast<int>(thread_index()), piece = i % 8, row = i / 8;
-  const int column = t.column + piece * 8;
+  const int column = t.column + piece * 8, token = c * kChunk + row;
   char* to = panel + row * 128 + ((piece ^ row) * 16);
-  if (t.wide) {
-    const char* from = t.rows.data + (static_cast<int64_t>(c * kChunk + row) * t.rows.stride + column) * 2;
+  if (t.wide && t.rows.bf16 != 0) {
+    const char* from = t.rows.data + (token * t.rows.stride + column) * 2;
     FW_UNROLL
     for (int j = 0; j < 8; ++j) {
-      const bool valid = c * kChunk + row + j * 8 < t.length && column < t.V;
+      const bool valid = token + j * 8 < t.length && column < t.V;
       cp_async_16(shared_address(to + j * 1024), valid ? from + j * 16 * t.rows.stride : t.rows.data, valid);
     }
     cp_async_arrive(full);
     return;
   }
-  FW_NO_UNROLL
-  for (int j = 0; j < 8; ++j) {
-    const int token = c * kChunk + row + j * 8;
-    float x[8] = {};
-    if (t.rows.data != nullptr && token < t.length) load_channels(t.rows, token, column, t.V, x);
-    *reinterpret_cast<uint4*>(to + j * 1024) = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+  if (t.wide) {
+    const float* from = reinterpret_cast<const float*>(t.rows.data) + token * t.rows.stride + column;
+    float4 x[16] = {};  // of all rows: so many loads are on their way together
+    FW_UNROLL
+    for (int j = 0; j < 16; ++j) {
+      if (token + j / 2 * 8 < t.length && column < t.V) x[j] = *reinterpret_cast<const float4*>(from + j / 2 * 8 * t.rows.stride + j % 2 * 4);
+    }
+    FW_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      const float4 low = x[2 * j], high = x[2 * j + 1];
+      *reinterpret_cast<uint4*>(to + j * 1024) =
+          make_uint4(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y), pack_bf16(high.z, high.w));
+    }
+  } else {
+    FW_NO_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      float x[8] = {};
+      if (t.rows.data != nullptr && token + j * 8 < t.length) load_channels(t.rows, token + j * 8, column, t.V, x);
+      *reinterpret_cast<uint4*>(to + j * 1024) = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+    }
   }
   mbarrier_arrive(full);
 }
@@ -123,19 +137,19 @@ FW_DEVICE int token_fragment_offset() {
   return ((matrix / 2) * 8 + r) * 128 + (((2 * state_warp() + matrix % 2) ^ r) * 16);
 }
 
-FW_DEVICE void load_token_fragment(uint32_t (&r)[4], const char* panel, int k) {
-  ldmatrix_x4_trans(r, shared_address(panel) + static_cast<uint32_t>(token_fragment_offset() + k * 2048));
+FW_DEVICE void load_token_fragment(uint32_t (&r)[4], uint32_t panel, int k) {
+  ldmatrix_x4_trans(r, panel + static_cast<uint32_t>(token_fragment_offset() + k * 2048));
 }
 
-FW_DEVICE void store_token_fragment(char* panel, int k, const uint32_t (&r)[4]) {
-  stmatrix_x4_trans(shared_address(panel) + static_cast<uint32_t>(token_fragment_offset() + k * 2048), r);
+FW_DEVICE void store_token_fragment(uint32_t panel, int k, const uint32_t (&r)[4]) {
+  stmatrix_x4_trans(panel + static_cast<uint32_t>(token_fragment_offset() + k * 2048), r);
 }
 
 // Into panels [64 values, kKey], the fragment of columns 16 k to 16 k + 15.
-FW_DEVICE void store_state_fragment(char* panels, int k, const uint32_t (&r)[4]) {
+FW_DEVICE void store_state_fragment(uint32_t panels, int k, const uint32_t (&r)[4]) {
   const int matrix = static_cast<int>(lane_index()) / 8, row = 16 * state_warp() + (matrix % 2) * 8 + static_cast<int>(lane_index()) % 8;
   const int piece = (2 * (k % 4) + matrix / 2) ^ (row & 7);
-  stmatrix_x4(shared_address(panels) + static_cast<uint32_t>(k / 4 * kPanelBytes + row * 128 + piece * 16), r);
+  stmatrix_x4(panels + static_cast<uint32_t>(k / 4 * kPanelBytes + row * 128 + piece * 16), r);
 }
 
 template <int kN>
@@ -172,20 +186,25 @@ FW_DEVICE void scale_columns(float (&d)[kN], const float* scale) {
 
 // ---- Products: the state's warps issue them, see wgmma.cuh ---------------------------------------------------------------------
 
+// The descriptor of what lies so many bytes further: cheaper than a new one.
+FW_DEVICE uint64_t descriptor_after(uint64_t descriptor, int bytes) {
+  return (descriptor & 0xffffffff00000000u) | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(bytes / 16));
+}
+
 // d [64, 64] = (or +=) a [64, kSteps 16] times the transpose of the panels of b [64, kSteps 16].
 template <int kSteps>
-FW_DEVICE void multiply_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], const char* b, bool accumulate) {
-  const uint32_t address = shared_address(b);
+FW_DEVICE void multiply_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], uint32_t b, bool accumulate) {
+  const uint64_t first = wgmma_descriptor(b, 16, 1024);
   FW_UNROLL
-  for (int k = 0; k < kSteps; ++k) wgmma_rs<64, false>(d, a[k], wgmma_descriptor(address + k / 4 * kPanelBytes + k % 4 * 32, 16, 1024), accumulate || k > 0);
+  for (int k = 0; k < kSteps; ++k) wgmma_rs<64, false>(d, a[k], descriptor_after(first, k / 4 * kPanelBytes + k % 4 * 32), accumulate || k > 0);
 }
 
 // d [64, kKey] += a [64, 64 tokens] times the panels of b [64 tokens, kKey].
 template <int kKey>
-FW_DEVICE void add_outer(float (&d)[kKey / 2], const uint32_t (&a)[4][4], const char* b) {
-  const uint32_t address = shared_address(b);
+FW_DEVICE void add_outer(float (&d)[kKey / 2], const uint32_t (&a)[4][4], uint32_t b) {
+  const uint64_t first = wgmma_descriptor(b, kPanelBytes, 1024);
   FW_UNROLL
-  for (int k = 0; k < 4; ++k) wgmma_rs<kKey, true>(d, a[k], wgmma_descriptor(address + k * 2048, kPanelBytes, 1024), true);
+  for (int k = 0; k < 4; ++k) wgmma_rs<kKey, true>(d, a[k], descriptor_after(first, k * 2048), true);
 }
 
 // ---- States ----------------------------------------------------------------------------------------------------------------------

@@ -4,8 +4,11 @@
 // Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W of every chunk.
 // Products take bf16 operands and add in float32; S stays float32 throughout.
 //
-// The order of work in the chunk's loop is what ptxas allows without serialising products: operands are packed, then comes a fence, then
-// products are issued and waited for; accumulators are not touched in flight and no product is in flight across the loop's end.
+// The order of work keeps the tensor cores busy and is what ptxas allows without serialising products (it says so: C7510 to C7518; the
+// machine code then has a wait behind each product). While products are in flight, their own accumulators and register operands stay
+// untouched; other operands may be packed, and a state whose own product was waited for may be packed and scaled. But accumulators that
+// were last written by a product of the round before may not be touched once a product of this round is in flight: so the state is scaled
+// for the next chunk at the end of a round, and O is packed there. No product is in flight across the loop's end.
 #include <algorithm>
 
 #include "scan/cuda/device/scan_parts.cuh"
@@ -84,7 +87,7 @@ FW_DEVICE void store_bf16_rows(const TileRows& t, int c, const char* panel) {
 }
 
 // Z^T = z_scale (.) tile^T as accumulators.
-FW_DEVICE void load_z(float (&w)[32], const char* panel, const float* z_scale) {
+FW_DEVICE void load_z(float (&w)[32], uint32_t panel, const float* z_scale) {
   FW_UNROLL
   for (int k = 0; k < 4; ++k) {
     uint32_t r[4];
@@ -112,6 +115,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
   }
   sync_threads();
   grid_dependency_wait();
+  grid_dependency_launch();
   const ScanPlace place = scan_place(args.sequences, args.HV, args.V);
   const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
   // Index of the tiles of this block: chunk 0, and the step to the next chunk.
@@ -160,9 +164,10 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     const TileRows out = tile_rows(args.o, args.sequences, place, args.V);
     float state[kKey / 2];
     load_state(args.initial_state, place, args.K, args.V, state);
+    const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
     const auto store_out = [&](const uint32_t(&packed)[4][4], const Ring<Shape::kBuffers>& to) {
       barriers.o.wait_empty(to);
-      char* const panel = shared + Shape::kO + to.slot * kPanelBytes;
+      const uint32_t panel = base + Shape::kO + to.slot * kPanelBytes;
       FW_UNROLL
       for (int k = 0; k < 4; ++k) store_token_fragment(panel, k, packed[k]);
       barriers.o.warp_full(to);
@@ -170,16 +175,16 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving, leaving_out;
     uint32_t a[kKey / 16][4], packed_out[4][4];
-    const auto gamma = [&] { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + Shape::kGamma); };
+    const auto stage_floats = [&](int offset) { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset); };
     pack_fragments(state, a);
     if (place.chunks > 0) {
       barriers.stages.wait_full(ring);
-      scale_columns(state, gamma());
+      scale_columns(state, stage_floats(Shape::kGamma));
     }
     FW_NO_UNROLL
     for (int c = 0; c < place.chunks; ++c) {
       // Here a stage is full, a = S, state = Diag(gamma) S, and packed_out is O of the chunk before.
-      const char* const stage = shared + ring.slot * Shape::kStage;
+      const uint32_t stage = base + ring.slot * Shape::kStage;
       uint32_t b[4][4];
       float w[32], o[32], z[32];
       wgmma_fence();
@@ -199,13 +204,13 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       }
       if constexpr (kSave) {
         barriers.s.wait_empty(leaving);
-        char* const to = shared + Shape::kS + leaving.slot * Shape::kMatrix;
+        const uint32_t to = base + Shape::kS + leaving.slot * Shape::kMatrix;
         FW_UNROLL
         for (int k = 0; k < kKey / 16; ++k) store_state_fragment(to, k, a[k]);
         fence_async_shared();
         barriers.s.warp_full(leaving);
       }
-      load_z(z, stage + Shape::kTile, reinterpret_cast<const float*>(stage + Shape::kScale));
+      load_z(z, stage + Shape::kTile, stage_floats(Shape::kScale));
       if constexpr (kOnline) {
         wgmma_wait<kOut ? 1 : 0>();
         keep(w);
@@ -222,7 +227,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       }
       if constexpr (kSave) {
         barriers.w.wait_empty(leaving);
-        char* const to = shared + Shape::kW + leaving.slot * kPanelBytes;
+        const uint32_t to = base + Shape::kW + leaving.slot * kPanelBytes;
         FW_UNROLL
         for (int k = 0; k < 4; ++k) store_token_fragment(to, k, b[k]);
         fence_async_shared();
@@ -235,7 +240,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       wgmma_wait<kOut ? 1 : 0>();
       keep(state);
       pack_fragments(state, a);
-      if (c + 1 < place.chunks) scale_columns(state, gamma());
+      if (c + 1 < place.chunks) scale_columns(state, stage_floats(Shape::kGamma));
       keep(state);
       wgmma_wait<0>();
       barriers.stages.warp_empty(done);

@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
   }
   sync_threads();
   grid_dependency_wait();
+  grid_dependency_launch();
   const ScanPlace place = scan_place(args.sequences, args.HV, args.V);
   const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
 
@@ -91,6 +92,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving;
     uint32_t a[kKey / 16][4];
+    const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
     const auto gamma = [&] { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + Shape::kGamma); };
     pack_fragments(state, a);
     if (place.chunks > 0) {
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
     FW_NO_UNROLL
     for (int left = place.chunks; left > 0; --left) {
       // Here a stage is full, a = D and state = Diag(gamma) D.
-      const char* const stage = shared + ring.slot * Shape::kStage;
+      const uint32_t stage = base + ring.slot * Shape::kStage;
       uint32_t d_o[4][4], b[4][4];
       float v[32];
       wgmma_fence();
@@ -113,7 +115,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       wgmma_commit();
       {
         barriers.d.wait_empty(leaving);
-        char* const to = shared + Shape::kD + leaving.slot * Shape::kMatrix;
+        const uint32_t to = base + Shape::kD + leaving.slot * Shape::kMatrix;
         FW_UNROLL
         for (int k = 0; k < kKey / 16; ++k) store_state_fragment(to, k, a[k]);
         fence_async_shared();
@@ -129,7 +131,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       }
       {
         barriers.v.wait_empty(leaving);
-        char* const to = shared + Shape::kV + leaving.slot * kPanelBytes;
+        const uint32_t to = base + Shape::kV + leaving.slot * kPanelBytes;
         FW_UNROLL
         for (int k = 0; k < 4; ++k) {
           constexpr uint32_t kSigns = 0x80008000u;
