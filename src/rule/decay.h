@@ -4,8 +4,10 @@
 #include <cmath>
 #include <cstdint>
 
+#include "rule/front.h"
+
 namespace fw {
 
-inline double constant_decay(int64_t head) { return 1.0 - std::exp2(-5.0 - static_cast<double>(head)); }
+FW_HOST_DEVICE inline double constant_decay(int64_t head) { return 1.0 - std::ldexp(1.0, -5 - static_cast<int>(head)); }
 
 }  // namespace fw

@@ -2,29 +2,30 @@
 //     A_t = exp(gP) A_{t-1} + betaP khat^2          y = log(A + eps) - center          M = exp(-log(x) (a y / (1 + |y|) + b))
 // with a, b by the range (a = 1, b = 0; the one-sided ones a = 1/2, b = +-1/2), or M = 1 / (A + ridge). A is that of this
 // token, or of the one before it (PrecondForm::kInversePrevious). scan/cpu/kernels_precond.cpp is the same for vectors of
-// channels, and its backward.
+// channels, and its backward. Device code uses PrecondMap, with functions of its own for exp, log and 1/x (Math).
 #pragma once
 
 #include <cmath>
 
 #include "rule/axes.h"
+#include "rule/front.h"
 
 namespace fw {
 
 template <class T>
-inline T precond_state(T decay, T gain, T k_hat, T state) {
+FW_HOST_DEVICE inline T precond_state(T decay, T gain, T k_hat, T state) {
   return decay * state + gain * k_hat * k_hat;
 }
 
 // y: what is squashed. Squashing forms only.
 template <class T>
-inline T precond_raw(const Rule& rule, T state, T center) {
+FW_HOST_DEVICE inline T precond_raw(const Rule& rule, T state, T center) {
   return std::log(state + static_cast<T>(rule.precond_eps)) - center;
 }
 
 // M from y: between 1/x and x, or one half of that range. Squashing forms only.
 template <class T>
-inline T precond_squash(const Rule& rule, T y) {
+FW_HOST_DEVICE inline T precond_squash(const Rule& rule, T y) {
   const T s = y / (T(1) + std::abs(y)), log_x = std::log(static_cast<T>(rule.precond_x));
   switch (rule.precond_form) {
     case PrecondForm::kSquashLow:
@@ -38,8 +39,66 @@ inline T precond_squash(const Rule& rule, T y) {
 
 // M of the other forms.
 template <class T>
-inline T precond_inverse(const Rule& rule, T state) {
+FW_HOST_DEVICE inline T precond_inverse(const Rule& rule, T state) {
   return T(1) / (state + static_cast<T>(rule.precond_ridge));
+}
+
+// The functions that M is made of.
+struct StandardMath {
+  template <class T>
+  FW_HOST_DEVICE static T log(T x) {
+    return std::log(x);
+  }
+  template <class T>
+  FW_HOST_DEVICE static T exp(T x) {
+    return std::exp(x);
+  }
+  template <class T>
+  FW_HOST_DEVICE static T inverse(T x) {
+    return T(1) / x;
+  }
+};
+
+// M as a function of A with the rule's numbers worked out once, for one head, and its slopes.
+template <class T>
+struct PrecondMap {
+  bool squashed = true;
+  bool previous = false;  // of the A before the token
+  T eps = 0, center = 0, slope = 0, shift = 0, ridge = 0;
+};
+
+template <class T>
+FW_HOST_DEVICE inline PrecondMap<T> precond_map(const Rule& rule, T center) {
+  const T log_x = std::log(static_cast<T>(rule.precond_x));
+  PrecondMap<T> map;
+  map.squashed = rule.precond_squashed();
+  map.previous = rule.precond_form == PrecondForm::kInversePrevious;
+  map.eps = static_cast<T>(rule.precond_eps);
+  map.center = center;
+  map.slope = rule.precond_form == PrecondForm::kSquash ? -log_x : -T(0.5) * log_x;
+  map.shift = rule.precond_form == PrecondForm::kSquashLow ? -T(0.5) * log_x : rule.precond_form == PrecondForm::kSquashHigh ? T(0.5) * log_x : T(0);
+  map.ridge = static_cast<T>(rule.precond_ridge);
+  return map;
+}
+
+template <class Math, class T>
+FW_HOST_DEVICE inline T precond_value(const PrecondMap<T>& map, T a) {
+  if (!map.squashed) return Math::inverse(a + map.ridge);
+  const T y = Math::log(a + map.eps) - map.center;
+  return Math::exp(map.slope * (y * Math::inverse(T(1) + std::abs(y))) + map.shift);
+}
+
+// dm times the slope of M with respect to A; dcenter is reduced by what reaches the center.
+template <class Math, class T>
+FW_HOST_DEVICE inline T precond_gradient(const PrecondMap<T>& map, T a, T dm, T& dcenter) {
+  if (!map.squashed) {
+    const T m = Math::inverse(a + map.ridge);
+    return -dm * m * m;
+  }
+  const T shifted = a + map.eps, y = Math::log(shifted) - map.center, narrow = Math::inverse(T(1) + std::abs(y));
+  const T dy = dm * Math::exp(map.slope * (y * narrow) + map.shift) * map.slope * narrow * narrow;
+  dcenter -= dy;
+  return dy * Math::inverse(shifted);
 }
 
 }  // namespace fw

@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #ifdef FW_CUDA_EMULATION
+#include "base/error.h"
 #include "scan/cuda/emulation/emulation.h"
 #else
 #include <cuda_runtime.h>
@@ -16,8 +17,8 @@
 #ifndef FMT_USE_CONSTEXPR
 #define FMT_USE_CONSTEXPR 1  // fmt 9 believes that nvcc has none, and then is not valid C++20
 #endif
-#include "base/error.h"
 #endif
+#include "base/error.h"
 
 namespace fw::cuda {
 

@@ -1,4 +1,6 @@
-// Matrices of 64 rows in shared memory as the panels of tiles.h, and their fragments for mma_bf16. A granule is 16 bytes: 8 columns.
+// Operands of matrix products in tiles of 64 rows (tiles.h: panels of 64 columns, granules of 16 bytes exchanged by XOR with the
+// row), by ldmatrix. A tile is given by its shared address, at a multiple of 1024 bytes; rows and columns of a corner are
+// multiples of 8.
 #pragma once
 
 #include "scan/cuda/device/ptx.cuh"
@@ -6,27 +8,41 @@
 
 namespace fw::cuda {
 
-inline constexpr uint32_t kPanelBytes = 2 * kPanel;
+inline constexpr int kPanelBytes = 2 * kPanel;
 
-FW_DEVICE uint32_t granule_offset(int row, int granule) {
-  return static_cast<uint32_t>((granule >> 3) * static_cast<int>(kPanelBytes) + row * 128 + (((granule ^ row) & 7) << 4));
+FW_DEVICE uint32_t panel_offset(int row, int column) {
+  return static_cast<uint32_t>((column >> 6) * kPanelBytes + row * 128 + ((((column >> 3) & 7) ^ (row & 7)) << 4) + (column & 7) * 2);
 }
 
-// Fragments of 16x16 pieces; granule: of the piece's first column. Each gives the address that this lane hands to ldmatrix_x4.
-//
-// a: left operand, 16 rows from `row`, columns are the summed index. b: right operand given as [column of the result][summed
-// index]: {0, 1} for 8 columns of the result, {2, 3} for the next 8.
-FW_DEVICE uint32_t a_fragment(uint32_t base, int row, int granule) {
-  const int lane = static_cast<int>(lane_index()), i = lane >> 3;
-  return base + granule_offset(row + (i & 1) * 8 + (lane & 7), granule + (i >> 1));
+// Lane 8 i + l reads row l of the 8x8 matrix i. In order: matrices below each other first ...
+FW_DEVICE uint32_t down_then_right(uint32_t tile, int row, int column, int lane) {
+  return tile + panel_offset(row + (lane & 8) + (lane & 7), column + ((lane & 16) >> 1));
 }
-FW_DEVICE uint32_t b_fragment(uint32_t base, int row, int granule) {
-  const int lane = static_cast<int>(lane_index()), i = lane >> 3;
-  return base + granule_offset(row + (i >> 1) * 8 + (lane & 7), granule + (i & 1));
+// ... or beside each other first.
+FW_DEVICE uint32_t right_then_down(uint32_t tile, int row, int column, int lane) {
+  return tile + panel_offset(row + ((lane & 16) >> 1) + (lane & 7), column + (lane & 8));
 }
-// With _trans: left operand whose transpose [summed index][row of the result] lies in memory, also where stmatrix_x4_trans puts
-// a result made that way; right operand that lies as [summed index][column of the result].
-FW_DEVICE uint32_t a_fragment_trans(uint32_t base, int row, int granule) { return b_fragment(base, row, granule); }
-FW_DEVICE uint32_t b_fragment_trans(uint32_t base, int row, int granule) { return a_fragment(base, row, granule); }
+
+// Left operand, 16 rows m x 16 columns k, of a tile [m, k] or of the transpose of a tile [k, m].
+FW_DEVICE void load_left(uint32_t (&a)[4], uint32_t tile, int m, int k, int lane) { ldmatrix_x4(a, down_then_right(tile, m, k, lane)); }
+FW_DEVICE void load_left_transposed(uint32_t (&a)[4], uint32_t tile, int m, int k, int lane) { ldmatrix_x4_trans(a, right_then_down(tile, k, m, lane)); }
+
+// Right operand, 16 rows k x 16 columns n (b[0], b[1]: the first 8 columns), of a tile [k, n] or of the transpose of a tile [n, k].
+FW_DEVICE void load_right(uint32_t (&b)[4], uint32_t tile, int k, int n, int lane) { ldmatrix_x4_trans(b, down_then_right(tile, k, n, lane)); }
+FW_DEVICE void load_right_transposed(uint32_t (&b)[4], uint32_t tile, int n, int k, int lane) { ldmatrix_x4(b, right_then_down(tile, n, k, lane)); }
+
+// Right operands of four products with 8 rows k: 32 columns from n on of a tile [k, n].
+FW_DEVICE void load_right_8(uint32_t (&b)[4], uint32_t tile, int k, int n, int lane) {
+  ldmatrix_x4_trans(b, tile + panel_offset(k + (lane & 7), n + (lane & 24)));
+}
+
+// The same 16 x 8 corner of two tiles as left operands [m, k]: first in a[0], a[1], second in a[2], a[3].
+FW_DEVICE void load_left_8_of_two(uint32_t (&a)[4], uint32_t first, uint32_t second, int m, int k, int lane) {
+  ldmatrix_x4(a, ((lane & 16) != 0 ? second : first) + panel_offset(m + (lane & 15), k));
+}
+// Of tiles [k, m].
+FW_DEVICE void load_left_8_of_two_transposed(uint32_t (&a)[4], uint32_t first, uint32_t second, int m, int k, int lane) {
+  ldmatrix_x4_trans(a, ((lane & 16) != 0 ? second : first) + panel_offset(k + (lane & 7), m + (lane & 8)));
+}
 
 }  // namespace fw::cuda

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "scan/cuda/device/front_rows.cuh"
-#include "scan/cuda/device/panels.cuh"
+#include "scan/cuda/device/granules.cuh"
 
 namespace fw::cuda {
 

@@ -1,7 +1,7 @@
 // What scalar and channel decay share once T and P are there: A to bf16, the products of the images, the Z image.
 #pragma once
 
-#include "scan/cuda/device/panels.cuh"
+#include "scan/cuda/device/granules.cuh"
 #include "scan/cuda/device/prepare_front.cuh"
 #include "scan/cuda/device/prepare_inverse.cuh"
 #include "scan/cuda/kernels.h"

@@ -41,6 +41,12 @@ FW_DEVICE Rows rows_of(const TokenArg& a, const SequenceArg& s, int n, int hv) {
   return {static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4), a.stride_t, a.bf16};
 }
 
+// The same by key head, for a tensor that has those.
+FW_DEVICE Rows key_rows(TokenArg a, const SequenceArg& s, int n, int h) {
+  a.divisor = 1;
+  return rows_of(a, s, n, h);
+}
+
 FW_DEVICE float load_element(const Rows& rows, int64_t t, int i) {
   const int64_t at = t * rows.stride + i;
   return rows.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(rows.data)[at]) : reinterpret_cast<const float*>(rows.data)[at];
@@ -94,6 +100,21 @@ FW_DEVICE void load_channels(const Rows& rows, int64_t t, int i, int limit, floa
       }
     }
   }
+  if constexpr (kN == 2) {
+    if (i + 2 <= limit) {
+      const char* p = rows.data + at * (rows.bf16 != 0 ? 2 : 4);
+      if (rows.bf16 != 0 && (reinterpret_cast<uintptr_t>(p) & 3) == 0) {
+        const uint32_t a = *reinterpret_cast<const uint32_t*>(p);
+        x[0] = bf16_low(a), x[1] = bf16_high(a);
+        return;
+      }
+      if (rows.bf16 == 0 && (reinterpret_cast<uintptr_t>(p) & 7) == 0) {
+        const float2 a = *reinterpret_cast<const float2*>(p);
+        x[0] = a.x, x[1] = a.y;
+        return;
+      }
+    }
+  }
 #pragma unroll
   for (int j = 0; j < kN; ++j) x[j] = i + j < limit ? load_element(rows, t, i + j) : 0.0f;
 }
@@ -110,6 +131,27 @@ FW_DEVICE void store_channels(const Rows& rows, int64_t t, int i, int limit, con
         } else {
           *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
           *reinterpret_cast<float4*>(p + 16) = make_float4(x[4], x[5], x[6], x[7]);
+        }
+        return;
+      }
+    }
+  }
+  if constexpr (kN == 2 || kN == 4) {
+    if (i + kN <= limit) {
+      char* p = rows.data + at * (rows.bf16 != 0 ? 2 : 4);
+      if ((reinterpret_cast<uintptr_t>(p) & (rows.bf16 != 0 ? 2 * kN - 1 : 4 * kN - 1)) == 0) {
+        if constexpr (kN == 4) {
+          if (rows.bf16 != 0) {
+            *reinterpret_cast<uint2*>(p) = make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
+          } else {
+            *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
+          }
+        } else {
+          if (rows.bf16 != 0) {
+            *reinterpret_cast<uint32_t*>(p) = pack_bf16(x[0], x[1]);
+          } else {
+            *reinterpret_cast<float2*>(p) = make_float2(x[0], x[1]);
+          }
         }
         return;
       }

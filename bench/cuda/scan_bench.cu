@@ -1,0 +1,131 @@
+// Times of the chunk form's scans on a GPU, over images of small random numbers: medians of 20 launches by CUDA events. The inputs
+// of a launch are larger than the L2, so they come from memory each time.
+// nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 -cudart static -Isrc -Iinclude bench/cuda/scan_bench.cu src/scan/cuda/scan_*.cu
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <vector>
+
+#include "scan/cuda/kernels.h"
+#include "scan/cuda/launch.h"
+
+namespace fw::cuda {
+namespace {
+
+template <class T>
+T* allocate(int64_t count) {
+  void* p = nullptr;
+  check(cudaMalloc(&p, static_cast<size_t>(count) * sizeof(T)), "cudaMalloc");
+  return static_cast<T*>(p);
+}
+
+// Fills device memory with copies of what the host has.
+void fill(void* to, int64_t bytes, const void* pattern, int64_t pattern_bytes) {
+  for (int64_t done = 0; done < bytes; done += pattern_bytes)
+    check(cudaMemcpy(static_cast<char*>(to) + done, pattern, static_cast<size_t>(std::min(pattern_bytes, bytes - done)), cudaMemcpyHostToDevice), "cudaMemcpy");
+}
+
+double median_ms(const std::function<void()>& launch_once) {
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  std::vector<float> times;
+  for (int i = 0; i < 25; ++i) {
+    check(cudaEventRecord(begin), "event");
+    launch_once();
+    check(cudaEventRecord(end), "event");
+    check(cudaEventSynchronize(end), "a kernel");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "event");
+    if (i >= 5) times.push_back(ms);
+  }
+  check(cudaEventDestroy(begin), "event");
+  check(cudaEventDestroy(end), "event");
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+template <int kKey>
+void bench(const char* name, int B, int T, int H, int V) {
+  const int chunks = (T + 63) / 64, blocks = (V + 63) / 64;
+  const int64_t images = static_cast<int64_t>(B) * chunks * H, tokens = static_cast<int64_t>(B) * T * H;
+  uint32_t seed = 1;
+  const auto random = [&] { return static_cast<int>((seed = seed * 1664525u + 1013904223u) >> 16); };
+  // bf16 numbers of either sign, 1/64 to 1/16.
+  const auto small = [&] { return static_cast<uint16_t>(0x3c80 + (random() & 0x80ff)); };
+  constexpr int kDistinct = 64;
+  std::vector<ForwardImage<kKey>> forward(kDistinct);
+  std::vector<BackwardImage<kKey>> backward(kDistinct);
+  for (auto& image : forward) {
+    std::generate_n(image.e, 64 * kKey, small);
+    std::generate_n(image.q, 64 * kKey, small);
+    std::generate_n(image.x, 64 * kKey, small);
+    std::generate_n(image.m, kPanel, small);
+    std::fill_n(image.gamma, kKey, 0.9f);
+    std::fill_n(image.z_scale, 64, 0.5f);
+  }
+  for (auto& image : backward) {
+    std::generate_n(image.k, 64 * kKey, small);
+    std::generate_n(image.y, 64 * kKey, small);
+    std::generate_n(image.q, 64 * kKey, small);
+    std::fill_n(image.gamma, kKey, 0.9f);
+  }
+  std::vector<uint16_t> rows(1 << 20);
+  for (auto& x : rows) x = static_cast<uint16_t>(0x3f00 + (random() & 0x80ff));
+
+  auto* const forward_images = allocate<ForwardImage<kKey>>(images);
+  auto* const backward_images = allocate<BackwardImage<kKey>>(images);
+  auto *const v = allocate<uint16_t>(tokens * V), *const o = allocate<uint16_t>(tokens * V);
+  auto *const states = allocate<uint16_t>(images * blocks * 64 * kKey), *const w = allocate<uint16_t>(images * blocks * kPanel);
+  auto* const final_state = allocate<float>(static_cast<int64_t>(B) * H * kKey * V);
+  fill(forward_images, images * static_cast<int64_t>(sizeof(ForwardImage<kKey>)), forward.data(), static_cast<int64_t>(forward.size() * sizeof(forward[0])));
+  fill(backward_images, images * static_cast<int64_t>(sizeof(BackwardImage<kKey>)), backward.data(),
+       static_cast<int64_t>(backward.size() * sizeof(backward[0])));
+  fill(v, tokens * V * 2, rows.data(), static_cast<int64_t>(rows.size() * 2));
+
+  const SequenceArg sequences{nullptr, nullptr, B, T, chunks};
+  const auto rows_arg = [&](uint16_t* data) { return TokenArg{data, static_cast<int64_t>(T) * H * V, static_cast<int64_t>(H) * V, V, 1, 1}; };
+  const StateArg state{final_state, static_cast<int64_t>(H) * kKey * V, static_cast<int64_t>(kKey) * V, V, 1, 0};
+
+  const double image_bytes = static_cast<double>(images) * sizeof(ForwardImage<kKey>), matrix = static_cast<double>(images) * 64 * kKey * 2,
+               rows_bytes = static_cast<double>(tokens) * V * 2, save_bytes = static_cast<double>(images) * blocks * (64 * kKey + kPanel) * 2;
+  const auto line = [&](const char* what, double bytes, const std::function<void()>& launch_once) {
+    const double ms = median_ms(launch_once);
+    const int grid = B * H * blocks, waves = (grid + 131) / 132;
+    std::printf("%-22s key %3d  %-34s grid %4d  %8.4f ms  %6.3f us a chunk  %6.3f GB  %5.2f TB/s\n", name, kKey, what, grid, ms, ms * 1e3 / chunks / waves,
+                bytes / 1e9, bytes / ms / 1e9);
+    std::fflush(stdout);
+  };
+  for (const bool online : {true, false}) {
+    ScanForwardArgs f;
+    f.sequences = sequences, f.HV = H, f.K = kKey, f.V = V, f.online = online, f.images = forward_images, f.v = rows_arg(v), f.o = rows_arg(o);
+    f.final_state = state;
+    const double read = image_bytes - (online ? 0 : matrix);
+    line(online ? "forward" : "forward offline", read + 2 * rows_bytes, [&] { scan_forward(f, kKey, nullptr); });
+    f.states = states, f.w = w;
+    line(online ? "forward, saves" : "forward offline, saves", read + 2 * rows_bytes + save_bytes, [&] { scan_forward(f, kKey, nullptr); });
+    f.o = {};
+    const double needed = (online ? 2 : 1) * matrix + rows_bytes;
+    line(online ? "saves only" : "saves only offline", needed + save_bytes, [&] { scan_forward(f, kKey, nullptr); });
+    f.states = f.w = nullptr;
+    line(online ? "state only" : "state only offline", needed, [&] { scan_forward(f, kKey, nullptr); });
+
+    ScanReverseArgs r;
+    r.sequences = sequences, r.HV = H, r.K = kKey, r.V = V, r.online = online, r.images = backward_images, r.d_o = rows_arg(v);
+    r.d_initial_state = state, r.d_states = states, r.v = w;
+    line(online ? "reverse" : "reverse offline", (online ? 3 : 2) * matrix + rows_bytes + save_bytes, [&] { scan_reverse(r, kKey, nullptr); });
+  }
+  for (void* p : {static_cast<void*>(forward_images), static_cast<void*>(backward_images), static_cast<void*>(v), static_cast<void*>(o),
+                  static_cast<void*>(states), static_cast<void*>(w), static_cast<void*>(final_state)})
+    check(cudaFree(p), "cudaFree");
+}
+
+}  // namespace
+}  // namespace fw::cuda
+
+int main() {
+  fw::cuda::bench<128>("S1: B 4, T 4096, H 16", 4, 4096, 16, 128);
+  fw::cuda::bench<128>("S2: B 1, T 32768, H 16", 1, 32768, 16, 128);
+  fw::cuda::bench<64>("B 4, T 4096, H 32", 4, 4096, 32, 64);
+  return 0;
+}

@@ -1,0 +1,32 @@
+// Matrices of 64 rows in shared memory as the panels of tiles.h, and their fragments for mma_bf16. A granule is 16 bytes: 8 columns.
+#pragma once
+
+#include "scan/cuda/device/ptx.cuh"
+#include "scan/cuda/tiles.h"
+
+namespace fw::cuda {
+
+inline constexpr uint32_t kPanelBytes = 2 * kPanel;
+
+FW_DEVICE uint32_t granule_offset(int row, int granule) {
+  return static_cast<uint32_t>((granule >> 3) * static_cast<int>(kPanelBytes) + row * 128 + (((granule ^ row) & 7) << 4));
+}
+
+// Fragments of 16x16 pieces; granule: of the piece's first column. Each gives the address that this lane hands to ldmatrix_x4.
+//
+// a: left operand, 16 rows from `row`, columns are the summed index. b: right operand given as [column of the result][summed
+// index]: {0, 1} for 8 columns of the result, {2, 3} for the next 8.
+FW_DEVICE uint32_t a_fragment(uint32_t base, int row, int granule) {
+  const int lane = static_cast<int>(lane_index()), i = lane >> 3;
+  return base + granule_offset(row + (i & 1) * 8 + (lane & 7), granule + (i >> 1));
+}
+FW_DEVICE uint32_t b_fragment(uint32_t base, int row, int granule) {
+  const int lane = static_cast<int>(lane_index()), i = lane >> 3;
+  return base + granule_offset(row + (i >> 1) * 8 + (lane & 7), granule + (i & 1));
+}
+// With _trans: left operand whose transpose [summed index][row of the result] lies in memory, also where stmatrix_x4_trans puts
+// a result made that way; right operand that lies as [summed index][column of the result].
+FW_DEVICE uint32_t a_fragment_trans(uint32_t base, int row, int granule) { return b_fragment(base, row, granule); }
+FW_DEVICE uint32_t b_fragment_trans(uint32_t base, int row, int granule) { return a_fragment(base, row, granule); }
+
+}  // namespace fw::cuda

@@ -1,0 +1,251 @@
+// What the two scans of the chunk form share. A block of 256 threads owns 64 value columns of one value head of one sequence and
+// keeps the transposed state [64 values, kKey] in the registers of warps 4 to 7 ("the state's warps"): value columns of different blocks
+// never meet. Warps 0 and 1 bring the chunks' stages into shared memory, warps 2 and 3 take what leaves it.
+//
+// All 16-bit tiles in shared memory are panels (tiles.h). Lanes of the state's warps hold fragments of wgmma: of 16 value rows per warp
+// and 16 columns, as wgmma.cuh describes them.
+#pragma once
+
+#include "scan/cuda/device/ptx.cuh"
+#include "scan/cuda/device/tokens.cuh"
+#include "scan/cuda/tiles.h"
+
+namespace fw::cuda {
+
+inline constexpr unsigned kScanThreads = 256;
+inline constexpr unsigned kStoreThread = 64, kStateThread = 128;  // the first threads of their parts; loads begin at 0
+inline constexpr int kPanelBytes = kPanel * 2;
+inline constexpr int kScanSharedLimit = 227 * 1024;
+inline constexpr int kScanBarrierBytes = 256;  // lie in the padding behind the first stage's image
+
+constexpr int round_to_panels(int bytes) { return (bytes + 1023) / 1024 * 1024; }
+
+// The place in a ring of buffers and the parity of its round.
+template <int kDepth>
+struct Ring {
+  int slot = 0, parity = 0;
+  FW_DEVICE void next() {
+    if (++slot == kDepth) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Buffers of one kind on their way from those that fill them to those that empty them.
+template <int kDepth>
+struct RingBarriers {
+  uint64_t full[kDepth], empty[kDepth];
+  FW_DEVICE void init(int fillers, int emptiers) {
+    for (int i = 0; i < kDepth; ++i) {
+      mbarrier_init(full + i, fillers);
+      mbarrier_init(empty + i, emptiers);
+    }
+  }
+  FW_DEVICE void wait_full(const Ring<kDepth>& ring) { mbarrier_wait(full + ring.slot, ring.parity); }
+  FW_DEVICE void wait_empty(const Ring<kDepth>& ring) { mbarrier_wait(empty + ring.slot, ring.parity ^ 1); }
+  // By whole warps: one arrival for what all lanes did.
+  FW_DEVICE void warp_full(const Ring<kDepth>& ring) { warp_arrive(full + ring.slot); }
+  FW_DEVICE void warp_empty(const Ring<kDepth>& ring) { warp_arrive(empty + ring.slot); }
+
+ private:
+  FW_DEVICE static void warp_arrive(uint64_t* barrier) {
+    sync_warp();
+    if (lane_index() == 0) mbarrier_arrive(barrier);
+  }
+};
+
+// Sequence, value head and value block of this block: blocks of one head are neighbours, so that the second one finds the images in L2.
+struct ScanPlace {
+  int n, hv, value_block;
+  int32_t length, chunks;
+  int64_t first_tile;  // index of (first chunk, hv); a chunk further is HV further
+};
+
+FW_DEVICE ScanPlace scan_place(const SequenceArg& sequences, int HV, int V) {
+  const int blocks = (V + kValueBlock - 1) / kValueBlock;
+  const int head = static_cast<int>(block_index_x()) / blocks;
+  ScanPlace p{head / HV, head % HV, static_cast<int>(block_index_x()) % blocks, 0, 0, 0};
+  p.length = sequence_length(sequences, p.n);
+  p.chunks = chunk_count(sequences, p.n);
+  p.first_tile = static_cast<int64_t>(first_chunk(sequences, p.n)) * HV + p.hv;
+  return p;
+}
+
+// ---- Tiles of raw rows: by the 64 threads of warps 0 and 1 -------------------------------------------------------------------
+
+// Rows of one sequence and value head, the 64 columns from `column` on.
+struct TileRows {
+  Rows rows;
+  int32_t length, column, V;
+  bool wide;  // 16 bytes at a time without conversion, V a multiple of 8
+};
+
+FW_DEVICE TileRows tile_rows(const TokenArg& a, const SequenceArg& sequences, const ScanPlace& p, int V) {
+  const Rows rows = rows_of(a, sequences, p.n, p.hv);
+  const bool wide = rows.bf16 != 0 && rows.data != nullptr && V % 8 == 0 && rows.stride % 8 == 0 && (reinterpret_cast<uintptr_t>(rows.data) & 15) == 0;
+  return {rows, p.length, p.value_block * kValueBlock, V, wide};
+}
+
+// Thread i brings 16 bytes of rows i / 8, i / 8 + 8, ... of chunk c and arrives once; what lies outside the tensor is 0.
+FW_DEVICE void bring_tile(const TileRows& t, int c, char* panel, uint64_t* full) {
+  const int i = static_cast<int>(thread_index()), piece = i % 8, row = i / 8;
+  const int column = t.column + piece * 8;
+  char* to = panel + row * 128 + ((piece ^ row) * 16);
+  if (t.wide) {
+    const char* from = t.rows.data + (static_cast<int64_t>(c * kChunk + row) * t.rows.stride + column) * 2;
+    FW_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      const bool valid = c * kChunk + row + j * 8 < t.length && column < t.V;
+      cp_async_16(shared_address(to + j * 1024), valid ? from + j * 16 * t.rows.stride : t.rows.data, valid);
+    }
+    cp_async_arrive(full);
+    return;
+  }
+  FW_NO_UNROLL
+  for (int j = 0; j < 8; ++j) {
+    const int token = c * kChunk + row + j * 8;
+    float x[8] = {};
+    if (t.rows.data != nullptr && token < t.length) load_channels(t.rows, token, column, t.V, x);
+    *reinterpret_cast<uint4*>(to + j * 1024) = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+  }
+  mbarrier_arrive(full);
+}
+
+// ---- Fragments: by the state's warps -------------------------------------------------------------------------------------------
+
+FW_DEVICE int state_warp() { return static_cast<int>(warp_index()) & 3; }
+
+// Byte of a panel [64 tokens, 64 values] that this lane names to ldmatrix or stmatrix (transposed) for the fragment of the first 16
+// tokens of its warp's 16 values; 16 tokens further are 2048 bytes.
+FW_DEVICE int token_fragment_offset() {
+  const int matrix = static_cast<int>(lane_index()) / 8, r = static_cast<int>(lane_index()) % 8;
+  return ((matrix / 2) * 8 + r) * 128 + (((2 * state_warp() + matrix % 2) ^ r) * 16);
+}
+
+FW_DEVICE void load_token_fragment(uint32_t (&r)[4], const char* panel, int k) {
+  ldmatrix_x4_trans(r, shared_address(panel) + static_cast<uint32_t>(token_fragment_offset() + k * 2048));
+}
+
+FW_DEVICE void store_token_fragment(char* panel, int k, const uint32_t (&r)[4]) {
+  stmatrix_x4_trans(shared_address(panel) + static_cast<uint32_t>(token_fragment_offset() + k * 2048), r);
+}
+
+// Into panels [64 values, kKey], the fragment of columns 16 k to 16 k + 15.
+FW_DEVICE void store_state_fragment(char* panels, int k, const uint32_t (&r)[4]) {
+  const int matrix = static_cast<int>(lane_index()) / 8, row = 16 * state_warp() + (matrix % 2) * 8 + static_cast<int>(lane_index()) % 8;
+  const int piece = (2 * (k % 4) + matrix / 2) ^ (row & 7);
+  stmatrix_x4(shared_address(panels) + static_cast<uint32_t>(k / 4 * kPanelBytes + row * 128 + piece * 16), r);
+}
+
+template <int kN>
+FW_DEVICE void pack_fragments(const float (&d)[kN], uint32_t (&a)[kN / 8][4]) {
+  FW_UNROLL
+  for (int k = 0; k < kN / 8; ++k) {
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i) a[k][i] = pack_bf16(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
+  }
+}
+
+template <int kN>
+FW_DEVICE void pack_negated(const float (&d)[kN], uint32_t (&a)[kN / 8][4]) {
+  FW_UNROLL
+  for (int k = 0; k < kN / 8; ++k) {
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i) a[k][i] = pack_bf16(-d[8 * k + 2 * i], -d[8 * k + 2 * i + 1]);
+  }
+}
+
+// Column j of the accumulators times scale[j].
+template <int kN>
+FW_DEVICE void scale_columns(float (&d)[kN], const float* scale) {
+  const float* mine = scale + 2 * (lane_index() % 4);
+  FW_UNROLL
+  for (int j = 0; j < kN / 4; ++j) {
+    const float2 s = *reinterpret_cast<const float2*>(mine + 8 * j);
+    d[4 * j] *= s.x;
+    d[4 * j + 1] *= s.y;
+    d[4 * j + 2] *= s.x;
+    d[4 * j + 3] *= s.y;
+  }
+}
+
+// ---- Products: the state's warps issue them, see wgmma.cuh ---------------------------------------------------------------------
+
+// d [64, 64] = (or +=) a [64, kSteps 16] times the transpose of the panels of b [64, kSteps 16].
+template <int kSteps>
+FW_DEVICE void multiply_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], const char* b, bool accumulate) {
+  const uint32_t address = shared_address(b);
+  FW_UNROLL
+  for (int k = 0; k < kSteps; ++k) wgmma_rs<64, false>(d, a[k], wgmma_descriptor(address + k / 4 * kPanelBytes + k % 4 * 32, 16, 1024), accumulate || k > 0);
+}
+
+// d [64, kKey] += a [64, 64 tokens] times the panels of b [64 tokens, kKey].
+template <int kKey>
+FW_DEVICE void add_outer(float (&d)[kKey / 2], const uint32_t (&a)[4][4], const char* b) {
+  const uint32_t address = shared_address(b);
+  FW_UNROLL
+  for (int k = 0; k < 4; ++k) wgmma_rs<kKey, true>(d, a[k], wgmma_descriptor(address + k * 2048, kPanelBytes, 1024), true);
+}
+
+// ---- States ----------------------------------------------------------------------------------------------------------------------
+
+// The element of state (n, hv) that accumulator i of this thread holds is (k, v); those outside of [K, V] are 0 and stay unread.
+struct StatePlace {
+  char* data;
+  int64_t stride_k, stride_v;
+  int32_t bf16;
+  int K, V, k, v;  // k, v: of accumulator 0
+};
+
+FW_DEVICE StatePlace state_place(const StateArg& a, const ScanPlace& p, int K, int V) {
+  const int64_t offset = p.n * a.stride_n + p.hv * a.stride_h;
+  const int k = 2 * (static_cast<int>(lane_index()) % 4), v = p.value_block * kValueBlock + 16 * state_warp() + static_cast<int>(lane_index()) / 4;
+  return {static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4), a.stride_k, a.stride_v, a.bf16, K, V, k, v};
+}
+
+template <int kN>
+FW_DEVICE void load_state(const StateArg& a, const ScanPlace& p, int K, int V, float (&d)[kN]) {
+  FW_UNROLL
+  for (int i = 0; i < kN; ++i) d[i] = 0.0f;
+  if (a.data == nullptr) return;
+  const StatePlace s = state_place(a, p, K, V);
+  FW_UNROLL
+  for (int i = 0; i < kN; ++i) {
+    const int k = s.k + i / 4 * 8 + i % 2, v = s.v + i % 4 / 2 * 8;
+    if (k < K && v < V) {
+      const int64_t at = k * s.stride_k + v * s.stride_v;
+      d[i] = s.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(s.data)[at]) : reinterpret_cast<const float*>(s.data)[at];
+    }
+  }
+}
+
+template <int kN>
+FW_DEVICE void store_state(const StateArg& a, const ScanPlace& p, int K, int V, const float (&d)[kN]) {
+  if (a.data == nullptr) return;
+  const StatePlace s = state_place(a, p, K, V);
+  FW_UNROLL
+  for (int i = 0; i < kN; ++i) {
+    const int k = s.k + i / 4 * 8 + i % 2, v = s.v + i % 4 / 2 * 8;
+    if (k < K && v < V) {
+      const int64_t at = k * s.stride_k + v * s.stride_v;
+      if (s.bf16 != 0) {
+        reinterpret_cast<uint16_t*>(s.data)[at] = bf16_bits(d[i]);
+      } else {
+        reinterpret_cast<float*>(s.data)[at] = d[i];
+      }
+    }
+  }
+}
+
+// ---- What leaves: by warps 2 and 3 -------------------------------------------------------------------------------------------------
+
+// By one thread, when the buffer is full: copies it away; the buffer is empty when this returns.
+FW_DEVICE void drain_bulk(uint16_t* to, const char* from, uint32_t bytes, uint64_t* empty) {
+  bulk_store(to, from, bytes);
+  bulk_commit();
+  bulk_wait_read<0>();
+  mbarrier_arrive(empty);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,295 @@
+// The forward scan over chunks of 64 tokens (recurrence.md 4, in the dual form of tiles.h). Per sequence and value head, with
+// ForwardImages made by prepare() and raw values v [tokens, HV, V] or prepared Z panels:
+//   W = Z + E S      O = Q S + M W      S = Diag(gamma) S + X^T W          (offline rules: W = Z)
+// Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W of every chunk.
+// Products take bf16 operands and add in float32; S stays float32 throughout.
+//
+// The order of work in the chunk's loop is what ptxas allows without serialising products: operands are packed, then comes a fence, then
+// products are issued and waited for; accumulators are not touched in flight and no product is in flight across the loop's end.
+#include <algorithm>
+
+#include "scan/cuda/device/scan_parts.cuh"
+#include "scan/cuda/kernels.h"
+#include "scan/cuda/launch.h"
+
+namespace fw::cuda {
+
+namespace {
+
+// The parts of an image that this kernel reads, then the Z tile, in shared memory: bytes.
+template <int kKey, bool kOnline, bool kOut, bool kSave>
+struct ForwardShape {
+  using Image = ForwardImage<kKey>;
+  static constexpr int kMatrix = 64 * kKey * 2;
+  static constexpr int kE = 0, kQ = kE + (kOnline ? kMatrix : 0), kX = kQ + (kOut ? kMatrix : 0), kM = kX + kMatrix, kGamma = kM + (kOut ? kPanelBytes : 0),
+                       kScale = kGamma + kKey * 4, kImage = kScale + 64 * 4, kTile = round_to_panels(kImage), kStage = kTile + kPanelBytes;
+  static constexpr int kBuffers = kOut && kSave && kOnline && kKey == 128 ? 1 : 2;  // of each thing that leaves
+  static constexpr int kOutputs = kBuffers * ((kOut ? kPanelBytes : 0) + (kSave ? kMatrix + kPanelBytes : 0));
+  static constexpr int kStages = std::min(4, (kScanSharedLimit - kOutputs) / kStage);
+  static constexpr int kO = kStages * kStage, kS = kO + (kOut ? kBuffers * kPanelBytes : 0), kW = kS + (kSave ? kBuffers * kMatrix : 0);
+  static constexpr int kShared = kStages * kStage + kOutputs;
+
+  struct Barriers {
+    RingBarriers<kStages> stages;
+    RingBarriers<kBuffers> o, s, w;
+  };
+  static_assert(kStages >= 2 && kShared <= kScanSharedLimit && kTile - kImage >= kScanBarrierBytes && sizeof(Barriers) <= kScanBarrierBytes);
+  static_assert(sizeof(Image) == 3 * kMatrix + kPanelBytes + kKey * 4 + 64 * 4);
+};
+
+// One thread: starts the copies of an image into a stage.
+template <class Shape, bool kOnline, bool kOut>
+FW_DEVICE void bring_image(char* stage, const typename Shape::Image* image, uint64_t* full) {
+  if constexpr (kOut) {
+    bulk_load(stage, kOnline ? image->e : image->q, Shape::kImage, full);
+  } else {
+    if constexpr (kOnline) bulk_load(stage + Shape::kE, image->e, Shape::kMatrix, full);
+    bulk_load(stage + Shape::kX, image->x, Shape::kMatrix, full);
+    bulk_load(stage + Shape::kGamma, image->gamma, Shape::kImage - Shape::kGamma, full);
+  }
+}
+
+// Accumulators O^T of a chunk straight to float32 rows.
+FW_DEVICE void store_float_rows(const TileRows& t, int c, const float (&o)[32]) {
+  const int token = c * kChunk + 2 * (static_cast<int>(lane_index()) % 4), column = t.column + 16 * state_warp() + static_cast<int>(lane_index()) / 4;
+  float* to = reinterpret_cast<float*>(t.rows.data);
+  FW_UNROLL
+  for (int i = 0; i < 32; ++i) {
+    const int row = token + i / 4 * 8 + i % 2, v = column + i % 4 / 2 * 8;
+    if (row < t.length && v < t.V) to[row * t.rows.stride + v] = o[i];
+  }
+}
+
+// By the 64 threads of warps 2 and 3: a panel of bf16 to bf16 rows.
+FW_DEVICE void store_bf16_rows(const TileRows& t, int c, const char* panel) {
+  const int i = static_cast<int>(thread_index() - kStoreThread), piece = i % 8, row = i / 8;
+  const int column = t.column + piece * 8;
+  const char* from = panel + row * 128 + ((piece ^ row) * 16);
+  uint16_t* to = reinterpret_cast<uint16_t*>(t.rows.data) + static_cast<int64_t>(c * kChunk + row) * t.rows.stride + column;
+  FW_UNROLL
+  for (int j = 0; j < 8; ++j) {
+    if (c * kChunk + row + j * 8 >= t.length) break;
+    const uint4 x = *reinterpret_cast<const uint4*>(from + j * 1024);
+    uint16_t* at = to + j * 8 * t.rows.stride;
+    if (t.wide) {
+      if (column < t.V) *reinterpret_cast<uint4*>(at) = x;
+    } else {
+      const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+      FW_UNROLL
+      for (int e = 0; e < 8; ++e) {
+        if (column + e < t.V) at[e] = static_cast<uint16_t>(words[e / 2] >> (e % 2 * 16));
+      }
+    }
+  }
+}
+
+// Z^T = z_scale (.) tile^T as accumulators.
+FW_DEVICE void load_z(float (&w)[32], const char* panel, const float* z_scale) {
+  FW_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    uint32_t r[4];
+    load_token_fragment(r, panel, k);
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      w[8 * k + 2 * i] = bf16_low(r[i]);
+      w[8 * k + 2 * i + 1] = bf16_high(r[i]);
+    }
+  }
+  scale_columns(w, z_scale);
+}
+
+template <int kKey, bool kOnline, bool kOut, bool kSave>
+__global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const ScanForwardArgs args) {
+  using Shape = ForwardShape<kKey, kOnline, kOut, kSave>;
+  char* const shared = shared_memory();
+  auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kImage);
+  if (thread_index() == 0) {
+    barriers.stages.init(args.z != nullptr ? 1 : 1 + static_cast<int>(kStoreThread), 4);
+    barriers.o.init(4, 2);
+    barriers.s.init(4, 1);
+    barriers.w.init(4, 1);
+    mbarrier_init_fence();
+  }
+  sync_threads();
+  grid_dependency_wait();
+  const ScanPlace place = scan_place(args.sequences, args.HV, args.V);
+  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
+  // Index of the tiles of this block: chunk 0, and the step to the next chunk.
+  const int64_t first_block = place.first_tile * value_blocks + place.value_block, block_step = static_cast<int64_t>(args.HV) * value_blocks;
+
+  if (thread_index() < kStoreThread) {
+    const auto* image = static_cast<const typename Shape::Image*>(args.images) + place.first_tile;
+    const uint16_t* z = args.z + (args.z != nullptr ? first_block * kPanel : 0);
+    const TileRows v = tile_rows(args.v, args.sequences, place, args.V);
+    Ring<Shape::kStages> ring;
+    for (int c = 0; c < place.chunks; ++c, ring.next()) {
+      char* const stage = shared + ring.slot * Shape::kStage;
+      uint64_t* const full = barriers.stages.full + ring.slot;
+      barriers.stages.wait_empty(ring);
+      if (thread_index() == 0) {
+        mbarrier_expect(full, Shape::kImage + (args.z != nullptr ? kPanelBytes : 0));
+        bring_image<Shape, kOnline, kOut>(stage, image, full);
+        if (args.z != nullptr) bulk_load(stage + Shape::kTile, z, kPanelBytes, full);
+        image += args.HV;
+        if (args.z != nullptr) z += block_step * kPanel;
+      }
+      if (args.z == nullptr) bring_tile(v, c, stage + Shape::kTile, full);
+    }
+  } else if (thread_index() < kStateThread) {
+    const bool drains_s = kSave && thread_index() == kStoreThread, drains_w = kSave && thread_index() == kStoreThread + 32;
+    const TileRows o = tile_rows(args.o, args.sequences, place, args.V);
+    Ring<Shape::kBuffers> ring;
+    for (int c = 0; c < place.chunks; ++c, ring.next()) {
+      const int64_t tile = first_block + c * block_step;
+      if (drains_s) {
+        barriers.s.wait_full(ring);
+        drain_bulk(args.states + tile * (64 * kKey), shared + Shape::kS + ring.slot * Shape::kMatrix, Shape::kMatrix, barriers.s.empty + ring.slot);
+      }
+      if (drains_w) {
+        barriers.w.wait_full(ring);
+        drain_bulk(args.w + tile * kPanel, shared + Shape::kW + ring.slot * kPanelBytes, kPanelBytes, barriers.w.empty + ring.slot);
+      }
+      if (kOut && o.rows.bf16 != 0) {
+        barriers.o.wait_full(ring);
+        store_bf16_rows(o, c, shared + Shape::kO + ring.slot * kPanelBytes);
+        barriers.o.warp_empty(ring);
+      }
+    }
+    if (drains_s || drains_w) bulk_wait<0>();
+  } else {
+    const TileRows out = tile_rows(args.o, args.sequences, place, args.V);
+    float state[kKey / 2];
+    load_state(args.initial_state, place, args.K, args.V, state);
+    const auto store_out = [&](const uint32_t(&packed)[4][4], const Ring<Shape::kBuffers>& to) {
+      barriers.o.wait_empty(to);
+      char* const panel = shared + Shape::kO + to.slot * kPanelBytes;
+      FW_UNROLL
+      for (int k = 0; k < 4; ++k) store_token_fragment(panel, k, packed[k]);
+      barriers.o.warp_full(to);
+    };
+    Ring<Shape::kStages> ring;
+    Ring<Shape::kBuffers> leaving, leaving_out;
+    uint32_t a[kKey / 16][4], packed_out[4][4];
+    const auto gamma = [&] { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + Shape::kGamma); };
+    pack_fragments(state, a);
+    if (place.chunks > 0) {
+      barriers.stages.wait_full(ring);
+      scale_columns(state, gamma());
+    }
+    FW_NO_UNROLL
+    for (int c = 0; c < place.chunks; ++c) {
+      // Here a stage is full, a = S, state = Diag(gamma) S, and packed_out is O of the chunk before.
+      const char* const stage = shared + ring.slot * Shape::kStage;
+      uint32_t b[4][4];
+      float w[32], o[32], z[32];
+      wgmma_fence();
+      if constexpr (kOnline) {
+        multiply_rows(w, a, stage + Shape::kE, false);
+        wgmma_commit();
+      }
+      if constexpr (kOut) {
+        multiply_rows(o, a, stage + Shape::kQ, false);
+        wgmma_commit();
+      }
+      if constexpr (kOut) {
+        if (c > 0 && out.rows.bf16 != 0) {
+          store_out(packed_out, leaving_out);
+          leaving_out.next();
+        }
+      }
+      if constexpr (kSave) {
+        barriers.s.wait_empty(leaving);
+        char* const to = shared + Shape::kS + leaving.slot * Shape::kMatrix;
+        FW_UNROLL
+        for (int k = 0; k < kKey / 16; ++k) store_state_fragment(to, k, a[k]);
+        fence_async_shared();
+        barriers.s.warp_full(leaving);
+      }
+      load_z(z, stage + Shape::kTile, reinterpret_cast<const float*>(stage + Shape::kScale));
+      if constexpr (kOnline) {
+        wgmma_wait<kOut ? 1 : 0>();
+        keep(w);
+        FW_UNROLL
+        for (int i = 0; i < 32; ++i) z[i] += w[i];
+      }
+      pack_fragments(z, b);
+      wgmma_fence();
+      add_outer<kKey>(state, b, stage + Shape::kX);
+      wgmma_commit();
+      if constexpr (kOut) {
+        multiply_rows(o, b, stage + Shape::kM, true);
+        wgmma_commit();
+      }
+      if constexpr (kSave) {
+        barriers.w.wait_empty(leaving);
+        char* const to = shared + Shape::kW + leaving.slot * kPanelBytes;
+        FW_UNROLL
+        for (int k = 0; k < 4; ++k) store_token_fragment(to, k, b[k]);
+        fence_async_shared();
+        barriers.w.warp_full(leaving);
+        leaving.next();
+      }
+      const Ring<Shape::kStages> done = ring;
+      ring.next();
+      if (c + 1 < place.chunks) barriers.stages.wait_full(ring);
+      wgmma_wait<kOut ? 1 : 0>();
+      keep(state);
+      pack_fragments(state, a);
+      if (c + 1 < place.chunks) scale_columns(state, gamma());
+      keep(state);
+      wgmma_wait<0>();
+      barriers.stages.warp_empty(done);
+      if constexpr (kOut) {
+        keep(o);
+        pack_fragments(o, packed_out);
+        if (out.rows.bf16 == 0) store_float_rows(out, c, o);
+      }
+    }
+    if (kOut && place.chunks > 0 && out.rows.bf16 != 0) store_out(packed_out, leaving_out);
+    store_state(args.final_state, place, args.K, args.V, state);
+  }
+}
+
+template <int kKey, bool kOnline, bool kOut, bool kSave>
+void launch_forward(const ScanForwardArgs& args, void* stream) {
+  const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock);
+  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
+  launch_overlapped(scan_forward_kernel<kKey, kOnline, kOut, kSave>, grid, kScanThreads, ForwardShape<kKey, kOnline, kOut, kSave>::kShared, stream, args);
+}
+
+template <int kKey>
+void launch_forward(const ScanForwardArgs& args, void* stream) {
+  const int variant = (args.online ? 4 : 0) + (args.o.data != nullptr ? 2 : 0) + (args.states != nullptr ? 1 : 0);
+  switch (variant) {
+    case 0:
+      return launch_forward<kKey, false, false, false>(args, stream);
+    case 1:
+      return launch_forward<kKey, false, false, true>(args, stream);
+    case 2:
+      return launch_forward<kKey, false, true, false>(args, stream);
+    case 3:
+      return launch_forward<kKey, false, true, true>(args, stream);
+    case 4:
+      return launch_forward<kKey, true, false, false>(args, stream);
+    case 5:
+      return launch_forward<kKey, true, false, true>(args, stream);
+    case 6:
+      return launch_forward<kKey, true, true, false>(args, stream);
+    default:
+      return launch_forward<kKey, true, true, true>(args, stream);
+  }
+}
+
+}  // namespace
+
+void scan_forward(const ScanForwardArgs& args, int key, void* stream) {
+  if ((args.states == nullptr) != (args.w == nullptr)) throw Error(ErrorKind::kInternal, "scan_forward: states and w are saved together or not at all");
+  if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_forward: key must be 64 or 128 and at least K");
+  if (key == 64) {
+    launch_forward<64>(args, stream);
+  } else {
+    launch_forward<128>(args, stream);
+  }
+}
+
+}  // namespace fw::cuda

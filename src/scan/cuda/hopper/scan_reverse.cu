@@ -1,0 +1,174 @@
+// The reverse scan over chunks of 64 tokens: D, the gradient of the state, from each sequence's end to its start (recurrence.md 5, in the
+// form of tiles.h). Per sequence and value head, with BackwardImages made by prepare() and raw d_o [tokens, HV, V]:
+//   V = k D      D = Diag(gamma) D + q^T dO - y^T V          (offline rules: without the last product)
+// Writes for the gradients D^T at the end of every chunk (before the step) and V of every chunk, and the gradient of the initial state.
+// Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan_forward.cu's.
+#include <algorithm>
+
+#include "scan/cuda/device/scan_parts.cuh"
+#include "scan/cuda/kernels.h"
+#include "scan/cuda/launch.h"
+
+namespace fw::cuda {
+
+namespace {
+
+// The parts of an image that this kernel reads, then the dO tile, in shared memory: bytes.
+template <int kKey, bool kOnline>
+struct ReverseShape {
+  using Image = BackwardImage<kKey>;
+  static constexpr int kMatrix = 64 * kKey * 2;
+  static constexpr int kK = 0, kY = kK + kMatrix, kQ = kY + (kOnline ? kMatrix : 0), kGamma = kQ + kMatrix, kImage = kGamma + kKey * 4,
+                       kTile = round_to_panels(kImage), kStage = kTile + kPanelBytes;
+  static constexpr int kBuffers = 2;  // of each thing that leaves
+  static constexpr int kOutputs = kBuffers * (kMatrix + kPanelBytes);
+  static constexpr int kStages = std::min(4, (kScanSharedLimit - kOutputs) / kStage);
+  static constexpr int kD = kStages * kStage, kV = kD + kBuffers * kMatrix;
+  static constexpr int kShared = kStages * kStage + kOutputs;
+
+  struct Barriers {
+    RingBarriers<kStages> stages;
+    RingBarriers<kBuffers> d, v;
+  };
+  static_assert(kStages >= 3 && kShared <= kScanSharedLimit && kTile - kImage >= kScanBarrierBytes && sizeof(Barriers) <= kScanBarrierBytes);
+  static_assert(sizeof(Image) == 3 * kMatrix + kKey * 4);
+};
+
+template <int kKey, bool kOnline>
+__global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const ScanReverseArgs args) {
+  using Shape = ReverseShape<kKey, kOnline>;
+  char* const shared = shared_memory();
+  auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kImage);
+  if (thread_index() == 0) {
+    barriers.stages.init(1 + static_cast<int>(kStoreThread), 4);
+    barriers.d.init(4, 1);
+    barriers.v.init(4, 1);
+    mbarrier_init_fence();
+  }
+  sync_threads();
+  grid_dependency_wait();
+  const ScanPlace place = scan_place(args.sequences, args.HV, args.V);
+  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
+
+  if (thread_index() < kStoreThread) {
+    const auto* const images = static_cast<const typename Shape::Image*>(args.images) + place.first_tile;
+    const TileRows d_o = tile_rows(args.d_o, args.sequences, place, args.V);
+    Ring<Shape::kStages> ring;
+    for (int c = place.chunks - 1; c >= 0; --c, ring.next()) {
+      char* const stage = shared + ring.slot * Shape::kStage;
+      uint64_t* const full = barriers.stages.full + ring.slot;
+      barriers.stages.wait_empty(ring);
+      if (thread_index() == 0) {
+        const auto* const image = images + static_cast<int64_t>(c) * args.HV;
+        mbarrier_expect(full, Shape::kImage);
+        if constexpr (kOnline) {
+          bulk_load(stage, image, Shape::kImage, full);
+        } else {
+          bulk_load(stage + Shape::kK, image->k, Shape::kMatrix, full);
+          bulk_load(stage + Shape::kQ, image->q, Shape::kImage - Shape::kQ, full);
+        }
+      }
+      bring_tile(d_o, c, stage + Shape::kTile, full);
+    }
+  } else if (thread_index() < kStateThread) {
+    const bool drains_d = thread_index() == kStoreThread, drains_v = thread_index() == kStoreThread + 32;
+    if (!drains_d && !drains_v) return;
+    Ring<Shape::kBuffers> ring;
+    for (int c = place.chunks - 1; c >= 0; --c, ring.next()) {
+      const int64_t tile = (place.first_tile + static_cast<int64_t>(c) * args.HV) * value_blocks + place.value_block;
+      if (drains_d) {
+        barriers.d.wait_full(ring);
+        drain_bulk(args.d_states + tile * (64 * kKey), shared + Shape::kD + ring.slot * Shape::kMatrix, Shape::kMatrix, barriers.d.empty + ring.slot);
+      } else {
+        barriers.v.wait_full(ring);
+        drain_bulk(args.v + tile * kPanel, shared + Shape::kV + ring.slot * kPanelBytes, kPanelBytes, barriers.v.empty + ring.slot);
+      }
+    }
+    bulk_wait<0>();
+  } else {
+    float state[kKey / 2];
+    load_state(args.d_final_state, place, args.K, args.V, state);
+    Ring<Shape::kStages> ring;
+    Ring<Shape::kBuffers> leaving;
+    uint32_t a[kKey / 16][4];
+    const auto gamma = [&] { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + Shape::kGamma); };
+    pack_fragments(state, a);
+    if (place.chunks > 0) {
+      barriers.stages.wait_full(ring);
+      scale_columns(state, gamma());
+    }
+    FW_NO_UNROLL
+    for (int left = place.chunks; left > 0; --left) {
+      // Here a stage is full, a = D and state = Diag(gamma) D.
+      const char* const stage = shared + ring.slot * Shape::kStage;
+      uint32_t d_o[4][4], b[4][4];
+      float v[32];
+      wgmma_fence();
+      multiply_rows(v, a, stage + Shape::kK, false);
+      wgmma_commit();
+      FW_UNROLL
+      for (int k = 0; k < 4; ++k) load_token_fragment(d_o[k], stage + Shape::kTile, k);
+      wgmma_fence();
+      add_outer<kKey>(state, d_o, stage + Shape::kQ);
+      wgmma_commit();
+      {
+        barriers.d.wait_empty(leaving);
+        char* const to = shared + Shape::kD + leaving.slot * Shape::kMatrix;
+        FW_UNROLL
+        for (int k = 0; k < kKey / 16; ++k) store_state_fragment(to, k, a[k]);
+        fence_async_shared();
+        barriers.d.warp_full(leaving);
+      }
+      wgmma_wait<1>();
+      keep(v);
+      pack_negated(v, b);
+      if constexpr (kOnline) {
+        wgmma_fence();
+        add_outer<kKey>(state, b, stage + Shape::kY);
+        wgmma_commit();
+      }
+      {
+        barriers.v.wait_empty(leaving);
+        char* const to = shared + Shape::kV + leaving.slot * kPanelBytes;
+        FW_UNROLL
+        for (int k = 0; k < 4; ++k) {
+          constexpr uint32_t kSigns = 0x80008000u;
+          const uint32_t positive[4] = {b[k][0] ^ kSigns, b[k][1] ^ kSigns, b[k][2] ^ kSigns, b[k][3] ^ kSigns};
+          store_token_fragment(to, k, positive);
+        }
+        fence_async_shared();
+        barriers.v.warp_full(leaving);
+        leaving.next();
+      }
+      const Ring<Shape::kStages> done = ring;
+      ring.next();
+      if (left > 1) barriers.stages.wait_full(ring);
+      wgmma_wait<0>();
+      keep(state);
+      barriers.stages.warp_empty(done);
+      pack_fragments(state, a);
+      if (left > 1) scale_columns(state, gamma());
+    }
+    store_state(args.d_initial_state, place, args.K, args.V, state);
+  }
+}
+
+template <int kKey, bool kOnline>
+void launch_reverse(const ScanReverseArgs& args, void* stream) {
+  const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock);
+  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
+  launch_overlapped(scan_reverse_kernel<kKey, kOnline>, grid, kScanThreads, ReverseShape<kKey, kOnline>::kShared, stream, args);
+}
+
+}  // namespace
+
+void scan_reverse(const ScanReverseArgs& args, int key, void* stream) {
+  if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_reverse: key must be 64 or 128 and at least K");
+  if (key == 64) {
+    args.online ? launch_reverse<64, true>(args, stream) : launch_reverse<64, false>(args, stream);
+  } else {
+    args.online ? launch_reverse<128, true>(args, stream) : launch_reverse<128, false>(args, stream);
+  }
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,23 @@
+// How token_backward cuts a shape into blocks, and with it the size of its workspace: plain C++, for the plan too.
+#pragma once
+
+#include <cstdint>
+
+namespace fw::cuda {
+
+// How a shape is cut. A function of the shape alone.
+struct TokenCut {
+  int channels;  // of a lane: 2, 4 or 8
+  int rows;      // of a warp
+  int warps;
+  int tiles;        // of warps * rows values: more than one where V is large
+  int64_t stretch;  // tokens whose states are kept at once
+  int64_t stretches;
+  int64_t state;  // floats of a state in the workspace
+  int64_t block;  // floats of a block's workspace: stretches, then the states of one, then dS
+  int64_t blocks;
+};
+
+TokenCut token_cut(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest);
+
+}  // namespace fw::cuda

@@ -1,0 +1,77 @@
+// The gradient kernel against the adjoint of the token recurrence in double: gradients_test [quick | all | <rule>]. A program of its
+// own, on a device or in emulation.
+#include "gradients_problem.h"
+
+using namespace gradients_test;
+
+namespace {
+
+int failures = 0, runs = 0;
+
+void check(Case c) {
+  c.rule = rule_of(c.name);
+  c.seed = 77 + static_cast<uint64_t>(runs++);
+  Run run(c);
+  if (!(run.check(true) <= 1)) ++failures;
+}
+
+// A sequence alone and packed, and twice: the same bits.
+void check_bits(const std::string& name, const std::string& decay) {
+  Case c;
+  c.name = name, c.rule = rule_of(name), c.decay = decay;
+  c.T = 100;
+  std::vector<uint64_t> bits[2];
+  for (auto& b : bits) {
+    Run run(c);
+    run.check(false);
+    b = run.bits();
+  }
+  if (bits[0] != bits[1]) std::printf("FAIL %s: two runs differ\n", name.c_str()), ++failures;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "quick";
+  const std::vector<std::string> rules = {"gated_deltanet", "kda",      "deltanet", "gated_deltanet2",        "mamba2",           "gla",
+                                          "qdelta",         "kaczmarz", "comba",    "precond_gated_deltanet", "averaged",         "averaged_write",
+                                          "own_key",        "retnet",   "efla",     "precond_kda_gated",      "kaczmarz_channel", "precond_gla"};
+  const auto decays = [](const std::string& name) {
+    const fw::Rule r = rule_of(name);
+    return r.uses_g() ? std::vector<std::string>{"mild", "strong", "mixed", "reset", "none"} : std::vector<std::string>{"none"};
+  };
+  for (const std::string& name : rules) {
+    if (what != "quick" && what != "all" && what != name) continue;
+    for (const std::string& decay : decays(name)) {
+      Case c;
+      c.name = name, c.decay = decay;
+      for (const int T : what == "quick" ? std::vector<int>{65} : std::vector<int>{1, 16, 63, 64, 65, 130}) {
+        c.T = T;
+        c.K = c.V = 64, c.H = c.HV = T < 64 ? 8 : 4, c.bf16 = true, c.pad = 0, c.lengths.clear(), c.g_per_value_head = true;
+        check(c);
+        if (what == "quick") break;
+        if (T == 1 || T == 65) {
+          c.K = c.V = 128, c.H = T < 64 ? 8 : 1, c.HV = 2 * c.H;
+          check(c);
+          c.K = 48, c.V = 100, c.bf16 = false, c.g_per_value_head = false;
+          check(c);
+        }
+        if (T == 130) {
+          c.K = 100, c.V = 200, c.H = 2, c.HV = 4, c.pad = 1, c.lengths = {0, 70, 0, 60};
+          check(c);
+          c.pad = 0;
+        }
+      }
+    }
+  }
+  if (what == "quick" || what == "all") {
+    Case c;
+    c.name = "gated_deltanet";
+    c.d_out = false;
+    check(c);
+    check_bits("gated_deltanet", "mild");
+    check_bits("kda", "strong");
+  }
+  std::printf("%d failures of %d\n", failures, runs);
+  return failures != 0;
+}

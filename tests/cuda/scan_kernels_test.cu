@@ -1,0 +1,442 @@
+// The scans of the chunk form against loops in double over random tiles: a program of its own that prints a line per case and fails with 1.
+// g++ -DFW_CUDA_EMULATION (see scan/cuda/emulation/emulation.h) or nvcc; with scan_forward.cu and scan_reverse.cu. An argument: only cases
+// whose name has it.
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "cuda/device_array.h"
+#include "scan/cuda/kernels.h"
+
+namespace fw::cuda {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr uint16_t kNan16 = 0x7fc0;
+
+uint16_t to_bf16(double x) {
+  const float f = static_cast<float>(x);
+  uint32_t u;
+  std::memcpy(&u, &f, 4);
+  return static_cast<uint16_t>((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+double from_bf16(uint16_t x) {
+  const uint32_t u = static_cast<uint32_t>(x) << 16;
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+
+struct Random {
+  uint64_t state;
+  double operator()(double scale) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (static_cast<double>(state >> 40) / (1 << 24) - 0.5) * 2 * scale;
+  }
+};
+
+struct Case {
+  std::string name;
+  int key, K, V, HV;
+  std::vector<int> lengths;
+  bool packed, online, bf16;
+  bool out = true, save = true, prepared_z = false;
+  bool state_bf16 = false, value_first = false, has_initial = true;
+  int row_padding = 0;  // elements between rows of tokens
+  bool has_d_o = true;
+};
+
+// Numbers of a tensor as they lie in memory, read as double.
+struct Tensor {
+  bool bf16;
+  std::vector<float> f;
+  std::vector<uint16_t> h;
+  Tensor(bool is_bf16, size_t n) : bf16(is_bf16), f(is_bf16 ? 0 : n, kNan), h(is_bf16 ? n : 0, kNan16) {}
+  void set(size_t i, double x) { bf16 ? void(h[i] = to_bf16(x)) : void(f[i] = static_cast<float>(x)); }
+  double at(size_t i) const { return bf16 ? from_bf16(h[i]) : f[i]; }
+};
+struct DeviceTensor {
+  DeviceArray<float> f;
+  DeviceArray<uint16_t> h;
+  bool bf16;
+  explicit DeviceTensor(const Tensor& t) : f(t.f), h(t.h), bf16(t.bf16) {}
+  void* data() { return bf16 ? static_cast<void*>(h.data()) : static_cast<void*>(f.data()); }
+  Tensor host() const {
+    Tensor t(bf16, 0);
+    t.f = f.host();
+    t.h = h.host();
+    return t;
+  }
+};
+
+struct Layout {
+  const Case& c;
+  int N, chunks = 0, tokens = 0, blocks, row;
+  std::vector<int32_t> offsets{0}, chunk_base{0};
+  explicit Layout(const Case& one) : c(one), N(static_cast<int>(one.lengths.size())), blocks((one.V + 63) / 64), row(one.HV * one.V + one.row_padding) {
+    for (const int length : c.lengths) {
+      tokens += length;
+      chunks += (length + 63) / 64;
+      offsets.push_back(tokens);
+      chunk_base.push_back(chunks);
+    }
+  }
+  size_t token_at(int n, int t, int hv, int v) const { return static_cast<size_t>(offsets[n] + t) * row + hv * c.V + v; }
+  size_t state_at(int n, int hv, int k, int v) const {
+    return (static_cast<size_t>(n) * c.HV + hv) * c.K * c.V + (c.value_first ? static_cast<size_t>(v) * c.K + k : static_cast<size_t>(k) * c.V + v);
+  }
+  size_t tile(int n, int chunk, int hv, int block) const { return (static_cast<size_t>(chunk_base[n] + chunk) * c.HV + hv) * blocks + block; }
+  size_t image(int n, int chunk, int hv) const { return static_cast<size_t>(chunk_base[n] + chunk) * c.HV + hv; }
+  TokenArg token_arg(void* data) const { return {data, c.packed ? 0 : static_cast<int64_t>(c.lengths[0]) * row, row, c.V, c.bf16 ? 1 : 0, 1}; }
+  // Of sequence n and those after it.
+  StateArg state_arg(void* data, int n) const {
+    const int64_t head = static_cast<int64_t>(c.K) * c.V, before = n * c.HV * head * (c.state_bf16 ? 2 : 4);
+    return {static_cast<char*>(data) + before, c.HV * head, head, c.value_first ? 1 : c.V, c.value_first ? c.K : 1, c.state_bf16 ? 1 : 0};
+  }
+  SequenceArg sequence_arg(int32_t* device_offsets, int32_t* device_chunk_base) const {
+    if (c.packed) return {device_offsets, device_chunk_base, N, 0, 0};
+    return {nullptr, nullptr, N, c.lengths[0], (c.lengths[0] + 63) / 64};
+  }
+  int rows(int n, int chunk) const { return std::min(64, c.lengths[n] - 64 * chunk); }
+};
+
+// Relative L2 error, or infinite where a number that must be written is not.
+struct Difference {
+  double error = 0, norm = 0;
+  void add(double got, double want) {
+    if (!std::isfinite(got)) error = std::numeric_limits<double>::infinity();
+    error += (got - want) * (got - want);
+    norm += want * want;
+  }
+  double relative() const { return norm > 0 ? std::sqrt(error / norm) : std::sqrt(error); }
+};
+
+int failures = 0;
+
+void report(const char* what, bool rounded, const Difference& d, double limit) {
+  const bool good = d.relative() <= limit;
+  if (!good) ++failures;
+  if (!good || !rounded) std::printf("  %s%s %.1e%s", what, rounded ? " (rounded)" : "", d.relative(), good ? "" : " FAILED");
+}
+
+void fail(const char* what) {
+  std::printf("  %s FAILED", what);
+  ++failures;
+}
+
+double rounded(double x, bool rounds) { return rounds ? from_bf16(to_bf16(x)) : x; }
+
+void random_matrix(uint16_t* panels, int rows, int columns, double scale, Random& random) {
+  for (int i = 0; i < rows; ++i)
+    for (int j = 0; j < columns; ++j) panels[panel_index(i, j)] = to_bf16(random(scale));
+}
+
+// ---- Forward
+
+template <int kKey>
+void test_forward(const Case& c) {
+  const Layout at(c);
+  Random random{12345};
+  const size_t heads = static_cast<size_t>(at.N) * c.HV;
+  std::vector<ForwardImage<kKey>> images(static_cast<size_t>(at.chunks) * c.HV);
+  Tensor v(c.bf16, static_cast<size_t>(at.tokens) * at.row), initial(c.state_bf16, heads * c.K * c.V);
+  std::vector<uint16_t> z(static_cast<size_t>(at.chunks) * c.HV * at.blocks * kPanel, kNan16);
+  std::memset(static_cast<void*>(images.data()), 0, images.size() * sizeof(images[0]));
+  for (int n = 0; n < at.N; ++n) {
+    for (int hv = 0; hv < c.HV; ++hv) {
+      for (int k = 0; k < c.K; ++k)
+        for (int i = 0; i < c.V; ++i) initial.set(at.state_at(n, hv, k, i), random(1));
+      for (int t = 0; t < c.lengths[n]; ++t)
+        for (int i = 0; i < c.V; ++i) v.set(at.token_at(n, t, hv, i), random(1));
+      for (int chunk = 0; 64 * chunk < c.lengths[n]; ++chunk) {
+        auto& image = images[at.image(n, chunk, hv)];
+        const int rows = at.rows(n, chunk);
+        random_matrix(image.e, rows, c.K, 0.05, random);
+        random_matrix(image.q, rows, c.K, 0.15, random);
+        random_matrix(image.x, rows, c.K, 0.15, random);
+        for (int i = 0; i < rows; ++i)
+          for (int j = 0; j <= i; ++j) image.m[panel_index(i, j)] = to_bf16(random(0.1));
+        for (int k = 0; k < kKey; ++k) image.gamma[k] = k == 3 ? 0.0f : static_cast<float>(0.5 + random(0.5));
+        for (int t = 0; t < rows; ++t) image.z_scale[t] = c.prepared_z ? 1.0f : static_cast<float>(1 + random(0.9));
+        for (int b = 0; b < at.blocks; ++b)
+          for (int t = 0; t < 64; ++t)
+            for (int i = 0; i < 64; ++i) {
+              const bool inside = t < rows && 64 * b + i < c.V;
+              z[at.tile(n, chunk, hv, b) * kPanel + panel_index(t, i)] = inside ? to_bf16(v.at(at.token_at(n, 64 * chunk + t, hv, 64 * b + i))) : 0;
+            }
+        // What this variant must not read.
+        if (!c.online) std::fill_n(image.e, 64 * kKey, kNan16);
+        if (!c.out) {
+          std::fill_n(image.q, 64 * kKey, kNan16);
+          std::fill_n(image.m, kPanel, kNan16);
+        }
+      }
+    }
+  }
+
+  struct Outputs {
+    Tensor o, final_state;
+    std::vector<uint16_t> states, w;
+  };
+  const auto run = [&](bool alone) {
+    DeviceArray<ForwardImage<kKey>> device_images(images);
+    DeviceTensor device_v(v), device_initial(initial), device_o(Tensor(c.bf16, v.h.size() + v.f.size())), device_final(Tensor(c.state_bf16, heads * c.K * c.V));
+    DeviceArray<uint16_t> device_z(z), states(std::vector<uint16_t>(z.size() / 64 * kKey, kNan16)), w(std::vector<uint16_t>(z.size(), kNan16));
+    DeviceArray<int32_t> offsets(at.offsets), chunk_base(at.chunk_base);
+    ScanForwardArgs args;
+    args.sequences = at.sequence_arg(offsets.data(), chunk_base.data());
+    args.HV = c.HV, args.K = c.K, args.V = c.V, args.online = c.online;
+    args.images = device_images.data();
+    if (c.prepared_z) {
+      args.z = device_z.data();
+    } else {
+      args.v = at.token_arg(device_v.data());
+    }
+    if (c.out) args.o = at.token_arg(device_o.data());
+    if (c.save) args.states = states.data(), args.w = w.data();
+    for (int n = 0; n < (alone ? at.N : 1); ++n) {
+      if (alone) args.sequences = {offsets.data() + n, chunk_base.data() + n, 1, 0, 0};
+      if (c.has_initial) args.initial_state = at.state_arg(device_initial.data(), n);
+      args.final_state = at.state_arg(device_final.data(), n);
+      scan_forward(args, kKey, nullptr);
+    }
+    return Outputs{device_o.host(), device_final.host(), states.host(), w.host()};
+  };
+  const Outputs got = run(false);
+  const Outputs again = run(c.packed);
+  if (std::memcmp(got.final_state.f.data(), again.final_state.f.data(), got.final_state.f.size() * 4) != 0 ||
+      std::memcmp(got.o.f.data(), again.o.f.data(), got.o.f.size() * 4) != 0 || got.o.h != again.o.h || got.final_state.h != again.final_state.h ||
+      got.states != again.states || got.w != again.w) {
+    fail("same bits again, each sequence alone");
+  }
+
+  for (const bool rounds : {false, true}) {
+    Difference o, final_state, states, w_saved;
+    for (int n = 0; n < at.N; ++n) {
+      for (int hv = 0; hv < c.HV; ++hv) {
+        std::vector<double> s(static_cast<size_t>(kKey) * at.blocks * 64, 0.0);  // [kKey, V padded]
+        const int padded = at.blocks * 64;
+        if (c.has_initial)
+          for (int k = 0; k < c.K; ++k)
+            for (int i = 0; i < c.V; ++i) s[static_cast<size_t>(k) * padded + i] = initial.at(at.state_at(n, hv, k, i));
+        for (int chunk = 0; 64 * chunk < c.lengths[n]; ++chunk) {
+          const auto& image = images[at.image(n, chunk, hv)];
+          const int rows = at.rows(n, chunk);
+          std::vector<double> w(static_cast<size_t>(64) * padded, 0.0), operand(s);
+          for (double& x : operand) x = rounded(x, rounds);
+          for (int i = 0; i < padded; ++i) {
+            const int b = i / 64;
+            for (int t = 0; t < 64; ++t) {
+              double x = t < rows && i < c.V ? image.z_scale[t] * rounded(v.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds) : 0;
+              if (c.online)
+                for (int k = 0; k < c.K; ++k) x += from_bf16(image.e[panel_index(t, k)]) * operand[static_cast<size_t>(k) * padded + i];
+              w[static_cast<size_t>(t) * padded + i] = rounded(x, rounds);
+              if (c.save) w_saved.add(from_bf16(got.w[at.tile(n, chunk, hv, b) * kPanel + panel_index(t, i % 64)]), x);
+            }
+            if (c.save)
+              for (int k = 0; k < kKey; ++k)
+                states.add(from_bf16(got.states[at.tile(n, chunk, hv, b) * (64 * kKey) + panel_index(i % 64, k)]), s[static_cast<size_t>(k) * padded + i]);
+            if (c.out && i < c.V)
+              for (int t = 0; t < rows; ++t) {
+                double x = 0;
+                for (int k = 0; k < c.K; ++k) x += from_bf16(image.q[panel_index(t, k)]) * operand[static_cast<size_t>(k) * padded + i];
+                for (int j = 0; j < 64; ++j) x += from_bf16(image.m[panel_index(t, j)]) * w[static_cast<size_t>(j) * padded + i];
+                o.add(got.o.at(at.token_at(n, 64 * chunk + t, hv, i)), c.bf16 ? rounded(x, rounds) : x);
+              }
+            for (int k = 0; k < c.K; ++k) {
+              double x = image.gamma[k] * s[static_cast<size_t>(k) * padded + i];
+              for (int t = 0; t < 64; ++t) x += from_bf16(image.x[panel_index(t, k)]) * w[static_cast<size_t>(t) * padded + i];
+              s[static_cast<size_t>(k) * padded + i] = x;
+            }
+          }
+        }
+        for (int k = 0; k < c.K; ++k)
+          for (int i = 0; i < c.V; ++i) final_state.add(got.final_state.at(at.state_at(n, hv, k, i)), s[static_cast<size_t>(k) * padded + i]);
+      }
+    }
+    // Rounding where the kernel rounds leaves what float32 sums and different roundings of equal halves change; outputs in bf16 are
+    // themselves only that good.
+    const double limit = rounds ? 4e-4 : 6e-3;
+    if (c.out) report("o", rounds, o, limit);
+    report("final", rounds, final_state, rounds && c.state_bf16 ? 3e-3 : limit);
+    if (c.save) report("states", rounds, states, rounds ? 3e-3 : limit);
+    if (c.save) report("w", rounds, w_saved, rounds ? 3e-3 : limit);
+  }
+  // Between rows nothing is written.
+  for (int t = 0; t < at.tokens; ++t)
+    for (int i = c.HV * c.V; i < at.row; ++i)
+      if (!std::isnan(got.o.at(static_cast<size_t>(t) * at.row + i))) {
+        return fail("nothing between the rows of o");
+      }
+}
+
+// ---- Reverse
+
+template <int kKey>
+void test_reverse(const Case& c) {
+  const Layout at(c);
+  Random random{54321};
+  const size_t heads = static_cast<size_t>(at.N) * c.HV, tiles = static_cast<size_t>(at.chunks) * c.HV * at.blocks;
+  std::vector<BackwardImage<kKey>> images(static_cast<size_t>(at.chunks) * c.HV);
+  Tensor d_o(c.bf16, static_cast<size_t>(at.tokens) * at.row), d_final(c.state_bf16, heads * c.K * c.V);
+  std::memset(static_cast<void*>(images.data()), 0, images.size() * sizeof(images[0]));
+  for (int n = 0; n < at.N; ++n) {
+    for (int hv = 0; hv < c.HV; ++hv) {
+      for (int k = 0; k < c.K; ++k)
+        for (int i = 0; i < c.V; ++i) d_final.set(at.state_at(n, hv, k, i), random(1));
+      for (int t = 0; t < c.lengths[n]; ++t)
+        for (int i = 0; i < c.V; ++i) d_o.set(at.token_at(n, t, hv, i), random(1));
+      for (int chunk = 0; 64 * chunk < c.lengths[n]; ++chunk) {
+        auto& image = images[at.image(n, chunk, hv)];
+        const int rows = at.rows(n, chunk);
+        random_matrix(image.k, rows, c.K, 0.1, random);
+        random_matrix(image.y, rows, c.K, 0.1, random);
+        random_matrix(image.q, rows, c.K, 0.15, random);
+        for (int k = 0; k < kKey; ++k) image.gamma[k] = k == 5 ? 0.0f : static_cast<float>(0.5 + random(0.5));
+        if (!c.online) std::fill_n(image.y, 64 * kKey, kNan16);
+      }
+    }
+  }
+
+  struct Outputs {
+    Tensor d_initial;
+    std::vector<uint16_t> d_states, v;
+  };
+  const auto run = [&](bool alone) {
+    DeviceArray<BackwardImage<kKey>> device_images(images);
+    DeviceTensor device_d_o(d_o), device_final(d_final), device_initial(Tensor(c.state_bf16, heads * c.K * c.V));
+    DeviceArray<uint16_t> d_states(std::vector<uint16_t>(tiles * 64 * kKey, kNan16)), v(std::vector<uint16_t>(tiles * kPanel, kNan16));
+    DeviceArray<int32_t> offsets(at.offsets), chunk_base(at.chunk_base);
+    ScanReverseArgs args;
+    args.sequences = at.sequence_arg(offsets.data(), chunk_base.data());
+    args.HV = c.HV, args.K = c.K, args.V = c.V, args.online = c.online;
+    args.images = device_images.data();
+    if (c.has_d_o) args.d_o = at.token_arg(device_d_o.data());
+    args.d_states = d_states.data(), args.v = v.data();
+    for (int n = 0; n < (alone ? at.N : 1); ++n) {
+      if (alone) args.sequences = {offsets.data() + n, chunk_base.data() + n, 1, 0, 0};
+      if (c.has_initial) args.d_final_state = at.state_arg(device_final.data(), n);
+      args.d_initial_state = at.state_arg(device_initial.data(), n);
+      scan_reverse(args, kKey, nullptr);
+    }
+    return Outputs{device_initial.host(), d_states.host(), v.host()};
+  };
+  const Outputs got = run(false);
+  const Outputs again = run(c.packed);
+  if (std::memcmp(got.d_initial.f.data(), again.d_initial.f.data(), got.d_initial.f.size() * 4) != 0 || got.d_initial.h != again.d_initial.h ||
+      got.d_states != again.d_states || got.v != again.v) {
+    fail("same bits again, each sequence alone");
+  }
+
+  for (const bool rounds : {false, true}) {
+    Difference d_initial, d_states, v_saved;
+    for (int n = 0; n < at.N; ++n) {
+      for (int hv = 0; hv < c.HV; ++hv) {
+        const int padded = at.blocks * 64;
+        std::vector<double> d(static_cast<size_t>(kKey) * padded, 0.0);
+        if (c.has_initial)
+          for (int k = 0; k < c.K; ++k)
+            for (int i = 0; i < c.V; ++i) d[static_cast<size_t>(k) * padded + i] = d_final.at(at.state_at(n, hv, k, i));
+        for (int chunk = (c.lengths[n] + 63) / 64 - 1; chunk >= 0; --chunk) {
+          const auto& image = images[at.image(n, chunk, hv)];
+          const int rows = at.rows(n, chunk);
+          for (int i = 0; i < padded; ++i) {
+            const size_t tile = at.tile(n, chunk, hv, i / 64);
+            double v[64], grad[64];
+            for (int t = 0; t < 64; ++t) {
+              v[t] = 0;
+              for (int k = 0; k < c.K; ++k) v[t] += from_bf16(image.k[panel_index(t, k)]) * rounded(d[static_cast<size_t>(k) * padded + i], rounds);
+              v_saved.add(from_bf16(got.v[tile * kPanel + panel_index(t, i % 64)]), v[t]);
+              v[t] = rounded(v[t], rounds);
+              grad[t] = c.has_d_o && t < rows && i < c.V ? rounded(d_o.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds) : 0;
+            }
+            for (int k = 0; k < kKey; ++k)
+              d_states.add(from_bf16(got.d_states[tile * (64 * kKey) + panel_index(i % 64, k)]), d[static_cast<size_t>(k) * padded + i]);
+            for (int k = 0; k < c.K; ++k) {
+              double x = image.gamma[k] * d[static_cast<size_t>(k) * padded + i];
+              for (int t = 0; t < 64; ++t) {
+                x += from_bf16(image.q[panel_index(t, k)]) * grad[t];
+                if (c.online) x -= from_bf16(image.y[panel_index(t, k)]) * v[t];
+              }
+              d[static_cast<size_t>(k) * padded + i] = x;
+            }
+          }
+        }
+        for (int k = 0; k < c.K; ++k)
+          for (int i = 0; i < c.V; ++i) d_initial.add(got.d_initial.at(at.state_at(n, hv, k, i)), d[static_cast<size_t>(k) * padded + i]);
+      }
+    }
+    report("d_init", rounds, d_initial, rounds ? c.state_bf16 ? 3e-3 : 4e-4 : 6e-3);
+    report("d_states", rounds, d_states, rounds ? 3e-3 : 6e-3);
+    report("v", rounds, v_saved, rounds ? 3e-3 : 6e-3);
+  }
+}
+
+void test(const Case& c, bool forward) {
+  std::printf("%-42s", c.name.c_str());
+  if (forward) {
+    c.key == 64 ? test_forward<64>(c) : test_forward<128>(c);
+  } else {
+    c.key == 64 ? test_reverse<64>(c) : test_reverse<128>(c);
+  }
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+std::vector<Case> cases() {
+  const std::vector<int> packed = {0, 130, 64, 0, 1, 63, 320, 0};
+  std::vector<Case> all;
+  for (const bool online : {true, false}) {
+    for (const int key : {128, 64}) {
+      const std::string prefix = (online ? "online " : "offline ") + std::to_string(key) + " ";
+      Case base{prefix, key, key, 128, 2, {130}, false, online, true};
+      const auto add = [&](const std::string& name, auto change) {
+        Case c = base;
+        c.name += name;
+        change(c);
+        all.push_back(c);
+      };
+      add("one chunk", [](Case& c) { c.lengths = {64}; });
+      add("batch, 3 chunks", [](Case& c) { c.lengths = {130, 130}; });
+      add("no tokens", [](Case& c) { c.lengths = {0, 0}; });
+      add("no tokens, no state", [](Case& c) { c.lengths = {0, 0}, c.has_initial = false; });
+      add("packed", [&](Case& c) { c.lengths = packed, c.packed = true; });
+      add("packed, no saves", [&](Case& c) { c.lengths = packed, c.packed = true, c.save = false; });
+      add("packed, saves only", [&](Case& c) { c.lengths = packed, c.packed = true, c.out = false; });
+      add("packed, state only", [&](Case& c) { c.lengths = packed, c.packed = true, c.out = c.save = false; });
+      add("packed, prepared z", [&](Case& c) { c.lengths = packed, c.packed = true, c.prepared_z = true; });
+      add("9 chunks, no saves", [&](Case& c) { c.lengths = {570}, c.save = false, c.V = 64; });
+      add("9 chunks", [&](Case& c) { c.lengths = {570}, c.V = 64; });
+      add("float32, V-first", [&](Case& c) { c.lengths = {130, 130}, c.bf16 = false, c.value_first = true; });
+      add("float32, no saves", [&](Case& c) { c.lengths = packed, c.packed = true, c.bf16 = false, c.save = false; });
+      add("bf16 states", [&](Case& c) { c.lengths = packed, c.packed = true, c.state_bf16 = true, c.value_first = true; });
+      add("V 16", [&](Case& c) { c.V = 16; });
+      add("V 100", [&](Case& c) { c.V = 100; });
+      add("V 37", [&](Case& c) { c.V = 37, c.packed = true, c.lengths = packed; });
+      add("V 100, float32", [&](Case& c) { c.V = 100, c.bf16 = false; });
+      add("rows not aligned", [&](Case& c) { c.row_padding = 3; });
+      add("rows with gaps", [&](Case& c) { c.row_padding = 8; });
+      add("K less", [&](Case& c) { c.K = c.key == 128 ? 100 : 16, c.V = 72, c.value_first = true; });
+      add("no d_o, no state", [&](Case& c) { c.has_d_o = c.has_initial = false; });
+      add("no d_o", [&](Case& c) { c.has_d_o = false; });
+    }
+  }
+  return all;
+}
+
+}  // namespace
+}  // namespace fw::cuda
+
+int main(int argc, char** argv) {
+  for (const bool forward : {true, false}) {
+    for (fw::cuda::Case c : fw::cuda::cases()) {
+      c.name = (forward ? "forward " : "reverse ") + c.name;
+      if (argc > 1 && c.name.find(argv[1]) == std::string::npos) continue;
+      fw::cuda::test(c, forward);
+    }
+  }
+  std::printf(fw::cuda::failures == 0 ? "all good\n" : "%d FAILED\n", fw::cuda::failures);
+  return fw::cuda::failures == 0 ? 0 : 1;
+}
