@@ -283,8 +283,7 @@ void note(Errors& errors, const std::string& name, double error) {
   if (!(error <= worst)) worst = error;
 }
 
-void compare(Errors& errors, const std::string& name, const uint16_t* image, const Matrix& expected, int columns, double least = 0,
-             double growth = 1) {
+void compare(Errors& errors, const std::string& name, const uint16_t* image, const Matrix& expected, int columns, double least = 0, double growth = 1) {
   double difference = 0, norm = 0;
   for (int i = 0; i < 64; ++i) {
     for (int j = 0; j < columns; ++j) {
@@ -344,8 +343,9 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   }
   const int64_t chunks = packed ? bases.back() : sized.B * ((T + 63) / 64), items = chunks * test.HV;
   const int value_blocks = (test.V + 63) / 64;
-  DeviceBuffer<uint8_t> forward(static_cast<std::size_t>(items) * sizeof(ForwardImage<kKey>)), backward(static_cast<std::size_t>(items) * sizeof(BackwardImage<kKey>)),
-      pairs(static_cast<std::size_t>(items) * sizeof(PairImage)), z(static_cast<std::size_t>(items) * static_cast<std::size_t>(value_blocks) * (2 * kPanel));
+  DeviceBuffer<uint8_t> forward(static_cast<std::size_t>(items) * sizeof(ForwardImage<kKey>)),
+      backward(static_cast<std::size_t>(items) * sizeof(BackwardImage<kKey>)), pairs(static_cast<std::size_t>(items) * sizeof(PairImage)),
+      z(static_cast<std::size_t>(items) * static_cast<std::size_t>(value_blocks) * (2 * kPanel));
   const bool all = bits == nullptr || bits->empty();
   args.forward = forward.data();
   args.backward = all ? backward.data() : nullptr;
@@ -472,7 +472,8 @@ void run_bits(const Case& test, uint64_t seed) {
   packed.sequences.chunk_base = const_cast<DeviceBuffer<int32_t>&>(bases).data();
   packed.sequences.N = 2;
   TokenArgs& t = alone.in;
-  for (TokenArg* a : {&t.q, &t.k, &t.v, &t.g, &t.beta, &t.lambda, &t.erase_key, &t.erase_gate, &t.write_gate, &t.read_correction, &t.precond_g, &t.precond_beta}) {
+  for (TokenArg* a :
+       {&t.q, &t.k, &t.v, &t.g, &t.beta, &t.lambda, &t.erase_key, &t.erase_gate, &t.write_gate, &t.read_correction, &t.precond_g, &t.precond_beta}) {
     if (a->data != nullptr) a->data = static_cast<char*>(a->data) + 30 * a->stride_t * (a->bf16 != 0 ? 2 : 4);
   }
   if (alone.m != nullptr) alone.m += static_cast<int64_t>(30) * test.H * test.K;
@@ -556,7 +557,9 @@ std::vector<Case> named_cases() {
   for (const double beta : {1.0, 2.0}) {
     for (const Rule& rule : {gdn, kda, qdelta}) {
       // What 64 keys that are nearly one do to rounding errors of T is not prepare's: see the residual.
-      const std::string name = std::string(rule.feedback == Feedback::kLearned ? "qdelta" : rule.decay == Decay::kScalar ? "gated_deltanet" : "kda") +
+      const std::string name = std::string(rule.feedback == Feedback::kLearned ? "qdelta"
+                                           : rule.decay == Decay::kScalar      ? "gated_deltanet"
+                                                                               : "kda") +
                                (beta > 1 ? " beta to 2" : "");
       Case& alike = add(name + " cos .9", rule);
       alike.keys = Keys::kAlike, alike.beta_max = beta, alike.tolerance = beta > 1 ? 3e-2 : 1e-2;

@@ -91,7 +91,8 @@ FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
 
 // A row of the chunk: rows_of (tokens.cuh) with the divisions of all tensors made once. The divisor is 1 or the group.
 FW_DEVICE char* row_address(const TokenArg& a, const ChunkPlace& place, int row) {
-  const int64_t offset = place.batch * a.stride_b + static_cast<int64_t>(place.token + row) * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
+  const int64_t offset =
+      place.batch * a.stride_b + static_cast<int64_t>(place.token + row) * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
   return static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4);
 }
 // Rows of the chunk, numbered from its first.
@@ -117,8 +118,8 @@ inline bool can_fetch(const Problem& x, int key) {
   const auto whole = [](const TokenArg& a) { return a.bf16 != 0 && aligned_rows(a); };
   const Rule& rule = x.rule;
   return x.K == key && !rule.uses_erase_key() && whole(x.in.q) && whole(x.in.k) &&
-         (!(rule.uses_erase_gate() && rule.erase == Gate::kChannel) || whole(x.in.erase_gate)) &&
-         (rule.decay != Decay::kChannel || aligned_rows(x.in.g)) && (reinterpret_cast<uintptr_t>(x.m) & 15) == 0;
+         (!(rule.uses_erase_gate() && rule.erase == Gate::kChannel) || whole(x.in.erase_gate)) && (rule.decay != Decay::kChannel || aligned_rows(x.in.g)) &&
+         (reinterpret_cast<uintptr_t>(x.m) & 15) == 0;
 }
 
 template <int kN>
