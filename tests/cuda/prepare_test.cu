@@ -283,8 +283,7 @@ void note(Errors& errors, const std::string& name, double error) {
   if (!(error <= worst)) worst = error;
 }
 
-void compare(Errors& errors, const std::string& name, const uint16_t* image, const Matrix& expected, int columns, double least = 0,
-             double growth = 1) {
+void compare(Errors& errors, const std::string& name, const uint16_t* image, const Matrix& expected, int columns, double least = 0, double growth = 1) {
   double difference = 0, norm = 0;
   for (int i = 0; i < 64; ++i) {
     for (int j = 0; j < columns; ++j) {
@@ -299,6 +298,19 @@ void compare(Errors& errors, const std::string& name, const uint16_t* image, con
 
 void compare(Errors& errors, const std::string& name, const float* is, const Matrix& expected) {
   for (std::size_t i = 0; i < expected.size(); ++i) note(errors, name, std::abs(is[i] - expected[i]) / std::max(std::abs(expected[i]), 1e-30));
+}
+
+Problem problem_of(const Case& test, const Inputs& in, int64_t T) {
+  Problem x;
+  x.rule = test.rule;
+  x.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(test.K)));
+  x.B = test.B, x.T = static_cast<int32_t>(T), x.H = test.H, x.HV = test.HV, x.K = test.K, x.V = test.V, x.group = test.HV / test.H;
+  x.tokens = test.B * T;
+  x.in.q = in.q.arg, x.in.k = in.k.arg, x.in.v = in.v.arg, x.in.g = in.g.arg, x.in.beta = in.beta.arg, x.in.lambda = in.lambda.arg;
+  x.in.erase_key = in.p.arg, x.in.erase_gate = in.b.arg, x.in.write_gate = in.c.arg, x.in.read_correction = in.read.arg;
+  x.in.precond_g = in.precond_g.arg, x.in.precond_beta = in.precond_beta.arg;
+  if (in.m) x.m = in.m->data();
+  return x;
 }
 
 template <int kKey>
@@ -320,11 +332,8 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   const DeviceBuffer<int32_t> device_offsets(offsets), device_bases(bases);
 
   PrepareArgs args;
+  args.problem = problem_of(sized, in, T);
   Problem& x = args.problem;
-  x.rule = rule;
-  x.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(test.K)));
-  x.B = sized.B, x.T = static_cast<int32_t>(T), x.H = test.H, x.HV = test.HV, x.K = test.K, x.V = test.V, x.group = test.HV / test.H;
-  x.tokens = sized.B * T;
   if (packed) {
     x.sequences.offsets = const_cast<DeviceBuffer<int32_t>&>(device_offsets).data();
     x.sequences.chunk_base = const_cast<DeviceBuffer<int32_t>&>(device_bases).data();
@@ -332,15 +341,11 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   } else {
     x.sequences.N = sized.B, x.sequences.T = static_cast<int32_t>(T), x.sequences.chunks = static_cast<int32_t>((T + 63) / 64);
   }
-  x.in.q = in.q.arg, x.in.k = in.k.arg, x.in.v = in.v.arg, x.in.g = in.g.arg, x.in.beta = in.beta.arg, x.in.lambda = in.lambda.arg;
-  x.in.erase_key = in.p.arg, x.in.erase_gate = in.b.arg, x.in.write_gate = in.c.arg, x.in.read_correction = in.read.arg;
-  x.in.precond_g = in.precond_g.arg, x.in.precond_beta = in.precond_beta.arg;
-  if (in.m) x.m = in.m->data();
-
   const int64_t chunks = packed ? bases.back() : sized.B * ((T + 63) / 64), items = chunks * test.HV;
   const int value_blocks = (test.V + 63) / 64;
-  DeviceBuffer<uint8_t> forward(static_cast<std::size_t>(items) * sizeof(ForwardImage<kKey>)), backward(static_cast<std::size_t>(items) * sizeof(BackwardImage<kKey>)),
-      pairs(static_cast<std::size_t>(items) * sizeof(PairImage)), z(static_cast<std::size_t>(items) * static_cast<std::size_t>(value_blocks) * (2 * kPanel));
+  DeviceBuffer<uint8_t> forward(static_cast<std::size_t>(items) * sizeof(ForwardImage<kKey>)),
+      backward(static_cast<std::size_t>(items) * sizeof(BackwardImage<kKey>)), pairs(static_cast<std::size_t>(items) * sizeof(PairImage)),
+      z(static_cast<std::size_t>(items) * static_cast<std::size_t>(value_blocks) * (2 * kPanel));
   const bool all = bits == nullptr || bits->empty();
   args.forward = forward.data();
   args.backward = all ? backward.data() : nullptr;
@@ -437,6 +442,63 @@ void run(const Case& test, uint64_t seed) {
   std::fflush(stdout);
 }
 
+// Tokens that come later change nothing: the first 100 of 130 tokens have the same images as 100 tokens. And nor do neighbours: a
+// packed sequence has the images that it has alone.
+template <int kKey>
+void run_bits(const Case& test, uint64_t seed) {
+  generator.seed(seed);
+  const Inputs in = make_inputs(test, 130);
+  const auto images = [&](const Problem& problem, int64_t chunks) {
+    DeviceBuffer<uint8_t> forward(static_cast<std::size_t>(chunks * test.HV) * sizeof(ForwardImage<kKey>));
+    PrepareArgs args;
+    args.problem = problem;
+    args.forward = forward.data();
+    prepare(args, kKey, chunks, nullptr);
+    const std::vector<uint8_t> bytes = forward.download();
+    std::vector<ForwardImage<kKey>> result(bytes.size() / sizeof(ForwardImage<kKey>));
+    std::memcpy(static_cast<void*>(result.data()), bytes.data(), bytes.size());
+    return result;
+  };
+  const auto sequences = [](Problem problem, int T) {
+    problem.sequences.N = 1, problem.sequences.T = T, problem.sequences.chunks = (T + 63) / 64;
+    return problem;
+  };
+  const Problem whole = problem_of(test, in, 130);
+  const auto longer = images(sequences(whole, 130), 3), shorter = images(sequences(whole, 100), 2);
+
+  Problem packed = whole, alone = whole;
+  const DeviceBuffer<int32_t> offsets(std::vector<int32_t>{0, 30, 130}), bases(std::vector<int32_t>{0, 1, 3});
+  packed.sequences.offsets = const_cast<DeviceBuffer<int32_t>&>(offsets).data();
+  packed.sequences.chunk_base = const_cast<DeviceBuffer<int32_t>&>(bases).data();
+  packed.sequences.N = 2;
+  TokenArgs& t = alone.in;
+  for (TokenArg* a :
+       {&t.q, &t.k, &t.v, &t.g, &t.beta, &t.lambda, &t.erase_key, &t.erase_gate, &t.write_gate, &t.read_correction, &t.precond_g, &t.precond_beta}) {
+    if (a->data != nullptr) a->data = static_cast<char*>(a->data) + 30 * a->stride_t * (a->bf16 != 0 ? 2 : 4);
+  }
+  if (alone.m != nullptr) alone.m += static_cast<int64_t>(30) * test.H * test.K;
+  const auto together = images(packed, 3), single = images(sequences(alone, 100), 2);
+
+  int wrong = 0;
+  for (int chunk = 0; chunk < 2; ++chunk) {
+    for (int hv = 0; hv < test.HV; ++hv) {
+      const std::size_t item = static_cast<std::size_t>(chunk * test.HV + hv);
+      const ForwardImage<kKey>&a = longer[item], &b = shorter[item];
+      for (int i = 0; i < (chunk == 0 ? 64 : 36); ++i) {
+        for (int j = 0; j < kKey; ++j) {
+          const int at = panel_index(i, j);
+          wrong += a.q[at] != b.q[at] || (test.rule.online() && a.e[at] != b.e[at]) || (chunk == 0 && a.x[at] != b.x[at]);
+        }
+        for (int j = 0; j < 64; ++j) wrong += a.m[panel_index(i, j)] != b.m[panel_index(i, j)];
+        wrong += a.z_scale[i] != b.z_scale[i];
+      }
+      wrong += std::memcmp(&together[item + static_cast<std::size_t>(test.HV)], &single[item], sizeof(ForwardImage<kKey>)) != 0;
+    }
+  }
+  failures += wrong != 0;
+  std::printf("%s bits of %s: %d differ\n", wrong == 0 ? "ok   " : "WRONG", test.name.c_str(), wrong);
+}
+
 Rule rule_of(Decay decay, Gain gain, Norm norm) {
   Rule rule;
   rule.decay = decay, rule.gain = gain, rule.q_norm = rule.k_norm = norm;
@@ -495,7 +557,9 @@ std::vector<Case> named_cases() {
   for (const double beta : {1.0, 2.0}) {
     for (const Rule& rule : {gdn, kda, qdelta}) {
       // What 64 keys that are nearly one do to rounding errors of T is not prepare's: see the residual.
-      const std::string name = std::string(rule.feedback == Feedback::kLearned ? "qdelta" : rule.decay == Decay::kScalar ? "gated_deltanet" : "kda") +
+      const std::string name = std::string(rule.feedback == Feedback::kLearned ? "qdelta"
+                                           : rule.decay == Decay::kScalar      ? "gated_deltanet"
+                                                                               : "kda") +
                                (beta > 1 ? " beta to 2" : "");
       Case& alike = add(name + " cos .9", rule);
       alike.keys = Keys::kAlike, alike.beta_max = beta, alike.tolerance = beta > 1 ? 3e-2 : 1e-2;
@@ -559,7 +623,15 @@ int main(int argc, char** argv) {
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   try {
     uint64_t i = 0;
-    for (const Case& test : named_cases()) run(test, seed + i++);
+    for (const Case& test : named_cases()) {
+      run(test, seed + i++);
+      if (test.T != 64 && test.T != 130) continue;
+      Case bits = test;
+      bits.B = 1, bits.lengths.clear();
+      if (bits.K == 128) run_bits<128>(bits, seed + i);
+      bits.K = 64;
+      run_bits<64>(bits, seed + i);
+    }
     for (int r = 0; r < random; ++r) {
       generator.seed(seed + 1000 + static_cast<uint64_t>(r));
       const Case test = random_case(r);

@@ -91,7 +91,8 @@ FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
 
 // A row of the chunk: rows_of (tokens.cuh) with the divisions of all tensors made once. The divisor is 1 or the group.
 FW_DEVICE char* row_address(const TokenArg& a, const ChunkPlace& place, int row) {
-  const int64_t offset = place.batch * a.stride_b + static_cast<int64_t>(place.token + row) * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
+  const int64_t offset =
+      place.batch * a.stride_b + static_cast<int64_t>(place.token + row) * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
   return static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4);
 }
 // Rows of the chunk, numbered from its first.
@@ -117,8 +118,8 @@ inline bool can_fetch(const Problem& x, int key) {
   const auto whole = [](const TokenArg& a) { return a.bf16 != 0 && aligned_rows(a); };
   const Rule& rule = x.rule;
   return x.K == key && !rule.uses_erase_key() && whole(x.in.q) && whole(x.in.k) &&
-         (!(rule.uses_erase_gate() && rule.erase == Gate::kChannel) || whole(x.in.erase_gate)) &&
-         (rule.decay != Decay::kChannel || aligned_rows(x.in.g)) && (reinterpret_cast<uintptr_t>(x.m) & 15) == 0;
+         (!(rule.uses_erase_gate() && rule.erase == Gate::kChannel) || whole(x.in.erase_gate)) && (rule.decay != Decay::kChannel || aligned_rows(x.in.g)) &&
+         (reinterpret_cast<uintptr_t>(x.m) & 15) == 0;
 }
 
 template <int kN>
@@ -171,16 +172,26 @@ FW_DEVICE RawKeyRow<kN> row_from_memory(const Problem& x, const FrontRows& rows,
   return none;
 }
 
-// M of this lane's channels, whole rows only: 1 past the chunk's rows.
-FW_DEVICE const float* m_row(const Problem& x, const ChunkPlace& place, int row) {
-  return x.m + ((first_token(x.sequences, place.n) + place.span.first + row) * x.H + place.key_head) * x.K;
+// M of this lane's channels of the warp's rows, whole rows only.
+struct MRows {
+  const float* first = nullptr;  // of the warp's first row; null without a preconditioner
+  int64_t stride = 0;
+  int rows = 0;  // that the warp has
+};
+FW_DEVICE MRows m_rows(const Problem& x, const ChunkPlace& place, int channel) {
+  MRows m;
+  if (x.m == nullptr) return m;
+  const int first = static_cast<int>(warp_index()) * kWarpRows;
+  m.stride = static_cast<int64_t>(x.H) * x.K;
+  m.first = x.m + (first_token(x.sequences, place.n) + place.span.first + first) * m.stride + place.key_head * x.K + channel;
+  m.rows = place.span.rows - first;
+  return m;
 }
 template <int kN>
-FW_DEVICE void load_m(const Problem& x, const ChunkPlace& place, int r, float (&m)[kN]) {
-  const int row = static_cast<int>(warp_index()) * kWarpRows + r;
+FW_DEVICE void load_m(const MRows& rows, int r, float (&m)[kN]) {
   FW_UNROLL
   for (int j = 0; j < kN; ++j) m[j] = 1;
-  if (row < place.span.rows) load_floats(m_row(x, place, row) + static_cast<int>(lane_index()) * kN, m);
+  if (r < rows.rows) load_floats(rows.first + r * rows.stride, m);
 }
 
 // Sums over the warp of eight numbers a lane: number lane / 4 of them.
@@ -263,14 +274,15 @@ FW_DEVICE void fetched_norms(const Problem& x, const ChunkPlace& place, const Ra
     s.k2 = sum_rows(part);
   }
   if (x.rule.normaliser != Normaliser::kNone) {
+    const MRows rows = m_rows(x, place, static_cast<int>(lane_index()) * kN);
     FW_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
       float m[kN];
       fetched_row(raw.k, r, y);
-      if (x.m != nullptr) load_m(x, place, r, m);
+      load_m(rows, r, m);
       part[r] = 0;
       FW_UNROLL
-      for (int j = 0; j < kN; ++j) part[r] += (x.m != nullptr ? m[j] : 1.0f) * y[j] * y[j];
+      for (int j = 0; j < kN; ++j) part[r] += m[j] * y[j] * y[j];
     }
     s.kmk = sum_rows(part);
   }
@@ -321,6 +333,11 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetche
   sync_warp();
 }
 
+// Whether r, e and w are multiples of the raw q, k and k.
+FW_DEVICE bool plain_streams(const Problem& x) {
+  return !channel_erase(x.rule) && !x.rule.uses_erase_key() && x.rule.feedback == Feedback::kNone && x.rule.read == Read::kPlain && x.m == nullptr;
+}
+
 // Calls body(r, streams) for the rows of the warp: unrolled where they were fetched, r a number of type int in either case.
 template <int kN, class Body>
 FW_DEVICE void for_each_row(const Problem& x, const ChunkPlace& place, bool fetched, const RawMatrices& raw, const RowCoefs* coefs, Body&& body) {
@@ -337,12 +354,13 @@ FW_DEVICE void for_each_row(const Problem& x, const ChunkPlace& place, bool fetc
     return;
   }
   const bool mixed = x.rule.feedback != Feedback::kNone || x.rule.read != Read::kPlain, gate = channel_erase(x.rule), on_read = x.rule.preconditions_read();
+  const MRows m_all = m_rows(x, place, static_cast<int>(lane_index()) * kN);
   float m[4][kN];
   FW_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
-    if (x.m != nullptr && r % 4 == 0) {
+    if (m_all.first != nullptr && r % 4 == 0) {
       FW_UNROLL
-      for (int i = 0; i < 4; ++i) load_m(x, place, r + i, m[i]);
+      for (int i = 0; i < 4; ++i) load_m(m_all, r + i, m[i]);
     }
     const float4 c = coefs[r].read_erase;
     const float w_k = coefs[r].rest.y;
@@ -362,7 +380,7 @@ FW_DEVICE void for_each_row(const Problem& x, const ChunkPlace& place, bool fetc
       FW_UNROLL
       for (int j = 0; j < kN; ++j) s.e[j] *= b[j];
     }
-    if (x.m != nullptr) {
+    if (m_all.first != nullptr) {
       FW_UNROLL
       for (int j = 0; j < kN; ++j) s.r[j] *= on_read ? m[r % 4][j] : 1.0f, s.w[j] *= on_read ? 1.0f : m[r % 4][j];
     }

@@ -17,8 +17,7 @@ FW_DEVICE void store_pairs(void* to, int block, int n, const float (&c)[4]) {
     const int i = 16 * block + 8 * half + (lane >> 2);
     // Selected, not multiplied: what lies above the diagonal may be anything.
     if constexpr (kStrict) {
-      *reinterpret_cast<float2*>(static_cast<float*>(to) + triangle_index(i, j)) =
-          make_float2(j < i ? c[2 * half] : 0.0f, j + 1 < i ? c[2 * half + 1] : 0.0f);
+      *reinterpret_cast<float2*>(static_cast<float*>(to) + triangle_index(i, j)) = make_float2(j < i ? c[2 * half] : 0.0f, j + 1 < i ? c[2 * half + 1] : 0.0f);
     } else {
       *reinterpret_cast<uint32_t*>(static_cast<char*>(to) + granule_offset(i, n) + 4 * k) =
           pack_bf16(j <= i ? c[2 * half] : 0.0f, j + 1 <= i ? c[2 * half + 1] : 0.0f);

@@ -153,8 +153,8 @@ FW_DEVICE void channel_row(int r, const KeyStreams<kKey / 32>& s, const float (&
 
 // Khat of the warp's rows by products from the last row on, where D will not do.
 template <int kKey, bool kOnline>
-FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkPlace& place, const RowCoefs* coefs, const float (&behind)[kKey / 32], char* shared,
-                            const ChunkImages<kKey>& out) {
+FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkPlace& place, const RowCoefs* coefs, const float (&behind)[kKey / 32],
+                            char* shared, const ChunkImages<kKey>& out) {
   const FrontRows rows = front_rows(x, place.n, place.hv);
   constexpr int kN = kKey / 32;
   float suffix[kN];
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
     float total[kN];
     FW_UNROLL
     for (int j = 0; j < kN; ++j) d.bounded_total[j] = d.bounded[j] = d.prefix[j] = total[j] = 1;
-    const auto multiply = [&](const float (&row)[kN]) {
+    const auto multiply = [&](const float(&row)[kN]) {
       FW_UNROLL
       for (int j = 0; j < kN; ++j) {
         total[j] *= row[j], d.bounded_total[j] *= max(row[j], kLowestDecay);

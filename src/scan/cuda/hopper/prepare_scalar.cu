@@ -1,5 +1,6 @@
-// prepare where all channels of a token decay alike, or not at all: T and P are products of the raw streams times the matrix
-// exp(G_i - G_j), in float32. A block has one chunk of one value head.
+// prepare where all channels of a token decay alike, or not at all: T and P are products of the undecayed streams times the matrix
+// exp(G_i - G_j), in float32. Where the streams are multiples of the raw q and k, those are the operands as they came, and the
+// coefficients are factors of the result. A block has one chunk of one value head.
 #include "scan/cuda/device/prepare_finish.cuh"
 #include "scan/cuda/launch.h"
 #include "scan/cuda/prepare_kernels.h"
@@ -9,8 +10,10 @@ namespace {
 
 // Sums of log2-decays. gamma: exp(G_i); suffix: exp(G_C - G_i); pair: G_i with the decay of a token bounded from below, so that
 // differences of it keep their digits. What the bound cuts off is 1e-12 of a product.
+// left and right: factors of the rows of T and P and of the columns of both, 1 unless the operands are raw; keys: of the rows of A in
+// A^T Khat.
 struct ScalarDecays {
-  float gamma[kChunk], suffix[kChunk], pair[kChunk];
+  float gamma[kChunk], suffix[kChunk], pair[kChunk], left[2][kChunk], right[kChunk], keys[kChunk];
 };
 inline constexpr float kLowestStep = -40.0f;
 
@@ -92,15 +95,49 @@ FW_DEVICE void scalar_row(int r, const KeyStreams<kKey / 32>& s, char* shared, c
   if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(k));
 }
 
+// The same where r, e and w are multiples of the fetched q, k and k, which stay where they are.
+template <int kKey, bool kOnline>
+FW_DEVICE void plain_rows(char* shared, const RowCoefs* coefs, const ScalarDecays& decays, const ChunkImages<kKey>& out) {
+  using Layout = ScalarLayout<kKey, kOnline>;
+  constexpr int kN = kKey / 32;
+  FW_UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    const int row = static_cast<int>(warp_index()) * kWarpRows + r;
+    const uint32_t at = lane_offset<kN>(r);
+    const float4 c = coefs[row].read_erase;
+    const float gamma = decays.gamma[row], r_q = gamma * c.x, e_k = -gamma * c.z, w_k = decays.suffix[row] * coefs[row].rest.y;
+    float raw_q[kN], raw_k[kN], q[kN], e[kN], k[kN];
+    fetched_row(shared + Layout::kReads, r, raw_q);
+    fetched_row(shared + Layout::kKeys, r, raw_k);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) q[j] = r_q * raw_q[j], e[j] = e_k * raw_k[j], k[j] = w_k * raw_k[j];
+    const PackedChannels<kN> q_packed = pack_channels(q);
+    store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
+    if constexpr (kOnline) {
+      const PackedChannels<kN> e_packed = pack_channels(e);
+      store_packed(reinterpret_cast<char*>(out.forward->e) + at, e_packed);
+      if (out.backward != nullptr) {
+        store_packed(shared + Layout::kMinusE + at, e_packed);
+        store_packed(shared + Layout::kQ + at, q_packed);
+      }
+    } else {
+      store_packed(reinterpret_cast<char*>(out.forward->x) + at, pack_channels(k));
+      if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->q) + at, q_packed);
+    }
+    if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(k));
+  }
+}
+
 // T and P. Online, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P; offline the halves have every second block
 // of columns of P.
 template <int kKey, bool kOnline>
-FW_DEVICE void scalar_pairs(char* shared, const float* pair) {
+FW_DEVICE void scalar_pairs(char* shared, const ScalarDecays& decays, bool plain) {
   using Layout = ScalarLayout<kKey, kOnline>;
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index()), half = warp >> 2;
   const int block = half == 0 ? warp : 7 - warp;  // the two warps of one scheduler share its work evenly
   const bool strict = kOnline && half == 0;
-  const uint32_t base = shared_address(shared), left = base + (strict ? Layout::kErase : Layout::kReads), right = base + Layout::kKeys;
+  const uint32_t base = shared_address(shared), right = base + Layout::kKeys;
+  const uint32_t left = !strict ? base + Layout::kReads : plain ? right : base + Layout::kErase;
   float c[8][4];
   FW_UNROLL
   for (int n = 0; n < 8; ++n) {
@@ -122,14 +159,20 @@ FW_DEVICE void scalar_pairs(char* shared, const float* pair) {
   }
 
   const int i = 16 * block + (lane >> 2);
-  const float row[2] = {pair[i], pair[i + 8]};
+  const float row[2] = {decays.pair[i], decays.pair[i + 8]};
+  const float factor[2] = {decays.left[strict][i], decays.left[strict][i + 8]};
   FW_UNROLL
   for (int n = 0; n < 8; ++n) {
     if (n / 2 > block || (!kOnline && (n / 2 & 1) != half)) continue;
-    const float2 column = *reinterpret_cast<const float2*>(pair + 8 * n + 2 * (lane & 3));
-    // Above the diagonal the difference is positive; what it gives there is thrown away.
-    c[n][0] *= exp2_fast(min(row[0] - column.x, 0.0f)), c[n][1] *= exp2_fast(min(row[0] - column.y, 0.0f));
-    c[n][2] *= exp2_fast(min(row[1] - column.x, 0.0f)), c[n][3] *= exp2_fast(min(row[1] - column.y, 0.0f));
+    const int j = 8 * n + 2 * (lane & 3);
+    const float2 column = *reinterpret_cast<const float2*>(decays.pair + j), right_factor = *reinterpret_cast<const float2*>(decays.right + j);
+    float difference[4] = {row[0] - column.x, row[0] - column.y, row[1] - column.x, row[1] - column.y};
+    if (n / 2 == block) {  // above the diagonal it is positive, and what comes of it is thrown away
+      FW_UNROLL
+      for (int m = 0; m < 4; ++m) difference[m] = min(difference[m], 0.0f);
+    }
+    FW_UNROLL
+    for (int m = 0; m < 4; ++m) c[n][m] *= exp2_fast(difference[m]) * (factor[m / 2] * (m % 2 == 0 ? right_factor.x : right_factor.y));
   }
   if constexpr (kOnline) sync_threads();  // T takes the place of e
   FW_UNROLL
@@ -168,17 +211,28 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_scalar_kernel(cons
   }
   make_coefs<kN>(x, place, fetched != 0, raw, coefs);
   sync_threads();
-  if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].rest.z : thread < place.span.rows ? 1.0f : 0.0f;
-  for_each_row<kN>(x, place, fetched != 0, raw, coefs,
-                   [&](int r, const KeyStreams<kN>& s) { scalar_row<kKey, kOnline>(r, s, shared, decays, out); });
+  const bool plain = fetched != 0 && plain_streams(x);
+  if (thread < kChunk) {
+    const RowCoefs c = coefs[thread];
+    out.forward->z_scale[thread] = out.z == nullptr ? c.rest.z : thread < place.span.rows ? 1.0f : 0.0f;
+    decays.left[0][thread] = plain ? c.read_erase.x : 1.0f;
+    decays.left[1][thread] = plain ? c.read_erase.z : 1.0f;
+    decays.right[thread] = plain ? c.rest.y : 1.0f;
+    decays.keys[thread] = plain ? decays.suffix[thread] * c.rest.y : decays.suffix[thread];
+  }
+  if (plain) {
+    plain_rows<kKey, kOnline>(shared, coefs, decays, out);
+  } else {
+    for_each_row<kN>(x, place, fetched != 0, raw, coefs, [&](int r, const KeyStreams<kN>& s) { scalar_row<kKey, kOnline>(r, s, shared, decays, out); });
+  }
   sync_threads();
-  scalar_pairs<kKey, kOnline>(shared, decays.pair);
+  scalar_pairs<kKey, kOnline>(shared, decays, plain);
 
   if constexpr (kOnline) {
     sync_threads();
     const FinishBuffers buffers{shared + Layout::kKeys, shared + Layout::kT,      shared + Layout::kA, shared + Layout::kARows,
                                 shared + Layout::kP,    shared + Layout::kMinusE, shared + Layout::kQ};
-    finish_online<kKey>(buffers, decays.suffix, out, [&](int other) {
+    finish_online<kKey>(buffers, decays.keys, out, [&](int other) {
       if (out.z != nullptr) write_values(x, place, coefs, out.z, other, kPrepareThreads - 64);
     });
   } else {

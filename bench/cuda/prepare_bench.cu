@@ -1,5 +1,7 @@
 // Time of prepare on a GPU: medians of 20 with CUDA events, inputs and outputs rotated so that nothing is left in the L2 cache.
 //   prepare_bench [rule, all if none]
+// nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 --expt-relaxed-constexpr -cudart static -Isrc -Iinclude bench/cuda/prepare_bench.cu
+//   src/scan/cuda/hopper/prepare*.cu -lfmt
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -39,7 +41,8 @@ TokenArg tensor(int64_t B, int64_t T, int64_t heads, int64_t dim, bool bf16, flo
   TokenArg a;
   a.data = allocate(count * (bf16 ? 2 : 4));
   a.stride_b = T * heads * dim, a.stride_t = heads * dim, a.stride_h = dim, a.bf16 = bf16;
-  fill<<<static_cast<unsigned>((count + 255) / 256), 256>>>(bf16 ? static_cast<uint16_t*>(a.data) : nullptr, static_cast<float*>(a.data), count, scale, shift, seed);
+  fill<<<static_cast<unsigned>((count + 255) / 256), 256>>>(bf16 ? static_cast<uint16_t*>(a.data) : nullptr, static_cast<float*>(a.data), count, scale, shift,
+                                                            seed);
   return a;
 }
 
