@@ -10,7 +10,7 @@ FUZZ_SECONDS ?= 60
 export CCACHE_BASEDIR ?= $(CURDIR)
 CMAKE_BUILD := cmake --build build -j $(JOBS)
 
-.PHONY: all deps configure test demo install bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
+.PHONY: all deps configure test demo install bench gpu-test gpu-bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
 all: configure ## build the program (build/fastweight) and the library
 	$(CMAKE_BUILD) --target fastweight_program fastweight_shared
 
@@ -41,6 +41,15 @@ install: all ## into PREFIX (/usr/local), staged under DESTDIR: program, library
 bench: configure ## time the recurrence and a training step on this machine
 	@$(CMAKE_BUILD) --target fastweight_program
 	build/fastweight bench
+
+gpu-test: configure ## on a machine with a GPU: the tests of device code, selftest, then compute-sanitizer on small shapes
+	@tools/install-deps.sh test
+	$(CMAKE_BUILD) --target gpu_tests fastweight_program
+	tools/gpu_test.sh build
+
+gpu-bench: configure ## on a machine with a GPU: time the recurrence; JSON under bench/results/
+	@$(CMAKE_BUILD) --target fastweight_program
+	tools/gpu_bench.sh build/fastweight bench/results
 
 format: ## clang-format all sources in place
 	@tools/install-deps.sh ci

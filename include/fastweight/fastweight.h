@@ -12,6 +12,10 @@
  * All tensors of a call have the descriptor's dtype; with io_dtype FW_BF16 those of tokens (q, k, v, gates, o and their
  * gradients) may each be bf16 or float32 instead, while states, sums and the preconditioner's center stay float32. Strides
  * count elements; the last dimension has stride 1.
+ * CUDA (descriptor's device): every tensor, workspace and saved buffer is device memory; cu_seqlens stays host memory and is
+ * read before the call returns. Work is queued on the descriptor's stream: no allocation, no synchronisation, and a
+ * graph may capture it. dtype is FW_F32 there, K at most 256, and the chunk form needs operands FW_BF16 and K at most 128; everything
+ * else runs one token at a time in float32.
  * Determinism: same build, same machine, same bits; the number of threads and the other sequences do not matter. */
 #ifndef FASTWEIGHT_FASTWEIGHT_H_
 #define FASTWEIGHT_FASTWEIGHT_H_
@@ -38,8 +42,14 @@ typedef enum fw_status {
   FW_ERROR_ARGUMENT = 1,  /* an argument is wrong; nothing was written */
   FW_ERROR_WORKSPACE = 2, /* a workspace or saved buffer is too small or not aligned to 64 bytes */
   FW_ERROR_MEMORY = 3,    /* out of memory */
-  FW_ERROR_INTERNAL = 4   /* a defect of this library */
+  FW_ERROR_INTERNAL = 4,  /* a defect of this library */
+  FW_ERROR_DEVICE = 5     /* no usable CUDA device, or a library built without CUDA */
 } fw_status;
+
+typedef enum fw_device {
+  FW_DEVICE_CPU = 0,
+  FW_DEVICE_CUDA = 1 /* the calling thread's current CUDA device */
+} fw_device;
 
 typedef enum fw_dtype { FW_F32 = 1, FW_F64 = 2, FW_BF16 = 3 } fw_dtype;
 
@@ -107,7 +117,7 @@ typedef struct fw_rule {
 } fw_rule;
 
 typedef enum fw_form {
-  FW_FORM_AUTO = 0,  /* by the length of each sequence */
+  FW_FORM_AUTO = 0,  /* CPU: by the length of each sequence; CUDA: chunks where they can */
   FW_FORM_TOKEN = 1, /* one token at a time */
   FW_FORM_CHUNK = 2  /* chunks of `chunk` tokens, matrix products */
 } fw_form;
@@ -140,6 +150,10 @@ typedef struct fw_desc {
   int32_t seqlens_dtype;  /* width of cu_seqlens: 32 or 64 */
   const void* cu_seqlens; /* NULL: B sequences of T tokens. Else B = 1 and N + 1 offsets, the first 0, the last T */
   int64_t num_sequences;  /* N with cu_seqlens, else ignored */
+  int32_t device;         /* fw_device */
+  void* stream;           /* CUDA: a cudaStream_t, NULL: the default stream */
+  const int32_t* slots;   /* fw_step on CUDA, device memory [N]: sequence n has its states at slot slots[n]; -1: it is skipped. NULL: slot n */
+  int64_t num_slots;      /* with slots: first dimension of the states */
 } fw_desc;
 
 /* Inputs; backward writes the gradients into a struct of the same type (tensors that are absent there are not computed).
@@ -192,6 +206,13 @@ FW_API const char* fw_rule_name(int index);
 /* Workspace and saved sizes for a descriptor; a function of the descriptor and the number of threads. */
 FW_API fw_status fw_workspace_query(const fw_desc* desc, fw_sizes* sizes);
 
+/* FW_OK if calls with this device can run here; else FW_ERROR_DEVICE and what is supported as the message. */
+FW_API fw_status fw_device_check(int32_t device);
+
+/* What a descriptor's calls do, as text of lines: form, kernels, grids, bytes. Writes at most `bytes` with the final zero and returns the
+ * length that is needed without it; 0 and fw_last_error() if the descriptor is wrong. Needs no device. */
+FW_API size_t fw_plan_text(const fw_desc* desc, char* buffer, size_t bytes);
+
 /* o and the final states. saved (sizes.saved bytes, or NULL) keeps what backward would otherwise recompute.
  * workspace and saved: aligned to 64 bytes. */
 FW_API fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace,
@@ -203,7 +224,7 @@ FW_API fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_
                              void* workspace, size_t workspace_bytes);
 
 /* Decode: the token form whatever desc->form says, for one or a few tokens a sequence (T small). Give the same memory
- * as in->initial_state and out->final_state to update the state in place. */
+ * as in->initial_state and out->final_state to update the state in place. On CUDA the states may also be FW_BF16. */
 FW_API fw_status fw_step(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* workspace, size_t workspace_bytes);
 
 /* Message of the last call of this thread that did not return FW_OK; "" if none. Valid until the next call. */

@@ -26,6 +26,12 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
+// No device that can run a call: FW_ERROR_DEVICE in the C header, exit code 2 in the program.
+class DeviceError : public Error {
+ public:
+  explicit DeviceError(const std::string& message) : Error(ErrorKind::kUsage, message) {}
+};
+
 template <class... Args>
 [[noreturn]] void fail_usage(fmt::format_string<Args...> format, Args&&... args) {
   throw Error(ErrorKind::kUsage, fmt::format(format, std::forward<Args>(args)...));

@@ -46,6 +46,8 @@ class Bench : public Command {
     options.add("form", "FORM", &recurrence_.form, "auto, chunk or token");
     options.add("chunk", "N", &recurrence_.chunk, "rows of a chunk; 0: the library's choice");
     options.add("repeats", "N", &recurrence_.repeats, "times each is timed");
+    options.add("device", "NAME", &device_, "cpu or cuda; cuda: bf16 tensors, times by events on the device, --operands bf16 unless it is given");
+    options.add("commit", "TEXT", &commit_, "of the sources, for the JSON");
     options.section("", "Models");
     options.add("train", "", &train_, "time training steps of the model below, in f32 and in bf16");
     options.add("decode_model", "", &decode_, "time decoding with the model below, at the start and at the end of a long text");
@@ -60,7 +62,7 @@ class Bench : public Command {
  private:
   void check() const;
 
-  std::string json_;
+  std::string json_, device_ = "cpu", commit_;
   int64_t threads_ = 0;
   bool train_ = false, decode_ = false;
   RecurrenceBench recurrence_;
@@ -80,19 +82,23 @@ void Bench::check() const {
   if (recurrence_.value_heads != 0 && (recurrence_.value_heads < 0 || recurrence_.value_heads % recurrence_.heads != 0)) {
     fail_usage("--value-heads: expected a multiple of --heads ({}), got {}", recurrence_.heads, recurrence_.value_heads);
   }
+  if (device_ != "cpu" && device_ != "cuda") fail_usage("--device: expected cpu or cuda, got '{}'", device_);
+  if (device_ == "cuda" && (train_ || decode_)) fail_usage("--device: expected cpu with --train and --decode-model, got cuda");
   if (train_ || decode_) validate(model_.model);
 }
 
-int Bench::run(Options&) {
+int Bench::run(Options& options) {
   apply_threads(threads_);
   check();
+  if (device_ == "cuda" && !options.given("operands")) recurrence_.operands = "bf16";
   if (recurrence_.rules.empty()) {
     for (const Preset& p : presets()) recurrence_.rules.emplace_back(p.name);
   }
   nlohmann::json report = {{"version", fw_version()}, {"simd", fw_simd_target()}, {"threads", num_threads()}, {"cores", std::thread::hardware_concurrency()}};
   if (train_) report["train"] = bench_train(model_);
   if (decode_) report["decode"] = bench_decode(model_);
-  if (!train_ && !decode_) report["recurrence"] = bench_recurrence(recurrence_);
+  if (!commit_.empty()) report["commit"] = commit_;
+  if (!train_ && !decode_) report["recurrence"] = device_ == "cuda" ? bench_device(recurrence_) : bench_recurrence(recurrence_);
   if (!json_.empty()) {
     write_file_atomic(json_, report.dump(2) + "\n");
     fmt::print("written: {}\n", json_);

@@ -227,14 +227,14 @@ Result measure(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
   return r;
 }
 
+}  // namespace
+
 fw_form form_of(const std::string& name) {
   if (name == "auto") return FW_FORM_AUTO;
   if (name == "token") return FW_FORM_TOKEN;
   if (name == "chunk") return FW_FORM_CHUNK;
   fail_usage("--form: expected auto, chunk or token, got '{}'", name);
 }
-
-}  // namespace
 
 Json bench_recurrence(const RecurrenceBench& given) {
   RecurrenceBench bench = given;

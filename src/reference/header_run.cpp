@@ -6,9 +6,11 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/bf16.h"
+#include "base/device.h"
 #include "base/error.h"
 #include "reference/header_tensors.h"
 
@@ -26,15 +28,19 @@ fw_tensor& tensor_of(Struct& c, const NamedTensor<Struct> (&list)[N], const char
 // Memory aligned as the header asks, NaN at first, with a guard behind it.
 class GuardedBytes {
  public:
-  explicit GuardedBytes(size_t bytes) : bytes_(bytes) {
+  GuardedBytes(size_t bytes, fw_device device) : bytes_(bytes) {
     const size_t total = (bytes + kGuard + 63) / 64 * 64;
     data_.reset(static_cast<unsigned char*>(std::aligned_alloc(64, total)));
     if (!data_) fail_internal("header run: out of memory for {} bytes", total);
     std::memset(data_.get(), 0xff, total);
+    if (device != FW_DEVICE_CUDA) return;
+    device_.emplace(total);
+    device_->fill(0xff);
   }
-  void* data() const { return data_.get(); }
+  void* data() const { return device_ ? device_->data() : data_.get(); }
   size_t size() const { return bytes_; }
   void check(const char* what) const {
+    if (device_) device_->to_host(data_.get(), bytes_ + kGuard);
     for (size_t i = 0; i < kGuard; ++i) {
       if (data_.get()[bytes_ + i] != 0xff) fail_internal("header run: {} of {} bytes: byte {} past its end was written", what, bytes_, i);
     }
@@ -47,6 +53,7 @@ class GuardedBytes {
   };
   size_t bytes_;
   std::unique_ptr<unsigned char, Free> data_;
+  std::optional<DeviceMemory> device_;
 };
 
 // One tensor in the caller's layout: `dims` rows with padding between them, in T or bf16. Elements that are not the tensor's
@@ -54,7 +61,7 @@ class GuardedBytes {
 template <class T>
 class Tensor {
  public:
-  Tensor(const std::vector<int64_t>& dims, int64_t row_padding, bool bf16) {
+  Tensor(const std::vector<int64_t>& dims, int64_t row_padding, bool bf16, fw_device device) {
     desc_.dtype = bf16 ? FW_BF16 : sizeof(T) == 4 ? FW_F32 : FW_F64;
     desc_.rank = static_cast<int32_t>(dims.size());
     int64_t stride = 1;
@@ -69,7 +76,11 @@ class Tensor {
     } else {
       values_.assign(count, std::numeric_limits<T>::quiet_NaN());
     }
-    desc_.data = bf16 ? static_cast<void*>(bits_.data()) : static_cast<void*>(values_.data());
+    desc_.data = host();
+    if (device != FW_DEVICE_CUDA) return;
+    device_.emplace(bytes());
+    device_->from_host(host(), bytes());
+    desc_.data = device_->data();
   }
 
   const fw_tensor& desc() const { return desc_; }
@@ -103,6 +114,11 @@ class Tensor {
       }
       ++i;
     });
+    if (device_) device_->from_host(host(), bytes());
+  }
+  // After a call: brings what it wrote.
+  void fetch() {
+    if (device_) device_->to_host(host(), bytes());
   }
   std::vector<double> get() const {
     std::vector<double> x;
@@ -126,9 +142,13 @@ class Tensor {
     return static_cast<double>(wide);
   }
 
+  void* host() { return bits_.empty() ? static_cast<void*>(values_.data()) : static_cast<void*>(bits_.data()); }
+  size_t bytes() const { return bits_.empty() ? values_.size() * sizeof(T) : bits_.size() * sizeof(Bf16); }
+
   fw_tensor desc_{};
   std::vector<T> values_;
   std::vector<Bf16> bits_;  // instead of values_
+  std::optional<DeviceMemory> device_;
 };
 
 // [.., a, b] from [.., b, a] for n matrices.
@@ -157,6 +177,7 @@ class Layout {
     desc_.dtype = sizeof(T) == 4 ? FW_F32 : FW_F64;
     if (run.bf16 != HeaderRun::Bf16Tensors::kNone) desc_.io_dtype = FW_BF16;
     if (run.bf16_operands) desc_.operands = FW_BF16;
+    desc_.device = run.device;
     desc_.form = run.form;
     desc_.B = packed_ ? 1 : seqs.count();
     desc_.T = packed_ ? seqs.tokens() : (seqs.count() > 0 ? seqs.length(0) : 0);
@@ -192,7 +213,7 @@ class Layout {
       shape.insert(shape.begin(), desc_.B);
     }
     if (state && run_.state_layout == FW_STATE_V_FIRST) std::swap(shape[2], shape[3]);
-    tensors_.push_back({name, std::make_unique<Tensor<T>>(shape, tokens ? run_.row_padding : 0, tokens && is_bf16(name))});
+    tensors_.push_back({name, std::make_unique<Tensor<T>>(shape, tokens ? run_.row_padding : 0, tokens && is_bf16(name), run_.device)});
     Tensor<T>& t = *tensors_.back().tensor;
     if (values != nullptr) t.set(state && run_.state_layout == FW_STATE_V_FIRST ? transposed(*values, p_.shape.K, p_.shape.V) : *values);
     tensor = t.desc();
@@ -215,7 +236,10 @@ class Layout {
   }
 
   void check() const {
-    for (const auto& named : tensors_) named.tensor->check(named.name.c_str());
+    for (const auto& named : tensors_) {
+      named.tensor->fetch();
+      named.tensor->check(named.name.c_str());
+    }
   }
 
   Tensor<T>* find(const fw_tensor& tensor) {
@@ -271,7 +295,7 @@ ReferenceOutputs run_forward(const ReferenceProblem& p, const HeaderRun& run, Ca
     }
   }
   const fw_sizes sizes = layout.sizes();
-  const GuardedBytes workspace(sizes.forward);
+  const GuardedBytes workspace(sizes.forward, run.device);
   if (call == Call::kForward) {
     Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, nullptr, 0, workspace.data(), workspace.size()), "fw_forward");
   } else {
@@ -299,7 +323,8 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
   layout.give(in, kInputTensors, reference_input_fields(), p.in);
   layout.give(d, kOutputTensors, reference_output_fields(), p.d);
   const fw_sizes sizes = layout.sizes();
-  const GuardedBytes forward_space(sizes.forward), backward_space(run.saved ? sizes.backward : sizes.backward_alone), saved(sizes.saved);
+  const GuardedBytes forward_space(sizes.forward, run.device), saved(sizes.saved, run.device);
+  const GuardedBytes backward_space(run.saved ? sizes.backward : sizes.backward_alone, run.device);
   if (run.saved) {
     layout.place("o", reference_output_fields()[0].shape(p.rule, p.shape), nullptr, out.o);
     Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, saved.data(), saved.size(), forward_space.data(), forward_space.size()), "fw_forward");

@@ -8,6 +8,7 @@
 namespace fw {
 
 struct HeaderRun {
+  fw_device device = FW_DEVICE_CPU;  // CUDA: every tensor and buffer is copied to device memory and back
   fw_dtype dtype = FW_F64;
   fw_form form = FW_FORM_AUTO;
   int64_t chunk = 0;

@@ -1,14 +1,18 @@
 // The C header on top of plan, tensors and scan: sizes, statuses, messages.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <new>
 #include <string>
+#include <type_traits>
 
 #include "base/error.h"
 #include "base/threads.h"
 #include "fastweight/fastweight.h"
 #include "rule/rule.h"
 #include "scan/cpu/kernels.h"
+#include "scan/cuda/plan.h"
+#include "scan/cuda/scan.h"
 #include "scan/scan.h"
 
 namespace {
@@ -33,6 +37,8 @@ fw_status guarded(const Body& body) {
     return FW_OK;
   } catch (const WorkspaceError& e) {
     return failed(FW_ERROR_WORKSPACE, e.what());
+  } catch (const fw::DeviceError& e) {
+    return failed(FW_ERROR_DEVICE, e.what());
   } catch (const fw::Error& e) {
     return failed(e.kind() == fw::ErrorKind::kInternal ? FW_ERROR_INTERNAL : FW_ERROR_ARGUMENT, e.what());
   } catch (const std::bad_alloc&) {
@@ -61,11 +67,22 @@ template <class T>
 void forward_as(const fw::Plan& plan, const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) {
   const fw::Inputs<T> inputs = fw::check_inputs<T>(plan, in, fw::TensorRole::kInput);
   const fw::Outputs<T> outputs = fw::check_outputs<T>(plan, out, fw::TensorRole::kInput);
+  if constexpr (std::is_same_v<T, float>) {
+    if (plan.cuda) {
+      fw::cuda::scan_forward(plan, inputs, outputs, saved, workspace);
+      return;
+    }
+  }
   fw::cpu::scan_forward<T>(plan, inputs, outputs, static_cast<T*>(saved), static_cast<T*>(workspace));
+}
+
+void check_slots(const fw::Plan& plan) {
+  if (plan.slots != nullptr && plan.form != FW_FORM_TOKEN) fw::fail_usage("descriptor: slots: expected NULL in a call other than fw_step, got an address");
 }
 
 void forward(const fw_desc& desc, const fw_inputs& in, const fw_outputs& out, void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes) {
   const fw::Plan plan = fw::make_plan(desc);
+  check_slots(plan);
   check_buffer("workspace", workspace, workspace_bytes, plan.forward_bytes());
   if (saved != nullptr) check_buffer("saved", saved, saved_bytes, plan.saved_bytes());
   if (plan.dtype == FW_F32) {
@@ -80,6 +97,12 @@ void backward_as(const fw::Plan& plan, const fw_inputs& in, const fw_outputs& d,
   const fw::Inputs<T> inputs = fw::check_inputs<T>(plan, in, fw::TensorRole::kInput);
   const fw::Outputs<T> cotangents = fw::check_outputs<T>(plan, d, fw::TensorRole::kGradient);
   const fw::Inputs<T> gradients = fw::check_inputs<T>(plan, grads, fw::TensorRole::kGradient);
+  if constexpr (std::is_same_v<T, float>) {
+    if (plan.cuda) {
+      fw::cuda::scan_backward(plan, inputs, cotangents, gradients, saved, workspace);
+      return;
+    }
+  }
   T* space = static_cast<T*>(workspace);
   const T* kept = static_cast<const T*>(saved);
   if (kept == nullptr) {
@@ -92,7 +115,10 @@ void backward_as(const fw::Plan& plan, const fw_inputs& in, const fw_outputs& d,
 }
 
 // backward_bytes and room for the saved buffer in front of it.
-size_t backward_alone_bytes(const fw::Plan& plan) { return plan.backward_bytes() + static_cast<size_t>(fw::padded(plan.saved_elements())) * plan.element(); }
+size_t backward_alone_bytes(const fw::Plan& plan) {
+  if (plan.cuda) return fw::cuda::make_device_plan(plan).backward_alone_bytes();
+  return plan.backward_bytes() + static_cast<size_t>(fw::padded(plan.saved_elements())) * plan.element();
+}
 
 }  // namespace
 
@@ -150,6 +176,28 @@ fw_status fw_workspace_query(const fw_desc* desc, fw_sizes* sizes) {
   });
 }
 
+fw_status fw_device_check(int32_t device) {
+  return guarded([&] {
+    if (device != FW_DEVICE_CPU && device != FW_DEVICE_CUDA) fw::fail_usage("device: expected FW_DEVICE_CPU or FW_DEVICE_CUDA, got {}", device);
+    if (device == FW_DEVICE_CUDA) fw::cuda::require_device(true);
+  });
+}
+
+size_t fw_plan_text(const fw_desc* desc, char* buffer, size_t bytes) {
+  std::string text;
+  const fw_status status = guarded([&] {
+    const fw::Plan plan = fw::make_plan(not_null(desc, "descriptor"));
+    text = plan.cuda ? fw::cuda::to_text(plan, fw::cuda::make_device_plan(plan)) : fw::to_text(plan);
+  });
+  if (status != FW_OK) return 0;
+  if (buffer != nullptr && bytes > 0) {
+    const size_t count = std::min(bytes - 1, text.size());
+    std::memcpy(buffer, text.data(), count);
+    buffer[count] = 0;
+  }
+  return text.size();
+}
+
 fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace,
                      size_t workspace_bytes) {
   return guarded(
@@ -160,6 +208,7 @@ fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs
                       void* workspace, size_t workspace_bytes) {
   return guarded([&] {
     const fw::Plan plan = fw::make_plan(not_null(desc, "descriptor"));
+    if (plan.slots != nullptr) fw::fail_usage("descriptor: slots: expected NULL in fw_backward, got an address");
     check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? plan.backward_bytes() : backward_alone_bytes(plan));
     if (saved != nullptr) check_buffer("saved", saved, saved_bytes, plan.saved_bytes());
     const fw_inputs& inputs = not_null(in, "inputs");

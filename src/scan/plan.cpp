@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/threads.h"
+#include "scan/cuda/plan.h"
 #include "scan/scan.h"
 
 namespace fw {
@@ -17,6 +18,7 @@ constexpr int64_t kChunkScalar = 64;
 constexpr int64_t kChunkChannel = 32;
 constexpr int64_t kChunkToken = 16;
 constexpr int64_t kTokenFormLimit = 1;
+constexpr int64_t kMostKeyCuda = 256;  // registers of the token kernels
 
 void check_positive(std::string_view name, int64_t value, int64_t most) {
   if (value < 1 || value > most) fail_usage("descriptor: {}: expected 1 to {}, got {}", name, most, value);
@@ -61,13 +63,18 @@ DecayKind Plan::decay_kind() const {
 
 bool Plan::token_form(int64_t n) const { return form == FW_FORM_TOKEN || (form == FW_FORM_AUTO && length(n) <= kTokenFormLimit); }
 
-size_t Plan::saved_bytes() const { return static_cast<size_t>(saved_elements()) * element(); }
+size_t Plan::saved_bytes() const {
+  if (cuda) return cuda::make_device_plan(*this).saved.bytes;
+  return static_cast<size_t>(saved_elements()) * element();
+}
 
 size_t Plan::forward_bytes() const {
+  if (cuda) return cuda::make_device_plan(*this).forward.bytes;
   return dtype == FW_F32 ? cpu::forward_elements<float>(*this) * sizeof(float) : cpu::forward_elements<double>(*this) * sizeof(double);
 }
 
 size_t Plan::backward_bytes() const {
+  if (cuda) return cuda::make_device_plan(*this).backward.bytes;
   return dtype == FW_F32 ? cpu::backward_elements<float>(*this) * sizeof(float) : cpu::backward_elements<double>(*this) * sizeof(double);
 }
 
@@ -97,7 +104,19 @@ Plan make_plan(const fw_desc& desc) {
   if (desc.chunk != 0) check_positive("chunk", desc.chunk, 1024);
   if (!std::isfinite(desc.scale)) fail_usage("descriptor: scale: expected a finite number (0: K^-1/2), got {}", desc.scale);
 
+  if (desc.device != FW_DEVICE_CPU && desc.device != FW_DEVICE_CUDA) {
+    fail_usage("descriptor: device: expected FW_DEVICE_CPU or FW_DEVICE_CUDA, got {}", desc.device);
+  }
+  const bool on_cuda = desc.device == FW_DEVICE_CUDA;
+  if (on_cuda && desc.dtype != FW_F32) fail_usage("descriptor: dtype: expected FW_F32 on CUDA, got {}", desc.dtype);
+  if (on_cuda) check_positive("K", desc.K, kMostKeyCuda);
+  if (!on_cuda && desc.slots != nullptr) fail_usage("descriptor: slots: expected NULL on the CPU, got an address");
+  if (desc.slots != nullptr) check_positive("num_slots", desc.num_slots, int64_t{1} << 31);
+
   Plan plan;
+  plan.cuda = on_cuda;
+  plan.stream = desc.stream;
+  plan.slots = desc.slots;
   plan.rule = from_c(desc.rule);
   plan.dtype = static_cast<fw_dtype>(desc.dtype);
   plan.bf16_io = bf16;
@@ -112,13 +131,16 @@ Plan make_plan(const fw_desc& desc) {
   plan.V = desc.V;
   plan.scale = desc.scale != 0 ? desc.scale : 1.0 / std::sqrt(static_cast<double>(desc.K));
   const int64_t preferred = plan.form == FW_FORM_TOKEN ? kChunkToken : plan.decay_kind() == DecayKind::kChannel ? kChunkChannel : kChunkScalar;
-  plan.chunk = desc.chunk != 0 ? desc.chunk : preferred;
+  if (on_cuda && desc.chunk != 0 && desc.chunk != cuda::kChunk) fail_usage("descriptor: chunk: expected 0 or {} on CUDA, got {}", cuda::kChunk, desc.chunk);
+  plan.chunk = on_cuda ? cuda::kChunk : desc.chunk != 0 ? desc.chunk : preferred;
   plan.threads = num_threads();
   if (desc.cu_seqlens != nullptr) {
     read_offsets(desc, plan);
   } else {
     plan.N = desc.B;
   }
+  plan.states = desc.slots != nullptr ? desc.num_slots : plan.N;
+  if (on_cuda && plan.tokens() > kMost - 64) fail_usage("descriptor: T: expected at most {} tokens in all on CUDA, got {}", kMost - 64, plan.tokens());
   plan.chunk_base.resize(static_cast<size_t>(plan.N) + 1);
   plan.chunk_base[0] = 0;
   for (int64_t n = 0; n < plan.N; ++n) {
@@ -127,6 +149,15 @@ Plan make_plan(const fw_desc& desc) {
     if (plan.token_form(n)) plan.longest_token_form = std::max(plan.longest_token_form, plan.length(n));
   }
   return plan;
+}
+
+std::string to_text(const Plan& plan) {
+  const char* form = plan.form == FW_FORM_TOKEN ? "token" : plan.form == FW_FORM_CHUNK ? "chunk" : "chunk, sequences of one token by the token form";
+  return fmt::format(
+      "rule: {}\nsequences: {} of at most {} tokens, {} in all\nform: {}\nchunks: {} of {} tokens\nthreads: {}\nworkspace forward: {} bytes\n"
+      "workspace backward: {} bytes\nsaved: {} bytes\n",
+      to_string(plan.rule), plan.N, plan.longest, plan.tokens(), form, plan.total_chunks(), plan.chunk, plan.threads, plan.forward_bytes(),
+      plan.backward_bytes(), plan.saved_bytes());
 }
 
 }  // namespace fw

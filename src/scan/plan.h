@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "fastweight/fastweight.h"
@@ -35,7 +36,12 @@ struct Plan {
   int64_t longest = 0;              // tokens of the longest sequence,
   int64_t longest_token_form = 0;   // and of the longest that runs token by token
   int threads = 1;
+  bool cuda = false;  // device memory, the kernels of scan/cuda
+  void* stream = nullptr;
+  const int32_t* slots = nullptr;  // device memory
+  int64_t states = 0;              // first dimension of the states: N, or the number of slots
 
+  bool bf16_states() const { return cuda && form == FW_FORM_TOKEN; }
   int64_t group() const { return HV / H; }
   DecayKind decay_kind() const;
   int64_t length(int64_t n) const { return packed ? offsets[static_cast<size_t>(n) + 1] - offsets[static_cast<size_t>(n)] : T; }
@@ -69,5 +75,8 @@ struct Plan {
 
 // Throws Error(kUsage) naming the field, what was expected and what came.
 Plan make_plan(const fw_desc& desc);
+
+// Lines "name: value" for people, of a call on the CPU.
+std::string to_text(const Plan& plan);
 
 }  // namespace fw

@@ -76,16 +76,17 @@ class Checker {
 
   StateTensor<T> state(const char* name, const fw_tensor& t) const {
     const bool k_first = plan_.state_layout == FW_STATE_K_FIRST;
-    const fw_tensor* x = check(name, t, {plan_.N, plan_.HV, k_first ? plan_.K : plan_.V, k_first ? plan_.V : plan_.K}, true, false);
+    const fw_tensor* x = check(name, t, {plan_.states, plan_.HV, k_first ? plan_.K : plan_.V, k_first ? plan_.V : plan_.K}, true, false, plan_.bf16_states());
     if (x == nullptr) return {};
-    return {static_cast<T*>(x->data), x->stride[0], x->stride[1], x->stride[2]};
+    if (x->dtype == FW_BF16) return {nullptr, static_cast<Bf16*>(x->data), x->stride[0], x->stride[1], x->stride[2]};
+    return {static_cast<T*>(x->data), nullptr, x->stride[0], x->stride[1], x->stride[2]};
   }
 
   StateTensor<T> precond_state(const char* name, const fw_tensor& t) const {
-    const fw_tensor* x = check(name, t, {plan_.N, plan_.H, plan_.K}, plan_.rule.uses_precond(), false);
+    const fw_tensor* x = check(name, t, {plan_.states, plan_.H, plan_.K}, plan_.rule.uses_precond(), false);
     if (x == nullptr) return {};
     if (plan_.K > 1 && x->stride[2] != 1) fail_usage("{}{}: stride[2]: expected 1 (the last dimension is contiguous), got {}", prefix_, name, x->stride[2]);
-    return {static_cast<T*>(x->data), x->stride[0], x->stride[1], plan_.K};
+    return {static_cast<T*>(x->data), nullptr, x->stride[0], x->stride[1], plan_.K};
   }
 
  private:

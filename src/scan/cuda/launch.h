@@ -27,16 +27,15 @@ struct Dim3 {
 
 #ifdef FW_CUDA_EMULATION
 
-template <class... P, class... A>
-void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* /*stream*/, const A&... arguments) {
+namespace launch_detail {
+
+template <class... P>
+void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* /*stream*/, bool /*overlapped*/, P... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  emulation::run_grid(emulation::GridShape{grid.x, grid.y, grid.z, threads, shared_bytes, reinterpret_cast<const void*>(kernel)},
-                      [&] { kernel(arguments...); });
+  emulation::run_grid({grid.x, grid.y, grid.z, threads, shared_bytes, reinterpret_cast<const void*>(kernel)}, [&] { kernel(arguments...); });
 }
-template <class... P, class... A>
-void launch_overlapped(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* stream, const A&... arguments) {
-  launch(kernel, grid, threads, shared_bytes, stream, arguments...);
-}
+
+}  // namespace launch_detail
 
 #else
 
@@ -70,6 +69,8 @@ void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t share
 
 }  // namespace launch_detail
 
+#endif
+
 template <class... P, class... A>
 void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* stream, A&&... arguments) {
   launch_detail::launch<P...>(kernel, grid, threads, shared_bytes, stream, false, static_cast<A&&>(arguments)...);
@@ -80,7 +81,5 @@ template <class... P, class... A>
 void launch_overlapped(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* stream, A&&... arguments) {
   launch_detail::launch<P...>(kernel, grid, threads, shared_bytes, stream, true, static_cast<A&&>(arguments)...);
 }
-
-#endif
 
 }  // namespace fw::cuda

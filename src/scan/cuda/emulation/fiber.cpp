@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -65,6 +66,10 @@ void Fiber::prepare(void (*entry)()) {
     bottom_ = stack_ + kGuard;
     bytes_ = kStackBytes - kGuard;
   }
+#if defined(__SANITIZE_ADDRESS__)
+  // The functions that were under way at its end never returned, and their variables are still marked.
+  __asan_unpoison_memory_region(bottom_, bytes_);
+#endif
 #if defined(__x86_64__)
   auto* top = reinterpret_cast<uint64_t*>(stack_ + kStackBytes);
   *--top = 0;  // where start() would return to; it also aligns the stack as a call does

@@ -1,0 +1,137 @@
+// The device through the CUDA runtime.
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "base/device.h"
+#include "base/error.h"
+
+namespace fw {
+namespace {
+
+void check(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) fail_internal("{}: {}", what, cudaGetErrorString(status));
+}
+
+std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+class Event {
+ public:
+  Event() { check(cudaEventCreate(&event_), "cudaEventCreate"); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  ~Event() { cudaEventDestroy(event_); }
+  void record(cudaStream_t stream) const { check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
+  // Since `start`, once both are done.
+  double milliseconds_since(const Event& start) const {
+    check(cudaEventSynchronize(event_), "cudaEventSynchronize");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, start.event_, event_), "cudaEventElapsedTime");
+    return static_cast<double>(ms);
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+class Stream {
+ public:
+  Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  ~Stream() { cudaStreamDestroy(stream_); }
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace
+
+DeviceInfo device_info() {
+  int count = 0, device = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess || count == 0) {
+    throw DeviceError(fmt::format("device: expected an NVIDIA GPU, found none ({})", status != cudaSuccess ? cudaGetErrorString(status) : "no device"));
+  }
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  int driver = 0, runtime = 0;
+  check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+  check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+  DeviceInfo info;
+  info.name = properties.name;
+  info.major = properties.major;
+  info.minor = properties.minor;
+  info.multiprocessors = properties.multiProcessorCount;
+  info.driver = version_text(driver);
+  info.runtime = version_text(runtime);
+  return info;
+}
+
+DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes) {
+  if (bytes > 0) check(cudaMalloc(&data_, bytes), "cudaMalloc");
+}
+DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept : bytes_(std::exchange(other.bytes_, 0)), data_(std::exchange(other.data_, nullptr)) {}
+DeviceMemory::~DeviceMemory() {
+  if (data_ != nullptr) cudaFree(data_);
+}
+void DeviceMemory::from_host(const void* source, size_t bytes) const {
+  device_synchronize();
+  if (bytes > 0) check(cudaMemcpy(data_, source, bytes, cudaMemcpyHostToDevice), "cudaMemcpy to the device");
+}
+void DeviceMemory::to_host(void* target, size_t bytes) const {
+  device_synchronize();
+  if (bytes > 0) check(cudaMemcpy(target, data_, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy from the device");
+}
+void DeviceMemory::fill(int byte) const {
+  if (bytes_ > 0) check(cudaMemset(data_, byte, bytes_), "cudaMemset");
+}
+
+void device_copy(void* target, const void* source, size_t bytes, void* stream) {
+  check(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)), "cudaMemcpyAsync");
+}
+
+void device_synchronize() { check(cudaDeviceSynchronize(), "work on the device"); }
+
+std::vector<double> device_times(int warmup, int repeats, const std::function<void(int, void*)>& body) {
+  const Stream stream;
+  for (int i = 0; i < warmup; ++i) body(i, stream.get());
+  std::vector<double> times;
+  const Event start, stop;
+  for (int i = 0; i < repeats; ++i) {
+    start.record(stream.get());
+    body(warmup + i, stream.get());
+    stop.record(stream.get());
+    times.push_back(stop.milliseconds_since(start));
+  }
+  device_synchronize();
+  return times;
+}
+
+std::vector<double> device_graph_times(int warmup, int repeats, int inner, const std::function<void(int, void*)>& body) {
+  const Stream stream;
+  for (int i = 0; i < warmup; ++i) body(i, stream.get());
+  check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  for (int i = 0; i < inner; ++i) body(i, stream.get());
+  check(cudaStreamEndCapture(stream.get(), &graph), "cudaStreamEndCapture");
+  check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+  std::vector<double> times;
+  const Event start, stop;
+  for (int i = -1; i < repeats; ++i) {
+    start.record(stream.get());
+    check(cudaGraphLaunch(exec, stream.get()), "cudaGraphLaunch");
+    stop.record(stream.get());
+    const double ms = stop.milliseconds_since(start);
+    if (i >= 0) times.push_back(ms / inner);
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  return times;
+}
+
+}  // namespace fw

@@ -1,0 +1,30 @@
+// A build without CUDA: there is no device.
+#include "base/device.h"
+#include "base/error.h"
+
+namespace fw {
+namespace {
+
+[[noreturn]] void no_device() {
+  throw DeviceError("device: this build of fastweight has no CUDA (nvcc was not found when it was configured); expected --device cpu");
+}
+
+}  // namespace
+
+DeviceInfo device_info() { no_device(); }
+
+DeviceMemory::DeviceMemory(size_t) { no_device(); }
+DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept : bytes_(other.bytes_), data_(other.data_) {}
+DeviceMemory::~DeviceMemory() = default;
+void DeviceMemory::from_host(const void*, size_t) const { no_device(); }
+void DeviceMemory::to_host(void*, size_t) const { no_device(); }
+void DeviceMemory::fill(int) const { no_device(); }
+
+void device_copy(void*, const void*, size_t, void*) { no_device(); }
+
+void device_synchronize() { no_device(); }
+
+std::vector<double> device_times(int, int, const std::function<void(int, void*)>&) { no_device(); }
+std::vector<double> device_graph_times(int, int, int, const std::function<void(int, void*)>&) { no_device(); }
+
+}  // namespace fw

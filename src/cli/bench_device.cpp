@@ -1,0 +1,294 @@
+// Times forward, forward + backward and decode of rules on the CUDA device through the C header, by events on the device.
+//
+// The roofline of a call is the larger of two times: the caller's tensors, each read or written once, at the copy bandwidth
+// measured in the same run (bytes read + written of a large copy); and the algebra's operations, counted as
+// cli/bench_recurrence.cpp does, at kMatrixRate.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <deque>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/bf16.h"
+#include "base/device.h"
+#include "base/error.h"
+#include "cli/bench_report.h"
+#include "reference/header_tensors.h"
+#include "reference/problem.h"
+#include "report/table.h"
+
+namespace fw::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr double kMatrixRate = 790e12;           // dense bf16 products of cuBLASLt on an H200 (../shared/design/kernels.md), operations a second
+constexpr int64_t kPatternTokens = 509;          // the random tokens that a problem repeats: prime, so that chunks differ
+constexpr size_t kRotation = size_t{200} << 20;  // inputs of this many bytes rotate, several times the L2 cache
+
+void check(fw_status status) {
+  if (status == FW_OK) return;
+  if (status == FW_ERROR_ARGUMENT || status == FW_ERROR_DEVICE) fail_usage("{}", fw_last_error());
+  fail_internal("{}", fw_last_error());
+}
+
+int64_t count_of(const fw_tensor& t) {
+  int64_t count = 1;
+  for (int i = 0; i < t.rank; ++i) count *= t.shape[i];
+  return count;
+}
+
+double bytes_of(const fw_tensor& t) { return t.data == nullptr ? 0 : static_cast<double>(count_of(t) * (t.dtype == FW_BF16 ? 2 : 4)); }
+
+// One set of tensors of a rule on the device: inputs, outputs, cotangents, gradients.
+class Problem {
+ public:
+  Problem(const Rule& rule, const RecurrenceBench& bench, int64_t tokens) {
+    FW_INIT(&desc);
+    desc.rule = to_c(rule);
+    desc.device = FW_DEVICE_CUDA;
+    desc.io_dtype = FW_BF16;
+    if (bench.operands != "f32") desc.operands = FW_BF16;
+    desc.form = form_of(bench.form);
+    desc.B = bench.batch;
+    desc.T = tokens;
+    desc.H = bench.heads;
+    desc.HV = bench.value_heads;
+    desc.K = bench.key_dim;
+    desc.V = bench.value_dim;
+    FW_INIT(&in);
+    FW_INIT(&grads);
+    FW_INIT(&out);
+    FW_INIT(&d);
+    ProblemOptions options;
+    options.sequences = SeqLayout::uniform(1, std::min(kPatternTokens, bench.batch * tokens));
+    options.H = bench.heads;
+    options.HV = bench.value_heads;
+    options.K = bench.key_dim;
+    options.V = bench.value_dim;
+    options.initial_state = false;
+    const ReferenceProblem pattern = random_problem(rule, options);
+    for (const auto& field : reference_input_fields()) {
+      const std::vector<int64_t> shape = field.shape(rule, pattern.shape);
+      for (const auto& named : kInputTensors) {
+        if (shape.empty() || std::string_view(named.name) != field.name || field.optional) continue;
+        in.*named.tensor = tensor(shape, &(pattern.in.*field.values));
+        grads.*named.tensor = tensor(shape, nullptr);
+      }
+    }
+    const std::vector<int64_t> o_shape{pattern.shape.sequences.tokens(), bench.value_heads, bench.value_dim};
+    out.o = tensor(o_shape, nullptr);
+    d.o = tensor(o_shape, &pattern.d.o);
+  }
+
+  double input_bytes() const {
+    double sum = 0;
+    for (const auto& named : kInputTensors) sum += bytes_of(in.*named.tensor);
+    return sum;
+  }
+
+  fw_desc desc;
+  fw_inputs in, grads;
+  fw_outputs out, d;
+
+ private:
+  // shape: the pattern's, tokens first (the center: heads alone). values repeat over all tokens; none: memory as it is.
+  fw_tensor tensor(std::vector<int64_t> shape, const std::vector<double>* values) {
+    const bool of_tokens = shape.size() > 1;
+    const fw_dtype dtype = shape.size() == 3 ? FW_BF16 : FW_F32;
+    size_t row = 1;
+    for (size_t i = of_tokens ? 1 : 0; i < shape.size(); ++i) row *= static_cast<size_t>(shape[i]);
+    const size_t pattern_rows = of_tokens ? static_cast<size_t>(shape[0]) : 1, rows = of_tokens ? static_cast<size_t>(desc.B * desc.T) : 1;
+    if (of_tokens) {
+      shape[0] = desc.T;
+      shape.insert(shape.begin(), desc.B);
+    }
+    const size_t element = dtype == FW_BF16 ? sizeof(Bf16) : sizeof(float);
+    const DeviceMemory& memory = memory_.emplace_back(rows * row * element);
+    if (values != nullptr) {
+      const std::vector<float> wide(values->begin(), values->end());
+      std::vector<Bf16> bits(dtype == FW_BF16 ? wide.size() : 0);
+      if (dtype == FW_BF16) round_to_bf16(static_cast<int64_t>(wide.size()), wide.data(), bits.data());
+      const DeviceMemory pattern(pattern_rows * row * element);
+      pattern.from_host(dtype == FW_BF16 ? static_cast<const void*>(bits.data()) : static_cast<const void*>(wide.data()), pattern.size());
+      for (size_t r = 0; r < rows; r += pattern_rows) {
+        device_copy(static_cast<char*>(memory.data()) + r * row * element, pattern.data(), std::min(pattern_rows, rows - r) * row * element, nullptr);
+      }
+      device_synchronize();
+    } else {
+      memory.fill(0xff);
+    }
+    return fw_tensor_of(memory.data(), dtype, static_cast<int>(shape.size()), shape.data());
+  }
+
+  std::deque<DeviceMemory> memory_;
+};
+
+fw_sizes sizes_of(const fw_desc& desc) {
+  fw_sizes sizes;
+  FW_INIT(&sizes);
+  check(fw_workspace_query(&desc, &sizes));
+  return sizes;
+}
+
+Samples samples_of(const std::vector<double>& ms) {
+  Samples samples;
+  for (const double x : ms) samples.add(1e-3 * x);
+  return samples;
+}
+
+double copy_bandwidth() {
+  const size_t bytes = size_t{1} << 30;
+  const DeviceMemory a(bytes), b(bytes);
+  a.fill(1);
+  b.fill(2);
+  return 2.0 * static_cast<double>(bytes) /
+         samples_of(device_times(3, 15, [&](int, void* stream) { device_copy(b.data(), a.data(), bytes, stream); })).median();
+}
+
+struct Result {
+  Samples forward, both;
+  double forward_bytes = 0, both_bytes = 0, flops = 0;
+  size_t extra_bytes = 0, forward_workspace = 0;
+  bool chunk_form = false;
+};
+
+Result measure(const Rule& rule, const RecurrenceBench& bench) {
+  std::deque<Problem> sets;
+  sets.emplace_back(rule, bench, bench.tokens);
+  while (sets.size() < 4 && sets[0].input_bytes() * static_cast<double>(sets.size()) < static_cast<double>(kRotation))
+    sets.emplace_back(rule, bench, bench.tokens);
+  const fw_sizes sizes = sizes_of(sets[0].desc);
+  const DeviceMemory saved(sizes.saved), space(std::max(sizes.forward, sizes.backward));
+  const auto forward = [&](int i, void* stream, bool save) {
+    Problem& p = sets[static_cast<size_t>(i) % sets.size()];
+    p.desc.stream = stream;
+    check(fw_forward(&p.desc, &p.in, &p.out, save ? saved.data() : nullptr, save ? saved.size() : 0, space.data(), space.size()));
+  };
+  const auto both = [&](int i, void* stream) {
+    forward(i, stream, true);
+    const Problem& p = sets[static_cast<size_t>(i) % sets.size()];
+    check(fw_backward(&p.desc, &p.in, &p.d, &p.grads, saved.data(), saved.size(), space.data(), space.size()));
+  };
+  Result r;
+  const int repeats = static_cast<int>(bench.repeats);
+  r.forward = samples_of(device_times(3, repeats, [&](int i, void* stream) { forward(i, stream, false); }));
+  r.both = samples_of(device_times(3, repeats, both));
+  const Problem& p = sets[0];
+  r.forward_bytes = p.input_bytes() + bytes_of(p.out.o);
+  r.both_bytes = r.forward_bytes + p.input_bytes() + bytes_of(p.d.o) + p.input_bytes();
+  const double K = static_cast<double>(bench.key_dim), V = static_cast<double>(bench.value_dim), C = 64;
+  r.flops = (rule.online() ? 6 * K * V + 2 * C * (K + V) : 4 * K * V + (C + 1) * (K + V)) * static_cast<double>(bench.batch * bench.tokens * bench.value_heads);
+  r.extra_bytes = sizes.saved + std::max(sizes.forward, sizes.backward);
+  r.forward_workspace = sizes.forward;
+  r.chunk_form = sizes.saved > 0;
+  return r;
+}
+
+// One token of each of `sequences`, the state in place; graph replays, so that launches do not count.
+struct DecodeResult {
+  Samples step;
+  double bytes = 0;
+};
+DecodeResult measure_decode(const Rule& rule, const RecurrenceBench& given, int64_t sequences) {
+  RecurrenceBench bench = given;
+  bench.batch = sequences;
+  std::deque<Problem> sets;
+  std::deque<DeviceMemory> states;
+  DecodeResult r;
+  const std::vector<int64_t> shape{sequences, bench.value_heads, bench.value_dim, bench.key_dim}, precond_shape{sequences, bench.heads, bench.key_dim};
+  double total = 0;
+  while (sets.empty() || (total < static_cast<double>(kRotation) && sets.size() < 8)) {
+    Problem& p = sets.emplace_back(rule, bench, 1);
+    p.desc.state_layout = FW_STATE_V_FIRST;
+    const auto place = [&](const std::vector<int64_t>& dims) {
+      size_t count = 1;
+      for (const int64_t n : dims) count *= static_cast<size_t>(n);
+      const DeviceMemory& memory = states.emplace_back(count * sizeof(float));
+      memory.fill(0);
+      return fw_tensor_of(memory.data(), FW_F32, static_cast<int>(dims.size()), dims.data());
+    };
+    p.in.initial_state = p.out.final_state = place(shape);
+    if (rule.uses_precond()) p.in.initial_precond = p.out.final_precond = place(precond_shape);
+    r.bytes = 2 * (bytes_of(p.out.final_state) + bytes_of(p.out.final_precond)) + p.input_bytes() - bytes_of(p.in.initial_state) -
+              bytes_of(p.in.initial_precond) + bytes_of(p.out.o);
+    total += r.bytes;
+  }
+  const fw_sizes sizes = sizes_of(sets[0].desc);
+  const DeviceMemory space(sizes.forward);
+  r.step = samples_of(device_graph_times(3, static_cast<int>(given.repeats), 32, [&](int i, void* stream) {
+    Problem& p = sets[static_cast<size_t>(i) % sets.size()];
+    p.desc.stream = stream;
+    check(fw_step(&p.desc, &p.in, &p.out, space.data(), space.size()));
+  }));
+  return r;
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm date{};
+  gmtime_r(&now, &date);
+  char text[16];
+  std::strftime(text, sizeof(text), "%Y-%m-%d", &date);
+  return text;
+}
+
+}  // namespace
+
+Json bench_device(const RecurrenceBench& given) {
+  RecurrenceBench bench = given;
+  if (bench.value_heads == 0) bench.value_heads = bench.heads;
+  const DeviceInfo info = device_info();
+  const double bandwidth = copy_bandwidth();
+  fmt::print("{} (driver CUDA {}), copy {:.2f} TB/s; B={} T={} H={} HV={} K={} V={}, bf16 tensors, {} products; medians (best) of {}\n", info.name, info.driver,
+             1e-12 * bandwidth, bench.batch, bench.tokens, bench.heads, bench.value_heads, bench.key_dim, bench.value_dim,
+             bench.operands == "f32" ? "f32" : "bf16", bench.repeats);
+  Table table;
+  table.column("rule", Table::Align::kLeft);
+  table.column("form", Table::Align::kLeft);
+  for (const char* heading :
+       {"fwd ms", "roofline", "TB/s", "TFLOP/s", "fwd+bwd ms", "roofline", "extra MB", "decode us, 1 seq.", "64 seq.", "64 seq. TB/s", "of copy"}) {
+    table.column(heading);
+  }
+  Json results = Json::array();
+  for (const std::string& name : bench.rules) {
+    const Rule rule = parse_rule(name);
+    const Result r = measure(rule, bench);
+    const DecodeResult one = measure_decode(rule, bench, 1), many = measure_decode(rule, bench, 64);
+    const double f = r.forward.median(), b = r.both.median();
+    const double forward_floor = std::max(r.forward_bytes / bandwidth, r.flops / kMatrixRate),
+                 both_floor = std::max(r.both_bytes / bandwidth, 3 * r.flops / kMatrixRate);
+    const double decode_rate = many.bytes / many.step.median();
+    const auto ms = [](const Samples& s) { return fmt::format("{:.3f} ({:.3f})", 1e3 * s.median(), 1e3 * s.best()); };
+    table.row({name, r.chunk_form ? "chunk" : "token", ms(r.forward), fmt::format("{:.0f}%", 100 * forward_floor / f),
+               fmt::format("{:.2f}", 1e-12 * r.forward_bytes / f), fmt::format("{:.0f}", 1e-12 * r.flops / f), ms(r.both),
+               fmt::format("{:.0f}%", 100 * both_floor / b), fmt::format("{:.0f}", 1e-6 * static_cast<double>(r.extra_bytes)),
+               fmt::format("{:.2f}", 1e6 * one.step.median()), fmt::format("{:.2f}", 1e6 * many.step.median()), fmt::format("{:.2f}", 1e-12 * decode_rate),
+               fmt::format("{:.0f}%", 100 * decode_rate / bandwidth)});
+    results.push_back({{"rule", name},
+                       {"form", r.chunk_form ? "chunk" : "token"},
+                       {"forward_ms", {{"median", 1e3 * f}, {"best", 1e3 * r.forward.best()}, {"roofline", forward_floor / f}}},
+                       {"forward_backward_ms", {{"median", 1e3 * b}, {"best", 1e3 * r.both.best()}, {"roofline", both_floor / b}}},
+                       {"forward_bytes", r.forward_bytes},
+                       {"forward_flops", r.flops},
+                       {"workspace_forward_bytes", r.forward_workspace},
+                       {"extra_bytes", r.extra_bytes},
+                       {"decode_us", {{"1", 1e6 * one.step.median()}, {"64", 1e6 * many.step.median()}}},
+                       {"decode_64_bytes_per_s", decode_rate}});
+    fmt::print(stderr, "{}: forward {:.3f} ms, both {:.3f} ms\n", name, 1e3 * f, 1e3 * b);
+  }
+  fmt::print("{}", table.text());
+  return {{"gpu", info.name},
+          {"driver", info.driver},
+          {"date", today()},
+          {"copy_bytes_per_s", bandwidth},
+          {"shape", {{"B", bench.batch}, {"T", bench.tokens}, {"H", bench.heads}, {"HV", bench.value_heads}, {"K", bench.key_dim}, {"V", bench.value_dim}}},
+          {"operands", bench.operands},
+          {"repeats", bench.repeats},
+          {"results", results}};
+}
+
+}  // namespace fw::cli

@@ -1,0 +1,138 @@
+#include "scan/cuda/plan.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "scan/cuda/kernels.h"
+#include "scan/cuda/tiles.h"
+
+namespace fw::cuda {
+namespace {
+
+constexpr size_t kAlign = 1024;
+constexpr int64_t kMostChunkKey = 128;
+
+class Regions {
+ public:
+  Region take(int64_t bytes, bool needed = true) {
+    if (!needed || bytes <= 0) return {};
+    const Region region{used_, static_cast<size_t>(bytes)};
+    used_ += (region.bytes + kAlign - 1) / kAlign * kAlign;
+    return region;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  size_t used_ = 0;
+};
+
+template <template <int> class Image>
+int64_t image_bytes(int key) {
+  return static_cast<int64_t>(key == 64 ? sizeof(Image<64>) : sizeof(Image<128>));
+}
+
+constexpr int64_t kFloat = sizeof(float);
+
+CommonRegions common_regions(const Plan& plan, const DevicePlan& device, bool backward, Regions& regions) {
+  CommonRegions r;
+  r.offsets = regions.take((plan.N + 1) * int64_t{sizeof(int32_t)}, plan.packed);
+  r.chunk_base = regions.take((plan.N + 1) * int64_t{sizeof(int32_t)}, plan.packed);
+  const bool precond = plan.rule.uses_precond();
+  r.m = regions.take(plan.tokens() * plan.H * plan.K * kFloat, precond);
+  r.boundaries = regions.take(device.chunks * plan.H * plan.K * kFloat, precond);
+  r.scratch = regions.take(device.chunks * plan.H * (backward ? 2 * plan.K + 2 : plan.K + 1) * kFloat, precond);
+  return r;
+}
+
+ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
+  Regions regions;
+  ForwardRegions r;
+  r.common = common_regions(plan, device, false, regions);
+  const int64_t tiles = device.chunks * plan.HV;
+  r.images = regions.take(tiles * image_bytes<ForwardImage>(device.key), device.chunk_form);
+  r.z = regions.take(tiles * device.value_blocks * kPanel * 2, device.z_image);
+  r.bytes = regions.used();
+  return r;
+}
+
+SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
+  SavedRegions r;
+  if (!device.chunk_form) return r;
+  Regions regions;
+  const int64_t tiles = device.chunks * plan.HV;
+  r.images = regions.take(tiles * image_bytes<BackwardImage>(device.key));
+  r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)});
+  r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
+  r.w = regions.take(tiles * device.value_blocks * kPanel * 2);
+  r.bytes = regions.used();
+  return r;
+}
+
+BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
+  Regions regions;
+  BackwardRegions r;
+  r.common = common_regions(plan, device, true, regions);
+  const Rule& rule = plan.rule;
+  const bool precond = rule.uses_precond(), grouped = plan.group() > 1;
+  const int64_t row = plan.tokens() * plan.HV * plan.K * kFloat, scalar = plan.tokens() * plan.HV * kFloat;
+  r.q = regions.take(row, grouped);
+  r.k = regions.take(row, grouped || precond);
+  r.erase_key = regions.take(row, grouped && rule.uses_erase_key());
+  r.erase_gate = regions.take(row, grouped && rule.uses_erase_gate() && rule.erase != Gate::kScalar);
+  r.g = regions.take(row, grouped && rule.decay == Decay::kChannel);
+  r.dm = regions.take(row, precond);
+  const bool gated = precond && rule.normaliser == Normaliser::kGated;
+  r.dalpha_p = regions.take(scalar, gated);
+  r.dbeta_p = regions.take(scalar, gated);
+  r.dcenter = regions.take(device.chunks * plan.H * kFloat, rule.uses_precond_center());
+  const int64_t tiles = device.chunks * plan.HV;
+  r.d_states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2, device.chunk_form);
+  r.v = regions.take(tiles * device.value_blocks * kPanel * 2, device.chunk_form);
+  r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest),
+                         !device.chunk_form);
+  r.bytes = regions.used();
+  return r;
+}
+
+}  // namespace
+
+size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.bytes, backward.bytes); }
+
+DevicePlan make_device_plan(const Plan& plan) {
+  DevicePlan device;
+  const bool can = plan.bf16_operands && plan.K <= kMostChunkKey;
+  if (plan.form == FW_FORM_CHUNK && !can) {
+    fail_usage(
+        "descriptor: form: expected auto or token, since the chunk form on CUDA needs operands FW_BF16 and K at most {}; got chunk with operands {} and K {}",
+        kMostChunkKey, plan.bf16_operands ? "FW_BF16" : "float32", plan.K);
+  }
+  device.chunk_form = can && plan.form != FW_FORM_TOKEN;
+  device.chunks = plan.total_chunks();
+  if (device.chunk_form) {
+    device.key = plan.K <= 64 ? 64 : 128;
+    device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
+    device.z_image = plan.rule.write == Gate::kChannel;
+  }
+  device.forward = forward_regions(plan, device);
+  device.saved = saved_regions(plan, device);
+  device.backward = backward_regions(plan, device);
+  return device;
+}
+
+std::string to_text(const Plan& plan, const DevicePlan& device) {
+  std::string text = fmt::format("rule: {}\nsequences: {} of at most {} tokens, {} in all\n", to_string(plan.rule), plan.N, plan.longest, plan.tokens());
+  if (device.chunk_form) {
+    const char* decay = plan.decay_kind() == DecayKind::kChannel ? "channel" : plan.decay_kind() == DecayKind::kScalar ? "scalar" : "none";
+    text += fmt::format("form: chunk, {} chunks of {} tokens\n", device.chunks, kChunk);
+    text += fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
+    text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
+                        device.z_image ? "Z prepared" : "values scaled in the scan");
+  } else {
+    text += fmt::format("form: token, {} sequences x {} value heads\n", plan.N, plan.HV);
+  }
+  text += fmt::format("workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: {} bytes\n",
+                      device.forward.bytes, device.backward.bytes, device.saved.bytes, device.backward_alone_bytes());
+  return text;
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,315 @@
+#include "scan/cuda/scan.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "scan/cuda/kernels.h"
+#include "scan/cuda/plan.h"
+
+namespace fw::cuda {
+namespace {
+
+// Regions of a buffer as pointers.
+class Space {
+ public:
+  explicit Space(void* base) : base_(static_cast<char*>(base)) {}
+  template <class T = void>
+  T* at(const Region& region) const {
+    return region.bytes > 0 ? reinterpret_cast<T*>(base_ + region.offset) : nullptr;
+  }
+
+ private:
+  char* base_;
+};
+
+TokenArg token_arg(const Plan& plan, const TokenTensor<float>& t) {
+  TokenArg a;
+  if (!t) return a;
+  a.bf16 = t.bf16 != nullptr ? 1 : 0;
+  a.data = a.bf16 != 0 ? static_cast<void*>(t.bf16) : static_cast<void*>(t.data);
+  a.stride_b = t.stride_b;
+  a.stride_t = t.stride_t;
+  a.stride_h = t.stride_h;
+  a.divisor = static_cast<int32_t>(plan.HV / t.heads);
+  return a;
+}
+
+TokenArgs token_args(const Plan& plan, const Inputs<float>& in) {
+  TokenArgs a;
+  a.q = token_arg(plan, in.q);
+  a.k = token_arg(plan, in.k);
+  a.v = token_arg(plan, in.v);
+  a.g = token_arg(plan, in.g);
+  a.beta = token_arg(plan, in.beta);
+  a.lambda = token_arg(plan, in.lambda);
+  a.erase_key = token_arg(plan, in.erase_key);
+  a.erase_gate = token_arg(plan, in.erase_gate);
+  a.write_gate = token_arg(plan, in.write_gate);
+  a.read_correction = token_arg(plan, in.read_correction);
+  a.precond_g = token_arg(plan, in.precond_g);
+  a.precond_beta = token_arg(plan, in.precond_beta);
+  return a;
+}
+
+// float [tokens, HV, dim] of the workspace as a tensor of tokens.
+TokenArg per_head(const Plan& plan, float* data, int64_t dim) {
+  TokenArg a;
+  a.data = data;
+  a.stride_h = dim;
+  a.stride_t = plan.HV * dim;
+  a.stride_b = plan.T * a.stride_t;
+  return a;
+}
+
+StateArg state_arg(const Plan& plan, const StateTensor<float>& t) {
+  StateArg a;
+  if (!t) return a;
+  a.bf16 = t.bf16 != nullptr ? 1 : 0;
+  a.data = a.bf16 != 0 ? static_cast<void*>(t.bf16) : static_cast<void*>(t.data);
+  a.stride_n = t.stride_n;
+  a.stride_h = t.stride_h;
+  const bool k_first = plan.state_layout == FW_STATE_K_FIRST;
+  a.stride_k = k_first ? t.stride_r : 1;
+  a.stride_v = k_first ? 1 : t.stride_r;
+  return a;
+}
+
+StateArg precond_arg(const StateTensor<float>& t) {
+  StateArg a;
+  if (!t) return a;
+  a.data = t.data;
+  a.stride_n = t.stride_n;
+  a.stride_h = t.stride_h;
+  a.stride_k = 1;
+  return a;
+}
+
+// The inputs of the call, without M.
+Problem problem_of(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CommonRegions& regions, const Space& space) {
+  Problem x;
+  x.rule = plan.rule;
+  x.scale = static_cast<float>(plan.scale);
+  x.B = static_cast<int32_t>(plan.B);
+  x.T = static_cast<int32_t>(plan.T);
+  x.H = static_cast<int32_t>(plan.H);
+  x.HV = static_cast<int32_t>(plan.HV);
+  x.K = static_cast<int32_t>(plan.K);
+  x.V = static_cast<int32_t>(plan.V);
+  x.group = static_cast<int32_t>(plan.group());
+  x.tokens = plan.tokens();
+  x.sequences.N = static_cast<int32_t>(plan.N);
+  x.sequences.T = x.T;
+  x.sequences.chunks = plan.N > 0 ? static_cast<int32_t>(device.chunks / plan.N) : 0;
+  x.sequences.offsets = space.at<int32_t>(regions.offsets);
+  x.sequences.chunk_base = space.at<int32_t>(regions.chunk_base);
+  x.in = token_args(plan, in);
+  x.precond_center = in.precond_center;
+  x.center_stride = in.center_stride;
+  x.initial_state = state_arg(plan, in.initial_state);
+  x.initial_precond = precond_arg(in.initial_precond);
+  return x;
+}
+
+void upload_tables(const Plan& plan, const CommonRegions& regions, const Space& space) {
+  if (!plan.packed) return;
+  const auto copy = [&](const std::vector<int64_t>& from, const Region& region) {
+    const std::vector<int32_t> values(from.begin(), from.end());
+    upload(values.data(), static_cast<int64_t>(values.size()), space.at<int32_t>(region), plan.stream);
+  };
+  copy(plan.offsets, regions.offsets);
+  copy(plan.chunk_base, regions.chunk_base);
+}
+
+// M of the preconditioner, into the workspace; final_precond may be absent.
+void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegions& regions, const Space& space, const StateArg& final_precond,
+                  Problem& problem) {
+  if (!plan.rule.uses_precond()) return;
+  PrecondForwardArgs args;
+  args.problem = problem;
+  args.m = space.at<float>(regions.m);
+  args.boundaries = space.at<float>(regions.boundaries);
+  args.scratch = space.at<float>(regions.scratch);
+  args.final_precond = final_precond;
+  args.slots = plan.slots;
+  precond_forward(args, device.chunks, plan.stream);
+  problem.m = args.m;
+}
+
+void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {
+  const Space kept(saved);
+  const bool save = saved != nullptr;
+  PrepareArgs prepared;
+  prepared.problem = problem;
+  prepared.forward = space.at(device.forward.images);
+  prepared.backward = save ? kept.at(device.saved.images) : nullptr;
+  prepared.pairs = save ? kept.at<PairImage>(device.saved.pairs) : nullptr;
+  prepared.z = space.at<uint16_t>(device.forward.z);
+  prepare(prepared, device.key, device.chunks, plan.stream);
+
+  ScanForwardArgs scan;
+  scan.sequences = problem.sequences;
+  scan.HV = problem.HV;
+  scan.K = problem.K;
+  scan.V = problem.V;
+  scan.online = plan.rule.online();
+  scan.images = prepared.forward;
+  scan.v = problem.in.v;
+  scan.z = prepared.z;
+  scan.o = token_arg(plan, out.o);
+  scan.initial_state = problem.initial_state;
+  scan.final_state = state_arg(plan, out.final_state);
+  scan.states = save ? kept.at<uint16_t>(device.saved.states) : nullptr;
+  scan.w = save ? kept.at<uint16_t>(device.saved.w) : nullptr;
+  scan_forward(scan, device.key, plan.stream);
+}
+
+void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
+  const Space space(workspace);
+  upload_tables(plan, device.forward.common, space);
+  Problem problem = problem_of(plan, device, in, device.forward.common, space);
+  make_precond(plan, device, device.forward.common, space, precond_arg(out.final_precond), problem);
+  if (device.chunk_form) {
+    chunk_forward(plan, device, problem, out, saved, space);
+    return;
+  }
+  TokenForwardArgs args;
+  args.problem = problem;
+  args.o = token_arg(plan, out.o);
+  args.final_state = state_arg(plan, out.final_state);
+  args.slots = plan.slots;
+  token_forward(args, plan.stream);
+}
+
+// Gradients of key-side tensors per value head: the caller's tensor where it has one head for each, else the workspace, and then a
+// sum over the group.
+class GroupedGradients {
+ public:
+  GroupedGradients(const Plan& plan, const DevicePlan& device, const Inputs<float>& grads, const Space& space) : plan_(plan) {
+    const BackwardRegions& r = device.backward;
+    d_ = token_args(plan, grads);
+    d_.precond_g = d_.precond_beta = TokenArg{};
+    redirect(d_.q, r.q, space, false);
+    redirect(d_.k, r.k, space, plan.rule.uses_precond());
+    redirect(d_.erase_key, r.erase_key, space, false);
+    redirect(d_.erase_gate, r.erase_gate, space, false);
+    redirect(d_.g, r.g, space, false);
+    if (plan.rule.uses_precond()) sums_.erase(std::remove_if(sums_.begin(), sums_.end(), [&](const Sum& s) { return s.region == &r.k; }), sums_.end());
+  }
+  const TokenArgs& per_value_head() const { return d_; }
+  void sum(const Problem& problem) const {
+    for (const Sum& s : sums_) sum_groups(problem, s.from, problem.K, s.to, plan_.stream);
+  }
+
+ private:
+  struct Sum {
+    const float* from;
+    TokenArg to;
+    const Region* region;
+  };
+  // always: the preconditioner adds to it, and wants it even if the caller does not.
+  void redirect(TokenArg& arg, const Region& region, const Space& space, bool always) {
+    if (!always && (arg.data == nullptr || arg.divisor == 1)) return;
+    float* data = space.at<float>(region);
+    sums_.push_back({data, arg, &region});
+    arg = per_head(plan_, data, plan_.K);
+  }
+
+  const Plan& plan_;
+  TokenArgs d_;
+  std::vector<Sum> sums_;
+};
+
+void finish_precond(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
+                    const HeadGradients& heads, const Space& space) {
+  const BackwardRegions& r = device.backward;
+  PrecondBackwardArgs args;
+  args.problem = problem;
+  args.boundaries = space.at<float>(r.common.boundaries);
+  args.scratch = space.at<float>(r.common.scratch);
+  args.grads = heads;
+  args.d_final_precond = precond_arg(d.final_precond);
+  args.dk = token_arg(plan, grads.k);
+  args.dprecond_g = token_arg(plan, grads.precond_g);
+  args.dprecond_beta = token_arg(plan, grads.precond_beta);
+  args.dcenter_parts = space.at<float>(r.dcenter);
+  args.dcenter = grads.precond_center;
+  args.dcenter_stride = grads.center_stride;
+  args.d_initial_precond = precond_arg(grads.initial_precond);
+  precond_backward(args, device.chunks, plan.stream);
+}
+
+void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads, const void* saved,
+                    const HeadGradients& heads, const Space& space) {
+  const Space kept(const_cast<void*>(saved));
+  ScanReverseArgs scan;
+  scan.sequences = problem.sequences;
+  scan.HV = problem.HV;
+  scan.K = problem.K;
+  scan.V = problem.V;
+  scan.online = plan.rule.online();
+  scan.images = kept.at(device.saved.images);
+  scan.d_o = token_arg(plan, d.o);
+  scan.d_final_state = state_arg(plan, d.final_state);
+  scan.d_initial_state = state_arg(plan, grads.initial_state);
+  scan.d_states = space.at<uint16_t>(device.backward.d_states);
+  scan.v = space.at<uint16_t>(device.backward.v);
+  scan_reverse(scan, device.key, plan.stream);
+
+  GradientArgs args;
+  args.problem = problem;
+  args.d_o = scan.d_o;
+  args.pairs = kept.at<PairImage>(device.saved.pairs);
+  args.states = kept.at<uint16_t>(device.saved.states);
+  args.d_states = scan.d_states;
+  args.w = kept.at<uint16_t>(device.saved.w);
+  args.v = scan.v;
+  args.grads = heads;
+  gradients(args, device.key, device.chunks, plan.stream);
+}
+
+}  // namespace
+
+void scan_forward(const Plan& plan, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
+  const DevicePlan device = make_device_plan(plan);
+  require_device(device.chunk_form);
+  if (plan.N == 0) return;
+  forward_on(plan, device, in, out, saved, workspace);
+}
+
+void scan_backward(const Plan& plan, const Inputs<float>& in, const Outputs<float>& d, const Inputs<float>& grads, const void* saved, void* workspace) {
+  const DevicePlan device = make_device_plan(plan);
+  require_device(device.chunk_form);
+  const void* kept = saved;
+  if (kept == nullptr && device.saved.bytes > 0) {
+    kept = workspace;
+    workspace = static_cast<char*>(workspace) + device.saved.bytes;
+    if (plan.N > 0) forward_on(plan, device, in, {}, const_cast<void*>(kept), workspace);
+  }
+  const Space space(workspace);
+  const BackwardRegions& r = device.backward;
+  upload_tables(plan, r.common, space);
+  Problem problem = problem_of(plan, device, in, r.common, space);
+  make_precond(plan, device, r.common, space, {}, problem);
+  const GroupedGradients grouped(plan, device, grads, space);
+  HeadGradients heads;
+  heads.d = grouped.per_value_head();
+  heads.dm = space.at<float>(r.dm);
+  heads.dalpha_p = space.at<float>(r.dalpha_p);
+  heads.dbeta_p = space.at<float>(r.dbeta_p);
+  if (device.chunk_form) {
+    chunk_backward(plan, device, problem, d, grads, kept, heads, space);
+  } else {
+    TokenBackwardArgs args;
+    args.problem = problem;
+    args.d_o = token_arg(plan, d.o);
+    args.d_final_state = state_arg(plan, d.final_state);
+    args.d_initial_state = state_arg(plan, grads.initial_state);
+    args.grads = heads;
+    args.workspace = space.at(r.token);
+    token_backward(args, plan.longest, plan.stream);
+  }
+  grouped.sum(problem);
+  if (plan.rule.uses_precond()) finish_precond(plan, device, problem, d, grads, heads, space);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,116 @@
+// Bit for bit on the device: run to run, whatever memory held before, alone or packed, causal, cut at a chunk's boundary with the
+// state handed on.
+#include <gtest/gtest.h>
+
+#include "cuda/device_runs.h"
+
+namespace fw::testing {
+namespace {
+
+const char* const kRules[] = {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "precond_kda"};
+
+Problem packed_problem(const Rule& rule, uint64_t seed) {
+  ProblemOptions options;
+  options.sequences = SeqLayout({0, 65, 65, 66, 194});
+  options.H = 2;
+  options.HV = 2;
+  options.K = 64;
+  options.V = 72;
+  options.seed = seed;
+  return of_bf16_numbers(random_problem(rule, options));
+}
+
+class Bits : public ::testing::TestWithParam<fw_form> {};
+
+TEST_P(Bits, AreTheSameAgain) {
+  uint64_t seed = 1;
+  for (const char* name : kRules) {
+    const Problem problem = packed_problem(preset(name).rule, ++seed);
+    HeaderRun run = device_run(GetParam());
+    const ReferenceOutputs out = header_forward(problem, run);
+    const ReferenceInputs grads = header_backward(problem, run);
+    for (int again = 0; again < (emulated() ? 1 : 3); ++again) {
+      EXPECT_TRUE(close(header_forward(problem, run), out, 0)) << name;
+      EXPECT_TRUE(close(header_backward(problem, run), grads, 0)) << name;
+    }
+    run.saved = false;
+    run.row_padding = 8;
+    run.seqlens = 32;
+    EXPECT_TRUE(close(header_forward(problem, run), out, 0)) << name;
+    EXPECT_TRUE(close(header_backward(problem, run), grads, 0)) << name;
+  }
+}
+
+TEST_P(Bits, ASequenceAloneOrPacked) {
+  uint64_t seed = 10;
+  for (const char* name : kRules) {
+    const Problem problem = packed_problem(preset(name).rule, ++seed);
+    const HeaderRun run = device_run(GetParam());
+    const ReferenceOutputs all = header_forward(problem, run);
+    const ReferenceInputs grads = header_backward(problem, run);
+    const auto v_row = static_cast<std::ptrdiff_t>(problem.shape.HV * problem.shape.V);
+    const auto k_row = static_cast<std::ptrdiff_t>(problem.shape.H * problem.shape.K);
+    for (int64_t n = 0; n < problem.shape.sequences.count(); ++n) {
+      const Problem alone = slice_sequence(problem, n);
+      const int64_t begin = problem.shape.sequences.begin(n), end = problem.shape.sequences.end(n);
+      EXPECT_EQ(header_forward(alone, run).o, std::vector<double>(all.o.begin() + begin * v_row, all.o.begin() + end * v_row)) << name << " sequence " << n;
+      EXPECT_EQ(header_backward(alone, run).k, std::vector<double>(grads.k.begin() + begin * k_row, grads.k.begin() + end * k_row))
+          << name << " sequence " << n;
+    }
+  }
+}
+
+TEST_P(Bits, OutputsDoNotKnowTheFuture) {
+  uint64_t seed = 20;
+  for (const char* name : kRules) {
+    ProblemOptions options;
+    options.sequences = SeqLayout::uniform(1, 130);
+    options.K = options.V = 64;
+    options.seed = ++seed;
+    const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
+    options.seed += 1000;
+    const Problem other = of_bf16_numbers(random_problem(preset(name).rule, options));
+    const HeaderRun run = device_run(GetParam());
+    const ReferenceOutputs out = header_forward(problem, run);
+    for (const int64_t from : {1, 17, 70, 129}) {
+      Problem changed = problem;
+      for (const auto& field : reference_input_fields()) {
+        std::vector<double>& x = changed.in.*field.values;
+        const std::vector<double>& y = other.in.*field.values;
+        if (!of_tokens(field.name) || x.empty()) continue;
+        const auto at = static_cast<std::ptrdiff_t>(x.size()) / 130 * from;
+        std::copy(y.begin() + at, y.end(), x.begin() + at);
+      }
+      const ReferenceOutputs got = header_forward(changed, run);
+      const auto before = static_cast<std::ptrdiff_t>(from * problem.shape.V);
+      EXPECT_TRUE(std::equal(got.o.begin(), got.o.begin() + before, out.o.begin())) << name << " from token " << from;
+    }
+  }
+}
+
+TEST_P(Bits, CutWithTheStateHandedOn) {
+  uint64_t seed = 30;
+  for (const char* name : kRules) {
+    ProblemOptions options;
+    options.sequences = SeqLayout::uniform(2, 200);
+    options.K = options.V = 64;
+    options.seed = ++seed;
+    const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
+    const HeaderRun run = device_run(GetParam());
+    const ReferenceOutputs uncut = header_forward(problem, run);
+    for (const int64_t cut : {0, 64, 128, 200}) {
+      const Problem head = slice_tokens(problem, 0, cut);
+      Problem tail = slice_tokens(problem, cut, 200);
+      const ReferenceOutputs first = header_forward(head, run);
+      tail.in.initial_state = first.final_state;
+      tail.in.initial_precond = first.final_precond;
+      EXPECT_EQ(header_forward(tail, run).final_state, uncut.final_state) << name << " cut " << cut;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Device, Bits, ::testing::Values(FW_FORM_TOKEN, FW_FORM_CHUNK),
+                         [](const ::testing::TestParamInfo<fw_form>& info) { return info.param == FW_FORM_TOKEN ? "token" : "chunk"; });
+
+}  // namespace
+}  // namespace fw::testing

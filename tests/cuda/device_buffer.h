@@ -1,0 +1,63 @@
+// An array that a kernel can read and write, for tests that run on a GPU and in the emulation.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "scan/cuda/launch.h"
+
+namespace fw::cuda {
+
+template <class T>
+class DeviceBuffer {
+ public:
+  explicit DeviceBuffer(const std::vector<T>& values) : size_(values.size()) {
+#ifdef FW_CUDA_EMULATION
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 256, bytes())) std::abort();
+    data_ = static_cast<T*>(memory);
+    std::memcpy(memory, values.data(), bytes());
+#else
+    check(cudaMalloc(&data_, bytes()), "cudaMalloc");
+    check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice), "copy to the device");
+#endif
+  }
+  // Every byte 0xff: what a kernel forgets to write shows.
+  explicit DeviceBuffer(std::size_t size) : DeviceBuffer(filled(size)) {}
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  ~DeviceBuffer() {
+#ifdef FW_CUDA_EMULATION
+    std::free(data_);
+#else
+    cudaFree(data_);
+#endif
+  }
+
+  T* data() { return data_; }
+  // Waits for the kernels that were launched before.
+  std::vector<T> download() const {
+    std::vector<T> values(size_);
+#ifdef FW_CUDA_EMULATION
+    std::memcpy(values.data(), data_, bytes());
+#else
+    check(cudaDeviceSynchronize(), "kernel");
+    check(cudaMemcpy(values.data(), data_, bytes(), cudaMemcpyDeviceToHost), "copy from the device");
+#endif
+    return values;
+  }
+
+ private:
+  static std::vector<T> filled(std::size_t size) {
+    std::vector<T> values(size);
+    std::memset(static_cast<void*>(values.data()), 0xff, size * sizeof(T));
+    return values;
+  }
+  std::size_t bytes() const { return size_ * sizeof(T); }
+
+  std::size_t size_;
+  T* data_ = nullptr;
+};
+
+}  // namespace fw::cuda

@@ -1,0 +1,67 @@
+// What tests of device code share: problems of bf16 numbers, bounds, runs on the device.
+#pragma once
+
+#include <fmt/format.h>
+
+#include "base/bf16.h"
+#include "base/device.h"
+#include "reference/fields.h"
+#include "support/recurrence.h"
+
+namespace fw::testing {
+
+// The emulation is thousands of times slower than the device: tests of many shapes take every kth of them.
+inline bool emulated() { return device_info().emulated; }
+
+inline HeaderRun device_run(fw_form form) {
+  HeaderRun run;
+  run.device = FW_DEVICE_CUDA;
+  run.dtype = FW_F32;
+  run.form = form;
+  run.bf16_operands = form == FW_FORM_CHUNK;
+  return run;
+}
+
+inline bool of_tokens(const std::string& name) { return name.find("initial_") != 0 && name.find("final_") != 0 && name != "precond_center"; }
+
+// Inputs and cotangents of tokens rounded to bf16, so that a run with bf16 tensors starts from the reference's numbers.
+inline Problem of_bf16_numbers(Problem p) {
+  const auto round = [](std::vector<double>& values) {
+    for (double& x : values) {
+      const float wide = static_cast<float>(x);
+      float value = 0;
+      round_to_bf16_values(1, &wide, &value);
+      x = static_cast<double>(value);
+    }
+  };
+  for (const auto& field : reference_input_fields()) {
+    if (of_tokens(field.name)) round(p.in.*field.values);
+  }
+  for (const auto& field : reference_output_fields()) {
+    if (of_tokens(field.name)) round(p.d.*field.values);
+  }
+  return p;
+}
+
+// float32 arithmetic, one token at a time.
+inline constexpr double kTokenBound = 2e-5;
+inline constexpr double kTokenFloor = 1e-3;
+// Products of bf16 operands with float32 sums: outputs and states; gradients; the log-decay's under resets. A gradient that is a
+// small part of the whole (the preconditioner's gates) is measured against a hundredth of it.
+inline constexpr double kChunkOutput = 6e-3;
+inline constexpr double kChunkGradient = 1e-2;
+inline constexpr double kChunkDecayGradient = 2e-2;
+inline constexpr double kChunkFloor = 1e-2;
+
+// Gradients of a chunk run; dg has the wider bound where decays are strong.
+inline ::testing::AssertionResult close_gradients(const ReferenceInputs& got, const ReferenceInputs& expected, bool strong_decay) {
+  std::string text;
+  for (const FieldError& e : compare(got, expected, kChunkFloor)) {
+    const double bound = strong_decay && (e.name == "g" || e.name == "precond_g") ? kChunkDecayGradient : kChunkGradient;
+    if (!(e.error <= bound)) text += fmt::format(" {}: {:.3g} > {}", e.name, e.error, bound);
+  }
+  if (text.empty()) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "relative errors:" << text;
+}
+
+}  // namespace fw::testing

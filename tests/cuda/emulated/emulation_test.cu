@@ -1,0 +1,234 @@
+// What the emulation must find: kernels with one mistake each, and what the program says when it ends because of it. One line a test.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "cuda/device_buffer.h"
+#include "scan/cuda/device/ptx.cuh"
+
+namespace fw::cuda::test {
+namespace {
+
+int failures = 0;
+
+void result(const char* name, bool right, const std::string& seen) {
+  std::printf("%s %s%s%s\n", right ? "ok    " : "WRONG ", name, right ? "" : ": ", right ? "" : seen.c_str());
+  failures += !right;
+}
+
+using Kernel = void (*)(const float*, float*);
+
+// Runs the kernel in a process of its own, which must abort with a message that contains this.
+void dies(const char* name, Kernel kernel, const char* message, unsigned threads = 128, std::size_t shared_bytes = 4096) {
+  std::fflush(stdout);
+  int ends[2];
+  if (pipe(ends)) std::abort();
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], 2);
+    alignas(256) static float from[1024], to[1024];
+    launch(kernel, {1, 1, 1}, threads, shared_bytes, nullptr, from, to);
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string said;
+  char buffer[1024];
+  for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0;) said.append(buffer, static_cast<std::size_t>(n));
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  result(name, WIFSIGNALED(status) && said.find(message) != std::string::npos, "\"" + said + "\", expected \"" + message + "\"");
+}
+
+// Runs the kernel in the order and with or without delays; to[0] says what happened.
+float runs(Kernel kernel, const char* order, const char* late) {
+  setenv("FW_EMULATION_ORDER", order, 1);
+  setenv("FW_EMULATION_LATE", late, 1);
+  DeviceBuffer<float> from(std::vector<float>(1024, 1.0f)), to(std::size_t{1024});
+  launch(kernel, {1, 1, 1}, 128, 32768, nullptr, from.data(), to.data());
+  unsetenv("FW_EMULATION_ORDER");
+  unsetenv("FW_EMULATION_LATE");
+  return to.download()[0];
+}
+
+uint64_t* barrier() { return reinterpret_cast<uint64_t*>(shared_memory()); }
+
+// ---- Kernels that end the program.
+void half_at_barrier(const float*, float*) {
+  if (thread_index() < 64)
+    sync_threads();
+  else
+    named_barrier_sync(1, 128);
+}
+void part_of_warp(const float*, float*) {
+  if (lane_index() < 31)
+    shuffle_xor(1.0f, 1);
+  else
+    sync_warp();
+}
+void lane_has_left(const float*, float*) {
+  if (thread_index() == 7) return;
+  shuffle_xor(1.0f, 1);
+}
+void never_arrives(const float*, float*) {
+  if (thread_index() == 0) mbarrier_init(barrier(), 2);
+  sync_threads();
+  if (thread_index() == 0) mbarrier_arrive(barrier());
+  mbarrier_wait(barrier(), 0);
+}
+void bytes_missing(const float* from, float*) {
+  if (thread_index() != 0) return;
+  mbarrier_init(barrier(), 1);
+  mbarrier_expect(barrier(), 64);
+  bulk_load(shared_memory() + 16, from, 48, barrier());
+  mbarrier_wait(barrier(), 0);
+}
+void not_initialized(const float*, float*) { mbarrier_arrive(barrier()); }
+void overwritten(const float*, float*) {
+  if (thread_index() == 0) mbarrier_init(barrier(), 128);
+  sync_threads();
+  if (thread_index() == 64) *reinterpret_cast<float*>(shared_memory()) = 1;
+  sync_threads();
+  mbarrier_arrive(barrier());
+}
+void too_many_arrivals(const float*, float*) {
+  if (thread_index() != 0) return;
+  mbarrier_init(barrier(), 1);
+  mbarrier_expect(barrier(), 16);
+  mbarrier_arrive(barrier());
+}
+void too_many_at_named(const float*, float*) {
+  if (thread_index() < 96)
+    named_barrier_arrive(1, 64);
+  else
+    named_barrier_arrive(1, 128);
+}
+void beyond_the_end(const float*, float*) {
+  uint32_t r[4];
+  ldmatrix_x4(r, shared_address(shared_memory() + 4096 - 32 * 16 + 16) + lane_index() * 16);
+}
+void not_aligned(const float*, float*) {
+  uint32_t r[4];
+  ldmatrix_x4(r, shared_address(shared_memory()) + lane_index() * 24);
+}
+void global_not_aligned(const float* from, float*) { cp_async_16(shared_address(shared_memory()), from + 1, true); }
+void not_in_shared(const float* from, float*) { shared_address(from); }
+void bulk_of_odd_size(const float* from, float*) {
+  if (thread_index() != 0) return;
+  mbarrier_init(barrier(), 1);
+  bulk_load(shared_memory() + 16, from, 20, barrier());
+}
+void leaves_with_store(const float*, float* to) {
+  if (thread_index() != 0) return;
+  bulk_store(to, shared_memory(), 64);
+  bulk_commit();
+}
+void descriptor_in_a_row(const float*, float*) {
+  float d[32];
+  const uint32_t a[4] = {};
+  wgmma_rs<64, false>(d, a, wgmma_descriptor(shared_address(shared_memory()) + 128, 16, 1024), false);
+}
+void different_descriptors(const float*, float*) {
+  float d[4];
+  const uint32_t a[4] = {};
+  wgmma_rs<8, false>(d, a, wgmma_descriptor(shared_address(shared_memory()) + thread_index() / 64 * 1024, 16, 1024), false);
+}
+void part_of_warpgroup(const float*, float*) {
+  float d[4];
+  const uint32_t a[4] = {};
+  if (warp_index() < 3) wgmma_rs<8, false>(d, a, wgmma_descriptor(shared_address(shared_memory()), 16, 1024), false);
+}
+
+// ---- Kernels that give a wrong number.
+void no_cp_async_wait(const float* from, float* to) {
+  cp_async_16(shared_address(shared_memory()) + thread_index() * 16, from + thread_index() * 4, true);
+  cp_async_commit();
+  sync_threads();
+  if (thread_index() == 0) to[0] = *reinterpret_cast<float*>(shared_memory());
+}
+void no_mbarrier_wait(const float* from, float* to) {
+  if (thread_index() == 0) {
+    mbarrier_init(barrier(), 1);
+    mbarrier_expect(barrier(), 64);
+    bulk_load(shared_memory() + 16, from, 64, barrier());
+  }
+  sync_threads();
+  if (thread_index() == 0) {
+    to[0] = reinterpret_cast<float*>(shared_memory())[4];
+    mbarrier_wait(barrier(), 0);
+  }
+}
+void no_read_wait(const float*, float* to) {
+  auto* memory = reinterpret_cast<float*>(shared_memory());
+  if (thread_index() != 0) return;
+  for (int i = 0; i < 4; ++i) memory[i] = 1;
+  bulk_store(to, memory, 16);
+  bulk_commit();
+  memory[0] = 2;
+  bulk_wait<0>();
+}
+void no_wgmma_wait(const float*, float* to) {
+  for (unsigned i = thread_index(); i < 8192; i += 128) reinterpret_cast<uint32_t*>(shared_memory())[i] = 0x3f803f80u;
+  sync_threads();
+  float d[4];
+  const uint32_t a[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+  wgmma_rs<8, false>(d, a, wgmma_descriptor(shared_address(shared_memory()), 16, 1024), false);
+  wgmma_commit();
+  if (thread_index() == 0) to[0] = d[0] / 16;
+  wgmma_wait<0>();
+}
+// Right when warps run in order: each adds to what the one before has left.
+void no_barrier(const float*, float* to) {
+  auto* memory = reinterpret_cast<float*>(shared_memory());
+  if (thread_index() == 0) memory[0] = 1;
+  if (thread_index() == 127) to[0] = memory[0];
+}
+void fresh_memory(const float*, float* to) {
+  if (thread_index() == 0) to[0] = *reinterpret_cast<float*>(shared_memory());
+}
+
+int run_all() {
+  dies("sync_threads that not all reach", half_at_barrier, "threads 0 to 63: sync_threads 0; 64 of 128 threads have come");
+  dies("named barrier that not all reach", half_at_barrier, "threads 64 to 127: named barrier 1; 64 of 128 threads have come");
+  dies("lanes at different instructions", part_of_warp, "is at sync_warp while others of its warp or warpgroup wait at shuffle");
+  dies("shuffle without a lane", lane_has_left, "leaves the kernel while others of its warp wait at shuffle");
+  dies("mbarrier with an arrival missing", never_arrives, "mbarrier_wait at offset 0 for parity 0; it is in phase 0, 1 of 2 arrivals missing");
+  dies("mbarrier with bytes missing", bytes_missing, "16 bytes missing");
+  dies("mbarrier without init", not_initialized, "no barrier at offset 0");
+  dies("mbarrier overwritten", overwritten, "no barrier at offset 0");
+  dies("mbarrier with an arrival too many", too_many_arrivals, "more arrivals than its count 1");
+  dies("named barrier with a warp too many", too_many_at_named, "named barrier 1 for 128 threads; others wait at it for 64");
+  dies("ldmatrix beyond the end", beyond_the_end, "ldmatrix: 16 bytes at offset 4096 of shared memory, which has 4096");
+  dies("ldmatrix not aligned", not_aligned, "is not a multiple of 16");
+  dies("cp_async_16 from an address not aligned", global_not_aligned, "cp_async_16: global address");
+  dies("shared_address of something else", not_in_shared, "is not in shared memory");
+  dies("bulk_load of an odd size", bulk_of_odd_size, "bulk_load of 20 bytes");
+  dies("bulk_store not waited for", leaves_with_store, "without bulk_wait_read()");
+  dies("wgmma in the middle of the swizzle", descriptor_in_a_row, "middle of the 8 rows");
+  dies("wgmma with two descriptors", different_descriptors, "not the same product");
+  dies("wgmma without a warp", part_of_warpgroup, "leaves the kernel while others of its warpgroup wait at wgmma");
+  dies("threads not a multiple of 32", fresh_memory, "33 threads", 33);
+  dies("too much shared memory", fresh_memory, "at most 232448", 32, 232449);
+
+  auto shows = [](const char* name, Kernel kernel, const char* order) {
+    const float early = runs(kernel, "", "0"), late = runs(kernel, order, "1");
+    result(name, early == 1 && !(late == 1), std::to_string(early) + " and " + std::to_string(late));
+  };
+  shows("cp_async_wait missing", no_cp_async_wait, "");
+  shows("mbarrier_wait missing", no_mbarrier_wait, "");
+  shows("bulk_wait_read missing", no_read_wait, "");
+  shows("wgmma_wait missing", no_wgmma_wait, "");
+  shows("sync_threads missing", no_barrier, "reverse");
+  result("shared memory is not zero", std::isnan(runs(fresh_memory, "", "0")), "a number");
+  std::printf("%d failures\n", failures);
+  return failures ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace fw::cuda::test
+
+int main() { return fw::cuda::test::run_all(); }

@@ -1,0 +1,167 @@
+// The device against the reference in double: every preset and every composed rule, both forms, lengths around the chunk size, packed
+// sequences with empty ones, grouped heads, odd sizes, decays of 0, -1e4 and -inf.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cuda/device_runs.h"
+
+namespace fw::testing {
+namespace {
+
+void expect_token_form(const Problem& problem, HeaderRun run) {
+  SCOPED_TRACE(describe(problem));
+  EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), kTokenBound, kTokenFloor));
+  EXPECT_TRUE(close(header_backward(problem, run), problem.backward(), kTokenBound, kTokenFloor));
+}
+
+void expect_chunk_form(const Problem& problem, HeaderRun run, bool strong_decay = false) {
+  SCOPED_TRACE(describe(problem));
+  EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), kChunkOutput, kChunkFloor));
+  EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), strong_decay));
+}
+
+ProblemOptions medium(uint64_t seed) {
+  ProblemOptions options;
+  options.sequences = SeqLayout({0, 70, 70, 73, 140});
+  options.H = 2;
+  options.HV = seed % 2 == 0 ? 4 : 2;
+  options.K = seed % 3 == 0 ? 64 : 48;
+  options.V = seed % 5 == 0 ? 100 : 64;
+  options.gates_per_value_head = seed % 4 == 0;
+  options.initial_state = seed % 3 != 1;
+  options.seed = seed;
+  return options;
+}
+
+TEST(TokenForm, EveryRuleMatchesTheReference) {
+  uint64_t seed = 1;
+  for (const Rule& rule : all_rules()) {
+    ProblemOptions options = medium(++seed);
+    options.sequences = SeqLayout({0, 19, 19, 20, 37});
+    options.K = seed % 2 == 0 ? 24 : 33;
+    options.V = seed % 3 == 0 ? 20 : 9;
+    options.edge_decays = seed % 4 == 1;
+    HeaderRun run = device_run(FW_FORM_TOKEN);
+    run.state_layout = seed % 2 == 0 ? FW_STATE_V_FIRST : FW_STATE_K_FIRST;
+    run.row_padding = seed % 3 == 0 ? 5 : 0;
+    expect_token_form(random_problem(rule, options), run);
+  }
+}
+
+TEST(ChunkForm, EveryRuleMatchesTheReference) {
+  uint64_t seed = 100;
+  for (const Rule& rule : all_rules()) {
+    HeaderRun run = device_run(FW_FORM_CHUNK);
+    ++seed;
+    run.bf16 = seed % 3 == 0 ? HeaderRun::Bf16Tensors::kNone : seed % 3 == 1 ? HeaderRun::Bf16Tensors::kStreams : HeaderRun::Bf16Tensors::kAll;
+    run.state_layout = seed % 2 == 0 ? FW_STATE_V_FIRST : FW_STATE_K_FIRST;
+    run.row_padding = seed % 4 == 0 ? 5 : 0;
+    run.saved = seed % 5 != 0;
+    expect_chunk_form(of_bf16_numbers(random_problem(rule, medium(seed))), run);
+  }
+}
+
+// The usual head sizes, tensors of bf16 numbers, as a model has them.
+TEST(ChunkForm, PresetsOfTheUsualSizes) {
+  uint64_t seed = 200;
+  for (const Preset& p : presets()) {
+    for (const int64_t dim : {64, 128}) {
+      ++seed;
+      ProblemOptions options;
+      options.sequences = SeqLayout::uniform(1, emulated() ? 130 : 200);
+      options.H = 1;
+      options.HV = 1;
+      options.K = options.V = dim;
+      options.seed = seed;
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = HeaderRun::Bf16Tensors::kAll;
+      expect_chunk_form(of_bf16_numbers(random_problem(p.rule, options)), run);
+    }
+  }
+}
+
+TEST(ChunkForm, ResetsAndStrongDecays) {
+  uint64_t seed = 300;
+  for (const Rule& rule : all_rules()) {
+    if (!rule.uses_g() && !rule.uses_precond()) continue;
+    ProblemOptions options = medium(++seed);
+    options.edge_decays = true;
+    expect_chunk_form(of_bf16_numbers(random_problem(rule, options)), device_run(FW_FORM_CHUNK), true);
+  }
+}
+
+TEST(ChunkForm, EveryLength) {
+  const char* const names[] = {"gated_deltanet", "kda", "mamba2", "gated_deltanet2", "precond_kda", "qdelta"};
+  for (int64_t length = 0; length <= 130; ++length) {
+    if (emulated() && length % 16 > 1 && length % 64 != 63) continue;
+    ProblemOptions options;
+    options.sequences = SeqLayout::uniform(1, length);
+    options.K = length % 2 == 0 ? 64 : 128;
+    options.V = 64;
+    options.seed = static_cast<uint64_t>(length) + 400;
+    const Rule rule = preset(names[length % 6]).rule;
+    const Problem problem = of_bf16_numbers(random_problem(rule, options));
+    expect_chunk_form(problem, device_run(FW_FORM_CHUNK));
+    expect_token_form(problem, device_run(FW_FORM_TOKEN));
+  }
+}
+
+TEST(ChunkForm, LongSequences) {
+  if (emulated()) GTEST_SKIP() << "too long for the emulation";
+  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "deltanet_neg"}) {
+    ProblemOptions options;
+    options.sequences = SeqLayout::uniform(1, 4097);
+    options.K = options.V = 128;
+    options.seed = 500;
+    HeaderRun run = device_run(FW_FORM_CHUNK);
+    run.bf16 = HeaderRun::Bf16Tensors::kAll;
+    expect_chunk_form(of_bf16_numbers(random_problem(preset(name).rule, options)), run);
+  }
+}
+
+// Keys that point nearly the same way, a gain at its bound, full feedback: the triangular system is at its worst.
+TEST(ChunkForm, CorrelatedKeys) {
+  for (const char* name : {"gated_deltanet", "kda_neg", "deltanet_neg", "qdelta", "gated_deltanet2"}) {
+    ProblemOptions options;
+    options.sequences = SeqLayout::uniform(1, 130);
+    options.K = options.V = 64;
+    options.seed = 600;
+    Problem problem = random_problem(preset(name).rule, options);
+    const size_t K = 64;
+    // cos 0.9: a common direction of length 3 beside unit noise of length about 1.45 (k is normalised by the rule).
+    for (size_t i = 0; i < problem.in.k.size(); ++i) {
+      const double noise = problem.in.k[i] * 1.45;
+      problem.in.k[i] = noise + (i % K < K / 2 ? 3.0 : -3.0) / std::sqrt(static_cast<double>(K));
+    }
+    for (double& x : problem.in.beta) x = problem.rule.gain_bound;
+    for (double& x : problem.in.lambda) x = 1;
+    problem = of_bf16_numbers(problem);
+    expect_chunk_form(problem, device_run(FW_FORM_CHUNK));
+  }
+}
+
+TEST(ChunkForm, TenThousandSequences) {
+  std::vector<int64_t> offsets = {0};
+  for (int64_t n = 0; n < (emulated() ? 300 : 10000); ++n) offsets.push_back(offsets.back() + (n % 7 == 3 ? 70 : n % 4));
+  ProblemOptions options;
+  options.sequences = SeqLayout(offsets);
+  options.K = options.V = 16;
+  options.seed = 700;
+  expect_chunk_form(of_bf16_numbers(random_problem(preset("gated_deltanet").rule, options)), device_run(FW_FORM_CHUNK));
+}
+
+TEST(TokenForm, ManySequences) {
+  std::vector<int64_t> offsets = {0};
+  for (int64_t n = 0; n < (emulated() ? 500 : 100000); ++n) offsets.push_back(offsets.back() + n % 3);
+  ProblemOptions options;
+  options.sequences = SeqLayout(offsets);
+  options.K = 4;
+  options.V = 3;
+  options.initial_state = false;
+  options.seed = 800;
+  expect_token_form(random_problem(preset("gated_deltanet2").rule, options), device_run(FW_FORM_TOKEN));
+}
+
+}  // namespace
+}  // namespace fw::testing

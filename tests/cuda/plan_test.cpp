@@ -1,0 +1,86 @@
+// The device's plan is a plain function of the descriptor, and bad descriptors say what was expected. No device needed.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "fastweight/fastweight.h"
+
+namespace {
+
+fw_desc descriptor(const char* rule) {
+  fw_desc desc;
+  FW_INIT(&desc);
+  EXPECT_EQ(fw_rule_preset(rule, &desc.rule), FW_OK);
+  desc.device = FW_DEVICE_CUDA;
+  desc.io_dtype = FW_BF16;
+  desc.operands = FW_BF16;
+  desc.B = 4;
+  desc.T = 4096;
+  desc.H = desc.HV = 16;
+  desc.K = desc.V = 128;
+  return desc;
+}
+
+std::string plan_text(const fw_desc& desc) {
+  std::string text(fw_plan_text(&desc, nullptr, 0) + 1, '\0');
+  text.resize(fw_plan_text(&desc, text.data(), text.size()));
+  return text;
+}
+
+// What the issue allows forward and backward to use beside inputs and outputs at 4x4096x16 heads of 128.
+TEST(DevicePlan, ExtraMemoryIsBounded) {
+  for (const auto& [rule, most] : {std::pair{"gated_deltanet", 0.9e9}, {"deltanet", 0.9e9}, {"mamba2", 0.9e9}, {"kda", 1.1e9}, {"gated_deltanet2", 1.1e9}}) {
+    const fw_desc desc = descriptor(rule);
+    fw_sizes sizes;
+    FW_INIT(&sizes);
+    ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
+    EXPECT_LE(static_cast<double>(sizes.saved + std::max(sizes.forward, sizes.backward)), most) << rule;
+    EXPECT_GT(sizes.saved, 0u);
+    EXPECT_EQ(sizes.backward_alone, sizes.saved + std::max(sizes.forward, sizes.backward));
+  }
+}
+
+TEST(DevicePlan, SaysTheForm) {
+  fw_desc desc = descriptor("gated_deltanet");
+  EXPECT_NE(plan_text(desc).find("form: chunk, 256 chunks of 64 tokens"), std::string::npos) << plan_text(desc);
+  desc.operands = 0;
+  EXPECT_NE(plan_text(desc).find("form: token"), std::string::npos) << plan_text(desc);
+  desc = descriptor("kda");
+  desc.K = 256;
+  EXPECT_NE(plan_text(desc).find("form: token"), std::string::npos) << plan_text(desc);
+  desc.device = FW_DEVICE_CPU;
+  EXPECT_NE(plan_text(desc).find("threads: "), std::string::npos) << plan_text(desc);
+}
+
+TEST(DevicePlan, RefusesWhatTheDeviceHasNot) {
+  const auto message = [](const fw_desc& desc) {
+    fw_sizes sizes;
+    FW_INIT(&sizes);
+    EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_ERROR_ARGUMENT);
+    return std::string(fw_last_error());
+  };
+  fw_desc desc = descriptor("gated_deltanet");
+  desc.form = FW_FORM_CHUNK;
+  desc.operands = 0;
+  EXPECT_NE(message(desc).find("form: expected auto or token"), std::string::npos);
+  desc = descriptor("gated_deltanet");
+  desc.K = 257;
+  EXPECT_NE(message(desc).find("K: expected 1 to 256"), std::string::npos);
+  desc = descriptor("gated_deltanet");
+  desc.io_dtype = desc.operands = 0;
+  desc.dtype = FW_F64;
+  EXPECT_NE(message(desc).find("dtype: expected FW_F32 on CUDA"), std::string::npos);
+  desc = descriptor("gated_deltanet");
+  desc.chunk = 32;
+  EXPECT_NE(message(desc).find("chunk: expected 0 or 64 on CUDA"), std::string::npos);
+  desc = descriptor("gated_deltanet");
+  desc.device = 2;
+  EXPECT_NE(message(desc).find("device: expected"), std::string::npos);
+  desc = descriptor("gated_deltanet");
+  desc.device = FW_DEVICE_CPU;
+  const int32_t slots[1] = {0};
+  desc.slots = slots;
+  EXPECT_NE(message(desc).find("slots: expected NULL on the CPU"), std::string::npos);
+}
+
+}  // namespace

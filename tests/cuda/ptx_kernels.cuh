@@ -1,0 +1,315 @@
+// Kernels of ptx_test.cu: each uses one group of the functions of ptx.cuh and writes what it sees. Sizes are in the kernels' comments.
+#pragma once
+
+#include "scan/cuda/device/ptx.cuh"
+
+namespace fw::cuda::test {
+
+// ---- 32 threads, 512 bytes of shared memory: four 8x8 matrices whose elements are their numbers. to[4][32][4], and back: stored[2][256].
+struct MatrixArgs {
+  uint32_t* to;
+  uint16_t* stored;
+};
+__global__ void matrix_kernel(const __grid_constant__ MatrixArgs args) {
+  auto* memory = reinterpret_cast<uint16_t*>(shared_memory());
+  const unsigned lane = lane_index();
+  for (unsigned i = lane; i < 256; i += 32) memory[i] = static_cast<uint16_t>(i);
+  sync_threads();
+  const uint32_t row = shared_address(memory + lane * 8);
+  uint32_t r[4], s[2];
+  ldmatrix_x4(r, row);
+  for (unsigned i = 0; i < 4; ++i) args.to[lane * 4 + i] = r[i];
+  ldmatrix_x4_trans(r, row);
+  for (unsigned i = 0; i < 4; ++i) args.to[128 + lane * 4 + i] = r[i];
+  ldmatrix_x2(s, shared_address(memory + lane % 16 * 8));
+  for (unsigned i = 0; i < 2; ++i) args.to[256 + lane * 4 + i] = s[i];
+  ldmatrix_x2_trans(s, shared_address(memory + lane % 16 * 8));
+  for (unsigned i = 0; i < 2; ++i) args.to[384 + lane * 4 + i] = s[i];
+  sync_threads();
+  for (unsigned i = 0; i < 4; ++i) r[i] = (lane * 4 + i) << 1 | ((lane * 4 + i) << 1 | 1) << 16;
+  stmatrix_x4(row, r);
+  sync_threads();
+  for (unsigned i = lane; i < 256; i += 32) args.stored[i] = memory[i];
+  sync_threads();
+  stmatrix_x4_trans(row, r);
+  sync_threads();
+  for (unsigned i = lane; i < 256; i += 32) args.stored[256 + i] = memory[i];
+}
+
+// ---- 32 threads: d (16 x 8) += a b for bf16 (a 16 x 16, b 16 x 8) and tf32 (a 16 x 8, b 8 x 8), all row by row.
+struct MmaArgs {
+  const float *a, *b;
+  float *d, *d_tf32;
+};
+__global__ void mma_kernel(const __grid_constant__ MmaArgs args) {
+  const unsigned row = lane_index() / 4, t = lane_index() % 4;
+  uint32_t a[4], b[2];
+  for (unsigned i = 0; i < 4; ++i) {
+    const float* from = args.a + (row + 8 * (i % 2)) * 16 + 8 * (i / 2) + 2 * t;
+    a[i] = pack_bf16(from[0], from[1]);
+  }
+  for (unsigned i = 0; i < 2; ++i) b[i] = pack_bf16(args.b[(8 * i + 2 * t) * 8 + row], args.b[(8 * i + 2 * t + 1) * 8 + row]);
+  float d[4];
+  for (unsigned i = 0; i < 4; ++i) d[i] = args.d[(row + 8 * (i / 2)) * 8 + 2 * t + i % 2];
+  mma_bf16(d, a, b[0], b[1]);
+  for (unsigned i = 0; i < 4; ++i) args.d[(row + 8 * (i / 2)) * 8 + 2 * t + i % 2] = d[i];
+
+  for (unsigned i = 0; i < 4; ++i) a[i] = to_tf32(args.a[(row + 8 * (i % 2)) * 16 + 4 * (i / 2) + t]);
+  for (unsigned i = 0; i < 2; ++i) b[i] = to_tf32(args.b[(4 * i + t) * 8 + row]);
+  for (unsigned i = 0; i < 4; ++i) d[i] = args.d_tf32[(row + 8 * (i / 2)) * 8 + 2 * t + i % 2];
+  mma_tf32(d, a, b[0], b[1]);
+  for (unsigned i = 0; i < 4; ++i) args.d_tf32[(row + 8 * (i / 2)) * 8 + 2 * t + i % 2] = d[i];
+}
+
+// ---- Any number of threads: y[7 n]: conversions of x[n].
+struct NumberArgs {
+  const float* x;
+  uint32_t* y;
+  unsigned n;
+};
+__global__ void number_kernel(const __grid_constant__ NumberArgs args) {
+  const unsigned i = block_index_x() * block_size() + thread_index();
+  if (i >= args.n) return;
+  const float x = args.x[i];
+  uint32_t* y = args.y + i * 7;
+  y[0] = bf16_bits(x);
+  y[1] = pack_bf16(x, 1.0f);
+  y[2] = float_bits(round_bf16(x));
+  y[3] = to_tf32(x);
+  y[4] = float_bits(exp2_fast(x));
+  y[5] = float_bits(log2_fast(x));
+  y[6] = float_bits(rcp_fast(x));
+}
+
+// ---- Grid and shuffles: to[block][64][10], 64 threads a block.
+struct ShuffleArgs {
+  uint32_t* to;
+};
+__global__ void shuffle_kernel(const __grid_constant__ ShuffleArgs args) {
+  const unsigned block = (block_index_z() * grid_size_y() + block_index_y()) * grid_size_x() + block_index_x(), thread = thread_index();
+  uint32_t* to = args.to + (block * block_size() + thread) * 10;
+  const uint32_t x = block * 1000 + thread;
+  to[0] = shuffle_xor(x, 5);
+  to[1] = shuffle_xor(x, 12, 8);
+  to[2] = shuffle_down(x, 3);
+  to[3] = shuffle_down(x, 3, 8);
+  to[4] = shuffle_up(x, 2);
+  to[5] = shuffle(x, static_cast<int>(thread % 7));
+  to[6] = shuffle(x, 3, 4);
+  to[7] = warp_ballot(thread % 3 == 0);
+  to[8] = float_bits(warp_sum(static_cast<float>(thread)));
+  to[9] = float_bits(warp_max(static_cast<float>(thread ^ 21)));
+}
+
+// ---- cp.async in two stages: 64 threads add rows of 64 x 16 bytes; every third piece is not there. 2048 bytes of shared memory, then
+// the same with a barrier instead of cp_async_wait. sum[2][256]
+struct CopyArgs {
+  const uint32_t* from;  // rows x 256
+  uint32_t* sum;
+  int rows;
+};
+__global__ void copy_kernel(const __grid_constant__ CopyArgs args) {
+  const unsigned thread = thread_index();
+  char* memory = shared_memory();
+  auto start = [&](int row) {
+    if (row < args.rows) {
+      const bool valid = (static_cast<unsigned>(row) + thread) % 3 != 0;
+      cp_async_16(shared_address(memory + row % 2 * 1024 + thread * 16), valid ? args.from + row * 256 + thread * 4 : nullptr, valid);
+    }
+  };
+  uint32_t sum[4] = {};
+  start(0);
+  cp_async_commit();
+  for (int row = 0; row < args.rows; ++row) {
+    start(row + 1);
+    cp_async_commit();
+    cp_async_wait<1>();
+    sync_threads();
+    // The piece of another thread.
+    const auto* piece = reinterpret_cast<const uint32_t*>(memory + row % 2 * 1024 + (thread ^ 33) * 16);
+    for (int i = 0; i < 4; ++i) sum[i] += piece[i];
+    sync_threads();
+  }
+  for (unsigned i = 0; i < 4; ++i) args.sum[(thread ^ 33) * 4 + i] = sum[i];
+
+  auto* barrier = reinterpret_cast<uint64_t*>(memory + 2048);
+  if (thread == 0) {
+    mbarrier_init(barrier, 64);
+    mbarrier_init_fence();
+  }
+  sync_threads();
+  for (int i = 0; i < 4; ++i) sum[i] = 0;
+  for (int row = 0; row < args.rows; ++row) {
+    start(row);
+    cp_async_arrive(barrier);
+    mbarrier_wait(barrier, row & 1);
+    const auto* piece = reinterpret_cast<const uint32_t*>(memory + row % 2 * 1024 + (thread ^ 33) * 16);
+    for (int i = 0; i < 4; ++i) sum[i] += piece[i];
+    sync_threads();
+  }
+  for (unsigned i = 0; i < 4; ++i) args.sum[256 + (thread ^ 33) * 4 + i] = sum[i];
+}
+
+// ---- Bulk copies: a producer warpgroup (one thread of it) loads rows of 512 floats through three stages, 128 consumers double them, and
+// store each row; the sum of all rows goes to total with bulk_add. Shared memory: 3 stages, 2 rows out, 1 row of the sum, 6 barriers.
+struct BulkArgs {
+  const float* from;  // rows x 512
+  float *to, *total;
+  int rows;
+};
+inline constexpr int kRow = 512, kStages = 3;
+inline constexpr unsigned kBulkShared = 6 * kRow * 4 + 64;
+__global__ void __launch_bounds__(256, 1) bulk_kernel(const __grid_constant__ BulkArgs args) {
+  auto* stages = reinterpret_cast<float*>(shared_memory());
+  float *out = stages + kStages * kRow, *sum = out + 2 * kRow;
+  auto *full = reinterpret_cast<uint64_t*>(sum + kRow), *empty = full + kStages;
+  if (thread_index() == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(full + i, 1);
+      mbarrier_init(empty + i, 128);
+    }
+    mbarrier_init_fence();
+  }
+  sync_threads();
+  if (thread_index() < 128) {
+    register_count_decrease<40>();
+    if (thread_index() != 0) return;
+    for (int row = 0; row < args.rows; ++row) {
+      const int stage = row % kStages;
+      mbarrier_wait(empty + stage, (row / kStages & 1) ^ 1);
+      mbarrier_expect(full + stage, kRow * 4);
+      bulk_prefetch(args.from + row * kRow, kRow * 4);
+      for (int half = 0; half < 2; ++half) bulk_load(stages + stage * kRow + half * kRow / 2, args.from + row * kRow + half * kRow / 2, kRow * 2, full + stage);
+    }
+    return;
+  }
+  register_count_increase<232>();
+  const int thread = static_cast<int>(thread_index()) - 128;
+  float part[4] = {};
+  for (int row = 0; row < args.rows; ++row) {
+    const int stage = row % kStages;
+    if (thread == 0) bulk_wait_read<1>();  // the row before the last has left
+    named_barrier_sync(1, 128);
+    mbarrier_wait(full + stage, row / kStages & 1);
+    for (int i = 0; i < 4; ++i) {
+      const float x = stages[stage * kRow + thread + i * 128];
+      part[i] += x;
+      out[row % 2 * kRow + thread + i * 128] = 2 * x;
+    }
+    mbarrier_arrive(empty + stage);
+    fence_async_shared();
+    named_barrier_sync(1, 128);
+    if (thread == 0) {
+      bulk_store(args.to + row * kRow, out + row % 2 * kRow, kRow * 4);
+      bulk_commit();
+    }
+  }
+  for (int i = 0; i < 4; ++i) sum[thread + i * 128] = part[i];
+  fence_async_shared();
+  named_barrier_sync(1, 128);
+  if (thread == 0) {
+    bulk_add(args.total, sum, kRow * 4);
+    bulk_commit();
+    bulk_wait<0>();
+  }
+}
+
+// ---- Named barriers: warpgroups 0 and 1 hand a row of 128 numbers to and fro without waiting more than they must. y[128]
+struct PingArgs {
+  uint32_t* y;
+  int rounds;
+};
+__global__ void __launch_bounds__(256) ping_kernel(const __grid_constant__ PingArgs args) {
+  auto* row = reinterpret_cast<uint32_t*>(shared_memory());
+  const unsigned thread = thread_index() % 128;
+  const bool first = thread_index() < 128;
+  if (first) row[thread] = thread;
+  for (int round = 0; round < args.rounds; ++round) {
+    if (first) {
+      named_barrier_arrive(1, 256);  // the row is there
+      named_barrier_sync(2, 256);    // and back
+      row[thread] += 1;
+    } else {
+      named_barrier_sync(1, 256);
+      const uint32_t x = row[(thread + 1) % 128];
+      named_barrier_sync(3, 128);
+      row[thread] = 3 * x;
+      named_barrier_arrive(2, 256);
+    }
+  }
+  if (first) args.y[thread] = row[thread];
+}
+
+// ---- Two kernels of a stream, the second launched early: y[i] = x[i] + 1.
+struct ChainArgs {
+  const uint32_t* x;
+  uint32_t* y;
+};
+__global__ void chain_kernel(const __grid_constant__ ChainArgs args) {
+  grid_dependency_launch();
+  grid_dependency_wait();
+  const unsigned i = block_index_x() * block_size() + thread_index();
+  args.y[i] = args.x[i] + 1;
+}
+
+// ---- wgmma: d (64 x N) = a (64 x 128) b (128 x N), twice, the second added to ones; 128 threads. a and b come as the bytes that lie in shared memory.
+struct WgmmaArgs {
+  const uint16_t* a;  // row by row for the register operand, else panels
+  const uint16_t* b;
+  float *d, *ones;
+};
+enum class Left { kRegisters, kRows, kColumns };
+inline constexpr unsigned kDepth = 128, kPanelBytes = kDepth * 128;  // columns panels: kDepth rows of 64 columns
+template <int N>
+inline constexpr unsigned kWgmmaShared = 64 * kDepth * 2 + kDepth*(N < 64 ? 64 : N) * 2;
+
+template <int N, bool kTransposeB, Left kLeft>
+__global__ void __launch_bounds__(128, 1) wgmma_kernel(const __grid_constant__ WgmmaArgs args) {
+  constexpr unsigned kA = 64 * kDepth * 2;
+  constexpr unsigned kB = kWgmmaShared<N> - kA;
+  char* memory = shared_memory();
+  const unsigned thread = thread_index();
+  for (unsigned i = thread; i < kA / 16; i += 128) reinterpret_cast<uint4*>(memory)[i] = reinterpret_cast<const uint4*>(args.a)[i];
+  for (unsigned i = thread; i < kB / 16; i += 128) reinterpret_cast<uint4*>(memory + kA)[i] = reinterpret_cast<const uint4*>(args.b)[i];
+  fence_async_shared();
+  sync_threads();
+
+  const unsigned row = 16 * warp_index() + lane_index() / 4, column = 2 * (lane_index() % 4);
+  uint32_t a[kDepth / 16][4];
+  FW_UNROLL
+  for (unsigned k = 0; k < kDepth / 16; ++k) {
+    FW_UNROLL
+    for (unsigned i = 0; i < 4; ++i) a[k][i] = *reinterpret_cast<const uint32_t*>(args.a + (row + 8 * (i % 2)) * kDepth + 16 * k + 8 * (i / 2) + column);
+  }
+  const uint32_t a_base = shared_address(memory), b_base = shared_address(memory + kA);
+  float d[N / 2], ones[N / 2];
+  FW_UNROLL
+  for (int i = 0; i < N / 2; ++i) d[i] = 1e30f, ones[i] = 1;
+  auto multiply = [&](float(&to)[N / 2], bool accumulate) {
+    FW_UNROLL
+    for (unsigned k = 0; k < kDepth / 16; ++k) {
+      const uint64_t b =
+          kTransposeB ? wgmma_descriptor(b_base + k * 2048, kPanelBytes, 1024) : wgmma_descriptor(b_base + k / 4 * N * 128 + k % 4 * 32, 16, 1024);
+      if constexpr (kLeft == Left::kRegisters)
+        wgmma_rs<N, kTransposeB>(to, a[k], b, accumulate || k > 0);
+      else if constexpr (kLeft == Left::kRows)
+        wgmma_ss<N, false, kTransposeB>(to, wgmma_descriptor(a_base + k / 4 * 8192 + k % 4 * 32, 16, 1024), b, accumulate || k > 0);
+      else
+        wgmma_ss<N, true, kTransposeB>(to, wgmma_descriptor(a_base + k * 2048, kPanelBytes, 1024), b, accumulate || k > 0);
+    }
+    wgmma_commit();
+  };
+  wgmma_fence();
+  multiply(d, false);
+  multiply(ones, true);
+  wgmma_wait<1>();
+  keep(d);
+  FW_UNROLL
+  for (unsigned i = 0; i < N / 2; ++i) args.d[(row + 8 * (i / 2 % 2)) * N + 8 * (i / 4) + column + i % 2] = d[i];
+  wgmma_wait<0>();
+  keep(ones);
+  FW_UNROLL
+  for (unsigned i = 0; i < N / 2; ++i) args.ones[(row + 8 * (i / 2 % 2)) * N + 8 * (i / 4) + column + i % 2] = ones[i];
+}
+
+}  // namespace fw::cuda::test

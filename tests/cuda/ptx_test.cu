@@ -1,0 +1,330 @@
+// Every function of ptx.cuh against a plain loop: one line a test, the exit status says whether all are right. The same source is
+// built by nvcc for a GPU and by the C++ compiler for the emulation, which thus is checked against the hardware.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "device_buffer.h"
+#include "ptx_kernels.cuh"
+
+namespace fw::cuda::test {
+namespace {
+
+int failures = 0;
+
+// Counts what differs and shows the first.
+class Test {
+ public:
+  explicit Test(std::string name) : name_(std::move(name)) {}
+  ~Test() {
+    std::printf("%s %s", wrong_ == 0 ? "ok    " : "WRONG ", name_.c_str());
+    if (wrong_) std::printf(": %d of %d, the first at %zu: %.9g, expected %.9g", wrong_, all_, where_, is_, expected_);
+    std::printf("\n");
+    std::fflush(stdout);
+    failures += wrong_ != 0;
+  }
+  void equal(std::size_t where, double is, double expected, double tolerance = 0) {
+    ++all_;
+    if (is == expected || std::abs(is - expected) <= tolerance * std::abs(expected) || (std::isnan(is) && std::isnan(expected))) return;
+    if (wrong_++ == 0) where_ = where, is_ = is, expected_ = expected;
+  }
+
+ private:
+  std::string name_;
+  int wrong_ = 0, all_ = 0;
+  std::size_t where_ = 0;
+  double is_ = 0, expected_ = 0;
+};
+
+// On the host; ptx.cuh has the same for the device.
+float host_float(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+uint32_t host_bits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+uint32_t host_bf16(float x) {
+  if (std::isnan(x)) return 0x7fff;
+  const uint32_t bits = host_bits(x);
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+// Small whole numbers: their products and sums are exact.
+std::vector<float> whole_numbers(std::size_t size, uint32_t seed) {
+  std::vector<float> values(size);
+  for (float& x : values) {
+    seed = seed * 1664525u + 1013904223u;
+    x = static_cast<float>(static_cast<int>(seed >> 24) % 9 - 4);
+  }
+  return values;
+}
+
+void test_matrices() {
+  DeviceBuffer<uint32_t> to(std::size_t{512});
+  DeviceBuffer<uint16_t> stored(std::size_t{512});
+  launch(matrix_kernel, {1, 1, 1}, 32, 512, nullptr, MatrixArgs{to.data(), stored.data()});
+  const auto loaded = to.download();
+  const auto back = stored.download();
+  for (unsigned kind = 0; kind < 4; ++kind) {
+    Test test(kind == 0 ? "ldmatrix_x4" : kind == 1 ? "ldmatrix_x4_trans" : kind == 2 ? "ldmatrix_x2" : "ldmatrix_x2_trans");
+    for (unsigned lane = 0; lane < 32; ++lane)
+      for (unsigned i = 0; i < (kind < 2 ? 4u : 2u); ++i)
+        for (unsigned e = 0; e < 2; ++e) {
+          const unsigned row = lane / 4, column = 2 * (lane % 4) + e;
+          test.equal(lane * 4 + i, loaded[kind * 128 + lane * 4 + i] >> 16 * e & 0xffff, i * 64 + (kind % 2 ? column * 8 + row : row * 8 + column));
+        }
+  }
+  for (unsigned kind = 0; kind < 2; ++kind) {
+    Test test(kind == 0 ? "stmatrix_x4" : "stmatrix_x4_trans");
+    for (unsigned lane = 0; lane < 32; ++lane)
+      for (unsigned i = 0; i < 4; ++i)
+        for (unsigned e = 0; e < 2; ++e) {
+          const unsigned row = lane / 4, column = 2 * (lane % 4) + e;
+          const unsigned place = i * 64 + (kind ? column * 8 + row : row * 8 + column);
+          test.equal(place, back[kind * 256 + place], (lane * 4 + i) * 2 + e);
+        }
+  }
+}
+
+void test_mma() {
+  const auto a = whole_numbers(256, 1), b = whole_numbers(128, 2), c = whole_numbers(128, 3);
+  DeviceBuffer<float> a_device(a), b_device(b), d(c), d_tf32(c);
+  launch(mma_kernel, {1, 1, 1}, 32, 0, nullptr, MmaArgs{a_device.data(), b_device.data(), d.data(), d_tf32.data()});
+  for (unsigned depth : {16u, 8u}) {
+    Test test(depth == 16 ? "mma_bf16" : "mma_tf32");
+    const auto is = (depth == 16 ? d : d_tf32).download();
+    for (unsigned m = 0; m < 16; ++m)
+      for (unsigned n = 0; n < 8; ++n) {
+        double sum = c[m * 8 + n];
+        for (unsigned k = 0; k < depth; ++k) sum += a[m * 16 + k] * b[k * 8 + n];
+        test.equal(m * 8 + n, is[m * 8 + n], sum);
+      }
+  }
+}
+
+void test_numbers() {
+  std::vector<float> x = {0.0f, -0.0f, 1.0f, -1.0f, 1.00390625f, 1.01171875f, -1.00390625f, 3.3e38f, 1e-3f, 65504.0f, 1e-40f, -150.0f, 127.5f, -126.5f};
+  for (uint32_t bits : {0x3f808000u, 0x3f818000u, 0x3f808001u, 0x3f801000u, 0x3f803000u, 0x3f800fffu, 0x7f7fffffu, 0xff7fffffu}) x.push_back(host_float(bits));
+  x.push_back(std::numeric_limits<float>::infinity());
+  x.push_back(-std::numeric_limits<float>::infinity());
+  for (float y : whole_numbers(200, 4)) x.push_back(y * 1.2345f);
+  DeviceBuffer<float> from(x);
+  DeviceBuffer<uint32_t> to(x.size() * 7);
+  launch(number_kernel, {static_cast<unsigned>((x.size() + 63) / 64), 1, 1}, 64, 0, nullptr,
+         NumberArgs{from.data(), to.data(), static_cast<unsigned>(x.size())});
+  const auto y = to.download();
+  Test bf16("bf16_bits, pack_bf16, round_bf16"), tf32("to_tf32"), exp2("exp2_fast"), log2("log2_fast"), reciprocal("rcp_fast");
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const uint32_t* is = &y[i * 7];
+    bf16.equal(i, is[0], host_bf16(x[i]));
+    bf16.equal(i, is[1], host_bf16(x[i]) | 0x3f800000u);
+    bf16.equal(i, is[2], host_bf16(x[i]) << 16);
+    if (std::isfinite(x[i])) tf32.equal(i, is[3] & 0xffffe000u, (host_bits(x[i]) + 0x1000u) & 0xffffe000u);
+    const bool zero = std::abs(x[i]) < 1.1754944e-38f;
+    const float normal = zero ? std::copysign(0.0f, x[i]) : x[i];
+    double power = std::exp2(static_cast<double>(normal));
+    if (power < 1.1754943e-38) power = 0;
+    if (power > 3.5e38) power = INFINITY;
+    exp2.equal(i, host_float(is[4]), power, 1e-6);
+    // Near 1 the error is absolute.
+    log2.equal(i, host_float(is[5]) + (normal > 0.5f && normal < 2 ? 1 : 0), std::log2(normal) + (normal > 0.5f && normal < 2 ? 1 : 0), 1e-6);
+    double inverse = 1 / static_cast<double>(normal);
+    if (std::abs(inverse) < 1.1754943e-38) inverse = 0;
+    reciprocal.equal(i, host_float(is[6]), inverse, 1e-6);
+  }
+}
+
+void test_shuffles() {
+  constexpr unsigned kBlocks = 3 * 2 * 2;
+  DeviceBuffer<uint32_t> to(std::size_t{kBlocks * 64 * 10});
+  launch(shuffle_kernel, {3, 2, 2}, 64, 0, nullptr, ShuffleArgs{to.data()});
+  const auto y = to.download();
+  Test test("grid, shuffles, ballot, warp_sum, warp_max");
+  for (unsigned block = 0; block < kBlocks; ++block)
+    for (unsigned thread = 0; thread < 64; ++thread) {
+      const unsigned lane = thread % 32, first = block * 1000 + thread - lane;
+      const uint32_t* is = &y[(block * 64 + thread) * 10];
+      uint32_t ballot = 0;
+      float sum = 0, largest = 0;
+      for (unsigned i = 0; i < 32; ++i) {
+        const unsigned other = thread - lane + i;
+        ballot |= (other % 3 == 0 ? 1u : 0u) << i;
+        sum += static_cast<float>(other);
+        largest = std::fmax(largest, static_cast<float>(other ^ 21));
+      }
+      const unsigned far = lane ^ 12;  // earlier segments can be read, later ones not
+      const unsigned expected[] = {first + (lane ^ 5),
+                                   first + (far / 8 > lane / 8 ? lane : far),
+                                   first + (lane + 3 < 32 ? lane + 3 : lane),
+                                   first + (lane % 8 + 3 < 8 ? lane + 3 : lane),
+                                   first + (lane >= 2 ? lane - 2 : lane),
+                                   first + thread % 7,
+                                   first + lane / 4 * 4 + 3,
+                                   ballot,
+                                   host_bits(sum),
+                                   host_bits(largest)};
+      for (unsigned i = 0; i < 10; ++i) test.equal((block * 64 + thread) * 10 + i, is[i], expected[i]);
+    }
+}
+
+void test_copies() {
+  constexpr unsigned kRows = 9;
+  std::vector<uint32_t> from(kRows * 256);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint32_t>(i * i);
+  DeviceBuffer<uint32_t> from_device(from), sum(std::size_t{512});
+  launch(copy_kernel, {1, 1, 1}, 64, 2048 + 8, nullptr, CopyArgs{from_device.data(), sum.data(), kRows});
+  const auto is = sum.download();
+  for (unsigned kind = 0; kind < 2; ++kind) {
+    Test test(kind == 0 ? "cp_async_16, cp_async_wait" : "cp_async_arrive");
+    for (unsigned i = 0; i < 256; ++i) {
+      uint32_t expected = 0;
+      for (unsigned row = 0; row < kRows; ++row) expected += (row + i / 4) % 3 ? from[row * 256 + i] : 0;
+      test.equal(i, is[kind * 256 + i], expected);
+    }
+  }
+}
+
+void test_bulk() {
+  constexpr std::size_t kRows = 11;
+  const auto from = whole_numbers(kRows * kRow, 5), before = whole_numbers(kRow, 6);
+  DeviceBuffer<float> from_device(from), to(kRows * kRow), total(before);
+  launch(bulk_kernel, {1, 1, 1}, 256, kBulkShared, nullptr, BulkArgs{from_device.data(), to.data(), total.data(), kRows});
+  const auto stored = to.download(), added = total.download();
+  Test store("mbarrier, bulk_load, bulk_store"), add("bulk_add");
+  for (std::size_t i = 0; i < kRows * kRow; ++i) store.equal(i, stored[i], 2 * from[i]);
+  for (std::size_t i = 0; i < kRow; ++i) {
+    float expected = before[i];
+    for (std::size_t row = 0; row < kRows; ++row) expected += from[row * kRow + i];
+    add.equal(i, added[i], expected);
+  }
+}
+
+void test_named_barriers() {
+  constexpr int kRounds = 5;
+  DeviceBuffer<uint32_t> y(std::size_t{128});
+  launch(ping_kernel, {1, 1, 1}, 256, 512, nullptr, PingArgs{y.data(), kRounds});
+  std::vector<uint32_t> row(128), last(128);
+  for (unsigned i = 0; i < 128; ++i) row[i] = i;
+  for (int round = 0; round < kRounds; ++round) {
+    last = row;
+    for (unsigned i = 0; i < 128; ++i) row[i] = 3 * last[(i + 1) % 128] + 1;
+  }
+  const auto is = y.download();
+  Test test("named_barrier_sync, named_barrier_arrive");
+  for (unsigned i = 0; i < 128; ++i) test.equal(i, is[i], row[i]);
+}
+
+void test_chain() {
+  constexpr unsigned kSize = 256 * 64;
+  std::vector<uint32_t> x(kSize);
+  for (unsigned i = 0; i < kSize; ++i) x[i] = i;
+  DeviceBuffer<uint32_t> first(x), second(std::size_t{kSize});
+  launch(chain_kernel, {0, 1, 1}, 256, 0, nullptr, ChainArgs{nullptr, nullptr});
+  for (int i = 0; i < 5; ++i) {
+    launch_overlapped(chain_kernel, {64, 1, 1}, 256, 0, nullptr, ChainArgs{first.data(), second.data()});
+    launch_overlapped(chain_kernel, {64, 1, 1}, 256, 0, nullptr, ChainArgs{second.data(), first.data()});
+  }
+  const auto is = first.download();
+  Test test("launch_overlapped, grid_dependency_wait, empty grid");
+  for (unsigned i = 0; i < kSize; ++i) test.equal(i, is[i], i + 10);
+}
+
+// rows x columns in panels of 64 columns with the 128-byte swizzle, as wgmma.cuh describes them.
+std::vector<uint16_t> panels(const std::vector<float>& values, std::size_t rows, std::size_t columns) {
+  std::vector<uint16_t> image((columns + 63) / 64 * rows * 64);
+  for (std::size_t r = 0; r < rows; ++r)
+    for (std::size_t c = 0; c < columns; ++c)
+      image[c / 64 * rows * 64 + r * 64 + ((c % 64 / 8) ^ (r % 8)) * 8 + c % 8] = static_cast<uint16_t>(host_bf16(values[r * columns + c]));
+  return image;
+}
+std::vector<float> transposed(const std::vector<float>& values, std::size_t rows, std::size_t columns) {
+  std::vector<float> result(values.size());
+  for (std::size_t r = 0; r < rows; ++r)
+    for (std::size_t c = 0; c < columns; ++c) result[c * rows + r] = values[r * columns + c];
+  return result;
+}
+
+template <int N, bool kTransposeB, Left kLeft>
+void test_wgmma() {
+  const auto a = whole_numbers(64 * kDepth, 7), b = whole_numbers(kDepth * N, 8);
+  std::vector<uint16_t> a_image = kLeft == Left::kColumns ? panels(transposed(a, 64, kDepth), kDepth, 64) : panels(a, 64, kDepth);
+  if (kLeft == Left::kRegisters)
+    for (std::size_t i = 0; i < a.size(); ++i) a_image[i] = static_cast<uint16_t>(host_bf16(a[i]));
+  std::vector<uint16_t> b_image = kTransposeB ? panels(b, kDepth, N) : panels(transposed(b, kDepth, N), N, kDepth);
+  b_image.resize((kWgmmaShared<N> - 64 * kDepth * 2) / 2);
+  DeviceBuffer<uint16_t> a_device(a_image), b_device(b_image);
+  DeviceBuffer<float> d(std::size_t{64 * N}), ones(std::size_t{64 * N});
+  launch(wgmma_kernel<N, kTransposeB, kLeft>, {1, 1, 1}, 128, kWgmmaShared<N>, nullptr, WgmmaArgs{a_device.data(), b_device.data(), d.data(), ones.data()});
+  const auto is = d.download(), plus_one = ones.download();
+  const char* left = kLeft == Left::kRegisters ? "wgmma_rs" : kLeft == Left::kRows ? "wgmma_ss, a K-major" : "wgmma_ss, a M-major";
+  Test test(std::string(left) + ", b " + (kTransposeB ? "N" : "K") + "-major, N = " + std::to_string(N));
+  for (std::size_t m = 0; m < 64; ++m)
+    for (std::size_t n = 0; n < N; ++n) {
+      float sum = 0;
+      for (std::size_t k = 0; k < kDepth; ++k) sum += a[m * kDepth + k] * b[k * N + n];
+      test.equal(m * N + n, is[m * N + n], sum);
+      test.equal(m * N + n, plus_one[m * N + n], sum + 1);
+    }
+}
+template <int N, bool kTransposeB>
+void test_wgmma_all() {
+  test_wgmma<N, kTransposeB, Left::kRegisters>();
+  test_wgmma<N, kTransposeB, Left::kRows>();
+  test_wgmma<N, kTransposeB, Left::kColumns>();
+}
+
+// Whether the kernels can run here.
+bool hopper() {
+#ifndef FW_CUDA_EMULATION
+  int device = 0, major = 0;
+  const bool right =
+      cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
+  if (!right) std::printf("not run: no GPU of compute capability 9.0\n");
+  return right;
+#else
+  return true;
+#endif
+}
+
+int run_all() {
+  constexpr int kNotRun = 77;
+  if (!hopper()) return kNotRun;
+  test_numbers();
+  test_shuffles();
+  test_matrices();
+  test_mma();
+  test_copies();
+  test_bulk();
+  test_named_barriers();
+  test_chain();
+  test_wgmma_all<32, false>();
+  test_wgmma_all<32, true>();
+  test_wgmma_all<64, false>();
+  test_wgmma_all<64, true>();
+  test_wgmma_all<128, false>();
+  test_wgmma_all<128, true>();
+  test_wgmma<8, false, Left::kRegisters>();
+  test_wgmma<16, true, Left::kRegisters>();
+  test_wgmma<48, false, Left::kRegisters>();
+  test_wgmma<96, false, Left::kRegisters>();
+  std::printf("%d failures\n", failures);
+  return failures ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace fw::cuda::test
+
+int main() {
+  try {
+    return fw::cuda::test::run_all();
+  } catch (const std::exception& error) {
+    std::printf("%s\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,34 @@
+// Every kernel once or twice at shapes small enough for compute-sanitizer (tools/gpu_test.sh): tails, packed and empty sequences,
+// grouped heads, each decay kind, online and offline, both key sizes, channel gates, the preconditioner.
+#include <gtest/gtest.h>
+
+#include "cuda/device_runs.h"
+
+namespace fw::testing {
+namespace {
+
+TEST(Small, EveryKernel) {
+  uint64_t seed = 900;
+  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "gla", "deltanet", "precond_kda", "precond_mamba2", "comba"}) {
+    for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
+      ++seed;
+      ProblemOptions options;
+      options.sequences = SeqLayout({0, 70, 70, 75});
+      options.H = 1;
+      options.HV = seed % 3 == 0 ? 2 : 1;
+      options.K = seed % 4 < 2 ? 64 : 96;
+      options.V = seed % 5 == 0 ? 40 : 64;
+      options.seed = seed;
+      const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
+      HeaderRun run = device_run(form);
+      run.bf16 = seed % 2 == 0 ? HeaderRun::Bf16Tensors::kAll : HeaderRun::Bf16Tensors::kNone;
+      SCOPED_TRACE(describe(problem));
+      const double bound = run.bf16 == HeaderRun::Bf16Tensors::kNone && form == FW_FORM_TOKEN ? kTokenBound : kChunkOutput;
+      EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), bound, kChunkFloor));
+      EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), false));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fw::testing

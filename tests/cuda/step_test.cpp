@@ -1,0 +1,137 @@
+// fw_step on the device: in place, several tokens a call, states of bf16 numbers, slots.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "cuda/device_runs.h"
+
+namespace fw::testing {
+namespace {
+
+TEST(Step, InPlaceEqualsTheWholeSequence) {
+  uint64_t seed = 1;
+  for (const Rule& rule : all_rules()) {
+    ++seed;
+    if (emulated() && seed % 3 != 0) continue;
+    ProblemOptions options;
+    options.sequences = SeqLayout::uniform(3, 9);
+    options.H = 2;
+    options.HV = 4;
+    options.K = 24;
+    options.V = 40;
+    options.seed = seed;
+    const Problem problem = random_problem(rule, options);
+    for (const fw_state_layout layout : {FW_STATE_K_FIRST, FW_STATE_V_FIRST}) {
+      HeaderRun run = device_run(FW_FORM_TOKEN);
+      run.state_layout = layout;
+      EXPECT_TRUE(close(header_steps(problem, run, seed % 2 == 0 ? 1 : 4), problem.forward(), kTokenBound, kTokenFloor)) << describe(problem);
+    }
+  }
+}
+
+fw_tensor device_tensor(const DeviceMemory& memory, fw_dtype dtype, std::vector<int64_t> shape) {
+  return fw_tensor_of(memory.data(), dtype, static_cast<int>(shape.size()), shape.data());
+}
+
+template <class T>
+DeviceMemory on_device(const std::vector<T>& values) {
+  DeviceMemory memory(values.size() * sizeof(T));
+  memory.from_host(values.data(), values.size() * sizeof(T));
+  return memory;
+}
+
+std::vector<float> floats(const std::vector<double>& x) { return {x.begin(), x.end()}; }
+
+std::vector<Bf16> bf16(const std::vector<double>& x) {
+  const std::vector<float> wide = floats(x);
+  std::vector<Bf16> bits(wide.size());
+  round_to_bf16(static_cast<int64_t>(wide.size()), wide.data(), bits.data());
+  return bits;
+}
+
+// Three sequences whose states lie at slots 4, none (skipped) and 1 of five: what belongs to nobody does not change.
+TEST(Step, SlotsAndStatesOfBf16) {
+  ProblemOptions options;
+  options.sequences = SeqLayout::uniform(3, 2);
+  options.H = options.HV = 2;
+  options.K = 64;
+  options.V = 32;
+  options.seed = 5;
+  const Problem p = of_bf16_numbers(random_problem(preset("kda").rule, options));
+  const ReferenceOutputs expected = p.forward();
+  const size_t state = 2 * 64 * 32;
+  for (const bool narrow : {false, true}) {
+    std::vector<double> pool(5 * state, 0.25);
+    const std::vector<int32_t> slots = {4, -1, 1};
+    for (size_t n = 0; n < 3; ++n) {
+      if (slots[n] < 0) continue;
+      std::copy_n(p.in.initial_state.begin() + static_cast<std::ptrdiff_t>(n * state), state, pool.begin() + static_cast<std::ptrdiff_t>(slots[n] * state));
+    }
+    const DeviceMemory states = narrow ? on_device(bf16(pool)) : on_device(floats(pool));
+    const DeviceMemory q = on_device(bf16(p.in.q)), k = on_device(bf16(p.in.k)), v = on_device(bf16(p.in.v)), g = on_device(floats(p.in.g)),
+                       beta = on_device(floats(p.in.beta)), slot_memory = on_device(slots);
+    const DeviceMemory o = on_device(std::vector<float>(3 * 2 * 2 * 32, 7.0f));
+    fw_desc desc;
+    FW_INIT(&desc);
+    desc.rule = to_c(p.rule);
+    desc.device = FW_DEVICE_CUDA;
+    desc.io_dtype = FW_BF16;
+    desc.B = 3;
+    desc.T = 2;
+    desc.H = desc.HV = 2;
+    desc.K = 64;
+    desc.V = 32;
+    desc.slots = static_cast<const int32_t*>(slot_memory.data());
+    desc.num_slots = 5;
+    fw_inputs in;
+    fw_outputs out;
+    FW_INIT(&in);
+    FW_INIT(&out);
+    in.q = device_tensor(q, FW_BF16, {3, 2, 2, 64});
+    in.k = device_tensor(k, FW_BF16, {3, 2, 2, 64});
+    in.v = device_tensor(v, FW_BF16, {3, 2, 2, 32});
+    in.g = device_tensor(g, FW_F32, {3, 2, 2, 64});
+    in.beta = device_tensor(beta, FW_F32, {3, 2, 2});
+    in.initial_state = out.final_state = device_tensor(states, narrow ? FW_BF16 : FW_F32, {5, 2, 64, 32});
+    out.o = device_tensor(o, FW_F32, {3, 2, 2, 32});
+    ASSERT_EQ(fw_step(&desc, &in, &out, nullptr, 0), FW_OK) << fw_last_error();
+
+    std::vector<float> got(3 * 2 * 2 * 32);
+    o.to_host(got.data(), got.size() * sizeof(float));
+    std::vector<double> mine, theirs;
+    for (size_t i = 0; i < got.size(); ++i) {
+      if (i / (2 * 2 * 32) == 1) {
+        EXPECT_EQ(got[i], 7.0f) << "the skipped sequence's output " << i;
+      } else {
+        mine.push_back(static_cast<double>(got[i]));
+        theirs.push_back(expected.o[i]);
+      }
+    }
+    EXPECT_LE(relative_error(mine, theirs), narrow ? 4e-3 : kTokenBound);
+    std::vector<double> after(5 * state);
+    if (narrow) {
+      std::vector<Bf16> bits(after.size());
+      states.to_host(bits.data(), bits.size() * sizeof(Bf16));
+      std::vector<float> wide(after.size());
+      widen_bf16(static_cast<int64_t>(wide.size()), bits.data(), wide.data());
+      after.assign(wide.begin(), wide.end());
+    } else {
+      std::vector<float> wide(after.size());
+      states.to_host(wide.data(), wide.size() * sizeof(float));
+      after.assign(wide.begin(), wide.end());
+    }
+    for (const size_t slot : {0, 2, 3}) {
+      for (size_t i = slot * state; i < (slot + 1) * state; ++i) ASSERT_EQ(after[i], 0.25) << "slot " << slot;
+    }
+    for (const size_t n : {0, 2}) {
+      const auto from = static_cast<std::ptrdiff_t>(static_cast<size_t>(slots[n]) * state), of = static_cast<std::ptrdiff_t>(n * state);
+      const auto length = static_cast<std::ptrdiff_t>(state);
+      EXPECT_LE(relative_error(std::vector<double>(after.begin() + from, after.begin() + from + length),
+                               std::vector<double>(expected.final_state.begin() + of, expected.final_state.begin() + of + length)),
+                narrow ? 4e-3 : kTokenBound);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fw::testing
