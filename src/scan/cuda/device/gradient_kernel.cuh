@@ -52,21 +52,20 @@ FW_DEVICE void store_one(const Rows& rows, int t, float x) {
 // their own, a channel gate on it and a preconditioner (fewer registers).
 template <bool kPlain, class Shape>
 FW_DEVICE void row_gradients(const GradientChunk<Shape>& c) {
-  constexpr int kLanes = Shape::kKey / 8, kRows = Shape::kThreads / kLanes;
+  using Words = KeyWords<Shape>;
+  constexpr int kLanes = Words::kLanes;
   const Problem& x = c.args.problem;
   const Rule& rule = x.rule;
   const HeadGradients& out = c.args.grads;
   const int lane = c.thread % kLanes, channel = 8 * lane;
   const FrontRows front = front_rows(x, c.n(), c.hv());
-  FW_NO_UNROLL
-  for (int row = c.thread / kLanes; row < kChunk; row += kRows) {
+  const Words words(c, front);
+  FW_UNROLL
+  for (int pass = 0; pass < Words::kPasses; ++pass) {
+    const int row = c.thread / kLanes + pass * Words::kRows;
     const bool valid = row < c.rows();
     const int t = c.first() + (valid ? row : c.rows() - 1);
-    RawKeyRow<8> raw = load_key_row<8>(x, front, t, lane);
-    if (kPlain) {
-      FW_UNROLL
-      for (int j = 0; j < 8; ++j) raw.p[j] = 0, raw.b[j] = raw.m[j] = 1;
-    }
+    const RawKeyRow<8> raw = words.template row<kPlain>(x, front, pass, t, lane);
     const FrontScalars<float> s = front_scalars<kLanes>(x, front, raw, t, lane);
     const FrontCoefs<float> coefs = front_coefs(rule, x.scale, s);
     KeyStreams<8> d;
@@ -115,16 +114,6 @@ FW_DEVICE void row_gradients(const GradientChunk<Shape>& c) {
     store_one(rows_of(out.d.read_correction, q, c.n(), c.hv()), t, ds.read);
     if (out.dalpha_p != nullptr) out.dalpha_p[token] = ds.alpha_p * s.alpha_p;
     if (out.dbeta_p != nullptr) out.dbeta_p[token] = ds.beta_p;
-  }
-}
-
-template <class Shape>
-FW_DEVICE void all_row_gradients(const GradientChunk<Shape>& c) {
-  const Rule& rule = c.args.problem.rule;
-  if (rule.uses_erase_key() || rule.erase == Gate::kChannel || rule.uses_precond()) {
-    row_gradients<false>(c);
-  } else {
-    row_gradients<true>(c);
   }
 }
 
@@ -207,12 +196,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) gradient
     for (int block = 0; block < Shape::kStages && block < blocks; ++block) load_stage(c, block, blocks);
   }
   for (int block = 0; block < Shape::kStages && block < blocks; ++block) load_d_out(c, block);
-  make_streams(c);
+  plain_rows(x.rule) ? make_streams<true>(c) : make_streams<false>(c);
+  prefetch_next(c, blocks);
   if constexpr (Shape::kChannel) {
     sum_channel_decay(c);
   } else {
     sum_decay(c);
   }
+  wait_d_out();
   sync_threads();
 
   StreamSums sums;
@@ -233,6 +224,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) gradient
       sync_threads();
       if (c.thread == 0) load_stage(c, next, blocks);
       load_d_out(c, next);
+      wait_d_out();
       sync_threads();
     }
     if constexpr (Shape::kChannel) {
@@ -262,14 +254,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) gradient
     store_planes(c, sums);
     sync_threads();
     channel_decay_gradient(c, tail);
-    all_row_gradients(c);
+    plain_rows(x.rule) ? row_gradients<true>(c) : row_gradients<false>(c);
   } else {
     const float sum = warp_sum(finish_scalar(c, sums));
     if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] += sum;
     if constexpr (3 * Shape::kPlaneBytes > Shape::kRing) sync_threads();  // the planes reach into dP and dT
     store_planes(c, sums);
     sync_threads();
-    all_row_gradients(c);
+    plain_rows(x.rule) ? row_gradients<true>(c) : row_gradients<false>(c);
     sync_threads();
     scalar_decay_gradient(c);
   }

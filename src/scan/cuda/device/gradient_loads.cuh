@@ -25,33 +25,138 @@ FW_DEVICE void load_stage(const GradientChunk<Shape>& c, int block, int blocks) 
   bulk_load(to + Shape::kDState, x.d_states + at * (64 * Shape::kKey), Shape::kStateBytes, barrier);
 }
 
-FW_DEVICE uint4 pack_8(const float (&x)[8]) { return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])); }
-
+// A block has its processor to itself (or to two of its kind): while it computes, the memory is idle unless the block that comes next
+// there has its tiles and rows brought into the L2 cache. Which one that is, is known well enough.
 template <class Shape>
-FW_DEVICE void load_d_out(const GradientChunk<Shape>& c, int block) {
-  const Rows d_out = rows_of(c.args.d_o, c.args.problem.sequences, c.n(), c.hv());
-  const int tile = block % Shape::kStages * Shape::kStageBytes + Shape::kOut;
-  FW_UNROLL
-  for (int item = c.thread; item < 512; item += Shape::kThreads) {
-    const int row = item / 8, column = item % 8 * 8;
-    float x[8] = {};
-    if (d_out.data != nullptr && row < c.rows()) load_channels(d_out, c.first() + row, block * kValueBlock + column, c.args.problem.V, x);
-    *reinterpret_cast<uint4*>(c.memory + tile + panel_offset(row, column)) = pack_8(x);
+FW_DEVICE void prefetch_rows(const GradientChunk<Shape>& c, const TokenArg& tensor, int n, int hv, int first, int rows, int dim) {
+  if (tensor.data == nullptr) return;
+  const Rows from = rows_of(tensor, c.args.problem.sequences, n, hv);
+  const int size = from.bf16 != 0 ? 2 : 4, lines = (dim * size + 127) / 128;
+  for (int item = c.thread; item < rows * lines; item += Shape::kThreads) {
+    prefetch_line(from.data + static_cast<int64_t>(first + item / lines) * from.stride * size + item % lines * 128);
   }
 }
 
-// r, e, w of all rows, and z_v.
 template <class Shape>
+FW_DEVICE void prefetch_next(const GradientChunk<Shape>& c, int blocks) {
+  constexpr unsigned kAhead = 132 * Shape::kBlocksPerSm;
+  const unsigned index = block_index_x() + kAhead;
+  if (index >= grid_size_x()) return;
+  const GradientArgs& x = c.args;
+  const Problem& p = x.problem;
+  const SequenceArg& s = p.sequences;
+  if (c.thread == 0) {
+    const int64_t at = static_cast<int64_t>(index) * blocks;
+    const uint32_t panels = static_cast<uint32_t>(blocks) * kPanelBytes, states = static_cast<uint32_t>(blocks) * Shape::kStateBytes;
+    bulk_prefetch(&x.pairs[index], sizeof(PairImage));
+    bulk_prefetch(x.w + at * kPanel, panels);
+    bulk_prefetch(x.v + at * kPanel, panels);
+    bulk_prefetch(x.states + at * (64 * Shape::kKey), states);
+    bulk_prefetch(x.d_states + at * (64 * Shape::kKey), states);
+  }
+  const int chunk = static_cast<int>(index / static_cast<unsigned>(p.HV)), hv = static_cast<int>(index % static_cast<unsigned>(p.HV));
+  const int n = sequence_of_chunk(s, chunk), first = (chunk - first_chunk(s, n)) * kChunk, left = sequence_length(s, n) - first;
+  const int rows = left < kChunk ? left : kChunk;
+  prefetch_rows(c, x.d_o, n, hv, first, rows, p.V);
+  prefetch_rows(c, p.in.q, n, hv, first, rows, p.K);
+  prefetch_rows(c, p.in.k, n, hv, first, rows, p.K);
+  prefetch_rows(c, p.in.v, n, hv, first, rows, p.V);
+  prefetch_rows(c, p.in.g, n, hv, first, rows, Shape::kChannel ? p.K : 1);
+  prefetch_rows(c, p.in.beta, n, hv, first, rows, 1);
+  prefetch_rows(c, p.in.erase_gate, n, hv, first, rows, p.rule.erase == Gate::kScalar ? 1 : p.K);
+  prefetch_rows(c, p.in.write_gate, n, hv, first, rows, p.rule.write == Gate::kScalar ? 1 : p.V);
+}
+
+FW_DEVICE uint4 pack_8(const float (&x)[8]) { return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])); }
+
+// Without waiting where rows can be copied as they are: wait_d_out() before the barrier that shows the tile to others.
+template <class Shape>
+FW_DEVICE void load_d_out(const GradientChunk<Shape>& c, int block) {
+  const int V = c.args.problem.V;
+  const Rows d_out = rows_of(c.args.d_o, c.args.problem.sequences, c.n(), c.hv());
+  const int tile = block % Shape::kStages * Shape::kStageBytes + Shape::kOut;
+  const bool wide = d_out.data != nullptr && d_out.bf16 != 0 && (d_out.stride | V) % 8 == 0 && (reinterpret_cast<uintptr_t>(d_out.data) & 15) == 0;
+  FW_UNROLL
+  for (int item = c.thread; item < 512; item += Shape::kThreads) {
+    const int row = item / 8, in_block = item % 8 * 8, column = block * kValueBlock + in_block;
+    const bool valid = d_out.data != nullptr && row < c.rows() && column < V;
+    const int64_t t = c.first() + row;
+    if (wide) {
+      cp_async_16(c.base + tile + panel_offset(row, in_block), valid ? d_out.data + 2 * (t * d_out.stride + column) : d_out.data, valid);
+      continue;
+    }
+    float x[8] = {};
+    if (valid) load_channels(d_out, t, column, V, x);
+    *reinterpret_cast<uint4*>(c.memory + tile + panel_offset(row, in_block)) = pack_8(x);
+  }
+}
+FW_DEVICE void wait_d_out() {
+  cp_async_commit();
+  cp_async_wait<0>();
+}
+
+// q and k of the rows that a thread has a part of (as make_streams() and row_gradients() take them), all on the way at once.
+template <class Shape>
+struct KeyWords {
+  static constexpr int kLanes = Shape::kKey / 8, kRows = Shape::kThreads / kLanes, kPasses = kChunk / kRows;
+  uint4 q[kPasses], k[kPasses];
+  bool wide;  // else nothing is loaded
+
+  FW_DEVICE KeyWords(const GradientChunk<Shape>& c, const FrontRows& front) {
+    const auto aligned = [](const Rows& x) { return x.bf16 != 0 && x.stride % 8 == 0 && (reinterpret_cast<uintptr_t>(x.data) & 15) == 0; };
+    wide = c.args.problem.K == Shape::kKey && aligned(front.q) && aligned(front.k);
+    FW_UNROLL
+    for (int i = 0; i < kPasses; ++i) q[i] = k[i] = make_uint4(0, 0, 0, 0);
+    if (!wide) return;
+    FW_UNROLL
+    for (int i = 0; i < kPasses; ++i) {
+      const int row = c.thread / kLanes + i * kRows, last = c.rows() - 1;
+      const int64_t t = c.first() + (row < last ? row : last);
+      const int channel = c.thread % kLanes * 8;
+      q[i] = *reinterpret_cast<const uint4*>(front.q.data + 2 * (t * front.q.stride + channel));
+      k[i] = *reinterpret_cast<const uint4*>(front.k.data + 2 * (t * front.k.stride + channel));
+    }
+  }
+  // kPlain: as row_gradients().
+  template <bool kPlain>
+  FW_DEVICE RawKeyRow<8> row(const Problem& x, const FrontRows& front, int pass, int t, int lane) const {
+    RawKeyRow<8> raw;
+    if (!wide || !kPlain) raw = load_key_row<8>(x, front, t, lane);
+    if (kPlain) {
+      FW_UNROLL
+      for (int j = 0; j < 8; ++j) raw.p[j] = 0, raw.b[j] = raw.m[j] = 1;
+    }
+    if (wide) {
+      const uint32_t words[8] = {q[pass].x, q[pass].y, q[pass].z, q[pass].w, k[pass].x, k[pass].y, k[pass].z, k[pass].w};
+      FW_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        raw.q[2 * j] = bf16_low(words[j]);
+        raw.q[2 * j + 1] = bf16_high(words[j]);
+        raw.k[2 * j] = bf16_low(words[4 + j]);
+        raw.k[2 * j + 1] = bf16_high(words[4 + j]);
+      }
+    }
+    return raw;
+  }
+};
+
+FW_DEVICE bool plain_rows(const Rule& rule) { return !rule.uses_erase_key() && rule.erase != Gate::kChannel && !rule.uses_precond(); }
+
+// r, e, w of all rows, and z_v.
+template <bool kPlain, class Shape>
 FW_DEVICE void make_streams(const GradientChunk<Shape>& c) {
-  constexpr int kLanes = Shape::kKey / 8, kRows = Shape::kThreads / kLanes;
+  using Words = KeyWords<Shape>;
+  constexpr int kLanes = Words::kLanes;
   const Problem& x = c.args.problem;
   const FrontRows front = front_rows(x, c.n(), c.hv());
+  const Words words(c, front);
   const int lane = c.thread % kLanes;
-  FW_NO_UNROLL
-  for (int row = c.thread / kLanes; row < kChunk; row += kRows) {
+  FW_UNROLL
+  for (int pass = 0; pass < Words::kPasses; ++pass) {
+    const int row = c.thread / kLanes + pass * Words::kRows;
     const bool valid = row < c.rows();
     const int t = c.first() + (valid ? row : c.rows() - 1);
-    const RawKeyRow<8> raw = load_key_row<8>(x, front, t, lane);
+    const RawKeyRow<8> raw = words.template row<kPlain>(x, front, pass, t, lane);
     const FrontCoefs<float> coefs = front_coefs(x.rule, x.scale, front_scalars<kLanes>(x, front, raw, t, lane));
     KeyStreams<8> streams = key_streams(x, coefs, raw);
     FW_UNROLL

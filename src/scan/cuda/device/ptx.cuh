@@ -160,6 +160,8 @@ FW_DEVICE void cp_async_wait() {
 FW_DEVICE void atomic_add(float* to, float x) { atomicAdd(to, x); }
 FW_DEVICE unsigned atomic_add(unsigned* to, unsigned x) { return atomicAdd(to, x); }
 FW_DEVICE void thread_fence() { __threadfence(); }
+// Starts bringing the 128-byte line that has this byte into the L2 cache.
+FW_DEVICE void prefetch_line(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
