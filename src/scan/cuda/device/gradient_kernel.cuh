@@ -34,20 +34,6 @@ FW_DEVICE void store_rows(const Rows& rows, int t, int i, int limit, const float
   if (rows.data != nullptr) store_channels(rows, t, i, limit, x);
 }
 
-// The gradient of one value a token, or of the channels of a gate that was averaged.
-template <int kLanes>
-FW_DEVICE void store_gate(const Rows& rows, Gate gate, int t, int lane, int dim, float x) {
-  if (rows.data == nullptr) return;
-  if (gate == Gate::kScalar && lane == 0) store_element(rows, t, 0, x);
-  if (gate == Gate::kAveraged) {
-    for (int i = lane; i < dim; i += kLanes) store_element(rows, t, i, x / static_cast<float>(dim));
-  }
-}
-
-FW_DEVICE void store_one(const Rows& rows, int t, float x) {
-  if (rows.data != nullptr) store_element(rows, t, 0, x);
-}
-
 // The front's gradients, from the planes and the diagonal of dP; scalar decay: dG of the rows. kPlain: rules without an erase key of
 // their own, a channel gate on it and a preconditioner (fewer registers).
 template <bool kPlain, class Shape>

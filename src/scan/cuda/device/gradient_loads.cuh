@@ -227,4 +227,18 @@ FW_DEVICE void store_pair(const Rows& rows, int64_t t, int i, int limit, float2 
   if (i + 1 < limit) store_element(rows, t, i + 1, x.y);
 }
 
+// The gradient of one value a token, or of the channels of a gate that was averaged.
+template <int kLanes>
+FW_DEVICE void store_gate(const Rows& rows, Gate gate, int t, int lane, int dim, float x) {
+  if (rows.data == nullptr) return;
+  if (gate == Gate::kScalar && lane == 0) store_element(rows, t, 0, x);
+  if (gate == Gate::kAveraged) {
+    for (int i = lane; i < dim; i += kLanes) store_element(rows, t, i, x / static_cast<float>(dim));
+  }
+}
+
+FW_DEVICE void store_one(const Rows& rows, int t, float x) {
+  if (rows.data != nullptr) store_element(rows, t, 0, x);
+}
+
 }  // namespace fw::cuda
