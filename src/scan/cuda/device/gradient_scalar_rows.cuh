@@ -88,7 +88,7 @@ struct FastRows {
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = c.row() + 8 * half;
-      float sums[4] = {};
+      float sums[Shape::kSums] = {};
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
         const int column = c.column() + 8 * j, i = 2 * half;
@@ -96,8 +96,9 @@ struct FastRows {
         sums[0] += bf16_low(r) * d.r[j][i] + bf16_high(r) * d.r[j][i + 1];
         sums[1] += bf16_low(w) * d.w[j][i] + bf16_high(w) * d.w[j][i + 1];
         if (!Shape::kOnline) continue;
-        const uint32_t e = c.word(Shape::kErase, row, column);
         sums[2] += bf16_low(w) * d.e[j][i] + bf16_high(w) * d.e[j][i + 1];
+        if constexpr (Shape::kChannel) continue;
+        const uint32_t e = c.word(Shape::kErase, row, column);
         sums[3] += bf16_low(e) * d.e[j][i] + bf16_high(e) * d.e[j][i + 1];
       }
       store_row_sums(c, row, sums);
@@ -115,8 +116,8 @@ struct FastRows {
     s.beta = c.floats(Shape::kBeta)[row];
     FrontCoefs<float> f = front_coefs(rule, x.scale, s), d;
     const float r_dr = row_sum(c, 0, row), w_dw = row_sum(c, 1, row), diagonal = c.floats(Shape::kDiagonal)[row] * c.floats(Shape::kScalars)[128 + row];
-    const float w_de = Shape::kOnline ? row_sum(c, 2, row) : 0.0f, e_de = Shape::kOnline ? row_sum(c, 3, row) : 0.0f;
-    c.floats(Shape::kDG)[row] = r_dr + e_de - w_dw;
+    const float w_de = Shape::kOnline ? row_sum(c, 2, row) : 0.0f;
+    if constexpr (!Shape::kChannel) c.floats(Shape::kDG)[row] = r_dr + (Shape::kOnline ? row_sum(c, 3, row) : 0.0f) - w_dw;
     const float r_inverse = f.r_q != 0.0f ? 1.0f / f.r_q : 0.0f, w_inverse = f.w_k != 0.0f ? 1.0f / f.w_k : 0.0f;
     d.r_q = r_inverse * (r_dr + diagonal);
     d.w_k = w_inverse * (w_dw + diagonal);
@@ -220,7 +221,7 @@ struct GeneralRows {
       const int row = c.row() + 8 * half;
       const int t = c.first(turn) + (row < c.rows(turn) ? row : c.rows(turn) - 1);
       const float diagonal = c.floats(Shape::kDiagonal)[row];
-      float sums[7] = {};
+      float sums[Shape::kSums] = {};
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
         const int column = c.column() + 8 * j, i = 2 * half;
@@ -228,6 +229,7 @@ struct GeneralRows {
         const RawKeyRow<2> raw = load_key_row<2>(x, front, t, column / 2);
         const FrontCoefs<float> f = key_coefficient_gradients(x, raw, pair_gradients<Shape>(d, half, j, r, w, diagonal));
         sums[0] += f.r_q, sums[1] += f.r_k, sums[2] += f.e_k, sums[3] += f.e_q, sums[4] += f.e_p, sums[5] += f.w_k;
+        if constexpr (Shape::kChannel) continue;
         sums[6] += bf16_low(r) * d.r[j][i] + bf16_high(r) * d.r[j][i + 1] - bf16_low(w) * d.w[j][i] - bf16_high(w) * d.w[j][i + 1];
         if (!Shape::kOnline) continue;
         const uint32_t e = c.word(Shape::kErase, row, column);
@@ -246,10 +248,9 @@ struct GeneralRows {
     d.r_q = row_sum(c, 0, row), d.r_k = row_sum(c, 1, row), d.e_k = row_sum(c, 2, row), d.e_q = row_sum(c, 3, row), d.e_p = row_sum(c, 4, row);
     d.w_k = row_sum(c, 5, row);
     d.z_v = c.floats(Shape::kDZv)[row];
-    c.floats(Shape::kDG)[row] = row_sum(c, 6, row);
+    if constexpr (!Shape::kChannel) c.floats(Shape::kDG)[row] = row_sum(c, 6, row);
     const FrontScalars<float> s = reinterpret_cast<const FrontScalars<float>*>(c.memory + Shape::kScalars)[row];
-    const FrontScalars<float> ds =
-        plain_front(rule) ? front_coefs_vjp(reduced_rule<false>(rule), x.scale, s, d) : front_coefs_vjp(rule, x.scale, s, d);
+    const FrontScalars<float> ds = plain_front(rule) ? front_coefs_vjp(reduced_rule<false>(rule), x.scale, s, d) : front_coefs_vjp(rule, x.scale, s, d);
     reinterpret_cast<FrontScalars<float>*>(c.memory + Shape::kSlopes)[row] = ds;
     if (row >= c.rows(turn)) return;
     const int t = c.first(turn) + row;
