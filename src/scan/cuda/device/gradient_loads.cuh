@@ -241,34 +241,4 @@ FW_DEVICE void store_one(const Rows& rows, int t, float x) {
   if (rows.data != nullptr) store_element(rows, t, 0, x);
 }
 
-// Channel decay: the steps of block `block` of 8 rows of two channels, in units of log 2.
-template <class Shape>
-FW_DEVICE void load_decay_steps(const GradientChunk<Shape>& c, int block, int channel, float2 (&step)[8]) {
-  const Rows g = rows_of(c.args.problem.in.g, c.args.problem.sequences, c.n(), c.hv());
-  FW_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const int row = 8 * block + i;
-    step[i] = make_float2(0, 0);
-    if (row >= c.rows()) continue;
-    const float2 x = load_pair(g, c.first() + row, channel, c.args.problem.K);
-    step[i] = make_float2(log2_decay(x.x), log2_decay(x.y));
-  }
-}
-
-// Sums of the log-decay within blocks of 8 rows, and what a block leaves of the state.
-template <class Shape>
-FW_DEVICE void sum_channel_decay(const GradientChunk<Shape>& c) {
-  const int block = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2;
-  float2 step[8];
-  load_decay_steps(c, block, channel, step);
-  float2 sum = make_float2(0, 0);
-  FW_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    sum.x += step[i].x;
-    sum.y += step[i].y;
-    *reinterpret_cast<float2*>(c.floats(Shape::kFromStart) + (8 * block + i) * Shape::kPlaneStride + channel) = sum;
-  }
-  *reinterpret_cast<float2*>(c.floats(Shape::kRatio) + block * Shape::kKey + channel) = make_float2(exp2_fast(sum.x), exp2_fast(sum.y));
-}
-
 }  // namespace fw::cuda
