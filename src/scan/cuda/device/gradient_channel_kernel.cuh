@@ -92,7 +92,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       store_decay_sums(c, d_g);
     }
     restore_streams(c);
-    Front::sum_rows(c, turn, sums);
+    const FragmentM<Shape> m(c, turn);
+    Front::sum_rows(c, turn, sums, m);
     sync_threads();
     float2 d_g[8];
     sum_decay_gradient(c, d_g);
@@ -111,13 +112,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     store_channel_decay_gradient(c, turn, bounded, d_g);
     rows = load_row_words(c, turn + 1);
     decays = load_decay_words(c, turn + 1);
-    Front::store_gradients(c, turn, sums);
+    Front::combine(c, turn, sums, m);
+    Front::store_gradients(c, turn, sums, m);
   }
 }
 
 template <class Shape>
 void launch_channel_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
-  const ScalarGradientArgs all{args, chunks * args.problem.HV};
+  const ScalarGradientArgs all{args, chunks * args.problem.HV, pieces_of(args)};
   const int64_t places = kProcessors * Shape::kBlocksPerSm;
   const unsigned grid = static_cast<unsigned>(all.tiles < places ? all.tiles : places);
   launch(channel_gradient_kernel<Shape>, Dim3{grid}, Shape::kThreads, Shape::kBytes, stream, all);

@@ -63,7 +63,7 @@ struct GradientChunk {
     base = shared_address(memory);
     thread = static_cast<int>(thread_index());
     lane = static_cast<int>(lane_index());
-    warp = static_cast<int>(warp_index());
+    warp = shuffle(static_cast<int>(warp_index()), 0);  // so that the compiler knows that a warp agrees on it
   }
 
   // Sequence, value head, first token within the sequence, tokens. They come from shared memory each time, so that a phase makes
