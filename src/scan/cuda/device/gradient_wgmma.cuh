@@ -51,15 +51,22 @@ FW_DEVICE void make_value_tiles(const ScalarChunk<Shape>& c, int stage) {
   keep(flat(d));
   wgmma_fence();
   start_product<kColumns, true, true>(flat(d), c.base + Shape::kP, columns + stage + Shape::kOut);
-  if (Shape::kOnline) start_product<kColumns, false, true, true>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
+  constexpr bool kTogether = Shape::kOnline && kTiles == 2;  // else there are too few registers
+  if (kTogether) start_product<kColumns, false, true, true>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
   wgmma_commit();
   wgmma_wait<0>();
   keep(flat(d));
   if constexpr (!Shape::kOnline) {
     store_tile(c, stage + Shape::kV, d);  // where this thread has read
   } else {
-    keep(flat(r));
     store_tile(c, Shape::kDR, d);
+    if (!kTogether) {
+      wgmma_fence();
+      start_product<kColumns, false, true, true>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
+      wgmma_commit();
+      wgmma_wait<0>();
+    }
+    keep(flat(r));
     fence_async_shared();
     sync_threads();
     store_tile(c, stage + Shape::kW, r);
