@@ -87,15 +87,20 @@ FW_DEVICE void unpack_decays(const ScalarChunk<Shape>& c, int turn, const RowGro
   }
 }
 
-// What the next turn reads of keys and decays comes into the L2 cache.
+// What the next turn reads without its being copied ahead comes into the L2 cache: a quarter of the threads for each of four tensors.
 template <class Shape>
 FW_DEVICE void prefetch_channels(const ScalarChunk<Shape>& c, int turn) {
   if (!c.has(turn)) return;
+  constexpr int kPart = Shape::kThreads / 4, kLines = kPart / kChunk;
   const Problem& p = c.args.problem;
-  prefetch_row_lines(c, p.in.g, turn, p.K);
-  if (!Shape::kFast) return;
-  prefetch_row_lines(c, p.in.q, turn, p.K);
-  prefetch_row_lines(c, p.in.k, turn, p.K);
+  if (c.thread == 0) bulk_prefetch(&c.args.pairs[c.tile(turn)], sizeof(PairImage));
+  const int part = c.thread / kPart, row = c.thread % kPart / kLines;
+  const TokenArg& tensor = part == 0 ? p.in.q : part == 1 ? p.in.k : part == 2 ? p.in.g : p.in.v;
+  if (tensor.data == nullptr || row >= c.rows(turn)) return;
+  const Rows from = c.rows_at(tensor, turn);
+  const int size = from.bf16 != 0 ? 2 : 4, bytes = (part == 3 ? p.V : p.K) * size;
+  const char* at = from.data + (c.first(turn) + row) * from.stride * size;
+  for (int i = c.thread % kLines * 128; i < bytes; i += kLines * 128) prefetch_line(at + i);
 }
 
 // What there is to decays of the chunk: nothing, steep ones, bounded ones.
@@ -381,23 +386,20 @@ FW_DEVICE void add_dots(const GradientChunk<Shape>& c, int tile, int j, const fl
   }
 }
 
-// dr, de, dw without the diagonal of dP, and their part of dG. Leaves in kTails the sums over the rows of each block of w (.) the
-// states' part of dw, as seen from the block's anchor.
+// The sums with what the rows of the chunk give each other, as seen from the anchors. Leaves in kTails the sums over the rows of each
+// block of w (.) the states' part of dw.
 template <class Shape>
-FW_DEVICE void finish_channel(const GradientChunk<Shape>& c, StreamSums& sums, float (&d_g)[4][4]) {
+FW_DEVICE void walk_blocks(const GradientChunk<Shape>& c, StreamSums& sums) {
   const int own = c.block_row(), first = 32 * c.group();
   const bool steep = decays_are(c, Decays::kSteep);
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) {
+  {
+    float dots[4][4] = {}, tails[8];
+    add_dots<false>(c, Shape::kWrite, 0, sums.w, dots);
+    add_dots<false>(c, Shape::kWrite, 2, sums.w, dots);
     FW_UNROLL
-    for (int i = 0; i < 4; ++i) d_g[j][i] = 0;
+    for (int j = 0; j < 4; ++j) tails[2 * j] = dots[j][0] + dots[j][2], tails[2 * j + 1] = dots[j][1] + dots[j][3];
+    store_tails(c, tails);
   }
-  add_dots<false>(c, Shape::kWrite, 0, sums.w, d_g);
-  add_dots<false>(c, Shape::kWrite, 2, sums.w, d_g);
-  float tails[8];
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) tails[2 * j] = d_g[j][0] + d_g[j][2], tails[2 * j + 1] = d_g[j][1] + d_g[j][3];
-  store_tails(c, tails);
 
   FW_NO_UNROLL
   for (int block = 0; block <= own; ++block) {
@@ -444,6 +446,11 @@ FW_DEVICE void finish_channel(const GradientChunk<Shape>& c, StreamSums& sums, f
       }
     }
   }
+}
+
+// dr, de, dw without the diagonal of dP, and their part of dG.
+template <class Shape>
+FW_DEVICE void finish_streams(const GradientChunk<Shape>& c, StreamSums& sums, float (&d_g)[4][4]) {
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
     FW_UNROLL
@@ -468,6 +475,48 @@ FW_DEVICE void finish_channel(const GradientChunk<Shape>& c, StreamSums& sums, f
       if (Shape::kOnline) sums.e[j][i + 1] *= -f.y;
       sums.w[j][i] *= rcp_fast(f.x);
       sums.w[j][i + 1] *= rcp_fast(f.y);
+    }
+  }
+}
+
+// The same, with r and w as they were, and the sums over rows that FastRows wants: for streams that are q and k times a number.
+struct FastParts {
+  uint32_t r[2][4], w[2][4];
+  float sums[2][3];
+};
+template <class Shape>
+FW_DEVICE void finish_fast_streams(const GradientChunk<Shape>& c, StreamSums& sums, float (&d_g)[4][4], FastParts& parts) {
+  const int row = 16 * c.block_row(), column = 32 * c.group();
+  FW_UNROLL
+  for (int half = 0; half < 2; ++half) parts.sums[half][0] = parts.sums[half][1] = parts.sums[half][2] = 0;
+  FW_UNROLL
+  for (int j = 0; j < 4; j += 2) {
+    uint32_t f[4], r[4], e[4], w[4];
+    load_left(f, c.base + Shape::kFactors, row, column + 8 * j, c.lane);
+    load_left(r, c.base + Shape::kRead, row, column + 8 * j, c.lane);
+    if (Shape::kOnline) load_left(e, c.base + Shape::kErase, row, column + 8 * j, c.lane);
+    load_left(w, c.base + Shape::kWrite, row, column + 8 * j, c.lane);
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int tile = j + i / 2, half = i % 2;
+      float raw_r[2], raw_w[2];
+      FW_UNROLL
+      for (int k = 0; k < 2; ++k) {
+        const auto value = [&](uint32_t word) { return k == 0 ? bf16_low(word) : bf16_high(word); };
+        float &dr = sums.r[tile][2 * half + k], &de = sums.e[tile][2 * half + k], &dw = sums.w[tile][2 * half + k];
+        const float factor = value(f[i]), inverse = rcp_fast(factor), r_dr = value(r[i]) * dr, w_dw = value(w[i]) * dw;
+        raw_r[k] = value(r[i]) * inverse, raw_w[k] = value(w[i]) * factor;
+        d_g[tile][2 * half + k] = r_dr - w_dw;
+        if (Shape::kOnline) d_g[tile][2 * half + k] += value(e[i]) * de;
+        dr *= factor, dw *= inverse;
+        parts.sums[half][0] += r_dr;
+        parts.sums[half][1] += w_dw;
+        if (!Shape::kOnline) continue;
+        de *= -factor;
+        parts.sums[half][2] += raw_w[k] * de;
+      }
+      parts.r[half][tile] = pack_bf16(raw_r[0], raw_r[1]);
+      parts.w[half][tile] = pack_bf16(raw_w[0], raw_w[1]);
     }
   }
 }
@@ -545,16 +594,18 @@ FW_DEVICE void store_channel_decay_gradient(const ScalarChunk<Shape>& c, int tur
     }
     return;
   }
-  const int size = out.bf16 != 0 ? 2 : 4, limit = channel < K ? rows : 0;
-  char* p = out.data + (t * out.stride + channel) * size;
-  const int64_t step = out.stride * size;
-  FW_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    if (i >= limit) continue;
-    if (out.bf16 != 0) {
-      *reinterpret_cast<uint32_t*>(p + i * step) = pack_bf16(x[i].x, x[i].y);
-    } else {
-      *reinterpret_cast<float2*>(p + i * step) = x[i];
+  const int limit = channel < K ? rows : 0;
+  if (out.bf16 != 0) {
+    char* p = out.data + (t * out.stride + channel) * 2;
+    FW_UNROLL
+    for (int i = 0; i < 8; ++i, p += 2 * out.stride) {
+      if (i < limit) *reinterpret_cast<uint32_t*>(p) = pack_bf16(x[i].x, x[i].y);
+    }
+  } else {
+    char* p = out.data + (t * out.stride + channel) * 4;
+    FW_UNROLL
+    for (int i = 0; i < 8; ++i, p += 4 * out.stride) {
+      if (i < limit) *reinterpret_cast<float2*>(p) = x[i];
     }
   }
 }

@@ -9,7 +9,7 @@ namespace fw::cuda {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
   using Front = std::conditional_t<Shape::kFast, FastRows, GeneralRows>;
-  const ScalarChunk<Shape> c(args);
+  ScalarChunk<Shape> c(args);
   if (c.thread == 0) {
     FW_UNROLL
     for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.barrier(i), Shape::kThreads + 1);
@@ -27,12 +27,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     load_stage(c, i, loaded.turn, loaded.block);
     loaded.next(c.blocks);
   }
-  float2 numbers = load_row_numbers(c, 0);
-  if (c.thread < kChunk) c.floats(Shape::kBeta)[c.thread] = numbers.x;
+  float numbers = load_row_numbers(c, 0).x;  // beta
+  if (c.thread < kChunk) c.floats(Shape::kBeta)[c.thread] = numbers;
   int step = 0;  // value blocks so far
 
   FW_NO_UNROLL
   for (int turn = 0; c.has(turn); ++turn) {
+    c.refresh();
     if (c.thread == Shape::kThreads - 1) c.find(turn + 2);
     sum_channel_decay(c, turn, decays);
     sync_threads();
@@ -45,9 +46,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     join_decays(c);
     mbarrier_wait(c.pairs_barrier(), turn & 1);
     sync_threads();
-    prefetch_turn(c, turn + 1);
+    if (!Shape::kFast) prefetch_turn(c, turn + 1);
     prefetch_channels(c, turn + 1);
-    numbers = load_row_numbers(c, turn + 1);
+    numbers = load_row_numbers(c, turn + 1).x;
 
     StreamSums sums;
     {
@@ -83,30 +84,48 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     loaded.next(c.blocks);
     ++step;
 
+    c.refresh();
     const bool bounded = decays_are(c, Decays::kBounded);
     if (bounded) unbound_states(c, turn, sums);
+    walk_blocks(c, sums);
+    FastParts parts;
     {
       float d_g[4][4];
-      finish_channel(c, sums, d_g);
+      if constexpr (Shape::kFast) {
+        finish_fast_streams(c, sums, d_g, parts);
+      } else {
+        finish_streams(c, sums, d_g);
+      }
       sync_threads();
       store_decay_sums(c, d_g);
     }
-    restore_streams(c);
-    Front::sum_rows(c, turn, sums);
+    if constexpr (Shape::kFast) {
+      store_row_sums(c, c.row(), parts.sums[0]);
+      store_row_sums(c, c.row() + 8, parts.sums[1]);
+    } else {
+      restore_streams(c);
+      Front::sum_rows(c, turn, sums);
+    }
     sync_threads();
     float2 d_g[8];
     sum_decay_gradient(c, d_g);
-    if (c.thread < kChunk) {
-      Front::row_numbers(c, turn, c.thread);
-      c.floats(Shape::kBeta)[c.thread] = numbers.x;
-    }
     fence_async_shared();
     sync_threads();
     if (c.thread == Shape::kThreads - 32) load_pairs(c, turn + 1);
+    if (c.thread < kChunk) {
+      Front::row_numbers(c, turn, c.thread);
+      c.floats(Shape::kBeta)[c.thread] = numbers;
+    }
     store_channel_decay_gradient(c, turn, bounded, d_g);
+    sync_threads();
+    if constexpr (Shape::kFast) {
+      FastRows::store_gradients(c, turn, sums, [&](int half, int j) { return make_uint2(parts.r[half][j], parts.w[half][j]); });
+    } else {
+      Front::store_gradients(c, turn, sums);
+    }
+    c.refresh();
     rows = load_row_words(c, turn + 1);
     decays = load_decay_words(c, turn + 1);
-    Front::store_gradients(c, turn, sums);
   }
 }
 

@@ -66,6 +66,13 @@ struct GradientChunk {
     warp = static_cast<int>(warp_index());
   }
 
+  // What follows from the thread's number is made again from here on, and does not sit in registers (or out of them) until then.
+  FW_DEVICE void refresh() {
+    thread = opaque(thread);
+    lane = thread & 31;
+    warp = thread >> 5;
+  }
+
   // Sequence, value head, first token within the sequence, tokens. They come from shared memory each time, so that a phase makes
   // its addresses again and none of them sits in a register through the products.
   FW_DEVICE int n() const { return place()[0]; }

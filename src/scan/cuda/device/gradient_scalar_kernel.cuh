@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
   }
   sync_threads();
   if (c.thread == 0) load_pairs(c, 0);
-  load_keys(c, 0);
+  if (Shape::kFast) load_keys(c, 0);
   ValueStep loaded;
   for (int i = 0; i < Shape::kStages; ++i) {
     load_stage(c, i, loaded.turn, loaded.block);
@@ -54,12 +54,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
       if (turn == 0) sync_threads();  // beta
       mbarrier_wait(c.key_barrier(turn), turn / 2 & 1);
     } else {
-      sync_threads();  // the coefficients of the turn before have been read
+      sync_threads();  // the rows and coefficients of the turn before have been read
+      load_keys(c, turn);
+      mbarrier_wait(c.key_barrier(turn), turn / 2 & 1);
     }
     Front::make_streams(c, turn);
     mbarrier_wait(c.pairs_barrier(), turn & 1);
     sync_threads();
-    load_keys(c, turn + 1);
+    if (Shape::kFast) load_keys(c, turn + 1);
     prefetch_turn(c, turn + 1);
     numbers = load_row_numbers(c, turn + 1);
 
@@ -74,8 +76,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
         const ValueWords<Shape> words(c, turn, block);
         mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
         make_value_tiles(c, stage);
-        add_products(c, stage, sums, pairs);
         value_rows(c, turn, block, stage, words, z_sums);
+        add_products(c, stage, sums, pairs);
         tail = dot_states(c, stage, tail);
         if (block + 1 == c.blocks) break;
         fence_async_shared();

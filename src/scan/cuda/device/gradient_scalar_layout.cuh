@@ -21,10 +21,10 @@ struct ScalarShape {
   static constexpr int kW = 0, kV = kPanelBytes, kOut = 2 * kPanelBytes, kState = 3 * kPanelBytes, kDState = kState + kStateBytes;
   static constexpr int kStageBytes = kDState + kStateBytes;
 
-  // A and P, later dT and dP; dR; q and k, later r and w, of this turn and the next; e.
+  // A and P, later dT and dP; dR. Then r, w and e: fast, of two turns, in the place of q and k; else q and k between them and e.
   static constexpr int kA = kStages * kStageBytes, kP = kA + kPanelBytes, kDR = kP + kPanelBytes;
   static constexpr int kRead = kDR + kPanelBytes, kWrite = kRead + kStateBytes, kKeyBytes = 2 * kStateBytes;
-  static constexpr int kErase = kRead + 2 * kKeyBytes;
+  static constexpr int kRaw = kFast ? kRead : kRead + kKeyBytes, kErase = kRead + 2 * kKeyBytes;
 
   // Arrays of 64 floats: sums G of the log-decay, beta, dP's diagonal, dG; of the front: z_v and its gradient ...
   static constexpr int kSmall = kErase + kStateBytes;
@@ -35,12 +35,12 @@ struct ScalarShape {
   static constexpr int kSlopes = kScalars + (kFast ? 3 : static_cast<int>(sizeof(FrontScalars<float>)) / 4) * 256;
   static constexpr int kFrontEnd = kSlopes + (kFast ? 5 : static_cast<int>(sizeof(FrontScalars<float>)) / 4) * 256;
   static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kPlaces = kBarriers + 64, kSmallEnd = kPlaces + 64;
-  // Sums over a group's 32 columns [sum][group][64 rows]; if not fast, in the place of the next turn's rows, which are not copied ahead.
+  // Sums over a group's 32 columns [sum][group][64 rows]; if not fast, in the place of dR.
   static constexpr int kSums = kFast ? 4 : 7;
-  static constexpr int kPartial = kFast ? kSmallEnd : kRead + kKeyBytes;
+  static constexpr int kPartial = kFast ? kSmallEnd : kDR;
   static constexpr int kBytes = kSmallEnd + (kFast ? kSums * kGroups * 256 : 0);
 
-  static_assert(kFast || kSums * kGroups * 256 <= kKeyBytes);
+  static_assert(kFast || kSums * kGroups * 256 <= kPanelBytes);
   static_assert(kBytes + 1024 <= 228 * 1024 / kBlocksPerSm && kBytes <= 227 * 1024);
 };
 

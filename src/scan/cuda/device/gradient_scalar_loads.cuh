@@ -61,13 +61,21 @@ FW_DEVICE void load_pairs(const ScalarChunk<Shape>& c, int turn) {
   bulk_load(c.memory + Shape::kP, from.p, kPanelBytes, c.pairs_barrier());
 }
 
+// q and k.
 template <class Shape>
 FW_DEVICE void load_keys(const ScalarChunk<Shape>& c, int turn) {
-  if (!Shape::kFast || !c.has(turn)) return;
+  if (!c.has(turn)) return;
   const Problem& x = c.args.problem;
-  load_row_tile<Shape::kKey>(c, c.rows_at(x.in.q, turn), turn, 0, x.K, Shape::kRead + c.key_offset(turn));
-  load_row_tile<Shape::kKey>(c, c.rows_at(x.in.k, turn), turn, 0, x.K, Shape::kWrite + c.key_offset(turn));
-  cp_async_arrive(c.key_barrier(turn));
+  const int to = Shape::kRaw + c.key_offset(turn);
+  bool copied = load_row_tile<Shape::kKey>(c, c.rows_at(x.in.q, turn), turn, 0, x.K, to);
+  copied = load_row_tile<Shape::kKey>(c, c.rows_at(x.in.k, turn), turn, 0, x.K, to + Shape::kStateBytes) && copied;
+  if (copied) {
+    cp_async_arrive(c.key_barrier(turn));
+  } else {
+    cp_async_commit();
+    cp_async_wait<0>();
+    mbarrier_arrive(c.key_barrier(turn));
+  }
 }
 
 // What is read without being copied ahead comes into the L2 cache.
