@@ -57,6 +57,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       float2 state_dots = make_float2(0, 0);
       FW_NO_UNROLL
       for (int block = 0; block < c.blocks; ++block, ++step) {
+        c.refresh();
         const int index = step % Shape::kStages, stage = index * Shape::kStageBytes;
         const ValueWords<Shape> words(c, turn, block);
         mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
