@@ -87,20 +87,34 @@ FW_DEVICE void unpack_decays(const ScalarChunk<Shape>& c, int turn, const RowGro
   }
 }
 
-// What the next turn reads without its being copied ahead comes into the L2 cache: a quarter of the threads for each of four tensors.
+// What the next turn reads without its being copied ahead comes into the L2 cache: by kPart threads, `part` being which of them.
+template <int kPart, class Shape>
+FW_DEVICE void prefetch_tile(const ScalarChunk<Shape>& c, int turn, const TokenArg& tensor, int dim, int part) {
+  constexpr int kLines = kPart / kChunk;
+  const int row = part / kLines;
+  if (tensor.data == nullptr || row >= c.rows(turn)) return;
+  const Rows from = c.rows_at(tensor, turn);
+  const int size = from.bf16 != 0 ? 2 : 4;
+  const char* at = from.data + (c.first(turn) + row) * from.stride * size;
+  for (int i = part % kLines * 128; i < dim * size; i += kLines * 128) prefetch_line(at + i);
+}
 template <class Shape>
 FW_DEVICE void prefetch_channels(const ScalarChunk<Shape>& c, int turn) {
   if (!c.has(turn)) return;
-  constexpr int kPart = Shape::kThreads / 4, kLines = kPart / kChunk;
+  constexpr int kPart = Shape::kThreads / 4;
   const Problem& p = c.args.problem;
   if (c.thread == 0) bulk_prefetch(&c.args.pairs[c.tile(turn)], sizeof(PairImage));
-  const int part = c.thread / kPart, row = c.thread % kPart / kLines;
+  const int part = c.thread / kPart;
   const TokenArg& tensor = part == 0 ? p.in.q : part == 1 ? p.in.k : part == 2 ? p.in.g : p.in.v;
-  if (tensor.data == nullptr || row >= c.rows(turn)) return;
-  const Rows from = c.rows_at(tensor, turn);
-  const int size = from.bf16 != 0 ? 2 : 4, bytes = (part == 3 ? p.V : p.K) * size;
-  const char* at = from.data + (c.first(turn) + row) * from.stride * size;
-  for (int i = c.thread % kLines * 128; i < bytes; i += kLines * 128) prefetch_line(at + i);
+  prefetch_tile<kPart>(c, turn, tensor, part == 3 ? p.V : p.K, c.thread % kPart);
+}
+template <class Shape>
+FW_DEVICE void prefetch_gates(const ScalarChunk<Shape>& c, int turn) {
+  if (!c.has(turn)) return;
+  constexpr int kPart = Shape::kThreads / 2;
+  const Problem& p = c.args.problem;
+  const bool erase = c.thread < kPart;
+  prefetch_tile<kPart>(c, turn, erase ? p.in.erase_gate : p.in.write_gate, erase ? p.K : p.V, c.thread % kPart);
 }
 
 // What there is to decays of the chunk: nothing, steep ones, bounded ones.
@@ -175,9 +189,9 @@ FW_DEVICE void anchor_8(const uint4& factors, float (&r)[8], float (&e)[8], floa
   }
 }
 
-// q and k of the row and the two granules of it that a thread has, a turn ahead.
+// q, k and the gate on e of the row and the two granules of it that a thread has, a turn ahead.
 struct RowWords {
-  uint4 q[2], k[2];
+  uint4 q[2], k[2], gate[2];
 };
 template <class Shape>
 FW_DEVICE RowWords load_row_words(const ScalarChunk<Shape>& c, int turn) {
@@ -193,6 +207,10 @@ FW_DEVICE RowWords load_row_words(const ScalarChunk<Shape>& c, int turn) {
     if (row >= c.rows(turn) || column >= K) continue;
     x.q[i] = *reinterpret_cast<const uint4*>(q.data + 2 * (t * q.stride + column));
     x.k[i] = *reinterpret_cast<const uint4*>(k.data + 2 * (t * k.stride + column));
+    if (Shape::kGates && c.args.problem.rule.erase == Gate::kChannel) {
+      const Rows gate = c.rows_at(c.args.problem.in.erase_gate, turn);
+      x.gate[i] = *reinterpret_cast<const uint4*>(gate.data + 2 * (t * gate.stride + column));
+    }
   }
   return x;
 }
@@ -215,7 +233,7 @@ FW_DEVICE void make_fast_streams(const ScalarChunk<Shape>& c, int turn, const Ro
   s.k2 = group_sum<kLanes>(s.k2);
   q_k = group_sum<kLanes>(q_k);
   s.beta = c.floats(Shape::kBeta)[row];
-  FrontCoefs<float> f = front_coefs(reduced_rule<true>(x.rule), x.scale, s);
+  FrontCoefs<float> f = front_coefs(reduced_rule<!Shape::kGates>(x.rule), x.scale, s);
   if (row >= c.rows(turn)) f = FrontCoefs<float>();
   FW_UNROLL
   for (int i = 0; i < 2; ++i) {
@@ -225,6 +243,12 @@ FW_DEVICE void make_fast_streams(const ScalarChunk<Shape>& c, int turn, const Ro
     unpack_8(words.k[i], w);
     FW_UNROLL
     for (int j = 0; j < 8; ++j) r[j] *= f.r_q, e[j] = f.e_k * w[j], w[j] *= f.w_k;
+    if (Shape::kGates && x.rule.erase == Gate::kChannel) {
+      float gate[8];
+      unpack_8(words.gate[i], gate);
+      FW_UNROLL
+      for (int j = 0; j < 8; ++j) e[j] *= gate[j];
+    }
     anchor_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kFactors + at), r, e, w);
     *reinterpret_cast<uint4*>(c.memory + Shape::kRead + at) = pack_8(r);
     *reinterpret_cast<uint4*>(c.memory + Shape::kWrite + at) = pack_8(w);
@@ -481,9 +505,26 @@ FW_DEVICE void finish_streams(const GradientChunk<Shape>& c, StreamSums& sums, f
 
 // The same, with r and w as they were, and the sums over rows that FastRows wants: for streams that are q and k times a number.
 struct FastParts {
-  uint32_t r[2][4], w[2][4];
+  uint32_t r[2][4], w[2][4], gate[2][4];
   float sums[2][3];
 };
+// The gate on e, 1 where there is none.
+template <class Shape>
+FW_DEVICE void load_gates(const ScalarChunk<Shape>& c, int turn, FastParts& parts) {
+  constexpr uint32_t kOnes = 0x3f803f80;
+  const bool gated = c.args.problem.rule.erase == Gate::kChannel;
+  const Rows gate = c.rows_at(c.args.problem.in.erase_gate, turn);
+  FW_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const int row = c.row() + 8 * half;
+    const bool valid = gated && row < c.rows(turn);
+    const char* p = gate.data + 2 * ((c.first(turn) + row) * gate.stride + c.column());
+    FW_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      parts.gate[half][j] = valid && c.column() + 8 * j < c.args.problem.K ? *reinterpret_cast<const uint32_t*>(p + 16 * j) : kOnes;
+    }
+  }
+}
 template <class Shape>
 FW_DEVICE void finish_fast_streams(const GradientChunk<Shape>& c, StreamSums& sums, float (&d_g)[4][4], FastParts& parts) {
   const int row = 16 * c.block_row(), column = 32 * c.group();
@@ -513,7 +554,7 @@ FW_DEVICE void finish_fast_streams(const GradientChunk<Shape>& c, StreamSums& su
         parts.sums[half][1] += w_dw;
         if (!Shape::kOnline) continue;
         de *= -factor;
-        parts.sums[half][2] += raw_w[k] * de;
+        parts.sums[half][2] += Shape::kGates ? raw_w[k] * value(parts.gate[half][tile]) * de : raw_w[k] * de;
       }
       parts.r[half][tile] = pack_bf16(raw_r[0], raw_r[1]);
       parts.w[half][tile] = pack_bf16(raw_w[0], raw_w[1]);

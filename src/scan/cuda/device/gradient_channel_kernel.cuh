@@ -46,8 +46,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     join_decays(c);
     mbarrier_wait(c.pairs_barrier(), turn & 1);
     sync_threads();
-    if (!Shape::kFast) prefetch_turn(c, turn + 1);
     prefetch_channels(c, turn + 1);
+    if (!Shape::kFast) prefetch_turn(c, turn + 1);
+    if (Shape::kFast && Shape::kGates) prefetch_gates(c, turn + 1);
     numbers = load_row_numbers(c, turn + 1).x;
 
     StreamSums sums;
@@ -88,8 +89,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     c.refresh();
     const bool bounded = decays_are(c, Decays::kBounded);
     if (bounded) unbound_states(c, turn, sums);
-    walk_blocks(c, sums);
     FastParts parts;
+    if constexpr (Shape::kFast && Shape::kGates) load_gates(c, turn, parts);
+    walk_blocks(c, sums);
     {
       float d_g[4][4];
       if constexpr (Shape::kFast) {
@@ -120,7 +122,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     store_channel_decay_gradient(c, turn, bounded, d_g);
     sync_threads();
     if constexpr (Shape::kFast) {
-      FastRows::store_gradients(c, turn, sums, [&](int half, int j) { return make_uint2(parts.r[half][j], parts.w[half][j]); });
+      FastRows::store_gradients(c, turn, sums, [&](int half, int j) {
+        return FastWords{parts.r[half][j], parts.w[half][j], Shape::kGates ? parts.gate[half][j] : 0};
+      });
     } else {
       Front::store_gradients(c, turn, sums);
     }
