@@ -57,7 +57,7 @@ FW_DEVICE DecayWords load_decay_words(const ScalarChunk<Shape>& c, int turn) {
   const Rows from = c.rows_at(c.args.problem.in.g, turn);
   if (from.bf16 == 0 || !in_pairs(from, K)) return x;
   const int limit = at.channel < K ? c.rows(turn) : 0;
-  const char* p = from.data + ((c.first(turn) + at.row(0)) * from.stride + at.channel) * 2;
+  const char* p = from.data + (at.row(0) * from.stride + at.channel) * 2;
   const int64_t step = from.stride * (at.before ? -2 : 2);
   FW_UNROLL
   for (int k = 0; k < 8; ++k) x.words[k] = at.row(k) < limit ? *reinterpret_cast<const uint32_t*>(p + k * step) : 0;
@@ -77,44 +77,28 @@ FW_DEVICE void unpack_decays(const ScalarChunk<Shape>& c, int turn, const RowGro
   for (int k = 0; k < 8; ++k) {
     g[k] = make_float2(0, 0);
     if (at.row(k) >= c.rows(turn)) continue;
-    const int64_t i = (c.first(turn) + at.row(k)) * from.stride + at.channel;
+    const int64_t i = at.row(k) * from.stride + at.channel;
     if (pairs && at.channel < K) {
       g[k] = *reinterpret_cast<const float2*>(from.data + 4 * i);
     } else if (!pairs) {
-      if (at.channel < K) g[k].x = load_element(from, c.first(turn) + at.row(k), at.channel);
-      if (at.channel + 1 < K) g[k].y = load_element(from, c.first(turn) + at.row(k), at.channel + 1);
+      if (at.channel < K) g[k].x = load_element(from, at.row(k), at.channel);
+      if (at.channel + 1 < K) g[k].y = load_element(from, at.row(k), at.channel + 1);
     }
   }
 }
 
-// What the next turn reads without its being copied ahead comes into the L2 cache: by kPart threads, `part` being which of them.
-template <int kPart, class Shape>
-FW_DEVICE void prefetch_tile(const ScalarChunk<Shape>& c, int turn, const TokenArg& tensor, int dim, int part) {
-  constexpr int kLines = kPart / kChunk;
-  const int row = part / kLines;
-  if (tensor.data == nullptr || row >= c.rows(turn)) return;
-  const Rows from = c.rows_at(tensor, turn);
-  const int size = from.bf16 != 0 ? 2 : 4;
-  const char* at = from.data + (c.first(turn) + row) * from.stride * size;
-  for (int i = part % kLines * 128; i < dim * size; i += kLines * 128) prefetch_line(at + i);
-}
+// What is read without being copied ahead comes into the L2 cache; with prefetch_turn().
 template <class Shape>
 FW_DEVICE void prefetch_channels(const ScalarChunk<Shape>& c, int turn) {
-  if (!c.has(turn)) return;
-  constexpr int kPart = Shape::kThreads / 4;
+  if (c.warp < kPrefetchWarp || !c.has(turn)) return;
   const Problem& p = c.args.problem;
-  if (c.thread == 0) bulk_prefetch(&c.args.pairs[c.tile(turn)], sizeof(PairImage));
-  const int part = c.thread / kPart;
-  const TokenArg& tensor = part == 0 ? p.in.q : part == 1 ? p.in.k : part == 2 ? p.in.g : p.in.v;
-  prefetch_tile<kPart>(c, turn, tensor, part == 3 ? p.V : p.K, c.thread % kPart);
-}
-template <class Shape>
-FW_DEVICE void prefetch_gates(const ScalarChunk<Shape>& c, int turn) {
-  if (!c.has(turn)) return;
-  constexpr int kPart = Shape::kThreads / 2;
-  const Problem& p = c.args.problem;
-  const bool erase = c.thread < kPart;
-  prefetch_tile<kPart>(c, turn, erase ? p.in.erase_gate : p.in.write_gate, erase ? p.K : p.V, c.thread % kPart);
+  prefetch_row_lines(c, c.rows_at(p.in.g, turn), turn, p.K);
+  if (!Shape::kFast) return;
+  prefetch_row_lines(c, c.rows_at(p.in.q, turn), turn, p.K);
+  prefetch_row_lines(c, c.rows_at(p.in.k, turn), turn, p.K);
+  if (!Shape::kGates) return;
+  prefetch_row_lines(c, c.rows_at(p.in.erase_gate, turn), turn, p.K);
+  prefetch_row_lines(c, c.rows_at(p.in.write_gate, turn), turn, p.V);
 }
 
 // What there is to decays of the chunk: nothing, steep ones, bounded ones.
@@ -200,16 +184,15 @@ FW_DEVICE RowWords load_row_words(const ScalarChunk<Shape>& c, int turn) {
   if (!Shape::kFast || !c.has(turn)) return x;
   const int row = c.thread / kLanes, lane = c.thread % kLanes, K = c.args.problem.K;
   const Rows q = c.rows_at(c.args.problem.in.q, turn), k = c.rows_at(c.args.problem.in.k, turn);
-  const int64_t t = c.first(turn) + row;
   FW_UNROLL
   for (int i = 0; i < 2; ++i) {
     const int column = 8 * (lane + kLanes * i);
     if (row >= c.rows(turn) || column >= K) continue;
-    x.q[i] = *reinterpret_cast<const uint4*>(q.data + 2 * (t * q.stride + column));
-    x.k[i] = *reinterpret_cast<const uint4*>(k.data + 2 * (t * k.stride + column));
+    x.q[i] = *reinterpret_cast<const uint4*>(q.data + 2 * (row * q.stride + column));
+    x.k[i] = *reinterpret_cast<const uint4*>(k.data + 2 * (row * k.stride + column));
     if (Shape::kGates && c.args.problem.rule.erase == Gate::kChannel) {
       const Rows gate = c.rows_at(c.args.problem.in.erase_gate, turn);
-      x.gate[i] = *reinterpret_cast<const uint4*>(gate.data + 2 * (t * gate.stride + column));
+      x.gate[i] = *reinterpret_cast<const uint4*>(gate.data + 2 * (row * gate.stride + column));
     }
   }
   return x;
@@ -232,7 +215,7 @@ FW_DEVICE void make_fast_streams(const ScalarChunk<Shape>& c, int turn, const Ro
   s.q2 = group_sum<kLanes>(s.q2);
   s.k2 = group_sum<kLanes>(s.k2);
   q_k = group_sum<kLanes>(q_k);
-  s.beta = c.floats(Shape::kBeta)[row];
+  s.beta = c.turn_floats(Shape::kBeta, turn)[row];
   FrontCoefs<float> f = front_coefs(reduced_rule<!Shape::kGates>(x.rule), x.scale, s);
   if (row >= c.rows(turn)) f = FrontCoefs<float>();
   FW_UNROLL
@@ -309,7 +292,7 @@ FW_DEVICE void unbound_states(const ScalarChunk<Shape>& c, int turn, StreamSums&
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = c.row() + 8 * half, channel = c.column() + 8 * j;
-      const float2 x = row < c.rows(turn) ? load_pair(g, c.first(turn) + row, channel, c.args.problem.K) : make_float2(0, 0);
+      const float2 x = row < c.rows(turn) ? load_pair(g, row, channel, c.args.problem.K) : make_float2(0, 0);
       float* taken = up[j] + 2 * half;
       taken[0] = max(kLowestDecay - log2_decay(x.x), 0.0f), taken[1] = max(kLowestDecay - log2_decay(x.y), 0.0f);
       FW_UNROLL
@@ -518,7 +501,7 @@ FW_DEVICE void load_gates(const ScalarChunk<Shape>& c, int turn, FastParts& part
   for (int half = 0; half < 2; ++half) {
     const int row = c.row() + 8 * half;
     const bool valid = gated && row < c.rows(turn);
-    const char* p = gate.data + 2 * ((c.first(turn) + row) * gate.stride + c.column());
+    const char* p = gate.data + 2 * (row * gate.stride + c.column());
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       parts.gate[half][j] = valid && c.column() + 8 * j < c.args.problem.K ? *reinterpret_cast<const uint32_t*>(p + 16 * j) : kOnes;
@@ -618,7 +601,7 @@ FW_DEVICE void store_channel_decay_gradient(const ScalarChunk<Shape>& c, int tur
   FW_UNROLL
   for (int i = 0; i < 8; ++i) x[i].x += later.x, x[i].y += later.y;
   const int rows = c.rows(turn) - 8 * group;
-  const int64_t t = c.first(turn) + 8 * group;
+  const int64_t t = 8 * group;
   if (bounded) {
     const Rows g = c.rows_at(c.args.problem.in.g, turn);
     FW_UNROLL

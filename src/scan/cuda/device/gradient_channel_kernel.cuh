@@ -12,13 +12,16 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
   ScalarChunk<Shape> c(args);
   if (c.thread == 0) {
     FW_UNROLL
-    for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.barrier(i), Shape::kThreads + 1);
+    for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.barrier(i), Shape::kThreads + 4);
     mbarrier_init(c.pairs_barrier(), 1);
     mbarrier_init_fence();
-    c.find(0);
-    c.find(1);
+  }
+  for (int i = 0; i < 3; ++i) {
+    if (c.warp == i) c.find(i);
   }
   sync_threads();
+  prefetch_turn(c, 1);
+  prefetch_channels(c, 1);
   if (c.thread == 0) load_pairs(c, 0);
   RowWords rows = load_row_words(c, 0);
   DecayWords decays = load_decay_words(c, 0);
@@ -27,14 +30,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     load_stage(c, i, loaded.turn, loaded.block);
     loaded.next(c.blocks);
   }
-  float numbers = load_row_numbers(c, 0).x;  // beta
-  if (c.thread < kChunk) c.floats(Shape::kBeta)[c.thread] = numbers;
+  publish_row_numbers(c, 0, load_row_numbers(c, 0));
+  float beta = load_row_numbers(c, 1).x;
   int step = 0;  // value blocks so far
 
   FW_NO_UNROLL
   for (int turn = 0; c.has(turn); ++turn) {
     c.refresh();
-    if (c.thread == Shape::kThreads - 1) c.find(turn + 2);
     sum_channel_decay(c, turn, decays);
     sync_threads();
     if constexpr (Shape::kFast) {
@@ -45,11 +47,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     }
     join_decays(c);
     mbarrier_wait(c.pairs_barrier(), turn & 1);
+    fence_async_shared();
     sync_threads();
-    prefetch_channels(c, turn + 1);
-    if (!Shape::kFast) prefetch_turn(c, turn + 1);
-    if (Shape::kFast && Shape::kGates) prefetch_gates(c, turn + 1);
-    numbers = load_row_numbers(c, turn + 1).x;
 
     StreamSums sums;
     {
@@ -63,9 +62,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
         const ValueWords<Shape> words(c, turn, block);
         mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
         make_value_tiles(c, stage);
-        add_products(c, stage, sums, pairs);
+        start_value_products(c, stage, sums, pairs);
         value_rows(c, turn, block, stage, words, z_sums);
         add_state_dots(c, stage, state_dots);
+        finish_value_products(sums, pairs);
         if (block + 1 == c.blocks) break;
         fence_async_shared();
         sync_threads();
@@ -114,10 +114,15 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     sum_decay_gradient(c, d_g);
     fence_async_shared();
     sync_threads();
-    if (c.thread == Shape::kThreads - 32) load_pairs(c, turn + 1);
+    if (c.thread == 6 * 32) load_pairs(c, turn + 1);
     if (c.thread < kChunk) {
       Front::row_numbers(c, turn, c.thread);
-      c.floats(Shape::kBeta)[c.thread] = numbers;
+    } else {  // meanwhile
+      publish_row_numbers(c, turn + 1, make_float2(beta, 0));
+      beta = load_row_numbers(c, turn + 2).x;
+      if (c.warp == 5) c.find(turn + 3);
+      prefetch_turn(c, turn + 2);
+      prefetch_channels(c, turn + 2);
     }
     store_channel_decay_gradient(c, turn, bounded, d_g);
     sync_threads();

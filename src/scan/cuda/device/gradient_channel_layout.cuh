@@ -29,16 +29,16 @@ struct ChannelShape {
 
   // Arrays of 64 floats, as ScalarShape.
   static constexpr int kSmall = kFactors + kStateBytes;
-  static constexpr int kBeta = kSmall, kDiagonal = kBeta + 256, kZv = kDiagonal + 256, kDZv = kZv + 256;
+  static constexpr int kBeta = kSmall, kDiagonal = kBeta + 512, kZv = kDiagonal + 256, kDZv = kZv + 256;
   static constexpr int kFront = kDZv + 256;
   static constexpr int kCoefs = kFront, kScalars = kCoefs + (kFast ? 0 : static_cast<int>(sizeof(FrontCoefs<float>)) / 4) * 256;
   static constexpr int kSlopes = kScalars + (kFast ? 3 : static_cast<int>(sizeof(FrontScalars<float>)) / 4) * 256;
-  static constexpr int kFrontEnd = kSlopes + (kFast ? 5 : static_cast<int>(sizeof(FrontScalars<float>)) / 4) * 256;
+  static constexpr int kFrontEnd = kSlopes + (kFast ? 5 : 4) * 256;
   // What there is to the decays of each warp's rows.
   static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kPlaces = kBarriers + 64;
   // Decay over 8 rows [8, kKey], from each anchor to the next [5, kKey], sums of D (.) S0 [8, kKey], tails of dg [4, kKey], sums over 8
   // rows of dG, before that of what bounds took [8, kKey].
-  static constexpr int kHalves = kPlaces + 64, kRatios = kHalves + 8 * kKey * 4, kStateDots = kRatios + 5 * kKey * 4;
+  static constexpr int kHalves = kPlaces + kPlacesBytes, kRatios = kHalves + 8 * kKey * 4, kStateDots = kRatios + 5 * kKey * 4;
   static constexpr int kTails = kStateDots + 8 * kKey * 4, kGroupSums = kTails + 4 * kKey * 4;
   static constexpr int kBytes = kGroupSums + 8 * kKey * 4;
   // Sums over a group's 32 columns [sum][group][64 rows].

@@ -2,34 +2,9 @@
 #pragma once
 
 #include "scan/cuda/device/gradient_scalar_loads.cuh"
+#include "scan/cuda/device/gradient_wgmma.cuh"
 
 namespace fw::cuda {
-
-// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (offline R = W, dZ = dR). Ends with a barrier.
-template <class Shape>
-FW_DEVICE void make_value_tiles(const ScalarChunk<Shape>& c, int stage) {
-  constexpr int kTiles = PairSums<Shape>::kTiles;
-  float d[kTiles][4];
-  FW_UNROLL
-  for (int j = 0; j < kTiles; ++j) {
-    const int column = pair_column(c) + 8 * j + 2 * (c.lane & 3);
-    const uint32_t low = c.word(stage + Shape::kV, c.row(), column), high = c.word(stage + Shape::kV, c.row() + 8, column);
-    d[j][0] = bf16_low(low), d[j][1] = bf16_high(low), d[j][2] = bf16_low(high), d[j][3] = bf16_high(high);
-  }
-  triangular_product<true>(c, d, Shape::kP, stage + Shape::kOut);
-  if constexpr (!Shape::kOnline) {
-    store_tile(c, stage + Shape::kV, d);  // where this thread has read
-  } else {
-    store_tile(c, Shape::kDR, d);
-    float r[kTiles][4] = {}, z[kTiles][4] = {};
-    triangular_product<false>(c, r, Shape::kA, stage + Shape::kW);
-    sync_threads();
-    store_tile(c, stage + Shape::kW, r);
-    triangular_product<true>(c, z, Shape::kA, Shape::kDR);
-    store_tile(c, stage + Shape::kV, z);
-  }
-  sync_threads();
-}
 
 // Lanes over the rows of a stage: 8 columns each.
 template <class Shape>
@@ -53,7 +28,7 @@ struct ValueWords {
     for (int i = 0; i < Lanes::kPasses; ++i) {
       const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
       v[i] = make_uint4(0, 0, 0, 0);
-      if (wide && row < c.rows(turn) && column < x.V) v[i] = *reinterpret_cast<const uint4*>(rows.data + 2 * ((c.first(turn) + row) * rows.stride + column));
+      if (wide && row < c.rows(turn) && column < x.V) v[i] = *reinterpret_cast<const uint4*>(rows.data + 2 * ((row)*rows.stride + column));
     }
   }
 };
@@ -76,7 +51,7 @@ FW_DEVICE void value_rows(const ScalarChunk<Shape>& c, int turn, int block, int 
   for (int i = 0; i < Lanes::kPasses; ++i) {
     const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
     if (row >= c.rows(turn) || column >= x.V) continue;
-    const int t = c.first(turn) + row;
+    const int t = row;
     float dz[8], v[8];
     unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + panel_offset(row, in_block)), dz);
     if (words.wide) {
@@ -124,13 +99,12 @@ FW_DEVICE float dot_states(const ScalarChunk<Shape>& c, int stage, float sum) {
 
 // dP and dT with the decay, strictly below the diagonal, in bf16 in the place of P and A; the diagonal of dP apart.
 template <class Shape>
-FW_DEVICE void store_decayed_pairs(const ScalarChunk<Shape>& c, const PairSums<Shape>& pairs) {
-  const float* g = c.floats(Shape::kG);
+FW_DEVICE void store_decayed_pairs(const ScalarChunk<Shape>& c, int turn, const PairSums<Shape>& pairs) {
+  const float* g = c.turn_floats(Shape::kG, turn);
   const float g_row[2] = {g[c.row()], g[c.row() + 8]};
   FW_UNROLL
   for (int j = 0; j < PairSums<Shape>::kTiles; ++j) {
     const int column = pair_column(c) + 8 * j + 2 * (c.lane & 3);
-    if (column / 16 > c.block_row()) continue;
     const float2 g_column = *reinterpret_cast<const float2*>(g + column);
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -143,19 +117,18 @@ FW_DEVICE void store_decayed_pairs(const ScalarChunk<Shape>& c, const PairSums<S
         t[i] = row > column + i ? -pairs.t[j][2 * half + i] * factor : 0.0f;
         if (row == column + i) c.floats(Shape::kDiagonal)[row] = pairs.p[j][2 * half + i];
       }
-      c.word(Shape::kP, row, column) = pack_bf16(p[0], p[1]);
-      if (Shape::kOnline) c.word(Shape::kA, row, column) = pack_bf16(t[0], t[1]);
+      pair_fragment(c, Shape::kP, half, j) = pack_bf16(p[0], p[1]);
+      if (Shape::kOnline) pair_fragment(c, Shape::kA, half, j) = pack_bf16(t[0], t[1]);
     }
   }
 }
 
-// dr, de, dw without the diagonal of dP; key: offset of this turn's r and w. Returns this thread's part of the sum of w (.) the states'
+// dr, de, dw without the diagonal of dP. Returns this thread's part of the sum of w (.) the states'
 // part of dw.
 template <class Shape>
-FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int key, StreamSums& sums) {
-  const int r_tile = Shape::kRead + key, w_tile = Shape::kWrite + key;
-  const float* g = c.floats(Shape::kG);
-  const int block = c.block_row(), first = 32 * c.group();
+FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int turn, StreamSums& sums) {
+  const int r_tile = Shape::kRead + c.key_offset(turn), w_tile = Shape::kWrite + c.key_offset(turn);
+  const float* g = c.turn_floats(Shape::kG, turn);
   const float gamma[2] = {exp2_fast(g[c.row()]), exp2_fast(g[c.row() + 8])};
   const float rest[2] = {exp2_fast(g[63] - g[c.row()]), exp2_fast(g[63] - g[c.row() + 8])};
   float dot = 0;
@@ -163,7 +136,7 @@ FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int key, StreamSums&
   for (int j = 0; j < 4; ++j) {
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const uint32_t w = c.word(w_tile, c.row() + 8 * half, c.column() + 8 * j);
+      const uint32_t w = c.fragment(w_tile, half, j);
       FW_UNROLL
       for (int i = 2 * half; i < 2 * half + 2; ++i) {
         sums.r[j][i] *= gamma[half];
@@ -173,39 +146,20 @@ FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int key, StreamSums&
       }
     }
   }
-  FW_UNROLL
-  for (int k = 0; k < 4; ++k) {
-    uint32_t p[4], t[4], b[4];
-    if (k <= block) {
-      load_left(p, c.base + Shape::kP, 16 * block, 16 * k, c.lane);
-      if (Shape::kOnline) load_left(t, c.base + Shape::kA, 16 * block, 16 * k, c.lane);
-      FW_UNROLL
-      for (int j = 0; j < 4; j += 2) {
-        load_right(b, c.base + w_tile, 16 * k, first + 8 * j, c.lane);
-        mma_bf16(sums.r[j], p, b[0], b[1]);
-        mma_bf16(sums.r[j + 1], p, b[2], b[3]);
-        if (Shape::kOnline) {
-          mma_bf16(sums.e[j], t, b[0], b[1]);
-          mma_bf16(sums.e[j + 1], t, b[2], b[3]);
-        }
-      }
-    }
-    if (k >= block) {
-      load_left_transposed(p, c.base + Shape::kP, 16 * block, 16 * k, c.lane);
-      if (Shape::kOnline) load_left_transposed(t, c.base + Shape::kA, 16 * block, 16 * k, c.lane);
-      FW_UNROLL
-      for (int j = 0; j < 4; j += 2) {
-        load_right(b, c.base + r_tile, 16 * k, first + 8 * j, c.lane);
-        mma_bf16(sums.w[j], p, b[0], b[1]);
-        mma_bf16(sums.w[j + 1], p, b[2], b[3]);
-        if (Shape::kOnline) {
-          load_right(b, c.base + Shape::kErase, 16 * k, first + 8 * j, c.lane);
-          mma_bf16(sums.w[j], t, b[0], b[1]);
-          mma_bf16(sums.w[j + 1], t, b[2], b[3]);
-        }
-      }
-    }
+  const uint32_t columns = c.base + key_columns(c), p = c.base + Shape::kP, t = c.base + Shape::kA;
+  keep(flat(sums.r)), keep(flat(sums.w));
+  if (Shape::kOnline) keep(flat(sums.e));
+  wgmma_fence();
+  start_product<32, false, true>(flat(sums.r), p, columns + w_tile);
+  start_product<32, true, true>(flat(sums.w), p, columns + r_tile);
+  if (Shape::kOnline) {
+    start_product<32, false, true>(flat(sums.e), t, columns + w_tile);
+    start_product<32, true, true>(flat(sums.w), t, columns + Shape::kErase);
   }
+  wgmma_commit();
+  wgmma_wait<0>();
+  keep(flat(sums.r)), keep(flat(sums.w));
+  if (Shape::kOnline) keep(flat(sums.e));
   return dot;
 }
 
@@ -244,8 +198,8 @@ FW_DEVICE void store_decay_gradient(const ScalarChunk<Shape>& c, int turn) {
     if (c.lane + delta < 32) sum += after;
   }
   const int row = 2 * c.lane;
-  if (row < c.rows(turn)) store_element(out, c.first(turn) + row, 0, sum + tail);
-  if (row + 1 < c.rows(turn)) store_element(out, c.first(turn) + row + 1, 0, sum - first + tail);
+  if (row < c.rows(turn)) store_element(out, row, 0, sum + tail);
+  if (row + 1 < c.rows(turn)) store_element(out, row + 1, 0, sum - first + tail);
 }
 
 }  // namespace fw::cuda

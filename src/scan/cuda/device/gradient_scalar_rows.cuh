@@ -72,7 +72,7 @@ struct FastRows {
     s.q2 = group_sum<kLanes>(s.q2);
     s.k2 = group_sum<kLanes>(s.k2);
     q_k = group_sum<kLanes>(q_k);
-    s.beta = c.floats(Shape::kBeta)[row];
+    s.beta = c.turn_floats(Shape::kBeta, turn)[row];
     FrontCoefs<float> f = front_coefs(rule, x.scale, s);
     if (row >= c.rows(turn)) f = FrontCoefs<float>();
     FW_UNROLL
@@ -107,14 +107,14 @@ struct FastRows {
       float sums[Shape::kSums] = {};
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
-        const int column = c.column() + 8 * j, i = 2 * half;
-        const uint32_t r = c.word(Shape::kRead + key, row, column), w = c.word(Shape::kWrite + key, row, column);
+        const int i = 2 * half;
+        const uint32_t r = c.fragment(Shape::kRead + key, half, j), w = c.fragment(Shape::kWrite + key, half, j);
         sums[0] += bf16_low(r) * d.r[j][i] + bf16_high(r) * d.r[j][i + 1];
         sums[1] += bf16_low(w) * d.w[j][i] + bf16_high(w) * d.w[j][i + 1];
         if (!Shape::kOnline) continue;
         sums[2] += bf16_low(w) * d.e[j][i] + bf16_high(w) * d.e[j][i + 1];
         if constexpr (Shape::kChannel) continue;
-        const uint32_t e = c.word(Shape::kErase, row, column);
+        const uint32_t e = c.fragment(Shape::kErase, half, j);
         sums[3] += bf16_low(e) * d.e[j][i] + bf16_high(e) * d.e[j][i + 1];
       }
       store_row_sums(c, row, sums);
@@ -129,12 +129,12 @@ struct FastRows {
     FrontScalars<float> s;
     s.q2 = c.floats(Shape::kScalars)[row];
     s.k2 = c.floats(Shape::kScalars)[64 + row];
-    s.beta = c.floats(Shape::kBeta)[row];
+    s.beta = c.turn_floats(Shape::kBeta, turn)[row];
     FrontCoefs<float> f = front_coefs(rule, x.scale, s), d;
     const float r_dr = row_sum(c, 0, row), w_dw = row_sum(c, 1, row), diagonal = c.floats(Shape::kDiagonal)[row] * c.floats(Shape::kScalars)[128 + row];
     const float w_de = Shape::kOnline ? row_sum(c, 2, row) : 0.0f;
     if constexpr (!Shape::kChannel) c.floats(Shape::kDG)[row] = r_dr + (Shape::kOnline ? row_sum(c, 3, row) : 0.0f) - w_dw;
-    const float r_inverse = f.r_q != 0.0f ? 1.0f / f.r_q : 0.0f, w_inverse = f.w_k != 0.0f ? 1.0f / f.w_k : 0.0f;
+    const float r_inverse = f.r_q != 0.0f ? rcp_fast(f.r_q) : 0.0f, w_inverse = f.w_k != 0.0f ? rcp_fast(f.w_k) : 0.0f;
     d.r_q = r_inverse * (r_dr + diagonal);
     d.w_k = w_inverse * (w_dw + diagonal);
     d.e_k = w_inverse * w_de;
@@ -146,15 +146,14 @@ struct FastRows {
     out[128] = f.e_k;
     out[192] = 2.0f * ds.q2 * r_inverse;
     out[256] = 2.0f * ds.k2 * w_inverse;
-    if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), c.first(turn) + row, ds.beta);
+    if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, ds.beta);
   }
 
   template <class Shape>
   static FW_DEVICE void store_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& d) {
     const int key = c.key_offset(turn);
     store_gradients(c, turn, d, [&](int half, int j) {
-      const int row = c.row() + 8 * half, column = c.column() + 8 * j;
-      return FastWords{c.word(Shape::kRead + key, row, column), c.word(Shape::kWrite + key, row, column), 0};
+      return FastWords{c.fragment(Shape::kRead + key, half, j), c.fragment(Shape::kWrite + key, half, j), 0};
     });
   }
   // words: of a row and two columns of this thread.
@@ -170,7 +169,7 @@ struct FastRows {
       const bool valid = row < c.rows(turn);
       const float* f = c.floats(Shape::kSlopes) + row;
       const float r_q = f[0], w_k = f[64], e_k = f[128], of_r = f[192], of_w = f[256], diagonal = c.floats(Shape::kDiagonal)[row];
-      const float r_w = r_q * diagonal, w_r = w_k * diagonal, e_w = Shape::kGates && w_k != 0.0f ? e_k / w_k : 0.0f;
+      const float r_w = r_q * diagonal, w_r = w_k * diagonal, e_w = Shape::kGates && w_k != 0.0f ? e_k * rcp_fast(w_k) : 0.0f;
       float x[8], y[8], z[8];  // z: of the gate
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
@@ -189,10 +188,10 @@ struct FastRows {
           y[2 * j + i] += de;
         }
       }
-      store_fragment(c, dq, wide_q, c.first(turn) + row, valid, x);
-      store_fragment(c, dk, wide_k, c.first(turn) + row, valid, y);
+      store_fragment(c, dq, wide_q, row, valid, x);
+      store_fragment(c, dk, wide_k, row, valid, y);
       if constexpr (!Shape::kGates || !Shape::kOnline) continue;
-      if (db.data != nullptr) store_fragment(c, db, wide_rows(db), c.first(turn) + row, valid, z);
+      if (db.data != nullptr) store_fragment(c, db, wide_rows(db), row, valid, z);
     }
   }
 };
@@ -200,16 +199,17 @@ struct FastRows {
 // For pairs of columns of a row, as a thread has them in products: c.column() + 8 j and the next.
 struct RareRow {
   float m[8];
-  uint32_t b[4], p[4];  // bf16
-  uint32_t q[4], k[4];  // where no tiles have them
+  uint32_t b[4], p[4], q[4], k[4];  // bf16
 
   template <class Shape>
-  FW_DEVICE RareRow(const ScalarChunk<Shape>& c, const FrontRows& front, int64_t t) {
+  FW_DEVICE RareRow(const ScalarChunk<Shape>& c, const FrontRows& front, int64_t t, int half) {
     const Problem& x = c.args.problem;
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       m[2 * j] = m[2 * j + 1] = 1, b[j] = kOnes, p[j] = 0;
+      if constexpr (!Shape::kChannel) q[j] = c.fragment(Shape::kRaw, half, j), k[j] = c.fragment(Shape::kRaw + Shape::kStateBytes, half, j);
     }
+    if constexpr (Shape::kChannel) load(c, front.q, t, q), load(c, front.k, t, k);
     if (front.m != nullptr) {
       const Rows rows{reinterpret_cast<char*>(const_cast<float*>(front.m)), front.m_stride, 0};
       FW_UNROLL
@@ -220,14 +220,10 @@ struct RareRow {
     }
     if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel) load(c, front.b, t, b);
     if (x.rule.uses_erase_key()) load(c, front.p, t, p);
-    if constexpr (Shape::kChannel) {
-      load(c, front.q, t, q);
-      load(c, front.k, t, k);
-    }
   }
-  FW_DEVICE RawKeyRow<2> pair(uint32_t q, uint32_t k, int j) const {
+  FW_DEVICE RawKeyRow<2> pair(int j) const {
     RawKeyRow<2> y;
-    y.q[0] = bf16_low(q), y.q[1] = bf16_high(q), y.k[0] = bf16_low(k), y.k[1] = bf16_high(k);
+    y.q[0] = bf16_low(q[j]), y.q[1] = bf16_high(q[j]), y.k[0] = bf16_low(k[j]), y.k[1] = bf16_high(k[j]);
     y.p[0] = bf16_low(p[j]), y.p[1] = bf16_high(p[j]), y.b[0] = bf16_low(b[j]), y.b[1] = bf16_high(b[j]);
     y.m[0] = m[2 * j], y.m[1] = m[2 * j + 1];
     return y;
@@ -254,12 +250,12 @@ struct GeneralRows {
   static FW_DEVICE void make_streams(const ScalarChunk<Shape>& c, int turn) {
     constexpr int kLanes = Shape::kKey / 8, kRows = Shape::kThreads / kLanes;
     const Problem& x = c.args.problem;
-    FrontRows front = front_rows(x, c.n(turn), c.hv(turn));
+    FrontRows front = c.front(turn);
     const int lane = c.thread % kLanes;
     FW_NO_UNROLL
     for (int row = c.thread / kLanes; row < kChunk; row += kRows) {
       const bool valid = row < c.rows(turn);
-      const int t = c.first(turn) + (valid ? row : c.rows(turn) - 1);
+      const int t = valid ? row : c.rows(turn) - 1;
       const uint32_t at = panel_offset(row, 8 * lane);
       RawKeyRow<8> raw;
       if constexpr (Shape::kChannel) {
@@ -307,15 +303,9 @@ struct GeneralRows {
           row(chunk.row() + 8 * at),
           half(at),
           diagonal(chunk.floats(Shape::kDiagonal)[chunk.row() + 8 * at]),
-          rare(chunk, front, chunk.first(turn) + (chunk.row() + 8 * at < chunk.rows(turn) ? chunk.row() + 8 * at : chunk.rows(turn) - 1)) {}
-    FW_DEVICE uint32_t word(int tile, int j) const { return c.word(tile, row, c.column() + 8 * j); }
-    FW_DEVICE RawKeyRow<2> raw(int j) const {
-      if constexpr (Shape::kChannel) {
-        return rare.pair(rare.q[j], rare.k[j], j);
-      } else {
-        return rare.pair(word(Shape::kRaw, j), word(Shape::kRaw + Shape::kStateBytes, j), j);
-      }
-    }
+          rare(chunk, front, chunk.first(turn) + (chunk.row() + 8 * at < chunk.rows(turn) ? chunk.row() + 8 * at : chunk.rows(turn) - 1), at) {}
+    FW_DEVICE uint32_t word(int tile, int j) const { return c.fragment(tile, half, j); }
+    FW_DEVICE RawKeyRow<2> raw(int j) const { return rare.pair(j); }
     // dr, de, dw of two columns.
     FW_DEVICE KeyStreams<2> gradients(int j) const {
       const uint32_t r = word(Shape::kRead, j), w = word(Shape::kWrite, j);
@@ -333,7 +323,7 @@ struct GeneralRows {
   template <class Shape>
   static FW_DEVICE void sum_rows(const ScalarChunk<Shape>& c, int turn, const StreamSums& d) {
     const Problem& x = c.args.problem;
-    const FrontRows front = front_rows(x, c.n(turn), c.hv(turn));
+    const FrontRows front = c.front(turn);
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const Row<Shape> row(c, d, front, turn, half);
@@ -366,31 +356,32 @@ struct GeneralRows {
     if constexpr (!Shape::kChannel) c.floats(Shape::kDG)[row] = row_sum(c, 6, row);
     const FrontScalars<float> s = reinterpret_cast<const FrontScalars<float>*>(c.memory + Shape::kScalars)[row];
     const FrontScalars<float> ds = plain_front(rule) ? front_coefs_vjp(reduced_rule<false>(rule), x.scale, s, d) : front_coefs_vjp(rule, x.scale, s, d);
-    reinterpret_cast<FrontScalars<float>*>(c.memory + Shape::kSlopes)[row] = ds;
+    *reinterpret_cast<float4*>(c.floats(Shape::kSlopes) + 4 * row) = make_float4(ds.q2, ds.k2, ds.p2, ds.kmk);
     if (row >= c.rows(turn)) return;
-    const int t = c.first(turn) + row;
+    const int t = row;
     store_gate<1>(c.rows_at(out.d.erase_gate, turn), rule.erase, t, 0, x.K, ds.erase);
     store_gate<1>(c.rows_at(out.d.write_gate, turn), rule.write, t, 0, x.V, ds.write);
     store_one(c.rows_at(out.d.beta, turn), t, ds.beta);
     store_one(c.rows_at(out.d.lambda, turn), t, ds.lambda);
     store_one(c.rows_at(out.d.read_correction, turn), t, ds.read);
-    const int64_t token = (first_token(x.sequences, c.n(turn)) + t) * x.HV + c.hv(turn);
-    if (out.dalpha_p != nullptr) out.dalpha_p[token] = ds.alpha_p * s.alpha_p;
-    if (out.dbeta_p != nullptr) out.dbeta_p[token] = ds.beta_p;
+    store_one(c.workspace_rows(ScalarChunk<Shape>::kDAlpha, x.HV, turn), row, ds.alpha_p * s.alpha_p);
+    store_one(c.workspace_rows(ScalarChunk<Shape>::kDBeta, x.HV, turn), row, ds.beta_p);
   }
 
   template <class Shape>
   static FW_DEVICE void store_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& sums) {
     const Problem& x = c.args.problem;
     const HeadGradients& out = c.args.grads;
-    const FrontRows front = front_rows(x, c.n(turn), c.hv(turn));
+    const FrontRows front = c.front(turn);
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const Row<Shape> row(c, sums, front, turn, half);
       const bool valid = row.row < c.rows(turn);
-      const int t = c.first(turn) + row.row;
+      const int t = row.row;
       const FrontCoefs<float> f = reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row.row];
-      const FrontScalars<float> ds = reinterpret_cast<const FrontScalars<float>*>(c.memory + Shape::kSlopes)[row.row];
+      const float4 slopes = *reinterpret_cast<const float4*>(c.floats(Shape::kSlopes) + 4 * row.row);
+      FrontScalars<float> ds;
+      ds.q2 = slopes.x, ds.k2 = slopes.y, ds.p2 = slopes.z, ds.kmk = slopes.w;
       const auto store = [&](const Rows& rows, int64_t token, float(RawKeyRow<2>::*of)[2]) {
         if (rows.data == nullptr) return;
         float y[8];
@@ -405,10 +396,7 @@ struct GeneralRows {
       store(c.rows_at(out.d.k, turn), t, &RawKeyRow<2>::k);
       if (x.rule.uses_erase_key()) store(c.rows_at(out.d.erase_key, turn), t, &RawKeyRow<2>::p);
       if (x.rule.erase == Gate::kChannel) store(c.rows_at(out.d.erase_gate, turn), t, &RawKeyRow<2>::b);
-      if (out.dm != nullptr) {
-        const Rows dm{reinterpret_cast<char*>(out.dm + c.hv(turn) * x.K), static_cast<int64_t>(x.HV) * x.K, 0};
-        store(dm, first_token(x.sequences, c.n(turn)) + t, &RawKeyRow<2>::m);
-      }
+      store(c.workspace_rows(ScalarChunk<Shape>::kDM, x.HV * x.K, turn), t, &RawKeyRow<2>::m);
     }
   }
 };
