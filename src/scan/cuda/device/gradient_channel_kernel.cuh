@@ -59,13 +59,24 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       for (int block = 0; block < c.blocks; ++block, ++step) {
         c.refresh();
         const int index = step % Shape::kStages, stage = index * Shape::kStageBytes;
-        const ValueWords<Shape> words(c, turn, block);
-        mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
-        make_value_tiles(c, stage);
-        start_value_products(c, stage, sums, pairs);
-        value_rows(c, turn, block, stage, words, z_sums);
-        add_state_dots(c, stage, state_dots);
-        finish_value_products(sums, pairs);
+        // What lives beside the products in flight are few registers.
+        if constexpr (Shape::kKey == 64 || Shape::kGates) {
+          mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
+          make_value_tiles(c, stage);
+          start_value_products(c, stage, sums, pairs);
+          finish_value_products(sums, pairs);
+          const ValueWords<Shape> words(c, turn, block);
+          add_state_dots(c, stage, state_dots);
+          value_rows(c, turn, block, stage, words, z_sums);
+        } else {
+          const ValueWords<Shape> words(c, turn, block);
+          mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
+          make_value_tiles(c, stage);
+          start_value_products(c, stage, sums, pairs);
+          value_rows(c, turn, block, stage, words, z_sums);
+          add_state_dots(c, stage, state_dots);
+          finish_value_products(sums, pairs);
+        }
         if (block + 1 == c.blocks) break;
         fence_async_shared();
         sync_threads();
