@@ -44,7 +44,7 @@ FW_DEVICE void value_rows(const ScalarChunk<Shape>& c, int turn, int block, int 
                           float (&sums)[ValueLanes<Shape>::kPasses]) {
   using Lanes = ValueLanes<Shape>;
   const Problem& x = c.args.problem;
-  const bool gated = !Shape::kFast && x.rule.write == Gate::kChannel;
+  const bool gated = Shape::kGates && x.rule.write == Gate::kChannel;
   const int in_block = c.thread % Lanes::kLanes * 8, column = block * kValueBlock + in_block;
   const Rows dv = c.rows_at(c.args.grads.d.v, turn);
   FW_UNROLL

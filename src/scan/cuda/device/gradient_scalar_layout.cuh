@@ -15,7 +15,7 @@ inline constexpr int kPlaceEntries = 32, kPlacesBytes = 4 * 8 * (kPlaceEntries +
 template <int kKeyDim, bool kOnlineSolve, bool kFastRows, bool kPreconditioned = false>
 struct ScalarShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = kFastRows, kPrecond = kPreconditioned;
+  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = kFastRows, kPrecond = kPreconditioned, kGates = !kFast;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
 

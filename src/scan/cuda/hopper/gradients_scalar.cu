@@ -3,8 +3,7 @@
 
 namespace fw::cuda {
 
-// fast: plain_streams() in memory that can be copied as it is.
-void gradients_channel(const GradientArgs& args, int key, bool fast, int64_t chunks, void* stream);
+void gradients_channel(const GradientArgs& args, int key, int64_t chunks, void* stream);
 
 namespace {
 
@@ -25,7 +24,7 @@ void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
 
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream) {
   if (args.problem.rule.decay == Decay::kChannel) {
-    gradients_channel(args, key, fast_rows(args.problem) && !args.problem.rule.uses_precond(), chunks, stream);
+    gradients_channel(args, key, chunks, stream);
   } else if (args.problem.rule.online()) {
     key == 128 ? launch_rows<128, true>(args, chunks, stream) : launch_rows<64, true>(args, chunks, stream);
   } else {
