@@ -454,9 +454,9 @@ FW_DEVICE void sum_decay_gradient(const GradientChunk<Shape>& c, float2 (&x)[8])
   store_float2(c.floats(Shape::kGroupSums) + group * Shape::kKey + channel, sum.x, sum.y);
 }
 
-// dg. bounded: a bounded decay enters the pairs as larger than it is, and so does its gradient.
+// dg. A bounded decay enters the pairs as larger than it is, and so does its gradient.
 template <class Shape>
-FW_DEVICE void store_channel_decay_gradient(const ScalarChunk<Shape>& c, int turn, bool bounded, float2 (&x)[8]) {
+FW_DEVICE void store_channel_decay_gradient(const ScalarChunk<Shape>& c, int turn, float2 (&x)[8]) {
   const int group = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2, K = c.args.problem.K;
   const Rows out = c.rows_at(c.args.grads.d.g, turn);
   if (out.data == nullptr) return;
@@ -471,7 +471,7 @@ FW_DEVICE void store_channel_decay_gradient(const ScalarChunk<Shape>& c, int tur
   for (int i = 0; i < 8; ++i) x[i].x += later.x, x[i].y += later.y;
   const int rows = c.rows(turn) - 8 * group;
   const int64_t t = 8 * group;
-  if (bounded) {
+  if (decays_are(c, Decays::kBounded)) {
     const Rows g = c.rows_at(c.args.problem.in.g, turn);
     FW_UNROLL
     for (int i = 0; i < 8; ++i) {

@@ -97,25 +97,20 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     ++step;
 
     c.refresh();
-    const bool bounded = decays_are(c, Decays::kBounded);
-    if (bounded) unbound_states(c, turn, sums);
+    if (decays_are(c, Decays::kBounded)) unbound_states(c, turn, sums);
     FastParts parts;
     if constexpr (Shape::kFast && Shape::kGates) load_gates(c, turn, parts);
     walk_blocks(c, sums);
-    {
-      float d_g[4][4];
-      if constexpr (Shape::kFast) {
-        finish_fast_streams(c, sums, d_g, parts);
-      } else {
-        finish_streams(c, sums, d_g);
-      }
-      sync_threads();
-      store_decay_sums(c, d_g);
-    }
+    c.refresh();
     if constexpr (Shape::kFast) {
+      finish_fast_streams(c, sums, parts);
       store_row_sums(c, c.row(), parts.sums[0]);
       store_row_sums(c, c.row() + 8, parts.sums[1]);
     } else {
+      float d_g[4][4];
+      finish_streams(c, sums, d_g);
+      sync_threads();
+      store_decay_sums(c, d_g);
       restore_streams(c);
       GeneralRows::sum_rows(c, turn, sums, FragmentM<Shape>(c, turn));
     }
@@ -138,7 +133,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       prefetch_turn(c, turn + 2);
       prefetch_channels(c, turn + 2);
     }
-    store_channel_decay_gradient(c, turn, bounded, d_g);
+    store_channel_decay_gradient(c, turn, d_g);
     sync_threads();
     if constexpr (Shape::kFast) {
       store_fast_gradients(c, turn, sums, parts);

@@ -75,10 +75,12 @@ FW_DEVICE void make_fast_streams(const ScalarChunk<Shape>& c, int turn, const Ro
     c.floats(Shape::kScalars)[row] = s.q2;
     c.floats(Shape::kScalars)[64 + row] = s.k2;
     c.floats(Shape::kScalars)[128 + row] = f.r_q * f.w_k * q_k;
+    float* coefficients = c.floats(Shape::kSlopes) + row;
+    coefficients[0] = f.r_q, coefficients[64] = f.w_k, coefficients[128] = f.e_k;
   }
 }
 
-// As finish_streams, with r and w as they were, and the sums over rows of r.dr, w.dw and w.de.
+// What finish_fast_streams() leaves besides: r and w as they were, and the sums over rows of r.dr, w.dw and w.de.
 struct FastParts {
   uint32_t r[2][4], w[2][4], gate[2][4];
   float sums[2][3];
@@ -100,44 +102,62 @@ FW_DEVICE void load_gates(const ScalarChunk<Shape>& c, int turn, FastParts& part
     }
   }
 }
+// As finish_streams, and on, with dG stored and a barrier before that: dq and dk but for what row_numbers() has a part in, and the gate's gradient, in the
+// places of dr, dw and de.
 template <class Shape>
-FW_DEVICE void finish_fast_streams(const GradientChunk<Shape>& c, StreamSums& sums, float (&d_g)[4][4], FastParts& parts) {
+FW_DEVICE void finish_fast_streams(const GradientChunk<Shape>& c, StreamSums& sums, FastParts& parts) {
   const int row = 16 * c.block_row(), column = 32 * c.group();
+  uint32_t e_words[2][4];
+  FW_UNROLL
+  for (int j = 0; j < 2 && Shape::kOnline; ++j) load_left(e_words[j], c.base + Shape::kErase, row, column + 16 * j, c.lane);
+  sync_threads();  // -e and dP and dT have been read
   FW_UNROLL
   for (int half = 0; half < 2; ++half) parts.sums[half][0] = parts.sums[half][1] = parts.sums[half][2] = 0;
+  float r_q[2], w_k[2], e_k[2], diagonal[2];
+  FW_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const float* at = c.floats(Shape::kSlopes) + c.row() + 8 * half;
+    r_q[half] = at[0], w_k[half] = at[64], e_k[half] = at[128];
+    diagonal[half] = c.floats(Shape::kDiagonal)[c.row() + 8 * half];
+  }
   FW_UNROLL
   for (int j = 0; j < 4; j += 2) {
-    uint32_t f[4], r[4], e[4], w[4];
+    uint32_t f[4], r[4], w[4];
     load_left(f, c.base + Shape::kFactors, row, column + 8 * j, c.lane);
     load_left(r, c.base + Shape::kRead, row, column + 8 * j, c.lane);
-    if (Shape::kOnline) load_left(e, c.base + Shape::kErase, row, column + 8 * j, c.lane);
     load_left(w, c.base + Shape::kWrite, row, column + 8 * j, c.lane);
     FW_UNROLL
     for (int i = 0; i < 4; ++i) {
       const int tile = j + i / 2, half = i % 2;
-      float raw_r[2], raw_w[2];
+      float raw_r[2], raw_w[2], d_g[2];
       FW_UNROLL
       for (int k = 0; k < 2; ++k) {
         const auto value = [&](uint32_t word) { return k == 0 ? bf16_low(word) : bf16_high(word); };
         float &dr = sums.r[tile][2 * half + k], &de = sums.e[tile][2 * half + k], &dw = sums.w[tile][2 * half + k];
         const float factor = value(f[i]), inverse = rcp_fast(factor), r_dr = value(r[i]) * dr, w_dw = value(w[i]) * dw;
         raw_r[k] = value(r[i]) * inverse, raw_w[k] = value(w[i]) * factor;
-        d_g[tile][2 * half + k] = r_dr - w_dw;
-        if (Shape::kOnline) d_g[tile][2 * half + k] += value(e[i]) * de;
+        d_g[k] = r_dr - w_dw;
+        if (Shape::kOnline) d_g[k] += value(e_words[j / 2][i]) * de;
         dr *= factor, dw *= inverse;
         parts.sums[half][0] += r_dr;
         parts.sums[half][1] += w_dw;
+        dr = r_q[half] * (dr + diagonal[half] * raw_w[k]);
+        dw = w_k[half] * (dw + diagonal[half] * raw_r[k]);
         if (!Shape::kOnline) continue;
         de *= -factor;
-        parts.sums[half][2] += Shape::kGates ? raw_w[k] * value(parts.gate[half][tile]) * de : raw_w[k] * de;
+        const float gated = Shape::kGates ? value(parts.gate[half][tile]) * de : de;
+        parts.sums[half][2] += raw_w[k] * gated;
+        dw += e_k[half] * gated;
+        if (Shape::kGates) de *= raw_w[k] * (e_k[half] * inverse_or_zero(w_k[half]));
       }
+      store_float2(decay_sum(c, c.row() + 8 * half, c.column() + 8 * tile), d_g[0], d_g[1]);
       parts.r[half][tile] = pack_bf16(raw_r[0], raw_r[1]);
       parts.w[half][tile] = pack_bf16(raw_w[0], raw_w[1]);
     }
   }
 }
 
-// By a thread a row: the gradients of the numbers of a row, and what dq and dk are made with.
+// By a thread a row: the gradients of the numbers of a row, and what q and k still enter dq and dk with.
 template <class Shape>
 FW_DEVICE void fast_row_numbers(const ScalarChunk<Shape>& c, int turn, int row) {
   const Problem& x = c.args.problem;
@@ -156,9 +176,6 @@ FW_DEVICE void fast_row_numbers(const ScalarChunk<Shape>& c, int turn, int row) 
   d.z_v = c.floats(Shape::kDZv)[row];
   const FrontScalars<float> ds = front_coefs_vjp(rule, x.scale, s, d);
   float* out = c.floats(Shape::kSlopes) + row;
-  out[0] = f.r_q;
-  out[64] = f.w_k;
-  out[128] = f.e_k;
   out[192] = 2.0f * ds.q2 * r_inverse;
   out[256] = 2.0f * ds.k2 * w_inverse;
   if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, ds.beta);
@@ -175,26 +192,14 @@ FW_DEVICE void store_fast_gradients(const ScalarChunk<Shape>& c, int turn, const
   for (int half = 0; half < 2; ++half) {
     const int row = c.row() + 8 * half;
     const bool valid = row < c.rows(turn);
-    const float* f = c.floats(Shape::kSlopes) + row;
-    const float r_q = f[0], w_k = f[64], e_k = f[128], of_r = f[192], of_w = f[256], diagonal = c.floats(Shape::kDiagonal)[row];
-    const float r_w = r_q * diagonal, w_r = w_k * diagonal, e_w = e_k * inverse_or_zero(w_k);
+    const float of_r = c.floats(Shape::kSlopes)[192 + row], of_w = c.floats(Shape::kSlopes)[256 + row];
     float x[8], y[8], z[8];  // z: of the gate
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const uint32_t r_word = parts.r[half][j], w_word = parts.w[half][j];
-      FW_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const float r = i == 0 ? bf16_low(r_word) : bf16_high(r_word), w = i == 0 ? bf16_low(w_word) : bf16_high(w_word);
-        x[2 * j + i] = r_q * d.r[j][2 * half + i] + of_r * r + r_w * w;
-        y[2 * j + i] = w_k * d.w[j][2 * half + i] + of_w * w + w_r * r;
-        if (!Shape::kOnline) continue;
-        float de = e_k * d.e[j][2 * half + i];
-        if constexpr (Shape::kGates) {
-          z[2 * j + i] = e_w * w * d.e[j][2 * half + i];
-          de *= i == 0 ? bf16_low(parts.gate[half][j]) : bf16_high(parts.gate[half][j]);
-        }
-        y[2 * j + i] += de;
-      }
+      const uint32_t r = parts.r[half][j], w = parts.w[half][j];
+      x[2 * j] = d.r[j][2 * half] + of_r * bf16_low(r), x[2 * j + 1] = d.r[j][2 * half + 1] + of_r * bf16_high(r);
+      y[2 * j] = d.w[j][2 * half] + of_w * bf16_low(w), y[2 * j + 1] = d.w[j][2 * half + 1] + of_w * bf16_high(w);
+      z[2 * j] = d.e[j][2 * half], z[2 * j + 1] = d.e[j][2 * half + 1];
     }
     store_fragment(c, dq, wide_q, row, valid, x);
     store_fragment(c, dk, wide_k, row, valid, y);
