@@ -64,11 +64,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
           make_value_tiles(c, stage);
           start_value_products(c, stage, sums, pairs);
           finish_value_products(sums, pairs);
-          const ValueWords<Shape> words(c, turn, block);
+          ValueWords<Shape> words;
+          words.load(c, turn, block);
           add_state_dots(c, stage, state_dots);
           value_rows(c, turn, block, stage, words, z_sums);
         } else {
-          const ValueWords<Shape> words(c, turn, block);
+          ValueWords<Shape> words;
+          words.load(c, turn, block);
           mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
           make_value_tiles(c, stage);
           start_value_products(c, stage, sums, pairs);

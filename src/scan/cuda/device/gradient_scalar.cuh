@@ -19,7 +19,7 @@ struct ValueWords {
   uint4 v[Lanes::kPasses];
   bool wide;
 
-  FW_DEVICE ValueWords(const ScalarChunk<Shape>& c, int turn, int block) {
+  FW_DEVICE void load(const ScalarChunk<Shape>& c, int turn, int block) {
     const Problem& x = c.args.problem;
     const Rows rows = c.rows_at(x.in.v, turn);
     const int column = block * kValueBlock + c.thread % Lanes::kLanes * 8;
@@ -28,7 +28,7 @@ struct ValueWords {
     for (int i = 0; i < Lanes::kPasses; ++i) {
       const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
       v[i] = make_uint4(0, 0, 0, 0);
-      if (wide && row < c.rows(turn) && column < x.V) v[i] = *reinterpret_cast<const uint4*>(rows.data + 2 * ((row)*rows.stride + column));
+      if (wide && row < c.rows(turn) && column < x.V) v[i] = *reinterpret_cast<const uint4*>(rows.data + 2 * (row * rows.stride + column));
     }
   }
 };

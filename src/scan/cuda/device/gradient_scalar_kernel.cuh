@@ -23,7 +23,8 @@ struct ValueStep {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
   using Front = std::conditional_t<Shape::kFast, FastRows, GeneralRows>;
-  const ScalarChunk<Shape> c(args);
+  constexpr bool kRoom = Shape::kFast && Shape::kKey == 128;  // in registers, to keep addresses and to have v early
+  ScalarChunk<Shape> c(args);
   if (c.thread == 0) {
     FW_UNROLL
     for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.barrier(i), Shape::kThreads + 4);
@@ -49,8 +50,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
   numbers = load_row_numbers(c, 1);
   int step = 0;  // value blocks so far
 
+  int turn = 0;
   FW_NO_UNROLL
-  for (int turn = 0; c.has(turn); ++turn) {
+  for (; c.has(turn); ++turn) {
     if (Shape::kFast) {
       if (turn == 0) sync_threads();  // beta
       if (!Shape::kPrecond) mbarrier_wait(c.key_barrier(turn), turn / 2 & 1);
@@ -63,7 +65,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
     mbarrier_wait(c.pairs_barrier(), turn & 1);
     fence_async_shared();
     sync_threads();
+    if (!kRoom) c.refresh();
     if (Shape::kFast) load_keys(c, turn + 1);
+    if (turn > 0 && c.warp == 3) store_decay_gradient(c, turn - 1);
 
     StreamSums sums;
     float tail = 0;
@@ -73,10 +77,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
       FW_NO_UNROLL
       for (int block = 0; block < c.blocks; ++block, ++step) {
         const int index = step % Shape::kStages, stage = index * Shape::kStageBytes;
-        const ValueWords<Shape> words(c, turn, block);
+        ValueWords<Shape> words;
+        if (kRoom) words.load(c, turn, block);
         mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
         make_value_tiles(c, stage);
+        if (!kRoom) c.refresh();
         start_value_products(c, stage, sums, pairs);
+        if (!kRoom) words.load(c, turn, block);
         value_rows(c, turn, block, stage, words, z_sums);
         tail = dot_states(c, stage, tail);
         finish_value_products(sums, pairs);
@@ -99,6 +106,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
     loaded.next(c.blocks);
     ++step;
 
+    if (!kRoom) c.refresh();
+    publish_row_numbers(c, turn + 1, numbers);
+    numbers = load_row_numbers(c, turn + 2);
+    if (c.warp == 5) c.find(turn + 3);
+    prefetch_turn(c, turn + 2);
+
     const FragmentM<Shape> m(c, turn);
     tail *= exp2_fast(c.turn_floats(Shape::kG, turn)[63]);
     tail = warp_sum(tail + finish_streams(c, turn, sums));
@@ -106,20 +119,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
     Front::sum_rows(c, turn, sums, m);
     fence_async_shared();
     sync_threads();
+    if (!kRoom) c.refresh();
     if (c.thread == 6 * 32) load_pairs(c, turn + 1);
-    if (c.thread < kChunk) {
-      Front::row_numbers(c, turn, c.thread);
-    } else {  // meanwhile
-      publish_row_numbers(c, turn + 1, numbers);
-      numbers = load_row_numbers(c, turn + 2);
-      if (c.warp == 5) c.find(turn + 3);
-      prefetch_turn(c, turn + 2);
+    if constexpr (Shape::kFast) {
+      FastRows::combine(c, turn, sums, m);
+      FastRows::store_gradients(c, turn, sums, m, FastRows::row_numbers(c, turn));
+    } else {
+      if (c.thread < kChunk) GeneralRows::row_numbers(c, turn, c.thread);
+      sync_threads();
+      GeneralRows::store_gradients(c, turn, sums, m);
     }
-    Front::combine(c, turn, sums, m);
-    sync_threads();
-    if (c.warp == 3) store_decay_gradient(c, turn);
-    Front::store_gradients(c, turn, sums, m);
   }
+  sync_threads();
+  if (turn > 0 && c.warp == 3) store_decay_gradient(c, turn - 1);
 }
 
 #ifdef FW_CUDA_EMULATION

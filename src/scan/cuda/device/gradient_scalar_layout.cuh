@@ -36,8 +36,8 @@ struct ScalarShape {
   // ... the other coefficients and scalars of rows, and what dq and dk are made with.
   static constexpr int kFront = kDZv + 256;
   static constexpr int kCoefs = kFront, kScalars = kCoefs + (kFast ? 0 : static_cast<int>(sizeof(FrontCoefs<float>)) / 4) * 256;
-  static constexpr int kSlopes = kScalars + (kFast ? 3 : static_cast<int>(sizeof(FrontScalars<float>)) / 4) * 256;
-  static constexpr int kFrontEnd = kSlopes + (kFast ? 8 : 4) * 256;
+  static constexpr int kSlopes = kScalars + (kFast ? 12 : static_cast<int>(sizeof(FrontScalars<float>)) / 4) * 256;
+  static constexpr int kFrontEnd = kSlopes + (kFast ? 0 : 4) * 256;
   static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kPlaces = kBarriers + 64, kSmallEnd = kPlaces + kPlacesBytes;
   // Sums over a group's 32 columns [sum][group][64 rows]; if not fast, in the place of dR.
   static constexpr int kSums = kFast ? 4 : 7;

@@ -69,10 +69,14 @@ struct FragmentM {
 FW_DEVICE float inverse_or_zero(float x) { return x != 0.0f ? rcp_fast(x) : 0.0f; }
 
 struct FastRows {
-  // The coefficients r_q, w_k, e_k of rows: of even and odd turns; channel decay: from row_numbers() on.
+  // Of even and odd turns: |q|^2, |k|^2 and r.w of rows, then the coefficients r_q, w_k, e_k.
+  template <class Shape>
+  static FW_DEVICE float* scalars(const ScalarChunk<Shape>& c, int turn) {
+    return c.floats(Shape::kScalars) + 384 * (turn & 1);
+  }
   template <class Shape>
   static FW_DEVICE float* coefficients(const ScalarChunk<Shape>& c, int turn) {
-    return c.floats(Shape::kSlopes) + (Shape::kChannel ? 0 : 128 + 192 * (turn & 1));
+    return scalars(c, turn) + 192;
   }
 
   // r, e, w in the place of q and k and beside them; z_v; the scalars of rows for the gradients.
@@ -134,11 +138,9 @@ struct FastRows {
     }
     if (lane == 0) {
       c.floats(Shape::kZv)[row] = f.z_v;
-      c.floats(Shape::kScalars)[row] = s.q2;
-      c.floats(Shape::kScalars)[64 + row] = s.k2;
-      c.floats(Shape::kScalars)[128 + row] = f.r_q * f.w_k * q_k;
-      float* to = coefficients(c, turn) + row;
-      to[0] = f.r_q, to[64] = f.w_k, to[128] = f.e_k;
+      float* to = scalars(c, turn) + row;
+      to[0] = s.q2, to[64] = s.k2, to[128] = f.r_q * f.w_k * q_k;
+      to[192] = f.r_q, to[256] = f.w_k, to[320] = f.e_k;
     }
   }
 
@@ -150,7 +152,7 @@ struct FastRows {
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = c.row() + 8 * half;
-      float sums[Shape::kSums] = {};
+      float sums[4] = {};
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
         const int i = 2 * half;
@@ -163,7 +165,6 @@ struct FastRows {
         } else {
           sums[2] += bf16_low(w) * d.e[j][i] + bf16_high(w) * d.e[j][i + 1];
         }
-        if constexpr (Shape::kChannel) continue;
         const uint32_t e = c.fragment(Shape::kErase, half, j);
         sums[3] += bf16_low(e) * d.e[j][i] + bf16_high(e) * d.e[j][i + 1];
       }
@@ -171,33 +172,49 @@ struct FastRows {
     }
   }
 
-  // By a thread a row: the gradients of the numbers of a row, and what dq and dk are made with.
+  // What dq and dk take of r and w, rows c.row() and c.row() + 8.
+  struct Slopes {
+    float r[2], w[2];
+  };
+  // By each warp, two lanes a row: the gradients of the numbers of its 16 rows; the first group's warps store them.
   template <class Shape>
-  static FW_DEVICE void row_numbers(const ScalarChunk<Shape>& c, int turn, int row) {
+  static FW_DEVICE Slopes row_numbers(const ScalarChunk<Shape>& c, int turn) {
     const Problem& x = c.args.problem;
     const Rule rule = reduced_rule<true>(x.rule);
+    const int row = 16 * c.block_row() + (c.lane >> 1);
+    float sums[4];
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const float* part = c.floats(Shape::kPartial) + (i * Shape::kGroups + (c.lane & 1) * (Shape::kGroups / 2)) * 64 + row;
+      sums[i] = Shape::kOnline || i < 2 ? (Shape::kGroups == 4 ? part[0] + part[64] : part[0]) : 0.0f;
+      sums[i] += shuffle_xor(sums[i], 1);
+    }
+    const float r_dr = sums[0], w_dw = sums[1], w_de = sums[2], e_de = sums[3];
     FrontScalars<float> s;
-    s.q2 = c.floats(Shape::kScalars)[row];
-    s.k2 = c.floats(Shape::kScalars)[64 + row];
+    s.q2 = scalars(c, turn)[row];
+    s.k2 = scalars(c, turn)[64 + row];
     s.beta = c.turn_floats(Shape::kBeta, turn)[row];
-    FrontCoefs<float> f = front_coefs(rule, x.scale, s), d;
-    const float r_dr = row_sum(c, 0, row), w_dw = row_sum(c, 1, row), diagonal = c.floats(Shape::kDiagonal)[row] * c.floats(Shape::kScalars)[128 + row];
-    const float w_de = Shape::kOnline ? row_sum(c, 2, row) : 0.0f;
-    if constexpr (!Shape::kChannel) c.floats(Shape::kDG)[row] = r_dr + (Shape::kOnline ? row_sum(c, 3, row) : 0.0f) - w_dw;
+    const FrontCoefs<float> f = front_coefs(rule, x.scale, s);
+    const float diagonal = c.floats(Shape::kDiagonal)[row] * scalars(c, turn)[128 + row];
     const float r_inverse = inverse_or_zero(f.r_q), w_inverse = inverse_or_zero(f.w_k);
+    FrontCoefs<float> d;
     d.r_q = r_inverse * (r_dr + diagonal);
     d.w_k = w_inverse * (w_dw + diagonal);
     d.e_k = w_inverse * w_de;
     d.z_v = c.floats(Shape::kDZv)[row];
     const FrontScalars<float> ds = front_coefs_vjp(rule, x.scale, s, d);
-    float* out = c.floats(Shape::kSlopes) + row;
-    if constexpr (Shape::kChannel) {
-      out[0] = f.r_q, out[64] = f.w_k, out[128] = f.e_k;
-      out += 192;
+    if (c.group() == 0 && (c.lane & 1) == 0) {
+      c.floats(Shape::kDG)[row] = r_dr + e_de - w_dw;
+      if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, ds.beta);
     }
-    out[0] = 2.0f * ds.q2 * r_inverse;
-    out[64] = 2.0f * ds.k2 * w_inverse;
-    if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, ds.beta);
+    const float of_r = 2.0f * ds.q2 * r_inverse, of_w = 2.0f * ds.k2 * w_inverse;
+    Slopes slopes;
+    FW_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int lane = 2 * (c.lane >> 2) + 16 * half;
+      slopes.r[half] = shuffle(of_r, lane), slopes.w[half] = shuffle(of_w, lane);
+    }
+    return slopes;
   }
 
   // Of dq and dk what row_numbers() has no part in, in the place of dr and dw; dM.
@@ -238,7 +255,7 @@ struct FastRows {
   }
 
   template <class Shape>
-  static FW_DEVICE void store_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& d, const FragmentM<Shape>& m) {
+  static FW_DEVICE void store_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& d, const FragmentM<Shape>& m, const Slopes& slopes) {
     const int key = c.key_offset(turn);
     const HeadGradients& out = c.args.grads;
     const Rows dq = c.rows_at(out.d.q, turn), dk = c.rows_at(out.d.k, turn);
@@ -247,8 +264,7 @@ struct FastRows {
     for (int half = 0; half < 2; ++half) {
       const int row = c.row() + 8 * half;
       const bool valid = row < c.rows(turn);
-      const float* f = c.floats(Shape::kSlopes) + (Shape::kChannel ? 192 : 0) + row;
-      const float of_r = f[0], of_w = f[64];
+      const float of_r = slopes.r[half], of_w = slopes.w[half];
       float x[8], y[8];
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
@@ -442,9 +458,6 @@ struct GeneralRows {
     store_one(c.workspace_rows(ScalarChunk<Shape>::kDAlpha, x.HV, turn), row, ds.alpha_p * s.alpha_p);
     store_one(c.workspace_rows(ScalarChunk<Shape>::kDBeta, x.HV, turn), row, ds.beta_p);
   }
-
-  template <class Shape>
-  static FW_DEVICE void combine(const ScalarChunk<Shape>&, int, StreamSums&, const FragmentM<Shape>&) {}
 
   template <class Shape>
   static FW_DEVICE void store_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& sums, const FragmentM<Shape>&) {
