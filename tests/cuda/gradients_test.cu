@@ -1,4 +1,4 @@
-// The gradient kernel against the adjoint of the token recurrence in double: gradients_test [quick | all | <rule>]. A program of its
+// The gradient kernel against the adjoint of the token recurrence in double: gradients_test [quick | all | many | <rule>]. A program of its
 // own, on a device or in emulation.
 #include "gradients_problem.h"
 
@@ -62,6 +62,22 @@ int main(int argc, char** argv) {
           c.pad = 0;
         }
       }
+    }
+  }
+  if (what == "all" || what == "many") {  // more chunks than the device takes at a time
+    for (const char* name : {"gated_deltanet", "mamba2", "precond_gated_deltanet", "qdelta", "kda", "gated_deltanet2"}) {
+      Case c;
+      c.name = name, c.decay = "mild";
+      c.T = 65, c.H = c.HV = 4, c.B = 3;
+#ifndef FW_CUDA_EMULATION
+      c.B = 36;
+#endif
+      check(c);
+#ifndef FW_CUDA_EMULATION
+      c.B = 18;
+#endif
+      c.K = c.V = 128;
+      check(c);
     }
   }
   if (what == "quick" || what == "all") {
