@@ -104,9 +104,8 @@ FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
 
 // A row of the chunk: rows_of (tokens.cuh) with the divisions of all tensors made once. The divisor is 1 or the group.
 FW_DEVICE char* row_address(const TokenArg& a, const ChunkPlace& place, int row) {
-  const int width = a.bf16 != 0 ? 2 : 4;
-  const int64_t first = place.batch * a.stride_b + place.token * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
-  return static_cast<char*>(a.data) + first * width + row * (a.stride_t * width);
+  const int64_t offset = place.batch * a.stride_b + (place.token + row) * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
+  return static_cast<char*>(a.data) + (offset << (a.bf16 != 0 ? 1 : 2));
 }
 // Rows of the chunk, numbered from its first.
 FW_DEVICE Rows chunk_rows(const TokenArg& a, const ChunkPlace& place) { return {row_address(a, place, 0), a.stride_t, a.bf16}; }
@@ -114,9 +113,8 @@ FW_DEVICE Rows chunk_rows(const TokenArg& a, const ChunkPlace& place) { return {
 // Byte of this lane's channels of row r of its warp in a matrix of 32 kN columns.
 template <int kN>
 FW_DEVICE uint32_t lane_offset(int r) {
-  const uint32_t column = lane_index() * kN;
-  const uint32_t first = (column >> 6) * kPanelBytes + warp_index() * (kWarpRows * 128) + ((column >> 3) & 7) * 16 + (column & 7) * 2;
-  return (first ^ static_cast<uint32_t>(r << 4)) + static_cast<uint32_t>(r * 128);
+  const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + r, column = lane * kN;
+  return static_cast<uint32_t>((column >> 6) * static_cast<int>(kPanelBytes) + row * 128 + ((((column >> 3) ^ r) & 7) << 4) + (column & 7) * 2);
 }
 
 FW_HOST_DEVICE inline bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
@@ -264,8 +262,8 @@ FW_DEVICE void row_gates(const Problem& x, const ChunkPlace& place, int row, Fro
 }
 
 // |q|^2 and |k|^2 of the warp's fetched row lane / 4: the diagonals of Q Q^T and K K^T, with the rows of q and k as one left operand
-// of 16 rows, whose registers are also the right ones.
-template <int kN>
+// of 16 rows, whose registers are also the right ones. kHalves: more products and fewer registers.
+template <int kN, bool kHalves = false>
 FW_DEVICE float2 fetched_squares(const RawMatrices& raw) {
   const int lane = static_cast<int>(lane_index()), i = lane >> 3, row = static_cast<int>(warp_index()) * kWarpRows + (lane & 7);
   const uint32_t matrix = shared_address((i & 1) != 0 ? raw.k : raw.q) + static_cast<uint32_t>(row * 128) + static_cast<uint32_t>(((i >> 1) ^ (row & 7)) << 4);
@@ -274,10 +272,15 @@ FW_DEVICE float2 fetched_squares(const RawMatrices& raw) {
   for (int step = 0; step < 2 * kN; ++step) {
     uint32_t a[4];
     ldmatrix_x4(a, fragment_offset(matrix, 0, 2 * step));
-    FW_UNROLL
-    for (int half = 0; half < 4; half += 2) {
-      mma_bf16_k8(q, a[half], a[half + 1], a[half]);
-      mma_bf16_k8(k, a[half], a[half + 1], a[half + 1]);
+    if constexpr (kHalves) {
+      FW_UNROLL
+      for (int half = 0; half < 4; half += 2) {
+        mma_bf16_k8(q, a[half], a[half + 1], a[half]);
+        mma_bf16_k8(k, a[half], a[half + 1], a[half + 1]);
+      }
+    } else {
+      mma_bf16(q, a, a[0], a[2]);
+      mma_bf16(k, a, a[1], a[3]);
     }
   }
   const bool odd = (lane & 4) != 0;

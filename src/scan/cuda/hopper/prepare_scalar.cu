@@ -86,7 +86,7 @@ struct ScalarLayout {
   static constexpr uint32_t kEnd = !kOnline || !kTraining ? kM : kPlain ? kM + kPanelBytes : kT + kWork;
   static constexpr uint32_t kRowsBytes = sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowCoefs));
   static constexpr uint32_t kBytes = kEnd + kRowsBytes;
-  static_assert(kKey > 128 || kBlocks * (kBytes + 1024) <= 228 * 1024);
+  static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
 // The streams of a row of the warp: to shared memory for T and P, and with their decays to the images.
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   if constexpr (kPlain) {
     front_arrived();
     if (uses_norms(x.rule)) {
-      const float2 squares = fetched_squares<kN>(raw);
+      const float2 squares = fetched_squares<kN, true>(raw);
       const int lane = static_cast<int>(lane_index()), own = warp * kWarpRows + lane / 4;
       if (lane % 4 == 0) rows.left[0][own] = squares.x, rows.left[1][own] = squares.y;
     }
