@@ -111,7 +111,7 @@ TEST_P(Bits, CutWithTheStateHandedOn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Device, Bits, ::testing::Values(FW_FORM_TOKEN, FW_FORM_CHUNK),
-                         [](const ::testing::TestParamInfo<fw_form>& info) { return info.param == FW_FORM_TOKEN ? "token" : "chunk"; });
+                         [](const ::testing::TestParamInfo<fw_form>& form) { return form.param == FW_FORM_TOKEN ? "token" : "chunk"; });
 
 }  // namespace
 }  // namespace fw::testing

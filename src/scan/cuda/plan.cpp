@@ -83,9 +83,6 @@ Segments cut(const Plan& plan, int64_t chunks) {
       s.chunk_base.push_back(static_cast<int32_t>(plan.chunk_base[static_cast<size_t>(n)] + i * chunks));
       s.last_of.push_back(i + 1 == count ? static_cast<int32_t>(n) : -1);
       s.first_of.push_back(i == 0 ? static_cast<int32_t>(n) : -1);
-      // Forward wants N of all but the last; M too (of the first for an initial state), and backward of all but the first.
-      s.forward_parts.push_back(count == 1 ? 0 : (i + 1 < count ? 1 : 0) | 2);
-      s.backward_parts.push_back(i > 0 ? 1 : 0);
     }
     s.first.push_back(static_cast<int32_t>(s.last_of.size()));
   }
@@ -102,10 +99,8 @@ SegmentRegions segment_regions(const Plan& plan, const Segments& s, Regions& reg
   r.offsets = table(s.offsets);
   r.chunk_base = table(s.chunk_base);
   r.first = table(s.first);
-  r.last_of = table(s.last_of);
-  r.first_of = table(s.first_of);
-  r.forward_parts = table(s.forward_parts);
-  r.backward_parts = table(s.backward_parts);
+  r.ends_of = table(s.last_of);
+  r.parts = table(s.last_of);
   r.states = regions.take(s.count() * plan.HV * plan.V * plan.K * kFloat);
   return r;
 }
@@ -165,6 +160,24 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
 }
 
 }  // namespace
+
+// The last segment leaves nothing to another one; the first starts from the initial state, which M carries on if there is one. Backward
+// carries D through M of all but the first.
+std::vector<int32_t> Segments::forward_parts(bool initial_state, bool save) const {
+  std::vector<int32_t> parts;
+  for (size_t i = 0; i < last_of.size(); ++i) {
+    const bool is_first = first_of[i] >= 0, is_last = last_of[i] >= 0;
+    const bool map = !(is_first && is_last) && (is_first ? initial_state : save || !is_last);
+    parts.push_back((is_last ? 0 : 1) | (map ? 2 : 0));
+  }
+  return parts;
+}
+
+std::vector<int32_t> Segments::backward_parts() const {
+  std::vector<int32_t> parts;
+  for (const int32_t n : first_of) parts.push_back(n >= 0 ? 0 : 1);
+  return parts;
+}
 
 size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.bytes, backward.bytes); }
 

@@ -28,21 +28,22 @@ struct CommonRegions {
 // What a segment does to the state is affine: a first pass makes its parts, S -> M S + N, join_segments() walks over them, and the
 // second pass starts every segment from its own state. Tables as the device sees them; empty: no cut.
 struct Segments {
-  int64_t chunks = 0;                   // of a segment
-  std::vector<int32_t> offsets;         // tokens before segment i, then all
-  std::vector<int32_t> chunk_base;      // chunks before it
-  std::vector<int32_t> first;           // [N + 1]: segments before sequence n
-  std::vector<int32_t> last_of;         // the sequence whose last segment it is, else -1 ...
-  std::vector<int32_t> first_of;        // ... whose first segment it is
-  std::vector<int32_t> forward_parts;   // of the first pass: bit 0: N, bit 1: M (kernels.h)
-  std::vector<int32_t> backward_parts;  // bit 0: N
+  int64_t chunks = 0;               // of a segment
+  std::vector<int32_t> offsets;     // tokens before segment i, then all
+  std::vector<int32_t> chunk_base;  // chunks before it
+  std::vector<int32_t> first;       // [N + 1]: segments before sequence n
+  std::vector<int32_t> last_of;     // the sequence whose last segment it is, else -1 ...
+  std::vector<int32_t> first_of;    // ... whose first segment it is
+  // What the first pass makes of each segment: bit 0: N, bit 1: M (kernels.h).
+  std::vector<int32_t> forward_parts(bool initial_state, bool save) const;
+  std::vector<int32_t> backward_parts() const;
   int64_t count() const { return static_cast<int64_t>(last_of.size()); }
   explicit operator bool() const { return count() > 0; }
 };
 // Their copies and the join's arrays in the workspace.
 struct SegmentRegions {
-  Region offsets, chunk_base, first, last_of, first_of, forward_parts, backward_parts;
-  Region states;  // float [segments, HV, V, K]
+  Region offsets, chunk_base, first, ends_of, parts;  // ends_of: last_of forward, first_of backward
+  Region states;                                      // float [segments, HV, V, K]
 };
 
 struct ForwardRegions {

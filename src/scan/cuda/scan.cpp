@@ -120,13 +120,14 @@ void upload_tables(const Plan& plan, const CommonRegions& regions, const Space& 
   upload_table(plan, {plan.chunk_base.begin(), plan.chunk_base.end()}, regions.chunk_base, space);
 }
 
-// The segments of a cut, as sequences; tables that a pass needs beside them are uploaded too.
-SequenceArg upload_segments(const Plan& plan, const Segments& s, const SegmentRegions& r, bool backward, const Space& space) {
+// The segments of a cut, as sequences; the tables that the passes need beside them are uploaded too.
+SequenceArg upload_segments(const Plan& plan, const Segments& s, const SegmentRegions& r, const std::vector<int32_t>& ends_of,
+                            const std::vector<int32_t>& parts, const Space& space) {
   upload_table(plan, s.offsets, r.offsets, space);
   upload_table(plan, s.chunk_base, r.chunk_base, space);
   upload_table(plan, s.first, r.first, space);
-  upload_table(plan, backward ? s.first_of : s.last_of, backward ? r.first_of : r.last_of, space);
-  upload_table(plan, backward ? s.backward_parts : s.forward_parts, backward ? r.backward_parts : r.forward_parts, space);
+  upload_table(plan, ends_of, r.ends_of, space);
+  upload_table(plan, parts, r.parts, space);
   SequenceArg sequences;
   sequences.offsets = space.at<int32_t>(r.offsets);
   sequences.chunk_base = space.at<int32_t>(r.chunk_base);
@@ -164,7 +165,8 @@ JoinArgs join_args(const Plan& plan, const SegmentRegions& r, const float* maps,
 // Runs the passes of a cut sequence: `scan` as for the whole call.
 void scan_segments_forward(const Plan& plan, const DevicePlan& device, ScanForwardArgs scan, float* maps, const Space& space) {
   const SegmentRegions& r = device.forward.segments;
-  scan.sequences = upload_segments(plan, device.segments, r, false, space);
+  const Segments& s = device.segments;
+  scan.sequences = upload_segments(plan, s, r, s.last_of, s.forward_parts(scan.initial_state.data != nullptr, scan.states != nullptr), space);
   const StateArg states = segment_states(plan, space.at<float>(r.states), plan.V);
   ScanForwardArgs parts = scan;
   parts.o = {};
@@ -172,27 +174,28 @@ void scan_segments_forward(const Plan& plan, const DevicePlan& device, ScanForwa
   parts.initial_state = {};
   parts.final_state = states;
   parts.maps = segment_states(plan, maps, plan.K);
-  parts.parts = space.at<int32_t>(r.forward_parts);
+  parts.parts = space.at<int32_t>(r.parts);
   scan_forward(parts, device.key, plan.stream);
   join_segments(join_args(plan, r, maps, scan.initial_state, false, space), plan.stream);
   scan.initial_state = states;
-  scan.final_index = space.at<int32_t>(r.last_of);
+  scan.final_index = space.at<int32_t>(r.ends_of);
   scan_forward(scan, device.key, plan.stream);
 }
 
 void scan_segments_reverse(const Plan& plan, const DevicePlan& device, ScanReverseArgs scan, const float* maps, const Space& space) {
   const SegmentRegions& r = device.backward.segments;
-  scan.sequences = upload_segments(plan, device.segments, r, true, space);
+  const Segments& s = device.segments;
+  scan.sequences = upload_segments(plan, s, r, s.first_of, s.backward_parts(), space);
   const StateArg states = segment_states(plan, space.at<float>(r.states), plan.V);
   ScanReverseArgs parts = scan;
   parts.d_states = parts.v = nullptr;
   parts.d_final_state = {};
   parts.d_initial_state = states;
-  parts.parts = space.at<int32_t>(r.backward_parts);
+  parts.parts = space.at<int32_t>(r.parts);
   scan_reverse(parts, device.key, plan.stream);
   join_segments(join_args(plan, r, maps, scan.d_final_state, true, space), plan.stream);
   scan.d_final_state = states;
-  scan.final_index = space.at<int32_t>(r.first_of);
+  scan.final_index = space.at<int32_t>(r.ends_of);
   scan_reverse(scan, device.key, plan.stream);
 }
 
