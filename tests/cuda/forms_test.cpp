@@ -97,6 +97,7 @@ TEST(ChunkForm, EveryLength) {
     if (emulated() && length % 16 > 1 && length % 64 != 63) continue;
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, length);
+    options.H = options.HV = emulated() ? 2 : 8;
     options.K = length % 2 == 0 ? 64 : 128;
     options.V = 64;
     options.seed = static_cast<uint64_t>(length) + 400;
@@ -148,6 +149,7 @@ TEST(ChunkForm, CorrelatedKeys) {
   for (const char* name : {"gated_deltanet", "kda_neg", "deltanet_neg", "qdelta", "gated_deltanet2"}) {
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, 130);
+    options.H = options.HV = emulated() ? 2 : 8;
     options.K = options.V = 64;
     options.seed = 600;
     Problem problem = random_problem(preset(name).rule, options);

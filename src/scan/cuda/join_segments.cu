@@ -43,25 +43,32 @@ __global__ void __launch_bounds__(kKeys) join_kernel(const __grid_constant__ Joi
     sync_threads();
     bool zero = j == 0 && a.from.data == nullptr;  // of the first segment there may be no map
     if (!zero && !a.reverse) {
+      // Many loads are on their way at once: a step is a chain of memory latencies otherwise.
       FW_NO_UNROLL
-      for (int i = 0; i < a.K; ++i) {
-        const float m = k < a.K ? map[i * a.K + k] : 0.0f;
+      for (int i0 = 0; i0 < a.K; i0 += kPiece) {
+        float m[kPiece];
         FW_UNROLL
-        for (int r = 0; r < kRows; ++r) next[r] += m * rows[r * kKeys + i];
+        for (int i = 0; i < kPiece; ++i) m[i] = k < a.K && i0 + i < a.K ? map[(i0 + i) * a.K + k] : 0.0f;
+        FW_UNROLL
+        for (int i = 0; i < kPiece; ++i) {
+          FW_UNROLL
+          for (int r = 0; r < kRows; ++r) next[r] += m[i] * (i0 + i < a.K ? rows[r * kKeys + i0 + i] : 0.0f);
+        }
       }
     } else if (!zero) {
       FW_NO_UNROLL
       for (int i0 = 0; i0 < a.K; i0 += kPiece) {
-        for (int item = k; item < a.K * kPiece; item += kKeys) {
-          const int row = item / kPiece, i = item % kPiece;
-          piece[row * (kPiece + 1) + i] = i0 + i < a.K ? map[row * a.K + i0 + i] : 0.0f;
+        FW_UNROLL
+        for (int turn = 0; turn < kPiece; ++turn) {
+          const int row = (turn * kKeys + k) / kPiece, i = k % kPiece;
+          piece[row * (kPiece + 1) + i] = row < a.K && i0 + i < a.K ? map[row * a.K + i0 + i] : 0.0f;
         }
         sync_threads();
-        FW_NO_UNROLL
+        FW_UNROLL
         for (int i = 0; i < kPiece; ++i) {
-          const float m = k < a.K && i0 + i < a.K ? piece[k * (kPiece + 1) + i] : 0.0f;
+          const float m = piece[k * (kPiece + 1) + i];
           FW_UNROLL
-          for (int r = 0; r < kRows; ++r) next[r] += m * rows[r * kKeys + (i0 + i < a.K ? i0 + i : 0)];
+          for (int r = 0; r < kRows; ++r) next[r] += m * (i0 + i < a.K ? rows[r * kKeys + i0 + i] : 0.0f);
         }
         sync_threads();
       }

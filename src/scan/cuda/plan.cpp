@@ -95,12 +95,7 @@ Segments cut(const Plan& plan, int64_t chunks) {
 SegmentRegions segment_regions(const Plan& plan, const Segments& s, Regions& regions) {
   SegmentRegions r;
   if (!s) return r;
-  const auto table = [&](const std::vector<int32_t>& values) { return regions.take(static_cast<int64_t>(values.size() * sizeof(int32_t))); };
-  r.offsets = table(s.offsets);
-  r.chunk_base = table(s.chunk_base);
-  r.first = table(s.first);
-  r.ends_of = table(s.last_of);
-  r.parts = table(s.last_of);
+  r.tables = regions.take(static_cast<int64_t>((s.offsets.size() + s.chunk_base.size() + s.first.size() + 2 * s.last_of.size()) * sizeof(int32_t)));
   r.states = regions.take(s.count() * plan.HV * plan.V * plan.K * kFloat);
   return r;
 }

@@ -42,8 +42,8 @@ struct Segments {
 };
 // Their copies and the join's arrays in the workspace.
 struct SegmentRegions {
-  Region offsets, chunk_base, first, ends_of, parts;  // ends_of: last_of forward, first_of backward
-  Region states;                                      // float [segments, HV, V, K]
+  Region tables;  // int32: offsets, chunk_base, first, last_of (backward: first_of), parts, one after the other
+  Region states;  // float [segments, HV, V, K]
 };
 
 struct ForwardRegions {

@@ -120,21 +120,31 @@ void upload_tables(const Plan& plan, const CommonRegions& regions, const Space& 
   upload_table(plan, {plan.chunk_base.begin(), plan.chunk_base.end()}, regions.chunk_base, space);
 }
 
-// The segments of a cut, as sequences; the tables that the passes need beside them are uploaded too.
-SequenceArg upload_segments(const Plan& plan, const Segments& s, const SegmentRegions& r, const std::vector<int32_t>& ends_of,
-                            const std::vector<int32_t>& parts, const Space& space) {
-  upload_table(plan, s.offsets, r.offsets, space);
-  upload_table(plan, s.chunk_base, r.chunk_base, space);
-  upload_table(plan, s.first, r.first, space);
-  upload_table(plan, ends_of, r.ends_of, space);
-  upload_table(plan, parts, r.parts, space);
+// The segments of a cut, as sequences, and the tables that the passes need beside them.
+struct SegmentTables {
   SequenceArg sequences;
-  sequences.offsets = space.at<int32_t>(r.offsets);
-  sequences.chunk_base = space.at<int32_t>(r.chunk_base);
-  sequences.N = static_cast<int32_t>(s.count());
-  sequences.T = static_cast<int32_t>(plan.T);
-  sequences.batch = plan.packed ? 0 : sequences.T;
-  return sequences;
+  const int32_t *first, *ends_of, *parts;
+};
+SegmentTables upload_segments(const Plan& plan, const Segments& s, const SegmentRegions& r, const std::vector<int32_t>& ends_of,
+                              const std::vector<int32_t>& parts, const Space& space) {
+  std::vector<int32_t> all;
+  const int32_t* base = space.at<int32_t>(r.tables);
+  const auto append = [&](const std::vector<int32_t>& table) {
+    const int32_t* at = base + all.size();
+    all.insert(all.end(), table.begin(), table.end());
+    return at;
+  };
+  SegmentTables t;
+  t.sequences.offsets = append(s.offsets);
+  t.sequences.chunk_base = append(s.chunk_base);
+  t.sequences.N = static_cast<int32_t>(s.count());
+  t.sequences.T = static_cast<int32_t>(plan.T);
+  t.sequences.batch = plan.packed ? 0 : t.sequences.T;
+  t.first = append(s.first);
+  t.ends_of = append(ends_of);
+  t.parts = append(parts);
+  upload_table(plan, all, r.tables, space);
+  return t;
 }
 
 // float [segments, HV, rows, K].
@@ -148,15 +158,15 @@ StateArg segment_states(const Plan& plan, float* data, int64_t rows) {
   return a;
 }
 
-JoinArgs join_args(const Plan& plan, const SegmentRegions& r, const float* maps, const StateArg& from, bool reverse, const Space& space) {
+JoinArgs join_args(const Plan& plan, const int32_t* first, float* states, const float* maps, const StateArg& from, bool reverse) {
   JoinArgs join;
   join.N = static_cast<int32_t>(plan.N);
   join.HV = static_cast<int32_t>(plan.HV);
   join.K = static_cast<int32_t>(plan.K);
   join.V = static_cast<int32_t>(plan.V);
-  join.first_segment = space.at<int32_t>(r.first);
+  join.first_segment = first;
   join.maps = maps;
-  join.states = space.at<float>(r.states);
+  join.states = states;
   join.from = from;
   join.reverse = reverse;
   return join;
@@ -166,36 +176,40 @@ JoinArgs join_args(const Plan& plan, const SegmentRegions& r, const float* maps,
 void scan_segments_forward(const Plan& plan, const DevicePlan& device, ScanForwardArgs scan, float* maps, const Space& space) {
   const SegmentRegions& r = device.forward.segments;
   const Segments& s = device.segments;
-  scan.sequences = upload_segments(plan, s, r, s.last_of, s.forward_parts(scan.initial_state.data != nullptr, scan.states != nullptr), space);
-  const StateArg states = segment_states(plan, space.at<float>(r.states), plan.V);
+  const SegmentTables tables = upload_segments(plan, s, r, s.last_of, s.forward_parts(scan.initial_state.data != nullptr, scan.states != nullptr), space);
+  float* const joined = space.at<float>(r.states);
+  const StateArg states = segment_states(plan, joined, plan.V);
+  scan.sequences = tables.sequences;
   ScanForwardArgs parts = scan;
   parts.o = {};
   parts.states = parts.w = nullptr;
   parts.initial_state = {};
   parts.final_state = states;
   parts.maps = segment_states(plan, maps, plan.K);
-  parts.parts = space.at<int32_t>(r.parts);
+  parts.parts = tables.parts;
   scan_forward(parts, device.key, plan.stream);
-  join_segments(join_args(plan, r, maps, scan.initial_state, false, space), plan.stream);
+  join_segments(join_args(plan, tables.first, joined, maps, scan.initial_state, false), plan.stream);
   scan.initial_state = states;
-  scan.final_index = space.at<int32_t>(r.ends_of);
+  scan.final_index = tables.ends_of;
   scan_forward(scan, device.key, plan.stream);
 }
 
 void scan_segments_reverse(const Plan& plan, const DevicePlan& device, ScanReverseArgs scan, const float* maps, const Space& space) {
   const SegmentRegions& r = device.backward.segments;
   const Segments& s = device.segments;
-  scan.sequences = upload_segments(plan, s, r, s.first_of, s.backward_parts(), space);
-  const StateArg states = segment_states(plan, space.at<float>(r.states), plan.V);
+  const SegmentTables tables = upload_segments(plan, s, r, s.first_of, s.backward_parts(), space);
+  float* const joined = space.at<float>(r.states);
+  const StateArg states = segment_states(plan, joined, plan.V);
+  scan.sequences = tables.sequences;
   ScanReverseArgs parts = scan;
   parts.d_states = parts.v = nullptr;
   parts.d_final_state = {};
   parts.d_initial_state = states;
-  parts.parts = space.at<int32_t>(r.parts);
+  parts.parts = tables.parts;
   scan_reverse(parts, device.key, plan.stream);
-  join_segments(join_args(plan, r, maps, scan.d_final_state, true, space), plan.stream);
+  join_segments(join_args(plan, tables.first, joined, maps, scan.d_final_state, true), plan.stream);
   scan.d_final_state = states;
-  scan.final_index = space.at<int32_t>(r.ends_of);
+  scan.final_index = tables.ends_of;
   scan_reverse(scan, device.key, plan.stream);
 }
 
