@@ -248,8 +248,7 @@ struct GeneralRows {
     d.z_v = c.floats(Shape::kDZv)[row];
     c.floats(Shape::kDG)[row] = row_sum(c, 6, row);
     const FrontScalars<float> s = reinterpret_cast<const FrontScalars<float>*>(c.memory + Shape::kScalars)[row];
-    const FrontScalars<float> ds =
-        plain_front(rule) ? front_coefs_vjp(reduced_rule<false>(rule), x.scale, s, d) : front_coefs_vjp(rule, x.scale, s, d);
+    const FrontScalars<float> ds = plain_front(rule) ? front_coefs_vjp(reduced_rule<false>(rule), x.scale, s, d) : front_coefs_vjp(rule, x.scale, s, d);
     reinterpret_cast<FrontScalars<float>*>(c.memory + Shape::kSlopes)[row] = ds;
     if (row >= c.rows(turn)) return;
     const int t = c.first(turn) + row;
