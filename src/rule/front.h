@@ -38,6 +38,9 @@ struct FrontScalars {
 // x / sqrt(|x|^2 + eps); a zero vector with eps = 0 stays zero.
 template <class T>
 FW_HOST_DEVICE inline T inverse_norm(T x2, T eps) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == sizeof(float)) return x2 + eps > T(0) ? rsqrtf(x2 + eps) : T(0);
+#endif
   return x2 + eps > T(0) ? T(1) / std::sqrt(x2 + eps) : T(0);
 }
 

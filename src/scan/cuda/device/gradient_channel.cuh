@@ -6,7 +6,8 @@
 // The anchored streams in bf16 also make dG: what two rows give each other then cancels there to float32.
 #pragma once
 
-#include "scan/cuda/device/gradient_products.cuh"
+#include "scan/cuda/device/gradient_channel_layout.cuh"
+#include "scan/cuda/device/gradient_scalar_rows.cuh"
 
 namespace fw::cuda {
 
@@ -15,9 +16,10 @@ inline constexpr float kLowestDecay = -13.0f;
 // Below this over 8 rows, the decay from one anchor to the next may not be a number, but that of each half of the way is.
 inline constexpr float kSteepDecay = -60.0f;
 
+// Of dG, its 8-column pieces exchanged so that fragments come to lie on different banks.
 template <class Shape>
-FW_DEVICE float* plane(const GradientChunk<Shape>& c, int offset, int row, int channel) {
-  return c.floats(offset) + row * Shape::kPlaneStride + channel;
+FW_DEVICE float* decay_sum(const GradientChunk<Shape>& c, int row, int channel) {
+  return c.floats(Shape::kDecaySums) + row * Shape::kKey + (channel ^ ((row & 3) << 3));
 }
 
 FW_DEVICE float2 float2_at(const float* p) { return *reinterpret_cast<const float2*>(p); }
@@ -42,33 +44,58 @@ FW_DEVICE bool in_pairs(const Rows& rows, int K) {
   return ((static_cast<int>(rows.stride) | K) & 1) == 0 && (reinterpret_cast<uintptr_t>(rows.data) & (rows.bf16 != 0 ? 3 : 7)) == 0;
 }
 
-// Log-decays of the group's rows away from the anchor, 0 past the end.
+// Log-decays of the group's rows away from the anchor, 0 past the end. What lies as pairs of bf16 is brought a turn ahead.
+struct DecayWords {
+  uint32_t words[8];
+};
 template <class Shape>
-FW_DEVICE void load_decays(const GradientChunk<Shape>& c, const RowGroup<Shape>& at, float2 (&g)[8]) {
-  const int K = c.args.problem.K, rows = c.rows();
-  const Rows from = rows_of(c.args.problem.in.g, c.args.problem.sequences, c.n(), c.hv());
-  if (!in_pairs(from, K)) {
-    FW_NO_UNROLL
-    for (int k = 0; k < 8; ++k) {
-      const float2 x = at.row(k) < rows ? load_pair(from, c.first() + at.row(k), at.channel, K) : make_float2(0, 0);
-      store_float2(plane(c, Shape::kFactors, at.row(k), at.channel), x.x, x.y);
-    }
+FW_DEVICE DecayWords load_decay_words(const ScalarChunk<Shape>& c, int turn) {
+  DecayWords x = {};
+  if (!c.has(turn)) return x;
+  const RowGroup<Shape> at(c);
+  const int K = c.args.problem.K;
+  const Rows from = c.rows_at(c.args.problem.in.g, turn);
+  if (from.bf16 == 0 || !in_pairs(from, K)) return x;
+  const int limit = at.channel < K ? c.rows(turn) : 0;
+  const char* p = from.data + ((at.row(0)) * from.stride + at.channel) * 2;
+  const int64_t step = from.stride * (at.before ? -2 : 2);
+  FW_UNROLL
+  for (int k = 0; k < 8; ++k) x.words[k] = at.row(k) < limit ? *reinterpret_cast<const uint32_t*>(p + k * step) : 0;
+  return x;
+}
+template <class Shape>
+FW_DEVICE void unpack_decays(const ScalarChunk<Shape>& c, int turn, const RowGroup<Shape>& at, const DecayWords& x, float2 (&g)[8]) {
+  const int K = c.args.problem.K;
+  const Rows from = c.rows_at(c.args.problem.in.g, turn);
+  const bool pairs = in_pairs(from, K);
+  if (from.bf16 != 0 && pairs) {
     FW_UNROLL
-    for (int k = 0; k < 8; ++k) g[k] = float2_at(plane(c, Shape::kFactors, at.row(k), at.channel));
+    for (int k = 0; k < 8; ++k) g[k] = make_float2(bf16_low(x.words[k]), bf16_high(x.words[k]));
     return;
   }
-  const int size = from.bf16 != 0 ? 2 : 4, step = static_cast<int>(from.stride) * (at.before ? -size : size), limit = at.channel < K ? rows : 0;
-  const char* p = from.data + ((c.first() + at.row(0)) * from.stride + at.channel) * size;
-  if (from.bf16 != 0) {
-    uint32_t words[8];
-    FW_UNROLL
-    for (int k = 0; k < 8; ++k) words[k] = at.row(k) < limit ? *reinterpret_cast<const uint32_t*>(p + static_cast<int64_t>(k) * step) : 0;
-    FW_UNROLL
-    for (int k = 0; k < 8; ++k) g[k] = make_float2(bf16_low(words[k]), bf16_high(words[k]));
-  } else {
-    FW_UNROLL
-    for (int k = 0; k < 8; ++k) g[k] = at.row(k) < limit ? *reinterpret_cast<const float2*>(p + static_cast<int64_t>(k) * step) : make_float2(0, 0);
+  FW_UNROLL
+  for (int k = 0; k < 8; ++k) {
+    g[k] = make_float2(0, 0);
+    if (at.row(k) >= c.rows(turn)) continue;
+    const int64_t i = (at.row(k)) * from.stride + at.channel;
+    if (pairs && at.channel < K) {
+      g[k] = *reinterpret_cast<const float2*>(from.data + 4 * i);
+    } else if (!pairs) {
+      if (at.channel < K) g[k].x = load_element(from, at.row(k), at.channel);
+      if (at.channel + 1 < K) g[k].y = load_element(from, at.row(k), at.channel + 1);
+    }
   }
+}
+
+// What the next turn reads of keys and decays comes into the L2 cache.
+template <class Shape>
+FW_DEVICE void prefetch_channels(const ScalarChunk<Shape>& c, int turn) {
+  if (c.warp < kPrefetchWarp || !c.has(turn)) return;
+  const Problem& p = c.args.problem;
+  prefetch_row_lines(c, c.rows_at(p.in.g, turn), turn, p.K);
+  if (!Shape::kFast) return;
+  prefetch_row_lines(c, c.rows_at(p.in.q, turn), turn, p.K);
+  prefetch_row_lines(c, c.rows_at(p.in.k, turn), turn, p.K);
 }
 
 // What there is to decays of the chunk: nothing, steep ones, bounded ones.
@@ -76,17 +103,17 @@ enum class Decays { kMild, kSteep, kBounded };
 
 // The factors from the anchors to the rows, and the decays over 8 rows.
 template <class Shape>
-FW_DEVICE void sum_channel_decay(const GradientChunk<Shape>& c) {
+FW_DEVICE void sum_channel_decay(const ScalarChunk<Shape>& c, int turn, const DecayWords& words) {
   const RowGroup<Shape> at(c);
   float2 g[8], sum = make_float2(0, 0);
-  load_decays(c, at, g);
+  unpack_decays(c, turn, at, words, g);
   float lowest = 0;
   FW_UNROLL
   for (int k = 0; k < 8; ++k) {
     const float2 x = make_float2(g[k].x * kLog2E, g[k].y * kLog2E);
     lowest = min(lowest, min(x.x, x.y));
     const float2 all = make_float2(sum.x + max(x.x, kLowestDecay), sum.y + max(x.y, kLowestDecay));
-    store_float2(plane(c, Shape::kFactors, at.row(k), at.channel), exp2_fast(at.before ? -sum.x : all.x), exp2_fast(at.before ? -sum.y : all.y));
+    c.word(Shape::kFactors, at.row(k), at.channel) = pack_bf16(exp2_fast(at.before ? -sum.x : all.x), exp2_fast(at.before ? -sum.y : all.y));
     sum = all;
   }
   store_float2(c.floats(Shape::kHalves) + at.group * Shape::kKey + at.channel, exp2_fast(sum.x), exp2_fast(sum.y));
@@ -119,62 +146,153 @@ FW_DEVICE void store_block_pairs(const GradientChunk<Shape>& c, const PairSums<S
   }
 }
 
-FW_DEVICE uint4 scale_8(const uint4& x, const float (&f)[8]) {
-  return make_uint4(pack_bf16(bf16_low(x.x) * f[0], bf16_high(x.x) * f[1]), pack_bf16(bf16_low(x.y) * f[2], bf16_high(x.y) * f[3]),
-                    pack_bf16(bf16_low(x.z) * f[4], bf16_high(x.z) * f[5]), pack_bf16(bf16_low(x.w) * f[6], bf16_high(x.w) * f[7]));
+// The decays between anchors: from the chunk's start to the first, ..., from the last to the end.
+template <class Shape>
+FW_DEVICE void join_decays(const GradientChunk<Shape>& c) {
+  const RowGroup<Shape> at(c);
+  if (at.group >= 5) return;
+  const float* halves = c.floats(Shape::kHalves) + at.channel;
+  const float2 one = make_float2(1, 1);
+  const float2 low = at.group > 0 ? float2_at(halves + (2 * at.group - 1) * Shape::kKey) : one;
+  const float2 high = at.group < 4 ? float2_at(halves + 2 * at.group * Shape::kKey) : one;
+  store_float2(c.floats(Shape::kRatios) + at.group * Shape::kKey + at.channel, low.x * high.x, low.y * high.y);
 }
 
-// The anchored streams r, -e, w, and the decays between anchors: from the chunk's start to the first, ..., from the last to the end.
+// r, -e, w from r, e, w: anchored.
+FW_DEVICE void anchor_8(const uint4& factors, float (&r)[8], float (&e)[8], float (&w)[8]) {
+  float f[8];
+  unpack_8(factors, f);
+  FW_UNROLL
+  for (int j = 0; j < 8; ++j) {
+    r[j] *= f[j];
+    e[j] *= -f[j];
+    w[j] *= rcp_fast(f[j]);
+  }
+}
+
+// q and k of the row and the two granules of it that a thread has, a turn ahead.
+struct RowWords {
+  uint4 q[2], k[2];
+};
+template <class Shape>
+FW_DEVICE RowWords load_row_words(const ScalarChunk<Shape>& c, int turn) {
+  constexpr int kLanes = Shape::kKey / 16;
+  RowWords x = {};
+  if (!Shape::kFast || !c.has(turn)) return x;
+  const int row = c.thread / kLanes, lane = c.thread % kLanes, K = c.args.problem.K;
+  const Rows q = c.rows_at(c.args.problem.in.q, turn), k = c.rows_at(c.args.problem.in.k, turn);
+  const int64_t t = row;
+  FW_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const int column = 8 * (lane + kLanes * i);
+    if (row >= c.rows(turn) || column >= K) continue;
+    x.q[i] = *reinterpret_cast<const uint4*>(q.data + 2 * (t * q.stride + column));
+    x.k[i] = *reinterpret_cast<const uint4*>(k.data + 2 * (t * k.stride + column));
+  }
+  return x;
+}
+
+// As FastRows::make_streams, anchored.
+template <class Shape>
+FW_DEVICE void make_fast_streams(const ScalarChunk<Shape>& c, int turn, const RowWords& words) {
+  constexpr int kLanes = Shape::kKey / 16;
+  const Problem& x = c.args.problem;
+  const int row = c.thread / kLanes, lane = c.thread % kLanes;
+  FrontScalars<float> s;
+  float q_k = 0;
+  FW_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    s.q2 = dot_16_bytes(words.q[i], words.q[i], s.q2);
+    s.k2 = dot_16_bytes(words.k[i], words.k[i], s.k2);
+    q_k = dot_16_bytes(words.q[i], words.k[i], q_k);
+  }
+  s.q2 = group_sum<kLanes>(s.q2);
+  s.k2 = group_sum<kLanes>(s.k2);
+  q_k = group_sum<kLanes>(q_k);
+  s.beta = c.turn_floats(Shape::kBeta, turn)[row];
+  FrontCoefs<float> f = front_coefs(reduced_rule<true>(x.rule), x.scale, s);
+  if (row >= c.rows(turn)) f = FrontCoefs<float>();
+  FW_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t at = panel_offset(row, 8 * (lane + kLanes * i));
+    float r[8], e[8], w[8];
+    unpack_8(words.q[i], r);
+    unpack_8(words.k[i], w);
+    FW_UNROLL
+    for (int j = 0; j < 8; ++j) r[j] *= f.r_q, e[j] = f.e_k * w[j], w[j] *= f.w_k;
+    anchor_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kFactors + at), r, e, w);
+    *reinterpret_cast<uint4*>(c.memory + Shape::kRead + at) = pack_8(r);
+    *reinterpret_cast<uint4*>(c.memory + Shape::kWrite + at) = pack_8(w);
+    if (Shape::kOnline) *reinterpret_cast<uint4*>(c.memory + Shape::kErase + at) = pack_8(e);
+  }
+  if (lane == 0) {
+    c.floats(Shape::kZv)[row] = f.z_v;
+    c.floats(Shape::kScalars)[row] = s.q2;
+    c.floats(Shape::kScalars)[64 + row] = s.k2;
+    c.floats(Shape::kScalars)[128 + row] = f.r_q * f.w_k * q_k;
+  }
+}
+
+// The streams in their places, anchored; a thread has there what GeneralRows::make_streams let it write.
 template <class Shape>
 FW_DEVICE void anchor_streams(const GradientChunk<Shape>& c) {
-  constexpr int kLanes = Shape::kKey / 8;
-  const RowGroup<Shape> at(c);
-  if (at.group < 5) {
-    const float* halves = c.floats(Shape::kHalves) + at.channel;
-    const float2 one = make_float2(1, 1);
-    const float2 low = at.group > 0 ? float2_at(halves + (2 * at.group - 1) * Shape::kKey) : one;
-    const float2 high = at.group < 4 ? float2_at(halves + 2 * at.group * Shape::kKey) : one;
-    store_float2(c.floats(Shape::kRatios) + at.group * Shape::kKey + at.channel, low.x * high.x, low.y * high.y);
-  }
+  constexpr int kLanes = Shape::kKey / 8, kRows = Shape::kThreads / kLanes;
   FW_NO_UNROLL
-  for (int item = c.thread; item < kChunk * kLanes; item += Shape::kThreads) {
-    const int row = item / kLanes, channel = item % kLanes * 8;
-    const float* factors = plane(c, Shape::kFactors, row, channel);
-    const float4 low = *reinterpret_cast<const float4*>(factors), high = *reinterpret_cast<const float4*>(factors + 4);
-    float f[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    const char* from = c.memory + Shape::kStreams + panel_offset(row, channel);
-    char* to = c.memory + Shape::kAnchored + panel_offset(row, channel);
-    *reinterpret_cast<uint4*>(to) = scale_8(*reinterpret_cast<const uint4*>(from), f);
-    if (Shape::kOnline) {
-      uint4 e = scale_8(*reinterpret_cast<const uint4*>(from + Shape::kStateBytes), f);
-      constexpr uint32_t kSigns = 0x80008000u;
-      *reinterpret_cast<uint4*>(to + Shape::kStateBytes) = make_uint4(e.x ^ kSigns, e.y ^ kSigns, e.z ^ kSigns, e.w ^ kSigns);
-    }
+  for (int row = c.thread / kLanes; row < kChunk; row += kRows) {
+    char* at = c.memory + panel_offset(row, c.thread % kLanes * 8);
+    uint4* tiles[3] = {reinterpret_cast<uint4*>(at + Shape::kRead), reinterpret_cast<uint4*>(at + Shape::kErase), reinterpret_cast<uint4*>(at + Shape::kWrite)};
+    float x[3][8] = {};
+    unpack_8(*tiles[0], x[0]);
+    if (Shape::kOnline) unpack_8(*tiles[1], x[1]);
+    unpack_8(*tiles[2], x[2]);
+    anchor_8(*reinterpret_cast<const uint4*>(at + Shape::kFactors), x[0], x[1], x[2]);
+    *tiles[0] = pack_8(x[0]);
+    if (Shape::kOnline) *tiles[1] = pack_8(x[1]);
+    *tiles[2] = pack_8(x[2]);
+  }
+}
+
+// Back to r and w, in the places that the front's gradients of this thread read.
+template <class Shape>
+FW_DEVICE void restore_streams(const GradientChunk<Shape>& c) {
+  FW_UNROLL
+  for (int j = 0; j < 4; ++j) {
     FW_UNROLL
-    for (int j = 0; j < 8; ++j) f[j] = rcp_fast(f[j]);
-    *reinterpret_cast<uint4*>(to + 2 * Shape::kStateBytes) = scale_8(*reinterpret_cast<const uint4*>(from + 2 * Shape::kStateBytes), f);
+    for (int half = 0; half < 2; ++half) {
+      const int row = c.row() + 8 * half, column = c.column() + 8 * j;
+      uint32_t &r = c.word(Shape::kRead, row, column), &w = c.word(Shape::kWrite, row, column);
+      const uint32_t f = c.word(Shape::kFactors, row, column);
+      r = pack_bf16(bf16_low(r) * rcp_fast(bf16_low(f)), bf16_high(r) * rcp_fast(bf16_high(f)));
+      w = pack_bf16(bf16_low(w) * bf16_low(f), bf16_high(w) * bf16_high(f));
+    }
   }
 }
 
 // Where decays were bounded, the states' parts are made smaller by what the bound took on the way to the chunk's start (r, e) or end
 // (w, D (.) S0).
 template <class Shape>
-FW_DEVICE void unbound_states(const GradientChunk<Shape>& c, StreamSums& sums) {
-  const RowGroup<Shape> at(c);
-  const float* totals = c.floats(Shape::kExcessTotals);
-  {
-    const Rows g = rows_of(c.args.problem.in.g, c.args.problem.sequences, c.n(), c.hv());
-    float2 sum = make_float2(0, 0);
-    FW_NO_UNROLL
-    for (int row = 8 * at.group; row < 8 * at.group + 8; ++row) {
-      const float2 x = row < c.rows() ? load_pair(g, c.first() + row, at.channel, c.args.problem.K) : make_float2(0, 0);
-      sum.x += max(kLowestDecay - log2_decay(x.x), 0.0f);
-      sum.y += max(kLowestDecay - log2_decay(x.y), 0.0f);
-      *reinterpret_cast<float2*>(plane(c, Shape::kExcess, row, at.channel)) = sum;
+FW_DEVICE void unbound_states(const ScalarChunk<Shape>& c, int turn, StreamSums& sums) {
+  const Rows g = c.rows_at(c.args.problem.in.g, turn);
+  float* totals = c.floats(Shape::kGroupSums);
+  float up[4][4];  // what bounds took from the start of the row's eight up to it
+  FW_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    FW_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = c.row() + 8 * half, channel = c.column() + 8 * j;
+      const float2 x = row < c.rows(turn) ? load_pair(g, row, channel, c.args.problem.K) : make_float2(0, 0);
+      float* taken = up[j] + 2 * half;
+      taken[0] = max(kLowestDecay - log2_decay(x.x), 0.0f), taken[1] = max(kLowestDecay - log2_decay(x.y), 0.0f);
+      FW_UNROLL
+      for (int delta = 4; delta < 32; delta *= 2) {
+        const float a = shuffle_up(taken[0], delta), b = shuffle_up(taken[1], delta);
+        if (c.lane >= delta) taken[0] += a, taken[1] += b;
+      }
+      if (c.lane >= 28) store_float2(totals + (2 * c.block_row() + half) * Shape::kKey + channel, taken[0], taken[1]);
     }
-    *reinterpret_cast<float2*>(c.floats(Shape::kExcessTotals) + at.group * Shape::kKey + at.channel) = sum;
   }
   sync_threads();
+  const RowGroup<Shape> at(c);
   float2 all = make_float2(0, 0);
   FW_UNROLL
   for (int i = 0; i < 8; ++i) {
@@ -185,27 +303,20 @@ FW_DEVICE void unbound_states(const GradientChunk<Shape>& c, StreamSums& sums) {
   store_float2(dots, dots[0] * exp2_fast(-all.x), dots[1] * exp2_fast(-all.y));
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
-    float2 before[3] = {};  // of all groups before the tile's first and second, and of all
-    FW_UNROLL
+    float2 before = make_float2(0, 0), whole = before;
+    FW_NO_UNROLL
     for (int i = 0; i < 8; ++i) {
       const float2 x = float2_at(totals + i * Shape::kKey + c.column() + 8 * j);
-      FW_UNROLL
-      for (int k = 0; k < 3; ++k) {
-        if (k < 2 && i >= 2 * c.block_row() + k) continue;
-        before[k].x += x.x, before[k].y += x.y;
-      }
+      if (i < 2 * c.block_row()) before.x += x.x, before.y += x.y;
+      if (i == 2 * c.block_row()) up[j][2] += x.x, up[j][3] += x.y;
+      whole.x += x.x, whole.y += x.y;
     }
     FW_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const float2 in_group = float2_at(plane(c, Shape::kExcess, c.row() + 8 * half, c.column() + 8 * j));
-      const float up[2] = {before[half].x + in_group.x, before[half].y + in_group.y}, whole[2] = {before[2].x, before[2].y};
-      FW_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const float from_start = exp2_fast(-up[i]), to_end = exp2_fast(min(up[i] - whole[i], 0.0f));
-        sums.r[j][2 * half + i] *= from_start;
-        sums.e[j][2 * half + i] *= from_start;
-        sums.w[j][2 * half + i] *= to_end;
-      }
+    for (int i = 0; i < 4; ++i) {
+      const float from_start = up[j][i] + (i % 2 == 0 ? before.x : before.y), to_end = (i % 2 == 0 ? whole.x : whole.y) - from_start;
+      sums.r[j][i] *= exp2_fast(-from_start);
+      sums.e[j][i] *= exp2_fast(-from_start);
+      sums.w[j][i] *= exp2_fast(min(-to_end, 0.0f));
     }
   }
 }
@@ -256,11 +367,11 @@ FW_DEVICE void store_tails(const GradientChunk<Shape>& c, float (&x)[8]) {
   c.floats(Shape::kTails)[c.block_row() * Shape::kKey + c.column() + index / 2 * 8 + index % 2] = x[0];
 }
 
-// Adds x (.) stream to d_g (subtracts: kMinus), stream being the warp's tile of an anchored stream; 16 columns from 8 j on.
+// Adds x (.) the warp's tile of an anchored stream to d_g (subtracts: kMinus); 16 columns from 8 j on.
 template <bool kMinus, class Shape>
-FW_DEVICE void add_dots(const GradientChunk<Shape>& c, int stream, int j, const float (&x)[4][4], float (&d_g)[4][4]) {
+FW_DEVICE void add_dots(const GradientChunk<Shape>& c, int tile, int j, const float (&x)[4][4], float (&d_g)[4][4]) {
   uint32_t words[4];
-  load_left(words, c.base + Shape::kAnchored + stream * Shape::kStateBytes, 16 * c.block_row(), 32 * c.group() + 8 * j, c.lane);
+  load_left(words, c.base + tile, 16 * c.block_row(), 32 * c.group() + 8 * j, c.lane);
   FW_UNROLL
   for (int i = 0; i < 4; ++i) {
     float* to = d_g[j + i / 2] + i % 2 * 2;
@@ -276,14 +387,13 @@ template <class Shape>
 FW_DEVICE void finish_channel(const GradientChunk<Shape>& c, StreamSums& sums, float (&d_g)[4][4]) {
   const int own = c.block_row(), first = 32 * c.group();
   const bool steep = decays_are(c, Decays::kSteep);
-  const uint32_t r_tile = c.base + Shape::kAnchored, e_tile = r_tile + Shape::kStateBytes, w_tile = e_tile + Shape::kStateBytes;
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
     FW_UNROLL
     for (int i = 0; i < 4; ++i) d_g[j][i] = 0;
   }
-  add_dots<false>(c, 2, 0, sums.w, d_g);
-  add_dots<false>(c, 2, 2, sums.w, d_g);
+  add_dots<false>(c, Shape::kWrite, 0, sums.w, d_g);
+  add_dots<false>(c, Shape::kWrite, 2, sums.w, d_g);
   float tails[8];
   FW_UNROLL
   for (int j = 0; j < 4; ++j) tails[2 * j] = d_g[j][0] + d_g[j][2], tails[2 * j + 1] = d_g[j][1] + d_g[j][3];
@@ -302,7 +412,7 @@ FW_DEVICE void finish_channel(const GradientChunk<Shape>& c, StreamSums& sums, f
     if (Shape::kOnline) load_left(t, c.base + Shape::kA, 16 * own, 16 * block, c.lane);
     FW_UNROLL
     for (int j = 0; j < 4; j += 2) {
-      load_right(b, w_tile, 16 * block, first + 8 * j, c.lane);
+      load_right(b, c.base + Shape::kWrite, 16 * block, first + 8 * j, c.lane);
       mma_bf16(sums.r[j], p, b[0], b[1]);
       mma_bf16(sums.r[j + 1], p, b[2], b[3]);
       if (Shape::kOnline) {
@@ -324,11 +434,11 @@ FW_DEVICE void finish_channel(const GradientChunk<Shape>& c, StreamSums& sums, f
     if (Shape::kOnline) load_left_transposed(t, c.base + Shape::kA, 16 * own, 16 * block, c.lane);
     FW_UNROLL
     for (int j = 0; j < 4; j += 2) {
-      load_right(b, r_tile, 16 * block, first + 8 * j, c.lane);
+      load_right(b, c.base + Shape::kRead, 16 * block, first + 8 * j, c.lane);
       mma_bf16(sums.w[j], p, b[0], b[1]);
       mma_bf16(sums.w[j + 1], p, b[2], b[3]);
       if (Shape::kOnline) {
-        load_right(b, e_tile, 16 * block, first + 8 * j, c.lane);
+        load_right(b, c.base + Shape::kErase, 16 * block, first + 8 * j, c.lane);
         mma_bf16(sums.w[j], t, b[0], b[1]);
         mma_bf16(sums.w[j + 1], t, b[2], b[3]);
       }
@@ -341,15 +451,16 @@ FW_DEVICE void finish_channel(const GradientChunk<Shape>& c, StreamSums& sums, f
   }
   FW_UNROLL
   for (int j = 0; j < 4; j += 2) {
-    add_dots<false>(c, 0, j, sums.r, d_g);
-    if (Shape::kOnline) add_dots<false>(c, 1, j, sums.e, d_g);
-    add_dots<true>(c, 2, j, sums.w, d_g);
+    add_dots<false>(c, Shape::kRead, j, sums.r, d_g);
+    if (Shape::kOnline) add_dots<false>(c, Shape::kErase, j, sums.e, d_g);
+    add_dots<true>(c, Shape::kWrite, j, sums.w, d_g);
   }
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const float2 f = float2_at(plane(c, Shape::kFactors, c.row() + 8 * half, c.column() + 8 * j));
+      const uint32_t word = c.word(Shape::kFactors, c.row() + 8 * half, c.column() + 8 * j);
+      const float2 f = make_float2(bf16_low(word), bf16_high(word));
       const int i = 2 * half;
       sums.r[j][i] *= f.x;
       sums.r[j][i + 1] *= f.y;
@@ -362,12 +473,11 @@ FW_DEVICE void finish_channel(const GradientChunk<Shape>& c, StreamSums& sums, f
 }
 
 template <class Shape>
-FW_DEVICE void store_plane(const GradientChunk<Shape>& c, int offset, const float (&x)[4][4]) {
-  float* at = plane(c, offset, c.row(), c.column());
+FW_DEVICE void store_decay_sums(const GradientChunk<Shape>& c, const float (&d_g)[4][4]) {
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
-    store_float2(at + 8 * j, x[j][0], x[j][1]);
-    store_float2(at + 8 * Shape::kPlaneStride + 8 * j, x[j][2], x[j][3]);
+    store_float2(decay_sum(c, c.row(), c.column() + 8 * j), d_g[j][0], d_g[j][1]);
+    store_float2(decay_sum(c, c.row() + 8, c.column() + 8 * j), d_g[j][2], d_g[j][3]);
   }
 }
 
@@ -387,58 +497,64 @@ FW_DEVICE float2 channel_tail(const GradientChunk<Shape>& c, int channel) {
   return make_float2(tail.x + rest.x * dots.x, tail.y + rest.y * dots.y);
 }
 
-// dg from the plane of dG, with the tail as a part of the last row. A bounded decay enters the pairs as larger than it is, and its
-// gradient too.
+// dG summed from the rows of a group up to its last, with the tail as a part of the chunk's last row.
 template <class Shape>
-FW_DEVICE void channel_decay_gradient(const GradientChunk<Shape>& c) {
-  const int group = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2, K = c.args.problem.K;
-  const bool bounded = decays_are(c, Decays::kBounded);
-  float* d_g = plane(c, Shape::kFactors, 8 * group, channel);
-  float2 x[8], sum = group == 7 ? channel_tail(c, channel) : make_float2(0, 0);
+FW_DEVICE void sum_decay_gradient(const GradientChunk<Shape>& c, float2 (&x)[8]) {
+  const int group = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2;
+  float2 sum = group == 7 ? channel_tail(c, channel) : make_float2(0, 0);
   FW_UNROLL
-  for (int i = 0; i < 8; ++i) x[i] = float2_at(d_g + i * Shape::kPlaneStride);
+  for (int i = 0; i < 8; ++i) x[i] = float2_at(decay_sum(c, 8 * group + i, channel));
   FW_UNROLL
   for (int i = 7; i >= 0; --i) {
     sum.x += x[i].x, sum.y += x[i].y;
     x[i] = sum;
   }
-  float* sums = c.floats(Shape::kBlockSums) + channel;
-  store_float2(sums + group * Shape::kKey, sum.x, sum.y);
-  sync_threads();
-  const Rows out = rows_of(c.args.grads.d.g, c.args.problem.sequences, c.n(), c.hv());
+  store_float2(c.floats(Shape::kGroupSums) + group * Shape::kKey + channel, sum.x, sum.y);
+}
+
+// dg. bounded: a bounded decay enters the pairs as larger than it is, and so does its gradient.
+template <class Shape>
+FW_DEVICE void store_channel_decay_gradient(const ScalarChunk<Shape>& c, int turn, bool bounded, float2 (&x)[8]) {
+  const int group = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2, K = c.args.problem.K;
+  const Rows out = c.rows_at(c.args.grads.d.g, turn);
   if (out.data == nullptr) return;
+  const float* sums = c.floats(Shape::kGroupSums) + channel;
   float2 later = make_float2(0, 0);
+  FW_NO_UNROLL
   for (int i = 7; i > group; --i) {
     const float2 y = float2_at(sums + i * Shape::kKey);
     later.x += y.x, later.y += y.y;
   }
   FW_UNROLL
   for (int i = 0; i < 8; ++i) x[i].x += later.x, x[i].y += later.y;
-  const int rows = c.rows() - 8 * group;
-  if (bounded || !in_pairs(out, K)) {
-    const Rows g = rows_of(c.args.problem.in.g, c.args.problem.sequences, c.n(), c.hv());
+  const int rows = c.rows(turn) - 8 * group;
+  const int64_t t = 8 * group;
+  if (bounded) {
+    const Rows g = c.rows_at(c.args.problem.in.g, turn);
     FW_UNROLL
-    for (int i = 0; i < 8; ++i) *reinterpret_cast<float2*>(d_g + i * Shape::kPlaneStride) = x[i];
-    FW_NO_UNROLL
-    for (int i = 0; i < 8 && i < rows; ++i) {
-      const float2 y = float2_at(d_g + i * Shape::kPlaneStride), step = load_pair(g, c.first() + 8 * group + i, channel, K);
-      const float x_part = exp2_fast(min(log2_decay(step.x) - kLowestDecay, 0.0f)), y_part = exp2_fast(min(log2_decay(step.y) - kLowestDecay, 0.0f));
-      store_pair(out, c.first() + 8 * group + i, channel, K, make_float2(y.x * x_part, y.y * y_part));
+    for (int i = 0; i < 8; ++i) {
+      const float2 step = i < rows ? load_pair(g, t + i, channel, K) : make_float2(0, 0);
+      x[i].x *= exp2_fast(min(log2_decay(step.x) - kLowestDecay, 0.0f));
+      x[i].y *= exp2_fast(min(log2_decay(step.y) - kLowestDecay, 0.0f));
+    }
+  }
+  if (!in_pairs(out, K)) {
+    FW_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      if (i < rows) store_pair(out, t + i, channel, K, x[i]);
     }
     return;
   }
   const int size = out.bf16 != 0 ? 2 : 4, limit = channel < K ? rows : 0;
-  char* p = out.data + ((c.first() + 8 * group) * out.stride + channel) * size;
+  char* p = out.data + (t * out.stride + channel) * size;
   const int64_t step = out.stride * size;
-  if (out.bf16 != 0) {
-    FW_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      if (i < limit) *reinterpret_cast<uint32_t*>(p + i * step) = pack_bf16(x[i].x, x[i].y);
-    }
-  } else {
-    FW_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      if (i < limit) *reinterpret_cast<float2*>(p + i * step) = x[i];
+  FW_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    if (i >= limit) continue;
+    if (out.bf16 != 0) {
+      *reinterpret_cast<uint32_t*>(p + i * step) = pack_bf16(x[i].x, x[i].y);
+    } else {
+      *reinterpret_cast<float2*>(p + i * step) = x[i];
     }
   }
 }

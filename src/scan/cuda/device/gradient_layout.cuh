@@ -89,6 +89,15 @@ struct GradientChunk {
   FW_DEVICE uint32_t& word(int tile_offset, int row, int column) const {
     return *reinterpret_cast<uint32_t*>(memory + tile_offset + panel_offset(row, column));
   }
+  // The two numbers of a product's fragment at row() + 8 half, columns 8 (granule + j) + 2 (lane % 4) and the next; granule: a multiple of
+  // the number of the j.
+  FW_DEVICE uint32_t& fragment_at(int tile_offset, int half, int granule, int j) const {
+    const int in_row = ((granule & 7) << 4) ^ ((lane & 28) << 2);
+    return *reinterpret_cast<uint32_t*>(memory + (tile_offset + half * 1024) +
+                                        ((granule >> 3) * kPanelBytes + row() * 128 + (lane & 3) * 4 + (in_row ^ (j << 4))));
+  }
+  // At column() + 8 j.
+  FW_DEVICE uint32_t& fragment(int tile_offset, int half, int j) const { return fragment_at(tile_offset, half, 4 * group(), j); }
   // Where the warp's tile of a product lies, and the first of the places that this lane has in it: rows row, row + 8.
   FW_DEVICE int block_row() const { return warp & 3; }
   FW_DEVICE int group() const { return warp >> 2; }

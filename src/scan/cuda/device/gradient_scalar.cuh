@@ -12,8 +12,7 @@ FW_DEVICE void make_value_tiles(const ScalarChunk<Shape>& c, int stage) {
   float d[kTiles][4];
   FW_UNROLL
   for (int j = 0; j < kTiles; ++j) {
-    const int column = pair_column(c) + 8 * j + 2 * (c.lane & 3);
-    const uint32_t low = c.word(stage + Shape::kV, c.row(), column), high = c.word(stage + Shape::kV, c.row() + 8, column);
+    const uint32_t low = pair_fragment(c, stage + Shape::kV, 0, j), high = pair_fragment(c, stage + Shape::kV, 1, j);
     d[j][0] = bf16_low(low), d[j][1] = bf16_high(low), d[j][2] = bf16_low(high), d[j][3] = bf16_high(high);
   }
   triangular_product<true>(c, d, Shape::kP, stage + Shape::kOut);
@@ -53,7 +52,7 @@ struct ValueWords {
     for (int i = 0; i < Lanes::kPasses; ++i) {
       const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
       v[i] = make_uint4(0, 0, 0, 0);
-      if (wide && row < c.rows(turn) && column < x.V) v[i] = *reinterpret_cast<const uint4*>(rows.data + 2 * ((c.first(turn) + row) * rows.stride + column));
+      if (wide && row < c.rows(turn) && column < x.V) v[i] = *reinterpret_cast<const uint4*>(rows.data + 2 * ((row)*rows.stride + column));
     }
   }
 };
@@ -76,7 +75,7 @@ FW_DEVICE void value_rows(const ScalarChunk<Shape>& c, int turn, int block, int 
   for (int i = 0; i < Lanes::kPasses; ++i) {
     const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
     if (row >= c.rows(turn) || column >= x.V) continue;
-    const int t = c.first(turn) + row;
+    const int t = row;
     float dz[8], v[8];
     unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + panel_offset(row, in_block)), dz);
     if (words.wide) {
@@ -124,8 +123,8 @@ FW_DEVICE float dot_states(const ScalarChunk<Shape>& c, int stage, float sum) {
 
 // dP and dT with the decay, strictly below the diagonal, in bf16 in the place of P and A; the diagonal of dP apart.
 template <class Shape>
-FW_DEVICE void store_decayed_pairs(const ScalarChunk<Shape>& c, const PairSums<Shape>& pairs) {
-  const float* g = c.floats(Shape::kG);
+FW_DEVICE void store_decayed_pairs(const ScalarChunk<Shape>& c, int turn, const PairSums<Shape>& pairs) {
+  const float* g = c.turn_floats(Shape::kG, turn);
   const float g_row[2] = {g[c.row()], g[c.row() + 8]};
   FW_UNROLL
   for (int j = 0; j < PairSums<Shape>::kTiles; ++j) {
@@ -143,18 +142,18 @@ FW_DEVICE void store_decayed_pairs(const ScalarChunk<Shape>& c, const PairSums<S
         t[i] = row > column + i ? -pairs.t[j][2 * half + i] * factor : 0.0f;
         if (row == column + i) c.floats(Shape::kDiagonal)[row] = pairs.p[j][2 * half + i];
       }
-      c.word(Shape::kP, row, column) = pack_bf16(p[0], p[1]);
-      if (Shape::kOnline) c.word(Shape::kA, row, column) = pack_bf16(t[0], t[1]);
+      pair_fragment(c, Shape::kP, half, j) = pack_bf16(p[0], p[1]);
+      if (Shape::kOnline) pair_fragment(c, Shape::kA, half, j) = pack_bf16(t[0], t[1]);
     }
   }
 }
 
-// dr, de, dw without the diagonal of dP; key: offset of this turn's r and w. Returns this thread's part of the sum of w (.) the states'
+// dr, de, dw without the diagonal of dP. Returns this thread's part of the sum of w (.) the states'
 // part of dw.
 template <class Shape>
-FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int key, StreamSums& sums) {
-  const int r_tile = Shape::kRead + key, w_tile = Shape::kWrite + key;
-  const float* g = c.floats(Shape::kG);
+FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int turn, StreamSums& sums) {
+  const int r_tile = Shape::kRead + c.key_offset(turn), w_tile = r_tile + Shape::kStateBytes;
+  const float* g = c.turn_floats(Shape::kG, turn);
   const int block = c.block_row(), first = 32 * c.group();
   const float gamma[2] = {exp2_fast(g[c.row()]), exp2_fast(g[c.row() + 8])};
   const float rest[2] = {exp2_fast(g[63] - g[c.row()]), exp2_fast(g[63] - g[c.row() + 8])};
@@ -163,7 +162,7 @@ FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int key, StreamSums&
   for (int j = 0; j < 4; ++j) {
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const uint32_t w = c.word(w_tile, c.row() + 8 * half, c.column() + 8 * j);
+      const uint32_t w = c.fragment(w_tile, half, j);
       FW_UNROLL
       for (int i = 2 * half; i < 2 * half + 2; ++i) {
         sums.r[j][i] *= gamma[half];
@@ -244,8 +243,8 @@ FW_DEVICE void store_decay_gradient(const ScalarChunk<Shape>& c, int turn) {
     if (c.lane + delta < 32) sum += after;
   }
   const int row = 2 * c.lane;
-  if (row < c.rows(turn)) store_element(out, c.first(turn) + row, 0, sum + tail);
-  if (row + 1 < c.rows(turn)) store_element(out, c.first(turn) + row + 1, 0, sum - first + tail);
+  if (row < c.rows(turn)) store_element(out, row, 0, sum + tail);
+  if (row + 1 < c.rows(turn)) store_element(out, row + 1, 0, sum - first + tail);
 }
 
 }  // namespace fw::cuda

@@ -26,42 +26,43 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
   const ScalarChunk<Shape> c(args);
   if (c.thread == 0) {
     FW_UNROLL
-    for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.barrier(i), Shape::kThreads + 1);
+    for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.barrier(i), Shape::kThreads + 4);
     mbarrier_init(c.pairs_barrier(), 1);
     FW_UNROLL
     for (int i = 0; i < 2; ++i) mbarrier_init(c.key_barrier(i), Shape::kThreads);
     mbarrier_init_fence();
-    c.find(0);
-    c.find(1);
+  }
+  for (int i = 0; i < 3; ++i) {
+    if (c.warp == i) c.find(i);
   }
   sync_threads();
+  prefetch_turn(c, 1);
   if (c.thread == 0) load_pairs(c, 0);
-  load_keys(c, 0);
+  if (Shape::kFast) load_keys(c, 0);
   ValueStep loaded;
   for (int i = 0; i < Shape::kStages; ++i) {
     load_stage(c, i, loaded.turn, loaded.block);
     loaded.next(c.blocks);
   }
   float2 numbers = load_row_numbers(c, 0);
-  if (c.thread < kChunk) c.floats(Shape::kBeta)[c.thread] = numbers.x;
+  publish_row_numbers(c, 0, numbers);
+  numbers = load_row_numbers(c, 1);
   int step = 0;  // value blocks so far
 
   FW_NO_UNROLL
   for (int turn = 0; c.has(turn); ++turn) {
-    if (c.thread == Shape::kThreads - 1) c.find(turn + 2);
-    if (c.warp == 2) sum_decay(c, numbers);
     if (Shape::kFast) {
       if (turn == 0) sync_threads();  // beta
       mbarrier_wait(c.key_barrier(turn), turn / 2 & 1);
     } else {
-      sync_threads();  // the coefficients of the turn before have been read
+      sync_threads();  // the rows and coefficients of the turn before have been read
+      load_keys(c, turn);
+      mbarrier_wait(c.key_barrier(turn), turn / 2 & 1);
     }
     Front::make_streams(c, turn);
     mbarrier_wait(c.pairs_barrier(), turn & 1);
     sync_threads();
-    load_keys(c, turn + 1);
-    prefetch_turn(c, turn + 1);
-    numbers = load_row_numbers(c, turn + 1);
+    if (Shape::kFast) load_keys(c, turn + 1);
 
     StreamSums sums;
     float tail = 0;
@@ -74,8 +75,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
         const ValueWords<Shape> words(c, turn, block);
         mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
         make_value_tiles(c, stage);
-        add_products(c, stage, sums, pairs);
         value_rows(c, turn, block, stage, words, z_sums);
+        add_products(c, stage, sums, pairs);
         tail = dot_states(c, stage, tail);
         if (block + 1 == c.blocks) break;
         fence_async_shared();
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
         load_stage(c, index, loaded.turn, loaded.block);
         loaded.next(c.blocks);
       }
-      store_decayed_pairs(c, pairs);
+      store_decayed_pairs(c, turn, pairs);
       FW_UNROLL
       for (int i = 0; i < ValueLanes<Shape>::kPasses; ++i) {
         const float sum = group_sum<ValueLanes<Shape>::kLanes>(z_sums[i]);
@@ -96,16 +97,20 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
     loaded.next(c.blocks);
     ++step;
 
-    tail *= exp2_fast(c.floats(Shape::kG)[63]);
-    tail = warp_sum(tail + finish_streams(c, c.key_offset(turn), sums));
+    tail *= exp2_fast(c.turn_floats(Shape::kG, turn)[63]);
+    tail = warp_sum(tail + finish_streams(c, turn, sums));
     if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] = tail;
     Front::sum_rows(c, turn, sums);
     fence_async_shared();
     sync_threads();
-    if (c.thread == Shape::kThreads - 32) load_pairs(c, turn + 1);
+    if (c.thread == 6 * 32) load_pairs(c, turn + 1);
     if (c.thread < kChunk) {
       Front::row_numbers(c, turn, c.thread);
-      c.floats(Shape::kBeta)[c.thread] = numbers.x;
+    } else {  // meanwhile
+      publish_row_numbers(c, turn + 1, numbers);
+      numbers = load_row_numbers(c, turn + 2);
+      if (c.warp == 5) c.find(turn + 3);
+      prefetch_turn(c, turn + 2);
     }
     sync_threads();
     if (c.warp == 3) store_decay_gradient(c, turn);

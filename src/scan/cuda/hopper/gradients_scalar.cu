@@ -3,7 +3,8 @@
 
 namespace fw::cuda {
 
-void gradients_channel(const GradientArgs& args, int key, int64_t chunks, void* stream);
+// fast: plain_streams() in memory that can be copied as it is.
+void gradients_channel(const GradientArgs& args, int key, bool fast, int64_t chunks, void* stream);
 
 namespace {
 
@@ -12,10 +13,11 @@ bool whole_pieces(const TokenArg& x) {
   return x.data != nullptr && x.bf16 != 0 && ((x.stride_b | x.stride_t | x.stride_h) & 7) == 0 && (reinterpret_cast<uintptr_t>(x.data) & 15) == 0;
 }
 
+bool fast_rows(const Problem& x) { return plain_streams(x.rule) && whole_pieces(x.in.q) && whole_pieces(x.in.k) && x.K % 8 == 0; }
+
 template <int kKey, bool kOnline>
 void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
-  const Problem& x = args.problem;
-  if (plain_streams(x.rule) && whole_pieces(x.in.q) && whole_pieces(x.in.k) && x.K % 8 == 0) {
+  if (fast_rows(args.problem)) {
     launch_scalar_gradients<ScalarShape<kKey, kOnline, true>>(args, chunks, stream);
   } else {
     launch_scalar_gradients<ScalarShape<kKey, kOnline, false>>(args, chunks, stream);
@@ -26,7 +28,7 @@ void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
 
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream) {
   if (args.problem.rule.decay == Decay::kChannel) {
-    gradients_channel(args, key, chunks, stream);
+    gradients_channel(args, key, fast_rows(args.problem), chunks, stream);
   } else if (args.problem.rule.online()) {
     key == 128 ? launch_rows<128, true>(args, chunks, stream) : launch_rows<64, true>(args, chunks, stream);
   } else {
