@@ -29,9 +29,8 @@ struct Stage {
   char* data;
   int log_units;  // of a channel
 
-  FW_DEVICE Stage(char* base, int tile_bytes) : data(base), log_units(0) {
-    while (16 << log_units < tile_bytes) ++log_units;
-  }
+  // Tiles of 2^log_tile values.
+  FW_DEVICE Stage(char* base, int log_tile, int bf16) : data(base), log_units(log_tile - (bf16 != 0 ? 3 : 2)) {}
   // Byte `at` of channel k.
   FW_DEVICE char* place(int k, int at) const {
     constexpr int kLog = kN == 8 ? 3 : kN == 4 ? 2 : 1;
@@ -47,17 +46,18 @@ FW_DEVICE void stage_in(const StateRef& state, const Stage<kN>& stage, int v_til
   const int size = state.bf16 != 0 ? 2 : 4, units = 1 << stage.log_units;
   const uint32_t base = shared_address(stage.data);
   for (int u = thread; u < K * units; u += threads) {
-    const int k = u >> stage.log_units, at = 16 * (u & (units - 1)), v = v_tile + at / size;
+    const int k = u >> stage.log_units, at = 16 * (u & (units - 1)), v = v_tile + (at >> (state.bf16 != 0 ? 1 : 2));
     const char* from = state.data + (k * state.stride_k + v_tile) * size + at;
     cp_async_16(base + static_cast<uint32_t>(stage.place(k, at) - stage.data), v < V ? from : state.data, v < V);
   }
+  cp_async_commit();
 }
 template <int kN>
 FW_DEVICE void stage_out(const StateRef& state, const Stage<kN>& stage, int v_tile, int V, int K, int thread, int threads) {
   const int size = state.bf16 != 0 ? 2 : 4, units = 1 << stage.log_units;
   for (int u = thread; u < K * units; u += threads) {
     const int k = u >> stage.log_units, at = 16 * (u & (units - 1));
-    if (v_tile + at / size < V) {
+    if (v_tile + (at >> (state.bf16 != 0 ? 1 : 2)) < V) {
       char* to = state.data + (k * state.stride_k + v_tile) * size + at;
       *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(stage.place(k, at));
     }
@@ -114,21 +114,57 @@ FW_DEVICE void write_stage(const Stage<kN>& stage, bool bf16, int row, int K, in
   }
 }
 
-// Rows of channels as they lie in memory: a row's bits in s, bf16 numbers in the first kN / 2 of them, until unpack_rows().
+template <int kWords>
+FW_DEVICE void load_words(const char* p, float* x) {
+  if constexpr (kWords == 1) {
+    x[0] = *reinterpret_cast<const float*>(p);
+  } else if constexpr (kWords == 2) {
+    const float2 a = *reinterpret_cast<const float2*>(p);
+    x[0] = a.x, x[1] = a.y;
+  } else {
+#pragma unroll
+    for (int j = 0; j < kWords; j += 4) {
+      const float4 a = *reinterpret_cast<const float4*>(p + 4 * j);
+      x[j] = a.x, x[j + 1] = a.y, x[j + 2] = a.z, x[j + 3] = a.w;
+    }
+  }
+}
+// Rows of channels as they lie in memory: a row's bits in s (0 before), bf16 numbers in the first kN / 2 of them, until unpack_rows().
+// rows: how many exist.
 template <int kN, int kRows>
-FW_DEVICE void load_packed_rows(const StateRef& state, int v0, int V, int K, int lane, float (&s)[kRows][kN]) {
-  const int first = lane * kN, size = state.bf16 != 0 ? 2 : 4;
-  const char* p = state.data + (v0 * state.stride_v + first) * size;
-  const int64_t step = state.stride_v * size;
+FW_DEVICE void load_packed_rows(const StateRef& state, int v0, int rows, int K, int lane, float (&s)[kRows][kN]) {
+  const int first = lane * kN;
   if (first >= K) return;
+  if (state.bf16 != 0) {
+    const char* p = state.data + (v0 * state.stride_v + first) * 2;
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    if (v0 + i >= V) continue;
-    uint32_t words[kN] = {};
-    if (state.bf16 != 0) load_words<kN / 2>(p + i * step, words);
-    if (state.bf16 == 0) load_words<kN>(p + i * step, words);
+    for (int i = 0; i < kRows; ++i, p += 2 * state.stride_v) {
+      if (i < rows) load_words<kN / 2>(p, s[i]);
+    }
+  } else {
+    const char* p = state.data + (v0 * state.stride_v + first) * 4;
 #pragma unroll
-    for (int j = 0; j < kN; ++j) s[i][j] = bits_float(words[j]);
+    for (int i = 0; i < kRows; ++i, p += 4 * state.stride_v) {
+      if (i < rows) load_words<kN>(p, s[i]);
+    }
+  }
+}
+template <int kN, int kRows>
+FW_DEVICE void store_rows(const StateRef& state, int v0, int rows, int K, int lane, const float (&s)[kRows][kN]) {
+  const int first = lane * kN;
+  if (first >= K) return;
+  if (state.bf16 != 0) {
+    char* p = state.data + (v0 * state.stride_v + first) * 2;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i, p += 2 * state.stride_v) {
+      if (i < rows) store_wide<kN>(p, 1, s[i]);
+    }
+  } else {
+    char* p = state.data + (v0 * state.stride_v + first) * 4;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i, p += 4 * state.stride_v) {
+      if (i < rows) store_wide<kN>(p, 0, s[i]);
+    }
   }
 }
 template <int kN, int kRows>
