@@ -249,6 +249,11 @@ FW_DEVICE void fence_async_shared() { asm volatile("fence.proxy.async.shared::ct
 FW_DEVICE void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 FW_DEVICE void grid_dependency_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+#else
+
+FW_DEVICE void grid_dependency_wait() {}
+FW_DEVICE void grid_dependency_launch() {}
+
 #endif
 
 }  // namespace fw::cuda
