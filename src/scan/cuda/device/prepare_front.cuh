@@ -5,6 +5,7 @@
 
 #include "scan/cuda/device/front_rows.cuh"
 #include "scan/cuda/device/granules.cuh"
+#include "scan/cuda/launch.h"
 
 namespace fw::cuda {
 
@@ -75,28 +76,41 @@ struct ChunkPlace {
   int batch, token;     // of the chunk's first row in tensors [B, T, ...]
   ChunkSpan span;
 };
+// The grid: heads, then chunks in y and z. No chunk: rows < 0.
+inline constexpr int64_t kGridChunks = 32768;
+inline Dim3 prepare_grid(const Problem& x, int64_t chunks) {
+  const int64_t y = chunks < kGridChunks ? chunks : kGridChunks;
+  return {static_cast<unsigned>(x.HV), static_cast<unsigned>(y), static_cast<unsigned>(y == 0 ? 0 : (chunks + y - 1) / y)};
+}
+FW_DEVICE void place_in_sequence(const SequenceArg& s, int n, int chunk, ChunkPlace& p) {
+  p.n = n;
+  p.span.first = chunk * kChunk;
+  p.batch = s.offsets != nullptr ? 0 : n;
+  p.token = p.span.first + (s.offsets != nullptr ? s.offsets[n] : 0);
+  const int left = sequence_length(s, n) - p.span.first;
+  p.span.rows = left < kChunk ? left : kChunk;
+}
 FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
   ChunkPlace p;
-  const unsigned HV = static_cast<unsigned>(x.HV), group = static_cast<unsigned>(x.group);
-  p.item = block_index_x();
-  const unsigned chunk = block_index_x() / HV, hv = block_index_x() - chunk * HV;
-  p.hv = static_cast<int>(hv);
-  p.key_head = group == 1 ? p.hv : static_cast<int>(hv / group);
+  const int chunk = static_cast<int>(block_index_y() + block_index_z() * static_cast<unsigned>(kGridChunks));
+  p.hv = static_cast<int>(block_index_x());
+  p.item = static_cast<int64_t>(chunk) * x.HV + p.hv;
+  p.key_head = x.group == 1 ? p.hv : static_cast<int>(block_index_x() / static_cast<unsigned>(x.group));
   const SequenceArg& s = x.sequences;
-  p.n = s.chunk_base == nullptr ? static_cast<int>(chunk / static_cast<unsigned>(s.chunks)) : sequence_of_chunk(s, static_cast<int>(chunk));
-  p.span.first = (static_cast<int>(chunk) - first_chunk(s, p.n)) * kChunk;
-  p.batch = s.offsets != nullptr ? 0 : p.n;
-  p.token = p.span.first + (s.offsets != nullptr ? s.offsets[p.n] : 0);
-  const int left = sequence_length(s, p.n) - p.span.first;
-  p.span.rows = left < kChunk ? left : kChunk;
+  if (block_index_z() > 0 && chunk >= (s.chunk_base == nullptr ? s.N * s.chunks : s.chunk_base[s.N])) {
+    p.span.rows = -1;
+    return p;
+  }
+  const int n = s.N == 1 ? 0 : sequence_of_chunk(s, chunk);
+  place_in_sequence(s, n, chunk - first_chunk(s, n), p);
   return p;
 }
 
 // A row of the chunk: rows_of (tokens.cuh) with the divisions of all tensors made once. The divisor is 1 or the group.
 FW_DEVICE char* row_address(const TokenArg& a, const ChunkPlace& place, int row) {
-  const int64_t offset =
-      place.batch * a.stride_b + static_cast<int64_t>(place.token + row) * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
-  return static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4);
+  const int width = a.bf16 != 0 ? 2 : 4;
+  const int64_t first = place.batch * a.stride_b + place.token * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
+  return static_cast<char*>(a.data) + first * width + row * (a.stride_t * width);
 }
 // Rows of the chunk, numbered from its first.
 FW_DEVICE Rows chunk_rows(const TokenArg& a, const ChunkPlace& place) { return {row_address(a, place, 0), a.stride_t, a.bf16}; }
@@ -138,6 +152,47 @@ FW_DEVICE void fetch_rows(const TokenArg& tensor, const ChunkPlace& place, char*
     cp_async_16(to + granule_offset(first + r, granule), valid ? from : static_cast<const char*>(tensor.data), valid);
     from += step;
   }
+}
+
+// Brings what a later chunk of all heads will want to the L2 cache: a block asks for the whole tokens of its number, one of HV, where the
+// heads of a token are neighbours. By one thread.
+FW_DEVICE void prefetch_tokens(const Problem& x, const TokenArg& a, int columns, const ChunkPlace& later) {
+  const int width = a.bf16 != 0 ? 2 : 4, heads = a.divisor == 1 ? x.HV : x.H;
+  const int64_t step = a.stride_t * width;
+  if (a.stride_h != columns) return;
+  const char* from = static_cast<const char*>(a.data) + (later.batch * a.stride_b + later.token * a.stride_t) * width;
+  FW_NO_UNROLL
+  for (int t = later.hv; t < later.span.rows; t += x.HV) bulk_prefetch(from + t * step, static_cast<uint32_t>(heads * columns * width));
+}
+// values: those and their gate are wanted too, and are aligned.
+FW_DEVICE void prefetch_front(const Problem& x, const ChunkPlace& place, int ahead, bool values) {
+  const SequenceArg& s = x.sequences;
+  int n = place.n, chunk = place.span.first / kChunk + ahead;
+  FW_NO_UNROLL
+  for (int steps = 0; steps < 4; ++steps) {
+    const int count = chunk_count(s, n);
+    if (chunk < count) {
+      ChunkPlace later = place;
+      place_in_sequence(s, n, chunk, later);
+      prefetch_tokens(x, x.in.k, x.K, later);
+      prefetch_tokens(x, x.in.q, x.K, later);
+      if (x.rule.decay == Decay::kChannel) prefetch_tokens(x, x.in.g, x.K, later);
+      if (channel_erase(x.rule)) prefetch_tokens(x, x.in.erase_gate, x.K, later);
+      if (values) {
+        prefetch_tokens(x, x.in.v, x.V, later);
+        if (x.rule.write == Gate::kChannel) prefetch_tokens(x, x.in.write_gate, x.V, later);
+      }
+      return;
+    }
+    chunk -= count;
+    if (++n >= s.N) return;
+  }
+}
+// Of the host: chunks between one and that which takes its place on the machine.
+inline int prefetch_distance(const Problem& x, int blocks) { return (132 * blocks + x.HV - 1) / x.HV; }
+inline bool can_prefetch_values(const Problem& x) {
+  const auto whole = [&](const TokenArg& a) { return a.data == nullptr || (aligned_rows(a) && x.V % 8 == 0); };
+  return whole(x.in.v) && (x.rule.write != Gate::kChannel || whole(x.in.write_gate));
 }
 
 // Where the raw rows of q, k and the erase gate lie.
@@ -399,10 +454,8 @@ FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkPlace& place, c
   const bool on_read = x.rule.preconditions_read();
   MRows m_all;
   if constexpr (!kPlain) m_all = m_rows(x, place, static_cast<int>(lane_index()) * kN);
-  float m[2][kN];
   FW_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
-    if (!kPlain && m_all.first != nullptr && r % 2 == 0) load_m(m_all, r, m[0]), load_m(m_all, r + 1, m[1]);
     const float4 c = coefs[r].read_erase;
     const float w_k = coefs[r].rest.y;
     float q[kN], k[kN];
@@ -422,8 +475,10 @@ FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkPlace& place, c
       for (int j = 0; j < kN; ++j) s.e[j] *= b[j];
     }
     if (!kPlain && m_all.first != nullptr) {
+      float m[kN];
+      load_m(m_all, r, m);
       FW_UNROLL
-      for (int j = 0; j < kN; ++j) s.r[j] *= on_read ? m[r % 2][j] : 1.0f, s.w[j] *= on_read ? 1.0f : m[r % 2][j];
+      for (int j = 0; j < kN; ++j) s.r[j] *= on_read ? m[j] : 1.0f, s.w[j] *= on_read ? 1.0f : m[j];
     }
     body(r, s);
   }

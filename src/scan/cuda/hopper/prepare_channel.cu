@@ -87,9 +87,9 @@ FW_DEVICE void decay_rows(const Rows& rows, const ChunkPlace& place, float (&alp
 // What a lane carries from row to row of its warp: products of decays, true and bounded.
 template <int kN>
 struct ChannelDecays {
-  float total[kN], before[kN], behind[kN];  // of the warp's rows (bounded); of all blocks before and behind
-  float bounded[kN], prefix[kN];            // of the warp's rows up to and including the present one
-  float far[kN];                            // bounded, of the blocks behind in the first half of the chunk
+  float before[kN], behind[kN];   // of all blocks before and behind
+  float bounded[kN], prefix[kN];  // of the warp's rows up to and including the present one
+  float far[kN];                  // bounded, of the blocks behind in the first half of the chunk
 };
 
 // Products over blocks of this lane's channels, and over all.
@@ -169,13 +169,14 @@ FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kKey / 32>& s, cons
   using Layout = ChannelLayout<kKey, kOnline>;
   constexpr int kN = kKey / 32;
   const uint32_t at = lane_offset<kN>(r);
-  float q[kN], e[kN], reads[kN], erase[kN], up[kN], down[kN], k[kN];
+  float q[kN], e[kN], reads[kN], erase[kN], up[kN], down[kN], k[kN], total[kN];
+  load_floats(decays.bounded[warp] + static_cast<int>(lane_index()) * kN, total);
   FW_UNROLL
   for (int j = 0; j < kN; ++j) {
     d.bounded[j] *= kExact ? alpha[j] : max(alpha[j], kLowestDecay);
     const float inverse = rcp_fast(d.bounded[j]);
     reads[j] = d.bounded[j] * s.r[j], erase[j] = d.bounded[j] * s.e[j];
-    up[j] = inverse * s.w[j], down[j] = d.total[j] * up[j];
+    up[j] = inverse * s.w[j], down[j] = total[j] * up[j];
     if constexpr (kExact) {
       q[j] = d.before[j] * reads[j], e[j] = -(d.before[j] * erase[j]), k[j] = d.behind[j] * down[j];
     } else {
@@ -239,40 +240,43 @@ FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const Block
   }
   const float* first = decays.bounded[2 * block] + 2 * (lane & 3);  // channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a step
   FW_NO_UNROLL
-  for (int k = 0; k < kKey / 16; ++k) {
-    uint32_t a[4], b[4];
-    ldmatrix_x4(a, a_fragment(left, 16 * block, 2 * k));
-    const uint32_t odd[2] = {a[1], a[3]};
-    {
-      const float2 low = *reinterpret_cast<const float2*>(first + 16 * k), high = *reinterpret_cast<const float2*>(first + 16 * k + 8);
-      a[1] = pack_bf16(bf16_low(a[1]) * low.x, bf16_high(a[1]) * low.y);
-      a[3] = pack_bf16(bf16_low(a[3]) * high.x, bf16_high(a[3]) * high.y);
-    }
-    if (close) {
-      ldmatrix_x4(b, b_fragment(up, 16 * block, 2 * k));
-      mma_bf16(c.own[0], a, b[0], b[1]);
-      const uint32_t high[4] = {a[0], odd[0], a[2], odd[1]};
-      mma_bf16(c.own[1], high, b[2], b[3]);
-      if ((block & 1) != 0) {
-        ldmatrix_x4(b, b_fragment(ends, 32 + 8 * (block - 1), 2 * k));
-        mma_bf16(c.near[0], a, b[0], b[1]);
-        mma_bf16(c.near[1], a, b[2], b[3]);
+  for (int panel = 0; panel < kKey / 64; ++panel, left += kPanelBytes, up += kPanelBytes, ends += kPanelBytes, first += 64) {
+    FW_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      uint32_t a[4], b[4];
+      ldmatrix_x4(a, a_fragment(left, 16 * block, 2 * k));
+      const uint32_t odd[2] = {a[1], a[3]};
+      {
+        const float2 low = *reinterpret_cast<const float2*>(first + 16 * k), high = *reinterpret_cast<const float2*>(first + 16 * k + 8);
+        a[1] = pack_bf16(bf16_low(a[1]) * low.x, bf16_high(a[1]) * low.y);
+        a[3] = pack_bf16(bf16_low(a[3]) * high.x, bf16_high(a[3]) * high.y);
       }
-    }
-    if (apart && block >= 2) {
-      if (block == 3) {
-        const float* middle = decays.bounded[4] + 2 * (lane & 3) + 16 * k;
-        const float2 w = *reinterpret_cast<const float2*>(middle), x = *reinterpret_cast<const float2*>(middle + 8);
-        const float2 y = *reinterpret_cast<const float2*>(middle + kKey), z = *reinterpret_cast<const float2*>(middle + kKey + 8);
-        const float f[4] = {w.x * y.x, w.y * y.y, x.x * z.x, x.y * z.y};
+      if (close) {
+        ldmatrix_x4(b, b_fragment(up, 16 * block, 2 * k));
+        mma_bf16(c.own[0], a, b[0], b[1]);
+        const uint32_t high[4] = {a[0], odd[0], a[2], odd[1]};
+        mma_bf16(c.own[1], high, b[2], b[3]);
+        if ((block & 1) != 0) {
+          ldmatrix_x4(b, b_fragment(ends, 32 + 8 * (block - 1), 2 * k));
+          mma_bf16(c.near[0], a, b[0], b[1]);
+          mma_bf16(c.near[1], a, b[2], b[3]);
+        }
+      }
+      if (apart && block >= 2) {
+        if (block == 3) {
+          const float* middle = first + 16 * k - 2 * kKey;  // of block 4
+          const float2 w = *reinterpret_cast<const float2*>(middle), x = *reinterpret_cast<const float2*>(middle + 8);
+          const float2 y = *reinterpret_cast<const float2*>(middle + kKey), z = *reinterpret_cast<const float2*>(middle + kKey + 8);
+          const float f[4] = {w.x * y.x, w.y * y.y, x.x * z.x, x.y * z.y};
+          FW_UNROLL
+          for (int i = 0; i < 4; ++i) a[i] = pack_bf16(bf16_low(a[i]) * f[i / 2 * 2], bf16_high(a[i]) * f[i / 2 * 2 + 1]);
+        }
         FW_UNROLL
-        for (int i = 0; i < 4; ++i) a[i] = pack_bf16(bf16_low(a[i]) * f[i / 2 * 2], bf16_high(a[i]) * f[i / 2 * 2 + 1]);
-      }
-      FW_UNROLL
-      for (int n = 0; n < 4; n += 2) {
-        ldmatrix_x4(b, b_fragment(ends, 8 * n, 2 * k));
-        mma_bf16(c.far[n], a, b[0], b[1]);
-        mma_bf16(c.far[n + 1], a, b[2], b[3]);
+        for (int n = 0; n < 4; n += 2) {
+          ldmatrix_x4(b, b_fragment(ends, 8 * n, 2 * k));
+          mma_bf16(c.far[n], a, b[0], b[1]);
+          mma_bf16(c.far[n + 1], a, b[2], b[3]);
+        }
       }
     }
   }
@@ -288,7 +292,6 @@ FW_DEVICE void channel_pairs(char* shared, int warp, const BlockDecays<kKey>& de
   PairTiles c;
   pair_tiles<kKey, kOnline>(left, base + Layout::kUp, base + Layout::kEnds, decays, block, half, c);
   sync_threads();  // T and P take the place of operands
-  if constexpr (kOnline) clear_above(shared + Layout::kA);
   clear_above(shared + Layout::kP);
   const TriangleRows triangle = triangle_rows(shared + Layout::kT, block);
   const uint32_t panel = panel_rows(block);
@@ -315,7 +318,7 @@ FW_DEVICE void channel_pairs(char* shared, int warp, const BlockDecays<kKey>& de
 }
 
 template <int kKey, bool kOnline, bool kPlain>
-__global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(const __grid_constant__ PrepareArgs args, int fetched_flag) {
+__global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(const __grid_constant__ PrepareArgs args, int fetched_flag, int ahead) {
   using Layout = ChannelLayout<kKey, kOnline>;
   constexpr int kN = kKey / 32;
   const Problem& x = args.problem;
@@ -324,6 +327,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
   RowCoefs* coefs = reinterpret_cast<RowCoefs*>(shared + Layout::kCoefs);
   BlockDecays<kKey>& decays = *reinterpret_cast<BlockDecays<kKey>*>(shared + Layout::kDecays);
   const ChunkPlace place = chunk_place(x);
+  if (place.span.rows < 0) return;
   const ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index()), channel = lane * kN;
 
@@ -332,12 +336,13 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
   if (fetched) fetch_front<kN>(x, place, raw);
   const int coefficients_of = kPlain ? coefficient_row(warp) : -1;
   const PlainGates gates = plain_gates(x, place, coefficients_of);
+  if (ahead > 0 && thread == 5 * 32) prefetch_front(x, place, ahead, out.z != nullptr);
 
   float alpha[kWarpRows][kN];
   ChannelDecays<kN> d;
   bool exact = true;
   {
-    float total[kN];
+    float total[kN], bounded[kN];
     FW_UNROLL
     for (int j = 0; j < kN; ++j) d.bounded[j] = d.prefix[j] = total[j] = 1;
     if (fetched) {
@@ -356,23 +361,23 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
       }
     }
     FW_UNROLL
-    for (int j = 0; j < kN; ++j) d.total[j] = total[j], exact = exact && total[j] >= kLowestDecay;
+    for (int j = 0; j < kN; ++j) bounded[j] = total[j], exact = exact && total[j] >= kLowestDecay;
     exact = warp_ballot(!exact) == 0;
     if (!exact) {  // if a product of decays is small, one of them may be
       exact = true;
       FW_UNROLL
-      for (int j = 0; j < kN; ++j) d.total[j] = 1;
+      for (int j = 0; j < kN; ++j) bounded[j] = 1;
       FW_NO_UNROLL
       for (int r = 0; r < kWarpRows; ++r) {
         float row[kN];
         decay_row(x, decay_tensor, place, r, row);
         FW_UNROLL
-        for (int j = 0; j < kN; ++j) d.total[j] *= max(row[j], kLowestDecay), exact = exact && row[j] >= kLowestDecay;
+        for (int j = 0; j < kN; ++j) bounded[j] *= max(row[j], kLowestDecay), exact = exact && row[j] >= kLowestDecay;
       }
       exact = warp_ballot(!exact) == 0;
     }
     store_floats(decays.total[warp] + channel, total);
-    store_floats(decays.bounded[warp] + channel, d.total);
+    store_floats(decays.bounded[warp] + channel, bounded);
   }
   if constexpr (kPlain) {
     front_arrived();
@@ -430,18 +435,20 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
                                 nullptr,
                                 nullptr,
                                 nullptr};
-    finish_online<kKey, false>(buffers, warp, out, [&](int number) {
-      const int other = number * 32 + lane;
-      if (out.backward != nullptr) {  // -E and Q as this block wrote them
-        for (uint32_t i = static_cast<uint32_t>(other) * 16; i < Layout::kOperand; i += kMeanwhileWarps * 32 * 16) {
-          cp_async_16(shared_address(shared + Layout::kErase + i), reinterpret_cast<const char*>(out.forward->e) + i, true);
-          cp_async_16(shared_address(shared + Layout::kReads + i), reinterpret_cast<const char*>(out.forward->q) + i, true);
-        }
-        cp_async_commit();
-      }
-      if (out.z != nullptr) write_values(x, place, z_of, out.z, other, kMeanwhileWarps * 32);
-      cp_async_wait<0>();
-    });
+    finish_online<kKey, false, true, false>(
+        buffers, warp, out, [](int) {},
+        [&](int number) {
+          const int other = number * 32 + lane;
+          if (out.backward != nullptr) {  // -E and Q as this block wrote them
+            for (uint32_t i = static_cast<uint32_t>(other) * 16; i < Layout::kOperand; i += kMeanwhileWarps * 32 * 16) {
+              cp_async_16(shared_address(shared + Layout::kErase + i), reinterpret_cast<const char*>(out.forward->e) + i, true);
+              cp_async_16(shared_address(shared + Layout::kReads + i), reinterpret_cast<const char*>(out.forward->q) + i, true);
+            }
+            cp_async_commit();
+          }
+          if (out.z != nullptr) write_values(x, place, z_of, out.z, other, kMeanwhileWarps * 32);
+          cp_async_wait<0>();
+        });
   } else {
     start_offline<kKey>(shared + Layout::kP, out);
     if (out.z != nullptr) write_values(x, place, z_of, out.z, thread, kPrepareThreads);
@@ -451,9 +458,10 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
 
 template <int kKey, bool kOnline>
 void launch_channel(const PrepareArgs& args, int64_t chunks, void* stream) {
-  const bool fetched = can_fetch(args.problem, kKey);
-  launch(fetched && plain_streams(args.problem) ? prepare_channel_kernel<kKey, kOnline, true> : prepare_channel_kernel<kKey, kOnline, false>,
-         Dim3{static_cast<unsigned>(chunks * args.problem.HV)}, kPrepareThreads, ChannelLayout<kKey, kOnline>::kBytes, stream, args, static_cast<int>(fetched));
+  const Problem& x = args.problem;
+  const bool fetched = can_fetch(x, kKey), ahead = fetched && (args.z == nullptr || can_prefetch_values(x));
+  launch(fetched && plain_streams(x) ? prepare_channel_kernel<kKey, kOnline, true> : prepare_channel_kernel<kKey, kOnline, false>, prepare_grid(x, chunks),
+         kPrepareThreads, ChannelLayout<kKey, kOnline>::kBytes, stream, args, static_cast<int>(fetched), ahead ? prefetch_distance(x, 2) : 0);
 }
 
 }  // namespace
