@@ -4,7 +4,7 @@
 // with b, c the channel gates (1 if there are none) and M the preconditioner, on w or on r (1 where it is not). This file
 // has the coefficients as functions of the norms, the scalar gates and k.(M k), and their vector-Jacobian product: the only
 // place where gains, norms and normalisers are written. The elementwise rest is the same for every rule
-// (scan/cpu/kernels_front.cpp; device code will use this file too).
+// (scan/cpu/kernels_front.cpp, scan/cuda/device/front_rows.cuh).
 //
 // A new gain: one case in gain_pair, one in front_coefs_vjp, a value of the enum, a reference.
 #pragma once
@@ -38,6 +38,9 @@ struct FrontScalars {
 // x / sqrt(|x|^2 + eps); a zero vector with eps = 0 stays zero.
 template <class T>
 FW_HOST_DEVICE inline T inverse_norm(T x2, T eps) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == sizeof(float)) return x2 + eps > T(0) ? rsqrtf(x2 + eps) : T(0);
+#endif
   return x2 + eps > T(0) ? T(1) / std::sqrt(x2 + eps) : T(0);
 }
 

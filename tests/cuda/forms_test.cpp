@@ -97,6 +97,7 @@ TEST(ChunkForm, EveryLength) {
     if (emulated() && length % 16 > 1 && length % 64 != 63) continue;
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, length);
+    options.H = options.HV = emulated() ? 2 : 8;
     options.K = length % 2 == 0 ? 64 : 128;
     options.V = 64;
     options.seed = static_cast<uint64_t>(length) + 400;
@@ -120,11 +121,35 @@ TEST(ChunkForm, LongSequences) {
   }
 }
 
+// Sequences cut into segments that run side by side: exact, whatever the rule, with states given and without.
+TEST(ChunkForm, Segments) {
+  uint64_t seed = 550;
+  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "deltanet_neg", "precond_kda"}) {
+    ++seed;
+    ProblemOptions options;
+    options.sequences = seed % 3 == 0 ? SeqLayout::uniform(2, 330) : SeqLayout({0, 200, 200, 263, 500});
+    options.H = 1;
+    options.HV = seed % 2 == 0 ? 2 : 1;
+    options.K = seed % 2 == 0 ? 64 : 48;
+    options.V = 64;
+    options.initial_state = seed % 4 != 1;
+    options.seed = seed;
+    const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
+    for (const int64_t segment : {64, 128}) {
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.segment = segment;
+      run.saved = segment == 64;
+      expect_chunk_form(problem, run);
+    }
+  }
+}
+
 // Keys that point nearly the same way, a gain at its bound, full feedback: the triangular system is at its worst.
 TEST(ChunkForm, CorrelatedKeys) {
   for (const char* name : {"gated_deltanet", "kda_neg", "deltanet_neg", "qdelta", "gated_deltanet2"}) {
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, 130);
+    options.H = options.HV = emulated() ? 2 : 8;
     options.K = options.V = 64;
     options.seed = 600;
     Problem problem = random_problem(preset(name).rule, options);

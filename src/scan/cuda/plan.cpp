@@ -44,6 +44,62 @@ CommonRegions common_regions(const Plan& plan, const DevicePlan& device, bool ba
   return r;
 }
 
+// Chunks of a segment, by what the scans take for a chunk (docs/gpu.md: measured on an H200, microseconds): a pass is bound by its chain
+// of chunks or, where many blocks run, by memory.
+int64_t best_segment(const Plan& plan, int64_t value_blocks) {
+  constexpr double kChain = 0.9, kStateChain = 0.65, kJoin = 4, kMemory = 1.55 / 128;
+  constexpr int64_t kMultiprocessors = 132, kMostSegments = 16, kLeastChunks = 16;
+  const int64_t chunks = (plan.longest + kChunk - 1) / kChunk, blocks = plan.N * plan.HV * value_blocks;
+  const int64_t map_blocks = plan.N * plan.HV * ((plan.K + kValueBlock - 1) / kValueBlock);
+  const auto waves = [](int64_t n) { return static_cast<double>((n + kMultiprocessors - 1) / kMultiprocessors); };
+  const auto pass = [&](double chain, int64_t n, double length) {
+    return waves(n) * length * std::max(chain, kMemory * static_cast<double>(std::min(n, kMultiprocessors)));
+  };
+  int64_t best = 0;
+  double least = pass(kChain, blocks, static_cast<double>(chunks));
+  for (int64_t count = 2; count <= kMostSegments && chunks / count >= kLeastChunks; ++count) {
+    const double length = static_cast<double>((chunks + count - 1) / count);
+    const double time =
+        pass(kStateChain, (count - 1) * (blocks + map_blocks), length) + kJoin * static_cast<double>(count) + pass(kChain, count * blocks, length);
+    if (time < 0.95 * least) {
+      least = time;
+      best = (chunks + count - 1) / count;
+    }
+  }
+  return best;
+}
+
+Segments cut(const Plan& plan, int64_t chunks) {
+  Segments s;
+  if (chunks == 0) return s;
+  s.chunks = chunks;
+  s.first.push_back(0);
+  bool any = false;
+  for (int64_t n = 0; n < plan.N; ++n) {
+    const int64_t count = std::max<int64_t>(1, (plan.chunks(n) + chunks - 1) / chunks);
+    any = any || count > 1;
+    for (int64_t i = 0; i < count; ++i) {
+      s.offsets.push_back(static_cast<int32_t>(plan.first_token(n) + i * chunks * kChunk));
+      s.chunk_base.push_back(static_cast<int32_t>(plan.chunk_base[static_cast<size_t>(n)] + i * chunks));
+      s.last_of.push_back(i + 1 == count ? static_cast<int32_t>(n) : -1);
+      s.first_of.push_back(i == 0 ? static_cast<int32_t>(n) : -1);
+    }
+    s.first.push_back(static_cast<int32_t>(s.last_of.size()));
+  }
+  if (!any) return {};
+  s.offsets.push_back(static_cast<int32_t>(plan.tokens()));
+  s.chunk_base.push_back(static_cast<int32_t>(plan.total_chunks()));
+  return s;
+}
+
+SegmentRegions segment_regions(const Plan& plan, const Segments& s, Regions& regions) {
+  SegmentRegions r;
+  if (!s) return r;
+  r.tables = regions.take(static_cast<int64_t>((s.offsets.size() + s.chunk_base.size() + s.first.size() + 2 * s.last_of.size()) * sizeof(int32_t)));
+  r.states = regions.take(s.count() * plan.HV * plan.V * plan.K * kFloat);
+  return r;
+}
+
 ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
   Regions regions;
   ForwardRegions r;
@@ -51,6 +107,8 @@ ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
   const int64_t tiles = device.chunks * plan.HV;
   r.images = regions.take(tiles * image_bytes<ForwardImage>(device.key), device.chunk_form);
   r.z = regions.take(tiles * device.value_blocks * kPanel * 2, device.z_image);
+  r.segments = segment_regions(plan, device.segments, regions);
+  r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
   r.bytes = regions.used();
   return r;
 }
@@ -64,6 +122,7 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)});
   r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
   r.w = regions.take(tiles * device.value_blocks * kPanel * 2);
+  r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
   r.bytes = regions.used();
   return r;
 }
@@ -90,11 +149,30 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   r.v = regions.take(tiles * device.value_blocks * kPanel * 2, device.chunk_form);
   r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest),
                          !device.chunk_form);
+  r.segments = segment_regions(plan, device.segments, regions);
   r.bytes = regions.used();
   return r;
 }
 
 }  // namespace
+
+// The last segment leaves nothing to another one; the first starts from the initial state, which M carries on if there is one. Backward
+// carries D through M of all but the first.
+std::vector<int32_t> Segments::forward_parts(bool initial_state, bool save) const {
+  std::vector<int32_t> parts;
+  for (size_t i = 0; i < last_of.size(); ++i) {
+    const bool is_first = first_of[i] >= 0, is_last = last_of[i] >= 0;
+    const bool map = !(is_first && is_last) && (is_first ? initial_state : save || !is_last);
+    parts.push_back((is_last ? 0 : 1) | (map ? 2 : 0));
+  }
+  return parts;
+}
+
+std::vector<int32_t> Segments::backward_parts() const {
+  std::vector<int32_t> parts;
+  for (const int32_t n : first_of) parts.push_back(n >= 0 ? 0 : 1);
+  return parts;
+}
 
 size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.bytes, backward.bytes); }
 
@@ -112,6 +190,7 @@ DevicePlan make_device_plan(const Plan& plan) {
     device.key = plan.K <= 64 ? 64 : 128;
     device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
     device.z_image = plan.rule.write == Gate::kChannel;
+    device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device.value_blocks) : std::max<int64_t>(0, plan.segment / kChunk));
   }
   device.forward = forward_regions(plan, device);
   device.saved = saved_regions(plan, device);
@@ -127,6 +206,7 @@ std::string to_text(const Plan& plan, const DevicePlan& device) {
     text += fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
     text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
                         device.z_image ? "Z prepared" : "values scaled in the scan");
+    if (device.segments) text += fmt::format("segments: {} of {} chunks\n", device.segments.count(), device.segments.chunks);
   } else {
     text += fmt::format("form: token, {} sequences x {} value heads\n", plan.N, plan.HV);
   }

@@ -34,20 +34,6 @@ FW_DEVICE void store_rows(const Rows& rows, int t, int i, int limit, const float
   if (rows.data != nullptr) store_channels(rows, t, i, limit, x);
 }
 
-// The gradient of one value a token, or of the channels of a gate that was averaged.
-template <int kLanes>
-FW_DEVICE void store_gate(const Rows& rows, Gate gate, int t, int lane, int dim, float x) {
-  if (rows.data == nullptr) return;
-  if (gate == Gate::kScalar && lane == 0) store_element(rows, t, 0, x);
-  if (gate == Gate::kAveraged) {
-    for (int i = lane; i < dim; i += kLanes) store_element(rows, t, i, x / static_cast<float>(dim));
-  }
-}
-
-FW_DEVICE void store_one(const Rows& rows, int t, float x) {
-  if (rows.data != nullptr) store_element(rows, t, 0, x);
-}
-
 // The front's gradients, from the planes and the diagonal of dP; scalar decay: dG of the rows. kPlain: rules without an erase key of
 // their own, a channel gate on it and a preconditioner (fewer registers).
 template <bool kPlain, class Shape>
@@ -135,51 +121,6 @@ FW_DEVICE void scalar_decay_gradient(const GradientChunk<Shape>& c) {
   if (2 * c.lane + 1 < c.rows()) store_element(out, c.first() + 2 * c.lane + 1, 0, sum - first + tail);
 }
 
-// Channel decay, after the planes are there (a barrier before): the diagonal blocks, then dg.
-template <class Shape>
-FW_DEVICE void channel_decay_gradient(const GradientChunk<Shape>& c, float2 tail) {
-  const int block = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2;
-  float2 step[8], d_g[8];
-  load_decay_steps(c, block, channel, step);
-  add_diagonal_blocks(c, block, channel, step, d_g);
-  FW_UNROLL
-  for (int i = 6; i >= 0; --i) d_g[i].x += d_g[i + 1].x, d_g[i].y += d_g[i + 1].y;
-  float* sums = c.floats(Shape::kBlockSums) + channel;
-  *reinterpret_cast<float2*>(sums + block * Shape::kKey) = d_g[0];
-  sync_threads();
-  const Rows out = rows_of(c.args.grads.d.g, c.args.problem.sequences, c.n(), c.hv());
-  if (out.data == nullptr) return;
-  float2 later = tail;
-  for (int i = 7; i > block; --i) {
-    const float2 sum = *reinterpret_cast<const float2*>(sums + i * Shape::kKey);
-    later.x += sum.x, later.y += sum.y;
-  }
-  FW_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    if (8 * block + i < c.rows()) store_pair(out, c.first() + 8 * block + i, channel, c.args.problem.K, make_float2(d_g[i].x + later.x, d_g[i].y + later.y));
-  }
-}
-
-// The tail of dg of two channels: what the decay of the whole chunk does to the state, and the states' part of w.dw.
-template <class Shape>
-FW_DEVICE float2 channel_tail(const GradientChunk<Shape>& c) {
-  const int channel = c.thread % Shape::kPairs * 2;
-  float2 dots = make_float2(0, 0), gamma = make_float2(1, 1), tail = make_float2(0, 0);
-  FW_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const float2 dot = *reinterpret_cast<const float2*>(c.floats(Shape::kStateDots) + i * Shape::kKey + channel);
-    const float2 f = *reinterpret_cast<const float2*>(c.floats(Shape::kRatio) + i * Shape::kKey + channel);
-    dots.x += dot.x, dots.y += dot.y;
-    gamma.x *= f.x, gamma.y *= f.y;
-  }
-  FW_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const float2 part = *reinterpret_cast<const float2*>(c.floats(Shape::kTails) + i * Shape::kKey + channel);
-    tail.x += part.x, tail.y += part.y;
-  }
-  return make_float2(tail.x + gamma.x * dots.x, tail.y + gamma.y * dots.y);
-}
-
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) gradient_kernel(const __grid_constant__ GradientArgs args) {
   const GradientChunk<Shape> c(args);
@@ -229,8 +170,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) gradient
     }
     if constexpr (Shape::kChannel) {
       store_block_pairs(c, pairs);
-      sync_threads();
       *reinterpret_cast<float2*>(c.floats(Shape::kStateDots) + c.thread / Shape::kPairs * Shape::kKey + c.thread % Shape::kPairs * 2) = state_dots;
+      sync_threads();
       anchor_streams(c);
     } else {
       store_decayed_pairs(c, pairs);
@@ -241,19 +182,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) gradient
   sync_threads();
 
   if constexpr (Shape::kChannel) {
+    if (decays_are(c, Decays::kBounded)) unbound_states(c, sums);
     float d_g[4][4];
     finish_channel(c, sums, d_g);
     sync_threads();
-    const float2 tail = channel_tail(c);
-    FW_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      *reinterpret_cast<float2*>(plane(c, Shape::kFromStart, c.row(), c.column() + 8 * j)) = make_float2(d_g[j][0], d_g[j][1]);
-      *reinterpret_cast<float2*>(plane(c, Shape::kFromStart, c.row() + 8, c.column() + 8 * j)) = make_float2(d_g[j][2], d_g[j][3]);
-    }
-    sync_threads();
+    store_plane(c, Shape::kFactors, d_g);
     store_planes(c, sums);
     sync_threads();
-    channel_decay_gradient(c, tail);
+    channel_decay_gradient(c);
     plain_rows(x.rule) ? row_gradients<true>(c) : row_gradients<false>(c);
   } else {
     const float sum = warp_sum(finish_scalar(c, sums));

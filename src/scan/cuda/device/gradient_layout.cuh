@@ -24,25 +24,26 @@ struct GradientShape {
   // float32 [64, kKey]; the stride keeps the accumulators' rows on different banks.
   static constexpr int kPlaneStride = kKey + 8, kPlaneBytes = 64 * kPlaneStride * 4;
 
-  // Byte offsets. The stages make place for the anchored streams, the factors towards the end of a block of 8 rows and the
-  // sums of D (.) S0 (channel decay), then for the planes dr, de, dw.
-  static constexpr int kAnchored = 0, kToEnd = 3 * kStateBytes, kStateDots = kToEnd + kPlaneBytes;
-  static constexpr int kAnchoredBytes = kStateDots + 8 * kKey * 4;
+  // Byte offsets. The stages make place for the anchored streams (and, where decays were bounded, for what the bound took: sums
+  // within 8 rows and of those, [8, kKey]), then for the planes dr, de, dw.
+  static constexpr int kAnchored = 0, kExcess = 3 * kStateBytes, kExcessTotals = kExcess + kPlaneBytes;
+  static constexpr int kAnchoredBytes = kExcessTotals + 8 * kKey * 4;
   static constexpr int kRingUsed = kStages * kStageBytes > kAnchoredBytes || !kChannel ? kStages * kStageBytes : kAnchoredBytes;
   static constexpr int kRing = (kRingUsed + 1023) / 1024 * 1024;
   // A and P, later dP and dT.
   static constexpr int kA = kRing, kP = kA + kPanelBytes;
   // r, e, w in bf16.
   static constexpr int kStreams = kP + kPanelBytes;
-  // Factors from the start of a block of 8 rows, later dG.
-  static constexpr int kFromStart = kStreams + 3 * kStateBytes;
-  static constexpr int kSmall = kFromStart + (kChannel ? kPlaneBytes : 0);
-  // Small arrays of floats: sums G of the decay (scalar), z_v and the part of its gradient, diag P's gradient, dG of rows, sums of warps.
+  // Channel decay: factors from the anchors, later dG.
+  static constexpr int kFactors = kStreams + 3 * kStateBytes;
+  static constexpr int kSmall = kFactors + (kChannel ? kPlaneBytes : 0);
+  // Small arrays of floats: sums G of the decay (scalar), z_v and the part of its gradient, diag P's gradient, dG of rows, sums of
+  // warps (channel decay: whether a warp bounded a decay).
   static constexpr int kG = kSmall, kZv = kG + 256, kDZv = kZv + 256, kDiagonal = kDZv + 256, kDG = kDiagonal + 256, kWarpSums = kDG + 256;
   static constexpr int kBarriers = kWarpSums + 64, kPlace = kBarriers + 32;
-  // Channel decay: decay over a block [8, kKey], the 8 x 8 diagonal blocks of dP and dT [8, 8, 8], tails [4, kKey].
-  static constexpr int kRatio = kBarriers + 64, kDiagonalP = kRatio + 8 * kKey * 4, kDiagonalT = kDiagonalP + 2048, kTails = kDiagonalT + 2048;
-  static constexpr int kBytes = kChannel ? kTails + 4 * kKey * 4 : kRatio;
+  // Channel decay: decay over 8 rows [8, kKey], from each anchor to the next [5, kKey], sums of D (.) S0 [8, kKey], tails [4, kKey].
+  static constexpr int kHalves = kBarriers + 64, kRatios = kHalves + 8 * kKey * 4, kStateDots = kRatios + 5 * kKey * 4, kTails = kStateDots + 8 * kKey * 4;
+  static constexpr int kBytes = kChannel ? kTails + 4 * kKey * 4 : kHalves;
   // In the place of dP and dT once those are used: sums of dG over blocks of 8 rows [8, kKey].
   static constexpr int kBlockSums = kStreams - 8 * kKey * 4;
 
@@ -88,6 +89,15 @@ struct GradientChunk {
   FW_DEVICE uint32_t& word(int tile_offset, int row, int column) const {
     return *reinterpret_cast<uint32_t*>(memory + tile_offset + panel_offset(row, column));
   }
+  // The two numbers of a product's fragment at row() + 8 half, columns 8 (granule + j) + 2 (lane % 4) and the next; granule: a multiple of
+  // the number of the j.
+  FW_DEVICE uint32_t& fragment_at(int tile_offset, int half, int granule, int j) const {
+    const int in_row = ((granule & 7) << 4) ^ ((lane & 28) << 2);
+    return *reinterpret_cast<uint32_t*>(memory + (tile_offset + half * 1024) +
+                                        ((granule >> 3) * kPanelBytes + row() * 128 + (lane & 3) * 4 + (in_row ^ (j << 4))));
+  }
+  // At column() + 8 j.
+  FW_DEVICE uint32_t& fragment(int tile_offset, int half, int j) const { return fragment_at(tile_offset, half, 4 * group(), j); }
   // Where the warp's tile of a product lies, and the first of the places that this lane has in it: rows row, row + 8.
   FW_DEVICE int block_row() const { return warp & 3; }
   FW_DEVICE int group() const { return warp >> 2; }

@@ -227,34 +227,18 @@ FW_DEVICE void store_pair(const Rows& rows, int64_t t, int i, int limit, float2 
   if (i + 1 < limit) store_element(rows, t, i + 1, x.y);
 }
 
-// Channel decay: the steps of block `block` of 8 rows of two channels, in units of log 2.
-template <class Shape>
-FW_DEVICE void load_decay_steps(const GradientChunk<Shape>& c, int block, int channel, float2 (&step)[8]) {
-  const Rows g = rows_of(c.args.problem.in.g, c.args.problem.sequences, c.n(), c.hv());
-  FW_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const int row = 8 * block + i;
-    step[i] = make_float2(0, 0);
-    if (row >= c.rows()) continue;
-    const float2 x = load_pair(g, c.first() + row, channel, c.args.problem.K);
-    step[i] = make_float2(log2_decay(x.x), log2_decay(x.y));
+// The gradient of one value a token, or of the channels of a gate that was averaged.
+template <int kLanes>
+FW_DEVICE void store_gate(const Rows& rows, Gate gate, int t, int lane, int dim, float x) {
+  if (rows.data == nullptr) return;
+  if (gate == Gate::kScalar && lane == 0) store_element(rows, t, 0, x);
+  if (gate == Gate::kAveraged) {
+    for (int i = lane; i < dim; i += kLanes) store_element(rows, t, i, x / static_cast<float>(dim));
   }
 }
 
-// Sums of the log-decay within blocks of 8 rows, and what a block leaves of the state.
-template <class Shape>
-FW_DEVICE void sum_channel_decay(const GradientChunk<Shape>& c) {
-  const int block = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2;
-  float2 step[8];
-  load_decay_steps(c, block, channel, step);
-  float2 sum = make_float2(0, 0);
-  FW_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    sum.x += step[i].x;
-    sum.y += step[i].y;
-    *reinterpret_cast<float2*>(c.floats(Shape::kFromStart) + (8 * block + i) * Shape::kPlaneStride + channel) = sum;
-  }
-  *reinterpret_cast<float2*>(c.floats(Shape::kRatio) + block * Shape::kKey + channel) = make_float2(exp2_fast(sum.x), exp2_fast(sum.y));
+FW_DEVICE void store_one(const Rows& rows, int t, float x) {
+  if (rows.data != nullptr) store_element(rows, t, 0, x);
 }
 
 }  // namespace fw::cuda

@@ -23,13 +23,18 @@ FW_DEVICE int pair_column(const GradientChunk<Shape>& c) {
   return c.group() * PairSums<Shape>::kColumns;
 }
 
+// At column pair_column() + 8 j + 2 (lane % 4) and the next.
+template <class Shape>
+FW_DEVICE uint32_t& pair_fragment(const GradientChunk<Shape>& c, int tile, int half, int j) {
+  return c.fragment_at(tile, half, PairSums<Shape>::kTiles * c.group(), j);
+}
+
 template <class Shape, int kTiles>
 FW_DEVICE void store_tile(const GradientChunk<Shape>& c, int tile, const float (&x)[kTiles][4]) {
   FW_UNROLL
   for (int j = 0; j < kTiles; ++j) {
-    const int column = pair_column(c) + 8 * j + 2 * (c.lane & 3);
-    c.word(tile, c.row(), column) = pack_bf16(x[j][0], x[j][1]);
-    c.word(tile, c.row() + 8, column) = pack_bf16(x[j][2], x[j][3]);
+    pair_fragment(c, tile, 0, j) = pack_bf16(x[j][0], x[j][1]);
+    pair_fragment(c, tile, 1, j) = pack_bf16(x[j][2], x[j][3]);
   }
 }
 

@@ -1,6 +1,6 @@
 // Operands of matrix products in tiles of 64 rows (tiles.h: panels of 64 columns, granules of 16 bytes exchanged by XOR with the
 // row), by ldmatrix. A tile is given by its shared address, at a multiple of 1024 bytes; rows and columns of a corner are
-// multiples of 8.
+// multiples of 8; columns of 16 where 16 columns are taken: then the lane's granule differs from lane to lane by XOR alone.
 #pragma once
 
 #include "scan/cuda/device/ptx.cuh"
@@ -16,11 +16,13 @@ FW_DEVICE uint32_t panel_offset(int row, int column) {
 
 // Lane 8 i + l reads row l of the 8x8 matrix i. In order: matrices below each other first ...
 FW_DEVICE uint32_t down_then_right(uint32_t tile, int row, int column, int lane) {
-  return tile + panel_offset(row + (lane & 8) + (lane & 7), column + ((lane & 16) >> 1));
+  const int granule = ((lane >> 4) ^ lane) & 1 | (lane & 6);
+  return tile + ((column >> 6) * kPanelBytes + row * 128) + ((lane & 15) * 128 + ((granule << 4) ^ ((column & 48) << 1)));
 }
 // ... or beside each other first.
 FW_DEVICE uint32_t right_then_down(uint32_t tile, int row, int column, int lane) {
-  return tile + panel_offset(row + ((lane & 16) >> 1) + (lane & 7), column + (lane & 8));
+  const int granule = ((lane >> 3) ^ lane) & 1 | (lane & 6);
+  return tile + ((column >> 6) * kPanelBytes + row * 128) + ((((lane & 16) >> 1) + (lane & 7)) * 128 + ((granule << 4) ^ ((column & 48) << 1)));
 }
 
 // Left operand, 16 rows m x 16 columns k, of a tile [m, k] or of the transpose of a tile [k, m].
