@@ -152,7 +152,7 @@ FW_HOST_DEVICE inline FrontFactors<T> front_factors(const Rule& rule, const Fron
   FrontFactors<T> f;
   f.qn = q_factor(rule, x.q2);
   f.kn = k_factor(rule, x.k2);
-  f.pn = k_factor(rule, x.p2);
+  f.pn = rule.erase_key == EraseKey::kOwn ? k_factor(rule, x.p2) : T(1);
   f.gain = gain_pair(rule, x.k2 * f.kn * f.kn, x.beta);
   f.ce = rule.erase == Gate::kTied ? f.gain.s_rho : f.gain.rho * x.erase;
   f.cz = rule.write == Gate::kTied ? f.gain.s_rho : f.gain.rho * x.write;

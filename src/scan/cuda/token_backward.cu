@@ -137,7 +137,7 @@ FW_DEVICE void token_step_back(const KeyToken<kN>& k, float z, float d_o, int la
     float u = 0, du = 0;
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      s[i][j] *= k.alpha[j];
+      s[i][j] *= k.factor[j];
       u = fmaf(k.key.e[j], s[i][j], u);
       du = fmaf(k.key.w[j], d[i][j], du);
     }
@@ -159,7 +159,7 @@ FW_DEVICE void token_step_back(const KeyToken<kN>& k, float z, float d_o, int la
       sum.e[j] = fmaf(-s[i][j], du, sum.e[j]);
       const float bar = fmaf(-k.key.e[j], du, after);
       sum.g[j] = fmaf(s[i][j], bar, sum.g[j]);
-      d[i][j] = k.alpha[j] * bar;
+      d[i][j] = k.factor[j] * bar;
     }
   }
 }

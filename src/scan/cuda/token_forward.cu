@@ -44,7 +44,7 @@ FW_DEVICE void make_tokens(const Problem& x, const ForwardCut& cut, int n, int h
 }
 
 // Threads are bounded by 256, registers so that a multiprocessor holds this many blocks of them.
-constexpr int min_blocks(int channels, int rows) { return channels == 8 ? 2 : 3; }
+constexpr int min_blocks(int channels, int rows) { return channels == 8 ? 2 : 4; }
 
 template <int kN, int kRows>
 __global__ void __launch_bounds__(32 * (kStateWarps + kFrontWarps), min_blocks(kN, kRows))
@@ -68,9 +68,8 @@ __global__ void __launch_bounds__(32 * (kStateWarps + kFrontWarps), min_blocks(k
   if (cut.initial == StateAccess::kChannels) load_packed_rows<kN, kRows>(initial, v0, rows, x.K, lane, s);
   if (cut.initial == StateAccess::kStaged) stage_in<kN>(initial, stage, v_tile, x.V, x.K, thread, kThreads);
   if (cut.initial == StateAccess::kElements) load_state_elements<kN, kRows>(initial, v0, x.V, x.K, lane, s);
-  const Rows o_rows = rows_of(a.o, x.sequences, n, hv);
   const int row = row_of_lane<kRows>(lane);
-  const bool writes = has_row<kRows>(lane) && row < rows && o_rows.data != nullptr;
+  const bool writes = has_row<kRows>(lane) && row < rows && a.o.data != nullptr;
   if (length > 0) sync_threads();
   if (cut.initial == StateAccess::kChannels && initial.bf16 != 0) unpack_rows<kN, kRows>(s);
   if (cut.initial == StateAccess::kStaged) {
@@ -79,17 +78,16 @@ __global__ void __launch_bounds__(32 * (kStateWarps + kFrontWarps), min_blocks(k
     read_stage<kN, kRows>(stage, initial.bf16 != 0, warp * kRows, x.K, lane, s);
   }
   FW_NO_UNROLL
-  for (int t = 0, place = 0, left = fronts; t < length; ++t, ++place, --left) {
-    if (left == 0) {
+  for (int t = 0, place = 0; t < length; ++t, ++place) {
+    if (place == fronts || place == 2 * fronts) {
       sync_threads();
-      left = fronts;
-      if (place == 2 * fronts) place = 0;
+      if (place != fronts) place = 0;
     }
     const char* token = shared_memory() + place * cut.gather.bytes;
-    const KeyToken<kN> k = get_token<kN>(cut.gather, token, lane);
+    const GatheredToken<kN> k(cut.gather, token, lane);
     float o;
     token_step<kN, kRows>(k, reinterpret_cast<const float*>(token + cut.gather.at[kRowV])[warp * kRows + row], lane, s, o);
-    if (writes) store_element(o_rows, t, v0 + row, o);
+    if (writes) store_element(rows_of(a.o, x.sequences, n, hv), t, v0 + row, o);
   }
   const StateRef final = state_of(a.final_state, slot, hv);
   if (cut.final == StateAccess::kChannels) store_rows<kN, kRows>(final, v0, rows, x.K, lane, s);

@@ -247,30 +247,39 @@ FW_DEVICE bool has_row(int lane) {
   return lane < 16 && lane % (16 / kRows) == 0;
 }
 
-// S = Diag(alpha) S + w (z - (Diag(alpha) S)^T e)^T. z, the residual that is returned and o: of the lane's row.
-template <int kN, int kRows>
-FW_DEVICE float token_step(const KeyToken<kN>& k, float z, int lane, float (&s)[kRows][kN], float& o) {
+// S = Diag(alpha) S + w (z - (Diag(alpha) S)^T e)^T. z, the residual that is returned and o: of the lane's row. The token's streams are
+// asked for where they are used: e(x), r(x), w(x) and alpha(x) fill this lane's channels.
+template <int kN, int kRows, class Token>
+FW_DEVICE float token_step(const Token& token, float z, int lane, float (&s)[kRows][kN], float& o) {
   float sums[2 * kRows];
+  {
+    float alpha[kN], e[kN], r[kN];
+    token.alpha(alpha);
+    token.e(e);
+    token.r(r);
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    float u = 0, p = 0;
+    for (int i = 0; i < kRows; ++i) {
+      float u = 0, p = 0;
 #pragma unroll
-    for (int j = 0; j < kN; ++j) {
-      s[i][j] *= k.alpha[j];
-      u = fmaf(k.key.e[j], s[i][j], u);
-      p = fmaf(k.key.r[j], s[i][j], p);
+      for (int j = 0; j < kN; ++j) {
+        s[i][j] *= alpha[j];
+        u = fmaf(e[j], s[i][j], u);
+        p = fmaf(r[j], s[i][j], p);
+      }
+      sums[i] = u;
+      sums[kRows + i] = p;
     }
-    sums[i] = u;
-    sums[kRows + i] = p;
   }
   const float own = scattered_sum(sums, lane), other = shuffle_xor(own, 16);
   const float residual = z - (lane < 16 ? own : other);
-  o = fmaf(k.rw, residual, lane < 16 ? other : own);
+  o = fmaf(token.rw, residual, lane < 16 ? other : own);
+  float w[kN];
+  token.w(w);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const float u = shuffle(residual, row_lane<kRows>(i));
 #pragma unroll
-    for (int j = 0; j < kN; ++j) s[i][j] = fmaf(k.key.w[j], u, s[i][j]);
+    for (int j = 0; j < kN; ++j) s[i][j] = fmaf(w[j], u, s[i][j]);
   }
   return residual;
 }

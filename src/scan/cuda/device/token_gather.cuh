@@ -92,13 +92,15 @@ FW_DEVICE const char* gather_source(const GatherTask& task, int64_t b, int64_t t
 }
 // Copies of a token's tensors to `to`, by a warp; they are there after sync_warp().
 FW_DEVICE void gather_token(const TokenGather& g, int64_t b, int64_t token, int hv, int v_tile, int lane, char* to) {
+  // As it lies in memory until the copies are on their way too.
   uint32_t scalar = 0;
-  char* scalar_to = nullptr;
+  int scalar_to = -1, shift = 0;
   if (lane < g.scalar_count) {
     const GatherTask& task = g.scalars[lane];
     const char* from = gather_source(task, b, token, hv);
-    scalar = task.size == 2 ? static_cast<uint32_t>(*reinterpret_cast<const uint16_t*>(from)) << 16 : *reinterpret_cast<const uint32_t*>(from);
-    scalar_to = to + task.to;
+    shift = task.size == 2 ? 16 : 0;
+    scalar = task.size == 2 ? uint32_t{*reinterpret_cast<const uint16_t*>(from)} : *reinterpret_cast<const uint32_t*>(from);
+    scalar_to = task.to;
   }
   const uint32_t base = shared_address(to);
 #pragma unroll 2
@@ -121,7 +123,7 @@ FW_DEVICE void gather_token(const TokenGather& g, int64_t b, int64_t token, int 
     }
   }
   cp_async_commit();
-  if (scalar_to != nullptr) *reinterpret_cast<uint32_t*>(scalar_to) = scalar;
+  if (scalar_to >= 0) *reinterpret_cast<uint32_t*>(to + scalar_to) = scalar << shift;
   cp_async_wait<0>();
 }
 
@@ -183,19 +185,21 @@ FW_DEVICE void put_token(const Problem& x, const TokenGather& g, const KeyToken<
   store_wide<kN>(p + kStreamE * 128 * kN, 0, k.key.e);
   store_wide<kN>(p + kStreamR * 128 * kN, 0, k.key.r);
   store_wide<kN>(p + kStreamW * 128 * kN, 0, k.key.w);
-  store_wide<kN>(p + kStreamAlpha * 128 * kN, 0, k.alpha);
+  store_wide<kN>(p + kStreamAlpha * 128 * kN, 0, k.factor);
   if (lane == 0) *reinterpret_cast<float*>(token + g.rw_at) = k.rw;
 }
+// A token's streams in shared memory, for token_step().
 template <int kN>
-FW_DEVICE KeyToken<kN> get_token(const TokenGather& g, const char* token, int lane) {
-  KeyToken<kN> k;
-  const char* const p = token + 4 * kN * lane;
-  load_wide<kN>(p + kStreamE * 128 * kN, k.key.e);
-  load_wide<kN>(p + kStreamR * 128 * kN, k.key.r);
-  load_wide<kN>(p + kStreamW * 128 * kN, k.key.w);
-  load_wide<kN>(p + kStreamAlpha * 128 * kN, k.alpha);
-  k.rw = *reinterpret_cast<const float*>(token + g.rw_at);
-  return k;
-}
+struct GatheredToken {
+  const char* streams;  // at this lane's channels
+  float rw;
+
+  FW_DEVICE GatheredToken(const TokenGather& g, const char* token, int lane)
+      : streams(token + 4 * kN * lane), rw(*reinterpret_cast<const float*>(token + g.rw_at)) {}
+  FW_DEVICE void e(float (&x)[kN]) const { load_wide<kN>(streams + kStreamE * 128 * kN, x); }
+  FW_DEVICE void r(float (&x)[kN]) const { load_wide<kN>(streams + kStreamR * 128 * kN, x); }
+  FW_DEVICE void w(float (&x)[kN]) const { load_wide<kN>(streams + kStreamW * 128 * kN, x); }
+  FW_DEVICE void alpha(float (&x)[kN]) const { load_wide<kN>(streams + kStreamAlpha * 128 * kN, x); }
+};
 
 }  // namespace fw::cuda

@@ -28,9 +28,20 @@ FW_DEVICE KeyInputs<kN> load_key_inputs(const Problem& x, const FrontRows& f, co
 template <int kN>
 struct KeyToken {
   KeyStreams<kN> key;
-  float alpha[kN];
-  float rw;   // r . w
-  float z_v;  // coefficient of the value
+  float factor[kN];  // alpha
+  float rw;         // r . w
+  float z_v;        // coefficient of the value
+
+  FW_DEVICE void e(float (&x)[kN]) const { copy(key.e, x); }
+  FW_DEVICE void r(float (&x)[kN]) const { copy(key.r, x); }
+  FW_DEVICE void w(float (&x)[kN]) const { copy(key.w, x); }
+  FW_DEVICE void alpha(float (&x)[kN]) const { copy(factor, x); }
+
+ private:
+  FW_DEVICE static void copy(const float (&from)[kN], float (&to)[kN]) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j) to[j] = from[j];
+  }
 };
 
 // mean(tensor, count): of a gate's row of this token, in every lane.
@@ -73,13 +84,13 @@ FW_DEVICE KeyToken<kN> key_token(const Problem& x, int hv, const KeyInputs<kN>& 
   k.rw = c.w_k * fmaf(c.r_k, kmk, c.r_q * qmk);
   if (rule.decay == Decay::kChannel) {
 #pragma unroll
-    for (int j = 0; j < kN; ++j) k.alpha[j] = expf(in.g[j]);
+    for (int j = 0; j < kN; ++j) k.factor[j] = expf(in.g[j]);
   } else {
     float alpha = 1;
     if (rule.decay == Decay::kScalar) alpha = expf(in.g[0]);
     if (rule.decay == Decay::kConstant) alpha = static_cast<float>(constant_decay(hv));
 #pragma unroll
-    for (int j = 0; j < kN; ++j) k.alpha[j] = alpha;
+    for (int j = 0; j < kN; ++j) k.factor[j] = alpha;
   }
   return k;
 }
