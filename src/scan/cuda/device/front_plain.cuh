@@ -13,6 +13,12 @@ constexpr bool plain_front(const Rule& r) {
 // Besides, streams that are q and k times a number.
 constexpr bool plain_streams(const Rule& r) { return plain_front(r) && r.erase == Gate::kTied && r.write == Gate::kTied && r.precond == Precond::kNone; }
 
+// Or that but for gates a channel.
+constexpr bool gated_streams(const Rule& r) {
+  return plain_front(r) && (r.erase == Gate::kTied || r.erase == Gate::kChannel) && (r.write == Gate::kTied || r.write == Gate::kChannel) &&
+         r.precond == Precond::kNone;
+}
+
 // kStreams: of plain_streams().
 template <bool kStreams>
 FW_DEVICE Rule reduced_rule(const Rule& r) {

@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
     }
     Front::make_streams(c, turn);
     mbarrier_wait(c.pairs_barrier(), turn & 1);
+    fence_async_shared();
     sync_threads();
     if (Shape::kFast) load_keys(c, turn + 1);
 
@@ -75,9 +76,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
         const ValueWords<Shape> words(c, turn, block);
         mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
         make_value_tiles(c, stage);
+        start_value_products(c, stage, sums, pairs);
         value_rows(c, turn, block, stage, words, z_sums);
-        add_products(c, stage, sums, pairs);
         tail = dot_states(c, stage, tail);
+        finish_value_products(sums, pairs);
         if (block + 1 == c.blocks) break;
         fence_async_shared();
         sync_threads();

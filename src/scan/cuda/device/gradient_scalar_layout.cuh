@@ -14,7 +14,7 @@ inline constexpr int kPlaceEntries = 32, kPlacesBytes = 4 * 8 * (kPlaceEntries +
 template <int kKeyDim, bool kOnlineSolve, bool kFastRows>
 struct ScalarShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = kFastRows;
+  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = kFastRows, kGates = !kFast;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
 

@@ -42,6 +42,11 @@ FW_DEVICE void store_fragment(const ScalarChunk<Shape>& c, const Rows& out, bool
   }
 }
 
+// Two neighbours of r, w and, where there is one, of the gate on e.
+struct FastWords {
+  uint32_t r, w, gate;
+};
+
 struct FastRows {
   // r, e, w in the place of q and k and beside them; z_v; the scalars of rows for the gradients.
   template <class Shape>
@@ -120,7 +125,7 @@ struct FastRows {
   template <class Shape>
   static FW_DEVICE void row_numbers(const ScalarChunk<Shape>& c, int turn, int row) {
     const Problem& x = c.args.problem;
-    const Rule rule = reduced_rule<true>(x.rule);
+    const Rule rule = reduced_rule<!Shape::kGates>(x.rule);
     FrontScalars<float> s;
     s.q2 = c.floats(Shape::kScalars)[row];
     s.k2 = c.floats(Shape::kScalars)[64 + row];
@@ -147,8 +152,16 @@ struct FastRows {
   template <class Shape>
   static FW_DEVICE void store_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& d) {
     const int key = c.key_offset(turn);
+    store_gradients(c, turn, d, [&](int half, int j) {
+      return FastWords{c.fragment(Shape::kRead + key, half, j), c.fragment(Shape::kWrite + key, half, j), 0};
+    });
+  }
+  // words: of a row and two columns of this thread.
+  template <class Shape, class Words>
+  static FW_DEVICE void store_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& d, const Words& words) {
     const HeadGradients& out = c.args.grads;
     const Rows dq = c.rows_at(out.d.q, turn), dk = c.rows_at(out.d.k, turn);
+    const Rows db = Shape::kGates && c.args.problem.rule.erase == Gate::kChannel ? c.rows_at(out.d.erase_gate, turn) : Rows{};
     const bool wide_q = dq.data != nullptr && wide_rows(dq), wide_k = dk.data != nullptr && wide_rows(dk);  // K is a multiple of 8
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -156,21 +169,29 @@ struct FastRows {
       const bool valid = row < c.rows(turn);
       const float* f = c.floats(Shape::kSlopes) + row;
       const float r_q = f[0], w_k = f[64], e_k = f[128], of_r = f[192], of_w = f[256], diagonal = c.floats(Shape::kDiagonal)[row];
-      const float r_w = r_q * diagonal, w_r = w_k * diagonal;
-      float x[8], y[8];
+      const float r_w = r_q * diagonal, w_r = w_k * diagonal, e_w = Shape::kGates && w_k != 0.0f ? e_k * rcp_fast(w_k) : 0.0f;
+      float x[8], y[8], z[8];  // z: of the gate
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
-        const uint32_t r_word = c.fragment(Shape::kRead + key, half, j), w_word = c.fragment(Shape::kWrite + key, half, j);
+        const FastWords word = words(half, j);
         FW_UNROLL
         for (int i = 0; i < 2; ++i) {
-          const float r = i == 0 ? bf16_low(r_word) : bf16_high(r_word), w = i == 0 ? bf16_low(w_word) : bf16_high(w_word);
+          const float r = i == 0 ? bf16_low(word.r) : bf16_high(word.r), w = i == 0 ? bf16_low(word.w) : bf16_high(word.w);
           x[2 * j + i] = r_q * d.r[j][2 * half + i] + of_r * r + r_w * w;
           y[2 * j + i] = w_k * d.w[j][2 * half + i] + of_w * w + w_r * r;
-          if (Shape::kOnline) y[2 * j + i] += e_k * d.e[j][2 * half + i];
+          if (!Shape::kOnline) continue;
+          float de = e_k * d.e[j][2 * half + i];
+          if constexpr (Shape::kGates) {
+            z[2 * j + i] = e_w * w * d.e[j][2 * half + i];
+            de *= i == 0 ? bf16_low(word.gate) : bf16_high(word.gate);
+          }
+          y[2 * j + i] += de;
         }
       }
       store_fragment(c, dq, wide_q, row, valid, x);
       store_fragment(c, dk, wide_k, row, valid, y);
+      if constexpr (!Shape::kGates || !Shape::kOnline) continue;
+      if (db.data != nullptr) store_fragment(c, db, wide_rows(db), row, valid, z);
     }
   }
 };
