@@ -16,6 +16,7 @@ constexpr int kStateWarps = 4, kFrontWarps = 4;  // of the latter one where ever
 struct ForwardCut {
   int32_t log_tiles = 0, tile = 0;  // of value rows: tiles is rounded up to a power of two
   int32_t stage = 0;                // bytes in front of the staged tile in shared memory
+  bool early = false;  // the next kernel may start at once: there is room for it beside this one
   StateAccess initial = StateAccess::kAbsent, final = StateAccess::kAbsent;
   TokenGather gather;
 };
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(32 * (kStateWarps + kFrontWarps), min_blocks(k
   const int n = static_cast<int>(block_index_x() >> cut.log_tiles), hv = static_cast<int>(block_index_y());
   const int v_tile = static_cast<int>(block_index_x() & ((1u << cut.log_tiles) - 1)) << kLogTile;
   grid_dependency_wait();
-  grid_dependency_launch();
+  if (cut.early) grid_dependency_launch();
   const int slot = a.slots != nullptr ? a.slots[n] : n;
   if (slot < 0 || v_tile >= x.V) return;
   const int length = sequence_length(x.sequences, n);
@@ -89,6 +90,7 @@ __global__ void __launch_bounds__(32 * (kStateWarps + kFrontWarps), min_blocks(k
     token_step<kN, kRows>(k, reinterpret_cast<const float*>(token + cut.gather.at[kRowV])[warp * kRows + row], lane, s, o);
     if (writes) store_element(rows_of(a.o, x.sequences, n, hv), t, v0 + row, o);
   }
+  grid_dependency_launch();
   const StateRef final = state_of(a.final_state, slot, hv);
   if (cut.final == StateAccess::kChannels) store_rows<kN, kRows>(final, v0, rows, x.K, lane, s);
   if (cut.final == StateAccess::kElements) store_state_elements<kN, kRows>(final, v0, x.V, x.K, lane, s);
@@ -115,6 +117,7 @@ void launch_rows(const TokenForwardArgs& args, void* stream) {
   cut.stage = (batches * fronts * cut.gather.bytes + 127) / 128 * 128;
   const int64_t staged = std::max(stage_bytes(x.initial_state, cut.initial, kN, cut.tile), stage_bytes(args.final_state, cut.final, kN, cut.tile));
   const Dim3 grid{static_cast<unsigned>(static_cast<int64_t>(x.sequences.N) << cut.log_tiles), static_cast<unsigned>(x.HV)};
+  cut.early = grid.x * grid.y <= 2 * 132;
   launch_overlapped(token_forward_kernel<kN, kRows>, grid, static_cast<unsigned>(32 * (kStateWarps + fronts)), static_cast<size_t>(cut.stage + staged), stream,
                     args, cut);
 }
