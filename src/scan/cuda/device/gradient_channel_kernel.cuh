@@ -1,14 +1,13 @@
 // The gradient kernel for channel decay. As that for scalar decay (gradient_scalar_kernel.cuh) up to dP and dT and from dr, de, dw on.
 #pragma once
 
-#include "scan/cuda/device/gradient_channel.cuh"
+#include "scan/cuda/device/gradient_channel_rows.cuh"
 #include "scan/cuda/device/gradient_scalar_kernel.cuh"
 
 namespace fw::cuda {
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
-  using Front = std::conditional_t<Shape::kFast, FastRows, GeneralRows>;
   ScalarChunk<Shape> c(args);
   if (c.thread == 0) {
     FW_UNROLL
@@ -59,13 +58,24 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       for (int block = 0; block < c.blocks; ++block, ++step) {
         c.refresh();
         const int index = step % Shape::kStages, stage = index * Shape::kStageBytes;
-        const ValueWords<Shape> words(c, turn, block);
-        mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
-        make_value_tiles(c, stage);
-        start_value_products(c, stage, sums, pairs);
-        value_rows(c, turn, block, stage, words, z_sums);
-        add_state_dots(c, stage, state_dots);
-        finish_value_products(sums, pairs);
+        // What lives beside the products in flight are few registers.
+        if constexpr (Shape::kKey == 64 || Shape::kGates) {
+          mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
+          make_value_tiles(c, stage);
+          start_value_products(c, stage, sums, pairs);
+          finish_value_products(sums, pairs);
+          const ValueWords<Shape> words(c, turn, block);
+          add_state_dots(c, stage, state_dots);
+          value_rows(c, turn, block, stage, words, z_sums);
+        } else {
+          const ValueWords<Shape> words(c, turn, block);
+          mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
+          make_value_tiles(c, stage);
+          start_value_products(c, stage, sums, pairs);
+          value_rows(c, turn, block, stage, words, z_sums);
+          add_state_dots(c, stage, state_dots);
+          finish_value_products(sums, pairs);
+        }
         if (block + 1 == c.blocks) break;
         fence_async_shared();
         sync_threads();
@@ -107,7 +117,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       store_row_sums(c, c.row() + 8, parts.sums[1]);
     } else {
       restore_streams(c);
-      Front::sum_rows(c, turn, sums);
+      GeneralRows::sum_rows(c, turn, sums, FragmentM<Shape>(c, turn));
     }
     sync_threads();
     float2 d_g[8];
@@ -116,7 +126,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     sync_threads();
     if (c.thread == 6 * 32) load_pairs(c, turn + 1);
     if (c.thread < kChunk) {
-      Front::row_numbers(c, turn, c.thread);
+      if constexpr (Shape::kFast) {
+        fast_row_numbers(c, turn, c.thread);
+      } else {
+        GeneralRows::row_numbers(c, turn, c.thread);
+      }
     } else {  // meanwhile
       publish_row_numbers(c, turn + 1, make_float2(beta, 0));
       beta = load_row_numbers(c, turn + 2).x;
@@ -127,11 +141,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     store_channel_decay_gradient(c, turn, bounded, d_g);
     sync_threads();
     if constexpr (Shape::kFast) {
-      FastRows::store_gradients(c, turn, sums, [&](int half, int j) {
-        return FastWords{parts.r[half][j], parts.w[half][j], Shape::kGates ? parts.gate[half][j] : 0};
-      });
+      store_fast_gradients(c, turn, sums, parts);
     } else {
-      Front::store_gradients(c, turn, sums);
+      GeneralRows::store_gradients(c, turn, sums, FragmentM<Shape>(c, turn));
     }
     c.refresh();
     rows = load_row_words(c, turn + 1);
@@ -141,7 +153,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
 
 template <class Shape>
 void launch_channel_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
-  const ScalarGradientArgs all{args, chunks * args.problem.HV};
+  const ScalarGradientArgs all{args, chunks * args.problem.HV, pieces_of(args)};
   const int64_t places = kProcessors * Shape::kBlocksPerSm;
   const unsigned grid = static_cast<unsigned>(all.tiles < places ? all.tiles : places);
   launch(channel_gradient_kernel<Shape>, Dim3{grid}, Shape::kThreads, Shape::kBytes, stream, all);

@@ -9,7 +9,8 @@ namespace fw::cuda {
 template <int kKeyDim, bool kOnlineSolve, bool kFastRows, bool kGatedRows = false>
 struct ChannelShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kFast = kFastRows, kGates = kGatedRows || !kFastRows;
+  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kFast = kFastRows, kPrecond = false;
+  static constexpr bool kGates = kGatedRows || !kFastRows;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32, kPairs = kKey / 2;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
 

@@ -20,14 +20,14 @@ struct GradientChunk {
     base = shared_address(memory);
     thread = static_cast<int>(thread_index());
     lane = static_cast<int>(lane_index());
-    warp = static_cast<int>(warp_index());
+    warp = shuffle(static_cast<int>(warp_index()), 0);  // so that the compiler knows that a warp agrees on it
   }
 
   // What follows from the thread's number is made again from here on, and does not sit in registers (or out of them) until then.
   FW_DEVICE void refresh() {
     thread = opaque(thread);
     lane = thread & 31;
-    warp = thread >> 5;
+    warp = shuffle(thread >> 5, 0);
   }
 
   FW_DEVICE float* floats(int offset) const { return reinterpret_cast<float*>(memory + offset); }

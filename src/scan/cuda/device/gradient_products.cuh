@@ -38,68 +38,6 @@ FW_DEVICE void store_tile(const GradientChunk<Shape>& c, int tile, const float (
   }
 }
 
-// x += left right with left lower triangular [64, 64] or (kTransposed) the transpose of one, right [64, 64] of values.
-template <bool kTransposed, class Shape, int kTiles>
-FW_DEVICE void triangular_product(const GradientChunk<Shape>& c, float (&x)[kTiles][4], int left, int right) {
-  const int block = c.block_row();
-  FW_UNROLL
-  for (int k = 0; k < 4; ++k) {
-    if (kTransposed ? k < block : k > block) continue;
-    uint32_t a[4], b[4];
-    if (kTransposed) {
-      load_left_transposed(a, c.base + left, 16 * block, 16 * k, c.lane);
-    } else {
-      load_left(a, c.base + left, 16 * block, 16 * k, c.lane);
-    }
-    FW_UNROLL
-    for (int j = 0; j < kTiles; j += 2) {
-      load_right(b, c.base + right, 16 * k, pair_column(c) + 8 * j, c.lane);
-      mma_bf16(x[j], a, b[0], b[1]);
-      mma_bf16(x[j + 1], a, b[2], b[3]);
-    }
-  }
-}
-
-// Adds a stage's values to the products.
-template <class Shape>
-FW_DEVICE void add_products(const GradientChunk<Shape>& c, int stage, StreamSums& sums, PairSums<Shape>& pairs) {
-  constexpr int kTiles = PairSums<Shape>::kTiles;
-  const uint32_t at = c.base + stage;
-  const int block = c.block_row();
-  FW_UNROLL
-  for (int k = 0; k < 4; ++k) {
-    uint32_t d_out[4], z[4], r[4], b[4];
-    load_left(d_out, at + Shape::kOut, 16 * block, 16 * k, c.lane);
-    load_left(r, at + Shape::kW, 16 * block, 16 * k, c.lane);
-    if (Shape::kOnline) load_left(z, at + Shape::kV, 16 * block, 16 * k, c.lane);
-    FW_UNROLL
-    for (int j = 0; j < 4; j += 2) {
-      load_right(b, at + Shape::kState, 16 * k, 32 * c.group() + 8 * j, c.lane);
-      mma_bf16(sums.r[j], d_out, b[0], b[1]);
-      mma_bf16(sums.r[j + 1], d_out, b[2], b[3]);
-      if (Shape::kOnline) {
-        mma_bf16(sums.e[j], z, b[0], b[1]);
-        mma_bf16(sums.e[j + 1], z, b[2], b[3]);
-      }
-      load_right(b, at + Shape::kDState, 16 * k, 32 * c.group() + 8 * j, c.lane);
-      mma_bf16(sums.w[j], r, b[0], b[1]);
-      mma_bf16(sums.w[j + 1], r, b[2], b[3]);
-    }
-    FW_UNROLL
-    for (int j = 0; j < kTiles; j += 2) {
-      const int column = pair_column(c) + 8 * j;
-      if (column > 16 * block) continue;
-      load_right_transposed(b, at + Shape::kW, column, 16 * k, c.lane);
-      mma_bf16(pairs.p[j], d_out, b[0], b[1]);
-      mma_bf16(pairs.p[j + 1], d_out, b[2], b[3]);
-      if (Shape::kOnline) {
-        mma_bf16(pairs.t[j], z, b[0], b[1]);
-        mma_bf16(pairs.t[j + 1], z, b[2], b[3]);
-      }
-    }
-  }
-}
-
 // D (.) S0 of a stage, summed over a quarter of an eighth of its values: rows 8 i .. 8 i + 7 of two channels.
 template <class Shape>
 FW_DEVICE void add_state_dots(const GradientChunk<Shape>& c, int stage, float2& sum) {

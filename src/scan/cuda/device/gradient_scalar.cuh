@@ -23,7 +23,7 @@ struct ValueWords {
     const Problem& x = c.args.problem;
     const Rows rows = c.rows_at(x.in.v, turn);
     const int column = block * kValueBlock + c.thread % Lanes::kLanes * 8;
-    wide = wide_rows(rows) && x.V % 8 == 0;
+    wide = c.pieces(kPiecesV);
     FW_UNROLL
     for (int i = 0; i < Lanes::kPasses; ++i) {
       const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
@@ -76,7 +76,11 @@ FW_DEVICE void value_rows(const ScalarChunk<Shape>& c, int turn, int block, int 
       sums[i] += v[j] * dz[j];
       dz[j] *= z_v;
     }
-    if (dv.data != nullptr) store_channels(dv, t, column, x.V, dz);
+    if (c.pieces(kPiecesDV)) {
+      *reinterpret_cast<uint4*>(dv.data + 2 * (t * dv.stride + column)) = pack_8(dz);
+    } else if (dv.data != nullptr) {
+      store_channels(dv, t, column, x.V, dz);
+    }
   }
 }
 

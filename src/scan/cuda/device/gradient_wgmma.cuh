@@ -10,11 +10,10 @@ namespace fw::cuda {
 // d += left right (kFresh: d = left right) over 64 summed numbers. left: tile [row][summed], or its transpose; right: tile [column][summed], or its transpose.
 template <int kColumns, bool kLeftTransposed, bool kRightTransposed, bool kFresh = false>
 FW_DEVICE void start_product(float (&d)[kColumns / 2], uint32_t left, uint32_t right) {
+  const uint64_t a = wgmma_descriptor(left, kLeftTransposed ? kPanelBytes : 16, 1024), b = wgmma_descriptor(right, kRightTransposed ? kPanelBytes : 16, 1024);
   FW_UNROLL
-  for (int k = 0; k < 4; ++k) {
-    const uint64_t a = wgmma_descriptor(left + (kLeftTransposed ? 2048 : 32) * k, kLeftTransposed ? kPanelBytes : 16, 1024);
-    const uint64_t b = wgmma_descriptor(right + (kRightTransposed ? 2048 : 32) * k, kRightTransposed ? kPanelBytes : 16, 1024);
-    wgmma_ss<kColumns, kLeftTransposed, kRightTransposed>(d, a, b, !kFresh || k > 0);
+  for (int k = 0; k < 4; ++k) {  // addresses count units of 16 bytes
+    wgmma_ss<kColumns, kLeftTransposed, kRightTransposed>(d, a + (kLeftTransposed ? 128 : 2) * k, b + (kRightTransposed ? 128 : 2) * k, !kFresh || k > 0);
   }
 }
 
@@ -52,15 +51,22 @@ FW_DEVICE void make_value_tiles(const ScalarChunk<Shape>& c, int stage) {
   keep(flat(d));
   wgmma_fence();
   start_product<kColumns, true, true>(flat(d), c.base + Shape::kP, columns + stage + Shape::kOut);
-  if (Shape::kOnline) start_product<kColumns, false, true, true>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
+  constexpr bool kTogether = Shape::kOnline && kTiles == 2;  // else there are too few registers
+  if (kTogether) start_product<kColumns, false, true, true>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
   wgmma_commit();
   wgmma_wait<0>();
   keep(flat(d));
   if constexpr (!Shape::kOnline) {
     store_tile(c, stage + Shape::kV, d);  // where this thread has read
   } else {
-    keep(flat(r));
     store_tile(c, Shape::kDR, d);
+    if (!kTogether) {
+      wgmma_fence();
+      start_product<kColumns, false, true, true>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
+      wgmma_commit();
+      wgmma_wait<0>();
+    }
+    keep(flat(r));
     fence_async_shared();
     sync_threads();
     store_tile(c, stage + Shape::kW, r);

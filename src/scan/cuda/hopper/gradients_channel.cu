@@ -5,11 +5,14 @@ namespace fw::cuda {
 namespace {
 
 template <int kKey, bool kOnline>
-void launch_rows(const GradientArgs& args, bool copied, int64_t chunks, void* stream) {
-  const Rule& rule = args.problem.rule;
-  if (copied && plain_streams(rule)) {
+void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
+  const Problem& x = args.problem;
+  const Rule& rule = x.rule;
+  const bool gate = rule.uses_erase_gate() && rule.erase == Gate::kChannel, online = kOnline;
+  const bool copied = whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K) && (!gate || whole_pieces(x.in.erase_gate, x.K));
+  if (copied && plain_streams(rule) && !rule.uses_precond()) {
     launch_channel_gradients<ChannelShape<kKey, kOnline, true>>(args, chunks, stream);
-  } else if (kOnline && copied && gated_streams(rule)) {
+  } else if (online && copied && gated_streams(rule)) {
     launch_channel_gradients<ChannelShape<kKey, true, true, true>>(args, chunks, stream);
   } else {
     launch_channel_gradients<ChannelShape<kKey, kOnline, false>>(args, chunks, stream);
@@ -18,12 +21,11 @@ void launch_rows(const GradientArgs& args, bool copied, int64_t chunks, void* st
 
 }  // namespace
 
-// copied: the rows of q, k and a channel gate on e are whole 16-byte pieces.
-void gradients_channel(const GradientArgs& args, int key, bool copied, int64_t chunks, void* stream) {
+void gradients_channel(const GradientArgs& args, int key, int64_t chunks, void* stream) {
   if (args.problem.rule.online()) {
-    key == 128 ? launch_rows<128, true>(args, copied, chunks, stream) : launch_rows<64, true>(args, copied, chunks, stream);
+    key == 128 ? launch_rows<128, true>(args, chunks, stream) : launch_rows<64, true>(args, chunks, stream);
   } else {
-    key == 128 ? launch_rows<128, false>(args, copied, chunks, stream) : launch_rows<64, false>(args, copied, chunks, stream);
+    key == 128 ? launch_rows<128, false>(args, chunks, stream) : launch_rows<64, false>(args, chunks, stream);
   }
 }
 
