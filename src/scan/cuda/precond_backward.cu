@@ -19,8 +19,8 @@ FW_DEVICE RunPlace float_run(const Problem& x, const ChunkPlace& c, const float*
 // Up the run from the A before it: dm becomes what M says about the A that it is made of, and dcenter is reduced by what it says about the
 // center. kept (may be null): A before each token, [kRun][two halves][threads] of four.
 template <int kThreads>
-FW_DEVICE void through_m(const PrecondMap<float>& map, const ChunkPlace& c, int channels, const float* alphas, const float* gains, const RunRows& k, float (&state)[kOwn],
-                         RunRows& dm, float& dcenter, float4* kept) {
+FW_DEVICE void through_m(const PrecondMap<float>& map, const ChunkPlace& c, int channels, const float* alphas, const float* gains, const RunRows& k,
+                         float (&state)[kOwn], RunRows& dm, float& dcenter, float4* kept) {
 #pragma unroll
   for (int j = 0; j < kRun; ++j) {
     const float alpha = alphas[c.run * kRun + j], gain = gains[c.run * kRun + j];
@@ -153,8 +153,7 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 32 / kLanes) precond_
     }
     if (a.grads.d.k.data != nullptr) {
       FW_NO_UNROLL
-      for (int i = 0; i < x.group; ++i)
-        add_run(run_place(rows_of(a.grads.d.k, x.sequences, c.n, c.h * x.group + i), c.token, c.count, c.channel, x.K), da);
+      for (int i = 0; i < x.group; ++i) add_run(run_place(rows_of(a.grads.d.k, x.sequences, c.n, c.h * x.group + i), c.token, c.count, c.channel, x.K), da);
     }
     const RunPlace out = run_place(dk, c.token, c.count, c.channel, x.K);
 #pragma unroll

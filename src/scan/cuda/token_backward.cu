@@ -222,7 +222,8 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
   for (int64_t item = block_index_x(); item < items; item += grid_size_x()) {
     const int n = static_cast<int>(item / x.HV), hv = static_cast<int>(item % x.HV);
     sync_threads();
-    if (thread_index() == 0) at = {front_rows(x, n, hv), rows_of(x.in.g, x.sequences, n, hv), gradient_rows(x, a.grads, n, hv), rows_of(a.d_o, x.sequences, n, hv)};
+    if (thread_index() == 0)
+      at = {front_rows(x, n, hv), rows_of(x.in.g, x.sequences, n, hv), gradient_rows(x, a.grads, n, hv), rows_of(a.d_o, x.sequences, n, hv)};
     sync_threads();
     const int length = sequence_length(x.sequences, n), stretch = static_cast<int>(cut.stretch);
     const int last = length > 0 ? (length - 1) / stretch : -1;

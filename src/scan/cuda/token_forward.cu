@@ -16,7 +16,7 @@ constexpr int kStateWarps = 4, kFrontWarps = 4;  // of the latter one where ever
 struct ForwardCut {
   int32_t log_tiles = 0, tile = 0;  // of value rows: tiles is rounded up to a power of two
   int32_t stage = 0;                // bytes in front of the staged tile in shared memory
-  bool early = false;  // the next kernel may start at once: there is room for it beside this one
+  bool early = false;               // the next kernel may start at once: there is room for it beside this one
   StateAccess initial = StateAccess::kAbsent, final = StateAccess::kAbsent;
   TokenGather gather;
 };
@@ -35,8 +35,7 @@ FW_DEVICE void make_tokens(const Problem& x, const ForwardCut& cut, int n, int h
       gather_token(cut.gather, b, first + t, hv, v_tile, lane, to);
       sync_warp();
       const KeyInputs<kN> in = gathered_inputs<kN>(x, cut.gather, to, lane);
-      const KeyToken<kN> k =
-          key_token(x, hv, in, [&](const TokenArg& gate, int count) { return row_mean(rows_of(gate, x.sequences, n, hv), t, count, lane); });
+      const KeyToken<kN> k = key_token(x, hv, in, [&](const TokenArg& gate, int count) { return row_mean(rows_of(gate, x.sequences, n, hv), t, count, lane); });
       put_token(x, cut.gather, k, cut.tile, lane, to);
     }
     to = turn == 0 ? to + batch : to - batch;

@@ -12,7 +12,7 @@ namespace fw::cuda {
 inline constexpr int kRun = 4, kRuns = kChunk / kRun, kOwn = 8;
 // Twice as many as channels: those below kOwn kLanes have one channel each where runs are put together.
 template <int kLanes>
-inline constexpr int kPrecondThreads = kRuns * kLanes;
+inline constexpr int kPrecondThreads = kRuns* kLanes;
 
 // exp, log and 1/x to about two units in the last place: the rest of what the kernels do takes no time next to the exact ones.
 struct FastMath {

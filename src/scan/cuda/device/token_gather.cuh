@@ -154,8 +154,7 @@ FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, 
     in.g[0] = s[kScalarG];
   }
   if (rule.uses_erase_key()) gathered_channels<kN>(token + g.at[kRowEraseKey], x.in.erase_key.bf16 != 0, lane, in.row.p);
-  if (rule.uses_erase_gate() && rule.erase == Gate::kChannel)
-    gathered_channels<kN>(token + g.at[kRowEraseGate], x.in.erase_gate.bf16 != 0, lane, in.row.b);
+  if (rule.uses_erase_gate() && rule.erase == Gate::kChannel) gathered_channels<kN>(token + g.at[kRowEraseGate], x.in.erase_gate.bf16 != 0, lane, in.row.b);
   if (x.m != nullptr) gathered_channels<kN>(token + g.at[kRowM], false, lane, in.row.m);
   if (rule.uses_beta()) in.gates.beta = s[kScalarBeta];
   if (rule.feedback == Feedback::kFixed) in.gates.lambda = static_cast<float>(rule.lambda);

@@ -29,8 +29,8 @@ template <int kN>
 struct KeyToken {
   KeyStreams<kN> key;
   float factor[kN];  // alpha
-  float rw;         // r . w
-  float z_v;        // coefficient of the value
+  float rw;          // r . w
+  float z_v;         // coefficient of the value
 
   FW_DEVICE void e(float (&x)[kN]) const { copy(key.e, x); }
   FW_DEVICE void r(float (&x)[kN]) const { copy(key.r, x); }
