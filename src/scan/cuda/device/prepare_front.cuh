@@ -76,33 +76,29 @@ struct ChunkPlace {
   int batch, token;     // of the chunk's first row in tensors [B, T, ...]
   ChunkSpan span;
 };
-// The grid: heads, then chunks in y and z. No chunk: rows < 0.
+// The grid: heads, then chunks in y and z, which may be more than there are: then rows < 0.
 inline constexpr int64_t kGridChunks = 32768;
 inline Dim3 prepare_grid(const Problem& x, int64_t chunks) {
   const int64_t y = chunks < kGridChunks ? chunks : kGridChunks;
   return {static_cast<unsigned>(x.HV), static_cast<unsigned>(y), static_cast<unsigned>(y == 0 ? 0 : (chunks + y - 1) / y)};
 }
-FW_DEVICE void place_in_sequence(const SequenceArg& s, int n, int chunk, ChunkPlace& p) {
-  p.n = n;
-  p.span.first = chunk * kChunk;
-  p.batch = s.offsets != nullptr ? 0 : n;
-  p.token = p.span.first + (s.offsets != nullptr ? s.offsets[n] : 0);
-  const int left = sequence_length(s, n) - p.span.first;
-  p.span.rows = left < kChunk ? left : kChunk;
-}
 FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
   ChunkPlace p;
-  const int chunk = static_cast<int>(block_index_y() + block_index_z() * static_cast<unsigned>(kGridChunks));
+  const unsigned chunk = block_index_y() + block_index_z() * static_cast<unsigned>(kGridChunks);
   p.hv = static_cast<int>(block_index_x());
   p.item = static_cast<int64_t>(chunk) * x.HV + p.hv;
   p.key_head = x.group == 1 ? p.hv : static_cast<int>(block_index_x() / static_cast<unsigned>(x.group));
   const SequenceArg& s = x.sequences;
-  if (block_index_z() > 0 && chunk >= (s.chunk_base == nullptr ? s.N * s.chunks : s.chunk_base[s.N])) {
+  if (block_index_z() > 0 && chunk >= static_cast<unsigned>(s.chunk_base == nullptr ? s.N * s.chunks : s.chunk_base[s.N])) {
     p.span.rows = -1;
     return p;
   }
-  const int n = s.N == 1 ? 0 : sequence_of_chunk(s, chunk);
-  place_in_sequence(s, n, chunk - first_chunk(s, n), p);
+  p.n = s.chunk_base != nullptr ? sequence_of_chunk(s, static_cast<int>(chunk)) : s.N == 1 ? 0 : static_cast<int>(chunk / static_cast<unsigned>(s.chunks));
+  p.span.first = (static_cast<int>(chunk) - first_chunk(s, p.n)) * kChunk;
+  p.batch = s.offsets != nullptr ? 0 : p.n;
+  p.token = p.span.first + (s.offsets != nullptr ? s.offsets[p.n] : 0);
+  const int left = sequence_length(s, p.n) - p.span.first;
+  p.span.rows = left < kChunk ? left : kChunk;
   return p;
 }
 
@@ -118,8 +114,9 @@ FW_DEVICE Rows chunk_rows(const TokenArg& a, const ChunkPlace& place) { return {
 // Byte of this lane's channels of row r of its warp in a matrix of 32 kN columns.
 template <int kN>
 FW_DEVICE uint32_t lane_offset(int r) {
-  const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + r, column = lane * kN;
-  return static_cast<uint32_t>((column >> 6) * static_cast<int>(kPanelBytes) + row * 128 + ((((column >> 3) ^ r) & 7) << 4) + (column & 7) * 2);
+  const uint32_t column = lane_index() * kN;
+  const uint32_t first = (column >> 6) * kPanelBytes + warp_index() * (kWarpRows * 128) + ((column >> 3) & 7) * 16 + (column & 7) * 2;
+  return (first ^ static_cast<uint32_t>(r << 4)) + static_cast<uint32_t>(r * 128);
 }
 
 FW_HOST_DEVICE inline bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
@@ -152,47 +149,6 @@ FW_DEVICE void fetch_rows(const TokenArg& tensor, const ChunkPlace& place, char*
     cp_async_16(to + granule_offset(first + r, granule), valid ? from : static_cast<const char*>(tensor.data), valid);
     from += step;
   }
-}
-
-// Brings what a later chunk of all heads will want to the L2 cache: a block asks for the whole tokens of its number, one of HV, where the
-// heads of a token are neighbours. By one thread.
-FW_DEVICE void prefetch_tokens(const Problem& x, const TokenArg& a, int columns, const ChunkPlace& later) {
-  const int width = a.bf16 != 0 ? 2 : 4, heads = a.divisor == 1 ? x.HV : x.H;
-  const int64_t step = a.stride_t * width;
-  if (a.stride_h != columns) return;
-  const char* from = static_cast<const char*>(a.data) + (later.batch * a.stride_b + later.token * a.stride_t) * width;
-  FW_NO_UNROLL
-  for (int t = later.hv; t < later.span.rows; t += x.HV) bulk_prefetch(from + t * step, static_cast<uint32_t>(heads * columns * width));
-}
-// values: those and their gate are wanted too, and are aligned.
-FW_DEVICE void prefetch_front(const Problem& x, const ChunkPlace& place, int ahead, bool values) {
-  const SequenceArg& s = x.sequences;
-  int n = place.n, chunk = place.span.first / kChunk + ahead;
-  FW_NO_UNROLL
-  for (int steps = 0; steps < 4; ++steps) {
-    const int count = chunk_count(s, n);
-    if (chunk < count) {
-      ChunkPlace later = place;
-      place_in_sequence(s, n, chunk, later);
-      prefetch_tokens(x, x.in.k, x.K, later);
-      prefetch_tokens(x, x.in.q, x.K, later);
-      if (x.rule.decay == Decay::kChannel) prefetch_tokens(x, x.in.g, x.K, later);
-      if (channel_erase(x.rule)) prefetch_tokens(x, x.in.erase_gate, x.K, later);
-      if (values) {
-        prefetch_tokens(x, x.in.v, x.V, later);
-        if (x.rule.write == Gate::kChannel) prefetch_tokens(x, x.in.write_gate, x.V, later);
-      }
-      return;
-    }
-    chunk -= count;
-    if (++n >= s.N) return;
-  }
-}
-// Of the host: chunks between one and that which takes its place on the machine.
-inline int prefetch_distance(const Problem& x, int blocks) { return (132 * blocks + x.HV - 1) / x.HV; }
-inline bool can_prefetch_values(const Problem& x) {
-  const auto whole = [&](const TokenArg& a) { return a.data == nullptr || (aligned_rows(a) && x.V % 8 == 0); };
-  return whole(x.in.v) && (x.rule.write != Gate::kChannel || whole(x.in.write_gate));
 }
 
 // Where the raw rows of q, k and the erase gate lie.
@@ -318,8 +274,11 @@ FW_DEVICE float2 fetched_squares(const RawMatrices& raw) {
   for (int step = 0; step < 2 * kN; ++step) {
     uint32_t a[4];
     ldmatrix_x4(a, fragment_offset(matrix, 0, 2 * step));
-    mma_bf16(q, a, a[0], a[2]);
-    mma_bf16(k, a, a[1], a[3]);
+    FW_UNROLL
+    for (int half = 0; half < 4; half += 2) {
+      mma_bf16_k8(q, a[half], a[half + 1], a[half]);
+      mma_bf16_k8(k, a[half], a[half + 1], a[half + 1]);
+    }
   }
   const bool odd = (lane & 4) != 0;
   const int from = (lane & 28) + (lane >> 3);

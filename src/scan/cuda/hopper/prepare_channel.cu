@@ -19,10 +19,10 @@ namespace {
 // exp(-10): 1 / L is at most exp(80), and R at least exp(-80).
 inline constexpr float kLowestDecay = 4.539993e-5f;
 
-// Products over each of the eight blocks, true and bounded.
+// Products over each of the eight blocks, true and bounded; bounded, over those behind a block in the first half of the chunk.
 template <int kKey>
 struct BlockDecays {
-  float total[8][kKey], bounded[8][kKey];
+  float total[8][kKey], bounded[8][kKey], far[4][kKey];
 };
 
 // Shared memory. Online: keys (Khat; becomes x), then w / L and w up to a pair's or half's end, whose place T, A and P take, then e L and
@@ -89,16 +89,15 @@ template <int kN>
 struct ChannelDecays {
   float before[kN], behind[kN];   // of all blocks before and behind
   float bounded[kN], prefix[kN];  // of the warp's rows up to and including the present one
-  float far[kN];                  // bounded, of the blocks behind in the first half of the chunk
 };
 
 // Products over blocks of this lane's channels, and over all.
 template <int kKey>
-FW_DEVICE void block_products(const BlockDecays<kKey>& decays, int warp, ChannelDecays<kKey / 32>& d, float (&all)[kKey / 32]) {
+FW_DEVICE void block_products(BlockDecays<kKey>& decays, int warp, ChannelDecays<kKey / 32>& d, float (&all)[kKey / 32]) {
   constexpr int kN = kKey / 32;
   const int channel = static_cast<int>(lane_index()) * kN;
   FW_UNROLL
-  for (int j = 0; j < kN; ++j) d.before[j] = d.behind[j] = all[j] = d.far[j] = 1;
+  for (int j = 0; j < kN; ++j) d.before[j] = d.behind[j] = all[j] = 1;
   FW_UNROLL
   for (int block = 0; block < 8; ++block) {
     float x[kN];
@@ -111,26 +110,32 @@ FW_DEVICE void block_products(const BlockDecays<kKey>& decays, int warp, Channel
     }
   }
   if (warp < 4) {
+    float far[kN];
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) far[j] = 1;
     FW_UNROLL
     for (int block = 1; block < 4; ++block) {
       if (block <= warp) continue;
       float x[kN];
       load_floats(decays.bounded[block] + channel, x);
       FW_UNROLL
-      for (int j = 0; j < kN; ++j) d.far[j] *= x[j];
+      for (int j = 0; j < kN; ++j) far[j] *= x[j];
     }
+    store_floats(decays.far[warp] + channel, far);  // for the same lane
   }
 }
 
 // w up to the ends, from w D of a row of the warp.
 template <int kKey, bool kOnline>
-FW_DEVICE void store_ends(int r, int warp, const float (&down)[kKey / 32], const ChannelDecays<kKey / 32>& d, const BlockDecays<kKey>& decays, char* shared) {
+FW_DEVICE void store_ends(int r, int warp, const float (&down)[kKey / 32], const BlockDecays<kKey>& decays, char* shared) {
   constexpr int kN = kKey / 32;
   char* const to = shared + ChannelLayout<kKey, kOnline>::kEnds + lane_offset<kN>(r);
+  const int channel = static_cast<int>(lane_index()) * kN;
   float x[kN];
   if (warp < 4) {
+    load_floats(decays.far[warp] + channel, x);
     FW_UNROLL
-    for (int j = 0; j < kN; ++j) x[j] = d.far[j] * down[j];
+    for (int j = 0; j < kN; ++j) x[j] *= down[j];
     store_packed(to, pack_channels(x));
   }
   if ((warp & 2) == 0) {
@@ -138,7 +143,7 @@ FW_DEVICE void store_ends(int r, int warp, const float (&down)[kKey / 32], const
     for (int j = 0; j < kN; ++j) x[j] = down[j];
     if ((warp & 1) == 0) {
       float near[kN];
-      load_floats(decays.bounded[warp + 1] + static_cast<int>(lane_index()) * kN, near);
+      load_floats(decays.bounded[warp + 1] + channel, near);
       FW_UNROLL
       for (int j = 0; j < kN; ++j) x[j] *= near[j];
     }
@@ -187,7 +192,7 @@ FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kKey / 32>& s, cons
   }
   store_packed(shared + Layout::kReads + at, pack_channels(reads));
   store_packed(shared + Layout::kUp + at, pack_channels(up));
-  store_ends<kKey, kOnline>(r, warp, down, d, decays, shared);
+  store_ends<kKey, kOnline>(r, warp, down, decays, shared);
   const PackedChannels<kN> q_packed = pack_channels(q);
   store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
   if constexpr (kOnline) {
@@ -243,19 +248,18 @@ FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const Block
   for (int panel = 0; panel < kKey / 64; ++panel, left += kPanelBytes, up += kPanelBytes, ends += kPanelBytes, first += 64) {
     FW_UNROLL
     for (int k = 0; k < 4; ++k) {
-      uint32_t a[4], b[4];
-      ldmatrix_x4(a, a_fragment(left, 16 * block, 2 * k));
-      const uint32_t odd[2] = {a[1], a[3]};
+      uint32_t same[4], a[4], b[4];  // e L, and with R of the even block for the rows of the odd one
+      ldmatrix_x4(same, a_fragment(left, 16 * block, 2 * k));
       {
         const float2 low = *reinterpret_cast<const float2*>(first + 16 * k), high = *reinterpret_cast<const float2*>(first + 16 * k + 8);
-        a[1] = pack_bf16(bf16_low(a[1]) * low.x, bf16_high(a[1]) * low.y);
-        a[3] = pack_bf16(bf16_low(a[3]) * high.x, bf16_high(a[3]) * high.y);
+        a[0] = same[0], a[2] = same[2];
+        a[1] = pack_bf16(bf16_low(same[1]) * low.x, bf16_high(same[1]) * low.y);
+        a[3] = pack_bf16(bf16_low(same[3]) * high.x, bf16_high(same[3]) * high.y);
       }
       if (close) {
         ldmatrix_x4(b, b_fragment(up, 16 * block, 2 * k));
         mma_bf16(c.own[0], a, b[0], b[1]);
-        const uint32_t high[4] = {a[0], odd[0], a[2], odd[1]};
-        mma_bf16(c.own[1], high, b[2], b[3]);
+        mma_bf16(c.own[1], same, b[2], b[3]);
         if ((block & 1) != 0) {
           ldmatrix_x4(b, b_fragment(ends, 32 + 8 * (block - 1), 2 * k));
           mma_bf16(c.near[0], a, b[0], b[1]);
@@ -318,7 +322,7 @@ FW_DEVICE void channel_pairs(char* shared, int warp, const BlockDecays<kKey>& de
 }
 
 template <int kKey, bool kOnline, bool kPlain>
-__global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(const __grid_constant__ PrepareArgs args, int fetched_flag, int ahead) {
+__global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(const __grid_constant__ PrepareArgs args, int fetched_flag) {
   using Layout = ChannelLayout<kKey, kOnline>;
   constexpr int kN = kKey / 32;
   const Problem& x = args.problem;
@@ -334,9 +338,6 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
   const Rows decay_tensor = chunk_rows(x.in.g, place);
   if (fetched) fetch_front<kN>(x, place, raw);
-  const int coefficients_of = kPlain ? coefficient_row(warp) : -1;
-  const PlainGates gates = plain_gates(x, place, coefficients_of);
-  if (ahead > 0 && thread == 5 * 32) prefetch_front(x, place, ahead, out.z != nullptr);
 
   float alpha[kWarpRows][kN];
   ChannelDecays<kN> d;
@@ -379,6 +380,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
     store_floats(decays.total[warp] + channel, total);
     store_floats(decays.bounded[warp] + channel, bounded);
   }
+  const int coefficients_of = kPlain ? coefficient_row(warp) : -1;
+  const PlainGates gates = plain_gates(x, place, coefficients_of);
   if constexpr (kPlain) {
     front_arrived();
     if (uses_norms(x.rule)) {
@@ -459,9 +462,9 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
 template <int kKey, bool kOnline>
 void launch_channel(const PrepareArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
-  const bool fetched = can_fetch(x, kKey), ahead = fetched && (args.z == nullptr || can_prefetch_values(x));
+  const bool fetched = can_fetch(x, kKey);
   launch(fetched && plain_streams(x) ? prepare_channel_kernel<kKey, kOnline, true> : prepare_channel_kernel<kKey, kOnline, false>, prepare_grid(x, chunks),
-         kPrepareThreads, ChannelLayout<kKey, kOnline>::kBytes, stream, args, static_cast<int>(fetched), ahead ? prefetch_distance(x, 2) : 0);
+         kPrepareThreads, ChannelLayout<kKey, kOnline>::kBytes, stream, args, static_cast<int>(fetched));
 }
 
 }  // namespace

@@ -22,16 +22,31 @@ struct ScalarRows {
 };
 inline constexpr float kLowestStep = -40.0f;
 
-// By one warp, two tokens a lane: the log2-decays, and what comes of them. Sums only, no differences: g may be -inf.
-FW_DEVICE float2 scalar_steps(const Problem& x, const ChunkPlace& place) {
+// By one warp, two tokens a lane: the log-decays as they lie in memory, so that nothing waits for them yet, ...
+FW_DEVICE uint2 scalar_steps(const Problem& x, const ChunkPlace& place) {
+  uint32_t bits[2] = {0, 0};
+  if (x.rule.decay == Decay::kScalar) {
+    FW_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int row = 2 * static_cast<int>(lane_index()) + i;
+      const void* from = row_address(x.in.g, place, row);
+      if (row >= place.span.rows) continue;
+      if (x.in.g.bf16 != 0) {
+        bits[i] = *static_cast<const uint16_t*>(from);
+      } else {
+        bits[i] = *static_cast<const uint32_t*>(from);
+      }
+    }
+  }
+  return make_uint2(bits[0], bits[1]);
+}
+// ... and what comes of them. Sums only, no differences: g may be -inf.
+FW_DEVICE void scalar_decays(const Problem& x, const ChunkPlace& place, const uint2& steps, ScalarRows& d, float& gamma_end) {
   const int lane = static_cast<int>(lane_index());
   float g[2] = {0, 0};
   if (x.rule.decay == Decay::kScalar) {
-    const Rows rows = chunk_rows(x.in.g, place);
-    FW_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      if (2 * lane + i < place.span.rows) g[i] = load_element(rows, 2 * lane + i, 0) * kLog2E;
-    }
+    const int shift = x.in.g.bf16 != 0 ? 16 : 0;
+    g[0] = bits_float(steps.x << shift) * kLog2E, g[1] = bits_float(steps.y << shift) * kLog2E;
   } else if (x.rule.decay == Decay::kConstant) {  // log(constant_decay(head)) of rule/decay.h
     const float decay = log1pf(-exp2f(-5.0f - static_cast<float>(place.hv))) * kLog2E;
     FW_UNROLL
@@ -39,11 +54,6 @@ FW_DEVICE float2 scalar_steps(const Problem& x, const ChunkPlace& place) {
       if (2 * lane + i < place.span.rows) g[i] = decay;
     }
   }
-  return make_float2(g[0], g[1]);
-}
-FW_DEVICE void scalar_decays(const float2& steps, ScalarRows& d, float& gamma_end) {
-  const int lane = static_cast<int>(lane_index());
-  const float g[2] = {steps.x, steps.y};
   const float bounded[2] = {max(g[0], kLowestStep), max(g[1], kLowestStep)};
   float prefix = g[0] + g[1], suffix = g[0] + g[1], pair = bounded[0] + bounded[1];
   FW_UNROLL
@@ -219,7 +229,7 @@ FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row,
 // kTraining: with backward images; offline: if they are asked for.
 template <int kKey, bool kOnline, bool kPlain, bool kTraining>
 __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, kPlain, kTraining>::kBlocks)
-    prepare_scalar_kernel(const __grid_constant__ PrepareArgs args, int fetched, int ahead) {
+    prepare_scalar_kernel(const __grid_constant__ PrepareArgs args, int fetched) {
   using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining>;
   constexpr int kN = kKey / 32;
   const Problem& x = args.problem;
@@ -232,17 +242,16 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp();
   const PairWork<kOnline> work(warp);
 
-  float2 steps;
+  uint2 steps = make_uint2(0, 0);
   if (warp == 1) steps = scalar_steps(x, place);
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
   if (kPlain || fetched != 0) fetch_front<kN>(x, place, raw);
   const int row = kPlain ? coefficient_row(warp) : -1;
   const PlainGates gates = plain_gates(x, place, row);
-  if (ahead > 0 && thread == 5 * 32) prefetch_front(x, place, ahead, out.z != nullptr);
   clear_above(shared + Layout::kP);
   if (warp == 1) {
     float gamma_end;
-    scalar_decays(steps, rows, gamma_end);
+    scalar_decays(x, place, steps, rows, gamma_end);
     FW_UNROLL
     for (int j = 0; j < kN; ++j) {
       const int channel = static_cast<int>(lane_index()) + 32 * j;
@@ -328,9 +337,8 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
 template <int kKey, bool kOnline, bool kPlain, bool kTraining>
 void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* stream) {
   using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining>;
-  const bool ahead = fetched && (args.z == nullptr || can_prefetch_values(args.problem));
   launch(prepare_scalar_kernel<kKey, kOnline, kPlain, kTraining>, prepare_grid(args.problem, chunks), kPrepareThreads, Layout::kBytes, stream, args,
-         static_cast<int>(fetched), ahead ? prefetch_distance(args.problem, Layout::kBlocks) : 0);
+         static_cast<int>(fetched));
 }
 
 template <int kKey, bool kOnline>
