@@ -51,7 +51,8 @@ struct PassCost {
   double of(int64_t blocks, int64_t chunks) const {
     constexpr int64_t kMultiprocessors = 132;
     const double load = static_cast<double>(std::min(blocks, kMultiprocessors)) / static_cast<double>(kMultiprocessors);
-    return static_cast<double>((blocks + kMultiprocessors - 1) / kMultiprocessors) * static_cast<double>(chunks) * std::max(chain, memory * load);
+    const int64_t rounds = (blocks + kMultiprocessors - 1) / kMultiprocessors;
+    return static_cast<double>(rounds * chunks) * std::max(chain, memory * load);
   }
 };
 constexpr PassCost kForwardPass{0.9, 1.6}, kForwardPart{0.65, 1.3}, kReversePass{0.86, 2.1}, kReversePart{0.8, 1.7};
