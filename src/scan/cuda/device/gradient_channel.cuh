@@ -1,20 +1,135 @@
-// Channel decay. Rows are grouped in blocks of 8. Between blocks, a stream carries the decay from its row to the edge of its block
-// (r, e: from the block's start; w: to the block's end), and the decay of whole blocks in between multiplies the accumulators as the
-// product walks over the blocks; the states' part comes along as the outermost term. Inside a block the decay is a product of
-// steps, exact in float32. So no exponent is above 0 and any log-decay is right.
+// Channel decay. Rows are grouped in blocks of 16, each with an anchor between its eighth row and its ninth. The streams carry the
+// decay from the anchor to their row (r, e) or its inverse (w); the decay from one anchor to the next multiplies the accumulators as
+// a product walks over the blocks, its own block included; what the states give comes along as the outermost term, from the chunk's
+// start or end. For the inverse to be a number, decays of single tokens are bounded from below between pairs of rows (kLowestDecay,
+// as prepare does), and nowhere else: unbound_states().
 // The anchored streams in bf16 also make dG: what two rows give each other then cancels there to float32.
 #pragma once
 
-#include "scan/cuda/device/gradient_products.cuh"
+#include "scan/cuda/device/gradient_channel_layout.cuh"
+#include "scan/cuda/device/gradient_scalar_rows.cuh"
 
 namespace fw::cuda {
 
+// In units of log 2. A row is at most 8 steps from its anchor: factors are at most 2^104. What should be nothing is 2^-13.
+inline constexpr float kLowestDecay = -13.0f;
+// Below this over 8 rows, the decay from one anchor to the next may not be a number, but that of each half of the way is.
+inline constexpr float kSteepDecay = -60.0f;
+
+// Of dG, its 8-column pieces exchanged so that fragments come to lie on different banks.
 template <class Shape>
-FW_DEVICE float* plane(const GradientChunk<Shape>& c, int offset, int row, int channel) {
-  return c.floats(offset) + row * Shape::kPlaneStride + channel;
+FW_DEVICE float* decay_sum(const GradientChunk<Shape>& c, int row, int channel) {
+  return c.floats(Shape::kDecaySums) + row * Shape::kKey + (channel ^ ((row & 3) << 3));
 }
 
-// dP and dT below their diagonal blocks in bf16 in the place of P and A; the diagonal blocks in float32 apart, and dP's diagonal.
+FW_DEVICE float2 float2_at(const float* p) { return *reinterpret_cast<const float2*>(p); }
+FW_DEVICE void store_float2(float* p, float x, float y) { *reinterpret_cast<float2*>(p) = make_float2(x, y); }
+
+// Eight threads share two channels, eight rows each: group 2 b has those of block b before the anchor, 2 b + 1 those behind it.
+template <class Shape>
+struct RowGroup {
+  int group, channel;
+  bool before;
+  FW_DEVICE explicit RowGroup(const GradientChunk<Shape>& c) {
+    group = c.thread / Shape::kPairs;
+    channel = c.thread % Shape::kPairs * 2;
+    before = group % 2 == 0;
+  }
+  // Away from the anchor.
+  FW_DEVICE int row(int k) const { return 8 * group + (before ? 7 - k : k); }
+};
+
+// Whether two neighbouring channels of every row are one aligned access.
+FW_DEVICE bool in_pairs(const Rows& rows, int K) {
+  return ((static_cast<int>(rows.stride) | K) & 1) == 0 && (reinterpret_cast<uintptr_t>(rows.data) & (rows.bf16 != 0 ? 3 : 7)) == 0;
+}
+
+// Log-decays of the group's rows away from the anchor, 0 past the end. What lies as pairs of bf16 is brought a turn ahead.
+struct DecayWords {
+  uint32_t words[8];
+};
+template <class Shape>
+FW_DEVICE DecayWords load_decay_words(const ScalarChunk<Shape>& c, int turn) {
+  DecayWords x = {};
+  if (!c.has(turn)) return x;
+  const RowGroup<Shape> at(c);
+  const int K = c.args.problem.K;
+  const Rows from = c.rows_at(c.args.problem.in.g, turn);
+  if (from.bf16 == 0 || !in_pairs(from, K)) return x;
+  const int limit = at.channel < K ? c.rows(turn) : 0;
+  const char* p = from.data + (at.row(0) * from.stride + at.channel) * 2;
+  const int64_t step = from.stride * (at.before ? -2 : 2);
+  FW_UNROLL
+  for (int k = 0; k < 8; ++k) x.words[k] = at.row(k) < limit ? *reinterpret_cast<const uint32_t*>(p + k * step) : 0;
+  return x;
+}
+template <class Shape>
+FW_DEVICE void unpack_decays(const ScalarChunk<Shape>& c, int turn, const RowGroup<Shape>& at, const DecayWords& x, float2 (&g)[8]) {
+  const int K = c.args.problem.K;
+  const Rows from = c.rows_at(c.args.problem.in.g, turn);
+  const bool pairs = in_pairs(from, K);
+  if (from.bf16 != 0 && pairs) {
+    FW_UNROLL
+    for (int k = 0; k < 8; ++k) g[k] = make_float2(bf16_low(x.words[k]), bf16_high(x.words[k]));
+    return;
+  }
+  FW_UNROLL
+  for (int k = 0; k < 8; ++k) {
+    g[k] = make_float2(0, 0);
+    if (at.row(k) >= c.rows(turn)) continue;
+    const int64_t i = at.row(k) * from.stride + at.channel;
+    if (pairs && at.channel < K) {
+      g[k] = *reinterpret_cast<const float2*>(from.data + 4 * i);
+    } else if (!pairs) {
+      if (at.channel < K) g[k].x = load_element(from, at.row(k), at.channel);
+      if (at.channel + 1 < K) g[k].y = load_element(from, at.row(k), at.channel + 1);
+    }
+  }
+}
+
+// What is read without being copied ahead comes into the L2 cache; with prefetch_turn().
+template <class Shape>
+FW_DEVICE void prefetch_channels(const ScalarChunk<Shape>& c, int turn) {
+  if (c.warp < kPrefetchWarp || !c.has(turn)) return;
+  const Problem& p = c.args.problem;
+  prefetch_row_lines(c, c.rows_at(p.in.g, turn), turn, p.K);
+  if (!Shape::kFast) return;
+  prefetch_row_lines(c, c.rows_at(p.in.q, turn), turn, p.K);
+  prefetch_row_lines(c, c.rows_at(p.in.k, turn), turn, p.K);
+  if (!Shape::kGates) return;
+  prefetch_row_lines(c, c.rows_at(p.in.erase_gate, turn), turn, p.K);
+  prefetch_row_lines(c, c.rows_at(p.in.write_gate, turn), turn, p.V);
+}
+
+// What there is to decays of the chunk: nothing, steep ones, bounded ones.
+enum class Decays { kMild, kSteep, kBounded };
+
+// The factors from the anchors to the rows, and the decays over 8 rows.
+template <class Shape>
+FW_DEVICE void sum_channel_decay(const ScalarChunk<Shape>& c, int turn, const DecayWords& words) {
+  const RowGroup<Shape> at(c);
+  float2 g[8], sum = make_float2(0, 0);
+  unpack_decays(c, turn, at, words, g);
+  float lowest = 0;
+  FW_UNROLL
+  for (int k = 0; k < 8; ++k) {
+    const float2 x = make_float2(g[k].x * kLog2E, g[k].y * kLog2E);
+    lowest = min(lowest, min(x.x, x.y));
+    const float2 all = make_float2(sum.x + max(x.x, kLowestDecay), sum.y + max(x.y, kLowestDecay));
+    c.word(Shape::kFactors, at.row(k), at.channel) = pack_bf16(exp2_fast(at.before ? -sum.x : all.x), exp2_fast(at.before ? -sum.y : all.y));
+    sum = all;
+  }
+  store_float2(c.floats(Shape::kHalves) + at.group * Shape::kKey + at.channel, exp2_fast(sum.x), exp2_fast(sum.y));
+  const bool steep = warp_ballot(min(sum.x, sum.y) < kSteepDecay) != 0, bounded = warp_ballot(lowest < kLowestDecay) != 0;
+  if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] = static_cast<float>(bounded ? Decays::kBounded : steep ? Decays::kSteep : Decays::kMild);
+}
+
+template <class Shape>
+FW_DEVICE bool decays_are(const GradientChunk<Shape>& c, Decays least) {
+  return warp_ballot(c.floats(Shape::kWarpSums)[c.lane % Shape::kWarps] >= static_cast<float>(least)) != 0;
+}
+
+// dP and -dT strictly below the diagonal in bf16 in the place of P and A; dP's diagonal apart.
 template <class Shape>
 FW_DEVICE void store_block_pairs(const GradientChunk<Shape>& c, const PairSums<Shape>& pairs) {
   FW_UNROLL
@@ -26,223 +141,365 @@ FW_DEVICE void store_block_pairs(const GradientChunk<Shape>& c, const PairSums<S
       const int row = c.row() + 8 * half;
       const float* p = pairs.p[j] + 2 * half;
       const float* t = pairs.t[j] + 2 * half;
-      const bool below = row / 8 > column / 8;
-      c.word(Shape::kP, row, column) = below ? pack_bf16(p[0], p[1]) : 0;
-      if (Shape::kOnline) c.word(Shape::kA, row, column) = below ? pack_bf16(-t[0], -t[1]) : 0;
-      if (row / 8 != column / 8) continue;
-      const int at = row * 8 + column % 8;
-      *reinterpret_cast<float2*>(c.floats(Shape::kDiagonalP) + at) = make_float2(p[0], p[1]);
-      if (Shape::kOnline) *reinterpret_cast<float2*>(c.floats(Shape::kDiagonalT) + at) = make_float2(-t[0], -t[1]);
+      c.word(Shape::kP, row, column) = pack_bf16(row > column ? p[0] : 0.0f, row > column + 1 ? p[1] : 0.0f);
+      if (Shape::kOnline) c.word(Shape::kA, row, column) = pack_bf16(row > column ? t[0] : 0.0f, row > column + 1 ? t[1] : 0.0f);
       if (row == column) c.floats(Shape::kDiagonal)[row] = p[0];
       if (row == column + 1) c.floats(Shape::kDiagonal)[row] = p[1];
     }
   }
 }
 
-// Factors to the edges of blocks, and the anchored streams. kFromStart holds sums and becomes factors.
+// The decays between anchors: from the chunk's start to the first, ..., from the last to the end.
+template <class Shape>
+FW_DEVICE void join_decays(const GradientChunk<Shape>& c) {
+  const RowGroup<Shape> at(c);
+  if (at.group >= 5) return;
+  const float* halves = c.floats(Shape::kHalves) + at.channel;
+  const float2 one = make_float2(1, 1);
+  const float2 low = at.group > 0 ? float2_at(halves + (2 * at.group - 1) * Shape::kKey) : one;
+  const float2 high = at.group < 4 ? float2_at(halves + 2 * at.group * Shape::kKey) : one;
+  store_float2(c.floats(Shape::kRatios) + at.group * Shape::kKey + at.channel, low.x * high.x, low.y * high.y);
+}
+
+// r, -e, w from r, e, w: anchored.
+FW_DEVICE void anchor_8(const uint4& factors, float (&r)[8], float (&e)[8], float (&w)[8]) {
+  float f[8];
+  unpack_8(factors, f);
+  FW_UNROLL
+  for (int j = 0; j < 8; ++j) {
+    r[j] *= f[j];
+    e[j] *= -f[j];
+    w[j] *= rcp_fast(f[j]);
+  }
+}
+
+// The streams in their places, anchored; a thread has there what GeneralRows::make_streams let it write.
 template <class Shape>
 FW_DEVICE void anchor_streams(const GradientChunk<Shape>& c) {
-  const int block = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2;
-  const float2 all = *reinterpret_cast<const float2*>(plane(c, Shape::kFromStart, 8 * block + 7, channel));
+  constexpr int kLanes = Shape::kKey / 8, kRows = Shape::kThreads / kLanes;
+  FW_NO_UNROLL
+  for (int row = c.thread / kLanes; row < kChunk; row += kRows) {
+    char* at = c.memory + panel_offset(row, c.thread % kLanes * 8);
+    uint4* tiles[3] = {reinterpret_cast<uint4*>(at + Shape::kRead), reinterpret_cast<uint4*>(at + Shape::kErase), reinterpret_cast<uint4*>(at + Shape::kWrite)};
+    float x[3][8] = {};
+    unpack_8(*tiles[0], x[0]);
+    if (Shape::kOnline) unpack_8(*tiles[1], x[1]);
+    unpack_8(*tiles[2], x[2]);
+    anchor_8(*reinterpret_cast<const uint4*>(at + Shape::kFactors), x[0], x[1], x[2]);
+    *tiles[0] = pack_8(x[0]);
+    if (Shape::kOnline) *tiles[1] = pack_8(x[1]);
+    *tiles[2] = pack_8(x[2]);
+  }
+}
+
+// Back to r and w, in the places that the front's gradients of this thread read.
+template <class Shape>
+FW_DEVICE void restore_streams(const GradientChunk<Shape>& c) {
   FW_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const int row = 8 * block + i;
-    float2& from = *reinterpret_cast<float2*>(plane(c, Shape::kFromStart, row, channel));
-    const float2 to = make_float2(exp2_fast(all.x - from.x), exp2_fast(all.y - from.y));
-    from = make_float2(exp2_fast(from.x), exp2_fast(from.y));
-    *reinterpret_cast<float2*>(plane(c, Shape::kToEnd, row, channel)) = to;
+  for (int j = 0; j < 4; ++j) {
     FW_UNROLL
-    for (int stream = 0; stream < 3; ++stream) {
-      if (stream == 1 && !Shape::kOnline) continue;
-      const float2 factor = stream < 2 ? from : to;
-      const uint32_t x = c.word(Shape::kStreams + stream * Shape::kStateBytes, row, channel);
-      c.word(Shape::kAnchored + stream * Shape::kStateBytes, row, channel) = pack_bf16(factor.x * bf16_low(x), factor.y * bf16_high(x));
+    for (int half = 0; half < 2; ++half) {
+      const int row = c.row() + 8 * half, column = c.column() + 8 * j;
+      uint32_t &r = c.word(Shape::kRead, row, column), &w = c.word(Shape::kWrite, row, column);
+      const uint32_t f = c.word(Shape::kFactors, row, column);
+      r = pack_bf16(bf16_low(r) * rcp_fast(bf16_low(f)), bf16_high(r) * rcp_fast(bf16_high(f)));
+      w = pack_bf16(bf16_low(w) * bf16_low(f), bf16_high(w) * bf16_high(f));
     }
   }
 }
 
-// x *= the decay of block `block`, of the first (kFirst) or the second 8 rows of the warp's tile or both.
-template <bool kFirst, bool kSecond, class Shape>
-FW_DEVICE void decay_sums(const GradientChunk<Shape>& c, int block, float (&x)[4][4], float (&y)[4][4]) {
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    const float2 f = *reinterpret_cast<const float2*>(c.floats(Shape::kRatio) + block * Shape::kKey + c.column() + 8 * j);
-    if (kFirst) x[j][0] *= f.x, x[j][1] *= f.y, y[j][0] *= f.x, y[j][1] *= f.y;
-    if (kSecond) x[j][2] *= f.x, x[j][3] *= f.y, y[j][2] *= f.x, y[j][3] *= f.y;
-  }
-}
-template <bool kFirst, bool kSecond, class Shape>
-FW_DEVICE void decay_sums(const GradientChunk<Shape>& c, int block, float (&x)[4][4]) {
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    const float2 f = *reinterpret_cast<const float2*>(c.floats(Shape::kRatio) + block * Shape::kKey + c.column() + 8 * j);
-    if (kFirst) x[j][0] *= f.x, x[j][1] *= f.y;
-    if (kSecond) x[j][2] *= f.x, x[j][3] *= f.y;
-  }
-}
-
-// r, e += dP, dT [16 rows, block] times the anchored w.
+// Where decays were bounded, the states' parts are made smaller by what the bound took on the way to the chunk's start (r, e) or end
+// (w, D (.) S0).
 template <class Shape>
-FW_DEVICE void add_earlier(const GradientChunk<Shape>& c, int block, StreamSums& sums) {
-  uint32_t a[4], w[4];
-  load_left_8_of_two(a, c.base + Shape::kP, c.base + (Shape::kOnline ? Shape::kA : Shape::kP), 16 * c.block_row(), 8 * block, c.lane);
-  load_right_8(w, c.base + Shape::kAnchored + 2 * Shape::kStateBytes, 8 * block, 32 * c.group(), c.lane);
+FW_DEVICE void unbound_states(const ScalarChunk<Shape>& c, int turn, StreamSums& sums) {
+  const Rows g = c.rows_at(c.args.problem.in.g, turn);
+  float* totals = c.floats(Shape::kGroupSums);
+  float up[4][4];  // what bounds took from the start of the row's eight up to it
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
-    mma_bf16_k8(sums.r[j], a[0], a[1], w[j]);
-    if (Shape::kOnline) mma_bf16_k8(sums.e[j], a[2], a[3], w[j]);
-  }
-}
-
-// w += dP, dT [block, 16 rows]^T times the anchored r, e.
-template <class Shape>
-FW_DEVICE void add_later(const GradientChunk<Shape>& c, int block, StreamSums& sums) {
-  uint32_t a[4], b[4];
-  load_left_8_of_two_transposed(a, c.base + Shape::kP, c.base + (Shape::kOnline ? Shape::kA : Shape::kP), 16 * c.block_row(), 8 * block, c.lane);
-  load_right_8(b, c.base + Shape::kAnchored, 8 * block, 32 * c.group(), c.lane);
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) mma_bf16_k8(sums.w[j], a[0], a[1], b[j]);
-  if (Shape::kOnline) {
-    load_right_8(b, c.base + Shape::kAnchored + Shape::kStateBytes, 8 * block, 32 * c.group(), c.lane);
     FW_UNROLL
-    for (int j = 0; j < 4; ++j) mma_bf16_k8(sums.w[j], a[2], a[3], b[j]);
-  }
-}
-
-// Two values of a tile in bf16, rows of half `half` of the warp's tile.
-template <class Shape>
-FW_DEVICE float2 stream_pair(const GradientChunk<Shape>& c, int stream, int half, int j) {
-  const uint32_t x = c.word(Shape::kAnchored + stream * Shape::kStateBytes, c.row() + 8 * half, c.column() + 8 * j);
-  return make_float2(bf16_low(x), bf16_high(x));
-}
-
-// dr, de, dw but for what rows of one block of 8 give each other, and their part of dG. Leaves in kTails the sums over the rows of w (.)
-// the states' part of dw.
-template <class Shape>
-FW_DEVICE void finish_channel(const GradientChunk<Shape>& c, StreamSums& sums, float (&d_g)[4][4]) {
-  const int low = 2 * c.block_row();  // block of the tile's first 8 rows
-  if (Shape::kOnline) {
-    FW_UNROLL
-    for (int j = 0; j < 4; ++j) {
+    for (int half = 0; half < 2; ++half) {
+      const int row = c.row() + 8 * half, channel = c.column() + 8 * j;
+      const float2 x = row < c.rows(turn) ? load_pair(g, row, channel, c.args.problem.K) : make_float2(0, 0);
+      float* taken = up[j] + 2 * half;
+      taken[0] = max(kLowestDecay - log2_decay(x.x), 0.0f), taken[1] = max(kLowestDecay - log2_decay(x.y), 0.0f);
       FW_UNROLL
-      for (int i = 0; i < 4; ++i) sums.e[j][i] = -sums.e[j][i];
+      for (int delta = 4; delta < 32; delta *= 2) {
+        const float a = shuffle_up(taken[0], delta), b = shuffle_up(taken[1], delta);
+        if (c.lane >= delta) taken[0] += a, taken[1] += b;
+      }
+      if (c.lane >= 28) store_float2(totals + (2 * c.block_row() + half) * Shape::kKey + channel, taken[0], taken[1]);
     }
   }
-  FW_NO_UNROLL
-  for (int block = 0; block < low; ++block) {
-    decay_sums<true, true>(c, block, sums.r, sums.e);
-    add_earlier(c, block, sums);
+  sync_threads();
+  const RowGroup<Shape> at(c);
+  float2 all = make_float2(0, 0);
+  FW_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    const float2 x = float2_at(totals + i * Shape::kKey + at.channel);
+    all.x += x.x, all.y += x.y;
   }
-  decay_sums<false, true>(c, low, sums.r, sums.e);
-  add_earlier(c, low, sums);
+  float* dots = c.floats(Shape::kStateDots) + at.group * Shape::kKey + at.channel;
+  store_float2(dots, dots[0] * exp2_fast(-all.x), dots[1] * exp2_fast(-all.y));
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
-    FW_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const float2 from = *reinterpret_cast<const float2*>(plane(c, Shape::kFromStart, c.row() + 8 * half, c.column() + 8 * j));
-      const float2 r = stream_pair(c, 0, half, j);
-      const int i = 2 * half;
-      d_g[j][i] = r.x * sums.r[j][i];
-      d_g[j][i + 1] = r.y * sums.r[j][i + 1];
-      sums.r[j][i] *= from.x;
-      sums.r[j][i + 1] *= from.y;
-      if (!Shape::kOnline) continue;
-      const float2 e = stream_pair(c, 1, half, j);
-      d_g[j][i] += e.x * sums.e[j][i];
-      d_g[j][i + 1] += e.y * sums.e[j][i + 1];
-      sums.e[j][i] *= from.x;
-      sums.e[j][i + 1] *= from.y;
+    float2 before = make_float2(0, 0), whole = before;
+    FW_NO_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const float2 x = float2_at(totals + i * Shape::kKey + c.column() + 8 * j);
+      if (i < 2 * c.block_row()) before.x += x.x, before.y += x.y;
+      if (i == 2 * c.block_row()) up[j][2] += x.x, up[j][3] += x.y;
+      whole.x += x.x, whole.y += x.y;
     }
-  }
-
-  float2 rest[4];  // decay from the tile's second block to the chunk's end
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) rest[j] = make_float2(1, 1);
-  FW_NO_UNROLL
-  for (int block = 7; block > low + 1; --block) {
     FW_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      const float2 f = *reinterpret_cast<const float2*>(c.floats(Shape::kRatio) + block * Shape::kKey + c.column() + 8 * j);
-      rest[j].x *= f.x, rest[j].y *= f.y;
-    }
-  }
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    const float2 f = *reinterpret_cast<const float2*>(c.floats(Shape::kRatio) + (low + 1) * Shape::kKey + c.column() + 8 * j);
-    const float2 w0 = stream_pair(c, 2, 0, j), w1 = stream_pair(c, 2, 1, j);
-    float x = rest[j].x * (f.x * w0.x * sums.w[j][0] + w1.x * sums.w[j][2]), y = rest[j].y * (f.y * w0.y * sums.w[j][1] + w1.y * sums.w[j][3]);
-    FW_UNROLL
-    for (int mask = 4; mask < 32; mask *= 2) {
-      x += shuffle_xor(x, mask);
-      y += shuffle_xor(y, mask);
-    }
-    if (c.lane < 4) *reinterpret_cast<float2*>(c.floats(Shape::kTails) + c.block_row() * Shape::kKey + c.column() + 8 * j) = make_float2(x, y);
-  }
-  FW_NO_UNROLL
-  for (int block = 7; block > low + 1; --block) {
-    decay_sums<true, true>(c, block, sums.w);
-    add_later(c, block, sums);
-  }
-  decay_sums<true, false>(c, low + 1, sums.w);
-  add_later(c, low + 1, sums);
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    FW_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const float2 to = *reinterpret_cast<const float2*>(plane(c, Shape::kToEnd, c.row() + 8 * half, c.column() + 8 * j));
-      const float2 w = stream_pair(c, 2, half, j);
-      const int i = 2 * half;
-      d_g[j][i] -= w.x * sums.w[j][i];
-      d_g[j][i + 1] -= w.y * sums.w[j][i + 1];
-      sums.w[j][i] *= to.x;
-      sums.w[j][i + 1] *= to.y;
+    for (int i = 0; i < 4; ++i) {
+      const float from_start = up[j][i] + (i % 2 == 0 ? before.x : before.y), to_end = (i % 2 == 0 ? whole.x : whole.y) - from_start;
+      sums.r[j][i] *= exp2_fast(-from_start);
+      sums.e[j][i] *= exp2_fast(-from_start);
+      sums.w[j][i] *= exp2_fast(min(-to_end, 0.0f));
     }
   }
 }
 
-// What the rows of a block of 8 give each other, added to the planes of dr, de, dw of two channels, and to dG, which it returns. step:
-// the block's log-decays.
+// x, y *= the decay at offset `from`.
 template <class Shape>
-FW_DEVICE void add_diagonal_blocks(const GradientChunk<Shape>& c, int block, int channel, float2 (&step)[8], float2 (&d_g)[8]) {
-  constexpr int kR = Shape::kStreams, kE = kR + Shape::kStateBytes, kW = kE + Shape::kStateBytes;
-  const float* p = c.floats(Shape::kDiagonalP) + 64 * block;
-  const float* t = c.floats(Shape::kDiagonalT) + 64 * block;
-  float2 w[8], fall[8], dw[8];  // fall: decay from the row to the present one
+FW_DEVICE void decay_sums(const GradientChunk<Shape>& c, int from, float (&x)[4][4], float (&y)[4][4]) {
   FW_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const int row = 8 * block + i;
-    const uint32_t w_word = c.word(kW, row, channel), r_word = c.word(kR, row, channel), e_word = Shape::kOnline ? c.word(kE, row, channel) : 0;
-    const float2 r = make_float2(bf16_low(r_word), bf16_high(r_word)), e = make_float2(bf16_low(e_word), bf16_high(e_word));
-    w[i] = make_float2(bf16_low(w_word), bf16_high(w_word));
-    dw[i] = make_float2(0, 0);
-    fall[i] = make_float2(1, 1);
-    const float2 factor = make_float2(exp2_fast(step[i].x), exp2_fast(step[i].y));
-    float2 dr = make_float2(0, 0), de = make_float2(0, 0);
+  for (int j = 0; j < 4; ++j) {
+    const float2 f = float2_at(c.floats(from) + c.column() + 8 * j);
+    x[j][0] *= f.x, x[j][1] *= f.y, x[j][2] *= f.x, x[j][3] *= f.y;
+    if (Shape::kOnline) y[j][0] *= f.x, y[j][1] *= f.y, y[j][2] *= f.x, y[j][3] *= f.y;
+  }
+}
+template <class Shape>
+FW_DEVICE void decay_sums(const GradientChunk<Shape>& c, int from, float (&x)[4][4]) {
+  FW_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    const float2 f = float2_at(c.floats(from) + c.column() + 8 * j);
+    x[j][0] *= f.x, x[j][1] *= f.y, x[j][2] *= f.x, x[j][3] *= f.y;
+  }
+}
+// Offsets of the decay to anchor `anchor` from the one before (the chunk's start, end), and of the decay over 8 rows.
+template <class Shape>
+FW_DEVICE int decay_between(int anchor) {
+  return Shape::kRatios + anchor * Shape::kKey * 4;
+}
+template <class Shape>
+FW_DEVICE int half_decay(int half) {
+  return Shape::kHalves + half * Shape::kKey * 4;
+}
+
+// The sums of x[2 j + i] (columns 8 j + i from column() on) over the lanes that have the same columns, as row `block_row` of kTails.
+// A lane keeps half of its sums each time.
+template <class Shape>
+FW_DEVICE void store_tails(const GradientChunk<Shape>& c, float (&x)[8]) {
+  FW_UNROLL
+  for (int kept = 4; kept > 0; kept /= 2) {
+    const int mask = 4 * kept;
+    const bool upper = (c.lane & mask) != 0;
     FW_UNROLL
-    for (int j = 0; j < i; ++j) {
-      fall[j].x *= factor.x, fall[j].y *= factor.y;
-      const float p_ij = p[8 * i + j], t_ij = Shape::kOnline ? t[8 * i + j] : 0.0f;
-      const float2 fw = make_float2(fall[j].x * w[j].x, fall[j].y * w[j].y);
-      dr.x += p_ij * fw.x, dr.y += p_ij * fw.y;
-      dw[j].x += fall[j].x * (p_ij * r.x + t_ij * e.x);
-      dw[j].y += fall[j].y * (p_ij * r.y + t_ij * e.y);
-      if (Shape::kOnline) de.x += t_ij * fw.x, de.y += t_ij * fw.y;
-    }
-    float2& g_sum = *reinterpret_cast<float2*>(plane(c, Shape::kFromStart, row, channel));
-    g_sum = make_float2(g_sum.x + r.x * dr.x + e.x * de.x, g_sum.y + r.y * dr.y + e.y * de.y);
-    float2& r_sum = *reinterpret_cast<float2*>(plane(c, 0, row, channel));
-    r_sum = make_float2(r_sum.x + dr.x, r_sum.y + dr.y);
-    if (Shape::kOnline) {
-      float2& e_sum = *reinterpret_cast<float2*>(plane(c, Shape::kPlaneBytes, row, channel));
-      e_sum = make_float2(e_sum.x + de.x, e_sum.y + de.y);
+    for (int i = 0; i < kept; ++i) {
+      const float sent = upper ? x[i] : x[kept + i], own = upper ? x[kept + i] : x[i];
+      x[i] = own + shuffle_xor(sent, mask);
     }
   }
+  const int index = ((c.lane & 16) != 0 ? 4 : 0) + ((c.lane & 8) != 0 ? 2 : 0) + ((c.lane & 4) != 0 ? 1 : 0);
+  c.floats(Shape::kTails)[c.block_row() * Shape::kKey + c.column() + index / 2 * 8 + index % 2] = x[0];
+}
+
+// Adds x (.) the warp's tile of an anchored stream to d_g (subtracts: kMinus); 16 columns from 8 j on.
+template <bool kMinus, class Shape>
+FW_DEVICE void add_dots(const GradientChunk<Shape>& c, int tile, int j, const float (&x)[4][4], float (&d_g)[4][4]) {
+  uint32_t words[4];
+  load_left(words, c.base + tile, 16 * c.block_row(), 32 * c.group() + 8 * j, c.lane);
   FW_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const float2 g_sum = *reinterpret_cast<const float2*>(plane(c, Shape::kFromStart, 8 * block + i, channel));
-    d_g[i] = make_float2(g_sum.x - w[i].x * dw[i].x, g_sum.y - w[i].y * dw[i].y);
-    float2& w_sum = *reinterpret_cast<float2*>(plane(c, 2 * Shape::kPlaneBytes, 8 * block + i, channel));
-    w_sum = make_float2(w_sum.x + dw[i].x, w_sum.y + dw[i].y);
+  for (int i = 0; i < 4; ++i) {
+    float* to = d_g[j + i / 2] + i % 2 * 2;
+    const float* from = x[j + i / 2] + i % 2 * 2;
+    to[0] += (kMinus ? -bf16_low(words[i]) : bf16_low(words[i])) * from[0];
+    to[1] += (kMinus ? -bf16_high(words[i]) : bf16_high(words[i])) * from[1];
+  }
+}
+
+// The sums with what the rows of the chunk give each other, as seen from the anchors. Leaves in kTails the sums over the rows of each
+// block of w (.) the states' part of dw.
+template <class Shape>
+FW_DEVICE void walk_blocks(const GradientChunk<Shape>& c, StreamSums& sums) {
+  const int own = c.block_row(), first = 32 * c.group();
+  const bool steep = decays_are(c, Decays::kSteep);
+  {
+    float dots[4][4] = {}, tails[8];
+    add_dots<false>(c, Shape::kWrite, 0, sums.w, dots);
+    add_dots<false>(c, Shape::kWrite, 2, sums.w, dots);
+    FW_UNROLL
+    for (int j = 0; j < 4; ++j) tails[2 * j] = dots[j][0] + dots[j][2], tails[2 * j + 1] = dots[j][1] + dots[j][3];
+    store_tails(c, tails);
+  }
+
+  FW_NO_UNROLL
+  for (int block = 0; block <= own; ++block) {
+    int ratio = decay_between<Shape>(block);
+    if (steep && block > 0) {
+      decay_sums(c, half_decay<Shape>(2 * block - 1), sums.r, sums.e);
+      ratio = half_decay<Shape>(2 * block);
+    }
+    decay_sums(c, ratio, sums.r, sums.e);
+    uint32_t p[4], t[4], b[4];
+    load_left(p, c.base + Shape::kP, 16 * own, 16 * block, c.lane);
+    if (Shape::kOnline) load_left(t, c.base + Shape::kA, 16 * own, 16 * block, c.lane);
+    FW_UNROLL
+    for (int j = 0; j < 4; j += 2) {
+      load_right(b, c.base + Shape::kWrite, 16 * block, first + 8 * j, c.lane);
+      mma_bf16(sums.r[j], p, b[0], b[1]);
+      mma_bf16(sums.r[j + 1], p, b[2], b[3]);
+      if (Shape::kOnline) {
+        mma_bf16(sums.e[j], t, b[0], b[1]);
+        mma_bf16(sums.e[j + 1], t, b[2], b[3]);
+      }
+    }
+  }
+  FW_NO_UNROLL
+  for (int block = 3; block >= own; --block) {
+    int ratio = decay_between<Shape>(block + 1);
+    if (steep && block < 3) {
+      decay_sums(c, half_decay<Shape>(2 * block + 2), sums.w);
+      ratio = half_decay<Shape>(2 * block + 1);
+    }
+    decay_sums(c, ratio, sums.w);
+    uint32_t p[4], t[4], b[4];
+    load_left_transposed(p, c.base + Shape::kP, 16 * own, 16 * block, c.lane);
+    if (Shape::kOnline) load_left_transposed(t, c.base + Shape::kA, 16 * own, 16 * block, c.lane);
+    FW_UNROLL
+    for (int j = 0; j < 4; j += 2) {
+      load_right(b, c.base + Shape::kRead, 16 * block, first + 8 * j, c.lane);
+      mma_bf16(sums.w[j], p, b[0], b[1]);
+      mma_bf16(sums.w[j + 1], p, b[2], b[3]);
+      if (Shape::kOnline) {
+        load_right(b, c.base + Shape::kErase, 16 * block, first + 8 * j, c.lane);
+        mma_bf16(sums.w[j], t, b[0], b[1]);
+        mma_bf16(sums.w[j + 1], t, b[2], b[3]);
+      }
+    }
+  }
+}
+
+// dr, de, dw without the diagonal of dP, and their part of dG.
+template <class Shape>
+FW_DEVICE void finish_streams(const GradientChunk<Shape>& c, StreamSums& sums, float (&d_g)[4][4]) {
+  FW_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i) d_g[j][i] = 0;
+  }
+  FW_UNROLL
+  for (int j = 0; j < 4; j += 2) {
+    add_dots<false>(c, Shape::kRead, j, sums.r, d_g);
+    if (Shape::kOnline) add_dots<false>(c, Shape::kErase, j, sums.e, d_g);
+    add_dots<true>(c, Shape::kWrite, j, sums.w, d_g);
+  }
+  FW_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    FW_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t word = c.word(Shape::kFactors, c.row() + 8 * half, c.column() + 8 * j);
+      const float2 f = make_float2(bf16_low(word), bf16_high(word));
+      const int i = 2 * half;
+      sums.r[j][i] *= f.x;
+      sums.r[j][i + 1] *= f.y;
+      if (Shape::kOnline) sums.e[j][i] *= -f.x;
+      if (Shape::kOnline) sums.e[j][i + 1] *= -f.y;
+      sums.w[j][i] *= rcp_fast(f.x);
+      sums.w[j][i + 1] *= rcp_fast(f.y);
+    }
+  }
+}
+
+template <class Shape>
+FW_DEVICE void store_decay_sums(const GradientChunk<Shape>& c, const float (&d_g)[4][4]) {
+  FW_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    store_float2(decay_sum(c, c.row(), c.column() + 8 * j), d_g[j][0], d_g[j][1]);
+    store_float2(decay_sum(c, c.row() + 8, c.column() + 8 * j), d_g[j][2], d_g[j][3]);
+  }
+}
+
+// The tail of dg of two channels: what the decay of the whole chunk does to the state, and the states' part of w.dw.
+template <class Shape>
+FW_DEVICE float2 channel_tail(const GradientChunk<Shape>& c, int channel) {
+  float2 dots = make_float2(0, 0), rest = make_float2(1, 1), tail = make_float2(0, 0);
+  FW_UNROLL
+  for (int i = 7; i >= 0; --i) {
+    const float2 f = float2_at(c.floats(Shape::kHalves) + i * Shape::kKey + channel), dot = float2_at(c.floats(Shape::kStateDots) + i * Shape::kKey + channel);
+    rest.x *= f.x, rest.y *= f.y;
+    dots.x += dot.x, dots.y += dot.y;
+    if (i % 2 == 0) continue;
+    const float2 part = float2_at(c.floats(Shape::kTails) + i / 2 * Shape::kKey + channel);
+    tail.x += part.x * rest.x, tail.y += part.y * rest.y;
+  }
+  return make_float2(tail.x + rest.x * dots.x, tail.y + rest.y * dots.y);
+}
+
+// dG summed from the rows of a group up to its last, with the tail as a part of the chunk's last row.
+template <class Shape>
+FW_DEVICE void sum_decay_gradient(const GradientChunk<Shape>& c, float2 (&x)[8]) {
+  const int group = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2;
+  float2 sum = group == 7 ? channel_tail(c, channel) : make_float2(0, 0);
+  FW_UNROLL
+  for (int i = 0; i < 8; ++i) x[i] = float2_at(decay_sum(c, 8 * group + i, channel));
+  FW_UNROLL
+  for (int i = 7; i >= 0; --i) {
+    sum.x += x[i].x, sum.y += x[i].y;
+    x[i] = sum;
+  }
+  store_float2(c.floats(Shape::kGroupSums) + group * Shape::kKey + channel, sum.x, sum.y);
+}
+
+// dg. bounded: a bounded decay enters the pairs as larger than it is, and so does its gradient.
+template <class Shape>
+FW_DEVICE void store_channel_decay_gradient(const ScalarChunk<Shape>& c, int turn, bool bounded, float2 (&x)[8]) {
+  const int group = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2, K = c.args.problem.K;
+  const Rows out = c.rows_at(c.args.grads.d.g, turn);
+  if (out.data == nullptr) return;
+  const float* sums = c.floats(Shape::kGroupSums) + channel;
+  float2 later = make_float2(0, 0);
+  FW_NO_UNROLL
+  for (int i = 7; i > group; --i) {
+    const float2 y = float2_at(sums + i * Shape::kKey);
+    later.x += y.x, later.y += y.y;
+  }
+  FW_UNROLL
+  for (int i = 0; i < 8; ++i) x[i].x += later.x, x[i].y += later.y;
+  const int rows = c.rows(turn) - 8 * group;
+  const int64_t t = 8 * group;
+  if (bounded) {
+    const Rows g = c.rows_at(c.args.problem.in.g, turn);
+    FW_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const float2 step = i < rows ? load_pair(g, t + i, channel, K) : make_float2(0, 0);
+      x[i].x *= exp2_fast(min(log2_decay(step.x) - kLowestDecay, 0.0f));
+      x[i].y *= exp2_fast(min(log2_decay(step.y) - kLowestDecay, 0.0f));
+    }
+  }
+  if (!in_pairs(out, K)) {
+    FW_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      if (i < rows) store_pair(out, t + i, channel, K, x[i]);
+    }
+    return;
+  }
+  const int limit = channel < K ? rows : 0;
+  if (out.bf16 != 0) {
+    char* p = out.data + (t * out.stride + channel) * 2;
+    FW_UNROLL
+    for (int i = 0; i < 8; ++i, p += 2 * out.stride) {
+      if (i < limit) *reinterpret_cast<uint32_t*>(p) = pack_bf16(x[i].x, x[i].y);
+    }
+  } else {
+    char* p = out.data + (t * out.stride + channel) * 4;
+    FW_UNROLL
+    for (int i = 0; i < 8; ++i, p += 4 * out.stride) {
+      if (i < limit) *reinterpret_cast<float2*>(p) = x[i];
+    }
   }
 }
 

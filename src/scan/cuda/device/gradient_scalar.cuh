@@ -1,41 +1,138 @@
-// Scalar decay, and none: the decay between two rows is a factor of their entry in dP and dT.
+// Scalar decay, and none: the decay between two rows is a factor of their entry in dP and dT. The phases of a chunk up to dr, de, dw.
 #pragma once
 
-#include "scan/cuda/device/gradient_products.cuh"
+#include "scan/cuda/device/gradient_scalar_loads.cuh"
+#include "scan/cuda/device/gradient_wgmma.cuh"
 
 namespace fw::cuda {
 
+// Lanes over the rows of a stage: 8 columns each.
+template <class Shape>
+struct ValueLanes {
+  static constexpr int kLanes = kValueBlock / 8, kRows = Shape::kThreads / kLanes, kPasses = kChunk / kRows;
+};
+
+// v as it lies in memory, if it can be read so.
+template <class Shape>
+struct ValueWords {
+  using Lanes = ValueLanes<Shape>;
+  uint4 v[Lanes::kPasses];
+  bool wide;
+
+  FW_DEVICE ValueWords(const ScalarChunk<Shape>& c, int turn, int block) {
+    const Problem& x = c.args.problem;
+    const Rows rows = c.rows_at(x.in.v, turn);
+    const int column = block * kValueBlock + c.thread % Lanes::kLanes * 8;
+    wide = c.pieces(kPiecesV);
+    FW_UNROLL
+    for (int i = 0; i < Lanes::kPasses; ++i) {
+      const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
+      v[i] = make_uint4(0, 0, 0, 0);
+      if (wide && row < c.rows(turn) && column < x.V) v[i] = *reinterpret_cast<const uint4*>(rows.data + 2 * ((row)*rows.stride + column));
+    }
+  }
+};
+
+FW_DEVICE void unpack_8(const uint4& words, float (&x)[8]) {
+  x[0] = bf16_low(words.x), x[1] = bf16_high(words.x), x[2] = bf16_low(words.y), x[3] = bf16_high(words.y);
+  x[4] = bf16_low(words.z), x[5] = bf16_high(words.z), x[6] = bf16_low(words.w), x[7] = bf16_high(words.w);
+}
+
+// The value side of a stage: dv, the channel write gate's gradient, and this lane's part of the rows' sums of v (.) c (.) dz.
+template <class Shape>
+FW_DEVICE void value_rows(const ScalarChunk<Shape>& c, int turn, int block, int stage, const ValueWords<Shape>& words,
+                          float (&sums)[ValueLanes<Shape>::kPasses]) {
+  using Lanes = ValueLanes<Shape>;
+  const Problem& x = c.args.problem;
+  const bool gated = Shape::kGates && x.rule.write == Gate::kChannel;
+  const int in_block = c.thread % Lanes::kLanes * 8, column = block * kValueBlock + in_block;
+  const Rows dv = c.rows_at(c.args.grads.d.v, turn);
+  FW_UNROLL
+  for (int i = 0; i < Lanes::kPasses; ++i) {
+    const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
+    if (row >= c.rows(turn) || column >= x.V) continue;
+    const int t = row;
+    float dz[8], v[8];
+    unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + panel_offset(row, in_block)), dz);
+    if (words.wide) {
+      unpack_8(words.v[i], v);
+    } else {
+      load_channels(c.rows_at(x.in.v, turn), t, column, x.V, v);
+    }
+    const float z_v = c.floats(Shape::kZv)[row];
+    if (gated) {
+      float gate[8], y[8];
+      load_channels(c.rows_at(x.in.write_gate, turn), t, column, x.V, gate);
+      FW_UNROLL
+      for (int j = 0; j < 8; ++j) {
+        y[j] = z_v * v[j] * dz[j];
+        dz[j] *= gate[j];
+      }
+      const Rows dc = c.rows_at(c.args.grads.d.write_gate, turn);
+      if (dc.data != nullptr) store_channels(dc, t, column, x.V, y);
+    }
+    FW_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      sums[i] += v[j] * dz[j];
+      dz[j] *= z_v;
+    }
+    if (c.pieces(kPiecesDV)) {
+      *reinterpret_cast<uint4*>(dv.data + 2 * (t * dv.stride + column)) = pack_8(dz);
+    } else if (dv.data != nullptr) {
+      store_channels(dv, t, column, x.V, dz);
+    }
+  }
+}
+
+FW_DEVICE float dot_words(uint32_t x, uint32_t y, float sum) { return sum + bf16_low(x) * bf16_low(y) + bf16_high(x) * bf16_high(y); }
+FW_DEVICE float dot_16_bytes(const uint4& x, const uint4& y, float sum) {
+  return dot_words(x.w, y.w, dot_words(x.z, y.z, dot_words(x.y, y.y, dot_words(x.x, y.x, sum))));
+}
+
+// This thread's part of the sum of D (.) S0 of a stage.
+template <class Shape>
+FW_DEVICE float dot_states(const ScalarChunk<Shape>& c, int stage, float sum) {
+  const char* s = c.memory + stage + Shape::kState + 16 * c.thread;
+  FW_UNROLL
+  for (int i = 0; i < Shape::kStateBytes / 16 / Shape::kThreads; ++i) {
+    const char* at = s + 16 * Shape::kThreads * i;
+    sum = dot_16_bytes(*reinterpret_cast<const uint4*>(at), *reinterpret_cast<const uint4*>(at + Shape::kStateBytes), sum);
+  }
+  return sum;
+}
+
 // dP and dT with the decay, strictly below the diagonal, in bf16 in the place of P and A; the diagonal of dP apart.
 template <class Shape>
-FW_DEVICE void store_decayed_pairs(const GradientChunk<Shape>& c, const PairSums<Shape>& pairs) {
-  const float* g = c.floats(Shape::kG);
+FW_DEVICE void store_decayed_pairs(const ScalarChunk<Shape>& c, int turn, const PairSums<Shape>& pairs) {
+  const float* g = c.turn_floats(Shape::kG, turn);
+  const float g_row[2] = {g[c.row()], g[c.row() + 8]};
   FW_UNROLL
   for (int j = 0; j < PairSums<Shape>::kTiles; ++j) {
     const int column = pair_column(c) + 8 * j + 2 * (c.lane & 3);
-    if (column / 16 > c.block_row()) continue;
+    const float2 g_column = *reinterpret_cast<const float2*>(g + column);
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = c.row() + 8 * half;
       float p[2], t[2];
       FW_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const float fall = g[row] - g[column + i], factor = row > column + i ? exp2_fast(fall < 0.0f ? fall : 0.0f) : 0.0f;
+        const float fall = g_row[half] - (i == 0 ? g_column.x : g_column.y), factor = exp2_fast(fall < 0.0f ? fall : 0.0f);
         p[i] = row > column + i ? pairs.p[j][2 * half + i] * factor : 0.0f;
         t[i] = row > column + i ? -pairs.t[j][2 * half + i] * factor : 0.0f;
         if (row == column + i) c.floats(Shape::kDiagonal)[row] = pairs.p[j][2 * half + i];
       }
-      c.word(Shape::kP, row, column) = pack_bf16(p[0], p[1]);
-      if (Shape::kOnline) c.word(Shape::kA, row, column) = pack_bf16(t[0], t[1]);
+      pair_fragment(c, Shape::kP, half, j) = pack_bf16(p[0], p[1]);
+      if (Shape::kOnline) pair_fragment(c, Shape::kA, half, j) = pack_bf16(t[0], t[1]);
     }
   }
 }
 
-// dr, de, dw without the diagonal of dP. Returns this thread's part of the sum of w (.) the states' part of dw.
+// dr, de, dw without the diagonal of dP. Returns this thread's part of the sum of w (.) the states'
+// part of dw.
 template <class Shape>
-FW_DEVICE float finish_scalar(const GradientChunk<Shape>& c, StreamSums& sums) {
-  constexpr int kR = Shape::kStreams, kE = kR + Shape::kStateBytes, kW = kE + Shape::kStateBytes;
-  const float* g = c.floats(Shape::kG);
-  const int block = c.block_row(), first = 32 * c.group();
+FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int turn, StreamSums& sums) {
+  const int r_tile = Shape::kRead + c.key_offset(turn), w_tile = Shape::kWrite + c.key_offset(turn);
+  const float* g = c.turn_floats(Shape::kG, turn);
   const float gamma[2] = {exp2_fast(g[c.row()]), exp2_fast(g[c.row() + 8])};
   const float rest[2] = {exp2_fast(g[63] - g[c.row()]), exp2_fast(g[63] - g[c.row() + 8])};
   float dot = 0;
@@ -43,7 +140,7 @@ FW_DEVICE float finish_scalar(const GradientChunk<Shape>& c, StreamSums& sums) {
   for (int j = 0; j < 4; ++j) {
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const uint32_t w = c.word(kW, c.row() + 8 * half, c.column() + 8 * j);
+      const uint32_t w = c.fragment(w_tile, half, j);
       FW_UNROLL
       for (int i = 2 * half; i < 2 * half + 2; ++i) {
         sums.r[j][i] *= gamma[half];
@@ -53,40 +150,60 @@ FW_DEVICE float finish_scalar(const GradientChunk<Shape>& c, StreamSums& sums) {
       }
     }
   }
-  FW_UNROLL
-  for (int k = 0; k < 4; ++k) {
-    uint32_t p[4], t[4], b[4];
-    if (k <= block) {
-      load_left(p, c.base + Shape::kP, 16 * block, 16 * k, c.lane);
-      if (Shape::kOnline) load_left(t, c.base + Shape::kA, 16 * block, 16 * k, c.lane);
-      FW_UNROLL
-      for (int j = 0; j < 4; j += 2) {
-        load_right(b, c.base + kW, 16 * k, first + 8 * j, c.lane);
-        mma_bf16(sums.r[j], p, b[0], b[1]);
-        mma_bf16(sums.r[j + 1], p, b[2], b[3]);
-        if (Shape::kOnline) {
-          mma_bf16(sums.e[j], t, b[0], b[1]);
-          mma_bf16(sums.e[j + 1], t, b[2], b[3]);
-        }
-      }
-    }
-    if (k >= block) {
-      load_left_transposed(p, c.base + Shape::kP, 16 * block, 16 * k, c.lane);
-      if (Shape::kOnline) load_left_transposed(t, c.base + Shape::kA, 16 * block, 16 * k, c.lane);
-      FW_UNROLL
-      for (int j = 0; j < 4; j += 2) {
-        load_right(b, c.base + kR, 16 * k, first + 8 * j, c.lane);
-        mma_bf16(sums.w[j], p, b[0], b[1]);
-        mma_bf16(sums.w[j + 1], p, b[2], b[3]);
-        if (Shape::kOnline) {
-          load_right(b, c.base + kE, 16 * k, first + 8 * j, c.lane);
-          mma_bf16(sums.w[j], t, b[0], b[1]);
-          mma_bf16(sums.w[j + 1], t, b[2], b[3]);
-        }
-      }
-    }
+  const uint32_t columns = c.base + key_columns(c), p = c.base + Shape::kP, t = c.base + Shape::kA;
+  keep(flat(sums.r)), keep(flat(sums.w));
+  if (Shape::kOnline) keep(flat(sums.e));
+  wgmma_fence();
+  start_product<32, false, true>(flat(sums.r), p, columns + w_tile);
+  start_product<32, true, true>(flat(sums.w), p, columns + r_tile);
+  if (Shape::kOnline) {
+    start_product<32, false, true>(flat(sums.e), t, columns + w_tile);
+    start_product<32, true, true>(flat(sums.w), t, columns + Shape::kErase);
   }
+  wgmma_commit();
+  wgmma_wait<0>();
+  keep(flat(sums.r)), keep(flat(sums.w));
+  if (Shape::kOnline) keep(flat(sums.e));
   return dot;
+}
+
+// Sums over the quad of lanes that has a row's 32 columns of the group, for the threads that sum up the groups.
+template <int kSums, class Shape>
+FW_DEVICE void store_row_sums(const ScalarChunk<Shape>& c, int row, float (&x)[kSums]) {
+  FW_UNROLL
+  for (int i = 0; i < kSums; ++i) {
+    x[i] += shuffle_xor(x[i], 1);
+    x[i] += shuffle_xor(x[i], 2);
+    if ((c.lane & 3) == 0) c.floats(Shape::kPartial)[(i * Shape::kGroups + c.group()) * 64 + row] = x[i];
+  }
+}
+template <class Shape>
+FW_DEVICE float row_sum(const ScalarChunk<Shape>& c, int sum, int row) {
+  const float* x = c.floats(Shape::kPartial) + sum * Shape::kGroups * 64 + row;
+  float y = x[0];
+  FW_UNROLL
+  for (int i = 1; i < Shape::kGroups; ++i) y += x[64 * i];
+  return y;
+}
+
+// dg from dG of the rows and the tail, by one warp.
+template <class Shape>
+FW_DEVICE void store_decay_gradient(const ScalarChunk<Shape>& c, int turn) {
+  const Rows out = c.rows_at(c.args.grads.d.g, turn);
+  if (out.data == nullptr) return;
+  float tail = 0;
+  FW_UNROLL
+  for (int i = 0; i < Shape::kWarps; ++i) tail += c.floats(Shape::kWarpSums)[i];
+  const float first = c.floats(Shape::kDG)[2 * c.lane], second = c.floats(Shape::kDG)[2 * c.lane + 1];
+  float sum = first + second;
+  FW_UNROLL
+  for (int delta = 1; delta < 32; delta *= 2) {
+    const float after = shuffle_down(sum, delta);
+    if (c.lane + delta < 32) sum += after;
+  }
+  const int row = 2 * c.lane;
+  if (row < c.rows(turn)) store_element(out, row, 0, sum + tail);
+  if (row + 1 < c.rows(turn)) store_element(out, row + 1, 0, sum - first + tail);
 }
 
 }  // namespace fw::cuda

@@ -85,6 +85,11 @@ FW_DEVICE uint32_t to_tf32(float x) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
   return rounded;
 }
+// x, of which the compiler knows nothing: what follows from it is not made ahead of here.
+FW_DEVICE int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 // About two units in the last place; denormals count as zero.
 FW_DEVICE float exp2_fast(float x) {
   float y;
@@ -160,6 +165,8 @@ FW_DEVICE void cp_async_wait() {
 FW_DEVICE void atomic_add(float* to, float x) { atomicAdd(to, x); }
 FW_DEVICE unsigned atomic_add(unsigned* to, unsigned x) { return atomicAdd(to, x); }
 FW_DEVICE void thread_fence() { __threadfence(); }
+// Starts bringing the 128-byte line that has this byte into the L2 cache.
+FW_DEVICE void prefetch_line(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
@@ -246,6 +253,11 @@ FW_DEVICE void fence_async_shared() { asm volatile("fence.proxy.async.shared::ct
 // ---- Hopper: the kernel before in the stream, launched with launch_overlapped() ------------------------------------------------
 FW_DEVICE void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 FW_DEVICE void grid_dependency_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+#else
+
+FW_DEVICE void grid_dependency_wait() {}
+FW_DEVICE void grid_dependency_launch() {}
 
 #endif
 

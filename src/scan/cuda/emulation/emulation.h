@@ -124,6 +124,7 @@ inline uint32_t to_tf32(float x) {
 namespace emulation {
 inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 }  // namespace emulation
+inline int opaque(int x) { return x; }
 inline float exp2_fast(float x) { return emulation::flushed(std::exp2(emulation::flushed(x))); }
 inline float log2_fast(float x) { return std::log2(emulation::flushed(x)); }
 inline float rcp_fast(float x) { return emulation::flushed(1.0f / emulation::flushed(x)); }
@@ -137,6 +138,7 @@ void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address);
 void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]);
 void stmatrix_x4_trans(uint32_t address, const uint32_t (&r)[4]);
 void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+inline void prefetch_line(const void*) {}
 inline void mma_bf16_k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) { mma_bf16(d, {a0, a1, 0, 0}, b, 0); }
 void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 

@@ -1,19 +1,35 @@
 // gradients() of kernels.h for rules with scalar or constant decay, or none.
-#include "scan/cuda/device/gradient_kernel.cuh"
+#include "scan/cuda/device/gradient_scalar_kernel.cuh"
 
 namespace fw::cuda {
 
-void gradients_scalar(const GradientArgs& args, int key, int64_t chunks, void* stream) {
-  const bool online = args.problem.rule.online();
-  if (key == 128) {
-    online ? launch_gradients<GradientShape<128, false, true>>(args, chunks, stream) : launch_gradients<GradientShape<128, false, false>>(args, chunks, stream);
+void gradients_channel(const GradientArgs& args, int key, int64_t chunks, void* stream);
+
+namespace {
+
+bool fast_rows(const Problem& x) { return plain_streams(x.rule) && whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K); }
+
+template <int kKey, bool kOnline>
+void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
+  if (fast_rows(args.problem) && args.problem.rule.uses_precond()) {
+    launch_scalar_gradients<ScalarShape<kKey, kOnline, true, true>>(args, chunks, stream);
+  } else if (fast_rows(args.problem)) {
+    launch_scalar_gradients<ScalarShape<kKey, kOnline, true>>(args, chunks, stream);
   } else {
-    online ? launch_gradients<GradientShape<64, false, true>>(args, chunks, stream) : launch_gradients<GradientShape<64, false, false>>(args, chunks, stream);
+    launch_scalar_gradients<ScalarShape<kKey, kOnline, false>>(args, chunks, stream);
   }
 }
 
+}  // namespace
+
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream) {
-  args.problem.rule.decay == Decay::kChannel ? gradients_channel(args, key, chunks, stream) : gradients_scalar(args, key, chunks, stream);
+  if (args.problem.rule.decay == Decay::kChannel) {
+    gradients_channel(args, key, chunks, stream);
+  } else if (args.problem.rule.online()) {
+    key == 128 ? launch_rows<128, true>(args, chunks, stream) : launch_rows<64, true>(args, chunks, stream);
+  } else {
+    key == 128 ? launch_rows<128, false>(args, chunks, stream) : launch_rows<64, false>(args, chunks, stream);
+  }
 }
 
 }  // namespace fw::cuda

@@ -1,0 +1,150 @@
+// The gradient kernel for scalar decay, and none: from what the scans left (tiles.h) and the raw inputs of a chunk and value head, the
+// gradients of the raw inputs (recurrence.md 5). All value blocks go through the stages first; the products over values stay in
+// registers. Then dP and dT, with the decay, meet the streams, and the front's gradients are made where the products lie.
+#pragma once
+
+#include <type_traits>
+
+#include "scan/cuda/device/gradient_scalar_rows.cuh"
+#include "scan/cuda/launch.h"
+
+namespace fw::cuda {
+
+// Value blocks in the order in which the stages take them.
+struct ValueStep {
+  int turn = 0, block = 0;
+  FW_DEVICE void next(int blocks) {
+    if (++block < blocks) return;
+    block = 0;
+    ++turn;
+  }
+};
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
+  using Front = std::conditional_t<Shape::kFast, FastRows, GeneralRows>;
+  const ScalarChunk<Shape> c(args);
+  if (c.thread == 0) {
+    FW_UNROLL
+    for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.barrier(i), Shape::kThreads + 4);
+    mbarrier_init(c.pairs_barrier(), 1);
+    FW_UNROLL
+    for (int i = 0; i < 2; ++i) mbarrier_init(c.key_barrier(i), Shape::kThreads);
+    mbarrier_init_fence();
+  }
+  for (int i = 0; i < 3; ++i) {
+    if (c.warp == i) c.find(i);
+  }
+  sync_threads();
+  prefetch_turn(c, 1);
+  if (c.thread == 0) load_pairs(c, 0);
+  if (Shape::kFast) load_keys(c, 0);
+  ValueStep loaded;
+  for (int i = 0; i < Shape::kStages; ++i) {
+    load_stage(c, i, loaded.turn, loaded.block);
+    loaded.next(c.blocks);
+  }
+  float2 numbers = load_row_numbers(c, 0);
+  publish_row_numbers(c, 0, numbers);
+  numbers = load_row_numbers(c, 1);
+  int step = 0;  // value blocks so far
+
+  FW_NO_UNROLL
+  for (int turn = 0; c.has(turn); ++turn) {
+    if (Shape::kFast) {
+      if (turn == 0) sync_threads();  // beta
+      if (!Shape::kPrecond) mbarrier_wait(c.key_barrier(turn), turn / 2 & 1);
+    } else {
+      sync_threads();  // the rows and coefficients of the turn before have been read
+      load_keys(c, turn);
+      mbarrier_wait(c.key_barrier(turn), turn / 2 & 1);
+    }
+    Front::make_streams(c, turn);
+    mbarrier_wait(c.pairs_barrier(), turn & 1);
+    fence_async_shared();
+    sync_threads();
+    if (Shape::kFast) load_keys(c, turn + 1);
+
+    StreamSums sums;
+    float tail = 0;
+    {
+      PairSums<Shape> pairs;
+      float z_sums[ValueLanes<Shape>::kPasses] = {};
+      FW_NO_UNROLL
+      for (int block = 0; block < c.blocks; ++block, ++step) {
+        const int index = step % Shape::kStages, stage = index * Shape::kStageBytes;
+        const ValueWords<Shape> words(c, turn, block);
+        mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
+        make_value_tiles(c, stage);
+        start_value_products(c, stage, sums, pairs);
+        value_rows(c, turn, block, stage, words, z_sums);
+        tail = dot_states(c, stage, tail);
+        finish_value_products(sums, pairs);
+        if (block + 1 == c.blocks) break;
+        fence_async_shared();
+        sync_threads();
+        load_stage(c, index, loaded.turn, loaded.block);
+        loaded.next(c.blocks);
+      }
+      store_decayed_pairs(c, turn, pairs);
+      FW_UNROLL
+      for (int i = 0; i < ValueLanes<Shape>::kPasses; ++i) {
+        const float sum = group_sum<ValueLanes<Shape>::kLanes>(z_sums[i]);
+        if (c.thread % ValueLanes<Shape>::kLanes == 0) c.floats(Shape::kDZv)[c.thread / ValueLanes<Shape>::kLanes + i * ValueLanes<Shape>::kRows] = sum;
+      }
+    }
+    fence_async_shared();
+    sync_threads();
+    load_stage(c, step % Shape::kStages, loaded.turn, loaded.block);
+    loaded.next(c.blocks);
+    ++step;
+
+    const FragmentM<Shape> m(c, turn);
+    tail *= exp2_fast(c.turn_floats(Shape::kG, turn)[63]);
+    tail = warp_sum(tail + finish_streams(c, turn, sums));
+    if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] = tail;
+    Front::sum_rows(c, turn, sums, m);
+    fence_async_shared();
+    sync_threads();
+    if (c.thread == 6 * 32) load_pairs(c, turn + 1);
+    if (c.thread < kChunk) {
+      Front::row_numbers(c, turn, c.thread);
+    } else {  // meanwhile
+      publish_row_numbers(c, turn + 1, numbers);
+      numbers = load_row_numbers(c, turn + 2);
+      if (c.warp == 5) c.find(turn + 3);
+      prefetch_turn(c, turn + 2);
+    }
+    Front::combine(c, turn, sums, m);
+    sync_threads();
+    if (c.warp == 3) store_decay_gradient(c, turn);
+    Front::store_gradients(c, turn, sums, m);
+  }
+}
+
+#ifdef FW_CUDA_EMULATION
+inline constexpr int64_t kProcessors = 2;  // so that small problems have several turns
+#else
+inline constexpr int64_t kProcessors = 132;
+#endif
+
+// Rows of 16-byte pieces, wherever a sequence or head begins.
+inline bool whole_pieces(const TokenArg& x, int dim) {
+  return x.data != nullptr && x.bf16 != 0 && ((x.stride_b | x.stride_t | x.stride_h | dim) & 7) == 0 && (reinterpret_cast<uintptr_t>(x.data) & 15) == 0;
+}
+inline unsigned pieces_of(const GradientArgs& args) {
+  const Problem& x = args.problem;
+  const TokenArgs& d = args.grads.d;
+  return (whole_pieces(x.in.v, x.V) ? kPiecesV : 0u) | (whole_pieces(args.d_o, x.V) ? kPiecesDOut : 0u) | (whole_pieces(d.v, x.V) ? kPiecesDV : 0u) |
+         (whole_pieces(d.q, x.K) ? kPiecesDQ : 0u) | (whole_pieces(d.k, x.K) ? kPiecesDK : 0u);
+}
+
+template <class Shape>
+void launch_scalar_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
+  const ScalarGradientArgs all{args, chunks * args.problem.HV, pieces_of(args)};
+  const int64_t places = kProcessors * Shape::kBlocksPerSm;
+  const unsigned grid = static_cast<unsigned>(all.tiles < places ? all.tiles : places);
+  launch(scalar_gradient_kernel<Shape>, Dim3{grid}, Shape::kThreads, Shape::kBytes, stream, all);
+}
+
+}  // namespace fw::cuda

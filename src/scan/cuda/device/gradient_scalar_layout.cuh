@@ -1,0 +1,139 @@
+// Scalar decay, and none: shared memory of the gradient kernel, and where a block stands. A block stays on its processor and takes
+// every grid-th chunk; its "turns" count them. The tiles and rows of later turns are on the way while it computes.
+#pragma once
+
+#include "scan/cuda/device/front_plain.cuh"
+#include "scan/cuda/device/gradient_layout.cuh"
+
+namespace fw::cuda {
+
+// What a block knows of a turn (ScalarChunk): value head, tokens, addresses; four turns.
+inline constexpr int kPlaceEntries = 32, kPlacesBytes = 4 * 8 * (kPlaceEntries + 1);
+
+// kFastRows: rules whose streams are q and k times a number a row, with rows that can be copied as they are; kPreconditioned: and times M,
+// elementwise.
+template <int kKeyDim, bool kOnlineSolve, bool kFastRows, bool kPreconditioned = false>
+struct ScalarShape {
+  static constexpr int kKey = kKeyDim;
+  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = kFastRows, kPrecond = kPreconditioned, kGates = !kFast;
+  static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32;
+  static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
+
+  // A stage: what one block of 64 value columns brings.
+  static constexpr int kStages = kKey == 128 ? 2 : 1;
+  static constexpr int kStateBytes = 64 * kKey * 2;
+  static constexpr int kW = 0, kV = kPanelBytes, kOut = 2 * kPanelBytes, kState = 3 * kPanelBytes, kDState = kState + kStateBytes;
+  static constexpr int kStageBytes = kDState + kStateBytes;
+
+  // A and P, later dT and dP; dR. Then r, w and e: fast, of two turns, in the place of q and k; else q and k between them and e.
+  static constexpr int kA = kStages * kStageBytes, kP = kA + kPanelBytes, kDR = kP + kPanelBytes;
+  static constexpr int kRead = kDR + kPanelBytes, kWrite = kRead + kStateBytes, kKeyBytes = 2 * kStateBytes;
+  static constexpr int kRaw = kFast ? kRead : kRead + kKeyBytes, kErase = kRead + 2 * kKeyBytes;
+
+  // Arrays of 64 floats: of even and odd turns, sums G of the log-decay and beta; dP's diagonal, dG; of the front: z_v and its gradient ...
+  static constexpr int kSmall = kErase + kStateBytes;
+  static constexpr int kG = kSmall, kBeta = kG + 512, kDiagonal = kBeta + 512, kDG = kDiagonal + 256, kZv = kDG + 256, kDZv = kZv + 256;
+  // ... the other coefficients and scalars of rows, and what dq and dk are made with.
+  static constexpr int kFront = kDZv + 256;
+  static constexpr int kCoefs = kFront, kScalars = kCoefs + (kFast ? 0 : static_cast<int>(sizeof(FrontCoefs<float>)) / 4) * 256;
+  static constexpr int kSlopes = kScalars + (kFast ? 3 : static_cast<int>(sizeof(FrontScalars<float>)) / 4) * 256;
+  static constexpr int kFrontEnd = kSlopes + (kFast ? 8 : 4) * 256;
+  static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kPlaces = kBarriers + 64, kSmallEnd = kPlaces + kPlacesBytes;
+  // Sums over a group's 32 columns [sum][group][64 rows]; if not fast, in the place of dR.
+  static constexpr int kSums = kFast ? 4 : 7;
+  static constexpr int kPartial = kFast ? kSmallEnd : kDR;
+  static constexpr int kBytes = kSmallEnd + (kFast ? kSums * kGroups * 256 : 0);
+
+  static_assert(kFast || kSums * kGroups * 256 <= kPanelBytes);
+  static_assert(kBytes + 1024 <= 228 * 1024 / kBlocksPerSm && kBytes <= 227 * 1024);
+};
+
+// Tensors whose rows of a chunk are bf16 in pieces of 16 bytes.
+enum kPieces : unsigned { kPiecesV = 1, kPiecesDOut = 2, kPiecesDV = 4, kPiecesDQ = 8, kPiecesDK = 16 };
+
+struct ScalarGradientArgs {
+  GradientArgs gradients;
+  int64_t tiles = 0;    // chunks times value heads
+  unsigned pieces = 0;  // bits of kPieces
+};
+
+// The products of gradient_products.cuh take its GradientChunk part.
+template <class Shape>
+struct ScalarChunk : GradientChunk<Shape> {
+  const ScalarGradientArgs& all;
+  int64_t tiles;
+  int blocks;  // of values
+
+  FW_DEVICE explicit ScalarChunk(const ScalarGradientArgs& a) : GradientChunk<Shape>(a.gradients), all(a), tiles(a.tiles) {
+    blocks = (a.gradients.problem.V + kValueBlock - 1) / kValueBlock;
+  }
+
+  FW_DEVICE int64_t tile(int turn) const { return block_index_x() + static_cast<int64_t>(turn) * grid_size_x(); }
+  FW_DEVICE bool has(int turn) const { return tile(turn) < tiles; }
+
+  // Of four turns, so that one can be looked up while slower threads are still with an earlier one: value head, tokens, and where the
+  // first row lies of every tensor of a token.
+  FW_DEVICE int* place(int turn) const { return reinterpret_cast<int*>(this->memory + Shape::kPlaces) + 2 * (turn & 3); }
+  FW_DEVICE int hv(int turn) const { return place(turn)[0]; }
+  FW_DEVICE int rows(int turn) const { return place(turn)[1]; }
+  static constexpr int first(int /*turn*/) { return 0; }
+  FW_DEVICE char** addresses(int turn) const { return reinterpret_cast<char**>(this->memory + Shape::kPlaces + 32) + kPlaceEntries * (turn & 3); }
+  static constexpr int kInputs = 0, kGradients = 12, kOutputGradient = 24, kM = 25, kDM = 26, kDAlpha = 27, kDBeta = 28;
+
+  // By a warp.
+  FW_DEVICE void find(int turn) const {
+    static_assert(sizeof(TokenArgs) == kGradients * sizeof(TokenArg));
+    if (!has(turn)) return;
+    const GradientArgs& every = this->args;
+    const Problem& x = every.problem;
+    const SequenceArg& s = x.sequences;
+    const unsigned index = static_cast<unsigned>(tile(turn)), heads = static_cast<unsigned>(x.HV);
+    const int chunk = static_cast<int>(index / heads), head = static_cast<int>(index % heads), n = sequence_of_chunk(s, chunk), lane = this->lane;
+    const int from = (chunk - first_chunk(s, n)) * kChunk, left = sequence_length(s, n) - from;
+    const int64_t token = first_token(s, n) + from;
+    char* at = nullptr;
+    if (lane <= kOutputGradient) {
+      const TokenArg& a = lane < kGradients ? (&x.in.q)[lane] : lane < kOutputGradient ? (&every.grads.d.q)[lane - kGradients] : every.d_o;
+      const int64_t b = s.offsets != nullptr ? 0 : n, t = s.offsets != nullptr ? token : from;
+      const int64_t element = b * a.stride_b + t * a.stride_t + static_cast<int64_t>(head / a.divisor) * a.stride_h;
+      if (a.data != nullptr) at = static_cast<char*>(a.data) + element * (a.bf16 != 0 ? 2 : 4);
+    } else if (lane <= kDBeta) {
+      const float* data = lane == kM ? x.m : lane == kDM ? every.grads.dm : lane == kDAlpha ? every.grads.dalpha_p : every.grads.dbeta_p;
+      const int64_t row = lane == kM ? token * x.H + head / x.group : token * x.HV + head;
+      if (data != nullptr) at = reinterpret_cast<char*>(const_cast<float*>(data + (lane <= kDM ? row * x.K : row)));
+    }
+    addresses(turn)[lane] = at;
+    if (lane != 0) return;
+    place(turn)[0] = head;
+    place(turn)[1] = left < kChunk ? left : kChunk;
+  }
+
+  // Rows of the turn's chunk. tensor: one of args.
+  FW_DEVICE Rows rows_at(const TokenArg& tensor, int turn) const {
+    if (tensor.data == nullptr) return {};
+    const int64_t in = &tensor - &this->args.problem.in.q, out = &tensor - &this->args.grads.d.q;
+    const int entry = &tensor == &this->args.d_o ? kOutputGradient : in >= 0 && in < kGradients ? static_cast<int>(in) : kGradients + static_cast<int>(out);
+    return {addresses(turn)[entry], tensor.stride_t, tensor.bf16};
+  }
+  // float32 [tokens, stride]
+  FW_DEVICE Rows workspace_rows(int entry, int stride, int turn) const { return {addresses(turn)[entry], stride, 0}; }
+  FW_DEVICE FrontRows front(int turn) const {
+    const TokenArgs& in = this->args.problem.in;
+    FrontRows f;
+    f.q = rows_at(in.q, turn), f.k = rows_at(in.k, turn), f.v = rows_at(in.v, turn), f.p = rows_at(in.erase_key, turn);
+    f.b = rows_at(in.erase_gate, turn), f.c = rows_at(in.write_gate, turn), f.beta = rows_at(in.beta, turn), f.lambda = rows_at(in.lambda, turn);
+    f.read = rows_at(in.read_correction, turn), f.precond_g = rows_at(in.precond_g, turn), f.precond_beta = rows_at(in.precond_beta, turn);
+    f.m = reinterpret_cast<const float*>(addresses(turn)[kM]);
+    f.m_stride = static_cast<int64_t>(this->args.problem.H) * this->args.problem.K;
+    return f;
+  }
+  FW_DEVICE bool pieces(unsigned which) const { return (all.pieces & which) != 0; }
+  FW_DEVICE float* turn_floats(int offset, int turn) const { return this->floats(offset) + 64 * (turn & 1); }
+
+  // Barriers: of the stages, of A and P, of q and k of two turns.
+  FW_DEVICE uint64_t* pairs_barrier() const { return this->barrier(Shape::kStages); }
+  FW_DEVICE uint64_t* key_barrier(int turn) const { return this->barrier(Shape::kStages + 1 + (turn & 1)); }
+  static FW_DEVICE int key_offset(int turn) { return Shape::kFast && (turn & 1) != 0 ? Shape::kKeyBytes : 0; }
+};
+
+}  // namespace fw::cuda
