@@ -45,7 +45,7 @@ def problem(file: str, floor: str, target: str) -> str:
 def main() -> int:
     bad = checked = 0
     for path in sorted(ROOT.glob("src/**/*")):
-        if path.suffix not in (".h", ".cpp", ".def"):
+        if path.suffix not in (".h", ".cpp", ".def", ".cu", ".cuh"):
             continue
         file = path.relative_to(ROOT).as_posix()
         floor = file.split("/")[1]

@@ -154,6 +154,8 @@ typedef struct fw_desc {
   void* stream;           /* CUDA: a cudaStream_t, NULL: the default stream */
   const int32_t* slots;   /* fw_step on CUDA, device memory [N]: sequence n has its states at slot slots[n]; -1: it is skipped. NULL: slot n */
   int64_t num_slots;      /* with slots: first dimension of the states */
+  int64_t segment;        /* CUDA, chunk form: sequences are cut into segments of so many tokens (a multiple of 64), which run side by side and
+                             are joined exactly. 0: the library chooses by the shape of the call; -1: never. The bits of a result depend on it */
 } fw_desc;
 
 /* Inputs; backward writes the gradients into a struct of the same type (tensors that are absent there are not computed).

@@ -187,6 +187,7 @@ class Layout {
     desc_.V = p_.shape.V;
     desc_.scale = p_.shape.scale;
     desc_.chunk = run.chunk;
+    desc_.segment = run.segment;
     desc_.state_layout = run.state_layout;
     if (!packed_) return;
     offsets32_.assign(seqs.offsets().begin(), seqs.offsets().end());

@@ -12,6 +12,7 @@ struct HeaderRun {
   fw_dtype dtype = FW_F64;
   fw_form form = FW_FORM_AUTO;
   int64_t chunk = 0;
+  int64_t segment = 0;
   fw_state_layout state_layout = FW_STATE_K_FIRST;
   int seqlens = 0;              // 32 or 64: packed with cu_seqlens of that width. 0: [B, T] where all sequences are equally long, else 64
   int64_t row_padding = 0;      // elements between rows of every tensor but the states

@@ -4,7 +4,7 @@
 // with b, c the channel gates (1 if there are none) and M the preconditioner, on w or on r (1 where it is not). This file
 // has the coefficients as functions of the norms, the scalar gates and k.(M k), and their vector-Jacobian product: the only
 // place where gains, norms and normalisers are written. The elementwise rest is the same for every rule
-// (scan/cpu/kernels_front.cpp; device code will use this file too).
+// (scan/cpu/kernels_front.cpp, scan/cuda/device/front_rows.cuh).
 //
 // A new gain: one case in gain_pair, one in front_coefs_vjp, a value of the enum, a reference.
 #pragma once
@@ -152,7 +152,7 @@ FW_HOST_DEVICE inline FrontFactors<T> front_factors(const Rule& rule, const Fron
   FrontFactors<T> f;
   f.qn = q_factor(rule, x.q2);
   f.kn = k_factor(rule, x.k2);
-  f.pn = k_factor(rule, x.p2);
+  f.pn = rule.erase_key == EraseKey::kOwn ? k_factor(rule, x.p2) : T(1);
   f.gain = gain_pair(rule, x.k2 * f.kn * f.kn, x.beta);
   f.ce = rule.erase == Gate::kTied ? f.gain.s_rho : f.gain.rho * x.erase;
   f.cz = rule.write == Gate::kTied ? f.gain.s_rho : f.gain.rho * x.write;

@@ -111,12 +111,16 @@ Plan make_plan(const fw_desc& desc) {
   if (on_cuda && desc.dtype != FW_F32) fail_usage("descriptor: dtype: expected FW_F32 on CUDA, got {}", desc.dtype);
   if (on_cuda) check_positive("K", desc.K, kMostKeyCuda);
   if (!on_cuda && desc.slots != nullptr) fail_usage("descriptor: slots: expected NULL on the CPU, got an address");
+  if (desc.segment < -1 || desc.segment % cuda::kChunk > 0 || (!on_cuda && desc.segment > 0)) {
+    fail_usage("descriptor: segment: expected 0, -1 or, on CUDA, a multiple of {}, got {}", cuda::kChunk, desc.segment);
+  }
   if (desc.slots != nullptr) check_positive("num_slots", desc.num_slots, int64_t{1} << 31);
 
   Plan plan;
   plan.cuda = on_cuda;
   plan.stream = desc.stream;
   plan.slots = desc.slots;
+  plan.segment = desc.segment;
   plan.rule = from_c(desc.rule);
   plan.dtype = static_cast<fw_dtype>(desc.dtype);
   plan.bf16_io = bf16;

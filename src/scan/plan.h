@@ -39,6 +39,7 @@ struct Plan {
   bool cuda = false;  // device memory, the kernels of scan/cuda
   void* stream = nullptr;
   const int32_t* slots = nullptr;  // device memory
+  int64_t segment = 0;             // tokens of a segment as asked for: 0: by the shape, -1: none
   int64_t states = 0;              // first dimension of the states: N, or the number of slots
 
   bool bf16_states() const { return cuda && form == FW_FORM_TOKEN; }

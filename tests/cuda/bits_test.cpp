@@ -22,9 +22,13 @@ Problem packed_problem(const Rule& rule, uint64_t seed) {
 
 class Bits : public ::testing::TestWithParam<fw_form> {};
 
+// In the emulation the token form's rules take long, and differ in the front alone.
+bool left_out(fw_form form, const char* name) { return emulated() && form == FW_FORM_TOKEN && std::string(name) != "kda"; }
+
 TEST_P(Bits, AreTheSameAgain) {
   uint64_t seed = 1;
   for (const char* name : kRules) {
+    if (left_out(GetParam(), name)) continue;
     const Problem problem = packed_problem(preset(name).rule, ++seed);
     HeaderRun run = device_run(GetParam());
     const ReferenceOutputs out = header_forward(problem, run);
@@ -44,8 +48,10 @@ TEST_P(Bits, AreTheSameAgain) {
 TEST_P(Bits, ASequenceAloneOrPacked) {
   uint64_t seed = 10;
   for (const char* name : kRules) {
+    if (left_out(GetParam(), name)) continue;
     const Problem problem = packed_problem(preset(name).rule, ++seed);
-    const HeaderRun run = device_run(GetParam());
+    HeaderRun run = device_run(GetParam());
+    if (GetParam() == FW_FORM_CHUNK) run.segment = seed % 2 == 0 ? 64 : -1;
     const ReferenceOutputs all = header_forward(problem, run);
     const ReferenceInputs grads = header_backward(problem, run);
     const auto v_row = static_cast<std::ptrdiff_t>(problem.shape.HV * problem.shape.V);
@@ -63,6 +69,7 @@ TEST_P(Bits, ASequenceAloneOrPacked) {
 TEST_P(Bits, OutputsDoNotKnowTheFuture) {
   uint64_t seed = 20;
   for (const char* name : kRules) {
+    if (left_out(GetParam(), name)) continue;
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, 130);
     options.K = options.V = 64;
@@ -91,6 +98,7 @@ TEST_P(Bits, OutputsDoNotKnowTheFuture) {
 TEST_P(Bits, CutWithTheStateHandedOn) {
   uint64_t seed = 30;
   for (const char* name : kRules) {
+    if (left_out(GetParam(), name)) continue;
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(2, 200);
     options.K = options.V = 64;
@@ -110,7 +118,7 @@ TEST_P(Bits, CutWithTheStateHandedOn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Device, Bits, ::testing::Values(FW_FORM_TOKEN, FW_FORM_CHUNK),
-                         [](const ::testing::TestParamInfo<fw_form>& info) { return info.param == FW_FORM_TOKEN ? "token" : "chunk"; });
+                         [](const ::testing::TestParamInfo<fw_form>& form) { return form.param == FW_FORM_TOKEN ? "token" : "chunk"; });
 
 }  // namespace
 }  // namespace fw::testing

@@ -1,6 +1,7 @@
 // An array that a kernel can read and write, for tests that run on a GPU and in the emulation.
 #pragma once
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -8,6 +9,21 @@
 #include "scan/cuda/launch.h"
 
 namespace fw::cuda {
+
+// Exit status of a program whose tests could not run (ctest lists it as skipped).
+inline constexpr int kNotRun = 77;
+
+// Whether the kernels can run here; says so if not.
+inline bool hopper() {
+#ifdef FW_CUDA_EMULATION
+  return true;
+#else
+  int major = 0;
+  const bool found = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major == 9;
+  if (!found) std::printf("not run: no GPU of compute capability 9.0\n");
+  return found;
+#endif
+}
 
 template <class T>
 class DeviceBuffer {

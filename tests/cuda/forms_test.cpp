@@ -15,11 +15,14 @@ void expect_token_form(const Problem& problem, HeaderRun run) {
   EXPECT_TRUE(close(header_backward(problem, run), problem.backward(), kTokenBound, kTokenFloor));
 }
 
-void expect_chunk_form(const Problem& problem, HeaderRun run, bool strong_decay = false) {
+void expect_chunk_form(const Problem& problem, HeaderRun run, bool strong_decay = false, const ChunkBounds& bounds = {}) {
   SCOPED_TRACE(describe(problem));
-  EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), kChunkOutput, kChunkFloor));
-  EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), strong_decay));
+  EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), bounds.output, kChunkFloor));
+  EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, strong_decay, bounds));
 }
+
+// Long or correlated, a gain of 2 is another case.
+ChunkBounds bounds_of(const Rule& rule) { return rule.gain_bound > 1 ? kReflections : ChunkBounds{}; }
 
 ProblemOptions medium(uint64_t seed) {
   ProblemOptions options;
@@ -97,6 +100,7 @@ TEST(ChunkForm, EveryLength) {
     if (emulated() && length % 16 > 1 && length % 64 != 63) continue;
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, length);
+    options.H = options.HV = emulated() ? 2 : 8;
     options.K = length % 2 == 0 ? 64 : 128;
     options.V = 64;
     options.seed = static_cast<uint64_t>(length) + 400;
@@ -116,7 +120,31 @@ TEST(ChunkForm, LongSequences) {
     options.seed = 500;
     HeaderRun run = device_run(FW_FORM_CHUNK);
     run.bf16 = HeaderRun::Bf16Tensors::kAll;
-    expect_chunk_form(of_bf16_numbers(random_problem(preset(name).rule, options)), run);
+    const Rule rule = preset(name).rule;
+    expect_chunk_form(of_bf16_numbers(random_problem(rule, options)), run, false, bounds_of(rule));
+  }
+}
+
+// Sequences cut into segments that run side by side: exact, whatever the rule, with states given and without.
+TEST(ChunkForm, Segments) {
+  uint64_t seed = 550;
+  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "deltanet_neg", "precond_kda"}) {
+    ++seed;
+    ProblemOptions options;
+    options.sequences = seed % 3 == 0 ? SeqLayout::uniform(2, 330) : SeqLayout({0, 200, 200, 263, 500});
+    options.H = 1;
+    options.HV = seed % 2 == 0 ? 2 : 1;
+    options.K = seed % 2 == 0 ? 64 : 48;
+    options.V = 64;
+    options.initial_state = seed % 4 != 1;
+    options.seed = seed;
+    const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
+    for (const int64_t segment : {64, 128}) {
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.segment = segment;
+      run.saved = segment == 64;
+      expect_chunk_form(problem, run);
+    }
   }
 }
 
@@ -125,6 +153,7 @@ TEST(ChunkForm, CorrelatedKeys) {
   for (const char* name : {"gated_deltanet", "kda_neg", "deltanet_neg", "qdelta", "gated_deltanet2"}) {
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, 130);
+    options.H = options.HV = emulated() ? 2 : 8;
     options.K = options.V = 64;
     options.seed = 600;
     Problem problem = random_problem(preset(name).rule, options);
@@ -137,7 +166,7 @@ TEST(ChunkForm, CorrelatedKeys) {
     for (double& x : problem.in.beta) x = problem.rule.gain_bound;
     for (double& x : problem.in.lambda) x = 1;
     problem = of_bf16_numbers(problem);
-    expect_chunk_form(problem, device_run(FW_FORM_CHUNK));
+    expect_chunk_form(problem, device_run(FW_FORM_CHUNK), false, bounds_of(problem.rule));
   }
 }
 

@@ -1,5 +1,6 @@
 // The gradient kernel against the adjoint of the token recurrence in double: gradients_test [quick | all | many | <rule>]. A program of its
 // own, on a device or in emulation.
+#include "device_buffer.h"
 #include "gradients_problem.h"
 
 using namespace gradients_test;
@@ -32,6 +33,7 @@ void check_bits(const std::string& name, const std::string& decay) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (!fw::cuda::hopper()) return fw::cuda::kNotRun;
   const std::string what = argc > 1 ? argv[1] : "quick";
   const std::vector<std::string> rules = {"gated_deltanet", "kda",      "deltanet", "gated_deltanet2",        "mamba2",           "gla",
                                           "qdelta",         "kaczmarz", "comba",    "precond_gated_deltanet", "averaged",         "averaged_write",

@@ -619,6 +619,7 @@ Case random_case(int i) {
 
 int main(int argc, char** argv) {
   using namespace fw::cuda::test;
+  if (!fw::cuda::hopper()) return fw::cuda::kNotRun;
   const int random = argc > 1 ? std::atoi(argv[1]) : 40;
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   try {

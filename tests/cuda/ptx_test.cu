@@ -279,21 +279,7 @@ void test_wgmma_all() {
   test_wgmma<N, kTransposeB, Left::kColumns>();
 }
 
-// Whether the kernels can run here.
-bool hopper() {
-#ifndef FW_CUDA_EMULATION
-  int device = 0, major = 0;
-  const bool right =
-      cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
-  if (!right) std::printf("not run: no GPU of compute capability 9.0\n");
-  return right;
-#else
-  return true;
-#endif
-}
-
 int run_all() {
-  constexpr int kNotRun = 77;
   if (!hopper()) return kNotRun;
   test_numbers();
   test_shuffles();

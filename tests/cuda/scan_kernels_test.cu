@@ -429,25 +429,11 @@ std::vector<Case> cases() {
   return all;
 }
 
-// Whether the kernels can run here.
-bool hopper() {
-#ifndef FW_CUDA_EMULATION
-  int device = 0, major = 0;
-  return cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
-#else
-  return true;
-#endif
-}
-
 }  // namespace
 }  // namespace fw::cuda
 
 int main(int argc, char** argv) {
-  constexpr int kNotRun = 77;
-  if (!fw::cuda::hopper()) {
-    std::printf("not run: no GPU of compute capability 9.0\n");
-    return kNotRun;
-  }
+  if (!fw::cuda::hopper()) return fw::cuda::kNotRun;
   for (const bool forward : {true, false}) {
     for (fw::cuda::Case c : fw::cuda::cases()) {
       c.name = (forward ? "forward " : "reverse ") + c.name;

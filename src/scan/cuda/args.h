@@ -33,6 +33,7 @@ struct SequenceArg {
   const int32_t* offsets = nullptr;
   const int32_t* chunk_base = nullptr;
   int32_t N = 0, T = 0, chunks = 0;  // chunks: of every sequence, if not packed
+  int32_t batch = 0;                 // tables of segments of [B, T] tensors (plan.h): T; else 0
 };
 
 // The inputs of a call, or (same names) the gradients that are asked for.

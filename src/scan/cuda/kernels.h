@@ -94,6 +94,11 @@ struct ScanForwardArgs {
   StateArg initial_state, final_state;  // may be absent (zero; not written)
   uint16_t* states = nullptr;           // S^T at every chunk's start, or null
   uint16_t* w = nullptr;                // W of every chunk, or null (both or none)
+  // Segments of sequences as sequences (plan.h):
+  StateArg maps;                         // if there: [N, HV, K, K], the affine part of what a segment does to the state, by value blocks of its own:
+                                         // of a state that is the unit matrix and Z = 0
+  const int32_t* parts = nullptr;        // [N]: bit 0: the value blocks run, bit 1: those of the map run; null: all
+  const int32_t* final_index = nullptr;  // [N]: where final_state has that of sequence n, -1: nowhere; null: n
 };
 void scan_forward(const ScanForwardArgs& args, int key, void* stream);
 
@@ -104,10 +109,25 @@ struct ScanReverseArgs {
   const void* images = nullptr;             // BackwardImage<key>
   TokenArg d_o;                             // may be absent: zero
   StateArg d_final_state, d_initial_state;  // may be absent (zero; not written)
-  uint16_t* d_states = nullptr;             // D^T at every chunk's end
-  uint16_t* v = nullptr;                    // V of every chunk
+  uint16_t* d_states = nullptr;             // D^T at every chunk's end, or null
+  uint16_t* v = nullptr;                    // V of every chunk, or null (both or none)
+  const int32_t* parts = nullptr;           // as ScanForwardArgs; bit 0
+  const int32_t* final_index = nullptr;     // where d_initial_state has that of sequence n
 };
 void scan_reverse(const ScanReverseArgs& args, int key, void* stream);
+
+// From segment to segment: with M the maps and `states` [segments, HV, V, K] what each leaves of a zero state, the state at the start of
+// every segment of sequence n (reverse: the gradient at its end, where states are what it leaves of a zero gradient and M is transposed).
+// In place: states[j] is read, then written.
+struct JoinArgs {
+  int32_t N = 0, HV = 0, K = 0, V = 0;     // K at most 128
+  const int32_t* first_segment = nullptr;  // [N + 1]
+  const float* maps = nullptr;             // [segments, HV, K, K]: row k' is what a unit state at k' becomes
+  float* states = nullptr;
+  StateArg from;  // the initial state (the gradient of the final one) of the sequences, may be absent: zero
+  bool reverse = false;
+};
+void join_segments(const JoinArgs& args, void* stream);
 
 struct GradientArgs {
   Problem problem;

@@ -7,7 +7,6 @@
 #include <cstddef>
 
 #ifdef FW_CUDA_EMULATION
-#include "base/error.h"
 #include "scan/cuda/emulation/emulation.h"
 #else
 #include <cuda_runtime.h>
@@ -48,9 +47,18 @@ inline void check(cudaError_t status, const char* what) {
 
 namespace launch_detail {
 
+// Whether the current GPU can start a kernel before the one in front of it is over: from Hopper on.
+inline bool may_overlap() {
+  int device = 0, major = 0;
+  check(cudaGetDevice(&device), "device");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device");
+  return major >= 9;
+}
+
 template <class... P>
 void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* stream, bool overlapped, P... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  if (overlapped) overlapped = may_overlap();
   constexpr std::size_t kSharedWithoutAsking = 48 * 1024;
   if (shared_bytes > kSharedWithoutAsking)
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)), "dynamic shared memory of a kernel");
@@ -77,7 +85,7 @@ void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t share
   launch_detail::launch<P...>(kernel, grid, threads, shared_bytes, stream, false, static_cast<A&&>(arguments)...);
 }
 // The kernel may start before the one in front of it on the stream is over; it calls grid_dependency_wait() before it reads or
-// overwrites anything of that one.
+// overwrites anything of that one. Before Hopper: launch().
 template <class... P, class... A>
 void launch_overlapped(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* stream, A&&... arguments) {
   launch_detail::launch<P...>(kernel, grid, threads, shared_bytes, stream, true, static_cast<A&&>(arguments)...);

@@ -44,6 +44,88 @@ CommonRegions common_regions(const Plan& plan, const DevicePlan& device, bool ba
   return r;
 }
 
+// What a pass of a scan takes for a chunk, in microseconds (measured on an H200, docs/design): the length of its chain of products or, where
+// all 132 multiprocessors run one, what memory gives.
+struct PassCost {
+  double chain, memory;
+  double of(int64_t blocks, int64_t chunks) const {
+    constexpr int64_t kMultiprocessors = 132;
+    const double load = static_cast<double>(std::min(blocks, kMultiprocessors)) / static_cast<double>(kMultiprocessors);
+    const int64_t rounds = (blocks + kMultiprocessors - 1) / kMultiprocessors;
+    return static_cast<double>(rounds * chunks) * std::max(chain, memory * load);
+  }
+};
+constexpr PassCost kForwardPass{0.9, 1.6}, kForwardPart{0.65, 1.3}, kReversePass{0.86, 2.1}, kReversePart{0.8, 1.7};
+constexpr double kJoinStep = 5;
+
+// Blocks and chunks of a call, for the choice of segments.
+struct SegmentShape {
+  int64_t blocks, map_blocks, chunks;
+  explicit SegmentShape(const Plan& plan)
+      : blocks(plan.N * plan.HV * ((plan.V + kValueBlock - 1) / kValueBlock)),
+        map_blocks(plan.N * plan.HV * ((plan.K + kValueBlock - 1) / kValueBlock)),
+        chunks((plan.longest + kChunk - 1) / kChunk) {}
+  int64_t length(int64_t count) const { return (chunks + count - 1) / count; }
+  double forward(int64_t count) const {
+    if (count == 1) return kForwardPass.of(blocks, chunks);
+    return kForwardPart.of((count - 1) * blocks + (count - 2) * map_blocks, length(count)) + kJoinStep * static_cast<double>(count) +
+           kForwardPass.of(count * blocks, length(count));
+  }
+  double reverse(int64_t count) const {
+    if (count == 1) return kReversePass.of(blocks, chunks);
+    return kReversePart.of((count - 1) * blocks, length(count)) + kJoinStep * static_cast<double>(count) + kReversePass.of(count * blocks, length(count));
+  }
+};
+constexpr double kWorthIt = 0.95;
+
+// Chunks of a segment by the shape of the call; 0: no cut.
+int64_t best_segment(const Plan& plan) {
+  constexpr int64_t kMostSegments = 16, kLeastChunks = 16;
+  const SegmentShape shape(plan);
+  int64_t best = 1;
+  for (int64_t count = 2; count <= kMostSegments && shape.chunks / count >= kLeastChunks; ++count) {
+    if (shape.forward(count) < kWorthIt * shape.forward(best)) best = count;
+  }
+  return best == 1 ? 0 : shape.length(best);
+}
+
+// Whether backward is cut as well: its passes move more.
+bool cut_backward(const Plan& plan, int64_t segment) {
+  const SegmentShape shape(plan);
+  return plan.segment > 0 || shape.reverse((shape.chunks + segment - 1) / segment) < kWorthIt * shape.reverse(1);
+}
+
+Segments cut(const Plan& plan, int64_t chunks) {
+  Segments s;
+  if (chunks == 0) return s;
+  s.chunks = chunks;
+  s.first.push_back(0);
+  bool any = false;
+  for (int64_t n = 0; n < plan.N; ++n) {
+    const int64_t count = std::max<int64_t>(1, (plan.chunks(n) + chunks - 1) / chunks);
+    any = any || count > 1;
+    for (int64_t i = 0; i < count; ++i) {
+      s.offsets.push_back(static_cast<int32_t>(plan.first_token(n) + i * chunks * kChunk));
+      s.chunk_base.push_back(static_cast<int32_t>(plan.chunk_base[static_cast<size_t>(n)] + i * chunks));
+      s.last_of.push_back(i + 1 == count ? static_cast<int32_t>(n) : -1);
+      s.first_of.push_back(i == 0 ? static_cast<int32_t>(n) : -1);
+    }
+    s.first.push_back(static_cast<int32_t>(s.last_of.size()));
+  }
+  if (!any) return {};
+  s.offsets.push_back(static_cast<int32_t>(plan.tokens()));
+  s.chunk_base.push_back(static_cast<int32_t>(plan.total_chunks()));
+  return s;
+}
+
+SegmentRegions segment_regions(const Plan& plan, const Segments& s, Regions& regions) {
+  SegmentRegions r;
+  if (!s) return r;
+  r.tables = regions.take(static_cast<int64_t>((s.offsets.size() + s.chunk_base.size() + s.first.size() + 2 * s.last_of.size()) * sizeof(int32_t)));
+  r.states = regions.take(s.count() * plan.HV * plan.V * plan.K * kFloat);
+  return r;
+}
+
 ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
   Regions regions;
   ForwardRegions r;
@@ -51,6 +133,8 @@ ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
   const int64_t tiles = device.chunks * plan.HV;
   r.images = regions.take(tiles * image_bytes<ForwardImage>(device.key), device.chunk_form);
   r.z = regions.take(tiles * device.value_blocks * kPanel * 2, device.z_image);
+  r.segments = segment_regions(plan, device.segments, regions);
+  r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
   r.bytes = regions.used();
   return r;
 }
@@ -64,6 +148,7 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)});
   r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
   r.w = regions.take(tiles * device.value_blocks * kPanel * 2);
+  if (device.segments.backward) r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
   r.bytes = regions.used();
   return r;
 }
@@ -90,11 +175,30 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   r.v = regions.take(tiles * device.value_blocks * kPanel * 2, device.chunk_form);
   r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest),
                          !device.chunk_form);
+  if (device.segments.backward) r.segments = segment_regions(plan, device.segments, regions);
   r.bytes = regions.used();
   return r;
 }
 
 }  // namespace
+
+// The last segment leaves nothing to another one; the first starts from the initial state, which M carries on if there is one. Backward
+// carries D through M of all but the first.
+std::vector<int32_t> Segments::forward_parts(bool initial_state, bool save) const {
+  std::vector<int32_t> parts;
+  for (size_t i = 0; i < last_of.size(); ++i) {
+    const bool is_first = first_of[i] >= 0, is_last = last_of[i] >= 0;
+    const bool map = !(is_first && is_last) && (is_first ? initial_state : save || !is_last);
+    parts.push_back((is_last ? 0 : 1) | (map ? 2 : 0));
+  }
+  return parts;
+}
+
+std::vector<int32_t> Segments::backward_parts() const {
+  std::vector<int32_t> parts;
+  for (const int32_t n : first_of) parts.push_back(n >= 0 ? 0 : 1);
+  return parts;
+}
 
 size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.bytes, backward.bytes); }
 
@@ -112,6 +216,8 @@ DevicePlan make_device_plan(const Plan& plan) {
     device.key = plan.K <= 64 ? 64 : 128;
     device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
     device.z_image = plan.rule.write == Gate::kChannel;
+    device.segments = cut(plan, plan.segment == 0 ? best_segment(plan) : std::max<int64_t>(0, plan.segment / kChunk));
+    device.segments.backward = device.segments && cut_backward(plan, device.segments.chunks);
   }
   device.forward = forward_regions(plan, device);
   device.saved = saved_regions(plan, device);
@@ -127,6 +233,9 @@ std::string to_text(const Plan& plan, const DevicePlan& device) {
     text += fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
     text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
                         device.z_image ? "Z prepared" : "values scaled in the scan");
+    if (device.segments) {
+      text += fmt::format("segments: {} of {} chunks{}\n", device.segments.count(), device.segments.chunks, device.segments.backward ? "" : ", forward only");
+    }
   } else {
     text += fmt::format("form: token, {} sequences x {} value heads\n", plan.N, plan.HV);
   }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "scan/cuda/args.h"
 #include "scan/plan.h"
@@ -23,10 +24,35 @@ struct CommonRegions {
   Region boundaries, scratch;  // of the preconditioner (kernels.h)
 };
 
+// A sequence of many chunks and few heads would leave most of the device idle: it is cut into segments, each a sequence to the scans.
+// What a segment does to the state is affine: a first pass makes its parts, S -> M S + N, join_segments() walks over them, and the
+// second pass starts every segment from its own state. Tables as the device sees them; empty: no cut.
+struct Segments {
+  int64_t chunks = 0;               // of a segment
+  bool backward = false;            // the reverse scan is cut too
+  std::vector<int32_t> offsets;     // tokens before segment i, then all
+  std::vector<int32_t> chunk_base;  // chunks before it
+  std::vector<int32_t> first;       // [N + 1]: segments before sequence n
+  std::vector<int32_t> last_of;     // the sequence whose last segment it is, else -1 ...
+  std::vector<int32_t> first_of;    // ... whose first segment it is
+  // What the first pass makes of each segment: bit 0: N, bit 1: M (kernels.h).
+  std::vector<int32_t> forward_parts(bool initial_state, bool save) const;
+  std::vector<int32_t> backward_parts() const;
+  int64_t count() const { return static_cast<int64_t>(last_of.size()); }
+  explicit operator bool() const { return count() > 0; }
+};
+// Their copies and the join's arrays in the workspace.
+struct SegmentRegions {
+  Region tables;  // int32: offsets, chunk_base, first, last_of (backward: first_of), parts, one after the other
+  Region states;  // float [segments, HV, V, K]
+};
+
 struct ForwardRegions {
   CommonRegions common;
   Region images;  // ForwardImage [chunks, HV]
   Region z;       // panels [chunks, HV, value blocks]: rules whose write gate has a value a channel
+  SegmentRegions segments;
+  Region maps;  // float [segments, HV, K, K], where they are not saved
   size_t bytes = 0;
 };
 
@@ -36,6 +62,7 @@ struct SavedRegions {
   Region pairs;   // PairImage [chunks, HV]
   Region states;  // S^T [chunks, HV, value blocks]
   Region w;       // panels [chunks, HV, value blocks]
+  Region maps;    // as ForwardRegions, where backward is cut too
   size_t bytes = 0;
 };
 
@@ -47,6 +74,7 @@ struct BackwardRegions {
   Region dalpha_p, dbeta_p;  // float [tokens, HV]
   Region dcenter;            // float [chunks, H]
   Region token;              // of token_backward
+  SegmentRegions segments;
   size_t bytes = 0;
 };
 
@@ -56,6 +84,7 @@ struct DevicePlan {
   int value_blocks = 0;  // of 64 columns, chunk form
   bool z_image = false;
   int64_t chunks = 0;  // of all sequences
+  Segments segments;
   ForwardRegions forward;
   SavedRegions saved;
   BackwardRegions backward;

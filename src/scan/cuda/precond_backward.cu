@@ -10,129 +10,124 @@ namespace {
 
 constexpr int kCenterThreads = 32;
 
-// dm of a run, summed over the group.
-FW_DEVICE void load_dm(const Problem& x, const ChunkPlace& c, const float* dm, RunRows& sum) {
-  const int64_t token = first_token(x.sequences, c.n) + c.token, stride = static_cast<int64_t>(x.HV) * x.K;
-#pragma unroll
-  for (int j = 0; j < kRun; ++j) sum[j][0] = sum[j][1] = 0;
-  FW_NO_UNROLL
-  for (int i = 0; i < x.group; ++i) add_run(dm + token * stride + (c.h * x.group + i) * x.K, stride, c.count, c.channel, x.K, sum);
+// Rows of a float32 tensor [tokens, heads, K].
+FW_DEVICE RunPlace float_run(const Problem& x, const ChunkPlace& c, const float* p, int heads, int head) {
+  const float* rows = p + (first_token(x.sequences, c.n) * heads + head) * x.K;
+  return run_place({const_cast<char*>(reinterpret_cast<const char*>(rows)), static_cast<int64_t>(heads) * x.K, 0}, c.token, c.count, c.channel, x.K);
 }
 
 // Up the run from the A before it: dm becomes what M says about the A that it is made of, and dcenter is reduced by what it says about the
-// center. kept (may be null): A before each token.
-FW_DEVICE void through_m(const PrecondMap<float>& map, const ChunkPlace& c, const ChunkShared& shared, const RunRows& k, float (&state)[2], RunRows& dm,
-                         float& dcenter, float2* kept) {
+// center. kept (may be null): A before each token, [kRun][two halves][threads] of four.
+template <int kThreads>
+FW_DEVICE void through_m(const PrecondMap<float>& map, const ChunkPlace& c, int channels, const float* alphas, const float* gains, const RunRows& k,
+                         float (&state)[kOwn], RunRows& dm, float& dcenter, float4* kept) {
 #pragma unroll
   for (int j = 0; j < kRun; ++j) {
-    const float alpha = shared.alpha[c.run * kRun + j], gain = shared.gain[c.run * kRun + j];
-    if (kept != nullptr) kept[j * 32 * c.columns] = make_float2(state[0], state[1]);
+    const float alpha = alphas[c.run * kRun + j], gain = gains[c.run * kRun + j];
+    if (kept != nullptr) {
+      kept[2 * j * kThreads + c.thread] = make_float4(state[0], state[1], state[2], state[3]);
+      kept[(2 * j + 1) * kThreads + c.thread] = make_float4(state[4], state[5], state[6], state[7]);
+    }
+    const bool real = j < c.count;  // of the others A may be 0, and log(A) infinite
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kOwn; ++i) {
       const float before = state[i];
       state[i] = fmaf(alpha, before, gain * k[j][i] * k[j][i]);
       float center = 0;
       const float da = precond_gradient<FastMath>(map, map.previous ? before : state[i], dm[j][i], center);
-      const bool real = j < c.count;  // of the others A may be 0, and log(A) infinite
-      dm[j][i] = real ? da : 0.0f;
-      dcenter += real ? center : 0.0f;
+      dm[j][i] = real && i < channels ? da : 0.0f;
+      dcenter += real && i < channels ? center : 0.0f;
     }
   }
-}
-
-// D before the run (its gradients through M: da) from D behind it.
-FW_DEVICE float run_back(const PrecondMap<float>& map, const ChunkPlace& c, const ChunkShared& shared, const RunRows& da, int i, float d) {
-#pragma unroll
-  for (int j = kRun - 1; j >= 0; --j) {
-    const float alpha = shared.alpha[c.run * kRun + j];
-    d = map.previous ? fmaf(alpha, d, da[j][i]) : alpha * (d + da[j][i]);
-  }
-  return d;
 }
 
 // kSums: the first kernel, else the third.
-template <bool kSums>
-__global__ void __launch_bounds__(512, 1) precond_backward_kernel(const __grid_constant__ PrecondBackwardArgs a) {
+template <int kLanes, bool kSums>
+__global__ void __launch_bounds__(kPrecondThreads<kLanes>, 32 / kLanes) precond_backward_kernel(const __grid_constant__ PrecondBackwardArgs a) {
+  constexpr int kThreads = kPrecondThreads<kLanes>;
   const Problem& x = a.problem;
-  ChunkShared& shared = *reinterpret_cast<ChunkShared*>(shared_memory());
+  ChunkShared<kLanes>& shared = *reinterpret_cast<ChunkShared<kLanes>*>(shared_memory());
+  if (kSums) grid_dependency_launch();
   // The third from the last chunk on: what the first has left in the cache.
-  const ChunkPlace c = chunk_place(x, kSums ? block_index_x() : grid_size_x() - 1 - block_index_x());
+  const ChunkPlace c = chunk_place<kLanes>(x, kSums ? block_index_x() : grid_size_x() - 1 - block_index_x());
   const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
   float* const maps = a.scratch + place * (2 * x.K + 2);
-  const bool real = c.channel < x.K;
+  const ChunkGates gates = load_gates(x, c);
   RunRows k, da;
-  load_run(rows_of(x.in.k, x.sequences, c.n, c.h * x.group), c.token, c.count, c.channel, x.K, k);
-  load_dm(x, c, a.grads.dm, da);
-  float start[2], behind[2] = {0, 0};
-  load_pair(a.boundaries + place * x.K, c.channel, x.K, start);
-  if (!kSums) load_pair(maps + x.K + 1, c.channel, x.K, behind);
-  chunk_gates(x, c, k, shared);
+  load_run(run_place(rows_of(x.in.k, x.sequences, c.n, c.h * x.group), c.token, c.count, c.channel, x.K), k);
+  load_run(float_run(x, c, a.grads.dm, x.HV, c.h * x.group), da);
+  FW_NO_UNROLL
+  for (int i = 1; i < x.group; ++i) add_run(float_run(x, c, a.grads.dm, x.HV, c.h * x.group + i), da);
+  float start = c.thread < x.K ? a.boundaries[place * x.K + c.thread] : 0.0f, behind = 0;
+  if (!kSums) {
+    grid_dependency_wait();
+    if (c.thread < x.K) behind = maps[x.K + 1 + c.thread];
+  }
+  chunk_gates(x, c, gates, k, shared);
   run_sums(c, k, shared);
+  run_starts<false>(c, start, shared);
 
   const PrecondMap<float> map = precond_map(x.rule, x.rule.uses_precond_center() ? x.precond_center[c.h * x.center_stride] : 0.0f);
-  start[0] = run_start(c, shared, c.channel, start[0]);
-  start[1] = run_start(c, shared, c.channel + 1, start[1]);
-  // This lane's A before each token of its run.
-  float2* const kept = reinterpret_cast<float2*>(shared_memory() + sizeof(ChunkShared)) + (c.run * kRun * c.columns + c.column) * 32 + c.lane;
+  float state[kOwn];
+  get_own(&shared.sum[c.run][c.channel], state);
+  float4* const kept = kSums ? nullptr : reinterpret_cast<float4*>(shared_memory() + sizeof(ChunkShared<kLanes>));
   float dcenter = 0;
-  through_m(map, c, shared, k, start, da, dcenter, kSums ? nullptr : kept);
+  through_m<kThreads>(map, c, x.K - c.channel, shared.alpha, shared.gain, k, state, da, dcenter, kept);
   if (kSums && a.dcenter_parts != nullptr) {
     const float part = warp_sum(dcenter);
-    if (c.lane == 0) shared.center[c.column * kRuns + c.run] = part;
+    if (lane_index() == 0) shared.center[warp_index()] = part;
   }
-  sync_threads();  // everybody has read the sums of A
-  shared.sum[c.run][c.channel] = run_back(map, c, shared, da, 0, 0.0f);
-  shared.sum[c.run][c.channel + 1] = run_back(map, c, shared, da, 1, 0.0f);
+  // D before the run (its gradients through M: da) from 0 behind it.
+  float d[kOwn] = {};
+#pragma unroll
+  for (int j = kRun - 1; j >= 0; --j) {
+    const float alpha = shared.alpha[c.run * kRun + j];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) d[i] = map.previous ? fmaf(alpha, d[i], da[j][i]) : alpha * (d[i] + da[j][i]);
+  }
+  put_own(&shared.sum[c.run][c.channel], d);  // only this thread has read what was there
   sync_threads();
 
   if constexpr (kSums) {
-    if (c.run != 0) return;
-    float product = 1, sum[2] = {0, 0};
-    for (int i = kRuns - 1; i >= 0; --i) {
-      product *= shared.product[i];
-      for (int j = 0; j < 2; ++j) sum[j] = fmaf(shared.product[i], sum[j], shared.sum[i][c.channel + j]);
-    }
-    if (c.channel == 0) maps[0] = product;
-    store_pair(maps + 1, c.channel, x.K, sum[0], sum[1]);
-    if (thread_index() == 0 && a.dcenter_parts != nullptr) {
+    if (c.thread >= kOwn * kLanes) return;
+    const ChunkMap back = chunk_map<true>(c, shared);
+    if (c.thread == 0) maps[0] = back.product;
+    if (c.thread < x.K) maps[1 + c.thread] = back.sum;
+    if (c.thread == 0 && a.dcenter_parts != nullptr) {
       float total = 0;
-      for (int i = 0; i < kRuns * c.columns; ++i) total += shared.center[i];
+      for (int i = 0; i < kThreads / 32; ++i) total += shared.center[i];
       a.dcenter_parts[place] = total;
     }
   } else {
     // D of every token (in da), and the sums over channels that the gates want.
-    for (int i = kRuns - 1; i > c.run; --i) {
-      for (int j = 0; j < 2; ++j) behind[j] = fmaf(shared.product[i], behind[j], shared.sum[i][c.channel + j]);
-    }
+    run_starts<true>(c, behind, shared);
+    get_own(&shared.sum[c.run][c.channel], d);
     float sums[2 * kRun];
 #pragma unroll
     for (int j = kRun - 1; j >= 0; --j) {
       const float alpha = shared.alpha[c.run * kRun + j];
       float with_state = 0, with_key = 0;
-      const float2 pair = kept[j * 32 * c.columns];
-      const float before[2] = {pair.x, pair.y};
+      const float4 low = kept[2 * j * kThreads + c.thread], high = kept[(2 * j + 1) * kThreads + c.thread];
+      const float before[kOwn] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float d = map.previous ? behind[i] : behind[i] + da[j][i];
-        behind[i] = map.previous ? fmaf(alpha, d, da[j][i]) : alpha * d;
-        with_state = fmaf(d, before[i], with_state);
-        with_key = fmaf(d, k[j][i] * k[j][i], with_key);
-        da[j][i] = d;
+      for (int i = 0; i < kOwn; ++i) {
+        const float here = map.previous ? d[i] : d[i] + da[j][i];
+        d[i] = map.previous ? fmaf(alpha, here, da[j][i]) : alpha * here;
+        with_state = fmaf(here, before[i], with_state);
+        with_key = fmaf(here, k[j][i] * k[j][i], with_key);
+        da[j][i] = here;
       }
       sums[j] = with_state;
       sums[kRun + j] = with_key;
     }
-    shared.pair[c.column][c.run][c.lane] = scattered_sum(sums, c.lane);
+    const float pair = scattered_sum<2 * kRun, kLanes / 2>(sums, c.lane);
+    if (c.lane % (kLanes / (2 * kRun)) == 0) shared.pair[c.run][c.lane / (kLanes / (2 * kRun))] = pair;
     sync_threads();
-    const int t = static_cast<int>(thread_index());
+    const int t = c.thread;
     if (t < kChunk) {
-      float with_state = 0, with_key = 0;
-      for (int i = 0; i < c.columns; ++i) {
-        with_state += shared.pair[i][t / kRun][t % kRun];
-        with_key += shared.pair[i][t / kRun][kRun + t % kRun];
-      }
+      const float with_state = shared.pair[t / kRun][t % kRun], with_key = shared.pair[t / kRun][kRun + t % kRun];
       const float alpha = shared.alpha[t], gain = shared.gain[t], kn2 = shared.kn2[t];
-      const bool normalised = x.rule.k_norm == Norm::kL2 && shared.square[0][t] + static_cast<float>(x.rule.norm_eps) > 0;
+      const bool normalised = x.rule.k_norm == Norm::kL2 && shared.square[t] + static_cast<float>(x.rule.norm_eps) > 0;
       shared.own[t] = 2 * gain;
       shared.common[t] = normalised ? -2 * gain * kn2 * with_key : 0.0f;
       if (t < c.rows) {
@@ -149,21 +144,20 @@ __global__ void __launch_bounds__(512, 1) precond_backward_kernel(const __grid_c
     }
     sync_threads();
     const Rows dk = key_rows(a.dk, x.sequences, c.n, c.h);
-    if (dk.data == nullptr || !real) return;
+    if (dk.data == nullptr || c.channel >= x.K) return;
 #pragma unroll
     for (int j = 0; j < kRun; ++j) {
       const float own = shared.own[c.run * kRun + j], common = shared.common[c.run * kRun + j];
-      da[j][0] = fmaf(own, da[j][0], common) * k[j][0];
-      da[j][1] = fmaf(own, da[j][1], common) * k[j][1];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) da[j][i] = fmaf(own, da[j][i], common) * k[j][i];
     }
     if (a.grads.d.k.data != nullptr) {
       FW_NO_UNROLL
-      for (int i = 0; i < x.group; ++i) {
-        const Rows rows = rows_of(a.grads.d.k, x.sequences, c.n, c.h * x.group + i);
-        add_run(reinterpret_cast<const float*>(rows.data) + c.token * rows.stride, rows.stride, c.count, c.channel, x.K, da);
-      }
+      for (int i = 0; i < x.group; ++i) add_run(run_place(rows_of(a.grads.d.k, x.sequences, c.n, c.h * x.group + i), c.token, c.count, c.channel, x.K), da);
     }
-    store_run(dk, c.token, c.count, c.channel, x.K, da);
+    const RunPlace out = run_place(dk, c.token, c.count, c.channel, x.K);
+#pragma unroll
+    for (int j = 0; j < kRun; ++j) store_run_row(out, j, da[j]);
   }
 }
 
@@ -176,19 +170,30 @@ __global__ void __launch_bounds__(kCenterThreads) precond_center_kernel(const fl
   if (thread_index() == 0) out[h * stride] = sum;
 }
 
+template <int kLanes>
+void launch_kernels(const PrecondBackwardArgs& args, int64_t chunks, void* stream) {
+  const Problem& x = args.problem;
+  const Dim3 grid{static_cast<unsigned>(chunks * x.H)};
+  constexpr unsigned kThreads = kPrecondThreads<kLanes>;
+  constexpr size_t kShared = sizeof(ChunkShared<kLanes>), kKept = sizeof(float) * kChunk * kOwn * kLanes;
+  launch(precond_backward_kernel<kLanes, true>, grid, kThreads, kShared, stream, args);
+  ChunkWalk walk{args.scratch, 2 * x.K + 2, args.scratch + x.K + 1, 2 * x.K + 2, args.d_final_precond, args.d_initial_precond, nullptr};
+  walk_chunks<true>(x, walk, stream);
+  launch_overlapped(precond_backward_kernel<kLanes, false>, grid, kThreads, kShared + kKept, stream, args);
+}
+
 }  // namespace
 
 void precond_backward(const PrecondBackwardArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   if (x.K > 256) fail_internal("precond_backward: expected K <= 256, got {}", x.K);
-  const Dim3 grid{static_cast<unsigned>(chunks * x.H)};
-  const int columns = precond_columns(x.K);
-  const unsigned threads = static_cast<unsigned>(32 * kRuns * columns);
-  launch(precond_backward_kernel<true>, grid, threads, sizeof(ChunkShared), stream, args);
-  ChunkWalk walk{args.scratch, 2 * x.K + 2, args.scratch + x.K + 1, 2 * x.K + 2, args.d_final_precond, args.d_initial_precond, nullptr};
-  walk_chunks<true>(x, walk, stream);
-  const size_t kept = sizeof(float2) * kChunk * 32 * static_cast<size_t>(columns);
-  launch(precond_backward_kernel<false>, grid, threads, sizeof(ChunkShared) + kept, stream, args);
+  if (x.K <= 64) {
+    launch_kernels<8>(args, chunks, stream);
+  } else if (x.K <= 128) {
+    launch_kernels<16>(args, chunks, stream);
+  } else {
+    launch_kernels<32>(args, chunks, stream);
+  }
   if (args.dcenter == nullptr) return;
   launch(precond_center_kernel, Dim3{static_cast<unsigned>(x.H)}, kCenterThreads, 0, stream, args.dcenter_parts, chunks, x.H, args.dcenter,
          args.dcenter_stride);

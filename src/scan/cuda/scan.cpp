@@ -110,14 +110,108 @@ Problem problem_of(const Plan& plan, const DevicePlan& device, const Inputs<floa
   return x;
 }
 
+void upload_table(const Plan& plan, const std::vector<int32_t>& values, const Region& region, const Space& space) {
+  upload(values.data(), static_cast<int64_t>(values.size()), space.at<int32_t>(region), plan.stream);
+}
+
 void upload_tables(const Plan& plan, const CommonRegions& regions, const Space& space) {
   if (!plan.packed) return;
-  const auto copy = [&](const std::vector<int64_t>& from, const Region& region) {
-    const std::vector<int32_t> values(from.begin(), from.end());
-    upload(values.data(), static_cast<int64_t>(values.size()), space.at<int32_t>(region), plan.stream);
+  upload_table(plan, {plan.offsets.begin(), plan.offsets.end()}, regions.offsets, space);
+  upload_table(plan, {plan.chunk_base.begin(), plan.chunk_base.end()}, regions.chunk_base, space);
+}
+
+// The segments of a cut, as sequences, and the tables that the passes need beside them.
+struct SegmentTables {
+  SequenceArg sequences;
+  const int32_t *first, *ends_of, *parts;
+};
+SegmentTables upload_segments(const Plan& plan, const Segments& s, const SegmentRegions& r, const std::vector<int32_t>& ends_of,
+                              const std::vector<int32_t>& parts, const Space& space) {
+  std::vector<int32_t> all;
+  const int32_t* base = space.at<int32_t>(r.tables);
+  const auto append = [&](const std::vector<int32_t>& table) {
+    const int32_t* at = base + all.size();
+    all.insert(all.end(), table.begin(), table.end());
+    return at;
   };
-  copy(plan.offsets, regions.offsets);
-  copy(plan.chunk_base, regions.chunk_base);
+  SegmentTables t;
+  t.sequences.offsets = append(s.offsets);
+  t.sequences.chunk_base = append(s.chunk_base);
+  t.sequences.N = static_cast<int32_t>(s.count());
+  t.sequences.T = static_cast<int32_t>(plan.T);
+  t.sequences.batch = plan.packed ? 0 : t.sequences.T;
+  t.first = append(s.first);
+  t.ends_of = append(ends_of);
+  t.parts = append(parts);
+  upload_table(plan, all, r.tables, space);
+  return t;
+}
+
+// float [segments, HV, rows, K].
+StateArg segment_states(const Plan& plan, float* data, int64_t rows) {
+  StateArg a;
+  a.data = data;
+  a.stride_k = 1;
+  a.stride_v = plan.K;
+  a.stride_h = rows * plan.K;
+  a.stride_n = plan.HV * a.stride_h;
+  return a;
+}
+
+JoinArgs join_args(const Plan& plan, const int32_t* first, float* states, const float* maps, const StateArg& from, bool reverse) {
+  JoinArgs join;
+  join.N = static_cast<int32_t>(plan.N);
+  join.HV = static_cast<int32_t>(plan.HV);
+  join.K = static_cast<int32_t>(plan.K);
+  join.V = static_cast<int32_t>(plan.V);
+  join.first_segment = first;
+  join.maps = maps;
+  join.states = states;
+  join.from = from;
+  join.reverse = reverse;
+  return join;
+}
+
+// Runs the passes of a cut sequence: `scan` as for the whole call.
+void scan_segments_forward(const Plan& plan, const DevicePlan& device, ScanForwardArgs scan, float* maps, const Space& space) {
+  const SegmentRegions& r = device.forward.segments;
+  const Segments& s = device.segments;
+  const SegmentTables tables =
+      upload_segments(plan, s, r, s.last_of, s.forward_parts(scan.initial_state.data != nullptr, s.backward && scan.states != nullptr), space);
+  float* const joined = space.at<float>(r.states);
+  const StateArg states = segment_states(plan, joined, plan.V);
+  scan.sequences = tables.sequences;
+  ScanForwardArgs parts = scan;
+  parts.o = {};
+  parts.states = parts.w = nullptr;
+  parts.initial_state = {};
+  parts.final_state = states;
+  parts.maps = segment_states(plan, maps, plan.K);
+  parts.parts = tables.parts;
+  scan_forward(parts, device.key, plan.stream);
+  join_segments(join_args(plan, tables.first, joined, maps, scan.initial_state, false), plan.stream);
+  scan.initial_state = states;
+  scan.final_index = tables.ends_of;
+  scan_forward(scan, device.key, plan.stream);
+}
+
+void scan_segments_reverse(const Plan& plan, const DevicePlan& device, ScanReverseArgs scan, const float* maps, const Space& space) {
+  const SegmentRegions& r = device.backward.segments;
+  const Segments& s = device.segments;
+  const SegmentTables tables = upload_segments(plan, s, r, s.first_of, s.backward_parts(), space);
+  float* const joined = space.at<float>(r.states);
+  const StateArg states = segment_states(plan, joined, plan.V);
+  scan.sequences = tables.sequences;
+  ScanReverseArgs parts = scan;
+  parts.d_states = parts.v = nullptr;
+  parts.d_final_state = {};
+  parts.d_initial_state = states;
+  parts.parts = tables.parts;
+  scan_reverse(parts, device.key, plan.stream);
+  join_segments(join_args(plan, tables.first, joined, maps, scan.d_final_state, true), plan.stream);
+  scan.d_final_state = states;
+  scan.final_index = tables.ends_of;
+  scan_reverse(scan, device.key, plan.stream);
 }
 
 // M of the preconditioner, into the workspace; final_precond may be absent.
@@ -160,7 +254,12 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   scan.final_state = state_arg(plan, out.final_state);
   scan.states = save ? kept.at<uint16_t>(device.saved.states) : nullptr;
   scan.w = save ? kept.at<uint16_t>(device.saved.w) : nullptr;
-  scan_forward(scan, device.key, plan.stream);
+  if (device.segments) {
+    scan_segments_forward(plan, device, scan, save && device.segments.backward ? kept.at<float>(device.saved.maps) : space.at<float>(device.forward.maps),
+                          space);
+  } else {
+    scan_forward(scan, device.key, plan.stream);
+  }
 }
 
 void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
@@ -253,7 +352,11 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   scan.d_initial_state = state_arg(plan, grads.initial_state);
   scan.d_states = space.at<uint16_t>(device.backward.d_states);
   scan.v = space.at<uint16_t>(device.backward.v);
-  scan_reverse(scan, device.key, plan.stream);
+  if (device.segments.backward) {
+    scan_segments_reverse(plan, device, scan, kept.at<float>(device.saved.maps), space);
+  } else {
+    scan_reverse(scan, device.key, plan.stream);
+  }
 
   GradientArgs args;
   args.problem = problem;

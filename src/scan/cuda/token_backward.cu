@@ -137,7 +137,7 @@ FW_DEVICE void token_step_back(const KeyToken<kN>& k, float z, float d_o, int la
     float u = 0, du = 0;
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      s[i][j] *= k.alpha[j];
+      s[i][j] *= k.factor[j];
       u = fmaf(k.key.e[j], s[i][j], u);
       du = fmaf(k.key.w[j], d[i][j], du);
     }
@@ -159,7 +159,7 @@ FW_DEVICE void token_step_back(const KeyToken<kN>& k, float z, float d_o, int la
       sum.e[j] = fmaf(-s[i][j], du, sum.e[j]);
       const float bar = fmaf(-k.key.e[j], du, after);
       sum.g[j] = fmaf(s[i][j], bar, sum.g[j]);
-      d[i][j] = k.alpha[j] * bar;
+      d[i][j] = k.factor[j] * bar;
     }
   }
 }
@@ -191,12 +191,18 @@ FW_DEVICE void keep_parts(float* p, const float (&d)[kRows / kPart][kPart][kN]) 
 // Where the tensors of the block's sequence and value head lie. In shared memory: it would take a hundred registers.
 struct Item {
   FrontRows f;
-  DecayRows decay;
+  Rows g;
   GradientRows out;
   Rows d_o;
 };
 constexpr int kItemBytes = 1024;
 static_assert(sizeof(Item) <= kItemBytes);
+
+template <int kN>
+FW_DEVICE KeyToken<kN> token_of(const Problem& x, const Item& at, int n, int hv, int t, int lane) {
+  const KeyInputs<kN> in = load_key_inputs<kN>(x, at.f, at.g, t, lane);
+  return key_token(x, hv, in, [&](const TokenArg& gate, int count) { return row_mean(rows_of(gate, x.sequences, n, hv), t, count, lane); });
+}
 
 template <int kN, int kRows>
 __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
@@ -216,7 +222,8 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
   for (int64_t item = block_index_x(); item < items; item += grid_size_x()) {
     const int n = static_cast<int>(item / x.HV), hv = static_cast<int>(item % x.HV);
     sync_threads();
-    if (thread_index() == 0) at = {front_rows(x, n, hv), decay_rows(x, n, hv), gradient_rows(x, a.grads, n, hv), rows_of(a.d_o, x.sequences, n, hv)};
+    if (thread_index() == 0)
+      at = {front_rows(x, n, hv), rows_of(x.in.g, x.sequences, n, hv), gradient_rows(x, a.grads, n, hv), rows_of(a.d_o, x.sequences, n, hv)};
     sync_threads();
     const int length = sequence_length(x.sequences, n), stretch = static_cast<int>(cut.stretch);
     const int last = length > 0 ? (length - 1) / stretch : -1;
@@ -245,7 +252,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
           if (!sweep) keep<kN, kRows>(states + (t - begin) * cut.state + tile * tile_floats, s);
           if (sweep && t % stretch == 0) keep<kN, kRows>(starts + t / stretch * cut.state + tile * tile_floats, s);
           if (t + 1 == end) break;
-          const KeyToken<kN> k = key_token(x, at.f, at.decay, load_token<kN>(x, at.f, at.decay, t, lane), t, lane);
+          const KeyToken<kN> k = token_of<kN>(x, at, n, hv, t, lane);
           const ValueToken value = load_value(x, at.f, t, v);
           float o;
           token_step<kN, kRows>(k, k.z_v * (value.v * value.gate), lane, s, o);
@@ -257,7 +264,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
       FW_NO_UNROLL
       for (int t = end - 1; t >= begin; --t, ++turn) {
         KeyGradients<kN> sum;
-        const KeyToken<kN> k = key_token(x, at.f, at.decay, load_token<kN>(x, at.f, at.decay, t, lane), t, lane);
+        const KeyToken<kN> k = token_of<kN>(x, at, n, hv, t, lane);
         FW_NO_UNROLL
         for (int tile = 0; tile < cut.tiles; ++tile) {
           if (cut.tiles > 1) load_parts<kN, kRows>(d_states + tile * tile_floats, d);

@@ -277,6 +277,7 @@ void upload_case(int64_t count) {
 
 int main(int argc, char** argv) {
   using namespace fw::cuda::test;
+  if (!fw::cuda::hopper()) return fw::cuda::kNotRun;
   const int64_t cases = argc > 1 ? std::atoll(argv[1]) : 60;
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   engine.seed(seed);

@@ -16,13 +16,18 @@ FW_DEVICE uint32_t granule_offset(int row, int granule) {
 //
 // a: left operand, 16 rows from `row`, columns are the summed index. b: right operand given as [column of the result][summed
 // index]: {0, 1} for 8 columns of the result, {2, 3} for the next 8.
+//
+// base: a multiple of 1024; granule: even. Written so that what depends on the lane is one number, and pieces of other rows are constants away.
+FW_DEVICE uint32_t fragment_offset(uint32_t lane_part, int row, int granule) {
+  return (lane_part ^ static_cast<uint32_t>((granule & 7) << 4)) + static_cast<uint32_t>(row * 128 + (granule >> 3) * static_cast<int>(kPanelBytes));
+}
 FW_DEVICE uint32_t a_fragment(uint32_t base, int row, int granule) {
-  const int lane = static_cast<int>(lane_index()), i = lane >> 3;
-  return base + granule_offset(row + (i & 1) * 8 + (lane & 7), granule + (i >> 1));
+  const uint32_t lane = lane_index();
+  return fragment_offset(base + (lane & 15) * 128 + (((lane >> 4) ^ (lane & 7)) << 4), row, granule);
 }
 FW_DEVICE uint32_t b_fragment(uint32_t base, int row, int granule) {
-  const int lane = static_cast<int>(lane_index()), i = lane >> 3;
-  return base + granule_offset(row + (i >> 1) * 8 + (lane & 7), granule + (i & 1));
+  const uint32_t lane = lane_index();
+  return fragment_offset(base + ((lane & 7) + (lane >> 4) * 8) * 128 + ((((lane >> 3) & 1) ^ (lane & 7)) << 4), row, granule);
 }
 // With _trans: left operand whose transpose [summed index][row of the result] lies in memory, also where stmatrix_x4_trans puts
 // a result made that way; right operand that lies as [summed index][column of the result].

@@ -1,5 +1,6 @@
-// What the kernels of the preconditioner share: one chunk of one key head, cut into four runs of 16 tokens. Warp (run, column) has the
-// tokens of a run and 64 channels, two a lane; K <= 256. Tokens past the end have alpha 1, gain 0 and a zero key: they change nothing.
+// What the kernels of the preconditioner share: one chunk of one key head, cut into 16 runs of four tokens. A group of kLanes lanes has
+// the tokens of a run, a lane eight neighbouring channels; K <= 8 kLanes. Tokens past the end have alpha 1, gain 0 and a zero key: they
+// change nothing.
 #pragma once
 
 #include "rule/precond.h"
@@ -8,9 +9,10 @@
 
 namespace fw::cuda {
 
-inline constexpr int kRuns = 4, kRun = kChunk / kRuns;
-
-inline int precond_columns(int K) { return (K + 63) / 64; }
+inline constexpr int kRun = 4, kRuns = kChunk / kRun, kOwn = 8;
+// Twice as many as channels: those below kOwn kLanes have one channel each where runs are put together.
+template <int kLanes>
+inline constexpr int kPrecondThreads = kRuns* kLanes;
 
 // exp, log and 1/x to about two units in the last place: the rest of what the kernels do takes no time next to the exact ones.
 struct FastMath {
@@ -19,86 +21,85 @@ struct FastMath {
   FW_DEVICE static float inverse(float x) { return rcp_fast(x); }
 };
 
-// Two channels of the tokens of a run.
-using RunRows = float[kRun][2];
+// This lane's channels of the tokens of a run.
+using RunRows = float[kRun][kOwn];
 
-// Rows [t, t + count) of a tensor, channels i and i + 1; the rest 0. All loads are under way before one is used.
-FW_DEVICE void load_run(const Rows& rows, int64_t t, int count, int i, int K, RunRows& x) {
+// Rows of a run in memory. wide: all of them can be read and written 16 bytes at a time.
+struct RunPlace {
+  char* data;    // the lane's first channel of the first token
+  int64_t step;  // bytes
+  int count;     // tokens that exist
+  int channels;  // of this lane's
+  int32_t bf16;
+  bool wide;
+};
+FW_DEVICE RunPlace run_place(const Rows& rows, int64_t t, int count, int i, int K) {
   const int size = rows.bf16 != 0 ? 2 : 4;
-  const char* p = rows.data + (t * rows.stride + i) * size;
-  const int64_t step = rows.stride * size;
-  if (i + 2 <= K && ((reinterpret_cast<uintptr_t>(p) | static_cast<uintptr_t>(step)) & static_cast<uintptr_t>(2 * size - 1)) == 0) {
-    if (rows.bf16 != 0) {
-      uint32_t words[kRun];
-#pragma unroll
-      for (int j = 0; j < kRun; ++j) words[j] = j < count ? *reinterpret_cast<const uint32_t*>(p + j * step) : 0u;
-#pragma unroll
-      for (int j = 0; j < kRun; ++j) x[j][0] = bf16_low(words[j]), x[j][1] = bf16_high(words[j]);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kRun; ++j) {
-        const float2 a = j < count ? *reinterpret_cast<const float2*>(p + j * step) : make_float2(0, 0);
-        x[j][0] = a.x, x[j][1] = a.y;
-      }
-    }
-    return;
-  }
-  RunRows slow;  // in local memory: this path shall not cost the other registers
-  FW_NO_UNROLL
-  for (int j = 0; j < kRun; ++j) {
-    slow[j][0] = j < count && i < K ? load_element(rows, t + j, i) : 0.0f;
-    slow[j][1] = j < count && i + 1 < K ? load_element(rows, t + j, i + 1) : 0.0f;
-  }
-#pragma unroll
-  for (int j = 0; j < kRun; ++j) x[j][0] = slow[j][0], x[j][1] = slow[j][1];
+  RunPlace p{rows.data + (t * rows.stride + i) * size, rows.stride * size, count, K - i, rows.bf16, false};
+  p.wide = K - i >= kOwn && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) & 15) == 0;
+  return p;
 }
 
-// x += the same of a float32 tensor.
-FW_DEVICE void add_run(const float* rows, int64_t stride, int count, int i, int K, RunRows& x) {
-  const float* p = rows + i;
-  if (i + 2 <= K && reinterpret_cast<uintptr_t>(p) % 8 == 0 && stride % 2 == 0) {
+// The rest are 0. All loads are under way before one is used.
+FW_DEVICE void load_run(const RunPlace& p, RunRows& x) {
+  if (p.wide && p.bf16 != 0) {
+    uint4 words[kRun];
+#pragma unroll
+    for (int j = 0; j < kRun; ++j) words[j] = j < p.count ? *reinterpret_cast<const uint4*>(p.data + j * p.step) : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int j = 0; j < kRun; ++j) {
-      const float2 a = j < count ? *reinterpret_cast<const float2*>(p + j * stride) : make_float2(0, 0);
-      x[j][0] += a.x, x[j][1] += a.y;
+      x[j][0] = bf16_low(words[j].x), x[j][1] = bf16_high(words[j].x), x[j][2] = bf16_low(words[j].y), x[j][3] = bf16_high(words[j].y);
+      x[j][4] = bf16_low(words[j].z), x[j][5] = bf16_high(words[j].z), x[j][6] = bf16_low(words[j].w), x[j][7] = bf16_high(words[j].w);
     }
     return;
   }
-  RunRows slow;
+  if (p.wide) {
+#pragma unroll
+    for (int j = 0; j < kRun; ++j) {
+#pragma unroll
+      for (int i = 0; i < kOwn; i += 4) {
+        const float4 a = j < p.count ? *reinterpret_cast<const float4*>(p.data + j * p.step + 4 * i) : make_float4(0, 0, 0, 0);
+        x[j][i] = a.x, x[j][i + 1] = a.y, x[j][i + 2] = a.z, x[j][i + 3] = a.w;
+      }
+    }
+    return;
+  }
+  RunRows slow;  // in local memory: this path shall not cost the others registers
   FW_NO_UNROLL
+  for (int e = 0; e < kRun * kOwn; ++e) {
+    const int j = e / kOwn, i = e % kOwn;
+    const bool real = j < p.count && i < p.channels;
+    slow[j][i] = real ? load_element({p.data + j * p.step, 0, p.bf16}, 0, i) : 0.0f;
+  }
+#pragma unroll
   for (int j = 0; j < kRun; ++j) {
-    slow[j][0] = j < count && i < K ? p[j * stride] : 0.0f;
-    slow[j][1] = j < count && i + 1 < K ? p[j * stride + 1] : 0.0f;
-  }
 #pragma unroll
-  for (int j = 0; j < kRun; ++j) x[j][0] += slow[j][0], x[j][1] += slow[j][1];
+    for (int i = 0; i < kOwn; ++i) x[j][i] = slow[j][i];
+  }
 }
-
-FW_DEVICE void store_run(const Rows& rows, int64_t t, int count, int i, int K, const RunRows& x) {
-  const int size = rows.bf16 != 0 ? 2 : 4;
-  char* p = rows.data + (t * rows.stride + i) * size;
-  const int64_t step = rows.stride * size;
-  if (i + 2 <= K && ((reinterpret_cast<uintptr_t>(p) | static_cast<uintptr_t>(step)) & static_cast<uintptr_t>(2 * size - 1)) == 0) {
-    if (rows.bf16 != 0) {
+FW_DEVICE void add_run(const RunPlace& p, RunRows& x) {
+  RunRows more;
+  load_run(p, more);
 #pragma unroll
-      for (int j = 0; j < kRun; ++j) {
-        if (j < count) *reinterpret_cast<uint32_t*>(p + j * step) = pack_bf16(x[j][0], x[j][1]);
-      }
-    } else {
+  for (int j = 0; j < kRun; ++j) {
 #pragma unroll
-      for (int j = 0; j < kRun; ++j) {
-        if (j < count) *reinterpret_cast<float2*>(p + j * step) = make_float2(x[j][0], x[j][1]);
-      }
-    }
-    return;
+    for (int i = 0; i < kOwn; ++i) x[j][i] += more[j][i];
   }
-  RunRows slow;
+}
+// Row j of a run.
+FW_DEVICE void store_run_row(const RunPlace& p, int j, const float (&x)[kOwn]) {
+  if (j >= p.count) return;
+  char* const to = p.data + j * p.step;
+  if (p.wide && p.bf16 != 0) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+  } else if (p.wide) {
+    *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+    *reinterpret_cast<float4*>(to + 16) = make_float4(x[4], x[5], x[6], x[7]);
+  } else {
 #pragma unroll
-  for (int j = 0; j < kRun; ++j) slow[j][0] = x[j][0], slow[j][1] = x[j][1];
-  FW_NO_UNROLL
-  for (int j = 0; j < count && j < kRun; ++j) {
-    if (i < K) store_element(rows, t + j, i, slow[j][0]);
-    if (i + 1 < K) store_element(rows, t + j, i + 1, slow[j][1]);
+    for (int i = 0; i < kOwn; ++i) {
+      if (i < p.channels) store_element({to, 0, p.bf16}, 0, i, x[i]);
+    }
   }
 }
 
@@ -106,10 +107,11 @@ FW_DEVICE void store_run(const Rows& rows, int64_t t, int count, int i, int K, c
 struct ChunkPlace {
   int chunk, h, n;
   int first, rows;  // tokens of the sequence: the chunk's first, and how many it has
-  int run, column, columns, lane;
+  int thread, run, lane;
   int token, count;  // the run's first token of the sequence, and how many of its tokens exist (0 or less: none)
-  int channel;       // the first of this lane's two
+  int channel;       // the first of this lane's
 };
+template <int kLanes>
 FW_DEVICE ChunkPlace chunk_place(const Problem& x, unsigned item) {
   ChunkPlace c;
   c.chunk = static_cast<int>(item / static_cast<unsigned>(x.H));
@@ -118,100 +120,115 @@ FW_DEVICE ChunkPlace chunk_place(const Problem& x, unsigned item) {
   c.first = (c.chunk - first_chunk(x.sequences, c.n)) * kChunk;
   c.rows = sequence_length(x.sequences, c.n) - c.first;
   c.rows = c.rows < kChunk ? c.rows : kChunk;
-  c.lane = static_cast<int>(lane_index());
-  c.columns = static_cast<int>(block_size()) / (32 * kRuns);
-  c.run = static_cast<int>(warp_index()) / c.columns;
-  c.column = static_cast<int>(warp_index()) % c.columns;
+  c.thread = static_cast<int>(thread_index());
+  c.run = c.thread / kLanes;
+  c.lane = c.thread % kLanes;
   c.token = c.first + c.run * kRun;
   c.count = c.rows - c.run * kRun;
-  c.channel = c.column * 64 + 2 * c.lane;
+  c.channel = kOwn * c.lane;
   return c;
 }
 
 // In shared memory.
+template <int kLanes>
 struct ChunkShared {
-  float square[4][kChunk];         // |k|^2 by column
-  float alpha[kChunk];             // exp(g)
-  float gain[kChunk];              // beta kn^2, kn the factor that normalises k
-  float kn2[kChunk];               // kn^2
-  float product[kRuns];            // of a run's alphas
-  float sum[kRuns][256];           // what a run adds to A; then, going back, to its gradient
-  float pair[4][kRuns][2 * kRun];  // going back: by column and run, sum dA A_before of each token, then sum dA k^2
+  float sum[kRuns][kOwn * kLanes];  // what a run adds to A, then A before it; going back the same of its gradient
+  float square[kChunk];             // |k|^2
+  float alpha[kChunk];              // exp(g)
+  float gain[kChunk];               // beta kn^2, kn the factor that normalises k
+  float kn2[kChunk];                // kn^2
+  float product[kRuns];             // of a run's alphas
+  float pair[kRuns][2 * kRun];      // going back: sum dA A_before of each token, then sum dA k^2
   float own[kChunk], common[kChunk];
-  float center[4 * kRuns];
+  float center[32];
 };
 
+// The preconditioner's gates of token `thread` of the chunk.
+struct ChunkGates {
+  float g = 0, beta = 0;
+};
+FW_DEVICE ChunkGates load_gates(const Problem& x, const ChunkPlace& c) {
+  ChunkGates gates;
+  if (c.thread < c.rows) {
+    gates.g = load_element(rows_of(x.in.precond_g, x.sequences, c.n, c.h * x.group), c.first + c.thread, 0);
+    gates.beta = load_element(rows_of(x.in.precond_beta, x.sequences, c.n, c.h * x.group), c.first + c.thread, 0);
+  }
+  return gates;
+}
+
 // alpha, gain and kn2 of the chunk's tokens from the keys of the runs.
-FW_DEVICE void chunk_gates(const Problem& x, const ChunkPlace& c, const RunRows& k, ChunkShared& shared) {
+template <int kLanes>
+FW_DEVICE void chunk_gates(const Problem& x, const ChunkPlace& c, const ChunkGates& gates, const RunRows& k, ChunkShared<kLanes>& shared) {
   float squares[kRun];
 #pragma unroll
-  for (int j = 0; j < kRun; ++j) squares[j] = fmaf(k[j][1], k[j][1], k[j][0] * k[j][0]);
-  const float square = scattered_sum(squares, c.lane);
-  if (c.lane % 2 == 0) shared.square[c.column][c.run * kRun + c.lane / 2] = square;
+  for (int j = 0; j < kRun; ++j) {
+    squares[j] = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) squares[j] = fmaf(k[j][i], k[j][i], squares[j]);
+  }
+  const float square = scattered_sum<kRun, kLanes / 2>(squares, c.lane);
+  if (c.lane % (kLanes / kRun) == 0) shared.square[c.run * kRun + c.lane / (kLanes / kRun)] = square;
   sync_threads();
-  const int t = static_cast<int>(thread_index());
-  if (t < kChunk) {
-    float k2 = 0;
-    for (int i = 0; i < c.columns; ++i) k2 += shared.square[i][t];
-    const float kn = k_factor(x.rule, k2);
-    float alpha = 1, beta = 0;
-    if (t < c.rows) {
-      alpha = expf(load_element(rows_of(x.in.precond_g, x.sequences, c.n, c.h * x.group), c.first + t, 0));
-      beta = load_element(rows_of(x.in.precond_beta, x.sequences, c.n, c.h * x.group), c.first + t, 0);
-    }
-    shared.alpha[t] = alpha;
-    shared.gain[t] = beta * kn * kn;
-    shared.kn2[t] = kn * kn;
-    shared.square[0][t] = k2;
+  if (c.thread < kChunk) {
+    const float kn = k_factor(x.rule, shared.square[c.thread]);
+    shared.alpha[c.thread] = expf(gates.g);  // of a token past the end: 1
+    shared.gain[c.thread] = gates.beta * kn * kn;
+    shared.kn2[c.thread] = kn * kn;
   }
   sync_threads();
 }
 
+FW_DEVICE void put_own(float* to, const float (&x)[kOwn]) { store_wide<kOwn>(reinterpret_cast<char*>(to), 0, x); }
+FW_DEVICE void get_own(const float* from, float (&x)[kOwn]) { load_wide<kOwn>(reinterpret_cast<const char*>(from), x); }
+
 // What each run makes of A = 0, and its product of alphas, into shared memory.
-FW_DEVICE void run_sums(const ChunkPlace& c, const RunRows& k, ChunkShared& shared) {
-  float product = 1, sum0 = 0, sum1 = 0;
+template <int kLanes>
+FW_DEVICE void run_sums(const ChunkPlace& c, const RunRows& k, ChunkShared<kLanes>& shared) {
+  float product = 1, sum[kOwn] = {};
 #pragma unroll
   for (int j = 0; j < kRun; ++j) {
     const float alpha = shared.alpha[c.run * kRun + j], gain = shared.gain[c.run * kRun + j];
     product *= alpha;
-    sum0 = fmaf(alpha, sum0, gain * k[j][0] * k[j][0]);
-    sum1 = fmaf(alpha, sum1, gain * k[j][1] * k[j][1]);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) sum[i] = fmaf(alpha, sum[i], gain * k[j][i] * k[j][i]);
   }
-  shared.sum[c.run][c.channel] = sum0;
-  shared.sum[c.run][c.channel + 1] = sum1;
-  if (c.column == 0 && c.lane == 0) shared.product[c.run] = product;
+  put_own(&shared.sum[c.run][c.channel], sum);
+  if (c.lane == 0) shared.product[c.run] = product;
   sync_threads();
 }
 
-// A before the run from that before the chunk.
-FW_DEVICE float run_start(const ChunkPlace& c, const ChunkShared& shared, int channel, float a) {
-  for (int i = 0; i < c.run; ++i) a = fmaf(shared.product[i], a, shared.sum[i][channel]);
-  return a;
-}
-
-// The whole chunk as A -> product A + sum.
+// The whole chunk for channel `thread` as A -> product A + sum.
 struct ChunkMap {
-  float product, sum[2];
+  float product = 1, sum = 0;
 };
-FW_DEVICE ChunkMap chunk_map(const ChunkPlace& c, const ChunkShared& shared) {
-  ChunkMap map{1, {0, 0}};
+template <bool kReverse, int kLanes>
+FW_DEVICE ChunkMap chunk_map(const ChunkPlace& c, const ChunkShared<kLanes>& shared) {
+  ChunkMap map;
+#pragma unroll
   for (int i = 0; i < kRuns; ++i) {
-    map.product *= shared.product[i];
-    map.sum[0] = fmaf(shared.product[i], map.sum[0], shared.sum[i][c.channel]);
-    map.sum[1] = fmaf(shared.product[i], map.sum[1], shared.sum[i][c.channel + 1]);
+    const int run = kReverse ? kRuns - 1 - i : i;
+    map.product *= shared.product[run];
+    map.sum = fmaf(shared.product[run], map.sum, shared.sum[run][c.thread]);
   }
   return map;
 }
+// From what channel `thread` is before the chunk (going back: behind it) to what it is before (behind) each run, in place of the sums.
+template <bool kReverse, int kLanes>
+FW_DEVICE void run_starts(const ChunkPlace& c, float a, ChunkShared<kLanes>& shared) {
+  if (c.thread < kOwn * kLanes) {
+    float sums[kRuns];
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) sums[i] = shared.sum[i][c.thread];
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      const int run = kReverse ? kRuns - 1 - i : i;
+      shared.sum[run][c.thread] = a;
+      a = fmaf(shared.product[run], a, sums[run]);
+    }
+  }
+  sync_threads();
+}
 
-// Two channels of [chunks, H, dim] floats or of a state [N, H, K]; channels past K are 0 and stay unwritten.
-FW_DEVICE void load_pair(const float* p, int channel, int K, float (&x)[2]) {
-  x[0] = channel < K ? p[channel] : 0.0f;
-  x[1] = channel + 1 < K ? p[channel + 1] : 0.0f;
-}
-FW_DEVICE void store_pair(float* p, int channel, int K, float x0, float x1) {
-  if (channel < K) p[channel] = x0;
-  if (channel + 1 < K) p[channel + 1] = x1;
-}
 FW_DEVICE float load_precond(const StateArg& a, int64_t n, int h, int channel) {
   if (a.data == nullptr) return 0;
   const int64_t at = n * a.stride_n + h * a.stride_h + channel * a.stride_k;
@@ -250,6 +267,8 @@ __global__ void __launch_bounds__(kWalkThreads)
   const int n = static_cast<int>(item / H), h = static_cast<int>(item % H);
   const int channel = static_cast<int>(block_index_x() % static_cast<unsigned>(groups)) * 32 + lane;
   const int slot = walk.slots != nullptr ? walk.slots[n] : n;
+  grid_dependency_launch();
+  grid_dependency_wait();
   if (slot < 0) return;
   const int64_t first = first_chunk(sequences, n);
   const int chunks = chunk_count(sequences, n);
@@ -282,7 +301,7 @@ __global__ void __launch_bounds__(kWalkThreads)
 template <bool kReverse>
 void walk_chunks(const Problem& x, const ChunkWalk& walk, void* stream) {
   const Dim3 grid{static_cast<unsigned>(static_cast<int64_t>(x.sequences.N) * x.H * ((x.K + 31) / 32))};
-  launch(chunk_walk_kernel<kReverse>, grid, kWalkThreads, sizeof(float) * kWalkChunks * 33, stream, x.sequences, x.H, x.K, walk);
+  launch_overlapped(chunk_walk_kernel<kReverse>, grid, kWalkThreads, sizeof(float) * kWalkChunks * 33, stream, x.sequences, x.H, x.K, walk);
 }
 
 }  // namespace fw::cuda

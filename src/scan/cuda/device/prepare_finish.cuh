@@ -5,10 +5,14 @@
 
 namespace fw::cuda {
 
-// Shared memory of the second half. keys: Khat (scalar decay: w, with exp(G_C - G) in a_rows), becomes x. t: 16 KiB of float32 T,
-// later m. minus_e, q: as in the forward image, where the backward image is wanted; become y and its q.
+// Shared memory of the second half. keys: Khat, or what it is a multiple of row by row (kScaled; the factors are k_factors); becomes x.
+// t: T as prepare_inverse.cuh wants it. a, p: panels. m: panel, may be the place of t.
+// Where the backward image is wanted, minus_e, q and y as in transform_reads; q becomes the backward image's, y may be the place
+// of t where it is not that of m.
 struct FinishBuffers {
-  char *keys, *t, *a, *a_rows, *p, *minus_e, *q;
+  char *keys, *t, *a, *p, *m, *minus_e, *q, *y;
+  const SplitFactors *k_factors, *e_factors;
+  const float* q_factors;
 };
 
 template <int kKey>
@@ -30,34 +34,41 @@ FW_DEVICE ChunkImages<kKey> chunk_images(const PrepareArgs& args, int64_t item) 
   return out;
 }
 
-// After T and P were written, by all threads and with a barrier behind them. Warps 0 and 1 invert; the others call `meanwhile`
-// (thread of 192).
-template <int kKey, class Meanwhile>
-FW_DEVICE void finish_online(const FinishBuffers& s, const float* suffix, const ChunkImages<kKey>& out, Meanwhile&& meanwhile) {
-  const int warp = static_cast<int>(warp_index()), thread = static_cast<int>(thread_index());
-  if (warp < 2) {
-    invert(reinterpret_cast<float*>(s.t));
+// After warps 0 to 3 wrote the blocks of T, the one of its number each, and the others P: no barrier is wanted in between. Four warps
+// invert; the others call first(a number of 4 for each warp), and then they, and two of the four when they are through, call
+// meanwhile(a number of 6). kTraining: there may be a backward image. kClaimed: the place of a is free once first() is over.
+template <int kKey, bool kScaled, bool kTraining, bool kClaimed, class First, class Meanwhile>
+FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages<kKey>& out, First&& first, Meanwhile&& meanwhile) {
+  constexpr int kClaimBarrier = kInverseBarrier + 3;
+  if (warp < 4) {
+    invert(reinterpret_cast<float*>(s.t), s.a, warp, [] {
+      if constexpr (kClaimed) named_barrier_sync(kClaimBarrier, kPrepareThreads);
+    });
   } else {
-    meanwhile(thread - 64);
+    first(warp - 4);
+    if constexpr (kClaimed) named_barrier_arrive(kClaimBarrier, kPrepareThreads);
   }
-  sync_threads();
-  round_inverse(reinterpret_cast<const float*>(s.t), s.a, s.a_rows, suffix);
+  if (warp >= 4 || warp % 2 == 0) meanwhile(warp >= 4 ? warp - 4 : 4 + warp / 2);
   sync_threads();
 
   const uint32_t a = shared_address(s.a), p = shared_address(s.p);
-  const uint32_t a_rows = s.a_rows != nullptr ? shared_address(s.a_rows) : a;
-  constexpr int kSlices = kKey / 16;
-  if (warp < kSlices) transform_keys(shared_address(s.keys), a_rows, warp);
-  if (out.backward != nullptr && warp >= 8 - kSlices) transform_reads(shared_address(s.minus_e), shared_address(s.q), a, p, warp - (8 - kSlices));
-  read_products(p, a, s.t);
+  if (warp < kKey / 16) {
+    if (kTraining && out.backward != nullptr) {
+      const ReadBuffers reads{shared_address(s.minus_e), shared_address(s.q), shared_address(s.y), s.e_factors, s.q_factors};
+      transform_reads<kScaled>(reads, a, p, warp);
+      sync_warp();
+    }
+    transform_keys<kScaled>(shared_address(s.keys), s.k_factors, a, warp);
+  }
+  read_products(p, a, s.m, warp);
 
   fence_async_shared();
   sync_threads();
-  if (thread == 0) {
+  if (thread_index() == 0) {
     bulk_store(out.forward->x, s.keys, sizeof out.forward->x);
-    bulk_store(out.forward->m, s.t, kPanelBytes);
-    if (out.backward != nullptr) {
-      bulk_store(out.backward->y, s.minus_e, sizeof out.backward->y);
+    bulk_store(out.forward->m, s.m, kPanelBytes);
+    if (kTraining && out.backward != nullptr) {
+      bulk_store(out.backward->y, s.y, sizeof out.backward->y);
       bulk_store(out.backward->q, s.q, sizeof out.backward->q);
     }
     if (out.pairs != nullptr) {
@@ -68,18 +79,21 @@ FW_DEVICE void finish_online(const FinishBuffers& s, const float* suffix, const 
     bulk_wait_read<0>();
   }
 }
+inline constexpr int kMeanwhileWarps = 6;
 
-// The same for offline rules, where x and q are written already: m = P.
+// Offline rules: m = P, by all threads; finish_offline() before the block ends. x and q are written by others.
 template <int kKey>
-FW_DEVICE void finish_offline(const char* p, const ChunkImages<kKey>& out) {
+FW_DEVICE void start_offline(const char* p, const ChunkImages<kKey>& out) {
   fence_async_shared();
   sync_threads();
   if (thread_index() == 0) {
     bulk_store(out.forward->m, p, kPanelBytes);
     if (out.pairs != nullptr) bulk_store(out.pairs->p, p, kPanelBytes);
     bulk_commit();
-    bulk_wait_read<0>();
   }
+}
+FW_DEVICE void finish_offline() {
+  if (thread_index() == 0) bulk_wait_read<0>();
 }
 
 }  // namespace fw::cuda

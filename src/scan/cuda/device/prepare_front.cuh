@@ -1,15 +1,19 @@
 // The front of a chunk of 64 tokens of one value head on 8 warps: a warp has 8 neighbouring rows, a lane kN = key / 32
-// neighbouring channels of each. Sums over the channels of the eight rows are made in one go, and each lane works out the
-// coefficients (rule/front.h) of one row only.
+// neighbouring channels of each. Norms are diagonals of matrix products where the raw rows lie in shared memory, and each lane
+// works out the coefficients (rule/front.h) of one row only.
 #pragma once
 
 #include "scan/cuda/device/front_rows.cuh"
 #include "scan/cuda/device/granules.cuh"
+#include "scan/cuda/launch.h"
 
 namespace fw::cuda {
 
 inline constexpr int kWarpRows = 8;
 inline constexpr int kPrepareThreads = 256;
+
+// The warp's number as one number for all its lanes, so that branches on it are known to keep the warp together.
+FW_DEVICE int uniform_warp() { return shuffle(static_cast<int>(warp_index()), 0); }
 
 // Rows first .. first + rows - 1 of a sequence are the chunk's.
 struct ChunkSpan {
@@ -72,15 +76,24 @@ struct ChunkPlace {
   int batch, token;     // of the chunk's first row in tensors [B, T, ...]
   ChunkSpan span;
 };
+// The grid: heads, then chunks in y and z, which may be more than there are: then rows < 0.
+inline constexpr int64_t kGridChunks = 32768;
+inline Dim3 prepare_grid(const Problem& x, int64_t chunks) {
+  const int64_t y = chunks < kGridChunks ? chunks : kGridChunks;
+  return {static_cast<unsigned>(x.HV), static_cast<unsigned>(y), static_cast<unsigned>(y == 0 ? 0 : (chunks + y - 1) / y)};
+}
 FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
   ChunkPlace p;
-  const unsigned HV = static_cast<unsigned>(x.HV), group = static_cast<unsigned>(x.group);
-  p.item = block_index_x();
-  const unsigned chunk = block_index_x() / HV, hv = block_index_x() - chunk * HV;
-  p.hv = static_cast<int>(hv);
-  p.key_head = group == 1 ? p.hv : static_cast<int>(hv / group);
+  const unsigned chunk = block_index_y() + block_index_z() * static_cast<unsigned>(kGridChunks);
+  p.hv = static_cast<int>(block_index_x());
+  p.item = static_cast<int64_t>(chunk) * x.HV + p.hv;
+  p.key_head = x.group == 1 ? p.hv : static_cast<int>(block_index_x() / static_cast<unsigned>(x.group));
   const SequenceArg& s = x.sequences;
-  p.n = s.chunk_base == nullptr ? static_cast<int>(chunk / static_cast<unsigned>(s.chunks)) : sequence_of_chunk(s, static_cast<int>(chunk));
+  if (block_index_z() > 0 && chunk >= static_cast<unsigned>(s.chunk_base == nullptr ? s.N * s.chunks : s.chunk_base[s.N])) {
+    p.span.rows = -1;
+    return p;
+  }
+  p.n = s.chunk_base != nullptr ? sequence_of_chunk(s, static_cast<int>(chunk)) : s.N == 1 ? 0 : static_cast<int>(chunk / static_cast<unsigned>(s.chunks));
   p.span.first = (static_cast<int>(chunk) - first_chunk(s, p.n)) * kChunk;
   p.batch = s.offsets != nullptr ? 0 : p.n;
   p.token = p.span.first + (s.offsets != nullptr ? s.offsets[p.n] : 0);
@@ -91,9 +104,8 @@ FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
 
 // A row of the chunk: rows_of (tokens.cuh) with the divisions of all tensors made once. The divisor is 1 or the group.
 FW_DEVICE char* row_address(const TokenArg& a, const ChunkPlace& place, int row) {
-  const int64_t offset =
-      place.batch * a.stride_b + static_cast<int64_t>(place.token + row) * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
-  return static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4);
+  const int64_t offset = place.batch * a.stride_b + (place.token + row) * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
+  return static_cast<char*>(a.data) + (offset << (a.bf16 != 0 ? 1 : 2));
 }
 // Rows of the chunk, numbered from its first.
 FW_DEVICE Rows chunk_rows(const TokenArg& a, const ChunkPlace& place) { return {row_address(a, place, 0), a.stride_t, a.bf16}; }
@@ -105,7 +117,7 @@ FW_DEVICE uint32_t lane_offset(int r) {
   return static_cast<uint32_t>((column >> 6) * static_cast<int>(kPanelBytes) + row * 128 + ((((column >> 3) ^ r) & 7) << 4) + (column & 7) * 2);
 }
 
-FW_DEVICE bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
+FW_HOST_DEVICE inline bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
 
 // Raw rows of the key side that are whole (K = key), bf16 and aligned are fetched ahead into shared memory, to where the streams that
 // are made of them will lie: a lane reads its channels of a row before it writes there. Other rows (float32, K in between, an
@@ -249,31 +261,44 @@ FW_DEVICE void row_gates(const Problem& x, const ChunkPlace& place, int row, Fro
   if (rule.normaliser == Normaliser::kGated && x.m != nullptr) s.alpha_p = expf(gate(x.in.precond_g)), s.beta_p = gate(x.in.precond_beta);
 }
 
+// |q|^2 and |k|^2 of the warp's fetched row lane / 4: the diagonals of Q Q^T and K K^T, with the rows of q and k as one left operand
+// of 16 rows, whose registers are also the right ones. kHalves: more products and fewer registers.
+template <int kN, bool kHalves = false>
+FW_DEVICE float2 fetched_squares(const RawMatrices& raw) {
+  const int lane = static_cast<int>(lane_index()), i = lane >> 3, row = static_cast<int>(warp_index()) * kWarpRows + (lane & 7);
+  const uint32_t matrix = shared_address((i & 1) != 0 ? raw.k : raw.q) + static_cast<uint32_t>(row * 128) + static_cast<uint32_t>(((i >> 1) ^ (row & 7)) << 4);
+  float q[4] = {0, 0, 0, 0}, k[4] = {0, 0, 0, 0};
+  FW_UNROLL
+  for (int step = 0; step < 2 * kN; ++step) {
+    uint32_t a[4];
+    ldmatrix_x4(a, fragment_offset(matrix, 0, 2 * step));
+    if constexpr (kHalves) {
+      FW_UNROLL
+      for (int half = 0; half < 4; half += 2) {
+        mma_bf16_k8(q, a[half], a[half + 1], a[half]);
+        mma_bf16_k8(k, a[half], a[half + 1], a[half + 1]);
+      }
+    } else {
+      mma_bf16(q, a, a[0], a[2]);
+      mma_bf16(k, a, a[1], a[3]);
+    }
+  }
+  const bool odd = (lane & 4) != 0;
+  const int from = (lane & 28) + (lane >> 3);
+  return make_float2(shuffle(odd ? q[1] : q[0], from), shuffle(odd ? k[3] : k[2], from));
+}
+
+FW_DEVICE bool uses_norms(const Rule& rule) { return rule.q_norm == Norm::kL2 || rule.k_norm == Norm::kL2 || rule.gain_uses_key_norm(); }
+
 // The norms that a rule's coefficients need, of row lane / 4 of the warp.
 template <int kN>
 FW_DEVICE void fetched_norms(const Problem& x, const ChunkPlace& place, const RawMatrices& raw, FrontScalars<float>& s) {
-  float part[kWarpRows], y[kN];
-  if (x.rule.q_norm == Norm::kL2) {
-    FW_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) {
-      fetched_row(raw.q, r, y);
-      part[r] = 0;
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) part[r] += y[j] * y[j];
-    }
-    s.q2 = sum_rows(part);
-  }
-  if (x.rule.k_norm == Norm::kL2 || x.rule.gain_uses_key_norm()) {
-    FW_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) {
-      fetched_row(raw.k, r, y);
-      part[r] = 0;
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) part[r] += y[j] * y[j];
-    }
-    s.k2 = sum_rows(part);
+  if (uses_norms(x.rule)) {
+    const float2 squares = fetched_squares<kN>(raw);
+    s.q2 = squares.x, s.k2 = squares.y;
   }
   if (x.rule.normaliser != Normaliser::kNone) {
+    float part[kWarpRows], y[kN];
     const MRows rows = m_rows(x, place, static_cast<int>(lane_index()) * kN);
     FW_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
@@ -333,35 +358,66 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetche
   sync_warp();
 }
 
-// Whether r, e and w are multiples of the raw q, k and k.
-FW_DEVICE bool plain_streams(const Problem& x) {
-  return !channel_erase(x.rule) && !x.rule.uses_erase_key() && x.rule.feedback == Feedback::kNone && x.rule.read == Read::kPlain && x.m == nullptr;
+// Rules of which r, e and w are multiples of the raw q, k (or the erase gate times k) and k, by factors that need nothing but norms and
+// gates of one number, and whose raw rows can be fetched: their coefficients are made by two warps for all rows.
+inline bool plain_streams(const Problem& x) {
+  const Rule& rule = x.rule;
+  return !rule.uses_erase_key() && rule.feedback == Feedback::kNone && rule.read == Read::kPlain && x.m == nullptr && rule.normaliser == Normaliser::kNone &&
+         !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
 }
 
-// Calls body(r, streams) for the rows of the warp: unrolled where they were fetched, r a number of type int in either case.
+// The row whose coefficients a lane makes, or -1.
+FW_DEVICE int coefficient_row(int warp) { return warp == 0 ? static_cast<int>(lane_index()) : warp == 7 ? 32 + static_cast<int>(lane_index()) : -1; }
+
+// Of such a rule: the gates of a row (neutral past the chunk's rows), and its coefficients. The rule says once more what it is for
+// the compiler.
+struct PlainGates {
+  float beta = 1, erase = 1, write = 1;
+};
+FW_DEVICE PlainGates plain_gates(const Problem& x, const ChunkPlace& place, int row) {
+  const auto gate = [&](const TokenArg& a) {
+    const void* at = row_address(a, place, row);
+    return a.bf16 != 0 ? bf16_value(*static_cast<const uint16_t*>(at)) : *static_cast<const float*>(at);
+  };
+  PlainGates s;
+  if (row < 0 || row >= place.span.rows) return s;
+  if (x.rule.uses_beta()) s.beta = gate(x.in.beta);
+  if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kScalar) s.erase = gate(x.in.erase_gate);
+  if (x.rule.write == Gate::kScalar) s.write = gate(x.in.write_gate);
+  return s;
+}
+FW_DEVICE FrontCoefs<float> plain_coefs(const Problem& x, const PlainGates& gates, float q2, float k2) {
+  Rule rule = x.rule;
+  rule.erase_key = EraseKey::kTied, rule.feedback = Feedback::kNone, rule.read = Read::kPlain, rule.precond = Precond::kNone;
+  rule.normaliser = Normaliser::kNone;
+  FrontScalars<float> s;
+  s.q2 = q2, s.k2 = k2, s.beta = gates.beta, s.erase = gates.erase, s.write = gates.write;
+  return front_coefs(rule, x.scale, s);
+}
+
+// Calls body(r, streams) for the rows of the warp, from memory.
 template <int kN, class Body>
-FW_DEVICE void for_each_row(const Problem& x, const ChunkPlace& place, bool fetched, const RawMatrices& raw, const RowCoefs* coefs, Body&& body) {
+FW_DEVICE void for_each_row(const Problem& x, const ChunkPlace& place, const RowCoefs* coefs, Body&& body) {
   coefs += warp_index() * kWarpRows;
-  if (!fetched) {
-    const FrontRows rows = front_rows(x, place.n, place.hv);
-    FW_NO_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) {
-      FrontCoefs<float> c;
-      c.r_q = coefs[r].read_erase.x, c.r_k = coefs[r].read_erase.y, c.e_k = coefs[r].read_erase.z, c.e_q = coefs[r].read_erase.w;
-      c.e_p = coefs[r].rest.x, c.w_k = coefs[r].rest.y;
-      body(r, key_streams(x, c, row_from_memory<kN>(x, rows, place, r)));
-    }
-    return;
+  const FrontRows rows = front_rows(x, place.n, place.hv);
+  FW_NO_UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    FrontCoefs<float> c;
+    c.r_q = coefs[r].read_erase.x, c.r_k = coefs[r].read_erase.y, c.e_k = coefs[r].read_erase.z, c.e_q = coefs[r].read_erase.w;
+    c.e_p = coefs[r].rest.x, c.w_k = coefs[r].rest.y;
+    body(r, key_streams(x, c, row_from_memory<kN>(x, rows, place, r)));
   }
-  const bool mixed = x.rule.feedback != Feedback::kNone || x.rule.read != Read::kPlain, gate = channel_erase(x.rule), on_read = x.rule.preconditions_read();
-  const MRows m_all = m_rows(x, place, static_cast<int>(lane_index()) * kN);
-  float m[4][kN];
+}
+// The same of fetched rows, unrolled. A row's place may be written by body(r).
+template <int kN, bool kPlain, class Body>
+FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkPlace& place, const RawMatrices& raw, const RowCoefs* coefs, Body&& body) {
+  coefs += warp_index() * kWarpRows;
+  const bool mixed = !kPlain && (x.rule.feedback != Feedback::kNone || x.rule.read != Read::kPlain), gate = channel_erase(x.rule);
+  const bool on_read = x.rule.preconditions_read();
+  MRows m_all;
+  if constexpr (!kPlain) m_all = m_rows(x, place, static_cast<int>(lane_index()) * kN);
   FW_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
-    if (m_all.first != nullptr && r % 4 == 0) {
-      FW_UNROLL
-      for (int i = 0; i < 4; ++i) load_m(m_all, r + i, m[i]);
-    }
     const float4 c = coefs[r].read_erase;
     const float w_k = coefs[r].rest.y;
     float q[kN], k[kN];
@@ -380,9 +436,11 @@ FW_DEVICE void for_each_row(const Problem& x, const ChunkPlace& place, bool fetc
       FW_UNROLL
       for (int j = 0; j < kN; ++j) s.e[j] *= b[j];
     }
-    if (m_all.first != nullptr) {
+    if (!kPlain && m_all.first != nullptr) {
+      float m[kN];
+      load_m(m_all, r, m);
       FW_UNROLL
-      for (int j = 0; j < kN; ++j) s.r[j] *= on_read ? m[r % 4][j] : 1.0f, s.w[j] *= on_read ? 1.0f : m[r % 4][j];
+      for (int j = 0; j < kN; ++j) s.r[j] *= on_read ? m[j] : 1.0f, s.w[j] *= on_read ? 1.0f : m[j];
     }
     body(r, s);
   }

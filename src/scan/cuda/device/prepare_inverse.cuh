@@ -3,44 +3,68 @@
 // partial sums blow up for keys that are alike.
 #pragma once
 
-#include "scan/cuda/device/ptx.cuh"
+#include "scan/cuda/device/granules.cuh"
 
 namespace fw::cuda {
 
-// Element of entry (i, j); four neighbouring columns stay together.
-FW_DEVICE int triangle_index(int i, int j) { return i * 64 + (((j >> 2) ^ (i & 7)) << 2) + (j & 3); }
+// Element of entry (i, j), j not above the diagonal block of i: rows of 16, 32, 48 and 64 columns, each 8 longer against bank
+// conflicts.
+FW_DEVICE int triangle_stride(int block) { return 24 + 16 * block; }
+FW_DEVICE int triangle_index(int i, int j) {
+  const int block = i >> 4;
+  return 128 * block * (block + 2) + (i & 15) * triangle_stride(block) + j;
+}
+inline constexpr uint32_t kTriangleBytes = 4 * 3072;
 
-inline constexpr int kInverseBarrier = 1;
+inline constexpr int kInverseBarrier = 1;  // and the next two
 
-// One column of one 16x16 block a lane.
-FW_DEVICE void invert_diagonal(float* t) {
-  const int lane = static_cast<int>(lane_index()), column = lane & 15, first = (static_cast<int>(warp_index()) * 2 + (lane >> 4)) * 16;
-  float a[16];
+// To nearest, of the bits that a product reads; infinite numbers become no numbers.
+FW_DEVICE uint32_t nearest_tf32(float x) { return float_bits(x) + 0x1000u; }
+
+// A diagonal block by one warp, in place: one column a lane, in both halves of the warp.
+FW_DEVICE void invert_diagonal(float* t, int block) {
+  const int lane = static_cast<int>(lane_index()), column = lane & 15, stride = triangle_stride(block);
+  float* corner = t + triangle_index(16 * block, 16 * block);
+  float x[16];
   FW_UNROLL
-  for (int i = 0; i < 16; ++i) {
-    float sum = i == column ? 1.0f : 0.0f;
+  for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.0f : 0.0f;
+  FW_UNROLL
+  for (int j = 0; j < 16; j += 4) {
     FW_UNROLL
-    for (int j = 0; j < i; j += 4) {
-      const float4 x = *reinterpret_cast<const float4*>(t + triangle_index(first + i, first + j));
-      const float row[4] = {x.x, x.y, x.z, x.w};
+    for (int i = j + 1; i < 16; ++i) {
+      const float4 y = *reinterpret_cast<const float4*>(corner + i * stride + j);
+      const float row[4] = {y.x, y.y, y.z, y.w};
       FW_UNROLL
       for (int m = 0; m < 4; ++m) {
-        if (j + m < i) sum -= row[m] * a[j + m];
+        if (j + m < i) x[i] -= row[m] * x[j + m];
       }
     }
-    a[i] = sum;
   }
   sync_warp();
   FW_UNROLL
-  for (int i = 0; i < 16; ++i) t[triangle_index(first + i, first + column)] = a[i];
+  for (int i = 0; i < 16; i += 2) corner[(i + (lane >> 4)) * stride + column] = lane < 16 ? x[i] : x[i + 1];
   sync_warp();
+}
+// To the panel a, with zeros in the blocks beside it.
+FW_DEVICE void store_diagonal(const float* t, char* a, int block) {
+  const int lane = static_cast<int>(lane_index()), row = lane >> 1, granule = lane & 1;
+  const float* from = t + triangle_index(16 * block + row, 16 * block + granule * 8);
+  const float4 low = *reinterpret_cast<const float4*>(from), high = *reinterpret_cast<const float4*>(from + 4);
+  *reinterpret_cast<uint4*>(a + granule_offset(16 * block + row, 2 * block + granule)) =
+      make_uint4(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y), pack_bf16(high.z, high.w));
+  FW_UNROLL
+  for (int right = 1; right < 4; ++right) {
+    if (right > block) *reinterpret_cast<uint4*>(a + granule_offset(16 * block + row, 2 * right + granule)) = make_uint4(0, 0, 0, 0);
+  }
 }
 
 // The accumulator of a product with the result's columns as the next product's summed index: columns 2t and 2t + 1 of a lane
 // stand where t and t + 4 are expected, so the other operand takes them in that order.
-FW_DEVICE void as_left(const float (&c)[4], uint32_t (&a)[4]) { a[0] = to_tf32(c[0]), a[1] = to_tf32(c[2]), a[2] = to_tf32(c[1]), a[3] = to_tf32(c[3]); }
+FW_DEVICE void as_left(const float (&c)[4], uint32_t (&a)[4]) {
+  a[0] = nearest_tf32(c[0]), a[1] = nearest_tf32(c[2]), a[2] = nearest_tf32(c[1]), a[3] = nearest_tf32(c[3]);
+}
 
-// Columns `column` .. + 15 of -A22 T21 A11 for blocks of kSize rows that begin at `first`, as its transpose in out (tile n: rows
+// Columns `column` .. + 15 of A22 T21 A11 for blocks of kSize rows that begin at `first`, as its transpose in out (tile n: rows
 // 8 n .. 8 n + 7 of the block below). What lies above the diagonal of A11 and A22 in blocks of 16 is not read.
 template <int kSize>
 FW_DEVICE void below_diagonal(const float* t, int first, int column, float (&out)[kSize / 8][4]) {
@@ -56,14 +80,14 @@ FW_DEVICE void below_diagonal(const float* t, int first, int column, float (&out
     const int m = 8 * step;
     if (m < column) continue;
     uint32_t a[4];
-    a[0] = to_tf32(t[triangle_index(first + m + k, first + column + g)]);
-    a[1] = to_tf32(t[triangle_index(first + m + k, first + column + g + 8)]);
-    a[2] = to_tf32(t[triangle_index(first + m + k + 4, first + column + g)]);
-    a[3] = to_tf32(t[triangle_index(first + m + k + 4, first + column + g + 8)]);
+    a[0] = nearest_tf32(t[triangle_index(first + m + k, first + column + g)]);
+    a[1] = nearest_tf32(t[triangle_index(first + m + k, first + column + g + 8)]);
+    a[2] = nearest_tf32(t[triangle_index(first + m + k + 4, first + column + g)]);
+    a[3] = nearest_tf32(t[triangle_index(first + m + k + 4, first + column + g + 8)]);
     FW_UNROLL
     for (int n = 0; n < kSize / 8; ++n) {
       const int row = low + 8 * n + g;
-      mma_tf32(u[n], a, to_tf32(t[triangle_index(row, first + m + k)]), to_tf32(t[triangle_index(row, first + m + k + 4)]));
+      mma_tf32(u[n], a, nearest_tf32(t[triangle_index(row, first + m + k)]), nearest_tf32(t[triangle_index(row, first + m + k + 4)]));
     }
   }
   FW_UNROLL
@@ -73,37 +97,53 @@ FW_DEVICE void below_diagonal(const float* t, int first, int column, float (&out
     FW_UNROLL
     for (int n = r / 2 * 2; n < kSize / 8; ++n) {
       const float2 x = *reinterpret_cast<const float2*>(t + triangle_index(low + 8 * n + g, low + 8 * r + 2 * k));
-      mma_tf32(out[n], a, to_tf32(x.x), to_tf32(x.y));
+      mma_tf32(out[n], a, nearest_tf32(x.x), nearest_tf32(x.y));
     }
   }
 }
 
+// Minus that into the panel.
 template <int kSize>
-FW_DEVICE void store_below_diagonal(float* t, int first, int column, const float (&out)[kSize / 8][4]) {
-  const int lane = static_cast<int>(lane_index()), g = lane >> 2, k = lane & 3;
+FW_DEVICE void store_below_diagonal(uint32_t panel, int first, int column, const float (&out)[kSize / 8][4]) {
   FW_UNROLL
-  for (int n = 0; n < kSize / 8; ++n) {
-    const int row = first + kSize + 8 * n + 2 * k;
-    t[triangle_index(row, first + column + g)] = -out[n][0];
-    t[triangle_index(row + 1, first + column + g)] = -out[n][1];
-    t[triangle_index(row, first + column + g + 8)] = -out[n][2];
-    t[triangle_index(row + 1, first + column + g + 8)] = -out[n][3];
+  for (int j = 0; j < kSize / 16; ++j) {
+    const float(&x)[4] = out[2 * j], (&y)[4] = out[2 * j + 1];
+    const uint32_t packed[4] = {pack_bf16(-x[0], -x[1]), pack_bf16(-x[2], -x[3]), pack_bf16(-y[0], -y[1]), pack_bf16(-y[2], -y[3])};
+    stmatrix_x4_trans(a_fragment_trans(panel, first + kSize + 16 * j, (first + column) / 8), packed);
   }
 }
 
-// T becomes A in place, by warps 0 and 1; what lies above the diagonal outside of the diagonal blocks stays as it was.
-FW_DEVICE void invert(float* t) {
-  const int warp = static_cast<int>(warp_index());
-  invert_diagonal(t);
-  float small[2][4];
-  below_diagonal<16>(t, 32 * warp, 0, small);
+// T becomes A in the panel a, by warps 0 to 3, which wrote the 16 rows of T of their number themselves. What is left in t is
+// neither. Warps 0 and 2 return while 1 and 3 go on. Before a warp writes to a it calls wait_for_a.
+template <class Wait>
+FW_DEVICE void invert(float* t, char* a, int warp, Wait&& wait_for_a) {
+  const int lane = static_cast<int>(lane_index()), pair = warp >> 1, first = 32 * pair;
+  const uint32_t panel = shared_address(a);
   sync_warp();
-  store_below_diagonal<16>(t, 32 * warp, 0, small);
-  named_barrier_sync(kInverseBarrier, 64);
+  invert_diagonal(t, warp);
+  wait_for_a();
+  store_diagonal(t, a, warp);
+  // Numbers that are constants: a block holds no more of the machine's barriers than it names.
+  if (warp == 0) return named_barrier_arrive(kInverseBarrier, 64);
+  if (warp == 2) return named_barrier_arrive(kInverseBarrier + 1, 64);
+  if (warp == 1) {
+    named_barrier_sync(kInverseBarrier, 64);
+  } else {
+    named_barrier_sync(kInverseBarrier + 1, 64);
+  }
+  float small[2][4];
+  below_diagonal<16>(t, first, 0, small);
+  sync_warp();
+  FW_UNROLL
+  for (int n = 0; n < 2; ++n) {
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i) t[triangle_index(first + 16 + 8 * n + 2 * (lane & 3) + (i & 1), first + (lane >> 2) + (i >> 1) * 8)] = -small[n][i];
+  }
+  store_below_diagonal<16>(panel, first, 0, small);
+  named_barrier_sync(kInverseBarrier + 2, 64);
   float large[4][4];
-  below_diagonal<32>(t, 0, 16 * warp, large);
-  named_barrier_sync(kInverseBarrier, 64);
-  store_below_diagonal<32>(t, 0, 16 * warp, large);
+  below_diagonal<32>(t, 0, 16 * pair, large);
+  store_below_diagonal<32>(panel, 0, 16 * pair, large);
 }
 
 }  // namespace fw::cuda

@@ -1,4 +1,5 @@
-// What scalar and channel decay share once T and P are there: A to bf16, the products of the images, the Z image.
+// What scalar and channel decay share once the products of T and P are there: both to shared memory, the products of the images,
+// the Z image.
 #pragma once
 
 #include "scan/cuda/device/granules.cuh"
@@ -8,65 +9,103 @@
 
 namespace fw::cuda {
 
-// One 8-column tile of T (kStrict; float32) or P (bf16 panel) from an accumulator: rows 16 block + g and + 8, columns 8 n + 2 k.
+// Tiles of 8 columns (tile n: columns 8 n .. 8 n + 7) of the 16 rows of a block, as accumulators: of T into the triangle, of P and M into
+// a panel. Tiles 2 block and 2 block + 1 are cut at the diagonal: selected, not multiplied, since above it may be anything.
+struct TriangleRows {
+  float* first;
+  int step;  // to the row 8 below
+};
+FW_DEVICE TriangleRows triangle_rows(char* t, int block) {
+  const int lane = static_cast<int>(lane_index());
+  return {reinterpret_cast<float*>(t) + triangle_index(16 * block + (lane >> 2), 2 * (lane & 3)), 8 * triangle_stride(block)};
+}
+FW_DEVICE void store_tile(const TriangleRows& rows, int n, const float (&c)[4]) {
+  *reinterpret_cast<float2*>(rows.first + 8 * n) = make_float2(c[0], c[1]);
+  *reinterpret_cast<float2*>(rows.first + 8 * n + rows.step) = make_float2(c[2], c[3]);
+}
+FW_DEVICE uint32_t panel_rows(int block) {
+  const uint32_t lane = lane_index();
+  return static_cast<uint32_t>(16 * block * 128) + (lane >> 2) * 128 + (lane >> 2) * 16 + 4 * (lane & 3);
+}
+FW_DEVICE void store_tile(char* panel, uint32_t rows, int n, const float (&c)[4]) {
+  char* to = panel + (rows ^ static_cast<uint32_t>(n << 4));
+  *reinterpret_cast<uint32_t*>(to) = pack_bf16(c[0], c[1]);
+  *reinterpret_cast<uint32_t*>(to + 1024) = pack_bf16(c[2], c[3]);
+}
+// odd: the second tile of the block; kStrict: the diagonal too is cut.
 template <bool kStrict>
-FW_DEVICE void store_pairs(void* to, int block, int n, const float (&c)[4]) {
-  const int lane = static_cast<int>(lane_index()), k = lane & 3, j = 8 * n + 2 * k;
+FW_DEVICE void cut_tile(int odd, float (&c)[4]) {
+  const int lane = static_cast<int>(lane_index()), i = lane >> 2, j = 8 * odd + 2 * (lane & 3) + (kStrict ? 1 : 0);
+  c[0] = j <= i ? c[0] : 0.0f, c[1] = j + 1 <= i ? c[1] : 0.0f;
+  c[2] = j <= i + 8 ? c[2] : 0.0f, c[3] = j + 1 <= i + 8 ? c[3] : 0.0f;
+}
+
+// Zeros in the 16x16 blocks above the diagonal of a panel, by all threads.
+FW_DEVICE void clear_above(char* panel) {
+  const int row = static_cast<int>(thread_index()) >> 2, block = static_cast<int>(thread_index()) & 3;
+  if (block > row >> 4) {
+    *reinterpret_cast<uint4*>(panel + granule_offset(row, 2 * block)) = make_uint4(0, 0, 0, 0);
+    *reinterpret_cast<uint4*>(panel + granule_offset(row, 2 * block + 1)) = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// A float32 factor as the sum of two bf16 numbers, 16 bits of it: a product of a bf16 number with it is rounded once, but for 2^-9 of
+// a rounding.
+struct SplitFactor {
+  uint32_t high, low;  // each twice
+};
+FW_DEVICE SplitFactor split_factor(float x) {
+  const uint32_t high = pack_bf16(x, x);
+  const float rest = x - bf16_low(high);
+  return {high, pack_bf16(rest, rest)};
+}
+FW_DEVICE uint32_t times(uint32_t x, const SplitFactor& factor) { return fma_bf16x2(x, factor.high, mul_bf16x2(x, factor.low)); }
+FW_DEVICE uint4 times(const uint4& x, const SplitFactor& f) { return make_uint4(times(x.x, f), times(x.y, f), times(x.z, f), times(x.w, f)); }
+
+// The same of all rows.
+struct SplitFactors {
+  uint16_t high[kChunk], low[kChunk];
+};
+FW_DEVICE void split_into(SplitFactors& factors, int row, float x) {
+  factors.high[row] = bf16_bits(x);
+  factors.low[row] = bf16_bits(x - bf16_value(factors.high[row]));
+}
+// A fragment of a_fragment_trans: tokens `row` .. row + 15 each times their factor.
+FW_DEVICE void times_rows(uint32_t (&x)[4], const SplitFactors& factors, int row) {
+  const int first = row + 2 * (static_cast<int>(lane_index()) & 3);
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
-    const int i = 16 * block + 8 * half + (lane >> 2);
-    // Selected, not multiplied: what lies above the diagonal may be anything.
-    if constexpr (kStrict) {
-      *reinterpret_cast<float2*>(static_cast<float*>(to) + triangle_index(i, j)) = make_float2(j < i ? c[2 * half] : 0.0f, j + 1 < i ? c[2 * half + 1] : 0.0f);
-    } else {
-      *reinterpret_cast<uint32_t*>(static_cast<char*>(to) + granule_offset(i, n) + 4 * k) =
-          pack_bf16(j <= i ? c[2 * half] : 0.0f, j + 1 <= i ? c[2 * half + 1] : 0.0f);
-    }
+    const SplitFactor f = {*reinterpret_cast<const uint32_t*>(factors.high + first + 8 * half),
+                           *reinterpret_cast<const uint32_t*>(factors.low + first + 8 * half)};
+    x[2 * half] = times(x[2 * half], f), x[2 * half + 1] = times(x[2 * half + 1], f);
   }
 }
 
-// A from float32 to the panel a; a_rows, if not null: with its rows times scale[64].
-FW_DEVICE void round_inverse(const float* t, char* a, char* a_rows, const float* scale) {
-  const int i = static_cast<int>(thread_index()) >> 2, first = (static_cast<int>(thread_index()) & 3) * 2;
-  FW_UNROLL
-  for (int granule = first; granule < first + 2; ++granule) {
-    float x[8];
-    FW_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const float4 y = *reinterpret_cast<const float4*>(t + triangle_index(i, granule * 8 + half * 4));
-      const float row[4] = {y.x, y.y, y.z, y.w};
-      FW_UNROLL
-      for (int m = 0; m < 4; ++m) x[4 * half + m] = granule * 8 + half * 4 + m <= i ? row[m] : 0.0f;
-    }
-    *reinterpret_cast<uint4*>(a + granule_offset(i, granule)) =
-        make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
-    if (a_rows != nullptr) {
-      const float s = scale[i];
-      *reinterpret_cast<uint4*>(a_rows + granule_offset(i, granule)) =
-          make_uint4(pack_bf16(s * x[0], s * x[1]), pack_bf16(s * x[2], s * x[3]), pack_bf16(s * x[4], s * x[5]), pack_bf16(s * x[6], s * x[7]));
-    }
-  }
-}
-
-// 16 channels of A^T K in place of those of K (both [64 tokens, key]); no other warp touches these channels.
-FW_DEVICE void transform_keys(uint32_t keys, uint32_t a, int slice) {
-  uint32_t left[4][4];
-  FW_UNROLL
-  for (int i = 0; i < 4; ++i) ldmatrix_x4_trans(left[i], a_fragment_trans(keys, 16 * i, 2 * slice));
-  float x[8][4];
+FW_DEVICE void clear_tiles(float (&x)[8][4]) {
   FW_UNROLL
   for (int n = 0; n < 8; ++n) {
     FW_UNROLL
     for (int m = 0; m < 4; ++m) x[n][m] = 0;
   }
+}
+
+// 16 channels of A^T K in place of those of K (both [64 tokens, key]); no other warp touches these channels. factors, if not null: of
+// the rows of K.
+template <bool kScaled>
+FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, uint32_t a, int slice) {
+  float x[8][4];
+  clear_tiles(x);
   FW_UNROLL
   for (int i = 0; i < 4; ++i) {
+    uint32_t left[4];
+    ldmatrix_x4_trans(left, a_fragment_trans(keys, 16 * i, 2 * slice));
+    if constexpr (kScaled) times_rows(left, *factors, 16 * i);
     FW_UNROLL
     for (int j = 0; j <= i; ++j) {
       uint32_t right[4];
       ldmatrix_x4_trans(right, b_fragment_trans(a, 16 * i, 2 * j));
-      mma_bf16(x[2 * j], left[i], right[0], right[1]);
-      mma_bf16(x[2 * j + 1], left[i], right[2], right[3]);
+      mma_bf16(x[2 * j], left, right[0], right[1]);
+      mma_bf16(x[2 * j + 1], left, right[2], right[3]);
     }
   }
   sync_warp();
@@ -78,16 +117,24 @@ FW_DEVICE void transform_keys(uint32_t keys, uint32_t a, int slice) {
   }
 }
 
-// 16 channels: Y = A E in place of -E, and Q - P Y in place of Q.
-FW_DEVICE void transform_reads(uint32_t minus_e, uint32_t q, uint32_t a, uint32_t p, int slice) {
+// Where transform_reads finds and leaves things. Without factors: -E and Q of the forward image. With: what they are multiples of, row by
+// row, and the factors. y may be minus_e.
+struct ReadBuffers {
+  uint32_t minus_e, q, y;
+  const SplitFactors* e_factors;
+  const float* q_factors;
+};
+
+// 16 channels: Y = A E, and Q - P Y in place of Q.
+template <bool kScaled>
+FW_DEVICE void transform_reads(const ReadBuffers& s, uint32_t a, uint32_t p, int slice) {
   uint32_t left[4][4];
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) ldmatrix_x4_trans(left[j], a_fragment_trans(minus_e, 16 * j, 2 * slice));
   float y[8][4];
+  clear_tiles(y);
   FW_UNROLL
-  for (int n = 0; n < 8; ++n) {
-    FW_UNROLL
-    for (int m = 0; m < 4; ++m) y[n][m] = 0;
+  for (int j = 0; j < 4; ++j) {
+    ldmatrix_x4_trans(left[j], a_fragment_trans(s.minus_e, 16 * j, 2 * slice));
+    if constexpr (kScaled) times_rows(left[j], *s.e_factors, 16 * j);
   }
   FW_UNROLL
   for (int i = 0; i < 4; ++i) {
@@ -106,12 +153,17 @@ FW_DEVICE void transform_reads(uint32_t minus_e, uint32_t q, uint32_t a, uint32_
     left[i][2] = pack_bf16(y[2 * i + 1][0], y[2 * i + 1][1]), left[i][3] = pack_bf16(y[2 * i + 1][2], y[2 * i + 1][3]);
     constexpr uint32_t kSigns = 0x80008000u;
     const uint32_t plus[4] = {left[i][0] ^ kSigns, left[i][1] ^ kSigns, left[i][2] ^ kSigns, left[i][3] ^ kSigns};
-    stmatrix_x4_trans(a_fragment_trans(minus_e, 16 * i, 2 * slice), plus);
+    stmatrix_x4_trans(a_fragment_trans(s.y, 16 * i, 2 * slice), plus);
     uint32_t reads[4];
-    ldmatrix_x4_trans(reads, a_fragment_trans(q, 16 * i, 2 * slice));
-    y[2 * i][0] = bf16_low(reads[0]), y[2 * i][1] = bf16_high(reads[0]), y[2 * i][2] = bf16_low(reads[1]), y[2 * i][3] = bf16_high(reads[1]);
-    y[2 * i + 1][0] = bf16_low(reads[2]), y[2 * i + 1][1] = bf16_high(reads[2]);
-    y[2 * i + 1][2] = bf16_low(reads[3]), y[2 * i + 1][3] = bf16_high(reads[3]);
+    ldmatrix_x4_trans(reads, a_fragment_trans(s.q, 16 * i, 2 * slice));
+    FW_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float2 f = make_float2(1, 1);
+      if constexpr (kScaled) f = *reinterpret_cast<const float2*>(s.q_factors + 16 * i + 8 * half + 2 * (static_cast<int>(lane_index()) & 3));
+      float(&tile)[4] = y[2 * i + half];
+      tile[0] = f.x * bf16_low(reads[2 * half]), tile[1] = f.y * bf16_high(reads[2 * half]);
+      tile[2] = f.x * bf16_low(reads[2 * half + 1]), tile[3] = f.y * bf16_high(reads[2 * half + 1]);
+    }
   }
   FW_UNROLL
   for (int i = 0; i < 4; ++i) {
@@ -128,13 +180,14 @@ FW_DEVICE void transform_reads(uint32_t minus_e, uint32_t q, uint32_t a, uint32_
   for (int i = 0; i < 4; ++i) {
     const uint32_t packed[4] = {pack_bf16(y[2 * i][0], y[2 * i][1]), pack_bf16(y[2 * i][2], y[2 * i][3]), pack_bf16(y[2 * i + 1][0], y[2 * i + 1][1]),
                                 pack_bf16(y[2 * i + 1][2], y[2 * i + 1][3])};
-    stmatrix_x4_trans(a_fragment_trans(q, 16 * i, 2 * slice), packed);
+    stmatrix_x4_trans(a_fragment_trans(s.q, 16 * i, 2 * slice), packed);
   }
 }
 
 // M = P A into the panel m: a warp has the 16 rows of a block and every second tile of 8 columns.
-FW_DEVICE void read_products(uint32_t p, uint32_t a, char* m) {
-  const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index()), block = warp & 3, odd = warp >> 2;
+FW_DEVICE void read_products(uint32_t p, uint32_t a, char* m, int warp) {
+  const int lane = static_cast<int>(lane_index()), block = warp & 3, odd = warp >> 2;
+  const uint32_t right_rows = a + static_cast<uint32_t>((lane & 15) * 128) + static_cast<uint32_t>((odd ^ (lane & 7)) << 4);
   float x[4][4];
   FW_UNROLL
   for (int n = 0; n < 4; ++n) {
@@ -143,26 +196,65 @@ FW_DEVICE void read_products(uint32_t p, uint32_t a, char* m) {
   }
   FW_UNROLL
   for (int k = 0; k < 4; ++k) {
-    if (k > block) continue;
+    if (k > block) break;
     uint32_t left[4];
     ldmatrix_x4(left, a_fragment(p, 16 * block, 2 * k));
     FW_UNROLL
     for (int j = 0; j <= k; ++j) {
       uint32_t right[2];
-      ldmatrix_x2_trans(right, a + granule_offset(16 * k + (lane & 15), 2 * j + odd));
+      ldmatrix_x2_trans(right, fragment_offset(right_rows, 16 * k, 2 * j));
       mma_bf16(x[j], left, right[0], right[1]);
     }
   }
+  const uint32_t rows = panel_rows(block);
   FW_UNROLL
-  for (int j = 0; j < 4; ++j) store_pairs<false>(m, block, 2 * j + odd, x[j]);
+  for (int j = 0; j < 4; ++j) {
+    if (j == block) cut_tile<false>(odd, x[j]);
+    store_tile(m, rows, 2 * j + odd, x[j]);
+  }
 }
 
 // Z = z_v c (.) v of all value columns as panels, 0 past V and past the chunk's rows, by threads `thread`, + threads, ...
-FW_DEVICE void write_values(const Problem& x, const ChunkPlace& place, const RowCoefs* coefs, uint16_t* z, int thread, int threads) {
+// z_v(row): 0 past the chunk's rows.
+template <class RowFactor>
+FW_DEVICE void write_values(const Problem& x, const ChunkPlace& place, RowFactor&& z_v, uint16_t* z, int thread, int threads) {
   const Rows values = chunk_rows(x.in.v, place), gates = chunk_rows(x.in.write_gate, place);
-  const int blocks = (x.V + kValueBlock - 1) / kValueBlock;
+  const int granules = (x.V + kValueBlock - 1) / kValueBlock * 512;
   const bool gate = x.rule.write == Gate::kChannel;
-  for (int i = thread; i < blocks * 512; i += threads) {
+  char* to = reinterpret_cast<char*>(z);
+  const auto whole = [](const Rows& rows) { return rows.bf16 != 0 && (rows.stride & 7) == 0 && (reinterpret_cast<uintptr_t>(rows.data) & 15) == 0; };
+  if (gate && whole(values) && whole(gates) && (x.V & 7) == 0) {
+    constexpr int kAhead = 3;  // loads that are under way together
+    for (int first = thread; first < granules; first += kAhead * threads) {
+      uint4 v[kAhead], c[kAhead];
+      FW_UNROLL
+      for (int n = 0; n < kAhead; ++n) {
+        const int i = first + n * threads, row = (i >> 3) & 63, column = ((i & 7) + (i >> 9) * 8) * 8;
+        v[n] = c[n] = make_uint4(0, 0, 0, 0);
+        if (i < granules && row < place.span.rows && column < x.V) {
+          v[n] = *reinterpret_cast<const uint4*>(values.data + (row * values.stride + column) * 2);
+          c[n] = *reinterpret_cast<const uint4*>(gates.data + (row * gates.stride + column) * 2);
+        }
+      }
+      FW_UNROLL
+      for (int n = 0; n < kAhead; ++n) {
+        const int i = first + n * threads, row = (i >> 3) & 63;
+        if (i >= granules) break;
+        const float f = z_v(row);
+        uint4 product = make_uint4(mul_bf16x2(v[n].x, c[n].x), mul_bf16x2(v[n].y, c[n].y), mul_bf16x2(v[n].z, c[n].z), mul_bf16x2(v[n].w, c[n].w));
+        if (f != 1.0f) {
+          const uint32_t a[4] = {v[n].x, v[n].y, v[n].z, v[n].w}, b[4] = {c[n].x, c[n].y, c[n].z, c[n].w};
+          uint32_t words[4];
+          FW_UNROLL
+          for (int j = 0; j < 4; ++j) words[j] = pack_bf16(bf16_low(a[j]) * (f * bf16_low(b[j])), bf16_high(a[j]) * (f * bf16_high(b[j])));
+          product = make_uint4(words[0], words[1], words[2], words[3]);
+        }
+        *reinterpret_cast<uint4*>(to + granule_offset(row, (i & 7) + (i >> 9) * 8)) = product;
+      }
+    }
+    return;
+  }
+  for (int i = thread; i < granules; i += threads) {
     const int row = (i >> 3) & 63, granule = (i & 7) + (i >> 9) * 8;
     float v[8], c[8];
     FW_UNROLL
@@ -171,10 +263,10 @@ FW_DEVICE void write_values(const Problem& x, const ChunkPlace& place, const Row
       load_channels(values, row, granule * 8, x.V, v);
       if (gate) load_channels(gates, row, granule * 8, x.V, c);
     }
-    const float z_v = coefs[row].rest.z;
+    const float f = z_v(row);
     FW_UNROLL
-    for (int j = 0; j < 8; ++j) v[j] *= z_v * c[j];
-    *reinterpret_cast<uint4*>(reinterpret_cast<char*>(z) + granule_offset(row, granule)) =
+    for (int j = 0; j < 8; ++j) v[j] *= f * c[j];
+    *reinterpret_cast<uint4*>(to + granule_offset(row, granule)) =
         make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
   }
 }

@@ -170,6 +170,18 @@ FW_DEVICE void prefetch_line(const void* global) { asm volatile("prefetch.global
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
+// ---- Hopper: pairs of bf16 numbers, a b and a b + c, rounded once -------------------------------------------------------------
+FW_DEVICE uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+FW_DEVICE uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
 // ---- Hopper: registers to 8x8 matrices in shared memory, addresses and layout as in ldmatrix ---------------------------------
 FW_DEVICE void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
@@ -241,6 +253,11 @@ FW_DEVICE void fence_async_shared() { asm volatile("fence.proxy.async.shared::ct
 // ---- Hopper: the kernel before in the stream, launched with launch_overlapped() ------------------------------------------------
 FW_DEVICE void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 FW_DEVICE void grid_dependency_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+#else
+
+FW_DEVICE void grid_dependency_wait() {}
+FW_DEVICE void grid_dependency_launch() {}
 
 #endif
 

@@ -58,14 +58,14 @@ struct RingBarriers {
 // Sequence, value head and value block of this block: blocks of one head are neighbours, so that the second one finds the images in L2.
 struct ScanPlace {
   int n, hv, value_block;
+  bool map;  // the block is one of `maps` that follow the value blocks, number value_block of those
   int32_t length, chunks;
   int64_t first_tile;  // index of (first chunk, hv); a chunk further is HV further
 };
 
-FW_DEVICE ScanPlace scan_place(const SequenceArg& sequences, int HV, int V) {
-  const int blocks = (V + kValueBlock - 1) / kValueBlock;
-  const int head = static_cast<int>(block_index_x()) / blocks;
-  ScanPlace p{head / HV, head % HV, static_cast<int>(block_index_x()) % blocks, 0, 0, 0};
+FW_DEVICE ScanPlace scan_place(const SequenceArg& sequences, int HV, int values, int maps) {
+  const int head = static_cast<int>(block_index_x()) / (values + maps), block = static_cast<int>(block_index_x()) % (values + maps);
+  ScanPlace p{head / HV, head % HV, block < values ? block : block - values, block >= values, 0, 0, 0};
   p.length = sequence_length(sequences, p.n);
   p.chunks = chunk_count(sequences, p.n);
   p.first_tile = static_cast<int64_t>(first_chunk(sequences, p.n)) * HV + p.hv;
@@ -217,18 +217,18 @@ struct StatePlace {
   int K, V, k, v;  // k, v: of accumulator 0
 };
 
-FW_DEVICE StatePlace state_place(const StateArg& a, const ScanPlace& p, int K, int V) {
-  const int64_t offset = p.n * a.stride_n + p.hv * a.stride_h;
+FW_DEVICE StatePlace state_place(const StateArg& a, const ScanPlace& p, int n, int K, int V) {
+  const int64_t offset = n * a.stride_n + p.hv * a.stride_h;
   const int k = 2 * (static_cast<int>(lane_index()) % 4), v = p.value_block * kValueBlock + 16 * state_warp() + static_cast<int>(lane_index()) / 4;
   return {static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4), a.stride_k, a.stride_v, a.bf16, K, V, k, v};
 }
 
 template <int kN>
-FW_DEVICE void load_state(const StateArg& a, const ScanPlace& p, int K, int V, float (&d)[kN]) {
+FW_DEVICE void load_state(const StateArg& a, const ScanPlace& p, int n, int K, int V, float (&d)[kN]) {
   FW_UNROLL
   for (int i = 0; i < kN; ++i) d[i] = 0.0f;
   if (a.data == nullptr) return;
-  const StatePlace s = state_place(a, p, K, V);
+  const StatePlace s = state_place(a, p, n, K, V);
   FW_UNROLL
   for (int i = 0; i < kN; ++i) {
     const int k = s.k + i / 4 * 8 + i % 2, v = s.v + i % 4 / 2 * 8;
@@ -239,10 +239,19 @@ FW_DEVICE void load_state(const StateArg& a, const ScanPlace& p, int K, int V, f
   }
 }
 
+// The unit matrix, of which this block has value columns.
 template <int kN>
-FW_DEVICE void store_state(const StateArg& a, const ScanPlace& p, int K, int V, const float (&d)[kN]) {
-  if (a.data == nullptr) return;
-  const StatePlace s = state_place(a, p, K, V);
+FW_DEVICE void unit_state(const ScanPlace& p, float (&d)[kN]) {
+  const int first = 2 * (static_cast<int>(lane_index()) % 4) - p.value_block * kValueBlock - 16 * state_warp() - static_cast<int>(lane_index()) / 4;
+  FW_UNROLL
+  for (int i = 0; i < kN; ++i) d[i] = first + i / 4 * 8 + i % 2 - i % 4 / 2 * 8 == 0 ? 1.0f : 0.0f;
+}
+
+// n: -1: nowhere.
+template <int kN>
+FW_DEVICE void store_state(const StateArg& a, const ScanPlace& p, int n, int K, int V, const float (&d)[kN]) {
+  if (a.data == nullptr || n < 0) return;
+  const StatePlace s = state_place(a, p, n, K, V);
   FW_UNROLL
   for (int i = 0; i < kN; ++i) {
     const int k = s.k + i / 4 * 8 + i % 2, v = s.v + i % 4 / 2 * 8;

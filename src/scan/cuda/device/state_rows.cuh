@@ -2,8 +2,7 @@
 // Channels and rows past the end are 0 and never stored. One token of the recurrence on such rows.
 #pragma once
 
-#include "rule/decay.h"
-#include "scan/cuda/device/front_rows.cuh"
+#include "scan/cuda/device/token_key.cuh"
 
 namespace fw::cuda {
 
@@ -83,6 +82,26 @@ FW_DEVICE StatePath state_path(const StateRef& s, int v0, int V, int K) {
 }
 
 template <int kN, int kRows>
+FW_DEVICE void load_state_elements(const StateRef& state, int v0, int V, int K, int lane, float (&s)[kRows][kN]) {
+  const int first = lane * kN;
+  float slow[kRows * kN];  // in local memory: this path shall not cost the others registers
+  FW_NO_UNROLL
+  for (int e = 0; e < kRows * kN; ++e) {
+    const int i = e / kN, j = e % kN;
+    slow[e] = 0;
+    if (v0 + i < V && first + j < K) {
+      const int64_t at = (v0 + i) * state.stride_v + (first + j) * state.stride_k;
+      slow[e] = state.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(state.data)[at]) : reinterpret_cast<const float*>(state.data)[at];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j) s[i][j] = slow[i * kN + j];
+  }
+}
+
+template <int kN, int kRows>
 FW_DEVICE void load_state(const StateRef& state, int v0, int V, int K, int lane, float (&s)[kRows][kN]) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
@@ -135,47 +154,22 @@ FW_DEVICE void load_state(const StateRef& state, int v0, int V, int K, int lane,
     }
     return;
   }
-  float slow[kRows * kN];  // in local memory: this path shall not cost the others registers
-  FW_NO_UNROLL
-  for (int e = 0; e < kRows * kN; ++e) {
-    const int i = e / kN, j = e % kN;
-    slow[e] = 0;
-    if (v0 + i < V && first + j < K) {
-      const int64_t at = (v0 + i) * state.stride_v + (first + j) * state.stride_k;
-      slow[e] = state.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(state.data)[at]) : reinterpret_cast<const float*>(state.data)[at];
-    }
-  }
+  load_state_elements<kN, kRows>(state, v0, V, K, lane, s);
+}
+
+template <int kN, int kRows>
+FW_DEVICE void store_state_channels(const StateRef& state, int v0, int V, int K, int lane, const float (&s)[kRows][kN]) {
+  const int first = lane * kN, size = state.bf16 != 0 ? 2 : 4;
+  char* p = state.data + (v0 * state.stride_v + first) * size;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-    for (int j = 0; j < kN; ++j) s[i][j] = slow[i * kN + j];
+    if (v0 + i < V && first < K) store_wide<kN>(p + i * state.stride_v * size, state.bf16, s[i]);
   }
 }
 
 template <int kN, int kRows>
-FW_DEVICE void store_state(const StateRef& state, int v0, int V, int K, int lane, const float (&s)[kRows][kN]) {
-  if (state.data == nullptr) return;
-  const int first = lane * kN, size = state.bf16 != 0 ? 2 : 4;
-  const StatePath path = state_path<kN, kRows>(state, v0, V, K);
-  if (path == StatePath::kChannels) {
-    char* p = state.data + (v0 * state.stride_v + first) * size;
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      if (v0 + i < V && first < K) store_wide<kN>(p + i * state.stride_v * size, state.bf16, s[i]);
-    }
-    return;
-  }
-  if (path == StatePath::kValues) {
-    char* p = state.data + (first * state.stride_k + v0) * size;
-#pragma unroll
-    for (int j = 0; j < kN; ++j) {
-      float column[kRows];
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) column[i] = s[i][j];
-      if (first + j < K) store_wide<kRows>(p + j * state.stride_k * size, state.bf16, column);
-    }
-    return;
-  }
+FW_DEVICE void store_state_elements(const StateRef& state, int v0, int V, int K, int lane, const float (&s)[kRows][kN]) {
+  const int first = lane * kN;
   float slow[kRows * kN];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
@@ -194,6 +188,26 @@ FW_DEVICE void store_state(const StateRef& state, int v0, int V, int K, int lane
       }
     }
   }
+}
+
+template <int kN, int kRows>
+FW_DEVICE void store_state(const StateRef& state, int v0, int V, int K, int lane, const float (&s)[kRows][kN]) {
+  if (state.data == nullptr) return;
+  const int first = lane * kN, size = state.bf16 != 0 ? 2 : 4;
+  const StatePath path = state_path<kN, kRows>(state, v0, V, K);
+  if (path == StatePath::kChannels) return store_state_channels<kN, kRows>(state, v0, V, K, lane, s);
+  if (path == StatePath::kValues) {
+    char* p = state.data + (first * state.stride_k + v0) * size;
+#pragma unroll
+    for (int j = 0; j < kN; ++j) {
+      float column[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) column[i] = s[i][j];
+      if (first + j < K) store_wide<kRows>(p + j * state.stride_k * size, state.bf16, column);
+    }
+    return;
+  }
+  store_state_elements<kN, kRows>(state, v0, V, K, lane, s);
 }
 
 // Sums over the warp of kCount (a power of two, at most 32) numbers a lane: lane l gets that of number l kCount / 32. The order of a sum
@@ -233,101 +247,39 @@ FW_DEVICE bool has_row(int lane) {
   return lane < 16 && lane % (16 / kRows) == 0;
 }
 
-// What a token does to the key side.
-template <int kN>
-struct KeyToken {
-  KeyStreams<kN> key;
-  float alpha[kN];
-  float rw;   // r . w
-  float z_v;  // coefficient of the value
-};
-
-// The decay of a head: its log-decays, or the factor that it always has.
-struct DecayRows {
-  Rows g;
-  float constant = 1;
-};
-FW_DEVICE DecayRows decay_rows(const Problem& x, int n, int hv) {
-  return {x.rule.uses_g() ? rows_of(x.in.g, x.sequences, n, hv) : Rows{}, x.rule.decay == Decay::kConstant ? static_cast<float>(constant_decay(hv)) : 1.0f};
-}
-
-// The raw numbers of a token's key side: what is worth having on its way early.
-template <int kN>
-struct RawToken {
-  RawKeyRow<kN> row;
-  float g[kN];
-};
-template <int kN>
-FW_DEVICE RawToken<kN> load_token(const Problem& x, const FrontRows& f, const DecayRows& decay, int t, int lane) {
-  RawToken<kN> raw;
-  raw.row = load_key_row<kN>(x, f, t, lane);
-  if (x.rule.decay == Decay::kChannel) {
-    load_channels(decay.g, t, lane * kN, x.K, raw.g);
-  } else {
-    raw.g[0] = x.rule.decay == Decay::kScalar ? load_element(decay.g, t, 0) : 0.0f;
-  }
-  return raw;
-}
-
-template <int kN>
-FW_DEVICE KeyToken<kN> key_token(const Problem& x, const FrontRows& f, const DecayRows& decay, const RawToken<kN>& raw, int t, int lane) {
-  KeyToken<kN> k;
-  const FrontScalars<float> scalars = front_scalars<32, kN>(x, f, raw.row, t, lane);
-  const FrontCoefs<float> c = front_coefs(x.rule, x.scale, scalars);
-  k.key = key_streams(x, c, raw.row);
-  k.z_v = c.z_v;
-  float rw = 0;
-#pragma unroll
-  for (int j = 0; j < kN; ++j) rw = fmaf(k.key.r[j], k.key.w[j], rw);
-  k.rw = group_sum<32>(rw);
-  if (x.rule.decay == Decay::kChannel) {
-#pragma unroll
-    for (int j = 0; j < kN; ++j) k.alpha[j] = expf(raw.g[j]);
-  } else {
-    const float alpha = x.rule.decay == Decay::kScalar ? expf(raw.g[0]) : decay.constant;
-#pragma unroll
-    for (int j = 0; j < kN; ++j) k.alpha[j] = alpha;
-  }
-  return k;
-}
-
-// What a token does to one value row.
-struct ValueToken {
-  float v = 0, gate = 1;
-};
-// lane's row is value v of the head; past V: zero.
-FW_DEVICE ValueToken load_value(const Problem& x, const FrontRows& f, int t, int v) {
-  ValueToken value;
-  if (v >= x.V) return value;
-  value.v = load_element(f.v, t, v);
-  if (x.rule.write == Gate::kChannel) value.gate = load_element(f.c, t, v);
-  return value;
-}
-
-// S = Diag(alpha) S + w (z - (Diag(alpha) S)^T e)^T. z, the residual that is returned and o: of the lane's row.
-template <int kN, int kRows>
-FW_DEVICE float token_step(const KeyToken<kN>& k, float z, int lane, float (&s)[kRows][kN], float& o) {
+// S = Diag(alpha) S + w (z - (Diag(alpha) S)^T e)^T. z, the residual that is returned and o: of the lane's row. The token's streams are
+// asked for where they are used: e(x), r(x), w(x) and alpha(x) fill this lane's channels.
+template <int kN, int kRows, class Token>
+FW_DEVICE float token_step(const Token& token, float z, int lane, float (&s)[kRows][kN], float& o) {
   float sums[2 * kRows];
+  {
+    float alpha[kN], e[kN], r[kN];
+    token.alpha(alpha);
+    token.e(e);
+    token.r(r);
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    float u = 0, p = 0;
+    for (int i = 0; i < kRows; ++i) {
+      float u = 0, p = 0;
 #pragma unroll
-    for (int j = 0; j < kN; ++j) {
-      s[i][j] *= k.alpha[j];
-      u = fmaf(k.key.e[j], s[i][j], u);
-      p = fmaf(k.key.r[j], s[i][j], p);
+      for (int j = 0; j < kN; ++j) {
+        s[i][j] *= alpha[j];
+        u = fmaf(e[j], s[i][j], u);
+        p = fmaf(r[j], s[i][j], p);
+      }
+      sums[i] = u;
+      sums[kRows + i] = p;
     }
-    sums[i] = u;
-    sums[kRows + i] = p;
   }
   const float own = scattered_sum(sums, lane), other = shuffle_xor(own, 16);
   const float residual = z - (lane < 16 ? own : other);
-  o = fmaf(k.rw, residual, lane < 16 ? other : own);
+  o = fmaf(token.rw, residual, lane < 16 ? other : own);
+  float w[kN];
+  token.w(w);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const float u = shuffle(residual, row_lane<kRows>(i));
 #pragma unroll
-    for (int j = 0; j < kN; ++j) s[i][j] = fmaf(k.key.w[j], u, s[i][j]);
+    for (int j = 0; j < kN; ++j) s[i][j] = fmaf(w[j], u, s[i][j]);
   }
   return residual;
 }

@@ -36,7 +36,11 @@ struct Rows {
 
 FW_DEVICE Rows rows_of(const TokenArg& a, const SequenceArg& s, int n, int hv) {
   if (a.data == nullptr) return {};
-  const int64_t b = s.offsets != nullptr ? 0 : n, t = s.offsets != nullptr ? s.offsets[n] : 0;
+  int64_t b = s.offsets != nullptr ? 0 : n, t = s.offsets != nullptr ? s.offsets[n] : 0;
+  if (s.batch > 0) {
+    b = t / s.batch;
+    t -= b * s.batch;
+  }
   const int64_t offset = b * a.stride_b + t * a.stride_t + static_cast<int64_t>(a.divisor == 1 ? hv : hv / a.divisor) * a.stride_h;
   return {static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4), a.stride_t, a.bf16};
 }

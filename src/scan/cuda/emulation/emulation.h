@@ -111,6 +111,11 @@ inline float round_bf16(float x) { return bf16_value(bf16_bits(x)); }
 inline uint32_t pack_bf16(float low, float high) { return static_cast<uint32_t>(bf16_bits(low)) | static_cast<uint32_t>(bf16_bits(high)) << 16; }
 inline float bf16_low(uint32_t packed) { return bits_float(packed << 16); }
 inline float bf16_high(uint32_t packed) { return bits_float(packed & 0xffff0000u); }
+// Through float32: what lies exactly between two bf16 numbers only after that rounding may go the other way.
+inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  return pack_bf16(std::fma(bf16_low(a), bf16_low(b), bf16_low(c)), std::fma(bf16_high(a), bf16_high(b), bf16_high(c)));
+}
+inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) { return pack_bf16(bf16_low(a) * bf16_low(b), bf16_high(a) * bf16_high(b)); }
 inline uint32_t to_tf32(float x) {
   const uint32_t bits = float_bits(x);
   if ((bits & 0x7f800000u) == 0x7f800000u) return x != x ? 0x7fffffffu : bits;

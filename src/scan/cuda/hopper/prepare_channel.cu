@@ -1,10 +1,14 @@
 // prepare where every key channel has a decay of its own. T_ij = sum over channels of e_i w_j exp(G_i - G_j), so decays belong to
 // the operands, in blocks of 8 rows (one a warp). With L the product of a block's decays up to and including a row's own, D that of
-// the rows behind a row in its block, R_b that of all of block b:
-//   within block b           (e_i L_i) (w_j / L_j)
-//   between blocks b > n     (e_i L_i) (R_{b-1} .. R_{n+1}) (w_j D_j)
+// the rows behind a row in its block, R_b that of all of block b, and x_i = e_i L_i (R_b for the odd one of a pair of blocks):
+//   within a block                              (e_i L_i) (w_j / L_j)
+//   odd block with the even one before it       x_i (w_j / L_j), x with R of the even one
+//   between pairs of one half of the chunk      x_i (w_j D_j R ..), up to the pair's end
+//   between the halves                          x_i R .. (w_j D_j R ..), from and to the middle of the chunk
 // Everything but 1 / L is at most 1; for 1 / L, decays of single tokens are bounded from below in T and P (kLowestDecay), and
 // nowhere else. All of it are products, never differences of sums: g may be -inf. A row's T and P depend on no later decay.
+#include <algorithm>
+
 #include "scan/cuda/device/prepare_finish.cuh"
 #include "scan/cuda/launch.h"
 #include "scan/cuda/prepare_kernels.h"
@@ -21,14 +25,17 @@ struct BlockDecays {
   float total[8][kKey], bounded[8][kKey];
 };
 
-// Shared memory. Online: keys (Khat; becomes x), then w / L and w D, whose place T, A and P take, then e L and r L, whose place -E and
-// Q take where the backward image is wanted. Offline: the raw keys, w / L, w D, r L; P takes the place of w / L.
+// Shared memory. Online: keys (Khat; becomes x), then w / L and w up to a pair's or half's end, whose place T, A and P take, then e L and
+// r L, whose place -E and Q take where the backward image is wanted. Offline: the raw keys, w / L, w up to the ends, r L; P takes the place
+// of w / L.
+// Rows 0 to 31 of the matrix kEnds: tokens 0 to 31 up to the middle; rows 32 to 47 and 48 to 63: tokens 0 to 15 and 32 to 47 up to the end
+// of their pair of blocks.
 template <int kKey, bool kOnline>
 struct ChannelLayout {
-  static constexpr uint32_t kOperand = 2 * kChunk * kKey;
-  static constexpr uint32_t kWork = kOnline ? 4 * kPanelBytes : 2 * kOperand;
-  static constexpr uint32_t kKeys = 0, kUp = kOperand, kDown = kUp + kOperand;
-  static constexpr uint32_t kT = kUp, kA = kT + 2 * kPanelBytes, kP = kOnline ? kA + kPanelBytes : kUp;
+  static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
+  static constexpr uint32_t kWork = kOnline ? std::max(kTriangle + 2 * kPanelBytes, 2 * kOperand) : 2 * kOperand;
+  static constexpr uint32_t kKeys = 0, kUp = kOperand, kEnds = kUp + kOperand;
+  static constexpr uint32_t kT = kUp, kA = kT + kTriangle, kP = kOnline ? kA + kPanelBytes : kUp;
   static constexpr uint32_t kErase = kUp + kWork, kReads = kOnline ? kErase + kOperand : kErase;
   static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowCoefs);
   static constexpr uint32_t kBytes = kDecays + sizeof(BlockDecays<kKey>);
@@ -80,17 +87,18 @@ FW_DEVICE void decay_rows(const Rows& rows, const ChunkPlace& place, float (&alp
 // What a lane carries from row to row of its warp: products of decays, true and bounded.
 template <int kN>
 struct ChannelDecays {
-  float bounded_total[kN], before[kN], behind[kN];  // of the warp's rows; of all blocks before and behind
-  float bounded[kN], prefix[kN];                    // of the warp's rows up to and including the present one
+  float total[kN], before[kN], behind[kN];  // of the warp's rows (bounded); of all blocks before and behind
+  float bounded[kN], prefix[kN];            // of the warp's rows up to and including the present one
+  float far[kN];                            // bounded, of the blocks behind in the first half of the chunk
 };
 
-// Products over the blocks before (this lane's channels), those behind, and all.
+// Products over blocks of this lane's channels, and over all.
 template <int kKey>
-FW_DEVICE void block_products(const BlockDecays<kKey>& decays, float (&before)[kKey / 32], float (&behind)[kKey / 32], float (&all)[kKey / 32]) {
+FW_DEVICE void block_products(const BlockDecays<kKey>& decays, int warp, ChannelDecays<kKey / 32>& d, float (&all)[kKey / 32]) {
   constexpr int kN = kKey / 32;
-  const int channel = static_cast<int>(lane_index()) * kN, warp = static_cast<int>(warp_index());
+  const int channel = static_cast<int>(lane_index()) * kN;
   FW_UNROLL
-  for (int j = 0; j < kN; ++j) before[j] = behind[j] = all[j] = 1;
+  for (int j = 0; j < kN; ++j) d.before[j] = d.behind[j] = all[j] = d.far[j] = 1;
   FW_UNROLL
   for (int block = 0; block < 8; ++block) {
     float x[kN];
@@ -98,9 +106,43 @@ FW_DEVICE void block_products(const BlockDecays<kKey>& decays, float (&before)[k
     FW_UNROLL
     for (int j = 0; j < kN; ++j) {
       all[j] *= x[j];
-      if (block < warp) before[j] *= x[j];
-      if (block > warp) behind[j] *= x[j];
+      if (block < warp) d.before[j] *= x[j];
+      if (block > warp) d.behind[j] *= x[j];
     }
+  }
+  if (warp < 4) {
+    FW_UNROLL
+    for (int block = 1; block < 4; ++block) {
+      if (block <= warp) continue;
+      float x[kN];
+      load_floats(decays.bounded[block] + channel, x);
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) d.far[j] *= x[j];
+    }
+  }
+}
+
+// w up to the ends, from w D of a row of the warp.
+template <int kKey, bool kOnline>
+FW_DEVICE void store_ends(int r, int warp, const float (&down)[kKey / 32], const ChannelDecays<kKey / 32>& d, const BlockDecays<kKey>& decays, char* shared) {
+  constexpr int kN = kKey / 32;
+  char* const to = shared + ChannelLayout<kKey, kOnline>::kEnds + lane_offset<kN>(r);
+  float x[kN];
+  if (warp < 4) {
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) x[j] = d.far[j] * down[j];
+    store_packed(to, pack_channels(x));
+  }
+  if ((warp & 2) == 0) {
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) x[j] = down[j];
+    if ((warp & 1) == 0) {
+      float near[kN];
+      load_floats(decays.bounded[warp + 1] + static_cast<int>(lane_index()) * kN, near);
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) x[j] *= near[j];
+    }
+    store_packed(to + (warp < 4 ? 32 : 16) * 128, pack_channels(x));
   }
 }
 
@@ -118,28 +160,33 @@ FW_DEVICE void store_key(int r, const float (&k)[kKey / 32], char* shared, const
   if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, packed);
 }
 
-// The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the images. exact: no decay
-// of the warp's rows was bounded, and so D times the product of the blocks behind is that of all rows behind.
-template <int kKey, bool kOnline>
-FW_DEVICE void channel_row(int r, const KeyStreams<kKey / 32>& s, const float (&alpha)[kKey / 32], bool exact, ChannelDecays<kKey / 32>& d, char* shared,
-                           const ChunkImages<kKey>& out) {
+// The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the images. kExact: no decay of
+// the warp's rows was bounded, and so L is the product of the true ones, and D times the product of the blocks behind that of all rows
+// behind.
+template <int kKey, bool kOnline, bool kExact>
+FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kKey / 32>& s, const float (&alpha)[kKey / 32], ChannelDecays<kKey / 32>& d,
+                           const BlockDecays<kKey>& decays, char* shared, const ChunkImages<kKey>& out) {
   using Layout = ChannelLayout<kKey, kOnline>;
   constexpr int kN = kKey / 32;
   const uint32_t at = lane_offset<kN>(r);
   float q[kN], e[kN], reads[kN], erase[kN], up[kN], down[kN], k[kN];
   FW_UNROLL
   for (int j = 0; j < kN; ++j) {
-    d.bounded[j] *= max(alpha[j], kLowestDecay);
-    d.prefix[j] *= alpha[j];
-    const float gamma = d.before[j] * d.prefix[j], inverse = rcp_fast(d.bounded[j]);
-    q[j] = gamma * s.r[j], reads[j] = d.bounded[j] * s.r[j];
-    e[j] = -gamma * s.e[j], erase[j] = d.bounded[j] * s.e[j];
-    up[j] = inverse * s.w[j], down[j] = d.bounded_total[j] * up[j];
-    k[j] = d.behind[j] * down[j];
+    d.bounded[j] *= kExact ? alpha[j] : max(alpha[j], kLowestDecay);
+    const float inverse = rcp_fast(d.bounded[j]);
+    reads[j] = d.bounded[j] * s.r[j], erase[j] = d.bounded[j] * s.e[j];
+    up[j] = inverse * s.w[j], down[j] = d.total[j] * up[j];
+    if constexpr (kExact) {
+      q[j] = d.before[j] * reads[j], e[j] = -(d.before[j] * erase[j]), k[j] = d.behind[j] * down[j];
+    } else {
+      d.prefix[j] *= alpha[j];
+      const float gamma = d.before[j] * d.prefix[j];
+      q[j] = gamma * s.r[j], e[j] = -gamma * s.e[j];
+    }
   }
   store_packed(shared + Layout::kReads + at, pack_channels(reads));
   store_packed(shared + Layout::kUp + at, pack_channels(up));
-  store_packed(shared + Layout::kDown + at, pack_channels(down));
+  store_ends<kKey, kOnline>(r, warp, down, d, decays, shared);
   const PackedChannels<kN> q_packed = pack_channels(q);
   store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
   if constexpr (kOnline) {
@@ -148,10 +195,10 @@ FW_DEVICE void channel_row(int r, const KeyStreams<kKey / 32>& s, const float (&
   } else {
     if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->q) + at, q_packed);
   }
-  if (exact) store_key<kKey, kOnline>(r, k, shared, out);
+  if constexpr (kExact) store_key<kKey, kOnline>(r, k, shared, out);
 }
 
-// Khat of the warp's rows by products from the last row on, where D will not do.
+// Khat of the warp's rows by products from the last row on, where a decay was bounded.
 template <int kKey, bool kOnline>
 FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkPlace& place, const RowCoefs* coefs, const float (&behind)[kKey / 32],
                             char* shared, const ChunkImages<kKey>& out) {
@@ -175,186 +222,241 @@ FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkPla
   }
 }
 
-// Tiles of 8 columns of 16 rows (blocks of eight 2 b and 2 b + 1): own[0]: columns of block 2 b, valid for its rows; own[1]: the same
-// columns for the rows of 2 b + 1; own[2]: columns of 2 b + 1; off[m - 1]: columns of 2 b - m. Of the tiles off, those with
-// (m - 1) % kStep == first.
-template <int kKey, int kStep>
-FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t down, const BlockDecays<kKey>& decays, int block, int first, float (&own)[3][4],
-                          float (&off)[6][4]) {
+// Tiles of 8 columns of the 16 rows of pair `block` of blocks. own: the columns of the pair; near: those of the pair before, of an odd pair; far: the
+// first half of the chunk, of a pair of the second. Offline, warps of the first half have own and near, those of the second far.
+struct PairTiles {
+  float own[2][4], near[2][4], far[4][4];
+};
+template <int kKey, bool kOnline>
+FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const BlockDecays<kKey>& decays, int block, int half, PairTiles& c) {
   const int lane = static_cast<int>(lane_index());
+  const bool close = kOnline || half == 0, apart = kOnline || half == 1;
   FW_UNROLL
   for (int i = 0; i < 4; ++i) {
+    c.own[0][i] = c.own[1][i] = c.near[0][i] = c.near[1][i] = 0;
     FW_UNROLL
-    for (int m = 0; m < 6; ++m) off[m][i] = 0;
-    own[0][i] = own[1][i] = own[2][i] = 0;
+    for (int n = 0; n < 4; ++n) c.far[n][i] = 0;
   }
+  const float* first = decays.bounded[2 * block] + 2 * (lane & 3);  // channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a step
   FW_NO_UNROLL
   for (int k = 0; k < kKey / 16; ++k) {
-    uint32_t a[4];
+    uint32_t a[4], b[4];
     ldmatrix_x4(a, a_fragment(left, 16 * block, 2 * k));
-    if (kStep == 1 || first == 0) {
-      uint32_t b[4], d[2];
-      ldmatrix_x4(b, b_fragment(up, 16 * block, 2 * k));
-      ldmatrix_x2(d, down + granule_offset(16 * block + (lane & 7), 2 * k + ((lane >> 3) & 1)));
-      mma_bf16(own[0], a, b[0], b[1]);
-      mma_bf16(own[1], a, d[0], d[1]);
-      mma_bf16(own[2], a, b[2], b[3]);
-    }
-    if (block == 0) continue;
-    // Rows of block 2 b: x[0] to x[3] for channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of this step; rows of 2 b + 1: x[4] to x[7].
-    float x[8], ratio[4] = {1, 1, 1, 1};
-    x[0] = bf16_low(a[0]), x[1] = bf16_high(a[0]), x[2] = bf16_low(a[2]), x[3] = bf16_high(a[2]);
-    x[4] = bf16_low(a[1]), x[5] = bf16_high(a[1]), x[6] = bf16_low(a[3]), x[7] = bf16_high(a[3]);
-    const int channel = 16 * k + 2 * (lane & 3);
+    const uint32_t odd[2] = {a[1], a[3]};
     {
-      const float2 low = *reinterpret_cast<const float2*>(&decays.bounded[2 * block][channel]);
-      const float2 high = *reinterpret_cast<const float2*>(&decays.bounded[2 * block][channel + 8]);
-      x[4] *= low.x, x[5] *= low.y, x[6] *= high.x, x[7] *= high.y;
+      const float2 low = *reinterpret_cast<const float2*>(first + 16 * k), high = *reinterpret_cast<const float2*>(first + 16 * k + 8);
+      a[1] = pack_bf16(bf16_low(a[1]) * low.x, bf16_high(a[1]) * low.y);
+      a[3] = pack_bf16(bf16_low(a[3]) * high.x, bf16_high(a[3]) * high.y);
     }
-    uint32_t b[4] = {};
-    FW_UNROLL
-    for (int m = 1; m <= 6; ++m) {
-      if (m > 2 * block) continue;
-      const int n = 2 * block - m;
-      if (m > 1) {
-        const float2 low = *reinterpret_cast<const float2*>(&decays.bounded[n + 1][channel]);
-        const float2 high = *reinterpret_cast<const float2*>(&decays.bounded[n + 1][channel + 8]);
-        ratio[0] *= low.x, ratio[1] *= low.y, ratio[2] *= high.x, ratio[3] *= high.y;
+    if (close) {
+      ldmatrix_x4(b, b_fragment(up, 16 * block, 2 * k));
+      mma_bf16(c.own[0], a, b[0], b[1]);
+      const uint32_t high[4] = {a[0], odd[0], a[2], odd[1]};
+      mma_bf16(c.own[1], high, b[2], b[3]);
+      if ((block & 1) != 0) {
+        ldmatrix_x4(b, b_fragment(ends, 32 + 8 * (block - 1), 2 * k));
+        mma_bf16(c.near[0], a, b[0], b[1]);
+        mma_bf16(c.near[1], a, b[2], b[3]);
       }
-      if (m % 2 == 1) ldmatrix_x4(b, b_fragment(down, 8 * (n - 1), 2 * k));
-      if (kStep == 1 || (m - 1) % kStep == first) {
-        a[0] = pack_bf16(x[0] * ratio[0], x[1] * ratio[1]), a[2] = pack_bf16(x[2] * ratio[2], x[3] * ratio[3]);
-        a[1] = pack_bf16(x[4] * ratio[0], x[5] * ratio[1]), a[3] = pack_bf16(x[6] * ratio[2], x[7] * ratio[3]);
-        mma_bf16(off[m - 1], a, b[m % 2 * 2], b[m % 2 * 2 + 1]);
+    }
+    if (apart && block >= 2) {
+      if (block == 3) {
+        const float* middle = decays.bounded[4] + 2 * (lane & 3) + 16 * k;
+        const float2 w = *reinterpret_cast<const float2*>(middle), x = *reinterpret_cast<const float2*>(middle + 8);
+        const float2 y = *reinterpret_cast<const float2*>(middle + kKey), z = *reinterpret_cast<const float2*>(middle + kKey + 8);
+        const float f[4] = {w.x * y.x, w.y * y.y, x.x * z.x, x.y * z.y};
+        FW_UNROLL
+        for (int i = 0; i < 4; ++i) a[i] = pack_bf16(bf16_low(a[i]) * f[i / 2 * 2], bf16_high(a[i]) * f[i / 2 * 2 + 1]);
+      }
+      FW_UNROLL
+      for (int n = 0; n < 4; n += 2) {
+        ldmatrix_x4(b, b_fragment(ends, 8 * n, 2 * k));
+        mma_bf16(c.far[n], a, b[0], b[1]);
+        mma_bf16(c.far[n + 1], a, b[2], b[3]);
       }
     }
   }
 }
 
-// T and P, of the warps as in prepare_scalar.cu.
+// T and P. Online, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P.
 template <int kKey, bool kOnline>
-FW_DEVICE void channel_pairs(char* shared, const BlockDecays<kKey>& decays) {
+FW_DEVICE void channel_pairs(char* shared, int warp, const BlockDecays<kKey>& decays) {
   using Layout = ChannelLayout<kKey, kOnline>;
-  const int warp = static_cast<int>(warp_index()), half = warp >> 2;
-  const int block = half == 0 ? warp : 7 - warp;
+  const int half = warp >> 2, block = half == 0 ? warp : 7 - warp;  // the two warps of one scheduler share its work evenly
   const bool strict = kOnline && half == 0;
   const uint32_t base = shared_address(shared), left = base + (strict ? Layout::kErase : Layout::kReads);
-  float own[3][4], off[6][4];
-  pair_tiles<kKey, kOnline ? 1 : 2>(left, base + Layout::kUp, base + Layout::kDown, decays, block, half, own, off);
-  own[0][2] = own[1][2], own[0][3] = own[1][3];
+  PairTiles c;
+  pair_tiles<kKey, kOnline>(left, base + Layout::kUp, base + Layout::kEnds, decays, block, half, c);
   sync_threads();  // T and P take the place of operands
-  if (strict) {
-    store_pairs<true>(shared + Layout::kT, block, 2 * block, own[0]);
-    store_pairs<true>(shared + Layout::kT, block, 2 * block + 1, own[2]);
-  } else if (kOnline || half == 0) {
-    store_pairs<false>(shared + Layout::kP, block, 2 * block, own[0]);
-    store_pairs<false>(shared + Layout::kP, block, 2 * block + 1, own[2]);
-    constexpr float kZero[4] = {0, 0, 0, 0};
-    for (int n = 2 * block + 2; n < 8; ++n) store_pairs<false>(shared + Layout::kP, block, n, kZero);
-  }
-  FW_UNROLL
-  for (int m = 1; m <= 6; ++m) {
-    if (m > 2 * block || (!kOnline && (m - 1) % 2 != half)) continue;
+  clear_above(shared + Layout::kP);
+  const TriangleRows triangle = triangle_rows(shared + Layout::kT, block);
+  const uint32_t panel = panel_rows(block);
+  const auto store = [&](int n, const float(&tile)[4]) {
     if (strict) {
-      store_pairs<true>(shared + Layout::kT, block, 2 * block - m, off[m - 1]);
+      store_tile(triangle, n, tile);
     } else {
-      store_pairs<false>(shared + Layout::kP, block, 2 * block - m, off[m - 1]);
+      store_tile(shared + Layout::kP, panel, n, tile);
     }
+  };
+  FW_UNROLL
+  for (int n = 0; n < 2; ++n) {
+    if (kOnline || half == 0) {
+      if (strict) {
+        cut_tile<true>(n, c.own[n]);
+      } else {
+        cut_tile<false>(n, c.own[n]);
+      }
+      store(2 * block + n, c.own[n]);
+      if ((block & 1) != 0) store(2 * block - 2 + n, c.near[n]);
+    }
+    if ((kOnline || half == 1) && block >= 2) store(n, c.far[n]), store(n + 2, c.far[n + 2]);
   }
 }
 
-template <int kKey, bool kOnline>
-__global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(const __grid_constant__ PrepareArgs args, int fetched) {
+template <int kKey, bool kOnline, bool kPlain>
+__global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(const __grid_constant__ PrepareArgs args, int fetched_flag) {
   using Layout = ChannelLayout<kKey, kOnline>;
   constexpr int kN = kKey / 32;
   const Problem& x = args.problem;
+  const bool fetched = kPlain || fetched_flag != 0;
   char* shared = shared_memory();
   RowCoefs* coefs = reinterpret_cast<RowCoefs*>(shared + Layout::kCoefs);
   BlockDecays<kKey>& decays = *reinterpret_cast<BlockDecays<kKey>*>(shared + Layout::kDecays);
   const ChunkPlace place = chunk_place(x);
+  if (place.span.rows < 0) return;
   const ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
-  const int thread = static_cast<int>(thread_index()), warp = static_cast<int>(warp_index()), channel = static_cast<int>(lane_index()) * kN;
+  const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index()), channel = lane * kN;
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
   const Rows decay_tensor = chunk_rows(x.in.g, place);
-  if (fetched != 0) fetch_front<kN>(x, place, raw);
+  if (fetched) fetch_front<kN>(x, place, raw);
+  const int coefficients_of = kPlain ? coefficient_row(warp) : -1;
+  const PlainGates gates = plain_gates(x, place, coefficients_of);
+
   float alpha[kWarpRows][kN];
   ChannelDecays<kN> d;
   bool exact = true;
   {
     float total[kN];
     FW_UNROLL
-    for (int j = 0; j < kN; ++j) d.bounded_total[j] = d.bounded[j] = d.prefix[j] = total[j] = 1;
-    const auto multiply = [&](const float(&row)[kN]) {
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) {
-        total[j] *= row[j], d.bounded_total[j] *= max(row[j], kLowestDecay);
-        exact = exact && row[j] >= kLowestDecay;
-      }
-    };
-    if (fetched != 0) {
+    for (int j = 0; j < kN; ++j) d.bounded[j] = d.prefix[j] = total[j] = 1;
+    if (fetched) {
       decay_rows(decay_tensor, place, alpha);
       FW_UNROLL
-      for (int r = 0; r < kWarpRows; ++r) multiply(alpha[r]);
+      for (int r = 0; r < kWarpRows; ++r) {
+        FW_UNROLL
+        for (int j = 0; j < kN; ++j) total[j] *= alpha[r][j];
+      }
     } else {
       FW_NO_UNROLL
       for (int r = 0; r < kWarpRows; ++r) {
         decay_row(x, decay_tensor, place, r, alpha[0]);
-        multiply(alpha[0]);
+        FW_UNROLL
+        for (int j = 0; j < kN; ++j) total[j] *= alpha[0][j];
       }
     }
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) d.total[j] = total[j], exact = exact && total[j] >= kLowestDecay;
     exact = warp_ballot(!exact) == 0;
+    if (!exact) {  // if a product of decays is small, one of them may be
+      exact = true;
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) d.total[j] = 1;
+      FW_NO_UNROLL
+      for (int r = 0; r < kWarpRows; ++r) {
+        float row[kN];
+        decay_row(x, decay_tensor, place, r, row);
+        FW_UNROLL
+        for (int j = 0; j < kN; ++j) d.total[j] *= max(row[j], kLowestDecay), exact = exact && row[j] >= kLowestDecay;
+      }
+      exact = warp_ballot(!exact) == 0;
+    }
     store_floats(decays.total[warp] + channel, total);
-    store_floats(decays.bounded[warp] + channel, d.bounded_total);
+    store_floats(decays.bounded[warp] + channel, d.total);
   }
-  make_coefs<kN>(x, place, fetched != 0, raw, coefs);
+  if constexpr (kPlain) {
+    front_arrived();
+    if (uses_norms(x.rule)) {
+      const float2 squares = fetched_squares<kN>(raw);
+      if (lane % 4 == 0) coefs[warp * kWarpRows + lane / 4].read_erase = make_float4(squares.x, squares.y, 0, 0);
+    }
+  } else {
+    make_coefs<kN>(x, place, fetched, raw, coefs);
+  }
   sync_threads();
-  if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].rest.z : thread < place.span.rows ? 1.0f : 0.0f;
   {
     float all[kN];
-    block_products(decays, d.before, d.behind, all);
-    if (warp == 0) {
+    block_products(decays, warp, d, all);
+    if (warp == 1) {
       store_floats(out.forward->gamma + channel, all);
       if (out.backward != nullptr) store_floats(out.backward->gamma + channel, all);
     }
   }
-  for_each_row<kN>(x, place, fetched != 0, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
-    if (fetched != 0) {
-      channel_row<kKey, kOnline>(r, s, alpha[r], exact, d, shared, out);
-    } else {
-      decay_row(x, decay_tensor, place, r, alpha[0]);
-      channel_row<kKey, kOnline>(r, s, alpha[0], exact, d, shared, out);
+  if constexpr (kPlain) {
+    if (coefficients_of >= 0) {
+      const float4 norms = coefs[coefficients_of].read_erase;
+      const FrontCoefs<float> c = plain_coefs(x, gates, norms.x, norms.y);
+      const bool valid = coefficients_of < place.span.rows;
+      coefs[coefficients_of].read_erase = valid ? make_float4(c.r_q, 0, c.e_k, 0) : make_float4(0, 0, 0, 0);
+      coefs[coefficients_of].rest = valid ? make_float4(0, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
     }
-  });
-  if (!exact) bounded_keys<kKey, kOnline>(x, decay_tensor, place, coefs, d.behind, shared, out);
-  sync_threads();
-  channel_pairs<kKey, kOnline>(shared, decays);
-
-  if constexpr (kOnline) {
     sync_threads();
-    const FinishBuffers buffers{shared + Layout::kKeys, shared + Layout::kT,     shared + Layout::kA,    nullptr,
-                                shared + Layout::kP,    shared + Layout::kErase, shared + Layout::kReads};
-    finish_online<kKey>(buffers, nullptr, out, [&](int other) {
-      if (out.backward != nullptr) {  // -E and Q as this block wrote them
-        for (uint32_t i = static_cast<uint32_t>(other) * 16; i < Layout::kOperand; i += (kPrepareThreads - 64) * 16) {
-          cp_async_16(shared_address(shared + Layout::kErase + i), reinterpret_cast<const char*>(out.forward->e) + i, true);
-          cp_async_16(shared_address(shared + Layout::kReads + i), reinterpret_cast<const char*>(out.forward->q) + i, true);
-        }
-        cp_async_commit();
-      }
-      if (out.z != nullptr) write_values(x, place, coefs, out.z, other, kPrepareThreads - 64);
-      cp_async_wait<0>();
-    });
+  }
+  if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].rest.z : thread < place.span.rows ? 1.0f : 0.0f;
+  if (fetched && exact) {
+    for_each_fetched_row<kN, kPlain>(x, place, raw, coefs,
+                                     [&](int r, const KeyStreams<kN>& s) { channel_row<kKey, kOnline, true>(r, warp, s, alpha[r], d, decays, shared, out); });
   } else {
-    if (out.z != nullptr) write_values(x, place, coefs, out.z, thread, kPrepareThreads);
-    finish_offline<kKey>(shared + Layout::kP, out);
+    for_each_row<kN>(x, place, coefs, [&](int r, const KeyStreams<kN>& s) {
+      float row[kN];
+      decay_row(x, decay_tensor, place, r, row);
+      channel_row<kKey, kOnline, false>(r, warp, s, row, d, decays, shared, out);
+    });
+    bounded_keys<kKey, kOnline>(x, decay_tensor, place, coefs, d.behind, shared, out);
+  }
+  sync_threads();
+  channel_pairs<kKey, kOnline>(shared, warp, decays);
+
+  const auto z_of = [&](int row) { return coefs[row].rest.z; };
+  if constexpr (kOnline) {
+    const FinishBuffers buffers{shared + Layout::kKeys,
+                                shared + Layout::kT,
+                                shared + Layout::kA,
+                                shared + Layout::kP,
+                                shared + Layout::kT,
+                                shared + Layout::kErase,
+                                shared + Layout::kReads,
+                                shared + Layout::kErase,
+                                nullptr,
+                                nullptr,
+                                nullptr};
+    finish_online<kKey, false, true, false>(
+        buffers, warp, out, [](int) {},
+        [&](int number) {
+          const int other = number * 32 + lane;
+          if (out.backward != nullptr) {  // -E and Q as this block wrote them
+            for (uint32_t i = static_cast<uint32_t>(other) * 16; i < Layout::kOperand; i += kMeanwhileWarps * 32 * 16) {
+              cp_async_16(shared_address(shared + Layout::kErase + i), reinterpret_cast<const char*>(out.forward->e) + i, true);
+              cp_async_16(shared_address(shared + Layout::kReads + i), reinterpret_cast<const char*>(out.forward->q) + i, true);
+            }
+            cp_async_commit();
+          }
+          if (out.z != nullptr) write_values(x, place, z_of, out.z, other, kMeanwhileWarps * 32);
+          cp_async_wait<0>();
+        });
+  } else {
+    start_offline<kKey>(shared + Layout::kP, out);
+    if (out.z != nullptr) write_values(x, place, z_of, out.z, thread, kPrepareThreads);
+    finish_offline();
   }
 }
 
 template <int kKey, bool kOnline>
 void launch_channel(const PrepareArgs& args, int64_t chunks, void* stream) {
-  launch(prepare_channel_kernel<kKey, kOnline>, Dim3{static_cast<unsigned>(chunks * args.problem.HV)}, kPrepareThreads, ChannelLayout<kKey, kOnline>::kBytes,
-         stream, args, static_cast<int>(can_fetch(args.problem, kKey)));
+  const Problem& x = args.problem;
+  const bool fetched = can_fetch(x, kKey);
+  launch(fetched && plain_streams(x) ? prepare_channel_kernel<kKey, kOnline, true> : prepare_channel_kernel<kKey, kOnline, false>, prepare_grid(x, chunks),
+         kPrepareThreads, ChannelLayout<kKey, kOnline>::kBytes, stream, args, static_cast<int>(fetched));
 }
 
 }  // namespace

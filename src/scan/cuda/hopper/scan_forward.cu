@@ -106,8 +106,11 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
   using Shape = ForwardShape<kKey, kOnline, kOut, kSave>;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kImage);
+  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock, map_blocks = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
+  // Blocks of a map have Z = 0.
+  const bool z_ready = args.z != nullptr && static_cast<int>(block_index_x()) % (value_blocks + map_blocks) < value_blocks;
   if (thread_index() == 0) {
-    barriers.stages.init(args.z != nullptr ? 1 : 1 + static_cast<int>(kStoreThread), 4);
+    barriers.stages.init(z_ready ? 1 : 1 + static_cast<int>(kStoreThread), 4);
     barriers.o.init(4, 2);
     barriers.s.init(4, 1);
     barriers.w.init(4, 1);
@@ -116,28 +119,28 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
   sync_threads();
   grid_dependency_wait();
   grid_dependency_launch();
-  const ScanPlace place = scan_place(args.sequences, args.HV, args.V);
-  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
+  const ScanPlace place = scan_place(args.sequences, args.HV, value_blocks, map_blocks);
+  if (args.parts != nullptr && (args.parts[place.n] >> (place.map ? 1 : 0) & 1) == 0) return;
   // Index of the tiles of this block: chunk 0, and the step to the next chunk.
   const int64_t first_block = place.first_tile * value_blocks + place.value_block, block_step = static_cast<int64_t>(args.HV) * value_blocks;
 
   if (thread_index() < kStoreThread) {
     const auto* image = static_cast<const typename Shape::Image*>(args.images) + place.first_tile;
-    const uint16_t* z = args.z + (args.z != nullptr ? first_block * kPanel : 0);
-    const TileRows v = tile_rows(args.v, args.sequences, place, args.V);
+    const uint16_t* z = args.z + (z_ready ? first_block * kPanel : 0);
+    const TileRows v = tile_rows(place.map ? TokenArg{} : args.v, args.sequences, place, args.V);
     Ring<Shape::kStages> ring;
     for (int c = 0; c < place.chunks; ++c, ring.next()) {
       char* const stage = shared + ring.slot * Shape::kStage;
       uint64_t* const full = barriers.stages.full + ring.slot;
       barriers.stages.wait_empty(ring);
       if (thread_index() == 0) {
-        mbarrier_expect(full, Shape::kImage + (args.z != nullptr ? kPanelBytes : 0));
+        mbarrier_expect(full, Shape::kImage + (z_ready ? kPanelBytes : 0));
         bring_image<Shape, kOnline, kOut>(stage, image, full);
-        if (args.z != nullptr) bulk_load(stage + Shape::kTile, z, kPanelBytes, full);
+        if (z_ready) bulk_load(stage + Shape::kTile, z, kPanelBytes, full);
         image += args.HV;
-        if (args.z != nullptr) z += block_step * kPanel;
+        if (z_ready) z += block_step * kPanel;
       }
-      if (args.z == nullptr) bring_tile(v, c, stage + Shape::kTile, full);
+      if (!z_ready) bring_tile(v, c, stage + Shape::kTile, full);
     }
   } else if (thread_index() < kStateThread) {
     const bool drains_s = kSave && thread_index() == kStoreThread, drains_w = kSave && thread_index() == kStoreThread + 32;
@@ -163,7 +166,11 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
   } else {
     const TileRows out = tile_rows(args.o, args.sequences, place, args.V);
     float state[kKey / 2];
-    load_state(args.initial_state, place, args.K, args.V, state);
+    if (place.map) {
+      unit_state(place, state);
+    } else {
+      load_state(args.initial_state, place, place.n, args.K, args.V, state);
+    }
     const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
     const auto store_out = [&](const uint32_t(&packed)[4][4], const Ring<Shape::kBuffers>& to) {
       barriers.o.wait_empty(to);
@@ -251,13 +258,18 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       }
     }
     if (kOut && place.chunks > 0 && out.rows.bf16 != 0) store_out(packed_out, leaving_out);
-    store_state(args.final_state, place, args.K, args.V, state);
+    if (place.map) {
+      store_state(args.maps, place, place.n, args.K, args.K, state);
+    } else {
+      store_state(args.final_state, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, args.K, args.V, state);
+    }
   }
 }
 
 template <int kKey, bool kOnline, bool kOut, bool kSave>
 void launch_forward(const ScanForwardArgs& args, void* stream) {
-  const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock);
+  const int maps = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
+  const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock + maps);
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
   launch_overlapped(scan_forward_kernel<kKey, kOnline, kOut, kSave>, grid, kScanThreads, ForwardShape<kKey, kOnline, kOut, kSave>::kShared, stream, args);
 }
@@ -289,6 +301,9 @@ void launch_forward(const ScanForwardArgs& args, void* stream) {
 
 void scan_forward(const ScanForwardArgs& args, int key, void* stream) {
   if ((args.states == nullptr) != (args.w == nullptr)) throw Error(ErrorKind::kInternal, "scan_forward: states and w are saved together or not at all");
+  if (args.maps.data != nullptr && (args.o.data != nullptr || args.states != nullptr)) {
+    throw Error(ErrorKind::kInternal, "scan_forward: maps are made without o and without saving");
+  }
   if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_forward: key must be 64 or 128 and at least K");
   if (key == 64) {
     launch_forward<64>(args, stream);

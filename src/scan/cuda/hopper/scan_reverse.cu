@@ -1,7 +1,7 @@
 // The reverse scan over chunks of 64 tokens: D, the gradient of the state, from each sequence's end to its start (recurrence.md 5, in the
 // form of tiles.h). Per sequence and value head, with BackwardImages made by prepare() and raw d_o [tokens, HV, V]:
 //   V = k D      D = Diag(gamma) D + q^T dO - y^T V          (offline rules: without the last product)
-// Writes for the gradients D^T at the end of every chunk (before the step) and V of every chunk, and the gradient of the initial state.
+// Writes, if asked for, D^T at the end of every chunk (before the step) and V of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan_forward.cu's.
 #include <algorithm>
 
@@ -14,14 +14,14 @@ namespace fw::cuda {
 namespace {
 
 // The parts of an image that this kernel reads, then the dO tile, in shared memory: bytes.
-template <int kKey, bool kOnline>
+template <int kKey, bool kOnline, bool kSave>
 struct ReverseShape {
   using Image = BackwardImage<kKey>;
   static constexpr int kMatrix = 64 * kKey * 2;
   static constexpr int kK = 0, kY = kK + kMatrix, kQ = kY + (kOnline ? kMatrix : 0), kGamma = kQ + kMatrix, kImage = kGamma + kKey * 4,
                        kTile = round_to_panels(kImage), kStage = kTile + kPanelBytes;
   static constexpr int kBuffers = 2;  // of each thing that leaves
-  static constexpr int kOutputs = kBuffers * (kMatrix + kPanelBytes);
+  static constexpr int kOutputs = kSave ? kBuffers * (kMatrix + kPanelBytes) : 0;
   static constexpr int kStages = std::min(4, (kScanSharedLimit - kOutputs) / kStage);
   static constexpr int kD = kStages * kStage, kV = kD + kBuffers * kMatrix;
   static constexpr int kShared = kStages * kStage + kOutputs;
@@ -34,9 +34,9 @@ struct ReverseShape {
   static_assert(sizeof(Image) == 3 * kMatrix + kKey * 4);
 };
 
-template <int kKey, bool kOnline>
+template <int kKey, bool kOnline, bool kSave>
 __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const ScanReverseArgs args) {
-  using Shape = ReverseShape<kKey, kOnline>;
+  using Shape = ReverseShape<kKey, kOnline, kSave>;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kImage);
   if (thread_index() == 0) {
@@ -48,8 +48,9 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
   sync_threads();
   grid_dependency_wait();
   grid_dependency_launch();
-  const ScanPlace place = scan_place(args.sequences, args.HV, args.V);
   const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
+  const ScanPlace place = scan_place(args.sequences, args.HV, value_blocks, 0);
+  if (args.parts != nullptr && (args.parts[place.n] & 1) == 0) return;
 
   if (thread_index() < kStoreThread) {
     const auto* const images = static_cast<const typename Shape::Image*>(args.images) + place.first_tile;
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
     }
   } else if (thread_index() < kStateThread) {
     const bool drains_d = thread_index() == kStoreThread, drains_v = thread_index() == kStoreThread + 32;
-    if (!drains_d && !drains_v) return;
+    if (!kSave || (!drains_d && !drains_v)) return;
     Ring<Shape::kBuffers> ring;
     for (int c = place.chunks - 1; c >= 0; --c, ring.next()) {
       const int64_t tile = (place.first_tile + static_cast<int64_t>(c) * args.HV) * value_blocks + place.value_block;
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
     bulk_wait<0>();
   } else {
     float state[kKey / 2];
-    load_state(args.d_final_state, place, args.K, args.V, state);
+    load_state(args.d_final_state, place, place.n, args.K, args.V, state);
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving;
     uint32_t a[kKey / 16][4];
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       wgmma_fence();
       add_outer<kKey>(state, d_o, stage + Shape::kQ);
       wgmma_commit();
-      {
+      if constexpr (kSave) {
         barriers.d.wait_empty(leaving);
         const uint32_t to = base + Shape::kD + leaving.slot * Shape::kMatrix;
         FW_UNROLL
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
         add_outer<kKey>(state, b, stage + Shape::kY);
         wgmma_commit();
       }
-      {
+      if constexpr (kSave) {
         barriers.v.wait_empty(leaving);
         const uint32_t to = base + Shape::kV + leaving.slot * kPanelBytes;
         FW_UNROLL
@@ -151,26 +152,30 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       pack_fragments(state, a);
       if (left > 1) scale_columns(state, gamma());
     }
-    store_state(args.d_initial_state, place, args.K, args.V, state);
+    store_state(args.d_initial_state, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, args.K, args.V, state);
   }
 }
 
-template <int kKey, bool kOnline>
+template <int kKey, bool kOnline, bool kSave>
 void launch_reverse(const ScanReverseArgs& args, void* stream) {
   const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock);
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
-  launch_overlapped(scan_reverse_kernel<kKey, kOnline>, grid, kScanThreads, ReverseShape<kKey, kOnline>::kShared, stream, args);
+  launch_overlapped(scan_reverse_kernel<kKey, kOnline, kSave>, grid, kScanThreads, ReverseShape<kKey, kOnline, kSave>::kShared, stream, args);
+}
+
+template <int kKey>
+void launch_reverse(const ScanReverseArgs& args, void* stream) {
+  const bool save = args.d_states != nullptr;
+  if (args.online) return save ? launch_reverse<kKey, true, true>(args, stream) : launch_reverse<kKey, true, false>(args, stream);
+  return save ? launch_reverse<kKey, false, true>(args, stream) : launch_reverse<kKey, false, false>(args, stream);
 }
 
 }  // namespace
 
 void scan_reverse(const ScanReverseArgs& args, int key, void* stream) {
   if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_reverse: key must be 64 or 128 and at least K");
-  if (key == 64) {
-    args.online ? launch_reverse<64, true>(args, stream) : launch_reverse<64, false>(args, stream);
-  } else {
-    args.online ? launch_reverse<128, true>(args, stream) : launch_reverse<128, false>(args, stream);
-  }
+  if ((args.d_states == nullptr) != (args.v == nullptr)) throw Error(ErrorKind::kInternal, "scan_reverse: d_states and v are saved together or not at all");
+  key == 64 ? launch_reverse<64>(args, stream) : launch_reverse<128>(args, stream);
 }
 
 }  // namespace fw::cuda

@@ -1,9 +1,11 @@
 // Times the kernels that go token by token, and the preconditioner, on a GPU: medians of a graph of launches over different memory (more
-// than the cache holds), and of plain launches. K = V = 128, 16 heads.
+// than the cache holds), and of plain launches. K = V = 128, 16 heads. token_bench [part of a line's text] [once]: only those lines; once,
+// without a graph, for a profiler.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <vector>
 
@@ -15,6 +17,9 @@ namespace fw::cuda::test {
 namespace {
 
 constexpr int kHeads = 16, kDim = 128;
+
+const char* only = "";
+bool once = false;
 
 struct Memory {
   std::vector<void*> blocks;
@@ -64,6 +69,8 @@ Problem problem(Memory& memory, const char* rule, int64_t B, int64_t T) {
   x.in.q = memory.tensor(B, T, kDim, 0), x.in.k = memory.tensor(B, T, kDim, 0), x.in.v = memory.tensor(B, T, kDim, 0);
   if (x.rule.uses_g()) x.in.g = memory.tensor(B, T, x.rule.decay == Decay::kChannel ? kDim : 1, -0.2f);
   if (x.rule.uses_beta()) x.in.beta = memory.tensor(B, T, 1, 0.5f);
+  if (x.rule.uses_erase_gate()) x.in.erase_gate = memory.tensor(B, T, kDim, 0.5f);
+  if (x.rule.uses_write_gate()) x.in.write_gate = memory.tensor(B, T, kDim, 0.5f);
   if (x.rule.uses_precond()) {
     x.in.precond_g = memory.tensor(B, T, 1, -0.2f), x.in.precond_beta = memory.tensor(B, T, 1, 0.5f);
     x.precond_center = memory.zeros<float>(kHeads);
@@ -85,6 +92,7 @@ Times times(int count, const std::function<void(int, void*)>& call) {
   cudaGraphExec_t exec;
   for (int i = 0; i < count; ++i) call(i, stream);
   check(cudaStreamSynchronize(stream), "kernels");
+  if (once) return {0, 0};
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
   for (int i = 0; i < count; ++i) call(i, stream);
   check(cudaStreamEndCapture(stream, &graph), "capture");
@@ -123,10 +131,14 @@ void report(const char* what, const Times& t, double bytes) {
 }
 
 void decode(const char* rule, int64_t sequences, int64_t T, bool bf16_state, bool v_first) {
+  char text[160];
+  std::snprintf(text, sizeof text, "decode %s, %lld x 16 heads, %lld token, state %s %s", rule, static_cast<long long>(sequences), static_cast<long long>(T),
+                bf16_state ? "bf16" : "f32", v_first ? "[V, K]" : "[K, V]");
+  if (std::strstr(text, only) == nullptr) return;
   Memory memory;
   const Problem base = problem(memory, rule, sequences, T);
   const double bytes = 2.0 * static_cast<double>(sequences * kHeads * kDim * kDim) * (bf16_state ? 2 : 4);
-  const int layers = static_cast<int>(std::clamp(4e8 / bytes, 4.0, 64.0));
+  const int layers = once ? 1 : static_cast<int>(std::clamp(4e8 / bytes, 4.0, 64.0));
   std::vector<TokenForwardArgs> args;
   const TokenArg o = memory.tensor(sequences, T, kDim, 0);
   for (int i = 0; i < layers; ++i) {
@@ -136,13 +148,11 @@ void decode(const char* rule, int64_t sequences, int64_t T, bool bf16_state, boo
     a.o = o;
     args.push_back(a);
   }
-  char text[160];
-  std::snprintf(text, sizeof text, "decode %s, %lld x 16 heads, %lld token, state %s %s", rule, static_cast<long long>(sequences), static_cast<long long>(T),
-                bf16_state ? "bf16" : "f32", v_first ? "[V, K]" : "[K, V]");
   report(text, times(layers, [&](int i, void* stream) { token_forward(args[static_cast<size_t>(i)], stream); }), bytes);
 }
 
 void long_token(int64_t B, int64_t T) {
+  if (std::strstr("long", only) == nullptr) return;
   Memory memory;
   TokenForwardArgs a;
   a.problem = problem(memory, "gated_deltanet", B, T);
@@ -162,6 +172,7 @@ void long_token(int64_t B, int64_t T) {
 }
 
 void precond(int64_t B, int64_t T) {
+  if (std::strstr("precond", only) == nullptr) return;
   Memory memory;
   const Problem x = problem(memory, "precond_gated_deltanet", B, T);
   const int64_t chunks = B * x.sequences.chunks, tokens = B * T;
@@ -195,6 +206,7 @@ void precond(int64_t B, int64_t T) {
 }
 
 void uploads() {
+  if (std::strstr("upload", only) == nullptr) return;
   Memory memory;
   int32_t* device = memory.zeros<int32_t>(200002);
   std::vector<int32_t> values(200002, 3);
@@ -208,8 +220,10 @@ void uploads() {
 }  // namespace
 }  // namespace fw::cuda::test
 
-int main() {
+int main(int argc, char** argv) {
   using namespace fw::cuda::test;
+  if (argc > 1) only = argv[1];
+  once = argc > 2;
   for (const int64_t n : {1, 8, 64, 256}) decode("gated_deltanet", n, 1, false, true);
   for (const int64_t n : {1, 64}) decode("gated_deltanet", n, 1, false, false);
   for (const int64_t n : {1, 64}) decode("gated_deltanet", n, 1, true, true);
