@@ -7,7 +7,6 @@
 #include <cstddef>
 
 #ifdef FW_CUDA_EMULATION
-#include "base/error.h"
 #include "scan/cuda/emulation/emulation.h"
 #else
 #include <cuda_runtime.h>

@@ -41,7 +41,7 @@ FW_DEVICE Rows rows_of(const TokenArg& a, const SequenceArg& s, int n, int hv) {
     b = t / s.batch;
     t -= b * s.batch;
   }
-  const int64_t offset = b * a.stride_b + t * a.stride_t + static_cast<int64_t>(hv / a.divisor) * a.stride_h;
+  const int64_t offset = b * a.stride_b + t * a.stride_t + static_cast<int64_t>(a.divisor == 1 ? hv : hv / a.divisor) * a.stride_h;
   return {static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4), a.stride_t, a.bf16};
 }
 
