@@ -111,11 +111,18 @@ struct ChunkPlace {
   int token, count;  // the run's first token of the sequence, and how many of its tokens exist (0 or less: none)
   int channel;       // the first of this lane's
 };
+// Blocks: a key head each (neighbouring blocks, for their rows are neighbours in memory) of the chunks, in order or from the last on.
+inline Dim3 chunk_grid(const Problem& x, int64_t chunks) {
+  const unsigned H = static_cast<unsigned>(x.H), count = static_cast<unsigned>(chunks), rows = count < 32768 ? count : 32768;
+  return {H, rows, rows > 0 ? (count + rows - 1) / rows : 0};
+}
+FW_DEVICE int block_chunk() { return static_cast<int>(block_index_z() * grid_size_y() + block_index_y()); }
+
 template <int kLanes>
-FW_DEVICE ChunkPlace chunk_place(const Problem& x, unsigned item) {
+FW_DEVICE ChunkPlace chunk_place(const Problem& x, int chunk) {
   ChunkPlace c;
-  c.chunk = static_cast<int>(item / static_cast<unsigned>(x.H));
-  c.h = static_cast<int>(item % static_cast<unsigned>(x.H));
+  c.chunk = chunk;
+  c.h = static_cast<int>(block_index_x());
   c.n = sequence_of_chunk(x.sequences, c.chunk);
   c.first = (c.chunk - first_chunk(x.sequences, c.n)) * kChunk;
   c.rows = sequence_length(x.sequences, c.n) - c.first;
@@ -143,15 +150,20 @@ struct ChunkShared {
   float center[32];
 };
 
-// The preconditioner's gates of token `thread` of the chunk.
+// The preconditioner's gates of token `thread` of the chunk, as they lie in memory: so that nothing waits for them while keys are loaded.
 struct ChunkGates {
-  float g = 0, beta = 0;
+  uint32_t g = 0, beta = 0;
 };
+FW_DEVICE uint32_t load_raw(const Rows& rows, int64_t t) {
+  return rows.bf16 != 0 ? uint32_t{reinterpret_cast<const uint16_t*>(rows.data)[t * rows.stride]}
+                        : reinterpret_cast<const uint32_t*>(rows.data)[t * rows.stride];
+}
+FW_DEVICE float raw_value(const TokenArg& a, uint32_t raw) { return bits_float(raw << (a.bf16 != 0 ? 16 : 0)); }
 FW_DEVICE ChunkGates load_gates(const Problem& x, const ChunkPlace& c) {
   ChunkGates gates;
   if (c.thread < c.rows) {
-    gates.g = load_element(rows_of(x.in.precond_g, x.sequences, c.n, c.h * x.group), c.first + c.thread, 0);
-    gates.beta = load_element(rows_of(x.in.precond_beta, x.sequences, c.n, c.h * x.group), c.first + c.thread, 0);
+    gates.g = load_raw(key_rows(x.in.precond_g, x.sequences, c.n, c.h), c.first + c.thread);
+    gates.beta = load_raw(key_rows(x.in.precond_beta, x.sequences, c.n, c.h), c.first + c.thread);
   }
   return gates;
 }
@@ -171,11 +183,23 @@ FW_DEVICE void chunk_gates(const Problem& x, const ChunkPlace& c, const ChunkGat
   sync_threads();
   if (c.thread < kChunk) {
     const float kn = k_factor(x.rule, shared.square[c.thread]);
-    shared.alpha[c.thread] = expf(gates.g);  // of a token past the end: 1
-    shared.gain[c.thread] = gates.beta * kn * kn;
+    shared.alpha[c.thread] = expf(raw_value(x.in.precond_g, gates.g));  // of a token past the end: 1
+    shared.gain[c.thread] = raw_value(x.in.precond_beta, gates.beta) * kn * kn;
     shared.kn2[c.thread] = kn * kn;
   }
   sync_threads();
+}
+
+// f(map) with the form of M known to the compiler: a branch for every element would cost as much as M does.
+template <class F>
+FW_DEVICE void with_form(PrecondMap<float> map, F&& f) {
+  if (map.squashed) {
+    map.squashed = true, map.previous = false;
+    f(map);
+  } else {
+    map.squashed = false;
+    f(map);
+  }
 }
 
 FW_DEVICE void put_own(float* to, const float (&x)[kOwn]) { store_wide<kOwn>(reinterpret_cast<char*>(to), 0, x); }
