@@ -1,5 +1,5 @@
 // The gradient kernel for scalar decay, and none, of rules whose streams are q and k times numbers a row (front_plain.cuh): most of them.
-// A block stays on its processor. Sixteen warps compute, two bring what they need and make the numbers of rows a turn ahead.
+// A block stays on its processor. Sixteen warps compute, four bring what they need a turn ahead.
 #pragma once
 
 #include "scan/cuda/device/gradient_fast_loads.cuh"
@@ -69,7 +69,7 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
 }
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads + 128, 1) fast_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
+__global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kLoaders, 1) fast_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
   FastChunk<Shape> c(args);
   if (c.thread == 0) {
     FW_UNROLL
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(Shape::kThreads + 128, 1) fast_gradient_kernel
     compute_chunks(c);
   } else {
     register_count_decrease<64>();
-    if (c.warp < Shape::kWarps + Shape::kLoaders / 32) load_chunks(c);
+    c.warp < Shape::kWarps + Shape::kLoaders / 32 ? copy_chunks(c) : make_row_numbers(c);
   }
 }
 
@@ -95,7 +95,7 @@ template <class Shape>
 void launch_fast_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
   const ScalarGradientArgs all{args, chunks * args.problem.HV, pieces_of(args)};
   const unsigned grid = static_cast<unsigned>(all.tiles < kProcessors ? all.tiles : kProcessors);
-  launch(fast_gradient_kernel<Shape>, Dim3{grid}, Shape::kThreads + 128, Shape::kBytes, stream, all);
+  launch(fast_gradient_kernel<Shape>, Dim3{grid}, Shape::kThreads + 2 * Shape::kLoaders, Shape::kBytes, stream, all);
 }
 
 }  // namespace fw::cuda

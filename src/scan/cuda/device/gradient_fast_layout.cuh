@@ -1,5 +1,5 @@
 // Scalar decay, and none, where the streams are q and k times numbers a row, or sums of the two: shared memory of the gradient kernel whose
-// warps 0 .. 15 compute while two more bring what the next chunks need. q and k are operands of products as they lie in memory; what
+// warps 0 .. 15 compute while four more bring what the next chunks need. q and k are operands of products as they lie in memory; what
 // they are multiplied with goes into the 64 x 64 matrices on their left.
 #pragma once
 

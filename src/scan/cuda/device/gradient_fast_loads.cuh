@@ -1,5 +1,5 @@
-// The two warps that bring what the computing warps of the gradient kernel (gradient_fast_kernel.cuh) need, and make the numbers of rows: a
-// thread a row.
+// The four warps that bring what the computing warps of the gradient kernel (gradient_fast_kernel.cuh) need: two copy, and two make the numbers
+// of rows, a thread a row.
 #pragma once
 
 #include "scan/cuda/device/gradient_fast_layout.cuh"
@@ -206,14 +206,14 @@ FW_DEVICE void load_next_step(const FastChunk<Shape>& c, int loader, LoadStep& a
   if (++at.stage == Shape::kStages) at.stage = 0;
 }
 
+// By two warps: what is copied into shared memory. The first turns have a start of their own: -2 and -1.
 template <class Shape>
-FW_DEVICE void load_chunks(const FastChunk<Shape>& c) {
-  const int loader = c.thread - Shape::kThreads;
+FW_DEVICE void copy_chunks(const FastChunk<Shape>& c) {
+  const int loader = c.thread - Shape::kThreads, turns = c.turns();
   LoadStep step;
-  RowNumbers numbers;
   int stage = 0, phase = 0;
   FW_NO_UNROLL
-  for (int turn = -2; turn < 0 || c.has(turn); ++turn) {  // two to start with
+  for (int turn = -2; turn < turns; ++turn) {
     const bool running = turn >= 0;
     const int steps = running ? c.blocks : turn < -1 ? 0 : Shape::kStages;
     FW_NO_UNROLL
@@ -224,19 +224,28 @@ FW_DEVICE void load_chunks(const FastChunk<Shape>& c) {
       }
       load_next_step(c, loader, step);
     }
-    if (turn >= -1) publish_rows(c, turn + 1, loader, numbers);
-    numbers = load_row_gates(c, turn + 2, loader);
-    prefetch_fast_rows(c, loader, turn + 2);
     if (running) mbarrier_wait(c.pairs_empty(), turn & 1);
     if (turn >= -1 && loader == 0) load_fast_pairs(c, turn + 1);
     if (running) mbarrier_wait(c.turn_over(turn), turn / 2 & 1);
     load_fast_keys(c, loader, turn + 2);
-    if (running && loader < 32) {
-      store_fast_decay_gradient(c, turn);
-      sync_warp();
-      c.find(turn + 4);
-    }
+  }
+}
+
+// By two warps: the numbers of rows, and where the rows of later turns are.
+template <class Shape>
+FW_DEVICE void make_row_numbers(const FastChunk<Shape>& c) {
+  const int row = c.thread - Shape::kThreads - Shape::kLoaders, turns = c.turns();
+  RowNumbers numbers = load_row_gates(c, 0, row);
+  FW_NO_UNROLL
+  for (int turn = -1; turn < turns; ++turn) {
+    publish_rows(c, turn + 1, row, numbers);
+    numbers = load_row_gates(c, turn + 2, row);
+    prefetch_fast_rows(c, row, turn + 2);
+    if (turn < 0) continue;
+    mbarrier_wait(c.turn_over(turn), turn / 2 & 1);
+    if (row < 32) store_fast_decay_gradient(c, turn);
     sync_loaders();
+    if (row >= 32) c.find(turn + 4);  // in the place of this turn; read after more than a turn
   }
 }
 
