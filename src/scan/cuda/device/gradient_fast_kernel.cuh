@@ -10,10 +10,9 @@ namespace fw::cuda {
 
 template <class Shape>
 FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
-  const int turns = c.turns();
   int index = 0, phase = 0;
   FW_NO_UNROLL
-  for (int turn = 0; turn < turns; ++turn) {
+  for (int turn = 0; c.more(turn); ++turn) {
     mbarrier_wait(c.rows_full(), turn & 1);
     if constexpr (Shape::kPrecond) make_scaled_rows(c, turn);
     mbarrier_wait(c.pairs_full(), turn & 1);
@@ -30,15 +29,16 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
         c.refresh();
         make_fast_tiles(c, stage);
         c.refresh();
-        const uint4 words = load_value_words(c, turn, block);
+        const ValueRow row = load_value_row(c, turn, block, stage);
         start_fast_products(c, stage, sums, pairs);
         tail = dot_states(c, at, tail);
-        z_sum += store_value_gradients(c, turn, block, stage, words);
+        z_sum += store_value_gradients(c, turn, block, row);
         finish_fast_products(sums, pairs);
         fence_async_shared();
         warp_arrive(c.empty(index), c.lane);
         if (++index == Shape::kStages) index = 0, phase ^= 1;
       }
+      if (c.pairs_free_early()) warp_arrive(c.pairs_empty(), c.lane);
       z_sum = group_sum<8>(z_sum);
       if ((c.thread & 7) == 0) c.floats(Shape::kDZv)[c.thread >> 3] = z_sum;
       c.refresh();
@@ -61,8 +61,10 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
     fence_async_shared();
     sync_consumers();
     const KeySlopes slopes = fast_row_numbers(c, turn);
-    fence_async_shared();
-    warp_arrive(c.pairs_empty(), c.lane);
+    if (!c.pairs_free_early()) {
+      fence_async_shared();
+      warp_arrive(c.pairs_empty(), c.lane);
+    }
     store_fast_gradients(c, turn, sums, slopes);
     warp_arrive(c.turn_over(turn), c.lane);
   }

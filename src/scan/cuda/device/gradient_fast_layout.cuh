@@ -26,8 +26,8 @@ struct FastShape {
   static constexpr int kA = kStages * kStageBytes, kP = kA + kPanelBytes, kDR = kP + kPanelBytes;
   static constexpr int kRead = kDR + kPanelBytes, kKeyBytes = 2 * kStateBytes;
   static constexpr int kExtra = kRead + 2 * kKeyBytes, kScaled = kExtra;
-  // The matrices on the left (store_pair_tiles()), once dR and P are used, and two more.
-  static constexpr int kOfQ = kDR, kOfK = kP, kOfR = kExtra, kOfE = kExtra + kPanelBytes;
+  // The matrices on the left (store_pair_tiles()), once dR is used, and two more, once A and P are.
+  static constexpr int kOfQ = kDR, kOfK = kPrecond ? kP : kExtra, kOfR = kA, kOfE = kP;
 
   // Arrays of 64 floats: of even and odd turns, sums G of the log-decay, beta, dG, |q|^2 and |k|^2, the coefficients r_q, w_k, e_k, z_v,
   // r_k, e_q, the other gates ...
@@ -36,9 +36,9 @@ struct FastShape {
   static constexpr int kCoefCount = kLinear ? 6 : 4;
   static constexpr int kGateNumbers = kCoefs + 512 * kCoefCount, kDZv = kGateNumbers + (kLinear ? 2048 : 0);
   static constexpr int kWarpSums = kDZv + 256, kBarriers = kWarpSums + 128, kPlaces = kBarriers + 128, kSmallEnd = kPlaces + kPlacesBytes;
-  // ... and, in the place of A, sums over a group's columns [sum][group][64 rows].
+  // ... and sums over a group's columns [sum][group][64 rows].
   static constexpr int kSums = kLinear ? 7 : 3;
-  static constexpr int kPartial = kA;
+  static constexpr int kPartial = kPrecond ? kA : kExtra + kPanelBytes;
   static constexpr int kBytes = kSmallEnd;
 
   static_assert(kSums * kGroups * 256 <= kPanelBytes && kStateBytes <= 2 * kPanelBytes);
@@ -62,13 +62,18 @@ struct FastChunk : ScalarChunk<Shape> {
   // 64 floats each: r_q, w_k, e_k, z_v, r_k, e_q.
   enum { kRq = 0, kWk = 64, kEk = 128, kZv = 192, kRk = 256, kEq = 320 };
   FW_DEVICE float* coefficients(int turn) const { return this->floats(Shape::kCoefs) + 64 * Shape::kCoefCount * (turn & 1); }
+  // 64 floats each: lambda, d of the corrected read, the gates on e and on z.
+  FW_DEVICE float* gate_numbers(int turn) const { return this->floats(Shape::kGateNumbers) + 256 * (turn & 1); }
   FW_DEVICE float* warp_sums(int turn) const { return this->floats(Shape::kWarpSums) + 16 * (turn & 1); }
 
   // Whether the reduced rule (front_plain.cuh) has it all; whether r or e is a sum.
   FW_DEVICE bool plain() const { return !Shape::kLinear || this->pieces(kPlainRule); }
   FW_DEVICE bool mixed() const { return Shape::kLinear && this->pieces(kMixedRule); }
 
-  FW_DEVICE int turns() const { return static_cast<int>((this->tiles - block_index_x() + grid_size_x() - 1) / grid_size_x()); }
+  // Whether A and P are used no more once the value blocks are.
+  FW_DEVICE bool pairs_free_early() const { return !Shape::kPrecond && !mixed(); }
+
+  FW_DEVICE bool more(int turn) const { return block_index_x() + static_cast<unsigned>(turn) * grid_size_x() < static_cast<unsigned>(this->all.tiles); }
   FW_DEVICE int key_column() const { return Shape::kKeyColumns * this->group(); }
 };
 

@@ -14,6 +14,19 @@
 
 namespace fw::cuda {
 
+// start_product() with addresses below 2^18, as they are: less is made of the descriptors anew.
+template <int kColumns, bool kLeftTransposed, bool kRightTransposed, bool kFresh = false>
+FW_DEVICE void start_fast_product(float (&d)[kColumns / 2], uint32_t left, uint32_t right) {
+  const auto descriptor = [](uint32_t address, bool transposed, int k) {
+    const uint32_t low = (address >> 4) + ((transposed ? kPanelBytes : 16) >> 4 << 16) + (transposed ? 128 : 2) * k;
+    return uint64_t{0x40000000u | 1024 >> 4} << 32 | low;
+  };
+  FW_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    wgmma_ss<kColumns, kLeftTransposed, kRightTransposed>(d, descriptor(left, kLeftTransposed, k), descriptor(right, kRightTransposed, k), !kFresh || k > 0);
+  }
+}
+
 // The warp's tiles of products [64, kKey].
 template <class Shape>
 struct FastSums {
@@ -43,7 +56,7 @@ FW_DEVICE void make_fast_tiles(const FastChunk<Shape>& c, uint32_t stage) {
   fence_async_shared();  // what was copied and written for this
   keep(flat(d));
   wgmma_fence();
-  start_product<16, true, true>(flat(d), c.base + Shape::kP, stage + Shape::kOut + columns);
+  start_fast_product<16, true, true>(flat(d), c.base + Shape::kP, stage + Shape::kOut + columns);
   wgmma_commit();
   wgmma_wait<0>();
   keep(flat(d));
@@ -51,14 +64,14 @@ FW_DEVICE void make_fast_tiles(const FastChunk<Shape>& c, uint32_t stage) {
   if constexpr (Shape::kOnline) {  // one product at a time: registers
     fence_async_shared();
     wgmma_fence();
-    start_product<16, false, true, true>(flat(d), c.base + Shape::kA, stage + Shape::kW + columns);
+    start_fast_product<16, false, true, true>(flat(d), c.base + Shape::kA, stage + Shape::kW + columns);
     wgmma_commit();
     wgmma_wait<0>();
     keep(flat(d));
     sync_group(c.group());
     store_words(stage + Shape::kW + place, d);
     wgmma_fence();
-    start_product<16, true, true, true>(flat(d), c.base + Shape::kA, c.base + Shape::kDR + columns);
+    start_fast_product<16, true, true, true>(flat(d), c.base + Shape::kA, c.base + Shape::kDR + columns);
     wgmma_commit();
     wgmma_wait<0>();
     keep(flat(d));
@@ -79,11 +92,11 @@ FW_DEVICE void start_fast_products(const FastChunk<Shape>& c, uint32_t stage, Fa
   constexpr int kColumns = Shape::kKeyColumns;
   const uint32_t states = stage + Shape::kState + fast_key_columns(c), r_rows = stage + Shape::kW + value_rows_from(c);
   wgmma_fence();
-  start_product<kColumns, false, true>(flat(sums.r), stage + Shape::kOut, states);
-  if (Shape::kOnline) start_product<kColumns, false, true>(flat(sums.e), stage + Shape::kV, states);
-  start_product<kColumns, false, true>(flat(sums.w), stage + Shape::kW, states + Shape::kStateBytes);
-  start_product<16, false, false>(flat(pairs.p), stage + Shape::kOut, r_rows);
-  if (Shape::kOnline) start_product<16, false, false>(flat(pairs.t), stage + Shape::kV, r_rows);
+  start_fast_product<kColumns, false, true>(flat(sums.r), stage + Shape::kOut, states);
+  if (Shape::kOnline) start_fast_product<kColumns, false, true>(flat(sums.e), stage + Shape::kV, states);
+  start_fast_product<kColumns, false, true>(flat(sums.w), stage + Shape::kW, states + Shape::kStateBytes);
+  start_fast_product<16, false, false>(flat(pairs.p), stage + Shape::kOut, r_rows);
+  if (Shape::kOnline) start_fast_product<16, false, false>(flat(pairs.t), stage + Shape::kV, r_rows);
   wgmma_commit();
 }
 template <class Shape>
@@ -99,38 +112,48 @@ FW_DEVICE void warp_arrive(uint64_t* barrier, int lane) {
   if (lane == 0) mbarrier_arrive(barrier);
 }
 
-// v of the row and the 8 columns that a thread has of a value block.
+// What a thread needs for the value rows of a stage, fetched before the products keep shared memory busy: its row and 8 columns.
+struct ValueRow {
+  uint4 v, dz;
+  char* dv;  // of the columns; null: none
+  float z_v;
+  bool valid;
+};
 template <class Shape>
-FW_DEVICE uint4 load_value_words(const FastChunk<Shape>& c, int turn, int block) {
-  const Rows v = c.rows_at(c.args.problem.in.v, turn);
-  const int row = c.thread >> 3, column = block * kValueBlock + (c.thread & 7) * 8;
-  if (!c.pieces(kPiecesV) || row >= c.rows(turn) || column >= c.args.problem.V) return make_uint4(0, 0, 0, 0);
-  return *reinterpret_cast<const uint4*>(v.data + 2 * (row * v.stride + column));
+FW_DEVICE ValueRow load_value_row(const FastChunk<Shape>& c, int turn, int block, uint32_t stage) {
+  const int row = c.thread >> 3, in_block = (c.thread & 7) * 8, column = block * kValueBlock + in_block;
+  const Rows v = c.rows_at(c.args.problem.in.v, turn), dv = c.rows_at(c.args.grads.d.v, turn);
+  ValueRow x;
+  x.valid = row < c.rows(turn) && column < c.args.problem.V;
+  x.z_v = c.coefficients(turn)[FastChunk<Shape>::kZv + row];
+  x.dv = dv.data != nullptr ? dv.data + (row * dv.stride + column) * (dv.bf16 != 0 ? 2 : 4) : nullptr;
+  x.v = make_uint4(0, 0, 0, 0);
+  if (x.valid && c.pieces(kPiecesV)) x.v = *reinterpret_cast<const uint4*>(v.data + 2 * (row * v.stride + column));
+  x.dz = *reinterpret_cast<const uint4*>(c.memory + (stage - c.base) + Shape::kV + panel_offset(row, in_block));
+  return x;
 }
-// dv of them; returns the sum of v (.) dz.
+// dv; returns the sum of v (.) dz.
 template <class Shape>
-FW_DEVICE float store_value_gradients(const FastChunk<Shape>& c, int turn, int block, uint32_t stage, const uint4& words) {
-  const int row = c.thread >> 3, in_block = (c.thread & 7) * 8, column = block * kValueBlock + in_block, V = c.args.problem.V;
-  if (row >= c.rows(turn) || column >= V) return 0.0f;
+FW_DEVICE float store_value_gradients(const FastChunk<Shape>& c, int turn, int block, const ValueRow& x) {
+  if (!x.valid) return 0.0f;
   float dz[8], v[8];
-  unpack_8(*reinterpret_cast<const uint4*>(c.memory + (stage - c.base) + Shape::kV + panel_offset(row, in_block)), dz);
+  unpack_8(x.dz, dz);
   if (c.pieces(kPiecesV)) {
-    unpack_8(words, v);
+    unpack_8(x.v, v);
   } else {
-    load_channels(c.rows_at(c.args.problem.in.v, turn), row, column, V, v);
+    load_channels(c.rows_at(c.args.problem.in.v, turn), c.thread >> 3, block * kValueBlock + (c.thread & 7) * 8, c.args.problem.V, v);
   }
-  const float z_v = c.coefficients(turn)[FastChunk<Shape>::kZv + row];
   float sum = 0;
   FW_UNROLL
   for (int j = 0; j < 8; ++j) {
     sum += v[j] * dz[j];
-    dz[j] *= z_v;
+    dz[j] *= x.z_v;
   }
-  const Rows dv = c.rows_at(c.args.grads.d.v, turn);
   if (c.pieces(kPiecesDV)) {
-    *reinterpret_cast<uint4*>(dv.data + 2 * (row * dv.stride + column)) = pack_8(dz);
-  } else if (dv.data != nullptr) {
-    store_channels(dv, row, column, V, dz);
+    *reinterpret_cast<uint4*>(x.dv) = pack_8(dz);
+  } else if (x.dv != nullptr) {
+    const Rows dv{x.dv, 0, c.args.grads.d.v.bf16};
+    store_channels(dv, 0, 0, c.args.problem.V - block * kValueBlock - (c.thread & 7) * 8, dz);
   }
   return sum;
 }
@@ -291,7 +314,7 @@ FW_DEVICE void mix_streams(const FastChunk<Shape>& c, int turn, FastSums<Shape>&
   const auto add = [&](int which, const float(&state)[Shape::kKeyTiles][4], int tile) {
     float pair[Shape::kKeyTiles][4], x[2], y[2];
     wgmma_fence();
-    start_product<Shape::kKeyColumns, false, true, true>(flat(pair), c.base + tile, c.base + fast_key_columns(c) + k_tile);
+    start_fast_product<Shape::kKeyColumns, false, true, true>(flat(pair), c.base + tile, c.base + fast_key_columns(c) + k_tile);
     wgmma_commit();
     const KeyWords<Shape> q(c, q_tile), k(c, k_tile);
     dot_rows(q, state, x[0], x[1]);
@@ -330,11 +353,11 @@ FW_DEVICE void finish_fast_streams(const FastChunk<Shape>& c, int turn, FastSums
   keep(flat(sums.r)), keep(flat(sums.w));
   if (Shape::kOnline) keep(flat(sums.e));
   wgmma_fence();
-  start_product<kColumns, false, true>(flat(sums.r), c.base + Shape::kOfQ, columns + w_side);
-  start_product<kColumns, true, true>(flat(sums.w), c.base + Shape::kOfQ, columns + r_side);
+  start_fast_product<kColumns, false, true>(flat(sums.r), c.base + Shape::kOfQ, columns + w_side);
+  start_fast_product<kColumns, true, true>(flat(sums.w), c.base + Shape::kOfQ, columns + r_side);
   if (Shape::kOnline) {
-    start_product<kColumns, false, true>(flat(sums.e), c.base + Shape::kOfK, columns + w_side);
-    start_product<kColumns, true, true>(flat(sums.w), c.base + Shape::kOfK, keys);
+    start_fast_product<kColumns, false, true>(flat(sums.e), c.base + Shape::kOfK, columns + w_side);
+    start_fast_product<kColumns, true, true>(flat(sums.w), c.base + Shape::kOfK, keys);
   }
   wgmma_commit();
   wgmma_wait<0>();

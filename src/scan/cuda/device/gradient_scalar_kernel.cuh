@@ -1,9 +1,7 @@
-// The gradient kernel for scalar decay, and none: from what the scans left (tiles.h) and the raw inputs of a chunk and value head, the
+// The gradient kernel for scalar decay, and none, of any rule and any memory (most take gradient_fast_kernel.cuh): from what the scans left (tiles.h) and the raw inputs of a chunk and value head, the
 // gradients of the raw inputs (recurrence.md 5). All value blocks go through the stages first; the products over values stay in
 // registers. Then dP and dT, with the decay, meet the streams, and the front's gradients are made where the products lie.
 #pragma once
-
-#include <type_traits>
 
 #include "scan/cuda/device/gradient_scalar_rows.cuh"
 #include "scan/cuda/launch.h"
@@ -22,8 +20,6 @@ struct ValueStep {
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
-  using Front = std::conditional_t<Shape::kFast, FastRows, GeneralRows>;
-  constexpr bool kRoom = Shape::kFast && Shape::kKey == 128;  // in registers, to keep addresses and to have v early
   ScalarChunk<Shape> c(args);
   if (c.thread == 0) {
     FW_UNROLL
@@ -39,7 +35,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
   sync_threads();
   prefetch_turn(c, 1);
   if (c.thread == 0) load_pairs(c, 0);
-  if (Shape::kFast) load_keys(c, 0);
   ValueStep loaded;
   for (int i = 0; i < Shape::kStages; ++i) {
     load_stage(c, i, loaded.turn, loaded.block);
@@ -53,20 +48,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
   int turn = 0;
   FW_NO_UNROLL
   for (; c.has(turn); ++turn) {
-    if (Shape::kFast) {
-      if (turn == 0) sync_threads();  // beta
-      if (!Shape::kPrecond) mbarrier_wait(c.key_barrier(turn), turn / 2 & 1);
-    } else {
-      sync_threads();  // the rows and coefficients of the turn before have been read
-      load_keys(c, turn);
-      mbarrier_wait(c.key_barrier(turn), turn / 2 & 1);
-    }
-    Front::make_streams(c, turn);
+    sync_threads();  // the rows and coefficients of the turn before have been read
+    load_keys(c, turn);
+    mbarrier_wait(c.key_barrier(turn), turn / 2 & 1);
+    GeneralRows::make_streams(c, turn);
     mbarrier_wait(c.pairs_barrier(), turn & 1);
     fence_async_shared();
     sync_threads();
-    if (!kRoom) c.refresh();
-    if (Shape::kFast) load_keys(c, turn + 1);
+    c.refresh();
     if (turn > 0 && c.warp == 3) store_decay_gradient(c, turn - 1);
 
     StreamSums sums;
@@ -78,12 +67,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
       for (int block = 0; block < c.blocks; ++block, ++step) {
         const int index = step % Shape::kStages, stage = index * Shape::kStageBytes;
         ValueWords<Shape> words;
-        if (kRoom) words.load(c, turn, block);
         mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
         make_value_tiles(c, stage);
-        if (!kRoom) c.refresh();
+        c.refresh();
         start_value_products(c, stage, sums, pairs);
-        if (!kRoom) words.load(c, turn, block);
+        words.load(c, turn, block);
         value_rows(c, turn, block, stage, words, z_sums);
         tail = dot_states(c, stage, tail);
         finish_value_products(sums, pairs);
@@ -106,29 +94,23 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
     loaded.next(c.blocks);
     ++step;
 
-    if (!kRoom) c.refresh();
+    c.refresh();
     publish_row_numbers(c, turn + 1, numbers);
     numbers = load_row_numbers(c, turn + 2);
     if (c.warp == 5) c.find(turn + 3);
     prefetch_turn(c, turn + 2);
 
-    const FragmentM<Shape> m(c, turn);
     tail *= exp2_fast(c.turn_floats(Shape::kG, turn)[63]);
     tail = warp_sum(tail + finish_streams(c, turn, sums));
     if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] = tail;
-    Front::sum_rows(c, turn, sums, m);
+    GeneralRows::sum_rows(c, turn, sums, FragmentM<Shape>(c, turn));
     fence_async_shared();
     sync_threads();
-    if (!kRoom) c.refresh();
+    c.refresh();
     if (c.thread == 6 * 32) load_pairs(c, turn + 1);
-    if constexpr (Shape::kFast) {
-      FastRows::combine(c, turn, sums, m);
-      FastRows::store_gradients(c, turn, sums, m, FastRows::row_numbers(c, turn));
-    } else {
-      if (c.thread < kChunk) GeneralRows::row_numbers(c, turn, c.thread);
-      sync_threads();
-      GeneralRows::store_gradients(c, turn, sums, m);
-    }
+    if (c.thread < kChunk) GeneralRows::row_numbers(c, turn, c.thread);
+    sync_threads();
+    GeneralRows::store_gradients(c, turn, sums, FragmentM<Shape>(c, turn));
   }
   sync_threads();
   if (turn > 0 && c.warp == 3) store_decay_gradient(c, turn - 1);

@@ -10,15 +10,12 @@ namespace fw::cuda {
 // What a block knows of a turn (ScalarChunk): value head, tokens, addresses; four turns.
 inline constexpr int kPlaceEntries = 32, kPlacesBytes = 4 * 8 * (kPlaceEntries + 1);
 
-// kFastRows: rules whose streams are q and k, or sums of the two, times numbers a row, with rows that can be copied as they are;
-// kPreconditioned: q and k times a number a row and M, elementwise.
-template <int kKeyDim, bool kOnlineSolve, bool kFastRows, bool kPreconditioned = false>
+template <int kKeyDim, bool kOnlineSolve>
 struct ScalarShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = kFastRows, kPrecond = kPreconditioned, kGates = !kFast;
-  static constexpr bool kLinear = kFast && !kPrecond;  // with sums of the two
+  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = false, kPrecond = false, kGates = true;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32;
-  static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
+  static constexpr int kBlocksPerSm = 1;
 
   // A stage: what one block of 64 value columns brings.
   static constexpr int kStages = kKey == 128 ? 2 : 1;
@@ -26,23 +23,21 @@ struct ScalarShape {
   static constexpr int kW = 0, kV = kPanelBytes, kOut = 2 * kPanelBytes, kState = 3 * kPanelBytes, kDState = kState + kStateBytes;
   static constexpr int kStageBytes = kDState + kStateBytes;
 
-  // A and P, later dT and dP; dR. Then r, w and e: fast, of two turns, in the place of q and k; else q and k between them and e.
+  // A and P, later dT and dP; dR; r and w, q and k, e.
   static constexpr int kA = kStages * kStageBytes, kP = kA + kPanelBytes, kDR = kP + kPanelBytes;
   static constexpr int kRead = kDR + kPanelBytes, kWrite = kRead + kStateBytes, kKeyBytes = 2 * kStateBytes;
-  static constexpr int kRaw = kFast ? kRead : kRead + kKeyBytes, kErase = kRead + 2 * kKeyBytes;
+  static constexpr int kRaw = kRead + kKeyBytes, kErase = kRead + 2 * kKeyBytes;
 
   // Arrays of 64 floats: of even and odd turns, sums G of the log-decay and beta; dP's diagonal, dG; of the front: z_v ...
   static constexpr int kSmall = kErase + kStateBytes;
   static constexpr int kG = kSmall, kBeta = kG + 512, kDiagonal = kBeta + 512, kDG = kDiagonal + 256, kZv = kDG + 256;
   // ... the other coefficients and scalars of rows, and what dq and dk are made with.
   static constexpr int kFront = kZv + 256;
-  static constexpr int kCoefs = kFront, kScalars = kCoefs + (kFast ? 0 : static_cast<int>(sizeof(FrontCoefs<float>)) / 4) * 256;
-  static constexpr int kGateNumbers = kScalars + (kFast ? 16 : static_cast<int>(sizeof(FrontScalars<float>)) / 4) * 256;
-  static constexpr int kSlopes = kGateNumbers + (kLinear ? 8 : 0) * 256;
-  static constexpr int kFrontEnd = kSlopes + (kFast ? 0 : 4) * 256;
+  static constexpr int kCoefs = kFront, kScalars = kCoefs + static_cast<int>(sizeof(FrontCoefs<float>)) / 4 * 256;
+  static constexpr int kSlopes = kScalars + static_cast<int>(sizeof(FrontScalars<float>)) / 4 * 256, kFrontEnd = kSlopes + 4 * 256;
   static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kPlaces = kBarriers + 64, kSmallEnd = kPlaces + kPlacesBytes;
   // In the place of dR, once it is used: sums over a group's 32 columns [sum][group][64 rows], the gradients of z_v.
-  static constexpr int kSums = kFast ? 6 : 7;
+  static constexpr int kSums = 7;
   static constexpr int kPartial = kDR, kDZv = kPartial + kSums * kGroups * 256;
   static constexpr int kBytes = kSmallEnd;
 
@@ -58,10 +53,6 @@ struct ScalarGradientArgs {
   int64_t tiles = 0;    // chunks times value heads
   unsigned pieces = 0;  // bits of kPieces
 };
-
-// Rows that may be sums of q and k.
-template <class Shape>
-inline constexpr bool kLinearRows = !Shape::kChannel && Shape::kFast && !Shape::kPrecond;
 
 // The products of gradient_products.cuh take its GradientChunk part.
 template <class Shape>
@@ -135,8 +126,6 @@ struct ScalarChunk : GradientChunk<Shape> {
   }
   FW_DEVICE bool pieces(unsigned which) const { return (all.pieces & which) != 0; }
   FW_DEVICE float* turn_floats(int offset, int turn) const { return this->floats(offset) + 64 * (turn & 1); }
-  // Of even and odd turns, 64 floats each: lambda, d of the corrected read, the gates on e and on z.
-  FW_DEVICE float* gate_numbers(int turn) const { return this->floats(Shape::kGateNumbers) + 256 * (turn & 1); }
 
   // Barriers: of the stages, of A and P, of q and k of two turns.
   FW_DEVICE uint64_t* pairs_barrier() const { return this->barrier(Shape::kStages); }

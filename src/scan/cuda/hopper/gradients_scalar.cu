@@ -20,7 +20,7 @@ void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
   } else if (fast_rows(args.problem)) {
     launch_fast_gradients<FastShape<kKey, kOnline>>(args, chunks, stream);
   } else {
-    launch_scalar_gradients<ScalarShape<kKey, kOnline, false>>(args, chunks, stream);
+    launch_scalar_gradients<ScalarShape<kKey, kOnline>>(args, chunks, stream);
   }
 }
 
