@@ -1,14 +1,23 @@
 // The gradient kernel for channel decay. As that for scalar decay (gradient_scalar_kernel.cuh) up to dP and dT and from dr, de, dw on.
 #pragma once
 
-#include "scan/cuda/device/gradient_channel_rows.cuh"
+#include "scan/cuda/device/gradient_channel_mixed.cuh"
+#include "scan/cuda/device/gradient_channel_values.cuh"
 #include "scan/cuda/device/gradient_scalar_kernel.cuh"
 
 namespace fw::cuda {
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
+  constexpr bool kEarly = Shape::kFast && !Shape::kGates;  // there are registers for what the next turn starts with
   ScalarChunk<Shape> c(args);
+  const auto load_words = [](const ScalarChunk<Shape>& at, int turn) {
+    if constexpr (Shape::kFast) {
+      return load_row_words(at, turn);
+    } else {
+      return MixedRows::load_words(at, turn);
+    }
+  };
   if (c.thread == 0) {
     FW_UNROLL
     for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.barrier(i), Shape::kThreads + 4);
@@ -22,7 +31,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
   prefetch_turn(c, 1);
   prefetch_channels(c, 1);
   if (c.thread == 0) load_pairs(c, 0);
-  RowWords rows = load_row_words(c, 0);
+  RowWords rows = load_words(c, 0);
   DecayWords decays = load_decay_words(c, 0);
   ValueStep loaded;
   for (int i = 0; i < Shape::kStages; ++i) {
@@ -30,7 +39,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     loaded.next(c.blocks);
   }
   publish_row_numbers(c, 0, load_row_numbers(c, 0));
-  float beta = load_row_numbers(c, 1).x;
   int step = 0;  // value blocks so far
 
   FW_NO_UNROLL
@@ -41,8 +49,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     if constexpr (Shape::kFast) {
       make_fast_streams(c, turn, rows);
     } else {
-      GeneralRows::make_streams(c, turn);
-      anchor_streams(c);
+      MixedRows::make_streams(c, turn, rows);
     }
     join_decays(c);
     mbarrier_wait(c.pairs_barrier(), turn & 1);
@@ -59,22 +66,22 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
         c.refresh();
         const int index = step % Shape::kStages, stage = index * Shape::kStageBytes;
         // What lives beside the products in flight are few registers.
-        if constexpr (Shape::kKey == 64 || Shape::kGates) {
+        if constexpr (Shape::kKey == 64 || !Shape::kFast) {
           mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
           make_value_tiles(c, stage);
           start_value_products(c, stage, sums, pairs);
           finish_value_products(sums, pairs);
-          ValueWords<Shape> words;
+          ChannelValueWords<Shape> words;
           words.load(c, turn, block);
           add_state_dots(c, stage, state_dots);
-          value_rows(c, turn, block, stage, words, z_sums);
+          channel_value_rows(c, turn, block, stage, words, z_sums);
         } else {
-          ValueWords<Shape> words;
+          ChannelValueWords<Shape> words;
           words.load(c, turn, block);
           mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
           make_value_tiles(c, stage);
           start_value_products(c, stage, sums, pairs);
-          value_rows(c, turn, block, stage, words, z_sums);
+          channel_value_rows(c, turn, block, stage, words, z_sums);
           add_state_dots(c, stage, state_dots);
           finish_value_products(sums, pairs);
         }
@@ -109,42 +116,38 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       store_row_sums(c, c.row(), parts.sums[0]);
       store_row_sums(c, c.row() + 8, parts.sums[1]);
     } else {
-      float d_g[4][4];
-      finish_streams(c, sums, d_g);
-      sync_threads();
-      store_decay_sums(c, d_g);
-      restore_streams(c);
-      GeneralRows::sum_rows(c, turn, sums, FragmentM<Shape>(c, turn));
+      MixedRows::finish_streams(c, turn, sums);
     }
     sync_threads();
-    float2 d_g[8];
-    sum_decay_gradient(c, d_g);
-    fence_async_shared();
-    sync_threads();
-    if (c.thread == 6 * 32) load_pairs(c, turn + 1);
+    if (kEarly) rows = load_words(c, turn + 1);
+    decays = load_decay_words(c, turn + 1);
+    const float beta = load_row_numbers(c, turn + 1).x;
     if (c.thread < kChunk) {
       if constexpr (Shape::kFast) {
         fast_row_numbers(c, turn, c.thread);
       } else {
-        GeneralRows::row_numbers(c, turn, c.thread);
+        MixedRows::row_numbers(c, turn, c.thread);
       }
     } else {  // meanwhile
-      publish_row_numbers(c, turn + 1, make_float2(beta, 0));
-      beta = load_row_numbers(c, turn + 2).x;
       if (c.warp == 5) c.find(turn + 3);
       prefetch_turn(c, turn + 2);
       prefetch_channels(c, turn + 2);
     }
-    store_channel_decay_gradient(c, turn, d_g);
+    float2 d_g[8];
+    sum_decay_gradient(c, d_g);
+    const bool bounded = decays_are(c, Decays::kBounded);
+    fence_async_shared();
     sync_threads();
+    if (c.thread == 6 * 32) load_pairs(c, turn + 1);
+    store_channel_decay_gradient(c, turn, bounded, d_g);
     if constexpr (Shape::kFast) {
       store_fast_gradients(c, turn, sums, parts);
     } else {
-      GeneralRows::store_gradients(c, turn, sums, FragmentM<Shape>(c, turn));
+      MixedRows::store_gradients(c, turn, sums);
     }
     c.refresh();
-    rows = load_row_words(c, turn + 1);
-    decays = load_decay_words(c, turn + 1);
+    publish_row_numbers(c, turn + 1, make_float2(beta, 0));
+    if (!kEarly) rows = load_words(c, turn + 1);
   }
 }
 

@@ -6,6 +6,21 @@
 
 namespace fw::cuda {
 
+// The rules of these rows: any gain. Most have one that does not look at the key.
+constexpr bool plain_gain(const Rule& r) { return r.gain == Gain::kOne || r.gain == Gain::kGate; }
+constexpr bool gain_streams(const Rule& r) {
+  return r.erase_key == EraseKey::kTied && r.feedback == Feedback::kNone && r.read == Read::kPlain && r.normaliser == Normaliser::kNone &&
+         r.precond == Precond::kNone && (r.erase == Gate::kTied || r.erase == Gate::kChannel) && (r.write == Gate::kTied || r.write == Gate::kChannel);
+}
+constexpr bool ungated_streams(const Rule& r) { return gain_streams(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }
+template <class Shape>
+FW_DEVICE Rule gain_rule(const Rule& r) {
+  Rule y = reduced_rule<!Shape::kGates>(r);
+  y.gain = r.gain;
+  y.gain_eps = r.gain_eps;
+  return y;
+}
+
 // q, k and the gate on e of the row and the two granules of it that a thread has, a turn ahead.
 struct RowWords {
   uint4 q[2], k[2], gate[2];
@@ -49,7 +64,7 @@ FW_DEVICE void make_fast_streams(const ScalarChunk<Shape>& c, int turn, const Ro
   s.k2 = group_sum<kLanes>(s.k2);
   q_k = group_sum<kLanes>(q_k);
   s.beta = c.turn_floats(Shape::kBeta, turn)[row];
-  FrontCoefs<float> f = front_coefs(reduced_rule<!Shape::kGates>(x.rule), x.scale, s);
+  FrontCoefs<float> f = plain_gain(x.rule) ? front_coefs(reduced_rule<!Shape::kGates>(x.rule), x.scale, s) : front_coefs(gain_rule<Shape>(x.rule), x.scale, s);
   if (row >= c.rows(turn)) f = FrontCoefs<float>();
   FW_UNROLL
   for (int i = 0; i < 2; ++i) {
@@ -80,11 +95,14 @@ FW_DEVICE void make_fast_streams(const ScalarChunk<Shape>& c, int turn, const Ro
   }
 }
 
-// What finish_fast_streams() leaves besides: r and w as they were, and the sums over rows of r.dr, w.dw and w.de.
+// What finish_fast_streams() leaves besides: r and w as they were (where there are too few registers: in their places in memory), and the sums over rows
+// of r.dr, w.dw and w.de.
 struct FastParts {
   uint32_t r[2][4], w[2][4], gate[2][4];
   float sums[2][3];
 };
+template <class Shape>
+inline constexpr bool kPartsInPlace = Shape::kGates || Shape::kKey == 64;
 // The gate on e, 1 where there is none.
 template <class Shape>
 FW_DEVICE void load_gates(const ScalarChunk<Shape>& c, int turn, FastParts& parts) {
@@ -102,8 +120,8 @@ FW_DEVICE void load_gates(const ScalarChunk<Shape>& c, int turn, FastParts& part
     }
   }
 }
-// As finish_streams, and on, with dG stored and a barrier before that: dq and dk but for what row_numbers() has a part in, and the gate's gradient, in the
-// places of dr, dw and de.
+// dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq and dk but for what fast_row_numbers() has a part in, and the gate's
+// gradient.
 template <class Shape>
 FW_DEVICE void finish_fast_streams(const GradientChunk<Shape>& c, StreamSums& sums, FastParts& parts) {
   const int row = 16 * c.block_row(), column = 32 * c.group();
@@ -151,8 +169,8 @@ FW_DEVICE void finish_fast_streams(const GradientChunk<Shape>& c, StreamSums& su
         if (Shape::kGates) de *= raw_w[k] * (e_k[half] * inverse_or_zero(w_k[half]));
       }
       store_float2(decay_sum(c, c.row() + 8 * half, c.column() + 8 * tile), d_g[0], d_g[1]);
-      parts.r[half][tile] = pack_bf16(raw_r[0], raw_r[1]);
-      parts.w[half][tile] = pack_bf16(raw_w[0], raw_w[1]);
+      (kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, tile) : parts.r[half][tile]) = pack_bf16(raw_r[0], raw_r[1]);
+      (kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, tile) : parts.w[half][tile]) = pack_bf16(raw_w[0], raw_w[1]);
     }
   }
 }
@@ -161,24 +179,29 @@ FW_DEVICE void finish_fast_streams(const GradientChunk<Shape>& c, StreamSums& su
 template <class Shape>
 FW_DEVICE void fast_row_numbers(const ScalarChunk<Shape>& c, int turn, int row) {
   const Problem& x = c.args.problem;
-  const Rule rule = reduced_rule<!Shape::kGates>(x.rule);
-  FrontScalars<float> s;
-  s.q2 = c.floats(Shape::kScalars)[row];
-  s.k2 = c.floats(Shape::kScalars)[64 + row];
-  s.beta = c.turn_floats(Shape::kBeta, turn)[row];
-  FrontCoefs<float> f = front_coefs(rule, x.scale, s), d;
-  const float r_dr = row_sum(c, 0, row), w_dw = row_sum(c, 1, row), diagonal = c.floats(Shape::kDiagonal)[row] * c.floats(Shape::kScalars)[128 + row];
-  const float w_de = Shape::kOnline ? row_sum(c, 2, row) : 0.0f;
-  const float r_inverse = inverse_or_zero(f.r_q), w_inverse = inverse_or_zero(f.w_k);
-  d.r_q = r_inverse * (r_dr + diagonal);
-  d.w_k = w_inverse * (w_dw + diagonal);
-  d.e_k = w_inverse * w_de;
-  d.z_v = c.floats(Shape::kDZv)[row];
-  const FrontScalars<float> ds = front_coefs_vjp(rule, x.scale, s, d);
-  float* out = c.floats(Shape::kSlopes) + row;
-  out[192] = 2.0f * ds.q2 * r_inverse;
-  out[256] = 2.0f * ds.k2 * w_inverse;
-  if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, ds.beta);
+  float* coefficients = c.floats(Shape::kSlopes) + row;
+  const float r_q = coefficients[0], w_k = coefficients[64], e_k = coefficients[128];
+  const float diagonal = c.floats(Shape::kDiagonal)[row] * c.floats(Shape::kScalars)[128 + row];
+  const float r_dr = row_sum(c, 0, row) + diagonal, w_dw = row_sum(c, 1, row) + diagonal, w_de = Shape::kOnline ? row_sum(c, 2, row) : 0.0f;
+  const float dz_v = c.floats(Shape::kDZv)[row];
+  float of_r, of_w, dbeta;
+  if (plain_gain(x.rule)) {  // what is below, written out
+    of_r = x.rule.q_norm == Norm::kL2 ? -r_q * inverse_or_zero(x.scale * x.scale) * r_dr : 0.0f;
+    of_w = x.rule.k_norm == Norm::kL2 ? -(e_k * w_de + w_k * w_dw) : 0.0f;
+    dbeta = (!Shape::kGates || x.rule.erase == Gate::kTied ? w_de : 0.0f) + (!Shape::kGates || x.rule.write == Gate::kTied ? dz_v : 0.0f);
+  } else {
+    FrontScalars<float> s;
+    s.q2 = c.floats(Shape::kScalars)[row];
+    s.k2 = c.floats(Shape::kScalars)[64 + row];
+    s.beta = c.turn_floats(Shape::kBeta, turn)[row];
+    const float r_inverse = inverse_or_zero(r_q), w_inverse = inverse_or_zero(w_k);
+    FrontCoefs<float> d;
+    d.r_q = r_inverse * r_dr, d.w_k = w_inverse * w_dw, d.e_k = w_inverse * w_de, d.z_v = dz_v;
+    const FrontScalars<float> ds = front_coefs_vjp(gain_rule<Shape>(x.rule), x.scale, s, d);
+    of_r = 2.0f * ds.q2 * r_inverse, of_w = 2.0f * ds.k2 * w_inverse, dbeta = ds.beta;
+  }
+  coefficients[192] = of_r, coefficients[256] = of_w;
+  if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, dbeta);
 }
 
 // dq, dk and the gradient of the gate.
@@ -196,7 +219,8 @@ FW_DEVICE void store_fast_gradients(const ScalarChunk<Shape>& c, int turn, const
     float x[8], y[8], z[8];  // z: of the gate
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const uint32_t r = parts.r[half][j], w = parts.w[half][j];
+      const uint32_t r = kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, j) : parts.r[half][j];
+      const uint32_t w = kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, j) : parts.w[half][j];
       x[2 * j] = d.r[j][2 * half] + of_r * bf16_low(r), x[2 * j + 1] = d.r[j][2 * half + 1] + of_r * bf16_high(r);
       y[2 * j] = d.w[j][2 * half] + of_w * bf16_low(w), y[2 * j + 1] = d.w[j][2 * half + 1] + of_w * bf16_high(w);
       z[2 * j] = d.e[j][2 * half], z[2 * j + 1] = d.e[j][2 * half + 1];
