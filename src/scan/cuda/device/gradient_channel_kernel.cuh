@@ -9,7 +9,6 @@ namespace fw::cuda {
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
-  constexpr bool kEarly = Shape::kFast && !Shape::kGates;  // there are registers for what the next turn starts with
   ScalarChunk<Shape> c(args);
   const auto load_words = [](const ScalarChunk<Shape>& at, int turn) {
     if constexpr (Shape::kFast) {
@@ -59,32 +58,25 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     StreamSums sums;
     {
       PairSums<Shape> pairs;
-      float z_sums[ValueLanes<Shape>::kPasses] = {};
-      float2 state_dots = make_float2(0, 0);
       FW_NO_UNROLL
       for (int block = 0; block < c.blocks; ++block, ++step) {
         c.refresh();
         const int index = step % Shape::kStages, stage = index * Shape::kStageBytes;
         // What lives beside the products in flight are few registers.
-        if constexpr (Shape::kKey == 64 || !Shape::kFast) {
-          mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
-          make_value_tiles(c, stage);
-          start_value_products(c, stage, sums, pairs);
+        constexpr bool kRoom = Shape::kKey == 128 && Shape::kFast;
+        ChannelValueWords<Shape> words;
+        if (kRoom) words.load(c, turn, block);
+        mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
+        make_value_tiles(c, stage);
+        start_value_products(c, stage, sums, pairs);
+        if (!kRoom) {
           finish_value_products(sums, pairs);
-          ChannelValueWords<Shape> words;
+          c.refresh();
           words.load(c, turn, block);
-          add_state_dots(c, stage, state_dots);
-          channel_value_rows(c, turn, block, stage, words, z_sums);
-        } else {
-          ChannelValueWords<Shape> words;
-          words.load(c, turn, block);
-          mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
-          make_value_tiles(c, stage);
-          start_value_products(c, stage, sums, pairs);
-          channel_value_rows(c, turn, block, stage, words, z_sums);
-          add_state_dots(c, stage, state_dots);
-          finish_value_products(sums, pairs);
         }
+        channel_value_rows(c, turn, block, stage, words);
+        sum_state_dots(c, block, stage);
+        if (kRoom) finish_value_products(sums, pairs);
         if (block + 1 == c.blocks) break;
         fence_async_shared();
         sync_threads();
@@ -92,12 +84,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
         loaded.next(c.blocks);
       }
       store_block_pairs(c, pairs);
-      store_float2(c.floats(Shape::kStateDots) + c.thread / Shape::kPairs * Shape::kKey + c.thread % Shape::kPairs * 2, state_dots.x, state_dots.y);
-      FW_UNROLL
-      for (int i = 0; i < ValueLanes<Shape>::kPasses; ++i) {
-        const float sum = group_sum<ValueLanes<Shape>::kLanes>(z_sums[i]);
-        if (c.thread % ValueLanes<Shape>::kLanes == 0) c.floats(Shape::kDZv)[c.thread / ValueLanes<Shape>::kLanes + i * ValueLanes<Shape>::kRows] = sum;
-      }
     }
     fence_async_shared();
     sync_threads();
@@ -119,7 +105,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       MixedRows::finish_streams(c, turn, sums);
     }
     sync_threads();
-    if (kEarly) rows = load_words(c, turn + 1);
     decays = load_decay_words(c, turn + 1);
     const float beta = load_row_numbers(c, turn + 1).x;
     if (c.thread < kChunk) {
@@ -140,6 +125,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     sync_threads();
     if (c.thread == 6 * 32) load_pairs(c, turn + 1);
     store_channel_decay_gradient(c, turn, bounded, d_g);
+    rows = load_words(c, turn + 1);
     if constexpr (Shape::kFast) {
       store_fast_gradients(c, turn, sums, parts);
     } else {
@@ -147,7 +133,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     }
     c.refresh();
     publish_row_numbers(c, turn + 1, make_float2(beta, 0));
-    if (!kEarly) rows = load_words(c, turn + 1);
   }
 }
 

@@ -28,11 +28,30 @@ struct ChannelValueWords {
   }
 };
 
-// As value_rows().
+// Sums that blocks of values add to, in memory: they would be registers beside the products.
 template <class Shape>
-FW_DEVICE void channel_value_rows(const ScalarChunk<Shape>& c, int turn, int block, int stage, const ChannelValueWords<Shape>& words,
-                                  float (&sums)[ValueLanes<Shape>::kPasses]) {
+FW_DEVICE void sum_state_dots(const ScalarChunk<Shape>& c, int block, int stage) {
+  float* to = c.floats(Shape::kStateDots) + c.thread / Shape::kPairs * Shape::kKey + c.thread % Shape::kPairs * 2;
+  float2 sum = block > 0 ? float2_at(to) : make_float2(0, 0);
+  add_state_dots(c, stage, sum);
+  store_float2(to, sum.x, sum.y);
+}
+template <class Shape>
+FW_DEVICE void sum_z(const ScalarChunk<Shape>& c, int block, const float (&sums)[ValueLanes<Shape>::kPasses]) {
   using Lanes = ValueLanes<Shape>;
+  FW_UNROLL
+  for (int i = 0; i < Lanes::kPasses; ++i) {
+    const float sum = group_sum<Lanes::kLanes>(sums[i]);
+    float* to = c.floats(Shape::kDZv) + c.thread / Lanes::kLanes + i * Lanes::kRows;
+    if (c.thread % Lanes::kLanes == 0) *to = block > 0 ? *to + sum : sum;
+  }
+}
+
+// As value_rows(), with the sums over all value blocks.
+template <class Shape>
+FW_DEVICE void channel_value_rows(const ScalarChunk<Shape>& c, int turn, int block, int stage, const ChannelValueWords<Shape>& words) {
+  using Lanes = ValueLanes<Shape>;
+  float sums[Lanes::kPasses] = {};
   if constexpr (!ChannelValueWords<Shape>::kWithGate) {
     value_rows(c, turn, block, stage, words.v, sums);
   } else {
@@ -74,6 +93,7 @@ FW_DEVICE void channel_value_rows(const ScalarChunk<Shape>& c, int turn, int blo
       }
     }
   }
+  sum_z(c, block, sums);
 }
 
 }  // namespace fw::cuda
