@@ -2,7 +2,6 @@
 #pragma once
 
 #include "scan/cuda/device/gradient_channel_mixed.cuh"
-#include "scan/cuda/device/gradient_channel_values.cuh"
 #include "scan/cuda/device/gradient_scalar_kernel.cuh"
 
 namespace fw::cuda {
@@ -105,6 +104,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       MixedRows::finish_streams(c, turn, sums);
     }
     sync_threads();
+    c.refresh();
     decays = load_decay_words(c, turn + 1);
     const float beta = load_row_numbers(c, turn + 1).x;
     if (c.thread < kChunk) {

@@ -3,26 +3,9 @@
 #pragma once
 
 #include "scan/cuda/device/gradient_channel_rows.cuh"
+#include "scan/cuda/device/gradient_channel_values.cuh"
 
 namespace fw::cuda {
-
-// 8 channels in bf16, those from `limit` on 0.
-FW_DEVICE uint4 load_granule(const Rows& rows, int64_t t, int i, int limit) {
-  const int64_t at = t * rows.stride + i;
-  const char* p = rows.data + at * (rows.bf16 != 0 ? 2 : 4);
-  if (i + 8 <= limit && (reinterpret_cast<uintptr_t>(p) & 15) == 0) {
-    if (rows.bf16 != 0) return *reinterpret_cast<const uint4*>(p);
-    const float4 a = *reinterpret_cast<const float4*>(p), b = *reinterpret_cast<const float4*>(p + 16);
-    return make_uint4(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w), pack_bf16(b.x, b.y), pack_bf16(b.z, b.w));
-  }
-  uint4 x = make_uint4(0, 0, 0, 0);
-  FW_NO_UNROLL
-  for (int j = i; j < i + 8; j += 2) {  // words move up: no array that is indexed
-    x.x = x.y, x.y = x.z, x.z = x.w;
-    x.w = pack_bf16(j < limit ? load_element(rows, t, j) : 0.0f, j + 1 < limit ? load_element(rows, t, j + 1) : 0.0f);
-  }
-  return x;
-}
 
 // Lanes over the rows of the streams: a granule each.
 template <class Shape>

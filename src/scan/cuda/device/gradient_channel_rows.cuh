@@ -131,13 +131,6 @@ FW_DEVICE void finish_fast_streams(const GradientChunk<Shape>& c, StreamSums& su
   sync_threads();  // -e and dP and dT have been read
   FW_UNROLL
   for (int half = 0; half < 2; ++half) parts.sums[half][0] = parts.sums[half][1] = parts.sums[half][2] = 0;
-  float r_q[2], w_k[2], e_k[2], diagonal[2];
-  FW_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const float* at = c.floats(Shape::kSlopes) + c.row() + 8 * half;
-    r_q[half] = at[0], w_k[half] = at[64], e_k[half] = at[128];
-    diagonal[half] = c.floats(Shape::kDiagonal)[c.row() + 8 * half];
-  }
   FW_UNROLL
   for (int j = 0; j < 4; j += 2) {
     uint32_t f[4], r[4], w[4];
@@ -145,32 +138,37 @@ FW_DEVICE void finish_fast_streams(const GradientChunk<Shape>& c, StreamSums& su
     load_left(r, c.base + Shape::kRead, row, column + 8 * j, c.lane);
     load_left(w, c.base + Shape::kWrite, row, column + 8 * j, c.lane);
     FW_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const int tile = j + i / 2, half = i % 2;
-      float raw_r[2], raw_w[2], d_g[2];
+    for (int half = 0; half < 2; ++half) {  // the numbers of a row are read again for other columns
+      const float* at = c.floats(Shape::kSlopes) + c.row() + 8 * half;
+      const float r_q = at[0], w_k = at[64], e_k = at[128], diagonal = c.floats(Shape::kDiagonal)[c.row() + 8 * half];
       FW_UNROLL
-      for (int k = 0; k < 2; ++k) {
-        const auto value = [&](uint32_t word) { return k == 0 ? bf16_low(word) : bf16_high(word); };
-        float &dr = sums.r[tile][2 * half + k], &de = sums.e[tile][2 * half + k], &dw = sums.w[tile][2 * half + k];
-        const float factor = value(f[i]), inverse = rcp_fast(factor), r_dr = value(r[i]) * dr, w_dw = value(w[i]) * dw;
-        raw_r[k] = value(r[i]) * inverse, raw_w[k] = value(w[i]) * factor;
-        d_g[k] = r_dr - w_dw;
-        if (Shape::kOnline) d_g[k] += value(e_words[j / 2][i]) * de;
-        dr *= factor, dw *= inverse;
-        parts.sums[half][0] += r_dr;
-        parts.sums[half][1] += w_dw;
-        dr = r_q[half] * (dr + diagonal[half] * raw_w[k]);
-        dw = w_k[half] * (dw + diagonal[half] * raw_r[k]);
-        if (!Shape::kOnline) continue;
-        de *= -factor;
-        const float gated = Shape::kGates ? value(parts.gate[half][tile]) * de : de;
-        parts.sums[half][2] += raw_w[k] * gated;
-        dw += e_k[half] * gated;
-        if (Shape::kGates) de *= raw_w[k] * (e_k[half] * inverse_or_zero(w_k[half]));
+      for (int tile = j; tile < j + 2; ++tile) {
+        const int i = half + 2 * (tile - j);
+        float raw_r[2], raw_w[2], d_g[2];
+        FW_UNROLL
+        for (int k = 0; k < 2; ++k) {
+          const auto value = [&](uint32_t word) { return k == 0 ? bf16_low(word) : bf16_high(word); };
+          float &dr = sums.r[tile][2 * half + k], &de = sums.e[tile][2 * half + k], &dw = sums.w[tile][2 * half + k];
+          const float factor = value(f[i]), inverse = rcp_fast(factor), r_dr = value(r[i]) * dr, w_dw = value(w[i]) * dw;
+          raw_r[k] = value(r[i]) * inverse, raw_w[k] = value(w[i]) * factor;
+          d_g[k] = r_dr - w_dw;
+          if (Shape::kOnline) d_g[k] += value(e_words[j / 2][i]) * de;
+          dr *= factor, dw *= inverse;
+          parts.sums[half][0] += r_dr;
+          parts.sums[half][1] += w_dw;
+          dr = r_q * (dr + diagonal * raw_w[k]);
+          dw = w_k * (dw + diagonal * raw_r[k]);
+          if (!Shape::kOnline) continue;
+          de *= -factor;
+          const float gated = Shape::kGates ? value(parts.gate[half][tile]) * de : de;
+          parts.sums[half][2] += raw_w[k] * gated;
+          dw += e_k * gated;
+          if (Shape::kGates) de *= raw_w[k] * (e_k * inverse_or_zero(w_k));
+        }
+        store_float2(decay_sum(c, c.row() + 8 * half, c.column() + 8 * tile), d_g[0], d_g[1]);
+        (kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, tile) : parts.r[half][tile]) = pack_bf16(raw_r[0], raw_r[1]);
+        (kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, tile) : parts.w[half][tile]) = pack_bf16(raw_w[0], raw_w[1]);
       }
-      store_float2(decay_sum(c, c.row() + 8 * half, c.column() + 8 * tile), d_g[0], d_g[1]);
-      (kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, tile) : parts.r[half][tile]) = pack_bf16(raw_r[0], raw_r[1]);
-      (kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, tile) : parts.w[half][tile]) = pack_bf16(raw_w[0], raw_w[1]);
     }
   }
 }
