@@ -37,7 +37,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     loaded.next(c.blocks);
   }
   publish_row_numbers(c, 0, load_row_numbers(c, 0));
-  int step = 0;  // value blocks so far
 
   FW_NO_UNROLL
   for (int turn = 0; c.has(turn); ++turn) {
@@ -58,37 +57,42 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     {
       PairSums<Shape> pairs;
       FW_NO_UNROLL
-      for (int block = 0; block < c.blocks; ++block, ++step) {
+      for (int block = 0;; ++block) {
         c.refresh();
-        const int index = step % Shape::kStages, stage = index * Shape::kStageBytes;
+        const int step = turn * c.blocks + block, index = step % Shape::kStages, stage = index * Shape::kStageBytes;
         // What lives beside the products in flight are few registers.
         constexpr bool kRoom = Shape::kKey == 128 && Shape::kFast;
         ChannelValueWords<Shape> words;
-        if (kRoom) words.load(c, turn, block);
+        if (kRoom) words.load(c, turn, block, 0);
         mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
         make_value_tiles(c, stage);
         start_value_products(c, stage, sums, pairs);
-        if (!kRoom) {
+        if constexpr (kRoom) {
+          static_assert(ValueLanes<Shape>::kPasses == 1);
+          channel_value_rows(c, turn, block, 0, stage, words);
+          sum_state_dots(c, block, stage);
+          finish_value_products(sums, pairs);
+        } else {
           finish_value_products(sums, pairs);
           c.refresh();
-          words.load(c, turn, block);
+          FW_NO_UNROLL
+          for (int pass = 0; pass < ValueLanes<Shape>::kPasses; ++pass) {
+            words.load(c, turn, block, pass);
+            channel_value_rows(c, turn, block, pass, stage, words);
+          }
+          sum_state_dots(c, block, stage);
         }
-        channel_value_rows(c, turn, block, stage, words);
-        sum_state_dots(c, block, stage);
-        if (kRoom) finish_value_products(sums, pairs);
-        if (block + 1 == c.blocks) break;
+        const bool last = block + 1 == c.blocks;
+        if (last) store_block_pairs(c, pairs);
         fence_async_shared();
         sync_threads();
-        load_stage(c, index, loaded.turn, loaded.block);
-        loaded.next(c.blocks);
+        ValueStep ahead{turn, block};
+        FW_UNROLL
+        for (int i = 0; i < Shape::kStages; ++i) ahead.next(c.blocks);
+        load_stage(c, index, ahead.turn, ahead.block);
+        if (last) break;
       }
-      store_block_pairs(c, pairs);
     }
-    fence_async_shared();
-    sync_threads();
-    load_stage(c, step % Shape::kStages, loaded.turn, loaded.block);
-    loaded.next(c.blocks);
-    ++step;
 
     c.refresh();
     if (decays_are(c, Decays::kBounded)) unbound_states(c, turn, sums);

@@ -122,6 +122,7 @@ struct MixedRows {
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = c.row() + 8 * half;
+      const bool valid = row < c.rows(turn);
       uint32_t q_words[4], k_words[4], p[4] = {}, b[4] = {kOnes, kOnes, kOnes, kOnes};
       float m[8];
       fragment_words(c, c.rows_at(x.in.q, turn), turn, row, q_words);
@@ -131,11 +132,11 @@ struct MixedRows {
       fragment_m(c, turn, row, m);
       const FrontCoefs<float> f = reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row];
       const float diagonal = c.floats(Shape::kDiagonal)[row];
-      float row_sums[6] = {}, db[8], dm[8];
+      float row_sums[6] = {}, db[8];
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
         const uint32_t factors = c.fragment(Shape::kFactors, half, j), r_word = c.fragment(Shape::kRead, half, j), w_word = c.fragment(Shape::kWrite, half, j);
-        float d_g[2];
+        float d_g[2], dm[2];
         FW_UNROLL
         for (int i = 0; i < 2; ++i) {
           const auto value = [&](uint32_t word) { return i == 0 ? bf16_low(word) : bf16_high(word); };
@@ -147,7 +148,7 @@ struct MixedRows {
           dw = dw * inverse + diagonal * (r * inverse);
           const float q = value(q_words[j]), k = value(k_words[j]), at = m[2 * j + i];
           const float mdr = on_read ? at * dr : dr, mdw = on_write ? at * dw : dw;
-          dm[2 * j + i] = on_read ? dr * (f.r_q * q + f.r_k * k) : dw * f.w_k * k;
+          dm[i] = on_read ? dr * (f.r_q * q + f.r_k * k) : dw * f.w_k * k;
           row_sums[0] += q * mdr, row_sums[1] += k * mdr, row_sums[5] += k * mdw;
           float dq = f.r_q * mdr, dk = f.w_k * mdw + f.r_k * mdr;
           if (Shape::kOnline) {
@@ -160,12 +161,12 @@ struct MixedRows {
           dr = dq, dw = dk;
         }
         store_float2(decay_sum(c, row, c.column() + 8 * j), d_g[0], d_g[1]);
+        if (x.m != nullptr && valid)
+          store_pair(c.workspace_rows(ScalarChunk<Shape>::kDM, x.HV * x.K, turn), row, c.column() + 8 * j, x.K, make_float2(dm[0], dm[1]));
         c.fragment(Shape::kRead, half, j) = q_words[j], c.fragment(Shape::kWrite, half, j) = k_words[j];
       }
       store_row_sums(c, row, row_sums);
-      const bool valid = row < c.rows(turn);
       if (gated) store(c, c.rows_at(c.args.grads.d.erase_gate, turn), row, valid, db);
-      if (x.m != nullptr) store_fragment(c, c.workspace_rows(ScalarChunk<Shape>::kDM, x.HV * x.K, turn), false, row, valid, dm);
     }
   }
 

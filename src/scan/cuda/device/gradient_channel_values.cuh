@@ -43,71 +43,60 @@ FW_DEVICE void store_granule(const Rows& rows, int64_t t, int i, int limit, floa
   }
 }
 
-// v and a channel write gate.
+// v and a channel write gate of a pass.
 template <class Shape>
 struct ChannelValueWords {
   using Lanes = ValueLanes<Shape>;
-  uint4 v[Lanes::kPasses], gate[Lanes::kPasses];
+  uint4 v = make_uint4(0, 0, 0, 0), gate = v;
 
-  FW_DEVICE void load(const ScalarChunk<Shape>& c, int turn, int block) {
+  FW_DEVICE void load(const ScalarChunk<Shape>& c, int turn, int block, int pass) {
     const Problem& x = c.args.problem;
-    const bool gated = Shape::kGates && x.rule.write == Gate::kChannel;
-    const Rows from = c.rows_at(x.in.v, turn), gates = gated ? c.rows_at(x.in.write_gate, turn) : Rows{};
-    const int column = block * kValueBlock + c.thread % Lanes::kLanes * 8;
-    FW_UNROLL
-    for (int i = 0; i < Lanes::kPasses; ++i) {
-      const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
-      v[i] = gate[i] = make_uint4(0, 0, 0, 0);
-      if (row >= c.rows(turn) || column >= x.V) continue;
-      v[i] = c.pieces(kPiecesV) ? *reinterpret_cast<const uint4*>(from.data + 2 * (row * from.stride + column)) : load_granule(from, row, column, x.V);
-      if (gated) gate[i] = load_granule(gates, row, column, x.V);
-    }
+    const int row = c.thread / Lanes::kLanes + pass * Lanes::kRows, column = block * kValueBlock + c.thread % Lanes::kLanes * 8;
+    if (row >= c.rows(turn) || column >= x.V) return;
+    const Rows from = c.rows_at(x.in.v, turn);
+    v = c.pieces(kPiecesV) ? *reinterpret_cast<const uint4*>(from.data + 2 * (row * from.stride + column)) : load_granule(from, row, column, x.V);
+    if (Shape::kGates && x.rule.write == Gate::kChannel) gate = load_granule(c.rows_at(x.in.write_gate, turn), row, column, x.V);
   }
 };
 
 // dv, the channel write gate's gradient, and the rows' sums of v (.) c (.) dz over all blocks.
 template <class Shape>
-FW_DEVICE void channel_value_rows(const ScalarChunk<Shape>& c, int turn, int block, int stage, const ChannelValueWords<Shape>& words) {
+FW_DEVICE void channel_value_rows(const ScalarChunk<Shape>& c, int turn, int block, int pass, int stage, const ChannelValueWords<Shape>& words) {
   using Lanes = ValueLanes<Shape>;
   const Problem& x = c.args.problem;
-  const bool gated = Shape::kGates && x.rule.write == Gate::kChannel;
-  const int in_block = c.thread % Lanes::kLanes * 8, column = block * kValueBlock + in_block;
-  const Rows dv = c.rows_at(c.args.grads.d.v, turn);
-  FW_UNROLL
-  for (int i = 0; i < Lanes::kPasses; ++i) {
-    const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
-    float sum = 0;
-    if (row < c.rows(turn) && column < x.V) {
-      float dz[8], v[8];
-      unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + panel_offset(row, in_block)), dz);
-      unpack_8(words.v[i], v);
-      const float z_v = c.floats(Shape::kZv)[row];
-      if (gated) {
-        float gate[8], y[8];
-        unpack_8(words.gate[i], gate);
-        FW_UNROLL
-        for (int j = 0; j < 8; ++j) {
-          y[j] = z_v * v[j] * dz[j];
-          dz[j] *= gate[j];
-        }
-        const Rows dc = c.rows_at(c.args.grads.d.write_gate, turn);
-        if (dc.data != nullptr) store_granule(dc, row, column, x.V, y);
-      }
+  const int row = c.thread / Lanes::kLanes + pass * Lanes::kRows, in_block = c.thread % Lanes::kLanes * 8, column = block * kValueBlock + in_block;
+  float sum = 0;
+  if (row < c.rows(turn) && column < x.V) {
+    float dz[8], v[8];
+    unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + panel_offset(row, in_block)), dz);
+    unpack_8(words.v, v);
+    const float z_v = c.floats(Shape::kZv)[row];
+    if (Shape::kGates && x.rule.write == Gate::kChannel) {
+      float gate[8], y[8];
+      unpack_8(words.gate, gate);
       FW_UNROLL
       for (int j = 0; j < 8; ++j) {
-        sum += v[j] * dz[j];
-        dz[j] *= z_v;
+        y[j] = z_v * v[j] * dz[j];
+        dz[j] *= gate[j];
       }
-      if (c.pieces(kPiecesDV)) {
-        *reinterpret_cast<uint4*>(dv.data + 2 * (row * dv.stride + column)) = pack_8(dz);
-      } else if (dv.data != nullptr) {
-        store_granule(dv, row, column, x.V, dz);
-      }
+      const Rows dc = c.rows_at(c.args.grads.d.write_gate, turn);
+      if (dc.data != nullptr) store_granule(dc, row, column, x.V, y);
     }
-    sum = group_sum<Lanes::kLanes>(sum);
-    float* to = c.floats(Shape::kDZv) + row;
-    if (c.thread % Lanes::kLanes == 0) *to = block > 0 ? *to + sum : sum;
+    FW_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      sum += v[j] * dz[j];
+      dz[j] *= z_v;
+    }
+    const Rows dv = c.rows_at(c.args.grads.d.v, turn);
+    if (c.pieces(kPiecesDV)) {
+      *reinterpret_cast<uint4*>(dv.data + 2 * (row * dv.stride + column)) = pack_8(dz);
+    } else if (dv.data != nullptr) {
+      store_granule(dv, row, column, x.V, dz);
+    }
   }
+  sum = group_sum<Lanes::kLanes>(sum);
+  float* to = c.floats(Shape::kDZv) + row;
+  if (c.thread % Lanes::kLanes == 0) *to = block > 0 ? *to + sum : sum;
 }
 
 // D (.) S0 over all blocks, in memory: it would be registers beside the products.
