@@ -39,11 +39,6 @@ struct RowGroup {
   FW_DEVICE int row(int k) const { return 8 * group + (before ? 7 - k : k); }
 };
 
-// Whether two neighbouring channels of every row are one aligned access.
-FW_DEVICE bool in_pairs(const Rows& rows, int K) {
-  return ((static_cast<int>(rows.stride) | K) & 1) == 0 && (reinterpret_cast<uintptr_t>(rows.data) & (rows.bf16 != 0 ? 3 : 7)) == 0;
-}
-
 // Log-decays of the group's rows away from the anchor, 0 past the end. What lies as pairs of bf16 is brought a turn ahead.
 struct DecayWords {
   uint32_t words[8];
@@ -55,7 +50,7 @@ FW_DEVICE DecayWords load_decay_words(const ScalarChunk<Shape>& c, int turn) {
   const RowGroup<Shape> at(c);
   const int K = c.args.problem.K;
   const Rows from = c.rows_at(c.args.problem.in.g, turn);
-  if (from.bf16 == 0 || !in_pairs(from, K)) return x;
+  if (from.bf16 == 0 || !c.pieces(kPairsG)) return x;
   const int limit = at.channel < K ? c.rows(turn) : 0;
   const char* p = from.data + (at.row(0) * from.stride + at.channel) * 2;
   const int64_t step = from.stride * (at.before ? -2 : 2);
@@ -67,7 +62,7 @@ template <class Shape>
 FW_DEVICE void unpack_decays(const ScalarChunk<Shape>& c, int turn, const RowGroup<Shape>& at, const DecayWords& x, float2 (&g)[8]) {
   const int K = c.args.problem.K;
   const Rows from = c.rows_at(c.args.problem.in.g, turn);
-  const bool pairs = in_pairs(from, K);
+  const bool pairs = c.pieces(kPairsG);
   if (from.bf16 != 0 && pairs) {
     FW_UNROLL
     for (int k = 0; k < 8; ++k) g[k] = make_float2(bf16_low(x.words[k]), bf16_high(x.words[k]));
@@ -87,18 +82,32 @@ FW_DEVICE void unpack_decays(const ScalarChunk<Shape>& c, int turn, const RowGro
   }
 }
 
-// What is read without being copied ahead comes into the L2 cache; with prefetch_turn().
+// What is read without being copied ahead comes into the L2 cache: a thread has a row of one of the tensors.
 template <class Shape>
 FW_DEVICE void prefetch_channels(const ScalarChunk<Shape>& c, int turn) {
-  if (c.warp < kPrefetchWarp || !c.has(turn)) return;
-  const Problem& p = c.args.problem;
-  prefetch_row_lines(c, c.rows_at(p.in.g, turn), turn, p.K);
-  if (!Shape::kFast) return;
-  prefetch_row_lines(c, c.rows_at(p.in.q, turn), turn, p.K);
-  prefetch_row_lines(c, c.rows_at(p.in.k, turn), turn, p.K);
-  if (!Shape::kGates) return;
-  prefetch_row_lines(c, c.rows_at(p.in.erase_gate, turn), turn, p.K);
-  prefetch_row_lines(c, c.rows_at(p.in.write_gate, turn), turn, p.V);
+  constexpr int kTensors = Shape::kFast ? (Shape::kGates ? 6 : Shape::kPrecond ? 5 : 4) : 7, kFirst = 2, kStep = Shape::kWarps / 2 - kFirst / 2;
+  if (!c.has(turn)) return;
+  const Problem& x = c.args.problem;
+  if (c.thread == 32 * kFirst) bulk_prefetch(&c.args.pairs[c.tile(turn)], sizeof(PairImage));
+  const int row = c.thread % 64;
+  if (c.warp < kFirst || row >= c.rows(turn)) return;
+  FW_NO_UNROLL
+  for (int i = (c.warp - kFirst) / 2; i < kTensors; i += kStep) {
+    const bool is_m = i == (Shape::kFast ? 4 : 6) && (Shape::kPrecond || !Shape::kFast);
+    const TokenArg& tensor = i == 0   ? x.in.g
+                             : i == 1 ? x.in.v
+                             : i == 2 ? x.in.q
+                             : i == 3 ? x.in.k
+                             : i == 4 ? x.in.erase_gate
+                             : i == 5 ? x.in.write_gate
+                                      : x.in.erase_key;
+    const Rows rows = is_m ? c.workspace_rows(ScalarChunk<Shape>::kM, x.H * x.K, turn) : c.rows_at(tensor, turn);
+    if (rows.data == nullptr) continue;
+    const int size = rows.bf16 != 0 || is_m ? (is_m ? 4 : 2) : 4, dim = i == 1 || i == 5 ? x.V : x.K;
+    const char* p = rows.data + row * rows.stride * size;
+    FW_NO_UNROLL
+    for (int at = 0; at < dim * size; at += 128) prefetch_line(p + at);
+  }
 }
 
 // What there is to decays of the chunk: nothing, steep ones, bounded ones.
@@ -405,7 +414,7 @@ FW_DEVICE void store_channel_decay_gradient(const ScalarChunk<Shape>& c, int tur
       x[i].y *= exp2_fast(min(log2_decay(step.y) - kLowestDecay, 0.0f));
     }
   }
-  if (!in_pairs(out, K)) {
+  if (!c.pieces(kPairsDG)) {
     FW_UNROLL
     for (int i = 0; i < 8; ++i) {
       if (i < rows) store_pair(out, t + i, channel, K, x[i]);

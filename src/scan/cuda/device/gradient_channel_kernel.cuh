@@ -26,7 +26,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     if (c.warp == i) c.find(i);
   }
   sync_threads();
-  prefetch_turn(c, 1);
   prefetch_channels(c, 1);
   if (c.thread == 0) load_pairs(c, 0);
   RowWords rows = load_words(c, 0);
@@ -98,10 +97,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     if (decays_are(c, Decays::kBounded)) unbound_states(c, turn, sums);
     FastParts parts;
     if constexpr (Shape::kFast && Shape::kGates) load_gates(c, turn, parts);
+    if constexpr (Shape::kPrecond) load_m(c, turn, parts);
     walk_blocks(c, sums);
     c.refresh();
     if constexpr (Shape::kFast) {
-      finish_fast_streams(c, sums, parts);
+      finish_fast_streams(c, turn, sums, parts);
       store_row_sums(c, c.row(), parts.sums[0]);
       store_row_sums(c, c.row() + 8, parts.sums[1]);
     } else {
@@ -119,7 +119,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       }
     } else {  // meanwhile
       if (c.warp == 5) c.find(turn + 3);
-      prefetch_turn(c, turn + 2);
       prefetch_channels(c, turn + 2);
     }
     float2 d_g[8];
@@ -140,9 +139,18 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
   }
 }
 
+// Rows of pairs of neighbouring channels that are one aligned access, wherever a sequence or head begins.
+inline bool whole_pairs(const TokenArg& x, int dim) {
+  return x.data != nullptr && ((x.stride_b | x.stride_t | x.stride_h | dim) & 1) == 0 && (reinterpret_cast<uintptr_t>(x.data) & (x.bf16 != 0 ? 3 : 7)) == 0;
+}
+
 template <class Shape>
 void launch_channel_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
-  const ScalarGradientArgs all{args, chunks * args.problem.HV, pieces_of(args)};
+  const Problem& x = args.problem;
+  const TokenArgs& d = args.grads.d;
+  const unsigned channel_pieces =
+      (whole_pieces(d.erase_gate, x.K) ? kPiecesDGate : 0u) | (whole_pairs(x.in.g, x.K) ? kPairsG : 0u) | (whole_pairs(d.g, x.K) ? kPairsDG : 0u);
+  const ScalarGradientArgs all{args, chunks * x.HV, pieces_of(args) | channel_pieces};
   const int64_t places = kProcessors * Shape::kBlocksPerSm;
   const unsigned grid = static_cast<unsigned>(all.tiles < places ? all.tiles : places);
   launch(channel_gradient_kernel<Shape>, Dim3{grid}, Shape::kThreads, Shape::kBytes, stream, all);

@@ -55,7 +55,10 @@ struct ChannelValueWords {
     if (row >= c.rows(turn) || column >= x.V) return;
     const Rows from = c.rows_at(x.in.v, turn);
     v = c.pieces(kPiecesV) ? *reinterpret_cast<const uint4*>(from.data + 2 * (row * from.stride + column)) : load_granule(from, row, column, x.V);
-    if (Shape::kGates && x.rule.write == Gate::kChannel) gate = load_granule(c.rows_at(x.in.write_gate, turn), row, column, x.V);
+    if (Shape::kGates && x.rule.write == Gate::kChannel) {
+      const Rows gates = c.rows_at(x.in.write_gate, turn);
+      gate = Shape::kFast ? *reinterpret_cast<const uint4*>(gates.data + 2 * (row * gates.stride + column)) : load_granule(gates, row, column, x.V);
+    }
   }
 };
 

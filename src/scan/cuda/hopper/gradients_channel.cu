@@ -11,9 +11,11 @@ void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
   const bool erase_gate = rule.uses_erase_gate() && rule.erase == Gate::kChannel, write_gate = rule.write == Gate::kChannel;
   const bool copied = whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K) && (!erase_gate || whole_pieces(x.in.erase_gate, x.K)) &&
                       (!write_gate || whole_pieces(x.in.write_gate, x.V));
-  if (copied && ungated_streams(rule)) {
+  if (copied && ungated_streams(rule) && rule.uses_precond()) {
+    launch_channel_gradients<ChannelShape<kKey, kOnline, true, false, true>>(args, chunks, stream);
+  } else if (copied && ungated_streams(rule)) {
     launch_channel_gradients<ChannelShape<kKey, kOnline, true>>(args, chunks, stream);
-  } else if (kOnline && copied && gain_streams(rule)) {
+  } else if (kOnline && copied && gain_streams(rule) && !rule.uses_precond()) {
     launch_channel_gradients<ChannelShape<kKey, true, true, true>>(args, chunks, stream);
   } else {
     launch_channel_gradients<ChannelShape<kKey, kOnline, false>>(args, chunks, stream);
