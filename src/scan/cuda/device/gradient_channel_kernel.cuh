@@ -148,8 +148,12 @@ template <class Shape>
 void launch_channel_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   const TokenArgs& d = args.grads.d;
-  const unsigned channel_pieces =
-      (whole_pieces(d.erase_gate, x.K) ? kPiecesDGate : 0u) | (whole_pairs(x.in.g, x.K) ? kPairsG : 0u) | (whole_pairs(d.g, x.K) ? kPairsDG : 0u);
+  const auto whole_or_absent = [](const TokenArg& tensor, int dim) { return tensor.data == nullptr || whole_pieces(tensor, dim); };
+  const bool gated = x.rule.write == Gate::kChannel;
+  const bool values =
+      whole_pieces(x.in.v, x.V) && whole_or_absent(d.v, x.V) && (!gated || (whole_pieces(x.in.write_gate, x.V) && whole_or_absent(d.write_gate, x.V)));
+  const unsigned channel_pieces = (whole_pieces(d.erase_gate, x.K) ? kPiecesDGate : 0u) | (whole_pairs(x.in.g, x.K) ? kPairsG : 0u) |
+                                  (whole_pairs(d.g, x.K) ? kPairsDG : 0u) | (values ? kPiecesValues : 0u);
   const ScalarGradientArgs all{args, chunks * x.HV, pieces_of(args) | channel_pieces};
   const int64_t places = kProcessors * Shape::kBlocksPerSm;
   const unsigned grid = static_cast<unsigned>(all.tiles < places ? all.tiles : places);

@@ -166,12 +166,6 @@ FW_DEVICE void finish_fast_streams(const ScalarChunk<Shape>& c, int turn, Stream
   for (int j = 0; j < 2 && Shape::kOnline; ++j) load_left(e_words[j], c.base + Shape::kErase, row, column + 16 * j, c.lane);
   sync_threads();  // -e and dP and dT have been read
   const bool on_read = c.args.problem.rule.preconditions_read();
-  const int d_m_stride = c.args.problem.HV * c.args.problem.K;
-  float* d_m_rows = nullptr;
-  if (Shape::kPrecond) {
-    d_m_rows =
-        reinterpret_cast<float*>(c.workspace_rows(ScalarChunk<Shape>::kDM, d_m_stride, turn).data) + static_cast<int64_t>(c.row()) * d_m_stride + c.column();
-  }
   FW_UNROLL
   for (int half = 0; half < 2; ++half) parts.sums[half][0] = parts.sums[half][1] = parts.sums[half][2] = 0;
   FW_UNROLL
@@ -214,8 +208,11 @@ FW_DEVICE void finish_fast_streams(const ScalarChunk<Shape>& c, int turn, Stream
           if (Shape::kGates) de *= raw_w[k] * (e_k * inverse_or_zero(w_k));
         }
         if constexpr (Shape::kPrecond) {
-          if (c.row() + 8 * half < c.rows(turn) && c.column() + 8 * tile < c.args.problem.K)
-            store_float2(d_m_rows + static_cast<int64_t>(8 * half) * d_m_stride + 8 * tile, d_m[0], d_m[1]);
+          const int at_row = c.row() + 8 * half, column = c.column() + 8 * tile;
+          if (at_row < c.rows(turn) && column < c.args.problem.K) {
+            const Rows out = c.workspace_rows(ScalarChunk<Shape>::kDM, c.args.problem.HV * c.args.problem.K, turn);
+            store_float2(reinterpret_cast<float*>(out.data) + at_row * out.stride + column, d_m[0], d_m[1]);
+          }
         }
         store_float2(decay_sum(c, c.row() + 8 * half, c.column() + 8 * tile), d_g[0], d_g[1]);
         (kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, tile) : parts.r[half][tile]) = pack_bf16(raw_r[0], raw_r[1]);

@@ -23,27 +23,7 @@ FW_DEVICE uint4 load_granule(const Rows& rows, int64_t t, int i, int limit) {
   return x;
 }
 
-FW_DEVICE void store_granule(const Rows& rows, int64_t t, int i, int limit, float (&x)[8]) {
-  const int64_t at = t * rows.stride + i;
-  char* p = rows.data + at * (rows.bf16 != 0 ? 2 : 4);
-  if (i + 8 <= limit && (reinterpret_cast<uintptr_t>(p) & 15) == 0) {
-    if (rows.bf16 != 0) {
-      *reinterpret_cast<uint4*>(p) = pack_8(x);
-    } else {
-      *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
-      *reinterpret_cast<float4*>(p + 16) = make_float4(x[4], x[5], x[6], x[7]);
-    }
-    return;
-  }
-  FW_NO_UNROLL
-  for (int j = i; j < i + 8 && j < limit; ++j) {
-    store_element(rows, t, j, x[0]);
-    FW_UNROLL
-    for (int l = 0; l < 7; ++l) x[l] = x[l + 1];
-  }
-}
-
-// v and a channel write gate of a pass.
+// v and a channel write gate of a pass, where they and their gradients are in pieces.
 template <class Shape>
 struct ChannelValueWords {
   using Lanes = ValueLanes<Shape>;
@@ -52,13 +32,10 @@ struct ChannelValueWords {
   FW_DEVICE void load(const ScalarChunk<Shape>& c, int turn, int block, int pass) {
     const Problem& x = c.args.problem;
     const int row = c.thread / Lanes::kLanes + pass * Lanes::kRows, column = block * kValueBlock + c.thread % Lanes::kLanes * 8;
-    if (row >= c.rows(turn) || column >= x.V) return;
-    const Rows from = c.rows_at(x.in.v, turn);
-    v = c.pieces(kPiecesV) ? *reinterpret_cast<const uint4*>(from.data + 2 * (row * from.stride + column)) : load_granule(from, row, column, x.V);
-    if (Shape::kGates && x.rule.write == Gate::kChannel) {
-      const Rows gates = c.rows_at(x.in.write_gate, turn);
-      gate = Shape::kFast ? *reinterpret_cast<const uint4*>(gates.data + 2 * (row * gates.stride + column)) : load_granule(gates, row, column, x.V);
-    }
+    if (!c.pieces(kPiecesValues) || row >= c.rows(turn) || column >= x.V) return;
+    const auto words = [&](const Rows& from) { return *reinterpret_cast<const uint4*>(from.data + 2 * (row * from.stride + column)); };
+    v = words(c.rows_at(x.in.v, turn));
+    if (Shape::kGates && x.rule.write == Gate::kChannel) gate = words(c.rows_at(x.in.write_gate, turn));
   }
 };
 
@@ -67,34 +44,43 @@ template <class Shape>
 FW_DEVICE void channel_value_rows(const ScalarChunk<Shape>& c, int turn, int block, int pass, int stage, const ChannelValueWords<Shape>& words) {
   using Lanes = ValueLanes<Shape>;
   const Problem& x = c.args.problem;
+  const bool gated = Shape::kGates && x.rule.write == Gate::kChannel;
   const int row = c.thread / Lanes::kLanes + pass * Lanes::kRows, in_block = c.thread % Lanes::kLanes * 8, column = block * kValueBlock + in_block;
+  const char* dz_at = c.memory + stage + Shape::kV + panel_offset(row, in_block);
   float sum = 0;
   if (row < c.rows(turn) && column < x.V) {
-    float dz[8], v[8];
-    unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + panel_offset(row, in_block)), dz);
-    unpack_8(words.v, v);
     const float z_v = c.floats(Shape::kZv)[row];
-    if (Shape::kGates && x.rule.write == Gate::kChannel) {
-      float gate[8], y[8];
-      unpack_8(words.gate, gate);
+    const Rows dv = c.rows_at(c.args.grads.d.v, turn), dc = gated ? c.rows_at(c.args.grads.d.write_gate, turn) : Rows{};
+    if (c.pieces(kPiecesValues)) {
+      float dz[8], v[8];
+      unpack_8(*reinterpret_cast<const uint4*>(dz_at), dz);
+      unpack_8(words.v, v);
+      if (gated) {
+        float gate[8], y[8];
+        unpack_8(words.gate, gate);
+        FW_UNROLL
+        for (int j = 0; j < 8; ++j) {
+          y[j] = z_v * v[j] * dz[j];
+          dz[j] *= gate[j];
+        }
+        if (dc.data != nullptr) *reinterpret_cast<uint4*>(dc.data + 2 * (row * dc.stride + column)) = pack_8(y);
+      }
       FW_UNROLL
       for (int j = 0; j < 8; ++j) {
-        y[j] = z_v * v[j] * dz[j];
-        dz[j] *= gate[j];
+        sum += v[j] * dz[j];
+        dz[j] *= z_v;
       }
-      const Rows dc = c.rows_at(c.args.grads.d.write_gate, turn);
-      if (dc.data != nullptr) store_granule(dc, row, column, x.V, y);
-    }
-    FW_UNROLL
-    for (int j = 0; j < 8; ++j) {
-      sum += v[j] * dz[j];
-      dz[j] *= z_v;
-    }
-    const Rows dv = c.rows_at(c.args.grads.d.v, turn);
-    if (c.pieces(kPiecesDV)) {
-      *reinterpret_cast<uint4*>(dv.data + 2 * (row * dv.stride + column)) = pack_8(dz);
-    } else if (dv.data != nullptr) {
-      store_granule(dv, row, column, x.V, dz);
+      if (dv.data != nullptr) *reinterpret_cast<uint4*>(dv.data + 2 * (row * dv.stride + column)) = pack_8(dz);
+    } else {  // small, for few registers
+      const Rows from = c.rows_at(x.in.v, turn), gates = gated ? c.rows_at(x.in.write_gate, turn) : Rows{};
+      FW_NO_UNROLL
+      for (int j = 0; j < 8 && column + j < x.V; ++j) {
+        const float v = load_element(from, row, column + j), gate = gated ? load_element(gates, row, column + j) : 1.0f;
+        const float dz = bf16_value(reinterpret_cast<const uint16_t*>(dz_at)[j]);
+        sum += v * gate * dz;
+        if (dc.data != nullptr) store_element(dc, row, column + j, z_v * v * dz);
+        if (dv.data != nullptr) store_element(dv, row, column + j, z_v * gate * dz);
+      }
     }
   }
   sum = group_sum<Lanes::kLanes>(sum);
