@@ -67,17 +67,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
         make_value_tiles(c, stage);
         start_value_products(c, stage, sums, pairs);
         if constexpr (kRoom) {
-          static_assert(ValueLanes<Shape>::kPasses == 1);
           channel_value_rows(c, turn, block, 0, stage, words);
           sum_state_dots(c, block, stage);
           finish_value_products(sums, pairs);
         } else {
           finish_value_products(sums, pairs);
           c.refresh();
+          words.load(c, turn, block, 0);
           FW_NO_UNROLL
-          for (int pass = 0; pass < ValueLanes<Shape>::kPasses; ++pass) {
-            words.load(c, turn, block, pass);
+          for (int pass = 0; pass < ChannelLanes<Shape>::kPasses; ++pass) {
+            ChannelValueWords<Shape> next;
+            if (pass + 1 < ChannelLanes<Shape>::kPasses) next.load(c, turn, block, pass + 1);
             channel_value_rows(c, turn, block, pass, stage, words);
+            words = next;
           }
           sum_state_dots(c, block, stage);
         }
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     if (decays_are(c, Decays::kBounded)) unbound_states(c, turn, sums);
     FastParts parts;
     if constexpr (Shape::kFast && Shape::kGates) load_gates(c, turn, parts);
-    if constexpr (Shape::kPrecond) load_m(c, turn, parts);
+    if constexpr (Shape::kPrecond && Shape::kKey == 128) load_m(c, turn, parts);
     walk_blocks(c, sums);
     c.refresh();
     if constexpr (Shape::kFast) {
