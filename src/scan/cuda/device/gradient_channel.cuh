@@ -82,32 +82,18 @@ FW_DEVICE void unpack_decays(const ScalarChunk<Shape>& c, int turn, const RowGro
   }
 }
 
-// What is read without being copied ahead comes into the L2 cache: a thread has a row of one of the tensors.
+// What is read without being copied ahead comes into the L2 cache; with prefetch_turn().
 template <class Shape>
 FW_DEVICE void prefetch_channels(const ScalarChunk<Shape>& c, int turn) {
-  constexpr int kTensors = Shape::kFast ? (Shape::kGates ? 6 : Shape::kPrecond ? 5 : 4) : 7, kFirst = 2, kStep = Shape::kWarps / 2 - kFirst / 2;
-  if (!c.has(turn)) return;
-  const Problem& x = c.args.problem;
-  if (c.thread == 32 * kFirst) bulk_prefetch(&c.args.pairs[c.tile(turn)], sizeof(PairImage));
-  const int row = c.thread % 64;
-  if (c.warp < kFirst || row >= c.rows(turn)) return;
-  FW_NO_UNROLL
-  for (int i = (c.warp - kFirst) / 2; i < kTensors; i += kStep) {
-    const bool is_m = i == (Shape::kFast ? 4 : 6) && (Shape::kPrecond || !Shape::kFast);
-    const TokenArg& tensor = i == 0   ? x.in.g
-                             : i == 1 ? x.in.v
-                             : i == 2 ? x.in.q
-                             : i == 3 ? x.in.k
-                             : i == 4 ? x.in.erase_gate
-                             : i == 5 ? x.in.write_gate
-                                      : x.in.erase_key;
-    const Rows rows = is_m ? c.workspace_rows(ScalarChunk<Shape>::kM, x.H * x.K, turn) : c.rows_at(tensor, turn);
-    if (rows.data == nullptr) continue;
-    const int size = rows.bf16 != 0 || is_m ? (is_m ? 4 : 2) : 4, dim = i == 1 || i == 5 ? x.V : x.K;
-    const char* p = rows.data + row * rows.stride * size;
-    FW_NO_UNROLL
-    for (int at = 0; at < dim * size; at += 128) prefetch_line(p + at);
-  }
+  if (c.warp < kPrefetchWarp || !c.has(turn)) return;
+  const Problem& p = c.args.problem;
+  prefetch_row_lines(c, c.rows_at(p.in.g, turn), turn, p.K);
+  if (!Shape::kFast) return;
+  prefetch_row_lines(c, c.rows_at(p.in.q, turn), turn, p.K);
+  prefetch_row_lines(c, c.rows_at(p.in.k, turn), turn, p.K);
+  if (!Shape::kGates) return;
+  prefetch_row_lines(c, c.rows_at(p.in.erase_gate, turn), turn, p.K);
+  prefetch_row_lines(c, c.rows_at(p.in.write_gate, turn), turn, p.V);
 }
 
 // What there is to decays of the chunk: nothing, steep ones, bounded ones.

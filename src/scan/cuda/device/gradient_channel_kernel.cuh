@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     if (c.warp == i) c.find(i);
   }
   sync_threads();
+  prefetch_turn(c, 1);
   prefetch_channels(c, 1);
   if (c.thread == 0) load_pairs(c, 0);
   RowWords rows = load_words(c, 0);
@@ -73,13 +74,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
         } else {
           finish_value_products(sums, pairs);
           c.refresh();
-          words.load(c, turn, block, 0);
           FW_NO_UNROLL
           for (int pass = 0; pass < ChannelLanes<Shape>::kPasses; ++pass) {
-            ChannelValueWords<Shape> next;
-            if (pass + 1 < ChannelLanes<Shape>::kPasses) next.load(c, turn, block, pass + 1);
+            words.load(c, turn, block, pass);
             channel_value_rows(c, turn, block, pass, stage, words);
-            words = next;
           }
           sum_state_dots(c, block, stage);
         }
@@ -111,7 +109,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     }
     sync_threads();
     c.refresh();
-    decays = load_decay_words(c, turn + 1);
+    constexpr bool kEarly = Shape::kKey == 128;  // else there are too few registers, and another block that computes meanwhile
+    if (kEarly) decays = load_decay_words(c, turn + 1);
     const float beta = load_row_numbers(c, turn + 1).x;
     if (c.thread < kChunk) {
       if constexpr (Shape::kFast) {
@@ -121,6 +120,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       }
     } else {  // meanwhile
       if (c.warp == 5) c.find(turn + 3);
+      prefetch_turn(c, turn + 2);
       prefetch_channels(c, turn + 2);
     }
     float2 d_g[8];
@@ -137,6 +137,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       MixedRows::store_gradients(c, turn, sums);
     }
     c.refresh();
+    if (!kEarly) decays = load_decay_words(c, turn + 1);
     publish_row_numbers(c, turn + 1, make_float2(beta, 0));
   }
 }

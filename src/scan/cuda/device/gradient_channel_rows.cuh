@@ -145,7 +145,8 @@ FW_DEVICE float2 load_m(const ScalarChunk<Shape>& c, int turn, int half, int til
   const Problem& x = c.args.problem;
   const Rows m = c.workspace_rows(ScalarChunk<Shape>::kM, x.H * x.K, turn);
   const int row = c.row() + 8 * half, column = c.column() + 8 * tile;
-  return row < c.rows(turn) && column < x.K ? float2_at(reinterpret_cast<const float*>(m.data) + row * m.stride + column) : make_float2(1, 1);
+  return row < c.rows(turn) && column < x.K ? float2_at(reinterpret_cast<const float*>(m.data) + (row * static_cast<int>(m.stride) + column))
+                                            : make_float2(1, 1);
 }
 template <class Shape>
 FW_DEVICE void load_m(const ScalarChunk<Shape>& c, int turn, FastParts& parts) {
@@ -216,7 +217,7 @@ FW_DEVICE void finish_fast_streams(const ScalarChunk<Shape>& c, int turn, Stream
           const int at_row = c.row() + 8 * half, column = c.column() + 8 * tile;
           if (at_row < c.rows(turn) && column < c.args.problem.K) {
             const Rows out = c.workspace_rows(ScalarChunk<Shape>::kDM, c.args.problem.HV * c.args.problem.K, turn);
-            store_float2(reinterpret_cast<float*>(out.data) + at_row * out.stride + column, d_m[0], d_m[1]);
+            store_float2(reinterpret_cast<float*>(out.data) + (at_row * static_cast<int>(out.stride) + column), d_m[0], d_m[1]);
           }
         }
         store_float2(decay_sum(c, c.row() + 8 * half, c.column() + 8 * tile), d_g[0], d_g[1]);
@@ -256,66 +257,30 @@ FW_DEVICE void fast_row_numbers(const ScalarChunk<Shape>& c, int turn, int row) 
   if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, dbeta);
 }
 
-// A gradient where the products lie, value(half, j): columns c.column() + 8 j and the next. In pieces through `tile`, where this warp's part is free by now.
-template <class Shape, class Value>
-FW_DEVICE void store_product(const ScalarChunk<Shape>& c, int turn, const Rows& out, bool pieces, int tile, const Value& value) {
-  const int limit = c.args.problem.K;
-  if (pieces) {
-    const int top = 16 * c.block_row(), left = 32 * c.group();
-    uint32_t words[2][4];  // for 16 columns each
-    FW_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      FW_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const float2 x = value(half, j);
-        words[j / 2][half + j % 2 * 2] = pack_bf16(x.x, x.y);
-      }
-    }
-    sync_warp();
-    stmatrix_x4(down_then_right(c.base + tile, top, left, c.lane), words[0]);
-    stmatrix_x4(down_then_right(c.base + tile, top, left + 16, c.lane), words[1]);
-    sync_warp();
-    const int column = left + 8 * (c.lane >> 3);
-    FW_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int row = top + 8 * half + (c.lane & 7);
-      const uint4 x = *reinterpret_cast<const uint4*>(c.memory + tile + panel_offset(row, column));
-      if (row < c.rows(turn) && column < limit) *reinterpret_cast<uint4*>(out.data + 2 * (row * out.stride + column)) = x;
-    }
-    return;
-  }
-  if (out.data == nullptr) return;
-  FW_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    float x[8];
-    FW_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      const float2 y = value(half, j);
-      x[2 * j] = y.x, x[2 * j + 1] = y.y;
-    }
-    const int row = c.row() + 8 * half;
-    store_fragment(c, out, false, row, row < c.rows(turn), x);
-  }
-}
-
 // dq, dk and the gradient of the gate.
 template <class Shape>
 FW_DEVICE void store_fast_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& d, const FastParts& parts) {
   const HeadGradients& out = c.args.grads;
-  const float* slopes = c.floats(Shape::kSlopes) + 192 + c.row();
-  const auto with = [&](const float(&x)[4][4], int half, int j, float slope, uint32_t word) {
-    return make_float2(x[j][2 * half] + slope * bf16_low(word), x[j][2 * half + 1] + slope * bf16_high(word));
-  };
-  const float of_r[2] = {slopes[0], slopes[8]}, of_w[2] = {slopes[64], slopes[72]};
-  store_product(c, turn, c.rows_at(out.d.q, turn), c.pieces(kPiecesDQ), Shape::kRead,
-                [&](int half, int j) { return with(d.r, half, j, of_r[half], kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, j) : parts.r[half][j]); });
-  store_product(c, turn, c.rows_at(out.d.k, turn), c.pieces(kPiecesDK), Shape::kWrite,
-                [&](int half, int j) { return with(d.w, half, j, of_w[half], kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, j) : parts.w[half][j]); });
-  if constexpr (Shape::kGates && Shape::kOnline) {
-    if (c.args.problem.rule.erase == Gate::kChannel) {
-      store_product(c, turn, c.rows_at(out.d.erase_gate, turn), c.pieces(kPiecesDGate), Shape::kErase,
-                    [&](int half, int j) { return make_float2(d.e[j][2 * half], d.e[j][2 * half + 1]); });
+  const Rows dq = c.rows_at(out.d.q, turn), dk = c.rows_at(out.d.k, turn);
+  const Rows db = Shape::kGates && c.args.problem.rule.erase == Gate::kChannel ? c.rows_at(out.d.erase_gate, turn) : Rows{};
+  FW_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const int row = c.row() + 8 * half;
+    const bool valid = row < c.rows(turn);
+    const float of_r = c.floats(Shape::kSlopes)[192 + row], of_w = c.floats(Shape::kSlopes)[256 + row];
+    float x[8], y[8], z[8];  // z: of the gate
+    FW_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t r = kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, j) : parts.r[half][j];
+      const uint32_t w = kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, j) : parts.w[half][j];
+      x[2 * j] = d.r[j][2 * half] + of_r * bf16_low(r), x[2 * j + 1] = d.r[j][2 * half + 1] + of_r * bf16_high(r);
+      y[2 * j] = d.w[j][2 * half] + of_w * bf16_low(w), y[2 * j + 1] = d.w[j][2 * half + 1] + of_w * bf16_high(w);
+      z[2 * j] = d.e[j][2 * half], z[2 * j + 1] = d.e[j][2 * half + 1];
     }
+    store_fragment(c, dq, c.pieces(kPiecesDQ), row, valid, x);
+    store_fragment(c, dk, c.pieces(kPiecesDK), row, valid, y);
+    if constexpr (!Shape::kGates || !Shape::kOnline) continue;
+    if (db.data != nullptr) store_fragment(c, db, c.pieces(kPiecesDGate), row, valid, z);
   }
 }
 
