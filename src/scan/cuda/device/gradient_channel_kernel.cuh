@@ -123,6 +123,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       prefetch_turn(c, turn + 2);
       prefetch_channels(c, turn + 2);
     }
+    c.refresh();
     float2 d_g[8];
     sum_decay_gradient(c, d_g);
     const bool bounded = decays_are(c, Decays::kBounded);

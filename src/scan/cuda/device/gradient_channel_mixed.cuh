@@ -110,7 +110,7 @@ struct MixedRows {
   // dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq, dk and the gradient of an own erase key but for what row_numbers() has a
   // part in; q and k in the places of r and w; the sums of rows; the gradients of a channel erase gate and of M, the latter but for the normaliser's part.
   template <class Shape>
-  static FW_DEVICE void finish_streams(const ScalarChunk<Shape>& c, int turn, StreamSums& sums) {
+  static FW_DEVICE void finish_streams(ScalarChunk<Shape>& c, int turn, StreamSums& sums) {
     const Problem& x = c.args.problem;
     const Rule& rule = x.rule;
     const bool on_read = rule.preconditions_read(), on_write = rule.preconditions_write(), own = rule.uses_erase_key();
@@ -121,6 +121,7 @@ struct MixedRows {
     sync_threads();  // -e and dP and dT have been read
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
+      c.refresh();
       const int row = c.row() + 8 * half;
       const bool valid = row < c.rows(turn);
       const FrontCoefs<float>& f = reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row];
@@ -160,6 +161,7 @@ struct MixedRows {
         store_row_sum(c, 0, row, q_dr), store_row_sum(c, 1, row, k_dr), store_row_sum(c, 5, row, k_dw);
       }
       if (!Shape::kOnline) continue;
+      c.refresh();
       uint32_t p[4] = {}, b[4] = {kOnes, kOnes, kOnes, kOnes};
       if (own) fragment_words(c, c.rows_at(x.in.erase_key, turn), turn, row, p);
       if (gated) fragment_words(c, c.rows_at(x.in.erase_gate, turn), turn, row, b);
