@@ -38,9 +38,15 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
   }
   publish_row_numbers(c, 0, load_row_numbers(c, 0));
 
-  FW_NO_UNROLL
-  for (int turn = 0; c.has(turn); ++turn) {
+  int turn = 0;
+  // What follows from the thread's number, and where registers are few from the turn's, is made again from here on.
+  const auto refresh = [&] {
     c.refresh();
+    if (Shape::kKey == 64) turn = opaque(turn);
+  };
+  FW_NO_UNROLL
+  for (; c.has(turn); ++turn) {
+    refresh();
     sum_channel_decay(c, turn, decays);
     sync_threads();
     if constexpr (Shape::kFast) {
@@ -58,7 +64,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       PairSums<Shape> pairs;
       FW_NO_UNROLL
       for (int block = 0;; ++block) {
-        c.refresh();
+        refresh();
         const int step = turn * c.blocks + block, index = step % Shape::kStages, stage = index * Shape::kStageBytes;
         // What lives beside the products in flight are few registers.
         constexpr bool kRoom = Shape::kKey == 128 && Shape::kFast;
@@ -73,7 +79,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
           finish_value_products(sums, pairs);
         } else {
           finish_value_products(sums, pairs);
-          c.refresh();
+          refresh();
           FW_NO_UNROLL
           for (int pass = 0; pass < ChannelLanes<Shape>::kPasses; ++pass) {
             words.load(c, turn, block, pass);
@@ -93,13 +99,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       }
     }
 
-    c.refresh();
+    refresh();
     if (decays_are(c, Decays::kBounded)) unbound_states(c, turn, sums);
     FastParts parts;
     if constexpr (Shape::kFast && Shape::kGates) load_gates(c, turn, parts);
     if constexpr (Shape::kPrecond && Shape::kKey == 128) load_m(c, turn, parts);
     walk_blocks(c, sums);
-    c.refresh();
+    refresh();
     if constexpr (Shape::kFast) {
       finish_fast_streams(c, turn, sums, parts);
       store_row_sums(c, c.row(), parts.sums[0]);
@@ -108,7 +114,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       MixedRows::finish_streams(c, turn, sums);
     }
     sync_threads();
-    c.refresh();
+    refresh();
     constexpr bool kEarly = Shape::kKey == 128;  // else there are too few registers, and another block that computes meanwhile
     if (kEarly) decays = load_decay_words(c, turn + 1);
     const float beta = load_row_numbers(c, turn + 1).x;
@@ -123,7 +129,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       prefetch_turn(c, turn + 2);
       prefetch_channels(c, turn + 2);
     }
-    c.refresh();
+    refresh();
     float2 d_g[8];
     sum_decay_gradient(c, d_g);
     const bool bounded = decays_are(c, Decays::kBounded);
@@ -137,7 +143,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     } else {
       MixedRows::store_gradients(c, turn, sums);
     }
-    c.refresh();
+    refresh();
     if (!kEarly) decays = load_decay_words(c, turn + 1);
     publish_row_numbers(c, turn + 1, make_float2(beta, 0));
   }

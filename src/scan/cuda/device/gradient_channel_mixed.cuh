@@ -113,7 +113,7 @@ struct MixedRows {
   static FW_DEVICE void finish_streams(ScalarChunk<Shape>& c, int turn, StreamSums& sums) {
     const Problem& x = c.args.problem;
     const Rule& rule = x.rule;
-    const bool on_read = rule.preconditions_read(), on_write = rule.preconditions_write(), own = rule.uses_erase_key();
+    const bool on_read = rule.preconditions_read(), own = rule.uses_erase_key();
     const bool gated = rule.uses_erase_gate() && rule.erase == Gate::kChannel;
     uint32_t e_words[2][4];
     FW_UNROLL
@@ -148,7 +148,7 @@ struct MixedRows {
             dr = dr * factor + diagonal * (w * factor);
             dw = dw * inverse + diagonal * (r * inverse);
             const float q = value(q_words[j]), k = value(k_words[j]), at = m[2 * j + i];
-            const float mdr = on_read ? at * dr : dr, mdw = on_write ? at * dw : dw;
+            const float mdr = on_read ? at * dr : dr, mdw = on_read ? dw : at * dw;
             dm[i] = on_read ? dr * (r_q * q + r_k * k) : dw * w_k * k;
             q_dr += q * mdr, k_dr += k * mdr, k_dw += k * mdw;
             dr = r_q * mdr, dw = w_k * mdw + r_k * mdr;
