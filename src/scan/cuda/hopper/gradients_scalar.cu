@@ -7,7 +7,7 @@ void gradients_channel(const GradientArgs& args, int key, int64_t chunks, void* 
 
 namespace {
 
-bool fast_rows(const Problem& x) { return plain_streams(x.rule) && whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K); }
+bool fast_rows(const Problem& x) { return (plain_streams(x.rule) || linear_streams(x.rule)) && whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K); }
 
 template <int kKey, bool kOnline>
 void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
