@@ -27,6 +27,13 @@ struct BlockDecays {
   static constexpr int kFirstPair = 0, kThirdPair = 1, kFromZero = 2;
 };
 
+// What a block knows of itself, from memory once the rows are through: there are no registers for it before.
+template <int kKey>
+struct BlockNotes {
+  ChunkPlace place;
+  ChunkImages<kKey> out;
+};
+
 // Shared memory. Online: keys (Khat; becomes x), w / L, e L, r L. T takes the place of w / L, P and A that of e L. Where the backward image
 // is wanted, Q takes the place of r L, and -E that of T once A is there. Offline: the raw keys, w / L, r L; P takes the place of w / L.
 template <int kKey, bool kOnline>
@@ -36,7 +43,7 @@ struct ChannelLayout {
   static constexpr uint32_t kA = kErase + kPanelBytes, kP = kOnline ? kErase : kUp, kMinusE = kT;
   static constexpr uint32_t kReads = kErase + (kOnline ? std::max<uint32_t>(kOperand, 2 * kPanelBytes) : 0);
   static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowCoefs);
-  static constexpr uint32_t kBytes = kDecays + sizeof(BlockDecays<kKey>);
+  static constexpr uint32_t kNotes = kDecays + sizeof(BlockDecays<kKey>), kBytes = kNotes + 128;
 };
 
 // exp(g) of this lane's channels of the warp's rows; 1 past the chunk's rows.
@@ -370,6 +377,10 @@ __global__ void __launch_bounds__(kPrepareThreads, kPlain ? 3 : 2) prepare_chann
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index()), channel = lane * kN;
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
+  BlockNotes<kKey>& notes = *reinterpret_cast<BlockNotes<kKey>*>(shared + Layout::kNotes);
+  static_assert(sizeof notes <= 128);
+  if (thread == 0) notes = {place, out};
+
   const Rows decay_tensor = chunk_rows(x.in.g, place);
   if (fetched) fetch_front<kN>(x, place, raw);
   const int coefficients_of = kPlain ? coefficient_row(warp) : -1;
@@ -456,28 +467,29 @@ __global__ void __launch_bounds__(kPrepareThreads, kPlain ? 3 : 2) prepare_chann
       channel_row<kKey, kOnline, true>(r, s, alpha[r], d, none, shared, out);
     });
   } else {
+    const Rows decays_again = chunk_rows(x.in.g, notes.place);
     float prefix[kN];
     FW_UNROLL
     for (int j = 0; j < kN; ++j) prefix[j] = 1;
-    for_each_row<kN>(x, place, coefs, [&](int r, const KeyStreams<kN>& s) {
+    for_each_row<kN>(x, notes.place, coefs, [&](int r, const KeyStreams<kN>& s) {
       float row[kN];
-      decay_row(x, decay_tensor, place, r, row);
-      channel_row<kKey, kOnline, false>(r, s, row, d, prefix, shared, out);
+      decay_row(x, decays_again, notes.place, r, row);
+      channel_row<kKey, kOnline, false>(r, s, row, d, prefix, shared, notes.out);
     });
-    bounded_keys<kKey, kOnline>(x, decay_tensor, place, coefs, d.behind, shared, out);
+    bounded_keys<kKey, kOnline>(x, decays_again, notes.place, coefs, d.behind, shared, notes.out);
   }
   sync_threads();
   channel_pairs<kKey, kOnline>(shared, warp, decays);
 
   const auto z_of = [&](int row) { return coefs[row].rest.z; };
   if constexpr (kOnline) {
-    finish_channel<kKey>(shared, warp, out, [&](int other, int others) {
-      if (out.z != nullptr) write_values(x, place, z_of, out.z, other, others);
+    finish_channel<kKey>(shared, warp, notes.out, [&](int other, int others) {
+      if (notes.out.z != nullptr) write_values(x, notes.place, z_of, notes.out.z, other, others);
       cp_async_wait<0>();
     });
   } else {
-    start_offline<kKey>(shared + Layout::kP, out);
-    if (out.z != nullptr) write_values(x, place, z_of, out.z, thread, kPrepareThreads);
+    start_offline<kKey>(shared + Layout::kP, notes.out);
+    if (notes.out.z != nullptr) write_values(x, notes.place, z_of, notes.out.z, thread, kPrepareThreads);
     finish_offline();
   }
 }
