@@ -1,0 +1,134 @@
+// What the kernels of rules without an erase (e = 0) take straight from the raw tensors, where the streams are q, k and v times a number a row
+// and all channels of a token decay alike: no images are prepared (kernels.h).
+//
+// With F_i = exp(G_i), G the sum of a chunk's log-decays up to and including row i, and the front's coefficients r, w, z of a row:
+//   P_ij = (q_i . k_j) r_i w_j z_j exp(G_i - G_j), i >= j      read_i = F_i r_i      keep_j = exp(G_C - G_j) w_j z_j
+//   O = Diag(read) Q S + P V      S = F_C S + K^T Diag(keep) V      D = F_C D + Q^T Diag(read) dO, from the end
+#pragma once
+
+#include "scan/cuda/device/front_plain.cuh"
+#include "scan/cuda/device/scan_parts.cuh"
+
+namespace fw::cuda {
+
+// The log-decays of a chunk and what follows from them, two tokens a lane of a warp: rows 2 lane and 2 lane + 1.
+struct DecayRows {
+  // G_i in log2 with the decay of a token bounded from below, so that differences of it keep their digits; what the bound cuts off is
+  // 1e-12 of a product. Without the bound: exp(G_i), exp(G_C - G_i) and the sum of all.
+  float2 pair, from_start, to_end;
+  float sum;
+};
+inline constexpr float kLowestDecayStep = -40.0f;
+
+// What a lane reads ahead of a chunk: log-decay and gate of its tokens; neutral past the end.
+struct RowNumbers {
+  float2 g, beta;
+};
+FW_DEVICE RowNumbers load_row_numbers(const Rule& rule, const Rows& g, const Rows& beta, int hv, int first, int length) {
+  RowNumbers x{make_float2(0, 0), make_float2(1, 1)};
+  const int t = first + 2 * static_cast<int>(lane_index());
+  const bool one = t < length, two = t + 1 < length;
+  if (rule.decay == Decay::kScalar) {
+    if (one) x.g.x = load_element(g, t, 0);
+    if (two) x.g.y = load_element(g, t + 1, 0);
+  } else if (rule.decay == Decay::kConstant) {  // log(constant_decay(head)) of rule/decay.h
+    const float decay = log1pf(-exp2f(-5.0f - static_cast<float>(hv)));
+    x.g = make_float2(one ? decay : 0.0f, two ? decay : 0.0f);
+  }
+  if (rule.uses_beta()) {
+    if (one) x.beta.x = load_element(beta, t, 0);
+    if (two) x.beta.y = load_element(beta, t + 1, 0);
+  }
+  return x;
+}
+
+// By a whole warp. Sums only, no differences: g may be -inf.
+FW_DEVICE DecayRows decay_rows(const float2& steps) {
+  const int lane = static_cast<int>(lane_index());
+  const float g[2] = {steps.x * kLog2E, steps.y * kLog2E};
+  const float bounded[2] = {max(g[0], kLowestDecayStep), max(g[1], kLowestDecayStep)};
+  float prefix = g[0] + g[1], suffix = prefix, pair = bounded[0] + bounded[1];
+  FW_UNROLL
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const float before = shuffle_up(prefix, distance), after = shuffle_down(suffix, distance), pair_before = shuffle_up(pair, distance);
+    if (lane >= distance) prefix += before, pair += pair_before;
+    if (lane + distance < 32) suffix += after;
+  }
+  DecayRows d;
+  d.sum = shuffle(prefix, 31);
+  float before = shuffle_up(prefix, 1), after = shuffle_down(suffix, 1), pair_before = shuffle_up(pair, 1);
+  if (lane == 0) before = pair_before = 0;
+  if (lane == 31) after = 0;
+  d.from_start = make_float2(exp2_fast(before + g[0]), exp2_fast(prefix));
+  d.to_end = make_float2(exp2_fast(g[1] + after), exp2_fast(after));
+  d.pair = make_float2(pair_before + bounded[0], pair);
+  return d;
+}
+
+FW_DEVICE bool norms_matter(const Rule& rule) { return rule.q_norm == Norm::kL2 || rule.k_norm == Norm::kL2; }
+
+// The front of a row.
+FW_DEVICE FrontCoefs<float> offline_coefs(const Problem& x, float beta, float q2, float k2) {
+  FrontScalars<float> s;
+  s.beta = beta, s.q2 = q2, s.k2 = k2;
+  return front_coefs(reduced_rule<true>(x.rule), x.scale, s);
+}
+
+FW_DEVICE float dot_bf16x2(uint32_t x, uint32_t y, float sum) { return sum + bf16_low(x) * bf16_low(y) + bf16_high(x) * bf16_high(y); }
+FW_DEVICE float square_of_16_bytes(const uint4& x, float sum) {
+  return dot_bf16x2(x.w, x.w, dot_bf16x2(x.z, x.z, dot_bf16x2(x.y, x.y, dot_bf16x2(x.x, x.x, sum))));
+}
+// Of a row of panels [64, kKey], by two neighbouring lanes; both get it.
+template <int kKey>
+FW_DEVICE float row_square(const char* tile, int row) {
+  const int half = static_cast<int>(lane_index()) & 1;
+  float sum = 0;
+  FW_UNROLL
+  for (int i = 0; i < kKey / 16; ++i) {
+    const int piece = 2 * i + half;
+    sum = square_of_16_bytes(*reinterpret_cast<const uint4*>(tile + piece / 8 * kPanelBytes + row * 128 + (((piece & 7) ^ (row & 7)) << 4)), sum);
+  }
+  return sum + shuffle_xor(sum, 1);
+}
+
+// Rows of one sequence and head as tiles of 64 rows and columns from `column` on; columns at `limit` and above are 0.
+FW_DEVICE TileRows tile_of_rows(const TokenArg& a, const SequenceArg& sequences, const ScanPlace& p, int column, int limit) {
+  TileRows t = tile_rows(a, sequences, p, limit);
+  t.column = column;
+  return t;
+}
+
+// By kThreads threads, i of them this one: kColumns columns of rows `first` to first + 63 into panels. Returns whether the copies are on
+// their way: else they are done.
+template <int kColumns, int kThreads>
+FW_DEVICE bool bring_rows(const TileRows& t, int first, char* panels, int i) {
+  constexpr int kPieces = kColumns / 8, kStep = kThreads / 8;  // rows at a time
+  const int piece = i % 8, row = i / 8;
+  FW_UNROLL
+  for (int panel = 0; panel < kPieces / 8; ++panel) {
+    const int column = t.column + panel * 64 + piece * 8, token = first + row;
+    if (t.wide && t.rows.bf16 != 0) {
+      const char* from = t.rows.data + (token * t.rows.stride + column) * 2;
+      const uint32_t to = shared_address(panels) + static_cast<uint32_t>(panel * kPanelBytes + row * 128);
+      const bool inside = column < t.V;
+      FW_UNROLL
+      for (int j = 0; j < 64 / kStep; ++j) {
+        const bool valid = inside && token + j * kStep < t.length;
+        cp_async_16(to + static_cast<uint32_t>(j * kStep * 128 + ((piece ^ ((row + j * kStep) & 7)) << 4)), valid ? from : t.rows.data, valid);
+        from += 2 * kStep * t.rows.stride;
+      }
+      continue;
+    }
+    FW_NO_UNROLL
+    for (int j = 0; j < 64 / kStep; ++j) {
+      float x[8] = {};
+      const int at = row + j * kStep;
+      if (t.rows.data != nullptr && first + at < t.length) load_channels(t.rows, first + at, column, t.V, x);
+      *reinterpret_cast<uint4*>(panels + panel * kPanelBytes + at * 128 + ((piece ^ (at & 7)) << 4)) =
+          make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+    }
+  }
+  return t.wide && t.rows.bf16 != 0;
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,408 @@
+// The scans of rules without an erase, from the raw tensors (offline_rows.cuh has the formulas). A block has 64 value columns of one value
+// head of one sequence or segment; its warps have parts:
+//   0 to 2: bring the rows of q, k and v (d_o) of a chunk;   3: takes away what leaves
+//   4 to 7: make the factors of rows and P, up to two chunks ahead
+//   8 to 11: keep the transposed state [64 values, kKey] in registers and make O
+// Forward, O wanted or the state alone; and in reverse, where q and d_o take the places of k and v: the state alone.
+//
+// What ptxas allows while products are in flight is said in scan_forward.cu.
+#include <algorithm>
+
+#include "scan/cuda/device/offline_rows.cuh"
+#include "scan/cuda/kernels.h"
+#include "scan/cuda/launch.h"
+
+namespace fw::cuda {
+
+namespace {
+
+constexpr unsigned kOfflineThreads = 384;
+constexpr int kBringThreads = 96, kTakeThread = 96, kPairThread = 128, kOwnThread = 256;
+
+// Shared memory: bytes. A stage is x (k; in reverse q), q if O is wanted, and the rows of values; a slot is P and the factors of rows.
+template <int kKey, bool kOut>
+struct OfflineShape {
+  static constexpr int kMatrix = 64 * kKey * 2;
+  static constexpr int kX = 0, kQ = kMatrix, kY = kOut ? 2 * kMatrix : kMatrix, kStage = kY + kPanelBytes;
+  static constexpr int kKeep = kOut ? kPanelBytes : 0, kRead = kKeep + 256, kGamma = kRead + 256, kSlot = kKeep + 1024;
+  static constexpr int kSlots = 2, kStateBuffers = 2;
+  static constexpr int kStages = kOut ? 4 : 6;
+  static constexpr int kFirstSlot = kStages * kStage, kState = kFirstSlot + kSlots * kSlot, kO = kState + kStateBuffers * kMatrix;
+  static constexpr int kScratch = kO + (kOut ? kPanelBytes : 0), kNorms = kScratch + 4 * 3 * 256, kBarriers = kNorms + 4 * 256;
+  static constexpr int kShared = kBarriers + 256;
+
+  struct Barriers {
+    RingBarriers<kStages> stages;
+    RingBarriers<kSlots> slots;
+    RingBarriers<kStateBuffers> states;
+    RingBarriers<1> o;
+  };
+  static_assert(kShared <= kScanSharedLimit && sizeof(Barriers) <= 256);
+};
+
+// Panel of 64 columns number `panel` of a stage.
+template <int kKey, bool kOut>
+FW_DEVICE bool bring_panel(const OfflineScanArgs& args, const ScanPlace& place, int panel, const TileRows (&rows)[3], int c, char* stage) {
+  using Shape = OfflineShape<kKey, kOut>;
+  constexpr int kPanels = kKey / 64;
+  const int lane = static_cast<int>(lane_index());
+  if (panel < kPanels) {
+    TileRows t = rows[0];
+    t.column = panel * 64;
+    return bring_rows<64, 32>(t, c * kChunk, stage + Shape::kX + panel * kPanelBytes, lane);
+  }
+  if (kOut && panel < 2 * kPanels) {
+    TileRows t = rows[1];
+    t.column = (panel - kPanels) * 64;
+    return bring_rows<64, 32>(t, c * kChunk, stage + Shape::kQ + (panel - kPanels) * kPanelBytes, lane);
+  }
+  return bring_rows<64, 32>(rows[2], c * kChunk, stage + Shape::kY, lane);
+}
+
+// Accumulators O^T of a chunk straight to float32 rows.
+FW_DEVICE void store_float_rows(const TileRows& t, int c, const float (&o)[32]) {
+  const int token = c * kChunk + 2 * (static_cast<int>(lane_index()) % 4), column = t.column + 16 * state_warp() + static_cast<int>(lane_index()) / 4;
+  float* to = reinterpret_cast<float*>(t.rows.data);
+  FW_UNROLL
+  for (int i = 0; i < 32; ++i) {
+    const int row = token + i / 4 * 8 + i % 2, v = column + i % 4 / 2 * 8;
+    if (row < t.length && v < t.V) to[row * t.rows.stride + v] = o[i];
+  }
+}
+
+// By one warp: a panel of bf16 to bf16 rows.
+FW_DEVICE void store_panel(const TileRows& t, int c, const char* panel) {
+  const int lane = static_cast<int>(lane_index()), piece = lane % 8, first = lane / 8, column = t.column + piece * 8;
+  const int left = t.length - c * kChunk;
+  uint16_t* to = reinterpret_cast<uint16_t*>(t.rows.data) + static_cast<int64_t>(c * kChunk + first) * t.rows.stride + column;
+  FW_UNROLL
+  for (int j = 0; j < 16; ++j, to += 4 * t.rows.stride) {
+    const int row = first + 4 * j;
+    if (row >= left) break;
+    const uint4 x = *reinterpret_cast<const uint4*>(panel + row * 128 + ((piece ^ (row & 7)) << 4));
+    if (t.wide) {
+      if (column < t.V) *reinterpret_cast<uint4*>(to) = x;
+    } else {
+      const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+      FW_UNROLL
+      for (int e = 0; e < 8; ++e) {
+        if (column + e < t.V) to[e] = static_cast<uint16_t>(words[e / 2] >> (e % 2 * 16));
+      }
+    }
+  }
+}
+
+// Each warp has its own copy, so that none waits for another.
+struct PairScratch {
+  float pair[kChunk], left[kChunk], right[kChunk];
+};
+
+// P of a chunk from Q K^T: 16 rows a warp.
+FW_DEVICE void scale_pairs(float (&p)[32], const PairScratch& rows) {
+  const int lane = static_cast<int>(lane_index()), i = 16 * state_warp() + lane / 4;
+  const float g[2] = {rows.pair[i], rows.pair[i + 8]}, left[2] = {rows.left[i], rows.left[i + 8]};
+  FW_UNROLL
+  for (int n = 0; n < 8; ++n) {
+    const int j = 8 * n + 2 * (lane % 4);
+    if (n > 2 * state_warp() + 1) {
+      FW_UNROLL
+      for (int m = 0; m < 4; ++m) p[4 * n + m] = 0.0f;
+      continue;
+    }
+    const float2 g_column = *reinterpret_cast<const float2*>(rows.pair + j), right = *reinterpret_cast<const float2*>(rows.right + j);
+    FW_UNROLL
+    for (int m = 0; m < 4; ++m) {
+      const float fall = g[m / 2] - (m % 2 == 0 ? g_column.x : g_column.y);
+      const float factor = left[m / 2] * (m % 2 == 0 ? right.x : right.y) * exp2_fast(min(fall, 0.0f));
+      p[4 * n + m] = i + 8 * (m / 2) >= j + m % 2 ? p[4 * n + m] * factor : 0.0f;
+    }
+  }
+}
+
+template <int kKey, bool kOut>
+__global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const __grid_constant__ OfflineScanArgs args) {
+  using Shape = OfflineShape<kKey, kOut>;
+  char* const shared = shared_memory();
+  auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
+  if (thread_index() == 0) {
+    barriers.stages.init(kBringThreads, 8);
+    barriers.slots.init(4, 4);
+    barriers.states.init(4, 1);
+    barriers.o.init(4, 1);
+    mbarrier_init_fence();
+  }
+  sync_threads();
+  grid_dependency_wait();
+  grid_dependency_launch();
+  const Problem& x = args.problem;
+  const int value_blocks = (x.V + kValueBlock - 1) / kValueBlock;
+  const ScanPlace place = scan_place(args.sequences, x.HV, value_blocks, 0);
+  if (args.parts != nullptr && (args.parts[place.n] & 1) == 0) return;
+  const int column = place.value_block * kValueBlock;
+  // Chunk of turn i.
+  const int first = args.reverse ? place.chunks - 1 : 0, step = args.reverse ? -1 : 1;
+
+  if (thread_index() < kPairThread) {
+    register_count_decrease<104>();
+    if (thread_index() < kTakeThread) {
+      const TileRows rows[3] = {tile_of_rows(args.reverse ? x.in.q : x.in.k, args.sequences, place, 0, x.K), tile_of_rows(x.in.q, args.sequences, place, 0, x.K),
+                                tile_of_rows(args.reverse ? args.d_o : x.in.v, args.sequences, place, column, x.V)};
+      const int warp = static_cast<int>(thread_index()) / 32;
+      Ring<Shape::kStages> ring;
+      for (int i = 0; i < place.chunks; ++i, ring.next()) {
+        const int c = first + step * i;
+        char* const stage = shared + ring.slot * Shape::kStage;
+        barriers.stages.wait_empty(ring);
+        bool copied = true;
+        for (int panel = warp; panel <= (kOut ? 2 : 1) * kKey / 64; panel += 3) copied = bring_panel<kKey, kOut>(args, place, panel, rows, c, stage) && copied;
+        if (copied) {
+          cp_async_arrive(barriers.stages.full + ring.slot);
+        } else {
+          cp_async_commit();
+          cp_async_wait<0>();
+          mbarrier_arrive(barriers.stages.full + ring.slot);
+        }
+      }
+    } else {
+      const TileRows o = tile_of_rows(args.o, args.sequences, place, column, x.V);
+      const bool drains = args.states != nullptr && lane_index() == 0, stores = kOut && o.rows.bf16 != 0;
+      Ring<Shape::kStateBuffers> ring;
+      Ring<1> out;
+      for (int i = 0; i < place.chunks; ++i, ring.next(), out.next()) {
+        const int c = first + step * i;
+        if (drains) {
+          const int64_t tile = (place.first_tile + static_cast<int64_t>(c) * x.HV) * value_blocks + place.value_block;
+          barriers.states.wait_full(ring);
+          bulk_store(args.states + tile * (64 * kKey), shared + Shape::kState + ring.slot * Shape::kMatrix, Shape::kMatrix);
+          bulk_commit();
+        }
+        sync_warp();
+        if (stores) {
+          barriers.o.wait_full(out);
+          store_panel(o, c, shared + Shape::kO);
+          barriers.o.warp_empty(out);
+        }
+        if (drains) {
+          bulk_wait_read<0>();
+          mbarrier_arrive(barriers.states.empty + ring.slot);
+        }
+      }
+      if (drains) bulk_wait<0>();
+    }
+  } else if (thread_index() < kOwnThread) {
+    const int lane = static_cast<int>(lane_index()), warp = state_warp(), thread = static_cast<int>(thread_index()) - kPairThread;
+    const uint32_t base = shuffle(shared_address(shared), 0);
+    auto& scratch = reinterpret_cast<PairScratch*>(shared + Shape::kScratch)[warp];
+    float* const norms = reinterpret_cast<float*>(shared + Shape::kNorms);
+    const Rows g = rows_of(x.in.g, args.sequences, place.n, place.hv), beta = rows_of(x.in.beta, args.sequences, place.n, place.hv);
+    const bool normed = norms_matter(x.rule);
+    Ring<Shape::kStages> ring;
+    Ring<Shape::kSlots> made;
+    float log_decay = 0;
+    RowNumbers numbers = load_row_numbers(x.rule, g, beta, place.hv, first * kChunk, place.length);
+    for (int i = 0; i < place.chunks; ++i, ring.next(), made.next()) {
+      const DecayRows d = decay_rows(numbers.g);
+      const float2 gate = numbers.beta;
+      if (i + 1 < place.chunks) numbers = load_row_numbers(x.rule, g, beta, place.hv, (first + step * (i + 1)) * kChunk, place.length);
+      log_decay += d.sum;
+      const int stage = ring.slot * Shape::kStage;
+      barriers.stages.wait_full(ring);
+      fence_async_shared();
+      float p[32];
+      if constexpr (kOut) {
+        const uint64_t q = wgmma_descriptor(base + stage + Shape::kQ, 16, 1024), k = wgmma_descriptor(base + stage + Shape::kX, 16, 1024);
+        wgmma_fence();
+        FW_UNROLL
+        for (int s = 0; s < kKey / 16; ++s) {
+          const int at = s / 4 * kPanelBytes + s % 4 * 32;
+          wgmma_ss<64, false, false>(p, descriptor_after(q, at), descriptor_after(k, at), s > 0);
+        }
+        wgmma_commit();
+      }
+      float2 q2 = make_float2(0, 0), k2 = make_float2(0, 0);
+      if (normed) {  // by turns in two places: what is read of one is read before the barrier of the next turn
+        float* const mine = norms + (i & 1) * 128;
+        const int row = thread / 2;
+        const float of_x = row_square<kKey>(shared + stage + Shape::kX, row);
+        const float of_q = kOut ? row_square<kKey>(shared + stage + Shape::kQ, row) : of_x;
+        if (lane % 2 == 0) mine[row] = of_q, mine[64 + row] = of_x;
+        named_barrier_sync(1, 128);
+        q2 = *reinterpret_cast<const float2*>(mine + 2 * lane), k2 = *reinterpret_cast<const float2*>(mine + 64 + 2 * lane);
+      }
+      const FrontCoefs<float> f[2] = {offline_coefs(x, gate.x, q2.x, k2.x), offline_coefs(x, gate.y, q2.y, k2.y)};
+      const float2 right = make_float2(f[0].w_k * f[0].z_v, f[1].w_k * f[1].z_v), left = make_float2(f[0].r_q, f[1].r_q);
+      barriers.slots.wait_empty(made);
+      const int slot = Shape::kFirstSlot + made.slot * Shape::kSlot;
+      if (warp == 0) {
+        const float2 read = make_float2(d.from_start.x * left.x, d.from_start.y * left.y), kept = make_float2(d.to_end.x * right.x, d.to_end.y * right.y);
+        *reinterpret_cast<float2*>(shared + slot + Shape::kKeep + 8 * lane) = args.reverse ? read : kept;
+        *reinterpret_cast<float2*>(shared + slot + Shape::kRead + 8 * lane) = read;
+        if (lane == 0) *reinterpret_cast<float*>(shared + slot + Shape::kGamma) = exp2_fast(d.sum);
+      }
+      if constexpr (kOut) {
+        *reinterpret_cast<float2*>(scratch.pair + 2 * lane) = d.pair;
+        *reinterpret_cast<float2*>(scratch.left + 2 * lane) = left;
+        *reinterpret_cast<float2*>(scratch.right + 2 * lane) = right;
+        sync_warp();
+        wgmma_wait<0>();
+        keep(p);
+        scale_pairs(p, scratch);
+        uint32_t packed[4][4];
+        pack_fragments(p, packed);
+        FW_UNROLL
+        for (int k = 0; k < 4; ++k) store_state_fragment(base + slot, k, packed[k]);
+        fence_async_shared();
+      }
+      barriers.slots.warp_full(made);
+      barriers.stages.warp_empty(ring);
+    }
+    if (args.decays != nullptr && place.value_block == 0 && thread == 0) args.decays[place.n * x.HV + place.hv] = exp2_fast(log_decay);
+  } else {
+    register_count_increase<240>();
+    const TileRows out = tile_of_rows(args.o, args.sequences, place, column, x.V);
+    const bool saves = args.states != nullptr;
+    float state[kKey / 2];
+    load_state(args.from, place, place.n, x.K, x.V, state);
+    const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
+    Ring<1> leaving_out;
+    const auto store_out = [&](const uint32_t(&packed)[4][4]) {
+      barriers.o.wait_empty(leaving_out);
+      FW_UNROLL
+      for (int k = 0; k < 4; ++k) store_token_fragment(base + Shape::kO, k, packed[k]);
+      barriers.o.warp_full(leaving_out);
+      leaving_out.next();
+    };
+    Ring<Shape::kStages> ring;
+    Ring<Shape::kSlots> made;
+    Ring<Shape::kStateBuffers> leaving;
+    uint32_t a[kKey / 16][4], packed_out[4][4];
+    pack_fragments(state, a);
+    FW_NO_UNROLL
+    for (int i = 0; i < place.chunks; ++i, made.next()) {
+      barriers.stages.wait_full(ring);
+      fence_async_shared();
+      const uint32_t stage = base + ring.slot * Shape::kStage;
+      barriers.slots.wait_full(made);
+      const int slot = Shape::kFirstSlot + made.slot * Shape::kSlot;
+      const float gamma = *reinterpret_cast<const float*>(shared + slot + Shape::kGamma);
+      FW_UNROLL
+      for (int j = 0; j < kKey / 2; ++j) state[j] *= gamma;
+      float o[32];
+      wgmma_fence();
+      if constexpr (kOut) {
+        multiply_rows(o, a, stage + Shape::kQ, false);
+        wgmma_commit();
+        if (i > 0 && out.rows.bf16 != 0) store_out(packed_out);
+      }
+      if (saves) {
+        barriers.states.wait_empty(leaving);
+        const uint32_t to = base + Shape::kState + leaving.slot * Shape::kMatrix;
+        FW_UNROLL
+        for (int k = 0; k < kKey / 16; ++k) store_state_fragment(to, k, a[k]);
+        fence_async_shared();
+        barriers.states.warp_full(leaving);
+        leaving.next();
+      }
+      uint32_t v[4][4], b[4][4];
+      const float* const kept = reinterpret_cast<const float*>(shared + slot + Shape::kKeep) + 2 * (lane_index() % 4);
+      FW_UNROLL
+      for (int k = 0; k < 4; ++k) {
+        load_token_fragment(v[k], stage + Shape::kY, k);
+        FW_UNROLL
+        for (int g = 0; g < 2; ++g) {
+          const float2 f = *reinterpret_cast<const float2*>(kept + 16 * k + 8 * g);
+          FW_UNROLL
+          for (int h = 0; h < 2; ++h) b[k][2 * g + h] = pack_bf16(bf16_low(v[k][2 * g + h]) * f.x, bf16_high(v[k][2 * g + h]) * f.y);
+        }
+      }
+      wgmma_fence();
+      add_outer<kKey>(state, b, stage + Shape::kX);
+      wgmma_commit();
+      if constexpr (kOut) {
+        wgmma_wait<1>();
+        keep(o);
+        scale_columns(o, reinterpret_cast<const float*>(shared + slot + Shape::kRead));
+        keep(o);
+        wgmma_fence();
+        multiply_rows(o, v, base + slot, true);
+        wgmma_commit();
+      }
+      wgmma_wait<kOut ? 1 : 0>();
+      keep(state);
+      pack_fragments(state, a);
+      wgmma_wait<0>();
+      barriers.stages.warp_empty(ring);
+      barriers.slots.warp_empty(made);
+      ring.next();
+      if constexpr (kOut) {
+        keep(o);
+        pack_fragments(o, packed_out);
+        if (out.rows.bf16 == 0) store_float_rows(out, first + step * i, o);
+      }
+    }
+    if (kOut && place.chunks > 0 && out.rows.bf16 != 0) store_out(packed_out);
+    store_state(args.to, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, x.K, x.V, state);
+  }
+}
+
+template <int kKey, bool kOut>
+void launch_scan(const OfflineScanArgs& args, void* stream) {
+  const unsigned blocks = static_cast<unsigned>((args.problem.V + kValueBlock - 1) / kValueBlock);
+  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.problem.HV) * blocks, 1, 1};
+  launch_overlapped(offline_scan_kernel<kKey, kOut>, grid, kOfflineThreads, OfflineShape<kKey, kOut>::kShared, stream, args);
+}
+
+// ---- From segment to segment
+
+constexpr int kJoinThreads = 256, kJoinAhead = 8;
+
+__global__ void __launch_bounds__(kJoinThreads) offline_join_kernel(const __grid_constant__ OfflineJoinArgs a) {
+  const int n = static_cast<int>(block_index_z()), hv = static_cast<int>(block_index_y());
+  const int at = static_cast<int>(block_index_x()) * kJoinThreads + static_cast<int>(thread_index()), size = a.K * a.V;
+  grid_dependency_wait();
+  grid_dependency_launch();
+  if (at >= size) return;
+  const int k = at % a.K, v = at / a.K, first = a.first_segment[n], count = a.first_segment[n + 1] - first;
+  float state = 0;
+  if (a.from.data != nullptr) {
+    const int64_t from = n * a.from.stride_n + hv * a.from.stride_h + k * a.from.stride_k + v * a.from.stride_v;
+    state = a.from.bf16 != 0 ? bf16_value(static_cast<const uint16_t*>(a.from.data)[from]) : static_cast<const float*>(a.from.data)[from];
+  }
+  const auto head = [&](int j) { return static_cast<int64_t>(first + (a.reverse ? count - 1 - j : j)) * a.HV + hv; };
+  FW_NO_UNROLL
+  for (int j0 = 0; j0 < count; j0 += kJoinAhead) {
+    float local[kJoinAhead], decay[kJoinAhead];
+    FW_UNROLL
+    for (int j = 0; j < kJoinAhead; ++j) {  // the last one leaves nothing to a segment after it
+      const bool there = j0 + j + 1 < count;
+      local[j] = there ? a.states[head(j0 + j) * size + at] : 0.0f;
+      decay[j] = there ? a.decays[head(j0 + j)] : 0.0f;
+    }
+    FW_UNROLL
+    for (int j = 0; j < kJoinAhead; ++j) {
+      if (j0 + j >= count) break;
+      a.states[head(j0 + j) * size + at] = state;
+      state = decay[j] * state + local[j];
+    }
+  }
+}
+
+}  // namespace
+
+void offline_scan(const OfflineScanArgs& args, int key, void* stream) {
+  if (args.problem.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "offline_scan: key must be 64 or 128 and at least K");
+  const bool out = args.o.data != nullptr;
+  if (out && args.reverse) throw Error(ErrorKind::kInternal, "offline_scan: there is no o in reverse");
+  if (key == 64) {
+    out ? launch_scan<64, true>(args, stream) : launch_scan<64, false>(args, stream);
+  } else {
+    out ? launch_scan<128, true>(args, stream) : launch_scan<128, false>(args, stream);
+  }
+}
+
+void offline_join(const OfflineJoinArgs& args, void* stream) {
+  const Dim3 grid{static_cast<unsigned>((args.K * args.V + kJoinThreads - 1) / kJoinThreads), static_cast<unsigned>(args.HV), static_cast<unsigned>(args.N)};
+  launch_overlapped(offline_join_kernel, grid, kJoinThreads, 0, stream, args);
+}
+
+}  // namespace fw::cuda
