@@ -203,7 +203,7 @@ class Run {
       const int of_n = alone ? chunk_base[n + 1] - chunk_base[n] : chunks;
       offline_gradients(grad, c.key, of_n, nullptr);
     }
-    return {o.download(),  dq.download(), dk.download(),     dv.download(),     dg.download(),
+    return {o.download(),     dq.download(), dk.download(),     dv.download(),     dg.download(),
             dbeta.download(), to.download(), d_from.download(), states.download(), d_states.download()};
   }
 

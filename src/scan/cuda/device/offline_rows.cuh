@@ -102,12 +102,12 @@ FW_DEVICE TileRows tile_of_rows(const TokenArg& a, const SequenceArg& sequences,
 // their way: else they are done.
 template <int kColumns, int kThreads>
 FW_DEVICE bool bring_rows(const TileRows& t, int first, char* panels, int i) {
-  constexpr int kPieces = kColumns / 8, kStep = kThreads / 8;  // rows at a time
+  constexpr int kStep = kThreads / 8;  // rows at a time
   const int piece = i % 8, row = i / 8;
-  FW_UNROLL
-  for (int panel = 0; panel < kPieces / 8; ++panel) {
-    const int column = t.column + panel * 64 + piece * 8, token = first + row;
-    if (t.wide && t.rows.bf16 != 0) {
+  if (t.wide && t.rows.bf16 != 0) {
+    FW_UNROLL
+    for (int panel = 0; panel < kColumns / 64; ++panel) {
+      const int column = t.column + panel * 64 + piece * 8, token = first + row;
       const char* from = t.rows.data + (token * t.rows.stride + column) * 2;
       const uint32_t to = shared_address(panels) + static_cast<uint32_t>(panel * kPanelBytes + row * 128);
       const bool inside = column < t.V;
@@ -117,18 +117,18 @@ FW_DEVICE bool bring_rows(const TileRows& t, int first, char* panels, int i) {
         cp_async_16(to + static_cast<uint32_t>(j * kStep * 128 + ((piece ^ ((row + j * kStep) & 7)) << 4)), valid ? from : t.rows.data, valid);
         from += 2 * kStep * t.rows.stride;
       }
-      continue;
     }
-    FW_NO_UNROLL
-    for (int j = 0; j < 64 / kStep; ++j) {
-      float x[8] = {};
-      const int at = row + j * kStep;
-      if (t.rows.data != nullptr && first + at < t.length) load_channels(t.rows, first + at, column, t.V, x);
-      *reinterpret_cast<uint4*>(panels + panel * kPanelBytes + at * 128 + ((piece ^ (at & 7)) << 4)) =
-          make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
-    }
+    return true;
   }
-  return t.wide && t.rows.bf16 != 0;
+  FW_NO_UNROLL
+  for (int j = 0; j < 64 / kStep * (kColumns / 64); ++j) {
+    const int panel = j % (kColumns / 64), at = row + j / (kColumns / 64) * kStep;
+    float x[8] = {};
+    if (t.rows.data != nullptr && first + at < t.length) load_channels(t.rows, first + at, t.column + panel * 64 + piece * 8, t.V, x);
+    *reinterpret_cast<uint4*>(panels + panel * kPanelBytes + at * 128 + ((piece ^ (at & 7)) << 4)) =
+        make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+  }
+  return false;
 }
 
 }  // namespace fw::cuda

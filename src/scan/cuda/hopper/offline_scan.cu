@@ -145,7 +145,8 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
   if (thread_index() < kPairThread) {
     register_count_decrease<104>();
     if (thread_index() < kTakeThread) {
-      const TileRows rows[3] = {tile_of_rows(args.reverse ? x.in.q : x.in.k, args.sequences, place, 0, x.K), tile_of_rows(x.in.q, args.sequences, place, 0, x.K),
+      const TileRows rows[3] = {tile_of_rows(args.reverse ? x.in.q : x.in.k, args.sequences, place, 0, x.K),
+                                tile_of_rows(x.in.q, args.sequences, place, 0, x.K),
                                 tile_of_rows(args.reverse ? args.d_o : x.in.v, args.sequences, place, column, x.V)};
       const int warp = static_cast<int>(thread_index()) / 32;
       Ring<Shape::kStages> ring;
