@@ -146,6 +146,14 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
       if (r.data != nullptr) r.data += first * r.stride * (r.bf16 != 0 ? 2 : 4);
       return r;
     };
+    if (warp == 0) numbers = load_row_numbers(x.rule, chunk_rows(x.in.g), chunk_rows(x.in.beta), hv, 0, count);
+    if (warp == 1 && lane < 7) {
+      const TokenArgs& d = args.grads.d;
+      const TokenArg& a = lane == 0 ? x.in.v : lane == 1 ? args.d_o : lane == 2 ? d.q : lane == 3 ? d.k : lane == 4 ? d.v : lane == 5 ? d.g : d.beta;
+      auto& to = *reinterpret_cast<GradientPlaces*>(shared + Shape::kPlaces);
+      (&to.v)[lane] = chunk_rows(a);
+      if (lane == 0) to.count = count;
+    }
     bool copied = true;
     FW_NO_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -153,12 +161,6 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
       copied = bring_rows<kKey, kGradientThreads>(t, 0, shared + (i == 0 ? Shape::kQ : Shape::kK), thread) && copied;
     }
     arrive_brought(copied, keys_full);
-    if (thread == 0) {
-      auto& to = *reinterpret_cast<GradientPlaces*>(shared + Shape::kPlaces);
-      const TokenArgs& d = args.grads.d;
-      to = {chunk_rows(x.in.v), chunk_rows(args.d_o), chunk_rows(d.q), chunk_rows(d.k), chunk_rows(d.v), chunk_rows(d.g), chunk_rows(d.beta), count};
-    }
-    if (warp == 0) numbers = load_row_numbers(x.rule, chunk_rows(x.in.g), chunk_rows(x.in.beta), hv, 0, count);
   }
   sync_threads();
   const auto bring_values = [&](int block) {
