@@ -1,8 +1,9 @@
 // The scans of rules without an erase, from the raw tensors (offline_rows.cuh has the formulas). A block has 64 value columns of one value
 // head of one sequence or segment; its warps have parts:
-//   0 to 2: bring the rows of q, k and v (d_o) of a chunk;   3: takes away what leaves
-//   4 to 7: make the factors of rows and P, up to two chunks ahead
-//   8 to 11: keep the transposed state [64 values, kKey] in registers and make O
+//   0 to 3: bring the rows of q, k and v (d_o) of a chunk
+//   4: makes the factors of rows, ahead of the others;   5: takes O away;   6: takes the states away
+//   8 to 11: make P, and what norms do to the factors
+//   12 to 15: keep the transposed state [64 values, kKey] in registers and make O
 // Forward, O wanted or the state alone; and in reverse, where q and d_o take the places of k and v: the state alone.
 //
 // What ptxas allows while products are in flight is said in scan_forward.cu.
@@ -16,24 +17,33 @@ namespace fw::cuda {
 
 namespace {
 
-constexpr unsigned kOfflineThreads = 384;
-constexpr int kBringThreads = 96, kTakeThread = 96, kPairThread = 128, kOwnThread = 256;
+constexpr unsigned kOfflineThreads = 512;
+constexpr int kBringThreads = 128, kPairThread = 256, kOwnThread = 384;
+constexpr int kFactorWarp = 4, kTakeWarp = 5, kStatesWarp = 6;
 
-// Shared memory: bytes. A stage is x (k; in reverse q), q if O is wanted, and the rows of values; a slot is P and the factors of rows.
+// Factors of a chunk's rows. P_ij is q_i . k_j times, for j in an earlier block of 16 rows than i, after_i before_[block of i - 1]j: of the
+// decay from j to the row before i's block, and from there to i; in the same block left_i right_j exp2(pair_i - pair_j).
+struct FactorRows {
+  float pair[kChunk], left[kChunk], right[kChunk], after[kChunk], before[3][kChunk];
+  float keep[kChunk], read[kChunk], gamma;
+};
+
+// Shared memory: bytes. A stage is x (k; in reverse q), q if O is wanted, and the rows of values.
 template <int kKey, bool kOut>
 struct OfflineShape {
   static constexpr int kMatrix = 64 * kKey * 2;
   static constexpr int kX = 0, kQ = kMatrix, kY = kOut ? 2 * kMatrix : kMatrix, kStage = kY + kPanelBytes;
-  static constexpr int kKeep = kOut ? kPanelBytes : 0, kRead = kKeep + 256, kGamma = kRead + 256, kSlot = kKeep + 1024;
-  static constexpr int kSlots = 2, kStateBuffers = 2;
+  static constexpr int kPairs = 2, kFactors = 3, kStateBuffers = 2;
   static constexpr int kStages = kOut ? 4 : 6;
-  static constexpr int kFirstSlot = kStages * kStage, kState = kFirstSlot + kSlots * kSlot, kO = kState + kStateBuffers * kMatrix;
-  static constexpr int kScratch = kO + (kOut ? kPanelBytes : 0), kNorms = kScratch + 4 * 3 * 256, kBarriers = kNorms + 4 * 256;
+  static constexpr int kP = kStages * kStage, kState = kP + (kOut ? kPairs * kPanelBytes : 0), kO = kState + kStateBuffers * kMatrix;
+  static constexpr int kFactor = kO + (kOut ? kPanelBytes : 0), kFactorBytes = (static_cast<int>(sizeof(FactorRows)) + 15) / 16 * 16;
+  static constexpr int kBarriers = kFactor + kFactors * kFactorBytes;
   static constexpr int kShared = kBarriers + 256;
 
   struct Barriers {
     RingBarriers<kStages> stages;
-    RingBarriers<kSlots> slots;
+    RingBarriers<kFactors> factors;
+    RingBarriers<kPairs> pairs;
     RingBarriers<kStateBuffers> states;
     RingBarriers<1> o;
   };
@@ -96,23 +106,28 @@ FW_DEVICE void store_panel(const TileRows& t, int c, const char* panel) {
   }
 }
 
-// Each warp has its own copy, so that none waits for another.
-struct PairScratch {
-  float pair[kChunk], left[kChunk], right[kChunk];
-};
-
 // P of a chunk from Q K^T: 16 rows a warp.
-FW_DEVICE void scale_pairs(float (&p)[32], const PairScratch& rows) {
-  const int lane = static_cast<int>(lane_index()), i = 16 * state_warp() + lane / 4;
+FW_DEVICE void scale_pairs(float (&p)[32], const FactorRows& rows) {
+  const int lane = static_cast<int>(lane_index()), block = state_warp(), i = 16 * block + lane / 4;
+  const float after[2] = {rows.after[i], rows.after[i + 8]};
+  const float* const before = rows.before[block > 0 ? block - 1 : 0] + 2 * (lane % 4);
+  FW_UNROLL
+  for (int n = 0; n < 6; ++n) {
+    if (n >= 2 * block) break;
+    const float2 of_column = *reinterpret_cast<const float2*>(before + 8 * n);
+    FW_UNROLL
+    for (int m = 0; m < 4; ++m) p[4 * n + m] *= after[m / 2] * (m % 2 == 0 ? of_column.x : of_column.y);
+  }
   const float g[2] = {rows.pair[i], rows.pair[i + 8]}, left[2] = {rows.left[i], rows.left[i + 8]};
   FW_UNROLL
   for (int n = 0; n < 8; ++n) {
-    const int j = 8 * n + 2 * (lane % 4);
-    if (n > 2 * state_warp() + 1) {
+    if (n < 2 * block) continue;
+    if (n > 2 * block + 1) {
       FW_UNROLL
       for (int m = 0; m < 4; ++m) p[4 * n + m] = 0.0f;
       continue;
     }
+    const int j = 8 * n + 2 * (lane % 4);
     const float2 g_column = *reinterpret_cast<const float2*>(rows.pair + j), right = *reinterpret_cast<const float2*>(rows.right + j);
     FW_UNROLL
     for (int m = 0; m < 4; ++m) {
@@ -123,14 +138,46 @@ FW_DEVICE void scale_pairs(float (&p)[32], const PairScratch& rows) {
   }
 }
 
+// By a warp, two rows a lane: the factors of a chunk without norms. Returns the sum of its log-decays in log2.
+FW_DEVICE float make_factors(const OfflineScanArgs& args, const RowNumbers& numbers, FactorRows& to) {
+  const Problem& x = args.problem;
+  const int lane = static_cast<int>(lane_index());
+  const DecayRows d = decay_rows(numbers.g);
+  Rule rule = x.rule;
+  rule.q_norm = rule.k_norm = Norm::kRaw;
+  Problem raw = {};
+  raw.rule = rule, raw.scale = x.scale;
+  const FrontCoefs<float> f[2] = {offline_coefs(raw, numbers.beta.x, 0, 0), offline_coefs(raw, numbers.beta.y, 0, 0)};
+  const float2 right = make_float2(f[0].w_k * f[0].z_v, f[1].w_k * f[1].z_v), left = make_float2(f[0].r_q, f[1].r_q);
+  const float2 read = make_float2(d.from_start.x * left.x, d.from_start.y * left.y), kept = make_float2(d.to_end.x * right.x, d.to_end.y * right.y);
+  const auto store = [&](float* rows, float one, float two) { *reinterpret_cast<float2*>(rows + 2 * lane) = make_float2(one, two); };
+  store(to.keep, args.reverse ? read.x : kept.x, args.reverse ? read.y : kept.y);
+  if (lane == 0) to.gamma = exp2_fast(d.sum);
+  if (args.o.data == nullptr) return d.sum;
+  store(to.read, read.x, read.y);
+  store(to.pair, d.pair.x, d.pair.y);
+  store(to.left, left.x, left.y);
+  store(to.right, right.x, right.y);
+  const float anchors[3] = {shuffle(d.pair.y, 7), shuffle(d.pair.y, 15), shuffle(d.pair.y, 23)};
+  const float anchor = lane < 8 ? 0.0f : lane < 16 ? anchors[0] : lane < 24 ? anchors[1] : anchors[2];
+  store(to.after, left.x * exp2_fast(d.pair.x - anchor), left.y * exp2_fast(d.pair.y - anchor));
+  FW_UNROLL
+  for (int b = 0; b < 3; ++b) {  // what is behind the anchor is not read
+    store(to.before[b], right.x * exp2_fast(min(anchors[b] - d.pair.x, 0.0f)), right.y * exp2_fast(min(anchors[b] - d.pair.y, 0.0f)));
+  }
+  return d.sum;
+}
+
 template <int kKey, bool kOut>
 __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const __grid_constant__ OfflineScanArgs args) {
   using Shape = OfflineShape<kKey, kOut>;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
+  const bool normed = norms_matter(args.problem.rule), makes_pairs = kOut || normed;
   if (thread_index() == 0) {
-    barriers.stages.init(kBringThreads, 8);
-    barriers.slots.init(4, 4);
+    barriers.stages.init(kBringThreads, makes_pairs ? 8 : 4);
+    barriers.factors.init(1, makes_pairs ? 8 : 4);
+    barriers.pairs.init(4, 4);
     barriers.states.init(4, 1);
     barriers.o.init(4, 1);
     mbarrier_init_fence();
@@ -146,11 +193,12 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
   // Chunk of turn i.
   const int first = args.reverse ? place.chunks - 1 : 0, step = args.reverse ? -1 : 1;
 
-  if (thread_index() < kPairThread) {
-    register_count_decrease<104>();  // with the 168 of the next four warps and the 232 of the last: 3 x 168, what the block has
-    if (thread_index() < kTakeThread) {
-      constexpr int kPanels = kKey / 64, kAll = (kOut ? 2 : 1) * kPanels + 1, kMost = (kAll + 2) / 3;
-      const int warp = static_cast<int>(thread_index()) / 32, lane = static_cast<int>(lane_index());
+  const int warp = shuffle(static_cast<int>(warp_index()), 0);
+  if (warp < kFactorWarp) {
+    register_count_decrease<72>();
+    {
+      constexpr int kPanels = kKey / 64, kAll = (kOut ? 2 : 1) * kPanels + 1, kMost = (kAll + 3) / 4;
+      const int lane = static_cast<int>(lane_index());
       const auto tile = [&](int panel) {
         const bool y = panel == kAll - 1, q = args.reverse ? !y : panel >= kPanels && !y;
         const TokenArg& tensor = y ? (args.reverse ? args.d_o : x.in.v) : q ? x.in.q : x.in.k;
@@ -159,7 +207,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
       BroughtPanel panels[kMost];
       FW_UNROLL
       for (int u = 0; u < kMost; ++u) {
-        const int panel = warp + 3 * u;
+        const int panel = warp + 4 * u;
         if (panel < kAll) panels[u] = {tile(panel), panel == kAll - 1 ? Shape::kY : panel * kPanelBytes, first};
       }
       const uint32_t address[2] = {static_cast<uint32_t>(lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4)),
@@ -176,7 +224,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
           if (panels[u].whole && c * kChunk + kChunk <= place.length) {
             panels[u].bring_whole(shared_address(shared) + static_cast<uint32_t>(ring.slot * Shape::kStage), address);
           } else {
-            copied = bring_rows<64, 32>(tile(warp + 3 * u), c * kChunk, shared + ring.slot * Shape::kStage + panels[u].to, lane) && copied;
+            copied = bring_rows<64, 32>(tile(warp + 4 * u), c * kChunk, shared + ring.slot * Shape::kStage + panels[u].to, lane) && copied;
           }
           panels[u].from += step * kChunk * panels[u].row;
         }
@@ -188,49 +236,59 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
           mbarrier_arrive(barriers.stages.full + ring.slot);
         }
       }
-    } else {
-      const TileRows o = tile_of_rows(args.o, args.sequences, place, column, x.V);
-      const bool drains = args.states != nullptr && lane_index() == 0, stores = kOut && o.rows.bf16 != 0;
-      Ring<Shape::kStateBuffers> ring;
-      Ring<1> out;
-      for (int i = 0; i < place.chunks; ++i, ring.next(), out.next()) {
-        const int c = first + step * i;
-        if (drains) {
-          const int64_t tile = (place.first_tile + static_cast<int64_t>(c) * x.HV) * value_blocks + place.value_block;
-          barriers.states.wait_full(ring);
-          bulk_store(args.states + tile * (64 * kKey), shared + Shape::kState + ring.slot * Shape::kMatrix, Shape::kMatrix);
-          bulk_commit();
-        }
-        sync_warp();
-        if (stores) {
-          barriers.o.wait_full(out);
-          store_panel(o, c, shared + Shape::kO);
-          barriers.o.warp_empty(out);
-        }
-        if (drains) {
-          bulk_wait_read<0>();
-          mbarrier_arrive(barriers.states.empty + ring.slot);
-        }
+    }
+  } else if (thread_index() < kPairThread) {
+    register_count_decrease<72>();
+    if (warp == kFactorWarp) {
+      const Rows g = rows_of(x.in.g, args.sequences, place.n, place.hv), beta = rows_of(x.in.beta, args.sequences, place.n, place.hv);
+      RowNumbers ahead[2];
+      FW_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int c = i < place.chunks ? first + step * i : place.chunks;  // past the end nothing is read
+        ahead[i] = load_row_numbers(x.rule, g, beta, place.hv, c * kChunk, place.length);
       }
-      if (drains) bulk_wait<0>();
+      Ring<Shape::kFactors> ring;
+      float log_decay = 0;
+      FW_NO_UNROLL
+      for (int i = 0; i < place.chunks; ++i, ring.next()) {
+        const RowNumbers numbers = ahead[0];
+        ahead[0] = ahead[1];
+        const int c = i + 2 < place.chunks ? first + step * (i + 2) : place.chunks;
+        ahead[1] = load_row_numbers(x.rule, g, beta, place.hv, c * kChunk, place.length);
+        barriers.factors.wait_empty(ring);
+        log_decay += make_factors(args, numbers, *reinterpret_cast<FactorRows*>(shared + Shape::kFactor + ring.slot * Shape::kFactorBytes));
+        barriers.factors.warp_full(ring);
+      }
+      if (args.decays != nullptr && place.value_block == 0 && lane_index() == 0) args.decays[place.n * x.HV + place.hv] = exp2_fast(log_decay);
+    } else if (warp == kTakeWarp && kOut) {
+      const TileRows o = tile_of_rows(args.o, args.sequences, place, column, x.V);
+      if (o.rows.bf16 == 0) return;
+      Ring<1> out;
+      FW_NO_UNROLL
+      for (int i = 0; i < place.chunks; ++i, out.next()) {
+        barriers.o.wait_full(out);
+        store_panel(o, first + step * i, shared + Shape::kO);
+        barriers.o.warp_empty(out);
+      }
+    } else if (warp == kStatesWarp && args.states != nullptr && lane_index() == 0) {
+      Ring<Shape::kStateBuffers> ring;
+      for (int i = 0; i < place.chunks; ++i, ring.next()) {
+        const int64_t tile = (place.first_tile + static_cast<int64_t>(first + step * i) * x.HV) * value_blocks + place.value_block;
+        barriers.states.wait_full(ring);
+        drain_bulk(args.states + tile * (64 * kKey), shared + Shape::kState + ring.slot * Shape::kMatrix, Shape::kMatrix, barriers.states.empty + ring.slot);
+      }
+      bulk_wait<0>();
     }
   } else if (thread_index() < kOwnThread) {
-    const int lane = static_cast<int>(lane_index()), warp = state_warp(), thread = static_cast<int>(thread_index()) - kPairThread;
+    if constexpr (kOut) register_count_increase<136>();
+    if (!makes_pairs) return;
+    const int lane = static_cast<int>(lane_index()), thread = static_cast<int>(thread_index()) - kPairThread;
     const uint32_t base = shuffle(shared_address(shared), 0);
-    auto& scratch = reinterpret_cast<PairScratch*>(shared + Shape::kScratch)[warp];
-    float* const norms = reinterpret_cast<float*>(shared + Shape::kNorms);
-    const Rows g = rows_of(x.in.g, args.sequences, place.n, place.hv), beta = rows_of(x.in.beta, args.sequences, place.n, place.hv);
-    const bool normed = norms_matter(x.rule);
     Ring<Shape::kStages> ring;
-    Ring<Shape::kSlots> made;
-    float log_decay = 0;
-    RowNumbers numbers{make_float2(0, 0), make_float2(1, 1)};
-    if (place.chunks > 0) numbers = load_row_numbers(x.rule, g, beta, place.hv, first * kChunk, place.length);
-    for (int i = 0; i < place.chunks; ++i, ring.next(), made.next()) {
-      const DecayRows d = decay_rows(numbers.g);
-      const float2 gate = numbers.beta;
-      if (i + 1 < place.chunks) numbers = load_row_numbers(x.rule, g, beta, place.hv, (first + step * (i + 1)) * kChunk, place.length);
-      log_decay += d.sum;
+    Ring<Shape::kFactors> known;
+    Ring<Shape::kPairs> made;
+    FW_NO_UNROLL
+    for (int i = 0; i < place.chunks; ++i, ring.next(), known.next(), made.next()) {
       const int stage = ring.slot * Shape::kStage;
       barriers.stages.wait_full(ring);
       fence_async_shared();
@@ -245,44 +303,37 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
         }
         wgmma_commit();
       }
-      float2 q2 = make_float2(0, 0), k2 = make_float2(0, 0);
-      if (normed) {  // by turns in two places: what is read of one is read before the barrier of the next turn
-        float* const mine = norms + (i & 1) * 128;
+      barriers.factors.wait_full(known);
+      FactorRows& rows = *reinterpret_cast<FactorRows*>(shared + Shape::kFactor + known.slot * Shape::kFactorBytes);
+      if (normed) {
         const int row = thread / 2;
-        const float of_x = row_square<kKey>(shared + stage + Shape::kX, row);
-        const float of_q = kOut ? row_square<kKey>(shared + stage + Shape::kQ, row) : of_x;
-        if (lane % 2 == 0) mine[row] = of_q, mine[64 + row] = of_x;
+        const float of_x = row_square<kKey>(shared + stage + Shape::kX, row), of_q = kOut ? row_square<kKey>(shared + stage + Shape::kQ, row) : of_x;
+        const float q_n = q_factor(x.rule, of_q), k_n = k_factor(x.rule, of_x);
+        if (lane % 2 == 0) {
+          rows.keep[row] *= args.reverse ? q_n : k_n;
+          if constexpr (kOut) {
+            rows.read[row] *= q_n, rows.left[row] *= q_n, rows.after[row] *= q_n, rows.right[row] *= k_n;
+            FW_UNROLL
+            for (int b = 0; b < 3; ++b) rows.before[b][row] *= k_n;
+          }
+        }
         named_barrier_sync(1, 128);
-        q2 = *reinterpret_cast<const float2*>(mine + 2 * lane), k2 = *reinterpret_cast<const float2*>(mine + 64 + 2 * lane);
       }
-      const FrontCoefs<float> f[2] = {offline_coefs(x, gate.x, q2.x, k2.x), offline_coefs(x, gate.y, q2.y, k2.y)};
-      const float2 right = make_float2(f[0].w_k * f[0].z_v, f[1].w_k * f[1].z_v), left = make_float2(f[0].r_q, f[1].r_q);
-      barriers.slots.wait_empty(made);
-      const int slot = Shape::kFirstSlot + made.slot * Shape::kSlot;
-      if (warp == 0) {
-        const float2 read = make_float2(d.from_start.x * left.x, d.from_start.y * left.y), kept = make_float2(d.to_end.x * right.x, d.to_end.y * right.y);
-        *reinterpret_cast<float2*>(shared + slot + Shape::kKeep + 8 * lane) = args.reverse ? read : kept;
-        *reinterpret_cast<float2*>(shared + slot + Shape::kRead + 8 * lane) = read;
-        if (lane == 0) *reinterpret_cast<float*>(shared + slot + Shape::kGamma) = exp2_fast(d.sum);
-      }
+      barriers.pairs.wait_empty(made);
       if constexpr (kOut) {
-        *reinterpret_cast<float2*>(scratch.pair + 2 * lane) = d.pair;
-        *reinterpret_cast<float2*>(scratch.left + 2 * lane) = left;
-        *reinterpret_cast<float2*>(scratch.right + 2 * lane) = right;
-        sync_warp();
         wgmma_wait<0>();
         keep(p);
-        scale_pairs(p, scratch);
+        scale_pairs(p, rows);
         uint32_t packed[4][4];
         pack_fragments(p, packed);
         FW_UNROLL
-        for (int k = 0; k < 4; ++k) store_state_fragment(base + slot, k, packed[k]);
+        for (int k = 0; k < 4; ++k) store_state_fragment(base + Shape::kP + made.slot * kPanelBytes, k, packed[k]);
         fence_async_shared();
       }
-      barriers.slots.warp_full(made);
+      barriers.pairs.warp_full(made);
+      barriers.factors.warp_empty(known);
       barriers.stages.warp_empty(ring);
     }
-    if (args.decays != nullptr && place.value_block == 0 && thread == 0) args.decays[place.n * x.HV + place.hv] = exp2_fast(log_decay);
   } else {
     register_count_increase<232>();
     const TileRows out = tile_of_rows(args.o, args.sequences, place, column, x.V);
@@ -299,18 +350,19 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
       leaving_out.next();
     };
     Ring<Shape::kStages> ring;
-    Ring<Shape::kSlots> made;
+    Ring<Shape::kFactors> known;
+    Ring<Shape::kPairs> made;
     Ring<Shape::kStateBuffers> leaving;
     uint32_t a[kKey / 16][4], packed_out[4][4];
     pack_fragments(state, a);
     FW_NO_UNROLL
-    for (int i = 0; i < place.chunks; ++i, made.next()) {
+    for (int i = 0; i < place.chunks; ++i, ring.next(), known.next(), made.next()) {
       barriers.stages.wait_full(ring);
       fence_async_shared();
       const uint32_t stage = base + ring.slot * Shape::kStage;
-      barriers.slots.wait_full(made);
-      const int slot = Shape::kFirstSlot + made.slot * Shape::kSlot;
-      const float gamma = *reinterpret_cast<const float*>(shared + slot + Shape::kGamma);
+      barriers.factors.wait_full(known);
+      const FactorRows& rows = *reinterpret_cast<const FactorRows*>(shared + Shape::kFactor + known.slot * Shape::kFactorBytes);
+      const float gamma = rows.gamma;
       FW_UNROLL
       for (int j = 0; j < kKey / 2; ++j) state[j] *= gamma;
       float o[32];
@@ -330,7 +382,8 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
         leaving.next();
       }
       uint32_t v[4][4], b[4][4];
-      const float* const kept = reinterpret_cast<const float*>(shared + slot + Shape::kKeep) + 2 * (lane_index() % 4);
+      if (makes_pairs) barriers.pairs.wait_full(made);
+      const float* const kept = rows.keep + 2 * (lane_index() % 4);
       FW_UNROLL
       for (int k = 0; k < 4; ++k) {
         load_token_fragment(v[k], stage + Shape::kY, k);
@@ -347,10 +400,10 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
       if constexpr (kOut) {
         wgmma_wait<1>();
         keep(o);
-        scale_columns(o, reinterpret_cast<const float*>(shared + slot + Shape::kRead));
+        scale_columns(o, rows.read);
         keep(o);
         wgmma_fence();
-        multiply_rows(o, v, base + slot, true);
+        multiply_rows(o, v, base + Shape::kP + made.slot * kPanelBytes, true);
         wgmma_commit();
       }
       wgmma_wait<kOut ? 1 : 0>();
@@ -358,8 +411,8 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
       pack_fragments(state, a);
       wgmma_wait<0>();
       barriers.stages.warp_empty(ring);
-      barriers.slots.warp_empty(made);
-      ring.next();
+      barriers.factors.warp_empty(known);
+      if (makes_pairs) barriers.pairs.warp_empty(made);
       if constexpr (kOut) {
         keep(o);
         pack_fragments(o, packed_out);
