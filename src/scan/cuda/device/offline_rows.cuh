@@ -68,10 +68,71 @@ FW_DEVICE DecayRows decay_rows(const float2& steps) {
 FW_DEVICE bool norms_matter(const Rule& rule) { return rule.q_norm == Norm::kL2 || rule.k_norm == Norm::kL2; }
 
 // The front of a row.
-FW_DEVICE FrontCoefs<float> offline_coefs(const Problem& x, float beta, float q2, float k2) {
+FW_DEVICE FrontCoefs<float> offline_coefs(const Rule& rule, float scale, float beta, float q2, float k2) {
   FrontScalars<float> s;
   s.beta = beta, s.q2 = q2, s.k2 = k2;
-  return front_coefs(reduced_rule<true>(x.rule), x.scale, s);
+  return front_coefs(reduced_rule<true>(rule), scale, s);
+}
+
+// Factors of a chunk's rows. P_ij is q_i . k_j times, for j in an earlier block of 16 rows than i, after_i before_[block of i - 1]j: of the
+// decay from j to the row before i's block, and from there to i; in the same block left_i right_j exp2(pair_i - pair_j).
+struct FactorRows {
+  float pair[kChunk], left[kChunk], right[kChunk], after[kChunk], before[3][kChunk];
+  float keep[kChunk], read[kChunk], gamma;
+
+  // By a warp, two rows a lane.
+  static FW_DEVICE void store(float* rows, float one, float two) { *reinterpret_cast<float2*>(rows + 2 * lane_index()) = make_float2(one, two); }
+  FW_DEVICE void store_kept(const float2& coefs, const float2& decays, float sum) {
+    store(keep, coefs.x * decays.x, coefs.y * decays.y);
+    if (lane_index() == 0) gamma = exp2_fast(sum);
+  }
+  FW_DEVICE void store_pairs(const DecayRows& d, const float2& of_left, const float2& of_right) {
+    const int lane = static_cast<int>(lane_index());
+    store(read, of_left.x * d.from_start.x, of_left.y * d.from_start.y);
+    store(pair, d.pair.x, d.pair.y);
+    store(left, of_left.x, of_left.y);
+    store(right, of_right.x, of_right.y);
+    const float anchors[3] = {shuffle(d.pair.y, 7), shuffle(d.pair.y, 15), shuffle(d.pair.y, 23)};
+    const float anchor = lane < 8 ? 0.0f : lane < 16 ? anchors[0] : lane < 24 ? anchors[1] : anchors[2];
+    store(after, of_left.x * exp2_fast(d.pair.x - anchor), of_left.y * exp2_fast(d.pair.y - anchor));
+    FW_UNROLL
+    for (int b = 0; b < 3; ++b) {  // what is behind the anchor is not read
+      store(before[b], of_right.x * exp2_fast(min(anchors[b] - d.pair.x, 0.0f)), of_right.y * exp2_fast(min(anchors[b] - d.pair.y, 0.0f)));
+    }
+  }
+};
+
+// To P from Q K^T: accumulators of 16 rows a warp of a group of four, kTiles blocks of 8 columns from number first_tile on (even).
+template <int kN>
+FW_DEVICE void scale_pairs(float (&p)[kN], const FactorRows& rows, int first_tile) {
+  const int lane = static_cast<int>(lane_index()), block = state_warp(), i = 16 * block + lane / 4;
+  const float after[2] = {rows.after[i], rows.after[i + 8]};
+  const float* const before = rows.before[block > 0 ? block - 1 : 0] + 2 * (lane % 4) + 8 * first_tile;
+  FW_UNROLL
+  for (int n = 0; n < kN / 4; ++n) {
+    if (first_tile + n >= 2 * block) break;
+    const float2 of_column = *reinterpret_cast<const float2*>(before + 8 * n);
+    FW_UNROLL
+    for (int m = 0; m < 4; ++m) p[4 * n + m] *= after[m / 2] * (m % 2 == 0 ? of_column.x : of_column.y);
+  }
+  const float g[2] = {rows.pair[i], rows.pair[i + 8]}, left[2] = {rows.left[i], rows.left[i + 8]};
+  FW_UNROLL
+  for (int n = 0; n < kN / 4; ++n) {
+    if (first_tile + n < 2 * block) continue;
+    if (first_tile + n > 2 * block + 1) {
+      FW_UNROLL
+      for (int m = 0; m < 4; ++m) p[4 * n + m] = 0.0f;
+      continue;
+    }
+    const int j = 8 * (first_tile + n) + 2 * (lane % 4);
+    const float2 g_column = *reinterpret_cast<const float2*>(rows.pair + j), right = *reinterpret_cast<const float2*>(rows.right + j);
+    FW_UNROLL
+    for (int m = 0; m < 4; ++m) {
+      const float fall = g[m / 2] - (m % 2 == 0 ? g_column.x : g_column.y);
+      const float factor = left[m / 2] * (m % 2 == 0 ? right.x : right.y) * exp2_fast(min(fall, 0.0f));
+      p[4 * n + m] = i + 8 * (m / 2) >= j + m % 2 ? p[4 * n + m] * factor : 0.0f;
+    }
+  }
 }
 
 FW_DEVICE float dot_bf16x2(uint32_t x, uint32_t y, float sum) { return sum + bf16_low(x) * bf16_low(y) + bf16_high(x) * bf16_high(y); }

@@ -14,17 +14,18 @@ namespace {
 
 constexpr unsigned kGradientThreads = 256;
 
-// Factors and sums by row. norms: |q|^2, |k|^2, then what takes their part from dq and dk.
+// By row: factors, z apart from them; |q|^2, |k|^2, then what takes the norms' part from dq and dk; sums.
 struct GradientRows {
-  float pair[kChunk], r[kChunk], w[kChunk], z[kChunk], read[kChunk], keep[kChunk];
-  float norms[2][kChunk], dots[2][kChunk], dz[2][kChunk];
-  float tail[8], gamma;
+  FactorRows f;
+  float z[kChunk], norms[2][kChunk], dots[2][kChunk], dz[2][kChunk];
+  float tail[8];
 };
 
 // Where the chunk's rows lie, made once: registers are scarce.
 struct GradientPlaces {
-  Rows v, d_o, dq, dk, dv, dg, dbeta;  // of the chunk's first row
-  int32_t count;                       // rows from there to the sequence's end
+  Rows v, d_o, q, k, g, beta, dq, dk, dv, dg, dbeta;  // of the chunk's first row
+  int64_t first_tile;                                 // of the states
+  int32_t count, hv;                                  // rows from there to the sequence's end
 };
 
 // Shared memory: bytes. Values in blocks of 64.
@@ -85,31 +86,16 @@ FW_DEVICE void arrive_brought(bool copied, uint64_t* full) {
   }
 }
 
-// Two numbers of a tile of panels.
-FW_DEVICE uint32_t tile_word(const char* tile, int row, int column) {
-  return *reinterpret_cast<const uint32_t*>(tile + column / 64 * kPanelBytes + row * 128 + (((column / 8 & 7) ^ (row & 7)) << 4) + (column & 7) * 2);
+// Of panels, 16 rows a warp and columns 16 k to 16 k + 15 as accumulators have them: word h + 2 g is row i + 8 h, columns 8 g + 2 (lane % 4) and
+// the next.
+FW_DEVICE void load_fragment(uint32_t (&w)[4], uint32_t tile, int k) {
+  const int lane = static_cast<int>(lane_index()), row = 16 * state_warp() + lane % 16, piece = (2 * (k % 4) + lane / 16) ^ (row & 7);
+  ldmatrix_x4(w, tile + static_cast<uint32_t>(k / 4 * kPanelBytes + row * 128 + piece * 16));
 }
 
 FW_DEVICE float quad_sum(float x) {
   x += shuffle_xor(x, 1);
   return x + shuffle_xor(x, 2);
-}
-
-// Of accumulators with rows i and i + 8, columns 32 group + 8 n + 2 (lane % 4) and the next: what multiplies an entry of P, 0 above the diagonal.
-template <class Body>
-FW_DEVICE void for_each_pair(const GradientRows& rows, int i, int group, Body&& body) {
-  const float g[2] = {rows.pair[i], rows.pair[i + 8]}, r[2] = {rows.r[i], rows.r[i + 8]};
-  FW_UNROLL
-  for (int n = 0; n < 4; ++n) {
-    const int j = 32 * group + 8 * n + 2 * static_cast<int>(lane_index() & 3);
-    const float2 g_column = *reinterpret_cast<const float2*>(rows.pair + j), w = *reinterpret_cast<const float2*>(rows.w + j);
-    FW_UNROLL
-    for (int m = 0; m < 4; ++m) {
-      const float fall = g[m / 2] - (m % 2 == 0 ? g_column.x : g_column.y);
-      const float factor = r[m / 2] * (m % 2 == 0 ? w.x : w.y) * exp2_fast(min(fall, 0.0f));
-      body(4 * n + m, j + m % 2, i + 8 * (m / 2) >= j + m % 2 ? factor : 0.0f);
-    }
-  }
 }
 
 template <int kKey>
@@ -132,43 +118,43 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
   const Problem& x = args.problem;
   const int value_blocks = (x.V + kValueBlock - 1) / kValueBlock;
   const GradientPlaces& places = *reinterpret_cast<const GradientPlaces*>(shared + Shape::kPlaces);
-  int64_t first_tile;
-  RowNumbers numbers{make_float2(0, 0), make_float2(1, 1)};
-  {
+  if (warp == 0) {
+    auto& to = *reinterpret_cast<GradientPlaces*>(shared + Shape::kPlaces);
     const SequenceArg& sequences = x.sequences;
     // Of a sequence alone the chunks do not begin at 0.
     const int order = static_cast<int>(block_index_x()) / x.HV, hv = static_cast<int>(block_index_x()) - order * x.HV;
     const int chunk = sequences.chunk_base != nullptr ? order + sequences.chunk_base[0] : order, n = sequence_of_chunk(sequences, chunk);
-    const int first = (chunk - first_chunk(sequences, n)) * kChunk, count = sequence_length(sequences, n) - first;
-    first_tile = (static_cast<int64_t>(chunk) * x.HV + hv) * value_blocks;
-    const auto chunk_rows = [&](const TokenArg& a) {
-      Rows r = rows_of(a, sequences, n, hv);
-      if (r.data != nullptr) r.data += first * r.stride * (r.bf16 != 0 ? 2 : 4);
-      return r;
-    };
-    if (warp == 0) numbers = load_row_numbers(x.rule, chunk_rows(x.in.g), chunk_rows(x.in.beta), hv, 0, count);
-    if (warp == 1 && lane < 7) {
+    const int first = (chunk - first_chunk(sequences, n)) * kChunk;
+    if (lane < 11) {
       const TokenArgs& d = args.grads.d;
-      const TokenArg& a = lane == 0 ? x.in.v : lane == 1 ? args.d_o : lane == 2 ? d.q : lane == 3 ? d.k : lane == 4 ? d.v : lane == 5 ? d.g : d.beta;
-      auto& to = *reinterpret_cast<GradientPlaces*>(shared + Shape::kPlaces);
-      (&to.v)[lane] = chunk_rows(a);
-      if (lane == 0) to.count = count;
+      const TokenArg* const in = lane == 0 ? &x.in.v : lane == 1 ? &args.d_o : lane == 2 ? &x.in.q : lane == 3 ? &x.in.k : lane == 4 ? &x.in.g : &x.in.beta;
+      const TokenArg* const out = lane == 6 ? &d.q : lane == 7 ? &d.k : lane == 8 ? &d.v : lane == 9 ? &d.g : &d.beta;
+      Rows r = rows_of(lane < 6 ? *in : *out, sequences, n, hv);
+      if (r.data != nullptr) r.data += first * r.stride * (r.bf16 != 0 ? 2 : 4);
+      (&to.v)[lane] = r;
     }
+    if (lane == 0) {
+      to.first_tile = (static_cast<int64_t>(chunk) * x.HV + hv) * value_blocks;
+      to.count = sequence_length(sequences, n) - first;
+      to.hv = hv;
+    }
+  }
+  sync_threads();
+  {
     bool copied = true;
     FW_NO_UNROLL
     for (int i = 0; i < 2; ++i) {
-      const TileRows t = chunk_tile(chunk_rows(i == 0 ? x.in.q : x.in.k), count, 0, x.K);
+      const TileRows t = chunk_tile(i == 0 ? places.q : places.k, places.count, 0, x.K);
       copied = bring_rows<kKey, kGradientThreads>(t, 0, shared + (i == 0 ? Shape::kQ : Shape::kK), thread) && copied;
     }
     arrive_brought(copied, keys_full);
   }
-  sync_threads();
   const auto bring_values = [&](int block) {
     const int column = block * kValueBlock;
     if (thread == 0) {
       mbarrier_expect(values_full, 2 * Shape::kMatrix);
-      bulk_load(shared + Shape::kS, args.states + (first_tile + block) * (64 * kKey), Shape::kMatrix, values_full);
-      bulk_load(shared + Shape::kD, args.d_states + (first_tile + block) * (64 * kKey), Shape::kMatrix, values_full);
+      bulk_load(shared + Shape::kS, args.states + (places.first_tile + block) * (64 * kKey), Shape::kMatrix, values_full);
+      bulk_load(shared + Shape::kD, args.d_states + (places.first_tile + block) * (64 * kKey), Shape::kMatrix, values_full);
     }
     bool copied = true;
     FW_NO_UNROLL
@@ -179,6 +165,8 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     arrive_brought(copied, values_full);
   };
   bring_values(0);
+  RowNumbers numbers{make_float2(0, 0), make_float2(1, 1)};
+  if (warp == 0) numbers = load_row_numbers(x.rule, places.g, places.beta, places.hv, 0, places.count);
   const uint32_t base = shuffle(shared_address(shared), 0);
   const int i = 16 * state_warp() + lane / 4;  // this thread's rows in products: i and i + 8
 
@@ -197,19 +185,20 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
   }
   if (warp == 0) {
     const DecayRows d = decay_rows(numbers.g);
+    float r[2], w[2];
     FW_UNROLL
     for (int e = 0; e < 2; ++e) {
       const int row = 2 * lane + e;
       const float q2 = normed ? rows.norms[0][row] : 0.0f, k2 = normed ? rows.norms[1][row] : 0.0f;
-      const FrontCoefs<float> f = offline_coefs(x, e == 0 ? numbers.beta.x : numbers.beta.y, q2, k2);
-      rows.pair[row] = e == 0 ? d.pair.x : d.pair.y;
-      rows.r[row] = f.r_q, rows.w[row] = f.w_k, rows.z[row] = f.z_v;
-      rows.read[row] = f.r_q * (e == 0 ? d.from_start.x : d.from_start.y), rows.keep[row] = f.w_k * (e == 0 ? d.to_end.x : d.to_end.y);
+      const FrontCoefs<float> f = offline_coefs(x.rule, x.scale, e == 0 ? numbers.beta.x : numbers.beta.y, q2, k2);
+      r[e] = f.r_q, w[e] = f.w_k;
+      rows.z[row] = f.z_v;
       const float q_n = q_factor(x.rule, q2), k_n = k_factor(x.rule, k2);
       rows.norms[0][row] = x.rule.q_norm == Norm::kL2 ? q_n * q_n : 0.0f;
       rows.norms[1][row] = x.rule.k_norm == Norm::kL2 ? k_n * k_n : 0.0f;
     }
-    if (lane == 0) rows.gamma = exp2_fast(d.sum);
+    rows.f.store_kept(make_float2(w[0], w[1]), d.to_end, d.sum);
+    rows.f.store_pairs(d, make_float2(r[0], r[1]), make_float2(w[0], w[1]));
   }
   sync_threads();
   wgmma_wait<0>();
@@ -223,7 +212,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     }
     fence_async_shared();
   };
-  for_each_pair(rows, i, group, [&](int e, int, float factor) { pairs[e] *= factor; });
+  scale_pairs(pairs, rows.f, 4 * group);
   store_pairs(Shape::kP);
 
   float keys[kKey / 2] = {};  // dq or dk
@@ -251,7 +240,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     }
     wgmma_wait<1>();
     keep(values);
-    const float kept[2] = {rows.keep[i], rows.keep[i + 8]};
+    const float kept[2] = {rows.f.keep[i], rows.f.keep[i + 8]};
     FW_UNROLL
     for (int e = 0; e < 16; ++e) values[e] *= kept[e % 4 / 2];
     keep(values);
@@ -265,6 +254,15 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     const bool dv_wide = wide_rows(dv, x.V);
     const int count = places.count, column = block * kValueBlock + 32 * group;
     const int row0 = opaque(i);  // so that addresses are made here and do not wait in registers
+    if (gate) {
+      FW_UNROLL
+      for (int k = 0; k < 2; ++k) {
+        uint32_t v[4];
+        load_fragment(v, base + Shape::kV, 2 * group + k);
+        FW_UNROLL
+        for (int e = 0; e < 4; ++e) value_dots[e % 2] += bf16_low(v[e]) * values[8 * k + 2 * e] + bf16_high(v[e]) * values[8 * k + 2 * e + 1];
+      }
+    }
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = row0 + 8 * half;
@@ -272,10 +270,6 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
       float out[8];
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
-        if (gate) {
-          const uint32_t v = tile_word(shared + Shape::kV, row, 32 * group + 8 * j + 2 * (lane & 3));
-          value_dots[half] += bf16_low(v) * values[4 * j + 2 * half] + bf16_high(v) * values[4 * j + 2 * half + 1];
-        }
         out[2 * j] = z * values[4 * j + 2 * half], out[2 * j + 1] = z * values[4 * j + 2 * half + 1];
       }
       if (dv_wide) {
@@ -293,22 +287,25 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
       bring_values(block + 1);
     }
   }
-  for_each_pair(rows, i, group, [&](int e, int j, float factor) { pairs[e] *= factor * rows.z[j]; });
+  scale_pairs(pairs, rows.f, 4 * group);
+  if (x.rule.uses_beta()) {
+    FW_UNROLL
+    for (int e = 0; e < 16; ++e) pairs[e] *= rows.z[32 * group + 8 * (e / 4) + 2 * (lane & 3) + e % 2];
+  }
   store_pairs(Shape::kB);
-  tail *= rows.gamma;
-  const float* const factors = group == 0 ? rows.read : rows.keep;
-  const char* const raw = shared + (group == 0 ? Shape::kQ : Shape::kK);
+  tail *= rows.f.gamma;
+  const float* const factors = group == 0 ? rows.f.read : rows.f.keep;
+  const uint32_t raw = base + (group == 0 ? Shape::kQ : Shape::kK);
   const float f[2] = {factors[i] * (group == 0 ? 1.0f : rows.z[i]), factors[i + 8] * (group == 0 ? 1.0f : rows.z[i + 8])};
   FW_UNROLL
   for (int e = 0; e < kKey / 2; ++e) keys[e] *= f[e % 4 / 2];
   if (group == 1) {
     FW_UNROLL
-    for (int j = 0; j < kKey / 8; ++j) {
+    for (int k = 0; k < kKey / 16; ++k) {
+      uint32_t w[4];
+      load_fragment(w, raw, k);
       FW_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t k = tile_word(raw, i + 8 * half, 8 * j + 2 * (lane & 3));
-        tail += bf16_low(k) * keys[4 * j + 2 * half] + bf16_high(k) * keys[4 * j + 2 * half + 1];
-      }
+      for (int e = 0; e < 4; ++e) tail += bf16_low(w[e]) * keys[8 * k + 2 * e] + bf16_high(w[e]) * keys[8 * k + 2 * e + 1];
     }
   }
   tail = warp_sum(tail);
@@ -334,31 +331,38 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
   float* const slow = reinterpret_cast<float*>(shared + Shape::kV) + group * 64 * kKey;
   static_assert(Shape::kV + 2 * 64 * kKey * 4 <= Shape::kRows);
   if (!(wide_rows(places.dq, x.K) && wide_rows(places.dk, x.K))) sync_threads();  // both groups' products are over
+  float dots[2] = {0, 0};
+  FW_UNROLL
+  for (int k = 0; k < kKey / 16; ++k) {
+    uint32_t w[4];
+    load_fragment(w, raw, k);
+    FW_UNROLL
+    for (int e = 0; e < 4; ++e) dots[e % 2] += bf16_low(w[e]) * keys[8 * k + 2 * e] + bf16_high(w[e]) * keys[8 * k + 2 * e + 1];
+  }
+  FW_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    dots[half] = quad_sum(dots[half]);
+    const float of_values = quad_sum(value_dots[half]);
+    if ((lane & 3) == 0) rows.dots[group][i + 8 * half] = dots[half], rows.dz[group][i + 8 * half] = of_values;
+  }
+  if (normed) {
+    const float slopes[2] = {-rows.norms[group][i] * dots[0], -rows.norms[group][i + 8] * dots[1]};
+    FW_UNROLL
+    for (int k = 0; k < kKey / 16; ++k) {
+      uint32_t w[4];
+      load_fragment(w, raw, k);
+      FW_UNROLL
+      for (int e = 0; e < 4; ++e) keys[8 * k + 2 * e] += slopes[e % 2] * bf16_low(w[e]), keys[8 * k + 2 * e + 1] += slopes[e % 2] * bf16_high(w[e]);
+    }
+  }
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int row = i + 8 * half;
-    float dot = 0;
-    FW_UNROLL
-    for (int j = 0; j < kKey / 8; ++j) {
-      const uint32_t y = tile_word(raw, row, 8 * j + 2 * (lane & 3));
-      dot += bf16_low(y) * keys[4 * j + 2 * half] + bf16_high(y) * keys[4 * j + 2 * half + 1];
-    }
-    dot = quad_sum(dot);
-    const float of_values = quad_sum(value_dots[half]);
-    if ((lane & 3) == 0) rows.dots[group][row] = dot, rows.dz[group][row] = of_values;
-    const float slope = -rows.norms[group][row] * dot;
     FW_UNROLL
     for (int j = 0; j < kKey / 8; j += 4) {
       float y[8];
       FW_UNROLL
       for (int e = 0; e < 8; ++e) y[e] = keys[4 * (j + e / 2) + 2 * half + e % 2];
-      if (slope != 0.0f) {
-        FW_UNROLL
-        for (int e = 0; e < 4; ++e) {
-          const uint32_t word = tile_word(raw, row, 8 * (j + e) + 2 * (lane & 3));
-          y[2 * e] += slope * bf16_low(word), y[2 * e + 1] += slope * bf16_high(word);
-        }
-      }
       if (out_wide) {
         if (out.data != nullptr) store_columns(out, row, row < count, 8 * j, x.K, y);
       } else {

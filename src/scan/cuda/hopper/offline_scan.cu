@@ -21,13 +21,6 @@ constexpr unsigned kOfflineThreads = 512;
 constexpr int kBringThreads = 128, kPairThread = 256, kOwnThread = 384;
 constexpr int kFactorWarp = 4, kTakeWarp = 5, kStatesWarp = 6;
 
-// Factors of a chunk's rows. P_ij is q_i . k_j times, for j in an earlier block of 16 rows than i, after_i before_[block of i - 1]j: of the
-// decay from j to the row before i's block, and from there to i; in the same block left_i right_j exp2(pair_i - pair_j).
-struct FactorRows {
-  float pair[kChunk], left[kChunk], right[kChunk], after[kChunk], before[3][kChunk];
-  float keep[kChunk], read[kChunk], gamma;
-};
-
 // Shared memory: bytes. A stage is x (k; in reverse q), q if O is wanted, and the rows of values.
 template <int kKey, bool kOut>
 struct OfflineShape {
@@ -106,65 +99,15 @@ FW_DEVICE void store_panel(const TileRows& t, int c, const char* panel) {
   }
 }
 
-// P of a chunk from Q K^T: 16 rows a warp.
-FW_DEVICE void scale_pairs(float (&p)[32], const FactorRows& rows) {
-  const int lane = static_cast<int>(lane_index()), block = state_warp(), i = 16 * block + lane / 4;
-  const float after[2] = {rows.after[i], rows.after[i + 8]};
-  const float* const before = rows.before[block > 0 ? block - 1 : 0] + 2 * (lane % 4);
-  FW_UNROLL
-  for (int n = 0; n < 6; ++n) {
-    if (n >= 2 * block) break;
-    const float2 of_column = *reinterpret_cast<const float2*>(before + 8 * n);
-    FW_UNROLL
-    for (int m = 0; m < 4; ++m) p[4 * n + m] *= after[m / 2] * (m % 2 == 0 ? of_column.x : of_column.y);
-  }
-  const float g[2] = {rows.pair[i], rows.pair[i + 8]}, left[2] = {rows.left[i], rows.left[i + 8]};
-  FW_UNROLL
-  for (int n = 0; n < 8; ++n) {
-    if (n < 2 * block) continue;
-    if (n > 2 * block + 1) {
-      FW_UNROLL
-      for (int m = 0; m < 4; ++m) p[4 * n + m] = 0.0f;
-      continue;
-    }
-    const int j = 8 * n + 2 * (lane % 4);
-    const float2 g_column = *reinterpret_cast<const float2*>(rows.pair + j), right = *reinterpret_cast<const float2*>(rows.right + j);
-    FW_UNROLL
-    for (int m = 0; m < 4; ++m) {
-      const float fall = g[m / 2] - (m % 2 == 0 ? g_column.x : g_column.y);
-      const float factor = left[m / 2] * (m % 2 == 0 ? right.x : right.y) * exp2_fast(min(fall, 0.0f));
-      p[4 * n + m] = i + 8 * (m / 2) >= j + m % 2 ? p[4 * n + m] * factor : 0.0f;
-    }
-  }
-}
-
 // By a warp, two rows a lane: the factors of a chunk without norms. Returns the sum of its log-decays in log2.
 FW_DEVICE float make_factors(const OfflineScanArgs& args, const RowNumbers& numbers, FactorRows& to) {
-  const Problem& x = args.problem;
-  const int lane = static_cast<int>(lane_index());
-  const DecayRows d = decay_rows(numbers.g);
-  Rule rule = x.rule;
+  Rule rule = args.problem.rule;
   rule.q_norm = rule.k_norm = Norm::kRaw;
-  Problem raw = {};
-  raw.rule = rule, raw.scale = x.scale;
-  const FrontCoefs<float> f[2] = {offline_coefs(raw, numbers.beta.x, 0, 0), offline_coefs(raw, numbers.beta.y, 0, 0)};
+  const DecayRows d = decay_rows(numbers.g);
+  const FrontCoefs<float> f[2] = {offline_coefs(rule, args.problem.scale, numbers.beta.x, 0, 0), offline_coefs(rule, args.problem.scale, numbers.beta.y, 0, 0)};
   const float2 right = make_float2(f[0].w_k * f[0].z_v, f[1].w_k * f[1].z_v), left = make_float2(f[0].r_q, f[1].r_q);
-  const float2 read = make_float2(d.from_start.x * left.x, d.from_start.y * left.y), kept = make_float2(d.to_end.x * right.x, d.to_end.y * right.y);
-  const auto store = [&](float* rows, float one, float two) { *reinterpret_cast<float2*>(rows + 2 * lane) = make_float2(one, two); };
-  store(to.keep, args.reverse ? read.x : kept.x, args.reverse ? read.y : kept.y);
-  if (lane == 0) to.gamma = exp2_fast(d.sum);
-  if (args.o.data == nullptr) return d.sum;
-  store(to.read, read.x, read.y);
-  store(to.pair, d.pair.x, d.pair.y);
-  store(to.left, left.x, left.y);
-  store(to.right, right.x, right.y);
-  const float anchors[3] = {shuffle(d.pair.y, 7), shuffle(d.pair.y, 15), shuffle(d.pair.y, 23)};
-  const float anchor = lane < 8 ? 0.0f : lane < 16 ? anchors[0] : lane < 24 ? anchors[1] : anchors[2];
-  store(to.after, left.x * exp2_fast(d.pair.x - anchor), left.y * exp2_fast(d.pair.y - anchor));
-  FW_UNROLL
-  for (int b = 0; b < 3; ++b) {  // what is behind the anchor is not read
-    store(to.before[b], right.x * exp2_fast(min(anchors[b] - d.pair.x, 0.0f)), right.y * exp2_fast(min(anchors[b] - d.pair.y, 0.0f)));
-  }
+  to.store_kept(args.reverse ? left : right, args.reverse ? d.from_start : d.to_end, d.sum);
+  if (args.o.data != nullptr) to.store_pairs(d, left, right);
   return d.sum;
 }
 
@@ -323,7 +266,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
       if constexpr (kOut) {
         wgmma_wait<0>();
         keep(p);
-        scale_pairs(p, rows);
+        scale_pairs(p, rows, 0);
         uint32_t packed[4][4];
         pack_fragments(p, packed);
         FW_UNROLL
