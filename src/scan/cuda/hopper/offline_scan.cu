@@ -1,7 +1,7 @@
 // The scans of rules without an erase, from the raw tensors (offline_rows.cuh has the formulas). A block has 64 value columns of one value
 // head of one sequence or segment; its warps have parts:
 //   0 to 3: bring the rows of q, k and v (d_o) of a chunk
-//   4: makes the factors of rows, ahead of the others;   5: takes O away;   6: takes the states away
+//   4: makes the factors of rows, ahead of the others;   5: takes the states away;   6 and 7: take O away
 //   8 to 11: make P, and what norms do to the factors
 //   12 to 15: keep the transposed state [64 values, kKey] in registers and make O
 // Forward, O wanted or the state alone; and in reverse, where q and d_o take the places of k and v: the state alone.
@@ -19,7 +19,7 @@ namespace {
 
 constexpr unsigned kOfflineThreads = 512;
 constexpr int kBringThreads = 128, kPairThread = 256, kOwnThread = 384;
-constexpr int kFactorWarp = 4, kTakeWarp = 5, kStatesWarp = 6;
+constexpr int kFactorWarp = 4, kStatesWarp = 5, kTakeWarp = 6;  // and 7
 
 // Shared memory: bytes. A stage is x (k; in reverse q), q if O is wanted, and the rows of values.
 template <int kKey, bool kOut>
@@ -77,25 +77,76 @@ FW_DEVICE void store_float_rows(const TileRows& t, int c, const float (&o)[32]) 
   }
 }
 
-// By one warp: a panel of bf16 to bf16 rows.
-FW_DEVICE void store_panel(const TileRows& t, int c, const char* panel) {
-  const int lane = static_cast<int>(lane_index()), piece = lane % 8, first = lane / 8, column = t.column + piece * 8;
+// By one warp: rows `from` to from + 31 of a panel of bf16 to bf16 rows.
+FW_DEVICE void store_panel(const TileRows& t, int c, const char* panel, int from) {
+  const int lane = static_cast<int>(lane_index()), piece = lane % 8, first = from + lane / 8, column = t.column + piece * 8;
   const int left = t.length - c * kChunk;
-  uint16_t* to = reinterpret_cast<uint16_t*>(t.rows.data) + static_cast<int64_t>(c * kChunk + first) * t.rows.stride + column;
-  FW_UNROLL
-  for (int j = 0; j < 16; ++j, to += 4 * t.rows.stride) {
-    const int row = first + 4 * j;
-    if (row >= left) break;
-    const uint4 x = *reinterpret_cast<const uint4*>(panel + row * 128 + ((piece ^ (row & 7)) << 4));
+  char* to = t.rows.data + 2 * (static_cast<int64_t>(c * kChunk + first) * t.rows.stride + column);
+  const int64_t step = 8 * t.rows.stride;  // four rows
+  panel += first * 128;
+  const int even = (piece ^ (first & 7)) << 4, odd = even ^ 64;
+  if (t.wide && t.column + 64 <= t.V && from + 32 <= left) {
+    FW_UNROLL
+    for (int j0 = 0; j0 < 8; j0 += 4) {
+      uint4 x[4];
+      FW_UNROLL
+      for (int j = 0; j < 4; ++j) x[j] = *reinterpret_cast<const uint4*>(panel + 512 * (j0 + j) + (j % 2 == 0 ? even : odd));
+      FW_UNROLL
+      for (int j = 0; j < 4; ++j, to += step) *reinterpret_cast<uint4*>(to) = x[j];
+    }
+    return;
+  }
+  FW_NO_UNROLL
+  for (int j = 0; j < 8; ++j, to += step) {
+    if (first + 4 * j >= left) break;
+    const uint4 x = *reinterpret_cast<const uint4*>(panel + 512 * j + (j % 2 == 0 ? even : odd));
     if (t.wide) {
       if (column < t.V) *reinterpret_cast<uint4*>(to) = x;
     } else {
       const uint32_t words[4] = {x.x, x.y, x.z, x.w};
       FW_UNROLL
       for (int e = 0; e < 8; ++e) {
-        if (column + e < t.V) to[e] = static_cast<uint16_t>(words[e / 2] >> (e % 2 * 16));
+        if (column + e < t.V) reinterpret_cast<uint16_t*>(to)[e] = static_cast<uint16_t>(words[e / 2] >> (e % 2 * 16));
       }
     }
+  }
+}
+
+// States in float32 of which the block has all 64 value columns and K is kKey; `body(element, i)` for accumulator i.
+template <int kKey>
+FW_DEVICE bool whole_state(const StateArg& a, const ScanPlace& p, int K, int V) {
+  return a.bf16 == 0 && K == kKey && (p.value_block + 1) * kValueBlock <= V;
+}
+template <int kKey, class Body>
+FW_DEVICE void for_each_element(const StateArg& a, const ScanPlace& p, int n, int K, int V, Body&& body) {
+  const StatePlace s = state_place(a, p, n, K, V);
+  float* at = reinterpret_cast<float*>(s.data) + s.k * s.stride_k + s.v * s.stride_v;
+  const int64_t across = 8 * s.stride_v, back = 7 * s.stride_k;
+  FW_UNROLL
+  for (int j = 0; j < kKey / 8; ++j, at += back) {
+    body(at, 4 * j);
+    body(at + across, 4 * j + 2);
+    at += s.stride_k;
+    body(at, 4 * j + 1);
+    body(at + across, 4 * j + 3);
+  }
+}
+// Few instructions where nothing is odd: code that runs once comes from memory.
+template <int kKey>
+FW_DEVICE void load_own_state(const StateArg& a, const ScanPlace& p, int K, int V, float (&d)[kKey / 2]) {
+  if (a.data == nullptr || !whole_state<kKey>(a, p, K, V)) {
+    load_state(a, p, p.n, K, V, d);
+  } else {
+    for_each_element<kKey>(a, p, p.n, K, V, [&](const float* at, int i) { d[i] = *at; });
+  }
+}
+template <int kKey>
+FW_DEVICE void store_own_state(const StateArg& a, const ScanPlace& p, int n, int K, int V, const float (&d)[kKey / 2]) {
+  if (a.data == nullptr || n < 0) return;
+  if (!whole_state<kKey>(a, p, K, V)) {
+    store_state(a, p, n, K, V, d);
+  } else {
+    for_each_element<kKey>(a, p, n, K, V, [&](float* at, int i) { *at = d[i]; });
   }
 }
 
@@ -122,7 +173,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
     barriers.factors.init(1, makes_pairs ? 8 : 4);
     barriers.pairs.init(4, 4);
     barriers.states.init(4, 1);
-    barriers.o.init(4, 1);
+    barriers.o.init(4, 2);
     mbarrier_init_fence();
   }
   sync_threads();
@@ -138,7 +189,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
 
   const int warp = shuffle(static_cast<int>(warp_index()), 0);
   if (warp < kFactorWarp) {
-    register_count_decrease<72>();
+    register_count_decrease<80>();
     {
       constexpr int kPanels = kKey / 64, kAll = (kOut ? 2 : 1) * kPanels + 1, kMost = (kAll + 3) / 4;
       const int lane = static_cast<int>(lane_index());
@@ -184,33 +235,37 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
     register_count_decrease<72>();
     if (warp == kFactorWarp) {
       const Rows g = rows_of(x.in.g, args.sequences, place.n, place.hv), beta = rows_of(x.in.beta, args.sequences, place.n, place.hv);
-      RowNumbers ahead[2];
-      FW_UNROLL
-      for (int i = 0; i < 2; ++i) {
+      // Two chunks' numbers at a time, so that the next two have time to come.
+      const auto numbers_of = [&](int i) {
         const int c = i < place.chunks ? first + step * i : place.chunks;  // past the end nothing is read
-        ahead[i] = load_row_numbers(x.rule, g, beta, place.hv, c * kChunk, place.length);
-      }
+        return load_row_numbers(x.rule, g, beta, place.hv, c * kChunk, place.length);
+      };
+      RowNumbers one = numbers_of(0), two = numbers_of(1);
       Ring<Shape::kFactors> ring;
       float log_decay = 0;
       FW_NO_UNROLL
-      for (int i = 0; i < place.chunks; ++i, ring.next()) {
-        const RowNumbers numbers = ahead[0];
-        ahead[0] = ahead[1];
-        const int c = i + 2 < place.chunks ? first + step * (i + 2) : place.chunks;
-        ahead[1] = load_row_numbers(x.rule, g, beta, place.hv, c * kChunk, place.length);
-        barriers.factors.wait_empty(ring);
-        log_decay += make_factors(args, numbers, *reinterpret_cast<FactorRows*>(shared + Shape::kFactor + ring.slot * Shape::kFactorBytes));
-        barriers.factors.warp_full(ring);
+      for (int i0 = 0; i0 < place.chunks; i0 += 2) {
+        const RowNumbers next_one = numbers_of(i0 + 2), next_two = numbers_of(i0 + 3);
+        FW_NO_UNROLL
+        for (int i = i0; i < i0 + 2 && i < place.chunks; ++i, ring.next()) {
+          const bool even = i == i0;
+          const RowNumbers now{make_float2(even ? one.g.x : two.g.x, even ? one.g.y : two.g.y),
+                               make_float2(even ? one.beta.x : two.beta.x, even ? one.beta.y : two.beta.y)};
+          barriers.factors.wait_empty(ring);
+          log_decay += make_factors(args, now, *reinterpret_cast<FactorRows*>(shared + Shape::kFactor + ring.slot * Shape::kFactorBytes));
+          barriers.factors.warp_full(ring);
+        }
+        one = next_one, two = next_two;
       }
       if (args.decays != nullptr && place.value_block == 0 && lane_index() == 0) args.decays[place.n * x.HV + place.hv] = exp2_fast(log_decay);
-    } else if (warp == kTakeWarp && kOut) {
+    } else if (warp >= kTakeWarp && kOut) {
       const TileRows o = tile_of_rows(args.o, args.sequences, place, column, x.V);
       if (o.rows.bf16 == 0) return;
       Ring<1> out;
       FW_NO_UNROLL
       for (int i = 0; i < place.chunks; ++i, out.next()) {
         barriers.o.wait_full(out);
-        store_panel(o, first + step * i, shared + Shape::kO);
+        store_panel(o, first + step * i, shared + Shape::kO, 32 * (warp - kTakeWarp));
         barriers.o.warp_empty(out);
       }
     } else if (warp == kStatesWarp && args.states != nullptr && lane_index() == 0) {
@@ -278,11 +333,11 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
       barriers.stages.warp_empty(ring);
     }
   } else {
-    register_count_increase<232>();
+    register_count_increase<224>();
     const TileRows out = tile_of_rows(args.o, args.sequences, place, column, x.V);
     const bool saves = args.states != nullptr;
     float state[kKey / 2];
-    load_state(args.from, place, place.n, x.K, x.V, state);
+    load_own_state<kKey>(args.from, place, x.K, x.V, state);
     const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
     Ring<1> leaving_out;
     const auto store_out = [&](const uint32_t(&packed)[4][4]) {
@@ -363,7 +418,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
       }
     }
     if (kOut && place.chunks > 0 && out.rows.bf16 != 0) store_out(packed_out);
-    store_state(args.to, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, x.K, x.V, state);
+    store_own_state<kKey>(args.to, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, x.K, x.V, state);
   }
 }
 
