@@ -141,4 +141,41 @@ struct GradientArgs {
 };
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
 
+// ---- offline_*.cu: the chunk form of rules without an erase whose streams are q, k, v times a number a row, with one decay a token or none
+// (plan.h: DevicePlan::direct): from the raw tensors, without images. What they leave: S^T and D^T as above.
+
+struct OfflineScanArgs {
+  Problem problem;        // initial_state unused
+  SequenceArg sequences;  // of the problem, or its segments
+  bool reverse = false;   // D from q and d_o instead of S from k and v
+  TokenArg o;             // forward; may be absent: the states alone
+  TokenArg d_o;           // reverse; may be absent: zero
+  StateArg from, to;      // initial and final state, or the gradients of the final and the initial one; may be absent (zero; not written)
+  uint16_t* states = nullptr;            // S^T at every chunk's start (reverse: D^T at its end), or null
+  float* decays = nullptr;               // [N, HV]: what is left of a state after the sequence, or null
+  const int32_t* parts = nullptr;        // as ScanForwardArgs; bit 0
+  const int32_t* final_index = nullptr;  // where `to` has that of sequence n
+};
+void offline_scan(const OfflineScanArgs& args, int key, void* stream);
+
+// join_segments where what a segment does to a state is to multiply it by its decay. In place as there.
+struct OfflineJoinArgs {
+  int32_t N = 0, HV = 0, K = 0, V = 0;
+  const int32_t* first_segment = nullptr;  // [N + 1]
+  const float* decays = nullptr;           // [segments, HV]
+  float* states = nullptr;                 // [segments, HV, V, K]
+  StateArg from;                           // may be absent: zero
+  bool reverse = false;
+};
+void offline_join(const OfflineJoinArgs& args, void* stream);
+
+struct OfflineGradientArgs {
+  Problem problem;
+  TokenArg d_o;  // may be absent: zero
+  const uint16_t* states = nullptr;
+  const uint16_t* d_states = nullptr;
+  HeadGradients grads;
+};
+void offline_gradients(const OfflineGradientArgs& args, int key, int64_t chunks, void* stream);
+
 }  // namespace fw::cuda

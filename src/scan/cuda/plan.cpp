@@ -118,11 +118,13 @@ Segments cut(const Plan& plan, int64_t chunks) {
   return s;
 }
 
-SegmentRegions segment_regions(const Plan& plan, const Segments& s, Regions& regions) {
+SegmentRegions segment_regions(const Plan& plan, const DevicePlan& device, Regions& regions) {
+  const Segments& s = device.segments;
   SegmentRegions r;
   if (!s) return r;
   r.tables = regions.take(static_cast<int64_t>((s.offsets.size() + s.chunk_base.size() + s.first.size() + 2 * s.last_of.size()) * sizeof(int32_t)));
   r.states = regions.take(s.count() * plan.HV * plan.V * plan.K * kFloat);
+  r.decays = regions.take(s.count() * plan.HV * kFloat, device.direct);
   return r;
 }
 
@@ -131,10 +133,10 @@ ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
   ForwardRegions r;
   r.common = common_regions(plan, device, false, regions);
   const int64_t tiles = device.chunks * plan.HV;
-  r.images = regions.take(tiles * image_bytes<ForwardImage>(device.key), device.chunk_form);
+  r.images = regions.take(tiles * image_bytes<ForwardImage>(device.key), device.chunk_form && !device.direct);
   r.z = regions.take(tiles * device.value_blocks * kPanel * 2, device.z_image);
-  r.segments = segment_regions(plan, device.segments, regions);
-  r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
+  r.segments = segment_regions(plan, device, regions);
+  r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat, !device.direct);
   r.bytes = regions.used();
   return r;
 }
@@ -144,11 +146,12 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   if (!device.chunk_form) return r;
   Regions regions;
   const int64_t tiles = device.chunks * plan.HV;
-  r.images = regions.take(tiles * image_bytes<BackwardImage>(device.key));
-  r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)});
+  const bool images = !device.direct;
+  r.images = regions.take(tiles * image_bytes<BackwardImage>(device.key), images);
+  r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, images);
   r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
-  r.w = regions.take(tiles * device.value_blocks * kPanel * 2);
-  if (device.segments.backward) r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
+  r.w = regions.take(tiles * device.value_blocks * kPanel * 2, images);
+  if (device.segments.backward && images) r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
   r.bytes = regions.used();
   return r;
 }
@@ -172,10 +175,10 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   r.dcenter = regions.take(device.chunks * plan.H * kFloat, rule.uses_precond_center());
   const int64_t tiles = device.chunks * plan.HV;
   r.d_states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2, device.chunk_form);
-  r.v = regions.take(tiles * device.value_blocks * kPanel * 2, device.chunk_form);
+  r.v = regions.take(tiles * device.value_blocks * kPanel * 2, device.chunk_form && !device.direct);
   r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest),
                          !device.chunk_form);
-  if (device.segments.backward) r.segments = segment_regions(plan, device.segments, regions);
+  if (device.segments.backward) r.segments = segment_regions(plan, device, regions);
   r.bytes = regions.used();
   return r;
 }
@@ -200,6 +203,12 @@ std::vector<int32_t> Segments::backward_parts() const {
   return parts;
 }
 
+// The forms that offline_rows.cuh has.
+bool direct_rule(const Rule& rule) {
+  return !rule.online() && rule.decay != Decay::kChannel && rule.write == Gate::kTied && (rule.gain == Gain::kOne || rule.gain == Gain::kGate) &&
+         rule.read == Read::kPlain && !rule.uses_precond();
+}
+
 size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.bytes, backward.bytes); }
 
 DevicePlan make_device_plan(const Plan& plan) {
@@ -216,6 +225,7 @@ DevicePlan make_device_plan(const Plan& plan) {
     device.key = plan.K <= 64 ? 64 : 128;
     device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
     device.z_image = plan.rule.write == Gate::kChannel;
+    device.direct = direct_rule(plan.rule);
     device.segments = cut(plan, plan.segment == 0 ? best_segment(plan) : std::max<int64_t>(0, plan.segment / kChunk));
     device.segments.backward = device.segments && cut_backward(plan, device.segments.chunks);
   }
@@ -230,9 +240,14 @@ std::string to_text(const Plan& plan, const DevicePlan& device) {
   if (device.chunk_form) {
     const char* decay = plan.decay_kind() == DecayKind::kChannel ? "channel" : plan.decay_kind() == DecayKind::kScalar ? "scalar" : "none";
     text += fmt::format("form: chunk, {} chunks of {} tokens\n", device.chunks, kChunk);
-    text += fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
-    text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
-                        device.z_image ? "Z prepared" : "values scaled in the scan");
+    if (device.direct) {
+      text += fmt::format("scan: from the raw tensors, key {}, decay {}, grid {} x {}, value blocks of {}\n", device.key, decay, plan.N * plan.HV,
+                          device.value_blocks, kValueBlock);
+    } else {
+      text += fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
+      text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
+                          device.z_image ? "Z prepared" : "values scaled in the scan");
+    }
     if (device.segments) {
       text += fmt::format("segments: {} of {} chunks{}\n", device.segments.count(), device.segments.chunks, device.segments.backward ? "" : ", forward only");
     }

@@ -262,11 +262,83 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   }
 }
 
+// ---- Rules that need no images
+
+OfflineScanArgs offline_forward_args(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved) {
+  OfflineScanArgs scan;
+  scan.problem = problem;
+  scan.sequences = problem.sequences;
+  scan.o = token_arg(plan, out.o);
+  scan.from = problem.initial_state;
+  scan.to = state_arg(plan, out.final_state);
+  scan.states = saved != nullptr ? Space(saved).at<uint16_t>(device.saved.states) : nullptr;
+  return scan;
+}
+
+// `scan` as for the whole call: of a cut sequence the segments' own parts first, then everything from the segments' own states.
+void offline_scans(const Plan& plan, const DevicePlan& device, OfflineScanArgs scan, const Space& space) {
+  const Segments& s = device.segments;
+  if (!s || (scan.reverse && !s.backward)) {
+    offline_scan(scan, device.key, plan.stream);
+    return;
+  }
+  const SegmentRegions& r = scan.reverse ? device.backward.segments : device.forward.segments;
+  const std::vector<int32_t> parts = scan.reverse ? s.backward_parts() : s.forward_parts(false, false);
+  const SegmentTables tables = upload_segments(plan, s, r, scan.reverse ? s.first_of : s.last_of, parts, space);
+  scan.sequences = tables.sequences;
+  OfflineScanArgs own = scan;
+  own.o = {};
+  own.states = nullptr;
+  own.from = {};
+  own.to = segment_states(plan, space.at<float>(r.states), plan.V);
+  own.decays = space.at<float>(r.decays);
+  own.parts = tables.parts;
+  offline_scan(own, device.key, plan.stream);
+  OfflineJoinArgs join;
+  join.N = static_cast<int32_t>(plan.N);
+  join.HV = static_cast<int32_t>(plan.HV);
+  join.K = static_cast<int32_t>(plan.K);
+  join.V = static_cast<int32_t>(plan.V);
+  join.first_segment = tables.first;
+  join.decays = own.decays;
+  join.states = space.at<float>(r.states);
+  join.from = scan.from;
+  join.reverse = scan.reverse;
+  offline_join(join, plan.stream);
+  scan.from = own.to;
+  scan.final_index = tables.ends_of;
+  offline_scan(scan, device.key, plan.stream);
+}
+
+void offline_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
+                      const void* saved, const HeadGradients& heads, const Space& space) {
+  OfflineScanArgs scan;
+  scan.problem = problem;
+  scan.sequences = problem.sequences;
+  scan.reverse = true;
+  scan.d_o = token_arg(plan, d.o);
+  scan.from = state_arg(plan, d.final_state);
+  scan.to = state_arg(plan, grads.initial_state);
+  scan.states = space.at<uint16_t>(device.backward.d_states);
+  offline_scans(plan, device, scan, space);
+  OfflineGradientArgs args;
+  args.problem = problem;
+  args.d_o = scan.d_o;
+  args.states = Space(const_cast<void*>(saved)).at<uint16_t>(device.saved.states);
+  args.d_states = scan.states;
+  args.grads = heads;
+  offline_gradients(args, device.key, device.chunks, plan.stream);
+}
+
 void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
   const Space space(workspace);
   upload_tables(plan, device.forward.common, space);
   Problem problem = problem_of(plan, device, in, device.forward.common, space);
   make_precond(plan, device, device.forward.common, space, precond_arg(out.final_precond), problem);
+  if (device.direct) {
+    offline_scans(plan, device, offline_forward_args(plan, device, problem, out, saved), space);
+    return;
+  }
   if (device.chunk_form) {
     chunk_forward(plan, device, problem, out, saved, space);
     return;
@@ -399,7 +471,9 @@ void scan_backward(const Plan& plan, const Inputs<float>& in, const Outputs<floa
   heads.dm = space.at<float>(r.dm);
   heads.dalpha_p = space.at<float>(r.dalpha_p);
   heads.dbeta_p = space.at<float>(r.dbeta_p);
-  if (device.chunk_form) {
+  if (device.direct) {
+    offline_backward(plan, device, problem, d, grads, kept, heads, space);
+  } else if (device.chunk_form) {
     chunk_backward(plan, device, problem, d, grads, kept, heads, space);
   } else {
     TokenBackwardArgs args;
