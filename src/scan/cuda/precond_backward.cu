@@ -44,7 +44,7 @@ FW_DEVICE void through_m(const PrecondMap<float>& map, const ChunkPlace& c, int 
 // kSums: the first kernel, else the third.
 template <int kLanes, bool kSums>
 __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 32 / kLanes)
-    precond_backward_kernel(const __grid_constant__ PrecondBackwardArgs a, const __grid_constant__ PrecondMap<float> form, int chunks) {
+    precond_backward_kernel(const __grid_constant__ PrecondBackwardArgs a, PrecondMap<float> map, int chunks) {
   constexpr int kThreads = kPrecondThreads<kLanes>;
   const Problem& x = a.problem;
   ChunkShared<kLanes>& shared = *reinterpret_cast<ChunkShared<kLanes>*>(shared_memory());
@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 32 / kLanes)
   char *const dm_stage = keys_stage + kStageBytes<kLanes>, *const rest_stage = dm_stage + kStageBytes<kLanes>;
   const RunPlace keys = run_place(key_rows(x.in.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K);
   const RunPlace dm = float_run(x, c, a.grads.dm, x.HV, c.h * x.group);
-  start_run<kThreads>(keys, keys_stage);
-  start_run<kThreads>(dm, dm_stage);
+  start_run<kLanes>(keys, c.run, c.lane, keys_stage);
+  start_run<kLanes>(dm, c.run, c.lane, dm_stage);
   cp_async_commit();
   const ChunkGates gates = load_gates(x, c);
   const Rows dk = key_rows(a.dk, x.sequences, c.n, c.h);
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 32 / kLanes)
   RunPlace rest{};
   if (has_rest) {
     rest = run_place(rows_of(a.grads.d.k, x.sequences, c.n, c.h * x.group), c.token, c.count, c.channel, x.K);
-    start_run<kThreads>(rest, rest_stage);
+    start_run<kLanes>(rest, c.run, c.lane, rest_stage);
   }
   cp_async_commit();
   float start = c.thread < x.K ? a.boundaries[place * x.K + c.thread] : 0.0f, behind = 0;
@@ -78,19 +78,19 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 32 / kLanes)
   }
   RunRows k, da;
   cp_async_wait<1>();
-  take_run<kThreads>(keys, keys_stage, k);
-  take_run<kThreads>(dm, dm_stage, da);
+  sync_warp();
+  take_run<kLanes>(keys, c.run, c.lane, keys_stage, k);
+  take_run<kLanes>(dm, c.run, c.lane, dm_stage, da);
   FW_NO_UNROLL
   for (int i = 1; i < x.group; ++i) add_run(float_run(x, c, a.grads.dm, x.HV, c.h * x.group + i), da);
   chunk_gates(x, c, gates, k, shared);
   run_sums(c, k, shared);
   run_starts<false>(c, start, shared);
 
-  PrecondMap<float> map = form;
   if (x.rule.uses_precond_center()) map.center = x.precond_center[c.h * x.center_stride];
   float state[kOwn];
   get_own(&shared.sum[c.run][c.channel], state);
-  float4* const kept = kSums ? nullptr : reinterpret_cast<float4*>(dm_stage);  // this thread's dm is in da
+  float4* const kept = kSums ? nullptr : reinterpret_cast<float4*>(dm_stage);  // dm is in da: all threads have passed barriers since
   float dcenter = 0;
   with_form(map, [&](const PrecondMap<float>& of) { through_m<kThreads>(of, c, x.K - c.channel, shared.alpha, shared.gain, k, state, da, dcenter, kept); });
   if (kSums && a.dcenter_parts != nullptr) {
@@ -173,7 +173,8 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 32 / kLanes)
     if (has_rest) {
       RunRows more;
       cp_async_wait<0>();
-      take_run<kThreads>(rest, rest_stage, more);
+      sync_warp();
+      take_run<kLanes>(rest, c.run, c.lane, rest_stage, more);
 #pragma unroll
       for (int j = 0; j < kRun; ++j) {
 #pragma unroll

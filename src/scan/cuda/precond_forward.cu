@@ -17,12 +17,13 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 64 / kLanes) precond_
   if (a.slots != nullptr && a.slots[c.n] < 0) return;
   char* const stage = shared_memory() + sizeof(ChunkShared<kLanes>);
   const RunPlace keys = run_place(key_rows(x.in.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K);
-  start_run<kPrecondThreads<kLanes>>(keys, stage);
+  start_run<kLanes>(keys, c.run, c.lane, stage);
   cp_async_commit();
   const ChunkGates gates = load_gates(x, c);
   RunRows k;
   cp_async_wait<0>();
-  take_run<kPrecondThreads<kLanes>>(keys, stage, k);
+  sync_warp();
+  take_run<kLanes>(keys, c.run, c.lane, stage, k);
   chunk_gates(x, c, gates, k, shared);
   run_sums(c, k, shared);
   if (c.thread >= kOwn * kLanes) return;
@@ -35,7 +36,7 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 64 / kLanes) precond_
 // alone: every sequence is one chunk, and this kernel all there is.
 template <int kLanes>
 __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 64 / kLanes)
-    precond_rows_kernel(const __grid_constant__ PrecondForwardArgs a, const __grid_constant__ PrecondMap<float> form, int chunks, bool alone) {
+    precond_rows_kernel(const __grid_constant__ PrecondForwardArgs a, PrecondMap<float> map, int chunks, bool alone) {
   const Problem& x = a.problem;
   ChunkShared<kLanes>& shared = *reinterpret_cast<ChunkShared<kLanes>*>(shared_memory());
   // From the last chunk on: its keys are what the sums have left in the cache.
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 64 / kLanes)
   if (slot < 0) return grid_dependency_wait();
   char* const stage = shared_memory() + sizeof(ChunkShared<kLanes>);
   const RunPlace keys = run_place(key_rows(x.in.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K);
-  start_run<kPrecondThreads<kLanes>>(keys, stage);
+  start_run<kLanes>(keys, c.run, c.lane, stage);
   cp_async_commit();
   const ChunkGates gates = load_gates(x, c);
   grid_dependency_wait();
@@ -54,7 +55,8 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 64 / kLanes)
   if (c.thread < x.K) start = alone ? load_precond(x.initial_precond, slot, c.h, c.thread) : a.boundaries[place * x.K + c.thread];
   RunRows k;
   cp_async_wait<0>();
-  take_run<kPrecondThreads<kLanes>>(keys, stage, k);
+  sync_warp();
+  take_run<kLanes>(keys, c.run, c.lane, stage, k);
   chunk_gates(x, c, gates, k, shared);
   run_sums(c, k, shared);
   if (alone && c.thread < x.K) {
@@ -64,7 +66,6 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 64 / kLanes)
   }
   run_starts<false>(c, start, shared);
   if (c.channel >= x.K) return;
-  PrecondMap<float> map = form;
   if (x.rule.uses_precond_center()) map.center = x.precond_center[c.h * x.center_stride];
   float state[kOwn];
   get_own(&shared.sum[c.run][c.channel], state);

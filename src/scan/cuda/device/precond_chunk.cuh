@@ -29,14 +29,14 @@ struct RunPlace {
   char* data;    // the lane's first channel of the first token
   int64_t step;  // bytes
   int count;     // tokens that exist
-  int channels;  // of this lane's
+  int channels;  // from the lane's first on
   int32_t bf16;
   bool wide;
 };
 FW_DEVICE RunPlace run_place(const Rows& rows, int64_t t, int count, int i, int K) {
   const int size = rows.bf16 != 0 ? 2 : 4;
   RunPlace p{rows.data + (t * rows.stride + i) * size, rows.stride * size, count, K - i, rows.bf16, false};
-  p.wide = K - i >= kOwn && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) & 15) == 0;
+  p.wide = K % kOwn == 0 && K > i && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) & 15) == 0;
   return p;
 }
 
@@ -64,34 +64,38 @@ FW_DEVICE void load_run(const RunPlace& p, RunRows& x) {
     for (int i = 0; i < kOwn; ++i) x[j][i] = slow[j][i];
   }
 }
-// The same through shared memory, [pieces of 16 bytes][threads] of which every thread reads what it has copied itself: so many loads can
-// be under way without registers. start_run() starts the copies; take_run(), after cp_async_wait, has the rows.
-template <int kThreads>
-FW_DEVICE void start_run(const RunPlace& p, char* stage) {
+// The same through shared memory, so that many loads can be under way without registers. start_run() starts the copies, neighbouring
+// lanes taking neighbouring pieces of 16 bytes; take_run(), after cp_async_wait and sync_warp, has the rows.
+template <int kLanes>
+FW_DEVICE char* staged_row(char* stage, int run, int j) {
+  return stage + 4 * kOwn * kLanes * (run * kRun + j);
+}
+template <int kLanes>
+FW_DEVICE void start_run(const RunPlace& p, int run, int lane, char* stage) {
   if (!p.wide) return;
-  const uint32_t to = shared_address(stage) + 16 * thread_index();
+  const bool second = p.bf16 == 0 && p.channels > 4 * lane - kOwn * lane + 4 * kLanes;
 #pragma unroll
   for (int j = 0; j < kRun; ++j) {
     const bool real = j < p.count;
-    const char* const from = real ? p.data + j * p.step : p.data;
-    cp_async_16(to + 32 * j * kThreads, from, real);
-    if (p.bf16 == 0) cp_async_16(to + (32 * j + 16) * kThreads, from + (real ? 16 : 0), real);
+    const uint32_t to = shared_address(staged_row<kLanes>(stage, run, j)) + 16 * lane;
+    const char* const from = p.data + (real ? j * p.step : 0) - (p.bf16 != 0 ? 0 : 16 * lane);
+    cp_async_16(to, from, real);
+    if (second) cp_async_16(to + 16 * kLanes, from + (real ? 16 * kLanes : 0), real);
   }
 }
-template <int kThreads>
-FW_DEVICE void take_run(const RunPlace& p, const char* stage, RunRows& x) {
+template <int kLanes>
+FW_DEVICE void take_run(const RunPlace& p, int run, int lane, char* stage, RunRows& x) {
   if (!p.wide) return load_run(p, x);
-  const char* const from = stage + 16 * thread_index();
 #pragma unroll
   for (int j = 0; j < kRun; ++j) {
+    const char* const from = staged_row<kLanes>(stage, run, j);
     if (p.bf16 != 0) {
       uint32_t words[kOwn / 2];
-      load_wide<kOwn>(from + 32 * j * kThreads, words);
+      load_wide<kOwn>(from + 16 * lane, words);
 #pragma unroll
       for (int i = 0; i < kOwn; i += 2) x[j][i] = bf16_low(words[i / 2]), x[j][i + 1] = bf16_high(words[i / 2]);
     } else {
-      const float4 low = *reinterpret_cast<const float4*>(from + 32 * j * kThreads), high = *reinterpret_cast<const float4*>(from + (32 * j + 16) * kThreads);
-      x[j][0] = low.x, x[j][1] = low.y, x[j][2] = low.z, x[j][3] = low.w, x[j][4] = high.x, x[j][5] = high.y, x[j][6] = high.z, x[j][7] = high.w;
+      load_wide<kOwn>(from + 32 * lane, x[j]);
     }
   }
 }
