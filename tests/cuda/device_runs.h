@@ -46,18 +46,33 @@ inline Problem of_bf16_numbers(Problem p) {
 // float32 arithmetic, one token at a time.
 inline constexpr double kTokenBound = 2e-5;
 inline constexpr double kTokenFloor = 1e-3;
-// Products of bf16 operands with float32 sums: outputs and states; gradients; the log-decay's under resets. A gradient that is a
-// small part of the whole (the preconditioner's gates) is measured against a hundredth of it.
-inline constexpr double kChunkOutput = 6e-3;
-inline constexpr double kChunkGradient = 1e-2;
-inline constexpr double kChunkDecayGradient = 2e-2;
+// Products of bf16 operands with float32 sums: relative L2 errors of outputs and states, and of gradients. A gradient that is a small part
+// of the whole (the preconditioner's gates) is measured against a hundredth of it.
+struct ChunkBounds {
+  double output = 6e-3, gradient = 1e-2;
+  // Of gradients with one value a token: sums of K V products that cancel, a few hundred of them in these problems, so that a relative error
+  // is a matter of chance as well (the largest seen: 1.3e-2; at 1000 tokens and more below 5e-3). And of the log-decay where decays
+  // are strong.
+  double scalar_gradient = 2e-2;
+};
+// A gain of 2 and no decay (reflections): errors do not fade, and (I + T)^-1 is large where keys point the same way; rounding it to bf16 is
+// the largest part (docs/design/2026-11-21-hopper.md). Above what the others are held to, and known.
+inline constexpr ChunkBounds kReflections{1.2e-2, 2e-2, 4e-2};
 inline constexpr double kChunkFloor = 1e-2;
 
-// Gradients of a chunk run; dg has the wider bound where decays are strong.
-inline ::testing::AssertionResult close_gradients(const ReferenceInputs& got, const ReferenceInputs& expected, bool strong_decay) {
+inline bool one_value_a_token(const std::string& field, const Rule& rule) {
+  if (field == "g") return rule.decay == Decay::kScalar;
+  if (field == "erase_gate") return rule.erase != Gate::kChannel;
+  if (field == "write_gate") return rule.write != Gate::kChannel;
+  return field == "beta" || field == "lambda" || field == "read_correction" || field == "precond_g" || field == "precond_beta";
+}
+
+inline ::testing::AssertionResult close_gradients(const ReferenceInputs& got, const ReferenceInputs& expected, const Rule& rule, bool strong_decay,
+                                                  const ChunkBounds& bounds = {}) {
   std::string text;
   for (const FieldError& e : compare(got, expected, kChunkFloor)) {
-    const double bound = strong_decay && (e.name == "g" || e.name == "precond_g") ? kChunkDecayGradient : kChunkGradient;
+    const bool wide = one_value_a_token(e.name, rule) || (strong_decay && e.name == "g");
+    const double bound = wide ? bounds.scalar_gradient : bounds.gradient;
     if (!(e.error <= bound)) text += fmt::format(" {}: {:.3g} > {}", e.name, e.error, bound);
   }
   if (text.empty()) return ::testing::AssertionSuccess();

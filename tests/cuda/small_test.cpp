@@ -24,9 +24,9 @@ TEST(Small, EveryKernel) {
       if (form == FW_FORM_CHUNK && seed % 3 == 1) run.segment = 64;
       run.bf16 = seed % 2 == 0 ? HeaderRun::Bf16Tensors::kAll : HeaderRun::Bf16Tensors::kNone;
       SCOPED_TRACE(describe(problem));
-      const double bound = run.bf16 == HeaderRun::Bf16Tensors::kNone && form == FW_FORM_TOKEN ? kTokenBound : kChunkOutput;
+      const double bound = run.bf16 == HeaderRun::Bf16Tensors::kNone && form == FW_FORM_TOKEN ? kTokenBound : ChunkBounds{}.output;
       EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), bound, kChunkFloor));
-      EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), false));
+      EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
     }
   }
 }

@@ -44,29 +44,54 @@ CommonRegions common_regions(const Plan& plan, const DevicePlan& device, bool ba
   return r;
 }
 
-// Chunks of a segment, by what the scans take for a chunk (docs/gpu.md: measured on an H200, microseconds): a pass is bound by its chain
-// of chunks or, where many blocks run, by memory.
-int64_t best_segment(const Plan& plan, int64_t value_blocks) {
-  constexpr double kChain = 0.9, kStateChain = 0.65, kJoin = 4, kMemory = 1.55 / 128;
-  constexpr int64_t kMultiprocessors = 132, kMostSegments = 16, kLeastChunks = 16;
-  const int64_t chunks = (plan.longest + kChunk - 1) / kChunk, blocks = plan.N * plan.HV * value_blocks;
-  const int64_t map_blocks = plan.N * plan.HV * ((plan.K + kValueBlock - 1) / kValueBlock);
-  const auto waves = [](int64_t n) { return static_cast<double>((n + kMultiprocessors - 1) / kMultiprocessors); };
-  const auto pass = [&](double chain, int64_t n, double length) {
-    return waves(n) * length * std::max(chain, kMemory * static_cast<double>(std::min(n, kMultiprocessors)));
-  };
-  int64_t best = 0;
-  double least = pass(kChain, blocks, static_cast<double>(chunks));
-  for (int64_t count = 2; count <= kMostSegments && chunks / count >= kLeastChunks; ++count) {
-    const double length = static_cast<double>((chunks + count - 1) / count);
-    const double time =
-        pass(kStateChain, (count - 1) * (blocks + map_blocks), length) + kJoin * static_cast<double>(count) + pass(kChain, count * blocks, length);
-    if (time < 0.95 * least) {
-      least = time;
-      best = (chunks + count - 1) / count;
-    }
+// What a pass of a scan takes for a chunk, in microseconds (measured on an H200, docs/design): the length of its chain of products or, where
+// all 132 multiprocessors run one, what memory gives.
+struct PassCost {
+  double chain, memory;
+  double of(int64_t blocks, int64_t chunks) const {
+    constexpr int64_t kMultiprocessors = 132;
+    const double load = static_cast<double>(std::min(blocks, kMultiprocessors)) / static_cast<double>(kMultiprocessors);
+    return static_cast<double>((blocks + kMultiprocessors - 1) / kMultiprocessors) * static_cast<double>(chunks) * std::max(chain, memory * load);
   }
-  return best;
+};
+constexpr PassCost kForwardPass{0.9, 1.6}, kForwardPart{0.65, 1.3}, kReversePass{0.86, 2.1}, kReversePart{0.8, 1.7};
+constexpr double kJoinStep = 5;
+
+// Blocks and chunks of a call, for the choice of segments.
+struct SegmentShape {
+  int64_t blocks, map_blocks, chunks;
+  explicit SegmentShape(const Plan& plan)
+      : blocks(plan.N * plan.HV * ((plan.V + kValueBlock - 1) / kValueBlock)),
+        map_blocks(plan.N * plan.HV * ((plan.K + kValueBlock - 1) / kValueBlock)),
+        chunks((plan.longest + kChunk - 1) / kChunk) {}
+  int64_t length(int64_t count) const { return (chunks + count - 1) / count; }
+  double forward(int64_t count) const {
+    if (count == 1) return kForwardPass.of(blocks, chunks);
+    return kForwardPart.of((count - 1) * blocks + (count - 2) * map_blocks, length(count)) + kJoinStep * static_cast<double>(count) +
+           kForwardPass.of(count * blocks, length(count));
+  }
+  double reverse(int64_t count) const {
+    if (count == 1) return kReversePass.of(blocks, chunks);
+    return kReversePart.of((count - 1) * blocks, length(count)) + kJoinStep * static_cast<double>(count) + kReversePass.of(count * blocks, length(count));
+  }
+};
+constexpr double kWorthIt = 0.95;
+
+// Chunks of a segment by the shape of the call; 0: no cut.
+int64_t best_segment(const Plan& plan) {
+  constexpr int64_t kMostSegments = 16, kLeastChunks = 16;
+  const SegmentShape shape(plan);
+  int64_t best = 1;
+  for (int64_t count = 2; count <= kMostSegments && shape.chunks / count >= kLeastChunks; ++count) {
+    if (shape.forward(count) < kWorthIt * shape.forward(best)) best = count;
+  }
+  return best == 1 ? 0 : shape.length(best);
+}
+
+// Whether backward is cut as well: its passes move more.
+bool cut_backward(const Plan& plan, int64_t segment) {
+  const SegmentShape shape(plan);
+  return plan.segment > 0 || shape.reverse((shape.chunks + segment - 1) / segment) < kWorthIt * shape.reverse(1);
 }
 
 Segments cut(const Plan& plan, int64_t chunks) {
@@ -122,7 +147,7 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)});
   r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
   r.w = regions.take(tiles * device.value_blocks * kPanel * 2);
-  r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
+  if (device.segments.backward) r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
   r.bytes = regions.used();
   return r;
 }
@@ -149,7 +174,7 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   r.v = regions.take(tiles * device.value_blocks * kPanel * 2, device.chunk_form);
   r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest),
                          !device.chunk_form);
-  r.segments = segment_regions(plan, device.segments, regions);
+  if (device.segments.backward) r.segments = segment_regions(plan, device.segments, regions);
   r.bytes = regions.used();
   return r;
 }
@@ -190,7 +215,8 @@ DevicePlan make_device_plan(const Plan& plan) {
     device.key = plan.K <= 64 ? 64 : 128;
     device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
     device.z_image = plan.rule.write == Gate::kChannel;
-    device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device.value_blocks) : std::max<int64_t>(0, plan.segment / kChunk));
+    device.segments = cut(plan, plan.segment == 0 ? best_segment(plan) : std::max<int64_t>(0, plan.segment / kChunk));
+    device.segments.backward = device.segments && cut_backward(plan, device.segments.chunks);
   }
   device.forward = forward_regions(plan, device);
   device.saved = saved_regions(plan, device);
@@ -206,7 +232,9 @@ std::string to_text(const Plan& plan, const DevicePlan& device) {
     text += fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
     text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
                         device.z_image ? "Z prepared" : "values scaled in the scan");
-    if (device.segments) text += fmt::format("segments: {} of {} chunks\n", device.segments.count(), device.segments.chunks);
+    if (device.segments) {
+      text += fmt::format("segments: {} of {} chunks{}\n", device.segments.count(), device.segments.chunks, device.segments.backward ? "" : ", forward only");
+    }
   } else {
     text += fmt::format("form: token, {} sequences x {} value heads\n", plan.N, plan.HV);
   }

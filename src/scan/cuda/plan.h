@@ -29,6 +29,7 @@ struct CommonRegions {
 // second pass starts every segment from its own state. Tables as the device sees them; empty: no cut.
 struct Segments {
   int64_t chunks = 0;               // of a segment
+  bool backward = false;            // the reverse scan is cut too
   std::vector<int32_t> offsets;     // tokens before segment i, then all
   std::vector<int32_t> chunk_base;  // chunks before it
   std::vector<int32_t> first;       // [N + 1]: segments before sequence n
@@ -61,7 +62,7 @@ struct SavedRegions {
   Region pairs;   // PairImage [chunks, HV]
   Region states;  // S^T [chunks, HV, value blocks]
   Region w;       // panels [chunks, HV, value blocks]
-  Region maps;    // as ForwardRegions
+  Region maps;    // as ForwardRegions, where backward is cut too
   size_t bytes = 0;
 };
 

@@ -176,7 +176,8 @@ JoinArgs join_args(const Plan& plan, const int32_t* first, float* states, const 
 void scan_segments_forward(const Plan& plan, const DevicePlan& device, ScanForwardArgs scan, float* maps, const Space& space) {
   const SegmentRegions& r = device.forward.segments;
   const Segments& s = device.segments;
-  const SegmentTables tables = upload_segments(plan, s, r, s.last_of, s.forward_parts(scan.initial_state.data != nullptr, scan.states != nullptr), space);
+  const SegmentTables tables =
+      upload_segments(plan, s, r, s.last_of, s.forward_parts(scan.initial_state.data != nullptr, s.backward && scan.states != nullptr), space);
   float* const joined = space.at<float>(r.states);
   const StateArg states = segment_states(plan, joined, plan.V);
   scan.sequences = tables.sequences;
@@ -254,7 +255,8 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   scan.states = save ? kept.at<uint16_t>(device.saved.states) : nullptr;
   scan.w = save ? kept.at<uint16_t>(device.saved.w) : nullptr;
   if (device.segments) {
-    scan_segments_forward(plan, device, scan, save ? kept.at<float>(device.saved.maps) : space.at<float>(device.forward.maps), space);
+    scan_segments_forward(plan, device, scan, save && device.segments.backward ? kept.at<float>(device.saved.maps) : space.at<float>(device.forward.maps),
+                          space);
   } else {
     scan_forward(scan, device.key, plan.stream);
   }
@@ -350,7 +352,7 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   scan.d_initial_state = state_arg(plan, grads.initial_state);
   scan.d_states = space.at<uint16_t>(device.backward.d_states);
   scan.v = space.at<uint16_t>(device.backward.v);
-  if (device.segments) {
+  if (device.segments.backward) {
     scan_segments_reverse(plan, device, scan, kept.at<float>(device.saved.maps), space);
   } else {
     scan_reverse(scan, device.key, plan.stream);

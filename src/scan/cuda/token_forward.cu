@@ -11,6 +11,9 @@
 namespace fw::cuda {
 namespace {
 
+// Where warps that make tokens and warps that hold the state meet: two places in the code, so a named barrier that says how many come.
+FW_DEVICE void meet() { named_barrier_sync(2, static_cast<int>(block_size())); }
+
 constexpr int kStateWarps = 4, kFrontWarps = 4;  // of the latter one where every sequence has one token
 
 struct ForwardCut {
@@ -39,7 +42,7 @@ FW_DEVICE void make_tokens(const Problem& x, const ForwardCut& cut, int n, int h
       put_token(x, cut.gather, k, cut.tile, lane, to);
     }
     to = turn == 0 ? to + batch : to - batch;
-    sync_threads();
+    meet();
   }
 }
 
@@ -70,7 +73,7 @@ __global__ void __launch_bounds__(32 * (kStateWarps + kFrontWarps), min_blocks(k
   if (cut.initial == StateAccess::kElements) load_state_elements<kN, kRows>(initial, v0, x.V, x.K, lane, s);
   const int row = row_of_lane<kRows>(lane);
   const bool writes = has_row<kRows>(lane) && row < rows && a.o.data != nullptr;
-  if (length > 0) sync_threads();
+  if (length > 0) meet();
   if (cut.initial == StateAccess::kChannels && initial.bf16 != 0) unpack_rows<kN, kRows>(s);
   if (cut.initial == StateAccess::kStaged) {
     cp_async_wait<0>();
@@ -80,7 +83,7 @@ __global__ void __launch_bounds__(32 * (kStateWarps + kFrontWarps), min_blocks(k
   FW_NO_UNROLL
   for (int t = 0, place = 0; t < length; ++t, ++place) {
     if (place == fronts || place == 2 * fronts) {
-      sync_threads();
+      meet();
       if (place != fronts) place = 0;
     }
     const char* token = shared_memory() + place * cut.gather.bytes;

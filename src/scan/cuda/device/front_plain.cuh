@@ -10,8 +10,14 @@ constexpr bool plain_front(const Rule& r) {
   return (r.gain == Gain::kOne || r.gain == Gain::kGate) && r.erase_key == EraseKey::kTied && r.feedback == Feedback::kNone && r.read == Read::kPlain &&
          r.normaliser == Normaliser::kNone;
 }
-// Besides, streams that are q and k times a number.
-constexpr bool plain_streams(const Rule& r) { return plain_front(r) && r.erase == Gate::kTied && r.write == Gate::kTied && r.precond == Precond::kNone; }
+// Besides, streams that are q and k times a number, and M.
+constexpr bool plain_streams(const Rule& r) { return plain_front(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }
+
+// Or that but for gates a channel.
+constexpr bool gated_streams(const Rule& r) {
+  return plain_front(r) && (r.erase == Gate::kTied || r.erase == Gate::kChannel) && (r.write == Gate::kTied || r.write == Gate::kChannel) &&
+         r.precond == Precond::kNone;
+}
 
 // kStreams: of plain_streams().
 template <bool kStreams>

@@ -57,7 +57,7 @@ FW_DEVICE DecayWords load_decay_words(const ScalarChunk<Shape>& c, int turn) {
   const Rows from = c.rows_at(c.args.problem.in.g, turn);
   if (from.bf16 == 0 || !in_pairs(from, K)) return x;
   const int limit = at.channel < K ? c.rows(turn) : 0;
-  const char* p = from.data + ((at.row(0)) * from.stride + at.channel) * 2;
+  const char* p = from.data + (at.row(0) * from.stride + at.channel) * 2;
   const int64_t step = from.stride * (at.before ? -2 : 2);
   FW_UNROLL
   for (int k = 0; k < 8; ++k) x.words[k] = at.row(k) < limit ? *reinterpret_cast<const uint32_t*>(p + k * step) : 0;
@@ -77,7 +77,7 @@ FW_DEVICE void unpack_decays(const ScalarChunk<Shape>& c, int turn, const RowGro
   for (int k = 0; k < 8; ++k) {
     g[k] = make_float2(0, 0);
     if (at.row(k) >= c.rows(turn)) continue;
-    const int64_t i = (at.row(k)) * from.stride + at.channel;
+    const int64_t i = at.row(k) * from.stride + at.channel;
     if (pairs && at.channel < K) {
       g[k] = *reinterpret_cast<const float2*>(from.data + 4 * i);
     } else if (!pairs) {
@@ -87,7 +87,7 @@ FW_DEVICE void unpack_decays(const ScalarChunk<Shape>& c, int turn, const RowGro
   }
 }
 
-// What the next turn reads of keys and decays comes into the L2 cache.
+// What is read without being copied ahead comes into the L2 cache; with prefetch_turn().
 template <class Shape>
 FW_DEVICE void prefetch_channels(const ScalarChunk<Shape>& c, int turn) {
   if (c.warp < kPrefetchWarp || !c.has(turn)) return;
@@ -96,6 +96,9 @@ FW_DEVICE void prefetch_channels(const ScalarChunk<Shape>& c, int turn) {
   if (!Shape::kFast) return;
   prefetch_row_lines(c, c.rows_at(p.in.q, turn), turn, p.K);
   prefetch_row_lines(c, c.rows_at(p.in.k, turn), turn, p.K);
+  if (!Shape::kGates) return;
+  prefetch_row_lines(c, c.rows_at(p.in.erase_gate, turn), turn, p.K);
+  prefetch_row_lines(c, c.rows_at(p.in.write_gate, turn), turn, p.V);
 }
 
 // What there is to decays of the chunk: nothing, steep ones, bounded ones.
@@ -167,69 +170,6 @@ FW_DEVICE void anchor_8(const uint4& factors, float (&r)[8], float (&e)[8], floa
     r[j] *= f[j];
     e[j] *= -f[j];
     w[j] *= rcp_fast(f[j]);
-  }
-}
-
-// q and k of the row and the two granules of it that a thread has, a turn ahead.
-struct RowWords {
-  uint4 q[2], k[2];
-};
-template <class Shape>
-FW_DEVICE RowWords load_row_words(const ScalarChunk<Shape>& c, int turn) {
-  constexpr int kLanes = Shape::kKey / 16;
-  RowWords x = {};
-  if (!Shape::kFast || !c.has(turn)) return x;
-  const int row = c.thread / kLanes, lane = c.thread % kLanes, K = c.args.problem.K;
-  const Rows q = c.rows_at(c.args.problem.in.q, turn), k = c.rows_at(c.args.problem.in.k, turn);
-  const int64_t t = row;
-  FW_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    const int column = 8 * (lane + kLanes * i);
-    if (row >= c.rows(turn) || column >= K) continue;
-    x.q[i] = *reinterpret_cast<const uint4*>(q.data + 2 * (t * q.stride + column));
-    x.k[i] = *reinterpret_cast<const uint4*>(k.data + 2 * (t * k.stride + column));
-  }
-  return x;
-}
-
-// As FastRows::make_streams, anchored.
-template <class Shape>
-FW_DEVICE void make_fast_streams(const ScalarChunk<Shape>& c, int turn, const RowWords& words) {
-  constexpr int kLanes = Shape::kKey / 16;
-  const Problem& x = c.args.problem;
-  const int row = c.thread / kLanes, lane = c.thread % kLanes;
-  FrontScalars<float> s;
-  float q_k = 0;
-  FW_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    s.q2 = dot_16_bytes(words.q[i], words.q[i], s.q2);
-    s.k2 = dot_16_bytes(words.k[i], words.k[i], s.k2);
-    q_k = dot_16_bytes(words.q[i], words.k[i], q_k);
-  }
-  s.q2 = group_sum<kLanes>(s.q2);
-  s.k2 = group_sum<kLanes>(s.k2);
-  q_k = group_sum<kLanes>(q_k);
-  s.beta = c.turn_floats(Shape::kBeta, turn)[row];
-  FrontCoefs<float> f = front_coefs(reduced_rule<true>(x.rule), x.scale, s);
-  if (row >= c.rows(turn)) f = FrontCoefs<float>();
-  FW_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t at = panel_offset(row, 8 * (lane + kLanes * i));
-    float r[8], e[8], w[8];
-    unpack_8(words.q[i], r);
-    unpack_8(words.k[i], w);
-    FW_UNROLL
-    for (int j = 0; j < 8; ++j) r[j] *= f.r_q, e[j] = f.e_k * w[j], w[j] *= f.w_k;
-    anchor_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kFactors + at), r, e, w);
-    *reinterpret_cast<uint4*>(c.memory + Shape::kRead + at) = pack_8(r);
-    *reinterpret_cast<uint4*>(c.memory + Shape::kWrite + at) = pack_8(w);
-    if (Shape::kOnline) *reinterpret_cast<uint4*>(c.memory + Shape::kErase + at) = pack_8(e);
-  }
-  if (lane == 0) {
-    c.floats(Shape::kZv)[row] = f.z_v;
-    c.floats(Shape::kScalars)[row] = s.q2;
-    c.floats(Shape::kScalars)[64 + row] = s.k2;
-    c.floats(Shape::kScalars)[128 + row] = f.r_q * f.w_k * q_k;
   }
 }
 
@@ -381,23 +321,20 @@ FW_DEVICE void add_dots(const GradientChunk<Shape>& c, int tile, int j, const fl
   }
 }
 
-// dr, de, dw without the diagonal of dP, and their part of dG. Leaves in kTails the sums over the rows of each block of w (.) the
-// states' part of dw, as seen from the block's anchor.
+// The sums with what the rows of the chunk give each other, as seen from the anchors. Leaves in kTails the sums over the rows of each
+// block of w (.) the states' part of dw.
 template <class Shape>
-FW_DEVICE void finish_channel(const GradientChunk<Shape>& c, StreamSums& sums, float (&d_g)[4][4]) {
+FW_DEVICE void walk_blocks(const GradientChunk<Shape>& c, StreamSums& sums) {
   const int own = c.block_row(), first = 32 * c.group();
   const bool steep = decays_are(c, Decays::kSteep);
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) {
+  {
+    float dots[4][4] = {}, tails[8];
+    add_dots<false>(c, Shape::kWrite, 0, sums.w, dots);
+    add_dots<false>(c, Shape::kWrite, 2, sums.w, dots);
     FW_UNROLL
-    for (int i = 0; i < 4; ++i) d_g[j][i] = 0;
+    for (int j = 0; j < 4; ++j) tails[2 * j] = dots[j][0] + dots[j][2], tails[2 * j + 1] = dots[j][1] + dots[j][3];
+    store_tails(c, tails);
   }
-  add_dots<false>(c, Shape::kWrite, 0, sums.w, d_g);
-  add_dots<false>(c, Shape::kWrite, 2, sums.w, d_g);
-  float tails[8];
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) tails[2 * j] = d_g[j][0] + d_g[j][2], tails[2 * j + 1] = d_g[j][1] + d_g[j][3];
-  store_tails(c, tails);
 
   FW_NO_UNROLL
   for (int block = 0; block <= own; ++block) {
@@ -444,6 +381,11 @@ FW_DEVICE void finish_channel(const GradientChunk<Shape>& c, StreamSums& sums, f
       }
     }
   }
+}
+
+// dr, de, dw without the diagonal of dP, and their part of dG.
+template <class Shape>
+FW_DEVICE void finish_streams(const GradientChunk<Shape>& c, StreamSums& sums, float (&d_g)[4][4]) {
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
     FW_UNROLL
@@ -545,16 +487,18 @@ FW_DEVICE void store_channel_decay_gradient(const ScalarChunk<Shape>& c, int tur
     }
     return;
   }
-  const int size = out.bf16 != 0 ? 2 : 4, limit = channel < K ? rows : 0;
-  char* p = out.data + (t * out.stride + channel) * size;
-  const int64_t step = out.stride * size;
-  FW_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    if (i >= limit) continue;
-    if (out.bf16 != 0) {
-      *reinterpret_cast<uint32_t*>(p + i * step) = pack_bf16(x[i].x, x[i].y);
-    } else {
-      *reinterpret_cast<float2*>(p + i * step) = x[i];
+  const int limit = channel < K ? rows : 0;
+  if (out.bf16 != 0) {
+    char* p = out.data + (t * out.stride + channel) * 2;
+    FW_UNROLL
+    for (int i = 0; i < 8; ++i, p += 2 * out.stride) {
+      if (i < limit) *reinterpret_cast<uint32_t*>(p) = pack_bf16(x[i].x, x[i].y);
+    }
+  } else {
+    char* p = out.data + (t * out.stride + channel) * 4;
+    FW_UNROLL
+    for (int i = 0; i < 8; ++i, p += 4 * out.stride) {
+      if (i < limit) *reinterpret_cast<float2*>(p) = x[i];
     }
   }
 }

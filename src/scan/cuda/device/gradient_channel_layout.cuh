@@ -5,11 +5,12 @@
 
 namespace fw::cuda {
 
-// kFastRows: as ScalarShape.
-template <int kKeyDim, bool kOnlineSolve, bool kFastRows>
+// kFastRows: as ScalarShape. kGatedRows: the same, but for gates a channel on e and z; else there are none of those.
+template <int kKeyDim, bool kOnlineSolve, bool kFastRows, bool kGatedRows = false>
 struct ChannelShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kFast = kFastRows;
+  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kFast = kFastRows, kPrecond = false;
+  static constexpr bool kGates = kGatedRows || !kFastRows;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32, kPairs = kKey / 2;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
 

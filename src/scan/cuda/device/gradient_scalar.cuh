@@ -2,33 +2,9 @@
 #pragma once
 
 #include "scan/cuda/device/gradient_scalar_loads.cuh"
+#include "scan/cuda/device/gradient_wgmma.cuh"
 
 namespace fw::cuda {
-
-// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (offline R = W, dZ = dR). Ends with a barrier.
-template <class Shape>
-FW_DEVICE void make_value_tiles(const ScalarChunk<Shape>& c, int stage) {
-  constexpr int kTiles = PairSums<Shape>::kTiles;
-  float d[kTiles][4];
-  FW_UNROLL
-  for (int j = 0; j < kTiles; ++j) {
-    const uint32_t low = pair_fragment(c, stage + Shape::kV, 0, j), high = pair_fragment(c, stage + Shape::kV, 1, j);
-    d[j][0] = bf16_low(low), d[j][1] = bf16_high(low), d[j][2] = bf16_low(high), d[j][3] = bf16_high(high);
-  }
-  triangular_product<true>(c, d, Shape::kP, stage + Shape::kOut);
-  if constexpr (!Shape::kOnline) {
-    store_tile(c, stage + Shape::kV, d);  // where this thread has read
-  } else {
-    store_tile(c, Shape::kDR, d);
-    float r[kTiles][4] = {}, z[kTiles][4] = {};
-    triangular_product<false>(c, r, Shape::kA, stage + Shape::kW);
-    sync_threads();
-    store_tile(c, stage + Shape::kW, r);
-    triangular_product<true>(c, z, Shape::kA, Shape::kDR);
-    store_tile(c, stage + Shape::kV, z);
-  }
-  sync_threads();
-}
 
 // Lanes over the rows of a stage: 8 columns each.
 template <class Shape>
@@ -47,7 +23,7 @@ struct ValueWords {
     const Problem& x = c.args.problem;
     const Rows rows = c.rows_at(x.in.v, turn);
     const int column = block * kValueBlock + c.thread % Lanes::kLanes * 8;
-    wide = wide_rows(rows) && x.V % 8 == 0;
+    wide = c.pieces(kPiecesV);
     FW_UNROLL
     for (int i = 0; i < Lanes::kPasses; ++i) {
       const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
@@ -68,7 +44,7 @@ FW_DEVICE void value_rows(const ScalarChunk<Shape>& c, int turn, int block, int 
                           float (&sums)[ValueLanes<Shape>::kPasses]) {
   using Lanes = ValueLanes<Shape>;
   const Problem& x = c.args.problem;
-  const bool gated = !Shape::kFast && x.rule.write == Gate::kChannel;
+  const bool gated = Shape::kGates && x.rule.write == Gate::kChannel;
   const int in_block = c.thread % Lanes::kLanes * 8, column = block * kValueBlock + in_block;
   const Rows dv = c.rows_at(c.args.grads.d.v, turn);
   FW_UNROLL
@@ -100,7 +76,11 @@ FW_DEVICE void value_rows(const ScalarChunk<Shape>& c, int turn, int block, int 
       sums[i] += v[j] * dz[j];
       dz[j] *= z_v;
     }
-    if (dv.data != nullptr) store_channels(dv, t, column, x.V, dz);
+    if (c.pieces(kPiecesDV)) {
+      *reinterpret_cast<uint4*>(dv.data + 2 * (t * dv.stride + column)) = pack_8(dz);
+    } else if (dv.data != nullptr) {
+      store_channels(dv, t, column, x.V, dz);
+    }
   }
 }
 
@@ -129,7 +109,6 @@ FW_DEVICE void store_decayed_pairs(const ScalarChunk<Shape>& c, int turn, const 
   FW_UNROLL
   for (int j = 0; j < PairSums<Shape>::kTiles; ++j) {
     const int column = pair_column(c) + 8 * j + 2 * (c.lane & 3);
-    if (column / 16 > c.block_row()) continue;
     const float2 g_column = *reinterpret_cast<const float2*>(g + column);
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -152,9 +131,8 @@ FW_DEVICE void store_decayed_pairs(const ScalarChunk<Shape>& c, int turn, const 
 // part of dw.
 template <class Shape>
 FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int turn, StreamSums& sums) {
-  const int r_tile = Shape::kRead + c.key_offset(turn), w_tile = r_tile + Shape::kStateBytes;
+  const int r_tile = Shape::kRead + c.key_offset(turn), w_tile = Shape::kWrite + c.key_offset(turn);
   const float* g = c.turn_floats(Shape::kG, turn);
-  const int block = c.block_row(), first = 32 * c.group();
   const float gamma[2] = {exp2_fast(g[c.row()]), exp2_fast(g[c.row() + 8])};
   const float rest[2] = {exp2_fast(g[63] - g[c.row()]), exp2_fast(g[63] - g[c.row() + 8])};
   float dot = 0;
@@ -172,39 +150,20 @@ FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int turn, StreamSums
       }
     }
   }
-  FW_UNROLL
-  for (int k = 0; k < 4; ++k) {
-    uint32_t p[4], t[4], b[4];
-    if (k <= block) {
-      load_left(p, c.base + Shape::kP, 16 * block, 16 * k, c.lane);
-      if (Shape::kOnline) load_left(t, c.base + Shape::kA, 16 * block, 16 * k, c.lane);
-      FW_UNROLL
-      for (int j = 0; j < 4; j += 2) {
-        load_right(b, c.base + w_tile, 16 * k, first + 8 * j, c.lane);
-        mma_bf16(sums.r[j], p, b[0], b[1]);
-        mma_bf16(sums.r[j + 1], p, b[2], b[3]);
-        if (Shape::kOnline) {
-          mma_bf16(sums.e[j], t, b[0], b[1]);
-          mma_bf16(sums.e[j + 1], t, b[2], b[3]);
-        }
-      }
-    }
-    if (k >= block) {
-      load_left_transposed(p, c.base + Shape::kP, 16 * block, 16 * k, c.lane);
-      if (Shape::kOnline) load_left_transposed(t, c.base + Shape::kA, 16 * block, 16 * k, c.lane);
-      FW_UNROLL
-      for (int j = 0; j < 4; j += 2) {
-        load_right(b, c.base + r_tile, 16 * k, first + 8 * j, c.lane);
-        mma_bf16(sums.w[j], p, b[0], b[1]);
-        mma_bf16(sums.w[j + 1], p, b[2], b[3]);
-        if (Shape::kOnline) {
-          load_right(b, c.base + Shape::kErase, 16 * k, first + 8 * j, c.lane);
-          mma_bf16(sums.w[j], t, b[0], b[1]);
-          mma_bf16(sums.w[j + 1], t, b[2], b[3]);
-        }
-      }
-    }
+  const uint32_t columns = c.base + key_columns(c), p = c.base + Shape::kP, t = c.base + Shape::kA;
+  keep(flat(sums.r)), keep(flat(sums.w));
+  if (Shape::kOnline) keep(flat(sums.e));
+  wgmma_fence();
+  start_product<32, false, true>(flat(sums.r), p, columns + w_tile);
+  start_product<32, true, true>(flat(sums.w), p, columns + r_tile);
+  if (Shape::kOnline) {
+    start_product<32, false, true>(flat(sums.e), t, columns + w_tile);
+    start_product<32, true, true>(flat(sums.w), t, columns + Shape::kErase);
   }
+  wgmma_commit();
+  wgmma_wait<0>();
+  keep(flat(sums.r)), keep(flat(sums.w));
+  if (Shape::kOnline) keep(flat(sums.e));
   return dot;
 }
 

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
   for (int turn = 0; c.has(turn); ++turn) {
     if (Shape::kFast) {
       if (turn == 0) sync_threads();  // beta
-      mbarrier_wait(c.key_barrier(turn), turn / 2 & 1);
+      if (!Shape::kPrecond) mbarrier_wait(c.key_barrier(turn), turn / 2 & 1);
     } else {
       sync_threads();  // the rows and coefficients of the turn before have been read
       load_keys(c, turn);
@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
     }
     Front::make_streams(c, turn);
     mbarrier_wait(c.pairs_barrier(), turn & 1);
+    fence_async_shared();
     sync_threads();
     if (Shape::kFast) load_keys(c, turn + 1);
 
@@ -75,9 +76,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
         const ValueWords<Shape> words(c, turn, block);
         mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
         make_value_tiles(c, stage);
+        start_value_products(c, stage, sums, pairs);
         value_rows(c, turn, block, stage, words, z_sums);
-        add_products(c, stage, sums, pairs);
         tail = dot_states(c, stage, tail);
+        finish_value_products(sums, pairs);
         if (block + 1 == c.blocks) break;
         fence_async_shared();
         sync_threads();
@@ -97,10 +99,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
     loaded.next(c.blocks);
     ++step;
 
+    const FragmentM<Shape> m(c, turn);
     tail *= exp2_fast(c.turn_floats(Shape::kG, turn)[63]);
     tail = warp_sum(tail + finish_streams(c, turn, sums));
     if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] = tail;
-    Front::sum_rows(c, turn, sums);
+    Front::sum_rows(c, turn, sums, m);
     fence_async_shared();
     sync_threads();
     if (c.thread == 6 * 32) load_pairs(c, turn + 1);
@@ -112,9 +115,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
       if (c.warp == 5) c.find(turn + 3);
       prefetch_turn(c, turn + 2);
     }
+    Front::combine(c, turn, sums, m);
     sync_threads();
     if (c.warp == 3) store_decay_gradient(c, turn);
-    Front::store_gradients(c, turn, sums);
+    Front::store_gradients(c, turn, sums, m);
   }
 }
 
@@ -124,9 +128,20 @@ inline constexpr int64_t kProcessors = 2;  // so that small problems have severa
 inline constexpr int64_t kProcessors = 132;
 #endif
 
+// Rows of 16-byte pieces, wherever a sequence or head begins.
+inline bool whole_pieces(const TokenArg& x, int dim) {
+  return x.data != nullptr && x.bf16 != 0 && ((x.stride_b | x.stride_t | x.stride_h | dim) & 7) == 0 && (reinterpret_cast<uintptr_t>(x.data) & 15) == 0;
+}
+inline unsigned pieces_of(const GradientArgs& args) {
+  const Problem& x = args.problem;
+  const TokenArgs& d = args.grads.d;
+  return (whole_pieces(x.in.v, x.V) ? kPiecesV : 0u) | (whole_pieces(args.d_o, x.V) ? kPiecesDOut : 0u) | (whole_pieces(d.v, x.V) ? kPiecesDV : 0u) |
+         (whole_pieces(d.q, x.K) ? kPiecesDQ : 0u) | (whole_pieces(d.k, x.K) ? kPiecesDK : 0u);
+}
+
 template <class Shape>
 void launch_scalar_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
-  const ScalarGradientArgs all{args, chunks * args.problem.HV};
+  const ScalarGradientArgs all{args, chunks * args.problem.HV, pieces_of(args)};
   const int64_t places = kProcessors * Shape::kBlocksPerSm;
   const unsigned grid = static_cast<unsigned>(all.tiles < places ? all.tiles : places);
   launch(scalar_gradient_kernel<Shape>, Dim3{grid}, Shape::kThreads, Shape::kBytes, stream, all);

@@ -10,11 +10,12 @@ namespace fw::cuda {
 // What a block knows of a turn (ScalarChunk): value head, tokens, addresses; four turns.
 inline constexpr int kPlaceEntries = 32, kPlacesBytes = 4 * 8 * (kPlaceEntries + 1);
 
-// kFastRows: rules whose streams are q and k times a number a row, with rows that can be copied as they are.
-template <int kKeyDim, bool kOnlineSolve, bool kFastRows>
+// kFastRows: rules whose streams are q and k times a number a row, with rows that can be copied as they are; kPreconditioned: and times M,
+// elementwise.
+template <int kKeyDim, bool kOnlineSolve, bool kFastRows, bool kPreconditioned = false>
 struct ScalarShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = kFastRows;
+  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = kFastRows, kPrecond = kPreconditioned, kGates = !kFast;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
 
@@ -36,7 +37,7 @@ struct ScalarShape {
   static constexpr int kFront = kDZv + 256;
   static constexpr int kCoefs = kFront, kScalars = kCoefs + (kFast ? 0 : static_cast<int>(sizeof(FrontCoefs<float>)) / 4) * 256;
   static constexpr int kSlopes = kScalars + (kFast ? 3 : static_cast<int>(sizeof(FrontScalars<float>)) / 4) * 256;
-  static constexpr int kFrontEnd = kSlopes + (kFast ? 5 : 4) * 256;
+  static constexpr int kFrontEnd = kSlopes + (kFast ? 8 : 4) * 256;
   static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kPlaces = kBarriers + 64, kSmallEnd = kPlaces + kPlacesBytes;
   // Sums over a group's 32 columns [sum][group][64 rows]; if not fast, in the place of dR.
   static constexpr int kSums = kFast ? 4 : 7;
@@ -47,18 +48,23 @@ struct ScalarShape {
   static_assert(kBytes + 1024 <= 228 * 1024 / kBlocksPerSm && kBytes <= 227 * 1024);
 };
 
+// Tensors whose rows of a chunk are bf16 in pieces of 16 bytes.
+enum kPieces : unsigned { kPiecesV = 1, kPiecesDOut = 2, kPiecesDV = 4, kPiecesDQ = 8, kPiecesDK = 16 };
+
 struct ScalarGradientArgs {
   GradientArgs gradients;
-  int64_t tiles = 0;  // chunks times value heads
+  int64_t tiles = 0;    // chunks times value heads
+  unsigned pieces = 0;  // bits of kPieces
 };
 
 // The products of gradient_products.cuh take its GradientChunk part.
 template <class Shape>
 struct ScalarChunk : GradientChunk<Shape> {
+  const ScalarGradientArgs& all;
   int64_t tiles;
   int blocks;  // of values
 
-  FW_DEVICE explicit ScalarChunk(const ScalarGradientArgs& a) : GradientChunk<Shape>(a.gradients), tiles(a.tiles) {
+  FW_DEVICE explicit ScalarChunk(const ScalarGradientArgs& a) : GradientChunk<Shape>(a.gradients), all(a), tiles(a.tiles) {
     blocks = (a.gradients.problem.V + kValueBlock - 1) / kValueBlock;
   }
 
@@ -78,8 +84,8 @@ struct ScalarChunk : GradientChunk<Shape> {
   FW_DEVICE void find(int turn) const {
     static_assert(sizeof(TokenArgs) == kGradients * sizeof(TokenArg));
     if (!has(turn)) return;
-    const GradientArgs& all = this->args;
-    const Problem& x = all.problem;
+    const GradientArgs& every = this->args;
+    const Problem& x = every.problem;
     const SequenceArg& s = x.sequences;
     const unsigned index = static_cast<unsigned>(tile(turn)), heads = static_cast<unsigned>(x.HV);
     const int chunk = static_cast<int>(index / heads), head = static_cast<int>(index % heads), n = sequence_of_chunk(s, chunk), lane = this->lane;
@@ -87,12 +93,12 @@ struct ScalarChunk : GradientChunk<Shape> {
     const int64_t token = first_token(s, n) + from;
     char* at = nullptr;
     if (lane <= kOutputGradient) {
-      const TokenArg& a = lane < kGradients ? (&x.in.q)[lane] : lane < kOutputGradient ? (&all.grads.d.q)[lane - kGradients] : all.d_o;
+      const TokenArg& a = lane < kGradients ? (&x.in.q)[lane] : lane < kOutputGradient ? (&every.grads.d.q)[lane - kGradients] : every.d_o;
       const int64_t b = s.offsets != nullptr ? 0 : n, t = s.offsets != nullptr ? token : from;
       const int64_t element = b * a.stride_b + t * a.stride_t + static_cast<int64_t>(head / a.divisor) * a.stride_h;
       if (a.data != nullptr) at = static_cast<char*>(a.data) + element * (a.bf16 != 0 ? 2 : 4);
     } else if (lane <= kDBeta) {
-      const float* data = lane == kM ? x.m : lane == kDM ? all.grads.dm : lane == kDAlpha ? all.grads.dalpha_p : all.grads.dbeta_p;
+      const float* data = lane == kM ? x.m : lane == kDM ? every.grads.dm : lane == kDAlpha ? every.grads.dalpha_p : every.grads.dbeta_p;
       const int64_t row = lane == kM ? token * x.H + head / x.group : token * x.HV + head;
       if (data != nullptr) at = reinterpret_cast<char*>(const_cast<float*>(data + (lane <= kDM ? row * x.K : row)));
     }
@@ -121,6 +127,7 @@ struct ScalarChunk : GradientChunk<Shape> {
     f.m_stride = static_cast<int64_t>(this->args.problem.H) * this->args.problem.K;
     return f;
   }
+  FW_DEVICE bool pieces(unsigned which) const { return (all.pieces & which) != 0; }
   FW_DEVICE float* turn_floats(int offset, int turn) const { return this->floats(offset) + 64 * (turn & 1); }
 
   // Barriers: of the stages, of A and P, of q and k of two turns.

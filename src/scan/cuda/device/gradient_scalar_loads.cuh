@@ -11,10 +11,9 @@ FW_DEVICE bool wide_rows(const Rows& x) { return x.bf16 != 0 && x.stride % 8 == 
 // 64 rows x kColumns columns from `column` on into a tile. What can be copied as it is comes without waiting:
 // returns whether.
 template <int kColumns, class Shape>
-FW_DEVICE bool load_row_tile(const ScalarChunk<Shape>& c, const Rows& from, int turn, int column, int limit, int to) {
+FW_DEVICE bool load_row_tile(const ScalarChunk<Shape>& c, const Rows& from, bool wide, int turn, int column, int limit, int to) {
   constexpr int kGranules = kColumns / 8;
   const int rows = c.rows(turn);
-  const bool wide = from.data != nullptr && wide_rows(from) && limit % 8 == 0;
   FW_UNROLL
   for (int item = c.thread; item < 64 * kGranules; item += Shape::kThreads) {
     const int row = item / kGranules, in_tile = item % kGranules * 8;
@@ -45,7 +44,8 @@ FW_DEVICE void load_stage(const ScalarChunk<Shape>& c, int stage, int turn, int 
     mbarrier_expect(barrier, 2 * elements);
     bulk_load(c.memory + at_stage + to, from + (c.tile(turn) * c.blocks + block) * elements, 2 * elements, barrier);
   }
-  const bool copied = load_row_tile<kValueBlock>(c, c.rows_at(x.d_o, turn), turn, block * kValueBlock, x.problem.V, at_stage + Shape::kOut);
+  const bool copied =
+      load_row_tile<kValueBlock>(c, c.rows_at(x.d_o, turn), c.pieces(kPiecesDOut), turn, block * kValueBlock, x.problem.V, at_stage + Shape::kOut);
   copied ? cp_async_arrive(barrier) : mbarrier_arrive(barrier);
 }
 
@@ -65,8 +65,9 @@ FW_DEVICE void load_keys(const ScalarChunk<Shape>& c, int turn) {
   if (!c.has(turn)) return;
   const Problem& x = c.args.problem;
   const int to = Shape::kRaw + c.key_offset(turn);
-  bool copied = load_row_tile<Shape::kKey>(c, c.rows_at(x.in.q, turn), turn, 0, x.K, to);
-  copied = load_row_tile<Shape::kKey>(c, c.rows_at(x.in.k, turn), turn, 0, x.K, to + Shape::kStateBytes) && copied;
+  const Rows q = c.rows_at(x.in.q, turn), k = c.rows_at(x.in.k, turn);
+  bool copied = load_row_tile<Shape::kKey>(c, q, Shape::kFast || (wide_rows(q) && x.K % 8 == 0), turn, 0, x.K, to);
+  copied = load_row_tile<Shape::kKey>(c, k, Shape::kFast || (wide_rows(k) && x.K % 8 == 0), turn, 0, x.K, to + Shape::kStateBytes) && copied;
   if (copied) {
     cp_async_arrive(c.key_barrier(turn));
   } else {
@@ -93,6 +94,7 @@ FW_DEVICE void prefetch_turn(const ScalarChunk<Shape>& c, int turn) {
   const Problem& p = c.args.problem;
   if (c.thread == 32 * kPrefetchWarp) bulk_prefetch(&c.args.pairs[c.tile(turn)], sizeof(PairImage));
   prefetch_row_lines(c, c.rows_at(p.in.v, turn), turn, p.V);
+  if (Shape::kPrecond) prefetch_row_lines(c, c.workspace_rows(ScalarChunk<Shape>::kM, p.H * p.K, turn), turn, p.K);
   if (Shape::kFast) return;
   prefetch_row_lines(c, c.rows_at(p.in.q, turn), turn, p.K);
   prefetch_row_lines(c, c.rows_at(p.in.k, turn), turn, p.K);

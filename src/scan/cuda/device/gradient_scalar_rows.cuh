@@ -42,7 +42,39 @@ FW_DEVICE void store_fragment(const ScalarChunk<Shape>& c, const Rows& out, bool
   }
 }
 
+// M of a thread's columns in the products, 1 past K and the last row.
+template <class Shape>
+struct FragmentM {
+  float m[2][8];
+
+  FW_DEVICE FragmentM(const ScalarChunk<Shape>& c, int turn) {
+    if constexpr (Shape::kPrecond) {
+      const int K = c.args.problem.K;
+      const Rows rows = c.workspace_rows(ScalarChunk<Shape>::kM, c.args.problem.H * K, turn);
+      FW_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int row = c.row() + 8 * half;
+        const float* from = reinterpret_cast<const float*>(rows.data) + row * rows.stride + c.column();
+        FW_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          const bool valid = row < c.rows(turn) && c.column() + 8 * j < K;
+          const float2 x = valid ? *reinterpret_cast<const float2*>(from + 8 * j) : make_float2(1, 1);
+          m[half][2 * j] = x.x, m[half][2 * j + 1] = x.y;
+        }
+      }
+    }
+  }
+};
+
+FW_DEVICE float inverse_or_zero(float x) { return x != 0.0f ? rcp_fast(x) : 0.0f; }
+
 struct FastRows {
+  // The coefficients r_q, w_k, e_k of rows: of even and odd turns; channel decay: from row_numbers() on.
+  template <class Shape>
+  static FW_DEVICE float* coefficients(const ScalarChunk<Shape>& c, int turn) {
+    return c.floats(Shape::kSlopes) + (Shape::kChannel ? 0 : 128 + 192 * (turn & 1));
+  }
+
   // r, e, w in the place of q and k and beside them; z_v; the scalars of rows for the gradients.
   template <class Shape>
   static FW_DEVICE void make_streams(const ScalarChunk<Shape>& c, int turn) {
@@ -51,6 +83,15 @@ struct FastRows {
     const Rule rule = reduced_rule<true>(x.rule);
     const int row = c.thread / kLanes, lane = c.thread % kLanes;
     char* q_at = c.memory + Shape::kRead + c.key_offset(turn);
+    const bool on_read = x.rule.preconditions_read();
+    float m[2][8];
+    if constexpr (Shape::kPrecond) {
+      const Rows rows = c.workspace_rows(ScalarChunk<Shape>::kM, x.H * x.K, turn);
+      const int last = c.rows(turn) - 1;
+      FW_UNROLL
+      for (int i = 0; i < 2; ++i) load_channels(rows, row < last ? row : last, 8 * (lane + kLanes * i), x.K, m[i]);
+      mbarrier_wait(c.key_barrier(turn), turn / 2 & 1);
+    }
     uint32_t at[2];
     uint4 q[2], k[2];
     FrontScalars<float> s;
@@ -62,7 +103,14 @@ struct FastRows {
       k[i] = *reinterpret_cast<const uint4*>(q_at + Shape::kStateBytes + at[i]);
       s.q2 = dot_16_bytes(q[i], q[i], s.q2);
       s.k2 = dot_16_bytes(k[i], k[i], s.k2);
-      q_k = dot_16_bytes(q[i], k[i], q_k);
+      if constexpr (!Shape::kPrecond) {
+        q_k = dot_16_bytes(q[i], k[i], q_k);
+      } else {
+        float q_row[8], k_row[8];
+        unpack_8(q[i], q_row), unpack_8(k[i], k_row);
+        FW_UNROLL
+        for (int j = 0; j < 8; ++j) q_k += m[i][j] * q_row[j] * k_row[j];
+      }
     }
     s.q2 = group_sum<kLanes>(s.q2);
     s.k2 = group_sum<kLanes>(s.k2);
@@ -75,12 +123,12 @@ struct FastRows {
       float y[8];
       unpack_8(q[i], y);
       FW_UNROLL
-      for (int j = 0; j < 8; ++j) y[j] *= f.r_q;
+      for (int j = 0; j < 8; ++j) y[j] *= Shape::kPrecond && on_read ? f.r_q * m[i][j] : f.r_q;
       *reinterpret_cast<uint4*>(q_at + at[i]) = pack_8(y);
       unpack_8(k[i], y);
       float e[8];
       FW_UNROLL
-      for (int j = 0; j < 8; ++j) e[j] = f.e_k * y[j], y[j] *= f.w_k;
+      for (int j = 0; j < 8; ++j) e[j] = f.e_k * y[j], y[j] *= Shape::kPrecond && !on_read ? f.w_k * m[i][j] : f.w_k;
       *reinterpret_cast<uint4*>(q_at + Shape::kStateBytes + at[i]) = pack_8(y);
       if (Shape::kOnline) *reinterpret_cast<uint4*>(c.memory + Shape::kErase + at[i]) = pack_8(e);
     }
@@ -89,13 +137,16 @@ struct FastRows {
       c.floats(Shape::kScalars)[row] = s.q2;
       c.floats(Shape::kScalars)[64 + row] = s.k2;
       c.floats(Shape::kScalars)[128 + row] = f.r_q * f.w_k * q_k;
+      float* to = coefficients(c, turn) + row;
+      to[0] = f.r_q, to[64] = f.w_k, to[128] = f.e_k;
     }
   }
 
-  // Of dr, de, dw with r, e, w.
+  // Of dr, de, dw with r, e, w: r.dr, w.dw, (w / M).de, e.de.
   template <class Shape>
-  static FW_DEVICE void sum_rows(const ScalarChunk<Shape>& c, int turn, const StreamSums& d) {
+  static FW_DEVICE void sum_rows(const ScalarChunk<Shape>& c, int turn, const StreamSums& d, const FragmentM<Shape>& m) {
     const int key = c.key_offset(turn);
+    const bool divide = Shape::kPrecond && !c.args.problem.rule.preconditions_read();
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = c.row() + 8 * half;
@@ -107,7 +158,11 @@ struct FastRows {
         sums[0] += bf16_low(r) * d.r[j][i] + bf16_high(r) * d.r[j][i + 1];
         sums[1] += bf16_low(w) * d.w[j][i] + bf16_high(w) * d.w[j][i + 1];
         if (!Shape::kOnline) continue;
-        sums[2] += bf16_low(w) * d.e[j][i] + bf16_high(w) * d.e[j][i + 1];
+        if (divide) {
+          sums[2] += inverse_or_zero(m.m[half][2 * j]) * bf16_low(w) * d.e[j][i] + inverse_or_zero(m.m[half][2 * j + 1]) * bf16_high(w) * d.e[j][i + 1];
+        } else {
+          sums[2] += bf16_low(w) * d.e[j][i] + bf16_high(w) * d.e[j][i + 1];
+        }
         if constexpr (Shape::kChannel) continue;
         const uint32_t e = c.fragment(Shape::kErase, half, j);
         sums[3] += bf16_low(e) * d.e[j][i] + bf16_high(e) * d.e[j][i + 1];
@@ -129,48 +184,89 @@ struct FastRows {
     const float r_dr = row_sum(c, 0, row), w_dw = row_sum(c, 1, row), diagonal = c.floats(Shape::kDiagonal)[row] * c.floats(Shape::kScalars)[128 + row];
     const float w_de = Shape::kOnline ? row_sum(c, 2, row) : 0.0f;
     if constexpr (!Shape::kChannel) c.floats(Shape::kDG)[row] = r_dr + (Shape::kOnline ? row_sum(c, 3, row) : 0.0f) - w_dw;
-    const float r_inverse = f.r_q != 0.0f ? rcp_fast(f.r_q) : 0.0f, w_inverse = f.w_k != 0.0f ? rcp_fast(f.w_k) : 0.0f;
+    const float r_inverse = inverse_or_zero(f.r_q), w_inverse = inverse_or_zero(f.w_k);
     d.r_q = r_inverse * (r_dr + diagonal);
     d.w_k = w_inverse * (w_dw + diagonal);
     d.e_k = w_inverse * w_de;
     d.z_v = c.floats(Shape::kDZv)[row];
     const FrontScalars<float> ds = front_coefs_vjp(rule, x.scale, s, d);
     float* out = c.floats(Shape::kSlopes) + row;
-    out[0] = f.r_q;
-    out[64] = f.w_k;
-    out[128] = f.e_k;
-    out[192] = 2.0f * ds.q2 * r_inverse;
-    out[256] = 2.0f * ds.k2 * w_inverse;
+    if constexpr (Shape::kChannel) {
+      out[0] = f.r_q, out[64] = f.w_k, out[128] = f.e_k;
+      out += 192;
+    }
+    out[0] = 2.0f * ds.q2 * r_inverse;
+    out[64] = 2.0f * ds.k2 * w_inverse;
     if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, ds.beta);
   }
 
+  // Of dq and dk what row_numbers() has no part in, in the place of dr and dw; dM.
   template <class Shape>
-  static FW_DEVICE void store_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& d) {
+  static FW_DEVICE void combine(const ScalarChunk<Shape>& c, int turn, StreamSums& d, const FragmentM<Shape>& m) {
     const int key = c.key_offset(turn);
-    const HeadGradients& out = c.args.grads;
-    const Rows dq = c.rows_at(out.d.q, turn), dk = c.rows_at(out.d.k, turn);
-    const bool wide_q = dq.data != nullptr && wide_rows(dq), wide_k = dk.data != nullptr && wide_rows(dk);  // K is a multiple of 8
+    const bool on_read = c.args.problem.rule.preconditions_read();
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = c.row() + 8 * half;
-      const bool valid = row < c.rows(turn);
-      const float* f = c.floats(Shape::kSlopes) + row;
-      const float r_q = f[0], w_k = f[64], e_k = f[128], of_r = f[192], of_w = f[256], diagonal = c.floats(Shape::kDiagonal)[row];
-      const float r_w = r_q * diagonal, w_r = w_k * diagonal;
-      float x[8], y[8];
+      const float* f = coefficients(c, turn) + row;
+      const float r_q = f[0], w_k = f[64], e_k = f[128], diagonal = c.floats(Shape::kDiagonal)[row];
+      float dm[8];
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
         const uint32_t r_word = c.fragment(Shape::kRead + key, half, j), w_word = c.fragment(Shape::kWrite + key, half, j);
         FW_UNROLL
         for (int i = 0; i < 2; ++i) {
           const float r = i == 0 ? bf16_low(r_word) : bf16_high(r_word), w = i == 0 ? bf16_low(w_word) : bf16_high(w_word);
-          x[2 * j + i] = r_q * d.r[j][2 * half + i] + of_r * r + r_w * w;
-          y[2 * j + i] = w_k * d.w[j][2 * half + i] + of_w * w + w_r * r;
-          if (Shape::kOnline) y[2 * j + i] += e_k * d.e[j][2 * half + i];
+          float& dr = d.r[j][2 * half + i];
+          float& dw = d.w[j][2 * half + i];
+          dr += diagonal * w;
+          dw += diagonal * r;
+          if constexpr (Shape::kPrecond) {
+            const float at = m.m[half][2 * j + i], inverse = inverse_or_zero(at);
+            dm[2 * j + i] = inverse * (on_read ? dr * r : dw * w);
+            dr *= on_read ? at : 1.0f;
+            dw *= on_read ? 1.0f : at;
+          }
+          dr *= r_q;
+          dw *= w_k;
+          if (Shape::kOnline) dw += e_k * d.e[j][2 * half + i];
         }
       }
-      store_fragment(c, dq, wide_q, row, valid, x);
-      store_fragment(c, dk, wide_k, row, valid, y);
+      if constexpr (Shape::kPrecond)
+        store_fragment(c, c.workspace_rows(ScalarChunk<Shape>::kDM, c.args.problem.HV * c.args.problem.K, turn), false, row, row < c.rows(turn), dm);
+    }
+  }
+
+  template <class Shape>
+  static FW_DEVICE void store_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& d, const FragmentM<Shape>& m) {
+    const int key = c.key_offset(turn);
+    const HeadGradients& out = c.args.grads;
+    const Rows dq = c.rows_at(out.d.q, turn), dk = c.rows_at(out.d.k, turn);
+    const bool on_read = c.args.problem.rule.preconditions_read();
+    FW_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = c.row() + 8 * half;
+      const bool valid = row < c.rows(turn);
+      const float* f = c.floats(Shape::kSlopes) + (Shape::kChannel ? 192 : 0) + row;
+      const float of_r = f[0], of_w = f[64];
+      float x[8], y[8];
+      FW_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t r_word = c.fragment(Shape::kRead + key, half, j), w_word = c.fragment(Shape::kWrite + key, half, j);
+        FW_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          float r = of_r * (i == 0 ? bf16_low(r_word) : bf16_high(r_word)), w = of_w * (i == 0 ? bf16_low(w_word) : bf16_high(w_word));
+          if constexpr (Shape::kPrecond) {
+            const float inverse = inverse_or_zero(m.m[half][2 * j + i]);
+            r *= on_read ? inverse : 1.0f;
+            w *= on_read ? 1.0f : inverse;
+          }
+          x[2 * j + i] = d.r[j][2 * half + i] + r;
+          y[2 * j + i] = d.w[j][2 * half + i] + w;
+        }
+      }
+      store_fragment(c, dq, c.pieces(kPiecesDQ), row, valid, x);
+      store_fragment(c, dk, c.pieces(kPiecesDK), row, valid, y);
     }
   }
 };
@@ -300,7 +396,7 @@ struct GeneralRows {
   };
 
   template <class Shape>
-  static FW_DEVICE void sum_rows(const ScalarChunk<Shape>& c, int turn, const StreamSums& d) {
+  static FW_DEVICE void sum_rows(const ScalarChunk<Shape>& c, int turn, const StreamSums& d, const FragmentM<Shape>&) {
     const Problem& x = c.args.problem;
     const FrontRows front = c.front(turn);
     FW_UNROLL
@@ -348,7 +444,10 @@ struct GeneralRows {
   }
 
   template <class Shape>
-  static FW_DEVICE void store_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& sums) {
+  static FW_DEVICE void combine(const ScalarChunk<Shape>&, int, StreamSums&, const FragmentM<Shape>&) {}
+
+  template <class Shape>
+  static FW_DEVICE void store_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& sums, const FragmentM<Shape>&) {
     const Problem& x = c.args.problem;
     const HeadGradients& out = c.args.grads;
     const FrontRows front = c.front(turn);

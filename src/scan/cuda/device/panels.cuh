@@ -29,22 +29,7 @@ FW_DEVICE uint32_t right_then_down(uint32_t tile, int row, int column, int lane)
 FW_DEVICE void load_left(uint32_t (&a)[4], uint32_t tile, int m, int k, int lane) { ldmatrix_x4(a, down_then_right(tile, m, k, lane)); }
 FW_DEVICE void load_left_transposed(uint32_t (&a)[4], uint32_t tile, int m, int k, int lane) { ldmatrix_x4_trans(a, right_then_down(tile, k, m, lane)); }
 
-// Right operand, 16 rows k x 16 columns n (b[0], b[1]: the first 8 columns), of a tile [k, n] or of the transpose of a tile [n, k].
+// Right operand, 16 rows k x 16 columns n (b[0], b[1]: the first 8 columns), of a tile [k, n].
 FW_DEVICE void load_right(uint32_t (&b)[4], uint32_t tile, int k, int n, int lane) { ldmatrix_x4_trans(b, down_then_right(tile, k, n, lane)); }
-FW_DEVICE void load_right_transposed(uint32_t (&b)[4], uint32_t tile, int n, int k, int lane) { ldmatrix_x4(b, right_then_down(tile, n, k, lane)); }
-
-// Right operands of four products with 8 rows k: 32 columns from n on of a tile [k, n].
-FW_DEVICE void load_right_8(uint32_t (&b)[4], uint32_t tile, int k, int n, int lane) {
-  ldmatrix_x4_trans(b, tile + panel_offset(k + (lane & 7), n + (lane & 24)));
-}
-
-// The same 16 x 8 corner of two tiles as left operands [m, k]: first in a[0], a[1], second in a[2], a[3].
-FW_DEVICE void load_left_8_of_two(uint32_t (&a)[4], uint32_t first, uint32_t second, int m, int k, int lane) {
-  ldmatrix_x4(a, ((lane & 16) != 0 ? second : first) + panel_offset(m + (lane & 15), k));
-}
-// Of tiles [k, m].
-FW_DEVICE void load_left_8_of_two_transposed(uint32_t (&a)[4], uint32_t first, uint32_t second, int m, int k, int lane) {
-  ldmatrix_x4_trans(a, ((lane & 16) != 0 ? second : first) + panel_offset(k + (lane & 7), m + (lane & 8)));
-}
 
 }  // namespace fw::cuda

@@ -6,7 +6,7 @@
 namespace fw::cuda {
 
 // Shared memory of the second half. keys: Khat, or what it is a multiple of row by row (kScaled; the factors are k_factors); becomes x.
-// t: T as prepare_inverse.cuh wants it. a, p: panels; of a, what is above the diagonal blocks is 0 already. m: panel, may be the place of t.
+// t: T as prepare_inverse.cuh wants it. a, p: panels. m: panel, may be the place of t.
 // Where the backward image is wanted, minus_e, q and y as in transform_reads; q becomes the backward image's, y may be the place
 // of t where it is not that of m.
 struct FinishBuffers {
@@ -35,16 +35,25 @@ FW_DEVICE ChunkImages<kKey> chunk_images(const PrepareArgs& args, int64_t item) 
 }
 
 // After warps 0 to 3 wrote the blocks of T, the one of its number each, and the others P: no barrier is wanted in between. Four warps
-// invert; the others, and two of the four when they are through, call meanwhile(a number of 6 for each warp).
-template <int kKey, bool kScaled, class Meanwhile>
-FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages<kKey>& out, Meanwhile&& meanwhile) {
-  if (warp < 4) invert(reinterpret_cast<float*>(s.t), s.a, warp);
+// invert; the others call first(a number of 4 for each warp), and then they, and two of the four when they are through, call
+// meanwhile(a number of 6). kTraining: there may be a backward image. kClaimed: the place of a is free once first() is over.
+template <int kKey, bool kScaled, bool kTraining, bool kClaimed, class First, class Meanwhile>
+FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages<kKey>& out, First&& first, Meanwhile&& meanwhile) {
+  constexpr int kClaimBarrier = kInverseBarrier + 3;
+  if (warp < 4) {
+    invert(reinterpret_cast<float*>(s.t), s.a, warp, [] {
+      if constexpr (kClaimed) named_barrier_sync(kClaimBarrier, kPrepareThreads);
+    });
+  } else {
+    first(warp - 4);
+    if constexpr (kClaimed) named_barrier_arrive(kClaimBarrier, kPrepareThreads);
+  }
   if (warp >= 4 || warp % 2 == 0) meanwhile(warp >= 4 ? warp - 4 : 4 + warp / 2);
   sync_threads();
 
   const uint32_t a = shared_address(s.a), p = shared_address(s.p);
   if (warp < kKey / 16) {
-    if (out.backward != nullptr) {
+    if (kTraining && out.backward != nullptr) {
       const ReadBuffers reads{shared_address(s.minus_e), shared_address(s.q), shared_address(s.y), s.e_factors, s.q_factors};
       transform_reads<kScaled>(reads, a, p, warp);
       sync_warp();
@@ -58,7 +67,7 @@ FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages
   if (thread_index() == 0) {
     bulk_store(out.forward->x, s.keys, sizeof out.forward->x);
     bulk_store(out.forward->m, s.m, kPanelBytes);
-    if (out.backward != nullptr) {
+    if (kTraining && out.backward != nullptr) {
       bulk_store(out.backward->y, s.y, sizeof out.backward->y);
       bulk_store(out.backward->q, s.q, sizeof out.backward->q);
     }

@@ -5,6 +5,7 @@
 
 #include "scan/cuda/device/front_rows.cuh"
 #include "scan/cuda/device/granules.cuh"
+#include "scan/cuda/launch.h"
 
 namespace fw::cuda {
 
@@ -75,15 +76,24 @@ struct ChunkPlace {
   int batch, token;     // of the chunk's first row in tensors [B, T, ...]
   ChunkSpan span;
 };
+// The grid: heads, then chunks in y and z, which may be more than there are: then rows < 0.
+inline constexpr int64_t kGridChunks = 32768;
+inline Dim3 prepare_grid(const Problem& x, int64_t chunks) {
+  const int64_t y = chunks < kGridChunks ? chunks : kGridChunks;
+  return {static_cast<unsigned>(x.HV), static_cast<unsigned>(y), static_cast<unsigned>(y == 0 ? 0 : (chunks + y - 1) / y)};
+}
 FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
   ChunkPlace p;
-  const unsigned HV = static_cast<unsigned>(x.HV), group = static_cast<unsigned>(x.group);
-  p.item = block_index_x();
-  const unsigned chunk = block_index_x() / HV, hv = block_index_x() - chunk * HV;
-  p.hv = static_cast<int>(hv);
-  p.key_head = group == 1 ? p.hv : static_cast<int>(hv / group);
+  const unsigned chunk = block_index_y() + block_index_z() * static_cast<unsigned>(kGridChunks);
+  p.hv = static_cast<int>(block_index_x());
+  p.item = static_cast<int64_t>(chunk) * x.HV + p.hv;
+  p.key_head = x.group == 1 ? p.hv : static_cast<int>(block_index_x() / static_cast<unsigned>(x.group));
   const SequenceArg& s = x.sequences;
-  p.n = s.chunk_base == nullptr ? static_cast<int>(chunk / static_cast<unsigned>(s.chunks)) : sequence_of_chunk(s, static_cast<int>(chunk));
+  if (block_index_z() > 0 && chunk >= static_cast<unsigned>(s.chunk_base == nullptr ? s.N * s.chunks : s.chunk_base[s.N])) {
+    p.span.rows = -1;
+    return p;
+  }
+  p.n = s.chunk_base != nullptr ? sequence_of_chunk(s, static_cast<int>(chunk)) : s.N == 1 ? 0 : static_cast<int>(chunk / static_cast<unsigned>(s.chunks));
   p.span.first = (static_cast<int>(chunk) - first_chunk(s, p.n)) * kChunk;
   p.batch = s.offsets != nullptr ? 0 : p.n;
   p.token = p.span.first + (s.offsets != nullptr ? s.offsets[p.n] : 0);
@@ -94,9 +104,9 @@ FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
 
 // A row of the chunk: rows_of (tokens.cuh) with the divisions of all tensors made once. The divisor is 1 or the group.
 FW_DEVICE char* row_address(const TokenArg& a, const ChunkPlace& place, int row) {
-  const int64_t offset =
-      place.batch * a.stride_b + static_cast<int64_t>(place.token + row) * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
-  return static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4);
+  const int width = a.bf16 != 0 ? 2 : 4;
+  const int64_t first = place.batch * a.stride_b + place.token * a.stride_t + (a.divisor == 1 ? place.hv : place.key_head) * a.stride_h;
+  return static_cast<char*>(a.data) + first * width + row * (a.stride_t * width);
 }
 // Rows of the chunk, numbered from its first.
 FW_DEVICE Rows chunk_rows(const TokenArg& a, const ChunkPlace& place) { return {row_address(a, place, 0), a.stride_t, a.bf16}; }
@@ -104,8 +114,9 @@ FW_DEVICE Rows chunk_rows(const TokenArg& a, const ChunkPlace& place) { return {
 // Byte of this lane's channels of row r of its warp in a matrix of 32 kN columns.
 template <int kN>
 FW_DEVICE uint32_t lane_offset(int r) {
-  const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + r, column = lane * kN;
-  return static_cast<uint32_t>((column >> 6) * static_cast<int>(kPanelBytes) + row * 128 + ((((column >> 3) ^ r) & 7) << 4) + (column & 7) * 2);
+  const uint32_t column = lane_index() * kN;
+  const uint32_t first = (column >> 6) * kPanelBytes + warp_index() * (kWarpRows * 128) + ((column >> 3) & 7) * 16 + (column & 7) * 2;
+  return (first ^ static_cast<uint32_t>(r << 4)) + static_cast<uint32_t>(r * 128);
 }
 
 FW_HOST_DEVICE inline bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
@@ -263,8 +274,11 @@ FW_DEVICE float2 fetched_squares(const RawMatrices& raw) {
   for (int step = 0; step < 2 * kN; ++step) {
     uint32_t a[4];
     ldmatrix_x4(a, fragment_offset(matrix, 0, 2 * step));
-    mma_bf16(q, a, a[0], a[2]);
-    mma_bf16(k, a, a[1], a[3]);
+    FW_UNROLL
+    for (int half = 0; half < 4; half += 2) {
+      mma_bf16_k8(q, a[half], a[half + 1], a[half]);
+      mma_bf16_k8(k, a[half], a[half + 1], a[half + 1]);
+    }
   }
   const bool odd = (lane & 4) != 0;
   const int from = (lane & 28) + (lane >> 3);
@@ -399,10 +413,8 @@ FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkPlace& place, c
   const bool on_read = x.rule.preconditions_read();
   MRows m_all;
   if constexpr (!kPlain) m_all = m_rows(x, place, static_cast<int>(lane_index()) * kN);
-  float m[2][kN];
   FW_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
-    if (!kPlain && m_all.first != nullptr && r % 2 == 0) load_m(m_all, r, m[0]), load_m(m_all, r + 1, m[1]);
     const float4 c = coefs[r].read_erase;
     const float w_k = coefs[r].rest.y;
     float q[kN], k[kN];
@@ -422,8 +434,10 @@ FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkPlace& place, c
       for (int j = 0; j < kN; ++j) s.e[j] *= b[j];
     }
     if (!kPlain && m_all.first != nullptr) {
+      float m[kN];
+      load_m(m_all, r, m);
       FW_UNROLL
-      for (int j = 0; j < kN; ++j) s.r[j] *= on_read ? m[r % 2][j] : 1.0f, s.w[j] *= on_read ? 1.0f : m[r % 2][j];
+      for (int j = 0; j < kN; ++j) s.r[j] *= on_read ? m[j] : 1.0f, s.w[j] *= on_read ? 1.0f : m[j];
     }
     body(r, s);
   }

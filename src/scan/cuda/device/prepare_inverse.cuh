@@ -21,8 +21,8 @@ inline constexpr int kInverseBarrier = 1;  // and the next two
 // To nearest, of the bits that a product reads; infinite numbers become no numbers.
 FW_DEVICE uint32_t nearest_tf32(float x) { return float_bits(x) + 0x1000u; }
 
-// A diagonal block by one warp, in place and into the panel a: one column a lane, in both halves of the warp.
-FW_DEVICE void invert_diagonal(float* t, char* a, int block) {
+// A diagonal block by one warp, in place: one column a lane, in both halves of the warp.
+FW_DEVICE void invert_diagonal(float* t, int block) {
   const int lane = static_cast<int>(lane_index()), column = lane & 15, stride = triangle_stride(block);
   float* corner = t + triangle_index(16 * block, 16 * block);
   float x[16];
@@ -44,11 +44,18 @@ FW_DEVICE void invert_diagonal(float* t, char* a, int block) {
   FW_UNROLL
   for (int i = 0; i < 16; i += 2) corner[(i + (lane >> 4)) * stride + column] = lane < 16 ? x[i] : x[i + 1];
   sync_warp();
-  const int row = lane >> 1, granule = lane & 1;
-  const float4 low = *reinterpret_cast<const float4*>(corner + row * stride + granule * 8);
-  const float4 high = *reinterpret_cast<const float4*>(corner + row * stride + granule * 8 + 4);
+}
+// To the panel a, with zeros in the blocks beside it.
+FW_DEVICE void store_diagonal(const float* t, char* a, int block) {
+  const int lane = static_cast<int>(lane_index()), row = lane >> 1, granule = lane & 1;
+  const float* from = t + triangle_index(16 * block + row, 16 * block + granule * 8);
+  const float4 low = *reinterpret_cast<const float4*>(from), high = *reinterpret_cast<const float4*>(from + 4);
   *reinterpret_cast<uint4*>(a + granule_offset(16 * block + row, 2 * block + granule)) =
       make_uint4(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y), pack_bf16(high.z, high.w));
+  FW_UNROLL
+  for (int right = 1; right < 4; ++right) {
+    if (right > block) *reinterpret_cast<uint4*>(a + granule_offset(16 * block + row, 2 * right + granule)) = make_uint4(0, 0, 0, 0);
+  }
 }
 
 // The accumulator of a product with the result's columns as the next product's summed index: columns 2t and 2t + 1 of a lane
@@ -106,13 +113,16 @@ FW_DEVICE void store_below_diagonal(uint32_t panel, int first, int column, const
   }
 }
 
-// T becomes A in the panel a, below and in the diagonal blocks, by warps 0 to 3, which wrote the 16 rows of T of their number
-// themselves. What is left in t is neither. Warps 0 and 2 return while 1 and 3 go on.
-FW_DEVICE void invert(float* t, char* a, int warp) {
+// T becomes A in the panel a, by warps 0 to 3, which wrote the 16 rows of T of their number themselves. What is left in t is
+// neither. Warps 0 and 2 return while 1 and 3 go on. Before a warp writes to a it calls wait_for_a.
+template <class Wait>
+FW_DEVICE void invert(float* t, char* a, int warp, Wait&& wait_for_a) {
   const int lane = static_cast<int>(lane_index()), pair = warp >> 1, first = 32 * pair;
   const uint32_t panel = shared_address(a);
   sync_warp();
-  invert_diagonal(t, a, warp);
+  invert_diagonal(t, warp);
+  wait_for_a();
+  store_diagonal(t, a, warp);
   // Numbers that are constants: a block holds no more of the machine's barriers than it names.
   if (warp == 0) return named_barrier_arrive(kInverseBarrier, 64);
   if (warp == 2) return named_barrier_arrive(kInverseBarrier + 1, 64);

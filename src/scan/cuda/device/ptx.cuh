@@ -85,6 +85,11 @@ FW_DEVICE uint32_t to_tf32(float x) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
   return rounded;
 }
+// x, of which the compiler knows nothing: what follows from it is not made ahead of here.
+FW_DEVICE int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 // About two units in the last place; denormals count as zero.
 FW_DEVICE float exp2_fast(float x) {
   float y;

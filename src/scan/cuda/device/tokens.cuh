@@ -45,7 +45,7 @@ FW_DEVICE Rows rows_of_head(const TokenArg& a, const SequenceArg& s, int n, int 
   const int64_t offset = b * a.stride_b + t * a.stride_t + static_cast<int64_t>(head) * a.stride_h;
   return {static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4), a.stride_t, a.bf16};
 }
-FW_DEVICE Rows rows_of(const TokenArg& a, const SequenceArg& s, int n, int hv) { return rows_of_head(a, s, n, hv / a.divisor); }
+FW_DEVICE Rows rows_of(const TokenArg& a, const SequenceArg& s, int n, int hv) { return rows_of_head(a, s, n, a.divisor == 1 ? hv : hv / a.divisor); }
 // The same by key head, for a tensor that has those.
 FW_DEVICE Rows key_rows(const TokenArg& a, const SequenceArg& s, int n, int h) { return rows_of_head(a, s, n, h); }
 

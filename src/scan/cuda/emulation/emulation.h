@@ -124,6 +124,7 @@ inline uint32_t to_tf32(float x) {
 namespace emulation {
 inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 }  // namespace emulation
+inline int opaque(int x) { return x; }
 inline float exp2_fast(float x) { return emulation::flushed(std::exp2(emulation::flushed(x))); }
 inline float log2_fast(float x) { return std::log2(emulation::flushed(x)); }
 inline float rcp_fast(float x) { return emulation::flushed(1.0f / emulation::flushed(x)); }

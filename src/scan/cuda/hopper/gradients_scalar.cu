@@ -3,21 +3,17 @@
 
 namespace fw::cuda {
 
-// fast: plain_streams() in memory that can be copied as it is.
-void gradients_channel(const GradientArgs& args, int key, bool fast, int64_t chunks, void* stream);
+void gradients_channel(const GradientArgs& args, int key, int64_t chunks, void* stream);
 
 namespace {
 
-// Rows of 16-byte pieces, wherever a sequence or head begins.
-bool whole_pieces(const TokenArg& x) {
-  return x.data != nullptr && x.bf16 != 0 && ((x.stride_b | x.stride_t | x.stride_h) & 7) == 0 && (reinterpret_cast<uintptr_t>(x.data) & 15) == 0;
-}
-
-bool fast_rows(const Problem& x) { return plain_streams(x.rule) && whole_pieces(x.in.q) && whole_pieces(x.in.k) && x.K % 8 == 0; }
+bool fast_rows(const Problem& x) { return plain_streams(x.rule) && whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K); }
 
 template <int kKey, bool kOnline>
 void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
-  if (fast_rows(args.problem)) {
+  if (fast_rows(args.problem) && args.problem.rule.uses_precond()) {
+    launch_scalar_gradients<ScalarShape<kKey, kOnline, true, true>>(args, chunks, stream);
+  } else if (fast_rows(args.problem)) {
     launch_scalar_gradients<ScalarShape<kKey, kOnline, true>>(args, chunks, stream);
   } else {
     launch_scalar_gradients<ScalarShape<kKey, kOnline, false>>(args, chunks, stream);
@@ -28,7 +24,7 @@ void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
 
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream) {
   if (args.problem.rule.decay == Decay::kChannel) {
-    gradients_channel(args, key, fast_rows(args.problem), chunks, stream);
+    gradients_channel(args, key, chunks, stream);
   } else if (args.problem.rule.online()) {
     key == 128 ? launch_rows<128, true>(args, chunks, stream) : launch_rows<64, true>(args, chunks, stream);
   } else {

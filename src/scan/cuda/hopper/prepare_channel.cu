@@ -19,10 +19,10 @@ namespace {
 // exp(-10): 1 / L is at most exp(80), and R at least exp(-80).
 inline constexpr float kLowestDecay = 4.539993e-5f;
 
-// Products over each of the eight blocks, true and bounded.
+// Products over each of the eight blocks, true and bounded; bounded, over those behind a block in the first half of the chunk.
 template <int kKey>
 struct BlockDecays {
-  float total[8][kKey], bounded[8][kKey];
+  float total[8][kKey], bounded[8][kKey], far[4][kKey];
 };
 
 // Shared memory. Online: keys (Khat; becomes x), then w / L and w up to a pair's or half's end, whose place T, A and P take, then e L and
@@ -87,18 +87,17 @@ FW_DEVICE void decay_rows(const Rows& rows, const ChunkPlace& place, float (&alp
 // What a lane carries from row to row of its warp: products of decays, true and bounded.
 template <int kN>
 struct ChannelDecays {
-  float total[kN], before[kN], behind[kN];  // of the warp's rows (bounded); of all blocks before and behind
-  float bounded[kN], prefix[kN];            // of the warp's rows up to and including the present one
-  float far[kN];                            // bounded, of the blocks behind in the first half of the chunk
+  float before[kN], behind[kN];   // of all blocks before and behind
+  float bounded[kN], prefix[kN];  // of the warp's rows up to and including the present one
 };
 
 // Products over blocks of this lane's channels, and over all.
 template <int kKey>
-FW_DEVICE void block_products(const BlockDecays<kKey>& decays, int warp, ChannelDecays<kKey / 32>& d, float (&all)[kKey / 32]) {
+FW_DEVICE void block_products(BlockDecays<kKey>& decays, int warp, ChannelDecays<kKey / 32>& d, float (&all)[kKey / 32]) {
   constexpr int kN = kKey / 32;
   const int channel = static_cast<int>(lane_index()) * kN;
   FW_UNROLL
-  for (int j = 0; j < kN; ++j) d.before[j] = d.behind[j] = all[j] = d.far[j] = 1;
+  for (int j = 0; j < kN; ++j) d.before[j] = d.behind[j] = all[j] = 1;
   FW_UNROLL
   for (int block = 0; block < 8; ++block) {
     float x[kN];
@@ -111,26 +110,32 @@ FW_DEVICE void block_products(const BlockDecays<kKey>& decays, int warp, Channel
     }
   }
   if (warp < 4) {
+    float far[kN];
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) far[j] = 1;
     FW_UNROLL
     for (int block = 1; block < 4; ++block) {
       if (block <= warp) continue;
       float x[kN];
       load_floats(decays.bounded[block] + channel, x);
       FW_UNROLL
-      for (int j = 0; j < kN; ++j) d.far[j] *= x[j];
+      for (int j = 0; j < kN; ++j) far[j] *= x[j];
     }
+    store_floats(decays.far[warp] + channel, far);  // for the same lane
   }
 }
 
 // w up to the ends, from w D of a row of the warp.
 template <int kKey, bool kOnline>
-FW_DEVICE void store_ends(int r, int warp, const float (&down)[kKey / 32], const ChannelDecays<kKey / 32>& d, const BlockDecays<kKey>& decays, char* shared) {
+FW_DEVICE void store_ends(int r, int warp, const float (&down)[kKey / 32], const BlockDecays<kKey>& decays, char* shared) {
   constexpr int kN = kKey / 32;
   char* const to = shared + ChannelLayout<kKey, kOnline>::kEnds + lane_offset<kN>(r);
+  const int channel = static_cast<int>(lane_index()) * kN;
   float x[kN];
   if (warp < 4) {
+    load_floats(decays.far[warp] + channel, x);
     FW_UNROLL
-    for (int j = 0; j < kN; ++j) x[j] = d.far[j] * down[j];
+    for (int j = 0; j < kN; ++j) x[j] *= down[j];
     store_packed(to, pack_channels(x));
   }
   if ((warp & 2) == 0) {
@@ -138,7 +143,7 @@ FW_DEVICE void store_ends(int r, int warp, const float (&down)[kKey / 32], const
     for (int j = 0; j < kN; ++j) x[j] = down[j];
     if ((warp & 1) == 0) {
       float near[kN];
-      load_floats(decays.bounded[warp + 1] + static_cast<int>(lane_index()) * kN, near);
+      load_floats(decays.bounded[warp + 1] + channel, near);
       FW_UNROLL
       for (int j = 0; j < kN; ++j) x[j] *= near[j];
     }
@@ -169,13 +174,14 @@ FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kKey / 32>& s, cons
   using Layout = ChannelLayout<kKey, kOnline>;
   constexpr int kN = kKey / 32;
   const uint32_t at = lane_offset<kN>(r);
-  float q[kN], e[kN], reads[kN], erase[kN], up[kN], down[kN], k[kN];
+  float q[kN], e[kN], reads[kN], erase[kN], up[kN], down[kN], k[kN], total[kN];
+  load_floats(decays.bounded[warp] + static_cast<int>(lane_index()) * kN, total);
   FW_UNROLL
   for (int j = 0; j < kN; ++j) {
     d.bounded[j] *= kExact ? alpha[j] : max(alpha[j], kLowestDecay);
     const float inverse = rcp_fast(d.bounded[j]);
     reads[j] = d.bounded[j] * s.r[j], erase[j] = d.bounded[j] * s.e[j];
-    up[j] = inverse * s.w[j], down[j] = d.total[j] * up[j];
+    up[j] = inverse * s.w[j], down[j] = total[j] * up[j];
     if constexpr (kExact) {
       q[j] = d.before[j] * reads[j], e[j] = -(d.before[j] * erase[j]), k[j] = d.behind[j] * down[j];
     } else {
@@ -186,7 +192,7 @@ FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kKey / 32>& s, cons
   }
   store_packed(shared + Layout::kReads + at, pack_channels(reads));
   store_packed(shared + Layout::kUp + at, pack_channels(up));
-  store_ends<kKey, kOnline>(r, warp, down, d, decays, shared);
+  store_ends<kKey, kOnline>(r, warp, down, decays, shared);
   const PackedChannels<kN> q_packed = pack_channels(q);
   store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
   if constexpr (kOnline) {
@@ -239,40 +245,42 @@ FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const Block
   }
   const float* first = decays.bounded[2 * block] + 2 * (lane & 3);  // channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a step
   FW_NO_UNROLL
-  for (int k = 0; k < kKey / 16; ++k) {
-    uint32_t a[4], b[4];
-    ldmatrix_x4(a, a_fragment(left, 16 * block, 2 * k));
-    const uint32_t odd[2] = {a[1], a[3]};
-    {
-      const float2 low = *reinterpret_cast<const float2*>(first + 16 * k), high = *reinterpret_cast<const float2*>(first + 16 * k + 8);
-      a[1] = pack_bf16(bf16_low(a[1]) * low.x, bf16_high(a[1]) * low.y);
-      a[3] = pack_bf16(bf16_low(a[3]) * high.x, bf16_high(a[3]) * high.y);
-    }
-    if (close) {
-      ldmatrix_x4(b, b_fragment(up, 16 * block, 2 * k));
-      mma_bf16(c.own[0], a, b[0], b[1]);
-      const uint32_t high[4] = {a[0], odd[0], a[2], odd[1]};
-      mma_bf16(c.own[1], high, b[2], b[3]);
-      if ((block & 1) != 0) {
-        ldmatrix_x4(b, b_fragment(ends, 32 + 8 * (block - 1), 2 * k));
-        mma_bf16(c.near[0], a, b[0], b[1]);
-        mma_bf16(c.near[1], a, b[2], b[3]);
+  for (int panel = 0; panel < kKey / 64; ++panel, left += kPanelBytes, up += kPanelBytes, ends += kPanelBytes, first += 64) {
+    FW_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      uint32_t same[4], a[4], b[4];  // e L, and with R of the even block for the rows of the odd one
+      ldmatrix_x4(same, a_fragment(left, 16 * block, 2 * k));
+      {
+        const float2 low = *reinterpret_cast<const float2*>(first + 16 * k), high = *reinterpret_cast<const float2*>(first + 16 * k + 8);
+        a[0] = same[0], a[2] = same[2];
+        a[1] = pack_bf16(bf16_low(same[1]) * low.x, bf16_high(same[1]) * low.y);
+        a[3] = pack_bf16(bf16_low(same[3]) * high.x, bf16_high(same[3]) * high.y);
       }
-    }
-    if (apart && block >= 2) {
-      if (block == 3) {
-        const float* middle = decays.bounded[4] + 2 * (lane & 3) + 16 * k;
-        const float2 w = *reinterpret_cast<const float2*>(middle), x = *reinterpret_cast<const float2*>(middle + 8);
-        const float2 y = *reinterpret_cast<const float2*>(middle + kKey), z = *reinterpret_cast<const float2*>(middle + kKey + 8);
-        const float f[4] = {w.x * y.x, w.y * y.y, x.x * z.x, x.y * z.y};
+      if (close) {
+        ldmatrix_x4(b, b_fragment(up, 16 * block, 2 * k));
+        mma_bf16(c.own[0], a, b[0], b[1]);
+        mma_bf16(c.own[1], same, b[2], b[3]);
+        if ((block & 1) != 0) {
+          ldmatrix_x4(b, b_fragment(ends, 32 + 8 * (block - 1), 2 * k));
+          mma_bf16(c.near[0], a, b[0], b[1]);
+          mma_bf16(c.near[1], a, b[2], b[3]);
+        }
+      }
+      if (apart && block >= 2) {
+        if (block == 3) {
+          const float* middle = first + 16 * k - 2 * kKey;  // of block 4
+          const float2 w = *reinterpret_cast<const float2*>(middle), x = *reinterpret_cast<const float2*>(middle + 8);
+          const float2 y = *reinterpret_cast<const float2*>(middle + kKey), z = *reinterpret_cast<const float2*>(middle + kKey + 8);
+          const float f[4] = {w.x * y.x, w.y * y.y, x.x * z.x, x.y * z.y};
+          FW_UNROLL
+          for (int i = 0; i < 4; ++i) a[i] = pack_bf16(bf16_low(a[i]) * f[i / 2 * 2], bf16_high(a[i]) * f[i / 2 * 2 + 1]);
+        }
         FW_UNROLL
-        for (int i = 0; i < 4; ++i) a[i] = pack_bf16(bf16_low(a[i]) * f[i / 2 * 2], bf16_high(a[i]) * f[i / 2 * 2 + 1]);
-      }
-      FW_UNROLL
-      for (int n = 0; n < 4; n += 2) {
-        ldmatrix_x4(b, b_fragment(ends, 8 * n, 2 * k));
-        mma_bf16(c.far[n], a, b[0], b[1]);
-        mma_bf16(c.far[n + 1], a, b[2], b[3]);
+        for (int n = 0; n < 4; n += 2) {
+          ldmatrix_x4(b, b_fragment(ends, 8 * n, 2 * k));
+          mma_bf16(c.far[n], a, b[0], b[1]);
+          mma_bf16(c.far[n + 1], a, b[2], b[3]);
+        }
       }
     }
   }
@@ -288,7 +296,6 @@ FW_DEVICE void channel_pairs(char* shared, int warp, const BlockDecays<kKey>& de
   PairTiles c;
   pair_tiles<kKey, kOnline>(left, base + Layout::kUp, base + Layout::kEnds, decays, block, half, c);
   sync_threads();  // T and P take the place of operands
-  if constexpr (kOnline) clear_above(shared + Layout::kA);
   clear_above(shared + Layout::kP);
   const TriangleRows triangle = triangle_rows(shared + Layout::kT, block);
   const uint32_t panel = panel_rows(block);
@@ -324,20 +331,19 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
   RowCoefs* coefs = reinterpret_cast<RowCoefs*>(shared + Layout::kCoefs);
   BlockDecays<kKey>& decays = *reinterpret_cast<BlockDecays<kKey>*>(shared + Layout::kDecays);
   const ChunkPlace place = chunk_place(x);
+  if (place.span.rows < 0) return;
   const ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index()), channel = lane * kN;
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
   const Rows decay_tensor = chunk_rows(x.in.g, place);
   if (fetched) fetch_front<kN>(x, place, raw);
-  const int coefficients_of = kPlain ? coefficient_row(warp) : -1;
-  const PlainGates gates = plain_gates(x, place, coefficients_of);
 
   float alpha[kWarpRows][kN];
   ChannelDecays<kN> d;
   bool exact = true;
   {
-    float total[kN];
+    float total[kN], bounded[kN];
     FW_UNROLL
     for (int j = 0; j < kN; ++j) d.bounded[j] = d.prefix[j] = total[j] = 1;
     if (fetched) {
@@ -356,24 +362,26 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
       }
     }
     FW_UNROLL
-    for (int j = 0; j < kN; ++j) d.total[j] = total[j], exact = exact && total[j] >= kLowestDecay;
+    for (int j = 0; j < kN; ++j) bounded[j] = total[j], exact = exact && total[j] >= kLowestDecay;
     exact = warp_ballot(!exact) == 0;
     if (!exact) {  // if a product of decays is small, one of them may be
       exact = true;
       FW_UNROLL
-      for (int j = 0; j < kN; ++j) d.total[j] = 1;
+      for (int j = 0; j < kN; ++j) bounded[j] = 1;
       FW_NO_UNROLL
       for (int r = 0; r < kWarpRows; ++r) {
         float row[kN];
         decay_row(x, decay_tensor, place, r, row);
         FW_UNROLL
-        for (int j = 0; j < kN; ++j) d.total[j] *= max(row[j], kLowestDecay), exact = exact && row[j] >= kLowestDecay;
+        for (int j = 0; j < kN; ++j) bounded[j] *= max(row[j], kLowestDecay), exact = exact && row[j] >= kLowestDecay;
       }
       exact = warp_ballot(!exact) == 0;
     }
     store_floats(decays.total[warp] + channel, total);
-    store_floats(decays.bounded[warp] + channel, d.total);
+    store_floats(decays.bounded[warp] + channel, bounded);
   }
+  const int coefficients_of = kPlain ? coefficient_row(warp) : -1;
+  const PlainGates gates = plain_gates(x, place, coefficients_of);
   if constexpr (kPlain) {
     front_arrived();
     if (uses_norms(x.rule)) {
@@ -430,18 +438,20 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
                                 nullptr,
                                 nullptr,
                                 nullptr};
-    finish_online<kKey, false>(buffers, warp, out, [&](int number) {
-      const int other = number * 32 + lane;
-      if (out.backward != nullptr) {  // -E and Q as this block wrote them
-        for (uint32_t i = static_cast<uint32_t>(other) * 16; i < Layout::kOperand; i += kMeanwhileWarps * 32 * 16) {
-          cp_async_16(shared_address(shared + Layout::kErase + i), reinterpret_cast<const char*>(out.forward->e) + i, true);
-          cp_async_16(shared_address(shared + Layout::kReads + i), reinterpret_cast<const char*>(out.forward->q) + i, true);
-        }
-        cp_async_commit();
-      }
-      if (out.z != nullptr) write_values(x, place, z_of, out.z, other, kMeanwhileWarps * 32);
-      cp_async_wait<0>();
-    });
+    finish_online<kKey, false, true, false>(
+        buffers, warp, out, [](int) {},
+        [&](int number) {
+          const int other = number * 32 + lane;
+          if (out.backward != nullptr) {  // -E and Q as this block wrote them
+            for (uint32_t i = static_cast<uint32_t>(other) * 16; i < Layout::kOperand; i += kMeanwhileWarps * 32 * 16) {
+              cp_async_16(shared_address(shared + Layout::kErase + i), reinterpret_cast<const char*>(out.forward->e) + i, true);
+              cp_async_16(shared_address(shared + Layout::kReads + i), reinterpret_cast<const char*>(out.forward->q) + i, true);
+            }
+            cp_async_commit();
+          }
+          if (out.z != nullptr) write_values(x, place, z_of, out.z, other, kMeanwhileWarps * 32);
+          cp_async_wait<0>();
+        });
   } else {
     start_offline<kKey>(shared + Layout::kP, out);
     if (out.z != nullptr) write_values(x, place, z_of, out.z, thread, kPrepareThreads);
@@ -451,9 +461,10 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
 
 template <int kKey, bool kOnline>
 void launch_channel(const PrepareArgs& args, int64_t chunks, void* stream) {
-  const bool fetched = can_fetch(args.problem, kKey);
-  launch(fetched && plain_streams(args.problem) ? prepare_channel_kernel<kKey, kOnline, true> : prepare_channel_kernel<kKey, kOnline, false>,
-         Dim3{static_cast<unsigned>(chunks * args.problem.HV)}, kPrepareThreads, ChannelLayout<kKey, kOnline>::kBytes, stream, args, static_cast<int>(fetched));
+  const Problem& x = args.problem;
+  const bool fetched = can_fetch(x, kKey);
+  launch(fetched && plain_streams(x) ? prepare_channel_kernel<kKey, kOnline, true> : prepare_channel_kernel<kKey, kOnline, false>, prepare_grid(x, chunks),
+         kPrepareThreads, ChannelLayout<kKey, kOnline>::kBytes, stream, args, static_cast<int>(fetched));
 }
 
 }  // namespace

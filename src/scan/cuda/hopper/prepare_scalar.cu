@@ -22,16 +22,31 @@ struct ScalarRows {
 };
 inline constexpr float kLowestStep = -40.0f;
 
-// By one warp, two tokens a lane. Sums only, no differences: g may be -inf.
-FW_DEVICE void scalar_decays(const Problem& x, const ChunkPlace& place, ScalarRows& d, float& gamma_end) {
+// By one warp, two tokens a lane: the log-decays as they lie in memory, so that nothing waits for them yet, ...
+FW_DEVICE uint2 scalar_steps(const Problem& x, const ChunkPlace& place) {
+  uint32_t bits[2] = {0, 0};
+  if (x.rule.decay == Decay::kScalar) {
+    FW_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int row = 2 * static_cast<int>(lane_index()) + i;
+      const void* from = row_address(x.in.g, place, row);
+      if (row >= place.span.rows) continue;
+      if (x.in.g.bf16 != 0) {
+        bits[i] = *static_cast<const uint16_t*>(from);
+      } else {
+        bits[i] = *static_cast<const uint32_t*>(from);
+      }
+    }
+  }
+  return make_uint2(bits[0], bits[1]);
+}
+// ... and what comes of them. Sums only, no differences: g may be -inf.
+FW_DEVICE void scalar_decays(const Problem& x, const ChunkPlace& place, const uint2& steps, ScalarRows& d, float& gamma_end) {
   const int lane = static_cast<int>(lane_index());
   float g[2] = {0, 0};
   if (x.rule.decay == Decay::kScalar) {
-    const Rows rows = chunk_rows(x.in.g, place);
-    FW_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      if (2 * lane + i < place.span.rows) g[i] = load_element(rows, 2 * lane + i, 0) * kLog2E;
-    }
+    const int shift = x.in.g.bf16 != 0 ? 16 : 0;
+    g[0] = bits_float(steps.x << shift) * kLog2E, g[1] = bits_float(steps.y << shift) * kLog2E;
   } else if (x.rule.decay == Decay::kConstant) {  // log(constant_decay(head)) of rule/decay.h
     const float decay = log1pf(-exp2f(-5.0f - static_cast<float>(place.hv))) * kLog2E;
     FW_UNROLL
@@ -57,22 +72,27 @@ FW_DEVICE void scalar_decays(const Problem& x, const ChunkPlace& place, ScalarRo
 }
 
 // Shared memory. Plain: the raw keys (become x), the raw reads (become q of the backward image), T. Else: w, r, e, and for the forward
-// image alone T takes the place of e. M takes the place of T, which y takes where there is one. Three blocks of a plain rule fit an SM.
-template <int kKey, bool kOnline, bool kPlain>
+// image alone T takes the place of e. M takes the place of T, which y takes where there is one. A takes the place of the raw reads in
+// the kernel that makes forward images only. Of that, four blocks fit an SM, and three of the other for plain rules.
+template <int kKey, bool kOnline, bool kPlain, bool kTraining>
 struct ScalarLayout {
-  static constexpr uint32_t kOperand = 2 * kChunk * kKey;
-  static constexpr uint32_t kWork = kOnline ? std::max((kTriangleBytes + 1023) / 1024 * 1024, kOperand) : 0;
-  static constexpr uint32_t kKeys = 0, kReads = kOperand, kErase = 2 * kOperand, kA = kErase + kWork, kP = kA + (kOnline ? kPanelBytes : 0);
-  static constexpr uint32_t kM = kP + kPanelBytes, kT = kPlain ? kErase : kM + kPanelBytes;  // of the backward image
-  static constexpr uint32_t kEnd = kOnline ? (kPlain ? kM + kPanelBytes : kT + kWork) : kP + kPanelBytes;
+  static constexpr bool kClaims = kPlain && kOnline && !kTraining;
+  static constexpr int kBlocks = !kOnline ? (kPlain ? 4 : 3) : (kPlain ? 4 : 3) - (kTraining ? 1 : 0);
+  static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
+  static constexpr uint32_t kWork = !kOnline ? 0 : kClaims ? kTriangle : std::max(kTriangle, kOperand);
+  static constexpr uint32_t kKeys = 0, kReads = kOperand, kErase = 2 * kOperand, kA = kClaims ? kReads : kErase + kWork;
+  static constexpr uint32_t kP = kErase + kWork + (kOnline && !kClaims ? kPanelBytes : 0);
+  static constexpr uint32_t kM = kP + kPanelBytes, kT = kPlain || !kTraining ? kErase : kM + kPanelBytes;
+  static constexpr uint32_t kEnd = !kOnline || !kTraining ? kM : kPlain ? kM + kPanelBytes : kT + kWork;
   static constexpr uint32_t kRowsBytes = sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowCoefs));
-  static constexpr uint32_t kForwardBytes = kP + kPanelBytes + kRowsBytes, kBackwardBytes = kEnd + kRowsBytes;
+  static constexpr uint32_t kBytes = kEnd + kRowsBytes;
+  static_assert(kKey > 128 || kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
 // The streams of a row of the warp: to shared memory for T and P, and with their decays to the images.
 template <int kKey, bool kOnline>
 FW_DEVICE void scalar_row(int r, const KeyStreams<kKey / 32>& s, char* shared, const ScalarRows& rows, const ChunkImages<kKey>& out) {
-  using Layout = ScalarLayout<kKey, kOnline, false>;
+  using Layout = ScalarLayout<kKey, kOnline, false, false>;
   constexpr int kN = kKey / 32;
   const int row = static_cast<int>(warp_index()) * kWarpRows + r;
   const uint32_t at = lane_offset<kN>(r);
@@ -95,34 +115,25 @@ FW_DEVICE void scalar_row(int r, const KeyStreams<kKey / 32>& s, char* shared, c
   if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(k));
 }
 
-// Images that are multiples of the raw rows, of `count` groups of four rows from group `first` on, by one warp.
-template <int kKey, bool kOnline>
-FW_DEVICE void plain_images(const char* shared, const ScalarRows& rows, const ChunkImages<kKey>& out, int first, int count) {
-  using Layout = ScalarLayout<kKey, kOnline, true>;
+// Images that are multiples of the raw rows `raw`, of `count` groups of four rows from group `first` on, by one warp: to `a` with factors a_rows,
+// and to b, if not null, with b_rows.
+template <int kKey>
+FW_DEVICE void plain_images(const char* raw, int first, int count, const float* a_rows, void* a, const float* b_rows, void* b) {
   const int lane = static_cast<int>(lane_index());
   FW_NO_UNROLL
   for (int group = first; group < first + count; ++group) {
     const int row = 4 * group + (lane >> 3);
-    const SplitFactor q = split_factor(rows.gamma[row]), k = split_factor(rows.keys[row]);
+    const uint32_t at = static_cast<uint32_t>(row * 128 + (lane & 7) * 16);
+    uint4 x[kKey / 64];
     FW_UNROLL
-    for (int panel = 0; panel < kKey / 64; ++panel) {
-      const uint32_t at = static_cast<uint32_t>(panel) * kPanelBytes + static_cast<uint32_t>(row * 128 + (lane & 7) * 16);
-      const uint4 raw_q = *reinterpret_cast<const uint4*>(shared + Layout::kReads + at), raw_k = *reinterpret_cast<const uint4*>(shared + Layout::kKeys + at);
-      const uint4 image = times(raw_q, q);
-      *reinterpret_cast<uint4*>(reinterpret_cast<char*>(out.forward->q) + at) = image;
-      if constexpr (kOnline) {
-        const SplitFactor e = split_factor(rows.erase[row]);
-        *reinterpret_cast<uint4*>(reinterpret_cast<char*>(out.forward->e) + at) = times(raw_k, e);
-        if (out.backward != nullptr) *reinterpret_cast<uint4*>(reinterpret_cast<char*>(out.backward->k) + at) = times(raw_k, k);
-      } else {
-        const uint4 keys = times(raw_k, k);
-        *reinterpret_cast<uint4*>(reinterpret_cast<char*>(out.forward->x) + at) = keys;
-        if (out.backward != nullptr) {
-          *reinterpret_cast<uint4*>(reinterpret_cast<char*>(out.backward->k) + at) = keys;
-          *reinterpret_cast<uint4*>(reinterpret_cast<char*>(out.backward->q) + at) = image;
-        }
-      }
-    }
+    for (uint32_t panel = 0; panel < kKey / 64; ++panel) x[panel] = *reinterpret_cast<const uint4*>(raw + at + panel * kPanelBytes);
+    const SplitFactor f = split_factor(a_rows[row]);
+    FW_UNROLL
+    for (uint32_t panel = 0; panel < kKey / 64; ++panel) *reinterpret_cast<uint4*>(static_cast<char*>(a) + at + panel * kPanelBytes) = times(x[panel], f);
+    if (b == nullptr) continue;
+    const SplitFactor g = split_factor(b_rows[row]);
+    FW_UNROLL
+    for (uint32_t panel = 0; panel < kKey / 64; ++panel) *reinterpret_cast<uint4*>(static_cast<char*>(b) + at + panel * kPanelBytes) = times(x[panel], g);
   }
 }
 
@@ -215,24 +226,32 @@ FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row,
   z_scale[row] = !z_image ? z : valid ? 1.0f : 0.0f;
 }
 
-template <int kKey, bool kOnline, bool kPlain>
-__global__ void __launch_bounds__(kPrepareThreads, 3) prepare_scalar_kernel(const __grid_constant__ PrepareArgs args, int fetched) {
-  using Layout = ScalarLayout<kKey, kOnline, kPlain>;
+// kTraining: with backward images; offline: if they are asked for.
+template <int kKey, bool kOnline, bool kPlain, bool kTraining>
+__global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, kPlain, kTraining>::kBlocks)
+    prepare_scalar_kernel(const __grid_constant__ PrepareArgs args, int fetched) {
+  using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining>;
   constexpr int kN = kKey / 32;
   const Problem& x = args.problem;
   char* shared = shared_memory();
-  const bool training = kOnline && args.backward != nullptr;
-  ScalarRows& rows = *reinterpret_cast<ScalarRows*>(shared + (training ? Layout::kEnd : Layout::kP + kPanelBytes));
   const ChunkPlace place = chunk_place(x);
-  const ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
+  if (place.span.rows < 0) return;
+  ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
+  if constexpr (kOnline && !kTraining) out.backward = nullptr;
+  ScalarRows& rows = *reinterpret_cast<ScalarRows*>(shared + Layout::kEnd);
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp();
   const PairWork<kOnline> work(warp);
 
+  uint2 steps = make_uint2(0, 0);
+  if (warp == 1) steps = scalar_steps(x, place);
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
   if (kPlain || fetched != 0) fetch_front<kN>(x, place, raw);
+  const int row = kPlain ? coefficient_row(warp) : -1;
+  const PlainGates gates = plain_gates(x, place, row);
+  clear_above(shared + Layout::kP);
   if (warp == 1) {
     float gamma_end;
-    scalar_decays(x, place, rows, gamma_end);
+    scalar_decays(x, place, steps, rows, gamma_end);
     FW_UNROLL
     for (int j = 0; j < kN; ++j) {
       const int channel = static_cast<int>(lane_index()) + 32 * j;
@@ -240,12 +259,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_scalar_kernel(cons
       if (out.backward != nullptr) out.backward->gamma[channel] = gamma_end;
     }
   }
-  clear_above(shared + Layout::kP);
-  if constexpr (kOnline) clear_above(shared + Layout::kA);
 
   if constexpr (kPlain) {
-    const int row = coefficient_row(warp);
-    const PlainGates gates = plain_gates(x, place, row);
     front_arrived();
     if (uses_norms(x.rule)) {
       const float2 squares = fetched_squares<kN>(raw);
@@ -279,51 +294,62 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) prepare_scalar_kernel(cons
   pair_products<kKey, kOnline>(work, base + (!work.strict ? Layout::kReads : kPlain ? Layout::kKeys : Layout::kErase), base + Layout::kKeys, c);
   sync_threads();  // the factors are there, and T may take the place of e
   scale_pairs(work, rows, c);
-  char* const t = shared + (training ? Layout::kT : Layout::kErase);
+  char* const t = shared + Layout::kT;
   store_pairs(work, t, shared + Layout::kP, c);
 
-  const auto z_of = [&](int row) { return rows.z[row]; };
+  const auto z_of = [&](int i) { return rows.z[i]; };
+  const char *const reads = shared + Layout::kReads, *const keys = shared + Layout::kKeys;
   if constexpr (kOnline) {
     const FinishBuffers buffers{shared + Layout::kKeys,
                                 t,
                                 shared + Layout::kA,
                                 shared + Layout::kP,
-                                training ? shared + Layout::kM : t,
+                                shared + (kTraining ? Layout::kM : Layout::kT),
                                 shared + (kPlain ? Layout::kKeys : Layout::kErase),
                                 shared + Layout::kReads,
                                 t,
                                 &rows.split_keys,
                                 &rows.split_erase,
                                 rows.gamma};
-    finish_online<kKey, true>(buffers, warp, out, [&](int number) {
-      // Groups of four rows: three for each of the warps that do not invert, two for the others.
-      if constexpr (kPlain) plain_images<kKey, kOnline>(shared, rows, out, number < 4 ? 3 * number : 4 + 2 * number, number < 4 ? 3 : 2);
-      if (out.z != nullptr) write_values(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
-    });
+    finish_online<kKey, true, kTraining, Layout::kClaims>(
+        buffers, warp, out,
+        [&](int number) {
+          if constexpr (kPlain) plain_images<kKey>(reads, 4 * number, 4, rows.gamma, out.forward->q, nullptr, nullptr);
+        },
+        [&](int number) {
+          if constexpr (kPlain) {
+            plain_images<kKey>(keys, number < 4 ? 2 * number : 4 * number - 8, number < 4 ? 2 : 4, rows.erase, out.forward->e, rows.keys,
+                               kTraining ? out.backward->k : nullptr);
+          }
+          if (out.z != nullptr) write_values(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
+        });
   } else {
     start_offline<kKey>(shared + Layout::kP, out);
-    if constexpr (kPlain) plain_images<kKey, kOnline>(shared, rows, out, 2 * warp, 2);
+    if constexpr (kPlain) {
+      plain_images<kKey>(reads, 2 * warp, 2, rows.gamma, out.forward->q, rows.gamma, out.backward != nullptr ? out.backward->q : nullptr);
+      plain_images<kKey>(keys, 2 * warp, 2, rows.keys, out.forward->x, rows.keys, out.backward != nullptr ? out.backward->k : nullptr);
+    }
     if (out.z != nullptr) write_values(x, place, z_of, out.z, thread, kPrepareThreads);
     finish_offline();
   }
 }
 
-template <int kKey, bool kOnline, bool kPlain>
+template <int kKey, bool kOnline, bool kPlain, bool kTraining>
 void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* stream) {
-  using Layout = ScalarLayout<kKey, kOnline, kPlain>;
-  static_assert(!kPlain || kKey > 128 || 3 * (Layout::kBackwardBytes + 1024) <= 228 * 1024);
-  const uint32_t bytes = kOnline && args.backward != nullptr ? Layout::kBackwardBytes : Layout::kForwardBytes;
-  launch(prepare_scalar_kernel<kKey, kOnline, kPlain>, Dim3{static_cast<unsigned>(chunks * args.problem.HV)}, kPrepareThreads, bytes, stream, args,
+  using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining>;
+  launch(prepare_scalar_kernel<kKey, kOnline, kPlain, kTraining>, prepare_grid(args.problem, chunks), kPrepareThreads, Layout::kBytes, stream, args,
          static_cast<int>(fetched));
 }
 
 template <int kKey, bool kOnline>
 void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
-  const bool fetched = can_fetch(args.problem, kKey);
-  if (fetched && plain_streams(args.problem) && !channel_erase(args.problem.rule)) {
-    launch_scalar<kKey, kOnline, true>(args, chunks, fetched, stream);
+  const bool fetched = can_fetch(args.problem, kKey), plain = fetched && plain_streams(args.problem) && !channel_erase(args.problem.rule);
+  if (kOnline && args.backward != nullptr) {
+    plain ? launch_scalar<kKey, kOnline, true, kOnline>(args, chunks, fetched, stream)
+          : launch_scalar<kKey, kOnline, false, kOnline>(args, chunks, fetched, stream);
   } else {
-    launch_scalar<kKey, kOnline, false>(args, chunks, fetched, stream);
+    plain ? launch_scalar<kKey, kOnline, true, false>(args, chunks, fetched, stream)
+          : launch_scalar<kKey, kOnline, false, false>(args, chunks, fetched, stream);
   }
 }
 
