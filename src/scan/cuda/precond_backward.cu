@@ -162,6 +162,7 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 32 / kLanes)
         if (dbeta_rows.data != nullptr) store_element(dbeta_rows, c.first + t, 0, dbeta);
       }
     }
+    cp_async_wait<0>();  // of the rest of dk
     sync_threads();
     if (dk.data == nullptr || c.channel >= x.K) return;
 #pragma unroll
@@ -172,8 +173,6 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 32 / kLanes)
     }
     if (has_rest) {
       RunRows more;
-      cp_async_wait<0>();
-      sync_warp();
       take_run<kLanes>(rest, c.run, c.lane, rest_stage, more);
 #pragma unroll
       for (int j = 0; j < kRun; ++j) {

@@ -29,14 +29,14 @@ struct RunPlace {
   char* data;    // the lane's first channel of the first token
   int64_t step;  // bytes
   int count;     // tokens that exist
-  int channels;  // from the lane's first on
+  int channels;  // from the lane's first on (0 or less: it has none)
   int32_t bf16;
   bool wide;
 };
 FW_DEVICE RunPlace run_place(const Rows& rows, int64_t t, int count, int i, int K) {
   const int size = rows.bf16 != 0 ? 2 : 4;
   RunPlace p{rows.data + (t * rows.stride + i) * size, rows.stride * size, count, K - i, rows.bf16, false};
-  p.wide = K % kOwn == 0 && K > i && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) & 15) == 0;
+  p.wide = K % kOwn == 0 && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) & 15) == 0;
   return p;
 }
 
@@ -47,7 +47,7 @@ FW_DEVICE void load_run(const RunPlace& p, RunRows& x) {
     for (int j = 0; j < kRun; ++j) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) x[j][i] = 0;
-      if (j < p.count) load_channels({p.data + j * p.step, 0, p.bf16}, 0, 0, kOwn, x[j]);
+      if (j < p.count && p.channels > 0) load_channels({p.data + j * p.step, 0, p.bf16}, 0, 0, kOwn, x[j]);
     }
     return;
   }
@@ -65,7 +65,7 @@ FW_DEVICE void load_run(const RunPlace& p, RunRows& x) {
   }
 }
 // The same through shared memory, so that many loads can be under way without registers. start_run() starts the copies, neighbouring
-// lanes taking neighbouring pieces of 16 bytes; take_run(), after cp_async_wait and sync_warp, has the rows.
+// lanes taking neighbouring pieces of 16 bytes; take_run(), after cp_async_wait and a barrier of the warp, has the rows.
 template <int kLanes>
 FW_DEVICE char* staged_row(char* stage, int run, int j) {
   return stage + 4 * kOwn * kLanes * (run * kRun + j);
@@ -73,19 +73,20 @@ FW_DEVICE char* staged_row(char* stage, int run, int j) {
 template <int kLanes>
 FW_DEVICE void start_run(const RunPlace& p, int run, int lane, char* stage) {
   if (!p.wide) return;
-  const bool second = p.bf16 == 0 && p.channels > 4 * lane - kOwn * lane + 4 * kLanes;
+  const int pieces = (p.channels + kOwn * lane) / (p.bf16 != 0 ? 8 : 4);  // of a row
+  const char* const first = p.data + (p.bf16 != 0 ? 0 : -16 * lane);
 #pragma unroll
   for (int j = 0; j < kRun; ++j) {
     const bool real = j < p.count;
     const uint32_t to = shared_address(staged_row<kLanes>(stage, run, j)) + 16 * lane;
-    const char* const from = p.data + (real ? j * p.step : 0) - (p.bf16 != 0 ? 0 : 16 * lane);
-    cp_async_16(to, from, real);
-    if (second) cp_async_16(to + 16 * kLanes, from + (real ? 16 * kLanes : 0), real);
+    const char* const from = first + (real ? j * p.step : 0);
+    if (lane < pieces) cp_async_16(to, from, real);
+    if (lane + kLanes < pieces) cp_async_16(to + 16 * kLanes, from + 16 * kLanes, real);
   }
 }
 template <int kLanes>
 FW_DEVICE void take_run(const RunPlace& p, int run, int lane, char* stage, RunRows& x) {
-  if (!p.wide) return load_run(p, x);
+  if (!p.wide || p.channels <= 0) return load_run(p, x);
 #pragma unroll
   for (int j = 0; j < kRun; ++j) {
     const char* const from = staged_row<kLanes>(stage, run, j);
@@ -113,7 +114,7 @@ FW_DEVICE void add_run(const RunPlace& p, RunRows& x) {
 }
 // Row j of a run.
 FW_DEVICE void store_run_row(const RunPlace& p, int j, const float (&x)[kOwn]) {
-  if (j >= p.count) return;
+  if (j >= p.count || p.channels <= 0) return;
   char* const to = p.data + j * p.step;
   if (p.wide && p.bf16 != 0) {
     *reinterpret_cast<uint4*>(to) = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
