@@ -43,53 +43,56 @@ FW_DEVICE void through_m(const PrecondMap<float>& map, const ChunkPlace& c, int 
 
 // kSums: the first kernel, else the third.
 template <int kLanes, bool kSums>
-__global__ void __launch_bounds__(kPrecondThreads<kLanes>, 32 / kLanes) precond_backward_kernel(const __grid_constant__ PrecondBackwardArgs a, int chunks) {
+__global__ void __launch_bounds__(kPrecondThreads<kLanes>, 32 / kLanes)
+    precond_backward_kernel(const __grid_constant__ PrecondBackwardArgs a, PrecondMap<float> map, int chunks) {
   constexpr int kThreads = kPrecondThreads<kLanes>;
   const Problem& x = a.problem;
   ChunkShared<kLanes>& shared = *reinterpret_cast<ChunkShared<kLanes>*>(shared_memory());
   if (kSums) grid_dependency_launch();
   // The third from the last chunk on: what the first has left in the cache.
-  const ChunkPlace c = chunk_place<kLanes>(x, kSums ? block_chunk() : chunks - 1 - block_chunk());
-  if (c.chunk < 0 || c.chunk >= chunks) return grid_dependency_wait();
+  const ChunkPlace c = chunk_place<kLanes>(x, chunks, !kSums);
+  if (c.chunk < 0) return grid_dependency_wait();
   const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
   float* const maps = a.scratch + place * (2 * x.K + 2);
+  // Everything on its way through shared memory: keys, dm of the first value head of the group, and the rest of dk, which is wanted last.
+  char* const keys_stage = shared_memory() + sizeof(ChunkShared<kLanes>);
+  char *const dm_stage = keys_stage + kStageBytes<kLanes>, *const rest_stage = dm_stage + kStageBytes<kLanes>;
+  const RunPlace keys = run_place(key_rows(x.in.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K);
+  const RunPlace dm = float_run(x, c, a.grads.dm, x.HV, c.h * x.group);
+  start_run<kLanes>(keys, c.run, c.lane, keys_stage);
+  start_run<kLanes>(dm, c.run, c.lane, dm_stage);
+  cp_async_commit();
   const ChunkGates gates = load_gates(x, c);
-  RunRows k, da;
-  load_run(run_place(key_rows(x.in.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K), k);
-  load_run(float_run(x, c, a.grads.dm, x.HV, c.h * x.group), da);
-  FW_NO_UNROLL
-  for (int i = 1; i < x.group; ++i) add_run(float_run(x, c, a.grads.dm, x.HV, c.h * x.group + i), da);
-  // The rest of dk is wanted last: on its way through this thread's own place in shared memory.
   const Rows dk = key_rows(a.dk, x.sequences, c.n, c.h);
+  const bool has_rest = !kSums && a.grads.d.k.data != nullptr && dk.data != nullptr;
   RunPlace rest{};
-  char* const rest_at = shared_memory() + sizeof(ChunkShared<kLanes>) + sizeof(float) * kChunk * kOwn * kLanes + 16 * c.thread;
-  if (!kSums && a.grads.d.k.data != nullptr && dk.data != nullptr && x.group == 1) {
-    rest = run_place(rows_of(a.grads.d.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K);
-    rest.wide = rest.wide && rest.bf16 == 0;
-    if (rest.wide) {
-#pragma unroll
-      for (int j = 0; j < 2 * kRun; ++j) {
-        const bool real = j / 2 < c.count;
-        cp_async_16(shared_address(rest_at + 16 * j * kThreads), real ? rest.data + j / 2 * rest.step + 16 * (j % 2) : rest.data, real);
-      }
-    }
-    cp_async_commit();
+  if (has_rest) {
+    rest = run_place(rows_of(a.grads.d.k, x.sequences, c.n, c.h * x.group), c.token, c.count, c.channel, x.K);
+    start_run<kLanes>(rest, c.run, c.lane, rest_stage);
   }
+  cp_async_commit();
   float start = c.thread < x.K ? a.boundaries[place * x.K + c.thread] : 0.0f, behind = 0;
   if (!kSums) {
     grid_dependency_wait();
     if (c.thread < x.K) behind = maps[x.K + 1 + c.thread];
   }
+  RunRows k, da;
+  cp_async_wait<1>();
+  sync_warp();
+  take_run<kLanes>(keys, c.run, c.lane, keys_stage, k);
+  take_run<kLanes>(dm, c.run, c.lane, dm_stage, da);
+  FW_NO_UNROLL
+  for (int i = 1; i < x.group; ++i) add_run(float_run(x, c, a.grads.dm, x.HV, c.h * x.group + i), da);
   chunk_gates(x, c, gates, k, shared);
   run_sums(c, k, shared);
   run_starts<false>(c, start, shared);
 
-  const PrecondMap<float> map = precond_map(x.rule, x.rule.uses_precond_center() ? x.precond_center[c.h * x.center_stride] : 0.0f);
+  if (x.rule.uses_precond_center()) map.center = x.precond_center[c.h * x.center_stride];
   float state[kOwn];
   get_own(&shared.sum[c.run][c.channel], state);
-  float4* const kept = kSums ? nullptr : reinterpret_cast<float4*>(shared_memory() + sizeof(ChunkShared<kLanes>));
+  float4* const kept = kSums ? nullptr : reinterpret_cast<float4*>(dm_stage);  // dm is in da: all threads have passed barriers since
   float dcenter = 0;
-  with_form(map, [&](const PrecondMap<float>& form) { through_m<kThreads>(form, c, x.K - c.channel, shared.alpha, shared.gain, k, state, da, dcenter, kept); });
+  with_form(map, [&](const PrecondMap<float>& of) { through_m<kThreads>(of, c, x.K - c.channel, shared.alpha, shared.gain, k, state, da, dcenter, kept); });
   if (kSums && a.dcenter_parts != nullptr) {
     const float part = warp_sum(dcenter);
     if (lane_index() == 0) shared.center[warp_index()] = part;
@@ -159,6 +162,7 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 32 / kLanes) precond_
         if (dbeta_rows.data != nullptr) store_element(dbeta_rows, c.first + t, 0, dbeta);
       }
     }
+    cp_async_wait<0>();  // of the rest of dk
     sync_threads();
     if (dk.data == nullptr || c.channel >= x.K) return;
 #pragma unroll
@@ -167,18 +171,16 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 32 / kLanes) precond_
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) da[j][i] = fmaf(own, da[j][i], common) * k[j][i];
     }
-    if (rest.wide) {
-      cp_async_wait<0>();
+    if (has_rest) {
+      RunRows more;
+      take_run<kLanes>(rest, c.run, c.lane, rest_stage, more);
 #pragma unroll
       for (int j = 0; j < kRun; ++j) {
-        const float4 low = *reinterpret_cast<const float4*>(rest_at + 32 * j * kThreads),
-                     high = *reinterpret_cast<const float4*>(rest_at + (32 * j + 16) * kThreads);
-        da[j][0] += low.x, da[j][1] += low.y, da[j][2] += low.z, da[j][3] += low.w;
-        da[j][4] += high.x, da[j][5] += high.y, da[j][6] += high.z, da[j][7] += high.w;
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) da[j][i] += more[j][i];
       }
-    } else if (a.grads.d.k.data != nullptr) {
       FW_NO_UNROLL
-      for (int i = 0; i < x.group; ++i) add_run(run_place(rows_of(a.grads.d.k, x.sequences, c.n, c.h * x.group + i), c.token, c.count, c.channel, x.K), da);
+      for (int i = 1; i < x.group; ++i) add_run(run_place(rows_of(a.grads.d.k, x.sequences, c.n, c.h * x.group + i), c.token, c.count, c.channel, x.K), da);
     }
     const RunPlace out = run_place(dk, c.token, c.count, c.channel, x.K);
 #pragma unroll
@@ -201,11 +203,12 @@ void launch_kernels(const PrecondBackwardArgs& args, int64_t chunks, void* strea
   const Dim3 grid = chunk_grid(x, chunks);
   const int count = static_cast<int>(chunks);
   constexpr unsigned kThreads = kPrecondThreads<kLanes>;
-  constexpr size_t kShared = sizeof(ChunkShared<kLanes>), kKept = 2 * sizeof(float) * kChunk * kOwn * kLanes;
-  launch(precond_backward_kernel<kLanes, true>, grid, kThreads, kShared, stream, args, count);
+  constexpr size_t kShared = sizeof(ChunkShared<kLanes>) + 2 * kStageBytes<kLanes>;
+  const PrecondMap<float> form = precond_map(x.rule, 0.0f);
+  launch(precond_backward_kernel<kLanes, true>, grid, kThreads, kShared, stream, args, form, count);
   ChunkWalk walk{args.scratch, 2 * x.K + 2, args.scratch + x.K + 1, 2 * x.K + 2, args.d_final_precond, args.d_initial_precond, nullptr};
   walk_chunks<true>(x, walk, stream);
-  launch_overlapped(precond_backward_kernel<kLanes, false>, grid, kThreads, kShared + kKept, stream, args, count);
+  launch_overlapped(precond_backward_kernel<kLanes, false>, grid, kThreads, kShared + kStageBytes<kLanes>, stream, args, form, count);
 }
 
 }  // namespace

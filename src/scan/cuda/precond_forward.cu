@@ -12,12 +12,18 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 64 / kLanes) precond_
   const Problem& x = a.problem;
   ChunkShared<kLanes>& shared = *reinterpret_cast<ChunkShared<kLanes>*>(shared_memory());
   grid_dependency_launch();
-  const ChunkPlace c = chunk_place<kLanes>(x, block_chunk());
-  if (c.chunk >= chunks) return;
+  const ChunkPlace c = chunk_place<kLanes>(x, chunks, false);
+  if (c.chunk < 0) return;
   if (a.slots != nullptr && a.slots[c.n] < 0) return;
+  char* const stage = shared_memory() + sizeof(ChunkShared<kLanes>);
+  const RunPlace keys = run_place(key_rows(x.in.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K);
+  start_run<kLanes>(keys, c.run, c.lane, stage);
+  cp_async_commit();
   const ChunkGates gates = load_gates(x, c);
   RunRows k;
-  load_run(run_place(key_rows(x.in.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K), k);
+  cp_async_wait<0>();
+  sync_warp();
+  take_run<kLanes>(keys, c.run, c.lane, stage, k);
   chunk_gates(x, c, gates, k, shared);
   run_sums(c, k, shared);
   if (c.thread >= kOwn * kLanes) return;
@@ -30,21 +36,27 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 64 / kLanes) precond_
 // alone: every sequence is one chunk, and this kernel all there is.
 template <int kLanes>
 __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 64 / kLanes)
-    precond_rows_kernel(const __grid_constant__ PrecondForwardArgs a, int chunks, bool alone) {
+    precond_rows_kernel(const __grid_constant__ PrecondForwardArgs a, PrecondMap<float> map, int chunks, bool alone) {
   const Problem& x = a.problem;
   ChunkShared<kLanes>& shared = *reinterpret_cast<ChunkShared<kLanes>*>(shared_memory());
   // From the last chunk on: its keys are what the sums have left in the cache.
-  const ChunkPlace c = chunk_place<kLanes>(x, chunks - 1 - block_chunk());
+  const ChunkPlace c = chunk_place<kLanes>(x, chunks, true);
   if (c.chunk < 0) return grid_dependency_wait();
   const int slot = a.slots != nullptr ? a.slots[c.n] : c.n;
   const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
   if (slot < 0) return grid_dependency_wait();
+  char* const stage = shared_memory() + sizeof(ChunkShared<kLanes>);
+  const RunPlace keys = run_place(key_rows(x.in.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K);
+  start_run<kLanes>(keys, c.run, c.lane, stage);
+  cp_async_commit();
   const ChunkGates gates = load_gates(x, c);
-  RunRows k;
-  load_run(run_place(key_rows(x.in.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K), k);
   grid_dependency_wait();
   float start = 0;
   if (c.thread < x.K) start = alone ? load_precond(x.initial_precond, slot, c.h, c.thread) : a.boundaries[place * x.K + c.thread];
+  RunRows k;
+  cp_async_wait<0>();
+  sync_warp();
+  take_run<kLanes>(keys, c.run, c.lane, stage, k);
   chunk_gates(x, c, gates, k, shared);
   run_sums(c, k, shared);
   if (alone && c.thread < x.K) {
@@ -54,12 +66,12 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 64 / kLanes)
   }
   run_starts<false>(c, start, shared);
   if (c.channel >= x.K) return;
-  const PrecondMap<float> map = precond_map(x.rule, x.rule.uses_precond_center() ? x.precond_center[c.h * x.center_stride] : 0.0f);
+  if (x.rule.uses_precond_center()) map.center = x.precond_center[c.h * x.center_stride];
   float state[kOwn];
   get_own(&shared.sum[c.run][c.channel], state);
   float* const m = a.m + (first_token(x.sequences, c.n) * x.H + c.h) * x.K;
   const RunPlace out = run_place({reinterpret_cast<char*>(m), static_cast<int64_t>(x.H) * x.K, 0}, c.token, c.count, c.channel, x.K);
-  with_form(map, [&](const PrecondMap<float>& form) {
+  with_form(map, [&](const PrecondMap<float>& of) {
 #pragma unroll
     for (int j = 0; j < kRun; ++j) {
       const float alpha = shared.alpha[c.run * kRun + j], gain = shared.gain[c.run * kRun + j];
@@ -68,7 +80,7 @@ __global__ void __launch_bounds__(kPrecondThreads<kLanes>, 64 / kLanes)
       for (int i = 0; i < kOwn; ++i) {
         const float before = state[i];
         state[i] = fmaf(alpha, before, gain * k[j][i] * k[j][i]);
-        row[i] = precond_value<FastMath>(form, form.previous ? before : state[i]);
+        row[i] = precond_value<FastMath>(of, of.previous ? before : state[i]);
       }
       store_run_row(out, j, row);
     }
@@ -81,11 +93,13 @@ void launch_kernels(const PrecondForwardArgs& args, int64_t chunks, void* stream
   const Dim3 grid = chunk_grid(x, chunks);
   const int count = static_cast<int>(chunks);
   constexpr unsigned kThreads = kPrecondThreads<kLanes>;
-  constexpr size_t kShared = sizeof(ChunkShared<kLanes>);
-  if (x.sequences.offsets == nullptr && x.sequences.chunks == 1) return launch(precond_rows_kernel<kLanes>, grid, kThreads, kShared, stream, args, count, true);
+  constexpr size_t kShared = sizeof(ChunkShared<kLanes>) + kStageBytes<kLanes>;
+  const PrecondMap<float> form = precond_map(x.rule, 0.0f);
+  if (x.sequences.offsets == nullptr && x.sequences.chunks == 1)
+    return launch(precond_rows_kernel<kLanes>, grid, kThreads, kShared, stream, args, form, count, true);
   launch(precond_sums_kernel<kLanes>, grid, kThreads, kShared, stream, args, count);
   walk_chunks<false>(x, {args.scratch, x.K + 1, args.boundaries, x.K, x.initial_precond, args.final_precond, args.slots}, stream);
-  launch_overlapped(precond_rows_kernel<kLanes>, grid, kThreads, kShared, stream, args, count, false);
+  launch_overlapped(precond_rows_kernel<kLanes>, grid, kThreads, kShared, stream, args, form, count, false);
 }
 
 }  // namespace

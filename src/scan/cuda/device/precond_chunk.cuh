@@ -29,38 +29,25 @@ struct RunPlace {
   char* data;    // the lane's first channel of the first token
   int64_t step;  // bytes
   int count;     // tokens that exist
-  int channels;  // of this lane's
+  int channels;  // from the lane's first on (0 or less: it has none)
   int32_t bf16;
   bool wide;
 };
 FW_DEVICE RunPlace run_place(const Rows& rows, int64_t t, int count, int i, int K) {
   const int size = rows.bf16 != 0 ? 2 : 4;
   RunPlace p{rows.data + (t * rows.stride + i) * size, rows.stride * size, count, K - i, rows.bf16, false};
-  p.wide = K - i >= kOwn && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) & 15) == 0;
+  p.wide = K % kOwn == 0 && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) & 15) == 0;
   return p;
 }
 
-// The rest are 0. All loads are under way before one is used.
+// The rest are 0. One by one where the rows are not wide.
 FW_DEVICE void load_run(const RunPlace& p, RunRows& x) {
-  if (p.wide && p.bf16 != 0) {
-    uint4 words[kRun];
-#pragma unroll
-    for (int j = 0; j < kRun; ++j) words[j] = j < p.count ? *reinterpret_cast<const uint4*>(p.data + j * p.step) : make_uint4(0, 0, 0, 0);
-#pragma unroll
-    for (int j = 0; j < kRun; ++j) {
-      x[j][0] = bf16_low(words[j].x), x[j][1] = bf16_high(words[j].x), x[j][2] = bf16_low(words[j].y), x[j][3] = bf16_high(words[j].y);
-      x[j][4] = bf16_low(words[j].z), x[j][5] = bf16_high(words[j].z), x[j][6] = bf16_low(words[j].w), x[j][7] = bf16_high(words[j].w);
-    }
-    return;
-  }
   if (p.wide) {
 #pragma unroll
     for (int j = 0; j < kRun; ++j) {
 #pragma unroll
-      for (int i = 0; i < kOwn; i += 4) {
-        const float4 a = j < p.count ? *reinterpret_cast<const float4*>(p.data + j * p.step + 4 * i) : make_float4(0, 0, 0, 0);
-        x[j][i] = a.x, x[j][i + 1] = a.y, x[j][i + 2] = a.z, x[j][i + 3] = a.w;
-      }
+      for (int i = 0; i < kOwn; ++i) x[j][i] = 0;
+      if (j < p.count && p.channels > 0) load_channels({p.data + j * p.step, 0, p.bf16}, 0, 0, kOwn, x[j]);
     }
     return;
   }
@@ -77,6 +64,45 @@ FW_DEVICE void load_run(const RunPlace& p, RunRows& x) {
     for (int i = 0; i < kOwn; ++i) x[j][i] = slow[j][i];
   }
 }
+// The same through shared memory, so that many loads can be under way without registers. start_run() starts the copies, neighbouring
+// lanes taking neighbouring pieces of 16 bytes; take_run(), after cp_async_wait and a barrier of the warp, has the rows.
+template <int kLanes>
+FW_DEVICE char* staged_row(char* stage, int run, int j) {
+  return stage + 4 * kOwn * kLanes * (run * kRun + j);
+}
+template <int kLanes>
+FW_DEVICE void start_run(const RunPlace& p, int run, int lane, char* stage) {
+  if (!p.wide) return;
+  const int pieces = (p.channels + kOwn * lane) / (p.bf16 != 0 ? 8 : 4);  // of a row
+  const char* const first = p.data + (p.bf16 != 0 ? 0 : -16 * lane);
+#pragma unroll
+  for (int j = 0; j < kRun; ++j) {
+    const bool real = j < p.count;
+    const uint32_t to = shared_address(staged_row<kLanes>(stage, run, j)) + 16 * lane;
+    const char* const from = first + (real ? j * p.step : 0);
+    if (lane < pieces) cp_async_16(to, from, real);
+    if (lane + kLanes < pieces) cp_async_16(to + 16 * kLanes, from + 16 * kLanes, real);
+  }
+}
+template <int kLanes>
+FW_DEVICE void take_run(const RunPlace& p, int run, int lane, char* stage, RunRows& x) {
+  if (!p.wide || p.channels <= 0) return load_run(p, x);
+#pragma unroll
+  for (int j = 0; j < kRun; ++j) {
+    const char* const from = staged_row<kLanes>(stage, run, j);
+    if (p.bf16 != 0) {
+      uint32_t words[kOwn / 2];
+      load_wide<kOwn>(from + 16 * lane, words);
+#pragma unroll
+      for (int i = 0; i < kOwn; i += 2) x[j][i] = bf16_low(words[i / 2]), x[j][i + 1] = bf16_high(words[i / 2]);
+    } else {
+      load_wide<kOwn>(from + 32 * lane, x[j]);
+    }
+  }
+}
+template <int kLanes>
+inline constexpr int kStageBytes = 4 * kChunk* kOwn* kLanes;
+
 FW_DEVICE void add_run(const RunPlace& p, RunRows& x) {
   RunRows more;
   load_run(p, more);
@@ -88,7 +114,7 @@ FW_DEVICE void add_run(const RunPlace& p, RunRows& x) {
 }
 // Row j of a run.
 FW_DEVICE void store_run_row(const RunPlace& p, int j, const float (&x)[kOwn]) {
-  if (j >= p.count) return;
+  if (j >= p.count || p.channels <= 0) return;
   char* const to = p.data + j * p.step;
   if (p.wide && p.bf16 != 0) {
     *reinterpret_cast<uint4*>(to) = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
@@ -105,25 +131,32 @@ FW_DEVICE void store_run_row(const RunPlace& p, int j, const float (&x)[kOwn]) {
 
 // Where a block and a thread are.
 struct ChunkPlace {
-  int chunk, h, n;
-  int first, rows;  // tokens of the sequence: the chunk's first, and how many it has
+  int chunk = -1, h = 0, n = 0;  // chunk -1: none
+  int first, rows;               // tokens of the sequence: the chunk's first, and how many it has
   int thread, run, lane;
   int token, count;  // the run's first token of the sequence, and how many of its tokens exist (0 or less: none)
   int channel;       // the first of this lane's
 };
-// Blocks: a key head each (neighbouring blocks, for their rows are neighbours in memory) of the chunks, in order or from the last on.
+// Blocks: a key head each (neighbouring blocks, for their rows are neighbours in memory) of the chunks, in order; of the sequences, if they
+// are equally long.
 inline Dim3 chunk_grid(const Problem& x, int64_t chunks) {
-  const unsigned H = static_cast<unsigned>(x.H), count = static_cast<unsigned>(chunks), rows = count < 32768 ? count : 32768;
+  constexpr unsigned kMost = 32768;
+  const unsigned H = static_cast<unsigned>(x.H), count = static_cast<unsigned>(chunks), each = static_cast<unsigned>(x.sequences.chunks);
+  if (x.sequences.offsets == nullptr && each <= kMost && static_cast<unsigned>(x.sequences.N) <= kMost) return {H, each, static_cast<unsigned>(x.sequences.N)};
+  const unsigned rows = count < kMost ? count : kMost;
   return {H, rows, rows > 0 ? (count + rows - 1) / rows : 0};
 }
-FW_DEVICE int block_chunk() { return static_cast<int>(block_index_z() * grid_size_y() + block_index_y()); }
 
 template <int kLanes>
-FW_DEVICE ChunkPlace chunk_place(const Problem& x, int chunk) {
+FW_DEVICE ChunkPlace chunk_place(const Problem& x, int chunks, bool from_last) {
   ChunkPlace c;
-  c.chunk = chunk;
+  const SequenceArg& s = x.sequences;
+  const int block = static_cast<int>(block_index_z() * grid_size_y() + block_index_y()), z = static_cast<int>(block_index_z());
+  c.chunk = from_last ? chunks - 1 - block : block;
+  if (c.chunk < 0 || c.chunk >= chunks) return {-1};
   c.h = static_cast<int>(block_index_x());
-  c.n = sequence_of_chunk(x.sequences, c.chunk);
+  const bool by_sequence = s.offsets == nullptr && grid_size_z() == static_cast<unsigned>(s.N) && grid_size_y() == static_cast<unsigned>(s.chunks);
+  c.n = !by_sequence ? sequence_of_chunk(s, c.chunk) : from_last ? s.N - 1 - z : z;
   c.first = (c.chunk - first_chunk(x.sequences, c.n)) * kChunk;
   c.rows = sequence_length(x.sequences, c.n) - c.first;
   c.rows = c.rows < kChunk ? c.rows : kChunk;
