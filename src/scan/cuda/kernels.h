@@ -19,6 +19,9 @@ struct TokenForwardArgs {
   TokenArg o;
   StateArg final_state;            // may be the memory of problem.initial_state
   const int32_t* slots = nullptr;  // [N]: the states of sequence n are at slot slots[n]; -1: the sequence is skipped
+  // With a preconditioner and no problem.m, one token a sequence (not packed): the step of A is made here too. May be the memory of
+  // problem.initial_precond, may be absent.
+  StateArg final_precond;
 };
 void token_forward(const TokenForwardArgs& args, void* stream);
 

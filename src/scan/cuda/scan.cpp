@@ -266,7 +266,9 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
   const Space space(workspace);
   upload_tables(plan, device.forward.common, space);
   Problem problem = problem_of(plan, device, in, device.forward.common, space);
-  make_precond(plan, device, device.forward.common, space, precond_arg(out.final_precond), problem);
+  // One token a sequence: token_forward makes the step of A itself.
+  const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1;
+  if (!steps_precond) make_precond(plan, device, device.forward.common, space, precond_arg(out.final_precond), problem);
   if (device.chunk_form) {
     chunk_forward(plan, device, problem, out, saved, space);
     return;
@@ -276,6 +278,7 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
   args.o = token_arg(plan, out.o);
   args.final_state = state_arg(plan, out.final_state);
   args.slots = plan.slots;
+  if (steps_precond && plan.rule.uses_precond()) args.final_precond = precond_arg(out.final_precond);
   token_forward(args, plan.stream);
 }
 

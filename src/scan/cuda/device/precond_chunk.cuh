@@ -3,7 +3,7 @@
 // change nothing.
 #pragma once
 
-#include "rule/precond.h"
+#include "scan/cuda/device/precond_math.cuh"
 #include "scan/cuda/device/state_rows.cuh"
 #include "scan/cuda/launch.h"
 
@@ -13,13 +13,6 @@ inline constexpr int kRun = 4, kRuns = kChunk / kRun, kOwn = 8;
 // Twice as many as channels: those below kOwn kLanes have one channel each where runs are put together.
 template <int kLanes>
 inline constexpr int kPrecondThreads = kRuns* kLanes;
-
-// exp, log and 1/x to about two units in the last place: the rest of what the kernels do takes no time next to the exact ones.
-struct FastMath {
-  FW_DEVICE static float log(float x) { return log2_fast(x) * 0.6931471805599453f; }
-  FW_DEVICE static float exp(float x) { return exp2_fast(x * kLog2E); }
-  FW_DEVICE static float inverse(float x) { return rcp_fast(x); }
-};
 
 // This lane's channels of the tokens of a run.
 using RunRows = float[kRun][kOwn];
