@@ -161,30 +161,6 @@ FW_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// ---- Barriers in shared memory ---------------------------------------------------------------------------------------------
-FW_DEVICE void mbarrier_init(uint64_t* barrier, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
-}
-FW_DEVICE void mbarrier_arrive(uint64_t* barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory"); }
-// Returns once the phase of this parity is over: at once for parity 1 of a fresh barrier.
-FW_DEVICE void mbarrier_wait(uint64_t* barrier, int parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred over;\n"
-      "again:\n"
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-      "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
-#else
-      "mbarrier.test_wait.parity.shared::cta.b64 over, [%0], %1;\n"
-#endif
-      "@over bra done;\n"
-      "bra again;\n"
-      "done:\n"
-      "}" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-}
-
 // ---- Global memory -----------------------------------------------------------------------------------------------------
 FW_DEVICE void atomic_add(float* to, float x) { atomicAdd(to, x); }
 FW_DEVICE unsigned atomic_add(unsigned* to, unsigned x) { return atomicAdd(to, x); }
@@ -214,12 +190,30 @@ FW_DEVICE void stmatrix_x4_trans(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
-// ---- Hopper: more of barriers in shared memory -------------------------------------------------------------------------
+// ---- Hopper: barriers in shared memory -----------------------------------------------------------------------------------
+FW_DEVICE void mbarrier_init(uint64_t* barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
 // After the inits of a thread and before the sync_threads() that publishes them.
 FW_DEVICE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+FW_DEVICE void mbarrier_arrive(uint64_t* barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory"); }
 // One arrival that also makes the phase wait for this many bytes of bulk_load.
 FW_DEVICE void mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+// Returns once the phase of this parity is over: at once for parity 1 of a fresh barrier.
+FW_DEVICE void mbarrier_wait(uint64_t* barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred over;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+      "@over bra done;\n"
+      "bra again;\n"
+      "done:\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
 }
 // The thread arrives when all its cp_async_16 before this are complete; the arrival is one of those that the barrier counts.
 FW_DEVICE void cp_async_arrive(uint64_t* barrier) {

@@ -101,17 +101,19 @@ FW_DEVICE const char* gather_source(const GatherTask& task, int64_t b, int64_t t
   const unsigned head = static_cast<unsigned>(hv), divisor = static_cast<unsigned>(task.divisor);
   return task.data + b * task.stride_b + token * task.stride_t + static_cast<int64_t>(divisor == 1 ? head : head / divisor) * task.stride_h;
 }
-// Copies of a token's tensors to `to`, by a warp; they are there after sync_warp().
-FW_DEVICE void gather_token(const TokenGather& g, int64_t b, int64_t token, int slot, int hv, int v_tile, int lane, char* to) {
-  // As it lies in memory until the copies are on their way too.
-  uint32_t scalar = 0;
-  int scalar_to = -1, shift = 0;
+// A lane's number of the token, on its way.
+struct GatheredScalar {
+  uint32_t bits = 0;
+  int32_t to = -1;  // byte of the token's place; -1: none
+};
+// Starts the copies of a token's tensors to `to`, by a warp; they are there after finish_gather() and sync_warp().
+FW_DEVICE GatheredScalar start_gather(const TokenGather& g, int64_t b, int64_t token, int slot, int hv, int v_tile, int lane, char* to) {
+  GatheredScalar scalar;
   if (lane < g.scalar_count) {
     const GatherTask& task = g.scalars[lane];
     const char* from = gather_source(task, b, token, hv);
-    shift = task.size == 2 ? 16 : 0;
-    scalar = task.size == 2 ? uint32_t{*reinterpret_cast<const uint16_t*>(from)} : *reinterpret_cast<const uint32_t*>(from);
-    scalar_to = task.to;
+    scalar.bits = task.size == 2 ? uint32_t{*reinterpret_cast<const uint16_t*>(from)} : *reinterpret_cast<const uint32_t*>(from);
+    scalar.to = task.to + (task.size == 2 ? 2 : 0);  // of a bf16 number: of its upper half
   }
   const uint32_t base = shared_address(to);
 #pragma unroll 2
@@ -134,7 +136,10 @@ FW_DEVICE void gather_token(const TokenGather& g, int64_t b, int64_t token, int 
     }
   }
   cp_async_commit();
-  if (scalar_to >= 0) *reinterpret_cast<uint32_t*>(to + scalar_to) = scalar << shift;
+  return scalar;
+}
+FW_DEVICE void finish_gather(const GatheredScalar& scalar, char* to) {
+  if (scalar.to >= 0) *reinterpret_cast<uint32_t*>(to + scalar.to / 4 * 4) = scalar.bits << (scalar.to % 4 * 8);
   cp_async_wait<0>();
 }
 
