@@ -2,7 +2,7 @@
 // the copies of all of them and waits once. As they lie in memory; TokenGather says where what is.
 #pragma once
 
-#include "scan/cuda/device/precond_math.cuh"
+#include "scan/cuda/device/precond_rows.cuh"
 #include "scan/cuda/device/token_key.cuh"
 
 namespace fw::cuda {
@@ -156,29 +156,19 @@ FW_DEVICE void gathered_channels(const char* row, bool bf16, int lane, float (&x
   }
 }
 // A step of A (a: before the token, then behind it) and M, from the token's key. The same bits as the kernels of the preconditioner
-// (precond_chunk.cuh), hence their order of the sum: channels by eights, then a tree of the eights.
+// (precond_rows.cuh), hence their order of the sum.
 template <int kN>
 FW_DEVICE void step_precond(const Problem& x, PrecondMap<float> map, int key_head, float g, float beta, int lane, const float (&k)[kN], float (&a)[kN],
                             float (&m)[kN]) {
-  constexpr int kSteps = 8 / kN;
   float square = 0;
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    if (step > 0) square = shuffle(square, lane / kSteps * kSteps + step - 1);
-    float sum = square;
-#pragma unroll
-    for (int j = 0; j < kN; ++j) sum = fmaf(k[j], k[j], sum);
-    if (lane % kSteps == step) square = sum;
-  }
-  square = shuffle(square, lane / kSteps * kSteps + kSteps - 1);
-#pragma unroll
-  for (int mask = 16; mask >= kSteps; mask /= 2) square += shuffle_xor(square, mask);
-  const float kn = k_factor(x.rule, square), gain = beta * kn * kn, alpha = expf(g);
+  for (int j = 0; j < kN; ++j) square = fmaf(k[j], k[j], square);
+  const RunGates gates = run_gates(x.rule, g, beta, warp_sum(square));
   if (x.rule.uses_precond_center()) map.center = x.precond_center[key_head * x.center_stride];
 #pragma unroll
   for (int j = 0; j < kN; ++j) {
     const float before = a[j];
-    a[j] = fmaf(alpha, before, gain * k[j] * k[j]);
+    a[j] = step_precond(gates.alpha, gates.gain, k[j], before);
     m[j] = lane * kN + j < x.K ? precond_value<FastMath>(map, map.previous ? before : a[j]) : 1.0f;
   }
 }
