@@ -39,7 +39,7 @@ CommonRegions common_regions(const Plan& plan, const DevicePlan& device, bool ba
   r.chunk_base = regions.take((plan.N + 1) * int64_t{sizeof(int32_t)}, plan.packed);
   const bool precond = plan.rule.uses_precond();
   r.m = regions.take(plan.tokens() * plan.H * plan.K * kFloat, precond);
-  r.boundaries = regions.take(device.chunks * plan.H * plan.K * kFloat, precond);
+  r.boundaries = regions.take(device.chunks * plan.H * plan.K * kFloat, precond && !(backward && device.chunk_form));
   r.scratch = regions.take(device.chunks * plan.H * (backward ? 2 * plan.K + 2 : plan.K + 1) * kFloat, precond);
   return r;
 }
@@ -152,6 +152,7 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
   r.w = regions.take(tiles * device.value_blocks * kPanel * 2, images);
   if (device.segments.backward && images) r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
+  r.boundaries = regions.take(device.chunks * plan.H * plan.K * kFloat, plan.rule.uses_precond());
   r.bytes = regions.used();
   return r;
 }
@@ -164,11 +165,12 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   const bool precond = rule.uses_precond(), grouped = plan.group() > 1;
   const int64_t row = plan.tokens() * plan.HV * plan.K * kFloat, scalar = plan.tokens() * plan.HV * kFloat;
   r.q = regions.take(row, grouped);
-  r.k = regions.take(row, grouped || precond);
+  r.k = regions.take(row, grouped);
   r.erase_key = regions.take(row, grouped && rule.uses_erase_key());
   r.erase_gate = regions.take(row, grouped && rule.uses_erase_gate() && rule.erase != Gate::kScalar);
   r.g = regions.take(row, grouped && rule.decay == Decay::kChannel);
-  r.dm = regions.take(row, precond);
+  // The chunk form's gradients read M of a chunk and key head before they write dM of it, and nobody reads M after them.
+  r.dm = precond && device.chunk_form && !grouped ? r.common.m : regions.take(row, precond);
   const bool gated = precond && rule.normaliser == Normaliser::kGated;
   r.dalpha_p = regions.take(scalar, gated);
   r.dbeta_p = regions.take(scalar, gated);

@@ -21,7 +21,7 @@ struct Region {
 struct CommonRegions {
   Region offsets, chunk_base;  // int32 [N + 1]
   Region m;                    // float [tokens, H, K]
-  Region boundaries, scratch;  // of the preconditioner (kernels.h)
+  Region boundaries, scratch;  // of the preconditioner (kernels.h); backward of the chunk form has the boundaries from forward
 };
 
 // A sequence of many chunks and few heads would leave most of the device idle: it is cut into segments, each a sequence to the scans.
@@ -59,11 +59,12 @@ struct ForwardRegions {
 
 // Forward leaves these for backward: if direct, the states alone.
 struct SavedRegions {
-  Region images;  // BackwardImage [chunks, HV]
-  Region pairs;   // PairImage [chunks, HV]
-  Region states;  // S^T [chunks, HV, value blocks]
-  Region w;       // panels [chunks, HV, value blocks]
-  Region maps;    // as ForwardRegions, where backward is cut too
+  Region images;      // BackwardImage [chunks, HV]
+  Region pairs;       // PairImage [chunks, HV]
+  Region states;      // S^T [chunks, HV, value blocks]
+  Region w;           // panels [chunks, HV, value blocks]
+  Region maps;        // as ForwardRegions, where backward is cut too
+  Region boundaries;  // as CommonRegions
   size_t bytes = 0;
 };
 
