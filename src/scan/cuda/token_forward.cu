@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kStateThreads + 32, kN == 8 ? 3 : 6)
 
 // Any tokens: four warps make the ones of a batch, while the others take their rows through those of the batch before.
 template <int kN, int kRows>
-__global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
+__global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : kN == 4 ? 3 : 4)
     token_forward_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index()) % kStateWarps;
   const bool makes = warp_index() >= kStateWarps;
