@@ -10,13 +10,6 @@ namespace {
 
 constexpr int kCenterThreads = 32;
 
-// Rows of a float32 tensor [tokens, heads, K].
-template <int kN>
-FW_DEVICE RunPlace float_run(const Problem& x, const RunBlock& c, const float* p, int heads, int head) {
-  const float* rows = p + (first_token(x.sequences, c.n) * heads + head) * x.K;
-  return run_place<kN>({const_cast<char*>(reinterpret_cast<const char*>(rows)), static_cast<int64_t>(heads) * x.K, 0}, c.token, c.count, c.channel, x.K);
-}
-
 // A before each of the warp's tokens, where each thread finds its own.
 template <int kN>
 FW_DEVICE char* kept_place(char* kept, int thread) {
@@ -47,24 +40,25 @@ FW_DEVICE void recall(const char* place, int r, float (&a)[kN]) {
 template <int kN>
 inline constexpr size_t kKeptBytes = sizeof(float) * kChunk * 32 * kN;
 
+// Where there is no token or channel A may be 0, log(A) infinite, and then 0 dm is not 0.
+constexpr float kLeastA = 1e-18f;
+
 // Up the warp's tokens from the A before them: dm becomes what M says about the A that it is made of, and dcenter is reduced by what it
 // says about the center. kept: null or kept_place().
 template <int kN>
-FW_DEVICE void through_m(const PrecondMap<float>& map, const RunBlock& c, int channels, const RunGates& gates, const RunRows<kN>& k, float (&state)[kN],
-                         RunRows<kN>& dm, float& dcenter, char* kept) {
+FW_DEVICE void through_m(const PrecondMap<float>& map, const RunGates& gates, const RunRows<kN>& k, float (&state)[kN], RunRows<kN>& dm, float& dcenter,
+                         char* kept) {
 #pragma unroll
   for (int r = 0; r < kRunTokens; ++r) {
     const float alpha = of_token(gates.alpha, r), gain = of_token(gates.gain, r);
     if (kept != nullptr) keep<kN>(kept, r, state);
-    const bool real = r < c.count;  // of the others A may be 0, and log(A) infinite
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
       const float before = state[j];
       state[j] = step_precond(alpha, gain, k[r][j], before);
       float center = 0;
-      const float da = precond_gradient<FastMath>(map, map.previous ? before : state[j], dm[r][j], center);
-      dm[r][j] = real && j < channels ? da : 0.0f;
-      dcenter += real && j < channels ? center : 0.0f;
+      dm[r][j] = precond_gradient<FastMath>(map, max(map.previous ? before : state[j], kLeastA), dm[r][j], center);
+      dcenter += center;
     }
   }
 }
@@ -87,52 +81,63 @@ struct BackwardShared {
   float center[kRuns];
 };
 
-// kSums: the first kernel, else the third. products, behind: of each chunk.
+// What a launch is about, beside the arguments.
+struct BackwardTensors {
+  FlatTensor k, g, beta, dm, rest, dk;
+  PrecondMap<float> map;
+  float *products = nullptr, *behind = nullptr;  // of each chunk: [chunks, H], [chunks, H, K]
+  int32_t chunks = 0;
+  bool by_sequence = false;
+};
+
+// kSums: the first kernel, else the third.
 template <int kN, bool kSums>
 __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
-    precond_backward_kernel(const __grid_constant__ PrecondBackwardArgs a, PrecondMap<float> map, float* products, float* behind, int chunks) {
+    precond_backward_kernel(const __grid_constant__ PrecondBackwardArgs a, const __grid_constant__ BackwardTensors f) {
   const Problem& x = a.problem;
   BackwardShared<kN>& shared = *reinterpret_cast<BackwardShared<kN>*>(shared_memory());
   if (kSums) grid_dependency_launch();
   // The third from the last chunk on: what the first has left in the cache.
-  const RunBlock c = run_block<kN>(x, chunks, !kSums);
+  const RunBlock c = run_block<kN>(x, f.chunks, f.by_sequence, !kSums);
   if (c.chunk < 0) return grid_dependency_wait();
   const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
-  const RunPlace keys = run_place<kN>(key_rows(x.in.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K);
-  const RunPlace dm = float_run<kN>(x, c, a.grads.dm, x.HV, c.h * x.group);
+  const auto rows_of_dm = [&](int i) {
+    TokenArg dm = workspace_rows(x, a.grads.dm, x.HV);
+    dm.stride_h = x.K;
+    return key_rows(dm, x.sequences, c.n, c.h * x.group + i);
+  };
+  const RunTensor<kN> keys(x, f.k, c, [&] { return key_rows(x.in.k, x.sequences, c.n, c.h); });
+  const RunTensor<kN> dm(x, f.dm, c, [&] { return rows_of_dm(0); });
   RunRows<kN> k, da;
-  load_tokens(keys, k);
-  load_tokens(dm, da);
-  const Rows dk = key_rows(a.dk, x.sequences, c.n, c.h);
-  const bool has_rest = !kSums && a.grads.d.k.data != nullptr && dk.data != nullptr;
-  RunPlace rest_place{};
-  if (has_rest) {
-    rest_place = run_place<kN>(rows_of(a.grads.d.k, x.sequences, c.n, c.h * x.group), c.token, c.count, c.channel, x.K);
-    prefetch_tokens<kN>(rest_place, x.K, c.lane);
-  }
-  const RawGates raw = load_gates(x, c);
+  keys.load(0, k);
+  dm.load(0, da);
+  const bool has_dk = !kSums && a.dk.data != nullptr, has_rest = has_dk && a.grads.d.k.data != nullptr;
+  const RunTensor<kN> rest(x, f.rest, c, [&] { return rows_of(has_rest ? a.grads.d.k : TokenArg{}, x.sequences, c.n, c.h * x.group); });
+  if (has_rest) rest.prefetch(x.K, c.lane);
+  const RawGates raw = load_gates(x, f.g, f.beta, c);
   float state[kN], d[kN];
-  load_lane(a.boundaries + place * x.K, c.channel, x.K, state);
+  load_lane(a.boundaries, place, c.channel, x.K, state);
   if (!kSums) {
     grid_dependency_wait();
-    load_lane(behind + place * x.K, c.channel, x.K, d);
+    load_lane(f.behind, place, c.channel, x.K, d);
   }
-  unpack_tokens(keys, k);
+  keys.unpack(k);
   const RunGates gates = make_gates<kN>(x, raw, k, c.lane);
   put_run<kN>(gates, c.warp, c.lane, shared.up, [&](int r, float(&row)[kN]) {
 #pragma unroll
     for (int j = 0; j < kN; ++j) row[j] = k[r][j];
   });
   FW_NO_UNROLL
-  for (int i = 1; i < x.group; ++i) add_tokens(float_run<kN>(x, c, a.grads.dm, x.HV, c.h * x.group + i), da);
+  for (int i = 1; i < x.group; ++i) add_tokens(run_place<kN>(rows_of_dm(i), c.token, c.count, c.channel, x.K), da);
   forget_products<kN>(k);
   sync_threads();
   run_start<false, kN>(c.warp, c.lane, shared.up, state);
 
+  PrecondMap<float> map = f.map;
   if (x.rule.uses_precond_center()) map.center = x.precond_center[c.h * x.center_stride];
   char* const kept = kSums ? nullptr : kept_place<kN>(shared_memory() + sizeof(BackwardShared<kN>), static_cast<int>(thread_index()));
   float dcenter = 0;
-  with_form(map, [&](const PrecondMap<float>& form) { through_m<kN>(form, c, x.K - c.channel, gates, k, state, da, dcenter, kept); });
+  with_form(map, [&](const PrecondMap<float>& form) { through_m<kN>(form, gates, k, state, da, dcenter, kept); });
   if (kSums && a.dcenter_parts != nullptr) {
     const float part = warp_sum(dcenter);
     if (c.lane == 0) shared.center[c.warp] = part;
@@ -156,9 +161,9 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
     if (c.warp != 0) return;
     float sum[kN] = {};
     const float product = run_start<true, kN>(-1, c.lane, shared.down, sum);
-    store_lane(a.scratch + place * x.K, c.channel, x.K, sum);
+    store_lane(a.scratch, place, c.channel, x.K, sum);
     if (c.lane != 0) return;
-    products[place] = product;
+    f.products[place] = product;
     if (a.dcenter_parts == nullptr) return;
     float total = 0;
     for (int i = 0; i < kRuns; ++i) total += shared.center[i];
@@ -197,23 +202,22 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
       const Rows rows = key_rows(of_alpha ? a.dprecond_g : a.dprecond_beta, x.sequences, c.n, c.h);
       if (rows.data != nullptr) store_element(rows, c.token + own, 0, sum);
     }
-    if (dk.data == nullptr) return;
+    if (!has_dk) return;
     const bool normalised = x.rule.k_norm == Norm::kL2 && gates.square + static_cast<float>(x.rule.norm_eps) > 0;
     const float slope = normalised ? -2 * gates.gain * gates.kn2 : 0.0f;
-    const RunPlace out = run_place<kN>(dk, c.token, c.count, c.channel, x.K);
+    const RunTensor<kN> out(x, f.dk, c, [&] { return key_rows(a.dk, x.sequences, c.n, c.h); });
     constexpr int kAtOnce = kN == 8 ? 2 : 4;  // rows of the rest
-    float rest[kAtOnce][kN];
+    float other[kAtOnce][kN];
 #pragma unroll
     for (int r = 0; r < kRunTokens; ++r) {
       if (has_rest && r % kAtOnce == 0) {
-        load_tokens(rest_place, rest);
-        unpack_tokens(rest_place, rest);
+        rest.load(r, other);
+        rest.unpack(other);
         FW_NO_UNROLL
         for (int i = 1; i < x.group; ++i) {
           const Rows rows = rows_of(a.grads.d.k, x.sequences, c.n, c.h * x.group + i);
-          add_tokens(run_place<kN>(rows, c.token + r, rest_place.count, c.channel, x.K), rest);
+          add_tokens(run_place<kN>(rows, c.token + r, c.count - r, c.channel, x.K), other);
         }
-        rest_place.data += kAtOnce * rest_place.step, rest_place.count -= kAtOnce;
       }
       const float gain = 2 * of_token(gates.gain, r), with_key = shuffle(total, 16 + 2 * r), factor = of_token(slope, r);
       const float common = factor != 0 ? factor * with_key : 0.0f;
@@ -221,9 +225,9 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
 #pragma unroll
       for (int j = 0; j < kN; ++j) {
         row[j] = fmaf(gain, da[r][j], common) * k[r][j];
-        if (has_rest) row[j] += rest[r % kAtOnce][j];
+        if (has_rest) row[j] += other[r % kAtOnce][j];
       }
-      store_token<kN>(out, r, row);
+      out.store(r, row);
     }
   }
 }
@@ -241,13 +245,20 @@ template <int kN>
 void launch_kernels(const PrecondBackwardArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   const Dim3 grid = chunk_grid(x, chunks);
-  const int count = static_cast<int>(chunks);
   constexpr size_t kShared = sizeof(BackwardShared<kN>);
-  const PrecondMap<float> form = precond_map(x.rule, 0.0f);
-  float *const behind = args.scratch + chunks * x.H * x.K, *const products = behind + chunks * x.H * x.K;
-  launch(precond_backward_kernel<kN, true>, grid, kPrecondThreads, kShared, stream, args, form, products, behind, count);
-  walk_chunks<true>(x, {products, args.scratch, behind, args.d_final_precond, args.d_initial_precond, nullptr}, stream);
-  launch_overlapped(precond_backward_kernel<kN, false>, grid, kPrecondThreads, kShared + kKeptBytes<kN>, stream, args, form, products, behind, count);
+  BackwardTensors f;
+  f.k = flat_tensor(x, x.in.k, x.K, kN), f.dm = flat_tensor(x, workspace_rows(x, args.grads.dm, x.HV), x.K, kN);
+  f.g = flat_tensor(x, x.in.precond_g, 1, kN), f.beta = flat_tensor(x, x.in.precond_beta, 1, kN);
+  TokenArg rest = args.grads.d.k;
+  rest.stride_h *= x.group;
+  f.rest = flat_tensor(x, rest, x.K, kN), f.dk = flat_tensor(x, args.dk, x.K, kN);
+  f.map = precond_map(x.rule, 0.0f);
+  f.behind = args.scratch + chunks * x.H * x.K, f.products = f.behind + chunks * x.H * x.K;
+  f.chunks = static_cast<int32_t>(chunks);
+  f.by_sequence = by_sequence(x);
+  launch(precond_backward_kernel<kN, true>, grid, kPrecondThreads, kShared, stream, args, f);
+  walk_chunks<true>(x, {f.products, args.scratch, f.behind, args.d_final_precond, args.d_initial_precond, nullptr}, stream);
+  launch_overlapped(precond_backward_kernel<kN, false>, grid, kPrecondThreads, kShared + kKeptBytes<kN>, stream, args, f);
 }
 
 }  // namespace

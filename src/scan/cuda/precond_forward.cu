@@ -9,20 +9,29 @@ namespace {
 
 constexpr int min_blocks(int channels) { return channels == 8 ? 2 : 4; }
 
+// What a launch is about, beside the arguments.
+struct ForwardTensors {
+  FlatTensor k, g, beta, m;
+  PrecondMap<float> map;
+  float* products = nullptr;  // [chunks, H]
+  int32_t chunks = 0;
+  bool by_sequence = false;
+};
+
 template <int kN>
 __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
-    precond_sums_kernel(const __grid_constant__ PrecondForwardArgs a, float* products, int chunks) {
+    precond_sums_kernel(const __grid_constant__ PrecondForwardArgs a, const __grid_constant__ ForwardTensors f) {
   const Problem& x = a.problem;
   RunShared<kN>& shared = *reinterpret_cast<RunShared<kN>*>(shared_memory());
   grid_dependency_launch();
-  const RunBlock c = run_block<kN>(x, chunks, false);
+  const RunBlock c = run_block<kN>(x, f.chunks, f.by_sequence, false);
   if (c.chunk < 0) return;
   if (a.slots != nullptr && a.slots[c.n] < 0) return;
-  const RunPlace keys = run_place<kN>(key_rows(x.in.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K);
+  const RunTensor<kN> keys(x, f.k, c, [&] { return key_rows(x.in.k, x.sequences, c.n, c.h); });
   RunRows<kN> k;
-  load_tokens(keys, k);
-  const RawGates raw = load_gates(x, c);
-  unpack_tokens(keys, k);
+  keys.load(0, k);
+  const RawGates raw = load_gates(x, f.g, f.beta, c);
+  keys.unpack(k);
   const RunGates gates = make_gates<kN>(x, raw, k, c.lane);
   const auto key = [&](int r, float(&row)[kN]) {
 #pragma unroll
@@ -34,35 +43,35 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
   float sum[kN] = {};
   const float product = run_start<false, kN>(kRuns, c.lane, shared, sum);
   const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
-  store_lane(a.scratch + place * x.K, c.channel, x.K, sum);
-  if (c.lane == 0) products[place] = product;
+  store_lane(a.scratch, place, c.channel, x.K, sum);
+  if (c.lane == 0) f.products[place] = product;
 }
 
 // alone: every sequence is one chunk, and this kernel all there is.
 template <int kN>
 __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
-    precond_rows_kernel(const __grid_constant__ PrecondForwardArgs a, PrecondMap<float> map, int chunks, bool alone) {
+    precond_rows_kernel(const __grid_constant__ PrecondForwardArgs a, const __grid_constant__ ForwardTensors f, bool alone) {
   const Problem& x = a.problem;
   RunShared<kN>& shared = *reinterpret_cast<RunShared<kN>*>(shared_memory());
   // From the last chunk on: its keys are what the sums have left in the cache.
-  const RunBlock c = run_block<kN>(x, chunks, true);
+  const RunBlock c = run_block<kN>(x, f.chunks, f.by_sequence, true);
   if (c.chunk < 0) return grid_dependency_wait();
   const int slot = a.slots != nullptr ? a.slots[c.n] : c.n;
   const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
   if (slot < 0) return grid_dependency_wait();
-  const RunPlace keys = run_place<kN>(key_rows(x.in.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K);
+  const RunTensor<kN> keys(x, f.k, c, [&] { return key_rows(x.in.k, x.sequences, c.n, c.h); });
   RunRows<kN> k;
-  load_tokens(keys, k);
-  const RawGates raw = load_gates(x, c);
+  keys.load(0, k);
+  const RawGates raw = load_gates(x, f.g, f.beta, c);
   grid_dependency_wait();
   float state[kN];
   if (alone) {
 #pragma unroll
     for (int j = 0; j < kN; ++j) state[j] = c.channel + j < x.K ? load_precond(x.initial_precond, slot, c.h, c.channel + j) : 0.0f;
   } else {
-    load_lane(a.boundaries + place * x.K, c.channel, x.K, state);
+    load_lane(a.boundaries, place, c.channel, x.K, state);
   }
-  unpack_tokens(keys, k);
+  keys.unpack(k);
   const RunGates gates = make_gates<kN>(x, raw, k, c.lane);
   const auto key = [&](int r, float(&row)[kN]) {
 #pragma unroll
@@ -71,7 +80,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
   put_run<kN>(gates, c.warp, c.lane, shared, key);
   sync_threads();
   if (alone && c.warp == 0) {
-    if (a.boundaries != nullptr) store_lane(a.boundaries + place * x.K, c.channel, x.K, state);
+    if (a.boundaries != nullptr) store_lane(a.boundaries, place, c.channel, x.K, state);
     float sum[kN] = {};
     const float product = run_start<false, kN>(kRuns, c.lane, shared, sum);
 #pragma unroll
@@ -81,9 +90,9 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
   }
   if (a.m == nullptr) return;
   run_start<false, kN>(c.warp, c.lane, shared, state);
+  PrecondMap<float> map = f.map;
   if (x.rule.uses_precond_center()) map.center = x.precond_center[c.h * x.center_stride];
-  float* const m = a.m + (first_token(x.sequences, c.n) * x.H + c.h) * x.K;
-  const RunPlace out = run_place<kN>({reinterpret_cast<char*>(m), static_cast<int64_t>(x.H) * x.K, 0}, c.token, c.count, c.channel, x.K);
+  const RunTensor<kN> out(x, f.m, c, [&] { return key_rows(workspace_rows(x, a.m, x.H), x.sequences, c.n, c.h); });
   with_form(map, [&](const PrecondMap<float>& form) {
 #pragma unroll
     for (int r = 0; r < kRunTokens; ++r) {
@@ -95,7 +104,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
         state[j] = step_precond(alpha, gain, k[r][j], before);
         row[j] = precond_value<FastMath>(form, form.previous ? before : state[j]);
       }
-      store_token<kN>(out, r, row);
+      out.store(r, row);
     }
   });
 }
@@ -104,16 +113,19 @@ template <int kN>
 void launch_kernels(const PrecondForwardArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   const Dim3 grid = chunk_grid(x, chunks);
-  const int count = static_cast<int>(chunks);
   constexpr size_t kShared = sizeof(RunShared<kN>);
-  const PrecondMap<float> form = precond_map(x.rule, 0.0f);
-  if (args.made) return launch(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, form, count, false);
-  if (x.sequences.offsets == nullptr && x.sequences.chunks == 1)
-    return launch(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, form, count, true);
-  float* const products = args.scratch + chunks * x.H * x.K;
-  launch(precond_sums_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, products, count);
-  walk_chunks<false>(x, {products, args.scratch, args.boundaries, x.initial_precond, args.final_precond, args.slots}, stream);
-  if (args.m != nullptr) launch_overlapped(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, form, count, false);
+  ForwardTensors f;
+  f.k = flat_tensor(x, x.in.k, x.K, kN), f.m = flat_tensor(x, workspace_rows(x, args.m, x.H), x.K, kN);
+  f.g = flat_tensor(x, x.in.precond_g, 1, kN), f.beta = flat_tensor(x, x.in.precond_beta, 1, kN);
+  f.map = precond_map(x.rule, 0.0f);
+  f.products = args.scratch + chunks * x.H * x.K;
+  f.chunks = static_cast<int32_t>(chunks);
+  f.by_sequence = by_sequence(x);
+  if (args.made) return launch(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, false);
+  if (x.sequences.offsets == nullptr && x.sequences.chunks == 1) return launch(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, true);
+  launch(precond_sums_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f);
+  walk_chunks<false>(x, {f.products, args.scratch, args.boundaries, x.initial_precond, args.final_precond, args.slots}, stream);
+  if (args.m != nullptr) launch_overlapped(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, false);
 }
 
 }  // namespace

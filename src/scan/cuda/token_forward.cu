@@ -3,7 +3,6 @@
 // its own rows of the state through all of them. Where sequences have one token each, a further warp makes it; where there are many of
 // them, a block has all rows of a head. See kernels.h.
 #include <algorithm>
-#include <cstdlib>
 
 #include "scan/cuda/device/state_load.cuh"
 #include "scan/cuda/device/token_gather.cuh"
@@ -49,7 +48,7 @@ FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, c
   const Problem& x = args.problem;
   finish_gather(scalar, to);
   sync_warp();
-  if (cut.gather.makes_m) {
+  if (cut.gather.makes_m) [[unlikely]] {
     const int key_head = place.hv / x.group;
     float a[kN];
     make_m<kN>(x, cut.gather, cut.map, key_head, lane, to, a);
@@ -107,14 +106,26 @@ struct WarpState {
   static FW_DEVICE Stage<kN> stage(const ForwardCut& cut, const StateRef& state) { return {shared_memory() + cut.stage, kLogTile, state.bf16}; }
 };
 
+// Brings rows of a contiguous state [V, K] into the L2 cache: allowed before grid_dependency_wait(), for that is where the kernel before
+// this one writes too.
+FW_DEVICE void prefetch_rows(const TokenForwardArgs& a, const TokenPlace& place, int first, int last, int lane) {
+  const Problem& x = a.problem;
+  if (a.slots != nullptr || x.initial_state.stride_v != x.K) return;
+  const StateRef state = state_of(x.initial_state, place.n, place.hv);
+  const int row = x.K * (state.bf16 != 0 ? 2 : 4), end = (last < x.V ? last : x.V) * row;
+  for (int at = first * row + 128 * lane; at < end; at += 4096) prefetch_line(state.data + at);
+}
+
 template <int kN, int kRows>
-FW_DEVICE TokenPlace tile_place(const TokenForwardArgs& a, const ForwardCut& cut) {
+FW_DEVICE TokenPlace tile_place(const ForwardCut& cut) {
   TokenPlace place;
   place.n = static_cast<int>(block_index_x() >> cut.log_tiles), place.hv = static_cast<int>(block_index_y());
   place.v_tile = static_cast<int>(block_index_x() & ((1u << cut.log_tiles) - 1)) << WarpState<kN, kRows>::kLogTile;
+  return place;
+}
+FW_DEVICE void find_slot(const TokenForwardArgs& a, TokenPlace& place) {
   place.slot = a.slots != nullptr ? a.slots[place.n] : place.n;
   if (place.v_tile >= a.problem.V) place.slot = -1;
-  return place;
 }
 
 // The token in shared memory through a warp's rows.
@@ -133,9 +144,12 @@ template <int kN, int kRows>
 __global__ void __launch_bounds__(kStateThreads + 32, kN == 8 ? 3 : 6)
     token_step_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
+  TokenPlace place = tile_place<kN, kRows>(cut);
+  if (cut.initial == StateAccess::kChannels && warp < kStateWarps)
+    prefetch_rows(a, place, place.v_tile + warp * kRows, place.v_tile + (warp + 1) * kRows, lane);
   grid_dependency_wait();
   if (cut.early) grid_dependency_launch();
-  const TokenPlace place = tile_place<kN, kRows>(a, cut);
+  find_slot(a, place);
   if (place.slot < 0) return;
   WarpState<kN, kRows> state;
   char* const token = shared_memory();
@@ -152,31 +166,39 @@ __global__ void __launch_bounds__(kStateThreads + 32, kN == 8 ? 3 : 6)
   state.store(a, cut, place, warp, lane);
 }
 
-// Any tokens: every warp makes one of a batch, then takes its rows through all of them, while the inputs of the next batch are on their way.
+// Any tokens: four warps make the ones of a batch, while the others take their rows through those of the batch before.
 template <int kN, int kRows>
-__global__ void __launch_bounds__(kStateThreads, kN == 8 ? 2 : 4)
+__global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : kN == 4 ? 3 : 4)
     token_forward_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
-  const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
+  const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index()) % kStateWarps;
+  const bool makes = warp_index() >= kStateWarps;
   grid_dependency_wait();
-  const TokenPlace place = tile_place<kN, kRows>(a, cut);
+  TokenPlace place = tile_place<kN, kRows>(cut);
+  find_slot(a, place);
   if (place.slot < 0) return;
-  const int length = sequence_length(a.problem.sequences, place.n), bytes = cut.gather.bytes, batch = kStateWarps * bytes;
-  char* tokens = shared_memory();
-  GatheredScalar scalar;
-  if (warp < length) scalar = start_token(a, cut, place, warp, lane, tokens + warp * bytes);
+  const int length = sequence_length(a.problem.sequences, place.n), bytes = cut.gather.bytes;
+  const int batches = (length + kStateWarps - 1) / kStateWarps;
   WarpState<kN, kRows> state;
-  state.load(a, cut, place, warp, lane);
-  state.finish(a, cut, warp, lane);
-  FW_NO_UNROLL
-  for (int t0 = 0; t0 < length; t0 += kStateWarps) {
-    if (t0 + warp < length) make_token<kN>(a, cut, place, t0 + warp, cut.tile, scalar, lane, tokens + warp * bytes);
-    sync_threads();  // the batch is there, and nobody reads the one before
-    char* const other = tokens == shared_memory() ? tokens + batch : tokens - batch;
-    if (t0 + kStateWarps + warp < length) scalar = start_token(a, cut, place, t0 + kStateWarps + warp, lane, other + warp * bytes);
-    FW_NO_UNROLL
-    for (int i = 0; i < kStateWarps && t0 + i < length; ++i) step_rows(a, cut, place, t0 + i, tokens + i * bytes, warp, lane, state);
-    tokens = other;
+  if (!makes) {
+    state.load(a, cut, place, warp, lane);
+    state.finish(a, cut, warp, lane);
   }
+  FW_NO_UNROLL
+  for (int batch = 0;; ++batch) {
+    if (makes) {
+      const int t = batch * kStateWarps + warp;
+      char* const token = shared_memory() + (batch % 2 * kStateWarps + warp) * bytes;
+      if (t < length) make_token<kN>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), lane, token);
+    } else if (batch > 0) {
+      const char* const tokens = shared_memory() + (batch - 1) % 2 * kStateWarps * bytes;
+      const int t0 = (batch - 1) * kStateWarps;
+      FW_NO_UNROLL
+      for (int i = 0; i < kStateWarps && t0 + i < length; ++i) step_rows(a, cut, place, t0 + i, tokens + i * bytes, warp, lane, state);
+    }
+    if (batch == batches) break;
+    sync_threads();
+  }
+  if (makes) return;
   grid_dependency_launch();
   state.store(a, cut, place, warp, lane);
 }
@@ -197,18 +219,18 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
     token_head_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const Problem& x = a.problem;
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
-  grid_dependency_wait();
   TokenPlace place;
   place.n = static_cast<int>(block_index_x() / static_cast<unsigned>(x.HV)), place.hv = static_cast<int>(block_index_x() % static_cast<unsigned>(x.HV));
   place.v_tile = static_cast<int>(block_index_y()) * cut.tile;
-  place.slot = a.slots != nullptr ? a.slots[place.n] : place.n;
-  if (place.slot < 0) return;
   char* const token = shared_memory();
-  const StateRef initial = state_of(x.initial_state, place.slot, place.hv);
-  const int size = initial.bf16 != 0 ? 2 : 4, row_bytes = x.K * size,
-            per_warp = (cut.tile + kStateWarps * kHeadRows - 1) / (kStateWarps * kHeadRows) * kHeadRows;
+  const int row_bytes = x.K * (x.initial_state.bf16 != 0 ? 2 : 4), per_warp = (cut.tile + kStateWarps * kHeadRows - 1) / (kStateWarps * kHeadRows) * kHeadRows;
   const int end = place.v_tile + cut.tile < x.V ? place.v_tile + cut.tile : x.V;
   const int first = place.v_tile + warp * per_warp, last = first + per_warp < end ? first + per_warp : end;
+  if (warp < kStateWarps) prefetch_rows(a, place, first, last, lane);
+  grid_dependency_wait();
+  find_slot(a, place);
+  if (place.slot < 0) return;
+  const StateRef initial = state_of(x.initial_state, place.slot, place.hv);
   char* const stage = shared_memory() + cut.stage - place.v_tile * row_bytes;  // row v at v row_bytes
   if (warp == kStateWarps) {
     make_token<kN>(a, cut, place, 0, 0, start_token(a, cut, place, 0, lane, token), lane, token);
@@ -220,6 +242,7 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
       cp_async_commit();
     }
   }
+  grid_dependency_launch();
   sync_threads();
   if (warp == kStateWarps) return;
   const GatheredToken<kN> k(cut.gather, token, lane);
@@ -239,7 +262,6 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
     const float z = row < rows ? z_v * gathered_value(x, cut.gather, token, v0 - place.v_tile + row) : 0.0f;
     token_step<kN, kHeadRows>(k, z, lane, s, o);
     if (writes && row < rows) store_element(o_rows, 0, v0 + row, o);
-    if (v0 + kHeadRows >= last) grid_dependency_launch();
     if (cut.final != StateAccess::kAbsent) store_rows<kN, kHeadRows>(final, v0, rows, x.K, lane, s);
   }
 }
@@ -308,16 +330,17 @@ void launch_rows(const TokenForwardArgs& args, void* stream) {
     return launch_step<kN>(args, cut, stream);
   }
   cut.gather.makes_m = false;  // there is no token
-  launch_overlapped(token_forward_kernel<kN, kRows>, grid, kStateThreads, shared, stream, args, cut);
+  launch_overlapped(token_forward_kernel<kN, kRows>, grid, 2 * kStateThreads, shared, stream, args, cut);
 }
 
 // Whole heads: enough of them, each contiguous in whole units of 16 bytes, and room for three of them in a multiprocessor.
 template <int kN>
 bool launch_heads(const TokenForwardArgs& args, void* stream) {
   constexpr int64_t kLeastBlocks = 264, kMostBytes = 64 * 1024;
-  const int parts = getenv("FW_PARTS") ? atoi(getenv("FW_PARTS")) : 1;
   const Problem& x = args.problem;
   const int64_t blocks = static_cast<int64_t>(x.sequences.N) * x.HV, row = x.K * (x.initial_state.bf16 != 0 ? 2 : 4);
+  // Two blocks a head begin and end sooner; where many come after another one is better, as it is where it steps the preconditioner.
+  const int parts = blocks < 2048 && !(x.rule.uses_precond() && x.m == nullptr) ? 2 : 1;
   if (x.sequences.offsets != nullptr || x.sequences.T != 1 || blocks < kLeastBlocks || row % 16 != 0 || row * x.V > kMostBytes) return false;
   ForwardCut cut = forward_cut<kN>(args, ((x.V + parts - 1) / parts + 7) / 8 * 8, x.group == 1 && parts == 1);
   const auto whole = [](const StateArg& a) {

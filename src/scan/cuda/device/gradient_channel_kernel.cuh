@@ -67,17 +67,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
         make_value_tiles(c, stage);
         start_value_products(c, stage, sums, pairs);
         if constexpr (kRoom) {
-          static_assert(ValueLanes<Shape>::kPasses == 1);
           channel_value_rows(c, turn, block, 0, stage, words);
           sum_state_dots(c, block, stage);
           finish_value_products(sums, pairs);
         } else {
           finish_value_products(sums, pairs);
           c.refresh();
+          words.load(c, turn, block, 0);
           FW_NO_UNROLL
-          for (int pass = 0; pass < ValueLanes<Shape>::kPasses; ++pass) {
-            words.load(c, turn, block, pass);
+          for (int pass = 0; pass < ChannelLanes<Shape>::kPasses; ++pass) {
+            ChannelValueWords<Shape> next;
+            if (pass + 1 < ChannelLanes<Shape>::kPasses) next.load(c, turn, block, pass + 1);
             channel_value_rows(c, turn, block, pass, stage, words);
+            words = next;
           }
           sum_state_dots(c, block, stage);
         }
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     if (decays_are(c, Decays::kBounded)) unbound_states(c, turn, sums);
     FastParts parts;
     if constexpr (Shape::kFast && Shape::kGates) load_gates(c, turn, parts);
-    if constexpr (Shape::kPrecond) load_m(c, turn, parts);
+    if constexpr (Shape::kPrecond && Shape::kKey == 128) load_m(c, turn, parts);
     walk_blocks(c, sums);
     c.refresh();
     if constexpr (Shape::kFast) {
@@ -148,8 +150,12 @@ template <class Shape>
 void launch_channel_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   const TokenArgs& d = args.grads.d;
-  const unsigned channel_pieces =
-      (whole_pieces(d.erase_gate, x.K) ? kPiecesDGate : 0u) | (whole_pairs(x.in.g, x.K) ? kPairsG : 0u) | (whole_pairs(d.g, x.K) ? kPairsDG : 0u);
+  const auto whole_or_absent = [](const TokenArg& tensor, int dim) { return tensor.data == nullptr || whole_pieces(tensor, dim); };
+  const bool gated = x.rule.write == Gate::kChannel;
+  const bool values =
+      whole_pieces(x.in.v, x.V) && whole_or_absent(d.v, x.V) && (!gated || (whole_pieces(x.in.write_gate, x.V) && whole_or_absent(d.write_gate, x.V)));
+  const unsigned channel_pieces = (whole_pieces(d.erase_gate, x.K) ? kPiecesDGate : 0u) | (whole_pairs(x.in.g, x.K) ? kPairsG : 0u) |
+                                  (whole_pairs(d.g, x.K) ? kPairsDG : 0u) | (values ? kPiecesValues : 0u);
   const ScalarGradientArgs all{args, chunks * x.HV, pieces_of(args) | channel_pieces};
   const int64_t places = kProcessors * Shape::kBlocksPerSm;
   const unsigned grid = static_cast<unsigned>(all.tiles < places ? all.tiles : places);

@@ -5,8 +5,8 @@
 
 namespace fw::cuda {
 
-// Besides kPieces: tensors of a value a channel in pairs of neighbouring channels.
-enum kChannelPieces : unsigned { kPiecesDGate = 32, kPairsG = 64, kPairsDG = 128 };
+// Besides kPieces: v, a channel write gate and their gradients, all of them; tensors of a value a channel in pairs of neighbouring channels.
+enum kChannelPieces : unsigned { kPiecesDGate = 32, kPairsG = 64, kPairsDG = 128, kPiecesValues = 256 };
 
 // kFastRows: as ScalarShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none of those. kPreconditioned: ungated, and
 // times M.

@@ -123,50 +123,65 @@ struct MixedRows {
     for (int half = 0; half < 2; ++half) {
       const int row = c.row() + 8 * half;
       const bool valid = row < c.rows(turn);
-      uint32_t q_words[4], k_words[4], p[4] = {}, b[4] = {kOnes, kOnes, kOnes, kOnes};
-      float m[8];
-      fragment_words(c, c.rows_at(x.in.q, turn), turn, row, q_words);
-      fragment_words(c, c.rows_at(x.in.k, turn), turn, row, k_words);
+      const FrontCoefs<float>& f = reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row];
+      {
+        uint32_t q_words[4], k_words[4];
+        float m[8];
+        fragment_words(c, c.rows_at(x.in.q, turn), turn, row, q_words);
+        fragment_words(c, c.rows_at(x.in.k, turn), turn, row, k_words);
+        fragment_m(c, turn, row, m);
+        const float r_q = f.r_q, r_k = f.r_k, w_k = f.w_k, diagonal = c.floats(Shape::kDiagonal)[row];
+        float q_dr = 0, k_dr = 0, k_dw = 0;
+        FW_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          uint32_t &r_word = c.fragment(Shape::kRead, half, j), &w_word = c.fragment(Shape::kWrite, half, j);
+          const uint32_t factors = c.fragment(Shape::kFactors, half, j);
+          float d_g[2], dm[2];
+          FW_UNROLL
+          for (int i = 0; i < 2; ++i) {
+            const auto value = [&](uint32_t word) { return i == 0 ? bf16_low(word) : bf16_high(word); };
+            float &dr = sums.r[j][2 * half + i], &de = sums.e[j][2 * half + i], &dw = sums.w[j][2 * half + i];
+            const float factor = value(factors), inverse = rcp_fast(factor), r = value(r_word), w = value(w_word);
+            d_g[i] = r * dr - w * dw;
+            if (Shape::kOnline) d_g[i] += value(e_words[j / 2][half + j % 2 * 2]) * de, de *= -factor;
+            dr = dr * factor + diagonal * (w * factor);
+            dw = dw * inverse + diagonal * (r * inverse);
+            const float q = value(q_words[j]), k = value(k_words[j]), at = m[2 * j + i];
+            const float mdr = on_read ? at * dr : dr, mdw = on_write ? at * dw : dw;
+            dm[i] = on_read ? dr * (r_q * q + r_k * k) : dw * w_k * k;
+            q_dr += q * mdr, k_dr += k * mdr, k_dw += k * mdw;
+            dr = r_q * mdr, dw = w_k * mdw + r_k * mdr;
+          }
+          store_float2(decay_sum(c, row, c.column() + 8 * j), d_g[0], d_g[1]);
+          r_word = q_words[j], w_word = k_words[j];
+          if (x.m != nullptr && valid)
+            store_pair(c.workspace_rows(ScalarChunk<Shape>::kDM, x.HV * x.K, turn), row, c.column() + 8 * j, x.K, make_float2(dm[0], dm[1]));
+        }
+        store_row_sum(c, 0, row, q_dr), store_row_sum(c, 1, row, k_dr), store_row_sum(c, 5, row, k_dw);
+      }
+      if (!Shape::kOnline) continue;
+      uint32_t p[4] = {}, b[4] = {kOnes, kOnes, kOnes, kOnes};
       if (own) fragment_words(c, c.rows_at(x.in.erase_key, turn), turn, row, p);
       if (gated) fragment_words(c, c.rows_at(x.in.erase_gate, turn), turn, row, b);
-      fragment_m(c, turn, row, m);
-      const FrontCoefs<float> f = reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row];
-      const float diagonal = c.floats(Shape::kDiagonal)[row];
-      float row_sums[6] = {}, db[8];
+      const Rows db_rows = gated ? c.rows_at(c.args.grads.d.erase_gate, turn) : Rows{};
+      const float e_k = f.e_k, e_q = f.e_q, e_p = f.e_p;
+      float k_de = 0, q_de = 0, p_de = 0;
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
-        const uint32_t factors = c.fragment(Shape::kFactors, half, j), r_word = c.fragment(Shape::kRead, half, j), w_word = c.fragment(Shape::kWrite, half, j);
-        float d_g[2], dm[2];
+        const uint32_t q_word = c.fragment(Shape::kRead, half, j), k_word = c.fragment(Shape::kWrite, half, j);
+        float db[2];
         FW_UNROLL
         for (int i = 0; i < 2; ++i) {
           const auto value = [&](uint32_t word) { return i == 0 ? bf16_low(word) : bf16_high(word); };
-          float &dr = sums.r[j][2 * half + i], &de = sums.e[j][2 * half + i], &dw = sums.w[j][2 * half + i];
-          const float factor = value(factors), inverse = rcp_fast(factor), r = value(r_word), w = value(w_word);
-          d_g[i] = r * dr - w * dw;
-          if (Shape::kOnline) d_g[i] += value(e_words[j / 2][half + j % 2 * 2]) * de;
-          dr = dr * factor + diagonal * (w * factor);
-          dw = dw * inverse + diagonal * (r * inverse);
-          const float q = value(q_words[j]), k = value(k_words[j]), at = m[2 * j + i];
-          const float mdr = on_read ? at * dr : dr, mdw = on_write ? at * dw : dw;
-          dm[i] = on_read ? dr * (f.r_q * q + f.r_k * k) : dw * f.w_k * k;
-          row_sums[0] += q * mdr, row_sums[1] += k * mdr, row_sums[5] += k * mdw;
-          float dq = f.r_q * mdr, dk = f.w_k * mdw + f.r_k * mdr;
-          if (Shape::kOnline) {
-            de *= -factor;
-            const float key = value(p[j]), bde = value(b[j]) * de;
-            db[2 * j + i] = de * (f.e_k * k + f.e_q * q + f.e_p * key);
-            row_sums[2] += k * bde, row_sums[3] += q * bde, row_sums[4] += key * bde;
-            dq += f.e_q * bde, dk += f.e_k * bde, de = f.e_p * bde;
-          }
-          dr = dq, dw = dk;
+          float& de = sums.e[j][2 * half + i];
+          const float q = value(q_word), k = value(k_word), key = value(p[j]), bde = value(b[j]) * de;
+          db[i] = de * (e_k * k + e_q * q + e_p * key);
+          k_de += k * bde, q_de += q * bde, p_de += key * bde;
+          sums.r[j][2 * half + i] += e_q * bde, sums.w[j][2 * half + i] += e_k * bde, de = e_p * bde;
         }
-        store_float2(decay_sum(c, row, c.column() + 8 * j), d_g[0], d_g[1]);
-        if (x.m != nullptr && valid)
-          store_pair(c.workspace_rows(ScalarChunk<Shape>::kDM, x.HV * x.K, turn), row, c.column() + 8 * j, x.K, make_float2(dm[0], dm[1]));
-        c.fragment(Shape::kRead, half, j) = q_words[j], c.fragment(Shape::kWrite, half, j) = k_words[j];
+        if (gated && valid && db_rows.data != nullptr) store_pair(db_rows, row, c.column() + 8 * j, x.K, make_float2(db[0], db[1]));
       }
-      store_row_sums(c, row, row_sums);
-      if (gated) store(c, c.rows_at(c.args.grads.d.erase_gate, turn), row, valid, db);
+      store_row_sum(c, 2, row, k_de), store_row_sum(c, 3, row, q_de), store_row_sum(c, 4, row, p_de);
     }
   }
 
@@ -177,8 +192,8 @@ struct MixedRows {
     const Rule& rule = x.rule;
     const HeadGradients& out = c.args.grads;
     FrontCoefs<float> d;
-    d.r_q = row_sum(c, 0, row), d.r_k = row_sum(c, 1, row), d.e_k = row_sum(c, 2, row), d.e_q = row_sum(c, 3, row), d.e_p = row_sum(c, 4, row);
-    d.w_k = row_sum(c, 5, row);
+    d.r_q = row_sum(c, 0, row), d.r_k = row_sum(c, 1, row), d.w_k = row_sum(c, 5, row);
+    if (Shape::kOnline) d.e_k = row_sum(c, 2, row), d.e_q = row_sum(c, 3, row), d.e_p = row_sum(c, 4, row);
     d.z_v = c.floats(Shape::kDZv)[row];
     const FrontScalars<float> s = reinterpret_cast<const FrontScalars<float>*>(c.memory + Shape::kScalars)[row];
     const bool valid = row < c.rows(turn);
@@ -247,6 +262,14 @@ struct MixedRows {
   }
 
  private:
+  // As store_row_sums().
+  template <class Shape>
+  static FW_DEVICE void store_row_sum(const ScalarChunk<Shape>& c, int sum, int row, float x) {
+    x += shuffle_xor(x, 1);
+    x += shuffle_xor(x, 2);
+    if ((c.lane & 3) == 0) c.floats(Shape::kPartial)[(sum * Shape::kGroups + c.group()) * 64 + row] = x;
+  }
+
   // As front_gates, but for beta; the means of averaged gates.
   template <int kLanes, class Shape>
   static FW_DEVICE void rare_scalars(const ScalarChunk<Shape>& c, int turn, int t, int lane, FrontScalars<float>& s) {

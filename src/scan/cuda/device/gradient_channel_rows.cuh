@@ -141,16 +141,19 @@ FW_DEVICE void load_gates(const ScalarChunk<Shape>& c, int turn, FastParts& part
 }
 // M, 1 past K and the last row.
 template <class Shape>
-FW_DEVICE void load_m(const ScalarChunk<Shape>& c, int turn, FastParts& parts) {
+FW_DEVICE float2 load_m(const ScalarChunk<Shape>& c, int turn, int half, int tile) {
   const Problem& x = c.args.problem;
   const Rows m = c.workspace_rows(ScalarChunk<Shape>::kM, x.H * x.K, turn);
+  const int row = c.row() + 8 * half, column = c.column() + 8 * tile;
+  return row < c.rows(turn) && column < x.K ? float2_at(reinterpret_cast<const float*>(m.data) + row * m.stride + column) : make_float2(1, 1);
+}
+template <class Shape>
+FW_DEVICE void load_m(const ScalarChunk<Shape>& c, int turn, FastParts& parts) {
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
-    const int row = c.row() + 8 * half;
-    const float* from = reinterpret_cast<const float*>(m.data) + row * m.stride + c.column();
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const float2 y = row < c.rows(turn) && c.column() + 8 * j < x.K ? float2_at(from + 8 * j) : make_float2(1, 1);
+      const float2 y = load_m(c, turn, half, j);
       parts.m[half][2 * j] = y.x, parts.m[half][2 * j + 1] = y.y;
     }
   }
@@ -166,12 +169,6 @@ FW_DEVICE void finish_fast_streams(const ScalarChunk<Shape>& c, int turn, Stream
   for (int j = 0; j < 2 && Shape::kOnline; ++j) load_left(e_words[j], c.base + Shape::kErase, row, column + 16 * j, c.lane);
   sync_threads();  // -e and dP and dT have been read
   const bool on_read = c.args.problem.rule.preconditions_read();
-  const int d_m_stride = c.args.problem.HV * c.args.problem.K;
-  float* d_m_rows = nullptr;
-  if (Shape::kPrecond) {
-    d_m_rows =
-        reinterpret_cast<float*>(c.workspace_rows(ScalarChunk<Shape>::kDM, d_m_stride, turn).data) + static_cast<int64_t>(c.row()) * d_m_stride + c.column();
-  }
   FW_UNROLL
   for (int half = 0; half < 2; ++half) parts.sums[half][0] = parts.sums[half][1] = parts.sums[half][2] = 0;
   FW_UNROLL
@@ -188,6 +185,8 @@ FW_DEVICE void finish_fast_streams(const ScalarChunk<Shape>& c, int turn, Stream
       for (int tile = j; tile < j + 2; ++tile) {
         const int i = half + 2 * (tile - j);
         float raw_r[2], raw_w[2], d_g[2], d_m[2];
+        float2 m_pair = make_float2(1, 1);
+        if (Shape::kPrecond) m_pair = Shape::kKey == 128 ? make_float2(parts.m[half][2 * tile], parts.m[half][2 * tile + 1]) : load_m(c, turn, half, tile);
         FW_UNROLL
         for (int k = 0; k < 2; ++k) {
           const auto value = [&](uint32_t word) { return k == 0 ? bf16_low(word) : bf16_high(word); };
@@ -200,7 +199,7 @@ FW_DEVICE void finish_fast_streams(const ScalarChunk<Shape>& c, int turn, Stream
           parts.sums[half][0] += r_dr;
           parts.sums[half][1] += w_dw;
           if constexpr (Shape::kPrecond) {  // r and w are left without M
-            const float m = parts.m[half][2 * tile + k], inverse_m = inverse_or_zero(m);
+            const float m = k == 0 ? m_pair.x : m_pair.y, inverse_m = inverse_or_zero(m);
             (on_read ? raw_r[k] : raw_w[k]) *= inverse_m;
             d_m[k] = on_read ? dr * raw_r[k] : dw * raw_w[k];
             (on_read ? dr : dw) *= m;
@@ -214,8 +213,11 @@ FW_DEVICE void finish_fast_streams(const ScalarChunk<Shape>& c, int turn, Stream
           if (Shape::kGates) de *= raw_w[k] * (e_k * inverse_or_zero(w_k));
         }
         if constexpr (Shape::kPrecond) {
-          if (c.row() + 8 * half < c.rows(turn) && c.column() + 8 * tile < c.args.problem.K)
-            store_float2(d_m_rows + static_cast<int64_t>(8 * half) * d_m_stride + 8 * tile, d_m[0], d_m[1]);
+          const int at_row = c.row() + 8 * half, column = c.column() + 8 * tile;
+          if (at_row < c.rows(turn) && column < c.args.problem.K) {
+            const Rows out = c.workspace_rows(ScalarChunk<Shape>::kDM, c.args.problem.HV * c.args.problem.K, turn);
+            store_float2(reinterpret_cast<float*>(out.data) + at_row * out.stride + column, d_m[0], d_m[1]);
+          }
         }
         store_float2(decay_sum(c, c.row() + 8 * half, c.column() + 8 * tile), d_g[0], d_g[1]);
         (kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, tile) : parts.r[half][tile]) = pack_bf16(raw_r[0], raw_r[1]);

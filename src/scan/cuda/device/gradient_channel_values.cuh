@@ -23,82 +23,96 @@ FW_DEVICE uint4 load_granule(const Rows& rows, int64_t t, int i, int limit) {
   return x;
 }
 
-FW_DEVICE void store_granule(const Rows& rows, int64_t t, int i, int limit, float (&x)[8]) {
-  const int64_t at = t * rows.stride + i;
-  char* p = rows.data + at * (rows.bf16 != 0 ? 2 : 4);
-  if (i + 8 <= limit && (reinterpret_cast<uintptr_t>(p) & 15) == 0) {
-    if (rows.bf16 != 0) {
-      *reinterpret_cast<uint4*>(p) = pack_8(x);
+// Lanes over the rows of a stage: as ValueLanes where there are registers for that.
+template <class Shape>
+struct ChannelLanes {
+  static constexpr int kColumns = Shape::kKey == 128 ? 8 : 4, kLanes = kValueBlock / kColumns, kRows = Shape::kThreads / kLanes, kPasses = kChunk / kRows;
+  static_assert(Shape::kKey == 64 || kPasses == 1);
+  int row, in_block, column;
+  FW_DEVICE ChannelLanes(const ScalarChunk<Shape>& c, int block, int pass) {
+    row = c.thread / kLanes + pass * kRows, in_block = c.thread % kLanes * kColumns, column = block * kValueBlock + in_block;
+  }
+};
+template <int kColumns>
+struct ChannelWords {
+  uint32_t w[kColumns / 2] = {};
+  FW_DEVICE void load(const char* p) {
+    if constexpr (kColumns == 8) {
+      const uint4 x = *reinterpret_cast<const uint4*>(p);
+      w[0] = x.x, w[1] = x.y, w[2] = x.z, w[3] = x.w;
     } else {
-      *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
-      *reinterpret_cast<float4*>(p + 16) = make_float4(x[4], x[5], x[6], x[7]);
+      const uint2 x = *reinterpret_cast<const uint2*>(p);
+      w[0] = x.x, w[1] = x.y;
     }
-    return;
   }
-  FW_NO_UNROLL
-  for (int j = i; j < i + 8 && j < limit; ++j) {
-    store_element(rows, t, j, x[0]);
-    FW_UNROLL
-    for (int l = 0; l < 7; ++l) x[l] = x[l + 1];
+  FW_DEVICE void store(char* p) const {
+    if constexpr (kColumns == 8) {
+      *reinterpret_cast<uint4*>(p) = make_uint4(w[0], w[1], w[2], w[3]);
+    } else {
+      *reinterpret_cast<uint2*>(p) = make_uint2(w[0], w[1]);
+    }
   }
-}
+};
 
-// v and a channel write gate of a pass.
+// v and a channel write gate of a pass, where they and their gradients are in pieces.
 template <class Shape>
 struct ChannelValueWords {
-  using Lanes = ValueLanes<Shape>;
-  uint4 v = make_uint4(0, 0, 0, 0), gate = v;
+  ChannelWords<ChannelLanes<Shape>::kColumns> v, gate;
 
   FW_DEVICE void load(const ScalarChunk<Shape>& c, int turn, int block, int pass) {
     const Problem& x = c.args.problem;
-    const int row = c.thread / Lanes::kLanes + pass * Lanes::kRows, column = block * kValueBlock + c.thread % Lanes::kLanes * 8;
-    if (row >= c.rows(turn) || column >= x.V) return;
+    const ChannelLanes<Shape> at(c, block, pass);
+    if (!c.pieces(kPiecesValues) || at.row >= c.rows(turn) || at.column >= x.V) return;
     const Rows from = c.rows_at(x.in.v, turn);
-    v = c.pieces(kPiecesV) ? *reinterpret_cast<const uint4*>(from.data + 2 * (row * from.stride + column)) : load_granule(from, row, column, x.V);
-    if (Shape::kGates && x.rule.write == Gate::kChannel) {
-      const Rows gates = c.rows_at(x.in.write_gate, turn);
-      gate = Shape::kFast ? *reinterpret_cast<const uint4*>(gates.data + 2 * (row * gates.stride + column)) : load_granule(gates, row, column, x.V);
-    }
+    v.load(from.data + 2 * (at.row * from.stride + at.column));
+    if (!Shape::kGates || x.rule.write != Gate::kChannel) return;
+    const Rows gates = c.rows_at(x.in.write_gate, turn);
+    gate.load(gates.data + 2 * (at.row * gates.stride + at.column));
   }
 };
 
 // dv, the channel write gate's gradient, and the rows' sums of v (.) c (.) dz over all blocks.
 template <class Shape>
 FW_DEVICE void channel_value_rows(const ScalarChunk<Shape>& c, int turn, int block, int pass, int stage, const ChannelValueWords<Shape>& words) {
-  using Lanes = ValueLanes<Shape>;
+  using Lanes = ChannelLanes<Shape>;
   const Problem& x = c.args.problem;
-  const int row = c.thread / Lanes::kLanes + pass * Lanes::kRows, in_block = c.thread % Lanes::kLanes * 8, column = block * kValueBlock + in_block;
+  const bool gated = Shape::kGates && x.rule.write == Gate::kChannel;
+  const Lanes at(c, block, pass);
+  const char* dz_at = c.memory + stage + Shape::kV + panel_offset(at.row, at.in_block);
   float sum = 0;
-  if (row < c.rows(turn) && column < x.V) {
-    float dz[8], v[8];
-    unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + panel_offset(row, in_block)), dz);
-    unpack_8(words.v, v);
-    const float z_v = c.floats(Shape::kZv)[row];
-    if (Shape::kGates && x.rule.write == Gate::kChannel) {
-      float gate[8], y[8];
-      unpack_8(words.gate, gate);
+  if (at.row < c.rows(turn) && at.column < x.V) {
+    const float z_v = c.floats(Shape::kZv)[at.row];
+    const Rows dv = c.rows_at(c.args.grads.d.v, turn), dc = gated ? c.rows_at(c.args.grads.d.write_gate, turn) : Rows{};
+    if (c.pieces(kPiecesValues)) {
+      ChannelWords<Lanes::kColumns> dz, of_v, of_gate;
+      dz.load(dz_at);
       FW_UNROLL
-      for (int j = 0; j < 8; ++j) {
-        y[j] = z_v * v[j] * dz[j];
-        dz[j] *= gate[j];
+      for (int j = 0; j < Lanes::kColumns / 2; ++j) {
+        float d[2] = {bf16_low(dz.w[j]), bf16_high(dz.w[j])};
+        const float v[2] = {bf16_low(words.v.w[j]), bf16_high(words.v.w[j])};
+        if (gated) {
+          of_gate.w[j] = pack_bf16(z_v * v[0] * d[0], z_v * v[1] * d[1]);
+          d[0] *= bf16_low(words.gate.w[j]), d[1] *= bf16_high(words.gate.w[j]);
+        }
+        sum += v[0] * d[0] + v[1] * d[1];
+        of_v.w[j] = pack_bf16(z_v * d[0], z_v * d[1]);
       }
-      const Rows dc = c.rows_at(c.args.grads.d.write_gate, turn);
-      if (dc.data != nullptr) store_granule(dc, row, column, x.V, y);
-    }
-    FW_UNROLL
-    for (int j = 0; j < 8; ++j) {
-      sum += v[j] * dz[j];
-      dz[j] *= z_v;
-    }
-    const Rows dv = c.rows_at(c.args.grads.d.v, turn);
-    if (c.pieces(kPiecesDV)) {
-      *reinterpret_cast<uint4*>(dv.data + 2 * (row * dv.stride + column)) = pack_8(dz);
-    } else if (dv.data != nullptr) {
-      store_granule(dv, row, column, x.V, dz);
+      if (dc.data != nullptr) of_gate.store(dc.data + 2 * (at.row * dc.stride + at.column));
+      if (dv.data != nullptr) of_v.store(dv.data + 2 * (at.row * dv.stride + at.column));
+    } else {  // small, for few registers
+      const Rows from = c.rows_at(x.in.v, turn), gates = gated ? c.rows_at(x.in.write_gate, turn) : Rows{};
+      FW_NO_UNROLL
+      for (int j = 0; j < Lanes::kColumns && at.column + j < x.V; ++j) {
+        const float v = load_element(from, at.row, at.column + j), gate = gated ? load_element(gates, at.row, at.column + j) : 1.0f;
+        const float dz = bf16_value(reinterpret_cast<const uint16_t*>(dz_at)[j]);
+        sum += v * gate * dz;
+        if (dc.data != nullptr) store_element(dc, at.row, at.column + j, z_v * v * dz);
+        if (dv.data != nullptr) store_element(dv, at.row, at.column + j, z_v * gate * dz);
+      }
     }
   }
   sum = group_sum<Lanes::kLanes>(sum);
-  float* to = c.floats(Shape::kDZv) + row;
+  float* to = c.floats(Shape::kDZv) + at.row;
   if (c.thread % Lanes::kLanes == 0) *to = block > 0 ? *to + sum : sum;
 }
 

@@ -93,53 +93,155 @@ FW_DEVICE void store_token(const RunPlace& p, int r, const float (&x)[kN]) {
   }
 }
 
+// A tensor whose tokens of all sequences are equally far apart, in bytes: few instructions to an address, which otherwise are as many as those
+// of the arithmetic. data null: not so, or rows that are not whole.
+struct FlatTensor {
+  char* data = nullptr;
+  int32_t step = 0, head = 0;  // from token to token, from key head to key head
+  int32_t bf16 = 0;
+};
+// dim: K, or 1 for gates. Host.
+inline FlatTensor flat_tensor(const Problem& x, const TokenArg& a, int dim, int channels) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  const int64_t size = a.bf16 != 0 ? 2 : 4, step = a.stride_t * size, head = a.stride_h * size;
+  const int64_t vector = dim == 1 ? size : channels * size < 16 ? channels * size : 16;
+  const bool even = x.sequences.offsets != nullptr || x.B == 1 || a.stride_b == x.T * a.stride_t;
+  const bool aligned = ((static_cast<int64_t>(reinterpret_cast<uintptr_t>(a.data)) | step | head) & (vector - 1)) == 0;
+  if (a.data == nullptr || !even || !aligned || step < 0 || head < 0 || step >= kMost || head >= kMost || (dim > 1 && dim != 32 * channels)) return {};
+  return {static_cast<char*>(a.data), static_cast<int32_t>(step), static_cast<int32_t>(head), a.bf16};
+}
+// float [tokens, heads, K] of the workspace; group heads for a key head.
+FW_HOST_DEVICE inline TokenArg workspace_rows(const Problem& x, const float* data, int heads) {
+  TokenArg a;
+  a.data = const_cast<float*>(data);
+  a.stride_h = static_cast<int64_t>(heads / x.H) * x.K;
+  a.stride_t = static_cast<int64_t>(heads) * x.K;
+  a.stride_b = x.T * a.stride_t;
+  return a;
+}
+FW_DEVICE char* flat_address(const FlatTensor& t, int64_t token, int h) {
+  return t.data + static_cast<int64_t>(t.step) * token + static_cast<int64_t>(t.head) * h;
+}
+
 // Where a block and a thread are.
 struct RunBlock {
   int chunk = -1, h = 0, n = 0;  // chunk -1: none
   int warp, lane, channel;       // the first of this lane's
   int token, count;              // the warp's first token of the sequence, and how many of its tokens exist (0 or less: none)
+  int64_t flat;                  // the same token of all sequences
 };
 // Blocks: a key head each (neighbouring blocks, for their rows are neighbours in memory) of the chunks, in order; of the sequences, if they
 // are equally long.
+inline bool by_sequence(const Problem& x) {
+  constexpr int kMost = 32768;
+  return x.sequences.offsets == nullptr && x.sequences.chunks <= kMost && x.sequences.N <= kMost;
+}
 inline Dim3 chunk_grid(const Problem& x, int64_t chunks) {
   constexpr unsigned kMost = 32768;
-  const unsigned H = static_cast<unsigned>(x.H), count = static_cast<unsigned>(chunks), each = static_cast<unsigned>(x.sequences.chunks);
-  if (x.sequences.offsets == nullptr && each <= kMost && static_cast<unsigned>(x.sequences.N) <= kMost) return {H, each, static_cast<unsigned>(x.sequences.N)};
+  const unsigned H = static_cast<unsigned>(x.H), count = static_cast<unsigned>(chunks);
+  if (by_sequence(x)) return {H, static_cast<unsigned>(x.sequences.chunks), static_cast<unsigned>(x.sequences.N)};
   const unsigned rows = count < kMost ? count : kMost;
   return {H, rows, rows > 0 ? (count + rows - 1) / rows : 0};
 }
+// of_sequences: by_sequence().
 template <int kN>
-FW_DEVICE RunBlock run_block(const Problem& x, int chunks, bool from_last) {
+FW_DEVICE RunBlock run_block(const Problem& x, int chunks, bool of_sequences, bool from_last) {
   RunBlock c;
   const SequenceArg& s = x.sequences;
-  const int block = static_cast<int>(block_index_z() * grid_size_y() + block_index_y()), z = static_cast<int>(block_index_z());
-  c.chunk = from_last ? chunks - 1 - block : block;
-  if (c.chunk < 0 || c.chunk >= chunks) return {-1};
   c.h = static_cast<int>(block_index_x());
-  const bool by_sequence = s.offsets == nullptr && grid_size_z() == static_cast<unsigned>(s.N) && grid_size_y() == static_cast<unsigned>(s.chunks);
-  c.n = !by_sequence ? sequence_of_chunk(s, c.chunk) : from_last ? s.N - 1 - z : z;
   c.warp = static_cast<int>(warp_index());
   c.lane = static_cast<int>(lane_index());
   c.channel = kN * c.lane;
+  if (of_sequences) {
+    c.n = static_cast<int>(from_last ? grid_size_z() - 1 - block_index_z() : block_index_z());
+    const int of_sequence = static_cast<int>(from_last ? grid_size_y() - 1 - block_index_y() : block_index_y());
+    c.chunk = c.n * s.chunks + of_sequence;
+    c.token = of_sequence * kChunk + c.warp * kRunTokens;
+    c.count = s.T - c.token;
+    c.flat = static_cast<int64_t>(c.n) * s.T + c.token;
+    return c;
+  }
+  const int block = static_cast<int>(block_index_z() * grid_size_y() + block_index_y());
+  c.chunk = from_last ? chunks - 1 - block : block;
+  if (c.chunk < 0 || c.chunk >= chunks) return {-1};
+  c.n = sequence_of_chunk(s, c.chunk);
   c.token = (c.chunk - first_chunk(s, c.n)) * kChunk + c.warp * kRunTokens;
   c.count = sequence_length(s, c.n) - c.token;
+  c.flat = first_token(s, c.n) + c.token;
   return c;
 }
+
+// The warp's tokens of a tensor: fast where it is flat and they all exist, else as any tensor.
+template <int kN>
+struct RunTensor {
+  bool fast;
+  const FlatTensor& flat;
+  char* at;
+  RunPlace place;
+
+  // rows(): the tensor's, of the sequence and head.
+  template <class GetRows>
+  FW_DEVICE RunTensor(const Problem& x, const FlatTensor& tensor, const RunBlock& c, GetRows&& rows)
+      : fast(tensor.data != nullptr && c.count >= kRunTokens), flat(tensor), at(nullptr), place() {
+    if (fast) {
+      at = flat_address(flat, c.flat, c.h) + c.channel * (flat.bf16 != 0 ? 2 : 4);
+    } else {
+      place = run_place<kN>(rows(), c.token, c.count, c.channel, x.K);
+    }
+  }
+  FW_DEVICE char* token(int r) const { return at + static_cast<int64_t>(flat.step) * r; }
+  // kCount tokens from `first` on, as load_tokens() and unpack_tokens().
+  template <int kCount>
+  FW_DEVICE void load(int first, float (&x)[kCount][kN]) const {
+    if (fast && flat.bf16 != 0) {
+#pragma unroll
+      for (int r = 0; r < kCount; ++r) load_words<kN / 2>(token(first + r), x[r]);
+    } else if (fast) {
+#pragma unroll
+      for (int r = 0; r < kCount; ++r) load_words<kN>(token(first + r), x[r]);
+    } else {
+      RunPlace part = place;
+      part.data += first * part.step, part.count -= first;
+      load_tokens(part, x);
+    }
+  }
+  template <int kCount>
+  FW_DEVICE void unpack(float (&x)[kCount][kN]) const {
+    if (fast ? flat.bf16 != 0 : place.wide && place.bf16 != 0) unpack_rows<kN, kCount>(x);
+  }
+  FW_DEVICE void store(int r, const float (&x)[kN]) const {
+    if (fast) {
+      store_wide<kN>(token(r), flat.bf16, x);
+    } else {
+      store_token<kN>(place, r, x);
+    }
+  }
+  FW_DEVICE void prefetch(int K, int lane) const {
+    if (!fast) return prefetch_tokens<kN>(place, K, lane);
+    const int size = flat.bf16 != 0 ? 2 : 4, from = lane % 4 * 128;
+    if (from < K * size) prefetch_line(token(lane / 4) - lane * kN * size + from);
+  }
+};
 
 // The preconditioner's gates of the warp's token lane / 4, as they lie in memory: nothing waits for them while keys are loaded.
 struct RawGates {
   uint32_t g = 0, beta = 0;
 };
-FW_DEVICE uint32_t load_raw(const Rows& rows, int64_t t) {
-  return rows.bf16 != 0 ? uint32_t{reinterpret_cast<const uint16_t*>(rows.data)[t * rows.stride]}
-                        : reinterpret_cast<const uint32_t*>(rows.data)[t * rows.stride];
+FW_DEVICE uint32_t load_raw(const FlatTensor& flat, const TokenArg& a, const Problem& x, const RunBlock& c) {
+  const int t = c.lane / 4;
+  const char* at = flat.data != nullptr ? flat_address(flat, c.flat + t, c.h) : nullptr;
+  if (at == nullptr) {
+    const Rows rows = key_rows(a, x.sequences, c.n, c.h);
+    at = rows.data + (c.token + t) * rows.stride * (a.bf16 != 0 ? 2 : 4);
+  }
+  return a.bf16 != 0 ? uint32_t{*reinterpret_cast<const uint16_t*>(at)} : *reinterpret_cast<const uint32_t*>(at);
 }
 FW_DEVICE float raw_value(const TokenArg& a, uint32_t raw) { return bits_float(raw << (a.bf16 != 0 ? 16 : 0)); }
-FW_DEVICE RawGates load_gates(const Problem& x, const RunBlock& c) {
+FW_DEVICE RawGates load_gates(const Problem& x, const FlatTensor& g, const FlatTensor& beta, const RunBlock& c) {
   RawGates gates;
   if (c.lane / 4 < c.count) {
-    gates.g = load_raw(key_rows(x.in.precond_g, x.sequences, c.n, c.h), c.token + c.lane / 4);
-    gates.beta = load_raw(key_rows(x.in.precond_beta, x.sequences, c.n, c.h), c.token + c.lane / 4);
+    gates.g = load_raw(g, x.in.precond_g, x, c);
+    gates.beta = load_raw(beta, x.in.precond_beta, x, c);
   }
   return gates;
 }
@@ -167,14 +269,18 @@ FW_DEVICE void with_form(PrecondMap<float> map, F&& f) {
   }
 }
 
-// This lane's channels of a row of floats; 0 past K.
+// This lane's channels of row `row` of floats [rows, K]; 0 past K.
 template <int kN>
-FW_DEVICE void load_lane(const float* row, int channel, int K, float (&x)[kN]) {
-  load_channels({reinterpret_cast<char*>(const_cast<float*>(row)), 0, 0}, 0, channel, K, x);
+FW_DEVICE void load_lane(const float* rows, int64_t row, int channel, int K, float (&x)[kN]) {
+  const float* const from = rows + row * K;
+  if (K == 32 * kN) return load_wide<kN>(reinterpret_cast<const char*>(from + channel), x);
+  load_channels({reinterpret_cast<char*>(const_cast<float*>(from)), 0, 0}, 0, channel, K, x);
 }
 template <int kN>
-FW_DEVICE void store_lane(float* row, int channel, int K, const float (&x)[kN]) {
-  store_channels({reinterpret_cast<char*>(row), 0, 0}, 0, channel, K, x);
+FW_DEVICE void store_lane(float* rows, int64_t row, int channel, int K, const float (&x)[kN]) {
+  float* const to = rows + row * K;
+  if (K == 32 * kN) return store_wide<kN>(reinterpret_cast<char*>(to + channel), 0, x);
+  store_channels({reinterpret_cast<char*>(to), 0, 0}, 0, channel, K, x);
 }
 FW_DEVICE float load_precond(const StateArg& a, int64_t n, int h, int channel) {
   if (a.data == nullptr) return 0;
