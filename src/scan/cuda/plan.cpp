@@ -169,8 +169,10 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   r.erase_key = regions.take(row, grouped && rule.uses_erase_key());
   r.erase_gate = regions.take(row, grouped && rule.uses_erase_gate() && rule.erase != Gate::kScalar);
   r.g = regions.take(row, grouped && rule.decay == Decay::kChannel);
-  // The chunk form's gradients read M of a chunk and key head before they write dM of it, and nobody reads M after them.
-  r.dm = precond && device.chunk_form && !grouped ? r.common.m : regions.take(row, precond);
+  // The chunk form's gradients read M of an element before they write dM of it, and nobody reads M after them; but with a normaliser
+  // its gradient takes M of the whole row once more.
+  const bool in_place = device.chunk_form && !grouped && rule.normaliser == Normaliser::kNone;
+  r.dm = precond && in_place ? r.common.m : regions.take(row, precond);
   const bool gated = precond && rule.normaliser == Normaliser::kGated;
   r.dalpha_p = regions.take(scalar, gated);
   r.dbeta_p = regions.take(scalar, gated);
