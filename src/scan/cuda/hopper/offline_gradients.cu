@@ -55,8 +55,8 @@ FW_DEVICE void multiply(float (&d)[kColumns / 2], uint32_t left, uint32_t right,
 }
 
 // From lane l of a quad having words j = 0 .. 3 for columns 8 j + 2 l and the next, to columns 8 l .. 8 l + 7.
-FW_DEVICE void gather_quad(uint32_t (&w)[4]) {
-  const bool odd = (lane_index() & 1) != 0, high = (lane_index() & 2) != 0;
+FW_DEVICE void gather_quad(uint32_t (&w)[4], int thread) {
+  const bool odd = (thread & 1) != 0, high = (thread & 2) != 0;
   const uint32_t a = shuffle_xor(odd ? w[0] : w[1], 1), b = shuffle_xor(odd ? w[2] : w[3], 1);
   const uint32_t x0 = odd ? a : w[0], x1 = odd ? w[1] : a, x2 = odd ? b : w[2], x3 = odd ? w[3] : b;
   const uint32_t c = shuffle_xor(high ? x0 : x2, 2), d = shuffle_xor(high ? x1 : x3, 2);
@@ -66,10 +66,10 @@ FW_DEVICE void gather_quad(uint32_t (&w)[4]) {
 FW_DEVICE bool wide_rows(const Rows& x, int dim) { return x.bf16 != 0 && x.stride % 8 == 0 && dim % 8 == 0 && (reinterpret_cast<uintptr_t>(x.data) & 15) == 0; }
 
 // 8 numbers of a row of a wide tensor: of columns first + 8 j + 2 (lane % 4) and the next. All lanes together.
-FW_DEVICE void store_columns(const Rows& out, int row, bool valid, int first, int limit, const float (&x)[8]) {
+FW_DEVICE void store_columns(const Rows& out, int row, bool valid, int first, int limit, const float (&x)[8], int thread) {
   uint32_t w[4] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
-  gather_quad(w);
-  const int column = first + 8 * static_cast<int>(lane_index() & 3);
+  gather_quad(w, thread);
+  const int column = first + 8 * (thread & 3);
   if (valid && column < limit) *reinterpret_cast<uint4*>(out.data + 2 * (row * out.stride + column)) = make_uint4(w[0], w[1], w[2], w[3]);
 }
 
@@ -90,9 +90,15 @@ FW_DEVICE void arrive_brought(bool copied, uint64_t* full) {
 
 // Of panels, 16 rows a warp and columns 16 k to 16 k + 15 as accumulators have them: word h + 2 g is row i + 8 h, columns 8 g + 2 (lane % 4) and
 // the next.
-FW_DEVICE void load_fragment(uint32_t (&w)[4], uint32_t tile, int k) {
-  const int lane = static_cast<int>(lane_index()), row = 16 * state_warp() + lane % 16, piece = (2 * (k % 4) + lane / 16) ^ (row & 7);
+FW_DEVICE void load_fragment(uint32_t (&w)[4], uint32_t tile, int k, int thread) {
+  const int lane = thread & 31, row = 16 * (thread >> 5 & 3) + lane % 16, piece = (2 * (k % 4) + lane / 16) ^ (row & 7);
   ldmatrix_x4(w, tile + static_cast<uint32_t>(k / 4 * kPanelBytes + row * 128 + piece * 16));
+}
+
+// Into such a panel.
+FW_DEVICE void store_fragment(uint32_t tile, int k, const uint32_t (&w)[4], int thread) {
+  const int lane = thread & 31, row = 16 * (thread >> 5 & 3) + lane % 16, piece = (2 * (k % 4) + lane / 16) ^ (row & 7);
+  stmatrix_x4(tile + static_cast<uint32_t>(k / 4 * kPanelBytes + row * 128 + piece * 16), w);
 }
 
 FW_DEVICE float quad_sum(float x) {
@@ -124,14 +130,9 @@ FW_DEVICE void find_places(const OfflineGradientArgs& args, int item, int value_
   }
 }
 
-// Starts bringing an item's states and rows into the L2 cache; by all threads.
-FW_DEVICE void prefetch_places(const OfflineGradientArgs& args, const GradientPlaces& places, int state_bytes, int value_blocks, int thread) {
+// Starts bringing an item's rows into the L2 cache; by all threads. Not the states: what all blocks would have there is too much.
+FW_DEVICE void prefetch_places(const OfflineGradientArgs& args, const GradientPlaces& places, int thread) {
   const Problem& x = args.problem;
-  if (thread < 2) {
-    const uint16_t* const from = thread == 0 ? args.states : args.d_states;
-    const int64_t bytes = static_cast<int64_t>(state_bytes) * value_blocks;
-    bulk_prefetch(from + places.first_tile * (state_bytes / 2), static_cast<uint32_t>(bytes));
-  }
   const int tensor = thread / kChunk, row = thread % kChunk;
   const Rows r = (&places.v)[tensor];  // v, d_o, q, k
   if (r.data == nullptr || row >= places.count) return;
@@ -158,6 +159,9 @@ FW_DEVICE void make_factors(const Problem& x, const RowNumbers& numbers, Gradien
   rows.f.store_kept(make_float2(w[0], w[1]), d.to_end, d.sum);
   rows.f.store_pairs(d, make_float2(r[0], r[1]), make_float2(w[0], w[1]));
 }
+
+// The first of a thread's two rows in products: that and the eighth after it.
+FW_DEVICE int row_of(int thread) { return 16 * (thread >> 5 & 3) + ((thread & 31) >> 2); }
 
 template <int kKey>
 __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(const __grid_constant__ OfflineGradientArgs args, int items) {
@@ -218,7 +222,6 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     // While that comes: the factors, unless norms are wanted for them, and where the next chunk lies.
     if (warp == 0 && !normed) make_factors(x, numbers, rows, false);
     if (warp == 1 && item_of(turn + 1) < items) find_places(args, item_of(turn + 1), value_blocks, all_places[(turn + 1) % 3]);
-    const int i = 16 * state_warp() + lane / 4;  // this thread's rows in products: i and i + 8
 
     mbarrier_wait(keys_full, turn & 1);
     fence_async_shared();
@@ -236,23 +239,26 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     sync_threads();
     wgmma_wait<0>();
     keep(pairs);
-    const auto store_pairs = [&](int to) {
+    const auto store_pairs = [&](int to, int thread) {
       FW_UNROLL
       for (int k = 0; k < 2; ++k) {
         const uint32_t packed[4] = {pack_bf16(pairs[8 * k], pairs[8 * k + 1]), pack_bf16(pairs[8 * k + 2], pairs[8 * k + 3]),
                                     pack_bf16(pairs[8 * k + 4], pairs[8 * k + 5]), pack_bf16(pairs[8 * k + 6], pairs[8 * k + 7])};
-        store_state_fragment(base + to, 2 * group + k, packed);
+        store_fragment(base + to, 2 * group + k, packed, thread);
       }
       fence_async_shared();
     };
-    scale_pairs(pairs, rows.f, 4 * group);
-    store_pairs(Shape::kP);
-    if (item_of(turn + 1) < items) prefetch_places(args, all_places[(turn + 1) % 3], Shape::kMatrix, value_blocks, thread);
+    {
+      const int now = opaque(thread);
+      scale_pairs(pairs, rows.f, 4 * group, now);
+      store_pairs(Shape::kP, now);
+    }
+    if (item_of(turn + 1) < items) prefetch_places(args, all_places[(turn + 1) % 3], thread);
 
     float keys[kKey / 2] = {};  // dq or dk
     FW_UNROLL
     for (int e = 0; e < 16; ++e) pairs[e] = 0;
-    float tail = 0, value_dots[2] = {0, 0};
+    float tail = 0;
     FW_NO_UNROLL
     for (int block = 0; block < value_blocks; ++block) {
       mbarrier_wait(values_full, (turn * value_blocks + block) & 1);
@@ -268,13 +274,14 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
       wgmma_commit();
       FW_UNROLL
       for (int j = 0; j < Shape::kMatrix / 16 / static_cast<int>(kGradientThreads); ++j) {
-        const char* at = shared + Shape::kS + 16 * (thread + static_cast<int>(kGradientThreads) * j);
+        const char* at = shared + Shape::kS + 16 * (opaque(thread) + static_cast<int>(kGradientThreads) * j);
         const uint4 s = *reinterpret_cast<const uint4*>(at), d = *reinterpret_cast<const uint4*>(at + Shape::kMatrix);
         tail = dot_bf16x2(s.w, d.w, dot_bf16x2(s.z, d.z, dot_bf16x2(s.y, d.y, dot_bf16x2(s.x, d.x, tail))));
       }
       wgmma_wait<1>();
       keep(values);
-      const float kept[2] = {rows.f.keep[i], rows.f.keep[i + 8]};
+      const int now = opaque(thread), row0 = row_of(now);
+      const float kept[2] = {rows.f.keep[row0], rows.f.keep[row0 + 8]};
       FW_UNROLL
       for (int e = 0; e < 16; ++e) values[e] *= kept[e % 4 / 2];
       keep(values);
@@ -287,14 +294,20 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
       const Rows dv = places.dv;
       const bool dv_wide = wide_rows(dv, x.V);
       const int count = places.count, column = block * kValueBlock + 32 * group;
-      const int row0 = opaque(i);  // so that addresses are made here and do not wait in registers
       if (gate) {
+        float value_dots[2] = {0, 0};
         FW_UNROLL
         for (int k = 0; k < 2; ++k) {
           uint32_t v[4];
-          load_fragment(v, base + Shape::kV, 2 * group + k);
+          load_fragment(v, base + Shape::kV, 2 * group + k, now);
           FW_UNROLL
           for (int e = 0; e < 4; ++e) value_dots[e % 2] += bf16_low(v[e]) * values[8 * k + 2 * e] + bf16_high(v[e]) * values[8 * k + 2 * e + 1];
+        }
+        FW_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const float sum = quad_sum(value_dots[half]);
+          float& all = rows.dz[group][row0 + 8 * half];
+          if ((now & 3) == 0) all = block > 0 ? all + sum : sum;
         }
       }
       FW_UNROLL
@@ -307,11 +320,11 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
           out[2 * j] = z * values[4 * j + 2 * half], out[2 * j + 1] = z * values[4 * j + 2 * half + 1];
         }
         if (dv_wide) {
-          store_columns(dv, row, row < count && dv.data != nullptr, column, x.V, out);
+          store_columns(dv, row, row < count && dv.data != nullptr, column, x.V, out, now);
         } else if (dv.data != nullptr && row < count) {
           FW_UNROLL
           for (int e = 0; e < 8; ++e) {
-            const int at = column + 8 * (e / 2) + 2 * (lane & 3) + e % 2;
+            const int at = column + 8 * (e / 2) + 2 * (now & 3) + e % 2;
             if (at < x.V) store_element(dv, row, at, out[e]);
           }
         }
@@ -321,12 +334,13 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
         bring_values(block + 1);
       }
     }
-    scale_pairs(pairs, rows.f, 4 * group);
+    const int now = opaque(thread), i = row_of(now);
+    scale_pairs(pairs, rows.f, 4 * group, now);
     if (x.rule.uses_beta()) {
       FW_UNROLL
-      for (int e = 0; e < 16; ++e) pairs[e] *= rows.z[32 * group + 8 * (e / 4) + 2 * (lane & 3) + e % 2];
+      for (int e = 0; e < 16; ++e) pairs[e] *= rows.z[32 * group + 8 * (e / 4) + 2 * (now & 3) + e % 2];
     }
-    store_pairs(Shape::kB);
+    store_pairs(Shape::kB, now);
     tail *= rows.f.gamma;
     const float* const factors = group == 0 ? rows.f.read : rows.f.keep;
     const uint32_t raw = base + (group == 0 ? Shape::kQ : Shape::kK);
@@ -337,7 +351,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
       FW_UNROLL
       for (int k = 0; k < kKey / 16; ++k) {
         uint32_t w[4];
-        load_fragment(w, raw, k);
+        load_fragment(w, raw, k, now);
         FW_UNROLL
         for (int e = 0; e < 4; ++e) tail += bf16_low(w[e]) * keys[8 * k + 2 * e] + bf16_high(w[e]) * keys[8 * k + 2 * e + 1];
       }
@@ -370,22 +384,21 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     FW_UNROLL
     for (int k = 0; k < kKey / 16; ++k) {
       uint32_t w[4];
-      load_fragment(w, raw, k);
+      load_fragment(w, raw, k, now);
       FW_UNROLL
       for (int e = 0; e < 4; ++e) dots[e % 2] += bf16_low(w[e]) * keys[8 * k + 2 * e] + bf16_high(w[e]) * keys[8 * k + 2 * e + 1];
     }
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       dots[half] = quad_sum(dots[half]);
-      const float of_values = quad_sum(value_dots[half]);
-      if ((lane & 3) == 0) rows.dots[group][i + 8 * half] = dots[half], rows.dz[group][i + 8 * half] = of_values;
+      if ((now & 3) == 0) rows.dots[group][i + 8 * half] = dots[half];
     }
     if (normed) {
       const float slopes[2] = {-rows.norms[group][i] * dots[0], -rows.norms[group][i + 8] * dots[1]};
       FW_UNROLL
       for (int k = 0; k < kKey / 16; ++k) {
         uint32_t w[4];
-        load_fragment(w, raw, k);
+        load_fragment(w, raw, k, now);
         FW_UNROLL
         for (int e = 0; e < 4; ++e) keys[8 * k + 2 * e] += slopes[e % 2] * bf16_low(w[e]), keys[8 * k + 2 * e + 1] += slopes[e % 2] * bf16_high(w[e]);
       }
@@ -399,10 +412,10 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
         FW_UNROLL
         for (int e = 0; e < 8; ++e) y[e] = keys[4 * (j + e / 2) + 2 * half + e % 2];
         if (out_wide) {
-          if (out.data != nullptr) store_columns(out, row, row < count, 8 * j, x.K, y);
+          if (out.data != nullptr) store_columns(out, row, row < count, 8 * j, x.K, y, now);
         } else {
           FW_UNROLL
-          for (int e = 0; e < 4; ++e) *reinterpret_cast<float2*>(slow + row * kKey + 8 * (j + e) + 2 * (lane & 3)) = make_float2(y[2 * e], y[2 * e + 1]);
+          for (int e = 0; e < 4; ++e) *reinterpret_cast<float2*>(slow + row * kKey + 8 * (j + e) + 2 * (now & 3)) = make_float2(y[2 * e], y[2 * e + 1]);
         }
       }
     }

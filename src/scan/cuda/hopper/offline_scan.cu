@@ -321,7 +321,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
       if constexpr (kOut) {
         wgmma_wait<0>();
         keep(p);
-        scale_pairs(p, rows, 0);
+        scale_pairs(p, rows, 0, thread);
         uint32_t packed[4][4];
         pack_fragments(p, packed);
         FW_UNROLL
