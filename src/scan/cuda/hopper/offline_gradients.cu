@@ -28,6 +28,7 @@ struct GradientPlaces {
   Rows v, d_o, q, k, g, beta, dq, dk, dv, dg, dbeta;  // of the chunk's first row
   int64_t first_tile;                                 // of the states
   int32_t count, hv;                                  // rows from there to the sequence's end
+  int32_t item, turn;                                 // of the block's items
 };
 
 // Shared memory: bytes. Values in blocks of 64.
@@ -106,8 +107,11 @@ FW_DEVICE float quad_sum(float x) {
   return x + shuffle_xor(x, 2);
 }
 
-// By a warp: where an item's rows lie, a tensor a lane.
-FW_DEVICE void find_places(const OfflineGradientArgs& args, int item, int value_blocks, GradientPlaces& to) {
+// By a warp: where the rows of the item of a turn lie, a tensor a lane; only the item's number if there is none.
+FW_DEVICE void find_places(const OfflineGradientArgs& args, int turn, int items, int value_blocks, GradientPlaces& to) {
+  const int item = static_cast<int>(block_index_x()) + turn * static_cast<int>(grid_size_x());
+  if (lane_index() == 0) to.item = item, to.turn = turn;
+  if (item >= items) return;
   const Problem& x = args.problem;
   const SequenceArg& sequences = x.sequences;
   const int lane = static_cast<int>(lane_index());
@@ -182,16 +186,16 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
   const Problem& x = args.problem;
   const int value_blocks = (x.V + kValueBlock - 1) / kValueBlock;
   const bool normed = norms_matter(x.rule);
+  const auto after = [](int slot) { return slot == 2 ? 0 : slot + 1; };
   auto* const all_places = reinterpret_cast<GradientPlaces*>(shared + Shape::kPlaces);
-  if (warp_index() == 0) find_places(args, static_cast<int>(block_index_x()), value_blocks, all_places[0]);
+  if (warp_index() == 0) find_places(args, 0, items, value_blocks, all_places[0]);
   sync_threads();
-  const auto item_of = [](int turn) { return static_cast<int>(block_index_x()) + turn * static_cast<int>(grid_size_x()); };
   FW_NO_UNROLL
-  for (int turn = 0; item_of(turn) < items; ++turn) {
+  for (int slot = 0; all_places[slot].item < items; slot = after(slot)) {
     // Made again in each turn, and not kept in registers.
     const int thread = opaque(static_cast<int>(thread_index())), lane = thread & 31, warp = shuffle(thread / 32, 0), group = warp / 4;
     const uint32_t base = static_cast<uint32_t>(shuffle(opaque(static_cast<int>(shared_address(shared))), 0));
-    const GradientPlaces& places = all_places[turn % 3];
+    const GradientPlaces& places = all_places[slot];
     RowNumbers numbers{make_float2(0, 0), make_float2(1, 1)};
     if (warp == 0) numbers = load_row_numbers(x.rule, places.g, places.beta, places.hv, 0, places.count);
     {
@@ -221,9 +225,9 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     bring_values(0);
     // While that comes: the factors, unless norms are wanted for them, and where the next chunk lies.
     if (warp == 0 && !normed) make_factors(x, numbers, rows, false);
-    if (warp == 1 && item_of(turn + 1) < items) find_places(args, item_of(turn + 1), value_blocks, all_places[(turn + 1) % 3]);
+    if (warp == 1) find_places(args, places.turn + 1, items, value_blocks, all_places[after(slot)]);
 
-    mbarrier_wait(keys_full, turn & 1);
+    mbarrier_wait(keys_full, places.turn & 1);
     fence_async_shared();
     float pairs[16];  // columns 32 group ...
     wgmma_fence();
@@ -253,7 +257,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
       scale_pairs(pairs, rows.f, 4 * group, now);
       store_pairs(Shape::kP, now);
     }
-    if (item_of(turn + 1) < items) prefetch_places(args, all_places[(turn + 1) % 3], thread);
+    if (all_places[after(slot)].item < items) prefetch_places(args, all_places[after(slot)], thread);
 
     float keys[kKey / 2] = {};  // dq or dk
     FW_UNROLL
@@ -261,7 +265,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     float tail = 0;
     FW_NO_UNROLL
     for (int block = 0; block < value_blocks; ++block) {
-      mbarrier_wait(values_full, (turn * value_blocks + block) & 1);
+      mbarrier_wait(values_full, (places.turn * value_blocks + block) & 1);
       fence_async_shared();
       if (block == 0) sync_threads();  // P
       float values[16];
