@@ -20,7 +20,7 @@ constexpr unsigned kGradientThreads = 256;
 struct GradientRows {
   FactorRows f;
   float z[kChunk], norms[2][kChunk], dots[2][kChunk], dz[2][kChunk];
-  float tail[8];
+  float tail[8], tails[kGradientThreads];
 };
 
 // Where the chunk's rows lie, made once: registers are scarce.
@@ -134,7 +134,8 @@ FW_DEVICE void find_places(const OfflineGradientArgs& args, int turn, int items,
   }
 }
 
-// Starts bringing an item's rows into the L2 cache; by all threads. Not the states: what all blocks would have there is too much.
+// Starts bringing an item's rows into the L2 cache; by all threads. Small keys only: else what all blocks would have there is too much, and
+// comes twice (measured with the states as well: half as many bytes again).
 FW_DEVICE void prefetch_places(const OfflineGradientArgs& args, const GradientPlaces& places, int thread) {
   const Problem& x = args.problem;
   const int tensor = thread / kChunk, row = thread % kChunk;
@@ -185,16 +186,15 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
 
   const Problem& x = args.problem;
   const int value_blocks = (x.V + kValueBlock - 1) / kValueBlock;
-  const bool normed = norms_matter(x.rule);
-  const auto after = [](int slot) { return slot == 2 ? 0 : slot + 1; };
+  const auto next_slot = [](int slot) { return slot == 2 ? 0 : slot + 1; };
   auto* const all_places = reinterpret_cast<GradientPlaces*>(shared + Shape::kPlaces);
   if (warp_index() == 0) find_places(args, 0, items, value_blocks, all_places[0]);
   sync_threads();
   FW_NO_UNROLL
-  for (int slot = 0; all_places[slot].item < items; slot = after(slot)) {
+  for (int slot = 0; all_places[slot].item < items; slot = next_slot(slot)) {
     // Made again in each turn, and not kept in registers.
     const int thread = opaque(static_cast<int>(thread_index())), lane = thread & 31, warp = shuffle(thread / 32, 0), group = warp / 4;
-    const uint32_t base = static_cast<uint32_t>(shuffle(opaque(static_cast<int>(shared_address(shared))), 0));
+    const uint32_t base = shuffle(shared_address(shared), 0);
     const GradientPlaces& places = all_places[slot];
     RowNumbers numbers{make_float2(0, 0), make_float2(1, 1)};
     if (warp == 0) numbers = load_row_numbers(x.rule, places.g, places.beta, places.hv, 0, places.count);
@@ -224,8 +224,8 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     };
     bring_values(0);
     // While that comes: the factors, unless norms are wanted for them, and where the next chunk lies.
-    if (warp == 0 && !normed) make_factors(x, numbers, rows, false);
-    if (warp == 1) find_places(args, places.turn + 1, items, value_blocks, all_places[after(slot)]);
+    if (warp == 0 && !norms_matter(x.rule)) make_factors(x, numbers, rows, false);
+    if (warp == 1) find_places(args, places.turn + 1, items, value_blocks, all_places[next_slot(slot)]);
 
     mbarrier_wait(keys_full, places.turn & 1);
     fence_async_shared();
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     wgmma_fence();
     multiply<32, kKey / 16, false, false>(pairs, base + Shape::kQ, base + Shape::kK + group * 4096, false);
     wgmma_commit();
-    if (normed) {
+    if (norms_matter(x.rule)) {
       const int row = thread % 128 / 2;
       const float square = row_square<kKey>(shared + (group == 0 ? Shape::kQ : Shape::kK), row);
       if (lane % 2 == 0) rows.norms[group][row] = square;
@@ -243,12 +243,12 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     sync_threads();
     wgmma_wait<0>();
     keep(pairs);
-    const auto store_pairs = [&](int to, int thread) {
+    const auto store_pairs = [&](int to, int now) {
       FW_UNROLL
       for (int k = 0; k < 2; ++k) {
         const uint32_t packed[4] = {pack_bf16(pairs[8 * k], pairs[8 * k + 1]), pack_bf16(pairs[8 * k + 2], pairs[8 * k + 3]),
                                     pack_bf16(pairs[8 * k + 4], pairs[8 * k + 5]), pack_bf16(pairs[8 * k + 6], pairs[8 * k + 7])};
-        store_fragment(base + to, 2 * group + k, packed, thread);
+        store_fragment(base + to, 2 * group + k, packed, now);
       }
       fence_async_shared();
     };
@@ -257,12 +257,11 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
       scale_pairs(pairs, rows.f, 4 * group, now);
       store_pairs(Shape::kP, now);
     }
-    if (all_places[after(slot)].item < items) prefetch_places(args, all_places[after(slot)], thread);
+    if (kKey == 64 && all_places[next_slot(slot)].item < items) prefetch_places(args, all_places[next_slot(slot)], thread);
 
     float keys[kKey / 2] = {};  // dq or dk
     FW_UNROLL
     for (int e = 0; e < 16; ++e) pairs[e] = 0;
-    float tail = 0;
     FW_NO_UNROLL
     for (int block = 0; block < value_blocks; ++block) {
       mbarrier_wait(values_full, (places.turn * value_blocks + block) & 1);
@@ -276,12 +275,15 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
       multiply<kKey, 4, false, true>(keys, base + (group == 0 ? Shape::kDO : Shape::kV), base + (group == 0 ? Shape::kS : Shape::kD), true);
       multiply<32, 4, false, false>(pairs, base + Shape::kDO, base + Shape::kV + group * 4096, true);
       wgmma_commit();
+      float& all_dots = rows.tails[opaque(thread)];
+      float tail = block > 0 ? all_dots : 0.0f;
       FW_UNROLL
       for (int j = 0; j < Shape::kMatrix / 16 / static_cast<int>(kGradientThreads); ++j) {
         const char* at = shared + Shape::kS + 16 * (opaque(thread) + static_cast<int>(kGradientThreads) * j);
         const uint4 s = *reinterpret_cast<const uint4*>(at), d = *reinterpret_cast<const uint4*>(at + Shape::kMatrix);
         tail = dot_bf16x2(s.w, d.w, dot_bf16x2(s.z, d.z, dot_bf16x2(s.y, d.y, dot_bf16x2(s.x, d.x, tail))));
       }
+      all_dots = tail;
       wgmma_wait<1>();
       keep(values);
       const int now = opaque(thread), row0 = row_of(now);
@@ -345,7 +347,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
       for (int e = 0; e < 16; ++e) pairs[e] *= rows.z[32 * group + 8 * (e / 4) + 2 * (now & 3) + e % 2];
     }
     store_pairs(Shape::kB, now);
-    tail *= rows.f.gamma;
+    float tail = rows.tails[now] * rows.f.gamma;
     const float* const factors = group == 0 ? rows.f.read : rows.f.keep;
     const uint32_t raw = base + (group == 0 ? Shape::kQ : Shape::kK);
     const float f[2] = {factors[i] * (group == 0 ? 1.0f : rows.z[i]), factors[i + 8] * (group == 0 ? 1.0f : rows.z[i + 8])};
@@ -397,7 +399,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
       dots[half] = quad_sum(dots[half]);
       if ((now & 3) == 0) rows.dots[group][i + 8 * half] = dots[half];
     }
-    if (normed) {
+    if (norms_matter(x.rule)) {
       const float slopes[2] = {-rows.norms[group][i] * dots[0], -rows.norms[group][i + 8] * dots[1]};
       FW_UNROLL
       for (int k = 0; k < kKey / 16; ++k) {
