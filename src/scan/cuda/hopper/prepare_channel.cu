@@ -478,7 +478,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kPlain ? 3 : 2) prepare_chann
   if (fast) {
     for_each_fetched_row<kN, kPlain>(x, place, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
       float none[kN];
-      channel_row<kKey, kOnline, true>(r, s, alpha[r], d, none, shared, out);
+      channel_row<kKey, kOnline, true>(r, s, alpha[r], d, none, shared, notes.out);
     });
   } else {
     const Rows decays_again = chunk_rows(x.in.g, notes.place);
