@@ -132,7 +132,7 @@ TEST(ChunkForm, LongSequences) {
 // Sequences cut into segments that run side by side: exact, whatever the rule, with states given and without.
 TEST(ChunkForm, Segments) {
   uint64_t seed = 550;
-  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "deltanet_neg", "precond_kda"}) {
+  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "deltanet_neg", "precond_kda", "linear_attention", "retnet"}) {
     ++seed;
     ProblemOptions options;
     options.sequences = seed % 3 == 0 ? SeqLayout::uniform(2, 330) : SeqLayout({0, 200, 200, 263, 500});

@@ -12,6 +12,12 @@ namespace {
 constexpr size_t kAlign = 1024;
 constexpr int64_t kMostChunkKey = 128;
 
+// The forms that offline_rows.cuh has.
+bool direct_rule(const Rule& rule) {
+  return !rule.online() && rule.decay != Decay::kChannel && rule.write == Gate::kTied && (rule.gain == Gain::kOne || rule.gain == Gain::kGate) &&
+         rule.read == Read::kPlain && !rule.uses_precond();
+}
+
 class Regions {
  public:
   Region take(int64_t bytes, bool needed = true) {
@@ -55,33 +61,41 @@ struct PassCost {
     return static_cast<double>(rounds * chunks) * std::max(chain, memory * load);
   }
 };
-constexpr PassCost kForwardPass{0.9, 1.6}, kForwardPart{0.65, 1.3}, kReversePass{0.86, 2.1}, kReversePart{0.8, 1.7};
-constexpr double kJoinStep = 5;
+struct Costs {
+  PassCost forward, forward_part, reverse, reverse_part;
+  double join_step;
+};
+constexpr Costs kImageCosts{{0.9, 1.6}, {0.65, 1.3}, {0.86, 2.1}, {0.8, 1.7}, 5};
+// From the raw tensors. Forward without what it saves: it is the same cut in both.
+constexpr Costs kDirectCosts{{1.0, 1.1}, {0.5, 0.6}, {0.6, 1.1}, {0.5, 0.6}, 1};
 
 // Blocks and chunks of a call, for the choice of segments.
 struct SegmentShape {
+  Costs costs;
   int64_t blocks, map_blocks, chunks;
-  explicit SegmentShape(const Plan& plan)
-      : blocks(plan.N * plan.HV * ((plan.V + kValueBlock - 1) / kValueBlock)),
-        map_blocks(plan.N * plan.HV * ((plan.K + kValueBlock - 1) / kValueBlock)),
+  SegmentShape(const Plan& plan, bool direct)
+      : costs(direct ? kDirectCosts : kImageCosts),
+        blocks(plan.N * plan.HV * ((plan.V + kValueBlock - 1) / kValueBlock)),
+        map_blocks(direct ? 0 : plan.N * plan.HV * ((plan.K + kValueBlock - 1) / kValueBlock)),
         chunks((plan.longest + kChunk - 1) / kChunk) {}
   int64_t length(int64_t count) const { return (chunks + count - 1) / count; }
   double forward(int64_t count) const {
-    if (count == 1) return kForwardPass.of(blocks, chunks);
-    return kForwardPart.of((count - 1) * blocks + (count - 2) * map_blocks, length(count)) + kJoinStep * static_cast<double>(count) +
-           kForwardPass.of(count * blocks, length(count));
+    if (count == 1) return costs.forward.of(blocks, chunks);
+    return costs.forward_part.of((count - 1) * blocks + (count - 2) * map_blocks, length(count)) + costs.join_step * static_cast<double>(count) +
+           costs.forward.of(count * blocks, length(count));
   }
   double reverse(int64_t count) const {
-    if (count == 1) return kReversePass.of(blocks, chunks);
-    return kReversePart.of((count - 1) * blocks, length(count)) + kJoinStep * static_cast<double>(count) + kReversePass.of(count * blocks, length(count));
+    if (count == 1) return costs.reverse.of(blocks, chunks);
+    return costs.reverse_part.of((count - 1) * blocks, length(count)) + costs.join_step * static_cast<double>(count) +
+           costs.reverse.of(count * blocks, length(count));
   }
 };
 constexpr double kWorthIt = 0.95;
 
 // Chunks of a segment by the shape of the call; 0: no cut.
-int64_t best_segment(const Plan& plan) {
+int64_t best_segment(const Plan& plan, bool direct) {
   constexpr int64_t kMostSegments = 16, kLeastChunks = 16;
-  const SegmentShape shape(plan);
+  const SegmentShape shape(plan, direct);
   int64_t best = 1;
   for (int64_t count = 2; count <= kMostSegments && shape.chunks / count >= kLeastChunks; ++count) {
     if (shape.forward(count) < kWorthIt * shape.forward(best)) best = count;
@@ -90,8 +104,8 @@ int64_t best_segment(const Plan& plan) {
 }
 
 // Whether backward is cut as well: its passes move more.
-bool cut_backward(const Plan& plan, int64_t segment) {
-  const SegmentShape shape(plan);
+bool cut_backward(const Plan& plan, bool direct, int64_t segment) {
+  const SegmentShape shape(plan, direct);
   return plan.segment > 0 || shape.reverse((shape.chunks + segment - 1) / segment) < kWorthIt * shape.reverse(1);
 }
 
@@ -207,12 +221,6 @@ std::vector<int32_t> Segments::backward_parts() const {
   return parts;
 }
 
-// The forms that offline_rows.cuh has.
-bool direct_rule(const Rule& rule) {
-  return !rule.online() && rule.decay != Decay::kChannel && rule.write == Gate::kTied && (rule.gain == Gain::kOne || rule.gain == Gain::kGate) &&
-         rule.read == Read::kPlain && !rule.uses_precond();
-}
-
 size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.bytes, backward.bytes); }
 
 DevicePlan make_device_plan(const Plan& plan) {
@@ -230,8 +238,8 @@ DevicePlan make_device_plan(const Plan& plan) {
     device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
     device.z_image = plan.rule.write == Gate::kChannel;
     device.direct = direct_rule(plan.rule);
-    device.segments = cut(plan, plan.segment == 0 ? best_segment(plan) : std::max<int64_t>(0, plan.segment / kChunk));
-    device.segments.backward = device.segments && cut_backward(plan, device.segments.chunks);
+    device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device.direct) : std::max<int64_t>(0, plan.segment / kChunk));
+    device.segments.backward = device.segments && cut_backward(plan, device.direct, device.segments.chunks);
   }
   device.forward = forward_regions(plan, device);
   device.saved = saved_regions(plan, device);
@@ -248,7 +256,8 @@ std::string to_text(const Plan& plan, const DevicePlan& device) {
       text += fmt::format("scan: from the raw tensors, key {}, decay {}, grid {} x {}, value blocks of {}\n", device.key, decay, plan.N * plan.HV,
                           device.value_blocks, kValueBlock);
     } else {
-      text += fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
+      text +=
+          fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
       text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
                           device.z_image ? "Z prepared" : "values scaled in the scan");
     }

@@ -104,8 +104,8 @@ struct FactorRows {
 
 // To P from Q K^T: accumulators of 16 rows a warp of a group of four, kTiles blocks of 8 columns from number first_tile on (even).
 template <int kN>
-FW_DEVICE void scale_pairs(float (&p)[kN], const FactorRows& rows, int first_tile) {
-  const int lane = static_cast<int>(lane_index()), block = state_warp(), i = 16 * block + lane / 4;
+FW_DEVICE void scale_pairs(float (&p)[kN], const FactorRows& rows, int first_tile, int thread) {
+  const int lane = thread & 31, block = thread >> 5 & 3, i = 16 * block + (lane >> 2);
   const float after[2] = {rows.after[i], rows.after[i + 8]};
   const float* const before = rows.before[block > 0 ? block - 1 : 0] + 2 * (lane % 4) + 8 * first_tile;
   FW_UNROLL

@@ -150,6 +150,16 @@ FW_DEVICE void store_own_state(const StateArg& a, const ScanPlace& p, int n, int
   }
 }
 
+// Log-decays and gates lie far apart, a few bytes a token, and come late: from the L2 cache they come soon enough.
+constexpr int kNumbersAhead = 8;  // chunks, even
+FW_DEVICE void prefetch_numbers(const Rows& rows, int first, int length) {
+  if (rows.data == nullptr) return;
+  const int64_t size = rows.bf16 != 0 ? 2 : 4;
+  const int t = first + static_cast<int>(lane_index());
+  if (t < length) prefetch_line(rows.data + t * rows.stride * size);
+  if (t + 32 < length) prefetch_line(rows.data + (t + 32) * rows.stride * size);
+}
+
 // By a warp, two rows a lane: the factors of a chunk without norms. Returns the sum of its log-decays in log2.
 FW_DEVICE float make_factors(const OfflineScanArgs& args, const RowNumbers& numbers, FactorRows& to) {
   Rule rule = args.problem.rule;
@@ -241,11 +251,20 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
         return load_row_numbers(x.rule, g, beta, place.hv, c * kChunk, place.length);
       };
       RowNumbers one = numbers_of(0), two = numbers_of(1);
+      const auto prefetch = [&](int i) {
+        if (i >= place.chunks) return;
+        prefetch_numbers(g, (first + step * i) * kChunk, place.length);
+        prefetch_numbers(beta, (first + step * i) * kChunk, place.length);
+      };
+      FW_NO_UNROLL
+      for (int i = 2; i < kNumbersAhead; ++i) prefetch(i);
       Ring<Shape::kFactors> ring;
       float log_decay = 0;
       FW_NO_UNROLL
       for (int i0 = 0; i0 < place.chunks; i0 += 2) {
         const RowNumbers next_one = numbers_of(i0 + 2), next_two = numbers_of(i0 + 3);
+        FW_NO_UNROLL
+        for (int i = i0 + kNumbersAhead; i < i0 + kNumbersAhead + 2; ++i) prefetch(i);
         FW_NO_UNROLL
         for (int i = i0; i < i0 + 2 && i < place.chunks; ++i, ring.next()) {
           const bool even = i == i0;
@@ -321,7 +340,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
       if constexpr (kOut) {
         wgmma_wait<0>();
         keep(p);
-        scale_pairs(p, rows, 0);
+        scale_pairs(p, rows, 0, thread);
         uint32_t packed[4][4];
         pack_fragments(p, packed);
         FW_UNROLL

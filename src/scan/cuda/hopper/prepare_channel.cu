@@ -4,7 +4,7 @@
 //   within a block                              (e_i L_i) (w_j / L_j)
 //   odd block with the even one before it       x_i (w_j / L_j)
 //   pairs of blocks, columns of a block b       (x_i R_b R .. up to the start of i's pair) (w_j / L_j)
-// The operands in memory are e L, r L and w / L; the other factors are multiplied to fragments of the left one.
+// The operands in memory are e L, r L and w / L; the other factors are multiplied to fragments of the left one, in bf16.
 // Everything but 1 / L is at most 1; for 1 / L, decays of single tokens are bounded from below in T and P (kLowestDecay), and
 // nowhere else. All of it are products, never differences of sums: g may be -inf. A row's T and P depend on no later decay.
 #include <algorithm>
@@ -19,12 +19,20 @@ namespace {
 // exp(-10): 1 / L is at most exp(80), and R at least exp(-80).
 inline constexpr float kLowestDecay = 4.539993e-5f;
 
-// Products over each of the eight blocks, true and bounded; the true ones make room for products over several blocks (bounded).
+// Products over each of the eight blocks, true and bounded.
 template <int kKey>
 struct BlockDecays {
   float total[8][kKey], bounded[8][kKey];
-  // Rows of `total` later: over blocks 0 and 1, 4 and 5, 0 to 3, 1 to 3, 2 and 3.
-  static constexpr int kFirstPair = 0, kThirdPair = 1, kFromZero = 2;
+};
+// In the place of those, once they are read: bounded products over several blocks as bf16 factors of fragments of the left operand, for a lane
+// of quad t in step k of 16 channels. x, y: rows of the even block of a pair, channels 2 t and the next, and 8 more; z, w: rows of the odd one, with
+// R of the even one.
+template <int kKey>
+struct FragmentFactors {
+  static constexpr int kTiles = 12;
+  uint4 tile[kTiles][kKey / 16][4];  // tiles of 8 columns before a pair's own: 2 of pair 1, 4 of pair 2, 6 of pair 3
+  uint2 odd[4][kKey / 16][4];        // of each pair's odd rows for its even columns: R of the even block
+  static FW_DEVICE int first(int pair) { return pair * (pair - 1); }
 };
 
 // What a block knows of itself, from memory once the rows are through: there are no registers for it before.
@@ -43,6 +51,7 @@ struct ChannelLayout {
   static constexpr uint32_t kA = kErase + kPanelBytes, kP = kOnline ? kErase : kUp, kMinusE = kT;
   static constexpr uint32_t kReads = kErase + (kOnline ? std::max<uint32_t>(kOperand, 2 * kPanelBytes) : 0);
   static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowCoefs);
+  static_assert(sizeof(FragmentFactors<kKey>) <= sizeof(BlockDecays<kKey>));
   static constexpr uint32_t kNotes = kDecays + sizeof(BlockDecays<kKey>), kBytes = kNotes + 128;
 };
 
@@ -96,36 +105,64 @@ struct ChannelDecays {
   float bounded[kN];             // of the warp's rows up to and including the present one
 };
 
-// Products over blocks of this lane's channels, and over all.
+// Products over blocks of this lane's channels. own: behind with the warp's own.
 template <int kKey>
-FW_DEVICE void block_products(const BlockDecays<kKey>& decays, int warp, bool own, ChannelDecays<kKey / 32>& d, float (&all)[kKey / 32]) {
+FW_DEVICE void block_products(const BlockDecays<kKey>& decays, int warp, bool own, ChannelDecays<kKey / 32>& d) {
   constexpr int kN = kKey / 32;
-  const int channel = static_cast<int>(lane_index()) * kN;
+  const float* from = decays.total[0] + static_cast<int>(lane_index()) * kN;
+  const int first = own ? warp : warp + 1;
   FW_UNROLL
-  for (int j = 0; j < kN; ++j) d.before[j] = d.behind[j] = all[j] = 1;
+  for (int j = 0; j < kN; ++j) d.before[j] = d.behind[j] = 1;
   FW_UNROLL
   for (int block = 0; block < 8; ++block) {
     float x[kN];
-    load_floats(decays.total[block] + channel, x);
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) {
-      all[j] *= x[j];
-      if (block < warp) d.before[j] *= x[j];
-      if (block > warp || (own && block == warp)) d.behind[j] *= x[j];
+    load_floats(from + block * kKey, x);
+    if (block < warp) {
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) d.before[j] *= x[j];
+    }
+    if (block >= first) {
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) d.behind[j] *= x[j];
     }
   }
 }
-// The products over several blocks, of a channel; no warp reads the true ones any more.
+
+// The factors of two channels for one pair of blocks: a thread has channels 2 p and the next, p = thread % (kKey / 2), and the pair thread / (kKey / 2), if
+// there is one. Made while the products are in their place, stored when nobody reads those any more.
 template <int kKey>
-FW_DEVICE void several_blocks(BlockDecays<kKey>& decays, int channel) {
-  const auto b = [&](int block) { return decays.bounded[block][channel]; };
-  const float pair = b(2) * b(3), from_one = b(1) * pair;
-  decays.total[BlockDecays<kKey>::kFirstPair][channel] = b(0) * b(1);
-  decays.total[BlockDecays<kKey>::kThirdPair][channel] = b(4) * b(5);
-  decays.total[BlockDecays<kKey>::kFromZero][channel] = b(0) * from_one;
-  decays.total[BlockDecays<kKey>::kFromZero + 1][channel] = from_one;
-  decays.total[BlockDecays<kKey>::kFromZero + 2][channel] = pair;
-}
+struct FactorWords {
+  static constexpr int kPairs = kKey / 2;
+  uint32_t even[6], odd[6], own;
+  FW_DEVICE void make(const BlockDecays<kKey>& decays, int thread) {
+    const int pair = thread / kPairs;
+    if (pair >= 4) return;
+    const float* from = decays.bounded[0] + 2 * (thread % kPairs);
+    const float2 r = *reinterpret_cast<const float2*>(from + 2 * pair * kKey);
+    float2 x = make_float2(1, 1);
+    own = pack_bf16(r.x, r.y);
+    FW_UNROLL
+    for (int i = 0; i < 6; ++i) {  // tile 2 pair - 1 - i
+      const int block = 2 * pair - 1 - i;
+      if (block < 0) break;
+      const float2 y = *reinterpret_cast<const float2*>(from + block * kKey);
+      x.x *= y.x, x.y *= y.y;
+      even[i] = pack_bf16(x.x, x.y), odd[i] = pack_bf16(r.x * x.x, r.y * x.y);
+    }
+  }
+  FW_DEVICE void store(FragmentFactors<kKey>& factors, int thread) const {
+    const int pair = thread / kPairs, p = thread % kPairs, k = p >> 3, high = (p >> 2) & 1, t = p & 3;
+    if (pair >= 4) return;
+    reinterpret_cast<uint32_t*>(&factors.odd[pair][k][t])[high] = own;
+    const int last = FragmentFactors<kKey>::first(pair) + 2 * pair - 1;
+    FW_UNROLL
+    for (int i = 0; i < 6; ++i) {
+      if (2 * pair - 1 - i < 0) break;
+      uint32_t* to = reinterpret_cast<uint32_t*>(&factors.tile[last - i][k][t]) + high;
+      to[0] = even[i], to[2] = odd[i];
+    }
+  }
+};
 
 // exp(G_C - G) (.) w of a row.
 template <int kKey, bool kOnline>
@@ -199,79 +236,50 @@ FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkPla
   }
 }
 
-// A fragment of the left operand as numbers, and the other way. Of lane's: element i is of row g (i = 0, 1, 4, 5) or g + 8, channels 2 t and the
-// next (i < 4) or 8 more.
-FW_DEVICE void unpack_fragment(const uint32_t (&a)[4], float (&x)[8]) {
-  FW_UNROLL
-  for (int i = 0; i < 4; ++i) x[2 * i] = bf16_low(a[i]), x[2 * i + 1] = bf16_high(a[i]);
-}
-FW_DEVICE void pack_fragment(const float (&x)[8], const float4& f, uint32_t (&a)[4]) {
-  a[0] = pack_bf16(f.x * x[0], f.y * x[1]), a[1] = pack_bf16(f.x * x[2], f.y * x[3]);
-  a[2] = pack_bf16(f.z * x[4], f.w * x[5]), a[3] = pack_bf16(f.z * x[6], f.w * x[7]);
-}
-// The factors of its channels, step k of 16, from a row of BlockDecays.
-FW_DEVICE float4 fragment_factors(const float* row, int k) {
-  const float* from = row + 16 * k + 2 * (static_cast<int>(lane_index()) & 3);
-  const float2 low = *reinterpret_cast<const float2*>(from), high = *reinterpret_cast<const float2*>(from + 8);
-  return make_float4(low.x, low.y, high.x, high.y);
-}
-
 // Tiles of 8 columns of the 16 rows of pair work.block of blocks. own: the columns of the pair; near: those of the pair before, of an odd
 // pair; far: the first half of the chunk, of a pair of the second.
 struct PairTiles {
   float own[2][4], near[2][4], far[4][4];
 };
 template <int kKey, bool kOnline>
-FW_DEVICE void pair_tiles(const PairWork<kOnline>& work, uint32_t left, uint32_t right, const BlockDecays<kKey>& decays, PairTiles& c) {
-  using Decays = BlockDecays<kKey>;
-  const int block = work.block;
-  const bool second = block >= 2, odd = (block & 1) != 0;
+FW_DEVICE void pair_tiles(const PairWork<kOnline>& work, uint32_t left, uint32_t right, const FragmentFactors<kKey>& factors, PairTiles& c) {
+  const int block = work.block, t = static_cast<int>(lane_index()) & 3;
+  const bool own = work.has(block), near = (block & 1) != 0 && work.has(block - 1);
+  const uint4(*const tiles)[kKey / 16][4] = factors.tile + FragmentFactors<kKey>::first(block);
   FW_UNROLL
   for (int i = 0; i < 4; ++i) {
     c.own[0][i] = c.own[1][i] = c.near[0][i] = c.near[1][i] = 0;
     FW_UNROLL
     for (int n = 0; n < 4; ++n) c.far[n][i] = 0;
   }
+  const auto add = [&](const uint32_t(&a)[4], int k, int n, float(&tile)[4], uint32_t b0, uint32_t b1) {
+    const uint4 f = tiles[n][k][t];
+    const uint32_t x[4] = {mul_bf16x2(a[0], f.x), mul_bf16x2(a[1], f.z), mul_bf16x2(a[2], f.y), mul_bf16x2(a[3], f.w)};
+    mma_bf16(tile, x, b0, b1);
+  };
   FW_NO_UNROLL
   for (int k = 0; k < kKey / 16; ++k) {
     uint32_t a[4], b[4];
-    float x[8];
     ldmatrix_x4(a, a_fragment(left, 16 * block, 2 * k));
-    unpack_fragment(a, x);
-    const float4 even = fragment_factors(decays.bounded[2 * block], k);
-    x[2] *= even.x, x[3] *= even.y, x[6] *= even.z, x[7] *= even.w;
-    if (work.has(block)) {
+    if (own) {
       ldmatrix_x4(b, b_fragment(right, 16 * block, 2 * k));
+      const uint2 f = factors.odd[block][k][t];
+      const uint32_t x[4] = {a[0], mul_bf16x2(a[1], f.x), a[2], mul_bf16x2(a[3], f.y)};
+      mma_bf16(c.own[0], x, b[0], b[1]);
       mma_bf16(c.own[1], a, b[2], b[3]);
-      a[1] = pack_bf16(x[2], x[3]), a[3] = pack_bf16(x[6], x[7]);
-      mma_bf16(c.own[0], a, b[0], b[1]);
     }
-    if (odd) {
-      const float4 f = fragment_factors(decays.total[second ? Decays::kThirdPair : Decays::kFirstPair], k);
-      if (work.has(block - 1)) {
-        ldmatrix_x4(b, b_fragment(right, 16 * block - 16, 2 * k));
-        pack_fragment(x, f, a);
-        mma_bf16(c.near[0], a, b[0], b[1]);
-        pack_fragment(x, fragment_factors(decays.bounded[2 * block - 1], k), a);
-        mma_bf16(c.near[1], a, b[2], b[3]);
-      }
-      if (second) {
-        FW_UNROLL
-        for (int i = 0; i < 8; i += 4) {
-          const float f0 = i == 0 ? f.x : f.z, f1 = i == 0 ? f.y : f.w;
-          x[i] *= f0, x[i + 1] *= f1, x[i + 2] *= f0, x[i + 3] *= f1;
-        }
-      }
+    if (near) {
+      ldmatrix_x4(b, b_fragment(right, 16 * block - 16, 2 * k));
+      add(a, k, 2 * block - 2, c.near[0], b[0], b[1]);
+      add(a, k, 2 * block - 1, c.near[1], b[2], b[3]);
     }
-    if (second) {
+    if (block >= 2) {
       FW_UNROLL
       for (int n = 0; n < 4; n += 2) {
         if (!work.has(n / 2)) continue;
         ldmatrix_x4(b, b_fragment(right, 8 * n, 2 * k));
-        pack_fragment(x, fragment_factors(decays.total[Decays::kFromZero + n], k), a);
-        mma_bf16(c.far[n], a, b[0], b[1]);
-        pack_fragment(x, fragment_factors(n == 0 ? decays.total[Decays::kFromZero + 1] : decays.bounded[3], k), a);
-        mma_bf16(c.far[n + 1], a, b[2], b[3]);
+        add(a, k, n, c.far[n], b[0], b[1]);
+        add(a, k, n + 1, c.far[n + 1], b[2], b[3]);
       }
     }
   }
@@ -279,13 +287,13 @@ FW_DEVICE void pair_tiles(const PairWork<kOnline>& work, uint32_t left, uint32_t
 
 // T and P.
 template <int kKey, bool kOnline>
-FW_DEVICE void channel_pairs(char* shared, int warp, const BlockDecays<kKey>& decays) {
+FW_DEVICE void channel_pairs(char* shared, int warp) {
   using Layout = ChannelLayout<kKey, kOnline>;
   const PairWork<kOnline> work(warp);
   const int block = work.block;
   const uint32_t base = shared_address(shared), left = base + (work.strict ? Layout::kErase : Layout::kReads);
   PairTiles c;
-  pair_tiles<kKey, kOnline>(work, left, base + Layout::kUp, decays, c);
+  pair_tiles<kKey, kOnline>(work, left, base + Layout::kUp, *reinterpret_cast<const FragmentFactors<kKey>*>(shared + Layout::kDecays), c);
   sync_threads();  // T and P take the place of operands
   clear_above(shared + Layout::kP);
   const TriangleRows triangle = triangle_rows(shared + Layout::kT, block);
@@ -439,13 +447,14 @@ __global__ void __launch_bounds__(kPrepareThreads, kPlain ? 3 : 2) prepare_chann
     make_coefs<kN>(x, place, fetched, raw, coefs);
   }
   sync_threads();
-  {
-    float all[kN];
-    block_products(decays, warp, fast, d, all);
-    if (warp == 1) {
-      store_floats(out.forward->gamma + channel, all);
-      if (out.backward != nullptr) store_floats(out.backward->gamma + channel, all);
-    }
+  block_products(decays, warp, fast, d);
+  if (warp == 1) {
+    float gamma[kN], x[kN];
+    load_floats(decays.total[1] + channel, x);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) gamma[j] = d.before[j] * d.behind[j] * (fast ? 1.0f : x[j]);
+    store_floats(out.forward->gamma + channel, gamma);
+    if (out.backward != nullptr) store_floats(out.backward->gamma + channel, gamma);
   }
   if constexpr (kPlain) {
     if (coefficients_of >= 0) {
@@ -457,14 +466,19 @@ __global__ void __launch_bounds__(kPrepareThreads, kPlain ? 3 : 2) prepare_chann
     }
   }
   sync_threads();
-  if (thread < kKey) several_blocks(decays, thread);
+  {
+    FactorWords<kKey> factors;
+    factors.make(decays, thread);
+    sync_threads();
+    factors.store(*reinterpret_cast<FragmentFactors<kKey>*>(shared + Layout::kDecays), thread);
+  }
   if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].rest.z : thread < place.span.rows ? 1.0f : 0.0f;
   FW_UNROLL
   for (int j = 0; j < kN; ++j) d.bounded[j] = 1;
   if (fast) {
     for_each_fetched_row<kN, kPlain>(x, place, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
       float none[kN];
-      channel_row<kKey, kOnline, true>(r, s, alpha[r], d, none, shared, out);
+      channel_row<kKey, kOnline, true>(r, s, alpha[r], d, none, shared, notes.out);
     });
   } else {
     const Rows decays_again = chunk_rows(x.in.g, notes.place);
@@ -479,7 +493,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kPlain ? 3 : 2) prepare_chann
     bounded_keys<kKey, kOnline>(x, decays_again, notes.place, coefs, d.behind, shared, notes.out);
   }
   sync_threads();
-  channel_pairs<kKey, kOnline>(shared, warp, decays);
+  channel_pairs<kKey, kOnline>(shared, warp);
 
   const auto z_of = [&](int row) { return coefs[row].rest.z; };
   if constexpr (kOnline) {
