@@ -149,12 +149,12 @@ void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
 // (plan.h: DevicePlan::direct): from the raw tensors, without images. What they leave: S^T and D^T as above.
 
 struct OfflineScanArgs {
-  Problem problem;        // initial_state unused
-  SequenceArg sequences;  // of the problem, or its segments
-  bool reverse = false;   // D from q and d_o instead of S from k and v
-  TokenArg o;             // forward; may be absent: the states alone
-  TokenArg d_o;           // reverse; may be absent: zero
-  StateArg from, to;      // initial and final state, or the gradients of the final and the initial one; may be absent (zero; not written)
+  Problem problem;                       // initial_state unused
+  SequenceArg sequences;                 // of the problem, or its segments
+  bool reverse = false;                  // D from q and d_o instead of S from k and v
+  TokenArg o;                            // forward; may be absent: the states alone
+  TokenArg d_o;                          // reverse; may be absent: zero
+  StateArg from, to;                     // initial and final state, or the gradients of the final and the initial one; may be absent (zero; not written)
   uint16_t* states = nullptr;            // S^T at every chunk's start (reverse: D^T at its end), or null
   float* decays = nullptr;               // [N, HV]: what is left of a state after the sequence, or null
   const int32_t* parts = nullptr;        // as ScanForwardArgs; bit 0

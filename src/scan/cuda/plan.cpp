@@ -63,11 +63,11 @@ struct PassCost {
 };
 struct Costs {
   PassCost forward, forward_part, reverse, reverse_part;
-  double join_step;
+  double join_step, two_kernels;  // a step of the join; what a cut costs besides
 };
-constexpr Costs kImageCosts{{0.9, 1.6}, {0.65, 1.3}, {0.86, 2.1}, {0.8, 1.7}, 5};
+constexpr Costs kImageCosts{{0.9, 1.6}, {0.65, 1.3}, {0.86, 2.1}, {0.8, 1.7}, 5, 0};
 // From the raw tensors. Forward without what it saves: it is the same cut in both.
-constexpr Costs kDirectCosts{{1.0, 1.1}, {0.5, 0.6}, {0.6, 1.1}, {0.5, 0.6}, 1};
+constexpr Costs kDirectCosts{{1.0, 1.1}, {0.5, 0.6}, {0.6, 1.1}, {0.5, 0.6}, 1, 10};
 
 // Blocks and chunks of a call, for the choice of segments.
 struct SegmentShape {
@@ -82,11 +82,11 @@ struct SegmentShape {
   double forward(int64_t count) const {
     if (count == 1) return costs.forward.of(blocks, chunks);
     return costs.forward_part.of((count - 1) * blocks + (count - 2) * map_blocks, length(count)) + costs.join_step * static_cast<double>(count) +
-           costs.forward.of(count * blocks, length(count));
+           costs.two_kernels + costs.forward.of(count * blocks, length(count));
   }
   double reverse(int64_t count) const {
     if (count == 1) return costs.reverse.of(blocks, chunks);
-    return costs.reverse_part.of((count - 1) * blocks, length(count)) + costs.join_step * static_cast<double>(count) +
+    return costs.reverse_part.of((count - 1) * blocks, length(count)) + costs.join_step * static_cast<double>(count) + costs.two_kernels +
            costs.reverse.of(count * blocks, length(count));
   }
 };

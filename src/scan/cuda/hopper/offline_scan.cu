@@ -200,45 +200,43 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
   const int warp = shuffle(static_cast<int>(warp_index()), 0);
   if (warp < kFactorWarp) {
     register_count_decrease<80>();
-    {
-      constexpr int kPanels = kKey / 64, kAll = (kOut ? 2 : 1) * kPanels + 1, kMost = (kAll + 3) / 4;
-      const int lane = static_cast<int>(lane_index());
-      const auto tile = [&](int panel) {
-        const bool y = panel == kAll - 1, q = args.reverse ? !y : panel >= kPanels && !y;
-        const TokenArg& tensor = y ? (args.reverse ? args.d_o : x.in.v) : q ? x.in.q : x.in.k;
-        return tile_of_rows(tensor, args.sequences, place, y ? column : panel % kPanels * 64, y ? x.V : x.K);
-      };
-      BroughtPanel panels[kMost];
+    constexpr int kPanels = kKey / 64, kAll = (kOut ? 2 : 1) * kPanels + 1, kMost = (kAll + 3) / 4;
+    const int lane = static_cast<int>(lane_index());
+    const auto tile = [&](int panel) {
+      const bool y = panel == kAll - 1, q = args.reverse ? !y : panel >= kPanels && !y;
+      const TokenArg& tensor = y ? (args.reverse ? args.d_o : x.in.v) : q ? x.in.q : x.in.k;
+      return tile_of_rows(tensor, args.sequences, place, y ? column : panel % kPanels * 64, y ? x.V : x.K);
+    };
+    BroughtPanel panels[kMost];
+    FW_UNROLL
+    for (int u = 0; u < kMost; ++u) {
+      const int panel = warp + 4 * u;
+      if (panel < kAll) panels[u] = {tile(panel), panel == kAll - 1 ? Shape::kY : panel * kPanelBytes, first};
+    }
+    const uint32_t address[2] = {static_cast<uint32_t>(lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4)),
+                                 static_cast<uint32_t>((lane / 8 + 4) * 128 + ((lane % 8 ^ (lane / 8 + 4)) << 4))};
+    Ring<Shape::kStages> ring;
+    FW_NO_UNROLL
+    for (int i = 0; i < place.chunks; ++i, ring.next()) {
+      barriers.stages.wait_empty(ring);
+      bool copied = true;
+      const int c = first + step * i;
       FW_UNROLL
       for (int u = 0; u < kMost; ++u) {
-        const int panel = warp + 4 * u;
-        if (panel < kAll) panels[u] = {tile(panel), panel == kAll - 1 ? Shape::kY : panel * kPanelBytes, first};
-      }
-      const uint32_t address[2] = {static_cast<uint32_t>(lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4)),
-                                   static_cast<uint32_t>((lane / 8 + 4) * 128 + ((lane % 8 ^ (lane / 8 + 4)) << 4))};
-      Ring<Shape::kStages> ring;
-      FW_NO_UNROLL
-      for (int i = 0; i < place.chunks; ++i, ring.next()) {
-        barriers.stages.wait_empty(ring);
-        bool copied = true;
-        const int c = first + step * i;
-        FW_UNROLL
-        for (int u = 0; u < kMost; ++u) {
-          if (panels[u].to < 0) continue;
-          if (panels[u].whole && c * kChunk + kChunk <= place.length) {
-            panels[u].bring_whole(shared_address(shared) + static_cast<uint32_t>(ring.slot * Shape::kStage), address);
-          } else {
-            copied = bring_rows<64, 32>(tile(warp + 4 * u), c * kChunk, shared + ring.slot * Shape::kStage + panels[u].to, lane) && copied;
-          }
-          panels[u].from += step * kChunk * panels[u].row;
-        }
-        if (copied) {
-          cp_async_arrive(barriers.stages.full + ring.slot);
+        if (panels[u].to < 0) continue;
+        if (panels[u].whole && c * kChunk + kChunk <= place.length) {
+          panels[u].bring_whole(shared_address(shared) + static_cast<uint32_t>(ring.slot * Shape::kStage), address);
         } else {
-          cp_async_commit();
-          cp_async_wait<0>();
-          mbarrier_arrive(barriers.stages.full + ring.slot);
+          copied = bring_rows<64, 32>(tile(warp + 4 * u), c * kChunk, shared + ring.slot * Shape::kStage + panels[u].to, lane) && copied;
         }
+        panels[u].from += step * kChunk * panels[u].row;
+      }
+      if (copied) {
+        cp_async_arrive(barriers.stages.full + ring.slot);
+      } else {
+        cp_async_commit();
+        cp_async_wait<0>();
+        mbarrier_arrive(barriers.stages.full + ring.slot);
       }
     }
   } else if (thread_index() < kPairThread) {
@@ -399,7 +397,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
         leaving.next();
       }
       uint32_t v[4][4], b[4][4];
-      if (makes_pairs) barriers.pairs.wait_full(made);
+      if (normed) barriers.pairs.wait_full(made);  // which changed the factors
       const float* const kept = rows.keep + 2 * (lane_index() % 4);
       FW_UNROLL
       for (int k = 0; k < 4; ++k) {
@@ -419,6 +417,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
         keep(o);
         scale_columns(o, rows.read);
         keep(o);
+        if (!normed) barriers.pairs.wait_full(made);
         wgmma_fence();
         multiply_rows(o, v, base + Shape::kP + made.slot * kPanelBytes, true);
         wgmma_commit();
