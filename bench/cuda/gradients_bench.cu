@@ -69,8 +69,10 @@ void measure(const std::string& name, int B, int T, int H, int D) {
   }
   if (r.uses_beta()) p.in.beta = in(1, 0, 1), d.beta = in(1, 0, 0);
   if (r.uses_lambda()) p.in.lambda = in(1, 0, 1), d.lambda = in(1, 0, 0);
-  if (r.uses_erase_gate()) p.in.erase_gate = in(D, 0, 1), d.erase_gate = in(D, 0, 0);
-  if (r.uses_write_gate()) p.in.write_gate = in(D, 0, 1), d.write_gate = in(D, 0, 0);
+  if (r.uses_read_correction()) p.in.read_correction = in(1, 0, 1), d.read_correction = in(1, 0, 0);
+  const int erase = r.erase == fw::Gate::kScalar ? 1 : D, write = r.write == fw::Gate::kScalar ? 1 : D;
+  if (r.uses_erase_gate()) p.in.erase_gate = in(erase, 0, 1), d.erase_gate = in(erase, 0, 0);
+  if (r.uses_write_gate()) p.in.write_gate = in(write, 0, 1), d.write_gate = in(write, 0, 0);
   if (r.uses_precond()) {
     p.m = static_cast<const float*>(memory.make(static_cast<size_t>(p.tokens) * H * D, false, 0.7, 1.5));
     a.grads.dm = static_cast<float*>(memory.make(static_cast<size_t>(p.tokens) * H * D, false, 0, 0));

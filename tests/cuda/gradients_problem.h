@@ -605,8 +605,10 @@ inline fw::Rule rule_of(const std::string& name) {
     r.decay = fw::Decay::kScalar, r.gain = fw::Gain::kKaczmarz, r.q_norm = fw::Norm::kL2;
   } else if (name == "kaczmarz_channel") {
     r.decay = fw::Decay::kChannel, r.gain = fw::Gain::kKaczmarz, r.q_norm = fw::Norm::kL2;
-  } else if (name == "efla") {
-    r.gain = fw::Gain::kEfla;
+  } else if (name == "efla" || name == "nlms") {
+    r.gain = name == "efla" ? fw::Gain::kEfla : fw::Gain::kNlms;
+  } else if (name == "linear_corrected") {
+    r.gain = fw::Gain::kOne, r.solve = fw::Solve::kOffline, r.decay = fw::Decay::kScalar, r.read = fw::Read::kCorrected, r.write = fw::Gate::kScalar;
   } else {
     hat();
     if (name != "deltanet") r.decay = fw::Decay::kScalar;
@@ -621,6 +623,11 @@ inline fw::Rule rule_of(const std::string& name) {
     if (name == "precond_gated_deltanet") r.precond = fw::Precond::kDiagonal;
     if (name == "precond_kda_gated") r.precond = fw::Precond::kDiagonal, r.decay = fw::Decay::kChannel, r.normaliser = fw::Normaliser::kGated;
     if (name == "precond_gla") r.precond = fw::Precond::kRead, r.decay = fw::Decay::kChannel, r.solve = fw::Solve::kOffline;
+    if (name == "longhorn") r.decay = fw::Decay::kNone, r.gain = fw::Gain::kLonghorn, r.q_norm = fw::Norm::kRaw;
+    if (name == "all_linear") {  // what there is without channel gates, at once
+      r.gain = fw::Gain::kKaczmarz, r.k_norm = fw::Norm::kRaw, r.feedback = fw::Feedback::kFixed, r.lambda = 0.8;
+      r.read = fw::Read::kCorrected, r.write = fw::Gate::kScalar;
+    }
     if (name == "own_key") r.erase_key = fw::EraseKey::kOwn;
     if (name.ends_with("_channel") || name == "precond_kda") r.decay = fw::Decay::kChannel;
     if (name == "precond_kda") r.precond = fw::Precond::kDiagonal;

@@ -13,6 +13,15 @@ constexpr bool plain_front(const Rule& r) {
 // Besides, streams that are q and k times a number, and M.
 constexpr bool plain_streams(const Rule& r) { return plain_front(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }
 
+// Besides or instead: any gain, gates of one value a head, query feedback and a corrected read: streams that are q and k, or sums of the
+// two, times numbers a row.
+constexpr bool linear_streams(const Rule& r) {
+  return (r.erase == Gate::kTied || r.erase == Gate::kScalar) && (r.write == Gate::kTied || r.write == Gate::kScalar) && r.erase_key == EraseKey::kTied &&
+         r.precond == Precond::kNone && r.normaliser == Normaliser::kNone;
+}
+// Of those, with sums of the two.
+constexpr bool mixed_streams(const Rule& r) { return r.feedback != Feedback::kNone || r.read != Read::kPlain; }
+
 // Or that but for gates a channel.
 constexpr bool gated_streams(const Rule& r) {
   return plain_front(r) && (r.erase == Gate::kTied || r.erase == Gate::kChannel) && (r.write == Gate::kTied || r.write == Gate::kChannel) &&
@@ -28,6 +37,16 @@ FW_DEVICE Rule reduced_rule(const Rule& r) {
   plain.q_norm = r.q_norm, plain.k_norm = r.k_norm;
   plain.norm_eps = r.norm_eps;
   return plain;
+}
+
+// Of linear_streams().
+FW_DEVICE Rule linear_rule(const Rule& r) {
+  Rule linear;
+  linear.gain = r.gain;
+  linear.erase = r.erase, linear.write = r.write;
+  linear.q_norm = r.q_norm, linear.k_norm = r.k_norm;
+  linear.norm_eps = r.norm_eps, linear.gain_eps = r.gain_eps;
+  return linear;
 }
 
 }  // namespace fw::cuda

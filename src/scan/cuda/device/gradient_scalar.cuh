@@ -168,13 +168,13 @@ FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int turn, StreamSums
 }
 
 // Sums over the quad of lanes that has a row's 32 columns of the group, for the threads that sum up the groups.
-template <int kSums, class Shape>
+template <int kSums, class Shape, int kFirst = 0>
 FW_DEVICE void store_row_sums(const ScalarChunk<Shape>& c, int row, float (&x)[kSums]) {
   FW_UNROLL
   for (int i = 0; i < kSums; ++i) {
     x[i] += shuffle_xor(x[i], 1);
     x[i] += shuffle_xor(x[i], 2);
-    if ((c.lane & 3) == 0) c.floats(Shape::kPartial)[(i * Shape::kGroups + c.group()) * 64 + row] = x[i];
+    if ((c.lane & 3) == 0) c.floats(Shape::kPartial)[((kFirst + i) * Shape::kGroups + c.group()) * 64 + row] = x[i];
   }
 }
 template <class Shape>

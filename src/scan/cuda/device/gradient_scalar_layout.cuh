@@ -10,12 +10,13 @@ namespace fw::cuda {
 // What a block knows of a turn (ScalarChunk): value head, tokens, addresses; four turns.
 inline constexpr int kPlaceEntries = 32, kPlacesBytes = 4 * 8 * (kPlaceEntries + 1);
 
-// kFastRows: rules whose streams are q and k times a number a row, with rows that can be copied as they are; kPreconditioned: and times M,
-// elementwise.
+// kFastRows: rules whose streams are q and k, or sums of the two, times numbers a row, with rows that can be copied as they are;
+// kPreconditioned: q and k times a number a row and M, elementwise.
 template <int kKeyDim, bool kOnlineSolve, bool kFastRows, bool kPreconditioned = false>
 struct ScalarShape {
   static constexpr int kKey = kKeyDim;
   static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = kFastRows, kPrecond = kPreconditioned, kGates = !kFast;
+  static constexpr bool kLinear = kFast && !kPrecond;  // with sums of the two
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
 
@@ -30,32 +31,37 @@ struct ScalarShape {
   static constexpr int kRead = kDR + kPanelBytes, kWrite = kRead + kStateBytes, kKeyBytes = 2 * kStateBytes;
   static constexpr int kRaw = kFast ? kRead : kRead + kKeyBytes, kErase = kRead + 2 * kKeyBytes;
 
-  // Arrays of 64 floats: of even and odd turns, sums G of the log-decay and beta; dP's diagonal, dG; of the front: z_v and its gradient ...
+  // Arrays of 64 floats: of even and odd turns, sums G of the log-decay and beta; dP's diagonal, dG; of the front: z_v ...
   static constexpr int kSmall = kErase + kStateBytes;
-  static constexpr int kG = kSmall, kBeta = kG + 512, kDiagonal = kBeta + 512, kDG = kDiagonal + 256, kZv = kDG + 256, kDZv = kZv + 256;
+  static constexpr int kG = kSmall, kBeta = kG + 512, kDiagonal = kBeta + 512, kDG = kDiagonal + 256, kZv = kDG + 256;
   // ... the other coefficients and scalars of rows, and what dq and dk are made with.
-  static constexpr int kFront = kDZv + 256;
+  static constexpr int kFront = kZv + 256;
   static constexpr int kCoefs = kFront, kScalars = kCoefs + (kFast ? 0 : static_cast<int>(sizeof(FrontCoefs<float>)) / 4) * 256;
-  static constexpr int kSlopes = kScalars + (kFast ? 12 : static_cast<int>(sizeof(FrontScalars<float>)) / 4) * 256;
+  static constexpr int kGateNumbers = kScalars + (kFast ? 16 : static_cast<int>(sizeof(FrontScalars<float>)) / 4) * 256;
+  static constexpr int kSlopes = kGateNumbers + (kLinear ? 8 : 0) * 256;
   static constexpr int kFrontEnd = kSlopes + (kFast ? 0 : 4) * 256;
   static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kPlaces = kBarriers + 64, kSmallEnd = kPlaces + kPlacesBytes;
-  // Sums over a group's 32 columns [sum][group][64 rows]; if not fast, in the place of dR.
-  static constexpr int kSums = kFast ? 4 : 7;
-  static constexpr int kPartial = kFast ? kSmallEnd : kDR;
-  static constexpr int kBytes = kSmallEnd + (kFast ? kSums * kGroups * 256 : 0);
+  // In the place of dR, once it is used: sums over a group's 32 columns [sum][group][64 rows], the gradients of z_v.
+  static constexpr int kSums = kFast ? 6 : 7;
+  static constexpr int kPartial = kDR, kDZv = kPartial + kSums * kGroups * 256;
+  static constexpr int kBytes = kSmallEnd;
 
-  static_assert(kFast || kSums * kGroups * 256 <= kPanelBytes);
+  static_assert(kSums * kGroups * 256 + 256 <= kPanelBytes);
   static_assert(kBytes + 1024 <= 228 * 1024 / kBlocksPerSm && kBytes <= 227 * 1024);
 };
 
-// Tensors whose rows of a chunk are bf16 in pieces of 16 bytes.
-enum kPieces : unsigned { kPiecesV = 1, kPiecesDOut = 2, kPiecesDV = 4, kPiecesDQ = 8, kPiecesDK = 16 };
+// Tensors whose rows of a chunk are bf16 in pieces of 16 bytes; plain_streams() and mixed_streams() of the rule.
+enum kPieces : unsigned { kPiecesV = 1, kPiecesDOut = 2, kPiecesDV = 4, kPiecesDQ = 8, kPiecesDK = 16, kPlainRule = 32, kMixedRule = 64 };
 
 struct ScalarGradientArgs {
   GradientArgs gradients;
   int64_t tiles = 0;    // chunks times value heads
   unsigned pieces = 0;  // bits of kPieces
 };
+
+// Rows that may be sums of q and k.
+template <class Shape>
+inline constexpr bool kLinearRows = !Shape::kChannel && Shape::kFast && !Shape::kPrecond;
 
 // The products of gradient_products.cuh take its GradientChunk part.
 template <class Shape>
@@ -129,6 +135,8 @@ struct ScalarChunk : GradientChunk<Shape> {
   }
   FW_DEVICE bool pieces(unsigned which) const { return (all.pieces & which) != 0; }
   FW_DEVICE float* turn_floats(int offset, int turn) const { return this->floats(offset) + 64 * (turn & 1); }
+  // Of even and odd turns, 64 floats each: lambda, d of the corrected read, the gates on e and on z.
+  FW_DEVICE float* gate_numbers(int turn) const { return this->floats(Shape::kGateNumbers) + 256 * (turn & 1); }
 
   // Barriers: of the stages, of A and P, of q and k of two turns.
   FW_DEVICE uint64_t* pairs_barrier() const { return this->barrier(Shape::kStages); }

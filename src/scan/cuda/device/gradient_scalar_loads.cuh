@@ -104,10 +104,32 @@ FW_DEVICE void prefetch_turn(const ScalarChunk<Shape>& c, int turn) {
   prefetch_row_lines(c, c.workspace_rows(ScalarChunk<Shape>::kM, p.H * p.K, turn), turn, p.K);
 }
 
-// The numbers of rows that a thread brings ahead: warps 2 and 3 beta of a row, warp 4 two log-decays.
+// The numbers of rows that a thread brings ahead: warps 2 and 3 beta of a row, warp 4 two log-decays; of rules that have them, warps 0
+// and 1 lambda and d of the read, warps 2 and 3 also the gate on z, warps 5 and 6 that on e.
+template <class Shape>
+FW_DEVICE float2 load_gate_numbers(const ScalarChunk<Shape>& c, int turn) {
+  const Problem& p = c.args.problem;
+  const int row = (c.thread - (c.warp >= 5 ? 160 : 0)) & 63;
+  const bool valid = row < c.rows(turn);
+  float2 x = make_float2(1, 1);
+  if (c.warp < 2) {
+    x = make_float2(p.rule.feedback == Feedback::kFixed ? static_cast<float>(p.rule.lambda) : 0.0f, 0);
+    if (p.rule.uses_lambda() && valid) x.x = load_element(c.rows_at(p.in.lambda, turn), row, 0);
+    if (p.rule.uses_read_correction() && valid) x.y = load_element(c.rows_at(p.in.read_correction, turn), row, 0);
+  } else if (c.warp < 4) {
+    if (p.rule.uses_beta() && valid) x.x = load_element(c.rows_at(p.in.beta, turn), row, 0);
+    if (p.rule.write == Gate::kScalar && valid) x.y = load_element(c.rows_at(p.in.write_gate, turn), row, 0);
+  } else if (p.rule.uses_erase_gate() && valid) {
+    x.x = load_element(c.rows_at(p.in.erase_gate, turn), row, 0);
+  }
+  return x;
+}
 template <class Shape>
 FW_DEVICE float2 load_row_numbers(const ScalarChunk<Shape>& c, int turn) {
   float2 x = make_float2(1, 0);
+  if constexpr (kLinearRows<Shape>) {
+    if (!c.pieces(kPlainRule) && c.warp < 7 && c.warp != 4 && c.has(turn)) return load_gate_numbers(c, turn);
+  }
   if (c.warp < 2 || c.warp > 4 || !c.has(turn)) return x;
   const Problem& p = c.args.problem;
   const int rows = c.rows(turn);
@@ -146,6 +168,17 @@ FW_DEVICE void publish_row_numbers(const ScalarChunk<Shape>& c, int turn, float2
   if (c.warp == 2 || c.warp == 3) c.turn_floats(Shape::kBeta, turn)[c.thread - 64] = numbers.x;
   if constexpr (!Shape::kChannel) {
     if (c.warp == 4) sum_decay(c, turn, numbers);
+  }
+  if constexpr (kLinearRows<Shape>) {
+    if (c.pieces(kPlainRule) || c.warp == 4 || c.warp > 6) return;
+    float* to = c.gate_numbers(turn) + ((c.thread - (c.warp >= 5 ? 160 : 0)) & 63);
+    if (c.warp < 2) {
+      to[0] = numbers.x, to[64] = numbers.y;
+    } else if (c.warp < 4) {
+      to[192] = numbers.y;
+    } else {
+      to[128] = numbers.x;
+    }
   }
 }
 

@@ -1,5 +1,5 @@
-// Scalar decay: the front of rows and its gradients, elementwise. Two forms: FastRows, where r, e and w are q and k times a number
-// a row (their tiles give q and k back), and GeneralRows for any rule and any memory.
+// Scalar decay: the front of rows and its gradients, elementwise. Two forms: FastRows, where r, e and w are q and k, or sums of the two,
+// times numbers a row (the tiles of r and w give q and k back), and GeneralRows for any rule and any memory.
 #pragma once
 
 #include "scan/cuda/device/gradient_scalar.cuh"
@@ -69,14 +69,43 @@ struct FragmentM {
 FW_DEVICE float inverse_or_zero(float x) { return x != 0.0f ? rcp_fast(x) : 0.0f; }
 
 struct FastRows {
-  // Of even and odd turns: |q|^2, |k|^2 and r.w of rows, then the coefficients r_q, w_k, e_k.
+  // Of even and odd turns: |q|^2, |k|^2 and r.w of rows, then the coefficients r_q, w_k, e_k, r_k, e_q.
   template <class Shape>
   static FW_DEVICE float* scalars(const ScalarChunk<Shape>& c, int turn) {
-    return c.floats(Shape::kScalars) + 384 * (turn & 1);
+    return c.floats(Shape::kScalars) + 512 * (turn & 1);
   }
   template <class Shape>
   static FW_DEVICE float* coefficients(const ScalarChunk<Shape>& c, int turn) {
     return scalars(c, turn) + 192;
+  }
+
+  // Whether the reduced rule has it all, and whether r_k and e_q are 0.
+  template <class Shape>
+  static FW_DEVICE bool plain(const ScalarChunk<Shape>& c) {
+    return !Shape::kLinear || c.pieces(kPlainRule);
+  }
+  template <class Shape>
+  static FW_DEVICE bool mixed(const ScalarChunk<Shape>& c) {
+    return Shape::kLinear && c.pieces(kMixedRule);
+  }
+
+  // Of a row: beta and, if not plain, the other numbers.
+  template <class Shape>
+  static FW_DEVICE void gates(const ScalarChunk<Shape>& c, int turn, int row, FrontScalars<float>& s) {
+    s.beta = c.turn_floats(Shape::kBeta, turn)[row];
+    if constexpr (Shape::kLinear) {
+      if (plain(c)) return;
+      const float* x = c.gate_numbers(turn) + row;
+      s.lambda = x[0], s.read = x[64], s.erase = x[128], s.write = x[192];
+    }
+  }
+  template <class Shape>
+  static FW_DEVICE FrontCoefs<float> coefs(const ScalarChunk<Shape>& c, const FrontScalars<float>& s) {
+    const Problem& x = c.args.problem;
+    if constexpr (Shape::kLinear) {
+      if (!plain(c)) return front_coefs(linear_rule(x.rule), x.scale, s);
+    }
+    return front_coefs(reduced_rule<true>(x.rule), x.scale, s);
   }
 
   // r, e, w in the place of q and k and beside them; z_v; the scalars of rows for the gradients.
@@ -84,7 +113,6 @@ struct FastRows {
   static FW_DEVICE void make_streams(const ScalarChunk<Shape>& c, int turn) {
     constexpr int kLanes = Shape::kKey / 16;
     const Problem& x = c.args.problem;
-    const Rule rule = reduced_rule<true>(x.rule);
     const int row = c.thread / kLanes, lane = c.thread % kLanes;
     char* q_at = c.memory + Shape::kRead + c.key_offset(turn);
     const bool on_read = x.rule.preconditions_read();
@@ -119,32 +147,41 @@ struct FastRows {
     s.q2 = group_sum<kLanes>(s.q2);
     s.k2 = group_sum<kLanes>(s.k2);
     q_k = group_sum<kLanes>(q_k);
-    s.beta = c.turn_floats(Shape::kBeta, turn)[row];
-    FrontCoefs<float> f = front_coefs(rule, x.scale, s);
+    gates(c, turn, row, s);
+    FrontCoefs<float> f = coefs(c, s);
     if (row >= c.rows(turn)) f = FrontCoefs<float>();
     FW_UNROLL
     for (int i = 0; i < 2; ++i) {
-      float y[8];
+      float y[8], e[8];
       unpack_8(q[i], y);
       FW_UNROLL
-      for (int j = 0; j < 8; ++j) y[j] *= Shape::kPrecond && on_read ? f.r_q * m[i][j] : f.r_q;
+      for (int j = 0; j < 8; ++j) e[j] = f.e_q * y[j], y[j] *= Shape::kPrecond && on_read ? f.r_q * m[i][j] : f.r_q;
+      if (mixed(c)) {
+        float z[8];
+        unpack_8(k[i], z);
+        FW_UNROLL
+        for (int j = 0; j < 8; ++j) y[j] += f.r_k * z[j];
+      }
       *reinterpret_cast<uint4*>(q_at + at[i]) = pack_8(y);
       unpack_8(k[i], y);
-      float e[8];
       FW_UNROLL
-      for (int j = 0; j < 8; ++j) e[j] = f.e_k * y[j], y[j] *= Shape::kPrecond && !on_read ? f.w_k * m[i][j] : f.w_k;
+      for (int j = 0; j < 8; ++j) {
+        e[j] = f.e_k * y[j] + (Shape::kLinear ? e[j] : 0.0f);
+        y[j] *= Shape::kPrecond && !on_read ? f.w_k * m[i][j] : f.w_k;
+      }
       *reinterpret_cast<uint4*>(q_at + Shape::kStateBytes + at[i]) = pack_8(y);
       if (Shape::kOnline) *reinterpret_cast<uint4*>(c.memory + Shape::kErase + at[i]) = pack_8(e);
     }
     if (lane == 0) {
       c.floats(Shape::kZv)[row] = f.z_v;
       float* to = scalars(c, turn) + row;
-      to[0] = s.q2, to[64] = s.k2, to[128] = f.r_q * f.w_k * q_k;
+      to[0] = s.q2, to[64] = s.k2, to[128] = f.w_k * (f.r_q * q_k + (Shape::kLinear ? f.r_k * s.k2 : 0.0f));
       to[192] = f.r_q, to[256] = f.w_k, to[320] = f.e_k;
+      if constexpr (Shape::kLinear) to[384] = f.r_k, to[448] = f.e_q;
     }
   }
 
-  // Of dr, de, dw with r, e, w: r.dr, w.dw, (w / M).de, e.de.
+  // Of dr, de, dw with r, e, w: r.dr, w.dw, (w / M).de, e.de; mixed, also w.dr and r.de.
   template <class Shape>
   static FW_DEVICE void sum_rows(const ScalarChunk<Shape>& c, int turn, const StreamSums& d, const FragmentM<Shape>& m) {
     const int key = c.key_offset(turn);
@@ -170,51 +207,96 @@ struct FastRows {
       }
       store_row_sums(c, row, sums);
     }
+    if constexpr (Shape::kLinear) {
+      if (mixed(c)) sum_mixed_rows(c, turn, d);
+    }
+  }
+  template <class Shape>
+  static FW_DEVICE void sum_mixed_rows(const ScalarChunk<Shape>& c, int turn, const StreamSums& d) {
+    const int key = c.key_offset(turn);
+    FW_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float sums[2] = {};
+      FW_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const int i = 2 * half;
+        const uint32_t r = c.fragment(Shape::kRead + key, half, j), w = c.fragment(Shape::kWrite + key, half, j);
+        sums[0] += bf16_low(w) * d.r[j][i] + bf16_high(w) * d.r[j][i + 1];
+        if (Shape::kOnline) sums[1] += bf16_low(r) * d.e[j][i] + bf16_high(r) * d.e[j][i + 1];
+      }
+      store_row_sums<2, Shape, 4>(c, c.row() + 8 * half, sums);
+    }
   }
 
-  // What dq and dk take of r and w, rows c.row() and c.row() + 8.
+  // What dq takes of r and w, and dk of w, rows c.row() and c.row() + 8.
   struct Slopes {
-    float r[2], w[2];
+    float r[2], w[2], q_w[2];
   };
   // By each warp, two lanes a row: the gradients of the numbers of its 16 rows; the first group's warps store them.
   template <class Shape>
   static FW_DEVICE Slopes row_numbers(const ScalarChunk<Shape>& c, int turn) {
-    const Problem& x = c.args.problem;
-    const Rule rule = reduced_rule<true>(x.rule);
     const int row = 16 * c.block_row() + (c.lane >> 1);
-    float sums[4];
-    FW_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const float* part = c.floats(Shape::kPartial) + (i * Shape::kGroups + (c.lane & 1) * (Shape::kGroups / 2)) * 64 + row;
-      sums[i] = Shape::kOnline || i < 2 ? (Shape::kGroups == 4 ? part[0] + part[64] : part[0]) : 0.0f;
-      sums[i] += shuffle_xor(sums[i], 1);
-    }
-    const float r_dr = sums[0], w_dw = sums[1], w_de = sums[2], e_de = sums[3];
     FrontScalars<float> s;
     s.q2 = scalars(c, turn)[row];
     s.k2 = scalars(c, turn)[64 + row];
-    s.beta = c.turn_floats(Shape::kBeta, turn)[row];
-    const FrontCoefs<float> f = front_coefs(rule, x.scale, s);
-    const float diagonal = c.floats(Shape::kDiagonal)[row] * scalars(c, turn)[128 + row];
+    gates(c, turn, row, s);
+    const FrontCoefs<float> f = coefs(c, s);
     const float r_inverse = inverse_or_zero(f.r_q), w_inverse = inverse_or_zero(f.w_k);
+    // q is r_inverse r + of_q w.
+    float of_q = 0, w_dr = 0, r_de = 0;
+    if (mixed(c)) {
+      of_q = -f.r_k * r_inverse * w_inverse;
+      w_dr = pair_sum(c, 4, row) + c.floats(Shape::kDiagonal)[row] * f.w_k * f.w_k * s.k2;
+      if (Shape::kOnline) r_de = pair_sum(c, 5, row);
+    }
+    const float r_dr = pair_sum(c, 0, row), w_dw = pair_sum(c, 1, row);
+    const float w_de = Shape::kOnline ? pair_sum(c, 2, row) : 0.0f, e_de = Shape::kOnline ? pair_sum(c, 3, row) : 0.0f;
+    const float diagonal = c.floats(Shape::kDiagonal)[row] * scalars(c, turn)[128 + row];
     FrontCoefs<float> d;
-    d.r_q = r_inverse * (r_dr + diagonal);
+    d.r_q = r_inverse * (r_dr + diagonal) + of_q * w_dr;
+    d.r_k = w_inverse * w_dr;
     d.w_k = w_inverse * (w_dw + diagonal);
     d.e_k = w_inverse * w_de;
+    d.e_q = r_inverse * r_de + of_q * w_de;
     d.z_v = c.floats(Shape::kDZv)[row];
-    const FrontScalars<float> ds = front_coefs_vjp(rule, x.scale, s, d);
+    const FrontScalars<float> ds = scalar_gradients(c, s, d);
     if (c.group() == 0 && (c.lane & 1) == 0) {
       c.floats(Shape::kDG)[row] = r_dr + e_de - w_dw;
-      if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, ds.beta);
+      if (row < c.rows(turn)) {
+        const TokenArgs& out = c.args.grads.d;
+        store_one(c.rows_at(out.beta, turn), row, ds.beta);
+        if (!plain(c)) {
+          store_one(c.rows_at(out.lambda, turn), row, ds.lambda);
+          store_one(c.rows_at(out.read_correction, turn), row, ds.read);
+          store_one(c.rows_at(out.erase_gate, turn), row, ds.erase);
+          store_one(c.rows_at(out.write_gate, turn), row, ds.write);
+        }
+      }
     }
-    const float of_r = 2.0f * ds.q2 * r_inverse, of_w = 2.0f * ds.k2 * w_inverse;
+    const float of_r = 2.0f * ds.q2 * r_inverse, of_w = 2.0f * ds.k2 * w_inverse, q_of_w = 2.0f * ds.q2 * of_q;
     Slopes slopes;
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int lane = 2 * (c.lane >> 2) + 16 * half;
       slopes.r[half] = shuffle(of_r, lane), slopes.w[half] = shuffle(of_w, lane);
+      slopes.q_w[half] = Shape::kLinear ? shuffle(q_of_w, lane) : 0.0f;
     }
     return slopes;
+  }
+  template <class Shape>
+  static FW_DEVICE FrontScalars<float> scalar_gradients(const ScalarChunk<Shape>& c, const FrontScalars<float>& s, const FrontCoefs<float>& d) {
+    const Problem& x = c.args.problem;
+    if constexpr (Shape::kLinear) {
+      if (!plain(c)) return front_coefs_vjp(linear_rule(x.rule), x.scale, s, d);
+    }
+    return front_coefs_vjp(reduced_rule<true>(x.rule), x.scale, s, d);
+  }
+  // Over the groups, by two lanes.
+  template <class Shape>
+  static FW_DEVICE float pair_sum(const ScalarChunk<Shape>& c, int sum, int row) {
+    const float* part = c.floats(Shape::kPartial) + (sum * Shape::kGroups + (c.lane & 1) * (Shape::kGroups / 2)) * 64 + row;
+    const float x = Shape::kGroups == 4 ? part[0] + part[64] : part[0];
+    return x + shuffle_xor(x, 1);
   }
 
   // Of dq and dk what row_numbers() has no part in, in the place of dr and dw; dM.
@@ -227,6 +309,7 @@ struct FastRows {
       const int row = c.row() + 8 * half;
       const float* f = coefficients(c, turn) + row;
       const float r_q = f[0], w_k = f[64], e_k = f[128], diagonal = c.floats(Shape::kDiagonal)[row];
+      const float r_k = Shape::kLinear ? f[192] : 0.0f, e_q = Shape::kLinear ? f[256] : 0.0f;
       float dm[8];
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
@@ -244,9 +327,11 @@ struct FastRows {
             dr *= on_read ? at : 1.0f;
             dw *= on_read ? 1.0f : at;
           }
-          dr *= r_q;
           dw *= w_k;
+          if (Shape::kLinear) dw += r_k * dr;
+          dr *= r_q;
           if (Shape::kOnline) dw += e_k * d.e[j][2 * half + i];
+          if (Shape::kOnline && Shape::kLinear) dr += e_q * d.e[j][2 * half + i];
         }
       }
       if constexpr (Shape::kPrecond)
@@ -271,7 +356,9 @@ struct FastRows {
         const uint32_t r_word = c.fragment(Shape::kRead + key, half, j), w_word = c.fragment(Shape::kWrite + key, half, j);
         FW_UNROLL
         for (int i = 0; i < 2; ++i) {
-          float r = of_r * (i == 0 ? bf16_low(r_word) : bf16_high(r_word)), w = of_w * (i == 0 ? bf16_low(w_word) : bf16_high(w_word));
+          const float w_raw = i == 0 ? bf16_low(w_word) : bf16_high(w_word);
+          float r = of_r * (i == 0 ? bf16_low(r_word) : bf16_high(r_word)), w = of_w * w_raw;
+          if (Shape::kLinear) r += slopes.q_w[half] * w_raw;
           if constexpr (Shape::kPrecond) {
             const float inverse = inverse_or_zero(m.m[half][2 * j + i]);
             r *= on_read ? inverse : 1.0f;

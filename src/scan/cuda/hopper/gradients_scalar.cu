@@ -1,5 +1,5 @@
 // gradients() of kernels.h for rules with scalar or constant decay, or none.
-#include "scan/cuda/device/gradient_scalar_kernel.cuh"
+#include "scan/cuda/device/gradient_fast_kernel.cuh"
 
 namespace fw::cuda {
 
@@ -7,14 +7,18 @@ void gradients_channel(const GradientArgs& args, int key, int64_t chunks, void* 
 
 namespace {
 
-bool fast_rows(const Problem& x) { return plain_streams(x.rule) && whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K); }
+// plain_streams() with a preconditioner or without; without one, also linear_streams(), online.
+bool fast_rows(const Problem& x) {
+  const bool streams = plain_streams(x.rule) || (linear_streams(x.rule) && x.rule.online());
+  return streams && whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K);
+}
 
 template <int kKey, bool kOnline>
 void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
   if (fast_rows(args.problem) && args.problem.rule.uses_precond()) {
-    launch_scalar_gradients<ScalarShape<kKey, kOnline, true, true>>(args, chunks, stream);
+    launch_fast_gradients<FastShape<kKey, kOnline, true>>(args, chunks, stream);
   } else if (fast_rows(args.problem)) {
-    launch_scalar_gradients<ScalarShape<kKey, kOnline, true>>(args, chunks, stream);
+    launch_fast_gradients<FastShape<kKey, kOnline>>(args, chunks, stream);
   } else {
     launch_scalar_gradients<ScalarShape<kKey, kOnline, false>>(args, chunks, stream);
   }

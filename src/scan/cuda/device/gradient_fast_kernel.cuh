@@ -1,0 +1,101 @@
+// The gradient kernel for scalar decay, and none, of rules whose streams are q and k times numbers a row (front_plain.cuh): most of them.
+// A block stays on its processor. Sixteen warps compute, four bring what they need a turn ahead.
+#pragma once
+
+#include "scan/cuda/device/gradient_fast_loads.cuh"
+#include "scan/cuda/device/gradient_fast_rows.cuh"
+#include "scan/cuda/device/gradient_scalar_kernel.cuh"
+
+namespace fw::cuda {
+
+template <class Shape>
+FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
+  const int turns = c.turns();
+  int index = 0, phase = 0;
+  FW_NO_UNROLL
+  for (int turn = 0; turn < turns; ++turn) {
+    mbarrier_wait(c.rows_full(), turn & 1);
+    if constexpr (Shape::kPrecond) make_scaled_rows(c, turn);
+    mbarrier_wait(c.pairs_full(), turn & 1);
+    FastSums<Shape> sums;
+    float tail = 0;
+    {
+      PairSums<Shape> pairs;
+      float z_sum = 0;
+      FW_NO_UNROLL
+      for (int block = 0; block < c.blocks; ++block) {
+        const int at = index * Shape::kStageBytes;
+        const uint32_t stage = c.base + at;
+        mbarrier_wait(c.full(index), phase);
+        c.refresh();
+        make_fast_tiles(c, stage);
+        c.refresh();
+        const uint4 words = load_value_words(c, turn, block);
+        start_fast_products(c, stage, sums, pairs);
+        tail = dot_states(c, at, tail);
+        z_sum += store_value_gradients(c, turn, block, stage, words);
+        finish_fast_products(sums, pairs);
+        fence_async_shared();
+        warp_arrive(c.empty(index), c.lane);
+        if (++index == Shape::kStages) index = 0, phase ^= 1;
+      }
+      z_sum = group_sum<8>(z_sum);
+      if ((c.thread & 7) == 0) c.floats(Shape::kDZv)[c.thread >> 3] = z_sum;
+      c.refresh();
+      store_pair_tiles(c, turn, pairs);
+    }
+    fence_async_shared();
+    sync_consumers();
+
+    const int q_tile = Shape::kRead + c.key_offset(turn), k_tile = q_tile + Shape::kStateBytes;
+    const bool on_read = c.args.problem.rule.preconditions_read();
+    const int r_side = Shape::kPrecond && on_read ? Shape::kScaled : q_tile, w_side = Shape::kPrecond && !on_read ? Shape::kScaled : k_tile;
+    tail = tail * exp2_fast(c.turn_floats(Shape::kG, turn)[63]) + scale_streams(c, turn, sums, w_side);
+    if constexpr (Shape::kLinear) {
+      if (c.mixed()) mix_streams(c, turn, sums, q_tile);
+    }
+    finish_fast_streams(c, turn, sums, r_side, w_side);
+    sum_fast_rows(c, sums, k_tile, r_side, w_side);
+    tail = warp_sum(tail);
+    if (c.lane == 0) c.warp_sums(turn)[c.warp] = tail;
+    fence_async_shared();
+    sync_consumers();
+    const KeySlopes slopes = fast_row_numbers(c, turn);
+    fence_async_shared();
+    warp_arrive(c.pairs_empty(), c.lane);
+    store_fast_gradients(c, turn, sums, slopes);
+    warp_arrive(c.turn_over(turn), c.lane);
+  }
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kLoaders, 1) fast_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
+  FastChunk<Shape> c(args);
+  if (c.thread == 0) {
+    FW_UNROLL
+    for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.full(i), Shape::kLoaders + 4), mbarrier_init(c.empty(i), Shape::kWarps);
+    mbarrier_init(c.pairs_full(), 1), mbarrier_init(c.pairs_empty(), Shape::kWarps);
+    mbarrier_init(c.rows_full(), Shape::kLoaders);
+    FW_UNROLL
+    for (int i = 0; i < 2; ++i) mbarrier_init(c.keys_full(i), Shape::kLoaders), mbarrier_init(c.turn_over(i), Shape::kWarps);
+    mbarrier_init_fence();
+  }
+  if (c.warp < 4) c.find(c.warp);
+  sync_threads();
+  if (c.warp < Shape::kWarps) {
+    register_count_increase<104>();
+    compute_chunks(c);
+  } else {
+    register_count_decrease<64>();
+    c.warp < Shape::kWarps + Shape::kLoaders / 32 ? copy_chunks(c) : make_row_numbers(c);
+  }
+}
+
+template <class Shape>
+void launch_fast_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
+  const ScalarGradientArgs all{args, chunks * args.problem.HV, pieces_of(args)};
+  const unsigned grid = static_cast<unsigned>(all.tiles < kProcessors ? all.tiles : kProcessors);
+  launch(fast_gradient_kernel<Shape>, Dim3{grid}, Shape::kThreads + 2 * Shape::kLoaders, Shape::kBytes, stream, all);
+}
+
+}  // namespace fw::cuda

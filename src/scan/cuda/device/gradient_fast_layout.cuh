@@ -1,0 +1,79 @@
+// Scalar decay, and none, where the streams are q and k times numbers a row, or sums of the two: shared memory of the gradient kernel whose
+// warps 0 .. 15 compute while four more bring what the next chunks need. q and k are operands of products as they lie in memory; what
+// they are multiplied with goes into the 64 x 64 matrices on their left.
+#pragma once
+
+#include "scan/cuda/device/gradient_scalar_layout.cuh"
+
+namespace fw::cuda {
+
+// kPreconditioned: w (r where the preconditioner is on the read) is k (q) times M, elementwise, too.
+template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false>
+struct FastShape {
+  static constexpr int kKey = kKeyDim;
+  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = true, kPrecond = kPreconditioned, kGates = false;
+  static constexpr bool kLinear = kOnline && !kPrecond;  // any gain, gates a row, and e and r may be sums of q and k
+  static constexpr int kThreads = 512, kWarps = kThreads / 32, kGroups = 4, kLoaders = 64;
+  static constexpr int kKeyColumns = kKey / kGroups, kKeyTiles = kKeyColumns / 8;  // of a warp in a product [64, kKey]
+
+  // A stage: what one block of 64 value columns brings.
+  static constexpr int kStages = kKey == 128 ? 2 : 3;
+  static constexpr int kStateBytes = 64 * kKey * 2;
+  static constexpr int kW = 0, kV = kPanelBytes, kOut = 2 * kPanelBytes, kState = 3 * kPanelBytes, kDState = kState + kStateBytes;
+  static constexpr int kStageBytes = kDState + kStateBytes;
+
+  // A and P; dR; q and k of two turns; two more tiles, or the rows with M.
+  static constexpr int kA = kStages * kStageBytes, kP = kA + kPanelBytes, kDR = kP + kPanelBytes;
+  static constexpr int kRead = kDR + kPanelBytes, kKeyBytes = 2 * kStateBytes;
+  static constexpr int kExtra = kRead + 2 * kKeyBytes, kScaled = kExtra;
+  // The matrices on the left (store_pair_tiles()), once dR and P are used, and two more.
+  static constexpr int kOfQ = kDR, kOfK = kP, kOfR = kExtra, kOfE = kExtra + kPanelBytes;
+
+  // Arrays of 64 floats: of even and odd turns, sums G of the log-decay, beta, dG, |q|^2 and |k|^2, the coefficients r_q, w_k, e_k, z_v,
+  // r_k, e_q, the other gates ...
+  static constexpr int kSmall = kExtra + 2 * kPanelBytes;
+  static constexpr int kG = kSmall, kBeta = kG + 512, kDG = kBeta + 512, kNorms = kDG + 512, kCoefs = kNorms + 1024;
+  static constexpr int kCoefCount = kLinear ? 6 : 4;
+  static constexpr int kGateNumbers = kCoefs + 512 * kCoefCount, kDZv = kGateNumbers + (kLinear ? 2048 : 0);
+  static constexpr int kWarpSums = kDZv + 256, kBarriers = kWarpSums + 128, kPlaces = kBarriers + 128, kSmallEnd = kPlaces + kPlacesBytes;
+  // ... and, in the place of A, sums over a group's columns [sum][group][64 rows].
+  static constexpr int kSums = kLinear ? 7 : 3;
+  static constexpr int kPartial = kA;
+  static constexpr int kBytes = kSmallEnd;
+
+  static_assert(kSums * kGroups * 256 <= kPanelBytes && kStateBytes <= 2 * kPanelBytes);
+  static_assert(kBytes <= 227 * 1024);
+};
+
+template <class Shape>
+struct FastChunk : ScalarChunk<Shape> {
+  FW_DEVICE explicit FastChunk(const ScalarGradientArgs& a) : ScalarChunk<Shape>(a) {}
+
+  // Full and empty: of the stages, of A and P; q and k have come; numbers of rows are there; a turn is over.
+  FW_DEVICE uint64_t* full(int stage) const { return this->barrier(stage); }
+  FW_DEVICE uint64_t* empty(int stage) const { return this->barrier(Shape::kStages + stage); }
+  FW_DEVICE uint64_t* pairs_full() const { return this->barrier(2 * Shape::kStages); }
+  FW_DEVICE uint64_t* pairs_empty() const { return this->barrier(2 * Shape::kStages + 1); }
+  FW_DEVICE uint64_t* keys_full(int turn) const { return this->barrier(2 * Shape::kStages + 2 + (turn & 1)); }
+  FW_DEVICE uint64_t* rows_full() const { return this->barrier(2 * Shape::kStages + 4); }
+  FW_DEVICE uint64_t* turn_over(int turn) const { return this->barrier(2 * Shape::kStages + 5 + (turn & 1)); }
+
+  FW_DEVICE float* norms(int turn) const { return this->floats(Shape::kNorms) + 128 * (turn & 1); }
+  // 64 floats each: r_q, w_k, e_k, z_v, r_k, e_q.
+  enum { kRq = 0, kWk = 64, kEk = 128, kZv = 192, kRk = 256, kEq = 320 };
+  FW_DEVICE float* coefficients(int turn) const { return this->floats(Shape::kCoefs) + 64 * Shape::kCoefCount * (turn & 1); }
+  FW_DEVICE float* warp_sums(int turn) const { return this->floats(Shape::kWarpSums) + 16 * (turn & 1); }
+
+  // Whether the reduced rule (front_plain.cuh) has it all; whether r or e is a sum.
+  FW_DEVICE bool plain() const { return !Shape::kLinear || this->pieces(kPlainRule); }
+  FW_DEVICE bool mixed() const { return Shape::kLinear && this->pieces(kMixedRule); }
+
+  FW_DEVICE int turns() const { return static_cast<int>((this->tiles - block_index_x() + grid_size_x() - 1) / grid_size_x()); }
+  FW_DEVICE int key_column() const { return Shape::kKeyColumns * this->group(); }
+};
+
+FW_DEVICE void sync_consumers() { named_barrier_sync(1, 512); }
+FW_DEVICE void sync_loaders() { named_barrier_sync(2, 64); }
+FW_DEVICE void sync_group(int group) { named_barrier_sync(3 + group, 128); }
+
+}  // namespace fw::cuda
