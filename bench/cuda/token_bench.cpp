@@ -34,6 +34,18 @@ struct Memory {
     blocks.push_back(p);
     return static_cast<T*>(p);
   }
+  // Numbers near zero.
+  float* noise(int64_t count) {
+    std::vector<float> values(static_cast<size_t>(count));
+    uint32_t state = 54321;
+    for (float& v : values) {
+      state = state * 1664525u + 1013904223u;
+      v = 0.01f * (static_cast<float>(state >> 8) / 8388608.0f - 1.0f);
+    }
+    float* p = zeros<float>(count);
+    check(cudaMemcpy(p, values.data(), values.size() * 4, cudaMemcpyHostToDevice), "copy");
+    return p;
+  }
   // Numbers near `mean` as bf16.
   TokenArg tensor(int64_t B, int64_t T, int64_t dim, float mean) {
     const int64_t count = B * T * kHeads * dim;
@@ -145,6 +157,10 @@ void decode(const char* rule, int64_t sequences, int64_t T, bool bf16_state, boo
     TokenForwardArgs a;
     a.problem = base;
     a.problem.initial_state = a.final_state = memory.state(sequences, bf16_state, v_first);
+    if (base.rule.uses_precond()) {
+      a.problem.initial_precond = {memory.zeros<float>(sequences * kHeads * kDim), kHeads * kDim, kDim, 1, 0, 0};
+      a.final_precond = a.problem.initial_precond;
+    }
     a.o = o;
     args.push_back(a);
   }
@@ -189,14 +205,13 @@ void precond(int64_t B, int64_t T) {
   b.problem = x;
   b.boundaries = a.boundaries;
   b.scratch = memory.zeros<float>(chunks * kHeads * (2 * kDim + 2));
-  b.grads.dm = memory.zeros<float>(tokens * kHeads * kDim);
-  b.grads.d.k = memory.floats(B, T, kDim);
-  b.dk = memory.tensor(B, T, kDim, 0);
+  b.grads.dm = memory.noise(tokens * kHeads * kDim);
+  b.dk = b.grads.d.k = memory.tensor(B, T, kDim, 0);  // in place
   b.dprecond_g = memory.floats(B, T, 1), b.dprecond_beta = memory.floats(B, T, 1);
   b.dcenter_parts = memory.zeros<float>(chunks * kHeads);
   b.dcenter = memory.zeros<float>(kHeads);
   std::snprintf(text, sizeof text, "precond_backward B%lld T%lld (least bytes)", static_cast<long long>(B), static_cast<long long>(T));
-  report(text, times(4, [&](int, void* stream) { precond_backward(b, chunks, stream); }), 12 * elements);
+  report(text, times(4, [&](int, void* stream) { precond_backward(b, chunks, stream); }), 10 * elements);
   Problem grouped = x;
   grouped.H = kHeads / 2, grouped.group = 2;
   TokenArg out = b.dk;
@@ -230,6 +245,8 @@ int main(int argc, char** argv) {
   for (const int64_t n : {1, 64}) decode("kda", n, 1, false, true);
   for (const int64_t n : {1, 64}) decode("gated_deltanet2", n, 1, false, true);
   for (const int64_t n : {1, 64}) decode("gated_deltanet", n, 4, false, true);
+  for (const int64_t n : {1, 64}) decode("precond_gated_deltanet", n, 1, false, true);
+  for (const int64_t n : {1, 64}) decode("precond_gated_deltanet", n, 1, true, true);
   long_token(4, 32);
   long_token(1, 1024);
   precond(4, 4096);

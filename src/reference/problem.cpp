@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <string>
 
@@ -22,8 +23,8 @@ std::vector<double> draw(size_t n, auto&& value) {
 
 double log_decay(Random& random, bool edges) {
   if (edges && random.below(3) == 0) {
-    const double values[] = {0.0, -1e4, -std::numeric_limits<double>::infinity()};
-    return values[random.below(3)];
+    const double values[] = {0.0, -20.0, -1000.0, -1e4, -std::numeric_limits<double>::infinity()};
+    return values[random.below(std::size(values))];
   }
   return -std::exp(random.uniform(-3, 1)) * std::log1p(std::exp(random.normal()));
 }

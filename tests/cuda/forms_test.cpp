@@ -111,24 +111,28 @@ TEST(ChunkForm, EveryLength) {
   }
 }
 
+// Long enough that gradients with one value a token are held to what all others are held to.
 TEST(ChunkForm, LongSequences) {
   if (emulated()) GTEST_SKIP() << "too long for the emulation";
-  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "deltanet_neg"}) {
+  uint64_t seed = 500;
+  for (const Preset& p : presets()) {
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, 4097);
-    options.K = options.V = 128;
-    options.seed = 500;
+    options.K = 128;
+    options.V = 64;
+    options.seed = ++seed;
     HeaderRun run = device_run(FW_FORM_CHUNK);
     run.bf16 = HeaderRun::Bf16Tensors::kAll;
-    const Rule rule = preset(name).rule;
-    expect_chunk_form(of_bf16_numbers(random_problem(rule, options)), run, false, bounds_of(rule));
+    ChunkBounds bounds = bounds_of(p.rule);
+    bounds.scalar_gradient = bounds.gradient;
+    expect_chunk_form(of_bf16_numbers(random_problem(p.rule, options)), run, false, bounds);
   }
 }
 
 // Sequences cut into segments that run side by side: exact, whatever the rule, with states given and without.
 TEST(ChunkForm, Segments) {
   uint64_t seed = 550;
-  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "deltanet_neg", "precond_kda"}) {
+  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "deltanet_neg", "precond_kda", "linear_attention", "retnet"}) {
     ++seed;
     ProblemOptions options;
     options.sequences = seed % 3 == 0 ? SeqLayout::uniform(2, 330) : SeqLayout({0, 200, 200, 263, 500});

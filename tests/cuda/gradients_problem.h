@@ -629,6 +629,14 @@ inline fw::Rule rule_of(const std::string& name) {
       r.read = fw::Read::kCorrected, r.write = fw::Gate::kScalar;
     }
     if (name == "own_key") r.erase_key = fw::EraseKey::kOwn;
+    if (name.ends_with("_channel") || name == "precond_kda") r.decay = fw::Decay::kChannel;
+    if (name == "precond_kda") r.precond = fw::Precond::kDiagonal;
+    if (name == "comba_channel") r.erase = fw::Gate::kScalar, r.read = fw::Read::kCorrected;
+    if (name == "own_key_channel" || name == "all_channel") r.erase_key = fw::EraseKey::kOwn, r.feedback = fw::Feedback::kLearned;
+    if (name == "all_channel") {
+      r.erase = r.write = fw::Gate::kChannel, r.read = fw::Read::kCorrected, r.gain = fw::Gain::kKaczmarz;
+      r.precond = fw::Precond::kRead, r.normaliser = fw::Normaliser::kOnePlus;
+    }
   }
   return r;
 }

@@ -35,10 +35,32 @@ void check_bits(const std::string& name, const std::string& decay) {
 int main(int argc, char** argv) {
   if (!fw::cuda::hopper()) return fw::cuda::kNotRun;
   const std::string what = argc > 1 ? argv[1] : "quick";
-  const std::vector<std::string> rules = {"gated_deltanet", "kda",      "deltanet",   "gated_deltanet2",        "mamba2",           "gla",
-                                          "qdelta",         "kaczmarz", "comba",      "precond_gated_deltanet", "averaged",         "averaged_write",
-                                          "own_key",        "retnet",   "efla",       "precond_kda_gated",      "kaczmarz_channel", "precond_gla",
-                                          "nlms",           "longhorn", "all_linear", "linear_corrected"};
+  const std::vector<std::string> rules = {"gated_deltanet",
+                                          "kda",
+                                          "deltanet",
+                                          "gated_deltanet2",
+                                          "mamba2",
+                                          "gla",
+                                          "qdelta",
+                                          "kaczmarz",
+                                          "comba",
+                                          "precond_gated_deltanet",
+                                          "averaged",
+                                          "averaged_write",
+                                          "own_key",
+                                          "retnet",
+                                          "efla",
+                                          "precond_kda_gated",
+                                          "kaczmarz_channel",
+                                          "precond_gla",
+                                          "nlms",
+                                          "longhorn",
+                                          "all_linear",
+                                          "linear_corrected",
+                                          "precond_kda",
+                                          "comba_channel",
+                                          "own_key_channel",
+                                          "all_channel"};
   const auto decays = [](const std::string& name) {
     const fw::Rule r = rule_of(name);
     return r.uses_g() ? std::vector<std::string>{"mild", "strong", "mixed", "reset", "none"} : std::vector<std::string>{"none"};

@@ -29,7 +29,12 @@ std::string plan_text(const fw_desc& desc) {
 
 // What the issue allows forward and backward to use beside inputs and outputs at 4x4096x16 heads of 128.
 TEST(DevicePlan, ExtraMemoryIsBounded) {
-  for (const auto& [rule, most] : {std::pair{"gated_deltanet", 0.9e9}, {"deltanet", 0.9e9}, {"mamba2", 0.9e9}, {"kda", 1.1e9}, {"gated_deltanet2", 1.1e9}}) {
+  for (const auto& [rule, most] : {std::pair{"gated_deltanet", 0.9e9},
+                                   {"deltanet", 0.9e9},
+                                   {"mamba2", 0.9e9},
+                                   {"precond_gated_deltanet", 0.9e9},
+                                   {"kda", 1.1e9},
+                                   {"gated_deltanet2", 1.1e9}}) {
     const fw_desc desc = descriptor(rule);
     fw_sizes sizes;
     FW_INIT(&sizes);
@@ -50,6 +55,24 @@ TEST(DevicePlan, SaysTheForm) {
   EXPECT_NE(plan_text(desc).find("form: token"), std::string::npos) << plan_text(desc);
   desc.device = FW_DEVICE_CPU;
   EXPECT_NE(plan_text(desc).find("threads: "), std::string::npos) << plan_text(desc);
+}
+
+// From the raw tensors: forward saves the states alone, 64 x 128 bf16 numbers a chunk, head and value block.
+TEST(DevicePlan, RulesWithoutAnEraseNeedNoImages) {
+  for (const char* rule : {"linear_attention", "retnet", "mamba2"}) {
+    fw_desc desc = descriptor(rule);
+    EXPECT_NE(plan_text(desc).find("scan: from the raw tensors"), std::string::npos) << plan_text(desc);
+    fw_sizes sizes;
+    FW_INIT(&sizes);
+    ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
+    EXPECT_EQ(sizes.saved, size_t{256} * 16 * 2 * 64 * 128 * 2) << rule;
+    desc.B = 1;
+    desc.T = 32768;
+    EXPECT_NE(plan_text(desc).find("segments: 4 of 128 chunks\n"), std::string::npos) << plan_text(desc);
+  }
+  for (const char* rule : {"gla", "precond_mamba2", "gated_deltanet"}) {
+    EXPECT_EQ(plan_text(descriptor(rule)).find("from the raw tensors"), std::string::npos) << rule;
+  }
 }
 
 TEST(DevicePlan, RefusesWhatTheDeviceHasNot) {

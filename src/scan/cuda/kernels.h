@@ -19,6 +19,9 @@ struct TokenForwardArgs {
   TokenArg o;
   StateArg final_state;            // may be the memory of problem.initial_state
   const int32_t* slots = nullptr;  // [N]: the states of sequence n are at slot slots[n]; -1: the sequence is skipped
+  // With a preconditioner and no problem.m, one token a sequence (not packed): the step of A is made here too. May be the memory of
+  // problem.initial_precond, may be absent.
+  StateArg final_precond;
 };
 void token_forward(const TokenForwardArgs& args, void* stream);
 
@@ -26,7 +29,7 @@ void token_forward(const TokenForwardArgs& args, void* stream);
 // d.precond_beta are not this kernel's.
 struct HeadGradients {
   TokenArgs d;
-  float* dm = nullptr;        // [tokens, HV, K]: of M; null without a preconditioner
+  float* dm = nullptr;        // [tokens, HV, K]: of M; null without a preconditioner. gradients(), of a rule without normaliser, heads alone in their group: may be the memory of M
   float* dalpha_p = nullptr;  // [tokens, HV]: of the preconditioner's log-decay and gain past M (Normaliser::kGated); else null
   float* dbeta_p = nullptr;
 };
@@ -47,8 +50,9 @@ void token_backward(const TokenBackwardArgs& args, int64_t longest, void* stream
 
 struct PrecondForwardArgs {
   Problem problem;                 // m unused
-  float* m = nullptr;              // [tokens, H, K]
+  float* m = nullptr;              // [tokens, H, K]; null: only the boundaries
   float* boundaries = nullptr;     // [chunks, H, K]: A before every chunk
+  bool made = false;               // the boundaries are there already: only M
   float* scratch = nullptr;        // [chunks, H, K + 1]
   StateArg final_precond;          // may be absent
   const int32_t* slots = nullptr;  // as TokenForwardArgs
@@ -59,7 +63,7 @@ struct PrecondBackwardArgs {
   Problem problem;
   const float* boundaries = nullptr;       // as precond_forward left it
   float* scratch = nullptr;                // [chunks, H, 2 K + 2]
-  HeadGradients grads;                     // dm, dalpha_p, dbeta_p as made; d.k: float32 [tokens, HV, K] of the rest of the rule
+  HeadGradients grads;                     // dm, dalpha_p, dbeta_p as made; d.k: the rest of the rule, per value head; may be the memory of dk (group 1)
   StateArg d_final_precond;                // may be absent
   TokenArg dk, dprecond_g, dprecond_beta;  // out, per key head (absent: not computed); dk: the sum over the group and this
   float* dcenter_parts = nullptr;          // [chunks, H], summed in order into
@@ -140,5 +144,42 @@ struct GradientArgs {
   HeadGradients grads;
 };
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
+
+// ---- offline_*.cu: the chunk form of rules without an erase whose streams are q, k, v times a number a row, with one decay a token or none
+// (plan.h: DevicePlan::direct): from the raw tensors, without images. What they leave: S^T and D^T as above.
+
+struct OfflineScanArgs {
+  Problem problem;                       // initial_state unused
+  SequenceArg sequences;                 // of the problem, or its segments
+  bool reverse = false;                  // D from q and d_o instead of S from k and v
+  TokenArg o;                            // forward; may be absent: the states alone
+  TokenArg d_o;                          // reverse; may be absent: zero
+  StateArg from, to;                     // initial and final state, or the gradients of the final and the initial one; may be absent (zero; not written)
+  uint16_t* states = nullptr;            // S^T at every chunk's start (reverse: D^T at its end), or null
+  float* decays = nullptr;               // [N, HV]: what is left of a state after the sequence, or null
+  const int32_t* parts = nullptr;        // as ScanForwardArgs; bit 0
+  const int32_t* final_index = nullptr;  // where `to` has that of sequence n
+};
+void offline_scan(const OfflineScanArgs& args, int key, void* stream);
+
+// join_segments where what a segment does to a state is to multiply it by its decay. In place as there.
+struct OfflineJoinArgs {
+  int32_t N = 0, HV = 0, K = 0, V = 0;
+  const int32_t* first_segment = nullptr;  // [N + 1]
+  const float* decays = nullptr;           // [segments, HV]
+  float* states = nullptr;                 // [segments, HV, V, K]
+  StateArg from;                           // may be absent: zero
+  bool reverse = false;
+};
+void offline_join(const OfflineJoinArgs& args, void* stream);
+
+struct OfflineGradientArgs {
+  Problem problem;
+  TokenArg d_o;  // may be absent: zero
+  const uint16_t* states = nullptr;
+  const uint16_t* d_states = nullptr;
+  HeadGradients grads;
+};
+void offline_gradients(const OfflineGradientArgs& args, int key, int64_t chunks, void* stream);
 
 }  // namespace fw::cuda

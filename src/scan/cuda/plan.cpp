@@ -12,6 +12,12 @@ namespace {
 constexpr size_t kAlign = 1024;
 constexpr int64_t kMostChunkKey = 128;
 
+// The forms that offline_rows.cuh has.
+bool direct_rule(const Rule& rule) {
+  return !rule.online() && rule.decay != Decay::kChannel && rule.write == Gate::kTied && (rule.gain == Gain::kOne || rule.gain == Gain::kGate) &&
+         rule.read == Read::kPlain && !rule.uses_precond();
+}
+
 class Regions {
  public:
   Region take(int64_t bytes, bool needed = true) {
@@ -39,7 +45,7 @@ CommonRegions common_regions(const Plan& plan, const DevicePlan& device, bool ba
   r.chunk_base = regions.take((plan.N + 1) * int64_t{sizeof(int32_t)}, plan.packed);
   const bool precond = plan.rule.uses_precond();
   r.m = regions.take(plan.tokens() * plan.H * plan.K * kFloat, precond);
-  r.boundaries = regions.take(device.chunks * plan.H * plan.K * kFloat, precond);
+  r.boundaries = regions.take(device.chunks * plan.H * plan.K * kFloat, precond && !(backward && device.chunk_form));
   r.scratch = regions.take(device.chunks * plan.H * (backward ? 2 * plan.K + 2 : plan.K + 1) * kFloat, precond);
   return r;
 }
@@ -55,33 +61,41 @@ struct PassCost {
     return static_cast<double>(rounds * chunks) * std::max(chain, memory * load);
   }
 };
-constexpr PassCost kForwardPass{0.9, 1.6}, kForwardPart{0.65, 1.3}, kReversePass{0.86, 2.1}, kReversePart{0.8, 1.7};
-constexpr double kJoinStep = 5;
+struct Costs {
+  PassCost forward, forward_part, reverse, reverse_part;
+  double join_step, two_kernels;  // a step of the join; what a cut costs besides
+};
+constexpr Costs kImageCosts{{0.9, 1.6}, {0.65, 1.3}, {0.86, 2.1}, {0.8, 1.7}, 5, 0};
+// From the raw tensors. Forward without what it saves: it is the same cut in both.
+constexpr Costs kDirectCosts{{1.0, 1.1}, {0.5, 0.6}, {0.6, 1.1}, {0.5, 0.6}, 1, 10};
 
 // Blocks and chunks of a call, for the choice of segments.
 struct SegmentShape {
+  Costs costs;
   int64_t blocks, map_blocks, chunks;
-  explicit SegmentShape(const Plan& plan)
-      : blocks(plan.N * plan.HV * ((plan.V + kValueBlock - 1) / kValueBlock)),
-        map_blocks(plan.N * plan.HV * ((plan.K + kValueBlock - 1) / kValueBlock)),
+  SegmentShape(const Plan& plan, bool direct)
+      : costs(direct ? kDirectCosts : kImageCosts),
+        blocks(plan.N * plan.HV * ((plan.V + kValueBlock - 1) / kValueBlock)),
+        map_blocks(direct ? 0 : plan.N * plan.HV * ((plan.K + kValueBlock - 1) / kValueBlock)),
         chunks((plan.longest + kChunk - 1) / kChunk) {}
   int64_t length(int64_t count) const { return (chunks + count - 1) / count; }
   double forward(int64_t count) const {
-    if (count == 1) return kForwardPass.of(blocks, chunks);
-    return kForwardPart.of((count - 1) * blocks + (count - 2) * map_blocks, length(count)) + kJoinStep * static_cast<double>(count) +
-           kForwardPass.of(count * blocks, length(count));
+    if (count == 1) return costs.forward.of(blocks, chunks);
+    return costs.forward_part.of((count - 1) * blocks + (count - 2) * map_blocks, length(count)) + costs.join_step * static_cast<double>(count) +
+           costs.two_kernels + costs.forward.of(count * blocks, length(count));
   }
   double reverse(int64_t count) const {
-    if (count == 1) return kReversePass.of(blocks, chunks);
-    return kReversePart.of((count - 1) * blocks, length(count)) + kJoinStep * static_cast<double>(count) + kReversePass.of(count * blocks, length(count));
+    if (count == 1) return costs.reverse.of(blocks, chunks);
+    return costs.reverse_part.of((count - 1) * blocks, length(count)) + costs.join_step * static_cast<double>(count) + costs.two_kernels +
+           costs.reverse.of(count * blocks, length(count));
   }
 };
 constexpr double kWorthIt = 0.95;
 
 // Chunks of a segment by the shape of the call; 0: no cut.
-int64_t best_segment(const Plan& plan) {
+int64_t best_segment(const Plan& plan, bool direct) {
   constexpr int64_t kMostSegments = 16, kLeastChunks = 16;
-  const SegmentShape shape(plan);
+  const SegmentShape shape(plan, direct);
   int64_t best = 1;
   for (int64_t count = 2; count <= kMostSegments && shape.chunks / count >= kLeastChunks; ++count) {
     if (shape.forward(count) < kWorthIt * shape.forward(best)) best = count;
@@ -90,8 +104,8 @@ int64_t best_segment(const Plan& plan) {
 }
 
 // Whether backward is cut as well: its passes move more.
-bool cut_backward(const Plan& plan, int64_t segment) {
-  const SegmentShape shape(plan);
+bool cut_backward(const Plan& plan, bool direct, int64_t segment) {
+  const SegmentShape shape(plan, direct);
   return plan.segment > 0 || shape.reverse((shape.chunks + segment - 1) / segment) < kWorthIt * shape.reverse(1);
 }
 
@@ -118,11 +132,13 @@ Segments cut(const Plan& plan, int64_t chunks) {
   return s;
 }
 
-SegmentRegions segment_regions(const Plan& plan, const Segments& s, Regions& regions) {
+SegmentRegions segment_regions(const Plan& plan, const DevicePlan& device, Regions& regions) {
+  const Segments& s = device.segments;
   SegmentRegions r;
   if (!s) return r;
   r.tables = regions.take(static_cast<int64_t>((s.offsets.size() + s.chunk_base.size() + s.first.size() + 2 * s.last_of.size()) * sizeof(int32_t)));
   r.states = regions.take(s.count() * plan.HV * plan.V * plan.K * kFloat);
+  r.decays = regions.take(s.count() * plan.HV * kFloat, device.direct);
   return r;
 }
 
@@ -131,10 +147,10 @@ ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
   ForwardRegions r;
   r.common = common_regions(plan, device, false, regions);
   const int64_t tiles = device.chunks * plan.HV;
-  r.images = regions.take(tiles * image_bytes<ForwardImage>(device.key), device.chunk_form);
+  r.images = regions.take(tiles * image_bytes<ForwardImage>(device.key), device.chunk_form && !device.direct);
   r.z = regions.take(tiles * device.value_blocks * kPanel * 2, device.z_image);
-  r.segments = segment_regions(plan, device.segments, regions);
-  r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
+  r.segments = segment_regions(plan, device, regions);
+  r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat, !device.direct);
   r.bytes = regions.used();
   return r;
 }
@@ -144,11 +160,13 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   if (!device.chunk_form) return r;
   Regions regions;
   const int64_t tiles = device.chunks * plan.HV;
-  r.images = regions.take(tiles * image_bytes<BackwardImage>(device.key));
-  r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)});
+  const bool images = !device.direct;
+  r.images = regions.take(tiles * image_bytes<BackwardImage>(device.key), images);
+  r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, images);
   r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
-  r.w = regions.take(tiles * device.value_blocks * kPanel * 2);
-  if (device.segments.backward) r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
+  r.w = regions.take(tiles * device.value_blocks * kPanel * 2, images);
+  if (device.segments.backward && images) r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
+  r.boundaries = regions.take(device.chunks * plan.H * plan.K * kFloat, plan.rule.uses_precond());
   r.bytes = regions.used();
   return r;
 }
@@ -161,21 +179,24 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   const bool precond = rule.uses_precond(), grouped = plan.group() > 1;
   const int64_t row = plan.tokens() * plan.HV * plan.K * kFloat, scalar = plan.tokens() * plan.HV * kFloat;
   r.q = regions.take(row, grouped);
-  r.k = regions.take(row, grouped || precond);
+  r.k = regions.take(row, grouped);
   r.erase_key = regions.take(row, grouped && rule.uses_erase_key());
   r.erase_gate = regions.take(row, grouped && rule.uses_erase_gate() && rule.erase != Gate::kScalar);
   r.g = regions.take(row, grouped && rule.decay == Decay::kChannel);
-  r.dm = regions.take(row, precond);
+  // The chunk form's gradients read M of an element before they write dM of it, and nobody reads M after them; but with a normaliser
+  // its gradient takes M of the whole row once more.
+  const bool in_place = device.chunk_form && !grouped && rule.normaliser == Normaliser::kNone;
+  r.dm = precond && in_place ? r.common.m : regions.take(row, precond);
   const bool gated = precond && rule.normaliser == Normaliser::kGated;
   r.dalpha_p = regions.take(scalar, gated);
   r.dbeta_p = regions.take(scalar, gated);
   r.dcenter = regions.take(device.chunks * plan.H * kFloat, rule.uses_precond_center());
   const int64_t tiles = device.chunks * plan.HV;
   r.d_states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2, device.chunk_form);
-  r.v = regions.take(tiles * device.value_blocks * kPanel * 2, device.chunk_form);
+  r.v = regions.take(tiles * device.value_blocks * kPanel * 2, device.chunk_form && !device.direct);
   r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest),
                          !device.chunk_form);
-  if (device.segments.backward) r.segments = segment_regions(plan, device.segments, regions);
+  if (device.segments.backward) r.segments = segment_regions(plan, device, regions);
   r.bytes = regions.used();
   return r;
 }
@@ -216,8 +237,9 @@ DevicePlan make_device_plan(const Plan& plan) {
     device.key = plan.K <= 64 ? 64 : 128;
     device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
     device.z_image = plan.rule.write == Gate::kChannel;
-    device.segments = cut(plan, plan.segment == 0 ? best_segment(plan) : std::max<int64_t>(0, plan.segment / kChunk));
-    device.segments.backward = device.segments && cut_backward(plan, device.segments.chunks);
+    device.direct = direct_rule(plan.rule);
+    device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device.direct) : std::max<int64_t>(0, plan.segment / kChunk));
+    device.segments.backward = device.segments && cut_backward(plan, device.direct, device.segments.chunks);
   }
   device.forward = forward_regions(plan, device);
   device.saved = saved_regions(plan, device);
@@ -230,9 +252,15 @@ std::string to_text(const Plan& plan, const DevicePlan& device) {
   if (device.chunk_form) {
     const char* decay = plan.decay_kind() == DecayKind::kChannel ? "channel" : plan.decay_kind() == DecayKind::kScalar ? "scalar" : "none";
     text += fmt::format("form: chunk, {} chunks of {} tokens\n", device.chunks, kChunk);
-    text += fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
-    text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
-                        device.z_image ? "Z prepared" : "values scaled in the scan");
+    if (device.direct) {
+      text += fmt::format("scan: from the raw tensors, key {}, decay {}, grid {} x {}, value blocks of {}\n", device.key, decay, plan.N * plan.HV,
+                          device.value_blocks, kValueBlock);
+    } else {
+      text +=
+          fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
+      text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
+                          device.z_image ? "Z prepared" : "values scaled in the scan");
+    }
     if (device.segments) {
       text += fmt::format("segments: {} of {} chunks{}\n", device.segments.count(), device.segments.chunks, device.segments.backward ? "" : ", forward only");
     }

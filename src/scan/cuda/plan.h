@@ -21,7 +21,7 @@ struct Region {
 struct CommonRegions {
   Region offsets, chunk_base;  // int32 [N + 1]
   Region m;                    // float [tokens, H, K]
-  Region boundaries, scratch;  // of the preconditioner (kernels.h)
+  Region boundaries, scratch;  // of the preconditioner (kernels.h); backward of the chunk form has the boundaries from forward
 };
 
 // A sequence of many chunks and few heads would leave most of the device idle: it is cut into segments, each a sequence to the scans.
@@ -45,30 +45,32 @@ struct Segments {
 struct SegmentRegions {
   Region tables;  // int32: offsets, chunk_base, first, last_of (backward: first_of), parts, one after the other
   Region states;  // float [segments, HV, V, K]
+  Region decays;  // float [segments, HV]: DevicePlan::direct
 };
 
 struct ForwardRegions {
   CommonRegions common;
-  Region images;  // ForwardImage [chunks, HV]
+  Region images;  // ForwardImage [chunks, HV]; not if direct
   Region z;       // panels [chunks, HV, value blocks]: rules whose write gate has a value a channel
   SegmentRegions segments;
   Region maps;  // float [segments, HV, K, K], where they are not saved
   size_t bytes = 0;
 };
 
-// Forward leaves these for backward.
+// Forward leaves these for backward: if direct, the states alone.
 struct SavedRegions {
-  Region images;  // BackwardImage [chunks, HV]
-  Region pairs;   // PairImage [chunks, HV]
-  Region states;  // S^T [chunks, HV, value blocks]
-  Region w;       // panels [chunks, HV, value blocks]
-  Region maps;    // as ForwardRegions, where backward is cut too
+  Region images;      // BackwardImage [chunks, HV]
+  Region pairs;       // PairImage [chunks, HV]
+  Region states;      // S^T [chunks, HV, value blocks]
+  Region w;           // panels [chunks, HV, value blocks]
+  Region maps;        // as ForwardRegions, where backward is cut too
+  Region boundaries;  // as CommonRegions
   size_t bytes = 0;
 };
 
 struct BackwardRegions {
   CommonRegions common;
-  Region d_states, v;  // as states and w
+  Region d_states, v;  // as states and w; v not if direct
   // Gradients per value head, float [tokens, HV, K], where the caller's tensor has fewer heads (or, of k, the preconditioner adds to it).
   Region q, k, erase_key, erase_gate, g, dm;
   Region dalpha_p, dbeta_p;  // float [tokens, HV]
@@ -83,6 +85,8 @@ struct DevicePlan {
   int key = 0;           // 64 or 128: K padded, chunk form
   int value_blocks = 0;  // of 64 columns, chunk form
   bool z_image = false;
+  // No erase, streams that are q, k, v times a number a row, one decay a token or none: from the raw tensors (kernels.h, offline_*).
+  bool direct = false;
   int64_t chunks = 0;  // of all sequences
   Segments segments;
   ForwardRegions forward;

@@ -10,179 +10,232 @@ namespace {
 
 constexpr int kCenterThreads = 32;
 
-// Rows of a float32 tensor [tokens, heads, K].
-FW_DEVICE RunPlace float_run(const Problem& x, const ChunkPlace& c, const float* p, int heads, int head) {
-  const float* rows = p + (first_token(x.sequences, c.n) * heads + head) * x.K;
-  return run_place({const_cast<char*>(reinterpret_cast<const char*>(rows)), static_cast<int64_t>(heads) * x.K, 0}, c.token, c.count, c.channel, x.K);
+// A before each of the warp's tokens, where each thread finds its own.
+template <int kN>
+FW_DEVICE char* kept_place(char* kept, int thread) {
+  return kept + 4 * (kN < 4 ? kN : 4) * thread;
 }
+template <int kN>
+FW_DEVICE void keep(char* place, int r, const float (&a)[kN]) {
+  constexpr int kPart = kN < 4 ? kN : 4, kParts = kN / kPart;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    float part[kPart];
+#pragma unroll
+    for (int j = 0; j < kPart; ++j) part[j] = a[i * kPart + j];
+    store_wide<kPart>(place + (r * kParts + i) * 4 * kPart * kPrecondThreads, 0, part);
+  }
+}
+template <int kN>
+FW_DEVICE void recall(const char* place, int r, float (&a)[kN]) {
+  constexpr int kPart = kN < 4 ? kN : 4, kParts = kN / kPart;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    float part[kPart];
+    load_wide<kPart>(place + (r * kParts + i) * 4 * kPart * kPrecondThreads, part);
+#pragma unroll
+    for (int j = 0; j < kPart; ++j) a[i * kPart + j] = part[j];
+  }
+}
+template <int kN>
+inline constexpr size_t kKeptBytes = sizeof(float) * kChunk * 32 * kN;
 
-// Up the run from the A before it: dm becomes what M says about the A that it is made of, and dcenter is reduced by what it says about the
-// center. kept (may be null): A before each token, [kRun][two halves][threads] of four.
-template <int kThreads>
-FW_DEVICE void through_m(const PrecondMap<float>& map, const ChunkPlace& c, int channels, const float* alphas, const float* gains, const RunRows& k,
-                         float (&state)[kOwn], RunRows& dm, float& dcenter, float4* kept) {
+// Where there is no token or channel A may be 0, log(A) infinite, and then 0 dm is not 0.
+constexpr float kLeastA = 1e-18f;
+
+// Up the warp's tokens from the A before them: dm becomes what M says about the A that it is made of, and dcenter is reduced by what it
+// says about the center. kept: null or kept_place().
+template <int kN>
+FW_DEVICE void through_m(const PrecondMap<float>& map, const RunGates& gates, const RunRows<kN>& k, float (&state)[kN], RunRows<kN>& dm, float& dcenter,
+                         char* kept) {
 #pragma unroll
-  for (int j = 0; j < kRun; ++j) {
-    const float alpha = alphas[c.run * kRun + j], gain = gains[c.run * kRun + j];
-    if (kept != nullptr) {
-      kept[2 * j * kThreads + c.thread] = make_float4(state[0], state[1], state[2], state[3]);
-      kept[(2 * j + 1) * kThreads + c.thread] = make_float4(state[4], state[5], state[6], state[7]);
-    }
-    const bool real = j < c.count;  // of the others A may be 0, and log(A) infinite
+  for (int r = 0; r < kRunTokens; ++r) {
+    const float alpha = of_token(gates.alpha, r), gain = of_token(gates.gain, r);
+    if (kept != nullptr) keep<kN>(kept, r, state);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const float before = state[i];
-      state[i] = fmaf(alpha, before, gain * k[j][i] * k[j][i]);
+    for (int j = 0; j < kN; ++j) {
+      const float before = state[j];
+      state[j] = step_precond(alpha, gain, k[r][j], before);
       float center = 0;
-      const float da = precond_gradient<FastMath>(map, map.previous ? before : state[i], dm[j][i], center);
-      dm[j][i] = real && i < channels ? da : 0.0f;
-      dcenter += real && i < channels ? center : 0.0f;
+      dm[r][j] = precond_gradient<FastMath>(map, max(map.previous ? before : state[j], kLeastA), dm[r][j], center);
+      dcenter += center;
     }
   }
 }
+
+// The same numbers, but what was made of them before is not kept for what is made of them later: k k of all of them are registers.
+template <int kN>
+FW_DEVICE void forget_products(RunRows<kN>& k) {
+#pragma unroll
+  for (int r = 0; r < kRunTokens; ++r) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j) k[r][j] = bits_float(static_cast<uint32_t>(opaque(static_cast<int>(float_bits(k[r][j])))));
+  }
+}
+
+constexpr int min_blocks(int channels) { return channels == 8 ? 1 : 2; }
+
+template <int kN>
+struct BackwardShared {
+  RunShared<kN> up, down;
+  float center[kRuns];
+};
+
+// What a launch is about, beside the arguments.
+struct BackwardTensors {
+  FlatTensor k, g, beta, dm, rest, dk, dg, dbeta;
+  PrecondMap<float> map;
+  float *products = nullptr, *behind = nullptr;  // of each chunk: [chunks, H], [chunks, H, K]
+  int32_t chunks = 0;
+  bool by_sequence = false;
+};
 
 // kSums: the first kernel, else the third.
-template <int kLanes, bool kSums>
-__global__ void __launch_bounds__(kPrecondThreads<kLanes>, 32 / kLanes) precond_backward_kernel(const __grid_constant__ PrecondBackwardArgs a, int chunks) {
-  constexpr int kThreads = kPrecondThreads<kLanes>;
+template <int kN, bool kSums>
+__global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
+    precond_backward_kernel(const __grid_constant__ PrecondBackwardArgs a, const __grid_constant__ BackwardTensors f) {
   const Problem& x = a.problem;
-  ChunkShared<kLanes>& shared = *reinterpret_cast<ChunkShared<kLanes>*>(shared_memory());
+  BackwardShared<kN>& shared = *reinterpret_cast<BackwardShared<kN>*>(shared_memory());
   if (kSums) grid_dependency_launch();
   // The third from the last chunk on: what the first has left in the cache.
-  const ChunkPlace c = chunk_place<kLanes>(x, kSums ? block_chunk() : chunks - 1 - block_chunk());
-  if (c.chunk < 0 || c.chunk >= chunks) return grid_dependency_wait();
+  const RunBlock c = run_block<kN>(x, f.chunks, f.by_sequence, !kSums);
+  if (c.chunk < 0) return grid_dependency_wait();
   const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
-  float* const maps = a.scratch + place * (2 * x.K + 2);
-  const ChunkGates gates = load_gates(x, c);
-  RunRows k, da;
-  load_run(run_place(key_rows(x.in.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K), k);
-  load_run(float_run(x, c, a.grads.dm, x.HV, c.h * x.group), da);
-  FW_NO_UNROLL
-  for (int i = 1; i < x.group; ++i) add_run(float_run(x, c, a.grads.dm, x.HV, c.h * x.group + i), da);
-  // The rest of dk is wanted last: on its way through this thread's own place in shared memory.
-  const Rows dk = key_rows(a.dk, x.sequences, c.n, c.h);
-  RunPlace rest{};
-  char* const rest_at = shared_memory() + sizeof(ChunkShared<kLanes>) + sizeof(float) * kChunk * kOwn * kLanes + 16 * c.thread;
-  if (!kSums && a.grads.d.k.data != nullptr && dk.data != nullptr && x.group == 1) {
-    rest = run_place(rows_of(a.grads.d.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K);
-    rest.wide = rest.wide && rest.bf16 == 0;
-    if (rest.wide) {
-#pragma unroll
-      for (int j = 0; j < 2 * kRun; ++j) {
-        const bool real = j / 2 < c.count;
-        cp_async_16(shared_address(rest_at + 16 * j * kThreads), real ? rest.data + j / 2 * rest.step + 16 * (j % 2) : rest.data, real);
-      }
-    }
-    cp_async_commit();
-  }
-  float start = c.thread < x.K ? a.boundaries[place * x.K + c.thread] : 0.0f, behind = 0;
+  const auto rows_of_dm = [&](int i) {
+    TokenArg dm = workspace_rows(x, a.grads.dm, x.HV);
+    dm.stride_h = x.K;
+    return key_rows(dm, x.sequences, c.n, c.h * x.group + i);
+  };
+  const RunTensor<kN> keys(x, f.k, c, [&] { return key_rows(x.in.k, x.sequences, c.n, c.h); });
+  const RunTensor<kN> dm(x, f.dm, c, [&] { return rows_of_dm(0); });
+  RunRows<kN> k, da;
+  keys.load(0, k);
+  dm.load(0, da);
+  const bool has_dk = !kSums && a.dk.data != nullptr, has_rest = has_dk && a.grads.d.k.data != nullptr;
+  const RunTensor<kN> rest(x, f.rest, c, [&] { return rows_of(has_rest ? a.grads.d.k : TokenArg{}, x.sequences, c.n, c.h * x.group); });
+  if (has_rest) rest.prefetch(x.K, c.lane);
+  const RawGates raw = load_gates(x, f.g, f.beta, c);
+  float state[kN], d[kN];
+  load_lane(a.boundaries, place, c.channel, x.K, state);
   if (!kSums) {
     grid_dependency_wait();
-    if (c.thread < x.K) behind = maps[x.K + 1 + c.thread];
+    load_lane(f.behind, place, c.channel, x.K, d);
   }
-  chunk_gates(x, c, gates, k, shared);
-  run_sums(c, k, shared);
-  run_starts<false>(c, start, shared);
+  keys.unpack(k);
+  const RunGates gates = make_gates<kN>(x, raw, k, c.lane);
+  put_run<kN>(gates, c.warp, c.lane, shared.up, [&](int r, float(&row)[kN]) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j) row[j] = k[r][j];
+  });
+  FW_NO_UNROLL
+  for (int i = 1; i < x.group; ++i) add_tokens(run_place<kN>(rows_of_dm(i), c.token, c.count, c.channel, x.K), da);
+  forget_products<kN>(k);
+  sync_threads();
+  run_start<false, kN>(c.warp, c.lane, shared.up, state);
 
-  const PrecondMap<float> map = precond_map(x.rule, x.rule.uses_precond_center() ? x.precond_center[c.h * x.center_stride] : 0.0f);
-  float state[kOwn];
-  get_own(&shared.sum[c.run][c.channel], state);
-  float4* const kept = kSums ? nullptr : reinterpret_cast<float4*>(shared_memory() + sizeof(ChunkShared<kLanes>));
+  PrecondMap<float> map = f.map;
+  if (x.rule.uses_precond_center()) map.center = x.precond_center[c.h * x.center_stride];
+  char* const kept = kSums ? nullptr : kept_place<kN>(shared_memory() + sizeof(BackwardShared<kN>), static_cast<int>(thread_index()));
   float dcenter = 0;
-  with_form(map, [&](const PrecondMap<float>& form) { through_m<kThreads>(form, c, x.K - c.channel, shared.alpha, shared.gain, k, state, da, dcenter, kept); });
+  with_form(map, [&](const PrecondMap<float>& form) { through_m<kN>(form, gates, k, state, da, dcenter, kept); });
   if (kSums && a.dcenter_parts != nullptr) {
     const float part = warp_sum(dcenter);
-    if (lane_index() == 0) shared.center[warp_index()] = part;
+    if (c.lane == 0) shared.center[c.warp] = part;
   }
-  // D before the run (its gradients through M: da) from 0 behind it.
-  float d[kOwn] = {};
+  // D before the warp's tokens (its gradients through M: da) from 0 behind them.
+  {
+    float sum[kN] = {};
 #pragma unroll
-  for (int j = kRun - 1; j >= 0; --j) {
-    const float alpha = shared.alpha[c.run * kRun + j];
+    for (int r = kRunTokens - 1; r >= 0; --r) {
+      const float alpha = of_token(gates.alpha, r);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) d[i] = map.previous ? fmaf(alpha, d[i], da[j][i]) : alpha * (d[i] + da[j][i]);
+      for (int j = 0; j < kN; ++j) sum[j] = map.previous ? fmaf(alpha, sum[j], da[r][j]) : alpha * (sum[j] + da[r][j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kN; ++j) shared.down.sum[c.warp][c.channel + j] = sum[j];
+    if (c.lane == 0) shared.down.product[c.warp] = shared.up.product[c.warp];
   }
-  put_own(&shared.sum[c.run][c.channel], d);  // only this thread has read what was there
   sync_threads();
 
   if constexpr (kSums) {
-    if (c.thread >= kOwn * kLanes) return;
-    const ChunkMap back = chunk_map<true>(c, shared);
-    if (c.thread == 0) maps[0] = back.product;
-    if (c.thread < x.K) maps[1 + c.thread] = back.sum;
-    if (c.thread == 0 && a.dcenter_parts != nullptr) {
-      float total = 0;
-      for (int i = 0; i < kThreads / 32; ++i) total += shared.center[i];
-      a.dcenter_parts[place] = total;
-    }
+    if (c.warp != 0) return;
+    float sum[kN] = {};
+    const float product = run_start<true, kN>(-1, c.lane, shared.down, sum);
+    store_lane(a.scratch, place, c.channel, x.K, sum);
+    if (c.lane != 0) return;
+    f.products[place] = product;
+    if (a.dcenter_parts == nullptr) return;
+    float total = 0;
+    for (int i = 0; i < kRuns; ++i) total += shared.center[i];
+    a.dcenter_parts[place] = total;
   } else {
     // D of every token (in da), and the sums over channels that the gates want.
-    run_starts<true>(c, behind, shared);
-    get_own(&shared.sum[c.run][c.channel], d);
-    float sums[2 * kRun];
+    run_start<true, kN>(c.warp, c.lane, shared.down, d);
+    forget_products<kN>(k);
+    float sums[2 * kRunTokens];
 #pragma unroll
-    for (int j = kRun - 1; j >= 0; --j) {
-      const float alpha = shared.alpha[c.run * kRun + j];
-      float with_state = 0, with_key = 0;
-      const float4 low = kept[2 * j * kThreads + c.thread], high = kept[(2 * j + 1) * kThreads + c.thread];
-      const float before[kOwn] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    for (int r = kRunTokens - 1; r >= 0; --r) {
+      const float alpha = of_token(gates.alpha, r);
+      float before[kN], with_state = 0, with_key = 0;
+      recall<kN>(kept, r, before);
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        const float here = map.previous ? d[i] : d[i] + da[j][i];
-        d[i] = map.previous ? fmaf(alpha, here, da[j][i]) : alpha * here;
-        with_state = fmaf(here, before[i], with_state);
-        with_key = fmaf(here, k[j][i] * k[j][i], with_key);
-        da[j][i] = here;
+      for (int j = 0; j < kN; ++j) {
+        const float here = map.previous ? d[j] : d[j] + da[r][j];
+        d[j] = map.previous ? fmaf(alpha, here, da[r][j]) : alpha * here;
+        with_state = fmaf(here, before[j], with_state);
+        with_key = fmaf(here, k[r][j] * k[r][j], with_key);
+        da[r][j] = here;
       }
-      sums[j] = with_state;
-      sums[kRun + j] = with_key;
+      sums[r] = with_state;
+      sums[kRunTokens + r] = with_key;
     }
-    const float pair = scattered_sum<2 * kRun, kLanes / 2>(sums, c.lane);
-    if (c.lane % (kLanes / (2 * kRun)) == 0) shared.pair[c.run][c.lane / (kLanes / (2 * kRun))] = pair;
-    sync_threads();
-    const int t = c.thread;
-    if (t < kChunk) {
-      const float with_state = shared.pair[t / kRun][t % kRun], with_key = shared.pair[t / kRun][kRun + t % kRun];
-      const float alpha = shared.alpha[t], gain = shared.gain[t], kn2 = shared.kn2[t];
-      const bool normalised = x.rule.k_norm == Norm::kL2 && shared.square[t] + static_cast<float>(x.rule.norm_eps) > 0;
-      shared.own[t] = 2 * gain;
-      shared.common[t] = normalised ? -2 * gain * kn2 * with_key : 0.0f;
-      if (t < c.rows) {
-        const int64_t token = (first_token(x.sequences, c.n) + c.first + t) * x.HV + c.h * x.group;
-        float dg = alpha == 0 ? 0.0f : alpha * with_state, dbeta = kn2 * with_key;
-        for (int i = 0; i < x.group; ++i) {
-          if (a.grads.dalpha_p != nullptr) dg += a.grads.dalpha_p[token + i];
-          if (a.grads.dbeta_p != nullptr) dbeta += a.grads.dbeta_p[token + i];
+    // Lanes 2 r have the first of token r, lanes 16 + 2 r the second.
+    const float total = scattered_sum<2 * kRunTokens>(sums, c.lane);
+    const int own = c.lane / 2 % kRunTokens;
+    const float alpha = of_token(gates.alpha, own), kn2 = of_token(gates.kn2, own);
+    if (c.lane % 2 == 0 && own < c.count) {
+      const bool of_alpha = c.lane < 16;
+      float sum = !of_alpha ? kn2 * total : alpha == 0 ? 0.0f : alpha * total;
+      const float* const more = of_alpha ? a.grads.dalpha_p : a.grads.dbeta_p;
+      const int64_t token = (first_token(x.sequences, c.n) + c.token + own) * x.HV + c.h * x.group;
+      for (int i = 0; more != nullptr && i < x.group; ++i) sum += more[token + i];
+      const FlatTensor to{of_alpha ? f.dg.data : f.dbeta.data, of_alpha ? f.dg.step : f.dbeta.step, of_alpha ? f.dg.head : f.dbeta.head,
+                          of_alpha ? f.dg.bf16 : f.dbeta.bf16};
+      Rows rows{};
+      if (to.data != nullptr) {
+        rows = {flat_address(to, c.flat + own, c.h), 0, to.bf16};
+      } else {
+        rows = key_rows(of_alpha ? a.dprecond_g : a.dprecond_beta, x.sequences, c.n, c.h);
+      }
+      if (rows.data != nullptr) store_element(rows, c.token + own, 0, sum);
+    }
+    if (!has_dk) return;
+    const bool normalised = x.rule.k_norm == Norm::kL2 && gates.square + static_cast<float>(x.rule.norm_eps) > 0;
+    const float slope = normalised ? -2 * gates.gain * gates.kn2 : 0.0f;
+    const RunTensor<kN> out(x, f.dk, c, [&] { return key_rows(a.dk, x.sequences, c.n, c.h); });
+    constexpr int kAtOnce = kN == 8 ? 2 : 4;  // rows of the rest
+    float other[kAtOnce][kN];
+#pragma unroll
+    for (int r = 0; r < kRunTokens; ++r) {
+      if (has_rest && r % kAtOnce == 0) {
+        rest.load(r, other);
+        rest.unpack(other);
+        FW_NO_UNROLL
+        for (int i = 1; i < x.group; ++i) {
+          const Rows rows = rows_of(a.grads.d.k, x.sequences, c.n, c.h * x.group + i);
+          add_tokens(run_place<kN>(rows, c.token + r, c.count - r, c.channel, x.K), other);
         }
-        const Rows dg_rows = key_rows(a.dprecond_g, x.sequences, c.n, c.h), dbeta_rows = key_rows(a.dprecond_beta, x.sequences, c.n, c.h);
-        if (dg_rows.data != nullptr) store_element(dg_rows, c.first + t, 0, dg);
-        if (dbeta_rows.data != nullptr) store_element(dbeta_rows, c.first + t, 0, dbeta);
       }
-    }
-    sync_threads();
-    if (dk.data == nullptr || c.channel >= x.K) return;
+      const float gain = 2 * of_token(gates.gain, r), with_key = shuffle(total, 16 + 2 * r), factor = of_token(slope, r);
+      const float common = factor != 0 ? factor * with_key : 0.0f;
+      float row[kN];
 #pragma unroll
-    for (int j = 0; j < kRun; ++j) {
-      const float own = shared.own[c.run * kRun + j], common = shared.common[c.run * kRun + j];
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) da[j][i] = fmaf(own, da[j][i], common) * k[j][i];
-    }
-    if (rest.wide) {
-      cp_async_wait<0>();
-#pragma unroll
-      for (int j = 0; j < kRun; ++j) {
-        const float4 low = *reinterpret_cast<const float4*>(rest_at + 32 * j * kThreads),
-                     high = *reinterpret_cast<const float4*>(rest_at + (32 * j + 16) * kThreads);
-        da[j][0] += low.x, da[j][1] += low.y, da[j][2] += low.z, da[j][3] += low.w;
-        da[j][4] += high.x, da[j][5] += high.y, da[j][6] += high.z, da[j][7] += high.w;
+      for (int j = 0; j < kN; ++j) {
+        row[j] = fmaf(gain, da[r][j], common) * k[r][j];
+        if (has_rest) row[j] += other[r % kAtOnce][j];
       }
-    } else if (a.grads.d.k.data != nullptr) {
-      FW_NO_UNROLL
-      for (int i = 0; i < x.group; ++i) add_run(run_place(rows_of(a.grads.d.k, x.sequences, c.n, c.h * x.group + i), c.token, c.count, c.channel, x.K), da);
+      out.store(r, row);
     }
-    const RunPlace out = run_place(dk, c.token, c.count, c.channel, x.K);
-#pragma unroll
-    for (int j = 0; j < kRun; ++j) store_run_row(out, j, da[j]);
   }
 }
 
@@ -195,17 +248,25 @@ __global__ void __launch_bounds__(kCenterThreads) precond_center_kernel(const fl
   if (thread_index() == 0) out[h * stride] = sum;
 }
 
-template <int kLanes>
+template <int kN>
 void launch_kernels(const PrecondBackwardArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   const Dim3 grid = chunk_grid(x, chunks);
-  const int count = static_cast<int>(chunks);
-  constexpr unsigned kThreads = kPrecondThreads<kLanes>;
-  constexpr size_t kShared = sizeof(ChunkShared<kLanes>), kKept = 2 * sizeof(float) * kChunk * kOwn * kLanes;
-  launch(precond_backward_kernel<kLanes, true>, grid, kThreads, kShared, stream, args, count);
-  ChunkWalk walk{args.scratch, 2 * x.K + 2, args.scratch + x.K + 1, 2 * x.K + 2, args.d_final_precond, args.d_initial_precond, nullptr};
-  walk_chunks<true>(x, walk, stream);
-  launch_overlapped(precond_backward_kernel<kLanes, false>, grid, kThreads, kShared + kKept, stream, args, count);
+  constexpr size_t kShared = sizeof(BackwardShared<kN>);
+  BackwardTensors f;
+  f.k = flat_tensor(x, x.in.k, x.K, kN), f.dm = flat_tensor(x, workspace_rows(x, args.grads.dm, x.HV), x.K, kN);
+  f.g = flat_tensor(x, x.in.precond_g, 1, kN), f.beta = flat_tensor(x, x.in.precond_beta, 1, kN);
+  TokenArg rest = args.grads.d.k;
+  rest.stride_h *= x.group;
+  f.rest = flat_tensor(x, rest, x.K, kN), f.dk = flat_tensor(x, args.dk, x.K, kN);
+  f.dg = flat_tensor(x, args.dprecond_g, 1, kN), f.dbeta = flat_tensor(x, args.dprecond_beta, 1, kN);
+  f.map = precond_map(x.rule, 0.0f);
+  f.behind = args.scratch + chunks * x.H * x.K, f.products = f.behind + chunks * x.H * x.K;
+  f.chunks = static_cast<int32_t>(chunks);
+  f.by_sequence = by_sequence(x);
+  launch(precond_backward_kernel<kN, true>, grid, kPrecondThreads, kShared, stream, args, f);
+  walk_chunks<true>(x, {f.products, args.scratch, f.behind, args.d_final_precond, args.d_initial_precond, nullptr}, stream);
+  launch_overlapped(precond_backward_kernel<kN, false>, grid, kPrecondThreads, kShared + kKeptBytes<kN>, stream, args, f);
 }
 
 }  // namespace
@@ -214,11 +275,11 @@ void precond_backward(const PrecondBackwardArgs& args, int64_t chunks, void* str
   const Problem& x = args.problem;
   if (x.K > 256) fail_internal("precond_backward: expected K <= 256, got {}", x.K);
   if (x.K <= 64) {
-    launch_kernels<8>(args, chunks, stream);
+    launch_kernels<2>(args, chunks, stream);
   } else if (x.K <= 128) {
-    launch_kernels<16>(args, chunks, stream);
+    launch_kernels<4>(args, chunks, stream);
   } else {
-    launch_kernels<32>(args, chunks, stream);
+    launch_kernels<8>(args, chunks, stream);
   }
   if (args.dcenter == nullptr) return;
   launch(precond_center_kernel, Dim3{static_cast<unsigned>(x.H)}, kCenterThreads, 0, stream, args.dcenter_parts, chunks, x.H, args.dcenter,

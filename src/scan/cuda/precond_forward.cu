@@ -1,5 +1,5 @@
 // The diagonal preconditioner forward (recurrence.md section 3; rule/precond.h), chunk-parallel: what each chunk does to A, the A
-// before every chunk, then M of every token. One chunk a sequence is one kernel. See kernels.h.
+// before every chunk, then M of every token, if it is asked for. One chunk a sequence is one kernel. See kernels.h.
 #include "scan/cuda/device/precond_chunk.cuh"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/launch.h"
@@ -7,94 +7,134 @@
 namespace fw::cuda {
 namespace {
 
-template <int kLanes>
-__global__ void __launch_bounds__(kPrecondThreads<kLanes>, 64 / kLanes) precond_sums_kernel(const __grid_constant__ PrecondForwardArgs a, int chunks) {
+constexpr int min_blocks(int channels) { return channels == 8 ? 2 : 4; }
+
+// What a launch is about, beside the arguments.
+struct ForwardTensors {
+  FlatTensor k, g, beta, m;
+  PrecondMap<float> map;
+  float* products = nullptr;  // [chunks, H]
+  int32_t chunks = 0;
+  bool by_sequence = false;
+};
+
+template <int kN>
+__global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
+    precond_sums_kernel(const __grid_constant__ PrecondForwardArgs a, const __grid_constant__ ForwardTensors f) {
   const Problem& x = a.problem;
-  ChunkShared<kLanes>& shared = *reinterpret_cast<ChunkShared<kLanes>*>(shared_memory());
+  RunShared<kN>& shared = *reinterpret_cast<RunShared<kN>*>(shared_memory());
   grid_dependency_launch();
-  const ChunkPlace c = chunk_place<kLanes>(x, block_chunk());
-  if (c.chunk >= chunks) return;
+  const RunBlock c = run_block<kN>(x, f.chunks, f.by_sequence, false);
+  if (c.chunk < 0) return;
   if (a.slots != nullptr && a.slots[c.n] < 0) return;
-  const ChunkGates gates = load_gates(x, c);
-  RunRows k;
-  load_run(run_place(key_rows(x.in.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K), k);
-  chunk_gates(x, c, gates, k, shared);
-  run_sums(c, k, shared);
-  if (c.thread >= kOwn * kLanes) return;
-  const ChunkMap map = chunk_map<false>(c, shared);
-  float* const out = a.scratch + (static_cast<int64_t>(c.chunk) * x.H + c.h) * (x.K + 1);
-  if (c.thread == 0) out[0] = map.product;
-  if (c.thread < x.K) out[1 + c.thread] = map.sum;
+  const RunTensor<kN> keys(x, f.k, c, [&] { return key_rows(x.in.k, x.sequences, c.n, c.h); });
+  RunRows<kN> k;
+  keys.load(0, k);
+  const RawGates raw = load_gates(x, f.g, f.beta, c);
+  keys.unpack(k);
+  const RunGates gates = make_gates<kN>(x, raw, k, c.lane);
+  const auto key = [&](int r, float(&row)[kN]) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j) row[j] = k[r][j];
+  };
+  put_run<kN>(gates, c.warp, c.lane, shared, key);
+  sync_threads();
+  if (c.warp != 0) return;
+  float sum[kN] = {};
+  const float product = run_start<false, kN>(kRuns, c.lane, shared, sum);
+  const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
+  store_lane(a.scratch, place, c.channel, x.K, sum);
+  if (c.lane == 0) f.products[place] = product;
 }
 
 // alone: every sequence is one chunk, and this kernel all there is.
-template <int kLanes>
-__global__ void __launch_bounds__(kPrecondThreads<kLanes>, 64 / kLanes)
-    precond_rows_kernel(const __grid_constant__ PrecondForwardArgs a, int chunks, bool alone) {
+template <int kN>
+__global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
+    precond_rows_kernel(const __grid_constant__ PrecondForwardArgs a, const __grid_constant__ ForwardTensors f, bool alone) {
   const Problem& x = a.problem;
-  ChunkShared<kLanes>& shared = *reinterpret_cast<ChunkShared<kLanes>*>(shared_memory());
+  RunShared<kN>& shared = *reinterpret_cast<RunShared<kN>*>(shared_memory());
   // From the last chunk on: its keys are what the sums have left in the cache.
-  const ChunkPlace c = chunk_place<kLanes>(x, chunks - 1 - block_chunk());
+  const RunBlock c = run_block<kN>(x, f.chunks, f.by_sequence, true);
   if (c.chunk < 0) return grid_dependency_wait();
   const int slot = a.slots != nullptr ? a.slots[c.n] : c.n;
   const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
   if (slot < 0) return grid_dependency_wait();
-  const ChunkGates gates = load_gates(x, c);
-  RunRows k;
-  load_run(run_place(key_rows(x.in.k, x.sequences, c.n, c.h), c.token, c.count, c.channel, x.K), k);
+  const RunTensor<kN> keys(x, f.k, c, [&] { return key_rows(x.in.k, x.sequences, c.n, c.h); });
+  RunRows<kN> k;
+  keys.load(0, k);
+  const RawGates raw = load_gates(x, f.g, f.beta, c);
   grid_dependency_wait();
-  float start = 0;
-  if (c.thread < x.K) start = alone ? load_precond(x.initial_precond, slot, c.h, c.thread) : a.boundaries[place * x.K + c.thread];
-  chunk_gates(x, c, gates, k, shared);
-  run_sums(c, k, shared);
-  if (alone && c.thread < x.K) {
-    if (a.boundaries != nullptr) a.boundaries[place * x.K + c.thread] = start;
-    const ChunkMap map = chunk_map<false>(c, shared);
-    store_precond(a.final_precond, slot, c.h, c.thread, fmaf(map.product, start, map.sum));
+  float state[kN];
+  if (alone) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j) state[j] = c.channel + j < x.K ? load_precond(x.initial_precond, slot, c.h, c.channel + j) : 0.0f;
+  } else {
+    load_lane(a.boundaries, place, c.channel, x.K, state);
   }
-  run_starts<false>(c, start, shared);
-  if (c.channel >= x.K) return;
-  const PrecondMap<float> map = precond_map(x.rule, x.rule.uses_precond_center() ? x.precond_center[c.h * x.center_stride] : 0.0f);
-  float state[kOwn];
-  get_own(&shared.sum[c.run][c.channel], state);
-  float* const m = a.m + (first_token(x.sequences, c.n) * x.H + c.h) * x.K;
-  const RunPlace out = run_place({reinterpret_cast<char*>(m), static_cast<int64_t>(x.H) * x.K, 0}, c.token, c.count, c.channel, x.K);
+  keys.unpack(k);
+  const RunGates gates = make_gates<kN>(x, raw, k, c.lane);
+  const auto key = [&](int r, float(&row)[kN]) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j) row[j] = k[r][j];
+  };
+  put_run<kN>(gates, c.warp, c.lane, shared, key);
+  sync_threads();
+  if (alone && c.warp == 0) {
+    if (a.boundaries != nullptr) store_lane(a.boundaries, place, c.channel, x.K, state);
+    float sum[kN] = {};
+    const float product = run_start<false, kN>(kRuns, c.lane, shared, sum);
+#pragma unroll
+    for (int j = 0; j < kN; ++j) {
+      if (c.channel + j < x.K) store_precond(a.final_precond, slot, c.h, c.channel + j, fmaf(product, state[j], sum[j]));
+    }
+  }
+  if (a.m == nullptr) return;
+  run_start<false, kN>(c.warp, c.lane, shared, state);
+  PrecondMap<float> map = f.map;
+  if (x.rule.uses_precond_center()) map.center = x.precond_center[c.h * x.center_stride];
+  const RunTensor<kN> out(x, f.m, c, [&] { return key_rows(workspace_rows(x, a.m, x.H), x.sequences, c.n, c.h); });
   with_form(map, [&](const PrecondMap<float>& form) {
 #pragma unroll
-    for (int j = 0; j < kRun; ++j) {
-      const float alpha = shared.alpha[c.run * kRun + j], gain = shared.gain[c.run * kRun + j];
-      float row[kOwn];
+    for (int r = 0; r < kRunTokens; ++r) {
+      const float alpha = of_token(gates.alpha, r), gain = of_token(gates.gain, r);
+      float row[kN];
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        const float before = state[i];
-        state[i] = fmaf(alpha, before, gain * k[j][i] * k[j][i]);
-        row[i] = precond_value<FastMath>(form, form.previous ? before : state[i]);
+      for (int j = 0; j < kN; ++j) {
+        const float before = state[j];
+        state[j] = step_precond(alpha, gain, k[r][j], before);
+        row[j] = precond_value<FastMath>(form, form.previous ? before : state[j]);
       }
-      store_run_row(out, j, row);
+      out.store(r, row);
     }
   });
 }
 
-template <int kLanes>
+template <int kN>
 void launch_kernels(const PrecondForwardArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   const Dim3 grid = chunk_grid(x, chunks);
-  const int count = static_cast<int>(chunks);
-  constexpr unsigned kThreads = kPrecondThreads<kLanes>;
-  constexpr size_t kShared = sizeof(ChunkShared<kLanes>);
-  if (x.sequences.offsets == nullptr && x.sequences.chunks == 1) return launch(precond_rows_kernel<kLanes>, grid, kThreads, kShared, stream, args, count, true);
-  launch(precond_sums_kernel<kLanes>, grid, kThreads, kShared, stream, args, count);
-  walk_chunks<false>(x, {args.scratch, x.K + 1, args.boundaries, x.K, x.initial_precond, args.final_precond, args.slots}, stream);
-  launch_overlapped(precond_rows_kernel<kLanes>, grid, kThreads, kShared, stream, args, count, false);
+  constexpr size_t kShared = sizeof(RunShared<kN>);
+  ForwardTensors f;
+  f.k = flat_tensor(x, x.in.k, x.K, kN), f.m = flat_tensor(x, workspace_rows(x, args.m, x.H), x.K, kN);
+  f.g = flat_tensor(x, x.in.precond_g, 1, kN), f.beta = flat_tensor(x, x.in.precond_beta, 1, kN);
+  f.map = precond_map(x.rule, 0.0f);
+  f.products = args.scratch + chunks * x.H * x.K;
+  f.chunks = static_cast<int32_t>(chunks);
+  f.by_sequence = by_sequence(x);
+  if (args.made) return launch(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, false);
+  if (x.sequences.offsets == nullptr && x.sequences.chunks == 1) return launch(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, true);
+  launch(precond_sums_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f);
+  walk_chunks<false>(x, {f.products, args.scratch, args.boundaries, x.initial_precond, args.final_precond, args.slots}, stream);
+  if (args.m != nullptr) launch_overlapped(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, false);
 }
 
 }  // namespace
 
 void precond_forward(const PrecondForwardArgs& args, int64_t chunks, void* stream) {
   const int K = args.problem.K;
-  if (K <= 64) return launch_kernels<8>(args, chunks, stream);
-  if (K <= 128) return launch_kernels<16>(args, chunks, stream);
-  if (K <= 256) return launch_kernels<32>(args, chunks, stream);
+  if (K <= 64) return launch_kernels<2>(args, chunks, stream);
+  if (K <= 128) return launch_kernels<4>(args, chunks, stream);
+  if (K <= 256) return launch_kernels<8>(args, chunks, stream);
   fail_internal("precond_forward: expected K <= 256, got {}", K);
 }
 

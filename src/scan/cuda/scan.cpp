@@ -214,14 +214,15 @@ void scan_segments_reverse(const Plan& plan, const DevicePlan& device, ScanRever
   scan_reverse(scan, device.key, plan.stream);
 }
 
-// M of the preconditioner, into the workspace; final_precond may be absent.
-void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegions& regions, const Space& space, const StateArg& final_precond,
-                  Problem& problem) {
+// M of the preconditioner, into the workspace, and A before every chunk; final_precond may be absent. made: A is there.
+void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegions& regions, const Space& space, float* boundaries, bool made,
+                  const StateArg& final_precond, Problem& problem) {
   if (!plan.rule.uses_precond()) return;
   PrecondForwardArgs args;
   args.problem = problem;
   args.m = space.at<float>(regions.m);
-  args.boundaries = space.at<float>(regions.boundaries);
+  args.boundaries = boundaries;
+  args.made = made;
   args.scratch = space.at<float>(regions.scratch);
   args.final_precond = final_precond;
   args.slots = plan.slots;
@@ -262,11 +263,89 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   }
 }
 
+// ---- Rules that need no images
+
+OfflineScanArgs offline_forward_args(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved) {
+  OfflineScanArgs scan;
+  scan.problem = problem;
+  scan.sequences = problem.sequences;
+  scan.o = token_arg(plan, out.o);
+  scan.from = problem.initial_state;
+  scan.to = state_arg(plan, out.final_state);
+  scan.states = saved != nullptr ? Space(saved).at<uint16_t>(device.saved.states) : nullptr;
+  return scan;
+}
+
+// `scan` as for the whole call: of a cut sequence the segments' own parts first, then everything from the segments' own states.
+void offline_scans(const Plan& plan, const DevicePlan& device, OfflineScanArgs scan, const Space& space) {
+  const Segments& s = device.segments;
+  if (!s || (scan.reverse && !s.backward)) {
+    offline_scan(scan, device.key, plan.stream);
+    return;
+  }
+  const SegmentRegions& r = scan.reverse ? device.backward.segments : device.forward.segments;
+  const std::vector<int32_t> parts = scan.reverse ? s.backward_parts() : s.forward_parts(false, false);
+  const SegmentTables tables = upload_segments(plan, s, r, scan.reverse ? s.first_of : s.last_of, parts, space);
+  scan.sequences = tables.sequences;
+  OfflineScanArgs own = scan;
+  own.o = {};
+  own.states = nullptr;
+  own.from = {};
+  own.to = segment_states(plan, space.at<float>(r.states), plan.V);
+  own.decays = space.at<float>(r.decays);
+  own.parts = tables.parts;
+  offline_scan(own, device.key, plan.stream);
+  OfflineJoinArgs join;
+  join.N = static_cast<int32_t>(plan.N);
+  join.HV = static_cast<int32_t>(plan.HV);
+  join.K = static_cast<int32_t>(plan.K);
+  join.V = static_cast<int32_t>(plan.V);
+  join.first_segment = tables.first;
+  join.decays = own.decays;
+  join.states = space.at<float>(r.states);
+  join.from = scan.from;
+  join.reverse = scan.reverse;
+  offline_join(join, plan.stream);
+  scan.from = own.to;
+  scan.final_index = tables.ends_of;
+  offline_scan(scan, device.key, plan.stream);
+}
+
+void offline_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
+                      const void* saved, const HeadGradients& heads, const Space& space) {
+  OfflineScanArgs scan;
+  scan.problem = problem;
+  scan.sequences = problem.sequences;
+  scan.reverse = true;
+  scan.d_o = token_arg(plan, d.o);
+  scan.from = state_arg(plan, d.final_state);
+  scan.to = state_arg(plan, grads.initial_state);
+  scan.states = space.at<uint16_t>(device.backward.d_states);
+  offline_scans(plan, device, scan, space);
+  OfflineGradientArgs args;
+  args.problem = problem;
+  args.d_o = scan.d_o;
+  args.states = Space(const_cast<void*>(saved)).at<uint16_t>(device.saved.states);
+  args.d_states = scan.states;
+  args.grads = heads;
+  offline_gradients(args, device.key, device.chunks, plan.stream);
+}
+
 void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
   const Space space(workspace);
   upload_tables(plan, device.forward.common, space);
   Problem problem = problem_of(plan, device, in, device.forward.common, space);
-  make_precond(plan, device, device.forward.common, space, precond_arg(out.final_precond), problem);
+  // One token a sequence: token_forward makes the step of A itself.
+  const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1;
+  if (!steps_precond) {
+    const bool save = saved != nullptr && device.saved.boundaries.bytes > 0;
+    float* const boundaries = save ? Space(saved).at<float>(device.saved.boundaries) : space.at<float>(device.forward.common.boundaries);
+    make_precond(plan, device, device.forward.common, space, boundaries, false, precond_arg(out.final_precond), problem);
+  }
+  if (device.direct) {
+    offline_scans(plan, device, offline_forward_args(plan, device, problem, out, saved), space);
+    return;
+  }
   if (device.chunk_form) {
     chunk_forward(plan, device, problem, out, saved, space);
     return;
@@ -276,6 +355,7 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
   args.o = token_arg(plan, out.o);
   args.final_state = state_arg(plan, out.final_state);
   args.slots = plan.slots;
+  if (steps_precond && plan.rule.uses_precond()) args.final_precond = precond_arg(out.final_precond);
   token_forward(args, plan.stream);
 }
 
@@ -288,7 +368,7 @@ class GroupedGradients {
     d_ = token_args(plan, grads);
     d_.precond_g = d_.precond_beta = TokenArg{};
     redirect(d_.q, r.q, space, false);
-    redirect(d_.k, r.k, space, plan.rule.uses_precond());
+    redirect(d_.k, r.k, space, plan.rule.uses_precond() && plan.group() > 1);
     redirect(d_.erase_key, r.erase_key, space, false);
     redirect(d_.erase_gate, r.erase_gate, space, false);
     redirect(d_.g, r.g, space, false);
@@ -305,7 +385,7 @@ class GroupedGradients {
     TokenArg to;
     const Region* region;
   };
-  // always: the preconditioner adds to it, and wants it even if the caller does not.
+  // always: the preconditioner adds them to its own. (Of heads alone in their group it finds them in the caller's tensor.)
   void redirect(TokenArg& arg, const Region& region, const Space& space, bool always) {
     if (!always && (arg.data == nullptr || arg.divisor == 1)) return;
     float* data = space.at<float>(region);
@@ -319,11 +399,11 @@ class GroupedGradients {
 };
 
 void finish_precond(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
-                    const HeadGradients& heads, const Space& space) {
+                    const HeadGradients& heads, const float* boundaries, const Space& space) {
   const BackwardRegions& r = device.backward;
   PrecondBackwardArgs args;
   args.problem = problem;
-  args.boundaries = space.at<float>(r.common.boundaries);
+  args.boundaries = boundaries;
   args.scratch = space.at<float>(r.common.scratch);
   args.grads = heads;
   args.d_final_precond = precond_arg(d.final_precond);
@@ -392,14 +472,18 @@ void scan_backward(const Plan& plan, const Inputs<float>& in, const Outputs<floa
   const BackwardRegions& r = device.backward;
   upload_tables(plan, r.common, space);
   Problem problem = problem_of(plan, device, in, r.common, space);
-  make_precond(plan, device, r.common, space, {}, problem);
+  const bool made = device.saved.boundaries.bytes > 0;
+  float* const boundaries = made ? Space(const_cast<void*>(kept)).at<float>(device.saved.boundaries) : space.at<float>(r.common.boundaries);
+  make_precond(plan, device, r.common, space, boundaries, made, {}, problem);
   const GroupedGradients grouped(plan, device, grads, space);
   HeadGradients heads;
   heads.d = grouped.per_value_head();
   heads.dm = space.at<float>(r.dm);
   heads.dalpha_p = space.at<float>(r.dalpha_p);
   heads.dbeta_p = space.at<float>(r.dbeta_p);
-  if (device.chunk_form) {
+  if (device.direct) {
+    offline_backward(plan, device, problem, d, grads, kept, heads, space);
+  } else if (device.chunk_form) {
     chunk_backward(plan, device, problem, d, grads, kept, heads, space);
   } else {
     TokenBackwardArgs args;
@@ -412,7 +496,7 @@ void scan_backward(const Plan& plan, const Inputs<float>& in, const Outputs<floa
     token_backward(args, plan.longest, plan.stream);
   }
   grouped.sum(problem);
-  if (plan.rule.uses_precond()) finish_precond(plan, device, problem, d, grads, heads, space);
+  if (plan.rule.uses_precond()) finish_precond(plan, device, problem, d, grads, heads, boundaries, space);
 }
 
 }  // namespace fw::cuda

@@ -88,9 +88,10 @@ class TokenDevice {
     if (p_.rule.uses_precond()) {
       x_.initial_precond = precond_state(p_.in.initial_precond);
       final_precond = run_.in_place && x_.initial_precond.data != nullptr ? x_.initial_precond : fresh_precond();
-      make_m(final_precond);
+      if (!steps()) make_m(final_precond);
     }
     TokenForwardArgs args;
+    if (steps()) args.final_precond = final_precond;
     args.problem = x_;
     args.o = output(s_.HV, s_.V, run_.bf16_outputs);
     args.final_state = final_state;
@@ -177,6 +178,8 @@ class TokenDevice {
   }
 
  private:
+  // One token a sequence: token_forward makes M itself.
+  bool steps() const { return p_.rule.uses_precond() && !packed_ && x_.T == 1; }
   int64_t g_heads() const { return s_.g_heads == 0 ? s_.H : s_.g_heads; }
   int64_t erase_heads() const { return s_.erase_heads == 0 ? s_.H : s_.erase_heads; }
 

@@ -39,11 +39,6 @@ struct RowGroup {
   FW_DEVICE int row(int k) const { return 8 * group + (before ? 7 - k : k); }
 };
 
-// Whether two neighbouring channels of every row are one aligned access.
-FW_DEVICE bool in_pairs(const Rows& rows, int K) {
-  return ((static_cast<int>(rows.stride) | K) & 1) == 0 && (reinterpret_cast<uintptr_t>(rows.data) & (rows.bf16 != 0 ? 3 : 7)) == 0;
-}
-
 // Log-decays of the group's rows away from the anchor, 0 past the end. What lies as pairs of bf16 is brought a turn ahead.
 struct DecayWords {
   uint32_t words[8];
@@ -55,7 +50,7 @@ FW_DEVICE DecayWords load_decay_words(const ScalarChunk<Shape>& c, int turn) {
   const RowGroup<Shape> at(c);
   const int K = c.args.problem.K;
   const Rows from = c.rows_at(c.args.problem.in.g, turn);
-  if (from.bf16 == 0 || !in_pairs(from, K)) return x;
+  if (from.bf16 == 0 || !c.pieces(kPairsG)) return x;
   const int limit = at.channel < K ? c.rows(turn) : 0;
   const char* p = from.data + (at.row(0) * from.stride + at.channel) * 2;
   const int64_t step = from.stride * (at.before ? -2 : 2);
@@ -67,7 +62,7 @@ template <class Shape>
 FW_DEVICE void unpack_decays(const ScalarChunk<Shape>& c, int turn, const RowGroup<Shape>& at, const DecayWords& x, float2 (&g)[8]) {
   const int K = c.args.problem.K;
   const Rows from = c.rows_at(c.args.problem.in.g, turn);
-  const bool pairs = in_pairs(from, K);
+  const bool pairs = c.pieces(kPairsG);
   if (from.bf16 != 0 && pairs) {
     FW_UNROLL
     for (int k = 0; k < 8; ++k) g[k] = make_float2(bf16_low(x.words[k]), bf16_high(x.words[k]));
@@ -173,41 +168,6 @@ FW_DEVICE void anchor_8(const uint4& factors, float (&r)[8], float (&e)[8], floa
   }
 }
 
-// The streams in their places, anchored; a thread has there what GeneralRows::make_streams let it write.
-template <class Shape>
-FW_DEVICE void anchor_streams(const GradientChunk<Shape>& c) {
-  constexpr int kLanes = Shape::kKey / 8, kRows = Shape::kThreads / kLanes;
-  FW_NO_UNROLL
-  for (int row = c.thread / kLanes; row < kChunk; row += kRows) {
-    char* at = c.memory + panel_offset(row, c.thread % kLanes * 8);
-    uint4* tiles[3] = {reinterpret_cast<uint4*>(at + Shape::kRead), reinterpret_cast<uint4*>(at + Shape::kErase), reinterpret_cast<uint4*>(at + Shape::kWrite)};
-    float x[3][8] = {};
-    unpack_8(*tiles[0], x[0]);
-    if (Shape::kOnline) unpack_8(*tiles[1], x[1]);
-    unpack_8(*tiles[2], x[2]);
-    anchor_8(*reinterpret_cast<const uint4*>(at + Shape::kFactors), x[0], x[1], x[2]);
-    *tiles[0] = pack_8(x[0]);
-    if (Shape::kOnline) *tiles[1] = pack_8(x[1]);
-    *tiles[2] = pack_8(x[2]);
-  }
-}
-
-// Back to r and w, in the places that the front's gradients of this thread read.
-template <class Shape>
-FW_DEVICE void restore_streams(const GradientChunk<Shape>& c) {
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    FW_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int row = c.row() + 8 * half, column = c.column() + 8 * j;
-      uint32_t &r = c.word(Shape::kRead, row, column), &w = c.word(Shape::kWrite, row, column);
-      const uint32_t f = c.word(Shape::kFactors, row, column);
-      r = pack_bf16(bf16_low(r) * rcp_fast(bf16_low(f)), bf16_high(r) * rcp_fast(bf16_high(f)));
-      w = pack_bf16(bf16_low(w) * bf16_low(f), bf16_high(w) * bf16_high(f));
-    }
-  }
-}
-
 // Where decays were bounded, the states' parts are made smaller by what the bound took on the way to the chunk's start (r, e) or end
 // (w, D (.) S0).
 template <class Shape>
@@ -307,8 +267,8 @@ FW_DEVICE void store_tails(const GradientChunk<Shape>& c, float (&x)[8]) {
   c.floats(Shape::kTails)[c.block_row() * Shape::kKey + c.column() + index / 2 * 8 + index % 2] = x[0];
 }
 
-// Adds x (.) the warp's tile of an anchored stream to d_g (subtracts: kMinus); 16 columns from 8 j on.
-template <bool kMinus, class Shape>
+// Adds x (.) the warp's tile of an anchored stream to d_g; 16 columns from 8 j on.
+template <class Shape>
 FW_DEVICE void add_dots(const GradientChunk<Shape>& c, int tile, int j, const float (&x)[4][4], float (&d_g)[4][4]) {
   uint32_t words[4];
   load_left(words, c.base + tile, 16 * c.block_row(), 32 * c.group() + 8 * j, c.lane);
@@ -316,8 +276,8 @@ FW_DEVICE void add_dots(const GradientChunk<Shape>& c, int tile, int j, const fl
   for (int i = 0; i < 4; ++i) {
     float* to = d_g[j + i / 2] + i % 2 * 2;
     const float* from = x[j + i / 2] + i % 2 * 2;
-    to[0] += (kMinus ? -bf16_low(words[i]) : bf16_low(words[i])) * from[0];
-    to[1] += (kMinus ? -bf16_high(words[i]) : bf16_high(words[i])) * from[1];
+    to[0] += bf16_low(words[i]) * from[0];
+    to[1] += bf16_high(words[i]) * from[1];
   }
 }
 
@@ -329,8 +289,8 @@ FW_DEVICE void walk_blocks(const GradientChunk<Shape>& c, StreamSums& sums) {
   const bool steep = decays_are(c, Decays::kSteep);
   {
     float dots[4][4] = {}, tails[8];
-    add_dots<false>(c, Shape::kWrite, 0, sums.w, dots);
-    add_dots<false>(c, Shape::kWrite, 2, sums.w, dots);
+    add_dots(c, Shape::kWrite, 0, sums.w, dots);
+    add_dots(c, Shape::kWrite, 2, sums.w, dots);
     FW_UNROLL
     for (int j = 0; j < 4; ++j) tails[2 * j] = dots[j][0] + dots[j][2], tails[2 * j + 1] = dots[j][1] + dots[j][3];
     store_tails(c, tails);
@@ -383,51 +343,12 @@ FW_DEVICE void walk_blocks(const GradientChunk<Shape>& c, StreamSums& sums) {
   }
 }
 
-// dr, de, dw without the diagonal of dP, and their part of dG.
-template <class Shape>
-FW_DEVICE void finish_streams(const GradientChunk<Shape>& c, StreamSums& sums, float (&d_g)[4][4]) {
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    FW_UNROLL
-    for (int i = 0; i < 4; ++i) d_g[j][i] = 0;
-  }
-  FW_UNROLL
-  for (int j = 0; j < 4; j += 2) {
-    add_dots<false>(c, Shape::kRead, j, sums.r, d_g);
-    if (Shape::kOnline) add_dots<false>(c, Shape::kErase, j, sums.e, d_g);
-    add_dots<true>(c, Shape::kWrite, j, sums.w, d_g);
-  }
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    FW_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t word = c.word(Shape::kFactors, c.row() + 8 * half, c.column() + 8 * j);
-      const float2 f = make_float2(bf16_low(word), bf16_high(word));
-      const int i = 2 * half;
-      sums.r[j][i] *= f.x;
-      sums.r[j][i + 1] *= f.y;
-      if (Shape::kOnline) sums.e[j][i] *= -f.x;
-      if (Shape::kOnline) sums.e[j][i + 1] *= -f.y;
-      sums.w[j][i] *= rcp_fast(f.x);
-      sums.w[j][i + 1] *= rcp_fast(f.y);
-    }
-  }
-}
-
-template <class Shape>
-FW_DEVICE void store_decay_sums(const GradientChunk<Shape>& c, const float (&d_g)[4][4]) {
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    store_float2(decay_sum(c, c.row(), c.column() + 8 * j), d_g[j][0], d_g[j][1]);
-    store_float2(decay_sum(c, c.row() + 8, c.column() + 8 * j), d_g[j][2], d_g[j][3]);
-  }
-}
-
 // The tail of dg of two channels: what the decay of the whole chunk does to the state, and the states' part of w.dw.
 template <class Shape>
 FW_DEVICE float2 channel_tail(const GradientChunk<Shape>& c, int channel) {
   float2 dots = make_float2(0, 0), rest = make_float2(1, 1), tail = make_float2(0, 0);
-  FW_UNROLL
+  constexpr int kUnroll = Shape::kKey == 128 ? 8 : 1;  // else there are too few registers
+#pragma unroll(kUnroll)
   for (int i = 7; i >= 0; --i) {
     const float2 f = float2_at(c.floats(Shape::kHalves) + i * Shape::kKey + channel), dot = float2_at(c.floats(Shape::kStateDots) + i * Shape::kKey + channel);
     rest.x *= f.x, rest.y *= f.y;
@@ -456,7 +377,7 @@ FW_DEVICE void sum_decay_gradient(const GradientChunk<Shape>& c, float2 (&x)[8])
 
 // dg. A bounded decay enters the pairs as larger than it is, and so does its gradient.
 template <class Shape>
-FW_DEVICE void store_channel_decay_gradient(const ScalarChunk<Shape>& c, int turn, float2 (&x)[8]) {
+FW_DEVICE void store_channel_decay_gradient(const ScalarChunk<Shape>& c, int turn, bool bounded, float2 (&x)[8]) {
   const int group = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2, K = c.args.problem.K;
   const Rows out = c.rows_at(c.args.grads.d.g, turn);
   if (out.data == nullptr) return;
@@ -471,7 +392,7 @@ FW_DEVICE void store_channel_decay_gradient(const ScalarChunk<Shape>& c, int tur
   for (int i = 0; i < 8; ++i) x[i].x += later.x, x[i].y += later.y;
   const int rows = c.rows(turn) - 8 * group;
   const int64_t t = 8 * group;
-  if (decays_are(c, Decays::kBounded)) {
+  if (bounded) {
     const Rows g = c.rows_at(c.args.problem.in.g, turn);
     FW_UNROLL
     for (int i = 0; i < 8; ++i) {
@@ -480,7 +401,7 @@ FW_DEVICE void store_channel_decay_gradient(const ScalarChunk<Shape>& c, int tur
       x[i].y *= exp2_fast(min(log2_decay(step.y) - kLowestDecay, 0.0f));
     }
   }
-  if (!in_pairs(out, K)) {
+  if (!c.pieces(kPairsDG)) {
     FW_UNROLL
     for (int i = 0; i < 8; ++i) {
       if (i < rows) store_pair(out, t + i, channel, K, x[i]);

@@ -1,7 +1,7 @@
 // The gradient kernel for channel decay. As that for scalar decay (gradient_scalar_kernel.cuh) up to dP and dT and from dr, de, dw on.
 #pragma once
 
-#include "scan/cuda/device/gradient_channel_rows.cuh"
+#include "scan/cuda/device/gradient_channel_mixed.cuh"
 #include "scan/cuda/device/gradient_scalar_kernel.cuh"
 
 namespace fw::cuda {
@@ -9,6 +9,13 @@ namespace fw::cuda {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
   ScalarChunk<Shape> c(args);
+  const auto load_words = [](const ScalarChunk<Shape>& at, int turn) {
+    if constexpr (Shape::kFast) {
+      return load_row_words(at, turn);
+    } else {
+      return MixedRows::load_words(at, turn);
+    }
+  };
   if (c.thread == 0) {
     FW_UNROLL
     for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.barrier(i), Shape::kThreads + 4);
@@ -22,7 +29,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
   prefetch_turn(c, 1);
   prefetch_channels(c, 1);
   if (c.thread == 0) load_pairs(c, 0);
-  RowWords rows = load_row_words(c, 0);
+  RowWords rows = load_words(c, 0);
   DecayWords decays = load_decay_words(c, 0);
   ValueStep loaded;
   for (int i = 0; i < Shape::kStages; ++i) {
@@ -30,19 +37,22 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     loaded.next(c.blocks);
   }
   publish_row_numbers(c, 0, load_row_numbers(c, 0));
-  float beta = load_row_numbers(c, 1).x;
-  int step = 0;  // value blocks so far
 
-  FW_NO_UNROLL
-  for (int turn = 0; c.has(turn); ++turn) {
+  int turn = 0;
+  // What follows from the thread's number, and where registers are few from the turn's, is made again from here on.
+  const auto refresh = [&] {
     c.refresh();
+    if (Shape::kKey == 64) turn = opaque(turn);
+  };
+  FW_NO_UNROLL
+  for (; c.has(turn); ++turn) {
+    refresh();
     sum_channel_decay(c, turn, decays);
     sync_threads();
     if constexpr (Shape::kFast) {
       make_fast_streams(c, turn, rows);
     } else {
-      GeneralRows::make_streams(c, turn);
-      anchor_streams(c);
+      MixedRows::make_streams(c, turn, rows);
     }
     join_decays(c);
     mbarrier_wait(c.pairs_barrier(), turn & 1);
@@ -52,105 +62,109 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     StreamSums sums;
     {
       PairSums<Shape> pairs;
-      float z_sums[ValueLanes<Shape>::kPasses] = {};
-      float2 state_dots = make_float2(0, 0);
       FW_NO_UNROLL
-      for (int block = 0; block < c.blocks; ++block, ++step) {
-        c.refresh();
-        const int index = step % Shape::kStages, stage = index * Shape::kStageBytes;
+      for (int block = 0;; ++block) {
+        refresh();
+        const int step = turn * c.blocks + block, index = step % Shape::kStages, stage = index * Shape::kStageBytes;
         // What lives beside the products in flight are few registers.
-        if constexpr (Shape::kKey == 64 || Shape::kGates) {
-          mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
-          make_value_tiles(c, stage);
-          start_value_products(c, stage, sums, pairs);
+        constexpr bool kRoom = Shape::kKey == 128 && Shape::kFast;
+        ChannelValueWords<Shape> words;
+        if (kRoom) words.load(c, turn, block, 0);
+        mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
+        make_value_tiles(c, stage);
+        start_value_products(c, stage, sums, pairs);
+        if constexpr (kRoom) {
+          channel_value_rows(c, turn, block, 0, stage, words);
+          sum_state_dots(c, block, stage);
           finish_value_products(sums, pairs);
-          ValueWords<Shape> words;
-          words.load(c, turn, block);
-          add_state_dots(c, stage, state_dots);
-          value_rows(c, turn, block, stage, words, z_sums);
         } else {
-          ValueWords<Shape> words;
-          words.load(c, turn, block);
-          mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
-          make_value_tiles(c, stage);
-          start_value_products(c, stage, sums, pairs);
-          value_rows(c, turn, block, stage, words, z_sums);
-          add_state_dots(c, stage, state_dots);
           finish_value_products(sums, pairs);
+          refresh();
+          FW_NO_UNROLL
+          for (int pass = 0; pass < ChannelLanes<Shape>::kPasses; ++pass) {
+            words.load(c, turn, block, pass);
+            channel_value_rows(c, turn, block, pass, stage, words);
+          }
+          sum_state_dots(c, block, stage);
         }
-        if (block + 1 == c.blocks) break;
+        const bool last = block + 1 == c.blocks;
+        if (last) store_block_pairs(c, pairs);
         fence_async_shared();
         sync_threads();
-        load_stage(c, index, loaded.turn, loaded.block);
-        loaded.next(c.blocks);
-      }
-      store_block_pairs(c, pairs);
-      store_float2(c.floats(Shape::kStateDots) + c.thread / Shape::kPairs * Shape::kKey + c.thread % Shape::kPairs * 2, state_dots.x, state_dots.y);
-      FW_UNROLL
-      for (int i = 0; i < ValueLanes<Shape>::kPasses; ++i) {
-        const float sum = group_sum<ValueLanes<Shape>::kLanes>(z_sums[i]);
-        if (c.thread % ValueLanes<Shape>::kLanes == 0) c.floats(Shape::kDZv)[c.thread / ValueLanes<Shape>::kLanes + i * ValueLanes<Shape>::kRows] = sum;
+        ValueStep ahead{turn, block};
+        FW_UNROLL
+        for (int i = 0; i < Shape::kStages; ++i) ahead.next(c.blocks);
+        load_stage(c, index, ahead.turn, ahead.block);
+        if (last) break;
       }
     }
-    fence_async_shared();
-    sync_threads();
-    load_stage(c, step % Shape::kStages, loaded.turn, loaded.block);
-    loaded.next(c.blocks);
-    ++step;
 
-    c.refresh();
+    refresh();
     if (decays_are(c, Decays::kBounded)) unbound_states(c, turn, sums);
     FastParts parts;
     if constexpr (Shape::kFast && Shape::kGates) load_gates(c, turn, parts);
+    if constexpr (Shape::kPrecond && Shape::kKey == 128) load_m(c, turn, parts);
     walk_blocks(c, sums);
-    c.refresh();
+    refresh();
     if constexpr (Shape::kFast) {
-      finish_fast_streams(c, sums, parts);
+      finish_fast_streams(c, turn, sums, parts);
       store_row_sums(c, c.row(), parts.sums[0]);
       store_row_sums(c, c.row() + 8, parts.sums[1]);
     } else {
-      float d_g[4][4];
-      finish_streams(c, sums, d_g);
-      sync_threads();
-      store_decay_sums(c, d_g);
-      restore_streams(c);
-      GeneralRows::sum_rows(c, turn, sums, FragmentM<Shape>(c, turn));
+      MixedRows::finish_streams(c, turn, sums);
     }
     sync_threads();
-    float2 d_g[8];
-    sum_decay_gradient(c, d_g);
-    fence_async_shared();
-    sync_threads();
-    if (c.thread == 6 * 32) load_pairs(c, turn + 1);
+    refresh();
+    constexpr bool kEarly = Shape::kKey == 128;  // else there are too few registers, and another block that computes meanwhile
+    if (kEarly) decays = load_decay_words(c, turn + 1);
+    const float beta = load_row_numbers(c, turn + 1).x;
     if (c.thread < kChunk) {
       if constexpr (Shape::kFast) {
         fast_row_numbers(c, turn, c.thread);
       } else {
-        GeneralRows::row_numbers(c, turn, c.thread);
+        MixedRows::row_numbers(c, turn, c.thread);
       }
     } else {  // meanwhile
-      publish_row_numbers(c, turn + 1, make_float2(beta, 0));
-      beta = load_row_numbers(c, turn + 2).x;
       if (c.warp == 5) c.find(turn + 3);
       prefetch_turn(c, turn + 2);
       prefetch_channels(c, turn + 2);
     }
-    store_channel_decay_gradient(c, turn, d_g);
+    refresh();
+    float2 d_g[8];
+    sum_decay_gradient(c, d_g);
+    const bool bounded = decays_are(c, Decays::kBounded);
+    fence_async_shared();
     sync_threads();
+    if (c.thread == 6 * 32) load_pairs(c, turn + 1);
+    store_channel_decay_gradient(c, turn, bounded, d_g);
+    rows = load_words(c, turn + 1);
     if constexpr (Shape::kFast) {
       store_fast_gradients(c, turn, sums, parts);
     } else {
-      GeneralRows::store_gradients(c, turn, sums, FragmentM<Shape>(c, turn));
+      MixedRows::store_gradients(c, turn, sums);
     }
-    c.refresh();
-    rows = load_row_words(c, turn + 1);
-    decays = load_decay_words(c, turn + 1);
+    refresh();
+    if (!kEarly) decays = load_decay_words(c, turn + 1);
+    publish_row_numbers(c, turn + 1, make_float2(beta, 0));
   }
+}
+
+// Rows of pairs of neighbouring channels that are one aligned access, wherever a sequence or head begins.
+inline bool whole_pairs(const TokenArg& x, int dim) {
+  return x.data != nullptr && ((x.stride_b | x.stride_t | x.stride_h | dim) & 1) == 0 && (reinterpret_cast<uintptr_t>(x.data) & (x.bf16 != 0 ? 3 : 7)) == 0;
 }
 
 template <class Shape>
 void launch_channel_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
-  const ScalarGradientArgs all{args, chunks * args.problem.HV, pieces_of(args)};
+  const Problem& x = args.problem;
+  const TokenArgs& d = args.grads.d;
+  const auto whole_or_absent = [](const TokenArg& tensor, int dim) { return tensor.data == nullptr || whole_pieces(tensor, dim); };
+  const bool gated = x.rule.write == Gate::kChannel;
+  const bool values =
+      whole_pieces(x.in.v, x.V) && whole_or_absent(d.v, x.V) && (!gated || (whole_pieces(x.in.write_gate, x.V) && whole_or_absent(d.write_gate, x.V)));
+  const unsigned channel_pieces = (whole_pieces(d.erase_gate, x.K) ? kPiecesDGate : 0u) | (whole_pairs(x.in.g, x.K) ? kPairsG : 0u) |
+                                  (whole_pairs(d.g, x.K) ? kPairsDG : 0u) | (values ? kPiecesValues : 0u);
+  const ScalarGradientArgs all{args, chunks * x.HV, pieces_of(args) | channel_pieces};
   const int64_t places = kProcessors * Shape::kBlocksPerSm;
   const unsigned grid = static_cast<unsigned>(all.tiles < places ? all.tiles : places);
   launch(channel_gradient_kernel<Shape>, Dim3{grid}, Shape::kThreads, Shape::kBytes, stream, all);

@@ -5,11 +5,15 @@
 
 namespace fw::cuda {
 
-// kFastRows: as ScalarShape. kGatedRows: the same, but for gates a channel on e and z; else there are none of those.
-template <int kKeyDim, bool kOnlineSolve, bool kFastRows, bool kGatedRows = false>
+// Besides kPieces: v, a channel write gate and their gradients, all of them; tensors of a value a channel in pairs of neighbouring channels.
+enum kChannelPieces : unsigned { kPiecesDGate = 1u << 16, kPairsG = 1u << 17, kPairsDG = 1u << 18, kPiecesValues = 1u << 19 };
+
+// kFastRows: as ScalarShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none of those. kPreconditioned: ungated, and
+// times M.
+template <int kKeyDim, bool kOnlineSolve, bool kFastRows, bool kGatedRows = false, bool kPreconditioned = false>
 struct ChannelShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kFast = kFastRows, kPrecond = false;
+  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kFast = kFastRows, kPrecond = kPreconditioned;
   static constexpr bool kGates = kGatedRows || !kFastRows;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32, kPairs = kKey / 2;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;

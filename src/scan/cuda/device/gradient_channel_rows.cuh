@@ -6,15 +6,31 @@
 
 namespace fw::cuda {
 
-// q, k and the gate on e of the row and the two granules of it that a thread has, a turn ahead.
+// The rules of these rows: any gain. Most have one that does not look at the key.
+constexpr bool plain_gain(const Rule& r) { return r.gain == Gain::kOne || r.gain == Gain::kGate; }
+constexpr bool gain_streams(const Rule& r) {
+  return r.erase_key == EraseKey::kTied && r.feedback == Feedback::kNone && r.read == Read::kPlain && r.normaliser == Normaliser::kNone &&
+         (r.erase == Gate::kTied || r.erase == Gate::kChannel) && (r.write == Gate::kTied || r.write == Gate::kChannel);
+}
+constexpr bool ungated_streams(const Rule& r) { return gain_streams(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }
+template <class Shape>
+FW_DEVICE Rule gain_rule(const Rule& r) {
+  Rule y = reduced_rule<!Shape::kGates>(r);
+  y.gain = r.gain;
+  y.gain_eps = r.gain_eps;
+  return y;
+}
+
+// q, k, the gate on e and M of the row and the two granules of it that a thread has, a turn ahead.
 struct RowWords {
   uint4 q[2], k[2], gate[2];
+  float m[2][8];
 };
 template <class Shape>
 FW_DEVICE RowWords load_row_words(const ScalarChunk<Shape>& c, int turn) {
   constexpr int kLanes = Shape::kKey / 16;
   RowWords x = {};
-  if (!Shape::kFast || !c.has(turn)) return x;
+  if (!c.has(turn)) return x;
   const int row = c.thread / kLanes, lane = c.thread % kLanes, K = c.args.problem.K;
   const Rows q = c.rows_at(c.args.problem.in.q, turn), k = c.rows_at(c.args.problem.in.k, turn);
   FW_UNROLL
@@ -26,6 +42,13 @@ FW_DEVICE RowWords load_row_words(const ScalarChunk<Shape>& c, int turn) {
     if (Shape::kGates && c.args.problem.rule.erase == Gate::kChannel) {
       const Rows gate = c.rows_at(c.args.problem.in.erase_gate, turn);
       x.gate[i] = *reinterpret_cast<const uint4*>(gate.data + 2 * (row * gate.stride + column));
+    }
+    if constexpr (Shape::kPrecond) {
+      const Rows m = c.workspace_rows(ScalarChunk<Shape>::kM, c.args.problem.H * K, turn);
+      const float4* from = reinterpret_cast<const float4*>(m.data + 4 * (row * m.stride + column));
+      const float4 low = from[0], high = from[1];
+      x.m[i][0] = low.x, x.m[i][1] = low.y, x.m[i][2] = low.z, x.m[i][3] = low.w;
+      x.m[i][4] = high.x, x.m[i][5] = high.y, x.m[i][6] = high.z, x.m[i][7] = high.w;
     }
   }
   return x;
@@ -43,13 +66,20 @@ FW_DEVICE void make_fast_streams(const ScalarChunk<Shape>& c, int turn, const Ro
   for (int i = 0; i < 2; ++i) {
     s.q2 = dot_16_bytes(words.q[i], words.q[i], s.q2);
     s.k2 = dot_16_bytes(words.k[i], words.k[i], s.k2);
-    q_k = dot_16_bytes(words.q[i], words.k[i], q_k);
+    if constexpr (!Shape::kPrecond) {
+      q_k = dot_16_bytes(words.q[i], words.k[i], q_k);
+    } else {
+      float q[8], k[8];
+      unpack_8(words.q[i], q), unpack_8(words.k[i], k);
+      FW_UNROLL
+      for (int j = 0; j < 8; ++j) q_k += words.m[i][j] * q[j] * k[j];
+    }
   }
   s.q2 = group_sum<kLanes>(s.q2);
   s.k2 = group_sum<kLanes>(s.k2);
   q_k = group_sum<kLanes>(q_k);
   s.beta = c.turn_floats(Shape::kBeta, turn)[row];
-  FrontCoefs<float> f = front_coefs(reduced_rule<!Shape::kGates>(x.rule), x.scale, s);
+  FrontCoefs<float> f = plain_gain(x.rule) ? front_coefs(reduced_rule<!Shape::kGates>(x.rule), x.scale, s) : front_coefs(gain_rule<Shape>(x.rule), x.scale, s);
   if (row >= c.rows(turn)) f = FrontCoefs<float>();
   FW_UNROLL
   for (int i = 0; i < 2; ++i) {
@@ -59,6 +89,10 @@ FW_DEVICE void make_fast_streams(const ScalarChunk<Shape>& c, int turn, const Ro
     unpack_8(words.k[i], w);
     FW_UNROLL
     for (int j = 0; j < 8; ++j) r[j] *= f.r_q, e[j] = f.e_k * w[j], w[j] *= f.w_k;
+    if constexpr (Shape::kPrecond) {
+      FW_UNROLL
+      for (int j = 0; j < 8; ++j) (x.rule.preconditions_read() ? r[j] : w[j]) *= words.m[i][j];
+    }
     if (Shape::kGates && x.rule.erase == Gate::kChannel) {
       float gate[8];
       unpack_8(words.gate[i], gate);
@@ -80,11 +114,14 @@ FW_DEVICE void make_fast_streams(const ScalarChunk<Shape>& c, int turn, const Ro
   }
 }
 
-// What finish_fast_streams() leaves besides: r and w as they were, and the sums over rows of r.dr, w.dw and w.de.
+// What finish_fast_streams() leaves besides: r and w as they were (where there are too few registers: in their places in memory), and the sums over rows
+// of r.dr, w.dw and w.de.
 struct FastParts {
   uint32_t r[2][4], w[2][4], gate[2][4];
-  float sums[2][3];
+  float m[2][8], sums[2][3];
 };
+template <class Shape>
+inline constexpr bool kPartsInPlace = Shape::kGates || Shape::kPrecond || Shape::kKey == 64;
 // The gate on e, 1 where there is none.
 template <class Shape>
 FW_DEVICE void load_gates(const ScalarChunk<Shape>& c, int turn, FastParts& parts) {
@@ -102,24 +139,39 @@ FW_DEVICE void load_gates(const ScalarChunk<Shape>& c, int turn, FastParts& part
     }
   }
 }
-// As finish_streams, and on, with dG stored and a barrier before that: dq and dk but for what row_numbers() has a part in, and the gate's gradient, in the
-// places of dr, dw and de.
+// M, 1 past K and the last row.
 template <class Shape>
-FW_DEVICE void finish_fast_streams(const GradientChunk<Shape>& c, StreamSums& sums, FastParts& parts) {
+FW_DEVICE float2 load_m(const ScalarChunk<Shape>& c, int turn, int half, int tile) {
+  const Problem& x = c.args.problem;
+  const Rows m = c.workspace_rows(ScalarChunk<Shape>::kM, x.H * x.K, turn);
+  const int row = c.row() + 8 * half, column = c.column() + 8 * tile;
+  return row < c.rows(turn) && column < x.K ? float2_at(reinterpret_cast<const float*>(m.data) + (row * static_cast<int>(m.stride) + column))
+                                            : make_float2(1, 1);
+}
+template <class Shape>
+FW_DEVICE void load_m(const ScalarChunk<Shape>& c, int turn, FastParts& parts) {
+  FW_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    FW_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const float2 y = load_m(c, turn, half, j);
+      parts.m[half][2 * j] = y.x, parts.m[half][2 * j + 1] = y.y;
+    }
+  }
+}
+
+// dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq and dk but for what fast_row_numbers() has a part in, and the gate's
+// gradient.
+template <class Shape>
+FW_DEVICE void finish_fast_streams(const ScalarChunk<Shape>& c, int turn, StreamSums& sums, FastParts& parts) {
   const int row = 16 * c.block_row(), column = 32 * c.group();
   uint32_t e_words[2][4];
   FW_UNROLL
   for (int j = 0; j < 2 && Shape::kOnline; ++j) load_left(e_words[j], c.base + Shape::kErase, row, column + 16 * j, c.lane);
   sync_threads();  // -e and dP and dT have been read
+  const bool on_read = c.args.problem.rule.preconditions_read();
   FW_UNROLL
   for (int half = 0; half < 2; ++half) parts.sums[half][0] = parts.sums[half][1] = parts.sums[half][2] = 0;
-  float r_q[2], w_k[2], e_k[2], diagonal[2];
-  FW_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const float* at = c.floats(Shape::kSlopes) + c.row() + 8 * half;
-    r_q[half] = at[0], w_k[half] = at[64], e_k[half] = at[128];
-    diagonal[half] = c.floats(Shape::kDiagonal)[c.row() + 8 * half];
-  }
   FW_UNROLL
   for (int j = 0; j < 4; j += 2) {
     uint32_t f[4], r[4], w[4];
@@ -127,32 +179,51 @@ FW_DEVICE void finish_fast_streams(const GradientChunk<Shape>& c, StreamSums& su
     load_left(r, c.base + Shape::kRead, row, column + 8 * j, c.lane);
     load_left(w, c.base + Shape::kWrite, row, column + 8 * j, c.lane);
     FW_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const int tile = j + i / 2, half = i % 2;
-      float raw_r[2], raw_w[2], d_g[2];
+    for (int half = 0; half < 2; ++half) {  // the numbers of a row are read again for other columns
+      const float* at = c.floats(Shape::kSlopes) + c.row() + 8 * half;
+      const float r_q = at[0], w_k = at[64], e_k = at[128], diagonal = c.floats(Shape::kDiagonal)[c.row() + 8 * half];
       FW_UNROLL
-      for (int k = 0; k < 2; ++k) {
-        const auto value = [&](uint32_t word) { return k == 0 ? bf16_low(word) : bf16_high(word); };
-        float &dr = sums.r[tile][2 * half + k], &de = sums.e[tile][2 * half + k], &dw = sums.w[tile][2 * half + k];
-        const float factor = value(f[i]), inverse = rcp_fast(factor), r_dr = value(r[i]) * dr, w_dw = value(w[i]) * dw;
-        raw_r[k] = value(r[i]) * inverse, raw_w[k] = value(w[i]) * factor;
-        d_g[k] = r_dr - w_dw;
-        if (Shape::kOnline) d_g[k] += value(e_words[j / 2][i]) * de;
-        dr *= factor, dw *= inverse;
-        parts.sums[half][0] += r_dr;
-        parts.sums[half][1] += w_dw;
-        dr = r_q[half] * (dr + diagonal[half] * raw_w[k]);
-        dw = w_k[half] * (dw + diagonal[half] * raw_r[k]);
-        if (!Shape::kOnline) continue;
-        de *= -factor;
-        const float gated = Shape::kGates ? value(parts.gate[half][tile]) * de : de;
-        parts.sums[half][2] += raw_w[k] * gated;
-        dw += e_k[half] * gated;
-        if (Shape::kGates) de *= raw_w[k] * (e_k[half] * inverse_or_zero(w_k[half]));
+      for (int tile = j; tile < j + 2; ++tile) {
+        const int i = half + 2 * (tile - j);
+        float raw_r[2], raw_w[2], d_g[2], d_m[2];
+        float2 m_pair = make_float2(1, 1);
+        if (Shape::kPrecond) m_pair = Shape::kKey == 128 ? make_float2(parts.m[half][2 * tile], parts.m[half][2 * tile + 1]) : load_m(c, turn, half, tile);
+        FW_UNROLL
+        for (int k = 0; k < 2; ++k) {
+          const auto value = [&](uint32_t word) { return k == 0 ? bf16_low(word) : bf16_high(word); };
+          float &dr = sums.r[tile][2 * half + k], &de = sums.e[tile][2 * half + k], &dw = sums.w[tile][2 * half + k];
+          const float factor = value(f[i]), inverse = rcp_fast(factor), r_dr = value(r[i]) * dr, w_dw = value(w[i]) * dw;
+          raw_r[k] = value(r[i]) * inverse, raw_w[k] = value(w[i]) * factor;
+          d_g[k] = r_dr - w_dw;
+          if (Shape::kOnline) d_g[k] += value(e_words[j / 2][i]) * de;
+          dr = dr * factor + diagonal * raw_w[k], dw = dw * inverse + diagonal * raw_r[k];
+          parts.sums[half][0] += r_dr;
+          parts.sums[half][1] += w_dw;
+          if constexpr (Shape::kPrecond) {  // r and w are left without M
+            const float m = k == 0 ? m_pair.x : m_pair.y, inverse_m = inverse_or_zero(m);
+            (on_read ? raw_r[k] : raw_w[k]) *= inverse_m;
+            d_m[k] = on_read ? dr * raw_r[k] : dw * raw_w[k];
+            (on_read ? dr : dw) *= m;
+          }
+          dr *= r_q, dw *= w_k;
+          if (!Shape::kOnline) continue;
+          de *= -factor;
+          const float gated = Shape::kGates ? value(parts.gate[half][tile]) * de : de;
+          parts.sums[half][2] += raw_w[k] * gated;
+          dw += e_k * gated;
+          if (Shape::kGates) de *= raw_w[k] * (e_k * inverse_or_zero(w_k));
+        }
+        if constexpr (Shape::kPrecond) {
+          const int at_row = c.row() + 8 * half, column = c.column() + 8 * tile;
+          if (at_row < c.rows(turn) && column < c.args.problem.K) {
+            const Rows out = c.workspace_rows(ScalarChunk<Shape>::kDM, c.args.problem.HV * c.args.problem.K, turn);
+            store_float2(reinterpret_cast<float*>(out.data) + (at_row * static_cast<int>(out.stride) + column), d_m[0], d_m[1]);
+          }
+        }
+        store_float2(decay_sum(c, c.row() + 8 * half, c.column() + 8 * tile), d_g[0], d_g[1]);
+        (kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, tile) : parts.r[half][tile]) = pack_bf16(raw_r[0], raw_r[1]);
+        (kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, tile) : parts.w[half][tile]) = pack_bf16(raw_w[0], raw_w[1]);
       }
-      store_float2(decay_sum(c, c.row() + 8 * half, c.column() + 8 * tile), d_g[0], d_g[1]);
-      parts.r[half][tile] = pack_bf16(raw_r[0], raw_r[1]);
-      parts.w[half][tile] = pack_bf16(raw_w[0], raw_w[1]);
     }
   }
 }
@@ -161,24 +232,29 @@ FW_DEVICE void finish_fast_streams(const GradientChunk<Shape>& c, StreamSums& su
 template <class Shape>
 FW_DEVICE void fast_row_numbers(const ScalarChunk<Shape>& c, int turn, int row) {
   const Problem& x = c.args.problem;
-  const Rule rule = reduced_rule<!Shape::kGates>(x.rule);
-  FrontScalars<float> s;
-  s.q2 = c.floats(Shape::kScalars)[row];
-  s.k2 = c.floats(Shape::kScalars)[64 + row];
-  s.beta = c.turn_floats(Shape::kBeta, turn)[row];
-  FrontCoefs<float> f = front_coefs(rule, x.scale, s), d;
-  const float r_dr = row_sum(c, 0, row), w_dw = row_sum(c, 1, row), diagonal = c.floats(Shape::kDiagonal)[row] * c.floats(Shape::kScalars)[128 + row];
-  const float w_de = Shape::kOnline ? row_sum(c, 2, row) : 0.0f;
-  const float r_inverse = inverse_or_zero(f.r_q), w_inverse = inverse_or_zero(f.w_k);
-  d.r_q = r_inverse * (r_dr + diagonal);
-  d.w_k = w_inverse * (w_dw + diagonal);
-  d.e_k = w_inverse * w_de;
-  d.z_v = c.floats(Shape::kDZv)[row];
-  const FrontScalars<float> ds = front_coefs_vjp(rule, x.scale, s, d);
-  float* out = c.floats(Shape::kSlopes) + row;
-  out[192] = 2.0f * ds.q2 * r_inverse;
-  out[256] = 2.0f * ds.k2 * w_inverse;
-  if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, ds.beta);
+  float* coefficients = c.floats(Shape::kSlopes) + row;
+  const float r_q = coefficients[0], w_k = coefficients[64], e_k = coefficients[128];
+  const float diagonal = c.floats(Shape::kDiagonal)[row] * c.floats(Shape::kScalars)[128 + row];
+  const float r_dr = row_sum(c, 0, row) + diagonal, w_dw = row_sum(c, 1, row) + diagonal, w_de = Shape::kOnline ? row_sum(c, 2, row) : 0.0f;
+  const float dz_v = c.floats(Shape::kDZv)[row];
+  float of_r, of_w, dbeta;
+  if (plain_gain(x.rule)) {  // what is below, written out
+    of_r = x.rule.q_norm == Norm::kL2 ? -r_q * inverse_or_zero(x.scale * x.scale) * r_dr : 0.0f;
+    of_w = x.rule.k_norm == Norm::kL2 ? -(e_k * w_de + w_k * w_dw) : 0.0f;
+    dbeta = (!Shape::kGates || x.rule.erase == Gate::kTied ? w_de : 0.0f) + (!Shape::kGates || x.rule.write == Gate::kTied ? dz_v : 0.0f);
+  } else {
+    FrontScalars<float> s;
+    s.q2 = c.floats(Shape::kScalars)[row];
+    s.k2 = c.floats(Shape::kScalars)[64 + row];
+    s.beta = c.turn_floats(Shape::kBeta, turn)[row];
+    const float r_inverse = inverse_or_zero(r_q), w_inverse = inverse_or_zero(w_k);
+    FrontCoefs<float> d;
+    d.r_q = r_inverse * r_dr, d.w_k = w_inverse * w_dw, d.e_k = w_inverse * w_de, d.z_v = dz_v;
+    const FrontScalars<float> ds = front_coefs_vjp(gain_rule<Shape>(x.rule), x.scale, s, d);
+    of_r = 2.0f * ds.q2 * r_inverse, of_w = 2.0f * ds.k2 * w_inverse, dbeta = ds.beta;
+  }
+  coefficients[192] = of_r, coefficients[256] = of_w;
+  if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, dbeta);
 }
 
 // dq, dk and the gradient of the gate.
@@ -187,7 +263,6 @@ FW_DEVICE void store_fast_gradients(const ScalarChunk<Shape>& c, int turn, const
   const HeadGradients& out = c.args.grads;
   const Rows dq = c.rows_at(out.d.q, turn), dk = c.rows_at(out.d.k, turn);
   const Rows db = Shape::kGates && c.args.problem.rule.erase == Gate::kChannel ? c.rows_at(out.d.erase_gate, turn) : Rows{};
-  const bool wide_q = dq.data != nullptr && wide_rows(dq), wide_k = dk.data != nullptr && wide_rows(dk);  // K is a multiple of 8
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int row = c.row() + 8 * half;
@@ -196,15 +271,16 @@ FW_DEVICE void store_fast_gradients(const ScalarChunk<Shape>& c, int turn, const
     float x[8], y[8], z[8];  // z: of the gate
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const uint32_t r = parts.r[half][j], w = parts.w[half][j];
+      const uint32_t r = kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, j) : parts.r[half][j];
+      const uint32_t w = kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, j) : parts.w[half][j];
       x[2 * j] = d.r[j][2 * half] + of_r * bf16_low(r), x[2 * j + 1] = d.r[j][2 * half + 1] + of_r * bf16_high(r);
       y[2 * j] = d.w[j][2 * half] + of_w * bf16_low(w), y[2 * j + 1] = d.w[j][2 * half + 1] + of_w * bf16_high(w);
       z[2 * j] = d.e[j][2 * half], z[2 * j + 1] = d.e[j][2 * half + 1];
     }
-    store_fragment(c, dq, wide_q, row, valid, x);
-    store_fragment(c, dk, wide_k, row, valid, y);
+    store_fragment(c, dq, c.pieces(kPiecesDQ), row, valid, x);
+    store_fragment(c, dk, c.pieces(kPiecesDK), row, valid, y);
     if constexpr (!Shape::kGates || !Shape::kOnline) continue;
-    if (db.data != nullptr) store_fragment(c, db, wide_rows(db), row, valid, z);
+    if (db.data != nullptr) store_fragment(c, db, c.pieces(kPiecesDGate), row, valid, z);
   }
 }
 

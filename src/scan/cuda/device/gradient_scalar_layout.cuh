@@ -66,7 +66,7 @@ struct ScalarChunk : GradientChunk<Shape> {
   }
 
   FW_DEVICE int64_t tile(int turn) const { return block_index_x() + static_cast<int64_t>(turn) * grid_size_x(); }
-  FW_DEVICE bool has(int turn) const { return tile(turn) < tiles; }
+  FW_DEVICE bool has(int turn) const { return tile(turn) < (Shape::kChannel ? all.tiles : tiles); }
 
   // Of four turns, so that one can be looked up while slower threads are still with an earlier one: value head, tokens, and where the
   // first row lies of every tensor of a token.

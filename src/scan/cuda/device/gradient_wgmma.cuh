@@ -7,13 +7,23 @@
 
 namespace fw::cuda {
 
+// wgmma_descriptor() of this swizzle, its halves apart: steps add to the lower one alone, and the compiler makes them without carries.
+FW_DEVICE uint64_t join_descriptor(uint32_t low) { return static_cast<uint64_t>(0x40000000u | 1024 >> 4) << 32 | low; }
+
 // d += left right (kFresh: d = left right) over 64 summed numbers. left: tile [row][summed], or its transpose; right: tile [column][summed], or its transpose.
-template <int kColumns, bool kLeftTransposed, bool kRightTransposed, bool kFresh = false>
+// kHalves: with join_descriptor().
+template <int kColumns, bool kLeftTransposed, bool kRightTransposed, bool kFresh = false, bool kHalves = false>
 FW_DEVICE void start_product(float (&d)[kColumns / 2], uint32_t left, uint32_t right) {
   const uint64_t a = wgmma_descriptor(left, kLeftTransposed ? kPanelBytes : 16, 1024), b = wgmma_descriptor(right, kRightTransposed ? kPanelBytes : 16, 1024);
   FW_UNROLL
   for (int k = 0; k < 4; ++k) {  // addresses count units of 16 bytes
-    wgmma_ss<kColumns, kLeftTransposed, kRightTransposed>(d, a + (kLeftTransposed ? 128 : 2) * k, b + (kRightTransposed ? 128 : 2) * k, !kFresh || k > 0);
+    if constexpr (kHalves) {
+      const uint32_t left_low = static_cast<uint32_t>(a) + (kLeftTransposed ? 128 : 2) * k,
+                     right_low = static_cast<uint32_t>(b) + (kRightTransposed ? 128 : 2) * k;
+      wgmma_ss<kColumns, kLeftTransposed, kRightTransposed>(d, join_descriptor(left_low), join_descriptor(right_low), !kFresh || k > 0);
+    } else {
+      wgmma_ss<kColumns, kLeftTransposed, kRightTransposed>(d, a + (kLeftTransposed ? 128 : 2) * k, b + (kRightTransposed ? 128 : 2) * k, !kFresh || k > 0);
+    }
   }
 }
 
@@ -50,9 +60,9 @@ FW_DEVICE void make_value_tiles(const ScalarChunk<Shape>& c, int stage) {
   }
   keep(flat(d));
   wgmma_fence();
-  start_product<kColumns, true, true>(flat(d), c.base + Shape::kP, columns + stage + Shape::kOut);
+  start_product<kColumns, true, true, false, Shape::kChannel>(flat(d), c.base + Shape::kP, columns + stage + Shape::kOut);
   constexpr bool kTogether = Shape::kOnline && kTiles == 2;  // else there are too few registers
-  if (kTogether) start_product<kColumns, false, true, true>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
+  if (kTogether) start_product<kColumns, false, true, true, Shape::kChannel>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
   wgmma_commit();
   wgmma_wait<0>();
   keep(flat(d));
@@ -62,7 +72,7 @@ FW_DEVICE void make_value_tiles(const ScalarChunk<Shape>& c, int stage) {
     store_tile(c, Shape::kDR, d);
     if (!kTogether) {
       wgmma_fence();
-      start_product<kColumns, false, true, true>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
+      start_product<kColumns, false, true, true, Shape::kChannel>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
       wgmma_commit();
       wgmma_wait<0>();
     }
@@ -72,7 +82,7 @@ FW_DEVICE void make_value_tiles(const ScalarChunk<Shape>& c, int stage) {
     store_tile(c, stage + Shape::kW, r);
     float z[kTiles][4];
     wgmma_fence();
-    start_product<kColumns, true, true, true>(flat(z), c.base + Shape::kA, columns + Shape::kDR);
+    start_product<kColumns, true, true, true, Shape::kChannel>(flat(z), c.base + Shape::kA, columns + Shape::kDR);
     wgmma_commit();
     wgmma_wait<0>();
     keep(flat(z));
@@ -88,11 +98,11 @@ FW_DEVICE void start_value_products(const ScalarChunk<Shape>& c, int stage, Stre
   constexpr int kColumns = PairSums<Shape>::kColumns;
   const uint32_t at = c.base + stage, states = at + key_columns(c), r_rows = at + Shape::kW + value_rows_from(c);
   wgmma_fence();
-  start_product<32, false, true>(flat(sums.r), at + Shape::kOut, states + Shape::kState);
-  if (Shape::kOnline) start_product<32, false, true>(flat(sums.e), at + Shape::kV, states + Shape::kState);
-  start_product<32, false, true>(flat(sums.w), at + Shape::kW, states + Shape::kDState);
-  start_product<kColumns, false, false>(flat(pairs.p), at + Shape::kOut, r_rows);
-  if (Shape::kOnline) start_product<kColumns, false, false>(flat(pairs.t), at + Shape::kV, r_rows);
+  start_product<32, false, true, false, Shape::kChannel>(flat(sums.r), at + Shape::kOut, states + Shape::kState);
+  if (Shape::kOnline) start_product<32, false, true, false, Shape::kChannel>(flat(sums.e), at + Shape::kV, states + Shape::kState);
+  start_product<32, false, true, false, Shape::kChannel>(flat(sums.w), at + Shape::kW, states + Shape::kDState);
+  start_product<kColumns, false, false, false, Shape::kChannel>(flat(pairs.p), at + Shape::kOut, r_rows);
+  if (Shape::kOnline) start_product<kColumns, false, false, false, Shape::kChannel>(flat(pairs.t), at + Shape::kV, r_rows);
   wgmma_commit();
 }
 template <class Shape>

@@ -1,193 +1,260 @@
-// What the kernels of the preconditioner share: one chunk of one key head, cut into 16 runs of four tokens. A group of kLanes lanes has
-// the tokens of a run, a lane eight neighbouring channels; K <= 8 kLanes. Tokens past the end have alpha 1, gain 0 and a zero key: they
-// change nothing.
+// What the kernels of the preconditioner share: where a block's chunk lies, rows of tensors in registers, and the walk over chunks. A block
+// has one chunk of one key head: precond_rows.cuh.
 #pragma once
 
-#include "rule/precond.h"
-#include "scan/cuda/device/state_rows.cuh"
+#include "scan/cuda/device/precond_rows.cuh"
+#include "scan/cuda/device/state_load.cuh"
 #include "scan/cuda/launch.h"
 
 namespace fw::cuda {
 
-inline constexpr int kRun = 4, kRuns = kChunk / kRun, kOwn = 8;
-// Twice as many as channels: those below kOwn kLanes have one channel each where runs are put together.
-template <int kLanes>
-inline constexpr int kPrecondThreads = kRuns* kLanes;
+inline constexpr int kPrecondThreads = 32 * kRuns;
 
-// exp, log and 1/x to about two units in the last place: the rest of what the kernels do takes no time next to the exact ones.
-struct FastMath {
-  FW_DEVICE static float log(float x) { return log2_fast(x) * 0.6931471805599453f; }
-  FW_DEVICE static float exp(float x) { return exp2_fast(x * kLog2E); }
-  FW_DEVICE static float inverse(float x) { return rcp_fast(x); }
-};
-
-// This lane's channels of the tokens of a run.
-using RunRows = float[kRun][kOwn];
-
-// Rows of a run in memory. wide: all of them can be read and written 16 bytes at a time.
+// The warp's tokens of a tensor, or this lane's channels of them: as they lie in memory until unpack_tokens().
+template <int kN>
+using RunRows = float[kRunTokens][kN];
 struct RunPlace {
-  char* data;    // the lane's first channel of the first token
-  int64_t step;  // bytes
-  int count;     // tokens that exist
-  int channels;  // of this lane's
+  char* data;    // the lane's first channel of the warp's first token
+  int64_t step;  // bytes from token to token
+  int count;     // tokens that exist (0 or less: none)
+  int channels;  // from the lane's first on (0 or less: none)
   int32_t bf16;
-  bool wide;
+  bool wide;  // a lane's channels can be read and written together
 };
+template <int kN>
 FW_DEVICE RunPlace run_place(const Rows& rows, int64_t t, int count, int i, int K) {
-  const int size = rows.bf16 != 0 ? 2 : 4;
+  const int size = rows.bf16 != 0 ? 2 : 4, vector = kN * size < 16 ? kN * size : 16;
   RunPlace p{rows.data + (t * rows.stride + i) * size, rows.stride * size, count, K - i, rows.bf16, false};
-  p.wide = K - i >= kOwn && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) & 15) == 0;
+  p.wide = K % kN == 0 && ((reinterpret_cast<uintptr_t>(p.data) | static_cast<uintptr_t>(p.step)) & static_cast<uintptr_t>(vector - 1)) == 0;
   return p;
 }
-
-// The rest are 0. All loads are under way before one is used.
-FW_DEVICE void load_run(const RunPlace& p, RunRows& x) {
+// What does not exist is 0. Nothing is waited for where rows are wide.
+template <int kN, int kCount>
+FW_DEVICE void load_tokens(const RunPlace& p, float (&x)[kCount][kN]) {
+#pragma unroll
+  for (int r = 0; r < kCount; ++r) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j) x[r][j] = 0;
+  }
+  if (p.channels <= 0) return;
   if (p.wide && p.bf16 != 0) {
-    uint4 words[kRun];
 #pragma unroll
-    for (int j = 0; j < kRun; ++j) words[j] = j < p.count ? *reinterpret_cast<const uint4*>(p.data + j * p.step) : make_uint4(0, 0, 0, 0);
-#pragma unroll
-    for (int j = 0; j < kRun; ++j) {
-      x[j][0] = bf16_low(words[j].x), x[j][1] = bf16_high(words[j].x), x[j][2] = bf16_low(words[j].y), x[j][3] = bf16_high(words[j].y);
-      x[j][4] = bf16_low(words[j].z), x[j][5] = bf16_high(words[j].z), x[j][6] = bf16_low(words[j].w), x[j][7] = bf16_high(words[j].w);
+    for (int r = 0; r < kCount; ++r) {
+      if (r < p.count) load_words<kN / 2>(p.data + r * p.step, x[r]);
     }
-    return;
-  }
-  if (p.wide) {
-#pragma unroll
-    for (int j = 0; j < kRun; ++j) {
-#pragma unroll
-      for (int i = 0; i < kOwn; i += 4) {
-        const float4 a = j < p.count ? *reinterpret_cast<const float4*>(p.data + j * p.step + 4 * i) : make_float4(0, 0, 0, 0);
-        x[j][i] = a.x, x[j][i + 1] = a.y, x[j][i + 2] = a.z, x[j][i + 3] = a.w;
-      }
-    }
-    return;
-  }
-  RunRows slow;  // in local memory: this path shall not cost the others registers
-  FW_NO_UNROLL
-  for (int e = 0; e < kRun * kOwn; ++e) {
-    const int j = e / kOwn, i = e % kOwn;
-    const bool real = j < p.count && i < p.channels;
-    slow[j][i] = real ? load_element({p.data + j * p.step, 0, p.bf16}, 0, i) : 0.0f;
-  }
-#pragma unroll
-  for (int j = 0; j < kRun; ++j) {
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) x[j][i] = slow[j][i];
-  }
-}
-FW_DEVICE void add_run(const RunPlace& p, RunRows& x) {
-  RunRows more;
-  load_run(p, more);
-#pragma unroll
-  for (int j = 0; j < kRun; ++j) {
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) x[j][i] += more[j][i];
-  }
-}
-// Row j of a run.
-FW_DEVICE void store_run_row(const RunPlace& p, int j, const float (&x)[kOwn]) {
-  if (j >= p.count) return;
-  char* const to = p.data + j * p.step;
-  if (p.wide && p.bf16 != 0) {
-    *reinterpret_cast<uint4*>(to) = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
   } else if (p.wide) {
-    *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
-    *reinterpret_cast<float4*>(to + 16) = make_float4(x[4], x[5], x[6], x[7]);
-  } else {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      if (i < p.channels) store_element({to, 0, p.bf16}, 0, i, x[i]);
+    for (int r = 0; r < kCount; ++r) {
+      if (r < p.count) load_words<kN>(p.data + r * p.step, x[r]);
+    }
+  } else {
+    float slow[kCount][kN];  // in local memory: this path shall not cost the others registers
+    FW_NO_UNROLL
+    for (int e = 0; e < kCount * kN; ++e) {
+      const int r = e / kN, j = e % kN;
+      slow[r][j] = r < p.count && j < p.channels ? load_element({p.data + r * p.step, 0, p.bf16}, 0, j) : 0.0f;
+    }
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) {
+#pragma unroll
+      for (int j = 0; j < kN; ++j) x[r][j] = slow[r][j];
     }
   }
+}
+// Brings them into the L2 cache: rows of at most four lines.
+template <int kN>
+FW_DEVICE void prefetch_tokens(const RunPlace& p, int K, int lane) {
+  const int size = p.bf16 != 0 ? 2 : 4, r = lane / 4, at = lane % 4 * 128;
+  if (r < p.count && at < K * size) prefetch_line(p.data + r * p.step - lane * kN * size + at);
+}
+template <int kN, int kCount>
+FW_DEVICE void unpack_tokens(const RunPlace& p, float (&x)[kCount][kN]) {
+  if (p.wide && p.bf16 != 0) unpack_rows<kN, kCount>(x);
+}
+template <int kN, int kCount>
+FW_DEVICE void add_tokens(const RunPlace& p, float (&x)[kCount][kN]) {
+  float more[kCount][kN];
+  load_tokens(p, more);
+  unpack_tokens(p, more);
+#pragma unroll
+  for (int r = 0; r < kCount; ++r) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j) x[r][j] += more[r][j];
+  }
+}
+template <int kN>
+FW_DEVICE void store_token(const RunPlace& p, int r, const float (&x)[kN]) {
+  if (r >= p.count || p.channels <= 0) return;
+  char* const to = p.data + r * p.step;
+  if (p.wide) return store_wide<kN>(to, p.bf16, x);
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    if (j < p.channels) store_element({to, 0, p.bf16}, 0, j, x[j]);
+  }
+}
+
+// A tensor whose tokens of all sequences are equally far apart, in bytes: few instructions to an address, which otherwise are as many as those
+// of the arithmetic. data null: not so, or rows that are not whole.
+struct FlatTensor {
+  char* data = nullptr;
+  int32_t step = 0, head = 0;  // from token to token, from key head to key head
+  int32_t bf16 = 0;
+};
+// dim: K, or 1 for gates. Host.
+inline FlatTensor flat_tensor(const Problem& x, const TokenArg& a, int dim, int channels) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  const int64_t size = a.bf16 != 0 ? 2 : 4, step = a.stride_t * size, head = a.stride_h * size;
+  const int64_t vector = dim == 1 ? size : channels * size < 16 ? channels * size : 16;
+  const bool even = x.sequences.offsets != nullptr || x.B == 1 || a.stride_b == x.T * a.stride_t;
+  const bool aligned = ((static_cast<int64_t>(reinterpret_cast<uintptr_t>(a.data)) | step | head) & (vector - 1)) == 0;
+  if (a.data == nullptr || !even || !aligned || step < 0 || head < 0 || step >= kMost || head >= kMost || (dim > 1 && dim != 32 * channels)) return {};
+  return {static_cast<char*>(a.data), static_cast<int32_t>(step), static_cast<int32_t>(head), a.bf16};
+}
+// float [tokens, heads, K] of the workspace; group heads for a key head.
+FW_HOST_DEVICE inline TokenArg workspace_rows(const Problem& x, const float* data, int heads) {
+  TokenArg a;
+  a.data = const_cast<float*>(data);
+  a.stride_h = static_cast<int64_t>(heads / x.H) * x.K;
+  a.stride_t = static_cast<int64_t>(heads) * x.K;
+  a.stride_b = x.T * a.stride_t;
+  return a;
+}
+FW_DEVICE char* flat_address(const FlatTensor& t, int64_t token, int h) {
+  return t.data + static_cast<int64_t>(t.step) * token + static_cast<int64_t>(t.head) * h;
 }
 
 // Where a block and a thread are.
-struct ChunkPlace {
-  int chunk, h, n;
-  int first, rows;  // tokens of the sequence: the chunk's first, and how many it has
-  int thread, run, lane;
-  int token, count;  // the run's first token of the sequence, and how many of its tokens exist (0 or less: none)
-  int channel;       // the first of this lane's
+struct RunBlock {
+  int chunk = -1, h = 0, n = 0;  // chunk -1: none
+  int warp, lane, channel;       // the first of this lane's
+  int token, count;              // the warp's first token of the sequence, and how many of its tokens exist (0 or less: none)
+  int64_t flat;                  // the same token of all sequences
 };
-// Blocks: a key head each (neighbouring blocks, for their rows are neighbours in memory) of the chunks, in order or from the last on.
+// Blocks: a key head each (neighbouring blocks, for their rows are neighbours in memory) of the chunks, in order; of the sequences, if they
+// are equally long.
+inline bool by_sequence(const Problem& x) {
+  constexpr int kMost = 32768;
+  return x.sequences.offsets == nullptr && x.sequences.chunks <= kMost && x.sequences.N <= kMost;
+}
 inline Dim3 chunk_grid(const Problem& x, int64_t chunks) {
-  const unsigned H = static_cast<unsigned>(x.H), count = static_cast<unsigned>(chunks), rows = count < 32768 ? count : 32768;
+  constexpr unsigned kMost = 32768;
+  const unsigned H = static_cast<unsigned>(x.H), count = static_cast<unsigned>(chunks);
+  if (by_sequence(x)) return {H, static_cast<unsigned>(x.sequences.chunks), static_cast<unsigned>(x.sequences.N)};
+  const unsigned rows = count < kMost ? count : kMost;
   return {H, rows, rows > 0 ? (count + rows - 1) / rows : 0};
 }
-FW_DEVICE int block_chunk() { return static_cast<int>(block_index_z() * grid_size_y() + block_index_y()); }
-
-template <int kLanes>
-FW_DEVICE ChunkPlace chunk_place(const Problem& x, int chunk) {
-  ChunkPlace c;
-  c.chunk = chunk;
+// of_sequences: by_sequence().
+template <int kN>
+FW_DEVICE RunBlock run_block(const Problem& x, int chunks, bool of_sequences, bool from_last) {
+  RunBlock c;
+  const SequenceArg& s = x.sequences;
   c.h = static_cast<int>(block_index_x());
-  c.n = sequence_of_chunk(x.sequences, c.chunk);
-  c.first = (c.chunk - first_chunk(x.sequences, c.n)) * kChunk;
-  c.rows = sequence_length(x.sequences, c.n) - c.first;
-  c.rows = c.rows < kChunk ? c.rows : kChunk;
-  c.thread = static_cast<int>(thread_index());
-  c.run = c.thread / kLanes;
-  c.lane = c.thread % kLanes;
-  c.token = c.first + c.run * kRun;
-  c.count = c.rows - c.run * kRun;
-  c.channel = kOwn * c.lane;
+  c.warp = static_cast<int>(warp_index());
+  c.lane = static_cast<int>(lane_index());
+  c.channel = kN * c.lane;
+  if (of_sequences) {
+    c.n = static_cast<int>(from_last ? grid_size_z() - 1 - block_index_z() : block_index_z());
+    const int of_sequence = static_cast<int>(from_last ? grid_size_y() - 1 - block_index_y() : block_index_y());
+    c.chunk = c.n * s.chunks + of_sequence;
+    c.token = of_sequence * kChunk + c.warp * kRunTokens;
+    c.count = s.T - c.token;
+    c.flat = static_cast<int64_t>(c.n) * s.T + c.token;
+    return c;
+  }
+  const int block = static_cast<int>(block_index_z() * grid_size_y() + block_index_y());
+  c.chunk = from_last ? chunks - 1 - block : block;
+  if (c.chunk < 0 || c.chunk >= chunks) return {-1};
+  c.n = sequence_of_chunk(s, c.chunk);
+  c.token = (c.chunk - first_chunk(s, c.n)) * kChunk + c.warp * kRunTokens;
+  c.count = sequence_length(s, c.n) - c.token;
+  c.flat = first_token(s, c.n) + c.token;
   return c;
 }
 
-// In shared memory.
-template <int kLanes>
-struct ChunkShared {
-  float sum[kRuns][kOwn * kLanes];  // what a run adds to A, then A before it; going back the same of its gradient
-  float square[kChunk];             // |k|^2
-  float alpha[kChunk];              // exp(g)
-  float gain[kChunk];               // beta kn^2, kn the factor that normalises k
-  float kn2[kChunk];                // kn^2
-  float product[kRuns];             // of a run's alphas
-  float pair[kRuns][2 * kRun];      // going back: sum dA A_before of each token, then sum dA k^2
-  float own[kChunk], common[kChunk];
-  float center[32];
+// The warp's tokens of a tensor: fast where it is flat and they all exist, else as any tensor.
+template <int kN>
+struct RunTensor {
+  bool fast;
+  const FlatTensor& flat;
+  char* at;
+  RunPlace place;
+
+  // rows(): the tensor's, of the sequence and head.
+  template <class GetRows>
+  FW_DEVICE RunTensor(const Problem& x, const FlatTensor& tensor, const RunBlock& c, GetRows&& rows)
+      : fast(tensor.data != nullptr && c.count >= kRunTokens), flat(tensor), at(nullptr), place() {
+    if (fast) {
+      at = flat_address(flat, c.flat, c.h) + c.channel * (flat.bf16 != 0 ? 2 : 4);
+    } else {
+      place = run_place<kN>(rows(), c.token, c.count, c.channel, x.K);
+    }
+  }
+  FW_DEVICE char* token(int r) const { return at + static_cast<int64_t>(flat.step) * r; }
+  // kCount tokens from `first` on, as load_tokens() and unpack_tokens().
+  template <int kCount>
+  FW_DEVICE void load(int first, float (&x)[kCount][kN]) const {
+    if (fast && flat.bf16 != 0) {
+#pragma unroll
+      for (int r = 0; r < kCount; ++r) load_words<kN / 2>(token(first + r), x[r]);
+    } else if (fast) {
+#pragma unroll
+      for (int r = 0; r < kCount; ++r) load_words<kN>(token(first + r), x[r]);
+    } else {
+      RunPlace part = place;
+      part.data += first * part.step, part.count -= first;
+      load_tokens(part, x);
+    }
+  }
+  template <int kCount>
+  FW_DEVICE void unpack(float (&x)[kCount][kN]) const {
+    if (fast ? flat.bf16 != 0 : place.wide && place.bf16 != 0) unpack_rows<kN, kCount>(x);
+  }
+  FW_DEVICE void store(int r, const float (&x)[kN]) const {
+    if (fast) {
+      store_wide<kN>(token(r), flat.bf16, x);
+    } else {
+      store_token<kN>(place, r, x);
+    }
+  }
+  FW_DEVICE void prefetch(int K, int lane) const {
+    if (!fast) return prefetch_tokens<kN>(place, K, lane);
+    const int size = flat.bf16 != 0 ? 2 : 4, from = lane % 4 * 128;
+    if (from < K * size) prefetch_line(token(lane / 4) - lane * kN * size + from);
+  }
 };
 
-// The preconditioner's gates of token `thread` of the chunk, as they lie in memory: so that nothing waits for them while keys are loaded.
-struct ChunkGates {
+// The preconditioner's gates of the warp's token lane / 4, as they lie in memory: nothing waits for them while keys are loaded.
+struct RawGates {
   uint32_t g = 0, beta = 0;
 };
-FW_DEVICE uint32_t load_raw(const Rows& rows, int64_t t) {
-  return rows.bf16 != 0 ? uint32_t{reinterpret_cast<const uint16_t*>(rows.data)[t * rows.stride]}
-                        : reinterpret_cast<const uint32_t*>(rows.data)[t * rows.stride];
+FW_DEVICE uint32_t load_raw(const FlatTensor& flat, const TokenArg& a, const Problem& x, const RunBlock& c) {
+  const int t = c.lane / 4;
+  const char* at = flat.data != nullptr ? flat_address(flat, c.flat + t, c.h) : nullptr;
+  if (at == nullptr) {
+    const Rows rows = key_rows(a, x.sequences, c.n, c.h);
+    at = rows.data + (c.token + t) * rows.stride * (a.bf16 != 0 ? 2 : 4);
+  }
+  return a.bf16 != 0 ? uint32_t{*reinterpret_cast<const uint16_t*>(at)} : *reinterpret_cast<const uint32_t*>(at);
 }
 FW_DEVICE float raw_value(const TokenArg& a, uint32_t raw) { return bits_float(raw << (a.bf16 != 0 ? 16 : 0)); }
-FW_DEVICE ChunkGates load_gates(const Problem& x, const ChunkPlace& c) {
-  ChunkGates gates;
-  if (c.thread < c.rows) {
-    gates.g = load_raw(key_rows(x.in.precond_g, x.sequences, c.n, c.h), c.first + c.thread);
-    gates.beta = load_raw(key_rows(x.in.precond_beta, x.sequences, c.n, c.h), c.first + c.thread);
+FW_DEVICE RawGates load_gates(const Problem& x, const FlatTensor& g, const FlatTensor& beta, const RunBlock& c) {
+  RawGates gates;
+  if (c.lane / 4 < c.count) {
+    gates.g = load_raw(g, x.in.precond_g, x, c);
+    gates.beta = load_raw(beta, x.in.precond_beta, x, c);
   }
   return gates;
 }
-
-// alpha, gain and kn2 of the chunk's tokens from the keys of the runs.
-template <int kLanes>
-FW_DEVICE void chunk_gates(const Problem& x, const ChunkPlace& c, const ChunkGates& gates, const RunRows& k, ChunkShared<kLanes>& shared) {
-  float squares[kRun];
+template <int kN>
+FW_DEVICE RunGates make_gates(const Problem& x, const RawGates& raw, const RunRows<kN>& k, int lane) {
+  float squares[kRunTokens];
 #pragma unroll
-  for (int j = 0; j < kRun; ++j) {
-    squares[j] = 0;
+  for (int r = 0; r < kRunTokens; ++r) {
+    squares[r] = 0;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) squares[j] = fmaf(k[j][i], k[j][i], squares[j]);
+    for (int j = 0; j < kN; ++j) squares[r] = fmaf(k[r][j], k[r][j], squares[r]);
   }
-  const float square = scattered_sum<kRun, kLanes / 2>(squares, c.lane);
-  if (c.lane % (kLanes / kRun) == 0) shared.square[c.run * kRun + c.lane / (kLanes / kRun)] = square;
-  sync_threads();
-  if (c.thread < kChunk) {
-    const float kn = k_factor(x.rule, shared.square[c.thread]);
-    shared.alpha[c.thread] = expf(raw_value(x.in.precond_g, gates.g));  // of a token past the end: 1
-    shared.gain[c.thread] = raw_value(x.in.precond_beta, gates.beta) * kn * kn;
-    shared.kn2[c.thread] = kn * kn;
-  }
-  sync_threads();
+  return run_gates(x.rule, raw_value(x.in.precond_g, raw.g), raw_value(x.in.precond_beta, raw.beta), sum_run(squares, lane));
 }
 
 // f(map) with the form of M known to the compiler: a branch for every element would cost as much as M does.
@@ -202,57 +269,19 @@ FW_DEVICE void with_form(PrecondMap<float> map, F&& f) {
   }
 }
 
-FW_DEVICE void put_own(float* to, const float (&x)[kOwn]) { store_wide<kOwn>(reinterpret_cast<char*>(to), 0, x); }
-FW_DEVICE void get_own(const float* from, float (&x)[kOwn]) { load_wide<kOwn>(reinterpret_cast<const char*>(from), x); }
-
-// What each run makes of A = 0, and its product of alphas, into shared memory.
-template <int kLanes>
-FW_DEVICE void run_sums(const ChunkPlace& c, const RunRows& k, ChunkShared<kLanes>& shared) {
-  float product = 1, sum[kOwn] = {};
-#pragma unroll
-  for (int j = 0; j < kRun; ++j) {
-    const float alpha = shared.alpha[c.run * kRun + j], gain = shared.gain[c.run * kRun + j];
-    product *= alpha;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) sum[i] = fmaf(alpha, sum[i], gain * k[j][i] * k[j][i]);
-  }
-  put_own(&shared.sum[c.run][c.channel], sum);
-  if (c.lane == 0) shared.product[c.run] = product;
-  sync_threads();
+// This lane's channels of row `row` of floats [rows, K]; 0 past K.
+template <int kN>
+FW_DEVICE void load_lane(const float* rows, int64_t row, int channel, int K, float (&x)[kN]) {
+  const float* const from = rows + row * K;
+  if (K == 32 * kN) return load_wide<kN>(reinterpret_cast<const char*>(from + channel), x);
+  load_channels({reinterpret_cast<char*>(const_cast<float*>(from)), 0, 0}, 0, channel, K, x);
 }
-
-// The whole chunk for channel `thread` as A -> product A + sum.
-struct ChunkMap {
-  float product = 1, sum = 0;
-};
-template <bool kReverse, int kLanes>
-FW_DEVICE ChunkMap chunk_map(const ChunkPlace& c, const ChunkShared<kLanes>& shared) {
-  ChunkMap map;
-#pragma unroll
-  for (int i = 0; i < kRuns; ++i) {
-    const int run = kReverse ? kRuns - 1 - i : i;
-    map.product *= shared.product[run];
-    map.sum = fmaf(shared.product[run], map.sum, shared.sum[run][c.thread]);
-  }
-  return map;
+template <int kN>
+FW_DEVICE void store_lane(float* rows, int64_t row, int channel, int K, const float (&x)[kN]) {
+  float* const to = rows + row * K;
+  if (K == 32 * kN) return store_wide<kN>(reinterpret_cast<char*>(to + channel), 0, x);
+  store_channels({reinterpret_cast<char*>(to), 0, 0}, 0, channel, K, x);
 }
-// From what channel `thread` is before the chunk (going back: behind it) to what it is before (behind) each run, in place of the sums.
-template <bool kReverse, int kLanes>
-FW_DEVICE void run_starts(const ChunkPlace& c, float a, ChunkShared<kLanes>& shared) {
-  if (c.thread < kOwn * kLanes) {
-    float sums[kRuns];
-#pragma unroll
-    for (int i = 0; i < kRuns; ++i) sums[i] = shared.sum[i][c.thread];
-#pragma unroll
-    for (int i = 0; i < kRuns; ++i) {
-      const int run = kReverse ? kRuns - 1 - i : i;
-      shared.sum[run][c.thread] = a;
-      a = fmaf(shared.product[run], a, sums[run]);
-    }
-  }
-  sync_threads();
-}
-
 FW_DEVICE float load_precond(const StateArg& a, int64_t n, int h, int channel) {
   if (a.data == nullptr) return 0;
   const int64_t at = n * a.stride_n + h * a.stride_h + channel * a.stride_k;
@@ -269,16 +298,15 @@ FW_DEVICE void store_precond(const StateArg& a, int64_t n, int h, int channel, f
 }
 
 // Walks over the chunks of a sequence, from the first or from the last: x = a[c] x + b[c], and leaves the x before every step. A block has
-// 32 channels of one key head; the steps themselves are one warp's.
+// 32 channels of one key head; the steps themselves are one warp's, while the others bring the next chunks.
 struct ChunkWalk {
-  const float* maps;  // [chunks, H, stride]: a, then b [K]
-  int64_t stride;
-  float* before;  // [chunks, H, before_stride]: [K]
-  int64_t before_stride;
+  const float* a;  // [chunks, H]
+  const float* b;  // [chunks, H, K]
+  float* before;   // [chunks, H, K]
   StateArg from, to;
   const int32_t* slots;
 };
-constexpr int kWalkThreads = 256, kWalkChunks = 64;
+inline constexpr int kWalkThreads = 256, kWalkChunks = 64, kWalkEach = kWalkChunks / (kWalkThreads / 32);
 
 template <bool kReverse>
 __global__ void __launch_bounds__(kWalkThreads)
@@ -296,16 +324,30 @@ __global__ void __launch_bounds__(kWalkThreads)
   if (slot < 0) return;
   const int64_t first = first_chunk(sequences, n);
   const int chunks = chunk_count(sequences, n);
+  const auto place = [&](int i) { return (first + (kReverse ? chunks - 1 - i : i)) * H + h; };
+  float next_a[kWalkEach], next_b[kWalkEach];
+  const auto load = [&](int done) {
+#pragma unroll
+    for (int i = 0; i < kWalkEach; ++i) {
+      const int at = done + warp + i * (kWalkThreads / 32);
+      next_a[i] = next_b[i] = 0;
+      if (at < chunks && channel < K) next_b[i] = walk.b[place(at) * K + channel];
+      if (at < chunks && lane == 0) next_a[i] = walk.a[place(at)];
+    }
+  };
+  load(0);
   float x = warp == 0 && channel < K ? load_precond(walk.from, slot, h, channel) : 0.0f;
+  FW_NO_UNROLL
   for (int done = 0; done < chunks; done += kWalkChunks) {
     const int count = chunks - done < kWalkChunks ? chunks - done : kWalkChunks;
-    const auto place = [&](int i) { return (first + (kReverse ? chunks - 1 - done - i : done + i)) * H + h; };
-    for (int i = warp; i < count; i += kWalkThreads / 32) {
-      const float* map = walk.maps + place(i) * walk.stride;
-      if (channel < K) b[i * 32 + lane] = map[1 + channel];
-      if (lane == 0) a[i] = map[0];
+#pragma unroll
+    for (int i = 0; i < kWalkEach; ++i) {
+      const int at = warp + i * (kWalkThreads / 32);
+      b[at * 32 + lane] = next_b[i];
+      if (lane == 0) a[at] = next_a[i];
     }
     sync_threads();
+    load(done + kWalkChunks);
     if (warp == 0 && channel < K) {
       for (int i = 0; i < count; ++i) {
         const float next = fmaf(a[i], x, b[i * 32 + lane]);
@@ -315,7 +357,7 @@ __global__ void __launch_bounds__(kWalkThreads)
     }
     sync_threads();
     for (int i = warp; i < count; i += kWalkThreads / 32) {
-      if (channel < K) walk.before[place(i) * walk.before_stride + channel] = b[i * 32 + lane];
+      if (channel < K) walk.before[place(done + i) * K + channel] = b[i * 32 + lane];
     }
     sync_threads();
   }

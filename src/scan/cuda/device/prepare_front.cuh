@@ -187,15 +187,15 @@ FW_DEVICE RawKeyRow<kN> row_from_memory(const Problem& x, const FrontRows& rows,
 // M of this lane's channels of the warp's rows, whole rows only.
 struct MRows {
   const float* first = nullptr;  // of the warp's first row; null without a preconditioner
-  int64_t stride = 0;
+  int32_t stride = 0;
   int rows = 0;  // that the warp has
 };
 FW_DEVICE MRows m_rows(const Problem& x, const ChunkPlace& place, int channel) {
   MRows m;
   if (x.m == nullptr) return m;
   const int first = static_cast<int>(warp_index()) * kWarpRows;
-  m.stride = static_cast<int64_t>(x.H) * x.K;
-  m.first = x.m + (first_token(x.sequences, place.n) + place.span.first + first) * m.stride + place.key_head * x.K + channel;
+  m.stride = x.H * x.K;
+  m.first = x.m + (first_token(x.sequences, place.n) + place.span.first + first) * static_cast<int64_t>(m.stride) + place.key_head * x.K + channel;
   m.rows = place.span.rows - first;
   return m;
 }
@@ -365,6 +365,10 @@ inline bool plain_streams(const Problem& x) {
   return !rule.uses_erase_key() && rule.feedback == Feedback::kNone && rule.read == Read::kPlain && x.m == nullptr && rule.normaliser == Normaliser::kNone &&
          !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
 }
+
+// With a gain above 1 errors do not fade unless decays do it, and A is large where keys point the same way: what rounding to bf16 leaves out of
+// A, P and the keys is part of the products then.
+inline bool wants_rests(const Rule& rule) { return rule.gain_bound > 1; }
 
 // The row whose coefficients a lane makes, or -1.
 FW_DEVICE int coefficient_row(int warp) { return warp == 0 ? static_cast<int>(lane_index()) : warp == 7 ? 32 + static_cast<int>(lane_index()) : -1; }

@@ -2,11 +2,12 @@
 // the copies of all of them and waits once. As they lie in memory; TokenGather says where what is.
 #pragma once
 
+#include "scan/cuda/device/precond_rows.cuh"
 #include "scan/cuda/device/token_key.cuh"
 
 namespace fw::cuda {
 
-enum GatherRow { kRowQ, kRowK, kRowG, kRowEraseGate, kRowEraseKey, kRowM, kRowV, kRowWriteGate, kGatherRows };
+enum GatherRow { kRowQ, kRowK, kRowG, kRowEraseGate, kRowEraseKey, kRowM, kRowA, kRowV, kRowWriteGate, kGatherRows };
 enum GatherScalar { kScalarG, kScalarBeta, kScalarLambda, kScalarRead, kScalarErase, kScalarWrite, kScalarPrecondG, kScalarPrecondBeta, kGatherScalars };
 
 // A tensor to be copied: a row of each token or, of values, the tile's part of it.
@@ -17,21 +18,24 @@ struct GatherTask {
   int32_t to = 0;                                    // byte of the token's place
   int32_t room = 0, limit = 0;                       // elements there, of which those at limit and above are 0
   bool values = false;                               // elements from the tile's first on
+  bool states = false;                               // stride_b is that of slots
   bool wide = false;                                 // 16 bytes at a time
 };
 struct TokenGather {
   GatherTask rows[kGatherRows], scalars[kGatherScalars];
   int32_t row_count = 0, scalar_count = 0;
-  int32_t scalars_at = 0, rw_at = 0, bytes = 0;  // of a token
+  int32_t scalars_at = 0, rw_at = 0, bytes = 0;  // of a token; at rw_at: r . w, then the coefficient of the values
   int32_t at[kGatherRows] = {};                  // where the rows are, by GatherRow
+  bool makes_m = false;                          // with a preconditioner: M is not read but made (M of the only token of a sequence)
 };
 
-// Where the streams of a token are, once it is made: in place of the first rows. z: where the values were.
+// Where the streams of a token are, once it is made: in place of the first rows.
 enum TokenStream { kStreamE, kStreamR, kStreamW, kStreamAlpha, kStreams };
 
 // For lanes of `channels` and tiles of `tile` values. Host.
 inline TokenGather token_gather(const Problem& x, int channels, int tile) {
   TokenGather g;
+  g.makes_m = x.rule.uses_precond() && x.m == nullptr;
   const Rule& rule = x.rule;
   const auto fill = [](GatherTask& task, const TokenArg& a) {
     task.data = static_cast<const char*>(a.data);
@@ -61,6 +65,12 @@ inline TokenGather token_gather(const Problem& x, int channels, int tile) {
   row(kRowEraseGate, rule.uses_erase_gate() && rule.erase == Gate::kChannel, x.in.erase_gate, false);
   row(kRowEraseKey, rule.uses_erase_key(), x.in.erase_key, false);
   row(kRowM, x.m != nullptr, m, false);
+  const StateArg& a = x.initial_precond;
+  if (g.makes_m) g.at[kRowM] = g.bytes, g.bytes += 128 * channels;
+  if (g.makes_m && a.data != nullptr) {
+    row(kRowA, true, {a.data, a.stride_n, 0, a.stride_h, a.bf16, x.group}, false);
+    g.rows[g.row_count - 1].states = true;
+  }
   g.bytes = g.bytes < kStreams * 128 * channels ? kStreams * 128 * channels : g.bytes;
   row(kRowV, true, x.in.v, true);
   row(kRowWriteGate, rule.write == Gate::kChannel, x.in.write_gate, true);
@@ -77,8 +87,9 @@ inline TokenGather token_gather(const Problem& x, int channels, int tile) {
   scalar(kScalarRead, rule.uses_read_correction(), x.in.read_correction);
   scalar(kScalarErase, rule.uses_erase_gate() && rule.erase == Gate::kScalar, x.in.erase_gate);
   scalar(kScalarWrite, rule.write == Gate::kScalar, x.in.write_gate);
-  scalar(kScalarPrecondG, x.m != nullptr && rule.normaliser == Normaliser::kGated, x.in.precond_g);
-  scalar(kScalarPrecondBeta, x.m != nullptr && rule.normaliser == Normaliser::kGated, x.in.precond_beta);
+  const bool precond_gates = g.makes_m || (x.m != nullptr && rule.normaliser == Normaliser::kGated);
+  scalar(kScalarPrecondG, precond_gates, x.in.precond_g);
+  scalar(kScalarPrecondBeta, precond_gates, x.in.precond_beta);
   g.bytes += 4 * kGatherScalars;
   g.rw_at = g.bytes;
   g.bytes += 16;
@@ -90,24 +101,26 @@ FW_DEVICE const char* gather_source(const GatherTask& task, int64_t b, int64_t t
   const unsigned head = static_cast<unsigned>(hv), divisor = static_cast<unsigned>(task.divisor);
   return task.data + b * task.stride_b + token * task.stride_t + static_cast<int64_t>(divisor == 1 ? head : head / divisor) * task.stride_h;
 }
-// Copies of a token's tensors to `to`, by a warp; they are there after sync_warp().
-FW_DEVICE void gather_token(const TokenGather& g, int64_t b, int64_t token, int hv, int v_tile, int lane, char* to) {
-  // As it lies in memory until the copies are on their way too.
-  uint32_t scalar = 0;
-  int scalar_to = -1, shift = 0;
+// A lane's number of the token, on its way.
+struct GatheredScalar {
+  uint32_t bits = 0;
+  int32_t to = -1;  // byte of the token's place; -1: none
+};
+// Starts the copies of a token's tensors to `to`, by a warp; they are there after finish_gather() and sync_warp().
+FW_DEVICE GatheredScalar start_gather(const TokenGather& g, int64_t b, int64_t token, int slot, int hv, int v_tile, int lane, char* to) {
+  GatheredScalar scalar;
   if (lane < g.scalar_count) {
     const GatherTask& task = g.scalars[lane];
     const char* from = gather_source(task, b, token, hv);
-    shift = task.size == 2 ? 16 : 0;
-    scalar = task.size == 2 ? uint32_t{*reinterpret_cast<const uint16_t*>(from)} : *reinterpret_cast<const uint32_t*>(from);
-    scalar_to = task.to;
+    scalar.bits = task.size == 2 ? uint32_t{*reinterpret_cast<const uint16_t*>(from)} : *reinterpret_cast<const uint32_t*>(from);
+    scalar.to = task.to + (task.size == 2 ? 2 : 0);  // of a bf16 number: of its upper half
   }
   const uint32_t base = shared_address(to);
 #pragma unroll 2
   for (int i = 0; i < g.row_count; ++i) {
     const GatherTask& task = g.rows[i];
     const int first = task.values ? v_tile : 0, limit = (task.limit - first) * task.size, room = task.room * task.size;
-    const char* from = gather_source(task, b, token, hv) + first * task.size;
+    const char* from = gather_source(task, task.states ? slot : b, token, hv) + first * task.size;
     if (task.wide) {
       FW_NO_UNROLL
       for (int at = 16 * lane; at < room; at += 512) cp_async_16(base + static_cast<uint32_t>(task.to + at), at < limit ? from + at : from, at < limit);
@@ -123,7 +136,10 @@ FW_DEVICE void gather_token(const TokenGather& g, int64_t b, int64_t token, int 
     }
   }
   cp_async_commit();
-  if (scalar_to >= 0) *reinterpret_cast<uint32_t*>(to + scalar_to) = scalar << shift;
+  return scalar;
+}
+FW_DEVICE void finish_gather(const GatheredScalar& scalar, char* to) {
+  if (scalar.to >= 0) *reinterpret_cast<uint32_t*>(to + scalar.to / 4 * 4) = scalar.bits << (scalar.to % 4 * 8);
   cp_async_wait<0>();
 }
 
@@ -139,6 +155,36 @@ FW_DEVICE void gathered_channels(const char* row, bool bf16, int lane, float (&x
     load_wide<kN>(row + 4 * kN * lane, x);
   }
 }
+// A step of A (a: before the token, then behind it) and M, from the token's key. The same bits as the kernels of the preconditioner
+// (precond_rows.cuh), hence their order of the sum.
+template <int kN>
+FW_DEVICE void step_precond(const Problem& x, PrecondMap<float> map, int key_head, float g, float beta, int lane, const float (&k)[kN], float (&a)[kN],
+                            float (&m)[kN]) {
+  float square = 0;
+#pragma unroll
+  for (int j = 0; j < kN; ++j) square = fmaf(k[j], k[j], square);
+  const RunGates gates = run_gates(x.rule, g, beta, warp_sum(square));
+  if (x.rule.uses_precond_center()) map.center = x.precond_center[key_head * x.center_stride];
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    const float before = a[j];
+    a[j] = step_precond(gates.alpha, gates.gain, k[j], before);
+    m[j] = lane * kN + j < x.K ? precond_value<FastMath>(map, map.previous ? before : a[j]) : 1.0f;
+  }
+}
+// M of a gathered token to where a gathered M would be; a: A behind the token.
+template <int kN>
+FW_DEVICE void make_m(const Problem& x, const TokenGather& g, const PrecondMap<float>& map, int key_head, int lane, char* token, float (&a)[kN]) {
+  float k[kN], m[kN];
+  gathered_channels<kN>(token + g.at[kRowK], x.in.k.bf16 != 0, lane, k);
+#pragma unroll
+  for (int j = 0; j < kN; ++j) a[j] = 0;
+  if (x.initial_precond.data != nullptr) gathered_channels<kN>(token + g.at[kRowA], x.initial_precond.bf16 != 0, lane, a);
+  const float* s = reinterpret_cast<const float*>(token + g.scalars_at);
+  step_precond(x, map, key_head, s[kScalarPrecondG], s[kScalarPrecondBeta], lane, k, a, m);
+  store_wide<kN>(token + g.at[kRowM] + 4 * kN * lane, 0, m);  // this lane reads it
+}
+
 template <int kN>
 FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, const char* token, int lane) {
   const Rule& rule = x.rule;
@@ -155,29 +201,34 @@ FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, 
   }
   if (rule.uses_erase_key()) gathered_channels<kN>(token + g.at[kRowEraseKey], x.in.erase_key.bf16 != 0, lane, in.row.p);
   if (rule.uses_erase_gate() && rule.erase == Gate::kChannel) gathered_channels<kN>(token + g.at[kRowEraseGate], x.in.erase_gate.bf16 != 0, lane, in.row.b);
-  if (x.m != nullptr) gathered_channels<kN>(token + g.at[kRowM], false, lane, in.row.m);
+  if (g.makes_m || x.m != nullptr) gathered_channels<kN>(token + g.at[kRowM], false, lane, in.row.m);
   if (rule.uses_beta()) in.gates.beta = s[kScalarBeta];
   if (rule.feedback == Feedback::kFixed) in.gates.lambda = static_cast<float>(rule.lambda);
   if (rule.uses_lambda()) in.gates.lambda = s[kScalarLambda];
   if (rule.uses_read_correction()) in.gates.read = s[kScalarRead];
   if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) in.gates.erase = s[kScalarErase];
   if (rule.write == Gate::kScalar) in.gates.write = s[kScalarWrite];
-  if (x.m != nullptr && rule.normaliser == Normaliser::kGated) {
+  if ((g.makes_m || x.m != nullptr) && rule.normaliser == Normaliser::kGated) {
     in.gates.alpha_p = expf(s[kScalarPrecondG]);
     in.gates.beta_p = s[kScalarPrecondBeta];
   }
   return in;
 }
 
-// The token's streams and z of the tile, in place of its inputs, by the warp that has read them.
-template <int kN>
-FW_DEVICE void put_token(const Problem& x, const TokenGather& g, const KeyToken<kN>& k, int tile, int lane, char* token) {
-  const bool gated = x.rule.write == Gate::kChannel;
-  const auto value = [&](GatherRow which, const TokenArg& a, int i) {
+// Value i of the tile as it was gathered, with its gate.
+FW_DEVICE float gathered_value(const Problem& x, const TokenGather& g, const char* token, int i) {
+  const auto value = [&](GatherRow which, const TokenArg& a) {
     const char* row = token + g.at[which];
     return a.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(row)[i]) : reinterpret_cast<const float*>(row)[i];
   };
-  const float z = lane < tile ? k.z_v * (value(kRowV, x.in.v, lane) * (gated ? value(kRowWriteGate, x.in.write_gate, lane) : 1.0f)) : 0.0f;
+  return value(kRowV, x.in.v) * (x.rule.write == Gate::kChannel ? value(kRowWriteGate, x.in.write_gate) : 1.0f);
+}
+
+// The token's streams, in place of its inputs, by the warp that has read them; of a tile of at most 32 values z too, in place of the values
+// (0: none).
+template <int kN>
+FW_DEVICE void put_token(const Problem& x, const TokenGather& g, const KeyToken<kN>& k, int tile, int lane, char* token) {
+  const float z = lane < tile ? k.z_v * gathered_value(x, g, token, lane) : 0.0f;
   sync_warp();  // all lanes have what they read
   if (lane < tile) reinterpret_cast<float*>(token + g.at[kRowV])[lane] = z;
   char* const p = token + 4 * kN * lane;
@@ -185,7 +236,7 @@ FW_DEVICE void put_token(const Problem& x, const TokenGather& g, const KeyToken<
   store_wide<kN>(p + kStreamR * 128 * kN, 0, k.key.r);
   store_wide<kN>(p + kStreamW * 128 * kN, 0, k.key.w);
   store_wide<kN>(p + kStreamAlpha * 128 * kN, 0, k.factor);
-  if (lane == 0) *reinterpret_cast<float*>(token + g.rw_at) = k.rw;
+  if (lane == 0) *reinterpret_cast<float2*>(token + g.rw_at) = make_float2(k.rw, k.z_v);
 }
 // A token's streams in shared memory, for token_step().
 template <int kN>

@@ -34,22 +34,20 @@ struct Rows {
   int32_t bf16 = 0;
 };
 
-FW_DEVICE Rows rows_of(const TokenArg& a, const SequenceArg& s, int n, int hv) {
+// `head`: of the tensor's own.
+FW_DEVICE Rows rows_of_head(const TokenArg& a, const SequenceArg& s, int n, int head) {
   if (a.data == nullptr) return {};
   int64_t b = s.offsets != nullptr ? 0 : n, t = s.offsets != nullptr ? s.offsets[n] : 0;
   if (s.batch > 0) {
     b = t / s.batch;
     t -= b * s.batch;
   }
-  const int64_t offset = b * a.stride_b + t * a.stride_t + static_cast<int64_t>(a.divisor == 1 ? hv : hv / a.divisor) * a.stride_h;
+  const int64_t offset = b * a.stride_b + t * a.stride_t + static_cast<int64_t>(head) * a.stride_h;
   return {static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4), a.stride_t, a.bf16};
 }
-
+FW_DEVICE Rows rows_of(const TokenArg& a, const SequenceArg& s, int n, int hv) { return rows_of_head(a, s, n, a.divisor == 1 ? hv : hv / a.divisor); }
 // The same by key head, for a tensor that has those.
-FW_DEVICE Rows key_rows(TokenArg a, const SequenceArg& s, int n, int h) {
-  a.divisor = 1;
-  return rows_of(a, s, n, h);
-}
+FW_DEVICE Rows key_rows(const TokenArg& a, const SequenceArg& s, int n, int h) { return rows_of_head(a, s, n, h); }
 
 FW_DEVICE float load_element(const Rows& rows, int64_t t, int i) {
   const int64_t at = t * rows.stride + i;

@@ -1,0 +1,77 @@
+// Points of the product of axes that nobody listed, drawn at random, in the chunk form: forward and backward against the reference.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/random.h"
+#include "cuda/device_runs.h"
+#include "rule/rule.h"
+
+namespace fw::testing {
+namespace {
+
+Rule random_rule(Random& random) {
+  Rule rule;
+  for (const AxisInfo& axis : rule_axes()) axis.set(rule, static_cast<int>(random.below(axis.values.size())));
+  // Keys of unit length, so that most of the rules drawn are stable; raw ones where the gain takes care of that.
+  rule.k_norm = rule.gain_uses_key_norm() ? rule.k_norm : Norm::kL2;
+  // The axes of the preconditioner do nothing without it, but for the rule's name.
+  if (!rule.uses_precond()) rule.precond_form = PrecondForm::kSquash, rule.normaliser = Normaliser::kNone;
+  return rule;
+}
+
+bool valid(const Rule& rule) {
+  try {
+    validate(rule);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// Whether rounding errors of the inputs stay what they are: a state that has grown has grown them too.
+bool stable(const ReferenceOutputs& out) {
+  double largest = 0;
+  for (const double x : out.final_state) largest = std::max(largest, std::fabs(x));
+  return largest < 30;
+}
+
+TEST(RandomRules, ChunkFormMatchesTheReference) {
+  Random random(20261121);
+  const int wanted = emulated() ? 24 : 150;
+  int compared = 0, unstable = 0;
+  for (uint64_t seed = 1; compared < wanted; ++seed) {
+    const Rule rule = random_rule(random);
+    if (!valid(rule)) continue;
+    ProblemOptions options;
+    options.sequences = seed % 2 == 0 ? SeqLayout({0, 65, 65, 66, 196}) : SeqLayout::uniform(2, 100);
+    options.H = 1 + static_cast<int64_t>(random.below(2));
+    options.HV = options.H * (1 + static_cast<int64_t>(random.below(2)));
+    options.K = 16 + static_cast<int64_t>(random.below(113));
+    options.V = 16 + static_cast<int64_t>(random.below(120));
+    options.gates_per_value_head = random.below(2) == 0;
+    options.initial_state = random.below(2) == 0;
+    options.edge_decays = random.below(4) == 0;
+    options.seed = seed;
+    const Problem problem = of_bf16_numbers(random_problem(rule, options));
+    const ReferenceOutputs expected = problem.forward();
+    if (!stable(expected)) {
+      ++unstable;
+      continue;
+    }
+    ++compared;
+    HeaderRun run = device_run(FW_FORM_CHUNK);
+    run.bf16 = seed % 3 == 0 ? HeaderRun::Bf16Tensors::kNone : HeaderRun::Bf16Tensors::kAll;
+    run.saved = random.below(4) != 0;
+    SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(problem)));
+    EXPECT_TRUE(close(header_forward(problem, run), expected, ChunkBounds{}.output, kChunkFloor));
+    EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), rule, options.edge_decays));
+  }
+  EXPECT_LT(unstable, compared);
+}
+
+}  // namespace
+}  // namespace fw::testing
