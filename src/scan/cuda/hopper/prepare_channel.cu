@@ -19,20 +19,22 @@ namespace {
 // exp(-10): 1 / L is at most exp(80), and R at least exp(-80).
 inline constexpr float kLowestDecay = 4.539993e-5f;
 
-// Products over each of the eight blocks, true and bounded.
-template <int kKey>
-struct BlockDecays {
-  float total[8][kKey], bounded[8][kKey];
-};
-// In the place of those, once they are read: bounded products over several blocks as bf16 factors of fragments of the left operand, for a lane
-// of quad t in step k of 16 channels. x, y: rows of the even block of a pair, channels 2 t and the next, and 8 more; z, w: rows of the odd one, with
-// R of the even one.
+// Bounded products over several blocks as bf16 factors of fragments of the left operand, for a lane of quad t in step k of 16 channels. x, y: rows
+// of the even block of a pair, channels 2 t and the next, and 8 more; z, w: rows of the odd one, with R of the even one.
 template <int kKey>
 struct FragmentFactors {
-  static constexpr int kTiles = 12;
-  uint4 tile[kTiles][kKey / 16][4];  // tiles of 8 columns before a pair's own: 2 of pair 1, 4 of pair 2, 6 of pair 3
-  uint2 odd[4][kKey / 16][4];        // of each pair's odd rows for its even columns: R of the even block
+  uint4 tile[12][kKey / 16][4];  // tiles of 8 columns before a pair's own: 2 of pair 1, 4 of pair 2, 6 of pair 3
+  uint2 odd[4][kKey / 16][4];    // of each pair's odd rows for its even columns: R of the even block
   static FW_DEVICE int first(int pair) { return pair * (pair - 1); }
+};
+// Products over each of the eight blocks, true (until the factors take their place) and bounded.
+template <int kKey>
+struct BlockDecays {
+  union {
+    float total[8][kKey];
+    FragmentFactors<kKey> factors;
+  };
+  float bounded[8][kKey];
 };
 
 // What a block knows of itself, from memory once the rows are through: there are no registers for it before.
@@ -43,16 +45,18 @@ struct BlockNotes {
 };
 
 // Shared memory. Online: keys (Khat; becomes x), w / L, e L, r L. T takes the place of w / L, P and A that of e L. Where the backward image
-// is wanted, Q takes the place of r L, and -E that of T once A is there. Offline: the raw keys, w / L, r L; P takes the place of w / L.
+// is wanted, Q takes the place of r L, and -E that of T once A is there. Offline: w / L, r L; P takes the place of w / L. Raw keys and reads of
+// the next chunk come while this one's are at work.
 template <int kKey, bool kOnline>
 struct ChannelLayout {
   static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
-  static constexpr uint32_t kKeys = 0, kUp = kOperand, kT = kUp, kErase = kUp + (kOnline ? std::max(kOperand, kTriangle) : kOperand);
+  static constexpr uint32_t kKeys = 0, kUp = kOnline ? kOperand : 0, kT = kUp, kErase = kUp + (kOnline ? std::max(kOperand, kTriangle) : kOperand);
   static constexpr uint32_t kA = kErase + kPanelBytes, kP = kOnline ? kErase : kUp, kMinusE = kT;
   static constexpr uint32_t kReads = kErase + (kOnline ? std::max<uint32_t>(kOperand, 2 * kPanelBytes) : 0);
   static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowCoefs);
-  static_assert(sizeof(FragmentFactors<kKey>) <= sizeof(BlockDecays<kKey>));
-  static constexpr uint32_t kNotes = kDecays + sizeof(BlockDecays<kKey>), kBytes = kNotes + 128;
+  static constexpr uint32_t kNotes = kDecays + sizeof(BlockDecays<kKey>);
+  static constexpr uint32_t kRawKeys = (kNotes + 128 + 1023) / 1024 * 1024, kRawReads = kRawKeys + kOperand, kBytes = kRawReads + kOperand;
+  static_assert(2 * (kBytes + 1024) <= 228 * 1024);
 };
 
 // exp(g) of this lane's channels of the warp's rows; 1 past the chunk's rows.
@@ -69,34 +73,46 @@ FW_DEVICE void decay_row(const Problem& x, const Rows& rows, const ChunkPlace& p
   if (row < place.span.rows) load_channels(rows, row, static_cast<int>(lane_index()) * kN, x.K, alpha);
   exponentials(alpha);
 }
+// Log-decays of this lane's channels of the warp's rows as they lie in memory, so that nothing waits for them: 0 past the chunk's rows.
 template <int kN>
-FW_DEVICE void decay_rows(const Rows& rows, const ChunkPlace& place, float (&alpha)[kWarpRows][kN]) {
-  const int channel = static_cast<int>(lane_index()) * kN, first = static_cast<int>(warp_index()) * kWarpRows;
-  const int width = rows.bf16 != 0 ? 2 : 4;
-  const char* from = rows.data + (first * rows.stride + channel) * width;
-  FW_UNROLL
-  for (int r = 0; r < kWarpRows; ++r) {
+struct RawDecays {
+  uint32_t bits[kWarpRows][kN];
+
+  FW_DEVICE void load(const TokenArg& tensor, const ChunkPlace& place) {
+    const Rows rows = chunk_rows(tensor, place);
+    const int channel = static_cast<int>(lane_index()) * kN, first = static_cast<int>(warp_index()) * kWarpRows;
+    const bool low = rows.bf16 != 0;
+    const char* from = rows.data + ((first * rows.stride + channel) << (low ? 1 : 2));
+    const int64_t step = rows.stride << (low ? 1 : 2);
     FW_UNROLL
-    for (int j = 0; j < kN; ++j) alpha[r][j] = 0;
+    for (int r = 0; r < kWarpRows; ++r, from += step) {
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) bits[r][j] = 0;
+      if (first + r >= place.span.rows) continue;
+      if (low) {
+        const PackedChannels<kN> packed = load_packed<kN>(from);
+        FW_UNROLL
+        for (int j = 0; j < kN / 2; ++j) bits[r][j] = packed.words[j];
+      } else {
+        float x[kN];
+        load_floats(reinterpret_cast<const float*>(from), x);
+        FW_UNROLL
+        for (int j = 0; j < kN; ++j) bits[r][j] = float_bits(x[j]);
+      }
+    }
   }
-  if (rows.bf16 != 0) {
-    PackedChannels<kN> packed[kWarpRows];
-    FW_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) packed[r] = first + r < place.span.rows ? load_packed<kN>(from + r * rows.stride * 2) : PackedChannels<kN>{};
+  FW_DEVICE void decode(bool low, float (&alpha)[kWarpRows][kN]) const {
     FW_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
       FW_UNROLL
-      for (int j = 0; j < kN / 2; ++j) alpha[r][2 * j] = bf16_low(packed[r].words[j]), alpha[r][2 * j + 1] = bf16_high(packed[r].words[j]);
-    }
-  } else {
-    FW_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) {
-      if (first + r < place.span.rows) load_floats(reinterpret_cast<const float*>(from + r * rows.stride * 4), alpha[r]);
+      for (int j = 0; j < kN; ++j) {
+        const uint32_t word = low ? bits[r][j / 2] : bits[r][j];
+        alpha[r][j] = bits_float(!low ? word : j % 2 == 0 ? word << 16 : word & 0xffff0000u);
+      }
+      exponentials(alpha[r]);
     }
   }
-  FW_UNROLL
-  for (int r = 0; r < kWarpRows; ++r) exponentials(alpha[r]);
-}
+};
 
 // What a lane carries from row to row of its warp: products of decays.
 template <int kN>
@@ -128,41 +144,28 @@ FW_DEVICE void block_products(const BlockDecays<kKey>& decays, int warp, bool ow
   }
 }
 
-// The factors of two channels for one pair of blocks: a thread has channels 2 p and the next, p = thread % (kKey / 2), and the pair thread / (kKey / 2), if
-// there is one. Made while the products are in their place, stored when nobody reads those any more.
+// The factors of two channels for one pair of blocks: a thread has channels 2 p and the next, p = thread % (kKey / 2), and pair thread / (kKey / 2), if
+// there is one.
 template <int kKey>
-struct FactorWords {
-  static constexpr int kPairs = kKey / 2;
-  uint32_t even[6], odd[6], own;
-  FW_DEVICE void make(const BlockDecays<kKey>& decays, int thread) {
-    const int pair = thread / kPairs;
-    if (pair >= 4) return;
-    const float* from = decays.bounded[0] + 2 * (thread % kPairs);
-    const float2 r = *reinterpret_cast<const float2*>(from + 2 * pair * kKey);
-    float2 x = make_float2(1, 1);
-    own = pack_bf16(r.x, r.y);
-    FW_UNROLL
-    for (int i = 0; i < 6; ++i) {  // tile 2 pair - 1 - i
-      const int block = 2 * pair - 1 - i;
-      if (block < 0) break;
-      const float2 y = *reinterpret_cast<const float2*>(from + block * kKey);
-      x.x *= y.x, x.y *= y.y;
-      even[i] = pack_bf16(x.x, x.y), odd[i] = pack_bf16(r.x * x.x, r.y * x.y);
-    }
+FW_DEVICE void make_factors(BlockDecays<kKey>& decays, int thread) {
+  constexpr int kPairs = kKey / 2;
+  const int pair = thread / kPairs, p = thread % kPairs, k = p >> 3, high = (p >> 2) & 1, t = p & 3;
+  if (pair >= 4) return;
+  const float* from = decays.bounded[2 * pair] + 2 * p;
+  const float2 r = *reinterpret_cast<const float2*>(from);
+  float2 x = make_float2(1, 1);
+  reinterpret_cast<uint32_t*>(&decays.factors.odd[pair][k][t])[high] = pack_bf16(r.x, r.y);
+  uint4* tile = &decays.factors.tile[FragmentFactors<kKey>::first(pair) + 2 * pair - 1][k][t];
+  FW_NO_UNROLL
+  for (int block = 2 * pair - 1; block >= 0; --block) {
+    from -= kKey;
+    const float2 y = *reinterpret_cast<const float2*>(from);
+    x.x *= y.x, x.y *= y.y;
+    uint32_t* to = reinterpret_cast<uint32_t*>(tile) + high;
+    to[0] = pack_bf16(x.x, x.y), to[2] = pack_bf16(r.x * x.x, r.y * x.y);
+    tile -= kKey / 16 * 4;
   }
-  FW_DEVICE void store(FragmentFactors<kKey>& factors, int thread) const {
-    const int pair = thread / kPairs, p = thread % kPairs, k = p >> 3, high = (p >> 2) & 1, t = p & 3;
-    if (pair >= 4) return;
-    reinterpret_cast<uint32_t*>(&factors.odd[pair][k][t])[high] = own;
-    const int last = FragmentFactors<kKey>::first(pair) + 2 * pair - 1;
-    FW_UNROLL
-    for (int i = 0; i < 6; ++i) {
-      if (2 * pair - 1 - i < 0) break;
-      uint32_t* to = reinterpret_cast<uint32_t*>(&factors.tile[last - i][k][t]) + high;
-      to[0] = even[i], to[2] = odd[i];
-    }
-  }
-};
+}
 
 // exp(G_C - G) (.) w of a row.
 template <int kKey, bool kOnline>
@@ -293,7 +296,7 @@ FW_DEVICE void channel_pairs(char* shared, int warp) {
   const int block = work.block;
   const uint32_t base = shared_address(shared), left = base + (work.strict ? Layout::kErase : Layout::kReads);
   PairTiles c;
-  pair_tiles<kKey, kOnline>(work, left, base + Layout::kUp, *reinterpret_cast<const FragmentFactors<kKey>*>(shared + Layout::kDecays), c);
+  pair_tiles<kKey, kOnline>(work, left, base + Layout::kUp, reinterpret_cast<const BlockDecays<kKey>*>(shared + Layout::kDecays)->factors, c);
   sync_threads();  // T and P take the place of operands
   clear_above(shared + Layout::kP);
   const TriangleRows triangle = triangle_rows(shared + Layout::kT, block);
@@ -366,12 +369,12 @@ FW_DEVICE void finish_channel(char* shared, int warp, const ChunkImages<kKey>& o
       bulk_store(out.pairs->p, shared + Layout::kP, kPanelBytes);
     }
     bulk_commit();
-    bulk_wait_read<0>();
   }
 }
 
+// A block's share of the chunks and value heads, every grid-th; kPlain: plain_streams(), and fetched_flag is set.
 template <int kKey, bool kOnline, bool kPlain>
-__global__ void __launch_bounds__(kPrepareThreads, kPlain ? 3 : 2) prepare_channel_kernel(const __grid_constant__ PrepareArgs args, int fetched_flag) {
+__global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(const __grid_constant__ PrepareArgs args, int fetched_flag, unsigned items) {
   using Layout = ChannelLayout<kKey, kOnline>;
   constexpr int kN = kKey / 32;
   const Problem& x = args.problem;
@@ -379,141 +382,178 @@ __global__ void __launch_bounds__(kPrepareThreads, kPlain ? 3 : 2) prepare_chann
   char* shared = shared_memory();
   RowCoefs* coefs = reinterpret_cast<RowCoefs*>(shared + Layout::kCoefs);
   BlockDecays<kKey>& decays = *reinterpret_cast<BlockDecays<kKey>*>(shared + Layout::kDecays);
-  const ChunkPlace place = chunk_place(x);
-  if (place.span.rows < 0) return;
-  const ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
-  const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index()), channel = lane * kN;
-
-  const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
   BlockNotes<kKey>& notes = *reinterpret_cast<BlockNotes<kKey>*>(shared + Layout::kNotes);
   static_assert(sizeof notes <= 128);
-  if (thread == 0) notes = {place, out};
-
-  const Rows decay_tensor = chunk_rows(x.in.g, place);
-  if (fetched) fetch_front<kN>(x, place, raw);
+  const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index()), channel = lane * kN;
   const int coefficients_of = kPlain ? coefficient_row(warp) : -1;
-  const PlainGates gates = plain_gates(x, place, coefficients_of);
+  const RawMatrices raw{shared + Layout::kRawReads, shared + Layout::kRawKeys, shared + Layout::kErase};
 
-  float alpha[kWarpRows][kN];
-  ChannelDecays<kN> d;
-  bool exact = true;
-  {
-    float total[kN];
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) total[j] = 1;
-    if (fetched) {
-      decay_rows(decay_tensor, place, alpha);
+  const auto place_at = [&](unsigned item) {
+    const unsigned heads = static_cast<unsigned>(x.HV);
+    return place_of(x, item / heads, item % heads);
+  };
+  RawDecays<kN> ahead;
+  const auto fetch = [&](unsigned item) {
+    if (!fetched) return;
+    const ChunkPlace place = place_at(item);
+    fetch_rows<kN>(x.in.k, place, raw.k);
+    fetch_rows<kN>(x.in.q, place, raw.q);
+    cp_async_commit();
+    if (channel_erase(x.rule)) {  // its place is in use
+      const int row = warp * kWarpRows + lane;
+      if (lane < kWarpRows && row < place.span.rows) bulk_prefetch(row_address(x.in.erase_gate, place, row), 2 * kKey);
+    }
+  };
+  const auto fetch_decays = [&](unsigned item) {
+    if (fetched) ahead.load(x.in.g, place_at(item));
+  };
+  if (kPlain) fetch(block_index_x()), fetch_decays(block_index_x());
+  unsigned item = block_index_x();
+  FW_NO_UNROLL
+  do {
+    const ChunkPlace place = place_at(item);
+    const Rows decay_tensor = chunk_rows(x.in.g, place);
+    const PlainGates gates = plain_gates(x, place, coefficients_of);
+    if (!kPlain) fetch(item), fetch_decays(item);
+    if (thread == 0) {
+      notes = {place, chunk_images<kKey>(args, place.item)};
+      bulk_wait_read<0>();  // by the stores of the chunk before
+    }
+
+    float alpha[kWarpRows][kN];
+    ChannelDecays<kN> d;
+    bool exact = true;
+    {
+      float total[kN];
       FW_UNROLL
-      for (int r = 0; r < kWarpRows; ++r) {
+      for (int j = 0; j < kN; ++j) total[j] = 1;
+      if (fetched) {
+        ahead.decode(x.in.g.bf16 != 0, alpha);
         FW_UNROLL
-        for (int j = 0; j < kN; ++j) total[j] *= alpha[r][j];
+        for (int r = 0; r < kWarpRows; ++r) {
+          FW_UNROLL
+          for (int j = 0; j < kN; ++j) total[j] *= alpha[r][j];
+        }
+      } else {
+        FW_NO_UNROLL
+        for (int r = 0; r < kWarpRows; ++r) {
+          decay_row(x, decay_tensor, place, r, alpha[0]);
+          FW_UNROLL
+          for (int j = 0; j < kN; ++j) total[j] *= alpha[0][j];
+        }
+      }
+      float least[kN];
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) least[j] = total[j], exact = exact && total[j] >= kLowestDecay;
+      exact = warp_ballot(!exact) == 0;
+      if (!exact) {  // if a product of decays is small, one of them may be
+        exact = true;
+        FW_UNROLL
+        for (int j = 0; j < kN; ++j) least[j] = 1;
+        FW_NO_UNROLL
+        for (int r = 0; r < kWarpRows; ++r) {
+          float row[kN];
+          decay_row(x, decay_tensor, place, r, row);
+          FW_UNROLL
+          for (int j = 0; j < kN; ++j) least[j] *= max(row[j], kLowestDecay), exact = exact && row[j] >= kLowestDecay;
+        }
+        exact = warp_ballot(!exact) == 0;
+      }
+      store_floats(decays.total[warp] + channel, total);
+      store_floats(decays.bounded[warp] + channel, least);
+    }
+    const bool fast = fetched && exact;
+    if constexpr (kPlain) {
+      front_arrived();
+      if (uses_norms(x.rule)) {
+        const float2 squares = fetched_squares<kN>(raw);
+        if (lane % 4 == 0) coefs[warp * kWarpRows + lane / 4].read_erase = make_float4(squares.x, squares.y, 0, 0);
       }
     } else {
-      FW_NO_UNROLL
-      for (int r = 0; r < kWarpRows; ++r) {
-        decay_row(x, decay_tensor, place, r, alpha[0]);
-        FW_UNROLL
-        for (int j = 0; j < kN; ++j) total[j] *= alpha[0][j];
-      }
+      make_coefs<kN>(x, place, fetched, raw, coefs);
     }
-    float least[kN];
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) least[j] = total[j], exact = exact && total[j] >= kLowestDecay;
-    exact = warp_ballot(!exact) == 0;
-    if (!exact) {  // if a product of decays is small, one of them may be
-      exact = true;
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) least[j] = 1;
-      FW_NO_UNROLL
-      for (int r = 0; r < kWarpRows; ++r) {
-        float row[kN];
-        decay_row(x, decay_tensor, place, r, row);
-        FW_UNROLL
-        for (int j = 0; j < kN; ++j) least[j] *= max(row[j], kLowestDecay), exact = exact && row[j] >= kLowestDecay;
-      }
-      exact = warp_ballot(!exact) == 0;
-    }
-    store_floats(decays.total[warp] + channel, total);
-    store_floats(decays.bounded[warp] + channel, least);
-  }
-  const bool fast = fetched && exact;
-  if constexpr (kPlain) {
-    front_arrived();
-    if (uses_norms(x.rule)) {
-      const float2 squares = fetched_squares<kN>(raw);
-      if (lane % 4 == 0) coefs[warp * kWarpRows + lane / 4].read_erase = make_float4(squares.x, squares.y, 0, 0);
-    }
-  } else {
-    make_coefs<kN>(x, place, fetched, raw, coefs);
-  }
-  sync_threads();
-  block_products(decays, warp, fast, d);
-  if (warp == 1) {
-    float gamma[kN], x[kN];
-    load_floats(decays.total[1] + channel, x);
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) gamma[j] = d.before[j] * d.behind[j] * (fast ? 1.0f : x[j]);
-    store_floats(out.forward->gamma + channel, gamma);
-    if (out.backward != nullptr) store_floats(out.backward->gamma + channel, gamma);
-  }
-  if constexpr (kPlain) {
-    if (coefficients_of >= 0) {
-      const float4 norms = coefs[coefficients_of].read_erase;
-      const FrontCoefs<float> c = plain_coefs(x, gates, norms.x, norms.y);
-      const bool valid = coefficients_of < place.span.rows;
-      coefs[coefficients_of].read_erase = valid ? make_float4(c.r_q, 0, c.e_k, 0) : make_float4(0, 0, 0, 0);
-      coefs[coefficients_of].rest = valid ? make_float4(0, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
-    }
-  }
-  sync_threads();
-  {
-    FactorWords<kKey> factors;
-    factors.make(decays, thread);
     sync_threads();
-    factors.store(*reinterpret_cast<FragmentFactors<kKey>*>(shared + Layout::kDecays), thread);
-  }
-  if (thread < kChunk) out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].rest.z : thread < place.span.rows ? 1.0f : 0.0f;
-  FW_UNROLL
-  for (int j = 0; j < kN; ++j) d.bounded[j] = 1;
-  if (fast) {
-    for_each_fetched_row<kN, kPlain>(x, place, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
-      float none[kN];
-      channel_row<kKey, kOnline, true>(r, s, alpha[r], d, none, shared, notes.out);
-    });
-  } else {
-    const Rows decays_again = chunk_rows(x.in.g, notes.place);
-    float prefix[kN];
+    if (fetched && channel_erase(x.rule)) {
+      fetch_rows<kN>(x.in.erase_gate, notes.place, raw.b);
+      cp_async_commit();
+    }
+    block_products(decays, warp, fast, d);
+    if (warp == 1) {
+      float gamma[kN], x[kN];
+      load_floats(decays.total[1] + channel, x);
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) gamma[j] = d.before[j] * d.behind[j] * (fast ? 1.0f : x[j]);
+      store_floats(notes.out.forward->gamma + channel, gamma);
+      if (notes.out.backward != nullptr) store_floats(notes.out.backward->gamma + channel, gamma);
+    }
+    if constexpr (kPlain) {
+      if (coefficients_of >= 0) {
+        const float4 norms = coefs[coefficients_of].read_erase;
+        const FrontCoefs<float> c = plain_coefs(x, gates, norms.x, norms.y);
+        const bool valid = coefficients_of < notes.place.span.rows;
+        coefs[coefficients_of].read_erase = valid ? make_float4(c.r_q, 0, c.e_k, 0) : make_float4(0, 0, 0, 0);
+        coefs[coefficients_of].rest = valid ? make_float4(0, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
+      }
+    }
+    sync_threads();
+    make_factors(decays, thread);
+    if (thread < kChunk) notes.out.forward->z_scale[thread] = notes.out.z == nullptr ? coefs[thread].rest.z : thread < notes.place.span.rows ? 1.0f : 0.0f;
     FW_UNROLL
-    for (int j = 0; j < kN; ++j) prefix[j] = 1;
-    for_each_row<kN>(x, notes.place, coefs, [&](int r, const KeyStreams<kN>& s) {
-      float row[kN];
-      decay_row(x, decays_again, notes.place, r, row);
-      channel_row<kKey, kOnline, false>(r, s, row, d, prefix, shared, notes.out);
-    });
-    bounded_keys<kKey, kOnline>(x, decays_again, notes.place, coefs, d.behind, shared, notes.out);
-  }
-  sync_threads();
-  channel_pairs<kKey, kOnline>(shared, warp);
+    for (int j = 0; j < kN; ++j) d.bounded[j] = 1;
+    if (fetched) front_arrived();
+    if (fast) {
+      for_each_fetched_row<kN, kPlain>(x, notes.place, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
+        float none[kN];
+        channel_row<kKey, kOnline, true>(r, s, alpha[r], d, none, shared, notes.out);
+      });
+    } else {
+      const Rows decays_again = chunk_rows(x.in.g, notes.place);
+      float prefix[kN];
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) prefix[j] = 1;
+      for_each_row<kN>(x, notes.place, coefs, [&](int r, const KeyStreams<kN>& s) {
+        float row[kN];
+        decay_row(x, decays_again, notes.place, r, row);
+        channel_row<kKey, kOnline, false>(r, s, row, d, prefix, shared, notes.out);
+      });
+      bounded_keys<kKey, kOnline>(x, decays_again, notes.place, coefs, d.behind, shared, notes.out);
+    }
+    sync_threads();
+    if (kPlain && item + grid_size_x() < items) fetch(item + grid_size_x());
+    channel_pairs<kKey, kOnline>(shared, warp);
+    if (kPlain && item + grid_size_x() < items) fetch_decays(item + grid_size_x());
 
-  const auto z_of = [&](int row) { return coefs[row].rest.z; };
-  if constexpr (kOnline) {
-    finish_channel<kKey>(shared, warp, notes.out, [&](int other, int others) {
-      if (notes.out.z != nullptr) write_values(x, notes.place, z_of, notes.out.z, other, others);
-      cp_async_wait<0>();
-    });
-  } else {
-    start_offline<kKey>(shared + Layout::kP, notes.out);
-    if (notes.out.z != nullptr) write_values(x, notes.place, z_of, notes.out.z, thread, kPrepareThreads);
-    finish_offline();
-  }
+    const auto z_of = [&](int row) { return coefs[row].rest.z; };
+    if constexpr (kOnline) {
+      finish_channel<kKey>(shared, warp, notes.out, [&](int other, int others) {
+        if (notes.out.z != nullptr) write_values(x, notes.place, z_of, notes.out.z, other, others);
+        if (notes.out.backward != nullptr) cp_async_wait<0>();
+      });
+    } else {
+      start_offline<kKey>(shared + Layout::kP, notes.out);
+      if (notes.out.z != nullptr) write_values(x, notes.place, z_of, notes.out.z, thread, kPrepareThreads);
+      sync_threads();
+    }
+    item += grid_size_x();
+  } while (kPlain && item < items);
+  finish_offline();
 }
+
+#ifdef FW_CUDA_EMULATION
+inline constexpr int64_t kProcessors = 1;  // so that small problems have several chunks a block
+#else
+inline constexpr int64_t kProcessors = 132;
+#endif
 
 template <int kKey, bool kOnline>
 void launch_channel(const PrepareArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   const bool fetched = can_fetch(x, kKey);
-  launch(fetched && plain_streams(x) ? prepare_channel_kernel<kKey, kOnline, true> : prepare_channel_kernel<kKey, kOnline, false>, prepare_grid(x, chunks),
-         kPrepareThreads, ChannelLayout<kKey, kOnline>::kBytes, stream, args, static_cast<int>(fetched));
+  const bool plain = fetched && plain_streams(x);
+  const int64_t items = chunks * x.HV, blocks = plain ? 2 * kProcessors : items;
+  const Dim3 grid{static_cast<unsigned>(items < blocks ? items : blocks)};
+  launch(plain ? prepare_channel_kernel<kKey, kOnline, true> : prepare_channel_kernel<kKey, kOnline, false>, grid, kPrepareThreads,
+         ChannelLayout<kKey, kOnline>::kBytes, stream, args, static_cast<int>(fetched), static_cast<unsigned>(items));
 }
 
 }  // namespace
