@@ -82,12 +82,17 @@ inline Dim3 prepare_grid(const Problem& x, int64_t chunks) {
   const int64_t y = chunks < kGridChunks ? chunks : kGridChunks;
   return {static_cast<unsigned>(x.HV), static_cast<unsigned>(y), static_cast<unsigned>(y == 0 ? 0 : (chunks + y - 1) / y)};
 }
-FW_DEVICE ChunkPlace place_of(const Problem& x, unsigned chunk, unsigned hv) {
+FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
   ChunkPlace p;
-  p.hv = static_cast<int>(hv);
+  const unsigned chunk = block_index_y() + block_index_z() * static_cast<unsigned>(kGridChunks);
+  p.hv = static_cast<int>(block_index_x());
   p.item = static_cast<int64_t>(chunk) * x.HV + p.hv;
-  p.key_head = x.group == 1 ? p.hv : static_cast<int>(hv / static_cast<unsigned>(x.group));
+  p.key_head = x.group == 1 ? p.hv : static_cast<int>(block_index_x() / static_cast<unsigned>(x.group));
   const SequenceArg& s = x.sequences;
+  if (block_index_z() > 0 && chunk >= static_cast<unsigned>(s.chunk_base == nullptr ? s.N * s.chunks : s.chunk_base[s.N])) {
+    p.span.rows = -1;
+    return p;
+  }
   p.n = s.chunk_base != nullptr ? sequence_of_chunk(s, static_cast<int>(chunk)) : s.N == 1 ? 0 : static_cast<int>(chunk / static_cast<unsigned>(s.chunks));
   p.span.first = (static_cast<int>(chunk) - first_chunk(s, p.n)) * kChunk;
   p.batch = s.offsets != nullptr ? 0 : p.n;
@@ -95,16 +100,6 @@ FW_DEVICE ChunkPlace place_of(const Problem& x, unsigned chunk, unsigned hv) {
   const int left = sequence_length(s, p.n) - p.span.first;
   p.span.rows = left < kChunk ? left : kChunk;
   return p;
-}
-FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
-  const SequenceArg& s = x.sequences;
-  const unsigned chunk = block_index_y() + block_index_z() * static_cast<unsigned>(kGridChunks);
-  if (block_index_z() > 0 && chunk >= static_cast<unsigned>(s.chunk_base == nullptr ? s.N * s.chunks : s.chunk_base[s.N])) {
-    ChunkPlace none;
-    none.span.rows = -1;
-    return none;
-  }
-  return place_of(x, chunk, block_index_x());
 }
 
 // A row of the chunk: rows_of (tokens.cuh) with the divisions of all tensors made once. The divisor is 1 or the group.
