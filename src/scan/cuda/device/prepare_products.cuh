@@ -46,16 +46,6 @@ FW_DEVICE void cut_tile(int odd, float (&c)[4]) {
   c[2] = j <= i + 8 ? c[2] : 0.0f, c[3] = j + 1 <= i + 8 ? c[3] : 0.0f;
 }
 
-// Which products a warp has. Online, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P; offline the halves have every
-// second block of columns of P. The two warps of one scheduler share its work evenly.
-template <bool kOnline>
-struct PairWork {
-  int block, half;
-  bool strict;
-  FW_DEVICE explicit PairWork(int warp) : block(warp < 4 ? warp : 7 - warp), half(warp >> 2), strict(kOnline && warp < 4) {}
-  FW_DEVICE bool has(int column) const { return column <= block && (kOnline || (column & 1) == half); }  // block of 16 columns
-};
-
 // Zeros in the 16x16 blocks above the diagonal of a panel, by all threads.
 FW_DEVICE void clear_above(char* panel) {
   const int row = static_cast<int>(thread_index()) >> 2, block = static_cast<int>(thread_index()) & 3;

@@ -139,6 +139,16 @@ FW_DEVICE void plain_images(const char* raw, int first, int count, const float* 
   }
 }
 
+// Which products a warp has. Online, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P; offline the halves have every
+// second block of columns of P. The two warps of one scheduler share its work evenly.
+template <bool kOnline>
+struct PairWork {
+  int block, half;
+  bool strict;
+  FW_DEVICE explicit PairWork(int warp) : block(warp < 4 ? warp : 7 - warp), half(warp >> 2), strict(kOnline && warp < 4) {}
+  FW_DEVICE bool has(int column) const { return column <= block && (kOnline || (column & 1) == half); }  // block of 16 columns
+};
+
 template <int kKey, bool kOnline>
 FW_DEVICE void pair_products(const PairWork<kOnline>& work, uint32_t left, uint32_t right, float (&c)[8][4]) {
   clear_tiles(c);
