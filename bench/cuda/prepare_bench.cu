@@ -113,12 +113,13 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
 int main(int argc, char** argv) {
   using namespace fw;
   using cuda::Named;
-  std::vector<Named> rules(4);
-  rules[0].name = "gated_deltanet", rules[1].name = "kda", rules[2].name = "gated_deltanet2", rules[3].name = "mamba2";
+  std::vector<Named> rules(5);
+  rules[0].name = "gated_deltanet", rules[1].name = "kda", rules[2].name = "gated_deltanet2", rules[3].name = "mamba2", rules[4].name = "deltanet_neg";
   for (Named& named : rules) named.rule.q_norm = named.rule.k_norm = Norm::kL2, named.rule.decay = Decay::kChannel;
   rules[0].rule.decay = Decay::kScalar, rules[0].rule.gain = rules[1].rule.gain = Gain::kGate;
   rules[2].rule.erase = rules[2].rule.write = Gate::kChannel;
   rules[3].rule.decay = Decay::kScalar, rules[3].rule.solve = Solve::kOffline, rules[3].rule.q_norm = rules[3].rule.k_norm = Norm::kRaw;
+  rules[4].rule.decay = Decay::kNone, rules[4].rule.gain = Gain::kGate, rules[4].rule.gain_bound = 2;
   try {
     for (const Named& named : rules) {
       if (argc > 1 && named.name != argv[1]) continue;

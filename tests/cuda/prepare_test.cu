@@ -567,6 +567,18 @@ std::vector<Case> named_cases() {
       same.keys = Keys::kIdentical, same.beta_max = beta, same.tolerance = beta > 1 ? 3e-2 : 1e-2;
     }
   }
+  // With a gain above 1 what A, P and the keys lose in bf16 is in the products too: no image is worse than its own rounding.
+  for (Rule rule : {delta, gdn}) {
+    rule.gain_bound = 2;
+    const std::string name = std::string(rule.decay == Decay::kNone ? "deltanet" : "gated_deltanet") + " gain_bound 2";
+    for (const Keys keys : {Keys::kRandom, Keys::kAlike, Keys::kIdentical}) {
+      Case& test = add(name + (keys == Keys::kRandom ? "" : keys == Keys::kAlike ? " cos .9" : " identical"), rule);
+      test.keys = keys, test.beta_max = 2, test.tolerance = 3.5e-3, test.T = 130;
+      if (rule.uses_g()) test.decays = {-1e-3};
+      Case& small = add(name + " K 64", rule);
+      small.keys = keys, small.beta_max = 2, small.tolerance = 3.5e-3, small.K = small.V = 64, small.z = true, small.HV = 4;
+    }
+  }
   for (const int T : {1, 15, 16, 17, 63, 65}) {
     add("gated_deltanet T " + std::to_string(T), gdn).T = T;
     add("kda T " + std::to_string(T), kda).T = T;

@@ -366,6 +366,10 @@ inline bool plain_streams(const Problem& x) {
          !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
 }
 
+// With a gain above 1 errors do not fade unless decays do it, and A is large where keys point the same way: what rounding to bf16 leaves out of
+// A, P and the keys is part of the products then.
+inline bool wants_rests(const Rule& rule) { return rule.gain_bound > 1; }
+
 // The row whose coefficients a lane makes, or -1.
 FW_DEVICE int coefficient_row(int warp) { return warp == 0 ? static_cast<int>(lane_index()) : warp == 7 ? 32 + static_cast<int>(lane_index()) : -1; }
 

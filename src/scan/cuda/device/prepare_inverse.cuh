@@ -20,6 +20,23 @@ inline constexpr int kInverseBarrier = 1;  // and the next two
 
 // To nearest, of the bits that a product reads; infinite numbers become no numbers.
 FW_DEVICE uint32_t nearest_tf32(float x) { return float_bits(x) + 0x1000u; }
+// What that leaves out.
+FW_DEVICE uint32_t rest_tf32(float x) { return nearest_tf32(x - bits_float(nearest_tf32(x) & 0xffffe000u)); }
+
+// A product of TF32 operands; kFine: and of each with what rounding leaves out of the other.
+template <bool kFine>
+FW_DEVICE void mma_tf32_of(float (&c)[4], const float (&a)[4], float b0, float b1) {
+  const uint32_t high[4] = {nearest_tf32(a[0]), nearest_tf32(a[1]), nearest_tf32(a[2]), nearest_tf32(a[3])};
+  mma_tf32(c, high, nearest_tf32(b0), nearest_tf32(b1));
+  if constexpr (kFine) {
+    const uint32_t low[4] = {rest_tf32(a[0]), rest_tf32(a[1]), rest_tf32(a[2]), rest_tf32(a[3])};
+    mma_tf32(c, low, nearest_tf32(b0), nearest_tf32(b1));
+    mma_tf32(c, high, rest_tf32(b0), rest_tf32(b1));
+  }
+}
+
+// What rounding to bf16 leaves out of a pair of numbers, given what it made of them.
+FW_DEVICE uint32_t pack_rest(uint32_t packed, float x, float y) { return pack_bf16(x - bf16_low(packed), y - bf16_high(packed)); }
 
 // A diagonal block by one warp, in place: one column a lane, in both halves of the warp.
 FW_DEVICE void invert_diagonal(float* t, int block) {
@@ -45,13 +62,18 @@ FW_DEVICE void invert_diagonal(float* t, int block) {
   for (int i = 0; i < 16; i += 2) corner[(i + (lane >> 4)) * stride + column] = lane < 16 ? x[i] : x[i + 1];
   sync_warp();
 }
-// To the panel a, with zeros in the blocks beside it.
-FW_DEVICE void store_diagonal(const float* t, char* a, int block) {
+// To the panel a, with zeros in the blocks beside it; the rest to the panel a_low.
+template <bool kFine>
+FW_DEVICE void store_diagonal(const float* t, char* a, char* a_low, int block) {
   const int lane = static_cast<int>(lane_index()), row = lane >> 1, granule = lane & 1;
   const float* from = t + triangle_index(16 * block + row, 16 * block + granule * 8);
   const float4 low = *reinterpret_cast<const float4*>(from), high = *reinterpret_cast<const float4*>(from + 4);
-  *reinterpret_cast<uint4*>(a + granule_offset(16 * block + row, 2 * block + granule)) =
-      make_uint4(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y), pack_bf16(high.z, high.w));
+  const uint4 packed = make_uint4(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y), pack_bf16(high.z, high.w));
+  *reinterpret_cast<uint4*>(a + granule_offset(16 * block + row, 2 * block + granule)) = packed;
+  if constexpr (kFine) {
+    *reinterpret_cast<uint4*>(a_low + granule_offset(16 * block + row, 2 * block + granule)) = make_uint4(
+        pack_rest(packed.x, low.x, low.y), pack_rest(packed.y, low.z, low.w), pack_rest(packed.z, high.x, high.y), pack_rest(packed.w, high.z, high.w));
+  }
   FW_UNROLL
   for (int right = 1; right < 4; ++right) {
     if (right > block) *reinterpret_cast<uint4*>(a + granule_offset(16 * block + row, 2 * right + granule)) = make_uint4(0, 0, 0, 0);
@@ -60,13 +82,11 @@ FW_DEVICE void store_diagonal(const float* t, char* a, int block) {
 
 // The accumulator of a product with the result's columns as the next product's summed index: columns 2t and 2t + 1 of a lane
 // stand where t and t + 4 are expected, so the other operand takes them in that order.
-FW_DEVICE void as_left(const float (&c)[4], uint32_t (&a)[4]) {
-  a[0] = nearest_tf32(c[0]), a[1] = nearest_tf32(c[2]), a[2] = nearest_tf32(c[1]), a[3] = nearest_tf32(c[3]);
-}
+FW_DEVICE void as_left(const float (&c)[4], float (&a)[4]) { a[0] = c[0], a[1] = c[2], a[2] = c[1], a[3] = c[3]; }
 
 // Columns `column` .. + 15 of A22 T21 A11 for blocks of kSize rows that begin at `first`, as its transpose in out (tile n: rows
 // 8 n .. 8 n + 7 of the block below). What lies above the diagonal of A11 and A22 in blocks of 16 is not read.
-template <int kSize>
+template <int kSize, bool kFine>
 FW_DEVICE void below_diagonal(const float* t, int first, int column, float (&out)[kSize / 8][4]) {
   const int lane = static_cast<int>(lane_index()), g = lane >> 2, k = lane & 3, low = first + kSize;
   float u[kSize / 8][4];  // (T21 A11)^T: 16 columns, kSize rows
@@ -79,50 +99,56 @@ FW_DEVICE void below_diagonal(const float* t, int first, int column, float (&out
   for (int step = 0; step < kSize / 8; ++step) {
     const int m = 8 * step;
     if (m < column) continue;
-    uint32_t a[4];
-    a[0] = nearest_tf32(t[triangle_index(first + m + k, first + column + g)]);
-    a[1] = nearest_tf32(t[triangle_index(first + m + k, first + column + g + 8)]);
-    a[2] = nearest_tf32(t[triangle_index(first + m + k + 4, first + column + g)]);
-    a[3] = nearest_tf32(t[triangle_index(first + m + k + 4, first + column + g + 8)]);
+    float a[4];
+    a[0] = t[triangle_index(first + m + k, first + column + g)];
+    a[1] = t[triangle_index(first + m + k, first + column + g + 8)];
+    a[2] = t[triangle_index(first + m + k + 4, first + column + g)];
+    a[3] = t[triangle_index(first + m + k + 4, first + column + g + 8)];
     FW_UNROLL
     for (int n = 0; n < kSize / 8; ++n) {
       const int row = low + 8 * n + g;
-      mma_tf32(u[n], a, nearest_tf32(t[triangle_index(row, first + m + k)]), nearest_tf32(t[triangle_index(row, first + m + k + 4)]));
+      mma_tf32_of<kFine>(u[n], a, t[triangle_index(row, first + m + k)], t[triangle_index(row, first + m + k + 4)]);
     }
   }
   FW_UNROLL
   for (int r = 0; r < kSize / 8; ++r) {
-    uint32_t a[4];
+    float a[4];
     as_left(u[r], a);
     FW_UNROLL
     for (int n = r / 2 * 2; n < kSize / 8; ++n) {
       const float2 x = *reinterpret_cast<const float2*>(t + triangle_index(low + 8 * n + g, low + 8 * r + 2 * k));
-      mma_tf32(out[n], a, nearest_tf32(x.x), nearest_tf32(x.y));
+      mma_tf32_of<kFine>(out[n], a, x.x, x.y);
     }
   }
 }
 
-// Minus that into the panel.
-template <int kSize>
-FW_DEVICE void store_below_diagonal(uint32_t panel, int first, int column, const float (&out)[kSize / 8][4]) {
+// Minus that into the panel, and the rest into the other if that is wanted.
+template <int kSize, bool kFine>
+FW_DEVICE void store_below_diagonal(uint32_t panel, uint32_t panel_low, int first, int column, const float (&out)[kSize / 8][4]) {
   FW_UNROLL
   for (int j = 0; j < kSize / 16; ++j) {
     const float(&x)[4] = out[2 * j], (&y)[4] = out[2 * j + 1];
     const uint32_t packed[4] = {pack_bf16(-x[0], -x[1]), pack_bf16(-x[2], -x[3]), pack_bf16(-y[0], -y[1]), pack_bf16(-y[2], -y[3])};
     stmatrix_x4_trans(a_fragment_trans(panel, first + kSize + 16 * j, (first + column) / 8), packed);
+    if constexpr (kFine) {
+      const uint32_t rest[4] = {pack_rest(packed[0], -x[0], -x[1]), pack_rest(packed[1], -x[2], -x[3]), pack_rest(packed[2], -y[0], -y[1]),
+                                pack_rest(packed[3], -y[2], -y[3])};
+      stmatrix_x4_trans(a_fragment_trans(panel_low, first + kSize + 16 * j, (first + column) / 8), rest);
+    }
   }
 }
 
 // T becomes A in the panel a, by warps 0 to 3, which wrote the 16 rows of T of their number themselves. What is left in t is
-// neither. Warps 0 and 2 return while 1 and 3 go on. Before a warp writes to a it calls wait_for_a.
-template <class Wait>
-FW_DEVICE void invert(float* t, char* a, int warp, Wait&& wait_for_a) {
+// neither. Warps 0 and 2 return while 1 and 3 go on. Before a warp writes to a it calls wait_for_a. kFine: products of operands in full, and
+// what rounding to bf16 leaves out of A in the panel a_low (nothing in the blocks above the diagonal).
+template <bool kFine, class Wait>
+FW_DEVICE void invert(float* t, char* a, char* a_low, int warp, Wait&& wait_for_a) {
   const int lane = static_cast<int>(lane_index()), pair = warp >> 1, first = 32 * pair;
-  const uint32_t panel = shared_address(a);
+  const uint32_t panel = shared_address(a), panel_low = kFine ? shared_address(a_low) : 0;
   sync_warp();
   invert_diagonal(t, warp);
   wait_for_a();
-  store_diagonal(t, a, warp);
+  store_diagonal<kFine>(t, a, a_low, warp);
   // Numbers that are constants: a block holds no more of the machine's barriers than it names.
   if (warp == 0) return named_barrier_arrive(kInverseBarrier, 64);
   if (warp == 2) return named_barrier_arrive(kInverseBarrier + 1, 64);
@@ -132,18 +158,18 @@ FW_DEVICE void invert(float* t, char* a, int warp, Wait&& wait_for_a) {
     named_barrier_sync(kInverseBarrier + 1, 64);
   }
   float small[2][4];
-  below_diagonal<16>(t, first, 0, small);
+  below_diagonal<16, kFine>(t, first, 0, small);
   sync_warp();
   FW_UNROLL
   for (int n = 0; n < 2; ++n) {
     FW_UNROLL
     for (int i = 0; i < 4; ++i) t[triangle_index(first + 16 + 8 * n + 2 * (lane & 3) + (i & 1), first + (lane >> 2) + (i >> 1) * 8)] = -small[n][i];
   }
-  store_below_diagonal<16>(panel, first, 0, small);
+  store_below_diagonal<16, kFine>(panel, panel_low, first, 0, small);
   named_barrier_sync(kInverseBarrier + 2, 64);
   float large[4][4];
-  below_diagonal<32>(t, 0, 16 * pair, large);
-  store_below_diagonal<32>(panel, 0, 16 * pair, large);
+  below_diagonal<32, kFine>(t, 0, 16 * pair, large);
+  store_below_diagonal<32, kFine>(panel, panel_low, 0, 16 * pair, large);
 }
 
 }  // namespace fw::cuda

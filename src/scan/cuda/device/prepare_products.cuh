@@ -32,6 +32,12 @@ FW_DEVICE void store_tile(char* panel, uint32_t rows, int n, const float (&c)[4]
   *reinterpret_cast<uint32_t*>(to) = pack_bf16(c[0], c[1]);
   *reinterpret_cast<uint32_t*>(to + 1024) = pack_bf16(c[2], c[3]);
 }
+// What that rounds off, into another panel.
+FW_DEVICE void store_rest(char* panel, uint32_t rows, int n, const float (&c)[4]) {
+  char* to = panel + (rows ^ static_cast<uint32_t>(n << 4));
+  *reinterpret_cast<uint32_t*>(to) = pack_rest(pack_bf16(c[0], c[1]), c[0], c[1]);
+  *reinterpret_cast<uint32_t*>(to + 1024) = pack_rest(pack_bf16(c[2], c[3]), c[2], c[3]);
+}
 // odd: the second tile of the block; kStrict: the diagonal too is cut.
 template <bool kStrict>
 FW_DEVICE void cut_tile(int odd, float (&c)[4]) {
@@ -39,6 +45,16 @@ FW_DEVICE void cut_tile(int odd, float (&c)[4]) {
   c[0] = j <= i ? c[0] : 0.0f, c[1] = j + 1 <= i ? c[1] : 0.0f;
   c[2] = j <= i + 8 ? c[2] : 0.0f, c[3] = j + 1 <= i + 8 ? c[3] : 0.0f;
 }
+
+// Which products a warp has. Online, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P; offline the halves have every
+// second block of columns of P. The two warps of one scheduler share its work evenly.
+template <bool kOnline>
+struct PairWork {
+  int block, half;
+  bool strict;
+  FW_DEVICE explicit PairWork(int warp) : block(warp < 4 ? warp : 7 - warp), half(warp >> 2), strict(kOnline && warp < 4) {}
+  FW_DEVICE bool has(int column) const { return column <= block && (kOnline || (column & 1) == half); }  // block of 16 columns
+};
 
 // Zeros in the 16x16 blocks above the diagonal of a panel, by all threads.
 FW_DEVICE void clear_above(char* panel) {
@@ -60,6 +76,11 @@ FW_DEVICE SplitFactor split_factor(float x) {
   return {high, pack_bf16(rest, rest)};
 }
 FW_DEVICE uint32_t times(uint32_t x, const SplitFactor& factor) { return fma_bf16x2(x, factor.high, mul_bf16x2(x, factor.low)); }
+inline constexpr uint32_t kSigns = 0x80008000u;
+// What that rounds off.
+FW_DEVICE uint32_t rest_of_times(uint32_t x, const SplitFactor& factor) {
+  return fma_bf16x2(x, factor.low, fma_bf16x2(x, factor.high, times(x, factor) ^ kSigns));
+}
 FW_DEVICE uint4 times(const uint4& x, const SplitFactor& f) { return make_uint4(times(x.x, f), times(x.y, f), times(x.z, f), times(x.w, f)); }
 
 // The same of all rows.
@@ -70,14 +91,18 @@ FW_DEVICE void split_into(SplitFactors& factors, int row, float x) {
   factors.high[row] = bf16_bits(x);
   factors.low[row] = bf16_bits(x - bf16_value(factors.high[row]));
 }
-// A fragment of a_fragment_trans: tokens `row` .. row + 15 each times their factor.
-FW_DEVICE void times_rows(uint32_t (&x)[4], const SplitFactors& factors, int row) {
+// A fragment of a_fragment_trans: tokens `row` .. row + 15 each times their factor, or what that rounds off.
+FW_DEVICE void times_rows(uint32_t (&x)[4], const SplitFactors& factors, int row, bool rest) {
   const int first = row + 2 * (static_cast<int>(lane_index()) & 3);
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const SplitFactor f = {*reinterpret_cast<const uint32_t*>(factors.high + first + 8 * half),
                            *reinterpret_cast<const uint32_t*>(factors.low + first + 8 * half)};
-    x[2 * half] = times(x[2 * half], f), x[2 * half + 1] = times(x[2 * half + 1], f);
+    if (rest) {
+      x[2 * half] = rest_of_times(x[2 * half], f), x[2 * half + 1] = rest_of_times(x[2 * half + 1], f);
+    } else {
+      x[2 * half] = times(x[2 * half], f), x[2 * half + 1] = times(x[2 * half + 1], f);
+    }
   }
 }
 
@@ -89,23 +114,35 @@ FW_DEVICE void clear_tiles(float (&x)[8][4]) {
   }
 }
 
+// A matrix as a panel of bf16 numbers and, if fine, one of what that rounding leaves out: shared addresses. Then a product of two such
+// matrices is that of the panels and both of one's panel with the other's rest: three rounds.
+struct SplitPanel {
+  uint32_t high, low;
+};
+template <bool kFine>
+inline constexpr int kRounds = kFine ? 3 : 1;
+
 // 16 channels of A^T K in place of those of K (both [64 tokens, key]); no other warp touches these channels. factors, if not null: of
 // the rows of K.
-template <bool kScaled>
-FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, uint32_t a, int slice) {
+template <bool kScaled, bool kFine>
+FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice) {
   float x[8][4];
   clear_tiles(x);
-  FW_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    uint32_t left[4];
-    ldmatrix_x4_trans(left, a_fragment_trans(keys, 16 * i, 2 * slice));
-    if constexpr (kScaled) times_rows(left, *factors, 16 * i);
+  FW_NO_UNROLL
+  for (int round = 0; round < kRounds<kFine>; ++round) {
+    const uint32_t panel = kFine && round == 1 ? a.low : a.high;
     FW_UNROLL
-    for (int j = 0; j <= i; ++j) {
-      uint32_t right[4];
-      ldmatrix_x4_trans(right, b_fragment_trans(a, 16 * i, 2 * j));
-      mma_bf16(x[2 * j], left, right[0], right[1]);
-      mma_bf16(x[2 * j + 1], left, right[2], right[3]);
+    for (int i = 0; i < 4; ++i) {
+      uint32_t left[4];
+      ldmatrix_x4_trans(left, a_fragment_trans(keys, 16 * i, 2 * slice));
+      if constexpr (kScaled) times_rows(left, *factors, 16 * i, kFine && round == 2);
+      FW_UNROLL
+      for (int j = 0; j <= i; ++j) {
+        uint32_t right[4];
+        ldmatrix_x4_trans(right, b_fragment_trans(panel, 16 * i, 2 * j));
+        mma_bf16(x[2 * j], left, right[0], right[1]);
+        mma_bf16(x[2 * j + 1], left, right[2], right[3]);
+      }
     }
   }
   sync_warp();
@@ -126,32 +163,33 @@ struct ReadBuffers {
 };
 
 // 16 channels: Y = A E, and Q - P Y in place of Q.
-template <bool kScaled>
-FW_DEVICE void transform_reads(const ReadBuffers& s, uint32_t a, uint32_t p, int slice) {
-  uint32_t left[4][4];
+template <bool kScaled, bool kFine>
+FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitPanel& a, uint32_t p, int slice) {
   float y[8][4];
   clear_tiles(y);
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    ldmatrix_x4_trans(left[j], a_fragment_trans(s.minus_e, 16 * j, 2 * slice));
-    if constexpr (kScaled) times_rows(left[j], *s.e_factors, 16 * j);
-  }
-  FW_UNROLL
-  for (int i = 0; i < 4; ++i) {
+  FW_NO_UNROLL
+  for (int round = 0; round < kRounds<kFine>; ++round) {
+    const uint32_t panel = kFine && round == 1 ? a.low : a.high;
     FW_UNROLL
-    for (int j = 0; j <= i; ++j) {
-      uint32_t right[4];
-      ldmatrix_x4(right, b_fragment(a, 16 * i, 2 * j));
-      mma_bf16(y[2 * i], left[j], right[0], right[1]);
-      mma_bf16(y[2 * i + 1], left[j], right[2], right[3]);
+    for (int j = 0; j < 4; ++j) {
+      uint32_t rows[4];
+      ldmatrix_x4_trans(rows, a_fragment_trans(s.minus_e, 16 * j, 2 * slice));
+      if constexpr (kScaled) times_rows(rows, *s.e_factors, 16 * j, kFine && round == 2);
+      FW_UNROLL
+      for (int i = j; i < 4; ++i) {
+        uint32_t right[4];
+        ldmatrix_x4(right, b_fragment(panel, 16 * i, 2 * j));
+        mma_bf16(y[2 * i], rows, right[0], right[1]);
+        mma_bf16(y[2 * i + 1], rows, right[2], right[3]);
+      }
     }
   }
   sync_warp();
+  uint32_t left[4][4];
   FW_UNROLL
   for (int i = 0; i < 4; ++i) {  // -Y is the next product's left operand as it stands
     left[i][0] = pack_bf16(y[2 * i][0], y[2 * i][1]), left[i][1] = pack_bf16(y[2 * i][2], y[2 * i][3]);
     left[i][2] = pack_bf16(y[2 * i + 1][0], y[2 * i + 1][1]), left[i][3] = pack_bf16(y[2 * i + 1][2], y[2 * i + 1][3]);
-    constexpr uint32_t kSigns = 0x80008000u;
     const uint32_t plus[4] = {left[i][0] ^ kSigns, left[i][1] ^ kSigns, left[i][2] ^ kSigns, left[i][3] ^ kSigns};
     stmatrix_x4_trans(a_fragment_trans(s.y, 16 * i, 2 * slice), plus);
     uint32_t reads[4];
@@ -185,25 +223,31 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, uint32_t a, uint32_t p, int
 }
 
 // M = P A into the panel m: a warp has the 16 rows of a block and every second tile of 8 columns.
-FW_DEVICE void read_products(uint32_t p, uint32_t a, char* m, int warp) {
+template <bool kFine>
+FW_DEVICE void read_products(const SplitPanel& p, const SplitPanel& a, char* m, int warp) {
   const int lane = static_cast<int>(lane_index()), block = warp & 3, odd = warp >> 2;
-  const uint32_t right_rows = a + static_cast<uint32_t>((lane & 15) * 128) + static_cast<uint32_t>((odd ^ (lane & 7)) << 4);
   float x[4][4];
   FW_UNROLL
   for (int n = 0; n < 4; ++n) {
     FW_UNROLL
     for (int i = 0; i < 4; ++i) x[n][i] = 0;
   }
-  FW_UNROLL
-  for (int k = 0; k < 4; ++k) {
-    if (k > block) break;
-    uint32_t left[4];
-    ldmatrix_x4(left, a_fragment(p, 16 * block, 2 * k));
+  FW_NO_UNROLL
+  for (int round = 0; round < kRounds<kFine>; ++round) {
+    const uint32_t left_rows = kFine && round == 2 ? p.low : p.high;
+    const uint32_t right_rows =
+        (kFine && round == 1 ? a.low : a.high) + static_cast<uint32_t>((lane & 15) * 128) + static_cast<uint32_t>((odd ^ (lane & 7)) << 4);
     FW_UNROLL
-    for (int j = 0; j <= k; ++j) {
-      uint32_t right[2];
-      ldmatrix_x2_trans(right, fragment_offset(right_rows, 16 * k, 2 * j));
-      mma_bf16(x[j], left, right[0], right[1]);
+    for (int k = 0; k < 4; ++k) {
+      if (k > block) break;
+      uint32_t left[4];
+      ldmatrix_x4(left, a_fragment(left_rows, 16 * block, 2 * k));
+      FW_UNROLL
+      for (int j = 0; j <= k; ++j) {
+        uint32_t right[2];
+        ldmatrix_x2_trans(right, fragment_offset(right_rows, 16 * k, 2 * j));
+        mma_bf16(x[j], left, right[0], right[1]);
+      }
     }
   }
   const uint32_t rows = panel_rows(block);

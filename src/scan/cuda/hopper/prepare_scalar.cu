@@ -74,10 +74,10 @@ FW_DEVICE void scalar_decays(const Problem& x, const ChunkPlace& place, const ui
 // Shared memory. Plain: the raw keys (become x), the raw reads (become q of the backward image), T. Else: w, r, e, and for the forward
 // image alone T takes the place of e. M takes the place of T, which y takes where there is one. A takes the place of the raw reads in
 // the kernel that makes forward images only. Of that, four blocks fit an SM, and three of the other for plain rules.
-template <int kKey, bool kOnline, bool kPlain, bool kTraining>
+template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine = false>
 struct ScalarLayout {
   static constexpr bool kClaims = kPlain && kOnline && !kTraining;
-  static constexpr int kBlocks = !kOnline ? (kPlain ? 4 : 3) : (kPlain ? 4 : 3) - (kTraining ? 1 : 0);
+  static constexpr int kBlocks = kFine ? 2 : !kOnline ? (kPlain ? 4 : 3) : (kPlain ? 4 : 3) - (kTraining ? 1 : 0);
   static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
   static constexpr uint32_t kWork = !kOnline ? 0 : kClaims ? kTriangle : std::max(kTriangle, kOperand);
   static constexpr uint32_t kKeys = 0, kReads = kOperand, kErase = 2 * kOperand, kA = kClaims ? kReads : kErase + kWork;
@@ -85,7 +85,9 @@ struct ScalarLayout {
   static constexpr uint32_t kM = kP + kPanelBytes, kT = kPlain || !kTraining ? kErase : kM + kPanelBytes;
   static constexpr uint32_t kEnd = !kOnline || !kTraining ? kM : kPlain ? kM + kPanelBytes : kT + kWork;
   static constexpr uint32_t kRowsBytes = sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowCoefs));
-  static constexpr uint32_t kBytes = kEnd + kRowsBytes;
+  // kFine: what A and P in bf16 leave out.
+  static constexpr uint32_t kALow = (kEnd + kRowsBytes + 1023) / 1024 * 1024, kPLow = kALow + kPanelBytes;
+  static constexpr uint32_t kBytes = kFine ? kPLow + kPanelBytes : kEnd + kRowsBytes;
   static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
@@ -137,16 +139,6 @@ FW_DEVICE void plain_images(const char* raw, int first, int count, const float* 
   }
 }
 
-// Which products a warp has. Online, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P; offline the halves have every
-// second block of columns of P. The two warps of one scheduler share its work evenly.
-template <bool kOnline>
-struct PairWork {
-  int block, half;
-  bool strict;
-  FW_DEVICE explicit PairWork(int warp) : block(warp < 4 ? warp : 7 - warp), half(warp >> 2), strict(kOnline && warp < 4) {}
-  FW_DEVICE bool has(int column) const { return column <= block && (kOnline || (column & 1) == half); }  // block of 16 columns
-};
-
 template <int kKey, bool kOnline>
 FW_DEVICE void pair_products(const PairWork<kOnline>& work, uint32_t left, uint32_t right, float (&c)[8][4]) {
   clear_tiles(c);
@@ -194,8 +186,8 @@ FW_DEVICE void scale_pairs(const PairWork<kOnline>& work, const ScalarRows& rows
   }
 }
 
-template <bool kOnline>
-FW_DEVICE void store_pairs(const PairWork<kOnline>& work, char* t, char* p, const float (&c)[8][4]) {
+template <bool kOnline, bool kFine>
+FW_DEVICE void store_pairs(const PairWork<kOnline>& work, char* t, char* p, char* p_low, const float (&c)[8][4]) {
   const TriangleRows triangle = triangle_rows(t, work.block);
   const uint32_t panel = panel_rows(work.block);
   FW_UNROLL
@@ -205,6 +197,7 @@ FW_DEVICE void store_pairs(const PairWork<kOnline>& work, char* t, char* p, cons
       store_tile(triangle, n, c[n]);
     } else {
       store_tile(p, panel, n, c[n]);
+      if constexpr (kFine) store_rest(p_low, panel, n, c[n]);
     }
   }
 }
@@ -226,11 +219,11 @@ FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row,
   z_scale[row] = !z_image ? z : valid ? 1.0f : 0.0f;
 }
 
-// kTraining: with backward images; offline: if they are asked for.
-template <int kKey, bool kOnline, bool kPlain, bool kTraining>
-__global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, kPlain, kTraining>::kBlocks)
+// kTraining: with backward images; offline and kFine: if they are asked for. kFine: with what A, P and the keys lose in bf16, for plain rules.
+template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine>
+__global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, kPlain, kTraining, kFine>::kBlocks)
     prepare_scalar_kernel(const __grid_constant__ PrepareArgs args, int fetched) {
-  using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining>;
+  using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining, kFine>;
   constexpr int kN = kKey / 32;
   const Problem& x = args.problem;
   char* shared = shared_memory();
@@ -295,7 +288,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   sync_threads();  // the factors are there, and T may take the place of e
   scale_pairs(work, rows, c);
   char* const t = shared + Layout::kT;
-  store_pairs(work, t, shared + Layout::kP, c);
+  store_pairs<kOnline, kFine>(work, t, shared + Layout::kP, shared + Layout::kPLow, c);
 
   const auto z_of = [&](int i) { return rows.z[i]; };
   const char *const reads = shared + Layout::kReads, *const keys = shared + Layout::kKeys;
@@ -310,8 +303,10 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
                                 t,
                                 &rows.split_keys,
                                 &rows.split_erase,
-                                rows.gamma};
-    finish_online<kKey, true, kTraining, Layout::kClaims>(
+                                rows.gamma,
+                                shared + Layout::kALow,
+                                shared + Layout::kPLow};
+    finish_online<kKey, true, kTraining, Layout::kClaims, kFine>(
         buffers, warp, out,
         [&](int number) {
           if constexpr (kPlain) plain_images<kKey>(reads, 4 * number, 4, rows.gamma, out.forward->q, nullptr, nullptr);
@@ -319,7 +314,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
         [&](int number) {
           if constexpr (kPlain) {
             plain_images<kKey>(keys, number < 4 ? 2 * number : 4 * number - 8, number < 4 ? 2 : 4, rows.erase, out.forward->e, rows.keys,
-                               kTraining ? out.backward->k : nullptr);
+                               kTraining && (!kFine || out.backward != nullptr) ? out.backward->k : nullptr);
           }
           if (out.z != nullptr) write_values(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
         });
@@ -334,17 +329,19 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   }
 }
 
-template <int kKey, bool kOnline, bool kPlain, bool kTraining>
+template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine = false>
 void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* stream) {
-  using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining>;
-  launch(prepare_scalar_kernel<kKey, kOnline, kPlain, kTraining>, prepare_grid(args.problem, chunks), kPrepareThreads, Layout::kBytes, stream, args,
+  using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining, kFine>;
+  launch(prepare_scalar_kernel<kKey, kOnline, kPlain, kTraining, kFine>, prepare_grid(args.problem, chunks), kPrepareThreads, Layout::kBytes, stream, args,
          static_cast<int>(fetched));
 }
 
 template <int kKey, bool kOnline>
 void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
   const bool fetched = can_fetch(args.problem, kKey), plain = fetched && plain_streams(args.problem) && !channel_erase(args.problem.rule);
-  if (kOnline && args.backward != nullptr) {
+  if (kOnline && plain && wants_rests(args.problem.rule)) {
+    launch_scalar<kKey, kOnline, true, kOnline, kOnline>(args, chunks, fetched, stream);
+  } else if (kOnline && args.backward != nullptr) {
     plain ? launch_scalar<kKey, kOnline, true, kOnline>(args, chunks, fetched, stream)
           : launch_scalar<kKey, kOnline, false, kOnline>(args, chunks, fetched, stream);
   } else {
