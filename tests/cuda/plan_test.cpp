@@ -29,7 +29,12 @@ std::string plan_text(const fw_desc& desc) {
 
 // What the issue allows forward and backward to use beside inputs and outputs at 4x4096x16 heads of 128.
 TEST(DevicePlan, ExtraMemoryIsBounded) {
-  for (const auto& [rule, most] : {std::pair{"gated_deltanet", 0.9e9}, {"deltanet", 0.9e9}, {"mamba2", 0.9e9}, {"kda", 1.1e9}, {"gated_deltanet2", 1.1e9}}) {
+  for (const auto& [rule, most] : {std::pair{"gated_deltanet", 0.9e9},
+                                   {"deltanet", 0.9e9},
+                                   {"mamba2", 0.9e9},
+                                   {"precond_gated_deltanet", 0.9e9},
+                                   {"kda", 1.1e9},
+                                   {"gated_deltanet2", 1.1e9}}) {
     const fw_desc desc = descriptor(rule);
     fw_sizes sizes;
     FW_INIT(&sizes);
