@@ -83,7 +83,7 @@ struct BackwardShared {
 
 // What a launch is about, beside the arguments.
 struct BackwardTensors {
-  FlatTensor k, g, beta, dm, rest, dk;
+  FlatTensor k, g, beta, dm, rest, dk, dg, dbeta;
   PrecondMap<float> map;
   float *products = nullptr, *behind = nullptr;  // of each chunk: [chunks, H], [chunks, H, K]
   int32_t chunks = 0;
@@ -199,7 +199,14 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
       const float* const more = of_alpha ? a.grads.dalpha_p : a.grads.dbeta_p;
       const int64_t token = (first_token(x.sequences, c.n) + c.token + own) * x.HV + c.h * x.group;
       for (int i = 0; more != nullptr && i < x.group; ++i) sum += more[token + i];
-      const Rows rows = key_rows(of_alpha ? a.dprecond_g : a.dprecond_beta, x.sequences, c.n, c.h);
+      const FlatTensor to{of_alpha ? f.dg.data : f.dbeta.data, of_alpha ? f.dg.step : f.dbeta.step, of_alpha ? f.dg.head : f.dbeta.head,
+                          of_alpha ? f.dg.bf16 : f.dbeta.bf16};
+      Rows rows{};
+      if (to.data != nullptr) {
+        rows = {flat_address(to, c.flat + own, c.h), 0, to.bf16};
+      } else {
+        rows = key_rows(of_alpha ? a.dprecond_g : a.dprecond_beta, x.sequences, c.n, c.h);
+      }
       if (rows.data != nullptr) store_element(rows, c.token + own, 0, sum);
     }
     if (!has_dk) return;
@@ -252,6 +259,7 @@ void launch_kernels(const PrecondBackwardArgs& args, int64_t chunks, void* strea
   TokenArg rest = args.grads.d.k;
   rest.stride_h *= x.group;
   f.rest = flat_tensor(x, rest, x.K, kN), f.dk = flat_tensor(x, args.dk, x.K, kN);
+  f.dg = flat_tensor(x, args.dprecond_g, 1, kN), f.dbeta = flat_tensor(x, args.dprecond_beta, 1, kN);
   f.map = precond_map(x.rule, 0.0f);
   f.behind = args.scratch + chunks * x.H * x.K, f.products = f.behind + chunks * x.H * x.K;
   f.chunks = static_cast<int32_t>(chunks);

@@ -1,7 +1,7 @@
 // The recurrence one token at a time (recurrence.md section 1) in float32: decode, short inputs, the oracle. A block has a tile of
 // value rows of one sequence and value head. Its warps make the key sides of as many tokens as they are, one each, and then each takes
-// its own rows of the state through all of them. Where sequences have one token each, a further warp makes it; where there are many of
-// them, a block has all rows of a head. See kernels.h.
+// its own rows of the state through all of them. Where many sequences have one token each, a block has half a head or all of it. See
+// kernels.h.
 #include <algorithm>
 
 #include "scan/cuda/device/state_load.cuh"
@@ -139,9 +139,9 @@ FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const
   if (has_row<kRows>(lane) && v < a.problem.V && a.o.data != nullptr) store_element(rows_of(a.o, a.problem.sequences, place.n, place.hv), t, v, o);
 }
 
-// One token each: one warp makes it, while the rows of the others are on their way.
+// The same few tokens of every sequence (at most kStateWarps): a warp each makes them, while the rows of the others are on their way.
 template <int kN, int kRows>
-__global__ void __launch_bounds__(kStateThreads + 32, kN == 8 ? 3 : 6)
+__global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
     token_step_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
   TokenPlace place = tile_place<kN, kRows>(cut);
@@ -152,23 +152,25 @@ __global__ void __launch_bounds__(kStateThreads + 32, kN == 8 ? 3 : 6)
   find_slot(a, place);
   if (place.slot < 0) return;
   WarpState<kN, kRows> state;
-  char* const token = shared_memory();
-  if (warp == kStateWarps) {
-    make_token<kN>(a, cut, place, 0, cut.tile, start_token(a, cut, place, 0, lane, token), lane, token);
+  if (warp >= kStateWarps) {
+    const int t = warp - kStateWarps;
+    char* const token = shared_memory() + t * cut.gather.bytes;
+    make_token<kN>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), lane, token);
   } else {
     state.load(a, cut, place, warp, lane);
   }
   sync_threads();
-  if (warp == kStateWarps) return;
+  if (warp >= kStateWarps) return;
   state.finish(a, cut, warp, lane);
-  step_rows(a, cut, place, 0, token, warp, lane, state);
+  FW_NO_UNROLL
+  for (int t = 0; t < a.problem.sequences.T; ++t) step_rows(a, cut, place, t, shared_memory() + t * cut.gather.bytes, warp, lane, state);
   grid_dependency_launch();
   state.store(a, cut, place, warp, lane);
 }
 
 // Any tokens: four warps make the ones of a batch, while the others take their rows through those of the batch before.
 template <int kN, int kRows>
-__global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : kN == 4 ? 3 : 4)
+__global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
     token_forward_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index()) % kStateWarps;
   const bool makes = warp_index() >= kStateWarps;
@@ -319,14 +321,15 @@ template <int kN, int kRows>
 void launch_rows(const TokenForwardArgs& args, void* stream) {
   const Problem& x = args.problem;
   ForwardCut cut = forward_cut<kN>(args, kRows * kStateWarps, false);
-  const bool one = x.sequences.offsets == nullptr && x.sequences.T <= 1;
-  cut.stage = after_tokens(cut, one ? 1 : 2 * kStateWarps);
+  const int tokens = x.sequences.T;
+  const bool few = x.sequences.offsets == nullptr && tokens > 0 && tokens <= kStateWarps;
+  cut.stage = after_tokens(cut, few ? tokens : 2 * kStateWarps);
   const int64_t staged = std::max(stage_bytes(x.initial_state, cut.initial, kN, cut.tile), stage_bytes(args.final_state, cut.final, kN, cut.tile));
   const size_t shared = static_cast<size_t>(cut.stage + staged);
   const Dim3 grid{static_cast<unsigned>(static_cast<int64_t>(x.sequences.N) << cut.log_tiles), static_cast<unsigned>(x.HV)};
-  if (one && x.sequences.T == 1) {
+  if (few) {
     cut.early = grid.x * grid.y <= 2 * 132;
-    launch_overlapped(token_step_kernel<kN, kRows>, grid, kStateThreads + 32, shared, stream, args, cut);
+    launch_overlapped(token_step_kernel<kN, kRows>, grid, static_cast<unsigned>(kStateThreads + 32 * tokens), shared, stream, args, cut);
     return launch_step<kN>(args, cut, stream);
   }
   cut.gather.makes_m = false;  // there is no token
