@@ -51,7 +51,8 @@ struct Problem {
   const float* precond_center = nullptr;  // [H]
   int64_t center_stride = 1;
   StateArg initial_state, initial_precond;
-  const float* m = nullptr;  // [tokens, H, K]: M of the preconditioner, made before the kernels that read it; null without one
+  const float* m = nullptr;           // [tokens, H, K]: M of the preconditioner, made before the kernels that read it; null without one
+  const float* boundaries = nullptr;  // [chunks, H, K]: A of the preconditioner before every chunk, for prepare() where it makes M (m is null)
 };
 
 }  // namespace fw::cuda

@@ -86,6 +86,9 @@ struct PrepareArgs {
   uint16_t* z = nullptr;       // [chunks, HV, value blocks, panel], or null: the scan scales v itself
 };
 void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream);
+// Whether prepare() makes M of the preconditioner itself, from problem.boundaries: problem.m is null then. A function of the inputs (not of m
+// and boundaries).
+bool prepare_makes_m(const Problem& problem, int key);
 
 struct ScanForwardArgs {
   SequenceArg sequences;

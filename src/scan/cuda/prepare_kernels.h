@@ -7,6 +7,7 @@ namespace fw::cuda {
 
 // No decay, one that is a constant of the head, or a scalar of a token and head.
 void prepare_scalar(const PrepareArgs& args, int key, int64_t chunks, void* stream);
+bool prepare_scalar_makes_m(const Problem& problem, int key);
 // One decay for each channel.
 void prepare_channel(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 

@@ -214,13 +214,14 @@ void scan_segments_reverse(const Plan& plan, const DevicePlan& device, ScanRever
   scan_reverse(scan, device.key, plan.stream);
 }
 
-// M of the preconditioner, into the workspace, and A before every chunk; final_precond may be absent. made: A is there.
+// M of the preconditioner, into the workspace (unless prepare() makes it), and A before every chunk; final_precond may be absent. made: A is there.
 void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegions& regions, const Space& space, float* boundaries, bool made,
                   const StateArg& final_precond, Problem& problem) {
   if (!plan.rule.uses_precond()) return;
   PrecondForwardArgs args;
   args.problem = problem;
-  args.m = space.at<float>(regions.m);
+  const bool in_prepare = !made && device.chunk_form && prepare_makes_m(problem, device.key);
+  args.m = in_prepare ? nullptr : space.at<float>(regions.m);
   args.boundaries = boundaries;
   args.made = made;
   args.scratch = space.at<float>(regions.scratch);
@@ -228,6 +229,7 @@ void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegion
   args.slots = plan.slots;
   precond_forward(args, device.chunks, plan.stream);
   problem.m = args.m;
+  problem.boundaries = in_prepare ? boundaries : nullptr;
 }
 
 void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {

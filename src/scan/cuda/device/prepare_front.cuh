@@ -3,8 +3,11 @@
 // works out the coefficients (rule/front.h) of one row only.
 #pragma once
 
+#include <type_traits>
+
 #include "scan/cuda/device/front_rows.cuh"
 #include "scan/cuda/device/granules.cuh"
+#include "scan/cuda/device/precond_rows.cuh"
 #include "scan/cuda/launch.h"
 
 namespace fw::cuda {
@@ -246,12 +249,13 @@ FW_DEVICE float mean_gate(const TokenArg& gate, const ChunkPlace& place, int dim
 }
 
 // The gates of a row that are one number each.
+FW_DEVICE float gate_of_row(const TokenArg& a, const ChunkPlace& place, int row) {
+  const void* at = row_address(a, place, row);
+  return a.bf16 != 0 ? bf16_value(*static_cast<const uint16_t*>(at)) : *static_cast<const float*>(at);
+}
 FW_DEVICE void row_gates(const Problem& x, const ChunkPlace& place, int row, FrontScalars<float>& s) {
   const Rule& rule = x.rule;
-  const auto gate = [&](const TokenArg& a) {
-    const void* at = row_address(a, place, row);
-    return a.bf16 != 0 ? bf16_value(*static_cast<const uint16_t*>(at)) : *static_cast<const float*>(at);
-  };
+  const auto gate = [&](const TokenArg& a) { return gate_of_row(a, place, row); };
   if (rule.uses_beta()) s.beta = gate(x.in.beta);
   if (rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(rule.lambda);
   if (rule.uses_lambda()) s.lambda = gate(x.in.lambda);
@@ -335,9 +339,44 @@ struct RowCoefs {
   float4 rest;        // e_p, w_k, z_v, 0
 };
 
-// Coefficients of the warp's rows, into coefs[64]; the warp itself may read its own afterwards.
+// M is read from memory, or there is none.
+struct NoPrecondRows {
+  static constexpr bool kMakes = false;
+};
+// M of fetched rows that is made here, row after row of the warp: A of this lane's channels.
 template <int kN>
-FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetched, const RawMatrices& raw, RowCoefs* coefs) {
+struct PrecondRows {
+  static constexpr bool kMakes = true;
+  RunShared<kN>* shared = nullptr;  // null: as NoPrecondRows
+  PrecondMap<float> map;            // squashed
+  float a[kN];                      // before the chunk, later before the warp's next row
+
+  // A before the chunk is on its way.
+  FW_DEVICE void load(const Problem& x, const ChunkPlace& place, const PrecondMap<float>& form, RunShared<kN>* to) {
+    if (x.boundaries == nullptr) return;
+    shared = to;
+    map = form;
+    if (x.rule.uses_precond_center()) map.center = x.precond_center[place.key_head * x.center_stride];
+    const int64_t chunk = first_chunk(x.sequences, place.n) + place.span.first / kChunk;
+    load_floats(x.boundaries + (chunk * x.H + place.key_head) * x.K + static_cast<int>(lane_index()) * kN, a);
+  }
+  // After the block's barrier.
+  FW_DEVICE void start() {
+    if (shared != nullptr) run_start<false, kN>(static_cast<int>(warp_index()), static_cast<int>(lane_index()), *shared, a);
+  }
+  FW_DEVICE void next(float alpha, float gain, const float (&k)[kN], float (&m)[kN]) {
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      a[j] = step_precond(alpha, gain, k[j], a[j]);
+      m[j] = precond_value<FastMath>(map, a[j]);
+    }
+  }
+};
+
+// Coefficients of the warp's rows, into coefs[64]; the warp itself may read its own afterwards. Where M is made here, alpha and the gain of
+// the preconditioner are in the places of e_p and 0.
+template <int kN, class Precond>
+FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetched, const RawMatrices& raw, const Precond& precond, RowCoefs* coefs) {
   const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + lane / 4;
   const bool valid = row < place.span.rows;
   FrontScalars<float> s;
@@ -351,19 +390,34 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetche
   if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kAveraged) s.erase = mean_gate(x.in.erase_gate, place, x.K);
   if (x.rule.write == Gate::kAveraged) s.write = mean_gate(x.in.write_gate, place, x.V);
   const FrontCoefs<float> c = front_coefs(x.rule, x.scale, s);
+  float4 rest = valid ? make_float4(c.e_p, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
+  if constexpr (Precond::kMakes) {
+    if (precond.shared != nullptr) {
+      float g = 0, beta = 0;
+      if (valid) g = gate_of_row(x.in.precond_g, place, row), beta = gate_of_row(x.in.precond_beta, place, row);
+      const RunGates gates = run_gates(x.rule, g, beta, s.k2);
+      put_run<kN>(gates, static_cast<int>(warp_index()), lane, *precond.shared, [&](int r, float(&k)[kN]) { fetched_row(raw.k, r, k); });
+      rest.x = gates.alpha, rest.w = gates.gain;
+    }
+  }
   if (lane % 4 == 0) {
     coefs[row].read_erase = valid ? make_float4(c.r_q, c.r_k, c.e_k, c.e_q) : make_float4(0, 0, 0, 0);
-    coefs[row].rest = valid ? make_float4(c.e_p, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
+    coefs[row].rest = rest;
   }
   sync_warp();
+}
+
+template <int kN>
+FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetched, const RawMatrices& raw, RowCoefs* coefs) {
+  make_coefs<kN>(x, place, fetched, raw, NoPrecondRows(), coefs);
 }
 
 // Rules of which r, e and w are multiples of the raw q, k (or the erase gate times k) and k, by factors that need nothing but norms and
 // gates of one number, and whose raw rows can be fetched: their coefficients are made by two warps for all rows.
 inline bool plain_streams(const Problem& x) {
   const Rule& rule = x.rule;
-  return !rule.uses_erase_key() && rule.feedback == Feedback::kNone && rule.read == Read::kPlain && x.m == nullptr && rule.normaliser == Normaliser::kNone &&
-         !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
+  return !rule.uses_erase_key() && rule.feedback == Feedback::kNone && rule.read == Read::kPlain && !rule.uses_precond() &&
+         rule.normaliser == Normaliser::kNone && !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
 }
 
 // With a gain above 1 errors do not fade unless decays do it, and A is large where keys point the same way: what rounding to bf16 leaves out of
@@ -413,17 +467,24 @@ FW_DEVICE void for_each_row(const Problem& x, const ChunkPlace& place, const Row
   }
 }
 // The same of fetched rows, unrolled. A row's place may be written by body(r).
-template <int kN, bool kPlain, class Body>
-FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkPlace& place, const RawMatrices& raw, const RowCoefs* coefs, Body&& body) {
+template <int kN, bool kPlain, class Precond, class Body>
+FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkPlace& place, const RawMatrices& raw, Precond&& precond, const RowCoefs* coefs, Body&& body) {
+  constexpr bool kMakes = std::remove_reference_t<Precond>::kMakes;
   coefs += warp_index() * kWarpRows;
   const bool mixed = !kPlain && (x.rule.feedback != Feedback::kNone || x.rule.read != Read::kPlain), gate = channel_erase(x.rule);
   const bool on_read = x.rule.preconditions_read();
   MRows m_all;
+  bool makes = false;
   if constexpr (!kPlain) m_all = m_rows(x, place, static_cast<int>(lane_index()) * kN);
+  if constexpr (kMakes) {
+    makes = precond.shared != nullptr;
+    precond.start();
+  }
   FW_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     const float4 c = coefs[r].read_erase;
-    const float w_k = coefs[r].rest.y;
+    const float4 rest = coefs[r].rest;
+    const float w_k = rest.y;
     float q[kN], k[kN];
     fetched_row(raw.q, r, q);
     fetched_row(raw.k, r, k);
@@ -440,14 +501,22 @@ FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkPlace& place, c
       FW_UNROLL
       for (int j = 0; j < kN; ++j) s.e[j] *= b[j];
     }
-    if (!kPlain && m_all.first != nullptr) {
+    if (!kPlain && (makes || m_all.first != nullptr)) {
       float m[kN];
-      load_m(m_all, r, m);
+      if constexpr (kMakes) {
+        if (makes) precond.next(rest.x, rest.w, k, m);
+      }
+      if (!makes) load_m(m_all, r, m);
       FW_UNROLL
       for (int j = 0; j < kN; ++j) s.r[j] *= on_read ? m[j] : 1.0f, s.w[j] *= on_read ? 1.0f : m[j];
     }
     body(r, s);
   }
+}
+
+template <int kN, bool kPlain, class Body>
+FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkPlace& place, const RawMatrices& raw, const RowCoefs* coefs, Body&& body) {
+  for_each_fetched_row<kN, kPlain>(x, place, raw, NoPrecondRows(), coefs, static_cast<Body&&>(body));
 }
 
 }  // namespace fw::cuda

@@ -11,4 +11,6 @@ void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
   }
 }
 
+bool prepare_makes_m(const Problem& problem, int key) { return problem.rule.decay != Decay::kChannel && prepare_scalar_makes_m(problem, key); }
+
 }  // namespace fw::cuda

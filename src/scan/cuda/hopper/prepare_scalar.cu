@@ -84,7 +84,7 @@ struct ScalarLayout {
   static constexpr uint32_t kP = kErase + kWork + (kOnline && !kClaims ? kPanelBytes : 0);
   static constexpr uint32_t kM = kP + kPanelBytes, kT = kPlain || !kTraining ? kErase : kM + kPanelBytes;
   static constexpr uint32_t kEnd = !kOnline || !kTraining ? kM : kPlain ? kM + kPanelBytes : kT + kWork;
-  static constexpr uint32_t kRowsBytes = sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowCoefs));
+  static constexpr uint32_t kRowsBytes = sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowCoefs) + sizeof(RunShared<kKey / 32>));
   // kFine: what A and P in bf16 leave out.
   static constexpr uint32_t kALow = (kEnd + kRowsBytes + 1023) / 1024 * 1024, kPLow = kALow + kPanelBytes;
   static constexpr uint32_t kBytes = kFine ? kPLow + kPanelBytes : kEnd + kRowsBytes;
@@ -232,7 +232,7 @@ FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row,
 // kTraining: with backward images; offline and kFine: if they are asked for. kFine: with what A, P and the keys lose in bf16, for plain rules.
 template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine>
 __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, kPlain, kTraining, kFine>::kBlocks)
-    prepare_scalar_kernel(const __grid_constant__ PrepareArgs args, int fetched) {
+    prepare_scalar_kernel(const __grid_constant__ PrepareArgs args, const __grid_constant__ PrecondMap<float> precond_form, int fetched) {
   using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining, kFine>;
   constexpr int kN = kKey / 32;
   const Problem& x = args.problem;
@@ -274,11 +274,13 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
     if (row >= 0) plain_factors<kOnline>(x, place, row, gates, rows, out.forward->z_scale, out.z != nullptr);
   } else {
     RowCoefs* coefs = reinterpret_cast<RowCoefs*>(&rows + 1);
-    make_coefs<kN>(x, place, fetched != 0, raw, coefs);
+    PrecondRows<kN> precond;
+    precond.load(x, place, precond_form, reinterpret_cast<RunShared<kN>*>(coefs + kChunk));
+    make_coefs<kN>(x, place, fetched != 0, raw, precond, coefs);
     sync_threads();
     const auto body = [&](int r, const KeyStreams<kN>& s) { scalar_row<kKey, kOnline>(r, s, shared, rows, out); };
     if (fetched != 0) {
-      for_each_fetched_row<kN, false>(x, place, raw, coefs, body);
+      for_each_fetched_row<kN, false>(x, place, raw, precond, coefs, body);
     } else {
       for_each_row<kN>(x, place, coefs, body);
     }
@@ -342,8 +344,10 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
 template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine = false>
 void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* stream) {
   using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining, kFine>;
+  PrecondMap<float> form;
+  if (args.problem.boundaries != nullptr) form = precond_map(args.problem.rule, 0.0f);
   launch(prepare_scalar_kernel<kKey, kOnline, kPlain, kTraining, kFine>, prepare_grid(args.problem, chunks), kPrepareThreads, Layout::kBytes, stream, args,
-         static_cast<int>(fetched));
+         form, static_cast<int>(fetched));
 }
 
 template <int kKey, bool kOnline>
@@ -361,6 +365,11 @@ void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
 }
 
 }  // namespace
+
+bool prepare_scalar_makes_m(const Problem& problem, int key) {
+  const Rule& rule = problem.rule;
+  return rule.uses_precond() && rule.precond_squashed() && rule.normaliser == Normaliser::kNone && can_fetch(problem, key);
+}
 
 void prepare_scalar(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
   const bool online = args.problem.rule.online();
