@@ -25,6 +25,7 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
       for (int block = 0; block < c.blocks; ++block) {
         const int at = index * Shape::kStageBytes;
         const uint32_t stage = c.base + at;
+        const uint4 words = load_value_words(c, turn, block);
         mbarrier_wait(c.full(index), phase);
         c.refresh();
         make_fast_tiles(c, stage);
@@ -32,9 +33,8 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
         const ValueRow row = load_value_row(c, turn, block, stage);
         start_fast_products(c, stage, sums, pairs);
         tail = dot_states(c, at, tail);
-        z_sum += store_value_gradients(c, turn, block, row);
+        z_sum += store_value_gradients(c, turn, block, row, words);
         finish_fast_products(sums, pairs);
-        fence_async_shared();
         warp_arrive(c.empty(index), c.lane);
         if (++index == Shape::kStages) index = 0, phase ^= 1;
       }
@@ -58,13 +58,10 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
     sum_fast_rows(c, sums, k_tile, r_side, w_side);
     tail = warp_sum(tail);
     if (c.lane == 0) c.warp_sums(turn)[c.warp] = tail;
-    fence_async_shared();
+    if constexpr (Shape::kPrecond) fence_async_shared();  // the sums lie where A comes
     sync_consumers();
     const KeySlopes slopes = fast_row_numbers(c, turn);
-    if (!c.pairs_free_early()) {
-      fence_async_shared();
-      warp_arrive(c.pairs_empty(), c.lane);
-    }
+    if (!c.pairs_free_early()) warp_arrive(c.pairs_empty(), c.lane);
     store_fast_gradients(c, turn, sums, slopes);
     warp_arrive(c.turn_over(turn), c.lane);
   }

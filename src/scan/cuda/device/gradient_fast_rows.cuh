@@ -114,32 +114,37 @@ FW_DEVICE void warp_arrive(uint64_t* barrier, int lane) {
 
 // What a thread needs for the value rows of a stage, fetched before the products keep shared memory busy: its row and 8 columns.
 struct ValueRow {
-  uint4 v, dz;
+  uint4 dz;
   char* dv;  // of the columns; null: none
   float z_v;
   bool valid;
 };
 template <class Shape>
+FW_DEVICE uint4 load_value_words(const FastChunk<Shape>& c, int turn, int block) {
+  const int row = c.thread >> 3, column = block * kValueBlock + (c.thread & 7) * 8;
+  const Rows v = c.rows_at(c.args.problem.in.v, turn);
+  if (!c.pieces(kPiecesV) || row >= c.rows(turn) || column >= c.args.problem.V) return make_uint4(0, 0, 0, 0);
+  return *reinterpret_cast<const uint4*>(v.data + 2 * (row * v.stride + column));
+}
+template <class Shape>
 FW_DEVICE ValueRow load_value_row(const FastChunk<Shape>& c, int turn, int block, uint32_t stage) {
   const int row = c.thread >> 3, in_block = (c.thread & 7) * 8, column = block * kValueBlock + in_block;
-  const Rows v = c.rows_at(c.args.problem.in.v, turn), dv = c.rows_at(c.args.grads.d.v, turn);
+  const Rows dv = c.rows_at(c.args.grads.d.v, turn);
   ValueRow x;
   x.valid = row < c.rows(turn) && column < c.args.problem.V;
   x.z_v = c.coefficients(turn)[FastChunk<Shape>::kZv + row];
   x.dv = dv.data != nullptr ? dv.data + (row * dv.stride + column) * (dv.bf16 != 0 ? 2 : 4) : nullptr;
-  x.v = make_uint4(0, 0, 0, 0);
-  if (x.valid && c.pieces(kPiecesV)) x.v = *reinterpret_cast<const uint4*>(v.data + 2 * (row * v.stride + column));
   x.dz = *reinterpret_cast<const uint4*>(c.memory + (stage - c.base) + Shape::kV + panel_offset(row, in_block));
   return x;
 }
 // dv; returns the sum of v (.) dz.
 template <class Shape>
-FW_DEVICE float store_value_gradients(const FastChunk<Shape>& c, int turn, int block, const ValueRow& x) {
+FW_DEVICE float store_value_gradients(const FastChunk<Shape>& c, int turn, int block, const ValueRow& x, const uint4& words) {
   if (!x.valid) return 0.0f;
   float dz[8], v[8];
   unpack_8(x.dz, dz);
   if (c.pieces(kPiecesV)) {
-    unpack_8(x.v, v);
+    unpack_8(words, v);
   } else {
     load_channels(c.rows_at(c.args.problem.in.v, turn), c.thread >> 3, block * kValueBlock + (c.thread & 7) * 8, c.args.problem.V, v);
   }

@@ -1,6 +1,6 @@
-// The gradient kernel for scalar decay, and none, of any rule and any memory (most take gradient_fast_kernel.cuh): from what the scans left (tiles.h) and the raw inputs of a chunk and value head, the
-// gradients of the raw inputs (recurrence.md 5). All value blocks go through the stages first; the products over values stay in
-// registers. Then dP and dT, with the decay, meet the streams, and the front's gradients are made where the products lie.
+// The gradient kernel for scalar decay, and none, of any rule and any memory (most take gradient_fast_kernel.cuh): from what the scans left (tiles.h) and the
+// raw inputs of a chunk and value head, the gradients of the raw inputs (recurrence.md 5). All value blocks go through the stages first; the products over
+// values stay in registers. Then dP and dT, with the decay, meet the streams, and the front's gradients are made where the products lie.
 #pragma once
 
 #include "scan/cuda/device/gradient_scalar_rows.cuh"
