@@ -577,6 +577,8 @@ std::vector<Case> named_cases() {
       if (rule.uses_g()) test.decays = {-1e-3};
       Case& small = add(name + " K 64", rule);
       small.keys = keys, small.beta_max = 2, small.tolerance = 3.5e-3, small.K = small.V = 64, small.z = true, small.HV = 4;
+      Case& floats = add(name + " float32", rule);  // rounded before they meet
+      floats.keys = keys, floats.beta_max = 2, floats.tolerance = keys == Keys::kIdentical ? 3e-2 : 1e-2, floats.types = Types::kFloat;
     }
   }
   for (const int T : {1, 15, 16, 17, 63, 65}) {

@@ -229,7 +229,7 @@ FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row,
   z_scale[row] = !z_image ? z : valid ? 1.0f : 0.0f;
 }
 
-// kTraining: with backward images; offline and kFine: if they are asked for. kFine: with what A, P and the keys lose in bf16, for plain rules.
+// kTraining: with backward images; offline and kFine: if they are asked for. kFine: with what A, P and the keys lose in bf16.
 template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine>
 __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, kPlain, kTraining, kFine>::kBlocks)
     prepare_scalar_kernel(const __grid_constant__ PrepareArgs args, const __grid_constant__ PrecondMap<float> precond_form, int fetched) {
@@ -353,8 +353,9 @@ void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* 
 template <int kKey, bool kOnline>
 void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
   const bool fetched = can_fetch(args.problem, kKey), plain = fetched && plain_streams(args.problem) && !channel_erase(args.problem.rule);
-  if (kOnline && plain && wants_rests(args.problem.rule)) {
-    launch_scalar<kKey, kOnline, true, kOnline, kOnline>(args, chunks, fetched, stream);
+  if (kOnline && wants_rests(args.problem.rule)) {
+    plain ? launch_scalar<kKey, kOnline, true, kOnline, kOnline>(args, chunks, fetched, stream)
+          : launch_scalar<kKey, kOnline, false, kOnline, kOnline>(args, chunks, fetched, stream);
   } else if (kOnline && args.backward != nullptr) {
     plain ? launch_scalar<kKey, kOnline, true, kOnline>(args, chunks, fetched, stream)
           : launch_scalar<kKey, kOnline, false, kOnline>(args, chunks, fetched, stream);
