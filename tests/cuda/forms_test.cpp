@@ -21,9 +21,6 @@ void expect_chunk_form(const Problem& problem, HeaderRun run, bool strong_decay 
   EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, strong_decay, bounds));
 }
 
-// Long or correlated, a gain of 2 is another case.
-ChunkBounds bounds_of(const Rule& rule) { return rule.gain_bound > 1 ? kReflections : ChunkBounds{}; }
-
 ProblemOptions medium(uint64_t seed) {
   ProblemOptions options;
   options.sequences = SeqLayout({0, 70, 70, 73, 140});
@@ -111,7 +108,6 @@ TEST(ChunkForm, EveryLength) {
   }
 }
 
-// Long enough that gradients with one value a token are held to what all others are held to.
 TEST(ChunkForm, LongSequences) {
   if (emulated()) GTEST_SKIP() << "too long for the emulation";
   uint64_t seed = 500;
@@ -123,9 +119,7 @@ TEST(ChunkForm, LongSequences) {
     options.seed = ++seed;
     HeaderRun run = device_run(FW_FORM_CHUNK);
     run.bf16 = HeaderRun::Bf16Tensors::kAll;
-    ChunkBounds bounds = bounds_of(p.rule);
-    bounds.scalar_gradient = bounds.gradient;
-    expect_chunk_form(of_bf16_numbers(random_problem(p.rule, options)), run, false, bounds);
+    expect_chunk_form(of_bf16_numbers(random_problem(p.rule, options)), run);
   }
 }
 
@@ -170,7 +164,11 @@ TEST(ChunkForm, CorrelatedKeys) {
     for (double& x : problem.in.beta) x = problem.rule.gain_bound;
     for (double& x : problem.in.lambda) x = 1;
     problem = of_bf16_numbers(problem);
-    expect_chunk_form(problem, device_run(FW_FORM_CHUNK), false, bounds_of(problem.rule));
+    for (const auto tensors : {HeaderRun::Bf16Tensors::kNone, HeaderRun::Bf16Tensors::kAll}) {
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = tensors;
+      expect_chunk_form(problem, run, false, problem.rule.gain_bound > 1 ? kReflections : ChunkBounds{});
+    }
   }
 }
 

@@ -29,7 +29,8 @@ void token_forward(const TokenForwardArgs& args, void* stream);
 // d.precond_beta are not this kernel's.
 struct HeadGradients {
   TokenArgs d;
-  float* dm = nullptr;        // [tokens, HV, K]: of M; null without a preconditioner. gradients(), of a rule without normaliser, heads alone in their group: may be the memory of M
+  float* dm = nullptr;  // [tokens, HV, K]: of M; null without a preconditioner. gradients(), of a rule without normaliser, heads alone in their group: may be
+                        // the memory of M
   float* dalpha_p = nullptr;  // [tokens, HV]: of the preconditioner's log-decay and gain past M (Normaliser::kGated); else null
   float* dbeta_p = nullptr;
 };

@@ -22,12 +22,6 @@ constexpr bool linear_streams(const Rule& r) {
 // Of those, with sums of the two.
 constexpr bool mixed_streams(const Rule& r) { return r.feedback != Feedback::kNone || r.read != Read::kPlain; }
 
-// Or that but for gates a channel.
-constexpr bool gated_streams(const Rule& r) {
-  return plain_front(r) && (r.erase == Gate::kTied || r.erase == Gate::kChannel) && (r.write == Gate::kTied || r.write == Gate::kChannel) &&
-         r.precond == Precond::kNone;
-}
-
 // kStreams: of plain_streams().
 template <bool kStreams>
 FW_DEVICE Rule reduced_rule(const Rule& r) {

@@ -103,14 +103,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
     tail *= exp2_fast(c.turn_floats(Shape::kG, turn)[63]);
     tail = warp_sum(tail + finish_streams(c, turn, sums));
     if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] = tail;
-    GeneralRows::sum_rows(c, turn, sums, FragmentM<Shape>(c, turn));
+    GeneralRows::sum_rows(c, turn, sums);
     fence_async_shared();
     sync_threads();
     c.refresh();
     if (c.thread == 6 * 32) load_pairs(c, turn + 1);
     if (c.thread < kChunk) GeneralRows::row_numbers(c, turn, c.thread);
     sync_threads();
-    GeneralRows::store_gradients(c, turn, sums, FragmentM<Shape>(c, turn));
+    GeneralRows::store_gradients(c, turn, sums);
   }
   sync_threads();
   if (turn > 0 && c.warp == 3) store_decay_gradient(c, turn - 1);

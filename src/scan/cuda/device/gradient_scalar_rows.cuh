@@ -41,30 +41,6 @@ FW_DEVICE void store_fragment(const ScalarChunk<Shape>& c, const Rows& out, bool
   }
 }
 
-// M of a thread's columns in the products, 1 past K and the last row.
-template <class Shape>
-struct FragmentM {
-  float m[2][8];
-
-  FW_DEVICE FragmentM(const ScalarChunk<Shape>& c, int turn) {
-    if constexpr (Shape::kPrecond) {
-      const int K = c.args.problem.K;
-      const Rows rows = c.workspace_rows(ScalarChunk<Shape>::kM, c.args.problem.H * K, turn);
-      FW_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int row = c.row() + 8 * half;
-        const float* from = reinterpret_cast<const float*>(rows.data) + row * rows.stride + c.column();
-        FW_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          const bool valid = row < c.rows(turn) && c.column() + 8 * j < K;
-          const float2 x = valid ? *reinterpret_cast<const float2*>(from + 8 * j) : make_float2(1, 1);
-          m[half][2 * j] = x.x, m[half][2 * j + 1] = x.y;
-        }
-      }
-    }
-  }
-};
-
 FW_DEVICE float inverse_or_zero(float x) { return x != 0.0f ? rcp_fast(x) : 0.0f; }
 
 // For pairs of columns of a row, as a thread has them in products: c.column() + 8 j and the next.
@@ -78,9 +54,8 @@ struct RareRow {
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       m[2 * j] = m[2 * j + 1] = 1, b[j] = kOnes, p[j] = 0;
-      if constexpr (!Shape::kChannel) q[j] = c.fragment(Shape::kRaw, half, j), k[j] = c.fragment(Shape::kRaw + Shape::kStateBytes, half, j);
+      q[j] = c.fragment(Shape::kRaw, half, j), k[j] = c.fragment(Shape::kRaw + Shape::kStateBytes, half, j);
     }
-    if constexpr (Shape::kChannel) load(c, front.q, t, q), load(c, front.k, t, k);
     if (front.m != nullptr) {
       const Rows rows{reinterpret_cast<char*>(const_cast<float*>(front.m)), front.m_stride, 0};
       FW_UNROLL
@@ -129,13 +104,8 @@ struct GeneralRows {
       const int t = valid ? row : c.rows(turn) - 1;
       const uint32_t at = panel_offset(row, 8 * lane);
       RawKeyRow<8> raw;
-      if constexpr (Shape::kChannel) {
-        load_channels(front.q, t, 8 * lane, x.K, raw.q);
-        load_channels(front.k, t, 8 * lane, x.K, raw.k);
-      } else {
-        unpack_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kRaw + at), raw.q);
-        unpack_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kRaw + Shape::kStateBytes + at), raw.k);
-      }
+      unpack_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kRaw + at), raw.q);
+      unpack_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kRaw + Shape::kStateBytes + at), raw.k);
       FW_UNROLL
       for (int j = 0; j < 8; ++j) raw.p[j] = 0, raw.b[j] = raw.m[j] = 1;
       if (x.rule.uses_erase_key()) load_channels(front.p, t, 8 * lane, x.K, raw.p);
@@ -192,7 +162,7 @@ struct GeneralRows {
   };
 
   template <class Shape>
-  static FW_DEVICE void sum_rows(const ScalarChunk<Shape>& c, int turn, const StreamSums& d, const FragmentM<Shape>&) {
+  static FW_DEVICE void sum_rows(const ScalarChunk<Shape>& c, int turn, const StreamSums& d) {
     const Problem& x = c.args.problem;
     const FrontRows front = c.front(turn);
     FW_UNROLL
@@ -204,7 +174,6 @@ struct GeneralRows {
         const int i = 2 * half;
         const FrontCoefs<float> f = key_coefficient_gradients(x, row.raw(j), row.gradients(j));
         sums[0] += f.r_q, sums[1] += f.r_k, sums[2] += f.e_k, sums[3] += f.e_q, sums[4] += f.e_p, sums[5] += f.w_k;
-        if constexpr (Shape::kChannel) continue;
         const uint32_t r = row.word(Shape::kRead, j), w = row.word(Shape::kWrite, j);
         sums[6] += bf16_low(r) * d.r[j][i] + bf16_high(r) * d.r[j][i + 1] - bf16_low(w) * d.w[j][i] - bf16_high(w) * d.w[j][i + 1];
         if (!Shape::kOnline) continue;
@@ -224,7 +193,7 @@ struct GeneralRows {
     d.r_q = row_sum(c, 0, row), d.r_k = row_sum(c, 1, row), d.e_k = row_sum(c, 2, row), d.e_q = row_sum(c, 3, row), d.e_p = row_sum(c, 4, row);
     d.w_k = row_sum(c, 5, row);
     d.z_v = c.floats(Shape::kDZv)[row];
-    if constexpr (!Shape::kChannel) c.floats(Shape::kDG)[row] = row_sum(c, 6, row);
+    c.floats(Shape::kDG)[row] = row_sum(c, 6, row);
     const FrontScalars<float> s = reinterpret_cast<const FrontScalars<float>*>(c.memory + Shape::kScalars)[row];
     const FrontScalars<float> ds = plain_front(rule) ? front_coefs_vjp(reduced_rule<false>(rule), x.scale, s, d) : front_coefs_vjp(rule, x.scale, s, d);
     *reinterpret_cast<float4*>(c.floats(Shape::kSlopes) + 4 * row) = make_float4(ds.q2, ds.k2, ds.p2, ds.kmk);
@@ -240,7 +209,7 @@ struct GeneralRows {
   }
 
   template <class Shape>
-  static FW_DEVICE void store_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& sums, const FragmentM<Shape>&) {
+  static FW_DEVICE void store_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& sums) {
     const Problem& x = c.args.problem;
     const HeadGradients& out = c.args.grads;
     const FrontRows front = c.front(turn);
