@@ -1,6 +1,7 @@
 # Device code: built where nvcc is, run where a GPU is. Without nvcc the build is CPU-only and says so.
 #   src/scan/cuda/*.cu          sm_80 and sm_90a
-#   src/scan/cuda/hopper/*.cu   sm_90a only; spills and serialised warp-group products are errors there
+#   src/scan/cuda/hopper/*.cu   sm_90a only; spills and serialised warp-group products are errors there (but for offline_gradients: one
+#                               index spilled a turn is faster than the form without)
 # No CUDA compiler of a fixed place is assumed: PATH, then /usr/local/cuda.
 set(FW_CUDA AUTO CACHE STRING "Device code: AUTO (if nvcc is found), ON, OFF")
 set(FW_HAS_CUDA OFF)

@@ -163,7 +163,10 @@ FW_DEVICE RunBlock run_block(const Problem& x, int chunks, bool of_sequences, bo
   }
   const int block = static_cast<int>(block_index_z() * grid_size_y() + block_index_y());
   c.chunk = from_last ? chunks - 1 - block : block;
-  if (c.chunk < 0 || c.chunk >= chunks) return {-1};
+  if (c.chunk < 0 || c.chunk >= chunks) {
+    c.chunk = -1;
+    return c;
+  }
   c.n = sequence_of_chunk(s, c.chunk);
   c.token = (c.chunk - first_chunk(s, c.n)) * kChunk + c.warp * kRunTokens;
   c.count = sequence_length(s, c.n) - c.token;
