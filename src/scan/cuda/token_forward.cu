@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
     state.finish(a, cut, warp, lane);
   }
   FW_NO_UNROLL
-  for (int batch = 0;; ++batch) {
+  for (int batch = 0; batch <= batches; ++batch) {
     if (makes) {
       const int t = batch * kStateWarps + warp;
       char* const token = shared_memory() + (batch % 2 * kStateWarps + warp) * bytes;
@@ -197,7 +197,6 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
       FW_NO_UNROLL
       for (int i = 0; i < kStateWarps && t0 + i < length; ++i) step_rows(a, cut, place, t0 + i, tokens + i * bytes, warp, lane, state);
     }
-    if (batch == batches) break;
     sync_threads();
   }
   if (makes) return;

@@ -65,10 +65,10 @@ inline TokenGather token_gather(const Problem& x, int channels, int tile) {
   row(kRowEraseGate, rule.uses_erase_gate() && rule.erase == Gate::kChannel, x.in.erase_gate, false);
   row(kRowEraseKey, rule.uses_erase_key(), x.in.erase_key, false);
   row(kRowM, x.m != nullptr, m, false);
-  const StateArg& a = x.initial_precond;
+  const StateArg& squares = x.initial_precond;
   if (g.makes_m) g.at[kRowM] = g.bytes, g.bytes += 128 * channels;
-  if (g.makes_m && a.data != nullptr) {
-    row(kRowA, true, {a.data, a.stride_n, 0, a.stride_h, a.bf16, x.group}, false);
+  if (g.makes_m && squares.data != nullptr) {
+    row(kRowA, true, {squares.data, squares.stride_n, 0, squares.stride_h, squares.bf16, x.group}, false);
     g.rows[g.row_count - 1].states = true;
   }
   g.bytes = g.bytes < kStreams * 128 * channels ? kStreams * 128 * channels : g.bytes;
