@@ -6,18 +6,14 @@
 #include <functional>
 #include <vector>
 
+#include "bench_times.h"
 #include "scan/cuda/kernels.h"
-#include "scan/cuda/launch.h"
 
 namespace fw::cuda {
 namespace {
 
-template <class T>
-T* allocate(int64_t count) {
-  void* p = nullptr;
-  check(cudaMalloc(&p, static_cast<size_t>(count) * sizeof(T)), "cudaMalloc");
-  return static_cast<T*>(p);
-}
+using bench::allocate;
+using bench::median_ms;
 
 // Fills device memory with copies of what the host has.
 void fill(void* to, int64_t bytes, const void* pattern, int64_t pattern_bytes) {
@@ -25,28 +21,8 @@ void fill(void* to, int64_t bytes, const void* pattern, int64_t pattern_bytes) {
     check(cudaMemcpy(static_cast<char*>(to) + done, pattern, static_cast<size_t>(std::min(pattern_bytes, bytes - done)), cudaMemcpyHostToDevice), "cudaMemcpy");
 }
 
-double median_ms(const std::function<void()>& launch_once) {
-  cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  for (int i = 0; i < 25; ++i) {
-    check(cudaEventRecord(begin), "event");
-    launch_once();
-    check(cudaEventRecord(end), "event");
-    check(cudaEventSynchronize(end), "a kernel");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "event");
-    if (i >= 5) times.push_back(ms);
-  }
-  check(cudaEventDestroy(begin), "event");
-  check(cudaEventDestroy(end), "event");
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
-
 template <int kKey>
-void bench(const char* name, int B, int T, int H, int V) {
+void time_kernels(const char* name, int B, int T, int H, int V) {
   const int chunks = (T + 63) / 64, blocks = (V + 63) / 64;
   const int64_t images = static_cast<int64_t>(B) * chunks * H, tokens = static_cast<int64_t>(B) * T * H;
   uint32_t seed = 1;
@@ -124,8 +100,8 @@ void bench(const char* name, int B, int T, int H, int V) {
 }  // namespace fw::cuda
 
 int main() {
-  fw::cuda::bench<128>("S1: B 4, T 4096, H 16", 4, 4096, 16, 128);
-  fw::cuda::bench<128>("S2: B 1, T 32768, H 16", 1, 32768, 16, 128);
-  fw::cuda::bench<64>("B 4, T 4096, H 32", 4, 4096, 32, 64);
+  fw::cuda::time_kernels<128>("S1: B 4, T 4096, H 16", 4, 4096, 16, 128);
+  fw::cuda::time_kernels<128>("S2: B 1, T 32768, H 16", 1, 32768, 16, 128);
+  fw::cuda::time_kernels<64>("B 4, T 4096, H 32", 4, 4096, 32, 64);
   return 0;
 }

@@ -9,32 +9,15 @@
 
 #include "device_buffer.h"
 #include "scan/cuda/kernels.h"
+#include "test_numbers.h"
 
 namespace fw::cuda {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-uint16_t to_bf16(double x) {
-  const float f = static_cast<float>(x);
-  uint32_t u;
-  std::memcpy(&u, &f, 4);
-  return static_cast<uint16_t>((u + 0x7fff + ((u >> 16) & 1)) >> 16);
-}
-double from_bf16(uint16_t x) {
-  const uint32_t u = static_cast<uint32_t>(x) << 16;
-  float f;
-  std::memcpy(&f, &u, 4);
-  return f;
-}
-
-struct Random {
-  uint64_t state;
-  double operator()(double scale) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (static_cast<double>(state >> 40) / (1 << 24) - 0.5) * 2 * scale;
-  }
-};
+using testing::from_bf16;
+using testing::kNan;
+using testing::Random;
+using testing::to_bf16;
 
 struct Case {
   std::string name;
