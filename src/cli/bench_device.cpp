@@ -43,10 +43,23 @@ int64_t count_of(const fw_tensor& t) {
 
 double bytes_of(const fw_tensor& t) { return t.data == nullptr ? 0 : static_cast<double>(count_of(t) * (t.dtype == FW_BF16 ? 2 : 4)); }
 
+// The random tokens that a rule's problems repeat.
+ReferenceProblem pattern_of(const Rule& rule, const RecurrenceBench& bench) {
+  ProblemOptions options;
+  options.sequences = SeqLayout::uniform(1, kPatternTokens);
+  options.H = bench.heads;
+  options.HV = bench.value_heads;
+  options.K = bench.key_dim;
+  options.V = bench.value_dim;
+  options.initial_state = false;
+  return random_problem(rule, options);
+}
+
 // One set of tensors of a rule on the device: inputs, outputs, cotangents, gradients.
 class Problem {
  public:
-  Problem(const Rule& rule, const RecurrenceBench& bench, int64_t tokens) {
+  Problem(const ReferenceProblem& pattern, const RecurrenceBench& bench, int64_t tokens) {
+    const Rule& rule = pattern.rule;
     FW_INIT(&desc);
     desc.rule = to_c(rule);
     desc.device = FW_DEVICE_CUDA;
@@ -63,14 +76,6 @@ class Problem {
     FW_INIT(&grads);
     FW_INIT(&out);
     FW_INIT(&d);
-    ProblemOptions options;
-    options.sequences = SeqLayout::uniform(1, std::min(kPatternTokens, bench.batch * tokens));
-    options.H = bench.heads;
-    options.HV = bench.value_heads;
-    options.K = bench.key_dim;
-    options.V = bench.value_dim;
-    options.initial_state = false;
-    const ReferenceProblem pattern = random_problem(rule, options);
     for (const auto& field : reference_input_fields()) {
       const std::vector<int64_t> shape = field.shape(rule, pattern.shape);
       for (const auto& named : kInputTensors) {
@@ -101,7 +106,8 @@ class Problem {
     const fw_dtype dtype = shape.size() == 3 ? FW_BF16 : FW_F32;
     size_t row = 1;
     for (size_t i = of_tokens ? 1 : 0; i < shape.size(); ++i) row *= static_cast<size_t>(shape[i]);
-    const size_t pattern_rows = of_tokens ? static_cast<size_t>(shape[0]) : 1, rows = of_tokens ? static_cast<size_t>(desc.B * desc.T) : 1;
+    const size_t rows = of_tokens ? static_cast<size_t>(desc.B * desc.T) : 1;
+    const size_t pattern_rows = of_tokens ? std::min(static_cast<size_t>(shape[0]), rows) : 1;
     if (of_tokens) {
       shape[0] = desc.T;
       shape.insert(shape.begin(), desc.B);
@@ -109,7 +115,7 @@ class Problem {
     const size_t element = dtype == FW_BF16 ? sizeof(Bf16) : sizeof(float);
     const DeviceMemory& memory = memory_.emplace_back(rows * row * element);
     if (values != nullptr) {
-      const std::vector<float> wide(values->begin(), values->end());
+      const std::vector<float> wide(values->begin(), values->begin() + static_cast<int64_t>(pattern_rows * row));
       std::vector<Bf16> bits(dtype == FW_BF16 ? wide.size() : 0);
       if (dtype == FW_BF16) round_to_bf16(static_cast<int64_t>(wide.size()), wide.data(), bits.data());
       const DeviceMemory pattern(pattern_rows * row * element);
@@ -156,11 +162,12 @@ struct Result {
   bool chunk_form = false;
 };
 
-Result measure(const Rule& rule, const RecurrenceBench& bench) {
+Result measure(const ReferenceProblem& pattern, const RecurrenceBench& bench) {
+  const Rule& rule = pattern.rule;
   std::deque<Problem> sets;
-  sets.emplace_back(rule, bench, bench.tokens);
+  sets.emplace_back(pattern, bench, bench.tokens);
   while (sets.size() < 4 && sets[0].input_bytes() * static_cast<double>(sets.size()) < static_cast<double>(kRotation))
-    sets.emplace_back(rule, bench, bench.tokens);
+    sets.emplace_back(pattern, bench, bench.tokens);
   const fw_sizes sizes = sizes_of(sets[0].desc);
   const DeviceMemory saved(sizes.saved), space(std::max(sizes.forward, sizes.backward));
   const auto forward = [&](int i, void* stream, bool save) {
@@ -193,7 +200,8 @@ struct DecodeResult {
   Samples step;
   double bytes = 0;
 };
-DecodeResult measure_decode(const Rule& rule, const RecurrenceBench& given, int64_t sequences) {
+DecodeResult measure_decode(const ReferenceProblem& pattern, const RecurrenceBench& given, int64_t sequences) {
+  const Rule& rule = pattern.rule;
   RecurrenceBench bench = given;
   bench.batch = sequences;
   std::deque<Problem> sets;
@@ -202,7 +210,7 @@ DecodeResult measure_decode(const Rule& rule, const RecurrenceBench& given, int6
   const std::vector<int64_t> shape{sequences, bench.value_heads, bench.value_dim, bench.key_dim}, precond_shape{sequences, bench.heads, bench.key_dim};
   double total = 0;
   while (sets.empty() || (total < static_cast<double>(kRotation) && sets.size() < 8)) {
-    Problem& p = sets.emplace_back(rule, bench, 1);
+    Problem& p = sets.emplace_back(pattern, bench, 1);
     p.desc.state_layout = FW_STATE_V_FIRST;
     const auto place = [&](const std::vector<int64_t>& dims) {
       size_t count = 1;
@@ -255,9 +263,9 @@ Json bench_device(const RecurrenceBench& given) {
   }
   Json results = Json::array();
   for (const std::string& name : bench.rules) {
-    const Rule rule = parse_rule(name);
-    const Result r = measure(rule, bench);
-    const DecodeResult one = measure_decode(rule, bench, 1), many = measure_decode(rule, bench, 64);
+    const ReferenceProblem pattern = pattern_of(parse_rule(name), bench);
+    const Result r = measure(pattern, bench);
+    const DecodeResult one = measure_decode(pattern, bench, 1), many = measure_decode(pattern, bench, 64);
     const double f = r.forward.median(), b = r.both.median();
     const double forward_floor = std::max(r.forward_bytes / bandwidth, r.flops / kMatrixRate),
                  both_floor = std::max(r.both_bytes / bandwidth, 3 * r.flops / kMatrixRate);
