@@ -191,6 +191,22 @@ void fresh_memory(const float*, float* to) {
   if (thread_index() == 0) to[0] = *reinterpret_cast<float*>(shared_memory());
 }
 
+// Warp 1 is past the second phase of a barrier when nothing says that warp 0 has seen the first.
+void missed_phase(const float*, float* to) {
+  constexpr int kRounds = 8;
+  if (thread_index() == 0) {
+    for (int i = 0; i < kRounds; ++i) mbarrier_init(barrier() + i, 32);
+    mbarrier_init_fence();
+  }
+  sync_threads();
+  for (int i = 0; i < kRounds; ++i) {
+    if (warp_index() == 1) mbarrier_arrive(barrier() + i);
+    if (warp_index() <= 1) mbarrier_wait(barrier() + i, 0);
+    if (warp_index() == 1) mbarrier_arrive(barrier() + i);
+  }
+  if (thread_index() == 0) to[0] = 1;
+}
+
 int run_all() {
   dies("sync_threads that not all reach", half_at_barrier, "threads 0 to 63: sync_threads 0; 64 of 128 threads have come");
   dies("named barrier that not all reach", half_at_barrier, "threads 64 to 127: named barrier 1; 64 of 128 threads have come");
@@ -223,6 +239,11 @@ int run_all() {
   shows("bulk_wait_read missing", no_read_wait, "");
   shows("wgmma_wait missing", no_wgmma_wait, "");
   shows("sync_threads missing", no_barrier, "reverse");
+  const float seen = runs(missed_phase, "", "0");
+  result("phase of an mbarrier that a warp may miss, in order", seen == 1, std::to_string(seen));
+  setenv("FW_EMULATION_ORDER", "late", 1);
+  dies("phase of an mbarrier that a warp may miss", missed_phase, "threads 0 to 31: mbarrier_wait at offset");
+  unsetenv("FW_EMULATION_ORDER");
   result("shared memory is not zero", std::isnan(runs(fresh_memory, "", "0")), "a number");
   std::printf("%d failures\n", failures);
   return failures ? 1 : 0;

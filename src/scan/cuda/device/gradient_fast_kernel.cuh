@@ -13,7 +13,7 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
   int index = 0, phase = 0;
   FW_NO_UNROLL
   for (int turn = 0; c.more(turn); ++turn) {
-    mbarrier_wait(c.rows_full(), turn & 1);
+    mbarrier_wait(c.rows_full(turn), turn / 2 & 1);
     if constexpr (Shape::kPrecond) make_scaled_rows(c, turn);
     mbarrier_wait(c.pairs_full(), turn & 1);
     FastSums<Shape> sums;
@@ -74,9 +74,10 @@ __global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kLoaders, 1) fast
     FW_UNROLL
     for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.full(i), Shape::kLoaders + 4), mbarrier_init(c.empty(i), Shape::kWarps);
     mbarrier_init(c.pairs_full(), 1), mbarrier_init(c.pairs_empty(), Shape::kWarps);
-    mbarrier_init(c.rows_full(), Shape::kLoaders);
     FW_UNROLL
-    for (int i = 0; i < 2; ++i) mbarrier_init(c.keys_full(i), Shape::kLoaders), mbarrier_init(c.turn_over(i), Shape::kWarps);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(c.keys_full(i), Shape::kLoaders), mbarrier_init(c.rows_full(i), Shape::kLoaders), mbarrier_init(c.turn_over(i), Shape::kWarps);
+    }
     mbarrier_init_fence();
   }
   if (c.warp < 4) c.find(c.warp);

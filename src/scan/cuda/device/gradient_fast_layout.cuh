@@ -49,14 +49,15 @@ template <class Shape>
 struct FastChunk : ScalarChunk<Shape> {
   FW_DEVICE explicit FastChunk(const ScalarGradientArgs& a) : ScalarChunk<Shape>(a) {}
 
-  // Full and empty: of the stages, of A and P; q and k have come; numbers of rows are there; a turn is over.
+  // Full and empty: of the stages, of A and P; q and k have come; numbers of rows are there; a turn is over. Two of an event, for even
+  // and odd turns, where it may be past twice before a waiting warp has seen it once.
   FW_DEVICE uint64_t* full(int stage) const { return this->barrier(stage); }
   FW_DEVICE uint64_t* empty(int stage) const { return this->barrier(Shape::kStages + stage); }
   FW_DEVICE uint64_t* pairs_full() const { return this->barrier(2 * Shape::kStages); }
   FW_DEVICE uint64_t* pairs_empty() const { return this->barrier(2 * Shape::kStages + 1); }
   FW_DEVICE uint64_t* keys_full(int turn) const { return this->barrier(2 * Shape::kStages + 2 + (turn & 1)); }
-  FW_DEVICE uint64_t* rows_full() const { return this->barrier(2 * Shape::kStages + 4); }
-  FW_DEVICE uint64_t* turn_over(int turn) const { return this->barrier(2 * Shape::kStages + 5 + (turn & 1)); }
+  FW_DEVICE uint64_t* rows_full(int turn) const { return this->barrier(2 * Shape::kStages + 4 + (turn & 1)); }
+  FW_DEVICE uint64_t* turn_over(int turn) const { return this->barrier(2 * Shape::kStages + 6 + (turn & 1)); }
 
   FW_DEVICE float* norms(int turn) const { return this->floats(Shape::kNorms) + 128 * (turn & 1); }
   // 64 floats each: r_q, w_k, e_k, z_v, r_k, e_q.

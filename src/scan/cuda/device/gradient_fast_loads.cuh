@@ -174,7 +174,7 @@ FW_DEVICE void publish_rows(const FastChunk<Shape>& c, int turn, int row, const 
     float* gates = c.gate_numbers(turn) + row;
     gates[0] = s.lambda, gates[64] = s.read, gates[128] = s.erase, gates[192] = s.write;
   }
-  mbarrier_arrive(c.rows_full());
+  mbarrier_arrive(c.rows_full(turn));
 }
 
 // dg from dG of the rows and the tail, by a warp.
@@ -225,8 +225,10 @@ FW_DEVICE void copy_chunks(const FastChunk<Shape>& c) {
       }
       load_next_step(c, loader, step);
     }
-    if (running) mbarrier_wait(c.pairs_empty(), turn & 1);
-    if (turn >= -1 && loader == 0) load_fast_pairs(c, turn + 1);
+    if (turn >= -1 && loader == 0) {  // who waits for it loads, and so cannot miss a phase
+      if (running) mbarrier_wait(c.pairs_empty(), turn & 1);
+      load_fast_pairs(c, turn + 1);
+    }
     if (running) mbarrier_wait(c.turn_over(turn), turn / 2 & 1);
     load_fast_keys(c, loader, turn + 2);
   }

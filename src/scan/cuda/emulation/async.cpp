@@ -181,6 +181,7 @@ void mbarrier_expect(uint64_t* barrier, uint32_t bytes) { emulation::arrive(emul
 void mbarrier_wait(uint64_t* barrier, int parity) {
   const std::size_t index = emulation::barrier_index(barrier, "mbarrier_wait");
   if (parity != 0 && parity != 1) Block::current().fail(position.thread, "mbarrier_wait for parity %d", parity);
+  if (Block::current().lingers()) Block::current().linger("mbarrier_wait", static_cast<int>(index), parity);
   while (Block::current().barriers()[index].phase == parity) Block::current().wait("mbarrier_wait", static_cast<int>(index), parity);
 }
 

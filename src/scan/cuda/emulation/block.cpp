@@ -86,8 +86,9 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel) {
   late_ = late && std::strcmp(late, "0") != 0 && *late;
   const char* order = std::getenv("FW_EMULATION_ORDER");
   reverse_ = order && std::strcmp(order, "reverse") == 0;
-  shuffled_ = order && !reverse_ && *order;
-  if (shuffled_)
+  lingers_ = order && std::strcmp(order, "late") == 0;
+  shuffled_ = order && !reverse_ && !lingers_ && *order;
+  if (shuffled_ || lingers_)
     random_.seed(static_cast<unsigned>(std::strtoul(order, nullptr, 10)) * 7919 + position.block[0] * 31 + position.block[1] * 17 + position.block[2] + 1);
 
   warps_ = {};
@@ -95,12 +96,14 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel) {
   for (NamedBarrier& barrier : barriers_) barrier.arrived = 0, barrier.needed = 0, barrier.waiting.clear();
   shared_barriers_.clear();
   deferred_.clear();
+  lingering_.clear();
   live_ = shape.threads;
   while (threads_.size() < shape.threads) threads_.push_back(std::make_unique<Thread>());
   for (unsigned i = 0; i < shape.threads; ++i) {
     Thread& thread = *threads_[i];
     thread.fiber.prepare(&Block::thread_entry);
     thread.state = Thread::State::kWaiting;
+    thread.parity = -1;
     thread.copies.clear();
     thread.stores.clear();
     thread.products.clear();
@@ -200,8 +203,22 @@ void Block::barrier_complete(NamedBarrier& barrier) {
 }
 
 void Block::wake(unsigned index) {
-  threads_[index]->state = Thread::State::kReady;
-  ready_.push_back(index);
+  Thread& thread = *threads_[index];
+  thread.state = Thread::State::kReady;
+  if (lingers_ && thread.parity >= 0) {
+    lingering_.push_back(index);
+  } else {
+    ready_.push_back(index);
+  }
+}
+
+void Block::linger(const char* what, int barrier, int parity) {
+  Thread& me = thread();
+  me.waits_for = what;
+  me.barrier = barrier;
+  me.parity = parity;
+  wake(position.thread);
+  go_on();
 }
 
 void Block::wait(const char* what, int barrier, int parity) {
@@ -217,15 +234,27 @@ void Block::park() {
   go_on();
 }
 
+// No thread is ready: an asynchronous load comes, or a warp that lingers goes on.
+void Block::let_one_go_on() {
+  if (deferred_.empty() && lingering_.empty()) report_deadlock();
+  if (!deferred_.empty() && (lingering_.empty() || random_() % 2 == 0)) {
+    const auto action = std::move(deferred_.front());
+    deferred_.pop_front();
+    return action();
+  }
+  const unsigned warp = lingering_[random_() % lingering_.size()] / 32;
+  std::erase_if(lingering_, [&](unsigned i) {
+    if (i / 32 == warp) ready_.push_back(i);
+    return i / 32 == warp;
+  });
+}
+
 // To the next thread that can go on.
 void Block::go_on() {
   Fiber& from = thread().fiber;
   while (ready_.empty()) {
     if (live_ == 0) return from.switch_to(home_);
-    if (deferred_.empty()) report_deadlock();
-    const auto action = std::move(deferred_.front());
-    deferred_.pop_front();
-    action();
+    let_one_go_on();
   }
   if (shuffled_) std::swap(ready_.front(), ready_[random_() % ready_.size()]);
   const unsigned next = ready_.front();

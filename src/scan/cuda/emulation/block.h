@@ -79,6 +79,8 @@ class Block {
   // The caller waits for somebody to wake it.
   void wait(const char* what, int barrier = -1, int parity = -1);
   void wake(unsigned thread);
+  // Order `late`: the caller, at an mbarrier, goes on when others have gone as far as they can, or some time before.
+  void linger(const char* what, int barrier, int parity);
   // A warp at a barrier (0: sync_threads). Whether it can go on.
   bool barrier_arrive(int id, unsigned needed, bool wait, unsigned first_thread);
 
@@ -90,6 +92,7 @@ class Block {
   Thread& thread(unsigned index) { return *threads_[index]; }
   std::vector<SharedBarrier>& barriers() { return shared_barriers_; }
   bool late() const { return late_; }
+  bool lingers() const { return lingers_; }
   // In late mode: done when no thread can go on, the oldest first.
   void defer(std::function<void()> action) { deferred_.push_back(std::move(action)); }
 
@@ -110,6 +113,7 @@ class Block {
   void barrier_complete(NamedBarrier& barrier);
   void park();
   void go_on();
+  void let_one_go_on();
   [[noreturn]] void report_deadlock();
 
   GridShape shape_{};
@@ -117,13 +121,14 @@ class Block {
   Fiber home_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::deque<unsigned> ready_;
+  std::vector<unsigned> lingering_;  // could go on, from an mbarrier
   unsigned live_ = 0;
   std::array<Meeting, 32> warps_;
   std::array<Meeting, 8> warpgroups_;
   std::array<NamedBarrier, 16> barriers_;
   std::vector<SharedBarrier> shared_barriers_;
   std::deque<std::function<void()>> deferred_;
-  bool late_ = false, reverse_ = false, shuffled_ = false;
+  bool late_ = false, reverse_ = false, shuffled_ = false, lingers_ = false;
   std::minstd_rand random_;
 };
 

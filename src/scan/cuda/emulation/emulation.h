@@ -8,6 +8,7 @@
 // ways that the hardware forbids, and threads that all wait. -fsanitize=address sees the ordinary accesses of a kernel as well.
 //
 //   FW_EMULATION_ORDER=reverse | <seed>   the order in which threads run: what depends on it without a barrier shows itself
+//   FW_EMULATION_ORDER=late               warps go on from an mbarrier as late as any (at random): who could miss one of its phases does
 //   FW_EMULATION_LATE=1                   asynchronous copies happen as late as they may, results of wgmma are NaN until waited for
 //
 // Not seen: a missing fence (wgmma_fence, fence_async_shared, mbarrier_init_fence), and blocks that wait for each other do not work.
