@@ -161,18 +161,19 @@ struct ReadBuffers {
   const SumFactors* sums;
 };
 
-// Words of two tokens, row and row + 1, of fragments of a_fragment_trans of k and q: of the sums that -E and Q are, as float32.
-struct SumRows {
+// What two neighbouring numbers of the raw q and k make, as float32.
+struct SumPair {
   float2 of_q, of_k;
-  FW_DEVICE SumRows(const float* gamma, const float* of_q, const float* of_k, int row) : of_q(factors(gamma, of_q, row)), of_k(factors(gamma, of_k, row)) {}
   FW_DEVICE float2 operator()(uint32_t q, uint32_t k) const {
     return make_float2(of_q.x * bf16_low(q) + of_k.x * bf16_low(k), of_q.y * bf16_high(q) + of_k.y * bf16_high(k));
   }
-  static FW_DEVICE float2 factors(const float* gamma, const float* coefs, int row) {
-    const float2 g = *reinterpret_cast<const float2*>(gamma + row), c = *reinterpret_cast<const float2*>(coefs + row);
-    return make_float2(g.x * c.x, g.y * c.y);
-  }
 };
+// Neighbours are tokens: row and row + 1.
+FW_DEVICE SumPair sum_of_tokens(const float* gamma, const float* of_q, const float* of_k, int row) {
+  const auto pair = [&](const float* from) { return *reinterpret_cast<const float2*>(from + row); };
+  const float2 g = pair(gamma), q = pair(of_q), k = pair(of_k);
+  return {make_float2(g.x * q.x, g.y * q.y), make_float2(g.x * k.x, g.y * k.y)};
+}
 
 // 16 channels: Y = A E, and Q - P Y in place of Q.
 template <RowForm kForm, bool kFine>
@@ -193,7 +194,7 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitPanel& a, uint32
         ldmatrix_x4_trans(reads, a_fragment_trans(s.q, 16 * j, 2 * slice));
         FW_UNROLL
         for (int half = 0; half < 2; ++half) {
-          const SumRows sum(s.sums->gamma, s.sums->erase_q, s.sums->erase_k, 16 * j + 8 * half + 2 * pair);
+          const SumPair sum = sum_of_tokens(s.sums->gamma, s.sums->erase_q, s.sums->erase_k, 16 * j + 8 * half + 2 * pair);
           FW_UNROLL
           for (int m = 2 * half; m < 2 * half + 2; ++m) {
             const float2 e = sum(reads[m], rows[m]);
@@ -227,7 +228,7 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitPanel& a, uint32
       const int row = 16 * i + 8 * half + 2 * pair;
       float(&tile)[4] = y[2 * i + half];
       if constexpr (kForm == RowForm::kSums) {
-        const SumRows sum(s.sums->gamma, s.sums->read_q, s.sums->read_k, row);
+        const SumPair sum = sum_of_tokens(s.sums->gamma, s.sums->read_q, s.sums->read_k, row);
         const float2 first = sum(reads[2 * half], keys[2 * half]), second = sum(reads[2 * half + 1], keys[2 * half + 1]);
         tile[0] = first.x, tile[1] = first.y, tile[2] = second.x, tile[3] = second.y;
         continue;

@@ -60,6 +60,19 @@ FW_DEVICE void scalar_decays(const Problem& x, const ChunkPlace& place, const ui
   *reinterpret_cast<float2*>(d.pair + 2 * lane) = make_float2(pair_before + bounded[0], pair);
 }
 
+// By one warp: those, and gamma of the images.
+template <int kKey, class Factors>
+FW_DEVICE void put_decays(const Problem& x, const ChunkPlace& place, const uint2& steps, Factors& rows, const ChunkImages<kKey>& out) {
+  float gamma_end;
+  scalar_decays(x, place, steps, rows, gamma_end);
+  FW_UNROLL
+  for (int j = 0; j < kKey / 32; ++j) {
+    const int channel = static_cast<int>(lane_index()) + 32 * j;
+    out.forward->gamma[channel] = gamma_end;
+    if (out.backward != nullptr) out.backward->gamma[channel] = gamma_end;
+  }
+}
+
 // Images that are multiples of the raw rows `raw`, of `count` groups of four rows from group `first` on, by one warp: to `a` with factors a_rows,
 // and to b, if not null, with b_rows.
 template <int kKey>
@@ -94,12 +107,12 @@ struct PairWork {
 };
 
 template <int kKey, bool kOnline>
-FW_DEVICE void pair_products(const PairWork<kOnline>& work, uint32_t left, uint32_t right, float (&c)[8][4]) {
+FW_DEVICE void pair_products(const PairWork<kOnline>& work, uint32_t left, uint32_t right, float (&c)[8][4], int lane = static_cast<int>(lane_index())) {
   clear_tiles(c);
   FW_UNROLL
   for (int k = 0; k < kKey / 16; ++k) {
     uint32_t a[4];
-    ldmatrix_x4(a, a_fragment(left, 16 * work.block, 2 * k));
+    ldmatrix_x4(a, a_fragment(left, 16 * work.block, 2 * k, static_cast<uint32_t>(lane)));
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       if (!work.has(j)) continue;

@@ -106,16 +106,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   const int row = kPlain ? coefficient_row(warp) : -1;
   const PlainGates gates = plain_gates(x, place, row);
   clear_above(shared + Layout::kP);
-  if (warp == 1) {
-    float gamma_end;
-    scalar_decays(x, place, steps, rows, gamma_end);
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) {
-      const int channel = static_cast<int>(lane_index()) + 32 * j;
-      out.forward->gamma[channel] = gamma_end;
-      if (out.backward != nullptr) out.backward->gamma[channel] = gamma_end;
-    }
-  }
+  if (warp == 1) put_decays<kKey>(x, place, steps, rows, out);
 
   if constexpr (kPlain) {
     front_arrived();
