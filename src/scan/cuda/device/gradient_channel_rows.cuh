@@ -27,7 +27,7 @@ struct RowWords {
   float m[2][8];
 };
 template <class Shape>
-FW_DEVICE RowWords load_row_words(const ScalarChunk<Shape>& c, int turn) {
+FW_DEVICE RowWords load_row_words(const ChannelChunk<Shape>& c, int turn) {
   constexpr int kLanes = Shape::kKey / 16;
   RowWords x = {};
   if (!c.has(turn)) return x;
@@ -56,7 +56,7 @@ FW_DEVICE RowWords load_row_words(const ScalarChunk<Shape>& c, int turn) {
 
 // As FastRows::make_streams, anchored.
 template <class Shape>
-FW_DEVICE void make_fast_streams(const ScalarChunk<Shape>& c, int turn, const RowWords& words) {
+FW_DEVICE void make_fast_streams(const ChannelChunk<Shape>& c, int turn, const RowWords& words) {
   constexpr int kLanes = Shape::kKey / 16;
   const Problem& x = c.args.problem;
   const int row = c.thread / kLanes, lane = c.thread % kLanes;
@@ -124,7 +124,7 @@ template <class Shape>
 inline constexpr bool kPartsInPlace = Shape::kGates || Shape::kPrecond || Shape::kKey == 64;
 // The gate on e, 1 where there is none.
 template <class Shape>
-FW_DEVICE void load_gates(const ScalarChunk<Shape>& c, int turn, FastParts& parts) {
+FW_DEVICE void load_gates(const ChannelChunk<Shape>& c, int turn, FastParts& parts) {
   constexpr uint32_t kOnes = 0x3f803f80;
   const bool gated = c.args.problem.rule.erase == Gate::kChannel;
   const Rows gate = c.rows_at(c.args.problem.in.erase_gate, turn);
@@ -141,7 +141,7 @@ FW_DEVICE void load_gates(const ScalarChunk<Shape>& c, int turn, FastParts& part
 }
 // M, 1 past K and the last row.
 template <class Shape>
-FW_DEVICE float2 load_m(const ScalarChunk<Shape>& c, int turn, int half, int tile) {
+FW_DEVICE float2 load_m(const ChannelChunk<Shape>& c, int turn, int half, int tile) {
   const Problem& x = c.args.problem;
   const Rows m = c.workspace_rows(ScalarChunk<Shape>::kM, x.H * x.K, turn);
   const int row = c.row() + 8 * half, column = c.column() + 8 * tile;
@@ -149,7 +149,7 @@ FW_DEVICE float2 load_m(const ScalarChunk<Shape>& c, int turn, int half, int til
                                             : make_float2(1, 1);
 }
 template <class Shape>
-FW_DEVICE void load_m(const ScalarChunk<Shape>& c, int turn, FastParts& parts) {
+FW_DEVICE void load_m(const ChannelChunk<Shape>& c, int turn, FastParts& parts) {
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     FW_UNROLL
@@ -163,7 +163,7 @@ FW_DEVICE void load_m(const ScalarChunk<Shape>& c, int turn, FastParts& parts) {
 // dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq and dk but for what fast_row_numbers() has a part in, and the gate's
 // gradient.
 template <class Shape>
-FW_DEVICE void finish_fast_streams(const ScalarChunk<Shape>& c, int turn, StreamSums& sums, FastParts& parts) {
+FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, StreamSums& sums, FastParts& parts) {
   const int row = 16 * c.block_row(), column = 32 * c.group();
   uint32_t e_words[2][4];
   FW_UNROLL
@@ -231,7 +231,7 @@ FW_DEVICE void finish_fast_streams(const ScalarChunk<Shape>& c, int turn, Stream
 
 // By a thread a row: the gradients of the numbers of a row, and what q and k still enter dq and dk with.
 template <class Shape>
-FW_DEVICE void fast_row_numbers(const ScalarChunk<Shape>& c, int turn, int row) {
+FW_DEVICE void fast_row_numbers(const ChannelChunk<Shape>& c, int turn, int row) {
   const Problem& x = c.args.problem;
   float* coefficients = c.floats(Shape::kSlopes) + row;
   const float r_q = coefficients[0], w_k = coefficients[64], e_k = coefficients[128];
@@ -260,7 +260,7 @@ FW_DEVICE void fast_row_numbers(const ScalarChunk<Shape>& c, int turn, int row) 
 
 // dq, dk and the gradient of the gate.
 template <class Shape>
-FW_DEVICE void store_fast_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& d, const FastParts& parts) {
+FW_DEVICE void store_fast_gradients(const ChannelChunk<Shape>& c, int turn, const StreamSums& d, const FastParts& parts) {
   const HeadGradients& out = c.args.grads;
   const Rows dq = c.rows_at(out.d.q, turn), dk = c.rows_at(out.d.k, turn);
   const Rows db = Shape::kGates && c.args.problem.rule.erase == Gate::kChannel ? c.rows_at(out.d.erase_gate, turn) : Rows{};

@@ -29,7 +29,7 @@ struct ChannelLanes {
   static constexpr int kColumns = Shape::kKey == 128 ? 8 : 4, kLanes = kValueBlock / kColumns, kRows = Shape::kThreads / kLanes, kPasses = kChunk / kRows;
   static_assert(Shape::kKey == 64 || kPasses == 1);
   int row, in_block, column;
-  FW_DEVICE ChannelLanes(const ScalarChunk<Shape>& c, int block, int pass) {
+  FW_DEVICE ChannelLanes(const ChannelChunk<Shape>& c, int block, int pass) {
     row = c.thread / kLanes + pass * kRows, in_block = c.thread % kLanes * kColumns, column = block * kValueBlock + in_block;
   }
 };
@@ -59,7 +59,7 @@ template <class Shape>
 struct ChannelValueWords {
   ChannelWords<ChannelLanes<Shape>::kColumns> v, gate;
 
-  FW_DEVICE void load(const ScalarChunk<Shape>& c, int turn, int block, int pass) {
+  FW_DEVICE void load(const ChannelChunk<Shape>& c, int turn, int block, int pass) {
     const Problem& x = c.args.problem;
     const ChannelLanes<Shape> at(c, block, pass);
     if (!c.pieces(kPiecesValues) || at.row >= c.rows(turn) || at.column >= x.V) return;
@@ -73,7 +73,7 @@ struct ChannelValueWords {
 
 // dv, the channel write gate's gradient, and the rows' sums of v (.) c (.) dz over all blocks.
 template <class Shape>
-FW_DEVICE void channel_value_rows(const ScalarChunk<Shape>& c, int turn, int block, int pass, int stage, const ChannelValueWords<Shape>& words) {
+FW_DEVICE void channel_value_rows(const ChannelChunk<Shape>& c, int turn, int block, int pass, int stage, const ChannelValueWords<Shape>& words) {
   using Lanes = ChannelLanes<Shape>;
   const Problem& x = c.args.problem;
   const bool gated = Shape::kGates && x.rule.write == Gate::kChannel;
@@ -118,7 +118,7 @@ FW_DEVICE void channel_value_rows(const ScalarChunk<Shape>& c, int turn, int blo
 
 // D (.) S0 over all blocks, in memory: it would be registers beside the products.
 template <class Shape>
-FW_DEVICE void sum_state_dots(const ScalarChunk<Shape>& c, int block, int stage) {
+FW_DEVICE void sum_state_dots(const ChannelChunk<Shape>& c, int block, int stage) {
   float* to = c.floats(Shape::kStateDots) + c.thread / Shape::kPairs * Shape::kKey + c.thread % Shape::kPairs * 2;
   float2 sum = block > 0 ? float2_at(to) : make_float2(0, 0);
   add_state_dots(c, stage, sum);
