@@ -93,6 +93,7 @@ FW_DEVICE void prefetch_chunk(const ChannelChunk<Shape>& c, int turn) {
     if (group++ % Shape::kGroups != c.group() || from.data == nullptr || row >= c.rows(turn)) return;
     const int size = from.bf16 != 0 ? 2 : 4;
     const char* line = from.data + row * from.stride * size;
+    FW_NO_UNROLL
     for (int at = (c.thread & 1) * 128; at < dim * size; at += 256) prefetch_line(line + at);
   };
   if (c.thread == 0) bulk_prefetch(&c.args.pairs[c.tile_number(turn)], sizeof(PairImage));

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     load_channel_stage(c, i, loaded.turn, loaded.block);
     loaded.next(c.value_blocks());
   }
-  publish_row_numbers(c, 0, load_row_numbers(c, 0));
+  publish_beta(c, 0, load_beta(c, 0));
 
   int turn = 0;
   // What follows from the thread's number, and where registers are few from the turn's, is made again from here on.
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     refresh();
     constexpr bool kEarly = Shape::kKey == 128;  // else there are too few registers, and another block that computes meanwhile
     if (kEarly) decays = load_decay_words(c, turn + 1);
-    const float beta = load_row_numbers(c, turn + 1).x;
+    const uint32_t beta = load_beta(c, turn + 1);
     if (c.thread < kChunk) {
       if constexpr (Shape::kFast) {
         fast_row_numbers(c, turn, c.thread);
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     }
     refresh();
     if (!kEarly) decays = load_decay_words(c, turn + 1);
-    publish_row_numbers(c, turn + 1, make_float2(beta, 0));
+    publish_beta(c, turn + 1, beta);
   }
 }
 

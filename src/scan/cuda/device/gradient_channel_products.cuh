@@ -137,7 +137,7 @@ FW_DEVICE void store_block_pairs(const ChannelChunk<Shape>& c, const ChannelPair
       for (int half = 0; half < 2; ++half) {
         const int row = c.row() + 8 * half;
         const float* x = pairs.x[i][j] + 2 * half;
-        c.word(p ? Shape::kP : Shape::kA, row, column) = pack_bf16(row > column ? x[0] : 0.0f, row > column + 1 ? x[1] : 0.0f);
+        c.fragment_at(p ? Shape::kP : Shape::kA, half, half_column(c) / 8, j) = pack_bf16(row > column ? x[0] : 0.0f, row > column + 1 ? x[1] : 0.0f);
         if (p && row == column) c.floats(Shape::kDiagonal)[row] = x[0];
         if (p && row == column + 1) c.floats(Shape::kDiagonal)[row] = x[1];
       }
