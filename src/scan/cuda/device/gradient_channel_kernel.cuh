@@ -60,12 +60,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     join_decays(c);
     prefetch_chunk(c, turn + 1);
     mbarrier_wait(c.pairs_barrier(), turn & 1);
-    fence_async_shared();
-    sync_threads();
 
     StreamSums sums;
     {
       ChannelPairs<Shape> pairs;
+      // Into the place of a block's stage, once all warps have used it.
+      const auto load_ahead = [&](int block) {
+        ValueStep ahead{turn, block};
+        FW_UNROLL
+        for (int i = 0; i < Shape::kStages; ++i) ahead.next(c.value_blocks());
+        load_channel_stage(c, (turn * c.value_blocks() + block) % Shape::kStages, ahead.turn, ahead.block);
+      };
       FW_NO_UNROLL
       for (int block = 0;; ++block) {
         refresh();
@@ -81,6 +86,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
           make_value_tiles(c, stage);
         }
         start_channel_products(c, stage, sums, pairs);
+        if (Shape::kStages > 1 && block > 0) load_ahead(block - 1);  // since the tiles were made all are past it
         if constexpr (kRoom) {
           channel_value_rows(c, turn, block, 0, stage, words);
           sum_state_dots(c, block, stage);
@@ -96,13 +102,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
           sum_state_dots(c, block, stage);
         }
         const bool last = block + 1 == c.value_blocks();
+        if (Shape::kStages > 1 && !last) continue;
         if (last) store_block_pairs(c, pairs);
         fence_async_shared();
         sync_threads();
-        ValueStep ahead{turn, block};
-        FW_UNROLL
-        for (int i = 0; i < Shape::kStages; ++i) ahead.next(c.value_blocks());
-        load_channel_stage(c, index, ahead.turn, ahead.block);
+        load_ahead(block);
         if (last) break;
       }
     }
