@@ -14,8 +14,8 @@ TEST(Small, EveryKernel) {
     fw_form form;
     bool bf16;
   };
-  for (const char* name :
-       {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "gla", "deltanet", "precond_gated_deltanet", "precond_kda", "precond_mamba2", "comba"}) {
+  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "gla", "deltanet", "precond_gated_deltanet", "precond_kda", "precond_mamba2",
+                           "comba", "qdelta"}) {
     for (const auto& [form, bf16] : {Form{FW_FORM_CHUNK, true}, Form{FW_FORM_CHUNK, false}, Form{FW_FORM_TOKEN, seed % 2 == 0}}) {
       ++seed;
       ProblemOptions options;
@@ -34,6 +34,26 @@ TEST(Small, EveryKernel) {
       EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), bound, kChunkFloor));
       EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
     }
+  }
+}
+
+// Blocks that stay take one chunk after another: many sequences, so that the places of later chunks have to be found in time.
+TEST(Small, ManyTurns) {
+  std::vector<int64_t> offsets = {0};
+  for (int64_t n = 0; n < (emulated() ? 24 : 700); ++n) offsets.push_back(offsets.back() + (n % 7 == 3 ? 70 : n % 4));
+  uint64_t seed = 950;
+  for (const char* name :
+       {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "kaczmarz", "kaczmarz_channel", "precond_gated_deltanet", "precond_kda"}) {
+    ProblemOptions options;
+    options.sequences = SeqLayout(offsets);
+    options.K = options.V = 16;
+    options.seed = ++seed;
+    const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
+    HeaderRun run = device_run(FW_FORM_CHUNK);
+    run.bf16 = HeaderRun::Bf16Tensors::kAll;
+    SCOPED_TRACE(describe(problem));
+    EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
+    EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
   }
 }
 

@@ -15,7 +15,9 @@ bool fast_rows(const Problem& x) {
 
 template <int kKey, bool kOnline>
 void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
-  if (fast_rows(args.problem) && args.problem.rule.uses_precond()) {
+  if (args.precond.rows != nullptr) {
+    launch_fast_gradients<FastShape<kKey, kOnline, true, true>>(args, chunks, stream);
+  } else if (fast_rows(args.problem) && args.problem.rule.uses_precond()) {
     launch_fast_gradients<FastShape<kKey, kOnline, true>>(args, chunks, stream);
   } else if (fast_rows(args.problem)) {
     launch_fast_gradients<FastShape<kKey, kOnline>>(args, chunks, stream);
@@ -25,6 +27,10 @@ void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
 }
 
 }  // namespace
+
+bool gradients_make_m(const Problem& x) {
+  return x.rule.uses_precond() && x.rule.precond_squashed() && x.rule.decay != Decay::kChannel && x.group == 1 && fast_rows(x);
+}
 
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream) {
   if (args.problem.rule.decay == Decay::kChannel) {
