@@ -35,6 +35,15 @@ struct FrontScalars {
   T beta = 1, lambda = 0, erase = 1, write = 1, read = 0, alpha_p = 1, beta_p = 1;
 };
 
+// a / b. On a device to two units in the last place, for b below 2^126: the exact one is a call there, and around a call nothing stays in registers.
+template <class T>
+FW_HOST_DEVICE inline T quotient(T a, T b) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == sizeof(float)) return __fdividef(a, b);
+#endif
+  return a / b;
+}
+
 // x / sqrt(|x|^2 + eps); a zero vector with eps = 0 stays zero.
 template <class T>
 FW_HOST_DEVICE inline T inverse_norm(T x2, T eps) {
@@ -58,15 +67,15 @@ FW_HOST_DEVICE inline T k_factor(const Rule& rule, T k2) {
 // sum over n >= 1 of (-1)^n n x^(n-1) / (n+1)!.
 template <class T>
 FW_HOST_DEVICE inline T efla_factor(T x) {
-  return x > T(0) ? -std::expm1(-x) / x : T(1);
+  return x > T(0) ? quotient(-std::expm1(-x), x) : T(1);
 }
 template <class T>
 FW_HOST_DEVICE inline T efla_factor_derivative(T x) {
-  if (x > T(0.5)) return (std::exp(-x) * (T(1) + x) - T(1)) / (x * x);
+  if (x > T(0.5)) return quotient(std::exp(-x) * (T(1) + x) - T(1), x * x);
   T sum = 0, power = T(-0.5);  // (-1)^n x^(n-1) / (n+1)!
   for (int n = 1; n <= 14; ++n) {
     sum += static_cast<T>(n) * power;
-    power *= -x / static_cast<T>(n + 2);
+    power *= quotient(-x, static_cast<T>(n + 2));
   }
   return sum;
 }
@@ -87,13 +96,13 @@ FW_HOST_DEVICE inline GainPair<T> gain_pair(const Rule& rule, T k2_hat, T beta) 
     case Gain::kGate:
       return {T(1), beta};
     case Gain::kLonghorn:
-      return {T(1), beta / (T(1) + beta * k2_hat)};
+      return {T(1), quotient(beta, T(1) + beta * k2_hat)};
     case Gain::kEfla:
       return {T(1), beta * efla_factor(beta * k2_hat)};
     case Gain::kNlms:
     case Gain::kKaczmarz: {
       const T inverse = inverse_norm(k2_hat, static_cast<T>(rule.gain_eps));
-      return inverse > T(0) ? GainPair<T>{T(1) / inverse, beta * inverse} : GainPair<T>{T(1), T(0)};
+      return inverse > T(0) ? GainPair<T>{quotient(T(1), inverse), beta * inverse} : GainPair<T>{T(1), T(0)};
     }
   }
   return {};
@@ -106,12 +115,12 @@ FW_HOST_DEVICE inline T normaliser(const Rule& rule, T c, T alpha, T beta) {
     case Normaliser::kNone:
       return T(1);
     case Normaliser::kKey:
-      return c > T(0) ? T(1) / c : T(0);
+      return c > T(0) ? quotient(T(1), c) : T(0);
     case Normaliser::kOnePlus:
-      return T(1) / (T(1) + c);
+      return quotient(T(1), T(1) + c);
     case Normaliser::kGated: {
       const T sum = alpha + beta * c;
-      return sum > T(0) ? beta / sum : T(0);
+      return sum > T(0) ? quotient(beta, sum) : T(0);
     }
   }
   return T(1);
@@ -132,7 +141,7 @@ FW_HOST_DEVICE inline NormaliserSlopes<T> normaliser_slopes(const Rule& rule, T 
       return {-n * n, T(0), T(0)};
     case Normaliser::kGated: {
       const T sum = alpha + beta * c;
-      return sum > T(0) ? NormaliserSlopes<T>{-n * n, -n / sum, alpha / (sum * sum)} : NormaliserSlopes<T>{};
+      return sum > T(0) ? NormaliserSlopes<T>{-n * n, quotient(-n, sum), quotient(alpha, sum * sum)} : NormaliserSlopes<T>{};
     }
   }
   return {};
@@ -172,7 +181,7 @@ FW_HOST_DEVICE inline FrontCoefs<T> front_coefs(const Rule& rule, T scale, const
   c.e_k = own_key ? T(0) : f.ce * f.kn;
   c.e_p = own_key ? f.ce * f.pn : T(0);
   c.e_q = f.ce * x.lambda * f.qn;
-  c.w_k = f.n_w * f.kn / f.gain.rho;
+  c.w_k = quotient(f.n_w * f.kn, f.gain.rho);
   c.z_v = f.cz;
   return c;
 }
@@ -197,9 +206,9 @@ FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale,
   dx.read = -d.r_k * scale * f.n_r * f.kn;
   const T dqn = d.r_q * scale * f.n_r + d.e_q * f.ce * x.lambda;
   const T dpn = own_key ? d.e_p * f.ce : T(0);
-  T dkn = (own_key ? T(0) : d.e_k * f.ce) + d.w_k * f.n_w / f.gain.rho - d.r_k * scale * f.n_r * x.read;
+  T dkn = (own_key ? T(0) : d.e_k * f.ce) + quotient(d.w_k * f.n_w, f.gain.rho) - d.r_k * scale * f.n_r * x.read;
   T ds_rho = 0;
-  T drho = -d.w_k * f.n_w * f.kn / (f.gain.rho * f.gain.rho);
+  T drho = quotient(-d.w_k * f.n_w * f.kn, f.gain.rho * f.gain.rho);
   dx.erase = dx.write = 0;
   if (rule.erase == Gate::kTied) {
     ds_rho += dce;
@@ -215,7 +224,7 @@ FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale,
   }
 
   // The normaliser, through k.(M k) kn^2 and the preconditioner's gates.
-  const T dn = rule.preconditions_read() ? scale * (d.r_q * f.qn - d.r_k * x.read * f.kn) : d.w_k * f.kn / f.gain.rho;
+  const T dn = rule.preconditions_read() ? scale * (d.r_q * f.qn - d.r_k * x.read * f.kn) : quotient(d.w_k * f.kn, f.gain.rho);
   const NormaliserSlopes<T> slopes = normaliser_slopes(rule, x.kmk * f.kn * f.kn, x.alpha_p, x.beta_p);
   dx.alpha_p = dn * slopes.alpha;
   dx.beta_p = dn * slopes.beta;
@@ -230,7 +239,7 @@ FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale,
       dx.beta = ds_rho;
       break;
     case Gain::kLonghorn: {
-      const T inverse = T(1) / (T(1) + x.beta * k2_hat);
+      const T inverse = quotient(T(1), T(1) + x.beta * k2_hat);
       dx.beta = ds_rho * inverse * inverse;
       dk2_hat = -dx.beta * x.beta * x.beta;
       break;
@@ -242,9 +251,9 @@ FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale,
     case Gain::kNlms:
     case Gain::kKaczmarz:
       if (k2_hat + static_cast<T>(rule.gain_eps) > T(0)) {
-        dx.beta = ds_rho / f.gain.rho;
-        drho -= ds_rho * x.beta / (f.gain.rho * f.gain.rho);
-        dk2_hat = drho / (T(2) * f.gain.rho);
+        dx.beta = quotient(ds_rho, f.gain.rho);
+        drho -= quotient(ds_rho * x.beta, f.gain.rho * f.gain.rho);
+        dk2_hat = quotient(drho, T(2) * f.gain.rho);
       }
       break;
   }

@@ -85,6 +85,10 @@ int main(int argc, char** argv) {
           c.K = 100, c.V = 200, c.H = 2, c.HV = 4, c.pad = 1, c.lengths = {0, 70, 0, 60};
           check(c);
           c.pad = 0;
+          c.K = 72, c.V = 136;  // rows in whole pieces
+          check(c);
+          c.K = 56, c.V = 72;
+          check(c);
         }
       }
     }
@@ -104,6 +108,10 @@ int main(int argc, char** argv) {
       c.K = c.V = 128;
       check(c);
     }
+    Case c;  // more sequences than a warp has lanes, some of them empty
+    c.name = "kda", c.T = 0;
+    for (int i = 0; i < 70; ++i) c.lengths.push_back(i % 3), c.T += i % 3;
+    check(c);
   }
   if (what == "quick" || what == "all") {
     Case c;

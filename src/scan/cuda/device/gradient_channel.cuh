@@ -6,7 +6,7 @@
 // The anchored streams in bf16 also make dG: what two rows give each other then cancels there to float32.
 #pragma once
 
-#include "scan/cuda/device/gradient_channel_layout.cuh"
+#include "scan/cuda/device/gradient_channel_products.cuh"
 #include "scan/cuda/device/gradient_scalar_rows.cuh"
 
 namespace fw::cuda {
@@ -44,7 +44,7 @@ struct DecayWords {
   uint32_t words[8];
 };
 template <class Shape>
-FW_DEVICE DecayWords load_decay_words(const ScalarChunk<Shape>& c, int turn) {
+FW_DEVICE DecayWords load_decay_words(const ChannelChunk<Shape>& c, int turn) {
   DecayWords x = {};
   if (!c.has(turn)) return x;
   const RowGroup<Shape> at(c);
@@ -59,7 +59,7 @@ FW_DEVICE DecayWords load_decay_words(const ScalarChunk<Shape>& c, int turn) {
   return x;
 }
 template <class Shape>
-FW_DEVICE void unpack_decays(const ScalarChunk<Shape>& c, int turn, const RowGroup<Shape>& at, const DecayWords& x, float2 (&g)[8]) {
+FW_DEVICE void unpack_decays(const ChannelChunk<Shape>& c, int turn, const RowGroup<Shape>& at, const DecayWords& x, float2 (&g)[8]) {
   const int K = c.args.problem.K;
   const Rows from = c.rows_at(c.args.problem.in.g, turn);
   const bool pairs = c.pieces(kPairsG);
@@ -82,18 +82,31 @@ FW_DEVICE void unpack_decays(const ScalarChunk<Shape>& c, int turn, const RowGro
   }
 }
 
-// What is read without being copied ahead comes into the L2 cache; with prefetch_turn().
+// What is read without being copied ahead comes into the L2 cache, a tensor by a warpgroup. Not more than a turn ahead: it would be gone again.
 template <class Shape>
-FW_DEVICE void prefetch_channels(const ScalarChunk<Shape>& c, int turn) {
-  if (c.warp < kPrefetchWarp || !c.has(turn)) return;
+FW_DEVICE void prefetch_chunk(const ChannelChunk<Shape>& c, int turn) {
+  if (!c.has(turn)) return;
   const Problem& p = c.args.problem;
-  prefetch_row_lines(c, c.rows_at(p.in.g, turn), turn, p.K);
-  if (!Shape::kFast) return;
-  prefetch_row_lines(c, c.rows_at(p.in.q, turn), turn, p.K);
-  prefetch_row_lines(c, c.rows_at(p.in.k, turn), turn, p.K);
-  if (!Shape::kGates) return;
-  prefetch_row_lines(c, c.rows_at(p.in.erase_gate, turn), turn, p.K);
-  prefetch_row_lines(c, c.rows_at(p.in.write_gate, turn), turn, p.V);
+  const int row = (c.thread & 127) >> 1;
+  int group = 0;
+  const auto prefetch = [&](const Rows& from, int dim) {
+    if (group++ % Shape::kGroups != c.group() || from.data == nullptr || row >= c.rows(turn)) return;
+    const int size = from.bf16 != 0 ? 2 : 4;
+    const char* line = from.data + row * from.stride * size;
+    FW_NO_UNROLL
+    for (int at = (c.thread & 1) * 128; at < dim * size; at += 256) prefetch_line(line + at);
+  };
+  if (c.thread == 0) bulk_prefetch(&c.args.pairs[c.tile_number(turn)], sizeof(PairImage));
+  prefetch(c.rows_at(p.in.q, turn), p.K);
+  prefetch(c.rows_at(p.in.k, turn), p.K);
+  prefetch(c.rows_at(p.in.v, turn), p.V);
+  prefetch(c.rows_at(p.in.g, turn), p.K);
+  if (Shape::kGates) {
+    prefetch(c.rows_at(p.in.erase_gate, turn), p.rule.erase == Gate::kScalar ? 1 : p.K);
+    prefetch(c.rows_at(p.in.write_gate, turn), p.rule.write == Gate::kScalar ? 1 : p.V);
+  }
+  if (Shape::kPrecond || !Shape::kFast) prefetch(c.workspace_rows(ScalarChunk<Shape>::kM, p.H * p.K, turn), p.K);
+  if (!Shape::kFast) prefetch(c.rows_at(p.in.erase_key, turn), p.K);
 }
 
 // What there is to decays of the chunk: nothing, steep ones, bounded ones.
@@ -101,7 +114,7 @@ enum class Decays { kMild, kSteep, kBounded };
 
 // The factors from the anchors to the rows, and the decays over 8 rows.
 template <class Shape>
-FW_DEVICE void sum_channel_decay(const ScalarChunk<Shape>& c, int turn, const DecayWords& words) {
+FW_DEVICE void sum_channel_decay(const ChannelChunk<Shape>& c, int turn, const DecayWords& words) {
   const RowGroup<Shape> at(c);
   float2 g[8], sum = make_float2(0, 0);
   unpack_decays(c, turn, at, words, g);
@@ -122,26 +135,6 @@ FW_DEVICE void sum_channel_decay(const ScalarChunk<Shape>& c, int turn, const De
 template <class Shape>
 FW_DEVICE bool decays_are(const GradientChunk<Shape>& c, Decays least) {
   return warp_ballot(c.floats(Shape::kWarpSums)[c.lane % Shape::kWarps] >= static_cast<float>(least)) != 0;
-}
-
-// dP and -dT strictly below the diagonal in bf16 in the place of P and A; dP's diagonal apart.
-template <class Shape>
-FW_DEVICE void store_block_pairs(const GradientChunk<Shape>& c, const PairSums<Shape>& pairs) {
-  FW_UNROLL
-  for (int j = 0; j < PairSums<Shape>::kTiles; ++j) {
-    const int column = pair_column(c) + 8 * j + 2 * (c.lane & 3);
-    if (column / 16 > c.block_row()) continue;
-    FW_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int row = c.row() + 8 * half;
-      const float* p = pairs.p[j] + 2 * half;
-      const float* t = pairs.t[j] + 2 * half;
-      c.word(Shape::kP, row, column) = pack_bf16(row > column ? p[0] : 0.0f, row > column + 1 ? p[1] : 0.0f);
-      if (Shape::kOnline) c.word(Shape::kA, row, column) = pack_bf16(row > column ? t[0] : 0.0f, row > column + 1 ? t[1] : 0.0f);
-      if (row == column) c.floats(Shape::kDiagonal)[row] = p[0];
-      if (row == column + 1) c.floats(Shape::kDiagonal)[row] = p[1];
-    }
-  }
 }
 
 // The decays between anchors: from the chunk's start to the first, ..., from the last to the end.
@@ -171,7 +164,7 @@ FW_DEVICE void anchor_8(const uint4& factors, float (&r)[8], float (&e)[8], floa
 // Where decays were bounded, the states' parts are made smaller by what the bound took on the way to the chunk's start (r, e) or end
 // (w, D (.) S0).
 template <class Shape>
-FW_DEVICE void unbound_states(const ScalarChunk<Shape>& c, int turn, StreamSums& sums) {
+FW_DEVICE void unbound_states(const ChannelChunk<Shape>& c, int turn, StreamSums& sums) {
   const Rows g = c.rows_at(c.args.problem.in.g, turn);
   float* totals = c.floats(Shape::kGroupSums);
   float up[4][4];  // what bounds took from the start of the row's eight up to it
@@ -377,7 +370,7 @@ FW_DEVICE void sum_decay_gradient(const GradientChunk<Shape>& c, float2 (&x)[8])
 
 // dg. A bounded decay enters the pairs as larger than it is, and so does its gradient.
 template <class Shape>
-FW_DEVICE void store_channel_decay_gradient(const ScalarChunk<Shape>& c, int turn, bool bounded, float2 (&x)[8]) {
+FW_DEVICE void store_channel_decay_gradient(const ChannelChunk<Shape>& c, int turn, bool bounded, float2 (&x)[8]) {
   const int group = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2, K = c.args.problem.K;
   const Rows out = c.rows_at(c.args.grads.d.g, turn);
   if (out.data == nullptr) return;

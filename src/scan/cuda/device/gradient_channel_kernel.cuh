@@ -8,8 +8,8 @@ namespace fw::cuda {
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
-  ScalarChunk<Shape> c(args);
-  const auto load_words = [](const ScalarChunk<Shape>& at, int turn) {
+  ChannelChunk<Shape> c(args);
+  const auto load_words = [](const ChannelChunk<Shape>& at, int turn) {
     if constexpr (Shape::kFast) {
       return load_row_words(at, turn);
     } else {
@@ -22,30 +22,33 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     mbarrier_init(c.pairs_barrier(), 1);
     mbarrier_init_fence();
   }
-  for (int i = 0; i < 3; ++i) {
-    if (c.warp == i) c.find(i);
-  }
+  if (Shape::kKey == 64) c.note_blocks();
+  if (c.warp == 0) c.make_origins();
   sync_threads();
-  prefetch_turn(c, 1);
-  prefetch_channels(c, 1);
+  if (c.warp < 3) c.find(c.warp);
+  sync_threads();
   if (c.thread == 0) load_pairs(c, 0);
   RowWords rows = load_words(c, 0);
   DecayWords decays = load_decay_words(c, 0);
   ValueStep loaded;
   for (int i = 0; i < Shape::kStages; ++i) {
-    load_stage(c, i, loaded.turn, loaded.block);
-    loaded.next(c.blocks);
+    load_channel_stage(c, i, loaded.turn, loaded.block);
+    loaded.next(c.value_blocks());
   }
-  publish_row_numbers(c, 0, load_row_numbers(c, 0));
+  publish_beta(c, 0, load_beta(c, 0));
 
   int turn = 0;
   // What follows from the thread's number, and where registers are few from the turn's, is made again from here on.
   const auto refresh = [&] {
     c.refresh();
-    if (Shape::kKey == 64) turn = opaque(turn);
+    if (Shape::kKey == 64) turn = c.noted_turn();
   };
   FW_NO_UNROLL
   for (; c.has(turn); ++turn) {
+    if (Shape::kKey == 64) {
+      sync_warp();
+      c.note_turn(turn);
+    }
     refresh();
     sum_channel_decay(c, turn, decays);
     sync_threads();
@@ -55,30 +58,41 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       MixedRows::make_streams(c, turn, rows);
     }
     join_decays(c);
+    prefetch_chunk(c, turn + 1);
     mbarrier_wait(c.pairs_barrier(), turn & 1);
-    fence_async_shared();
-    sync_threads();
 
     StreamSums sums;
     {
-      PairSums<Shape> pairs;
+      ChannelPairs<Shape> pairs;
+      // Into the place of a block's stage, once all warps have used it.
+      const auto load_ahead = [&](int block) {
+        ValueStep ahead{turn, block};
+        FW_UNROLL
+        for (int i = 0; i < Shape::kStages; ++i) ahead.next(c.value_blocks());
+        load_channel_stage(c, (turn * c.value_blocks() + block) % Shape::kStages, ahead.turn, ahead.block);
+      };
       FW_NO_UNROLL
       for (int block = 0;; ++block) {
         refresh();
-        const int step = turn * c.blocks + block, index = step % Shape::kStages, stage = index * Shape::kStageBytes;
+        const int step = turn * c.value_blocks() + block, index = step % Shape::kStages, stage = index * Shape::kStageBytes;
         // What lives beside the products in flight are few registers.
         constexpr bool kRoom = Shape::kKey == 128 && Shape::kFast;
         ChannelValueWords<Shape> words;
         if (kRoom) words.load(c, turn, block, 0);
         mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
-        make_value_tiles(c, stage);
-        start_value_products(c, stage, sums, pairs);
+        if constexpr (kByHalves<Shape>) {
+          make_tiles_by_halves(c, stage);
+        } else {
+          make_value_tiles(c, stage);
+        }
+        start_channel_products(c, stage, sums, pairs);
+        if (Shape::kStages > 1 && block > 0) load_ahead(block - 1);  // since the tiles were made all are past it
         if constexpr (kRoom) {
           channel_value_rows(c, turn, block, 0, stage, words);
           sum_state_dots(c, block, stage);
-          finish_value_products(sums, pairs);
+          finish_channel_products(sums, pairs);
         } else {
-          finish_value_products(sums, pairs);
+          finish_channel_products(sums, pairs);
           refresh();
           FW_NO_UNROLL
           for (int pass = 0; pass < ChannelLanes<Shape>::kPasses; ++pass) {
@@ -87,14 +101,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
           }
           sum_state_dots(c, block, stage);
         }
-        const bool last = block + 1 == c.blocks;
+        const bool last = block + 1 == c.value_blocks();
+        if (Shape::kStages > 1 && !last) continue;
         if (last) store_block_pairs(c, pairs);
         fence_async_shared();
         sync_threads();
-        ValueStep ahead{turn, block};
-        FW_UNROLL
-        for (int i = 0; i < Shape::kStages; ++i) ahead.next(c.blocks);
-        load_stage(c, index, ahead.turn, ahead.block);
+        load_ahead(block);
         if (last) break;
       }
     }
@@ -117,17 +129,15 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     refresh();
     constexpr bool kEarly = Shape::kKey == 128;  // else there are too few registers, and another block that computes meanwhile
     if (kEarly) decays = load_decay_words(c, turn + 1);
-    const float beta = load_row_numbers(c, turn + 1).x;
+    const uint32_t beta = load_beta(c, turn + 1);
     if (c.thread < kChunk) {
       if constexpr (Shape::kFast) {
         fast_row_numbers(c, turn, c.thread);
       } else {
         MixedRows::row_numbers(c, turn, c.thread);
       }
-    } else {  // meanwhile
-      if (c.warp == 5) c.find(turn + 3);
-      prefetch_turn(c, turn + 2);
-      prefetch_channels(c, turn + 2);
+    } else if (c.warp == 5) {
+      c.find(turn + 3);
     }
     refresh();
     float2 d_g[8];
@@ -145,7 +155,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     }
     refresh();
     if (!kEarly) decays = load_decay_words(c, turn + 1);
-    publish_row_numbers(c, turn + 1, make_float2(beta, 0));
+    publish_beta(c, turn + 1, beta);
   }
 }
 

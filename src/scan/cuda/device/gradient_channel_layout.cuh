@@ -1,6 +1,8 @@
 // Channel decay: shared memory of the gradient kernel, whose blocks take turns as those for scalar decay do (gradient_scalar_layout.cuh).
 #pragma once
 
+#include <bit>
+
 #include "scan/cuda/device/gradient_scalar_layout.cuh"
 
 namespace fw::cuda {
@@ -45,13 +47,104 @@ struct ChannelShape {
   // rows of dG, before that of what bounds took [8, kKey].
   static constexpr int kHalves = kPlaces + kPlacesBytes, kRatios = kHalves + 8 * kKey * 4, kStateDots = kRatios + 5 * kKey * 4;
   static constexpr int kTails = kStateDots + 8 * kKey * 4, kGroupSums = kTails + 4 * kKey * 4;
-  static constexpr int kBytes = kGroupSums + 8 * kKey * 4;
+  // What addresses of a turn are made from: [base, sequence, token, head] of 8 bytes and the value heads of a head [kPlaceEntries].
+  static constexpr int kOrigins = kGroupSums + 8 * kKey * 4;
+  static constexpr int kNotes = kOrigins + (kFast ? kPlaceEntries * (4 * 8 + 4) : 0), kBytes = kNotes + (kKey == 64 ? 8 * kWarps : 0);
   // Sums over a group's 32 columns [sum][group][64 rows].
   static constexpr int kSums = kFast ? 3 : 6;
   static constexpr int kPartial = kDR;
 
   static_assert(64 * kKey * 4 <= kDR - kA && kSums * kGroups * 256 <= kPanelBytes);
   static_assert(kBytes + 1024 <= 228 * 1024 / kBlocksPerSm && kBytes <= 227 * 1024);
+};
+
+// The last of `count` sequences that begins at or before a chunk (empty ones are passed over), by a warp: each round narrows it down to a 32nd.
+FW_DEVICE int last_sequence_from(const int32_t* chunk_base, int count, int chunk, int lane) {
+  int first = 0;
+  while (count > 1) {
+    const int step = (count + 31) / 32, i = lane * step;
+    const uint32_t before = warp_ballot(i < count && chunk_base[first + i] <= chunk);  // of lanes from 0 on
+    const int skipped = (std::popcount(before) - 1) * step;
+    first += skipped;
+    count = count - skipped < step ? count - skipped : step;
+  }
+  return first;
+}
+
+template <class Shape>
+struct ChannelChunk : ScalarChunk<Shape> {
+  FW_DEVICE explicit ChannelChunk(const ScalarGradientArgs& a) : ScalarChunk<Shape>(a) {}
+
+  FW_DEVICE unsigned tile_number(int turn) const { return block_index_x() + static_cast<unsigned>(turn) * grid_size_x(); }
+  FW_DEVICE bool has(int turn) const { return tile_number(turn) < static_cast<unsigned>(this->all.tiles); }
+
+  // Where registers are few (kKey 64): the turn and the number of value blocks, which all phases ask for, in memory. A warp has its own.
+  FW_DEVICE volatile int* notes() const { return reinterpret_cast<volatile int*>(this->memory + Shape::kNotes) + 2 * this->warp; }
+  FW_DEVICE void note_turn(int turn) const {
+    if (this->lane == 0) notes()[0] = turn;
+    sync_warp();
+  }
+  FW_DEVICE void note_blocks() const {
+    if (this->lane == 0) notes()[1] = this->blocks;
+    sync_warp();
+  }
+  FW_DEVICE int noted_turn() const { return notes()[0]; }
+  FW_DEVICE int value_blocks() const { return Shape::kKey == 64 ? notes()[1] : this->blocks; }
+
+  // What find() takes of the arguments, in bytes; by a warp, before the first one. Read from the arguments each time, a lane its own entry, it would be
+  // thousands of cycles in the way of all warps.
+  FW_DEVICE void make_origins() const {
+    if constexpr (Shape::kFast) {
+      using Chunk = ScalarChunk<Shape>;
+      const GradientArgs& every = this->args;
+      const Problem& x = every.problem;
+      const SequenceArg& s = x.sequences;
+      const int entry = this->lane;
+      int64_t base = 0, sequence = 0, token = 0, head = 0;
+      int divisor = 1;
+      if (entry <= Chunk::kOutputGradient) {
+        const TokenArg& a = entry < Chunk::kGradients        ? (&x.in.q)[entry]
+                            : entry < Chunk::kOutputGradient ? (&every.grads.d.q)[entry - Chunk::kGradients]
+                                                             : every.d_o;
+        const int size = a.bf16 != 0 ? 2 : 4;
+        base = reinterpret_cast<int64_t>(a.data), sequence = a.stride_b * size, token = a.stride_t * size, head = a.stride_h * size;
+        divisor = a.divisor;
+      } else if (entry <= Chunk::kDBeta) {
+        const bool m = entry == Chunk::kM;
+        base = reinterpret_cast<int64_t>(m ? x.m : entry == Chunk::kDM ? every.grads.dm : entry == Chunk::kDAlpha ? every.grads.dalpha_p : every.grads.dbeta_p);
+        head = 4 * static_cast<int64_t>(entry <= Chunk::kDM ? x.K : 1), token = (m ? x.H : x.HV) * head, sequence = s.T * token;
+        divisor = m ? x.group : 1;
+      }
+      if (base == 0) sequence = token = head = 0;
+      if (s.offsets != nullptr) sequence = 0;
+      int64_t* to = reinterpret_cast<int64_t*>(this->memory + Shape::kOrigins) + entry;
+      to[0] = base, to[kPlaceEntries] = sequence, to[2 * kPlaceEntries] = token, to[3 * kPlaceEntries] = head;
+      reinterpret_cast<int*>(this->memory + Shape::kOrigins + 4 * 8 * kPlaceEntries)[entry] = divisor;
+    }
+  }
+  // As ScalarChunk's.
+  FW_DEVICE void find(int turn) const {
+    if constexpr (!Shape::kFast) {
+      ScalarChunk<Shape>::find(turn);
+    } else {
+      if (!has(turn)) return;
+      const SequenceArg& s = this->args.problem.sequences;
+      const unsigned index = tile_number(turn), heads = static_cast<unsigned>(this->args.problem.HV), chunk = index / heads;
+      const int at = static_cast<int>(chunk), hv = static_cast<int>(index - chunk * heads);
+      const bool packed = s.offsets != nullptr;
+      const int n = packed ? last_sequence_from(s.chunk_base, s.N, at, this->lane) : static_cast<int>(chunk / static_cast<unsigned>(s.chunks));
+      const int first = packed ? s.offsets[n] : 0, end = packed ? s.offsets[n + 1] : s.T;
+      const int token = first + (at - (packed ? s.chunk_base[n] : n * s.chunks)) * kChunk;
+      const int64_t* from = reinterpret_cast<const int64_t*>(this->memory + Shape::kOrigins) + this->lane;
+      const unsigned divisor = reinterpret_cast<const unsigned*>(this->memory + Shape::kOrigins + 4 * 8 * kPlaceEntries)[this->lane];
+      const int head = divisor == 1 ? hv : static_cast<int>(static_cast<unsigned>(hv) / divisor);
+      this->addresses(turn)[this->lane] =
+          reinterpret_cast<char*>(from[0] + n * from[kPlaceEntries] + token * from[2 * kPlaceEntries] + head * from[3 * kPlaceEntries]);
+      if (this->lane != 0) return;
+      this->place(turn)[0] = hv;
+      this->place(turn)[1] = end - token < kChunk ? end - token : kChunk;
+    }
+  }
 };
 
 }  // namespace fw::cuda

@@ -25,7 +25,7 @@ struct MixedRows {
 
   // q and k of both passes, a turn ahead.
   template <class Shape>
-  static FW_DEVICE RowWords load_words(const ScalarChunk<Shape>& c, int turn) {
+  static FW_DEVICE RowWords load_words(const ChannelChunk<Shape>& c, int turn) {
     using Lanes = StreamLanes<Shape>;
     RowWords x = {};
     if (!c.has(turn)) return x;
@@ -43,7 +43,7 @@ struct MixedRows {
   }
 
   template <class Shape>
-  static FW_DEVICE RareWords load_rare(const ScalarChunk<Shape>& c, int turn, int row) {
+  static FW_DEVICE RareWords load_rare(const ChannelChunk<Shape>& c, int turn, int row) {
     const Problem& x = c.args.problem;
     const int column = 8 * (c.thread % StreamLanes<Shape>::kLanes), last = c.rows(turn) - 1, t = row < last ? row : last;
     RareWords y;
@@ -58,7 +58,7 @@ struct MixedRows {
 
   // r, e and w, anchored; z_v, the coefficients and scalars of rows.
   template <class Shape>
-  static FW_DEVICE void make_streams(const ScalarChunk<Shape>& c, int turn, RowWords words) {
+  static FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int turn, RowWords words) {
     using Lanes = StreamLanes<Shape>;
     const Problem& x = c.args.problem;
     const Rule& rule = x.rule;
@@ -110,7 +110,7 @@ struct MixedRows {
   // dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq, dk and the gradient of an own erase key but for what row_numbers() has a
   // part in; q and k in the places of r and w; the sums of rows; the gradients of a channel erase gate and of M, the latter but for the normaliser's part.
   template <class Shape>
-  static FW_DEVICE void finish_streams(ScalarChunk<Shape>& c, int turn, StreamSums& sums) {
+  static FW_DEVICE void finish_streams(ChannelChunk<Shape>& c, int turn, StreamSums& sums) {
     const Problem& x = c.args.problem;
     const Rule& rule = x.rule;
     const bool on_read = rule.preconditions_read(), own = rule.uses_erase_key();
@@ -189,7 +189,7 @@ struct MixedRows {
 
   // By a thread a row.
   template <class Shape>
-  static FW_DEVICE void row_numbers(const ScalarChunk<Shape>& c, int turn, int row) {
+  static FW_DEVICE void row_numbers(const ChannelChunk<Shape>& c, int turn, int row) {
     const Problem& x = c.args.problem;
     const Rule& rule = x.rule;
     const HeadGradients& out = c.args.grads;
@@ -219,7 +219,7 @@ struct MixedRows {
 
   // dq, dk, the gradient of an own erase key, and the rest of M's.
   template <class Shape>
-  static FW_DEVICE void store_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& sums) {
+  static FW_DEVICE void store_gradients(const ChannelChunk<Shape>& c, int turn, const StreamSums& sums) {
     const Problem& x = c.args.problem;
     const HeadGradients& out = c.args.grads;
     const bool own = x.rule.uses_erase_key(), normalised = x.rule.normaliser != Normaliser::kNone && x.m != nullptr;
@@ -266,7 +266,7 @@ struct MixedRows {
  private:
   // As store_row_sums().
   template <class Shape>
-  static FW_DEVICE void store_row_sum(const ScalarChunk<Shape>& c, int sum, int row, float x) {
+  static FW_DEVICE void store_row_sum(const ChannelChunk<Shape>& c, int sum, int row, float x) {
     x += shuffle_xor(x, 1);
     x += shuffle_xor(x, 2);
     if ((c.lane & 3) == 0) c.floats(Shape::kPartial)[(sum * Shape::kGroups + c.group()) * 64 + row] = x;
@@ -274,7 +274,7 @@ struct MixedRows {
 
   // As front_gates, but for beta; the means of averaged gates.
   template <int kLanes, class Shape>
-  static FW_DEVICE void rare_scalars(const ScalarChunk<Shape>& c, int turn, int t, int lane, FrontScalars<float>& s) {
+  static FW_DEVICE void rare_scalars(const ChannelChunk<Shape>& c, int turn, int t, int lane, FrontScalars<float>& s) {
     const Problem& x = c.args.problem;
     const Rule& rule = x.rule;
     const auto load = [&](const TokenArg& from) { return load_element(c.rows_at(from, turn), t, 0); };
@@ -300,7 +300,7 @@ struct MixedRows {
 
   // A row's words in the products: columns c.column() + 8 j and the next; 0 past the last row. All lanes together.
   template <class Shape>
-  static FW_DEVICE void fragment_words(const ScalarChunk<Shape>& c, const Rows& rows, int turn, int row, uint32_t (&words)[4]) {
+  static FW_DEVICE void fragment_words(const ChannelChunk<Shape>& c, const Rows& rows, int turn, int row, uint32_t (&words)[4]) {
     uint4 x = make_uint4(0, 0, 0, 0);
     if (row < c.rows(turn)) x = load_granule(rows, row, 32 * c.group() + 8 * (c.lane & 3), c.args.problem.K);
     words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
@@ -308,7 +308,7 @@ struct MixedRows {
   }
   // 1 where there is none.
   template <class Shape>
-  static FW_DEVICE void fragment_m(const ScalarChunk<Shape>& c, int turn, int row, float (&m)[8]) {
+  static FW_DEVICE void fragment_m(const ChannelChunk<Shape>& c, int turn, int row, float (&m)[8]) {
     const Problem& x = c.args.problem;
     const Rows rows = c.workspace_rows(ScalarChunk<Shape>::kM, x.H * x.K, turn);
     const bool there = rows.data != nullptr && row < c.rows(turn);
@@ -319,7 +319,7 @@ struct MixedRows {
     }
   }
   template <class Shape>
-  static FW_DEVICE void store(const ScalarChunk<Shape>& c, const Rows& rows, int row, bool valid, const float (&x)[8]) {
+  static FW_DEVICE void store(const ChannelChunk<Shape>& c, const Rows& rows, int row, bool valid, const float (&x)[8]) {
     store_fragment(c, rows, rows.data != nullptr && wide_rows(rows) && c.args.problem.K % 8 == 0, row, valid, x);
   }
 };

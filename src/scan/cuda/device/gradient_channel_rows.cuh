@@ -13,11 +13,13 @@ constexpr bool gain_streams(const Rule& r) {
          (r.erase == Gate::kTied || r.erase == Gate::kChannel) && (r.write == Gate::kTied || r.write == Gate::kChannel);
 }
 constexpr bool ungated_streams(const Rule& r) { return gain_streams(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }
-template <class Shape>
-FW_DEVICE Rule gain_rule(const Rule& r) {
-  Rule y = reduced_rule<!Shape::kGates>(r);
-  y.gain = r.gain;
-  y.gain_eps = r.gain_eps;
+constexpr bool gated_streams(const Rule& r) { return gain_streams(r) && r.erase == Gate::kChannel && r.write == Gate::kChannel; }
+// The rule with what the rows of a shape have constant. kAnyGain: else the gain does not look at the key.
+template <class Shape, bool kAnyGain>
+FW_DEVICE Rule rule_of_rows(const Rule& r) {
+  Rule y = reduced_rule<true>(r);
+  if (Shape::kGates) y.erase = y.write = Gate::kChannel;
+  if (kAnyGain) y.gain = r.gain, y.gain_eps = r.gain_eps;
   return y;
 }
 
@@ -27,7 +29,7 @@ struct RowWords {
   float m[2][8];
 };
 template <class Shape>
-FW_DEVICE RowWords load_row_words(const ScalarChunk<Shape>& c, int turn) {
+FW_DEVICE RowWords load_row_words(const ChannelChunk<Shape>& c, int turn) {
   constexpr int kLanes = Shape::kKey / 16;
   RowWords x = {};
   if (!c.has(turn)) return x;
@@ -39,7 +41,7 @@ FW_DEVICE RowWords load_row_words(const ScalarChunk<Shape>& c, int turn) {
     if (row >= c.rows(turn) || column >= K) continue;
     x.q[i] = *reinterpret_cast<const uint4*>(q.data + 2 * (row * q.stride + column));
     x.k[i] = *reinterpret_cast<const uint4*>(k.data + 2 * (row * k.stride + column));
-    if (Shape::kGates && c.args.problem.rule.erase == Gate::kChannel) {
+    if constexpr (Shape::kGates) {
       const Rows gate = c.rows_at(c.args.problem.in.erase_gate, turn);
       x.gate[i] = *reinterpret_cast<const uint4*>(gate.data + 2 * (row * gate.stride + column));
     }
@@ -56,7 +58,7 @@ FW_DEVICE RowWords load_row_words(const ScalarChunk<Shape>& c, int turn) {
 
 // As FastRows::make_streams, anchored.
 template <class Shape>
-FW_DEVICE void make_fast_streams(const ScalarChunk<Shape>& c, int turn, const RowWords& words) {
+FW_DEVICE void make_fast_streams(const ChannelChunk<Shape>& c, int turn, const RowWords& words) {
   constexpr int kLanes = Shape::kKey / 16;
   const Problem& x = c.args.problem;
   const int row = c.thread / kLanes, lane = c.thread % kLanes;
@@ -79,7 +81,8 @@ FW_DEVICE void make_fast_streams(const ScalarChunk<Shape>& c, int turn, const Ro
   s.k2 = group_sum<kLanes>(s.k2);
   q_k = group_sum<kLanes>(q_k);
   s.beta = c.turn_floats(Shape::kBeta, turn)[row];
-  FrontCoefs<float> f = plain_gain(x.rule) ? front_coefs(reduced_rule<!Shape::kGates>(x.rule), x.scale, s) : front_coefs(gain_rule<Shape>(x.rule), x.scale, s);
+  FrontCoefs<float> f =
+      plain_gain(x.rule) ? front_coefs(rule_of_rows<Shape, false>(x.rule), x.scale, s) : front_coefs(rule_of_rows<Shape, true>(x.rule), x.scale, s);
   if (row >= c.rows(turn)) f = FrontCoefs<float>();
   FW_UNROLL
   for (int i = 0; i < 2; ++i) {
@@ -93,7 +96,7 @@ FW_DEVICE void make_fast_streams(const ScalarChunk<Shape>& c, int turn, const Ro
       FW_UNROLL
       for (int j = 0; j < 8; ++j) (x.rule.preconditions_read() ? r[j] : w[j]) *= words.m[i][j];
     }
-    if (Shape::kGates && x.rule.erase == Gate::kChannel) {
+    if constexpr (Shape::kGates) {
       float gate[8];
       unpack_8(words.gate[i], gate);
       FW_UNROLL
@@ -122,16 +125,15 @@ struct FastParts {
 };
 template <class Shape>
 inline constexpr bool kPartsInPlace = Shape::kGates || Shape::kPrecond || Shape::kKey == 64;
-// The gate on e, 1 where there is none.
+// The gate on e, 1 past K and the last row.
 template <class Shape>
-FW_DEVICE void load_gates(const ScalarChunk<Shape>& c, int turn, FastParts& parts) {
+FW_DEVICE void load_gates(const ChannelChunk<Shape>& c, int turn, FastParts& parts) {
   constexpr uint32_t kOnes = 0x3f803f80;
-  const bool gated = c.args.problem.rule.erase == Gate::kChannel;
   const Rows gate = c.rows_at(c.args.problem.in.erase_gate, turn);
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int row = c.row() + 8 * half;
-    const bool valid = gated && row < c.rows(turn);
+    const bool valid = row < c.rows(turn);
     const char* p = gate.data + 2 * (row * gate.stride + c.column());
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
@@ -141,7 +143,7 @@ FW_DEVICE void load_gates(const ScalarChunk<Shape>& c, int turn, FastParts& part
 }
 // M, 1 past K and the last row.
 template <class Shape>
-FW_DEVICE float2 load_m(const ScalarChunk<Shape>& c, int turn, int half, int tile) {
+FW_DEVICE float2 load_m(const ChannelChunk<Shape>& c, int turn, int half, int tile) {
   const Problem& x = c.args.problem;
   const Rows m = c.workspace_rows(ScalarChunk<Shape>::kM, x.H * x.K, turn);
   const int row = c.row() + 8 * half, column = c.column() + 8 * tile;
@@ -149,7 +151,7 @@ FW_DEVICE float2 load_m(const ScalarChunk<Shape>& c, int turn, int half, int til
                                             : make_float2(1, 1);
 }
 template <class Shape>
-FW_DEVICE void load_m(const ScalarChunk<Shape>& c, int turn, FastParts& parts) {
+FW_DEVICE void load_m(const ChannelChunk<Shape>& c, int turn, FastParts& parts) {
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     FW_UNROLL
@@ -163,7 +165,7 @@ FW_DEVICE void load_m(const ScalarChunk<Shape>& c, int turn, FastParts& parts) {
 // dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq and dk but for what fast_row_numbers() has a part in, and the gate's
 // gradient.
 template <class Shape>
-FW_DEVICE void finish_fast_streams(const ScalarChunk<Shape>& c, int turn, StreamSums& sums, FastParts& parts) {
+FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, StreamSums& sums, FastParts& parts) {
   const int row = 16 * c.block_row(), column = 32 * c.group();
   uint32_t e_words[2][4];
   FW_UNROLL
@@ -231,7 +233,7 @@ FW_DEVICE void finish_fast_streams(const ScalarChunk<Shape>& c, int turn, Stream
 
 // By a thread a row: the gradients of the numbers of a row, and what q and k still enter dq and dk with.
 template <class Shape>
-FW_DEVICE void fast_row_numbers(const ScalarChunk<Shape>& c, int turn, int row) {
+FW_DEVICE void fast_row_numbers(const ChannelChunk<Shape>& c, int turn, int row) {
   const Problem& x = c.args.problem;
   float* coefficients = c.floats(Shape::kSlopes) + row;
   const float r_q = coefficients[0], w_k = coefficients[64], e_k = coefficients[128];
@@ -242,7 +244,7 @@ FW_DEVICE void fast_row_numbers(const ScalarChunk<Shape>& c, int turn, int row) 
   if (plain_gain(x.rule)) {  // what is below, written out
     of_r = x.rule.q_norm == Norm::kL2 ? -r_q * inverse_or_zero(x.scale * x.scale) * r_dr : 0.0f;
     of_w = x.rule.k_norm == Norm::kL2 ? -(e_k * w_de + w_k * w_dw) : 0.0f;
-    dbeta = (!Shape::kGates || x.rule.erase == Gate::kTied ? w_de : 0.0f) + (!Shape::kGates || x.rule.write == Gate::kTied ? dz_v : 0.0f);
+    dbeta = Shape::kGates ? 0.0f : w_de + dz_v;
   } else {
     FrontScalars<float> s;
     s.q2 = c.floats(Shape::kScalars)[row];
@@ -251,7 +253,7 @@ FW_DEVICE void fast_row_numbers(const ScalarChunk<Shape>& c, int turn, int row) 
     const float r_inverse = inverse_or_zero(r_q), w_inverse = inverse_or_zero(w_k);
     FrontCoefs<float> d;
     d.r_q = r_inverse * r_dr, d.w_k = w_inverse * w_dw, d.e_k = w_inverse * w_de, d.z_v = dz_v;
-    const FrontScalars<float> ds = front_coefs_vjp(gain_rule<Shape>(x.rule), x.scale, s, d);
+    const FrontScalars<float> ds = front_coefs_vjp(rule_of_rows<Shape, true>(x.rule), x.scale, s, d);
     of_r = 2.0f * ds.q2 * r_inverse, of_w = 2.0f * ds.k2 * w_inverse, dbeta = ds.beta;
   }
   coefficients[192] = of_r, coefficients[256] = of_w;
@@ -260,10 +262,10 @@ FW_DEVICE void fast_row_numbers(const ScalarChunk<Shape>& c, int turn, int row) 
 
 // dq, dk and the gradient of the gate.
 template <class Shape>
-FW_DEVICE void store_fast_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& d, const FastParts& parts) {
+FW_DEVICE void store_fast_gradients(const ChannelChunk<Shape>& c, int turn, const StreamSums& d, const FastParts& parts) {
   const HeadGradients& out = c.args.grads;
   const Rows dq = c.rows_at(out.d.q, turn), dk = c.rows_at(out.d.k, turn);
-  const Rows db = Shape::kGates && c.args.problem.rule.erase == Gate::kChannel ? c.rows_at(out.d.erase_gate, turn) : Rows{};
+  const Rows db = Shape::kGates ? c.rows_at(out.d.erase_gate, turn) : Rows{};
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int row = c.row() + 8 * half;

@@ -23,13 +23,33 @@ FW_DEVICE uint4 load_granule(const Rows& rows, int64_t t, int i, int limit) {
   return x;
 }
 
+// beta of a row by a thread of warps 2 and 3, a turn ahead: as it lies in memory, since a number that may have been either of two is waited for at once.
+template <class Shape>
+FW_DEVICE uint32_t load_beta(const ChannelChunk<Shape>& c, int turn) {
+  const TokenArg& beta = c.args.problem.in.beta;
+  uint32_t bits = beta.bf16 != 0 ? 0x3f80u : 0x3f800000u;  // 1
+  const int row = c.thread - 64;
+  if (c.warp < 2 || c.warp > 3 || !c.has(turn) || !c.args.problem.rule.uses_beta() || row >= c.rows(turn)) return bits;
+  const Rows from = c.rows_at(beta, turn);
+  if (beta.bf16 != 0) {
+    bits = *reinterpret_cast<const uint16_t*>(from.data + 2 * row * from.stride);
+  } else {
+    bits = *reinterpret_cast<const uint32_t*>(from.data + 4 * row * from.stride);
+  }
+  return bits;
+}
+template <class Shape>
+FW_DEVICE void publish_beta(const ChannelChunk<Shape>& c, int turn, uint32_t bits) {
+  if (c.warp == 2 || c.warp == 3) c.turn_floats(Shape::kBeta, turn)[c.thread - 64] = bits_float(c.args.problem.in.beta.bf16 != 0 ? bits << 16 : bits);
+}
+
 // Lanes over the rows of a stage: as ValueLanes where there are registers for that.
 template <class Shape>
 struct ChannelLanes {
   static constexpr int kColumns = Shape::kKey == 128 ? 8 : 4, kLanes = kValueBlock / kColumns, kRows = Shape::kThreads / kLanes, kPasses = kChunk / kRows;
   static_assert(Shape::kKey == 64 || kPasses == 1);
   int row, in_block, column;
-  FW_DEVICE ChannelLanes(const ScalarChunk<Shape>& c, int block, int pass) {
+  FW_DEVICE ChannelLanes(const ChannelChunk<Shape>& c, int block, int pass) {
     row = c.thread / kLanes + pass * kRows, in_block = c.thread % kLanes * kColumns, column = block * kValueBlock + in_block;
   }
 };
@@ -54,18 +74,24 @@ struct ChannelWords {
   }
 };
 
+// The rows of gradient_channel_rows.cuh have both gates or none.
+template <class Shape>
+FW_DEVICE bool channel_write_gate(const Rule& r) {
+  return Shape::kFast ? Shape::kGates : r.write == Gate::kChannel;
+}
+
 // v and a channel write gate of a pass, where they and their gradients are in pieces.
 template <class Shape>
 struct ChannelValueWords {
   ChannelWords<ChannelLanes<Shape>::kColumns> v, gate;
 
-  FW_DEVICE void load(const ScalarChunk<Shape>& c, int turn, int block, int pass) {
+  FW_DEVICE void load(const ChannelChunk<Shape>& c, int turn, int block, int pass) {
     const Problem& x = c.args.problem;
     const ChannelLanes<Shape> at(c, block, pass);
     if (!c.pieces(kPiecesValues) || at.row >= c.rows(turn) || at.column >= x.V) return;
     const Rows from = c.rows_at(x.in.v, turn);
     v.load(from.data + 2 * (at.row * from.stride + at.column));
-    if (!Shape::kGates || x.rule.write != Gate::kChannel) return;
+    if (!channel_write_gate<Shape>(x.rule)) return;
     const Rows gates = c.rows_at(x.in.write_gate, turn);
     gate.load(gates.data + 2 * (at.row * gates.stride + at.column));
   }
@@ -73,10 +99,10 @@ struct ChannelValueWords {
 
 // dv, the channel write gate's gradient, and the rows' sums of v (.) c (.) dz over all blocks.
 template <class Shape>
-FW_DEVICE void channel_value_rows(const ScalarChunk<Shape>& c, int turn, int block, int pass, int stage, const ChannelValueWords<Shape>& words) {
+FW_DEVICE void channel_value_rows(const ChannelChunk<Shape>& c, int turn, int block, int pass, int stage, const ChannelValueWords<Shape>& words) {
   using Lanes = ChannelLanes<Shape>;
   const Problem& x = c.args.problem;
-  const bool gated = Shape::kGates && x.rule.write == Gate::kChannel;
+  const bool gated = channel_write_gate<Shape>(x.rule);
   const Lanes at(c, block, pass);
   const char* dz_at = c.memory + stage + Shape::kV + panel_offset(at.row, at.in_block);
   float sum = 0;
@@ -118,7 +144,7 @@ FW_DEVICE void channel_value_rows(const ScalarChunk<Shape>& c, int turn, int blo
 
 // D (.) S0 over all blocks, in memory: it would be registers beside the products.
 template <class Shape>
-FW_DEVICE void sum_state_dots(const ScalarChunk<Shape>& c, int block, int stage) {
+FW_DEVICE void sum_state_dots(const ChannelChunk<Shape>& c, int block, int stage) {
   float* to = c.floats(Shape::kStateDots) + c.thread / Shape::kPairs * Shape::kKey + c.thread % Shape::kPairs * 2;
   float2 sum = block > 0 ? float2_at(to) : make_float2(0, 0);
   add_state_dots(c, stage, sum);

@@ -109,15 +109,19 @@ struct ScalarChunk : GradientChunk<Shape> {
     place(turn)[1] = left < kChunk ? left : kChunk;
   }
 
+  FW_DEVICE char* address(int turn, int entry) const {
+    if constexpr (Shape::kChannel) return global_memory(addresses(turn)[entry]);
+    return addresses(turn)[entry];
+  }
   // Rows of the turn's chunk. tensor: one of args.
   FW_DEVICE Rows rows_at(const TokenArg& tensor, int turn) const {
-    if (tensor.data == nullptr) return {};
+    if (!Shape::kChannel && tensor.data == nullptr) return {};
     const int64_t in = &tensor - &this->args.problem.in.q, out = &tensor - &this->args.grads.d.q;
     const int entry = &tensor == &this->args.d_o ? kOutputGradient : in >= 0 && in < kGradients ? static_cast<int>(in) : kGradients + static_cast<int>(out);
-    return {addresses(turn)[entry], tensor.stride_t, tensor.bf16};
+    return {address(turn, entry), tensor.stride_t, tensor.bf16};
   }
   // float32 [tokens, stride]
-  FW_DEVICE Rows workspace_rows(int entry, int stride, int turn) const { return {addresses(turn)[entry], stride, 0}; }
+  FW_DEVICE Rows workspace_rows(int entry, int stride, int turn) const { return {address(turn, entry), stride, 0}; }
   FW_DEVICE FrontRows front(int turn) const {
     const TokenArgs& in = this->args.problem.in;
     FrontRows f;

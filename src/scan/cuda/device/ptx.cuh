@@ -11,6 +11,7 @@
 #include "scan/cuda/emulation/emulation.h"
 #else
 
+#include <cstddef>
 #include <cstdint>
 
 #define FW_DEVICE __device__ __forceinline__
@@ -165,6 +166,13 @@ FW_DEVICE void cp_async_wait() {
 FW_DEVICE void atomic_add(float* to, float x) { atomicAdd(to, x); }
 FW_DEVICE unsigned atomic_add(unsigned* to, unsigned x) { return atomicAdd(to, x); }
 FW_DEVICE void thread_fence() { __threadfence(); }
+// The same pointer, of which the compiler knows that it is of global memory (one that was read from memory could be of any, and each access asks).
+template <class T>
+FW_DEVICE T* global_memory(T* pointer) {
+  std::size_t address;
+  asm("cvta.to.global.u64 %0, %1;" : "=l"(address) : "l"(pointer));
+  return static_cast<T*>(__cvta_global_to_generic(address));
+}
 // Starts bringing the 128-byte line that has this byte into the L2 cache.
 FW_DEVICE void prefetch_line(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 

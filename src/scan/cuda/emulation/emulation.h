@@ -141,6 +141,10 @@ void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address);
 void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]);
 void stmatrix_x4_trans(uint32_t address, const uint32_t (&r)[4]);
 void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <class T>
+T* global_memory(T* pointer) {
+  return pointer;
+}
 inline void prefetch_line(const void*) {}
 inline void mma_bf16_k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) { mma_bf16(d, {a0, a1, 0, 0}, b, 0); }
 void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);

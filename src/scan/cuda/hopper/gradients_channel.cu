@@ -15,7 +15,7 @@ void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
     launch_channel_gradients<ChannelShape<kKey, kOnline, true, false, true>>(args, chunks, stream);
   } else if (copied && ungated_streams(rule)) {
     launch_channel_gradients<ChannelShape<kKey, kOnline, true>>(args, chunks, stream);
-  } else if (kOnline && copied && gain_streams(rule) && !rule.uses_precond()) {
+  } else if (kOnline && copied && gated_streams(rule) && !rule.uses_precond()) {
     launch_channel_gradients<ChannelShape<kKey, true, true, true>>(args, chunks, stream);
   } else {
     launch_channel_gradients<ChannelShape<kKey, kOnline, false>>(args, chunks, stream);
