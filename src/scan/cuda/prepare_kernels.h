@@ -10,5 +10,8 @@ void prepare_scalar(const PrepareArgs& args, int key, int64_t chunks, void* stre
 bool prepare_scalar_makes_m(const Problem& problem, int key);
 // One decay for each channel.
 void prepare_channel(const PrepareArgs& args, int key, int64_t chunks, void* stream);
+// Of those, whole bf16 rows and streams that are q and k times numbers a row (w: times M).
+bool prepare_channel_takes_plain(const PrepareArgs& args, int key);
+void prepare_channel_plain(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 
 }  // namespace fw::cuda
