@@ -37,7 +37,7 @@ struct PlainLayout {
   static_assert(2 * 8 * kKey * sizeof(float) <= kOperand / 2 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
-// Decays by channel that outlast the sums: of blocks 0, 2, 4 and 6, of 4 and 5 (all bounded), and of the second half.
+// Decays by channel that outlast the sums: of blocks 0, 2, 4 and 6, of 4 and 5 (all bounded, as store_split() has them), and of the second half.
 inline constexpr int kMiddleFactor = 4, kHalfFactor = 5;
 
 template <int kKey>
@@ -103,7 +103,7 @@ FW_DEVICE void fetch_plain(const Problem& x, const ChunkPlace& place, char* shar
   const uint32_t base = shared_address(shared);
   RowFetch<kGranules> k(x.in.k, place, 2, base + Layout::kUp), q(x.in.q, place, 2, base + Layout::kReads);
   RowFetch<kGranules * kSize / 2> g(x.in.g, place, kSize, base + Layout::kErase);
-  FW_NO_UNROLL
+  FW_UNROLL
   for (int r = 0; r < kWarpRows; r += k.kRows) {
     k.next(r, place.span.rows);
     q.next(r, place.span.rows);
@@ -127,71 +127,51 @@ FW_DEVICE void prefetch_later(const Problem& x, const ChunkPlace& place, int ahe
 }
 
 // What a warp's rows have in common: decays of the blocks before them, from their block's start up to where keys go, and up to the end of their
-// pair of blocks.
+// pair of blocks; as sums (log2) first.
 template <int kN>
-struct BlockFactors {
+struct BlockDecays {
   float before[kN], keys[kN], near[kN];
 };
-
-// From sums over blocks (log2) to what T, P and the keys need of them; all warps.
 template <int kKey>
-FW_DEVICE void bounded_factors(const float* sums, int warp, char* shared, BlockFactors<kKey / 32>& f) {
+FW_DEVICE void block_sums(const float* sums, BlockDecays<kKey / 32>& d) {
   constexpr int kN = kKey / 32;
+  const int warp = static_cast<int>(warp_index()), of_half = warp & 3;  // predicates of additions instead of branches
   sums += static_cast<int>(lane_index()) * kN;
-  const int last = warp < 4 ? 3 : 7;
-  float own[kN], near[kN], keys[kN];
-  load_floats(sums + warp * kKey, own);
+  float x[kN];
+  load_floats(sums + warp * kKey, d.near);
+  load_floats(sums + (warp | 1) * kKey, x);
   FW_UNROLL
-  for (int j = 0; j < kN; ++j) keys[j] = near[j] = own[j];
-  FW_NO_UNROLL
-  for (int block = warp + 1; block <= last; ++block) {
-    float x[kN];
-    load_floats(sums + block * kKey, x);
-    const bool pair = block == (warp | 1);
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) keys[j] += x[j], near[j] += pair ? x[j] : 0.0f;
+  for (int j = 0; j < kN; ++j) {
+    if ((warp & 1) == 0) d.near[j] += x[j];
+    d.before[j] = d.keys[j] = 0;
   }
   FW_UNROLL
-  for (int j = 0; j < kN; ++j) f.keys[j] = exp2_fast(keys[j]), f.near[j] = exp2_fast(near[j]);
-  if ((warp & 1) == 0) {
+  for (int block = 0; block < 4; ++block) {
+    load_floats(sums + ((warp & 4) + block) * kKey, x);
     FW_UNROLL
-    for (int j = 0; j < kN; ++j) own[j] = exp2_fast(own[j]);
-    store_floats(channel_factors<kKey>(shared, warp >> 1), own);
-    if (warp == 4) store_floats(channel_factors<kKey>(shared, kMiddleFactor), f.near);
+    for (int j = 0; j < kN; ++j) {
+      if (block < of_half) d.before[j] += x[j];
+      if (block >= of_half) d.keys[j] += x[j];
+    }
+  }
+  if (warp < 4) return;
+  FW_UNROLL
+  for (int block = 0; block < 4; ++block) {
+    load_floats(sums + block * kKey, x);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) d.before[j] += x[j];
   }
 }
-// And what the images need: true sums.
-template <int kKey>
-FW_DEVICE void true_factors(const float* sums, int warp, char* shared, const ChunkImages<kKey>& out, BlockFactors<kKey / 32>& f) {
-  constexpr int kN = kKey / 32;
-  const int channel = static_cast<int>(lane_index()) * kN;
-  sums += channel;
-  float before[kN], all[kN];
+
+// A channel factor of bf16 operands: a product with it is rounded once, as with SplitFactor. high, low: of two channels.
+FW_DEVICE uint32_t times_pair(uint32_t x, const uint2& f) { return fma_bf16x2(x, f.x, mul_bf16x2(x, f.y)); }
+template <int kN>
+FW_DEVICE void store_split(float* to, const float (&f)[kN]) {
   FW_UNROLL
-  for (int j = 0; j < kN; ++j) before[j] = all[j] = 0;
-  FW_NO_UNROLL
-  for (int block = 0; block < warp; ++block) {
-    float x[kN];
-    load_floats(sums + block * kKey, x);
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) before[j] += x[j];
+  for (int j = 0; j < kN; j += 2) {
+    const uint32_t high = pack_bf16(f[j], f[j + 1]);
+    *reinterpret_cast<uint2*>(to + j) = make_uint2(high, pack_rest(high, f[j], f[j + 1]));
   }
-  FW_UNROLL
-  for (int j = 0; j < kN; ++j) f.before[j] = exp2_fast(before[j]);
-  if (warp > 1) return;
-  // A short way for the warps with the shortest: of all blocks, and of the second half.
-  FW_NO_UNROLL
-  for (int block = warp * 4; block < 8; ++block) {
-    float x[kN];
-    load_floats(sums + block * kKey, x);
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) all[j] += x[j];
-  }
-  FW_UNROLL
-  for (int j = 0; j < kN; ++j) all[j] = exp2_fast(all[j]);
-  if (warp == 1) return store_floats(channel_factors<kKey>(shared, kHalfFactor), all);
-  store_floats(out.forward->gamma + channel, all);
-  if (out.backward != nullptr) store_floats(out.backward->gamma + channel, all);
 }
 
 // The numbers of row lane / 4 of the warp: factors of q, of k in the erase, and of k in the write.
@@ -219,14 +199,15 @@ struct PairsOfM {
 // The streams of the warp's rows, in place of what they are made of, and the images q and e. kExact: no decay of the rows is bounded; the
 // others give the same bits where none has been so far.
 template <int kKey, bool kNarrow, bool kPrecond, bool kTraining, bool kExact>
-FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockFactors<kKey / 32>& f, PairsOfM<kKey / 32, kPrecond>& m_rows, char* shared,
+FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKey / 32>& f, PairsOfM<kKey / 32, kPrecond>& m_rows, char* shared,
                           const ChunkImages<kKey>& out) {
   using Layout = PlainLayout<kKey>;
   using Decays = RawDecays<kKey, kNarrow>;
   constexpr int kN = kKey / 32;
   const uint32_t start = lane_offset<kN>(0), decay_start = Decays::lane_start();
   // Panels of 32 rows: those of the first pairs of blocks.
-  const uint32_t near_start = (start & 0x7fu) + (start >> 13) * 4096u + static_cast<uint32_t>((warp & 1) * 1024 + (warp >> 2) * 2048);
+  const uint32_t to_near = Layout::kNear - (start >> 13) * 4096u - static_cast<uint32_t>((warp >> 1) * 2048 - (warp >> 2) * 2048);
+  const int near_distance = opaque(static_cast<int>(to_near));
   const bool near = (warp & 2) == 0;
   float sum[kN], exact_sum[kExact ? 1 : kN], half[kTraining ? kN : 1];
   FW_UNROLL
@@ -290,7 +271,7 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockFactors<kK
         float ends[kN];
         FW_UNROLL
         for (int j = 0; j < kN; ++j) ends[j] = f.near[j] * up[j];
-        store_packed(shared + Layout::kNear + (near_start ^ row_step(pair + i)), pack_channels(ends));
+        store_packed(shared + (at + static_cast<uint32_t>(near_distance)), pack_channels(ends));
       }
       store_packed(reinterpret_cast<char*>(out.forward->q) + at, pack_channels(image_q));
       store_packed(reinterpret_cast<char*>(out.forward->e) + at, pack_channels(image_e));
@@ -365,7 +346,6 @@ FW_DEVICE void true_keys(const Problem& x, const ChunkPlace& place, int warp, co
 struct PlainTiles {
   float own[2][4], near[2][4], far[4][4];
 };
-FW_DEVICE uint32_t scaled_pair(uint32_t x, const float2& f) { return pack_bf16(bf16_low(x) * f.x, bf16_high(x) * f.y); }
 
 template <int kKey>
 FW_DEVICE void plain_tiles(char* shared, uint32_t left_matrix, int pair, PlainTiles& c) {
@@ -382,38 +362,42 @@ FW_DEVICE void plain_tiles(char* shared, uint32_t left_matrix, int pair, PlainTi
   const uint32_t left = a_fragment(base + left_matrix, 16 * pair, 0), up = right + Layout::kUp + static_cast<uint32_t>(16 * pair * 128);
   const uint32_t near = right + Layout::kNear + static_cast<uint32_t>((pair >> 1) * 16 * 128), far = right + Layout::kKeys;
   // Channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a step.
-  const float* factors = reinterpret_cast<const float*>(shared + Layout::kFactors) + 2 * (static_cast<int>(lane_index()) & 3);
-  const float *odd_factors = factors + pair * kKey, *middle = factors + kMiddleFactor * kKey;
+  const char* factors = shared + Layout::kFactors + 8 * (static_cast<int>(lane_index()) & 3);
+  const char *odd_factors = factors + pair * kKey * 4, *middle = factors + kMiddleFactor * kKey * 4;
   FW_NO_UNROLL
-  for (int step = 0; step < kKey / 16; ++step) {
-    const uint32_t column = static_cast<uint32_t>(step & 3) << 5, panel = static_cast<uint32_t>(step >> 2);
-    uint32_t a[4], b[4];
-    ldmatrix_x4(a, (left ^ column) + panel * kPanelBytes);
-    ldmatrix_x4(b, (up ^ column) + panel * kPanelBytes);
-    const uint32_t odd[2] = {a[1], a[3]};
-    a[1] = scaled_pair(a[1], *reinterpret_cast<const float2*>(odd_factors + 16 * step));
-    a[3] = scaled_pair(a[3], *reinterpret_cast<const float2*>(odd_factors + 16 * step + 8));
-    mma_bf16(c.own[0], a, b[0], b[1]);
-    const uint32_t high[4] = {a[0], odd[0], a[2], odd[1]};
-    mma_bf16(c.own[1], high, b[2], b[3]);
-    if ((pair & 1) != 0) {
-      ldmatrix_x4(b, (near ^ column) + panel * 4096u);
-      mma_bf16(c.near[0], a, b[0], b[1]);
-      mma_bf16(c.near[1], a, b[2], b[3]);
-    }
-    if (pair >= 2) {
-      if (pair == 3) {
-        const float2 low = *reinterpret_cast<const float2*>(middle + 16 * step), high_factor = *reinterpret_cast<const float2*>(middle + 16 * step + 8);
-        a[0] = scaled_pair(a[0], low), a[1] = scaled_pair(a[1], low);
-        a[2] = scaled_pair(a[2], high_factor), a[3] = scaled_pair(a[3], high_factor);
+  for (int half = 0; half < kKey / 32; ++half) {
+    const uint32_t column = static_cast<uint32_t>(half & 1) << 6, panel = static_cast<uint32_t>(half >> 1);
+    const uint32_t left_at = (left ^ column) + panel * kPanelBytes, up_at = (up ^ column) + panel * kPanelBytes;
+    const uint32_t near_at = (near ^ column) + panel * 4096u, far_at = (far ^ column) + panel * kPanelBytes;
+    FW_UNROLL
+    for (uint32_t step = 0; step < 2; ++step) {
+      const uint2 *odd_factor = reinterpret_cast<const uint2*>(odd_factors + 64 * step), *middle_factor = reinterpret_cast<const uint2*>(middle + 64 * step);
+      uint32_t a[4], b[4];
+      ldmatrix_x4(a, left_at ^ (step << 5));
+      ldmatrix_x4(b, up_at ^ (step << 5));
+      const uint32_t high[4] = {a[0], a[1], a[2], a[3]};
+      a[1] = times_pair(a[1], odd_factor[0]), a[3] = times_pair(a[3], odd_factor[4]);
+      mma_bf16(c.own[0], a, b[0], b[1]);
+      mma_bf16(c.own[1], high, b[2], b[3]);
+      if ((pair & 1) != 0) {
+        ldmatrix_x4(b, near_at ^ (step << 5));
+        mma_bf16(c.near[0], a, b[0], b[1]);
+        mma_bf16(c.near[1], a, b[2], b[3]);
       }
-      FW_UNROLL
-      for (int n = 0; n < 4; n += 2) {
-        ldmatrix_x4(b, (far ^ column) + panel * kPanelBytes + static_cast<uint32_t>(8 * n * 128));
-        mma_bf16(c.far[n], a, b[0], b[1]);
-        mma_bf16(c.far[n + 1], a, b[2], b[3]);
+      if (pair >= 2) {
+        if (pair == 3) {
+          a[0] = times_pair(a[0], middle_factor[0]), a[1] = times_pair(a[1], middle_factor[0]);
+          a[2] = times_pair(a[2], middle_factor[4]), a[3] = times_pair(a[3], middle_factor[4]);
+        }
+        FW_UNROLL
+        for (int n = 0; n < 4; n += 2) {
+          ldmatrix_x4(b, (far_at ^ (step << 5)) + static_cast<uint32_t>(8 * n * 128));
+          mma_bf16(c.far[n], a, b[0], b[1]);
+          mma_bf16(c.far[n + 1], a, b[2], b[3]);
+        }
       }
     }
+    odd_factors += 128, middle += 128;
   }
 }
 
@@ -500,16 +484,38 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     const uint4 low = *reinterpret_cast<const uint4*>(bounded_warps), high = *reinterpret_cast<const uint4*>(bounded_warps + 4);
     bounded = ((low.x | low.y) | (low.z | low.w) | (high.x | high.y) | (high.z | high.w)) != 0;
   }
-  BlockFactors<kN> f;
+  BlockDecays<kN> f;
+  block_sums<kKey>(sums, f);
+  if (warp == 4 || warp == 7) {  // true decays of the second half and of the chunk
+    float decay[kN];
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) decay[j] = exp2_fast(warp == 4 ? f.keys[j] : f.before[j] + f.keys[j]);
+    if (warp == 4) {
+      store_floats(channel_factors<kKey>(shared, kHalfFactor), decay);
+    } else {
+      store_floats(out.forward->gamma + lane * kN, decay);
+      if (out.backward != nullptr) store_floats(out.backward->gamma + lane * kN, decay);
+    }
+  }
   if (bounded) {
     sync_threads();
     sum_decays([](float g) { return max(g, kLowestStep / kLog2E); }, bounded_sums);
     sync_threads();
-    bounded_factors<kKey>(bounded_sums, warp, shared, f);
-  } else {
-    bounded_factors<kKey>(sums, warp, shared, f);
+    BlockDecays<kN> of_bounded;
+    block_sums<kKey>(bounded_sums, of_bounded);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) f.keys[j] = of_bounded.keys[j], f.near[j] = of_bounded.near[j];
   }
-  true_factors<kKey>(sums, warp, shared, out, f);
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) f.before[j] = exp2_fast(f.before[j]), f.keys[j] = exp2_fast(f.keys[j]), f.near[j] = exp2_fast(f.near[j]);
+  if ((warp & 1) == 0) {
+    float own[kN];
+    load_floats((bounded ? bounded_sums : sums) + warp * kKey + lane * kN, own);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) own[j] = exp2_fast(own[j]);
+    store_split(channel_factors<kKey>(shared, warp >> 1), own);
+    if (warp == 4) store_split(channel_factors<kKey>(shared, kMiddleFactor), f.near);
+  }
   sync_threads();
   if (bounded) {
     plain_rows<kKey, kNarrow, kPrecond, kTraining, false>(warp, coefs, f, m, shared, out);
