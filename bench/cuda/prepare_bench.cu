@@ -57,6 +57,7 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
   const Rule& rule = named.rule;
   const int64_t chunks = static_cast<int64_t>(B) * (T / 64), items = chunks * H, tokens = static_cast<int64_t>(B) * T * H;
   const bool z = rule.write == Gate::kChannel;
+  const int erase_gates = rule.erase == Gate::kScalar ? 1 : K;
   std::vector<PrepareArgs> copies(kCopies);
   std::vector<void*> memory;
   for (int c = 0; c < kCopies; ++c) {
@@ -74,13 +75,16 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
       memory.push_back(m.data);
     }
     if (rule.uses_beta()) x.in.beta = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 5);
-    if (rule.uses_erase_gate()) x.in.erase_gate = tensor(B, T, H, K, true, 0.4f, 0.5f, seed + 6);
+    if (rule.uses_erase_gate()) x.in.erase_gate = tensor(B, T, H, erase_gates, erase_gates > 1, 0.4f, 0.5f, seed + 6);
     if (rule.uses_write_gate()) x.in.write_gate = tensor(B, T, H, V, true, 0.4f, 0.5f, seed + 7);
+    if (rule.uses_lambda()) x.in.lambda = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 8);
+    if (rule.uses_read_correction()) x.in.read_correction = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 9);
     a.forward = allocate(items * static_cast<int64_t>(sizeof(ForwardImage<K>)));
     a.backward = allocate(items * static_cast<int64_t>(sizeof(BackwardImage<K>)));
     a.pairs = reinterpret_cast<PairImage*>(allocate(items * static_cast<int64_t>(sizeof(PairImage))));
     if (z) a.z = reinterpret_cast<uint16_t*>(allocate(tokens * V * 2));
-    for (const TokenArg& t : {x.in.q, x.in.k, x.in.v, x.in.g, x.in.beta, x.in.erase_gate, x.in.write_gate}) memory.push_back(t.data);
+    for (const TokenArg& t : {x.in.q, x.in.k, x.in.v, x.in.g, x.in.beta, x.in.erase_gate, x.in.write_gate, x.in.lambda, x.in.read_correction})
+      memory.push_back(t.data);
     for (void* p : {a.forward, a.backward, static_cast<void*>(a.pairs), static_cast<void*>(a.z)}) memory.push_back(p);
   }
   cudaEvent_t start, stop;
@@ -102,7 +106,7 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     std::sort(times.begin(), times.end());
     const bool online = rule.online();
     double bytes = 512 + (rule.decay == Decay::kChannel ? (named.low_g ? 256 : 512) : 4) + (rule.uses_precond() ? 512 : 0) +
-                   (rule.uses_erase_gate() ? 256 : 4) + (z ? 768 : 0);
+                   (rule.uses_erase_gate() ? (erase_gates > 1 ? 2 * erase_gates : 8) : 4) + (z ? 768 : 0);
     bytes += (online ? 904 : 648) + (training ? (online ? 768 + 256 : 512 + 128) : 0);
     const double ms = times[times.size() / 2];
     std::printf("%-16s %s %-9s %.4f ms  %.2f us a chunk and SM  %.2f TB/s\n", named.name.c_str(), shape, training ? "training" : "forward", ms,
@@ -120,13 +124,16 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
 int main(int argc, char** argv) {
   using namespace fw;
   using cuda::Named;
-  std::vector<Named> rules(5);
+  std::vector<Named> rules(7);
   rules[0].name = "gated_deltanet", rules[1].name = "kda", rules[2].name = "gated_deltanet2", rules[3].name = "mamba2", rules[4].name = "deltanet_neg";
+  rules[5].name = "qdelta", rules[6].name = "comba";
   for (Named& named : rules) named.rule.q_norm = named.rule.k_norm = Norm::kL2, named.rule.decay = Decay::kChannel;
   rules[0].rule.decay = Decay::kScalar, rules[0].rule.gain = rules[1].rule.gain = Gain::kGate;
   rules[2].rule.erase = rules[2].rule.write = Gate::kChannel;
   rules[3].rule.decay = Decay::kScalar, rules[3].rule.solve = Solve::kOffline, rules[3].rule.q_norm = rules[3].rule.k_norm = Norm::kRaw;
   rules[4].rule.decay = Decay::kNone, rules[4].rule.gain = Gain::kGate, rules[4].rule.gain_bound = 2;
+  rules[5].rule.decay = rules[6].rule.decay = Decay::kScalar, rules[5].rule.gain = rules[6].rule.gain = Gain::kGate;
+  rules[5].rule.feedback = Feedback::kLearned, rules[6].rule.erase = Gate::kScalar, rules[6].rule.read = Read::kCorrected;
   rules.push_back(rules[1]);
   rules.back().name = "kda_bf16_g", rules.back().low_g = true;
   rules.push_back(rules[1]);

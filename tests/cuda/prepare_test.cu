@@ -40,6 +40,7 @@ struct Case {
   Types types = Types::kBf16;
   bool z = false;
   double tolerance = 6e-3;
+  bool bf16_gates = false;  // those of one number a row, besides the decay
 };
 
 uint16_t host_bf16(float x) {
@@ -115,7 +116,7 @@ Inputs make_inputs(const Case& test, int64_t T) {
   Inputs in;
   const auto rows = [&](int heads, int dim, const auto& make) { return tensor(test.B, T, heads, dim, test.HV, low, padded, make); };
   const auto gates = [&](int heads, double least, double most) {
-    return tensor(test.B, T, heads, 1, test.HV, false, padded, [&](int64_t, int, int) { return uniform(least, most); });
+    return tensor(test.B, T, heads, 1, test.HV, test.bf16_gates, padded, [&](int64_t, int, int) { return uniform(least, most); });
   };
   std::vector<double> direction(static_cast<std::size_t>(test.K));
   for (double& x : direction) x = normal();
@@ -585,6 +586,28 @@ std::vector<Case> named_cases() {
       Case& floats = add(name + " float32", rule);  // rounded before they meet
       floats.keys = keys, floats.beta_max = 2, floats.tolerance = keys == Keys::kIdentical ? 3e-2 : 1e-2, floats.types = Types::kFloat;
     }
+  }
+  // Rules whose e or r, or both, are sums of q and k.
+  Rule both = comba, fixed = delta;
+  both.feedback = Feedback::kLearned, both.write = Gate::kScalar;
+  fixed.feedback = Feedback::kFixed, fixed.lambda = 0.7, fixed.gain = Gain::kKaczmarz, fixed.k_norm = Norm::kRaw;
+  for (const auto& [name, rule] : {std::pair<std::string, Rule>{"qdelta", qdelta}, {"comba", comba}, {"qdelta and comba", both}, {"fixed feedback", fixed}}) {
+    for (const int T : {1, 15, 17, 63, 130}) {
+      Case& test = add(name + " T " + std::to_string(T), rule);
+      test.T = T, test.H = 2, test.HV = 4, test.bf16_gates = T % 2 == 0;
+    }
+    for (const int K : {64, 128}) {
+      Case& small = add(name + " K " + std::to_string(K), rule);
+      small.K = K, small.V = 72, small.T = 70, small.B = 2, small.H = 1, small.HV = 3, small.z = true;
+      Case& packed = add(name + " packed, K " + std::to_string(K), rule);
+      packed.lengths = {0, 5, 64, 0, 0, 70, 1, 0}, packed.H = 1, packed.K = K;
+      Case& alike = add(name + " cos .9, K " + std::to_string(K), rule);
+      alike.keys = Keys::kAlike, alike.K = K, alike.tolerance = 1e-2;
+    }
+    Case& decays_of_all = add(name + " g all", rule);
+    decays_of_all.decays = {0, -0.05, -1, -5, -20, -1000, -1e4, -kInfinity}, decays_of_all.T = 100;
+    Case& floats = add(name + " float32", rule);
+    floats.types = Types::kFloat, floats.T = 40;
   }
   for (const int T : {1, 15, 16, 17, 63, 65}) {
     add("gated_deltanet T " + std::to_string(T), gdn).T = T;

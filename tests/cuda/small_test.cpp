@@ -37,5 +37,25 @@ TEST(Small, EveryKernel) {
   }
 }
 
+// Blocks that stay take one chunk after another: many sequences, so that the places of later chunks have to be found in time.
+TEST(Small, ManyTurns) {
+  std::vector<int64_t> offsets = {0};
+  for (int64_t n = 0; n < (emulated() ? 24 : 700); ++n) offsets.push_back(offsets.back() + (n % 7 == 3 ? 70 : n % 4));
+  uint64_t seed = 950;
+  for (const char* name :
+       {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "kaczmarz", "kaczmarz_channel", "precond_gated_deltanet", "precond_kda"}) {
+    ProblemOptions options;
+    options.sequences = SeqLayout(offsets);
+    options.K = options.V = 16;
+    options.seed = ++seed;
+    const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
+    HeaderRun run = device_run(FW_FORM_CHUNK);
+    run.bf16 = HeaderRun::Bf16Tensors::kAll;
+    SCOPED_TRACE(describe(problem));
+    EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
+    EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
+  }
+}
+
 }  // namespace
 }  // namespace fw::testing

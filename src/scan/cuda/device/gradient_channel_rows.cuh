@@ -175,9 +175,10 @@ FW_DEVICE void finish_fast_streams(const ScalarChunk<Shape>& c, int turn, Stream
   FW_UNROLL
   for (int j = 0; j < 4; j += 2) {
     uint32_t f[4], r[4], w[4];
-    load_left(f, c.base + Shape::kFactors, row, column + 8 * j, c.lane);
     load_left(r, c.base + Shape::kRead, row, column + 8 * j, c.lane);
     load_left(w, c.base + Shape::kWrite, row, column + 8 * j, c.lane);
+    if constexpr (kPartsInPlace<Shape>) sync_warp();  // the warp has read what its lanes overwrite
+    load_left(f, c.base + Shape::kFactors, row, column + 8 * j, c.lane);
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {  // the numbers of a row are read again for other columns
       const float* at = c.floats(Shape::kSlopes) + c.row() + 8 * half;

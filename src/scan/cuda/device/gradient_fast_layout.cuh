@@ -81,5 +81,6 @@ struct FastChunk : ScalarChunk<Shape> {
 FW_DEVICE void sync_consumers() { named_barrier_sync(1, 512); }
 FW_DEVICE void sync_loaders() { named_barrier_sync(2, 64); }
 FW_DEVICE void sync_group(int group) { named_barrier_sync(3 + group, 128); }
+FW_DEVICE void sync_bringers() { named_barrier_sync(7, 128); }
 
 }  // namespace fw::cuda

@@ -206,6 +206,12 @@ FW_DEVICE void load_next_step(const FastChunk<Shape>& c, int loader, LoadStep& a
   if (++at.stage == Shape::kStages) at.stage = 0;
 }
 
+// Three stages take the copying warps to a turn whose place the other two have only just written; with two, an arrival lies between.
+template <class Shape>
+FW_DEVICE void places_known() {
+  if constexpr (Shape::kStages > 2) sync_bringers();
+}
+
 // By two warps: what is copied into shared memory. The first turns have a start of their own: -2 and -1.
 template <class Shape>
 FW_DEVICE void copy_chunks(const FastChunk<Shape>& c) {
@@ -231,6 +237,7 @@ FW_DEVICE void copy_chunks(const FastChunk<Shape>& c) {
     }
     if (running) mbarrier_wait(c.turn_over(turn), turn / 2 & 1);
     load_fast_keys(c, loader, turn + 2);
+    if (running) places_known<Shape>();
   }
 }
 
@@ -248,7 +255,8 @@ FW_DEVICE void make_row_numbers(const FastChunk<Shape>& c) {
     mbarrier_wait(c.turn_over(turn), turn / 2 & 1);
     if (row < 32) store_fast_decay_gradient(c, turn);
     sync_loaders();
-    if (row >= 32) c.find(turn + 4);  // in the place of this turn; read after more than a turn
+    if (row >= 32) c.find(turn + 4);  // in the place of this turn
+    places_known<Shape>();
   }
 }
 

@@ -21,8 +21,7 @@ FW_DEVICE uint32_t granule_offset(int row, int granule) {
 FW_DEVICE uint32_t fragment_offset(uint32_t lane_part, int row, int granule) {
   return (lane_part ^ static_cast<uint32_t>((granule & 7) << 4)) + static_cast<uint32_t>(row * 128 + (granule >> 3) * static_cast<int>(kPanelBytes));
 }
-FW_DEVICE uint32_t a_fragment(uint32_t base, int row, int granule) {
-  const uint32_t lane = lane_index();
+FW_DEVICE uint32_t a_fragment(uint32_t base, int row, int granule, uint32_t lane = lane_index()) {
   return fragment_offset(base + (lane & 15) * 128 + (((lane >> 4) ^ (lane & 7)) << 4), row, granule);
 }
 FW_DEVICE uint32_t b_fragment(uint32_t base, int row, int granule) {

@@ -5,7 +5,7 @@
 
 namespace fw::cuda {
 
-// Shared memory of the second half. keys: Khat, or what it is a multiple of row by row (kScaled; the factors are k_factors); becomes x.
+// Shared memory of the second half. keys: Khat, or what it is a multiple of row by row (the factors are k_factors); becomes x.
 // t: T as prepare_inverse.cuh wants it. a, p: panels. m: panel, may be the place of t. a_low, p_low: where kFine, panels of what
 // a and p round off.
 // Where the backward image is wanted, minus_e, q and y as in transform_reads; q becomes the backward image's, y may be the place
@@ -15,6 +15,7 @@ struct FinishBuffers {
   const SplitFactors *k_factors, *e_factors;
   const float* q_factors;
   char *a_low = nullptr, *p_low = nullptr;
+  const SumFactors* sums = nullptr;
 };
 
 template <int kKey>
@@ -39,7 +40,7 @@ FW_DEVICE ChunkImages<kKey> chunk_images(const PrepareArgs& args, int64_t item) 
 // After warps 0 to 3 wrote the blocks of T, the one of its number each, and the others P: no barrier is wanted in between. Four warps
 // invert; the others call first(a number of 4 for each warp), and then they, and two of the four when they are through, call
 // meanwhile(a number of 6). kTraining: there may be a backward image. kClaimed: the place of a is free once first() is over.
-template <int kKey, bool kScaled, bool kTraining, bool kClaimed, bool kFine, class First, class Meanwhile>
+template <int kKey, RowForm kForm, bool kTraining, bool kClaimed, bool kFine, class First, class Meanwhile>
 FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages<kKey>& out, First&& first, Meanwhile&& meanwhile) {
   constexpr int kClaimBarrier = kInverseBarrier + 3;
   if (warp < 4) {
@@ -56,11 +57,11 @@ FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages
   const SplitPanel a{shared_address(s.a), kFine ? shared_address(s.a_low) : 0}, p{shared_address(s.p), kFine ? shared_address(s.p_low) : 0};
   if (warp < kKey / 16) {
     if (kTraining && out.backward != nullptr) {
-      const ReadBuffers reads{shared_address(s.minus_e), shared_address(s.q), shared_address(s.y), s.e_factors, s.q_factors};
-      transform_reads<kScaled, kFine>(reads, a, p.high, warp);
+      const ReadBuffers reads{shared_address(s.minus_e), shared_address(s.q), shared_address(s.y), s.e_factors, s.q_factors, s.sums};
+      transform_reads<kForm, kFine>(reads, a, p.high, warp);
       sync_warp();
     }
-    transform_keys<kScaled, kFine>(shared_address(s.keys), s.k_factors, a, warp);
+    transform_keys<kForm != RowForm::kStreams, kFine>(shared_address(s.keys), s.k_factors, a, warp);
   }
   read_products<kFine>(p, a, s.m, warp);
 

@@ -453,6 +453,53 @@ FW_DEVICE FrontCoefs<float> plain_coefs(const Problem& x, const PlainGates& gate
   return front_coefs(rule, x.scale, s);
 }
 
+// Rules of which r or e are sums of the raw q and k, as plain ones otherwise.
+inline bool sum_streams(const Problem& x) {
+  const Rule& rule = x.rule;
+  if (rule.feedback == Feedback::kNone && rule.read == Read::kPlain) return false;
+  Problem plain = x;
+  plain.rule.feedback = Feedback::kNone, plain.rule.read = Read::kPlain;
+  return plain_streams(plain);
+}
+
+// Their gates of a row as they lie in memory (0 past the chunk's rows), so that no load is waited for before the others are under way.
+struct GateBits {
+  uint32_t beta = 0, erase = 0, write = 0, lambda = 0, read = 0;
+};
+FW_DEVICE GateBits gate_bits(const Problem& x, const ChunkPlace& place, int row) {
+  GateBits s;
+  if (row < 0 || row >= place.span.rows) return s;
+  const auto load = [&](const TokenArg& a, uint32_t& bits) {
+    const void* at = row_address(a, place, row);
+    if (a.bf16 != 0) {
+      bits = *static_cast<const uint16_t*>(at);
+    } else {
+      bits = *static_cast<const uint32_t*>(at);
+    }
+  };
+  const Rule& rule = x.rule;
+  if (rule.uses_beta()) load(x.in.beta, s.beta);
+  if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) load(x.in.erase_gate, s.erase);
+  if (rule.write == Gate::kScalar) load(x.in.write_gate, s.write);
+  if (rule.uses_lambda()) load(x.in.lambda, s.lambda);
+  if (rule.uses_read_correction()) load(x.in.read_correction, s.read);
+  return s;
+}
+FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const GateBits& gates, float q2, float k2) {
+  const auto value = [](const TokenArg& a, uint32_t bits) { return bits_float(bits << (a.bf16 != 0 ? 16 : 0)); };
+  Rule rule = x.rule;
+  rule.erase_key = EraseKey::kTied, rule.precond = Precond::kNone, rule.normaliser = Normaliser::kNone;
+  FrontScalars<float> s;
+  s.q2 = q2, s.k2 = k2;
+  if (rule.uses_beta()) s.beta = value(x.in.beta, gates.beta);
+  if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = value(x.in.erase_gate, gates.erase);
+  if (rule.write == Gate::kScalar) s.write = value(x.in.write_gate, gates.write);
+  if (rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(rule.lambda);
+  if (rule.uses_lambda()) s.lambda = value(x.in.lambda, gates.lambda);
+  if (rule.uses_read_correction()) s.read = value(x.in.read_correction, gates.read);
+  return front_coefs(rule, x.scale, s);
+}
+
 // Calls body(r, streams) for the rows of the warp, from memory.
 template <int kN, class Body>
 FW_DEVICE void for_each_row(const Problem& x, const ChunkPlace& place, const RowCoefs* coefs, Body&& body) {

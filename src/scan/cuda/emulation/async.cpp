@@ -30,6 +30,7 @@ void check_phase(std::size_t index) {
   SharedBarrier& barrier = block.barriers()[index];
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   barrier.phase ^= 1;
+  ++barrier.phases;
   barrier.pending = barrier.count;
   for (unsigned i = 0; i < position.threads; ++i) {
     const Thread& thread = block.thread(i);
@@ -46,6 +47,12 @@ void arrive(std::size_t index, int64_t bytes, unsigned thread) {
     Block::current().fail(thread, "mbarrier at offset %u: expects %lld bytes", barrier.offset, static_cast<long long>(barrier.bytes));
   --barrier.pending;
   check_phase(index);
+}
+
+// What the caller has done so far is seen by who waits for the end of this phase.
+void seen_at_end(std::size_t index) {
+  SharedBarrier& barrier = Block::current().barriers()[index];
+  races::release(barrier.ends.at(barrier.phases));
 }
 
 void come(std::size_t index, uint32_t bytes) {
@@ -92,6 +99,9 @@ void check_bulk(const void* global, const void* shared, uint32_t bytes, const ch
 
 void store(void* to, const void* from, uint32_t bytes, bool add, const char* what) {
   check_bulk(to, from, bytes, what);
+  races::read(from, bytes);
+  if (!add) races::write(to, bytes);
+  const races::Quiet quiet;
   Block& block = Block::current();
   Store entry{to, static_cast<const char*>(from), bytes, add, false, false, {}};
   if (!block.late()) {
@@ -106,6 +116,7 @@ void store(void* to, const void* from, uint32_t bytes, bool add, const char* wha
 }  // namespace
 
 void cp_async_wait(int groups) {
+  const races::Quiet quiet;
   auto& open = Block::current().thread().copies.groups;
   while (open.size() > static_cast<std::size_t>(groups) + 1) {
     for (const auto& copy : open.front()) perform(*copy);
@@ -116,6 +127,12 @@ void cp_async_wait(int groups) {
 void bulk_wait(int groups, bool written) {
   auto& open = Block::current().thread().stores.groups;
   if (open.size() <= static_cast<std::size_t>(groups) + 1) return;
+  for (std::size_t i = 0; i + 1 + static_cast<std::size_t>(groups) < open.size(); ++i) {
+    for (const Store& entry : open[i]) {
+      if (!entry.read) races::read(entry.from, entry.bytes);
+    }
+  }
+  const races::Quiet quiet;
   for (std::size_t i = 0; i + 1 + static_cast<std::size_t>(groups) < open.size(); ++i) {
     for (Store& entry : open[i]) {
       if (entry.written)
@@ -143,6 +160,9 @@ void cp_async_16(uint32_t shared_to, const void* global_from, bool valid) {
   block.shared(shared_to, 16, 16, "cp_async_16", position.thread);
   if (valid && reinterpret_cast<uintptr_t>(global_from) % 16 != 0)
     block.fail(position.thread, "cp_async_16: global address %p is not a multiple of 16", global_from);
+  if (valid) emulation::races::read(global_from, 16);
+  emulation::races::write(position.shared + (shared_to - Block::kSharedBase), 16);
+  const emulation::races::Quiet quiet;
   emulation::Copy copy{shared_to, valid ? global_from : nullptr, false};
   if (block.late())
     block.thread().copies.groups.back().push_back(std::make_shared<emulation::Copy>(copy));
@@ -150,12 +170,15 @@ void cp_async_16(uint32_t shared_to, const void* global_from, bool valid) {
     emulation::perform(copy);
 }
 void cp_async_commit() {
+  const emulation::races::Quiet quiet;
   if (Block::current().late()) Block::current().thread().copies.groups.emplace_back();
 }
 
 void cp_async_arrive(uint64_t* barrier) {
   Block& block = Block::current();
   const std::size_t index = emulation::barrier_index(barrier, "cp_async_arrive");
+  emulation::seen_at_end(index);
+  const emulation::races::Quiet quiet;
   if (!block.late()) return emulation::arrive(index, 0, position.thread);
   std::vector<std::shared_ptr<emulation::Copy>> copies;
   for (const auto& group : block.thread().copies.groups) copies.insert(copies.end(), group.begin(), group.end());
@@ -166,6 +189,7 @@ void cp_async_arrive(uint64_t* barrier) {
 }
 
 void mbarrier_init(uint64_t* barrier, int count) {
+  const emulation::races::Quiet quiet;
   Block& block = Block::current();
   const uint32_t offset = block.offset(barrier, "mbarrier_init");
   block.shared(Block::kSharedBase + offset, 8, 8, "mbarrier_init", position.thread);
@@ -174,20 +198,39 @@ void mbarrier_init(uint64_t* barrier, int count) {
     if (block.barriers()[i].offset == offset && *barrier == (emulation::kMark | i))
       block.fail(position.thread, "mbarrier at offset %u: initialized twice", offset);
   *barrier = emulation::kMark | block.barriers().size();
-  block.barriers().push_back({offset, 0, count, count, 0});
+  block.barriers().push_back({offset, 0, count, count, 0, 0, {}});
 }
-void mbarrier_arrive(uint64_t* barrier) { emulation::arrive(emulation::barrier_index(barrier, "mbarrier_arrive"), 0, position.thread); }
-void mbarrier_expect(uint64_t* barrier, uint32_t bytes) { emulation::arrive(emulation::barrier_index(barrier, "mbarrier_expect"), bytes, position.thread); }
+void mbarrier_arrive(uint64_t* barrier) {
+  const std::size_t index = emulation::barrier_index(barrier, "mbarrier_arrive");
+  emulation::seen_at_end(index);
+  const emulation::races::Quiet quiet;
+  emulation::arrive(index, 0, position.thread);
+}
+void mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
+  const std::size_t index = emulation::barrier_index(barrier, "mbarrier_expect");
+  emulation::seen_at_end(index);
+  const emulation::races::Quiet quiet;
+  emulation::arrive(index, bytes, position.thread);
+}
 void mbarrier_wait(uint64_t* barrier, int parity) {
   const std::size_t index = emulation::barrier_index(barrier, "mbarrier_wait");
   if (parity != 0 && parity != 1) Block::current().fail(position.thread, "mbarrier_wait for parity %d", parity);
-  if (Block::current().lingers()) Block::current().linger("mbarrier_wait", static_cast<int>(index), parity);
-  while (Block::current().barriers()[index].phase == parity) Block::current().wait("mbarrier_wait", static_cast<int>(index), parity);
+  {
+    const emulation::races::Quiet quiet;
+    if (Block::current().lingers()) Block::current().linger("mbarrier_wait", static_cast<int>(index), parity);
+    while (Block::current().barriers()[index].phase == parity) Block::current().wait("mbarrier_wait", static_cast<int>(index), parity);
+  }
+  emulation::SharedBarrier& waited = Block::current().barriers()[index];
+  if (waited.phases > 0) emulation::races::acquire(waited.ends.at(waited.phases - 1));
 }
 
 void bulk_load(void* shared_to, const void* global_from, uint32_t bytes, uint64_t* barrier) {
   emulation::check_bulk(global_from, shared_to, bytes, "bulk_load");
   const std::size_t index = emulation::barrier_index(barrier, "bulk_load");
+  emulation::races::read(global_from, bytes);
+  emulation::races::write(shared_to, bytes);
+  emulation::seen_at_end(index);
+  const emulation::races::Quiet quiet;
   auto load = [shared_to, global_from, bytes, index] {
     std::memcpy(shared_to, global_from, bytes);
     emulation::come(index, bytes);
@@ -199,6 +242,9 @@ void bulk_load(void* shared_to, const void* global_from, uint32_t bytes, uint64_
 }
 void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) { emulation::store(global_to, shared_from, bytes, false, "bulk_store"); }
 void bulk_add(float* global_to, const float* shared_from, uint32_t bytes) { emulation::store(global_to, shared_from, bytes, true, "bulk_add"); }
-void bulk_commit() { Block::current().thread().stores.groups.emplace_back(); }
+void bulk_commit() {
+  const emulation::races::Quiet quiet;
+  Block::current().thread().stores.groups.emplace_back();
+}
 
 }  // namespace fw::cuda

@@ -34,26 +34,30 @@ std::string kernel_name(const void* kernel) {
   return name;
 }
 
-struct FreeDeleter {
-  void operator()(char* memory) const { std::free(memory); }
-};
-
 }  // namespace
 
 void run_grid(const GridShape& shape, const std::function<void()>& kernel) {
   const int64_t blocks = static_cast<int64_t>(shape.x) * shape.y * shape.z;
   const Position outside = position;
+  Block* ends_with_last = nullptr;  // races are looked for on one thread of the system, where one Block runs all
 #ifdef _OPENMP
 #pragma omp parallel for schedule(dynamic) if (blocks > 1)
 #endif
   for (int64_t i = 0; i < blocks; ++i) {
     thread_local Block block;
+    if (races::kFound && i == blocks - 1) ends_with_last = &block;
     position.block[0] = static_cast<unsigned>(i % shape.x);
     position.block[1] = static_cast<unsigned>(i / shape.x % shape.y);
     position.block[2] = static_cast<unsigned>(i / shape.x / shape.y);
     block.run(shape, kernel);
   }
+  if (ends_with_last != nullptr) ends_with_last->end_grid();
   position = outside;
+}
+
+void Block::end_grid() {
+  races::acquire(ends_.at(0));
+  shared_of_grid_.clear();
 }
 
 Block& Block::current() {
@@ -79,6 +83,9 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel) {
   if (posix_memalign(&memory, 1024, shape.shared_bytes ? shape.shared_bytes : 1)) fail(0, "no memory");
   std::unique_ptr<char, FreeDeleter> shared(static_cast<char*>(memory));
   std::memset(memory, 0xff, shape.shared_bytes);
+  home_.stands_here();
+  starts_.renew();
+  races::release(starts_.at(0));
   position.shared = shared.get();
   position.shared_bytes = shape.shared_bytes;
 
@@ -93,7 +100,9 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel) {
 
   warps_ = {};
   warpgroups_ = {};
-  for (NamedBarrier& barrier : barriers_) barrier.arrived = 0, barrier.needed = 0, barrier.waiting.clear();
+  for (NamedBarrier& barrier : barriers_) barrier.arrived = 0, barrier.needed = 0, barrier.waiting.clear(), barrier.rounds = 0, barrier.ends.renew();
+  for (races::Events& ends : warp_ends_) ends.renew();
+  block_ends_.renew();
   shared_barriers_.clear();
   deferred_.clear();
   lingering_.clear();
@@ -107,7 +116,9 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel) {
     thread.copies.clear();
     thread.stores.clear();
     thread.products.clear();
+    thread.operands.clear();
     thread.product_group = 0;
+    thread.warp_syncs = thread.block_syncs = 0;
   }
   for (unsigned i = 0; i < shape.threads; ++i) wake(reverse_ ? shape.threads - 1 - i : i);
 
@@ -116,15 +127,25 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel) {
   home_.switch_to(thread().fiber);
   if (!deferred_.empty()) fail(0, "%zu asynchronous loads are still under way at the end of the block", deferred_.size());
   current_block = nullptr;
+  // Given back at the end of the grid, when its threads' accesses are over for the one that gives it back.
+  if (races::kFound) shared_of_grid_.push_back(std::move(shared));
 }
 
 void Block::thread_entry() {
   Block& block = current();
+  races::acquire(block.starts_.at(0));
   (*block.kernel_)();
+  races::release(block.ends_.at(0));
   block.thread_exit();
 }
 
 void Block::thread_exit() {
+  leave();
+  go_on();
+}
+
+void Block::leave() {
+  const races::Quiet quiet;
   Thread& me = thread();
   const unsigned index = position.thread;
   for (auto& group : me.stores.groups) {
@@ -145,10 +166,10 @@ void Block::thread_exit() {
     if (meeting->arrived + meeting->exited == operation.threads) finish(*meeting, index / operation.threads * operation.threads, index);
   }
   if (barriers_[0].arrived > 0 && barriers_[0].arrived == live_) barrier_complete(barriers_[0]);
-  go_on();
 }
 
 void Block::meet(const Operation& operation, void* operand) {
+  const races::Quiet quiet;
   const unsigned me = position.thread, first = me / operation.threads * operation.threads;
   if (first + operation.threads > shape_.threads) fail(me, "%s needs %u threads", operation.name, operation.threads);
   Meeting& meeting = operation.threads == 32 ? warps_[me / 32] : warpgroups_[me / 128];
@@ -196,6 +217,7 @@ bool Block::barrier_arrive(int id, unsigned needed, bool wait, unsigned first_th
 
 void Block::barrier_complete(NamedBarrier& barrier) {
   barrier.arrived = 0;
+  ++barrier.rounds;
   if (reverse_) std::reverse(barrier.waiting.begin(), barrier.waiting.end());
   for (unsigned thread : barrier.waiting)
     if (threads_[thread]->state == Thread::State::kWaiting) wake(thread);
@@ -252,16 +274,20 @@ void Block::let_one_go_on() {
 // To the next thread that can go on.
 void Block::go_on() {
   Fiber& from = thread().fiber;
+  Fiber& to = next_fiber();
+  if (&to != &from) from.switch_to(to);
+}
+
+Fiber& Block::next_fiber() {
+  const races::Quiet quiet;
   while (ready_.empty()) {
-    if (live_ == 0) return from.switch_to(home_);
+    if (live_ == 0) return home_;
     let_one_go_on();
   }
   if (shuffled_) std::swap(ready_.front(), ready_[random_() % ready_.size()]);
-  const unsigned next = ready_.front();
+  position.thread = ready_.front();
   ready_.pop_front();
-  if (next == position.thread) return;
-  position.thread = next;
-  from.switch_to(threads_[next]->fiber);
+  return thread().fiber;
 }
 
 char* Block::shared(uint32_t address, std::size_t bytes, std::size_t alignment, const char* what, unsigned thread) {

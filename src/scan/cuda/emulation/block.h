@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "scan/cuda/emulation/fiber.h"
+#include "scan/cuda/emulation/races.h"
 #include "scan/cuda/emulation/run.h"
 
 namespace fw::cuda::emulation {
@@ -27,7 +29,9 @@ struct Operation {
 struct SharedBarrier {
   uint32_t offset;  // in shared memory
   int phase, count, pending;
-  int64_t bytes;  // expected and not yet come
+  int64_t bytes;    // expected and not yet come
+  uint64_t phases;  // that are over
+  races::Events ends;
 };
 
 struct Copy {  // cp.async
@@ -41,6 +45,11 @@ struct Store {  // bulk_store, bulk_add
   uint32_t bytes;
   bool add, read, written;
   std::vector<char> data;
+};
+struct Operand {  // of a wgmma that has not been waited for: what this thread reads of it
+  const char* from;
+  std::size_t bytes;
+  unsigned group;
 };
 struct LateProduct {  // wgmma whose result has not been waited for
   float* d;
@@ -62,11 +71,17 @@ struct Thread {
   Groups<std::shared_ptr<Copy>> copies;
   Groups<Store> stores;
   std::vector<LateProduct> products;
+  std::vector<Operand> operands;
   unsigned product_group;
+  uint64_t warp_syncs, block_syncs;  // how many it has come to
 };
 
 // What a thread's bulk stores have read and not yet written, at its end.
 void finish_stores(Thread& thread);
+
+struct FreeDeleter {
+  void operator()(char* memory) const { std::free(memory); }
+};
 
 class Block {
  public:
@@ -74,6 +89,8 @@ class Block {
   static Block& current();
 
   void run(const GridShape& shape, const std::function<void()>& kernel);
+  // After the last block of a grid that this one stood for.
+  void end_grid();
 
   void meet(const Operation& operation, void* operand);
   // The caller waits for somebody to wake it.
@@ -91,6 +108,13 @@ class Block {
   Thread& thread() { return *threads_[position.thread]; }
   Thread& thread(unsigned index) { return *threads_[index]; }
   std::vector<SharedBarrier>& barriers() { return shared_barriers_; }
+  // The end of the thread's next sync_warp(), its next sync_threads(), of the present round of a named barrier.
+  void* warp_sync() { return warp_ends_[position.thread / 32].at(thread().warp_syncs++); }
+  void* block_sync() { return block_ends_.at(thread().block_syncs++); }
+  void* barrier_round(int id) {
+    NamedBarrier& barrier = barriers_[static_cast<std::size_t>(id)];
+    return barrier.ends.at(barrier.rounds);
+  }
   bool late() const { return late_; }
   bool lingers() const { return lingers_; }
   // In late mode: done when no thread can go on, the oldest first.
@@ -105,14 +129,18 @@ class Block {
   struct NamedBarrier {
     unsigned arrived, needed;
     std::vector<unsigned> waiting;  // threads
+    uint64_t rounds;                // that are over
+    races::Events ends;
   };
 
   static void thread_entry();
   void thread_exit();
+  void leave();
   void finish(Meeting& meeting, unsigned first_thread, unsigned except);
   void barrier_complete(NamedBarrier& barrier);
   void park();
   void go_on();
+  Fiber& next_fiber();
   void let_one_go_on();
   [[noreturn]] void report_deadlock();
 
@@ -128,6 +156,10 @@ class Block {
   std::array<NamedBarrier, 16> barriers_;
   std::vector<SharedBarrier> shared_barriers_;
   std::deque<std::function<void()>> deferred_;
+  std::array<races::Events, 32> warp_ends_;
+  races::Events block_ends_;
+  races::Events starts_, ends_;  // 0: of the block, of the grid
+  std::vector<std::unique_ptr<char, FreeDeleter>> shared_of_grid_;
   bool late_ = false, reverse_ = false, shuffled_ = false, lingers_ = false;
   std::minstd_rand random_;
 };

@@ -11,6 +11,8 @@
 //   FW_EMULATION_ORDER=late               warps go on from an mbarrier as late as any (at random): who could miss one of its phases does
 //   FW_EMULATION_LATE=1                   asynchronous copies happen as late as they may, results of wgmma are NaN until waited for
 //
+// Built with ThreadSanitizer, accesses that no barrier orders are reported with both places (races.h).
+//
 // Not seen: a missing fence (wgmma_fence, fence_async_shared, mbarrier_init_fence), and blocks that wait for each other do not work.
 #pragma once
 

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "scan/cuda/emulation/races.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -49,8 +51,12 @@ thread_local Fiber* left = nullptr;  // the one that switched to the running one
 }  // namespace
 
 Fiber::~Fiber() {
-  if (stack_) munmap(stack_, kStackBytes);
+  if (!stack_) return;
+  races::destroy_fiber(for_races_);
+  munmap(stack_, kStackBytes);
 }
+
+void Fiber::stands_here() { for_races_ = races::this_fiber(); }
 
 void Fiber::prepare(void (*entry)()) {
   entry_ = entry;
@@ -65,6 +71,7 @@ void Fiber::prepare(void (*entry)()) {
     mprotect(stack_, kGuard, PROT_NONE);  // too deep a stack ends the program instead of writing into the next
     bottom_ = stack_ + kGuard;
     bytes_ = kStackBytes - kGuard;
+    for_races_ = races::create_fiber();
   }
 #if defined(__SANITIZE_ADDRESS__)
   // The functions that were under way at its end never returned, and their variables are still marked.
@@ -100,6 +107,7 @@ void Fiber::switch_to(Fiber& other) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&fake_stack_, other.bottom_, other.bytes_);
 #endif
+  races::switch_to(other.for_races_);
 #if defined(__x86_64__)
   fw_emulation_switch(&stack_pointer_, other.stack_pointer_);
 #else

@@ -13,11 +13,12 @@ class Fiber {
  public:
   static constexpr std::size_t kStackBytes = 512 * 1024;  // address space; pages come when touched
 
-  Fiber() = default;  // stands for the stack of the thread itself
+  Fiber() = default;  // stands for the stack of the thread itself, after stands_here()
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
   ~Fiber();
 
+  void stands_here();
   // The next switch to it calls entry(), which must not return. Keeps the stack of the last time.
   void prepare(void (*entry)());
   // The caller goes on when somebody switches to it again.
@@ -37,6 +38,7 @@ class Fiber {
   void* fake_stack_ = nullptr;
   const void* bottom_ = nullptr;
   std::size_t bytes_ = 0;
+  void* for_races_ = nullptr;  // what ThreadSanitizer calls it
 };
 
 }  // namespace fw::cuda::emulation

@@ -46,13 +46,18 @@ const Operation kLoad2Transpose{"ldmatrix_x2_trans", 32, false, run_matrix<2, tr
 const Operation kStore4{"stmatrix_x4", 32, false, run_matrix<4, false, true>};
 const Operation kStore4Transpose{"stmatrix_x4_trans", 32, false, run_matrix<4, true, true>};
 
-void load(const Operation& operation, uint32_t* r, uint32_t address) {
+void load(const Operation& operation, uint32_t* r, uint32_t address, unsigned addresses) {
   MatrixCall call{address, r, nullptr};
-  Block::current().meet(operation, &call);
+  Block& block = Block::current();
+  const unsigned me = position.thread;
+  if (races::kFound && me % 32 < addresses) races::read(block.shared(address, 16, 16, operation.name, me), 16);
+  block.meet(operation, &call);
 }
 void store(const Operation& operation, uint32_t address, const uint32_t* r) {
   MatrixCall call{address, nullptr, r};
-  Block::current().meet(operation, &call);
+  Block& block = Block::current();
+  if (races::kFound) races::write(block.shared(address, 16, 16, operation.name, position.thread), 16);
+  block.meet(operation, &call);
 }
 
 struct MmaCall {
@@ -125,16 +130,24 @@ class SharedMatrix {
     if (transposed && rows > 64 && leading_ == 0) block.fail(thread, "wgmma: %d columns in panels of 64, but their distance (leading offset) is 0", rows);
   }
   float at(int row, int k, unsigned thread) const {
-    const auto r = static_cast<uint32_t>(row), c = static_cast<uint32_t>(k);
-    uint32_t address = start_;
-    address += transposed_ ? r / 64 * leading_ + c / 8 * stride_ + c % 8 * 128 + r % 64 * 2 : r / 8 * stride_ + r % 8 * 128 + c * 2;
-    address ^= (address >> 7 & 7) << 4;
     uint16_t bits;
-    std::memcpy(&bits, Block::current().shared(address, 2, 2, "wgmma", thread), 2);
+    std::memcpy(&bits, Block::current().shared(address(row, k), 2, 2, "wgmma", thread), 2);
     return bf16_value(bits);
+  }
+  // The rows' 16-byte pieces, numbered.
+  const char* piece(int number, int rows, unsigned thread) const {
+    const int row = transposed_ ? number % (rows / 8) * 8 : number / 2, k = transposed_ ? number / (rows / 8) : number % 2 * 8;
+    return Block::current().shared(address(row, k), 16, 16, "wgmma", thread);
   }
 
  private:
+  uint32_t address(int row, int k) const {
+    const auto r = static_cast<uint32_t>(row), c = static_cast<uint32_t>(k);
+    uint32_t address = start_;
+    address += transposed_ ? r / 64 * leading_ + c / 8 * stride_ + c % 8 * 128 + r % 64 * 2 : r / 8 * stride_ + r % 8 * 128 + c * 2;
+    return address ^ (address >> 7 & 7) << 4;
+  }
+
   uint32_t start_, leading_, stride_;
   bool transposed_;
 };
@@ -194,15 +207,38 @@ const Operation kWgmma{"wgmma", 128, false, run_wgmma};
 
 }  // namespace
 
+// What this thread reads of a matrix of the product that is under way.
+void read_part(uint64_t descriptor, int rows, bool transposed) {
+  const unsigned me = position.thread;
+  const SharedMatrix matrix(descriptor, rows, transposed, me);
+  for (int piece = static_cast<int>(me % 128); piece < 2 * rows; piece += 128) {
+    const char* from = matrix.piece(piece, rows, me);
+    races::read(from, 16);
+    const races::Quiet quiet;
+    Thread& thread = Block::current().thread();
+    thread.operands.push_back({from, 16, thread.product_group});
+  }
+}
+
 void wgmma(const Wgmma& product) {
+  if (races::kFound) {
+    read_part(product.b_descriptor, product.n, product.transpose_b);
+    if (product.a == nullptr) read_part(product.a_descriptor, 64, product.transpose_a);
+  }
   Wgmma call = product;
   Block::current().meet(kWgmma, &call);
 }
 
 void wgmma_wait(int groups) {
   Thread& thread = Block::current().thread();
+  const auto over = [&](const auto& part) { return part.group + static_cast<unsigned>(groups) < thread.product_group; };
+  for (const Operand& operand : thread.operands) {
+    if (over(operand)) races::read(operand.from, operand.bytes);
+  }
+  const races::Quiet quiet;
+  std::erase_if(thread.operands, over);
   std::erase_if(thread.products, [&](const LateProduct& late) {
-    if (late.group + static_cast<unsigned>(groups) >= thread.product_group) return false;
+    if (!over(late)) return false;
     std::copy(late.values.begin(), late.values.end(), late.d);
     return true;
   });
@@ -212,10 +248,10 @@ void wgmma_wait(int groups) {
 
 using emulation::Block;
 
-void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) { emulation::load(emulation::kLoad4, r, address); }
-void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { emulation::load(emulation::kLoad4Transpose, r, address); }
-void ldmatrix_x2(uint32_t (&r)[2], uint32_t address) { emulation::load(emulation::kLoad2, r, address); }
-void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address) { emulation::load(emulation::kLoad2Transpose, r, address); }
+void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) { emulation::load(emulation::kLoad4, r, address, 32); }
+void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { emulation::load(emulation::kLoad4Transpose, r, address, 32); }
+void ldmatrix_x2(uint32_t (&r)[2], uint32_t address) { emulation::load(emulation::kLoad2, r, address, 16); }
+void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address) { emulation::load(emulation::kLoad2Transpose, r, address, 16); }
 void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) { emulation::store(emulation::kStore4, address, r); }
 void stmatrix_x4_trans(uint32_t address, const uint32_t (&r)[4]) { emulation::store(emulation::kStore4Transpose, address, r); }
 void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

@@ -33,7 +33,10 @@ void named_barrier(int id, int threads, bool wait) {
   if (id < 1 || id > 15) block.fail(position.thread, "named barrier %d: must be 1 to 15", id);
   if (threads <= 0 || threads % 32 != 0) block.fail(position.thread, "named barrier %d for %d threads: must be a multiple of 32", id, threads);
   BarrierCall call{id, static_cast<unsigned>(threads), wait};
+  void* const round = block.barrier_round(id);
+  races::release(round);
   block.meet(kNamedBarrier, &call);
+  if (wait) races::acquire(round);
 }
 
 struct ShuffleCall {
@@ -97,11 +100,19 @@ using emulation::Block;
 uint32_t shared_address(const void* pointer) { return Block::kSharedBase + Block::current().offset(pointer, "shared_address"); }
 void sync_warp() {
   int nothing = 0;
-  Block::current().meet(emulation::kSyncWarp, &nothing);
+  Block& block = Block::current();
+  void* const end = block.warp_sync();
+  emulation::races::release(end);
+  block.meet(emulation::kSyncWarp, &nothing);
+  emulation::races::acquire(end);
 }
 void sync_threads() {
   emulation::BarrierCall call{0, 0, true};
-  Block::current().meet(emulation::kSyncThreads, &call);
+  Block& block = Block::current();
+  void* const end = block.block_sync();
+  emulation::races::release(end);
+  block.meet(emulation::kSyncThreads, &call);
+  emulation::races::acquire(end);
 }
 void named_barrier_sync(int id, int threads) { emulation::named_barrier(id, threads, true); }
 void named_barrier_arrive(int id, int threads) { emulation::named_barrier(id, threads, false); }

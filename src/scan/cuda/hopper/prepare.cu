@@ -6,6 +6,8 @@ namespace fw::cuda {
 void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
   if (args.problem.rule.decay == Decay::kChannel) {
     prepare_channel(args, key, chunks, stream);
+  } else if (prepares_sums(args.problem, key)) {
+    prepare_sums(args, key, chunks, stream);
   } else {
     prepare_scalar(args, key, chunks, stream);
   }

@@ -430,7 +430,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
                                 nullptr,
                                 nullptr,
                                 nullptr};
-    finish_online<kKey, false, true, false, false>(
+    finish_online<kKey, RowForm::kStreams, true, false, false>(
         buffers, warp, out, [](int) {},
         [&](int number) {
           const int other = number * 32 + lane;

@@ -5,71 +5,20 @@
 // coefficients are factors of results: they are worked out while the products run. Other rules make their streams first.
 #include <algorithm>
 
-#include "scan/cuda/device/prepare_finish.cuh"
+#include "scan/cuda/device/prepare_scalar_parts.cuh"
 #include "scan/cuda/launch.h"
 #include "scan/cuda/prepare_kernels.h"
 
 namespace fw::cuda {
 namespace {
 
-// Factors by row. pair: G_i in log2 with the decay of a token bounded from below, so that differences of it keep their digits; what the
-// bound cuts off is 1e-12 of a product. left: of the rows of P and of T, right: of the columns of both, besides the decays; gamma, keys:
-// exp(G_i) and exp(G_C - G_i), in the end those of the operands in the images q and (with split_keys) Khat; split_erase: those in -E.
-// left is also where |q|^2 and |k|^2 wait for the coefficients.
+// Factors by row. left: of the rows of P and of T, right: of the columns of both, besides the decays; gamma, keys: of the decays, in the end those
+// of the operands in the images q and (with split_keys) Khat; split_erase: those in -E. left is also where |q|^2 and |k|^2 wait for the
+// coefficients.
 struct ScalarRows {
   float pair[kChunk], left[2][kChunk], right[kChunk], gamma[kChunk], keys[kChunk], erase[kChunk], z[kChunk];
   SplitFactors split_keys, split_erase;
 };
-inline constexpr float kLowestStep = -40.0f;
-
-// By one warp, two tokens a lane: the log-decays as they lie in memory, so that nothing waits for them yet, ...
-FW_DEVICE uint2 scalar_steps(const Problem& x, const ChunkPlace& place) {
-  uint32_t bits[2] = {0, 0};
-  if (x.rule.decay == Decay::kScalar) {
-    FW_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const int row = 2 * static_cast<int>(lane_index()) + i;
-      const void* from = row_address(x.in.g, place, row);
-      if (row >= place.span.rows) continue;
-      if (x.in.g.bf16 != 0) {
-        bits[i] = *static_cast<const uint16_t*>(from);
-      } else {
-        bits[i] = *static_cast<const uint32_t*>(from);
-      }
-    }
-  }
-  return make_uint2(bits[0], bits[1]);
-}
-// ... and what comes of them. Sums only, no differences: g may be -inf.
-FW_DEVICE void scalar_decays(const Problem& x, const ChunkPlace& place, const uint2& steps, ScalarRows& d, float& gamma_end) {
-  const int lane = static_cast<int>(lane_index());
-  float g[2] = {0, 0};
-  if (x.rule.decay == Decay::kScalar) {
-    const int shift = x.in.g.bf16 != 0 ? 16 : 0;
-    g[0] = bits_float(steps.x << shift) * kLog2E, g[1] = bits_float(steps.y << shift) * kLog2E;
-  } else if (x.rule.decay == Decay::kConstant) {  // log(constant_decay(head)) of rule/decay.h
-    const float decay = log1pf(-exp2f(-5.0f - static_cast<float>(place.hv))) * kLog2E;
-    FW_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      if (2 * lane + i < place.span.rows) g[i] = decay;
-    }
-  }
-  const float bounded[2] = {max(g[0], kLowestStep), max(g[1], kLowestStep)};
-  float prefix = g[0] + g[1], suffix = g[0] + g[1], pair = bounded[0] + bounded[1];
-  FW_UNROLL
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const float before = shuffle_up(prefix, distance), after = shuffle_down(suffix, distance), pair_before = shuffle_up(pair, distance);
-    if (lane >= distance) prefix += before, pair += pair_before;
-    if (lane + distance < 32) suffix += after;
-  }
-  gamma_end = exp2_fast(shuffle(prefix, 31));
-  float before = shuffle_up(prefix, 1), after = shuffle_down(suffix, 1), pair_before = shuffle_up(pair, 1);
-  if (lane == 0) before = pair_before = 0;
-  if (lane == 31) after = 0;
-  *reinterpret_cast<float2*>(d.gamma + 2 * lane) = make_float2(exp2_fast(before + g[0]), exp2_fast(prefix));
-  *reinterpret_cast<float2*>(d.keys + 2 * lane) = make_float2(exp2_fast(g[1] + after), exp2_fast(after));
-  *reinterpret_cast<float2*>(d.pair + 2 * lane) = make_float2(pair_before + bounded[0], pair);
-}
 
 // Shared memory. Plain: the raw keys (become x), the raw reads (become q of the backward image), T. Else: w, r, e, and for the forward
 // image alone T takes the place of e. M takes the place of T, which y takes where there is one. A takes the place of the raw reads in
@@ -117,101 +66,6 @@ FW_DEVICE void scalar_row(int r, const KeyStreams<kKey / 32>& s, char* shared, c
   if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(k));
 }
 
-// Images that are multiples of the raw rows `raw`, of `count` groups of four rows from group `first` on, by one warp: to `a` with factors a_rows,
-// and to b, if not null, with b_rows.
-template <int kKey>
-FW_DEVICE void plain_images(const char* raw, int first, int count, const float* a_rows, void* a, const float* b_rows, void* b) {
-  const int lane = static_cast<int>(lane_index());
-  FW_NO_UNROLL
-  for (int group = first; group < first + count; ++group) {
-    const int row = 4 * group + (lane >> 3);
-    const uint32_t at = static_cast<uint32_t>(row * 128 + (lane & 7) * 16);
-    uint4 x[kKey / 64];
-    FW_UNROLL
-    for (uint32_t panel = 0; panel < kKey / 64; ++panel) x[panel] = *reinterpret_cast<const uint4*>(raw + at + panel * kPanelBytes);
-    const SplitFactor f = split_factor(a_rows[row]);
-    FW_UNROLL
-    for (uint32_t panel = 0; panel < kKey / 64; ++panel) *reinterpret_cast<uint4*>(static_cast<char*>(a) + at + panel * kPanelBytes) = times(x[panel], f);
-    if (b == nullptr) continue;
-    const SplitFactor g = split_factor(b_rows[row]);
-    FW_UNROLL
-    for (uint32_t panel = 0; panel < kKey / 64; ++panel) *reinterpret_cast<uint4*>(static_cast<char*>(b) + at + panel * kPanelBytes) = times(x[panel], g);
-  }
-}
-
-// Which products a warp has. Online, warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P; offline the halves have every
-// second block of columns of P. The two warps of one scheduler share its work evenly.
-template <bool kOnline>
-struct PairWork {
-  int block, half;
-  bool strict;
-  FW_DEVICE explicit PairWork(int warp) : block(warp < 4 ? warp : 7 - warp), half(warp >> 2), strict(kOnline && warp < 4) {}
-  FW_DEVICE bool has(int column) const { return column <= block && (kOnline || (column & 1) == half); }  // block of 16 columns
-};
-
-template <int kKey, bool kOnline>
-FW_DEVICE void pair_products(const PairWork<kOnline>& work, uint32_t left, uint32_t right, float (&c)[8][4]) {
-  clear_tiles(c);
-  FW_UNROLL
-  for (int k = 0; k < kKey / 16; ++k) {
-    uint32_t a[4];
-    ldmatrix_x4(a, a_fragment(left, 16 * work.block, 2 * k));
-    FW_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      if (!work.has(j)) continue;
-      uint32_t b[4];
-      ldmatrix_x4(b, b_fragment(right, 16 * j, 2 * k));
-      mma_bf16(c[2 * j], a, b[0], b[1]);
-      mma_bf16(c[2 * j + 1], a, b[2], b[3]);
-    }
-  }
-}
-
-// The decays and factors, between blocks by way of the row before the later one.
-template <bool kOnline>
-FW_DEVICE void scale_pairs(const PairWork<kOnline>& work, const ScalarRows& rows, float (&c)[8][4]) {
-  const int lane = static_cast<int>(lane_index()), i = 16 * work.block + (lane >> 2);
-  const float row[2] = {rows.pair[i], rows.pair[i + 8]}, anchor = work.block > 0 ? rows.pair[16 * work.block - 1] : 0.0f;
-  const float factor[2] = {rows.left[work.strict][i], rows.left[work.strict][i + 8]};
-  const float after[2] = {factor[0] * exp2_fast(row[0] - anchor), factor[1] * exp2_fast(row[1] - anchor)};
-  FW_UNROLL
-  for (int n = 0; n < 8; ++n) {
-    if (!work.has(n / 2)) continue;
-    const int j = 8 * n + 2 * (lane & 3);
-    const float2 column = *reinterpret_cast<const float2*>(rows.pair + j), right = *reinterpret_cast<const float2*>(rows.right + j);
-    if (n / 2 < work.block) {
-      const float before[2] = {right.x * exp2_fast(anchor - column.x), right.y * exp2_fast(anchor - column.y)};
-      FW_UNROLL
-      for (int m = 0; m < 4; ++m) c[n][m] *= after[m / 2] * before[m % 2];
-    } else {  // above the diagonal the difference is positive, and what comes of it is thrown away
-      const float difference[4] = {row[0] - column.x, row[0] - column.y, row[1] - column.x, row[1] - column.y};
-      FW_UNROLL
-      for (int m = 0; m < 4; ++m) c[n][m] *= exp2_fast(min(difference[m], 0.0f)) * (factor[m / 2] * (m % 2 == 0 ? right.x : right.y));
-      if (work.strict) {
-        cut_tile<true>(n % 2, c[n]);
-      } else {
-        cut_tile<false>(n % 2, c[n]);
-      }
-    }
-  }
-}
-
-template <bool kOnline, bool kFine>
-FW_DEVICE void store_pairs(const PairWork<kOnline>& work, char* t, char* p, char* p_low, const float (&c)[8][4]) {
-  const TriangleRows triangle = triangle_rows(t, work.block);
-  const uint32_t panel = panel_rows(work.block);
-  FW_UNROLL
-  for (int n = 0; n < 8; ++n) {
-    if (!work.has(n / 2)) continue;
-    if (work.strict) {
-      store_tile(triangle, n, c[n]);
-    } else {
-      store_tile(p, panel, n, c[n]);
-      if constexpr (kFine) store_rest(p_low, panel, n, c[n]);
-    }
-  }
-}
-
 // Plain rules: the factors of this lane's row, from the norms that wait in `rows`.
 template <bool kOnline>
 FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row, const PlainGates& gates, ScalarRows& rows, float* z_scale, bool z_image) {
@@ -252,16 +106,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   const int row = kPlain ? coefficient_row(warp) : -1;
   const PlainGates gates = plain_gates(x, place, row);
   clear_above(shared + Layout::kP);
-  if (warp == 1) {
-    float gamma_end;
-    scalar_decays(x, place, steps, rows, gamma_end);
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) {
-      const int channel = static_cast<int>(lane_index()) + 32 * j;
-      out.forward->gamma[channel] = gamma_end;
-      if (out.backward != nullptr) out.backward->gamma[channel] = gamma_end;
-    }
-  }
+  if (warp == 1) put_decays<kKey>(x, place, steps, rows, out);
 
   if constexpr (kPlain) {
     front_arrived();
@@ -298,7 +143,8 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   const uint32_t base = shared_address(shared);
   pair_products<kKey, kOnline>(work, base + (!work.strict ? Layout::kReads : kPlain ? Layout::kKeys : Layout::kErase), base + Layout::kKeys, c);
   sync_threads();  // the factors are there, and T may take the place of e
-  scale_pairs(work, rows, c);
+  const float(&left)[kChunk] = rows.left[work.strict];
+  scale_pairs(work, rows, {left[work.row()], left[work.row() + 8]}, c);
   char* const t = shared + Layout::kT;
   store_pairs<kOnline, kFine>(work, t, shared + Layout::kP, shared + Layout::kPLow, c);
 
@@ -318,7 +164,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
                                 rows.gamma,
                                 shared + Layout::kALow,
                                 shared + Layout::kPLow};
-    finish_online<kKey, true, kTraining, Layout::kClaims, kFine>(
+    finish_online<kKey, RowForm::kMultiples, kTraining, Layout::kClaims, kFine>(
         buffers, warp, out,
         [&](int number) {
           if constexpr (kPlain) plain_images<kKey>(reads, 4 * number, 4, rows.gamma, out.forward->q, nullptr, nullptr);
