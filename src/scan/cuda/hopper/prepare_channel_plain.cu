@@ -566,7 +566,8 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     sync_threads();
     if (warp < kKey / 16) {
       const uint32_t minus_e = shared_address(shared + Layout::kErase);
-      transform_reads<false, false>({minus_e, shared_address(shared + Layout::kReads), minus_e, nullptr, nullptr}, a, p.high, warp);
+      const ReadBuffers reads{minus_e, shared_address(shared + Layout::kReads), minus_e, nullptr, nullptr, nullptr};
+      transform_reads<RowForm::kStreams, false>(reads, a, p.high, warp);
     }
   }
   fence_async_shared();
