@@ -113,17 +113,17 @@ FW_DEVICE void fetch_plain(const Problem& x, const ChunkPlace& place, char* shar
   cp_async_commit();
 }
 
-// Brings rows of a block that starts later into the L2 cache, by one thread: of the chunk `ahead` tokens on, where the rows of all heads are one
-// piece of memory, this head's share of it.
+// Brings rows of a block that starts later into the L2 cache, by one warp while it waits for its own: of the chunk `ahead` tokens on, where the rows
+// of all heads are one piece of memory, this head's share of it.
 FW_DEVICE void prefetch_later(const Problem& x, const ChunkPlace& place, int ahead) {
   const int64_t token = static_cast<int64_t>(place.batch) * x.T + place.token + ahead;
-  if (token + kChunk > x.tokens) return;
-  const auto share = [&](const TokenArg& a, int head) {
-    const uint32_t bytes = static_cast<uint32_t>(kChunk * x.K * (a.bf16 != 0 ? 2 : 4));
-    bulk_prefetch(static_cast<const char*>(a.data) + token * a.stride_t * (a.bf16 != 0 ? 2 : 4) + static_cast<int64_t>(head) * bytes, bytes);
-  };
-  share(x.in.g, place.hv);
-  if (x.group == 1 || place.hv % x.group == 0) share(x.in.k, place.key_head), share(x.in.q, place.key_head);
+  if (ahead == 0 || token + kChunk > x.tokens) return;
+  const int tensor = static_cast<int>(lane_index()), heads = tensor == 0 ? x.HV : x.H;
+  if (tensor > 3 || (tensor > 0 && place.hv - place.key_head * x.group != 0)) return;
+  const void* const data = tensor == 0 ? x.in.g.data : tensor == 1 ? x.in.k.data : tensor == 2 ? x.in.q.data : x.m;
+  const int size = tensor == 3 || (tensor == 0 && x.in.g.bf16 == 0) ? 4 : 2, share = kChunk * x.K * size;
+  const int64_t at = token * (static_cast<int64_t>(heads) * x.K * size) + static_cast<int64_t>(tensor == 0 ? place.hv : place.key_head) * share;
+  if (data != nullptr) bulk_prefetch(static_cast<const char*>(data) + at, static_cast<uint32_t>(share));
 }
 
 // What a warp's rows have in common: decays of the blocks before them, from their block's start up to where keys go, and up to the end of their
@@ -433,7 +433,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
   const PlainGates gates = plain_gates(x, place, own_row);
   PairsOfM<kN, kPrecond> m;
   m.start(x, place);
-  if (thread == 0 && ahead > 0) prefetch_later(x, place, ahead);
+  if (warp == 7) prefetch_later(x, place, ahead);
   front_arrived();
 
   PlainCoefs coefs;
