@@ -49,6 +49,7 @@ TokenArg tensor(int64_t B, int64_t T, int64_t heads, int64_t dim, bool bf16, flo
 struct Named {
   std::string name;
   Rule rule;
+  bool low_g = false;  // bf16 log-decays of channels
 };
 
 void bench(const Named& named, const char* shape, int B, int T, int H) {
@@ -67,7 +68,12 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     x.sequences.N = B, x.sequences.T = T, x.sequences.chunks = T / 64;
     const uint32_t seed = static_cast<uint32_t>(c) * 77u;
     x.in.q = tensor(B, T, H, K, true, 1, 0, seed + 1), x.in.k = tensor(B, T, H, K, true, 1, 0, seed + 2), x.in.v = tensor(B, T, H, V, true, 1, 0, seed + 3);
-    if (rule.uses_g()) x.in.g = tensor(B, T, H, rule.decay == Decay::kChannel ? K : 1, false, 0.05f, -0.06f, seed + 4);
+    if (rule.uses_g()) x.in.g = tensor(B, T, H, rule.decay == Decay::kChannel ? K : 1, named.low_g, 0.05f, -0.06f, seed + 4);
+    if (rule.uses_precond()) {
+      const TokenArg m = tensor(B, T, H, K, false, 0.3f, 1, seed + 8);
+      x.m = static_cast<const float*>(m.data);
+      memory.push_back(m.data);
+    }
     if (rule.uses_beta()) x.in.beta = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 5);
     if (rule.uses_erase_gate()) x.in.erase_gate = tensor(B, T, H, erase_gates, erase_gates > 1, 0.4f, 0.5f, seed + 6);
     if (rule.uses_write_gate()) x.in.write_gate = tensor(B, T, H, V, true, 0.4f, 0.5f, seed + 7);
@@ -107,7 +113,8 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     }
     std::sort(times.begin(), times.end());
     const bool online = rule.online();
-    double bytes = 512 + (rule.decay == Decay::kChannel ? 512 : 4) + (rule.uses_erase_gate() ? (erase_gates > 1 ? 2 * erase_gates : 8) : 4) + (z ? 768 : 0);
+    double bytes = 512 + (rule.decay == Decay::kChannel ? (named.low_g ? 256 : 512) : 4) + (rule.uses_precond() ? 512 : 0) +
+                   (rule.uses_erase_gate() ? (erase_gates > 1 ? 2 * erase_gates : 8) : 4) + (z ? 768 : 0);
     bytes += (online ? 904 : 648) + (training ? (online ? 768 + 256 : 512 + 128) : 0);
     const double ms = times[times.size() / 2];
     std::printf("%-16s %s %-9s %.4f ms  %.2f us a chunk and SM  %.2f TB/s\n", named.name.c_str(), shape, training ? "training" : "forward", ms,
@@ -137,6 +144,10 @@ int main(int argc, char** argv) {
   rules[5].rule.feedback = Feedback::kLearned, rules[6].rule.erase = Gate::kScalar, rules[6].rule.read = Read::kCorrected;
   rules[7].rule.decay = rules[8].rule.decay = Decay::kScalar, rules[7].rule.gain = rules[8].rule.gain = Gain::kGate;
   rules[7].rule.precond = Precond::kDiagonal, rules[8].rule.precond = Precond::kRead, rules[8].rule.solve = Solve::kOffline;
+  rules.push_back(rules[1]);
+  rules.back().name = "kda_bf16_g", rules.back().low_g = true;
+  rules.push_back(rules[1]);
+  rules.back().name = "precond_kda", rules.back().rule.precond = Precond::kDiagonal;
   try {
     for (const Named& named : rules) {
       if (argc > 1 && named.name != argv[1]) continue;

@@ -25,6 +25,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 enum class Keys { kRandom, kAlike, kIdentical };
 enum class Types { kBf16, kFloat, kPadded };  // kPadded: bf16 rows that are not aligned to anything
+enum class Decays { kAny, kBf16, kFloat };    // of channels; kAny: not the same from case to case
 
 struct Case {
   std::string name;
@@ -32,6 +33,8 @@ struct Case {
   int B = 1, T = 64, H = 2, HV = 2, K = 128, V = 128;
   std::vector<int> lengths;  // packed, if not empty
   std::vector<double> decays = {-0.05};
+  double rare_decay = 0;  // of every 500th number, if not 0
+  Decays decay_type = Decays::kAny;
   double beta_max = 1;
   Keys keys = Keys::kRandom;
   Types types = Types::kBf16;
@@ -129,7 +132,9 @@ Inputs make_inputs(const Case& test, int64_t T) {
   in.v = rows(test.HV, test.V, [&](int64_t, int, int) { return normal(); });
   if (rule.uses_g()) {
     const int dim = rule.decay == Decay::kChannel ? test.K : 1;
-    in.g = tensor(test.B, T, test.HV, dim, test.HV, low && dim > 1 && below(2) == 0, padded, [&](int64_t, int, int) {
+    const bool low_g = test.decay_type == Decays::kAny ? low && dim > 1 && below(2) == 0 : test.decay_type == Decays::kBf16;
+    in.g = tensor(test.B, T, test.HV, dim, test.HV, low_g, padded, [&](int64_t, int, int) {
+      if (test.rare_decay != 0 && below(500) == 0) return test.rare_decay;
       const double g = test.decays[static_cast<std::size_t>(below(static_cast<int>(test.decays.size())))];
       return std::isinf(g) ? g : g * uniform(0.5, 1.5);
     });
@@ -607,6 +612,34 @@ std::vector<Case> named_cases() {
   for (const int T : {1, 15, 16, 17, 63, 65}) {
     add("gated_deltanet T " + std::to_string(T), gdn).T = T;
     add("kda T " + std::to_string(T), kda).T = T;
+  }
+  // Whole bf16 rows with one decay a channel: the kernel of its own, all its forms.
+  Rule kaczmarz_channel = rule_of(Decay::kChannel, Gain::kKaczmarz, Norm::kL2), gated = kda;
+  kaczmarz_channel.k_norm = Norm::kRaw;
+  gated.erase = gated.write = Gate::kScalar;
+  for (const Rule& rule : {kda, precond, kaczmarz_channel, gated}) {
+    for (const int K : {64, 128}) {
+      for (const Decays type : {Decays::kBf16, Decays::kFloat}) {
+        const std::string name = std::string(rule.uses_precond()            ? "precond_kda"
+                                             : rule.gain == Gain::kKaczmarz ? "kaczmarz_channel"
+                                             : rule.uses_erase_gate()       ? "kda scalar gates"
+                                                                            : "kda") +
+                                 " K " + std::to_string(K) + (type == Decays::kBf16 ? " bf16 g" : " float32 g");
+        const auto form = [&](const char* what) -> Case& {
+          Case& test = add(name + what, rule);
+          test.K = test.V = K, test.decay_type = type;
+          return test;
+        };
+        Case& groups = form(" groups");
+        groups.T = 150, groups.B = 2, groups.HV = 6;
+        Case& mixed = form(" 0, -20, -1000");
+        mixed.decays = {0, 0, 0, 0, -0.05, -0.05, -0.05, -20, -1000}, mixed.T = 90;
+        Case& some = form(" -.01, -inf");
+        some.decays = {-0.01}, some.T = 128, some.rare_decay = -kInfinity;
+        Case& packed = form(" packed");
+        packed.lengths = {0, 5, 64, 0, 0, 70, 1, 129, 0}, packed.H = 1;
+      }
+    }
   }
   for (const Rule& rule : {gdn, kda, offline(Decay::kScalar), offline(Decay::kChannel)}) {
     for (const int K : {16, 64, 100}) {

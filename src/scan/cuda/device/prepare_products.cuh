@@ -113,9 +113,9 @@ template <bool kFine>
 inline constexpr int kRounds = kFine ? 3 : 1;
 
 // 16 channels of A^T K in place of those of K (both [64 tokens, key]); no other warp touches these channels. factors, if not null: of
-// the rows of K.
-template <bool kScaled, bool kFine>
-FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice) {
+// the rows of K. middle(sums) once tokens 0 to 31 are in (not kFine).
+template <bool kScaled, bool kFine, class Middle>
+FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice, Middle&& middle) {
   float x[8][4];
   clear_tiles(x);
   FW_NO_UNROLL
@@ -133,6 +133,7 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
         mma_bf16(x[2 * j], left, right[0], right[1]);
         mma_bf16(x[2 * j + 1], left, right[2], right[3]);
       }
+      if (!kFine && i == 1) middle(x);
     }
   }
   sync_warp();
@@ -142,6 +143,10 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
                                 pack_bf16(x[2 * j + 1][2], x[2 * j + 1][3])};
     stmatrix_x4_trans(a_fragment_trans(keys, 16 * j, 2 * slice), packed);
   }
+}
+template <bool kScaled, bool kFine>
+FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice) {
+  transform_keys<kScaled, kFine>(keys, factors, a, slice, [](float(&)[8][4]) {});
 }
 
 // How -E, Q and Khat lie in shared memory: as they are; what they are multiples of, row by row; as the raw rows of k (also in the place of -E) and

@@ -462,6 +462,7 @@ void launch_channel(const PrepareArgs& args, int64_t chunks, void* stream) {
 }  // namespace
 
 void prepare_channel(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
+  if (prepare_channel_takes_plain(args, key)) return prepare_channel_plain(args, key, chunks, stream);
   const bool online = args.problem.rule.online();
   if (key == 128) {
     online ? launch_channel<128, true>(args, chunks, stream) : launch_channel<128, false>(args, chunks, stream);
