@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey, kTraining>::k
     const float* own = work.strict ? rows.erase_k : rows.read_q;
     factor[0] = own[work.row()], factor[1] = own[work.row() + 8];
   }
-  scale_pairs(work, rows, factor, c);
+  scale_pairs(work, rows, rows.right, factor, c);
   store_pairs<true, false>(work, t, shared + Layout::kP, nullptr, c);
 
   FinishBuffers buffers{keys, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys, reads, t, &rows.split_keys, nullptr, nullptr};
