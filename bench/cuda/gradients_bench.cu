@@ -73,7 +73,14 @@ void measure(const std::string& name, int B, int T, int H, int D) {
   const int erase = r.erase == fw::Gate::kScalar ? 1 : D, write = r.write == fw::Gate::kScalar ? 1 : D;
   if (r.uses_erase_gate()) p.in.erase_gate = in(erase, 0, 1), d.erase_gate = in(erase, 0, 0);
   if (r.uses_write_gate()) p.in.write_gate = in(write, 0, 1), d.write_gate = in(write, 0, 0);
-  if (r.uses_precond()) {
+  if (fc::gradients_make_m(p)) {
+    const size_t heads = static_cast<size_t>(chunks) * H;
+    const auto floats = [&](size_t count, double low, double high) { return static_cast<float*>(memory.make(count, false, low, high)); };
+    p.in.precond_g = memory.tokens(B, T, H, 1, false, 1, -0.2, 0), p.in.precond_beta = in(1, 0, 1);
+    p.precond_center = floats(static_cast<size_t>(H), -0.2, -0.2);
+    p.boundaries = floats(heads * D, 0.2, 1);
+    a.precond = fc::precond_share(p, floats(heads * (2 * D + 2), 0, 0), floats(heads, 0, 0), floats(static_cast<size_t>(p.tokens) * H * 8, 0, 0), chunks);
+  } else if (r.uses_precond()) {
     p.m = static_cast<const float*>(memory.make(static_cast<size_t>(p.tokens) * H * D, false, 0.7, 1.5));
     a.grads.dm = static_cast<float*>(memory.make(static_cast<size_t>(p.tokens) * H * D, false, 0, 0));
   }

@@ -212,6 +212,10 @@ void precond(int64_t B, int64_t T) {
   b.dcenter = memory.zeros<float>(kHeads);
   std::snprintf(text, sizeof text, "precond_backward B%lld T%lld (least bytes)", static_cast<long long>(B), static_cast<long long>(T));
   report(text, times(4, [&](int, void* stream) { precond_backward(b, chunks, stream); }), 10 * elements);
+  PrecondBackwardArgs after = b;
+  after.share = precond_share(x, b.scratch, b.dcenter_parts, memory.noise(tokens * kHeads * 8), chunks);
+  std::snprintf(text, sizeof text, "precond_backward B%lld T%lld after gradients with M (least bytes)", static_cast<long long>(B), static_cast<long long>(T));
+  report(text, times(4, [&](int, void* stream) { precond_backward(after, chunks, stream); }), 6 * elements);
   Problem grouped = x;
   grouped.H = kHeads / 2, grouped.group = 2;
   TokenArg out = b.dk;

@@ -88,17 +88,33 @@ FW_HOST_DEVICE inline T precond_value(const PrecondMap<T>& map, T a) {
   return Math::exp(map.slope * (y * Math::inverse(T(1) + std::abs(y))) + map.shift);
 }
 
+// M and its slopes with respect to A and to minus the center.
+template <class T>
+struct PrecondPoint {
+  T m = 0, of_state = 0, of_raw = 0;
+};
+template <class Math, class T>
+FW_HOST_DEVICE inline PrecondPoint<T> precond_point(const PrecondMap<T>& map, T a) {
+  PrecondPoint<T> p;
+  if (!map.squashed) {
+    p.m = Math::inverse(a + map.ridge);
+    p.of_state = -p.m * p.m;
+    return p;
+  }
+  const T shifted = a + map.eps, y = Math::log(shifted) - map.center, wide = T(1) + std::abs(y), inverse = Math::inverse(shifted * wide),
+          narrow = inverse * shifted;
+  p.m = Math::exp(map.slope * (y * narrow) + map.shift);
+  p.of_raw = p.m * map.slope * narrow * narrow;
+  p.of_state = p.of_raw * (inverse * wide);
+  return p;
+}
+
 // dm times the slope of M with respect to A; dcenter is reduced by what reaches the center.
 template <class Math, class T>
 FW_HOST_DEVICE inline T precond_gradient(const PrecondMap<T>& map, T a, T dm, T& dcenter) {
-  if (!map.squashed) {
-    const T m = Math::inverse(a + map.ridge);
-    return -dm * m * m;
-  }
-  const T shifted = a + map.eps, y = Math::log(shifted) - map.center, narrow = Math::inverse(T(1) + std::abs(y));
-  const T dy = dm * Math::exp(map.slope * (y * narrow) + map.shift) * map.slope * narrow * narrow;
-  dcenter -= dy;
-  return dy * Math::inverse(shifted);
+  const PrecondPoint<T> p = precond_point<Math>(map, a);
+  dcenter -= dm * p.of_raw;
+  return dm * p.of_state;
 }
 
 }  // namespace fw

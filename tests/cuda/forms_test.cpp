@@ -193,6 +193,34 @@ TEST(ChunkForm, GainsOfZero) {
   }
 }
 
+// Preconditioned rules without channel decay make M inside their kernels where heads are alone in their group and rows are whole: every form of M, both
+// solves, several chunks, decays of 0, padded channels.
+TEST(ChunkForm, PreconditionersWithoutChannelDecay) {
+  uint64_t seed = 850;
+  for (const char* name : {"precond_gated_deltanet", "precond_deltanet", "precond_mamba2", "precond_linear"}) {
+    for (const PrecondForm form : {PrecondForm::kSquash, PrecondForm::kSquashLow, PrecondForm::kSquashHigh}) {
+      ++seed;
+      Rule rule = preset(name).rule;
+      rule.precond_form = form;
+      if (seed % 4 == 0 && !rule.online()) rule.k_norm = Norm::kRaw;
+      if (seed % 3 == 1 && !rule.online()) rule.precond = Precond::kDiagonal;
+      ProblemOptions options;
+      options.sequences = seed % 2 == 0 ? SeqLayout({0, 70, 70, 73, 270}) : SeqLayout::uniform(2, 150);
+      options.H = options.HV = 2;
+      options.K = seed % 3 == 0 ? 128 : seed % 3 == 1 ? 64 : 96;
+      options.V = 64;
+      options.initial_state = seed % 4 < 2;
+      options.edge_decays = seed % 2 == 1;
+      options.seed = seed;
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = seed % 5 == 0 ? HeaderRun::Bf16Tensors::kStreams : HeaderRun::Bf16Tensors::kAll;
+      run.row_padding = seed % 5 == 1 ? 8 : 0;
+      const Problem problem = of_bf16_numbers(random_problem(rule, options));
+      expect_chunk_form(problem, run, options.edge_decays);
+    }
+  }
+}
+
 TEST(ChunkForm, TenThousandSequences) {
   std::vector<int64_t> offsets = {0};
   for (int64_t n = 0; n < (emulated() ? 300 : 10000); ++n) offsets.push_back(offsets.back() + (n % 7 == 3 ? 70 : n % 4));

@@ -52,7 +52,7 @@ struct Problem {
   int64_t center_stride = 1;
   StateArg initial_state, initial_precond;
   const float* m = nullptr;           // [tokens, H, K]: M of the preconditioner, made before the kernels that read it; null without one
-  const float* boundaries = nullptr;  // [chunks, H, K]: A of the preconditioner before every chunk, for prepare() where it makes M (m is null)
+  const float* boundaries = nullptr;  // [chunks, H, K]: A of the preconditioner before every chunk, for kernels that make M themselves (m is null)
 };
 
 }  // namespace fw::cuda

@@ -60,10 +60,29 @@ struct PrecondForwardArgs {
 };
 void precond_forward(const PrecondForwardArgs& args, int64_t chunks, void* stream);
 
+// What gradients() makes of the preconditioner where it makes M itself: the gradients as if none reached a chunk's last A from behind, and
+// with what numbers one that does, D, adds to them. It adds linearly.
+struct PrecondShare {
+  // Of a token and key head, with g the log-decay and k the key:
+  struct Row {
+    float of_key;   // what k takes of D: 2 of_key (D - of_norm (D.k^2)) k
+    float of_beta;  // what the gain takes of D: of_beta (D.k^2)
+    float of_norm;  // (its normalisation, or 0)
+    float unused;
+    float dg, dbeta;  // as if D were 0
+    float more[2];
+  };
+  Row* rows = nullptr;        // [tokens, H]; null: M is in memory
+  float* sums = nullptr;      // [chunks, H, K]: the gradient of A before the chunk
+  float* products = nullptr;  // [chunks, H]: of the chunk's decays
+  float* center = nullptr;    // [chunks, H]: what the center takes
+};
+
 struct PrecondBackwardArgs {
   Problem problem;
   const float* boundaries = nullptr;       // as precond_forward left it
   float* scratch = nullptr;                // [chunks, H, 2 K + 2]
+  PrecondShare share;                      // if it is there, with precond_share() of scratch: dk has what gradients() made, and grads is not read
   HeadGradients grads;                     // dm, dalpha_p, dbeta_p as made; d.k: the rest of the rule, per value head; may be the memory of dk (group 1)
   StateArg d_final_precond;                // may be absent
   TokenArg dk, dprecond_g, dprecond_beta;  // out, per key head (absent: not computed); dk: the sum over the group and this
@@ -73,6 +92,8 @@ struct PrecondBackwardArgs {
   StateArg d_initial_precond;  // may be absent
 };
 void precond_backward(const PrecondBackwardArgs& args, int64_t chunks, void* stream);
+// Where gradients() leaves it.
+PrecondShare precond_share(const Problem& problem, float* scratch, float* center_parts, void* rows, int64_t chunks);
 
 // out[t, h, :] = sum over the group of in[t, hv, :] in order; in: float32 [tokens, HV, dim] contiguous.
 void sum_groups(const Problem& problem, const float* in, int32_t dim, const TokenArg& out, void* stream);
@@ -146,7 +167,10 @@ struct GradientArgs {
   const uint16_t* w = nullptr;
   const uint16_t* v = nullptr;
   HeadGradients grads;
+  PrecondShare precond;  // where gradients_make_m(): from problem.boundaries; problem.m and grads.dm are not used
 };
+// Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of the inputs (not of m and boundaries).
+bool gradients_make_m(const Problem& problem);
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
 
 // ---- offline_*.cu: the chunk form of rules without an erase whose streams are q, k, v times a number a row, with one decay a token or none

@@ -1,6 +1,8 @@
 // The adjoint of the preconditioner, chunk-parallel: from the last token of a chunk to the first, with D the gradient of A,
 //     D += dM dM/dA_t     dg = alpha D.A_{t-1}     dbeta = D.khat^2     dkhat = 2 beta D khat     D = alpha D (+ dM dM/dA_{t-1}, the forms of the A before)
-// A first kernel has what each chunk makes of D = 0, a second D behind every chunk, a third the gradients. See kernels.h.
+// A first kernel has what each chunk makes of D = 0, a second D behind every chunk, a third the gradients. Where gradients() has made the chunks'
+// share, only what D adds is left (precond_carry.cuh). See kernels.h.
+#include "scan/cuda/device/precond_carry.cuh"
 #include "scan/cuda/device/precond_chunk.cuh"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/launch.h"
@@ -250,6 +252,9 @@ __global__ void __launch_bounds__(kCenterThreads) precond_center_kernel(const fl
 
 template <int kN>
 void launch_kernels(const PrecondBackwardArgs& args, int64_t chunks, void* stream) {
+  if constexpr (kN < 8) {
+    if (args.share.rows != nullptr) return launch_carry<kN>(args, chunks, stream);
+  }
   const Problem& x = args.problem;
   const Dim3 grid = chunk_grid(x, chunks);
   constexpr size_t kShared = sizeof(BackwardShared<kN>);
@@ -270,6 +275,15 @@ void launch_kernels(const PrecondBackwardArgs& args, int64_t chunks, void* strea
 }
 
 }  // namespace
+
+PrecondShare precond_share(const Problem& x, float* scratch, float* center_parts, void* rows, int64_t chunks) {
+  PrecondShare share;
+  share.rows = static_cast<PrecondShare::Row*>(rows);
+  share.sums = scratch;
+  share.products = scratch + 2 * chunks * x.H * x.K;
+  share.center = center_parts;
+  return share;
+}
 
 void precond_backward(const PrecondBackwardArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;

@@ -214,14 +214,17 @@ void scan_segments_reverse(const Plan& plan, const DevicePlan& device, ScanRever
   scan_reverse(scan, device.key, plan.stream);
 }
 
-// M of the preconditioner, into the workspace (unless prepare() makes it), and A before every chunk; final_precond may be absent. made: A is there.
+// M of the preconditioner, into the workspace (unless prepare() makes it), and A before every chunk; final_precond may be absent. made: A is there, and
+// gradients() may make M.
 void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegions& regions, const Space& space, float* boundaries, bool made,
                   const StateArg& final_precond, Problem& problem) {
   if (!plan.rule.uses_precond()) return;
   PrecondForwardArgs args;
   args.problem = problem;
-  const bool in_prepare = !made && device.chunk_form && prepare_makes_m(problem, device.key);
-  args.m = in_prepare ? nullptr : space.at<float>(regions.m);
+  const bool elsewhere = device.chunk_form && (made ? gradients_make_m(problem) : prepare_makes_m(problem, device.key));
+  if (elsewhere) problem.boundaries = boundaries;
+  if (elsewhere && made) return;
+  args.m = elsewhere ? nullptr : space.at<float>(regions.m);
   args.boundaries = boundaries;
   args.made = made;
   args.scratch = space.at<float>(regions.scratch);
@@ -229,7 +232,6 @@ void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegion
   args.slots = plan.slots;
   precond_forward(args, device.chunks, plan.stream);
   problem.m = args.m;
-  problem.boundaries = in_prepare ? boundaries : nullptr;
 }
 
 void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {
@@ -401,10 +403,11 @@ class GroupedGradients {
 };
 
 void finish_precond(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
-                    const HeadGradients& heads, const float* boundaries, const Space& space) {
+                    const HeadGradients& heads, const PrecondShare& share, const float* boundaries, const Space& space) {
   const BackwardRegions& r = device.backward;
   PrecondBackwardArgs args;
   args.problem = problem;
+  args.share = share;
   args.boundaries = boundaries;
   args.scratch = space.at<float>(r.common.scratch);
   args.grads = heads;
@@ -420,7 +423,7 @@ void finish_precond(const Plan& plan, const DevicePlan& device, const Problem& p
 }
 
 void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads, const void* saved,
-                    const HeadGradients& heads, const Space& space) {
+                    const HeadGradients& heads, const PrecondShare& share, const Space& space) {
   const Space kept(const_cast<void*>(saved));
   ScanReverseArgs scan;
   scan.sequences = problem.sequences;
@@ -449,6 +452,7 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   args.w = kept.at<uint16_t>(device.saved.w);
   args.v = scan.v;
   args.grads = heads;
+  args.precond = share;
   gradients(args, device.key, device.chunks, plan.stream);
 }
 
@@ -483,10 +487,13 @@ void scan_backward(const Plan& plan, const Inputs<float>& in, const Outputs<floa
   heads.dm = space.at<float>(r.dm);
   heads.dalpha_p = space.at<float>(r.dalpha_p);
   heads.dbeta_p = space.at<float>(r.dbeta_p);
+  PrecondShare share;
+  if (problem.boundaries != nullptr)  // in the place of M
+    share = precond_share(problem, space.at<float>(r.common.scratch), space.at<float>(r.dcenter), space.at(r.common.m), device.chunks);
   if (device.direct) {
     offline_backward(plan, device, problem, d, grads, kept, heads, space);
   } else if (device.chunk_form) {
-    chunk_backward(plan, device, problem, d, grads, kept, heads, space);
+    chunk_backward(plan, device, problem, d, grads, kept, heads, share, space);
   } else {
     TokenBackwardArgs args;
     args.problem = problem;
@@ -498,7 +505,7 @@ void scan_backward(const Plan& plan, const Inputs<float>& in, const Outputs<floa
     token_backward(args, plan.longest, plan.stream);
   }
   grouped.sum(problem);
-  if (plan.rule.uses_precond()) finish_precond(plan, device, problem, d, grads, heads, boundaries, space);
+  if (plan.rule.uses_precond()) finish_precond(plan, device, problem, d, grads, heads, share, boundaries, space);
 }
 
 }  // namespace fw::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "scan/cuda/device/gradient_fast_loads.cuh"
+#include "scan/cuda/device/gradient_fast_precond.cuh"
 #include "scan/cuda/device/gradient_fast_rows.cuh"
 #include "scan/cuda/device/gradient_scalar_kernel.cuh"
 
@@ -13,8 +14,15 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
   int index = 0, phase = 0;
   FW_NO_UNROLL
   for (int turn = 0; c.more(turn); ++turn) {
-    mbarrier_wait(c.rows_full(turn), turn / 2 & 1);
-    if constexpr (Shape::kPrecond) make_scaled_rows(c, turn);
+    if constexpr (Shape::kMakesM) {
+      float start[FastRun<Shape>::kN];
+      load_start(c, turn, FastRun<Shape>(c), start);
+      mbarrier_wait(c.rows_full(turn), turn / 2 & 1);
+      scale_rows(c, turn, start);
+    } else {
+      mbarrier_wait(c.rows_full(turn), turn / 2 & 1);
+      if constexpr (Shape::kPrecond) make_scaled_rows(c, turn);
+    }
     mbarrier_wait(c.pairs_full(), turn & 1);
     FastSums<Shape> sums;
     float tail = 0;
@@ -61,8 +69,17 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
     if constexpr (Shape::kPrecond) fence_async_shared();  // the sums lie where A comes
     sync_consumers();
     const KeySlopes slopes = fast_row_numbers(c, turn);
-    if (!c.pairs_free_early()) warp_arrive(c.pairs_empty(), c.lane);
-    store_fast_gradients(c, turn, sums, slopes);
+    const bool holds_pairs = Shape::kMakesM && on_read;  // for longer
+    if (!c.pairs_free_early() && !holds_pairs) warp_arrive(c.pairs_empty(), c.lane);
+    if constexpr (Shape::kMakesM) {
+      store_precond_gradients(c, turn, sums, slopes);
+      if (holds_pairs) {
+        fence_async_shared();
+        warp_arrive(c.pairs_empty(), c.lane);
+      }
+    } else {
+      store_fast_gradients(c, turn, sums, slopes);
+    }
     warp_arrive(c.turn_over(turn), c.lane);
   }
 }
@@ -93,7 +110,8 @@ __global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kLoaders, 1) fast
 
 template <class Shape>
 void launch_fast_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
-  const ScalarGradientArgs all{args, chunks * args.problem.HV, pieces_of(args)};
+  ScalarGradientArgs all{args, chunks * args.problem.HV, pieces_of(args)};
+  if (Shape::kMakesM) all.precond = precond_map(args.problem.rule, 0.0f);
   const unsigned grid = static_cast<unsigned>(all.tiles < kProcessors ? all.tiles : kProcessors);
   launch(fast_gradient_kernel<Shape>, Dim3{grid}, Shape::kThreads + 2 * Shape::kLoaders, Shape::kBytes, stream, all);
 }

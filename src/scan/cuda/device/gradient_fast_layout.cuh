@@ -7,13 +7,13 @@
 
 namespace fw::cuda {
 
-// kPreconditioned: w (r where the preconditioner is on the read) is k (q) times M, elementwise, too. kBareKeys: A, P and the images are those of
-// bare_keys.cuh.
-template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kBareKeys = false>
+// kPreconditioned: w (r where the preconditioner is on the read) is k (q) times M, elementwise, too; kMakes: and M is made here
+// (gradient_fast_precond.cuh). kBareKeys: A, P and the images are those of bare_keys.cuh.
+template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false, bool kBareKeys = false>
 struct FastShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = true, kPrecond = kPreconditioned, kGates = false, kBare = kBareKeys;
-  static constexpr bool kLinear = kOnline && !kPrecond && !kBare;  // any gain, gates a row, and e and r may be sums of q and k
+  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false;
+  static constexpr bool kBare = kBareKeys, kLinear = kOnline && !kPrecond && !kBare;  // kLinear: any gain, gates a row, and e and r may be sums of q and k
   static constexpr int kThreads = 512, kWarps = kThreads / 32, kGroups = 4, kLoaders = 64;
   static constexpr int kKeyColumns = kKey / kGroups, kKeyTiles = kKeyColumns / 8;  // of a warp in a product [64, kKey]
 
@@ -40,7 +40,11 @@ struct FastShape {
   // ... and sums over a group's columns [sum][group][64 rows].
   static constexpr int kSums = kLinear ? 7 : 3;
   static constexpr int kPartial = kPrecond ? kA : kExtra + kPanelBytes;
-  static constexpr int kBytes = kSmallEnd;
+  // Where M is made, of even and odd turns: A before rows 16, 32 and 48; decay and gain of rows; products of four decays, and the center; what
+  // warps have for the center.
+  static constexpr int kStarts = kSmallEnd, kStartsBytes = 3 * 4 * kKey, kRowGates = kStarts + 2 * kStartsBytes, kRunNumbers = kRowGates + 1024;
+  static constexpr int kCenterSums = kRunNumbers + 256;
+  static constexpr int kBytes = kMakesM ? kCenterSums + 128 : kSmallEnd;
 
   static_assert(kSums * kGroups * 256 <= kPanelBytes && kStateBytes <= 2 * kPanelBytes);
   static_assert(kBytes <= 227 * 1024);
@@ -67,6 +71,10 @@ struct FastChunk : ScalarChunk<Shape> {
   // 64 floats each: lambda, d of the corrected read, the gates on e and on z.
   FW_DEVICE float* gate_numbers(int turn) const { return this->floats(Shape::kGateNumbers) + 256 * (turn & 1); }
   FW_DEVICE float* warp_sums(int turn) const { return this->floats(Shape::kWarpSums) + 16 * (turn & 1); }
+  FW_DEVICE float* starts(int turn) const { return this->floats(Shape::kStarts) + 3 * Shape::kKey * (turn & 1); }
+  FW_DEVICE float2* row_gates(int turn) const { return reinterpret_cast<float2*>(this->floats(Shape::kRowGates)) + 64 * (turn & 1); }
+  FW_DEVICE float* run_numbers(int turn) const { return this->floats(Shape::kRunNumbers) + 32 * (turn & 1); }
+  FW_DEVICE float* center_sums(int turn) const { return this->floats(Shape::kCenterSums) + 16 * (turn & 1); }
 
   // Whether the reduced rule (front_plain.cuh) has it all; whether r or e is a sum.
   FW_DEVICE bool plain() const { return !Shape::kLinear || this->pieces(kPlainRule); }

@@ -20,17 +20,27 @@ FW_DEVICE FrontCoefs<float> fast_coefs(const FastChunk<Shape>& c, const FrontSca
 struct RowNumbers {
   FrontScalars<float> gates;
   float2 g;
+  float precond_g, precond_beta;
 };
+template <class Shape>
+FW_DEVICE void publish_precond(const FastChunk<Shape>& c, int turn, int row, const RowNumbers& numbers, float k2);
+template <class Shape>
+FW_DEVICE void store_center_share(const FastChunk<Shape>& c, int turn);
 template <class Shape>
 FW_DEVICE RowNumbers load_row_gates(const FastChunk<Shape>& c, int turn, int row) {
   RowNumbers y;
   y.g = make_float2(0, 0);
+  y.precond_g = y.precond_beta = 0;
   if (!c.more(turn)) return y;
   const Problem& p = c.args.problem;
   FrontScalars<float>& s = y.gates;
   const int rows = c.rows(turn);
   if (row < rows) {
     if (p.rule.uses_beta()) s.beta = load_element(c.rows_at(p.in.beta, turn), row, 0);
+    if constexpr (Shape::kMakesM) {
+      y.precond_g = load_element(c.rows_at(p.in.precond_g, turn), row, 0);
+      y.precond_beta = load_element(c.rows_at(p.in.precond_beta, turn), row, 0);
+    }
     if (!c.plain()) {
       if (p.rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(p.rule.lambda);
       if (p.rule.uses_lambda()) s.lambda = load_element(c.rows_at(p.in.lambda, turn), row, 0);
@@ -131,7 +141,9 @@ FW_DEVICE void prefetch_fast_rows(const FastChunk<Shape>& c, int loader, int tur
     const int size = v.bf16 != 0 ? 2 : 4;
     for (int at = 0; at < p.V * size; at += 128) prefetch_line(v.data + loader * v.stride * size + at);
   }
-  if constexpr (Shape::kPrecond) {
+  if constexpr (Shape::kMakesM) {
+    if (32 * loader < p.K) prefetch_line(p.boundaries + c.tile(turn) * p.K + 32 * loader);
+  } else if constexpr (Shape::kPrecond) {
     const Rows m = c.workspace_rows(ScalarChunk<Shape>::kM, p.H * p.K, turn);
     for (int at = 0; at < p.K * 4; at += 128) prefetch_line(m.data + loader * m.stride * 4 + at);
   }
@@ -184,6 +196,7 @@ FW_DEVICE void publish_rows(const FastChunk<Shape>& c, int turn, int row, const 
     gates[0] = s.lambda, gates[64] = s.read, gates[128] = s.erase, gates[192] = s.write;
   }
   if constexpr (Shape::kBare) to[Chunk::kOfE] = a, to[Chunk::kOfW] = b;
+  if constexpr (Shape::kMakesM) publish_precond(c, turn, row, numbers, s.k2);
   mbarrier_arrive(c.rows_full(turn));
 }
 
@@ -264,6 +277,9 @@ FW_DEVICE void make_row_numbers(const FastChunk<Shape>& c) {
     if (turn < 0) continue;
     mbarrier_wait(c.turn_over(turn), turn / 2 & 1);
     if (row < 32) store_fast_decay_gradient(c, turn);
+    if constexpr (Shape::kMakesM) {
+      if (row >= 32) store_center_share(c, turn);
+    }
     sync_loaders();
     if (row >= 32) c.find(turn + 4);  // in the place of this turn
     places_known<Shape>();

@@ -4,6 +4,7 @@
 
 #include "scan/cuda/device/bare_keys.cuh"
 #include "scan/cuda/device/gradient_layout.cuh"
+#include "scan/cuda/device/precond_rows.cuh"
 
 namespace fw::cuda {
 
@@ -51,8 +52,9 @@ enum kPieces : unsigned { kPiecesV = 1, kPiecesDOut = 2, kPiecesDV = 4, kPiecesD
 
 struct ScalarGradientArgs {
   GradientArgs gradients;
-  int64_t tiles = 0;    // chunks times value heads
-  unsigned pieces = 0;  // bits of kPieces
+  int64_t tiles = 0;            // chunks times value heads
+  unsigned pieces = 0;          // bits of kPieces
+  PrecondMap<float> precond{};  // without the center, where M is made
 };
 
 // The products of gradient_products.cuh take its GradientChunk part.
@@ -76,7 +78,7 @@ struct ScalarChunk : GradientChunk<Shape> {
   FW_DEVICE int rows(int turn) const { return place(turn)[1]; }
   static constexpr int first(int /*turn*/) { return 0; }
   FW_DEVICE char** addresses(int turn) const { return reinterpret_cast<char**>(this->memory + Shape::kPlaces + 32) + kPlaceEntries * (turn & 3); }
-  static constexpr int kInputs = 0, kGradients = 12, kOutputGradient = 24, kM = 25, kDM = 26, kDAlpha = 27, kDBeta = 28;
+  static constexpr int kInputs = 0, kGradients = 12, kOutputGradient = 24, kM = 25, kDM = 26, kDAlpha = 27, kDBeta = 28, kShare = 29;
 
   // By a warp.
   FW_DEVICE void find(int turn) const {
@@ -99,6 +101,8 @@ struct ScalarChunk : GradientChunk<Shape> {
       const float* data = lane == kM ? x.m : lane == kDM ? every.grads.dm : lane == kDAlpha ? every.grads.dalpha_p : every.grads.dbeta_p;
       const int64_t row = lane == kM ? token * x.H + head / x.group : token * x.HV + head;
       if (data != nullptr) at = reinterpret_cast<char*>(const_cast<float*>(data + (lane <= kDM ? row * x.K : row)));
+    } else if (lane == kShare && every.precond.rows != nullptr) {
+      at = reinterpret_cast<char*>(every.precond.rows + token * x.H + head);
     }
     addresses(turn)[lane] = at;
     if (lane != 0) return;

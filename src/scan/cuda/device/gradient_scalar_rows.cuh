@@ -49,14 +49,14 @@ struct RareRow {
   uint32_t b[4], p[4], q[4], k[4];  // bf16
 
   template <class Shape>
-  FW_DEVICE RareRow(const ScalarChunk<Shape>& c, const FrontRows& front, int64_t t, int half) {
+  FW_DEVICE RareRow(const ScalarChunk<Shape>& c, const FrontRows& front, int64_t t, bool valid, int half) {
     const Problem& x = c.args.problem;
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       m[2 * j] = m[2 * j + 1] = 1, b[j] = kOnes, p[j] = 0;
       q[j] = c.fragment(Shape::kRaw, half, j), k[j] = c.fragment(Shape::kRaw + Shape::kStateBytes, half, j);
     }
-    if (front.m != nullptr) {
+    if (front.m != nullptr && valid) {  // another thread may write dM over M of the row that stands for one beyond the end
       const Rows rows{reinterpret_cast<char*>(const_cast<float*>(front.m)), front.m_stride, 0};
       FW_UNROLL
       for (int j = 0; j < 4; ++j) {
@@ -145,7 +145,7 @@ struct GeneralRows {
           row(chunk.row() + 8 * at),
           half(at),
           diagonal(chunk.floats(Shape::kDiagonal)[chunk.row() + 8 * at]),
-          rare(chunk, front, chunk.first(turn) + (chunk.row() + 8 * at < chunk.rows(turn) ? chunk.row() + 8 * at : chunk.rows(turn) - 1), at) {}
+          rare(chunk, front, chunk.first(turn) + min(row, chunk.rows(turn) - 1), row < chunk.rows(turn), at) {}
     FW_DEVICE uint32_t word(int tile, int j) const { return c.fragment(tile, half, j); }
     FW_DEVICE RawKeyRow<2> raw(int j) const { return rare.pair(j); }
     // dr, de, dw of two columns.

@@ -16,8 +16,10 @@ bool fast_rows(const Problem& x) {
 template <int kKey, bool kOnline>
 void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
   if (kOnline && bare_keys(args.problem.rule)) {
-    fast_rows(args.problem) ? launch_fast_gradients<FastShape<kKey, kOnline, false, kOnline>>(args, chunks, stream)
+    fast_rows(args.problem) ? launch_fast_gradients<FastShape<kKey, kOnline, false, false, kOnline>>(args, chunks, stream)
                             : launch_scalar_gradients<ScalarShape<kKey, kOnline, kOnline>>(args, chunks, stream);
+  } else if (args.precond.rows != nullptr) {
+    launch_fast_gradients<FastShape<kKey, kOnline, true, true>>(args, chunks, stream);
   } else if (fast_rows(args.problem) && args.problem.rule.uses_precond()) {
     launch_fast_gradients<FastShape<kKey, kOnline, true>>(args, chunks, stream);
   } else if (fast_rows(args.problem)) {
@@ -28,6 +30,10 @@ void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
 }
 
 }  // namespace
+
+bool gradients_make_m(const Problem& x) {
+  return x.rule.uses_precond() && x.rule.precond_squashed() && x.rule.decay != Decay::kChannel && x.group == 1 && fast_rows(x);
+}
 
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream) {
   if (args.problem.rule.decay == Decay::kChannel) {

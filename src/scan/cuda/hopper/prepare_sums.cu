@@ -135,22 +135,19 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey, kTraining>::k
   pair_products<kKey, true>(work, shared_address(work.strict ? keys : reads), shared_address(keys), c, lane);
   const bool mixes_erase = x.rule.feedback != Feedback::kNone, mixes_read = x.rule.read != Read::kPlain;
   const Handover handover(t, work.block);
-  if (work.strict == mixes_read) {  // where both are sums, the other half's products take the place of these
+  if (work.strict == mixes_read) {  // where both are sums, Q K^T takes the place of K K^T
     FW_UNROLL
     for (int n = 0; n < 8; ++n) {
       if (work.has(n / 2)) handover.put(n, c[n]);
     }
   }
   sync_threads();  // the products and the factors are there
-  if (mixes_read) {
-    if (work.strict) {
-      named_barrier_sync(kReadBarrier, kPrepareThreads);
-    } else {
-      add_products(work, handover, rows.read_q, rows.read_k, mixes_erase, c);
-      named_barrier_arrive(kReadBarrier, kPrepareThreads);
-    }
+  if (mixes_read && !work.strict) {
+    add_products(work, handover, rows.read_q, rows.read_k, mixes_erase, c);
+    named_barrier_arrive(kReadBarrier, kPrepareThreads);
   }
-  if (work.strict && mixes_erase) {
+  if (mixes_erase && work.strict) {
+    if (mixes_read) named_barrier_sync(kReadBarrier, kPrepareThreads);
     add_products(work, handover, rows.erase_k, rows.erase_q, false, c);
     sync_warp();
   }
@@ -160,6 +157,7 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey, kTraining>::k
     factor[0] = own[work.row()], factor[1] = own[work.row() + 8];
   }
   scale_pairs(work, rows, rows.right, factor, c);
+  if (!mixes_erase && work.strict) named_barrier_sync(kReadBarrier, kPrepareThreads);  // T's place is read
   store_pairs<true, false>(work, t, shared + Layout::kP, nullptr, c);
 
   FinishBuffers buffers{keys, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys, reads, t, &rows.split_keys, nullptr, nullptr};
