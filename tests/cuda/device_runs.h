@@ -55,9 +55,6 @@ struct ChunkBounds {
 };
 // Of the log-decay where decays are strong.
 inline constexpr double kStrongDecay = 2e-2;
-// A gain of 2 and no decay (reflections) with keys that point the same way: (I + T)^-1 is large and errors do not fade
-// (docs/design/2026-11-22-hopper.md). Above what the others are held to, and known.
-inline constexpr ChunkBounds kReflections{8e-3, 1.2e-2, 3e-2, 3e-2};
 inline constexpr size_t kFewScalars = 512;
 inline constexpr double kChunkFloor = 1e-2;
 

@@ -167,7 +167,28 @@ TEST(ChunkForm, CorrelatedKeys) {
     for (const auto tensors : {HeaderRun::Bf16Tensors::kNone, HeaderRun::Bf16Tensors::kAll}) {
       HeaderRun run = device_run(FW_FORM_CHUNK);
       run.bf16 = tensors;
-      expect_chunk_form(problem, run, false, problem.rule.gain_bound > 1 ? kReflections : ChunkBounds{});
+      expect_chunk_form(problem, run);
+    }
+  }
+}
+
+// Gains up to 2 that are 0 now and then, or next to it: what the gradients divide by.
+TEST(ChunkForm, GainsOfZero) {
+  for (const char* name : {"deltanet_neg", "gated_deltanet_neg", "deltanet"}) {
+    ProblemOptions options;
+    options.sequences = SeqLayout::uniform(1, 130);
+    options.H = options.HV = emulated() ? 2 : 8;
+    options.K = options.V = 64;
+    options.seed = 650;
+    Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
+    for (size_t i = 0; i < problem.in.beta.size(); ++i) {
+      if (i % 5 == 0) problem.in.beta[i] = 0;
+      if (i % 5 == 1) problem.in.beta[i] = 0x1p-100;
+    }
+    for (const auto tensors : {HeaderRun::Bf16Tensors::kNone, HeaderRun::Bf16Tensors::kAll}) {
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = tensors;
+      expect_chunk_form(problem, run);
     }
   }
 }

@@ -15,6 +15,7 @@
 
 #include "device_buffer.h"
 #include "rule/front.h"
+#include "scan/cuda/device/bare_keys.cuh"
 #include "scan/cuda/device/ptx.cuh"
 #include "scan/cuda/kernels.h"
 
@@ -159,8 +160,9 @@ Inputs make_inputs(const Case& test, int64_t T) {
 // One chunk of one value head in double.
 struct Chunk {
   Matrix e, q, x, m, k, y, qt, a, p, t, gamma, z_scale;
-  double p_terms = 0;  // norm of P without the cancellation in its sums
-  double growth = 1;   // the largest entry of A: what rounding errors of T are multiplied by, 1 for every stable rule
+  Matrix of_row = Matrix(64, 1.0), of_column = Matrix(64, 1.0);  // a is A times these (b and a of bare_keys.cuh)
+  double p_terms = 0;                                            // norm of P without the cancellation in its sums
+  double growth = 1;                                             // the largest entry of A: what rounding errors of T are multiplied by, 1 for every stable rule
 };
 
 double mean(const Tensor& t, int64_t token, int head) {
@@ -185,9 +187,10 @@ Chunk reference_chunk(const Case& test, const Inputs& in, double scale, int64_t 
       return in.m_values.empty() ? 1.0 : in.m_values[static_cast<std::size_t>((t * test.H + hv / (test.HV / test.H)) * test.K + j)];
     };
     FrontScalars<double> s;
+    const auto in_norm = [&](double y) { return wants_rests(rule) && rule.decay != Decay::kChannel ? from_bf16(host_bf16(static_cast<float>(y))) : y; };
     for (int j = 0; j < test.K; ++j) {
-      s.q2 += channel(in.q, j) * channel(in.q, j);
-      s.k2 += channel(in.k, j) * channel(in.k, j);
+      s.q2 += in_norm(channel(in.q, j)) * in_norm(channel(in.q, j));
+      s.k2 += in_norm(channel(in.k, j)) * in_norm(channel(in.k, j));
       if (in.p.present()) s.p2 += channel(in.p, j) * channel(in.p, j);
       s.kmk += m_at(j) * channel(in.k, j) * channel(in.k, j);
     }
@@ -203,7 +206,13 @@ Chunk reference_chunk(const Case& test, const Inputs& in, double scale, int64_t 
       s.alpha_p = std::exp(channel(in.precond_g, 0));
       s.beta_p = channel(in.precond_beta, 0);
     }
-    const FrontCoefs<double> f = front_coefs(rule, scale, s);
+    FrontCoefs<double> f = front_coefs(rule, scale, s);
+    if (bare_keys(rule)) {
+      int exponent = 0;
+      const double b = f.w_k, a = f.z_v == 0 ? b : 2 * std::frexp(std::abs(f.z_v), &exponent) * b;
+      c.of_row[static_cast<std::size_t>(i)] = b, c.of_column[static_cast<std::size_t>(i)] = a;
+      f.e_k /= a, f.z_v /= a, f.w_k /= b;
+    }
     c.z_scale[static_cast<std::size_t>(i)] = test.z ? 1 : f.z_v;
     for (int j = 0; j < test.K; ++j) {
       const std::size_t at = static_cast<std::size_t>(i) * width + static_cast<std::size_t>(j);
@@ -246,7 +255,8 @@ Chunk reference_chunk(const Case& test, const Inputs& in, double scale, int64_t 
       for (int channel = 0; channel < test.K; ++channel) {
         double& d = running[static_cast<std::size_t>(channel)];
         if (i > j) d *= std::exp(g[static_cast<std::size_t>(i)][static_cast<std::size_t>(channel)]);
-        if (i > j) c.t[pair(i, j)] += d * e[index(i, channel)] * w[index(j, channel)];
+        const double scaled = c.of_column[static_cast<std::size_t>(i)] * c.of_row[static_cast<std::size_t>(j)];
+        if (i > j) c.t[pair(i, j)] += scaled * d * e[index(i, channel)] * w[index(j, channel)];
         const double read = d * r[index(i, channel)] * w[index(j, channel)];
         c.p[pair(i, j)] += read;
         c.p_terms += read * read;
@@ -263,6 +273,9 @@ Chunk reference_chunk(const Case& test, const Inputs& in, double scale, int64_t 
   }
   c.p_terms = std::sqrt(c.p_terms);
   for (const double x : c.a) c.growth = std::max(c.growth, std::abs(x));
+  for (int i = 0; i < 64; ++i) {
+    for (int j = 0; j < 64; ++j) c.a[pair(i, j)] *= c.of_row[static_cast<std::size_t>(i)] * c.of_column[static_cast<std::size_t>(j)];
+  }
   for (int i = 0; i < 64; ++i) {
     for (int n = 0; n < 64; ++n) {
       for (int j = 0; j < 64; ++j) c.m[pair(i, j)] += c.p[pair(i, n)] * c.a[pair(n, j)];
@@ -394,7 +407,8 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
           for (int j = 0; j < 64; ++j) {
             double sum = i == j ? -1 : 0;
             for (int m = j; m <= i; ++m) {
-              sum += (m == i ? 1 : expected.t[static_cast<std::size_t>(i * 64 + m)]) * from_bf16(pair.a[panel_index(m, j)]);
+              sum += (m == i ? 1 : expected.t[static_cast<std::size_t>(i * 64 + m)]) * from_bf16(pair.a[panel_index(m, j)]) /
+                     (expected.of_row[static_cast<std::size_t>(m)] * expected.of_column[static_cast<std::size_t>(j)]);
             }
             residual = std::max(residual, std::abs(sum));
           }

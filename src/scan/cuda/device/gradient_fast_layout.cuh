@@ -8,12 +8,12 @@
 namespace fw::cuda {
 
 // kPreconditioned: w (r where the preconditioner is on the read) is k (q) times M, elementwise, too; kMakes: and M is made here
-// (gradient_fast_precond.cuh).
-template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false>
+// (gradient_fast_precond.cuh). kBareKeys: A, P and the images are those of bare_keys.cuh.
+template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false, bool kBareKeys = false>
 struct FastShape {
   static constexpr int kKey = kKeyDim;
   static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false;
-  static constexpr bool kLinear = kOnline && !kPrecond;  // any gain, gates a row, and e and r may be sums of q and k
+  static constexpr bool kBare = kBareKeys, kLinear = kOnline && !kPrecond && !kBare;  // kLinear: any gain, gates a row, and e and r may be sums of q and k
   static constexpr int kThreads = 512, kWarps = kThreads / 32, kGroups = 4, kLoaders = 64;
   static constexpr int kKeyColumns = kKey / kGroups, kKeyTiles = kKeyColumns / 8;  // of a warp in a product [64, kKey]
 
@@ -31,10 +31,10 @@ struct FastShape {
   static constexpr int kOfQ = kDR, kOfK = kPrecond ? kP : kExtra, kOfR = kA, kOfE = kP;
 
   // Arrays of 64 floats: of even and odd turns, sums G of the log-decay, beta, dG, |q|^2 and |k|^2, the coefficients r_q, w_k, e_k, z_v,
-  // r_k, e_q, the other gates ...
+  // r_k, e_q (with bare keys: a, b), the other gates ...
   static constexpr int kSmall = kExtra + 2 * kPanelBytes;
   static constexpr int kG = kSmall, kBeta = kG + 512, kDG = kBeta + 512, kNorms = kDG + 512, kCoefs = kNorms + 1024;
-  static constexpr int kCoefCount = kLinear ? 6 : 4;
+  static constexpr int kCoefCount = kLinear || kBare ? 6 : 4;
   static constexpr int kGateNumbers = kCoefs + 512 * kCoefCount, kDZv = kGateNumbers + (kLinear ? 2048 : 0);
   static constexpr int kWarpSums = kDZv + 256, kBarriers = kWarpSums + 128, kPlaces = kBarriers + 128, kSmallEnd = kPlaces + kPlacesBytes;
   // ... and sums over a group's columns [sum][group][64 rows].
@@ -65,8 +65,8 @@ struct FastChunk : ScalarChunk<Shape> {
   FW_DEVICE uint64_t* turn_over(int turn) const { return this->barrier(2 * Shape::kStages + 6 + (turn & 1)); }
 
   FW_DEVICE float* norms(int turn) const { return this->floats(Shape::kNorms) + 128 * (turn & 1); }
-  // 64 floats each: r_q, w_k, e_k, z_v, r_k, e_q.
-  enum { kRq = 0, kWk = 64, kEk = 128, kZv = 192, kRk = 256, kEq = 320 };
+  // 64 floats each: r_q, w_k, e_k, z_v, r_k, e_q; with bare keys those of the primed streams, and a, b in the last two's places.
+  enum { kRq = 0, kWk = 64, kEk = 128, kZv = 192, kRk = 256, kEq = 320, kOfE = 256, kOfW = 320 };
   FW_DEVICE float* coefficients(int turn) const { return this->floats(Shape::kCoefs) + 64 * Shape::kCoefCount * (turn & 1); }
   // 64 floats each: lambda, d of the corrected read, the gates on e and on z.
   FW_DEVICE float* gate_numbers(int turn) const { return this->floats(Shape::kGateNumbers) + 256 * (turn & 1); }

@@ -136,9 +136,11 @@ template <class Shape>
 FW_DEVICE void prefetch_fast_rows(const FastChunk<Shape>& c, int loader, int turn) {
   if (!c.more(turn) || loader >= c.rows(turn)) return;
   const Problem& p = c.args.problem;
-  const Rows v = c.rows_at(p.in.v, turn);
-  const int size = v.bf16 != 0 ? 2 : 4;
-  for (int at = 0; at < p.V * size; at += 128) prefetch_line(v.data + loader * v.stride * size + at);
+  if constexpr (!Shape::kBare) {
+    const Rows v = c.rows_at(p.in.v, turn);
+    const int size = v.bf16 != 0 ? 2 : 4;
+    for (int at = 0; at < p.V * size; at += 128) prefetch_line(v.data + loader * v.stride * size + at);
+  }
   if constexpr (Shape::kMakesM) {
     if (32 * loader < p.K) prefetch_line(p.boundaries + c.tile(turn) * p.K + 32 * loader);
   } else if constexpr (Shape::kPrecond) {
@@ -175,6 +177,13 @@ FW_DEVICE void publish_rows(const FastChunk<Shape>& c, int turn, int row, const 
   if (x.rule.k_norm == Norm::kL2 || x.rule.gain_uses_key_norm()) s.k2 = square_row(c, tile + Shape::kStateBytes, row);
   FrontCoefs<float> f;
   if (row < c.rows(turn)) f = fast_coefs(c, s);
+  float a = 1, b = 1;
+  if constexpr (Shape::kBare) {
+    if (row < c.rows(turn)) {
+      const BareCoefs y = bare_coefs(f);
+      f = y.primed, a = y.a, b = y.b;
+    }
+  }
   c.norms(turn)[row] = s.q2, c.norms(turn)[64 + row] = s.k2;
   c.turn_floats(Shape::kBeta, turn)[row] = s.beta;
   using Chunk = FastChunk<Shape>;
@@ -186,6 +195,7 @@ FW_DEVICE void publish_rows(const FastChunk<Shape>& c, int turn, int row, const 
     float* gates = c.gate_numbers(turn) + row;
     gates[0] = s.lambda, gates[64] = s.read, gates[128] = s.erase, gates[192] = s.write;
   }
+  if constexpr (Shape::kBare) to[Chunk::kOfE] = a, to[Chunk::kOfW] = b;
   if constexpr (Shape::kMakesM) publish_precond(c, turn, row, numbers, s.k2);
   mbarrier_arrive(c.rows_full(turn));
 }

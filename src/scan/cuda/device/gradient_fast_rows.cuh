@@ -115,6 +115,7 @@ FW_DEVICE void warp_arrive(uint64_t* barrier, int lane) {
 // What a thread needs for the value rows of a stage, fetched before the products keep shared memory busy: its row and 8 columns.
 struct ValueRow {
   uint4 dz;
+  uint4 r;   // with bare keys: of R
   char* dv;  // of the columns; null: none
   float z_v;
   bool valid;
@@ -122,6 +123,7 @@ struct ValueRow {
 template <class Shape>
 FW_DEVICE uint4 load_value_words(const FastChunk<Shape>& c, int turn, int block) {
   const int row = c.thread >> 3, column = block * kValueBlock + (c.thread & 7) * 8;
+  if constexpr (Shape::kBare) return make_uint4(0, 0, 0, 0);
   const Rows v = c.rows_at(c.args.problem.in.v, turn);
   if (!c.pieces(kPiecesV) || row >= c.rows(turn) || column >= c.args.problem.V) return make_uint4(0, 0, 0, 0);
   return *reinterpret_cast<const uint4*>(v.data + 2 * (row * v.stride + column));
@@ -135,15 +137,18 @@ FW_DEVICE ValueRow load_value_row(const FastChunk<Shape>& c, int turn, int block
   x.z_v = c.coefficients(turn)[FastChunk<Shape>::kZv + row];
   x.dv = dv.data != nullptr ? dv.data + (row * dv.stride + column) * (dv.bf16 != 0 ? 2 : 4) : nullptr;
   x.dz = *reinterpret_cast<const uint4*>(c.memory + (stage - c.base) + Shape::kV + panel_offset(row, in_block));
+  if constexpr (Shape::kBare) x.r = *reinterpret_cast<const uint4*>(c.memory + (stage - c.base) + Shape::kW + panel_offset(row, in_block));
   return x;
 }
-// dv; returns the sum of v (.) dz.
+// dv; returns the sum of v (.) dz, with bare keys that of R (.) dz, unless the gain is 0 (bare_gain_gradient()).
 template <class Shape>
 FW_DEVICE float store_value_gradients(const FastChunk<Shape>& c, int turn, int block, const ValueRow& x, const uint4& words) {
   if (!x.valid) return 0.0f;
   float dz[8], v[8];
   unpack_8(x.dz, dz);
-  if (c.pieces(kPiecesV)) {
+  if (Shape::kBare && x.z_v != 0.0f) {
+    unpack_8(x.r, v);
+  } else if (!Shape::kBare && c.pieces(kPiecesV)) {
     unpack_8(words, v);
   } else {
     load_channels(c.rows_at(c.args.problem.in.v, turn), c.thread >> 3, block * kValueBlock + (c.thread & 7) * 8, c.args.problem.V, v);
@@ -418,6 +423,8 @@ FW_DEVICE KeySlopes fast_row_numbers(const FastChunk<Shape>& c, int turn) {
     d.r_q = inverse_or_zero(f[Chunk::kRq]) * r;
     d.e_k = inverse_or_zero(f[Chunk::kEk]) * e;
   }
+  const float r_dz = d.z_v;
+  if constexpr (Shape::kBare) of_bare_coefs(d, f[Chunk::kOfE], f[Chunk::kOfW]);
   FrontScalars<float> s;
   s.q2 = c.norms(turn)[row], s.k2 = c.norms(turn)[64 + row];
   s.beta = c.turn_floats(Shape::kBeta, turn)[row];
@@ -427,7 +434,10 @@ FW_DEVICE KeySlopes fast_row_numbers(const FastChunk<Shape>& c, int turn) {
       s.lambda = gates[0], s.read = gates[64], s.erase = gates[128], s.write = gates[192];
     }
   }
-  const FrontScalars<float> ds = fast_scalar_gradients(c, s, d);
+  FrontScalars<float> ds = fast_scalar_gradients(c, s, d);
+  if constexpr (Shape::kBare) {
+    if (f[Chunk::kZv] != 0.0f) ds.beta = bare_gain_gradient(r_dz, f[Chunk::kOfE], f[Chunk::kOfW], s.beta);
+  }
   if (c.group() == 0 && (c.lane & 1) == 0) {
     c.turn_floats(Shape::kDG, turn)[row] = r + e - w;
     if (row < c.rows(turn)) {

@@ -23,7 +23,7 @@ struct ValueWords {
     const Problem& x = c.args.problem;
     const Rows rows = c.rows_at(x.in.v, turn);
     const int column = block * kValueBlock + c.thread % Lanes::kLanes * 8;
-    wide = c.pieces(kPiecesV);
+    wide = !Shape::kBare && c.pieces(kPiecesV);
     FW_UNROLL
     for (int i = 0; i < Lanes::kPasses; ++i) {
       const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
@@ -54,7 +54,9 @@ FW_DEVICE void value_rows(const ScalarChunk<Shape>& c, int turn, int block, int 
     const int t = row;
     float dz[8], v[8];
     unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + panel_offset(row, in_block)), dz);
-    if (words.wide) {
+    if (Shape::kBare && c.floats(Shape::kZv)[row] != 0.0f) {  // R (.) dz: bare_gain_gradient()
+      unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW + panel_offset(row, in_block)), v);
+    } else if (words.wide) {
       unpack_8(words.v[i], v);
     } else {
       load_channels(c.rows_at(x.in.v, turn), t, column, x.V, v);

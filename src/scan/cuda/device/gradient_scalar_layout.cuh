@@ -2,7 +2,7 @@
 // every grid-th chunk; its "turns" count them. The tiles and rows of later turns are on the way while it computes.
 #pragma once
 
-#include "scan/cuda/device/front_plain.cuh"
+#include "scan/cuda/device/bare_keys.cuh"
 #include "scan/cuda/device/gradient_layout.cuh"
 #include "scan/cuda/device/precond_rows.cuh"
 
@@ -11,10 +11,11 @@ namespace fw::cuda {
 // What a block knows of a turn (ScalarChunk): value head, tokens, addresses; four turns.
 inline constexpr int kPlaceEntries = 32, kPlacesBytes = 4 * 8 * (kPlaceEntries + 1);
 
-template <int kKeyDim, bool kOnlineSolve>
+// kBareKeys: A, P and the images are those of bare_keys.cuh.
+template <int kKeyDim, bool kOnlineSolve, bool kBareKeys = false>
 struct ScalarShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = false, kPrecond = false, kGates = true;
+  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = false, kPrecond = false, kGates = true, kBare = kBareKeys;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32;
   static constexpr int kBlocksPerSm = 1;
 

@@ -112,7 +112,8 @@ struct GeneralRows {
       if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel) load_channels(front.b, t, 8 * lane, x.K, raw.b);
       if (front.m != nullptr) load_channels(Rows{reinterpret_cast<char*>(const_cast<float*>(front.m)), front.m_stride, 0}, t, 8 * lane, x.K, raw.m);
       const FrontScalars<float> s = front_scalars<kLanes>(x, front, raw, t, lane);
-      const FrontCoefs<float> f = coefficients(x, s);
+      FrontCoefs<float> f = coefficients(x, s);
+      if constexpr (Shape::kBare) f = bare_coefs(f).primed;
       KeyStreams<8> streams = key_streams(x, f, raw);
       FW_UNROLL
       for (int j = 0; j < 8; ++j) {
@@ -195,7 +196,13 @@ struct GeneralRows {
     d.z_v = c.floats(Shape::kDZv)[row];
     c.floats(Shape::kDG)[row] = row_sum(c, 6, row);
     const FrontScalars<float> s = reinterpret_cast<const FrontScalars<float>*>(c.memory + Shape::kScalars)[row];
-    const FrontScalars<float> ds = plain_front(rule) ? front_coefs_vjp(reduced_rule<false>(rule), x.scale, s, d) : front_coefs_vjp(rule, x.scale, s, d);
+    const float r_dz = d.z_v;
+    BareCoefs bare;
+    if constexpr (Shape::kBare) bare = bare_coefs(coefficients(x, s)), of_bare_coefs(d, bare.a, bare.b);
+    FrontScalars<float> ds = plain_front(rule) ? front_coefs_vjp(reduced_rule<false>(rule), x.scale, s, d) : front_coefs_vjp(rule, x.scale, s, d);
+    if constexpr (Shape::kBare) {
+      if (bare.primed.z_v != 0.0f) ds.beta = bare_gain_gradient(r_dz, bare.a, bare.b, s.beta);
+    }
     *reinterpret_cast<float4*>(c.floats(Shape::kSlopes) + 4 * row) = make_float4(ds.q2, ds.k2, ds.p2, ds.kmk);
     if (row >= c.rows(turn)) return;
     const int t = row;

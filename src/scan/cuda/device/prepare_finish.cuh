@@ -6,15 +6,17 @@
 namespace fw::cuda {
 
 // Shared memory of the second half. keys: Khat, or what it is a multiple of row by row (the factors are k_factors); becomes x.
-// t: T as prepare_inverse.cuh wants it. a, p: panels. m: panel, may be the place of t. a_low, p_low: where kFine, panels of what
-// a and p round off.
+// t: T as prepare_inverse.cuh wants it. a, p: panels. m: panel, may be the place of t. fine, p_low: where kFine; p_low: the panel
+// of what p rounds off.
 // Where the backward image is wanted, minus_e, q and y as in transform_reads; q becomes the backward image's, y may be the place
 // of t where it is not that of m.
 struct FinishBuffers {
   char *keys, *t, *a, *p, *m, *minus_e, *q, *y;
   const SplitFactors *k_factors, *e_factors;
   const float* q_factors;
-  char *a_low = nullptr, *p_low = nullptr;
+  FineInverse fine = {};
+  char* p_low = nullptr;
+  bool exact_keys = false;  // the factors are powers of two: keys times them leave nothing out
   const SumFactors* sums = nullptr;
 };
 
@@ -44,7 +46,7 @@ template <int kKey, RowForm kForm, bool kTraining, bool kClaimed, bool kFine, cl
 FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages<kKey>& out, First&& first, Meanwhile&& meanwhile) {
   constexpr int kClaimBarrier = kInverseBarrier + 3;
   if (warp < 4) {
-    invert<kFine>(reinterpret_cast<float*>(s.t), s.a, s.a_low, warp, [] {
+    invert<kFine>(reinterpret_cast<float*>(s.t), s.a, s.fine, warp, [] {
       if constexpr (kClaimed) named_barrier_sync(kClaimBarrier, kPrepareThreads);
     });
   } else {
@@ -54,14 +56,15 @@ FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages
   if (warp >= 4 || warp % 2 == 0) meanwhile(warp >= 4 ? warp - 4 : 4 + warp / 2);
   sync_threads();
 
-  const SplitPanel a{shared_address(s.a), kFine ? shared_address(s.a_low) : 0}, p{shared_address(s.p), kFine ? shared_address(s.p_low) : 0};
+  const SplitPanel a{shared_address(s.a), kFine ? shared_address(s.fine.low) : 0}, p{shared_address(s.p), kFine ? shared_address(s.p_low) : 0};
+  const int rounds = kFine ? (s.exact_keys ? 2 : 3) : 1;
   if (warp < kKey / 16) {
     if (kTraining && out.backward != nullptr) {
       const ReadBuffers reads{shared_address(s.minus_e), shared_address(s.q), shared_address(s.y), s.e_factors, s.q_factors, s.sums};
-      transform_reads<kForm, kFine>(reads, a, p.high, warp);
+      transform_reads<kForm, kFine>(reads, a, p.high, rounds, warp);
       sync_warp();
     }
-    transform_keys<kForm != RowForm::kStreams, kFine>(shared_address(s.keys), s.k_factors, a, warp);
+    transform_keys<kForm != RowForm::kStreams, kFine>(shared_address(s.keys), s.k_factors, a, rounds, warp);
   }
   read_products<kFine>(p, a, s.m, warp);
 

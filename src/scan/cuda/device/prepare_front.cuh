@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "scan/cuda/device/bare_keys.cuh"
 #include "scan/cuda/device/front_rows.cuh"
 #include "scan/cuda/device/granules.cuh"
 #include "scan/cuda/device/precond_rows.cuh"
@@ -316,12 +317,17 @@ FW_DEVICE void fetched_norms(const Problem& x, const ChunkPlace& place, const Ra
     s.kmk = sum_rows(part);
   }
 }
-template <int kN>
+// kRounded: of q and k as bf16 has them, as the gradients take them.
+template <int kN, bool kRounded>
 FW_DEVICE void norms_from_memory(const Problem& x, const ChunkPlace& place, FrontScalars<float>& s) {
   const FrontRows rows = front_rows(x, place.n, place.hv);
   FW_NO_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
-    const RawKeyRow<kN> row = row_from_memory<kN>(x, rows, place, r);
+    RawKeyRow<kN> row = row_from_memory<kN>(x, rows, place, r);
+    if constexpr (kRounded) {
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) row.q[j] = bf16_value(bf16_bits(row.q[j])), row.k[j] = bf16_value(bf16_bits(row.k[j]));
+    }
     float q2 = 0, k2 = 0, p2 = 0, kmk = 0;
     FW_UNROLL
     for (int j = 0; j < kN; ++j) {
@@ -374,8 +380,8 @@ struct PrecondRows {
 };
 
 // Coefficients of the warp's rows, into coefs[64]; the warp itself may read its own afterwards. Where M is made here, alpha and the gain of
-// the preconditioner are in the places of e_p and 0.
-template <int kN, class Precond>
+// the preconditioner are in the places of e_p and 0. kRounded: norms_from_memory().
+template <int kN, class Precond, bool kRounded = false>
 FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetched, const RawMatrices& raw, const Precond& precond, RowCoefs* coefs) {
   const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + lane / 4;
   const bool valid = row < place.span.rows;
@@ -385,7 +391,7 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetche
     front_arrived();
     fetched_norms<kN>(x, place, raw, s);
   } else {
-    norms_from_memory<kN>(x, place, s);
+    norms_from_memory<kN, kRounded>(x, place, s);
   }
   if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kAveraged) s.erase = mean_gate(x.in.erase_gate, place, x.K);
   if (x.rule.write == Gate::kAveraged) s.write = mean_gate(x.in.write_gate, place, x.V);
@@ -419,10 +425,6 @@ inline bool plain_streams(const Problem& x) {
   return !rule.uses_erase_key() && rule.feedback == Feedback::kNone && rule.read == Read::kPlain && !rule.uses_precond() &&
          rule.normaliser == Normaliser::kNone && !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
 }
-
-// With a gain above 1 errors do not fade unless decays do it, and A is large where keys point the same way: what rounding to bf16 leaves out of
-// A, P and the keys is part of the products then.
-inline bool wants_rests(const Rule& rule) { return rule.gain_bound > 1; }
 
 // The row whose coefficients a lane makes, or -1.
 FW_DEVICE int coefficient_row(int warp) { return warp == 0 ? static_cast<int>(lane_index()) : warp == 7 ? 32 + static_cast<int>(lane_index()) : -1; }

@@ -38,6 +38,12 @@ FW_DEVICE void mma_tf32_of(float (&c)[4], const float (&a)[4], float b0, float b
 // What rounding to bf16 leaves out of a pair of numbers, given what it made of them.
 FW_DEVICE uint32_t pack_rest(uint32_t packed, float x, float y) { return pack_bf16(x - bf16_low(packed), y - bf16_high(packed)); }
 
+// kFine: what is stored is diag(rows) A diag(columns) (bare_keys.cuh), and what bf16 leaves out of it in the panel `low`.
+struct FineInverse {
+  char* low = nullptr;
+  const float *rows = nullptr, *columns = nullptr;
+};
+
 // A diagonal block by one warp, in place: one column a lane, in both halves of the warp.
 FW_DEVICE void invert_diagonal(float* t, int block) {
   const int lane = static_cast<int>(lane_index()), column = lane & 15, stride = triangle_stride(block);
@@ -62,16 +68,21 @@ FW_DEVICE void invert_diagonal(float* t, int block) {
   for (int i = 0; i < 16; i += 2) corner[(i + (lane >> 4)) * stride + column] = lane < 16 ? x[i] : x[i + 1];
   sync_warp();
 }
-// To the panel a, with zeros in the blocks beside it; the rest to the panel a_low.
+// To the panel a, with zeros in the blocks beside it.
 template <bool kFine>
-FW_DEVICE void store_diagonal(const float* t, char* a, char* a_low, int block) {
+FW_DEVICE void store_diagonal(const float* t, char* a, const FineInverse& fine, int block) {
   const int lane = static_cast<int>(lane_index()), row = lane >> 1, granule = lane & 1;
   const float* from = t + triangle_index(16 * block + row, 16 * block + granule * 8);
-  const float4 low = *reinterpret_cast<const float4*>(from), high = *reinterpret_cast<const float4*>(from + 4);
+  float4 low = *reinterpret_cast<const float4*>(from), high = *reinterpret_cast<const float4*>(from + 4);
+  if constexpr (kFine) {
+    const float f = fine.rows[16 * block + row], *columns = fine.columns + 16 * block + granule * 8;
+    low.x *= f * columns[0], low.y *= f * columns[1], low.z *= f * columns[2], low.w *= f * columns[3];
+    high.x *= f * columns[4], high.y *= f * columns[5], high.z *= f * columns[6], high.w *= f * columns[7];
+  }
   const uint4 packed = make_uint4(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y), pack_bf16(high.z, high.w));
   *reinterpret_cast<uint4*>(a + granule_offset(16 * block + row, 2 * block + granule)) = packed;
   if constexpr (kFine) {
-    *reinterpret_cast<uint4*>(a_low + granule_offset(16 * block + row, 2 * block + granule)) = make_uint4(
+    *reinterpret_cast<uint4*>(fine.low + granule_offset(16 * block + row, 2 * block + granule)) = make_uint4(
         pack_rest(packed.x, low.x, low.y), pack_rest(packed.y, low.z, low.w), pack_rest(packed.z, high.x, high.y), pack_rest(packed.w, high.z, high.w));
   }
   FW_UNROLL
@@ -122,9 +133,20 @@ FW_DEVICE void below_diagonal(const float* t, int first, int column, float (&out
   }
 }
 
-// Minus that into the panel, and the rest into the other if that is wanted.
+// Minus that into the panel.
 template <int kSize, bool kFine>
-FW_DEVICE void store_below_diagonal(uint32_t panel, uint32_t panel_low, int first, int column, const float (&out)[kSize / 8][4]) {
+FW_DEVICE void store_below_diagonal(uint32_t panel, const FineInverse& fine, int first, int column, float (&out)[kSize / 8][4]) {
+  const uint32_t panel_low = kFine ? shared_address(fine.low) : 0;
+  if constexpr (kFine) {
+    const int lane = static_cast<int>(lane_index()), at = first + column + (lane >> 2);
+    const float of_column[2] = {fine.columns[at], fine.columns[at + 8]};
+    FW_UNROLL
+    for (int n = 0; n < kSize / 8; ++n) {
+      const float2 of_row = *reinterpret_cast<const float2*>(fine.rows + first + kSize + 8 * n + 2 * (lane & 3));
+      FW_UNROLL
+      for (int i = 0; i < 4; ++i) out[n][i] *= of_column[i / 2] * (i % 2 == 0 ? of_row.x : of_row.y);
+    }
+  }
   FW_UNROLL
   for (int j = 0; j < kSize / 16; ++j) {
     const float(&x)[4] = out[2 * j], (&y)[4] = out[2 * j + 1];
@@ -139,16 +161,16 @@ FW_DEVICE void store_below_diagonal(uint32_t panel, uint32_t panel_low, int firs
 }
 
 // T becomes A in the panel a, by warps 0 to 3, which wrote the 16 rows of T of their number themselves. What is left in t is
-// neither. Warps 0 and 2 return while 1 and 3 go on. Before a warp writes to a it calls wait_for_a. kFine: products of operands in full, and
-// what rounding to bf16 leaves out of A in the panel a_low (nothing in the blocks above the diagonal).
+// neither. Warps 0 and 2 return while 1 and 3 go on. Before a warp writes to a it calls wait_for_a. kFine: products of operands in full; the panel of
+// what bf16 leaves out has nothing in the blocks above the diagonal.
 template <bool kFine, class Wait>
-FW_DEVICE void invert(float* t, char* a, char* a_low, int warp, Wait&& wait_for_a) {
+FW_DEVICE void invert(float* t, char* a, const FineInverse& fine, int warp, Wait&& wait_for_a) {
   const int lane = static_cast<int>(lane_index()), pair = warp >> 1, first = 32 * pair;
-  const uint32_t panel = shared_address(a), panel_low = kFine ? shared_address(a_low) : 0;
+  const uint32_t panel = shared_address(a);
   sync_warp();
   invert_diagonal(t, warp);
   wait_for_a();
-  store_diagonal<kFine>(t, a, a_low, warp);
+  store_diagonal<kFine>(t, a, fine, warp);
   // Numbers that are constants: a block holds no more of the machine's barriers than it names.
   if (warp == 0) return named_barrier_arrive(kInverseBarrier, 64);
   if (warp == 2) return named_barrier_arrive(kInverseBarrier + 1, 64);
@@ -165,11 +187,11 @@ FW_DEVICE void invert(float* t, char* a, char* a_low, int warp, Wait&& wait_for_
     FW_UNROLL
     for (int i = 0; i < 4; ++i) t[triangle_index(first + 16 + 8 * n + 2 * (lane & 3) + (i & 1), first + (lane >> 2) + (i >> 1) * 8)] = -small[n][i];
   }
-  store_below_diagonal<16, kFine>(panel, panel_low, first, 0, small);
+  store_below_diagonal<16, kFine>(panel, fine, first, 0, small);
   named_barrier_sync(kInverseBarrier + 2, 64);
   float large[4][4];
   below_diagonal<32, kFine>(t, 0, 16 * pair, large);
-  store_below_diagonal<32, kFine>(panel, panel_low, 0, 16 * pair, large);
+  store_below_diagonal<32, kFine>(panel, fine, 0, 16 * pair, large);
 }
 
 }  // namespace fw::cuda

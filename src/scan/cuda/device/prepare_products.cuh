@@ -105,21 +105,19 @@ FW_DEVICE void clear_tiles(float (&x)[8][4]) {
 }
 
 // A matrix as a panel of bf16 numbers and, if fine, one of what that rounding leaves out: shared addresses. Then a product of two such
-// matrices is that of the panels and both of one's panel with the other's rest: three rounds.
+// matrices is that of the panels and both of one's panel with the other's rest: three rounds; two where one leaves out nothing.
 struct SplitPanel {
   uint32_t high, low;
 };
-template <bool kFine>
-inline constexpr int kRounds = kFine ? 3 : 1;
 
 // 16 channels of A^T K in place of those of K (both [64 tokens, key]); no other warp touches these channels. factors, if not null: of
 // the rows of K. middle(sums) once tokens 0 to 31 are in (not kFine).
 template <bool kScaled, bool kFine, class Middle>
-FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice, Middle&& middle) {
+FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int rounds, int slice, Middle&& middle) {
   float x[8][4];
   clear_tiles(x);
   FW_NO_UNROLL
-  for (int round = 0; round < kRounds<kFine>; ++round) {
+  for (int round = 0; round < (kFine ? rounds : 1); ++round) {
     const uint32_t panel = kFine && round == 1 ? a.low : a.high;
     FW_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -145,8 +143,8 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
   }
 }
 template <bool kScaled, bool kFine>
-FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice) {
-  transform_keys<kScaled, kFine>(keys, factors, a, slice, [](float(&)[8][4]) {});
+FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int rounds, int slice) {
+  transform_keys<kScaled, kFine>(keys, factors, a, rounds, slice, [](float(&)[8][4]) {});
 }
 
 // How -E, Q and Khat lie in shared memory: as they are; what they are multiples of, row by row; as the raw rows of k (also in the place of -E) and
@@ -182,12 +180,12 @@ FW_DEVICE SumPair sum_of_tokens(const float* gamma, const float* of_q, const flo
 
 // 16 channels: Y = A E, and Q - P Y in place of Q.
 template <RowForm kForm, bool kFine>
-FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitPanel& a, uint32_t p, int slice) {
+FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitPanel& a, uint32_t p, int rounds, int slice) {
   const int pair = static_cast<int>(lane_index()) & 3;
   float y[8][4];
   clear_tiles(y);
   FW_NO_UNROLL
-  for (int round = 0; round < kRounds<kFine>; ++round) {
+  for (int round = 0; round < (kFine ? rounds : 1); ++round) {
     const uint32_t panel = kFine && round == 1 ? a.low : a.high;
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
@@ -274,7 +272,7 @@ FW_DEVICE void read_products(const SplitPanel& p, const SplitPanel& a, char* m, 
     for (int i = 0; i < 4; ++i) x[n][i] = 0;
   }
   FW_NO_UNROLL
-  for (int round = 0; round < kRounds<kFine>; ++round) {
+  for (int round = 0; round < (kFine ? 3 : 1); ++round) {
     const uint32_t left_rows = kFine && round == 2 ? p.low : p.high;
     const uint32_t right_rows =
         (kFine && round == 1 ? a.low : a.high) + static_cast<uint32_t>((lane & 15) * 128) + static_cast<uint32_t>((odd ^ (lane & 7)) << 4);

@@ -15,7 +15,10 @@ bool fast_rows(const Problem& x) {
 
 template <int kKey, bool kOnline>
 void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
-  if (args.precond.rows != nullptr) {
+  if (kOnline && bare_keys(args.problem.rule)) {
+    fast_rows(args.problem) ? launch_fast_gradients<FastShape<kKey, kOnline, false, false, kOnline>>(args, chunks, stream)
+                            : launch_scalar_gradients<ScalarShape<kKey, kOnline, kOnline>>(args, chunks, stream);
+  } else if (args.precond.rows != nullptr) {
     launch_fast_gradients<FastShape<kKey, kOnline, true, true>>(args, chunks, stream);
   } else if (fast_rows(args.problem) && args.problem.rule.uses_precond()) {
     launch_fast_gradients<FastShape<kKey, kOnline, true>>(args, chunks, stream);

@@ -555,7 +555,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
   const SplitPanel a{shared_address(shared + Layout::kA), 0}, p{shared_address(shared + Layout::kP), 0};
   if (warp < kKey / 16) {
     const float* half = reinterpret_cast<const float*>(shared + Layout::kFactors) + kHalfFactor * kKey + 16 * warp + (lane >> 2);
-    transform_keys<false, false>(shared_address(shared + Layout::kKeys), nullptr, a, warp, [&](float(&y)[8][4]) {
+    transform_keys<false, false>(shared_address(shared + Layout::kKeys), nullptr, a, 1, warp, [&](float(&y)[8][4]) {
       FW_UNROLL
       for (int n = 0; n < 4; ++n) y[n][0] *= half[0], y[n][1] *= half[0], y[n][2] *= half[8], y[n][3] *= half[8];
     });

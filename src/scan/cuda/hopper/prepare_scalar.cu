@@ -19,6 +19,11 @@ struct ScalarRows {
   float pair[kChunk], left[2][kChunk], right[kChunk], gamma[kChunk], keys[kChunk], erase[kChunk], z[kChunk];
   SplitFactors split_keys, split_erase;
 };
+// kFine: a and b of bare_keys.cuh, 1 where keys are not bare; the factors of the columns of P, where `right` has those of T. Where rows are not plain, `left`
+// and `right` have no more than that.
+struct FineRows {
+  float a[kChunk], b[kChunk], right_of_p[kChunk];
+};
 
 // Shared memory. Plain: the raw keys (become x), the raw reads (become q of the backward image), T. Else: w, r, e, and for the forward
 // image alone T takes the place of e. M takes the place of T, which y takes where there is one. A takes the place of the raw reads in
@@ -35,7 +40,8 @@ struct ScalarLayout {
   static constexpr uint32_t kEnd = !kOnline || !kTraining ? kM : kPlain ? kM + kPanelBytes : kT + kWork;
   static constexpr uint32_t kRowsBytes = sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowCoefs) + sizeof(RunShared<kKey / 32>));
   // kFine: what A and P in bf16 leave out.
-  static constexpr uint32_t kALow = (kEnd + kRowsBytes + 1023) / 1024 * 1024, kPLow = kALow + kPanelBytes;
+  static constexpr uint32_t kFineRows = kEnd + kRowsBytes, kFineEnd = kFineRows + (kPlain ? sizeof(FineRows) : 0);
+  static constexpr uint32_t kALow = (kFineEnd + 1023) / 1024 * 1024, kPLow = kALow + kPanelBytes;
   static constexpr uint32_t kBytes = kFine ? kPLow + kPanelBytes : kEnd + kRowsBytes;
   static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
@@ -66,14 +72,24 @@ FW_DEVICE void scalar_row(int r, const KeyStreams<kKey / 32>& s, char* shared, c
   if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(k));
 }
 
+// Of a row of the chunk.
+FW_DEVICE BareCoefs fine_coefs(const Rule& rule, const FrontCoefs<float>& c) { return bare_keys(rule) ? bare_coefs(c) : BareCoefs{c, 1, 1}; }
+
 // Plain rules: the factors of this lane's row, from the norms that wait in `rows`.
-template <bool kOnline>
-FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row, const PlainGates& gates, ScalarRows& rows, float* z_scale, bool z_image) {
+template <bool kOnline, bool kFine>
+FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row, const PlainGates& gates, ScalarRows& rows, FineRows* fine, float* z_scale,
+                             bool z_image) {
   const bool valid = row < place.span.rows;
-  const FrontCoefs<float> c = plain_coefs(x, gates, rows.left[0][row], rows.left[1][row]);
+  FrontCoefs<float> c = plain_coefs(x, gates, rows.left[0][row], rows.left[1][row]);
+  const FrontCoefs<float> of_t = c;
+  if constexpr (kFine) {
+    const BareCoefs y = fine_coefs(x.rule, c);
+    c = y.primed;
+    fine->a[row] = valid ? y.a : 1.0f, fine->b[row] = valid ? y.b : 1.0f, fine->right_of_p[row] = valid ? c.w_k : 0.0f;
+  }
   const float z = valid ? c.z_v : 0.0f, e = valid ? c.e_k : 0.0f, q = valid ? c.r_q : 0.0f, k = valid ? c.w_k : 0.0f;
   const float gamma = rows.gamma[row], suffix = rows.keys[row];
-  rows.left[0][row] = q, rows.left[1][row] = e, rows.right[row] = k;
+  rows.left[0][row] = q, rows.left[1][row] = !kFine ? e : valid ? of_t.e_k : 0.0f, rows.right[row] = !kFine ? k : valid ? of_t.w_k : 0.0f;
   rows.gamma[row] = gamma * q, rows.keys[row] = suffix * k, rows.z[row] = z;
   if constexpr (kOnline) {
     rows.erase[row] = -gamma * e;
@@ -96,6 +112,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
   if constexpr (kOnline && !kTraining) out.backward = nullptr;
   ScalarRows& rows = *reinterpret_cast<ScalarRows*>(shared + Layout::kEnd);
+  FineRows& fine = *reinterpret_cast<FineRows*>(shared + Layout::kFineRows);  // kFine, kPlain
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp();
   const PairWork<kOnline> work(warp);
 
@@ -116,13 +133,24 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
       if (lane % 4 == 0) rows.left[0][own] = squares.x, rows.left[1][own] = squares.y;
     }
     sync_threads();
-    if (row >= 0) plain_factors<kOnline>(x, place, row, gates, rows, out.forward->z_scale, out.z != nullptr);
+    if (row >= 0) plain_factors<kOnline, kFine>(x, place, row, gates, rows, &fine, out.forward->z_scale, out.z != nullptr);
   } else {
     RowCoefs* coefs = reinterpret_cast<RowCoefs*>(&rows + 1);
     PrecondRows<kN> precond;
     precond.load(x, place, precond_form, reinterpret_cast<RunShared<kN>*>(coefs + kChunk));
-    make_coefs<kN>(x, place, fetched != 0, raw, precond, coefs);
+    make_coefs<kN, PrecondRows<kN>, kFine>(x, place, fetched != 0, raw, precond, coefs);
     sync_threads();
+    if constexpr (kFine) {
+      if (thread < kChunk) {
+        RowCoefs& at = coefs[thread];
+        FrontCoefs<float> c;
+        c.e_k = at.read_erase.z, c.w_k = at.rest.y, c.z_v = at.rest.z;
+        const BareCoefs y = fine_coefs(x.rule, c);
+        at.read_erase.z = y.primed.e_k, at.rest.y = y.primed.w_k, at.rest.z = y.primed.z_v;
+        rows.left[1][thread] = y.a, rows.right[thread] = y.b;
+      }
+      sync_threads();
+    }
     const auto body = [&](int r, const KeyStreams<kN>& s) { scalar_row<kKey, kOnline>(r, s, shared, rows, out); };
     if (fetched != 0) {
       for_each_fetched_row<kN, false>(x, place, raw, precond, coefs, body);
@@ -131,7 +159,11 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
     }
     if (thread < kChunk) {
       const float z = coefs[thread].rest.z;
-      rows.left[0][thread] = rows.left[1][thread] = rows.right[thread] = 1.0f;
+      if constexpr (kFine) {
+        rows.left[0][thread] = 1.0f;
+      } else {
+        rows.left[0][thread] = rows.left[1][thread] = rows.right[thread] = 1.0f;
+      }
       rows.z[thread] = z;
       split_into(rows.split_keys, thread, rows.keys[thread]);
       split_into(rows.split_erase, thread, -rows.gamma[thread]);
@@ -144,7 +176,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   pair_products<kKey, kOnline>(work, base + (!work.strict ? Layout::kReads : kPlain ? Layout::kKeys : Layout::kErase), base + Layout::kKeys, c);
   sync_threads();  // the factors are there, and T may take the place of e
   const float(&left)[kChunk] = rows.left[work.strict];
-  scale_pairs(work, rows, {left[work.row()], left[work.row() + 8]}, c);
+  scale_pairs(work, rows, !kFine || work.strict ? rows.right : kPlain ? fine.right_of_p : rows.left[0], {left[work.row()], left[work.row() + 8]}, c);
   char* const t = shared + Layout::kT;
   store_pairs<kOnline, kFine>(work, t, shared + Layout::kP, shared + Layout::kPLow, c);
 
@@ -162,8 +194,9 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
                                 &rows.split_keys,
                                 &rows.split_erase,
                                 rows.gamma,
-                                shared + Layout::kALow,
-                                shared + Layout::kPLow};
+                                {shared + Layout::kALow, kPlain ? fine.b : rows.right, kPlain ? fine.a : rows.left[1]},
+                                shared + Layout::kPLow,
+                                bare_keys(x.rule) && x.rule.decay == Decay::kNone};
     finish_online<kKey, RowForm::kMultiples, kTraining, Layout::kClaims, kFine>(
         buffers, warp, out,
         [&](int number) {

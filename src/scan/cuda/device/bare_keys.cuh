@@ -1,0 +1,49 @@
+// Where a gain may exceed 1, errors do not fade, and what keys that point the same way lose in bf16 adds up. There the products take keys that lose
+// nothing. With e = a e', z = a z' and w = b w', of numbers a and b a row,
+//   A' = diag(b) A diag(a)      W' = W / a      R' = b R = A' W'      dR' = dR / b      dZ' = a dZ = A'^T dR'
+// and P' of w': X, M, Y, Q - P Y and all gradients are made of the primed ones as of the others (recurrence.md 4 and 5; states, outputs and dO stay as they
+// are). a and b are chosen so that e' is the raw key times a power of two and w' the raw key; A is multiplied in float32 and rounded once.
+#pragma once
+
+#include "scan/cuda/device/front_plain.cuh"
+
+namespace fw::cuda {
+
+// With a gain above 1 errors do not fade unless decays do it, and A is large where keys point the same way: what rounding to bf16 leaves out of
+// A, P and the keys is part of the products then.
+constexpr bool wants_rests(const Rule& rule) { return rule.gain_bound > 1; }
+
+// Rules whose images are of bare keys: those with a gain that is a gate and nothing but. prepare and the gradients agree on it.
+constexpr bool bare_keys(const Rule& rule) {
+  return wants_rests(rule) && rule.online() && rule.decay != Decay::kChannel && rule.gain == Gain::kGate && plain_streams(rule) && !rule.uses_precond();
+}
+
+// x = 2^n m, 1 <= m < 2, to the bit whoever asks: 2^n with the sign of x. 0 (and what is next to it): 0, m is 1 then.
+FW_DEVICE float power_of(float x) { return bits_float(float_bits(x) & 0xff800000u); }
+FW_DEVICE float mantissa_of(float x) { return power_of(x) == 0.0f ? 1.0f : bits_float((float_bits(x) & 0x007fffffu) | 0x3f800000u); }
+
+// The coefficients (rule/front.h) of e', z' and w', and a and b, from those of e, z and w.
+struct BareCoefs {
+  FrontCoefs<float> primed;
+  float a, b;
+};
+FW_DEVICE BareCoefs bare_coefs(const FrontCoefs<float>& c) {
+  const float gain = c.z_v;  // the gate
+  BareCoefs y;
+  y.b = c.w_k != 0.0f ? c.w_k : 1.0f;
+  y.a = mantissa_of(gain) * y.b;
+  y.primed = c;
+  y.primed.e_k = power_of(gain), y.primed.w_k = 1, y.primed.z_v = power_of(gain) * rcp_fast(y.b);
+  return y;
+}
+// From gradients of the primed coefficients to those of the others.
+FW_DEVICE void of_bare_coefs(FrontCoefs<float>& d, float a, float b) {
+  const float inverse = rcp_fast(a);
+  d.e_k *= inverse, d.z_v *= inverse, d.w_k *= rcp_fast(b);
+}
+
+// The gain's gradient is that of both e and z, (z.dz + e.de) / gain, and with R = Z - E S0 - T R (recurrence.md 4) that is R.dZ / gain: exact, where
+// the two sums cancel. r_dz: R'.dZ'; not for a gain whose power_of() is 0.
+FW_DEVICE float bare_gain_gradient(float r_dz, float a, float b, float gain) { return r_dz * rcp_fast(a * b) * rcp_fast(gain); }
+
+}  // namespace fw::cuda
