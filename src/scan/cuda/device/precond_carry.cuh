@@ -75,9 +75,16 @@ __global__ void __launch_bounds__(kPrecondThreads, kFlat ? 3 : 2)
   const bool has_dk = a.dk.data != nullptr;
   if constexpr (kFlat) {
     keys.load(f.k, c);
+  } else {
+    keys.load(x, x.in.k, c);
+  }
+  float d[kN], state[kN], product = 0;
+  if (c.warp == 0) load_lane(a.boundaries, place, c.channel, x.K, state);
+  grid_dependency_wait();
+  if constexpr (kFlat) {
     if (has_dk) out.load(f.dk, c);
   } else {
-    keys.load(x, x.in.k, c), out.load(x, a.dk, c);
+    out.load(x, a.dk, c);
   }
   // Of the row lane / 4.
   const int own = c.lane / 4;
@@ -88,12 +95,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kFlat ? 3 : 2)
     row = *reinterpret_cast<const float4*>(from);
     share = c.lane % 2 == 0 ? from->dg : from->dbeta;
   }
-  float d[kN], state[kN], product = 0;
-  if (c.warp == 0) {
-    load_lane(a.boundaries, place, c.channel, x.K, state);
-    product = a.share.products[place];
-  }
-  grid_dependency_wait();
+  if (c.warp == 0) product = a.share.products[place];
   load_lane(f.behind, place, c.channel, x.K, d);
 
   float parts[kRunTokens];
