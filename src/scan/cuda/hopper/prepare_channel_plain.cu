@@ -567,7 +567,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     if (warp < kKey / 16) {
       const uint32_t minus_e = shared_address(shared + Layout::kErase);
       const ReadBuffers reads{minus_e, shared_address(shared + Layout::kReads), minus_e, nullptr, nullptr, nullptr};
-      transform_reads<RowForm::kStreams, false>(reads, a, p.high, warp);
+      transform_reads<RowForm::kStreams, false>(reads, a, p.high, 1, warp);
     }
   }
   fence_async_shared();
