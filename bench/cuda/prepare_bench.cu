@@ -73,6 +73,14 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     if (rule.uses_write_gate()) x.in.write_gate = tensor(B, T, H, V, true, 0.4f, 0.5f, seed + 7);
     if (rule.uses_lambda()) x.in.lambda = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 8);
     if (rule.uses_read_correction()) x.in.read_correction = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 9);
+    if (rule.uses_precond()) {
+      x.in.precond_g = tensor(B, T, H, 1, false, 0.05f, -0.06f, seed + 10), x.in.precond_beta = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 11);
+      x.precond_center = static_cast<const float*>(tensor(1, 1, H, 1, false, 0, -0.2f, seed + 12).data);
+      const TokenArg a_before = tensor(1, chunks, H, K, false, 0.2f, 0.3f, seed + 13);
+      prepare_makes_m(x, K) ? x.boundaries = static_cast<const float*>(a_before.data)
+                            : x.m = static_cast<const float*>(tensor(B, T, H, K, false, 0.2f, 1, 0).data);
+      for (const void* p : {x.in.precond_g.data, x.in.precond_beta.data, a_before.data}) memory.push_back(const_cast<void*>(p));
+    }
     a.forward = allocate(items * static_cast<int64_t>(sizeof(ForwardImage<K>)));
     a.backward = allocate(items * static_cast<int64_t>(sizeof(BackwardImage<K>)));
     a.pairs = reinterpret_cast<PairImage*>(allocate(items * static_cast<int64_t>(sizeof(PairImage))));
@@ -117,9 +125,9 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
 int main(int argc, char** argv) {
   using namespace fw;
   using cuda::Named;
-  std::vector<Named> rules(7);
+  std::vector<Named> rules(9);
   rules[0].name = "gated_deltanet", rules[1].name = "kda", rules[2].name = "gated_deltanet2", rules[3].name = "mamba2", rules[4].name = "deltanet_neg";
-  rules[5].name = "qdelta", rules[6].name = "comba";
+  rules[5].name = "qdelta", rules[6].name = "comba", rules[7].name = "precond_gated_deltanet", rules[8].name = "precond_mamba2";
   for (Named& named : rules) named.rule.q_norm = named.rule.k_norm = Norm::kL2, named.rule.decay = Decay::kChannel;
   rules[0].rule.decay = Decay::kScalar, rules[0].rule.gain = rules[1].rule.gain = Gain::kGate;
   rules[2].rule.erase = rules[2].rule.write = Gate::kChannel;
@@ -127,6 +135,8 @@ int main(int argc, char** argv) {
   rules[4].rule.decay = Decay::kNone, rules[4].rule.gain = Gain::kGate, rules[4].rule.gain_bound = 2;
   rules[5].rule.decay = rules[6].rule.decay = Decay::kScalar, rules[5].rule.gain = rules[6].rule.gain = Gain::kGate;
   rules[5].rule.feedback = Feedback::kLearned, rules[6].rule.erase = Gate::kScalar, rules[6].rule.read = Read::kCorrected;
+  rules[7].rule.decay = rules[8].rule.decay = Decay::kScalar, rules[7].rule.gain = rules[8].rule.gain = Gain::kGate;
+  rules[7].rule.precond = Precond::kDiagonal, rules[8].rule.precond = Precond::kRead, rules[8].rule.solve = Solve::kOffline;
   try {
     for (const Named& named : rules) {
       if (argc > 1 && named.name != argv[1]) continue;

@@ -14,8 +14,8 @@ TEST(Small, EveryKernel) {
     fw_form form;
     bool bf16;
   };
-  for (const char* name :
-       {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "gla", "deltanet", "precond_gated_deltanet", "precond_kda", "precond_mamba2", "comba"}) {
+  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "gla", "deltanet", "precond_gated_deltanet", "precond_kda", "precond_mamba2",
+                           "comba", "qdelta"}) {
     for (const auto& [form, bf16] : {Form{FW_FORM_CHUNK, true}, Form{FW_FORM_CHUNK, false}, Form{FW_FORM_TOKEN, seed % 2 == 0}}) {
       ++seed;
       ProblemOptions options;

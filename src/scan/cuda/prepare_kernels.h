@@ -11,6 +11,9 @@ bool prepare_scalar_makes_m(const Problem& problem, int key);
 // Of those, rules whose r or e is a sum of q and k, without an erase gate of channels or a preconditioner, at a gain of at most 1, from whole rows.
 bool prepares_sums(const Problem& problem, int key);
 void prepare_sums(const PrepareArgs& args, int key, int64_t chunks, void* stream);
+// Of those, plain rules but for M of the preconditioner, made there, at a gain of at most 1, from whole rows.
+bool prepares_precond(const Problem& problem, int key);
+void prepare_precond(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 // One decay for each channel.
 void prepare_channel(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 

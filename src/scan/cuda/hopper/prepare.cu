@@ -8,6 +8,8 @@ void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
     prepare_channel(args, key, chunks, stream);
   } else if (prepares_sums(args.problem, key)) {
     prepare_sums(args, key, chunks, stream);
+  } else if (prepares_precond(args.problem, key)) {
+    prepare_precond(args, key, chunks, stream);
   } else {
     prepare_scalar(args, key, chunks, stream);
   }
