@@ -15,7 +15,7 @@ TEST(Small, EveryKernel) {
     bool bf16;
   };
   for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "gla", "deltanet", "precond_gated_deltanet", "precond_kda", "precond_mamba2",
-                           "comba", "qdelta"}) {
+                           "comba", "qdelta", "deltanet_neg"}) {
     for (const auto& [form, bf16] : {Form{FW_FORM_CHUNK, true}, Form{FW_FORM_CHUNK, false}, Form{FW_FORM_TOKEN, seed % 2 == 0}}) {
       ++seed;
       ProblemOptions options;
@@ -42,8 +42,8 @@ TEST(Small, ManyTurns) {
   std::vector<int64_t> offsets = {0};
   for (int64_t n = 0; n < (emulated() ? 24 : 700); ++n) offsets.push_back(offsets.back() + (n % 7 == 3 ? 70 : n % 4));
   uint64_t seed = 950;
-  for (const char* name :
-       {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "kaczmarz", "kaczmarz_channel", "precond_gated_deltanet", "precond_kda"}) {
+  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "kaczmarz", "kaczmarz_channel", "precond_gated_deltanet",
+                           "precond_kda", "gated_deltanet_neg"}) {
     ProblemOptions options;
     options.sequences = SeqLayout(offsets);
     options.K = options.V = 16;

@@ -21,6 +21,7 @@ constexpr int panel_index(int row, int column) { return column / 64 * kPanel + r
 // One chunk of one value head, for the forward scan: with gamma = exp(G), G the sum of the log-decays of the chunk's rows up to and
 // including its own, A = (I + T)^-1, P = tril(Q Kb^T):
 //   W = Z + E S0      O = Q S0 + M W      S_C = Diag(gamma_C) S0 + X^T W
+// (where a gain may exceed 1, all of e', z', w', P' and A' of device/bare_keys.cuh: W, V and the other images too).
 // e: -gamma (.) e (unused by offline rules), q: gamma (.) r, x: A^T Khat with Khat = exp(G_C - G) (.) w, m: P A (offline: x = Khat, m = P).
 template <int kKey>
 struct ForwardImage {

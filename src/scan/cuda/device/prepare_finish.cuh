@@ -56,15 +56,15 @@ FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages
   if (warp >= 4 || warp % 2 == 0) meanwhile(warp >= 4 ? warp - 4 : 4 + warp / 2);
   sync_threads();
 
-  const SplitPanel a{shared_address(s.a), kFine ? shared_address(s.fine.low) : 0}, p{shared_address(s.p), kFine ? shared_address(s.p_low) : 0};
-  const int rounds = kFine ? (s.exact_keys ? 2 : 3) : 1;
+  const SplitPanel a{shared_address(s.a), kFine ? shared_address(s.fine.low) : 0, s.exact_keys ? 2 : 3},
+      p{shared_address(s.p), kFine ? shared_address(s.p_low) : 0};
   if (warp < kKey / 16) {
     if (kTraining && out.backward != nullptr) {
       const ReadBuffers reads{shared_address(s.minus_e), shared_address(s.q), shared_address(s.y), s.e_factors, s.q_factors, s.sums};
-      transform_reads<kForm, kFine>(reads, a, p.high, rounds, warp);
+      transform_reads<kForm, kFine>(reads, a, p.high, warp);
       sync_warp();
     }
-    transform_keys<kForm != RowForm::kStreams, kFine>(shared_address(s.keys), s.k_factors, a, rounds, warp);
+    transform_keys<kForm != RowForm::kStreams, kFine>(shared_address(s.keys), s.k_factors, a, warp);
   }
   read_products<kFine>(p, a, s.m, warp);
 

@@ -105,19 +105,21 @@ FW_DEVICE void clear_tiles(float (&x)[8][4]) {
 }
 
 // A matrix as a panel of bf16 numbers and, if fine, one of what that rounding leaves out: shared addresses. Then a product of two such
-// matrices is that of the panels and both of one's panel with the other's rest: three rounds; two where one leaves out nothing.
+// matrices is that of the panels and both of one's panel with the other's rest: three rounds; key_rounds: with keys, two if those leave
+// out nothing.
 struct SplitPanel {
   uint32_t high, low;
+  int key_rounds = 3;
 };
 
 // 16 channels of A^T K in place of those of K (both [64 tokens, key]); no other warp touches these channels. factors, if not null: of
 // the rows of K. middle(sums) once tokens 0 to 31 are in (not kFine).
 template <bool kScaled, bool kFine, class Middle>
-FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int rounds, int slice, Middle&& middle) {
+FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice, Middle&& middle) {
   float x[8][4];
   clear_tiles(x);
   FW_NO_UNROLL
-  for (int round = 0; round < (kFine ? rounds : 1); ++round) {
+  for (int round = 0; round < (kFine ? a.key_rounds : 1); ++round) {
     const uint32_t panel = kFine && round == 1 ? a.low : a.high;
     FW_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -143,8 +145,8 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
   }
 }
 template <bool kScaled, bool kFine>
-FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int rounds, int slice) {
-  transform_keys<kScaled, kFine>(keys, factors, a, rounds, slice, [](float(&)[8][4]) {});
+FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice) {
+  transform_keys<kScaled, kFine>(keys, factors, a, slice, [](float(&)[8][4]) {});
 }
 
 // How -E, Q and Khat lie in shared memory: as they are; what they are multiples of, row by row; as the raw rows of k (also in the place of -E) and
@@ -180,12 +182,12 @@ FW_DEVICE SumPair sum_of_tokens(const float* gamma, const float* of_q, const flo
 
 // 16 channels: Y = A E, and Q - P Y in place of Q.
 template <RowForm kForm, bool kFine>
-FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitPanel& a, uint32_t p, int rounds, int slice) {
+FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitPanel& a, uint32_t p, int slice) {
   const int pair = static_cast<int>(lane_index()) & 3;
   float y[8][4];
   clear_tiles(y);
   FW_NO_UNROLL
-  for (int round = 0; round < (kFine ? rounds : 1); ++round) {
+  for (int round = 0; round < (kFine ? a.key_rounds : 1); ++round) {
     const uint32_t panel = kFine && round == 1 ? a.low : a.high;
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {

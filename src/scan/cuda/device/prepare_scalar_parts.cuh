@@ -124,9 +124,10 @@ FW_DEVICE void pair_products(const PairWork<kOnline>& work, uint32_t left, uint3
   }
 }
 
-// The decays and factors, between blocks by way of the row before the later one. right_of: of the columns. factor: of the rows of this lane.
+// The decays and factors, between blocks by way of the row before the later one. factor: of the rows of this lane; of_columns: in the place of
+// rows.right.
 template <bool kOnline, class Factors>
-FW_DEVICE void scale_pairs(const PairWork<kOnline>& work, const Factors& rows, const float* right_of, const float (&factor)[2], float (&c)[8][4]) {
+FW_DEVICE void scale_pairs(const PairWork<kOnline>& work, const Factors& rows, const float (&factor)[2], const float* of_columns, float (&c)[8][4]) {
   const int i = work.row();
   const float row[2] = {rows.pair[i], rows.pair[i + 8]}, anchor = work.block > 0 ? rows.pair[16 * work.block - 1] : 0.0f;
   const float after[2] = {factor[0] * exp2_fast(row[0] - anchor), factor[1] * exp2_fast(row[1] - anchor)};
@@ -134,7 +135,7 @@ FW_DEVICE void scale_pairs(const PairWork<kOnline>& work, const Factors& rows, c
   for (int n = 0; n < 8; ++n) {
     if (!work.has(n / 2)) continue;
     const int j = 8 * n + 2 * (static_cast<int>(lane_index()) & 3);
-    const float2 column = *reinterpret_cast<const float2*>(rows.pair + j), right = *reinterpret_cast<const float2*>(right_of + j);
+    const float2 column = *reinterpret_cast<const float2*>(rows.pair + j), right = *reinterpret_cast<const float2*>(of_columns + j);
     if (n / 2 < work.block) {
       const float before[2] = {right.x * exp2_fast(anchor - column.x), right.y * exp2_fast(anchor - column.y)};
       FW_UNROLL
@@ -150,6 +151,11 @@ FW_DEVICE void scale_pairs(const PairWork<kOnline>& work, const Factors& rows, c
       }
     }
   }
+}
+
+template <bool kOnline, class Factors>
+FW_DEVICE void scale_pairs(const PairWork<kOnline>& work, const Factors& rows, const float (&factor)[2], float (&c)[8][4]) {
+  scale_pairs(work, rows, factor, rows.right, c);
 }
 
 template <bool kOnline, bool kFine>

@@ -534,7 +534,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
   if (warp < 4) {
     const TriangleRows triangle = triangle_rows(shared + Layout::kT, pair);
     store_tiles<true>(pair, c, [&](int n, const float(&tile)[4]) { store_tile(triangle, n, tile); });
-    invert<false>(reinterpret_cast<float*>(shared + Layout::kT), shared + Layout::kA, nullptr, warp, [] {});
+    invert<false>(reinterpret_cast<float*>(shared + Layout::kT), shared + Layout::kA, {}, warp, [] {});
   } else {
     const uint32_t panel = panel_rows(pair);
     store_tiles<false>(pair, c, [&](int n, const float(&tile)[4]) { store_tile(shared + Layout::kP, panel, n, tile); });
@@ -555,7 +555,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
   const SplitPanel a{shared_address(shared + Layout::kA), 0}, p{shared_address(shared + Layout::kP), 0};
   if (warp < kKey / 16) {
     const float* half = reinterpret_cast<const float*>(shared + Layout::kFactors) + kHalfFactor * kKey + 16 * warp + (lane >> 2);
-    transform_keys<false, false>(shared_address(shared + Layout::kKeys), nullptr, a, 1, warp, [&](float(&y)[8][4]) {
+    transform_keys<false, false>(shared_address(shared + Layout::kKeys), nullptr, a, warp, [&](float(&y)[8][4]) {
       FW_UNROLL
       for (int n = 0; n < 4; ++n) y[n][0] *= half[0], y[n][1] *= half[0], y[n][2] *= half[8], y[n][3] *= half[8];
     });
@@ -567,7 +567,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     if (warp < kKey / 16) {
       const uint32_t minus_e = shared_address(shared + Layout::kErase);
       const ReadBuffers reads{minus_e, shared_address(shared + Layout::kReads), minus_e, nullptr, nullptr, nullptr};
-      transform_reads<RowForm::kStreams, false>(reads, a, p.high, 1, warp);
+      transform_reads<RowForm::kStreams, false>(reads, a, p.high, warp);
     }
   }
   fence_async_shared();

@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   pair_products<kKey, kOnline>(work, base + (!work.strict ? Layout::kReads : kPlain ? Layout::kKeys : Layout::kErase), base + Layout::kKeys, c);
   sync_threads();  // the factors are there, and T may take the place of e
   const float(&left)[kChunk] = rows.left[work.strict];
-  scale_pairs(work, rows, !kFine || work.strict ? rows.right : kPlain ? fine.right_of_p : rows.left[0], {left[work.row()], left[work.row() + 8]}, c);
+  scale_pairs(work, rows, {left[work.row()], left[work.row() + 8]}, !kFine || work.strict ? rows.right : kPlain ? fine.right_of_p : rows.left[0], c);
   char* const t = shared + Layout::kT;
   store_pairs<kOnline, kFine>(work, t, shared + Layout::kP, shared + Layout::kPLow, c);
 

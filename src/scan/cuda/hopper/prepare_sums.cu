@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey, kTraining>::k
     const float* own = work.strict ? rows.erase_k : rows.read_q;
     factor[0] = own[work.row()], factor[1] = own[work.row() + 8];
   }
-  scale_pairs(work, rows, rows.right, factor, c);
+  scale_pairs(work, rows, factor, c);
   if (!mixes_erase && work.strict) named_barrier_sync(kReadBarrier, kPrepareThreads);  // T's place is read
   store_pairs<true, false>(work, t, shared + Layout::kP, nullptr, c);
 
