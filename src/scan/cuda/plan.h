@@ -20,7 +20,7 @@ struct Region {
 // What both directions have in the workspace: tables of packed sequences, the preconditioner's rows.
 struct CommonRegions {
   Region offsets, chunk_base;  // int32 [N + 1]
-  Region m;                    // float [tokens, H, K]
+  Region m;                    // float [tokens, H, K]; where gradients() makes M, PrecondShare::Row [tokens, H] (kernels.h)
   Region boundaries, scratch;  // of the preconditioner (kernels.h); backward of the chunk form has the boundaries from forward
 };
 
