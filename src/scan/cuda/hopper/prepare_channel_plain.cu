@@ -113,19 +113,6 @@ FW_DEVICE void fetch_plain(const Problem& x, const ChunkPlace& place, char* shar
   cp_async_commit();
 }
 
-// Brings rows of a block that starts later into the L2 cache, by one warp while it waits for its own: of the chunk `ahead` tokens on, where the rows
-// of all heads are one piece of memory, this head's share of it.
-FW_DEVICE void prefetch_later(const Problem& x, const ChunkPlace& place, int ahead) {
-  const int64_t token = static_cast<int64_t>(place.batch) * x.T + place.token + ahead;
-  if (ahead == 0 || token + kChunk > x.tokens) return;
-  const int tensor = static_cast<int>(lane_index()), heads = tensor == 0 ? x.HV : x.H;
-  if (tensor > 3 || (tensor > 0 && place.hv - place.key_head * x.group != 0)) return;
-  const void* const data = tensor == 0 ? x.in.g.data : tensor == 1 ? x.in.k.data : tensor == 2 ? x.in.q.data : x.m;
-  const int size = tensor == 3 || (tensor == 0 && x.in.g.bf16 == 0) ? 4 : 2, share = kChunk * x.K * size;
-  const int64_t at = token * (static_cast<int64_t>(heads) * x.K * size) + static_cast<int64_t>(tensor == 0 ? place.hv : place.key_head) * share;
-  if (data != nullptr) bulk_prefetch(static_cast<const char*>(data) + at, static_cast<uint32_t>(share));
-}
-
 // What a warp's rows have in common: decays of the blocks before them, from their block's start up to where keys go, and up to the end of their
 // pair of blocks; as sums (log2) first.
 template <int kN>
@@ -414,8 +401,7 @@ FW_DEVICE void store_tiles(int pair, PlainTiles& c, Store&& store) {
 }
 
 template <int kKey, bool kNarrow, bool kPrecond, bool kTraining>
-__global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
-    prepare_channel_plain_kernel(const __grid_constant__ PrepareArgs args, int ahead) {
+__global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks) prepare_channel_plain_kernel(const __grid_constant__ PrepareArgs args) {
   using Layout = PlainLayout<kKey>;
   using Decays = RawDecays<kKey, kNarrow>;
   constexpr int kN = kKey / 32;
@@ -433,7 +419,6 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
   const PlainGates gates = plain_gates(x, place, own_row);
   PairsOfM<kN, kPrecond> m;
   m.start(x, place);
-  if (warp == 7) prefetch_later(x, place, ahead);
   front_arrived();
 
   PlainCoefs coefs;
@@ -588,22 +573,11 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
   }
 }
 
-// Tokens from a block's chunk to that of a block which starts when this one ends, if the tensors have no gaps; else 0.
-int tokens_ahead(const Problem& x) {
-  constexpr int kBlocksAtOnce = 400;
-  const auto dense = [&](const TokenArg& a, int heads) {
-    const bool batches = x.sequences.offsets != nullptr || x.B == 1 || a.stride_b == x.T * a.stride_t;
-    return batches && a.stride_h == x.K && a.stride_t == static_cast<int64_t>(heads) * x.K;
-  };
-  if (!dense(x.in.q, x.H) || !dense(x.in.k, x.H) || !dense(x.in.g, x.HV)) return 0;
-  return (kBlocksAtOnce + x.HV - 1) / x.HV * kChunk;
-}
-
 template <int kKey, bool kNarrow, bool kPrecond>
 void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   launch(args.backward != nullptr ? prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, true> : prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, false>,
-         prepare_grid(x, chunks), kPrepareThreads, PlainLayout<kKey>::kBytes, stream, args, tokens_ahead(x));
+         prepare_grid(x, chunks), kPrepareThreads, PlainLayout<kKey>::kBytes, stream, args);
 }
 template <int kKey>
 void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
