@@ -25,8 +25,8 @@ struct PrecondLayout {
   static constexpr int kBlocks = !kOnline ? 4 : kTraining ? 2 : 3;
   static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024, kRuns = sizeof(RunShared<kKey / 32>);
   static constexpr uint32_t kKeys = 0, kReads = kOperand, kScaled = 2 * kOperand, kP = (kOnline ? 3 : 2) * kOperand;
-  static constexpr uint32_t kA = kTraining ? kP + kPanelBytes : kReads, kT = kP + (kOnline && kTraining ? 3 : 1) * kPanelBytes;
-  static constexpr uint32_t kM = kTraining ? kP + 2 * kPanelBytes : kT;
+  [[maybe_unused]] static constexpr uint32_t kA = kTraining ? kP + kPanelBytes : kReads, kT = kP + (kOnline && kTraining ? 3 : 1) * kPanelBytes;
+  [[maybe_unused]] static constexpr uint32_t kM = kTraining ? kP + 2 * kPanelBytes : kT;
   static constexpr uint32_t kWork = !kOnline    ? (kRuns + 15) / 16 * 16
                                     : kTraining ? std::max(kTriangle, kOperand)
                                                 : std::max<uint32_t>(kTriangleBytes, kPanelBytes);
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
   const Problem& x = args.problem;
   char* shared = shared_memory();
   const ChunkPlace place = chunk_place(x);
-  if (place.span.rows < 0) return;
+  if (place.span.rows < 0) return grid_dependency_wait();
   ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
   if constexpr (kOnline && !kTraining) out.backward = nullptr;
   PrecondFactors& rows = *reinterpret_cast<PrecondFactors*>(shared + Layout::kRows);
@@ -88,6 +88,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
   if (warp == 1) steps = scalar_steps(x, place);
   const RawMatrices raw{reads, keys, nullptr};
   fetch_front<kN>(x, place, raw);
+  grid_dependency_wait();  // for A before the chunk (precond_forward); inputs were there before that began
   PrecondRows<kN> precond;
   precond.load(x, place, form, reinterpret_cast<RunShared<kN>*>(t));
   const int own = warp * kWarpRows + lane / 4;
@@ -138,8 +139,8 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
 
 template <int kKey, bool kOnline, bool kTraining>
 void launch_form(const PrepareArgs& args, int64_t chunks, void* stream) {
-  launch(prepare_precond_kernel<kKey, kOnline, kTraining>, prepare_grid(args.problem, chunks), kPrepareThreads, PrecondLayout<kKey, kOnline, kTraining>::kBytes,
-         stream, args, precond_map(args.problem.rule, 0.0f));
+  launch_overlapped(prepare_precond_kernel<kKey, kOnline, kTraining>, prepare_grid(args.problem, chunks), kPrepareThreads,
+                    PrecondLayout<kKey, kOnline, kTraining>::kBytes, stream, args, precond_map(args.problem.rule, 0.0f));
 }
 template <int kKey>
 void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
