@@ -25,13 +25,13 @@ struct PrecondLayout {
   static constexpr int kBlocks = !kOnline ? 4 : kTraining ? 2 : 3;
   static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024, kRuns = sizeof(RunShared<kKey / 32>);
   static constexpr uint32_t kKeys = 0, kReads = kOperand, kScaled = 2 * kOperand, kP = (kOnline ? 3 : 2) * kOperand;
-  [[maybe_unused]] static constexpr uint32_t kA = kTraining ? kP + kPanelBytes : kReads, kT = kP + (kOnline && kTraining ? 3 : 1) * kPanelBytes;
-  [[maybe_unused]] static constexpr uint32_t kM = kTraining ? kP + 2 * kPanelBytes : kT;
+  static constexpr uint32_t kA = kTraining ? kP + kPanelBytes : kReads, kT = kP + (kOnline && kTraining ? 3 : 1) * kPanelBytes;
+  static constexpr uint32_t kM = kTraining ? kP + 2 * kPanelBytes : kT;
   static constexpr uint32_t kWork = !kOnline    ? (kRuns + 15) / 16 * 16
                                     : kTraining ? std::max(kTriangle, kOperand)
                                                 : std::max<uint32_t>(kTriangleBytes, kPanelBytes);
   static constexpr uint32_t kRows = kT + kWork, kBytes = kRows + sizeof(PrecondFactors);
-  static_assert(kRuns <= kWork && kRows % 16 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
+  static_assert(kRuns <= kWork && kRows % 16 == 0 && kA % 1024 == 0 && kM % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
 // The factors of this lane's row, from the norms that wait in `rows`.
