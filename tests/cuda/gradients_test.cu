@@ -89,6 +89,7 @@ int main(int argc, char** argv) {
           check(c);
           c.K = 56, c.V = 72;
           check(c);
+          runs -= 2;  // the other cases keep their seeds
         }
       }
     }
