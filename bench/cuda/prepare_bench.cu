@@ -146,6 +146,8 @@ int main(int argc, char** argv) {
   rules[7].rule.precond = Precond::kDiagonal, rules[8].rule.precond = Precond::kRead, rules[8].rule.solve = Solve::kOffline;
   rules.push_back(rules[1]);
   rules.back().name = "kda_bf16_g", rules.back().low_g = true;
+  rules.push_back(rules[2]);
+  rules.back().name = "gated_deltanet2_bf16_g", rules.back().low_g = true;
   rules.push_back(rules[1]);
   rules.back().name = "precond_kda", rules.back().rule.precond = Precond::kDiagonal;
   try {

@@ -655,6 +655,35 @@ std::vector<Case> named_cases() {
       }
     }
   }
+  // There with gates of channels: with bf16 log-decays, Z is wanted or values have no such gate. The others are the other kernel's.
+  Rule erase_only = gdn2, gain_one_plus = gdn2;
+  erase_only.write = Gate::kTied, erase_only.gain = Gain::kGate;
+  gain_one_plus.gain = Gain::kLonghorn;
+  for (const Rule& rule : {gdn2, erase_only, gain_one_plus}) {
+    for (const int K : {64, 128}) {
+      const std::string name = std::string(rule.write == Gate::kTied      ? "erase gates"
+                                           : rule.gain == Gain::kLonghorn ? "gdn2 longhorn"
+                                                                          : "gated_deltanet2") +
+                               " K " + std::to_string(K);
+      const auto form = [&](const char* what) -> Case& {
+        Case& test = add(name + what, rule);
+        test.K = K, test.decay_type = Decays::kBf16, test.z = rule.write == Gate::kChannel;
+        return test;
+      };
+      Case& groups = form(" groups");
+      groups.T = 150, groups.B = 2, groups.HV = 6;
+      Case& mixed = form(" 0, -20, -1000");
+      mixed.decays = {0, 0, 0, 0, -0.05, -0.05, -0.05, -20, -1000}, mixed.T = 90, mixed.V = 40, mixed.beta_max = 2;
+      Case& some = form(" -.01, -inf");
+      some.decays = {-0.01}, some.T = 128, some.rare_decay = -kInfinity, some.V = 64;
+      Case& packed = form(" packed");
+      packed.lengths = {0, 5, 64, 0, 0, 70, 1, 129, 0}, packed.H = 1, packed.V = 72;
+      Case& other = form(" V 100");
+      other.T = 70, other.V = 100;
+      Case& floats = form(" float32 g");
+      floats.T = 70, floats.decay_type = Decays::kFloat;
+    }
+  }
   for (const Rule& rule : {gdn, kda, offline(Decay::kScalar), offline(Decay::kChannel)}) {
     for (const int K : {16, 64, 100}) {
       Case& test = add("K " + std::to_string(K), rule);

@@ -299,6 +299,45 @@ FW_DEVICE void read_products(const SplitPanel& p, const SplitPanel& a, char* m, 
   }
 }
 
+// Whether the rows of values and those of their gates are loaded as 16 bytes each.
+FW_HOST_DEVICE inline bool whole_values(const Rows& rows, int V) {
+  return rows.bf16 != 0 && ((rows.stride | V) & 7) == 0 && (reinterpret_cast<uintptr_t>(rows.data) & 15) == 0;
+}
+
+// write_values() with a gate of channels, of such rows; kAhead: loads of each that are under way together.
+template <int kAhead, class RowFactor>
+FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, int rows, int V, RowFactor&& z_v, uint16_t* z, int thread, int threads) {
+  const int granules = (V + kValueBlock - 1) / kValueBlock * 512;
+  char* to = reinterpret_cast<char*>(z);
+  for (int first = thread; first < granules; first += kAhead * threads) {
+    uint4 v[kAhead], c[kAhead];
+    FW_UNROLL
+    for (int n = 0; n < kAhead; ++n) {
+      const int i = first + n * threads, row = (i >> 3) & 63, column = ((i & 7) + (i >> 9) * 8) * 8;
+      v[n] = c[n] = make_uint4(0, 0, 0, 0);
+      if (i < granules && row < rows && column < V) {
+        v[n] = *reinterpret_cast<const uint4*>(values.data + (row * values.stride + column) * 2);
+        c[n] = *reinterpret_cast<const uint4*>(gates.data + (row * gates.stride + column) * 2);
+      }
+    }
+    FW_UNROLL
+    for (int n = 0; n < kAhead; ++n) {
+      const int i = first + n * threads, row = (i >> 3) & 63;
+      if (i >= granules) break;
+      const float f = z_v(row);
+      uint4 product = make_uint4(mul_bf16x2(v[n].x, c[n].x), mul_bf16x2(v[n].y, c[n].y), mul_bf16x2(v[n].z, c[n].z), mul_bf16x2(v[n].w, c[n].w));
+      if (f != 1.0f) {
+        const uint32_t a[4] = {v[n].x, v[n].y, v[n].z, v[n].w}, b[4] = {c[n].x, c[n].y, c[n].z, c[n].w};
+        uint32_t words[4];
+        FW_UNROLL
+        for (int j = 0; j < 4; ++j) words[j] = pack_bf16(bf16_low(a[j]) * (f * bf16_low(b[j])), bf16_high(a[j]) * (f * bf16_high(b[j])));
+        product = make_uint4(words[0], words[1], words[2], words[3]);
+      }
+      *reinterpret_cast<uint4*>(to + granule_offset(row, (i & 7) + (i >> 9) * 8)) = product;
+    }
+  }
+}
+
 // Z = z_v c (.) v of all value columns as panels, 0 past V and past the chunk's rows, by threads `thread`, + threads, ...
 // z_v(row): 0 past the chunk's rows.
 template <class RowFactor>
@@ -307,38 +346,7 @@ FW_DEVICE void write_values(const Problem& x, const ChunkPlace& place, RowFactor
   const int granules = (x.V + kValueBlock - 1) / kValueBlock * 512;
   const bool gate = x.rule.write == Gate::kChannel;
   char* to = reinterpret_cast<char*>(z);
-  const auto whole = [](const Rows& rows) { return rows.bf16 != 0 && (rows.stride & 7) == 0 && (reinterpret_cast<uintptr_t>(rows.data) & 15) == 0; };
-  if (gate && whole(values) && whole(gates) && (x.V & 7) == 0) {
-    constexpr int kAhead = 3;  // loads that are under way together
-    for (int first = thread; first < granules; first += kAhead * threads) {
-      uint4 v[kAhead], c[kAhead];
-      FW_UNROLL
-      for (int n = 0; n < kAhead; ++n) {
-        const int i = first + n * threads, row = (i >> 3) & 63, column = ((i & 7) + (i >> 9) * 8) * 8;
-        v[n] = c[n] = make_uint4(0, 0, 0, 0);
-        if (i < granules && row < place.span.rows && column < x.V) {
-          v[n] = *reinterpret_cast<const uint4*>(values.data + (row * values.stride + column) * 2);
-          c[n] = *reinterpret_cast<const uint4*>(gates.data + (row * gates.stride + column) * 2);
-        }
-      }
-      FW_UNROLL
-      for (int n = 0; n < kAhead; ++n) {
-        const int i = first + n * threads, row = (i >> 3) & 63;
-        if (i >= granules) break;
-        const float f = z_v(row);
-        uint4 product = make_uint4(mul_bf16x2(v[n].x, c[n].x), mul_bf16x2(v[n].y, c[n].y), mul_bf16x2(v[n].z, c[n].z), mul_bf16x2(v[n].w, c[n].w));
-        if (f != 1.0f) {
-          const uint32_t a[4] = {v[n].x, v[n].y, v[n].z, v[n].w}, b[4] = {c[n].x, c[n].y, c[n].z, c[n].w};
-          uint32_t words[4];
-          FW_UNROLL
-          for (int j = 0; j < 4; ++j) words[j] = pack_bf16(bf16_low(a[j]) * (f * bf16_low(b[j])), bf16_high(a[j]) * (f * bf16_high(b[j])));
-          product = make_uint4(words[0], words[1], words[2], words[3]);
-        }
-        *reinterpret_cast<uint4*>(to + granule_offset(row, (i & 7) + (i >> 9) * 8)) = product;
-      }
-    }
-    return;
-  }
+  if (gate && whole_values(values, x.V) && whole_values(gates, x.V)) return write_gated_values<3>(values, gates, place.span.rows, x.V, z_v, z, thread, threads);
   for (int i = thread; i < granules; i += threads) {
     const int row = (i >> 3) & 63, granule = (i & 7) + (i >> 9) * 8;
     float v[8], c[8];

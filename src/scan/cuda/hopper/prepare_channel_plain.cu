@@ -1,7 +1,7 @@
 // prepare_channel for the most frequent rules: whole bf16 rows of q and k, streams that are q, k and k times numbers a row (w times M of a
-// preconditioner). The same products as there, written so that three blocks and all of the code they run fit a multiprocessor and its
-// instruction cache: rows are a rolled loop over what was fetched, decays are exponentials of bounded sums, and the streams lie over what
-// they are made of.
+// preconditioner; or, with bf16 log-decays, e times an erase gate of channels, and with it gates of value channels in Z). The same products as there, written
+// so that three blocks and all of the code they run fit a multiprocessor and its instruction cache: rows are a rolled loop over what was fetched, decays are
+// exponentials of bounded sums, and the streams lie over what they are made of.
 //
 // With L the exponential of the sum over a row's block of 8 rows (one warp's) up to and including its own, of log-decays bounded from below:
 //   reads, erase   L r, L e             up     w / L
@@ -20,8 +20,8 @@ namespace {
 inline constexpr float kLowestStep = -14.42695f;
 
 // Shared memory. raw q becomes reads (and then q of the backward image), raw k becomes up (then A and P), the log-decays as they lie in
-// memory become erase (then T, then -E and y) and, if they are float32, keys (then x). M takes the place of near, and so do, before, the
-// sums of decays of all blocks.
+// memory become erase (then T, then -E and y) and, if they are float32, keys (then x); gates of key channels are where keys go. M takes the place of near, and
+// so do, before, the sums of decays of all blocks.
 template <int kKey>
 struct PlainLayout {
   static constexpr bool kWide = kKey == 128;
@@ -96,17 +96,19 @@ struct RowFetch {
     from += step;
   }
 };
-template <int kKey, bool kNarrow>
+template <int kKey, bool kNarrow, bool kGates>
 FW_DEVICE void fetch_plain(const Problem& x, const ChunkPlace& place, char* shared) {
   using Layout = PlainLayout<kKey>;
   constexpr int kGranules = kKey / 8, kSize = RawDecays<kKey, kNarrow>::kSize;
   const uint32_t base = shared_address(shared);
   RowFetch<kGranules> k(x.in.k, place, 2, base + Layout::kUp), q(x.in.q, place, 2, base + Layout::kReads);
   RowFetch<kGranules * kSize / 2> g(x.in.g, place, kSize, base + Layout::kErase);
+  RowFetch<kGranules> b(kGates ? x.in.erase_gate : x.in.k, place, 2, base + Layout::kKeys);
   FW_UNROLL
   for (int r = 0; r < kWarpRows; r += k.kRows) {
     k.next(r, place.span.rows);
     q.next(r, place.span.rows);
+    if constexpr (kGates) b.next(r, place.span.rows);
     FW_UNROLL
     for (int i = 0; i < k.kRows; i += g.kRows) g.next(r + i, place.span.rows);
   }
@@ -185,7 +187,7 @@ struct PairsOfM {
 
 // The streams of the warp's rows, in place of what they are made of, and the images q and e. kExact: no decay of the rows is bounded; the
 // others give the same bits where none has been so far.
-template <int kKey, bool kNarrow, bool kPrecond, bool kTraining, bool kExact>
+template <int kKey, bool kNarrow, bool kPrecond, bool kGates, bool kTraining, bool kExact>
 FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKey / 32>& f, PairsOfM<kKey / 32, kPrecond>& m_rows, char* shared,
                           const ChunkImages<kKey>& out) {
   using Layout = PlainLayout<kKey>;
@@ -206,13 +208,14 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
   }
   FW_NO_UNROLL
   for (int pair = 0; pair < kWarpRows; pair += 2) {
-    PackedChannels<kN> q_raw[2], k_raw[2];
+    PackedChannels<kN> q_raw[2], k_raw[2], b_raw[2];
     float g[2][kN], m[2][kN];
     FW_UNROLL
     for (int i = 0; i < 2; ++i) {
       const uint32_t at = start ^ row_step(pair + i);
       q_raw[i] = load_packed<kN>(shared + Layout::kReads + at);
       k_raw[i] = load_packed<kN>(shared + Layout::kUp + at);
+      if constexpr (kGates) b_raw[i] = load_packed<kN>(shared + Layout::kKeys + at);
       Decays::load(shared + Layout::kErase + (decay_start ^ row_step(pair + i)), g[i]);
       if constexpr (kPrecond) {
         FW_UNROLL
@@ -225,11 +228,12 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
     for (int i = 0; i < 2; ++i) {
       const uint32_t at = start ^ row_step(pair + i);
       const float c_r = shuffle(own.read, 4 * (pair + i)), c_e = shuffle(own.erase, 4 * (pair + i)), c_w = shuffle(own.write, 4 * (pair + i));
-      float q[kN], k[kN], reads[kN], erase[kN], up[kN], image_q[kN], image_e[kN], keys[kN];
+      float q[kN], k[kN], b[kN], reads[kN], erase[kN], up[kN], image_q[kN], image_e[kN], keys[kN];
       FW_UNROLL
       for (int j = 0; j < kN / 2; ++j) {
         q[2 * j] = bf16_low(q_raw[i].words[j]), q[2 * j + 1] = bf16_high(q_raw[i].words[j]);
         k[2 * j] = bf16_low(k_raw[i].words[j]), k[2 * j + 1] = bf16_high(k_raw[i].words[j]);
+        if constexpr (kGates) b[2 * j] = bf16_low(b_raw[i].words[j]), b[2 * j + 1] = bf16_high(b_raw[i].words[j]);
       }
       FW_UNROLL
       for (int j = 0; j < kN; ++j) {
@@ -240,7 +244,7 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
           sum[j] = fmaf(step, kLog2E, sum[j]), exact_sum[j] = fmaf(g[i][j], kLog2E, exact_sum[j]);
         }
         const float decay = exp2_fast(sum[j]), inverse = exp2_fast(-sum[j]);
-        const float r = c_r * q[j], e = c_e * k[j], w = kPrecond ? m[i][j] * (c_w * k[j]) : c_w * k[j];
+        const float r = c_r * q[j], e = kGates ? b[j] * (c_e * k[j]) : c_e * k[j], w = kPrecond ? m[i][j] * (c_w * k[j]) : c_w * k[j];
         reads[j] = decay * r, erase[j] = decay * e, up[j] = inverse * w;
         if constexpr (kExact) {
           image_q[j] = f.before[j] * reads[j], image_e[j] = -(f.before[j] * erase[j]);
@@ -400,7 +404,7 @@ FW_DEVICE void store_tiles(int pair, PlainTiles& c, Store&& store) {
   }
 }
 
-template <int kKey, bool kNarrow, bool kPrecond, bool kTraining>
+template <int kKey, bool kNarrow, bool kPrecond, bool kGates, bool kTraining>
 __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks) prepare_channel_plain_kernel(const __grid_constant__ PrepareArgs args) {
   using Layout = PlainLayout<kKey>;
   using Decays = RawDecays<kKey, kNarrow>;
@@ -414,7 +418,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks) p
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index());
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kUp, nullptr};
-  fetch_plain<kKey, kNarrow>(x, place, shared);
+  fetch_plain<kKey, kNarrow, kGates>(x, place, shared);
   const int own_row = warp * kWarpRows + lane / 4;
   const PlainGates gates = plain_gates(x, place, own_row);
   PairsOfM<kN, kPrecond> m;
@@ -427,7 +431,8 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks) p
     if (uses_norms(x.rule)) squares = fetched_squares<kN, true>(raw);
     const FrontCoefs<float> c = plain_coefs(x, gates, squares.x, squares.y);
     if (own_row < place.span.rows) coefs.read = c.r_q, coefs.erase = c.e_k, coefs.write = c.w_k;
-    if (lane % 4 == 0) out.forward->z_scale[own_row] = own_row < place.span.rows ? c.z_v : 0.0f;
+    const float z_scale = kGates && out.z != nullptr ? 1.0f : c.z_v;
+    if (lane % 4 == 0) out.forward->z_scale[own_row] = own_row < place.span.rows ? z_scale : 0.0f;
   }
   float* const sums = reinterpret_cast<float*>(shared + Layout::kSums);
   float* const bounded_sums = sums + 8 * kKey;
@@ -503,9 +508,9 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks) p
   }
   sync_threads();
   if (bounded) {
-    plain_rows<kKey, kNarrow, kPrecond, kTraining, false>(warp, coefs, f, m, shared, out);
+    plain_rows<kKey, kNarrow, kPrecond, kGates, kTraining, false>(warp, coefs, f, m, shared, out);
   } else {
-    plain_rows<kKey, kNarrow, kPrecond, kTraining, true>(warp, coefs, f, m, shared, out);
+    plain_rows<kKey, kNarrow, kPrecond, kGates, kTraining, true>(warp, coefs, f, m, shared, out);
   }
   sync_threads();
 
@@ -533,8 +538,15 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks) p
   };
   if constexpr (kTraining) {
     if (warp >= 4) fetch_image(out.forward->q, Layout::kReads, thread - 128, 128);
-    cp_async_wait<0>();
   }
+  if constexpr (kGates) {
+    if (warp >= 4 && out.z != nullptr) {
+      const Rows values = chunk_rows(x.in.v, place), gates_of_values = chunk_rows(x.in.write_gate, place);
+      write_gated_values<4>(
+          values, gates_of_values, place.span.rows, x.V, [](int) { return 1.0f; }, out.z, thread - 128, 128);
+    }
+  }
+  if constexpr (kTraining) cp_async_wait<0>();
   sync_threads();
   if constexpr (kTraining) fetch_image(out.forward->e, Layout::kErase, thread, kPrepareThreads);
   const SplitPanel a{shared_address(shared + Layout::kA), 0}, p{shared_address(shared + Layout::kP), 0};
@@ -573,31 +585,47 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks) p
   }
 }
 
-template <int kKey, bool kNarrow, bool kPrecond>
+template <int kKey, bool kNarrow, bool kPrecond, bool kGates>
 void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
-  launch(args.backward != nullptr ? prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, true> : prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, false>,
+  launch(args.backward != nullptr ? prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, kGates, true>
+                                  : prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, kGates, false>,
          prepare_grid(x, chunks), kPrepareThreads, PlainLayout<kKey>::kBytes, stream, args);
 }
 template <int kKey>
 void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
-  if (x.rule.uses_precond()) {
-    x.in.g.bf16 != 0 ? launch_plain<kKey, true, true>(args, chunks, stream) : launch_plain<kKey, false, true>(args, chunks, stream);
+  if (channel_erase(x.rule)) {
+    launch_plain<kKey, true, false, true>(args, chunks, stream);
+  } else if (x.rule.uses_precond()) {
+    x.in.g.bf16 != 0 ? launch_plain<kKey, true, true, false>(args, chunks, stream) : launch_plain<kKey, false, true, false>(args, chunks, stream);
   } else {
-    x.in.g.bf16 != 0 ? launch_plain<kKey, true, false>(args, chunks, stream) : launch_plain<kKey, false, false>(args, chunks, stream);
+    x.in.g.bf16 != 0 ? launch_plain<kKey, true, false, false>(args, chunks, stream) : launch_plain<kKey, false, false, false>(args, chunks, stream);
   }
+}
+
+// Strides of rows whose offsets in a chunk are 32-bit numbers.
+bool near_rows(const TokenArg& a) { return a.stride_t >= 0 && a.stride_t < (int64_t{1} << 31) / (4 * kChunk); }
+
+// Erase gates of channels: their rows have a place only beside bf16 log-decays. Nothing that coefficients are made of depends on such a gate.
+// Z, if it is wanted, is c (.) v, from whole rows: no gain divides the value by a norm.
+bool takes_gates(const PrepareArgs& args) {
+  const Problem& x = args.problem;
+  const auto whole = [&](const TokenArg& a) { return a.bf16 != 0 && aligned_rows(a) && x.V % 8 == 0; };
+  if (x.in.g.bf16 == 0 || x.rule.uses_precond() || !near_rows(x.in.erase_gate)) return false;
+  if (args.z == nullptr) return x.rule.write != Gate::kChannel;
+  return x.rule.write == Gate::kChannel && x.rule.gain != Gain::kNlms && x.rule.gain != Gain::kKaczmarz && whole(x.in.v) && whole(x.in.write_gate);
 }
 
 }  // namespace
 
 bool prepare_channel_takes_plain(const PrepareArgs& args, int key) {
-  const Rule& rule = args.problem.rule;
-  Problem without = args.problem;
-  const auto near = [](const TokenArg& a) { return a.stride_t >= 0 && a.stride_t < (int64_t{1} << 31) / (4 * kChunk); };
+  const Problem& x = args.problem;
+  const Rule& rule = x.rule;
+  Problem without = x;
   if (rule.preconditions_write()) without.rule.precond = Precond::kNone;
-  return rule.online() && args.z == nullptr && rule.write != Gate::kChannel && !channel_erase(rule) && plain_streams(without) && can_fetch(args.problem, key) &&
-         near(args.problem.in.q) && near(args.problem.in.k) && near(args.problem.in.g);
+  const bool gates = channel_erase(rule) ? takes_gates(args) : args.z == nullptr && rule.write != Gate::kChannel;
+  return rule.online() && gates && plain_streams(without) && can_fetch(x, key) && near_rows(x.in.q) && near_rows(x.in.k) && near_rows(x.in.g);
 }
 
 void prepare_channel_plain(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
