@@ -339,14 +339,15 @@ FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, int row
 }
 
 // Z = z_v c (.) v of all value columns as panels, 0 past V and past the chunk's rows, by threads `thread`, + threads, ...
-// z_v(row): 0 past the chunk's rows.
-template <class RowFactor>
+// z_v(row): 0 past the chunk's rows. kAhead: as above.
+template <int kAhead = 3, class RowFactor>
 FW_DEVICE void write_values(const Problem& x, const ChunkPlace& place, RowFactor&& z_v, uint16_t* z, int thread, int threads) {
   const Rows values = chunk_rows(x.in.v, place), gates = chunk_rows(x.in.write_gate, place);
   const int granules = (x.V + kValueBlock - 1) / kValueBlock * 512;
   const bool gate = x.rule.write == Gate::kChannel;
   char* to = reinterpret_cast<char*>(z);
-  if (gate && whole_values(values, x.V) && whole_values(gates, x.V)) return write_gated_values<3>(values, gates, place.span.rows, x.V, z_v, z, thread, threads);
+  if (gate && whole_values(values, x.V) && whole_values(gates, x.V))
+    return write_gated_values<kAhead>(values, gates, place.span.rows, x.V, z_v, z, thread, threads);
   for (int i = thread; i < granules; i += threads) {
     const int row = (i >> 3) & 63, granule = (i & 7) + (i >> 9) * 8;
     float v[8], c[8];

@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey, kTraining>::k
         if constexpr (kKey > 64) sum_images(reads, keys, rows, 1, first, count, out.forward);
         if constexpr (kTraining) plain_images<kKey>(keys, first, count, rows.keys, out.backward->k, nullptr, nullptr);
         const auto z_of = [&](int i) { return rows.z[i]; };
-        if (out.z != nullptr) write_values(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
+        if (out.z != nullptr) write_values<2>(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
       });
 }
 
