@@ -95,6 +95,7 @@ __global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kLoaders, 1) fast
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(c.keys_full(i), Shape::kLoaders), mbarrier_init(c.rows_full(i), Shape::kLoaders), mbarrier_init(c.turn_over(i), Shape::kWarps);
     }
+    for (int i = 0; Shape::kStages > 2 && i < 4; ++i) mbarrier_init(c.place_known(i), 32);
     mbarrier_init_fence();
   }
   if (c.warp < 4) c.find(c.warp);

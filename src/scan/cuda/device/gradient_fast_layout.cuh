@@ -36,7 +36,7 @@ struct FastShape {
   static constexpr int kG = kSmall, kBeta = kG + 512, kDG = kBeta + 512, kNorms = kDG + 512, kCoefs = kNorms + 1024;
   static constexpr int kCoefCount = kLinear || kBare ? 6 : 4;
   static constexpr int kGateNumbers = kCoefs + 512 * kCoefCount, kDZv = kGateNumbers + (kLinear ? 2048 : 0);
-  static constexpr int kWarpSums = kDZv + 256, kBarriers = kWarpSums + 128, kPlaces = kBarriers + 128, kSmallEnd = kPlaces + kPlacesBytes;
+  static constexpr int kWarpSums = kDZv + 256, kBarriers = kWarpSums + 128, kPlaces = kBarriers + (kStages > 2 ? 160 : 128), kSmallEnd = kPlaces + kPlacesBytes;
   // ... and sums over a group's columns [sum][group][64 rows].
   static constexpr int kSums = kLinear ? 7 : 3;
   static constexpr int kPartial = kPrecond ? kA : kExtra + kPanelBytes;
@@ -63,6 +63,8 @@ struct FastChunk : ScalarChunk<Shape> {
   FW_DEVICE uint64_t* keys_full(int turn) const { return this->barrier(2 * Shape::kStages + 2 + (turn & 1)); }
   FW_DEVICE uint64_t* rows_full(int turn) const { return this->barrier(2 * Shape::kStages + 4 + (turn & 1)); }
   FW_DEVICE uint64_t* turn_over(int turn) const { return this->barrier(2 * Shape::kStages + 6 + (turn & 1)); }
+  // The place of turn + 4 is written; who waits for it brings what turn + 4 cannot do without, so that four are enough. Of three stages.
+  FW_DEVICE uint64_t* place_known(int turn) const { return this->barrier(2 * Shape::kStages + 8 + (turn & 3)); }
 
   FW_DEVICE float* norms(int turn) const { return this->floats(Shape::kNorms) + 128 * (turn & 1); }
   // 64 floats each: r_q, w_k, e_k, z_v, r_k, e_q; with bare keys those of the primed streams, and a, b in the last two's places.
@@ -90,6 +92,5 @@ struct FastChunk : ScalarChunk<Shape> {
 FW_DEVICE void sync_consumers() { named_barrier_sync(1, 512); }
 FW_DEVICE void sync_loaders() { named_barrier_sync(2, 64); }
 FW_DEVICE void sync_group(int group) { named_barrier_sync(3 + group, 128); }
-FW_DEVICE void sync_bringers() { named_barrier_sync(7, 128); }
 
 }  // namespace fw::cuda

@@ -229,12 +229,6 @@ FW_DEVICE void load_next_step(const FastChunk<Shape>& c, int loader, LoadStep& a
   if (++at.stage == Shape::kStages) at.stage = 0;
 }
 
-// Three stages take the copying warps to a turn whose place the other two have only just written; with two, an arrival lies between.
-template <class Shape>
-FW_DEVICE void places_known() {
-  if constexpr (Shape::kStages > 2) sync_bringers();
-}
-
 // By two warps: what is copied into shared memory. The first turns have a start of their own: -2 and -1.
 template <class Shape>
 FW_DEVICE void copy_chunks(const FastChunk<Shape>& c) {
@@ -260,7 +254,8 @@ FW_DEVICE void copy_chunks(const FastChunk<Shape>& c) {
     }
     if (running) mbarrier_wait(c.turn_over(turn), turn / 2 & 1);
     load_fast_keys(c, loader, turn + 2);
-    if (running) places_known<Shape>();
+    // Three stages take these warps to a turn whose place the other two have only just written; with two, an arrival lies between.
+    if (Shape::kStages > 2 && running) mbarrier_wait(c.place_known(turn), turn / 4 & 1);
   }
 }
 
@@ -281,8 +276,9 @@ FW_DEVICE void make_row_numbers(const FastChunk<Shape>& c) {
       if (row >= 32) store_center_share(c, turn);
     }
     sync_loaders();
-    if (row >= 32) c.find(turn + 4);  // in the place of this turn
-    places_known<Shape>();
+    if (row < 32) continue;
+    c.find(turn + 4);  // in the place of this turn
+    if constexpr (Shape::kStages > 2) mbarrier_arrive(c.place_known(turn));
   }
 }
 

@@ -88,24 +88,24 @@ struct ScalarChunk : GradientChunk<Shape> {
     const Problem& x = every.problem;
     const SequenceArg& s = x.sequences;
     const unsigned index = static_cast<unsigned>(tile(turn)), heads = static_cast<unsigned>(x.HV);
-    const int chunk = static_cast<int>(index / heads), head = static_cast<int>(index % heads), n = sequence_of_chunk(s, chunk), lane = this->lane;
+    const int chunk = static_cast<int>(index / heads), head = static_cast<int>(index % heads), n = sequence_of_chunk(s, chunk), own = this->lane;
     const int from = (chunk - first_chunk(s, n)) * kChunk, left = sequence_length(s, n) - from;
     const int64_t token = first_token(s, n) + from;
     char* at = nullptr;
-    if (lane <= kOutputGradient) {
-      const TokenArg& a = lane < kGradients ? (&x.in.q)[lane] : lane < kOutputGradient ? (&every.grads.d.q)[lane - kGradients] : every.d_o;
+    if (own <= kOutputGradient) {
+      const TokenArg& a = own < kGradients ? (&x.in.q)[own] : own < kOutputGradient ? (&every.grads.d.q)[own - kGradients] : every.d_o;
       const int64_t b = s.offsets != nullptr ? 0 : n, t = s.offsets != nullptr ? token : from;
       const int64_t element = b * a.stride_b + t * a.stride_t + static_cast<int64_t>(head / a.divisor) * a.stride_h;
       if (a.data != nullptr) at = static_cast<char*>(a.data) + element * (a.bf16 != 0 ? 2 : 4);
-    } else if (lane <= kDBeta) {
-      const float* data = lane == kM ? x.m : lane == kDM ? every.grads.dm : lane == kDAlpha ? every.grads.dalpha_p : every.grads.dbeta_p;
-      const int64_t row = lane == kM ? token * x.H + head / x.group : token * x.HV + head;
-      if (data != nullptr) at = reinterpret_cast<char*>(const_cast<float*>(data + (lane <= kDM ? row * x.K : row)));
-    } else if (lane == kShare && every.precond.rows != nullptr) {
+    } else if (own <= kDBeta) {
+      const float* data = own == kM ? x.m : own == kDM ? every.grads.dm : own == kDAlpha ? every.grads.dalpha_p : every.grads.dbeta_p;
+      const int64_t row = own == kM ? token * x.H + head / x.group : token * x.HV + head;
+      if (data != nullptr) at = reinterpret_cast<char*>(const_cast<float*>(data + (own <= kDM ? row * x.K : row)));
+    } else if (own == kShare && every.precond.rows != nullptr) {
       at = reinterpret_cast<char*>(every.precond.rows + token * x.H + head);
     }
-    addresses(turn)[lane] = at;
-    if (lane != 0) return;
+    addresses(turn)[own] = at;
+    if (own != 0) return;
     place(turn)[0] = head;
     place(turn)[1] = left < kChunk ? left : kChunk;
   }

@@ -16,12 +16,12 @@ FW_DEVICE uint32_t panel_offset(int row, int column) {
 
 // Lane 8 i + l reads row l of the 8x8 matrix i. In order: matrices below each other first ...
 FW_DEVICE uint32_t down_then_right(uint32_t tile, int row, int column, int lane) {
-  const int granule = ((lane >> 4) ^ lane) & 1 | (lane & 6);
+  const int granule = (((lane >> 4) ^ lane) & 1) | (lane & 6);
   return tile + ((column >> 6) * kPanelBytes + row * 128) + ((lane & 15) * 128 + ((granule << 4) ^ ((column & 48) << 1)));
 }
 // ... or beside each other first.
 FW_DEVICE uint32_t right_then_down(uint32_t tile, int row, int column, int lane) {
-  const int granule = ((lane >> 3) ^ lane) & 1 | (lane & 6);
+  const int granule = (((lane >> 3) ^ lane) & 1) | (lane & 6);
   return tile + ((column >> 6) * kPanelBytes + row * 128) + ((((lane & 16) >> 1) + (lane & 7)) * 128 + ((granule << 4) ^ ((column & 48) << 1)));
 }
 
