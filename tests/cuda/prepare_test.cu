@@ -543,8 +543,9 @@ std::vector<Case> named_cases() {
   precond_read.precond = Precond::kRead, precond_read.gain = Gain::kGate;
   std::vector<Case> cases;
   const auto add = [&](std::string name, const Rule& rule) -> Case& {
-    cases.push_back({std::move(name), rule});
-    return cases.back();
+    Case& added = cases.emplace_back();
+    added.name = std::move(name), added.rule = rule;
+    return added;
   };
   add("gated_deltanet", gdn).T = 130;
   add("kda", kda).T = 130;

@@ -340,7 +340,7 @@ FW_DEVICE void walk_blocks(const GradientChunk<Shape>& c, StreamSums& sums) {
 template <class Shape>
 FW_DEVICE float2 channel_tail(const GradientChunk<Shape>& c, int channel) {
   float2 dots = make_float2(0, 0), rest = make_float2(1, 1), tail = make_float2(0, 0);
-  constexpr int kUnroll = Shape::kKey == 128 ? 8 : 1;  // else there are too few registers
+  [[maybe_unused]] constexpr int kUnroll = Shape::kKey == 128 ? 8 : 1;  // else there are too few registers
 #pragma unroll(kUnroll)
   for (int i = 7; i >= 0; --i) {
     const float2 f = float2_at(c.floats(Shape::kHalves) + i * Shape::kKey + channel), dot = float2_at(c.floats(Shape::kStateDots) + i * Shape::kKey + channel);

@@ -100,25 +100,25 @@ struct ChannelChunk : ScalarChunk<Shape> {
       const Problem& x = every.problem;
       const SequenceArg& s = x.sequences;
       const int entry = this->lane;
-      int64_t base = 0, sequence = 0, token = 0, head = 0;
+      int64_t data = 0, sequence = 0, token = 0, head = 0;
       int divisor = 1;
       if (entry <= Chunk::kOutputGradient) {
         const TokenArg& a = entry < Chunk::kGradients        ? (&x.in.q)[entry]
                             : entry < Chunk::kOutputGradient ? (&every.grads.d.q)[entry - Chunk::kGradients]
                                                              : every.d_o;
         const int size = a.bf16 != 0 ? 2 : 4;
-        base = reinterpret_cast<int64_t>(a.data), sequence = a.stride_b * size, token = a.stride_t * size, head = a.stride_h * size;
+        data = reinterpret_cast<int64_t>(a.data), sequence = a.stride_b * size, token = a.stride_t * size, head = a.stride_h * size;
         divisor = a.divisor;
       } else if (entry <= Chunk::kDBeta) {
         const bool m = entry == Chunk::kM;
-        base = reinterpret_cast<int64_t>(m ? x.m : entry == Chunk::kDM ? every.grads.dm : entry == Chunk::kDAlpha ? every.grads.dalpha_p : every.grads.dbeta_p);
+        data = reinterpret_cast<int64_t>(m ? x.m : entry == Chunk::kDM ? every.grads.dm : entry == Chunk::kDAlpha ? every.grads.dalpha_p : every.grads.dbeta_p);
         head = 4 * static_cast<int64_t>(entry <= Chunk::kDM ? x.K : 1), token = (m ? x.H : x.HV) * head, sequence = s.T * token;
         divisor = m ? x.group : 1;
       }
-      if (base == 0) sequence = token = head = 0;
+      if (data == 0) sequence = token = head = 0;
       if (s.offsets != nullptr) sequence = 0;
       int64_t* to = reinterpret_cast<int64_t*>(this->memory + Shape::kOrigins) + entry;
-      to[0] = base, to[kPlaceEntries] = sequence, to[2 * kPlaceEntries] = token, to[3 * kPlaceEntries] = head;
+      to[0] = data, to[kPlaceEntries] = sequence, to[2 * kPlaceEntries] = token, to[3 * kPlaceEntries] = head;
       reinterpret_cast<int*>(this->memory + Shape::kOrigins + 4 * 8 * kPlaceEntries)[entry] = divisor;
     }
   }

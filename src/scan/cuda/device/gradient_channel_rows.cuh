@@ -217,10 +217,10 @@ FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, Strea
           if (Shape::kGates) de *= raw_w[k] * (e_k * inverse_or_zero(w_k));
         }
         if constexpr (Shape::kPrecond) {
-          const int at_row = c.row() + 8 * half, column = c.column() + 8 * tile;
-          if (at_row < c.rows(turn) && column < c.args.problem.K) {
+          const int at_row = c.row() + 8 * half, at_column = c.column() + 8 * tile;
+          if (at_row < c.rows(turn) && at_column < c.args.problem.K) {
             const Rows out = c.workspace_rows(ScalarChunk<Shape>::kDM, c.args.problem.HV * c.args.problem.K, turn);
-            store_float2(reinterpret_cast<float*>(out.data) + (at_row * static_cast<int>(out.stride) + column), d_m[0], d_m[1]);
+            store_float2(reinterpret_cast<float*>(out.data) + (at_row * static_cast<int>(out.stride) + at_column), d_m[0], d_m[1]);
           }
         }
         store_float2(decay_sum(c, c.row() + 8 * half, c.column() + 8 * tile), d_g[0], d_g[1]);
