@@ -76,10 +76,10 @@ struct Events {
   void* at(uint64_t /*number*/) { return nullptr; }
   void renew() {}
 };
-class Quiet {
+class [[maybe_unused]] Quiet {
  public:
-  Quiet() {}
-  ~Quiet() {}
+  Quiet() = default;
+  ~Quiet() = default;
   Quiet(const Quiet&) = delete;
   Quiet& operator=(const Quiet&) = delete;
 };
