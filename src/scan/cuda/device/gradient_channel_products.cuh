@@ -3,29 +3,17 @@
 #pragma once
 
 #include "scan/cuda/device/gradient_channel_layout.cuh"
+#include "scan/cuda/device/gradient_scalar_loads.cuh"
 #include "scan/cuda/device/gradient_wgmma.cuh"
 
 namespace fw::cuda {
 
-// Images and dO of a value block, as load_stage().
+// As load_stage(), from the block's table of chunks.
 template <class Shape>
 FW_DEVICE void load_channel_stage(const ChannelChunk<Shape>& c, int stage, int turn, int block) {
   if (!c.has(turn)) return;
-  const GradientArgs& x = c.args;
-  const int at_stage = stage * Shape::kStageBytes;
-  uint64_t* barrier = c.barrier(stage);
-  if (c.warp < 4 && c.lane == 0) {  // an image each
-    const bool state = c.warp >= 2;
-    const uint16_t* from = c.warp == 0 ? x.w : c.warp == 1 ? x.v : c.warp == 2 ? x.states : x.d_states;
-    const unsigned elements = state ? 64 * Shape::kKey : kPanel;
-    const int to = c.warp == 0 ? Shape::kW : c.warp == 1 ? Shape::kV : c.warp == 2 ? Shape::kState : Shape::kDState;
-    const uint64_t image = static_cast<uint64_t>(c.tile_number(turn)) * static_cast<unsigned>(c.value_blocks()) + static_cast<unsigned>(block);
-    mbarrier_expect(barrier, 2 * elements);
-    bulk_load(c.memory + at_stage + to, from + image * elements, 2 * elements, barrier);
-  }
-  const bool copied =
-      load_row_tile<kValueBlock>(c, c.rows_at(x.d_o, turn), c.pieces(kPiecesDOut), turn, block * kValueBlock, x.problem.V, at_stage + Shape::kOut);
-  copied ? cp_async_arrive(barrier) : mbarrier_arrive(barrier);
+  const uint64_t first = static_cast<uint64_t>(c.tile_number(turn)) * static_cast<unsigned>(c.value_blocks());
+  load_stage_images(c, stage, turn, block, static_cast<int64_t>(first + static_cast<unsigned>(block)));
 }
 
 // Where there are registers for it; else make_value_tiles() and both products by all.

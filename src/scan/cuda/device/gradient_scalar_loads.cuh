@@ -29,10 +29,9 @@ FW_DEVICE bool load_row_tile(const ScalarChunk<Shape>& c, const Rows& from, bool
   return wide;
 }
 
-// Images and dO of a value block.
+// Image number `image` of each kind and the rows of dO, of a value block.
 template <class Shape>
-FW_DEVICE void load_stage(const ScalarChunk<Shape>& c, int stage, int turn, int block) {
-  if (!c.has(turn)) return;
+FW_DEVICE void load_stage_images(const ScalarChunk<Shape>& c, int stage, int turn, int block, int64_t image) {
   const GradientArgs& x = c.args;
   const int at_stage = stage * Shape::kStageBytes;
   uint64_t* barrier = c.barrier(stage);
@@ -42,11 +41,16 @@ FW_DEVICE void load_stage(const ScalarChunk<Shape>& c, int stage, int turn, int 
     const int elements = state ? 64 * Shape::kKey : kPanel;
     const int to = c.warp == 0 ? Shape::kW : c.warp == 1 ? Shape::kV : c.warp == 2 ? Shape::kState : Shape::kDState;
     mbarrier_expect(barrier, 2 * elements);
-    bulk_load(c.memory + at_stage + to, from + (c.tile(turn) * c.blocks + block) * elements, 2 * elements, barrier);
+    bulk_load(c.memory + at_stage + to, from + image * elements, 2 * elements, barrier);
   }
   const bool copied =
       load_row_tile<kValueBlock>(c, c.rows_at(x.d_o, turn), c.pieces(kPiecesDOut), turn, block * kValueBlock, x.problem.V, at_stage + Shape::kOut);
   copied ? cp_async_arrive(barrier) : mbarrier_arrive(barrier);
+}
+
+template <class Shape>
+FW_DEVICE void load_stage(const ScalarChunk<Shape>& c, int stage, int turn, int block) {
+  if (c.has(turn)) load_stage_images(c, stage, turn, block, c.tile(turn) * c.blocks + block);
 }
 
 // A and P, by one thread.
