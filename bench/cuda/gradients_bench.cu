@@ -73,7 +73,10 @@ void measure(const std::string& name, int B, int T, int H, int D) {
   const int erase = r.erase == fw::Gate::kScalar ? 1 : D, write = r.write == fw::Gate::kScalar ? 1 : D;
   if (r.uses_erase_gate()) p.in.erase_gate = in(erase, 0, 1), d.erase_gate = in(erase, 0, 0);
   if (r.uses_write_gate()) p.in.write_gate = in(write, 0, 1), d.write_gate = in(write, 0, 0);
-  if (fc::gradients_make_m(p)) {
+  if (r.uses_precond() && r.decay == fw::Decay::kChannel)
+    p.precond_rows = static_cast<uint16_t*>(memory.make(static_cast<size_t>(p.tokens) * H * D, true, 0.2, 1));
+  a.problem = p;
+  if (fc::gradients_make_m(a)) {
     const size_t heads = static_cast<size_t>(chunks) * H;
     const auto floats = [&](size_t count, double low, double high) { return static_cast<float*>(memory.make(count, false, low, high)); };
     p.in.precond_g = memory.tokens(B, T, H, 1, false, 1, -0.2, 0), p.in.precond_beta = in(1, 0, 1);

@@ -69,11 +69,6 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     const uint32_t seed = static_cast<uint32_t>(c) * 77u;
     x.in.q = tensor(B, T, H, K, true, 1, 0, seed + 1), x.in.k = tensor(B, T, H, K, true, 1, 0, seed + 2), x.in.v = tensor(B, T, H, V, true, 1, 0, seed + 3);
     if (rule.uses_g()) x.in.g = tensor(B, T, H, rule.decay == Decay::kChannel ? K : 1, named.low_g, 0.05f, -0.06f, seed + 4);
-    if (rule.uses_precond()) {
-      const TokenArg m = tensor(B, T, H, K, false, 0.3f, 1, seed + 8);
-      x.m = static_cast<const float*>(m.data);
-      memory.push_back(m.data);
-    }
     if (rule.uses_beta()) x.in.beta = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 5);
     if (rule.uses_erase_gate()) x.in.erase_gate = tensor(B, T, H, erase_gates, erase_gates > 1, 0.4f, 0.5f, seed + 6);
     if (rule.uses_write_gate()) x.in.write_gate = tensor(B, T, H, V, true, 0.4f, 0.5f, seed + 7);
@@ -82,10 +77,14 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     if (rule.uses_precond()) {
       x.in.precond_g = tensor(B, T, H, 1, false, 0.05f, -0.06f, seed + 10), x.in.precond_beta = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 11);
       x.precond_center = static_cast<const float*>(tensor(1, 1, H, 1, false, 0, -0.2f, seed + 12).data);
-      const TokenArg a_before = tensor(1, chunks, H, K, false, 0.2f, 0.3f, seed + 13);
-      prepare_makes_m(x, K) ? x.boundaries = static_cast<const float*>(a_before.data)
-                            : x.m = static_cast<const float*>(tensor(B, T, H, K, false, 0.2f, 1, 0).data);
-      for (const void* p : {x.in.precond_g.data, x.in.precond_beta.data, a_before.data}) memory.push_back(const_cast<void*>(p));
+      const TokenArg a_before = tensor(1, chunks, H, K, false, 0.2f, 0.3f, seed + 13), m = tensor(B, T, H, K, false, 0.3f, 1, seed + 8);
+      prepare_makes_m(x, K) ? x.boundaries = static_cast<const float*>(a_before.data) : x.m = static_cast<const float*>(m.data);
+      a.spare_m = static_cast<float*>(m.data);
+      for (void* p : {x.in.precond_g.data, x.in.precond_beta.data, a_before.data, m.data}) memory.push_back(p);
+      if (rule.decay == Decay::kChannel) {
+        x.precond_rows = reinterpret_cast<uint16_t*>(allocate(tokens * K * 2));
+        memory.push_back(x.precond_rows);
+      }
     }
     a.forward = allocate(items * static_cast<int64_t>(sizeof(ForwardImage<K>)));
     a.backward = allocate(items * static_cast<int64_t>(sizeof(BackwardImage<K>)));
@@ -102,7 +101,7 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     std::vector<float> times;
     for (int i = 0; i < kRuns + 3; ++i) {
       PrepareArgs a = copies[static_cast<std::size_t>(i % kCopies)];
-      if (!training) a.backward = nullptr, a.pairs = nullptr;
+      if (!training) a.backward = nullptr, a.pairs = nullptr, a.problem.precond_rows = nullptr;
       check(cudaEventRecord(start), "record");
       prepare(a, K, chunks, nullptr);
       check(cudaEventRecord(stop), "record");

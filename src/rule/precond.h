@@ -2,10 +2,11 @@
 //     A_t = exp(gP) A_{t-1} + betaP khat^2          y = log(A + eps) - center          M = exp(-log(x) (a y / (1 + |y|) + b))
 // with a, b by the range (a = 1, b = 0; the one-sided ones a = 1/2, b = +-1/2), or M = 1 / (A + ridge). A is that of this
 // token, or of the one before it (PrecondForm::kInversePrevious). scan/cpu/kernels_precond.cpp is the same for vectors of
-// channels, and its backward. Device code uses PrecondMap, with functions of its own for exp, log and 1/x (Math).
+// channels, and its backward. Device code uses PrecondMap, with functions of its own for 2^x, log and 1/x (Math).
 #pragma once
 
 #include <cmath>
+#include <numbers>
 
 #include "rule/axes.h"
 #include "rule/front.h"
@@ -43,23 +44,7 @@ FW_HOST_DEVICE inline T precond_inverse(const Rule& rule, T state) {
   return T(1) / (state + static_cast<T>(rule.precond_ridge));
 }
 
-// The functions that M is made of.
-struct StandardMath {
-  template <class T>
-  FW_HOST_DEVICE static T log(T x) {
-    return std::log(x);
-  }
-  template <class T>
-  FW_HOST_DEVICE static T exp(T x) {
-    return std::exp(x);
-  }
-  template <class T>
-  FW_HOST_DEVICE static T inverse(T x) {
-    return T(1) / x;
-  }
-};
-
-// M as a function of A with the rule's numbers worked out once, for one head, and its slopes.
+// M as a function of A with the rule's numbers worked out once, for one head, and its slopes: squashed, M = 2^(slope y / (1 + |y|) + shift).
 template <class T>
 struct PrecondMap {
   bool squashed = true;
@@ -69,7 +54,7 @@ struct PrecondMap {
 
 template <class T>
 FW_HOST_DEVICE inline PrecondMap<T> precond_map(const Rule& rule, T center) {
-  const T log_x = std::log(static_cast<T>(rule.precond_x));
+  const T log_x = std::log2(static_cast<T>(rule.precond_x));
   PrecondMap<T> map;
   map.squashed = rule.precond_squashed();
   map.previous = rule.precond_form == PrecondForm::kInversePrevious;
@@ -85,7 +70,7 @@ template <class Math, class T>
 FW_HOST_DEVICE inline T precond_value(const PrecondMap<T>& map, T a) {
   if (!map.squashed) return Math::inverse(a + map.ridge);
   const T y = Math::log(a + map.eps) - map.center;
-  return Math::exp(map.slope * (y * Math::inverse(T(1) + std::abs(y))) + map.shift);
+  return Math::exp2(map.slope * (y * Math::inverse(T(1) + std::abs(y))) + map.shift);
 }
 
 // M and its slopes with respect to A and to minus the center.
@@ -103,8 +88,8 @@ FW_HOST_DEVICE inline PrecondPoint<T> precond_point(const PrecondMap<T>& map, T 
   }
   const T shifted = a + map.eps, y = Math::log(shifted) - map.center, wide = T(1) + std::abs(y), inverse = Math::inverse(shifted * wide),
           narrow = inverse * shifted;
-  p.m = Math::exp(map.slope * (y * narrow) + map.shift);
-  p.of_raw = p.m * map.slope * narrow * narrow;
+  p.m = Math::exp2(map.slope * (y * narrow) + map.shift);
+  p.of_raw = p.m * (map.slope * T(std::numbers::ln2)) * (narrow * narrow);
   p.of_state = p.of_raw * (inverse * wide);
   return p;
 }

@@ -25,10 +25,10 @@ class Bits : public ::testing::TestWithParam<fw_form> {};
 // In the emulation the token form's rules take long, and differ in the front alone.
 bool left_out(fw_form form, const char* name) { return emulated() && form == FW_FORM_TOKEN && std::string(name) != "kda"; }
 
-// The last of them with tensors of bf16: its kernels make M themselves then.
+// Preconditioned ones with tensors of bf16: their kernels make M themselves then.
 HeaderRun run_of(fw_form form, const std::string& name) {
   HeaderRun run = device_run(form);
-  if (form == FW_FORM_CHUNK && name == "precond_gated_deltanet") run.bf16 = HeaderRun::Bf16Tensors::kAll;
+  if (form == FW_FORM_CHUNK && name.starts_with("precond_")) run.bf16 = HeaderRun::Bf16Tensors::kAll;
   return run;
 }
 

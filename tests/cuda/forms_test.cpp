@@ -193,30 +193,44 @@ TEST(ChunkForm, GainsOfZero) {
   }
 }
 
-// Preconditioned rules without channel decay make M inside their kernels where heads are alone in their group and rows are whole: every form of M, both
-// solves, several chunks, decays of 0, padded channels.
+// Preconditioned rules make M inside their kernels where heads are alone in their group (forward: anyhow) and rows are whole: every form of M, both solves,
+// several chunks, decays of 0, padded channels.
+void expect_preconditioner(Rule rule, PrecondForm form, uint64_t seed, int64_t group) {
+  rule.precond_form = form;
+  if (seed % 4 == 0 && !rule.online()) rule.k_norm = Norm::kRaw;
+  if (seed % 3 == 1 && !rule.online()) rule.precond = Precond::kDiagonal;
+  ProblemOptions options;
+  options.sequences = seed % 2 == 0 ? SeqLayout({0, 70, 70, 73, 270}) : SeqLayout::uniform(2, 150);
+  options.H = 2;
+  options.HV = 2 * group;
+  options.K = seed % 3 == 0 ? 128 : seed % 3 == 1 ? 64 : 96;
+  options.V = 64;
+  options.initial_state = seed % 4 < 2;
+  options.edge_decays = seed % 2 == 1;
+  options.seed = seed;
+  HeaderRun run = device_run(FW_FORM_CHUNK);
+  run.bf16 = seed % 5 == 0 ? HeaderRun::Bf16Tensors::kStreams : HeaderRun::Bf16Tensors::kAll;
+  run.row_padding = seed % 5 == 1 ? 8 : 0;
+  const Problem problem = of_bf16_numbers(random_problem(rule, options));
+  expect_chunk_form(problem, run, options.edge_decays);
+}
+const PrecondForm kSquashes[] = {PrecondForm::kSquash, PrecondForm::kSquashLow, PrecondForm::kSquashHigh};
+
 TEST(ChunkForm, PreconditionersWithoutChannelDecay) {
   uint64_t seed = 850;
   for (const char* name : {"precond_gated_deltanet", "precond_deltanet", "precond_mamba2", "precond_linear"}) {
-    for (const PrecondForm form : {PrecondForm::kSquash, PrecondForm::kSquashLow, PrecondForm::kSquashHigh}) {
-      ++seed;
-      Rule rule = preset(name).rule;
-      rule.precond_form = form;
-      if (seed % 4 == 0 && !rule.online()) rule.k_norm = Norm::kRaw;
-      if (seed % 3 == 1 && !rule.online()) rule.precond = Precond::kDiagonal;
-      ProblemOptions options;
-      options.sequences = seed % 2 == 0 ? SeqLayout({0, 70, 70, 73, 270}) : SeqLayout::uniform(2, 150);
-      options.H = options.HV = 2;
-      options.K = seed % 3 == 0 ? 128 : seed % 3 == 1 ? 64 : 96;
-      options.V = 64;
-      options.initial_state = seed % 4 < 2;
-      options.edge_decays = seed % 2 == 1;
-      options.seed = seed;
-      HeaderRun run = device_run(FW_FORM_CHUNK);
-      run.bf16 = seed % 5 == 0 ? HeaderRun::Bf16Tensors::kStreams : HeaderRun::Bf16Tensors::kAll;
-      run.row_padding = seed % 5 == 1 ? 8 : 0;
-      const Problem problem = of_bf16_numbers(random_problem(rule, options));
-      expect_chunk_form(problem, run, options.edge_decays);
+    for (const PrecondForm form : kSquashes) expect_preconditioner(preset(name).rule, form, ++seed, 1);
+  }
+}
+
+TEST(ChunkForm, PreconditionersWithChannelDecay) {
+  uint64_t seed = 900;
+  for (const char* name : {"precond_kda", "precond_gla"}) {
+    for (const PrecondForm form : kSquashes) {
+      for (int i = 0; i < 4; ++i) {
+        ++seed;
+        expect_preconditioner(preset(name).rule, form, seed, seed % 7 == 0 ? 2 : 1);
+      }
     }
   }
 }

@@ -53,6 +53,7 @@ struct Problem {
   StateArg initial_state, initial_precond;
   const float* m = nullptr;           // [tokens, H, K]: M of the preconditioner, made before the kernels that read it; null without one
   const float* boundaries = nullptr;  // [chunks, H, K]: A of the preconditioner before every chunk, for kernels that make M themselves (m is null)
+  uint16_t* precond_rows = nullptr;   // bf16 [tokens, H, K]: A before every token, which forward leaves for backward where channels decay; else null
 };
 
 }  // namespace fw::cuda

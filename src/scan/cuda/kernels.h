@@ -51,7 +51,7 @@ void token_backward(const TokenBackwardArgs& args, int64_t longest, void* stream
 
 struct PrecondForwardArgs {
   Problem problem;                 // m unused
-  float* m = nullptr;              // [tokens, H, K]; null: only the boundaries
+  float* m = nullptr;              // [tokens, H, K], and problem.precond_rows unless null; null: only the boundaries
   float* boundaries = nullptr;     // [chunks, H, K]: A before every chunk
   bool made = false;               // the boundaries are there already: only M
   float* scratch = nullptr;        // [chunks, H, K + 1]
@@ -106,6 +106,7 @@ struct PrepareArgs {
   void* backward = nullptr;    // BackwardImage<key> [chunks, HV], or null
   PairImage* pairs = nullptr;  // [chunks, HV], or null
   uint16_t* z = nullptr;       // [chunks, HV, value blocks, panel], or null: the scan scales v itself
+  float* spare_m = nullptr;    // [tokens, H, K], where prepare() makes M and channels decay: M of some chunks meanwhile
 };
 void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 // Whether prepare() makes M of the preconditioner itself, from problem.boundaries: problem.m is null then. A function of the inputs (not of m
@@ -169,8 +170,9 @@ struct GradientArgs {
   HeadGradients grads;
   PrecondShare precond;  // where gradients_make_m(): from problem.boundaries; problem.m and grads.dm are not used
 };
-// Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of the inputs (not of m and boundaries).
-bool gradients_make_m(const Problem& problem);
+// Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of what and where the inputs (not m and boundaries),
+// d_o and grads.d are.
+bool gradients_make_m(const GradientArgs& args);
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
 
 // ---- offline_*.cu: the chunk form of rules without an erase whose streams are q, k, v times a number a row, with one decay a token or none

@@ -167,6 +167,7 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   r.w = regions.take(tiles * device.value_blocks * kPanel * 2, images);
   if (device.segments.backward && images) r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
   r.boundaries = regions.take(device.chunks * plan.H * plan.K * kFloat, plan.rule.uses_precond());
+  r.precond_rows = regions.take(plan.tokens() * plan.H * plan.K * 2, plan.rule.uses_precond() && plan.rule.decay == Decay::kChannel);
   r.bytes = regions.used();
   return r;
 }

@@ -65,6 +65,7 @@ struct SavedRegions {
   Region w;           // panels [chunks, HV, value blocks]
   Region maps;        // as ForwardRegions, where backward is cut too
   Region boundaries;  // as CommonRegions
+  Region precond_rows;  // bf16 [tokens, H, K]: Problem::precond_rows
   size_t bytes = 0;
 };
 

@@ -42,9 +42,6 @@ FW_DEVICE void recall(const char* place, int r, float (&a)[kN]) {
 template <int kN>
 inline constexpr size_t kKeptBytes = sizeof(float) * kChunk * 32 * kN;
 
-// Where there is no token or channel A may be 0, log(A) infinite, and then 0 dm is not 0.
-constexpr float kLeastA = 1e-18f;
-
 // Up the warp's tokens from the A before them: dm becomes what M says about the A that it is made of, and dcenter is reduced by what it
 // says about the center. kept: null or kept_place().
 template <int kN>
@@ -59,7 +56,7 @@ FW_DEVICE void through_m(const PrecondMap<float>& map, const RunGates& gates, co
       const float before = state[j];
       state[j] = step_precond(alpha, gain, k[r][j], before);
       float center = 0;
-      dm[r][j] = precond_gradient<FastMath>(map, max(map.previous ? before : state[j], kLeastA), dm[r][j], center);
+      dm[r][j] = precond_gradient<FastMath>(map, max(map.previous ? before : state[j], kLeastState), dm[r][j], center);
       dcenter += center;
     }
   }

@@ -7,7 +7,7 @@
 namespace fw::cuda {
 namespace {
 
-constexpr int min_blocks(int channels) { return channels == 8 ? 2 : 4; }
+constexpr int min_blocks(int channels, bool flat) { return channels == 8 ? 2 : flat ? 5 : 4; }
 
 // What a launch is about, beside the arguments.
 struct ForwardTensors {
@@ -18,8 +18,9 @@ struct ForwardTensors {
   bool by_sequence = false;
 };
 
-template <int kN>
-__global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
+// kFlat: k is flat, of bf16.
+template <int kN, bool kFlat>
+__global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN, kFlat))
     precond_sums_kernel(const __grid_constant__ PrecondForwardArgs a, const __grid_constant__ ForwardTensors f) {
   const Problem& x = a.problem;
   RunShared<kN>& shared = *reinterpret_cast<RunShared<kN>*>(shared_memory());
@@ -27,17 +28,25 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
   const RunBlock c = run_block<kN>(x, f.chunks, f.by_sequence, false);
   if (c.chunk < 0) return;
   if (a.slots != nullptr && a.slots[c.n] < 0) return;
-  const RunTensor<kN> keys(x, f.k, c, [&] { return key_rows(x.in.k, x.sequences, c.n, c.h); });
-  RunRows<kN> k;
-  keys.load(0, k);
-  const RawGates raw = load_gates(x, f.g, f.beta, c);
-  keys.unpack(k);
-  const RunGates gates = make_gates<kN>(x, raw, k, c.lane);
-  const auto key = [&](int r, float(&row)[kN]) {
-#pragma unroll
-    for (int j = 0; j < kN; ++j) row[j] = k[r][j];
+  const auto put = [&](const RawGates& raw, auto&& key) {
+    const RunGates gates = make_gates<kN>(x, raw, c.lane, key);
+    put_run<kN>(gates, c.warp, c.lane, shared, key);
   };
-  put_run<kN>(gates, c.warp, c.lane, shared, key);
+  if constexpr (kFlat) {
+    FlatRun<kN> keys;
+    keys.load(f.k, c);
+    put(load_gates(x, f.g, f.beta, c), [&](int r, float(&row)[kN]) { keys.row(r, row); });
+  } else {
+    const RunTensor<kN> keys(x, f.k, c, [&] { return key_rows(x.in.k, x.sequences, c.n, c.h); });
+    RunRows<kN> k;
+    keys.load(0, k);
+    const RawGates raw = load_gates(x, f.g, f.beta, c);
+    keys.unpack(k);
+    put(raw, [&](int r, float(&row)[kN]) {
+#pragma unroll
+      for (int j = 0; j < kN; ++j) row[j] = k[r][j];
+    });
+  }
   sync_threads();
   if (c.warp != 0) return;
   float sum[kN] = {};
@@ -98,6 +107,10 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
     for (int r = 0; r < kRunTokens; ++r) {
       const float alpha = of_token(gates.alpha, r), gain = of_token(gates.gain, r);
       float row[kN];
+      if (x.precond_rows != nullptr && r < c.count) {
+        const int64_t at_row = (c.flat + r) * x.H + c.h;
+        store_channels({reinterpret_cast<char*>(x.precond_rows + at_row * x.K), 0, 1}, 0, c.channel, x.K, state);
+      }
 #pragma unroll
       for (int j = 0; j < kN; ++j) {
         const float before = state[j];
@@ -123,7 +136,8 @@ void launch_kernels(const PrecondForwardArgs& args, int64_t chunks, void* stream
   f.by_sequence = by_sequence(x);
   if (args.made) return launch(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, false);
   if (x.sequences.offsets == nullptr && x.sequences.chunks == 1) return launch(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, true);
-  launch(precond_sums_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f);
+  const bool flat = f.k.data != nullptr && f.k.bf16 != 0;
+  launch(flat ? precond_sums_kernel<kN, true> : precond_sums_kernel<kN, false>, grid, kPrecondThreads, kShared, stream, args, f);
   walk_chunks<false>(x, {f.products, args.scratch, args.boundaries, x.initial_precond, args.final_precond, args.slots}, stream);
   if (args.m != nullptr) launch_overlapped(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, false);
 }

@@ -214,19 +214,19 @@ void scan_segments_reverse(const Plan& plan, const DevicePlan& device, ScanRever
   scan_reverse(scan, device.key, plan.stream);
 }
 
-// M of the preconditioner, into the workspace (unless prepare() makes it), and A before every chunk; final_precond may be absent. made: A is there, and
-// gradients() may make M.
-void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegions& regions, const Space& space, float* boundaries, bool made,
+// M of the preconditioner, into the workspace (or elsewhere: prepare() or gradients() make it), and A before every chunk; final_precond may be absent.
+// made: A is there.
+void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegions& regions, const Space& space, float* boundaries, bool made, bool elsewhere,
                   const StateArg& final_precond, Problem& problem) {
   if (!plan.rule.uses_precond()) return;
   PrecondForwardArgs args;
   args.problem = problem;
-  const bool elsewhere = device.chunk_form && (made ? gradients_make_m(problem) : prepare_makes_m(problem, device.key));
   if (elsewhere) problem.boundaries = boundaries;
   if (elsewhere && made) return;
   args.m = elsewhere ? nullptr : space.at<float>(regions.m);
   args.boundaries = boundaries;
   args.made = made;
+  if (made) args.problem.precond_rows = nullptr;  // so are they
   args.scratch = space.at<float>(regions.scratch);
   args.final_precond = final_precond;
   args.slots = plan.slots;
@@ -243,6 +243,7 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   prepared.backward = save ? kept.at(device.saved.images) : nullptr;
   prepared.pairs = save ? kept.at<PairImage>(device.saved.pairs) : nullptr;
   prepared.z = space.at<uint16_t>(device.forward.z);
+  prepared.spare_m = space.at<float>(device.forward.common.m);
   prepare(prepared, device.key, device.chunks, plan.stream);
 
   ScanForwardArgs scan;
@@ -343,8 +344,10 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
   const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1;
   if (!steps_precond) {
     const bool save = saved != nullptr && device.saved.boundaries.bytes > 0;
+    if (save) problem.precond_rows = Space(saved).at<uint16_t>(device.saved.precond_rows);
     float* const boundaries = save ? Space(saved).at<float>(device.saved.boundaries) : space.at<float>(device.forward.common.boundaries);
-    make_precond(plan, device, device.forward.common, space, boundaries, false, precond_arg(out.final_precond), problem);
+    const bool elsewhere = device.chunk_form && prepare_makes_m(problem, device.key);
+    make_precond(plan, device, device.forward.common, space, boundaries, false, elsewhere, precond_arg(out.final_precond), problem);
   }
   if (device.direct) {
     offline_scans(plan, device, offline_forward_args(plan, device, problem, out, saved), space);
@@ -480,13 +483,16 @@ void scan_backward(const Plan& plan, const Inputs<float>& in, const Outputs<floa
   Problem problem = problem_of(plan, device, in, r.common, space);
   const bool made = device.saved.boundaries.bytes > 0;
   float* const boundaries = made ? Space(const_cast<void*>(kept)).at<float>(device.saved.boundaries) : space.at<float>(r.common.boundaries);
-  make_precond(plan, device, r.common, space, boundaries, made, {}, problem);
+  if (made) problem.precond_rows = Space(const_cast<void*>(kept)).at<uint16_t>(device.saved.precond_rows);
   const GroupedGradients grouped(plan, device, grads, space);
   HeadGradients heads;
   heads.d = grouped.per_value_head();
   heads.dm = space.at<float>(r.dm);
   heads.dalpha_p = space.at<float>(r.dalpha_p);
   heads.dbeta_p = space.at<float>(r.dbeta_p);
+  GradientArgs places;
+  places.problem = problem, places.d_o = token_arg(plan, d.o), places.grads = heads;
+  make_precond(plan, device, r.common, space, boundaries, made, device.chunk_form && gradients_make_m(places), {}, problem);
   PrecondShare share;
   if (problem.boundaries != nullptr)  // in the place of M
     share = precond_share(problem, space.at<float>(r.common.scratch), space.at<float>(r.dcenter), space.at(r.common.m), device.chunks);

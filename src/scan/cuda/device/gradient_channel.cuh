@@ -82,6 +82,18 @@ FW_DEVICE void unpack_decays(const ChannelChunk<Shape>& c, int turn, const RowGr
   }
 }
 
+// One pair, where speed does not matter.
+template <class Shape>
+FW_DEVICE float2 load_decay_pair(const ChannelChunk<Shape>& c, const Rows& g, int row, int channel) {
+  const int K = c.args.problem.K;
+  if constexpr (!Shape::kWhole) return load_pair(g, row, channel, K);
+  if (channel >= K) return make_float2(0, 0);
+  const char* p = g.data + (row * g.stride + channel) * (g.bf16 != 0 ? 2 : 4);
+  if (g.bf16 == 0) return float2_at(reinterpret_cast<const float*>(p));
+  const uint32_t word = *reinterpret_cast<const uint32_t*>(p);
+  return make_float2(bf16_low(word), bf16_high(word));
+}
+
 // What is read without being copied ahead comes into the L2 cache, a tensor by a warpgroup. Not more than a turn ahead: it would be gone again.
 template <class Shape>
 FW_DEVICE void prefetch_chunk(const ChannelChunk<Shape>& c, int turn) {
@@ -105,7 +117,11 @@ FW_DEVICE void prefetch_chunk(const ChannelChunk<Shape>& c, int turn) {
     prefetch(c.rows_at(p.in.erase_gate, turn), p.rule.erase == Gate::kScalar ? 1 : p.K);
     prefetch(c.rows_at(p.in.write_gate, turn), p.rule.write == Gate::kScalar ? 1 : p.V);
   }
-  if (Shape::kPrecond || !Shape::kFast) prefetch(c.workspace_rows(ScalarChunk<Shape>::kM, p.H * p.K, turn), p.K);
+  if (Shape::kMakesM) {
+    prefetch(c.rows_before(turn), p.K);
+  } else if (Shape::kPrecond || !Shape::kFast) {
+    prefetch(c.workspace_rows(ScalarChunk<Shape>::kM, p.H * p.K, turn), p.K);
+  }
   if (!Shape::kFast) prefetch(c.rows_at(p.in.erase_key, turn), p.K);
 }
 
@@ -173,7 +189,7 @@ FW_DEVICE void unbound_states(const ChannelChunk<Shape>& c, int turn, StreamSums
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = c.row() + 8 * half, channel = c.column() + 8 * j;
-      const float2 x = row < c.rows(turn) ? load_pair(g, row, channel, c.args.problem.K) : make_float2(0, 0);
+      const float2 x = row < c.rows(turn) ? load_decay_pair(c, g, row, channel) : make_float2(0, 0);
       float* taken = up[j] + 2 * half;
       taken[0] = max(kLowestDecay - log2_decay(x.x), 0.0f), taken[1] = max(kLowestDecay - log2_decay(x.y), 0.0f);
       FW_UNROLL
@@ -389,7 +405,7 @@ FW_DEVICE void store_channel_decay_gradient(const ChannelChunk<Shape>& c, int tu
     const Rows g = c.rows_at(c.args.problem.in.g, turn);
     FW_UNROLL
     for (int i = 0; i < 8; ++i) {
-      const float2 step = i < rows ? load_pair(g, t + i, channel, K) : make_float2(0, 0);
+      const float2 step = i < rows ? load_decay_pair(c, g, static_cast<int>(t) + i, channel) : make_float2(0, 0);
       x[i].x *= exp2_fast(min(log2_decay(step.x) - kLowestDecay, 0.0f));
       x[i].y *= exp2_fast(min(log2_decay(step.y) - kLowestDecay, 0.0f));
     }

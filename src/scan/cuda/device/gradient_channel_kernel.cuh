@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     loaded.next(c.value_blocks());
   }
   publish_beta(c, 0, load_beta(c, 0));
+  if constexpr (Shape::kMakesM) publish_precond_words(c, load_precond_words(c, 0));
 
   int turn = 0;
   // What follows from the thread's number, and where registers are few from the turn's, is made again from here on.
@@ -61,16 +62,18 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     prefetch_chunk(c, turn + 1);
     mbarrier_wait(c.pairs_barrier(), turn & 1);
 
+    // Into the place of a block's stage, once all warps have used it.
+    const auto load_ahead = [&](int block) {
+      ValueStep ahead{turn, block};
+      FW_UNROLL
+      for (int i = 0; i < Shape::kStages; ++i) ahead.next(c.value_blocks());
+      load_channel_stage(c, (turn * c.value_blocks() + block) % Shape::kStages, ahead.turn, ahead.block);
+    };
+    // Of the turn's last block; where M is made other tiles lie there until the turn's end.
+    const auto last_stage = [&] { return (turn * c.value_blocks() + c.value_blocks() - 1) % Shape::kStages * Shape::kStageBytes; };
     StreamSums sums;
     {
       ChannelPairs<Shape> pairs;
-      // Into the place of a block's stage, once all warps have used it.
-      const auto load_ahead = [&](int block) {
-        ValueStep ahead{turn, block};
-        FW_UNROLL
-        for (int i = 0; i < Shape::kStages; ++i) ahead.next(c.value_blocks());
-        load_channel_stage(c, (turn * c.value_blocks() + block) % Shape::kStages, ahead.turn, ahead.block);
-      };
       FW_NO_UNROLL
       for (int block = 0;; ++block) {
         refresh();
@@ -106,7 +109,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
         if (last) store_block_pairs(c, pairs);
         fence_async_shared();
         sync_threads();
-        load_ahead(block);
+        if constexpr (Shape::kMakesM) {
+          if (last) fetch_precond_tiles(c, turn, stage);
+        }
+        if (!Shape::kMakesM || !last) load_ahead(block);
         if (last) break;
       }
     }
@@ -115,11 +121,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     if (decays_are(c, Decays::kBounded)) unbound_states(c, turn, sums);
     FastParts parts;
     if constexpr (Shape::kFast && Shape::kGates) load_gates(c, turn, parts);
-    if constexpr (Shape::kPrecond && Shape::kKey == 128) load_m(c, turn, parts);
+    if constexpr (Shape::kPrecond && !Shape::kMakesM && Shape::kKey == 128) load_m(c, turn, parts);
     walk_blocks(c, sums);
     refresh();
     if constexpr (Shape::kFast) {
-      finish_fast_streams(c, turn, sums, parts);
+      finish_fast_streams(c, turn, last_stage(), sums, parts);
+      if constexpr (Shape::kMakesM) {
+        sync_threads();
+        refresh();
+        float more[2][2];
+        add_state_gradients(c, turn, last_stage(), sums.w, parts.k, more);
+        store_row_sums<2, Shape, 3>(c, c.row(), more[0]);
+        store_row_sums<2, Shape, 3>(c, c.row() + 8, more[1]);
+      }
       store_row_sums(c, c.row(), parts.sums[0]);
       store_row_sums(c, c.row() + 8, parts.sums[1]);
     } else {
@@ -127,9 +141,18 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     }
     sync_threads();
     refresh();
-    constexpr bool kEarly = Shape::kKey == 128;  // else there are too few registers, and another block that computes meanwhile
+    // Else there are too few registers, and at K 64 another block that computes meanwhile.
+    constexpr bool kEarly = Shape::kKey == 128 && (Shape::kOnline || !Shape::kMakesM);
     if (kEarly) decays = load_decay_words(c, turn + 1);
     const uint32_t beta = load_beta(c, turn + 1);
+    PrecondWords gates;
+    if constexpr (Shape::kMakesM) gates = load_precond_words(c, turn + 1);
+    if constexpr (Shape::kMakesM) {
+      const int row = c.thread - 6 * 32;
+      if (c.warp == 4) store_chunk_share(c, turn);
+      if (row >= 0 && row < kChunk && row < c.rows(turn)) store_precond_share(c, turn, row, row_sum(c, 3, row), row_sum(c, 4, row));
+      refresh();
+    }
     if (c.thread < kChunk) {
       if constexpr (Shape::kFast) {
         fast_row_numbers(c, turn, c.thread);
@@ -147,15 +170,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     sync_threads();
     if (c.thread == 6 * 32) load_pairs(c, turn + 1);
     store_channel_decay_gradient(c, turn, bounded, d_g);
-    rows = load_words(c, turn + 1);
+    if constexpr (Shape::kMakesM) publish_precond_words(c, gates);
+    publish_beta(c, turn + 1, beta);  // before more is on its way: whatever waits for one of these loads waits for all
+    constexpr bool kLast = Shape::kMakesM && Shape::kKey == 64 && !Shape::kOnline;  // else there are too few registers
+    if (!kLast) rows = load_words(c, turn + 1);
+    if (Shape::kMakesM) load_ahead(c.value_blocks() - 1);  // later than the rows, which are wanted first
     if constexpr (Shape::kFast) {
       store_fast_gradients(c, turn, sums, parts);
     } else {
       MixedRows::store_gradients(c, turn, sums);
     }
     refresh();
+    if (kLast) rows = load_words(c, turn + 1);
     if (!kEarly) decays = load_decay_words(c, turn + 1);
-    publish_beta(c, turn + 1, beta);
   }
 }
 
@@ -174,7 +201,8 @@ void launch_channel_gradients(const GradientArgs& args, int64_t chunks, void* st
       whole_pieces(x.in.v, x.V) && whole_or_absent(d.v, x.V) && (!gated || (whole_pieces(x.in.write_gate, x.V) && whole_or_absent(d.write_gate, x.V)));
   const unsigned channel_pieces = (whole_pieces(d.erase_gate, x.K) ? kPiecesDGate : 0u) | (whole_pairs(x.in.g, x.K) ? kPairsG : 0u) |
                                   (whole_pairs(d.g, x.K) ? kPairsDG : 0u) | (values ? kPiecesValues : 0u);
-  const ScalarGradientArgs all{args, chunks * x.HV, pieces_of(args) | channel_pieces};
+  ScalarGradientArgs all{args, chunks * x.HV, pieces_of(args) | channel_pieces};
+  if (Shape::kMakesM) all.precond = squash_of_any(x.rule);
   const int64_t places = kProcessors * Shape::kBlocksPerSm;
   const unsigned grid = static_cast<unsigned>(all.tiles < places ? all.tiles : places);
   launch(channel_gradient_kernel<Shape>, Dim3{grid}, Shape::kThreads, Shape::kBytes, stream, all);

@@ -10,12 +10,16 @@ namespace fw::cuda {
 // Besides kPieces: v, a channel write gate and their gradients, all of them; tensors of a value a channel in pairs of neighbouring channels.
 enum kChannelPieces : unsigned { kPiecesDGate = 1u << 16, kPairsG = 1u << 17, kPairsDG = 1u << 18, kPiecesValues = 1u << 19 };
 
-// kFastRows: as ScalarShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none of those. kPreconditioned: ungated, and
-// times M.
-template <int kKeyDim, bool kOnlineSolve, bool kFastRows, bool kGatedRows = false, bool kPreconditioned = false>
+// Of rows that are ungated: times M of a preconditioner, from memory; or made here, with the chunk's share of its gradients, where all tensors are there
+// and whole (gradient_channel_precond.cuh).
+enum class RowM { kNone, kRead, kMade };
+
+// kFastRows: as ScalarShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none of those.
+template <int kKeyDim, bool kOnlineSolve, bool kFastRows, bool kGatedRows = false, RowM kRowM = RowM::kNone>
 struct ChannelShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kFast = kFastRows, kPrecond = kPreconditioned;
+  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kFast = kFastRows;
+  static constexpr bool kPrecond = kRowM != RowM::kNone, kMakesM = kRowM == RowM::kMade, kWhole = kMakesM;
   static constexpr bool kGates = kGatedRows || !kFastRows;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32, kPairs = kKey / 2;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
@@ -49,9 +53,11 @@ struct ChannelShape {
   static constexpr int kTails = kStateDots + 8 * kKey * 4, kGroupSums = kTails + 4 * kKey * 4;
   // What addresses of a turn are made from: [base, sequence, token, head] of 8 bytes and the value heads of a head [kPlaceEntries].
   static constexpr int kOrigins = kGroupSums + 8 * kKey * 4;
-  static constexpr int kNotes = kOrigins + (kFast ? kPlaceEntries * (4 * 8 + 4) : 0), kBytes = kNotes + (kKey == 64 ? 8 * kWarps : 0);
+  static constexpr int kNotes = kOrigins + (kFast ? kPlaceEntries * (4 * 8 + 4) : 0), kNotesEnd = kNotes + (kKey == 64 ? 8 * kWarps : 0);
+  // Where M is made: seven arrays of 64 floats (RowGateArrays), the head's center (a warp each has it from), sums of warps.
+  static constexpr int kRowGates = kNotesEnd, kCenter = kRowGates + 7 * 256, kBytes = kNotesEnd + (kMakesM ? 7 * 256 + 8 + 4 * kWarps : 0);
   // Sums over a group's 32 columns [sum][group][64 rows].
-  static constexpr int kSums = kFast ? 3 : 6;
+  static constexpr int kSums = kMakesM ? 5 : kFast ? 3 : 6;
   static constexpr int kPartial = kDR;
 
   static_assert(64 * kKey * 4 <= kDR - kA && kSums * kGroups * 256 <= kPanelBytes);
@@ -91,6 +97,12 @@ struct ChannelChunk : ScalarChunk<Shape> {
   FW_DEVICE int noted_turn() const { return notes()[0]; }
   FW_DEVICE int value_blocks() const { return Shape::kKey == 64 ? notes()[1] : this->blocks; }
 
+  // A of the preconditioner before each token: bf16, groups of one.
+  FW_DEVICE Rows rows_before(int turn) const {
+    const Problem& x = this->args.problem;
+    return {this->address(turn, ScalarChunk<Shape>::kBefore), int64_t{x.H} * x.K, 1};
+  }
+
   // What find() takes of the arguments, in bytes; by a warp, before the first one. Read from the arguments each time, a lane its own entry, it would be
   // thousands of cycles in the way of all warps.
   FW_DEVICE void make_origins() const {
@@ -114,6 +126,10 @@ struct ChannelChunk : ScalarChunk<Shape> {
         data = reinterpret_cast<int64_t>(m ? x.m : entry == Chunk::kDM ? every.grads.dm : entry == Chunk::kDAlpha ? every.grads.dalpha_p : every.grads.dbeta_p);
         head = 4 * static_cast<int64_t>(entry <= Chunk::kDM ? x.K : 1), token = (m ? x.H : x.HV) * head, sequence = s.T * token;
         divisor = m ? x.group : 1;
+      } else if (Shape::kMakesM && entry <= Chunk::kBefore) {
+        const bool share = entry == Chunk::kShare;
+        data = share ? reinterpret_cast<int64_t>(every.precond.rows) : reinterpret_cast<int64_t>(x.precond_rows);
+        head = share ? int64_t{sizeof(PrecondShare::Row)} : int64_t{2} * x.K, token = x.H * head, sequence = s.T * token;
       }
       if (data == 0) sequence = token = head = 0;
       if (s.offsets != nullptr) sequence = 0;

@@ -2,7 +2,7 @@
 // gradients, where the products lie. What such streams were before they were anchored stays in registers.
 #pragma once
 
-#include "scan/cuda/device/gradient_channel.cuh"
+#include "scan/cuda/device/gradient_channel_precond.cuh"
 
 namespace fw::cuda {
 
@@ -23,9 +23,9 @@ FW_DEVICE Rule rule_of_rows(const Rule& r) {
   return y;
 }
 
-// q, k, the gate on e and M of the row and the two granules of it that a thread has, a turn ahead.
+// q, k, the gate on e and M (or what it is made of) of the row and the two granules of it that a thread has, a turn ahead.
 struct RowWords {
-  uint4 q[2], k[2], gate[2];
+  uint4 q[2], k[2], gate[2], before[2];
   float m[2][8];
 };
 template <class Shape>
@@ -45,7 +45,10 @@ FW_DEVICE RowWords load_row_words(const ChannelChunk<Shape>& c, int turn) {
       const Rows gate = c.rows_at(c.args.problem.in.erase_gate, turn);
       x.gate[i] = *reinterpret_cast<const uint4*>(gate.data + 2 * (row * gate.stride + column));
     }
-    if constexpr (Shape::kPrecond) {
+    if constexpr (Shape::kMakesM) {
+      const Rows states = c.rows_before(turn);
+      x.before[i] = *reinterpret_cast<const uint4*>(states.data + 2 * (row * states.stride + column));
+    } else if constexpr (Shape::kPrecond) {
       const Rows m = c.workspace_rows(ScalarChunk<Shape>::kM, c.args.problem.H * K, turn);
       const float4* from = reinterpret_cast<const float4*>(m.data + 4 * (row * m.stride + column));
       const float4 low = from[0], high = from[1];
@@ -54,6 +57,34 @@ FW_DEVICE RowWords load_row_words(const ChannelChunk<Shape>& c, int turn) {
     }
   }
   return x;
+}
+
+// Whether M is on the read; what is made here is on the read of rules without an erase, on the write of others.
+template <class Shape>
+FW_DEVICE bool on_read(const Rule& r) {
+  return Shape::kMakesM ? !Shape::kOnline : r.preconditions_read();
+}
+
+// M of the words, made where it was not read.
+template <class Shape>
+FW_DEVICE void make_row_m(const ChannelChunk<Shape>& c, const RowWords& words, int row, bool first, float k2, float (&m)[2][8]) {
+  if constexpr (Shape::kMakesM) {
+    const RunGates gates = precond_gates(c, row, first, k2);
+    const PrecondMap<float> map = precond_of(c);
+    FW_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      float k[8], a[8];
+      unpack_8(words.k[i], k), unpack_8(words.before[i], a);
+      FW_UNROLL
+      for (int j = 0; j < 8; ++j) m[i][j] = precond_value<FastMath>(map, step_precond(gates.alpha, gates.gain, k[j], a[j]));
+    }
+  } else {
+    FW_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      FW_UNROLL
+      for (int j = 0; j < 8; ++j) m[i][j] = words.m[i][j];
+    }
+  }
 }
 
 // As FastRows::make_streams, anchored.
@@ -68,17 +99,21 @@ FW_DEVICE void make_fast_streams(const ChannelChunk<Shape>& c, int turn, const R
   for (int i = 0; i < 2; ++i) {
     s.q2 = dot_16_bytes(words.q[i], words.q[i], s.q2);
     s.k2 = dot_16_bytes(words.k[i], words.k[i], s.k2);
-    if constexpr (!Shape::kPrecond) {
-      q_k = dot_16_bytes(words.q[i], words.k[i], q_k);
-    } else {
-      float q[8], k[8];
-      unpack_8(words.q[i], q), unpack_8(words.k[i], k);
-      FW_UNROLL
-      for (int j = 0; j < 8; ++j) q_k += words.m[i][j] * q[j] * k[j];
-    }
+    if constexpr (!Shape::kPrecond) q_k = dot_16_bytes(words.q[i], words.k[i], q_k);
   }
   s.q2 = group_sum<kLanes>(s.q2);
   s.k2 = group_sum<kLanes>(s.k2);
+  float m[Shape::kPrecond ? 2 : 1][8];
+  if constexpr (Shape::kPrecond) {
+    make_row_m(c, words, row, lane == 0, s.k2, m);
+    FW_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      float q[8], k[8];
+      unpack_8(words.q[i], q), unpack_8(words.k[i], k);
+      FW_UNROLL
+      for (int j = 0; j < 8; ++j) q_k += m[i][j] * q[j] * k[j];
+    }
+  }
   q_k = group_sum<kLanes>(q_k);
   s.beta = c.turn_floats(Shape::kBeta, turn)[row];
   FrontCoefs<float> f =
@@ -94,7 +129,7 @@ FW_DEVICE void make_fast_streams(const ChannelChunk<Shape>& c, int turn, const R
     for (int j = 0; j < 8; ++j) r[j] *= f.r_q, e[j] = f.e_k * w[j], w[j] *= f.w_k;
     if constexpr (Shape::kPrecond) {
       FW_UNROLL
-      for (int j = 0; j < 8; ++j) (x.rule.preconditions_read() ? r[j] : w[j]) *= words.m[i][j];
+      for (int j = 0; j < 8; ++j) (on_read<Shape>(x.rule) ? r[j] : w[j]) *= m[i][j];
     }
     if constexpr (Shape::kGates) {
       float gate[8];
@@ -122,6 +157,7 @@ FW_DEVICE void make_fast_streams(const ChannelChunk<Shape>& c, int turn, const R
 struct FastParts {
   uint32_t r[2][4], w[2][4], gate[2][4];
   float m[2][8], sums[2][3];
+  uint32_t k[2][4];
 };
 template <class Shape>
 inline constexpr bool kPartsInPlace = Shape::kGates || Shape::kPrecond || Shape::kKey == 64;
@@ -165,22 +201,33 @@ FW_DEVICE void load_m(const ChannelChunk<Shape>& c, int turn, FastParts& parts) 
 // dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq and dk but for what fast_row_numbers() has a part in, and the gate's
 // gradient.
 template <class Shape>
-FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, StreamSums& sums, FastParts& parts) {
+FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_unused]] int stage, StreamSums& sums, FastParts& parts) {
   const int row = 16 * c.block_row(), column = 32 * c.group();
   uint32_t e_words[2][4];
+  if constexpr (Shape::kMakesM) {
+    if (c.warp == 0) sum_row_decays(c);
+    cp_async_wait<0>();
+  }
   FW_UNROLL
   for (int j = 0; j < 2 && Shape::kOnline; ++j) load_left(e_words[j], c.base + Shape::kErase, row, column + 16 * j, c.lane);
   sync_threads();  // -e and dP and dT have been read
-  const bool on_read = c.args.problem.rule.preconditions_read();
+  const bool reads = on_read<Shape>(c.args.problem.rule);
   FW_UNROLL
   for (int half = 0; half < 2; ++half) parts.sums[half][0] = parts.sums[half][1] = parts.sums[half][2] = 0;
+  PrecondMap<float> map;
+  float of_center = 0;
+  if constexpr (Shape::kMakesM) map = precond_of(c);
   FW_UNROLL
   for (int j = 0; j < 4; j += 2) {
-    uint32_t f[4], r[4], w[4];
+    uint32_t f[4], r[4], w[4], keys[4], before[4];
     load_left(r, c.base + Shape::kRead, row, column + 8 * j, c.lane);
     load_left(w, c.base + Shape::kWrite, row, column + 8 * j, c.lane);
-    if constexpr (kPartsInPlace<Shape>) sync_warp();  // the warp has read what its lanes overwrite
     load_left(f, c.base + Shape::kFactors, row, column + 8 * j, c.lane);
+    if constexpr (Shape::kMakesM) {
+      load_left(keys, c.base + key_tile<Shape>(stage), row, column + 8 * j, c.lane);
+      load_left(before, c.base + before_tile<Shape>(stage), row, column + 8 * j, c.lane);
+    }
+    if constexpr (kPartsInPlace<Shape>) sync_warp();  // the warp has read what its lanes overwrite
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {  // the numbers of a row are read again for other columns
       const float* at = c.floats(Shape::kSlopes) + c.row() + 8 * half;
@@ -190,7 +237,7 @@ FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, Strea
         const int i = half + 2 * (tile - j);
         float raw_r[2], raw_w[2], d_g[2], d_m[2];
         float2 m_pair = make_float2(1, 1);
-        if (Shape::kPrecond) m_pair = Shape::kKey == 128 ? make_float2(parts.m[half][2 * tile], parts.m[half][2 * tile + 1]) : load_m(c, turn, half, tile);
+        if (Shape::kPrecond && !Shape::kMakesM) m_pair = Shape::kKey == 128 ? make_float2(parts.m[half][2 * tile], parts.m[half][2 * tile + 1]) : load_m(c, turn, half, tile);
         FW_UNROLL
         for (int k = 0; k < 2; ++k) {
           const auto value = [&](uint32_t word) { return k == 0 ? bf16_low(word) : bf16_high(word); };
@@ -202,11 +249,23 @@ FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, Strea
           dr = dr * factor + diagonal * raw_w[k], dw = dw * inverse + diagonal * raw_r[k];
           parts.sums[half][0] += r_dr;
           parts.sums[half][1] += w_dw;
-          if constexpr (Shape::kPrecond) {  // r and w are left without M
+          if constexpr (Shape::kMakesM) {  // r and w are left without M
+            const RowGateArrays<Shape> gates(c);
+            const int of_row = c.row() + 8 * half;
+            const float key = value(keys[i]);
+            const float a = step_precond(gates.decay[of_row], gates.gain[of_row], key, value(before[i]));
+            const PrecondPoint<float> p = precond_point<FastMath>(map, a);
+            if (reads) raw_r[k] *= rcp_fast(p.m);
+            raw_w[k] = w_k * key;
+            const float dm = reads ? dr * raw_r[k] : dw * raw_w[k];
+            (reads ? dr : dw) *= p.m;
+            d_m[k] = dm * p.of_state;
+            of_center -= dm * p.of_raw;
+          } else if constexpr (Shape::kPrecond) {  // the same
             const float m = k == 0 ? m_pair.x : m_pair.y, inverse_m = inverse_or_zero(m);
-            (on_read ? raw_r[k] : raw_w[k]) *= inverse_m;
-            d_m[k] = on_read ? dr * raw_r[k] : dw * raw_w[k];
-            (on_read ? dr : dw) *= m;
+            (reads ? raw_r[k] : raw_w[k]) *= inverse_m;
+            d_m[k] = reads ? dr * raw_r[k] : dw * raw_w[k];
+            (reads ? dr : dw) *= m;
           }
           dr *= r_q, dw *= w_k;
           if (!Shape::kOnline) continue;
@@ -216,7 +275,9 @@ FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, Strea
           dw += e_k * gated;
           if (Shape::kGates) de *= raw_w[k] * (e_k * inverse_or_zero(w_k));
         }
-        if constexpr (Shape::kPrecond) {
+        if constexpr (Shape::kMakesM) {
+          c.fragment(Shape::kFactors, half, tile) = pack_bf16(d_m[0], d_m[1]);
+        } else if constexpr (Shape::kPrecond) {
           const int at_row = c.row() + 8 * half, at_column = c.column() + 8 * tile;
           if (at_row < c.rows(turn) && at_column < c.args.problem.K) {
             const Rows out = c.workspace_rows(ScalarChunk<Shape>::kDM, c.args.problem.HV * c.args.problem.K, turn);
@@ -225,9 +286,14 @@ FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, Strea
         }
         store_float2(decay_sum(c, c.row() + 8 * half, c.column() + 8 * tile), d_g[0], d_g[1]);
         (kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, tile) : parts.r[half][tile]) = pack_bf16(raw_r[0], raw_r[1]);
-        (kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, tile) : parts.w[half][tile]) = pack_bf16(raw_w[0], raw_w[1]);
+        if constexpr (!Shape::kMakesM)
+          (kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, tile) : parts.w[half][tile]) = pack_bf16(raw_w[0], raw_w[1]);
       }
     }
+  }
+  if constexpr (Shape::kMakesM) {
+    of_center = warp_sum(of_center);
+    if (c.lane == 0) c.floats(Shape::kCenter)[2 + c.warp] = of_center;
   }
 }
 
@@ -256,7 +322,8 @@ FW_DEVICE void fast_row_numbers(const ChannelChunk<Shape>& c, int turn, int row)
     const FrontScalars<float> ds = front_coefs_vjp(rule_of_rows<Shape, true>(x.rule), x.scale, s, d);
     of_r = 2.0f * ds.q2 * r_inverse, of_w = 2.0f * ds.k2 * w_inverse, dbeta = ds.beta;
   }
-  coefficients[192] = of_r, coefficients[256] = of_w;
+  if constexpr (Shape::kMakesM) of_w = of_w * w_k + of_normalised_key(c, row, row_sum(c, 4, row));
+  coefficients[192] = of_r, coefficients[256] = of_w;  // the latter: of w, or of k where w is not kept
   if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, dbeta);
 }
 
@@ -275,7 +342,7 @@ FW_DEVICE void store_fast_gradients(const ChannelChunk<Shape>& c, int turn, cons
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       const uint32_t r = kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, j) : parts.r[half][j];
-      const uint32_t w = kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, j) : parts.w[half][j];
+      const uint32_t w = Shape::kMakesM ? parts.k[half][j] : kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, j) : parts.w[half][j];
       x[2 * j] = d.r[j][2 * half] + of_r * bf16_low(r), x[2 * j + 1] = d.r[j][2 * half + 1] + of_r * bf16_high(r);
       y[2 * j] = d.w[j][2 * half] + of_w * bf16_low(w), y[2 * j + 1] = d.w[j][2 * half + 1] + of_w * bf16_high(w);
       z[2 * j] = d.e[j][2 * half], z[2 * j + 1] = d.e[j][2 * half + 1];

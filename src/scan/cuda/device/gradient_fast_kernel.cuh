@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kLoaders, 1) fast
 template <class Shape>
 void launch_fast_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
   ScalarGradientArgs all{args, chunks * args.problem.HV, pieces_of(args)};
-  if (Shape::kMakesM) all.precond = precond_map(args.problem.rule, 0.0f);
+  if (Shape::kMakesM) all.precond = squash_of_any(args.problem.rule);
   const unsigned grid = static_cast<unsigned>(all.tiles < kProcessors ? all.tiles : kProcessors);
   launch(fast_gradient_kernel<Shape>, Dim3{grid}, Shape::kThreads + 2 * Shape::kLoaders, Shape::kBytes, stream, all);
 }

@@ -12,7 +12,7 @@ namespace fw::cuda {
 template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false, bool kBareKeys = false>
 struct FastShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false;
+  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false, kWhole = false;
   static constexpr bool kBare = kBareKeys, kLinear = kOnline && !kPrecond && !kBare;  // kLinear: any gain, gates a row, and e and r may be sums of q and k
   static constexpr int kThreads = 512, kWarps = kThreads / 32, kGroups = 4, kLoaders = 64;
   static constexpr int kKeyColumns = kKey / kGroups, kKeyTiles = kKeyColumns / 8;  // of a warp in a product [64, kKey]

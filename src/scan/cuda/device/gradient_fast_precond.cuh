@@ -152,9 +152,6 @@ FW_DEVICE PrecondMap<float> precond_of(const FastChunk<Shape>& c, int turn) {
   if (c.args.problem.rule.uses_precond_center()) map.center = c.run_numbers(turn)[kFastRuns];
   return map;
 }
-// Where there is no token or channel A may be 0 and its logarithm infinite.
-inline constexpr float kLeastState = 1e-18f;
-
 // The row times M, where w (r) is: into a tile of its own. start: of load_start().
 template <class Shape>
 FW_DEVICE void scale_rows(const FastChunk<Shape>& c, int turn, float (&a)[FastRun<Shape>::kN]) {
@@ -174,7 +171,7 @@ FW_DEVICE void scale_rows(const FastChunk<Shape>& c, int turn, float (&a)[FastRu
     FW_UNROLL
     for (int j = 0; j < kN; ++j) {
       a[j] = step_precond(gates.x, gates.y, k[j], a[j]);
-      y[j] *= precond_value<FastMath>(map, max(a[j], kLeastState));
+      y[j] *= precond_value<FastMath>(map, a[j]);
     }
     store_row(c.memory + Shape::kScaled + at, y);
   }
@@ -272,7 +269,7 @@ FW_DEVICE void store_precond_gradients(const FastChunk<Shape>& c, int turn, Fast
     for (int j = 0; j < kN; ++j) {
       before[r][j] = a[j];
       a[j] = step_precond(gates.x, gates.y, k[r][j], a[j]);
-      const PrecondPoint<float> p = precond_point<FastMath>(map, max(a[j], kLeastState));
+      const PrecondPoint<float> p = precond_point<FastMath>(map, a[j]);
       const float dm = y[j] * raw[j];
       da[r][j] = dm * p.of_state;
       center -= dm * p.of_raw;

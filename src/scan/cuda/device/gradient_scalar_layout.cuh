@@ -15,7 +15,7 @@ inline constexpr int kPlaceEntries = 32, kPlacesBytes = 4 * 8 * (kPlaceEntries +
 template <int kKeyDim, bool kOnlineSolve, bool kBareKeys = false>
 struct ScalarShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = false, kPrecond = false, kGates = true, kBare = kBareKeys;
+  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = false, kPrecond = false, kGates = true, kBare = kBareKeys, kWhole = false;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32;
   static constexpr int kBlocksPerSm = 1;
 
@@ -78,7 +78,7 @@ struct ScalarChunk : GradientChunk<Shape> {
   FW_DEVICE int rows(int turn) const { return place(turn)[1]; }
   static constexpr int first(int /*turn*/) { return 0; }
   FW_DEVICE char** addresses(int turn) const { return reinterpret_cast<char**>(this->memory + Shape::kPlaces + 32) + kPlaceEntries * (turn & 3); }
-  static constexpr int kInputs = 0, kGradients = 12, kOutputGradient = 24, kM = 25, kDM = 26, kDAlpha = 27, kDBeta = 28, kShare = 29;
+  static constexpr int kInputs = 0, kGradients = 12, kOutputGradient = 24, kM = 25, kDM = 26, kDAlpha = 27, kDBeta = 28, kShare = 29, kBefore = 30;
 
   // By a warp.
   FW_DEVICE void find(int turn) const {
@@ -133,7 +133,7 @@ struct ScalarChunk : GradientChunk<Shape> {
     f.m_stride = static_cast<int64_t>(this->args.problem.H) * this->args.problem.K;
     return f;
   }
-  FW_DEVICE bool pieces(unsigned which) const { return (all.pieces & which) != 0; }
+  FW_DEVICE bool pieces(unsigned which) const { return Shape::kWhole || (all.pieces & which) != 0; }
   FW_DEVICE float* turn_floats(int offset, int turn) const { return this->floats(offset) + 64 * (turn & 1); }
 
   // Barriers: of the stages, of A and P, of q and k of two turns.

@@ -19,29 +19,6 @@ struct CarryTensors {
   bool by_sequence = false;
 };
 
-// Eight tokens of a tensor that is flat and of bf16, as they lie in memory: half the registers, and few to an address.
-template <int kN>
-struct FlatRun {
-  float words[kRunTokens][kN / 2];
-
-  FW_DEVICE static char* place(const FlatTensor& t, const RunBlock& c) { return flat_address(t, c.flat, c.h) + 2 * c.channel; }
-  FW_DEVICE void load(const FlatTensor& t, const RunBlock& c) {
-    const char* const at = place(t, c);
-#pragma unroll
-    for (int r = 0; r < kRunTokens; ++r) {
-#pragma unroll
-      for (int j = 0; j < kN / 2; ++j) words[r][j] = 0;
-      if (r < c.count) load_words<kN / 2>(at + static_cast<int64_t>(t.step) * r, words[r]);
-    }
-  }
-  FW_DEVICE void row(int r, float (&x)[kN]) const {
-#pragma unroll
-    for (int j = 0; j < kN / 2; ++j) x[2 * j] = bf16_low(float_bits(words[r][j])), x[2 * j + 1] = bf16_high(float_bits(words[r][j]));
-  }
-  FW_DEVICE static void store(const FlatTensor& t, const RunBlock& c, int r, const float (&x)[kN]) {
-    if (r < c.count) store_wide<kN>(place(t, c) + static_cast<int64_t>(t.step) * r, 1, x);
-  }
-};
 // Of any tensor, one at a time.
 template <int kN>
 struct AnyRun {

@@ -226,6 +226,29 @@ struct RunTensor {
   }
 };
 
+// Eight tokens of a tensor that is flat and of bf16, as they lie in memory: half the registers, and few to an address.
+template <int kN>
+struct FlatRun {
+  float words[kRunTokens][kN / 2];
+
+  FW_DEVICE static char* place(const FlatTensor& t, const RunBlock& c) { return flat_address(t, c.flat, c.h) + 2 * c.channel; }
+  FW_DEVICE void load(const FlatTensor& t, const RunBlock& c) {
+    const char* const at = place(t, c);
+#pragma unroll
+    for (int r = 0; r < kRunTokens; ++r) {
+#pragma unroll
+      for (int j = 0; j < kN / 2; ++j) words[r][j] = 0;
+      if (r < c.count) load_words<kN / 2>(at + static_cast<int64_t>(t.step) * r, words[r]);
+    }
+  }
+  FW_DEVICE void row(int r, float (&x)[kN]) const {
+#pragma unroll
+    for (int j = 0; j < kN / 2; ++j) x[2 * j] = bf16_low(float_bits(words[r][j])), x[2 * j + 1] = bf16_high(float_bits(words[r][j]));
+  }
+  FW_DEVICE static void store(const FlatTensor& t, const RunBlock& c, int r, const float (&x)[kN]) {
+    if (r < c.count) store_wide<kN>(place(t, c) + static_cast<int64_t>(t.step) * r, 1, x);
+  }
+};
 // The preconditioner's gates of the warp's token lane / 4, as they lie in memory: nothing waits for them while keys are loaded.
 struct RawGates {
   uint32_t g = 0, beta = 0;
@@ -248,16 +271,27 @@ FW_DEVICE RawGates load_gates(const Problem& x, const FlatTensor& g, const FlatT
   }
   return gates;
 }
-template <int kN>
-FW_DEVICE RunGates make_gates(const Problem& x, const RawGates& raw, const RunRows<kN>& k, int lane) {
+// key(r, x): as put_run().
+template <int kN, class Key>
+FW_DEVICE RunGates make_gates(const Problem& x, const RawGates& raw, int lane, Key&& key) {
   float squares[kRunTokens];
 #pragma unroll
   for (int r = 0; r < kRunTokens; ++r) {
+    float k[kN];
+    key(r, k);
     squares[r] = 0;
 #pragma unroll
-    for (int j = 0; j < kN; ++j) squares[r] = fmaf(k[r][j], k[r][j], squares[r]);
+    for (int j = 0; j < kN; ++j) squares[r] = fmaf(k[j], k[j], squares[r]);
   }
   return run_gates(x.rule, raw_value(x.in.precond_g, raw.g), raw_value(x.in.precond_beta, raw.beta), sum_run(squares, lane));
+}
+
+template <int kN>
+FW_DEVICE RunGates make_gates(const Problem& x, const RawGates& raw, const RunRows<kN>& k, int lane) {
+  return make_gates<kN>(x, raw, lane, [&](int r, float(&row)[kN]) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j) row[j] = k[r][j];
+  });
 }
 
 // f(map) with the form of M known to the compiler: a branch for every element would cost as much as M does.
@@ -309,7 +343,7 @@ struct ChunkWalk {
   StateArg from, to;
   const int32_t* slots;
 };
-inline constexpr int kWalkThreads = 256, kWalkChunks = 64, kWalkEach = kWalkChunks / (kWalkThreads / 32);
+inline constexpr int kWalkThreads = 256, kWalkChunks = 64, kWalkEach = kWalkChunks / (kWalkThreads / 32), kWalkSteps = 16;
 
 template <bool kReverse>
 __global__ void __launch_bounds__(kWalkThreads)
@@ -351,11 +385,15 @@ __global__ void __launch_bounds__(kWalkThreads)
     }
     sync_threads();
     load(done + kWalkChunks);
-    if (warp == 0 && channel < K) {
-      for (int i = 0; i < count; ++i) {
-        const float next = fmaf(a[i], x, b[i * 32 + lane]);
-        b[i * 32 + lane] = x;
-        x = next;
+    // Steps are taken from registers: a store between them would hold up the loads of the next. Past the end a and b are 0.
+    for (int step = 0; warp == 0 && step < count; step += kWalkSteps) {
+      float step_a[kWalkSteps], step_b[kWalkSteps];
+#pragma unroll
+      for (int i = 0; i < kWalkSteps; ++i) step_a[i] = a[step + i], step_b[i] = b[(step + i) * 32 + lane];
+#pragma unroll
+      for (int i = 0; i < kWalkSteps; ++i) {
+        b[(step + i) * 32 + lane] = x;
+        if (step + i < count) x = fmaf(step_a[i], x, step_b[i]);
       }
     }
     sync_threads();

@@ -13,11 +13,16 @@ namespace fw::cuda {
 
 inline constexpr int kRunTokens = 8, kRuns = kChunk / kRunTokens;
 
-// In shared memory.
+// In shared memory; or the same in two places.
 template <int kN>
 struct RunShared {
   float sum[kRuns][32 * kN];  // what a run makes of A = 0
   float product[kRuns];       // of its alphas
+};
+template <int kN>
+struct RunPlaces {
+  float (*sum)[32 * kN];
+  float* product;
 };
 
 // The gates of the warp's token lane / 4.
@@ -55,12 +60,21 @@ FW_DEVICE RunGates run_gates(const Rule& rule, float g, float beta, float square
   return {expf(g), beta * kn * kn, kn * kn, square};
 }
 
+// Where there is no token or channel A may be 0 and its logarithm infinite.
+inline constexpr float kLeastState = 1e-18f;
+// Host: M for kernels that do not ask. Squashing forms; without the center.
+inline PrecondMap<float> squash_of_any(const Rule& rule) {
+  PrecondMap<float> map = precond_map(rule, 0.0f);
+  if (map.eps < kLeastState) map.eps = kLeastState;
+  return map;
+}
+
 // One token of A, one channel.
 FW_DEVICE float step_precond(float alpha, float gain, float k, float a) { return fmaf(alpha, a, gain * (k * k)); }
 
-// key(r, x): this lane's channels of the warp's token r.
-template <int kN, class Key>
-FW_DEVICE void put_run(const RunGates& gates, int warp, int lane, RunShared<kN>& shared, Key&& key) {
+// shared: RunShared or RunPlaces. key(r, x): this lane's channels of the warp's token r.
+template <int kN, class Shared, class Key>
+FW_DEVICE void put_run(const RunGates& gates, int warp, int lane, Shared& shared, Key&& key) {
   float product = 1, sum[kN] = {};
 #pragma unroll
   for (int r = 0; r < kRunTokens; ++r) {
@@ -78,8 +92,8 @@ FW_DEVICE void put_run(const RunGates& gates, int warp, int lane, RunShared<kN>&
 
 // From A before the chunk (going back: its gradient behind it) to A before (behind) the warp's tokens. The product of what lies between is
 // returned.
-template <bool kReverse, int kN>
-FW_DEVICE float run_start(int warp, int lane, const RunShared<kN>& shared, float (&a)[kN]) {
+template <bool kReverse, int kN, class Shared>
+FW_DEVICE float run_start(int warp, int lane, const Shared& shared, float (&a)[kN]) {
   float product = 1;
   FW_NO_UNROLL
   for (int i = kReverse ? kRuns - 1 : 0; kReverse ? i > warp : i < warp; i += kReverse ? -1 : 1) {

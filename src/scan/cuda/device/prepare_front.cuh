@@ -194,15 +194,16 @@ struct MRows {
   int32_t stride = 0;
   int rows = 0;  // that the warp has
 };
-FW_DEVICE MRows m_rows(const Problem& x, const ChunkPlace& place, int channel) {
+FW_DEVICE MRows m_rows(const Problem& x, const float* all, const ChunkPlace& place, int channel) {
   MRows m;
-  if (x.m == nullptr) return m;
+  if (all == nullptr) return m;
   const int first = static_cast<int>(warp_index()) * kWarpRows;
   m.stride = x.H * x.K;
-  m.first = x.m + (first_token(x.sequences, place.n) + place.span.first + first) * static_cast<int64_t>(m.stride) + place.key_head * x.K + channel;
+  m.first = all + (first_token(x.sequences, place.n) + place.span.first + first) * static_cast<int64_t>(m.stride) + place.key_head * x.K + channel;
   m.rows = place.span.rows - first;
   return m;
 }
+FW_DEVICE MRows m_rows(const Problem& x, const ChunkPlace& place, int channel) { return m_rows(x, x.m, place, channel); }
 template <int kN>
 FW_DEVICE void load_m(const MRows& rows, int r, float (&m)[kN]) {
   FW_UNROLL

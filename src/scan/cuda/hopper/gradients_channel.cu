@@ -11,8 +11,10 @@ void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
   const bool erase_gate = rule.uses_erase_gate() && rule.erase == Gate::kChannel, write_gate = rule.write == Gate::kChannel;
   const bool copied = whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K) && (!erase_gate || whole_pieces(x.in.erase_gate, x.K)) &&
                       (!write_gate || whole_pieces(x.in.write_gate, x.V));
-  if (copied && ungated_streams(rule) && rule.uses_precond()) {
-    launch_channel_gradients<ChannelShape<kKey, kOnline, true, false, true>>(args, chunks, stream);
+  if (args.precond.rows != nullptr) {
+    launch_channel_gradients<ChannelShape<kKey, kOnline, true, false, RowM::kMade>>(args, chunks, stream);
+  } else if (copied && ungated_streams(rule) && rule.uses_precond()) {
+    launch_channel_gradients<ChannelShape<kKey, kOnline, true, false, RowM::kRead>>(args, chunks, stream);
   } else if (copied && ungated_streams(rule)) {
     launch_channel_gradients<ChannelShape<kKey, kOnline, true>>(args, chunks, stream);
   } else if (kOnline && copied && gated_streams(rule) && !rule.uses_precond()) {
@@ -23,6 +25,14 @@ void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
 }
 
 }  // namespace
+
+bool gradients_channel_make_m(const GradientArgs& args) {
+  const Problem& x = args.problem;
+  const TokenArgs& d = args.grads.d;
+  if (x.precond_rows == nullptr || x.rule.preconditions_read() == x.rule.online() || !ungated_streams(x.rule)) return false;
+  return whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K) && whole_pieces(x.in.v, x.V) && whole_pairs(x.in.g, x.K) && whole_pieces(args.d_o, x.V) &&
+         whole_pieces(d.q, x.K) && whole_pieces(d.k, x.K) && whole_pieces(d.v, x.V) && whole_pairs(d.g, x.K);
+}
 
 void gradients_channel(const GradientArgs& args, int key, int64_t chunks, void* stream) {
   if (args.problem.rule.online()) {

@@ -4,6 +4,7 @@
 namespace fw::cuda {
 
 void gradients_channel(const GradientArgs& args, int key, int64_t chunks, void* stream);
+bool gradients_channel_make_m(const GradientArgs& args);
 
 namespace {
 
@@ -31,8 +32,10 @@ void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
 
 }  // namespace
 
-bool gradients_make_m(const Problem& x) {
-  return x.rule.uses_precond() && x.rule.precond_squashed() && x.rule.decay != Decay::kChannel && x.group == 1 && fast_rows(x);
+bool gradients_make_m(const GradientArgs& args) {
+  const Problem& x = args.problem;
+  if (!x.rule.uses_precond() || !x.rule.precond_squashed() || x.group != 1) return false;
+  return x.rule.decay == Decay::kChannel ? gradients_channel_make_m(args) : fast_rows(x);
 }
 
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream) {

@@ -15,6 +15,8 @@ void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
   }
 }
 
-bool prepare_makes_m(const Problem& problem, int key) { return problem.rule.decay != Decay::kChannel && prepare_scalar_makes_m(problem, key); }
+bool prepare_makes_m(const Problem& problem, int key) {
+  return problem.rule.decay == Decay::kChannel ? prepare_channel_makes_m(problem, key) : prepare_scalar_makes_m(problem, key);
+}
 
 }  // namespace fw::cuda

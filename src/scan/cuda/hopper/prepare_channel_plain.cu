@@ -1,5 +1,5 @@
 // prepare_channel for the most frequent rules: whole bf16 rows of q and k, streams that are q, k and k times numbers a row (w times M of a
-// preconditioner; or, with bf16 log-decays, e times an erase gate of channels, and with it gates of value channels in Z). The same products as there, written
+// preconditioner, made here from A before the chunk; or, with bf16 log-decays, e times an erase gate of channels, and with it gates of value channels in Z). The same products as there, written
 // so that three blocks and all of the code they run fit a multiprocessor and its instruction cache: rows are a rolled loop over what was fetched, decays are
 // exponentials of bounded sums, and the streams lie over what they are made of.
 //
@@ -19,9 +19,12 @@ namespace {
 // log2 of the smallest decay of a token in T and P: 1 / L is at most exp(80). All of a warp's rows stay above it if their product does.
 inline constexpr float kLowestStep = -14.42695f;
 
+// Decays by channel that outlast the sums: of blocks 0, 2, 4 and 6, of 4 and 5 (all bounded, as store_split() has them), and of the second half.
+inline constexpr int kMiddleFactor = 4, kHalfFactor = 5;
+
 // Shared memory. raw q becomes reads (and then q of the backward image), raw k becomes up (then A and P), the log-decays as they lie in
-// memory become erase (then T, then -E and y) and, if they are float32, keys (then x); gates of key channels are where keys go. M takes the place of near, and
-// so do, before, the sums of decays of all blocks.
+// memory become erase (then T, then -E and y) and, if they are float32, keys (then x); gates of key channels are where keys go. M of the
+// images takes the place of near, and so do, before, the sums of decays of all blocks and, until there are bounded ones, what runs of rows make of A.
 template <int kKey>
 struct PlainLayout {
   static constexpr bool kWide = kKey == 128;
@@ -31,14 +34,14 @@ struct PlainLayout {
   static constexpr uint32_t kMore = (kRowsEnd + 1023) / 1024 * 1024;  // where operands are narrower than T, A and P
   static constexpr uint32_t kT = kWide ? kErase : kMore, kA = kUp, kP = kWide ? kUp + kPanelBytes : kMore + kTriangleBytes, kM = kWide ? kNear : kMore;
   static constexpr uint32_t kSums = kNear;
+  // In the place of kMiddleFactor, which is written last: of each warp, whether decays are bounded, and the product of its preconditioner's decays.
+  static constexpr uint32_t kEarly = kFactors + kMiddleFactor * kKey * sizeof(float);
   static constexpr uint32_t kBytes = kWide ? kRowsEnd : kP + kPanelBytes;
   static constexpr int kBlocks = 3;
   static_assert(kTriangleBytes <= (kWide ? kOperand : kTriangleBytes) && kP % 1024 == 0 && kM % 1024 == 0);
   static_assert(2 * 8 * kKey * sizeof(float) <= kOperand / 2 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
-// Decays by channel that outlast the sums: of blocks 0, 2, 4 and 6, of 4 and 5 (all bounded, as store_split() has them), and of the second half.
-inline constexpr int kMiddleFactor = 4, kHalfFactor = 5;
 
 template <int kKey>
 FW_DEVICE float* channel_factors(char* shared, int i) {
@@ -168,28 +171,60 @@ struct PlainCoefs {
   float read = 0, erase = 0, write = 0;
 };
 
-// M of this lane's channels of the warp's rows, a pair of rows ahead.
-template <int kN, bool kPrecond>
-struct PairsOfM {
-  MRows rows;
-  float next[kPrecond ? 2 : 1][kN];
+// A and M of the preconditioner, of this lane's channels of the warp's rows. kLeaves: A goes to memory, if it is wanted.
+template <int kKey, bool kPrecond, bool kLeaves>
+struct RowsOfM {};
+template <int kKey, bool kLeaves>
+struct RowsOfM<kKey, true, kLeaves> {
+  static constexpr int kN = kKey / 32;
+  PrecondRows<kN> precond;
+  float g = 0, beta = 0;  // of row lane / 4 ...
+  RunGates gates;         // ... and what is made of them
+  uint16_t* before;       // where A before the warp's next row goes ...
+  int rows;               // ... and of how many rows
 
-  FW_DEVICE void start(const Problem& x, const ChunkPlace& place) {
-    if constexpr (kPrecond) {
-      rows = m_rows(x, place, static_cast<int>(lane_index()) * kN);
-      load(0);
-    }
+  FW_DEVICE static RunPlaces<kN> runs(char* shared) {
+    using Layout = PlainLayout<kKey>;
+    return {reinterpret_cast<float(*)[kKey]>(shared + Layout::kSums + 8 * kKey * sizeof(float)), reinterpret_cast<float*>(shared + Layout::kEarly) + 8};
   }
-  FW_DEVICE void load(int row) {
-    if constexpr (kPrecond) load_m(rows, row, next[0]), load_m(rows, row + 1, next[1]);
+  // What is in memory is on its way.
+  FW_DEVICE void load(const Problem& x, const ChunkPlace& place, const PrecondMap<float>& form) {
+    const int channel = static_cast<int>(lane_index()) * kN, first = static_cast<int>(warp_index()) * kWarpRows;
+    const int own = first + static_cast<int>(lane_index()) / 4;
+    precond.load(x, place, form, nullptr);
+    if (own < place.span.rows) g = gate_of_row(x.in.precond_g, place, own), beta = gate_of_row(x.in.precond_beta, place, own);
+    // Of the value heads of a key head, the first leaves A.
+    const int64_t token = first_token(x.sequences, place.n) + place.span.first + first;
+    if constexpr (!kLeaves) return;
+    before = x.precond_rows + (token * x.H + place.key_head) * x.K + channel;
+    rows = x.precond_rows != nullptr && place.hv == place.key_head * x.group ? place.span.rows - first : 0;
+  }
+  // Before the block's barrier, once the keys are there.
+  FW_DEVICE void put(const Problem& x, float square, char* shared) {
+    const RunPlaces<kN> to = runs(shared);
+    const char* keys = shared + PlainLayout<kKey>::kUp;
+    gates = run_gates(x.rule, g, beta, square);
+    put_run<kN>(gates, static_cast<int>(warp_index()), static_cast<int>(lane_index()), to, [&](int r, float(&k)[kN]) { fetched_row(keys, r, k); });
+  }
+  // After it.
+  FW_DEVICE void start(char* shared) {
+    const RunPlaces<kN> from = runs(shared);
+    run_start<false, kN>(static_cast<int>(warp_index()), static_cast<int>(lane_index()), from, precond.a);
+  }
+  FW_DEVICE void next(int step, int row, const float (&k)[kN], float (&m)[kN]) {
+    if constexpr (kLeaves) {
+      if (row < rows) store_packed(before, pack_channels(precond.a));
+      before += step;
+    }
+    precond.next(of_token(gates.alpha, row), of_token(gates.gain, row), k, m);
   }
 };
 
 // The streams of the warp's rows, in place of what they are made of, and the images q and e. kExact: no decay of the rows is bounded; the
-// others give the same bits where none has been so far.
+// others give the same bits where none has been so far. spare: of M, as true_keys() wants it.
 template <int kKey, bool kNarrow, bool kPrecond, bool kGates, bool kTraining, bool kExact>
-FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKey / 32>& f, PairsOfM<kKey / 32, kPrecond>& m_rows, char* shared,
-                          const ChunkImages<kKey>& out) {
+FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKey / 32>& f, RowsOfM<kKey, kPrecond, kTraining>& rows_of_m, const Problem& x,
+                          const MRows& spare, char* shared, const ChunkImages<kKey>& out) {
   using Layout = PlainLayout<kKey>;
   using Decays = RawDecays<kKey, kNarrow>;
   constexpr int kN = kKey / 32;
@@ -209,7 +244,7 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
   FW_NO_UNROLL
   for (int pair = 0; pair < kWarpRows; pair += 2) {
     PackedChannels<kN> q_raw[2], k_raw[2], b_raw[2];
-    float g[2][kN], m[2][kN];
+    float g[2][kN];
     FW_UNROLL
     for (int i = 0; i < 2; ++i) {
       const uint32_t at = start ^ row_step(pair + i);
@@ -217,23 +252,22 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
       k_raw[i] = load_packed<kN>(shared + Layout::kUp + at);
       if constexpr (kGates) b_raw[i] = load_packed<kN>(shared + Layout::kKeys + at);
       Decays::load(shared + Layout::kErase + (decay_start ^ row_step(pair + i)), g[i]);
-      if constexpr (kPrecond) {
-        FW_UNROLL
-        for (int j = 0; j < kN; ++j) m[i][j] = m_rows.next[i][j];
-      }
     }
     sync_warp();  // other lanes' channels of these rows are overwritten
-    if constexpr (kPrecond) m_rows.load(pair + 2);
     FW_UNROLL
     for (int i = 0; i < 2; ++i) {
       const uint32_t at = start ^ row_step(pair + i);
       const float c_r = shuffle(own.read, 4 * (pair + i)), c_e = shuffle(own.erase, 4 * (pair + i)), c_w = shuffle(own.write, 4 * (pair + i));
-      float q[kN], k[kN], b[kN], reads[kN], erase[kN], up[kN], image_q[kN], image_e[kN], keys[kN];
+      float q[kN], k[kN], b[kN], m[kN], reads[kN], erase[kN], up[kN], image_q[kN], image_e[kN], keys[kN];
       FW_UNROLL
       for (int j = 0; j < kN / 2; ++j) {
         q[2 * j] = bf16_low(q_raw[i].words[j]), q[2 * j + 1] = bf16_high(q_raw[i].words[j]);
         k[2 * j] = bf16_low(k_raw[i].words[j]), k[2 * j + 1] = bf16_high(k_raw[i].words[j]);
         if constexpr (kGates) b[2 * j] = bf16_low(b_raw[i].words[j]), b[2 * j + 1] = bf16_high(b_raw[i].words[j]);
+      }
+      if constexpr (kPrecond) {
+        rows_of_m.next(x.H * x.K, pair + i, k, m);
+        if (!kExact && pair + i < spare.rows) store_floats(const_cast<float*>(spare.first) + (pair + i) * static_cast<int64_t>(spare.stride), m);
       }
       FW_UNROLL
       for (int j = 0; j < kN; ++j) {
@@ -244,7 +278,7 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
           sum[j] = fmaf(step, kLog2E, sum[j]), exact_sum[j] = fmaf(g[i][j], kLog2E, exact_sum[j]);
         }
         const float decay = exp2_fast(sum[j]), inverse = exp2_fast(-sum[j]);
-        const float r = c_r * q[j], e = kGates ? b[j] * (c_e * k[j]) : c_e * k[j], w = kPrecond ? m[i][j] * (c_w * k[j]) : c_w * k[j];
+        const float r = c_r * q[j], e = kGates ? b[j] * (c_e * k[j]) : c_e * k[j], w = kPrecond ? m[j] * (c_w * k[j]) : c_w * k[j];
         reads[j] = decay * r, erase[j] = decay * e, up[j] = inverse * w;
         if constexpr (kExact) {
           image_q[j] = f.before[j] * reads[j], image_e[j] = -(f.before[j] * erase[j]);
@@ -277,12 +311,12 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
 
 // Of a chunk with a bounded decay, once T and P are made: the keys by true ones, by all warps, from memory.
 template <int kKey, bool kTraining>
-FW_DEVICE void true_keys(const Problem& x, const ChunkPlace& place, int warp, const PlainCoefs& own, char* shared, const ChunkImages<kKey>& out) {
+FW_DEVICE void true_keys(const Problem& x, const ChunkPlace& place, int warp, const PlainCoefs& own, const MRows& m_all, char* shared,
+                         const ChunkImages<kKey>& out) {
   using Layout = PlainLayout<kKey>;
   constexpr int kN = kKey / 32;
   const int channel = static_cast<int>(lane_index()) * kN, first = warp * kWarpRows;
   const Rows decays = chunk_rows(x.in.g, place), raw = chunk_rows(x.in.k, place);
-  const MRows m_all = m_rows(x, place, channel);
   float* const sums = reinterpret_cast<float*>(shared + Layout::kSums) + channel;
   float sum[kN], half[kN];
   FW_UNROLL
@@ -405,14 +439,18 @@ FW_DEVICE void store_tiles(int pair, PlainTiles& c, Store&& store) {
 }
 
 template <int kKey, bool kNarrow, bool kPrecond, bool kGates, bool kTraining>
-__global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks) prepare_channel_plain_kernel(const __grid_constant__ PrepareArgs args) {
+__global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
+    prepare_channel_plain_kernel(const __grid_constant__ PrepareArgs args, const __grid_constant__ PrecondMap<float> form) {
   using Layout = PlainLayout<kKey>;
   using Decays = RawDecays<kKey, kNarrow>;
   constexpr int kN = kKey / 32;
   const Problem& x = args.problem;
   char* shared = shared_memory();
   const ChunkPlace place = chunk_place(x);
-  if (place.span.rows < 0) return;
+  if (place.span.rows < 0) {
+    if constexpr (kPrecond) grid_dependency_wait();
+    return;
+  }
   ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
   if constexpr (!kTraining) out.backward = nullptr;
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index());
@@ -421,14 +459,18 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks) p
   fetch_plain<kKey, kNarrow, kGates>(x, place, shared);
   const int own_row = warp * kWarpRows + lane / 4;
   const PlainGates gates = plain_gates(x, place, own_row);
-  PairsOfM<kN, kPrecond> m;
-  m.start(x, place);
+  RowsOfM<kKey, kPrecond, kTraining> rows_of_m;
+  if constexpr (kPrecond) {
+    grid_dependency_wait();  // for A before the chunk (precond_forward); inputs were there before that began
+    rows_of_m.load(x, place, form);
+  }
   front_arrived();
 
   PlainCoefs coefs;
   {
     float2 squares = make_float2(0, 0);
     if (uses_norms(x.rule)) squares = fetched_squares<kN, true>(raw);
+    if constexpr (kPrecond) rows_of_m.put(x, squares.y, shared);
     const FrontCoefs<float> c = plain_coefs(x, gates, squares.x, squares.y);
     if (own_row < place.span.rows) coefs.read = c.r_q, coefs.erase = c.e_k, coefs.write = c.w_k;
     const float z_scale = kGates && out.z != nullptr ? 1.0f : c.z_v;
@@ -436,7 +478,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks) p
   }
   float* const sums = reinterpret_cast<float*>(shared + Layout::kSums);
   float* const bounded_sums = sums + 8 * kKey;
-  uint32_t* const bounded_warps = reinterpret_cast<uint32_t*>(bounded_sums);  // one a warp, until there are bounded sums
+  uint32_t* const bounded_warps = reinterpret_cast<uint32_t*>(shared + Layout::kEarly);
   const auto sum_decays = [&](auto&& of, float* to) {
     const uint32_t start = Decays::lane_start();
     float sum[kN];
@@ -474,6 +516,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks) p
     const uint4 low = *reinterpret_cast<const uint4*>(bounded_warps), high = *reinterpret_cast<const uint4*>(bounded_warps + 4);
     bounded = ((low.x | low.y) | (low.z | low.w) | (high.x | high.y) | (high.z | high.w)) != 0;
   }
+  if constexpr (kPrecond) rows_of_m.start(shared);
   BlockDecays<kN> f;
   block_sums<kKey>(sums, f);
   if (warp == 4 || warp == 7) {  // true decays of the second half and of the chunk
@@ -504,13 +547,14 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks) p
     FW_UNROLL
     for (int j = 0; j < kN; ++j) own[j] = exp2_fast(own[j]);
     store_split(channel_factors<kKey>(shared, warp >> 1), own);
-    if (warp == 4) store_split(channel_factors<kKey>(shared, kMiddleFactor), f.near);
   }
   sync_threads();
+  if (warp == 4) store_split(channel_factors<kKey>(shared, kMiddleFactor), f.near);
+  const auto spare_m = [&] { return m_rows(x, kPrecond ? args.spare_m : nullptr, place, lane * kN); };
   if (bounded) {
-    plain_rows<kKey, kNarrow, kPrecond, kGates, kTraining, false>(warp, coefs, f, m, shared, out);
+    plain_rows<kKey, kNarrow, kPrecond, kGates, kTraining, false>(warp, coefs, f, rows_of_m, x, spare_m(), shared, out);
   } else {
-    plain_rows<kKey, kNarrow, kPrecond, kGates, kTraining, true>(warp, coefs, f, m, shared, out);
+    plain_rows<kKey, kNarrow, kPrecond, kGates, kTraining, true>(warp, coefs, f, rows_of_m, x, {}, shared, out);
   }
   sync_threads();
 
@@ -519,7 +563,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks) p
   PlainTiles c;
   plain_tiles<kKey>(shared, warp < 4 ? Layout::kErase : Layout::kReads, pair, c);
   sync_threads();  // T and P take the place of operands
-  if (bounded) true_keys<kKey, kTraining>(x, place, warp, coefs, shared, out);
+  if (bounded) true_keys<kKey, kTraining>(x, place, warp, coefs, spare_m(), shared, out);
   clear_above(shared + Layout::kP);
   if (warp < 4) {
     const TriangleRows triangle = triangle_rows(shared + Layout::kT, pair);
@@ -588,9 +632,14 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks) p
 template <int kKey, bool kNarrow, bool kPrecond, bool kGates>
 void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
-  launch(args.backward != nullptr ? prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, kGates, true>
-                                  : prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, kGates, false>,
-         prepare_grid(x, chunks), kPrepareThreads, PlainLayout<kKey>::kBytes, stream, args);
+  const auto kernel = args.backward != nullptr ? prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, kGates, true>
+                                               : prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, kGates, false>;
+  const Dim3 grid = prepare_grid(x, chunks);
+  if constexpr (kPrecond) {
+    launch_overlapped(kernel, grid, kPrepareThreads, PlainLayout<kKey>::kBytes, stream, args, precond_map(x.rule, 0.0f));
+  } else {
+    launch(kernel, grid, kPrepareThreads, PlainLayout<kKey>::kBytes, stream, args, PrecondMap<float>{});
+  }
 }
 template <int kKey>
 void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
@@ -612,20 +661,30 @@ bool near_rows(const TokenArg& a) { return a.stride_t >= 0 && a.stride_t < (int6
 bool takes_gates(const PrepareArgs& args) {
   const Problem& x = args.problem;
   const auto whole = [&](const TokenArg& a) { return a.bf16 != 0 && aligned_rows(a) && x.V % 8 == 0; };
-  if (x.in.g.bf16 == 0 || x.rule.uses_precond() || !near_rows(x.in.erase_gate)) return false;
+  if (x.in.g.bf16 == 0 || !near_rows(x.in.erase_gate)) return false;
   if (args.z == nullptr) return x.rule.write != Gate::kChannel;
   return x.rule.write == Gate::kChannel && x.rule.gain != Gain::kNlms && x.rule.gain != Gain::kKaczmarz && whole(x.in.v) && whole(x.in.write_gate);
 }
 
+// But for the gates.
+bool takes_rows(const Problem& x, int key) {
+  return x.rule.online() && can_fetch(x, key) && near_rows(x.in.q) && near_rows(x.in.k) && near_rows(x.in.g);
+}
+
 }  // namespace
+
+bool prepare_channel_makes_m(const Problem& x, int key) {
+  if (!x.rule.preconditions_write() || !x.rule.precond_squashed() || channel_erase(x.rule) || x.rule.write == Gate::kChannel) return false;
+  Problem without = x;
+  without.rule.precond = Precond::kNone;
+  return plain_streams(without) && takes_rows(x, key);
+}
 
 bool prepare_channel_takes_plain(const PrepareArgs& args, int key) {
   const Problem& x = args.problem;
-  const Rule& rule = x.rule;
-  Problem without = x;
-  if (rule.preconditions_write()) without.rule.precond = Precond::kNone;
-  const bool gates = channel_erase(rule) ? takes_gates(args) : args.z == nullptr && rule.write != Gate::kChannel;
-  return rule.online() && gates && plain_streams(without) && can_fetch(x, key) && near_rows(x.in.q) && near_rows(x.in.k) && near_rows(x.in.g);
+  if (x.rule.uses_precond()) return x.boundaries != nullptr && prepare_channel_makes_m(x, key);
+  const bool gates = channel_erase(x.rule) ? takes_gates(args) : args.z == nullptr && x.rule.write != Gate::kChannel;
+  return gates && plain_streams(x) && takes_rows(x, key);
 }
 
 void prepare_channel_plain(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
