@@ -59,12 +59,12 @@ struct ForwardRegions {
 
 // Forward leaves these for backward: if direct, the states alone.
 struct SavedRegions {
-  Region images;      // BackwardImage [chunks, HV]
-  Region pairs;       // PairImage [chunks, HV]
-  Region states;      // S^T [chunks, HV, value blocks]
-  Region w;           // panels [chunks, HV, value blocks]
-  Region maps;        // as ForwardRegions, where backward is cut too
-  Region boundaries;  // as CommonRegions
+  Region images;        // BackwardImage [chunks, HV]
+  Region pairs;         // PairImage [chunks, HV]
+  Region states;        // S^T [chunks, HV, value blocks]
+  Region w;             // panels [chunks, HV, value blocks]
+  Region maps;          // as ForwardRegions, where backward is cut too
+  Region boundaries;    // as CommonRegions
   Region precond_rows;  // bf16 [tokens, H, K]: Problem::precond_rows
   size_t bytes = 0;
 };

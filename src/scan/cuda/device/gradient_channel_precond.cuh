@@ -120,8 +120,7 @@ FW_DEVICE void fetch_precond_tiles(const ChannelChunk<Shape>& c, int turn, int s
 // What dM M'(A), which lies in the factors' place, makes of D = 0: to dk what D adds to it without its normalisation, and the sums over the columns of
 // D (.) A before the row and of D (.) k^2. The fragments of k are left.
 template <class Shape>
-FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int turn, int stage, float (&dk)[4][4], uint32_t (&keys)[2][4],
-                                   float (&sums)[2][2]) {
+FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int turn, int stage, float (&dk)[4][4], uint32_t (&keys)[2][4], float (&sums)[2][2]) {
   const RowGateArrays<Shape> rows(c);
   const int own = 16 * c.block_row(), first = 32 * c.group();
   float d[4][4] = {};

@@ -237,7 +237,8 @@ FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, [[may
         const int i = half + 2 * (tile - j);
         float raw_r[2], raw_w[2], d_g[2], d_m[2];
         float2 m_pair = make_float2(1, 1);
-        if (Shape::kPrecond && !Shape::kMakesM) m_pair = Shape::kKey == 128 ? make_float2(parts.m[half][2 * tile], parts.m[half][2 * tile + 1]) : load_m(c, turn, half, tile);
+        if (Shape::kPrecond && !Shape::kMakesM)
+          m_pair = Shape::kKey == 128 ? make_float2(parts.m[half][2 * tile], parts.m[half][2 * tile + 1]) : load_m(c, turn, half, tile);
         FW_UNROLL
         for (int k = 0; k < 2; ++k) {
           const auto value = [&](uint32_t word) { return k == 0 ? bf16_low(word) : bf16_high(word); };
@@ -286,8 +287,7 @@ FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, [[may
         }
         store_float2(decay_sum(c, c.row() + 8 * half, c.column() + 8 * tile), d_g[0], d_g[1]);
         (kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, tile) : parts.r[half][tile]) = pack_bf16(raw_r[0], raw_r[1]);
-        if constexpr (!Shape::kMakesM)
-          (kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, tile) : parts.w[half][tile]) = pack_bf16(raw_w[0], raw_w[1]);
+        if constexpr (!Shape::kMakesM) (kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, tile) : parts.w[half][tile]) = pack_bf16(raw_w[0], raw_w[1]);
       }
     }
   }

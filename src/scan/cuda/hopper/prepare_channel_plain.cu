@@ -1,7 +1,7 @@
 // prepare_channel for the most frequent rules: whole bf16 rows of q and k, streams that are q, k and k times numbers a row (w times M of a
-// preconditioner, made here from A before the chunk; or, with bf16 log-decays, e times an erase gate of channels, and with it gates of value channels in Z). The same products as there, written
-// so that three blocks and all of the code they run fit a multiprocessor and its instruction cache: rows are a rolled loop over what was fetched, decays are
-// exponentials of bounded sums, and the streams lie over what they are made of.
+// preconditioner, made here from A before the chunk; or, with bf16 log-decays, e times an erase gate of channels, and with it gates of value channels in Z).
+// The same products as there, written so that three blocks and all of the code they run fit a multiprocessor and its instruction cache: rows are a rolled loop
+// over what was fetched, decays are exponentials of bounded sums, and the streams lie over what they are made of.
 //
 // With L the exponential of the sum over a row's block of 8 rows (one warp's) up to and including its own, of log-decays bounded from below:
 //   reads, erase   L r, L e             up     w / L
@@ -41,7 +41,6 @@ struct PlainLayout {
   static_assert(kTriangleBytes <= (kWide ? kOperand : kTriangleBytes) && kP % 1024 == 0 && kM % 1024 == 0);
   static_assert(2 * 8 * kKey * sizeof(float) <= kOperand / 2 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
-
 
 template <int kKey>
 FW_DEVICE float* channel_factors(char* shared, int i) {
@@ -667,9 +666,7 @@ bool takes_gates(const PrepareArgs& args) {
 }
 
 // But for the gates.
-bool takes_rows(const Problem& x, int key) {
-  return x.rule.online() && can_fetch(x, key) && near_rows(x.in.q) && near_rows(x.in.k) && near_rows(x.in.g);
-}
+bool takes_rows(const Problem& x, int key) { return x.rule.online() && can_fetch(x, key) && near_rows(x.in.q) && near_rows(x.in.k) && near_rows(x.in.g); }
 
 }  // namespace
 
