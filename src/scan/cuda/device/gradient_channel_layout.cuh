@@ -54,8 +54,8 @@ struct ChannelShape {
   // What addresses of a turn are made from: [base, sequence, token, head] of 8 bytes and the value heads of a head [kPlaceEntries].
   static constexpr int kOrigins = kGroupSums + 8 * kKey * 4;
   static constexpr int kNotes = kOrigins + (kFast ? kPlaceEntries * (4 * 8 + 4) : 0), kNotesEnd = kNotes + (kKey == 64 ? 8 * kWarps : 0);
-  // Where M is made: seven arrays of 64 floats (RowGateArrays), the head's center (a warp each has it from), sums of warps.
-  static constexpr int kRowGates = kNotesEnd, kCenter = kRowGates + 7 * 256, kBytes = kNotesEnd + (kMakesM ? 7 * 256 + 8 + 4 * kWarps : 0);
+  // Where M is made: eight arrays of 64 floats (RowGateArrays), what warps have for the center's gradient.
+  static constexpr int kRowGates = kNotesEnd, kOfCenter = kRowGates + 8 * 256, kBytes = kNotesEnd + (kMakesM ? 8 * 256 + 4 * kWarps : 0);
   // Sums over a group's 32 columns [sum][group][64 rows].
   static constexpr int kSums = kMakesM ? 5 : kFast ? 3 : 6;
   static constexpr int kPartial = kDR;

@@ -9,12 +9,12 @@
 namespace fw::cuda {
 
 // Of the chunk's rows, in shared memory: the preconditioner's log-decay and beta as they came; G in units of log 2 (first the log-decays); the decay, the
-// gain beta kn^2, and kn^2 (RunGates); the product of the decays from the start of the row's 16 rows up to it.
+// gain beta kn^2, and kn^2 (RunGates); the product of the decays from the start of the row's 16 rows up to it; the head's center, in each place.
 template <class Shape>
 struct RowGateArrays {
-  float *g, *beta, *log_decay, *decay, *gain, *kn2, *product;
+  float *g, *beta, *log_decay, *decay, *gain, *kn2, *product, *center;
   FW_DEVICE explicit RowGateArrays(const GradientChunk<Shape>& c) {
-    g = c.floats(Shape::kRowGates), beta = g + 64, log_decay = g + 128, decay = g + 192, gain = g + 256, kn2 = g + 320, product = g + 384;
+    g = c.floats(Shape::kRowGates), beta = g + 64, log_decay = g + 128, decay = g + 192, gain = g + 256, kn2 = g + 320, product = g + 384, center = g + 448;
   }
 };
 // A decay below this is none: its square is not a number of float.
@@ -48,7 +48,7 @@ FW_DEVICE void publish_precond_words(const ChannelChunk<Shape>& c, const Precond
   if (c.warp < 2 || c.warp > 3) return;
   rows.g[c.thread - 64] = bits_float(p.in.precond_g.bf16 != 0 ? x.g << 16 : x.g);
   rows.beta[c.thread - 64] = bits_float(p.in.precond_beta.bf16 != 0 ? x.beta << 16 : x.beta);
-  c.floats(Shape::kCenter)[c.warp - 2] = x.center;
+  rows.center[c.thread - 64] = x.center;
 }
 
 // The turn: what is made of it is made again instead of kept, where there are too few registers.
@@ -71,7 +71,7 @@ FW_DEVICE RunGates precond_gates(const ChannelChunk<Shape>& c, int row, bool fir
 template <class Shape>
 FW_DEVICE PrecondMap<float> precond_of(const ChannelChunk<Shape>& c) {
   PrecondMap<float> map = c.all.precond;
-  map.squashed = true, map.previous = false, map.center = c.floats(Shape::kCenter)[0];
+  map.squashed = true, map.previous = false, map.center = RowGateArrays<Shape>(c).center[0];
   return map;
 }
 
@@ -208,7 +208,7 @@ FW_DEVICE void store_precond_share(const ChannelChunk<Shape>& c, int turn, int r
 template <class Shape>
 FW_DEVICE void store_chunk_share(const ChannelChunk<Shape>& c, int turn) {
   const PrecondShare& share = c.args.precond;
-  const float sum = group_sum<Shape::kWarps>(c.floats(Shape::kCenter)[2 + c.lane % Shape::kWarps]);
+  const float sum = group_sum<Shape::kWarps>(c.floats(Shape::kOfCenter)[c.lane % Shape::kWarps]);
   if (c.lane == 0) global_memory(share.products)[c.tile_number(again<Shape>(turn))] = exp2_fast(RowGateArrays<Shape>(c).log_decay[63]);
   if (c.lane == 0 && share.center != nullptr) global_memory(share.center)[c.tile_number(again<Shape>(turn))] = sum;
 }

@@ -293,7 +293,7 @@ FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, [[may
   }
   if constexpr (Shape::kMakesM) {
     of_center = warp_sum(of_center);
-    if (c.lane == 0) c.floats(Shape::kCenter)[2 + c.warp] = of_center;
+    if (c.lane == 0) c.floats(Shape::kOfCenter)[c.warp] = of_center;
   }
 }
 
