@@ -20,7 +20,8 @@ struct Region {
 // What both directions have in the workspace: tables of packed sequences, the preconditioner's rows.
 struct CommonRegions {
   Region offsets, chunk_base;  // int32 [N + 1]
-  Region m;                    // float [tokens, H, K]; where gradients() makes M, PrecondShare::Row [tokens, H] (kernels.h)
+  // float [tokens, H, K]; where prepare() makes M, PrepareArgs::spare_m; where gradients() does, PrecondShare::Row [tokens, H] (kernels.h)
+  Region m;
   Region boundaries, scratch;  // of the preconditioner (kernels.h); backward of the chunk form has the boundaries from forward
 };
 

@@ -17,7 +17,7 @@ struct RowGateArrays {
     g = c.floats(Shape::kRowGates), beta = g + 64, log_decay = g + 128, decay = g + 192, gain = g + 256, kn2 = g + 320, product = g + 384, center = g + 448;
   }
 };
-// A decay below this is none: its square is not a number of float.
+// In log 2: a decay below it is 0 in float, and sums of 64 such steps keep their digits.
 inline constexpr float kLowestRowDecay = -127.0f;
 
 // The two gates of a row by a thread of warps 2 and 3, a turn ahead, and the head's center: as load_beta(), with which they go.
