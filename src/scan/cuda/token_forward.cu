@@ -61,7 +61,8 @@ FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, c
   put_token(x, cut.gather, k, tile, lane, to);
 }
 
-// A warp's rows of the state. load() starts, finish() waits: what is between them costs nothing. Both by all of the kStateWarps warps.
+// A warp's rows of the state. load() starts, arrived() waits for what this thread copies, and after a barrier of the block finish() has them: what is
+// between load() and arrived() costs nothing. By all of the kStateWarps warps.
 template <int kN, int kRows>
 struct WarpState {
   static constexpr int kLogTile = kRows == 8 ? 5 : 3;
@@ -80,12 +81,11 @@ struct WarpState {
     if (cut.initial == StateAccess::kStaged) stage_in<kN>(initial, stage(cut, initial), place.v_tile, x.V, x.K, 32 * warp + lane, kStateThreads);
     if (cut.initial == StateAccess::kElements) load_state_elements<kN, kRows>(initial, v0, x.V, x.K, lane, s);
   }
+  FW_DEVICE static void arrived() { cp_async_wait<0>(); }
   FW_DEVICE void finish(const TokenForwardArgs& a, const ForwardCut& cut, int warp, int lane) {
     const StateArg& initial = a.problem.initial_state;
     if (cut.initial == StateAccess::kChannels && initial.bf16 != 0) unpack_rows<kN, kRows>(s);
     if (cut.initial != StateAccess::kStaged) return;
-    cp_async_wait<0>();
-    named_barrier_sync(1, kStateThreads);
     read_stage<kN, kRows>(Stage<kN>(shared_memory() + cut.stage, kLogTile, initial.bf16), initial.bf16 != 0, warp * kRows, a.problem.K, lane, s);
   }
   FW_DEVICE void store(const TokenForwardArgs& a, const ForwardCut& cut, const TokenPlace& place, int warp, int lane) const {
@@ -158,6 +158,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
     make_token<kN>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), lane, token);
   } else {
     state.load(a, cut, place, warp, lane);
+    state.arrived();
   }
   sync_threads();
   if (warp >= kStateWarps) return;
@@ -181,23 +182,23 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
   const int length = sequence_length(a.problem.sequences, place.n), bytes = cut.gather.bytes;
   const int batches = (length + kStateWarps - 1) / kStateWarps;
   WarpState<kN, kRows> state;
-  if (!makes) {
-    state.load(a, cut, place, warp, lane);
-    state.finish(a, cut, warp, lane);
-  }
+  if (!makes) state.load(a, cut, place, warp, lane);
   FW_NO_UNROLL
   for (int batch = 0; batch <= batches; ++batch) {
     if (makes) {
       const int t = batch * kStateWarps + warp;
       char* const token = shared_memory() + (batch % 2 * kStateWarps + warp) * bytes;
       if (t < length) make_token<kN>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), lane, token);
-    } else if (batch > 0) {
+    } else if (batch == 0) {
+      state.arrived();
+    } else {
       const char* const tokens = shared_memory() + (batch - 1) % 2 * kStateWarps * bytes;
       const int t0 = (batch - 1) * kStateWarps;
       FW_NO_UNROLL
       for (int i = 0; i < kStateWarps && t0 + i < length; ++i) step_rows(a, cut, place, t0 + i, tokens + i * bytes, warp, lane, state);
     }
     sync_threads();
+    if (batch == 0 && !makes) state.finish(a, cut, warp, lane);
   }
   if (makes) return;
   grid_dependency_launch();

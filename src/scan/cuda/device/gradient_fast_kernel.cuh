@@ -43,10 +43,10 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
         tail = dot_states(c, at, tail);
         z_sum += store_value_gradients(c, turn, block, row, words);
         finish_fast_products(sums, pairs);
-        warp_arrive(c.empty(index), c.lane);
+        mbarrier_arrive(c.empty(index));
         if (++index == Shape::kStages) index = 0, phase ^= 1;
       }
-      if (c.pairs_free_early()) warp_arrive(c.pairs_empty(), c.lane);
+      if (c.pairs_free_early()) mbarrier_arrive(c.pairs_empty());
       z_sum = group_sum<8>(z_sum);
       if ((c.thread & 7) == 0) c.floats(Shape::kDZv)[c.thread >> 3] = z_sum;
       c.refresh();
@@ -70,17 +70,17 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
     sync_consumers();
     const KeySlopes slopes = fast_row_numbers(c, turn);
     const bool holds_pairs = Shape::kMakesM && on_read;  // for longer
-    if (!c.pairs_free_early() && !holds_pairs) warp_arrive(c.pairs_empty(), c.lane);
+    if (!c.pairs_free_early() && !holds_pairs) mbarrier_arrive(c.pairs_empty());
     if constexpr (Shape::kMakesM) {
       store_precond_gradients(c, turn, sums, slopes);
       if (holds_pairs) {
         fence_async_shared();
-        warp_arrive(c.pairs_empty(), c.lane);
+        mbarrier_arrive(c.pairs_empty());
       }
     } else {
       store_fast_gradients(c, turn, sums, slopes);
     }
-    warp_arrive(c.turn_over(turn), c.lane);
+    mbarrier_arrive(c.turn_over(turn));
   }
 }
 
@@ -89,11 +89,11 @@ __global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kLoaders, 1) fast
   FastChunk<Shape> c(args);
   if (c.thread == 0) {
     FW_UNROLL
-    for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.full(i), Shape::kLoaders + 4), mbarrier_init(c.empty(i), Shape::kWarps);
-    mbarrier_init(c.pairs_full(), 1), mbarrier_init(c.pairs_empty(), Shape::kWarps);
+    for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.full(i), Shape::kLoaders + 4), mbarrier_init(c.empty(i), Shape::kThreads);
+    mbarrier_init(c.pairs_full(), 1), mbarrier_init(c.pairs_empty(), Shape::kThreads);
     FW_UNROLL
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(c.keys_full(i), Shape::kLoaders), mbarrier_init(c.rows_full(i), Shape::kLoaders), mbarrier_init(c.turn_over(i), Shape::kWarps);
+      mbarrier_init(c.keys_full(i), Shape::kLoaders), mbarrier_init(c.rows_full(i), Shape::kLoaders), mbarrier_init(c.turn_over(i), Shape::kThreads);
     }
     for (int i = 0; Shape::kStages > 2 && i < 4; ++i) mbarrier_init(c.place_known(i), 32);
     mbarrier_init_fence();

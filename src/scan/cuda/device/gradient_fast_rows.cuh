@@ -106,12 +106,6 @@ FW_DEVICE void finish_fast_products(FastSums<Shape>& sums, PairSums<Shape>& pair
   if (Shape::kOnline) keep(flat(sums.e)), keep(flat(pairs.t));
 }
 
-// A stage has been used, by a warp.
-FW_DEVICE void warp_arrive(uint64_t* barrier, int lane) {
-  sync_warp();
-  if (lane == 0) mbarrier_arrive(barrier);
-}
-
 // What a thread needs for the value rows of a stage, fetched before the products keep shared memory busy: its row and 8 columns.
 struct ValueRow {
   uint4 dz;

@@ -102,10 +102,11 @@ struct FactorRows {
   }
 };
 
-// To P from Q K^T: accumulators of 16 rows a warp of a group of four, kTiles blocks of 8 columns from number first_tile on (even).
-template <int kN>
-FW_DEVICE void scale_pairs(float (&p)[kN], const FactorRows& rows, int first_tile, int thread) {
-  const int lane = thread & 31, block = thread >> 5 & 3, i = 16 * block + (lane >> 2);
+// To P from Q K^T: accumulators of 16 rows, those of `block`, kTiles blocks of 8 columns from number first_tile on (even). Where Block is a constant
+// nothing is asked of a tile, and all numbers come from shared memory together.
+template <class Block, int kN>
+FW_DEVICE void scale_pairs(Block block, float (&p)[kN], const FactorRows& rows, int first_tile, int lane) {
+  const int i = 16 * block + (lane >> 2);
   const float after[2] = {rows.after[i], rows.after[i + 8]};
   const float* const before = rows.before[block > 0 ? block - 1 : 0] + 2 * (lane % 4) + 8 * first_tile;
   FW_UNROLL

@@ -18,7 +18,19 @@ struct FinishBuffers {
   char* p_low = nullptr;
   bool exact_keys = false;  // the factors are powers of two: keys times them leave nothing out
   const SumFactors* sums = nullptr;
+  uint64_t* claimed = nullptr;  // kClaimed: a half barrier
 };
+
+// A barrier in shared memory for four warps that arrive and go on and four that wait, which racecheck follows (and not named barriers, where warps
+// meet unequally often). By thread 0 before a sync_threads() that is before any use.
+FW_DEVICE uint64_t* start_half_barrier(char* at) {
+  uint64_t* const barrier = reinterpret_cast<uint64_t*>(at);
+  if (thread_index() == 0) {
+    mbarrier_init(barrier, kPrepareThreads / 2);
+    mbarrier_init_fence();
+  }
+  return barrier;
+}
 
 template <int kKey>
 struct ChunkImages {
@@ -44,14 +56,14 @@ FW_DEVICE ChunkImages<kKey> chunk_images(const PrepareArgs& args, int64_t item) 
 // meanwhile(a number of 6). kTraining: there may be a backward image. kClaimed: the place of a is free once first() is over.
 template <int kKey, RowForm kForm, bool kTraining, bool kClaimed, bool kFine, class First, class Meanwhile>
 FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages<kKey>& out, First&& first, Meanwhile&& meanwhile) {
-  constexpr int kClaimBarrier = kInverseBarrier + 3;
   if (warp < 4) {
-    invert<kFine>(reinterpret_cast<float*>(s.t), s.a, s.fine, warp, [] {
-      if constexpr (kClaimed) named_barrier_sync(kClaimBarrier, kPrepareThreads);
+    invert<kFine>(reinterpret_cast<float*>(s.t), s.a, s.fine, warp, [&] {
+      if constexpr (kClaimed) mbarrier_wait(s.claimed, 0);
     });
   } else {
     first(warp - 4);
-    if constexpr (kClaimed) named_barrier_arrive(kClaimBarrier, kPrepareThreads);
+    if constexpr (kClaimed) mbarrier_arrive(s.claimed);
+    beside_invert();
   }
   if (warp >= 4 || warp % 2 == 0) meanwhile(warp >= 4 ? warp - 4 : 4 + warp / 2);
   sync_threads();

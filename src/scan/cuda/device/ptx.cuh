@@ -14,6 +14,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "scan/cuda/tensor_map.h"
+
 #define FW_DEVICE __device__ __forceinline__
 #define FW_UNROLL _Pragma("unroll")
 #define FW_NO_UNROLL _Pragma("unroll 1")
@@ -234,6 +236,15 @@ FW_DEVICE void bulk_load(void* shared_to, const void* global_from, uint32_t byte
                "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
+// 64 tokens from `token` on and 64 channels from `column` on of a head, as a panel of 8192 bytes, with zeros outside of the tensor.
+inline constexpr uint32_t kTensorBytes = 8192;
+FW_DEVICE void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(shared_to)),
+      "l"(&map), "r"(column), "r"(head), "r"(token), "r"(batch), "r"(shared_address(barrier))
+      : "memory");
+}
+FW_DEVICE void tensor_map_prefetch(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map)); }
 FW_DEVICE void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global_to), "r"(shared_address(shared_from)), "r"(bytes) : "memory");
 }

@@ -14,6 +14,7 @@ namespace fw::cuda {
 
 inline constexpr unsigned kScanThreads = 256;
 inline constexpr unsigned kStoreThread = 64, kStateThread = 128;  // the first threads of their parts; loads begin at 0
+inline constexpr int kStateThreads = 128;
 inline constexpr int kPanelBytes = kPanel * 2;
 inline constexpr int kScanSharedLimit = 227 * 1024;
 inline constexpr int kScanBarrierBytes = 256;  // lie in the padding behind the first stage's image
@@ -36,6 +37,7 @@ struct Ring {
 template <int kDepth>
 struct RingBarriers {
   uint64_t full[kDepth], empty[kDepth];
+  // How many threads say so.
   FW_DEVICE void init(int fillers, int emptiers) {
     for (int i = 0; i < kDepth; ++i) {
       mbarrier_init(full + i, fillers);
@@ -44,15 +46,9 @@ struct RingBarriers {
   }
   FW_DEVICE void wait_full(const Ring<kDepth>& ring) { mbarrier_wait(full + ring.slot, ring.parity); }
   FW_DEVICE void wait_empty(const Ring<kDepth>& ring) { mbarrier_wait(empty + ring.slot, ring.parity ^ 1); }
-  // By whole warps: one arrival for what all lanes did.
-  FW_DEVICE void warp_full(const Ring<kDepth>& ring) { warp_arrive(full + ring.slot); }
-  FW_DEVICE void warp_empty(const Ring<kDepth>& ring) { warp_arrive(empty + ring.slot); }
-
- private:
-  FW_DEVICE static void warp_arrive(uint64_t* barrier) {
-    sync_warp();
-    if (lane_index() == 0) mbarrier_arrive(barrier);
-  }
+  // By each of the threads, for itself: racecheck does not see that one lane's arrival after sync_warp() is for what the others did.
+  FW_DEVICE void put_full(const Ring<kDepth>& ring) { mbarrier_arrive(full + ring.slot); }
+  FW_DEVICE void put_empty(const Ring<kDepth>& ring) { mbarrier_arrive(empty + ring.slot); }
 };
 
 // Sequence, value head and value block of this block: blocks of one head are neighbours, so that the second one finds the images in L2.
@@ -145,12 +141,13 @@ FW_DEVICE void store_token_fragment(uint32_t panel, int k, const uint32_t (&r)[4
   stmatrix_x4_trans(panel + static_cast<uint32_t>(token_fragment_offset() + k * 2048), r);
 }
 
-// Into panels [64 values, kKey], the fragment of columns 16 k to 16 k + 15.
-FW_DEVICE void store_state_fragment(uint32_t panels, int k, const uint32_t (&r)[4]) {
+// What this lane names to stmatrix or ldmatrix of panels [64 rows, ...] for the fragment of the warp's 16 rows and columns 16 k to 16 k + 15.
+FW_DEVICE uint32_t state_fragment(uint32_t panels, int k) {
   const int matrix = static_cast<int>(lane_index()) / 8, row = 16 * state_warp() + (matrix % 2) * 8 + static_cast<int>(lane_index()) % 8;
   const int piece = (2 * (k % 4) + matrix / 2) ^ (row & 7);
-  stmatrix_x4(panels + static_cast<uint32_t>(k / 4 * kPanelBytes + row * 128 + piece * 16), r);
+  return panels + static_cast<uint32_t>(k / 4 * kPanelBytes + row * 128 + piece * 16);
 }
+FW_DEVICE void store_state_fragment(uint32_t panels, int k, const uint32_t (&r)[4]) { stmatrix_x4(state_fragment(panels, k), r); }
 
 template <int kN>
 FW_DEVICE void pack_fragments(const float (&d)[kN], uint32_t (&a)[kN / 8][4]) {

@@ -34,15 +34,24 @@ struct Rows {
   int32_t bf16 = 0;
 };
 
-// `head`: of the tensor's own.
-FW_DEVICE Rows rows_of_head(const TokenArg& a, const SequenceArg& s, int n, int head) {
-  if (a.data == nullptr) return {};
+// Batch and token of a tensor where sequence n begins.
+struct SequenceStart {
+  int64_t b, t;
+};
+FW_DEVICE SequenceStart sequence_start(const SequenceArg& s, int n) {
   int64_t b = s.offsets != nullptr ? 0 : n, t = s.offsets != nullptr ? s.offsets[n] : 0;
   if (s.batch > 0) {
     b = t / s.batch;
     t -= b * s.batch;
   }
-  const int64_t offset = b * a.stride_b + t * a.stride_t + static_cast<int64_t>(head) * a.stride_h;
+  return {b, t};
+}
+
+// `head`: of the tensor's own.
+FW_DEVICE Rows rows_of_head(const TokenArg& a, const SequenceArg& s, int n, int head) {
+  if (a.data == nullptr) return {};
+  const SequenceStart start = sequence_start(s, n);
+  const int64_t offset = start.b * a.stride_b + start.t * a.stride_t + static_cast<int64_t>(head) * a.stride_h;
   return {static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4), a.stride_t, a.bf16};
 }
 FW_DEVICE Rows rows_of(const TokenArg& a, const SequenceArg& s, int n, int hv) { return rows_of_head(a, s, n, a.divisor == 1 ? hv : hv / a.divisor); }

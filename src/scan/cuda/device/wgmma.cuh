@@ -32,6 +32,13 @@ FW_DEVICE void keep(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// The same for an operand in registers that is made anew in every round of a loop: without it the compiler makes the next one in the same registers,
+// which the products still read.
+FW_DEVICE void keep(uint32_t (&a)[4]) {
+  FW_UNROLL
+  for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[i])::"memory");
+}
+
 // The operand list of N / 2 registers, eight at a time: the text of the instruction and the constraints.
 #define FW_WGMMA_TEXT_4 "%0, %1, %2, %3"
 #define FW_WGMMA_TEXT_8 FW_WGMMA_TEXT_4 ", %4, %5, %6, %7"

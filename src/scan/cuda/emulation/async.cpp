@@ -240,6 +240,47 @@ void bulk_load(void* shared_to, const void* global_from, uint32_t bytes, uint64_
   else
     load();
 }
+void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch, uint64_t* barrier) {
+  emulation::TensorBox box;
+  std::memcpy(&box, &map, sizeof box);
+  emulation::check_bulk(box.data, shared_to, kTensorBytes, "tensor_load");
+  if (reinterpret_cast<uintptr_t>(shared_to) % 1024 != 0) Block::current().fail(position.thread, "tensor_load: a panel lies at a multiple of 1024 bytes");
+  const std::size_t index = emulation::barrier_index(barrier, "tensor_load");
+  // Pieces of 16 bytes are inside or outside as a whole.
+  const auto piece_at = [=](int row, int piece) -> const char* {
+    const int64_t at[4] = {column + 8 * piece, head, token + row, batch};
+    const char* from = box.data;
+    for (int i = 0; i < 4; ++i) {
+      if (at[i] < 0 || at[i] >= box.extent[i]) return nullptr;
+      from += at[i] * box.stride[i];
+    }
+    return from;
+  };
+  for (int row = 0; row < 64; ++row) {
+    for (int piece = 0; piece < 8; ++piece) {
+      if (const char* from = piece_at(row, piece)) emulation::races::read(from, 16);
+    }
+  }
+  emulation::races::write(shared_to, kTensorBytes);
+  emulation::seen_at_end(index);
+  const emulation::races::Quiet quiet;
+  auto load = [=] {
+    for (int row = 0; row < 64; ++row) {
+      for (int piece = 0; piece < 8; ++piece) {
+        char* const to = static_cast<char*>(shared_to) + row * 128 + ((piece ^ (row & 7)) << 4);
+        if (const char* from = piece_at(row, piece))
+          std::memcpy(to, from, 16);
+        else
+          std::memset(to, 0, 16);
+      }
+    }
+    emulation::come(index, kTensorBytes);
+  };
+  if (Block::current().late())
+    Block::current().defer(load);
+  else
+    load();
+}
 void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) { emulation::store(global_to, shared_from, bytes, false, "bulk_store"); }
 void bulk_add(float* global_to, const float* shared_from, uint32_t bytes) { emulation::store(global_to, shared_from, bytes, true, "bulk_add"); }
 void bulk_commit() {

@@ -25,6 +25,8 @@
 #include <cstring>
 #include <limits>
 
+#include "scan/cuda/tensor_map.h"
+
 #define __global__
 #define __device__
 #define __host__
@@ -163,6 +165,9 @@ void mbarrier_arrive(uint64_t* barrier);
 void mbarrier_expect(uint64_t* barrier, uint32_t bytes);
 void mbarrier_wait(uint64_t* barrier, int parity);
 void bulk_load(void* shared_to, const void* global_from, uint32_t bytes, uint64_t* barrier);
+inline constexpr uint32_t kTensorBytes = 8192;
+void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch, uint64_t* barrier);
+inline void tensor_map_prefetch(const TensorMap& /*map*/) {}
 void bulk_store(void* global_to, const void* shared_from, uint32_t bytes);
 void bulk_add(float* global_to, const float* shared_from, uint32_t bytes);
 inline void bulk_prefetch(const void* /*global_from*/, uint32_t /*bytes*/) {}
@@ -197,6 +202,7 @@ void wgmma_wait() {
 }
 template <int N>
 void keep(float (&)[N]) {}
+inline void keep(uint32_t (&)[4]) {}
 template <int N, bool kTransposeB>
 void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
   static_assert(N % 8 == 0 && N >= 8 && N <= 256);

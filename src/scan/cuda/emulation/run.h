@@ -32,6 +32,12 @@ uint32_t shuffle(uint32_t x, Shuffle kind, int parameter, int width);
 void cp_async_wait(int groups);
 void bulk_wait(int groups, bool written);
 
+// What a TensorMap holds here: extents and strides in bytes of channels, heads, tokens and batches.
+struct TensorBox {
+  const char* data;
+  int64_t extent[4], stride[4];
+};
+
 struct Wgmma {
   float* d;
   const uint32_t* a;  // registers, or null:

@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     };
     {
       const int now = opaque(thread);
-      scale_pairs(pairs, rows.f, 4 * group, now);
+      scale_pairs(now >> 5 & 3, pairs, rows.f, 4 * group, now & 31);
       store_pairs(Shape::kP, now);
     }
     if (kKey == 64 && all_places[next_slot(slot)].item < items) prefetch_places(args, all_places[next_slot(slot)], thread);
@@ -341,7 +341,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
       }
     }
     const int now = opaque(thread), i = row_of(now);
-    scale_pairs(pairs, rows.f, 4 * group, now);
+    scale_pairs(now >> 5 & 3, pairs, rows.f, 4 * group, now & 31);
     if (x.rule.uses_beta()) {
       FW_UNROLL
       for (int e = 0; e < 16; ++e) pairs[e] *= rows.z[32 * group + 8 * (e / 4) + 2 * (now & 3) + e % 2];

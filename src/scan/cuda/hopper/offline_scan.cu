@@ -1,13 +1,15 @@
 // The scans of rules without an erase, from the raw tensors (offline_rows.cuh has the formulas). A block has 64 value columns of one value
 // head of one sequence or segment; its warps have parts:
-//   0 to 3: bring the rows of q, k and v (d_o) of a chunk
-//   4: makes the factors of rows, ahead of the others;   5: takes the states away;   6 and 7: take O away
-//   8 to 11: make P, and what norms do to the factors
-//   12 to 15: keep the transposed state [64 values, kKey] in registers and make O
+//   0 to 3: bring the rows of q, k and v (d_o) of a chunk: one thread asks the copy engine; what that cannot take, all copy
+//   4 and 5: make the factors of rows, of every second chunk each, ahead of the others;   6: takes O away;   7: takes the states away
+//   8 to 11 and 12 to 15: make P and O, of every second chunk each, from the states that the next ones leave in shared memory, and what norms
+//      do to the factors
+//   16 to 19: keep the transposed state [64 values, kKey] in registers
 // Forward, O wanted or the state alone; and in reverse, where q and d_o take the places of k and v: the state alone.
 //
 // What ptxas allows while products are in flight is said in scan_forward.cu.
 #include <algorithm>
+#include <type_traits>
 
 #include "scan/cuda/device/offline_rows.cuh"
 #include "scan/cuda/kernels.h"
@@ -17,62 +19,45 @@ namespace fw::cuda {
 
 namespace {
 
-constexpr unsigned kOfflineThreads = 512;
-constexpr int kBringThreads = 128, kPairThread = 256, kOwnThread = 384;
-constexpr int kFactorWarp = 4, kStatesWarp = 5, kTakeWarp = 6;  // and 7
+constexpr unsigned kOfflineThreads = 640;
+constexpr int kOutGroups = 2;
+constexpr int kBringThreads = 128, kOutThread = 256, kOwnThread = 512, kGroup = 128;
+constexpr int kFactorWarp = 4, kFactorWarps = 2, kTakeWarp = 6, kStatesWarp = 7;
 
 // Shared memory: bytes. A stage is x (k; in reverse q), q if O is wanted, and the rows of values.
 template <int kKey, bool kOut>
 struct OfflineShape {
   static constexpr int kMatrix = 64 * kKey * 2;
   static constexpr int kX = 0, kQ = kMatrix, kY = kOut ? 2 * kMatrix : kMatrix, kStage = kY + kPanelBytes;
-  static constexpr int kPairs = 2, kFactors = 3, kStateBuffers = 2;
+  static constexpr int kFactors = 8, kStateBuffers = 2, kOutBuffers = 2;
   static constexpr int kStages = kOut ? 4 : 6;
-  static constexpr int kP = kStages * kStage, kState = kP + (kOut ? kPairs * kPanelBytes : 0), kO = kState + kStateBuffers * kMatrix;
-  static constexpr int kFactor = kO + (kOut ? kPanelBytes : 0), kFactorBytes = (static_cast<int>(sizeof(FactorRows)) + 15) / 16 * 16;
+  static constexpr int kState = kStages * kStage, kO = kState + kStateBuffers * kMatrix;
+  static constexpr int kFactor = kO + (kOut ? kOutBuffers * kPanelBytes : 0), kFactorBytes = (static_cast<int>(sizeof(FactorRows)) + 15) / 16 * 16;
   static constexpr int kBarriers = kFactor + kFactors * kFactorBytes;
-  static constexpr int kShared = kBarriers + 256;
+  static constexpr int kShared = kBarriers + 384;
 
   struct Barriers {
     RingBarriers<kStages> stages;
     RingBarriers<kFactors> factors;
-    RingBarriers<kPairs> pairs;
+    // Norms are in the factors of a slot. Nothing empties it but what empties the factors.
+    uint64_t normed[kFactors];
     RingBarriers<kStateBuffers> states;
-    RingBarriers<1> o;
+    RingBarriers<kOutBuffers> o;
+    float log_decay;  // of the chunks of the second warp that makes factors
   };
-  static_assert(kShared <= kScanSharedLimit && sizeof(Barriers) <= 256);
+  // Where chunks alternate between warps or groups, a buffer is always the same one's: who waits for a buffer waits for what became of its own
+  // chunk in it, and cannot miss a phase.
+  static_assert(kStages % 2 == 0 && kFactors % 2 == 0 && kStateBuffers % 2 == 0 && kOutBuffers % 2 == 0);
+  static_assert(kY == (kOut ? 2 : 1) * kMatrix && kShared <= kScanSharedLimit && sizeof(Barriers) <= 384);
 };
 
-// A panel of 64 columns of a stage that a warp brings, chunk by chunk. Instructions count here: three warps bring 40 KB in about a microsecond.
-struct BroughtPanel {
-  int to = -1;                 // in the stage
-  bool whole = false;          // all 64 columns are there, in pieces of 16 bytes
-  const char* from = nullptr;  // this lane's piece of the chunk's row lane / 8 ...
-  int64_t row = 0;             // ... and the distance of rows, in bytes
-
-  FW_DEVICE BroughtPanel() {}
-  FW_DEVICE BroughtPanel(const TileRows& tile, int offset, int first_chunk) : to(offset) {
-    const int lane = static_cast<int>(lane_index());
-    whole = tile.wide && tile.rows.bf16 != 0 && tile.column + 64 <= tile.V;
-    row = 2 * tile.rows.stride;
-    from = tile.rows.data + (static_cast<int64_t>(first_chunk) * kChunk + lane / 8) * row + 2 * (tile.column + lane % 8 * 8);
-  }
-  // `address`: this lane's place in a panel's rows lane / 8 and lane / 8 + 4.
-  FW_DEVICE void bring_whole(uint32_t stage, const uint32_t (&address)[2]) const {
-    const char* at = from;
-    const uint32_t base = stage + static_cast<uint32_t>(to), place[2] = {base + address[0], base + address[1]};
-    FW_UNROLL
-    for (int j = 0; j < 16; ++j, at += 4 * row) cp_async_16(place[j % 2] + static_cast<uint32_t>(j / 2 * 1024), at, true);
-  }
-};
-
-// Accumulators O^T of a chunk straight to float32 rows.
+// Accumulators O of a chunk straight to float32 rows.
 FW_DEVICE void store_float_rows(const TileRows& t, int c, const float (&o)[32]) {
-  const int token = c * kChunk + 2 * (static_cast<int>(lane_index()) % 4), column = t.column + 16 * state_warp() + static_cast<int>(lane_index()) / 4;
+  const int token = c * kChunk + 16 * state_warp() + static_cast<int>(lane_index()) / 4, column = t.column + 2 * (static_cast<int>(lane_index()) % 4);
   float* to = reinterpret_cast<float*>(t.rows.data);
   FW_UNROLL
   for (int i = 0; i < 32; ++i) {
-    const int row = token + i / 4 * 8 + i % 2, v = column + i % 4 / 2 * 8;
+    const int row = token + i % 4 / 2 * 8, v = column + i / 4 * 8 + i % 2;
     if (row < t.length && v < t.V) to[row * t.rows.stride + v] = o[i];
   }
 }
@@ -172,18 +157,73 @@ FW_DEVICE float make_factors(const OfflineScanArgs& args, const RowNumbers& numb
   return d.sum;
 }
 
+// By a group of four warps, two lanes a row: the factors of a chunk whose front has norms. `keys` is x of a stage.
 template <int kKey, bool kOut>
-__global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const __grid_constant__ OfflineScanArgs args) {
+FW_DEVICE void scale_by_norms(const Rule& rule, bool reverse, const char* keys, const char* reads, FactorRows& rows) {
+  const int row = static_cast<int>(thread_index()) % kGroup / 2;
+  const float of_x = row_square<kKey>(keys, row), of_q = kOut ? row_square<kKey>(reads, row) : of_x;
+  const float q_n = q_factor(rule, of_q), k_n = k_factor(rule, of_x);
+  if (lane_index() % 2 != 0) return;
+  rows.keep[row] *= reverse ? q_n : k_n;
+  if constexpr (kOut) {
+    rows.read[row] *= q_n, rows.left[row] *= q_n, rows.after[row] *= q_n, rows.right[row] *= k_n;
+    FW_UNROLL
+    for (int b = 0; b < 3; ++b) rows.before[b][row] *= k_n;
+  }
+}
+
+// d [64, 64] = panels a [64, kKey] times the transpose of panels b [64, kKey].
+template <int kKey>
+FW_DEVICE void multiply_tiles(float (&d)[32], uint32_t a, uint32_t b) {
+  const uint64_t left = wgmma_descriptor(a, 16, 1024), right = wgmma_descriptor(b, 16, 1024);
+  FW_UNROLL
+  for (int k = 0; k < kKey / 16; ++k) {
+    const int at = k / 4 * kPanelBytes + k % 4 * 32;
+    wgmma_ss<64, false, false>(d, descriptor_after(left, at), descriptor_after(right, at), k > 0);
+  }
+}
+// d [64, 64] += a [64, 64 tokens] times the panel b [64 tokens, 64].
+FW_DEVICE void multiply_columns(float (&d)[32], const uint32_t (&a)[4][4], uint32_t b) {
+  const uint64_t first = wgmma_descriptor(b, kPanelBytes, 1024);
+  FW_UNROLL
+  for (int k = 0; k < 4; ++k) wgmma_rs<64, true>(d, a[k], descriptor_after(first, k * 2048), true);
+}
+
+// To P from Q K^T, by a group of four warps: each has code of its own.
+FW_DEVICE void scale_all_pairs(float (&p)[32], const FactorRows& rows) {
+  const int lane = static_cast<int>(lane_index());
+  switch (state_warp()) {
+    case 0:
+      return scale_pairs(std::integral_constant<int, 0>{}, p, rows, 0, lane);
+    case 1:
+      return scale_pairs(std::integral_constant<int, 1>{}, p, rows, 0, lane);
+    case 2:
+      return scale_pairs(std::integral_constant<int, 2>{}, p, rows, 0, lane);
+    default:
+      return scale_pairs(std::integral_constant<int, 3>{}, p, rows, 0, lane);
+  }
+}
+
+// What the copy engine can bring: x, q and the rows of values of a stage, or nothing.
+struct StageMaps {
+  TensorMap x, q, y;
+  int32_t used = 0;
+};
+
+template <int kKey, bool kOut>
+__global__ void __launch_bounds__(kOfflineThreads, 1)
+    offline_scan_kernel(const __grid_constant__ OfflineScanArgs args, const __grid_constant__ StageMaps maps) {
   using Shape = OfflineShape<kKey, kOut>;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
-  const bool normed = norms_matter(args.problem.rule), makes_pairs = kOut || normed;
+  const bool normed = norms_matter(args.problem.rule), saves = args.states != nullptr;
   if (thread_index() == 0) {
-    barriers.stages.init(kBringThreads, makes_pairs ? 8 : 4);
-    barriers.factors.init(1, makes_pairs ? 8 : 4);
-    barriers.pairs.init(4, 4);
-    barriers.states.init(4, 1);
-    barriers.o.init(4, 2);
+    const int users = kOut || normed ? 2 * kGroup : kGroup;
+    barriers.stages.init(kBringThreads, users);
+    barriers.factors.init(32, users);
+    for (int i = 0; i < Shape::kFactors; ++i) mbarrier_init(barriers.normed + i, kGroup);
+    barriers.states.init(kGroup, (kOut ? kGroup : 0) + (saves ? 1 : 0));
+    barriers.o.init(kGroup, 32);
     mbarrier_init_fence();
   }
   sync_threads();
@@ -199,7 +239,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
 
   const int warp = shuffle(static_cast<int>(warp_index()), 0);
   if (warp < kFactorWarp) {
-    register_count_decrease<80>();
+    register_count_decrease<56>();
     constexpr int kPanels = kKey / 64, kAll = (kOut ? 2 : 1) * kPanels + 1, kMost = (kAll + 3) / 4;
     const int lane = static_cast<int>(lane_index());
     const auto tile = [&](int panel) {
@@ -207,29 +247,35 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
       const TokenArg& tensor = y ? (args.reverse ? args.d_o : x.in.v) : q ? x.in.q : x.in.k;
       return tile_of_rows(tensor, args.sequences, place, y ? column : panel % kPanels * 64, y ? x.V : x.K);
     };
-    BroughtPanel panels[kMost];
-    FW_UNROLL
-    for (int u = 0; u < kMost; ++u) {
-      const int panel = warp + 4 * u;
-      if (panel < kAll) panels[u] = {tile(panel), panel == kAll - 1 ? Shape::kY : panel * kPanelBytes, first};
-    }
-    const uint32_t address[2] = {static_cast<uint32_t>(lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4)),
-                                 static_cast<uint32_t>((lane / 8 + 4) * 128 + ((lane % 8 ^ (lane / 8 + 4)) << 4))};
+    const SequenceStart start = sequence_start(args.sequences, place.n);
+    const auto head_of = [&](const TokenArg& a) { return a.divisor == 1 ? place.hv : place.hv / a.divisor; };
     Ring<Shape::kStages> ring;
     FW_NO_UNROLL
     for (int i = 0; i < place.chunks; ++i, ring.next()) {
       barriers.stages.wait_empty(ring);
       bool copied = true;
       const int c = first + step * i;
-      FW_UNROLL
-      for (int u = 0; u < kMost; ++u) {
-        if (panels[u].to < 0) continue;
-        if (panels[u].whole && c * kChunk + kChunk <= place.length) {
-          panels[u].bring_whole(shared_address(shared) + static_cast<uint32_t>(ring.slot * Shape::kStage), address);
+      if (maps.used != 0 && (c * kChunk + kChunk <= place.length || args.sequences.offsets == nullptr)) {
+        uint64_t* const full = barriers.stages.full + ring.slot;
+        if (thread_index() == 0) {
+          char* const stage = shared + ring.slot * Shape::kStage;
+          const int t = static_cast<int>(start.t) + c * kChunk, b = static_cast<int>(start.b);
+          mbarrier_expect(full, kAll * kTensorBytes);
+          FW_UNROLL
+          for (int panel = 0; panel < kPanels; ++panel) {
+            tensor_load(stage + Shape::kX + panel * kPanelBytes, maps.x, 64 * panel, head_of(args.reverse ? x.in.q : x.in.k), t, b, full);
+            if constexpr (kOut) tensor_load(stage + Shape::kQ + panel * kPanelBytes, maps.q, 64 * panel, head_of(x.in.q), t, b, full);
+          }
+          tensor_load(stage + Shape::kY, maps.y, column, head_of(args.reverse ? args.d_o : x.in.v), t, b, full);
         } else {
-          copied = bring_rows<64, 32>(tile(warp + 4 * u), c * kChunk, shared + ring.slot * Shape::kStage + panels[u].to, lane) && copied;
+          mbarrier_arrive(full);
         }
-        panels[u].from += step * kChunk * panels[u].row;
+        continue;
+      }
+      FW_NO_UNROLL
+      for (int u = 0; u < kMost; ++u) {
+        const int panel = warp + 4 * u;
+        if (panel < kAll) copied = bring_rows<64, 32>(tile(panel), c * kChunk, shared + ring.slot * Shape::kStage + panel * kPanelBytes, lane) && copied;
       }
       if (copied) {
         cp_async_arrive(barriers.stages.full + ring.slot);
@@ -239,53 +285,53 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
         mbarrier_arrive(barriers.stages.full + ring.slot);
       }
     }
-  } else if (thread_index() < kPairThread) {
+  } else if (thread_index() < kOutThread) {
     register_count_decrease<72>();
-    if (warp == kFactorWarp) {
+    if (warp < kTakeWarp) {
+      const int part = warp - kFactorWarp;
       const Rows g = rows_of(x.in.g, args.sequences, place.n, place.hv), beta = rows_of(x.in.beta, args.sequences, place.n, place.hv);
-      // Two chunks' numbers at a time, so that the next two have time to come.
       const auto numbers_of = [&](int i) {
         const int c = i < place.chunks ? first + step * i : place.chunks;  // past the end nothing is read
         return load_row_numbers(x.rule, g, beta, place.hv, c * kChunk, place.length);
       };
-      RowNumbers one = numbers_of(0), two = numbers_of(1);
       const auto prefetch = [&](int i) {
         if (i >= place.chunks) return;
         prefetch_numbers(g, (first + step * i) * kChunk, place.length);
         prefetch_numbers(beta, (first + step * i) * kChunk, place.length);
       };
+      RowNumbers now = numbers_of(part);
       FW_NO_UNROLL
-      for (int i = 2; i < kNumbersAhead; ++i) prefetch(i);
+      for (int i = part + kFactorWarps; i < kNumbersAhead; i += kFactorWarps) prefetch(i);
       Ring<Shape::kFactors> ring;
+      if (part == 1) ring.next();
       float log_decay = 0;
       FW_NO_UNROLL
-      for (int i0 = 0; i0 < place.chunks; i0 += 2) {
-        const RowNumbers next_one = numbers_of(i0 + 2), next_two = numbers_of(i0 + 3);
-        FW_NO_UNROLL
-        for (int i = i0 + kNumbersAhead; i < i0 + kNumbersAhead + 2; ++i) prefetch(i);
-        FW_NO_UNROLL
-        for (int i = i0; i < i0 + 2 && i < place.chunks; ++i, ring.next()) {
-          const bool even = i == i0;
-          const RowNumbers now{make_float2(even ? one.g.x : two.g.x, even ? one.g.y : two.g.y),
-                               make_float2(even ? one.beta.x : two.beta.x, even ? one.beta.y : two.beta.y)};
-          barriers.factors.wait_empty(ring);
-          log_decay += make_factors(args, now, *reinterpret_cast<FactorRows*>(shared + Shape::kFactor + ring.slot * Shape::kFactorBytes));
-          barriers.factors.warp_full(ring);
-        }
-        one = next_one, two = next_two;
+      for (int i = part; i < place.chunks; i += kFactorWarps) {
+        const RowNumbers next = numbers_of(i + kFactorWarps);
+        prefetch(i + kNumbersAhead);
+        barriers.factors.wait_empty(ring);
+        log_decay += make_factors(args, now, *reinterpret_cast<FactorRows*>(shared + Shape::kFactor + ring.slot * Shape::kFactorBytes));
+        barriers.factors.put_full(ring);
+        ring.next(), ring.next();
+        now = next;
       }
-      if (args.decays != nullptr && place.value_block == 0 && lane_index() == 0) args.decays[place.n * x.HV + place.hv] = exp2_fast(log_decay);
-    } else if (warp >= kTakeWarp && kOut) {
+      if (args.decays != nullptr && place.value_block == 0) {
+        if (part == 1 && lane_index() == 0) barriers.log_decay = log_decay;
+        named_barrier_sync(1 + kOutGroups, 32 * kFactorWarps);
+        if (part == 0 && lane_index() == 0) args.decays[place.n * x.HV + place.hv] = exp2_fast(log_decay + barriers.log_decay);
+      }
+    } else if (warp == kTakeWarp && kOut) {
       const TileRows o = tile_of_rows(args.o, args.sequences, place, column, x.V);
       if (o.rows.bf16 == 0) return;
-      Ring<1> out;
+      Ring<Shape::kOutBuffers> out;
       FW_NO_UNROLL
       for (int i = 0; i < place.chunks; ++i, out.next()) {
         barriers.o.wait_full(out);
-        store_panel(o, first + step * i, shared + Shape::kO, 32 * (warp - kTakeWarp));
-        barriers.o.warp_empty(out);
+        FW_NO_UNROLL
+        for (int half = 0; half < 2; ++half) store_panel(o, first + step * i, shared + Shape::kO + out.slot * kPanelBytes, 32 * half);
+        barriers.o.put_empty(out);
       }
-    } else if (warp == kStatesWarp && args.states != nullptr && lane_index() == 0) {
+    } else if (warp == kStatesWarp && saves && lane_index() == 0) {
       Ring<Shape::kStateBuffers> ring;
       for (int i = 0; i < place.chunks; ++i, ring.next()) {
         const int64_t tile = (place.first_tile + static_cast<int64_t>(first + step * i) * x.HV) * value_blocks + place.value_block;
@@ -295,147 +341,137 @@ __global__ void __launch_bounds__(kOfflineThreads, 1) offline_scan_kernel(const 
       bulk_wait<0>();
     }
   } else if (thread_index() < kOwnThread) {
-    if constexpr (kOut) register_count_increase<136>();
-    if (!makes_pairs) return;
-    const int lane = static_cast<int>(lane_index()), thread = static_cast<int>(thread_index()) - kPairThread;
+    if constexpr (kOut) register_count_increase<104>();
+    if (!kOut && !normed) return;
     const uint32_t base = shuffle(shared_address(shared), 0);
+    const TileRows out = tile_of_rows(args.o, args.sequences, place, column, x.V);
     Ring<Shape::kStages> ring;
     Ring<Shape::kFactors> known;
-    Ring<Shape::kPairs> made;
+    Ring<Shape::kStateBuffers> states;
+    Ring<Shape::kOutBuffers> leaving;
+    const auto step_rings = [&] { ring.next(), known.next(), states.next(), leaving.next(); };
+    const int group = (warp - kOutThread / 32) / 4;
+    if (group == 1) step_rings();
     FW_NO_UNROLL
-    for (int i = 0; i < place.chunks; ++i, ring.next(), known.next(), made.next()) {
+    for (int i = group; i < place.chunks; i += kOutGroups, step_rings(), step_rings()) {
       const int stage = ring.slot * Shape::kStage;
+      float p[32], o[32];
       barriers.stages.wait_full(ring);
       fence_async_shared();
-      float p[32];
       if constexpr (kOut) {
-        const uint64_t q = wgmma_descriptor(base + stage + Shape::kQ, 16, 1024), k = wgmma_descriptor(base + stage + Shape::kX, 16, 1024);
         wgmma_fence();
-        FW_UNROLL
-        for (int s = 0; s < kKey / 16; ++s) {
-          const int at = s / 4 * kPanelBytes + s % 4 * 32;
-          wgmma_ss<64, false, false>(p, descriptor_after(q, at), descriptor_after(k, at), s > 0);
-        }
+        multiply_tiles<kKey>(p, base + stage + Shape::kQ, base + stage + Shape::kX);
         wgmma_commit();
       }
-      barriers.factors.wait_full(known);
       FactorRows& rows = *reinterpret_cast<FactorRows*>(shared + Shape::kFactor + known.slot * Shape::kFactorBytes);
       if (normed) {
-        const int row = thread / 2;
-        const float of_x = row_square<kKey>(shared + stage + Shape::kX, row), of_q = kOut ? row_square<kKey>(shared + stage + Shape::kQ, row) : of_x;
-        const float q_n = q_factor(x.rule, of_q), k_n = k_factor(x.rule, of_x);
-        if (lane % 2 == 0) {
-          rows.keep[row] *= args.reverse ? q_n : k_n;
-          if constexpr (kOut) {
-            rows.read[row] *= q_n, rows.left[row] *= q_n, rows.after[row] *= q_n, rows.right[row] *= k_n;
-            FW_UNROLL
-            for (int b = 0; b < 3; ++b) rows.before[b][row] *= k_n;
-          }
-        }
-        named_barrier_sync(1, 128);
+        barriers.factors.wait_full(known);
+        scale_by_norms<kKey, kOut>(x.rule, args.reverse, shared + stage, shared + stage + Shape::kQ, rows);
+        named_barrier_sync(1 + group, kGroup);
+        mbarrier_arrive(barriers.normed + known.slot);
       }
-      barriers.pairs.wait_empty(made);
       if constexpr (kOut) {
-        wgmma_wait<0>();
-        keep(p);
-        scale_pairs(p, rows, 0, thread);
         uint32_t packed[4][4];
+        barriers.states.wait_full(states);
+        wgmma_fence();
+        multiply_tiles<kKey>(o, base + stage + Shape::kQ, base + Shape::kState + states.slot * Shape::kMatrix);
+        wgmma_commit();
+        if (!normed) barriers.factors.wait_full(known);
+        wgmma_wait<1>();
+        keep(p);
+        scale_all_pairs(p, rows);
         pack_fragments(p, packed);
+        const float* const read = rows.read + 16 * state_warp() + lane_index() / 4;
+        const float factors[2] = {read[0], read[8]};
+        wgmma_wait<0>();
+        keep(o);
         FW_UNROLL
-        for (int k = 0; k < 4; ++k) store_state_fragment(base + Shape::kP + made.slot * kPanelBytes, k, packed[k]);
-        fence_async_shared();
+        for (int j = 0; j < 32; ++j) o[j] *= factors[j / 2 % 2];
+        wgmma_fence();
+        multiply_columns(o, packed, base + stage + Shape::kY);
+        wgmma_commit();
+        barriers.factors.put_empty(known);
+        barriers.states.put_empty(states);
+        wgmma_wait<0>();
+        keep(o);
+        barriers.stages.put_empty(ring);
+        if (out.rows.bf16 == 0) {
+          store_float_rows(out, first + step * i, o);
+        } else {
+          pack_fragments(o, packed);
+          barriers.o.wait_empty(leaving);
+          FW_UNROLL
+          for (int k = 0; k < 4; ++k) store_state_fragment(base + Shape::kO + leaving.slot * kPanelBytes, k, packed[k]);
+          barriers.o.put_full(leaving);
+        }
+      } else {
+        barriers.factors.put_empty(known);
+        barriers.stages.put_empty(ring);
       }
-      barriers.pairs.warp_full(made);
-      barriers.factors.warp_empty(known);
-      barriers.stages.warp_empty(ring);
     }
   } else {
-    register_count_increase<224>();
-    const TileRows out = tile_of_rows(args.o, args.sequences, place, column, x.V);
-    const bool saves = args.states != nullptr;
+    register_count_increase<144>();
     float state[kKey / 2];
     load_own_state<kKey>(args.from, place, x.K, x.V, state);
     const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
-    Ring<1> leaving_out;
-    const auto store_out = [&](const uint32_t(&packed)[4][4]) {
-      barriers.o.wait_empty(leaving_out);
-      FW_UNROLL
-      for (int k = 0; k < 4; ++k) store_token_fragment(base + Shape::kO, k, packed[k]);
-      barriers.o.warp_full(leaving_out);
-      leaving_out.next();
-    };
-    Ring<Shape::kStages> ring;
+    Ring<Shape::kStages> ring, coming;
     Ring<Shape::kFactors> known;
-    Ring<Shape::kPairs> made;
     Ring<Shape::kStateBuffers> leaving;
-    uint32_t a[kKey / 16][4], packed_out[4][4];
-    pack_fragments(state, a);
-    FW_NO_UNROLL
-    for (int i = 0; i < place.chunks; ++i, ring.next(), known.next(), made.next()) {
-      barriers.stages.wait_full(ring);
-      fence_async_shared();
-      const uint32_t stage = base + ring.slot * Shape::kStage;
+    // Diag(keep) V of the stage `coming`, transposed, and the decay of its chunk: while the product before it runs.
+    const auto take_values = [&](uint32_t(&b)[4][4]) {
       barriers.factors.wait_full(known);
       const FactorRows& rows = *reinterpret_cast<const FactorRows*>(shared + Shape::kFactor + known.slot * Shape::kFactorBytes);
+      if (normed) mbarrier_wait(barriers.normed + known.slot, known.parity);
+      barriers.stages.wait_full(coming);
+      fence_async_shared();
       const float gamma = rows.gamma;
-      FW_UNROLL
-      for (int j = 0; j < kKey / 2; ++j) state[j] *= gamma;
-      float o[32];
-      wgmma_fence();
-      if constexpr (kOut) {
-        multiply_rows(o, a, stage + Shape::kQ, false);
-        wgmma_commit();
-        if (i > 0 && out.rows.bf16 != 0) store_out(packed_out);
-      }
-      if (saves) {
-        barriers.states.wait_empty(leaving);
-        const uint32_t to = base + Shape::kState + leaving.slot * Shape::kMatrix;
-        FW_UNROLL
-        for (int k = 0; k < kKey / 16; ++k) store_state_fragment(to, k, a[k]);
-        fence_async_shared();
-        barriers.states.warp_full(leaving);
-        leaving.next();
-      }
-      uint32_t v[4][4], b[4][4];
-      if (normed) barriers.pairs.wait_full(made);  // which changed the factors
       const float* const kept = rows.keep + 2 * (lane_index() % 4);
       FW_UNROLL
       for (int k = 0; k < 4; ++k) {
-        load_token_fragment(v[k], stage + Shape::kY, k);
+        uint32_t v[4];
+        load_token_fragment(v, base + coming.slot * Shape::kStage + Shape::kY, k);
         FW_UNROLL
         for (int g = 0; g < 2; ++g) {
           const float2 f = *reinterpret_cast<const float2*>(kept + 16 * k + 8 * g);
           FW_UNROLL
-          for (int h = 0; h < 2; ++h) b[k][2 * g + h] = pack_bf16(bf16_low(v[k][2 * g + h]) * f.x, bf16_high(v[k][2 * g + h]) * f.y);
+          for (int h = 0; h < 2; ++h) b[k][2 * g + h] = pack_bf16(bf16_low(v[2 * g + h]) * f.x, bf16_high(v[2 * g + h]) * f.y);
         }
       }
+      barriers.factors.put_empty(known);
+      known.next(), coming.next();
+      return gamma;
+    };
+    uint32_t b[4][4];
+    float gamma = 1;
+    if (place.chunks > 0) gamma = take_values(b);
+    FW_NO_UNROLL
+    for (int i = 0; i < place.chunks; ++i, ring.next()) {
+      if (kOut || saves) {
+        barriers.states.wait_empty(leaving);
+        uint32_t a[kKey / 16][4];
+        pack_fragments(state, a);
+        const uint32_t to = base + Shape::kState + leaving.slot * Shape::kMatrix;
+        FW_UNROLL
+        for (int k = 0; k < kKey / 16; ++k) store_state_fragment(to, k, a[k]);
+        fence_async_shared();
+        barriers.states.put_full(leaving);
+        leaving.next();
+      }
+      FW_UNROLL
+      for (int j = 0; j < kKey / 2; ++j) state[j] *= gamma;
       wgmma_fence();
-      add_outer<kKey>(state, b, stage + Shape::kX);
+      add_outer<kKey>(state, b, base + ring.slot * Shape::kStage + Shape::kX);
       wgmma_commit();
-      if constexpr (kOut) {
-        wgmma_wait<1>();
-        keep(o);
-        scale_columns(o, rows.read);
-        keep(o);
-        if (!normed) barriers.pairs.wait_full(made);
-        wgmma_fence();
-        multiply_rows(o, v, base + Shape::kP + made.slot * kPanelBytes, true);
-        wgmma_commit();
-      }
-      wgmma_wait<kOut ? 1 : 0>();
-      keep(state);
-      pack_fragments(state, a);
+      uint32_t next[4][4];
+      if (i + 1 < place.chunks) gamma = take_values(next);
       wgmma_wait<0>();
-      barriers.stages.warp_empty(ring);
-      barriers.factors.warp_empty(known);
-      if (makes_pairs) barriers.pairs.warp_empty(made);
-      if constexpr (kOut) {
-        keep(o);
-        pack_fragments(o, packed_out);
-        if (out.rows.bf16 == 0) store_float_rows(out, first + step * i, o);
-      }
+      keep(state);
+      FW_UNROLL
+      for (int k = 0; k < 4; ++k) keep(b[k]);
+      barriers.stages.put_empty(ring);
+      FW_UNROLL
+      for (int k = 0; k < 16; ++k) b[k / 4][k % 4] = next[k / 4][k % 4];
     }
-    if (kOut && place.chunks > 0 && out.rows.bf16 != 0) store_out(packed_out);
     store_own_state<kKey>(args.to, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, x.K, x.V, state);
   }
 }
@@ -444,7 +480,15 @@ template <int kKey, bool kOut>
 void launch_scan(const OfflineScanArgs& args, void* stream) {
   const unsigned blocks = static_cast<unsigned>((args.problem.V + kValueBlock - 1) / kValueBlock);
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.problem.HV) * blocks, 1, 1};
-  launch_overlapped(offline_scan_kernel<kKey, kOut>, grid, kOfflineThreads, OfflineShape<kKey, kOut>::kShared, stream, args);
+  const Problem& x = args.problem;
+  const SequenceArg& s = x.sequences;
+  const bool packed = s.offsets != nullptr;
+  const auto map = [&](const TokenArg& a, int dim, TensorMap& to) {
+    return make_tensor_map(a, packed ? 1 : x.B, packed ? x.tokens : x.T, x.HV / a.divisor, dim, to);
+  };
+  StageMaps maps;
+  maps.used = map(args.reverse ? x.in.q : x.in.k, x.K, maps.x) && (!kOut || map(x.in.q, x.K, maps.q)) && map(args.reverse ? args.d_o : x.in.v, x.V, maps.y);
+  launch_overlapped(offline_scan_kernel<kKey, kOut>, grid, kOfflineThreads, OfflineShape<kKey, kOut>::kShared, stream, args, maps);
 }
 
 // ---- From segment to segment

@@ -571,6 +571,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
   } else {
     const uint32_t panel = panel_rows(pair);
     store_tiles<false>(pair, c, [&](int n, const float(&tile)[4]) { store_tile(shared + Layout::kP, panel, n, tile); });
+    beside_invert();
   }
 
   // -E and Q of the backward image, as this block wrote them.

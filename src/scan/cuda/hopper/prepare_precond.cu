@@ -30,7 +30,8 @@ struct PrecondLayout {
   static constexpr uint32_t kWork = !kOnline    ? (kRuns + 15) / 16 * 16
                                     : kTraining ? std::max(kTriangle, kOperand)
                                                 : std::max<uint32_t>(kTriangleBytes, kPanelBytes);
-  static constexpr uint32_t kRows = kT + kWork, kBytes = kRows + sizeof(PrecondFactors);
+  static constexpr uint32_t kRows = kT + kWork;
+  static constexpr uint32_t kBarrier = kRows + sizeof(PrecondFactors), kBytes = kBarrier + 8;
   static_assert(kRuns <= kWork && kRows % 16 == 0 && kA % 1024 == 0 && kM % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
@@ -96,6 +97,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
   if (own < place.span.rows) g = gate_of_row(x.in.precond_g, place, own), beta = gate_of_row(x.in.precond_beta, place, own);
   const int row = coefficient_row(warp);
   const PlainGates gates = plain_gates(x, place, row);
+  uint64_t* const claimed = start_half_barrier(shared + Layout::kBarrier);
   clear_above(shared + Layout::kP);
   if (warp == 1) put_decays<kKey>(x, place, steps, rows, out);
   front_arrived();
@@ -118,8 +120,9 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
 
   const auto z_of = [&](int i) { return rows.z[i]; };
   if constexpr (kOnline) {
-    const FinishBuffers buffers{writes, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys,
-                                reads,  t, &rows.split_keys,    &rows.split_erase,   rows.gamma};
+    FinishBuffers buffers{writes, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys,
+                          reads,  t, &rows.split_keys,    &rows.split_erase,   rows.gamma};
+    buffers.claimed = claimed;
     finish_online<kKey, RowForm::kMultiples, kTraining, !kTraining, false>(
         buffers, warp, out, [&](int number) { plain_images<kKey>(reads, 4 * number, 4, rows.gamma, out.forward->q, nullptr, nullptr); },
         [&](int number) {

@@ -42,7 +42,7 @@ struct ScalarLayout {
   // kFine: what A and P in bf16 leave out.
   static constexpr uint32_t kFineRows = kEnd + kRowsBytes, kFineEnd = kFineRows + (kPlain ? sizeof(FineRows) : 0);
   static constexpr uint32_t kALow = (kFineEnd + 1023) / 1024 * 1024, kPLow = kALow + kPanelBytes;
-  static constexpr uint32_t kBytes = kFine ? kPLow + kPanelBytes : kEnd + kRowsBytes;
+  static constexpr uint32_t kBarrier = kFine ? kPLow + kPanelBytes : kEnd + kRowsBytes, kBytes = kBarrier + (kClaims ? 8 : 0);
   static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
@@ -122,6 +122,8 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   if (kPlain || fetched != 0) fetch_front<kN>(x, place, raw);
   const int row = kPlain ? coefficient_row(warp) : -1;
   const PlainGates gates = plain_gates(x, place, row);
+  uint64_t* claimed = nullptr;
+  if constexpr (Layout::kClaims) claimed = start_half_barrier(shared + Layout::kBarrier);
   clear_above(shared + Layout::kP);
   if (warp == 1) put_decays<kKey>(x, place, steps, rows, out);
 
@@ -183,20 +185,21 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   const auto z_of = [&](int i) { return rows.z[i]; };
   const char *const reads = shared + Layout::kReads, *const keys = shared + Layout::kKeys;
   if constexpr (kOnline) {
-    const FinishBuffers buffers{shared + Layout::kKeys,
-                                t,
-                                shared + Layout::kA,
-                                shared + Layout::kP,
-                                shared + (kTraining ? Layout::kM : Layout::kT),
-                                shared + (kPlain ? Layout::kKeys : Layout::kErase),
-                                shared + Layout::kReads,
-                                t,
-                                &rows.split_keys,
-                                &rows.split_erase,
-                                rows.gamma,
-                                {shared + Layout::kALow, kPlain ? fine.b : rows.right, kPlain ? fine.a : rows.left[1]},
-                                shared + Layout::kPLow,
-                                bare_keys(x.rule) && x.rule.decay == Decay::kNone};
+    FinishBuffers buffers{shared + Layout::kKeys,
+                          t,
+                          shared + Layout::kA,
+                          shared + Layout::kP,
+                          shared + (kTraining ? Layout::kM : Layout::kT),
+                          shared + (kPlain ? Layout::kKeys : Layout::kErase),
+                          shared + Layout::kReads,
+                          t,
+                          &rows.split_keys,
+                          &rows.split_erase,
+                          rows.gamma,
+                          {shared + Layout::kALow, kPlain ? fine.b : rows.right, kPlain ? fine.a : rows.left[1]},
+                          shared + Layout::kPLow,
+                          bare_keys(x.rule) && x.rule.decay == Decay::kNone};
+    buffers.claimed = claimed;
     finish_online<kKey, RowForm::kMultiples, kTraining, Layout::kClaims, kFine>(
         buffers, warp, out,
         [&](int number) {

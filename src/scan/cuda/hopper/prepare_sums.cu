@@ -27,7 +27,7 @@ struct SumLayout {
   static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = 2 * kOperand, kWork = kTraining ? std::max(kTriangle, kOperand) : kTriangle;
   static constexpr uint32_t kA = kTraining ? kT + kWork : kReads, kP = kT + kWork + (kTraining ? kPanelBytes : 0);
   static constexpr uint32_t kM = kTraining ? kP + kPanelBytes : kT, kRows = kP + (kTraining ? 2 : 1) * kPanelBytes;
-  static constexpr uint32_t kBytes = kRows + sizeof(SumRows);
+  static constexpr uint32_t kBarriers = kRows + sizeof(SumRows), kBytes = kBarriers + 2 * 8;
   static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
@@ -100,7 +100,6 @@ template <int kKey, bool kTraining>
 __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey, kTraining>::kBlocks) prepare_sums_kernel(const __grid_constant__ PrepareArgs args) {
   using Layout = SumLayout<kKey, kTraining>;
   constexpr int kN = kKey / 32;
-  constexpr int kReadBarrier = kInverseBarrier + 4;  // past those of finish_online
   const Problem& x = args.problem;
   char* shared = shared_memory();
   const ChunkPlace place = chunk_place(x);
@@ -118,6 +117,7 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey, kTraining>::k
   fetch_front<kN>(x, place, raw);
   const int row = coefficient_row(warp);
   const GateBits gates = gate_bits(x, place, row);
+  uint64_t *const claimed = start_half_barrier(shared + Layout::kBarriers), *const read_made = start_half_barrier(shared + Layout::kBarriers + 8);
   clear_above(shared + Layout::kP);
   if (warp == 1) put_decays<kKey>(x, place, steps, rows, out);
   front_arrived();
@@ -144,10 +144,10 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey, kTraining>::k
   sync_threads();  // the products and the factors are there
   if (mixes_read && !work.strict) {
     add_products(work, handover, rows.read_q, rows.read_k, mixes_erase, c);
-    named_barrier_arrive(kReadBarrier, kPrepareThreads);
+    mbarrier_arrive(read_made);
   }
   if (mixes_erase && work.strict) {
-    if (mixes_read) named_barrier_sync(kReadBarrier, kPrepareThreads);
+    if (mixes_read) mbarrier_wait(read_made, 0);
     add_products(work, handover, rows.erase_k, rows.erase_q, false, c);
     sync_warp();
   }
@@ -157,10 +157,11 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey, kTraining>::k
     factor[0] = own[work.row()], factor[1] = own[work.row() + 8];
   }
   scale_pairs(work, rows, factor, c);
-  if (!mixes_erase && work.strict) named_barrier_sync(kReadBarrier, kPrepareThreads);  // T's place is read
+  if (!mixes_erase && work.strict) mbarrier_wait(read_made, 0);  // T's place is read
   store_pairs<true, false>(work, t, shared + Layout::kP, nullptr, c);
 
   FinishBuffers buffers{keys, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys, reads, t, &rows.split_keys, nullptr, nullptr};
+  buffers.claimed = claimed;
   buffers.sums = &rows;
   finish_online<kKey, RowForm::kSums, kTraining, !kTraining, false>(
       buffers, warp, out, [&](int number) { sum_images(reads, keys, rows, 0, 4 * number, 4, out.forward); },

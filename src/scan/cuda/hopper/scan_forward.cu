@@ -110,10 +110,10 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
   // Blocks of a map have Z = 0.
   const bool z_ready = args.z != nullptr && static_cast<int>(block_index_x()) % (value_blocks + map_blocks) < value_blocks;
   if (thread_index() == 0) {
-    barriers.stages.init(z_ready ? 1 : 1 + static_cast<int>(kStoreThread), 4);
-    barriers.o.init(4, 2);
-    barriers.s.init(4, 1);
-    barriers.w.init(4, 1);
+    barriers.stages.init(z_ready ? 1 : 1 + static_cast<int>(kStoreThread), kStateThreads);
+    barriers.o.init(kStateThreads, 64);
+    barriers.s.init(kStateThreads, 1);
+    barriers.w.init(kStateThreads, 1);
     mbarrier_init_fence();
   }
   sync_threads();
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       if (kOut && o.rows.bf16 != 0) {
         barriers.o.wait_full(ring);
         store_bf16_rows(o, c, shared + Shape::kO + ring.slot * kPanelBytes);
-        barriers.o.warp_empty(ring);
+        barriers.o.put_empty(ring);
       }
     }
     if (drains_s || drains_w) bulk_wait<0>();
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       const uint32_t panel = base + Shape::kO + to.slot * kPanelBytes;
       FW_UNROLL
       for (int k = 0; k < 4; ++k) store_token_fragment(panel, k, packed[k]);
-      barriers.o.warp_full(to);
+      barriers.o.put_full(to);
     };
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving, leaving_out;
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         FW_UNROLL
         for (int k = 0; k < kKey / 16; ++k) store_state_fragment(to, k, a[k]);
         fence_async_shared();
-        barriers.s.warp_full(leaving);
+        barriers.s.put_full(leaving);
       }
       load_z(z, stage + Shape::kTile, stage_floats(Shape::kScale));
       if constexpr (kOnline) {
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         FW_UNROLL
         for (int k = 0; k < 4; ++k) store_token_fragment(to, k, b[k]);
         fence_async_shared();
-        barriers.w.warp_full(leaving);
+        barriers.w.put_full(leaving);
         leaving.next();
       }
       const Ring<Shape::kStages> done = ring;
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       if (c + 1 < place.chunks) scale_columns(state, stage_floats(Shape::kGamma));
       keep(state);
       wgmma_wait<0>();
-      barriers.stages.warp_empty(done);
+      barriers.stages.put_empty(done);
       if constexpr (kOut) {
         keep(o);
         pack_fragments(o, packed_out);

@@ -40,9 +40,9 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kImage);
   if (thread_index() == 0) {
-    barriers.stages.init(1 + static_cast<int>(kStoreThread), 4);
-    barriers.d.init(4, 1);
-    barriers.v.init(4, 1);
+    barriers.stages.init(1 + static_cast<int>(kStoreThread), kStateThreads);
+    barriers.d.init(kStateThreads, 1);
+    barriers.v.init(kStateThreads, 1);
     mbarrier_init_fence();
   }
   sync_threads();
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
         FW_UNROLL
         for (int k = 0; k < kKey / 16; ++k) store_state_fragment(to, k, a[k]);
         fence_async_shared();
-        barriers.d.warp_full(leaving);
+        barriers.d.put_full(leaving);
       }
       wgmma_wait<1>();
       keep(v);
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
           store_token_fragment(to, k, positive);
         }
         fence_async_shared();
-        barriers.v.warp_full(leaving);
+        barriers.v.put_full(leaving);
         leaving.next();
       }
       const Ring<Shape::kStages> done = ring;
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       if (left > 1) barriers.stages.wait_full(ring);
       wgmma_wait<0>();
       keep(state);
-      barriers.stages.warp_empty(done);
+      barriers.stages.put_empty(done);
       pack_fragments(state, a);
       if (left > 1) scale_columns(state, gamma());
     }
