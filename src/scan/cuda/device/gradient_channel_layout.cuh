@@ -54,13 +54,15 @@ struct ChannelShape {
   // What addresses of a turn are made from: [base, sequence, token, head] of 8 bytes and the value heads of a head [kPlaceEntries].
   static constexpr int kOrigins = kGroupSums + 8 * kKey * 4;
   static constexpr int kNotes = kOrigins + (kFast ? kPlaceEntries * (4 * 8 + 4) : 0), kNotesEnd = kNotes + (kKey == 64 ? 8 * kWarps : 0);
-  // Where M is made: eight arrays of 64 floats (RowGateArrays), what warps have for the center's gradient.
-  static constexpr int kRowGates = kNotesEnd, kOfCenter = kRowGates + 8 * 256, kBytes = kNotesEnd + (kMakesM ? 8 * 256 + 4 * kWarps : 0);
+  // Where M is made: seven arrays of 64 floats (RowGateArrays), what warps have for the center's gradient.
+  static constexpr int kRowGates = kNotesEnd, kOfCenter = kRowGates + 7 * 256, kBytes = kNotesEnd + (kMakesM ? 7 * 256 + 4 * kWarps : 0);
   // Sums over a group's 32 columns [sum][group][64 rows].
   static constexpr int kSums = kMakesM ? 5 : kFast ? 3 : 6;
   static constexpr int kPartial = kDR;
+  // And D before the first of every 16 rows, of what these give each other [4, kKey].
+  static constexpr int kBlockStarts = kPartial + kSums * kGroups * 256;
 
-  static_assert(64 * kKey * 4 <= kDR - kA && kSums * kGroups * 256 <= kPanelBytes);
+  static_assert(64 * kKey * 4 <= kDR - kA && kSums * kGroups * 256 + (kMakesM ? 4 * kKey * 4 : 0) <= kPanelBytes);
   static_assert(kBytes + 1024 <= 228 * 1024 / kBlocksPerSm && kBytes <= 227 * 1024);
 };
 

@@ -9,12 +9,12 @@
 namespace fw::cuda {
 
 // Of the chunk's rows, in shared memory: the preconditioner's log-decay and beta as they came; G in units of log 2 (first the log-decays); the decay, the
-// gain beta kn^2, and kn^2 (RunGates); the product of the decays from the start of the row's 16 rows up to it; the head's center, in each place.
+// gain beta kn^2, and kn^2 (RunGates); the head's center, in each place.
 template <class Shape>
 struct RowGateArrays {
-  float *g, *beta, *log_decay, *decay, *gain, *kn2, *product, *center;
+  float *g, *beta, *log_decay, *decay, *gain, *kn2, *center;
   FW_DEVICE explicit RowGateArrays(const GradientChunk<Shape>& c) {
-    g = c.floats(Shape::kRowGates), beta = g + 64, log_decay = g + 128, decay = g + 192, gain = g + 256, kn2 = g + 320, product = g + 384, center = g + 448;
+    g = c.floats(Shape::kRowGates), beta = g + 64, log_decay = g + 128, decay = g + 192, gain = g + 256, kn2 = g + 320, center = g + 384;
   }
 };
 // In log 2: a decay below it is 0 in float, and sums of 64 such steps keep their digits.
@@ -75,7 +75,7 @@ FW_DEVICE PrecondMap<float> precond_of(const ChannelChunk<Shape>& c) {
   return map;
 }
 
-// By a warp: G of the rows, and the products.
+// By a warp: G of the rows.
 template <class Shape>
 FW_DEVICE void sum_row_decays(const ChannelChunk<Shape>& c) {
   const float2 steps = float2_at(RowGateArrays<Shape>(c).log_decay + 2 * c.lane);
@@ -85,9 +85,7 @@ FW_DEVICE void sum_row_decays(const ChannelChunk<Shape>& c) {
     const float before = shuffle_up(sum, delta);
     if (c.lane >= delta) sum += before;
   }
-  const float first = sum - steps.y, before = shuffle(first - steps.x, c.lane & 24);  // a block's rows have eight lanes
-  store_float2(RowGateArrays<Shape>(c).log_decay + 2 * c.lane, first, sum);
-  store_float2(RowGateArrays<Shape>(c).product + 2 * c.lane, exp2_fast(first - before), exp2_fast(sum - before));
+  store_float2(RowGateArrays<Shape>(c).log_decay + 2 * c.lane, sum - steps.y, sum);
 }
 
 // Raw k and A before the rows as tiles, in the place of a stage that is used up: fragments of them straight from memory would be 16 bytes at a time.
@@ -117,36 +115,16 @@ FW_DEVICE void fetch_precond_tiles(const ChannelChunk<Shape>& c, int turn, int s
   cp_async_commit();
 }
 
-// What dM M'(A), which lies in the factors' place, makes of D = 0: to dk what D adds to it without its normalisation, and the sums over the columns of
-// D (.) A before the row and of D (.) k^2. The fragments of k are left.
+// What dM M'(A), which lies in the factors' place but for slope_factor(), makes of D = 0: to dk what D adds to it without its normalisation, and the sums over
+// the columns of D (.) A before the row and of D (.) k^2. The fragments of k are left.
 template <class Shape>
 FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int turn, int stage, float (&dk)[4][4], uint32_t (&keys)[2][4], float (&sums)[2][2]) {
   const RowGateArrays<Shape> rows(c);
   const int own = 16 * c.block_row(), first = 32 * c.group();
+  const float factor = slope_factor(c.all.precond);
   float d[4][4] = {};
-  const auto add = [&](const uint32_t(&t)[4], int row) {
-    FW_UNROLL
-    for (int j = 0; j < 4; j += 2) {
-      uint32_t b[4];
-      load_right(b, c.base + Shape::kFactors, row, first + 8 * j, c.lane);
-      mma_bf16(d[j], t, b[0], b[1]);
-      mma_bf16(d[j + 1], t, b[2], b[3]);
-    }
-  };
-  // D at the end of the own 16 rows, the same for all of them; from there to the rows; and what these give each other.
-  float scale = 1;
-  FW_NO_UNROLL
-  for (int row = own + 16; row < kChunk; row += 16) {
-    const float* const product = rows.product + row;
-    const float2 low = float2_at(product + 2 * (c.lane & 3)), high = float2_at(product + 8 + 2 * (c.lane & 3));
-    const uint32_t left = pack_bf16(scale * low.x, scale * low.y), right = pack_bf16(scale * high.x, scale * high.y);
-    add({left, left, right, right}, row);
-    scale *= product[15];
-  }
-  const float from[2] = {rows.log_decay[c.row()], rows.log_decay[c.row() + 8]}, end = rows.log_decay[own + 15];
-  const float to_end[2] = {exp2_fast(end - from[0]), exp2_fast(end - from[1])};
-  FW_UNROLL
-  for (int j = 0; j < 4; ++j) d[j][0] *= to_end[0], d[j][1] *= to_end[0], d[j][2] *= to_end[1], d[j][3] *= to_end[1];
+  // What the own 16 rows give each other; before the first of them it goes to those of the blocks before, the same for all of these but for a factor.
+  const float from[2] = {rows.log_decay[c.row()], rows.log_decay[c.row() + 8]};
   uint32_t t[4];
   FW_UNROLL
   for (int i = 0; i < 4; ++i) {
@@ -154,7 +132,29 @@ FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int turn, int s
     const float2 to = float2_at(rows.log_decay + at);
     t[i] = pack_bf16(at >= row ? exp2_fast(to.x - from[i % 2]) : 0.0f, at + 1 >= row ? exp2_fast(to.y - from[i % 2]) : 0.0f);
   }
-  add(t, own);
+  FW_UNROLL
+  for (int j = 0; j < 4; j += 2) {
+    uint32_t b[4];
+    load_right(b, c.base + Shape::kFactors, own, first + 8 * j, c.lane);
+    mma_bf16(d[j], t, b[0], b[1]);
+    mma_bf16(d[j + 1], t, b[2], b[3]);
+  }
+  float* const starts = c.floats(Shape::kBlockStarts) + c.column();
+  if (c.lane < 4) {
+    const float decay = rows.decay[own];
+    FW_UNROLL
+    for (int j = 0; j < 4; ++j) store_float2(starts + c.block_row() * Shape::kKey + 8 * j, decay * d[j][0], decay * d[j][1]);
+  }
+  named_barrier_sync(1 + c.group(), 128);
+  FW_NO_UNROLL
+  for (int block = c.block_row() + 1; block < 4; ++block) {
+    const float to = rows.log_decay[16 * block - 1], low = exp2_fast(to - from[0]), high = exp2_fast(to - from[1]);
+    FW_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const float2 x = float2_at(starts + block * Shape::kKey + 8 * j);
+      d[j][0] = fmaf(low, x.x, d[j][0]), d[j][1] = fmaf(low, x.y, d[j][1]), d[j][2] = fmaf(high, x.x, d[j][2]), d[j][3] = fmaf(high, x.y, d[j][3]);
+    }
+  }
   uint32_t before[2][4];
   FW_UNROLL
   for (int j = 0; j < 4; j += 2) {
@@ -166,7 +166,7 @@ FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int turn, int s
   }
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
-    const float gain = 2.0f * rows.gain[c.row() + 8 * half];
+    const float gain = 2.0f * factor * rows.gain[c.row() + 8 * half];
     sums[half][0] = sums[half][1] = 0;
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
@@ -179,13 +179,14 @@ FW_DEVICE void add_state_gradients(const ChannelChunk<Shape>& c, int turn, int s
         dk[j][2 * half + i] = fmaf(gain, of_key, dk[j][2 * half + i]);
       }
     }
+    sums[half][0] *= factor, sums[half][1] *= factor;
   }
   // Of A before the chunk.
   float* const to = global_memory(c.args.precond.sums) + static_cast<int64_t>(c.tile_number(again<Shape>(turn))) * c.args.problem.K + c.column();
   const int limit = c.row() == 0 ? c.args.problem.K : 0;
   FW_UNROLL
   for (int j = 0; j < 4; ++j) {
-    if (c.column() + 8 * j < limit) store_float2(to + 8 * j, rows.decay[0] * d[j][0], rows.decay[0] * d[j][1]);
+    if (c.column() + 8 * j < limit) store_float2(to + 8 * j, factor * rows.decay[0] * d[j][0], factor * rows.decay[0] * d[j][1]);
   }
 }
 

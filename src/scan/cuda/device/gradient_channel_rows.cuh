@@ -75,8 +75,12 @@ FW_DEVICE void make_row_m(const ChannelChunk<Shape>& c, const RowWords& words, i
     for (int i = 0; i < 2; ++i) {
       float k[8], a[8];
       unpack_8(words.k[i], k), unpack_8(words.before[i], a);
+      const auto shifted = [&](int j) { return step_precond(gates.alpha, gates.gain, k[j], a[j], map.eps); };
       FW_UNROLL
-      for (int j = 0; j < 8; ++j) m[i][j] = precond_value<FastMath>(map, step_precond(gates.alpha, gates.gain, k[j], a[j]));
+      for (int j = 0; j < 8; j += 2) {
+        const float2 both = squashed_m(map, make_float2(shifted(j), shifted(j + 1)));
+        m[i][j] = both.x, m[i][j + 1] = both.y;
+      }
     }
   } else {
     FW_UNROLL
@@ -94,7 +98,7 @@ FW_DEVICE void make_fast_streams(const ChannelChunk<Shape>& c, int turn, const R
   const Problem& x = c.args.problem;
   const int row = c.thread / kLanes, lane = c.thread % kLanes;
   FrontScalars<float> s;
-  float q_k = 0;
+  float q_k = 0;  // where M is on one of them, r.w instead
   FW_UNROLL
   for (int i = 0; i < 2; ++i) {
     s.q2 = dot_16_bytes(words.q[i], words.q[i], s.q2);
@@ -106,15 +110,9 @@ FW_DEVICE void make_fast_streams(const ChannelChunk<Shape>& c, int turn, const R
   float m[Shape::kPrecond ? 2 : 1][8];
   if constexpr (Shape::kPrecond) {
     make_row_m(c, words, row, lane == 0, s.k2, m);
-    FW_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      float q[8], k[8];
-      unpack_8(words.q[i], q), unpack_8(words.k[i], k);
-      FW_UNROLL
-      for (int j = 0; j < 8; ++j) q_k += m[i][j] * q[j] * k[j];
-    }
+  } else {
+    q_k = group_sum<kLanes>(q_k);
   }
-  q_k = group_sum<kLanes>(q_k);
   s.beta = c.turn_floats(Shape::kBeta, turn)[row];
   FrontCoefs<float> f =
       plain_gain(x.rule) ? front_coefs(rule_of_rows<Shape, false>(x.rule), x.scale, s) : front_coefs(rule_of_rows<Shape, true>(x.rule), x.scale, s);
@@ -129,7 +127,7 @@ FW_DEVICE void make_fast_streams(const ChannelChunk<Shape>& c, int turn, const R
     for (int j = 0; j < 8; ++j) r[j] *= f.r_q, e[j] = f.e_k * w[j], w[j] *= f.w_k;
     if constexpr (Shape::kPrecond) {
       FW_UNROLL
-      for (int j = 0; j < 8; ++j) (on_read<Shape>(x.rule) ? r[j] : w[j]) *= m[i][j];
+      for (int j = 0; j < 8; ++j) (on_read<Shape>(x.rule) ? r[j] : w[j]) *= m[i][j], q_k = fmaf(r[j], w[j], q_k);
     }
     if constexpr (Shape::kGates) {
       float gate[8];
@@ -142,18 +140,19 @@ FW_DEVICE void make_fast_streams(const ChannelChunk<Shape>& c, int turn, const R
     *reinterpret_cast<uint4*>(c.memory + Shape::kWrite + at) = pack_8(w);
     if (Shape::kOnline) *reinterpret_cast<uint4*>(c.memory + Shape::kErase + at) = pack_8(e);
   }
+  q_k = Shape::kPrecond ? group_sum<kLanes>(q_k) : f.r_q * f.w_k * q_k;
   if (lane == 0) {
     c.floats(Shape::kZv)[row] = f.z_v;
     c.floats(Shape::kScalars)[row] = s.q2;
     c.floats(Shape::kScalars)[64 + row] = s.k2;
-    c.floats(Shape::kScalars)[128 + row] = f.r_q * f.w_k * q_k;
+    c.floats(Shape::kScalars)[128 + row] = q_k;
     float* coefficients = c.floats(Shape::kSlopes) + row;
     coefficients[0] = f.r_q, coefficients[64] = f.w_k, coefficients[128] = f.e_k;
   }
 }
 
 // What finish_fast_streams() leaves besides: r and w as they were (where there are too few registers: in their places in memory), and the sums over rows
-// of r.dr, w.dw and w.de.
+// of r.dr, w.dw and w.de (k.de where M is made).
 struct FastParts {
   uint32_t r[2][4], w[2][4], gate[2][4];
   float m[2][8], sums[2][3];
@@ -243,32 +242,34 @@ FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, [[may
         for (int k = 0; k < 2; ++k) {
           const auto value = [&](uint32_t word) { return k == 0 ? bf16_low(word) : bf16_high(word); };
           float &dr = sums.r[tile][2 * half + k], &de = sums.e[tile][2 * half + k], &dw = sums.w[tile][2 * half + k];
-          const float factor = value(f[i]), inverse = rcp_fast(factor), r_dr = value(r[i]) * dr, w_dw = value(w[i]) * dw;
-          raw_r[k] = value(r[i]) * inverse, raw_w[k] = value(w[i]) * factor;
-          d_g[k] = r_dr - w_dw;
-          if (Shape::kOnline) d_g[k] += value(e_words[j / 2][i]) * de;
-          dr = dr * factor + diagonal * raw_w[k], dw = dw * inverse + diagonal * raw_r[k];
-          parts.sums[half][0] += r_dr;
-          parts.sums[half][1] += w_dw;
-          if constexpr (Shape::kMakesM) {  // r and w are left without M
+          const float factor = value(f[i]), inverse = rcp_fast(factor), at_r = value(r[i]), at_w = value(w[i]);
+          raw_r[k] = at_r * inverse, raw_w[k] = at_w * factor;
+          d_g[k] = fmaf(at_r, dr, -(at_w * dw));
+          if (Shape::kOnline) d_g[k] = fmaf(value(e_words[j / 2][i]), de, d_g[k]);
+          parts.sums[half][0] = fmaf(at_r, dr, parts.sums[half][0]), parts.sums[half][1] = fmaf(at_w, dw, parts.sums[half][1]);
+          dr = fmaf(diagonal, at_w, dr) * factor, dw = fmaf(diagonal, at_r, dw) * inverse;
+          if constexpr (Shape::kMakesM) {  // r is left without M, w not at all
             const RowGateArrays<Shape> gates(c);
             const int of_row = c.row() + 8 * half;
-            const float key = value(keys[i]);
-            const float a = step_precond(gates.decay[of_row], gates.gain[of_row], key, value(before[i]));
-            const PrecondPoint<float> p = precond_point<FastMath>(map, a);
-            if (reads) raw_r[k] *= rcp_fast(p.m);
-            raw_w[k] = w_k * key;
-            const float dm = reads ? dr * raw_r[k] : dw * raw_w[k];
-            (reads ? dr : dw) *= p.m;
-            d_m[k] = dm * p.of_state;
-            of_center -= dm * p.of_raw;
+            raw_w[k] = value(keys[i]);
+            const float shifted = step_precond(gates.decay[of_row], gates.gain[of_row], raw_w[k], value(before[i]), map.eps);
+            const SquashedPoint p = squashed_point(map, shifted);
+            if (reads) {
+              d_m[k] = dr * (raw_r[k] * p.slope);
+              dr *= p.m, raw_r[k] *= rcp_fast(p.m), dw *= w_k;
+            } else {
+              dw *= p.m * w_k;
+              d_m[k] = dw * (raw_w[k] * p.slope);
+            }
+            of_center = fmaf(d_m[k], shifted, of_center);
           } else if constexpr (Shape::kPrecond) {  // the same
             const float m = k == 0 ? m_pair.x : m_pair.y, inverse_m = inverse_or_zero(m);
             (reads ? raw_r[k] : raw_w[k]) *= inverse_m;
             d_m[k] = reads ? dr * raw_r[k] : dw * raw_w[k];
             (reads ? dr : dw) *= m;
           }
-          dr *= r_q, dw *= w_k;
+          dr *= r_q;
+          if (!Shape::kMakesM) dw *= w_k;
           if (!Shape::kOnline) continue;
           de *= -factor;
           const float gated = Shape::kGates ? value(parts.gate[half][tile]) * de : de;
@@ -292,7 +293,7 @@ FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, [[may
     }
   }
   if constexpr (Shape::kMakesM) {
-    of_center = warp_sum(of_center);
+    of_center = -slope_factor(map) * warp_sum(of_center);
     if (c.lane == 0) c.floats(Shape::kOfCenter)[c.warp] = of_center;
   }
 }
@@ -304,7 +305,9 @@ FW_DEVICE void fast_row_numbers(const ChannelChunk<Shape>& c, int turn, int row)
   float* coefficients = c.floats(Shape::kSlopes) + row;
   const float r_q = coefficients[0], w_k = coefficients[64], e_k = coefficients[128];
   const float diagonal = c.floats(Shape::kDiagonal)[row] * c.floats(Shape::kScalars)[128 + row];
-  const float r_dr = row_sum(c, 0, row) + diagonal, w_dw = row_sum(c, 1, row) + diagonal, w_de = Shape::kOnline ? row_sum(c, 2, row) : 0.0f;
+  const float r_dr = row_sum(c, 0, row) + diagonal, w_dw = row_sum(c, 1, row) + diagonal;
+  float w_de = Shape::kOnline ? row_sum(c, 2, row) : 0.0f;
+  if (Shape::kMakesM) w_de *= w_k;  // that is the sum of k.de
   const float dz_v = c.floats(Shape::kDZv)[row];
   float of_r, of_w, dbeta;
   if (plain_gain(x.rule)) {  // what is below, written out

@@ -335,7 +335,7 @@ FW_DEVICE void store_precond(const StateArg& a, int64_t n, int h, int channel, f
 }
 
 // Walks over the chunks of a sequence, from the first or from the last: x = a[c] x + b[c], and leaves the x before every step. A block has
-// 32 channels of one key head; the steps themselves are one warp's, while the others bring the next chunks.
+// 32 channels of one key head; the steps themselves are one warp's, while the others bring the next chunks and take away what the last have left.
 struct ChunkWalk {
   const float* a;  // [chunks, H]
   const float* b;  // [chunks, H, K]
@@ -343,13 +343,37 @@ struct ChunkWalk {
   StateArg from, to;
   const int32_t* slots;
 };
-inline constexpr int kWalkThreads = 256, kWalkChunks = 64, kWalkEach = kWalkChunks / (kWalkThreads / 32), kWalkSteps = 16;
+inline constexpr int kWalkThreads = 256, kWalkWarps = kWalkThreads / 32, kWalkChunks = 64, kWalkEach = kWalkChunks / kWalkWarps, kWalkSteps = 16;
+// In shared memory: what a round of chunks takes, and in the place of b what it leaves.
+struct WalkRound {
+  float a[kWalkChunks], b[kWalkChunks][32];
+};
+
+// The first `count` steps of a round. They are taken from registers, the next ones being on their way: a store between them would hold up these.
+FW_DEVICE void walk_round(WalkRound& round, int count, int lane, float& x) {
+  constexpr int kParts = kWalkChunks / kWalkSteps;
+  float a[2][kWalkSteps], b[2][kWalkSteps];
+  const auto load = [&](int part) {
+#pragma unroll
+    for (int i = 0; i < kWalkSteps; ++i) a[part % 2][i] = round.a[kWalkSteps * part + i], b[part % 2][i] = round.b[kWalkSteps * part + i][lane];
+  };
+  load(0);
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    if (kWalkSteps * part >= count) return;
+    if (part + 1 < kParts) load(part + 1);
+#pragma unroll
+    for (int i = 0; i < kWalkSteps; ++i) {
+      round.b[kWalkSteps * part + i][lane] = x;
+      if (kWalkSteps * part + i < count) x = fmaf(a[part % 2][i], x, b[part % 2][i]);
+    }
+  }
+}
 
 template <bool kReverse>
 __global__ void __launch_bounds__(kWalkThreads)
     chunk_walk_kernel(const __grid_constant__ SequenceArg sequences, int H, int K, const __grid_constant__ ChunkWalk walk) {
-  float* const a = reinterpret_cast<float*>(shared_memory());
-  float* const b = a + kWalkChunks;  // [chunk][32]
+  WalkRound* const rounds = reinterpret_cast<WalkRound*>(shared_memory());  // of two, in turns
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
   const int groups = (K + 31) / 32;
   const int64_t item = block_index_x() / static_cast<unsigned>(groups);
@@ -366,49 +390,46 @@ __global__ void __launch_bounds__(kWalkThreads)
   const auto load = [&](int done) {
 #pragma unroll
     for (int i = 0; i < kWalkEach; ++i) {
-      const int at = done + warp + i * (kWalkThreads / 32);
+      const int at = done + warp + i * kWalkWarps;
       next_a[i] = next_b[i] = 0;
       if (at < chunks && channel < K) next_b[i] = walk.b[place(at) * K + channel];
       if (at < chunks && lane == 0) next_a[i] = walk.a[place(at)];
     }
   };
-  load(0);
-  float x = warp == 0 && channel < K ? load_precond(walk.from, slot, h, channel) : 0.0f;
-  FW_NO_UNROLL
-  for (int done = 0; done < chunks; done += kWalkChunks) {
-    const int count = chunks - done < kWalkChunks ? chunks - done : kWalkChunks;
+  // A warp takes away the rows that it brings: nothing waits for that.
+  const auto leave = [&](int done, const WalkRound& round) {
 #pragma unroll
     for (int i = 0; i < kWalkEach; ++i) {
-      const int at = warp + i * (kWalkThreads / 32);
-      b[at * 32 + lane] = next_b[i];
-      if (lane == 0) a[at] = next_a[i];
+      const int at = warp + i * kWalkWarps;
+      if (done + at < chunks && channel < K) walk.before[place(done + at) * K + channel] = round.b[at][lane];
+    }
+  };
+  load(0);
+  float x = warp == 0 && channel < K ? load_precond(walk.from, slot, h, channel) : 0.0f;
+  int done = 0;
+  FW_NO_UNROLL
+  for (; done < chunks; done += kWalkChunks) {
+    WalkRound& round = rounds[done / kWalkChunks % 2];
+#pragma unroll
+    for (int i = 0; i < kWalkEach; ++i) {
+      const int at = warp + i * kWalkWarps;
+      round.b[at][lane] = next_b[i];
+      if (lane == 0) round.a[at] = next_a[i];
     }
     sync_threads();
     load(done + kWalkChunks);
-    // Steps are taken from registers: a store between them would hold up the loads of the next. Past the end a and b are 0.
-    for (int step = 0; warp == 0 && step < count; step += kWalkSteps) {
-      float step_a[kWalkSteps], step_b[kWalkSteps];
-#pragma unroll
-      for (int i = 0; i < kWalkSteps; ++i) step_a[i] = a[step + i], step_b[i] = b[(step + i) * 32 + lane];
-#pragma unroll
-      for (int i = 0; i < kWalkSteps; ++i) {
-        b[(step + i) * 32 + lane] = x;
-        if (step + i < count) x = fmaf(step_a[i], x, step_b[i]);
-      }
-    }
-    sync_threads();
-    for (int i = warp; i < count; i += kWalkThreads / 32) {
-      if (channel < K) walk.before[place(done + i) * K + channel] = b[i * 32 + lane];
-    }
-    sync_threads();
+    if (warp == 0) walk_round(round, chunks - done, lane, x);
+    if (done > 0) leave(done - kWalkChunks, rounds[(done / kWalkChunks + 1) % 2]);
   }
+  sync_threads();
+  if (done > 0) leave(done - kWalkChunks, rounds[(done / kWalkChunks + 1) % 2]);
   if (warp == 0 && channel < K) store_precond(walk.to, slot, h, channel, x);
 }
 
 template <bool kReverse>
 void walk_chunks(const Problem& x, const ChunkWalk& walk, void* stream) {
   const Dim3 grid{static_cast<unsigned>(static_cast<int64_t>(x.sequences.N) * x.H * ((x.K + 31) / 32))};
-  launch_overlapped(chunk_walk_kernel<kReverse>, grid, kWalkThreads, sizeof(float) * kWalkChunks * 33, stream, x.sequences, x.H, x.K, walk);
+  launch_overlapped(chunk_walk_kernel<kReverse>, grid, kWalkThreads, 2 * sizeof(WalkRound), stream, x.sequences, x.H, x.K, walk);
 }
 
 }  // namespace fw::cuda

@@ -71,6 +71,8 @@ inline PrecondMap<float> squash_of_any(const Rule& rule) {
 
 // One token of A, one channel.
 FW_DEVICE float step_precond(float alpha, float gain, float k, float a) { return fmaf(alpha, a, gain * (k * k)); }
+// The same, plus eps.
+FW_DEVICE float step_precond(float alpha, float gain, float k, float a, float eps) { return fmaf(alpha, a, fmaf(gain, k * k, eps)); }
 
 // shared: RunShared or RunPlaces. key(r, x): this lane's channels of the warp's token r.
 template <int kN, class Shared, class Key>
