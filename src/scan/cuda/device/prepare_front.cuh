@@ -373,9 +373,10 @@ struct PrecondRows {
   }
   FW_DEVICE void next(float alpha, float gain, const float (&k)[kN], float (&m)[kN]) {
     FW_UNROLL
-    for (int j = 0; j < kN; ++j) {
-      a[j] = step_precond(alpha, gain, k[j], a[j]);
-      m[j] = precond_value<FastMath>(map, a[j]);
+    for (int j = 0; j < kN; j += 2) {
+      a[j] = step_precond(alpha, gain, k[j], a[j]), a[j + 1] = step_precond(alpha, gain, k[j + 1], a[j + 1]);
+      const float2 both = squashed_m(map, make_float2(a[j] + map.eps, a[j + 1] + map.eps));
+      m[j] = both.x, m[j + 1] = both.y;
     }
   }
 };

@@ -215,14 +215,7 @@ struct RowsOfM<kKey, true, kLeaves> {
       if (row < rows) store_packed(before, pack_channels(precond.a));
       before += step;
     }
-    const float alpha = of_token(gates.alpha, row), gain = of_token(gates.gain, row);
-    FW_UNROLL
-    for (int j = 0; j < kN; j += 2) {
-      float* const a = precond.a + j;
-      a[0] = step_precond(alpha, gain, k[j], a[0]), a[1] = step_precond(alpha, gain, k[j + 1], a[1]);
-      const float2 both = squashed_m(precond.map, make_float2(a[0] + precond.map.eps, a[1] + precond.map.eps));
-      m[j] = both.x, m[j + 1] = both.y;
-    }
+    precond.next(of_token(gates.alpha, row), of_token(gates.gain, row), k, m);
   }
 };
 
