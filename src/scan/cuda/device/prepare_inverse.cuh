@@ -16,7 +16,7 @@ FW_DEVICE int triangle_index(int i, int j) {
 }
 inline constexpr uint32_t kTriangleBytes = 4 * 3072;
 
-inline constexpr int kInverseBarrier = 1;  // and the next four
+inline constexpr int kInverseBarrier = 1;  // and the next three
 
 // To nearest, of the bits that a product reads; infinite numbers become no numbers.
 FW_DEVICE uint32_t nearest_tf32(float x) { return float_bits(x) + 0x1000u; }
@@ -160,11 +160,11 @@ FW_DEVICE void store_below_diagonal(uint32_t panel, const FineInverse& fine, int
   }
 }
 
-// By warps 4 to 7 while the others are in invert(): between two barriers of the block every warp meets others equally often, for compute-sanitizer's
-// racecheck counts a warp's barriers to order what it does.
+// By warps 4 to 7 while the others are in invert(): between two barriers of the block every warp waits at others equally often, for compute-sanitizer's
+// racecheck counts that to order what they do (and its synccheck wants those that wait at one barrier to be at one place in the code).
 FW_DEVICE void beside_invert() {
-  named_barrier_sync(kInverseBarrier + 4, 128);
-  named_barrier_sync(kInverseBarrier + 4, 128);
+  named_barrier_sync(kInverseBarrier + 3, 128);
+  named_barrier_sync(kInverseBarrier + 3, 128);
 }
 
 // T becomes A in the panel a, by warps 0 to 3, which wrote the 16 rows of T of their number themselves. What is left in t is
@@ -178,22 +178,8 @@ FW_DEVICE void invert(float* t, char* a, const FineInverse& fine, int warp, Wait
   invert_diagonal(t, warp);
   wait_for_a();
   store_diagonal<kFine>(t, a, fine, warp);
-  // Numbers that are constants: a block holds no more of the machine's barriers than it names.
-  if (warp == 0) {
-    named_barrier_sync(kInverseBarrier, 64);
-    named_barrier_sync(kInverseBarrier + 2, 64);
-    return;
-  }
-  if (warp == 2) {
-    named_barrier_sync(kInverseBarrier + 1, 64);
-    named_barrier_sync(kInverseBarrier + 2, 64);
-    return;
-  }
-  if (warp == 1) {
-    named_barrier_sync(kInverseBarrier, 64);
-  } else {
-    named_barrier_sync(kInverseBarrier + 1, 64);
-  }
+  named_barrier_sync(kInverseBarrier, 128);
+  if (warp % 2 == 0) return named_barrier_sync(kInverseBarrier + 1, 64);
   float small[2][4];
   below_diagonal<16, kFine>(t, first, 0, small);
   sync_warp();
@@ -203,7 +189,7 @@ FW_DEVICE void invert(float* t, char* a, const FineInverse& fine, int warp, Wait
     for (int i = 0; i < 4; ++i) t[triangle_index(first + 16 + 8 * n + 2 * (lane & 3) + (i & 1), first + (lane >> 2) + (i >> 1) * 8)] = -small[n][i];
   }
   store_below_diagonal<16, kFine>(panel, fine, first, 0, small);
-  named_barrier_sync(kInverseBarrier + 3, 64);
+  named_barrier_sync(kInverseBarrier + 2, 64);
   float large[4][4];
   below_diagonal<32, kFine>(t, 0, 16 * pair, large);
   store_below_diagonal<32, kFine>(panel, fine, 0, 16 * pair, large);

@@ -196,6 +196,7 @@ FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kKey / 32>& s, cons
     if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->q) + at, q_packed);
   }
   if constexpr (kExact) store_key<kKey, kOnline>(r, k, shared, out);
+  sync_warp();  // rows stay apart: with addresses of later ones made ahead there are too few registers
 }
 
 // Khat of the warp's rows by products from the last row on, where a decay was bounded.
