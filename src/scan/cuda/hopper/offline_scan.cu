@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1)
     barriers.stages.init(kBringThreads, users);
     barriers.factors.init(32, users);
     for (int i = 0; i < Shape::kFactors; ++i) mbarrier_init(barriers.normed + i, kGroup);
-    barriers.states.init(kGroup, (kOut ? kGroup : 0) + (saves ? 1 : 0));
+    barriers.states.init(kGroup, kOut ? kGroup + (saves ? 1 : 0) : 1);
     barriers.o.init(kGroup, 32);
     mbarrier_init_fence();
   }
