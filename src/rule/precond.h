@@ -66,11 +66,21 @@ FW_HOST_DEVICE inline PrecondMap<T> precond_map(const Rule& rule, T center) {
   return map;
 }
 
+// Squashed: y of A + eps, and M of y / (1 + |y|).
+template <class Math, class T>
+FW_HOST_DEVICE inline T squash_argument(const PrecondMap<T>& map, T shifted) {
+  return Math::log(shifted) - map.center;
+}
+template <class Math, class T>
+FW_HOST_DEVICE inline T squash_value(const PrecondMap<T>& map, T squashed) {
+  return Math::exp2(map.slope * squashed + map.shift);
+}
+
 template <class Math, class T>
 FW_HOST_DEVICE inline T precond_value(const PrecondMap<T>& map, T a) {
   if (!map.squashed) return Math::inverse(a + map.ridge);
-  const T y = Math::log(a + map.eps) - map.center;
-  return Math::exp2(map.slope * (y * Math::inverse(T(1) + std::abs(y))) + map.shift);
+  const T y = squash_argument<Math>(map, a + map.eps);
+  return squash_value<Math>(map, y * Math::inverse(T(1) + std::abs(y)));
 }
 
 // M and its slopes with respect to A and to minus the center.
@@ -86,9 +96,9 @@ FW_HOST_DEVICE inline PrecondPoint<T> precond_point(const PrecondMap<T>& map, T 
     p.of_state = -p.m * p.m;
     return p;
   }
-  const T shifted = a + map.eps, y = Math::log(shifted) - map.center, wide = T(1) + std::abs(y), inverse = Math::inverse(shifted * wide),
+  const T shifted = a + map.eps, y = squash_argument<Math>(map, shifted), wide = T(1) + std::abs(y), inverse = Math::inverse(shifted * wide),
           narrow = inverse * shifted;
-  p.m = Math::exp2(map.slope * (y * narrow) + map.shift);
+  p.m = squash_value<Math>(map, y * narrow);
   p.of_raw = p.m * (map.slope * T(std::numbers::ln2)) * (narrow * narrow);
   p.of_state = p.of_raw * (inverse * wide);
   return p;

@@ -150,6 +150,30 @@ __global__ void copy_kernel(const __grid_constant__ CopyArgs args) {
   for (unsigned i = 0; i < 4; ++i) args.sum[256 + (thread ^ 33) * 4 + i] = sum[i];
 }
 
+// A panel of a tensor (tensor_map.h) as it lies in shared memory.
+struct TensorArgs {
+  TensorMap map;
+  int column, head, token, batch;
+  uint16_t* to;
+};
+inline constexpr std::size_t kTensorShared = kTensorBytes + 8;
+__global__ void __launch_bounds__(128, 1) tensor_kernel(const __grid_constant__ TensorArgs args) {
+  char* const panel = shared_memory();
+  uint64_t* const full = reinterpret_cast<uint64_t*>(panel + kTensorBytes);
+  if (thread_index() == 0) {
+    mbarrier_init(full, 1);
+    mbarrier_init_fence();
+  }
+  sync_threads();
+  if (thread_index() == 0) {
+    tensor_map_prefetch(args.map);
+    mbarrier_expect(full, kTensorBytes);
+    tensor_load(panel, args.map, args.column, args.head, args.token, args.batch, full);
+  }
+  mbarrier_wait(full, 0);
+  for (int i = static_cast<int>(thread_index()); i < static_cast<int>(kTensorBytes / 2); i += 128) args.to[i] = reinterpret_cast<const uint16_t*>(panel)[i];
+}
+
 // ---- Bulk copies: a producer warpgroup (one thread of it) loads rows of 512 floats through three stages, 128 consumers double them, and
 // store each row; the sum of all rows goes to total with bulk_add. Shared memory: 3 stages, 2 rows out, 1 row of the sum, 6 barriers.
 struct BulkArgs {

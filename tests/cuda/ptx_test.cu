@@ -9,6 +9,7 @@
 
 #include "device_buffer.h"
 #include "ptx_kernels.cuh"
+#include "scan/cuda/tiles.h"
 
 namespace fw::cuda::test {
 namespace {
@@ -205,6 +206,48 @@ void test_bulk() {
   }
 }
 
+// Of a tensor [B, T, heads, dim] with rows farther apart than they are long: inside, over its ends, and what the copy engine does not take.
+void test_tensor() {
+  constexpr int kB = 2, kT = 70, kHeads = 3, kDim = 72, kToHead = 80, kToToken = kHeads * kToHead + 8, kToBatch = kT * kToToken + 16;
+  std::vector<uint16_t> from(static_cast<std::size_t>(kB) * kToBatch);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint16_t>(i * 40503u >> 3);
+  DeviceBuffer<uint16_t> from_device(from), to(std::size_t{64 * 64});
+  const TokenArg tensor{from_device.data(), kToBatch, kToToken, kToHead, 1, 1};
+  Test test("tensor_load");
+  TensorArgs args{{}, 0, 0, 0, 0, to.data()};
+  test.equal(0, make_tensor_map(tensor, kB, kT, kHeads, kDim, args.map), true);
+  const int places[][4] = {{0, 0, 0, 0}, {0, 2, 6, 1}, {64, 1, 0, 1}, {0, 1, 64, 0}, {64, 2, 64, 1}};  // column, head, token, batch
+  for (const auto& place : places) {
+    args.column = place[0], args.head = place[1], args.token = place[2], args.batch = place[3];
+    launch(tensor_kernel, {1, 1, 1}, 128, kTensorShared, nullptr, args);
+    const auto panel = to.download();
+    for (int row = 0; row < 64; ++row) {
+      for (int column = 0; column < 64; ++column) {
+        const int c = args.column + column, t = args.token + row;
+        const std::size_t at =
+            static_cast<std::size_t>(args.batch) * kToBatch + static_cast<std::size_t>(t) * kToToken + static_cast<std::size_t>(args.head) * kToHead;
+        const uint16_t expected = c < kDim && t < kT ? from[at + static_cast<std::size_t>(c)] : uint16_t{0};
+        test.equal(static_cast<std::size_t>(panel_index(row, column)), panel[static_cast<std::size_t>(panel_index(row, column))], expected);
+      }
+    }
+  }
+  const auto refused = [&](const TokenArg& a, int64_t T, int64_t dim) {
+    TensorMap map;
+    return !make_tensor_map(a, kB, T, kHeads, dim, map);
+  };
+  TokenArg other = tensor;
+  other.bf16 = 0;
+  test.equal(1, refused(other, kT, kDim), true);
+  other = tensor, other.data = from_device.data() + 1;
+  test.equal(2, refused(other, kT, kDim), true);
+  other = tensor, other.stride_h = 81;
+  test.equal(3, refused(other, kT, kDim), true);
+  other = tensor, other.data = nullptr;
+  test.equal(4, refused(other, kT, kDim), true);
+  test.equal(5, refused(tensor, 0, kDim), true);
+  test.equal(6, refused(tensor, kT, 70), true);
+}
+
 void test_named_barriers() {
   constexpr int kRounds = 5;
   DeviceBuffer<uint32_t> y(std::size_t{128});
@@ -287,6 +330,7 @@ int run_all() {
   test_mma();
   test_copies();
   test_bulk();
+  test_tensor();
   test_named_barriers();
   test_chain();
   test_wgmma_all<32, false>();

@@ -16,10 +16,10 @@ struct FastMath {
 // What follows is for squashing forms, from A + eps, and takes fewer operations an element than precond_value() and precond_point() do.
 // M of two by one inverse: special functions are what many of them wait for.
 FW_DEVICE float2 squashed_m(const PrecondMap<float>& map, const float2& shifted) {
-  const float2 y = make_float2(FastMath::log(shifted.x) - map.center, FastMath::log(shifted.y) - map.center);
+  const float2 y = make_float2(squash_argument<FastMath>(map, shifted.x), squash_argument<FastMath>(map, shifted.y));
   const float2 wide = make_float2(1 + std::abs(y.x), 1 + std::abs(y.y));
   const float inverse = rcp_fast(wide.x * wide.y);
-  return make_float2(exp2_fast(map.slope * (y.x * (inverse * wide.y)) + map.shift), exp2_fast(map.slope * (y.y * (inverse * wide.x)) + map.shift));
+  return make_float2(squash_value<FastMath>(map, y.x * (inverse * wide.y)), squash_value<FastMath>(map, y.y * (inverse * wide.x)));
 }
 
 // M, and its slope with respect to A over M and slope_factor(), with which sums of many are multiplied.
@@ -27,8 +27,8 @@ struct SquashedPoint {
   float m, slope;
 };
 FW_DEVICE SquashedPoint squashed_point(const PrecondMap<float>& map, float shifted) {
-  const float y = FastMath::log(shifted) - map.center, inverse = rcp_fast(shifted * (1 + std::abs(y))), narrow = inverse * shifted;
-  return {exp2_fast(map.slope * (y * narrow) + map.shift), narrow * inverse};
+  const float y = squash_argument<FastMath>(map, shifted), inverse = rcp_fast(shifted * (1 + std::abs(y))), narrow = inverse * shifted;
+  return {squash_value<FastMath>(map, y * narrow), narrow * inverse};
 }
 FW_DEVICE float slope_factor(const PrecondMap<float>& map) { return map.slope * 0.6931471805599453f; }
 
