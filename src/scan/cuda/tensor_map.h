@@ -10,8 +10,8 @@ struct alignas(128) TensorMap {
   unsigned char bytes[128];
 };
 
-// Of a [B, T, heads, dim] (packed: B = 1, T all tokens). False, and `map` is nothing, where the engine cannot take it: bf16 in whole pieces of 16 bytes only,
-// and on a GPU before Hopper.
+// Of a [B, T, heads, dim] (packed: B = 1, T all tokens). False, and `map` is nothing, where the engine cannot take it: it wants bf16 in whole pieces of 16
+// bytes, and a driver that makes maps.
 bool make_tensor_map(const TokenArg& a, int64_t B, int64_t T, int64_t heads, int64_t dim, TensorMap& map);
 
 }  // namespace fw::cuda

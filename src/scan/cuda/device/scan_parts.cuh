@@ -141,7 +141,7 @@ FW_DEVICE void store_token_fragment(uint32_t panel, int k, const uint32_t (&r)[4
   stmatrix_x4_trans(panel + static_cast<uint32_t>(token_fragment_offset() + k * 2048), r);
 }
 
-// What this lane names to stmatrix or ldmatrix of panels [64 rows, ...] for the fragment of the warp's 16 rows and columns 16 k to 16 k + 15.
+// What this lane names to stmatrix of panels of 64 rows (of a state values, of O tokens) for the fragment of its warp's 16 rows and columns 16 k to 16 k + 15.
 FW_DEVICE uint32_t state_fragment(uint32_t panels, int k) {
   const int matrix = static_cast<int>(lane_index()) / 8, row = 16 * state_warp() + (matrix % 2) * 8 + static_cast<int>(lane_index()) % 8;
   const int piece = (2 * (k % 4) + matrix / 2) ^ (row & 7);
