@@ -168,7 +168,7 @@ FW_DEVICE void scale_by_norms(const Rule& rule, bool reverse, const char* keys, 
   if constexpr (kOut) {
     rows.read[row] *= q_n, rows.left[row] *= q_n, rows.after[row] *= q_n, rows.right[row] *= k_n;
     FW_UNROLL
-    for (int b = 0; b < 3; ++b) rows.before[b][row] *= k_n;
+    for (auto& before : rows.before) before[row] *= k_n;
   }
 }
 
@@ -467,7 +467,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1)
       wgmma_wait<0>();
       keep(state);
       FW_UNROLL
-      for (int k = 0; k < 4; ++k) keep(b[k]);
+      for (auto& operand : b) keep(operand);
       barriers.stages.put_empty(ring);
       FW_UNROLL
       for (int k = 0; k < 16; ++k) b[k / 4][k % 4] = next[k / 4][k % 4];
