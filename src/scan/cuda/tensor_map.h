@@ -9,6 +9,7 @@ namespace fw::cuda {
 struct alignas(128) TensorMap {
   unsigned char bytes[128];
 };
+inline constexpr uint32_t kTensorBytes = 8192;  // of a panel that tensor_load brings
 
 // Of a [B, T, heads, dim] (packed: B = 1, T all tokens). False, and `map` is nothing, where the engine cannot take it: it wants bf16 in whole pieces of 16
 // bytes, and a driver that makes maps.

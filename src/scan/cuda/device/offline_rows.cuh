@@ -102,7 +102,7 @@ struct FactorRows {
   }
 };
 
-// To P from Q K^T: accumulators of 16 rows, those of `block`, kTiles blocks of 8 columns from number first_tile on (even). Where Block is a constant
+// To P from Q K^T: accumulators of 16 rows, those of `block`, kN / 4 blocks of 8 columns from number first_tile on (even). Where Block is a constant
 // nothing is asked of a tile, and all numbers come from shared memory together.
 template <class Block, int kN>
 FW_DEVICE void scale_pairs(Block block, float (&p)[kN], const FactorRows& rows, int first_tile, int lane) {

@@ -236,8 +236,7 @@ FW_DEVICE void bulk_load(void* shared_to, const void* global_from, uint32_t byte
                "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
-// 64 tokens from `token` on and 64 channels from `column` on of a head, as a panel of 8192 bytes, with zeros outside of the tensor.
-inline constexpr uint32_t kTensorBytes = 8192;
+// 64 tokens from `token` on and 64 channels from `column` on of a head, as a panel of kTensorBytes, with zeros outside of the tensor.
 FW_DEVICE void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(shared_to)),

@@ -244,7 +244,8 @@ void tensor_load(void* shared_to, const TensorMap& map, int column, int head, in
   emulation::TensorBox box;
   std::memcpy(&box, &map, sizeof box);
   emulation::check_bulk(box.data, shared_to, kTensorBytes, "tensor_load");
-  if (reinterpret_cast<uintptr_t>(shared_to) % 1024 != 0) Block::current().fail(position.thread, "tensor_load: a panel lies at a multiple of 1024 bytes");
+  const uint32_t offset = Block::current().offset(shared_to, "tensor_load");
+  if (offset % 1024 != 0) Block::current().fail(position.thread, "tensor_load to offset %u of shared memory: must be a multiple of 1024", offset);
   const std::size_t index = emulation::barrier_index(barrier, "tensor_load");
   // Pieces of 16 bytes are inside or outside as a whole.
   const auto piece_at = [=](int row, int piece) -> const char* {

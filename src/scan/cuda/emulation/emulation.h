@@ -165,7 +165,6 @@ void mbarrier_arrive(uint64_t* barrier);
 void mbarrier_expect(uint64_t* barrier, uint32_t bytes);
 void mbarrier_wait(uint64_t* barrier, int parity);
 void bulk_load(void* shared_to, const void* global_from, uint32_t bytes, uint64_t* barrier);
-inline constexpr uint32_t kTensorBytes = 8192;
 void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch, uint64_t* barrier);
 inline void tensor_map_prefetch(const TensorMap& /*map*/) {}
 void bulk_store(void* global_to, const void* shared_from, uint32_t bytes);
