@@ -73,6 +73,30 @@ TEST_P(Bits, ASequenceAloneOrPacked) {
   }
 }
 
+// Alone its gradients begin beside the reverse scan; among so many others there is no room for them (plan.h: gradients_follow).
+TEST(BitsBesideTheScan, ASequenceAloneOrAmongMany) {
+  uint64_t seed = 60;
+  for (const char* name : kRules) {
+    std::vector<int64_t> offsets{0, 330};
+    for (int n = 0; n < 97; ++n) offsets.push_back(offsets.back() + 1);
+    ProblemOptions options;
+    options.sequences = SeqLayout(offsets);
+    options.K = ++seed % 2 == 0 ? 64 : 128;
+    options.V = 64;
+    options.seed = seed;
+    const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options)), alone = slice_sequence(problem, 0);
+    HeaderRun run = device_run(FW_FORM_CHUNK);
+    run.bf16 = HeaderRun::Bf16Tensors::kAll;
+    run.segment = -1;
+    const ReferenceInputs among = header_backward(problem, run), own = header_backward(alone, run);
+    for (const auto& field : reference_input_fields()) {
+      const std::vector<double>&x = own.*field.values, &y = among.*field.values;
+      if (!of_tokens(field.name) || x.empty()) continue;
+      EXPECT_EQ(x, std::vector<double>(y.begin(), y.begin() + static_cast<std::ptrdiff_t>(x.size()))) << name << " " << field.name;
+    }
+  }
+}
+
 TEST_P(Bits, OutputsDoNotKnowTheFuture) {
   uint64_t seed = 20;
   for (const char* name : kRules) {

@@ -57,6 +57,17 @@ TEST(DevicePlan, SaysTheForm) {
   EXPECT_NE(plan_text(desc).find("threads: "), std::string::npos) << plan_text(desc);
 }
 
+// Few heads leave room beside the reverse scan; 64 heads of 4 sequences leave none, and a single chunk is not worth it.
+TEST(DevicePlan, GradientsBeginBesideALongScan) {
+  fw_desc desc = descriptor("kda");
+  EXPECT_EQ(plan_text(desc).find("gradients: beside"), std::string::npos) << plan_text(desc);
+  desc.B = 1;
+  desc.T = 32768;
+  EXPECT_NE(plan_text(desc).find("gradients: beside the reverse scan of 32 blocks"), std::string::npos) << plan_text(desc);
+  desc.T = 64;
+  EXPECT_EQ(plan_text(desc).find("gradients: beside"), std::string::npos) << plan_text(desc);
+}
+
 // From the raw tensors: forward saves the states alone, 64 x 128 bf16 numbers a chunk, head and value block.
 TEST(DevicePlan, RulesWithoutAnEraseNeedNoImages) {
   for (const char* rule : {"linear_attention", "retnet", "mamba2"}) {

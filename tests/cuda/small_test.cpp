@@ -57,5 +57,26 @@ TEST(Small, ManyTurns) {
   }
 }
 
+// Sequences of several chunks and few heads: the gradients begin beside the reverse scan, of whole sequences and of segments (plan.h: gradients_follow).
+TEST(Small, GradientsBesideTheScan) {
+  uint64_t seed = 980;
+  for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "precond_gated_deltanet", "precond_kda", "qdelta", "deltanet_neg", "gla"}) {
+    for (const bool bf16 : {true, false}) {
+      ProblemOptions options;
+      options.sequences = SeqLayout({0, 260, 260, 330});
+      options.H = options.HV = 2;
+      options.K = ++seed % 2 == 0 ? 64 : 128;
+      options.V = seed % 3 == 0 ? 72 : 64;
+      options.seed = seed;
+      const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = bf16 ? HeaderRun::Bf16Tensors::kAll : HeaderRun::Bf16Tensors::kNone;
+      run.segment = bf16 && seed % 4 == 0 ? 128 : -1;
+      SCOPED_TRACE(describe(problem));
+      EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fw::testing

@@ -8,7 +8,7 @@ namespace fw::cuda {
 namespace {
 
 constexpr int kKeys = 128, kRows = 8;  // threads, value rows of a block
-constexpr int kPiece = 32;             // columns of a map that lie transposed in shared memory at a time
+constexpr int kPiece = 64;             // numbers of a map that a thread has at a time
 
 FW_DEVICE float state_element(const StateArg& a, int n, int hv, int k, int v) {
   if (a.data == nullptr) return 0.0f;
@@ -16,11 +16,31 @@ FW_DEVICE float state_element(const StateArg& a, int n, int hv, int k, int v) {
   return a.bf16 != 0 ? bf16_value(static_cast<const uint16_t*>(a.data)[at]) : static_cast<const float*>(a.data)[at];
 }
 
+// From row `first` on of column k of the map, for M S; of row k for M^T D. 0 outside of it. Many loads are on their way at once: a step is a chain of
+// memory latencies otherwise.
+FW_DEVICE void load_map(const float* map, int K, int k, int first, bool transposed, float (&m)[kPiece]) {
+  const int count = k < K ? K - first : 0;
+  if (!transposed) {
+    FW_UNROLL
+    for (int i = 0; i < kPiece; ++i) m[i] = i < count ? map[(first + i) * K + k] : 0.0f;
+  } else if (K % 4 == 0) {
+    FW_UNROLL
+    for (int i = 0; i < kPiece; i += 4) {
+      const float4 x = i < count ? *reinterpret_cast<const float4*>(map + k * K + first + i) : make_float4(0, 0, 0, 0);
+      m[i] = x.x, m[i + 1] = x.y, m[i + 2] = x.z, m[i + 3] = x.w;
+    }
+  } else {
+    FW_UNROLL
+    for (int i = 0; i < kPiece; ++i) m[i] = i < count ? map[k * K + first + i] : 0.0f;
+  }
+}
+
 __global__ void __launch_bounds__(kKeys) join_kernel(const __grid_constant__ JoinArgs a) {
   float* const rows = reinterpret_cast<float*>(shared_memory());  // [kRows, kKeys]
-  float* const piece = rows + kRows * kKeys;                      // [kKeys, kPiece + 1], of a map
   const int k = static_cast<int>(thread_index()), v0 = static_cast<int>(block_index_x()) * kRows, hv = static_cast<int>(block_index_y()),
             n = static_cast<int>(block_index_z());
+  grid_dependency_launch();
+  grid_dependency_wait();
   const int first = a.first_segment[n], count = a.first_segment[n + 1] - first;
   float state[kRows];
   FW_UNROLL
@@ -29,48 +49,32 @@ __global__ void __launch_bounds__(kKeys) join_kernel(const __grid_constant__ Joi
   for (int j = 0; j < count; ++j) {
     const int64_t segment = first + (a.reverse ? count - 1 - j : j), head = segment * a.HV + hv;
     float* const mine = a.states + (head * a.V + v0) * a.K + k;
+    const bool last = j + 1 == count, zero = j == 0 && a.from.data == nullptr;  // of the first segment there may be no map
     const float* const map = a.maps + head * a.K * a.K;
-    float next[kRows];
+    float next[kRows], m[kPiece];
+    if (!last && !zero) load_map(map, a.K, k, 0, a.reverse, m);
     FW_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const bool here = k < a.K && v0 + r < a.V;
       // The last one leaves nothing to a segment after it, and the scans do not make what nobody needs.
-      next[r] = here && j + 1 < count ? mine[r * a.K] : 0.0f;
+      next[r] = here && !last ? mine[r * a.K] : 0.0f;
       if (here) mine[r * a.K] = state[r];
       rows[r * kKeys + k] = state[r];
     }
-    if (j + 1 == count) break;
+    if (last) break;
     sync_threads();
-    bool zero = j == 0 && a.from.data == nullptr;  // of the first segment there may be no map
-    if (!zero && !a.reverse) {
-      // Many loads are on their way at once: a step is a chain of memory latencies otherwise.
+    if (!zero) {
       FW_NO_UNROLL
-      for (int i0 = 0; i0 < a.K; i0 += kPiece) {
-        float m[kPiece];
+      for (int piece = 0; piece < a.K; piece += kPiece) {
+        if (piece > 0) load_map(map, a.K, k, piece, a.reverse, m);
         FW_UNROLL
-        for (int i = 0; i < kPiece; ++i) m[i] = k < a.K && i0 + i < a.K ? map[(i0 + i) * a.K + k] : 0.0f;
-        FW_UNROLL
-        for (int i = 0; i < kPiece; ++i) {
+        for (int i = 0; i < kPiece; i += 4) {
           FW_UNROLL
-          for (int r = 0; r < kRows; ++r) next[r] += m[i] * (i0 + i < a.K ? rows[r * kKeys + i0 + i] : 0.0f);
+          for (int r = 0; r < kRows; ++r) {
+            const float4 x = *reinterpret_cast<const float4*>(rows + r * kKeys + piece + i);
+            next[r] = fmaf(m[i + 3], x.w, fmaf(m[i + 2], x.z, fmaf(m[i + 1], x.y, fmaf(m[i], x.x, next[r]))));
+          }
         }
-      }
-    } else if (!zero) {
-      FW_NO_UNROLL
-      for (int i0 = 0; i0 < a.K; i0 += kPiece) {
-        FW_UNROLL
-        for (int turn = 0; turn < kPiece; ++turn) {
-          const int row = (turn * kKeys + k) / kPiece, i = k % kPiece;
-          piece[row * (kPiece + 1) + i] = row < a.K && i0 + i < a.K ? map[row * a.K + i0 + i] : 0.0f;
-        }
-        sync_threads();
-        FW_UNROLL
-        for (int i = 0; i < kPiece; ++i) {
-          const float m = piece[k * (kPiece + 1) + i];
-          FW_UNROLL
-          for (int r = 0; r < kRows; ++r) next[r] += m * (i0 + i < a.K ? rows[r * kKeys + i0 + i] : 0.0f);
-        }
-        sync_threads();
       }
     }
     sync_threads();
@@ -84,7 +88,7 @@ __global__ void __launch_bounds__(kKeys) join_kernel(const __grid_constant__ Joi
 void join_segments(const JoinArgs& args, void* stream) {
   if (args.K > kKeys) fail_internal("join_segments: expected K at most {}, got {}", kKeys, args.K);
   const Dim3 grid{static_cast<unsigned>((args.V + kRows - 1) / kRows), static_cast<unsigned>(args.HV), static_cast<unsigned>(args.N)};
-  launch(join_kernel, grid, kKeys, sizeof(float) * (kRows * kKeys + (args.reverse ? kKeys * (kPiece + 1) : 0)), stream, args);
+  launch_overlapped(join_kernel, grid, kKeys, sizeof(float) * kRows * kKeys, stream, args);
 }
 
 }  // namespace fw::cuda

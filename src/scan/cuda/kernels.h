@@ -11,6 +11,7 @@ namespace fw::cuda {
 
 // Copies `count` numbers of the host into device memory through kernel parameters: no wait, and a graph may hold it.
 void upload(const int32_t* values, int64_t count, int32_t* device, void* stream);
+void clear(uint32_t* device, int64_t count, void* stream);
 
 // ---- token_*.cu: the recurrence one token at a time in float32 (any axes, K <= 256, any V): decode, short inputs, the oracle.
 
@@ -132,6 +133,13 @@ struct ScanForwardArgs {
 };
 void scan_forward(const ScanForwardArgs& args, int key, void* stream);
 
+// For gradients() that begin while the reverse scan still runs, with the last chunks.
+struct TilesReady {
+  uint32_t* made = nullptr;  // [chunks, HV]: how many of the tile's D and V, two a value block, are in memory; zero before. null: the scan is over before
+  int32_t scan_blocks = 0;   // of the scan, each of which has a multiprocessor for itself
+  double scan_time = 0;      // microseconds that it takes, about: what is made of it is how the tiles are spread, not what comes out
+};
+
 struct ScanReverseArgs {
   SequenceArg sequences;
   int32_t HV = 0, K = 0, V = 0;
@@ -143,6 +151,7 @@ struct ScanReverseArgs {
   uint16_t* v = nullptr;                    // V of every chunk, or null (both or none)
   const int32_t* parts = nullptr;           // as ScanForwardArgs; bit 0
   const int32_t* final_index = nullptr;     // where d_initial_state has that of sequence n
+  uint32_t* made = nullptr;                 // TilesReady::made, or null
 };
 void scan_reverse(const ScanReverseArgs& args, int key, void* stream);
 
@@ -168,6 +177,7 @@ struct GradientArgs {
   const uint16_t* w = nullptr;
   const uint16_t* v = nullptr;
   HeadGradients grads;
+  TilesReady ready;      // if it is there, scan_reverse() with it is the kernel before this one on the stream
   PrecondShare precond;  // where gradients_make_m(): from problem.boundaries; problem.m and grads.dm are not used
 };
 // Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of what and where the inputs (not m and boundaries),

@@ -50,12 +50,13 @@ CommonRegions common_regions(const Plan& plan, const DevicePlan& device, bool ba
   return r;
 }
 
+constexpr int64_t kMultiprocessors = 132;
+
 // What a pass of a scan takes for a chunk, in microseconds (measured on an H200, docs/design): the length of its chain of products or, where
 // all 132 multiprocessors run one, what memory gives.
 struct PassCost {
   double chain, memory;
   double of(int64_t blocks, int64_t chunks) const {
-    constexpr int64_t kMultiprocessors = 132;
     const double load = static_cast<double>(std::min(blocks, kMultiprocessors)) / static_cast<double>(kMultiprocessors);
     const int64_t rounds = (blocks + kMultiprocessors - 1) / kMultiprocessors;
     return static_cast<double>(rounds * chunks) * std::max(chain, memory * load);
@@ -64,30 +65,50 @@ struct PassCost {
 struct Costs {
   PassCost forward, forward_part, reverse, reverse_part;
   double join_step, two_kernels;  // a step of the join; what a cut costs besides
+  double gradient_tile;           // a chunk and value head in gradients(), on the whole device; 0: these never begin beside the scan
 };
-constexpr Costs kImageCosts{{0.9, 1.6}, {0.65, 1.3}, {0.86, 2.1}, {0.8, 1.7}, 5, 0};
+constexpr Costs kImageCosts{{0.9, 1.6}, {0.65, 1.3}, {0.86, 2.1}, {0.8, 1.7}, 5, 0, 0.1};
 // From the raw tensors. Forward without what it saves: it is the same cut in both.
-constexpr Costs kDirectCosts{{1.0, 1.1}, {0.5, 0.6}, {0.6, 1.1}, {0.5, 0.6}, 1, 10};
+constexpr Costs kDirectCosts{{1.0, 1.1}, {0.5, 0.6}, {0.6, 1.1}, {0.5, 0.6}, 1, 10, 0};
+
+// The reverse scan with the gradients beside it: each waits more for memory then. Beside more blocks there is no room that would be worth it.
+constexpr double kScanSlower = 0.95, kGradientsSlower = 0.05;
+constexpr int64_t kMostBlocksBeside = 96, kLeastChunksBeside = 4;
 
 // Blocks and chunks of a call, for the choice of segments.
 struct SegmentShape {
   Costs costs;
-  int64_t blocks, map_blocks, chunks;
+  int64_t blocks, map_blocks, chunks, tiles;
   SegmentShape(const Plan& plan, bool direct)
       : costs(direct ? kDirectCosts : kImageCosts),
         blocks(plan.N * plan.HV * ((plan.V + kValueBlock - 1) / kValueBlock)),
         map_blocks(direct ? 0 : plan.N * plan.HV * ((plan.K + kValueBlock - 1) / kValueBlock)),
-        chunks((plan.longest + kChunk - 1) / kChunk) {}
+        chunks((plan.longest + kChunk - 1) / kChunk),
+        tiles(plan.total_chunks() * plan.HV) {}
   int64_t length(int64_t count) const { return (chunks + count - 1) / count; }
+  bool follows(int64_t scan_blocks) const { return costs.gradient_tile > 0 && scan_blocks <= kMostBlocksBeside && chunks >= kLeastChunksBeside; }
+  double gradients() const { return costs.gradient_tile * static_cast<double>(tiles); }
+  // The scan of segments of so many chunks while the gradients follow it.
+  double followed(int64_t scan_blocks, int64_t length) const {
+    const double scan = costs.reverse.of(scan_blocks, length), room = scan * free_share(scan_blocks);
+    return scan * (1 + kScanSlower * std::min(1.0, gradients() / room));
+  }
+  static double free_share(int64_t scan_blocks) { return static_cast<double>(kMultiprocessors - scan_blocks) / static_cast<double>(kMultiprocessors); }
   double forward(int64_t count) const {
     if (count == 1) return costs.forward.of(blocks, chunks);
     return costs.forward_part.of((count - 1) * blocks + (count - 2) * map_blocks, length(count)) + costs.join_step * static_cast<double>(count) +
            costs.two_kernels + costs.forward.of(count * blocks, length(count));
   }
+  // And the gradients.
   double reverse(int64_t count) const {
-    if (count == 1) return costs.reverse.of(blocks, chunks);
+    if (count == 1) return reverse_pass(blocks, chunks);
     return costs.reverse_part.of((count - 1) * blocks, length(count)) + costs.join_step * static_cast<double>(count) + costs.two_kernels +
-           costs.reverse.of(count * blocks, length(count));
+           reverse_pass(count * blocks, length(count));
+  }
+  double reverse_pass(int64_t scan_blocks, int64_t length) const {
+    if (!follows(scan_blocks)) return costs.reverse.of(scan_blocks, length) + gradients();
+    const double scan = followed(scan_blocks, length);
+    return scan + std::max(0.0, gradients() - scan * free_share(scan_blocks) / (1 + kGradientsSlower));
   }
 };
 constexpr double kWorthIt = 0.95;
@@ -140,6 +161,15 @@ SegmentRegions segment_regions(const Plan& plan, const DevicePlan& device, Regio
   r.states = regions.take(s.count() * plan.HV * plan.V * plan.K * kFloat);
   r.decays = regions.take(s.count() * plan.HV * kFloat, device.direct);
   return r;
+}
+
+// Whether and how the gradients begin beside the reverse scan.
+void plan_gradients(const Plan& plan, DevicePlan& device) {
+  const SegmentShape shape(plan, device.direct);
+  const bool is_cut = device.segments.backward;
+  device.reverse_blocks = (is_cut ? device.segments.count() : plan.N) * plan.HV * device.value_blocks;
+  device.gradients_follow = shape.follows(device.reverse_blocks);
+  if (device.gradients_follow) device.reverse_time = shape.followed(device.reverse_blocks, is_cut ? device.segments.chunks : shape.chunks);
 }
 
 ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
@@ -195,6 +225,7 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   const int64_t tiles = device.chunks * plan.HV;
   r.d_states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2, device.chunk_form);
   r.v = regions.take(tiles * device.value_blocks * kPanel * 2, device.chunk_form && !device.direct);
+  r.ready = regions.take(tiles * int64_t{sizeof(uint32_t)}, device.gradients_follow);
   r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest),
                          !device.chunk_form);
   if (device.segments.backward) r.segments = segment_regions(plan, device, regions);
@@ -241,6 +272,7 @@ DevicePlan make_device_plan(const Plan& plan) {
     device.direct = direct_rule(plan.rule);
     device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device.direct) : std::max<int64_t>(0, plan.segment / kChunk));
     device.segments.backward = device.segments && cut_backward(plan, device.direct, device.segments.chunks);
+    plan_gradients(plan, device);
   }
   device.forward = forward_regions(plan, device);
   device.saved = saved_regions(plan, device);
@@ -261,6 +293,9 @@ std::string to_text(const Plan& plan, const DevicePlan& device) {
           fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
       text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
                           device.z_image ? "Z prepared" : "values scaled in the scan");
+    }
+    if (device.gradients_follow) {
+      text += fmt::format("gradients: beside the reverse scan of {} blocks, about {:.0f} us\n", device.reverse_blocks, device.reverse_time);
     }
     if (device.segments) {
       text += fmt::format("segments: {} of {} chunks{}\n", device.segments.count(), device.segments.chunks, device.segments.backward ? "" : ", forward only");

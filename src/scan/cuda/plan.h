@@ -77,6 +77,7 @@ struct BackwardRegions {
   Region q, k, erase_key, erase_gate, g, dm;
   Region dalpha_p, dbeta_p;  // float [tokens, HV]
   Region dcenter;            // float [chunks, H]
+  Region ready;              // TilesReady::made [chunks, HV] (kernels.h), where DevicePlan::gradients_follow
   Region token;              // of token_backward
   SegmentRegions segments;
   size_t bytes = 0;
@@ -91,6 +92,10 @@ struct DevicePlan {
   bool direct = false;
   int64_t chunks = 0;  // of all sequences
   Segments segments;
+  // The reverse scan leaves many multiprocessors free for a while: the gradients begin there, with the tiles that it has left.
+  bool gradients_follow = false;
+  int64_t reverse_blocks = 0;  // of the scan that they follow, and about how many microseconds it takes
+  double reverse_time = 0;
   ForwardRegions forward;
   SavedRegions saved;
   BackwardRegions backward;

@@ -204,6 +204,7 @@ void scan_segments_reverse(const Plan& plan, const DevicePlan& device, ScanRever
   scan.sequences = tables.sequences;
   ScanReverseArgs parts = scan;
   parts.d_states = parts.v = nullptr;
+  parts.made = nullptr;
   parts.d_final_state = {};
   parts.d_initial_state = states;
   parts.parts = tables.parts;
@@ -440,6 +441,14 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   scan.d_initial_state = state_arg(plan, grads.initial_state);
   scan.d_states = space.at<uint16_t>(device.backward.d_states);
   scan.v = space.at<uint16_t>(device.backward.v);
+  TilesReady ready;
+  if (device.backward.ready.bytes > 0) {
+    ready.made = space.at<uint32_t>(device.backward.ready);
+    ready.scan_blocks = static_cast<int32_t>(device.reverse_blocks);
+    ready.scan_time = device.reverse_time;
+    clear(ready.made, device.chunks * plan.HV, plan.stream);
+  }
+  scan.made = ready.made;
   if (device.segments.backward) {
     scan_segments_reverse(plan, device, scan, kept.at<float>(device.saved.maps), space);
   } else {
@@ -456,6 +465,7 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   args.v = scan.v;
   args.grads = heads;
   args.precond = share;
+  args.ready = ready;
   gradients(args, device.key, device.chunks, plan.stream);
 }
 

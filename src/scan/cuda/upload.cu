@@ -1,4 +1,4 @@
-// Numbers of the host as kernel parameters. See kernels.h.
+// Numbers of the host as kernel parameters, and zeros. See kernels.h.
 #include <algorithm>
 
 #include "scan/cuda/device/ptx.cuh"
@@ -29,7 +29,16 @@ void upload_some(const int32_t* values, int count, int32_t* device, void* stream
   launch(upload_kernel<kCount>, Dim3{static_cast<unsigned>((count + kThreads - 1) / kThreads)}, kThreads, 0, stream, copy, count, device);
 }
 
+__global__ void clear_kernel(uint32_t* device, int64_t count) {
+  for (int64_t i = int64_t{block_index_x()} * block_size() + thread_index(); i < count; i += int64_t{grid_size_x()} * block_size()) device[i] = 0;
+}
+
 }  // namespace
+
+void clear(uint32_t* device, int64_t count, void* stream) {
+  constexpr int64_t kThreads = 256, kMostBlocks = 256;
+  launch(clear_kernel, Dim3{static_cast<unsigned>(std::min(kMostBlocks, (count + kThreads - 1) / kThreads))}, kThreads, 0, stream, device, count);
+}
 
 void upload(const int32_t* values, int64_t count, int32_t* device, void* stream) {
   constexpr int64_t kFew = 1000, kMany = 8000;

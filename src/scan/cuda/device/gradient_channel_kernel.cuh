@@ -9,6 +9,7 @@ namespace fw::cuda {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
   ChannelChunk<Shape> c(args);
+  begin_turns(c);
   const auto load_words = [](const ChannelChunk<Shape>& at, int turn) {
     if constexpr (Shape::kFast) {
       return load_row_words(at, turn);
@@ -184,6 +185,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     if (kLast) rows = load_words(c, turn + 1);
     if (!kEarly) decays = load_decay_words(c, turn + 1);
   }
+  end_turns(c);
 }
 
 // Rows of pairs of neighbouring channels that are one aligned access, wherever a sequence or head begins.
@@ -201,11 +203,9 @@ void launch_channel_gradients(const GradientArgs& args, int64_t chunks, void* st
       whole_pieces(x.in.v, x.V) && whole_or_absent(d.v, x.V) && (!gated || (whole_pieces(x.in.write_gate, x.V) && whole_or_absent(d.write_gate, x.V)));
   const unsigned channel_pieces = (whole_pieces(d.erase_gate, x.K) ? kPiecesDGate : 0u) | (whole_pairs(x.in.g, x.K) ? kPairsG : 0u) |
                                   (whole_pairs(d.g, x.K) ? kPairsDG : 0u) | (values ? kPiecesValues : 0u);
-  ScalarGradientArgs all{args, chunks * x.HV, pieces_of(args) | channel_pieces};
+  ScalarGradientArgs all{args, chunks * x.HV, 0, false, pieces_of(args) | channel_pieces};
   if (Shape::kMakesM) all.precond = squash_of_any(x.rule);
-  const int64_t places = kProcessors * Shape::kBlocksPerSm;
-  const unsigned grid = static_cast<unsigned>(all.tiles < places ? all.tiles : places);
-  launch(channel_gradient_kernel<Shape>, Dim3{grid}, Shape::kThreads, Shape::kBytes, stream, all);
+  launch_gradients<Shape>(channel_gradient_kernel<Shape>, Shape::kThreads, Shape::kBytes, stream, all);
 }
 
 }  // namespace fw::cuda

@@ -23,6 +23,8 @@ struct ChannelShape {
   static constexpr bool kGates = kGatedRows || !kFastRows;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32, kPairs = kKey / 2;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
+  static constexpr bool kFollows = kKey == 128 || (kFast && kRowM != RowM::kRead);  // else there are too few registers
+  static constexpr double kTileTime = !kFast ? 30 : kMakesM ? 19 : kGates ? 17.5 : kPrecond ? 17 : 14.5;
 
   // A stage: what one block of 64 value columns brings.
   static constexpr int kStages = kKey == 128 ? 2 : 1;
@@ -83,9 +85,6 @@ template <class Shape>
 struct ChannelChunk : ScalarChunk<Shape> {
   FW_DEVICE explicit ChannelChunk(const ScalarGradientArgs& a) : ScalarChunk<Shape>(a) {}
 
-  FW_DEVICE unsigned tile_number(int turn) const { return block_index_x() + static_cast<unsigned>(turn) * grid_size_x(); }
-  FW_DEVICE bool has(int turn) const { return tile_number(turn) < static_cast<unsigned>(this->all.tiles); }
-
   // Where registers are few (kKey 64): the turn and the number of value blocks, which all phases ask for, in memory. A warp has its own.
   FW_DEVICE volatile int* notes() const { return reinterpret_cast<volatile int*>(this->memory + Shape::kNotes) + 2 * this->warp; }
   FW_DEVICE void note_turn(int turn) const {
@@ -145,9 +144,11 @@ struct ChannelChunk : ScalarChunk<Shape> {
     if constexpr (!Shape::kFast) {
       ScalarChunk<Shape>::find(turn);
     } else {
-      if (!has(turn)) return;
+      if (!this->has(turn)) return;
+      const unsigned index = this->tile_number(turn);
+      this->wait_for_scan(index);
       const SequenceArg& s = this->args.problem.sequences;
-      const unsigned index = tile_number(turn), heads = static_cast<unsigned>(this->args.problem.HV), chunk = index / heads;
+      const unsigned heads = static_cast<unsigned>(this->args.problem.HV), chunk = index / heads;
       const int at = static_cast<int>(chunk), hv = static_cast<int>(index - chunk * heads);
       const bool packed = s.offsets != nullptr;
       const int n = packed ? last_sequence_from(s.chunk_base, s.N, at, this->lane) : static_cast<int>(chunk / static_cast<unsigned>(s.chunks));

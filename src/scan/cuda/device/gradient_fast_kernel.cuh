@@ -13,7 +13,7 @@ template <class Shape>
 FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
   int index = 0, phase = 0;
   FW_NO_UNROLL
-  for (int turn = 0; c.more(turn); ++turn) {
+  for (int turn = 0; c.has(turn); ++turn) {
     if constexpr (Shape::kMakesM) {
       float start[FastRun<Shape>::kN];
       load_start(c, turn, FastRun<Shape>(c), start);
@@ -87,6 +87,7 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kLoaders, 1) fast_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
   FastChunk<Shape> c(args);
+  begin_turns(c);
   if (c.thread == 0) {
     FW_UNROLL
     for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.full(i), Shape::kLoaders + 4), mbarrier_init(c.empty(i), Shape::kThreads);
@@ -107,14 +108,14 @@ __global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kLoaders, 1) fast
     register_count_decrease<64>();
     c.warp < Shape::kWarps + Shape::kLoaders / 32 ? copy_chunks(c) : make_row_numbers(c);
   }
+  end_turns(c);
 }
 
 template <class Shape>
 void launch_fast_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
-  ScalarGradientArgs all{args, chunks * args.problem.HV, pieces_of(args)};
+  ScalarGradientArgs all{args, chunks * args.problem.HV, 0, false, pieces_of(args)};
   if (Shape::kMakesM) all.precond = squash_of_any(args.problem.rule);
-  const unsigned grid = static_cast<unsigned>(all.tiles < kProcessors ? all.tiles : kProcessors);
-  launch(fast_gradient_kernel<Shape>, Dim3{grid}, Shape::kThreads + 2 * Shape::kLoaders, Shape::kBytes, stream, all);
+  launch_gradients<Shape>(fast_gradient_kernel<Shape>, Shape::kThreads + 2 * Shape::kLoaders, Shape::kBytes, stream, all);
 }
 
 }  // namespace fw::cuda

@@ -15,6 +15,9 @@ struct FastShape {
   static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false, kWhole = false;
   static constexpr bool kBare = kBareKeys, kLinear = kOnline && !kPrecond && !kBare;  // kLinear: any gain, gates a row, and e and r may be sums of q and k
   static constexpr int kThreads = 512, kWarps = kThreads / 32, kGroups = 4, kLoaders = 64;
+  static constexpr bool kFollows = true;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr double kTileTime = kMakesM ? 14.5 : kPrecond ? 14 : 10.5;
   static constexpr int kKeyColumns = kKey / kGroups, kKeyTiles = kKeyColumns / 8;  // of a warp in a product [64, kKey]
 
   // A stage: what one block of 64 value columns brings.
@@ -85,7 +88,6 @@ struct FastChunk : ScalarChunk<Shape> {
   // Whether A and P are used no more once the value blocks are.
   FW_DEVICE bool pairs_free_early() const { return !Shape::kPrecond && !mixed(); }
 
-  FW_DEVICE bool more(int turn) const { return block_index_x() + static_cast<unsigned>(turn) * grid_size_x() < static_cast<unsigned>(this->all.tiles); }
   FW_DEVICE int key_column() const { return Shape::kKeyColumns * this->group(); }
 };
 

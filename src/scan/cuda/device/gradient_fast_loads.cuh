@@ -31,7 +31,7 @@ FW_DEVICE RowNumbers load_row_gates(const FastChunk<Shape>& c, int turn, int row
   RowNumbers y;
   y.g = make_float2(0, 0);
   y.precond_g = y.precond_beta = 0;
-  if (!c.more(turn)) return y;
+  if (!c.has(turn)) return y;
   const Problem& p = c.args.problem;
   FrontScalars<float>& s = y.gates;
   const int rows = c.rows(turn);
@@ -83,7 +83,7 @@ FW_DEVICE void copy_rows(const FastChunk<Shape>& c, const Rows& from, int loader
 
 template <class Shape>
 FW_DEVICE void load_fast_stage(const FastChunk<Shape>& c, int loader, int stage, int turn, int block) {
-  if (!c.more(turn)) return;
+  if (!c.has(turn)) return;
   const GradientArgs& x = c.args;
   const int at_stage = stage * Shape::kStageBytes;
   uint64_t* barrier = c.full(stage);
@@ -114,7 +114,7 @@ FW_DEVICE void load_fast_stage(const FastChunk<Shape>& c, int loader, int stage,
 
 template <class Shape>
 FW_DEVICE void load_fast_pairs(const FastChunk<Shape>& c, int turn) {
-  if (!c.more(turn)) return;
+  if (!c.has(turn)) return;
   const PairImage& from = c.args.pairs[c.tile(turn)];
   mbarrier_expect(c.pairs_full(), (Shape::kOnline ? 2 : 1) * kPanelBytes);
   if (Shape::kOnline) bulk_load(c.memory + Shape::kA, from.a, kPanelBytes, c.pairs_full());
@@ -123,7 +123,7 @@ FW_DEVICE void load_fast_pairs(const FastChunk<Shape>& c, int turn) {
 
 template <class Shape>
 FW_DEVICE void load_fast_keys(const FastChunk<Shape>& c, int loader, int turn) {
-  if (!c.more(turn)) return;
+  if (!c.has(turn)) return;
   const Problem& x = c.args.problem;
   const int to = Shape::kRead + c.key_offset(turn), rows = c.rows(turn);
   copy_rows<Shape::kKey>(c, c.rows_at(x.in.q, turn), loader, rows, 0, x.K, to);
@@ -134,7 +134,7 @@ FW_DEVICE void load_fast_keys(const FastChunk<Shape>& c, int loader, int turn) {
 // What the computing warps read from memory themselves comes into the L2 cache.
 template <class Shape>
 FW_DEVICE void prefetch_fast_rows(const FastChunk<Shape>& c, int loader, int turn) {
-  if (!c.more(turn) || loader >= c.rows(turn)) return;
+  if (!c.has(turn) || loader >= c.rows(turn)) return;
   const Problem& p = c.args.problem;
   if constexpr (!Shape::kBare) {
     const Rows v = c.rows_at(p.in.v, turn);
@@ -167,7 +167,7 @@ FW_DEVICE float square_row(const FastChunk<Shape>& c, int tile, int row) {
 // The numbers of rows that the computing warps take.
 template <class Shape>
 FW_DEVICE void publish_rows(const FastChunk<Shape>& c, int turn, int row, const RowNumbers& numbers) {
-  if (!c.more(turn)) return;
+  if (!c.has(turn)) return;
   const Problem& x = c.args.problem;
   if (row < 32) sum_decay(c, turn, numbers.g);
   mbarrier_wait(c.keys_full(turn), turn / 2 & 1);
@@ -236,10 +236,10 @@ FW_DEVICE void copy_chunks(const FastChunk<Shape>& c) {
   LoadStep step;
   int stage = 0, phase = 0;
   FW_NO_UNROLL
-  for (int turn = -2; turn < 0 || c.more(turn); ++turn) {
+  for (int turn = -2; turn < 0 || c.has(turn); ++turn) {
     const bool running = turn >= 0;
     const int steps = running ? c.blocks : turn < -1 ? 0 : Shape::kStages;
-    if (running && loader == 0 && c.more(turn + 1)) bulk_prefetch(&c.args.pairs[c.tile(turn + 1)], sizeof(PairImage));
+    if (running && loader == 0 && c.has(turn + 1)) bulk_prefetch(&c.args.pairs[c.tile(turn + 1)], sizeof(PairImage));
     FW_NO_UNROLL
     for (int i = 0; i < steps; ++i) {
       if (running) {
@@ -265,7 +265,7 @@ FW_DEVICE void make_row_numbers(const FastChunk<Shape>& c) {
   const int row = c.thread - Shape::kThreads - Shape::kLoaders;
   RowNumbers numbers = load_row_gates(c, 0, row);
   FW_NO_UNROLL
-  for (int turn = -1; turn < 0 || c.more(turn); ++turn) {
+  for (int turn = -1; turn < 0 || c.has(turn); ++turn) {
     publish_rows(c, turn + 1, row, numbers);
     numbers = load_row_gates(c, turn + 2, row);
     prefetch_fast_rows(c, row, turn + 2);

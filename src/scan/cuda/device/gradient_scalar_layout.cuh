@@ -18,6 +18,8 @@ struct ScalarShape {
   static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = false, kPrecond = false, kGates = true, kBare = kBareKeys, kWhole = false;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32;
   static constexpr int kBlocksPerSm = 1;
+  static constexpr bool kFollows = true;   // can begin beside the scan (TilesReady)
+  static constexpr double kTileTime = 16;  // launch_gradients()
 
   // A stage: what one block of 64 value columns brings.
   static constexpr int kStages = kKey == 128 ? 2 : 1;
@@ -52,7 +54,9 @@ enum kPieces : unsigned { kPiecesV = 1, kPiecesDOut = 2, kPiecesDV = 4, kPiecesD
 
 struct ScalarGradientArgs {
   GradientArgs gradients;
-  int64_t tiles = 0;            // chunks times value heads
+  int64_t tiles = 0;  // of this launch: chunks times value heads; with TilesReady those from `last` downwards
+  unsigned last = 0;
+  bool more = false;            // with TilesReady: the next kernel has the rest of the tiles, and begins when there is room for it
   unsigned pieces = 0;          // bits of kPieces
   PrecondMap<float> precond{};  // without the center, where M is made
 };
@@ -61,15 +65,19 @@ struct ScalarGradientArgs {
 template <class Shape>
 struct ScalarChunk : GradientChunk<Shape> {
   const ScalarGradientArgs& all;
-  int64_t tiles;
   int blocks;  // of values
 
-  FW_DEVICE explicit ScalarChunk(const ScalarGradientArgs& a) : GradientChunk<Shape>(a.gradients), all(a), tiles(a.tiles) {
+  FW_DEVICE explicit ScalarChunk(const ScalarGradientArgs& a) : GradientChunk<Shape>(a.gradients), all(a) {
     blocks = (a.gradients.problem.V + kValueBlock - 1) / kValueBlock;
   }
 
-  FW_DEVICE int64_t tile(int turn) const { return block_index_x() + static_cast<int64_t>(turn) * grid_size_x(); }
-  FW_DEVICE bool has(int turn) const { return tile(turn) < (Shape::kChannel ? all.tiles : tiles); }
+  // The turn's tile, a chunk and value head: every grid-th. Beside a scan from the last on, as they come out of it.
+  FW_DEVICE unsigned tile_number(int turn) const {
+    const unsigned own = block_index_x() + static_cast<unsigned>(turn) * grid_size_x();
+    return Shape::kFollows && this->args.ready.made != nullptr ? all.last - own : own;
+  }
+  FW_DEVICE int64_t tile(int turn) const { return tile_number(turn); }
+  FW_DEVICE bool has(int turn) const { return block_index_x() + static_cast<unsigned>(turn) * grid_size_x() < static_cast<unsigned>(all.tiles); }
 
   // Of four turns, so that one can be looked up while slower threads are still with an earlier one: value head, tokens, and where the
   // first row lies of every tensor of a token.
@@ -79,15 +87,26 @@ struct ScalarChunk : GradientChunk<Shape> {
   static constexpr int first(int /*turn*/) { return 0; }
   FW_DEVICE char** addresses(int turn) const { return reinterpret_cast<char**>(this->memory + Shape::kPlaces + 32) + kPlaceEntries * (turn & 3); }
   static constexpr int kInputs = 0, kGradients = 12, kOutputGradient = 24, kM = 25, kDM = 26, kDAlpha = 27, kDBeta = 28, kShare = 29, kBefore = 30;
+  // By a warp: returns once the scan has left all of the turn's tile.
+  FW_DEVICE void wait_for_scan(unsigned tile) const {
+    if (!Shape::kFollows || this->args.ready.made == nullptr) return;
+    if (this->lane == 0) {
+      wait_for_count(this->args.ready.made + tile, 2 * static_cast<unsigned>(blocks));
+      fence_async_global();
+    }
+    sync_warp();
+  }
 
   // By a warp.
   FW_DEVICE void find(int turn) const {
     static_assert(sizeof(TokenArgs) == kGradients * sizeof(TokenArg));
     if (!has(turn)) return;
+    const unsigned index = tile_number(turn);
+    wait_for_scan(index);
     const GradientArgs& every = this->args;
     const Problem& x = every.problem;
     const SequenceArg& s = x.sequences;
-    const unsigned index = static_cast<unsigned>(tile(turn)), heads = static_cast<unsigned>(x.HV);
+    const unsigned heads = static_cast<unsigned>(x.HV);
     const int chunk = static_cast<int>(index / heads), head = static_cast<int>(index % heads), n = sequence_of_chunk(s, chunk), own = this->lane;
     const int from = (chunk - first_chunk(s, n)) * kChunk, left = sequence_length(s, n) - from;
     const int64_t token = first_token(s, n) + from;
@@ -141,5 +160,16 @@ struct ScalarChunk : GradientChunk<Shape> {
   FW_DEVICE uint64_t* key_barrier(int turn) const { return this->barrier(Shape::kStages + 1 + (turn & 1)); }
   static FW_DEVICE int key_offset(int turn) { return Shape::kFast && (turn & 1) != 0 ? Shape::kKeyBytes : 0; }
 };
+
+// A kernel that begins beside the scan does so at its start, and this at its end: what comes after it on the stream comes after the scan, too.
+template <class Shape>
+FW_DEVICE void begin_turns(const ScalarChunk<Shape>& c) {
+  if (Shape::kFollows && c.all.more) grid_dependency_launch();
+}
+template <class Shape>
+FW_DEVICE void end_turns(const ScalarChunk<Shape>& c) {
+  // One block is enough, and leaves the places of the others to that next kernel.
+  if (Shape::kFollows && c.args.ready.made != nullptr && block_index_x() == 0) grid_dependency_wait();
+}
 
 }  // namespace fw::cuda

@@ -168,6 +168,17 @@ FW_DEVICE void cp_async_wait() {
 FW_DEVICE void atomic_add(float* to, float x) { atomicAdd(to, x); }
 FW_DEVICE unsigned atomic_add(unsigned* to, unsigned x) { return atomicAdd(to, x); }
 FW_DEVICE void thread_fence() { __threadfence(); }
+// *counter += 1 once all that this thread has done and seen before is to be seen by whoever reads the sum with load_acquire().
+FW_DEVICE void release_add_one(uint32_t* counter) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
+FW_DEVICE uint32_t load_acquire(const uint32_t* counter) {
+  uint32_t x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
+  return x;
+}
+// Returns once the counter, to which a kernel adds that is running or over, is at least `least`.
+FW_DEVICE void wait_for_count(const uint32_t* counter, uint32_t least) {
+  while (load_acquire(counter) < least) __nanosleep(100);
+}
 // The same pointer, of which the compiler knows that it is of global memory (one that was read from memory could be of any, and each access asks).
 template <class T>
 FW_DEVICE T* global_memory(T* pointer) {
@@ -267,6 +278,10 @@ FW_DEVICE void bulk_wait() {
 }
 // Between ordinary accesses of this thread to shared memory and bulk copies or wgmma that read or overwrite the same bytes.
 FW_DEVICE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Between bulk copies that are complete and an ordinary access of this thread that lets others, on other processors, copy the same bytes; and there between
+// the access that saw it and those copies.
+FW_DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // ---- Hopper: the kernel before in the stream, launched with launch_overlapped() ------------------------------------------------
 FW_DEVICE void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

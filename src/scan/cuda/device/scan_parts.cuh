@@ -272,5 +272,12 @@ FW_DEVICE void drain_bulk(uint16_t* to, const char* from, uint32_t bytes, uint64
   bulk_wait_read<0>();
   mbarrier_arrive(empty);
 }
+// By the same thread: of what it has drained, all but the last `kLeft` are in memory. One more of those for whoever counts.
+template <int kLeft>
+FW_DEVICE void count_drained(uint32_t* counter) {
+  bulk_wait<kLeft>();
+  fence_async_global();
+  release_add_one(counter);
+}
 
 }  // namespace fw::cuda

@@ -284,6 +284,11 @@ void tensor_load(void* shared_to, const TensorMap& map, int column, int head, in
 }
 void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) { emulation::store(global_to, shared_from, bytes, false, "bulk_store"); }
 void bulk_add(float* global_to, const float* shared_from, uint32_t bytes) { emulation::store(global_to, shared_from, bytes, true, "bulk_add"); }
+void wait_for_count(const uint32_t* counter, uint32_t least) {
+  const uint32_t count = load_acquire(counter);
+  if (count < least) Block::current().fail(position.thread, "wait_for_count: %u of %u, and no kernel that could still add", count, least);
+}
+
 void bulk_commit() {
   const emulation::races::Quiet quiet;
   Block::current().thread().stores.groups.emplace_back();

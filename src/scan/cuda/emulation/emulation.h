@@ -180,6 +180,7 @@ void bulk_wait() {
   emulation::bulk_wait(N, true);
 }
 inline void fence_async_shared() {}
+inline void fence_async_global() {}
 inline void grid_dependency_wait() {}
 inline void grid_dependency_launch() {}
 
@@ -187,6 +188,9 @@ inline void grid_dependency_launch() {}
 inline void atomic_add(float* to, float x) { std::atomic_ref<float>(*to).fetch_add(x); }
 inline unsigned atomic_add(unsigned* to, unsigned x) { return std::atomic_ref<unsigned>(*to).fetch_add(x); }
 inline void thread_fence() {}
+inline void release_add_one(uint32_t* counter) { std::atomic_ref<uint32_t>(*counter).fetch_add(1, std::memory_order_release); }
+inline uint32_t load_acquire(const uint32_t* counter) { return std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(counter)).load(std::memory_order_acquire); }
+void wait_for_count(const uint32_t* counter, uint32_t least);  // a kernel that adds is over here: less ends the program with a message
 
 // ---- Matrices of a warpgroup
 inline uint64_t wgmma_descriptor(uint32_t address, uint32_t leading_offset, uint32_t stride_offset) {

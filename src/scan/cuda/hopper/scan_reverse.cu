@@ -75,6 +75,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
   } else if (thread_index() < kStateThread) {
     const bool drains_d = thread_index() == kStoreThread, drains_v = thread_index() == kStoreThread + 32;
     if (!kSave || (!drains_d && !drains_v)) return;
+    uint32_t* const made = args.made != nullptr ? args.made + place.first_tile : nullptr;
     Ring<Shape::kBuffers> ring;
     for (int c = place.chunks - 1; c >= 0; --c, ring.next()) {
       const int64_t tile = (place.first_tile + static_cast<int64_t>(c) * args.HV) * value_blocks + place.value_block;
@@ -85,7 +86,9 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
         barriers.v.wait_full(ring);
         drain_bulk(args.v + tile * kPanel, shared + Shape::kV + ring.slot * kPanelBytes, kPanelBytes, barriers.v.empty + ring.slot);
       }
+      if (made != nullptr && c + 1 < place.chunks) count_drained<1>(made + static_cast<int64_t>(c + 1) * args.HV);
     }
+    if (made != nullptr && place.chunks > 0) count_drained<0>(made);
     bulk_wait<0>();
   } else {
     float state[kKey / 2];
