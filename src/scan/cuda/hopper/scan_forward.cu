@@ -142,7 +142,11 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         image += args.HV;
         if (z_ready) z += block_step * kPanel;
       }
-      if (!z_ready) bring_tile(v, c, stage + Shape::kTile, full);
+      if (place.map && c >= Shape::kStages) {
+        mbarrier_arrive(full);  // the tile of zeros is there from the first round
+      } else if (!z_ready) {
+        bring_tile(v, c, stage + Shape::kTile, full);
+      }
     }
   } else if (thread_index() < kStateThread) {
     const bool drains_s = kSave && thread_index() == kStoreThread, drains_w = kSave && thread_index() == kStoreThread + 32;
