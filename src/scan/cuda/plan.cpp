@@ -65,15 +65,17 @@ struct PassCost {
 struct Costs {
   PassCost forward, forward_part, reverse, reverse_part;
   double join_step, two_kernels;  // a step of the join; what a cut costs besides
-  double gradient_tile;           // a chunk and value head in gradients(), on the whole device; 0: these never begin beside the scan
+  double gradient_turn;           // what a multiprocessor takes for a chunk and value head in gradients(); 0: these never begin beside the scan
 };
-constexpr Costs kImageCosts{{0.9, 1.6}, {0.65, 1.3}, {0.86, 2.1}, {0.8, 1.7}, 5, 0, 0.1};
+constexpr Costs kImageCosts{{0.9, 1.6}, {0.65, 1.3}, {0.86, 2.1}, {0.8, 1.7}, 5, 0, 13.2};
 // From the raw tensors. Forward without what it saves: it is the same cut in both.
 constexpr Costs kDirectCosts{{1.0, 1.1}, {0.5, 0.6}, {0.6, 1.1}, {0.5, 0.6}, 1, 10, 0};
 
-// The reverse scan with the gradients beside it: each waits more for memory then. Beside more blocks there is no room that would be worth it.
-constexpr double kScanSlower = 0.95, kGradientsSlower = 0.05;
-constexpr int64_t kMostBlocksBeside = 96, kLeastChunksBeside = 4;
+// The reverse scan, and the gradients behind or beside it.
+struct ReversePass {
+  bool follow = false;  // the gradients: beside it
+  double scan = 0, all = 0;
+};
 
 // Blocks and chunks of a call, for the choice of segments.
 struct SegmentShape {
@@ -86,29 +88,31 @@ struct SegmentShape {
         chunks((plan.longest + kChunk - 1) / kChunk),
         tiles(plan.total_chunks() * plan.HV) {}
   int64_t length(int64_t count) const { return (chunks + count - 1) / count; }
-  bool follows(int64_t scan_blocks) const { return costs.gradient_tile > 0 && scan_blocks <= kMostBlocksBeside && chunks >= kLeastChunksBeside; }
-  double gradients() const { return costs.gradient_tile * static_cast<double>(tiles); }
-  // The scan of segments of so many chunks while the gradients follow it.
-  double followed(int64_t scan_blocks, int64_t length) const {
-    const double scan = costs.reverse.of(scan_blocks, length), room = scan * free_share(scan_blocks);
-    return scan * (1 + kScanSlower * std::min(1.0, gradients() / room));
-  }
-  static double free_share(int64_t scan_blocks) { return static_cast<double>(kMultiprocessors - scan_blocks) / static_cast<double>(kMultiprocessors); }
   double forward(int64_t count) const {
     if (count == 1) return costs.forward.of(blocks, chunks);
     return costs.forward_part.of((count - 1) * blocks + (count - 2) * map_blocks, length(count)) + costs.join_step * static_cast<double>(count) +
            costs.two_kernels + costs.forward.of(count * blocks, length(count));
   }
-  // And the gradients.
+  // With the gradients.
   double reverse(int64_t count) const {
-    if (count == 1) return reverse_pass(blocks, chunks);
+    if (count == 1) return reverse_pass(blocks, chunks).all;
     return costs.reverse_part.of((count - 1) * blocks, length(count)) + costs.join_step * static_cast<double>(count) + costs.two_kernels +
-           reverse_pass(count * blocks, length(count));
+           reverse_pass(count * blocks, length(count)).all;
   }
-  double reverse_pass(int64_t scan_blocks, int64_t length) const {
-    if (!follows(scan_blocks)) return costs.reverse.of(scan_blocks, length) + gradients();
-    const double scan = followed(scan_blocks, length);
-    return scan + std::max(0.0, gradients() - scan * free_share(scan_blocks) / (1 + kGradientsSlower));
+  // The scan of sequences or segments of so many chunks. Beside each other both take longer, for they wait for the same memory; and the gradients' blocks look
+  // some turns ahead, so that their last ones begin when the scan is over.
+  ReversePass reverse_pass(int64_t scan_blocks, int64_t length) const {
+    constexpr double kScanSlower = 1.95, kGradientsSlower = 1.05, kTurnsAhead = 4, kLittle = 10;
+    constexpr int64_t kMostBlocks = 40, kLeastChunks = 4;  // with 48 and more each slows the other by more than is gained
+    const auto turns = [&](int64_t processors) { return std::max(1.0, static_cast<double>(tiles) / static_cast<double>(processors)); };
+    const double scan = costs.reverse.of(scan_blocks, length), all = scan + costs.gradient_turn * turns(kMultiprocessors);
+    if (costs.gradient_turn == 0 || scan_blocks > kMostBlocks || chunks < kLeastChunks) return {false, scan, all};
+    const int64_t free = kMultiprocessors - scan_blocks;
+    const double turn = kGradientsSlower * costs.gradient_turn, alone = turn * turns(free), both = std::min(alone, kScanSlower * scan);
+    const double slower = both + scan - both / kScanSlower;
+    const double rest = std::max(turn * std::min(kTurnsAhead, turns(free)), (alone - both) * static_cast<double>(free) / static_cast<double>(kMultiprocessors));
+    if (slower + rest > all + kLittle) return {false, scan, all};
+    return {true, slower, slower + rest};
   }
 };
 constexpr double kWorthIt = 0.95;
@@ -168,8 +172,9 @@ void plan_gradients(const Plan& plan, DevicePlan& device) {
   const SegmentShape shape(plan, device.direct);
   const bool is_cut = device.segments.backward;
   device.reverse_blocks = (is_cut ? device.segments.count() : plan.N) * plan.HV * device.value_blocks;
-  device.gradients_follow = shape.follows(device.reverse_blocks);
-  if (device.gradients_follow) device.reverse_time = shape.followed(device.reverse_blocks, is_cut ? device.segments.chunks : shape.chunks);
+  const ReversePass pass = shape.reverse_pass(device.reverse_blocks, is_cut ? device.segments.chunks : shape.chunks);
+  device.gradients_follow = pass.follow;
+  device.reverse_time = pass.scan;
 }
 
 ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {

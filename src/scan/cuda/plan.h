@@ -94,8 +94,8 @@ struct DevicePlan {
   Segments segments;
   // The reverse scan leaves many multiprocessors free for a while: the gradients begin there, with the tiles that it has left.
   bool gradients_follow = false;
-  int64_t reverse_blocks = 0;  // of the scan that they follow, and about how many microseconds it takes
-  double reverse_time = 0;
+  int64_t reverse_blocks = 0;  // of the scan
+  double reverse_time = 0;     // that it takes, in microseconds, about
   ForwardRegions forward;
   SavedRegions saved;
   BackwardRegions backward;
