@@ -11,6 +11,7 @@ namespace fw::cuda {
 
 // Copies `count` numbers of the host into device memory through kernel parameters: no wait, and a graph may hold it.
 void upload(const int32_t* values, int64_t count, int32_t* device, void* stream);
+// Zeros.
 void clear(uint32_t* device, int64_t count, void* stream);
 
 // ---- token_*.cu: the recurrence one token at a time in float32 (any axes, K <= 256, any V): decode, short inputs, the oracle.
