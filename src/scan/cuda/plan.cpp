@@ -77,7 +77,7 @@ struct ReversePass {
   double scan = 0, all = 0;
 };
 
-// Blocks and chunks of a call, for the choice of segments.
+// Blocks and chunks of a call, for the choice of segments and of how the gradients come behind the reverse scan.
 struct SegmentShape {
   Costs costs;
   int64_t blocks, map_blocks, chunks, tiles;
@@ -100,7 +100,7 @@ struct SegmentShape {
            reverse_pass(count * blocks, length(count)).all;
   }
   // The scan of sequences or segments of so many chunks. Beside each other both take longer, for they wait for the same memory; and the gradients' blocks look
-  // some turns ahead, so that their last ones begin when the scan is over.
+  // some turns ahead, so that their last ones begin when the scan is over. Within kLittle microseconds the model does not tell: beside.
   ReversePass reverse_pass(int64_t scan_blocks, int64_t length) const {
     constexpr double kScanSlower = 1.95, kGradientsSlower = 1.05, kTurnsAhead = 4, kLittle = 10;
     constexpr int64_t kMostBlocks = 40, kLeastChunks = 4;  // with 48 and more each slows the other by more than is gained

@@ -92,7 +92,8 @@ struct DevicePlan {
   bool direct = false;
   int64_t chunks = 0;  // of all sequences
   Segments segments;
-  // The reverse scan leaves many multiprocessors free for a while: the gradients begin there, with the tiles that it has left.
+  // The reverse scan leaves many multiprocessors free for a while: the gradients begin there, with the tiles that it has left (but for kernels
+  // that have no registers for it: they come behind).
   bool gradients_follow = false;
   int64_t reverse_blocks = 0;  // of the scan
   double reverse_time = 0;     // that it takes, in microseconds, about
