@@ -89,6 +89,12 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     a.forward = allocate(items * static_cast<int64_t>(sizeof(ForwardImage<K>)));
     a.backward = allocate(items * static_cast<int64_t>(sizeof(BackwardImage<K>)));
     a.pairs = reinterpret_cast<PairImage*>(allocate(items * static_cast<int64_t>(sizeof(PairImage))));
+    if (has_fine_images(rule)) {
+      for (FineImages* fine : {&a.forward_fine, &a.backward_fine}) {
+        fine->images = allocate(items * static_cast<int64_t>(sizeof(FineImage<K>)));
+        memory.push_back(fine->images);
+      }
+    }
     if (z) a.z = reinterpret_cast<uint16_t*>(allocate(tokens * V * 2));
     for (const TokenArg& t : {x.in.q, x.in.k, x.in.v, x.in.g, x.in.beta, x.in.erase_gate, x.in.write_gate, x.in.lambda, x.in.read_correction})
       memory.push_back(t.data);
@@ -114,7 +120,7 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     const bool online = rule.online();
     double bytes = 512 + (rule.decay == Decay::kChannel ? (named.low_g ? 256 : 512) : 4) + (rule.uses_precond() ? 512 : 0) +
                    (rule.uses_erase_gate() ? (erase_gates > 1 ? 2 * erase_gates : 8) : 4) + (z ? 768 : 0);
-    bytes += (online ? 904 : 648) + (training ? (online ? 768 + 256 : 512 + 128) : 0);
+    bytes += (online ? 904 : 648) + (training ? (online ? 768 + 256 : 512 + 128) : 0) + (has_fine_images(rule) ? (training ? 2 : 1) * 260 : 0);
     const double ms = times[times.size() / 2];
     std::printf("%-16s %s %-9s %.4f ms  %.2f us a chunk and SM  %.2f TB/s\n", named.name.c_str(), shape, training ? "training" : "forward", ms,
                 ms * 1e3 * 132 / static_cast<double>(items), bytes * static_cast<double>(tokens) / ms * 1e-9);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "bench_times.h"
@@ -46,6 +47,11 @@ void time_kernels(const char* name, int B, int T, int H, int V) {
     std::generate_n(image.q, 64 * kKey, small);
     std::fill_n(image.gamma, kKey, 0.9f);
   }
+  std::vector<FineImage<kKey>> fine(kDistinct);
+  for (auto& image : fine) {
+    std::generate_n(image.rest, 64 * kKey, [&] { return static_cast<uint16_t>(small() - 0x400); });  // 2^-8 of the others
+    std::fill_n(image.scale, 64, 0.5f);
+  }
   std::vector<uint16_t> rows(1 << 20);
   for (auto& x : rows) x = static_cast<uint16_t>(0x3f00 + (random() & 0x80ff));
 
@@ -57,6 +63,8 @@ void time_kernels(const char* name, int B, int T, int H, int V) {
   fill(forward_images, images * static_cast<int64_t>(sizeof(ForwardImage<kKey>)), forward.data(), static_cast<int64_t>(forward.size() * sizeof(forward[0])));
   fill(backward_images, images * static_cast<int64_t>(sizeof(BackwardImage<kKey>)), backward.data(),
        static_cast<int64_t>(backward.size() * sizeof(backward[0])));
+  auto* const fine_images = allocate<FineImage<kKey>>(images);
+  fill(fine_images, images * static_cast<int64_t>(sizeof(FineImage<kKey>)), fine.data(), static_cast<int64_t>(fine.size() * sizeof(fine[0])));
   fill(v, tokens * V * 2, rows.data(), static_cast<int64_t>(rows.size() * 2));
 
   const SequenceArg sequences{nullptr, nullptr, B, T, chunks};
@@ -65,34 +73,40 @@ void time_kernels(const char* name, int B, int T, int H, int V) {
 
   const double image_bytes = static_cast<double>(images) * sizeof(ForwardImage<kKey>), matrix = static_cast<double>(images) * 64 * kKey * 2,
                rows_bytes = static_cast<double>(tokens) * V * 2, save_bytes = static_cast<double>(images) * blocks * (64 * kKey + kPanel) * 2;
-  const auto line = [&](const char* what, double bytes, const std::function<void()>& launch_once) {
+  const auto line = [&](const std::string& what, double bytes, const std::function<void()>& launch_once) {
     const double ms = median_ms(launch_once);
     const int grid = B * H * blocks, waves = (grid + 131) / 132;
-    std::printf("%-22s key %3d  %-34s grid %4d  %8.4f ms  %6.3f us a chunk  %6.3f GB  %5.2f TB/s\n", name, kKey, what, grid, ms, ms * 1e3 / chunks / waves,
-                bytes / 1e9, bytes / ms / 1e9);
+    std::printf("%-22s key %3d  %-34s grid %4d  %8.4f ms  %6.3f us a chunk  %6.3f GB  %5.2f TB/s\n", name, kKey, what.c_str(), grid, ms,
+                ms * 1e3 / chunks / waves, bytes / 1e9, bytes / ms / 1e9);
     std::fflush(stdout);
   };
-  for (const bool online : {true, false}) {
+  enum { kOffline, kOnline, kFine };
+  for (const int kind : {kOnline, kFine, kOffline}) {
+    const bool online = kind != kOffline;
+    const std::string of_kind = kind == kFine ? " fine" : online ? "" : " offline";
+    const double fine_bytes = kind == kFine ? static_cast<double>(images) * sizeof(FineImage<kKey>) : 0;
     ScanForwardArgs f;
     f.sequences = sequences, f.HV = H, f.K = kKey, f.V = V, f.online = online, f.images = forward_images, f.v = rows_arg(v), f.o = rows_arg(o);
     f.final_state = state;
-    const double read = image_bytes - (online ? 0 : matrix);
-    line(online ? "forward" : "forward offline", read + 2 * rows_bytes, [&] { scan_forward(f, kKey, nullptr); });
+    if (kind == kFine) f.fine.images = fine_images;
+    const double read = image_bytes - (online ? 0 : matrix) + fine_bytes;
+    line("forward" + of_kind, read + 2 * rows_bytes, [&] { scan_forward(f, kKey, nullptr); });
     f.states = states, f.w = w;
-    line(online ? "forward, saves" : "forward offline, saves", read + 2 * rows_bytes + save_bytes, [&] { scan_forward(f, kKey, nullptr); });
+    line("forward" + of_kind + ", saves", read + 2 * rows_bytes + save_bytes, [&] { scan_forward(f, kKey, nullptr); });
     f.o = {};
-    const double needed = (online ? 2 : 1) * matrix + rows_bytes;
-    line(online ? "saves only" : "saves only offline", needed + save_bytes, [&] { scan_forward(f, kKey, nullptr); });
+    const double needed = (online ? 2 : 1) * matrix + rows_bytes + fine_bytes;
+    line("saves only" + of_kind, needed + save_bytes, [&] { scan_forward(f, kKey, nullptr); });
     f.states = f.w = nullptr;
-    line(online ? "state only" : "state only offline", needed, [&] { scan_forward(f, kKey, nullptr); });
+    line("state only" + of_kind, needed, [&] { scan_forward(f, kKey, nullptr); });
 
     ScanReverseArgs r;
     r.sequences = sequences, r.HV = H, r.K = kKey, r.V = V, r.online = online, r.images = backward_images, r.d_o = rows_arg(v);
+    if (kind == kFine) r.fine.images = fine_images;
     r.d_initial_state = state, r.d_states = states, r.v = w;
-    line(online ? "reverse" : "reverse offline", (online ? 3 : 2) * matrix + rows_bytes + save_bytes, [&] { scan_reverse(r, kKey, nullptr); });
+    line("reverse" + of_kind, (online ? 3 : 2) * matrix + rows_bytes + save_bytes + fine_bytes, [&] { scan_reverse(r, kKey, nullptr); });
   }
   for (void* p : {static_cast<void*>(forward_images), static_cast<void*>(backward_images), static_cast<void*>(v), static_cast<void*>(o),
-                  static_cast<void*>(states), static_cast<void*>(w), static_cast<void*>(final_state)})
+                  static_cast<void*>(states), static_cast<void*>(w), static_cast<void*>(final_state), static_cast<void*>(fine_images)})
     check(cudaFree(p), "cudaFree");
 }
 

@@ -63,13 +63,31 @@ void check_buffer(const char* name, const void* p, size_t bytes, size_t needed) 
   if (reinterpret_cast<uintptr_t>(p) % 64 != 0) throw WorkspaceError(fmt::format("{}: expected an address aligned to 64 bytes, got {}", name, p));
 }
 
+// A call's plan and, on a device, what it does there: made once.
+struct Call {
+  fw::Plan plan;
+  fw::cuda::DevicePlan device;
+  explicit Call(const fw_desc& desc) : plan(fw::make_plan(desc)) {
+    if (plan.cuda) device = fw::cuda::make_device_plan(plan);
+  }
+  size_t forward_bytes() const { return plan.cuda ? device.forward.bytes : plan.forward_bytes(); }
+  size_t backward_bytes() const { return plan.cuda ? device.backward.bytes : plan.backward_bytes(); }
+  size_t saved_bytes() const { return plan.cuda ? device.saved.bytes : plan.saved_bytes(); }
+  // backward_bytes and room for the saved buffer in front of it.
+  size_t backward_alone_bytes() const {
+    if (plan.cuda) return device.backward_alone_bytes();
+    return plan.backward_bytes() + static_cast<size_t>(fw::padded(plan.saved_elements())) * plan.element();
+  }
+};
+
 template <class T>
-void forward_as(const fw::Plan& plan, const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) {
+void forward_as(const Call& call, const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) {
+  const fw::Plan& plan = call.plan;
   const fw::Inputs<T> inputs = fw::check_inputs<T>(plan, in, fw::TensorRole::kInput);
   const fw::Outputs<T> outputs = fw::check_outputs<T>(plan, out, fw::TensorRole::kInput);
   if constexpr (std::is_same_v<T, float>) {
     if (plan.cuda) {
-      fw::cuda::scan_forward(plan, inputs, outputs, saved, workspace);
+      fw::cuda::scan_forward(plan, call.device, inputs, outputs, saved, workspace);
       return;
     }
   }
@@ -81,25 +99,26 @@ void check_slots(const fw::Plan& plan) {
 }
 
 void forward(const fw_desc& desc, const fw_inputs& in, const fw_outputs& out, void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes) {
-  const fw::Plan plan = fw::make_plan(desc);
-  check_slots(plan);
-  check_buffer("workspace", workspace, workspace_bytes, plan.forward_bytes());
-  if (saved != nullptr) check_buffer("saved", saved, saved_bytes, plan.saved_bytes());
-  if (plan.dtype == FW_F32) {
-    forward_as<float>(plan, in, out, saved, workspace);
+  const Call call(desc);
+  check_slots(call.plan);
+  check_buffer("workspace", workspace, workspace_bytes, call.forward_bytes());
+  if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
+  if (call.plan.dtype == FW_F32) {
+    forward_as<float>(call, in, out, saved, workspace);
   } else {
-    forward_as<double>(plan, in, out, saved, workspace);
+    forward_as<double>(call, in, out, saved, workspace);
   }
 }
 
 template <class T>
-void backward_as(const fw::Plan& plan, const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) {
+void backward_as(const Call& call, const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) {
+  const fw::Plan& plan = call.plan;
   const fw::Inputs<T> inputs = fw::check_inputs<T>(plan, in, fw::TensorRole::kInput);
   const fw::Outputs<T> cotangents = fw::check_outputs<T>(plan, d, fw::TensorRole::kGradient);
   const fw::Inputs<T> gradients = fw::check_inputs<T>(plan, grads, fw::TensorRole::kGradient);
   if constexpr (std::is_same_v<T, float>) {
     if (plan.cuda) {
-      fw::cuda::scan_backward(plan, inputs, cotangents, gradients, saved, workspace);
+      fw::cuda::scan_backward(plan, call.device, inputs, cotangents, gradients, saved, workspace);
       return;
     }
   }
@@ -112,12 +131,6 @@ void backward_as(const fw::Plan& plan, const fw_inputs& in, const fw_outputs& d,
     kept = recomputed;
   }
   fw::cpu::scan_backward<T>(plan, inputs, cotangents, gradients, kept, space);
-}
-
-// backward_bytes and room for the saved buffer in front of it.
-size_t backward_alone_bytes(const fw::Plan& plan) {
-  if (plan.cuda) return fw::cuda::make_device_plan(plan).backward_alone_bytes();
-  return plan.backward_bytes() + static_cast<size_t>(fw::padded(plan.saved_elements())) * plan.element();
 }
 
 }  // namespace
@@ -166,13 +179,13 @@ const char* fw_rule_name(int index) {
 
 fw_status fw_workspace_query(const fw_desc* desc, fw_sizes* sizes) {
   return guarded([&] {
-    const fw::Plan plan = fw::make_plan(not_null(desc, "descriptor"));
+    const Call call(not_null(desc, "descriptor"));
     if (sizes == nullptr) fw::fail_usage("sizes: expected a struct, got NULL");
     if (sizes->size != sizeof(fw_sizes)) fw::fail_usage("sizes: size: expected {} (sizeof(fw_sizes); use FW_INIT), got {}", sizeof(fw_sizes), sizes->size);
-    sizes->forward = plan.forward_bytes();
-    sizes->backward = plan.backward_bytes();
-    sizes->saved = plan.saved_bytes();
-    sizes->backward_alone = backward_alone_bytes(plan);
+    sizes->forward = call.forward_bytes();
+    sizes->backward = call.backward_bytes();
+    sizes->saved = call.saved_bytes();
+    sizes->backward_alone = call.backward_alone_bytes();
   });
 }
 
@@ -186,8 +199,8 @@ fw_status fw_device_check(int32_t device) {
 size_t fw_plan_text(const fw_desc* desc, char* buffer, size_t bytes) {
   std::string text;
   const fw_status status = guarded([&] {
-    const fw::Plan plan = fw::make_plan(not_null(desc, "descriptor"));
-    text = plan.cuda ? fw::cuda::to_text(plan, fw::cuda::make_device_plan(plan)) : fw::to_text(plan);
+    const Call call(not_null(desc, "descriptor"));
+    text = call.plan.cuda ? fw::cuda::to_text(call.plan, call.device) : fw::to_text(call.plan);
   });
   if (status != FW_OK) return 0;
   if (buffer != nullptr && bytes > 0) {
@@ -207,17 +220,17 @@ fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs*
 fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads, const void* saved, size_t saved_bytes,
                       void* workspace, size_t workspace_bytes) {
   return guarded([&] {
-    const fw::Plan plan = fw::make_plan(not_null(desc, "descriptor"));
-    if (plan.slots != nullptr) fw::fail_usage("descriptor: slots: expected NULL in fw_backward, got an address");
-    check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? plan.backward_bytes() : backward_alone_bytes(plan));
-    if (saved != nullptr) check_buffer("saved", saved, saved_bytes, plan.saved_bytes());
+    const Call call(not_null(desc, "descriptor"));
+    if (call.plan.slots != nullptr) fw::fail_usage("descriptor: slots: expected NULL in fw_backward, got an address");
+    check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? call.backward_bytes() : call.backward_alone_bytes());
+    if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
     const fw_inputs& inputs = not_null(in, "inputs");
     const fw_outputs& cotangents = not_null(d, "cotangents");
     const fw_inputs& gradients = not_null(grads, "gradients");
-    if (plan.dtype == FW_F32) {
-      backward_as<float>(plan, inputs, cotangents, gradients, saved, workspace);
+    if (call.plan.dtype == FW_F32) {
+      backward_as<float>(call, inputs, cotangents, gradients, saved, workspace);
     } else {
-      backward_as<double>(plan, inputs, cotangents, gradients, saved, workspace);
+      backward_as<double>(call, inputs, cotangents, gradients, saved, workspace);
     }
   });
 }

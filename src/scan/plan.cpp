@@ -64,17 +64,14 @@ DecayKind Plan::decay_kind() const {
 bool Plan::token_form(int64_t n) const { return form == FW_FORM_TOKEN || (form == FW_FORM_AUTO && length(n) <= kTokenFormLimit); }
 
 size_t Plan::saved_bytes() const {
-  if (cuda) return cuda::make_device_plan(*this).saved.bytes;
   return static_cast<size_t>(saved_elements()) * element();
 }
 
 size_t Plan::forward_bytes() const {
-  if (cuda) return cuda::make_device_plan(*this).forward.bytes;
   return dtype == FW_F32 ? cpu::forward_elements<float>(*this) * sizeof(float) : cpu::forward_elements<double>(*this) * sizeof(double);
 }
 
 size_t Plan::backward_bytes() const {
-  if (cuda) return cuda::make_device_plan(*this).backward.bytes;
   return dtype == FW_F32 ? cpu::backward_elements<float>(*this) * sizeof(float) : cpu::backward_elements<double>(*this) * sizeof(double);
 }
 

@@ -65,7 +65,7 @@ struct Plan {
   int64_t residual_index(int64_t token, int64_t hv) const { return saved_residuals() + (hv * tokens() + token) * padded(V); }
   int64_t triangle_index(int64_t n, int64_t c, int64_t hv) const { return saved_triangles() + chunk_index(n, c, hv) * triangle_size(); }
 
-  // Bytes of the buffers of fw_forward, fw_backward (with a saved buffer of the caller) and of what forward saves.
+  // On the CPU (else DevicePlan has them): bytes of the buffers of fw_forward, fw_backward (with a saved buffer of the caller) and of what forward saves.
   size_t forward_bytes() const;
   size_t backward_bytes() const;
   size_t saved_bytes() const;

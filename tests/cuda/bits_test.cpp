@@ -7,7 +7,7 @@
 namespace fw::testing {
 namespace {
 
-const char* const kRules[] = {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "precond_kda", "precond_gated_deltanet"};
+const char* const kRules[] = {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "precond_kda", "precond_gated_deltanet", "gated_deltanet_neg"};
 
 Problem packed_problem(const Rule& rule, uint64_t seed) {
   ProblemOptions options;

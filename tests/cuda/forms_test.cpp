@@ -146,6 +146,14 @@ TEST(ChunkForm, Segments) {
   }
 }
 
+// cos 0.9: a common direction of length 3 beside unit noise of length about 1.45 (k is normalised by the rule).
+void correlate_keys(Problem& problem, size_t K) {
+  for (size_t i = 0; i < problem.in.k.size(); ++i) {
+    const double noise = problem.in.k[i] * 1.45;
+    problem.in.k[i] = noise + (i % K < K / 2 ? 3.0 : -3.0) / std::sqrt(static_cast<double>(K));
+  }
+}
+
 // Keys that point nearly the same way, a gain at its bound, full feedback: the triangular system is at its worst.
 TEST(ChunkForm, CorrelatedKeys) {
   for (const char* name : {"gated_deltanet", "kda_neg", "deltanet_neg", "qdelta", "gated_deltanet2"}) {
@@ -156,11 +164,7 @@ TEST(ChunkForm, CorrelatedKeys) {
     options.seed = 600;
     Problem problem = random_problem(preset(name).rule, options);
     const size_t K = 64;
-    // cos 0.9: a common direction of length 3 beside unit noise of length about 1.45 (k is normalised by the rule).
-    for (size_t i = 0; i < problem.in.k.size(); ++i) {
-      const double noise = problem.in.k[i] * 1.45;
-      problem.in.k[i] = noise + (i % K < K / 2 ? 3.0 : -3.0) / std::sqrt(static_cast<double>(K));
-    }
+    correlate_keys(problem, K);
     for (double& x : problem.in.beta) x = problem.rule.gain_bound;
     for (double& x : problem.in.lambda) x = 1;
     problem = of_bf16_numbers(problem);
@@ -168,6 +172,43 @@ TEST(ChunkForm, CorrelatedKeys) {
       HeaderRun run = device_run(FW_FORM_CHUNK);
       run.bf16 = tensors;
       expect_chunk_form(problem, run);
+    }
+  }
+}
+
+// A gain of exactly 2 at every token and no decay: products of reflections, which forget no error, however long the sequence. Numbers that bf16 has, and
+// others. The gradient of a log-decay that is 0 is a sum of terms that cancel, most where keys are alike (docs/gpu.md): kStillDecay.
+constexpr double kStillDecay = 6e-2;
+
+void expect_reflections(const char* name, bool alike, bool of_bf16, uint64_t seed) {
+  ProblemOptions options;
+  options.sequences = SeqLayout::uniform(1, emulated() ? 600 : 4097);
+  options.H = options.HV = emulated() ? 1 : 4;
+  options.K = seed % 2 == 0 ? 64 : 128;
+  options.V = 64;
+  options.seed = seed;
+  Problem problem = random_problem(preset(name).rule, options);
+  if (alike) correlate_keys(problem, static_cast<size_t>(options.K));
+  for (double& x : problem.in.beta) x = 2;
+  for (double& x : problem.in.g) x = 0;
+  HeaderRun run = device_run(FW_FORM_CHUNK);
+  if (of_bf16) run.bf16 = HeaderRun::Bf16Tensors::kAll;
+  if (of_bf16) problem = of_bf16_numbers(problem);
+  SCOPED_TRACE(describe(problem));
+  EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds().output, kChunkFloor));
+  for (const FieldError& e : compare(header_backward(problem, run), problem.backward(), kChunkFloor)) {
+    const double bound = e.name == "g" ? kStillDecay : gradient_bound(e.name, problem.in, problem.rule, false, {});
+    EXPECT_LE(e.error, bound) << e.name;
+  }
+}
+
+TEST(ChunkForm, Reflections) {
+  uint64_t seed = 630;
+  for (const char* name : {"deltanet_neg", "gated_deltanet_neg"}) {
+    for (const bool alike : {false, true}) {
+      for (const bool of_bf16 : {true, false}) {
+        for (int size = 0; size < 2; ++size) expect_reflections(name, alike, of_bf16, ++seed);
+      }
     }
   }
 }

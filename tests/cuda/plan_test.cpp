@@ -33,6 +33,8 @@ TEST(DevicePlan, ExtraMemoryIsBounded) {
                                    {"deltanet", 0.9e9},
                                    {"mamba2", 0.9e9},
                                    {"precond_gated_deltanet", 0.9e9},
+                                   {"deltanet_neg", 0.9e9},
+                                   {"gated_deltanet_neg", 0.9e9},
                                    {"kda", 1.1e9},
                                    {"gated_deltanet2", 1.1e9}}) {
     const fw_desc desc = descriptor(rule);
@@ -98,6 +100,27 @@ TEST(DevicePlan, RulesWithoutAnEraseNeedNoImages) {
   for (const char* rule : {"gla", "precond_mamba2", "gated_deltanet"}) {
     EXPECT_EQ(plan_text(descriptor(rule)).find("from the raw tensors"), std::string::npos) << rule;
   }
+}
+
+// A gain above 1: 64 x 128 bf16 numbers and 64 scales a chunk and head more, and as many numbers again where keys are float32.
+TEST(DevicePlan, GainsAboveOneTakeTwoTerms) {
+  const auto saved = [](const char* rule, fw_dtype io) {
+    fw_desc desc = descriptor(rule);
+    desc.io_dtype = io;
+    fw_sizes sizes;
+    FW_INIT(&sizes);
+    EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
+    return sizes.saved;
+  };
+  const size_t tiles = 256 * 16, matrix = 64 * 128 * 2;
+  for (const char* rule : {"deltanet", "gated_deltanet"}) {
+    const std::string neg = std::string(rule) + "_neg";
+    EXPECT_EQ(saved(neg.c_str(), FW_BF16), saved(rule, FW_BF16) + tiles * (matrix + 64 * 4)) << neg;
+    EXPECT_EQ(saved(neg.c_str(), FW_F32), saved(neg.c_str(), FW_BF16) + tiles * matrix) << neg;
+    EXPECT_NE(plan_text(descriptor(neg.c_str())).find("two terms"), std::string::npos) << plan_text(descriptor(neg.c_str()));
+    EXPECT_EQ(plan_text(descriptor(rule)).find("two terms"), std::string::npos) << plan_text(descriptor(rule));
+  }
+  EXPECT_EQ(saved("kda_neg", FW_BF16), saved("kda", FW_BF16));
 }
 
 TEST(DevicePlan, RefusesWhatTheDeviceHasNot) {

@@ -42,6 +42,7 @@ struct Case {
   bool z = false;
   double tolerance = 6e-3;
   bool bf16_gates = false;  // those of one number a row, besides the decay
+  bool key_rests = false;   // of rules with fine images: what bf16 leaves out of e and k is wanted
 };
 
 uint16_t host_bf16(float x) {
@@ -187,7 +188,7 @@ Chunk reference_chunk(const Case& test, const Inputs& in, double scale, int64_t 
       return in.m_values.empty() ? 1.0 : in.m_values[static_cast<std::size_t>((t * test.H + hv / (test.HV / test.H)) * test.K + j)];
     };
     FrontScalars<double> s;
-    const auto in_norm = [&](double y) { return wants_rests(rule) && rule.decay != Decay::kChannel ? from_bf16(host_bf16(static_cast<float>(y))) : y; };
+    const auto in_norm = [&](double y) { return has_fine_images(rule) && !test.key_rests ? from_bf16(host_bf16(static_cast<float>(y))) : y; };
     for (int j = 0; j < test.K; ++j) {
       s.q2 += in_norm(channel(in.q, j)) * in_norm(channel(in.q, j));
       s.k2 += in_norm(channel(in.k, j)) * in_norm(channel(in.k, j));
@@ -315,6 +316,22 @@ void compare(Errors& errors, const std::string& name, const uint16_t* image, con
   note(errors, name, std::sqrt(difference) / std::max({std::sqrt(norm), least, 1e-30}) / growth);
 }
 
+// A matrix with its rests, if there are any, rows times scale, if that is there.
+void compare_fine(Errors& errors, const std::string& name, const uint16_t* image, const uint16_t* rests, const float* scale, const Matrix& expected,
+                  int columns, double growth = 1) {
+  double difference = 0, norm = 0;
+  for (int i = 0; i < 64; ++i) {
+    for (int j = 0; j < columns; ++j) {
+      const std::size_t at = static_cast<std::size_t>(panel_index(i, j));
+      const double sum = from_bf16(image[at]) + (rests != nullptr ? from_bf16(rests[at]) : 0), is = scale != nullptr ? scale[i] * sum : sum;
+      const double should = expected[static_cast<std::size_t>(i * columns + j)];
+      difference += (is - should) * (is - should);
+      norm += should * should;
+    }
+  }
+  note(errors, name, std::sqrt(difference) / std::max(std::sqrt(norm), 1e-30) / growth);
+}
+
 void compare(Errors& errors, const std::string& name, const float* is, const Matrix& expected) {
   for (std::size_t i = 0; i < expected.size(); ++i) note(errors, name, std::abs(is[i] - expected[i]) / std::max(std::abs(expected[i]), 1e-30));
 }
@@ -364,16 +381,29 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   const int value_blocks = (test.V + 63) / 64;
   DeviceBuffer<uint8_t> forward(static_cast<std::size_t>(items) * sizeof(ForwardImage<kKey>)),
       backward(static_cast<std::size_t>(items) * sizeof(BackwardImage<kKey>)), pairs(static_cast<std::size_t>(items) * sizeof(PairImage)),
-      z(static_cast<std::size_t>(items) * static_cast<std::size_t>(value_blocks) * (2 * kPanel));
+      z(static_cast<std::size_t>(items) * static_cast<std::size_t>(value_blocks) * (2 * kPanel)),
+      forward_fine(static_cast<std::size_t>(items) * sizeof(FineImage<kKey>)), backward_fine(static_cast<std::size_t>(items) * sizeof(FineImage<kKey>)),
+      e_rests(static_cast<std::size_t>(items) * (128 * kKey)), k_rests(static_cast<std::size_t>(items) * (128 * kKey));
+  const bool fine = has_fine_images(rule);
   const bool all = bits == nullptr || bits->empty();
   args.forward = forward.data();
   args.backward = all ? backward.data() : nullptr;
   args.pairs = all ? reinterpret_cast<PairImage*>(pairs.data()) : nullptr;
   args.z = test.z ? reinterpret_cast<uint16_t*>(z.data()) : nullptr;
+  const auto fine_images = [&](DeviceBuffer<uint8_t>& images, DeviceBuffer<uint8_t>& rests) {
+    return FineImages{images.data(), test.key_rests ? reinterpret_cast<uint16_t*>(rests.data()) : nullptr};
+  };
+  if (fine) args.forward_fine = fine_images(forward_fine, e_rests);
+  if (fine && all) args.backward_fine = fine_images(backward_fine, k_rests);
   prepare(args, kKey, chunks, nullptr);
 
   const std::vector<uint8_t> forward_bytes = forward.download(), backward_bytes = backward.download(), pair_bytes = pairs.download(), z_bytes = z.download();
-  if (bits != nullptr) *bits = forward_bytes;
+  const std::vector<uint8_t> forward_fine_bytes = forward_fine.download(), backward_fine_bytes = backward_fine.download(), e_rest_bytes = e_rests.download(),
+                             k_rest_bytes = k_rests.download();
+  if (bits != nullptr) {
+    *bits = forward_bytes;
+    bits->insert(bits->end(), forward_fine_bytes.begin(), forward_fine_bytes.end());
+  }
   Errors errors;
   if (!all) return errors;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -393,13 +423,28 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
       compare(errors, "gamma", f.gamma, expected.gamma);
       compare(errors, "gamma", b.gamma, expected.gamma);
       compare(errors, "z_scale", f.z_scale, expected.z_scale);
-      compare(errors, "k", b.k, expected.k, kKey);
+      if (fine) {
+        const auto fine_of = [&](const std::vector<uint8_t>& bytes) -> const FineImage<kKey>& {
+          return reinterpret_cast<const FineImage<kKey>*>(bytes.data())[item];
+        };
+        const auto rests_of = [&](const std::vector<uint8_t>& bytes) {
+          return test.key_rests ? reinterpret_cast<const uint16_t*>(bytes.data()) + item * (64 * kKey) : nullptr;
+        };
+        const FineImage<kKey>&ff = fine_of(forward_fine_bytes), &bf = fine_of(backward_fine_bytes);
+        // Both terms of all operands: as good as the decays and norms.
+        compare_fine(errors, "fine e", f.e, rests_of(e_rest_bytes), ff.scale, expected.e, kKey);
+        compare_fine(errors, "fine k", b.k, rests_of(k_rest_bytes), bf.scale, expected.k, kKey);
+        compare_fine(errors, "fine x", f.x, ff.rest, nullptr, expected.x, kKey, expected.growth);
+        compare_fine(errors, "fine y", b.y, bf.rest, nullptr, expected.y, kKey, expected.growth);
+      } else {
+        compare(errors, "k", b.k, expected.k, kKey);
+      }
       compare(errors, "p", pair.p, expected.p, 64, few * expected.p_terms);
       compare(errors, "x", f.x, expected.x, kKey, 0, expected.growth);
       compare(errors, "m", f.m, expected.m, 64, few * expected.p_terms, expected.growth);
       compare(errors, "qt", b.q, expected.qt, kKey, 0, expected.growth);
       if (rule.online()) {
-        compare(errors, "e", f.e, expected.e, kKey);
+        if (!fine) compare(errors, "e", f.e, expected.e, kKey);
         compare(errors, "y", b.y, expected.y, kKey, 0, expected.growth);
         compare(errors, "a", pair.a, expected.a, 64, 0, expected.growth);
         double residual = 0;
@@ -445,7 +490,10 @@ void run(const Case& test, uint64_t seed) {
   std::string line;
   bool good = true;
   for (const auto& [name, error] : errors) {
-    const double bound = name == "gamma" || name == "z_scale" ? 1e-4 : name == "residual" ? 64 * test.tolerance : test.tolerance;
+    const double bound = name == "gamma" || name == "z_scale"                                            ? 1e-4
+                         : name == "residual"                                                            ? 64 * test.tolerance
+                         : name.rfind("fine", 0) == 0 && (test.types != Types::kFloat || test.key_rests) ? 1e-4
+                                                                                                         : test.tolerance;
     const bool fine = error <= bound;
     good = good && fine;
     char text[64];
@@ -468,15 +516,28 @@ template <int kKey>
 void run_bits(const Case& test, uint64_t seed) {
   generator.seed(seed);
   const Inputs in = make_inputs(test, 130);
+  struct Images {
+    ForwardImage<kKey> forward;
+    FineImage<kKey> fine;
+    uint16_t e_rests[64 * kKey];
+  };
+  static_assert(sizeof(Images) == sizeof(ForwardImage<kKey>) + sizeof(FineImage<kKey>) + sizeof(Images::e_rests));  // all of it is compared
   const auto images = [&](const Problem& problem, int64_t chunks) {
-    DeviceBuffer<uint8_t> forward(static_cast<std::size_t>(chunks * test.HV) * sizeof(ForwardImage<kKey>));
+    const std::size_t items = static_cast<std::size_t>(chunks * test.HV);
+    DeviceBuffer<uint8_t> forward(items * sizeof(ForwardImage<kKey>)), fine(items * sizeof(FineImage<kKey>)), rests(items * sizeof(Images::e_rests));
     PrepareArgs args;
     args.problem = problem;
     args.forward = forward.data();
+    if (has_fine_images(test.rule)) args.forward_fine = {fine.data(), test.key_rests ? reinterpret_cast<uint16_t*>(rests.data()) : nullptr};
     prepare(args, kKey, chunks, nullptr);
-    const std::vector<uint8_t> bytes = forward.download();
-    std::vector<ForwardImage<kKey>> result(bytes.size() / sizeof(ForwardImage<kKey>));
-    std::memcpy(static_cast<void*>(result.data()), bytes.data(), bytes.size());
+    const std::vector<uint8_t> bytes = forward.download(), fine_bytes = fine.download(), rest_bytes = rests.download();
+    std::vector<Images> result(items);  // zeros
+    for (std::size_t i = 0; i < items; ++i) {
+      Images& x = result[i];
+      std::memcpy(static_cast<void*>(&x.forward), &bytes[i * sizeof x.forward], sizeof x.forward);
+      if (has_fine_images(test.rule)) std::memcpy(static_cast<void*>(&x.fine), &fine_bytes[i * sizeof x.fine], sizeof x.fine);
+      if (test.key_rests) std::memcpy(x.e_rests, &rest_bytes[i * sizeof x.e_rests], sizeof x.e_rests);
+    }
     return result;
   };
   const auto sequences = [](Problem problem, int T) {
@@ -503,16 +564,18 @@ void run_bits(const Case& test, uint64_t seed) {
   for (int chunk = 0; chunk < 2; ++chunk) {
     for (int hv = 0; hv < test.HV; ++hv) {
       const std::size_t item = static_cast<std::size_t>(chunk * test.HV + hv);
-      const ForwardImage<kKey>&a = longer[item], &b = shorter[item];
+      const ForwardImage<kKey>&a = longer[item].forward, &b = shorter[item].forward;
+      const Images &more = longer[item], &less = shorter[item];
       for (int i = 0; i < (chunk == 0 ? 64 : 36); ++i) {
         for (int j = 0; j < kKey; ++j) {
           const int at = panel_index(i, j);
-          wrong += a.q[at] != b.q[at] || (test.rule.online() && a.e[at] != b.e[at]) || (chunk == 0 && a.x[at] != b.x[at]);
+          wrong += a.q[at] != b.q[at] || (test.rule.online() && a.e[at] != b.e[at]) ||
+                   (chunk == 0 && (a.x[at] != b.x[at] || more.fine.rest[at] != less.fine.rest[at])) || more.e_rests[at] != less.e_rests[at];
         }
         for (int j = 0; j < 64; ++j) wrong += a.m[panel_index(i, j)] != b.m[panel_index(i, j)];
-        wrong += a.z_scale[i] != b.z_scale[i];
+        wrong += a.z_scale[i] != b.z_scale[i] || more.fine.scale[i] != less.fine.scale[i];
       }
-      wrong += std::memcmp(&together[item + static_cast<std::size_t>(test.HV)], &single[item], sizeof(ForwardImage<kKey>)) != 0;
+      wrong += std::memcmp(&together[item + static_cast<std::size_t>(test.HV)], &single[item], sizeof(Images)) != 0;
     }
   }
   failures += wrong != 0;
@@ -600,6 +663,13 @@ std::vector<Case> named_cases() {
       small.keys = keys, small.beta_max = 2, small.tolerance = 3.5e-3, small.K = small.V = 64, small.z = true, small.HV = 4;
       Case& floats = add(name + " float32", rule);  // rounded before they meet
       floats.keys = keys, floats.beta_max = 2, floats.tolerance = keys == Keys::kIdentical ? 3e-2 : 1e-2, floats.types = Types::kFloat;
+      Case& all = add(name + " float32 with rests", rule);
+      all.keys = keys, all.beta_max = 2, all.tolerance = 4.5e-3, all.types = Types::kFloat, all.key_rests = true, all.T = 130;
+      if (rule.uses_g()) all.decays = {-0.05};
+      Case& odd = add(name + " float32 with rests, K 40", rule);
+      odd.keys = keys, odd.beta_max = 2, odd.tolerance = 4.5e-3, odd.types = Types::kFloat, odd.key_rests = true, odd.K = 40, odd.HV = 4;
+      Case& unaligned = add(name + " rows not aligned", rule);
+      unaligned.keys = keys, unaligned.beta_max = 2, unaligned.tolerance = 3.5e-3, unaligned.types = Types::kPadded;
     }
   }
   // Rules whose e or r, or both, are sums of q and k.

@@ -31,6 +31,8 @@ struct Case {
   bool state_bf16 = false, value_first = false, has_initial = true;
   int row_padding = 0;  // elements between rows of tokens
   bool has_d_o = true;
+  // tiles.h: FineImage, and what e (k) leaves out beside it.
+  bool fine = false, key_rests = false;
 };
 
 // Numbers of a tensor as they lie in memory, read as double.
@@ -122,6 +124,35 @@ void random_matrix(uint16_t* panels, int rows, int columns, double scale, Random
     for (int j = 0; j < columns; ++j) panels[panel_index(i, j)] = to_bf16(random(scale));
 }
 
+// Of matrices with numbers of at most `scale`: the most that rounding leaves out of them.
+constexpr double kRestOf = 0x1p-9;
+
+// The fine image of a chunk, and what e (k) leaves out; no number where there is none.
+template <int kKey>
+struct Fine {
+  std::vector<FineImage<kKey>> images;
+  std::vector<uint16_t> rests;
+  explicit Fine(size_t count) : images(count), rests(count * 64 * kKey, 0) { std::memset(static_cast<void*>(images.data()), 0, count * sizeof(images[0])); }
+  void fill(size_t at, const Case& c, int rows, double rest_of, double key_rest_of, Random& random) {
+    random_matrix(images[at].rest, rows, c.K, rest_of * kRestOf, random);
+    for (int t = 0; t < 64; ++t) images[at].scale[t] = t < rows ? static_cast<float>(random(1.2)) : 0.0f;
+    if (c.key_rests) random_matrix(&rests[at * 64 * kKey], rows, c.K, key_rest_of * kRestOf, random);
+  }
+  double rest(size_t at, int row, int column) const { return from_bf16(images[at].rest[panel_index(row, column)]); }
+  double key_rest(size_t at, int row, int column) const { return from_bf16(rests[at * 64 * kKey + static_cast<size_t>(panel_index(row, column))]); }
+};
+template <int kKey>
+struct DeviceFine {
+  DeviceBuffer<FineImage<kKey>> images;
+  DeviceBuffer<uint16_t> rests;
+  const Case& c;
+  DeviceFine(const Case& one, const Fine<kKey>& fine) : images(fine.images), rests(fine.rests), c(one) {}
+  FineImages args() { return c.fine ? FineImages{images.data(), c.key_rests ? rests.data() : nullptr} : FineImages{}; }
+};
+
+// As rounded(), of an operand whose rest is an operand too.
+double rounded(const Case& c, double x, bool rounds) { return c.fine ? rounded(x, rounds) + rounded(x - rounded(x, rounds), rounds) : rounded(x, rounds); }
+
 // ---- Forward
 
 template <int kKey>
@@ -132,6 +163,7 @@ void test_forward(const Case& c) {
   std::vector<ForwardImage<kKey>> images(static_cast<size_t>(at.chunks) * c.HV);
   Tensor v(c.bf16, static_cast<size_t>(at.tokens) * at.row), initial(c.state_bf16, heads * c.K * c.V);
   std::vector<uint16_t> z(static_cast<size_t>(at.chunks) * c.HV * at.blocks * kPanel, kNan16);
+  Fine<kKey> fine(images.size());
   std::memset(static_cast<void*>(images.data()), 0, images.size() * sizeof(images[0]));
   for (int n = 0; n < at.N; ++n) {
     for (int hv = 0; hv < c.HV; ++hv) {
@@ -148,6 +180,7 @@ void test_forward(const Case& c) {
         for (int i = 0; i < rows; ++i)
           for (int j = 0; j <= i; ++j) image.m[panel_index(i, j)] = to_bf16(random(0.1));
         for (int k = 0; k < kKey; ++k) image.gamma[k] = k == 3 ? 0.0f : static_cast<float>(0.5 + random(0.5));
+        if (c.fine) fine.fill(at.image(n, chunk, hv), c, rows, 0.15, 0.05, random);
         for (int t = 0; t < rows; ++t) image.z_scale[t] = c.prepared_z ? 1.0f : static_cast<float>(1 + random(0.9));
         for (int b = 0; b < at.blocks; ++b)
           for (int t = 0; t < 64; ++t)
@@ -174,7 +207,9 @@ void test_forward(const Case& c) {
     DeviceTensor device_v(v), device_initial(initial), device_o(Tensor(c.bf16, v.h.size() + v.f.size())), device_final(Tensor(c.state_bf16, heads * c.K * c.V));
     DeviceBuffer<uint16_t> device_z(z), states(std::vector<uint16_t>(z.size() / 64 * kKey, kNan16)), w(std::vector<uint16_t>(z.size(), kNan16));
     DeviceBuffer<int32_t> offsets(at.offsets), chunk_base(at.chunk_base);
+    DeviceFine<kKey> device_fine(c, fine);
     ScanForwardArgs args;
+    args.fine = device_fine.args();
     args.sequences = at.sequence_arg(offsets.data(), chunk_base.data());
     args.HV = c.HV, args.K = c.K, args.V = c.V, args.online = c.online;
     args.images = device_images.data();
@@ -209,8 +244,12 @@ void test_forward(const Case& c) {
           for (int k = 0; k < c.K; ++k)
             for (int i = 0; i < c.V; ++i) s[static_cast<size_t>(k) * padded + i] = initial.at(at.state_at(n, hv, k, i));
         for (int chunk = 0; 64 * chunk < c.lengths[n]; ++chunk) {
-          const auto& image = images[at.image(n, chunk, hv)];
+          const size_t index = at.image(n, chunk, hv);
+          const auto& image = images[index];
           const int rows = at.rows(n, chunk);
+          // What the rest of w meets is x, and not the rest of that.
+          std::vector<double> w_rest(static_cast<size_t>(64) * padded, 0.0), e_operand(s);
+          for (double& x : e_operand) x = rounded(c, x, rounds);
           std::vector<double> w(static_cast<size_t>(64) * padded, 0.0), operand(s);
           for (double& x : operand) x = rounded(x, rounds);
           for (int i = 0; i < padded; ++i) {
@@ -218,8 +257,14 @@ void test_forward(const Case& c) {
             for (int t = 0; t < 64; ++t) {
               double x = t < rows && i < c.V ? image.z_scale[t] * rounded(v.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds) : 0;
               if (c.online)
-                for (int k = 0; k < c.K; ++k) x += from_bf16(image.e[panel_index(t, k)]) * operand[static_cast<size_t>(k) * padded + i];
-              w[static_cast<size_t>(t) * padded + i] = rounded(x, rounds);
+                for (int k = 0; k < c.K; ++k) {
+                  const size_t from = static_cast<size_t>(k) * padded + i;
+                  const double e = from_bf16(image.e[panel_index(t, k)]);
+                  x += c.fine ? fine.images[index].scale[t] * (e * e_operand[from] + fine.key_rest(index, t, k) * operand[from]) : e * operand[from];
+                }
+              const double nearest = rounded(x, rounds);
+              w[static_cast<size_t>(t) * padded + i] = nearest;
+              if (c.fine) w_rest[static_cast<size_t>(t) * padded + i] = rounded(x - nearest, rounds);
               if (c.save) w_saved.add(from_bf16(got.w[at.tile(n, chunk, hv, b) * kPanel + panel_index(t, i % 64)]), x);
             }
             if (c.save)
@@ -234,7 +279,10 @@ void test_forward(const Case& c) {
               }
             for (int k = 0; k < c.K; ++k) {
               double x = image.gamma[k] * s[static_cast<size_t>(k) * padded + i];
-              for (int t = 0; t < 64; ++t) x += from_bf16(image.x[panel_index(t, k)]) * w[static_cast<size_t>(t) * padded + i];
+              for (int t = 0; t < 64; ++t) {
+                const size_t from = static_cast<size_t>(t) * padded + i;
+                x += from_bf16(image.x[panel_index(t, k)]) * (w[from] + w_rest[from]) + (c.fine ? fine.rest(index, t, k) * w[from] : 0);
+              }
               s[static_cast<size_t>(k) * padded + i] = x;
             }
           }
@@ -247,7 +295,8 @@ void test_forward(const Case& c) {
     // themselves only that good.
     const double limit = rounds ? 4e-4 : 6e-3;
     if (c.out) report("o", rounds, o, limit);
-    report("final", rounds, final_state, rounds && c.state_bf16 ? 3e-3 : limit);
+    // The state of fine images is that of float32 but for products of two rests, even without rounding.
+    report("final", rounds, final_state, c.state_bf16 && (rounds || c.fine) ? 3e-3 : c.fine && c.bf16 ? 2e-5 : limit);
     if (c.save) report("states", rounds, states, rounds ? 3e-3 : limit);
     if (c.save) report("w", rounds, w_saved, rounds ? 3e-3 : limit);
   }
@@ -267,6 +316,7 @@ void test_reverse(const Case& c) {
   Random random{54321};
   const size_t heads = static_cast<size_t>(at.N) * c.HV, tiles = static_cast<size_t>(at.chunks) * c.HV * at.blocks;
   std::vector<BackwardImage<kKey>> images(static_cast<size_t>(at.chunks) * c.HV);
+  Fine<kKey> fine(images.size());
   Tensor d_o(c.bf16, static_cast<size_t>(at.tokens) * at.row), d_final(c.state_bf16, heads * c.K * c.V);
   std::memset(static_cast<void*>(images.data()), 0, images.size() * sizeof(images[0]));
   for (int n = 0; n < at.N; ++n) {
@@ -282,6 +332,7 @@ void test_reverse(const Case& c) {
         random_matrix(image.y, rows, c.K, 0.1, random);
         random_matrix(image.q, rows, c.K, 0.15, random);
         for (int k = 0; k < kKey; ++k) image.gamma[k] = k == 5 ? 0.0f : static_cast<float>(0.5 + random(0.5));
+        if (c.fine) fine.fill(at.image(n, chunk, hv), c, rows, 0.1, 0.1, random);
         if (!c.online) std::fill_n(image.y, 64 * kKey, kNan16);
       }
     }
@@ -296,7 +347,9 @@ void test_reverse(const Case& c) {
     DeviceTensor device_d_o(d_o), device_final(d_final), device_initial(Tensor(c.state_bf16, heads * c.K * c.V));
     DeviceBuffer<uint16_t> d_states(std::vector<uint16_t>(tiles * 64 * kKey, kNan16)), v(std::vector<uint16_t>(tiles * kPanel, kNan16));
     DeviceBuffer<int32_t> offsets(at.offsets), chunk_base(at.chunk_base);
+    DeviceFine<kKey> device_fine(c, fine);
     ScanReverseArgs args;
+    args.fine = device_fine.args();
     args.sequences = at.sequence_arg(offsets.data(), chunk_base.data());
     args.HV = c.HV, args.K = c.K, args.V = c.V, args.online = c.online;
     args.images = device_images.data();
@@ -326,16 +379,23 @@ void test_reverse(const Case& c) {
           for (int k = 0; k < c.K; ++k)
             for (int i = 0; i < c.V; ++i) d[static_cast<size_t>(k) * padded + i] = d_final.at(at.state_at(n, hv, k, i));
         for (int chunk = (c.lengths[n] + 63) / 64 - 1; chunk >= 0; --chunk) {
-          const auto& image = images[at.image(n, chunk, hv)];
+          const size_t index = at.image(n, chunk, hv);
+          const auto& image = images[index];
           const int rows = at.rows(n, chunk);
           for (int i = 0; i < padded; ++i) {
             const size_t tile = at.tile(n, chunk, hv, i / 64);
-            double v[64], grad[64];
+            double v[64], v_rest[64], grad[64];
             for (int t = 0; t < 64; ++t) {
               v[t] = 0;
-              for (int k = 0; k < c.K; ++k) v[t] += from_bf16(image.k[panel_index(t, k)]) * rounded(d[static_cast<size_t>(k) * padded + i], rounds);
+              for (int k = 0; k < c.K; ++k) {
+                const double key = from_bf16(image.k[panel_index(t, k)]), state = d[static_cast<size_t>(k) * padded + i];
+                v[t] += key * rounded(c, state, rounds) + (c.fine ? fine.key_rest(index, t, k) * rounded(state, rounds) : 0);
+              }
+              if (c.fine) v[t] *= fine.images[index].scale[t];
               v_saved.add(from_bf16(got.v[tile * kPanel + panel_index(t, i % 64)]), v[t]);
-              v[t] = rounded(v[t], rounds);
+              const double nearest = rounded(v[t], rounds);
+              v_rest[t] = c.fine ? rounded(v[t] - nearest, rounds) : 0;
+              v[t] = nearest;
               grad[t] = c.has_d_o && t < rows && i < c.V ? rounded(d_o.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds) : 0;
             }
             for (int k = 0; k < kKey; ++k)
@@ -344,7 +404,7 @@ void test_reverse(const Case& c) {
               double x = image.gamma[k] * d[static_cast<size_t>(k) * padded + i];
               for (int t = 0; t < 64; ++t) {
                 x += from_bf16(image.q[panel_index(t, k)]) * grad[t];
-                if (c.online) x -= from_bf16(image.y[panel_index(t, k)]) * v[t];
+                if (c.online) x -= from_bf16(image.y[panel_index(t, k)]) * (v[t] + v_rest[t]) + (c.fine ? fine.rest(index, t, k) * v[t] : 0);
               }
               d[static_cast<size_t>(k) * padded + i] = x;
             }
@@ -354,7 +414,7 @@ void test_reverse(const Case& c) {
           for (int i = 0; i < c.V; ++i) d_initial.add(got.d_initial.at(at.state_at(n, hv, k, i)), d[static_cast<size_t>(k) * padded + i]);
       }
     }
-    report("d_init", rounds, d_initial, rounds ? c.state_bf16 ? 3e-3 : 4e-4 : 6e-3);
+    report("d_init", rounds, d_initial, c.state_bf16 && (rounds || c.fine) ? 3e-3 : c.fine && c.bf16 ? 2e-5 : rounds ? 4e-4 : 6e-3);
     report("d_states", rounds, d_states, rounds ? 3e-3 : 6e-3);
     report("v", rounds, v_saved, rounds ? 3e-3 : 6e-3);
   }
@@ -407,6 +467,24 @@ std::vector<Case> cases() {
       add("K less", [&](Case& c) { c.K = c.key == 128 ? 100 : 16, c.V = 72, c.value_first = true; });
       add("no d_o, no state", [&](Case& c) { c.has_d_o = c.has_initial = false; });
       add("no d_o", [&](Case& c) { c.has_d_o = false; });
+      if (!online) continue;
+      for (const bool rests : {false, true}) {
+        const std::string name = rests ? "fine with rests of keys" : "fine";
+        const auto add_fine = [&](const std::string& more, auto change) {
+          add(name + more, [&](Case& c) {
+            c.fine = true, c.key_rests = rests, c.lengths = packed, c.packed = true;
+            change(c);
+          });
+        };
+        add_fine("", [](Case&) {});
+        add_fine(", no saves", [](Case& c) { c.save = false; });
+        add_fine(", saves only", [](Case& c) { c.out = false; });
+        add_fine(", state only", [](Case& c) { c.out = c.save = false; });
+        add_fine(", prepared z, bf16 states", [](Case& c) { c.prepared_z = c.state_bf16 = c.value_first = true; });
+        add_fine(", float32, V 37, K less", [](Case& c) { c.bf16 = false, c.V = 37, c.K = c.key == 128 ? 100 : 16; });
+        add_fine(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
+        add_fine(", 9 chunks", [](Case& c) { c.lengths = {570}, c.packed = false, c.V = 64; });
+      }
     }
   }
   return all;

@@ -102,13 +102,20 @@ void sum_groups(const Problem& problem, const float* in, int32_t dim, const Toke
 
 // ---- the chunk form: matrix products of bf16 operands; key 64 or 128 (K padded), any V
 
+// Of rules with has_fine_images() (tiles.h).
+struct FineImages {
+  void* images = nullptr;     // FineImage<key> [chunks, HV]; null: other rules
+  uint16_t* rests = nullptr;  // [chunks, HV, 64 key] as panels: what bf16 leaves out of e (k), or null: nothing, or it is not wanted
+};
+
 struct PrepareArgs {
   Problem problem;
-  void* forward = nullptr;     // ForwardImage<key> [chunks, HV]
-  void* backward = nullptr;    // BackwardImage<key> [chunks, HV], or null
-  PairImage* pairs = nullptr;  // [chunks, HV], or null
-  uint16_t* z = nullptr;       // [chunks, HV, value blocks, panel], or null: the scan scales v itself
-  float* spare_m = nullptr;    // [tokens, H, K], where prepare() makes M and channels decay: M of some chunks meanwhile
+  void* forward = nullptr;                 // ForwardImage<key> [chunks, HV]
+  void* backward = nullptr;                // BackwardImage<key> [chunks, HV], or null
+  FineImages forward_fine, backward_fine;  // both have rests or none
+  PairImage* pairs = nullptr;              // [chunks, HV], or null
+  uint16_t* z = nullptr;                   // [chunks, HV, value blocks, panel], or null: the scan scales v itself
+  float* spare_m = nullptr;                // [tokens, H, K], where prepare() makes M and channels decay: M of some chunks meanwhile
 };
 void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 // Whether prepare() makes M of the preconditioner itself, from problem.boundaries: problem.m is null then. A function of the inputs (not of m
@@ -120,7 +127,8 @@ struct ScanForwardArgs {
   int32_t HV = 0, K = 0, V = 0;
   bool online = true;
   const void* images = nullptr;  // ForwardImage<key>
-  TokenArg v;                    // raw values, used where z is null
+  FineImages fine;
+  TokenArg v;  // raw values, used where z is null
   const uint16_t* z = nullptr;
   TokenArg o;                           // may be absent
   StateArg initial_state, final_state;  // may be absent (zero; not written)
@@ -145,7 +153,8 @@ struct ScanReverseArgs {
   SequenceArg sequences;
   int32_t HV = 0, K = 0, V = 0;
   bool online = true;
-  const void* images = nullptr;             // BackwardImage<key>
+  const void* images = nullptr;  // BackwardImage<key>
+  FineImages fine;
   TokenArg d_o;                             // may be absent: zero
   StateArg d_final_state, d_initial_state;  // may be absent (zero; not written)
   uint16_t* d_states = nullptr;             // D^T at every chunk's end, or null

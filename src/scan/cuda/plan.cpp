@@ -177,12 +177,26 @@ void plan_gradients(const Plan& plan, DevicePlan& device) {
   device.reverse_time = pass.scan;
 }
 
+// Rests of e and k are nothing where those are the raw keys and these bf16 numbers. (Where a call with bf16 tensors has float32 keys after all, they are
+// rounded before anything is made of them.)
+FineRegions fine_regions(const Plan& plan, const DevicePlan& device, Regions& regions) {
+  FineRegions r;
+  if (!device.chunk_form || !has_fine_images(plan.rule)) return r;
+  const Rule& rule = plan.rule;
+  const bool raw_keys = row_multiples(rule) && !(rule.uses_erase_gate() && rule.erase == Gate::kChannel);
+  const int64_t tiles = device.chunks * plan.HV;
+  r.images = regions.take(tiles * image_bytes<FineImage>(device.key));
+  r.rests = regions.take(tiles * kChunk * device.key * 2, !(plan.bf16_io && raw_keys));
+  return r;
+}
+
 ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
   Regions regions;
   ForwardRegions r;
   r.common = common_regions(plan, device, false, regions);
   const int64_t tiles = device.chunks * plan.HV;
   r.images = regions.take(tiles * image_bytes<ForwardImage>(device.key), device.chunk_form && !device.direct);
+  r.fine = fine_regions(plan, device, regions);
   r.z = regions.take(tiles * device.value_blocks * kPanel * 2, device.z_image);
   r.segments = segment_regions(plan, device, regions);
   r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat, !device.direct);
@@ -197,6 +211,7 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   const int64_t tiles = device.chunks * plan.HV;
   const bool images = !device.direct;
   r.images = regions.take(tiles * image_bytes<BackwardImage>(device.key), images);
+  r.fine = fine_regions(plan, device, regions);
   r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, images);
   r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
   r.w = regions.take(tiles * device.value_blocks * kPanel * 2, images);
@@ -298,6 +313,9 @@ std::string to_text(const Plan& plan, const DevicePlan& device) {
           fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
       text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
                           device.z_image ? "Z prepared" : "values scaled in the scan");
+    }
+    if (device.saved.fine.images.bytes > 0) {
+      text += fmt::format("operands: two terms where they reach the state, keys {}\n", device.saved.fine.rests.bytes > 0 ? "too" : "as they are");
     }
     if (device.gradients_follow) {
       text += fmt::format("gradients: beside the reverse scan of {} blocks, about {:.0f} us\n", device.reverse_blocks, device.reverse_time);

@@ -49,10 +49,16 @@ struct SegmentRegions {
   Region decays;  // float [segments, HV]: DevicePlan::direct
 };
 
+// FineImages of rules that have them (kernels.h).
+struct FineRegions {
+  Region images, rests;
+};
+
 struct ForwardRegions {
   CommonRegions common;
   Region images;  // ForwardImage [chunks, HV]; not if direct
-  Region z;       // panels [chunks, HV, value blocks]: rules whose write gate has a value a channel
+  FineRegions fine;
+  Region z;  // panels [chunks, HV, value blocks]: rules whose write gate has a value a channel
   SegmentRegions segments;
   Region maps;  // float [segments, HV, K, K], where they are not saved
   size_t bytes = 0;
@@ -60,7 +66,8 @@ struct ForwardRegions {
 
 // Forward leaves these for backward: if direct, the states alone.
 struct SavedRegions {
-  Region images;        // BackwardImage [chunks, HV]
+  Region images;  // BackwardImage [chunks, HV]
+  FineRegions fine;
   Region pairs;         // PairImage [chunks, HV]
   Region states;        // S^T [chunks, HV, value blocks]
   Region w;             // panels [chunks, HV, value blocks]

@@ -235,6 +235,8 @@ void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegion
   problem.m = args.m;
 }
 
+FineImages fine_images(const FineRegions& regions, const Space& space) { return {space.at(regions.images), space.at<uint16_t>(regions.rests)}; }
+
 void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {
   const Space kept(saved);
   const bool save = saved != nullptr;
@@ -242,6 +244,8 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   prepared.problem = problem;
   prepared.forward = space.at(device.forward.images);
   prepared.backward = save ? kept.at(device.saved.images) : nullptr;
+  prepared.forward_fine = fine_images(device.forward.fine, space);
+  if (save) prepared.backward_fine = fine_images(device.saved.fine, kept);
   prepared.pairs = save ? kept.at<PairImage>(device.saved.pairs) : nullptr;
   prepared.z = space.at<uint16_t>(device.forward.z);
   prepared.spare_m = space.at<float>(device.forward.common.m);
@@ -254,6 +258,7 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   scan.V = problem.V;
   scan.online = plan.rule.online();
   scan.images = prepared.forward;
+  scan.fine = prepared.forward_fine;
   scan.v = problem.in.v;
   scan.z = prepared.z;
   scan.o = token_arg(plan, out.o);
@@ -436,6 +441,7 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   scan.V = problem.V;
   scan.online = plan.rule.online();
   scan.images = kept.at(device.saved.images);
+  scan.fine = fine_images(device.saved.fine, kept);
   scan.d_o = token_arg(plan, d.o);
   scan.d_final_state = state_arg(plan, d.final_state);
   scan.d_initial_state = state_arg(plan, grads.initial_state);
@@ -471,15 +477,14 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
 
 }  // namespace
 
-void scan_forward(const Plan& plan, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
-  const DevicePlan device = make_device_plan(plan);
+void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
   require_device(device.chunk_form);
   if (plan.N == 0) return;
   forward_on(plan, device, in, out, saved, workspace);
 }
 
-void scan_backward(const Plan& plan, const Inputs<float>& in, const Outputs<float>& d, const Inputs<float>& grads, const void* saved, void* workspace) {
-  const DevicePlan device = make_device_plan(plan);
+void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& d, const Inputs<float>& grads, const void* saved,
+                   void* workspace) {
   require_device(device.chunk_form);
   const void* kept = saved;
   if (kept == nullptr && device.saved.bytes > 0) {

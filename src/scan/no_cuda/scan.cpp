@@ -8,7 +8,9 @@ namespace fw::cuda {
 
 void require_device(bool) { throw DeviceError("device: this build of fastweight has no CUDA (nvcc was not found when it was configured)"); }
 
-void scan_forward(const Plan&, const Inputs<float>&, const Outputs<float>&, void*, void*) { require_device(false); }
-void scan_backward(const Plan&, const Inputs<float>&, const Outputs<float>&, const Inputs<float>&, const void*, void*) { require_device(false); }
+void scan_forward(const Plan&, const DevicePlan&, const Inputs<float>&, const Outputs<float>&, void*, void*) { require_device(false); }
+void scan_backward(const Plan&, const DevicePlan&, const Inputs<float>&, const Outputs<float>&, const Inputs<float>&, const void*, void*) {
+  require_device(false);
+}
 
 }  // namespace fw::cuda

@@ -6,17 +6,12 @@
 #pragma once
 
 #include "scan/cuda/device/front_plain.cuh"
+#include "scan/cuda/tiles.h"
 
 namespace fw::cuda {
 
-// With a gain above 1 errors do not fade unless decays do it, and A is large where keys point the same way: what rounding to bf16 leaves out of
-// A, P and the keys is part of the products then.
-constexpr bool wants_rests(const Rule& rule) { return rule.gain_bound > 1; }
-
 // Rules whose images are of bare keys: those with a gain that is a gate and nothing but. prepare and the gradients agree on it.
-constexpr bool bare_keys(const Rule& rule) {
-  return wants_rests(rule) && rule.online() && rule.decay != Decay::kChannel && rule.gain == Gain::kGate && plain_streams(rule) && !rule.uses_precond();
-}
+constexpr bool bare_keys(const Rule& rule) { return has_fine_images(rule) && rule.gain == Gain::kGate && plain_streams(rule) && !rule.uses_precond(); }
 
 // x = 2^n m, 1 <= m < 2, to the bit whoever asks: 2^n with the sign of x. 0 (and what is next to it): 0, m is 1 then.
 FW_DEVICE float power_of(float x) { return bits_float(float_bits(x) & 0xff800000u); }

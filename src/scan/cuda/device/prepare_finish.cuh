@@ -17,6 +17,9 @@ struct FinishBuffers {
   FineInverse fine = {};
   char* p_low = nullptr;
   bool exact_keys = false;  // the factors are powers of two: keys times them leave nothing out
+  // kFine: what bf16 leaves out of the keys and of minus_e, or null; a matrix for what it leaves out of y, may be e_rests. (That of x goes where fine.low and
+  // p_low were, which lie side by side.)
+  char *key_rests = nullptr, *e_rests = nullptr, *y_rests = nullptr;
   const SumFactors* sums = nullptr;
   uint64_t* claimed = nullptr;  // kClaimed: a half barrier
 };
@@ -38,6 +41,8 @@ struct ChunkImages {
   BackwardImage<kKey>* backward;  // may be null, and so may the others
   PairImage* pairs;
   uint16_t* z;
+  FineImage<kKey>*forward_fine, *backward_fine;
+  char *e_rests, *k_rests;
 };
 
 template <int kKey>
@@ -48,6 +53,10 @@ FW_DEVICE ChunkImages<kKey> chunk_images(const PrepareArgs& args, int64_t item) 
   out.backward = args.backward != nullptr ? static_cast<BackwardImage<kKey>*>(args.backward) + item : nullptr;
   out.pairs = args.pairs != nullptr ? args.pairs + item : nullptr;
   out.z = args.z != nullptr ? args.z + item * value_blocks * kPanel : nullptr;
+  const auto fine = [&](const FineImages& all) { return all.images != nullptr ? static_cast<FineImage<kKey>*>(all.images) + item : nullptr; };
+  const auto rests = [&](const FineImages& all) { return all.rests != nullptr ? reinterpret_cast<char*>(all.rests + item * (64 * kKey)) : nullptr; };
+  out.forward_fine = fine(args.forward_fine), out.backward_fine = fine(args.backward_fine);
+  out.e_rests = rests(args.forward_fine), out.k_rests = rests(args.backward_fine);
   return out;
 }
 
@@ -70,15 +79,27 @@ FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages
 
   const SplitPanel a{shared_address(s.a), kFine ? shared_address(s.fine.low) : 0, s.exact_keys ? 2 : 3},
       p{shared_address(s.p), kFine ? shared_address(s.p_low) : 0};
+  const auto address = [](const char* at) { return at != nullptr ? shared_address(at) : 0; };
+  uint32_t x_rests[4][4];
   if (warp < kKey / 16) {
     if (kTraining && out.backward != nullptr) {
-      const ReadBuffers reads{shared_address(s.minus_e), shared_address(s.q), shared_address(s.y), s.e_factors, s.q_factors, s.sums};
+      ReadBuffers reads{shared_address(s.minus_e), shared_address(s.q), shared_address(s.y), s.e_factors, s.q_factors, s.sums};
+      if constexpr (kFine) reads.e_rests = address(s.e_rests), reads.y_rests = shared_address(s.y_rests);
       transform_reads<kForm, kFine>(reads, a, p.high, warp);
       sync_warp();
     }
-    transform_keys<kForm != RowForm::kStreams, kFine>(shared_address(s.keys), s.k_factors, a, warp);
+    if constexpr (kFine) {
+      transform_keys<kForm != RowForm::kStreams, true>(
+          shared_address(s.keys), s.k_factors, a, warp, [](float(&)[8][4]) {}, address(s.key_rests), x_rests);
+    } else {
+      transform_keys<kForm != RowForm::kStreams>(shared_address(s.keys), s.k_factors, a, warp);
+    }
   }
   read_products<kFine>(p, a, s.m, warp);
+  if constexpr (kFine) {
+    sync_threads();  // nobody reads fine.low and p_low any more
+    if (warp < kKey / 16) store_slice(shared_address(s.fine.low), warp, x_rests);
+  }
 
   fence_async_shared();
   sync_threads();
@@ -88,7 +109,9 @@ FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages
     if (kTraining && out.backward != nullptr) {
       bulk_store(out.backward->y, s.y, sizeof out.backward->y);
       bulk_store(out.backward->q, s.q, sizeof out.backward->q);
+      if constexpr (kFine) bulk_store(out.backward_fine->rest, s.y_rests, sizeof out.backward_fine->rest);
     }
+    if constexpr (kFine) bulk_store(out.forward_fine->rest, s.fine.low, sizeof out.forward_fine->rest);
     if (out.pairs != nullptr) {
       bulk_store(out.pairs->a, s.a, kPanelBytes);
       bulk_store(out.pairs->p, s.p, kPanelBytes);

@@ -36,6 +36,14 @@ FW_DEVICE PackedChannels<kN> pack_channels(const float (&x)[kN]) {
   for (int j = 0; j < kN / 2; ++j) packed.words[j] = pack_bf16(x[2 * j], x[2 * j + 1]);
   return packed;
 }
+// What that leaves out.
+template <int kN>
+FW_DEVICE PackedChannels<kN> pack_rests(const float (&x)[kN], const PackedChannels<kN>& packed) {
+  PackedChannels<kN> rests;
+  FW_UNROLL
+  for (int j = 0; j < kN / 2; ++j) rests.words[j] = pack_rest(packed.words[j], x[2 * j], x[2 * j + 1]);
+  return rests;
+}
 template <int kN>
 FW_DEVICE void store_packed(void* to, const PackedChannels<kN>& x) {
   if constexpr (kN == 4) {
@@ -319,14 +327,14 @@ FW_DEVICE void fetched_norms(const Problem& x, const ChunkPlace& place, const Ra
     s.kmk = sum_rows(part);
   }
 }
-// kRounded: of q and k as bf16 has them, as the gradients take them.
-template <int kN, bool kRounded>
-FW_DEVICE void norms_from_memory(const Problem& x, const ChunkPlace& place, FrontScalars<float>& s) {
+// rounded: of q and k as bf16 has them, as the gradients take them.
+template <int kN>
+FW_DEVICE void norms_from_memory(const Problem& x, const ChunkPlace& place, bool rounded, FrontScalars<float>& s) {
   const FrontRows rows = front_rows(x, place.n, place.hv);
   FW_NO_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     RawKeyRow<kN> row = row_from_memory<kN>(x, rows, place, r);
-    if constexpr (kRounded) {
+    if (rounded) {
       FW_UNROLL
       for (int j = 0; j < kN; ++j) row.q[j] = bf16_value(bf16_bits(row.q[j])), row.k[j] = bf16_value(bf16_bits(row.k[j]));
     }
@@ -383,9 +391,10 @@ struct PrecondRows {
 };
 
 // Coefficients of the warp's rows, into coefs[64]; the warp itself may read its own afterwards. Where M is made here, alpha and the gain of
-// the preconditioner are in the places of e_p and 0. kRounded: norms_from_memory().
-template <int kN, class Precond, bool kRounded = false>
-FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetched, const RawMatrices& raw, const Precond& precond, RowCoefs* coefs) {
+// the preconditioner are in the places of e_p and 0. rounded: norms_from_memory().
+template <int kN, class Precond>
+FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetched, const RawMatrices& raw, const Precond& precond, RowCoefs* coefs,
+                          bool rounded = false) {
   const int lane = static_cast<int>(lane_index()), row = static_cast<int>(warp_index()) * kWarpRows + lane / 4;
   const bool valid = row < place.span.rows;
   FrontScalars<float> s;
@@ -394,7 +403,7 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetche
     front_arrived();
     fetched_norms<kN>(x, place, raw, s);
   } else {
-    norms_from_memory<kN, kRounded>(x, place, s);
+    norms_from_memory<kN>(x, place, rounded, s);
   }
   if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kAveraged) s.erase = mean_gate(x.in.erase_gate, place, x.K);
   if (x.rule.write == Gate::kAveraged) s.write = mean_gate(x.in.write_gate, place, x.V);
@@ -421,13 +430,8 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetche
   make_coefs<kN>(x, place, fetched, raw, NoPrecondRows(), coefs);
 }
 
-// Rules of which r, e and w are multiples of the raw q, k (or the erase gate times k) and k, by factors that need nothing but norms and
-// gates of one number, and whose raw rows can be fetched: their coefficients are made by two warps for all rows.
-inline bool plain_streams(const Problem& x) {
-  const Rule& rule = x.rule;
-  return !rule.uses_erase_key() && rule.feedback == Feedback::kNone && rule.read == Read::kPlain && !rule.uses_precond() &&
-         rule.normaliser == Normaliser::kNone && !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
-}
+// Where raw rows can be fetched the coefficients of these rules are made by two warps for all rows.
+inline bool plain_streams(const Problem& x) { return row_multiples(x.rule); }
 
 // The row whose coefficients a lane makes, or -1.
 FW_DEVICE int coefficient_row(int warp) { return warp == 0 ? static_cast<int>(lane_index()) : warp == 7 ? 32 + static_cast<int>(lane_index()) : -1; }

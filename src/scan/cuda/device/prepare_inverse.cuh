@@ -35,9 +35,6 @@ FW_DEVICE void mma_tf32_of(float (&c)[4], const float (&a)[4], float b0, float b
   }
 }
 
-// What rounding to bf16 leaves out of a pair of numbers, given what it made of them.
-FW_DEVICE uint32_t pack_rest(uint32_t packed, float x, float y) { return pack_bf16(x - bf16_low(packed), y - bf16_high(packed)); }
-
 // kFine: what is stored is diag(rows) A diag(columns) (bare_keys.cuh), and what bf16 leaves out of it in the panel `low`.
 struct FineInverse {
   char* low = nullptr;

@@ -66,7 +66,7 @@ FW_DEVICE SplitFactor split_factor(float x) {
   return {high, pack_bf16(rest, rest)};
 }
 FW_DEVICE uint32_t times(uint32_t x, const SplitFactor& factor) { return fma_bf16x2(x, factor.high, mul_bf16x2(x, factor.low)); }
-inline constexpr uint32_t kSigns = 0x80008000u;
+inline constexpr uint32_t kSigns = 0x80008000u, kOnes = 0x3f803f80u;
 // What that rounds off.
 FW_DEVICE uint32_t rest_of_times(uint32_t x, const SplitFactor& factor) {
   return fma_bf16x2(x, factor.low, fma_bf16x2(x, factor.high, times(x, factor) ^ kSigns));
@@ -81,7 +81,7 @@ FW_DEVICE void split_into(SplitFactors& factors, int row, float x) {
   factors.high[row] = bf16_bits(x);
   factors.low[row] = bf16_bits(x - bf16_value(factors.high[row]));
 }
-// A fragment of a_fragment_trans: tokens `row` .. row + 15 each times their factor, or what that rounds off.
+// A fragment of a_fragment_trans: tokens `row` .. row + 15 each times their factor, or (rest) what that rounds off.
 FW_DEVICE void times_rows(uint32_t (&x)[4], const SplitFactors& factors, int row, bool rest) {
   const int first = row + 2 * (static_cast<int>(lane_index()) & 3);
   FW_UNROLL
@@ -94,6 +94,24 @@ FW_DEVICE void times_rows(uint32_t (&x)[4], const SplitFactors& factors, int row
       x[2 * half] = times(x[2 * half], f), x[2 * half + 1] = times(x[2 * half + 1], f);
     }
   }
+}
+
+// What times_rows() and the rounding of the numbers themselves leave out; rests: those numbers' own, channels slice of tokens row .. row + 15 in the matrix
+// `rests`, or 0: none.
+FW_DEVICE void rests_of_rows(uint32_t (&x)[4], const SplitFactors& factors, int row, uint32_t rests, int slice) {
+  times_rows(x, factors, row, true);
+  if (rests == 0) return;
+  uint32_t own[4];
+  ldmatrix_x4_trans(own, a_fragment_trans(rests, row, 2 * slice));
+  times_rows(own, factors, row, false);
+  FW_UNROLL
+  for (int i = 0; i < 4; ++i) x[i] = fma_bf16x2(own[i], kOnes, x[i]);
+}
+
+// 16 channels of 64 tokens as the products below leave them, into a matrix of bf16 numbers.
+FW_DEVICE void store_slice(uint32_t matrix, int slice, const uint32_t (&x)[4][4]) {
+  FW_UNROLL
+  for (int j = 0; j < 4; ++j) stmatrix_x4_trans(a_fragment_trans(matrix, 16 * j, 2 * slice), x[j]);
 }
 
 FW_DEVICE void clear_tiles(float (&x)[8][4]) {
@@ -113,9 +131,10 @@ struct SplitPanel {
 };
 
 // 16 channels of A^T K in place of those of K (both [64 tokens, key]); no other warp touches these channels. factors, if not null: of
-// the rows of K. middle(sums) once tokens 0 to 31 are in (not kFine).
+// the rows of K. middle(sums) once tokens 0 to 31 are in (not kFine). kFine: rests: of K, or 0; out_rests: what the result leaves out.
 template <bool kScaled, bool kFine, class Middle>
-FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice, Middle&& middle) {
+FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice, Middle&& middle, uint32_t rests = 0,
+                              uint32_t (*out_rests)[4] = nullptr) {
   float x[8][4];
   clear_tiles(x);
   FW_NO_UNROLL
@@ -125,7 +144,13 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
     for (int i = 0; i < 4; ++i) {
       uint32_t left[4];
       ldmatrix_x4_trans(left, a_fragment_trans(keys, 16 * i, 2 * slice));
-      if constexpr (kScaled) times_rows(left, *factors, 16 * i, kFine && round == 2);
+      if constexpr (kScaled) {
+        if (kFine && round == 2) {
+          rests_of_rows(left, *factors, 16 * i, rests, slice);
+        } else {
+          times_rows(left, *factors, 16 * i, false);
+        }
+      }
       FW_UNROLL
       for (int j = 0; j <= i; ++j) {
         uint32_t right[4];
@@ -142,11 +167,15 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
     const uint32_t packed[4] = {pack_bf16(x[2 * j][0], x[2 * j][1]), pack_bf16(x[2 * j][2], x[2 * j][3]), pack_bf16(x[2 * j + 1][0], x[2 * j + 1][1]),
                                 pack_bf16(x[2 * j + 1][2], x[2 * j + 1][3])};
     stmatrix_x4_trans(a_fragment_trans(keys, 16 * j, 2 * slice), packed);
+    if constexpr (kFine) {
+      FW_UNROLL
+      for (int i = 0; i < 4; ++i) out_rests[j][i] = pack_rest(packed[i], x[2 * j + i / 2][i % 2 * 2], x[2 * j + i / 2][i % 2 * 2 + 1]);
+    }
   }
 }
-template <bool kScaled, bool kFine>
+template <bool kScaled>
 FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice) {
-  transform_keys<kScaled, kFine>(keys, factors, a, slice, [](float(&)[8][4]) {});
+  transform_keys<kScaled, false>(keys, factors, a, slice, [](float(&)[8][4]) {});
 }
 
 // How -E, Q and Khat lie in shared memory: as they are; what they are multiples of, row by row; as the raw rows of k (also in the place of -E) and
@@ -158,12 +187,14 @@ struct SumFactors {
   float gamma[kChunk], erase_q[kChunk], erase_k[kChunk], read_q[kChunk], read_k[kChunk];
 };
 
-// Where transform_reads finds and leaves things, and the factors of their rows' form. y may be minus_e where that is not the raw k.
+// Where transform_reads finds and leaves things, and the factors of their rows' form. y may be minus_e where that is not the raw k. kFine: e_rests: of minus_e,
+// or 0; y_rests: what y leaves out, may be e_rests.
 struct ReadBuffers {
   uint32_t minus_e, q, y;
   const SplitFactors* e_factors;
   const float* q_factors;
   const SumFactors* sums;
+  uint32_t e_rests = 0, y_rests = 0;
 };
 
 // What two neighbouring numbers of the raw q and k make, as float32.
@@ -193,7 +224,13 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitPanel& a, uint32
     for (int j = 0; j < 4; ++j) {
       uint32_t rows[4];
       ldmatrix_x4_trans(rows, a_fragment_trans(s.minus_e, 16 * j, 2 * slice));
-      if constexpr (kForm == RowForm::kMultiples) times_rows(rows, *s.e_factors, 16 * j, kFine && round == 2);
+      if constexpr (kForm == RowForm::kMultiples) {
+        if (kFine && round == 2) {
+          rests_of_rows(rows, *s.e_factors, 16 * j, s.e_rests, slice);
+        } else {
+          times_rows(rows, *s.e_factors, 16 * j, false);
+        }
+      }
       if constexpr (kForm == RowForm::kSums) {
         uint32_t reads[4];
         ldmatrix_x4_trans(reads, a_fragment_trans(s.q, 16 * j, 2 * slice));
@@ -224,6 +261,12 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitPanel& a, uint32
     left[i][2] = pack_bf16(y[2 * i + 1][0], y[2 * i + 1][1]), left[i][3] = pack_bf16(y[2 * i + 1][2], y[2 * i + 1][3]);
     const uint32_t plus[4] = {left[i][0] ^ kSigns, left[i][1] ^ kSigns, left[i][2] ^ kSigns, left[i][3] ^ kSigns};
     stmatrix_x4_trans(a_fragment_trans(s.y, 16 * i, 2 * slice), plus);
+    if constexpr (kFine) {
+      uint32_t rest[4];
+      FW_UNROLL
+      for (int n = 0; n < 4; ++n) rest[n] = pack_rest(left[i][n], y[2 * i + n / 2][n % 2 * 2], y[2 * i + n / 2][n % 2 * 2 + 1]) ^ kSigns;
+      stmatrix_x4_trans(a_fragment_trans(s.y_rests, 16 * i, 2 * slice), rest);
+    }
     uint32_t reads[4];
     ldmatrix_x4_trans(reads, a_fragment_trans(s.q, 16 * i, 2 * slice));
     uint32_t keys[4];

@@ -74,7 +74,7 @@ FW_DEVICE void put_decays(const Problem& x, const ChunkPlace& place, const uint2
 }
 
 // Images that are multiples of the raw rows `raw`, of `count` groups of four rows from group `first` on, by one warp: to `a` with factors a_rows,
-// and to b, if not null, with b_rows.
+// and to b, if not null, with b_rows. Factors that are null: 1.
 template <int kKey>
 FW_DEVICE void plain_images(const char* raw, int first, int count, const float* a_rows, void* a, const float* b_rows, void* b) {
   const int lane = static_cast<int>(lane_index());
@@ -85,11 +85,11 @@ FW_DEVICE void plain_images(const char* raw, int first, int count, const float* 
     uint4 x[kKey / 64];
     FW_UNROLL
     for (uint32_t panel = 0; panel < kKey / 64; ++panel) x[panel] = *reinterpret_cast<const uint4*>(raw + at + panel * kPanelBytes);
-    const SplitFactor f = split_factor(a_rows[row]);
+    const SplitFactor f = split_factor(a_rows != nullptr ? a_rows[row] : 1.0f);
     FW_UNROLL
     for (uint32_t panel = 0; panel < kKey / 64; ++panel) *reinterpret_cast<uint4*>(static_cast<char*>(a) + at + panel * kPanelBytes) = times(x[panel], f);
     if (b == nullptr) continue;
-    const SplitFactor g = split_factor(b_rows[row]);
+    const SplitFactor g = split_factor(b_rows != nullptr ? b_rows[row] : 1.0f);
     FW_UNROLL
     for (uint32_t panel = 0; panel < kKey / 64; ++panel) *reinterpret_cast<uint4*>(static_cast<char*>(b) + at + panel * kPanelBytes) = times(x[panel], g);
   }
@@ -107,8 +107,7 @@ struct PairWork {
 };
 
 template <int kKey, bool kOnline>
-FW_DEVICE void pair_products(const PairWork<kOnline>& work, uint32_t left, uint32_t right, float (&c)[8][4], int lane = static_cast<int>(lane_index())) {
-  clear_tiles(c);
+FW_DEVICE void add_pair_products(const PairWork<kOnline>& work, uint32_t left, uint32_t right, float (&c)[8][4], int lane = static_cast<int>(lane_index())) {
   FW_UNROLL
   for (int k = 0; k < kKey / 16; ++k) {
     uint32_t a[4];
@@ -122,6 +121,12 @@ FW_DEVICE void pair_products(const PairWork<kOnline>& work, uint32_t left, uint3
       mma_bf16(c[2 * j + 1], a, b[2], b[3]);
     }
   }
+}
+
+template <int kKey, bool kOnline>
+FW_DEVICE void pair_products(const PairWork<kOnline>& work, uint32_t left, uint32_t right, float (&c)[8][4], int lane = static_cast<int>(lane_index())) {
+  clear_tiles(c);
+  add_pair_products<kKey>(work, left, right, c, lane);
 }
 
 // The decays and factors, between blocks by way of the row before the later one. factor: of the rows of this lane; of_columns: in the place of

@@ -320,4 +320,7 @@ FW_DEVICE float warp_max(float x) {
   return x;
 }
 
+// What rounding to bf16 leaves out of a pair of numbers, given what it made of them.
+FW_DEVICE uint32_t pack_rest(uint32_t packed, float low, float high) { return pack_bf16(low - bf16_low(packed), high - bf16_high(packed)); }
+
 }  // namespace fw::cuda

@@ -8,6 +8,7 @@
 
 #include "scan/cuda/device/ptx.cuh"
 #include "scan/cuda/device/tokens.cuh"
+#include "scan/cuda/kernels.h"
 #include "scan/cuda/tiles.h"
 
 namespace fw::cuda {
@@ -17,7 +18,7 @@ inline constexpr unsigned kStoreThread = 64, kStateThread = 128;  // the first t
 inline constexpr int kStateThreads = 128;
 inline constexpr int kPanelBytes = kPanel * 2;
 inline constexpr int kScanSharedLimit = 227 * 1024;
-inline constexpr int kScanBarrierBytes = 256;  // lie in the padding behind the first stage's image
+inline constexpr int kScanBarrierBytes = 256;
 
 constexpr int round_to_panels(int bytes) { return (bytes + 1023) / 1024 * 1024; }
 
@@ -158,12 +159,13 @@ FW_DEVICE void pack_fragments(const float (&d)[kN], uint32_t (&a)[kN / 8][4]) {
   }
 }
 
+// What that leaves out.
 template <int kN>
-FW_DEVICE void pack_negated(const float (&d)[kN], uint32_t (&a)[kN / 8][4]) {
+FW_DEVICE void pack_rests(const float (&d)[kN], const uint32_t (&a)[kN / 8][4], uint32_t (&rests)[kN / 8][4]) {
   FW_UNROLL
   for (int k = 0; k < kN / 8; ++k) {
     FW_UNROLL
-    for (int i = 0; i < 4; ++i) a[k][i] = pack_bf16(-d[8 * k + 2 * i], -d[8 * k + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i) rests[k][i] = pack_rest(a[k][i], d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
   }
 }
 
@@ -202,6 +204,40 @@ FW_DEVICE void add_outer(float (&d)[kKey / 2], const uint32_t (&a)[4][4], uint32
   const uint64_t first = wgmma_descriptor(b, kPanelBytes, 1024);
   FW_UNROLL
   for (int k = 0; k < 4; ++k) wgmma_rs<kKey, true>(d, a[k], descriptor_after(first, k * 2048), true);
+}
+
+// The same of operands with rests (FineImage): a + a_rests times b, and a times what lies at b_rests, if that is there; without the product of two rests.
+template <int kSteps>
+FW_DEVICE void multiply_fine_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], const uint32_t (&a_rests)[kSteps][4], uint32_t b, uint32_t b_rests,
+                                  bool has_b_rests) {
+  multiply_rows(d, a, b, false);
+  multiply_rows(d, a_rests, b, true);
+  if (has_b_rests) {
+    wgmma_fence();  // here and below: where ways part and meet the compiler wants to see it
+    multiply_rows(d, a, b_rests, true);
+  }
+  wgmma_fence();
+}
+template <int kKey>
+FW_DEVICE void add_fine_outer(float (&d)[kKey / 2], const uint32_t (&a)[4][4], const uint32_t (&a_rests)[4][4], uint32_t b, uint32_t b_rests) {
+  add_outer<kKey>(d, a, b);
+  add_outer<kKey>(d, a_rests, b);
+  add_outer<kKey>(d, a, b_rests);
+}
+
+// ---- Fine images: by the thread that brings stages ------------------------------------------------------------------------------
+
+// Shape: of a stage: kRest and kKeyRests say where it has the rests of x (y) and of e (k), the scales lie behind the image (kImage): bytes.
+template <int kKey>
+FW_DEVICE uint32_t fine_bytes(const FineImages& fine) {
+  return static_cast<uint32_t>(sizeof(FineImage<kKey>) + (fine.rests != nullptr ? 64 * kKey * 2 : 0));
+}
+template <class Shape, int kKey>
+FW_DEVICE void bring_fine(const FineImages& fine, int64_t tile, char* stage, uint64_t* full) {
+  const auto& image = static_cast<const FineImage<kKey>*>(fine.images)[tile];
+  bulk_load(stage + Shape::kRest, image.rest, sizeof image.rest, full);
+  bulk_load(stage + Shape::kImage, image.scale, sizeof image.scale, full);
+  if (fine.rests != nullptr) bulk_load(stage + Shape::kKeyRests, fine.rests + tile * (64 * kKey), 64 * kKey * 2, full);
 }
 
 // ---- States ----------------------------------------------------------------------------------------------------------------------

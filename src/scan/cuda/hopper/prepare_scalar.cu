@@ -31,7 +31,7 @@ struct FineRows {
 template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine = false>
 struct ScalarLayout {
   static constexpr bool kClaims = kPlain && kOnline && !kTraining;
-  static constexpr int kBlocks = kFine ? 2 : !kOnline ? (kPlain ? 4 : 3) : (kPlain ? 4 : 3) - (kTraining ? 1 : 0);
+  static constexpr int kBlocks = kFine ? (kPlain ? 2 : 1) : !kOnline ? (kPlain ? 4 : 3) : (kPlain ? 4 : 3) - (kTraining ? 1 : 0);
   static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
   static constexpr uint32_t kWork = !kOnline ? 0 : kClaims ? kTriangle : std::max(kTriangle, kOperand);
   static constexpr uint32_t kKeys = 0, kReads = kOperand, kErase = 2 * kOperand, kA = kClaims ? kReads : kErase + kWork;
@@ -39,17 +39,19 @@ struct ScalarLayout {
   static constexpr uint32_t kM = kP + kPanelBytes, kT = kPlain || !kTraining ? kErase : kM + kPanelBytes;
   static constexpr uint32_t kEnd = !kOnline || !kTraining ? kM : kPlain ? kM + kPanelBytes : kT + kWork;
   static constexpr uint32_t kRowsBytes = sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowCoefs) + sizeof(RunShared<kKey / 32>));
-  // kFine: what A and P in bf16 leave out.
+  // kFine: what A, P and y in bf16 leave out; rows that are not plain: what e and the keys do, e in the place of y.
   static constexpr uint32_t kFineRows = kEnd + kRowsBytes, kFineEnd = kFineRows + (kPlain ? sizeof(FineRows) : 0);
   static constexpr uint32_t kALow = (kFineEnd + 1023) / 1024 * 1024, kPLow = kALow + kPanelBytes;
-  static constexpr uint32_t kBarrier = kFine ? kPLow + kPanelBytes : kEnd + kRowsBytes, kBytes = kBarrier + (kClaims ? 8 : 0);
-  static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
+  static constexpr uint32_t kYRests = kPLow + kPanelBytes, kKeyRests = kYRests + kOperand, kFineTotal = kKeyRests + (kPlain ? 0 : kOperand);
+  static constexpr uint32_t kBarrier = kFine ? kFineTotal : kEnd + kRowsBytes, kBytes = kBarrier + (kClaims ? 8 : 0);
+  static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kOperand <= 2 * kPanelBytes && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
-// The streams of a row of the warp: to shared memory for T and P, and with their decays to the images.
-template <int kKey, bool kOnline>
+// The streams of a row of the warp: to shared memory for T and P, and with their decays to the images; kFine: e and w with their rests instead, if those are
+// wanted.
+template <int kKey, bool kOnline, bool kFine>
 FW_DEVICE void scalar_row(int r, const KeyStreams<kKey / 32>& s, char* shared, const ScalarRows& rows, const ChunkImages<kKey>& out) {
-  using Layout = ScalarLayout<kKey, kOnline, false, false>;
+  using Layout = ScalarLayout<kKey, kOnline, false, kFine, kFine>;
   constexpr int kN = kKey / 32;
   const int row = static_cast<int>(warp_index()) * kWarpRows + r;
   const uint32_t at = lane_offset<kN>(r);
@@ -57,11 +59,24 @@ FW_DEVICE void scalar_row(int r, const KeyStreams<kKey / 32>& s, char* shared, c
   float q[kN], e[kN], k[kN];
   FW_UNROLL
   for (int j = 0; j < kN; ++j) q[j] = gamma * s.r[j], e[j] = -gamma * s.e[j], k[j] = suffix * s.w[j];
-  const PackedChannels<kN> q_packed = pack_channels(q);
+  const PackedChannels<kN> q_packed = pack_channels(q), keys = pack_channels(s.w);
 
   store_packed(shared + Layout::kReads + at, pack_channels(s.r));
-  store_packed(shared + Layout::kKeys + at, pack_channels(s.w));
+  store_packed(shared + Layout::kKeys + at, keys);
   store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
+  if constexpr (kFine) {
+    const PackedChannels<kN> erase = pack_channels(s.e);
+    store_packed(shared + Layout::kErase + at, erase);
+    store_packed(reinterpret_cast<char*>(out.forward->e) + at, erase);
+    if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, keys);
+    if (out.e_rests == nullptr) return;
+    const PackedChannels<kN> of_erase = pack_rests(s.e, erase), of_keys = pack_rests(s.w, keys);
+    store_packed(shared + Layout::kYRests + at, of_erase);
+    store_packed(shared + Layout::kKeyRests + at, of_keys);
+    store_packed(out.e_rests + at, of_erase);
+    if (out.backward != nullptr) store_packed(out.k_rests + at, of_keys);
+    return;
+  }
   if constexpr (kOnline) {
     store_packed(shared + Layout::kErase + at, pack_channels(s.e));
     store_packed(reinterpret_cast<char*>(out.forward->e) + at, pack_channels(e));
@@ -75,10 +90,17 @@ FW_DEVICE void scalar_row(int r, const KeyStreams<kKey / 32>& s, char* shared, c
 // Of a row of the chunk.
 FW_DEVICE BareCoefs fine_coefs(const Rule& rule, const FrontCoefs<float>& c) { return bare_keys(rule) ? bare_coefs(c) : BareCoefs{c, 1, 1}; }
 
+// FineImage::scale of a row.
+template <int kKey>
+FW_DEVICE void put_scales(const ChunkImages<kKey>& out, int row, float of_e, float of_k) {
+  out.forward_fine->scale[row] = of_e;
+  if (out.backward != nullptr) out.backward_fine->scale[row] = of_k;
+}
+
 // Plain rules: the factors of this lane's row, from the norms that wait in `rows`.
-template <bool kOnline, bool kFine>
-FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row, const PlainGates& gates, ScalarRows& rows, FineRows* fine, float* z_scale,
-                             bool z_image) {
+template <bool kOnline, bool kFine, int kKey>
+FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row, const PlainGates& gates, ScalarRows& rows, FineRows* fine,
+                             const ChunkImages<kKey>& out) {
   const bool valid = row < place.span.rows;
   FrontCoefs<float> c = plain_coefs(x, gates, rows.left[0][row], rows.left[1][row]);
   const FrontCoefs<float> of_t = c;
@@ -91,12 +113,13 @@ FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row,
   const float gamma = rows.gamma[row], suffix = rows.keys[row];
   rows.left[0][row] = q, rows.left[1][row] = !kFine ? e : valid ? of_t.e_k : 0.0f, rows.right[row] = !kFine ? k : valid ? of_t.w_k : 0.0f;
   rows.gamma[row] = gamma * q, rows.keys[row] = suffix * k, rows.z[row] = z;
+  if constexpr (kFine) put_scales(out, row, -gamma * e, suffix * k);
   if constexpr (kOnline) {
     rows.erase[row] = -gamma * e;
     split_into(rows.split_keys, row, suffix * k);
     split_into(rows.split_erase, row, -gamma * e);
   }
-  z_scale[row] = !z_image ? z : valid ? 1.0f : 0.0f;
+  out.forward->z_scale[row] = out.z == nullptr ? z : valid ? 1.0f : 0.0f;
 }
 
 // kTraining: with backward images; offline and kFine: if they are asked for. kFine: with what A, P and the keys lose in bf16.
@@ -135,12 +158,12 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
       if (lane % 4 == 0) rows.left[0][own] = squares.x, rows.left[1][own] = squares.y;
     }
     sync_threads();
-    if (row >= 0) plain_factors<kOnline, kFine>(x, place, row, gates, rows, &fine, out.forward->z_scale, out.z != nullptr);
+    if (row >= 0) plain_factors<kOnline, kFine>(x, place, row, gates, rows, &fine, out);
   } else {
     RowCoefs* coefs = reinterpret_cast<RowCoefs*>(&rows + 1);
     PrecondRows<kN> precond;
     precond.load(x, place, precond_form, reinterpret_cast<RunShared<kN>*>(coefs + kChunk));
-    make_coefs<kN, PrecondRows<kN>, kFine>(x, place, fetched != 0, raw, precond, coefs);
+    make_coefs<kN>(x, place, fetched != 0, raw, precond, coefs, kFine && out.e_rests == nullptr);
     sync_threads();
     if constexpr (kFine) {
       if (thread < kChunk) {
@@ -153,7 +176,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
       }
       sync_threads();
     }
-    const auto body = [&](int r, const KeyStreams<kN>& s) { scalar_row<kKey, kOnline>(r, s, shared, rows, out); };
+    const auto body = [&](int r, const KeyStreams<kN>& s) { scalar_row<kKey, kOnline, kFine>(r, s, shared, rows, out); };
     if (fetched != 0) {
       for_each_fetched_row<kN, false>(x, place, raw, precond, coefs, body);
     } else {
@@ -167,6 +190,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
         rows.left[0][thread] = rows.left[1][thread] = rows.right[thread] = 1.0f;
       }
       rows.z[thread] = z;
+      if constexpr (kFine) put_scales(out, thread, -rows.gamma[thread], rows.keys[thread]);
       split_into(rows.split_keys, thread, rows.keys[thread]);
       split_into(rows.split_erase, thread, -rows.gamma[thread]);
       out.forward->z_scale[thread] = out.z == nullptr ? z : thread < place.span.rows ? 1.0f : 0.0f;
@@ -176,6 +200,11 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   float c[8][4];
   const uint32_t base = shared_address(shared);
   pair_products<kKey, kOnline>(work, base + (!work.strict ? Layout::kReads : kPlain ? Layout::kKeys : Layout::kErase), base + Layout::kKeys, c);
+  const bool rests = kFine && !kPlain && out.e_rests != nullptr;
+  if (rests) {
+    add_pair_products<kKey, kOnline>(work, base + (work.strict ? Layout::kErase : Layout::kReads), base + Layout::kKeyRests, c);
+    if (work.strict) add_pair_products<kKey, kOnline>(work, base + Layout::kYRests, base + Layout::kKeys, c);
+  }
   sync_threads();  // the factors are there, and T may take the place of e
   const float(&left)[kChunk] = rows.left[work.strict];
   scale_pairs(work, rows, {left[work.row()], left[work.row() + 8]}, !kFine || work.strict ? rows.right : kPlain ? fine.right_of_p : rows.left[0], c);
@@ -198,7 +227,10 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
                           rows.gamma,
                           {shared + Layout::kALow, kPlain ? fine.b : rows.right, kPlain ? fine.a : rows.left[1]},
                           shared + Layout::kPLow,
-                          bare_keys(x.rule) && x.rule.decay == Decay::kNone};
+                          kPlain && bare_keys(x.rule) && x.rule.decay == Decay::kNone,
+                          rests ? shared + Layout::kKeyRests : nullptr,
+                          rests ? shared + Layout::kYRests : nullptr,
+                          shared + Layout::kYRests};
     buffers.claimed = claimed;
     finish_online<kKey, RowForm::kMultiples, kTraining, Layout::kClaims, kFine>(
         buffers, warp, out,
@@ -207,8 +239,8 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
         },
         [&](int number) {
           if constexpr (kPlain) {
-            plain_images<kKey>(keys, number < 4 ? 2 * number : 4 * number - 8, number < 4 ? 2 : 4, rows.erase, out.forward->e, rows.keys,
-                               kTraining && (!kFine || out.backward != nullptr) ? out.backward->k : nullptr);
+            plain_images<kKey>(keys, number < 4 ? 2 * number : 4 * number - 8, number < 4 ? 2 : 4, kFine ? nullptr : rows.erase, out.forward->e,
+                               kFine ? nullptr : rows.keys, kTraining && (!kFine || out.backward != nullptr) ? out.backward->k : nullptr);
           }
           if (out.z != nullptr) write_values(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
         });
@@ -234,7 +266,8 @@ void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* 
 
 template <int kKey, bool kOnline>
 void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
-  const bool fetched = can_fetch(args.problem, kKey), plain = fetched && plain_streams(args.problem) && !channel_erase(args.problem.rule);
+  const bool fetched = can_fetch(args.problem, kKey);
+  const bool plain = fetched && plain_streams(args.problem) && !channel_erase(args.problem.rule) && args.forward_fine.rests == nullptr;
   if (kOnline && wants_rests(args.problem.rule)) {
     plain ? launch_scalar<kKey, kOnline, true, kOnline, kOnline>(args, chunks, fetched, stream)
           : launch_scalar<kKey, kOnline, false, kOnline, kOnline>(args, chunks, fetched, stream);
@@ -255,6 +288,11 @@ bool prepare_scalar_makes_m(const Problem& problem, int key) {
 }
 
 void prepare_scalar(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
+  const FineImages &forward = args.forward_fine, &backward = args.backward_fine;
+  const bool both = args.backward != nullptr, same_rests = (forward.rests == nullptr) == (backward.rests == nullptr);
+  if (chunks > 0 && has_fine_images(args.problem.rule) && (forward.images == nullptr || (both && (backward.images == nullptr || !same_rests)))) {
+    throw Error(ErrorKind::kInternal, "prepare: a rule with a gain above 1 needs the places of its fine images, and rests of both directions or none");
+  }
   const bool online = args.problem.rule.online();
   if (key == 128) {
     online ? launch_key<128, true>(args, chunks, stream) : launch_key<128, false>(args, chunks, stream);

@@ -4,6 +4,8 @@
 // Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W of every chunk.
 // Products take bf16 operands and add in float32; S stays float32 throughout.
 //
+// kFine: of rules with has_fine_images() (tiles.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two bf16 numbers there and in X^T W.
+//
 // The order of work keeps the tensor cores busy and is what ptxas allows without serialising products (it says so: C7510 to C7518; the
 // machine code then has a wait behind each product). While products are in flight, their own accumulators and register operands stay
 // untouched; other operands may be packed, and a state whose own product was waited for may be packed and scaled. But accumulators that
@@ -20,23 +22,26 @@ namespace fw::cuda {
 namespace {
 
 // The parts of an image that this kernel reads, then the Z tile, in shared memory: bytes.
-template <int kKey, bool kOnline, bool kOut, bool kSave>
+template <int kKey, bool kOnline, bool kOut, bool kSave, bool kFine>
 struct ForwardShape {
   using Image = ForwardImage<kKey>;
   static constexpr int kMatrix = 64 * kKey * 2;
   static constexpr int kE = 0, kQ = kE + (kOnline ? kMatrix : 0), kX = kQ + (kOut ? kMatrix : 0), kM = kX + kMatrix, kGamma = kM + (kOut ? kPanelBytes : 0),
-                       kScale = kGamma + kKey * 4, kImage = kScale + 64 * 4, kTile = round_to_panels(kImage), kStage = kTile + kPanelBytes;
+                       kScale = kGamma + kKey * 4, kImage = kScale + 64 * 4, kTile = round_to_panels(kImage);
+  static constexpr int kRest = kTile + kPanelBytes, kKeyRests = kRest + kMatrix, kStage = kFine ? kKeyRests + kMatrix : kRest;
   static constexpr int kBuffers = kOut && kSave && kOnline && kKey == 128 ? 1 : 2;  // of each thing that leaves
   static constexpr int kOutputs = kBuffers * ((kOut ? kPanelBytes : 0) + (kSave ? kMatrix + kPanelBytes : 0));
   static constexpr int kStages = std::min(4, (kScanSharedLimit - kOutputs) / kStage);
   static constexpr int kO = kStages * kStage, kS = kO + (kOut ? kBuffers * kPanelBytes : 0), kW = kS + (kSave ? kBuffers * kMatrix : 0);
-  static constexpr int kShared = kStages * kStage + kOutputs;
+  // In the padding behind the first stage's image, or, where a fine image has its scales there, behind everything.
+  static constexpr int kBarriers = kFine ? kStages * kStage + kOutputs : kImage, kShared = kStages * kStage + kOutputs + (kFine ? kScanBarrierBytes : 0);
 
   struct Barriers {
     RingBarriers<kStages> stages;
     RingBarriers<kBuffers> o, s, w;
   };
-  static_assert(kStages >= 2 && kShared <= kScanSharedLimit && kTile - kImage >= kScanBarrierBytes && sizeof(Barriers) <= kScanBarrierBytes);
+  static_assert(kStages >= 2 && kShared <= kScanSharedLimit && kTile - kImage >= kScanBarrierBytes && sizeof(Barriers) <= kScanBarrierBytes &&
+                (kOnline || !kFine));
   static_assert(sizeof(Image) == 3 * kMatrix + kPanelBytes + kKey * 4 + 64 * 4);
 };
 
@@ -101,11 +106,20 @@ FW_DEVICE void load_z(float (&w)[32], uint32_t panel, const float* z_scale) {
   scale_columns(w, z_scale);
 }
 
-template <int kKey, bool kOnline, bool kOut, bool kSave>
+// w = z_scale (.) tile^T + scale (.) w.
+FW_DEVICE void add_z(float (&w)[32], const float* scale, uint32_t panel, const float* z_scale) {
+  float z[32];
+  load_z(z, panel, z_scale);
+  scale_columns(w, scale);
+  FW_UNROLL
+  for (int i = 0; i < 32; ++i) w[i] += z[i];
+}
+
+template <int kKey, bool kOnline, bool kOut, bool kSave, bool kFine>
 __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const ScanForwardArgs args) {
-  using Shape = ForwardShape<kKey, kOnline, kOut, kSave>;
+  using Shape = ForwardShape<kKey, kOnline, kOut, kSave, kFine>;
   char* const shared = shared_memory();
-  auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kImage);
+  auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
   const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock, map_blocks = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
   // Blocks of a map have Z = 0.
   const bool z_ready = args.z != nullptr && static_cast<int>(block_index_x()) % (value_blocks + map_blocks) < value_blocks;
@@ -136,8 +150,9 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       uint64_t* const full = barriers.stages.full + ring.slot;
       barriers.stages.wait_empty(ring);
       if (thread_index() == 0) {
-        mbarrier_expect(full, Shape::kImage + (z_ready ? kPanelBytes : 0));
+        mbarrier_expect(full, Shape::kImage + (z_ready ? kPanelBytes : 0) + (kFine ? fine_bytes<kKey>(args.fine) : 0));
         bring_image<Shape, kOnline, kOut>(stage, image, full);
+        if constexpr (kFine) bring_fine<Shape, kKey>(args.fine, place.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
         if (z_ready) bulk_load(stage + Shape::kTile, z, kPanelBytes, full);
         image += args.HV;
         if (z_ready) z += block_step * kPanel;
@@ -187,9 +202,13 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     };
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving, leaving_out;
-    uint32_t a[kKey / 16][4], packed_out[4][4];
+    uint32_t a[kKey / 16][4], a_rests[kKey / 16][4], packed_out[4][4];  // a_rests: kFine
     const auto stage_floats = [&](int offset) { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset); };
-    pack_fragments(state, a);
+    const auto pack_state = [&] {
+      pack_fragments(state, a);
+      if constexpr (kFine) pack_rests(state, a, a_rests);
+    };
+    pack_state();
     if (place.chunks > 0) {
       barriers.stages.wait_full(ring);
       scale_columns(state, stage_floats(Shape::kGamma));
@@ -199,10 +218,14 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       // Here a stage is full, a = S, state = Diag(gamma) S, and packed_out is O of the chunk before.
       const uint32_t stage = base + ring.slot * Shape::kStage;
       uint32_t b[4][4];
-      float w[32], o[32], z[32];
+      float w[32], o[32];
       wgmma_fence();
       if constexpr (kOnline) {
-        multiply_rows(w, a, stage + Shape::kE, false);
+        if constexpr (kFine) {
+          multiply_fine_rows(w, a, a_rests, stage + Shape::kE, stage + Shape::kKeyRests, args.fine.rests != nullptr);
+        } else {
+          multiply_rows(w, a, stage + Shape::kE, false);
+        }
         wgmma_commit();
       }
       if constexpr (kOut) {
@@ -223,16 +246,28 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         fence_async_shared();
         barriers.s.put_full(leaving);
       }
-      load_z(z, stage + Shape::kTile, stage_floats(Shape::kScale));
-      if constexpr (kOnline) {
+      if constexpr (kFine) {
+        uint32_t b_rests[4][4];
         wgmma_wait<kOut ? 1 : 0>();
         keep(w);
-        FW_UNROLL
-        for (int i = 0; i < 32; ++i) z[i] += w[i];
+        add_z(w, stage_floats(Shape::kImage), stage + Shape::kTile, stage_floats(Shape::kScale));
+        pack_fragments(w, b);
+        pack_rests(w, b, b_rests);
+        wgmma_fence();
+        add_fine_outer<kKey>(state, b, b_rests, stage + Shape::kX, stage + Shape::kRest);
+      } else {
+        float z[32];
+        load_z(z, stage + Shape::kTile, stage_floats(Shape::kScale));
+        if constexpr (kOnline) {
+          wgmma_wait<kOut ? 1 : 0>();
+          keep(w);
+          FW_UNROLL
+          for (int i = 0; i < 32; ++i) z[i] += w[i];
+        }
+        pack_fragments(z, b);
+        wgmma_fence();
+        add_outer<kKey>(state, b, stage + Shape::kX);
       }
-      pack_fragments(z, b);
-      wgmma_fence();
-      add_outer<kKey>(state, b, stage + Shape::kX);
       wgmma_commit();
       if constexpr (kOut) {
         multiply_rows(o, b, stage + Shape::kM, true);
@@ -252,7 +287,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       if (c + 1 < place.chunks) barriers.stages.wait_full(ring);
       wgmma_wait<kOut ? 1 : 0>();
       keep(state);
-      pack_fragments(state, a);
+      pack_state();
       if (c + 1 < place.chunks) scale_columns(state, stage_floats(Shape::kGamma));
       keep(state);
       wgmma_wait<0>();
@@ -272,35 +307,29 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
   }
 }
 
-template <int kKey, bool kOnline, bool kOut, bool kSave>
+template <int kKey, bool kOnline, bool kOut, bool kSave, bool kFine>
 void launch_forward(const ScanForwardArgs& args, void* stream) {
   const int maps = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
   const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock + maps);
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
-  launch_overlapped(scan_forward_kernel<kKey, kOnline, kOut, kSave>, grid, kScanThreads, ForwardShape<kKey, kOnline, kOut, kSave>::kShared, stream, args);
+  launch_overlapped(scan_forward_kernel<kKey, kOnline, kOut, kSave, kFine>, grid, kScanThreads, ForwardShape<kKey, kOnline, kOut, kSave, kFine>::kShared,
+                    stream, args);
+}
+
+template <int kKey, bool kOnline, bool kFine>
+void launch_forward(const ScanForwardArgs& args, void* stream) {
+  const bool save = args.states != nullptr;
+  if (args.o.data != nullptr) {
+    save ? launch_forward<kKey, kOnline, true, true, kFine>(args, stream) : launch_forward<kKey, kOnline, true, false, kFine>(args, stream);
+  } else {
+    save ? launch_forward<kKey, kOnline, false, true, kFine>(args, stream) : launch_forward<kKey, kOnline, false, false, kFine>(args, stream);
+  }
 }
 
 template <int kKey>
 void launch_forward(const ScanForwardArgs& args, void* stream) {
-  const int variant = (args.online ? 4 : 0) + (args.o.data != nullptr ? 2 : 0) + (args.states != nullptr ? 1 : 0);
-  switch (variant) {
-    case 0:
-      return launch_forward<kKey, false, false, false>(args, stream);
-    case 1:
-      return launch_forward<kKey, false, false, true>(args, stream);
-    case 2:
-      return launch_forward<kKey, false, true, false>(args, stream);
-    case 3:
-      return launch_forward<kKey, false, true, true>(args, stream);
-    case 4:
-      return launch_forward<kKey, true, false, false>(args, stream);
-    case 5:
-      return launch_forward<kKey, true, false, true>(args, stream);
-    case 6:
-      return launch_forward<kKey, true, true, false>(args, stream);
-    default:
-      return launch_forward<kKey, true, true, true>(args, stream);
-  }
+  if (!args.online) return launch_forward<kKey, false, false>(args, stream);
+  args.fine.images != nullptr ? launch_forward<kKey, true, true>(args, stream) : launch_forward<kKey, true, false>(args, stream);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 //   V = k D      D = Diag(gamma) D + q^T dO - y^T V          (offline rules: without the last product)
 // Writes, if asked for, D^T at the end of every chunk (before the step) and V of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan_forward.cu's.
+// kFine: of rules with has_fine_images() (tiles.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 numbers there and in y^T V.
 #include <algorithm>
 
 #include "scan/cuda/device/scan_parts.cuh"
@@ -14,31 +15,33 @@ namespace fw::cuda {
 namespace {
 
 // The parts of an image that this kernel reads, then the dO tile, in shared memory: bytes.
-template <int kKey, bool kOnline, bool kSave>
+template <int kKey, bool kOnline, bool kSave, bool kFine>
 struct ReverseShape {
   using Image = BackwardImage<kKey>;
   static constexpr int kMatrix = 64 * kKey * 2;
   static constexpr int kK = 0, kY = kK + kMatrix, kQ = kY + (kOnline ? kMatrix : 0), kGamma = kQ + kMatrix, kImage = kGamma + kKey * 4,
-                       kTile = round_to_panels(kImage), kStage = kTile + kPanelBytes;
+                       kTile = round_to_panels(kImage);
+  static constexpr int kRest = kTile + kPanelBytes, kKeyRests = kRest + kMatrix, kStage = kFine ? kKeyRests + kMatrix : kRest;
   static constexpr int kBuffers = 2;  // of each thing that leaves
   static constexpr int kOutputs = kSave ? kBuffers * (kMatrix + kPanelBytes) : 0;
   static constexpr int kStages = std::min(4, (kScanSharedLimit - kOutputs) / kStage);
   static constexpr int kD = kStages * kStage, kV = kD + kBuffers * kMatrix;
-  static constexpr int kShared = kStages * kStage + kOutputs;
+  static constexpr int kBarriers = kImage + (kFine ? 64 * 4 : 0), kShared = kStages * kStage + kOutputs;
 
   struct Barriers {
     RingBarriers<kStages> stages;
     RingBarriers<kBuffers> d, v;
   };
-  static_assert(kStages >= 3 && kShared <= kScanSharedLimit && kTile - kImage >= kScanBarrierBytes && sizeof(Barriers) <= kScanBarrierBytes);
+  static_assert(kStages >= (kFine ? 2 : 3) && kShared <= kScanSharedLimit && kTile - kBarriers >= kScanBarrierBytes && (kOnline || !kFine) &&
+                sizeof(Barriers) <= kScanBarrierBytes);
   static_assert(sizeof(Image) == 3 * kMatrix + kKey * 4);
 };
 
-template <int kKey, bool kOnline, bool kSave>
+template <int kKey, bool kOnline, bool kSave, bool kFine>
 __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const ScanReverseArgs args) {
-  using Shape = ReverseShape<kKey, kOnline, kSave>;
+  using Shape = ReverseShape<kKey, kOnline, kSave, kFine>;
   char* const shared = shared_memory();
-  auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kImage);
+  auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
   if (thread_index() == 0) {
     barriers.stages.init(1 + static_cast<int>(kStoreThread), kStateThreads);
     barriers.d.init(kStateThreads, 1);
@@ -62,7 +65,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       barriers.stages.wait_empty(ring);
       if (thread_index() == 0) {
         const auto* const image = images + static_cast<int64_t>(c) * args.HV;
-        mbarrier_expect(full, Shape::kImage);
+        mbarrier_expect(full, Shape::kImage + (kFine ? fine_bytes<kKey>(args.fine) : 0));
+        if constexpr (kFine) bring_fine<Shape, kKey>(args.fine, place.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
         if constexpr (kOnline) {
           bulk_load(stage, image, Shape::kImage, full);
         } else {
@@ -95,13 +99,17 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
     load_state(args.d_final_state, place, place.n, args.K, args.V, state);
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving;
-    uint32_t a[kKey / 16][4];
+    uint32_t a[kKey / 16][4], a_rests[kKey / 16][4];           // a_rests: kFine
     const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
-    const auto gamma = [&] { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + Shape::kGamma); };
-    pack_fragments(state, a);
+    const auto stage_floats = [&](int offset) { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset); };
+    const auto pack_state = [&] {
+      pack_fragments(state, a);
+      if constexpr (kFine) pack_rests(state, a, a_rests);
+    };
+    pack_state();
     if (place.chunks > 0) {
       barriers.stages.wait_full(ring);
-      scale_columns(state, gamma());
+      scale_columns(state, stage_floats(Shape::kGamma));
     }
     FW_NO_UNROLL
     for (int left = place.chunks; left > 0; --left) {
@@ -110,7 +118,11 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       uint32_t d_o[4][4], b[4][4];
       float v[32];
       wgmma_fence();
-      multiply_rows(v, a, stage + Shape::kK, false);
+      if constexpr (kFine) {
+        multiply_fine_rows(v, a, a_rests, stage + Shape::kK, stage + Shape::kKeyRests, args.fine.rests != nullptr);
+      } else {
+        multiply_rows(v, a, stage + Shape::kK, false);
+      }
       wgmma_commit();
       FW_UNROLL
       for (int k = 0; k < 4; ++k) load_token_fragment(d_o[k], stage + Shape::kTile, k);
@@ -127,8 +139,17 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       }
       wgmma_wait<1>();
       keep(v);
-      pack_negated(v, b);
-      if constexpr (kOnline) {
+      if constexpr (kFine) scale_columns(v, stage_floats(Shape::kImage));
+      FW_UNROLL
+      for (int i = 0; i < 32; ++i) v[i] = -v[i];
+      pack_fragments(v, b);
+      if constexpr (kFine) {
+        uint32_t b_rests[4][4];
+        pack_rests(v, b, b_rests);
+        wgmma_fence();
+        add_fine_outer<kKey>(state, b, b_rests, stage + Shape::kY, stage + Shape::kRest);
+        wgmma_commit();
+      } else if constexpr (kOnline) {
         wgmma_fence();
         add_outer<kKey>(state, b, stage + Shape::kY);
         wgmma_commit();
@@ -152,25 +173,29 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       wgmma_wait<0>();
       keep(state);
       barriers.stages.put_empty(done);
-      pack_fragments(state, a);
-      if (left > 1) scale_columns(state, gamma());
+      pack_state();
+      if (left > 1) scale_columns(state, stage_floats(Shape::kGamma));
     }
     store_state(args.d_initial_state, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, args.K, args.V, state);
   }
 }
 
-template <int kKey, bool kOnline, bool kSave>
+template <int kKey, bool kOnline, bool kSave, bool kFine>
 void launch_reverse(const ScanReverseArgs& args, void* stream) {
   const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock);
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
-  launch_overlapped(scan_reverse_kernel<kKey, kOnline, kSave>, grid, kScanThreads, ReverseShape<kKey, kOnline, kSave>::kShared, stream, args);
+  launch_overlapped(scan_reverse_kernel<kKey, kOnline, kSave, kFine>, grid, kScanThreads, ReverseShape<kKey, kOnline, kSave, kFine>::kShared, stream, args);
+}
+
+template <int kKey, bool kOnline, bool kFine>
+void launch_reverse(const ScanReverseArgs& args, void* stream) {
+  args.d_states != nullptr ? launch_reverse<kKey, kOnline, true, kFine>(args, stream) : launch_reverse<kKey, kOnline, false, kFine>(args, stream);
 }
 
 template <int kKey>
 void launch_reverse(const ScanReverseArgs& args, void* stream) {
-  const bool save = args.d_states != nullptr;
-  if (args.online) return save ? launch_reverse<kKey, true, true>(args, stream) : launch_reverse<kKey, true, false>(args, stream);
-  return save ? launch_reverse<kKey, false, true>(args, stream) : launch_reverse<kKey, false, false>(args, stream);
+  if (!args.online) return launch_reverse<kKey, false, false>(args, stream);
+  args.fine.images != nullptr ? launch_reverse<kKey, true, true>(args, stream) : launch_reverse<kKey, true, false>(args, stream);
 }
 
 }  // namespace
