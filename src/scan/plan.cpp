@@ -63,9 +63,7 @@ DecayKind Plan::decay_kind() const {
 
 bool Plan::token_form(int64_t n) const { return form == FW_FORM_TOKEN || (form == FW_FORM_AUTO && length(n) <= kTokenFormLimit); }
 
-size_t Plan::saved_bytes() const {
-  return static_cast<size_t>(saved_elements()) * element();
-}
+size_t Plan::saved_bytes() const { return static_cast<size_t>(saved_elements()) * element(); }
 
 size_t Plan::forward_bytes() const {
   return dtype == FW_F32 ? cpu::forward_elements<float>(*this) * sizeof(float) : cpu::forward_elements<double>(*this) * sizeof(double);

@@ -46,12 +46,13 @@ template <int kN>
 FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenPlace& place, int t, int tile, const GatheredScalar& scalar, int lane,
                           char* to) {
   const Problem& x = args.problem;
+  const int key_head = place.hv / x.group;
+  const float center = cut.gather.makes_m ? precond_center(x, key_head) : 0.0f;
   finish_gather(scalar, to);
   sync_warp();
   if (cut.gather.makes_m) [[unlikely]] {
-    const int key_head = place.hv / x.group;
     float a[kN];
-    make_m<kN>(x, cut.gather, cut.map, key_head, lane, to, a);
+    make_m<kN>(x, cut.gather, cut.map, center, lane, to, a);
     if (cut.stores_precond && place.v_tile == 0 && place.hv == key_head * x.group)
       store_channels(precond_rows(args.final_precond, place.slot, key_head), 0, lane * kN, x.K, a);
   }
@@ -288,7 +289,7 @@ __global__ void __launch_bounds__(32 * kStepWarps) precond_step_kernel(const __g
     float k[kN], m[kN];
     load_channels(key_rows(x.in.k, x.sequences, n, h), 0, lane * kN, x.K, k);
     const float g = load_element(key_rows(x.in.precond_g, x.sequences, n, h), 0, 0), beta = load_element(key_rows(x.in.precond_beta, x.sequences, n, h), 0, 0);
-    step_precond(x, map, h, g, beta, lane, k, a, m);
+    step_precond(x, map, precond_center(x, h), g, beta, lane, k, a, m);
   }
   grid_dependency_wait();
   if (slot >= 0) store_channels(precond_rows(args.final_precond, slot, h), 0, lane * kN, x.K, a);

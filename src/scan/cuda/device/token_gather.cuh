@@ -155,16 +155,18 @@ FW_DEVICE void gathered_channels(const char* row, bool bf16, int lane, float (&x
     load_wide<kN>(row + 4 * kN * lane, x);
   }
 }
+// What a head's map has that is in memory: loaded while the token is on its way.
+FW_DEVICE float precond_center(const Problem& x, int key_head) { return x.rule.uses_precond_center() ? x.precond_center[key_head * x.center_stride] : 0.0f; }
 // A step of A (a: before the token, then behind it) and M, from the token's key. The same bits as the kernels of the preconditioner
 // (precond_rows.cuh), hence their order of the sum.
 template <int kN>
-FW_DEVICE void step_precond(const Problem& x, PrecondMap<float> map, int key_head, float g, float beta, int lane, const float (&k)[kN], float (&a)[kN],
+FW_DEVICE void step_precond(const Problem& x, PrecondMap<float> map, float center, float g, float beta, int lane, const float (&k)[kN], float (&a)[kN],
                             float (&m)[kN]) {
   float square = 0;
 #pragma unroll
   for (int j = 0; j < kN; ++j) square = fmaf(k[j], k[j], square);
   const RunGates gates = run_gates(x.rule, g, beta, warp_sum(square));
-  if (x.rule.uses_precond_center()) map.center = x.precond_center[key_head * x.center_stride];
+  map.center = center;
 #pragma unroll
   for (int j = 0; j < kN; ++j) {
     const float before = a[j];
@@ -174,14 +176,14 @@ FW_DEVICE void step_precond(const Problem& x, PrecondMap<float> map, int key_hea
 }
 // M of a gathered token to where a gathered M would be; a: A behind the token.
 template <int kN>
-FW_DEVICE void make_m(const Problem& x, const TokenGather& g, const PrecondMap<float>& map, int key_head, int lane, char* token, float (&a)[kN]) {
+FW_DEVICE void make_m(const Problem& x, const TokenGather& g, const PrecondMap<float>& map, float center, int lane, char* token, float (&a)[kN]) {
   float k[kN], m[kN];
   gathered_channels<kN>(token + g.at[kRowK], x.in.k.bf16 != 0, lane, k);
 #pragma unroll
   for (int j = 0; j < kN; ++j) a[j] = 0;
   if (x.initial_precond.data != nullptr) gathered_channels<kN>(token + g.at[kRowA], x.initial_precond.bf16 != 0, lane, a);
   const float* s = reinterpret_cast<const float*>(token + g.scalars_at);
-  step_precond(x, map, key_head, s[kScalarPrecondG], s[kScalarPrecondBeta], lane, k, a, m);
+  step_precond(x, map, center, s[kScalarPrecondG], s[kScalarPrecondBeta], lane, k, a, m);
   store_wide<kN>(token + g.at[kRowM] + 4 * kN * lane, 0, m);  // this lane reads it
 }
 
