@@ -276,6 +276,56 @@ __global__ void chain_kernel(const __grid_constant__ ChainArgs args) {
   args.y[i] = args.x[i] + 1;
 }
 
+// ---- What a kernel has left so far, counted, for one that may run beside it: a block of 128 threads fills 512 numbers by the copy engine and ordinary stores
+// and adds one to the counter of its group of kCountGroup blocks; block i of the other, 128 threads, waits for the group's count and adds up what its blocks
+// left.
+inline constexpr unsigned kCountGroup = 4, kCountRow = 512, kCountShared = kCountRow * 4 + 64;
+struct CountArgs {
+  float* rows;  // [blocks, kCountRow]
+  uint32_t *plain, *counters;
+  float* sums;  // [groups]: of rows
+  uint32_t* plain_sums;
+};
+__global__ void count_kernel(const __grid_constant__ CountArgs args) {
+  grid_dependency_launch();
+  auto* row = reinterpret_cast<float*>(shared_memory());
+  const unsigned block = block_index_x(), thread = thread_index();
+  for (unsigned i = thread; i < kCountRow; i += block_size()) row[i] = static_cast<float>(block * 7 + i % 16);
+  fence_async_shared();
+  sync_threads();
+  if (thread != 0) return;
+  args.plain[block] = 3 * block + 1;
+  bulk_store(args.rows + block * kCountRow, row, kCountRow * 4);
+  bulk_commit();
+  bulk_wait<0>();
+  fence_async_global();
+  release_add_one(args.counters + block / kCountGroup);
+}
+__global__ void after_count_kernel(const __grid_constant__ CountArgs args) {
+  auto* row = reinterpret_cast<float*>(shared_memory());
+  auto* full = reinterpret_cast<uint64_t*>(shared_memory() + kCountRow * 4);
+  const unsigned group = block_index_x();
+  if (thread_index() == 0) {
+    mbarrier_init(full, 1);
+    mbarrier_init_fence();
+    wait_for_count(args.counters + group, kCountGroup);
+    fence_async_global();
+    float sum = 0;
+    uint32_t plain = 0;
+    for (unsigned i = 0; i < kCountGroup; ++i) {
+      const unsigned block = group * kCountGroup + i;
+      mbarrier_expect(full, kCountRow * 4);
+      bulk_load(row, args.rows + block * kCountRow, kCountRow * 4, full);
+      mbarrier_wait(full, static_cast<int>(i & 1));
+      for (unsigned j = 0; j < kCountRow; ++j) sum += row[j];
+      plain += args.plain[block];
+    }
+    args.sums[group] = sum;
+    args.plain_sums[group] = plain + load_acquire(args.counters + group);
+  }
+  grid_dependency_wait();
+}
+
 // ---- wgmma: d (64 x N) = a (64 x 128) b (128 x N), twice, the second added to ones; 128 threads. a and b come as the bytes that lie in shared memory.
 struct WgmmaArgs {
   const uint16_t* a;  // row by row for the register operand, else panels

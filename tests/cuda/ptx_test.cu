@@ -278,6 +278,28 @@ void test_chain() {
   for (unsigned i = 0; i < kSize; ++i) test.equal(i, is[i], i + 10);
 }
 
+void test_counts() {
+  constexpr unsigned kGroups = 150;
+  DeviceBuffer<float> rows(std::size_t{kGroups * kCountGroup * kCountRow}), sums(std::size_t{kGroups});
+  DeviceBuffer<uint32_t> plain(std::size_t{kGroups * kCountGroup}), counters(std::vector<uint32_t>(kGroups, 0)), plain_sums(std::size_t{kGroups});
+  const CountArgs args{rows.data(), plain.data(), counters.data(), sums.data(), plain_sums.data()};
+  launch(count_kernel, {kGroups * kCountGroup, 1, 1}, 128, kCountShared, nullptr, args);
+  launch_overlapped(after_count_kernel, {kGroups, 1, 1}, 128, kCountShared, nullptr, args);
+  const auto is = sums.download();
+  const auto plain_is = plain_sums.download();
+  Test test("release_add_one, wait_for_count, load_acquire, fence_async_global");
+  for (unsigned group = 0; group < kGroups; ++group) {
+    float sum = 0;
+    uint32_t plain_sum = kCountGroup;
+    for (unsigned block = group * kCountGroup; block < (group + 1) * kCountGroup; ++block) {
+      for (unsigned i = 0; i < kCountRow; ++i) sum += static_cast<float>(block * 7 + i % 16);
+      plain_sum += 3 * block + 1;
+    }
+    test.equal(group, is[group], sum);
+    test.equal(group, plain_is[group], plain_sum);
+  }
+}
+
 // rows x columns in panels of 64 columns with the 128-byte swizzle, as wgmma.cuh describes them.
 std::vector<uint16_t> panels(const std::vector<float>& values, std::size_t rows, std::size_t columns) {
   std::vector<uint16_t> image((columns + 63) / 64 * rows * 64);
@@ -333,6 +355,7 @@ int run_all() {
   test_tensor();
   test_named_barriers();
   test_chain();
+  test_counts();
   test_wgmma_all<32, false>();
   test_wgmma_all<32, true>();
   test_wgmma_all<64, false>();
