@@ -15,8 +15,12 @@
 #include "rule/front.h"
 #include "scan/cuda/device/bare_keys.cuh"
 #include "scan/cuda/kernels.h"
+#include "test_numbers.h"
 
 namespace fw::cuda::test {
+
+using testing::from_bf16;
+using testing::to_bf16;
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -40,18 +44,6 @@ struct Case {
   bool bf16_gates = false;  // those of one number a row, besides the decay
   bool key_rests = false;   // of rules with fine images: what bf16 leaves out of e and k is wanted
 };
-
-inline uint16_t host_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-inline double from_bf16(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float x;
-  std::memcpy(&x, &wide, 4);
-  return x;
-}
 
 // A tensor [B, T, heads, dim] as the device has it, and the numbers it holds.
 struct Tensor {
@@ -82,7 +74,7 @@ Tensor tensor(int B, int64_t T, int heads, int dim, int HV, bool bf16, bool padd
         const float x = static_cast<float>(make(i, h, c));
         const std::size_t at = static_cast<std::size_t>((i * token_row + h * row + c) * size);
         if (bf16) {
-          const uint16_t bits = host_bf16(x);
+          const uint16_t bits = to_bf16(x);
           std::memcpy(&bytes[at], &bits, 2);
           t.values[static_cast<std::size_t>((i * heads + h) * dim + c)] = from_bf16(bits);
         } else {
@@ -184,7 +176,7 @@ inline Chunk reference_chunk(const Case& test, const Inputs& in, double scale, i
       return in.m_values.empty() ? 1.0 : in.m_values[static_cast<std::size_t>((t * test.H + hv / (test.HV / test.H)) * test.K + j)];
     };
     FrontScalars<double> s;
-    const auto in_norm = [&](double y) { return has_fine_images(rule) && !test.key_rests ? from_bf16(host_bf16(static_cast<float>(y))) : y; };
+    const auto in_norm = [&](double y) { return has_fine_images(rule) && !test.key_rests ? from_bf16(to_bf16(y)) : y; };
     for (int j = 0; j < test.K; ++j) {
       s.q2 += in_norm(channel(in.q, j)) * in_norm(channel(in.q, j));
       s.k2 += in_norm(channel(in.k, j)) * in_norm(channel(in.k, j));
