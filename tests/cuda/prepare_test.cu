@@ -384,6 +384,34 @@ std::vector<Case> named_cases() {
       unaligned.keys = keys, unaligned.beta_max = 2, unaligned.tolerance = 3.5e-3, unaligned.types = Types::kPadded;
     }
   }
+  // The same with a decay for each channel: rests of all operands, whatever the tensors are.
+  Rule sums = kda;
+  sums.feedback = Feedback::kLearned;
+  for (auto [name, rule] : {std::pair<std::string, Rule>{"kda", kda}, {"gated_deltanet2", gdn2}, {"precond_kda", precond}, {"kda with feedback", sums}}) {
+    rule.gain_bound = 2;
+    const auto form = [&, prefix = name + " gain_bound 2", channels = rule](const char* what) -> Case& {
+      Case& test = add(prefix + what, channels);
+      test.key_rests = true, test.beta_max = 2, test.tolerance = 4.5e-3, test.z = channels.write == Gate::kChannel;
+      return test;
+    };
+    form("").T = 130;
+    Case& still = form(" g 0 cos .9");
+    still.decays = {0}, still.keys = Keys::kAlike, still.T = 130;
+    Case& small = form(" K 64");
+    small.K = small.V = 64, small.HV = 6, small.B = 2, small.T = 150, small.decays = {-1e-3}, small.z = true;
+    Case& mixed = form(" 0, -20, -1000");
+    mixed.decays = {0, 0, 0, 0, -0.05, -0.05, -0.05, -20, -1000}, mixed.T = 90;
+    Case& some = form(" -.01, -inf, K 64");
+    some.K = 64, some.decays = {-0.01}, some.T = 128, some.rare_decay = -kInfinity;
+    Case& packed = form(" packed");
+    packed.lengths = {0, 5, 64, 0, 0, 70, 1, 129, 0}, packed.H = 1;
+    Case& floats = form(" float32");
+    floats.types = Types::kFloat, floats.T = 100;
+    Case& odd = form(" float32, K 40");
+    odd.types = Types::kFloat, odd.K = 40, odd.keys = Keys::kAlike, odd.HV = 4;
+    Case& unaligned = form(" rows not aligned");
+    unaligned.types = Types::kPadded, unaligned.decays = {-1, -5};
+  }
   // Rules whose e or r, or both, are sums of q and k.
   Rule both = comba, fixed = delta;
   both.feedback = Feedback::kLearned, both.write = Gate::kScalar;

@@ -182,11 +182,9 @@ void plan_gradients(const Plan& plan, DevicePlan& device) {
 FineRegions fine_regions(const Plan& plan, const DevicePlan& device, Regions& regions) {
   FineRegions r;
   if (!device.chunk_form || !has_fine_images(plan.rule)) return r;
-  const Rule& rule = plan.rule;
-  const bool raw_keys = row_multiples(rule) && !(rule.uses_erase_gate() && rule.erase == Gate::kChannel);
   const int64_t tiles = device.chunks * plan.HV;
   r.images = regions.take(tiles * image_bytes<FineImage>(device.key));
-  r.rests = regions.take(tiles * kChunk * device.key * 2, !(plan.bf16_io && raw_keys));
+  r.rests = regions.take(tiles * kChunk * device.key * 2, !(plan.bf16_io && raw_key_images(plan.rule)));
   return r;
 }
 

@@ -16,7 +16,9 @@ bool prepares_precond(const Problem& problem, int key);
 void prepare_precond(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 // One decay for each channel.
 void prepare_channel(const PrepareArgs& args, int key, int64_t chunks, void* stream);
-// Of those, whole bf16 rows and streams that are q and k times numbers a row (w: times M, made there).
+// Of those, rules with fine images.
+void prepare_channel_fine(const PrepareArgs& args, int key, int64_t chunks, void* stream);
+// Of the others, whole bf16 rows and streams that are q and k times numbers a row (w: times M, made there).
 bool prepare_channel_makes_m(const Problem& problem, int key);
 bool prepare_channel_takes_plain(const PrepareArgs& args, int key);
 void prepare_channel_plain(const PrepareArgs& args, int key, int64_t chunks, void* stream);

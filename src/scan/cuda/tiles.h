@@ -47,24 +47,27 @@ struct BackwardImage {
 // Where a gain may exceed 1, what an operand loses in bf16 on its way into the state does not fade but adds up from chunk to chunk. There (has_fine_images())
 // S, W, D, V and the images that meet them in those products are sums of two bf16 numbers, and e and k have no factors of rows:
 //   W = Z + diag(scale) e S0      V = diag(scale) k D
-// so that they are the raw keys, exactly, where these are bf16 numbers. rest: what bf16 leaves out of x (y); what it leaves out of e (k) is apart, and absent
-// where it is nothing.
+// so that they are the raw keys, exactly, where these are bf16 numbers (raw_key_images(); with channel decay, e = -gamma (.) e and Khat as elsewhere, and
+// scales of 1). rest: what bf16 leaves out of x (y); what it leaves out of e (k) is apart, and absent where it is nothing.
 template <int kKey>
 struct FineImage {
   uint16_t rest[64 * kKey];  // [64 tokens, kKey]
   float scale[64];
 };
 
-// Rules with a gain that may exceed 1: errors do not fade unless decays do it, and A is large where keys point the same way. (Channel decay: images as the
-// others'.)
+// Rules with a gain that may exceed 1: errors do not fade unless decays do it, and A is large where keys point the same way.
 constexpr bool wants_rests(const Rule& rule) { return rule.gain_bound > 1; }
-constexpr bool has_fine_images(const Rule& rule) { return wants_rests(rule) && rule.online() && rule.decay != Decay::kChannel; }
+constexpr bool has_fine_images(const Rule& rule) { return wants_rests(rule) && rule.online(); }
 
 // Whether r, e and w are multiples of the raw q, k (or a gate of channels times k) and k, by factors that need nothing but norms and gates of one number.
 constexpr bool row_multiples(const Rule& rule) {
   return !rule.uses_erase_key() && rule.feedback == Feedback::kNone && rule.read == Read::kPlain && !rule.uses_precond() &&
          rule.normaliser == Normaliser::kNone && !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
 }
+constexpr bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
+
+// Of rules that have fine images: whether e and k there are the raw keys, and only their scales have gains, norms and decays.
+constexpr bool raw_key_images(const Rule& rule) { return row_multiples(rule) && !channel_erase(rule) && rule.decay != Decay::kChannel; }
 
 // A and P of a chunk for the gradients (offline: A = I, not read).
 struct PairImage {

@@ -10,8 +10,10 @@
 
 namespace fw::cuda {
 
-// Rules whose images are of bare keys: those with a gain that is a gate and nothing but. prepare and the gradients agree on it.
-constexpr bool bare_keys(const Rule& rule) { return has_fine_images(rule) && rule.gain == Gain::kGate && plain_streams(rule) && !rule.uses_precond(); }
+// Rules whose images are of bare keys: those with a gain that is a gate and nothing but, and without decays in the keys. prepare and the gradients agree on it.
+constexpr bool bare_keys(const Rule& rule) {
+  return has_fine_images(rule) && rule.decay != Decay::kChannel && rule.gain == Gain::kGate && plain_streams(rule) && !rule.uses_precond();
+}
 
 // x = 2^n m, 1 <= m < 2, to the bit whoever asks: 2^n with the sign of x. 0 (and what is next to it): 0, m is 1 then.
 FW_DEVICE float power_of(float x) { return bits_float(float_bits(x) & 0xff800000u); }

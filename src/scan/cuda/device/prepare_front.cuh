@@ -130,8 +130,6 @@ FW_DEVICE uint32_t lane_offset(int r) {
   return static_cast<uint32_t>((column >> 6) * static_cast<int>(kPanelBytes) + row * 128 + ((((column >> 3) ^ r) & 7) << 4) + (column & 7) * 2);
 }
 
-FW_HOST_DEVICE inline bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
-
 // Raw rows of the key side that are whole (K = key), bf16 and aligned are fetched ahead into shared memory, to where the streams that
 // are made of them will lie: a lane reads its channels of a row before it writes there. Other rows (float32, K in between, an
 // erase key of its own) are read from memory whenever they are wanted: slower, and nothing else. The host decides.

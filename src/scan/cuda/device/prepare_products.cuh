@@ -131,7 +131,7 @@ struct SplitPanel {
 };
 
 // 16 channels of A^T K in place of those of K (both [64 tokens, key]); no other warp touches these channels. factors, if not null: of
-// the rows of K. middle(sums) once tokens 0 to 31 are in (not kFine). kFine: rests: of K, or 0; out_rests: what the result leaves out.
+// the rows of K. middle(sums) once tokens 0 to 31 are in (not kFine). kFine: rests: of K, or (kScaled) 0; out_rests: what the result leaves out.
 template <bool kScaled, bool kFine, class Middle>
 FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice, Middle&& middle, uint32_t rests = 0,
                               uint32_t (*out_rests)[4] = nullptr) {
@@ -143,7 +143,7 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
     FW_UNROLL
     for (int i = 0; i < 4; ++i) {
       uint32_t left[4];
-      ldmatrix_x4_trans(left, a_fragment_trans(keys, 16 * i, 2 * slice));
+      ldmatrix_x4_trans(left, a_fragment_trans(kFine && !kScaled && round == 2 ? rests : keys, 16 * i, 2 * slice));
       if constexpr (kScaled) {
         if (kFine && round == 2) {
           rests_of_rows(left, *factors, 16 * i, rests, slice);
@@ -188,7 +188,7 @@ struct SumFactors {
 };
 
 // Where transform_reads finds and leaves things, and the factors of their rows' form. y may be minus_e where that is not the raw k. kFine: e_rests: of minus_e,
-// or 0; y_rests: what y leaves out, may be e_rests.
+// or (kMultiples) 0; y_rests: what y leaves out, may be e_rests.
 struct ReadBuffers {
   uint32_t minus_e, q, y;
   const SplitFactors* e_factors;
@@ -223,7 +223,7 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitPanel& a, uint32
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       uint32_t rows[4];
-      ldmatrix_x4_trans(rows, a_fragment_trans(s.minus_e, 16 * j, 2 * slice));
+      ldmatrix_x4_trans(rows, a_fragment_trans(kFine && kForm == RowForm::kStreams && round == 2 ? s.e_rests : s.minus_e, 16 * j, 2 * slice));
       if constexpr (kForm == RowForm::kMultiples) {
         if (kFine && round == 2) {
           rests_of_rows(rows, *s.e_factors, 16 * j, s.e_rests, slice);

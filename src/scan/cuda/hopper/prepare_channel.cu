@@ -1,29 +1,13 @@
-// prepare where every key channel has a decay of its own. T_ij = sum over channels of e_i w_j exp(G_i - G_j), so decays belong to
-// the operands, in blocks of 8 rows (one a warp). With L the product of a block's decays up to and including a row's own, D that of
-// the rows behind a row in its block, R_b that of all of block b, and x_i = e_i L_i (R_b for the odd one of a pair of blocks):
-//   within a block                              (e_i L_i) (w_j / L_j)
-//   odd block with the even one before it       x_i (w_j / L_j), x with R of the even one
-//   between pairs of one half of the chunk      x_i (w_j D_j R ..), up to the pair's end
-//   between the halves                          x_i R .. (w_j D_j R ..), from and to the middle of the chunk
-// Everything but 1 / L is at most 1; for 1 / L, decays of single tokens are bounded from below in T and P (kLowestDecay), and
-// nowhere else. All of it are products, never differences of sums: g may be -inf. A row's T and P depend on no later decay.
+// prepare where every key channel has a decay of its own, at a gain of at most 1 (prepare_channel_fine.cu: above it): any rows. How T and P are made:
+// prepare_channel_parts.cuh.
 #include <algorithm>
 
-#include "scan/cuda/device/prepare_finish.cuh"
+#include "scan/cuda/device/prepare_channel_parts.cuh"
 #include "scan/cuda/launch.h"
 #include "scan/cuda/prepare_kernels.h"
 
 namespace fw::cuda {
 namespace {
-
-// exp(-10): 1 / L is at most exp(80), and R at least exp(-80).
-inline constexpr float kLowestDecay = 4.539993e-5f;
-
-// Products over each of the eight blocks, true and bounded.
-template <int kKey>
-struct BlockDecays {
-  float total[8][kKey], bounded[8][kKey];
-};
 
 // Shared memory. Online: keys (Khat; becomes x), then w / L and w up to a pair's or half's end, whose place T, A and P take, then e L and
 // r L, whose place -E and Q take where the backward image is wanted. Offline: the raw keys, w / L, w up to the ends, r L; P takes the place
@@ -40,87 +24,6 @@ struct ChannelLayout {
   static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowCoefs);
   static constexpr uint32_t kBytes = kDecays + sizeof(BlockDecays<kKey>);
 };
-
-// exp(g) of this lane's channels of the warp's rows; 1 past the chunk's rows.
-template <int kN>
-FW_DEVICE void exponentials(float (&g)[kN]) {
-  FW_UNROLL
-  for (int j = 0; j < kN; ++j) g[j] = exp2_fast(g[j] * kLog2E);
-}
-template <int kN>
-FW_DEVICE void decay_row(const Problem& x, const Rows& rows, const ChunkPlace& place, int r, float (&alpha)[kN]) {
-  const int row = static_cast<int>(warp_index()) * kWarpRows + r;
-  FW_UNROLL
-  for (int j = 0; j < kN; ++j) alpha[j] = 0;
-  if (row < place.span.rows) load_channels(rows, row, static_cast<int>(lane_index()) * kN, x.K, alpha);
-  exponentials(alpha);
-}
-template <int kN>
-FW_DEVICE void decay_rows(const Rows& rows, const ChunkPlace& place, float (&alpha)[kWarpRows][kN]) {
-  const int channel = static_cast<int>(lane_index()) * kN, first = static_cast<int>(warp_index()) * kWarpRows;
-  const int width = rows.bf16 != 0 ? 2 : 4;
-  const char* from = rows.data + (first * rows.stride + channel) * width;
-  FW_UNROLL
-  for (int r = 0; r < kWarpRows; ++r) {
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) alpha[r][j] = 0;
-  }
-  if (rows.bf16 != 0) {
-    PackedChannels<kN> packed[kWarpRows];
-    FW_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) packed[r] = first + r < place.span.rows ? load_packed<kN>(from + r * rows.stride * 2) : PackedChannels<kN>{};
-    FW_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) {
-      FW_UNROLL
-      for (int j = 0; j < kN / 2; ++j) alpha[r][2 * j] = bf16_low(packed[r].words[j]), alpha[r][2 * j + 1] = bf16_high(packed[r].words[j]);
-    }
-  } else {
-    FW_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) {
-      if (first + r < place.span.rows) load_floats(reinterpret_cast<const float*>(from + r * rows.stride * 4), alpha[r]);
-    }
-  }
-  FW_UNROLL
-  for (int r = 0; r < kWarpRows; ++r) exponentials(alpha[r]);
-}
-
-// What a lane carries from row to row of its warp: products of decays, true and bounded.
-template <int kN>
-struct ChannelDecays {
-  float total[kN], before[kN], behind[kN];  // of the warp's rows (bounded); of all blocks before and behind
-  float bounded[kN], prefix[kN];            // of the warp's rows up to and including the present one
-  float far[kN];                            // bounded, of the blocks behind in the first half of the chunk
-};
-
-// Products over blocks of this lane's channels, and over all.
-template <int kKey>
-FW_DEVICE void block_products(const BlockDecays<kKey>& decays, int warp, ChannelDecays<kKey / 32>& d, float (&all)[kKey / 32]) {
-  constexpr int kN = kKey / 32;
-  const int channel = static_cast<int>(lane_index()) * kN;
-  FW_UNROLL
-  for (int j = 0; j < kN; ++j) d.before[j] = d.behind[j] = all[j] = d.far[j] = 1;
-  FW_UNROLL
-  for (int block = 0; block < 8; ++block) {
-    float x[kN];
-    load_floats(decays.total[block] + channel, x);
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) {
-      all[j] *= x[j];
-      if (block < warp) d.before[j] *= x[j];
-      if (block > warp) d.behind[j] *= x[j];
-    }
-  }
-  if (warp < 4) {
-    FW_UNROLL
-    for (int block = 1; block < 4; ++block) {
-      if (block <= warp) continue;
-      float x[kN];
-      load_floats(decays.bounded[block] + channel, x);
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) d.far[j] *= x[j];
-    }
-  }
-}
 
 // w up to the ends, from w D of a row of the warp.
 template <int kKey, bool kOnline>
@@ -160,84 +63,35 @@ FW_DEVICE void store_key(int r, const float (&k)[kKey / 32], char* shared, const
   if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, packed);
 }
 
-// The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the images. kExact: no decay of
-// the warp's rows was bounded, and so L is the product of the true ones, and D times the product of the blocks behind that of all rows
-// behind.
+// The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the images. kExact: as DecayedRow.
 template <int kKey, bool kOnline, bool kExact>
 FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kKey / 32>& s, const float (&alpha)[kKey / 32], ChannelDecays<kKey / 32>& d,
                            const BlockDecays<kKey>& decays, char* shared, const ChunkImages<kKey>& out) {
   using Layout = ChannelLayout<kKey, kOnline>;
   constexpr int kN = kKey / 32;
   const uint32_t at = lane_offset<kN>(r);
-  float q[kN], e[kN], reads[kN], erase[kN], up[kN], down[kN], k[kN];
-  FW_UNROLL
-  for (int j = 0; j < kN; ++j) {
-    d.bounded[j] *= kExact ? alpha[j] : max(alpha[j], kLowestDecay);
-    const float inverse = rcp_fast(d.bounded[j]);
-    reads[j] = d.bounded[j] * s.r[j], erase[j] = d.bounded[j] * s.e[j];
-    up[j] = inverse * s.w[j], down[j] = d.total[j] * up[j];
-    if constexpr (kExact) {
-      q[j] = d.before[j] * reads[j], e[j] = -(d.before[j] * erase[j]), k[j] = d.behind[j] * down[j];
-    } else {
-      d.prefix[j] *= alpha[j];
-      const float gamma = d.before[j] * d.prefix[j];
-      q[j] = gamma * s.r[j], e[j] = -gamma * s.e[j];
-    }
-  }
-  store_packed(shared + Layout::kReads + at, pack_channels(reads));
-  store_packed(shared + Layout::kUp + at, pack_channels(up));
-  store_ends<kKey, kOnline>(r, warp, down, d, decays, shared);
-  const PackedChannels<kN> q_packed = pack_channels(q);
+  const DecayedRow<kN> row = decayed_row<kExact>(s, alpha, d);
+  store_packed(shared + Layout::kReads + at, pack_channels(row.reads));
+  store_packed(shared + Layout::kUp + at, pack_channels(row.up));
+  store_ends<kKey, kOnline>(r, warp, row.down, d, decays, shared);
+  const PackedChannels<kN> q_packed = pack_channels(row.q);
   store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
   if constexpr (kOnline) {
-    store_packed(shared + Layout::kErase + at, pack_channels(erase));
-    store_packed(reinterpret_cast<char*>(out.forward->e) + at, pack_channels(e));
+    store_packed(shared + Layout::kErase + at, pack_channels(row.erase));
+    store_packed(reinterpret_cast<char*>(out.forward->e) + at, pack_channels(row.e));
   } else {
     if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->q) + at, q_packed);
   }
-  if constexpr (kExact) store_key<kKey, kOnline>(r, k, shared, out);
+  if constexpr (kExact) store_key<kKey, kOnline>(r, row.k, shared, out);
   sync_warp();  // rows stay apart: with addresses of later ones made ahead there are too few registers
 }
 
-// Khat of the warp's rows by products from the last row on, where a decay was bounded.
-template <int kKey, bool kOnline>
-FW_DEVICE void bounded_keys(const Problem& x, const Rows& decays, const ChunkPlace& place, const RowCoefs* coefs, const float (&behind)[kKey / 32],
-                            char* shared, const ChunkImages<kKey>& out) {
-  const FrontRows rows = front_rows(x, place.n, place.hv);
-  constexpr int kN = kKey / 32;
-  float suffix[kN];
-  FW_UNROLL
-  for (int j = 0; j < kN; ++j) suffix[j] = behind[j];
-  FW_NO_UNROLL
-  for (int r = kWarpRows - 1; r >= 0; --r) {
-    const RawKeyRow<kN> row = row_from_memory<kN>(x, rows, place, r);
-    float alpha[kN], k[kN];
-    decay_row(x, decays, place, r, alpha);
-    const float w_k = coefs[static_cast<int>(warp_index()) * kWarpRows + r].rest.y;
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) {
-      k[j] = suffix[j] * ((x.rule.preconditions_read() ? 1.0f : row.m[j]) * (w_k * row.k[j]));
-      suffix[j] *= alpha[j];
-    }
-    store_key<kKey, kOnline>(r, k, shared, out);
-  }
-}
-
-// Tiles of 8 columns of the 16 rows of pair `block` of blocks. own: the columns of the pair; near: those of the pair before, of an odd pair; far: the
-// first half of the chunk, of a pair of the second. Offline, warps of the first half have own and near, those of the second far.
-struct PairTiles {
-  float own[2][4], near[2][4], far[4][4];
-};
+// Offline, warps of the first half have own and near tiles, those of the second far ones.
 template <int kKey, bool kOnline>
 FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const BlockDecays<kKey>& decays, int block, int half, PairTiles& c) {
   const int lane = static_cast<int>(lane_index());
   const bool close = kOnline || half == 0, apart = kOnline || half == 1;
-  FW_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    c.own[0][i] = c.own[1][i] = c.near[0][i] = c.near[1][i] = 0;
-    FW_UNROLL
-    for (int n = 0; n < 4; ++n) c.far[n][i] = 0;
-  }
+  clear_pair_tiles(c);
   const float* first = decays.bounded[2 * block] + 2 * (lane & 3);  // channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a step
   FW_NO_UNROLL
   for (int k = 0; k < kKey / 16; ++k) {
@@ -292,25 +146,11 @@ FW_DEVICE void channel_pairs(char* shared, int warp, const BlockDecays<kKey>& de
   clear_above(shared + Layout::kP);
   const TriangleRows triangle = triangle_rows(shared + Layout::kT, block);
   const uint32_t panel = panel_rows(block);
-  const auto store = [&](int n, const float(&tile)[4]) {
-    if (strict) {
-      store_tile(triangle, n, tile);
-    } else {
-      store_tile(shared + Layout::kP, panel, n, tile);
-    }
-  };
-  FW_UNROLL
-  for (int n = 0; n < 2; ++n) {
-    if (kOnline || half == 0) {
-      if (strict) {
-        cut_tile<true>(n, c.own[n]);
-      } else {
-        cut_tile<false>(n, c.own[n]);
-      }
-      store(2 * block + n, c.own[n]);
-      if ((block & 1) != 0) store(2 * block - 2 + n, c.near[n]);
-    }
-    if ((kOnline || half == 1) && block >= 2) store(n, c.far[n]), store(n + 2, c.far[n + 2]);
+  if (strict) {
+    store_pair_tiles<true>(block, true, true, c, [&](int n, const float(&tile)[4]) { store_tile(triangle, n, tile); });
+  } else {
+    store_pair_tiles<false>(block, kOnline || half == 0, kOnline || half == 1, c,
+                            [&](int n, const float(&tile)[4]) { store_tile(shared + Layout::kP, panel, n, tile); });
   }
 }
 
@@ -326,7 +166,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
   const ChunkPlace place = chunk_place(x);
   if (place.span.rows < 0) return;
   const ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
-  const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index()), channel = lane * kN;
+  const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index());
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
   const Rows decay_tensor = chunk_rows(x.in.g, place);
@@ -336,45 +176,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
 
   float alpha[kWarpRows][kN];
   ChannelDecays<kN> d;
-  bool exact = true;
-  {
-    float total[kN];
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) d.bounded[j] = d.prefix[j] = total[j] = 1;
-    if (fetched) {
-      decay_rows(decay_tensor, place, alpha);
-      FW_UNROLL
-      for (int r = 0; r < kWarpRows; ++r) {
-        FW_UNROLL
-        for (int j = 0; j < kN; ++j) total[j] *= alpha[r][j];
-      }
-    } else {
-      FW_NO_UNROLL
-      for (int r = 0; r < kWarpRows; ++r) {
-        decay_row(x, decay_tensor, place, r, alpha[0]);
-        FW_UNROLL
-        for (int j = 0; j < kN; ++j) total[j] *= alpha[0][j];
-      }
-    }
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) d.total[j] = total[j], exact = exact && total[j] >= kLowestDecay;
-    exact = warp_ballot(!exact) == 0;
-    if (!exact) {  // if a product of decays is small, one of them may be
-      exact = true;
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) d.total[j] = 1;
-      FW_NO_UNROLL
-      for (int r = 0; r < kWarpRows; ++r) {
-        float row[kN];
-        decay_row(x, decay_tensor, place, r, row);
-        FW_UNROLL
-        for (int j = 0; j < kN; ++j) d.total[j] *= max(row[j], kLowestDecay), exact = exact && row[j] >= kLowestDecay;
-      }
-      exact = warp_ballot(!exact) == 0;
-    }
-    store_floats(decays.total[warp] + channel, total);
-    store_floats(decays.bounded[warp] + channel, d.total);
-  }
+  const bool exact = block_decays(x, decay_tensor, place, fetched, warp, alpha, d, decays);
   if constexpr (kPlain) {
     front_arrived();
     if (uses_norms(x.rule)) {
@@ -385,14 +187,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
     make_coefs<kN>(x, place, fetched, raw, coefs);
   }
   sync_threads();
-  {
-    float all[kN];
-    block_products(decays, warp, d, all);
-    if (warp == 1) {
-      store_floats(out.forward->gamma + channel, all);
-      if (out.backward != nullptr) store_floats(out.backward->gamma + channel, all);
-    }
-  }
+  finish_block_decays(decays, warp, d, out);
   if constexpr (kPlain) {
     if (coefficients_of >= 0) {
       const float4 norms = coefs[coefficients_of].read_erase;
@@ -413,7 +208,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
       decay_row(x, decay_tensor, place, r, row);
       channel_row<kKey, kOnline, false>(r, warp, s, row, d, decays, shared, out);
     });
-    bounded_keys<kKey, kOnline>(x, decay_tensor, place, coefs, d.behind, shared, out);
+    bounded_keys<kN>(x, decay_tensor, place, coefs, d.behind, [&](int r, const float(&k)[kN]) { store_key<kKey, kOnline>(r, k, shared, out); });
   }
   sync_threads();
   channel_pairs<kKey, kOnline>(shared, warp, decays);
@@ -463,6 +258,7 @@ void launch_channel(const PrepareArgs& args, int64_t chunks, void* stream) {
 }  // namespace
 
 void prepare_channel(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
+  if (has_fine_images(args.problem.rule)) return prepare_channel_fine(args, key, chunks, stream);
   if (prepare_channel_takes_plain(args, key)) return prepare_channel_plain(args, key, chunks, stream);
   const bool online = args.problem.rule.online();
   if (key == 128) {

@@ -667,7 +667,9 @@ bool takes_gates(const PrepareArgs& args) {
 }
 
 // But for the gates.
-bool takes_rows(const Problem& x, int key) { return x.rule.online() && can_fetch(x, key) && near_rows(x.in.q) && near_rows(x.in.k) && near_rows(x.in.g); }
+bool takes_rows(const Problem& x, int key) {
+  return x.rule.online() && !wants_rests(x.rule) && can_fetch(x, key) && near_rows(x.in.q) && near_rows(x.in.k) && near_rows(x.in.g);
+}
 
 }  // namespace
 

@@ -288,11 +288,6 @@ bool prepare_scalar_makes_m(const Problem& problem, int key) {
 }
 
 void prepare_scalar(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
-  const FineImages &forward = args.forward_fine, &backward = args.backward_fine;
-  const bool both = args.backward != nullptr, same_rests = (forward.rests == nullptr) == (backward.rests == nullptr);
-  if (chunks > 0 && has_fine_images(args.problem.rule) && (forward.images == nullptr || (both && (backward.images == nullptr || !same_rests)))) {
-    throw Error(ErrorKind::kInternal, "prepare: a rule with a gain above 1 needs the places of its fine images, and rests of both directions or none");
-  }
   const bool online = args.problem.rule.online();
   if (key == 128) {
     online ? launch_key<128, true>(args, chunks, stream) : launch_key<128, false>(args, chunks, stream);
