@@ -93,6 +93,9 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
       for (FineImages* fine : {&a.forward_fine, &a.backward_fine}) {
         fine->images = allocate(items * static_cast<int64_t>(sizeof(FineImage<K>)));
         memory.push_back(fine->images);
+        if (rule.decay != Decay::kChannel) continue;
+        fine->rests = reinterpret_cast<uint16_t*>(allocate(items * 64 * K * 2));
+        memory.push_back(fine->rests);
       }
     }
     if (z) a.z = reinterpret_cast<uint16_t*>(allocate(tokens * V * 2));
@@ -120,7 +123,8 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     const bool online = rule.online();
     double bytes = 512 + (rule.decay == Decay::kChannel ? (named.low_g ? 256 : 512) : 4) + (rule.uses_precond() ? 512 : 0) +
                    (rule.uses_erase_gate() ? (erase_gates > 1 ? 2 * erase_gates : 8) : 4) + (z ? 768 : 0);
-    bytes += (online ? 904 : 648) + (training ? (online ? 768 + 256 : 512 + 128) : 0) + (has_fine_images(rule) ? (training ? 2 : 1) * 260 : 0);
+    bytes += (online ? 904 : 648) + (training ? (online ? 768 + 256 : 512 + 128) : 0) +
+             (has_fine_images(rule) ? (training ? 2 : 1) * (rule.decay == Decay::kChannel ? 516 : 260) : 0);
     const double ms = times[times.size() / 2];
     std::printf("%-16s %s %-9s %.4f ms  %.2f us a chunk and SM  %.2f TB/s\n", named.name.c_str(), shape, training ? "training" : "forward", ms,
                 ms * 1e3 * 132 / static_cast<double>(items), bytes * static_cast<double>(tokens) / ms * 1e-9);
@@ -155,6 +159,8 @@ int main(int argc, char** argv) {
   rules.back().name = "gated_deltanet2_bf16_g", rules.back().low_g = true;
   rules.push_back(rules[1]);
   rules.back().name = "precond_kda", rules.back().rule.precond = Precond::kDiagonal;
+  rules.push_back(rules[1]);
+  rules.back().name = "kda_neg", rules.back().rule.gain_bound = 2;
   try {
     for (const Named& named : rules) {
       if (argc > 1 && named.name != argv[1]) continue;

@@ -7,7 +7,8 @@
 namespace fw::testing {
 namespace {
 
-const char* const kRules[] = {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "qdelta", "precond_kda", "precond_gated_deltanet", "gated_deltanet_neg"};
+const char* const kRules[] = {"gated_deltanet",     "kda",    "gated_deltanet2", "mamba2", "qdelta", "precond_kda", "precond_gated_deltanet",
+                              "gated_deltanet_neg", "kda_neg"};
 
 Problem packed_problem(const Rule& rule, uint64_t seed) {
   ProblemOptions options;
@@ -84,7 +85,10 @@ TEST(BitsBesideTheScan, ASequenceAloneOrAmongMany) {
     options.K = ++seed % 2 == 0 ? 64 : 128;
     options.V = 64;
     options.seed = seed;
-    const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options)), alone = slice_sequence(problem, 0);
+    Problem problem = random_problem(preset(name).rule, options);
+    if (problem.rule.gain_bound > 1) hardly_decay(problem);
+    problem = of_bf16_numbers(problem);
+    const Problem alone = slice_sequence(problem, 0);
     HeaderRun run = device_run(FW_FORM_CHUNK);
     run.bf16 = HeaderRun::Bf16Tensors::kAll;
     run.segment = -1;

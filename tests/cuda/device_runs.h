@@ -43,6 +43,11 @@ inline Problem of_bf16_numbers(Problem p) {
   return p;
 }
 
+// Log-decays of a hundredth of what was drawn: chunks that hardly decay have a form of their own of their gradient (StillState, gradient_scalar.cuh).
+inline void hardly_decay(Problem& p) {
+  for (double& x : p.in.g) x *= 0.01;
+}
+
 // float32 arithmetic, one token at a time.
 inline constexpr double kTokenBound = 2e-5;
 inline constexpr double kTokenFloor = 1e-3;

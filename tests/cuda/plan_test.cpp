@@ -36,7 +36,9 @@ TEST(DevicePlan, ExtraMemoryIsBounded) {
                                    {"deltanet_neg", 0.9e9},
                                    {"gated_deltanet_neg", 0.9e9},
                                    {"kda", 1.1e9},
-                                   {"gated_deltanet2", 1.1e9}}) {
+                                   {"gated_deltanet2", 1.1e9},
+                                   {"kda_neg", 1.1e9},
+                                   {"gated_deltanet2_neg", 1.1e9}}) {
     const fw_desc desc = descriptor(rule);
     fw_sizes sizes;
     FW_INIT(&sizes);
@@ -120,7 +122,9 @@ TEST(DevicePlan, GainsAboveOneTakeTwoTerms) {
     EXPECT_NE(plan_text(descriptor(neg.c_str())).find("two terms"), std::string::npos) << plan_text(descriptor(neg.c_str()));
     EXPECT_EQ(plan_text(descriptor(rule)).find("two terms"), std::string::npos) << plan_text(descriptor(rule));
   }
-  EXPECT_EQ(saved("kda_neg", FW_BF16), saved("kda", FW_BF16));
+  // With channel decay, whatever the tensors are: decays are in the keys.
+  for (const fw_dtype io : {FW_BF16, FW_F32}) EXPECT_EQ(saved("kda_neg", io), saved("kda", io) + tiles * (2 * matrix + 64 * 4));
+  EXPECT_NE(plan_text(descriptor("kda_neg")).find("keys too"), std::string::npos) << plan_text(descriptor("kda_neg"));
 }
 
 TEST(DevicePlan, RefusesWhatTheDeviceHasNot) {

@@ -39,8 +39,12 @@ FW_DEVICE void of_bare_coefs(FrontCoefs<float>& d, float a, float b) {
   d.e_k *= inverse, d.z_v *= inverse, d.w_k *= rcp_fast(b);
 }
 
-// The gain's gradient is that of both e and z, (z.dz + e.de) / gain, and with R = Z - E S0 - T R (recurrence.md 4) that is R.dZ / gain: exact, where
-// the two sums cancel. r_dz: R'.dZ'; not for a gain whose power_of() is 0.
-FW_DEVICE float bare_gain_gradient(float r_dz, float a, float b, float gain) { return r_dz * rcp_fast(a * b) * rcp_fast(gain); }
+// The gradient of a gain that is a gate is that of both e and z, (z.dz + e.de) / gain, and with R = Z - E S0 - T R (recurrence.md 4) that is R.dZ / gain:
+// exact, where the two sums cancel. z_v: of the row; else that is too near to 0.
+constexpr bool gain_by_residual(const Rule& rule) { return rule.online() && rule.gain == Gain::kGate && plain_streams(rule); }
+FW_DEVICE bool gain_by_residual(float z_v) { return fabsf(z_v) > 1e-35f; }
+// r_dz: R.dZ; of bare keys R'.dZ', with a and b.
+FW_DEVICE float gain_gradient(float r_dz, float gain) { return r_dz * rcp_fast(gain); }
+FW_DEVICE float bare_gain_gradient(float r_dz, float a, float b, float gain) { return gain_gradient(r_dz * rcp_fast(a * b), gain); }
 
 }  // namespace fw::cuda

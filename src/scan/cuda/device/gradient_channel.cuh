@@ -111,7 +111,7 @@ FW_DEVICE void prefetch_chunk(const ChannelChunk<Shape>& c, int turn) {
   if (c.thread == 0) bulk_prefetch(&c.args.pairs[c.tile_number(turn)], sizeof(PairImage));
   prefetch(c.rows_at(p.in.q, turn), p.K);
   prefetch(c.rows_at(p.in.k, turn), p.K);
-  prefetch(c.rows_at(p.in.v, turn), p.V);
+  if (c.wants_values()) prefetch(c.rows_at(p.in.v, turn), p.V);
   prefetch(c.rows_at(p.in.g, turn), p.K);
   if (Shape::kGates) {
     prefetch(c.rows_at(p.in.erase_gate, turn), p.rule.erase == Gate::kScalar ? 1 : p.K);

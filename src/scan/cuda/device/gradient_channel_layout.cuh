@@ -18,9 +18,10 @@ enum class RowM { kNone, kRead, kMade };
 template <int kKeyDim, bool kOnlineSolve, bool kFastRows, bool kGatedRows = false, RowM kRowM = RowM::kNone>
 struct ChannelShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kFast = kFastRows;
+  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kFast = kFastRows, kBare = false;
   static constexpr bool kPrecond = kRowM != RowM::kNone, kMakesM = kRowM == RowM::kMade, kWhole = kMakesM;
   static constexpr bool kGates = kGatedRows || !kFastRows;
+  static constexpr Residuals kResiduals = Residuals::kOfRule;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32, kPairs = kKey / 2;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
   static constexpr bool kFollows = kKey == 128 || (kFast && kRowM != RowM::kRead);  // else there are too few registers

@@ -202,6 +202,7 @@ struct MixedRows {
     FrontScalars<float> ds;
     if (plain_front(rule) && rule.erase == Gate::kTied && rule.write == Gate::kTied) {
       ds = front_coefs_vjp(reduced_rule<true>(rule), x.scale, s, d);
+      if (c.residual_gains() && gain_by_residual(c.floats(Shape::kZv)[row])) ds.beta = gain_gradient(d.z_v, s.beta);
     } else {
       ds = front_coefs_vjp(rule, x.scale, s, d);
       if (valid) {

@@ -314,6 +314,10 @@ FW_DEVICE void fast_row_numbers(const ChannelChunk<Shape>& c, int turn, int row)
     of_r = x.rule.q_norm == Norm::kL2 ? -r_q * inverse_or_zero(x.scale * x.scale) * r_dr : 0.0f;
     of_w = x.rule.k_norm == Norm::kL2 ? -(e_k * w_de + w_k * w_dw) : 0.0f;
     dbeta = Shape::kGates ? 0.0f : w_de + dz_v;
+    if (!Shape::kGates && c.residual_gains()) {
+      const float gain = c.floats(Shape::kZv)[row];
+      if (gain_by_residual(gain)) dbeta = gain_gradient(dz_v, gain);
+    }
   } else {
     FrontScalars<float> s;
     s.q2 = c.floats(Shape::kScalars)[row];

@@ -80,7 +80,7 @@ FW_DEVICE bool channel_write_gate(const Rule& r) {
   return Shape::kFast ? Shape::kGates : r.write == Gate::kChannel;
 }
 
-// v and a channel write gate of a pass, where they and their gradients are in pieces.
+// v, if it is wanted (wants_values()), and a channel write gate of a pass, where they and their gradients are in pieces.
 template <class Shape>
 struct ChannelValueWords {
   ChannelWords<ChannelLanes<Shape>::kColumns> v, gate;
@@ -90,32 +90,36 @@ struct ChannelValueWords {
     const ChannelLanes<Shape> at(c, block, pass);
     if (!c.pieces(kPiecesValues) || at.row >= c.rows(turn) || at.column >= x.V) return;
     const Rows from = c.rows_at(x.in.v, turn);
-    v.load(from.data + 2 * (at.row * from.stride + at.column));
+    if (c.wants_values()) v.load(from.data + 2 * (at.row * from.stride + at.column));
     if (!channel_write_gate<Shape>(x.rule)) return;
     const Rows gates = c.rows_at(x.in.write_gate, turn);
     gate.load(gates.data + 2 * (at.row * gates.stride + at.column));
   }
 };
 
-// dv, the channel write gate's gradient, and the rows' sums of v (.) c (.) dz over all blocks.
+// dv, the channel write gate's gradient, and the rows' sums over all blocks of v (.) c (.) dz, or of R (.) dz where that makes the gain's gradient.
 template <class Shape>
 FW_DEVICE void channel_value_rows(const ChannelChunk<Shape>& c, int turn, int block, int pass, int stage, const ChannelValueWords<Shape>& words) {
   using Lanes = ChannelLanes<Shape>;
   const Problem& x = c.args.problem;
   const bool gated = channel_write_gate<Shape>(x.rule);
   const Lanes at(c, block, pass);
-  const char* dz_at = c.memory + stage + Shape::kV + panel_offset(at.row, at.in_block);
+  const char *dz_at = c.memory + stage + Shape::kV + panel_offset(at.row, at.in_block), *r_at = dz_at - Shape::kV + Shape::kW;
   float sum = 0;
   if (at.row < c.rows(turn) && at.column < x.V) {
     const float z_v = c.floats(Shape::kZv)[at.row];
     const Rows dv = c.rows_at(c.args.grads.d.v, turn), dc = gated ? c.rows_at(c.args.grads.d.write_gate, turn) : Rows{};
     if (c.pieces(kPiecesValues)) {
-      ChannelWords<Lanes::kColumns> dz, of_v, of_gate;
+      ChannelWords<Lanes::kColumns> dz, of_v, of_gate, factor = words.v;
       dz.load(dz_at);
+      if (c.residual_gains()) {
+        const Rows from = c.rows_at(x.in.v, turn);
+        factor.load(gain_by_residual(z_v) ? r_at : from.data + 2 * (at.row * from.stride + at.column));
+      }
       FW_UNROLL
       for (int j = 0; j < Lanes::kColumns / 2; ++j) {
         float d[2] = {bf16_low(dz.w[j]), bf16_high(dz.w[j])};
-        const float v[2] = {bf16_low(words.v.w[j]), bf16_high(words.v.w[j])};
+        const float v[2] = {bf16_low(factor.w[j]), bf16_high(factor.w[j])};
         if (gated) {
           of_gate.w[j] = pack_bf16(z_v * v[0] * d[0], z_v * v[1] * d[1]);
           d[0] *= bf16_low(words.gate.w[j]), d[1] *= bf16_high(words.gate.w[j]);
@@ -126,10 +130,12 @@ FW_DEVICE void channel_value_rows(const ChannelChunk<Shape>& c, int turn, int bl
       if (dc.data != nullptr) of_gate.store(dc.data + 2 * (at.row * dc.stride + at.column));
       if (dv.data != nullptr) of_v.store(dv.data + 2 * (at.row * dv.stride + at.column));
     } else {  // small, for few registers
+      const bool residual = c.residual_gains() && gain_by_residual(z_v);
       const Rows from = c.rows_at(x.in.v, turn), gates = gated ? c.rows_at(x.in.write_gate, turn) : Rows{};
       FW_NO_UNROLL
       for (int j = 0; j < Lanes::kColumns && at.column + j < x.V; ++j) {
-        const float v = load_element(from, at.row, at.column + j), gate = gated ? load_element(gates, at.row, at.column + j) : 1.0f;
+        const float v = residual ? bf16_value(reinterpret_cast<const uint16_t*>(r_at)[j]) : load_element(from, at.row, at.column + j),
+                    gate = gated ? load_element(gates, at.row, at.column + j) : 1.0f;
         const float dz = bf16_value(reinterpret_cast<const uint16_t*>(dz_at)[j]);
         sum += v * gate * dz;
         if (dc.data != nullptr) store_element(dc, at.row, at.column + j, z_v * v * dz);

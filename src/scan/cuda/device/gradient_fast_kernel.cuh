@@ -28,27 +28,34 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
     float tail = 0;
     {
       PairSums<Shape> pairs;
-      float z_sum = 0;
+      ValueSums z_sums;
+      const StillState<Shape> still(c, turn);
       FW_NO_UNROLL
       for (int block = 0; block < c.blocks; ++block) {
         const int at = index * Shape::kStageBytes;
         const uint32_t stage = c.base + at;
-        const uint4 words = load_value_words(c, turn, block);
+        const uint4 words = Shape::kBare ? make_uint4(0, 0, 0, 0) : load_value_words(c, turn, block);
         mbarrier_wait(c.full(index), phase);
         c.refresh();
         make_fast_tiles(c, stage);
         c.refresh();
         const ValueRow row = load_value_row(c, turn, block, stage);
         start_fast_products(c, stage, sums, pairs);
-        tail = dot_states(c, at, tail);
-        z_sum += store_value_gradients(c, turn, block, row, words);
+        if (!still.there()) tail = dot_states(c, at, tail);
+        store_value_gradients(c, turn, block, row, words, z_sums);
+        const StillWords<Shape> words_of_still(c, still, block);
         finish_fast_products(sums, pairs);
+        tail = words_of_still.dot(c, still, at, tail);
         mbarrier_arrive(c.empty(index));
         if (++index == Shape::kStages) index = 0, phase ^= 1;
       }
       if (c.pairs_free_early()) mbarrier_arrive(c.pairs_empty());
-      z_sum = group_sum<8>(z_sum);
+      const float z_sum = group_sum<8>(z_sums.gain);
       if ((c.thread & 7) == 0) c.floats(Shape::kDZv)[c.thread >> 3] = z_sum;
+      if constexpr (Shape::kBare) {
+        const float v_dz = group_sum<8>(z_sums.v_dz);
+        if ((c.thread & 7) == 0) c.floats(Shape::kVDz)[c.thread >> 3] = v_dz;
+      }
       c.refresh();
       store_pair_tiles(c, turn, pairs);
     }
@@ -58,7 +65,8 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
     const int q_tile = Shape::kRead + c.key_offset(turn), k_tile = q_tile + Shape::kStateBytes;
     const bool on_read = c.args.problem.rule.preconditions_read();
     const int r_side = Shape::kPrecond && on_read ? Shape::kScaled : q_tile, w_side = Shape::kPrecond && !on_read ? Shape::kScaled : k_tile;
-    tail = tail * exp2_fast(c.turn_floats(Shape::kG, turn)[63]) + scale_streams(c, turn, sums, w_side);
+    const float of_rows = scale_streams(c, turn, sums, w_side);
+    if (!StillState<Shape>(c, turn).there()) tail = tail * exp2_fast(c.turn_floats(Shape::kG, turn)[63]) + of_rows;
     if constexpr (Shape::kLinear) {
       if (c.mixed()) mix_streams(c, turn, sums, q_tile);
     }

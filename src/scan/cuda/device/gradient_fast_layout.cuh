@@ -8,12 +8,15 @@
 namespace fw::cuda {
 
 // kPreconditioned: w (r where the preconditioner is on the read) is k (q) times M, elementwise, too; kMakes: and M is made here
-// (gradient_fast_precond.cuh). kBareKeys: A, P and the images are those of bare_keys.cuh.
-template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false, bool kBareKeys = false>
+// (gradient_fast_precond.cuh). kBareKeys: A, P and the images are those of bare_keys.cuh. kResidualGain: of rules of plain_streams() with gain_by_residual().
+template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false, bool kBareKeys = false, bool kResidualGain = false>
 struct FastShape {
   static constexpr int kKey = kKeyDim;
   static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false, kWhole = false;
-  static constexpr bool kBare = kBareKeys, kLinear = kOnline && !kPrecond && !kBare;  // kLinear: any gain, gates a row, and e and r may be sums of q and k
+  static constexpr bool kBare = kBareKeys,
+                        kLinear = kOnline && !kPrecond && !kBare && !kResidualGain;  // kLinear: any gain, gates a row, and e and r may be sums of q and k
+  // (Preconditioned ones have no registers to ask with.)
+  static constexpr Residuals kResiduals = kBare || kResidualGain ? Residuals::kAlways : Residuals::kNever;
   static constexpr int kThreads = 512, kWarps = kThreads / 32, kGroups = 4, kLoaders = 64;
   static constexpr bool kFollows = true;
   static constexpr int kBlocksPerSm = 1;
@@ -38,8 +41,9 @@ struct FastShape {
   static constexpr int kSmall = kExtra + 2 * kPanelBytes;
   static constexpr int kG = kSmall, kBeta = kG + 512, kDG = kBeta + 512, kNorms = kDG + 512, kCoefs = kNorms + 1024;
   static constexpr int kCoefCount = kLinear || kBare ? 6 : 4;
-  static constexpr int kGateNumbers = kCoefs + 512 * kCoefCount, kDZv = kGateNumbers + (kLinear ? 2048 : 0);
-  static constexpr int kWarpSums = kDZv + 256, kBarriers = kWarpSums + 128, kPlaces = kBarriers + (kStages > 2 ? 160 : 128), kSmallEnd = kPlaces + kPlacesBytes;
+  static constexpr int kGateNumbers = kCoefs + 512 * kCoefCount, kDZv = kGateNumbers + (kLinear ? 2048 : 0), kVDz = kDZv + 256;
+  static constexpr int kWarpSums = kVDz + (kBare ? 256 : 0), kBarriers = kWarpSums + 128, kPlaces = kBarriers + (kStages > 2 ? 160 : 128),
+                       kSmallEnd = kPlaces + kPlacesBytes;
   // ... and sums over a group's columns [sum][group][64 rows].
   static constexpr int kSums = kLinear ? 7 : 3;
   static constexpr int kPartial = kPrecond ? kA : kExtra + kPanelBytes;

@@ -136,7 +136,7 @@ template <class Shape>
 FW_DEVICE void prefetch_fast_rows(const FastChunk<Shape>& c, int loader, int turn) {
   if (!c.has(turn) || loader >= c.rows(turn)) return;
   const Problem& p = c.args.problem;
-  if constexpr (!Shape::kBare) {
+  if (c.wants_values()) {
     const Rows v = c.rows_at(p.in.v, turn);
     const int size = v.bf16 != 0 ? 2 : 4;
     for (int at = 0; at < p.V * size; at += 128) prefetch_line(v.data + loader * v.stride * size + at);
@@ -203,19 +203,9 @@ FW_DEVICE void publish_rows(const FastChunk<Shape>& c, int turn, int row, const 
 // dg from dG of the rows and the tail, by a warp.
 template <class Shape>
 FW_DEVICE void store_fast_decay_gradient(const FastChunk<Shape>& c, int turn) {
-  const Rows out = c.rows_at(c.args.grads.d.g, turn);
-  if (out.data == nullptr) return;
+  if (c.rows_at(c.args.grads.d.g, turn).data == nullptr) return;
   const float tail = group_sum<16>(c.warp_sums(turn)[c.lane & 15]);
-  const float2 d = *reinterpret_cast<const float2*>(c.turn_floats(Shape::kDG, turn) + 2 * c.lane);
-  float sum = d.x + d.y;
-  FW_UNROLL
-  for (int delta = 1; delta < 32; delta *= 2) {
-    const float after = shuffle_down(sum, delta);
-    if (c.lane + delta < 32) sum += after;
-  }
-  const int row = 2 * c.lane;
-  if (row < c.rows(turn)) store_element(out, row, 0, sum + tail);
-  if (row + 1 < c.rows(turn)) store_element(out, row + 1, 0, sum - d.x + tail);
+  store_decay_gradient(c, turn, *reinterpret_cast<const float2*>(c.turn_floats(Shape::kDG, turn) + 2 * c.lane), tail);
 }
 
 // Value blocks in the order in which the stages take them.

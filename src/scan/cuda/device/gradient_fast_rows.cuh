@@ -109,17 +109,21 @@ FW_DEVICE void finish_fast_products(FastSums<Shape>& sums, PairSums<Shape>& pair
 // What a thread needs for the value rows of a stage, fetched before the products keep shared memory busy: its row and 8 columns.
 struct ValueRow {
   uint4 dz;
-  uint4 r;   // with bare keys: of R
+  uint4 r;   // of R, where that makes the gain's gradient (Residuals::kAlways)
   char* dv;  // of the columns; null: none
   float z_v;
   bool valid;
 };
+// Of v, if it is wanted and can be read so; where there are registers for it (not with bare keys) before the stage has come.
+template <class Shape>
+FW_DEVICE bool loads_values(const FastChunk<Shape>& c) {
+  return c.pieces(kPiecesV) && c.wants_values();
+}
 template <class Shape>
 FW_DEVICE uint4 load_value_words(const FastChunk<Shape>& c, int turn, int block) {
   const int row = c.thread >> 3, column = block * kValueBlock + (c.thread & 7) * 8;
-  if constexpr (Shape::kBare) return make_uint4(0, 0, 0, 0);
   const Rows v = c.rows_at(c.args.problem.in.v, turn);
-  if (!c.pieces(kPiecesV) || row >= c.rows(turn) || column >= c.args.problem.V) return make_uint4(0, 0, 0, 0);
+  if (!loads_values(c) || row >= c.rows(turn) || column >= c.args.problem.V) return make_uint4(0, 0, 0, 0);
   return *reinterpret_cast<const uint4*>(v.data + 2 * (row * v.stride + column));
 }
 template <class Shape>
@@ -130,27 +134,33 @@ FW_DEVICE ValueRow load_value_row(const FastChunk<Shape>& c, int turn, int block
   x.valid = row < c.rows(turn) && column < c.args.problem.V;
   x.z_v = c.coefficients(turn)[FastChunk<Shape>::kZv + row];
   x.dv = dv.data != nullptr ? dv.data + (row * dv.stride + column) * (dv.bf16 != 0 ? 2 : 4) : nullptr;
-  x.dz = *reinterpret_cast<const uint4*>(c.memory + (stage - c.base) + Shape::kV + panel_offset(row, in_block));
-  if constexpr (Shape::kBare) x.r = *reinterpret_cast<const uint4*>(c.memory + (stage - c.base) + Shape::kW + panel_offset(row, in_block));
+  const char* at = c.memory + (stage - c.base) + panel_offset(row, in_block);
+  x.dz = *reinterpret_cast<const uint4*>(at + Shape::kV);
+  if constexpr (Shape::kResiduals == Residuals::kAlways) x.r = *reinterpret_cast<const uint4*>(at + Shape::kW);
   return x;
 }
-// dv; returns the sum of v (.) dz, with bare keys that of R (.) dz, unless the gain is 0 (bare_gain_gradient()).
+// dv; adds to the row's sums. words: of load_value_words(), but with bare keys.
 template <class Shape>
-FW_DEVICE float store_value_gradients(const FastChunk<Shape>& c, int turn, int block, const ValueRow& x, const uint4& words) {
-  if (!x.valid) return 0.0f;
+FW_DEVICE void store_value_gradients(const FastChunk<Shape>& c, int turn, int block, const ValueRow& x, const uint4& words, ValueSums& sums) {
+  if (!x.valid) return;
   float dz[8], v[8];
   unpack_8(x.dz, dz);
-  if (Shape::kBare && x.z_v != 0.0f) {
-    unpack_8(x.r, v);
-  } else if (!Shape::kBare && c.pieces(kPiecesV)) {
-    unpack_8(words, v);
-  } else {
-    load_channels(c.rows_at(c.args.problem.in.v, turn), c.thread >> 3, block * kValueBlock + (c.thread & 7) * 8, c.args.problem.V, v);
+  const bool residual = c.residual_gains() && gain_by_residual(x.z_v);
+  if (c.wants_values() || !residual) {
+    if (loads_values(c)) {
+      unpack_8(Shape::kBare ? load_value_words(c, turn, block) : words, v);
+    } else {
+      load_channels(c.rows_at(c.args.problem.in.v, turn), c.thread >> 3, block * kValueBlock + (c.thread & 7) * 8, c.args.problem.V, v);
+    }
   }
-  float sum = 0;
+  if (Shape::kBare && c.wants_values()) {
+    FW_UNROLL
+    for (int j = 0; j < 8; ++j) sums.v_dz += v[j] * dz[j];
+  }
+  if (residual) unpack_8(x.r, v);
   FW_UNROLL
   for (int j = 0; j < 8; ++j) {
-    sum += v[j] * dz[j];
+    sums.gain += v[j] * dz[j];
     dz[j] *= x.z_v;
   }
   if (c.pieces(kPiecesDV)) {
@@ -159,7 +169,6 @@ FW_DEVICE float store_value_gradients(const FastChunk<Shape>& c, int turn, int b
     const Rows dv{x.dv, 0, c.args.grads.d.v.bf16};
     store_channels(dv, 0, 0, c.args.problem.V - block * kValueBlock - (c.thread & 7) * 8, dz);
   }
-  return sum;
 }
 
 // A and B; where r or e is a sum, also p w_k and t w_k.
@@ -429,11 +438,19 @@ FW_DEVICE KeySlopes fast_row_numbers(const FastChunk<Shape>& c, int turn) {
     }
   }
   FrontScalars<float> ds = fast_scalar_gradients(c, s, d);
-  if constexpr (Shape::kBare) {
-    if (f[Chunk::kZv] != 0.0f) ds.beta = bare_gain_gradient(r_dz, f[Chunk::kOfE], f[Chunk::kOfW], s.beta);
+  if (c.residual_gains() && gain_by_residual(f[Chunk::kZv])) {
+    if constexpr (Shape::kBare) {
+      ds.beta = bare_gain_gradient(r_dz, f[Chunk::kOfE], f[Chunk::kOfW], s.beta);
+    } else {
+      ds.beta = gain_gradient(r_dz, s.beta);
+    }
   }
   if (c.group() == 0 && (c.lane & 1) == 0) {
-    c.turn_floats(Shape::kDG, turn)[row] = r + e - w;
+    float d_g = r + e - w;
+    if constexpr (Shape::kBare) {
+      if (StillState<Shape>(c, turn).there()) d_g = r - f[Chunk::kZv] * c.floats(Shape::kVDz)[row];
+    }
+    c.turn_floats(Shape::kDG, turn)[row] = d_g;
     if (row < c.rows(turn)) {
       const TokenArgs& out = c.args.grads.d;
       store_one(c.rows_at(out.beta, turn), row, ds.beta);

@@ -12,7 +12,12 @@ struct ValueLanes {
   static constexpr int kLanes = kValueBlock / 8, kRows = Shape::kThreads / kLanes, kPasses = kChunk / kRows;
 };
 
-// v as it lies in memory, if it can be read so.
+// Sums over a row's values: of v (.) c (.) dz, or of R (.) dz where that makes the gain's gradient (gain_by_residual()). v_dz: with bare keys, of v (.) dz.
+struct ValueSums {
+  float gain = 0, v_dz = 0;
+};
+
+// v as it lies in memory, if it can be read so and is wanted (as wants_values(); with bare keys always: there are no registers to ask with).
 template <class Shape>
 struct ValueWords {
   using Lanes = ValueLanes<Shape>;
@@ -23,7 +28,7 @@ struct ValueWords {
     const Problem& x = c.args.problem;
     const Rows rows = c.rows_at(x.in.v, turn);
     const int column = block * kValueBlock + c.thread % Lanes::kLanes * 8;
-    wide = !Shape::kBare && c.pieces(kPiecesV);
+    wide = c.pieces(kPiecesV) && (Shape::kBare || !c.residual_gains());
     FW_UNROLL
     for (int i = 0; i < Lanes::kPasses; ++i) {
       const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
@@ -38,10 +43,10 @@ FW_DEVICE void unpack_8(const uint4& words, float (&x)[8]) {
   x[4] = bf16_low(words.z), x[5] = bf16_high(words.z), x[6] = bf16_low(words.w), x[7] = bf16_high(words.w);
 }
 
-// The value side of a stage: dv, the channel write gate's gradient, and this lane's part of the rows' sums of v (.) c (.) dz.
+// The value side of a stage: dv, the channel write gate's gradient, and this lane's part of the rows' sums.
 template <class Shape>
 FW_DEVICE void value_rows(const ScalarChunk<Shape>& c, int turn, int block, int stage, const ValueWords<Shape>& words,
-                          float (&sums)[ValueLanes<Shape>::kPasses]) {
+                          ValueSums (&sums)[ValueLanes<Shape>::kPasses]) {
   using Lanes = ValueLanes<Shape>;
   const Problem& x = c.args.problem;
   const bool gated = Shape::kGates && x.rule.write == Gate::kChannel;
@@ -53,15 +58,21 @@ FW_DEVICE void value_rows(const ScalarChunk<Shape>& c, int turn, int block, int 
     if (row >= c.rows(turn) || column >= x.V) continue;
     const int t = row;
     float dz[8], v[8];
-    unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + panel_offset(row, in_block)), dz);
-    if (Shape::kBare && c.floats(Shape::kZv)[row] != 0.0f) {  // R (.) dz: bare_gain_gradient()
-      unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW + panel_offset(row, in_block)), v);
-    } else if (words.wide) {
-      unpack_8(words.v[i], v);
-    } else {
-      load_channels(c.rows_at(x.in.v, turn), t, column, x.V, v);
-    }
     const float z_v = c.floats(Shape::kZv)[row];
+    const bool residual = c.residual_gains() && gain_by_residual(z_v);
+    unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + panel_offset(row, in_block)), dz);
+    if (Shape::kBare || !residual) {
+      if (words.wide) {
+        unpack_8(words.v[i], v);
+      } else {
+        load_channels(c.rows_at(x.in.v, turn), t, column, x.V, v);
+      }
+    }
+    if constexpr (Shape::kBare) {
+      FW_UNROLL
+      for (int j = 0; j < 8; ++j) sums[i].v_dz += v[j] * dz[j];
+    }
+    if (residual) unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW + panel_offset(row, in_block)), v);
     if (gated) {
       float gate[8], y[8];
       load_channels(c.rows_at(x.in.write_gate, turn), t, column, x.V, gate);
@@ -75,7 +86,7 @@ FW_DEVICE void value_rows(const ScalarChunk<Shape>& c, int turn, int block, int 
     }
     FW_UNROLL
     for (int j = 0; j < 8; ++j) {
-      sums[i] += v[j] * dz[j];
+      sums[i].gain += v[j] * dz[j];
       dz[j] *= z_v;
     }
     if (c.pieces(kPiecesDV)) {
@@ -101,6 +112,67 @@ FW_DEVICE float dot_states(const ScalarChunk<Shape>& c, int stage, float sum) {
     sum = dot_16_bytes(*reinterpret_cast<const uint4*>(at), *reinterpret_cast<const uint4*>(at + Shape::kStateBytes), sum);
   }
   return sum;
+}
+
+// dg of a token is <S, D> before it, with the state before it decayed and D its gradient. From the chunk's end that is <S_C, D_C> and the sum over the rows
+// behind of r.dr + e.de - w.dw (recurrence.md 5). Each term there is as large as <S, D> where keys are alike and a gain above 1 turns the state around at every
+// token: they alternate and cancel, and what their roundings leave is as large as a small <S, D>. But e.de - w.dw of a row is -z.dz, exactly, where nothing
+// cancels: with <S, D> as the scans have left both, sums of r.dr - z.dz are the better ones. They do not fade with decays, as <S, D> does, so they are for
+// chunks that hardly decay: this is log2 of that.
+inline constexpr float kStillDecay = -3.0f;
+
+// With bare keys and such a chunk: S at its end, which the next chunk has, or, of the last chunk, D at its start, which the one before has:
+// [blocks, 64, kKey] as the scans left them. A sequence of one chunk has neither.
+template <class Shape>
+struct StillState {
+  const char* state = nullptr;
+  bool at_start = false;
+
+  FW_DEVICE StillState(const ScalarChunk<Shape>& c, int turn) {
+    if constexpr (!Shape::kBare) return;
+    if (!(c.turn_floats(Shape::kG, turn)[63] > kStillDecay)) return;
+    const char* at = c.addresses(turn)[ScalarChunk<Shape>::kStillState];
+    at_start = (reinterpret_cast<uintptr_t>(at) & 1) != 0;
+    state = at - (at_start ? 1 : 0);
+  }
+  FW_DEVICE bool there() const { return Shape::kBare && state != nullptr; }
+};
+// This thread's part of it in a stage, on its way; none: zeros.
+template <class Shape>
+struct StillWords {
+  static constexpr int kWords = Shape::kBare ? Shape::kStateBytes / 16 / Shape::kThreads : 0;
+  uint4 words[kWords > 0 ? kWords : 1];
+
+  FW_DEVICE StillWords(const ScalarChunk<Shape>& c, const StillState<Shape>& still, int block) {
+    FW_UNROLL
+    for (int i = 0; i < kWords; ++i) {
+      words[i] = make_uint4(0, 0, 0, 0);
+      if (still.there()) words[i] = *reinterpret_cast<const uint4*>(still.state + block * Shape::kStateBytes + 16 * (c.thread + Shape::kThreads * i));
+    }
+  }
+  // And of the sum of it (.) D or S of the stage.
+  FW_DEVICE float dot(const ScalarChunk<Shape>& c, const StillState<Shape>& still, int stage, float sum) const {
+    const char* with = c.memory + stage + (still.at_start ? Shape::kState : Shape::kDState) + 16 * c.thread;
+    FW_UNROLL
+    for (int i = 0; i < kWords; ++i) sum = dot_16_bytes(words[i], *reinterpret_cast<const uint4*>(with + 16 * Shape::kThreads * i), sum);
+    return sum;
+  }
+};
+
+// dg of two rows of a lane, from dG and the tail, by a warp.
+template <class Shape>
+FW_DEVICE void store_decay_gradient(const ScalarChunk<Shape>& c, int turn, const float2& d, float tail) {
+  float sum = d.x + d.y;
+  FW_UNROLL
+  for (int delta = 1; delta < 32; delta *= 2) {
+    const float after = shuffle_down(sum, delta);
+    if (c.lane + delta < 32) sum += after;
+  }
+  if (StillState<Shape>(c, turn).at_start) tail -= shuffle(sum, 0);
+  const Rows out = c.rows_at(c.args.grads.d.g, turn);
+  const int row = 2 * c.lane;
+  if (row < c.rows(turn)) store_element(out, row, 0, sum + tail);
+  if (row + 1 < c.rows(turn)) store_element(out, row + 1, 0, sum - d.x + tail);
 }
 
 // dP and dT with the decay, strictly below the diagonal, in bf16 in the place of P and A; the diagonal of dP apart.
@@ -191,21 +263,11 @@ FW_DEVICE float row_sum(const ScalarChunk<Shape>& c, int sum, int row) {
 // dg from dG of the rows and the tail, by one warp.
 template <class Shape>
 FW_DEVICE void store_decay_gradient(const ScalarChunk<Shape>& c, int turn) {
-  const Rows out = c.rows_at(c.args.grads.d.g, turn);
-  if (out.data == nullptr) return;
+  if (c.rows_at(c.args.grads.d.g, turn).data == nullptr) return;
   float tail = 0;
   FW_UNROLL
   for (int i = 0; i < Shape::kWarps; ++i) tail += c.floats(Shape::kWarpSums)[i];
-  const float first = c.floats(Shape::kDG)[2 * c.lane], second = c.floats(Shape::kDG)[2 * c.lane + 1];
-  float sum = first + second;
-  FW_UNROLL
-  for (int delta = 1; delta < 32; delta *= 2) {
-    const float after = shuffle_down(sum, delta);
-    if (c.lane + delta < 32) sum += after;
-  }
-  const int row = 2 * c.lane;
-  if (row < c.rows(turn)) store_element(out, row, 0, sum + tail);
-  if (row + 1 < c.rows(turn)) store_element(out, row + 1, 0, sum - first + tail);
+  store_decay_gradient(c, turn, *reinterpret_cast<const float2*>(c.floats(Shape::kDG) + 2 * c.lane), tail);
 }
 
 }  // namespace fw::cuda

@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
     float tail = 0;
     {
       PairSums<Shape> pairs;
-      float z_sums[ValueLanes<Shape>::kPasses] = {};
+      ValueSums z_sums[ValueLanes<Shape>::kPasses] = {};
+      const StillState<Shape> still(c, turn);
       FW_NO_UNROLL
       for (int block = 0; block < c.blocks; ++block, ++step) {
         const int index = step % Shape::kStages, stage = index * Shape::kStageBytes;
@@ -76,8 +77,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
         start_value_products(c, stage, sums, pairs);
         words.load(c, turn, block);
         value_rows(c, turn, block, stage, words, z_sums);
-        tail = dot_states(c, stage, tail);
+        if (!still.there()) tail = dot_states(c, stage, tail);
+        const StillWords<Shape> words_of_still(c, still, block);
         finish_value_products(sums, pairs);
+        tail = words_of_still.dot(c, still, stage, tail);
         if (block + 1 == c.blocks) break;
         fence_async_shared();
         sync_threads();
@@ -87,8 +90,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
       store_decayed_pairs(c, turn, pairs);
       FW_UNROLL
       for (int i = 0; i < ValueLanes<Shape>::kPasses; ++i) {
-        const float sum = group_sum<ValueLanes<Shape>::kLanes>(z_sums[i]);
-        if (c.thread % ValueLanes<Shape>::kLanes == 0) c.floats(Shape::kDZv)[c.thread / ValueLanes<Shape>::kLanes + i * ValueLanes<Shape>::kRows] = sum;
+        const float sum = group_sum<ValueLanes<Shape>::kLanes>(z_sums[i].gain);
+        const int row = c.thread / ValueLanes<Shape>::kLanes + i * ValueLanes<Shape>::kRows;
+        if (c.thread % ValueLanes<Shape>::kLanes == 0) c.floats(Shape::kDZv)[row] = sum;
+        if constexpr (Shape::kBare) {
+          const float v_dz = group_sum<ValueLanes<Shape>::kLanes>(z_sums[i].v_dz);
+          if (c.thread % ValueLanes<Shape>::kLanes == 0) c.floats(Shape::kVDz)[row] = v_dz;
+        }
       }
     }
     fence_async_shared();
@@ -103,8 +111,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
     if (c.warp == 5) c.find(turn + 3);
     prefetch_turn(c, turn + 2);
 
-    tail *= exp2_fast(c.turn_floats(Shape::kG, turn)[63]);
-    tail = warp_sum(tail + finish_streams(c, turn, sums));
+    const float of_rows = finish_streams(c, turn, sums);
+    if (!StillState<Shape>(c, turn).there()) tail = tail * exp2_fast(c.turn_floats(Shape::kG, turn)[63]) + of_rows;
+    tail = warp_sum(tail);
     if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] = tail;
     GeneralRows::sum_rows(c, turn, sums);
     fence_async_shared();
@@ -135,7 +144,7 @@ inline unsigned pieces_of(const GradientArgs& args) {
   const TokenArgs& d = args.grads.d;
   return (whole_pieces(x.in.v, x.V) ? kPiecesV : 0u) | (whole_pieces(args.d_o, x.V) ? kPiecesDOut : 0u) | (whole_pieces(d.v, x.V) ? kPiecesDV : 0u) |
          (whole_pieces(d.q, x.K) ? kPiecesDQ : 0u) | (whole_pieces(d.k, x.K) ? kPiecesDK : 0u) | (plain_streams(x.rule) ? kPlainRule : 0u) |
-         (mixed_streams(x.rule) ? kMixedRule : 0u);
+         (mixed_streams(x.rule) ? kMixedRule : 0u) | (gain_by_residual(x.rule) ? kGainByResidual : 0u);
 }
 
 // How much longer it takes beside a scan.

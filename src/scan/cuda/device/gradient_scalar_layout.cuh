@@ -11,11 +11,15 @@ namespace fw::cuda {
 // What a block knows of a turn (ScalarChunk): value head, tokens, addresses; four turns.
 inline constexpr int kPlaceEntries = 32, kPlacesBytes = 4 * 8 * (kPlaceEntries + 1);
 
+// Whether the rules of a shape have gain_by_residual().
+enum class Residuals { kNever, kOfRule, kAlways };
+
 // kBareKeys: A, P and the images are those of bare_keys.cuh.
 template <int kKeyDim, bool kOnlineSolve, bool kBareKeys = false>
 struct ScalarShape {
   static constexpr int kKey = kKeyDim;
   static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = false, kPrecond = false, kGates = true, kBare = kBareKeys, kWhole = false;
+  static constexpr Residuals kResiduals = kBare ? Residuals::kAlways : Residuals::kOfRule;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32;
   static constexpr int kBlocksPerSm = 1;
   static constexpr bool kFollows = true;   // can begin beside the scan (TilesReady)
@@ -42,15 +46,24 @@ struct ScalarShape {
   static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kPlaces = kBarriers + 64, kSmallEnd = kPlaces + kPlacesBytes;
   // In the place of dR, once it is used: sums over a group's 32 columns [sum][group][64 rows], the gradients of z_v.
   static constexpr int kSums = 7;
-  static constexpr int kPartial = kDR, kDZv = kPartial + kSums * kGroups * 256;
+  static constexpr int kPartial = kDR, kDZv = kPartial + kSums * kGroups * 256, kVDz = kDZv + 256;  // the latter with bare keys
   static constexpr int kBytes = kSmallEnd;
 
-  static_assert(kSums * kGroups * 256 + 256 <= kPanelBytes);
+  static_assert(kSums * kGroups * 256 + 512 <= kPanelBytes);
   static_assert(kBytes + 1024 <= 228 * 1024 / kBlocksPerSm && kBytes <= 227 * 1024);
 };
 
-// Tensors whose rows of a chunk are bf16 in pieces of 16 bytes; plain_streams() and mixed_streams() of the rule.
-enum kPieces : unsigned { kPiecesV = 1, kPiecesDOut = 2, kPiecesDV = 4, kPiecesDQ = 8, kPiecesDK = 16, kPlainRule = 32, kMixedRule = 64 };
+// Tensors whose rows of a chunk are bf16 in pieces of 16 bytes; plain_streams(), mixed_streams() and gain_by_residual() of the rule.
+enum kPieces : unsigned {
+  kPiecesV = 1,
+  kPiecesDOut = 2,
+  kPiecesDV = 4,
+  kPiecesDQ = 8,
+  kPiecesDK = 16,
+  kPlainRule = 32,
+  kMixedRule = 64,
+  kGainByResidual = 128
+};
 
 struct ScalarGradientArgs {
   GradientArgs gradients;
@@ -86,7 +99,9 @@ struct ScalarChunk : GradientChunk<Shape> {
   FW_DEVICE int rows(int turn) const { return place(turn)[1]; }
   static constexpr int first(int /*turn*/) { return 0; }
   FW_DEVICE char** addresses(int turn) const { return reinterpret_cast<char**>(this->memory + Shape::kPlaces + 32) + kPlaceEntries * (turn & 3); }
-  static constexpr int kInputs = 0, kGradients = 12, kOutputGradient = 24, kM = 25, kDM = 26, kDAlpha = 27, kDBeta = 28, kShare = 29, kBefore = 30;
+  static constexpr int kInputs = 0, kGradients = 12, kOutputGradient = 24, kM = 25, kDM = 26, kDAlpha = 27, kDBeta = 28, kShare = 29, kBefore = 30,
+                       kStillState = 31;  // StillState
+
   // By a warp: returns once the scan has left all of the turn's tile.
   FW_DEVICE void wait_for_scan(unsigned tile) const {
     if (!Shape::kFollows || this->args.ready.made == nullptr) return;
@@ -102,7 +117,6 @@ struct ScalarChunk : GradientChunk<Shape> {
     static_assert(sizeof(TokenArgs) == kGradients * sizeof(TokenArg));
     if (!has(turn)) return;
     const unsigned index = tile_number(turn);
-    wait_for_scan(index);
     const GradientArgs& every = this->args;
     const Problem& x = every.problem;
     const SequenceArg& s = x.sequences;
@@ -110,6 +124,9 @@ struct ScalarChunk : GradientChunk<Shape> {
     const int chunk = static_cast<int>(index / heads), head = static_cast<int>(index % heads), n = sequence_of_chunk(s, chunk), own = this->lane;
     const int from = (chunk - first_chunk(s, n)) * kChunk, left = sequence_length(s, n) - from;
     const int64_t token = first_token(s, n) + from;
+    const bool anchored = Shape::kBare && x.rule.decay == Decay::kScalar && (left > kChunk || from > 0);
+    wait_for_scan(index);
+    if (anchored && left <= kChunk) wait_for_scan(index - heads);
     char* at = nullptr;
     if (own <= kOutputGradient) {
       const TokenArg& a = own < kGradients ? (&x.in.q)[own] : own < kOutputGradient ? (&every.grads.d.q)[own - kGradients] : every.d_o;
@@ -122,6 +139,11 @@ struct ScalarChunk : GradientChunk<Shape> {
       if (data != nullptr) at = reinterpret_cast<char*>(const_cast<float*>(data + (own <= kDM ? row * x.K : row)));
     } else if (own == kShare && every.precond.rows != nullptr) {
       at = reinterpret_cast<char*>(every.precond.rows + token * x.H + head);
+    } else if (own == kStillState && anchored) {
+      const bool end = left > kChunk;
+      const uint16_t* of_neighbour =
+          end ? every.states + (index + int64_t{heads}) * blocks * (64 * Shape::kKey) : every.d_states + (index - int64_t{heads}) * blocks * (64 * Shape::kKey);
+      at = reinterpret_cast<char*>(const_cast<uint16_t*>(of_neighbour)) + (end ? 0 : 1);
     }
     addresses(turn)[own] = at;
     if (own != 0) return;
@@ -153,6 +175,11 @@ struct ScalarChunk : GradientChunk<Shape> {
     return f;
   }
   FW_DEVICE bool pieces(unsigned which) const { return Shape::kWhole || (all.pieces & which) != 0; }
+  FW_DEVICE bool residual_gains() const {
+    return Shape::kResiduals == Residuals::kAlways || (Shape::kResiduals == Residuals::kOfRule && (all.pieces & kGainByResidual) != 0);
+  }
+  // Whether v is wanted for more than rows without a gain: else R makes the gain's gradient, and with bare keys v (.) dz that of a log-decay (StillState).
+  FW_DEVICE bool wants_values() const { return Shape::kBare ? this->args.problem.rule.decay == Decay::kScalar : !residual_gains(); }
   FW_DEVICE float* turn_floats(int offset, int turn) const { return this->floats(offset) + 64 * (turn & 1); }
 
   // Barriers: of the stages, of A and P, of q and k of two turns.

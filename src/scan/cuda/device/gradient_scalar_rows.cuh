@@ -194,15 +194,20 @@ struct GeneralRows {
     d.r_q = row_sum(c, 0, row), d.r_k = row_sum(c, 1, row), d.e_k = row_sum(c, 2, row), d.e_q = row_sum(c, 3, row), d.e_p = row_sum(c, 4, row);
     d.w_k = row_sum(c, 5, row);
     d.z_v = c.floats(Shape::kDZv)[row];
-    c.floats(Shape::kDG)[row] = row_sum(c, 6, row);
+    float d_g = row_sum(c, 6, row);
+    if constexpr (Shape::kBare) {
+      if (StillState<Shape>(c, turn).there()) {
+        const float r_q = reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row].r_q;
+        d_g = r_q * d.r_q - c.floats(Shape::kZv)[row] * c.floats(Shape::kVDz)[row];
+      }
+    }
+    c.floats(Shape::kDG)[row] = d_g;
     const FrontScalars<float> s = reinterpret_cast<const FrontScalars<float>*>(c.memory + Shape::kScalars)[row];
-    const float r_dz = d.z_v;
+    const float r_dz = d.z_v, z_v = c.floats(Shape::kZv)[row];
     BareCoefs bare;
     if constexpr (Shape::kBare) bare = bare_coefs(coefficients(x, s)), of_bare_coefs(d, bare.a, bare.b);
     FrontScalars<float> ds = plain_front(rule) ? front_coefs_vjp(reduced_rule<false>(rule), x.scale, s, d) : front_coefs_vjp(rule, x.scale, s, d);
-    if constexpr (Shape::kBare) {
-      if (bare.primed.z_v != 0.0f) ds.beta = bare_gain_gradient(r_dz, bare.a, bare.b, s.beta);
-    }
+    if (c.residual_gains() && gain_by_residual(z_v)) ds.beta = Shape::kBare ? bare_gain_gradient(r_dz, bare.a, bare.b, s.beta) : gain_gradient(r_dz, s.beta);
     *reinterpret_cast<float4*>(c.floats(Shape::kSlopes) + 4 * row) = make_float4(ds.q2, ds.k2, ds.p2, ds.kmk);
     if (row >= c.rows(turn)) return;
     const int t = row;

@@ -23,6 +23,8 @@ void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
     launch_fast_gradients<FastShape<kKey, kOnline, true, true>>(args, chunks, stream);
   } else if (fast_rows(args.problem) && args.problem.rule.uses_precond()) {
     launch_fast_gradients<FastShape<kKey, kOnline, true>>(args, chunks, stream);
+  } else if (kOnline && fast_rows(args.problem) && gain_by_residual(args.problem.rule)) {
+    launch_fast_gradients<FastShape<kKey, kOnline, false, false, false, kOnline>>(args, chunks, stream);
   } else if (fast_rows(args.problem)) {
     launch_fast_gradients<FastShape<kKey, kOnline>>(args, chunks, stream);
   } else {
