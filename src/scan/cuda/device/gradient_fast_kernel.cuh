@@ -29,23 +29,23 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
     {
       PairSums<Shape> pairs;
       ValueSums z_sums;
-      const StillState<Shape> still(c, turn);
       FW_NO_UNROLL
       for (int block = 0; block < c.blocks; ++block) {
         const int at = index * Shape::kStageBytes;
         const uint32_t stage = c.base + at;
-        const uint4 words = Shape::kBare ? make_uint4(0, 0, 0, 0) : load_value_words(c, turn, block);
+        const uint4 words = load_value_words(c, turn, block);
         mbarrier_wait(c.full(index), phase);
         c.refresh();
         make_fast_tiles(c, stage);
         c.refresh();
         const ValueRow row = load_value_row(c, turn, block, stage);
         start_fast_products(c, stage, sums, pairs);
+        const StillState<Shape> still(c, turn);
         if (!still.there()) tail = dot_states(c, at, tail);
-        store_value_gradients(c, turn, block, row, words, z_sums);
+        store_value_gradients(c, turn, block, at, row, words, z_sums);
         const StillWords<Shape> words_of_still(c, still, block);
         finish_fast_products(sums, pairs);
-        tail = words_of_still.dot(c, still, at, tail);
+        if (still.there()) tail = words_of_still.dot(c, still, at, tail);
         mbarrier_arrive(c.empty(index));
         if (++index == Shape::kStages) index = 0, phase ^= 1;
       }

@@ -109,12 +109,12 @@ FW_DEVICE void finish_fast_products(FastSums<Shape>& sums, PairSums<Shape>& pair
 // What a thread needs for the value rows of a stage, fetched before the products keep shared memory busy: its row and 8 columns.
 struct ValueRow {
   uint4 dz;
-  uint4 r;   // of R, where that makes the gain's gradient (Residuals::kAlways)
+  uint4 r;   // of R, where that makes the gain's gradient (Residuals::kAlways) and v is not wanted besides: for both there are too few registers
   char* dv;  // of the columns; null: none
   float z_v;
   bool valid;
 };
-// Of v, if it is wanted and can be read so; where there are registers for it (not with bare keys) before the stage has come.
+// Of v, if it is wanted and can be read so, before the stage has come.
 template <class Shape>
 FW_DEVICE bool loads_values(const FastChunk<Shape>& c) {
   return c.pieces(kPiecesV) && c.wants_values();
@@ -136,19 +136,19 @@ FW_DEVICE ValueRow load_value_row(const FastChunk<Shape>& c, int turn, int block
   x.dv = dv.data != nullptr ? dv.data + (row * dv.stride + column) * (dv.bf16 != 0 ? 2 : 4) : nullptr;
   const char* at = c.memory + (stage - c.base) + panel_offset(row, in_block);
   x.dz = *reinterpret_cast<const uint4*>(at + Shape::kV);
-  if constexpr (Shape::kResiduals == Residuals::kAlways) x.r = *reinterpret_cast<const uint4*>(at + Shape::kW);
+  if constexpr (Shape::kResiduals == Residuals::kAlways && !Shape::kBare) x.r = *reinterpret_cast<const uint4*>(at + Shape::kW);
   return x;
 }
-// dv; adds to the row's sums. words: of load_value_words(), but with bare keys.
+// dv; adds to the row's sums. words: of load_value_words(); stage: bytes.
 template <class Shape>
-FW_DEVICE void store_value_gradients(const FastChunk<Shape>& c, int turn, int block, const ValueRow& x, const uint4& words, ValueSums& sums) {
+FW_DEVICE void store_value_gradients(const FastChunk<Shape>& c, int turn, int block, int stage, const ValueRow& x, const uint4& words, ValueSums& sums) {
   if (!x.valid) return;
   float dz[8], v[8];
   unpack_8(x.dz, dz);
   const bool residual = c.residual_gains() && gain_by_residual(x.z_v);
   if (c.wants_values() || !residual) {
     if (loads_values(c)) {
-      unpack_8(Shape::kBare ? load_value_words(c, turn, block) : words, v);
+      unpack_8(words, v);
     } else {
       load_channels(c.rows_at(c.args.problem.in.v, turn), c.thread >> 3, block * kValueBlock + (c.thread & 7) * 8, c.args.problem.V, v);
     }
@@ -157,7 +157,8 @@ FW_DEVICE void store_value_gradients(const FastChunk<Shape>& c, int turn, int bl
     FW_UNROLL
     for (int j = 0; j < 8; ++j) sums.v_dz += v[j] * dz[j];
   }
-  if (residual) unpack_8(x.r, v);
+  if (residual)
+    unpack_8(Shape::kBare ? *reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW + panel_offset(c.thread >> 3, (c.thread & 7) * 8)) : x.r, v);
   FW_UNROLL
   for (int j = 0; j < 8; ++j) {
     sums.gain += v[j] * dz[j];

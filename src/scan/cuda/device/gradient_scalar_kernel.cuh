@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
         if (!still.there()) tail = dot_states(c, stage, tail);
         const StillWords<Shape> words_of_still(c, still, block);
         finish_value_products(sums, pairs);
-        tail = words_of_still.dot(c, still, stage, tail);
+        if (still.there()) tail = words_of_still.dot(c, still, stage, tail);
         if (block + 1 == c.blocks) break;
         fence_async_shared();
         sync_threads();
