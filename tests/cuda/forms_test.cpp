@@ -2,6 +2,7 @@
 // sequences with empty ones, grouped heads, odd sizes, decays of 0, -1e4 and -inf.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "cuda/device_runs.h"
@@ -212,6 +213,32 @@ TEST(ChunkForm, Reflections) {
       for (const bool of_bf16 : {true, false}) {
         for (int size = 0; size < 2; ++size) expect_reflections(name, alike, of_bf16, ++seed);
       }
+    }
+  }
+}
+
+// A rule that says gain_bound=2 (1.3 with a preconditioner, whose M is at most 1.5) takes two terms whatever its gates are: then no decay at all, gates and
+// feedback at 1 and any length leave outputs and states within the bounds, also where one term does not (docs/gpu.md).
+TEST(ChunkForm, TwoTermsForAnyRule) {
+  uint64_t seed = 670;
+  for (const char* name : {"deltanet gain_bound=2", "qdelta gain_bound=2", "kda gain_bound=2", "comba gain_bound=2", "precond_kda gain_bound=1.3"}) {
+    for (const bool alike : {false, true}) {
+      ProblemOptions options;
+      options.sequences = SeqLayout::uniform(1, emulated() ? 200 : 4097);
+      options.H = options.HV = emulated() ? 2 : 4;
+      options.K = options.V = 64;
+      options.seed = ++seed;
+      Problem problem = random_problem(parse_rule(name), options);
+      if (alike) correlate_keys(problem, static_cast<size_t>(options.K));
+      for (std::vector<double>* gate : {&problem.in.beta, &problem.in.erase_gate, &problem.in.lambda}) std::ranges::fill(*gate, 1.0);
+      std::ranges::fill(problem.in.g, 0.0);
+      problem = of_bf16_numbers(problem);
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = HeaderRun::Bf16Tensors::kAll;
+      SCOPED_TRACE(describe(problem));
+      EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds().output, kChunkFloor));
+      if (alike) continue;  // gradients of gates of q and k may be above theirs (docs/gpu.md)
+      EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
     }
   }
 }
