@@ -18,7 +18,7 @@ enum class RowM { kNone, kRead, kMade };
 template <int kKeyDim, bool kOnlineSolve, bool kFastRows, bool kGatedRows = false, RowM kRowM = RowM::kNone>
 struct ChannelShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kFast = kFastRows, kBare = false;
+  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kFast = kFastRows, kBare = false, kStills = false;
   static constexpr bool kPrecond = kRowM != RowM::kNone, kMakesM = kRowM == RowM::kMade, kWhole = kMakesM;
   static constexpr bool kGates = kGatedRows || !kFastRows;
   static constexpr Residuals kResiduals = Residuals::kOfRule;

@@ -52,7 +52,7 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
       if (c.pairs_free_early()) mbarrier_arrive(c.pairs_empty());
       const float z_sum = group_sum<8>(z_sums.gain);
       if ((c.thread & 7) == 0) c.floats(Shape::kDZv)[c.thread >> 3] = z_sum;
-      if constexpr (Shape::kBare) {
+      if constexpr (Shape::kStills) {
         const float v_dz = group_sum<8>(z_sums.v_dz);
         if ((c.thread & 7) == 0) c.floats(Shape::kVDz)[c.thread >> 3] = v_dz;
       }

@@ -7,16 +7,20 @@
 
 namespace fw::cuda {
 
+// Rules by what makes the gradient of their gain: kAny: any gain, gates a row, and e and r may be sums of q and k; kGate: of plain_streams() with
+// gain_by_residual(); kBare: of those, the ones with bare keys (A, P and the images are those of bare_keys.cuh) and no log-decays; kBareDecays: with
+// log-decays.
+enum class FastGain { kAny, kGate, kBare, kBareDecays };
+
 // kPreconditioned: w (r where the preconditioner is on the read) is k (q) times M, elementwise, too; kMakes: and M is made here
-// (gradient_fast_precond.cuh). kBareKeys: A, P and the images are those of bare_keys.cuh. kResidualGain: of rules of plain_streams() with gain_by_residual().
-template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false, bool kBareKeys = false, bool kResidualGain = false>
+// (gradient_fast_precond.cuh).
+template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false, FastGain kGain = FastGain::kAny>
 struct FastShape {
   static constexpr int kKey = kKeyDim;
   static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false, kWhole = false;
-  static constexpr bool kBare = kBareKeys,
-                        kLinear = kOnline && !kPrecond && !kBare && !kResidualGain;  // kLinear: any gain, gates a row, and e and r may be sums of q and k
-  // (Preconditioned ones have no registers to ask with.)
-  static constexpr Residuals kResiduals = kBare || kResidualGain ? Residuals::kAlways : Residuals::kNever;
+  static constexpr bool kBare = kGain == FastGain::kBare || kGain == FastGain::kBareDecays, kStills = kGain == FastGain::kBareDecays;
+  static constexpr bool kLinear = kOnline && !kPrecond && kGain == FastGain::kAny;
+  static constexpr Residuals kResiduals = kGain == FastGain::kAny ? Residuals::kNever : Residuals::kAlways;
   static constexpr int kThreads = 512, kWarps = kThreads / 32, kGroups = 4, kLoaders = 64;
   static constexpr bool kFollows = true;
   static constexpr int kBlocksPerSm = 1;
@@ -42,7 +46,7 @@ struct FastShape {
   static constexpr int kG = kSmall, kBeta = kG + 512, kDG = kBeta + 512, kNorms = kDG + 512, kCoefs = kNorms + 1024;
   static constexpr int kCoefCount = kLinear || kBare ? 6 : 4;
   static constexpr int kGateNumbers = kCoefs + 512 * kCoefCount, kDZv = kGateNumbers + (kLinear ? 2048 : 0), kVDz = kDZv + 256;
-  static constexpr int kWarpSums = kVDz + (kBare ? 256 : 0), kBarriers = kWarpSums + 128, kPlaces = kBarriers + (kStages > 2 ? 160 : 128),
+  static constexpr int kWarpSums = kVDz + (kStills ? 256 : 0), kBarriers = kWarpSums + 128, kPlaces = kBarriers + (kStages > 2 ? 160 : 128),
                        kSmallEnd = kPlaces + kPlacesBytes;
   // ... and sums over a group's columns [sum][group][64 rows].
   static constexpr int kSums = kLinear ? 7 : 3;

@@ -136,7 +136,7 @@ FW_DEVICE ValueRow load_value_row(const FastChunk<Shape>& c, int turn, int block
   x.dv = dv.data != nullptr ? dv.data + (row * dv.stride + column) * (dv.bf16 != 0 ? 2 : 4) : nullptr;
   const char* at = c.memory + (stage - c.base) + panel_offset(row, in_block);
   x.dz = *reinterpret_cast<const uint4*>(at + Shape::kV);
-  if constexpr (Shape::kResiduals == Residuals::kAlways && !Shape::kBare) x.r = *reinterpret_cast<const uint4*>(at + Shape::kW);
+  if constexpr (Shape::kResiduals == Residuals::kAlways && !Shape::kStills) x.r = *reinterpret_cast<const uint4*>(at + Shape::kW);
   return x;
 }
 // dv; adds to the row's sums. words: of load_value_words(); stage: bytes.
@@ -153,12 +153,12 @@ FW_DEVICE void store_value_gradients(const FastChunk<Shape>& c, int turn, int bl
       load_channels(c.rows_at(c.args.problem.in.v, turn), c.thread >> 3, block * kValueBlock + (c.thread & 7) * 8, c.args.problem.V, v);
     }
   }
-  if (Shape::kBare && c.wants_values()) {
+  if constexpr (Shape::kStills) {
     FW_UNROLL
     for (int j = 0; j < 8; ++j) sums.v_dz += v[j] * dz[j];
   }
   if (residual)
-    unpack_8(Shape::kBare ? *reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW + panel_offset(c.thread >> 3, (c.thread & 7) * 8)) : x.r, v);
+    unpack_8(Shape::kStills ? *reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW + panel_offset(c.thread >> 3, (c.thread & 7) * 8)) : x.r, v);
   FW_UNROLL
   for (int j = 0; j < 8; ++j) {
     sums.gain += v[j] * dz[j];
@@ -448,7 +448,7 @@ FW_DEVICE KeySlopes fast_row_numbers(const FastChunk<Shape>& c, int turn) {
   }
   if (c.group() == 0 && (c.lane & 1) == 0) {
     float d_g = r + e - w;
-    if constexpr (Shape::kBare) {
+    if constexpr (Shape::kStills) {
       if (StillState<Shape>(c, turn).there()) d_g = r - f[Chunk::kZv] * c.floats(Shape::kVDz)[row];
     }
     c.turn_floats(Shape::kDG, turn)[row] = d_g;

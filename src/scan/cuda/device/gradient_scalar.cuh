@@ -17,7 +17,7 @@ struct ValueSums {
   float gain = 0, v_dz = 0;
 };
 
-// v as it lies in memory, if it can be read so and is wanted (as wants_values(); with bare keys always: there are no registers to ask with).
+// v as it lies in memory, if it can be read so and is wanted.
 template <class Shape>
 struct ValueWords {
   using Lanes = ValueLanes<Shape>;
@@ -28,7 +28,7 @@ struct ValueWords {
     const Problem& x = c.args.problem;
     const Rows rows = c.rows_at(x.in.v, turn);
     const int column = block * kValueBlock + c.thread % Lanes::kLanes * 8;
-    wide = c.pieces(kPiecesV) && (Shape::kBare || !c.residual_gains());
+    wide = c.pieces(kPiecesV) && c.wants_values();
     FW_UNROLL
     for (int i = 0; i < Lanes::kPasses; ++i) {
       const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
@@ -61,14 +61,14 @@ FW_DEVICE void value_rows(const ScalarChunk<Shape>& c, int turn, int block, int 
     const float z_v = c.floats(Shape::kZv)[row];
     const bool residual = c.residual_gains() && gain_by_residual(z_v);
     unpack_8(*reinterpret_cast<const uint4*>(c.memory + stage + Shape::kV + panel_offset(row, in_block)), dz);
-    if (Shape::kBare || !residual) {
+    if (Shape::kStills || !residual) {
       if (words.wide) {
         unpack_8(words.v[i], v);
       } else {
         load_channels(c.rows_at(x.in.v, turn), t, column, x.V, v);
       }
     }
-    if constexpr (Shape::kBare) {
+    if constexpr (Shape::kStills) {
       FW_UNROLL
       for (int j = 0; j < 8; ++j) sums[i].v_dz += v[j] * dz[j];
     }
@@ -129,18 +129,18 @@ struct StillState {
   bool at_start = false;
 
   FW_DEVICE StillState(const ScalarChunk<Shape>& c, int turn) {
-    if constexpr (!Shape::kBare) return;
+    if constexpr (!Shape::kStills) return;
     if (!(c.turn_floats(Shape::kG, turn)[63] > kStillDecay)) return;
     const char* at = c.addresses(turn)[ScalarChunk<Shape>::kStillState];
     at_start = (reinterpret_cast<uintptr_t>(at) & 1) != 0;
     state = at - (at_start ? 1 : 0);
   }
-  FW_DEVICE bool there() const { return Shape::kBare && state != nullptr; }
+  FW_DEVICE bool there() const { return Shape::kStills && state != nullptr; }
 };
 // This thread's part of it in a stage, on its way; none: zeros.
 template <class Shape>
 struct StillWords {
-  static constexpr int kWords = Shape::kBare ? Shape::kStateBytes / 16 / Shape::kThreads : 0;
+  static constexpr int kWords = Shape::kStills ? Shape::kStateBytes / 16 / Shape::kThreads : 0;
   uint4 words[kWords > 0 ? kWords : 1];
 
   FW_DEVICE StillWords(const ScalarChunk<Shape>& c, const StillState<Shape>& still, int block) {

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
         const float sum = group_sum<ValueLanes<Shape>::kLanes>(z_sums[i].gain);
         const int row = c.thread / ValueLanes<Shape>::kLanes + i * ValueLanes<Shape>::kRows;
         if (c.thread % ValueLanes<Shape>::kLanes == 0) c.floats(Shape::kDZv)[row] = sum;
-        if constexpr (Shape::kBare) {
+        if constexpr (Shape::kStills) {
           const float v_dz = group_sum<ValueLanes<Shape>::kLanes>(z_sums[i].v_dz);
           if (c.thread % ValueLanes<Shape>::kLanes == 0) c.floats(Shape::kVDz)[row] = v_dz;
         }

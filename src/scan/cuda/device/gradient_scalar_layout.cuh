@@ -19,6 +19,7 @@ template <int kKeyDim, bool kOnlineSolve, bool kBareKeys = false>
 struct ScalarShape {
   static constexpr int kKey = kKeyDim;
   static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = false, kPrecond = false, kGates = true, kBare = kBareKeys, kWhole = false;
+  static constexpr bool kStills = kBare;  // StillState; they may have no log-decays
   static constexpr Residuals kResiduals = kBare ? Residuals::kAlways : Residuals::kOfRule;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32;
   static constexpr int kBlocksPerSm = 1;
@@ -124,7 +125,7 @@ struct ScalarChunk : GradientChunk<Shape> {
     const int chunk = static_cast<int>(index / heads), head = static_cast<int>(index % heads), n = sequence_of_chunk(s, chunk), own = this->lane;
     const int from = (chunk - first_chunk(s, n)) * kChunk, left = sequence_length(s, n) - from;
     const int64_t token = first_token(s, n) + from;
-    const bool anchored = Shape::kBare && x.rule.decay == Decay::kScalar && (left > kChunk || from > 0);
+    const bool anchored = Shape::kStills && x.rule.decay == Decay::kScalar && (left > kChunk || from > 0);
     wait_for_scan(index);
     if (anchored && left <= kChunk) wait_for_scan(index - heads);
     char* at = nullptr;
@@ -178,8 +179,8 @@ struct ScalarChunk : GradientChunk<Shape> {
   FW_DEVICE bool residual_gains() const {
     return Shape::kResiduals == Residuals::kAlways || (Shape::kResiduals == Residuals::kOfRule && (all.pieces & kGainByResidual) != 0);
   }
-  // Whether v is wanted for more than rows without a gain: else R makes the gain's gradient, and with bare keys v (.) dz that of a log-decay (StillState).
-  FW_DEVICE bool wants_values() const { return Shape::kBare ? this->args.problem.rule.decay == Decay::kScalar : !residual_gains(); }
+  // Whether v is wanted for more than rows without a gain: R makes the gain's gradient, or else v (.) dz does, and that makes the log-decay's of StillState.
+  FW_DEVICE bool wants_values() const { return Shape::kStills || !residual_gains(); }
   FW_DEVICE float* turn_floats(int offset, int turn) const { return this->floats(offset) + 64 * (turn & 1); }
 
   // Barriers: of the stages, of A and P, of q and k of two turns.

@@ -195,7 +195,7 @@ struct GeneralRows {
     d.w_k = row_sum(c, 5, row);
     d.z_v = c.floats(Shape::kDZv)[row];
     float d_g = row_sum(c, 6, row);
-    if constexpr (Shape::kBare) {
+    if constexpr (Shape::kStills) {
       if (StillState<Shape>(c, turn).there()) {
         const float r_q = reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row].r_q;
         d_g = r_q * d.r_q - c.floats(Shape::kZv)[row] * c.floats(Shape::kVDz)[row];

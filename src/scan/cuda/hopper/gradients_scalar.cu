@@ -14,19 +14,29 @@ bool fast_rows(const Problem& x) {
   return streams && whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K);
 }
 
+// kOnline rules of kGain, kAny else.
+template <int kKey, bool kOnline, bool kPrecond, bool kMakes, FastGain kGain>
+void launch_fast(const GradientArgs& args, int64_t chunks, void* stream) {
+  launch_fast_gradients<FastShape<kKey, kOnline, kPrecond, kMakes, kOnline ? kGain : FastGain::kAny>>(args, chunks, stream);
+}
+
 template <int kKey, bool kOnline>
 void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
-  if (kOnline && bare_keys(args.problem.rule)) {
-    fast_rows(args.problem) ? launch_fast_gradients<FastShape<kKey, kOnline, false, false, kOnline>>(args, chunks, stream)
-                            : launch_scalar_gradients<ScalarShape<kKey, kOnline, kOnline>>(args, chunks, stream);
+  const Rule& rule = args.problem.rule;
+  const bool fast = fast_rows(args.problem), gate = gain_by_residual(rule);
+  if (kOnline && bare_keys(rule)) {
+    if (!fast) return launch_scalar_gradients<ScalarShape<kKey, kOnline, kOnline>>(args, chunks, stream);
+    rule.decay == Decay::kScalar ? launch_fast<kKey, kOnline, false, false, FastGain::kBareDecays>(args, chunks, stream)
+                                 : launch_fast<kKey, kOnline, false, false, FastGain::kBare>(args, chunks, stream);
   } else if (args.precond.rows != nullptr) {
-    launch_fast_gradients<FastShape<kKey, kOnline, true, true>>(args, chunks, stream);
-  } else if (fast_rows(args.problem) && args.problem.rule.uses_precond()) {
-    launch_fast_gradients<FastShape<kKey, kOnline, true>>(args, chunks, stream);
-  } else if (kOnline && fast_rows(args.problem) && gain_by_residual(args.problem.rule)) {
-    launch_fast_gradients<FastShape<kKey, kOnline, false, false, false, kOnline>>(args, chunks, stream);
-  } else if (fast_rows(args.problem)) {
-    launch_fast_gradients<FastShape<kKey, kOnline>>(args, chunks, stream);
+    gate ? launch_fast<kKey, kOnline, true, true, FastGain::kGate>(args, chunks, stream)
+         : launch_fast<kKey, kOnline, true, true, FastGain::kAny>(args, chunks, stream);
+  } else if (fast && rule.uses_precond()) {
+    gate ? launch_fast<kKey, kOnline, true, false, FastGain::kGate>(args, chunks, stream)
+         : launch_fast<kKey, kOnline, true, false, FastGain::kAny>(args, chunks, stream);
+  } else if (fast) {
+    gate ? launch_fast<kKey, kOnline, false, false, FastGain::kGate>(args, chunks, stream)
+         : launch_fast<kKey, kOnline, false, false, FastGain::kAny>(args, chunks, stream);
   } else {
     launch_scalar_gradients<ScalarShape<kKey, kOnline>>(args, chunks, stream);
   }
