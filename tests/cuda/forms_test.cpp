@@ -178,11 +178,11 @@ TEST(ChunkForm, CorrelatedKeys) {
   }
 }
 
-// A gain of exactly 2 at every token and no decay: products of reflections, which forget no error, however long the sequence. Numbers that bf16 has, and
-// others.
 // A gradient of a log-decay of channels has what A, one bf16 term in the gradients, leaves out: largest where keys of 64 numbers are alike.
 constexpr double kStillChannels = 1.15e-2;
 
+// A gain of exactly 2 at every token and no decay: products of reflections, which forget no error, however long the sequence. Numbers that bf16 has, and
+// others.
 void expect_reflections(const char* name, bool alike, bool of_bf16, uint64_t seed) {
   ProblemOptions options;
   options.sequences = SeqLayout::uniform(1, emulated() ? 600 : 4097);
@@ -218,7 +218,10 @@ TEST(ChunkForm, Reflections) {
 }
 
 // A rule that says gain_bound=2 (1.3 with a preconditioner, whose M is at most 1.5) takes two terms whatever its gates are: then no decay at all, gates and
-// feedback at 1 and any length leave outputs and states within the bounds, also where one term does not (docs/gpu.md).
+// feedback at 1 and any length leave outputs and states within the bounds, also where one term does not (docs/gpu.md). States of bf16 inputs are far better
+// then, as no state of one term is, however short the sequence: kTwoTerms.
+constexpr double kTwoTerms = 5e-4;
+
 TEST(ChunkForm, TwoTermsForAnyRule) {
   uint64_t seed = 670;
   for (const char* name : {"deltanet gain_bound=2", "qdelta gain_bound=2", "kda gain_bound=2", "comba gain_bound=2", "precond_kda gain_bound=1.3"}) {
@@ -236,8 +239,10 @@ TEST(ChunkForm, TwoTermsForAnyRule) {
       HeaderRun run = device_run(FW_FORM_CHUNK);
       run.bf16 = HeaderRun::Bf16Tensors::kAll;
       SCOPED_TRACE(describe(problem));
-      EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds().output, kChunkFloor));
-      if (alike) continue;  // gradients of gates of q and k may be above theirs (docs/gpu.md)
+      for (const FieldError& e : compare(header_forward(problem, run), problem.forward(), kChunkFloor)) {
+        EXPECT_LE(e.error, e.name == "final_state" ? kTwoTerms : ChunkBounds().output) << e.name;
+      }
+      if (alike) continue;  // there gradients of gates may be above their bounds (docs/gpu.md)
       EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
     }
   }
