@@ -196,13 +196,15 @@ struct MixedRows {
     FrontCoefs<float> d;
     d.r_q = row_sum(c, 0, row), d.r_k = row_sum(c, 1, row), d.w_k = row_sum(c, 5, row);
     if (Shape::kOnline) d.e_k = row_sum(c, 2, row), d.e_q = row_sum(c, 3, row), d.e_p = row_sum(c, 4, row);
+    const float z_v = c.floats(Shape::kZv)[row];
     d.z_v = c.floats(Shape::kDZv)[row];
+    if (c.residual_gains() && gain_by_residual(z_v))
+      d.z_v = value_coefficient_gradient(d.z_v, erase_sum(reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row], d), z_v);
     const FrontScalars<float> s = reinterpret_cast<const FrontScalars<float>*>(c.memory + Shape::kScalars)[row];
     const bool valid = row < c.rows(turn);
     FrontScalars<float> ds;
     if (plain_front(rule) && rule.erase == Gate::kTied && rule.write == Gate::kTied) {
       ds = front_coefs_vjp(reduced_rule<true>(rule), x.scale, s, d);
-      if (c.residual_gains() && gain_by_residual(c.floats(Shape::kZv)[row])) ds.beta = gain_gradient(d.z_v, s.beta);
     } else {
       ds = front_coefs_vjp(rule, x.scale, s, d);
       if (valid) {

@@ -26,18 +26,12 @@ struct PrecondWords {
   float center = 0;
 };
 template <class Shape>
-FW_DEVICE uint32_t load_bits(const ChannelChunk<Shape>& c, const TokenArg& tensor, int turn, int row) {
-  const Rows from = c.rows_at(tensor, turn);
-  return tensor.bf16 != 0 ? uint32_t{*reinterpret_cast<const uint16_t*>(from.data + 2 * row * from.stride)}
-                          : *reinterpret_cast<const uint32_t*>(from.data + 4 * row * from.stride);
-}
-template <class Shape>
 FW_DEVICE PrecondWords load_precond_words(const ChannelChunk<Shape>& c, int turn) {
   PrecondWords x;
   const Problem& p = c.args.problem;
   const int row = c.thread - 64;
   if (c.warp < 2 || c.warp > 3 || !c.has(turn)) return x;
-  if (row < c.rows(turn)) x.g = load_bits(c, p.in.precond_g, turn, row), x.beta = load_bits(c, p.in.precond_beta, turn, row);
+  if (row < c.rows(turn)) x.g = load_row_bits(c, p.in.precond_g, turn, row), x.beta = load_row_bits(c, p.in.precond_beta, turn, row);
   if (p.rule.uses_precond_center()) x.center = global_memory(p.precond_center)[c.hv(turn) * p.center_stride];
   return x;
 }
@@ -46,8 +40,8 @@ FW_DEVICE void publish_precond_words(const ChannelChunk<Shape>& c, const Precond
   const Problem& p = c.args.problem;
   const RowGateArrays<Shape> rows(c);
   if (c.warp < 2 || c.warp > 3) return;
-  rows.g[c.thread - 64] = bits_float(p.in.precond_g.bf16 != 0 ? x.g << 16 : x.g);
-  rows.beta[c.thread - 64] = bits_float(p.in.precond_beta.bf16 != 0 ? x.beta << 16 : x.beta);
+  rows.g[c.thread - 64] = value_of_bits(p.in.precond_g.bf16 != 0, x.g);
+  rows.beta[c.thread - 64] = value_of_bits(p.in.precond_beta.bf16 != 0, x.beta);
   rows.center[c.thread - 64] = x.center;
 }
 

@@ -309,15 +309,13 @@ FW_DEVICE void fast_row_numbers(const ChannelChunk<Shape>& c, int turn, int row)
   float w_de = Shape::kOnline ? row_sum(c, 2, row) : 0.0f;
   if (Shape::kMakesM) w_de *= w_k;  // that is the sum of k.de
   const float dz_v = c.floats(Shape::kDZv)[row];
+  const float z_v = c.floats(Shape::kZv)[row];
+  const bool residual = !Shape::kGates && c.residual_gains() && gain_by_residual(z_v);
   float of_r, of_w, dbeta;
   if (plain_gain(x.rule)) {  // what is below, written out
     of_r = x.rule.q_norm == Norm::kL2 ? -r_q * inverse_or_zero(x.scale * x.scale) * r_dr : 0.0f;
     of_w = x.rule.k_norm == Norm::kL2 ? -(e_k * w_de + w_k * w_dw) : 0.0f;
-    dbeta = Shape::kGates ? 0.0f : w_de + dz_v;
-    if (!Shape::kGates && c.residual_gains()) {
-      const float gain = c.floats(Shape::kZv)[row];
-      if (gain_by_residual(gain)) dbeta = gain_gradient(dz_v, gain);
-    }
+    dbeta = Shape::kGates ? 0.0f : residual ? gain_gradient(dz_v, z_v) : w_de + dz_v;
   } else {
     FrontScalars<float> s;
     s.q2 = c.floats(Shape::kScalars)[row];
@@ -325,7 +323,8 @@ FW_DEVICE void fast_row_numbers(const ChannelChunk<Shape>& c, int turn, int row)
     s.beta = c.turn_floats(Shape::kBeta, turn)[row];
     const float r_inverse = inverse_or_zero(r_q), w_inverse = inverse_or_zero(w_k);
     FrontCoefs<float> d;
-    d.r_q = r_inverse * r_dr, d.w_k = w_inverse * w_dw, d.e_k = w_inverse * w_de, d.z_v = dz_v;
+    d.r_q = r_inverse * r_dr, d.w_k = w_inverse * w_dw, d.e_k = w_inverse * w_de;
+    d.z_v = residual ? value_coefficient_gradient(dz_v, e_k * d.e_k, z_v) : dz_v;
     const FrontScalars<float> ds = front_coefs_vjp(rule_of_rows<Shape, true>(x.rule), x.scale, s, d);
     of_r = 2.0f * ds.q2 * r_inverse, of_w = 2.0f * ds.k2 * w_inverse, dbeta = ds.beta;
   }

@@ -23,24 +23,24 @@ FW_DEVICE uint4 load_granule(const Rows& rows, int64_t t, int i, int limit) {
   return x;
 }
 
-// beta of a row by a thread of warps 2 and 3, a turn ahead: as it lies in memory, since a number that may have been either of two is waited for at once.
+// Of a tensor with a value a row.
+template <class Shape>
+FW_DEVICE uint32_t load_row_bits(const ChannelChunk<Shape>& c, const TokenArg& tensor, int turn, int row) {
+  const Rows from = c.rows_at(tensor, turn);
+  return load_bits(tensor.bf16 != 0, from.data + (tensor.bf16 != 0 ? 2 : 4) * row * from.stride);
+}
+// beta of a row by a thread of warps 2 and 3, a turn ahead.
 template <class Shape>
 FW_DEVICE uint32_t load_beta(const ChannelChunk<Shape>& c, int turn) {
   const TokenArg& beta = c.args.problem.in.beta;
-  uint32_t bits = beta.bf16 != 0 ? 0x3f80u : 0x3f800000u;  // 1
+  const bool bf16 = beta.bf16 != 0;
   const int row = c.thread - 64;
-  if (c.warp < 2 || c.warp > 3 || !c.has(turn) || !c.args.problem.rule.uses_beta() || row >= c.rows(turn)) return bits;
-  const Rows from = c.rows_at(beta, turn);
-  if (beta.bf16 != 0) {
-    bits = *reinterpret_cast<const uint16_t*>(from.data + 2 * row * from.stride);
-  } else {
-    bits = *reinterpret_cast<const uint32_t*>(from.data + 4 * row * from.stride);
-  }
-  return bits;
+  if (c.warp < 2 || c.warp > 3 || !c.has(turn) || !c.args.problem.rule.uses_beta() || row >= c.rows(turn)) return bf16 ? 0x3f80u : 0x3f800000u;  // 1
+  return load_row_bits(c, beta, turn, row);
 }
 template <class Shape>
 FW_DEVICE void publish_beta(const ChannelChunk<Shape>& c, int turn, uint32_t bits) {
-  if (c.warp == 2 || c.warp == 3) c.turn_floats(Shape::kBeta, turn)[c.thread - 64] = bits_float(c.args.problem.in.beta.bf16 != 0 ? bits << 16 : bits);
+  if (c.warp == 2 || c.warp == 3) c.turn_floats(Shape::kBeta, turn)[c.thread - 64] = value_of_bits(c.args.problem.in.beta.bf16 != 0, bits);
 }
 
 // Lanes over the rows of a stage: as ValueLanes where there are registers for that.

@@ -41,11 +41,11 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
         const ValueRow row = load_value_row(c, turn, block, stage);
         start_fast_products(c, stage, sums, pairs);
         const StillState<Shape> still(c, turn);
-        if (!still.there()) tail = dot_states(c, at, tail);
+        if (!still.by_scans()) tail = dot_states(c, at, tail);
         store_value_gradients(c, turn, block, at, row, words, z_sums);
         const StillWords<Shape> words_of_still(c, still, block);
         finish_fast_products(sums, pairs);
-        if (still.there()) tail = words_of_still.dot(c, still, at, tail);
+        if (still.by_scans()) tail = words_of_still.dot(c, still, at, tail);
         mbarrier_arrive(c.empty(index));
         if (++index == Shape::kStages) index = 0, phase ^= 1;
       }
@@ -66,7 +66,8 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
     const bool on_read = c.args.problem.rule.preconditions_read();
     const int r_side = Shape::kPrecond && on_read ? Shape::kScaled : q_tile, w_side = Shape::kPrecond && !on_read ? Shape::kScaled : k_tile;
     const float of_rows = scale_streams(c, turn, sums, w_side);
-    if (!StillState<Shape>(c, turn).there()) tail = tail * exp2_fast(c.turn_floats(Shape::kG, turn)[63]) + of_rows;
+    if (const StillState<Shape> still(c, turn); !still.by_scans())
+      tail = tail * exp2_fast(c.turn_floats(Shape::kG, turn)[63]) + (still.by_rows() ? dot_state_streams(c, sums, q_tile, k_tile) : of_rows);
     if constexpr (Shape::kLinear) {
       if (c.mixed()) mix_streams(c, turn, sums, q_tile);
     }

@@ -7,10 +7,10 @@
 
 namespace fw::cuda {
 
-// Rules by what makes the gradient of their gain: kAny: any gain, gates a row, and e and r may be sums of q and k; kGate: of plain_streams() with
-// gain_by_residual(); kBare: of those, the ones with bare keys (A, P and the images are those of bare_keys.cuh) and no log-decays; kBareDecays: with
+// Rules by what makes the gradient of their gain: kAny: any gain, gates a row, and e and r may be sums of q and k (kMixes); kTied: gain_by_residual(), of any
+// gain; kGate: gain_is_gate(); kBare: of those, the ones with bare keys (A, P and the images are those of bare_keys.cuh) and no log-decays; kBareDecays: with
 // log-decays.
-enum class FastGain { kAny, kGate, kBare, kBareDecays };
+enum class FastGain { kAny, kTied, kGate, kBare, kBareDecays };
 
 // kPreconditioned: w (r where the preconditioner is on the read) is k (q) times M, elementwise, too; kMakes: and M is made here
 // (gradient_fast_precond.cuh).
@@ -19,7 +19,8 @@ struct FastShape {
   static constexpr int kKey = kKeyDim;
   static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false, kWhole = false;
   static constexpr bool kBare = kGain == FastGain::kBare || kGain == FastGain::kBareDecays, kStills = kGain == FastGain::kBareDecays;
-  static constexpr bool kLinear = kOnline && !kPrecond && kGain == FastGain::kAny;
+  static constexpr bool kLinear = kOnline && !kPrecond && (kGain == FastGain::kAny || kGain == FastGain::kTied);
+  static constexpr bool kMixes = kLinear && kGain == FastGain::kAny;
   static constexpr Residuals kResiduals = kGain == FastGain::kAny ? Residuals::kNever : Residuals::kAlways;
   static constexpr int kThreads = 512, kWarps = kThreads / 32, kGroups = 4, kLoaders = 64;
   static constexpr bool kFollows = true;
@@ -91,7 +92,7 @@ struct FastChunk : ScalarChunk<Shape> {
 
   // Whether the reduced rule (front_plain.cuh) has it all; whether r or e is a sum.
   FW_DEVICE bool plain() const { return !Shape::kLinear || this->pieces(kPlainRule); }
-  FW_DEVICE bool mixed() const { return Shape::kLinear && this->pieces(kMixedRule); }
+  FW_DEVICE bool mixed() const { return Shape::kMixes && this->pieces(kMixedRule); }
 
   // Whether A and P are used no more once the value blocks are.
   FW_DEVICE bool pairs_free_early() const { return !Shape::kPrecond && !mixed(); }

@@ -106,10 +106,14 @@ FW_DEVICE void finish_fast_products(FastSums<Shape>& sums, PairSums<Shape>& pair
   if (Shape::kOnline) keep(flat(sums.e)), keep(flat(pairs.t));
 }
 
+// Where R makes the gain's gradient, always, and v is not wanted besides: for both there are too few registers.
+template <class Shape>
+inline constexpr bool kLoadsResiduals = Shape::kResiduals == Residuals::kAlways && !Shape::kStills;
+
 // What a thread needs for the value rows of a stage, fetched before the products keep shared memory busy: its row and 8 columns.
 struct ValueRow {
   uint4 dz;
-  uint4 r;   // of R, where that makes the gain's gradient (Residuals::kAlways) and v is not wanted besides: for both there are too few registers
+  uint4 r;   // of R, kLoadsResiduals
   char* dv;  // of the columns; null: none
   float z_v;
   bool valid;
@@ -136,7 +140,7 @@ FW_DEVICE ValueRow load_value_row(const FastChunk<Shape>& c, int turn, int block
   x.dv = dv.data != nullptr ? dv.data + (row * dv.stride + column) * (dv.bf16 != 0 ? 2 : 4) : nullptr;
   const char* at = c.memory + (stage - c.base) + panel_offset(row, in_block);
   x.dz = *reinterpret_cast<const uint4*>(at + Shape::kV);
-  if constexpr (Shape::kResiduals == Residuals::kAlways && !Shape::kStills) x.r = *reinterpret_cast<const uint4*>(at + Shape::kW);
+  if constexpr (kLoadsResiduals<Shape>) x.r = *reinterpret_cast<const uint4*>(at + Shape::kW);
   return x;
 }
 // dv; adds to the row's sums. words: of load_value_words(); stage: bytes.
@@ -158,7 +162,7 @@ FW_DEVICE void store_value_gradients(const FastChunk<Shape>& c, int turn, int bl
     for (int j = 0; j < 8; ++j) sums.v_dz += v[j] * dz[j];
   }
   if (residual)
-    unpack_8(Shape::kStills ? *reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW + panel_offset(c.thread >> 3, (c.thread & 7) * 8)) : x.r, v);
+    unpack_8(kLoadsResiduals<Shape> ? x.r : *reinterpret_cast<const uint4*>(c.memory + stage + Shape::kW + panel_offset(c.thread >> 3, (c.thread & 7) * 8)), v);
   FW_UNROLL
   for (int j = 0; j < 8; ++j) {
     sums.gain += v[j] * dz[j];
@@ -319,6 +323,15 @@ FW_DEVICE float scale_streams(const FastChunk<Shape>& c, int turn, FastSums<Shap
   return dot;
 }
 
+// This thread's part of the sums of r (.) and e (.) the states' parts of dr and de, as scale_streams() left them (StillState).
+template <class Shape>
+FW_DEVICE float dot_state_streams(const FastChunk<Shape>& c, const FastSums<Shape>& sums, int q_tile, int k_tile) {
+  float x[4];
+  dot_rows(KeyWords<Shape>(c, q_tile), sums.r, x[0], x[1]);
+  dot_rows(KeyWords<Shape>(c, k_tile), sums.e, x[2], x[3]);
+  return x[0] + x[1] + x[2] + x[3];
+}
+
 // Where r or e is a sum: q.dr, k.dr, q.de, k.de, and dr and de become what q and k take of them, without the products with A and B.
 template <class Shape>
 FW_DEVICE void mix_streams(const FastChunk<Shape>& c, int turn, FastSums<Shape>& sums, int q_tile) {
@@ -428,6 +441,10 @@ FW_DEVICE KeySlopes fast_row_numbers(const FastChunk<Shape>& c, int turn) {
     d.e_k = inverse_or_zero(f[Chunk::kEk]) * e;
   }
   const float r_dz = d.z_v;
+  const bool residual = c.residual_gains() && gain_by_residual(f[Chunk::kZv]);
+  if constexpr (Shape::kLinear) {
+    if (residual) d.z_v = value_coefficient_gradient(r_dz, e, f[Chunk::kZv]);
+  }
   if constexpr (Shape::kBare) of_bare_coefs(d, f[Chunk::kOfE], f[Chunk::kOfW]);
   FrontScalars<float> s;
   s.q2 = c.norms(turn)[row], s.k2 = c.norms(turn)[64 + row];
@@ -439,7 +456,7 @@ FW_DEVICE KeySlopes fast_row_numbers(const FastChunk<Shape>& c, int turn) {
     }
   }
   FrontScalars<float> ds = fast_scalar_gradients(c, s, d);
-  if (c.residual_gains() && gain_by_residual(f[Chunk::kZv])) {
+  if (!Shape::kLinear && residual) {
     if constexpr (Shape::kBare) {
       ds.beta = bare_gain_gradient(r_dz, f[Chunk::kOfE], f[Chunk::kOfW], s.beta);
     } else {
@@ -449,7 +466,7 @@ FW_DEVICE KeySlopes fast_row_numbers(const FastChunk<Shape>& c, int turn) {
   if (c.group() == 0 && (c.lane & 1) == 0) {
     float d_g = r + e - w;
     if constexpr (Shape::kStills) {
-      if (StillState<Shape>(c, turn).there()) d_g = r - f[Chunk::kZv] * c.floats(Shape::kVDz)[row];
+      if (StillState<Shape>(c, turn).still) d_g = r - f[Chunk::kZv] * c.floats(Shape::kVDz)[row];
     }
     c.turn_floats(Shape::kDG, turn)[row] = d_g;
     if (row < c.rows(turn)) {

@@ -117,25 +117,30 @@ FW_DEVICE float dot_states(const ScalarChunk<Shape>& c, int stage, float sum) {
 // dg of a token is <S, D> before it, with the state before it decayed and D its gradient. From the chunk's end that is <S_C, D_C> and the sum over the rows
 // behind of r.dr + e.de - w.dw (recurrence.md 5). Each term there is as large as <S, D> where keys are alike and a gain above 1 turns the state around at every
 // token: they alternate and cancel, and what their roundings leave is as large as a small <S, D>. But e.de - w.dw of a row is -z.dz, exactly, where nothing
-// cancels: with <S, D> as the scans have left both, sums of r.dr - z.dz are the better ones. They do not fade with decays, as <S, D> does, so they are for
-// chunks that hardly decay: this is log2 of that.
-inline constexpr float kStillDecay = -3.0f;
+// cancels. Sums of r.dr - z.dz do not fade with decays, as <S, D> does, so they are for chunks that decay by less than this, in log2 ...
+inline constexpr float kStillDecay = -20.0f;
+// ... from <S, D> at the chunk's start: <S0, D_C>, decayed, and the sums over its rows of what S0 has in r.dr and e.de. Where hardly anything decays states
+// grow, and what one chunk's rows leave out of that is too much: below this it is <S, D> as the scans have left both.
+inline constexpr float kStillScans = -1.0f;
 
-// With bare keys and such a chunk: S at its end, which the next chunk has, or, of the last chunk, D at its start, which the one before has:
+// With bare keys. By the scans: S at the chunk's end, which the next chunk has, or, of the last chunk, D at its start, which the one before has:
 // [blocks, 64, kKey] as the scans left them. A sequence of one chunk has neither.
 template <class Shape>
 struct StillState {
-  const char* state = nullptr;
-  bool at_start = false;
+  const char* state = nullptr;           // by the scans
+  bool still = false, at_start = false;  // at_start: <S, D> is that at the chunk's start
 
   FW_DEVICE StillState(const ScalarChunk<Shape>& c, int turn) {
     if constexpr (!Shape::kStills) return;
-    if (!(c.turn_floats(Shape::kG, turn)[63] > kStillDecay)) return;
+    const float decay = c.turn_floats(Shape::kG, turn)[63];
+    still = at_start = decay > kStillDecay;
     const char* at = c.addresses(turn)[ScalarChunk<Shape>::kStillState];
+    if (!(decay > kStillScans) || at == nullptr) return;
     at_start = (reinterpret_cast<uintptr_t>(at) & 1) != 0;
     state = at - (at_start ? 1 : 0);
   }
-  FW_DEVICE bool there() const { return Shape::kStills && state != nullptr; }
+  FW_DEVICE bool by_scans() const { return Shape::kStills && state != nullptr; }
+  FW_DEVICE bool by_rows() const { return Shape::kStills && still && state == nullptr; }
 };
 // This thread's part of it in a stage, on its way; none: zeros.
 template <class Shape>
@@ -147,7 +152,7 @@ struct StillWords {
     FW_UNROLL
     for (int i = 0; i < kWords; ++i) {
       words[i] = make_uint4(0, 0, 0, 0);
-      if (still.there()) words[i] = *reinterpret_cast<const uint4*>(still.state + block * Shape::kStateBytes + 16 * (c.thread + Shape::kThreads * i));
+      if (still.by_scans()) words[i] = *reinterpret_cast<const uint4*>(still.state + block * Shape::kStateBytes + 16 * (c.thread + Shape::kThreads * i));
     }
   }
   // And of the sum of it (.) D or S of the stage.
@@ -201,10 +206,10 @@ FW_DEVICE void store_decayed_pairs(const ScalarChunk<Shape>& c, int turn, const 
   }
 }
 
-// dr, de, dw without the diagonal of dP. Returns this thread's part of the sum of w (.) the states'
-// part of dw.
+// dr, de, dw without the diagonal of dP. Returns this thread's part of the sum of w (.) the states' part of dw; by_rows (StillState): of r (.) that of dr
+// and e (.) that of de.
 template <class Shape>
-FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int turn, StreamSums& sums) {
+FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int turn, StreamSums& sums, bool by_rows) {
   const int r_tile = Shape::kRead + c.key_offset(turn), w_tile = Shape::kWrite + c.key_offset(turn);
   const float* g = c.turn_floats(Shape::kG, turn);
   const float gamma[2] = {exp2_fast(g[c.row()]), exp2_fast(g[c.row() + 8])};
@@ -215,12 +220,15 @@ FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int turn, StreamSums
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const uint32_t w = c.fragment(w_tile, half, j);
+      uint32_t r = 0, e = 0;
+      if (Shape::kStills && by_rows) r = c.fragment(r_tile, half, j), e = c.fragment(Shape::kErase, half, j);
       FW_UNROLL
       for (int i = 2 * half; i < 2 * half + 2; ++i) {
         sums.r[j][i] *= gamma[half];
         sums.e[j][i] *= -gamma[half];
         sums.w[j][i] *= rest[half];
-        dot += (i % 2 == 0 ? bf16_low(w) : bf16_high(w)) * sums.w[j][i];
+        const auto of = [i](uint32_t words) { return i % 2 == 0 ? bf16_low(words) : bf16_high(words); };
+        dot += Shape::kStills && by_rows ? of(r) * sums.r[j][i] + of(e) * sums.e[j][i] : of(w) * sums.w[j][i];
       }
     }
   }

@@ -77,10 +77,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
         start_value_products(c, stage, sums, pairs);
         words.load(c, turn, block);
         value_rows(c, turn, block, stage, words, z_sums);
-        if (!still.there()) tail = dot_states(c, stage, tail);
+        if (!still.by_scans()) tail = dot_states(c, stage, tail);
         const StillWords<Shape> words_of_still(c, still, block);
         finish_value_products(sums, pairs);
-        if (still.there()) tail = words_of_still.dot(c, still, stage, tail);
+        if (still.by_scans()) tail = words_of_still.dot(c, still, stage, tail);
         if (block + 1 == c.blocks) break;
         fence_async_shared();
         sync_threads();
@@ -111,8 +111,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
     if (c.warp == 5) c.find(turn + 3);
     prefetch_turn(c, turn + 2);
 
-    const float of_rows = finish_streams(c, turn, sums);
-    if (!StillState<Shape>(c, turn).there()) tail = tail * exp2_fast(c.turn_floats(Shape::kG, turn)[63]) + of_rows;
+    const StillState<Shape> still(c, turn);
+    const float of_rows = finish_streams(c, turn, sums, still.by_rows());
+    if (!still.by_scans()) tail = tail * exp2_fast(c.turn_floats(Shape::kG, turn)[63]) + of_rows;
     tail = warp_sum(tail);
     if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] = tail;
     GeneralRows::sum_rows(c, turn, sums);

@@ -196,7 +196,7 @@ struct GeneralRows {
     d.z_v = c.floats(Shape::kDZv)[row];
     float d_g = row_sum(c, 6, row);
     if constexpr (Shape::kStills) {
-      if (StillState<Shape>(c, turn).there()) {
+      if (StillState<Shape>(c, turn).still) {
         const float r_q = reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row].r_q;
         d_g = r_q * d.r_q - c.floats(Shape::kZv)[row] * c.floats(Shape::kVDz)[row];
       }
@@ -205,9 +205,14 @@ struct GeneralRows {
     const FrontScalars<float> s = reinterpret_cast<const FrontScalars<float>*>(c.memory + Shape::kScalars)[row];
     const float r_dz = d.z_v, z_v = c.floats(Shape::kZv)[row];
     BareCoefs bare;
-    if constexpr (Shape::kBare) bare = bare_coefs(coefficients(x, s)), of_bare_coefs(d, bare.a, bare.b);
+    const bool residual = c.residual_gains() && gain_by_residual(z_v);
+    if constexpr (Shape::kBare) {
+      bare = bare_coefs(coefficients(x, s)), of_bare_coefs(d, bare.a, bare.b);
+    } else if (residual) {
+      d.z_v = value_coefficient_gradient(r_dz, erase_sum(reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row], d), z_v);
+    }
     FrontScalars<float> ds = plain_front(rule) ? front_coefs_vjp(reduced_rule<false>(rule), x.scale, s, d) : front_coefs_vjp(rule, x.scale, s, d);
-    if (c.residual_gains() && gain_by_residual(z_v)) ds.beta = Shape::kBare ? bare_gain_gradient(r_dz, bare.a, bare.b, s.beta) : gain_gradient(r_dz, s.beta);
+    if (Shape::kBare && residual) ds.beta = bare_gain_gradient(r_dz, bare.a, bare.b, s.beta);
     *reinterpret_cast<float4*>(c.floats(Shape::kSlopes) + 4 * row) = make_float4(ds.q2, ds.k2, ds.p2, ds.kmk);
     if (row >= c.rows(turn)) return;
     const int t = row;

@@ -260,9 +260,8 @@ FW_DEVICE uint32_t load_raw(const FlatTensor& flat, const TokenArg& a, const Pro
     const Rows rows = key_rows(a, x.sequences, c.n, c.h);
     at = rows.data + (c.token + t) * rows.stride * (a.bf16 != 0 ? 2 : 4);
   }
-  return a.bf16 != 0 ? uint32_t{*reinterpret_cast<const uint16_t*>(at)} : *reinterpret_cast<const uint32_t*>(at);
+  return load_bits(a.bf16 != 0, at);
 }
-FW_DEVICE float raw_value(const TokenArg& a, uint32_t raw) { return bits_float(raw << (a.bf16 != 0 ? 16 : 0)); }
 FW_DEVICE RawGates load_gates(const Problem& x, const FlatTensor& g, const FlatTensor& beta, const RunBlock& c) {
   RawGates gates;
   if (c.lane / 4 < c.count) {
@@ -283,7 +282,7 @@ FW_DEVICE RunGates make_gates(const Problem& x, const RawGates& raw, int lane, K
 #pragma unroll
     for (int j = 0; j < kN; ++j) squares[r] = fmaf(k[j], k[j], squares[r]);
   }
-  return run_gates(x.rule, raw_value(x.in.precond_g, raw.g), raw_value(x.in.precond_beta, raw.beta), sum_run(squares, lane));
+  return run_gates(x.rule, value_of_bits(x.in.precond_g.bf16 != 0, raw.g), value_of_bits(x.in.precond_beta.bf16 != 0, raw.beta), sum_run(squares, lane));
 }
 
 template <int kN>

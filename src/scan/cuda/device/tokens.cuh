@@ -58,6 +58,12 @@ FW_DEVICE Rows rows_of(const TokenArg& a, const SequenceArg& s, int n, int hv) {
 // The same by key head, for a tensor that has those.
 FW_DEVICE Rows key_rows(const TokenArg& a, const SequenceArg& s, int n, int h) { return rows_of_head(a, s, n, h); }
 
+// An element as it lies in memory, and its value: for loads a turn ahead, since a number that may have been either of two is waited for at once.
+FW_DEVICE uint32_t load_bits(bool bf16, const char* at) {
+  return bf16 ? uint32_t{*reinterpret_cast<const uint16_t*>(at)} : *reinterpret_cast<const uint32_t*>(at);
+}
+FW_DEVICE float value_of_bits(bool bf16, uint32_t bits) { return bits_float(bf16 ? bits << 16 : bits); }
+
 FW_DEVICE float load_element(const Rows& rows, int64_t t, int i) {
   const int64_t at = t * rows.stride + i;
   return rows.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(rows.data)[at]) : reinterpret_cast<const float*>(rows.data)[at];

@@ -23,7 +23,7 @@ void launch_fast(const GradientArgs& args, int64_t chunks, void* stream) {
 template <int kKey, bool kOnline>
 void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
   const Rule& rule = args.problem.rule;
-  const bool fast = fast_rows(args.problem), gate = gain_by_residual(rule);
+  const bool fast = fast_rows(args.problem), gate = gain_is_gate(rule);
   if (kOnline && bare_keys(rule)) {
     if (!fast) return launch_scalar_gradients<ScalarShape<kKey, kOnline, kOnline>>(args, chunks, stream);
     rule.decay == Decay::kScalar ? launch_fast<kKey, kOnline, false, false, FastGain::kBareDecays>(args, chunks, stream)
@@ -35,8 +35,9 @@ void launch_rows(const GradientArgs& args, int64_t chunks, void* stream) {
     gate ? launch_fast<kKey, kOnline, true, false, FastGain::kGate>(args, chunks, stream)
          : launch_fast<kKey, kOnline, true, false, FastGain::kAny>(args, chunks, stream);
   } else if (fast) {
-    gate ? launch_fast<kKey, kOnline, false, false, FastGain::kGate>(args, chunks, stream)
-         : launch_fast<kKey, kOnline, false, false, FastGain::kAny>(args, chunks, stream);
+    gate                     ? launch_fast<kKey, kOnline, false, false, FastGain::kGate>(args, chunks, stream)
+    : gain_by_residual(rule) ? launch_fast<kKey, kOnline, false, false, FastGain::kTied>(args, chunks, stream)
+                             : launch_fast<kKey, kOnline, false, false, FastGain::kAny>(args, chunks, stream);
   } else {
     launch_scalar_gradients<ScalarShape<kKey, kOnline>>(args, chunks, stream);
   }

@@ -1,4 +1,4 @@
-// prepare where every key channel has a decay of its own, at a gain of at most 1 (prepare_channel_fine.cu: above it): any rows. How T and P are made:
+// prepare where every key channel has a decay of its own, with one bf16 term (prepare_channel_fine.cu: two): any rows. How T and P are made:
 // prepare_channel_parts.cuh.
 #include <algorithm>
 
