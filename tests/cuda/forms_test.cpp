@@ -178,7 +178,29 @@ TEST(ChunkForm, CorrelatedKeys) {
   }
 }
 
-// A gradient of a log-decay of channels has what A, one bf16 term in the gradients, leaves out: largest where keys of 64 numbers are alike.
+// Gains made of a gate and the key's norm, keys alike: beta's gradient is two sums that cancel, in each of the gradient kernels (rows in whole pieces and
+// not, with channel decay).
+TEST(ChunkForm, GainsOfAlikeKeys) {
+  uint64_t seed = 980;
+  for (const char* name : {"efla", "efla decay=channel", "kaczmarz", "longhorn"}) {
+    for (const bool whole : {true, false}) {
+      ProblemOptions options;
+      options.sequences = SeqLayout({0, 260, 260, 330});
+      options.H = options.HV = 2;
+      options.K = ++seed % 2 == 0 ? 64 : 128;
+      options.V = 64;
+      options.seed = seed;
+      Problem problem = random_problem(parse_rule(name), options);
+      correlate_keys(problem, static_cast<size_t>(options.K));
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = HeaderRun::Bf16Tensors::kAll;
+      run.row_padding = whole ? 0 : 5;
+      expect_chunk_form(of_bf16_numbers(problem), run);
+    }
+  }
+}
+
+// A gradient of a log-decay of channels has what operands of one bf16 term in the gradients leave out: largest where keys of 64 numbers are alike.
 constexpr double kStillChannels = 1.15e-2;
 
 // A gain of exactly 2 at every token and no decay: products of reflections, which forget no error, however long the sequence. Numbers that bf16 has, and
