@@ -5,6 +5,11 @@
 
 namespace fw::cuda {
 
+// Whether a chunk, of which this is the last row's `pair` (prepare_scalar_parts.cuh), keeps so much of the state that what bf16 takes from keys times their
+// factors is to be seen in what the state has after many chunks: where all decay by more, errors fade sooner than they add up.
+inline constexpr float kLastingChunk = -2.0f;
+FW_DEVICE bool lasts(float last_pair) { return last_pair > kLastingChunk; }
+
 // Shared memory of the second half. keys: Khat, or what it is a multiple of row by row (the factors are k_factors); becomes x.
 // t: T as prepare_inverse.cuh wants it. a, p: panels. m: panel, may be the place of t. fine, p_low: where kFine; p_low: the panel
 // of what p rounds off.
@@ -21,7 +26,8 @@ struct FinishBuffers {
   // p_low were, which lie side by side.)
   char *key_rests = nullptr, *e_rests = nullptr, *y_rests = nullptr;
   const SumFactors* sums = nullptr;
-  uint64_t* claimed = nullptr;  // kClaimed: a half barrier
+  const float* last_pair = nullptr;  // not kFine: of the chunk's rows, for lasts()
+  uint64_t* claimed = nullptr;       // kClaimed: a half barrier
 };
 
 // A barrier in shared memory for four warps that arrive and go on and four that wait, which racecheck follows (and not named barriers, where warps
@@ -92,7 +98,10 @@ FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages
       transform_keys<kForm != RowForm::kStreams, true>(
           shared_address(s.keys), s.k_factors, a, warp, [](float(&)[8][4]) {}, address(s.key_rests), x_rests);
     } else {
-      transform_keys<kForm != RowForm::kStreams>(shared_address(s.keys), s.k_factors, a, warp);
+      uint32_t keys = shared_address(s.keys);
+      if constexpr (kKey == 128) keys = static_cast<uint32_t>(opaque(static_cast<int>(keys)));  // addresses are not kept from before: registers
+      const int rounds = s.last_pair != nullptr && lasts(*s.last_pair) ? 2 : 1;
+      transform_keys<kForm != RowForm::kStreams>(keys, s.k_factors, {a.high, 0, rounds}, warp);
     }
   }
   read_products<kFine>(p, a, s.m, warp);

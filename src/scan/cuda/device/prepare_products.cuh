@@ -124,28 +124,29 @@ FW_DEVICE void clear_tiles(float (&x)[8][4]) {
 
 // A matrix as a panel of bf16 numbers and, if fine, one of what that rounding leaves out: shared addresses. Then a product of two such
 // matrices is that of the panels and both of one's panel with the other's rest: three rounds; key_rounds: with keys, two if those leave
-// out nothing.
+// out nothing. If not fine: two with what keys times their factors leave out, else one.
 struct SplitPanel {
   uint32_t high, low;
   int key_rounds = 3;
 };
 
 // 16 channels of A^T K in place of those of K (both [64 tokens, key]); no other warp touches these channels. factors, if not null: of
-// the rows of K. middle(sums) once tokens 0 to 31 are in (not kFine). kFine: rests: of K, or (kScaled) 0; out_rests: what the result leaves out.
+// the rows of K. middle(sums) once tokens 0 to 31 are in (neither kFine nor kScaled). kFine: rests: of K, or (kScaled) 0; out_rests: what the result leaves
+// out.
 template <bool kScaled, bool kFine, class Middle>
 FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice, Middle&& middle, uint32_t rests = 0,
                               uint32_t (*out_rests)[4] = nullptr) {
   float x[8][4];
   clear_tiles(x);
   FW_NO_UNROLL
-  for (int round = 0; round < (kFine ? a.key_rounds : 1); ++round) {
+  for (int round = 0; round < (kFine || kScaled ? a.key_rounds : 1); ++round) {
     const uint32_t panel = kFine && round == 1 ? a.low : a.high;
     FW_UNROLL
     for (int i = 0; i < 4; ++i) {
       uint32_t left[4];
       ldmatrix_x4_trans(left, a_fragment_trans(kFine && !kScaled && round == 2 ? rests : keys, 16 * i, 2 * slice));
       if constexpr (kScaled) {
-        if (kFine && round == 2) {
+        if (round == (kFine ? 2 : 1)) {
           rests_of_rows(left, *factors, 16 * i, rests, slice);
         } else {
           times_rows(left, *factors, 16 * i, false);
@@ -158,7 +159,7 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
         mma_bf16(x[2 * j], left, right[0], right[1]);
         mma_bf16(x[2 * j + 1], left, right[2], right[3]);
       }
-      if (!kFine && i == 1) middle(x);
+      if (!kFine && !kScaled && i == 1) middle(x);
     }
   }
   sync_warp();

@@ -123,6 +123,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
     FinishBuffers buffers{writes, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys,
                           reads,  t, &rows.split_keys,    &rows.split_erase,   rows.gamma};
     buffers.claimed = claimed;
+    buffers.last_pair = rows.pair + kChunk - 1;
     finish_online<kKey, RowForm::kMultiples, kTraining, !kTraining, false>(
         buffers, warp, out, [&](int number) { plain_images<kKey>(reads, 4 * number, 4, rows.gamma, out.forward->q, nullptr, nullptr); },
         [&](int number) {

@@ -232,6 +232,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
                           rests ? shared + Layout::kYRests : nullptr,
                           shared + Layout::kYRests};
     buffers.claimed = claimed;
+    buffers.last_pair = rows.pair + kChunk - 1;
     finish_online<kKey, RowForm::kMultiples, kTraining, Layout::kClaims, kFine>(
         buffers, warp, out,
         [&](int number) {

@@ -162,6 +162,7 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey, kTraining>::k
 
   FinishBuffers buffers{keys, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys, reads, t, &rows.split_keys, nullptr, nullptr};
   buffers.claimed = claimed;
+  buffers.last_pair = rows.pair + kChunk - 1;
   buffers.sums = &rows;
   finish_online<kKey, RowForm::kSums, kTraining, !kTraining, false>(
       buffers, warp, out, [&](int number) { sum_images(reads, keys, rows, 0, 4 * number, 4, out.forward); },
