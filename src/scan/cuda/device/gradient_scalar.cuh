@@ -120,15 +120,15 @@ FW_DEVICE float dot_states(const ScalarChunk<Shape>& c, int stage, float sum) {
 // cancels. Sums of r.dr - z.dz do not fade with decays, as <S, D> does, so they are for chunks that decay by less than this, in log2 ...
 inline constexpr float kStillDecay = -20.0f;
 // ... from <S, D> at the chunk's start: <S0, D_C>, decayed, and the sums over its rows of what S0 has in r.dr and e.de. Where hardly anything decays states
-// grow, and what one chunk's rows leave out of that is too much: below this it is <S, D> as the scans have left both.
+// grow, and what one chunk's rows leave out of that is too much: above this it is <S, D> as the scans have left both, where a sequence has a second chunk.
 inline constexpr float kStillScans = -1.0f;
 
 // With bare keys. By the scans: S at the chunk's end, which the next chunk has, or, of the last chunk, D at its start, which the one before has:
-// [blocks, 64, kKey] as the scans left them. A sequence of one chunk has neither.
+// [blocks, 64, kKey] as the scans left them. Else by the chunk's own rows.
 template <class Shape>
 struct StillState {
   const char* state = nullptr;           // by the scans
-  bool still = false, at_start = false;  // at_start: <S, D> is that at the chunk's start
+  bool still = false, at_start = false;  // still: dG of a row is r.dr - z.dz; at_start: <S, D> is that at the chunk's start
 
   FW_DEVICE StillState(const ScalarChunk<Shape>& c, int turn) {
     if constexpr (!Shape::kStills) return;

@@ -124,7 +124,7 @@ FW_DEVICE void clear_tiles(float (&x)[8][4]) {
 
 // A matrix as a panel of bf16 numbers and, if fine, one of what that rounding leaves out: shared addresses. Then a product of two such
 // matrices is that of the panels and both of one's panel with the other's rest: three rounds; key_rounds: with keys, two if those leave
-// out nothing. If not fine: two with what keys times their factors leave out, else one.
+// out nothing. If not fine: more than one with what keys times their factors leave out.
 struct SplitPanel {
   uint32_t high, low;
   int key_rounds = 3;
@@ -138,8 +138,9 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
                               uint32_t (*out_rests)[4] = nullptr) {
   float x[8][4];
   clear_tiles(x);
+  const int rounds = kFine ? a.key_rounds : kScaled ? min(a.key_rounds, 2) : 1;
   FW_NO_UNROLL
-  for (int round = 0; round < (kFine || kScaled ? a.key_rounds : 1); ++round) {
+  for (int round = 0; round < rounds; ++round) {
     const uint32_t panel = kFine && round == 1 ? a.low : a.high;
     FW_UNROLL
     for (int i = 0; i < 4; ++i) {
