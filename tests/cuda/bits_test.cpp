@@ -2,6 +2,8 @@
 // state handed on.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "cuda/device_runs.h"
 
 namespace fw::testing {
@@ -147,7 +149,54 @@ TEST_P(Bits, CutWithTheStateHandedOn) {
       const ReferenceOutputs first = header_forward(head, run);
       tail.in.initial_state = first.final_state;
       tail.in.initial_precond = first.final_precond;
-      EXPECT_EQ(header_forward(tail, run).final_state, uncut.final_state) << name << " cut " << cut;
+      const ReferenceOutputs second = header_forward(tail, run);
+      EXPECT_EQ(second.final_state, uncut.final_state) << name << " cut " << cut;
+      std::vector<double> both;
+      const auto append = [&](const ReferenceOutputs& part, int64_t tokens, int64_t n) {
+        const auto count = static_cast<std::ptrdiff_t>(tokens * problem.shape.HV * problem.shape.V);
+        both.insert(both.end(), part.o.begin() + n * count, part.o.begin() + (n + 1) * count);
+      };
+      for (int64_t n = 0; n < 2; ++n) append(first, cut, n), append(second, 200 - cut, n);
+      EXPECT_EQ(both, uncut.o) << name << " cut " << cut;
+    }
+  }
+}
+
+// What is not a number in one packed sequence is not in another one.
+TEST_P(Bits, ANeighbourOfNoNumbers) {
+  uint64_t seed = 80;
+  for (const char* name : kRules) {
+    if (left_out(GetParam(), name)) continue;
+    for (const bool whole : {true, false}) {
+      const Problem problem = packed_problem(preset(name).rule, ++seed);
+      Problem damaged = problem;
+      const auto bad = [](int64_t n) { return n == 1 || n == 2; };  // between sequences of 65 and 128 tokens: none, and one
+      const auto fill = [&](const auto& fields, auto& values_of, double with, auto&& chosen) {
+        for (const auto& field : fields) {
+          std::vector<double>& x = values_of.*field.values;
+          if (!of_tokens(field.name) || x.empty()) continue;
+          const int64_t row = static_cast<int64_t>(x.size()) / problem.shape.sequences.tokens();
+          for (int64_t n = 0; n < problem.shape.sequences.count(); ++n) {
+            if (!chosen(n)) continue;
+            std::fill(x.begin() + problem.shape.sequences.begin(n) * row, x.begin() + problem.shape.sequences.end(n) * row, with);
+          }
+        }
+      };
+      const double nan = std::numeric_limits<double>::quiet_NaN();
+      fill(reference_input_fields(), damaged.in, nan, bad);
+      fill(reference_output_fields(), damaged.d, nan, bad);
+      HeaderRun run = run_of(GetParam(), name);
+      if (GetParam() == FW_FORM_CHUNK) run.segment = seed % 2 == 0 ? 64 : -1;
+      run.row_padding = whole ? 0 : 3;
+      ReferenceOutputs expected = header_forward(problem, run), out = header_forward(damaged, run);
+      ReferenceInputs grads = header_backward(problem, run), got = header_backward(damaged, run);
+      // Of the damaged sequences nothing is compared.
+      fill(reference_output_fields(), expected, 0, bad), fill(reference_output_fields(), out, 0, bad);
+      fill(reference_input_fields(), grads, 0, bad), fill(reference_input_fields(), got, 0, bad);
+      EXPECT_EQ(out.o, expected.o) << name;
+      for (const auto& field : reference_input_fields()) {
+        if (of_tokens(field.name)) EXPECT_EQ(got.*field.values, grads.*field.values) << name << " " << field.name;
+      }
     }
   }
 }

@@ -275,6 +275,21 @@ TEST(ChunkForm, ReflectionsOfFewTokens) {
   }
 }
 
+// Nothing fades: gates of 1, log-decays of 0. tokens: in the emulation, elsewhere 4097.
+Problem lasting_problem(const char* name, bool alike, int64_t tokens, int64_t K, uint64_t seed) {
+  ProblemOptions options;
+  options.sequences = SeqLayout::uniform(1, emulated() ? tokens : 4097);
+  options.H = options.HV = emulated() ? 2 : 4;
+  options.K = K;
+  options.V = 64;
+  options.seed = seed;
+  Problem problem = random_problem(parse_rule(name), options);
+  if (alike) correlate_keys(problem, static_cast<size_t>(K));
+  for (std::vector<double>* gate : {&problem.in.beta, &problem.in.erase_gate, &problem.in.lambda}) std::ranges::fill(*gate, 1.0);
+  std::ranges::fill(problem.in.g, 0.0);
+  return of_bf16_numbers(problem);
+}
+
 // A rule that says gain_bound=2 (1.3 with a preconditioner, whose M is at most 1.5) takes two terms whatever its gates are: then no decay at all, gates and
 // feedback at 1 and any length leave outputs and states within the bounds, also where one term does not (docs/gpu.md). States of bf16 inputs are far better
 // then, as no state of one term is, however short the sequence: kTwoTerms.
@@ -284,16 +299,7 @@ TEST(ChunkForm, TwoTermsForAnyRule) {
   uint64_t seed = 670;
   for (const char* name : {"deltanet gain_bound=2", "qdelta gain_bound=2", "kda gain_bound=2", "comba gain_bound=2", "precond_kda gain_bound=1.3"}) {
     for (const bool alike : {false, true}) {
-      ProblemOptions options;
-      options.sequences = SeqLayout::uniform(1, emulated() ? 200 : 4097);
-      options.H = options.HV = emulated() ? 2 : 4;
-      options.K = options.V = 64;
-      options.seed = ++seed;
-      Problem problem = random_problem(parse_rule(name), options);
-      if (alike) correlate_keys(problem, static_cast<size_t>(options.K));
-      for (std::vector<double>* gate : {&problem.in.beta, &problem.in.erase_gate, &problem.in.lambda}) std::ranges::fill(*gate, 1.0);
-      std::ranges::fill(problem.in.g, 0.0);
-      problem = of_bf16_numbers(problem);
+      const Problem problem = lasting_problem(name, alike, 200, 64, ++seed);
       HeaderRun run = device_run(FW_FORM_CHUNK);
       run.bf16 = HeaderRun::Bf16Tensors::kAll;
       SCOPED_TRACE(describe(problem));
@@ -306,26 +312,17 @@ TEST(ChunkForm, TwoTermsForAnyRule) {
   }
 }
 
-// One term, no decay, gates of 1: keys times their norms enter the state with what that product rounds off, where chunks last (prepare_scalar_parts.cuh), in
-// each of the kernels that know keys as multiples of the raw ones. Without it states are at 5.1e-3 to 5.8e-3 in sequences of 600 tokens, and outputs after
-// 4097 above their bound. comba's outputs are above theirs anyhow (docs/gpu.md).
+// One term: keys times their norms enter the state with what that product rounds off, where chunks last (prepare_finish.cuh), in each of the kernels that know
+// keys as multiples of the raw ones. Without it states are at 5.1e-3 to 5.8e-3 in sequences of 600 tokens, and outputs after 4097 above their bound. comba's
+// outputs are above theirs anyhow (docs/gpu.md).
 constexpr double kLastingState = 5e-3;
 
 TEST(ChunkForm, NothingFades) {
   uint64_t seed = 690;
   for (const char* name : {"deltanet", "gated_deltanet", "comba"}) {
     for (const bool alike : {false, true}) {
-      ProblemOptions options;
-      options.sequences = SeqLayout::uniform(1, emulated() ? 600 : 4097);
-      options.H = options.HV = emulated() ? 2 : 4;
-      options.K = ++seed % 2 == 0 ? 128 : 64;
-      options.V = 64;
-      options.seed = seed;
-      Problem problem = random_problem(parse_rule(name), options);
-      if (alike) correlate_keys(problem, static_cast<size_t>(options.K));
-      for (std::vector<double>* gate : {&problem.in.beta, &problem.in.erase_gate}) std::ranges::fill(*gate, 1.0);
-      std::ranges::fill(problem.in.g, 0.0);
-      problem = of_bf16_numbers(problem);
+      ++seed;
+      const Problem problem = lasting_problem(name, alike, 600, seed % 2 == 0 ? 128 : 64, seed);
       HeaderRun run = device_run(FW_FORM_CHUNK);
       run.bf16 = HeaderRun::Bf16Tensors::kAll;
       SCOPED_TRACE(describe(problem));
