@@ -1,9 +1,7 @@
-// For tests of kernels that stand alone: bf16 by rounding to nearest even, a generator of the tests' own, and which of its cases a program runs.
+// Numbers for tests of kernels that stand alone: bf16 by rounding to nearest even, and a generator of the tests' own.
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -32,13 +30,5 @@ struct Random {
     return (static_cast<double>(state >> 40) / (1 << 24) - 0.5) * 2 * scale;
   }
 };
-
-// FW_CASES=i/n in the environment: part i of n of a program's cases, in no order that lists of cases could have too. Not set, or nothing of that form: all.
-inline bool chosen(uint64_t number) {
-  const char* text = std::getenv("FW_CASES");
-  unsigned part = 0, parts = 1;
-  if (text == nullptr || std::sscanf(text, "%u/%u", &part, &parts) != 2 || parts == 0) return true;
-  return (number * 0x9e3779b97f4a7c15u >> 40) % parts == part % parts;
-}
 
 }  // namespace fw::cuda::testing
