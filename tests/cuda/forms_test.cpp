@@ -314,22 +314,25 @@ TEST(ChunkForm, TwoTermsForAnyRule) {
 
 // One term: keys times their norms enter the state with what that product rounds off, where chunks last (prepare_finish.cuh), in each of the kernels that know
 // keys as multiples of the raw ones. Without it states are at 5.1e-3 to 5.8e-3 in sequences of 600 tokens, and outputs after 4097 above their bound. comba's
-// outputs are above theirs anyhow (docs/gpu.md).
-constexpr double kLastingState = 5e-3;
+// outputs are above theirs anyhow (docs/gpu.md), and so are those of preconditioned rules, whose states were at 7.4e-3 and more.
+constexpr double kLastingState = 5e-3, kLastingPrecondState = 7.1e-3;
 
 TEST(ChunkForm, NothingFades) {
   uint64_t seed = 690;
-  for (const char* name : {"deltanet", "gated_deltanet", "comba"}) {
+  for (const char* name : {"deltanet", "gated_deltanet", "comba", "precond_gated_deltanet"}) {
     for (const bool alike : {false, true}) {
       ++seed;
+      const Rule& rule = preset(name).rule;
+      if (rule.uses_precond() && alike) continue;  // there one draw differs from another by as much as this makes
       const Problem problem = lasting_problem(name, alike, 600, seed % 2 == 0 ? 128 : 64, seed);
       HeaderRun run = device_run(FW_FORM_CHUNK);
       run.bf16 = HeaderRun::Bf16Tensors::kAll;
       SCOPED_TRACE(describe(problem));
       for (const FieldError& e : compare(header_forward(problem, run), problem.forward(), kChunkFloor)) {
         const bool state = e.name == "final_state";
-        if (!state && problem.rule.read != Read::kPlain) continue;
-        EXPECT_LE(e.error, state ? kLastingState : ChunkBounds().output) << e.name;
+        if (!state && (rule.read != Read::kPlain || rule.uses_precond())) continue;
+        const double bound = rule.uses_precond() ? kLastingPrecondState : kLastingState;
+        EXPECT_LE(e.error, state ? bound : ChunkBounds().output) << e.name;
       }
     }
   }
