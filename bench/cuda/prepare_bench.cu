@@ -123,8 +123,10 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     const bool online = rule.online();
     double bytes = 512 + (rule.decay == Decay::kChannel ? (named.low_g ? 256 : 512) : 4) + (rule.uses_precond() ? 512 : 0) +
                    (rule.uses_erase_gate() ? (erase_gates > 1 ? 2 * erase_gates : 8) : 4) + (z ? 768 : 0);
-    bytes += (online ? 904 : 648) + (training ? (online ? 768 + 256 : 512 + 128) : 0) +
-             (has_fine_images(rule) ? (training ? 2 : 1) * (rule.decay == Decay::kChannel ? 516 : 260) : 0);
+    bytes += (prepare_leaves_rows(copies[0].problem, K) ? 396
+              : online                                  ? 904
+                                                        : 648) +
+             (training ? (online ? 768 + 256 : 512 + 128) : 0) + (has_fine_images(rule) ? (training ? 2 : 1) * (rule.decay == Decay::kChannel ? 516 : 260) : 0);
     const double ms = times[times.size() / 2];
     std::printf("%-16s %s %-9s %.4f ms  %.2f us a chunk and SM  %.2f TB/s\n", named.name.c_str(), shape, training ? "training" : "forward", ms,
                 ms * 1e3 * 132 / static_cast<double>(items), bytes * static_cast<double>(tokens) / ms * 1e-9);

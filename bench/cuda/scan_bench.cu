@@ -52,6 +52,15 @@ void time_kernels(const char* name, int B, int T, int H, int V) {
     std::generate_n(image.rest, 64 * kKey, [&] { return static_cast<uint16_t>(small() - 0x400); });  // 2^-8 of the others
     std::fill_n(image.scale, 64, 0.5f);
   }
+  std::vector<RowImage<kKey>> of_rows(kDistinct);
+  for (auto& image : of_rows) {
+    std::generate_n(image.x, 64 * kKey, small);
+    std::generate_n(image.m, kPanel, small);
+    std::fill_n(image.e, 64, 0.5f);
+    std::fill_n(image.q, 64, 0.5f);
+    std::fill_n(image.z_scale, 64, 0.5f);
+    std::fill_n(image.gamma, 4, 0.9f);
+  }
   std::vector<uint16_t> rows(1 << 20);
   for (auto& x : rows) x = static_cast<uint16_t>(0x3f00 + (random() & 0x80ff));
 
@@ -65,10 +74,15 @@ void time_kernels(const char* name, int B, int T, int H, int V) {
        static_cast<int64_t>(backward.size() * sizeof(backward[0])));
   auto* const fine_images = allocate<FineImage<kKey>>(images);
   fill(fine_images, images * static_cast<int64_t>(sizeof(FineImage<kKey>)), fine.data(), static_cast<int64_t>(fine.size() * sizeof(fine[0])));
+  auto* const row_images = allocate<RowImage<kKey>>(images);
+  fill(row_images, images * static_cast<int64_t>(sizeof(RowImage<kKey>)), of_rows.data(), static_cast<int64_t>(of_rows.size() * sizeof(of_rows[0])));
+  auto *const q = allocate<uint16_t>(tokens * kKey), *const k = allocate<uint16_t>(tokens * kKey);
+  for (uint16_t* keys : {q, k}) fill(keys, tokens * kKey * 2, of_rows[0].x, 64 * kKey * 2);
   fill(v, tokens * V * 2, rows.data(), static_cast<int64_t>(rows.size() * 2));
 
   const SequenceArg sequences{nullptr, nullptr, B, T, chunks};
   const auto rows_arg = [&](uint16_t* data) { return TokenArg{data, static_cast<int64_t>(T) * H * V, static_cast<int64_t>(H) * V, V, 1, 1}; };
+  const auto rows_of_keys = [&](uint16_t* data) { return TokenArg{data, static_cast<int64_t>(T) * H * kKey, static_cast<int64_t>(H) * kKey, kKey, 1, 1}; };
   const StateArg state{final_state, static_cast<int64_t>(H) * kKey * V, static_cast<int64_t>(kKey) * V, V, 1, 0};
 
   const double image_bytes = static_cast<double>(images) * sizeof(ForwardImage<kKey>), matrix = static_cast<double>(images) * 64 * kKey * 2,
@@ -80,15 +94,17 @@ void time_kernels(const char* name, int B, int T, int H, int V) {
                 ms * 1e3 / chunks / waves, bytes / 1e9, bytes / ms / 1e9);
     std::fflush(stdout);
   };
-  enum { kOffline, kOnline, kFine };
-  for (const int kind : {kOnline, kFine, kOffline}) {
+  enum { kOffline, kOnline, kFine, kRows };
+  for (const int kind : {kRows, kOnline, kFine, kOffline}) {
     const bool online = kind != kOffline;
-    const std::string of_kind = kind == kFine ? " fine" : online ? "" : " offline";
+    const std::string of_kind = kind == kRows ? " from rows" : kind == kFine ? " fine" : online ? "" : " offline";
     const double fine_bytes = kind == kFine ? static_cast<double>(images) * sizeof(FineImage<kKey>) : 0;
     ScanForwardArgs f;
     f.sequences = sequences, f.HV = H, f.K = kKey, f.V = V, f.online = online, f.images = forward_images, f.v = rows_arg(v), f.o = rows_arg(o);
     f.final_state = state;
+    f.shape = {B, T};
     if (kind == kFine) f.fine.images = fine_images;
+    if (kind == kRows) f.images = row_images, f.rows = {rows_of_keys(q), rows_of_keys(k)};
     const double read = image_bytes - (online ? 0 : matrix) + fine_bytes;
     line("forward" + of_kind, read + 2 * rows_bytes, [&] { scan_forward(f, kKey, nullptr); });
     f.states = states, f.w = w;
@@ -98,15 +114,18 @@ void time_kernels(const char* name, int B, int T, int H, int V) {
     line("saves only" + of_kind, needed + save_bytes, [&] { scan_forward(f, kKey, nullptr); });
     f.states = f.w = nullptr;
     line("state only" + of_kind, needed, [&] { scan_forward(f, kKey, nullptr); });
+    if (kind == kRows) continue;
 
     ScanReverseArgs r;
     r.sequences = sequences, r.HV = H, r.K = kKey, r.V = V, r.online = online, r.images = backward_images, r.d_o = rows_arg(v);
+    r.shape = {B, T};
     if (kind == kFine) r.fine.images = fine_images;
     r.d_initial_state = state, r.d_states = states, r.v = w;
     line("reverse" + of_kind, (online ? 3 : 2) * matrix + rows_bytes + save_bytes + fine_bytes, [&] { scan_reverse(r, kKey, nullptr); });
   }
   for (void* p : {static_cast<void*>(forward_images), static_cast<void*>(backward_images), static_cast<void*>(v), static_cast<void*>(o),
-                  static_cast<void*>(states), static_cast<void*>(w), static_cast<void*>(final_state), static_cast<void*>(fine_images)})
+                  static_cast<void*>(states), static_cast<void*>(w), static_cast<void*>(final_state), static_cast<void*>(fine_images),
+                  static_cast<void*>(row_images), static_cast<void*>(q), static_cast<void*>(k)})
     check(cudaFree(p), "cudaFree");
 }
 

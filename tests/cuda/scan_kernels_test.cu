@@ -33,6 +33,11 @@ struct Case {
   bool has_d_o = true;
   // tiles.h: FineImage, and what e (k) leaves out beside it.
   bool fine = false, key_rests = false;
+  // From raw rows of k and q (tiles.h: RowImage), one head of them for `group` value heads; same_rows: all sequences have the same ones, which the copy engine
+  // does not take.
+  bool rows = false, same_rows = false;
+  int group = 1;
+  bool engine = true;  // the copy engine may be asked
 };
 
 // Numbers of a tensor as they lie in memory, read as double.
@@ -75,6 +80,11 @@ struct Layout {
     }
   }
   size_t token_at(int n, int t, int hv, int v) const { return static_cast<size_t>(offsets[n] + t) * row + hv * c.V + v; }
+  int key_row() const { return c.HV / c.group * c.K + c.row_padding; }
+  size_t key_at(int n, int t, int hv, int k) const { return static_cast<size_t>((c.same_rows ? 0 : offsets[n]) + t) * key_row() + hv / c.group * c.K + k; }
+  TokenArg key_arg(void* data) const {
+    return {data, c.packed || c.same_rows ? 0 : static_cast<int64_t>(c.lengths[0]) * key_row(), key_row(), c.K, 1, c.group};
+  }
   size_t state_at(int n, int hv, int k, int v) const {
     return (static_cast<size_t>(n) * c.HV + hv) * c.K * c.V + (c.value_first ? static_cast<size_t>(v) * c.K + k : static_cast<size_t>(k) * c.V + v);
   }
@@ -89,6 +99,10 @@ struct Layout {
   SequenceArg sequence_arg(int32_t* device_offsets, int32_t* device_chunk_base) const {
     if (c.packed) return {device_offsets, device_chunk_base, N, 0, 0};
     return {nullptr, nullptr, N, c.lengths[0], (c.lengths[0] + 63) / 64};
+  }
+  TokenShape shape() const {
+    if (!c.engine) return {};
+    return {c.packed ? 1 : N, c.packed ? tokens : c.lengths[0]};
   }
   int rows(int n, int chunk) const { return std::min(64, c.lengths[n] - 64 * chunk); }
 };
@@ -155,6 +169,13 @@ double rounded(const Case& c, double x, bool rounds) { return c.fine ? rounded(x
 
 // ---- Forward
 
+// Random rows of keys, of all sequences.
+std::vector<uint16_t> random_rows(const Layout& at, double scale, Random& random) {
+  std::vector<uint16_t> rows(static_cast<size_t>(at.tokens) * at.key_row());
+  for (uint16_t& x : rows) x = to_bf16(random(scale));
+  return rows;
+}
+
 template <int kKey>
 void test_forward(const Case& c) {
   const Layout at(c);
@@ -164,7 +185,10 @@ void test_forward(const Case& c) {
   Tensor v(c.bf16, static_cast<size_t>(at.tokens) * at.row), initial(c.state_bf16, heads * c.K * c.V);
   std::vector<uint16_t> z(static_cast<size_t>(at.chunks) * c.HV * at.blocks * kPanel, kNan16);
   Fine<kKey> fine(images.size());
+  std::vector<RowImage<kKey>> row_images(images.size());
+  const std::vector<uint16_t> keys = random_rows(at, 0.3, random), reads = random_rows(at, 0.9, random);
   std::memset(static_cast<void*>(images.data()), 0, images.size() * sizeof(images[0]));
+  std::memset(static_cast<void*>(row_images.data()), 0, row_images.size() * sizeof(row_images[0]));
   for (int n = 0; n < at.N; ++n) {
     for (int hv = 0; hv < c.HV; ++hv) {
       for (int k = 0; k < c.K; ++k)
@@ -182,6 +206,17 @@ void test_forward(const Case& c) {
         for (int k = 0; k < kKey; ++k) image.gamma[k] = k == 3 ? 0.0f : static_cast<float>(0.5 + random(0.5));
         if (c.fine) fine.fill(at.image(n, chunk, hv), c, rows, 0.15, 0.05, random);
         for (int t = 0; t < rows; ++t) image.z_scale[t] = c.prepared_z ? 1.0f : static_cast<float>(1 + random(0.9));
+        if (c.rows) {
+          auto& of_rows = row_images[at.image(n, chunk, hv)];
+          std::memcpy(of_rows.x, image.x, sizeof image.x);
+          std::memcpy(of_rows.m, image.m, sizeof image.m);
+          std::memcpy(of_rows.z_scale, image.z_scale, sizeof image.z_scale);
+          std::fill_n(image.gamma, kKey, chunk == 3 ? 0.0f : image.gamma[0]);
+          std::copy_n(image.gamma, 4, of_rows.gamma);
+          for (int t = 0; t < rows; ++t) of_rows.e[t] = static_cast<float>(random(0.2)), of_rows.q[t] = static_cast<float>(random(0.2));
+          std::fill_n(image.e, 64 * kKey, kNan16);
+          std::fill_n(image.q, 64 * kKey, kNan16);
+        }
         for (int b = 0; b < at.blocks; ++b)
           for (int t = 0; t < 64; ++t)
             for (int i = 0; i < 64; ++i) {
@@ -204,6 +239,8 @@ void test_forward(const Case& c) {
   };
   const auto run = [&](bool alone) {
     DeviceBuffer<ForwardImage<kKey>> device_images(images);
+    DeviceBuffer<RowImage<kKey>> device_row_images(row_images);
+    DeviceBuffer<uint16_t> device_keys(keys), device_reads(reads);
     DeviceTensor device_v(v), device_initial(initial), device_o(Tensor(c.bf16, v.h.size() + v.f.size())), device_final(Tensor(c.state_bf16, heads * c.K * c.V));
     DeviceBuffer<uint16_t> device_z(z), states(std::vector<uint16_t>(z.size() / 64 * kKey, kNan16)), w(std::vector<uint16_t>(z.size(), kNan16));
     DeviceBuffer<int32_t> offsets(at.offsets), chunk_base(at.chunk_base);
@@ -213,6 +250,11 @@ void test_forward(const Case& c) {
     args.sequences = at.sequence_arg(offsets.data(), chunk_base.data());
     args.HV = c.HV, args.K = c.K, args.V = c.V, args.online = c.online;
     args.images = device_images.data();
+    args.shape = at.shape();
+    if (c.rows) {
+      args.images = device_row_images.data();
+      args.rows = {at.key_arg(device_reads.data()), at.key_arg(device_keys.data())};
+    }
     if (c.prepared_z) {
       args.z = device_z.data();
     } else {
@@ -247,6 +289,11 @@ void test_forward(const Case& c) {
           const size_t index = at.image(n, chunk, hv);
           const auto& image = images[index];
           const int rows = at.rows(n, chunk);
+          const auto of_row = [&](const std::vector<uint16_t>& raw, const float* factors, int t, int k) {
+            return t < rows ? factors[t] * from_bf16(raw[at.key_at(n, 64 * chunk + t, hv, k)]) : 0.0;
+          };
+          const auto e_at = [&](int t, int k) { return c.rows ? of_row(keys, row_images[index].e, t, k) : from_bf16(image.e[panel_index(t, k)]); };
+          const auto q_at = [&](int t, int k) { return c.rows ? of_row(reads, row_images[index].q, t, k) : from_bf16(image.q[panel_index(t, k)]); };
           // What the rest of w meets is x, and not the rest of that.
           std::vector<double> w_rest(static_cast<size_t>(64) * padded, 0.0), e_operand(s);
           for (double& x : e_operand) x = rounded(c, x, rounds);
@@ -259,7 +306,7 @@ void test_forward(const Case& c) {
               if (c.online)
                 for (int k = 0; k < c.K; ++k) {
                   const size_t from = static_cast<size_t>(k) * padded + i;
-                  const double e = from_bf16(image.e[panel_index(t, k)]);
+                  const double e = e_at(t, k);
                   x += c.fine ? fine.images[index].scale[t] * (e * e_operand[from] + fine.key_rest(index, t, k) * operand[from]) : e * operand[from];
                 }
               const double nearest = rounded(x, rounds);
@@ -273,7 +320,7 @@ void test_forward(const Case& c) {
             if (c.out && i < c.V)
               for (int t = 0; t < rows; ++t) {
                 double x = 0;
-                for (int k = 0; k < c.K; ++k) x += from_bf16(image.q[panel_index(t, k)]) * operand[static_cast<size_t>(k) * padded + i];
+                for (int k = 0; k < c.K; ++k) x += q_at(t, k) * operand[static_cast<size_t>(k) * padded + i];
                 for (int j = 0; j < 64; ++j) x += from_bf16(image.m[panel_index(t, j)]) * w[static_cast<size_t>(j) * padded + i];
                 o.add(got.o.at(at.token_at(n, 64 * chunk + t, hv, i)), c.bf16 ? rounded(x, rounds) : x);
               }
@@ -354,6 +401,7 @@ void test_reverse(const Case& c) {
     args.HV = c.HV, args.K = c.K, args.V = c.V, args.online = c.online;
     args.images = device_images.data();
     if (c.has_d_o) args.d_o = at.token_arg(device_d_o.data());
+    args.shape = at.shape();
     args.d_states = d_states.data(), args.v = v.data();
     for (int n = 0; n < (alone ? at.N : 1); ++n) {
       if (alone) args.sequences = {offsets.data() + n, chunk_base.data() + n, 1, 0, 0};
@@ -458,6 +506,7 @@ std::vector<Case> cases() {
       add("float32, V-first", [&](Case& c) { c.lengths = {130, 130}, c.bf16 = false, c.value_first = true; });
       add("float32, no saves", [&](Case& c) { c.lengths = packed, c.packed = true, c.bf16 = false, c.save = false; });
       add("bf16 states", [&](Case& c) { c.lengths = packed, c.packed = true, c.state_bf16 = true, c.value_first = true; });
+      add("without the engine", [&](Case& c) { c.lengths = packed, c.packed = true, c.engine = false; });
       add("V 16", [&](Case& c) { c.V = 16; });
       add("V 100", [&](Case& c) { c.V = 100; });
       add("V 37", [&](Case& c) { c.V = 37, c.packed = true, c.lengths = packed; });
@@ -468,6 +517,24 @@ std::vector<Case> cases() {
       add("no d_o, no state", [&](Case& c) { c.has_d_o = c.has_initial = false; });
       add("no d_o", [&](Case& c) { c.has_d_o = false; });
       if (!online) continue;
+      const auto add_rows = [&](const std::string& more, auto change) {
+        add("rows" + more, [&](Case& c) {
+          c.rows = true, c.lengths = packed, c.packed = true;
+          change(c);
+        });
+      };
+      add_rows("", [](Case&) {});
+      add_rows(", no saves", [](Case& c) { c.save = false; });
+      add_rows(", saves only", [](Case& c) { c.out = false; });
+      add_rows(", state only", [](Case& c) { c.out = c.save = false; });
+      add_rows(", prepared z", [](Case& c) { c.prepared_z = true; });
+      add_rows(" of groups, with gaps", [](Case& c) { c.HV = 4, c.group = 2, c.row_padding = 8; });
+      add_rows(" of groups, batch", [](Case& c) { c.HV = 4, c.group = 4, c.packed = false, c.lengths = {130, 130}; });
+      add_rows(", the same for all", [](Case& c) { c.same_rows = true, c.packed = false, c.lengths = {130, 130, 130}; });
+      add_rows(", without the engine", [](Case& c) { c.engine = false; });
+      add_rows(", float32, V 37", [](Case& c) { c.bf16 = false, c.V = 37; });
+      add_rows(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
+      add_rows(", 9 chunks", [](Case& c) { c.lengths = {570}, c.packed = false, c.V = 64; });
       for (const bool rests : {false, true}) {
         const std::string name = rests ? "fine with rests of keys" : "fine";
         const auto add_fine = [&](const std::string& more, auto change) {

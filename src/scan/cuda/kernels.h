@@ -110,7 +110,7 @@ struct FineImages {
 
 struct PrepareArgs {
   Problem problem;
-  void* forward = nullptr;                 // ForwardImage<key> [chunks, HV]
+  void* forward = nullptr;                 // ForwardImage<key>, or where prepare_leaves_rows() RowImage<key> [chunks, HV]
   void* backward = nullptr;                // BackwardImage<key> [chunks, HV], or null
   FineImages forward_fine, backward_fine;  // both have rests or none
   PairImage* pairs = nullptr;              // [chunks, HV], or null
@@ -121,14 +121,28 @@ void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 // Whether prepare() makes M of the preconditioner itself, from problem.boundaries: problem.m is null then. A function of the inputs (not of m
 // and boundaries).
 bool prepare_makes_m(const Problem& problem, int key);
+// Whether prepare() of this leaves it to the forward scan to take the rows of q and k (tiles.h: RowImage). A function of the inputs (boundaries too).
+bool prepare_leaves_rows(const Problem& problem, int key);
+
+// How many batches and tokens of a batch tensors of tokens have (packed: 1 and all), for the copy engine; 0: it is not asked.
+struct TokenShape {
+  int64_t B = 0, T = 0;
+};
+
+// For the forward scan: q and k of a problem where prepare_leaves_rows().
+struct ScanRows {
+  TokenArg q, k;  // k.data null: other problems
+};
 
 struct ScanForwardArgs {
   SequenceArg sequences;
   int32_t HV = 0, K = 0, V = 0;
   bool online = true;
-  const void* images = nullptr;  // ForwardImage<key>
+  const void* images = nullptr;  // ForwardImage<key>, or with `rows` RowImage<key>
   FineImages fine;
-  TokenArg v;  // raw values, used where z is null
+  ScanRows rows;
+  TokenShape shape;  // of q, k and v
+  TokenArg v;        // raw values, used where z is null
   const uint16_t* z = nullptr;
   TokenArg o;                           // may be absent
   StateArg initial_state, final_state;  // may be absent (zero; not written)
@@ -156,6 +170,7 @@ struct ScanReverseArgs {
   const void* images = nullptr;  // BackwardImage<key>
   FineImages fine;
   TokenArg d_o;                             // may be absent: zero
+  TokenShape shape;                         // of d_o
   StateArg d_final_state, d_initial_state;  // may be absent (zero; not written)
   uint16_t* d_states = nullptr;             // D^T at every chunk's end, or null
   uint16_t* v = nullptr;                    // V of every chunk, or null (both or none)

@@ -56,7 +56,7 @@ struct FineRegions {
 
 struct ForwardRegions {
   CommonRegions common;
-  Region images;  // ForwardImage [chunks, HV]; not if direct
+  Region images;  // ForwardImage [chunks, HV], or RowImage, which is smaller (what the tensors are is not known here); not if direct
   FineRegions fine;
   Region z;  // panels [chunks, HV, value blocks]: rules whose write gate has a value a channel
   SegmentRegions segments;

@@ -8,6 +8,7 @@ namespace fw::cuda {
 // No decay, one that is a constant of the head, or a scalar of a token and head.
 void prepare_scalar(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 bool prepare_scalar_makes_m(const Problem& problem, int key);
+bool prepare_scalar_leaves_rows(const Problem& problem, int key);
 // Of those, rules whose r or e is a sum of q and k, without an erase gate of channels or a preconditioner, at a gain of at most 1, from whole rows.
 bool prepares_sums(const Problem& problem, int key);
 void prepare_sums(const PrepareArgs& args, int key, int64_t chunks, void* stream);

@@ -61,6 +61,8 @@ TokenArg per_head(const Plan& plan, float* data, int64_t dim) {
   return a;
 }
 
+TokenShape token_shape(const Plan& plan) { return {plan.packed ? 1 : plan.B, plan.packed ? plan.tokens() : plan.T}; }
+
 StateArg state_arg(const Plan& plan, const StateTensor<float>& t) {
   StateArg a;
   if (!t) return a;
@@ -259,6 +261,8 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   scan.online = plan.rule.online();
   scan.images = prepared.forward;
   scan.fine = prepared.forward_fine;
+  if (prepare_leaves_rows(problem, device.key)) scan.rows = {problem.in.q, problem.in.k};
+  scan.shape = token_shape(plan);
   scan.v = problem.in.v;
   scan.z = prepared.z;
   scan.o = token_arg(plan, out.o);
@@ -443,6 +447,7 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   scan.images = kept.at(device.saved.images);
   scan.fine = fine_images(device.saved.fine, kept);
   scan.d_o = token_arg(plan, d.o);
+  scan.shape = token_shape(plan);
   scan.d_final_state = state_arg(plan, d.final_state);
   scan.d_initial_state = state_arg(plan, grads.initial_state);
   scan.d_states = space.at<uint16_t>(device.backward.d_states);

@@ -33,6 +33,22 @@ struct ForwardImage {
   float z_scale[64];      // Z = z_scale (.) v, rows past the end 0; 1 (0 past the end) where the Z image is used
 };
 
+// The same of rules whose e and r are raw rows of k and q times a number a row (prepare_leaves_rows(), kernels.h). The forward scan takes those rows where
+// they are, and here are the numbers:
+//   W = Z + diag(e) k S0      O = diag(q) q S0 + M W      S_C = gamma_C S0 + X^T W
+// Rows past the end: 0.
+template <int kKey>
+struct RowImage {
+  uint16_t x[64 * kKey];
+  uint16_t m[kPanel];
+  float e[64], q[64], z_scale[64];
+  float gamma[4];  // all the same
+  float unused[28];
+};
+// Each image begins with a line of the L2 cache: copies of others move parts of lines twice.
+static_assert(sizeof(ForwardImage<64>) % 128 == 0 && sizeof(ForwardImage<128>) % 128 == 0 && sizeof(RowImage<64>) % 128 == 0 &&
+              sizeof(RowImage<128>) % 128 == 0);
+
 // The same for the reverse scan over D = the gradient of the state, from the chunk's end to its start:
 //   V = k D      D_0 = Diag(gamma_C) D + q^T dO - y^T V
 // k: Khat, y: A E (E = gamma (.) e without the sign; unused offline), q: Q - P A E (offline: Q).

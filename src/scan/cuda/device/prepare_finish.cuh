@@ -41,9 +41,10 @@ FW_DEVICE uint64_t* start_half_barrier(char* at) {
   return barrier;
 }
 
-template <int kKey>
+// Image: what the forward scan reads, ForwardImage or RowImage.
+template <int kKey, class Image = ForwardImage<kKey>>
 struct ChunkImages {
-  ForwardImage<kKey>* forward;
+  Image* forward;
   BackwardImage<kKey>* backward;  // may be null, and so may the others
   PairImage* pairs;
   uint16_t* z;
@@ -51,11 +52,11 @@ struct ChunkImages {
   char *e_rests, *k_rests;
 };
 
-template <int kKey>
-FW_DEVICE ChunkImages<kKey> chunk_images(const PrepareArgs& args, int64_t item) {
-  ChunkImages<kKey> out;
+template <int kKey, class Image = ForwardImage<kKey>>
+FW_DEVICE ChunkImages<kKey, Image> chunk_images(const PrepareArgs& args, int64_t item) {
+  ChunkImages<kKey, Image> out;
   const int64_t value_blocks = (args.problem.V + kValueBlock - 1) / kValueBlock;
-  out.forward = static_cast<ForwardImage<kKey>*>(args.forward) + item;
+  out.forward = static_cast<Image*>(args.forward) + item;
   out.backward = args.backward != nullptr ? static_cast<BackwardImage<kKey>*>(args.backward) + item : nullptr;
   out.pairs = args.pairs != nullptr ? args.pairs + item : nullptr;
   out.z = args.z != nullptr ? args.z + item * value_blocks * kPanel : nullptr;
@@ -69,8 +70,8 @@ FW_DEVICE ChunkImages<kKey> chunk_images(const PrepareArgs& args, int64_t item) 
 // After warps 0 to 3 wrote the blocks of T, the one of its number each, and the others P: no barrier is wanted in between. Four warps
 // invert; the others call first(a number of 4 for each warp), and then they, and two of the four when they are through, call
 // meanwhile(a number of 6). kTraining: there may be a backward image. kClaimed: the place of a is free once first() is over.
-template <int kKey, RowForm kForm, bool kTraining, bool kClaimed, bool kFine, class First, class Meanwhile>
-FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages<kKey>& out, First&& first, Meanwhile&& meanwhile) {
+template <int kKey, RowForm kForm, bool kTraining, bool kClaimed, bool kFine, class Image, class First, class Meanwhile>
+FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages<kKey, Image>& out, First&& first, Meanwhile&& meanwhile) {
   if (warp < 4) {
     invert<kFine>(reinterpret_cast<float*>(s.t), s.a, s.fine, warp, [&] {
       if constexpr (kClaimed) mbarrier_wait(s.claimed, 0);

@@ -61,14 +61,15 @@ FW_DEVICE void scalar_decays(const Problem& x, const ChunkPlace& place, const ui
 }
 
 // By one warp: those, and gamma of the images.
-template <int kKey, class Factors>
-FW_DEVICE void put_decays(const Problem& x, const ChunkPlace& place, const uint2& steps, Factors& rows, const ChunkImages<kKey>& out) {
+template <int kKey, class Image, class Factors>
+FW_DEVICE void put_decays(const Problem& x, const ChunkPlace& place, const uint2& steps, Factors& rows, const ChunkImages<kKey, Image>& out) {
+  constexpr int kForward = sizeof(out.forward->gamma) / sizeof(float);  // one for each channel, or few
   float gamma_end;
   scalar_decays(x, place, steps, rows, gamma_end);
   FW_UNROLL
   for (int j = 0; j < kKey / 32; ++j) {
     const int channel = static_cast<int>(lane_index()) + 32 * j;
-    out.forward->gamma[channel] = gamma_end;
+    if (channel < kForward) out.forward->gamma[channel] = gamma_end;
     if (out.backward != nullptr) out.backward->gamma[channel] = gamma_end;
   }
 }

@@ -84,21 +84,28 @@ FW_DEVICE TileRows tile_rows(const TokenArg& a, const SequenceArg& sequences, co
   return {rows, p.length, p.value_block * kValueBlock, V, wide};
 }
 
-// Thread i brings 8 columns of rows i / 8, i / 8 + 8, ... of chunk c and arrives once; what lies outside the tensor is 0.
-FW_DEVICE void bring_tile(const TileRows& t, int c, char* panel, uint64_t* full) {
+// Thread i fills 8 columns of rows i / 8, i / 8 + 8, ... of chunk c; what lies outside the tensor is 0.
+// Of wide rows of bf16, asynchronously:
+FW_DEVICE void copy_tile(const TileRows& t, int c, char* panel) {
   const int i = static_cast<int>(thread_index()), piece = i % 8, row = i / 8;
   const int column = t.column + piece * 8, token = c * kChunk + row;
   char* to = panel + row * 128 + ((piece ^ row) * 16);
-  if (t.wide && t.rows.bf16 != 0) {
-    const char* from = t.rows.data + (token * t.rows.stride + column) * 2;
-    FW_UNROLL
-    for (int j = 0; j < 8; ++j) {
-      const bool valid = token + j * 8 < t.length && column < t.V;
-      cp_async_16(shared_address(to + j * 1024), valid ? from + j * 16 * t.rows.stride : t.rows.data, valid);
-    }
-    cp_async_arrive(full);
-    return;
+  const char* from = t.rows.data + (token * t.rows.stride + column) * 2;
+  FW_UNROLL
+  for (int j = 0; j < 8; ++j) {
+    const bool valid = token + j * 8 < t.length && column < t.V;
+    cp_async_16(shared_address(to + j * 1024), valid ? from + j * 16 * t.rows.stride : t.rows.data, valid);
   }
+}
+// Of any; returns whether that is asynchronous.
+FW_DEVICE bool fill_tile(const TileRows& t, int c, char* panel) {
+  if (t.wide && t.rows.bf16 != 0) {
+    copy_tile(t, c, panel);
+    return true;
+  }
+  const int i = static_cast<int>(thread_index()), piece = i % 8, row = i / 8;
+  const int column = t.column + piece * 8, token = c * kChunk + row;
+  char* to = panel + row * 128 + ((piece ^ row) * 16);
   if (t.wide) {
     const float* from = reinterpret_cast<const float*>(t.rows.data) + token * t.rows.stride + column;
     float4 x[16] = {};  // of all rows: so many loads are on their way together
@@ -120,7 +127,15 @@ FW_DEVICE void bring_tile(const TileRows& t, int c, char* panel, uint64_t* full)
       *reinterpret_cast<uint4*>(to + j * 1024) = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
     }
   }
-  mbarrier_arrive(full);
+  return false;
+}
+// And arrives once.
+FW_DEVICE void bring_tile(const TileRows& t, int c, char* panel, uint64_t* full) {
+  if (fill_tile(t, c, panel)) {
+    cp_async_arrive(full);
+  } else {
+    mbarrier_arrive(full);
+  }
 }
 
 // ---- Fragments: by the state's warps -------------------------------------------------------------------------------------------

@@ -37,4 +37,9 @@ bool prepare_makes_m(const Problem& problem, int key) {
   return problem.rule.decay == Decay::kChannel ? prepare_channel_makes_m(problem, key) : prepare_scalar_makes_m(problem, key);
 }
 
+bool prepare_leaves_rows(const Problem& problem, int key) {
+  if (problem.rule.decay == Decay::kChannel) return false;
+  return prepares_precond(problem, key) ? problem.rule.online() : prepare_scalar_leaves_rows(problem, key);
+}
+
 }  // namespace fw::cuda

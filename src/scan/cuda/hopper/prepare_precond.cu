@@ -1,8 +1,9 @@
 // prepare where all channels of a token decay alike, or not at all, and w or r is k or q times M of the preconditioner (made here, from A before the
 // chunk) times a number a row. A block has one chunk of one value head. The raw rows of q and k are operands as they came from memory and what they
-// are multiplied with is a factor of results, as for plain rules (prepare_scalar.cu); k (.) M is a tile of its own beside k online, and takes the
-// place of k (q (.) M: of q) where there is no erase.
+// are multiplied with is a factor of results, as for plain rules (prepare_scalar.cu), and online the forward scan takes them (RowImage); k (.) M is a
+// tile of its own beside k online, and takes the place of k (q (.) M: of q) where there is no erase.
 #include <algorithm>
+#include <type_traits>
 
 #include "scan/cuda/device/prepare_scalar_parts.cuh"
 #include "scan/cuda/launch.h"
@@ -11,10 +12,10 @@
 namespace fw::cuda {
 namespace {
 
-// Factors by row: prepare_scalar_parts.cuh; left: of the rows of P and of T, and where |q|^2 and |k|^2 wait for the coefficients; erase: of -E; z: of
-// the values; gamma, keys: in the end of the operands in the images q and Khat, as split_keys; split_erase: as erase.
+// Factors by row: prepare_scalar_parts.cuh; left: of the rows of P and of T, and where |q|^2 and |k|^2 wait for the coefficients; z: of
+// the values; gamma, keys: in the end of the operands in the images q and Khat, as split_keys; split_erase: of -E.
 struct PrecondFactors {
-  float pair[kChunk], left[2][kChunk], right[kChunk], gamma[kChunk], keys[kChunk], erase[kChunk], z[kChunk];
+  float pair[kChunk], left[2][kChunk], right[kChunk], gamma[kChunk], keys[kChunk], z[kChunk];
   SplitFactors split_keys, split_erase;
 };
 
@@ -30,14 +31,14 @@ struct PrecondLayout {
   static constexpr uint32_t kWork = !kOnline    ? (kRuns + 15) / 16 * 16
                                     : kTraining ? std::max(kTriangle, kOperand)
                                                 : std::max<uint32_t>(kTriangleBytes, kPanelBytes);
-  static constexpr uint32_t kRows = kT + kWork;
-  static constexpr uint32_t kBarrier = kRows + sizeof(PrecondFactors), kBytes = kBarrier + 8;
+  static constexpr uint32_t kRows = kT + kWork, kBytes = kRows + sizeof(PrecondFactors);
+  using Image = std::conditional_t<kOnline, RowImage<kKey>, ForwardImage<kKey>>;
   static_assert(kRuns <= kWork && kRows % 16 == 0 && kA % 1024 == 0 && kM % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
 // The factors of this lane's row, from the norms that wait in `rows`.
-template <bool kOnline>
-FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, const PlainGates& gates, PrecondFactors& rows, float* z_scale, bool z_image) {
+template <bool kOnline, class Image>
+FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, const PlainGates& gates, PrecondFactors& rows, Image* image, bool z_image) {
   const bool valid = row < place.span.rows;
   FrontCoefs<float> c;
   if (valid) c = plain_coefs(x, gates, rows.left[0][row], rows.left[1][row]);
@@ -45,11 +46,11 @@ FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, c
   rows.left[0][row] = c.r_q, rows.left[1][row] = c.e_k, rows.right[row] = c.w_k;
   rows.gamma[row] = gamma * c.r_q, rows.keys[row] = suffix * c.w_k, rows.z[row] = c.z_v;
   if constexpr (kOnline) {
-    rows.erase[row] = -gamma * c.e_k;
     split_into(rows.split_keys, row, suffix * c.w_k);
     split_into(rows.split_erase, row, -gamma * c.e_k);
+    image->e[row] = -gamma * c.e_k, image->q[row] = gamma * c.r_q;
   }
-  z_scale[row] = !z_image ? c.z_v : valid ? 1.0f : 0.0f;
+  image->z_scale[row] = !z_image ? c.z_v : valid ? 1.0f : 0.0f;
 }
 
 // The warp's rows of `raw` times M, into the same places of `to`.
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
   char* shared = shared_memory();
   const ChunkPlace place = chunk_place(x);
   if (place.span.rows < 0) return grid_dependency_wait();
-  ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
+  auto out = chunk_images<kKey, typename Layout::Image>(args, place.item);
   if constexpr (kOnline && !kTraining) out.backward = nullptr;
   PrecondFactors& rows = *reinterpret_cast<PrecondFactors*>(shared + Layout::kRows);
   const int warp = uniform_warp(), lane = static_cast<int>(lane_index());
@@ -97,7 +98,6 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
   if (own < place.span.rows) g = gate_of_row(x.in.precond_g, place, own), beta = gate_of_row(x.in.precond_beta, place, own);
   const int row = coefficient_row(warp);
   const PlainGates gates = plain_gates(x, place, row);
-  uint64_t* const claimed = start_half_barrier(shared + Layout::kBarrier);
   clear_above(shared + Layout::kP);
   if (warp == 1) put_decays<kKey>(x, place, steps, rows, out);
   front_arrived();
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
   const RunGates run = run_gates(x.rule, g, beta, squares.y);
   put_run<kN>(run, warp, lane, *precond.shared, [&](int r, float(&k)[kN]) { fetched_row(keys, r, k); });
   sync_threads();
-  if (row >= 0) put_factors<kOnline>(x, place, row, gates, rows, out.forward->z_scale, out.z != nullptr);
+  if (row >= 0) put_factors<kOnline>(x, place, row, gates, rows, out.forward, out.z != nullptr);
   precond.start();
   scale_by_m<kN>(keys, target == reads ? reads : keys, target, run, precond);
   sync_threads();
@@ -122,13 +122,11 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
   if constexpr (kOnline) {
     FinishBuffers buffers{writes, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys,
                           reads,  t, &rows.split_keys,    &rows.split_erase,   rows.gamma};
-    buffers.claimed = claimed;
     buffers.last_pair = rows.pair + kChunk - 1;
-    finish_online<kKey, RowForm::kMultiples, kTraining, !kTraining, false>(
-        buffers, warp, out, [&](int number) { plain_images<kKey>(reads, 4 * number, 4, rows.gamma, out.forward->q, nullptr, nullptr); },
+    finish_online<kKey, RowForm::kMultiples, kTraining, false, false>(
+        buffers, warp, out, [](int) {},
         [&](int number) {
           const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
-          plain_images<kKey>(keys, first, count, rows.erase, out.forward->e, nullptr, nullptr);
           if constexpr (kTraining) plain_images<kKey>(writes, first, count, rows.keys, out.backward->k, nullptr, nullptr);
           if (out.z != nullptr) write_values(x, place, z_of, out.z, number * 32 + lane, kMeanwhileWarps * 32);
         });

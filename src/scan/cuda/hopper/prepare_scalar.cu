@@ -2,8 +2,10 @@
 // exp(G_i - G_j), in float32. A block has one chunk of one value head.
 //
 // Where the streams are multiples of the raw q and k (kPlain: most rules), those are the operands as they came from memory, and
-// coefficients are factors of results: they are worked out while the products run. Other rules make their streams first.
+// coefficients are factors of results: they are worked out while the products run. Online the forward scan takes those rows as well
+// (RowImage), but for gains above 1 (kFine). Other rules make their streams first.
 #include <algorithm>
+#include <type_traits>
 
 #include "scan/cuda/device/prepare_scalar_parts.cuh"
 #include "scan/cuda/launch.h"
@@ -16,7 +18,7 @@ namespace {
 // of the operands in the images q and (with split_keys) Khat; split_erase: those in -E. left is also where |q|^2 and |k|^2 wait for the
 // coefficients.
 struct ScalarRows {
-  float pair[kChunk], left[2][kChunk], right[kChunk], gamma[kChunk], keys[kChunk], erase[kChunk], z[kChunk];
+  float pair[kChunk], left[2][kChunk], right[kChunk], gamma[kChunk], keys[kChunk], z[kChunk];
   SplitFactors split_keys, split_erase;
 };
 // kFine: a and b of bare_keys.cuh, 1 where keys are not bare; the factors of the columns of P, where `right` has those of T. Where rows are not plain, `left`
@@ -30,12 +32,13 @@ struct FineRows {
 // the kernel that makes forward images only. Of that, four blocks fit an SM, and three of the other for plain rules.
 template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine = false>
 struct ScalarLayout {
-  static constexpr bool kClaims = kPlain && kOnline && !kTraining;
+  static constexpr bool kRows = kPlain && kOnline && !kFine, kShares = kRows && !kTraining;
+  using Image = std::conditional_t<kRows, RowImage<kKey>, ForwardImage<kKey>>;
   static constexpr int kBlocks = kFine ? (kPlain ? 2 : 1) : !kOnline ? (kPlain ? 4 : 3) : (kPlain ? 4 : 3) - (kTraining ? 1 : 0);
   static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
-  static constexpr uint32_t kWork = !kOnline ? 0 : kClaims ? kTriangle : std::max(kTriangle, kOperand);
-  static constexpr uint32_t kKeys = 0, kReads = kOperand, kErase = 2 * kOperand, kA = kClaims ? kReads : kErase + kWork;
-  static constexpr uint32_t kP = kErase + kWork + (kOnline && !kClaims ? kPanelBytes : 0);
+  static constexpr uint32_t kWork = !kOnline ? 0 : kShares ? kTriangle : std::max(kTriangle, kOperand);
+  static constexpr uint32_t kKeys = 0, kReads = kOperand, kErase = 2 * kOperand, kA = kShares ? kReads : kErase + kWork;
+  static constexpr uint32_t kP = kErase + kWork + (kOnline && !kShares ? kPanelBytes : 0);
   static constexpr uint32_t kM = kP + kPanelBytes, kT = kPlain || !kTraining ? kErase : kM + kPanelBytes;
   static constexpr uint32_t kEnd = !kOnline || !kTraining ? kM : kPlain ? kM + kPanelBytes : kT + kWork;
   static constexpr uint32_t kRowsBytes = sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowCoefs) + sizeof(RunShared<kKey / 32>));
@@ -43,7 +46,7 @@ struct ScalarLayout {
   static constexpr uint32_t kFineRows = kEnd + kRowsBytes, kFineEnd = kFineRows + (kPlain ? sizeof(FineRows) : 0);
   static constexpr uint32_t kALow = (kFineEnd + 1023) / 1024 * 1024, kPLow = kALow + kPanelBytes;
   static constexpr uint32_t kYRests = kPLow + kPanelBytes, kKeyRests = kYRests + kOperand, kFineTotal = kKeyRests + (kPlain ? 0 : kOperand);
-  static constexpr uint32_t kBarrier = kFine ? kFineTotal : kEnd + kRowsBytes, kBytes = kBarrier + (kClaims ? 8 : 0);
+  static constexpr uint32_t kBytes = kFine ? kFineTotal : kEnd + kRowsBytes;
   static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kOperand <= 2 * kPanelBytes && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
@@ -98,9 +101,9 @@ FW_DEVICE void put_scales(const ChunkImages<kKey>& out, int row, float of_e, flo
 }
 
 // Plain rules: the factors of this lane's row, from the norms that wait in `rows`.
-template <bool kOnline, bool kFine, int kKey>
+template <bool kOnline, bool kFine, int kKey, class Image>
 FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row, const PlainGates& gates, ScalarRows& rows, FineRows* fine,
-                             const ChunkImages<kKey>& out) {
+                             const ChunkImages<kKey, Image>& out) {
   const bool valid = row < place.span.rows;
   FrontCoefs<float> c = plain_coefs(x, gates, rows.left[0][row], rows.left[1][row]);
   const FrontCoefs<float> of_t = c;
@@ -115,10 +118,10 @@ FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row,
   rows.gamma[row] = gamma * q, rows.keys[row] = suffix * k, rows.z[row] = z;
   if constexpr (kFine) put_scales(out, row, -gamma * e, suffix * k);
   if constexpr (kOnline) {
-    rows.erase[row] = -gamma * e;
     split_into(rows.split_keys, row, suffix * k);
     split_into(rows.split_erase, row, -gamma * e);
   }
+  if constexpr (kOnline && !kFine) out.forward->e[row] = -gamma * e, out.forward->q[row] = gamma * q;
   out.forward->z_scale[row] = out.z == nullptr ? z : valid ? 1.0f : 0.0f;
 }
 
@@ -132,7 +135,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   char* shared = shared_memory();
   const ChunkPlace place = chunk_place(x);
   if (place.span.rows < 0) return;
-  ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
+  auto out = chunk_images<kKey, typename Layout::Image>(args, place.item);
   if constexpr (kOnline && !kTraining) out.backward = nullptr;
   ScalarRows& rows = *reinterpret_cast<ScalarRows*>(shared + Layout::kEnd);
   FineRows& fine = *reinterpret_cast<FineRows*>(shared + Layout::kFineRows);  // kFine, kPlain
@@ -145,8 +148,6 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   if (kPlain || fetched != 0) fetch_front<kN>(x, place, raw);
   const int row = kPlain ? coefficient_row(warp) : -1;
   const PlainGates gates = plain_gates(x, place, row);
-  uint64_t* claimed = nullptr;
-  if constexpr (Layout::kClaims) claimed = start_half_barrier(shared + Layout::kBarrier);
   clear_above(shared + Layout::kP);
   if (warp == 1) put_decays<kKey>(x, place, steps, rows, out);
 
@@ -231,17 +232,18 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
                           rests ? shared + Layout::kKeyRests : nullptr,
                           rests ? shared + Layout::kYRests : nullptr,
                           shared + Layout::kYRests};
-    buffers.claimed = claimed;
     buffers.last_pair = rows.pair + kChunk - 1;
-    finish_online<kKey, RowForm::kMultiples, kTraining, Layout::kClaims, kFine>(
+    finish_online<kKey, RowForm::kMultiples, kTraining, false, kFine>(
         buffers, warp, out,
         [&](int number) {
-          if constexpr (kPlain) plain_images<kKey>(reads, 4 * number, 4, rows.gamma, out.forward->q, nullptr, nullptr);
+          if constexpr (kPlain && kFine) plain_images<kKey>(reads, 4 * number, 4, rows.gamma, out.forward->q, nullptr, nullptr);
         },
         [&](int number) {
-          if constexpr (kPlain) {
-            plain_images<kKey>(keys, number < 4 ? 2 * number : 4 * number - 8, number < 4 ? 2 : 4, kFine ? nullptr : rows.erase, out.forward->e,
-                               kFine ? nullptr : rows.keys, kTraining && (!kFine || out.backward != nullptr) ? out.backward->k : nullptr);
+          const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
+          if constexpr (kPlain && kFine) {
+            plain_images<kKey>(keys, first, count, nullptr, out.forward->e, nullptr, out.backward != nullptr ? out.backward->k : nullptr);
+          } else if constexpr (kPlain && kTraining) {
+            plain_images<kKey>(keys, first, count, rows.keys, out.backward->k, nullptr, nullptr);
           }
           if (out.z != nullptr) write_values(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
         });
@@ -265,10 +267,11 @@ void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* 
          form, static_cast<int>(fetched));
 }
 
+bool takes_plain(const Problem& x, int key) { return can_fetch(x, key) && plain_streams(x) && !channel_erase(x.rule); }
+
 template <int kKey, bool kOnline>
 void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
-  const bool fetched = can_fetch(args.problem, kKey);
-  const bool plain = fetched && plain_streams(args.problem) && !channel_erase(args.problem.rule) && args.forward_fine.rests == nullptr;
+  const bool fetched = can_fetch(args.problem, kKey), plain = takes_plain(args.problem, kKey) && args.forward_fine.rests == nullptr;
   if (kOnline && wants_rests(args.problem.rule)) {
     plain ? launch_scalar<kKey, kOnline, true, kOnline, kOnline>(args, chunks, fetched, stream)
           : launch_scalar<kKey, kOnline, false, kOnline, kOnline>(args, chunks, fetched, stream);
@@ -287,6 +290,8 @@ bool prepare_scalar_makes_m(const Problem& problem, int key) {
   const Rule& rule = problem.rule;
   return rule.uses_precond() && rule.precond_squashed() && rule.normaliser == Normaliser::kNone && can_fetch(problem, key);
 }
+
+bool prepare_scalar_leaves_rows(const Problem& problem, int key) { return problem.rule.online() && !wants_rests(problem.rule) && takes_plain(problem, key); }
 
 void prepare_scalar(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
   const bool online = args.problem.rule.online();

@@ -4,7 +4,8 @@
 // Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W of every chunk.
 // Products take bf16 operands and add in float32; S stays float32 throughout.
 //
-// kFine: of rules with has_fine_images() (tiles.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two bf16 numbers there and in X^T W.
+// Form::kFine: of rules with has_fine_images() (tiles.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two bf16 numbers there and in X^T W.
+// Form::kRows: with RowImages and the raw rows of k and q: W = Z + diag(e) k S, O = diag(q) q S + M W.
 //
 // The order of work keeps the tensor cores busy and is what ptxas allows without serialising products (it says so: C7510 to C7518; the
 // machine code then has a wait behind each product). While products are in flight, their own accumulators and register operands stay
@@ -12,8 +13,9 @@
 // were last written by a product of the round before may not be touched once a product of this round is in flight: so the state is scaled
 // for the next chunk at the end of a round, and O is packed there. No product is in flight across the loop's end.
 #include <algorithm>
+#include <type_traits>
 
-#include "scan/cuda/device/scan_parts.cuh"
+#include "scan/cuda/device/scan_rows.cuh"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/launch.h"
 
@@ -21,13 +23,19 @@ namespace fw::cuda {
 
 namespace {
 
+// kImages: E, Q and X as they are, of rules with an erase; kOffline: without E.
+enum class Form { kOffline, kImages, kFine, kRows };
+
 // The parts of an image that this kernel reads, then the Z tile, in shared memory: bytes.
-template <int kKey, bool kOnline, bool kOut, bool kSave, bool kFine>
+template <int kKey, Form kForm, bool kOut, bool kSave>
 struct ForwardShape {
-  using Image = ForwardImage<kKey>;
+  static constexpr bool kRows = kForm == Form::kRows, kFine = kForm == Form::kFine, kOnline = kForm != Form::kOffline;
+  using Image = std::conditional_t<kRows, RowImage<kKey>, ForwardImage<kKey>>;
   static constexpr int kMatrix = 64 * kKey * 2;
-  static constexpr int kE = 0, kQ = kE + (kOnline ? kMatrix : 0), kX = kQ + (kOut ? kMatrix : 0), kM = kX + kMatrix, kGamma = kM + (kOut ? kPanelBytes : 0),
-                       kScale = kGamma + kKey * 4, kImage = kScale + 64 * 4, kTile = round_to_panels(kImage);
+  static constexpr int kE = 0, kQ = kE + (kOnline ? kMatrix : 0), kX = kQ + (kOut ? kMatrix : 0), kM = kX + kMatrix, kNumbers = kM + (kOut ? kPanelBytes : 0);
+  // Images: gamma, z_scale; rows: e, q, z_scale, gamma.
+  static constexpr int kScale = kNumbers + (kRows ? 128 : kKey) * 4, kGamma = kRows ? kScale + 64 * 4 : kNumbers;
+  static constexpr int kImage = (kRows ? kGamma + 16 : kScale + 64 * 4), kTile = round_to_panels(kImage);
   static constexpr int kRest = kTile + kPanelBytes, kKeyRests = kRest + kMatrix, kStage = kFine ? kKeyRests + kMatrix : kRest;
   static constexpr int kBuffers = kOut && kSave && kOnline && kKey == 128 ? 1 : 2;  // of each thing that leaves
   static constexpr int kOutputs = kBuffers * ((kOut ? kPanelBytes : 0) + (kSave ? kMatrix + kPanelBytes : 0));
@@ -40,20 +48,30 @@ struct ForwardShape {
     RingBarriers<kStages> stages;
     RingBarriers<kBuffers> o, s, w;
   };
-  static_assert(kStages >= 2 && kShared <= kScanSharedLimit && kTile - kImage >= kScanBarrierBytes && sizeof(Barriers) <= kScanBarrierBytes &&
-                (kOnline || !kFine));
-  static_assert(sizeof(Image) == 3 * kMatrix + kPanelBytes + kKey * 4 + 64 * 4);
+  static_assert(kStages >= 2 && kShared <= kScanSharedLimit && sizeof(Barriers) <= (kFine ? kScanBarrierBytes : kTile - kImage));
+  static_assert(sizeof(Image) == (kRows ? 1 : 3) * kMatrix + kPanelBytes + (kRows ? 3 * 64 + 32 : kKey + 64) * 4);
 };
 
-// One thread: starts the copies of an image into a stage.
-template <class Shape, bool kOnline, bool kOut>
+// One thread: starts the copies of an image into a stage, of image_bytes.
+template <class Shape>
+constexpr uint32_t image_bytes() {
+  return Shape::kImage - (Shape::kRows ? Shape::kX : 0);
+}
+template <class Shape, bool kOut>
 FW_DEVICE void bring_image(char* stage, const typename Shape::Image* image, uint64_t* full) {
-  if constexpr (kOut) {
-    bulk_load(stage, kOnline ? image->e : image->q, Shape::kImage, full);
+  if constexpr (Shape::kRows) {
+    if constexpr (kOut) {
+      bulk_load(stage + Shape::kX, image->x, image_bytes<Shape>(), full);
+    } else {
+      bulk_load(stage + Shape::kX, image->x, Shape::kMatrix, full);
+      bulk_load(stage + Shape::kNumbers, image->e, Shape::kImage - Shape::kNumbers, full);
+    }
+  } else if constexpr (kOut) {
+    bulk_load(stage, Shape::kOnline ? image->e : image->q, Shape::kImage, full);
   } else {
-    if constexpr (kOnline) bulk_load(stage + Shape::kE, image->e, Shape::kMatrix, full);
+    if constexpr (Shape::kOnline) bulk_load(stage + Shape::kE, image->e, Shape::kMatrix, full);
     bulk_load(stage + Shape::kX, image->x, Shape::kMatrix, full);
-    bulk_load(stage + Shape::kGamma, image->gamma, Shape::kImage - Shape::kGamma, full);
+    bulk_load(stage + Shape::kNumbers, image->gamma, Shape::kImage - Shape::kNumbers, full);
   }
 }
 
@@ -106,25 +124,30 @@ FW_DEVICE void load_z(float (&w)[32], uint32_t panel, const float* z_scale) {
   scale_columns(w, z_scale);
 }
 
-// w = z_scale (.) tile^T + scale (.) w.
-FW_DEVICE void add_z(float (&w)[32], const float* scale, uint32_t panel, const float* z_scale) {
-  float z[32];
-  load_z(z, panel, z_scale);
-  scale_columns(w, scale);
+// z += scale (.) w, by columns.
+FW_DEVICE void add_scaled(float (&z)[32], const float* scale, const float (&w)[32]) {
+  const float* mine = scale + 2 * (lane_index() % 4);
   FW_UNROLL
-  for (int i = 0; i < 32; ++i) w[i] += z[i];
+  for (int j = 0; j < 8; ++j) {
+    const float2 s = *reinterpret_cast<const float2*>(mine + 8 * j);
+    z[4 * j] += s.x * w[4 * j];
+    z[4 * j + 1] += s.y * w[4 * j + 1];
+    z[4 * j + 2] += s.x * w[4 * j + 2];
+    z[4 * j + 3] += s.y * w[4 * j + 3];
+  }
 }
 
-template <int kKey, bool kOnline, bool kOut, bool kSave, bool kFine>
-__global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const ScanForwardArgs args) {
-  using Shape = ForwardShape<kKey, kOnline, kOut, kSave, kFine>;
+template <int kKey, Form kForm, bool kOut, bool kSave>
+__global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const ScanForwardArgs args, const __grid_constant__ StageMaps maps) {
+  using Shape = ForwardShape<kKey, kForm, kOut, kSave>;
+  constexpr bool kRows = Shape::kRows, kFine = Shape::kFine, kOnline = Shape::kOnline;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
   const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock, map_blocks = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
   // Blocks of a map have Z = 0.
   const bool z_ready = args.z != nullptr && static_cast<int>(block_index_x()) % (value_blocks + map_blocks) < value_blocks;
   if (thread_index() == 0) {
-    barriers.stages.init(z_ready ? 1 : 1 + static_cast<int>(kStoreThread), kStateThreads);
+    barriers.stages.init(z_ready && !kRows ? 1 : 1 + static_cast<int>(kStoreThread), kStateThreads);
     barriers.o.init(kStateThreads, 64);
     barriers.s.init(kStateThreads, 1);
     barriers.w.init(kStateThreads, 1);
@@ -143,24 +166,47 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     const uint16_t* z = args.z + (z_ready ? first_block * kPanel : 0);
     const TileRows v = tile_rows(place.map ? TokenArg{} : args.v, args.sequences, place, args.V);
     // Who fills nothing does not wait either: with nobody waiting for it, it could miss a phase of a barrier and wait for ever.
-    const int rounds = z_ready && thread_index() != 0 ? 0 : place.chunks;
+    const int rounds = z_ready && !kRows && thread_index() != 0 ? 0 : place.chunks;
+    const EnginePlace engine(args.sequences, place);
+    constexpr int kRowPanels = kRows ? kKey / 64 : 0, kRowBytes = (kOut ? 2 : 1) * kRowPanels * static_cast<int>(kTensorBytes);
+    const int v_head = place.hv / args.v.divisor;
     Ring<Shape::kStages> ring;
     for (int c = 0; c < rounds; ++c, ring.next()) {
       char* const stage = shared + ring.slot * Shape::kStage;
       uint64_t* const full = barriers.stages.full + ring.slot;
       barriers.stages.wait_empty(ring);
+      const bool whole = engine.takes(c), brings_v = whole && maps.values != 0 && !z_ready && !place.map, brings_rows = !kRows || (whole && maps.rows != 0);
       if (thread_index() == 0) {
-        mbarrier_expect(full, Shape::kImage + (z_ready ? kPanelBytes : 0) + (kFine ? fine_bytes<kKey>(args.fine) : 0));
-        bring_image<Shape, kOnline, kOut>(stage, image, full);
+        const uint32_t fine = kFine ? fine_bytes<kKey>(args.fine) : 0;
+        mbarrier_expect(full, image_bytes<Shape>() + (z_ready || brings_v ? kPanelBytes : 0) + (brings_rows ? kRowBytes : 0) + fine);
+        bring_image<Shape, kOut>(stage, image, full);
         if constexpr (kFine) bring_fine<Shape, kKey>(args.fine, place.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
         if (z_ready) bulk_load(stage + Shape::kTile, z, kPanelBytes, full);
         image += args.HV;
         if (z_ready) z += block_step * kPanel;
+      } else if (thread_index() == 32) {
+        FW_UNROLL
+        for (int panel = 0; panel < kRowPanels; ++panel) {
+          if (!brings_rows) break;
+          engine.bring(maps.k, 64 * panel, place.hv / args.rows.k.divisor, c, stage + Shape::kE + panel * kPanelBytes, full);
+          if constexpr (kOut) engine.bring(maps.q, 64 * panel, place.hv / args.rows.q.divisor, c, stage + Shape::kQ + panel * kPanelBytes, full);
+        }
+        if (brings_v) engine.bring(maps.v, place.value_block * kValueBlock, v_head, c, stage + Shape::kTile, full);
       }
-      if (place.map && c >= Shape::kStages) {
-        mbarrier_arrive(full);  // the tile of zeros is there from the first round
-      } else if (!z_ready) {
+      const bool zeros = place.map && c >= Shape::kStages;  // the tile of zeros is there from the first round
+      const bool fills_tile = !z_ready && !brings_v && !zeros;
+      if (!brings_rows) {
+        copy_rows<kKey>(args.rows.k, args.sequences, place, c, stage + Shape::kE);
+        if constexpr (kOut) copy_rows<kKey>(args.rows.q, args.sequences, place, c, stage + Shape::kQ);
+        if (fills_tile) fill_tile(v, c, stage + Shape::kTile);
+        cp_async_commit();
+        cp_async_wait<0>();
+        fence_async_shared();
+        mbarrier_arrive(full);
+      } else if (fills_tile) {
         bring_tile(v, c, stage + Shape::kTile, full);
+      } else if (kRows || !z_ready) {
+        mbarrier_arrive(full);
       }
     }
   } else if (thread_index() < kStateThread) {
@@ -208,10 +254,20 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       pack_fragments(state, a);
       if constexpr (kFine) pack_rests(state, a, a_rests);
     };
+    // Of the stage that is full.
+    const auto decay_state = [&] {
+      if constexpr (kRows) {
+        const float gamma = *stage_floats(Shape::kGamma);
+        FW_UNROLL
+        for (float& x : state) x *= gamma;
+      } else {
+        scale_columns(state, stage_floats(Shape::kGamma));
+      }
+    };
     pack_state();
     if (place.chunks > 0) {
       barriers.stages.wait_full(ring);
-      scale_columns(state, stage_floats(Shape::kGamma));
+      decay_state();
     }
     FW_NO_UNROLL
     for (int c = 0; c < place.chunks; ++c) {
@@ -250,9 +306,11 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         uint32_t b_rests[4][4];
         wgmma_wait<kOut ? 1 : 0>();
         keep(w);
-        add_z(w, stage_floats(Shape::kImage), stage + Shape::kTile, stage_floats(Shape::kScale));
-        pack_fragments(w, b);
-        pack_rests(w, b, b_rests);
+        float z[32];
+        load_z(z, stage + Shape::kTile, stage_floats(Shape::kScale));
+        add_scaled(z, stage_floats(Shape::kImage), w);
+        pack_fragments(z, b);
+        pack_rests(z, b, b_rests);
         wgmma_fence();
         add_fine_outer<kKey>(state, b, b_rests, stage + Shape::kX, stage + Shape::kRest);
       } else {
@@ -261,8 +319,12 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         if constexpr (kOnline) {
           wgmma_wait<kOut ? 1 : 0>();
           keep(w);
-          FW_UNROLL
-          for (int i = 0; i < 32; ++i) z[i] += w[i];
+          if constexpr (kRows) {
+            add_scaled(z, stage_floats(Shape::kNumbers), w);
+          } else {
+            FW_UNROLL
+            for (int i = 0; i < 32; ++i) z[i] += w[i];
+          }
         }
         pack_fragments(z, b);
         wgmma_fence();
@@ -270,6 +332,12 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       }
       wgmma_commit();
       if constexpr (kOut) {
+        if constexpr (kRows) {
+          wgmma_wait<1>();
+          keep(o);
+          scale_columns(o, stage_floats(Shape::kNumbers) + 64);
+          wgmma_fence();
+        }
         multiply_rows(o, b, stage + Shape::kM, true);
         wgmma_commit();
       }
@@ -288,7 +356,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       wgmma_wait<kOut ? 1 : 0>();
       keep(state);
       pack_state();
-      if (c + 1 < place.chunks) scale_columns(state, stage_floats(Shape::kGamma));
+      if (c + 1 < place.chunks) decay_state();
       keep(state);
       wgmma_wait<0>();
       barriers.stages.put_empty(done);
@@ -307,29 +375,36 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
   }
 }
 
-template <int kKey, bool kOnline, bool kOut, bool kSave, bool kFine>
+template <int kKey, Form kForm, bool kOut, bool kSave>
 void launch_forward(const ScanForwardArgs& args, void* stream) {
+  using Shape = ForwardShape<kKey, kForm, kOut, kSave>;
   const int maps = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
   const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock + maps);
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
-  launch_overlapped(scan_forward_kernel<kKey, kOnline, kOut, kSave, kFine>, grid, kScanThreads, ForwardShape<kKey, kOnline, kOut, kSave, kFine>::kShared,
-                    stream, args);
+  StageMaps stage;
+  stage.values = args.z == nullptr && map_tensor(args.v, args.shape, args.HV, args.V, stage.v) ? 1 : 0;
+  if constexpr (Shape::kRows) {
+    const ScanRows& rows = args.rows;
+    stage.rows = map_tensor(rows.k, args.shape, args.HV, args.K, stage.k) && map_tensor(rows.q, args.shape, args.HV, args.K, stage.q) ? 1 : 0;
+  }
+  launch_overlapped(scan_forward_kernel<kKey, kForm, kOut, kSave>, grid, kScanThreads, Shape::kShared, stream, args, stage);
 }
 
-template <int kKey, bool kOnline, bool kFine>
+template <int kKey, Form kForm>
 void launch_forward(const ScanForwardArgs& args, void* stream) {
   const bool save = args.states != nullptr;
   if (args.o.data != nullptr) {
-    save ? launch_forward<kKey, kOnline, true, true, kFine>(args, stream) : launch_forward<kKey, kOnline, true, false, kFine>(args, stream);
+    save ? launch_forward<kKey, kForm, true, true>(args, stream) : launch_forward<kKey, kForm, true, false>(args, stream);
   } else {
-    save ? launch_forward<kKey, kOnline, false, true, kFine>(args, stream) : launch_forward<kKey, kOnline, false, false, kFine>(args, stream);
+    save ? launch_forward<kKey, kForm, false, true>(args, stream) : launch_forward<kKey, kForm, false, false>(args, stream);
   }
 }
 
 template <int kKey>
 void launch_forward(const ScanForwardArgs& args, void* stream) {
-  if (!args.online) return launch_forward<kKey, false, false>(args, stream);
-  args.fine.images != nullptr ? launch_forward<kKey, true, true>(args, stream) : launch_forward<kKey, true, false>(args, stream);
+  if (!args.online) return launch_forward<kKey, Form::kOffline>(args, stream);
+  if (args.fine.images != nullptr) return launch_forward<kKey, Form::kFine>(args, stream);
+  args.rows.k.data != nullptr ? launch_forward<kKey, Form::kRows>(args, stream) : launch_forward<kKey, Form::kImages>(args, stream);
 }
 
 }  // namespace
@@ -338,6 +413,9 @@ void scan_forward(const ScanForwardArgs& args, int key, void* stream) {
   if ((args.states == nullptr) != (args.w == nullptr)) throw Error(ErrorKind::kInternal, "scan_forward: states and w are saved together or not at all");
   if (args.maps.data != nullptr && (args.o.data != nullptr || args.states != nullptr)) {
     throw Error(ErrorKind::kInternal, "scan_forward: maps are made without o and without saving");
+  }
+  if (args.rows.k.data != nullptr && (!args.online || args.fine.images != nullptr || args.K != key)) {
+    throw Error(ErrorKind::kInternal, "scan_forward: rows of k and q are for rules with an erase, without fine images, with K of 64 or 128");
   }
   if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_forward: key must be 64 or 128 and at least K");
   if (key == 64) {

@@ -6,7 +6,7 @@
 // kFine: of rules with has_fine_images() (tiles.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 numbers there and in y^T V.
 #include <algorithm>
 
-#include "scan/cuda/device/scan_parts.cuh"
+#include "scan/cuda/device/scan_rows.cuh"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/launch.h"
 
@@ -38,7 +38,7 @@ struct ReverseShape {
 };
 
 template <int kKey, bool kOnline, bool kSave, bool kFine>
-__global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const ScanReverseArgs args) {
+__global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const ScanReverseArgs args, const __grid_constant__ StageMaps maps) {
   using Shape = ReverseShape<kKey, kOnline, kSave, kFine>;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
@@ -58,14 +58,17 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
   if (thread_index() < kStoreThread) {
     const auto* const images = static_cast<const typename Shape::Image*>(args.images) + place.first_tile;
     const TileRows d_o = tile_rows(args.d_o, args.sequences, place, args.V);
+    const EnginePlace engine(args.sequences, place);
+    const int head = place.hv / args.d_o.divisor;
     Ring<Shape::kStages> ring;
     for (int c = place.chunks - 1; c >= 0; --c, ring.next()) {
       char* const stage = shared + ring.slot * Shape::kStage;
       uint64_t* const full = barriers.stages.full + ring.slot;
       barriers.stages.wait_empty(ring);
+      const bool brings_d_o = maps.values != 0 && engine.takes(c);
       if (thread_index() == 0) {
         const auto* const image = images + static_cast<int64_t>(c) * args.HV;
-        mbarrier_expect(full, Shape::kImage + (kFine ? fine_bytes<kKey>(args.fine) : 0));
+        mbarrier_expect(full, Shape::kImage + (brings_d_o ? kTensorBytes : 0) + (kFine ? fine_bytes<kKey>(args.fine) : 0));
         if constexpr (kFine) bring_fine<Shape, kKey>(args.fine, place.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
         if constexpr (kOnline) {
           bulk_load(stage, image, Shape::kImage, full);
@@ -74,7 +77,12 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
           bulk_load(stage + Shape::kQ, image->q, Shape::kImage - Shape::kQ, full);
         }
       }
-      bring_tile(d_o, c, stage + Shape::kTile, full);
+      if (brings_d_o) {
+        if (thread_index() == 32) engine.bring(maps.v, place.value_block * kValueBlock, head, c, stage + Shape::kTile, full);
+        mbarrier_arrive(full);
+      } else {
+        bring_tile(d_o, c, stage + Shape::kTile, full);
+      }
     }
   } else if (thread_index() < kStateThread) {
     const bool drains_d = thread_index() == kStoreThread, drains_v = thread_index() == kStoreThread + 32;
@@ -184,7 +192,10 @@ template <int kKey, bool kOnline, bool kSave, bool kFine>
 void launch_reverse(const ScanReverseArgs& args, void* stream) {
   const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock);
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
-  launch_overlapped(scan_reverse_kernel<kKey, kOnline, kSave, kFine>, grid, kScanThreads, ReverseShape<kKey, kOnline, kSave, kFine>::kShared, stream, args);
+  StageMaps stage;
+  stage.values = map_tensor(args.d_o, args.shape, args.HV, args.V, stage.v) ? 1 : 0;
+  launch_overlapped(scan_reverse_kernel<kKey, kOnline, kSave, kFine>, grid, kScanThreads, ReverseShape<kKey, kOnline, kSave, kFine>::kShared, stream, args,
+                    stage);
 }
 
 template <int kKey, bool kOnline, bool kFine>
