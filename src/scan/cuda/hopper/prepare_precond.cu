@@ -31,7 +31,8 @@ struct PrecondLayout {
   static constexpr uint32_t kWork = !kOnline    ? (kRuns + 15) / 16 * 16
                                     : kTraining ? std::max(kTriangle, kOperand)
                                                 : std::max<uint32_t>(kTriangleBytes, kPanelBytes);
-  static constexpr uint32_t kRows = kT + kWork, kBytes = kRows + sizeof(PrecondFactors);
+  static constexpr uint32_t kRows = kT + kWork;
+  static constexpr uint32_t kBarrier = kRows + sizeof(PrecondFactors), kBytes = kBarrier + 8;
   using Image = std::conditional_t<kOnline, RowImage<kKey>, ForwardImage<kKey>>;
   static_assert(kRuns <= kWork && kRows % 16 == 0 && kA % 1024 == 0 && kM % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
@@ -98,6 +99,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
   if (own < place.span.rows) g = gate_of_row(x.in.precond_g, place, own), beta = gate_of_row(x.in.precond_beta, place, own);
   const int row = coefficient_row(warp);
   const PlainGates gates = plain_gates(x, place, row);
+  uint64_t* const claimed = start_half_barrier(shared + Layout::kBarrier);
   clear_above(shared + Layout::kP);
   if (warp == 1) put_decays<kKey>(x, place, steps, rows, out);
   front_arrived();
@@ -122,9 +124,10 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
   if constexpr (kOnline) {
     FinishBuffers buffers{writes, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys,
                           reads,  t, &rows.split_keys,    &rows.split_erase,   rows.gamma};
+    buffers.claimed = claimed;
     buffers.last_pair = rows.pair + kChunk - 1;
-    finish_online<kKey, RowForm::kMultiples, kTraining, false, false>(
-        buffers, warp, out, [](int) {},
+    finish_online<kKey, RowForm::kMultiples, kTraining, !kTraining, false>(
+        buffers, warp, out, [](int) {},  // who says so has made its products of the reads, whose place a takes
         [&](int number) {
           const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
           if constexpr (kTraining) plain_images<kKey>(writes, first, count, rows.keys, out.backward->k, nullptr, nullptr);
