@@ -296,9 +296,11 @@ ReferenceOutputs run_forward(const ReferenceProblem& p, const HeaderRun& run, Ca
     }
   }
   const fw_sizes sizes = layout.sizes();
-  const GuardedBytes workspace(sizes.forward, run.device);
+  const GuardedBytes workspace(sizes.forward, run.device), saved(run.forward_saves ? sizes.saved : 0, run.device);
   if (call == Call::kForward) {
-    Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, nullptr, 0, workspace.data(), workspace.size()), "fw_forward");
+    void* const kept = run.forward_saves ? saved.data() : nullptr;
+    Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, kept, kept != nullptr ? saved.size() : 0, workspace.data(), workspace.size()), "fw_forward");
+    saved.check("saved");
   } else {
     Layout<T>::expect_ok(fw_step(layout.desc(), &in, &out, workspace.data(), workspace.size()), "fw_step");
   }

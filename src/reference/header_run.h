@@ -21,6 +21,7 @@ struct HeaderRun {
   Bf16Tensors bf16 = Bf16Tensors::kNone;  // with dtype FW_F32: q, k, p, v and o, or all tensors of tokens
   bool bf16_operands = false;             // with dtype FW_F32
   bool saved = true;                      // backward gets what forward saved; false: it recomputes
+  bool forward_saves = false;             // header_forward() has forward save too
 };
 
 // Each throws Error(kInternal) with fw_last_error's text when a call fails or memory outside its own was written.

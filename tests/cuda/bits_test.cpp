@@ -9,8 +9,23 @@
 namespace fw::testing {
 namespace {
 
-const char* const kRules[] = {"gated_deltanet",     "kda",    "gated_deltanet2", "mamba2", "qdelta", "precond_kda", "precond_gated_deltanet",
-                              "gated_deltanet_neg", "kda_neg"};
+// With tensors of tokens of bf16 in the chunk form (whole rows of which kernels take as they are) or of float32.
+struct Tested {
+  const char* name;
+  bool bf16 = true;
+};
+const Tested kRules[] = {{"gated_deltanet"},
+                         {"gated_deltanet", false},
+                         {"kda"},
+                         {"kda", false},
+                         {"gated_deltanet2"},
+                         {"mamba2"},
+                         {"mamba2", false},
+                         {"qdelta"},
+                         {"precond_kda"},
+                         {"precond_gated_deltanet"},
+                         {"gated_deltanet_neg"},
+                         {"kda_neg"}};
 
 Problem packed_problem(const Rule& rule, uint64_t seed) {
   ProblemOptions options;
@@ -26,21 +41,24 @@ Problem packed_problem(const Rule& rule, uint64_t seed) {
 class Bits : public ::testing::TestWithParam<fw_form> {};
 
 // In the emulation the token form's rules take long, and differ in the front alone.
-bool left_out(fw_form form, const char* name) { return emulated() && form == FW_FORM_TOKEN && std::string(name) != "kda"; }
+bool left_out(fw_form form, const Tested& rule) {
+  if (form == FW_FORM_CHUNK) return false;
+  return !rule.bf16 || (emulated() && std::string(rule.name) != "kda");
+}
 
-// Preconditioned ones with tensors of bf16: their kernels make M themselves then.
-HeaderRun run_of(fw_form form, const std::string& name) {
+HeaderRun run_of(fw_form form, const Tested& rule) {
   HeaderRun run = device_run(form);
-  if (form == FW_FORM_CHUNK && name.starts_with("precond_")) run.bf16 = HeaderRun::Bf16Tensors::kAll;
+  if (form == FW_FORM_CHUNK && rule.bf16) run.bf16 = HeaderRun::Bf16Tensors::kAll;
   return run;
 }
 
 TEST_P(Bits, AreTheSameAgain) {
   uint64_t seed = 1;
-  for (const char* name : kRules) {
-    if (left_out(GetParam(), name)) continue;
+  for (const Tested& rule : kRules) {
+    if (left_out(GetParam(), rule)) continue;
+    const char* const name = rule.name;
     const Problem problem = packed_problem(preset(name).rule, ++seed);
-    HeaderRun run = run_of(GetParam(), name);
+    HeaderRun run = run_of(GetParam(), rule);
     const ReferenceOutputs out = header_forward(problem, run);
     const ReferenceInputs grads = header_backward(problem, run);
     for (int again = 0; again < (emulated() ? 1 : 3); ++again) {
@@ -57,10 +75,11 @@ TEST_P(Bits, AreTheSameAgain) {
 
 TEST_P(Bits, ASequenceAloneOrPacked) {
   uint64_t seed = 10;
-  for (const char* name : kRules) {
-    if (left_out(GetParam(), name)) continue;
+  for (const Tested& rule : kRules) {
+    if (left_out(GetParam(), rule)) continue;
+    const char* const name = rule.name;
     const Problem problem = packed_problem(preset(name).rule, ++seed);
-    HeaderRun run = run_of(GetParam(), name);
+    HeaderRun run = run_of(GetParam(), rule);
     if (GetParam() == FW_FORM_CHUNK) run.segment = seed % 2 == 0 ? 64 : -1;
     const ReferenceOutputs all = header_forward(problem, run);
     const ReferenceInputs grads = header_backward(problem, run);
@@ -79,7 +98,8 @@ TEST_P(Bits, ASequenceAloneOrPacked) {
 // Alone its gradients begin beside the reverse scan; among so many others there is no room for them (plan.h: gradients_follow).
 TEST(BitsBesideTheScan, ASequenceAloneOrAmongMany) {
   uint64_t seed = 60;
-  for (const char* name : kRules) {
+  for (const auto& [name, bf16] : kRules) {
+    if (!bf16) continue;
     std::vector<int64_t> offsets{0, 330};
     for (int n = 0; n < 97; ++n) offsets.push_back(offsets.back() + 1);
     ProblemOptions options;
@@ -105,8 +125,9 @@ TEST(BitsBesideTheScan, ASequenceAloneOrAmongMany) {
 
 TEST_P(Bits, OutputsDoNotKnowTheFuture) {
   uint64_t seed = 20;
-  for (const char* name : kRules) {
-    if (left_out(GetParam(), name)) continue;
+  for (const Tested& rule : kRules) {
+    if (left_out(GetParam(), rule)) continue;
+    const char* const name = rule.name;
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, 130);
     options.K = options.V = 64;
@@ -114,7 +135,7 @@ TEST_P(Bits, OutputsDoNotKnowTheFuture) {
     const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
     options.seed += 1000;
     const Problem other = of_bf16_numbers(random_problem(preset(name).rule, options));
-    const HeaderRun run = run_of(GetParam(), name);
+    const HeaderRun run = run_of(GetParam(), rule);
     const ReferenceOutputs out = header_forward(problem, run);
     for (const int64_t from : {1, 17, 70, 129}) {
       Problem changed = problem;
@@ -134,14 +155,15 @@ TEST_P(Bits, OutputsDoNotKnowTheFuture) {
 
 TEST_P(Bits, CutWithTheStateHandedOn) {
   uint64_t seed = 30;
-  for (const char* name : kRules) {
-    if (left_out(GetParam(), name)) continue;
+  for (const Tested& rule : kRules) {
+    if (left_out(GetParam(), rule)) continue;
+    const char* const name = rule.name;
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(2, 200);
     options.K = options.V = 64;
     options.seed = ++seed;
     const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
-    const HeaderRun run = run_of(GetParam(), name);
+    const HeaderRun run = run_of(GetParam(), rule);
     const ReferenceOutputs uncut = header_forward(problem, run);
     for (const int64_t cut : {0, 64, 128, 200}) {
       const Problem head = slice_tokens(problem, 0, cut);
@@ -165,8 +187,9 @@ TEST_P(Bits, CutWithTheStateHandedOn) {
 // What is not a number in one packed sequence is not in another one.
 TEST_P(Bits, ANeighbourOfNoNumbers) {
   uint64_t seed = 80;
-  for (const char* name : kRules) {
-    if (left_out(GetParam(), name)) continue;
+  for (const Tested& rule : kRules) {
+    if (left_out(GetParam(), rule)) continue;
+    const char* const name = rule.name;
     for (const bool whole : {true, false}) {
       const Problem problem = packed_problem(preset(name).rule, ++seed);
       Problem damaged = problem;
@@ -187,7 +210,7 @@ TEST_P(Bits, ANeighbourOfNoNumbers) {
       const double nan = std::numeric_limits<double>::quiet_NaN();
       fill(reference_input_fields(), damaged.in, nan);
       fill(reference_output_fields(), damaged.d, nan);
-      HeaderRun run = run_of(GetParam(), name);
+      HeaderRun run = run_of(GetParam(), rule);
       if (GetParam() == FW_FORM_CHUNK) run.segment = seed % 2 == 0 ? 64 : -1;
       run.row_padding = whole ? 0 : 3;
       ReferenceOutputs expected = header_forward(problem, run), out = header_forward(damaged, run);
@@ -200,6 +223,29 @@ TEST_P(Bits, ANeighbourOfNoNumbers) {
         if (std::string(field.name) == "precond_center") continue;
         EXPECT_EQ(got.*field.values, grads.*field.values) << name << " " << field.name;
       }
+    }
+  }
+}
+
+// Whether forward saves for backward or not.
+TEST_P(Bits, AreTheSameIfForwardSaves) {
+  uint64_t seed = 110;
+  for (const Tested& rule : kRules) {
+    if (left_out(GetParam(), rule)) continue;
+    for (const int64_t K : {64, 128}) {
+      ProblemOptions options;
+      options.sequences = SeqLayout({0, 130, 130, 150});
+      options.H = 1;
+      options.HV = ++seed % 3 == 0 ? 2 : 1;
+      options.K = K;
+      options.V = 64;
+      options.seed = seed;
+      const Problem problem = of_bf16_numbers(random_problem(preset(rule.name).rule, options));
+      HeaderRun run = run_of(GetParam(), rule);
+      if (GetParam() == FW_FORM_CHUNK) run.segment = seed % 2 == 0 ? 64 : -1;
+      const ReferenceOutputs out = header_forward(problem, run);
+      run.forward_saves = true;
+      EXPECT_TRUE(close(header_forward(problem, run), out, 0)) << rule.name << " K " << K;
     }
   }
 }

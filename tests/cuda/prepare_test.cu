@@ -25,7 +25,7 @@ using Errors = std::map<std::string, double>;
 
 void note(Errors& errors, const std::string& name, double error) {
   double& worst = errors[name];
-  if (!(error <= worst)) worst = error;
+  if (!(error <= worst) && !std::isnan(worst)) worst = error;
 }
 
 void compare(Errors& errors, const std::string& name, const uint16_t* image, const Matrix& expected, int columns, double least = 0, double growth = 1) {

@@ -37,7 +37,8 @@ struct Case {
   // does not take.
   bool rows = false, same_rows = false;
   int group = 1;
-  bool engine = true;  // the copy engine may be asked
+  bool engine = true;    // the copy engine may be asked
+  bool damaged = false;  // every second sequence has no numbers in its rows
 };
 
 // Numbers of a tensor as they lie in memory, read as double.
@@ -104,6 +105,7 @@ struct Layout {
     if (!c.engine) return {};
     return {c.packed ? 1 : N, c.packed ? tokens : c.lengths[0]};
   }
+  bool is_damaged(int n) const { return c.damaged && n % 2 == 1; }
   int rows(int n, int chunk) const { return std::min(64, c.lengths[n] - 64 * chunk); }
 };
 
@@ -173,6 +175,10 @@ double rounded(const Case& c, double x, bool rounds) { return c.fine ? rounded(x
 std::vector<uint16_t> random_rows(const Layout& at, double scale, Random& random) {
   std::vector<uint16_t> rows(static_cast<size_t>(at.tokens) * at.key_row());
   for (uint16_t& x : rows) x = to_bf16(random(scale));
+  for (int n = 0; n < at.N; ++n) {
+    const auto begin = rows.begin() + static_cast<ptrdiff_t>(at.offsets[n]) * at.key_row();
+    if (at.is_damaged(n)) std::fill_n(begin, static_cast<size_t>(at.c.lengths[n]) * at.key_row(), kNan16);
+  }
   return rows;
 }
 
@@ -194,7 +200,7 @@ void test_forward(const Case& c) {
       for (int k = 0; k < c.K; ++k)
         for (int i = 0; i < c.V; ++i) initial.set(at.state_at(n, hv, k, i), random(1));
       for (int t = 0; t < c.lengths[n]; ++t)
-        for (int i = 0; i < c.V; ++i) v.set(at.token_at(n, t, hv, i), random(1));
+        for (int i = 0; i < c.V; ++i) v.set(at.token_at(n, t, hv, i), at.is_damaged(n) ? kNan : random(1));
       for (int chunk = 0; 64 * chunk < c.lengths[n]; ++chunk) {
         auto& image = images[at.image(n, chunk, hv)];
         const int rows = at.rows(n, chunk);
@@ -279,6 +285,7 @@ void test_forward(const Case& c) {
   for (const bool rounds : {false, true}) {
     Difference o, final_state, states, w_saved;
     for (int n = 0; n < at.N; ++n) {
+      if (at.is_damaged(n)) continue;
       for (int hv = 0; hv < c.HV; ++hv) {
         std::vector<double> s(static_cast<size_t>(kKey) * at.blocks * 64, 0.0);  // [kKey, V padded]
         const int padded = at.blocks * 64;
@@ -371,7 +378,7 @@ void test_reverse(const Case& c) {
       for (int k = 0; k < c.K; ++k)
         for (int i = 0; i < c.V; ++i) d_final.set(at.state_at(n, hv, k, i), random(1));
       for (int t = 0; t < c.lengths[n]; ++t)
-        for (int i = 0; i < c.V; ++i) d_o.set(at.token_at(n, t, hv, i), random(1));
+        for (int i = 0; i < c.V; ++i) d_o.set(at.token_at(n, t, hv, i), at.is_damaged(n) ? kNan : random(1));
       for (int chunk = 0; 64 * chunk < c.lengths[n]; ++chunk) {
         auto& image = images[at.image(n, chunk, hv)];
         const int rows = at.rows(n, chunk);
@@ -420,6 +427,7 @@ void test_reverse(const Case& c) {
   for (const bool rounds : {false, true}) {
     Difference d_initial, d_states, v_saved;
     for (int n = 0; n < at.N; ++n) {
+      if (at.is_damaged(n)) continue;
       for (int hv = 0; hv < c.HV; ++hv) {
         const int padded = at.blocks * 64;
         std::vector<double> d(static_cast<size_t>(kKey) * padded, 0.0);
@@ -507,6 +515,7 @@ std::vector<Case> cases() {
       add("float32, no saves", [&](Case& c) { c.lengths = packed, c.packed = true, c.bf16 = false, c.save = false; });
       add("bf16 states", [&](Case& c) { c.lengths = packed, c.packed = true, c.state_bf16 = true, c.value_first = true; });
       add("without the engine", [&](Case& c) { c.lengths = packed, c.packed = true, c.engine = false; });
+      add("neighbours of no numbers", [&](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.packed = c.damaged = true; });
       add("V 16", [&](Case& c) { c.V = 16; });
       add("V 100", [&](Case& c) { c.V = 100; });
       add("V 37", [&](Case& c) { c.V = 37, c.packed = true, c.lengths = packed; });
@@ -532,6 +541,7 @@ std::vector<Case> cases() {
       add_rows(" of groups, batch", [](Case& c) { c.HV = 4, c.group = 4, c.packed = false, c.lengths = {130, 130}; });
       add_rows(", the same for all", [](Case& c) { c.same_rows = true, c.packed = false, c.lengths = {130, 130, 130}; });
       add_rows(", without the engine", [](Case& c) { c.engine = false; });
+      add_rows(", neighbours of no numbers", [](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.damaged = true; });
       add_rows(", float32, V 37", [](Case& c) { c.bf16 = false, c.V = 37; });
       add_rows(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
       add_rows(", 9 chunks", [](Case& c) { c.lengths = {570}, c.packed = false, c.V = 64; });

@@ -14,20 +14,23 @@ TEST(Small, EveryKernel) {
     fw_form form;
     bool bf16;
   };
+  int number = -1;
   for (const char* name : {"gated_deltanet", "kda", "gated_deltanet2", "mamba2", "gla", "deltanet", "precond_gated_deltanet", "precond_kda", "precond_mamba2",
-                           "comba", "qdelta", "deltanet_neg", "kda_neg"}) {
+                           "comba", "qdelta", "deltanet_neg", "kda_neg", "precond_deltanet"}) {
+    ++number;
     for (const auto& [form, bf16] : {Form{FW_FORM_CHUNK, true}, Form{FW_FORM_CHUNK, false}, Form{FW_FORM_TOKEN, seed % 2 == 0}}) {
       ++seed;
       ProblemOptions options;
       options.sequences = SeqLayout({0, 70, 70, 75});
       options.H = 1;
-      options.HV = seed % 3 == 0 ? 2 : 1;
-      options.K = bf16 || seed % 2 == 0 ? 64 : 96;
+      const bool whole = form == FW_FORM_CHUNK && bf16;
+      options.HV = (whole ? number : static_cast<int>(seed)) % 3 == 0 ? 2 : 1;
+      options.K = whole ? (number % 2 == 0 ? 64 : 128) : bf16 || seed % 2 == 0 ? 64 : 96;
       options.V = seed % 5 == 0 ? 40 : 64;
       options.seed = seed;
       const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
       HeaderRun run = device_run(form);
-      if (form == FW_FORM_CHUNK && seed % 3 == 1) run.segment = 64;
+      if (whole && number % 4 == 1) run.segment = 64;
       run.bf16 = bf16 ? HeaderRun::Bf16Tensors::kAll : HeaderRun::Bf16Tensors::kNone;
       SCOPED_TRACE(describe(problem));
       const double bound = run.bf16 == HeaderRun::Bf16Tensors::kNone && form == FW_FORM_TOKEN ? kTokenBound : ChunkBounds{}.output;

@@ -1,5 +1,5 @@
 // What the kernels of the chunk form leave for each other in device memory (kernels.md 4): tiles of bf16 numbers in exactly the
-// form in which shared memory wants them, so that one bulk copy brings a stage. C = 64 tokens; rows past a sequence's end are 0.
+// form in which shared memory wants them, so that bulk copies bring a stage. C = 64 tokens; rows past a sequence's end are 0.
 //
 // A panel is 64 rows x 64 columns, 128 bytes a row, its 16-byte granules exchanged within a row by XOR with the row's last
 // three bits: the 128-byte swizzle of wgmma. Matrices with kKey (64 or 128: K padded with zeros) columns are kKey / 64 panels, one
@@ -45,7 +45,7 @@ struct RowImage {
   float gamma[4];  // all the same
   float unused[28];
 };
-// Each image begins with a line of the L2 cache: copies of others move parts of lines twice.
+// Each image begins with a line of the L2 cache if the first one does (workspaces as cudaMalloc gives them): copies of others move parts of lines twice.
 static_assert(sizeof(ForwardImage<64>) % 128 == 0 && sizeof(ForwardImage<128>) % 128 == 0 && sizeof(RowImage<64>) % 128 == 0 &&
               sizeof(RowImage<128>) % 128 == 0);
 

@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
     add_pair_products<kKey, kOnline>(work, base + (work.strict ? Layout::kErase : Layout::kReads), base + Layout::kKeyRests, c);
     if (work.strict) add_pair_products<kKey, kOnline>(work, base + Layout::kYRests, base + Layout::kKeys, c);
   }
-  sync_threads();  // the factors are there, and T may take the place of e
+  sync_threads();  // the factors are there, and T may take the place of e, A that of the raw reads
   const float(&left)[kChunk] = rows.left[work.strict];
   scale_pairs(work, rows, {left[work.row()], left[work.row() + 8]}, !kFine || work.strict ? rows.right : kPlain ? fine.right_of_p : rows.left[0], c);
   char* const t = shared + Layout::kT;
