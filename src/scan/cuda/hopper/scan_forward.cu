@@ -415,7 +415,8 @@ void scan_forward(const ScanForwardArgs& args, int key, void* stream) {
     throw Error(ErrorKind::kInternal, "scan_forward: maps are made without o and without saving");
   }
   if (args.rows.k.data != nullptr && (!args.online || args.fine.images != nullptr || args.K != key)) {
-    throw Error(ErrorKind::kInternal, "scan_forward: rows of k and q are for rules with an erase, without fine images, with K of 64 or 128");
+    fail_internal("scan_forward: rows of k and q are for rules with an erase, without fine images, with K = key; got online {}, fine images {}, K {}, key {}",
+                  args.online, args.fine.images != nullptr ? "there" : "null", args.K, key);
   }
   if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_forward: key must be 64 or 128 and at least K");
   if (key == 64) {
