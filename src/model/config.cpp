@@ -185,7 +185,7 @@ RecurrentMixerSpec ModelConfig::mixer_spec() const {
   spec.raw_read_correction = raw_read_correction;
   spec.gain.learned = gain_source == "learned";
   const auto factor = std::find(std::begin(kGainFactors), std::end(kGainFactors), gain_factor);
-  spec.gain.factor = static_cast<GainFactor>(factor - std::begin(kGainFactors));  // in the order of the enum
+  spec.gain.factor = static_cast<PlaceFactor>(factor - std::begin(kGainFactors));  // in the order of the enum
   spec.gain.single_gate = single_gate;
   spec.tied_precond = precond_gates == "tied";
   spec.norm_eps = norm_eps;

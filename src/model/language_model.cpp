@@ -1,7 +1,6 @@
 #include "model/language_model.h"
 
 #include <algorithm>
-#include <cstring>
 #include <type_traits>
 #include <vector>
 
@@ -19,6 +18,11 @@ namespace {
 const ModelConfig& validated(const ModelConfig& config) {
   validate(config);
   return config;
+}
+
+template <class T>
+const int64_t* positions_of(const ModelState<T>* state) {
+  return state == nullptr ? nullptr : state->positions().data();
 }
 
 }  // namespace
@@ -64,14 +68,14 @@ struct LanguageModel<T>::Impl {
 
   // An empty arena. One that is about to grow starts anew, so that memory is that of the largest pass and not the sum of
   // all sizes there were.
-  Pass<T> begin(const SeqLayout& layout, bool keep, const ModelState<T>* state) {
-    const int64_t extent = layout.tokens() * (keep ? config.num_hidden_layers : 1);
+  Pass<T> begin(const PassLayout& layout, bool keep) {
+    const int64_t extent = layout.host.tokens() * (keep ? config.num_hidden_layers : 1);
     if (extent > largest) {
       arena = Arena(kArenaBlock);
       largest = extent;
     }
     arena.release();
-    return Pass<T>{params, layout, arena, precision, keep, state == nullptr ? nullptr : state->positions().data(), form, observer};
+    return Pass<T>{params, layout, exec, keep, form, observer};
   }
 
   LayerState<T> layer_state(ModelState<T>* state, size_t i) const {
@@ -84,9 +88,9 @@ struct LanguageModel<T>::Impl {
   // The residual stream after all blocks.
   Residual<T> run(const Pass<T>& pass, std::span<const int32_t> ids, ModelState<T>* state) {
     Residual<T> residual;
-    residual.x = new_matrix<T>(arena, pass.layout.tokens(), config.hidden_size);
-    if (!pass.keep) residual.delta = new_matrix<T>(arena, pass.layout.tokens(), config.hidden_size);
-    embedding.forward(pass, ids, residual.x);
+    residual.x = new_matrix<T>(arena, pass.layout.host.tokens(), config.hidden_size);
+    if (!pass.keep) residual.delta = new_matrix<T>(arena, pass.layout.host.tokens(), config.hidden_size);
+    embedding.forward(pass, ids.data(), residual.x);
     for (size_t i = 0; i < blocks.size(); ++i) {
       if (observer != nullptr) observer->begin_layer(static_cast<int64_t>(i));
       blocks[i].forward(pass, residual, layer_state(state, i), &contexts[i]);
@@ -104,7 +108,7 @@ struct LanguageModel<T>::Impl {
   std::vector<typename Block<T>::Context> contexts;
   Arena arena{kArenaBlock};
   int64_t largest = 0;
-  Precision precision = Precision::kNative;
+  Exec<T> exec{host_ops<T>(), arena};
   fw_form form = FW_FORM_AUTO;
   PassObserver<T>* observer = nullptr;
 };
@@ -139,7 +143,7 @@ const Params<T>& LanguageModel<T>::params() const {
 template <class T>
 void LanguageModel<T>::set_precision(Precision precision) {
   if (precision == Precision::kBf16 && std::is_same_v<T, double>) fail_usage("precision: bf16 matrix products need a float model, got double");
-  impl_->precision = precision;
+  impl_->exec.precision = precision;
 }
 
 template <class T>
@@ -179,14 +183,16 @@ LossSum LanguageModel<T>::forward_backward(std::span<const int32_t> ids, std::sp
   m.check_targets(ids, targets);
   if (!m.params.has_grads()) m.params.zero_grads();
   if (ids.empty()) return {};
-  const Pass<T> pass = m.begin(layout, true, state);
+  const PassLayout pass_layout(layout, positions_of(state));
+  const Pass<T> pass = m.begin(pass_layout, true);
   Residual<T> residual = m.run(pass, ids, state);
   const Mat<T> dx = new_matrix<T>(m.arena, layout.tokens(), m.config.hidden_size);
   const Arena::Mark mark = m.arena.mark();
-  const LossSum sum = m.head.loss_backward(pass, residual, targets, static_cast<T>(grad_scale), dx);
+  LossSum sum;
+  m.head.loss_backward(pass, residual, targets.data(), static_cast<T>(grad_scale), dx, &sum);
   m.arena.rewind(mark);
   for (size_t i = m.blocks.size(); i-- > 0;) m.blocks[i].backward(pass, m.contexts[i], dx);
-  m.embedding.backward(pass, ids, dx);
+  m.embedding.backward(pass, ids.data(), dx);
   if (state != nullptr) state->advance(layout);
   return sum;
 }
@@ -197,10 +203,13 @@ LossSum LanguageModel<T>::evaluate(std::span<const int32_t> ids, std::span<const
   m.check(ids, layout, state);
   m.check_targets(ids, targets);
   if (ids.empty()) return {};
-  const Pass<T> pass = m.begin(layout, false, state);
+  const PassLayout pass_layout(layout, positions_of(state));
+  const Pass<T> pass = m.begin(pass_layout, false);
   Residual<T> residual = m.run(pass, ids, state);
   if (state != nullptr) state->advance(layout);
-  return m.head.loss(pass, residual, targets, nll);
+  LossSum sum;
+  m.head.loss(pass, residual, targets.data(), nll, &sum);
+  return sum;
 }
 
 template <class T>
@@ -214,18 +223,16 @@ void LanguageModel<T>::forward_last(std::span<const int32_t> ids, const SeqLayou
     if (layout.length(n) < 1) fail_usage("layout: expected at least one token in every sequence, got none in sequence {}", n);
   }
   if (ids.empty()) return;
-  const Pass<T> pass = m.begin(layout, false, &state);
+  const PassLayout pass_layout(layout, state.positions().data());
+  const Pass<T> pass = m.begin(pass_layout, false);
   const Residual<T> all = m.run(pass, ids, &state);
   state.advance(layout);
   Residual<T> last;
   last.pending = all.pending;
   last.x = new_matrix<T>(m.arena, layout.count(), m.config.hidden_size);
   last.delta = new_matrix<T>(m.arena, layout.count(), m.config.hidden_size);
-  const size_t row_bytes = static_cast<size_t>(m.config.hidden_size) * sizeof(T);
-  for (int64_t n = 0; n < layout.count(); ++n) {
-    std::memcpy(last.x.row(n), all.x.row(layout.end(n) - 1), row_bytes);
-    std::memcpy(last.delta.row(n), all.delta.row(layout.end(n) - 1), row_bytes);
-  }
+  m.exec.last_rows(all.x, pass.layout, last.x);
+  m.exec.last_rows(all.delta, pass.layout, last.delta);
   m.head.logits(pass, last, logits);
 }
 
@@ -237,7 +244,8 @@ void LanguageModel<T>::forward_all(std::span<const int32_t> ids, const SeqLayout
     fail_usage("logits: expected [{}, {}], got [{}, {}]", layout.tokens(), m.config.vocab_size, logits.rows, logits.cols);
   }
   if (ids.empty()) return;
-  const Pass<T> pass = m.begin(layout, false, state);
+  const PassLayout pass_layout(layout, positions_of(state));
+  const Pass<T> pass = m.begin(pass_layout, false);
   Residual<T> residual = m.run(pass, ids, state);
   if (state != nullptr) state->advance(layout);
   m.head.logits(pass, residual, logits);

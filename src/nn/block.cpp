@@ -9,12 +9,12 @@ ParamSpec norm_parameter(const std::string& name, int64_t size) { return {name, 
 template <class T>
 void settle(const Pass<T>& pass, Residual<T>& r, const T* weight, T eps, Mat<T> y, T* rstd) {
   if (!r.pending) {
-    rmsnorm_forward<T>(r.x, weight, eps, y, rstd);
+    pass.exec.rmsnorm_forward(r.x, weight, eps, y, rstd);
   } else if (pass.keep) {
-    add_rmsnorm_forward<T>(r.delta, r.x, weight, eps, y, rstd);
+    pass.exec.add_rmsnorm_forward(r.delta, r.x, weight, eps, y, rstd);
     r.x = r.delta;
   } else {
-    add_rmsnorm_forward<T>(r.x, r.delta, weight, eps, y, rstd);
+    pass.exec.add_rmsnorm_forward(r.x, r.delta, weight, eps, y, rstd);
   }
   r.pending = false;
 }
@@ -22,7 +22,7 @@ void settle(const Pass<T>& pass, Residual<T>& r, const T* weight, T eps, Mat<T> 
 template <class T>
 void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state, Context* context) const {
   const Params<T>& params = pass.params;
-  Arena& arena = pass.arena;
+  Arena& arena = pass.exec.arena;
   const Arena::Mark mark = arena.mark();
   const int64_t tokens = r.x.rows;
   Context local;
@@ -52,15 +52,15 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
 template <class T>
 void Block<T>::backward(const Pass<T>& pass, Context& c, Mat<T> dx) const {
   Params<T>& params = pass.params;
-  Arena& arena = pass.arena;
+  Arena& arena = pass.exec.arena;
   const Arena::Mark mark = arena.mark();
   const Mat<T> dnormed = new_matrix<T>(arena, dx.rows, hidden_);
   const Arena::Mark half = arena.mark();
   mlp_.backward(pass, c.mlp, dx, dnormed);
-  rmsnorm_backward<T>(dnormed, c.mlp_in, params.value(mlp_norm_), c.mlp_rstd, dx, params.grad(mlp_norm_), Write::kAccumulate);
+  pass.exec.rmsnorm_backward(dnormed, c.mlp_in, params.value(mlp_norm_), c.mlp_rstd, dx, params.grad(mlp_norm_), Write::kAccumulate);
   arena.rewind(half);
   mixer_->backward(pass, c.mixer, dx, dnormed);
-  rmsnorm_backward<T>(dnormed, c.mixer_in, params.value(mixer_norm_), c.mixer_rstd, dx, params.grad(mixer_norm_), Write::kAccumulate);
+  pass.exec.rmsnorm_backward(dnormed, c.mixer_in, params.value(mixer_norm_), c.mixer_rstd, dx, params.grad(mixer_norm_), Write::kAccumulate);
   arena.rewind(mark);
 }
 

@@ -9,11 +9,9 @@
 
 namespace fw {
 
-enum class GainFactor { kNone, kInverse, kInverseSqrt, kInverseLog };  // 1, 1/t, 1/sqrt(t), 1/log(t + 1); t from 1
-
 struct GainSpec {
   bool learned = false;  // one number a layer instead of a projection
-  GainFactor factor = GainFactor::kNone;
+  PlaceFactor factor = PlaceFactor::kNone;
   bool single_gate = false;  // the decay is 1 - sigmoid; there is no projection for it
 };
 
@@ -30,15 +28,11 @@ class GainGate {
   // beta; `projection` [T, HV] becomes its sigmoid in place (empty when the gain is learned).
   Mat<T> forward(const Pass<T>& pass, Mat<T> projection, int64_t tokens, Context& context) const;
   // g [T, HV] = log(1 - sigmoid), for a single gate.
-  void log_decay(const Context& context, Mat<T> g) const;
+  void log_decay(const Pass<T>& pass, const Context& context, Mat<T> g) const;
   // dbeta [T, HV] becomes the gradient of the projection, or adds to that of the learned number. dg: of log_decay's g, or empty.
   void backward(const Pass<T>& pass, const Context& context, Mat<T> dbeta, Mat<const T> dg) const;
 
  private:
-  T factor_of(int64_t place) const;
-  template <class Body>
-  void for_each_token(const Pass<T>& pass, Body body) const;  // body(token, factor)
-
   GainSpec spec_;
   int64_t v_heads_;
   T bound_;

@@ -14,14 +14,14 @@ Embedding<T>::Embedding(const std::string& name, int64_t vocab, int64_t hidden, 
     : vocab_(vocab), hidden_(hidden), index_(params.declare({name, {vocab, hidden}, normal_init(kDeviation), true})) {}
 
 template <class T>
-void Embedding<T>::forward(const Pass<T>& pass, std::span<const int32_t> ids, Mat<T> x) const {
+void Embedding<T>::forward(const Pass<T>& pass, const int32_t* ids, Mat<T> x) const {
   const Params<T>& params = pass.params;
-  embedding_forward<T>(ids, params.matrix(index_, vocab_, hidden_), x);
+  pass.exec.embedding_forward(ids, params.matrix(index_, vocab_, hidden_), x);
 }
 
 template <class T>
-void Embedding<T>::backward(const Pass<T>& pass, std::span<const int32_t> ids, Mat<const T> dx) const {
-  embedding_backward<T>(ids, dx, pass.params.grad_matrix(index_, vocab_, hidden_));
+void Embedding<T>::backward(const Pass<T>& pass, const int32_t* ids, Mat<const T> dx) const {
+  pass.exec.embedding_backward(ids, dx, pass.params.grad_matrix(index_, vocab_, hidden_));
 }
 
 template <class T>
@@ -33,31 +33,29 @@ Head<T>::Head(const std::string& norm_name, const std::string& weight_name, int 
 template <class T>
 void Head<T>::logits(const Pass<T>& pass, Residual<T>& residual, Mat<T> logits) const {
   const Params<T>& params = pass.params;
-  const Mat<T> h = new_matrix<T>(pass.arena, residual.x.rows, hidden_);
-  settle(pass, residual, params.value(norm_), eps_, h, pass.arena.template alloc<T>(h.rows));
-  linear_forward<T>(h, params.matrix(weight_, vocab_, hidden_), nullptr, logits, pass.precision);
+  const Mat<T> h = new_matrix<T>(pass.exec.arena, residual.x.rows, hidden_);
+  settle(pass, residual, params.value(norm_), eps_, h, pass.exec.arena.template alloc<T>(h.rows));
+  pass.exec.linear_forward(h, params.matrix(weight_, vocab_, hidden_), nullptr, logits, Write::kOverwrite);
 }
 
 template <class T>
-LossSum Head<T>::loss(const Pass<T>& pass, Residual<T>& residual, std::span<const int32_t> targets, T* nll) const {
+void Head<T>::loss(const Pass<T>& pass, Residual<T>& residual, const int32_t* targets, T* nll, LossSum* sum) const {
   const Params<T>& params = pass.params;
-  const Mat<T> h = new_matrix<T>(pass.arena, residual.x.rows, hidden_);
-  settle(pass, residual, params.value(norm_), eps_, h, pass.arena.template alloc<T>(h.rows));
-  return cross_entropy_forward<T>(h, params.matrix(weight_, vocab_, hidden_), targets, nll, pass.precision, pass.arena);
+  const Mat<T> h = new_matrix<T>(pass.exec.arena, residual.x.rows, hidden_);
+  settle(pass, residual, params.value(norm_), eps_, h, pass.exec.arena.template alloc<T>(h.rows));
+  pass.exec.cross_entropy_forward(h, params.matrix(weight_, vocab_, hidden_), targets, nll, sum);
 }
 
 template <class T>
-LossSum Head<T>::loss_backward(const Pass<T>& pass, Residual<T>& residual, std::span<const int32_t> targets, T grad_scale, Mat<T> dx) const {
+void Head<T>::loss_backward(const Pass<T>& pass, Residual<T>& residual, const int32_t* targets, T grad_scale, Mat<T> dx, LossSum* sum) const {
   Params<T>& params = pass.params;
-  Arena& arena = pass.arena;
+  Arena& arena = pass.exec.arena;
   const Mat<T> h = new_matrix<T>(arena, residual.x.rows, hidden_);
   T* rstd = arena.alloc<T>(h.rows);
   settle(pass, residual, params.value(norm_), eps_, h, rstd);
   const Mat<T> dh = new_matrix<T>(arena, h.rows, hidden_);
-  const LossSum sum = cross_entropy_backward<T>(h, params.matrix(weight_, vocab_, hidden_), targets, grad_scale, dh,
-                                                params.grad_matrix(weight_, vocab_, hidden_), pass.precision, arena);
-  rmsnorm_backward<T>(dh, residual.x, params.value(norm_), rstd, dx, params.grad(norm_), Write::kOverwrite);
-  return sum;
+  pass.exec.cross_entropy_backward(h, params.matrix(weight_, vocab_, hidden_), targets, grad_scale, dh, params.grad_matrix(weight_, vocab_, hidden_), sum);
+  pass.exec.rmsnorm_backward(dh, residual.x, params.value(norm_), rstd, dx, params.grad(norm_), Write::kOverwrite);
 }
 
 template class Embedding<float>;

@@ -2,7 +2,6 @@
 // weight of its own).
 #pragma once
 
-#include <span>
 #include <string>
 
 #include "nn/block.h"
@@ -14,8 +13,8 @@ class Embedding {
  public:
   Embedding(const std::string& name, int64_t vocab, int64_t hidden, Params<T>& params);
   // x [T, d] is overwritten.
-  void forward(const Pass<T>& pass, std::span<const int32_t> ids, Mat<T> x) const;
-  void backward(const Pass<T>& pass, std::span<const int32_t> ids, Mat<const T> dx) const;
+  void forward(const Pass<T>& pass, const int32_t* ids, Mat<T> x) const;
+  void backward(const Pass<T>& pass, const int32_t* ids, Mat<const T> dx) const;
   int index() const { return index_; }
 
  private:
@@ -30,9 +29,10 @@ class Head {
   Head(const std::string& norm_name, const std::string& weight_name, int tied, int64_t vocab, int64_t hidden, double eps, Params<T>& params);
   // Logits [rows, vocab] of the residual's rows.
   void logits(const Pass<T>& pass, Residual<T>& residual, Mat<T> logits) const;
-  LossSum loss(const Pass<T>& pass, Residual<T>& residual, std::span<const int32_t> targets, T* nll) const;
-  // The same with gradients of grad_scale * sum: dx [T, d] is overwritten.
-  LossSum loss_backward(const Pass<T>& pass, Residual<T>& residual, std::span<const int32_t> targets, T grad_scale, Mat<T> dx) const;
+  // *sum += the loss of the rows with targets >= 0; targets [T] and nll ([T] or null) in device memory.
+  void loss(const Pass<T>& pass, Residual<T>& residual, const int32_t* targets, T* nll, LossSum* sum) const;
+  // The same with gradients of grad_scale * loss: dx [T, d] is overwritten.
+  void loss_backward(const Pass<T>& pass, Residual<T>& residual, const int32_t* targets, T grad_scale, Mat<T> dx, LossSum* sum) const;
 
  private:
   T eps_;

@@ -5,12 +5,10 @@
 
 #include <cstdint>
 
-#include "base/arena.h"
 #include "base/mat.h"
-#include "base/seq_layout.h"
 #include "fastweight/fastweight.h"
 #include "nn/params.h"
-#include "ops/ops.h"
+#include "ops/exec.h"
 
 namespace fw {
 
@@ -21,11 +19,9 @@ class PassObserver;  // nn/observer.h
 template <class T>
 struct Pass {
   Params<T>& params;
-  const SeqLayout& layout;
-  Arena& arena;
-  Precision precision = Precision::kNative;
+  PassLayout layout;
+  const Exec<T>& exec;
   bool keep = false;                    // contexts for backward
-  const int64_t* positions = nullptr;   // [N]: tokens of each sequence before this pass; null: none
   fw_form form = FW_FORM_AUTO;          // of the recurrence
   PassObserver<T>* observer = nullptr;  // sees every recurrence
 };

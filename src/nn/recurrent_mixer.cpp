@@ -79,7 +79,7 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
   const Params<T>& params = pass.params;
   const auto sigmoid = [&](const Projection& p, T scale, const T* bias) {
     const Mat<T> m = columns(c.proj, p);
-    if (m.data != nullptr) sigmoid_gate_forward<T>(m, bias, scale, m);
+    if (m.data != nullptr) pass.exec.sigmoid_gate_forward(m, bias, scale, m);
     return m;
   };
   const T bound = static_cast<T>(spec_.rule.gain_bound);
@@ -88,58 +88,59 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
   c.rule.write = sigmoid(plan_.write, T(1), nullptr);
   c.rule.lambda = sigmoid(plan_.lambda, T(1), plan_.lambda.used() ? params.value(index_.lambda_bias) : nullptr);
   if (spec_.derives_erase_gate()) {
-    c.rule.erase = new_matrix<T>(pass.arena, c.proj.rows, spec_.v_heads);
-    head_scale_forward<T>(c.rule.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, c.rule.erase);
+    c.rule.erase = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
+    pass.exec.head_scale_forward(c.rule.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, c.rule.erase);
   }
   if (spec_.rule.uses_erase_key()) {
-    c.rule.erase_key = new_matrix<T>(pass.arena, c.proj.rows, spec_.key_size());
-    head_scale_forward<T>(c.rule.k, params.value(index_.inner_decay), spec_.key_dim, c.rule.erase_key);
+    c.rule.erase_key = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.key_size());
+    pass.exec.head_scale_forward(c.rule.k, params.value(index_.inner_decay), spec_.key_dim, c.rule.erase_key);
   }
   if (spec_.raw_read_correction) {
-    head_subtract_forward<T>(spec_.rule.uses_erase_key() ? c.rule.erase_key : c.rule.k, params.value(index_.correction), spec_.key_dim, c.rule.q);
+    pass.exec.head_subtract_forward(spec_.rule.uses_erase_key() ? c.rule.erase_key : c.rule.k, params.value(index_.correction), spec_.key_dim, c.rule.q);
   }
   if (spec_.rule.uses_read_correction()) {
-    c.rule.read_correction = new_matrix<T>(pass.arena, c.proj.rows, spec_.v_heads);
-    head_constant_forward<T>(params.value(index_.correction), spec_.v_heads / spec_.heads, c.rule.read_correction);
+    c.rule.read_correction = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
+    pass.exec.head_constant_forward(params.value(index_.correction), spec_.v_heads / spec_.heads, c.rule.read_correction);
   }
   if (plan_.decay.used()) {
     c.decay_in = columns(c.proj, plan_.decay);
     if (index_.decay_up >= 0) {
       const int64_t channels = spec_.decay_heads() * spec_.key_dim;
       const Mat<T> low = c.decay_in;
-      c.decay_in = new_matrix<T>(pass.arena, low.rows, channels);
-      linear_forward<T>(low, params.matrix(index_.decay_up, channels, spec_.decay_rank), nullptr, c.decay_in, pass.precision);
+      c.decay_in = new_matrix<T>(pass.exec.arena, low.rows, channels);
+      pass.exec.linear_forward(low, params.matrix(index_.decay_up, channels, spec_.decay_rank), nullptr, c.decay_in, Write::kOverwrite);
     }
-    c.rule.g = new_matrix<T>(pass.arena, c.proj.rows, c.decay_in.cols);
+    c.rule.g = new_matrix<T>(pass.exec.arena, c.proj.rows, c.decay_in.cols);
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
     if (spec_.log_sigmoid_decay) {
-      log_sigmoid_decay_forward<T>(c.decay_in, params.value(index_.decay_bias), T(1) / kLogSigmoidDivisor<T>, c.rule.g);
+      pass.exec.log_sigmoid_decay_forward(c.decay_in, params.value(index_.decay_bias), T(1) / kLogSigmoidDivisor<T>, c.rule.g);
     } else {
-      decay_gate_forward<T>(c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, c.rule.g);
+      pass.exec.decay_gate_forward(c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, c.rule.g);
     }
   }
   if (spec_.rule.uses_g() && spec_.gain.single_gate) {
-    c.rule.g = new_matrix<T>(pass.arena, c.proj.rows, spec_.v_heads);
-    gain_->log_decay(c.gain, c.rule.g);
+    c.rule.g = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
+    gain_->log_decay(pass, c.gain, c.rule.g);
   }
   if (spec_.rule.uses_precond() && index_.atk_center >= 0) c.rule.precond_center = pass.params.value(index_.atk_center);
   if (spec_.rule.uses_precond() && spec_.tied_precond) {
-    c.rule.precond_g = new_matrix<T>(pass.arena, c.proj.rows, spec_.heads);
-    c.rule.precond_beta = new_matrix<T>(pass.arena, c.proj.rows, spec_.heads);
-    group_mean_forward<T>(c.rule.g, c.rule.precond_g);
-    group_mean_forward<T>(c.rule.beta, c.rule.precond_beta);
+    c.rule.precond_g = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
+    c.rule.precond_beta = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
+    pass.exec.group_mean_forward(c.rule.g, c.rule.precond_g);
+    pass.exec.group_mean_forward(c.rule.beta, c.rule.precond_beta);
   }
   if (plan_.precond_decay.used()) {
-    c.rule.precond_g = new_matrix<T>(pass.arena, c.proj.rows, spec_.heads);
-    decay_gate_forward<T>(columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1, c.rule.precond_g);
+    c.rule.precond_g = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
+    pass.exec.decay_gate_forward(columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1, c.rule.precond_g);
     c.rule.precond_beta = sigmoid(plan_.precond_beta, T(1), nullptr);
   }
   if (plan_.gate.used()) {
     c.gate = columns(c.proj, plan_.gate);
     if (index_.gate_up >= 0) {
       const Mat<T> low = c.gate;
-      c.gate = new_matrix<T>(pass.arena, low.rows, spec_.value_size());
-      linear_forward<T>(low, params.matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank), params.value(index_.gate_bias), c.gate, pass.precision);
+      c.gate = new_matrix<T>(pass.exec.arena, low.rows, spec_.value_size());
+      pass.exec.linear_forward(low, params.matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank), params.value(index_.gate_bias), c.gate,
+                               Write::kOverwrite);
     }
   }
 }
@@ -147,14 +148,14 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
 template <class T>
 MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const {
   const Params<T>& params = pass.params;
-  Arena& arena = pass.arena;
-  const int64_t tokens = x.rows, sequences = pass.layout.count();
+  Arena& arena = pass.exec.arena;
+  const int64_t tokens = x.rows, sequences = pass.layout.host.count();
   Context* kept = pass.keep ? new (arena.alloc<Context>(1)) Context() : nullptr;
   Context local;
   Context& c = kept != nullptr ? *kept : local;
   c.x = x;
   c.proj = new_matrix<T>(arena, tokens, plan_.columns);
-  linear_forward<T>(x, params.matrix(index_.stack, plan_.columns, spec_.hidden), nullptr, c.proj, pass.precision);
+  pass.exec.linear_forward(x, params.matrix(index_.stack, plan_.columns, spec_.hidden), nullptr, c.proj, Write::kOverwrite);
 
   c.qkv = c.proj.col_range(0, spec_.conv_channels());
   if (spec_.conv_size > 0) {
@@ -162,7 +163,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
     c.tail = pass.keep ? new_copy(arena, state.tail, sequences * (spec_.conv_size - 1) * spec_.conv_channels()) : state.tail;
     const Mat<T> raw = c.qkv;
     c.qkv = new_matrix<T>(arena, tokens, spec_.conv_channels());
-    short_conv_forward<T>(raw, params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, state.tail, c.qkv);
+    pass.exec.short_conv_forward(raw, params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, state.tail, c.qkv);
   }
   c.rule.q = c.qkv.col_range(0, spec_.key_size());
   c.rule.k = c.qkv.col_range(spec_.key_size(), spec_.key_size());
@@ -170,7 +171,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   query_key_->forward(pass, c.rule.q, c.rule.k, c.query_key);
   gates_forward(pass, c);
 
-  const Recurrence<T> recurrence(spec_.rule, pass.layout, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form);
+  const Recurrence<T> recurrence(spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form);
   const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
   c.rule.s = copy_state ? new_copy(arena, state.s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : state.s;
   c.rule.a = copy_state ? new_copy(arena, state.a, sequences * spec_.heads * spec_.key_dim) : state.a;
@@ -178,13 +179,13 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   c.o = new_matrix<T>(arena, tokens, spec_.value_size());
   recurrence.forward(c.rule, c.o, state.s, state.a, c.saved, arena);
   if (pass.observer != nullptr) {
-    pass.observer->recurrence({spec_.rule, pass.layout, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, c.rule, c.o});
+    pass.observer->recurrence({spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, c.rule, c.o});
   }
 
   c.normed = pass.keep ? new_matrix<T>(arena, tokens, spec_.value_size()) : c.o;
   c.rstd = arena.alloc<T>(tokens * spec_.v_heads);
-  gated_rmsnorm_forward<T>(c.o, c.gate, params.value(index_.o_norm), static_cast<T>(spec_.norm_eps), spec_.value_dim, spec_.gate, c.normed, c.rstd);
-  linear_forward<T>(c.normed, params.matrix(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, y, pass.precision);
+  pass.exec.gated_rmsnorm_forward(c.o, c.gate, params.value(index_.o_norm), static_cast<T>(spec_.norm_eps), spec_.value_dim, spec_.gate, c.normed, c.rstd);
+  pass.exec.linear_forward(c.normed, params.matrix(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, y, Write::kOverwrite);
   return kept;
 }
 
@@ -193,24 +194,24 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
   Params<T>& params = pass.params;
   if (spec_.raw_read_correction) {
     const bool own = spec_.rule.uses_erase_key();
-    head_subtract_backward<T>(d.q, own ? c.rule.erase_key : c.rule.k, params.value(index_.correction), spec_.key_dim, own ? d.erase_key : d.k,
-                              params.grad(index_.correction));
+    pass.exec.head_subtract_backward(d.q, own ? c.rule.erase_key : c.rule.k, params.value(index_.correction), spec_.key_dim, own ? d.erase_key : d.k,
+                                     params.grad(index_.correction));
   }
   if (spec_.derives_erase_gate()) {
-    head_scale_backward<T>(d.erase, c.rule.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, d.beta, params.grad(index_.inner_decay));
+    pass.exec.head_scale_backward(d.erase, c.rule.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, d.beta, params.grad(index_.inner_decay));
   }
   if (spec_.rule.uses_erase_key()) {
-    head_scale_backward<T>(d.erase_key, c.rule.k, params.value(index_.inner_decay), spec_.key_dim, d.k, params.grad(index_.inner_decay));
+    pass.exec.head_scale_backward(d.erase_key, c.rule.k, params.value(index_.inner_decay), spec_.key_dim, d.k, params.grad(index_.inner_decay));
   }
   if (spec_.rule.uses_precond() && spec_.tied_precond) {
-    group_mean_backward<T>(d.precond_g, d.g);
-    group_mean_backward<T>(d.precond_beta, d.beta);
+    pass.exec.group_mean_backward(d.precond_g, d.g);
+    pass.exec.group_mean_backward(d.precond_beta, d.beta);
   }
-  if (spec_.rule.uses_read_correction()) head_constant_backward<T>(d.read_correction, spec_.v_heads / spec_.heads, params.grad(index_.correction));
+  if (spec_.rule.uses_read_correction()) pass.exec.head_constant_backward(d.read_correction, spec_.v_heads / spec_.heads, params.grad(index_.correction));
   const auto sigmoid = [&](const Projection& p, T scale, T* dbias) {
     if (!p.used()) return;
     const Mat<T> dgate = columns(dproj, p);
-    sigmoid_gate_backward<T>(dgate, columns(c.proj, p), scale, dgate, dbias);
+    pass.exec.sigmoid_gate_backward(dgate, columns(c.proj, p), scale, dgate, dbias);
   };
   const T bound = static_cast<T>(spec_.rule.gain_bound);
   if (spec_.rule.uses_beta()) gain_->backward(pass, c.gain, d.beta, spec_.gain.single_gate ? Mat<const T>(d.g) : Mat<const T>());
@@ -221,21 +222,21 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
   if (plan_.decay.used()) {
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
     const Mat<T> dlow = columns(dproj, plan_.decay);
-    const Mat<T> din = index_.decay_up >= 0 ? new_matrix<T>(pass.arena, d.g.rows, d.g.cols) : dlow;
+    const Mat<T> din = index_.decay_up >= 0 ? new_matrix<T>(pass.exec.arena, d.g.rows, d.g.cols) : dlow;
     if (spec_.log_sigmoid_decay) {
-      log_sigmoid_decay_backward<T>(d.g, c.decay_in, params.value(index_.decay_bias), T(1) / kLogSigmoidDivisor<T>, din, params.grad(index_.decay_bias));
+      pass.exec.log_sigmoid_decay_backward(d.g, c.decay_in, params.value(index_.decay_bias), T(1) / kLogSigmoidDivisor<T>, din, params.grad(index_.decay_bias));
     } else {
-      decay_gate_backward<T>(d.g, c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, din, params.grad(index_.a_log),
-                             params.grad(index_.dt_bias));
+      pass.exec.decay_gate_backward(d.g, c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, din, params.grad(index_.a_log),
+                                    params.grad(index_.dt_bias));
     }
     if (index_.decay_up >= 0) {
-      linear_backward<T>(din, columns(c.proj, plan_.decay), params.matrix(index_.decay_up, din.cols, spec_.decay_rank), dlow,
-                         params.grad_matrix(index_.decay_up, din.cols, spec_.decay_rank), nullptr, pass.precision);
+      pass.exec.linear_backward(din, columns(c.proj, plan_.decay), params.matrix(index_.decay_up, din.cols, spec_.decay_rank), dlow,
+                                params.grad_matrix(index_.decay_up, din.cols, spec_.decay_rank), nullptr, Write::kOverwrite);
     }
   }
   if (plan_.precond_decay.used()) {
-    decay_gate_backward<T>(d.precond_g, columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1,
-                           columns(dproj, plan_.precond_decay), params.grad(index_.atk_a_log), params.grad(index_.atk_dt_bias));
+    pass.exec.decay_gate_backward(d.precond_g, columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1,
+                                  columns(dproj, plan_.precond_decay), params.grad(index_.atk_a_log), params.grad(index_.atk_dt_bias));
   }
 }
 
@@ -243,21 +244,22 @@ template <class T>
 void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> dy, Mat<T> dx) const {
   const Context& c = *static_cast<Context*>(context);
   Params<T>& params = pass.params;
-  Arena& arena = pass.arena;
+  Arena& arena = pass.exec.arena;
   const int64_t tokens = dy.rows;
   const Mat<T> dproj = new_matrix<T>(arena, tokens, plan_.columns);
   const Mat<T> dnormed = new_matrix<T>(arena, tokens, spec_.value_size());
-  linear_backward<T>(dy, c.normed, params.matrix(index_.o_proj, spec_.hidden, spec_.value_size()), dnormed,
-                     params.grad_matrix(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, pass.precision);
+  pass.exec.linear_backward(dy, c.normed, params.matrix(index_.o_proj, spec_.hidden, spec_.value_size()), dnormed,
+                            params.grad_matrix(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, Write::kOverwrite);
 
   const Mat<T> dlow_gate = columns(dproj, plan_.gate);
   const bool low_rank_gate = index_.gate_up >= 0;
   const Mat<T> dgate = low_rank_gate ? new_matrix<T>(arena, tokens, spec_.value_size()) : dlow_gate;
   const Mat<T> d_o = new_matrix<T>(arena, tokens, spec_.value_size());
-  gated_rmsnorm_backward<T>(dnormed, c.o, c.gate, params.value(index_.o_norm), c.rstd, spec_.value_dim, spec_.gate, d_o, dgate, params.grad(index_.o_norm));
+  pass.exec.gated_rmsnorm_backward(dnormed, c.o, c.gate, params.value(index_.o_norm), c.rstd, spec_.value_dim, spec_.gate, d_o, dgate,
+                                   params.grad(index_.o_norm));
   if (low_rank_gate) {
-    linear_backward<T>(dgate, columns(c.proj, plan_.gate), params.matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank), dlow_gate,
-                       params.grad_matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank), params.grad(index_.gate_bias), pass.precision);
+    pass.exec.linear_backward(dgate, columns(c.proj, plan_.gate), params.matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank), dlow_gate,
+                              params.grad_matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank), params.grad(index_.gate_bias), Write::kOverwrite);
   }
 
   RecurrenceInputs<T> d;
@@ -281,20 +283,19 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   if (spec_.derives_erase_gate()) d.erase = new_matrix<T>(arena, tokens, spec_.v_heads);
   if (spec_.rule.uses_erase_key()) d.erase_key = new_matrix<T>(arena, tokens, spec_.key_size());
   if (spec_.rule.uses_read_correction()) d.read_correction = new_matrix<T>(arena, tokens, spec_.v_heads);
-  const Recurrence<T> recurrence(spec_.rule, pass.layout, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form);
+  const Recurrence<T> recurrence(spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form);
   recurrence.backward(c.rule, d_o, d, c.saved, arena);
   if (d.precond_center != nullptr) {
-    T* dcenter = params.grad(index_.atk_center);
-    for (int64_t h = 0; h < spec_.heads; ++h) dcenter[h] += d.precond_center[h];
+    pass.exec.add_values(d.precond_center, spec_.heads, params.grad(index_.atk_center));
   }
   gates_backward(pass, c, dproj, d);
   query_key_->backward(pass, c.query_key, d.q, d.k, dq_in, dk_in);  // after the gates, some of which read k
   if (spec_.conv_size > 0) {
-    short_conv_backward<T>(dqkv, c.proj.col_range(0, spec_.conv_channels()), params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, draw,
-                           params.grad(index_.conv));
+    pass.exec.short_conv_backward(dqkv, c.proj.col_range(0, spec_.conv_channels()), params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, draw,
+                                  params.grad(index_.conv));
   }
-  linear_backward<T>(dproj, c.x, params.matrix(index_.stack, plan_.columns, spec_.hidden), dx, params.grad_matrix(index_.stack, plan_.columns, spec_.hidden),
-                     nullptr, pass.precision);
+  pass.exec.linear_backward(dproj, c.x, params.matrix(index_.stack, plan_.columns, spec_.hidden), dx,
+                            params.grad_matrix(index_.stack, plan_.columns, spec_.hidden), nullptr, Write::kOverwrite);
 }
 
 template class RecurrentMixer<float>;

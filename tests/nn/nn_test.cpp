@@ -188,13 +188,14 @@ TEST(Block, TakesAnyMixer) {
     }
     return sum;
   };
+  const Exec<double> exec{host_ops<double>(), arena};
   const auto evaluate = [&] {
     arena.release();
     Block<double>::Context unused;
-    return run(false, unused, Pass<double>{params, layout, arena, Precision::kNative, false});
+    return run(false, unused, Pass<double>{params, layout, exec, false});
   };
   Block<double>::Context context;
-  const Pass<double> pass{params, layout, arena, Precision::kNative, true};
+  const Pass<double> pass{params, layout, exec, true};
   const double kept = run(true, context, pass);
   const Mat<double> dx = new_matrix<double>(arena, 4, 6);
   for (int64_t t = 0; t < 4; ++t) std::copy_n(weight.data() + t * 6, 6, dx.row(t));

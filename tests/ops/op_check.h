@@ -14,8 +14,16 @@
 #include "base/mat.h"
 #include "base/random.h"
 #include "base/threads.h"
+#include "ops/exec.h"
 
 namespace fw::testing {
+
+// The host's context, with scratch memory of the test program.
+template <class T>
+Exec<T> host_exec(Precision precision = Precision::kNative) {
+  static Arena arena;
+  return {host_ops<T>(), arena, precision};
+}
 
 template <class T>
 using Values = std::vector<std::vector<T>>;

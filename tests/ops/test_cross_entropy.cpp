@@ -6,6 +6,21 @@
 namespace fw::testing {
 namespace {
 
+// The sum of one call; the operation adds to what there is.
+template <class T>
+LossSum loss_forward(Mat<const T> h, Mat<const T> weight, const std::vector<int32_t>& targets, T* nll, Precision precision = Precision::kNative) {
+  LossSum sum;
+  host_exec<T>(precision).cross_entropy_forward(h, weight, targets.data(), nll, &sum);
+  return sum;
+}
+template <class T>
+LossSum loss_backward(Mat<const T> h, Mat<const T> weight, const std::vector<int32_t>& targets, T scale, Mat<T> dh, Mat<T> dweight,
+                      Precision precision = Precision::kNative) {
+  LossSum sum;
+  host_exec<T>(precision).cross_entropy_backward(h, weight, targets.data(), scale, dh, dweight, &sum);
+  return sum;
+}
+
 struct CrossEntropyOp {
   int64_t dim, vocab;
   std::vector<int32_t> targets;
@@ -45,11 +60,10 @@ struct CrossEntropyOp {
   Values<T> forward(const Values<T>& in) const {
     const Strided<T> h(rows(), dim, in[0]);
     const Strided<T> weight(vocab, dim, in[1]);
-    Arena scratch;
     std::vector<T> nll(targets.size(), std::numeric_limits<T>::quiet_NaN());
-    const LossSum sum = cross_entropy_forward<T>(h.view(), weight.view(), targets, nll.data(), precision, scratch);
+    const LossSum sum = loss_forward<T>(h.view(), weight.view(), targets, nll.data(), precision);
     EXPECT_EQ(sum.count, count());
-    EXPECT_EQ(cross_entropy_forward<T>(h.view(), weight.view(), targets, nullptr, precision, scratch).nll, sum.nll);
+    EXPECT_EQ(loss_forward<T>(h.view(), weight.view(), targets, nullptr, precision).nll, sum.nll);
     return {{static_cast<T>(sum.nll)}, nll};
   }
   template <class T>
@@ -58,9 +72,8 @@ struct CrossEntropyOp {
     const Strided<T> weight(vocab, dim, in[1]);
     Strided<T> dh(rows(), dim);
     Strided<T> dweight(vocab, dim, before[1]);
-    Arena scratch;
-    const LossSum sum = cross_entropy_backward<T>(h.view(), weight.view(), targets, T(scale), dh.mat(), dweight.mat(), precision, scratch);
-    EXPECT_EQ(sum.nll, cross_entropy_forward<T>(h.view(), weight.view(), targets, nullptr, precision, scratch).nll);
+    const LossSum sum = loss_backward<T>(h.view(), weight.view(), targets, T(scale), dh.mat(), dweight.mat(), precision);
+    EXPECT_EQ(sum.nll, loss_forward<T>(h.view(), weight.view(), targets, nullptr, precision).nll);
     EXPECT_EQ(sum.count, count());
     return {dh.values(), dweight.values()};
   }
@@ -159,11 +172,10 @@ TEST(CrossEntropy, LargeLogitsStayFinite) {
   std::vector<float> nll(2);
   std::vector<float> dh(2);
   std::vector<float> dweight(3, 0.0F);
-  Arena scratch;
-  cross_entropy_forward<float>({h.data(), 2, 1}, {weight.data(), 3, 1}, targets, nll.data(), Precision::kNative, scratch);
+  loss_forward<float>({h.data(), 2, 1}, {weight.data(), 3, 1}, targets, nll.data());
   EXPECT_EQ(nll[0], 0.0F);
   EXPECT_EQ(nll[1], 2000.0F);
-  cross_entropy_backward<float>({h.data(), 2, 1}, {weight.data(), 3, 1}, targets, 1.0F, {dh.data(), 2, 1}, {dweight.data(), 3, 1}, Precision::kNative, scratch);
+  loss_backward<float>({h.data(), 2, 1}, {weight.data(), 3, 1}, targets, 1.0F, {dh.data(), 2, 1}, {dweight.data(), 3, 1});
   EXPECT_EQ(dh[0], 0.0F);
   EXPECT_EQ(dh[1], -2.0F);
 }
@@ -174,9 +186,8 @@ TEST(CrossEntropy, NanAndInfinityReachTheLoss) {
       const std::vector<float> h{1.0F};
       std::vector<float> weight(static_cast<size_t>(vocab), 0.5F);
       weight[1] = bad;
-      Arena scratch;
       const std::vector<int32_t> targets{0};
-      const LossSum sum = cross_entropy_forward<float>({h.data(), 1, 1}, {weight.data(), vocab, 1}, targets, nullptr, Precision::kNative, scratch);
+      const LossSum sum = loss_forward<float>({h.data(), 1, 1}, {weight.data(), vocab, 1}, targets, nullptr);
       EXPECT_FALSE(std::isfinite(sum.nll)) << bad << " in a vocabulary of " << vocab;
     }
   }
@@ -193,10 +204,10 @@ TEST(CrossEntropy, ScratchIsGivenBack) {
   const CrossEntropyOp op{4, 300, random_targets(40, 300, 1)};
   Random random(2);
   const Values<double> in = op.inputs(random);
-  Arena scratch;
+  Arena& scratch = host_exec<double>().arena;
   double* first = scratch.alloc<double>(10);
   const Arena::Mark mark = scratch.mark();
-  cross_entropy_forward<double>({in[0].data(), 40, 4}, {in[1].data(), 300, 4}, op.targets, nullptr, Precision::kNative, scratch);
+  loss_forward<double>({in[0].data(), 40, 4}, {in[1].data(), 300, 4}, op.targets, nullptr);
   EXPECT_EQ(scratch.mark().block, mark.block);
   EXPECT_EQ(scratch.mark().used, mark.used);
   EXPECT_NE(first, nullptr);

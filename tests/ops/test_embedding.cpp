@@ -21,14 +21,14 @@ struct EmbeddingOp {
   Values<T> forward(const Values<T>& in) const {
     const Strided<T> weight(vocab, cols, in[0]);
     Strided<T> out(rows(), cols);
-    embedding_forward<T>(ids, weight.view(), out.mat());
+    host_ops<T>().embedding_forward(host_exec<T>(), ids.data(), weight.view(), out.mat());
     return {out.values()};
   }
   template <class T>
   Values<T> backward(const Values<T>&, const Values<T>& douts, const Values<T>& before) const {
     const Strided<T> dout(rows(), cols, douts[0]);
     Strided<T> dweight(vocab, cols, before[0]);
-    embedding_backward<T>(ids, dout.view(), dweight.mat());
+    host_ops<T>().embedding_backward(host_exec<T>(), ids.data(), dout.view(), dweight.mat());
     return {dweight.values()};
   }
 };

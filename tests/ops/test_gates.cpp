@@ -23,7 +23,7 @@ struct SwigluOp {
     const Strided<T> gate(rows, cols, in[0]);
     const Strided<T> up(rows, cols, in[1]);
     Strided<T> y(rows, cols);
-    swiglu_forward<T>(gate.view(), up.view(), y.mat());
+    host_ops<T>().swiglu_forward(host_exec<T>(), gate.view(), up.view(), y.mat());
     return {y.values()};
   }
   template <class T>
@@ -33,8 +33,8 @@ struct SwigluOp {
     const Strided<T> dy(rows, cols, douts[0]);
     Strided<T> dgate(rows, cols);
     Strided<T> dup(rows, cols);
-    swiglu_backward<T>(dy.view(), gate.view(), up.view(), dgate.mat(), dup.mat());
-    swiglu_backward<T>(dy.view(), gate.view(), up.view(), gate.mat(), up.mat());
+    host_ops<T>().swiglu_backward(host_exec<T>(), dy.view(), gate.view(), up.view(), dgate.mat(), dup.mat());
+    host_ops<T>().swiglu_backward(host_exec<T>(), dy.view(), gate.view(), up.view(), gate.mat(), up.mat());
     EXPECT_TRUE(same_bits<T>({gate.values(), up.values()}, {dgate.values(), dup.values()})) << "in place differs";
     return {dgate.values(), dup.values()};
   }
@@ -67,8 +67,8 @@ struct SigmoidOp {
     Strided<T> x(rows, cols, in[0]);
     Strided<T> y(rows, cols);
     const T* b = bias ? in[1].data() : nullptr;
-    sigmoid_gate_forward<T>(x.view(), b, T(scale), y.mat());
-    sigmoid_gate_forward<T>(x.view(), b, T(scale), x.mat());
+    host_ops<T>().sigmoid_gate_forward(host_exec<T>(), x.view(), b, T(scale), y.mat());
+    host_ops<T>().sigmoid_gate_forward(host_exec<T>(), x.view(), b, T(scale), x.mat());
     EXPECT_TRUE(same_bits<T>({x.values()}, {y.values()})) << "in place differs";
     return {y.values()};
   }
@@ -79,8 +79,8 @@ struct SigmoidOp {
     Strided<T> dx(rows, cols);
     std::vector<T> dbias = before[1];
     T other = 0;
-    sigmoid_gate_backward<T>(dy.view(), y.view(), T(scale), dx.mat(), bias ? dbias.data() : nullptr);
-    sigmoid_gate_backward<T>(dy.view(), y.view(), T(scale), dy.mat(), &other);
+    host_ops<T>().sigmoid_gate_backward(host_exec<T>(), dy.view(), y.view(), T(scale), dx.mat(), bias ? dbias.data() : nullptr);
+    host_ops<T>().sigmoid_gate_backward(host_exec<T>(), dy.view(), y.view(), T(scale), dy.mat(), &other);
     EXPECT_TRUE(same_bits<T>({dx.values()}, {dy.values()})) << "in place differs";
     return {dx.values(), dbias};
   }
@@ -103,7 +103,7 @@ void check_sigmoid_range(double tolerance) {
   for (double v = -80; v <= 80; v += 0.37) x.push_back(static_cast<T>(v));
   const int64_t n = static_cast<int64_t>(x.size());
   std::vector<T> y(x.size());
-  sigmoid_gate_forward<T>({x.data(), 1, n}, nullptr, T(1), {y.data(), 1, n});
+  host_ops<T>().sigmoid_gate_forward(host_exec<T>(), {x.data(), 1, n}, nullptr, T(1), {y.data(), 1, n});
   for (size_t i = 0; i < x.size(); ++i) {
     const double want = sigmoid(static_cast<double>(x[i]));
     EXPECT_NEAR(static_cast<double>(y[i]) / want, 1.0, tolerance) << "at " << x[i];
@@ -119,7 +119,7 @@ TEST(SigmoidGate, ExtremesAndNan) {
   const double inf = std::numeric_limits<double>::infinity();
   const std::vector<float> x{-1e30F, static_cast<float>(-inf), 1e30F, static_cast<float>(inf), std::numeric_limits<float>::quiet_NaN()};
   std::vector<float> y(x.size());
-  sigmoid_gate_forward<float>({x.data(), 1, 5}, nullptr, 1.0F, {y.data(), 1, 5});
+  host_ops<float>().sigmoid_gate_forward(host_exec<float>(), {x.data(), 1, 5}, nullptr, 1.0F, {y.data(), 1, 5});
   EXPECT_EQ(y[0], 0.0F);
   EXPECT_EQ(y[1], 0.0F);
   EXPECT_EQ(y[2], 1.0F);
@@ -146,7 +146,7 @@ struct DecayOp {
   Values<T> forward(const Values<T>& in) const {
     const Strided<T> x(rows, cols, in[0]);
     Strided<T> g(rows, cols);
-    decay_gate_forward<T>(x.view(), in[1].data(), in[2].data(), group, g.mat());
+    host_ops<T>().decay_gate_forward(host_exec<T>(), x.view(), in[1].data(), in[2].data(), group, g.mat());
     return {g.values()};
   }
   template <class T>
@@ -156,7 +156,7 @@ struct DecayOp {
     Strided<T> dx(rows, cols);
     std::vector<T> da = before[1];
     std::vector<T> ddt = before[2];
-    decay_gate_backward<T>(dg.view(), x.view(), in[1].data(), in[2].data(), group, dx.mat(), da.data(), ddt.data());
+    host_ops<T>().decay_gate_backward(host_exec<T>(), dg.view(), x.view(), in[1].data(), in[2].data(), group, dx.mat(), da.data(), ddt.data());
     return {dx.values(), da, ddt};
   }
 };
@@ -174,7 +174,7 @@ TEST(DecayGate, TinyRatesKeepTheirRelativeAccuracy) {
   const std::vector<double> zeros(x.size(), 0.0);
   std::vector<double> g(x.size());
   const int64_t n = static_cast<int64_t>(x.size());
-  decay_gate_forward<double>({x.data(), 1, n}, zeros.data(), zeros.data(), 1, {g.data(), 1, n});
+  host_ops<double>().decay_gate_forward(host_exec<double>(), {x.data(), 1, n}, zeros.data(), zeros.data(), 1, {g.data(), 1, n});
   for (size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(g[i] / -softplus(x[i]), 1.0, 1e-14) << "at " << x[i];
 }
 
@@ -186,8 +186,9 @@ TEST(DecayGate, ExtremesAndNan) {
   std::vector<float> dx(4);
   std::vector<float> da(4, 0.0F);
   std::vector<float> ddt(4, 0.0F);
-  decay_gate_forward<float>({x.data(), 1, 4}, zeros.data(), zeros.data(), 1, {g.data(), 1, 4});
-  decay_gate_backward<float>({ones.data(), 1, 4}, {x.data(), 1, 4}, zeros.data(), zeros.data(), 1, {dx.data(), 1, 4}, da.data(), ddt.data());
+  host_ops<float>().decay_gate_forward(host_exec<float>(), {x.data(), 1, 4}, zeros.data(), zeros.data(), 1, {g.data(), 1, 4});
+  host_ops<float>().decay_gate_backward(host_exec<float>(), {ones.data(), 1, 4}, {x.data(), 1, 4}, zeros.data(), zeros.data(), 1, {dx.data(), 1, 4}, da.data(),
+                                        ddt.data());
   EXPECT_EQ(g[0], 0.0F);
   EXPECT_EQ(g[1], 0.0F);
   EXPECT_EQ(g[2], -1e30F);

@@ -43,7 +43,7 @@ struct LinearOp {
     const Strided<T> x(rows, in_dim, in[0]);
     const Strided<T> weight(out_dim, in_dim, in[1]);
     Strided<T> y = write == Write::kAccumulate ? Strided<T>(rows, out_dim, in[3]) : Strided<T>(rows, out_dim);
-    linear_forward<T>(x.view(), weight.view(), bias ? in[2].data() : nullptr, y.mat(), precision, write);
+    host_ops<T>().linear_forward(host_exec<T>(precision), x.view(), weight.view(), bias ? in[2].data() : nullptr, y.mat(), write);
     return {y.values()};
   }
   template <class T>
@@ -55,12 +55,12 @@ struct LinearOp {
     Strided<T> dx = fresh_dx();
     Strided<T> dweight(out_dim, in_dim, before[1]);
     std::vector<T> dbias = before[2];
-    linear_backward<T>(dy.view(), x.view(), weight.view(), dx.mat(), dweight.mat(), bias ? dbias.data() : nullptr, precision, write);
+    host_ops<T>().linear_backward(host_exec<T>(precision), dy.view(), x.view(), weight.view(), dx.mat(), dweight.mat(), bias ? dbias.data() : nullptr, write);
     // One at a time gives the same bits.
     Strided<T> only_dx = fresh_dx();
     Strided<T> only_dweight(out_dim, in_dim, before[1]);
-    linear_backward<T>(dy.view(), x.view(), weight.view(), only_dx.mat(), {}, nullptr, precision, write);
-    linear_backward<T>(dy.view(), x.view(), weight.view(), {}, only_dweight.mat(), nullptr, precision, write);
+    host_ops<T>().linear_backward(host_exec<T>(precision), dy.view(), x.view(), weight.view(), only_dx.mat(), {}, nullptr, write);
+    host_ops<T>().linear_backward(host_exec<T>(precision), dy.view(), x.view(), weight.view(), {}, only_dweight.mat(), nullptr, write);
     EXPECT_TRUE(same_bits<T>({only_dx.values(), only_dweight.values()}, {dx.values(), dweight.values()})) << "gradients depend on each other";
     return {dx.values(), dweight.values(), dbias, {}};
   }
@@ -173,7 +173,8 @@ TEST(Linear, Bf16KeepsNanAndInfinity) {
       x[3] = special;
       const std::vector<float> weight(16, 1.0F);
       std::vector<float> y(static_cast<size_t>(rows));
-      linear_forward<float>({x.data(), rows, 16}, {weight.data(), 1, 16}, nullptr, {y.data(), rows, 1}, Precision::kBf16);
+      host_ops<float>().linear_forward(host_exec<float>(Precision::kBf16), {x.data(), rows, 16}, Mat<const float>{weight.data(), 1, 16}, nullptr,
+                                       {y.data(), rows, 1}, Write::kOverwrite);
       if (std::isnan(special)) {
         EXPECT_TRUE(std::isnan(y[0])) << rows << " rows";
       } else {

@@ -42,11 +42,11 @@ struct RmsnormOp {
     std::vector<T> rstd(static_cast<size_t>(rows));
     if (add) {
       const Strided<T> delta(rows, cols, in[1]);
-      add_rmsnorm_forward<T>(x.mat(), delta.view(), in[2].data(), T(kEps), y.mat(), rstd.data());
+      host_ops<T>().add_rmsnorm_forward(host_exec<T>(), x.mat(), delta.view(), in[2].data(), T(kEps), y.mat(), rstd.data());
       const std::vector<T> sum = x.values();
       for (size_t i = 0; i < sum.size(); ++i) EXPECT_EQ(sum[i], in[0][i] + in[1][i]);
     } else {
-      rmsnorm_forward<T>(x.view(), in[2].data(), T(kEps), y.mat(), rstd.data());
+      host_ops<T>().rmsnorm_forward(host_exec<T>(), x.view(), in[2].data(), T(kEps), y.mat(), rstd.data());
     }
     return {y.values()};
   }
@@ -57,14 +57,14 @@ struct RmsnormOp {
     std::vector<T> rstd(static_cast<size_t>(rows));
     if (add) {
       const Strided<T> delta(rows, cols, in[1]);
-      add_rmsnorm_forward<T>(x.mat(), delta.view(), in[2].data(), T(kEps), y.mat(), rstd.data());
+      host_ops<T>().add_rmsnorm_forward(host_exec<T>(), x.mat(), delta.view(), in[2].data(), T(kEps), y.mat(), rstd.data());
     } else {
-      rmsnorm_forward<T>(x.view(), in[2].data(), T(kEps), y.mat(), rstd.data());
+      host_ops<T>().rmsnorm_forward(host_exec<T>(), x.view(), in[2].data(), T(kEps), y.mat(), rstd.data());
     }
     const Strided<T> dy(rows, cols, douts[0]);
     Strided<T> dx = write == Write::kAccumulate ? Strided<T>(rows, cols, before[0]) : Strided<T>(rows, cols);
     std::vector<T> dweight = before[2];
-    rmsnorm_backward<T>(dy.view(), x.view(), in[2].data(), rstd.data(), dx.mat(), dweight.data(), write);
+    host_ops<T>().rmsnorm_backward(host_exec<T>(), dy.view(), x.view(), in[2].data(), rstd.data(), dx.mat(), dweight.data(), write);
     return {dx.values(), {}, dweight};
   }
 };
@@ -89,7 +89,7 @@ TEST(Rmsnorm, NanReachesTheOutput) {
   const std::vector<float> weight(24, 1.0F);
   std::vector<float> y(24);
   float rstd = 0;
-  rmsnorm_forward<float>({x.data(), 1, 24}, weight.data(), 1e-5F, {y.data(), 1, 24}, &rstd);
+  host_ops<float>().rmsnorm_forward(host_exec<float>(), {x.data(), 1, 24}, weight.data(), 1e-5F, {y.data(), 1, 24}, &rstd);
   for (float v : y) EXPECT_TRUE(std::isnan(v));
 }
 
@@ -120,16 +120,16 @@ struct GatedOp {
     std::vector<T> rstd(static_cast<size_t>(rows * heads));
     if (kind == GateKind::kNone) {
       Strided<T> y(rows, cols());
-      gated_rmsnorm_forward<T>(o.view(), {}, in[2].data(), T(kEps), dim, kind, y.mat(), rstd.data());
+      host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), {}, in[2].data(), T(kEps), dim, kind, y.mat(), rstd.data());
       return {y.values()};
     }
     const Strided<T> gate(rows, cols(), in[1]);
     Strided<T> y(rows, cols());
     Strided<T> over_o = o;
     Strided<T> over_gate = gate;
-    gated_rmsnorm_forward<T>(o.view(), gate.view(), in[2].data(), T(kEps), dim, kind, y.mat(), rstd.data());
-    gated_rmsnorm_forward<T>(over_o.view(), gate.view(), in[2].data(), T(kEps), dim, kind, over_o.mat(), rstd.data());
-    gated_rmsnorm_forward<T>(o.view(), over_gate.view(), in[2].data(), T(kEps), dim, kind, over_gate.mat(), rstd.data());
+    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), gate.view(), in[2].data(), T(kEps), dim, kind, y.mat(), rstd.data());
+    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), over_o.view(), gate.view(), in[2].data(), T(kEps), dim, kind, over_o.mat(), rstd.data());
+    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), over_gate.view(), in[2].data(), T(kEps), dim, kind, over_gate.mat(), rstd.data());
     EXPECT_TRUE(same_bits<T>({over_o.values(), over_gate.values()}, {y.values(), y.values()})) << "in place differs";
     return {y.values()};
   }
@@ -145,8 +145,9 @@ struct GatedOp {
     std::vector<T> rstd(static_cast<size_t>(rows * heads));
     std::vector<T> dweight = before[2];
     const Mat<const T> gate_view = gated ? gate.view() : Mat<const T>();
-    gated_rmsnorm_forward<T>(o.view(), gate_view, in[2].data(), T(kEps), dim, kind, y.mat(), rstd.data());
-    gated_rmsnorm_backward<T>(dy.view(), o.view(), gate_view, in[2].data(), rstd.data(), dim, kind, d_o.mat(), gated ? dgate.mat() : Mat<T>(), dweight.data());
+    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), gate_view, in[2].data(), T(kEps), dim, kind, y.mat(), rstd.data());
+    host_ops<T>().gated_rmsnorm_backward(host_exec<T>(), dy.view(), o.view(), gate_view, in[2].data(), rstd.data(), dim, kind, d_o.mat(),
+                                         gated ? dgate.mat() : Mat<T>(), dweight.data());
     return {d_o.values(), gated ? dgate.values() : std::vector<T>(), dweight};
   }
 };

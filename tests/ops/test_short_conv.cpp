@@ -48,12 +48,12 @@ struct ConvOp {
     Strided<T> y(rows(), channels);
     const T nan = std::numeric_limits<T>::quiet_NaN();
     std::vector<T> tail_out(static_cast<size_t>(tail_size()), nan);
-    short_conv_forward<T>(x.view(), in[1].data(), width, layout(), tail ? in[2].data() : nullptr, tail_out.data(), y.mat());
+    host_ops<T>().short_conv_forward(host_exec<T>(), x.view(), in[1].data(), width, layout(), tail ? in[2].data() : nullptr, tail_out.data(), y.mat());
     check_tail(in, tail_out);
     if (tail) {
       std::vector<T> both = in[2];  // in place
       Strided<T> again(rows(), channels);
-      short_conv_forward<T>(x.view(), in[1].data(), width, layout(), both.data(), both.data(), again.mat());
+      host_ops<T>().short_conv_forward(host_exec<T>(), x.view(), in[1].data(), width, layout(), both.data(), both.data(), again.mat());
       EXPECT_TRUE(same_bits<T>({again.values(), both}, {y.values(), tail_out})) << "tail in place differs";
     }
     return {y.values()};
@@ -77,7 +77,8 @@ struct ConvOp {
     const Strided<T> dy(rows(), channels, douts[0]);
     Strided<T> dx(rows(), channels);
     std::vector<T> dweight = before[1];
-    short_conv_backward<T>(dy.view(), x.view(), in[1].data(), width, layout(), tail ? in[2].data() : nullptr, dx.mat(), dweight.data());
+    host_ops<T>().short_conv_backward(host_exec<T>(), dy.view(), x.view(), in[1].data(), width, layout(), tail ? in[2].data() : nullptr, dx.mat(),
+                                      dweight.data());
     return {dx.values(), dweight, {}};
   }
 };
@@ -135,9 +136,10 @@ TEST(ShortConv, SplittingASequenceKeepsItsBits) {
   for (int64_t cut = 0; cut <= 11; ++cut) {
     std::vector<float> tail(3 * 24, 0.0F);
     std::vector<float> pieces(11 * 24);
-    short_conv_forward<float>({in[0].data(), cut, 24}, in[1].data(), 4, SeqLayout({0, cut}), nullptr, tail.data(), {pieces.data(), cut, 24});
-    short_conv_forward<float>({in[0].data() + cut * 24, 11 - cut, 24}, in[1].data(), 4, SeqLayout({0, 11 - cut}), tail.data(), tail.data(),
-                              {pieces.data() + cut * 24, 11 - cut, 24});
+    host_ops<float>().short_conv_forward(host_exec<float>(), {in[0].data(), cut, 24}, in[1].data(), 4, SeqLayout({0, cut}), nullptr, tail.data(),
+                                         {pieces.data(), cut, 24});
+    host_ops<float>().short_conv_forward(host_exec<float>(), {in[0].data() + cut * 24, 11 - cut, 24}, in[1].data(), 4, SeqLayout({0, 11 - cut}), tail.data(),
+                                         tail.data(), {pieces.data() + cut * 24, 11 - cut, 24});
     EXPECT_EQ(pieces, y) << "cut after " << cut;
   }
 }

@@ -2,6 +2,7 @@
 // their gradient, before the next slice overwrites them.
 #include "base/arena.h"
 #include "ops/cpu/linear.h"
+#include "ops/cpu/operations.h"
 #include "ops/cpu/softmax_rows.h"
 
 namespace fw {
@@ -24,7 +25,7 @@ class ArenaMark {
 
 // body(logits, begin) for every slice after its logits are there; it leaves the slice's nll. Sums them in order.
 template <class T, class Body>
-LossSum over_slices(Mat<const T> h, LinearProducts<T>& products, int64_t vocab, std::span<const int32_t> targets, T* nll, Arena& scratch, const Body& body) {
+LossSum over_slices(Mat<const T> h, LinearProducts<T>& products, int64_t vocab, const int32_t* targets, T* nll, Arena& scratch, const Body& body) {
   const ArenaMark mark(scratch);
   const int64_t slice = std::min(slice_rows(vocab), h.rows);
   T* memory = scratch.alloc<T>(slice * vocab);
@@ -37,7 +38,7 @@ LossSum over_slices(Mat<const T> h, LinearProducts<T>& products, int64_t vocab, 
     T* values = nll == nullptr ? slice_nll : nll + begin;
     body(logits, begin, values);
     for (int64_t t = 0; t < rows; ++t) {
-      if (targets[static_cast<size_t>(begin + t)] < 0) continue;
+      if (targets[begin + t] < 0) continue;
       sum.nll += static_cast<double>(values[t]);
       ++sum.count;
     }
@@ -45,28 +46,39 @@ LossSum over_slices(Mat<const T> h, LinearProducts<T>& products, int64_t vocab, 
   return sum;
 }
 
+void add(const LossSum& slice_sum, LossSum* sum) {
+  sum->nll += slice_sum.nll;
+  sum->count += slice_sum.count;
+}
+
 }  // namespace
 
+namespace cpu {
+
 template <class T>
-LossSum cross_entropy_forward(Mat<const T> h, Mat<const T> weight, std::span<const int32_t> targets, T* nll, Precision precision, Arena& scratch) {
-  LinearProducts<T> products(weight, precision);
-  return over_slices(h, products, weight.rows, targets, nll, scratch,
-                     [&](Mat<T> logits, int64_t begin, T* values) { softmax_nll(logits, targets.data() + begin, values); });
+void cross_entropy_forward(const Exec<T>& exec, Mat<const T> h, Weight<T> weight, const int32_t* targets, T* nll, LossSum* sum) {
+  LinearProducts<T> products(weight, exec.precision);
+  add(over_slices(h, products, weight.values.rows, targets, nll, exec.arena,
+                  [&](Mat<T> logits, int64_t begin, T* values) { softmax_nll(logits, targets + begin, values); }),
+      sum);
 }
 
 template <class T>
-LossSum cross_entropy_backward(Mat<const T> h, Mat<const T> weight, std::span<const int32_t> targets, T grad_scale, Mat<T> dh, Mat<T> dweight,
-                               Precision precision, Arena& scratch) {
-  LinearProducts<T> products(weight, precision);
-  return over_slices(h, products, weight.rows, targets, static_cast<T*>(nullptr), scratch, [&](Mat<T> logits, int64_t begin, T* values) {
-    softmax_nll_gradient(logits, targets.data() + begin, grad_scale, values);
-    products.backward(logits, h.row_range(begin, logits.rows), dh.row_range(begin, logits.rows), dweight, Write::kOverwrite);
-  });
+void cross_entropy_backward(const Exec<T>& exec, Mat<const T> h, Weight<T> weight, const int32_t* targets, T grad_scale, Mat<T> dh, Mat<T> dweight,
+                            LossSum* sum) {
+  LinearProducts<T> products(weight, exec.precision);
+  add(over_slices(h, products, weight.values.rows, targets, static_cast<T*>(nullptr), exec.arena,
+                  [&](Mat<T> logits, int64_t begin, T* values) {
+                    softmax_nll_gradient(logits, targets + begin, grad_scale, values);
+                    products.backward(logits, h.row_range(begin, logits.rows), dh.row_range(begin, logits.rows), dweight, Write::kOverwrite);
+                  }),
+      sum);
 }
 
-template LossSum cross_entropy_forward(Mat<const float>, Mat<const float>, std::span<const int32_t>, float*, Precision, Arena&);
-template LossSum cross_entropy_forward(Mat<const double>, Mat<const double>, std::span<const int32_t>, double*, Precision, Arena&);
-template LossSum cross_entropy_backward(Mat<const float>, Mat<const float>, std::span<const int32_t>, float, Mat<float>, Mat<float>, Precision, Arena&);
-template LossSum cross_entropy_backward(Mat<const double>, Mat<const double>, std::span<const int32_t>, double, Mat<double>, Mat<double>, Precision, Arena&);
+template void cross_entropy_forward(const Exec<float>&, Mat<const float>, Weight<float>, const int32_t*, float*, LossSum*);
+template void cross_entropy_backward(const Exec<float>&, Mat<const float>, Weight<float>, const int32_t*, float, Mat<float>, Mat<float>, LossSum*);
+template void cross_entropy_forward(const Exec<double>&, Mat<const double>, Weight<double>, const int32_t*, double*, LossSum*);
+template void cross_entropy_backward(const Exec<double>&, Mat<const double>, Weight<double>, const int32_t*, double, Mat<double>, Mat<double>, LossSum*);
 
+}  // namespace cpu
 }  // namespace fw

@@ -2,8 +2,8 @@
 // of the columns, so no two tasks write the same place and the sums do not depend on the threads.
 #include <cstring>
 
+#include "ops/cpu/operations.h"
 #include "ops/cpu/row_blocks.h"
-#include "ops/ops.h"
 
 namespace fw {
 namespace {
@@ -12,32 +12,35 @@ constexpr int64_t kColumns = 32;  // two cache lines of floats
 
 }  // namespace
 
+namespace cpu {
+
 template <class T>
-void embedding_forward(std::span<const int32_t> ids, Mat<const T> weight, Mat<T> out) {
+void embedding_forward(const Exec<T>&, const int32_t* ids, Mat<const T> weight, Mat<T> out) {
   for_row_blocks(RowBlocks::cut(out.rows, out.cols), [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      std::memcpy(out.row(t), weight.row(ids[static_cast<size_t>(t)]), sizeof(T) * static_cast<size_t>(out.cols));
+      std::memcpy(out.row(t), weight.row(ids[t]), sizeof(T) * static_cast<size_t>(out.cols));
     }
   });
 }
 
 template <class T>
-void embedding_backward(std::span<const int32_t> ids, Mat<const T> dout, Mat<T> dweight) {
+void embedding_backward(const Exec<T>&, const int32_t* ids, Mat<const T> dout, Mat<T> dweight) {
   const int64_t slices = (dout.cols + kColumns - 1) / kColumns;
   parallel_for(slices, [&](int64_t slice) {
     const int64_t first = slice * kColumns;
     const int64_t n = std::min(kColumns, dout.cols - first);
     for (int64_t t = 0; t < dout.rows; ++t) {
       const T* from = dout.row(t) + first;
-      T* to = dweight.row(ids[static_cast<size_t>(t)]) + first;
+      T* to = dweight.row(ids[t]) + first;
       for (int64_t c = 0; c < n; ++c) to[c] += from[c];
     }
   });
 }
 
-template void embedding_forward(std::span<const int32_t>, Mat<const float>, Mat<float>);
-template void embedding_forward(std::span<const int32_t>, Mat<const double>, Mat<double>);
-template void embedding_backward(std::span<const int32_t>, Mat<const float>, Mat<float>);
-template void embedding_backward(std::span<const int32_t>, Mat<const double>, Mat<double>);
+template void embedding_forward(const Exec<float>&, const int32_t*, Mat<const float>, Mat<float>);
+template void embedding_forward(const Exec<double>&, const int32_t*, Mat<const double>, Mat<double>);
+template void embedding_backward(const Exec<float>&, const int32_t*, Mat<const float>, Mat<float>);
+template void embedding_backward(const Exec<double>&, const int32_t*, Mat<const double>, Mat<double>);
 
+}  // namespace cpu
 }  // namespace fw

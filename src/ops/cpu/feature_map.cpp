@@ -2,8 +2,8 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "ops/cpu/operations.h"
 #include "ops/cpu/row_blocks.h"
-#include "ops/ops.h"
 
 namespace fw {
 namespace {
@@ -22,8 +22,10 @@ void check_elementwise(FeatureMap map) {
 
 }  // namespace
 
+namespace cpu {
+
 template <class T>
-void feature_map_forward(FeatureMap map, Mat<const T> x, Mat<T> y) {
+void feature_map_forward(const Exec<T>&, FeatureMap map, Mat<const T> x, Mat<T> y) {
   check_elementwise(map);
   for_rows(x.rows, x.cols, [&](int64_t t) {
     const T* in = x.row(t);
@@ -37,7 +39,7 @@ void feature_map_forward(FeatureMap map, Mat<const T> x, Mat<T> y) {
 }
 
 template <class T>
-void feature_map_backward(FeatureMap map, Mat<const T> dy, Mat<const T> x, Mat<T> dx) {
+void feature_map_backward(const Exec<T>&, FeatureMap map, Mat<const T> dy, Mat<const T> x, Mat<T> dx) {
   check_elementwise(map);
   for_rows(x.rows, x.cols, [&](int64_t t) {
     const T* in = x.row(t);
@@ -52,14 +54,14 @@ void feature_map_backward(FeatureMap map, Mat<const T> dy, Mat<const T> x, Mat<T
 }
 
 template <class T>
-void product_forward(Mat<const T> a, Mat<const T> b, Mat<T> y) {
+void product_forward(const Exec<T>&, Mat<const T> a, Mat<const T> b, Mat<T> y) {
   for_rows(a.rows, a.cols, [&](int64_t t) {
     for (int64_t c = 0; c < a.cols; ++c) y.row(t)[c] = a.row(t)[c] * b.row(t)[c];
   });
 }
 
 template <class T>
-void product_backward(Mat<const T> dy, Mat<const T> a, Mat<const T> b, Mat<T> da, Mat<T> db) {
+void product_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> a, Mat<const T> b, Mat<T> da, Mat<T> db) {
   for_rows(a.rows, a.cols, [&](int64_t t) {
     for (int64_t c = 0; c < a.cols; ++c) {
       const T grad = dy.row(t)[c];
@@ -70,13 +72,14 @@ void product_backward(Mat<const T> dy, Mat<const T> a, Mat<const T> b, Mat<T> da
   });
 }
 
-template void feature_map_forward(FeatureMap, Mat<const float>, Mat<float>);
-template void feature_map_forward(FeatureMap, Mat<const double>, Mat<double>);
-template void feature_map_backward(FeatureMap, Mat<const float>, Mat<const float>, Mat<float>);
-template void feature_map_backward(FeatureMap, Mat<const double>, Mat<const double>, Mat<double>);
-template void product_forward(Mat<const float>, Mat<const float>, Mat<float>);
-template void product_forward(Mat<const double>, Mat<const double>, Mat<double>);
-template void product_backward(Mat<const float>, Mat<const float>, Mat<const float>, Mat<float>, Mat<float>);
-template void product_backward(Mat<const double>, Mat<const double>, Mat<const double>, Mat<double>, Mat<double>);
+template void feature_map_forward(const Exec<float>&, FeatureMap, Mat<const float>, Mat<float>);
+template void feature_map_forward(const Exec<double>&, FeatureMap, Mat<const double>, Mat<double>);
+template void feature_map_backward(const Exec<float>&, FeatureMap, Mat<const float>, Mat<const float>, Mat<float>);
+template void feature_map_backward(const Exec<double>&, FeatureMap, Mat<const double>, Mat<const double>, Mat<double>);
+template void product_forward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<float>);
+template void product_forward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<double>);
+template void product_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<const float>, Mat<float>, Mat<float>);
+template void product_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<const double>, Mat<double>, Mat<double>);
 
+}  // namespace cpu
 }  // namespace fw

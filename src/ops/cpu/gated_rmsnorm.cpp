@@ -2,8 +2,8 @@
 // act(gate):   d_o = rstd (h - n mean(h n))     dgate = dy n weight act'(gate)     dweight = sum of dy n act(gate)
 #include <cmath>
 
+#include "ops/cpu/operations.h"
 #include "ops/cpu/row_blocks.h"
-#include "ops/ops.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/gated_rmsnorm.cpp"
@@ -15,8 +15,8 @@
 namespace fw {
 template <class T>
 struct GatedRmsnormKernels {
-  decltype(&gated_rmsnorm_forward<T>) forward;
-  decltype(&gated_rmsnorm_backward<T>) backward;
+  cpu::Kernel<&cpu::gated_rmsnorm_forward<T>> forward;
+  cpu::Kernel<&cpu::gated_rmsnorm_backward<T>> backward;
 };
 }  // namespace fw
 #endif
@@ -156,23 +156,26 @@ auto kernels() {
 
 }  // namespace
 
+namespace cpu {
+
 template <class T>
-void gated_rmsnorm_forward(Mat<const T> o, Mat<const T> gate, const T* weight, T eps, int64_t head_dim, GateKind kind, Mat<T> y, T* rstd) {
+void gated_rmsnorm_forward(const Exec<T>&, Mat<const T> o, Mat<const T> gate, const T* weight, T eps, int64_t head_dim, GateKind kind, Mat<T> y, T* rstd) {
   kernels<T>().forward(o, gate, weight, eps, head_dim, kind, y, rstd);
 }
 
 template <class T>
-void gated_rmsnorm_backward(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* weight, const T* rstd, int64_t head_dim, GateKind kind, Mat<T> d_o,
-                            Mat<T> dgate, T* dweight) {
+void gated_rmsnorm_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* weight, const T* rstd, int64_t head_dim, GateKind kind,
+                            Mat<T> d_o, Mat<T> dgate, T* dweight) {
   kernels<T>().backward(dy, o, gate, weight, rstd, head_dim, kind, d_o, dgate, dweight);
 }
 
-template void gated_rmsnorm_forward(Mat<const float>, Mat<const float>, const float*, float, int64_t, GateKind, Mat<float>, float*);
-template void gated_rmsnorm_forward(Mat<const double>, Mat<const double>, const double*, double, int64_t, GateKind, Mat<double>, double*);
-template void gated_rmsnorm_backward(Mat<const float>, Mat<const float>, Mat<const float>, const float*, const float*, int64_t, GateKind, Mat<float>,
-                                     Mat<float>, float*);
-template void gated_rmsnorm_backward(Mat<const double>, Mat<const double>, Mat<const double>, const double*, const double*, int64_t, GateKind, Mat<double>,
-                                     Mat<double>, double*);
+template void gated_rmsnorm_forward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, float, int64_t, GateKind, Mat<float>, float*);
+template void gated_rmsnorm_forward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*, double, int64_t, GateKind, Mat<double>, double*);
+template void gated_rmsnorm_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<const float>, const float*, const float*, int64_t, GateKind,
+                                     Mat<float>, Mat<float>, float*);
+template void gated_rmsnorm_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<const double>, const double*, const double*, int64_t,
+                                     GateKind, Mat<double>, Mat<double>, double*);
 
+}  // namespace cpu
 }  // namespace fw
 #endif

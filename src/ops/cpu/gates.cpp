@@ -3,8 +3,8 @@
 //   decay:   g = -exp(a) softplus(x + delta)     dx = -dg exp(a) s(x + delta)      da = sum of dg g
 #include <cmath>
 
+#include "ops/cpu/operations.h"
 #include "ops/cpu/row_blocks.h"
-#include "ops/ops.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/gates.cpp"
@@ -16,10 +16,10 @@
 namespace fw {
 template <class T>
 struct GateKernels {
-  decltype(&sigmoid_gate_forward<T>) sigmoid_forward;
-  decltype(&sigmoid_gate_backward<T>) sigmoid_backward;
-  decltype(&decay_gate_forward<T>) decay_forward;
-  decltype(&decay_gate_backward<T>) decay_backward;
+  cpu::Kernel<&cpu::sigmoid_gate_forward<T>> sigmoid_forward;
+  cpu::Kernel<&cpu::sigmoid_gate_backward<T>> sigmoid_backward;
+  cpu::Kernel<&cpu::decay_gate_forward<T>> decay_forward;
+  cpu::Kernel<&cpu::decay_gate_backward<T>> decay_backward;
 };
 
 // -exp(a_log) of every column.
@@ -161,34 +161,38 @@ auto kernels() {
 
 }  // namespace
 
+namespace cpu {
+
 template <class T>
-void sigmoid_gate_forward(Mat<const T> x, const T* bias, T scale, Mat<T> y) {
+void sigmoid_gate_forward(const Exec<T>&, Mat<const T> x, const T* bias, T scale, Mat<T> y) {
   kernels<T>().sigmoid_forward(x, bias, scale, y);
 }
 
 template <class T>
-void sigmoid_gate_backward(Mat<const T> dy, Mat<const T> y, T scale, Mat<T> dx, T* dbias) {
+void sigmoid_gate_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> y, T scale, Mat<T> dx, T* dbias) {
   kernels<T>().sigmoid_backward(dy, y, scale, dx, dbias);
 }
 
 template <class T>
-void decay_gate_forward(Mat<const T> x, const T* a_log, const T* dt_bias, int64_t group, Mat<T> g) {
+void decay_gate_forward(const Exec<T>&, Mat<const T> x, const T* a_log, const T* dt_bias, int64_t group, Mat<T> g) {
   kernels<T>().decay_forward(x, a_log, dt_bias, group, g);
 }
 
 template <class T>
-void decay_gate_backward(Mat<const T> dg, Mat<const T> x, const T* a_log, const T* dt_bias, int64_t group, Mat<T> dx, T* da_log, T* ddt_bias) {
+void decay_gate_backward(const Exec<T>&, Mat<const T> dg, Mat<const T> x, const T* a_log, const T* dt_bias, int64_t group, Mat<T> dx, T* da_log, T* ddt_bias) {
   kernels<T>().decay_backward(dg, x, a_log, dt_bias, group, dx, da_log, ddt_bias);
 }
 
-template void sigmoid_gate_forward(Mat<const float>, const float*, float, Mat<float>);
-template void sigmoid_gate_forward(Mat<const double>, const double*, double, Mat<double>);
-template void sigmoid_gate_backward(Mat<const float>, Mat<const float>, float, Mat<float>, float*);
-template void sigmoid_gate_backward(Mat<const double>, Mat<const double>, double, Mat<double>, double*);
-template void decay_gate_forward(Mat<const float>, const float*, const float*, int64_t, Mat<float>);
-template void decay_gate_forward(Mat<const double>, const double*, const double*, int64_t, Mat<double>);
-template void decay_gate_backward(Mat<const float>, Mat<const float>, const float*, const float*, int64_t, Mat<float>, float*, float*);
-template void decay_gate_backward(Mat<const double>, Mat<const double>, const double*, const double*, int64_t, Mat<double>, double*, double*);
+template void sigmoid_gate_forward(const Exec<float>&, Mat<const float>, const float*, float, Mat<float>);
+template void sigmoid_gate_forward(const Exec<double>&, Mat<const double>, const double*, double, Mat<double>);
+template void sigmoid_gate_backward(const Exec<float>&, Mat<const float>, Mat<const float>, float, Mat<float>, float*);
+template void sigmoid_gate_backward(const Exec<double>&, Mat<const double>, Mat<const double>, double, Mat<double>, double*);
+template void decay_gate_forward(const Exec<float>&, Mat<const float>, const float*, const float*, int64_t, Mat<float>);
+template void decay_gate_forward(const Exec<double>&, Mat<const double>, const double*, const double*, int64_t, Mat<double>);
+template void decay_gate_backward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, const float*, int64_t, Mat<float>, float*, float*);
+template void decay_gate_backward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*, const double*, int64_t, Mat<double>, double*,
+                                  double*);
 
+}  // namespace cpu
 }  // namespace fw
 #endif

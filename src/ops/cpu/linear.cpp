@@ -6,6 +6,7 @@
 
 #include "base/gemm.h"
 #include "ops/cpu/few_rows.h"
+#include "ops/cpu/operations.h"
 
 namespace fw {
 namespace {
@@ -49,14 +50,14 @@ void add_column_sums(Mat<const T> dy, T* dbias) {
 }  // namespace
 
 template <class T>
-LinearProducts<T>::LinearProducts(Mat<const T> weight, Precision precision) : values_(weight) {
+LinearProducts<T>::LinearProducts(Weight<T> weight, Precision precision) : values_(weight.values) {
   if constexpr (std::is_same_v<T, float>) {
     if (precision == Precision::kNative) return;
     way_ = bf16_products_supported() ? Bf16Way::kLibrary : Bf16Way::kRoundedValues;
     if (way_ == Bf16Way::kLibrary) {
-      rounded_ = bf16_copy(weight, scratch_);
+      rounded_ = bf16_copy(weight.values, scratch_);
     } else {
-      values_ = rounded_values(weight, scratch_);
+      values_ = rounded_values(weight.values, scratch_);
     }
   }
 }
@@ -103,28 +104,32 @@ void LinearProducts<T>::backward(Mat<const T> dy, Mat<const T> x, Mat<T> dx, Mat
   }
 }
 
+template class LinearProducts<float>;
+template class LinearProducts<double>;
+
+namespace cpu {
+
 template <class T>
-void linear_forward(Mat<const T> x, Mat<const T> weight, const T* bias, Mat<T> y, Precision precision, Write write) {
+void linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<T> weight, const T* bias, Mat<T> y, Write write) {
   if (x.rows == 0) return;
   if (x.rows <= kFewRows) {
-    few_rows_product(x, weight, y, precision, write == Write::kAccumulate);
+    few_rows_product(x, weight.values, y, exec.precision, write == Write::kAccumulate);
   } else {
-    LinearProducts<T>(weight, precision).forward(x, y, write);
+    LinearProducts<T>(weight, exec.precision).forward(x, y, write);
   }
   if (bias != nullptr) add_bias(bias, y);
 }
 
 template <class T>
-void linear_backward(Mat<const T> dy, Mat<const T> x, Mat<const T> weight, Mat<T> dx, Mat<T> dweight, T* dbias, Precision precision, Write write) {
-  if (dx.data != nullptr || dweight.data != nullptr) LinearProducts<T>(weight, precision).backward(dy, x, dx, dweight, write);
+void linear_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, Weight<T> weight, Mat<T> dx, Mat<T> dweight, T* dbias, Write write) {
+  if (dx.data != nullptr || dweight.data != nullptr) LinearProducts<T>(weight, exec.precision).backward(dy, x, dx, dweight, write);
   if (dbias != nullptr) add_column_sums(dy, dbias);
 }
 
-template class LinearProducts<float>;
-template class LinearProducts<double>;
-template void linear_forward(Mat<const float>, Mat<const float>, const float*, Mat<float>, Precision, Write);
-template void linear_forward(Mat<const double>, Mat<const double>, const double*, Mat<double>, Precision, Write);
-template void linear_backward(Mat<const float>, Mat<const float>, Mat<const float>, Mat<float>, Mat<float>, float*, Precision, Write);
-template void linear_backward(Mat<const double>, Mat<const double>, Mat<const double>, Mat<double>, Mat<double>, double*, Precision, Write);
+template void linear_forward(const Exec<float>&, Mat<const float>, Weight<float>, const float*, Mat<float>, Write);
+template void linear_forward(const Exec<double>&, Mat<const double>, Weight<double>, const double*, Mat<double>, Write);
+template void linear_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Weight<float>, Mat<float>, Mat<float>, float*, Write);
+template void linear_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Weight<double>, Mat<double>, Mat<double>, double*, Write);
 
+}  // namespace cpu
 }  // namespace fw

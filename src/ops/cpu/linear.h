@@ -14,7 +14,7 @@ template <class T>
 class LinearProducts {
  public:
   // Precision::kBf16 holds for float; double is always native.
-  LinearProducts(Mat<const T> weight, Precision precision);
+  LinearProducts(Weight<T> weight, Precision precision);
 
   // y [T, out] = x [T, in] W^T (+ y)
   void forward(Mat<const T> x, Mat<T> y, Write write);

@@ -2,13 +2,15 @@
 //   dx = dg scale s(-(x + bias))
 #include <cmath>
 
+#include "ops/cpu/operations.h"
 #include "ops/cpu/row_blocks.h"
-#include "ops/ops.h"
 
 namespace fw {
 
+namespace cpu {
+
 template <class T>
-void log_sigmoid_decay_forward(Mat<const T> x, const T* bias, T scale, Mat<T> g) {
+void log_sigmoid_decay_forward(const Exec<T>&, Mat<const T> x, const T* bias, T scale, Mat<T> g) {
   for_row_blocks(RowBlocks::cut(x.rows, x.cols), [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const T* in = x.row(t);
@@ -22,7 +24,7 @@ void log_sigmoid_decay_forward(Mat<const T> x, const T* bias, T scale, Mat<T> g)
 }
 
 template <class T>
-void log_sigmoid_decay_backward(Mat<const T> dg, Mat<const T> x, const T* bias, T scale, Mat<T> dx, T* dbias) {
+void log_sigmoid_decay_backward(const Exec<T>&, Mat<const T> dg, Mat<const T> x, const T* bias, T scale, Mat<T> dx, T* dbias) {
   const RowBlocks blocks = RowBlocks::cut(x.rows, x.cols);
   PartialSums<T> partial(blocks.count(), x.cols);
   for_row_blocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
@@ -42,9 +44,10 @@ void log_sigmoid_decay_backward(Mat<const T> dg, Mat<const T> x, const T* bias, 
   partial.add_to(dbias);
 }
 
-template void log_sigmoid_decay_forward(Mat<const float>, const float*, float, Mat<float>);
-template void log_sigmoid_decay_forward(Mat<const double>, const double*, double, Mat<double>);
-template void log_sigmoid_decay_backward(Mat<const float>, Mat<const float>, const float*, float, Mat<float>, float*);
-template void log_sigmoid_decay_backward(Mat<const double>, Mat<const double>, const double*, double, Mat<double>, double*);
+template void log_sigmoid_decay_forward(const Exec<float>&, Mat<const float>, const float*, float, Mat<float>);
+template void log_sigmoid_decay_forward(const Exec<double>&, Mat<const double>, const double*, double, Mat<double>);
+template void log_sigmoid_decay_backward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, float, Mat<float>, float*);
+template void log_sigmoid_decay_backward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*, double, Mat<double>, double*);
 
+}  // namespace cpu
 }  // namespace fw

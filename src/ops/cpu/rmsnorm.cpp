@@ -2,8 +2,8 @@
 //   with n = x rstd and h = dy weight:   dx = rstd (h - n mean(h n))     dweight = sum over rows of dy n
 #include <cmath>
 
+#include "ops/cpu/operations.h"
 #include "ops/cpu/row_blocks.h"
-#include "ops/ops.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/rmsnorm.cpp"
@@ -15,9 +15,9 @@
 namespace fw {
 template <class T>
 struct RmsnormKernels {
-  decltype(&rmsnorm_forward<T>) forward;
-  decltype(&add_rmsnorm_forward<T>) add_forward;
-  decltype(&rmsnorm_backward<T>) backward;
+  cpu::Kernel<&cpu::rmsnorm_forward<T>> forward;
+  cpu::Kernel<&cpu::add_rmsnorm_forward<T>> add_forward;
+  cpu::Kernel<&cpu::rmsnorm_backward<T>> backward;
 };
 }  // namespace fw
 #endif
@@ -130,27 +130,30 @@ auto kernels() {
 
 }  // namespace
 
+namespace cpu {
+
 template <class T>
-void rmsnorm_forward(Mat<const T> x, const T* weight, T eps, Mat<T> y, T* rstd) {
+void rmsnorm_forward(const Exec<T>&, Mat<const T> x, const T* weight, T eps, Mat<T> y, T* rstd) {
   kernels<T>().forward(x, weight, eps, y, rstd);
 }
 
 template <class T>
-void add_rmsnorm_forward(Mat<T> x, Mat<const T> delta, const T* weight, T eps, Mat<T> y, T* rstd) {
+void add_rmsnorm_forward(const Exec<T>&, Mat<T> x, Mat<const T> delta, const T* weight, T eps, Mat<T> y, T* rstd) {
   kernels<T>().add_forward(x, delta, weight, eps, y, rstd);
 }
 
 template <class T>
-void rmsnorm_backward(Mat<const T> dy, Mat<const T> x, const T* weight, const T* rstd, Mat<T> dx, T* dweight, Write write) {
+void rmsnorm_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, const T* weight, const T* rstd, Mat<T> dx, T* dweight, Write write) {
   kernels<T>().backward(dy, x, weight, rstd, dx, dweight, write);
 }
 
-template void rmsnorm_forward(Mat<const float>, const float*, float, Mat<float>, float*);
-template void rmsnorm_forward(Mat<const double>, const double*, double, Mat<double>, double*);
-template void add_rmsnorm_forward(Mat<float>, Mat<const float>, const float*, float, Mat<float>, float*);
-template void add_rmsnorm_forward(Mat<double>, Mat<const double>, const double*, double, Mat<double>, double*);
-template void rmsnorm_backward(Mat<const float>, Mat<const float>, const float*, const float*, Mat<float>, float*, Write);
-template void rmsnorm_backward(Mat<const double>, Mat<const double>, const double*, const double*, Mat<double>, double*, Write);
+template void rmsnorm_forward(const Exec<float>&, Mat<const float>, const float*, float, Mat<float>, float*);
+template void rmsnorm_forward(const Exec<double>&, Mat<const double>, const double*, double, Mat<double>, double*);
+template void add_rmsnorm_forward(const Exec<float>&, Mat<float>, Mat<const float>, const float*, float, Mat<float>, float*);
+template void add_rmsnorm_forward(const Exec<double>&, Mat<double>, Mat<const double>, const double*, double, Mat<double>, double*);
+template void rmsnorm_backward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, const float*, Mat<float>, float*, Write);
+template void rmsnorm_backward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*, const double*, Mat<double>, double*, Write);
 
+}  // namespace cpu
 }  // namespace fw
 #endif

@@ -2,22 +2,22 @@
 // float has. One token's sines and cosines serve all of its heads.
 #include <cmath>
 
+#include "ops/cpu/operations.h"
+#include "ops/cpu/places.h"
 #include "ops/cpu/row_blocks.h"
-#include "ops/ops.h"
 
 namespace fw {
 
+namespace cpu {
+
 template <class T>
-void rotary(Mat<T> x, int64_t dim, double theta, const SeqLayout& layout, const int64_t* positions, Turn turn) {
+void rotary(const Exec<T>&, Mat<T> x, int64_t dim, double theta, const PassLayout& layout, Turn turn) {
   const int64_t half = dim / 2;
   LocalScratch scratch;
   double* frequency = scratch.alloc<double>(half);
   for (int64_t c = 0; c < half; ++c) frequency[c] = std::pow(theta, -2.0 * static_cast<double>(c) / static_cast<double>(dim));
   int64_t* position = scratch.alloc<int64_t>(x.rows);
-  for (int64_t n = 0; n < layout.count(); ++n) {
-    const int64_t first = positions == nullptr ? 0 : positions[n];
-    for (int64_t t = layout.begin(n); t < layout.end(n); ++t) position[t] = first + t - layout.begin(n);
-  }
+  for_each_place(layout, [&](int64_t t, int64_t place) { position[t] = place; });
   for_row_blocks(RowBlocks::cut(x.rows, x.cols), [&](int64_t, int64_t begin, int64_t end) {
     LocalScratch local;
     T* cosine = local.alloc<T>(half);
@@ -39,7 +39,8 @@ void rotary(Mat<T> x, int64_t dim, double theta, const SeqLayout& layout, const 
   });
 }
 
-template void rotary(Mat<float>, int64_t, double, const SeqLayout&, const int64_t*, Turn);
-template void rotary(Mat<double>, int64_t, double, const SeqLayout&, const int64_t*, Turn);
+template void rotary(const Exec<float>&, Mat<float>, int64_t, double, const PassLayout&, Turn);
+template void rotary(const Exec<double>&, Mat<double>, int64_t, double, const PassLayout&, Turn);
 
+}  // namespace cpu
 }  // namespace fw

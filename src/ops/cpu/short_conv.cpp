@@ -4,8 +4,8 @@
 // dp is recomputed row by row into a ring of W rows, so no array of the size of x is needed.
 #include <vector>
 
+#include "ops/cpu/operations.h"
 #include "ops/cpu/row_blocks.h"
-#include "ops/ops.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/short_conv.cpp"
@@ -17,8 +17,8 @@
 namespace fw {
 template <class T>
 struct ShortConvKernels {
-  decltype(&short_conv_forward<T>) forward;
-  decltype(&short_conv_backward<T>) backward;
+  cpu::Kernel<&cpu::short_conv_forward<T>> forward;
+  cpu::Kernel<&cpu::short_conv_backward<T>> backward;
 };
 
 // Where the inputs x[t], x[t-1] ... x[t-W+1] of a token lie: rows of x, of the tail, or zeros.
@@ -100,7 +100,8 @@ HWY_INLINE hn::Vec<D> convolve(D d, Access m, const T* const* rows, const T* tap
 }
 
 template <int kWidth, class T>
-void conv_forward_rows(Mat<const T> x, const T* weight, int64_t width, const SeqLayout& layout, const T* tail_in, Mat<T> y) {
+void conv_forward_rows(Mat<const T> x, const T* weight, int64_t width, const PassLayout& pass_layout, const T* tail_in, Mat<T> y) {
+  const SeqLayout& layout = pass_layout.host;
   const int64_t channels = x.cols;
   LocalScratch scratch;
   const T* taps = conv_taps(weight, width, channels, scratch);
@@ -123,7 +124,9 @@ void conv_forward_rows(Mat<const T> x, const T* weight, int64_t width, const Seq
 }
 
 template <int kWidth, class T>
-void conv_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, int64_t width, const SeqLayout& layout, const T* tail_in, Mat<T> dx, T* dweight) {
+void conv_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, int64_t width, const PassLayout& pass_layout, const T* tail_in, Mat<T> dx,
+                        T* dweight) {
+  const SeqLayout& layout = pass_layout.host;
   const int64_t channels = x.cols;
   LocalScratch scratch;
   const T* taps = conv_taps(weight, width, channels, scratch);
@@ -182,17 +185,17 @@ void conv_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, int64_
 }
 
 template <class T>
-void conv_forward(Mat<const T> x, const T* weight, int64_t width, const SeqLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
+void conv_forward(Mat<const T> x, const T* weight, int64_t width, const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
   if (width == 4) {
     conv_forward_rows<4>(x, weight, width, layout, tail_in, y);
   } else {
     conv_forward_rows<0>(x, weight, width, layout, tail_in, y);
   }
-  if (tail_out != nullptr) store_tails(x, width, layout, tail_in, tail_out);
+  if (tail_out != nullptr) store_tails(x, width, layout.host, tail_in, tail_out);
 }
 
 template <class T>
-void conv_backward(Mat<const T> dy, Mat<const T> x, const T* weight, int64_t width, const SeqLayout& layout, const T* tail_in, Mat<T> dx, T* dweight) {
+void conv_backward(Mat<const T> dy, Mat<const T> x, const T* weight, int64_t width, const PassLayout& layout, const T* tail_in, Mat<T> dx, T* dweight) {
   if (width == 4) {
     conv_backward_rows<4>(dy, x, weight, width, layout, tail_in, dx, dweight);
   } else {
@@ -226,20 +229,26 @@ auto kernels() {
 
 }  // namespace
 
+namespace cpu {
+
 template <class T>
-void short_conv_forward(Mat<const T> x, const T* weight, int64_t width, const SeqLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
+void short_conv_forward(const Exec<T>&, Mat<const T> x, const T* weight, int64_t width, const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
   kernels<T>().forward(x, weight, width, layout, tail_in, tail_out, y);
 }
 
 template <class T>
-void short_conv_backward(Mat<const T> dy, Mat<const T> x, const T* weight, int64_t width, const SeqLayout& layout, const T* tail_in, Mat<T> dx, T* dweight) {
+void short_conv_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, const T* weight, int64_t width, const PassLayout& layout, const T* tail_in, Mat<T> dx,
+                         T* dweight) {
   kernels<T>().backward(dy, x, weight, width, layout, tail_in, dx, dweight);
 }
 
-template void short_conv_forward(Mat<const float>, const float*, int64_t, const SeqLayout&, const float*, float*, Mat<float>);
-template void short_conv_forward(Mat<const double>, const double*, int64_t, const SeqLayout&, const double*, double*, Mat<double>);
-template void short_conv_backward(Mat<const float>, Mat<const float>, const float*, int64_t, const SeqLayout&, const float*, Mat<float>, float*);
-template void short_conv_backward(Mat<const double>, Mat<const double>, const double*, int64_t, const SeqLayout&, const double*, Mat<double>, double*);
+template void short_conv_forward(const Exec<float>&, Mat<const float>, const float*, int64_t, const PassLayout&, const float*, float*, Mat<float>);
+template void short_conv_forward(const Exec<double>&, Mat<const double>, const double*, int64_t, const PassLayout&, const double*, double*, Mat<double>);
+template void short_conv_backward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, int64_t, const PassLayout&, const float*, Mat<float>,
+                                  float*);
+template void short_conv_backward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*, int64_t, const PassLayout&, const double*,
+                                  Mat<double>, double*);
 
+}  // namespace cpu
 }  // namespace fw
 #endif

@@ -1,6 +1,6 @@
 // SwiGLU: y = silu(gate) * up, and its gradients; one pass over each row.
+#include "ops/cpu/operations.h"
 #include "ops/cpu/row_blocks.h"
-#include "ops/ops.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/swiglu.cpp"
@@ -12,8 +12,8 @@
 namespace fw {
 template <class T>
 struct SwigluKernels {
-  decltype(&swiglu_forward<T>) forward;
-  decltype(&swiglu_backward<T>) backward;
+  cpu::Kernel<&cpu::swiglu_forward<T>> forward;
+  cpu::Kernel<&cpu::swiglu_backward<T>> backward;
 };
 }  // namespace fw
 #endif
@@ -86,20 +86,23 @@ auto kernels() {
 
 }  // namespace
 
+namespace cpu {
+
 template <class T>
-void swiglu_forward(Mat<const T> gate, Mat<const T> up, Mat<T> y) {
+void swiglu_forward(const Exec<T>&, Mat<const T> gate, Mat<const T> up, Mat<T> y) {
   kernels<T>().forward(gate, up, y);
 }
 
 template <class T>
-void swiglu_backward(Mat<const T> dy, Mat<const T> gate, Mat<const T> up, Mat<T> dgate, Mat<T> dup) {
+void swiglu_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> gate, Mat<const T> up, Mat<T> dgate, Mat<T> dup) {
   kernels<T>().backward(dy, gate, up, dgate, dup);
 }
 
-template void swiglu_forward(Mat<const float>, Mat<const float>, Mat<float>);
-template void swiglu_forward(Mat<const double>, Mat<const double>, Mat<double>);
-template void swiglu_backward(Mat<const float>, Mat<const float>, Mat<const float>, Mat<float>, Mat<float>);
-template void swiglu_backward(Mat<const double>, Mat<const double>, Mat<const double>, Mat<double>, Mat<double>);
+template void swiglu_forward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<float>);
+template void swiglu_forward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<double>);
+template void swiglu_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<const float>, Mat<float>, Mat<float>);
+template void swiglu_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<const double>, Mat<double>, Mat<double>);
 
+}  // namespace cpu
 }  // namespace fw
 #endif

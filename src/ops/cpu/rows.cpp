@@ -1,0 +1,36 @@
+// Rows that move as they are.
+#include <cstring>
+
+#include "ops/cpu/operations.h"
+#include "ops/cpu/row_blocks.h"
+
+namespace fw::cpu {
+
+template <class T>
+void copy_rows(const Exec<T>&, Mat<const T> from, Mat<T> to) {
+  for_row_blocks(RowBlocks::cut(from.rows, from.cols), [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) std::memcpy(to.row(t), from.row(t), static_cast<size_t>(from.cols) * sizeof(T));
+  });
+}
+
+template <class T>
+void last_rows(const Exec<T>&, Mat<const T> from, const PassLayout& layout, Mat<T> to) {
+  for (int64_t n = 0; n < layout.host.count(); ++n) {
+    std::memcpy(to.row(n), from.row(layout.host.end(n) - 1), static_cast<size_t>(from.cols) * sizeof(T));
+  }
+}
+
+template <class T>
+void add_values(const Exec<T>&, const T* from, int64_t n, T* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] += from[i];
+}
+
+#define FW_INSTANTIATE(T)                                                           \
+  template void copy_rows(const Exec<T>&, Mat<const T>, Mat<T>);                    \
+  template void last_rows(const Exec<T>&, Mat<const T>, const PassLayout&, Mat<T>); \
+  template void add_values(const Exec<T>&, const T*, int64_t, T*);
+FW_INSTANTIATE(float)
+FW_INSTANTIATE(double)
+#undef FW_INSTANTIATE
+
+}  // namespace fw::cpu
