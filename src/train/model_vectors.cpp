@@ -4,6 +4,8 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <type_traits>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -197,21 +199,43 @@ class ModelCheck {
     add("greedy tokens", 0, 0, fmt::format("{} tokens", expected.size()));
   }
 
+  // A model and the optimiser of the traces.
+  template <class T>
+  struct Training {
+    explicit Training(LanguageModel<T> loaded) : model(std::move(loaded)), optimizer({0.9, 0.95, 1e-8, 0.1}, model.params().specs(), model.params().size()) {}
+    StepResult step(const Batch& batch, double lr) { return train_step(model, optimizer, {&batch, 1}, lr, 1.0); }
+    LanguageModel<T> model;
+    BasicAdamW<T> optimizer;
+  };
+
   template <class T>
   void check_trace() {
-    LanguageModel<T> model = load<T>();
-    Params<T>& params = model.params();
+    Training<T> training(load<T>());
+    LanguageModel<T>& model = training.model;
     const std::vector<int64_t> shape = io_.shape("trace/input_ids", 3);
     const std::vector<int32_t> ids = io_.ids("trace/input_ids", shape, model.config().vocab_size);
     const std::vector<double> lr = io_.numbers("trace/lr", {shape[0]}), loss = io_.numbers("trace/loss", {shape[0]});
     const std::vector<double> norm = io_.numbers("trace/norm", {shape[0]});
-    BasicAdamW<T> optimizer({0.9, 0.95, 1e-8, 0.1}, params.specs(), params.size());
+    // In float the norm is compared at the weights of a training in double: AdamW divides by the size of the gradient, so weights whose
+    // gradient float cannot resolve go their own ways within ten steps, and the norm of an ill-conditioned model with them.
+    std::optional<Training<double>> exact;
+    std::optional<Training<T>> follower;
+    if constexpr (std::is_same_v<T, float>) {
+      exact.emplace(load<double>());
+      follower.emplace(load<T>());
+    }
     double worst_loss = 0, worst_norm = 0;
     std::string where_loss = "all steps", where_norm = "all steps";
     const size_t row = static_cast<size_t>(shape[1] * shape[2]);
     for (size_t s = 0; s < lr.size(); ++s) {
       const Batch batch = batch_of(std::span(ids).subspan(s * row, row), shape[1], shape[2]);
-      const StepResult step = train_step(model, optimizer, {&batch, 1}, lr[s], 1.0);
+      double norm_at_exact_weights = 0;
+      if (exact) {
+        std::copy(exact->model.params().values().begin(), exact->model.params().values().end(), follower->model.params().values().begin());
+        norm_at_exact_weights = follower->step(batch, lr[s]).norm;
+        exact->step(batch, lr[s]);
+      }
+      const StepResult step = training.step(batch, lr[s]);
       const auto compare = [s](double got, double expected, double& worst, std::string& where) {
         const double error = relative_error({&got, 1}, {&expected, 1});
         if (error <= worst) return;
@@ -219,7 +243,7 @@ class ModelCheck {
         where = fmt::format("step {}: {:.9g}, expected {:.9g}", s, got, expected);
       };
       compare(step.nll / static_cast<double>(step.count), loss[s], worst_loss, where_loss);
-      compare(step.norm, norm[s], worst_norm, where_norm);
+      compare(exact ? norm_at_exact_weights : step.norm, norm[s], worst_norm, where_norm);
     }
     add("training, loss", worst_loss, bounds_.trace_loss, where_loss);
     add("training, norm", worst_norm, bounds_.trace_norm, where_norm);
@@ -234,9 +258,8 @@ class ModelCheck {
 
 }  // namespace
 
-ModelBounds model_bounds(VectorType type, const std::string& model_type) {
+ModelBounds model_bounds(VectorType type) {
   ModelBounds bounds;
-  if (model_type == "retnet") bounds.trace_norm = 5e-2;
   if (type == VectorType::kBf16) {
     bounds.logits = 5e-2;
     bounds.loss = 1e-3;
@@ -257,7 +280,7 @@ std::vector<Comparison> check_model(const std::string& folder, const ModelVector
     const std::string unknown = unknown_peer_model(json);
     if (!unknown.empty()) return {{subject, "", 0, 0, "", unknown}};
   }
-  const ModelBounds bounds = model_bounds(options.type, peer ? json["model_type"].get<std::string>() : "");
+  const ModelBounds bounds = model_bounds(options.type);
   return ModelCheck(folder, subject, options, bounds).run([&](const std::string& name) { return peer ? peer_parameter_name(json, name) : name; });
 }
 

@@ -21,9 +21,9 @@ struct ModelBounds {
   double logits = 1e-4, loss = 1e-4, gradients = 1e-3;
   double trace_loss = 2e-4, trace_norm = 1e-3;
 };
-// The bounds for a type; bf16: parameters and sums in float32, operands of matrix products rounded. Of a retnet, whose gradient norm is ill-conditioned
-// (weights perturbed by 3e-7 move it by 1e-2), trace_norm is 5e-2. In bf16 they are wider (5e-2, 1e-3, 3e-1): an operand has 8 bits.
-ModelBounds model_bounds(VectorType type, const std::string& model_type);
+// The bounds for a type; bf16: parameters and sums in float32, operands of matrix products rounded, so they are wider (5e-2, 1e-3,
+// 3e-1): an operand has 8 bits. In float32 the norms of the training are those at the weights of a training in double.
+ModelBounds model_bounds(VectorType type);
 
 struct ModelVectorOptions {
   VectorType type = VectorType::kF64;

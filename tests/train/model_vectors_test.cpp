@@ -68,9 +68,8 @@ TEST_P(ModelVectors, AgreeInFloat) {
   if (is_later(GetParam())) GTEST_SKIP() << "comes later";
   std::vector<Comparison> found = check(VectorType::kF32);
   for (Comparison& c : found) {
-    // One weight of this model has a gradient of 5e-8 of the whole in the first step, below what float32 resolves, and AdamW
-    // divides by its size: at the same weights norms agree to 1e-6, ten steps later they differ by 3e-3.
-    if (GetParam() == "precond_gated_deltanet_gva" && c.what == "training, norm") c.bound = 5e-3;
+    // retnet's output norm blows up a first token whose q . k is near 0 (docs/conformance.md): verify's bound is its.
+    if (c.what == "training, norm" && GetParam() != "retnet") c.bound = 1e-5;
   }
   expect_all(found, kEverything);
 }
