@@ -47,7 +47,8 @@ class Verify : public Command {
         "Errors are relative, by tensor (Euclidean norm). Bounds: recurrences {:g} in f64, {:g} in f32, {:g} in bf16; models logits {:g}, loss {:g}, gradients "
         "{:g}, training loss {:g}, training norm {:g} in f64 and f32, and those of docs/conformance.md in bf16. --dtype bf16 gives a recurrence "
         "bf16 tensors "
-        "and a model's matrix products bf16 operands; sums are float32. Training steps run in the same type, but the norms in f32 are those at the weights of a training in f64; neither is compared in bf16.\n\n"
+        "and a model's matrix products bf16 operands; sums are float32. Training steps run in the same type, but the norms in f32 are those at the weights of "
+        "a training in f64; neither is compared in bf16.\n\n"
         "Exit code 1 when something is beyond its bound, or is of a rule or model that this program does not have; 2 for what cannot be read.\n\n"
         "Example:\n  fastweight verify vectors/ops.safetensors vectors/models --skip-unknown",
         ops_bound(VectorType::kF64), ops_bound(VectorType::kF32), ops_bound(VectorType::kBf16), ModelBounds().logits, ModelBounds().loss,
