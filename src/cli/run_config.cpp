@@ -55,9 +55,11 @@ void declare_train(Options& options, TrainConfig& t) {
   options.add("batch", "N", &t.batch, "sequences at a time");
   options.add("length", "N", &t.length, "tokens of a sequence");
   options.add("accumulate", "N", &t.accumulate, "batches whose gradients make one step");
+  options.add("schedule", "SHAPE", &t.schedule, "of the learning rate after its warm-up: cosine, linear, constant, or wsd (stable, then a linear decay)");
   options.add("lr", "X", &t.lr, "learning rate at its peak");
-  options.add("min_lr", "X", &t.min_lr, "learning rate at the end of the cosine");
+  options.add("min_lr", "X", &t.min_lr, "learning rate at the last step (but of a constant one)");
   options.add("warmup", "N", &t.warmup, "steps of linear warm-up");
+  options.add("decay_share", "X", &t.decay_share, "share of the steps, the last, in which wsd decays");
   options.add("beta1", "X", &t.beta1, "AdamW: decay of the mean");
   options.add("beta2", "X", &t.beta2, "AdamW: decay of the mean square");
   options.add("adam_eps", "X", &t.adam_eps, "AdamW: epsilon");

@@ -1,18 +1,34 @@
-// Learning rate: linear warm-up, then half a cosine down to min_lr at the last step.
+// The learning rate of a step. With n = step + 1 the steps that are done after it, W = warmup, N = steps, and D the whole
+// number of steps nearest to decay_share * N (at most N - W):
+//
+//   n <= W           lr n / W                                                           linear warm-up, of every shape
+//   constant         lr
+//   cosine           min_lr + (lr - min_lr) (1 + cos(pi (n - W) / (N - W))) / 2
+//   linear           min_lr + (lr - min_lr) (N - n) / (N - W)
+//   wsd              lr while n <= N - D, then min_lr + (lr - min_lr) (N - n) / D       warm-up, stable, decay
+//
+// All but constant have min_lr at the last step, n = N, and after it.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace fw {
+
+enum class ScheduleShape { kCosine, kLinear, kConstant, kWsd };
 
 struct Schedule {
   double lr = 0, min_lr = 0;
   int64_t warmup = 0;  // steps until lr is reached; 0: lr from the start
   int64_t steps = 0;   // of the whole run
+  ScheduleShape shape = ScheduleShape::kCosine;
+  double decay_share = 0.2;  // wsd
 };
 
-// Of step `step` (0 is the first): lr * (step + 1) / warmup for step < warmup, min_lr for step >= steps - 1. It depends on
-// the step alone, so that a resumed or a skipped step cannot shift it.
+// cosine, linear, constant or wsd; throws Error(kUsage) for anything else.
+ScheduleShape parse_schedule_shape(const std::string& name);
+
+// Of step `step` (0 is the first). It depends on the step alone, so that a resumed or a skipped step cannot shift it.
 double learning_rate(const Schedule& schedule, int64_t step);
 
 }  // namespace fw

@@ -68,6 +68,8 @@ void validate(const TrainConfig& c) {
   require_number(c.lr > 0, c.lr, "lr", "a number > 0");
   require_number(c.min_lr >= 0 && c.min_lr <= c.lr, c.min_lr, "min_lr", "a number >= 0 and <= lr");
   require_at_least(c.warmup, 0, "warmup");
+  parse_schedule_shape(c.schedule);
+  require_number(c.decay_share > 0 && c.decay_share <= 1, c.decay_share, "decay_share", "a number > 0 and <= 1");
   require_number(c.beta1 >= 0 && c.beta1 < 1, c.beta1, "beta1", "a number >= 0 and < 1");
   require_number(c.beta2 >= 0 && c.beta2 < 1, c.beta2, "beta2", "a number >= 0 and < 1");
   require_number(c.adam_eps > 0, c.adam_eps, "adam_eps", "a number > 0");
@@ -109,7 +111,7 @@ struct Trainer::Impl {
         valid(std::move(valid_file)),
         model(m),
         optimizer({c.beta1, c.beta2, c.adam_eps, c.weight_decay}, model.params().specs(), model.params().size()),
-        schedule{c.lr, c.min_lr, c.warmup, c.steps},
+        schedule{c.lr, c.min_lr, c.warmup, c.steps, parse_schedule_shape(c.schedule), c.decay_share},
         source(train, c.batch, c.length, c.seed),
         random(c.seed),
         checkpoints(c.out + "/checkpoints") {

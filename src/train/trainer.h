@@ -1,4 +1,4 @@
-// Trainer: the loop. AdamW (decoupled, parameters of ParamSpec::weight_decay only), linear warm-up and cosine schedule,
+// Trainer: the loop. AdamW (decoupled, parameters of ParamSpec::weight_decay only), a schedule of the learning rate,
 // clipping by global norm, gradient accumulation, skipped steps, checkpoints, metrics. No printing here: `on_log` gets a
 // record per interval and the program (src/cli) shows it.
 //
@@ -23,11 +23,13 @@ namespace fw {
 struct TrainConfig {
   std::string out = "run";  // run folder
   int64_t steps = 1000;
-  int64_t batch = 16;      // sequences a micro-batch
-  int64_t length = 256;    // tokens a sequence
-  int64_t accumulate = 1;  // micro-batches a step
+  int64_t batch = 16;               // sequences a micro-batch
+  int64_t length = 256;             // tokens a sequence
+  int64_t accumulate = 1;           // micro-batches a step
+  std::string schedule = "cosine";  // schedule.h
   double lr = 2e-3, min_lr = 2e-4;
   int64_t warmup = 50;
+  double decay_share = 0.2;  // wsd
   double beta1 = 0.9, beta2 = 0.95, adam_eps = 1e-8, weight_decay = 0.1;
   double clip = 1.0;  // global norm; 0: no clipping
   uint64_t seed = 1;

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/error.h"
+
 namespace fw {
 namespace {
 
@@ -33,6 +35,47 @@ TEST(Schedule, RunsWithoutWarmupAndRunsShorterThanWarmup) {
 
 TEST(Schedule, EqualRatesStayConstant) {
   for (int64_t step = 5; step < 30; ++step) EXPECT_DOUBLE_EQ(learning_rate({1e-3, 1e-3, 5, 30}, step), 1e-3);
+}
+
+TEST(Schedule, ConstantStaysAtLrToTheEnd) {
+  const Schedule schedule{2e-3, 2e-4, 4, 20, ScheduleShape::kConstant};
+  EXPECT_DOUBLE_EQ(learning_rate(schedule, 1), 1e-3);
+  for (int64_t step = 3; step < 25; ++step) EXPECT_EQ(learning_rate(schedule, step), 2e-3) << step;
+}
+
+TEST(Schedule, LinearFallsByTheSameAmountEachStep) {
+  const Schedule schedule{2e-3, 2e-4, 10, 110, ScheduleShape::kLinear};
+  EXPECT_EQ(learning_rate(schedule, 9), 2e-3);
+  EXPECT_NEAR(learning_rate(schedule, 59), 1.1e-3, 1e-15);  // half the way
+  for (int64_t step = 10; step < 110; ++step) EXPECT_NEAR(learning_rate(schedule, step), 2e-3 - 1.8e-5 * static_cast<double>(step - 9), 1e-15) << step;
+  EXPECT_EQ(learning_rate(schedule, 109), 2e-4);
+  EXPECT_EQ(learning_rate(schedule, 500), 2e-4);
+}
+
+TEST(Schedule, WsdIsStableUntilItsLastShare) {
+  const Schedule schedule{2e-3, 0, 10, 100, ScheduleShape::kWsd, 0.25};
+  EXPECT_DOUBLE_EQ(learning_rate(schedule, 4), 1e-3);
+  for (int64_t step = 9; step < 75; ++step) EXPECT_EQ(learning_rate(schedule, step), 2e-3) << step;
+  for (int64_t step = 75; step < 100; ++step) EXPECT_NEAR(learning_rate(schedule, step), 2e-3 * static_cast<double>(99 - step) / 25, 1e-15) << step;
+  EXPECT_EQ(learning_rate(schedule, 99), 0.0);
+}
+
+TEST(Schedule, WsdDecaysFromTheWarmUpWhereTheShareReachesBehindIt) {
+  Schedule schedule{1.0, 0.0, 10, 20, ScheduleShape::kWsd, 1.0};
+  Schedule linear = schedule;
+  linear.shape = ScheduleShape::kLinear;
+  for (int64_t step = 0; step < 25; ++step) EXPECT_EQ(learning_rate(schedule, step), learning_rate(linear, step)) << step;
+  schedule.decay_share = 1e-6;  // less than a step: the last one still has min_lr
+  EXPECT_EQ(learning_rate(schedule, 18), 1.0);
+  EXPECT_EQ(learning_rate(schedule, 19), 0.0);
+}
+
+TEST(Schedule, ShapesByName) {
+  EXPECT_EQ(parse_schedule_shape("cosine"), ScheduleShape::kCosine);
+  EXPECT_EQ(parse_schedule_shape("linear"), ScheduleShape::kLinear);
+  EXPECT_EQ(parse_schedule_shape("constant"), ScheduleShape::kConstant);
+  EXPECT_EQ(parse_schedule_shape("wsd"), ScheduleShape::kWsd);
+  EXPECT_THROW(parse_schedule_shape("step"), Error);
 }
 
 }  // namespace

@@ -283,6 +283,26 @@ TEST(Trainer, ARunDoesNotOverwriteAnEarlierOne) {
   EXPECT_TRUE(std::filesystem::exists(folder.path("run/checkpoints/step-15/model.safetensors")));
 }
 
+TEST(Trainer, TakesTheRatesOfItsSchedule) {
+  const TempFolder folder;
+  for (const auto& [name, shape] : std::vector<std::pair<std::string, ScheduleShape>>{
+           {"linear", ScheduleShape::kLinear}, {"constant", ScheduleShape::kConstant}, {"wsd", ScheduleShape::kWsd}}) {
+    TrainConfig config = tiny_run(folder.path(name));
+    config.schedule = name;
+    config.decay_share = 0.4;
+    config.log_every = 1;
+    int64_t records = 0;
+    make_trainer(config, folder.path("data"))
+        ->run(
+            [&](const LogRecord& r) {
+              ++records;
+              EXPECT_EQ(r.lr, learning_rate({config.lr, config.min_lr, config.warmup, config.steps, shape, 0.4}, r.step - 1)) << name << " " << r.step;
+            },
+            nullptr);
+    EXPECT_EQ(records, config.steps);
+  }
+}
+
 TEST(Trainer, RefusesConfigurationsThatCannotBe) {
   const auto refuses = [](const char* key, const std::function<void(TrainConfig&)>& change) {
     TrainConfig config;
@@ -301,6 +321,9 @@ TEST(Trainer, RefusesConfigurationsThatCannotBe) {
   refuses("lr", [nan](TrainConfig& c) { c.lr = nan; });
   refuses("min_lr", [](TrainConfig& c) { c.min_lr = 1; });
   refuses("warmup", [](TrainConfig& c) { c.warmup = -1; });
+  refuses("schedule: expected cosine, linear, constant or wsd, got 'cosinus'; did you mean 'cosine'?", [](TrainConfig& c) { c.schedule = "cosinus"; });
+  refuses("decay_share", [](TrainConfig& c) { c.decay_share = 0; });
+  refuses("decay_share", [nan](TrainConfig& c) { c.decay_share = nan; });
   refuses("beta1", [](TrainConfig& c) { c.beta1 = 1; });
   refuses("beta2", [](TrainConfig& c) { c.beta2 = -0.1; });
   refuses("adam_eps", [](TrainConfig& c) { c.adam_eps = 0; });
