@@ -1,7 +1,7 @@
 # Device code: built where nvcc is, run where a GPU is. Without nvcc the build is CPU-only and says so.
-#   src/scan/cuda/*.cu          sm_80 and sm_90a
-#   src/scan/cuda/hopper/*.cu   sm_90a only; spills and serialised warp-group products are errors there (but for offline_gradients: one
-#                               index spilled a turn is faster than the form without)
+#   src/scan/cuda/{call,token,precond}, gradients/common, scan/join.cu   sm_80 and sm_90a
+#   the other kernels (prepare, scan, gradients, offline)                sm_90a only; spills and serialised warp-group products are errors there (but for
+#                                                                        offline/gradients.cu: one index spilled a turn is faster than the form without)
 # No CUDA compiler of a fixed place is assumed: PATH, then /usr/local/cuda.
 set(FW_CUDA AUTO CACHE STRING "Device code: AUTO (if nvcc is found), ON, OFF")
 set(FW_HAS_CUDA OFF)
@@ -32,10 +32,15 @@ if(FW_CUDA)
   endif()
 endif()
 
-file(GLOB cuda_kernel_sources CONFIGURE_DEPENDS src/scan/cuda/*.cu)
-file(GLOB hopper_kernel_sources CONFIGURE_DEPENDS src/scan/cuda/hopper/*.cu)
-set(cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/plan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/token_cut.cpp)
-set(cuda_host_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/scan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/require_device.cpp)
+# What a plan is made of is built everywhere, the other host files where device code is, and the kernels as said above.
+file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/scan/cuda/*.cu)
+set(cuda_kernel_sources ${kernel_sources})
+set(hopper_kernel_sources ${kernel_sources})
+set(hopper_folders "src/scan/cuda/(prepare|offline|gradients/(scalar|channel)|scan/(forward|reverse))")
+list(FILTER cuda_kernel_sources EXCLUDE REGEX ${hopper_folders})
+list(FILTER hopper_kernel_sources INCLUDE REGEX ${hopper_folders})
+set(cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/plan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/token/cut.cpp)
+set(cuda_host_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/scan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/require_device.cpp)
 if(FW_HAS_CUDA)
   set(cuda_sources ${cuda_host_sources} ${cuda_kernel_sources} ${hopper_kernel_sources})
   set(device_source src/base/device/cuda.cpp)
@@ -43,7 +48,7 @@ if(FW_HAS_CUDA)
   set_source_files_properties(${cuda_kernel_sources} ${hopper_kernel_sources} PROPERTIES COMPILE_OPTIONS "${sm_90a};--expt-relaxed-constexpr;-DFMT_USE_CONSTEXPR=1")
   set_property(SOURCE ${cuda_kernel_sources} APPEND PROPERTY COMPILE_OPTIONS -gencode=arch=compute_80,code=sm_80)
   set(hot ${hopper_kernel_sources})
-  list(FILTER hot EXCLUDE REGEX "offline_gradients")
+  list(FILTER hot EXCLUDE REGEX "offline/gradients")
   set_property(SOURCE ${hot} APPEND PROPERTY COMPILE_OPTIONS -Xptxas=-warn-spills,-Werror)
 else()
   set(cuda_sources ${PROJECT_SOURCE_DIR}/src/scan/no_cuda/scan.cpp)

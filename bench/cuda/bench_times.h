@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "scan/cuda/launch.h"
+#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda::bench {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bench_times.h"
-#include "scan/cuda/kernels.h"
+#include "scan/cuda/call/kernels.h"
 
 namespace fw::cuda {
 namespace {

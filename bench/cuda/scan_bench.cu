@@ -1,6 +1,7 @@
 // Times of the chunk form's scans on a GPU, over images of small random numbers: medians of 20 launches by CUDA events. The inputs
 // of a launch are larger than the L2, so they come from memory each time.
-// nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 -cudart static -Isrc -Iinclude bench/cuda/scan_bench.cu src/scan/cuda/hopper/scan_*.cu -lfmt
+// nvcc -std=c++20 -gencode arch=compute_90a,code=sm_90a -O3 -cudart static -Isrc -Iinclude bench/cuda/scan_bench.cu src/scan/cuda/scan/{forward,reverse}.cu
+// src/scan/cuda/call/tensor_map.cu -lfmt
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -8,7 +9,7 @@
 #include <vector>
 
 #include "bench_times.h"
-#include "scan/cuda/kernels.h"
+#include "scan/cuda/call/kernels.h"
 
 namespace fw::cuda {
 namespace {

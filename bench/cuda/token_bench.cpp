@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "rule/rule.h"
-#include "scan/cuda/kernels.h"
-#include "scan/cuda/launch.h"
+#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda::test {
 namespace {

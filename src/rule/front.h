@@ -4,7 +4,7 @@
 // with b, c the channel gates (1 if there are none) and M the preconditioner, on w or on r (1 where it is not). This file
 // has the coefficients as functions of the norms, the scalar gates and k.(M k), and their vector-Jacobian product: the only
 // place where gains, norms and normalisers are written. The elementwise rest is the same for every rule
-// (scan/cpu/kernels_front.cpp, scan/cuda/device/front_rows.cuh).
+// (scan/cpu/kernels_front.cpp, scan/cuda/front/rows.cuh).
 //
 // A new gain: one case in gain_pair, one in front_coefs_vjp, a value of the enum, a reference.
 #pragma once

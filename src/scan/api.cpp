@@ -11,8 +11,8 @@
 #include "fastweight/fastweight.h"
 #include "rule/rule.h"
 #include "scan/cpu/kernels.h"
-#include "scan/cuda/plan.h"
-#include "scan/cuda/scan.h"
+#include "scan/cuda/call/plan.h"
+#include "scan/cuda/call/scan.h"
 #include "scan/scan.h"
 
 namespace {

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/threads.h"
-#include "scan/cuda/plan.h"
+#include "scan/cuda/call/plan.h"
 #include "scan/scan.h"
 
 namespace fw {

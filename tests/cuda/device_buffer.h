@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "scan/cuda/launch.h"
+#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 

@@ -43,7 +43,7 @@ inline Problem of_bf16_numbers(Problem p) {
   return p;
 }
 
-// Log-decays of a hundredth of what was drawn: chunks that hardly decay have a form of their own of their gradient (StillState, gradient_scalar.cuh).
+// Log-decays of a hundredth of what was drawn: chunks that hardly decay have a form of their own of their gradient (StillState, gradients/general/phases.cuh).
 inline void hardly_decay(Problem& p) {
   for (double& x : p.in.g) x *= 0.01;
 }

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "rule/front.h"
-#include "scan/cuda/kernels.h"
+#include "scan/cuda/call/kernels.h"
 
 #ifndef FW_CUDA_EMULATION
 #include <cuda_runtime.h>

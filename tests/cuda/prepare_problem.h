@@ -13,8 +13,8 @@
 
 #include "device_buffer.h"
 #include "rule/front.h"
-#include "scan/cuda/device/bare_keys.cuh"
-#include "scan/cuda/kernels.h"
+#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/front/bare_keys.cuh"
 #include "test_numbers.h"
 
 namespace fw::cuda::test {

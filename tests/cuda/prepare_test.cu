@@ -14,8 +14,8 @@
 
 #include "device_buffer.h"
 #include "prepare_problem.h"
-#include "scan/cuda/device/ptx.cuh"
-#include "scan/cuda/kernels.h"
+#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/machine/ptx.cuh"
 
 namespace fw::cuda::test {
 namespace {

@@ -1,7 +1,7 @@
 // Kernels of ptx_test.cu: each uses one group of the functions of ptx.cuh and writes what it sees. Sizes are in the kernels' comments.
 #pragma once
 
-#include "scan/cuda/device/ptx.cuh"
+#include "scan/cuda/machine/ptx.cuh"
 
 namespace fw::cuda::test {
 

@@ -9,7 +9,7 @@
 
 #include "device_buffer.h"
 #include "ptx_kernels.cuh"
-#include "scan/cuda/tiles.h"
+#include "scan/cuda/call/tiles.h"
 
 namespace fw::cuda::test {
 namespace {

@@ -1,8 +1,8 @@
 // A build without CUDA: calls with FW_DEVICE_CUDA say so.
-#include "scan/cuda/scan.h"
+#include "scan/cuda/call/scan.h"
 
 #include "base/error.h"
-#include "scan/cuda/kernels.h"
+#include "scan/cuda/call/kernels.h"
 
 namespace fw::cuda {
 

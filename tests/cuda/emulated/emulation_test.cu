@@ -8,7 +8,7 @@
 #include <string>
 
 #include "cuda/device_buffer.h"
-#include "scan/cuda/device/ptx.cuh"
+#include "scan/cuda/machine/ptx.cuh"
 
 namespace fw::cuda::test {
 namespace {

@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <vector>
 
-#include "scan/cuda/device/ptx.cuh"
-#include "scan/cuda/launch.h"
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/machine/ptx.cuh"
 
 namespace {
 int reports = 0;

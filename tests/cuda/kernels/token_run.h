@@ -14,7 +14,7 @@
 #include "base/bf16.h"
 #include "cuda/device_buffer.h"
 #include "reference/problem.h"
-#include "scan/cuda/kernels.h"
+#include "scan/cuda/call/kernels.h"
 
 namespace fw::cuda::test {
 

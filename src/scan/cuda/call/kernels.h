@@ -1,0 +1,250 @@
+// The device kernels as host functions: each queues its kernels on a stream (cudaStream_t as void*) and returns. No allocation, no
+// synchronisation. Throws Error(kInternal) if a launch is refused. Every pointer is device memory.
+#pragma once
+
+#include <cstdint>
+
+#include "scan/cuda/call/args.h"
+#include "scan/cuda/call/tiles.h"
+
+namespace fw::cuda {
+
+// Copies `count` numbers of the host into device memory through kernel parameters: no wait, and a graph may hold it.
+void upload(const int32_t* values, int64_t count, int32_t* device, void* stream);
+// Zeros.
+void clear(uint32_t* device, int64_t count, void* stream);
+
+// ---- token/: the recurrence one token at a time in float32 (any axes, K <= 256, any V): decode, short inputs, the oracle.
+
+struct TokenForwardArgs {
+  Problem problem;
+  TokenArg o;
+  StateArg final_state;            // may be the memory of problem.initial_state
+  const int32_t* slots = nullptr;  // [N]: the states of sequence n are at slot slots[n]; -1: the sequence is skipped
+  // With a preconditioner and no problem.m, one token a sequence (not packed): the step of A is made here too. May be the memory of
+  // problem.initial_precond, may be absent.
+  StateArg final_precond;
+};
+void token_forward(const TokenForwardArgs& args, void* stream);
+
+// Gradients per value head, not summed over groups: each TokenArg of d has divisor 1 (absent: not computed). d.precond_g and
+// d.precond_beta are not this kernel's.
+struct HeadGradients {
+  TokenArgs d;
+  float* dm = nullptr;  // [tokens, HV, K]: of M; null without a preconditioner. gradients(), of a rule without normaliser, heads alone in their group: may be
+                        // the memory of M
+  float* dalpha_p = nullptr;  // [tokens, HV]: of the preconditioner's log-decay and gain past M (Normaliser::kGated); else null
+  float* dbeta_p = nullptr;
+};
+
+struct TokenBackwardArgs {
+  Problem problem;
+  TokenArg d_o;              // may be absent: zero
+  StateArg d_final_state;    // may be absent
+  StateArg d_initial_state;  // may be absent
+  HeadGradients grads;
+  void* workspace = nullptr;  // token_backward_bytes
+};
+// A function of shape alone: `longest` tokens of the longest sequence.
+int64_t token_backward_bytes(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest);
+void token_backward(const TokenBackwardArgs& args, int64_t longest, void* stream);
+
+// ---- precond/: the diagonal preconditioner (recurrence.md 3), chunk-parallel
+
+struct PrecondForwardArgs {
+  Problem problem;                 // m unused
+  float* m = nullptr;              // [tokens, H, K], and problem.precond_rows unless null; null: only the boundaries
+  float* boundaries = nullptr;     // [chunks, H, K]: A before every chunk
+  bool made = false;               // the boundaries are there already: only M
+  float* scratch = nullptr;        // [chunks, H, K + 1]
+  StateArg final_precond;          // may be absent
+  const int32_t* slots = nullptr;  // as TokenForwardArgs
+};
+void precond_forward(const PrecondForwardArgs& args, int64_t chunks, void* stream);
+
+// What gradients() makes of the preconditioner where it makes M itself: the gradients as if none reached a chunk's last A from behind, and
+// with what numbers one that does, D, adds to them. It adds linearly.
+struct PrecondShare {
+  // Of a token and key head, with g the log-decay and k the key:
+  struct Row {
+    float of_key;   // what k takes of D: 2 of_key (D - of_norm (D.k^2)) k
+    float of_beta;  // what the gain takes of D: of_beta (D.k^2)
+    float of_norm;  // (its normalisation, or 0)
+    float unused;
+    float dg, dbeta;  // as if D were 0
+    float more[2];
+  };
+  Row* rows = nullptr;        // [tokens, H]; null: M is in memory
+  float* sums = nullptr;      // [chunks, H, K]: the gradient of A before the chunk
+  float* products = nullptr;  // [chunks, H]: of the chunk's decays
+  float* center = nullptr;    // [chunks, H]: what the center takes
+};
+
+struct PrecondBackwardArgs {
+  Problem problem;
+  const float* boundaries = nullptr;       // as precond_forward left it
+  float* scratch = nullptr;                // [chunks, H, 2 K + 2]
+  PrecondShare share;                      // if it is there, with precond_share() of scratch: dk has what gradients() made, and grads is not read
+  HeadGradients grads;                     // dm, dalpha_p, dbeta_p as made; d.k: the rest of the rule, per value head; may be the memory of dk (group 1)
+  StateArg d_final_precond;                // may be absent
+  TokenArg dk, dprecond_g, dprecond_beta;  // out, per key head (absent: not computed); dk: the sum over the group and this
+  float* dcenter_parts = nullptr;          // [chunks, H], summed in order into
+  float* dcenter = nullptr;                // [H], may be null
+  int64_t dcenter_stride = 1;
+  StateArg d_initial_precond;  // may be absent
+};
+void precond_backward(const PrecondBackwardArgs& args, int64_t chunks, void* stream);
+// Where gradients() leaves it.
+PrecondShare precond_share(const Problem& problem, float* scratch, float* center_parts, void* rows, int64_t chunks);
+
+// out[t, h, :] = sum over the group of in[t, hv, :] in order; in: float32 [tokens, HV, dim] contiguous.
+void sum_groups(const Problem& problem, const float* in, int32_t dim, const TokenArg& out, void* stream);
+
+// ---- the chunk form: matrix products of bf16 operands; key 64 or 128 (K padded), any V
+
+// Of rules with has_fine_images() (tiles.h).
+struct FineImages {
+  void* images = nullptr;     // FineImage<key> [chunks, HV]; null: other rules
+  uint16_t* rests = nullptr;  // [chunks, HV, 64 key] as panels: what bf16 leaves out of e (k), or null: nothing, or it is not wanted
+};
+
+struct PrepareArgs {
+  Problem problem;
+  void* forward = nullptr;                 // ForwardImage<key>, or where prepare_leaves_rows() RowImage<key> [chunks, HV]
+  void* backward = nullptr;                // BackwardImage<key> [chunks, HV], or null
+  FineImages forward_fine, backward_fine;  // both have rests or none
+  PairImage* pairs = nullptr;              // [chunks, HV], or null
+  uint16_t* z = nullptr;                   // [chunks, HV, value blocks, panel], or null: the scan scales v itself
+  float* spare_m = nullptr;                // [tokens, H, K], where prepare() makes M and channels decay: M of some chunks meanwhile
+};
+void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream);
+// Whether prepare() makes M of the preconditioner itself, from problem.boundaries: problem.m is null then. A function of the inputs (not of m
+// and boundaries).
+bool prepare_makes_m(const Problem& problem, int key);
+// Whether prepare() of this leaves it to the forward scan to take the rows of q and k (tiles.h: RowImage). A function of the inputs (boundaries too).
+bool prepare_leaves_rows(const Problem& problem, int key);
+
+// How many batches and tokens of a batch tensors of tokens have (packed: 1 and all), for the copy engine; 0: it is not asked.
+struct TokenShape {
+  int64_t B = 0, T = 0;
+};
+
+// For the forward scan: q and k of a problem where prepare_leaves_rows().
+struct ScanRows {
+  TokenArg q, k;  // k.data null: other problems
+};
+
+struct ScanForwardArgs {
+  SequenceArg sequences;
+  int32_t HV = 0, K = 0, V = 0;
+  bool online = true;
+  const void* images = nullptr;  // ForwardImage<key>, or with `rows` RowImage<key>
+  FineImages fine;
+  ScanRows rows;
+  TokenShape shape;  // of q, k and v
+  TokenArg v;        // raw values, used where z is null
+  const uint16_t* z = nullptr;
+  TokenArg o;                           // may be absent
+  StateArg initial_state, final_state;  // may be absent (zero; not written)
+  uint16_t* states = nullptr;           // S^T at every chunk's start, or null
+  uint16_t* w = nullptr;                // W of every chunk, or null (both or none)
+  // Segments of sequences as sequences (plan.h):
+  StateArg maps;                         // if there: [N, HV, K, K], the affine part of what a segment does to the state, by value blocks of its own:
+                                         // of a state that is the unit matrix and Z = 0
+  const int32_t* parts = nullptr;        // [N]: bit 0: the value blocks run, bit 1: those of the map run; null: all
+  const int32_t* final_index = nullptr;  // [N]: where final_state has that of sequence n, -1: nowhere; null: n
+};
+void scan_forward(const ScanForwardArgs& args, int key, void* stream);
+
+// For gradients() that begin while the reverse scan still runs, with the last chunks.
+struct TilesReady {
+  uint32_t* made = nullptr;  // [chunks, HV]: how many of the tile's D and V, two a value block, are in memory; zero before. null: the scan is over before
+  int32_t scan_blocks = 0;   // of the scan, each of which has a multiprocessor for itself
+  double scan_time = 0;      // microseconds that it takes, about: what is made of it is how the tiles are spread, not what comes out
+};
+
+struct ScanReverseArgs {
+  SequenceArg sequences;
+  int32_t HV = 0, K = 0, V = 0;
+  bool online = true;
+  const void* images = nullptr;  // BackwardImage<key>
+  FineImages fine;
+  TokenArg d_o;                             // may be absent: zero
+  TokenShape shape;                         // of d_o
+  StateArg d_final_state, d_initial_state;  // may be absent (zero; not written)
+  uint16_t* d_states = nullptr;             // D^T at every chunk's end, or null
+  uint16_t* v = nullptr;                    // V of every chunk, or null (both or none)
+  const int32_t* parts = nullptr;           // as ScanForwardArgs; bit 0
+  const int32_t* final_index = nullptr;     // where d_initial_state has that of sequence n
+  uint32_t* made = nullptr;                 // TilesReady::made, or null
+};
+void scan_reverse(const ScanReverseArgs& args, int key, void* stream);
+
+// From segment to segment: with M the maps and `states` [segments, HV, V, K] what each leaves of a zero state, the state at the start of
+// every segment of sequence n (reverse: the gradient at its end, where states are what it leaves of a zero gradient and M is transposed).
+// In place: states[j] is read, then written.
+struct JoinArgs {
+  int32_t N = 0, HV = 0, K = 0, V = 0;     // K at most 128
+  const int32_t* first_segment = nullptr;  // [N + 1]
+  const float* maps = nullptr;             // [segments, HV, K, K]: row k' is what a unit state at k' becomes
+  float* states = nullptr;
+  StateArg from;  // the initial state (the gradient of the final one) of the sequences, may be absent: zero
+  bool reverse = false;
+};
+void join_segments(const JoinArgs& args, void* stream);
+
+struct GradientArgs {
+  Problem problem;
+  TokenArg d_o;  // may be absent: zero
+  const PairImage* pairs = nullptr;
+  const uint16_t* states = nullptr;  // S^T, D^T, W, V as the scans left them
+  const uint16_t* d_states = nullptr;
+  const uint16_t* w = nullptr;
+  const uint16_t* v = nullptr;
+  HeadGradients grads;
+  TilesReady ready;      // if it is there, scan_reverse() with it is the kernel before this one on the stream
+  PrecondShare precond;  // where gradients_make_m(): from problem.boundaries; problem.m and grads.dm are not used
+};
+// Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of what and where the inputs (not m and boundaries),
+// d_o and grads.d are.
+bool gradients_make_m(const GradientArgs& args);
+void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
+
+// ---- offline/: the chunk form of rules without an erase whose streams are q, k, v times a number a row, with one decay a token or none
+// (plan.h: DevicePlan::direct): from the raw tensors, without images. What they leave: S^T and D^T as above.
+
+struct OfflineScanArgs {
+  Problem problem;                       // initial_state unused
+  SequenceArg sequences;                 // of the problem, or its segments
+  bool reverse = false;                  // D from q and d_o instead of S from k and v
+  TokenArg o;                            // forward; may be absent: the states alone
+  TokenArg d_o;                          // reverse; may be absent: zero
+  StateArg from, to;                     // initial and final state, or the gradients of the final and the initial one; may be absent (zero; not written)
+  uint16_t* states = nullptr;            // S^T at every chunk's start (reverse: D^T at its end), or null
+  float* decays = nullptr;               // [N, HV]: what is left of a state after the sequence, or null
+  const int32_t* parts = nullptr;        // as ScanForwardArgs; bit 0
+  const int32_t* final_index = nullptr;  // where `to` has that of sequence n
+};
+void offline_scan(const OfflineScanArgs& args, int key, void* stream);
+
+// join_segments where what a segment does to a state is to multiply it by its decay. In place as there.
+struct OfflineJoinArgs {
+  int32_t N = 0, HV = 0, K = 0, V = 0;
+  const int32_t* first_segment = nullptr;  // [N + 1]
+  const float* decays = nullptr;           // [segments, HV]
+  float* states = nullptr;                 // [segments, HV, V, K]
+  StateArg from;                           // may be absent: zero
+  bool reverse = false;
+};
+void offline_join(const OfflineJoinArgs& args, void* stream);
+
+struct OfflineGradientArgs {
+  Problem problem;
+  TokenArg d_o;  // may be absent: zero
+  const uint16_t* states = nullptr;
+  const uint16_t* d_states = nullptr;
+  HeadGradients grads;
+};
+void offline_gradients(const OfflineGradientArgs& args, int key, int64_t chunks, void* stream);
+
+}  // namespace fw::cuda

@@ -1,0 +1,332 @@
+#include "scan/cuda/call/plan.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/call/tiles.h"
+
+namespace fw::cuda {
+namespace {
+
+constexpr size_t kAlign = 1024;
+constexpr int64_t kMostChunkKey = 128;
+
+// The forms that offline/rows.cuh has.
+bool direct_rule(const Rule& rule) {
+  return !rule.online() && rule.decay != Decay::kChannel && rule.write == Gate::kTied && (rule.gain == Gain::kOne || rule.gain == Gain::kGate) &&
+         rule.read == Read::kPlain && !rule.uses_precond();
+}
+
+class Regions {
+ public:
+  Region take(int64_t bytes, bool needed = true) {
+    if (!needed || bytes <= 0) return {};
+    const Region region{used_, static_cast<size_t>(bytes)};
+    used_ += (region.bytes + kAlign - 1) / kAlign * kAlign;
+    return region;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  size_t used_ = 0;
+};
+
+template <template <int> class Image>
+int64_t image_bytes(int key) {
+  return static_cast<int64_t>(key == 64 ? sizeof(Image<64>) : sizeof(Image<128>));
+}
+
+constexpr int64_t kFloat = sizeof(float);
+
+CommonRegions common_regions(const Plan& plan, const DevicePlan& device, bool backward, Regions& regions) {
+  CommonRegions r;
+  r.offsets = regions.take((plan.N + 1) * int64_t{sizeof(int32_t)}, plan.packed);
+  r.chunk_base = regions.take((plan.N + 1) * int64_t{sizeof(int32_t)}, plan.packed);
+  const bool precond = plan.rule.uses_precond();
+  r.m = regions.take(plan.tokens() * plan.H * plan.K * kFloat, precond);
+  r.boundaries = regions.take(device.chunks * plan.H * plan.K * kFloat, precond && !(backward && device.chunk_form));
+  r.scratch = regions.take(device.chunks * plan.H * (backward ? 2 * plan.K + 2 : plan.K + 1) * kFloat, precond);
+  return r;
+}
+
+constexpr int64_t kMultiprocessors = 132;
+
+// What a pass of a scan takes for a chunk, in microseconds (measured on an H200, docs/design): the length of its chain of products or, where
+// all 132 multiprocessors run one, what memory gives.
+struct PassCost {
+  double chain, memory;
+  double of(int64_t blocks, int64_t chunks) const {
+    const double load = static_cast<double>(std::min(blocks, kMultiprocessors)) / static_cast<double>(kMultiprocessors);
+    const int64_t rounds = (blocks + kMultiprocessors - 1) / kMultiprocessors;
+    return static_cast<double>(rounds * chunks) * std::max(chain, memory * load);
+  }
+};
+struct Costs {
+  PassCost forward, forward_part, reverse, reverse_part;
+  double join_step, two_kernels;  // a step of the join; what a cut costs besides
+  double gradient_turn;           // what a multiprocessor takes for a chunk and value head in gradients(); 0: these never begin beside the scan
+};
+constexpr Costs kImageCosts{{0.9, 1.6}, {0.65, 1.3}, {0.86, 2.1}, {0.8, 1.7}, 5, 0, 13.2};
+// From the raw tensors. Forward without what it saves: it is the same cut in both.
+constexpr Costs kDirectCosts{{1.0, 1.1}, {0.5, 0.6}, {0.6, 1.1}, {0.5, 0.6}, 1, 10, 0};
+
+// The reverse scan, and the gradients behind or beside it.
+struct ReversePass {
+  bool follow = false;  // the gradients: beside it
+  double scan = 0, all = 0;
+};
+
+// Blocks and chunks of a call, for the choice of segments and of how the gradients come behind the reverse scan.
+struct SegmentShape {
+  Costs costs;
+  int64_t blocks, map_blocks, chunks, tiles;
+  SegmentShape(const Plan& plan, bool direct)
+      : costs(direct ? kDirectCosts : kImageCosts),
+        blocks(plan.N * plan.HV * ((plan.V + kValueBlock - 1) / kValueBlock)),
+        map_blocks(direct ? 0 : plan.N * plan.HV * ((plan.K + kValueBlock - 1) / kValueBlock)),
+        chunks((plan.longest + kChunk - 1) / kChunk),
+        tiles(plan.total_chunks() * plan.HV) {}
+  int64_t length(int64_t count) const { return (chunks + count - 1) / count; }
+  double forward(int64_t count) const {
+    if (count == 1) return costs.forward.of(blocks, chunks);
+    return costs.forward_part.of((count - 1) * blocks + (count - 2) * map_blocks, length(count)) + costs.join_step * static_cast<double>(count) +
+           costs.two_kernels + costs.forward.of(count * blocks, length(count));
+  }
+  // With the gradients.
+  double reverse(int64_t count) const {
+    if (count == 1) return reverse_pass(blocks, chunks).all;
+    return costs.reverse_part.of((count - 1) * blocks, length(count)) + costs.join_step * static_cast<double>(count) + costs.two_kernels +
+           reverse_pass(count * blocks, length(count)).all;
+  }
+  // The scan of sequences or segments of so many chunks. Beside each other both take longer, for they wait for the same memory; and the gradients' blocks look
+  // some turns ahead, so that their last ones begin when the scan is over. Within kLittle microseconds the model does not tell: beside.
+  ReversePass reverse_pass(int64_t scan_blocks, int64_t length) const {
+    constexpr double kScanSlower = 1.95, kGradientsSlower = 1.05, kTurnsAhead = 4, kLittle = 10;
+    constexpr int64_t kMostBlocks = 40, kLeastChunks = 4;  // with 48 and more each slows the other by more than is gained
+    const auto turns = [&](int64_t processors) { return std::max(1.0, static_cast<double>(tiles) / static_cast<double>(processors)); };
+    const double scan = costs.reverse.of(scan_blocks, length), all = scan + costs.gradient_turn * turns(kMultiprocessors);
+    if (costs.gradient_turn == 0 || scan_blocks > kMostBlocks || chunks < kLeastChunks) return {false, scan, all};
+    const int64_t free = kMultiprocessors - scan_blocks;
+    const double turn = kGradientsSlower * costs.gradient_turn, alone = turn * turns(free), both = std::min(alone, kScanSlower * scan);
+    const double slower = both + scan - both / kScanSlower;
+    const double rest = std::max(turn * std::min(kTurnsAhead, turns(free)), (alone - both) * static_cast<double>(free) / static_cast<double>(kMultiprocessors));
+    if (slower + rest > all + kLittle) return {false, scan, all};
+    return {true, slower, slower + rest};
+  }
+};
+constexpr double kWorthIt = 0.95;
+
+// Chunks of a segment by the shape of the call; 0: no cut.
+int64_t best_segment(const Plan& plan, bool direct) {
+  constexpr int64_t kMostSegments = 16, kLeastChunks = 16;
+  const SegmentShape shape(plan, direct);
+  int64_t best = 1;
+  for (int64_t count = 2; count <= kMostSegments && shape.chunks / count >= kLeastChunks; ++count) {
+    if (shape.forward(count) < kWorthIt * shape.forward(best)) best = count;
+  }
+  return best == 1 ? 0 : shape.length(best);
+}
+
+// Whether backward is cut as well: its passes move more.
+bool cut_backward(const Plan& plan, bool direct, int64_t segment) {
+  const SegmentShape shape(plan, direct);
+  return plan.segment > 0 || shape.reverse((shape.chunks + segment - 1) / segment) < kWorthIt * shape.reverse(1);
+}
+
+Segments cut(const Plan& plan, int64_t chunks) {
+  Segments s;
+  if (chunks == 0) return s;
+  s.chunks = chunks;
+  s.first.push_back(0);
+  bool any = false;
+  for (int64_t n = 0; n < plan.N; ++n) {
+    const int64_t count = std::max<int64_t>(1, (plan.chunks(n) + chunks - 1) / chunks);
+    any = any || count > 1;
+    for (int64_t i = 0; i < count; ++i) {
+      s.offsets.push_back(static_cast<int32_t>(plan.first_token(n) + i * chunks * kChunk));
+      s.chunk_base.push_back(static_cast<int32_t>(plan.chunk_base[static_cast<size_t>(n)] + i * chunks));
+      s.last_of.push_back(i + 1 == count ? static_cast<int32_t>(n) : -1);
+      s.first_of.push_back(i == 0 ? static_cast<int32_t>(n) : -1);
+    }
+    s.first.push_back(static_cast<int32_t>(s.last_of.size()));
+  }
+  if (!any) return {};
+  s.offsets.push_back(static_cast<int32_t>(plan.tokens()));
+  s.chunk_base.push_back(static_cast<int32_t>(plan.total_chunks()));
+  return s;
+}
+
+SegmentRegions segment_regions(const Plan& plan, const DevicePlan& device, Regions& regions) {
+  const Segments& s = device.segments;
+  SegmentRegions r;
+  if (!s) return r;
+  r.tables = regions.take(static_cast<int64_t>((s.offsets.size() + s.chunk_base.size() + s.first.size() + 2 * s.last_of.size()) * sizeof(int32_t)));
+  r.states = regions.take(s.count() * plan.HV * plan.V * plan.K * kFloat);
+  r.decays = regions.take(s.count() * plan.HV * kFloat, device.direct);
+  return r;
+}
+
+// Whether and how the gradients begin beside the reverse scan.
+void plan_gradients(const Plan& plan, DevicePlan& device) {
+  const SegmentShape shape(plan, device.direct);
+  const bool is_cut = device.segments.backward;
+  device.reverse_blocks = (is_cut ? device.segments.count() : plan.N) * plan.HV * device.value_blocks;
+  const ReversePass pass = shape.reverse_pass(device.reverse_blocks, is_cut ? device.segments.chunks : shape.chunks);
+  device.gradients_follow = pass.follow;
+  device.reverse_time = pass.scan;
+}
+
+// Rests of e and k are nothing where those are the raw keys and these bf16 numbers. (Where a call with bf16 tensors has float32 keys after all, they are
+// rounded before anything is made of them.)
+FineRegions fine_regions(const Plan& plan, const DevicePlan& device, Regions& regions) {
+  FineRegions r;
+  if (!device.chunk_form || !has_fine_images(plan.rule)) return r;
+  const int64_t tiles = device.chunks * plan.HV;
+  r.images = regions.take(tiles * image_bytes<FineImage>(device.key));
+  r.rests = regions.take(tiles * kChunk * device.key * 2, !(plan.bf16_io && raw_key_images(plan.rule)));
+  return r;
+}
+
+ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
+  Regions regions;
+  ForwardRegions r;
+  r.common = common_regions(plan, device, false, regions);
+  const int64_t tiles = device.chunks * plan.HV;
+  r.images = regions.take(tiles * image_bytes<ForwardImage>(device.key), device.chunk_form && !device.direct);
+  r.fine = fine_regions(plan, device, regions);
+  r.z = regions.take(tiles * device.value_blocks * kPanel * 2, device.z_image);
+  r.segments = segment_regions(plan, device, regions);
+  r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat, !device.direct);
+  r.bytes = regions.used();
+  return r;
+}
+
+SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
+  SavedRegions r;
+  if (!device.chunk_form) return r;
+  Regions regions;
+  const int64_t tiles = device.chunks * plan.HV;
+  const bool images = !device.direct;
+  r.images = regions.take(tiles * image_bytes<BackwardImage>(device.key), images);
+  r.fine = fine_regions(plan, device, regions);
+  r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, images);
+  r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
+  r.w = regions.take(tiles * device.value_blocks * kPanel * 2, images);
+  if (device.segments.backward && images) r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat);
+  r.boundaries = regions.take(device.chunks * plan.H * plan.K * kFloat, plan.rule.uses_precond());
+  r.precond_rows = regions.take(plan.tokens() * plan.H * plan.K * 2, plan.rule.uses_precond() && plan.rule.decay == Decay::kChannel);
+  r.bytes = regions.used();
+  return r;
+}
+
+BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
+  Regions regions;
+  BackwardRegions r;
+  r.common = common_regions(plan, device, true, regions);
+  const Rule& rule = plan.rule;
+  const bool precond = rule.uses_precond(), grouped = plan.group() > 1;
+  const int64_t row = plan.tokens() * plan.HV * plan.K * kFloat, scalar = plan.tokens() * plan.HV * kFloat;
+  r.q = regions.take(row, grouped);
+  r.k = regions.take(row, grouped);
+  r.erase_key = regions.take(row, grouped && rule.uses_erase_key());
+  r.erase_gate = regions.take(row, grouped && rule.uses_erase_gate() && rule.erase != Gate::kScalar);
+  r.g = regions.take(row, grouped && rule.decay == Decay::kChannel);
+  // The chunk form's gradients read M of an element before they write dM of it, and nobody reads M after them; but with a normaliser
+  // its gradient takes M of the whole row once more.
+  const bool in_place = device.chunk_form && !grouped && rule.normaliser == Normaliser::kNone;
+  r.dm = precond && in_place ? r.common.m : regions.take(row, precond);
+  const bool gated = precond && rule.normaliser == Normaliser::kGated;
+  r.dalpha_p = regions.take(scalar, gated);
+  r.dbeta_p = regions.take(scalar, gated);
+  r.dcenter = regions.take(device.chunks * plan.H * kFloat, rule.uses_precond_center());
+  const int64_t tiles = device.chunks * plan.HV;
+  r.d_states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2, device.chunk_form);
+  r.v = regions.take(tiles * device.value_blocks * kPanel * 2, device.chunk_form && !device.direct);
+  r.ready = regions.take(tiles * int64_t{sizeof(uint32_t)}, device.gradients_follow);
+  r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest),
+                         !device.chunk_form);
+  if (device.segments.backward) r.segments = segment_regions(plan, device, regions);
+  r.bytes = regions.used();
+  return r;
+}
+
+}  // namespace
+
+// The last segment leaves nothing to another one; the first starts from the initial state, which M carries on if there is one. Backward
+// carries D through M of all but the first.
+std::vector<int32_t> Segments::forward_parts(bool initial_state, bool save) const {
+  std::vector<int32_t> parts;
+  for (size_t i = 0; i < last_of.size(); ++i) {
+    const bool is_first = first_of[i] >= 0, is_last = last_of[i] >= 0;
+    const bool map = !(is_first && is_last) && (is_first ? initial_state : save || !is_last);
+    parts.push_back((is_last ? 0 : 1) | (map ? 2 : 0));
+  }
+  return parts;
+}
+
+std::vector<int32_t> Segments::backward_parts() const {
+  std::vector<int32_t> parts;
+  for (const int32_t n : first_of) parts.push_back(n >= 0 ? 0 : 1);
+  return parts;
+}
+
+size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.bytes, backward.bytes); }
+
+DevicePlan make_device_plan(const Plan& plan) {
+  DevicePlan device;
+  const bool can = plan.bf16_operands && plan.K <= kMostChunkKey;
+  if (plan.form == FW_FORM_CHUNK && !can) {
+    fail_usage(
+        "descriptor: form: expected auto or token, since the chunk form on CUDA needs operands FW_BF16 and K at most {}; got chunk with operands {} and K {}",
+        kMostChunkKey, plan.bf16_operands ? "FW_BF16" : "float32", plan.K);
+  }
+  device.chunk_form = can && plan.form != FW_FORM_TOKEN;
+  device.chunks = plan.total_chunks();
+  if (device.chunk_form) {
+    device.key = plan.K <= 64 ? 64 : 128;
+    device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
+    device.z_image = plan.rule.write == Gate::kChannel;
+    device.direct = direct_rule(plan.rule);
+    device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device.direct) : std::max<int64_t>(0, plan.segment / kChunk));
+    device.segments.backward = device.segments && cut_backward(plan, device.direct, device.segments.chunks);
+    plan_gradients(plan, device);
+  }
+  device.forward = forward_regions(plan, device);
+  device.saved = saved_regions(plan, device);
+  device.backward = backward_regions(plan, device);
+  return device;
+}
+
+std::string to_text(const Plan& plan, const DevicePlan& device) {
+  std::string text = fmt::format("rule: {}\nsequences: {} of at most {} tokens, {} in all\n", to_string(plan.rule), plan.N, plan.longest, plan.tokens());
+  if (device.chunk_form) {
+    const char* decay = plan.decay_kind() == DecayKind::kChannel ? "channel" : plan.decay_kind() == DecayKind::kScalar ? "scalar" : "none";
+    text += fmt::format("form: chunk, {} chunks of {} tokens\n", device.chunks, kChunk);
+    if (device.direct) {
+      text += fmt::format("scan: from the raw tensors, key {}, decay {}, grid {} x {}, value blocks of {}\n", device.key, decay, plan.N * plan.HV,
+                          device.value_blocks, kValueBlock);
+    } else {
+      text +=
+          fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
+      text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
+                          device.z_image ? "Z prepared" : "values scaled in the scan");
+    }
+    if (device.saved.fine.images.bytes > 0) {
+      text += fmt::format("operands: two terms where they reach the state, keys {}\n", device.saved.fine.rests.bytes > 0 ? "too" : "as they are");
+    }
+    if (device.gradients_follow) {
+      text += fmt::format("gradients: beside the reverse scan of {} blocks, about {:.0f} us\n", device.reverse_blocks, device.reverse_time);
+    }
+    if (device.segments) {
+      text += fmt::format("segments: {} of {} chunks{}\n", device.segments.count(), device.segments.chunks, device.segments.backward ? "" : ", forward only");
+    }
+  } else {
+    text += fmt::format("form: token, {} sequences x {} value heads\n", plan.N, plan.HV);
+  }
+  text += fmt::format("workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: {} bytes\n",
+                      device.forward.bytes, device.backward.bytes, device.saved.bytes, device.backward_alone_bytes());
+  return text;
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,121 @@
+// What a call does on the device: which kernels in which form, and where everything lies in workspace and saved buffer. A plain
+// function of the checked descriptor (scan/plan.h), without CUDA types: it is printed and tested where there is no GPU.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "scan/cuda/call/args.h"
+#include "scan/plan.h"
+
+namespace fw::cuda {
+
+// Bytes at an offset of a buffer; bytes 0: not there.
+struct Region {
+  size_t offset = 0, bytes = 0;
+};
+
+// What both directions have in the workspace: tables of packed sequences, the preconditioner's rows.
+struct CommonRegions {
+  Region offsets, chunk_base;  // int32 [N + 1]
+  // float [tokens, H, K]; where prepare() makes M, PrepareArgs::spare_m; where gradients() does, PrecondShare::Row [tokens, H] (kernels.h)
+  Region m;
+  Region boundaries, scratch;  // of the preconditioner (kernels.h); backward of the chunk form has the boundaries from forward
+};
+
+// A sequence of many chunks and few heads would leave most of the device idle: it is cut into segments, each a sequence to the scans.
+// What a segment does to the state is affine: a first pass makes its parts, S -> M S + N, join_segments() walks over them, and the
+// second pass starts every segment from its own state. Tables as the device sees them; empty: no cut.
+struct Segments {
+  int64_t chunks = 0;               // of a segment
+  bool backward = false;            // the reverse scan is cut too
+  std::vector<int32_t> offsets;     // tokens before segment i, then all
+  std::vector<int32_t> chunk_base;  // chunks before it
+  std::vector<int32_t> first;       // [N + 1]: segments before sequence n
+  std::vector<int32_t> last_of;     // the sequence whose last segment it is, else -1 ...
+  std::vector<int32_t> first_of;    // ... whose first segment it is
+  // What the first pass makes of each segment: bit 0: N, bit 1: M (kernels.h).
+  std::vector<int32_t> forward_parts(bool initial_state, bool save) const;
+  std::vector<int32_t> backward_parts() const;
+  int64_t count() const { return static_cast<int64_t>(last_of.size()); }
+  explicit operator bool() const { return count() > 0; }
+};
+// Their copies and the join's arrays in the workspace.
+struct SegmentRegions {
+  Region tables;  // int32: offsets, chunk_base, first, last_of (backward: first_of), parts, one after the other
+  Region states;  // float [segments, HV, V, K]
+  Region decays;  // float [segments, HV]: DevicePlan::direct
+};
+
+// FineImages of rules that have them (kernels.h).
+struct FineRegions {
+  Region images, rests;
+};
+
+struct ForwardRegions {
+  CommonRegions common;
+  Region images;  // ForwardImage [chunks, HV], or RowImage, which is smaller (what the tensors are is not known here); not if direct
+  FineRegions fine;
+  Region z;  // panels [chunks, HV, value blocks]: rules whose write gate has a value a channel
+  SegmentRegions segments;
+  Region maps;  // float [segments, HV, K, K], where they are not saved
+  size_t bytes = 0;
+};
+
+// Forward leaves these for backward: if direct, the states alone.
+struct SavedRegions {
+  Region images;  // BackwardImage [chunks, HV]
+  FineRegions fine;
+  Region pairs;         // PairImage [chunks, HV]
+  Region states;        // S^T [chunks, HV, value blocks]
+  Region w;             // panels [chunks, HV, value blocks]
+  Region maps;          // as ForwardRegions, where backward is cut too
+  Region boundaries;    // as CommonRegions
+  Region precond_rows;  // bf16 [tokens, H, K]: Problem::precond_rows
+  size_t bytes = 0;
+};
+
+struct BackwardRegions {
+  CommonRegions common;
+  Region d_states, v;  // as states and w; v not if direct
+  // Gradients per value head, float [tokens, HV, K], where the caller's tensor has fewer heads (or, of k, the preconditioner adds to it).
+  Region q, k, erase_key, erase_gate, g, dm;
+  Region dalpha_p, dbeta_p;  // float [tokens, HV]
+  Region dcenter;            // float [chunks, H]
+  Region ready;              // TilesReady::made [chunks, HV] (kernels.h), where DevicePlan::gradients_follow
+  Region token;              // of token_backward
+  SegmentRegions segments;
+  size_t bytes = 0;
+};
+
+struct DevicePlan {
+  bool chunk_form = false;
+  int key = 0;           // 64 or 128: K padded, chunk form
+  int value_blocks = 0;  // of 64 columns, chunk form
+  bool z_image = false;
+  // No erase, streams that are q, k, v times a number a row, one decay a token or none: from the raw tensors (kernels.h, offline_*).
+  bool direct = false;
+  int64_t chunks = 0;  // of all sequences
+  Segments segments;
+  // The reverse scan leaves many multiprocessors free for a while: the gradients begin there, with the tiles that it has left (but for kernels
+  // that have no registers for it: they come behind).
+  bool gradients_follow = false;
+  int64_t reverse_blocks = 0;  // of the scan
+  double reverse_time = 0;     // that it takes, in microseconds, about
+  ForwardRegions forward;
+  SavedRegions saved;
+  BackwardRegions backward;
+  // Without a saved buffer backward makes one at the start of its workspace; forward's own regions follow it and are used up
+  // before backward's, which lie over them.
+  size_t backward_alone_bytes() const;
+};
+
+// Throws Error(kUsage) for a chunk form that the device has not.
+DevicePlan make_device_plan(const Plan& plan);
+
+// Lines "name: value" for people.
+std::string to_text(const Plan& plan, const DevicePlan& device);
+
+}  // namespace fw::cuda

@@ -1,0 +1,31 @@
+// Whether the current device runs the kernels of this build.
+#include "base/error.h"
+#include "scan/cuda/call/scan.h"
+
+#if !defined(FW_CUDA_EMULATION)
+#include <cuda_runtime.h>
+#endif
+
+namespace fw::cuda {
+
+#if defined(FW_CUDA_EMULATION)
+void require_device(bool) {}
+#else
+void require_device(bool chunk_form) {
+  int device = 0, major = 0, minor = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess) status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (status == cudaSuccess) status = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  if (status != cudaSuccess) {
+    cudaGetLastError();  // or the next call's check would find it
+    throw DeviceError(fmt::format("device: expected an NVIDIA GPU, found none ({})", cudaGetErrorString(status)));
+  }
+  if (chunk_form && major != 9) {
+    throw DeviceError(fmt::format(
+        "device: the chunk form runs on compute capability 9.0 (H100, H200, GH200), this GPU has {}.{}; form FW_FORM_TOKEN runs from 8.0 on", major, minor));
+  }
+  if (major < 8) throw DeviceError(fmt::format("device: expected compute capability 8.0 or more, this GPU has {}.{}", major, minor));
+}
+#endif
+
+}  // namespace fw::cuda

@@ -1,0 +1,537 @@
+#include "scan/cuda/call/scan.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/call/plan.h"
+
+namespace fw::cuda {
+namespace {
+
+// Regions of a buffer as pointers.
+class Space {
+ public:
+  explicit Space(void* base) : base_(static_cast<char*>(base)) {}
+  template <class T = void>
+  T* at(const Region& region) const {
+    return region.bytes > 0 ? reinterpret_cast<T*>(base_ + region.offset) : nullptr;
+  }
+
+ private:
+  char* base_;
+};
+
+TokenArg token_arg(const Plan& plan, const TokenTensor<float>& t) {
+  TokenArg a;
+  if (!t) return a;
+  a.bf16 = t.bf16 != nullptr ? 1 : 0;
+  a.data = a.bf16 != 0 ? static_cast<void*>(t.bf16) : static_cast<void*>(t.data);
+  a.stride_b = t.stride_b;
+  a.stride_t = t.stride_t;
+  a.stride_h = t.stride_h;
+  a.divisor = static_cast<int32_t>(plan.HV / t.heads);
+  return a;
+}
+
+TokenArgs token_args(const Plan& plan, const Inputs<float>& in) {
+  TokenArgs a;
+  a.q = token_arg(plan, in.q);
+  a.k = token_arg(plan, in.k);
+  a.v = token_arg(plan, in.v);
+  a.g = token_arg(plan, in.g);
+  a.beta = token_arg(plan, in.beta);
+  a.lambda = token_arg(plan, in.lambda);
+  a.erase_key = token_arg(plan, in.erase_key);
+  a.erase_gate = token_arg(plan, in.erase_gate);
+  a.write_gate = token_arg(plan, in.write_gate);
+  a.read_correction = token_arg(plan, in.read_correction);
+  a.precond_g = token_arg(plan, in.precond_g);
+  a.precond_beta = token_arg(plan, in.precond_beta);
+  return a;
+}
+
+// float [tokens, HV, dim] of the workspace as a tensor of tokens.
+TokenArg per_head(const Plan& plan, float* data, int64_t dim) {
+  TokenArg a;
+  a.data = data;
+  a.stride_h = dim;
+  a.stride_t = plan.HV * dim;
+  a.stride_b = plan.T * a.stride_t;
+  return a;
+}
+
+TokenShape token_shape(const Plan& plan) { return {plan.packed ? 1 : plan.B, plan.packed ? plan.tokens() : plan.T}; }
+
+StateArg state_arg(const Plan& plan, const StateTensor<float>& t) {
+  StateArg a;
+  if (!t) return a;
+  a.bf16 = t.bf16 != nullptr ? 1 : 0;
+  a.data = a.bf16 != 0 ? static_cast<void*>(t.bf16) : static_cast<void*>(t.data);
+  a.stride_n = t.stride_n;
+  a.stride_h = t.stride_h;
+  const bool k_first = plan.state_layout == FW_STATE_K_FIRST;
+  a.stride_k = k_first ? t.stride_r : 1;
+  a.stride_v = k_first ? 1 : t.stride_r;
+  return a;
+}
+
+StateArg precond_arg(const StateTensor<float>& t) {
+  StateArg a;
+  if (!t) return a;
+  a.data = t.data;
+  a.stride_n = t.stride_n;
+  a.stride_h = t.stride_h;
+  a.stride_k = 1;
+  return a;
+}
+
+// The inputs of the call, without M.
+Problem problem_of(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CommonRegions& regions, const Space& space) {
+  Problem x;
+  x.rule = plan.rule;
+  x.scale = static_cast<float>(plan.scale);
+  x.B = static_cast<int32_t>(plan.B);
+  x.T = static_cast<int32_t>(plan.T);
+  x.H = static_cast<int32_t>(plan.H);
+  x.HV = static_cast<int32_t>(plan.HV);
+  x.K = static_cast<int32_t>(plan.K);
+  x.V = static_cast<int32_t>(plan.V);
+  x.group = static_cast<int32_t>(plan.group());
+  x.tokens = plan.tokens();
+  x.sequences.N = static_cast<int32_t>(plan.N);
+  x.sequences.T = x.T;
+  x.sequences.chunks = plan.N > 0 ? static_cast<int32_t>(device.chunks / plan.N) : 0;
+  x.sequences.offsets = space.at<int32_t>(regions.offsets);
+  x.sequences.chunk_base = space.at<int32_t>(regions.chunk_base);
+  x.in = token_args(plan, in);
+  x.precond_center = in.precond_center;
+  x.center_stride = in.center_stride;
+  x.initial_state = state_arg(plan, in.initial_state);
+  x.initial_precond = precond_arg(in.initial_precond);
+  return x;
+}
+
+void upload_table(const Plan& plan, const std::vector<int32_t>& values, const Region& region, const Space& space) {
+  upload(values.data(), static_cast<int64_t>(values.size()), space.at<int32_t>(region), plan.stream);
+}
+
+void upload_tables(const Plan& plan, const CommonRegions& regions, const Space& space) {
+  if (!plan.packed) return;
+  upload_table(plan, {plan.offsets.begin(), plan.offsets.end()}, regions.offsets, space);
+  upload_table(plan, {plan.chunk_base.begin(), plan.chunk_base.end()}, regions.chunk_base, space);
+}
+
+// The segments of a cut, as sequences, and the tables that the passes need beside them.
+struct SegmentTables {
+  SequenceArg sequences;
+  const int32_t *first, *ends_of, *parts;
+};
+SegmentTables upload_segments(const Plan& plan, const Segments& s, const SegmentRegions& r, const std::vector<int32_t>& ends_of,
+                              const std::vector<int32_t>& parts, const Space& space) {
+  std::vector<int32_t> all;
+  const int32_t* base = space.at<int32_t>(r.tables);
+  const auto append = [&](const std::vector<int32_t>& table) {
+    const int32_t* at = base + all.size();
+    all.insert(all.end(), table.begin(), table.end());
+    return at;
+  };
+  SegmentTables t;
+  t.sequences.offsets = append(s.offsets);
+  t.sequences.chunk_base = append(s.chunk_base);
+  t.sequences.N = static_cast<int32_t>(s.count());
+  t.sequences.T = static_cast<int32_t>(plan.T);
+  t.sequences.batch = plan.packed ? 0 : t.sequences.T;
+  t.first = append(s.first);
+  t.ends_of = append(ends_of);
+  t.parts = append(parts);
+  upload_table(plan, all, r.tables, space);
+  return t;
+}
+
+// float [segments, HV, rows, K].
+StateArg segment_states(const Plan& plan, float* data, int64_t rows) {
+  StateArg a;
+  a.data = data;
+  a.stride_k = 1;
+  a.stride_v = plan.K;
+  a.stride_h = rows * plan.K;
+  a.stride_n = plan.HV * a.stride_h;
+  return a;
+}
+
+JoinArgs join_args(const Plan& plan, const int32_t* first, float* states, const float* maps, const StateArg& from, bool reverse) {
+  JoinArgs join;
+  join.N = static_cast<int32_t>(plan.N);
+  join.HV = static_cast<int32_t>(plan.HV);
+  join.K = static_cast<int32_t>(plan.K);
+  join.V = static_cast<int32_t>(plan.V);
+  join.first_segment = first;
+  join.maps = maps;
+  join.states = states;
+  join.from = from;
+  join.reverse = reverse;
+  return join;
+}
+
+// Runs the passes of a cut sequence: `scan` as for the whole call.
+void scan_segments_forward(const Plan& plan, const DevicePlan& device, ScanForwardArgs scan, float* maps, const Space& space) {
+  const SegmentRegions& r = device.forward.segments;
+  const Segments& s = device.segments;
+  const SegmentTables tables =
+      upload_segments(plan, s, r, s.last_of, s.forward_parts(scan.initial_state.data != nullptr, s.backward && scan.states != nullptr), space);
+  float* const joined = space.at<float>(r.states);
+  const StateArg states = segment_states(plan, joined, plan.V);
+  scan.sequences = tables.sequences;
+  ScanForwardArgs parts = scan;
+  parts.o = {};
+  parts.states = parts.w = nullptr;
+  parts.initial_state = {};
+  parts.final_state = states;
+  parts.maps = segment_states(plan, maps, plan.K);
+  parts.parts = tables.parts;
+  scan_forward(parts, device.key, plan.stream);
+  join_segments(join_args(plan, tables.first, joined, maps, scan.initial_state, false), plan.stream);
+  scan.initial_state = states;
+  scan.final_index = tables.ends_of;
+  scan_forward(scan, device.key, plan.stream);
+}
+
+void scan_segments_reverse(const Plan& plan, const DevicePlan& device, ScanReverseArgs scan, const float* maps, const Space& space) {
+  const SegmentRegions& r = device.backward.segments;
+  const Segments& s = device.segments;
+  const SegmentTables tables = upload_segments(plan, s, r, s.first_of, s.backward_parts(), space);
+  float* const joined = space.at<float>(r.states);
+  const StateArg states = segment_states(plan, joined, plan.V);
+  scan.sequences = tables.sequences;
+  ScanReverseArgs parts = scan;
+  parts.d_states = parts.v = nullptr;
+  parts.made = nullptr;
+  parts.d_final_state = {};
+  parts.d_initial_state = states;
+  parts.parts = tables.parts;
+  scan_reverse(parts, device.key, plan.stream);
+  join_segments(join_args(plan, tables.first, joined, maps, scan.d_final_state, true), plan.stream);
+  scan.d_final_state = states;
+  scan.final_index = tables.ends_of;
+  scan_reverse(scan, device.key, plan.stream);
+}
+
+// M of the preconditioner, into the workspace (or elsewhere: prepare() or gradients() make it), and A before every chunk; final_precond may be absent.
+// made: A is there.
+void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegions& regions, const Space& space, float* boundaries, bool made, bool elsewhere,
+                  const StateArg& final_precond, Problem& problem) {
+  if (!plan.rule.uses_precond()) return;
+  PrecondForwardArgs args;
+  args.problem = problem;
+  if (elsewhere) problem.boundaries = boundaries;
+  if (elsewhere && made) return;
+  args.m = elsewhere ? nullptr : space.at<float>(regions.m);
+  args.boundaries = boundaries;
+  args.made = made;
+  if (made) args.problem.precond_rows = nullptr;  // so are they
+  args.scratch = space.at<float>(regions.scratch);
+  args.final_precond = final_precond;
+  args.slots = plan.slots;
+  precond_forward(args, device.chunks, plan.stream);
+  problem.m = args.m;
+}
+
+FineImages fine_images(const FineRegions& regions, const Space& space) { return {space.at(regions.images), space.at<uint16_t>(regions.rests)}; }
+
+void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {
+  const Space kept(saved);
+  const bool save = saved != nullptr;
+  PrepareArgs prepared;
+  prepared.problem = problem;
+  prepared.forward = space.at(device.forward.images);
+  prepared.backward = save ? kept.at(device.saved.images) : nullptr;
+  prepared.forward_fine = fine_images(device.forward.fine, space);
+  if (save) prepared.backward_fine = fine_images(device.saved.fine, kept);
+  prepared.pairs = save ? kept.at<PairImage>(device.saved.pairs) : nullptr;
+  prepared.z = space.at<uint16_t>(device.forward.z);
+  prepared.spare_m = space.at<float>(device.forward.common.m);
+  prepare(prepared, device.key, device.chunks, plan.stream);
+
+  ScanForwardArgs scan;
+  scan.sequences = problem.sequences;
+  scan.HV = problem.HV;
+  scan.K = problem.K;
+  scan.V = problem.V;
+  scan.online = plan.rule.online();
+  scan.images = prepared.forward;
+  scan.fine = prepared.forward_fine;
+  if (prepare_leaves_rows(problem, device.key)) scan.rows = {problem.in.q, problem.in.k};
+  scan.shape = token_shape(plan);
+  scan.v = problem.in.v;
+  scan.z = prepared.z;
+  scan.o = token_arg(plan, out.o);
+  scan.initial_state = problem.initial_state;
+  scan.final_state = state_arg(plan, out.final_state);
+  scan.states = save ? kept.at<uint16_t>(device.saved.states) : nullptr;
+  scan.w = save ? kept.at<uint16_t>(device.saved.w) : nullptr;
+  if (device.segments) {
+    scan_segments_forward(plan, device, scan, save && device.segments.backward ? kept.at<float>(device.saved.maps) : space.at<float>(device.forward.maps),
+                          space);
+  } else {
+    scan_forward(scan, device.key, plan.stream);
+  }
+}
+
+// ---- Rules that need no images
+
+OfflineScanArgs offline_forward_args(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved) {
+  OfflineScanArgs scan;
+  scan.problem = problem;
+  scan.sequences = problem.sequences;
+  scan.o = token_arg(plan, out.o);
+  scan.from = problem.initial_state;
+  scan.to = state_arg(plan, out.final_state);
+  scan.states = saved != nullptr ? Space(saved).at<uint16_t>(device.saved.states) : nullptr;
+  return scan;
+}
+
+// `scan` as for the whole call: of a cut sequence the segments' own parts first, then everything from the segments' own states.
+void offline_scans(const Plan& plan, const DevicePlan& device, OfflineScanArgs scan, const Space& space) {
+  const Segments& s = device.segments;
+  if (!s || (scan.reverse && !s.backward)) {
+    offline_scan(scan, device.key, plan.stream);
+    return;
+  }
+  const SegmentRegions& r = scan.reverse ? device.backward.segments : device.forward.segments;
+  const std::vector<int32_t> parts = scan.reverse ? s.backward_parts() : s.forward_parts(false, false);
+  const SegmentTables tables = upload_segments(plan, s, r, scan.reverse ? s.first_of : s.last_of, parts, space);
+  scan.sequences = tables.sequences;
+  OfflineScanArgs own = scan;
+  own.o = {};
+  own.states = nullptr;
+  own.from = {};
+  own.to = segment_states(plan, space.at<float>(r.states), plan.V);
+  own.decays = space.at<float>(r.decays);
+  own.parts = tables.parts;
+  offline_scan(own, device.key, plan.stream);
+  OfflineJoinArgs join;
+  join.N = static_cast<int32_t>(plan.N);
+  join.HV = static_cast<int32_t>(plan.HV);
+  join.K = static_cast<int32_t>(plan.K);
+  join.V = static_cast<int32_t>(plan.V);
+  join.first_segment = tables.first;
+  join.decays = own.decays;
+  join.states = space.at<float>(r.states);
+  join.from = scan.from;
+  join.reverse = scan.reverse;
+  offline_join(join, plan.stream);
+  scan.from = own.to;
+  scan.final_index = tables.ends_of;
+  offline_scan(scan, device.key, plan.stream);
+}
+
+void offline_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
+                      const void* saved, const HeadGradients& heads, const Space& space) {
+  OfflineScanArgs scan;
+  scan.problem = problem;
+  scan.sequences = problem.sequences;
+  scan.reverse = true;
+  scan.d_o = token_arg(plan, d.o);
+  scan.from = state_arg(plan, d.final_state);
+  scan.to = state_arg(plan, grads.initial_state);
+  scan.states = space.at<uint16_t>(device.backward.d_states);
+  offline_scans(plan, device, scan, space);
+  OfflineGradientArgs args;
+  args.problem = problem;
+  args.d_o = scan.d_o;
+  args.states = Space(const_cast<void*>(saved)).at<uint16_t>(device.saved.states);
+  args.d_states = scan.states;
+  args.grads = heads;
+  offline_gradients(args, device.key, device.chunks, plan.stream);
+}
+
+void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
+  const Space space(workspace);
+  upload_tables(plan, device.forward.common, space);
+  Problem problem = problem_of(plan, device, in, device.forward.common, space);
+  // One token a sequence: token_forward makes the step of A itself.
+  const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1;
+  if (!steps_precond) {
+    const bool save = saved != nullptr && device.saved.boundaries.bytes > 0;
+    if (save) problem.precond_rows = Space(saved).at<uint16_t>(device.saved.precond_rows);
+    float* const boundaries = save ? Space(saved).at<float>(device.saved.boundaries) : space.at<float>(device.forward.common.boundaries);
+    const bool elsewhere = device.chunk_form && prepare_makes_m(problem, device.key);
+    make_precond(plan, device, device.forward.common, space, boundaries, false, elsewhere, precond_arg(out.final_precond), problem);
+  }
+  if (device.direct) {
+    offline_scans(plan, device, offline_forward_args(plan, device, problem, out, saved), space);
+    return;
+  }
+  if (device.chunk_form) {
+    chunk_forward(plan, device, problem, out, saved, space);
+    return;
+  }
+  TokenForwardArgs args;
+  args.problem = problem;
+  args.o = token_arg(plan, out.o);
+  args.final_state = state_arg(plan, out.final_state);
+  args.slots = plan.slots;
+  if (steps_precond && plan.rule.uses_precond()) args.final_precond = precond_arg(out.final_precond);
+  token_forward(args, plan.stream);
+}
+
+// Gradients of key-side tensors per value head: the caller's tensor where it has one head for each, else the workspace, and then a
+// sum over the group.
+class GroupedGradients {
+ public:
+  GroupedGradients(const Plan& plan, const DevicePlan& device, const Inputs<float>& grads, const Space& space) : plan_(plan) {
+    const BackwardRegions& r = device.backward;
+    d_ = token_args(plan, grads);
+    d_.precond_g = d_.precond_beta = TokenArg{};
+    redirect(d_.q, r.q, space, false);
+    redirect(d_.k, r.k, space, plan.rule.uses_precond() && plan.group() > 1);
+    redirect(d_.erase_key, r.erase_key, space, false);
+    redirect(d_.erase_gate, r.erase_gate, space, false);
+    redirect(d_.g, r.g, space, false);
+    if (plan.rule.uses_precond()) sums_.erase(std::remove_if(sums_.begin(), sums_.end(), [&](const Sum& s) { return s.region == &r.k; }), sums_.end());
+  }
+  const TokenArgs& per_value_head() const { return d_; }
+  void sum(const Problem& problem) const {
+    for (const Sum& s : sums_) sum_groups(problem, s.from, problem.K, s.to, plan_.stream);
+  }
+
+ private:
+  struct Sum {
+    const float* from;
+    TokenArg to;
+    const Region* region;
+  };
+  // always: the preconditioner adds them to its own. (Of heads alone in their group it finds them in the caller's tensor.)
+  void redirect(TokenArg& arg, const Region& region, const Space& space, bool always) {
+    if (!always && (arg.data == nullptr || arg.divisor == 1)) return;
+    float* data = space.at<float>(region);
+    sums_.push_back({data, arg, &region});
+    arg = per_head(plan_, data, plan_.K);
+  }
+
+  const Plan& plan_;
+  TokenArgs d_;
+  std::vector<Sum> sums_;
+};
+
+void finish_precond(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
+                    const HeadGradients& heads, const PrecondShare& share, const float* boundaries, const Space& space) {
+  const BackwardRegions& r = device.backward;
+  PrecondBackwardArgs args;
+  args.problem = problem;
+  args.share = share;
+  args.boundaries = boundaries;
+  args.scratch = space.at<float>(r.common.scratch);
+  args.grads = heads;
+  args.d_final_precond = precond_arg(d.final_precond);
+  args.dk = token_arg(plan, grads.k);
+  args.dprecond_g = token_arg(plan, grads.precond_g);
+  args.dprecond_beta = token_arg(plan, grads.precond_beta);
+  args.dcenter_parts = space.at<float>(r.dcenter);
+  args.dcenter = grads.precond_center;
+  args.dcenter_stride = grads.center_stride;
+  args.d_initial_precond = precond_arg(grads.initial_precond);
+  precond_backward(args, device.chunks, plan.stream);
+}
+
+void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads, const void* saved,
+                    const HeadGradients& heads, const PrecondShare& share, const Space& space) {
+  const Space kept(const_cast<void*>(saved));
+  ScanReverseArgs scan;
+  scan.sequences = problem.sequences;
+  scan.HV = problem.HV;
+  scan.K = problem.K;
+  scan.V = problem.V;
+  scan.online = plan.rule.online();
+  scan.images = kept.at(device.saved.images);
+  scan.fine = fine_images(device.saved.fine, kept);
+  scan.d_o = token_arg(plan, d.o);
+  scan.shape = token_shape(plan);
+  scan.d_final_state = state_arg(plan, d.final_state);
+  scan.d_initial_state = state_arg(plan, grads.initial_state);
+  scan.d_states = space.at<uint16_t>(device.backward.d_states);
+  scan.v = space.at<uint16_t>(device.backward.v);
+  TilesReady ready;
+  if (device.backward.ready.bytes > 0) {
+    ready.made = space.at<uint32_t>(device.backward.ready);
+    ready.scan_blocks = static_cast<int32_t>(device.reverse_blocks);
+    ready.scan_time = device.reverse_time;
+    clear(ready.made, device.chunks * plan.HV, plan.stream);
+  }
+  scan.made = ready.made;
+  if (device.segments.backward) {
+    scan_segments_reverse(plan, device, scan, kept.at<float>(device.saved.maps), space);
+  } else {
+    scan_reverse(scan, device.key, plan.stream);
+  }
+
+  GradientArgs args;
+  args.problem = problem;
+  args.d_o = scan.d_o;
+  args.pairs = kept.at<PairImage>(device.saved.pairs);
+  args.states = kept.at<uint16_t>(device.saved.states);
+  args.d_states = scan.d_states;
+  args.w = kept.at<uint16_t>(device.saved.w);
+  args.v = scan.v;
+  args.grads = heads;
+  args.precond = share;
+  args.ready = ready;
+  gradients(args, device.key, device.chunks, plan.stream);
+}
+
+}  // namespace
+
+void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
+  require_device(device.chunk_form);
+  if (plan.N == 0) return;
+  forward_on(plan, device, in, out, saved, workspace);
+}
+
+void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& d, const Inputs<float>& grads, const void* saved,
+                   void* workspace) {
+  require_device(device.chunk_form);
+  const void* kept = saved;
+  if (kept == nullptr && device.saved.bytes > 0) {
+    kept = workspace;
+    workspace = static_cast<char*>(workspace) + device.saved.bytes;
+    if (plan.N > 0) forward_on(plan, device, in, {}, const_cast<void*>(kept), workspace);
+  }
+  const Space space(workspace);
+  const BackwardRegions& r = device.backward;
+  upload_tables(plan, r.common, space);
+  Problem problem = problem_of(plan, device, in, r.common, space);
+  const bool made = device.saved.boundaries.bytes > 0;
+  float* const boundaries = made ? Space(const_cast<void*>(kept)).at<float>(device.saved.boundaries) : space.at<float>(r.common.boundaries);
+  if (made) problem.precond_rows = Space(const_cast<void*>(kept)).at<uint16_t>(device.saved.precond_rows);
+  const GroupedGradients grouped(plan, device, grads, space);
+  HeadGradients heads;
+  heads.d = grouped.per_value_head();
+  heads.dm = space.at<float>(r.dm);
+  heads.dalpha_p = space.at<float>(r.dalpha_p);
+  heads.dbeta_p = space.at<float>(r.dbeta_p);
+  GradientArgs places;
+  places.problem = problem, places.d_o = token_arg(plan, d.o), places.grads = heads;
+  make_precond(plan, device, r.common, space, boundaries, made, device.chunk_form && gradients_make_m(places), {}, problem);
+  PrecondShare share;
+  if (problem.boundaries != nullptr)  // in the place of M
+    share = precond_share(problem, space.at<float>(r.common.scratch), space.at<float>(r.dcenter), space.at(r.common.m), device.chunks);
+  if (device.direct) {
+    offline_backward(plan, device, problem, d, grads, kept, heads, space);
+  } else if (device.chunk_form) {
+    chunk_backward(plan, device, problem, d, grads, kept, heads, share, space);
+  } else {
+    TokenBackwardArgs args;
+    args.problem = problem;
+    args.d_o = token_arg(plan, d.o);
+    args.d_final_state = state_arg(plan, d.final_state);
+    args.d_initial_state = state_arg(plan, grads.initial_state);
+    args.grads = heads;
+    args.workspace = space.at(r.token);
+    token_backward(args, plan.longest, plan.stream);
+  }
+  grouped.sum(problem);
+  if (plan.rule.uses_precond()) finish_precond(plan, device, problem, d, grads, heads, share, boundaries, space);
+}
+
+}  // namespace fw::cuda

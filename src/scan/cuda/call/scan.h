@@ -1,0 +1,21 @@
+// The scan on the device behind the C header, on checked arguments: queues the kernels of a call. Linked is scan.cpp, or
+// no_cuda/scan.cpp where there is no CUDA.
+#pragma once
+
+#include "scan/cuda/call/plan.h"
+#include "scan/plan.h"
+#include "scan/tensors.h"
+
+namespace fw::cuda {
+
+// Throws DeviceError (base/error.h) unless the current device can run the plan's kernels; form chunk or token.
+void require_device(bool chunk_form);
+
+// device: make_device_plan() of the plan. saved: its saved bytes, or null.
+void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace);
+
+// saved: as scan_forward left it, or null: then it is made again at the start of the workspace (backward_alone_bytes).
+void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& d, const Inputs<float>& grads, const void* saved,
+                   void* workspace);
+
+}  // namespace fw::cuda

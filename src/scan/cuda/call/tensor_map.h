@@ -1,0 +1,18 @@
+// Tensors of tokens as the copy engine of Hopper sees them: it brings 64 tokens by 64 channels of one head into shared memory as a panel (tiles.h),
+// with zeros for what lies outside of the tensor, at the cost of one instruction (machine/ptx.cuh: tensor_load).
+#pragma once
+
+#include "scan/cuda/call/args.h"
+
+namespace fw::cuda {
+
+struct alignas(128) TensorMap {
+  unsigned char bytes[128];
+};
+inline constexpr uint32_t kTensorBytes = 8192;  // of a panel that tensor_load brings
+
+// Of a [B, T, heads, dim] (packed: B = 1, T all tokens). False, and `map` is nothing, where the engine cannot take it: it wants bf16 in whole pieces of 16
+// bytes, and a driver that makes maps.
+bool make_tensor_map(const TokenArg& a, int64_t B, int64_t T, int64_t heads, int64_t dim, TensorMap& map);
+
+}  // namespace fw::cuda

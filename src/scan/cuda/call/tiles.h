@@ -1,0 +1,99 @@
+// What the kernels of the chunk form leave for each other in device memory (kernels.md 4): tiles of bf16 numbers in exactly the
+// form in which shared memory wants them, so that bulk copies bring a stage. C = 64 tokens; rows past a sequence's end are 0.
+//
+// A panel is 64 rows x 64 columns, 128 bytes a row, its 16-byte granules exchanged within a row by XOR with the row's last
+// three bits: the 128-byte swizzle of wgmma. Matrices with kKey (64 or 128: K padded with zeros) columns are kKey / 64 panels, one
+// after the other. Panels must lie at multiples of 1024 bytes in shared memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "scan/cuda/call/args.h"
+
+namespace fw::cuda {
+
+inline constexpr int kPanel = 64 * 64;  // elements
+
+// Element of matrix entry (row, column), any number of columns.
+constexpr int panel_index(int row, int column) { return column / 64 * kPanel + row * 64 + (((column % 64) / 8) ^ (row & 7)) * 8 + column % 8; }
+
+// One chunk of one value head, for the forward scan: with gamma = exp(G), G the sum of the log-decays of the chunk's rows up to and
+// including its own, A = (I + T)^-1, P = tril(Q Kb^T):
+//   W = Z + E S0      O = Q S0 + M W      S_C = Diag(gamma_C) S0 + X^T W
+// (where a gain may exceed 1, all of e', z', w', P' and A' of front/bare_keys.cuh: W, V and the other images too).
+// e: -gamma (.) e (unused by offline rules), q: gamma (.) r, x: A^T Khat with Khat = exp(G_C - G) (.) w, m: P A (offline: x = Khat, m = P).
+template <int kKey>
+struct ForwardImage {
+  uint16_t e[64 * kKey];  // [64 tokens, kKey]
+  uint16_t q[64 * kKey];  // [64 tokens, kKey]
+  uint16_t x[64 * kKey];  // [64 tokens, kKey]
+  uint16_t m[kPanel];     // [64, 64], 0 above the diagonal
+  float gamma[kKey];      // gamma_C
+  float z_scale[64];      // Z = z_scale (.) v, rows past the end 0; 1 (0 past the end) where the Z image is used
+};
+
+// The same of rules whose e and r are raw rows of k and q times a number a row (prepare_leaves_rows(), kernels.h). The forward scan takes those rows where
+// they are, and here are the numbers:
+//   W = Z + diag(e) k S0      O = diag(q) q S0 + M W      S_C = gamma_C S0 + X^T W
+// Rows past the end: 0.
+template <int kKey>
+struct RowImage {
+  uint16_t x[64 * kKey];
+  uint16_t m[kPanel];
+  float e[64], q[64], z_scale[64];
+  float gamma[4];  // all the same
+  float unused[28];
+};
+// Each image begins with a line of the L2 cache if the first one does (workspaces as cudaMalloc gives them): copies of others move parts of lines twice.
+static_assert(sizeof(ForwardImage<64>) % 128 == 0 && sizeof(ForwardImage<128>) % 128 == 0 && sizeof(RowImage<64>) % 128 == 0 &&
+              sizeof(RowImage<128>) % 128 == 0);
+
+// The same for the reverse scan over D = the gradient of the state, from the chunk's end to its start:
+//   V = k D      D_0 = Diag(gamma_C) D + q^T dO - y^T V
+// k: Khat, y: A E (E = gamma (.) e without the sign; unused offline), q: Q - P A E (offline: Q).
+template <int kKey>
+struct BackwardImage {
+  uint16_t k[64 * kKey];
+  uint16_t y[64 * kKey];
+  uint16_t q[64 * kKey];
+  float gamma[kKey];
+};
+
+// Where a gain may exceed 1, what an operand loses in bf16 on its way into the state does not fade but adds up from chunk to chunk. There (has_fine_images())
+// S, W, D, V and the images that meet them in those products are sums of two bf16 numbers, and e and k have no factors of rows:
+//   W = Z + diag(scale) e S0      V = diag(scale) k D
+// so that they are the raw keys, exactly, where these are bf16 numbers (raw_key_images(); with channel decay, e = -gamma (.) e and Khat as elsewhere, and
+// scales of 1). rest: what bf16 leaves out of x (y); what it leaves out of e (k) is apart, and absent where it is nothing.
+template <int kKey>
+struct FineImage {
+  uint16_t rest[64 * kKey];  // [64 tokens, kKey]
+  float scale[64];
+};
+
+// Rules with a gain that may exceed 1: errors do not fade unless decays do it, and A is large where keys point the same way.
+constexpr bool wants_rests(const Rule& rule) { return rule.gain_bound > 1; }
+constexpr bool has_fine_images(const Rule& rule) { return wants_rests(rule) && rule.online(); }
+
+// Whether r, e and w are multiples of the raw q, k (or a gate of channels times k) and k, by factors that need nothing but norms and gates of one number.
+constexpr bool row_multiples(const Rule& rule) {
+  return !rule.uses_erase_key() && rule.feedback == Feedback::kNone && rule.read == Read::kPlain && !rule.uses_precond() &&
+         rule.normaliser == Normaliser::kNone && !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
+}
+constexpr bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
+
+// Of rules that have fine images: whether e and k there are the raw keys, and only their scales have gains, norms and decays.
+constexpr bool raw_key_images(const Rule& rule) { return row_multiples(rule) && !channel_erase(rule) && rule.decay != Decay::kChannel; }
+
+// A and P of a chunk for the gradients (offline: A = I, not read).
+struct PairImage {
+  uint16_t a[kPanel];  // [64, 64]: row i, column j
+  uint16_t p[kPanel];
+};
+
+// Per chunk, value head and block of 64 value columns:
+//   Z, W and V: one panel [64 tokens, 64 values]
+//   S^T (at the chunk's start) and D^T (gradient at its end): [64 values, kKey]
+// Order everywhere: chunk of all chunks (first_chunk(n) + c), value head, value block.
+
+}  // namespace fw::cuda

@@ -1,0 +1,46 @@
+// The front of rules whose gain is 1 or a gate and that have nothing else but channel gates and an elementwise preconditioner: most
+// of them. Written as front.h with the rest of the rule constant, so that the compiler drops it.
+#pragma once
+
+#include "scan/cuda/front/rows.cuh"
+
+namespace fw::cuda {
+
+constexpr bool plain_front(const Rule& r) {
+  return (r.gain == Gain::kOne || r.gain == Gain::kGate) && r.erase_key == EraseKey::kTied && r.feedback == Feedback::kNone && r.read == Read::kPlain &&
+         r.normaliser == Normaliser::kNone;
+}
+// Besides, streams that are q and k times a number, and M.
+constexpr bool plain_streams(const Rule& r) { return plain_front(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }
+
+// Besides or instead: any gain, gates of one value a head, query feedback and a corrected read: streams that are q and k, or sums of the
+// two, times numbers a row.
+constexpr bool linear_streams(const Rule& r) {
+  return (r.erase == Gate::kTied || r.erase == Gate::kScalar) && (r.write == Gate::kTied || r.write == Gate::kScalar) && r.erase_key == EraseKey::kTied &&
+         r.precond == Precond::kNone && r.normaliser == Normaliser::kNone;
+}
+// Of those, with sums of the two.
+constexpr bool mixed_streams(const Rule& r) { return r.feedback != Feedback::kNone || r.read != Read::kPlain; }
+
+// kStreams: of plain_streams().
+template <bool kStreams>
+FW_DEVICE Rule reduced_rule(const Rule& r) {
+  Rule plain;
+  plain.gain = Gain::kGate;  // beta is 1 where there is none
+  if (!kStreams) plain.erase = r.erase, plain.write = r.write;
+  plain.q_norm = r.q_norm, plain.k_norm = r.k_norm;
+  plain.norm_eps = r.norm_eps;
+  return plain;
+}
+
+// Of linear_streams().
+FW_DEVICE Rule linear_rule(const Rule& r) {
+  Rule linear;
+  linear.gain = r.gain;
+  linear.erase = r.erase, linear.write = r.write;
+  linear.q_norm = r.q_norm, linear.k_norm = r.k_norm;
+  linear.norm_eps = r.norm_eps, linear.gain_eps = r.gain_eps;
+  return linear;
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,189 @@
+// The front on rows: one token of one value head whose channels are spread over kLanes neighbouring lanes, kN neighbouring
+// channels each (channels past K or V are 0 everywhere). Coefficients and their vector-Jacobian product are rule/front.h's;
+// what is here is the elementwise part, for every kernel that makes streams or takes their gradients.
+#pragma once
+
+#include "rule/front.h"
+#include "scan/cuda/machine/tokens.cuh"
+
+namespace fw::cuda {
+
+// Sum over the kLanes lanes (a power of two) of an aligned group; all of them get it.
+template <int kLanes>
+FW_DEVICE float group_sum(float x) {
+#pragma unroll
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  return x;
+}
+
+// The tensors of one sequence and value head.
+struct FrontRows {
+  Rows q, k, p, b, v, c, beta, lambda, read, precond_g, precond_beta;
+  const float* m = nullptr;  // row of the first token
+  int64_t m_stride = 0;
+};
+
+FW_DEVICE FrontRows front_rows(const Problem& x, int n, int hv) {
+  FrontRows f;
+  const SequenceArg& s = x.sequences;
+  f.q = rows_of(x.in.q, s, n, hv);
+  f.k = rows_of(x.in.k, s, n, hv);
+  f.v = rows_of(x.in.v, s, n, hv);
+  f.p = rows_of(x.in.erase_key, s, n, hv);
+  f.b = rows_of(x.in.erase_gate, s, n, hv);
+  f.c = rows_of(x.in.write_gate, s, n, hv);
+  f.beta = rows_of(x.in.beta, s, n, hv);
+  f.lambda = rows_of(x.in.lambda, s, n, hv);
+  f.read = rows_of(x.in.read_correction, s, n, hv);
+  f.precond_g = rows_of(x.in.precond_g, s, n, hv);
+  f.precond_beta = rows_of(x.in.precond_beta, s, n, hv);
+  if (x.m != nullptr) {
+    f.m = x.m + (first_token(s, n) * x.H + hv / x.group) * x.K;
+    f.m_stride = static_cast<int64_t>(x.H) * x.K;
+  }
+  return f;
+}
+
+// The raw key-side row of a token; absent ones are neutral (p 0, b and m 1).
+template <int kN>
+struct RawKeyRow {
+  float q[kN], k[kN], p[kN], b[kN], m[kN];
+};
+
+// lane: within the group.
+template <int kN>
+FW_DEVICE RawKeyRow<kN> load_key_row(const Problem& x, const FrontRows& f, int t, int lane) {
+  RawKeyRow<kN> row;
+  const int i = lane * kN;
+  load_channels(f.q, t, i, x.K, row.q);
+  load_channels(f.k, t, i, x.K, row.k);
+#pragma unroll
+  for (int j = 0; j < kN; ++j) row.p[j] = 0, row.b[j] = row.m[j] = 1;
+  if (x.rule.uses_erase_key()) load_channels(f.p, t, i, x.K, row.p);
+  if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel) load_channels(f.b, t, i, x.K, row.b);
+  if (f.m != nullptr) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j) row.m[j] = i + j < x.K ? f.m[t * f.m_stride + i + j] : 0.0f;
+  }
+  return row;
+}
+
+// The gates of a token that are one number each.
+FW_DEVICE void front_gates(const Problem& x, const FrontRows& f, int t, FrontScalars<float>& s) {
+  const Rule& rule = x.rule;
+  if (rule.uses_beta()) s.beta = load_element(f.beta, t, 0);
+  if (rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(rule.lambda);
+  if (rule.uses_lambda()) s.lambda = load_element(f.lambda, t, 0);
+  if (rule.uses_read_correction()) s.read = load_element(f.read, t, 0);
+  if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = load_element(f.b, t, 0);
+  if (rule.write == Gate::kScalar) s.write = load_element(f.c, t, 0);
+  if (rule.normaliser == Normaliser::kGated && x.m != nullptr) {
+    s.alpha_p = expf(load_element(f.precond_g, t, 0));
+    s.beta_p = load_element(f.precond_beta, t, 0);
+  }
+}
+
+// Sums over the group of lanes; every lane gets all of them.
+template <int kLanes, int kN>
+FW_DEVICE FrontScalars<float> front_scalars(const Problem& x, const FrontRows& f, const RawKeyRow<kN>& row, int t, int lane) {
+  const Rule& rule = x.rule;
+  FrontScalars<float> s;
+  float q2 = 0, k2 = 0, p2 = 0, kmk = 0;
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    q2 += row.q[j] * row.q[j];
+    k2 += row.k[j] * row.k[j];
+    p2 += row.p[j] * row.p[j];
+    kmk += row.m[j] * row.k[j] * row.k[j];
+  }
+  if (rule.q_norm == Norm::kL2) s.q2 = group_sum<kLanes>(q2);
+  if (rule.k_norm == Norm::kL2 || rule.gain_uses_key_norm()) s.k2 = group_sum<kLanes>(k2);
+  if (rule.uses_erase_key() && rule.k_norm == Norm::kL2) s.p2 = group_sum<kLanes>(p2);
+  if (rule.normaliser != Normaliser::kNone) s.kmk = group_sum<kLanes>(kmk);
+  front_gates(x, f, t, s);
+  if (rule.uses_erase_gate() && rule.erase == Gate::kAveraged) {
+    float sum = 0;
+    for (int i = lane; i < x.K; i += kLanes) sum += load_element(f.b, t, i);
+    s.erase = group_sum<kLanes>(sum) / static_cast<float>(x.K);
+  }
+  if (rule.write == Gate::kAveraged) {
+    float sum = 0;
+    for (int i = lane; i < x.V; i += kLanes) sum += load_element(f.c, t, i);
+    s.write = group_sum<kLanes>(sum) / static_cast<float>(x.V);
+  }
+  return s;
+}
+
+template <int kN>
+struct KeyStreams {
+  float r[kN], e[kN], w[kN];
+};
+
+// r, e (0 offline) and w of the row.
+template <int kN>
+FW_DEVICE KeyStreams<kN> key_streams(const Problem& x, const FrontCoefs<float>& c, const RawKeyRow<kN>& row) {
+  KeyStreams<kN> s;
+  const bool on_read = x.rule.preconditions_read(), online = x.rule.online();
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    const float m_r = on_read ? row.m[j] : 1.0f, m_w = on_read ? 1.0f : row.m[j];
+    s.r[j] = m_r * (c.r_q * row.q[j] + c.r_k * row.k[j]);
+    s.e[j] = online ? row.b[j] * (c.e_k * row.k[j] + c.e_q * row.q[j] + c.e_p * row.p[j]) : 0.0f;
+    s.w[j] = m_w * (c.w_k * row.k[j]);
+  }
+  return s;
+}
+
+// What the gradients of the key-side streams say about the seven coefficients: this lane's part, to be summed over the group
+// (z_v is the value side's).
+template <int kN>
+FW_DEVICE FrontCoefs<float> key_coefficient_gradients(const Problem& x, const RawKeyRow<kN>& row, const KeyStreams<kN>& d) {
+  FrontCoefs<float> sum;
+  const bool on_read = x.rule.preconditions_read(), online = x.rule.online();
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    const float dr = (on_read ? row.m[j] : 1.0f) * d.r[j], dw = (on_read ? 1.0f : row.m[j]) * d.w[j], de = online ? row.b[j] * d.e[j] : 0.0f;
+    sum.r_q += row.q[j] * dr;
+    sum.r_k += row.k[j] * dr;
+    sum.w_k += row.k[j] * dw;
+    sum.e_k += row.k[j] * de;
+    sum.e_q += row.q[j] * de;
+    sum.e_p += row.p[j] * de;
+  }
+  return sum;
+}
+
+// Sum over the group. z_v: this lane's part of sum v (.) c (.) dz.
+template <int kLanes>
+FW_DEVICE FrontCoefs<float> sum_coefficient_gradients(const FrontCoefs<float>& part, float z_v) {
+  FrontCoefs<float> sum;
+  sum.r_q = group_sum<kLanes>(part.r_q);
+  sum.r_k = group_sum<kLanes>(part.r_k);
+  sum.e_k = group_sum<kLanes>(part.e_k);
+  sum.e_q = group_sum<kLanes>(part.e_q);
+  sum.e_p = group_sum<kLanes>(part.e_p);
+  sum.w_k = group_sum<kLanes>(part.w_k);
+  sum.z_v = group_sum<kLanes>(z_v);
+  return sum;
+}
+
+// Gradients of the raw key-side row: through the streams, and through the scalars (ds: front_coefs_vjp's answer).
+template <int kN>
+FW_DEVICE RawKeyRow<kN> key_row_gradients(const Problem& x, const FrontCoefs<float>& c, const FrontScalars<float>& ds, const RawKeyRow<kN>& row,
+                                          const KeyStreams<kN>& d) {
+  RawKeyRow<kN> g;
+  const bool on_read = x.rule.preconditions_read(), online = x.rule.online();
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    const float m_r = on_read ? row.m[j] : 1.0f, m_w = on_read ? 1.0f : row.m[j];
+    const float dr = m_r * d.r[j], dw = m_w * d.w[j], de = online ? d.e[j] : 0.0f, bde = row.b[j] * de;
+    g.q[j] = c.r_q * dr + c.e_q * bde + 2.0f * ds.q2 * row.q[j];
+    g.k[j] = c.w_k * dw + c.r_k * dr + c.e_k * bde + 2.0f * (ds.k2 + ds.kmk * row.m[j]) * row.k[j];
+    g.p[j] = c.e_p * bde + 2.0f * ds.p2 * row.p[j];
+    g.b[j] = de * (c.e_k * row.k[j] + c.e_q * row.q[j] + c.e_p * row.p[j]);
+    g.m[j] = (on_read ? d.r[j] * (c.r_q * row.q[j] + c.r_k * row.k[j]) : d.w[j] * c.w_k * row.k[j]) + ds.kmk * row.k[j] * row.k[j];
+  }
+  return g;
+}
+
+}  // namespace fw::cuda

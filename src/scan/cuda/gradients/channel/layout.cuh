@@ -1,0 +1,170 @@
+// Channel decay: shared memory of the gradient kernel, whose blocks take turns as those for scalar decay do (gradients/general/layout.cuh).
+#pragma once
+
+#include <bit>
+
+#include "scan/cuda/gradients/general/layout.cuh"
+
+namespace fw::cuda {
+
+// Besides kPieces: v, a channel write gate and their gradients, all of them; tensors of a value a channel in pairs of neighbouring channels.
+enum kChannelPieces : unsigned { kPiecesDGate = 1u << 16, kPairsG = 1u << 17, kPairsDG = 1u << 18, kPiecesValues = 1u << 19 };
+
+// Of rows that are ungated: times M of a preconditioner, from memory; or made here, with the chunk's share of its gradients, where all tensors are there
+// and whole (gradients/channel/precond.cuh).
+enum class RowM { kNone, kRead, kMade };
+
+// kFastRows: as ScalarShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none of those.
+template <int kKeyDim, bool kOnlineSolve, bool kFastRows, bool kGatedRows = false, RowM kRowM = RowM::kNone>
+struct ChannelShape {
+  static constexpr int kKey = kKeyDim;
+  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kFast = kFastRows, kBare = false, kStills = false;
+  static constexpr bool kPrecond = kRowM != RowM::kNone, kMakesM = kRowM == RowM::kMade, kWhole = kMakesM;
+  static constexpr bool kGates = kGatedRows || !kFastRows;
+  static constexpr Residuals kResiduals = Residuals::kOfRule;
+  static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32, kPairs = kKey / 2;
+  static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
+  static constexpr bool kFollows = kKey == 128 || (kFast && kRowM != RowM::kRead);  // else there are too few registers
+  static constexpr double kTileTime = !kFast ? 30 : kMakesM ? 19 : kGates ? 17.5 : kPrecond ? 17 : 14.5;
+
+  // A stage: what one block of 64 value columns brings.
+  static constexpr int kStages = kKey == 128 ? 2 : 1;
+  static constexpr int kStateBytes = 64 * kKey * 2;
+  static constexpr int kW = 0, kV = kPanelBytes, kOut = 2 * kPanelBytes, kState = 3 * kPanelBytes, kDState = kState + kStateBytes;
+  static constexpr int kStageBytes = kDState + kStateBytes;
+
+  // A and P, later dT and dP; -e, anchored; dR; r and w, anchored until the products with dP and dT are over; the factors from the
+  // anchors to the rows. All bf16.
+  static constexpr int kA = kStages * kStageBytes, kP = kA + kPanelBytes, kErase = kP + kPanelBytes, kDR = kErase + kStateBytes;
+  static constexpr int kRead = kDR + kPanelBytes, kWrite = kRead + kStateBytes, kKeyBytes = 0;
+  static constexpr int kFactors = kWrite + kStateBytes;
+  // Once those products are over: dG in float32 [64, kKey].
+  static constexpr int kDecaySums = kA;
+
+  // Arrays of 64 floats, as ScalarShape.
+  static constexpr int kSmall = kFactors + kStateBytes;
+  static constexpr int kBeta = kSmall, kDiagonal = kBeta + 512, kZv = kDiagonal + 256, kDZv = kZv + 256;
+  static constexpr int kFront = kDZv + 256;
+  static constexpr int kCoefs = kFront, kScalars = kCoefs + (kFast ? 0 : static_cast<int>(sizeof(FrontCoefs<float>)) / 4) * 256;
+  static constexpr int kSlopes = kScalars + (kFast ? 3 : static_cast<int>(sizeof(FrontScalars<float>)) / 4) * 256;
+  static constexpr int kFrontEnd = kSlopes + (kFast ? 5 : 4) * 256;
+  // What there is to the decays of each warp's rows.
+  static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kPlaces = kBarriers + 64;
+  // Decay over 8 rows [8, kKey], from each anchor to the next [5, kKey], sums of D (.) S0 [8, kKey], tails of dg [4, kKey], sums over 8
+  // rows of dG, before that of what bounds took [8, kKey].
+  static constexpr int kHalves = kPlaces + kPlacesBytes, kRatios = kHalves + 8 * kKey * 4, kStateDots = kRatios + 5 * kKey * 4;
+  static constexpr int kTails = kStateDots + 8 * kKey * 4, kGroupSums = kTails + 4 * kKey * 4;
+  // What addresses of a turn are made from: [base, sequence, token, head] of 8 bytes and the value heads of a head [kPlaceEntries].
+  static constexpr int kOrigins = kGroupSums + 8 * kKey * 4;
+  static constexpr int kNotes = kOrigins + (kFast ? kPlaceEntries * (4 * 8 + 4) : 0), kNotesEnd = kNotes + (kKey == 64 ? 8 * kWarps : 0);
+  // Where M is made: seven arrays of 64 floats (RowGateArrays), what warps have for the center's gradient.
+  static constexpr int kRowGates = kNotesEnd, kOfCenter = kRowGates + 7 * 256, kBytes = kNotesEnd + (kMakesM ? 7 * 256 + 4 * kWarps : 0);
+  // Sums over a group's 32 columns [sum][group][64 rows].
+  static constexpr int kSums = kMakesM ? 5 : kFast ? 3 : 6;
+  static constexpr int kPartial = kDR;
+  // And D before the first of every 16 rows, of what these give each other [4, kKey].
+  static constexpr int kBlockStarts = kPartial + kSums * kGroups * 256;
+
+  static_assert(64 * kKey * 4 <= kDR - kA && kSums * kGroups * 256 + (kMakesM ? 4 * kKey * 4 : 0) <= kPanelBytes);
+  static_assert(kBytes + 1024 <= 228 * 1024 / kBlocksPerSm && kBytes <= 227 * 1024);
+};
+
+// The last of `count` sequences that begins at or before a chunk (empty ones are passed over), by a warp: each round narrows it down to a 32nd.
+FW_DEVICE int last_sequence_from(const int32_t* chunk_base, int count, int chunk, int lane) {
+  int first = 0;
+  while (count > 1) {
+    const int step = (count + 31) / 32, i = lane * step;
+    const uint32_t before = warp_ballot(i < count && chunk_base[first + i] <= chunk);  // of lanes from 0 on
+    const int skipped = (std::popcount(before) - 1) * step;
+    first += skipped;
+    count = count - skipped < step ? count - skipped : step;
+  }
+  return first;
+}
+
+template <class Shape>
+struct ChannelChunk : ScalarChunk<Shape> {
+  FW_DEVICE explicit ChannelChunk(const ScalarGradientArgs& a) : ScalarChunk<Shape>(a) {}
+
+  // Where registers are few (kKey 64): the turn and the number of value blocks, which all phases ask for, in memory. A warp has its own.
+  FW_DEVICE volatile int* notes() const { return reinterpret_cast<volatile int*>(this->memory + Shape::kNotes) + 2 * this->warp; }
+  FW_DEVICE void note_turn(int turn) const {
+    if (this->lane == 0) notes()[0] = turn;
+    sync_warp();
+  }
+  FW_DEVICE void note_blocks() const {
+    if (this->lane == 0) notes()[1] = this->blocks;
+    sync_warp();
+  }
+  FW_DEVICE int noted_turn() const { return notes()[0]; }
+  FW_DEVICE int value_blocks() const { return Shape::kKey == 64 ? notes()[1] : this->blocks; }
+
+  // A of the preconditioner before each token: bf16, groups of one.
+  FW_DEVICE Rows rows_before(int turn) const {
+    const Problem& x = this->args.problem;
+    return {this->address(turn, ScalarChunk<Shape>::kBefore), int64_t{x.H} * x.K, 1};
+  }
+
+  // What find() takes of the arguments, in bytes; by a warp, before the first one. Read from the arguments each time, a lane its own entry, it would be
+  // thousands of cycles in the way of all warps.
+  FW_DEVICE void make_origins() const {
+    if constexpr (Shape::kFast) {
+      using Chunk = ScalarChunk<Shape>;
+      const GradientArgs& every = this->args;
+      const Problem& x = every.problem;
+      const SequenceArg& s = x.sequences;
+      const int entry = this->lane;
+      int64_t data = 0, sequence = 0, token = 0, head = 0;
+      int divisor = 1;
+      if (entry <= Chunk::kOutputGradient) {
+        const TokenArg& a = entry < Chunk::kGradients        ? (&x.in.q)[entry]
+                            : entry < Chunk::kOutputGradient ? (&every.grads.d.q)[entry - Chunk::kGradients]
+                                                             : every.d_o;
+        const int size = a.bf16 != 0 ? 2 : 4;
+        data = reinterpret_cast<int64_t>(a.data), sequence = a.stride_b * size, token = a.stride_t * size, head = a.stride_h * size;
+        divisor = a.divisor;
+      } else if (entry <= Chunk::kDBeta) {
+        const bool m = entry == Chunk::kM;
+        data = reinterpret_cast<int64_t>(m ? x.m : entry == Chunk::kDM ? every.grads.dm : entry == Chunk::kDAlpha ? every.grads.dalpha_p : every.grads.dbeta_p);
+        head = 4 * static_cast<int64_t>(entry <= Chunk::kDM ? x.K : 1), token = (m ? x.H : x.HV) * head, sequence = s.T * token;
+        divisor = m ? x.group : 1;
+      } else if (Shape::kMakesM && entry <= Chunk::kBefore) {
+        const bool share = entry == Chunk::kShare;
+        data = share ? reinterpret_cast<int64_t>(every.precond.rows) : reinterpret_cast<int64_t>(x.precond_rows);
+        head = share ? int64_t{sizeof(PrecondShare::Row)} : int64_t{2} * x.K, token = x.H * head, sequence = s.T * token;
+      }
+      if (data == 0) sequence = token = head = 0;
+      if (s.offsets != nullptr) sequence = 0;
+      int64_t* to = reinterpret_cast<int64_t*>(this->memory + Shape::kOrigins) + entry;
+      to[0] = data, to[kPlaceEntries] = sequence, to[2 * kPlaceEntries] = token, to[3 * kPlaceEntries] = head;
+      reinterpret_cast<int*>(this->memory + Shape::kOrigins + 4 * 8 * kPlaceEntries)[entry] = divisor;
+    }
+  }
+  // As ScalarChunk's.
+  FW_DEVICE void find(int turn) const {
+    if constexpr (!Shape::kFast) {
+      ScalarChunk<Shape>::find(turn);
+    } else {
+      if (!this->has(turn)) return;
+      const unsigned index = this->tile_number(turn);
+      this->wait_for_scan(index);
+      const SequenceArg& s = this->args.problem.sequences;
+      const unsigned heads = static_cast<unsigned>(this->args.problem.HV), chunk = index / heads;
+      const int at = static_cast<int>(chunk), hv = static_cast<int>(index - chunk * heads);
+      const bool packed = s.offsets != nullptr;
+      const int n = packed ? last_sequence_from(s.chunk_base, s.N, at, this->lane) : static_cast<int>(chunk / static_cast<unsigned>(s.chunks));
+      const int first = packed ? s.offsets[n] : 0, end = packed ? s.offsets[n + 1] : s.T;
+      const int token = first + (at - (packed ? s.chunk_base[n] : n * s.chunks)) * kChunk;
+      const int64_t* from = reinterpret_cast<const int64_t*>(this->memory + Shape::kOrigins) + this->lane;
+      const unsigned divisor = reinterpret_cast<const unsigned*>(this->memory + Shape::kOrigins + 4 * 8 * kPlaceEntries)[this->lane];
+      const int head = divisor == 1 ? hv : static_cast<int>(static_cast<unsigned>(hv) / divisor);
+      this->addresses(turn)[this->lane] =
+          reinterpret_cast<char*>(from[0] + n * from[kPlaceEntries] + token * from[2 * kPlaceEntries] + head * from[3 * kPlaceEntries]);
+      if (this->lane != 0) return;
+      this->place(turn)[0] = hv;
+      this->place(turn)[1] = end - token < kChunk ? end - token : kChunk;
+    }
+  }
+};
+
+}  // namespace fw::cuda

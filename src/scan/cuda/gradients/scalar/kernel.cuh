@@ -1,0 +1,130 @@
+// The gradient kernel for scalar decay, and none, of rules whose streams are q and k times numbers a row (front/plain.cuh): most of them.
+// A block stays on its processor. Sixteen warps compute, four bring what they need a turn ahead.
+#pragma once
+
+#include "scan/cuda/gradients/general/kernel.cuh"
+#include "scan/cuda/gradients/scalar/loads.cuh"
+#include "scan/cuda/gradients/scalar/precond.cuh"
+#include "scan/cuda/gradients/scalar/rows.cuh"
+
+namespace fw::cuda {
+
+template <class Shape>
+FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
+  int index = 0, phase = 0;
+  FW_NO_UNROLL
+  for (int turn = 0; c.has(turn); ++turn) {
+    if constexpr (Shape::kMakesM) {
+      float start[FastRun<Shape>::kN];
+      load_start(c, turn, FastRun<Shape>(c), start);
+      mbarrier_wait(c.rows_full(turn), turn / 2 & 1);
+      scale_rows(c, turn, start);
+    } else {
+      mbarrier_wait(c.rows_full(turn), turn / 2 & 1);
+      if constexpr (Shape::kPrecond) make_scaled_rows(c, turn);
+    }
+    mbarrier_wait(c.pairs_full(), turn & 1);
+    FastSums<Shape> sums;
+    float tail = 0;
+    {
+      PairSums<Shape> pairs;
+      ValueSums z_sums;
+      FW_NO_UNROLL
+      for (int block = 0; block < c.blocks; ++block) {
+        const int at = index * Shape::kStageBytes;
+        const uint32_t stage = c.base + at;
+        const uint4 words = load_value_words(c, turn, block);
+        mbarrier_wait(c.full(index), phase);
+        c.refresh();
+        make_fast_tiles(c, stage);
+        c.refresh();
+        const ValueRow row = load_value_row(c, turn, block, stage);
+        start_fast_products(c, stage, sums, pairs);
+        const StillState<Shape> still(c, turn);
+        if (!still.by_scans()) tail = dot_states(c, at, tail);
+        store_value_gradients(c, turn, block, at, row, words, z_sums);
+        const StillWords<Shape> words_of_still(c, still, block);
+        finish_fast_products(sums, pairs);
+        if (still.by_scans()) tail = words_of_still.dot(c, still, at, tail);
+        mbarrier_arrive(c.empty(index));
+        if (++index == Shape::kStages) index = 0, phase ^= 1;
+      }
+      if (c.pairs_free_early()) mbarrier_arrive(c.pairs_empty());
+      const float z_sum = group_sum<8>(z_sums.gain);
+      if ((c.thread & 7) == 0) c.floats(Shape::kDZv)[c.thread >> 3] = z_sum;
+      if constexpr (Shape::kStills) {
+        const float v_dz = group_sum<8>(z_sums.v_dz);
+        if ((c.thread & 7) == 0) c.floats(Shape::kVDz)[c.thread >> 3] = v_dz;
+      }
+      c.refresh();
+      store_pair_tiles(c, turn, pairs);
+    }
+    fence_async_shared();
+    sync_consumers();
+
+    const int q_tile = Shape::kRead + c.key_offset(turn), k_tile = q_tile + Shape::kStateBytes;
+    const bool on_read = c.args.problem.rule.preconditions_read();
+    const int r_side = Shape::kPrecond && on_read ? Shape::kScaled : q_tile, w_side = Shape::kPrecond && !on_read ? Shape::kScaled : k_tile;
+    const float of_rows = scale_streams(c, turn, sums, w_side);
+    if (const StillState<Shape> still(c, turn); !still.by_scans())
+      tail = tail * exp2_fast(c.turn_floats(Shape::kG, turn)[63]) + (still.by_rows() ? dot_state_streams(c, sums, q_tile, k_tile) : of_rows);
+    if constexpr (Shape::kLinear) {
+      if (c.mixed()) mix_streams(c, turn, sums, q_tile);
+    }
+    finish_fast_streams(c, turn, sums, r_side, w_side);
+    sum_fast_rows(c, sums, k_tile, r_side, w_side);
+    tail = warp_sum(tail);
+    if (c.lane == 0) c.warp_sums(turn)[c.warp] = tail;
+    if constexpr (Shape::kPrecond) fence_async_shared();  // the sums lie where A comes
+    sync_consumers();
+    const KeySlopes slopes = fast_row_numbers(c, turn);
+    const bool holds_pairs = Shape::kMakesM && on_read;  // for longer
+    if (!c.pairs_free_early() && !holds_pairs) mbarrier_arrive(c.pairs_empty());
+    if constexpr (Shape::kMakesM) {
+      store_precond_gradients(c, turn, sums, slopes);
+      if (holds_pairs) {
+        fence_async_shared();
+        mbarrier_arrive(c.pairs_empty());
+      }
+    } else {
+      store_fast_gradients(c, turn, sums, slopes);
+    }
+    mbarrier_arrive(c.turn_over(turn));
+  }
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kLoaders, 1) fast_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
+  FastChunk<Shape> c(args);
+  begin_turns(c);
+  if (c.thread == 0) {
+    FW_UNROLL
+    for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.full(i), Shape::kLoaders + 4), mbarrier_init(c.empty(i), Shape::kThreads);
+    mbarrier_init(c.pairs_full(), 1), mbarrier_init(c.pairs_empty(), Shape::kThreads);
+    FW_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(c.keys_full(i), Shape::kLoaders), mbarrier_init(c.rows_full(i), Shape::kLoaders), mbarrier_init(c.turn_over(i), Shape::kThreads);
+    }
+    for (int i = 0; Shape::kStages > 2 && i < 4; ++i) mbarrier_init(c.place_known(i), 32);
+    mbarrier_init_fence();
+  }
+  if (c.warp < 4) c.find(c.warp);
+  sync_threads();
+  if (c.warp < Shape::kWarps) {
+    register_count_increase<104>();
+    compute_chunks(c);
+  } else {
+    register_count_decrease<64>();
+    c.warp < Shape::kWarps + Shape::kLoaders / 32 ? copy_chunks(c) : make_row_numbers(c);
+  }
+  end_turns(c);
+}
+
+template <class Shape>
+void launch_fast_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
+  ScalarGradientArgs all{args, chunks * args.problem.HV, 0, false, pieces_of(args)};
+  if (Shape::kMakesM) all.precond = squash_of_any(args.problem.rule);
+  launch_gradients<Shape>(fast_gradient_kernel<Shape>, Shape::kThreads + 2 * Shape::kLoaders, Shape::kBytes, stream, all);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,107 @@
+// Scalar decay, and none, where the streams are q and k times numbers a row, or sums of the two: shared memory of the gradient kernel whose
+// warps 0 .. 15 compute while four more bring what the next chunks need. q and k are operands of products as they lie in memory; what
+// they are multiplied with goes into the 64 x 64 matrices on their left.
+#pragma once
+
+#include "scan/cuda/gradients/general/layout.cuh"
+
+namespace fw::cuda {
+
+// Rules by what makes the gradient of their gain: kAny: any gain, gates a row, and e and r may be sums of q and k (kMixes); kTied: gain_by_residual(), of any
+// gain; kGate: gain_is_gate(); kBare: of those, the ones with bare keys (A, P and the images are those of bare_keys.cuh) and no log-decays; kBareDecays: with
+// log-decays.
+enum class FastGain { kAny, kTied, kGate, kBare, kBareDecays };
+
+// kPreconditioned: w (r where the preconditioner is on the read) is k (q) times M, elementwise, too; kMakes: and M is made here
+// (gradients/scalar/precond.cuh).
+template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false, FastGain kGain = FastGain::kAny>
+struct FastShape {
+  static constexpr int kKey = kKeyDim;
+  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false, kWhole = false;
+  static constexpr bool kBare = kGain == FastGain::kBare || kGain == FastGain::kBareDecays, kStills = kGain == FastGain::kBareDecays;
+  static constexpr bool kLinear = kOnline && !kPrecond && (kGain == FastGain::kAny || kGain == FastGain::kTied);
+  static constexpr bool kMixes = kLinear && kGain == FastGain::kAny;
+  static constexpr Residuals kResiduals = kGain == FastGain::kAny ? Residuals::kNever : Residuals::kAlways;
+  static constexpr int kThreads = 512, kWarps = kThreads / 32, kGroups = 4, kLoaders = 64;
+  static constexpr bool kFollows = true;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr double kTileTime = kMakesM ? 14.5 : kPrecond ? 14 : 10.5;
+  static constexpr int kKeyColumns = kKey / kGroups, kKeyTiles = kKeyColumns / 8;  // of a warp in a product [64, kKey]
+
+  // A stage: what one block of 64 value columns brings.
+  static constexpr int kStages = kKey == 128 ? 2 : 3;
+  static constexpr int kStateBytes = 64 * kKey * 2;
+  static constexpr int kW = 0, kV = kPanelBytes, kOut = 2 * kPanelBytes, kState = 3 * kPanelBytes, kDState = kState + kStateBytes;
+  static constexpr int kStageBytes = kDState + kStateBytes;
+
+  // A and P; dR; q and k of two turns; two more tiles, or the rows with M.
+  static constexpr int kA = kStages * kStageBytes, kP = kA + kPanelBytes, kDR = kP + kPanelBytes;
+  static constexpr int kRead = kDR + kPanelBytes, kKeyBytes = 2 * kStateBytes;
+  static constexpr int kExtra = kRead + 2 * kKeyBytes, kScaled = kExtra;
+  // The matrices on the left (store_pair_tiles()), once dR is used, and two more, once A and P are.
+  static constexpr int kOfQ = kDR, kOfK = kPrecond ? kP : kExtra, kOfR = kA, kOfE = kP;
+
+  // Arrays of 64 floats: of even and odd turns, sums G of the log-decay, beta, dG, |q|^2 and |k|^2, the coefficients r_q, w_k, e_k, z_v,
+  // r_k, e_q (with bare keys: a, b), the other gates ...
+  static constexpr int kSmall = kExtra + 2 * kPanelBytes;
+  static constexpr int kG = kSmall, kBeta = kG + 512, kDG = kBeta + 512, kNorms = kDG + 512, kCoefs = kNorms + 1024;
+  static constexpr int kCoefCount = kLinear || kBare ? 6 : 4;
+  static constexpr int kGateNumbers = kCoefs + 512 * kCoefCount, kDZv = kGateNumbers + (kLinear ? 2048 : 0), kVDz = kDZv + 256;
+  static constexpr int kWarpSums = kVDz + (kStills ? 256 : 0), kBarriers = kWarpSums + 128, kPlaces = kBarriers + (kStages > 2 ? 160 : 128),
+                       kSmallEnd = kPlaces + kPlacesBytes;
+  // ... and sums over a group's columns [sum][group][64 rows].
+  static constexpr int kSums = kLinear ? 7 : 3;
+  static constexpr int kPartial = kPrecond ? kA : kExtra + kPanelBytes;
+  // Where M is made, of even and odd turns: A before rows 16, 32 and 48; decay and gain of rows; products of four decays, and the center; what
+  // warps have for the center.
+  static constexpr int kStarts = kSmallEnd, kStartsBytes = 3 * 4 * kKey, kRowGates = kStarts + 2 * kStartsBytes, kRunNumbers = kRowGates + 1024;
+  static constexpr int kCenterSums = kRunNumbers + 256;
+  static constexpr int kBytes = kMakesM ? kCenterSums + 128 : kSmallEnd;
+
+  static_assert(kSums * kGroups * 256 <= kPanelBytes && kStateBytes <= 2 * kPanelBytes);
+  static_assert(kBytes <= 227 * 1024);
+};
+
+template <class Shape>
+struct FastChunk : ScalarChunk<Shape> {
+  FW_DEVICE explicit FastChunk(const ScalarGradientArgs& a) : ScalarChunk<Shape>(a) {}
+
+  // Full and empty: of the stages, of A and P; q and k have come; numbers of rows are there; a turn is over. Two of an event, for even
+  // and odd turns, where it may be past twice before a waiting warp has seen it once.
+  FW_DEVICE uint64_t* full(int stage) const { return this->barrier(stage); }
+  FW_DEVICE uint64_t* empty(int stage) const { return this->barrier(Shape::kStages + stage); }
+  FW_DEVICE uint64_t* pairs_full() const { return this->barrier(2 * Shape::kStages); }
+  FW_DEVICE uint64_t* pairs_empty() const { return this->barrier(2 * Shape::kStages + 1); }
+  FW_DEVICE uint64_t* keys_full(int turn) const { return this->barrier(2 * Shape::kStages + 2 + (turn & 1)); }
+  FW_DEVICE uint64_t* rows_full(int turn) const { return this->barrier(2 * Shape::kStages + 4 + (turn & 1)); }
+  FW_DEVICE uint64_t* turn_over(int turn) const { return this->barrier(2 * Shape::kStages + 6 + (turn & 1)); }
+  // The place of turn + 4 is written; who waits for it brings what turn + 4 cannot do without, so that four are enough. Of three stages.
+  FW_DEVICE uint64_t* place_known(int turn) const { return this->barrier(2 * Shape::kStages + 8 + (turn & 3)); }
+
+  FW_DEVICE float* norms(int turn) const { return this->floats(Shape::kNorms) + 128 * (turn & 1); }
+  // 64 floats each: r_q, w_k, e_k, z_v, r_k, e_q; with bare keys those of the primed streams, and a, b in the last two's places.
+  enum { kRq = 0, kWk = 64, kEk = 128, kZv = 192, kRk = 256, kEq = 320, kOfE = 256, kOfW = 320 };
+  FW_DEVICE float* coefficients(int turn) const { return this->floats(Shape::kCoefs) + 64 * Shape::kCoefCount * (turn & 1); }
+  // 64 floats each: lambda, d of the corrected read, the gates on e and on z.
+  FW_DEVICE float* gate_numbers(int turn) const { return this->floats(Shape::kGateNumbers) + 256 * (turn & 1); }
+  FW_DEVICE float* warp_sums(int turn) const { return this->floats(Shape::kWarpSums) + 16 * (turn & 1); }
+  FW_DEVICE float* starts(int turn) const { return this->floats(Shape::kStarts) + 3 * Shape::kKey * (turn & 1); }
+  FW_DEVICE float2* row_gates(int turn) const { return reinterpret_cast<float2*>(this->floats(Shape::kRowGates)) + 64 * (turn & 1); }
+  FW_DEVICE float* run_numbers(int turn) const { return this->floats(Shape::kRunNumbers) + 32 * (turn & 1); }
+  FW_DEVICE float* center_sums(int turn) const { return this->floats(Shape::kCenterSums) + 16 * (turn & 1); }
+
+  // Whether the reduced rule (front/plain.cuh) has it all; whether r or e is a sum.
+  FW_DEVICE bool plain() const { return !Shape::kLinear || this->pieces(kPlainRule); }
+  FW_DEVICE bool mixed() const { return Shape::kMixes && this->pieces(kMixedRule); }
+
+  // Whether A and P are used no more once the value blocks are.
+  FW_DEVICE bool pairs_free_early() const { return !Shape::kPrecond && !mixed(); }
+
+  FW_DEVICE int key_column() const { return Shape::kKeyColumns * this->group(); }
+};
+
+FW_DEVICE void sync_consumers() { named_barrier_sync(1, 512); }
+FW_DEVICE void sync_loaders() { named_barrier_sync(2, 64); }
+FW_DEVICE void sync_group(int group) { named_barrier_sync(3 + group, 128); }
+
+}  // namespace fw::cuda

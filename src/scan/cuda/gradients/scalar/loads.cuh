@@ -1,0 +1,275 @@
+// The four warps that bring what the computing warps of the gradient kernel (gradients/scalar/kernel.cuh) need: two copy, and two make the numbers
+// of rows, a thread a row.
+#pragma once
+
+#include "scan/cuda/gradients/general/phases.cuh"
+#include "scan/cuda/gradients/scalar/layout.cuh"
+
+namespace fw::cuda {
+
+template <class Shape>
+FW_DEVICE FrontCoefs<float> fast_coefs(const FastChunk<Shape>& c, const FrontScalars<float>& s) {
+  const Problem& x = c.args.problem;
+  if constexpr (Shape::kLinear) {
+    if (!c.plain()) return front_coefs(linear_rule(x.rule), x.scale, s);
+  }
+  return front_coefs(reduced_rule<true>(x.rule), x.scale, s);
+}
+
+// A thread's numbers from memory, a turn ahead: of its row, and (first warp) two log-decays.
+struct RowNumbers {
+  FrontScalars<float> gates;
+  float2 g;
+  float precond_g, precond_beta;
+};
+template <class Shape>
+FW_DEVICE void publish_precond(const FastChunk<Shape>& c, int turn, int row, const RowNumbers& numbers, float k2);
+template <class Shape>
+FW_DEVICE void store_center_share(const FastChunk<Shape>& c, int turn);
+template <class Shape>
+FW_DEVICE RowNumbers load_row_gates(const FastChunk<Shape>& c, int turn, int row) {
+  RowNumbers y;
+  y.g = make_float2(0, 0);
+  y.precond_g = y.precond_beta = 0;
+  if (!c.has(turn)) return y;
+  const Problem& p = c.args.problem;
+  FrontScalars<float>& s = y.gates;
+  const int rows = c.rows(turn);
+  if (row < rows) {
+    if (p.rule.uses_beta()) s.beta = load_element(c.rows_at(p.in.beta, turn), row, 0);
+    if constexpr (Shape::kMakesM) {
+      y.precond_g = load_element(c.rows_at(p.in.precond_g, turn), row, 0);
+      y.precond_beta = load_element(c.rows_at(p.in.precond_beta, turn), row, 0);
+    }
+    if (!c.plain()) {
+      if (p.rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(p.rule.lambda);
+      if (p.rule.uses_lambda()) s.lambda = load_element(c.rows_at(p.in.lambda, turn), row, 0);
+      if (p.rule.uses_read_correction()) s.read = load_element(c.rows_at(p.in.read_correction, turn), row, 0);
+      if (p.rule.uses_erase_gate()) s.erase = load_element(c.rows_at(p.in.erase_gate, turn), row, 0);
+      if (p.rule.write == Gate::kScalar) s.write = load_element(c.rows_at(p.in.write_gate, turn), row, 0);
+    }
+  }
+  if (row < 32) {
+    const int first = 2 * row;
+    if (p.rule.decay == Decay::kScalar) {
+      const Rows g = c.rows_at(p.in.g, turn);
+      if (first < rows) y.g.x = load_element(g, first, 0);
+      if (first + 1 < rows) y.g.y = load_element(g, first + 1, 0);
+    } else if (p.rule.decay == Decay::kConstant) {
+      const float g = log1pf(-exp2f(-5.0f - static_cast<float>(c.hv(turn))));
+      y.g = make_float2(first < rows ? g : 0.0f, first + 1 < rows ? g : 0.0f);
+    }
+  }
+  return y;
+}
+
+// 64 rows of bf16 from `column` on into a tile, by copies of 16 bytes.
+template <int kColumns, class Shape>
+FW_DEVICE void copy_rows(const FastChunk<Shape>& c, const Rows& from, int loader, int rows, int column, int limit, int to) {
+  constexpr int kGranules = kColumns / 8, kRows = Shape::kLoaders / kGranules;
+  const int first = loader / kGranules, in_tile = loader % kGranules * 8;
+  const int64_t step = 2 * kRows * from.stride;
+  const char* p = from.data + 2 * (first * from.stride + column + in_tile);
+  const int valid_rows = column + in_tile < limit ? rows : 0;
+  FW_NO_UNROLL
+  for (int row = first; row < 64; row += 4 * kRows) {
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i, p += step) {
+      const bool valid = row + i * kRows < valid_rows;
+      cp_async_16(c.base + to + panel_offset(row + i * kRows, in_tile), valid ? p : from.data, valid);
+    }
+  }
+}
+
+template <class Shape>
+FW_DEVICE void load_fast_stage(const FastChunk<Shape>& c, int loader, int stage, int turn, int block) {
+  if (!c.has(turn)) return;
+  const GradientArgs& x = c.args;
+  const int at_stage = stage * Shape::kStageBytes;
+  uint64_t* barrier = c.full(stage);
+  if (loader < 4) {  // an image each
+    const bool state = loader >= 2;
+    const uint16_t* from = loader == 0 ? x.w : loader == 1 ? x.v : loader == 2 ? x.states : x.d_states;
+    const int elements = state ? 64 * Shape::kKey : kPanel;
+    const int to = loader == 0 ? Shape::kW : loader == 1 ? Shape::kV : loader == 2 ? Shape::kState : Shape::kDState;
+    mbarrier_expect(barrier, 2 * elements);
+    bulk_load(c.memory + at_stage + to, from + (c.tile(turn) * c.blocks + block) * elements, 2 * elements, barrier);
+  }
+  const Rows d_o = c.rows_at(x.d_o, turn);
+  const int column = block * kValueBlock, V = x.problem.V;
+  if (c.pieces(kPiecesDOut)) {
+    copy_rows<kValueBlock>(c, d_o, loader, c.rows(turn), column, V, at_stage + Shape::kOut);
+    cp_async_arrive(barrier);
+    return;
+  }
+  FW_NO_UNROLL
+  for (int item = loader; item < 64 * 8; item += Shape::kLoaders) {
+    const int row = item / 8, in_tile = item % 8 * 8;
+    float y[8] = {};
+    if (d_o.data != nullptr && row < c.rows(turn) && column + in_tile < V) load_channels(d_o, row, column + in_tile, V, y);
+    *reinterpret_cast<uint4*>(c.memory + at_stage + Shape::kOut + panel_offset(row, in_tile)) = pack_8(y);
+  }
+  mbarrier_arrive(barrier);
+}
+
+template <class Shape>
+FW_DEVICE void load_fast_pairs(const FastChunk<Shape>& c, int turn) {
+  if (!c.has(turn)) return;
+  const PairImage& from = c.args.pairs[c.tile(turn)];
+  mbarrier_expect(c.pairs_full(), (Shape::kOnline ? 2 : 1) * kPanelBytes);
+  if (Shape::kOnline) bulk_load(c.memory + Shape::kA, from.a, kPanelBytes, c.pairs_full());
+  bulk_load(c.memory + Shape::kP, from.p, kPanelBytes, c.pairs_full());
+}
+
+template <class Shape>
+FW_DEVICE void load_fast_keys(const FastChunk<Shape>& c, int loader, int turn) {
+  if (!c.has(turn)) return;
+  const Problem& x = c.args.problem;
+  const int to = Shape::kRead + c.key_offset(turn), rows = c.rows(turn);
+  copy_rows<Shape::kKey>(c, c.rows_at(x.in.q, turn), loader, rows, 0, x.K, to);
+  copy_rows<Shape::kKey>(c, c.rows_at(x.in.k, turn), loader, rows, 0, x.K, to + Shape::kStateBytes);
+  cp_async_arrive(c.keys_full(turn));
+}
+
+// What the computing warps read from memory themselves comes into the L2 cache.
+template <class Shape>
+FW_DEVICE void prefetch_fast_rows(const FastChunk<Shape>& c, int loader, int turn) {
+  if (!c.has(turn) || loader >= c.rows(turn)) return;
+  const Problem& p = c.args.problem;
+  if (c.wants_values()) {
+    const Rows v = c.rows_at(p.in.v, turn);
+    const int size = v.bf16 != 0 ? 2 : 4;
+    for (int at = 0; at < p.V * size; at += 128) prefetch_line(v.data + loader * v.stride * size + at);
+  }
+  if constexpr (Shape::kMakesM) {
+    if (32 * loader < p.K) prefetch_line(p.boundaries + c.tile(turn) * p.K + 32 * loader);
+  } else if constexpr (Shape::kPrecond) {
+    const Rows m = c.workspace_rows(ScalarChunk<Shape>::kM, p.H * p.K, turn);
+    for (int at = 0; at < p.K * 4; at += 128) prefetch_line(m.data + loader * m.stride * 4 + at);
+  }
+}
+
+// The squares of the row in a tile, summed.
+template <class Shape>
+FW_DEVICE float square_row(const FastChunk<Shape>& c, int tile, int row) {
+  float sum = 0;
+  FW_NO_UNROLL
+  for (int first = 0; first < Shape::kKey / 8; first += 4) {
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const uint4 x = *reinterpret_cast<const uint4*>(c.memory + tile + panel_offset(row, 8 * (first + i)));
+      sum = dot_16_bytes(x, x, sum);
+    }
+  }
+  return sum;
+}
+
+// The numbers of rows that the computing warps take.
+template <class Shape>
+FW_DEVICE void publish_rows(const FastChunk<Shape>& c, int turn, int row, const RowNumbers& numbers) {
+  if (!c.has(turn)) return;
+  const Problem& x = c.args.problem;
+  if (row < 32) sum_decay(c, turn, numbers.g);
+  mbarrier_wait(c.keys_full(turn), turn / 2 & 1);
+  FrontScalars<float> s = numbers.gates;
+  const int tile = Shape::kRead + c.key_offset(turn);
+  if (x.rule.q_norm == Norm::kL2) s.q2 = square_row(c, tile, row);
+  if (x.rule.k_norm == Norm::kL2 || x.rule.gain_uses_key_norm()) s.k2 = square_row(c, tile + Shape::kStateBytes, row);
+  FrontCoefs<float> f;
+  if (row < c.rows(turn)) f = fast_coefs(c, s);
+  float a = 1, b = 1;
+  if constexpr (Shape::kBare) {
+    if (row < c.rows(turn)) {
+      const BareCoefs y = bare_coefs(f);
+      f = y.primed, a = y.a, b = y.b;
+    }
+  }
+  c.norms(turn)[row] = s.q2, c.norms(turn)[64 + row] = s.k2;
+  c.turn_floats(Shape::kBeta, turn)[row] = s.beta;
+  using Chunk = FastChunk<Shape>;
+  float* to = c.coefficients(turn) + row;
+  // e_k not 0, so that what it multiplies can be found again.
+  to[Chunk::kRq] = f.r_q, to[Chunk::kWk] = f.w_k, to[Chunk::kEk] = fabsf(f.e_k) > 1e-20f ? f.e_k : 1e-20f, to[Chunk::kZv] = f.z_v;
+  if constexpr (Shape::kLinear) {
+    to[Chunk::kRk] = f.r_k, to[Chunk::kEq] = f.e_q;
+    float* gates = c.gate_numbers(turn) + row;
+    gates[0] = s.lambda, gates[64] = s.read, gates[128] = s.erase, gates[192] = s.write;
+  }
+  if constexpr (Shape::kBare) to[Chunk::kOfE] = a, to[Chunk::kOfW] = b;
+  if constexpr (Shape::kMakesM) publish_precond(c, turn, row, numbers, s.k2);
+  mbarrier_arrive(c.rows_full(turn));
+}
+
+// dg from dG of the rows and the tail, by a warp.
+template <class Shape>
+FW_DEVICE void store_fast_decay_gradient(const FastChunk<Shape>& c, int turn) {
+  if (c.rows_at(c.args.grads.d.g, turn).data == nullptr) return;
+  const float tail = group_sum<16>(c.warp_sums(turn)[c.lane & 15]);
+  store_decay_gradient(c, turn, *reinterpret_cast<const float2*>(c.turn_floats(Shape::kDG, turn) + 2 * c.lane), tail);
+}
+
+// Value blocks in the order in which the stages take them.
+struct LoadStep {
+  int turn = 0, block = 0, stage = 0;
+};
+template <class Shape>
+FW_DEVICE void load_next_step(const FastChunk<Shape>& c, int loader, LoadStep& at) {
+  load_fast_stage(c, loader, at.stage, at.turn, at.block);
+  if (++at.block == c.blocks) at.block = 0, ++at.turn;
+  if (++at.stage == Shape::kStages) at.stage = 0;
+}
+
+// By two warps: what is copied into shared memory. The first turns have a start of their own: -2 and -1.
+template <class Shape>
+FW_DEVICE void copy_chunks(const FastChunk<Shape>& c) {
+  const int loader = c.thread - Shape::kThreads;
+  LoadStep step;
+  int stage = 0, phase = 0;
+  FW_NO_UNROLL
+  for (int turn = -2; turn < 0 || c.has(turn); ++turn) {
+    const bool running = turn >= 0;
+    const int steps = running ? c.blocks : turn < -1 ? 0 : Shape::kStages;
+    if (running && loader == 0 && c.has(turn + 1)) bulk_prefetch(&c.args.pairs[c.tile(turn + 1)], sizeof(PairImage));
+    FW_NO_UNROLL
+    for (int i = 0; i < steps; ++i) {
+      if (running) {
+        mbarrier_wait(c.empty(stage), phase);
+        if (++stage == Shape::kStages) stage = 0, phase ^= 1;
+      }
+      load_next_step(c, loader, step);
+    }
+    if (turn >= -1 && loader == 0) {  // who waits for it loads, and so cannot miss a phase
+      if (running) mbarrier_wait(c.pairs_empty(), turn & 1);
+      load_fast_pairs(c, turn + 1);
+    }
+    if (running) mbarrier_wait(c.turn_over(turn), turn / 2 & 1);
+    load_fast_keys(c, loader, turn + 2);
+    // Three stages take these warps to a turn whose place the other two have only just written; with two, an arrival lies between.
+    if (Shape::kStages > 2 && running) mbarrier_wait(c.place_known(turn), turn / 4 & 1);
+  }
+}
+
+// By two warps: the numbers of rows, and where the rows of later turns are.
+template <class Shape>
+FW_DEVICE void make_row_numbers(const FastChunk<Shape>& c) {
+  const int row = c.thread - Shape::kThreads - Shape::kLoaders;
+  RowNumbers numbers = load_row_gates(c, 0, row);
+  FW_NO_UNROLL
+  for (int turn = -1; turn < 0 || c.has(turn); ++turn) {
+    publish_rows(c, turn + 1, row, numbers);
+    numbers = load_row_gates(c, turn + 2, row);
+    prefetch_fast_rows(c, row, turn + 2);
+    if (turn < 0) continue;
+    mbarrier_wait(c.turn_over(turn), turn / 2 & 1);
+    if (row < 32) store_fast_decay_gradient(c, turn);
+    if constexpr (Shape::kMakesM) {
+      if (row >= 32) store_center_share(c, turn);
+    }
+    sync_loaders();
+    if (row < 32) continue;
+    c.find(turn + 4);  // in the place of this turn
+    if constexpr (Shape::kStages > 2) mbarrier_arrive(c.place_known(turn));
+  }
+}
+
+}  // namespace fw::cuda

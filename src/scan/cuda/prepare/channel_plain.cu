@@ -1,0 +1,694 @@
+// prepare_channel for the most frequent rules: whole bf16 rows of q and k, streams that are q, k and k times numbers a row (w times M of a
+// preconditioner, made here from A before the chunk; or, with bf16 log-decays, e times an erase gate of channels, and with it gates of value channels in Z).
+// The same products as there, written so that three blocks and all of the code they run fit a multiprocessor and its instruction cache: rows are a rolled loop
+// over what was fetched, decays are exponentials of bounded sums, and the streams lie over what they are made of.
+//
+// With L the exponential of the sum over a row's block of 8 rows (one warp's) up to and including its own, of log-decays bounded from below:
+//   reads, erase   L r, L e             up     w / L
+//   near           w up to the end of its pair of blocks, of the first pair of each half of the chunk
+//   keys           w up to the middle (first half) or the end of the chunk, by true decays once T and P are made
+#include <algorithm>
+
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/prepare/finish.cuh"
+#include "scan/cuda/prepare/kernels.h"
+
+namespace fw::cuda {
+namespace {
+
+// log2 of the smallest decay of a token in T and P: 1 / L is at most exp(80). All of a warp's rows stay above it if their product does.
+inline constexpr float kLowestStep = -14.42695f;
+
+// Decays by channel that outlast the sums: of blocks 0, 2, 4 and 6, of 4 and 5 (all bounded, as store_split() has them), and of the second half.
+inline constexpr int kMiddleFactor = 4, kHalfFactor = 5;
+
+// Shared memory. raw q becomes reads (and then q of the backward image), raw k becomes up (then A and P), the log-decays as they lie in
+// memory become erase (then T, then -E and y) and, if they are float32, keys (then x); gates of key channels are where keys go. M of the
+// images takes the place of near, and so do, before, the sums of decays of all blocks and, until there are bounded ones, what runs of rows make of A.
+template <int kKey>
+struct PlainLayout {
+  static constexpr bool kWide = kKey == 128;
+  static constexpr uint32_t kOperand = 2 * kChunk * kKey;
+  static constexpr uint32_t kReads = 0, kUp = kOperand, kErase = 2 * kOperand, kKeys = 3 * kOperand, kNear = 4 * kOperand;
+  static constexpr uint32_t kFactors = kNear + kOperand / 2, kRowsEnd = kFactors + 6 * kKey * sizeof(float);
+  static constexpr uint32_t kMore = (kRowsEnd + 1023) / 1024 * 1024;  // where operands are narrower than T, A and P
+  static constexpr uint32_t kT = kWide ? kErase : kMore, kA = kUp, kP = kWide ? kUp + kPanelBytes : kMore + kTriangleBytes, kM = kWide ? kNear : kMore;
+  static constexpr uint32_t kSums = kNear;
+  // In the place of kMiddleFactor, which is written last: of each warp, whether decays are bounded, and the product of its preconditioner's decays.
+  static constexpr uint32_t kEarly = kFactors + kMiddleFactor * kKey * sizeof(float);
+  static constexpr uint32_t kBytes = kWide ? kRowsEnd : kP + kPanelBytes;
+  static constexpr int kBlocks = 3;
+  static_assert(kTriangleBytes <= (kWide ? kOperand : kTriangleBytes) && kP % 1024 == 0 && kM % 1024 == 0);
+  static_assert(2 * 8 * kKey * sizeof(float) <= kOperand / 2 && kBlocks * (kBytes + 1024) <= 228 * 1024);
+};
+
+template <int kKey>
+FW_DEVICE float* channel_factors(char* shared, int i) {
+  return reinterpret_cast<float*>(shared + PlainLayout<kKey>::kFactors) + i * kKey + static_cast<int>(lane_index()) * (kKey / 32);
+}
+
+// From row to row of a warp, offsets differ by XOR alone: 128 bytes a row and the row in the granule.
+FW_DEVICE uint32_t row_step(int r) { return static_cast<uint32_t>(r) * 0x90u; }
+
+// The log-decays of the chunk as they lie in memory: rows of 4 or 2 bytes a channel, in panels from kErase on.
+template <int kKey, bool kNarrow>
+struct RawDecays {
+  static constexpr int kN = kKey / 32, kSize = kNarrow ? 2 : 4;
+
+  // Of this lane's channels of the warp's first row.
+  FW_DEVICE static uint32_t lane_start() {
+    if constexpr (kNarrow) {
+      return lane_offset<kN>(0);
+    } else {
+      const int byte = static_cast<int>(lane_index()) * kN * 4;
+      return granule_offset(static_cast<int>(warp_index()) * kWarpRows, byte >> 4) + static_cast<uint32_t>(byte & 15);
+    }
+  }
+  FW_DEVICE static void load(const char* from, float (&g)[kN]) {
+    if constexpr (kNarrow) {
+      const PackedChannels<kN> packed = load_packed<kN>(from);
+      FW_UNROLL
+      for (int j = 0; j < kN / 2; ++j) g[2 * j] = bf16_low(packed.words[j]), g[2 * j + 1] = bf16_high(packed.words[j]);
+    } else {
+      load_floats(reinterpret_cast<const float*>(from), g);
+    }
+  }
+};
+
+// A warp's rows of a matrix of kGranules 16-byte granules a row on their way into panels: a lane has a granule of every kRows-th row.
+template <int kGranules>
+struct RowFetch {
+  static constexpr int kRows = 32 / kGranules;
+  const char* from;
+  int64_t step;
+  uint32_t to;
+  int row;
+
+  FW_DEVICE RowFetch(const TokenArg& tensor, const ChunkPlace& place, int size, uint32_t matrix) {
+    const int lane = static_cast<int>(lane_index()), granule = lane % kGranules;
+    row = static_cast<int>(warp_index()) * kWarpRows + lane / kGranules;
+    const int32_t token = static_cast<int32_t>(tensor.stride_t) * size;  // a chunk's rows are within 2^31 bytes
+    from = row_address(tensor, place, 0) + (row * token + granule * 16);
+    step = token * kRows;
+    to = matrix + granule_offset(row, granule);
+  }
+  // The lane's row in rows r to r + kRows - 1 of the warp, in order from 0 on.
+  FW_DEVICE void next(int r, int rows) {
+    cp_async_16(to ^ row_step(r), from, row + r < rows);
+    from += step;
+  }
+};
+template <int kKey, bool kNarrow, bool kGates>
+FW_DEVICE void fetch_plain(const Problem& x, const ChunkPlace& place, char* shared) {
+  using Layout = PlainLayout<kKey>;
+  constexpr int kGranules = kKey / 8, kSize = RawDecays<kKey, kNarrow>::kSize;
+  const uint32_t base = shared_address(shared);
+  RowFetch<kGranules> k(x.in.k, place, 2, base + Layout::kUp), q(x.in.q, place, 2, base + Layout::kReads);
+  RowFetch<kGranules * kSize / 2> g(x.in.g, place, kSize, base + Layout::kErase);
+  RowFetch<kGranules> b(kGates ? x.in.erase_gate : x.in.k, place, 2, base + Layout::kKeys);
+  FW_UNROLL
+  for (int r = 0; r < kWarpRows; r += k.kRows) {
+    k.next(r, place.span.rows);
+    q.next(r, place.span.rows);
+    if constexpr (kGates) b.next(r, place.span.rows);
+    FW_UNROLL
+    for (int i = 0; i < k.kRows; i += g.kRows) g.next(r + i, place.span.rows);
+  }
+  cp_async_commit();
+}
+
+// What a warp's rows have in common: decays of the blocks before them, from their block's start up to where keys go, and up to the end of their
+// pair of blocks; as sums (log2) first.
+template <int kN>
+struct BlockDecays {
+  float before[kN], keys[kN], near[kN];
+};
+template <int kKey>
+FW_DEVICE void block_sums(const float* sums, BlockDecays<kKey / 32>& d) {
+  constexpr int kN = kKey / 32;
+  const int warp = static_cast<int>(warp_index()), of_half = warp & 3;  // predicates of additions instead of branches
+  sums += static_cast<int>(lane_index()) * kN;
+  float x[kN];
+  load_floats(sums + warp * kKey, d.near);
+  load_floats(sums + (warp | 1) * kKey, x);
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) {
+    if ((warp & 1) == 0) d.near[j] += x[j];
+    d.before[j] = d.keys[j] = 0;
+  }
+  FW_UNROLL
+  for (int block = 0; block < 4; ++block) {
+    load_floats(sums + ((warp & 4) + block) * kKey, x);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      if (block < of_half) d.before[j] += x[j];
+      if (block >= of_half) d.keys[j] += x[j];
+    }
+  }
+  if (warp < 4) return;
+  FW_UNROLL
+  for (int block = 0; block < 4; ++block) {
+    load_floats(sums + block * kKey, x);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) d.before[j] += x[j];
+  }
+}
+
+// A channel factor of bf16 operands: a product with it is rounded once, as with SplitFactor. high, low: of two channels.
+FW_DEVICE uint32_t times_pair(uint32_t x, const uint2& f) { return fma_bf16x2(x, f.x, mul_bf16x2(x, f.y)); }
+template <int kN>
+FW_DEVICE void store_split(float* to, const float (&f)[kN]) {
+  FW_UNROLL
+  for (int j = 0; j < kN; j += 2) {
+    const uint32_t high = pack_bf16(f[j], f[j + 1]);
+    *reinterpret_cast<uint2*>(to + j) = make_uint2(high, pack_rest(high, f[j], f[j + 1]));
+  }
+}
+
+// The numbers of row lane / 4 of the warp: factors of q, of k in the erase, and of k in the write.
+struct PlainCoefs {
+  float read = 0, erase = 0, write = 0;
+};
+
+// A and M of the preconditioner, of this lane's channels of the warp's rows. kLeaves: A goes to memory, if it is wanted.
+template <int kKey, bool kPrecond, bool kLeaves>
+struct RowsOfM {};
+template <int kKey, bool kLeaves>
+struct RowsOfM<kKey, true, kLeaves> {
+  static constexpr int kN = kKey / 32;
+  PrecondRows<kN> precond;
+  float g = 0, beta = 0;  // of row lane / 4 ...
+  RunGates gates;         // ... and what is made of them
+  uint16_t* before;       // where A before the warp's next row goes ...
+  int rows;               // ... and of how many rows
+
+  FW_DEVICE static RunPlaces<kN> runs(char* shared) {
+    using Layout = PlainLayout<kKey>;
+    return {reinterpret_cast<float(*)[kKey]>(shared + Layout::kSums + 8 * kKey * sizeof(float)), reinterpret_cast<float*>(shared + Layout::kEarly) + 8};
+  }
+  // What is in memory is on its way.
+  FW_DEVICE void load(const Problem& x, const ChunkPlace& place, const PrecondMap<float>& form) {
+    const int channel = static_cast<int>(lane_index()) * kN, first = static_cast<int>(warp_index()) * kWarpRows;
+    const int own = first + static_cast<int>(lane_index()) / 4;
+    precond.load(x, place, form, nullptr);
+    if (own < place.span.rows) g = gate_of_row(x.in.precond_g, place, own), beta = gate_of_row(x.in.precond_beta, place, own);
+    // Of the value heads of a key head, the first leaves A.
+    const int64_t token = first_token(x.sequences, place.n) + place.span.first + first;
+    if constexpr (!kLeaves) return;
+    before = x.precond_rows + (token * x.H + place.key_head) * x.K + channel;
+    rows = x.precond_rows != nullptr && place.hv == place.key_head * x.group ? place.span.rows - first : 0;
+  }
+  // Before the block's barrier, once the keys are there.
+  FW_DEVICE void put(const Problem& x, float square, char* shared) {
+    const RunPlaces<kN> to = runs(shared);
+    const char* keys = shared + PlainLayout<kKey>::kUp;
+    gates = run_gates(x.rule, g, beta, square);
+    put_run<kN>(gates, static_cast<int>(warp_index()), static_cast<int>(lane_index()), to, [&](int r, float(&k)[kN]) { fetched_row(keys, r, k); });
+  }
+  // After it.
+  FW_DEVICE void start(char* shared) {
+    const RunPlaces<kN> from = runs(shared);
+    run_start<false, kN>(static_cast<int>(warp_index()), static_cast<int>(lane_index()), from, precond.a);
+  }
+  FW_DEVICE void next(int step, int row, const float (&k)[kN], float (&m)[kN]) {
+    if constexpr (kLeaves) {
+      if (row < rows) store_packed(before, pack_channels(precond.a));
+      before += step;
+    }
+    precond.next(of_token(gates.alpha, row), of_token(gates.gain, row), k, m);
+  }
+};
+
+// The streams of the warp's rows, in place of what they are made of, and the images q and e. kExact: no decay of the rows is bounded; the
+// others give the same bits where none has been so far. spare: of M, as true_keys() wants it.
+template <int kKey, bool kNarrow, bool kPrecond, bool kGates, bool kTraining, bool kExact>
+FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKey / 32>& f, RowsOfM<kKey, kPrecond, kTraining>& rows_of_m, const Problem& x,
+                          const MRows& spare, char* shared, const ChunkImages<kKey>& out) {
+  using Layout = PlainLayout<kKey>;
+  using Decays = RawDecays<kKey, kNarrow>;
+  constexpr int kN = kKey / 32;
+  const uint32_t start = lane_offset<kN>(0), decay_start = Decays::lane_start();
+  // Panels of 32 rows: those of the first pairs of blocks.
+  const uint32_t to_near = Layout::kNear - (start >> 13) * 4096u - static_cast<uint32_t>((warp >> 1) * 2048 - (warp >> 2) * 2048);
+  const int near_distance = opaque(static_cast<int>(to_near));
+  const bool near = (warp & 2) == 0;
+  float sum[kN], exact_sum[kExact ? 1 : kN], half[kTraining ? kN : 1];
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) sum[j] = exact_sum[kExact ? 0 : j] = 0;
+  if constexpr (kTraining) {
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) half[j] = 1;
+    if (warp < 4) load_floats(channel_factors<kKey>(shared, kHalfFactor), half);
+  }
+  FW_NO_UNROLL
+  for (int pair = 0; pair < kWarpRows; pair += 2) {
+    PackedChannels<kN> q_raw[2], k_raw[2], b_raw[2];
+    float g[2][kN];
+    FW_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t at = start ^ row_step(pair + i);
+      q_raw[i] = load_packed<kN>(shared + Layout::kReads + at);
+      k_raw[i] = load_packed<kN>(shared + Layout::kUp + at);
+      if constexpr (kGates) b_raw[i] = load_packed<kN>(shared + Layout::kKeys + at);
+      Decays::load(shared + Layout::kErase + (decay_start ^ row_step(pair + i)), g[i]);
+    }
+    sync_warp();  // other lanes' channels of these rows are overwritten
+    FW_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t at = start ^ row_step(pair + i);
+      const float c_r = shuffle(own.read, 4 * (pair + i)), c_e = shuffle(own.erase, 4 * (pair + i)), c_w = shuffle(own.write, 4 * (pair + i));
+      float q[kN], k[kN], b[kN], m[kN], reads[kN], erase[kN], up[kN], image_q[kN], image_e[kN], keys[kN];
+      FW_UNROLL
+      for (int j = 0; j < kN / 2; ++j) {
+        q[2 * j] = bf16_low(q_raw[i].words[j]), q[2 * j + 1] = bf16_high(q_raw[i].words[j]);
+        k[2 * j] = bf16_low(k_raw[i].words[j]), k[2 * j + 1] = bf16_high(k_raw[i].words[j]);
+        if constexpr (kGates) b[2 * j] = bf16_low(b_raw[i].words[j]), b[2 * j + 1] = bf16_high(b_raw[i].words[j]);
+      }
+      if constexpr (kPrecond) {
+        rows_of_m.next(x.H * x.K, pair + i, k, m);
+        if (!kExact && pair + i < spare.rows) store_floats(const_cast<float*>(spare.first) + (pair + i) * static_cast<int64_t>(spare.stride), m);
+      }
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) {
+        if constexpr (kExact) {
+          sum[j] = fmaf(g[i][j], kLog2E, sum[j]);
+        } else {
+          const float step = max(g[i][j], kLowestStep / kLog2E);
+          sum[j] = fmaf(step, kLog2E, sum[j]), exact_sum[j] = fmaf(g[i][j], kLog2E, exact_sum[j]);
+        }
+        const float decay = exp2_fast(sum[j]), inverse = exp2_fast(-sum[j]);
+        const float r = c_r * q[j], e = kGates ? b[j] * (c_e * k[j]) : c_e * k[j], w = kPrecond ? m[j] * (c_w * k[j]) : c_w * k[j];
+        reads[j] = decay * r, erase[j] = decay * e, up[j] = inverse * w;
+        if constexpr (kExact) {
+          image_q[j] = f.before[j] * reads[j], image_e[j] = -(f.before[j] * erase[j]);
+        } else {
+          const float exact = exp2_fast(exact_sum[j]);
+          image_q[j] = f.before[j] * (exact * r), image_e[j] = -(f.before[j] * (exact * e));
+        }
+        keys[j] = f.keys[j] * up[j];
+      }
+      store_packed(shared + Layout::kReads + at, pack_channels(reads));
+      store_packed(shared + Layout::kErase + at, pack_channels(erase));
+      store_packed(shared + Layout::kUp + at, pack_channels(up));
+      store_packed(shared + Layout::kKeys + at, pack_channels(keys));
+      if (near) {
+        float ends[kN];
+        FW_UNROLL
+        for (int j = 0; j < kN; ++j) ends[j] = f.near[j] * up[j];
+        store_packed(shared + (at + static_cast<uint32_t>(near_distance)), pack_channels(ends));
+      }
+      store_packed(reinterpret_cast<char*>(out.forward->q) + at, pack_channels(image_q));
+      store_packed(reinterpret_cast<char*>(out.forward->e) + at, pack_channels(image_e));
+      if constexpr (kTraining && kExact) {
+        FW_UNROLL
+        for (int j = 0; j < kN; ++j) keys[j] *= half[j];
+        store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(keys));
+      }
+    }
+  }
+}
+
+// Of a chunk with a bounded decay, once T and P are made: the keys by true ones, by all warps, from memory.
+template <int kKey, bool kTraining>
+FW_DEVICE void true_keys(const Problem& x, const ChunkPlace& place, int warp, const PlainCoefs& own, const MRows& m_all, char* shared,
+                         const ChunkImages<kKey>& out) {
+  using Layout = PlainLayout<kKey>;
+  constexpr int kN = kKey / 32;
+  const int channel = static_cast<int>(lane_index()) * kN, first = warp * kWarpRows;
+  const Rows decays = chunk_rows(x.in.g, place), raw = chunk_rows(x.in.k, place);
+  float* const sums = reinterpret_cast<float*>(shared + Layout::kSums) + channel;
+  float sum[kN], half[kN];
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) sum[j] = 0, half[j] = 1;
+  FW_NO_UNROLL
+  for (int r = 0; r < kWarpRows && first + r < place.span.rows; ++r) {
+    float g[kN];
+    load_channels(decays, first + r, channel, kKey, g);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) sum[j] += g[j];
+  }
+  store_floats(sums + warp * kKey, sum);
+  sync_threads();
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) sum[j] = 0;
+  FW_NO_UNROLL
+  for (int block = warp + 1; block < (warp < 4 ? 4 : 8); ++block) {
+    float y[kN];
+    load_floats(sums + block * kKey, y);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) sum[j] += y[j];
+  }
+  if (warp < 4) load_floats(channel_factors<kKey>(shared, kHalfFactor), half);
+  FW_NO_UNROLL
+  for (int r = kWarpRows - 1; r >= 0; --r) {
+    float g[kN], k[kN], m[kN];
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) g[j] = k[j] = 0;
+    if (first + r < place.span.rows) {
+      load_channels(decays, first + r, channel, kKey, g);
+      load_channels(raw, first + r, channel, kKey, k);
+    }
+    load_m(m_all, r, m);
+    const float c_w = shuffle(own.write, 4 * r);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      k[j] = exp2_fast(sum[j] * kLog2E) * (m[j] * (c_w * k[j]));
+      sum[j] += g[j];
+    }
+    const uint32_t at = lane_offset<kN>(0) ^ row_step(r);
+    store_packed(shared + Layout::kKeys + at, pack_channels(k));
+    if constexpr (kTraining) {
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) k[j] *= half[j];
+      store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(k));
+    }
+  }
+}
+
+// Tiles of 8 columns of the 16 rows of a pair of blocks: the columns of the pair, those of the pair before of an odd pair, and the first half of the
+// chunk of a pair of the second.
+struct PlainTiles {
+  float own[2][4], near[2][4], far[4][4];
+};
+
+template <int kKey>
+FW_DEVICE void plain_tiles(char* shared, uint32_t left_matrix, int pair, PlainTiles& c) {
+  using Layout = PlainLayout<kKey>;
+  FW_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    FW_UNROLL
+    for (int n = 0; n < 4; ++n) {
+      c.far[n][i] = 0;
+      if (n < 2) c.own[n][i] = c.near[n][i] = 0;
+    }
+  }
+  const uint32_t base = shared_address(shared), right = b_fragment(base, 0, 0);
+  const uint32_t left = a_fragment(base + left_matrix, 16 * pair, 0), up = right + Layout::kUp + static_cast<uint32_t>(16 * pair * 128);
+  const uint32_t near = right + Layout::kNear + static_cast<uint32_t>((pair >> 1) * 16 * 128), far = right + Layout::kKeys;
+  // Channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a step.
+  const char* factors = shared + Layout::kFactors + 8 * (static_cast<int>(lane_index()) & 3);
+  const char *odd_factors = factors + pair * kKey * 4, *middle = factors + kMiddleFactor * kKey * 4;
+  FW_NO_UNROLL
+  for (int half = 0; half < kKey / 32; ++half) {
+    const uint32_t column = static_cast<uint32_t>(half & 1) << 6, panel = static_cast<uint32_t>(half >> 1);
+    const uint32_t left_at = (left ^ column) + panel * kPanelBytes, up_at = (up ^ column) + panel * kPanelBytes;
+    const uint32_t near_at = (near ^ column) + panel * 4096u, far_at = (far ^ column) + panel * kPanelBytes;
+    FW_UNROLL
+    for (uint32_t step = 0; step < 2; ++step) {
+      const uint2 *odd_factor = reinterpret_cast<const uint2*>(odd_factors + 64 * step), *middle_factor = reinterpret_cast<const uint2*>(middle + 64 * step);
+      uint32_t a[4], b[4];
+      ldmatrix_x4(a, left_at ^ (step << 5));
+      ldmatrix_x4(b, up_at ^ (step << 5));
+      const uint32_t high[4] = {a[0], a[1], a[2], a[3]};
+      a[1] = times_pair(a[1], odd_factor[0]), a[3] = times_pair(a[3], odd_factor[4]);
+      mma_bf16(c.own[0], a, b[0], b[1]);
+      mma_bf16(c.own[1], high, b[2], b[3]);
+      if ((pair & 1) != 0) {
+        ldmatrix_x4(b, near_at ^ (step << 5));
+        mma_bf16(c.near[0], a, b[0], b[1]);
+        mma_bf16(c.near[1], a, b[2], b[3]);
+      }
+      if (pair >= 2) {
+        if (pair == 3) {
+          a[0] = times_pair(a[0], middle_factor[0]), a[1] = times_pair(a[1], middle_factor[0]);
+          a[2] = times_pair(a[2], middle_factor[4]), a[3] = times_pair(a[3], middle_factor[4]);
+        }
+        FW_UNROLL
+        for (int n = 0; n < 4; n += 2) {
+          ldmatrix_x4(b, (far_at ^ (step << 5)) + static_cast<uint32_t>(8 * n * 128));
+          mma_bf16(c.far[n], a, b[0], b[1]);
+          mma_bf16(c.far[n + 1], a, b[2], b[3]);
+        }
+      }
+    }
+    odd_factors += 128, middle += 128;
+  }
+}
+
+// Into T, by the warps of the first half, or P.
+template <bool kStrict, class Store>
+FW_DEVICE void store_tiles(int pair, PlainTiles& c, Store&& store) {
+  FW_UNROLL
+  for (int n = 0; n < 2; ++n) {
+    cut_tile<kStrict>(n, c.own[n]);
+    store(2 * pair + n, c.own[n]);
+    if ((pair & 1) != 0) store(2 * pair - 2 + n, c.near[n]);
+    if (pair >= 2) store(n, c.far[n]), store(n + 2, c.far[n + 2]);
+  }
+}
+
+template <int kKey, bool kNarrow, bool kPrecond, bool kGates, bool kTraining>
+__global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
+    prepare_channel_plain_kernel(const __grid_constant__ PrepareArgs args, const __grid_constant__ PrecondMap<float> form) {
+  using Layout = PlainLayout<kKey>;
+  using Decays = RawDecays<kKey, kNarrow>;
+  constexpr int kN = kKey / 32;
+  const Problem& x = args.problem;
+  char* shared = shared_memory();
+  const ChunkPlace place = chunk_place(x);
+  if (place.span.rows < 0) {
+    if constexpr (kPrecond) grid_dependency_wait();
+    return;
+  }
+  ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
+  if constexpr (!kTraining) out.backward = nullptr;
+  const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index());
+
+  const RawMatrices raw{shared + Layout::kReads, shared + Layout::kUp, nullptr};
+  fetch_plain<kKey, kNarrow, kGates>(x, place, shared);
+  const int own_row = warp * kWarpRows + lane / 4;
+  const PlainGates gates = plain_gates(x, place, own_row);
+  RowsOfM<kKey, kPrecond, kTraining> rows_of_m;
+  if constexpr (kPrecond) {
+    grid_dependency_wait();  // for A before the chunk (precond_forward); inputs were there before that began
+    rows_of_m.load(x, place, form);
+  }
+  front_arrived();
+
+  PlainCoefs coefs;
+  {
+    float2 squares = make_float2(0, 0);
+    if (uses_norms(x.rule)) squares = fetched_squares<kN, true>(raw);
+    if constexpr (kPrecond) rows_of_m.put(x, squares.y, shared);
+    const FrontCoefs<float> c = plain_coefs(x, gates, squares.x, squares.y);
+    if (own_row < place.span.rows) coefs.read = c.r_q, coefs.erase = c.e_k, coefs.write = c.w_k;
+    const float z_scale = kGates && out.z != nullptr ? 1.0f : c.z_v;
+    if (lane % 4 == 0) out.forward->z_scale[own_row] = own_row < place.span.rows ? z_scale : 0.0f;
+  }
+  float* const sums = reinterpret_cast<float*>(shared + Layout::kSums);
+  float* const bounded_sums = sums + 8 * kKey;
+  uint32_t* const bounded_warps = reinterpret_cast<uint32_t*>(shared + Layout::kEarly);
+  const auto sum_decays = [&](auto&& of, float* to) {
+    const uint32_t start = Decays::lane_start();
+    float sum[kN];
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) sum[j] = 0;
+    FW_UNROLL
+    for (int r = 0; r < kWarpRows; ++r) {
+      float g[kN];
+      Decays::load(shared + Layout::kErase + (start ^ row_step(r)), g);
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) sum[j] += of(g[j]);
+    }
+    bool small = false;
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) sum[j] *= kLog2E, small = small || !(sum[j] >= kLowestStep);
+    store_floats(to + warp * kKey + lane * kN, sum);
+    return warp_ballot(small) != 0;
+  };
+  // If a product of decays is small, one of them may be.
+  bool bounded = sum_decays([](float g) { return g; }, sums);
+  if (bounded) {
+    bool below = false;
+    FW_NO_UNROLL
+    for (int r = 0; r < kWarpRows; ++r) {
+      float g[kN];
+      Decays::load(shared + Layout::kErase + (Decays::lane_start() ^ row_step(r)), g);
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) below = below || !(g[j] >= kLowestStep / kLog2E);
+    }
+    bounded = warp_ballot(below) != 0;
+  }
+  if (lane == 0) bounded_warps[warp] = bounded ? 1 : 0;
+  sync_threads();
+  {
+    const uint4 low = *reinterpret_cast<const uint4*>(bounded_warps), high = *reinterpret_cast<const uint4*>(bounded_warps + 4);
+    bounded = ((low.x | low.y) | (low.z | low.w) | (high.x | high.y) | (high.z | high.w)) != 0;
+  }
+  if constexpr (kPrecond) rows_of_m.start(shared);
+  BlockDecays<kN> f;
+  block_sums<kKey>(sums, f);
+  if (warp == 4 || warp == 7) {  // true decays of the second half and of the chunk
+    float decay[kN];
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) decay[j] = exp2_fast(warp == 4 ? f.keys[j] : f.before[j] + f.keys[j]);
+    if (warp == 4) {
+      store_floats(channel_factors<kKey>(shared, kHalfFactor), decay);
+    } else {
+      store_floats(out.forward->gamma + lane * kN, decay);
+      if (out.backward != nullptr) store_floats(out.backward->gamma + lane * kN, decay);
+    }
+  }
+  if (bounded) {
+    sync_threads();
+    sum_decays([](float g) { return max(g, kLowestStep / kLog2E); }, bounded_sums);
+    sync_threads();
+    BlockDecays<kN> of_bounded;
+    block_sums<kKey>(bounded_sums, of_bounded);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) f.keys[j] = of_bounded.keys[j], f.near[j] = of_bounded.near[j];
+  }
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) f.before[j] = exp2_fast(f.before[j]), f.keys[j] = exp2_fast(f.keys[j]), f.near[j] = exp2_fast(f.near[j]);
+  if ((warp & 1) == 0) {
+    float own[kN];
+    load_floats((bounded ? bounded_sums : sums) + warp * kKey + lane * kN, own);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) own[j] = exp2_fast(own[j]);
+    store_split(channel_factors<kKey>(shared, warp >> 1), own);
+  }
+  sync_threads();
+  if (warp == 4) store_split(channel_factors<kKey>(shared, kMiddleFactor), f.near);
+  const auto spare_m = [&] { return m_rows(x, kPrecond ? args.spare_m : nullptr, place, lane * kN); };
+  if (bounded) {
+    plain_rows<kKey, kNarrow, kPrecond, kGates, kTraining, false>(warp, coefs, f, rows_of_m, x, spare_m(), shared, out);
+  } else {
+    plain_rows<kKey, kNarrow, kPrecond, kGates, kTraining, true>(warp, coefs, f, rows_of_m, x, {}, shared, out);
+  }
+  sync_threads();
+
+  // The two warps of one scheduler share its work evenly.
+  const int pair = warp < 4 ? warp : 7 - warp;
+  PlainTiles c;
+  plain_tiles<kKey>(shared, warp < 4 ? Layout::kErase : Layout::kReads, pair, c);
+  sync_threads();  // T and P take the place of operands
+  if (bounded) true_keys<kKey, kTraining>(x, place, warp, coefs, spare_m(), shared, out);
+  clear_above(shared + Layout::kP);
+  if (warp < 4) {
+    const TriangleRows triangle = triangle_rows(shared + Layout::kT, pair);
+    store_tiles<true>(pair, c, [&](int n, const float(&tile)[4]) { store_tile(triangle, n, tile); });
+    invert<false>(reinterpret_cast<float*>(shared + Layout::kT), shared + Layout::kA, {}, warp, [] {});
+  } else {
+    const uint32_t panel = panel_rows(pair);
+    store_tiles<false>(pair, c, [&](int n, const float(&tile)[4]) { store_tile(shared + Layout::kP, panel, n, tile); });
+    beside_invert();
+  }
+
+  // -E and Q of the backward image, as this block wrote them.
+  const auto fetch_image = [&](const uint16_t* image, uint32_t matrix, int from, int threads) {
+    for (uint32_t i = static_cast<uint32_t>(from) * 16; i < Layout::kOperand; i += static_cast<uint32_t>(threads) * 16)
+      cp_async_16(shared_address(shared) + matrix + i, reinterpret_cast<const char*>(image) + i, true);
+    cp_async_commit();
+  };
+  if constexpr (kTraining) {
+    if (warp >= 4) fetch_image(out.forward->q, Layout::kReads, thread - 128, 128);
+  }
+  if constexpr (kGates) {
+    if (warp >= 4 && out.z != nullptr) {
+      const Rows values = chunk_rows(x.in.v, place), gates_of_values = chunk_rows(x.in.write_gate, place);
+      write_gated_values<4>(
+          values, gates_of_values, place.span.rows, x.V, [](int) { return 1.0f; }, out.z, thread - 128, 128);
+    }
+  }
+  if constexpr (kTraining) cp_async_wait<0>();
+  sync_threads();
+  if constexpr (kTraining) fetch_image(out.forward->e, Layout::kErase, thread, kPrepareThreads);
+  const SplitPanel a{shared_address(shared + Layout::kA), 0}, p{shared_address(shared + Layout::kP), 0};
+  if (warp < kKey / 16) {
+    const float* half = reinterpret_cast<const float*>(shared + Layout::kFactors) + kHalfFactor * kKey + 16 * warp + (lane >> 2);
+    transform_keys<false, false>(shared_address(shared + Layout::kKeys), nullptr, a, warp, [&](float(&y)[8][4]) {
+      FW_UNROLL
+      for (int n = 0; n < 4; ++n) y[n][0] *= half[0], y[n][1] *= half[0], y[n][2] *= half[8], y[n][3] *= half[8];
+    });
+  }
+  read_products<false>(p, a, shared + Layout::kM, warp);
+  if constexpr (kTraining) {
+    cp_async_wait<0>();
+    sync_threads();
+    if (warp < kKey / 16) {
+      const uint32_t minus_e = shared_address(shared + Layout::kErase);
+      const ReadBuffers reads{minus_e, shared_address(shared + Layout::kReads), minus_e, nullptr, nullptr, nullptr};
+      transform_reads<RowForm::kStreams, false>(reads, a, p.high, warp);
+    }
+  }
+  fence_async_shared();
+  sync_threads();
+  if (thread == 0) {
+    bulk_store(out.forward->x, shared + Layout::kKeys, sizeof out.forward->x);
+    bulk_store(out.forward->m, shared + Layout::kM, kPanelBytes);
+    if constexpr (kTraining) {
+      bulk_store(out.backward->y, shared + Layout::kErase, sizeof out.backward->y);
+      bulk_store(out.backward->q, shared + Layout::kReads, sizeof out.backward->q);
+    }
+    if (out.pairs != nullptr) {
+      bulk_store(out.pairs->a, shared + Layout::kA, kPanelBytes);
+      bulk_store(out.pairs->p, shared + Layout::kP, kPanelBytes);
+    }
+    bulk_commit();
+    bulk_wait_read<0>();
+  }
+}
+
+template <int kKey, bool kNarrow, bool kPrecond, bool kGates>
+void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
+  const Problem& x = args.problem;
+  const auto kernel = args.backward != nullptr ? prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, kGates, true>
+                                               : prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, kGates, false>;
+  const Dim3 grid = prepare_grid(x, chunks);
+  if constexpr (kPrecond) {
+    launch_overlapped(kernel, grid, kPrepareThreads, PlainLayout<kKey>::kBytes, stream, args, precond_map(x.rule, 0.0f));
+  } else {
+    launch(kernel, grid, kPrepareThreads, PlainLayout<kKey>::kBytes, stream, args, PrecondMap<float>{});
+  }
+}
+template <int kKey>
+void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
+  const Problem& x = args.problem;
+  if (channel_erase(x.rule)) {
+    launch_plain<kKey, true, false, true>(args, chunks, stream);
+  } else if (x.rule.uses_precond()) {
+    x.in.g.bf16 != 0 ? launch_plain<kKey, true, true, false>(args, chunks, stream) : launch_plain<kKey, false, true, false>(args, chunks, stream);
+  } else {
+    x.in.g.bf16 != 0 ? launch_plain<kKey, true, false, false>(args, chunks, stream) : launch_plain<kKey, false, false, false>(args, chunks, stream);
+  }
+}
+
+// Strides of rows whose offsets in a chunk are 32-bit numbers.
+bool near_rows(const TokenArg& a) { return a.stride_t >= 0 && a.stride_t < (int64_t{1} << 31) / (4 * kChunk); }
+
+// Erase gates of channels: their rows have a place only beside bf16 log-decays. Nothing that coefficients are made of depends on such a gate.
+// Z, if it is wanted, is c (.) v, from whole rows: no gain divides the value by a norm.
+bool takes_gates(const PrepareArgs& args) {
+  const Problem& x = args.problem;
+  const auto whole = [&](const TokenArg& a) { return a.bf16 != 0 && aligned_rows(a) && x.V % 8 == 0; };
+  if (x.in.g.bf16 == 0 || !near_rows(x.in.erase_gate)) return false;
+  if (args.z == nullptr) return x.rule.write != Gate::kChannel;
+  return x.rule.write == Gate::kChannel && x.rule.gain != Gain::kNlms && x.rule.gain != Gain::kKaczmarz && whole(x.in.v) && whole(x.in.write_gate);
+}
+
+// But for the gates.
+bool takes_rows(const Problem& x, int key) {
+  return x.rule.online() && !wants_rests(x.rule) && can_fetch(x, key) && near_rows(x.in.q) && near_rows(x.in.k) && near_rows(x.in.g);
+}
+
+}  // namespace
+
+bool prepare_channel_makes_m(const Problem& x, int key) {
+  if (!x.rule.preconditions_write() || !x.rule.precond_squashed() || channel_erase(x.rule) || x.rule.write == Gate::kChannel) return false;
+  Problem without = x;
+  without.rule.precond = Precond::kNone;
+  return plain_streams(without) && takes_rows(x, key);
+}
+
+bool prepare_channel_takes_plain(const PrepareArgs& args, int key) {
+  const Problem& x = args.problem;
+  if (x.rule.uses_precond()) return x.boundaries != nullptr && prepare_channel_makes_m(x, key);
+  const bool gates = channel_erase(x.rule) ? takes_gates(args) : args.z == nullptr && x.rule.write != Gate::kChannel;
+  return gates && plain_streams(x) && takes_rows(x, key);
+}
+
+void prepare_channel_plain(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
+  key == 128 ? launch_plain<128>(args, chunks, stream) : launch_plain<64>(args, chunks, stream);
+}
+
+}  // namespace fw::cuda

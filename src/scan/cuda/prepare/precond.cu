@@ -1,0 +1,176 @@
+// prepare where all channels of a token decay alike, or not at all, and w or r is k or q times M of the preconditioner (made here, from A before the
+// chunk) times a number a row. A block has one chunk of one value head. The raw rows of q and k are operands as they came from memory and what they
+// are multiplied with is a factor of results, as for plain rules (prepare/scalar.cu), and online the forward scan takes them (RowImage); k (.) M is a
+// tile of its own beside k online, and takes the place of k (q (.) M: of q) where there is no erase.
+#include <algorithm>
+#include <type_traits>
+
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/prepare/kernels.h"
+#include "scan/cuda/prepare/scalar_parts.cuh"
+
+namespace fw::cuda {
+namespace {
+
+// Factors by row: prepare/scalar_parts.cuh; left: of the rows of P and of T, and where |q|^2 and |k|^2 wait for the coefficients; z: of
+// the values; gamma, keys: in the end of the operands in the images q and Khat, as split_keys; split_erase: of -E.
+struct PrecondFactors {
+  float pair[kChunk], left[2][kChunk], right[kChunk], gamma[kChunk], keys[kChunk], z[kChunk];
+  SplitFactors split_keys, split_erase;
+};
+
+// Shared memory: the raw keys, the raw reads (become q of the backward image), online k (.) M (becomes x), P, T. For the forward image alone A takes the
+// place of the raw reads, and M of the images that of T; else y that of T. What runs of rows make of A is in T's place before T (offline: last).
+template <int kKey, bool kOnline, bool kTraining>
+struct PrecondLayout {
+  static constexpr int kBlocks = !kOnline ? 4 : kTraining ? 2 : 3;
+  static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024, kRuns = sizeof(RunShared<kKey / 32>);
+  static constexpr uint32_t kKeys = 0, kReads = kOperand, kScaled = 2 * kOperand, kP = (kOnline ? 3 : 2) * kOperand;
+  static constexpr uint32_t kA = kTraining ? kP + kPanelBytes : kReads, kT = kP + (kOnline && kTraining ? 3 : 1) * kPanelBytes;
+  static constexpr uint32_t kM = kTraining ? kP + 2 * kPanelBytes : kT;
+  static constexpr uint32_t kWork = !kOnline    ? (kRuns + 15) / 16 * 16
+                                    : kTraining ? std::max(kTriangle, kOperand)
+                                                : std::max<uint32_t>(kTriangleBytes, kPanelBytes);
+  static constexpr uint32_t kRows = kT + kWork;
+  static constexpr uint32_t kBarrier = kRows + sizeof(PrecondFactors), kBytes = kBarrier + 8;
+  using Image = std::conditional_t<kOnline, RowImage<kKey>, ForwardImage<kKey>>;
+  static_assert(kRuns <= kWork && kRows % 16 == 0 && kA % 1024 == 0 && kM % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
+};
+
+// The factors of this lane's row, from the norms that wait in `rows`.
+template <bool kOnline, class Image>
+FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, const PlainGates& gates, PrecondFactors& rows, Image* image, bool z_image) {
+  const bool valid = row < place.span.rows;
+  FrontCoefs<float> c;
+  if (valid) c = plain_coefs(x, gates, rows.left[0][row], rows.left[1][row]);
+  const float gamma = rows.gamma[row], suffix = rows.keys[row];
+  rows.left[0][row] = c.r_q, rows.left[1][row] = c.e_k, rows.right[row] = c.w_k;
+  rows.gamma[row] = gamma * c.r_q, rows.keys[row] = suffix * c.w_k, rows.z[row] = c.z_v;
+  if constexpr (kOnline) {
+    split_into(rows.split_keys, row, suffix * c.w_k);
+    split_into(rows.split_erase, row, -gamma * c.e_k);
+    image->e[row] = -gamma * c.e_k, image->q[row] = gamma * c.r_q;
+  }
+  image->z_scale[row] = !z_image ? c.z_v : valid ? 1.0f : 0.0f;
+}
+
+// The warp's rows of `raw` times M, into the same places of `to`.
+template <int kN>
+FW_DEVICE void scale_by_m(const char* keys, const char* raw, char* to, const RunGates& gates, PrecondRows<kN>& precond) {
+  FW_UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    float k[kN], y[kN], m[kN];
+    fetched_row(keys, r, k);
+    fetched_row(raw, r, y);
+    precond.next(of_token(gates.alpha, r), of_token(gates.gain, r), k, m);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) y[j] *= m[j];
+    store_packed(to + lane_offset<kN>(r), pack_channels(y));
+  }
+}
+
+// kTraining: online with backward images; offline they may be asked for.
+template <int kKey, bool kOnline, bool kTraining>
+__global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, kTraining>::kBlocks)
+    prepare_precond_kernel(const __grid_constant__ PrepareArgs args, const __grid_constant__ PrecondMap<float> form) {
+  using Layout = PrecondLayout<kKey, kOnline, kTraining>;
+  constexpr int kN = kKey / 32;
+  const Problem& x = args.problem;
+  char* shared = shared_memory();
+  const ChunkPlace place = chunk_place(x);
+  if (place.span.rows < 0) return grid_dependency_wait();
+  auto out = chunk_images<kKey, typename Layout::Image>(args, place.item);
+  if constexpr (kOnline && !kTraining) out.backward = nullptr;
+  PrecondFactors& rows = *reinterpret_cast<PrecondFactors*>(shared + Layout::kRows);
+  const int warp = uniform_warp(), lane = static_cast<int>(lane_index());
+  const PairWork<kOnline> work(warp);
+  char *const keys = shared + Layout::kKeys, *const reads = shared + Layout::kReads, *const t = shared + Layout::kT;
+  char *const target = kOnline ? shared + Layout::kScaled : x.rule.preconditions_read() ? reads : keys, *const writes = kOnline ? target : keys;
+
+  uint2 steps = make_uint2(0, 0);
+  if (warp == 1) steps = scalar_steps(x, place);
+  const RawMatrices raw{reads, keys, nullptr};
+  fetch_front<kN>(x, place, raw);
+  grid_dependency_wait();  // for A before the chunk (precond_forward); inputs were there before that began
+  PrecondRows<kN> precond;
+  precond.load(x, place, form, reinterpret_cast<RunShared<kN>*>(t));
+  const int own = warp * kWarpRows + lane / 4;
+  float g = 0, beta = 0;
+  if (own < place.span.rows) g = gate_of_row(x.in.precond_g, place, own), beta = gate_of_row(x.in.precond_beta, place, own);
+  const int row = coefficient_row(warp);
+  const PlainGates gates = plain_gates(x, place, row);
+  uint64_t* const claimed = start_half_barrier(shared + Layout::kBarrier);
+  clear_above(shared + Layout::kP);
+  if (warp == 1) put_decays<kKey>(x, place, steps, rows, out);
+  front_arrived();
+  float2 squares = make_float2(0, 0);
+  if (uses_norms(x.rule)) squares = fetched_squares<kN, true>(raw);
+  if (lane % 4 == 0) rows.left[0][own] = squares.x, rows.left[1][own] = squares.y;
+  const RunGates run = run_gates(x.rule, g, beta, squares.y);
+  put_run<kN>(run, warp, lane, *precond.shared, [&](int r, float(&k)[kN]) { fetched_row(keys, r, k); });
+  sync_threads();
+  if (row >= 0) put_factors<kOnline>(x, place, row, gates, rows, out.forward, out.z != nullptr);
+  precond.start();
+  scale_by_m<kN>(keys, target == reads ? reads : keys, target, run, precond);
+  sync_threads();
+
+  float c[8][4];
+  pair_products<kKey, kOnline>(work, shared_address(work.strict ? keys : reads), shared_address(writes), c);
+  const float(&left)[kChunk] = rows.left[work.strict];
+  scale_pairs(work, rows, {left[work.row()], left[work.row() + 8]}, c);
+  store_pairs<kOnline, false>(work, t, shared + Layout::kP, nullptr, c);
+
+  const auto z_of = [&](int i) { return rows.z[i]; };
+  if constexpr (kOnline) {
+    FinishBuffers buffers{writes, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys,
+                          reads,  t, &rows.split_keys,    &rows.split_erase,   rows.gamma};
+    buffers.claimed = claimed;
+    buffers.last_pair = rows.pair + kChunk - 1;
+    finish_online<kKey, RowForm::kMultiples, kTraining, !kTraining, false>(
+        buffers, warp, out, [](int) {},  // who says so has made its products of the reads, whose place a takes
+        [&](int number) {
+          const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
+          if constexpr (kTraining) plain_images<kKey>(writes, first, count, rows.keys, out.backward->k, nullptr, nullptr);
+          if (out.z != nullptr) write_values(x, place, z_of, out.z, number * 32 + lane, kMeanwhileWarps * 32);
+        });
+  } else {
+    start_offline<kKey>(shared + Layout::kP, out);
+    plain_images<kKey>(reads, 2 * warp, 2, rows.gamma, out.forward->q, rows.gamma, out.backward != nullptr ? out.backward->q : nullptr);
+    plain_images<kKey>(keys, 2 * warp, 2, rows.keys, out.forward->x, rows.keys, out.backward != nullptr ? out.backward->k : nullptr);
+    if (out.z != nullptr) write_values(x, place, z_of, out.z, static_cast<int>(thread_index()), kPrepareThreads);
+    finish_offline();
+  }
+}
+
+template <int kKey, bool kOnline, bool kTraining>
+void launch_form(const PrepareArgs& args, int64_t chunks, void* stream) {
+  launch_overlapped(prepare_precond_kernel<kKey, kOnline, kTraining>, prepare_grid(args.problem, chunks), kPrepareThreads,
+                    PrecondLayout<kKey, kOnline, kTraining>::kBytes, stream, args, precond_map(args.problem.rule, 0.0f));
+}
+template <int kKey>
+void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
+  if (!args.problem.rule.online()) {
+    launch_form<kKey, false, false>(args, chunks, stream);
+  } else if (args.backward != nullptr) {
+    launch_form<kKey, true, true>(args, chunks, stream);
+  } else {
+    launch_form<kKey, true, false>(args, chunks, stream);
+  }
+}
+
+}  // namespace
+
+bool prepares_precond(const Problem& x, int key) {
+  Rule rest = x.rule;
+  rest.precond = Precond::kNone;
+  Problem plain = x;
+  plain.rule = rest;
+  return x.boundaries != nullptr && prepare_scalar_makes_m(x, key) && plain_streams(plain) && !channel_erase(rest) && !wants_rests(rest) &&
+         (x.rule.preconditions_write() || !x.rule.online());
+}
+
+void prepare_precond(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
+  key == 128 ? launch_key<128>(args, chunks, stream) : launch_key<64>(args, chunks, stream);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,45 @@
+// prepare: from the raw inputs of a rule to the images that the scans read (tiles.h, kernels.md 4.2). See kernels.h.
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/prepare/kernels.h"
+
+namespace fw::cuda {
+namespace {
+
+// Of a rule that has them. Rests of e and k may be missing where those are the raw keys.
+void check_fine_images(const PrepareArgs& args) {
+  const FineImages &forward = args.forward_fine, &backward = args.backward_fine;
+  const bool both = args.backward != nullptr, images = forward.images != nullptr && (!both || backward.images != nullptr);
+  const bool rests = forward.rests != nullptr || args.problem.rule.decay != Decay::kChannel, same = (forward.rests == nullptr) == (backward.rests == nullptr);
+  if (images && rests && (!both || same)) return;
+  const auto text = [](const void* at) { return at != nullptr ? "there" : "null"; };
+  fail_internal(
+      "prepare: a rule with a gain above 1 needs the places of its fine images, and rests of both directions or (without channel decay) of none, got forward "
+      "images {}, rests {}, backward images {}, rests {}{}",
+      text(forward.images), text(forward.rests), text(backward.images), text(backward.rests), both ? "" : " (forward alone)");
+}
+
+}  // namespace
+
+void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
+  if (chunks > 0 && has_fine_images(args.problem.rule)) check_fine_images(args);
+  if (args.problem.rule.decay == Decay::kChannel) {
+    prepare_channel(args, key, chunks, stream);
+  } else if (prepares_sums(args.problem, key)) {
+    prepare_sums(args, key, chunks, stream);
+  } else if (prepares_precond(args.problem, key)) {
+    prepare_precond(args, key, chunks, stream);
+  } else {
+    prepare_scalar(args, key, chunks, stream);
+  }
+}
+
+bool prepare_makes_m(const Problem& problem, int key) {
+  return problem.rule.decay == Decay::kChannel ? prepare_channel_makes_m(problem, key) : prepare_scalar_makes_m(problem, key);
+}
+
+bool prepare_leaves_rows(const Problem& problem, int key) {
+  if (problem.rule.decay == Decay::kChannel) return false;
+  return prepares_precond(problem, key) ? problem.rule.online() : prepare_scalar_leaves_rows(problem, key);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,305 @@
+// prepare where all channels of a token decay alike, or not at all: T and P are products of the undecayed streams times the matrix
+// exp(G_i - G_j), in float32. A block has one chunk of one value head.
+//
+// Where the streams are multiples of the raw q and k (kPlain: most rules), those are the operands as they came from memory, and
+// coefficients are factors of results: they are worked out while the products run. Online the forward scan takes those rows as well
+// (RowImage), but for gains above 1 (kFine). Other rules make their streams first.
+#include <algorithm>
+#include <type_traits>
+
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/prepare/kernels.h"
+#include "scan/cuda/prepare/scalar_parts.cuh"
+
+namespace fw::cuda {
+namespace {
+
+// Factors by row. left: of the rows of P and of T, right: of the columns of both, besides the decays; gamma, keys: of the decays, in the end those
+// of the operands in the images q and (with split_keys) Khat; split_erase: those in -E. left is also where |q|^2 and |k|^2 wait for the
+// coefficients.
+struct ScalarRows {
+  float pair[kChunk], left[2][kChunk], right[kChunk], gamma[kChunk], keys[kChunk], z[kChunk];
+  SplitFactors split_keys, split_erase;
+};
+// kFine: a and b of bare_keys.cuh, 1 where keys are not bare; the factors of the columns of P, where `right` has those of T. Where rows are not plain, `left`
+// and `right` have no more than that.
+struct FineRows {
+  float a[kChunk], b[kChunk], right_of_p[kChunk];
+};
+
+// Shared memory. Plain: the raw keys (become x), the raw reads (become q of the backward image), T. Else: w, r, e, and for the forward
+// image alone T takes the place of e. M takes the place of T, which y takes where there is one. A takes the place of the raw reads in
+// the kernel that makes forward images only. Of that, four blocks fit an SM, and three of the other for plain rules.
+template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine = false>
+struct ScalarLayout {
+  static constexpr bool kRows = kPlain && kOnline && !kFine, kShares = kRows && !kTraining;
+  using Image = std::conditional_t<kRows, RowImage<kKey>, ForwardImage<kKey>>;
+  static constexpr int kBlocks = kFine ? (kPlain ? 2 : 1) : !kOnline ? (kPlain ? 4 : 3) : (kPlain ? 4 : 3) - (kTraining ? 1 : 0);
+  static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
+  static constexpr uint32_t kWork = !kOnline ? 0 : kShares ? kTriangle : std::max(kTriangle, kOperand);
+  static constexpr uint32_t kKeys = 0, kReads = kOperand, kErase = 2 * kOperand, kA = kShares ? kReads : kErase + kWork;
+  static constexpr uint32_t kP = kErase + kWork + (kOnline && !kShares ? kPanelBytes : 0);
+  static constexpr uint32_t kM = kP + kPanelBytes, kT = kPlain || !kTraining ? kErase : kM + kPanelBytes;
+  static constexpr uint32_t kEnd = !kOnline || !kTraining ? kM : kPlain ? kM + kPanelBytes : kT + kWork;
+  static constexpr uint32_t kRowsBytes = sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowCoefs) + sizeof(RunShared<kKey / 32>));
+  // kFine: what A, P and y in bf16 leave out; rows that are not plain: what e and the keys do, e in the place of y.
+  static constexpr uint32_t kFineRows = kEnd + kRowsBytes, kFineEnd = kFineRows + (kPlain ? sizeof(FineRows) : 0);
+  static constexpr uint32_t kALow = (kFineEnd + 1023) / 1024 * 1024, kPLow = kALow + kPanelBytes;
+  static constexpr uint32_t kYRests = kPLow + kPanelBytes, kKeyRests = kYRests + kOperand, kFineTotal = kKeyRests + (kPlain ? 0 : kOperand);
+  static constexpr uint32_t kBytes = kFine ? kFineTotal : kEnd + kRowsBytes;
+  static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kOperand <= 2 * kPanelBytes && kBlocks * (kBytes + 1024) <= 228 * 1024);
+};
+
+// The streams of a row of the warp: to shared memory for T and P, and with their decays to the images; kFine: e and w with their rests instead, if those are
+// wanted.
+template <int kKey, bool kOnline, bool kFine>
+FW_DEVICE void scalar_row(int r, const KeyStreams<kKey / 32>& s, char* shared, const ScalarRows& rows, const ChunkImages<kKey>& out) {
+  using Layout = ScalarLayout<kKey, kOnline, false, kFine, kFine>;
+  constexpr int kN = kKey / 32;
+  const int row = static_cast<int>(warp_index()) * kWarpRows + r;
+  const uint32_t at = lane_offset<kN>(r);
+  const float gamma = rows.gamma[row], suffix = rows.keys[row];
+  float q[kN], e[kN], k[kN];
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) q[j] = gamma * s.r[j], e[j] = -gamma * s.e[j], k[j] = suffix * s.w[j];
+  const PackedChannels<kN> q_packed = pack_channels(q), keys = pack_channels(s.w);
+
+  store_packed(shared + Layout::kReads + at, pack_channels(s.r));
+  store_packed(shared + Layout::kKeys + at, keys);
+  store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
+  if constexpr (kFine) {
+    const PackedChannels<kN> erase = pack_channels(s.e);
+    store_packed(shared + Layout::kErase + at, erase);
+    store_packed(reinterpret_cast<char*>(out.forward->e) + at, erase);
+    if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, keys);
+    if (out.e_rests == nullptr) return;
+    const PackedChannels<kN> of_erase = pack_rests(s.e, erase), of_keys = pack_rests(s.w, keys);
+    store_packed(shared + Layout::kYRests + at, of_erase);
+    store_packed(shared + Layout::kKeyRests + at, of_keys);
+    store_packed(out.e_rests + at, of_erase);
+    if (out.backward != nullptr) store_packed(out.k_rests + at, of_keys);
+    return;
+  }
+  if constexpr (kOnline) {
+    store_packed(shared + Layout::kErase + at, pack_channels(s.e));
+    store_packed(reinterpret_cast<char*>(out.forward->e) + at, pack_channels(e));
+  } else {
+    store_packed(reinterpret_cast<char*>(out.forward->x) + at, pack_channels(k));
+    if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->q) + at, q_packed);
+  }
+  if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(k));
+}
+
+// Of a row of the chunk.
+FW_DEVICE BareCoefs fine_coefs(const Rule& rule, const FrontCoefs<float>& c) { return bare_keys(rule) ? bare_coefs(c) : BareCoefs{c, 1, 1}; }
+
+// FineImage::scale of a row.
+template <int kKey>
+FW_DEVICE void put_scales(const ChunkImages<kKey>& out, int row, float of_e, float of_k) {
+  out.forward_fine->scale[row] = of_e;
+  if (out.backward != nullptr) out.backward_fine->scale[row] = of_k;
+}
+
+// Plain rules: the factors of this lane's row, from the norms that wait in `rows`.
+template <bool kOnline, bool kFine, int kKey, class Image>
+FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row, const PlainGates& gates, ScalarRows& rows, FineRows* fine,
+                             const ChunkImages<kKey, Image>& out) {
+  const bool valid = row < place.span.rows;
+  FrontCoefs<float> c = plain_coefs(x, gates, rows.left[0][row], rows.left[1][row]);
+  const FrontCoefs<float> of_t = c;
+  if constexpr (kFine) {
+    const BareCoefs y = fine_coefs(x.rule, c);
+    c = y.primed;
+    fine->a[row] = valid ? y.a : 1.0f, fine->b[row] = valid ? y.b : 1.0f, fine->right_of_p[row] = valid ? c.w_k : 0.0f;
+  }
+  const float z = valid ? c.z_v : 0.0f, e = valid ? c.e_k : 0.0f, q = valid ? c.r_q : 0.0f, k = valid ? c.w_k : 0.0f;
+  const float gamma = rows.gamma[row], suffix = rows.keys[row];
+  rows.left[0][row] = q, rows.left[1][row] = !kFine ? e : valid ? of_t.e_k : 0.0f, rows.right[row] = !kFine ? k : valid ? of_t.w_k : 0.0f;
+  rows.gamma[row] = gamma * q, rows.keys[row] = suffix * k, rows.z[row] = z;
+  if constexpr (kFine) put_scales(out, row, -gamma * e, suffix * k);
+  if constexpr (kOnline) {
+    split_into(rows.split_keys, row, suffix * k);
+    split_into(rows.split_erase, row, -gamma * e);
+  }
+  if constexpr (kOnline && !kFine) out.forward->e[row] = -gamma * e, out.forward->q[row] = gamma * q;
+  out.forward->z_scale[row] = out.z == nullptr ? z : valid ? 1.0f : 0.0f;
+}
+
+// kTraining: with backward images; offline and kFine: if they are asked for. kFine: with what A, P and the keys lose in bf16.
+template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine>
+__global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, kPlain, kTraining, kFine>::kBlocks)
+    prepare_scalar_kernel(const __grid_constant__ PrepareArgs args, const __grid_constant__ PrecondMap<float> precond_form, int fetched) {
+  using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining, kFine>;
+  constexpr int kN = kKey / 32;
+  const Problem& x = args.problem;
+  char* shared = shared_memory();
+  const ChunkPlace place = chunk_place(x);
+  if (place.span.rows < 0) return;
+  auto out = chunk_images<kKey, typename Layout::Image>(args, place.item);
+  if constexpr (kOnline && !kTraining) out.backward = nullptr;
+  ScalarRows& rows = *reinterpret_cast<ScalarRows*>(shared + Layout::kEnd);
+  FineRows& fine = *reinterpret_cast<FineRows*>(shared + Layout::kFineRows);  // kFine, kPlain
+  const int thread = static_cast<int>(thread_index()), warp = uniform_warp();
+  const PairWork<kOnline> work(warp);
+
+  uint2 steps = make_uint2(0, 0);
+  if (warp == 1) steps = scalar_steps(x, place);
+  const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
+  if (kPlain || fetched != 0) fetch_front<kN>(x, place, raw);
+  const int row = kPlain ? coefficient_row(warp) : -1;
+  const PlainGates gates = plain_gates(x, place, row);
+  clear_above(shared + Layout::kP);
+  if (warp == 1) put_decays<kKey>(x, place, steps, rows, out);
+
+  if constexpr (kPlain) {
+    front_arrived();
+    if (uses_norms(x.rule)) {
+      const float2 squares = fetched_squares<kN, true>(raw);
+      const int lane = static_cast<int>(lane_index()), own = warp * kWarpRows + lane / 4;
+      if (lane % 4 == 0) rows.left[0][own] = squares.x, rows.left[1][own] = squares.y;
+    }
+    sync_threads();
+    if (row >= 0) plain_factors<kOnline, kFine>(x, place, row, gates, rows, &fine, out);
+  } else {
+    RowCoefs* coefs = reinterpret_cast<RowCoefs*>(&rows + 1);
+    PrecondRows<kN> precond;
+    precond.load(x, place, precond_form, reinterpret_cast<RunShared<kN>*>(coefs + kChunk));
+    make_coefs<kN>(x, place, fetched != 0, raw, precond, coefs, kFine && out.e_rests == nullptr);
+    sync_threads();
+    if constexpr (kFine) {
+      if (thread < kChunk) {
+        RowCoefs& at = coefs[thread];
+        FrontCoefs<float> c;
+        c.e_k = at.read_erase.z, c.w_k = at.rest.y, c.z_v = at.rest.z;
+        const BareCoefs y = fine_coefs(x.rule, c);
+        at.read_erase.z = y.primed.e_k, at.rest.y = y.primed.w_k, at.rest.z = y.primed.z_v;
+        rows.left[1][thread] = y.a, rows.right[thread] = y.b;
+      }
+      sync_threads();
+    }
+    const auto body = [&](int r, const KeyStreams<kN>& s) { scalar_row<kKey, kOnline, kFine>(r, s, shared, rows, out); };
+    if (fetched != 0) {
+      for_each_fetched_row<kN, false>(x, place, raw, precond, coefs, body);
+    } else {
+      for_each_row<kN>(x, place, coefs, body);
+    }
+    if (thread < kChunk) {
+      const float z = coefs[thread].rest.z;
+      if constexpr (kFine) {
+        rows.left[0][thread] = 1.0f;
+      } else {
+        rows.left[0][thread] = rows.left[1][thread] = rows.right[thread] = 1.0f;
+      }
+      rows.z[thread] = z;
+      if constexpr (kFine) put_scales(out, thread, -rows.gamma[thread], rows.keys[thread]);
+      split_into(rows.split_keys, thread, rows.keys[thread]);
+      split_into(rows.split_erase, thread, -rows.gamma[thread]);
+      out.forward->z_scale[thread] = out.z == nullptr ? z : thread < place.span.rows ? 1.0f : 0.0f;
+    }
+    sync_threads();
+  }
+  float c[8][4];
+  const uint32_t base = shared_address(shared);
+  pair_products<kKey, kOnline>(work, base + (!work.strict ? Layout::kReads : kPlain ? Layout::kKeys : Layout::kErase), base + Layout::kKeys, c);
+  const bool rests = kFine && !kPlain && out.e_rests != nullptr;
+  if (rests) {
+    add_pair_products<kKey, kOnline>(work, base + (work.strict ? Layout::kErase : Layout::kReads), base + Layout::kKeyRests, c);
+    if (work.strict) add_pair_products<kKey, kOnline>(work, base + Layout::kYRests, base + Layout::kKeys, c);
+  }
+  sync_threads();  // the factors are there, and T may take the place of e, A that of the raw reads
+  const float(&left)[kChunk] = rows.left[work.strict];
+  scale_pairs(work, rows, {left[work.row()], left[work.row() + 8]}, !kFine || work.strict ? rows.right : kPlain ? fine.right_of_p : rows.left[0], c);
+  char* const t = shared + Layout::kT;
+  store_pairs<kOnline, kFine>(work, t, shared + Layout::kP, shared + Layout::kPLow, c);
+
+  const auto z_of = [&](int i) { return rows.z[i]; };
+  const char *const reads = shared + Layout::kReads, *const keys = shared + Layout::kKeys;
+  if constexpr (kOnline) {
+    FinishBuffers buffers{shared + Layout::kKeys,
+                          t,
+                          shared + Layout::kA,
+                          shared + Layout::kP,
+                          shared + (kTraining ? Layout::kM : Layout::kT),
+                          shared + (kPlain ? Layout::kKeys : Layout::kErase),
+                          shared + Layout::kReads,
+                          t,
+                          &rows.split_keys,
+                          &rows.split_erase,
+                          rows.gamma,
+                          {shared + Layout::kALow, kPlain ? fine.b : rows.right, kPlain ? fine.a : rows.left[1]},
+                          shared + Layout::kPLow,
+                          kPlain && bare_keys(x.rule) && x.rule.decay == Decay::kNone,
+                          rests ? shared + Layout::kKeyRests : nullptr,
+                          rests ? shared + Layout::kYRests : nullptr,
+                          shared + Layout::kYRests};
+    buffers.last_pair = rows.pair + kChunk - 1;
+    finish_online<kKey, RowForm::kMultiples, kTraining, false, kFine>(
+        buffers, warp, out,
+        [&](int number) {
+          if constexpr (kPlain && kFine) plain_images<kKey>(reads, 4 * number, 4, rows.gamma, out.forward->q, nullptr, nullptr);
+        },
+        [&](int number) {
+          const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
+          if constexpr (kPlain && kFine) {
+            plain_images<kKey>(keys, first, count, nullptr, out.forward->e, nullptr, out.backward != nullptr ? out.backward->k : nullptr);
+          } else if constexpr (kPlain && kTraining) {
+            plain_images<kKey>(keys, first, count, rows.keys, out.backward->k, nullptr, nullptr);
+          }
+          if (out.z != nullptr) write_values(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
+        });
+  } else {
+    start_offline<kKey>(shared + Layout::kP, out);
+    if constexpr (kPlain) {
+      plain_images<kKey>(reads, 2 * warp, 2, rows.gamma, out.forward->q, rows.gamma, out.backward != nullptr ? out.backward->q : nullptr);
+      plain_images<kKey>(keys, 2 * warp, 2, rows.keys, out.forward->x, rows.keys, out.backward != nullptr ? out.backward->k : nullptr);
+    }
+    if (out.z != nullptr) write_values(x, place, z_of, out.z, thread, kPrepareThreads);
+    finish_offline();
+  }
+}
+
+template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine = false>
+void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* stream) {
+  using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining, kFine>;
+  PrecondMap<float> form;
+  if (args.problem.boundaries != nullptr) form = precond_map(args.problem.rule, 0.0f);
+  launch(prepare_scalar_kernel<kKey, kOnline, kPlain, kTraining, kFine>, prepare_grid(args.problem, chunks), kPrepareThreads, Layout::kBytes, stream, args,
+         form, static_cast<int>(fetched));
+}
+
+bool takes_plain(const Problem& x, int key) { return can_fetch(x, key) && plain_streams(x) && !channel_erase(x.rule); }
+
+template <int kKey, bool kOnline>
+void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
+  const bool fetched = can_fetch(args.problem, kKey), plain = takes_plain(args.problem, kKey) && args.forward_fine.rests == nullptr;
+  if (kOnline && wants_rests(args.problem.rule)) {
+    plain ? launch_scalar<kKey, kOnline, true, kOnline, kOnline>(args, chunks, fetched, stream)
+          : launch_scalar<kKey, kOnline, false, kOnline, kOnline>(args, chunks, fetched, stream);
+  } else if (kOnline && args.backward != nullptr) {
+    plain ? launch_scalar<kKey, kOnline, true, kOnline>(args, chunks, fetched, stream)
+          : launch_scalar<kKey, kOnline, false, kOnline>(args, chunks, fetched, stream);
+  } else {
+    plain ? launch_scalar<kKey, kOnline, true, false>(args, chunks, fetched, stream)
+          : launch_scalar<kKey, kOnline, false, false>(args, chunks, fetched, stream);
+  }
+}
+
+}  // namespace
+
+bool prepare_scalar_makes_m(const Problem& problem, int key) {
+  const Rule& rule = problem.rule;
+  return rule.uses_precond() && rule.precond_squashed() && rule.normaliser == Normaliser::kNone && can_fetch(problem, key);
+}
+
+bool prepare_scalar_leaves_rows(const Problem& problem, int key) { return problem.rule.online() && !wants_rests(problem.rule) && takes_plain(problem, key); }
+
+void prepare_scalar(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
+  const bool online = args.problem.rule.online();
+  if (key == 128) {
+    online ? launch_key<128, true>(args, chunks, stream) : launch_key<128, false>(args, chunks, stream);
+  } else {
+    online ? launch_key<64, true>(args, chunks, stream) : launch_key<64, false>(args, chunks, stream);
+  }
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,199 @@
+// prepare where all channels of a token decay alike, or not at all, and r or e is a sum of the raw q and k times numbers a row (query feedback,
+// corrected read). A block has one chunk of one value head, its raw rows of q and k in shared memory:
+//   T_ij = (e_k,i (k_i.k_j) + e_q,i (q_i.k_j)) w_k,j exp(G_i - G_j), P likewise with r.
+// Warps 0 to 3 make K K^T and then T, 4 to 7 Q K^T and then P. Who needs the other half's products finds them, before any factor, in T's place.
+#include <algorithm>
+
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/prepare/kernels.h"
+#include "scan/cuda/prepare/scalar_parts.cuh"
+
+namespace fw::cuda {
+namespace {
+
+// Factors by row: prepare/scalar_parts.cuh and prepare/products.cuh; z: of the values; split_keys: those of the operands in Khat, and in the end
+// keys too. read_q and read_k are also where |q|^2 and |k|^2 wait for the coefficients.
+struct SumRows : SumFactors {
+  float pair[kChunk], right[kChunk], keys[kChunk], z[kChunk];
+  SplitFactors split_keys;
+};
+
+// Shared memory: the raw keys (become x), the raw reads (become q of the backward image), T, P. For the forward image alone A takes the place of the
+// first 64 channels of the raw reads, and M that of T; else y that of T. As many blocks fit an SM as of plain rules.
+template <int kKey, bool kTraining>
+struct SumLayout {
+  static constexpr int kBlocks = kTraining ? 3 : 4;
+  static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
+  static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = 2 * kOperand, kWork = kTraining ? std::max(kTriangle, kOperand) : kTriangle;
+  static constexpr uint32_t kA = kTraining ? kT + kWork : kReads, kP = kT + kWork + (kTraining ? kPanelBytes : 0);
+  static constexpr uint32_t kM = kTraining ? kP + kPanelBytes : kT, kRows = kP + (kTraining ? 2 : 1) * kPanelBytes;
+  static constexpr uint32_t kBarriers = kRows + sizeof(SumRows), kBytes = kBarriers + 2 * 8;
+  static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
+};
+
+// The factors of this lane's row, from the norms that wait in `rows`.
+FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, const GateBits& gates, SumRows& rows, float* z_scale, bool z_image) {
+  const bool valid = row < place.span.rows;
+  const FrontCoefs<float> c = sum_coefs(x, gates, rows.read_q[row], rows.read_k[row]);
+  const auto put = [&](float* to, float coefficient) { to[row] = valid ? coefficient : 0.0f; };
+  put(rows.read_q, c.r_q), put(rows.read_k, c.r_k);
+  put(rows.erase_q, c.e_q), put(rows.erase_k, c.e_k);
+  put(rows.right, c.w_k), put(rows.z, c.z_v);
+  const float key = valid ? rows.keys[row] * c.w_k : 0.0f;
+  rows.keys[row] = key;
+  split_into(rows.split_keys, row, key);
+  z_scale[row] = z_image ? (valid ? 1.0f : 0.0f) : valid ? c.z_v : 0.0f;
+}
+
+// Where a lane leaves its products of a block for the same lane of the warp that has the block of the other matrix: within the block's rows of T.
+struct Handover {
+  float4* slots;
+  FW_DEVICE Handover(char* t, int block)
+      : slots(reinterpret_cast<float4*>(reinterpret_cast<float*>(t) + triangle_index(16 * block, 0)) + static_cast<int>(lane_index())) {}
+  FW_DEVICE void put(int n, const float (&c)[4]) const { slots[32 * n] = make_float4(c[0], c[1], c[2], c[3]); }
+  FW_DEVICE float4 get(int n) const { return slots[32 * n]; }
+};
+
+// c becomes own c + other d by rows of this lane, d the products of the other half; give: c takes d's place.
+FW_DEVICE void add_products(const PairWork<true>& work, const Handover& handover, const float* own_rows, const float* other_rows, bool give, float (&c)[8][4]) {
+  const int i = work.row();
+  const float own[2] = {own_rows[i], own_rows[i + 8]}, other[2] = {other_rows[i], other_rows[i + 8]};
+  FW_UNROLL
+  for (int n = 0; n < 8; ++n) {
+    if (!work.has(n / 2)) continue;
+    const float4 x = handover.get(n);
+    if (give) handover.put(n, c[n]);
+    const float d[4] = {x.x, x.y, x.z, x.w};
+    FW_UNROLL
+    for (int m = 0; m < 4; ++m) c[n][m] = own[m / 2] * c[n][m] + other[m / 2] * d[m];
+  }
+}
+
+// Q and E of the forward image, 64 channels of `count` groups of four rows from group `first` on, by one warp.
+template <int kKey>
+FW_DEVICE void sum_images(const char* reads, const char* keys, const SumRows& rows, int panel, int first, int count, const ForwardImage<kKey>* image) {
+  const int lane = static_cast<int>(lane_index());
+  const auto store = [](const void* matrix, uint32_t at, const SumPair& sum, const uint32_t(&q)[4], const uint32_t(&k)[4]) {
+    uint32_t words[4];
+    FW_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const float2 x = sum(q[j], k[j]);
+      words[j] = pack_bf16(x.x, x.y);
+    }
+    *reinterpret_cast<uint4*>(const_cast<char*>(static_cast<const char*>(matrix)) + at) = make_uint4(words[0], words[1], words[2], words[3]);
+  };
+  FW_NO_UNROLL
+  for (int group = first; group < first + count; ++group) {
+    const int row = 4 * group + (lane >> 3);
+    const uint32_t at = static_cast<uint32_t>(panel) * kPanelBytes + static_cast<uint32_t>(row * 128 + (lane & 7) * 16);
+    const uint4 q = *reinterpret_cast<const uint4*>(reads + at), k = *reinterpret_cast<const uint4*>(keys + at);
+    const uint32_t of_q[4] = {q.x, q.y, q.z, q.w}, of_k[4] = {k.x, k.y, k.z, k.w};
+    const auto factors = [](float f, float g) { return SumPair{make_float2(f, f), make_float2(g, g)}; };
+    const float gamma = rows.gamma[row];
+    store(image->q, at, factors(gamma * rows.read_q[row], gamma * rows.read_k[row]), of_q, of_k);
+    store(image->e, at, factors(-gamma * rows.erase_q[row], -gamma * rows.erase_k[row]), of_q, of_k);
+  }
+}
+
+// kTraining: with backward images.
+template <int kKey, bool kTraining>
+__global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey, kTraining>::kBlocks) prepare_sums_kernel(const __grid_constant__ PrepareArgs args) {
+  using Layout = SumLayout<kKey, kTraining>;
+  constexpr int kN = kKey / 32;
+  const Problem& x = args.problem;
+  char* shared = shared_memory();
+  const ChunkPlace place = chunk_place(x);
+  if (place.span.rows < 0) return;
+  ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
+  if constexpr (!kTraining) out.backward = nullptr;
+  SumRows& rows = *reinterpret_cast<SumRows*>(shared + Layout::kRows);
+  const int warp = uniform_warp();
+  const PairWork<true> work(warp);
+  char *const keys = shared + Layout::kKeys, *const reads = shared + Layout::kReads, *const t = shared + Layout::kT;
+
+  uint2 steps = make_uint2(0, 0);
+  if (warp == 1) steps = scalar_steps(x, place);
+  const RawMatrices raw{reads, keys, nullptr};
+  fetch_front<kN>(x, place, raw);
+  const int row = coefficient_row(warp);
+  const GateBits gates = gate_bits(x, place, row);
+  uint64_t *const claimed = start_half_barrier(shared + Layout::kBarriers), *const read_made = start_half_barrier(shared + Layout::kBarriers + 8);
+  clear_above(shared + Layout::kP);
+  if (warp == 1) put_decays<kKey>(x, place, steps, rows, out);
+  front_arrived();
+  if (uses_norms(x.rule)) {
+    const float2 squares = fetched_squares<kN, true>(raw);
+    const int lane = static_cast<int>(lane_index()), own = warp * kWarpRows + lane / 4;
+    if (lane % 4 == 0) rows.read_q[own] = squares.x, rows.read_k[own] = squares.y;
+  }
+  sync_threads();
+  if (row >= 0) put_factors(x, place, row, gates, rows, out.forward->z_scale, out.z != nullptr);
+
+  float c[8][4];
+  int lane = static_cast<int>(lane_index());
+  if constexpr (kKey == 64 && kTraining) lane = opaque(lane);  // its fragments' addresses are not kept until they are wanted again: registers
+  pair_products<kKey, true>(work, shared_address(work.strict ? keys : reads), shared_address(keys), c, lane);
+  const bool mixes_erase = x.rule.feedback != Feedback::kNone, mixes_read = x.rule.read != Read::kPlain;
+  const Handover handover(t, work.block);
+  if (work.strict == mixes_read) {  // where both are sums, Q K^T takes the place of K K^T
+    FW_UNROLL
+    for (int n = 0; n < 8; ++n) {
+      if (work.has(n / 2)) handover.put(n, c[n]);
+    }
+  }
+  sync_threads();  // the products and the factors are there
+  if (mixes_read && !work.strict) {
+    add_products(work, handover, rows.read_q, rows.read_k, mixes_erase, c);
+    mbarrier_arrive(read_made);
+  }
+  if (mixes_erase && work.strict) {
+    if (mixes_read) mbarrier_wait(read_made, 0);
+    add_products(work, handover, rows.erase_k, rows.erase_q, false, c);
+    sync_warp();
+  }
+  float factor[2] = {1, 1};
+  if (!(work.strict ? mixes_erase : mixes_read)) {
+    const float* own = work.strict ? rows.erase_k : rows.read_q;
+    factor[0] = own[work.row()], factor[1] = own[work.row() + 8];
+  }
+  scale_pairs(work, rows, factor, c);
+  if (!mixes_erase && work.strict) mbarrier_wait(read_made, 0);  // T's place is read
+  store_pairs<true, false>(work, t, shared + Layout::kP, nullptr, c);
+
+  FinishBuffers buffers{keys, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys, reads, t, &rows.split_keys, nullptr, nullptr};
+  buffers.claimed = claimed;
+  buffers.last_pair = rows.pair + kChunk - 1;
+  buffers.sums = &rows;
+  finish_online<kKey, RowForm::kSums, kTraining, !kTraining, false>(
+      buffers, warp, out, [&](int number) { sum_images(reads, keys, rows, 0, 4 * number, 4, out.forward); },
+      [&](int number) {
+        const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
+        if constexpr (kKey > 64) sum_images(reads, keys, rows, 1, first, count, out.forward);
+        if constexpr (kTraining) plain_images<kKey>(keys, first, count, rows.keys, out.backward->k, nullptr, nullptr);
+        const auto z_of = [&](int i) { return rows.z[i]; };
+        if (out.z != nullptr) write_values<2>(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
+      });
+}
+
+template <int kKey>
+void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
+  const Dim3 grid = prepare_grid(args.problem, chunks);
+  if (args.backward != nullptr) {
+    launch(prepare_sums_kernel<kKey, true>, grid, kPrepareThreads, SumLayout<kKey, true>::kBytes, stream, args);
+  } else {
+    launch(prepare_sums_kernel<kKey, false>, grid, kPrepareThreads, SumLayout<kKey, false>::kBytes, stream, args);
+  }
+}
+
+}  // namespace
+
+bool prepares_sums(const Problem& problem, int key) {
+  const Rule& rule = problem.rule;
+  return rule.online() && sum_streams(problem) && !channel_erase(rule) && !wants_rests(rule) && can_fetch(problem, key);
+}
+
+void prepare_sums(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
+  key == 128 ? launch_key<128>(args, chunks, stream) : launch_key<64>(args, chunks, stream);
+}
+
+}  // namespace fw::cuda

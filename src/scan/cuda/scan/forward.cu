@@ -1,0 +1,429 @@
+// The forward scan over chunks of 64 tokens (recurrence.md 4, in the dual form of tiles.h). Per sequence and value head, with
+// ForwardImages made by prepare() and raw values v [tokens, HV, V] or prepared Z panels:
+//   W = Z + E S      O = Q S + M W      S = Diag(gamma) S + X^T W          (offline rules: W = Z)
+// Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W of every chunk.
+// Products take bf16 operands and add in float32; S stays float32 throughout.
+//
+// Form::kFine: of rules with has_fine_images() (tiles.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two bf16 numbers there and in X^T W.
+// Form::kRows: with RowImages and the raw rows of k and q: W = Z + diag(e) k S, O = diag(q) q S + M W.
+//
+// The order of work keeps the tensor cores busy and is what ptxas allows without serialising products (it says so: C7510 to C7518; the
+// machine code then has a wait behind each product). While products are in flight, their own accumulators and register operands stay
+// untouched; other operands may be packed, and a state whose own product was waited for may be packed and scaled. But accumulators that
+// were last written by a product of the round before may not be touched once a product of this round is in flight: so the state is scaled
+// for the next chunk at the end of a round, and O is packed there. No product is in flight across the loop's end.
+#include <algorithm>
+#include <type_traits>
+
+#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/scan/rows.cuh"
+
+namespace fw::cuda {
+
+namespace {
+
+// kImages: E, Q and X as they are, of rules with an erase; kOffline: without E.
+enum class Form { kOffline, kImages, kFine, kRows };
+
+// The parts of an image that this kernel reads, then the Z tile, in shared memory: bytes.
+template <int kKey, Form kForm, bool kOut, bool kSave>
+struct ForwardShape {
+  static constexpr bool kRows = kForm == Form::kRows, kFine = kForm == Form::kFine, kOnline = kForm != Form::kOffline;
+  using Image = std::conditional_t<kRows, RowImage<kKey>, ForwardImage<kKey>>;
+  static constexpr int kMatrix = 64 * kKey * 2;
+  static constexpr int kE = 0, kQ = kE + (kOnline ? kMatrix : 0), kX = kQ + (kOut ? kMatrix : 0), kM = kX + kMatrix, kNumbers = kM + (kOut ? kPanelBytes : 0);
+  // Images: gamma, z_scale; rows: e, q, z_scale, gamma.
+  static constexpr int kScale = kNumbers + (kRows ? 128 : kKey) * 4, kGamma = kRows ? kScale + 64 * 4 : kNumbers;
+  static constexpr int kImage = (kRows ? kGamma + 16 : kScale + 64 * 4), kTile = round_to_panels(kImage);
+  static constexpr int kRest = kTile + kPanelBytes, kKeyRests = kRest + kMatrix, kStage = kFine ? kKeyRests + kMatrix : kRest;
+  static constexpr int kBuffers = kOut && kSave && kOnline && kKey == 128 ? 1 : 2;  // of each thing that leaves
+  static constexpr int kOutputs = kBuffers * ((kOut ? kPanelBytes : 0) + (kSave ? kMatrix + kPanelBytes : 0));
+  static constexpr int kStages = std::min(4, (kScanSharedLimit - kOutputs) / kStage);
+  static constexpr int kO = kStages * kStage, kS = kO + (kOut ? kBuffers * kPanelBytes : 0), kW = kS + (kSave ? kBuffers * kMatrix : 0);
+  // In the padding behind the first stage's image, or, where a fine image has its scales there, behind everything.
+  static constexpr int kBarriers = kFine ? kStages * kStage + kOutputs : kImage, kShared = kStages * kStage + kOutputs + (kFine ? kScanBarrierBytes : 0);
+
+  struct Barriers {
+    RingBarriers<kStages> stages;
+    RingBarriers<kBuffers> o, s, w;
+  };
+  static_assert(kStages >= 2 && kShared <= kScanSharedLimit && sizeof(Barriers) <= (kFine ? kScanBarrierBytes : kTile - kImage));
+  static_assert(sizeof(Image) == (kRows ? 1 : 3) * kMatrix + kPanelBytes + (kRows ? 3 * 64 + 32 : kKey + 64) * 4);
+};
+
+// One thread: starts the copies of an image into a stage, of image_bytes.
+template <class Shape>
+constexpr uint32_t image_bytes() {
+  return Shape::kImage - (Shape::kRows ? Shape::kX : 0);
+}
+template <class Shape, bool kOut>
+FW_DEVICE void bring_image(char* stage, const typename Shape::Image* image, uint64_t* full) {
+  if constexpr (Shape::kRows) {
+    if constexpr (kOut) {
+      bulk_load(stage + Shape::kX, image->x, image_bytes<Shape>(), full);
+    } else {
+      bulk_load(stage + Shape::kX, image->x, Shape::kMatrix, full);
+      bulk_load(stage + Shape::kNumbers, image->e, Shape::kImage - Shape::kNumbers, full);
+    }
+  } else if constexpr (kOut) {
+    bulk_load(stage, Shape::kOnline ? image->e : image->q, Shape::kImage, full);
+  } else {
+    if constexpr (Shape::kOnline) bulk_load(stage + Shape::kE, image->e, Shape::kMatrix, full);
+    bulk_load(stage + Shape::kX, image->x, Shape::kMatrix, full);
+    bulk_load(stage + Shape::kNumbers, image->gamma, Shape::kImage - Shape::kNumbers, full);
+  }
+}
+
+// Accumulators O^T of a chunk straight to float32 rows.
+FW_DEVICE void store_float_rows(const TileRows& t, int c, const float (&o)[32]) {
+  const int token = c * kChunk + 2 * (static_cast<int>(lane_index()) % 4), column = t.column + 16 * state_warp() + static_cast<int>(lane_index()) / 4;
+  float* to = reinterpret_cast<float*>(t.rows.data);
+  FW_UNROLL
+  for (int i = 0; i < 32; ++i) {
+    const int row = token + i / 4 * 8 + i % 2, v = column + i % 4 / 2 * 8;
+    if (row < t.length && v < t.V) to[row * t.rows.stride + v] = o[i];
+  }
+}
+
+// By the 64 threads of warps 2 and 3: a panel of bf16 to bf16 rows.
+FW_DEVICE void store_bf16_rows(const TileRows& t, int c, const char* panel) {
+  const int i = static_cast<int>(thread_index() - kStoreThread), piece = i % 8, row = i / 8;
+  const int column = t.column + piece * 8;
+  const char* from = panel + row * 128 + ((piece ^ row) * 16);
+  uint16_t* to = reinterpret_cast<uint16_t*>(t.rows.data) + static_cast<int64_t>(c * kChunk + row) * t.rows.stride + column;
+  FW_UNROLL
+  for (int j = 0; j < 8; ++j) {
+    if (c * kChunk + row + j * 8 >= t.length) break;
+    const uint4 x = *reinterpret_cast<const uint4*>(from + j * 1024);
+    uint16_t* at = to + j * 8 * t.rows.stride;
+    if (t.wide) {
+      if (column < t.V) *reinterpret_cast<uint4*>(at) = x;
+    } else {
+      const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+      FW_UNROLL
+      for (int e = 0; e < 8; ++e) {
+        if (column + e < t.V) at[e] = static_cast<uint16_t>(words[e / 2] >> (e % 2 * 16));
+      }
+    }
+  }
+}
+
+// Z^T = z_scale (.) tile^T as accumulators.
+FW_DEVICE void load_z(float (&w)[32], uint32_t panel, const float* z_scale) {
+  FW_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    uint32_t r[4];
+    load_token_fragment(r, panel, k);
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      w[8 * k + 2 * i] = bf16_low(r[i]);
+      w[8 * k + 2 * i + 1] = bf16_high(r[i]);
+    }
+  }
+  scale_columns(w, z_scale);
+}
+
+// z += scale (.) w, by columns.
+FW_DEVICE void add_scaled(float (&z)[32], const float* scale, const float (&w)[32]) {
+  const float* mine = scale + 2 * (lane_index() % 4);
+  FW_UNROLL
+  for (int j = 0; j < 8; ++j) {
+    const float2 s = *reinterpret_cast<const float2*>(mine + 8 * j);
+    z[4 * j] += s.x * w[4 * j];
+    z[4 * j + 1] += s.y * w[4 * j + 1];
+    z[4 * j + 2] += s.x * w[4 * j + 2];
+    z[4 * j + 3] += s.y * w[4 * j + 3];
+  }
+}
+
+template <int kKey, Form kForm, bool kOut, bool kSave>
+__global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const ScanForwardArgs args, const __grid_constant__ StageMaps maps) {
+  using Shape = ForwardShape<kKey, kForm, kOut, kSave>;
+  constexpr bool kRows = Shape::kRows, kFine = Shape::kFine, kOnline = Shape::kOnline;
+  char* const shared = shared_memory();
+  auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
+  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock, map_blocks = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
+  // Blocks of a map have Z = 0.
+  const bool z_ready = args.z != nullptr && static_cast<int>(block_index_x()) % (value_blocks + map_blocks) < value_blocks;
+  if (thread_index() == 0) {
+    barriers.stages.init(z_ready && !kRows ? 1 : 1 + static_cast<int>(kStoreThread), kStateThreads);
+    barriers.o.init(kStateThreads, 64);
+    barriers.s.init(kStateThreads, 1);
+    barriers.w.init(kStateThreads, 1);
+    mbarrier_init_fence();
+  }
+  sync_threads();
+  grid_dependency_wait();
+  grid_dependency_launch();
+  const ScanPlace place = scan_place(args.sequences, args.HV, value_blocks, map_blocks);
+  if (args.parts != nullptr && (args.parts[place.n] >> (place.map ? 1 : 0) & 1) == 0) return;
+  // Index of the tiles of this block: chunk 0, and the step to the next chunk.
+  const int64_t first_block = place.first_tile * value_blocks + place.value_block, block_step = static_cast<int64_t>(args.HV) * value_blocks;
+
+  if (thread_index() < kStoreThread) {
+    const auto* image = static_cast<const typename Shape::Image*>(args.images) + place.first_tile;
+    const uint16_t* z = args.z + (z_ready ? first_block * kPanel : 0);
+    const TileRows v = tile_rows(place.map ? TokenArg{} : args.v, args.sequences, place, args.V);
+    // Who fills nothing does not wait either: with nobody waiting for it, it could miss a phase of a barrier and wait for ever.
+    const int rounds = z_ready && !kRows && thread_index() != 0 ? 0 : place.chunks;
+    const EnginePlace engine(args.sequences, place);
+    constexpr int kRowPanels = kRows ? kKey / 64 : 0, kRowBytes = (kOut ? 2 : 1) * kRowPanels * static_cast<int>(kTensorBytes);
+    const int v_head = place.hv / args.v.divisor;
+    Ring<Shape::kStages> ring;
+    for (int c = 0; c < rounds; ++c, ring.next()) {
+      char* const stage = shared + ring.slot * Shape::kStage;
+      uint64_t* const full = barriers.stages.full + ring.slot;
+      barriers.stages.wait_empty(ring);
+      const bool whole = engine.takes(c), brings_v = whole && maps.values != 0 && !z_ready && !place.map, brings_rows = !kRows || (whole && maps.rows != 0);
+      if (thread_index() == 0) {
+        const uint32_t fine = kFine ? fine_bytes<kKey>(args.fine) : 0;
+        mbarrier_expect(full, image_bytes<Shape>() + (z_ready || brings_v ? kPanelBytes : 0) + (brings_rows ? kRowBytes : 0) + fine);
+        bring_image<Shape, kOut>(stage, image, full);
+        if constexpr (kFine) bring_fine<Shape, kKey>(args.fine, place.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
+        if (z_ready) bulk_load(stage + Shape::kTile, z, kPanelBytes, full);
+        image += args.HV;
+        if (z_ready) z += block_step * kPanel;
+      } else if (thread_index() == 32) {
+        FW_UNROLL
+        for (int panel = 0; panel < kRowPanels; ++panel) {
+          if (!brings_rows) break;
+          engine.bring(maps.k, 64 * panel, place.hv / args.rows.k.divisor, c, stage + Shape::kE + panel * kPanelBytes, full);
+          if constexpr (kOut) engine.bring(maps.q, 64 * panel, place.hv / args.rows.q.divisor, c, stage + Shape::kQ + panel * kPanelBytes, full);
+        }
+        if (brings_v) engine.bring(maps.v, place.value_block * kValueBlock, v_head, c, stage + Shape::kTile, full);
+      }
+      const bool zeros = place.map && c >= Shape::kStages;  // the tile of zeros is there from the first round
+      const bool fills_tile = !z_ready && !brings_v && !zeros;
+      if (!brings_rows) {
+        copy_rows<kKey>(args.rows.k, args.sequences, place, c, stage + Shape::kE);
+        if constexpr (kOut) copy_rows<kKey>(args.rows.q, args.sequences, place, c, stage + Shape::kQ);
+        if (fills_tile) fill_tile(v, c, stage + Shape::kTile);
+        cp_async_commit();
+        cp_async_wait<0>();
+        fence_async_shared();
+        mbarrier_arrive(full);
+      } else if (fills_tile) {
+        bring_tile(v, c, stage + Shape::kTile, full);
+      } else if (kRows || !z_ready) {
+        mbarrier_arrive(full);
+      }
+    }
+  } else if (thread_index() < kStateThread) {
+    const bool drains_s = kSave && thread_index() == kStoreThread, drains_w = kSave && thread_index() == kStoreThread + 32;
+    const TileRows o = tile_rows(args.o, args.sequences, place, args.V);
+    Ring<Shape::kBuffers> ring;
+    for (int c = 0; c < place.chunks; ++c, ring.next()) {
+      const int64_t tile = first_block + c * block_step;
+      if (drains_s) {
+        barriers.s.wait_full(ring);
+        drain_bulk(args.states + tile * (64 * kKey), shared + Shape::kS + ring.slot * Shape::kMatrix, Shape::kMatrix, barriers.s.empty + ring.slot);
+      }
+      if (drains_w) {
+        barriers.w.wait_full(ring);
+        drain_bulk(args.w + tile * kPanel, shared + Shape::kW + ring.slot * kPanelBytes, kPanelBytes, barriers.w.empty + ring.slot);
+      }
+      if (kOut && o.rows.bf16 != 0) {
+        barriers.o.wait_full(ring);
+        store_bf16_rows(o, c, shared + Shape::kO + ring.slot * kPanelBytes);
+        barriers.o.put_empty(ring);
+      }
+    }
+    if (drains_s || drains_w) bulk_wait<0>();
+  } else {
+    const TileRows out = tile_rows(args.o, args.sequences, place, args.V);
+    float state[kKey / 2];
+    if (place.map) {
+      unit_state(place, state);
+    } else {
+      load_state(args.initial_state, place, place.n, args.K, args.V, state);
+    }
+    const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
+    const auto store_out = [&](const uint32_t(&packed)[4][4], const Ring<Shape::kBuffers>& to) {
+      barriers.o.wait_empty(to);
+      const uint32_t panel = base + Shape::kO + to.slot * kPanelBytes;
+      FW_UNROLL
+      for (int k = 0; k < 4; ++k) store_token_fragment(panel, k, packed[k]);
+      barriers.o.put_full(to);
+    };
+    Ring<Shape::kStages> ring;
+    Ring<Shape::kBuffers> leaving, leaving_out;
+    uint32_t a[kKey / 16][4], a_rests[kKey / 16][4], packed_out[4][4];  // a_rests: kFine
+    const auto stage_floats = [&](int offset) { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset); };
+    const auto pack_state = [&] {
+      pack_fragments(state, a);
+      if constexpr (kFine) pack_rests(state, a, a_rests);
+    };
+    // Of the stage that is full.
+    const auto decay_state = [&] {
+      if constexpr (kRows) {
+        const float gamma = *stage_floats(Shape::kGamma);
+        FW_UNROLL
+        for (float& x : state) x *= gamma;
+      } else {
+        scale_columns(state, stage_floats(Shape::kGamma));
+      }
+    };
+    pack_state();
+    if (place.chunks > 0) {
+      barriers.stages.wait_full(ring);
+      decay_state();
+    }
+    FW_NO_UNROLL
+    for (int c = 0; c < place.chunks; ++c) {
+      // Here a stage is full, a = S, state = Diag(gamma) S, and packed_out is O of the chunk before.
+      const uint32_t stage = base + ring.slot * Shape::kStage;
+      uint32_t b[4][4];
+      float w[32], o[32];
+      wgmma_fence();
+      if constexpr (kOnline) {
+        if constexpr (kFine) {
+          multiply_fine_rows(w, a, a_rests, stage + Shape::kE, stage + Shape::kKeyRests, args.fine.rests != nullptr);
+        } else {
+          multiply_rows(w, a, stage + Shape::kE, false);
+        }
+        wgmma_commit();
+      }
+      if constexpr (kOut) {
+        multiply_rows(o, a, stage + Shape::kQ, false);
+        wgmma_commit();
+      }
+      if constexpr (kOut) {
+        if (c > 0 && out.rows.bf16 != 0) {
+          store_out(packed_out, leaving_out);
+          leaving_out.next();
+        }
+      }
+      if constexpr (kSave) {
+        barriers.s.wait_empty(leaving);
+        const uint32_t to = base + Shape::kS + leaving.slot * Shape::kMatrix;
+        FW_UNROLL
+        for (int k = 0; k < kKey / 16; ++k) store_state_fragment(to, k, a[k]);
+        fence_async_shared();
+        barriers.s.put_full(leaving);
+      }
+      if constexpr (kFine) {
+        uint32_t b_rests[4][4];
+        wgmma_wait<kOut ? 1 : 0>();
+        keep(w);
+        float z[32];
+        load_z(z, stage + Shape::kTile, stage_floats(Shape::kScale));
+        add_scaled(z, stage_floats(Shape::kImage), w);
+        pack_fragments(z, b);
+        pack_rests(z, b, b_rests);
+        wgmma_fence();
+        add_fine_outer<kKey>(state, b, b_rests, stage + Shape::kX, stage + Shape::kRest);
+      } else {
+        float z[32];
+        load_z(z, stage + Shape::kTile, stage_floats(Shape::kScale));
+        if constexpr (kOnline) {
+          wgmma_wait<kOut ? 1 : 0>();
+          keep(w);
+          if constexpr (kRows) {
+            add_scaled(z, stage_floats(Shape::kNumbers), w);
+          } else {
+            FW_UNROLL
+            for (int i = 0; i < 32; ++i) z[i] += w[i];
+          }
+        }
+        pack_fragments(z, b);
+        wgmma_fence();
+        add_outer<kKey>(state, b, stage + Shape::kX);
+      }
+      wgmma_commit();
+      if constexpr (kOut) {
+        if constexpr (kRows) {
+          wgmma_wait<1>();
+          keep(o);
+          scale_columns(o, stage_floats(Shape::kNumbers) + 64);
+          wgmma_fence();
+        }
+        multiply_rows(o, b, stage + Shape::kM, true);
+        wgmma_commit();
+      }
+      if constexpr (kSave) {
+        barriers.w.wait_empty(leaving);
+        const uint32_t to = base + Shape::kW + leaving.slot * kPanelBytes;
+        FW_UNROLL
+        for (int k = 0; k < 4; ++k) store_token_fragment(to, k, b[k]);
+        fence_async_shared();
+        barriers.w.put_full(leaving);
+        leaving.next();
+      }
+      const Ring<Shape::kStages> done = ring;
+      ring.next();
+      if (c + 1 < place.chunks) barriers.stages.wait_full(ring);
+      wgmma_wait<kOut ? 1 : 0>();
+      keep(state);
+      pack_state();
+      if (c + 1 < place.chunks) decay_state();
+      keep(state);
+      wgmma_wait<0>();
+      barriers.stages.put_empty(done);
+      if constexpr (kOut) {
+        keep(o);
+        pack_fragments(o, packed_out);
+        if (out.rows.bf16 == 0) store_float_rows(out, c, o);
+      }
+    }
+    if (kOut && place.chunks > 0 && out.rows.bf16 != 0) store_out(packed_out, leaving_out);
+    if (place.map) {
+      store_state(args.maps, place, place.n, args.K, args.K, state);
+    } else {
+      store_state(args.final_state, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, args.K, args.V, state);
+    }
+  }
+}
+
+template <int kKey, Form kForm, bool kOut, bool kSave>
+void launch_forward(const ScanForwardArgs& args, void* stream) {
+  using Shape = ForwardShape<kKey, kForm, kOut, kSave>;
+  const int maps = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
+  const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock + maps);
+  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
+  StageMaps stage;
+  stage.values = args.z == nullptr && map_tensor(args.v, args.shape, args.HV, args.V, stage.v) ? 1 : 0;
+  if constexpr (Shape::kRows) {
+    const ScanRows& rows = args.rows;
+    stage.rows = map_tensor(rows.k, args.shape, args.HV, args.K, stage.k) && map_tensor(rows.q, args.shape, args.HV, args.K, stage.q) ? 1 : 0;
+  }
+  launch_overlapped(scan_forward_kernel<kKey, kForm, kOut, kSave>, grid, kScanThreads, Shape::kShared, stream, args, stage);
+}
+
+template <int kKey, Form kForm>
+void launch_forward(const ScanForwardArgs& args, void* stream) {
+  const bool save = args.states != nullptr;
+  if (args.o.data != nullptr) {
+    save ? launch_forward<kKey, kForm, true, true>(args, stream) : launch_forward<kKey, kForm, true, false>(args, stream);
+  } else {
+    save ? launch_forward<kKey, kForm, false, true>(args, stream) : launch_forward<kKey, kForm, false, false>(args, stream);
+  }
+}
+
+template <int kKey>
+void launch_forward(const ScanForwardArgs& args, void* stream) {
+  if (!args.online) return launch_forward<kKey, Form::kOffline>(args, stream);
+  if (args.fine.images != nullptr) return launch_forward<kKey, Form::kFine>(args, stream);
+  args.rows.k.data != nullptr ? launch_forward<kKey, Form::kRows>(args, stream) : launch_forward<kKey, Form::kImages>(args, stream);
+}
+
+}  // namespace
+
+void scan_forward(const ScanForwardArgs& args, int key, void* stream) {
+  if ((args.states == nullptr) != (args.w == nullptr)) throw Error(ErrorKind::kInternal, "scan_forward: states and w are saved together or not at all");
+  if (args.maps.data != nullptr && (args.o.data != nullptr || args.states != nullptr)) {
+    throw Error(ErrorKind::kInternal, "scan_forward: maps are made without o and without saving");
+  }
+  if (args.rows.k.data != nullptr && (!args.online || args.fine.images != nullptr || args.K != key)) {
+    fail_internal("scan_forward: rows of k and q are for rules with an erase, without fine images, with K = key; got online {}, fine images {}, K {}, key {}",
+                  args.online, args.fine.images != nullptr ? "there" : "null", args.K, key);
+  }
+  if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_forward: key must be 64 or 128 and at least K");
+  if (key == 64) {
+    launch_forward<64>(args, stream);
+  } else {
+    launch_forward<128>(args, stream);
+  }
+}
+
+}  // namespace fw::cuda

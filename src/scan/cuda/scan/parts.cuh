@@ -1,0 +1,334 @@
+// What the two scans of the chunk form share. A block of 256 threads owns 64 value columns of one value head of one sequence and
+// keeps the transposed state [64 values, kKey] in the registers of warps 4 to 7 ("the state's warps"): value columns of different blocks
+// never meet. Warps 0 and 1 bring the chunks' stages into shared memory, warps 2 and 3 take what leaves it.
+//
+// All 16-bit tiles in shared memory are panels (tiles.h). Lanes of the state's warps hold fragments of wgmma: of 16 value rows per warp
+// and 16 columns, as wgmma.cuh describes them.
+#pragma once
+
+#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/call/tiles.h"
+#include "scan/cuda/machine/ptx.cuh"
+#include "scan/cuda/machine/tokens.cuh"
+
+namespace fw::cuda {
+
+inline constexpr unsigned kScanThreads = 256;
+inline constexpr unsigned kStoreThread = 64, kStateThread = 128;  // the first threads of their parts; loads begin at 0
+inline constexpr int kStateThreads = 128;
+inline constexpr int kPanelBytes = kPanel * 2;
+inline constexpr int kScanSharedLimit = 227 * 1024;
+inline constexpr int kScanBarrierBytes = 256;
+
+constexpr int round_to_panels(int bytes) { return (bytes + 1023) / 1024 * 1024; }
+
+// The place in a ring of buffers and the parity of its round.
+template <int kDepth>
+struct Ring {
+  int slot = 0, parity = 0;
+  FW_DEVICE void next() {
+    if (++slot == kDepth) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Buffers of one kind on their way from those that fill them to those that empty them.
+template <int kDepth>
+struct RingBarriers {
+  uint64_t full[kDepth], empty[kDepth];
+  // How many threads say so.
+  FW_DEVICE void init(int fillers, int emptiers) {
+    for (int i = 0; i < kDepth; ++i) {
+      mbarrier_init(full + i, fillers);
+      mbarrier_init(empty + i, emptiers);
+    }
+  }
+  FW_DEVICE void wait_full(const Ring<kDepth>& ring) { mbarrier_wait(full + ring.slot, ring.parity); }
+  FW_DEVICE void wait_empty(const Ring<kDepth>& ring) { mbarrier_wait(empty + ring.slot, ring.parity ^ 1); }
+  // By each of the threads, for itself: racecheck does not see that one lane's arrival after sync_warp() is for what the others did.
+  FW_DEVICE void put_full(const Ring<kDepth>& ring) { mbarrier_arrive(full + ring.slot); }
+  FW_DEVICE void put_empty(const Ring<kDepth>& ring) { mbarrier_arrive(empty + ring.slot); }
+};
+
+// Sequence, value head and value block of this block: blocks of one head are neighbours, so that the second one finds the images in L2.
+struct ScanPlace {
+  int n, hv, value_block;
+  bool map;  // the block is one of `maps` that follow the value blocks, number value_block of those
+  int32_t length, chunks;
+  int64_t first_tile;  // index of (first chunk, hv); a chunk further is HV further
+};
+
+FW_DEVICE ScanPlace scan_place(const SequenceArg& sequences, int HV, int values, int maps) {
+  const int head = static_cast<int>(block_index_x()) / (values + maps), block = static_cast<int>(block_index_x()) % (values + maps);
+  ScanPlace p{head / HV, head % HV, block < values ? block : block - values, block >= values, 0, 0, 0};
+  p.length = sequence_length(sequences, p.n);
+  p.chunks = chunk_count(sequences, p.n);
+  p.first_tile = static_cast<int64_t>(first_chunk(sequences, p.n)) * HV + p.hv;
+  return p;
+}
+
+// ---- Tiles of raw rows: by the 64 threads of warps 0 and 1 -------------------------------------------------------------------
+
+// Rows of one sequence and value head, the 64 columns from `column` on.
+struct TileRows {
+  Rows rows;
+  int32_t length, column, V;
+  bool wide;  // rows lie at multiples of 16 bytes, V is a multiple of 8
+};
+
+FW_DEVICE TileRows tile_rows(const TokenArg& a, const SequenceArg& sequences, const ScanPlace& p, int V) {
+  const Rows rows = rows_of(a, sequences, p.n, p.hv);
+  const bool wide = rows.data != nullptr && V % 8 == 0 && rows.stride % (rows.bf16 != 0 ? 8 : 4) == 0 && (reinterpret_cast<uintptr_t>(rows.data) & 15) == 0;
+  return {rows, p.length, p.value_block * kValueBlock, V, wide};
+}
+
+// Thread i fills 8 columns of rows i / 8, i / 8 + 8, ... of chunk c; what lies outside the tensor is 0.
+// Of wide rows of bf16, asynchronously:
+FW_DEVICE void copy_tile(const TileRows& t, int c, char* panel) {
+  const int i = static_cast<int>(thread_index()), piece = i % 8, row = i / 8;
+  const int column = t.column + piece * 8, token = c * kChunk + row;
+  char* to = panel + row * 128 + ((piece ^ row) * 16);
+  const char* from = t.rows.data + (token * t.rows.stride + column) * 2;
+  FW_UNROLL
+  for (int j = 0; j < 8; ++j) {
+    const bool valid = token + j * 8 < t.length && column < t.V;
+    cp_async_16(shared_address(to + j * 1024), valid ? from + j * 16 * t.rows.stride : t.rows.data, valid);
+  }
+}
+// Of any; returns whether that is asynchronous.
+FW_DEVICE bool fill_tile(const TileRows& t, int c, char* panel) {
+  if (t.wide && t.rows.bf16 != 0) {
+    copy_tile(t, c, panel);
+    return true;
+  }
+  const int i = static_cast<int>(thread_index()), piece = i % 8, row = i / 8;
+  const int column = t.column + piece * 8, token = c * kChunk + row;
+  char* to = panel + row * 128 + ((piece ^ row) * 16);
+  if (t.wide) {
+    const float* from = reinterpret_cast<const float*>(t.rows.data) + token * t.rows.stride + column;
+    float4 x[16] = {};  // of all rows: so many loads are on their way together
+    FW_UNROLL
+    for (int j = 0; j < 16; ++j) {
+      if (token + j / 2 * 8 < t.length && column < t.V) x[j] = *reinterpret_cast<const float4*>(from + j / 2 * 8 * t.rows.stride + j % 2 * 4);
+    }
+    FW_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      const float4 low = x[2 * j], high = x[2 * j + 1];
+      *reinterpret_cast<uint4*>(to + j * 1024) =
+          make_uint4(pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y), pack_bf16(high.z, high.w));
+    }
+  } else {
+    FW_NO_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      float x[8] = {};
+      if (t.rows.data != nullptr && token + j * 8 < t.length) load_channels(t.rows, token + j * 8, column, t.V, x);
+      *reinterpret_cast<uint4*>(to + j * 1024) = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+    }
+  }
+  return false;
+}
+// And arrives once.
+FW_DEVICE void bring_tile(const TileRows& t, int c, char* panel, uint64_t* full) {
+  if (fill_tile(t, c, panel)) {
+    cp_async_arrive(full);
+  } else {
+    mbarrier_arrive(full);
+  }
+}
+
+// ---- Fragments: by the state's warps -------------------------------------------------------------------------------------------
+
+FW_DEVICE int state_warp() { return static_cast<int>(warp_index()) & 3; }
+
+// Byte of a panel [64 tokens, 64 values] that this lane names to ldmatrix or stmatrix (transposed) for the fragment of the first 16
+// tokens of its warp's 16 values; 16 tokens further are 2048 bytes.
+FW_DEVICE int token_fragment_offset() {
+  const int matrix = static_cast<int>(lane_index()) / 8, r = static_cast<int>(lane_index()) % 8;
+  return ((matrix / 2) * 8 + r) * 128 + (((2 * state_warp() + matrix % 2) ^ r) * 16);
+}
+
+FW_DEVICE void load_token_fragment(uint32_t (&r)[4], uint32_t panel, int k) {
+  ldmatrix_x4_trans(r, panel + static_cast<uint32_t>(token_fragment_offset() + k * 2048));
+}
+
+FW_DEVICE void store_token_fragment(uint32_t panel, int k, const uint32_t (&r)[4]) {
+  stmatrix_x4_trans(panel + static_cast<uint32_t>(token_fragment_offset() + k * 2048), r);
+}
+
+// What this lane names to stmatrix of panels of 64 rows (of a state values, of O tokens) for the fragment of its warp's 16 rows and columns 16 k to 16 k + 15.
+FW_DEVICE uint32_t state_fragment(uint32_t panels, int k) {
+  const int matrix = static_cast<int>(lane_index()) / 8, row = 16 * state_warp() + (matrix % 2) * 8 + static_cast<int>(lane_index()) % 8;
+  const int piece = (2 * (k % 4) + matrix / 2) ^ (row & 7);
+  return panels + static_cast<uint32_t>(k / 4 * kPanelBytes + row * 128 + piece * 16);
+}
+FW_DEVICE void store_state_fragment(uint32_t panels, int k, const uint32_t (&r)[4]) { stmatrix_x4(state_fragment(panels, k), r); }
+
+template <int kN>
+FW_DEVICE void pack_fragments(const float (&d)[kN], uint32_t (&a)[kN / 8][4]) {
+  FW_UNROLL
+  for (int k = 0; k < kN / 8; ++k) {
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i) a[k][i] = pack_bf16(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
+  }
+}
+
+// What that leaves out.
+template <int kN>
+FW_DEVICE void pack_rests(const float (&d)[kN], const uint32_t (&a)[kN / 8][4], uint32_t (&rests)[kN / 8][4]) {
+  FW_UNROLL
+  for (int k = 0; k < kN / 8; ++k) {
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i) rests[k][i] = pack_rest(a[k][i], d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
+  }
+}
+
+// Column j of the accumulators times scale[j].
+template <int kN>
+FW_DEVICE void scale_columns(float (&d)[kN], const float* scale) {
+  const float* mine = scale + 2 * (lane_index() % 4);
+  FW_UNROLL
+  for (int j = 0; j < kN / 4; ++j) {
+    const float2 s = *reinterpret_cast<const float2*>(mine + 8 * j);
+    d[4 * j] *= s.x;
+    d[4 * j + 1] *= s.y;
+    d[4 * j + 2] *= s.x;
+    d[4 * j + 3] *= s.y;
+  }
+}
+
+// ---- Products: the state's warps issue them, see wgmma.cuh ---------------------------------------------------------------------
+
+// The descriptor of what lies so many bytes further: cheaper than a new one.
+FW_DEVICE uint64_t descriptor_after(uint64_t descriptor, int bytes) {
+  return (descriptor & 0xffffffff00000000u) | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(bytes / 16));
+}
+
+// d [64, 64] = (or +=) a [64, kSteps 16] times the transpose of the panels of b [64, kSteps 16].
+template <int kSteps>
+FW_DEVICE void multiply_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], uint32_t b, bool accumulate) {
+  const uint64_t first = wgmma_descriptor(b, 16, 1024);
+  FW_UNROLL
+  for (int k = 0; k < kSteps; ++k) wgmma_rs<64, false>(d, a[k], descriptor_after(first, k / 4 * kPanelBytes + k % 4 * 32), accumulate || k > 0);
+}
+
+// d [64, kKey] += a [64, 64 tokens] times the panels of b [64 tokens, kKey].
+template <int kKey>
+FW_DEVICE void add_outer(float (&d)[kKey / 2], const uint32_t (&a)[4][4], uint32_t b) {
+  const uint64_t first = wgmma_descriptor(b, kPanelBytes, 1024);
+  FW_UNROLL
+  for (int k = 0; k < 4; ++k) wgmma_rs<kKey, true>(d, a[k], descriptor_after(first, k * 2048), true);
+}
+
+// The same of operands with rests (FineImage): a + a_rests times b, and a times what lies at b_rests, if that is there; without the product of two rests.
+template <int kSteps>
+FW_DEVICE void multiply_fine_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], const uint32_t (&a_rests)[kSteps][4], uint32_t b, uint32_t b_rests,
+                                  bool has_b_rests) {
+  multiply_rows(d, a, b, false);
+  multiply_rows(d, a_rests, b, true);
+  if (has_b_rests) {
+    wgmma_fence();  // here and below: where ways part and meet the compiler wants to see it
+    multiply_rows(d, a, b_rests, true);
+  }
+  wgmma_fence();
+}
+template <int kKey>
+FW_DEVICE void add_fine_outer(float (&d)[kKey / 2], const uint32_t (&a)[4][4], const uint32_t (&a_rests)[4][4], uint32_t b, uint32_t b_rests) {
+  add_outer<kKey>(d, a, b);
+  add_outer<kKey>(d, a_rests, b);
+  add_outer<kKey>(d, a, b_rests);
+}
+
+// ---- Fine images: by the thread that brings stages ------------------------------------------------------------------------------
+
+// Shape: of a stage: kRest and kKeyRests say where it has the rests of x (y) and of e (k), the scales lie behind the image (kImage): bytes.
+template <int kKey>
+FW_DEVICE uint32_t fine_bytes(const FineImages& fine) {
+  return static_cast<uint32_t>(sizeof(FineImage<kKey>) + (fine.rests != nullptr ? 64 * kKey * 2 : 0));
+}
+template <class Shape, int kKey>
+FW_DEVICE void bring_fine(const FineImages& fine, int64_t tile, char* stage, uint64_t* full) {
+  const auto& image = static_cast<const FineImage<kKey>*>(fine.images)[tile];
+  bulk_load(stage + Shape::kRest, image.rest, sizeof image.rest, full);
+  bulk_load(stage + Shape::kImage, image.scale, sizeof image.scale, full);
+  if (fine.rests != nullptr) bulk_load(stage + Shape::kKeyRests, fine.rests + tile * (64 * kKey), 64 * kKey * 2, full);
+}
+
+// ---- States ----------------------------------------------------------------------------------------------------------------------
+
+// The element of state (n, hv) that accumulator i of this thread holds is (k, v); those outside of [K, V] are 0 and stay unread.
+struct StatePlace {
+  char* data;
+  int64_t stride_k, stride_v;
+  int32_t bf16;
+  int K, V, k, v;  // k, v: of accumulator 0
+};
+
+FW_DEVICE StatePlace state_place(const StateArg& a, const ScanPlace& p, int n, int K, int V) {
+  const int64_t offset = n * a.stride_n + p.hv * a.stride_h;
+  const int k = 2 * (static_cast<int>(lane_index()) % 4), v = p.value_block * kValueBlock + 16 * state_warp() + static_cast<int>(lane_index()) / 4;
+  return {static_cast<char*>(a.data) + offset * (a.bf16 != 0 ? 2 : 4), a.stride_k, a.stride_v, a.bf16, K, V, k, v};
+}
+
+template <int kN>
+FW_DEVICE void load_state(const StateArg& a, const ScanPlace& p, int n, int K, int V, float (&d)[kN]) {
+  FW_UNROLL
+  for (int i = 0; i < kN; ++i) d[i] = 0.0f;
+  if (a.data == nullptr) return;
+  const StatePlace s = state_place(a, p, n, K, V);
+  FW_UNROLL
+  for (int i = 0; i < kN; ++i) {
+    const int k = s.k + i / 4 * 8 + i % 2, v = s.v + i % 4 / 2 * 8;
+    if (k < K && v < V) {
+      const int64_t at = k * s.stride_k + v * s.stride_v;
+      d[i] = s.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(s.data)[at]) : reinterpret_cast<const float*>(s.data)[at];
+    }
+  }
+}
+
+// The unit matrix, of which this block has value columns.
+template <int kN>
+FW_DEVICE void unit_state(const ScanPlace& p, float (&d)[kN]) {
+  const int first = 2 * (static_cast<int>(lane_index()) % 4) - p.value_block * kValueBlock - 16 * state_warp() - static_cast<int>(lane_index()) / 4;
+  FW_UNROLL
+  for (int i = 0; i < kN; ++i) d[i] = first + i / 4 * 8 + i % 2 - i % 4 / 2 * 8 == 0 ? 1.0f : 0.0f;
+}
+
+// n: -1: nowhere.
+template <int kN>
+FW_DEVICE void store_state(const StateArg& a, const ScanPlace& p, int n, int K, int V, const float (&d)[kN]) {
+  if (a.data == nullptr || n < 0) return;
+  const StatePlace s = state_place(a, p, n, K, V);
+  FW_UNROLL
+  for (int i = 0; i < kN; ++i) {
+    const int k = s.k + i / 4 * 8 + i % 2, v = s.v + i % 4 / 2 * 8;
+    if (k < K && v < V) {
+      const int64_t at = k * s.stride_k + v * s.stride_v;
+      if (s.bf16 != 0) {
+        reinterpret_cast<uint16_t*>(s.data)[at] = bf16_bits(d[i]);
+      } else {
+        reinterpret_cast<float*>(s.data)[at] = d[i];
+      }
+    }
+  }
+}
+
+// ---- What leaves: by warps 2 and 3 -------------------------------------------------------------------------------------------------
+
+// By one thread, when the buffer is full: copies it away; the buffer is empty when this returns.
+FW_DEVICE void drain_bulk(uint16_t* to, const char* from, uint32_t bytes, uint64_t* empty) {
+  bulk_store(to, from, bytes);
+  bulk_commit();
+  bulk_wait_read<0>();
+  mbarrier_arrive(empty);
+}
+// By the same thread: of what it has drained, all but the last `kLeft` are in memory. One more of those for whoever counts.
+template <int kLeft>
+FW_DEVICE void count_drained(uint32_t* counter) {
+  bulk_wait<kLeft>();
+  fence_async_global();
+  release_add_one(counter);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,220 @@
+// The reverse scan over chunks of 64 tokens: D, the gradient of the state, from each sequence's end to its start (recurrence.md 5, in the
+// form of tiles.h). Per sequence and value head, with BackwardImages made by prepare() and raw d_o [tokens, HV, V]:
+//   V = k D      D = Diag(gamma) D + q^T dO - y^T V          (offline rules: without the last product)
+// Writes, if asked for, D^T at the end of every chunk (before the step) and V of every chunk for the gradients, and the gradient of the initial state.
+// Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan/cuda/scan/forward.cu's.
+// kFine: of rules with has_fine_images() (tiles.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 numbers there and in y^T V.
+#include <algorithm>
+
+#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/scan/rows.cuh"
+
+namespace fw::cuda {
+
+namespace {
+
+// The parts of an image that this kernel reads, then the dO tile, in shared memory: bytes.
+template <int kKey, bool kOnline, bool kSave, bool kFine>
+struct ReverseShape {
+  using Image = BackwardImage<kKey>;
+  static constexpr int kMatrix = 64 * kKey * 2;
+  static constexpr int kK = 0, kY = kK + kMatrix, kQ = kY + (kOnline ? kMatrix : 0), kGamma = kQ + kMatrix, kImage = kGamma + kKey * 4,
+                       kTile = round_to_panels(kImage);
+  static constexpr int kRest = kTile + kPanelBytes, kKeyRests = kRest + kMatrix, kStage = kFine ? kKeyRests + kMatrix : kRest;
+  static constexpr int kBuffers = 2;  // of each thing that leaves
+  static constexpr int kOutputs = kSave ? kBuffers * (kMatrix + kPanelBytes) : 0;
+  static constexpr int kStages = std::min(4, (kScanSharedLimit - kOutputs) / kStage);
+  static constexpr int kD = kStages * kStage, kV = kD + kBuffers * kMatrix;
+  static constexpr int kBarriers = kImage + (kFine ? 64 * 4 : 0), kShared = kStages * kStage + kOutputs;
+
+  struct Barriers {
+    RingBarriers<kStages> stages;
+    RingBarriers<kBuffers> d, v;
+  };
+  static_assert(kStages >= (kFine ? 2 : 3) && kShared <= kScanSharedLimit && kTile - kBarriers >= kScanBarrierBytes && (kOnline || !kFine) &&
+                sizeof(Barriers) <= kScanBarrierBytes);
+  static_assert(sizeof(Image) == 3 * kMatrix + kKey * 4);
+};
+
+template <int kKey, bool kOnline, bool kSave, bool kFine>
+__global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const ScanReverseArgs args, const __grid_constant__ StageMaps maps) {
+  using Shape = ReverseShape<kKey, kOnline, kSave, kFine>;
+  char* const shared = shared_memory();
+  auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
+  if (thread_index() == 0) {
+    barriers.stages.init(1 + static_cast<int>(kStoreThread), kStateThreads);
+    barriers.d.init(kStateThreads, 1);
+    barriers.v.init(kStateThreads, 1);
+    mbarrier_init_fence();
+  }
+  sync_threads();
+  grid_dependency_wait();
+  grid_dependency_launch();
+  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
+  const ScanPlace place = scan_place(args.sequences, args.HV, value_blocks, 0);
+  if (args.parts != nullptr && (args.parts[place.n] & 1) == 0) return;
+
+  if (thread_index() < kStoreThread) {
+    const auto* const images = static_cast<const typename Shape::Image*>(args.images) + place.first_tile;
+    const TileRows d_o = tile_rows(args.d_o, args.sequences, place, args.V);
+    const EnginePlace engine(args.sequences, place);
+    const int head = place.hv / args.d_o.divisor;
+    Ring<Shape::kStages> ring;
+    for (int c = place.chunks - 1; c >= 0; --c, ring.next()) {
+      char* const stage = shared + ring.slot * Shape::kStage;
+      uint64_t* const full = barriers.stages.full + ring.slot;
+      barriers.stages.wait_empty(ring);
+      const bool brings_d_o = maps.values != 0 && engine.takes(c);
+      if (thread_index() == 0) {
+        const auto* const image = images + static_cast<int64_t>(c) * args.HV;
+        mbarrier_expect(full, Shape::kImage + (brings_d_o ? kTensorBytes : 0) + (kFine ? fine_bytes<kKey>(args.fine) : 0));
+        if constexpr (kFine) bring_fine<Shape, kKey>(args.fine, place.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
+        if constexpr (kOnline) {
+          bulk_load(stage, image, Shape::kImage, full);
+        } else {
+          bulk_load(stage + Shape::kK, image->k, Shape::kMatrix, full);
+          bulk_load(stage + Shape::kQ, image->q, Shape::kImage - Shape::kQ, full);
+        }
+      }
+      if (brings_d_o) {
+        if (thread_index() == 32) engine.bring(maps.v, place.value_block * kValueBlock, head, c, stage + Shape::kTile, full);
+        mbarrier_arrive(full);
+      } else {
+        bring_tile(d_o, c, stage + Shape::kTile, full);
+      }
+    }
+  } else if (thread_index() < kStateThread) {
+    const bool drains_d = thread_index() == kStoreThread, drains_v = thread_index() == kStoreThread + 32;
+    if (!kSave || (!drains_d && !drains_v)) return;
+    uint32_t* const made = args.made != nullptr ? args.made + place.first_tile : nullptr;
+    Ring<Shape::kBuffers> ring;
+    for (int c = place.chunks - 1; c >= 0; --c, ring.next()) {
+      const int64_t tile = (place.first_tile + static_cast<int64_t>(c) * args.HV) * value_blocks + place.value_block;
+      if (drains_d) {
+        barriers.d.wait_full(ring);
+        drain_bulk(args.d_states + tile * (64 * kKey), shared + Shape::kD + ring.slot * Shape::kMatrix, Shape::kMatrix, barriers.d.empty + ring.slot);
+      } else {
+        barriers.v.wait_full(ring);
+        drain_bulk(args.v + tile * kPanel, shared + Shape::kV + ring.slot * kPanelBytes, kPanelBytes, barriers.v.empty + ring.slot);
+      }
+      if (made != nullptr && c + 1 < place.chunks) count_drained<1>(made + static_cast<int64_t>(c + 1) * args.HV);
+    }
+    if (made != nullptr && place.chunks > 0) count_drained<0>(made);
+    bulk_wait<0>();
+  } else {
+    float state[kKey / 2];
+    load_state(args.d_final_state, place, place.n, args.K, args.V, state);
+    Ring<Shape::kStages> ring;
+    Ring<Shape::kBuffers> leaving;
+    uint32_t a[kKey / 16][4], a_rests[kKey / 16][4];           // a_rests: kFine
+    const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
+    const auto stage_floats = [&](int offset) { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset); };
+    const auto pack_state = [&] {
+      pack_fragments(state, a);
+      if constexpr (kFine) pack_rests(state, a, a_rests);
+    };
+    pack_state();
+    if (place.chunks > 0) {
+      barriers.stages.wait_full(ring);
+      scale_columns(state, stage_floats(Shape::kGamma));
+    }
+    FW_NO_UNROLL
+    for (int left = place.chunks; left > 0; --left) {
+      // Here a stage is full, a = D and state = Diag(gamma) D.
+      const uint32_t stage = base + ring.slot * Shape::kStage;
+      uint32_t d_o[4][4], b[4][4];
+      float v[32];
+      wgmma_fence();
+      if constexpr (kFine) {
+        multiply_fine_rows(v, a, a_rests, stage + Shape::kK, stage + Shape::kKeyRests, args.fine.rests != nullptr);
+      } else {
+        multiply_rows(v, a, stage + Shape::kK, false);
+      }
+      wgmma_commit();
+      FW_UNROLL
+      for (int k = 0; k < 4; ++k) load_token_fragment(d_o[k], stage + Shape::kTile, k);
+      wgmma_fence();
+      add_outer<kKey>(state, d_o, stage + Shape::kQ);
+      wgmma_commit();
+      if constexpr (kSave) {
+        barriers.d.wait_empty(leaving);
+        const uint32_t to = base + Shape::kD + leaving.slot * Shape::kMatrix;
+        FW_UNROLL
+        for (int k = 0; k < kKey / 16; ++k) store_state_fragment(to, k, a[k]);
+        fence_async_shared();
+        barriers.d.put_full(leaving);
+      }
+      wgmma_wait<1>();
+      keep(v);
+      if constexpr (kFine) scale_columns(v, stage_floats(Shape::kImage));
+      FW_UNROLL
+      for (int i = 0; i < 32; ++i) v[i] = -v[i];
+      pack_fragments(v, b);
+      if constexpr (kFine) {
+        uint32_t b_rests[4][4];
+        pack_rests(v, b, b_rests);
+        wgmma_fence();
+        add_fine_outer<kKey>(state, b, b_rests, stage + Shape::kY, stage + Shape::kRest);
+        wgmma_commit();
+      } else if constexpr (kOnline) {
+        wgmma_fence();
+        add_outer<kKey>(state, b, stage + Shape::kY);
+        wgmma_commit();
+      }
+      if constexpr (kSave) {
+        barriers.v.wait_empty(leaving);
+        const uint32_t to = base + Shape::kV + leaving.slot * kPanelBytes;
+        FW_UNROLL
+        for (int k = 0; k < 4; ++k) {
+          constexpr uint32_t kSigns = 0x80008000u;
+          const uint32_t positive[4] = {b[k][0] ^ kSigns, b[k][1] ^ kSigns, b[k][2] ^ kSigns, b[k][3] ^ kSigns};
+          store_token_fragment(to, k, positive);
+        }
+        fence_async_shared();
+        barriers.v.put_full(leaving);
+        leaving.next();
+      }
+      const Ring<Shape::kStages> done = ring;
+      ring.next();
+      if (left > 1) barriers.stages.wait_full(ring);
+      wgmma_wait<0>();
+      keep(state);
+      barriers.stages.put_empty(done);
+      pack_state();
+      if (left > 1) scale_columns(state, stage_floats(Shape::kGamma));
+    }
+    store_state(args.d_initial_state, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, args.K, args.V, state);
+  }
+}
+
+template <int kKey, bool kOnline, bool kSave, bool kFine>
+void launch_reverse(const ScanReverseArgs& args, void* stream) {
+  const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock);
+  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
+  StageMaps stage;
+  stage.values = map_tensor(args.d_o, args.shape, args.HV, args.V, stage.v) ? 1 : 0;
+  launch_overlapped(scan_reverse_kernel<kKey, kOnline, kSave, kFine>, grid, kScanThreads, ReverseShape<kKey, kOnline, kSave, kFine>::kShared, stream, args,
+                    stage);
+}
+
+template <int kKey, bool kOnline, bool kFine>
+void launch_reverse(const ScanReverseArgs& args, void* stream) {
+  args.d_states != nullptr ? launch_reverse<kKey, kOnline, true, kFine>(args, stream) : launch_reverse<kKey, kOnline, false, kFine>(args, stream);
+}
+
+template <int kKey>
+void launch_reverse(const ScanReverseArgs& args, void* stream) {
+  if (!args.online) return launch_reverse<kKey, false, false>(args, stream);
+  args.fine.images != nullptr ? launch_reverse<kKey, true, true>(args, stream) : launch_reverse<kKey, true, false>(args, stream);
+}
+
+}  // namespace
+
+void scan_reverse(const ScanReverseArgs& args, int key, void* stream) {
+  if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_reverse: key must be 64 or 128 and at least K");
+  if ((args.d_states == nullptr) != (args.v == nullptr)) throw Error(ErrorKind::kInternal, "scan_reverse: d_states and v are saved together or not at all");
+  key == 64 ? launch_reverse<64>(args, stream) : launch_reverse<128>(args, stream);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,48 @@
+// How the scans bring rows of tensors of tokens: the copy engine as panels (value heads of a group find each other's in the L2 cache), or, where it cannot take
+// a tensor and for the last rows of a sequence behind which another one begins, the threads of two warps.
+#pragma once
+
+#include "scan/cuda/call/tensor_map.h"
+#include "scan/cuda/scan/parts.cuh"
+
+namespace fw::cuda {
+
+// What the engine can bring of a stage: v, and where the forward scan takes the raw rows (tiles.h: RowImage) k and q.
+struct StageMaps {
+  TensorMap v, k, q;
+  int32_t values = 0, rows = 0;
+};
+
+inline bool map_tensor(const TokenArg& a, const TokenShape& shape, int HV, int dim, TensorMap& map) {
+  return make_tensor_map(a, shape.B, shape.T, HV / a.divisor, dim, map);
+}
+
+// Of one sequence or segment and value head.
+struct EnginePlace {
+  int batch, token, length;
+  bool packed;  // behind the sequence's last row there may be another's
+  FW_DEVICE EnginePlace(const SequenceArg& sequences, const ScanPlace& place) : length(place.length), packed(sequences.offsets != nullptr) {
+    const SequenceStart start = sequence_start(sequences, place.n);
+    batch = static_cast<int>(start.b), token = static_cast<int>(start.t);
+  }
+  // The engine puts zeros only behind the end of a tensor.
+  FW_DEVICE bool takes(int c) const { return !packed || c * kChunk + kChunk <= length; }
+  // By one thread; the bytes, kTensorBytes a panel, count towards `full`.
+  FW_DEVICE void bring(const TensorMap& map, int column, int head, int c, char* panel, uint64_t* full) const {
+    tensor_load(panel, map, column, head, token + c * kChunk, batch, full);
+  }
+};
+
+// Panels of the rows of a head of a tensor with kKey channels, of which copy_tile() can take 16 bytes at a time.
+template <int kKey>
+FW_DEVICE void copy_rows(const TokenArg& a, const SequenceArg& sequences, const ScanPlace& place, int c, char* panels) {
+  const TileRows rows{rows_of(a, sequences, place.n, place.hv), place.length, 0, kKey, true};
+  FW_UNROLL
+  for (int panel = 0; panel < kKey / 64; ++panel) {
+    TileRows part = rows;
+    part.column = 64 * panel;
+    copy_tile(part, c, panels + panel * kPanelBytes);
+  }
+}
+
+}  // namespace fw::cuda

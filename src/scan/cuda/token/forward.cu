@@ -1,0 +1,388 @@
+// The recurrence one token at a time (recurrence.md section 1) in float32: decode, short inputs, the oracle. A block has a tile of
+// value rows of one sequence and value head. Its warps make the key sides of as many tokens as they are, one each, and then each takes
+// its own rows of the state through all of them. Where many sequences have one token each, a block has half a head or all of it. See
+// kernels.h.
+#include <algorithm>
+
+#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/token/gather.cuh"
+#include "scan/cuda/token/state_load.cuh"
+
+namespace fw::cuda {
+namespace {
+
+constexpr int kStateWarps = 4;
+constexpr int kStateThreads = 32 * kStateWarps;
+
+struct ForwardCut {
+  int32_t log_tiles = 0, tile = 0;  // of value rows: tiles is rounded up to a power of two
+  int32_t stage = 0;                // bytes in front of the staged state in shared memory
+  bool early = false;               // the next kernel may start at once: there is room for it beside this one
+  bool stores_precond = false;      // A is stored here, and not by a kernel of its own after this one
+  StateAccess initial = StateAccess::kAbsent, final = StateAccess::kAbsent;
+  PrecondMap<float> map;
+  TokenGather gather;
+};
+
+// A of one sequence and key head.
+FW_DEVICE Rows precond_rows(const StateArg& a, int slot, int key_head) {
+  if (a.data == nullptr) return {};
+  return {static_cast<char*>(a.data) + (slot * a.stride_n + key_head * a.stride_h) * (a.bf16 != 0 ? 2 : 4), 0, a.bf16};
+}
+
+struct TokenPlace {
+  int n, hv, slot, v_tile;
+};
+
+// Starts the copies of token t of the sequence to `to`, by a warp.
+FW_DEVICE GatheredScalar start_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenPlace& place, int t, int lane, char* to) {
+  const SequenceArg& s = args.problem.sequences;
+  return start_gather(cut.gather, s.offsets != nullptr ? 0 : place.n, (s.offsets != nullptr ? s.offsets[place.n] : 0) + t, place.slot, place.hv, place.v_tile,
+                      lane, to);
+}
+// Makes it of them, by the same warp. tile: as put_token() has it.
+template <int kN>
+FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenPlace& place, int t, int tile, const GatheredScalar& scalar, int lane,
+                          char* to) {
+  const Problem& x = args.problem;
+  const int key_head = place.hv / x.group;
+  const float center = cut.gather.makes_m ? precond_center(x, key_head) : 0.0f;
+  finish_gather(scalar, to);
+  sync_warp();
+  if (cut.gather.makes_m) [[unlikely]] {
+    float a[kN];
+    make_m<kN>(x, cut.gather, cut.map, center, lane, to, a);
+    if (cut.stores_precond && place.v_tile == 0 && place.hv == key_head * x.group)
+      store_channels(precond_rows(args.final_precond, place.slot, key_head), 0, lane * kN, x.K, a);
+  }
+  const KeyInputs<kN> in = gathered_inputs<kN>(x, cut.gather, to, lane);
+  const KeyToken<kN> k =
+      key_token(x, place.hv, in, [&](const TokenArg& gate, int count) { return row_mean(rows_of(gate, x.sequences, place.n, place.hv), t, count, lane); });
+  put_token(x, cut.gather, k, tile, lane, to);
+}
+
+// A warp's rows of the state. load() starts, arrived() waits for what this thread copies, and after a barrier of the block finish() has them: what is
+// between load() and arrived() costs nothing. By all of the kStateWarps warps.
+template <int kN, int kRows>
+struct WarpState {
+  static constexpr int kLogTile = kRows == 8 ? 5 : 3;
+  float s[kRows][kN];
+
+  FW_DEVICE void load(const TokenForwardArgs& a, const ForwardCut& cut, const TokenPlace& place, int warp, int lane) {
+    const Problem& x = a.problem;
+    const StateRef initial = state_of(x.initial_state, place.slot, place.hv);
+    const int v0 = place.v_tile + warp * kRows;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int j = 0; j < kN; ++j) s[i][j] = 0;
+    }
+    if (cut.initial == StateAccess::kChannels) load_packed_rows<kN, kRows>(initial, v0, x.V - v0, x.K, lane, s);
+    if (cut.initial == StateAccess::kStaged) stage_in<kN>(initial, stage(cut, initial), place.v_tile, x.V, x.K, 32 * warp + lane, kStateThreads);
+    if (cut.initial == StateAccess::kElements) load_state_elements<kN, kRows>(initial, v0, x.V, x.K, lane, s);
+  }
+  FW_DEVICE static void arrived() { cp_async_wait<0>(); }
+  FW_DEVICE void finish(const TokenForwardArgs& a, const ForwardCut& cut, int warp, int lane) {
+    const StateArg& initial = a.problem.initial_state;
+    if (cut.initial == StateAccess::kChannels && initial.bf16 != 0) unpack_rows<kN, kRows>(s);
+    if (cut.initial != StateAccess::kStaged) return;
+    read_stage<kN, kRows>(Stage<kN>(shared_memory() + cut.stage, kLogTile, initial.bf16), initial.bf16 != 0, warp * kRows, a.problem.K, lane, s);
+  }
+  FW_DEVICE void store(const TokenForwardArgs& a, const ForwardCut& cut, const TokenPlace& place, int warp, int lane) const {
+    const Problem& x = a.problem;
+    const StateRef final = state_of(a.final_state, place.slot, place.hv);
+    const int v0 = place.v_tile + warp * kRows;
+    if (cut.final == StateAccess::kChannels) store_rows<kN, kRows>(final, v0, x.V - v0, x.K, lane, s);
+    if (cut.final == StateAccess::kElements) store_state_elements<kN, kRows>(final, v0, x.V, x.K, lane, s);
+    if (cut.final != StateAccess::kStaged) return;
+    // In the same layout every thread overwrites what it alone has read.
+    if (cut.initial == StateAccess::kStaged && x.initial_state.bf16 != final.bf16) named_barrier_sync(1, kStateThreads);
+    write_stage<kN, kRows>(stage(cut, final), final.bf16 != 0, warp * kRows, x.K, lane, s);
+    named_barrier_sync(1, kStateThreads);
+    stage_out<kN>(final, stage(cut, final), place.v_tile, x.V, x.K, 32 * warp + lane, kStateThreads);
+  }
+
+ private:
+  static FW_DEVICE Stage<kN> stage(const ForwardCut& cut, const StateRef& state) { return {shared_memory() + cut.stage, kLogTile, state.bf16}; }
+};
+
+// Brings rows of a contiguous state [V, K] into the L2 cache: allowed before grid_dependency_wait(), for that is where the kernel before
+// this one writes too.
+FW_DEVICE void prefetch_rows(const TokenForwardArgs& a, const TokenPlace& place, int first, int last, int lane) {
+  const Problem& x = a.problem;
+  if (a.slots != nullptr || x.initial_state.stride_v != x.K) return;
+  const StateRef state = state_of(x.initial_state, place.n, place.hv);
+  const int row = x.K * (state.bf16 != 0 ? 2 : 4), end = (last < x.V ? last : x.V) * row;
+  for (int at = first * row + 128 * lane; at < end; at += 4096) prefetch_line(state.data + at);
+}
+
+template <int kN, int kRows>
+FW_DEVICE TokenPlace tile_place(const ForwardCut& cut) {
+  TokenPlace place;
+  place.n = static_cast<int>(block_index_x() >> cut.log_tiles), place.hv = static_cast<int>(block_index_y());
+  place.v_tile = static_cast<int>(block_index_x() & ((1u << cut.log_tiles) - 1)) << WarpState<kN, kRows>::kLogTile;
+  return place;
+}
+FW_DEVICE void find_slot(const TokenForwardArgs& a, TokenPlace& place) {
+  place.slot = a.slots != nullptr ? a.slots[place.n] : place.n;
+  if (place.v_tile >= a.problem.V) place.slot = -1;
+}
+
+// The token in shared memory through a warp's rows.
+template <int kN, int kRows>
+FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const TokenPlace& place, int t, const char* token, int warp, int lane,
+                         WarpState<kN, kRows>& state) {
+  const int row = row_of_lane<kRows>(lane), v = place.v_tile + warp * kRows + row;
+  float o;
+  token_step<kN, kRows>(GatheredToken<kN>(cut.gather, token, lane), reinterpret_cast<const float*>(token + cut.gather.at[kRowV])[warp * kRows + row], lane,
+                        state.s, o);
+  if (has_row<kRows>(lane) && v < a.problem.V && a.o.data != nullptr) store_element(rows_of(a.o, a.problem.sequences, place.n, place.hv), t, v, o);
+}
+
+// The same few tokens of every sequence (at most kStateWarps): a warp each makes them, while the rows of the others are on their way.
+template <int kN, int kRows>
+__global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
+    token_step_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
+  const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
+  TokenPlace place = tile_place<kN, kRows>(cut);
+  if (cut.initial == StateAccess::kChannels && warp < kStateWarps)
+    prefetch_rows(a, place, place.v_tile + warp * kRows, place.v_tile + (warp + 1) * kRows, lane);
+  grid_dependency_wait();
+  if (cut.early) grid_dependency_launch();
+  find_slot(a, place);
+  if (place.slot < 0) return;
+  WarpState<kN, kRows> state;
+  if (warp >= kStateWarps) {
+    const int t = warp - kStateWarps;
+    char* const token = shared_memory() + t * cut.gather.bytes;
+    make_token<kN>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), lane, token);
+  } else {
+    state.load(a, cut, place, warp, lane);
+    state.arrived();
+  }
+  sync_threads();
+  if (warp >= kStateWarps) return;
+  state.finish(a, cut, warp, lane);
+  FW_NO_UNROLL
+  for (int t = 0; t < a.problem.sequences.T; ++t) step_rows(a, cut, place, t, shared_memory() + t * cut.gather.bytes, warp, lane, state);
+  grid_dependency_launch();
+  state.store(a, cut, place, warp, lane);
+}
+
+// Any tokens: four warps make the ones of a batch, while the others take their rows through those of the batch before.
+template <int kN, int kRows>
+__global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
+    token_forward_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
+  const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index()) % kStateWarps;
+  const bool makes = warp_index() >= kStateWarps;
+  grid_dependency_wait();
+  TokenPlace place = tile_place<kN, kRows>(cut);
+  find_slot(a, place);
+  if (place.slot < 0) return;
+  const int length = sequence_length(a.problem.sequences, place.n), bytes = cut.gather.bytes;
+  const int batches = (length + kStateWarps - 1) / kStateWarps;
+  WarpState<kN, kRows> state;
+  if (!makes) state.load(a, cut, place, warp, lane);
+  FW_NO_UNROLL
+  for (int batch = 0; batch <= batches; ++batch) {
+    if (makes) {
+      const int t = batch * kStateWarps + warp;
+      char* const token = shared_memory() + (batch % 2 * kStateWarps + warp) * bytes;
+      if (t < length) make_token<kN>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), lane, token);
+    } else if (batch == 0) {
+      state.arrived();
+    } else {
+      const char* const tokens = shared_memory() + (batch - 1) % 2 * kStateWarps * bytes;
+      const int t0 = (batch - 1) * kStateWarps;
+      FW_NO_UNROLL
+      for (int i = 0; i < kStateWarps && t0 + i < length; ++i) step_rows(a, cut, place, t0 + i, tokens + i * bytes, warp, lane, state);
+    }
+    sync_threads();
+    if (batch == 0 && !makes) state.finish(a, cut, warp, lane);
+  }
+  if (makes) return;
+  grid_dependency_launch();
+  state.store(a, cut, place, warp, lane);
+}
+
+// One token each, the states contiguous [V, K]: a block has a whole head, its state on its way through shared memory.
+constexpr int kHeadRows = 8, kHeadBlocks = 6;
+
+// All but the last `pending` copies.
+FW_DEVICE void wait_for_copies(int pending) {
+  if (pending >= 3) return cp_async_wait<3>();
+  if (pending == 2) return cp_async_wait<2>();
+  if (pending == 1) return cp_async_wait<1>();
+  cp_async_wait<0>();
+}
+
+template <int kN>
+__global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
+    token_head_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
+  const Problem& x = a.problem;
+  const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
+  TokenPlace place;
+  place.n = static_cast<int>(block_index_x() / static_cast<unsigned>(x.HV)), place.hv = static_cast<int>(block_index_x() % static_cast<unsigned>(x.HV));
+  place.v_tile = static_cast<int>(block_index_y()) * cut.tile;
+  char* const token = shared_memory();
+  const int row_bytes = x.K * (x.initial_state.bf16 != 0 ? 2 : 4), per_warp = (cut.tile + kStateWarps * kHeadRows - 1) / (kStateWarps * kHeadRows) * kHeadRows;
+  const int end = place.v_tile + cut.tile < x.V ? place.v_tile + cut.tile : x.V;
+  const int first = place.v_tile + warp * per_warp, last = first + per_warp < end ? first + per_warp : end;
+  if (warp < kStateWarps) prefetch_rows(a, place, first, last, lane);
+  grid_dependency_wait();
+  find_slot(a, place);
+  if (place.slot < 0) return;
+  const StateRef initial = state_of(x.initial_state, place.slot, place.hv);
+  char* const stage = shared_memory() + cut.stage - place.v_tile * row_bytes;  // row v at v row_bytes
+  if (warp == kStateWarps) {
+    make_token<kN>(a, cut, place, 0, 0, start_token(a, cut, place, 0, lane, token), lane, token);
+  } else {
+    FW_NO_UNROLL
+    for (int v = first; v < last; v += kHeadRows) {
+      const int after = (v + kHeadRows < last ? v + kHeadRows : last) * row_bytes;
+      for (int at = v * row_bytes + 16 * lane; at < after; at += 512) cp_async_16(shared_address(stage + at), initial.data + at, true);
+      cp_async_commit();
+    }
+  }
+  grid_dependency_launch();
+  sync_threads();
+  if (warp == kStateWarps) return;
+  const GatheredToken<kN> k(cut.gather, token, lane);
+  const float z_v = reinterpret_cast<const float*>(token + cut.gather.rw_at)[1];
+  const Rows o_rows = rows_of(a.o, x.sequences, place.n, place.hv);
+  const StateRef staged{stage, 1, x.K, initial.bf16}, final = state_of(a.final_state, place.slot, place.hv);
+  const int row = row_of_lane<kHeadRows>(lane);
+  const bool writes = has_row<kHeadRows>(lane) && o_rows.data != nullptr;
+  FW_NO_UNROLL
+  for (int v0 = first; v0 < last; v0 += kHeadRows) {
+    const int rows = last - v0;
+    wait_for_copies((rows - 1) / kHeadRows);
+    sync_warp();
+    float s[kHeadRows][kN] = {}, o;
+    load_packed_rows<kN, kHeadRows>(staged, v0, rows, x.K, lane, s);
+    if (initial.bf16 != 0) unpack_rows<kN, kHeadRows>(s);
+    const float z = row < rows ? z_v * gathered_value(x, cut.gather, token, v0 - place.v_tile + row) : 0.0f;
+    token_step<kN, kHeadRows>(k, z, lane, s, o);
+    if (writes && row < rows) store_element(o_rows, 0, v0 + row, o);
+    if (cut.final != StateAccess::kAbsent) store_rows<kN, kHeadRows>(final, v0, rows, x.K, lane, s);
+  }
+}
+
+// A after the only token of each sequence, where it takes the place of the A before and several blocks have made M from that: the kernel
+// before this one has read it when grid_dependency_wait() returns. The rest nobody writes. A warp has a key head.
+constexpr int kStepWarps = 4;
+template <int kN>
+__global__ void __launch_bounds__(32 * kStepWarps) precond_step_kernel(const __grid_constant__ TokenForwardArgs args, PrecondMap<float> map) {
+  const Problem& x = args.problem;
+  const int lane = static_cast<int>(lane_index());
+  const unsigned item = block_index_x() * kStepWarps + warp_index(), heads = static_cast<unsigned>(x.H);
+  const int n = static_cast<int>(item / heads), h = static_cast<int>(item % heads);
+  const int slot = n >= x.sequences.N ? -1 : args.slots != nullptr ? args.slots[n] : n;
+  grid_dependency_launch();
+  float a[kN];
+  if (slot >= 0) {
+    const Rows rows = precond_rows(x.initial_precond, slot, h);
+#pragma unroll
+    for (int j = 0; j < kN; ++j) a[j] = 0;
+    if (rows.data != nullptr) load_channels(rows, 0, lane * kN, x.K, a);
+    float k[kN], m[kN];
+    load_channels(key_rows(x.in.k, x.sequences, n, h), 0, lane * kN, x.K, k);
+    const float g = load_element(key_rows(x.in.precond_g, x.sequences, n, h), 0, 0), beta = load_element(key_rows(x.in.precond_beta, x.sequences, n, h), 0, 0);
+    step_precond(x, map, precond_center(x, h), g, beta, lane, k, a, m);
+  }
+  grid_dependency_wait();
+  if (slot >= 0) store_channels(precond_rows(args.final_precond, slot, h), 0, lane * kN, x.K, a);
+}
+
+// What the kernels have in common. A kernel of one block a head stores A itself.
+template <int kN>
+ForwardCut forward_cut(const TokenForwardArgs& args, int tile, bool one_block) {
+  const Problem& x = args.problem;
+  ForwardCut cut;
+  cut.tile = tile;
+  while (tile << cut.log_tiles < x.V) ++cut.log_tiles;
+  cut.initial = state_access(x.initial_state, x.K, x.V, kN, tile);
+  cut.final = state_access(args.final_state, x.K, x.V, kN, tile);
+  cut.gather = token_gather(x, kN, tile);
+  if (cut.gather.makes_m) cut.map = precond_map(x.rule, 0.0f);
+  cut.stores_precond = args.final_precond.data != nullptr && (one_block || args.final_precond.data != x.initial_precond.data);
+  return cut;
+}
+int after_tokens(const ForwardCut& cut, int tokens) { return (tokens * cut.gather.bytes + 127) / 128 * 128; }
+
+template <int kN>
+void launch_step(const TokenForwardArgs& args, const ForwardCut& cut, void* stream) {
+  if (!cut.gather.makes_m || args.final_precond.data == nullptr || cut.stores_precond) return;
+  const int64_t items = static_cast<int64_t>(args.problem.sequences.N) * args.problem.H;
+  launch_overlapped(precond_step_kernel<kN>, Dim3{static_cast<unsigned>((items + kStepWarps - 1) / kStepWarps)}, 32 * kStepWarps, 0, stream, args, cut.map);
+}
+
+template <int kN, int kRows>
+void launch_rows(const TokenForwardArgs& args, void* stream) {
+  const Problem& x = args.problem;
+  ForwardCut cut = forward_cut<kN>(args, kRows * kStateWarps, false);
+  const int tokens = x.sequences.T;
+  const bool few = x.sequences.offsets == nullptr && tokens > 0 && tokens <= kStateWarps;
+  cut.stage = after_tokens(cut, few ? tokens : 2 * kStateWarps);
+  const int64_t staged = std::max(stage_bytes(x.initial_state, cut.initial, kN, cut.tile), stage_bytes(args.final_state, cut.final, kN, cut.tile));
+  const size_t shared = static_cast<size_t>(cut.stage + staged);
+  const Dim3 grid{static_cast<unsigned>(static_cast<int64_t>(x.sequences.N) << cut.log_tiles), static_cast<unsigned>(x.HV)};
+  if (few) {
+    cut.early = grid.x * grid.y <= 2 * 132;
+    launch_overlapped(token_step_kernel<kN, kRows>, grid, static_cast<unsigned>(kStateThreads + 32 * tokens), shared, stream, args, cut);
+    return launch_step<kN>(args, cut, stream);
+  }
+  cut.gather.makes_m = false;  // there is no token
+  launch_overlapped(token_forward_kernel<kN, kRows>, grid, 2 * kStateThreads, shared, stream, args, cut);
+}
+
+// Whole heads: enough of them, each contiguous in whole units of 16 bytes, and room for three of them in a multiprocessor.
+template <int kN>
+bool launch_heads(const TokenForwardArgs& args, void* stream) {
+  constexpr int64_t kLeastBlocks = 264, kMostBytes = 64 * 1024;
+  const Problem& x = args.problem;
+  const int64_t blocks = static_cast<int64_t>(x.sequences.N) * x.HV, row = x.K * (x.initial_state.bf16 != 0 ? 2 : 4);
+  // Two blocks a head begin and end sooner; where many come after another one is better, as it is where it steps the preconditioner.
+  const int parts = blocks < 2048 && !(x.rule.uses_precond() && x.m == nullptr) ? 2 : 1;
+  if (x.sequences.offsets != nullptr || x.sequences.T != 1 || blocks < kLeastBlocks || row % 16 != 0 || row * x.V > kMostBytes) return false;
+  ForwardCut cut = forward_cut<kN>(args, ((x.V + parts - 1) / parts + 7) / 8 * 8, x.group == 1 && parts == 1);
+  const auto whole = [](const StateArg& a) {
+    return (reinterpret_cast<uintptr_t>(a.data) & 15) == 0 && ((a.stride_n | a.stride_h) * (a.bf16 != 0 ? 2 : 4)) % 16 == 0;
+  };
+  if (cut.initial != StateAccess::kChannels || x.initial_state.stride_v != x.K || !whole(x.initial_state)) return false;
+  if (cut.final != StateAccess::kChannels && cut.final != StateAccess::kAbsent) return false;
+  cut.stage = after_tokens(cut, 1);
+  launch_overlapped(token_head_kernel<kN>, Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>((x.V + cut.tile - 1) / cut.tile)}, 32 * (kStateWarps + 1),
+                    static_cast<size_t>(cut.stage + row * cut.tile), stream, args, cut);
+  launch_step<kN>(args, cut, stream);
+  return true;
+}
+
+template <int kN>
+void launch_channels(const TokenForwardArgs& args, void* stream) {
+  const Problem& x = args.problem;
+  constexpr int64_t kBlocks = 264;
+  const auto blocks = [&](int tile) { return static_cast<int64_t>(x.sequences.N) * x.HV * ((x.V + tile - 1) / tile); };
+  if constexpr (kN < 8) {
+    if (launch_heads<kN>(args, stream)) return;
+  }
+  if (x.V > 8 && blocks(32) >= kBlocks) return launch_rows<kN, 8>(args, stream);
+  launch_rows<kN, 2>(args, stream);
+}
+
+}  // namespace
+
+// The tile of V is the largest that still gives every multiprocessor two blocks. Bits do not depend on it.
+void token_forward(const TokenForwardArgs& args, void* stream) {
+  const Problem& x = args.problem;
+  if (x.rule.uses_precond() && x.m == nullptr && x.tokens > 0 && (x.sequences.offsets != nullptr || x.sequences.T > 1)) {
+    fail_internal("token_forward: expected M, or one token a sequence, got {} tokens", x.sequences.T);
+  }
+  if (x.K <= 64) return launch_channels<2>(args, stream);
+  if (x.K <= 128) return launch_channels<4>(args, stream);
+  if (x.K <= 256) return launch_channels<8>(args, stream);
+  fail_internal("token_forward: expected K <= 256, got {}", x.K);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,344 @@
+#include "emulation/block.h"
+
+#include <cxxabi.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+namespace fw::cuda::emulation {
+
+constinit thread_local Position position{};
+
+namespace {
+
+constexpr std::size_t kSharedLimit = 227 * 1024;  // of a block on Hopper
+thread_local Block* current_block = nullptr;
+
+std::string kernel_name(const void* kernel) {
+  Dl_info info{};
+  if (!dladdr(kernel, &info)) return "?";
+  if (!info.dli_sname) {  // no symbol without -rdynamic: what addr2line wants
+    char text[64];
+    std::snprintf(text, sizeof text, "at 0x%zx", static_cast<std::size_t>(static_cast<const char*>(kernel) - static_cast<const char*>(info.dli_fbase)));
+    return std::string(text) + " of " + info.dli_fname;
+  }
+  int status = 0;
+  char* readable = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
+  std::string name = status == 0 ? readable : info.dli_sname;
+  std::free(readable);
+  return name;
+}
+
+}  // namespace
+
+void run_grid(const GridShape& shape, const std::function<void()>& kernel) {
+  const int64_t blocks = static_cast<int64_t>(shape.x) * shape.y * shape.z;
+  const Position outside = position;
+  Block* ends_with_last = nullptr;  // races are looked for on one thread of the system, where one Block runs all
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic) if (blocks > 1)
+#endif
+  for (int64_t i = 0; i < blocks; ++i) {
+    thread_local Block block;
+    if (races::kFound && i == blocks - 1) ends_with_last = &block;
+    position.block[0] = static_cast<unsigned>(i % shape.x);
+    position.block[1] = static_cast<unsigned>(i / shape.x % shape.y);
+    position.block[2] = static_cast<unsigned>(i / shape.x / shape.y);
+    block.run(shape, kernel);
+  }
+  if (ends_with_last != nullptr) ends_with_last->end_grid();
+  position = outside;
+}
+
+void Block::end_grid() {
+  races::acquire(ends_.at(0));
+  shared_of_grid_.clear();
+}
+
+Block& Block::current() {
+  if (!current_block) {
+    std::fprintf(stderr, "emulation: a function of ptx.cuh was called outside of a kernel\n");
+    std::abort();
+  }
+  return *current_block;
+}
+
+void Block::run(const GridShape& shape, const std::function<void()>& kernel) {
+  shape_ = shape;
+  kernel_ = &kernel;
+  current_block = this;
+  position.threads = shape.threads;
+  position.grid[0] = shape.x, position.grid[1] = shape.y, position.grid[2] = shape.z;
+  if (shape.threads == 0 || shape.threads > 1024 || shape.threads % 32 != 0) fail(0, "%u threads: must be a multiple of 32, at most 1024", shape.threads);
+  if (shape.shared_bytes > kSharedLimit) fail(0, "%zu bytes of shared memory: at most %zu", shape.shared_bytes, kSharedLimit);
+  if (shape.y > 65535 || shape.z > 65535 || shape.x > 0x7fffffffu) fail(0, "grid of %u x %u x %u", shape.x, shape.y, shape.z);
+
+  // Its own memory each time and no larger than asked for, so that AddressSanitizer sees its ends.
+  void* memory = nullptr;
+  if (posix_memalign(&memory, 1024, shape.shared_bytes ? shape.shared_bytes : 1)) fail(0, "no memory");
+  std::unique_ptr<char, FreeDeleter> shared(static_cast<char*>(memory));
+  std::memset(memory, 0xff, shape.shared_bytes);
+  home_.stands_here();
+  starts_.renew();
+  races::release(starts_.at(0));
+  position.shared = shared.get();
+  position.shared_bytes = shape.shared_bytes;
+
+  const char* late = std::getenv("FW_EMULATION_LATE");
+  late_ = late && std::strcmp(late, "0") != 0 && *late;
+  const char* order = std::getenv("FW_EMULATION_ORDER");
+  reverse_ = order && std::strcmp(order, "reverse") == 0;
+  lingers_ = order && std::strcmp(order, "late") == 0;
+  shuffled_ = order && !reverse_ && !lingers_ && *order;
+  if (shuffled_ || lingers_)
+    random_.seed(static_cast<unsigned>(std::strtoul(order, nullptr, 10)) * 7919 + position.block[0] * 31 + position.block[1] * 17 + position.block[2] + 1);
+
+  warps_ = {};
+  warpgroups_ = {};
+  for (NamedBarrier& barrier : barriers_) barrier.arrived = 0, barrier.needed = 0, barrier.waiting.clear(), barrier.rounds = 0, barrier.ends.renew();
+  for (races::Events& ends : warp_ends_) ends.renew();
+  block_ends_.renew();
+  shared_barriers_.clear();
+  deferred_.clear();
+  lingering_.clear();
+  live_ = shape.threads;
+  while (threads_.size() < shape.threads) threads_.push_back(std::make_unique<Thread>());
+  for (unsigned i = 0; i < shape.threads; ++i) {
+    Thread& thread = *threads_[i];
+    thread.fiber.prepare(&Block::thread_entry);
+    thread.state = Thread::State::kWaiting;
+    thread.parity = -1;
+    thread.copies.clear();
+    thread.stores.clear();
+    thread.products.clear();
+    thread.operands.clear();
+    thread.product_group = 0;
+    thread.warp_syncs = thread.block_syncs = 0;
+  }
+  for (unsigned i = 0; i < shape.threads; ++i) wake(reverse_ ? shape.threads - 1 - i : i);
+
+  position.thread = ready_.front();
+  ready_.pop_front();
+  home_.switch_to(thread().fiber);
+  if (!deferred_.empty()) fail(0, "%zu asynchronous loads are still under way at the end of the block", deferred_.size());
+  current_block = nullptr;
+  // Given back at the end of the grid, when its threads' accesses are over for the one that gives it back.
+  if (races::kFound) shared_of_grid_.push_back(std::move(shared));
+}
+
+void Block::thread_entry() {
+  Block& block = current();
+  races::acquire(block.starts_.at(0));
+  (*block.kernel_)();
+  races::release(block.ends_.at(0));
+  block.thread_exit();
+}
+
+void Block::thread_exit() {
+  leave();
+  go_on();
+}
+
+void Block::leave() {
+  const races::Quiet quiet;
+  Thread& me = thread();
+  const unsigned index = position.thread;
+  for (auto& group : me.stores.groups) {
+    for (Store& store : group) {
+      if (!store.read) fail(index, "leaves the kernel without bulk_wait_read() for its bulk stores: shared memory is given away under them");
+    }
+  }
+  finish_stores(me);
+  me.state = Thread::State::kDone;
+  --live_;
+  for (Meeting* meeting : {&warps_[index / 32], &warpgroups_[index / 128]}) {
+    ++meeting->exited;
+    if (meeting->arrived == 0) continue;
+    const Operation& operation = *meeting->operation;
+    if (!operation.without_exited)
+      fail(index, "leaves the kernel while others of its %s wait at %s", operation.threads == 32 ? "warp" : "warpgroup", operation.name);
+    meeting->operands[index % operation.threads] = nullptr;
+    if (meeting->arrived + meeting->exited == operation.threads) finish(*meeting, index / operation.threads * operation.threads, index);
+  }
+  if (barriers_[0].arrived > 0 && barriers_[0].arrived == live_) barrier_complete(barriers_[0]);
+}
+
+void Block::meet(const Operation& operation, void* operand) {
+  const races::Quiet quiet;
+  const unsigned me = position.thread, first = me / operation.threads * operation.threads;
+  if (first + operation.threads > shape_.threads) fail(me, "%s needs %u threads", operation.name, operation.threads);
+  Meeting& meeting = operation.threads == 32 ? warps_[me / 32] : warpgroups_[me / 128];
+  if (meeting.arrived == 0) meeting.operation = &operation;
+  if (meeting.operation != &operation) fail(me, "is at %s while others of its warp or warpgroup wait at %s", operation.name, meeting.operation->name);
+  if (meeting.exited && !operation.without_exited) fail(me, "is at %s, but threads of its warp or warpgroup have left the kernel", operation.name);
+  meeting.operands[me - first] = operand;
+  ++meeting.arrived;
+  if (meeting.arrived + meeting.exited < operation.threads) return wait(operation.name);
+  meeting.arrived = 0;
+  if (!operation.run(meeting.operands.data(), first)) return park();
+  for (unsigned i = 0; i < operation.threads; ++i) {
+    const unsigned other = first + (reverse_ ? operation.threads - 1 - i : i);
+    if (other != me && threads_[other]->state == Thread::State::kWaiting) wake(other);
+  }
+}
+
+// The same for a meeting that is complete because the last one it waited for has left.
+void Block::finish(Meeting& meeting, unsigned first_thread, unsigned except) {
+  meeting.arrived = 0;
+  if (!meeting.operation->run(meeting.operands.data(), first_thread)) return;
+  for (unsigned i = 0; i < meeting.operation->threads; ++i)
+    if (first_thread + i != except && threads_[first_thread + i]->state == Thread::State::kWaiting) wake(first_thread + i);
+}
+
+bool Block::barrier_arrive(int id, unsigned needed, bool wait, unsigned first_thread) {
+  NamedBarrier& barrier = barriers_[static_cast<std::size_t>(id)];
+  const unsigned threads = 32 - warps_[first_thread / 32].exited;
+  if (id == 0) needed = live_;
+  if (id != 0 && barrier.arrived > 0 && barrier.needed != needed)
+    fail(first_thread, "named barrier %d for %u threads; others wait at it for %u", id, needed, barrier.needed);
+  barrier.needed = needed;
+  barrier.arrived += threads;
+  if (barrier.arrived > needed) fail(first_thread, "named barrier %d: %u threads have come, %u are expected", id, barrier.arrived, needed);
+  for (unsigned i = first_thread; wait && i < first_thread + 32; ++i) {
+    barrier.waiting.push_back(i);
+    threads_[i]->waits_for = id == 0 ? "sync_threads" : "named barrier";
+    threads_[i]->barrier = id;
+    threads_[i]->parity = -1;
+  }
+  if (barrier.arrived < needed) return !wait;
+  barrier_complete(barrier);
+  return true;
+}
+
+void Block::barrier_complete(NamedBarrier& barrier) {
+  barrier.arrived = 0;
+  ++barrier.rounds;
+  if (reverse_) std::reverse(barrier.waiting.begin(), barrier.waiting.end());
+  for (unsigned thread : barrier.waiting)
+    if (threads_[thread]->state == Thread::State::kWaiting) wake(thread);
+  barrier.waiting.clear();
+}
+
+void Block::wake(unsigned index) {
+  Thread& thread = *threads_[index];
+  thread.state = Thread::State::kReady;
+  if (lingers_ && thread.parity >= 0) {
+    lingering_.push_back(index);
+  } else {
+    ready_.push_back(index);
+  }
+}
+
+void Block::linger(const char* what, int barrier, int parity) {
+  Thread& me = thread();
+  me.waits_for = what;
+  me.barrier = barrier;
+  me.parity = parity;
+  wake(position.thread);
+  go_on();
+}
+
+void Block::wait(const char* what, int barrier, int parity) {
+  Thread& me = thread();
+  me.waits_for = what;
+  me.barrier = barrier;
+  me.parity = parity;
+  park();
+}
+
+void Block::park() {
+  thread().state = Thread::State::kWaiting;
+  go_on();
+}
+
+// No thread is ready: an asynchronous load comes, or a warp that lingers goes on.
+void Block::let_one_go_on() {
+  if (deferred_.empty() && lingering_.empty()) report_deadlock();
+  if (!deferred_.empty() && (lingering_.empty() || random_() % 2 == 0)) {
+    const auto action = std::move(deferred_.front());
+    deferred_.pop_front();
+    return action();
+  }
+  const unsigned warp = lingering_[random_() % lingering_.size()] / 32;
+  std::erase_if(lingering_, [&](unsigned i) {
+    if (i / 32 == warp) ready_.push_back(i);
+    return i / 32 == warp;
+  });
+}
+
+// To the next thread that can go on.
+void Block::go_on() {
+  Fiber& from = thread().fiber;
+  Fiber& to = next_fiber();
+  if (&to != &from) from.switch_to(to);
+}
+
+Fiber& Block::next_fiber() {
+  const races::Quiet quiet;
+  while (ready_.empty()) {
+    if (live_ == 0) return home_;
+    let_one_go_on();
+  }
+  if (shuffled_) std::swap(ready_.front(), ready_[random_() % ready_.size()]);
+  position.thread = ready_.front();
+  ready_.pop_front();
+  return thread().fiber;
+}
+
+char* Block::shared(uint32_t address, std::size_t bytes, std::size_t alignment, const char* what, unsigned thread) {
+  if (address % alignment != 0)
+    fail(thread, "%s: shared address %u (offset %d) is not a multiple of %zu", what, address, static_cast<int>(address - kSharedBase), alignment);
+  if (address < kSharedBase || address - kSharedBase + bytes > shape_.shared_bytes)
+    fail(thread, "%s: %zu bytes at offset %d of shared memory, which has %zu", what, bytes, static_cast<int>(address - kSharedBase), shape_.shared_bytes);
+  return position.shared + (address - kSharedBase);
+}
+
+uint32_t Block::offset(const void* pointer, const char* what) {
+  const char* p = static_cast<const char*>(pointer);
+  if (p < position.shared || p > position.shared + shape_.shared_bytes) fail(position.thread, "%s: %p is not in shared memory", what, pointer);
+  return static_cast<uint32_t>(p - position.shared);
+}
+
+void Block::fail(unsigned thread, const char* format, ...) {
+  static std::mutex one_at_a_time;
+  one_at_a_time.lock();
+  std::fprintf(stderr, "emulation: kernel %s, block (%u, %u, %u), thread %u: ", kernel_name(shape_.kernel).c_str(), position.block[0], position.block[1],
+               position.block[2], thread);
+  va_list arguments;
+  va_start(arguments, format);
+  std::vfprintf(stderr, format, arguments);
+  va_end(arguments);
+  std::fputc('\n', stderr);
+  std::abort();
+}
+
+void Block::report_deadlock() {
+  std::fprintf(stderr, "emulation: no thread of the block can go on\n");
+  for (unsigned i = 0, end; i < shape_.threads; i = end) {
+    const Thread& first = *threads_[i];
+    for (end = i + 1; end < shape_.threads; ++end) {
+      const Thread& next = *threads_[end];
+      if (next.state != first.state ||
+          (next.state != Thread::State::kDone && (next.waits_for != first.waits_for || next.barrier != first.barrier || next.parity != first.parity)))
+        break;
+    }
+    std::fprintf(stderr, "  threads %u to %u: %s", i, end - 1, first.state == Thread::State::kDone ? "have left the kernel" : first.waits_for);
+    if (first.state != Thread::State::kDone && first.parity >= 0) {
+      const SharedBarrier& barrier = shared_barriers_[static_cast<std::size_t>(first.barrier)];
+      std::fprintf(stderr, " at offset %u for parity %d; it is in phase %d, %d of %d arrivals missing, %lld bytes missing", barrier.offset, first.parity,
+                   barrier.phase, barrier.pending, barrier.count, static_cast<long long>(barrier.bytes));
+    } else if (first.state != Thread::State::kDone && first.barrier >= 0) {
+      const NamedBarrier& barrier = barriers_[static_cast<std::size_t>(first.barrier)];
+      std::fprintf(stderr, " %d; %u of %u threads have come", first.barrier, barrier.arrived, first.barrier == 0 ? live_ : barrier.needed);
+    }
+    std::fputc('\n', stderr);
+  }
+  fail(position.thread, "deadlock (the threads above)");
+}
+
+}  // namespace fw::cuda::emulation

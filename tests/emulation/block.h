@@ -1,0 +1,167 @@
+// One block of a grid: its threads as fibers, the order they run in, and the places where they meet.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "emulation/fiber.h"
+#include "emulation/races.h"
+#include "emulation/run.h"
+
+namespace fw::cuda::emulation {
+
+// Something that all threads of a warp (32) or of a warpgroup (128) do together. run() is called by the last to arrive with what each
+// brought, in order; threads then go on if it returns true, and otherwise when somebody calls wake().
+struct Operation {
+  const char* name;
+  unsigned threads;
+  bool without_exited;  // threads that have left the kernel are not waited for; what they brought is null
+  bool (*run)(void* const* operands, unsigned first_thread);
+};
+
+struct SharedBarrier {
+  uint32_t offset;  // in shared memory
+  int phase, count, pending;
+  int64_t bytes;    // expected and not yet come
+  uint64_t phases;  // that are over
+  races::Events ends;
+};
+
+struct Copy {  // cp.async
+  uint32_t to;
+  const void* from;  // null: zeros
+  bool done;
+};
+struct Store {  // bulk_store, bulk_add
+  void* to;
+  const char* from;
+  uint32_t bytes;
+  bool add, read, written;
+  std::vector<char> data;
+};
+struct Operand {  // of a wgmma that has not been waited for: what this thread reads of it
+  const char* from;
+  std::size_t bytes;
+  unsigned group;
+};
+struct LateProduct {  // wgmma whose result has not been waited for
+  float* d;
+  unsigned group;
+  std::vector<float> values;
+};
+template <class T>
+struct Groups {  // of cp.async, bulk stores: the last is still open
+  std::deque<std::vector<T>> groups{1};
+  void clear() { groups.assign(1, {}); }
+};
+
+struct Thread {
+  enum class State { kReady, kWaiting, kDone };
+  Fiber fiber;
+  State state;
+  const char* waits_for;
+  int barrier, parity;  // of waits_for, or -1
+  Groups<std::shared_ptr<Copy>> copies;
+  Groups<Store> stores;
+  std::vector<LateProduct> products;
+  std::vector<Operand> operands;
+  unsigned product_group;
+  uint64_t warp_syncs, block_syncs;  // how many it has come to
+};
+
+// What a thread's bulk stores have read and not yet written, at its end.
+void finish_stores(Thread& thread);
+
+struct FreeDeleter {
+  void operator()(char* memory) const { std::free(memory); }
+};
+
+class Block {
+ public:
+  static constexpr uint32_t kSharedBase = 1024;  // the shared address of shared_memory(), as on Hopper
+  static Block& current();
+
+  void run(const GridShape& shape, const std::function<void()>& kernel);
+  // After the last block of a grid that this one stood for.
+  void end_grid();
+
+  void meet(const Operation& operation, void* operand);
+  // The caller waits for somebody to wake it.
+  void wait(const char* what, int barrier = -1, int parity = -1);
+  void wake(unsigned thread);
+  // Order `late`: the caller, at an mbarrier, goes on when others have gone as far as they can, or some time before.
+  void linger(const char* what, int barrier, int parity);
+  // A warp at a barrier (0: sync_threads). Whether it can go on.
+  bool barrier_arrive(int id, unsigned needed, bool wait, unsigned first_thread);
+
+  char* shared(uint32_t address, std::size_t bytes, std::size_t alignment, const char* what, unsigned thread);
+  uint32_t offset(const void* pointer, const char* what);
+  [[noreturn]] void fail(unsigned thread, const char* format, ...) __attribute__((format(printf, 3, 4)));
+
+  Thread& thread() { return *threads_[position.thread]; }
+  Thread& thread(unsigned index) { return *threads_[index]; }
+  std::vector<SharedBarrier>& barriers() { return shared_barriers_; }
+  // The end of the thread's next sync_warp(), its next sync_threads(), of the present round of a named barrier.
+  void* warp_sync() { return warp_ends_[position.thread / 32].at(thread().warp_syncs++); }
+  void* block_sync() { return block_ends_.at(thread().block_syncs++); }
+  void* barrier_round(int id) {
+    NamedBarrier& barrier = barriers_[static_cast<std::size_t>(id)];
+    return barrier.ends.at(barrier.rounds);
+  }
+  bool late() const { return late_; }
+  bool lingers() const { return lingers_; }
+  // In late mode: done when no thread can go on, the oldest first.
+  void defer(std::function<void()> action) { deferred_.push_back(std::move(action)); }
+
+ private:
+  struct Meeting {
+    const Operation* operation;
+    unsigned arrived, exited;
+    std::array<void*, 128> operands;
+  };
+  struct NamedBarrier {
+    unsigned arrived, needed;
+    std::vector<unsigned> waiting;  // threads
+    uint64_t rounds;                // that are over
+    races::Events ends;
+  };
+
+  static void thread_entry();
+  void thread_exit();
+  void leave();
+  void finish(Meeting& meeting, unsigned first_thread, unsigned except);
+  void barrier_complete(NamedBarrier& barrier);
+  void park();
+  void go_on();
+  Fiber& next_fiber();
+  void let_one_go_on();
+  [[noreturn]] void report_deadlock();
+
+  GridShape shape_{};
+  const std::function<void()>* kernel_ = nullptr;
+  Fiber home_;
+  std::vector<std::unique_ptr<Thread>> threads_;
+  std::deque<unsigned> ready_;
+  std::vector<unsigned> lingering_;  // could go on, from an mbarrier
+  unsigned live_ = 0;
+  std::array<Meeting, 32> warps_;
+  std::array<Meeting, 8> warpgroups_;
+  std::array<NamedBarrier, 16> barriers_;
+  std::vector<SharedBarrier> shared_barriers_;
+  std::deque<std::function<void()>> deferred_;
+  std::array<races::Events, 32> warp_ends_;
+  races::Events block_ends_;
+  races::Events starts_, ends_;  // 0: of the block, of the grid
+  std::vector<std::unique_ptr<char, FreeDeleter>> shared_of_grid_;
+  bool late_ = false, reverse_ = false, shuffled_ = false, lingers_ = false;
+  std::minstd_rand random_;
+};
+
+}  // namespace fw::cuda::emulation
