@@ -1,0 +1,196 @@
+#include "train/byte_source.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "base/error.h"
+
+namespace fw {
+namespace {
+
+constexpr std::string_view kGzip = "\x1f\x8b";
+constexpr std::string_view kZstd = "\x28\xb5\x2f\xfd";
+constexpr std::string_view kParquet = "PAR1";
+constexpr size_t kPiece = size_t{1} << 17;
+
+std::string reason(int error) { return std::generic_category().message(error); }
+
+class FileBytes final : public ByteSource {
+ public:
+  explicit FileBytes(const std::string& path) : path_(path) {
+    // Without O_NONBLOCK a named pipe would wait here for its writer.
+    fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd_ < 0) fail_usage("cannot open '{}': {}", path, reason(errno));
+    struct stat info = {};
+    const int status = ::fstat(fd_, &info);
+    if (status == 0 && S_ISREG(info.st_mode)) return;
+    const int error = errno;
+    ::close(fd_);
+    if (status != 0) fail_usage("cannot open '{}': {}", path, reason(error));
+    fail_usage("cannot read '{}': expected a regular file, it is a {}", path, S_ISDIR(info.st_mode) ? "folder" : "device or a pipe");
+  }
+  ~FileBytes() override { ::close(fd_); }
+  FileBytes(const FileBytes&) = delete;
+  FileBytes& operator=(const FileBytes&) = delete;
+
+  size_t read(std::span<char> out) override {
+    size_t used = 0;
+    while (used < out.size()) {
+      const ssize_t n = ::read(fd_, out.data() + used, std::min(out.size() - used, size_t{1} << 30));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail_io("cannot read '{}': {}", path_, reason(errno));
+      if (n == 0) break;
+      used += static_cast<size_t>(n);
+    }
+    return used;
+  }
+  // The first bytes, which stay to be read.
+  std::string peek(size_t count) const {
+    std::string bytes(count, '\0');
+    const ssize_t n = ::pread(fd_, bytes.data(), count, 0);
+    bytes.resize(n > 0 ? static_cast<size_t>(n) : 0);
+    return bytes;
+  }
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+};
+
+// What both formats share: packed bytes come piece by piece from the file.
+class Packed : public ByteSource {
+ public:
+  Packed(const std::string& path, std::unique_ptr<ByteSource> file) : path_(path), file_(std::move(file)), in_(kPiece) {}
+
+ protected:
+  // More packed bytes into the empty buffer; false at the file's end.
+  bool refill() {
+    const size_t n = file_->read(in_);
+    rest_ = std::span(in_).first(n);
+    return n > 0;
+  }
+  [[noreturn]] void fail_damaged(const char* format, std::string_view what) const {
+    fail_usage("'{}': damaged {} file: {}; make or fetch it again", path_, format, what);
+  }
+
+  std::string path_;
+  std::span<char> rest_;  // packed bytes that wait
+
+ private:
+  std::unique_ptr<ByteSource> file_;
+  std::vector<char> in_;
+};
+
+class GzipBytes final : public Packed {
+ public:
+  GzipBytes(const std::string& path, std::unique_ptr<ByteSource> file) : Packed(path, std::move(file)) {
+    constexpr int kGzipOnly = 16;
+    if (inflateInit2(&stream_, MAX_WBITS + kGzipOnly) != Z_OK) throw std::bad_alloc();
+  }
+  ~GzipBytes() override { inflateEnd(&stream_); }
+  GzipBytes(const GzipBytes&) = delete;
+  GzipBytes& operator=(const GzipBytes&) = delete;
+
+  size_t read(std::span<char> out) override {
+    size_t used = 0;
+    while (used < out.size()) {
+      if (rest_.empty() && !refill()) {
+        if (!between_) fail_damaged("gzip", "it ends in the middle");
+        break;
+      }
+      if (between_) begin_member();
+      if (rest_.empty()) continue;
+      const size_t room = std::min(out.size() - used, size_t{1} << 30);
+      stream_.next_in = reinterpret_cast<Bytef*>(rest_.data());
+      stream_.avail_in = static_cast<uInt>(rest_.size());
+      stream_.next_out = reinterpret_cast<Bytef*>(out.data() + used);
+      stream_.avail_out = static_cast<uInt>(room);
+      const int status = inflate(&stream_, Z_NO_FLUSH);
+      rest_ = rest_.last(stream_.avail_in);
+      used += room - stream_.avail_out;
+      if (status == Z_MEM_ERROR) throw std::bad_alloc();
+      if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR) fail_damaged("gzip", stream_.msg != nullptr ? stream_.msg : "unknown data");
+      between_ = status == Z_STREAM_END;
+    }
+    return used;
+  }
+
+ private:
+  // A file may have several members one after the other (as `cat a.gz b.gz` makes) and zeros behind the last (as tapes do).
+  void begin_member() {
+    if (began_) {
+      while (!rest_.empty() && rest_[0] == '\0') rest_ = rest_.subspan(1);
+      if (rest_.empty()) return;
+      inflateReset(&stream_);
+    }
+    began_ = true;
+    between_ = false;
+  }
+
+  z_stream stream_ = {};
+  bool between_ = true, began_ = false;  // no member is open
+};
+
+class ZstdBytes final : public Packed {
+ public:
+  ZstdBytes(const std::string& path, std::unique_ptr<ByteSource> file) : Packed(path, std::move(file)), stream_(ZSTD_createDStream()) {
+    if (stream_ == nullptr) throw std::bad_alloc();
+  }
+  ~ZstdBytes() override { ZSTD_freeDStream(stream_); }
+  ZstdBytes(const ZstdBytes&) = delete;
+  ZstdBytes& operator=(const ZstdBytes&) = delete;
+
+  size_t read(std::span<char> out) override {
+    ZSTD_outBuffer to = {out.data(), out.size(), 0};
+    while (to.pos < to.size) {
+      // With unwritten bytes of its own the decoder goes on without new ones.
+      if (rest_.empty() && !more_inside_ && !refill()) {
+        if (inside_) fail_damaged("Zstandard", "it ends in the middle");
+        break;
+      }
+      ZSTD_inBuffer from = {rest_.data(), rest_.size(), 0};
+      const size_t status = ZSTD_decompressStream(stream_, &to, &from);
+      if (ZSTD_isError(status)) fail_damaged("Zstandard", ZSTD_getErrorName(status));
+      rest_ = rest_.subspan(from.pos);
+      inside_ = status != 0;
+      more_inside_ = inside_ && to.pos == to.size;
+    }
+    return to.pos;
+  }
+
+ private:
+  ZSTD_DStream* stream_;
+  bool inside_ = false, more_inside_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<ByteSource> open_bytes(const std::string& path) {
+  auto file = std::make_unique<FileBytes>(path);
+  const std::string head = file->peek(4);
+  if (head.starts_with(kGzip)) return std::make_unique<GzipBytes>(path, std::move(file));
+  if (head.starts_with(kZstd)) return std::make_unique<ZstdBytes>(path, std::move(file));
+  if (head == kParquet) {
+    fail_usage(
+        "'{}': Parquet is not read by this program (Debian has no library for it); write it as JSON lines first, for example with\n  python3 -c \"import "
+        "pandas; "
+        "pandas.read_parquet('in.parquet').to_json('out.jsonl.gz', orient='records', lines=True)\"",
+        path);
+  }
+  const bool named_gzip = path.ends_with(".gz"), named_zstd = path.ends_with(".zst");
+  if ((named_gzip || named_zstd) && !head.empty()) {
+    fail_usage("'{}': expected a {} file after its name, its first bytes are those of something else", path, named_gzip ? "gzip" : "Zstandard");
+  }
+  return file;
+}
+
+}  // namespace fw
