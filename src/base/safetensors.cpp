@@ -421,6 +421,16 @@ template void SafetensorsWriter::add(const std::string&, std::vector<int64_t>, s
 template void SafetensorsWriter::add(const std::string&, std::vector<int64_t>, std::span<const int64_t>);
 template void SafetensorsWriter::add(const std::string&, std::vector<int64_t>, std::span<const uint8_t>);
 
+template <class T>
+void SafetensorsWriter::add_copy(const std::string& name, std::vector<int64_t> shape, std::span<const T> values) {
+  const std::span<const std::byte> bytes = std::as_bytes(values);
+  copies_.emplace_back(bytes.begin(), bytes.end());
+  // Vectors of bytes are aligned for any of the types, and a deque leaves them where they are.
+  add<T>(name, std::move(shape), {reinterpret_cast<const T*>(copies_.back().data()), values.size()});
+}
+template void SafetensorsWriter::add_copy(const std::string&, std::vector<int64_t>, std::span<const float>);
+template void SafetensorsWriter::add_copy(const std::string&, std::vector<int64_t>, std::span<const double>);
+
 void SafetensorsWriter::write(const std::string& path) const {
   std::vector<const std::pair<const std::string, TensorInfo>*> order;
   for (const auto& item : tensors_) order.push_back(&item);

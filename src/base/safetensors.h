@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <span>
 #include <string>
@@ -48,12 +49,16 @@ class SafetensorsWriter {
   void add(const std::string& name, const std::string& dtype, std::vector<int64_t> shape, std::span<const std::byte> bytes);
   template <class T>  // float -> F32, double -> F64, int32_t -> I32, int64_t -> I64, uint8_t -> U8
   void add(const std::string& name, std::vector<int64_t> shape, std::span<const T> values);
+  // The same of values that have no other owner: a copy of them lives as long as the writer.
+  template <class T>
+  void add_copy(const std::string& name, std::vector<int64_t> shape, std::span<const T> values);
   void set_metadata(const std::string& key, const std::string& value) { metadata_[key] = value; }
   void write(const std::string& path) const;
 
  private:
   std::map<std::string, TensorInfo> tensors_;
   std::map<std::string, std::string> metadata_;
+  std::deque<std::vector<std::byte>> copies_;
 };
 
 }  // namespace fw

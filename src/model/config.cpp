@@ -134,8 +134,6 @@ FeatureMap feature_map_kind(const std::string& name) {
   return name == "product" ? FeatureMap::kProduct : FeatureMap::kNone;
 }
 
-InitScheme init_scheme(const ModelConfig& c) { return c.init == "normal" ? InitScheme::kNormal : InitScheme::kXavier; }
-
 }  // namespace
 
 Rule ModelConfig::resolved_rule() const {
@@ -168,6 +166,8 @@ GateKind ModelConfig::gate_kind() const {
   return output_gate == "sigmoid" ? GateKind::kSigmoid : GateKind::kSilu;
 }
 
+InitScheme ModelConfig::init_scheme() const { return init == "normal" ? InitScheme::kNormal : InitScheme::kXavier; }
+
 RecurrentMixerSpec ModelConfig::mixer_spec() const {
   RecurrentMixerSpec spec;
   spec.rule = resolved_rule();
@@ -189,10 +189,12 @@ RecurrentMixerSpec ModelConfig::mixer_spec() const {
   spec.gain.single_gate = single_gate;
   spec.tied_precond = precond_gates == "tied";
   spec.norm_eps = norm_eps;
-  spec.init = init_scheme(*this);
+  spec.init = init_scheme();
   spec.query_key = {num_heads, head_dim, feature_map_kind(feature_map), rope_theta, spec.init};
   return spec;
 }
+
+MixerSpec ModelConfig::layer_spec(int64_t) const { return mixer_spec(); }
 
 double parameter_count(const ModelConfig& c) {
   const double hidden = static_cast<double>(c.hidden_size);

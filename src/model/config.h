@@ -8,7 +8,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "nn/recurrent_mixer.h"
+#include "nn/mixers.h"
 #include "ops/ops.h"
 #include "rule/rule.h"
 
@@ -53,7 +53,9 @@ struct ModelConfig {
   int64_t head_v_dim() const;
   int64_t mlp_size() const;
   GateKind gate_kind() const;
-  RecurrentMixerSpec mixer_spec() const;  // what a block's mixer needs; the config must be valid
+  InitScheme init_scheme() const;
+  RecurrentMixerSpec mixer_spec() const;  // of the layers with a recurrence; the config must be valid
+  MixerSpec layer_spec(int64_t layer) const;
 
   bool operator==(const ModelConfig&) const = default;
 };

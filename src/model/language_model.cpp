@@ -10,7 +10,6 @@
 #include "nn/block.h"
 #include "nn/head.h"
 #include "nn/observer.h"
-#include "nn/recurrent_mixer.h"
 
 namespace fw {
 namespace {
@@ -39,12 +38,11 @@ struct LanguageModel<T>::Impl {
   }
 
   static std::vector<Block<T>> make_blocks(const ModelConfig& c, Params<T>& params) {
-    const RecurrentMixerSpec spec = c.mixer_spec();
     std::vector<Block<T>> list;
     list.reserve(static_cast<size_t>(c.num_hidden_layers));
     for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
-      list.emplace_back(fmt::format("model.layers.{}.", i), MlpSpec{c.hidden_size, c.mlp_size(), spec.init}, c.norm_eps, params,
-                        [&](const std::string& prefix) { return std::make_unique<RecurrentMixer<T>>(spec, prefix, params); });
+      list.emplace_back(fmt::format("model.layers.{}.", i), MlpSpec{c.hidden_size, c.mlp_size(), c.init_scheme()}, c.norm_eps, params,
+                        [&](const std::string& prefix) { return make_mixer(c.layer_spec(i), prefix, params); });
     }
     return list;
   }
@@ -78,22 +76,16 @@ struct LanguageModel<T>::Impl {
     return Pass<T>{params, layout, exec, keep, form, observer};
   }
 
-  LayerState<T> layer_state(ModelState<T>* state, size_t i) const {
-    if (state == nullptr) return {};
-    typename ModelState<T>::Layer& layer = state->layer(static_cast<int64_t>(i));
-    const auto data = [](std::vector<T>& v) { return v.empty() ? nullptr : v.data(); };
-    return {data(layer.s), data(layer.a), data(layer.tail)};
-  }
-
   // The residual stream after all blocks.
   Residual<T> run(const Pass<T>& pass, std::span<const int32_t> ids, ModelState<T>* state) {
     Residual<T> residual;
     residual.x = new_matrix<T>(arena, pass.layout.host.tokens(), config.hidden_size);
     if (!pass.keep) residual.delta = new_matrix<T>(arena, pass.layout.host.tokens(), config.hidden_size);
     embedding.forward(pass, ids.data(), residual.x);
+    if (state != nullptr) state->prepare(pass.layout.host);
     for (size_t i = 0; i < blocks.size(); ++i) {
       if (observer != nullptr) observer->begin_layer(static_cast<int64_t>(i));
-      blocks[i].forward(pass, residual, layer_state(state, i), &contexts[i]);
+      blocks[i].forward(pass, residual, state == nullptr ? LayerState<T>() : state->layer(static_cast<int64_t>(i)), &contexts[i]);
     }
     return residual;
   }

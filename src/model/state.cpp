@@ -1,25 +1,27 @@
 #include "model/state.h"
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <string_view>
 #include <type_traits>
 
 #include "base/error.h"
+#include "nn/mixers.h"
 
 namespace fw {
 namespace {
 
+// Of matrix states; a file has the same text since there are such files, so that old ones load. Rows of tokens add theirs.
 constexpr const char* kLayout = "S [N, HV, K, V] K-first; A [N, H, K]; tail [N, W-1, q | k | v]; position [N]";
+constexpr const char* kRowsLayout = "; ring [N, W, width], position p in row p mod W; cache [sum of positions, width]";
+constexpr int64_t kMostTokens = int64_t{1} << 40;  // so that sums of positions do not overflow
 constexpr std::string_view kPrefix = "state.";
 
 template <class T>
 constexpr const char* kDtypeName = std::is_same_v<T, double> ? "F64" : "F32";
 
-template <class T>
-std::vector<T> zeros(int64_t n) {
-  return std::vector<T>(static_cast<size_t>(n), T(0));
-}
+std::string tensor_name(size_t layer, const StateTensor& spec) { return fmt::format("{}layers.{}.{}", kPrefix, layer, spec.name); }
 
 void check_metadata(const SafetensorsReader& reader, const std::string& path, const char* key, const std::string& expected, const char* advice) {
   const auto it = reader.metadata().find(key);
@@ -33,38 +35,114 @@ template <class T>
 ModelState<T>::ModelState(const ModelConfig& config, int64_t sequences) : sequences_(sequences) {
   validate(config);
   if (sequences < 0) fail_usage("model state: expected a number of sequences >= 0, got {}", sequences);
-  const RecurrentMixerSpec spec = config.mixer_spec();
-  heads_ = spec.heads;
-  v_heads_ = spec.v_heads;
-  key_dim_ = spec.key_dim;
-  value_dim_ = spec.value_dim;
-  precond_ = spec.rule.uses_precond();
-  tail_rows_ = std::max<int64_t>(spec.conv_size - 1, 0);
-  tail_cols_ = spec.conv_channels();
   positions_.assign(static_cast<size_t>(sequences), 0);
-  layers_.resize(static_cast<size_t>(config.num_hidden_layers));
-  for (Layer& layer : layers_) {
-    layer.s = zeros<T>(sequences * v_heads_ * key_dim_ * value_dim_);
-    if (precond_) layer.a = zeros<T>(sequences * heads_ * key_dim_);
-    layer.tail = zeros<T>(sequences * tail_rows_ * tail_cols_);
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    std::vector<Tensor>& layer = layers_.emplace_back();
+    for (StateTensor& spec : mixer_state(config.layer_spec(i))) {
+      Tensor& tensor = layer.emplace_back();
+      tensor.spec = std::move(spec);
+      if (tensor.spec.kind == StateKind::kCache) {
+        tensor.pages.resize(static_cast<size_t>(sequences));
+      } else {
+        tensor.values.assign(static_cast<size_t>(sequences * tensor.spec.size()), T(0));
+      }
+    }
+    views_.emplace_back(layer.size());
   }
 }
 
 template <class T>
 size_t ModelState<T>::bytes() const {
   size_t n = 0;
-  for (const Layer& layer : layers_) n += layer.s.size() + layer.a.size() + layer.tail.size();
+  for (const std::vector<Tensor>& layer : layers_) {
+    for (const Tensor& tensor : layer) {
+      n += tensor.values.size();
+      for (const auto& pages : tensor.pages) n += pages.size() * static_cast<size_t>(tensor.spec.size());
+    }
+  }
   return n * sizeof(T) + positions_.size() * sizeof(int64_t);
 }
 
 template <class T>
 void ModelState<T>::reset() {
-  for (Layer& layer : layers_) {
-    std::fill(layer.s.begin(), layer.s.end(), T(0));
-    std::fill(layer.a.begin(), layer.a.end(), T(0));
-    std::fill(layer.tail.begin(), layer.tail.end(), T(0));
+  for (std::vector<Tensor>& layer : layers_) {
+    for (Tensor& tensor : layer) {
+      std::fill(tensor.values.begin(), tensor.values.end(), T(0));
+      for (auto& pages : tensor.pages) pages.clear();
+    }
   }
   std::fill(positions_.begin(), positions_.end(), 0);
+}
+
+template <class T>
+void ModelState<T>::grow(Tensor& tensor, int64_t sequence, int64_t tokens) const {
+  auto& pages = tensor.pages[static_cast<size_t>(sequence)];
+  const int64_t rows = tensor.spec.shape[0];
+  const size_t needed = static_cast<size_t>((tokens + rows - 1) / rows);
+  while (pages.size() < needed) pages.emplace_back(static_cast<size_t>(tensor.spec.size()), T(0));
+}
+
+template <class T>
+StateView<T> ModelState<T>::view(Tensor& tensor) const {
+  StateView<T> view;
+  if (tensor.spec.kind != StateKind::kCache) view.data = tensor.values.data();
+  if (tensor.spec.kind == StateKind::kMatrix) return view;
+  size_t most = 1;
+  for (const auto& pages : tensor.pages) most = std::max(most, pages.size());
+  tensor.table.assign(static_cast<size_t>(sequences_) * most, nullptr);
+  for (size_t n = 0; n < static_cast<size_t>(sequences_); ++n) {
+    if (tensor.spec.kind == StateKind::kRing) {
+      tensor.table[n] = tensor.values.data() + static_cast<int64_t>(n) * tensor.spec.size();
+    } else {
+      for (size_t i = 0; i < tensor.pages[n].size(); ++i) tensor.table[n * most + i] = tensor.pages[n][i].data();
+    }
+  }
+  view.pages = {tensor.table.data(), static_cast<int64_t>(most), tensor.spec.shape[0], tensor.spec.shape[1]};
+  return view;
+}
+
+template <class T>
+void ModelState<T>::prepare(const SeqLayout& layout) {
+  if (layout.count() != sequences_) fail_internal("model state: {} sequences prepare for a layout of {}", sequences_, layout.count());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    for (size_t j = 0; j < layers_[i].size(); ++j) {
+      Tensor& tensor = layers_[i][j];
+      if (tensor.spec.kind == StateKind::kCache) {
+        for (int64_t n = 0; n < sequences_; ++n) grow(tensor, n, positions_[static_cast<size_t>(n)] + layout.length(n));
+      }
+      views_[i][j] = view(tensor);
+    }
+  }
+}
+
+template <class T>
+std::vector<int64_t> ModelState<T>::file_shape(const Tensor& tensor, const std::vector<int64_t>& positions) const {
+  if (tensor.spec.kind == StateKind::kCache) return {std::accumulate(positions.begin(), positions.end(), int64_t{0}), tensor.spec.shape[1]};
+  std::vector<int64_t> shape = {sequences_};
+  shape.insert(shape.end(), tensor.spec.shape.begin(), tensor.spec.shape.end());
+  return shape;
+}
+
+template <class T>
+std::vector<T> ModelState<T>::rows(const Tensor& tensor) const {
+  std::vector<T> all;
+  for (size_t n = 0; n < tensor.pages.size(); ++n) {
+    int64_t left = positions_[n] * tensor.spec.shape[1];
+    for (const std::vector<T>& page : tensor.pages[n]) {
+      const int64_t count = std::min(left, tensor.spec.size());
+      all.insert(all.end(), page.begin(), page.begin() + count);
+      left -= count;
+    }
+  }
+  return all;
+}
+
+template <class T>
+std::vector<T> ModelState<T>::values(int64_t layer, const std::string& name) const {
+  for (const Tensor& tensor : layers_[static_cast<size_t>(layer)]) {
+    if (tensor.spec.name == name) return tensor.spec.kind == StateKind::kCache ? rows(tensor) : tensor.values;
+  }
+  return {};
 }
 
 template <class T>
@@ -74,48 +152,77 @@ void ModelState<T>::advance(const SeqLayout& layout) {
 }
 
 template <class T>
+std::string ModelState<T>::layout() const {
+  for (const std::vector<Tensor>& layer : layers_) {
+    for (const Tensor& tensor : layer) {
+      if (tensor.spec.kind != StateKind::kMatrix) return std::string(kLayout) + kRowsLayout;
+    }
+  }
+  return kLayout;
+}
+
+template <class T>
 void ModelState<T>::add_to(SafetensorsWriter& writer, const std::string& rule, const std::string& model_hash) const {
-  writer.set_metadata("state_layout", kLayout);
+  writer.set_metadata("state_layout", layout());
   writer.set_metadata("state_dtype", kDtypeName<T>);
   writer.set_metadata("state_rule", rule);
   writer.set_metadata("state_model", model_hash);
   writer.add<int64_t>(fmt::format("{}position", kPrefix), {sequences_}, std::span<const int64_t>(positions_));
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const std::string prefix = fmt::format("{}layers.{}.", kPrefix, i);
-    const Layer& layer = layers_[i];
-    writer.add<T>(prefix + "s", {sequences_, v_heads_, key_dim_, value_dim_}, std::span<const T>(layer.s));
-    if (precond_) writer.add<T>(prefix + "a", {sequences_, heads_, key_dim_}, std::span<const T>(layer.a));
-    if (tail_rows_ > 0) writer.add<T>(prefix + "tail", {sequences_, tail_rows_, tail_cols_}, std::span<const T>(layer.tail));
+    for (const Tensor& tensor : layers_[i]) {
+      const std::string name = tensor_name(i, tensor.spec);
+      if (tensor.spec.kind == StateKind::kCache) {
+        writer.add_copy<T>(name, file_shape(tensor, positions_), rows(tensor));
+      } else {
+        writer.add<T>(name, file_shape(tensor, positions_), std::span<const T>(tensor.values));
+      }
+    }
   }
 }
 
 template <class T>
 void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string& path, const std::string& rule, const std::string& model_hash) {
-  check_metadata(reader, path, "state_layout", kLayout, "the file is of another version");
+  check_metadata(reader, path, "state_layout", layout(), "the file is of another version");
   check_metadata(reader, path, "state_dtype", kDtypeName<T>, "load it with a model of that type");
   check_metadata(reader, path, "state_rule", rule, "a state belongs to one model");
   check_metadata(reader, path, "state_model", model_hash, "a state belongs to the parameters that made it");
-  std::vector<Layer> layers(layers_.size());
-  size_t expected = 1;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const std::string prefix = fmt::format("{}layers.{}.", kPrefix, i);
-    const auto read = [&](const char* name, std::vector<int64_t> shape, size_t count, std::vector<T>& out) {
-      out.resize(count);
-      const auto it = reader.tensors().find(prefix + name);
-      if (it != reader.tensors().end() && it->second.dtype != kDtypeName<T>)
-        fail_usage("'{}': {}{}: expected dtype {}, got {}", path, prefix, name, kDtypeName<T>, it->second.dtype);
-      reader.read<T>(prefix + name, shape, std::span<T>(out));
-      ++expected;
-    };
-    read("s", {sequences_, v_heads_, key_dim_, value_dim_}, layers_[i].s.size(), layers[i].s);
-    if (precond_) read("a", {sequences_, heads_, key_dim_}, layers_[i].a.size(), layers[i].a);
-    if (tail_rows_ > 0) read("tail", {sequences_, tail_rows_, tail_cols_}, layers_[i].tail.size(), layers[i].tail);
-  }
   std::vector<int64_t> positions(positions_.size());
   const std::string position_name = fmt::format("{}position", kPrefix);
   reader.read<int64_t>(position_name, std::vector<int64_t>{sequences_}, std::span<int64_t>(positions));
   for (const int64_t position : positions) {
-    if (position < 0) fail_usage("'{}': {}: expected numbers of tokens >= 0, got {}", path, position_name, position);
+    if (position < 0 || position > kMostTokens) fail_usage("'{}': {}: expected numbers of tokens from 0 to 2^40, got {}", path, position_name, position);
+  }
+  std::vector<std::vector<Tensor>> layers = layers_;
+  size_t expected = 1;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    for (Tensor& tensor : layers[i]) {
+      const std::string name = tensor_name(i, tensor.spec);
+      const std::vector<int64_t> shape = file_shape(tensor, positions);
+      const auto it = reader.tensors().find(name);
+      if (it != reader.tensors().end() && it->second.dtype != kDtypeName<T>)
+        fail_usage("'{}': {}: expected dtype {}, got {}", path, name, kDtypeName<T>, it->second.dtype);
+      // Memory for what the file has, not for what its positions promise; read() refuses another shape.
+      const bool fits = it != reader.tensors().end() && it->second.shape == shape;
+      std::vector<T> values(fits ? static_cast<size_t>(it->second.count()) : 0);
+      reader.read<T>(name, shape, std::span<T>(values));
+      ++expected;
+      if (tensor.spec.kind != StateKind::kCache) {
+        tensor.values = std::move(values);
+        continue;
+      }
+      const T* from = values.data();
+      for (int64_t n = 0; n < sequences_; ++n) {
+        tensor.pages[static_cast<size_t>(n)].clear();
+        grow(tensor, n, positions[static_cast<size_t>(n)]);
+        int64_t left = positions[static_cast<size_t>(n)] * tensor.spec.shape[1];
+        for (std::vector<T>& page : tensor.pages[static_cast<size_t>(n)]) {
+          const int64_t count = std::min(left, tensor.spec.size());
+          std::copy_n(from, count, page.begin());
+          from += count;
+          left -= count;
+        }
+      }
+    }
   }
   size_t found = 0;
   for (const auto& [name, info] : reader.tensors()) found += name.starts_with(kPrefix) ? 1 : 0;

@@ -1,37 +1,38 @@
-// ModelState: what a model remembers of N sequences: per layer the matrix state S [N, HV, K, V], the preconditioner's
-// state A [N, H, K] where the rule has one, and the convolution's tail of q, k, v; and the number of tokens that each sequence
-// has seen, which is the position of its next token. An object: create, copy (fork), save,
-// load. Its file is a safetensors file whose metadata says layout, dtype, rule and the hash of the model's parameters;
-// loading into another model is an error.
+// ModelState: what a model remembers of N sequences: the tensors that each layer's mixer declares (nn/layer_state.h), and the number
+// of tokens that each sequence has seen, which is the position of its next token. An object: create, copy (fork), save, load. Its
+// file is a safetensors file whose metadata says layout, dtype, rule and the hash of the model's parameters; loading into another
+// model is an error.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/safetensors.h"
 #include "base/seq_layout.h"
 #include "model/config.h"
+#include "nn/layer_state.h"
 
 namespace fw {
 
 template <class T>
 class ModelState {
  public:
-  struct Layer {
-    std::vector<T> s;     // [N, HV, K, V], K-first
-    std::vector<T> a;     // [N, H, K] or empty
-    std::vector<T> tail;  // [N, W-1, 2 H K + HV V]: the last inputs of the convolution, q | k | v, oldest first; or empty
-  };
-
-  ModelState(const ModelConfig& config, int64_t sequences);  // all zero
+  ModelState(const ModelConfig& config, int64_t sequences);  // all zero, caches empty
   int64_t sequences() const { return sequences_; }
-  Layer& layer(int64_t i) { return layers_[static_cast<size_t>(i)]; }
-  const Layer& layer(int64_t i) const { return layers_[static_cast<size_t>(i)]; }
+  int64_t layers() const { return static_cast<int64_t>(layers_.size()); }
   // Tokens seen by each sequence [N]. The model calls advance() once after a pass, when all its layers have read them.
   const std::vector<int64_t>& positions() const { return positions_; }
   void advance(const SeqLayout& layout);
-  int64_t layers() const { return static_cast<int64_t>(layers_.size()); }
+  // Makes room in the caches for the tokens of a pass. Until the next call, or until the state is copied or moved, layer(i) is what
+  // the pass works on.
+  void prepare(const SeqLayout& layout);
+  LayerState<T> layer(int64_t i) const { return {views_[static_cast<size_t>(i)].data()}; }
+  // One tensor as its file has it: [N, shape], or of a cache [tokens of all sequences, width]; empty where the layer has none of
+  // that name.
+  std::vector<T> values(int64_t layer, const std::string& name) const;
+
   size_t bytes() const;
   void reset();
 
@@ -46,10 +47,21 @@ class ModelState {
   void read_from(const SafetensorsReader& reader, const std::string& path, const std::string& rule, const std::string& model_hash);
 
  private:
+  struct Tensor {
+    StateTensor spec;
+    std::vector<T> values;                           // kMatrix, kRing: [N, shape]
+    std::vector<std::vector<std::vector<T>>> pages;  // kCache: of each sequence
+    std::vector<T*> table;                           // kRing, kCache: of the pass
+  };
+  std::string layout() const;  // for the metadata
+  std::vector<int64_t> file_shape(const Tensor& tensor, const std::vector<int64_t>& positions) const;
+  std::vector<T> rows(const Tensor& tensor) const;  // of a cache, as its file has them
+  void grow(Tensor& tensor, int64_t sequence, int64_t tokens) const;
+  StateView<T> view(Tensor& tensor) const;
+
   int64_t sequences_ = 0;
-  int64_t heads_ = 0, v_heads_ = 0, key_dim_ = 0, value_dim_ = 0, tail_rows_ = 0, tail_cols_ = 0;
-  bool precond_ = false;
-  std::vector<Layer> layers_;
+  std::vector<std::vector<Tensor>> layers_;
+  std::vector<std::vector<StateView<T>>> views_;
   std::vector<int64_t> positions_;
 };
 

@@ -7,6 +7,7 @@
 
 #include "base/mat.h"
 #include "fastweight/fastweight.h"
+#include "nn/layer_state.h"
 #include "nn/params.h"
 #include "ops/exec.h"
 
@@ -24,16 +25,6 @@ struct Pass {
   bool keep = false;                    // contexts for backward
   fw_form form = FW_FORM_AUTO;          // of the recurrence
   PassObserver<T>* observer = nullptr;  // sees every recurrence
-};
-
-// Views of one layer's state of N sequences (model/state.h has the shapes); null: from zero, final values not wanted.
-// Updated in place by forward.
-template <class T>
-struct LayerState {
-  T* s = nullptr;
-  T* a = nullptr;
-  T* tail = nullptr;
-  explicit operator bool() const { return s != nullptr; }
 };
 
 // The base of a mixer's own context, which lives in the arena.

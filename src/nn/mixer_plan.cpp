@@ -100,6 +100,13 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
   return list;
 }
 
+std::vector<StateTensor> mixer_state(const RecurrentMixerSpec& spec) {
+  std::vector<StateTensor> list = {{"s", StateKind::kMatrix, {spec.v_heads, spec.key_dim, spec.value_dim}}};
+  if (spec.rule.uses_precond()) list.push_back({"a", StateKind::kMatrix, {spec.heads, spec.key_dim}});
+  if (spec.conv_size > 1) list.push_back({"tail", StateKind::kMatrix, {spec.conv_size - 1, spec.conv_channels()}});
+  return list;
+}
+
 std::vector<ParamSpec> query_key_parameters(const QueryKeySpec& spec, const std::string& prefix) {
   std::vector<ParamSpec> list;
   if (spec.map != FeatureMap::kProduct) return list;

@@ -60,6 +60,11 @@ RecurrentMixer<T>::RecurrentMixer(const RecurrentMixerSpec& spec, const std::str
   index_.atk_center = find("log_atk_scale");
   index_.o_norm = find("o_norm.weight");
   index_.o_proj = find("o_proj.weight");
+  const std::vector<StateTensor> tensors = mixer_state(spec);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    int& place = tensors[i].name == "s" ? state_.s : tensors[i].name == "a" ? state_.a : state_.tail;
+    place = static_cast<int>(i);
+  }
   gain_ = std::make_unique<GainGate<T>>(spec.gain, spec.v_heads, spec.gain_doubles() ? static_cast<T>(spec.rule.gain_bound) : T(1), index_.gain);
   query_key_ = std::make_unique<QueryKey<T>>(spec.query_key, find("feature_map_q.layer1.weight"), find("feature_map_k.layer1.weight"));
 }
@@ -160,10 +165,11 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   c.qkv = c.proj.col_range(0, spec_.conv_channels());
   if (spec_.conv_size > 0) {
     // Backward needs the tail as it was.
-    c.tail = pass.keep ? new_copy(arena, state.tail, sequences * (spec_.conv_size - 1) * spec_.conv_channels()) : state.tail;
+    T* tail = state.data(state_.tail);
+    c.tail = pass.keep ? new_copy(arena, tail, sequences * (spec_.conv_size - 1) * spec_.conv_channels()) : tail;
     const Mat<T> raw = c.qkv;
     c.qkv = new_matrix<T>(arena, tokens, spec_.conv_channels());
-    pass.exec.short_conv_forward(raw, params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, state.tail, c.qkv);
+    pass.exec.short_conv_forward(raw, params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, tail, c.qkv);
   }
   c.rule.q = c.qkv.col_range(0, spec_.key_size());
   c.rule.k = c.qkv.col_range(spec_.key_size(), spec_.key_size());
@@ -173,11 +179,12 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
 
   const Recurrence<T> recurrence(spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form);
   const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
-  c.rule.s = copy_state ? new_copy(arena, state.s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : state.s;
-  c.rule.a = copy_state ? new_copy(arena, state.a, sequences * spec_.heads * spec_.key_dim) : state.a;
+  T *s = state.data(state_.s), *a = state.data(state_.a);
+  c.rule.s = copy_state ? new_copy(arena, s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : s;
+  c.rule.a = copy_state ? new_copy(arena, a, sequences * spec_.heads * spec_.key_dim) : a;
   if (pass.keep && recurrence.saved_bytes() > 0) c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
   c.o = new_matrix<T>(arena, tokens, spec_.value_size());
-  recurrence.forward(c.rule, c.o, state.s, state.a, c.saved, arena);
+  recurrence.forward(c.rule, c.o, s, a, c.saved, arena);
   if (pass.observer != nullptr) {
     pass.observer->recurrence({spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, c.rule, c.o});
   }

@@ -80,6 +80,10 @@ struct ProjectionPlan {
 // that a configuration's size can be checked first.
 std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const std::string& prefix);
 
+// What it remembers: s [HV, K, V], K-first; a [H, K], the preconditioner's, where the rule has one; tail [W-1, 2 H K + HV V], the
+// convolution's last inputs, q | k | v, oldest first, where W > 1.
+std::vector<StateTensor> mixer_state(const RecurrentMixerSpec& spec);
+
 template <class T>
 class RecurrentMixer final : public Mixer<T> {
  public:
@@ -103,6 +107,9 @@ class RecurrentMixer final : public Mixer<T> {
   RecurrentMixerSpec spec_;
   ProjectionPlan plan_;
   Indices index_;
+  struct {
+    int s = -1, a = -1, tail = -1;
+  } state_;  // places of mixer_state()'s tensors
   std::unique_ptr<QueryKey<T>> query_key_;
   std::unique_ptr<GainGate<T>> gain_;
 };

@@ -55,6 +55,18 @@ struct PassLayout {
       : host(layout), offsets(layout.offsets().data()), positions(before) {}
 };
 
+// Rows that tokens left behind, by their position in their sequence: sequence n has `per_sequence` pages of `rows` rows of `width`
+// values. Positions beyond the last page begin again at the first, so a single page is a ring of the last `rows` tokens.
+template <class T>
+struct Pages {
+  T* const* table = nullptr;  // [N, per_sequence]
+  int64_t per_sequence = 0;
+  int64_t rows = 0;
+  int64_t width = 0;
+  explicit operator bool() const { return table != nullptr; }
+  T* row(int64_t n, int64_t position) const { return table[n * per_sequence + position / rows % per_sequence] + position % rows * width; }
+};
+
 // A loss and the number of positions that were scored.
 struct LossSum {
   double nll = 0;

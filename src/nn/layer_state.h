@@ -1,0 +1,50 @@
+// What a mixer remembers of a sequence: it DECLARES the tensors, in order; the model's state (model/state.h) owns, forks, saves and
+// loads whatever is declared and hands views of it to each pass.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ops/ops.h"
+
+namespace fw {
+
+enum class StateKind {
+  kMatrix,  // a block of values of fixed size: a matrix state, the last inputs of a convolution
+  kRing,    // [W, width]: rows of the last W tokens, that of position p at p mod W
+  kCache,   // [rows of a page, width]: rows of all tokens, a page more whenever the last is full
+};
+
+struct StateTensor {
+  std::string name;  // "s": its name in a file is state.layers.I.s
+  StateKind kind = StateKind::kMatrix;
+  std::vector<int64_t> shape;  // of one sequence; of one page of a cache
+  int64_t size() const {
+    int64_t n = 1;
+    for (const int64_t s : shape) n *= s;
+    return n;
+  }
+};
+
+constexpr int64_t kCacheRows = 256;  // of a page: growth is seldom and costs no copy, and an unfinished page wastes little
+
+// One declared tensor of N sequences.
+template <class T>
+struct StateView {
+  T* data = nullptr;  // kMatrix, kRing: [N, shape]
+  Pages<T> pages;     // kRing, kCache: the rows by position; a cache has room for the tokens of the pass
+};
+
+// All tensors of a layer in the order in which its mixer declared them, updated in place by forward; without state (every sequence
+// begins from nothing, final values are not wanted) false.
+template <class T>
+struct LayerState {
+  const StateView<T>* tensors = nullptr;
+  explicit operator bool() const { return tensors != nullptr; }
+  // Null without state and for index -1: a tensor that this mixer did not declare.
+  T* data(int index) const { return tensors == nullptr || index < 0 ? nullptr : tensors[index].data; }
+  Pages<T> pages(int index) const { return tensors == nullptr || index < 0 ? Pages<T>{} : tensors[index].pages; }
+};
+
+}  // namespace fw

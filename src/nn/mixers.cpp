@@ -1,0 +1,23 @@
+#include "nn/mixers.h"
+
+namespace fw {
+namespace {
+
+template <class T>
+struct Make {
+  const std::string& prefix;
+  Params<T>& params;
+  std::unique_ptr<Mixer<T>> operator()(const RecurrentMixerSpec& spec) const { return std::make_unique<RecurrentMixer<T>>(spec, prefix, params); }
+};
+
+}  // namespace
+
+template <class T>
+std::unique_ptr<Mixer<T>> make_mixer(const MixerSpec& spec, const std::string& prefix, Params<T>& params) {
+  return std::visit(Make<T>{prefix, params}, spec);
+}
+
+template std::unique_ptr<Mixer<float>> make_mixer(const MixerSpec&, const std::string&, Params<float>&);
+template std::unique_ptr<Mixer<double>> make_mixer(const MixerSpec&, const std::string&, Params<double>&);
+
+}  // namespace fw

@@ -1,0 +1,28 @@
+// The kinds of mixer that a layer can have, each by its specification. Everything above asks here and knows no kind: a new one is a
+// member of the variant and a case in mixers.cpp.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "nn/mixer.h"
+#include "nn/recurrent_mixer.h"
+
+namespace fw {
+
+using MixerSpec = std::variant<RecurrentMixerSpec>;
+
+// In order of declaration, names with `prefix` before them; no memory is allocated for values.
+inline std::vector<ParamSpec> mixer_parameters(const MixerSpec& spec, const std::string& prefix) {
+  return std::visit([&](const auto& s) { return mixer_parameters(s, prefix); }, spec);
+}
+inline std::vector<StateTensor> mixer_state(const MixerSpec& spec) {
+  return std::visit([](const auto& s) { return mixer_state(s); }, spec);
+}
+// Declares its parameters.
+template <class T>
+std::unique_ptr<Mixer<T>> make_mixer(const MixerSpec& spec, const std::string& prefix, Params<T>& params);
+
+}  // namespace fw
