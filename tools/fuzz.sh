@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs every libFuzzer target of build-fuzz, two at a time, SECONDS (60) each, from its corpus tests/fuzz/corpus/<name>.
+# Runs every libFuzzer target of build-fuzz, two at a time, SECONDS (60) each, from its corpus tests/fuzz/corpus/<name> and with the
+# words of tests/fuzz/dictionaries/<name> where there are some.
 # What it learns stays in build-fuzz/corpus/<name>; an input that fails is left in build-fuzz/ and named.
 set -eu
 seconds=${1:-60}
@@ -10,8 +11,9 @@ one='
   name=$(basename "$0"); seconds=$1
   mkdir -p "build-fuzz/corpus/$name"
   seeds=""; [ ! -d "tests/fuzz/corpus/$name" ] || seeds="tests/fuzz/corpus/$name"
+  words=""; [ ! -f "tests/fuzz/dictionaries/$name" ] || words="-dict=tests/fuzz/dictionaries/$name"
   # 1 GB of memory and 10 s an input: a reader that needs more of either for a small file is a defect.
-  if "$0" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=10 -print_final_stats=1 -artifact_prefix="build-fuzz/$name-" \
+  if "$0" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=10 -print_final_stats=1 $words -artifact_prefix="build-fuzz/$name-" \
       "build-fuzz/corpus/$name" $seeds > "build-fuzz/$name.log" 2>&1; then
     echo "fuzz: $name: $(sed -n "s/^stat::number_of_executed_units: *//p" "build-fuzz/$name.log") inputs in $seconds s, no failure"
   else

@@ -93,6 +93,18 @@ CLI::Option* register_option(CLI::App& app, const Option& option) {
   return added;
 }
 
+// A switch takes nothing, or true or false behind '='; CLI11 would take any word for off.
+void check_switch_value(const Options& options, const std::string& arg) {
+  const size_t equals = arg.find('=');
+  if (equals == std::string::npos) return;
+  const std::string name = arg.substr(0, equals), value = arg.substr(equals + 1);
+  for (const Option& option : options.entries()) {
+    if (!option.is_switch()) continue;
+    if (name == negative(option)) fail_usage("{}: expected no value, got '{}'; {} or {} say it", name, value, option.flag, negative(option));
+    if (name == option.flag && value != "true" && value != "false") fail_usage("{}: expected no value, true or false, got '{}'", name, value);
+  }
+}
+
 [[noreturn]] void fail_extra(const Options& options, const std::string& command, const std::string& extra) {
   if (extra.size() < 2 || extra[0] != '-') fail_usage("unexpected argument '{}'; 'fastweight {} --help' says what it takes", extra, command);
   std::vector<std::string> known{"--help"};
@@ -178,6 +190,7 @@ bool parse_command_line(Options& options, const std::string& command, const std:
   // reads from the back.
   std::vector<std::string> reversed;
   for (const std::string& arg : args) {
+    check_switch_value(options, arg);
     if (arg.size() > 3 && arg.starts_with("--") && arg.find('=') == arg.size() - 1) {
       reversed.push_back(arg.substr(0, arg.size() - 1));
       reversed.emplace_back();

@@ -1,13 +1,12 @@
 #include "cli/recipe.h"
 
-#include <toml++/toml.h>
-
 #include <cmath>
 #include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/nearest.h"
+#include "cli/toml_text.h"
 
 namespace fw::cli {
 namespace {
@@ -118,12 +117,7 @@ struct ToToml {
 
 toml::table parse(const std::string& path) {
   constexpr size_t kLargest = 1 << 20;
-  const std::string text = read_file(path, kLargest);
-  try {
-    return toml::parse(text, path);
-  } catch (const toml::parse_error& error) {
-    fail_usage("{}:{}: not valid TOML: {}", path, error.source().begin.line, error.description());
-  }
+  return parse_toml(read_file(path, kLargest), path);
 }
 
 const Option* find(const Options& options, const std::string& section, const std::string& key) {

@@ -118,6 +118,7 @@ class Train : public Command {
   int run(Options& options) override;
 
  private:
+  std::string resolved_run_file() const;
   void load(Options& options);
   void describe_run(Trainer& trainer, const Dataset& data) const;
   void finish(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer, const Reporter& reporter);
@@ -126,9 +127,20 @@ class Train : public Command {
   TrainOptions o_;
 };
 
+// What a run that is resumed without a run file began with; "" when the options say it all.
+std::string Train::resolved_run_file() const {
+  const std::string path = o_.train.out + "/config.toml";
+  if (file_exists(path)) return path;
+  if (!has_checkpoints(o_.train.out)) {
+    fail_usage("--resume: no checkpoint in '{}/checkpoints'; leave --resume out to begin, or say with --out where the run is", o_.train.out);
+  }
+  if (o_.data.text.empty()) fail_usage("--resume: '{}', the run file of the run, is missing: give the run file or the options that it began with", path);
+  return "";
+}
+
 // Run file and options into the configuration, checked as far as it can be without touching a file of the run.
 void Train::load(Options& options) {
-  if (o_.recipe.empty() && o_.resume && file_exists(o_.train.out + "/config.toml")) o_.recipe = o_.train.out + "/config.toml";
+  if (o_.recipe.empty() && o_.resume) o_.recipe = resolved_run_file();
   if (!o_.recipe.empty()) load_recipe(o_.recipe, options);
   apply_threads(o_.threads);
   validate(o_.train);

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/nearest.h"
 #include "base/safetensors.h"
 #include "model/language_model.h"
@@ -31,14 +32,7 @@ struct Folder {
   std::string name(const ParamSpec& spec) const { return peer.is_null() ? spec.name : peer_parameter_name(peer, spec.name); }
 };
 
-Json read_json(const std::string& path) {
-  const std::string text = read_file(path, kMaxConfigBytes);
-  try {
-    return Json::parse(text);
-  } catch (const Json::exception& error) {
-    fail_usage("'{}': expected a JSON object with the model's configuration: {}", path, error.what());
-  }
-}
+Json read_json(const std::string& path) { return parse_json(read_file(path, kMaxConfigBytes), "'" + path + "'"); }
 
 Folder read_config(const std::string& path) {
   const Json json = read_json(path);

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 
 namespace fw {
 
@@ -19,7 +20,7 @@ std::vector<MetricPoint> read_metrics(const std::string& path) {
     const std::string_view record(text.data() + at, end - at);
     at = end + 1;
     if (record.empty()) continue;
-    const nlohmann::json json = nlohmann::json::parse(record, nullptr, false);
+    const nlohmann::json json = parse_json(record, fmt::format("{}:{}", path, line));
     if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) {
       fail_usage("{}:{}: expected a JSON object with an integer 'step', got '{}'", path, line, record.substr(0, 80));
     }

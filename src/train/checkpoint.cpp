@@ -15,6 +15,7 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/safetensors.h"
 
 namespace fw {
@@ -214,7 +215,7 @@ TrainerState verify_checkpoint(const std::string& path) {
   TrainerState state;
   std::map<std::string, std::string> files;
   try {
-    const json content = json::parse(text);
+    const json content = parse_json(text, "'" + file + "'");
     if (content.at("format") != kFormat)
       fail_usage("'{}': format {} expected, {} found: written by another version of fastweight", file, kFormat, content.at("format").dump());
     state = state_from_json(content.at("state"));

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 
 namespace fw {
 namespace {
@@ -46,10 +47,14 @@ std::string kept_lines(const std::string& path, const std::function<bool(std::st
 }
 
 bool json_step_at_most(std::string_view line, int64_t step) {
-  const nlohmann::json record = nlohmann::json::parse(line, nullptr, false);
-  if (!record.is_object()) return false;
-  const auto found = record.find("step");
-  return found != record.end() && found->is_number_integer() && found->get<int64_t>() <= step;
+  try {
+    const nlohmann::json record = parse_json(line, "metrics");
+    if (!record.is_object()) return false;
+    const auto found = record.find("step");
+    return found != record.end() && found->is_number_integer() && found->get<int64_t>() <= step;
+  } catch (const Error&) {
+    return false;  // what is no record is not kept
+  }
 }
 
 bool csv_step_at_most(std::string_view line, int64_t step) {

@@ -13,6 +13,7 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/nearest.h"
 
 namespace fw {
@@ -266,10 +267,16 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
   if (!std::filesystem::is_directory(folder)) fail_usage("cannot load a tokenizer from '{}': expected a model folder", folder);
   const std::string path = folder + "/" + kJsonName;
   if (!file_exists(path)) return byte_tokenizer();
-  const auto json = nlohmann::json::parse(read_file(path, size_t{64} << 20), nullptr, false);
-  if (!json.is_object() || !json.contains("type") || !json["type"].is_string()) {
-    fail_usage("'{}': expected {{\"type\": \"bytes\"}} or {{\"type\": \"sentencepiece\", \"model\": \"{}\"}}, got something else", path, kModelName);
+  const auto unknown = [&path](const std::string& found) {
+    fail_usage("'{}': expected {{\"type\": \"bytes\"}} or {{\"type\": \"sentencepiece\", \"model\": \"{}\"}}, got {}", path, kModelName, found);
+  };
+  nlohmann::json json;
+  try {
+    json = parse_json(read_file(path, size_t{64} << 20), "'" + path + "'");
+  } catch (const Error& error) {
+    unknown(std::string("something else: ") + error.what());
   }
+  if (!json.is_object() || !json.contains("type") || !json["type"].is_string()) unknown("something else");
   const std::string type = json["type"];
   if (type == "bytes") return byte_tokenizer();
   if (type == "ids") {

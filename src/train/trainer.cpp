@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/optimizer.h"
@@ -46,9 +47,9 @@ void check_file(const TokenFile& file, const Tokenizer& tokenizer, const ModelCo
   }
 }
 
-// "key (checkpoint: a, run: b)" of every key that differs.
-std::string config_differences(const std::string& checkpoint_json, const ModelConfig& config) {
-  const nlohmann::json theirs = nlohmann::json::parse(checkpoint_json, nullptr, false), ours = config_to_json(config);
+// "key (checkpoint: a, run: b)" of every key that differs from the checkpoint's config.json.
+std::string config_differences(const std::string& path, const ModelConfig& config) {
+  const nlohmann::json theirs = parse_json(read_file(path), "'" + path + "'"), ours = config_to_json(config);
   std::string text;
   for (const auto& [key, value] : ours.items()) {
     const std::string other = theirs.is_object() && theirs.contains(key) ? theirs.at(key).dump() : "missing";
@@ -141,7 +142,7 @@ struct Trainer::Impl {
   void check_same_run(const std::string& path, const TrainerState& found) const {
     if (found.config_hash != state.config_hash) {
       fail_usage("'{}' is a checkpoint of another model: {}; resume with that configuration or choose another folder (out)", path,
-                 config_differences(read_file(path + "/config.json"), model.config()));
+                 config_differences(path + "/config.json", model.config()));
     }
     const auto same = [&path](const char* what, auto theirs, auto ours) {
       if (theirs != ours) {

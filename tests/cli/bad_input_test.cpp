@@ -66,6 +66,28 @@ TEST(BadConfig, WhatCannotBe) {
   EXPECT_FALSE(std::filesystem::exists(folder / "run/checkpoints"));
 }
 
+// A switch takes nothing, true or false: "yes" must not quietly mean no.
+TEST(BadSwitch, OtherValues) {
+  for (const Args& args : {Args{"train", "--resume=yes"}, Args{"train", "--resume=1"}, Args{"train", "--resume="},
+                           Args{"train", "--tie-word-embeddings=banana"}, Args{"train", "--no-tie-word-embeddings=true"}, Args{"generate", "x", "--greedy=1"},
+                           Args{"generate", "x", "--greedy=on"}, Args{"eval", "x", "--json=TRUE"}}) {
+    const std::string last = args.back();
+    expect_error(args, last.substr(0, last.find('=')) + ": expected no value");
+  }
+  Folder folder;
+  expect_error({"train", "--resume=true", "--out", folder / "run"}, "no checkpoint");
+  expect_error({"train", "--resume=false", "--out", folder / "run"}, "no text");
+}
+
+TEST(BadResume, SaysWhatIsMissing) {
+  Folder folder;
+  spill(folder / "text", small_text());
+  expect_error({"train", "--resume", "--out", folder / "run"}, "no checkpoint");
+  ASSERT_EQ(run(tiny_train(folder / "text", folder / "run")).code, 0);
+  std::filesystem::remove(folder / "run/config.toml");
+  expect_error({"train", "--resume", "--out", folder / "run"}, folder / "run/config.toml");
+}
+
 class Damaged : public testing::Test {
  protected:
   void SetUp() override {

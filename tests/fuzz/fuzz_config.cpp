@@ -3,15 +3,15 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "fuzz_support.h"
 #include "model/config.h"
 #include "model/peer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using fw::fuzz::require;
-  const auto json = nlohmann::json::parse(data, data + size, nullptr, false);
-  if (json.is_discarded()) return 0;  // not JSON: the library's own answer
   fw::fuzz::expect_error_or_nothing([&] {
+    const nlohmann::json json = fw::parse_json(std::string_view(reinterpret_cast<const char*>(data), size), "input");
     const bool peer = fw::is_peer_config(json);
     const fw::ModelConfig config = peer ? fw::config_from_peer(json, "input") : fw::config_from_json(json, "input");
     if (peer) require(fw::config_to_peer(config) == json, "a peer's config is exported as it came");
