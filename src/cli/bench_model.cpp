@@ -12,6 +12,7 @@
 #include "generate/session.h"
 #include "report/progress.h"
 #include "report/table.h"
+#include "train/token_writer.h"
 #include "train/trainer.h"
 
 namespace fw::cli {

@@ -14,6 +14,7 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "train/token_writer.h"
 
 namespace fw::cli {
 namespace {

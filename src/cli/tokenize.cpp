@@ -7,6 +7,7 @@
 #include "cli/dataset.h"
 #include "report/progress.h"
 #include "train/token_file.h"
+#include "train/token_writer.h"
 #include "train/tokenizer.h"
 
 namespace fw::cli {

@@ -28,6 +28,10 @@ class IdTokenizer final : public Tokenizer {
     }
     return ids;
   }
+  size_t whole_prefix(std::string_view text) const override {
+    const size_t space = text.find_last_of(" \t\r\n");
+    return space == std::string_view::npos ? 0 : space + 1;
+  }
   std::string decode(const std::vector<int32_t>& ids) const override {
     std::string text;
     for (const int32_t id : ids) text += piece(id);

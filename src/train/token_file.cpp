@@ -1,8 +1,6 @@
 #include "train/token_file.h"
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -11,26 +9,10 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/random.h"
+#include "train/token_format.h"
 
 namespace fw {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "token files are little-endian and are used in place");
-
-constexpr std::array<char, 8> kMagic = {'F', 'W', 'T', 'O', 'K', 'E', 'N', '1'};
-
-struct Header {
-  std::array<char, 8> magic = kMagic;
-  uint32_t version = 1;
-  uint32_t id_bytes = 1;
-  uint64_t tokens = 0;
-  uint64_t documents = 0;
-  uint64_t vocab_size = 0;
-  uint64_t text_bytes = 0;
-  uint64_t checksum = 0;
-  uint64_t reserved = 0;
-};
-static_assert(sizeof(Header) == 64);
 
 template <class T>
 T load(const std::byte* at) {
@@ -38,8 +20,6 @@ T load(const std::byte* at) {
   std::memcpy(&value, at, sizeof(T));
   return value;
 }
-
-uint64_t padded(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
 template <class Id>
 void copy_ids(const std::byte* ids, int64_t begin, std::span<int32_t> out) {
@@ -56,24 +36,6 @@ uint64_t first_bad(const std::byte* ids, uint64_t tokens, uint64_t vocab_size) {
   return tokens;
 }
 
-// Calls body(text) for each document; the text may be empty.
-template <class Body>
-void split_documents(std::string_view text, std::string_view separator, Body&& body) {
-  size_t begin = 0;
-  for (size_t line = 0; line < text.size();) {
-    const size_t end = std::min(text.find('\n', line), text.size());
-    std::string_view content = text.substr(line, end - line);
-    if (!content.empty() && content.back() == '\r') content.remove_suffix(1);
-    const size_t next = std::min(end + 1, text.size());
-    if (content == separator) {
-      body(text.substr(begin, line - begin));
-      begin = next;
-    }
-    line = next;
-  }
-  body(text.substr(begin));
-}
-
 }  // namespace
 
 TokenFile::TokenFile(const std::string& path) : map_(path), name_(path) { parse(map_.bytes()); }
@@ -81,25 +43,25 @@ TokenFile::TokenFile(const std::string& path) : map_(path), name_(path) { parse(
 TokenFile::TokenFile(std::span<const std::byte> content, const std::string& name) : name_(name) { parse(content); }
 
 void TokenFile::parse(std::span<const std::byte> content) {
-  if (content.size() < sizeof(Header)) {
-    fail_usage("'{}': expected a token file (a header of {} bytes first), it has {} bytes: empty, truncated or another kind of file", name_, sizeof(Header),
-               content.size());
+  if (content.size() < sizeof(TokenHeader)) {
+    fail_usage("'{}': expected a token file (a header of {} bytes first), it has {} bytes: empty, truncated or another kind of file", name_,
+               sizeof(TokenHeader), content.size());
   }
-  Header header = load<Header>(content.data());
-  if (header.magic != kMagic) fail_usage("'{}': not a token file (it does not begin with FWTOKEN1)", name_);
+  TokenHeader header = load<TokenHeader>(content.data());
+  if (header.magic != kTokenMagic) fail_usage("'{}': not a token file (it does not begin with FWTOKEN1)", name_);
   if (header.version != 1) fail_usage("'{}': token file of version {}, this program reads version 1", name_, header.version);
   if (header.id_bytes != 1 && header.id_bytes != 2 && header.id_bytes != 4)
     fail_usage("'{}': ids of {} bytes, expected 1, 2 or 4: damaged", name_, header.id_bytes);
   // Bounded by the file's size before anything is multiplied.
   if (header.tokens == 0 || header.documents == 0 || header.tokens > content.size() || header.documents > header.tokens ||
-      sizeof(Header) + padded(header.tokens * header.id_bytes) + (header.documents + 1) * 8 != content.size()) {
+      sizeof(TokenHeader) + padded_to_offsets(header.tokens * header.id_bytes) + (header.documents + 1) * 8 != content.size()) {
     fail_usage("'{}': {} bytes do not fit {} tokens of {} bytes in {} documents: truncated or damaged", name_, content.size(), header.tokens, header.id_bytes,
                header.documents);
   }
   const uint64_t expected = std::exchange(header.checksum, 0);
   Checksum sum;
   sum.add(std::as_bytes(std::span(&header, 1)));
-  sum.add(content.subspan(sizeof(Header)));
+  sum.add(content.subspan(sizeof(TokenHeader)));
   if (sum.value() != expected) fail_usage("'{}': checksum {:016x} expected, {:016x} found: the file is damaged, make it again", name_, expected, sum.value());
 
   if (header.vocab_size == 0 || header.vocab_size > static_cast<uint64_t>(std::numeric_limits<int32_t>::max())) {
@@ -107,8 +69,8 @@ void TokenFile::parse(std::span<const std::byte> content) {
   }
   if (header.text_bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) fail_usage("'{}': {} bytes of text cannot be", name_, header.text_bytes);
   if (header.reserved != 0) fail_usage("'{}': the last field of the header is {}, expected 0", name_, header.reserved);
-  ids_ = content.data() + sizeof(Header);
-  offsets_ = ids_ + padded(header.tokens * header.id_bytes);
+  ids_ = content.data() + sizeof(TokenHeader);
+  offsets_ = ids_ + padded_to_offsets(header.tokens * header.id_bytes);
   tokens_ = static_cast<int64_t>(header.tokens);
   documents_ = static_cast<int64_t>(header.documents);
   vocab_size_ = static_cast<int64_t>(header.vocab_size);
@@ -151,58 +113,6 @@ void TokenFile::read(int64_t begin, std::span<int32_t> out) const {
   if (id_bytes_ == 1) return copy_ids<uint8_t>(ids_, begin, out);
   if (id_bytes_ == 2) return copy_ids<uint16_t>(ids_, begin, out);
   copy_ids<uint32_t>(ids_, begin, out);
-}
-
-TokenFileStats write_token_file(const std::string& text, const std::string& separator, const Tokenizer& tokenizer, const std::string& path) {
-  return write_token_file(std::span(&text, 1), separator, tokenizer, path);
-}
-
-TokenFileStats write_token_file(std::span<const std::string> texts, const std::string& separator, const Tokenizer& tokenizer, const std::string& path) {
-  if (separator.find_first_of("\r\n") != std::string::npos) fail_usage("document separator: expected the content of one line, got text with a line end");
-  Header header;
-  header.vocab_size = static_cast<uint64_t>(tokenizer.vocab_size());
-  header.id_bytes = header.vocab_size <= 0x100 ? 1 : header.vocab_size <= 0x10000 ? 2 : 4;
-  std::vector<std::byte> ids;  // in the file's width
-  std::vector<uint64_t> offsets = {0};
-  const auto add_document = [&](std::string_view document) {
-    for (const int32_t id : tokenizer.encode(document)) {
-      const auto* bytes = reinterpret_cast<const std::byte*>(&id);
-      ids.insert(ids.end(), bytes, bytes + header.id_bytes);
-    }
-    const uint64_t tokens = ids.size() / header.id_bytes;
-    if (tokens > offsets.back()) offsets.push_back(tokens);
-  };
-  const std::string line = separator + "\n";
-  for (const std::string& text : texts) {
-    if (separator.empty()) {
-      header.text_bytes += text.size();
-      add_document(text);
-      continue;
-    }
-    split_documents(text, separator, [&](std::string_view content) {
-      if (content.empty()) return;
-      // The last line of a text may lack its end; the separator must stand on a line of its own.
-      const std::string document = std::string(content) + (content.back() == '\n' ? "" : "\n") + line;
-      header.text_bytes += document.size();
-      add_document("\n" + document);
-    });
-  }
-  header.tokens = offsets.back();
-  header.documents = offsets.size() - 1;
-  if (header.documents == 0) fail_usage("cannot make the token file '{}': there is no text for it", path);
-  ids.resize(padded(ids.size()));
-
-  Checksum sum;
-  sum.add(std::as_bytes(std::span(&header, 1)));
-  sum.add(ids);
-  sum.add(std::as_bytes(std::span(offsets)));
-  header.checksum = sum.value();
-  write_file_atomic(path, [&](const FileSink& sink) {
-    sink(std::as_bytes(std::span(&header, 1)));
-    sink(ids);
-    sink(std::as_bytes(std::span(offsets)));
-  });
-  return {static_cast<int64_t>(header.tokens), static_cast<int64_t>(header.documents), static_cast<int64_t>(header.text_bytes)};
 }
 
 BatchSource::BatchSource(std::shared_ptr<const TokenFile> file, int64_t sequences, int64_t length, uint64_t seed)

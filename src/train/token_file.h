@@ -1,4 +1,4 @@
-// Token files: memory-mapped ids with document boundaries; what training and evaluation read.
+// Token files: memory-mapped ids with document boundaries; what training and evaluation read. token_writer.h makes them.
 //
 // Documents. With a separator ("%" for fortunes) a text is split at the lines that are the separator, and a document is
 //   newline, text, separator line
@@ -47,16 +47,6 @@ class TokenFile {
   const std::byte* ids_ = nullptr;
   const std::byte* offsets_ = nullptr;
 };
-
-struct TokenFileStats {
-  int64_t tokens = 0, documents = 0, bytes = 0;  // bytes of the text: bits per byte = nll / ln 2 / bytes
-};
-
-// Tokenizes texts into a token file, written atomically. separator: each text is split at the lines that are equal to it
-// ("%" for fortunes); "": each text is one document. A document never spans two texts. Throws Error(kUsage) when there is no
-// document in them or the separator is not one line.
-TokenFileStats write_token_file(std::span<const std::string> texts, const std::string& separator, const Tokenizer& tokenizer, const std::string& path);
-TokenFileStats write_token_file(const std::string& text, const std::string& separator, const Tokenizer& tokenizer, const std::string& path);
 
 // One training batch: sequences * length tokens packed one after the other, cut at document boundaries.
 struct Batch {

@@ -51,6 +51,7 @@ class ByteTokenizer final : public Tokenizer {
     std::transform(text.begin(), text.end(), ids.begin(), [](char c) { return static_cast<int32_t>(static_cast<unsigned char>(c)); });
     return ids;
   }
+  size_t whole_prefix(std::string_view text) const override { return text.size(); }
   std::string decode(const std::vector<int32_t>& ids) const override {
     std::string text;
     text.reserve(ids.size());
@@ -125,6 +126,13 @@ class SentencePieceTokenizer final : public Tokenizer {
     }
     encode_run(text.substr(begin), &ids);
     return ids;
+  }
+
+  // encode() goes line by line where it cuts text at all and no piece reaches over a line's end.
+  size_t whole_prefix(std::string_view text) const override {
+    if (!bytes_complete_ || adds_prefix_ || newline_pieces_) return 0;
+    const size_t end = text.rfind('\n');
+    return end == std::string_view::npos ? 0 : end + 1;
   }
 
   std::string decode(const std::vector<int32_t>& ids) const override {

@@ -15,6 +15,9 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   virtual int32_t vocab_size() const = 0;
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  // How much of a text whose rest has not come can be encoded by itself: encode() of it and encode() of what follows, one after the
+  // other, are encode() of both together, whatever follows. 0: nothing, the tokenizer must see the whole.
+  virtual size_t whole_prefix(std::string_view) const { return 0; }
   virtual std::string decode(const std::vector<int32_t>& ids) const = 0;
   // The bytes that one more token adds when text is streamed (SentencePiece: '▁' is a space; byte pieces are bytes).
   virtual std::string piece(int32_t id) const = 0;

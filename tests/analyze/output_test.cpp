@@ -15,6 +15,7 @@
 #include "base/temp_folder.h"
 #include "model/small_model.h"
 #include "train/evaluate.h"
+#include "train/token_writer.h"
 
 namespace fw::testing {
 namespace {

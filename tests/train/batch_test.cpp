@@ -4,6 +4,7 @@
 
 #include "base/base_support.h"
 #include "train/token_file.h"
+#include "train/token_writer.h"
 #include "train/training_support.h"
 
 namespace fw {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "train/token_writer.h"
 #include "training_support.h"
 
 namespace fw {

@@ -7,6 +7,7 @@
 
 #include "base/base_support.h"
 #include "base/checksum.h"
+#include "train/token_writer.h"
 #include "train/training_support.h"
 
 namespace fw {

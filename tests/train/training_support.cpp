@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/random.h"
+#include "train/token_writer.h"
 
 namespace fw::testing {
 
