@@ -39,6 +39,10 @@ std::vector<MetricPoint> read_metrics(const std::string& path) {
     point.tokens_per_second = number("tokens_per_second").value_or(0);
     point.eval_loss = measured("eval_loss");
     point.eval_bits_per_byte = measured("eval_bits_per_byte");
+    point.tokens = number("tokens");
+    point.epoch = number("epoch");
+    point.lr = number("lr");
+    point.norm = number("norm");
     points.erase(points.lower_bound(point.step), points.end());
     points.emplace(point.step, point);
   }

@@ -12,8 +12,9 @@ struct MetricPoint {
   int64_t step = 0;
   double loss = 0;  // nats per token, mean over the interval
   double tokens_per_second = 0;
-  std::optional<double> eval_loss;  // nats per token of the held-out text
-  std::optional<double> eval_bits_per_byte;
+  std::optional<double> eval_loss = {};  // nats per token of the held-out text
+  std::optional<double> eval_bits_per_byte = {};
+  std::optional<double> tokens = {}, epoch = {}, lr = {}, norm = {};  // none where the record lacks them
 };
 
 // Points in order of step. A last line cut short (the run was killed while writing) is left out, and steps done again after

@@ -2,11 +2,13 @@
 
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -32,6 +34,17 @@ std::string csv_line(const LogRecord& r) {
   std::string line =
       fmt::format("{},{},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{:.9g},{}", r.step, r.tokens, r.loss, r.norm, r.lr, r.ms, r.tokens_per_second, r.epoch, r.skipped);
   return line + (!(r.eval_loss < 0) ? fmt::format(",{:.9g},{:.9g}\n", r.eval_loss, r.eval_bits_per_byte) : std::string(",,\n"));
+}
+
+std::vector<EventScalar> scalars(const LogRecord& r) {
+  std::vector<EventScalar> all = {{"train/loss", r.loss}, {"train/norm", r.norm},
+                                  {"lr", r.lr},           {"tokens_per_second", r.tokens_per_second},
+                                  {"epoch", r.epoch},     {"skipped", static_cast<double>(r.skipped)}};
+  if (!(r.eval_loss < 0)) {
+    all.push_back({"held_out/loss", r.eval_loss});
+    all.push_back({"held_out/bits_per_byte", r.eval_bits_per_byte});
+  }
+  return all;
 }
 
 // The finished lines of `path` that `keep` accepts; nothing if there is no such file.
@@ -71,17 +84,22 @@ std::FILE* open_to_append(const std::string& path) {
 
 }  // namespace
 
-MetricsLog::MetricsLog(const std::string& folder, int64_t step) : json_path_(folder + "/metrics.jsonl"), csv_path_(folder + "/metrics.csv") {
+MetricsLog::MetricsLog(const std::string& folder, int64_t step, bool tensorboard) : json_path_(folder + "/metrics.jsonl"), csv_path_(folder + "/metrics.csv") {
   write_file_atomic(json_path_, kept_lines(json_path_, [step](std::string_view line) { return json_step_at_most(line, step); }));
   write_file_atomic(csv_path_,
                     fmt::format("{}\n{}", kCsvHeader, kept_lines(csv_path_, [step](std::string_view line) { return csv_step_at_most(line, step); })));
   json_.reset(open_to_append(json_path_));
   csv_.reset(open_to_append(csv_path_));
+  if (tensorboard) {
+    make_folders(folder + "/tensorboard");
+    events_.emplace(folder + "/tensorboard/events.out.tfevents.fastweight", step);
+  }
 }
 
 void MetricsLog::append(const LogRecord& record) {
   append_line(json_, json_path_, json_line(record));
   append_line(csv_, csv_path_, csv_line(record));
+  if (events_) events_->append(record.step, std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(), scalars(record));
 }
 
 void MetricsLog::append_line(const File& file, const std::string& path, const std::string& line) {

@@ -1,20 +1,24 @@
-// metrics.jsonl and metrics.csv of a run folder: one line a record, flushed line by line.
+// metrics.jsonl and metrics.csv of a run folder: one line a record, flushed line by line. For TensorBoard also an event file
+// tensorboard/events.out.tfevents.fastweight (event_file.h), with the tags train/loss, train/norm, lr, tokens_per_second, epoch,
+// skipped, held_out/loss and held_out/bits_per_byte.
 #pragma once
 
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "train/event_file.h"
 #include "train/trainer.h"
 
 namespace fw {
 
 class MetricsLog {
  public:
-  // Opens both files in `folder` to append, after dropping what an earlier run wrote after step `step` (and a last line
+  // Opens the files in `folder` to append, after dropping what an earlier run wrote after step `step` (and a last line
   // that it did not finish): a resumed run writes these records again. Throws Error(kIo).
-  MetricsLog(const std::string& folder, int64_t step);
+  MetricsLog(const std::string& folder, int64_t step, bool tensorboard = false);
   void append(const LogRecord& record);  // throws Error(kIo)
 
  private:
@@ -26,6 +30,7 @@ class MetricsLog {
 
   std::string json_path_, csv_path_;
   File json_, csv_;
+  std::optional<EventFile> events_;
 };
 
 }  // namespace fw

@@ -85,6 +85,31 @@ TEST(Curves, ScriptHasFinitePointsOnlyAndQuotes) {
   EXPECT_THAT(script, Not(HasSubstr("nan")));
 }
 
+TEST(Curves, SeveralRunsShareAPicture) {
+  MetricPoint a{10, 3.0, 5, {}, {}}, b{20, 2.0, 6, 2.5, 3.6};
+  a.tokens = 1000;
+  b.tokens = 2000;
+  b.lr = 0.1;
+  const std::vector<RunCurve> runs{{"it's", {a, b}}, {"small", {a, {30, NAN, 0, 2.25, {}}}}, {"empty", {}}};
+  const std::string loss = run_curves_script(runs, CurveValue::kLoss, CurveOver::kStep, "two", "svg", "f.svg");
+  EXPECT_THAT(loss, HasSubstr("set xlabel 'step'"));
+  EXPECT_THAT(loss, HasSubstr("set ylabel 'loss (nats per token)'"));
+  EXPECT_THAT(loss, HasSubstr("10 3\n20 2\n"));
+  EXPECT_THAT(loss, HasSubstr("title 'it''s' noenhanced"));
+  EXPECT_THAT(loss, HasSubstr("title 'small, held out' noenhanced"));
+  EXPECT_THAT(loss, HasSubstr("30 2.25\n"));
+  EXPECT_THAT(loss, Not(HasSubstr("empty")));
+  EXPECT_THAT(loss, Not(HasSubstr("nan")));
+  const std::string rate = run_curves_script(runs, CurveValue::kLearningRate, CurveOver::kTokens, "", "svg", "f.svg");
+  EXPECT_THAT(rate, HasSubstr("set xlabel 'tokens'"));
+  EXPECT_THAT(rate, HasSubstr("set ylabel 'learning rate'"));
+  EXPECT_THAT(rate, HasSubstr("2000 0.1\n"));
+  EXPECT_EQ(run_curves_script({runs[2]}, CurveValue::kLoss, CurveOver::kStep, "", "svg", "f.svg"), "");
+  EXPECT_THROW(write_run_curves({runs[2]}, CurveValue::kLoss, CurveOver::kStep, "", "/nonexistent/f"), Error);
+  EXPECT_THROW(parse_curve_value("los"), Error);
+  EXPECT_THROW(parse_curve_over("time"), Error);
+}
+
 TEST(Curves, NothingToDrawIsANote) {
   const PictureResult result = write_loss_curve({}, "title", "/nonexistent/loss");
   EXPECT_TRUE(result.files.empty());

@@ -93,5 +93,27 @@ TEST(Metrics, OpeningDropsWhatCameAfterTheStepAndUnfinishedLines) {
   EXPECT_TRUE(csv[3].starts_with("25,"));
 }
 
+TEST(Metrics, TensorBoardGetsTheSameRecordsAndGoesOnAfterAResume) {
+  const TempFolder folder;
+  make_folders(folder.path("run"));
+  const std::string events = folder.path("run/tensorboard/events.out.tfevents.fastweight");
+  { MetricsLog(folder.path("run"), 0).append(record(10)); }
+  EXPECT_FALSE(std::filesystem::exists(events));
+  {
+    MetricsLog log(folder.path("run"), 0, true);
+    for (const int64_t step : {10, 20, 30}) log.append(record(step));
+  }
+  const std::string whole = read_text(events);
+  EXPECT_NE(whole.find("train/loss"), std::string::npos);
+  EXPECT_EQ(whole.find("held_out"), std::string::npos);
+  { MetricsLog log(folder.path("run"), 20, true); }
+  EXPECT_EQ(read_text(events), whole.substr(0, read_text(events).size()));
+  EXPECT_LT(read_text(events).size(), whole.size());
+  LogRecord evaluated = record(30);
+  evaluated.eval_loss = 1.5;
+  { MetricsLog(folder.path("run"), 20, true).append(evaluated); }
+  EXPECT_NE(read_text(events).find("held_out/bits_per_byte"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace fw

@@ -1,0 +1,112 @@
+// curves: what several runs measured, in one picture and one table.
+#include "report/curves.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+
+#include "base/error.h"
+#include "cli/command.h"
+#include "report/metrics.h"
+#include "report/table.h"
+
+namespace fw::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Curves : public Command {
+ public:
+  std::string name() const override { return "curves"; }
+  std::string summary() const override { return "several runs in one picture"; }
+  std::string details() const override {
+    return "Draws OUT.svg and OUT.png from the runs' metrics.jsonl, whether the runs are finished, going on or stopped, and prints a table of them.\n\n"
+           "VALUE: loss (training, and held out dashed), training, held-out, bits-per-byte, norm, lr or speed.\n\n"
+           "Example:\n  fastweight curves run-a run-b run-c --label \"lr 1e-3\" --label \"lr 2e-3\" --label \"lr 4e-3\" --value held-out --out lr";
+  }
+  void declare(Options& options) override {
+    options.positional("RUN", &runs_, "run folders, or files as metrics.jsonl", true);
+    options.add("out", "OUT", &out_, "name of the pictures, without .svg and .png");
+    options.add("label", "TEXT", &labels_, "what the picture calls a run; once for each, in their order; without: the folder's name");
+    options.add("value", "VALUE", &value_, "what is drawn");
+    options.add("over", "AXIS", &over_, "step, tokens or epoch");
+    options.add("title", "TEXT", &title_, "above the picture");
+  }
+  int run(Options& options) override;
+
+ private:
+  StringList runs_, labels_;
+  std::string out_ = "curves", value_ = "loss", over_ = "step", title_;
+};
+
+// Folders' own names; whole paths where two have the same.
+StringList names_of(const StringList& runs) {
+  StringList names;
+  std::map<std::string, int> count;
+  for (const std::string& run : runs) {
+    fs::path path = fs::path(run).lexically_normal();
+    if (!path.has_filename()) path = path.parent_path();  // a slash at the end
+    names.push_back(path.filename() == "metrics.jsonl" && path.has_parent_path() ? path.parent_path().filename().string() : path.filename().string());
+    ++count[names.back()];
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (count[names[i]] > 1 || names[i].empty() || names[i] == ".") names[i] = runs[i];
+  }
+  return names;
+}
+
+std::vector<MetricPoint> read_run(const std::string& run) {
+  std::error_code error;
+  const std::string path = fs::is_directory(run, error) ? (fs::path(run) / "metrics.jsonl").string() : run;
+  if (!fs::exists(path, error)) fail_usage("RUN: expected a run folder or its metrics.jsonl, but there is no '{}'", path);
+  return read_metrics(path);
+}
+
+int Curves::run(Options&) {
+  const CurveValue value = parse_curve_value(value_);
+  const CurveOver over = parse_curve_over(over_);
+  if (out_.empty()) fail_usage("--out: expected the name of a picture, got nothing");
+  if (!labels_.empty() && labels_.size() != runs_.size())
+    fail_usage("--label: expected one for each of the {} runs, or none, got {}", runs_.size(), labels_.size());
+  const StringList labels = labels_.empty() ? names_of(runs_) : labels_;
+  std::vector<RunCurve> curves;
+  for (size_t i = 0; i < runs_.size(); ++i) curves.push_back({labels[i], read_run(runs_[i])});
+
+  const PictureResult picture = write_run_curves(curves, value, over, title_, out_);
+  Table table;
+  table.column("run", Table::Align::kLeft);
+  for (const char* heading : {"steps", "tokens", "last loss", "best held-out loss", "bits per byte", "at step"}) table.column(heading);
+  for (const RunCurve& curve : curves) {
+    const MetricPoint* best = nullptr;
+    for (const MetricPoint& point : curve.points) {
+      if (point.eval_loss && (best == nullptr || *point.eval_loss < *best->eval_loss)) best = &point;
+    }
+    const auto number = [](std::optional<double> x, int digits) { return x && std::isfinite(*x) ? fmt::format("{:.{}f}", *x, digits) : "-"; };
+    std::vector<std::string> row{curve.label, "0", "-", "-", "-", "-", "-"};
+    if (!curve.points.empty()) {
+      const MetricPoint& last = curve.points.back();
+      row[1] = fmt::format("{}", last.step);
+      row[2] = number(last.tokens, 0);
+      row[3] = number(last.loss, 4);
+    }
+    if (best != nullptr) {
+      row[4] = number(best->eval_loss, 4);
+      row[5] = number(best->eval_bits_per_byte, 4);
+      row[6] = fmt::format("{}", best->step);
+    }
+    table.row(row);
+  }
+  fmt::print("{}\n", table.text());
+  for (const std::string& file : picture.files) fmt::print("{}\n", file);
+  if (!picture.note.empty()) fail_usage("{}", picture.note);
+  return kExitOk;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> curves_command() { return std::make_unique<Curves>(); }
+
+}  // namespace fw::cli
