@@ -86,18 +86,15 @@ template <class T>
 StateView<T> ModelState<T>::view(Tensor& tensor) const {
   StateView<T> view;
   if (tensor.spec.kind != StateKind::kCache) view.data = tensor.values.data();
-  if (tensor.spec.kind == StateKind::kMatrix) return view;
+  if (tensor.spec.kind == StateKind::kRing) view.pages = {tensor.values.data(), nullptr, 1, tensor.spec.shape[0], tensor.spec.shape[1]};
+  if (tensor.spec.kind != StateKind::kCache) return view;
   size_t most = 1;
   for (const auto& pages : tensor.pages) most = std::max(most, pages.size());
   tensor.table.assign(static_cast<size_t>(sequences_) * most, nullptr);
   for (size_t n = 0; n < static_cast<size_t>(sequences_); ++n) {
-    if (tensor.spec.kind == StateKind::kRing) {
-      tensor.table[n] = tensor.values.data() + static_cast<int64_t>(n) * tensor.spec.size();
-    } else {
-      for (size_t i = 0; i < tensor.pages[n].size(); ++i) tensor.table[n * most + i] = tensor.pages[n][i].data();
-    }
+    for (size_t i = 0; i < tensor.pages[n].size(); ++i) tensor.table[n * most + i] = tensor.pages[n][i].data();
   }
-  view.pages = {tensor.table.data(), static_cast<int64_t>(most), tensor.spec.shape[0], tensor.spec.shape[1]};
+  view.pages = {nullptr, tensor.table.data(), static_cast<int64_t>(most), tensor.spec.shape[0], tensor.spec.shape[1]};
   return view;
 }
 

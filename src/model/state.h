@@ -51,7 +51,7 @@ class ModelState {
     StateTensor spec;
     std::vector<T> values;                           // kMatrix, kRing: [N, shape]
     std::vector<std::vector<std::vector<T>>> pages;  // kCache: of each sequence
-    std::vector<T*> table;                           // kRing, kCache: of the pass
+    std::vector<T*> table;                           // kCache: of the pass
   };
   std::string layout() const;  // for the metadata
   std::vector<int64_t> file_shape(const Tensor& tensor, const std::vector<int64_t>& positions) const;

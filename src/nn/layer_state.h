@@ -33,7 +33,7 @@ constexpr int64_t kCacheRows = 256;  // of a page: growth is seldom and costs no
 template <class T>
 struct StateView {
   T* data = nullptr;  // kMatrix, kRing: [N, shape]
-  Pages<T> pages;     // kRing, kCache: the rows by position; a cache has room for the tokens of the pass
+  Pages<T> pages;     // kRing, kCache: the rows by position, in a ring also at `data`; a cache has room for the tokens of the pass
 };
 
 // All tensors of a layer in the order in which its mixer declared them, updated in place by forward; without state (every sequence

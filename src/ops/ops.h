@@ -56,15 +56,29 @@ struct PassLayout {
 };
 
 // Rows that tokens left behind, by their position in their sequence: sequence n has `per_sequence` pages of `rows` rows of `width`
-// values. Positions beyond the last page begin again at the first, so a single page is a ring of the last `rows` tokens.
+// values, found by the table, or one after the other from `first` on. Positions beyond the last page begin again at the first, so a
+// single page is a ring of the last `rows` tokens.
 template <class T>
 struct Pages {
+  T* first = nullptr;         // [N, per_sequence, rows, width] where there is no table
   T* const* table = nullptr;  // [N, per_sequence]
   int64_t per_sequence = 0;
   int64_t rows = 0;
   int64_t width = 0;
-  explicit operator bool() const { return table != nullptr; }
-  T* row(int64_t n, int64_t position) const { return table[n * per_sequence + position / rows % per_sequence] + position % rows * width; }
+  explicit operator bool() const { return first != nullptr || table != nullptr; }
+  T* row(int64_t n, int64_t position) const {
+    const int64_t page = n * per_sequence + position / rows % per_sequence;
+    return (table != nullptr ? table[page] : first + page * rows * width) + position % rows * width;
+  }
+};
+
+// Softmax attention of H query heads over HK key/value heads of D channels: query head h reads key/value head h / (H / HK).
+struct AttentionShape {
+  int64_t heads = 0;     // H
+  int64_t kv_heads = 0;  // HK, divides H
+  int64_t dim = 0;       // D
+  int64_t window = 0;    // W: a token sees itself and the W-1 before it; 0: all before it
+  double scale = 0;      // of the scores, usually D^-1/2
 };
 
 // A loss and the number of positions that were scored.

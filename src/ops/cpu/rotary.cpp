@@ -11,11 +11,11 @@ namespace fw {
 namespace cpu {
 
 template <class T>
-void rotary(const Exec<T>&, Mat<T> x, int64_t dim, double theta, const PassLayout& layout, Turn turn) {
-  const int64_t half = dim / 2;
+void rotary(const Exec<T>&, Mat<T> x, int64_t dim, int64_t rotated, double theta, const PassLayout& layout, Turn turn) {
+  const int64_t half = rotated / 2;
   LocalScratch scratch;
   double* frequency = scratch.alloc<double>(half);
-  for (int64_t c = 0; c < half; ++c) frequency[c] = std::pow(theta, -2.0 * static_cast<double>(c) / static_cast<double>(dim));
+  for (int64_t c = 0; c < half; ++c) frequency[c] = std::pow(theta, -2.0 * static_cast<double>(c) / static_cast<double>(rotated));
   int64_t* position = scratch.alloc<int64_t>(x.rows);
   for_each_place(layout, [&](int64_t t, int64_t place) { position[t] = place; });
   for_row_blocks(RowBlocks::cut(x.rows, x.cols), [&](int64_t, int64_t begin, int64_t end) {
@@ -39,8 +39,8 @@ void rotary(const Exec<T>&, Mat<T> x, int64_t dim, double theta, const PassLayou
   });
 }
 
-template void rotary(const Exec<float>&, Mat<float>, int64_t, double, const PassLayout&, Turn);
-template void rotary(const Exec<double>&, Mat<double>, int64_t, double, const PassLayout&, Turn);
+template void rotary(const Exec<float>&, Mat<float>, int64_t, int64_t, double, const PassLayout&, Turn);
+template void rotary(const Exec<double>&, Mat<double>, int64_t, int64_t, double, const PassLayout&, Turn);
 
 }  // namespace cpu
 }  // namespace fw
