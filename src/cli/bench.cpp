@@ -55,7 +55,7 @@ class Bench : public Command {
     options.add("length", "N", &model_.length, "tokens of a sequence of a training step");
     options.add("steps", "N", &model_.steps, "training steps timed");
     options.add("decode_tokens", "N", &model_.decode_tokens, "tokens decoded");
-    declare_model(options, model_.model, false);
+    options.add(key_tables(model_.model), false);
   }
   int run(Options& options) override;
 

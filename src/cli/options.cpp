@@ -135,13 +135,8 @@ void Options::section(const std::string& section, const std::string& heading) {
   heading_ = heading;
 }
 
-Option& Options::add(const std::string& key, const std::string& value_name, OptionTarget target, const std::string& help, char separator) {
-  for (const Option& option : entries_) {
-    if (option.key == key) fail_internal("option '{}' is declared twice", key);
-  }
+Option& Options::add(const std::string& key, const std::string& value_name, KeyTarget target, const std::string& help, char separator) {
   Option option;
-  option.section = section_;
-  option.heading = heading_;
   option.key = key;
   option.flag = "--" + key;
   std::replace(option.flag.begin(), option.flag.end(), '_', '-');
@@ -149,12 +144,37 @@ Option& Options::add(const std::string& key, const std::string& value_name, Opti
   option.help = help;
   option.target = target;
   option.separator = separator;
-  option.default_text = to_text(target);
+  return add(std::move(option));
+}
+
+void Options::add(const KeyTables& tables, bool in_run_file) {
+  for (const KeyTable& table : tables) {
+    section(in_run_file ? table.name : "", table.heading);
+    for (const Key& key : table.keys) {
+      Option option;
+      option.key = key.name;
+      option.flag = flag_of(table, key);
+      option.value_name = key.value_name;
+      option.help = key.help;
+      option.target = key.target;
+      option.separator = key.value_name.find(',') != std::string::npos ? ',' : '\0';
+      add(std::move(option));
+    }
+  }
+}
+
+Option& Options::add(Option option) {
+  for (const Option& other : entries_) {
+    if (other.flag == option.flag) fail_internal("option '{}' is declared twice", option.flag);
+  }
+  option.section = section_;
+  option.heading = heading_;
+  option.default_text = to_text(option.target);
   entries_.push_back(std::move(option));
   return entries_.back();
 }
 
-Option& Options::positional(const std::string& name, OptionTarget target, const std::string& help, bool required) {
+Option& Options::positional(const std::string& name, KeyTarget target, const std::string& help, bool required) {
   Option option;
   option.key = name;
   option.flag = name;
@@ -177,7 +197,7 @@ bool Options::has_sections() const {
   return std::any_of(entries_.begin(), entries_.end(), [](const Option& option) { return !option.section.empty(); });
 }
 
-std::string to_text(const OptionTarget& target) { return std::visit(Describe{}, target); }
+std::string to_text(const KeyTarget& target) { return std::visit(Describe{}, target); }
 
 bool parse_command_line(Options& options, const std::string& command, const std::vector<std::string>& args) {
   CLI::App app;

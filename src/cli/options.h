@@ -5,15 +5,11 @@
 
 #include <cstdint>
 #include <string>
-#include <variant>
 #include <vector>
 
-namespace fw::cli {
+#include "base/keys.h"
 
-using StringList = std::vector<std::string>;
-using IntList = std::vector<int64_t>;
-// uint64_t: 0 to 2^63 - 1, which is what TOML can hold.
-using OptionTarget = std::variant<bool*, int64_t*, uint64_t*, double*, std::string*, StringList*, IntList*>;
+namespace fw::cli {
 
 struct Option {
   std::string section;     // TOML table; "": on the command line only
@@ -22,7 +18,7 @@ struct Option {
   std::string flag;        // on the command line: --min-lr; a positional has its name here (MODEL)
   std::string value_name;  // what the help calls the value: N, FILE; "" for switches
   std::string help;
-  OptionTarget target;
+  KeyTarget target;
   bool positional = false;
   bool required = false;
   char separator = '\0';           // lists: ',' splits a value; '\0': one value each time the option is given
@@ -38,9 +34,11 @@ class Options {
   // Options added after this belong to TOML table `section` ("": command line only) under `heading` in the help.
   void section(const std::string& section, const std::string& heading);
   // `key` is the TOML spelling; the option is --key with dashes. Lists are split at commas when `separator` is ','.
-  Option& add(const std::string& key, const std::string& value_name, OptionTarget target, const std::string& help, char separator = '\0');
+  Option& add(const std::string& key, const std::string& value_name, KeyTarget target, const std::string& help, char separator = '\0');
+  // The keys of a configuration, under the headings of its tables. Not in a run file: they are options of the command line only.
+  void add(const KeyTables& tables, bool in_run_file = true);
   // An argument without an option, in order. Only the last may be a list or not required.
-  Option& positional(const std::string& name, OptionTarget target, const std::string& help, bool required);
+  Option& positional(const std::string& name, KeyTarget target, const std::string& help, bool required);
 
   const std::vector<Option>& entries() const { return entries_; }
   std::vector<Option>& entries() { return entries_; }
@@ -48,6 +46,8 @@ class Options {
   bool has_sections() const;
 
  private:
+  Option& add(Option option);
+
   std::string section_, heading_ = "Options";
   std::vector<Option> entries_;
 };
@@ -57,7 +57,7 @@ class Options {
 bool parse_command_line(Options& options, const std::string& command, const std::vector<std::string>& args);
 
 // The value of a target as text, "" for an empty string or list.
-std::string to_text(const OptionTarget& target);
+std::string to_text(const KeyTarget& target);
 
 // The help page of a command.
 std::string help_page(const Options& options, const std::string& command, const std::string& summary, const std::string& details);

@@ -1,5 +1,6 @@
 #include "cli/recipe.h"
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 
@@ -127,6 +128,12 @@ const Option* find(const Options& options, const std::string& section, const std
   return nullptr;
 }
 
+// `name` is a table of the file, or one that has tables inside.
+bool is_section(const Options& options, const std::string& name) {
+  return std::any_of(options.entries().begin(), options.entries().end(),
+                     [&](const Option& option) { return !option.section.empty() && (option.section == name || option.section.starts_with(name + ".")); });
+}
+
 [[noreturn]] void fail_unknown_section(const std::string& path, const std::string& name, const toml::node& node, const Options& options) {
   std::vector<std::string> sections;
   for (const Option& option : options.entries()) {
@@ -154,25 +161,28 @@ const Option* find(const Options& options, const std::string& section, const std
              near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
 }
 
-}  // namespace
-
-void load_recipe(const std::string& path, Options& options) {
-  const toml::table file = parse(path);
-  for (const auto& [section_key, section_node] : file) {
-    const std::string section(section_key.str());
-    bool known = false;
-    for (const Option& option : options.entries()) known = known || (!option.section.empty() && option.section == section);
-    const toml::table* table = section_node.as_table();
-    if (!known) fail_unknown_section(path, section, section_node, options);
-    if (table == nullptr) fail_usage("{}: {}: expected a table, got {}", place(path, section_node), section, type_name(section_node));
-    for (const auto& [key_node, node] : *table) {
-      const std::string key(key_node.str());
-      const Option* option = find(options, section, key);
-      if (option == nullptr) fail_unknown_key(path, section, key, node, options);
-      std::visit(SetFromNode{node, path, fmt::format("{}.{}", section, key), !option->is_given}, option->target);
+// `name`: of the table, "" for the file itself.
+void load_table(const std::string& path, const std::string& name, const toml::table& table, Options& options) {
+  const bool has_keys = std::any_of(options.entries().begin(), options.entries().end(), [&](const Option& o) { return !name.empty() && o.section == name; });
+  for (const auto& [key_node, node] : table) {
+    const std::string key(key_node.str());
+    const std::string full = name.empty() ? key : fmt::format("{}.{}", name, key);
+    if (const Option* option = find(options, name, key); option != nullptr) {
+      std::visit(SetFromNode{node, path, full, !option->is_given}, option->target);
+    } else if (is_section(options, full)) {
+      if (!node.is_table()) fail_usage("{}: {}: expected a table, got {}", place(path, node), full, type_name(node));
+      load_table(path, full, *node.as_table(), options);
+    } else if (has_keys) {
+      fail_unknown_key(path, name, key, node, options);
+    } else {
+      fail_unknown_section(path, full, node, options);
     }
   }
 }
+
+}  // namespace
+
+void load_recipe(const std::string& path, Options& options) { load_table(path, "", parse(path), options); }
 
 std::string to_toml(const Options& options, const std::string& comment) {
   std::string text = "# " + comment + "\n";

@@ -1,24 +1,20 @@
-// What a run file says: model, training, data. The declarations here are the table that `train` and `bench` share.
+// What a run file says besides model and training: the data; and the names of models on the command line.
 #pragma once
 
-#include "cli/options.h"
+#include <string>
+
+#include "base/keys.h"
 #include "model/config.h"
-#include "train/trainer.h"
 
 namespace fw::cli {
 
-struct DataConfig {
-  StringList text;    // text files, or one token file
-  std::string valid;  // held-out text or token file; "": the last part of `text`
-  double valid_fraction = 0.1;
-  std::string separator;
-  std::string tokenizer = "bytes";
+struct DataConfig {  // the keys are a list, data.def
+#define FW_KEY FW_KEY_MEMBER
+#include "cli/data.def"
+#undef FW_KEY
 };
+KeyTables key_tables(DataConfig& data);
 void validate(const DataConfig& config);
-
-void declare_model(Options& options, ModelConfig& model, bool in_run_file = true);
-void declare_train(Options& options, TrainConfig& train);
-void declare_data(Options& options, DataConfig& data);
 
 // "gated_deltanet2, 4 layers, width 192, 3 heads of 64"
 std::string describe(const ModelConfig& model);

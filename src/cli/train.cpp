@@ -46,9 +46,9 @@ struct TrainOptions {
     options.section("", "Run");
     options.add("resume", "", &resume, "go on from the newest checkpoint in --out, bit for bit as if never stopped");
     declare_threads(options, threads);
-    declare_data(options, data);
-    declare_train(options, train);
-    declare_model(options, model);
+    options.add(key_tables(data));
+    options.add(key_tables(train));
+    options.add(key_tables(model));
   }
 };
 

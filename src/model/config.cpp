@@ -4,11 +4,9 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <type_traits>
 #include <vector>
 
 #include "base/error.h"
-#include "base/nearest.h"
 #include "nn/mlp.h"
 
 namespace fw {
@@ -16,87 +14,13 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kGainFactors[] = {"none", "1/t", "1/sqrt(t)", "1/log(t+1)"};
 constexpr double kMaxTensor = 2147483648.0;      // 2^31 values
 constexpr double kMaxParameters = 8589934592.0;  // 2^33
 
-// The one list of keys: f(key, member) for each.
-template <class Config, class F>
-void for_each_key(Config& c, F f) {
-  f("rule", c.rule);
-  f("vocab_size", c.vocab_size);
-  f("hidden_size", c.hidden_size);
-  f("num_hidden_layers", c.num_hidden_layers);
-  f("num_heads", c.num_heads);
-  f("num_v_heads", c.num_v_heads);
-  f("head_dim", c.head_dim);
-  f("expand_v", c.expand_v);
-  f("conv_size", c.conv_size);
-  f("intermediate_size", c.intermediate_size);
-  f("hidden_ratio", c.hidden_ratio);
-  f("norm_eps", c.norm_eps);
-  f("tie_word_embeddings", c.tie_word_embeddings);
-  f("allow_neg_eigval", c.allow_neg_eigval);
-  f("output_gate", c.output_gate);
-  f("output_gate_rank", c.output_gate_rank);
-  f("decay_rank", c.decay_rank);
-  f("decay_per_value_head", c.decay_per_value_head);
-  f("decay_gate", c.decay_gate);
-  f("feature_map", c.feature_map);
-  f("rope_theta", c.rope_theta);
-  f("raw_read_correction", c.raw_read_correction);
-  f("gain_source", c.gain_source);
-  f("gain_factor", c.gain_factor);
-  f("single_gate", c.single_gate);
-  f("precond_gates", c.precond_gates);
-  f("init", c.init);
-  f("precond_x", c.precond_x);
-}
-
-// A value for a message: its JSON text, invalid UTF-8 replaced, not longer than a line bears.
-std::string shown(const Json& value) {
-  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
-  return text;
-}
-
-void read_value(const Json& json, const char* key, const std::string& where, std::string& out) {
-  if (!json.is_string()) fail_usage("{}: {}: expected a string, got {}", where, key, shown(json));
-  out = json.get<std::string>();
-}
-
-void read_value(const Json& json, const char* key, const std::string& where, bool& out) {
-  if (!json.is_boolean()) fail_usage("{}: {}: expected true or false, got {}", where, key, shown(json));
-  out = json.get<bool>();
-}
-
-void read_value(const Json& json, const char* key, const std::string& where, double& out) {
-  if (!json.is_number()) fail_usage("{}: {}: expected a number, got {}", where, key, shown(json));
-  out = json.get<double>();
-}
-
-void read_value(const Json& json, const char* key, const std::string& where, int64_t& out) {
-  const bool fits =
-      json.is_number_integer() && !(json.is_number_unsigned() && json.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
-  if (!fits) fail_usage("{}: {}: expected a whole number, got {}", where, key, shown(json));
-  out = json.get<int64_t>();
-}
-
-void check(const char* key, int64_t value, int64_t low, int64_t high) {
-  if (value < low || value > high) fail_usage("{}: expected {} to {}, got {}", key, low, high, value);
-}
-
-template <class Value>
-void check_one_of(const char* key, const std::string& value, std::initializer_list<Value> known) {
-  std::string all;
-  std::vector<std::string> names;
-  for (const char* name : known) {
-    if (value == name) return;
-    names.emplace_back(name);
-    all += (all.empty() ? "" : ", ") + names.back();
-  }
-  const std::string near = nearest(value, names);
-  fail_usage("{}: expected one of {}, got '{}'{}", key, all, value, near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+// In the order of PlaceFactor.
+const StringList& gain_factors() {
+  static const StringList names{"none", "1/t", "1/sqrt(t)", "1/log(t+1)"};
+  return names;
 }
 
 double value_count(const ParamSpec& spec) {
@@ -184,8 +108,7 @@ RecurrentMixerSpec ModelConfig::mixer_spec() const {
   spec.log_sigmoid_decay = decay_gate == "logsigmoid";
   spec.raw_read_correction = raw_read_correction;
   spec.gain.learned = gain_source == "learned";
-  const auto factor = std::find(std::begin(kGainFactors), std::end(kGainFactors), gain_factor);
-  spec.gain.factor = static_cast<PlaceFactor>(factor - std::begin(kGainFactors));  // in the order of the enum
+  spec.gain.factor = static_cast<PlaceFactor>(std::find(gain_factors().begin(), gain_factors().end(), gain_factor) - gain_factors().begin());
   spec.gain.single_gate = single_gate;
   spec.tied_precond = precond_gates == "tied";
   spec.norm_eps = norm_eps;
@@ -203,37 +126,27 @@ double parameter_count(const ModelConfig& c) {
   return static_cast<double>(c.num_hidden_layers) * layer + (c.tie_word_embeddings ? 1 : 2) * static_cast<double>(c.vocab_size) * hidden + hidden;
 }
 
+KeyTables key_tables(ModelConfig& c) {
+#define FW_KEY FW_KEY_ENTRY
+  return {{"model",
+           "Model",
+           {
+#include "model/config.def"
+           }}};
+#undef FW_KEY
+}
+
 void validate(const ModelConfig& c) {
-  check("vocab_size", c.vocab_size, 1, std::numeric_limits<int32_t>::max());
-  check("hidden_size", c.hidden_size, 1, int64_t{1} << 24);
-  check("num_hidden_layers", c.num_hidden_layers, 1, int64_t{1} << 14);
-  check("num_heads", c.num_heads, 1, int64_t{1} << 16);
-  check("num_v_heads", c.num_v_heads, 0, int64_t{1} << 16);
+  ModelConfig copy = c;
+  check_ranges(key_tables(copy));
   if (c.v_heads() % c.num_heads != 0)
     fail_usage("num_v_heads: expected a multiple of num_heads = {} (every key head serves as many value heads), got {}", c.num_heads, c.num_v_heads);
-  check("head_dim", c.head_dim, 1, 4096);
   const double value_dim = c.expand_v * static_cast<double>(c.head_dim);
   if (!(value_dim >= 1.0 && value_dim <= 65536.0) || std::abs(value_dim - std::round(value_dim)) > 1e-9 * value_dim) {
     fail_usage("expand_v: expected a number with expand_v * head_dim whole and from 1 to 65536, got {} * {} = {}", c.expand_v, c.head_dim, value_dim);
   }
-  check("conv_size", c.conv_size, 0, 256);
-  check("intermediate_size", c.intermediate_size, 0, int64_t{1} << 31);
-  if (!(c.hidden_ratio > 0.0 && c.hidden_ratio <= 1024.0)) fail_usage("hidden_ratio: expected 0 < hidden_ratio <= 1024, got {}", c.hidden_ratio);
-  if (!(c.norm_eps > 0.0 && c.norm_eps <= 1.0)) fail_usage("norm_eps: expected 0 < norm_eps <= 1, got {}", c.norm_eps);
-  check_one_of("output_gate", c.output_gate, {"silu", "sigmoid", "none"});
-  check_one_of("init", c.init, {"xavier", "normal"});
-  check_one_of("decay_gate", c.decay_gate, {"softplus", "logsigmoid"});
-  check_one_of("gain_source", c.gain_source, {"projection", "learned"});
-  check_one_of("gain_factor", c.gain_factor, {kGainFactors[0], kGainFactors[1], kGainFactors[2], kGainFactors[3]});
-  check_one_of("precond_gates", c.precond_gates, {"own", "tied"});
-  check_one_of("feature_map", c.feature_map, {"none", "elu", "relu", "product"});
-  if (!(c.rope_theta == 0.0 || (c.rope_theta >= 1.0 && c.rope_theta <= 1e12))) {
-    fail_usage("rope_theta: expected 0 (no rotation) or a base from 1 to 1e12, got {}", c.rope_theta);
-  }
   if (c.rope_theta > 0.0 && c.head_dim % 2 != 0) fail_usage("rope_theta: expected 0 with an odd head_dim = {}, got {}", c.head_dim, c.rope_theta);
-  check("output_gate_rank", c.output_gate_rank, 0, int64_t{1} << 24);
   if (c.output_gate_rank > 0 && c.output_gate == "none") fail_usage("output_gate_rank: expected 0 with output_gate 'none', got {}", c.output_gate_rank);
-  check("decay_rank", c.decay_rank, 0, int64_t{1} << 24);
 
   const Rule rule = c.resolved_rule();
   const bool channel_decay = rule.decay == Decay::kChannel;
@@ -264,19 +177,9 @@ void validate(const ModelConfig& c) {
 ModelConfig config_from_json(const nlohmann::json& json, const std::string& where) {
   if (!json.is_object()) fail_usage("{}: expected a JSON object with the model's configuration, got {}", where, shown(json));
   ModelConfig config;
-  std::vector<std::string> known = {"model_type", "peer"};
-  for_each_key(config, [&](const char* key, auto&) { known.emplace_back(key); });
-  for (const auto& [key, value] : json.items()) {
-    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
-    const std::string near = nearest(key, known);
-    fail_usage("{}: unknown key {}{}", where, shown(key), near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
-  }
   if (const auto it = json.find("model_type"); it != json.end() && *it != "fastweight")
     fail_usage("{}: model_type: expected \"fastweight\", got {}", where, shown(*it));
-  for_each_key(config, [&](const char* key, auto& member) {
-    const auto it = json.find(key);
-    if (it != json.end()) read_value(*it, key, where, member);
-  });
+  keys_from_json(key_tables(config), json, where, {"model_type", "peer"});
   if (const auto it = json.find("peer"); it != json.end()) {
     if (!it->is_object()) fail_usage("{}: peer: expected an object, as 'fastweight import' writes it, got {}", where, shown(*it));
     config.peer = it->dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -292,7 +195,8 @@ ModelConfig config_from_json(const nlohmann::json& json, const std::string& wher
 nlohmann::json config_to_json(const ModelConfig& config) {
   Json json = Json::object();
   json["model_type"] = "fastweight";
-  for_each_key(config, [&](const char* key, const auto& member) { json[key] = member; });
+  ModelConfig copy = config;
+  keys_to_json(key_tables(copy), json);
   if (!config.peer.empty()) json["peer"] = Json::parse(config.peer);
   return json;
 }

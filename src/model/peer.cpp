@@ -16,11 +16,6 @@ using Json = nlohmann::json;
 
 constexpr const char* kOurs = "fastweight";
 
-std::string shown(const Json& value) {
-  const std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  return text.size() > 60 ? text.substr(0, 57) + "..." : text;
-}
-
 // The peer's configuration with its defaults: keys that are absent or null have the value that the caller names.
 class Keys {
  public:

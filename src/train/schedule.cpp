@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/nearest.h"
 
 namespace fw {
 namespace {
@@ -22,14 +21,20 @@ double line(const Schedule& s, int64_t begin, int64_t done) {
 
 }  // namespace
 
+const std::vector<std::string>& schedule_shapes() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const auto& [known, shape] : kShapes) all.emplace_back(known);
+    return all;
+  }();
+  return names;
+}
+
 ScheduleShape parse_schedule_shape(const std::string& name) {
-  std::vector<std::string> names;
   for (const auto& [known, shape] : kShapes) {
     if (name == known) return shape;
-    names.emplace_back(known);
   }
-  const std::string near = nearest(name, names);
-  fail_usage("schedule: expected cosine, linear, constant or wsd, got '{}'{}", name, near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+  fail_internal("no schedule '{}'", name);
 }
 
 double learning_rate(const Schedule& schedule, int64_t step) {

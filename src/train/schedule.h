@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace fw {
 
@@ -25,7 +26,9 @@ struct Schedule {
   double decay_share = 0.2;  // wsd
 };
 
-// cosine, linear, constant or wsd; throws Error(kUsage) for anything else.
+// cosine, linear, constant, wsd.
+const std::vector<std::string>& schedule_shapes();
+// Of one of these names.
 ScheduleShape parse_schedule_shape(const std::string& name);
 
 // Of step `step` (0 is the first). It depends on the step alone, so that a resumed or a skipped step cannot shift it.

@@ -23,18 +23,6 @@ namespace {
 // Steps in a row without a finite loss and norm after which a run is not going to recover.
 constexpr int64_t kMaxSkippedInRow = 10;
 
-void require(bool ok, const char* key, const char* expected, const std::string& came) {
-  if (!ok) fail_usage("{}: expected {}, got {}", key, expected, came);
-}
-
-void require_at_least(int64_t value, int64_t least, const char* key) {
-  if (value < least) fail_usage("{}: expected a whole number >= {}, got {}", key, least, value);
-}
-
-void require_number(bool ok, double value, const char* key, const char* expected) {
-  require(ok && std::isfinite(value), key, expected, fmt::format("{}", value));
-}
-
 void check_file(const TokenFile& file, const Tokenizer& tokenizer, const ModelConfig& model) {
   if (file.vocab_size() != tokenizer.vocab_size() || file.vocab_size() > model.vocab_size) {
     fail_usage(
@@ -60,27 +48,20 @@ std::string config_differences(const std::string& path, const ModelConfig& confi
 
 }  // namespace
 
+KeyTables key_tables(TrainConfig& c) {
+#define FW_KEY FW_KEY_ENTRY
+  return {{"train",
+           "Training",
+           {
+#include "train/config.def"
+           }}};
+#undef FW_KEY
+}
+
 void validate(const TrainConfig& c) {
-  require(!c.out.empty(), "out", "the name of a folder", "nothing");
-  require_at_least(c.steps, 0, "steps");
-  require_at_least(c.batch, 1, "batch");
-  require_at_least(c.length, 1, "length");
-  require_at_least(c.accumulate, 1, "accumulate");
-  require_number(c.lr > 0, c.lr, "lr", "a number > 0");
-  require_number(c.min_lr >= 0 && c.min_lr <= c.lr, c.min_lr, "min_lr", "a number >= 0 and <= lr");
-  require_at_least(c.warmup, 0, "warmup");
-  parse_schedule_shape(c.schedule);
-  require_number(c.decay_share > 0 && c.decay_share <= 1, c.decay_share, "decay_share", "a number > 0 and <= 1");
-  require_number(c.beta1 >= 0 && c.beta1 < 1, c.beta1, "beta1", "a number >= 0 and < 1");
-  require_number(c.beta2 >= 0 && c.beta2 < 1, c.beta2, "beta2", "a number >= 0 and < 1");
-  require_number(c.adam_eps > 0, c.adam_eps, "adam_eps", "a number > 0");
-  require_number(c.weight_decay >= 0, c.weight_decay, "weight_decay", "a number >= 0");
-  require_number(c.clip >= 0, c.clip, "clip", "a number >= 0 (0: no clipping)");
-  require(c.precision == "f32" || c.precision == "bf16", "precision", "f32 or bf16", "'" + c.precision + "'");
-  require_at_least(c.log_every, 1, "log_every");
-  require_at_least(c.eval_every, 0, "eval_every");
-  require_at_least(c.checkpoint_every, 0, "checkpoint_every");
-  require_at_least(c.keep, 1, "keep");
+  TrainConfig copy = c;
+  check_ranges(key_tables(copy));
+  if (c.min_lr > c.lr) fail_usage("min_lr: expected a number >= 0 and <= lr, got {}", c.min_lr);
   constexpr int64_t kMaxTokens = int64_t{1} << 31;
   if (c.length > kMaxTokens / c.batch) fail_usage("batch, length: expected at most {} tokens a micro-batch, got {} x {}", kMaxTokens, c.batch, c.length);
 }

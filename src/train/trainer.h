@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 
+#include "base/keys.h"
 #include "model/language_model.h"
 #include "train/evaluate.h"
 #include "train/token_file.h"
@@ -20,25 +21,12 @@
 
 namespace fw {
 
-struct TrainConfig {
-  std::string out = "run";  // run folder
-  int64_t steps = 1000;
-  int64_t batch = 16;               // sequences a micro-batch
-  int64_t length = 256;             // tokens a sequence
-  int64_t accumulate = 1;           // micro-batches a step
-  std::string schedule = "cosine";  // schedule.h
-  double lr = 2e-3, min_lr = 2e-4;
-  int64_t warmup = 50;
-  double decay_share = 0.2;  // wsd
-  double beta1 = 0.9, beta2 = 0.95, adam_eps = 1e-8, weight_decay = 0.1;
-  double clip = 1.0;  // global norm; 0: no clipping
-  uint64_t seed = 1;
-  std::string precision = "f32";  // f32 | bf16 (operands of matrix products)
-  int64_t log_every = 10;
-  int64_t eval_every = 0;          // 0: only at the end
-  int64_t checkpoint_every = 200;  // steps; 0: only at the end and on interruption
-  int64_t keep = 2;                // checkpoints kept
+struct TrainConfig {  // the keys are a list, config.def
+#define FW_KEY FW_KEY_MEMBER
+#include "train/config.def"
+#undef FW_KEY
 };
+KeyTables key_tables(TrainConfig& config);
 // Throws Error(kUsage) naming the key, what was expected and what came.
 void validate(const TrainConfig& config);
 

@@ -104,7 +104,7 @@ TEST(ModelConfig, WhatCannotBeIsAnError) {
       {"intermediate_size", [](ModelConfig& c) { c.intermediate_size = -1; }, {"intermediate_size", "-1"}},
       {"hidden_ratio", [](ModelConfig& c) { c.hidden_ratio = 0; }, {"hidden_ratio", "0"}},
       {"norm_eps", [](ModelConfig& c) { c.norm_eps = -1e-5; }, {"norm_eps", "-1e-05"}},
-      {"output_gate", [](ModelConfig& c) { c.output_gate = "sigmoit"; }, {"output_gate", "silu, sigmoid, none", "sigmoit", "did you mean 'sigmoid'"}},
+      {"output_gate", [](ModelConfig& c) { c.output_gate = "sigmoit"; }, {"output_gate", "silu, sigmoid or none", "sigmoit", "did you mean 'sigmoid'"}},
       {"init", [](ModelConfig& c) { c.init = "xavir"; }, {"init", "xavier", "xavir"}},
       {"gate rank", [](ModelConfig& c) { c.output_gate = "none", c.output_gate_rank = 4; }, {"output_gate_rank", "none"}},
       {"decay rank", [](ModelConfig& c) { c.rule = "gated_deltanet", c.decay_rank = 4; }, {"decay_rank", "gated_deltanet", "4"}},
