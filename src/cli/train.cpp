@@ -129,7 +129,7 @@ class Train : public Command {
 
 // What a run that is resumed without a run file began with; "" when the options say it all.
 std::string Train::resolved_run_file() const {
-  const std::string path = o_.train.out + "/config.toml";
+  std::string path = o_.train.out + "/config.toml";
   if (file_exists(path)) return path;
   if (!has_checkpoints(o_.train.out)) {
     fail_usage("--resume: no checkpoint in '{}/checkpoints'; leave --resume out to begin, or say with --out where the run is", o_.train.out);

@@ -10,7 +10,6 @@ namespace fw::test {
 namespace {
 
 using testing::HasSubstr;
-using testing::Not;
 
 class CurvesCommand : public testing::Test {
  protected:

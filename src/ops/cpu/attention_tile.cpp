@@ -54,7 +54,8 @@ template <class T>
 void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, Mat<T> o) {
   const hn::ScalableTag<T> d;
   for (int64_t i = 0; i < tile.scores.rows; ++i) {
-    const auto [from, to] = seen(tile, i);
+    const auto bounds = seen(tile, i);  // no structured binding: clang 14 lets no lambda take one
+    const int64_t from = bounds.first, to = bounds.second;
     T* row = tile.scores.row(i);
     std::fill(row, row + from, T(0));
     std::fill(row + to, row + tile.scores.cols, T(0));
@@ -84,7 +85,8 @@ void softmax_tile_backward(const ScoreTile<T>& tile, const T* lse, int64_t lse_s
   const hn::ScalableTag<T> d;
   const auto factor = hn::Set(d, scale);
   for (int64_t i = 0; i < tile.scores.rows; ++i) {
-    const auto [from, to] = seen(tile, i);
+    const auto bounds = seen(tile, i);
+    const int64_t from = bounds.first, to = bounds.second;
     T* row = tile.scores.row(i);
     T* grad = dprobs.row(i);
     std::fill(row, row + from, T(0));
