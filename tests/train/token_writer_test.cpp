@@ -51,7 +51,7 @@ class TokenWriter : public ::testing::Test {
   // What an undisturbed call writes.
   std::string whole(const std::vector<std::string>& texts, const Tokenizer& tokenizer) {
     write_token_file(opener(texts), options_, tokenizer, folder_.path("whole"));
-    const std::string content = read_file(folder_.path("whole"));
+    std::string content = read_file(folder_.path("whole"));
     std::filesystem::remove(folder_.path("whole"));
     return content;
   }

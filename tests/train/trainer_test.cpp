@@ -285,8 +285,10 @@ TEST(Trainer, ARunDoesNotOverwriteAnEarlierOne) {
 
 TEST(Trainer, TakesTheRatesOfItsSchedule) {
   const TempFolder folder;
-  for (const auto& [name, shape] : std::vector<std::pair<std::string, ScheduleShape>>{
+  for (const auto& one : std::vector<std::pair<std::string, ScheduleShape>>{
            {"linear", ScheduleShape::kLinear}, {"constant", ScheduleShape::kConstant}, {"wsd", ScheduleShape::kWsd}}) {
+    const std::string name = one.first;
+    const ScheduleShape shape = one.second;
     TrainConfig config = tiny_run(folder.path(name));
     config.schedule = name;
     config.decay_share = 0.4;
