@@ -8,9 +8,12 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/folder_lock.h"
+#include "base/stop.h"
 #include "base/threads.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
@@ -65,7 +68,7 @@ class Reporter {
     if (r.eval_loss >= 0) last_eval_ = r;
     if (r.skipped > skipped_) {
       bar_.clear();
-      fmt::print("note: {} steps skipped so far, their loss or gradient norm was not finite\n", r.skipped);
+      print(fmt::format("note: {} steps skipped so far, their loss or gradient norm was not finite\n", r.skipped));
       skipped_ = r.skipped;
     }
     if (!bar_.live() || r.eval_loss >= 0) {
@@ -74,11 +77,10 @@ class Reporter {
                              ? fmt::format("step {}", r.step)
                              : fmt::format("{:>8}  {:>8.4f}  {:>8.3f}  {:>9.3g}  {:>8.1f}  {:>9.0f}", r.step, r.loss, r.norm, r.lr, r.ms, r.tokens_per_second);
       if (r.eval_loss >= 0) line += fmt::format("  held out: loss {:.4f}, {:.4f} bits per byte", r.eval_loss, r.eval_bits_per_byte);
-      fmt::print("{}\n", line);
+      print(line + "\n");
     }
-    std::fflush(stdout);
     // The mean over recent intervals: one slow step must not make the time left jump.
-    ms_ = ms_ > 0 ? 0.7 * ms_ + 0.3 * r.ms : r.ms;
+    if (std::isfinite(r.ms)) ms_ = ms_ > 0 ? 0.7 * ms_ + 0.3 * r.ms : r.ms;
     bar_.show({r.step, steps_, r.loss, r.tokens_per_second, ms_ * 1e-3 * static_cast<double>(steps_ - r.step)});
   }
   void end() { bar_.clear(); }
@@ -86,6 +88,12 @@ class Reporter {
   const std::optional<LogRecord>& last() const { return last_; }
 
  private:
+  // Said at once, so that a reader that has gone ends the run while it can still be saved.
+  static void print(const std::string& text) {
+    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+      fail_io("cannot write to standard output: {}", std::generic_category().message(errno));
+  }
+
   int64_t steps_;
   ProgressBar bar_;
   double ms_ = 0;
@@ -108,7 +116,9 @@ class Train : public Command {
   std::string summary() const override { return "train a language model on a text file"; }
   std::string details() const override {
     return "Every option with a table in its heading is also a key of the run file. The resolved run file is saved as config.toml in the run folder; running "
-           "from it gives the same run. Ctrl-C writes a checkpoint and leaves with exit code 130; --resume --out FOLDER goes on.\n\n"
+           "from it gives the same run. Ctrl-C, SIGTERM and SIGHUP write a checkpoint and end with exit code 130, 143 or 129; --resume --out FOLDER goes on, "
+           "bit for "
+           "bit. While a run works in its folder, .lock in it keeps others out.\n\n"
            "The run folder: model/ (config.json, model.safetensors, tokenizer.json), checkpoints/, data/, config.toml, metrics.jsonl, metrics.csv, loss.svg, "
            "loss.png.\n\nExamples:\n  fastweight train --text my.txt --out my-run\n  fastweight train recipes/shakespeare.toml --text shakespeare.txt --steps "
            "500\n"
@@ -217,6 +227,7 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
 
 int Train::run(Options& options) {
   const auto begin = std::chrono::steady_clock::now();
+  watch_signals();
   load(options);
   const std::string& out = o_.train.out;
   if (!o_.resume && has_checkpoints(out)) {
@@ -225,6 +236,8 @@ int Train::run(Options& options) {
   if (o_.resume && !has_checkpoints(out))
     fail_usage("--resume: no checkpoint in '{}/checkpoints'; leave --resume out to begin, or say with --out where the run is", out);
 
+  make_folders(out);
+  const FolderLock lock(out);
   const std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(o_.data.tokenizer);
   if (o_.model.vocab_size == 0) o_.model.vocab_size = tokenizer->vocab_size();
   validate(o_.model);
@@ -234,24 +247,27 @@ int Train::run(Options& options) {
     trainer.resume([](const std::string& warning) { fmt::print(stderr, "fastweight train: warning: {}\n", warning); });
     note_changes(options);
   }
-  make_folders(out);
   write_file_atomic(out + "/config.toml", to_toml(options, "The resolved run: 'fastweight train' with this file and a new --out gives the same run."));
   describe_run(trainer, data);
   if (o_.resume) fmt::print("resumed at step {}\n", trainer.step());
 
-  const std::atomic<bool>& stop = stop_on_signal();
   Reporter reporter(o_.train.steps);
   reporter.header();
-  const bool done = trainer.run([&](const LogRecord& record) { reporter.record(record); }, &stop);
+  const bool done = trainer.run([&](const LogRecord& record) { reporter.record(record); }, &stop_flag());
   reporter.end();
-  default_signals();  // evaluation and pictures are not worth waiting for
   if (!done) {
     fmt::print("stopped at step {} of {}; the checkpoint is written. To go on: fastweight train --resume --out {}\n", trainer.step(), o_.train.steps, out);
-    return kExitInterrupted;
+    return stopped_exit_code();
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   fmt::print("trained {} steps in {}\n", trainer.step(), format_duration(seconds));
-  finish(trainer, data, *tokenizer, reporter);
+  std::fflush(stdout);
+  try {
+    finish(trainer, data, *tokenizer, reporter);
+  } catch (const Stopped& stopped) {
+    fmt::print("{}; checkpoint and model are written. To evaluate again: fastweight train --resume --out {}\n", stopped.what(), out);
+    return stopped_exit_code();
+  }
   return kExitOk;
 }
 
