@@ -1,9 +1,11 @@
 #include "analyze/run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "base/error.h"
+#include "base/stop.h"
 
 namespace fw {
 namespace {
@@ -57,6 +59,7 @@ Analysis analyze_text(LanguageModel<float>& model, const TokenFile& file, const 
       ModelState<float> state(model.config(), 1);
       for (int64_t from = 0; from < length; from += kPassTokens) {
         const int64_t count = std::min(kPassTokens, length - from);
+        stop_point("analysis", result.tokens + from, limit, "tokens");
         targets.assign(ids.begin() + from + 1, ids.begin() + std::min(from + count + 1, length));
         targets.resize(static_cast<size_t>(count), -1);
         analyzer.set_position(from);
@@ -71,6 +74,9 @@ Analysis analyze_text(LanguageModel<float>& model, const TokenFile& file, const 
     }
   }
   result.loss = sum.count > 0 ? sum.nll / static_cast<double>(sum.count) : std::numeric_limits<double>::quiet_NaN();
+  if (sum.count > 0 && !std::isfinite(sum.nll)) {
+    fail_numeric("analysis: the loss of the model on '{}' is not finite: its parameters are damaged, or it diverged in training", file.name());
+  }
   result.layers = analyzer.take();
   if (result.layers.empty()) fail_usage("layers: expected at least one with a recurrence, got none");
   return result;

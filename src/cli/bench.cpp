@@ -10,6 +10,7 @@
 #include "cli/bench_report.h"
 #include "cli/command.h"
 #include "cli/run_config.h"
+#include "cli/signals.h"
 #include "fastweight/fastweight.h"
 #include "rule/rule.h"
 
@@ -88,6 +89,7 @@ void Bench::check() const {
 }
 
 int Bench::run(Options& options) {
+  stop_on_signal();
   apply_threads(threads_);
   check();
   if (device_ == "cuda" && !options.given("operands")) recurrence_.operands = "bf16";

@@ -7,8 +7,10 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/stop.h"
 #include "cli/command.h"
 #include "cli/model_option.h"
+#include "cli/signals.h"
 #include "generate/session.h"
 #include "report/progress.h"
 
@@ -111,7 +113,7 @@ bool Generate::stream(Session& session, const Tokenizer& tokenizer) {
   StopFilter filter(stop_);
   const auto begin = std::chrono::steady_clock::now();
   int64_t written = 0;
-  for (; written < tokens_ && !filter.stopped(); ++written) put(filter.add(tokenizer.piece(session.next(sampling_))));
+  for (; written < tokens_ && !filter.stopped() && !stop_flag(); ++written) put(filter.add(tokenizer.piece(session.next(sampling_))));
   put(filter.rest());
   if (stats_) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -122,6 +124,7 @@ bool Generate::stream(Session& session, const Tokenizer& tokenizer) {
 }
 
 int Generate::run(Options& options) {
+  stop_on_signal();
   apply_threads(threads_);
   check(options);
   OpenModel open = open_model(model_, precision_, tokenizer_);
@@ -139,6 +142,7 @@ int Generate::run(Options& options) {
   // A line break for the reader's terminal belongs to no token, so a pipe gets exactly the text.
   if (is_terminal(1) && !stopped) put("\n");
   if (!state_save_.empty()) session.save(state_save_);
+  if (stop_flag()) throw Stopped(fmt::format("stopped after {} tokens{}", session.tokens_seen(), state_save_.empty() ? "" : "; the state is saved"));
   return kExitOk;
 }
 

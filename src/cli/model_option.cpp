@@ -1,5 +1,8 @@
 #include "cli/model_option.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "base/error.h"
 #include "base/file.h"
 #include "cli/run_config.h"
@@ -17,6 +20,16 @@ std::unique_ptr<Tokenizer> tokenizer_of(const std::string& folder, const std::st
   return file_exists(model) ? sentencepiece_tokenizer(model) : ids();
 }
 
+// What it would print and save are not numbers.
+void check_finite(const LanguageModel<float>& model, const std::string& folder) {
+  for (const ParamSpec& spec : model.params().specs()) {
+    const auto values = model.params().values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size()));
+    if (!std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); })) {
+      fail_numeric("'{}': the parameter {} is not finite: the model is damaged, or it diverged in training", folder, spec.name);
+    }
+  }
+}
+
 }  // namespace
 
 const char* tokenizer_help() {
@@ -32,6 +45,7 @@ OpenModel open_model(const std::string& path, const std::string& precision, cons
   if (precision != "f32" && precision != "bf16") fail_usage("--precision: expected f32 or bf16, got '{}'", precision);
   const std::string folder = find_model_folder(path);
   OpenModel open{folder, load_model<float>(folder), nullptr};
+  check_finite(open.model, folder);
   open.tokenizer = tokenizer_of(folder, tokenizer, open.model.config().vocab_size);
   open.model.set_precision(precision == "bf16" ? Precision::kBf16 : Precision::kNative);
   if (open.tokenizer->vocab_size() > open.model.config().vocab_size) {

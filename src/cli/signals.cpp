@@ -63,7 +63,7 @@ int run_apart_from_signals(const std::function<int()>& work) {
   return code;
 }
 
-void watch_signals() {
+const std::atomic<bool>& stop_on_signal() {
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
@@ -74,6 +74,7 @@ void watch_signals() {
     if (number == SIGHUP && before.sa_handler == SIG_IGN) continue;
     ::sigaction(number, &action, nullptr);
   }
+  return stop_flag();
 }
 
 int stopped_exit_code() { return 128 + g_signal.load(); }

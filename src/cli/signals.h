@@ -6,6 +6,7 @@
 // watch end as ever. SIGPIPE and SIGXFSZ are errors of the write that meets them.
 #pragma once
 
+#include <atomic>
 #include <functional>
 
 namespace fw::cli {
@@ -13,8 +14,9 @@ namespace fw::cli {
 // Runs `work` on a thread of its own and returns what it returns, which must not throw.
 int run_apart_from_signals(const std::function<int()>& work);
 
-// From here on the first signal asks to stop. SIGHUP that was ignored when the program began (nohup) remains so.
-void watch_signals();
+// From here on the first signal asks to stop; returns what becomes true then (base/stop.h). SIGHUP that was ignored when the
+// program began (nohup) remains so.
+const std::atomic<bool>& stop_on_signal();
 
 // 128 + the signal that asked to stop.
 int stopped_exit_code();

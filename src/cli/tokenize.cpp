@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
+#include "cli/signals.h"
 #include "report/progress.h"
 #include "train/token_file.h"
 #include "train/token_writer.h"
@@ -67,6 +68,7 @@ int Tokenize::train_model() const {
 }
 
 int Tokenize::run(Options& options) {
+  if (!train_) stop_on_signal();  // SentencePiece's trainer looks at nothing
   if (!info_.empty()) {
     if (!text_.empty() || !out_.empty()) fail_usage("--info: expected no text and no --out beside it");
     return show_info();

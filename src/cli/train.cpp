@@ -227,7 +227,7 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
 
 int Train::run(Options& options) {
   const auto begin = std::chrono::steady_clock::now();
-  watch_signals();
+  stop_on_signal();
   load(options);
   const std::string& out = o_.train.out;
   if (!o_.resume && has_checkpoints(out)) {

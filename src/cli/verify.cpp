@@ -6,7 +6,9 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/stop.h"
 #include "cli/command.h"
+#include "cli/signals.h"
 #include "reference/ops_vectors.h"
 #include "report/table.h"
 #include "train/model_vectors.h"
@@ -97,6 +99,7 @@ std::vector<Comparison> Verify::check(const std::string& path) const {
 }
 
 int Verify::run(Options&) {
+  stop_on_signal();
   apply_threads(threads_);
   settings();
   std::vector<fs::path> vectors;
@@ -116,6 +119,7 @@ int Verify::run(Options&) {
   std::vector<std::string> unreadable;
   int64_t passed = 0, failed = 0, unknown = 0;
   for (const fs::path& path : vectors) {
+    stop_point("comparison", &path - vectors.data(), static_cast<int64_t>(vectors.size()), "files and models");
     std::vector<Comparison> found;
     try {
       found = check(path.string());
