@@ -1,21 +1,12 @@
 #include "base/arena.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <new>
 
 namespace fw {
-namespace {
-
-constexpr size_t kAlign = 64;
-
-}  // namespace
-
-void Arena::AlignedFree::operator()(std::byte* p) const { std::free(p); }
 
 void* Arena::alloc_bytes(size_t bytes) {
-  bytes = (std::max<size_t>(bytes, 1) + kAlign - 1) / kAlign * kAlign;
+  const size_t alignment = device_->alignment();
+  bytes = (std::max<size_t>(bytes, 1) + alignment - 1) / alignment * alignment;
   while (current_ < blocks_.size() && blocks_[current_].used + bytes > blocks_[current_].bytes) {
     // The next block is reused if it is large enough; otherwise it is passed over until the arena is rewound.
     if (current_ + 1 == blocks_.size()) break;
@@ -23,9 +14,7 @@ void* Arena::alloc_bytes(size_t bytes) {
   }
   if (current_ >= blocks_.size() || blocks_[current_].used + bytes > blocks_[current_].bytes) {
     const size_t size = std::max(block_bytes_, bytes);
-    void* p = std::aligned_alloc(kAlign, size);
-    if (p == nullptr) throw std::bad_alloc();
-    blocks_.push_back({std::unique_ptr<std::byte, AlignedFree>(static_cast<std::byte*>(p)), size, 0});
+    blocks_.push_back({std::unique_ptr<std::byte, Release>(static_cast<std::byte*>(device_->allocate(size)), Release{device_}), size, 0});
     current_ = blocks_.size() - 1;
   }
   Block& block = blocks_[current_];
@@ -36,7 +25,7 @@ void* Arena::alloc_bytes(size_t bytes) {
 
 void* Arena::zeroed_bytes(size_t bytes) {
   void* p = alloc_bytes(bytes);
-  std::memset(p, 0, bytes);
+  device_->fill(p, 0, bytes);
   return p;
 }
 

@@ -1,5 +1,6 @@
-// Arena: 64-byte aligned scratch memory that grows by blocks and is released as a whole or back to a mark. Contexts of
-// a forward pass live here until the backward pass has used them. Not thread safe: one per thread or per model.
+// Arena: scratch memory of a device, aligned as the device wants it (host: 64 bytes, CUDA: 256), that grows by blocks and is released as
+// a whole or back to a mark. A model has two: one of its device for activations, which live there until the backward pass has used
+// them, and one of the host for the contexts that say where they lie. Not thread safe: one per thread or per model.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,8 @@
 #include <memory>
 #include <type_traits>
 #include <vector>
+
+#include "base/device.h"
 
 namespace fw {
 
@@ -17,7 +20,10 @@ class Arena {
     size_t used = 0;
   };
 
-  explicit Arena(size_t block_bytes = size_t{4} << 20) : block_bytes_(block_bytes) {}
+  static constexpr size_t kBlockBytes = size_t{4} << 20;
+
+  explicit Arena(size_t block_bytes = kBlockBytes) : Arena(host_device(), block_bytes) {}
+  explicit Arena(Device& device, size_t block_bytes = kBlockBytes) : device_(&device), block_bytes_(block_bytes) {}
 
   // Memory for n values, not initialised; valid until release() or a rewind() to an earlier mark.
   template <class T>
@@ -38,11 +44,12 @@ class Arena {
   size_t reserved_bytes() const;
 
  private:
-  struct AlignedFree {
-    void operator()(std::byte* p) const;
+  struct Release {
+    Device* device;
+    void operator()(std::byte* p) const { device->release(p); }
   };
   struct Block {
-    std::unique_ptr<std::byte, AlignedFree> data;
+    std::unique_ptr<std::byte, Release> data;
     size_t bytes = 0;
     size_t used = 0;
   };
@@ -50,6 +57,7 @@ class Arena {
   void* alloc_bytes(size_t bytes);
   void* zeroed_bytes(size_t bytes);
 
+  Device* device_;
   size_t block_bytes_;
   size_t current_ = 0;
   std::vector<Block> blocks_;

@@ -1,6 +1,7 @@
-// Memory and time of the CUDA device, for programs that call the C header with device pointers: tests, selftest, bench. One of
-// device/cuda.cpp (a build with CUDA), device/none.cpp (without: each call throws DeviceError) and device/emulated.cpp, where device
-// memory is host memory, is linked.
+// Devices. `Device` is what everything above the operations knows of one: its memory and the order of its work. The host is one; the
+// CUDA device is the other, and one of device/cuda.cpp (a build with CUDA), device/none.cpp (without: each call throws DeviceError)
+// and device/emulated.cpp (kernels run on the CPU) is linked for it. Below, for programs that call the C header with device
+// pointers (tests, selftest, bench): its name, plain memory and times.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,38 @@
 #include <string>
 #include <vector>
 
+#include "fastweight/fastweight.h"
+
 namespace fw {
+
+// Calls of one device come from one thread at a time and are done in order: what is queued later sees what was queued before.
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual fw_device kind() const = 0;
+  // Of allocations, and of what an arena gives.
+  virtual size_t alignment() const = 0;
+  // Whether the host may read and write the memory itself, between calls.
+  virtual bool host_memory() const = 0;
+  // What kernels are queued on (a cudaStream_t); null on the host.
+  virtual void* stream() const { return nullptr; }
+
+  // bytes > 0, not initialised. Throws std::bad_alloc.
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void release(void* memory) noexcept = 0;
+  // `from` may change once the call has returned.
+  virtual void from_host(void* to, const void* from, size_t bytes) = 0;
+  // `to` is filled when the call returns: waits for what is queued.
+  virtual void to_host(void* to, const void* from, size_t bytes) = 0;
+  virtual void copy(void* to, const void* from, size_t bytes) = 0;
+  virtual void fill(void* to, int byte, size_t bytes) = 0;
+  // Waits for all work; throws Error(kInternal) if any of it failed.
+  virtual void synchronise() = 0;
+};
+
+Device& host_device();
+// The calling thread's current CUDA device. Throws DeviceError saying why there is none.
+Device& cuda_device();
 
 struct DeviceInfo {
   std::string name;  // "NVIDIA H200"

@@ -10,6 +10,7 @@
 #include "nn/block.h"
 #include "nn/head.h"
 #include "nn/observer.h"
+#include "ops/backend.h"
 
 namespace fw {
 namespace {
@@ -19,21 +20,19 @@ const ModelConfig& validated(const ModelConfig& config) {
   return config;
 }
 
-template <class T>
-const int64_t* positions_of(const ModelState<T>* state) {
-  return state == nullptr ? nullptr : state->positions().data();
-}
-
 }  // namespace
 
 template <class T>
 struct LanguageModel<T>::Impl {
-  explicit Impl(const ModelConfig& c)
+  Impl(const ModelConfig& c, Device& device)
       : config(validated(c)),
         embedding("model.embeddings.weight", c.vocab_size, c.hidden_size, params),
         blocks(make_blocks(c, params)),
-        head("model.norm.weight", "lm_head.weight", c.tie_word_embeddings ? embedding.index() : -1, c.vocab_size, c.hidden_size, c.norm_eps, params) {
-    params.allocate();
+        head("model.norm.weight", "lm_head.weight", c.tie_word_embeddings ? embedding.index() : -1, c.vocab_size, c.hidden_size, c.norm_eps, params),
+        sums(device, 1),
+        arena(device, kArenaBlock),
+        exec{ops_of<T>(device), device, arena, contexts_arena} {
+    params.allocate(device);
     contexts.resize(blocks.size());
   }
 
@@ -64,24 +63,38 @@ struct LanguageModel<T>::Impl {
     }
   }
 
-  // An empty arena. One that is about to grow starts anew, so that memory is that of the largest pass and not the sum of
+  // Begins with an empty arena. One that is about to grow starts anew, so that memory is that of the largest pass and not the sum of
   // all sizes there were.
-  Pass<T> begin(const PassLayout& layout, bool keep) {
-    const int64_t extent = layout.host.tokens() * (keep ? config.num_hidden_layers : 1);
+  Pass<T> begin(const SeqLayout& layout, const ModelState<T>* state, bool keep) {
+    const int64_t extent = layout.tokens() * (keep ? config.num_hidden_layers : 1);
     if (extent > largest) {
-      arena = Arena(kArenaBlock);
+      arena = Arena(exec.device, kArenaBlock);
       largest = extent;
     }
     arena.release();
-    return Pass<T>{params, layout, exec, keep, form, observer};
+    contexts_arena.release();
+    const int64_t* positions = state == nullptr ? nullptr : upload(std::span<const int64_t>(state->positions()));
+    return Pass<T>{params, PassLayout(layout, upload(std::span<const int64_t>(layout.offsets())), positions), exec, keep, form, observer};
+  }
+
+  // What the host knows of a pass goes to the device once.
+  template <class Value>
+  const Value* upload(std::span<const Value> values) {
+    Value* to = arena.alloc<Value>(static_cast<int64_t>(values.size()));
+    exec.device.from_host(to, values.data(), values.size_bytes());
+    return to;
+  }
+  // Rows of the device's become rows of the caller's, which is host memory.
+  void download(Mat<const T> from, Mat<T> to) {
+    for (int64_t r = 0; r < from.rows; ++r) exec.device.to_host(to.row(r), from.row(r), sizeof(T) * static_cast<size_t>(from.cols));
   }
 
   // The residual stream after all blocks.
-  Residual<T> run(const Pass<T>& pass, std::span<const int32_t> ids, ModelState<T>* state) {
+  Residual<T> run(const Pass<T>& pass, const int32_t* ids, ModelState<T>* state) {
     Residual<T> residual;
     residual.x = new_matrix<T>(arena, pass.layout.host.tokens(), config.hidden_size);
     if (!pass.keep) residual.delta = new_matrix<T>(arena, pass.layout.host.tokens(), config.hidden_size);
-    embedding.forward(pass, ids.data(), residual.x);
+    embedding.forward(pass, ids, residual.x);
     if (state != nullptr) state->prepare(pass.layout.host);
     for (size_t i = 0; i < blocks.size(); ++i) {
       if (observer != nullptr) observer->begin_layer(static_cast<int64_t>(i));
@@ -98,15 +111,16 @@ struct LanguageModel<T>::Impl {
   std::vector<Block<T>> blocks;
   Head<T> head;
   std::vector<typename Block<T>::Context> contexts;
-  Arena arena{kArenaBlock};
+  Buffer<StepSums> sums;
+  Arena arena, contexts_arena;
   int64_t largest = 0;
-  Exec<T> exec{host_ops<T>(), arena};
+  Exec<T> exec;
   fw_form form = FW_FORM_AUTO;
   PassObserver<T>* observer = nullptr;
 };
 
 template <class T>
-LanguageModel<T>::LanguageModel(const ModelConfig& config) : impl_(std::make_unique<Impl>(config)) {}
+LanguageModel<T>::LanguageModel(const ModelConfig& config, Device& device) : impl_(std::make_unique<Impl>(config, device)) {}
 template <class T>
 LanguageModel<T>::~LanguageModel() = default;
 template <class T>
@@ -133,6 +147,11 @@ const Params<T>& LanguageModel<T>::params() const {
 }
 
 template <class T>
+const Exec<T>& LanguageModel<T>::exec() const {
+  return impl_->exec;
+}
+
+template <class T>
 void LanguageModel<T>::set_precision(Precision precision) {
   if (precision == Precision::kBf16 && std::is_same_v<T, double>) fail_usage("precision: bf16 matrix products need a float model, got double");
   impl_->exec.precision = precision;
@@ -155,12 +174,12 @@ std::string LanguageModel<T>::hash() const {
   for (const ParamSpec& spec : impl_->params.specs()) {
     sum.add(spec.name);
     for (int64_t s : spec.shape) sum.add(fmt::format("[{}]", s));
-    const T* values = impl_->params.values().data() + spec.offset;
+    const HostView<T> view = impl_->params.host_values(spec);
     if constexpr (std::is_same_v<T, float>) {
-      sum.add(std::as_bytes(std::span(values, static_cast<size_t>(spec.size()))));
+      sum.add(std::as_bytes(view.span()));
     } else {
-      buffer.resize(static_cast<size_t>(spec.size()));
-      std::transform(values, values + spec.size(), buffer.begin(), [](T x) { return static_cast<float>(x); });
+      buffer.resize(view.span().size());
+      std::transform(view.span().begin(), view.span().end(), buffer.begin(), [](T x) { return static_cast<float>(x); });
       sum.add(std::as_bytes(std::span<const float>(buffer)));
     }
   }
@@ -168,25 +187,50 @@ std::string LanguageModel<T>::hash() const {
 }
 
 template <class T>
-LossSum LanguageModel<T>::forward_backward(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, double grad_scale,
-                                           ModelState<T>* state) {
+void LanguageModel<T>::begin_step() {
+  impl_->params.zero_grads();
+  impl_->sums.zero();
+}
+
+template <class T>
+StepSums* LanguageModel<T>::step_sums() {
+  return impl_->sums.data();
+}
+
+template <class T>
+StepSums LanguageModel<T>::read_sums() const {
+  StepSums sums;
+  impl_->sums.read(0, {&sums, 1});
+  return sums;
+}
+
+template <class T>
+void LanguageModel<T>::accumulate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, double grad_scale,
+                                  ModelState<T>* state) {
   Impl& m = *impl_;
   m.check(ids, layout, state);
   m.check_targets(ids, targets);
   if (!m.params.has_grads()) m.params.zero_grads();
-  if (ids.empty()) return {};
-  const PassLayout pass_layout(layout, positions_of(state));
-  const Pass<T> pass = m.begin(pass_layout, true);
-  Residual<T> residual = m.run(pass, ids, state);
+  if (ids.empty()) return;
+  const Pass<T> pass = m.begin(layout, state, true);
+  const int32_t* device_ids = m.upload(ids);
+  const int32_t* device_targets = m.upload(targets);
+  Residual<T> residual = m.run(pass, device_ids, state);
   const Mat<T> dx = new_matrix<T>(m.arena, layout.tokens(), m.config.hidden_size);
   const Arena::Mark mark = m.arena.mark();
-  LossSum sum;
-  m.head.loss_backward(pass, residual, targets.data(), static_cast<T>(grad_scale), dx, &sum);
+  m.head.loss_backward(pass, residual, device_targets, static_cast<T>(grad_scale), dx, &m.sums.data()->loss);
   m.arena.rewind(mark);
   for (size_t i = m.blocks.size(); i-- > 0;) m.blocks[i].backward(pass, m.contexts[i], dx);
-  m.embedding.backward(pass, ids.data(), dx);
+  m.embedding.backward(pass, device_ids, dx);
   if (state != nullptr) state->advance(layout);
-  return sum;
+}
+
+template <class T>
+LossSum LanguageModel<T>::forward_backward(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, double grad_scale,
+                                           ModelState<T>* state) {
+  impl_->sums.zero();
+  accumulate(ids, targets, layout, grad_scale, state);
+  return read_sums().loss;
 }
 
 template <class T>
@@ -195,13 +239,15 @@ LossSum LanguageModel<T>::evaluate(std::span<const int32_t> ids, std::span<const
   m.check(ids, layout, state);
   m.check_targets(ids, targets);
   if (ids.empty()) return {};
-  const PassLayout pass_layout(layout, positions_of(state));
-  const Pass<T> pass = m.begin(pass_layout, false);
-  Residual<T> residual = m.run(pass, ids, state);
+  const Pass<T> pass = m.begin(layout, state, false);
+  const int32_t* device_targets = m.upload(targets);
+  Residual<T> residual = m.run(pass, m.upload(ids), state);
   if (state != nullptr) state->advance(layout);
-  LossSum sum;
-  m.head.loss(pass, residual, targets.data(), nll, &sum);
-  return sum;
+  m.sums.zero();
+  T* device_nll = nll == nullptr ? nullptr : m.arena.template alloc<T>(layout.tokens());
+  m.head.loss(pass, residual, device_targets, device_nll, &m.sums.data()->loss);
+  if (nll != nullptr) m.exec.device.to_host(nll, device_nll, sizeof(T) * ids.size());
+  return read_sums().loss;
 }
 
 template <class T>
@@ -215,9 +261,8 @@ void LanguageModel<T>::forward_last(std::span<const int32_t> ids, const SeqLayou
     if (layout.length(n) < 1) fail_usage("layout: expected at least one token in every sequence, got none in sequence {}", n);
   }
   if (ids.empty()) return;
-  const PassLayout pass_layout(layout, state.positions().data());
-  const Pass<T> pass = m.begin(pass_layout, false);
-  const Residual<T> all = m.run(pass, ids, &state);
+  const Pass<T> pass = m.begin(layout, &state, false);
+  const Residual<T> all = m.run(pass, m.upload(ids), &state);
   state.advance(layout);
   Residual<T> last;
   last.pending = all.pending;
@@ -225,7 +270,9 @@ void LanguageModel<T>::forward_last(std::span<const int32_t> ids, const SeqLayou
   last.delta = new_matrix<T>(m.arena, layout.count(), m.config.hidden_size);
   m.exec.last_rows(all.x, pass.layout, last.x);
   m.exec.last_rows(all.delta, pass.layout, last.delta);
-  m.head.logits(pass, last, logits);
+  const Mat<T> rows = new_matrix<T>(m.arena, logits.rows, logits.cols);
+  m.head.logits(pass, last, rows);
+  m.download(rows, logits);
 }
 
 template <class T>
@@ -236,11 +283,12 @@ void LanguageModel<T>::forward_all(std::span<const int32_t> ids, const SeqLayout
     fail_usage("logits: expected [{}, {}], got [{}, {}]", layout.tokens(), m.config.vocab_size, logits.rows, logits.cols);
   }
   if (ids.empty()) return;
-  const PassLayout pass_layout(layout, positions_of(state));
-  const Pass<T> pass = m.begin(pass_layout, false);
-  Residual<T> residual = m.run(pass, ids, state);
+  const Pass<T> pass = m.begin(layout, state, false);
+  Residual<T> residual = m.run(pass, m.upload(ids), state);
   if (state != nullptr) state->advance(layout);
-  m.head.logits(pass, residual, logits);
+  const Mat<T> rows = new_matrix<T>(m.arena, logits.rows, logits.cols);
+  m.head.logits(pass, residual, rows);
+  m.download(rows, logits);
 }
 
 template <class T>

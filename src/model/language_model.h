@@ -11,7 +11,7 @@
 #include "model/config.h"
 #include "model/state.h"
 #include "nn/params.h"
-#include "ops/ops.h"
+#include "ops/exec.h"
 
 namespace fw {
 
@@ -21,7 +21,8 @@ class PassObserver;  // nn/observer.h
 template <class T>
 class LanguageModel {
  public:
-  explicit LanguageModel(const ModelConfig& config);  // validates; parameters allocated, not initialised
+  // Validates; parameters allocated on the device, where everything is computed, and not initialised.
+  explicit LanguageModel(const ModelConfig& config, Device& device = host_device());
   ~LanguageModel();
   LanguageModel(LanguageModel&&) noexcept;
 
@@ -29,6 +30,7 @@ class LanguageModel {
   void set_peer(const std::string& peer);  // ModelConfig::peer, which nothing here computes with
   Params<T>& params();
   const Params<T>& params() const;
+  const Exec<T>& exec() const;  // what its operations run in
   void init(Random& random) { params().init(random); }
   void set_precision(Precision precision);  // of the matrix products outside the recurrence
   void set_form(fw_form form);              // of the recurrence; FW_FORM_AUTO at first
@@ -41,6 +43,13 @@ class LanguageModel {
   // ones; gradients do not flow through it.
   LossSum forward_backward(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, double grad_scale,
                            ModelState<T>* state = nullptr);
+
+  // The same in parts, for several passes whose sums the host reads once: begin_step() zeroes gradients and sums, accumulate() is
+  // forward_backward() that leaves its loss in the sums, step_sums() is where they lie in device memory, read_sums() waits for them.
+  void begin_step();
+  void accumulate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, double grad_scale, ModelState<T>* state = nullptr);
+  StepSums* step_sums();
+  StepSums read_sums() const;
 
   // Loss only; nll (per position, [T]) may be null.
   LossSum evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, ModelState<T>* state = nullptr, T* nll = nullptr);

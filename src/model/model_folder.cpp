@@ -145,10 +145,6 @@ class TensorWriter {
   std::deque<std::vector<uint16_t>> halves_;
 };
 
-std::span<const float> values_of(const Params<float>& params, const ParamSpec& spec) {
-  return params.values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size()));
-}
-
 }  // namespace
 
 template <class T>
@@ -157,17 +153,17 @@ void save_model(const std::string& folder, const LanguageModel<T>& model) {
   SafetensorsWriter writer;
   writer.set_metadata("format", "pt");
   const Params<T>& params = model.params();
-  std::vector<float> converted;
-  std::span<const float> values;
-  if constexpr (std::is_same_v<T, float>) {
-    values = params.values();
-  } else {
-    converted.resize(static_cast<size_t>(params.size()));
-    std::transform(params.values().begin(), params.values().end(), converted.begin(), [](T x) { return static_cast<float>(x); });
-    values = converted;
-  }
+  std::deque<HostView<T>> views;  // and what they are in float32 live until the file is written
+  std::deque<std::vector<float>> converted;
   for (const ParamSpec& spec : params.specs()) {
-    writer.add<float>(spec.name, spec.shape, values.subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size())));
+    const std::span<const T> values = views.emplace_back(params.host_values(spec)).span();
+    if constexpr (std::is_same_v<T, float>) {
+      writer.add<float>(spec.name, spec.shape, values);
+    } else {
+      std::vector<float>& rounded = converted.emplace_back(values.size());
+      std::transform(values.begin(), values.end(), rounded.begin(), [](T x) { return static_cast<float>(x); });
+      writer.add<float>(spec.name, spec.shape, rounded);
+    }
   }
   writer.write(folder + "/model.safetensors");
   write_file_atomic(folder + "/config.json", config_to_json(model.config()).dump(2) + "\n");
@@ -178,10 +174,11 @@ bool is_peer_folder(const std::string& folder) { return is_peer_config(read_json
 void export_model(const std::string& folder, const LanguageModel<float>& model) {
   const Json config = config_to_peer(model.config());
   TensorWriter writer;
+  std::deque<HostView<float>> views;
   for (const ParamSpec& spec : model.params().specs()) {
     const std::string name = peer_parameter_name(config, spec.name);
     const auto [dtype, shape] = as_it_was(model.config(), name, spec);
-    writer.add(name, dtype, shape, values_of(model.params(), spec));
+    writer.add(name, dtype, shape, views.emplace_back(model.params().host_values(spec)).span());
   }
   make_folders(folder);
   writer.write(folder + "/model.safetensors");
@@ -210,10 +207,12 @@ LanguageModel<T> load_model(const std::string& folder) {
     fail_usage("'{}': unexpected tensor '{}': the configuration beside it has no such parameter{}", path, name,
                near.empty() ? "" : fmt::format(" (nearest: '{}')", near));
   }
+  std::vector<T> values;
   for (size_t i = 0; i < names.size(); ++i) {
     const ParamSpec& spec = params.specs()[i];
-    reader.read<T>(names[i], shape_in_file(source, reader, names[i], spec.shape),
-                   params.values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size())));
+    values.resize(static_cast<size_t>(spec.size()));
+    reader.read<T>(names[i], shape_in_file(source, reader, names[i], spec.shape), values);
+    params.write_values(spec, values);
   }
   if (!source.peer.is_null()) {
     remember_tensors(source.config, source, reader, params.specs(), path);

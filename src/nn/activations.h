@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "base/arena.h"
 #include "base/mat.h"
+#include "ops/exec.h"
 
 namespace fw {
 
@@ -16,12 +16,12 @@ Mat<T> new_matrix(Arena& arena, int64_t rows, int64_t cols) {
   return {arena.alloc<T>(rows * stride), rows, cols, stride};
 }
 
-// A copy that lives in the arena; null stays null.
+// A copy of device memory that lives in the arena; null stays null.
 template <class T>
-T* new_copy(Arena& arena, const T* from, int64_t n) {
+T* new_copy(const Exec<T>& exec, const T* from, int64_t n) {
   if (from == nullptr) return nullptr;
-  T* to = arena.alloc<T>(n);
-  std::memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
+  T* to = exec.arena.template alloc<T>(n);
+  exec.device.copy(to, from, static_cast<size_t>(n) * sizeof(T));
   return to;
 }
 

@@ -1,6 +1,6 @@
 // What a block asks of a mixer, whichever it is: y = mixer(x) over packed sequences, forward and backward.
-// A forward pass that keeps contexts puts everything its backward needs into the arena; a pass that keeps nothing uses
-// the arena as scratch, and the caller rewinds it.
+// A forward pass that keeps contexts puts everything its backward needs into the arena, and a context that says where into the host's;
+// a pass that keeps nothing uses the arena as scratch, and the caller rewinds it.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct Pass {
   PassObserver<T>* observer = nullptr;  // sees every recurrence
 };
 
-// The base of a mixer's own context, which lives in the arena.
+// The base of a mixer's own context, which lives in exec.contexts.
 struct MixerContext {};
 
 template <class T>

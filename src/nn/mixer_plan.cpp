@@ -54,14 +54,17 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
     if (p->used()) stack.push_back(p);
   }
   std::sort(stack.begin(), stack.end(), [](const Projection* a, const Projection* b) { return a->begin < b->begin; });
-  for (const Projection* p : stack) matrix(p->name, p->size, d);
+  for (const Projection* p : stack) {
+    matrix(p->name, p->size, d);
+    list.back().continues = p->begin > 0;
+  }
 
   // The convolutions likewise: one [2 H K + HV V, W] weight.
   if (spec.conv_size > 0) {
     const Initialiser init = uniform_init(1.0 / std::sqrt(static_cast<double>(spec.conv_size)));
     list.push_back({prefix + "q_conv1d.weight", {spec.key_size(), 1, spec.conv_size}, init, true});
-    list.push_back({prefix + "k_conv1d.weight", {spec.key_size(), 1, spec.conv_size}, init, true});
-    list.push_back({prefix + "v_conv1d.weight", {spec.value_size(), 1, spec.conv_size}, init, true});
+    list.push_back({prefix + "k_conv1d.weight", {spec.key_size(), 1, spec.conv_size}, init, true, true});
+    list.push_back({prefix + "v_conv1d.weight", {spec.value_size(), 1, spec.conv_size}, init, true, true});
   }
 
   const double a_low = rule.decay == Decay::kChannel ? 1.0 : 0.0;

@@ -7,7 +7,7 @@ std::vector<ParamSpec> mlp_parameters(const MlpSpec& spec, const std::string& pr
   const int64_t d = spec.hidden, m = spec.size;
   return {
       {prefix + "gate_proj.weight", {m, d}, projection_init(spec.init, m, d), true},
-      {prefix + "up_proj.weight", {m, d}, projection_init(spec.init, m, d), true},
+      {prefix + "up_proj.weight", {m, d}, projection_init(spec.init, m, d), true, true},
       {prefix + "down_proj.weight", {d, m}, projection_init(spec.init, d, m), true},
   };
 }

@@ -5,6 +5,13 @@
 #include "base/error.h"
 
 namespace fw {
+namespace {
+
+constexpr int64_t kAlignBytes = 64;
+// Large enough that a task costs more than its start, small enough that two threads end together.
+constexpr int64_t kPiece = 16384;
+
+}  // namespace
 
 int64_t ParamSpec::size() const {
   int64_t n = 1;
@@ -14,35 +21,58 @@ int64_t ParamSpec::size() const {
 
 template <class T>
 int Params<T>::declare(ParamSpec spec) {
-  if (allocated_) fail_internal("parameter '{}': declared after the parameters were allocated", spec.name);
+  if (device_ != nullptr) fail_internal("parameter '{}': declared after the parameters were allocated", spec.name);
   if (!names_.insert(spec.name).second) fail_internal("parameter '{}': declared twice", spec.name);
-  spec.offset = total_;
-  total_ += spec.size();
+  constexpr int64_t kAlign = kAlignBytes / static_cast<int64_t>(sizeof(T));
+  spec.offset = spec.continues ? extent_ : (extent_ + kAlign - 1) / kAlign * kAlign;
+  size_ += spec.size();
+  extent_ = spec.offset + spec.size();
   specs_.push_back(std::move(spec));
   return static_cast<int>(specs_.size()) - 1;
 }
 
 template <class T>
-void Params<T>::allocate() {
-  values_.assign(static_cast<size_t>(total_), T(0));
-  allocated_ = true;
+void Params<T>::allocate(Device& device) {
+  device_ = &device;
+  values_ = like();
+  std::vector<ParamPiece> pieces;
+  for (const ParamSpec& spec : specs_) {
+    for (int64_t begin = 0; begin < spec.size(); begin += kPiece) {
+      pieces.push_back({spec.offset + begin, static_cast<int32_t>(std::min(kPiece, spec.size() - begin)), spec.weight_decay ? 1 : 0});
+    }
+  }
+  pieces_ = Buffer<ParamPiece>(device, static_cast<int64_t>(pieces.size()));
+  pieces_.write(0, pieces);
 }
 
 template <class T>
 void Params<T>::init(Random& random) {
-  if (!allocated_) fail_internal("parameters: init() before allocate()");
+  if (device_ == nullptr) fail_internal("parameters: init() before allocate()");
   std::vector<double> buffer;
-  for (size_t i = 0; i < specs_.size(); ++i) {
-    const ParamSpec& spec = specs_[i];
+  std::vector<T> values;
+  for (const ParamSpec& spec : specs_) {
     buffer.assign(static_cast<size_t>(spec.size()), 0.0);
     spec.init(buffer, random);
-    std::transform(buffer.begin(), buffer.end(), value(static_cast<int>(i)), [](double x) { return static_cast<T>(x); });
+    values.resize(buffer.size());
+    std::transform(buffer.begin(), buffer.end(), values.begin(), [](double x) { return static_cast<T>(x); });
+    write_values(spec, values);
   }
 }
 
 template <class T>
 void Params<T>::zero_grads() {
-  grads_.assign(static_cast<size_t>(total_), T(0));
+  if (grads_.size() == extent_) return grads_.zero();
+  grads_ = like();
+}
+
+template <class T>
+int Params<T>::checked(int first, int64_t count) const {
+  size_t next = static_cast<size_t>(first);
+  int64_t found = specs_[next].size();
+  while (found < count && ++next < specs_.size() && specs_[next].continues) found += specs_[next].size();
+  if (found < count)
+    fail_internal("parameter '{}': {} values lie in a row from it on, a matrix of {} was asked for", specs_[static_cast<size_t>(first)].name, found, count);
+  return first;
 }
 
 template class Params<float>;

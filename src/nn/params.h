@@ -1,6 +1,6 @@
 // Parameters: one declaration each (name, shape, initialisation, weight decay or not), values and gradients in two flat
-// buffers in order of declaration, so that weights declared one after the other with the same columns are also one
-// taller matrix (the mixer's projections run as one product).
+// buffers of a device in order of declaration. Each begins at a multiple of 64 bytes, with zeros before it that nobody writes, but one
+// that `continues` the parameter before it: those are also one taller matrix (the mixer's projections run as one product).
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,10 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/mat.h"
 #include "base/random.h"
+#include "ops/ops.h"
 
 namespace fw {
 
@@ -21,7 +23,8 @@ struct ParamSpec {
   // Fills `values` (double, shape order) when a model is initialised.
   std::function<void(std::span<double> values, Random& random)> init;
   bool weight_decay = false;
-  int64_t offset = 0;  // elements from the start of the flat buffers, set by declare()
+  bool continues = false;  // lies right behind the one declared before it
+  int64_t offset = 0;      // elements from the start of the flat buffers, set by declare()
   int64_t size() const;
 };
 
@@ -30,32 +33,46 @@ class Params {
  public:
   // Returns the index. Throws Error(kInternal) for a repeated name or after allocate().
   int declare(ParamSpec spec);
-  void allocate();
+  void allocate(Device& device = host_device());
   void init(Random& random);  // every parameter in order of declaration
 
   const std::vector<ParamSpec>& specs() const { return specs_; }
-  int64_t size() const { return total_; }
-  T* value(int index) { return values_.data() + specs_[static_cast<size_t>(index)].offset; }
+  int64_t size() const { return size_; }  // values of all parameters
+  Device& device() const { return *device_; }
+
+  // Device memory. The flat buffers are longer than size() by the gaps between parameters.
   const T* value(int index) const { return values_.data() + specs_[static_cast<size_t>(index)].offset; }
   T* grad(int index) { return grads_.data() + specs_[static_cast<size_t>(index)].offset; }
-  std::span<T> values() { return values_; }
-  std::span<const T> values() const { return values_; }
-  std::span<T> grads() { return grads_; }
-  std::span<const T> grads() const { return grads_; }
-  bool has_grads() const { return allocated_ && static_cast<int64_t>(grads_.size()) == total_; }
-  void zero_grads();
+  std::span<T> values() { return values_.span(); }
+  std::span<const T> values() const { return values_.span(); }
+  std::span<T> grads() { return grads_.span(); }
+  std::span<const T> grads() const { return grads_.span(); }
+  bool has_grads() const { return grads_.size() > 0 || (device_ != nullptr && size_ == 0); }
+  void zero_grads();  // the first allocates them: inference never pays for it
+  // A buffer as long as the flat ones and laid out like them, zero.
+  Buffer<T> like() const { return Buffer<T>(*device_, extent_); }
+  // The parameters in pieces, for what runs over all of them (ops.def, optimiser).
+  ParamPieces pieces() const { return {pieces_.data(), pieces_.size()}; }
 
-  // The weights declared from `first` on, `rows` rows of `cols` columns together, as one matrix.
-  Mat<const T> matrix(int first, int64_t rows, int64_t cols) const { return {value(first), rows, cols}; }
-  Mat<T> grad_matrix(int first, int64_t rows, int64_t cols) { return {grad(first), rows, cols}; }
+  // The parameters as the host sees them.
+  HostView<T> host_values(const ParamSpec& spec) const { return values_.host(spec.offset, spec.size()); }
+  HostView<T> host_grads(const ParamSpec& spec) const { return grads_.host(spec.offset, spec.size()); }
+  void write_values(const ParamSpec& spec, std::span<const T> values) { values_.write(spec.offset, values); }
+
+  // The weights declared from `first` on, `rows` rows of `cols` columns together, as one matrix. Throws Error(kInternal) unless each
+  // continues the one before.
+  Mat<const T> matrix(int first, int64_t rows, int64_t cols) const { return {value(checked(first, rows * cols)), rows, cols}; }
+  Mat<T> grad_matrix(int first, int64_t rows, int64_t cols) { return {grad(checked(first, rows * cols)), rows, cols}; }
 
  private:
+  int checked(int first, int64_t count) const;
+
   std::vector<ParamSpec> specs_;
   std::unordered_set<std::string> names_;
-  int64_t total_ = 0;
-  bool allocated_ = false;
-  std::vector<T> values_;
-  std::vector<T> grads_;  // allocated by the first zero_grads(): inference never pays for it
+  int64_t size_ = 0, extent_ = 0;
+  Device* device_ = nullptr;  // once allocated
+  Buffer<T> values_, grads_;
+  Buffer<ParamPiece> pieces_;
 };
 
 }  // namespace fw

@@ -127,7 +127,7 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     c.rule.g = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
     gain_->log_decay(pass, c.gain, c.rule.g);
   }
-  if (spec_.rule.uses_precond() && index_.atk_center >= 0) c.rule.precond_center = pass.params.value(index_.atk_center);
+  if (spec_.rule.uses_precond() && index_.atk_center >= 0) c.rule.precond_center = const_cast<T*>(params.value(index_.atk_center));  // an input, only read
   if (spec_.rule.uses_precond() && spec_.tied_precond) {
     c.rule.precond_g = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
     c.rule.precond_beta = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
@@ -155,7 +155,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   const Params<T>& params = pass.params;
   Arena& arena = pass.exec.arena;
   const int64_t tokens = x.rows, sequences = pass.layout.host.count();
-  Context* kept = pass.keep ? new (arena.alloc<Context>(1)) Context() : nullptr;
+  Context* kept = pass.keep ? new (pass.exec.contexts.template alloc<Context>(1)) Context() : nullptr;
   Context local;
   Context& c = kept != nullptr ? *kept : local;
   c.x = x;
@@ -166,7 +166,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   if (spec_.conv_size > 0) {
     // Backward needs the tail as it was.
     T* tail = state.data(state_.tail);
-    c.tail = pass.keep ? new_copy(arena, tail, sequences * (spec_.conv_size - 1) * spec_.conv_channels()) : tail;
+    c.tail = pass.keep ? new_copy(pass.exec, tail, sequences * (spec_.conv_size - 1) * spec_.conv_channels()) : tail;
     const Mat<T> raw = c.qkv;
     c.qkv = new_matrix<T>(arena, tokens, spec_.conv_channels());
     pass.exec.short_conv_forward(raw, params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, tail, c.qkv);
@@ -180,8 +180,8 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   const Recurrence<T> recurrence(spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form);
   const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
   T *s = state.data(state_.s), *a = state.data(state_.a);
-  c.rule.s = copy_state ? new_copy(arena, s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : s;
-  c.rule.a = copy_state ? new_copy(arena, a, sequences * spec_.heads * spec_.key_dim) : a;
+  c.rule.s = copy_state ? new_copy(pass.exec, s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : s;
+  c.rule.a = copy_state ? new_copy(pass.exec, a, sequences * spec_.heads * spec_.key_dim) : a;
   if (pass.keep && recurrence.saved_bytes() > 0) c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
   c.o = new_matrix<T>(arena, tokens, spec_.value_size());
   recurrence.forward(c.rule, c.o, s, a, c.saved, arena);

@@ -1,10 +1,11 @@
-// The context that operations run in: which backend, which memory, which precision. Chosen once, where a model is made; nothing above
-// asks which device it is. exec.rmsnorm_forward(...) is the backend's rmsnorm_forward (ops.def has all of them).
+// The context that operations run in: which device and which of its memory, which functions, which precision. Chosen once, where a
+// model is made; nothing above asks which device it is. exec.rmsnorm_forward(...) is the backend's rmsnorm_forward (ops.def has all).
 #pragma once
 
 #include <utility>
 
 #include "base/arena.h"
+#include "base/device.h"
 #include "ops/ops.h"
 
 namespace fw {
@@ -12,8 +13,11 @@ namespace fw {
 template <class T>
 struct Exec {
   const Ops<T>& ops;
-  Arena& arena;  // activations, and scratch of operations, which give it back
+  Device& device;
+  Arena& arena;     // device memory: activations, and scratch of operations, which give it back
+  Arena& contexts;  // host memory: where a forward pass says what its backward needs
   Precision precision = Precision::kNative;
+  void* libraries = nullptr;  // a backend's handles of libraries
 
 #define FW_OP(name, args)                              \
   template <class... Args>                             \

@@ -53,6 +53,7 @@ struct PassLayout {
   const int64_t* positions = nullptr;                                   // [N]: tokens of each sequence before this pass; null: none
   PassLayout(const SeqLayout& layout, const int64_t* before = nullptr)  // NOLINT(google-explicit-constructor)
       : host(layout), offsets(layout.offsets().data()), positions(before) {}
+  PassLayout(const SeqLayout& layout, const int64_t* device_offsets, const int64_t* before) : host(layout), offsets(device_offsets), positions(before) {}
 };
 
 // Rows that tokens left behind, by their position in their sequence: sequence n has `per_sequence` pages of `rows` rows of `width`
@@ -85,6 +86,33 @@ struct AttentionShape {
 struct LossSum {
   double nll = 0;
   int64_t count = 0;
+};
+
+// What the passes of an optimiser step leave in device memory, for the host to read once.
+struct StepSums {
+  LossSum loss;
+  double square_norm = 0;  // of the gradients
+};
+
+// A piece of one parameter in the flat buffers of all. Pieces have a fixed size, so that sums over them have a fixed order.
+struct ParamPiece {
+  int64_t begin = 0;  // in elements
+  int32_t count = 0;
+  int32_t decay = 0;  // 1: weight decay applies
+};
+struct ParamPieces {
+  const ParamPiece* data = nullptr;
+  int64_t count = 0;
+};
+
+// The numbers of one AdamW update, the same for every element.
+template <class W>
+struct AdamWStep {
+  W beta1, one_minus_beta1, beta2, one_minus_beta2, eps;
+  W grad_scale;
+  W step;              // lr / (1 - beta1^t)
+  W inv_sqrt_debias2;  // 1 / sqrt(1 - beta2^t)
+  W decay;             // lr * weight_decay
 };
 
 template <class T>

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <deque>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -120,10 +121,10 @@ void write_trainer_json(const std::string& folder, const TrainerState& state) {
 
 void write_moments(const std::string& path, const LanguageModel<float>& model, const AdamW& optimizer) {
   SafetensorsWriter writer;
+  std::deque<HostView<float>> views;
   for (const ParamSpec& spec : model.params().specs()) {
-    const size_t begin = static_cast<size_t>(spec.offset), count = static_cast<size_t>(spec.size());
-    writer.add<float>("m." + spec.name, spec.shape, optimizer.first().subspan(begin, count));
-    writer.add<float>("v." + spec.name, spec.shape, optimizer.second().subspan(begin, count));
+    writer.add<float>("m." + spec.name, spec.shape, views.emplace_back(optimizer.first().host(spec.offset, spec.size())).span());
+    writer.add<float>("v." + spec.name, spec.shape, views.emplace_back(optimizer.second().host(spec.offset, spec.size())).span());
   }
   writer.write(path);
 }
@@ -239,16 +240,19 @@ void load_checkpoint(const std::string& path, const TrainerState& state, Languag
   if (loaded.params().size() != model.params().size()) {
     fail_usage("'{}': expected a model of {} parameters, got {}", path, model.params().size(), loaded.params().size());
   }
-  std::vector<float> first(optimizer.first().size()), second(optimizer.second().size());
+  Buffer<float> first = model.params().like(), second = model.params().like();
+  std::vector<float> values;
   for (const ParamSpec& spec : model.params().specs()) {
-    const size_t begin = static_cast<size_t>(spec.offset), count = static_cast<size_t>(spec.size());
-    reader.read<float>("m." + spec.name, spec.shape, std::span(first).subspan(begin, count));
-    reader.read<float>("v." + spec.name, spec.shape, std::span(second).subspan(begin, count));
+    values.resize(static_cast<size_t>(spec.size()));
+    reader.read<float>("m." + spec.name, spec.shape, values);
+    first.write(spec.offset, values);
+    reader.read<float>("v." + spec.name, spec.shape, values);
+    second.write(spec.offset, values);
   }
   // Nothing below can fail: model and optimiser change together or not at all.
-  std::copy(loaded.params().values().begin(), loaded.params().values().end(), model.params().values().begin());
-  std::copy(first.begin(), first.end(), optimizer.first().begin());
-  std::copy(second.begin(), second.end(), optimizer.second().begin());
+  for (const ParamSpec& spec : model.params().specs()) model.params().write_values(spec, loaded.params().host_values(spec).span());
+  optimizer.first() = std::move(first);
+  optimizer.second() = std::move(second);
   optimizer.set_updates(state.updates);
 }
 

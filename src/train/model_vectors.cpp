@@ -157,7 +157,7 @@ class ModelCheck {
       if (!io_.has(g.name)) continue;
       g.shape = io_.shape(g.name, spec.shape.size());
       g.expected = io_.numbers(g.name, spec.shape);
-      g.got = widened<T>(model.params().grads().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size())));
+      g.got = widened<T>(model.params().host_grads(spec).span());
       square += std::pow(euclidean_norm(g.expected), 2);
       list.push_back(std::move(g));
     }
@@ -203,8 +203,14 @@ class ModelCheck {
   // A model and the optimiser of the traces.
   template <class T>
   struct Training {
-    explicit Training(LanguageModel<T> loaded) : model(std::move(loaded)), optimizer({0.9, 0.95, 1e-8, 0.1}, model.params().specs(), model.params().size()) {}
+    explicit Training(LanguageModel<T> loaded) : model(std::move(loaded)), optimizer({0.9, 0.95, 1e-8, 0.1}, model.params()) {}
     StepResult step(const Batch& batch, double lr) { return train_step(model, optimizer, {&batch, 1}, lr, 1.0); }
+    void set_values(const Params<double>& from) {
+      for (size_t i = 0; i < from.specs().size(); ++i) {
+        const HostView<double> values = from.host_values(from.specs()[i]);
+        model.params().write_values(model.params().specs()[i], std::vector<T>(values.span().begin(), values.span().end()));
+      }
+    }
     LanguageModel<T> model;
     BasicAdamW<T> optimizer;
   };
@@ -232,7 +238,7 @@ class ModelCheck {
       const Batch batch = batch_of(std::span(ids).subspan(s * row, row), shape[1], shape[2]);
       double norm_at_exact_weights = 0;
       if (exact) {
-        std::copy(exact->model.params().values().begin(), exact->model.params().values().end(), follower->model.params().values().begin());
+        follower->set_values(exact->model.params());
         norm_at_exact_weights = follower->step(batch, lr[s]).norm;
         exact->step(batch, lr[s]);
       }

@@ -1,12 +1,11 @@
-// AdamW over the flat buffers of Params<T> (float trains; double is for checks against other programs), and the global norm of the gradients. Both run over
-// blocks of a fixed size, so that results do not depend on the number of threads.
+// AdamW over the flat buffers of Params (float trains; double is for checks against other programs), and the global norm of the
+// gradients: the moments and the count of updates; the arithmetic is the device's (ops.def).
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <vector>
 
 #include "nn/params.h"
+#include "ops/exec.h"
 
 namespace fw {
 
@@ -18,33 +17,28 @@ struct AdamWConfig {
 template <class T>
 class BasicAdamW {
  public:
-  // Moments zero. specs: of an allocated Params; only shapes, offsets and weight_decay are used.
-  BasicAdamW(const AdamWConfig& config, std::span<const ParamSpec> specs, int64_t size);
+  using W = Wide<T>;
 
-  // Euclidean norm of all gradients [size], summed in double. Not finite if any gradient is not.
-  double norm(std::span<const T> grads) const;
+  // Moments zero, on the device of the parameters, which are allocated.
+  BasicAdamW(const AdamWConfig& config, const Params<W>& params) : config_(config), first_(params.like()), second_(params.like()) {}
 
-  // One update, with g = grad_scale * grads, t = updates() + 1:
-  //   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,
-  //   values -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * values).
-  void update(std::span<T> values, std::span<const T> grads, double lr, double grad_scale);
+  // *sum (device memory) = the sum of squares of all gradients, in double. Not finite if any gradient is not.
+  void square_norm(const Exec<T>& exec, const Params<W>& params, double* sum) const;
+
+  // One update by grad_scale * gradients (ops.def has the formula).
+  void update(const Exec<T>& exec, Params<W>& params, double lr, double grad_scale);
 
   int64_t updates() const { return updates_; }
   void set_updates(int64_t updates) { updates_ = updates; }
-  std::span<T> first() { return first_; }    // m [size]
-  std::span<T> second() { return second_; }  // v [size]
-  std::span<const T> first() const { return first_; }
-  std::span<const T> second() const { return second_; }
+  // m and v, laid out as the parameters' buffers.
+  Buffer<W>& first() { return first_; }
+  Buffer<W>& second() { return second_; }
+  const Buffer<W>& first() const { return first_; }
+  const Buffer<W>& second() const { return second_; }
 
  private:
-  struct Block {  // a piece of one parameter
-    int64_t begin = 0, count = 0;
-    bool decay = false;
-  };
-
   AdamWConfig config_;
-  std::vector<Block> blocks_;
-  std::vector<T> first_, second_;
+  Buffer<W> first_, second_;
   int64_t updates_ = 0;
 };
 using AdamW = BasicAdamW<float>;

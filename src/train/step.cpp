@@ -12,12 +12,15 @@ StepResult train_step(LanguageModel<T>& model, BasicAdamW<T>& optimizer, std::sp
     result.count += std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t target) { return target >= 0; });
   }
   const double scale = result.count > 0 ? 1.0 / static_cast<double>(result.count) : 0.0;
-  model.params().zero_grads();
-  for (const Batch& batch : batches) result.nll += model.forward_backward(batch.ids, batch.targets, batch.layout, scale).nll;
-  result.norm = optimizer.norm(model.params().grads());
+  model.begin_step();
+  for (const Batch& batch : batches) model.accumulate(batch.ids, batch.targets, batch.layout, scale);
+  optimizer.square_norm(model.exec(), model.params(), &model.step_sums()->square_norm);
+  const StepSums sums = model.read_sums();
+  result.nll = sums.loss.nll;
+  result.norm = std::sqrt(sums.square_norm);
   result.finite = std::isfinite(result.nll) && std::isfinite(result.norm);
   if (result.finite && result.count > 0) {
-    optimizer.update(model.params().values(), model.params().grads(), lr, clip_factor(result.norm, clip));
+    optimizer.update(model.exec(), model.params(), lr, clip_factor(result.norm, clip));
   }
   return result;
 }

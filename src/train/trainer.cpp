@@ -92,7 +92,7 @@ struct Trainer::Impl {
         train(std::move(train_file)),
         valid(std::move(valid_file)),
         model(m),
-        optimizer({c.beta1, c.beta2, c.adam_eps, c.weight_decay}, model.params().specs(), model.params().size()),
+        optimizer({c.beta1, c.beta2, c.adam_eps, c.weight_decay}, model.params()),
         schedule{c.lr, c.min_lr, c.warmup, c.steps, parse_schedule_shape(c.schedule), c.decay_share},
         source(train, c.batch, c.length, c.seed),
         random(c.seed),

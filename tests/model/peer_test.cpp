@@ -220,7 +220,7 @@ TEST(Peer, OtherTypesAndShapesComeBack) {
   expect_same_tensors(source.path("model.safetensors"), theirs.path("model.safetensors"));
   EXPECT_EQ(read_json(theirs.path("config.json")), gated_config());
 
-  imported.params().value(0)[0] = 0.1F;  // no bf16
+  imported.params().values()[0] = 0.1F;  // no bf16
   export_model(theirs.path(), imported);
   const SafetensorsReader trained(theirs.path("model.safetensors"));
   EXPECT_EQ(trained.tensors().at(imported.params().specs()[0].name).dtype, "F32");

@@ -35,7 +35,10 @@ LanguageModel<T> noisy_model(const ModelConfig& config, uint64_t seed = 5) {
   LanguageModel<T> model(config);
   Random random(seed);
   model.init(random);
-  for (T& x : model.params().values()) x += static_cast<T>(0.25 * random.normal());
+  for (const ParamSpec& spec : model.params().specs()) {
+    for (T& x : model.params().values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size())))
+      x += static_cast<T>(0.25 * random.normal());
+  }
   return model;
 }
 

@@ -22,16 +22,23 @@ ParamSpec spec_of(const std::string& name, std::vector<int64_t> shape) { return 
 
 TEST(Params, LieInOrderOfDeclaration) {
   Params<float> params;
-  const int a = params.declare(spec_of("a", {2, 3})), b = params.declare(spec_of("b", {4, 3}));
+  const int a = params.declare(spec_of("a", {2, 3}));
+  ParamSpec second = spec_of("b", {4, 3});
+  second.continues = true;
+  const int b = params.declare(std::move(second)), d = params.declare(spec_of("d", {5}));
   EXPECT_THROW(params.declare(spec_of("a", {1})), Error);
   params.allocate();
   EXPECT_THROW(params.declare(spec_of("c", {1})), Error);
-  EXPECT_EQ(params.size(), 18);
+  EXPECT_EQ(params.size(), 23);
   EXPECT_EQ(params.value(b), params.value(a) + 6);  // one matrix of 6 rows
+  EXPECT_EQ(params.matrix(a, 6, 3).data, params.value(a));
+  EXPECT_THROW(params.matrix(a, 7, 3), Error);  // d does not continue it
+  EXPECT_EQ(params.value(d), params.value(a) + 32);
+  for (int i : {a, d}) EXPECT_EQ(reinterpret_cast<uintptr_t>(params.value(i)) % 64, 0U);
   EXPECT_TRUE(std::all_of(params.values().begin(), params.values().end(), [](float x) { return x == 0.0F; }));
   Random random(1);
   params.init(random);
-  EXPECT_TRUE(std::all_of(params.values().begin(), params.values().end(), [](float x) { return x == 2.0F; }));
+  for (size_t i = 0; i < params.values().size(); ++i) EXPECT_EQ(params.values()[i], i < 18 || i >= 32 ? 2.0F : 0.0F) << i;
 }
 
 TEST(Params, GradientsComeWithTheFirstZeroing) {
@@ -188,7 +195,8 @@ TEST(Block, TakesAnyMixer) {
     }
     return sum;
   };
-  const Exec<double> exec{host_ops<double>(), arena};
+  Arena contexts;
+  const Exec<double> exec{host_ops<double>(), host_device(), arena, contexts};
   const auto evaluate = [&] {
     arena.release();
     Block<double>::Context unused;

@@ -21,8 +21,8 @@ namespace fw::testing {
 // The host's context, with scratch memory of the test program.
 template <class T>
 Exec<T> host_exec(Precision precision = Precision::kNative) {
-  static Arena arena;
-  return {host_ops<T>(), arena, precision};
+  static Arena arena, contexts;
+  return {host_ops<T>(), host_device(), arena, contexts, precision};
 }
 
 template <class T>

@@ -197,7 +197,7 @@ TEST_F(CheckpointTest, AFullDiskLeavesTheOnesBeforeAndNothingHalfWritten) {
   const auto before10 = folder_content(folder + "/step-10"), before15 = folder_content(folder + "/step-15");
   const auto model_bytes = fs::file_size(folder + "/step-15/model.safetensors");
   TrainerState state = verify_checkpoint(folder + "/step-15");
-  const AdamW optimizer({}, whole_->model().params().specs(), whole_->model().params().size());
+  const AdamW optimizer({}, whole_->model().params());
   // Too small for config.json, for model.safetensors, for optimizer.safetensors; a new one and one to be replaced.
   for (const rlim_t bytes : {rlim_t{50}, static_cast<rlim_t>(model_bytes / 2), static_cast<rlim_t>(model_bytes + model_bytes / 2)}) {
     for (const int64_t step : {17, 15}) {

@@ -1,6 +1,7 @@
 // The device through the CUDA runtime.
 #include <cuda_runtime.h>
 
+#include <new>
 #include <utility>
 
 #include "base/device.h"
@@ -46,7 +47,50 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+// Everything goes through one stream of its own, so that calls are done in order and nothing else on the device is waited for.
+class CudaDevice final : public Device {
+ public:
+  fw_device kind() const override { return FW_DEVICE_CUDA; }
+  size_t alignment() const override { return 256; }  // what cudaMalloc gives
+  bool host_memory() const override { return false; }
+  void* stream() const override { return stream_.get(); }
+
+  void* allocate(size_t bytes) override {
+    void* memory = nullptr;
+    const cudaError_t status = cudaMalloc(&memory, bytes);
+    if (status == cudaErrorMemoryAllocation) throw std::bad_alloc();
+    check(status, "cudaMalloc");
+    return memory;
+  }
+  void release(void* memory) noexcept override {
+    cudaStreamSynchronize(stream_.get());
+    cudaFree(memory);
+  }
+  // From memory that is not pinned the runtime has copied the source when the call returns.
+  void from_host(void* to, const void* from, size_t bytes) override { move(to, from, bytes, cudaMemcpyHostToDevice); }
+  void to_host(void* to, const void* from, size_t bytes) override {
+    move(to, from, bytes, cudaMemcpyDeviceToHost);
+    synchronise();
+  }
+  void copy(void* to, const void* from, size_t bytes) override { move(to, from, bytes, cudaMemcpyDeviceToDevice); }
+  void fill(void* to, int byte, size_t bytes) override { check(cudaMemsetAsync(to, byte, bytes, stream_.get()), "cudaMemsetAsync"); }
+  void synchronise() override { check(cudaStreamSynchronize(stream_.get()), "work on the device"); }
+
+ private:
+  void move(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) const {
+    check(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()), "cudaMemcpyAsync");
+  }
+  Stream stream_;
+};
+
 }  // namespace
+
+Device& cuda_device() {
+  static_cast<void>(device_info());  // throws where there is none
+  // Never destroyed: the runtime may be gone before static objects are.
+  static CudaDevice* const instance = new CudaDevice();
+  return *instance;
+}
 
 DeviceInfo device_info() {
   int count = 0, device = 0;

@@ -2,12 +2,44 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "base/device.h"
 #include "base/error.h"
 
 namespace fw {
+namespace {
+
+class EmulatedDevice final : public Device {
+ public:
+  fw_device kind() const override { return FW_DEVICE_CUDA; }
+  size_t alignment() const override { return 256; }
+  bool host_memory() const override { return false; }
+
+  void* allocate(size_t bytes) override {
+    void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+  }
+  void release(void* memory) noexcept override { std::free(memory); }
+  void from_host(void* to, const void* from, size_t bytes) override { copy(to, from, bytes); }
+  void to_host(void* to, const void* from, size_t bytes) override { copy(to, from, bytes); }
+  void copy(void* to, const void* from, size_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+  void fill(void* to, int byte, size_t bytes) override {
+    if (bytes > 0) std::memset(to, byte, bytes);
+  }
+  void synchronise() override {}
+};
+
+}  // namespace
+
+Device& cuda_device() {
+  static EmulatedDevice instance;
+  return instance;
+}
 
 DeviceInfo device_info() {
   DeviceInfo info;

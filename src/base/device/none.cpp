@@ -11,6 +11,8 @@ namespace {
 
 }  // namespace
 
+Device& cuda_device() { no_device(); }
+
 DeviceInfo device_info() { no_device(); }
 
 DeviceMemory::DeviceMemory(size_t) { no_device(); }
