@@ -1,49 +1,39 @@
-// generate: streams text from a model; the state can be kept and taken up again.
+// generate: streams text from a model. One text, several from one state, one a line of a file, or a conversation; the state can be
+// kept and taken up again.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <optional>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "cli/command.h"
+#include "cli/json_output.h"
+#include "cli/line_input.h"
 #include "cli/model_option.h"
+#include "cli/signals.h"
 #include "generate/session.h"
+#include "generate/text_stream.h"
 #include "report/progress.h"
+#include "train/text_source.h"
 
 namespace fw::cli {
 namespace {
 
-// Text on its way out: holds back what could be the beginning of the stop string, so that no part of it is printed.
-class StopFilter {
- public:
-  explicit StopFilter(std::string stop) : stop_(std::move(stop)) {}
+using Clock = std::chrono::steady_clock;
 
-  // What may be printed now. After the stop string has come, nothing more.
-  std::string add(const std::string& piece) {
-    if (stopped_) return {};
-    held_ += piece;
-    if (stop_.empty()) return take(held_.size());
-    if (const size_t at = held_.find(stop_); at != std::string::npos) {
-      stopped_ = true;
-      return take(at);
-    }
-    size_t keep = std::min(held_.size(), stop_.size() - 1);
-    while (keep > 0 && !stop_.starts_with(std::string_view(held_).substr(held_.size() - keep))) --keep;
-    return take(held_.size() - keep);
-  }
-  std::string rest() { return stopped_ ? std::string() : take(held_.size()); }
-  bool stopped() const { return stopped_; }
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
- private:
-  std::string take(size_t n) {
-    std::string out = held_.substr(0, n);
-    held_.erase(0, n);
-    return out;
-  }
-  std::string stop_, held_;
-  bool stopped_ = false;
+void put(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) fail_io("cannot write to standard output");
+}
+
+// What was read before a text, for statistics and JSON.
+struct Prompt {
+  std::string text;
+  int64_t tokens = 0;
+  double seconds = 0;
 };
 
 class Generate : public Command {
@@ -53,29 +43,48 @@ class Generate : public Command {
   std::string details() const override {
     return "Text goes to standard output as it is made. The prompt is read by chunks; then every token costs the same time and memory however long the text "
            "is. Without a prompt the text begins after a line break.\n\n"
+           "--samples and --prompts read the prompt once and go on from copies of its state: sample I (from 0) is what --seed SEED+I writes, and what a line "
+           "of "
+           "--prompts gives does not depend on the other lines. --conversation keeps the state from line to line of standard input; "
+           "after a stop text it has seen that text too.\n\n"
+           "--json prints one object a text; docs/json.md has its keys.\n\n"
            "Examples:\n  fastweight generate my-run --prompt \"To be\" --tokens 200 --temperature 0.8 --top-p 0.95\n"
-           "  fastweight generate my-run --prompt-file chat.txt --state-save chat.state\n"
+           "  fastweight generate my-run --prompt-file long.txt --samples 4 --json\n"
+           "  fastweight generate my-run --prompt-file examples.txt --prompts questions.txt --greedy --stop \"\n\"\n"
+           "  fastweight generate my-run --conversation --stop \"\n\" --state-save chat.state\n"
            "  fastweight generate my-run --state-load chat.state --prompt \"And then?\" --state-save chat.state";
   }
   void declare(Options& options) override {
     options.positional("MODEL", &model_, "model folder, or run folder (its finished model, else its newest checkpoint)", true);
     options.add("prompt", "TEXT", &prompt_, "text to go on from");
     options.add("prompt_file", "FILE", &prompt_file_, "the same from a file");
+    options.add("prompts", "FILE", &prompts_, "a text for each line of a file (.jsonl: for each \"prompt\"), each read after the prompt and the loaded state");
+    options.add("conversation", "", &conversation_, "a text for each line of standard input, each after all that came before");
+    options.add("before", "TEXT", &before_, "read before each line of --prompts and --conversation");
+    options.add("after", "TEXT", &after_, "read after each such line; without: a line break in a conversation, nothing with --prompts");
+    options.add("samples", "N", &samples_, "texts from each prompt");
     options.add("echo", "", &echo_, "print the prompt first");
-    options.add("tokens", "N", &tokens_, "tokens to write");
-    options.add("stop", "TEXT", &stop_, "stop before this text, which is not printed");
+    options.add("tokens", "N", &generate_.tokens, "tokens to write at most");
+    options.add("stop", "TEXT", &generate_.stop, "stop before this text, which is not printed");
+    options.add("end_token", "ID,ID,...", &end_tokens_, "stop at these tokens; without: the end-of-text token of tokenizer or model, if there is one", ',');
+    options.add("ignore_end", "", &ignore_end_, "do not stop at an end-of-text token");
     options.section("", "Sampling");
-    options.add("temperature", "X", &sampling_.temperature, "0 takes the likeliest token, 1 samples from the model as it is");
-    options.add("top_k", "N", &sampling_.top_k, "only the likeliest N tokens; 0: all");
-    options.add("top_p", "X", &sampling_.top_p, "only the likeliest tokens that together have this probability");
+    Sampling& sampling = generate_.sampling;
+    options.add("temperature", "X", &sampling.temperature, "0 takes the likeliest token, 1 samples from the model as it is");
+    options.add("top_k", "N", &sampling.top_k, "only the likeliest N tokens; 0: all");
+    options.add("top_p", "X", &sampling.top_p, "only the likeliest tokens that together have this probability");
+    options.add("min_p", "X", &sampling.min_p, "only tokens with this share of the likeliest one's probability; 0: all");
+    options.add("repetition_penalty", "X", &sampling.repetition_penalty, "above 1 makes tokens that came recently less likely");
+    options.add("repetition_window", "N", &sampling.repetition_window, "how many tokens are recent");
     options.add("greedy", "", &greedy_, "the likeliest token always");
-    options.add("seed", "N", &seed_, "of the random numbers; a loaded state brings its own");
+    options.add("seed", "N", &seed_, "of the random numbers; without, a loaded state goes on with its own");
     options.section("", "State");
     options.add("state_save", "FILE", &state_save_, "keep the state at the end");
     options.add("state_load", "FILE", &state_load_, "go on from a kept state, without its text");
     options.section("", "Other");
     options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
     options.add("precision", "TYPE", &precision_, "operands of matrix products: f32 or bf16");
+    options.add("json", "", &json_, "print one JSON object a text, with token ids and log-probabilities, instead of the text");
     options.add("stats", "", &stats_, "say time and memory on standard error at the end");
     declare_threads(options, threads_);
   }
@@ -83,63 +92,166 @@ class Generate : public Command {
 
  private:
   void check(const Options& options);
-  bool stream(Session& session, const Tokenizer& tokenizer);
-  static void put(const std::string& text) {
-    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) fail_io("cannot write to standard output");
-  }
+  Prompt read(Session& session, const Tokenizer& tokenizer, const std::string& text) const;
+  bool write(Session& session, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index, int64_t sample);
+  bool write_samples(const Session& state, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index);
+  bool write_prompts(const Session& prefix, const Tokenizer& tokenizer);
+  bool converse(Session& session, const Tokenizer& tokenizer);
+  bool several() const { return samples_ > 1 || !prompts_.empty(); }
 
-  std::string model_, prompt_, prompt_file_, stop_, state_save_, state_load_, tokenizer_, precision_ = "f32";
-  bool echo_ = false, greedy_ = false, stats_ = false;
-  int64_t tokens_ = 256, threads_ = 0;
+  std::string model_, prompt_, prompt_file_, prompts_, before_, after_, state_save_, state_load_, tokenizer_, precision_ = "f32";
+  bool conversation_ = false, echo_ = false, greedy_ = false, ignore_end_ = false, json_ = false, stats_ = false;
+  int64_t samples_ = 1, threads_ = 0;
+  IntList end_tokens_;
   uint64_t seed_ = 1;
-  Sampling sampling_;
+  GenerateOptions generate_;
+  std::vector<std::optional<uint64_t>> seeds_;  // of each sample; none: the session's own numbers
+  const std::atomic<bool>* stop_ = nullptr;
 };
 
 void Generate::check(const Options& options) {
   if (options.given("prompt") && options.given("prompt_file")) fail_usage("--prompt and --prompt-file: expected one of them, both came");
   if (greedy_ && options.given("temperature")) fail_usage("--greedy and --temperature: expected one of them, both came");
-  if (!state_load_.empty() && options.given("seed"))
-    fail_usage("--seed: a state loaded with --state-load goes on with its own random numbers; leave one of them out");
-  if (tokens_ < 0) fail_usage("--tokens: expected a whole number >= 0, got {}", tokens_);
-  if (greedy_) sampling_.temperature = 0;
-  validate(sampling_);
+  if (conversation_ && !prompts_.empty()) fail_usage("--conversation and --prompts: expected one of them, both came");
+  if (conversation_ && samples_ != 1) fail_usage("--samples: a conversation goes on from one text; leave one of them out");
+  if (!state_save_.empty() && several()) fail_usage("--state-save: expected one text whose state to keep; leave it out, or --samples and --prompts");
+  if (!conversation_ && prompts_.empty() && (options.given("before") || options.given("after"))) {
+    fail_usage("--before and --after: are for the lines of --prompts or --conversation, of which neither came");
+  }
+  if (ignore_end_ && options.given("end_token")) fail_usage("--ignore-end and --end-token: expected one of them, both came");
+  constexpr int64_t kMostSamples = 1 << 20;
+  if (samples_ < 1 || samples_ > kMostSamples) fail_usage("--samples: expected 1 to {}, got {}", kMostSamples, samples_);
+  if (generate_.tokens < 0) fail_usage("--tokens: expected a whole number >= 0, got {}", generate_.tokens);
+  if (greedy_) generate_.sampling.temperature = 0;
+  validate(generate_.sampling);
+  if (conversation_ && !options.given("after")) after_.assign(1, '\n');
+  generate_.logprobs = json_;
   if (!prompt_file_.empty()) prompt_ = read_file(prompt_file_);
 }
 
-// Returns whether the text given with --stop came.
-bool Generate::stream(Session& session, const Tokenizer& tokenizer) {
-  StopFilter filter(stop_);
-  const auto begin = std::chrono::steady_clock::now();
-  int64_t written = 0;
-  for (; written < tokens_ && !filter.stopped(); ++written) put(filter.add(tokenizer.piece(session.next(sampling_))));
-  put(filter.rest());
-  if (stats_) {
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    fmt::print(stderr, "\n{} tokens in {:.2f} s, {:.1f} us each; state {}\n", written, seconds,
-               written > 0 ? 1e6 * seconds / static_cast<double>(written) : 0.0, format_bytes(static_cast<double>(session.state_bytes())));
+Prompt Generate::read(Session& session, const Tokenizer& tokenizer, const std::string& text) const {
+  const auto begin = Clock::now();
+  const std::vector<int32_t> ids = tokenizer.encode(text);
+  session.prefill(ids);
+  const Prompt prompt{text, static_cast<int64_t>(ids.size()), seconds_since(begin)};
+  if (stats_ && prompt.tokens > 0) fmt::print(stderr, "prompt: {} tokens in {:.3f} s\n", prompt.tokens, prompt.seconds);
+  return prompt;
+}
+
+// One text. Returns false when it was interrupted.
+bool Generate::write(Session& session, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index, int64_t sample) {
+  if (!json_ && several() && (prompt_index > 0 || sample > 0)) put("\n");
+  if (!json_ && several()) put(prompts_.empty() ? fmt::format("--- sample {}\n", sample) : fmt::format("--- prompt {}, sample {}\n", prompt_index, sample));
+  if (echo_ && !json_) put(prompt.text);
+  const Generated g = generate(session, tokenizer, generate_, json_ ? nullptr : put, stop_);
+  if (json_) {
+    print_json_line({{"prompt", prompt_index},
+                     {"sample", sample},
+                     {"text", g.text},
+                     {"ids", g.ids},
+                     {"logprobs", g.logprobs},
+                     {"stopped_by", fw::name(g.stopped_by)},
+                     {"prompt_tokens", prompt.tokens},
+                     {"prompt_seconds", prompt.seconds},
+                     {"seconds", g.seconds}});
   }
-  return filter.stopped();
+  // A line break for the reader's terminal belongs to no token, so a pipe gets exactly the text.
+  const bool line_open = g.text.empty() || g.text.back() != '\n';
+  if (!json_ && ((conversation_ && line_open) || (!conversation_ && is_terminal(1) && g.stopped_by != StopReason::kStopText))) put("\n");
+  if (stats_) {
+    const auto tokens = g.ids.size();
+    fmt::print(stderr, "\n{} tokens in {:.2f} s, {:.1f} us each; state {}\n", tokens, g.seconds,
+               tokens > 0 ? 1e6 * g.seconds / static_cast<double>(tokens) : 0.0, format_bytes(static_cast<double>(session.state_bytes())));
+  }
+  return g.stopped_by != StopReason::kInterrupted;
+}
+
+bool Generate::write_samples(const Session& state, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index) {
+  for (int64_t i = 0; i < samples_; ++i) {
+    Session fork = state;
+    if (seeds_[static_cast<size_t>(i)]) fork.reseed(*seeds_[static_cast<size_t>(i)]);
+    if (!write(fork, tokenizer, prompt, prompt_index, i)) return false;
+  }
+  return true;
+}
+
+bool Generate::write_prompts(const Session& prefix, const Tokenizer& tokenizer) {
+  int64_t index = 0;
+  const auto one = [&](const std::string& line) {
+    Session session = prefix;
+    const Prompt prompt = read(session, tokenizer, before_ + line + after_);
+    return write_samples(session, tokenizer, prompt, index++);
+  };
+  const auto source = open_text(prompts_, "prompt");
+  std::string waiting, piece(size_t{1} << 16, '\0');
+  while (source->next()) {
+    const bool lines = !is_json_lines(prompts_);
+    while (const size_t n = source->read(piece)) {
+      waiting.append(piece, 0, n);
+      size_t begin = 0;
+      for (size_t end; lines && (end = waiting.find('\n', begin)) != std::string::npos; begin = end + 1) {
+        if (!one(waiting.substr(begin, end - begin))) return false;
+      }
+      waiting.erase(0, begin);
+    }
+    if ((!lines || !waiting.empty()) && !one(waiting)) return false;
+    waiting.clear();
+  }
+  if (index == 0) fail_usage("'{}': expected prompts, one a line, the file is empty", prompts_);
+  return true;
+}
+
+bool Generate::converse(Session& session, const Tokenizer& tokenizer) {
+  LineInput input(*stop_);
+  const bool ask = is_terminal(0) && is_terminal(1) && !json_;
+  std::string line;
+  for (int64_t turn = 0;; ++turn) {
+    if (ask) put("> ");
+    if (!input.next(line)) break;
+    const Prompt prompt = read(session, tokenizer, before_ + line + after_);
+    if (!write(session, tokenizer, prompt, turn, 0)) break;
+  }
+  if (ask) put("\n");
+  return !*stop_;
 }
 
 int Generate::run(Options& options) {
   apply_threads(threads_);
   check(options);
   OpenModel open = open_model(model_, precision_, tokenizer_);
-  Session session(open.model, *open.tokenizer, seed_);
-  if (!state_load_.empty()) session.load(state_load_);
-  const auto begin = std::chrono::steady_clock::now();
-  const std::vector<int32_t> ids = open.tokenizer->encode(prompt_);
-  session.prefill(ids);
-  if (stats_ && !ids.empty()) {
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    fmt::print(stderr, "prompt: {} tokens in {:.3f} s\n", ids.size(), seconds);
+  const Tokenizer& tokenizer = *open.tokenizer;
+  if (!ignore_end_) generate_.end_tokens = open.end_tokens;
+  if (options.given("end_token")) {
+    generate_.end_tokens.clear();
+    for (const int64_t id : end_tokens_) {
+      if (id < 0 || id >= tokenizer.vocab_size()) fail_usage("--end-token: expected ids from 0 to {}, got {}", tokenizer.vocab_size() - 1, id);
+      generate_.end_tokens.push_back(static_cast<int32_t>(id));
+    }
   }
-  if (echo_) put(prompt_);
-  const bool stopped = stream(session, *open.tokenizer);
-  // A line break for the reader's terminal belongs to no token, so a pipe gets exactly the text.
-  if (is_terminal(1) && !stopped) put("\n");
+  Session session(open.model, tokenizer, seed_);
+  if (!state_load_.empty()) session.load(state_load_);
+  const bool own_numbers = !state_load_.empty() && !options.given("seed");
+  if (!own_numbers) session.reseed(seed_);
+  Session numbers = session;
+  seeds_.assign(1, std::nullopt);
+  for (int64_t i = 1; i < samples_; ++i) seeds_.emplace_back(own_numbers ? numbers.draw_seed() : seed_ + static_cast<uint64_t>(i));
+
+  // A state that is to be kept, and a conversation's, is kept when Ctrl-C comes; anything else may just end.
+  if (!state_save_.empty() || conversation_) stop_ = &stop_on_signal();
+  const Prompt prompt = read(session, tokenizer, prompt_);
+  bool whole;
+  if (conversation_) {
+    if (echo_ && !json_) put(prompt_);
+    whole = converse(session, tokenizer);
+  } else if (!prompts_.empty()) {
+    whole = write_prompts(session, tokenizer);
+  } else if (samples_ > 1) {
+    whole = write_samples(session, tokenizer, prompt, 0);
+  } else {
+    whole = write(session, tokenizer, prompt, 0, 0);
+  }
   if (!state_save_.empty()) session.save(state_save_);
-  return kExitOk;
+  return whole ? kExitOk : kExitInterrupted;
 }
 
 }  // namespace

@@ -25,10 +25,15 @@ class Session {
   void prefill(std::span<const int32_t> ids, int64_t chunk = 2048);
 
   // Samples the next token given all so far and appends it. A session that has seen nothing starts from a newline (or id 0
-  // where the tokenizer has no token for one), which is not returned.
-  int32_t next(const Sampling& sampling);
+  // where the tokenizer has no token for one), which is not returned. logprob (may be null): log_probability() of the token.
+  int32_t next(const Sampling& sampling, double* logprob = nullptr);
 
-  // One safetensors file: the model's state, the last logits, the generator and the count. load() throws Error(kUsage) for
+  // Other random numbers from here on.
+  void reseed(uint64_t seed) { random_ = Random(seed); }
+  // The seed of another fork: the next of the session's random numbers.
+  uint64_t draw_seed() { return random_.bits(); }
+
+  // One safetensors file: the model's state, the last logits, the generator, the count and the last ids. load() throws Error(kUsage) for
   // a damaged file and for one of another model, and then the session is as it was.
   void save(const std::string& path) const;
   void load(const std::string& path);
@@ -45,6 +50,7 @@ class Session {
   std::vector<float> logits_;  // [vocab] of the next token; meaningless while tokens_seen_ is 0
   Random random_;
   int64_t tokens_seen_ = 0;
+  std::vector<int32_t> recent_;  // the last ids, oldest first, kMostRecent of them at least where there are as many
 };
 
 }  // namespace fw

@@ -150,6 +150,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     return pieces_[static_cast<size_t>(id)];
   }
 
+  int32_t end_of_text() const override { return processor_.eos_id(); }
+
   std::string type() const override { return "sentencepiece"; }
 
   void save(const std::string& folder) const override {

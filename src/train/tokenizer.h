@@ -21,6 +21,8 @@ class Tokenizer {
   virtual std::string decode(const std::vector<int32_t>& ids) const = 0;
   // The bytes that one more token adds when text is streamed (SentencePiece: '▁' is a space; byte pieces are bytes).
   virtual std::string piece(int32_t id) const = 0;
+  // The id that ends a text, -1 where there is none.
+  virtual int32_t end_of_text() const { return -1; }
   virtual std::string type() const = 0;
   virtual void save(const std::string& folder) const = 0;  // tokenizer.json and what it names
 };

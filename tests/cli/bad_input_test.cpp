@@ -176,7 +176,6 @@ TEST_F(Damaged, States) {
   ASSERT_EQ(run(tiny_train(folder_ / "text", folder_ / "other") + Args{"--seed", "9"}).code, 0);
   spill(state, good);
   expect_error({"generate", folder_ / "other", "--state-load", state}, state);
-  expect_error({"generate", run_, "--state-load", state, "--seed", "3"}, "--seed");
 }
 
 TEST_F(Damaged, TokenFiles) {
@@ -192,6 +191,14 @@ TEST(BadGeneration, OptionsThatDoNotFit) {
   expect_error({"generate", "x", "--greedy", "--temperature", "1"}, "--temperature");
   expect_error({"generate", "x", "--temperature", "-1"}, "temperature");
   expect_error({"generate", "x", "--top-p", "2"}, "top_p");
+  expect_error({"generate", "x", "--min-p", "-1"}, "min_p");
+  expect_error({"generate", "x", "--repetition-penalty", "0"}, "repetition_penalty");
+  expect_error({"generate", "x", "--samples", "0"}, "--samples");
+  expect_error({"generate", "x", "--samples", "2", "--state-save", "s"}, "--state-save");
+  expect_error({"generate", "x", "--conversation", "--samples", "2"}, "--samples");
+  expect_error({"generate", "x", "--conversation", "--prompts", "p"}, "--prompts");
+  expect_error({"generate", "x", "--after", "a"}, "--after");
+  expect_error({"generate", "x", "--ignore-end", "--end-token", "1"}, "--ignore-end");
 }
 
 }  // namespace

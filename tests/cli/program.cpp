@@ -25,7 +25,7 @@ std::string new_folder() {
 
 }  // namespace
 
-Program::Program(const std::vector<std::string>& args, const std::string& path_variable) : folder_(new_folder()) {
+Program::Program(const std::vector<std::string>& args, const std::string& path_variable, const std::string& input) : folder_(new_folder()) {
   std::vector<std::string> all{std::string(FW_BINARY_DIR) + "/fastweight"};
   all.insert(all.end(), args.begin(), args.end());
   std::vector<char*> argv, environment;
@@ -39,7 +39,7 @@ Program::Program(const std::vector<std::string>& args, const std::string& path_v
   environment.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, 0, input.c_str(), O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&actions, 1, (folder_ + "/out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_addopen(&actions, 2, (folder_ + "/err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   const int error = ::posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environment.data());
@@ -68,6 +68,12 @@ Outcome Program::wait() {
 }
 
 Outcome run(const std::vector<std::string>& args) { return Program(args).wait(); }
+
+Outcome run_with_input(const std::vector<std::string>& args, const std::string& input) {
+  const Folder folder;
+  spill(folder / "input", input);
+  return Program(args, "", folder / "input").wait();
+}
 
 Folder::Folder() : path_(new_folder()) {}
 

@@ -15,8 +15,8 @@ struct Outcome {
 
 class Program {
  public:
-  // Starts it with these arguments; standard output and error go to files.
-  explicit Program(const std::vector<std::string>& args, const std::string& path_variable = "");
+  // Starts it with these arguments; standard output and error go to files, standard input comes from one (/dev/null without).
+  explicit Program(const std::vector<std::string>& args, const std::string& path_variable = "", const std::string& input = "/dev/null");
   ~Program();
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
@@ -30,6 +30,8 @@ class Program {
 };
 
 Outcome run(const std::vector<std::string>& args);
+// With `input` on standard input.
+Outcome run_with_input(const std::vector<std::string>& args, const std::string& input);
 
 // A folder of its own for a test, removed at the end.
 class Folder {

@@ -222,6 +222,53 @@ TEST_F(SessionTest, RefusesIdsAndChunksThatCannotBe) {
   EXPECT_THROW(Session(small, *tokenizer_, 1), Error);
 }
 
+TEST_F(SessionTest, AnotherSeedIsWhatItWouldHaveBeenFromTheStart) {
+  LanguageModel<float> model = random_model(small_model());
+  Session session(model, *tokenizer_, 3), other(model, *tokenizer_, 8);
+  session.prefill(some_ids(20));
+  other.prefill(some_ids(20));
+  Session fork = session;
+  fork.reseed(8);
+  const auto expected = generate(other, 30);
+  EXPECT_EQ(generate(fork, 30), expected);
+  EXPECT_NE(generate(session, 30), expected);
+}
+
+// The window reaches over prompt, samples and a saved state.
+TEST_F(SessionTest, RepetitionPenaltySeesWhatWasReadAndSaved) {
+  LanguageModel<float> model = random_model(small_model());
+  Sampling never_again;
+  never_again.temperature = 0;
+  never_again.repetition_penalty = 1e6;
+  never_again.repetition_window = 200;
+  Session session(model, *tokenizer_, 3);
+  const std::vector<int32_t> prompt = some_ids(50);
+  session.prefill(prompt);
+  std::vector<int32_t> seen = generate(session, 60, never_again);
+  session.save(path("saved"));
+  Session loaded(model, *tokenizer_, 1);
+  loaded.load(path("saved"));
+  const auto rest = generate(session, 60, never_again);
+  EXPECT_EQ(generate(loaded, 60, never_again), rest);
+  seen.insert(seen.end(), prompt.begin(), prompt.end());
+  int repeated = 0;
+  for (const int32_t id : rest) repeated += std::find(seen.begin(), seen.end(), id) != seen.end();
+  EXPECT_EQ(repeated, 0) << "the largest logit of 256 is positive, and one of a recent id is next to 0 or far down";
+}
+
+TEST_F(SessionTest, RecentIdsAreKeptAsLongAsAWindowMayBe) {
+  LanguageModel<float> model = random_model(small_model());
+  Sampling sampling;
+  sampling.repetition_penalty = 1.3;
+  sampling.repetition_window = kMostRecent;
+  Session session(model, *tokenizer_, 3);
+  session.prefill(some_ids(3 * kMostRecent + 100));
+  session.save(path("saved"));
+  Session loaded(model, *tokenizer_, 1);
+  loaded.load(path("saved"));
+  EXPECT_EQ(generate(loaded, 20, sampling), generate(session, 20, sampling));
+}
+
 // A model may have more ids than its tokenizer; they are never given out.
 TEST_F(SessionTest, IdsBeyondTheTokenizerNeverCome) {
   ModelConfig config = small_model();

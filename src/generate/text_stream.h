@@ -1,0 +1,39 @@
+// One text on its way out of a session: token after token until a number of them, a stop text or an end token comes; and what a
+// caller may want to know of it afterwards. Text comes in pieces of which no part is held back but what could be the beginning of a
+// stop text.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "generate/session.h"
+
+namespace fw {
+
+struct GenerateOptions {
+  Sampling sampling;
+  int64_t tokens = 256;             // at most
+  std::string stop;                 // ends before this text; "": none
+  std::vector<int32_t> end_tokens;  // ends with any of these ids, which have no text
+  bool logprobs = false;
+};
+
+enum class StopReason { kTokens, kStopText, kEndToken, kInterrupted };
+const char* name(StopReason reason);  // tokens, stop, end, interrupted
+
+struct Generated {
+  std::string text;              // without stop text and end token
+  std::vector<int32_t> ids;      // all that were drawn: those of the stop text and the end token too, which the state has seen
+  std::vector<double> logprobs;  // of ids, where asked for
+  StopReason stopped_by = StopReason::kTokens;
+  double seconds = 0;
+};
+
+// put (may be null) gets the text as it comes; interrupt (may be null) ends after the token during which it becomes true.
+Generated generate(Session& session, const Tokenizer& tokenizer, const GenerateOptions& options, const std::function<void(const std::string&)>& put,
+                   const std::atomic<bool>* interrupt);
+
+}  // namespace fw

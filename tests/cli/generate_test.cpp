@@ -1,0 +1,178 @@
+// generate: several texts from one state, prompts from a file, conversations, end tokens, JSON.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+#include "cli/program.h"
+
+namespace fw::test {
+namespace {
+
+using testing::HasSubstr;
+using Json = nlohmann::json;
+using Args = std::vector<std::string>;
+
+class Generate : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = std::make_unique<Folder>();
+    spill(*folder_ / "text", small_text());
+    trained_ = run(tiny_train(*folder_ / "text", *folder_ / "run"));
+  }
+  static void TearDownTestSuite() { folder_.reset(); }
+  void SetUp() override { ASSERT_EQ(trained_.code, 0) << trained_.out << trained_.err; }
+
+  static std::string path(const std::string& name) { return *folder_ / name; }
+  static Args command(const Args& more) { return Args{"generate", *folder_ / "run", "--threads", "1"} + more; }
+  static std::string text(const Args& more) {
+    const Outcome outcome = run(command(more));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.out;
+  }
+  static std::vector<Json> lines(const std::string& out) {
+    std::vector<Json> objects;
+    std::istringstream in(out);
+    for (std::string line; std::getline(in, line);) objects.push_back(Json::parse(line));
+    return objects;
+  }
+  static std::vector<Json> json(const Args& more) { return lines(text(more + Args{"--json"})); }
+  // Ids as text: bytes are tokens.
+  static std::string bytes(const Json& object) {
+    std::string s;
+    for (const int id : object.at("ids")) s += static_cast<char>(id);
+    return s;
+  }
+
+  static std::unique_ptr<Folder> folder_;
+  static Outcome trained_;
+};
+std::unique_ptr<Folder> Generate::folder_;
+Outcome Generate::trained_;
+
+TEST_F(Generate, SamplesAreThoseOfTheSeedsThatFollow) {
+  const auto samples = json({"--prompt", "the state ", "--tokens", "40", "--seed", "7", "--samples", "3"});
+  ASSERT_EQ(samples.size(), 3u);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(samples[static_cast<size_t>(i)].at("sample"), i);
+    EXPECT_EQ(bytes(samples[static_cast<size_t>(i)]), text({"--prompt", "the state ", "--tokens", "40", "--seed", std::to_string(7 + i)}));
+  }
+  EXPECT_NE(bytes(samples[0]), bytes(samples[1]));
+  const std::string shown = text({"--prompt", "the state ", "--tokens", "5", "--seed", "7", "--samples", "2"});
+  EXPECT_EQ(shown, "--- sample 0\n" + bytes(samples[0]).substr(0, 5) + "\n--- sample 1\n" + bytes(samples[1]).substr(0, 5));
+}
+
+TEST_F(Generate, JsonSaysWhatCameAndWhyItStopped) {
+  const auto one = json({"--prompt", "key", "--tokens", "30"});
+  ASSERT_EQ(one.size(), 1u);
+  for (const char* key : {"prompt", "sample", "text", "ids", "logprobs", "stopped_by", "prompt_tokens", "prompt_seconds", "seconds"})
+    EXPECT_TRUE(one[0].contains(key)) << key;
+  EXPECT_EQ(one[0].size(), 9u) << "docs/json.md lists the keys";
+  EXPECT_EQ(one[0].at("stopped_by"), "tokens");
+  EXPECT_EQ(one[0].at("ids").size(), 30u);
+  EXPECT_EQ(one[0].at("logprobs").size(), 30u);
+  for (const double p : one[0].at("logprobs")) EXPECT_LE(p, 0);
+  EXPECT_EQ(one[0].at("prompt_tokens"), 3);
+  const std::string whole = bytes(one[0]);
+  EXPECT_EQ(json({"--prompt", "key", "--tokens", "30", "--stop", whole.substr(10, 2)})[0].at("stopped_by"), "stop");
+  // Bytes that are no text are still JSON: an untrained model writes all of them.
+  const auto hot = json({"--tokens", "200", "--temperature", "50"});
+  EXPECT_EQ(hot[0].at("ids").size(), 200u);
+}
+
+TEST_F(Generate, EndTokensStop) {
+  const std::string whole = text({"--prompt", "key", "--tokens", "30"});
+  const std::string id = std::to_string(static_cast<int>(static_cast<unsigned char>(whole[12])));
+  EXPECT_EQ(text({"--prompt", "key", "--tokens", "30", "--end-token", "7," + id}), whole.substr(0, whole.find(whole[12])));
+  // A model that names its own, as published ones do.
+  const std::string model = path("with-end");
+  ASSERT_EQ(run(tiny_train(path("text"), path("gated")) + Args{"--rule", "gated_deltanet"}).code, 0);
+  ASSERT_EQ(run({"export", path("gated"), model}).code, 0);
+  const Args write{"generate", model, "--tokenizer", "bytes", "--prompt", "key", "--tokens", "30"};
+  const std::string all = run(write).out;
+  ASSERT_EQ(all.size(), 30u);
+  Json config = Json::parse(slurp(model + "/config.json"));
+  config["eos_token_id"] = Json::array({999999, static_cast<int>(static_cast<unsigned char>(all[12]))});
+  spill(model + "/config.json", config.dump());
+  EXPECT_EQ(run(write).out, all.substr(0, all.find(all[12])));
+  EXPECT_EQ(run(write + Args{"--ignore-end"}).out, all);
+  EXPECT_EQ(run(command({"--end-token", "256"})).code, 2);
+}
+
+TEST_F(Generate, PromptsGoOnFromOneState) {
+  spill(path("prompts"), "key\n\nthe state\nit");
+  const auto objects = json({"--prompt", "and a ", "--prompts", path("prompts"), "--tokens", "20", "--samples", "2", "--before", "<", "--after", ">"});
+  ASSERT_EQ(objects.size(), 8u);
+  const Args prompts{"and a <key>", "and a <>", "and a <the state>", "and a <it>"};
+  for (size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(objects[i].at("prompt"), i / 2);
+    EXPECT_EQ(objects[i].at("sample"), i % 2);
+  }
+  // The prefix's state, its own file, and the whole prompt at once give the same where rounding does: greedy.
+  for (size_t i = 0; i < 4; ++i) {
+    const auto greedy = json({"--prompt", "and a ", "--prompts", path("prompts"), "--tokens", "20", "--before", "<", "--after", ">", "--greedy"});
+    EXPECT_EQ(bytes(greedy[i]), text({"--prompt", prompts[i], "--tokens", "20", "--greedy"})) << i;
+  }
+  ASSERT_EQ(text({"--prompt", "and a ", "--tokens", "0", "--state-save", path("prefix")}), "");
+  spill(path("prompts.jsonl"), "{\"prompt\": \"key\"}\n{\"prompt\": \"two\\nlines\"}\n");
+  const auto loaded = json({"--state-load", path("prefix"), "--prompts", path("prompts.jsonl"), "--tokens", "20", "--greedy"});
+  ASSERT_EQ(loaded.size(), 2u);
+  EXPECT_EQ(bytes(loaded[1]), text({"--prompt", "and a two\nlines", "--tokens", "20", "--greedy"}));
+  spill(path("empty"), "");
+  EXPECT_EQ(run(command({"--prompts", path("empty")})).code, 2);
+  spill(path("bad.jsonl"), "{\"text\": \"key\"}\n");
+  EXPECT_THAT(run(command({"--prompts", path("bad.jsonl")})).err, HasSubstr("bad.jsonl:1"));
+}
+
+TEST_F(Generate, AnotherSeedWithALoadedState) {
+  ASSERT_EQ(run(command({"--prompt", "the state ", "--tokens", "0", "--seed", "7", "--state-save", path("seeded")})).code, 0);
+  const auto from = [&](const Args& more) { return text(Args{"--state-load", path("seeded"), "--tokens", "40"} + more); };
+  const std::string own = text({"--prompt", "the state ", "--tokens", "40", "--seed", "7"});
+  EXPECT_EQ(from({}), own) << "without --seed the state's own numbers go on";
+  EXPECT_EQ(from({"--seed", "9"}), text({"--prompt", "the state ", "--tokens", "40", "--seed", "9"}));
+  const auto samples = lines(from({"--samples", "3", "--json"}));
+  EXPECT_EQ(bytes(samples[0]), own);
+  EXPECT_NE(bytes(samples[1]), own);
+  EXPECT_NE(bytes(samples[1]), bytes(samples[2]));
+}
+
+TEST_F(Generate, AConversationKeepsTheState) {
+  const Args turns{"--conversation", "--tokens", "12", "--greedy"};
+  const Outcome talk = run_with_input(command(turns + Args{"--json"}), "key\nthe state\nit");
+  ASSERT_EQ(talk.code, 0) << talk.err;
+  const auto objects = lines(talk.out);
+  ASSERT_EQ(objects.size(), 3u);
+  std::string all;
+  for (size_t i = 0; i < 3; ++i) {
+    all += std::string(i == 0 ? "key" : i == 1 ? "the state" : "it") + "\n";
+    EXPECT_EQ(bytes(objects[i]), text({"--prompt", all, "--tokens", "12", "--greedy"})) << "turn " << i;
+    all += bytes(objects[i]);
+  }
+  // As text, a line break after each turn; and in two parts with the state between them.
+  const Outcome plain = run_with_input(command(turns), "key\nthe state\nit");
+  std::string expected;
+  for (const Json& turn : objects) expected += bytes(turn) + (bytes(turn).back() == '\n' ? "" : "\n");
+  EXPECT_EQ(plain.out, expected);
+  const Outcome first = run_with_input(command(turns + Args{"--state-save", path("talk")}), "key\nthe state\n");
+  const Outcome second = run_with_input(command(turns + Args{"--state-load", path("talk")}), "it\n");
+  EXPECT_EQ(first.out + second.out, expected);
+  EXPECT_EQ(run_with_input(command(turns), "").out, "");
+}
+
+TEST_F(Generate, CtrlCKeepsTheState) {
+  Program program(command({"--prompt", "key", "--tokens", "100000000", "--state-save", path("cut")}));
+  for (int i = 0; i < 3000 && program.out().size() < 20; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  program.signal(SIGINT);
+  const Outcome outcome = program.wait();
+  EXPECT_EQ(outcome.code, 130) << outcome.err;
+  EXPECT_EQ(outcome.out + text({"--state-load", path("cut"), "--tokens", "10"}),
+            text({"--prompt", "key", "--tokens", std::to_string(outcome.out.size() + 10)}));
+}
+
+}  // namespace
+}  // namespace fw::test
