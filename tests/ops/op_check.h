@@ -173,7 +173,7 @@ void check_op(const Op& op, const std::string& name, Tolerance tolerance = {}) {
   }
 }
 
-// The bits of forward and backward with 1 and 2 threads.
+// The bits of forward and backward with 1, 2 and 3 threads.
 template <class Op>
 void check_threads(const Op& op, const std::string& name) {
   SCOPED_TRACE(name);
@@ -184,7 +184,7 @@ void check_threads(const Op& op, const std::string& name) {
   Values<float> outputs;
   Values<float> gradients;
   Values<float> douts;
-  for (int threads = 1; threads <= 2; ++threads) {
+  for (int threads = 1; threads <= 3; ++threads) {
     const Threads limit(threads);
     const Values<float> out = op.template forward<float>(cast<float>(inputs));
     if (threads == 1) {

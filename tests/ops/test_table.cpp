@@ -1,5 +1,11 @@
-// Every backend has every operation of ops.def.
+// Every backend has every operation of ops.def, and every operation has a test in this folder.
 #include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <set>
+#include <sstream>
 
 #include "op_check.h"
 
@@ -16,6 +22,27 @@ void expect_whole(const Ops<T>& ops, const char* backend) {
 TEST(Table, TheHostHasEveryOperation) {
   expect_whole(host_ops<float>(), "the host's table for float");
   expect_whole(host_ops<double>(), "the host's table for double");
+}
+
+// The names that the tests of this folder call as members of a table or of a context: `.name(`.
+std::set<std::string> called_by_the_tests() {
+  const std::regex call(R"(\.\s*([a-z_0-9]+)\()");
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(FW_SOURCE_DIR "/tests/ops")) {
+    if (entry.path().extension() != ".cpp" || entry.path().filename() == "test_table.cpp") continue;
+    std::stringstream text;
+    text << std::ifstream(entry.path()).rdbuf();
+    const std::string source = text.str();
+    for (auto match = std::sregex_iterator(source.begin(), source.end(), call); match != std::sregex_iterator(); ++match) names.insert((*match)[1]);
+  }
+  return names;
+}
+
+TEST(Table, EveryOperationHasATest) {
+  const std::set<std::string> called = called_by_the_tests();
+#define FW_OP(name, args) EXPECT_EQ(called.count(#name), 1U) << "no test of tests/ops calls " #name ": add one (op_check.h has the harness)";
+#include "ops/ops.def"
+#undef FW_OP
 }
 
 }  // namespace

@@ -1,0 +1,83 @@
+// Rows that move as they are, bit for bit, and the sum of two vectors.
+#include "op_check.h"
+#include "ops/ops.h"
+
+namespace fw::testing {
+namespace {
+
+template <class T>
+std::vector<T> values_of(int64_t n) {
+  Random random(3);
+  const std::vector<double> v = random_values(random, n);
+  return {v.begin(), v.end()};
+}
+
+template <class T>
+void check_copy() {
+  for (int threads : {1, 3}) {
+    const Threads limit(threads);
+    for (int64_t rows : {0, 1, 5, 3001}) {
+      for (int64_t cols : {1, 7, 65}) {
+        const std::vector<T> values = values_of<T>(rows * cols);
+        const Strided<T> from(rows, cols, values);
+        Strided<T> to(rows, cols);
+        host_ops<T>().copy_rows(host_exec<T>(), from.view(), to.mat());
+        EXPECT_EQ(to.values(), values) << rows << " x " << cols << ", " << threads << " threads";
+      }
+    }
+  }
+}
+
+TEST(CopyRows, EveryRowAndNothingBetween) {
+  check_copy<float>();
+  check_copy<double>();
+}
+
+template <class T>
+void check_last() {
+  for (int threads : {1, 3}) {
+    const Threads limit(threads);
+    for (const std::vector<int64_t>& offsets : std::vector<std::vector<int64_t>>{{0}, {0, 1}, {0, 1, 2, 9, 67}}) {
+      for (int64_t cols : {1, 7, 65}) {
+        const SeqLayout layout(offsets);
+        const std::vector<T> values = values_of<T>(layout.tokens() * cols);
+        const Strided<T> from(layout.tokens(), cols, values);
+        Strided<T> to(layout.count(), cols);
+        host_ops<T>().last_rows(host_exec<T>(), from.view(), layout, to.mat());
+        std::vector<T> want;
+        for (size_t n = 1; n < offsets.size(); ++n) want.insert(want.end(), values.begin() + (offsets[n] - 1) * cols, values.begin() + offsets[n] * cols);
+        EXPECT_EQ(to.values(), want) << layout.count() << " sequences of " << cols << " columns";
+      }
+    }
+  }
+}
+
+TEST(LastRows, TheLastTokenOfEverySequence) {
+  check_last<float>();
+  check_last<double>();
+}
+
+template <class T>
+void check_add() {
+  for (int threads : {1, 3}) {
+    const Threads limit(threads);
+    for (int64_t n : {0, 1, 7, 10001}) {
+      const std::vector<T> from = values_of<T>(n);
+      std::vector<T> to(from.rbegin(), from.rend());
+      std::vector<T> want = to;
+      for (size_t i = 0; i < want.size(); ++i) want[i] += from[i];
+      to.push_back(T(42));
+      want.push_back(T(42));
+      host_ops<T>().add_values(host_exec<T>(), from.data(), n, to.data());
+      EXPECT_EQ(to, want) << n << " values, the last element is not one of them";
+    }
+  }
+}
+
+TEST(AddValues, EveryValueAndNotTheNext) {
+  check_add<float>();
+  check_add<double>();
+}
+
+}  // namespace
+}  // namespace fw::testing
