@@ -1,4 +1,4 @@
-// What the kernels of the chunk form leave for each other in device memory (kernels.md 4): tiles of bf16 numbers in exactly the
+// What the kernels of the chunk form leave for each other in device memory: tiles of bf16 numbers in exactly the
 // form in which shared memory wants them, so that bulk copies bring a stage. C = 64 tokens; rows past a sequence's end are 0.
 //
 // A panel is 64 rows x 64 columns, 128 bytes a row, its 16-byte granules exchanged within a row by XOR with the row's last

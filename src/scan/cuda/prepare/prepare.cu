@@ -1,4 +1,4 @@
-// prepare: from the raw inputs of a rule to the images that the scans read (tiles.h, kernels.md 4.2). See kernels.h.
+// prepare: from the raw inputs of a rule to the images that the scans read (tiles.h). See kernels.h.
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/prepare/kernels.h"
 
