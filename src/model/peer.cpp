@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 #include <string_view>
 #include <vector>
 
@@ -406,11 +409,54 @@ std::string differences(const ModelConfig& ours, const ModelConfig& theirs) {
   return text;
 }
 
+// Axes and numbers that one rule has and the other has not.
+size_t rule_distance(const ModelConfig& ours, const ModelConfig& theirs) {
+  const auto words = [](const std::string& rule) {
+    std::set<std::string> all;
+    std::istringstream in(rule);
+    for (std::string word; in >> word;) all.insert(word);
+    return all;
+  };
+  const std::set<std::string> a = words(ours.rule), b = words(theirs.rule);
+  std::vector<std::string> either;
+  std::set_symmetric_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(either));
+  return either.size();
+}
+
 size_t count_differences(const ModelConfig& ours, const ModelConfig& theirs) {
   const Json a = config_to_json(ours), b = config_to_json(theirs);
-  size_t n = 0;
-  for (const auto& [key, value] : a.items()) n += value != b[key] ? 1 + (key == "rule" ? 100 : 0) : 0;
-  return n;
+  return static_cast<size_t>(std::count_if(a.items().begin(), a.items().end(), [&](const auto& item) { return item.value() != b[item.key()]; }));
+}
+
+// What a type's model would be that is as much like a configuration as the type allows.
+struct Candidate {
+  const Type* type = nullptr;
+  Json json;           // the type's configuration
+  ModelConfig theirs;  // its meaning
+  size_t distance = 0;
+};
+
+// The types that have these sizes, the nearest first; `obstacle`: what the first of the others said against it.
+std::vector<Candidate> candidates(const ModelConfig& config, std::string& obstacle) {
+  constexpr size_t kRule = 1000;  // an axis weighs more than all keys
+  const ModelConfig ours = meaning(config);
+  std::vector<Candidate> all;
+  for (const Type& type : kTypes) {
+    Candidate candidate{&type, {{"model_type", type.name}}, {}, 0};
+    type.write(config, candidate.json);
+    try {
+      candidate.theirs = meaning(config_from_peer(candidate.json, type.name));
+    } catch (const Error& error) {
+      if (obstacle.empty()) obstacle = error.what();
+      continue;
+    }
+    // A rule that is called as a type is nearest to it, however its layer computes it.
+    const size_t axes = config.rule == type.name ? 0 : rule_distance(ours, candidate.theirs);
+    candidate.distance = kRule * axes + count_differences(ours, candidate.theirs);
+    all.push_back(std::move(candidate));
+  }
+  std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) { return a.distance < b.distance; });
+  return all;
 }
 
 }  // namespace
@@ -465,27 +511,43 @@ Json config_to_peer(const ModelConfig& config) {
     fail_usage("config.json: peer.config no longer says what the keys beside it say: {}; remove the key 'peer' to export it as it is now",
                differences(ours, theirs));
   }
-  std::string nearest_type, obstacle;
-  size_t least = 0;
-  for (const Type& type : kTypes) {
-    Json json = {{"model_type", type.name}};
-    type.write(config, json);
-    ModelConfig theirs;
-    try {
-      theirs = meaning(config_from_peer(json, type.name));
-    } catch (const Error& error) {
-      if (nearest_type.empty()) obstacle = error.what();
-      continue;
-    }
-    if (ours == theirs) return json;
-    if (const size_t n = count_differences(ours, theirs); nearest_type.empty() || n < least) {
-      least = n;
-      nearest_type = type.name;
-      obstacle = differences(ours, theirs);
-    }
+  std::string obstacle;
+  const std::vector<Candidate> types = candidates(config, obstacle);
+  for (const Candidate& type : types) {
+    if (ours == type.theirs) return type.json;
   }
-  fail_usage("flash-linear-attention has no model that computes this; its nearest is {}, which wants {}", nearest_type.empty() ? "none" : nearest_type,
-             obstacle);
+  fail_usage("flash-linear-attention has no model that computes this; its nearest is {}, which wants {}", types.empty() ? "none" : types.front().type->name,
+             types.empty() ? obstacle : differences(ours, types.front().theirs));
+}
+
+PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>& fixed) {
+  validate(wanted);
+  const ModelConfig ours = meaning(wanted);
+  std::string obstacle;
+  const std::vector<Candidate> types = candidates(wanted, obstacle);
+  if (types.empty()) fail_usage("layout fla: flash-linear-attention has no model of these sizes: {}", obstacle);
+  const auto same_rule = std::find_if(types.begin(), types.end(), [&](const Candidate& type) { return type.theirs.rule == ours.rule; });
+  if (same_rule == types.end()) {
+    fail_usage(
+        "layout fla: flash-linear-attention has no layer that computes the rule '{}'; its nearest is {}, which wants {}. Give that, or train without "
+        "the layout and without an export",
+        wanted.rule, types.front().type->name, differences(ours, types.front().theirs));
+  }
+  PeerLayout layout{same_rule->type->name, wanted, {}};
+  Json json = config_to_json(wanted);
+  const Json before = config_to_json(ours), after = config_to_json(same_rule->theirs);
+  for (const auto& [key, value] : before.items()) {
+    if (value == after[key]) continue;
+    if (std::find(fixed.begin(), fixed.end(), key) != fixed.end()) {
+      fail_usage("layout fla: {} wants {} = {}, but {} was given: leave {} out, or train without the layout", layout.type, key, after[key].dump(), value.dump(),
+                 key);
+    }
+    layout.changes.push_back(fmt::format("{} = {} (else {})", key, after[key].dump(), value.dump()));
+    json[key] = after[key];
+  }
+  layout.config = config_from_json(json, "layout fla");
+  config_to_peer(layout.config);  // says what is missing, should a key not be enough
+  return layout;
 }
 
 std::string peer_parameter_name(const Json& peer_config, const std::string& name) {

@@ -9,6 +9,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "model/config.h"
 
@@ -26,6 +27,16 @@ ModelConfig config_from_peer(const nlohmann::json& config, const std::string& wh
 // The peer's configuration of the same model: the one it came with, or one made for it. Throws Error(kUsage) saying which keys
 // stand in the way when no peer's type has such a layer.
 nlohmann::json config_to_peer(const ModelConfig& config);
+
+// A configuration like `wanted` whose model can be exported, for use before it is trained: the peer's type with the same rule says
+// what the other keys have to be. Throws Error(kUsage) when no type has the rule (with the nearest and what it wants), and when
+// a key of `fixed`, which the user has said, would have to change.
+struct PeerLayout {
+  std::string type;  // "gdn2"
+  ModelConfig config;
+  std::vector<std::string> changes;  // "decay_rank = 64 (else 0)"
+};
+PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>& fixed);
 
 // The peer's name of our parameter; peer_config as config_to_peer gives it.
 std::string peer_parameter_name(const nlohmann::json& peer_config, const std::string& name);

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -173,6 +174,59 @@ TEST(Peer, ExportsModelsOfOurOwn) {
   EXPECT_NE(words.find("nearest is gdn2"), std::string::npos) << words;
   EXPECT_NE(words.find("decay_rank = 8 (here 0)"), std::string::npos) << words;
   EXPECT_NE(error_of([] { config_to_peer(small_config("kaczmarz")); }).find("no model that computes this"), std::string::npos);
+}
+
+// Every named rule: a model that is laid out for it goes out and comes back with the same loss, or the refusal names the nearest type.
+TEST(Peer, LayoutMakesEveryRuleExportableThatAPeerHas) {
+  const std::map<std::string, std::string> exportable = {{"linear_attention", "linear_attn"},
+                                                         {"retnet", "retnet"},
+                                                         {"gla", "gla"},
+                                                         {"deltanet", "delta_net"},
+                                                         {"deltanet_neg", "delta_net"},
+                                                         {"gated_deltanet", "gated_deltanet"},
+                                                         {"gated_deltanet_neg", "gated_deltanet"},
+                                                         {"kda", "kda"},
+                                                         {"kda_neg", "kda"},
+                                                         {"gated_deltanet2", "gdn2"},
+                                                         {"gated_deltanet2_neg", "gdn2"},
+                                                         {"precond_gated_deltanet", "precond_gated_deltanet"},
+                                                         {"precond_kda", "precond_kda"}};
+  for (const Preset& preset : presets()) {
+    const std::string name(preset.name);
+    SCOPED_TRACE(name);
+    const ModelConfig wanted = small_config(name);
+    const auto type = exportable.find(name);
+    if (type == exportable.end()) {
+      const std::string words = error_of([&] { peer_layout(wanted, {}); });
+      EXPECT_NE(words.find("no layer that computes the rule '" + name + "'; its nearest is "), std::string::npos) << words;
+      continue;
+    }
+    const PeerLayout layout = peer_layout(wanted, {"rule", "hidden_size", "num_hidden_layers", "num_heads", "head_dim", "vocab_size"});
+    EXPECT_EQ(layout.type, type->second);
+    EXPECT_EQ(layout.config.rule, name);
+    EXPECT_EQ(peer_layout(layout.config, {}).config, layout.config);  // it is one already
+    EXPECT_TRUE(peer_layout(layout.config, {}).changes.empty());
+    TempFolder theirs;
+    LanguageModel<float> model = noisy_model<float>(layout.config);
+    export_model(theirs.path(), model);
+    LanguageModel<float> back = load_model<float>(theirs.path());
+    const std::vector<int32_t> ids = random_ids(20, wanted.vocab_size, 1);
+    EXPECT_EQ(back.evaluate(ids, ids, SeqLayout({0, 20})).nll, model.evaluate(ids, ids, SeqLayout({0, 20})).nll);
+  }
+}
+
+TEST(Peer, LayoutSaysWhatItChangesAndDoesNotChangeWhatWasSaid) {
+  const PeerLayout layout = peer_layout(small_config("gated_deltanet2"), {});
+  EXPECT_NE(std::find(layout.changes.begin(), layout.changes.end(), "decay_rank = 8 (else 0)"), layout.changes.end());
+  const std::string words = error_of([] { peer_layout(small_config("gated_deltanet2"), {"decay_rank"}); });
+  EXPECT_EQ(words, "layout fla: gdn2 wants decay_rank = 8, but 0 was given: leave decay_rank out, or train without the layout");
+  const std::string comba = error_of([] { peer_layout(small_config("comba"), {}); });
+  EXPECT_NE(comba.find("nearest is comba"), std::string::npos) << comba;
+  const std::string exported = error_of([] { config_to_peer(small_config("comba")); });
+  EXPECT_NE(exported.find("nearest is comba"), std::string::npos) << exported;
+  ModelConfig grouped = small_config("gla");
+  grouped.num_v_heads = 4;
+  EXPECT_NE(error_of([&] { peer_layout(grouped, {"num_v_heads"}); }), "");
 }
 
 TEST(Peer, AChangedConfigurationIsNotExportedAsItWas) {
