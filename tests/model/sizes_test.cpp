@@ -1,0 +1,56 @@
+// Sizes by name have the number of parameters that the papers' models have (vocabulary of 32,000).
+#include "model/sizes.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "model/config.h"
+
+namespace fw {
+namespace {
+
+double parameters(const std::string& size, const std::string& rule) {
+  ModelConfig config;
+  config.rule = rule;
+  config.vocab_size = 32000;
+  keys_from_json(key_tables(config), size_keys(size, rule), size, {});
+  validate(config);
+  return parameter_count(config);
+}
+
+TEST(Sizes, HaveThePapersNumberOfParameters) {
+  EXPECT_NEAR(parameters("340m", "deltanet") / 1e6, 341.6, 0.05);
+  EXPECT_NEAR(parameters("340m", "gated_deltanet") / 1e6, 341.8, 0.05);
+  EXPECT_NEAR(parameters("340m", "precond_gated_deltanet") / 1e6, 342.2, 0.05);
+  EXPECT_NEAR(parameters("340m", "kda") / 1e6, 354.2, 0.05);
+  EXPECT_NEAR(parameters("400m", "kaczmarz") / 1e6, 399.7, 0.05);
+  EXPECT_NEAR(parameters("1b", "gated_deltanet") / 1e6, 995.0, 0.05);
+  EXPECT_NEAR(parameters("1b", "precond_gated_deltanet") / 1e6, 996.2, 0.05);
+  EXPECT_EQ(parameters("1.3b", "gated_deltanet2"), 1348080448.0);
+}
+
+// Every size is one of every rule, and neither the rule nor the vocabulary is the size's.
+TEST(Sizes, AreThoseOfEveryRule) {
+  for (const NamedSize& size : named_sizes()) {
+    for (const Preset& preset : presets()) {
+      SCOPED_TRACE(std::string(size.name) + " " + std::string(preset.name));
+      EXPECT_GT(parameters(size.name, std::string(preset.name)), 3e8);
+      EXPECT_FALSE(size_keys(size.name, std::string(preset.name)).contains("rule"));
+      EXPECT_FALSE(size_keys(size.name, std::string(preset.name)).contains("vocab_size"));
+    }
+  }
+}
+
+TEST(Sizes, AnUnknownOneIsAnErrorWithTheNearest) {
+  try {
+    size_keys("1.3", "kda");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "size: expected one of 340m, 400m, 1b, 1.3b, got '1.3'; did you mean '1.3b'?");
+  }
+}
+
+}  // namespace
+}  // namespace fw
