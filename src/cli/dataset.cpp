@@ -58,7 +58,11 @@ std::string fingerprint(const DataConfig& data, const Tokenizer& tokenizer) {
   print.add(tokenizer.type());
   print.add(fmt::format("{} {} {}", tokenizer.vocab_size(), data.valid_fraction, data.text.size()));
   print.add(data.separator);
-  if (data.tokenizer != "bytes") print.add_file(data.tokenizer);
+  if (data.tokenizer.empty()) {  // of a model
+    for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) print.add(tokenizer.piece(id));
+  } else if (data.tokenizer != "bytes") {
+    print.add_file(data.tokenizer);
+  }
   for (const std::string& path : data.text) print.add_file(path);
   if (!data.valid.empty()) print.add_file(data.valid);
   return print.text();

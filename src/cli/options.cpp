@@ -193,6 +193,11 @@ bool Options::given(const std::string& key) const {
   fail_internal("no option '{}' in the table", key);
 }
 
+bool Options::said(const std::string& section, const std::string& key) const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [&](const Option& option) { return option.section == section && option.key == key && (option.is_given || option.in_file); });
+}
+
 bool Options::has_sections() const {
   return std::any_of(entries_.begin(), entries_.end(), [](const Option& option) { return !option.section.empty(); });
 }

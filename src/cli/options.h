@@ -24,7 +24,8 @@ struct Option {
   char separator = '\0';           // lists: ',' splits a value; '\0': one value each time the option is given
   std::string default_text;        // the default as the help shows it
   std::vector<std::string> given;  // values of the command line
-  bool is_given = false;
+  bool is_given = false;           // on the command line
+  bool in_file = false;            // named by a run file that was loaded
 
   bool is_switch() const { return std::holds_alternative<bool*>(target); }
 };
@@ -43,6 +44,8 @@ class Options {
   const std::vector<Option>& entries() const { return entries_; }
   std::vector<Option>& entries() { return entries_; }
   bool given(const std::string& key) const;  // on the command line; Error(kInternal) for an unknown key
+  // Whether the user said it: on the command line or in a run file.
+  bool said(const std::string& section, const std::string& key) const;
   bool has_sections() const;
 
  private:

@@ -121,8 +121,9 @@ toml::table parse(const std::string& path) {
   return parse_toml(read_file(path, kLargest), path);
 }
 
-const Option* find(const Options& options, const std::string& section, const std::string& key) {
-  for (const Option& option : options.entries()) {
+template <class Table>  // Options or const Options
+auto find(Table& options, const std::string& section, const std::string& key) -> decltype(options.entries().data()) {
+  for (auto& option : options.entries()) {
     if (!option.section.empty() && option.section == section && option.key == key) return &option;
   }
   return nullptr;
@@ -167,8 +168,9 @@ void load_table(const std::string& path, const std::string& name, const toml::ta
   for (const auto& [key_node, node] : table) {
     const std::string key(key_node.str());
     const std::string full = name.empty() ? key : fmt::format("{}.{}", name, key);
-    if (const Option* option = find(options, name, key); option != nullptr) {
+    if (Option* option = find(options, name, key); option != nullptr) {
       std::visit(SetFromNode{node, path, full, !option->is_given}, option->target);
+      option->in_file = true;
     } else if (is_section(options, full)) {
       if (!node.is_table()) fail_usage("{}: {}: expected a table, got {}", place(path, node), full, type_name(node));
       load_table(path, full, *node.as_table(), options);

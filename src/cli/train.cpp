@@ -17,6 +17,7 @@
 #include "cli/recipe.h"
 #include "cli/run_config.h"
 #include "cli/signals.h"
+#include "cli/start_model.h"
 #include "report/curves.h"
 #include "report/metrics.h"
 #include "report/progress.h"
@@ -94,10 +95,11 @@ class Reporter {
 };
 
 // The files that make a run are found again from any folder.
-void make_paths_absolute(DataConfig& data) {
+void make_paths_absolute(DataConfig& data, TrainConfig& train) {
+  if (!train.from.empty()) train.from = fs::absolute(train.from).lexically_normal().string();
   for (std::string& path : data.text) path = fs::absolute(path).lexically_normal().string();
   if (!data.valid.empty()) data.valid = fs::absolute(data.valid).lexically_normal().string();
-  if (data.tokenizer != "bytes") data.tokenizer = fs::absolute(data.tokenizer).lexically_normal().string();
+  if (!data.tokenizer.empty() && data.tokenizer != "bytes") data.tokenizer = fs::absolute(data.tokenizer).lexically_normal().string();
 }
 
 bool has_checkpoints(const std::string& out) { return !list_checkpoints(out + "/checkpoints").empty(); }
@@ -112,7 +114,8 @@ class Train : public Command {
            "The run folder: model/ (config.json, model.safetensors, tokenizer.json), checkpoints/, data/, config.toml, metrics.jsonl, metrics.csv, loss.svg, "
            "loss.png.\n\nExamples:\n  fastweight train --text my.txt --out my-run\n  fastweight train recipes/shakespeare.toml --text shakespeare.txt --steps "
            "500\n"
-           "  fastweight train --resume --out my-run";
+           "  fastweight train --resume --out my-run\n"
+           "  fastweight train --from my-run --text other.txt --out tuned";
   }
   void declare(Options& options) override { o_.declare(options); }
   int run(Options& options) override;
@@ -140,12 +143,15 @@ std::string Train::resolved_run_file() const {
 
 // Run file and options into the configuration, checked as far as it can be without touching a file of the run.
 void Train::load(Options& options) {
+  if (o_.resume && options.given("from"))
+    fail_usage("--resume: expected no --from: the run goes on with the model that it has, got --from '{}'", o_.train.from);
   if (o_.recipe.empty() && o_.resume) o_.recipe = resolved_run_file();
   if (!o_.recipe.empty()) load_recipe(o_.recipe, options);
+  if (o_.train.from.empty() && o_.data.tokenizer.empty()) o_.data.tokenizer = "bytes";
   apply_threads(o_.threads);
   validate(o_.train);
   validate(o_.data);
-  make_paths_absolute(o_.data);
+  make_paths_absolute(o_.data, o_.train);
 }
 
 // A resumed run may be given other settings (more steps, say); which ones is said, because the bits then differ.
@@ -225,17 +231,20 @@ int Train::run(Options& options) {
   if (o_.resume && !has_checkpoints(out))
     fail_usage("--resume: no checkpoint in '{}/checkpoints'; leave --resume out to begin, or say with --out where the run is", out);
 
-  const std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(o_.data.tokenizer);
-  if (o_.model.vocab_size == 0) o_.model.vocab_size = tokenizer->vocab_size();
-  validate(o_.model);
+  StartModel start = start_model(o_.model, o_.train, o_.data, options, o_.resume);
+  o_.model = start.config;
+  const std::shared_ptr<const Tokenizer> tokenizer = start.tokenizer;
   const Dataset data = prepare_dataset(o_.data, *tokenizer, out, o_.resume);
   Trainer trainer(o_.train, o_.model, tokenizer, data.train, data.valid);
+  if (start.model) trainer.start_from(*start.model);
+  start.model.reset();
   if (o_.resume) {
     trainer.resume([](const std::string& warning) { fmt::print(stderr, "fastweight train: warning: {}\n", warning); });
     note_changes(options);
   }
   make_folders(out);
   write_file_atomic(out + "/config.toml", to_toml(options, "The resolved run: 'fastweight train' with this file and a new --out gives the same run."));
+  fmt::print("{}", start.note);
   describe_run(trainer, data);
   if (o_.resume) fmt::print("resumed at step {}\n", trainer.step());
 

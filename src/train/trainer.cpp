@@ -228,6 +228,12 @@ Trainer::Trainer(const TrainConfig& config, const ModelConfig& model, std::share
 
 Trainer::~Trainer() = default;
 
+void Trainer::start_from(const LanguageModel<float>& model) {
+  LanguageModel<float>& ours = impl_->model;
+  if (!(model.config() == ours.config())) fail_internal("start_from: the model has another configuration than the trainer's");
+  for (const ParamSpec& spec : ours.params().specs()) ours.params().write_values(spec, model.params().host_values(spec).span());
+}
+
 bool Trainer::resume(const std::function<void(const std::string&)>& warn) {
   Impl& t = *impl_;
   clean_checkpoints(t.checkpoints);

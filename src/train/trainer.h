@@ -51,6 +51,9 @@ class Trainer {
           std::shared_ptr<const TokenFile> valid);
   ~Trainer();
 
+  // Begins with the parameters of a model of the same configuration, not with initial ones.
+  void start_from(const LanguageModel<float>& model);
+
   // Newest good checkpoint under out/checkpoints; a damaged newest one is reported by `warn` and the one before it used.
   // Returns false if there is none at all. Throws Error(kUsage) when there are some and all are damaged, and when the
   // checkpoint is of another model, seed, sequence length or training file.
