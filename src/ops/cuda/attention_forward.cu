@@ -1,0 +1,229 @@
+// Attention forward. A block owns 128 queries of one head and walks over blocks of 128 keys, from the last that any of them sees to the first.
+//
+//   warpgroup 0, thread 0    brings Q once, then K and V of a block of keys into rings of two stages
+//   warpgroups 1, 2          workers: rows 64 (w - 1) ... of the tile: S = Q K^T, softmax, O += P V. The products of a block's scores run while
+//                            the block before it is multiplied with its values, and while the other worker does its exponentials: they take
+//                            turns at issuing products
+//   barriers                 q (once), k and v rings: full by bytes, empty by all workers
+//   shared memory            Q [2][64, D], K [2][128, D], V [2][128, D], barriers; O leaves through Q
+#include "ops/cuda/attention_parts.cuh"
+
+namespace fw::cuda {
+namespace {
+
+constexpr int kKeys = 128;  // of a block
+constexpr int kStages = 2;
+
+template <int kDim>
+struct ForwardShape {
+  static constexpr int kTile = 2 * kHalfBytes<kDim>;  // [128, kDim]
+  static constexpr int kQ = 0, kK = kTile, kV = kK + kStages * kTile, kBarriers = kV + kStages * kTile, kShared = kBarriers + kAttentionBarrierBytes;
+  struct Barriers {
+    uint64_t q;
+    RingBarriers<kStages> k, v;
+  };
+  static_assert(sizeof(Barriers) <= kAttentionBarrierBytes && kShared <= kScanSharedLimit);
+};
+
+struct ForwardMaps {
+  TensorMap q, k, v;
+};
+
+// [128, kDim] as panels of 128 rows.
+template <int kDim>
+FW_DEVICE void bring_block(const TensorMap& map, int head, int row, char* to, uint64_t* full) {
+  mbarrier_expect(full, 2 * kHalfBytes<kDim>);
+  bring_half<kDim>(map, head, row, to, 2 * kPanelBytes, full);
+  bring_half<kDim>(map, head, row + 64, to + kPanelBytes, 2 * kPanelBytes, full);
+}
+
+// Running maximum (of scores as they are) and sum of exponentials of this lane's two rows; the sum is of its own columns until finish().
+struct Softmax {
+  float top[2], sum[2];
+  FW_DEVICE Softmax() : top{-INFINITY, -INFINITY}, sum{0, 0} {}
+
+  // Scores become exp2(scale (s - top)); factor: what everything before must be multiplied with.
+  template <int kN>
+  FW_DEVICE void step(float (&s)[kN], float scale, float (&factor)[2]) {
+    FW_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      float most = top[h];
+      FW_UNROLL
+      for (int i = 0; i < kN / 4; ++i) most = max(most, max(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]));
+      most = max(most, shuffle_xor(most, 1));
+      most = max(most, shuffle_xor(most, 2));
+      const float base = most == -INFINITY ? 0.0f : most * scale;  // nothing seen yet
+      factor[h] = exp2_fast(fmaf(top[h], scale, -base));
+      top[h] = most;
+      float total = 0;
+      FW_UNROLL
+      for (int i = 0; i < kN / 4; ++i) {
+        FW_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[4 * i + 2 * h + e];
+          x = exp2_fast(fmaf(x, scale, -base));
+          total += x;
+        }
+      }
+      sum[h] = fmaf(sum[h], factor[h], total);
+    }
+  }
+  FW_DEVICE void finish() {
+    FW_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      sum[h] += shuffle_xor(sum[h], 1);
+      sum[h] += shuffle_xor(sum[h], 2);
+    }
+  }
+};
+
+template <int kDim>
+__global__ void __launch_bounds__(kAttentionThreads, 1) attention_forward_kernel(const AttentionArgs args, const __grid_constant__ ForwardMaps maps) {
+  using Shape = ForwardShape<kDim>;
+  char* const shared = shared_memory();
+  auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
+  if (thread_index() == 0) {
+    mbarrier_init(&barriers.q, 1);
+    barriers.k.init(1, kWorkers);
+    barriers.v.init(1, kWorkers);
+    mbarrier_init_fence();
+  }
+  sync_threads();
+  grid_dependency_wait();
+  const int head = static_cast<int>(block_index_x()) % args.heads;
+  const AttentionTile tile = args.tiles[static_cast<int>(block_index_x()) / args.heads];
+  const Sight sight(tile, args.window);
+  const int last = (sight.end_key(tile.first, kAttentionRows) - 1) / kKeys, first = sight.first_key(tile.first) / kKeys;
+
+  if (thread_index() < 128) {
+    register_count_decrease<24>();
+    if (thread_index() != 0) return;
+    const int kv_head = head / (args.heads / args.kv_heads);
+    mbarrier_expect(&barriers.q, Shape::kTile);
+    bring_half<kDim>(maps.q, head, tile.query + tile.first, shared + Shape::kQ, kPanelBytes, &barriers.q);
+    bring_half<kDim>(maps.q, head, tile.query + tile.first + 64, shared + Shape::kQ + kHalfBytes<kDim>, kPanelBytes, &barriers.q);
+    Ring<kStages> ring;
+    for (int j = last; j >= first; --j, ring.next()) {
+      barriers.k.wait_empty(ring);
+      bring_block<kDim>(maps.k, kv_head, tile.key + j * kKeys, shared + Shape::kK + ring.slot * Shape::kTile, barriers.k.full + ring.slot);
+      barriers.v.wait_empty(ring);
+      bring_block<kDim>(maps.v, kv_head, tile.key + j * kKeys, shared + Shape::kV + ring.slot * Shape::kTile, barriers.v.full + ring.slot);
+    }
+    return;
+  }
+
+  register_count_increase<240>();
+  const int worker = static_cast<int>(thread_index()) / 128 - 1;
+  const uint32_t base = shuffle(shared_address(shared), 0);
+  const uint32_t q = base + Shape::kQ + worker * kHalfBytes<kDim>;
+  const float scale = args.scale * kLog2E;
+  const int rows = tile.first + 64 * worker;  // the worker's first query
+  const auto stage = [&](int matrices, const Ring<kStages>& ring) { return base + matrices + ring.slot * Shape::kTile; };
+  const auto hide = [&](float(&s)[kKeys / 2], int j) {
+    if (sight.sees_all(rows, 64, j * kKeys, kKeys)) return;
+    const int query = tile.first + worker_row(worker);
+    FW_UNROLL
+    for (int i = 0; i < kKeys / 2; ++i) {
+      if (!sight.sees(query + i % 4 / 2 * 8, j * kKeys + accumulator_column(i))) s[i] = -INFINITY;
+    }
+  };
+
+  float s[kKeys / 2], o[kDim / 2], factor[2];
+  uint32_t p[kKeys / 16][4];
+  FW_UNROLL
+  for (int i = 0; i < kDim / 2; ++i) o[i] = 0.0f;
+  Softmax softmax;
+  Ring<kStages> k_ring, v_ring;
+  mbarrier_wait(&barriers.q, 0);
+  barriers.k.wait_full(k_ring);
+  wgmma_fence();
+  multiply_transposed<kDim, kKeys>(s, q, stage(Shape::kK, k_ring));
+  wgmma_commit();
+  wgmma_wait<0>();
+  keep(s);
+  barriers.k.put_empty(k_ring);
+  k_ring.next();
+  hide(s, last);
+  softmax.step(s, scale, factor);
+  pack_fragments(s, p);
+  // The last block of keys may end with rows of another sequence: their P is 0, their values must be numbers.
+  const int valid = sight.keys - last * kKeys;
+  if (valid < kKeys) {
+    barriers.v.wait_full(v_ring);
+    char* const v = shared + Shape::kV;
+    const int thread = static_cast<int>(thread_index()) - 128;
+    clear_rows<kDim>(v, 2 * kPanelBytes, min(valid, 64), thread, kWorkers);
+    clear_rows<kDim>(v + kPanelBytes, 2 * kPanelBytes, valid - 64, thread, kWorkers);
+    fence_async_shared();
+    named_barrier_sync(kClearBarrier, kWorkers);
+  }
+
+  if (worker == 1 && last > first) named_barrier_arrive(kTurnBarrier, kWorkers);  // the first turn is worker 0's
+  FW_NO_UNROLL
+  for (int j = last - 1; j >= first; --j) {
+    barriers.k.wait_full(k_ring);
+    named_barrier_sync(kTurnBarrier + worker, kWorkers);
+    wgmma_fence();
+    multiply_transposed<kDim, kKeys>(s, q, stage(Shape::kK, k_ring));
+    wgmma_commit();
+    barriers.v.wait_full(v_ring);
+    wgmma_fence();
+    add_product<kDim, kKeys>(o, p, stage(Shape::kV, v_ring));
+    wgmma_commit();
+    if (worker == 0 || j > first) named_barrier_arrive(kTurnBarrier + (worker ^ 1), kWorkers);
+    wgmma_wait<1>();
+    keep(s);
+    barriers.k.put_empty(k_ring);
+    k_ring.next();
+    hide(s, j);
+    softmax.step(s, scale, factor);
+    wgmma_wait<0>();
+    keep(o);
+    keep_fragments(p);
+    barriers.v.put_empty(v_ring);
+    v_ring.next();
+    FW_UNROLL
+    for (int i = 0; i < kDim / 2; ++i) o[i] *= factor[i % 4 / 2];
+    pack_fragments(s, p);
+  }
+  barriers.v.wait_full(v_ring);
+  wgmma_fence();
+  add_product<kDim, kKeys>(o, p, stage(Shape::kV, v_ring));
+  wgmma_commit();
+  softmax.finish();
+  wgmma_wait<0>();
+  keep(o);
+  barriers.v.put_empty(v_ring);
+
+  const float inverse[2] = {1.0f / softmax.sum[0], 1.0f / softmax.sum[1]};
+  FW_UNROLL
+  for (int i = 0; i < kDim / 2; ++i) o[i] *= inverse[i % 4 / 2];
+  if (args.lse != nullptr && lane_index() % 4 == 0) {
+    FW_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const int query = tile.first + worker_row(worker) + 8 * h;
+      if (query < tile.queries) args.lse[head * args.query_rows + tile.query + query] = fmaf(softmax.top[h], scale, log2f(softmax.sum[h]));
+    }
+  }
+  leave<kDim>(o, args.o, head, tile.query + rows, tile.queries - rows, args.dim, shared + Shape::kQ + worker * kHalfBytes<kDim>, kLeaveBarrier + worker);
+}
+
+template <int kDim>
+void launch_forward(const AttentionArgs& args, void* stream) {
+  ForwardMaps maps;
+  map_or_fail("q", args.q, args.query_rows, args.heads, args.dim, maps.q);
+  map_or_fail("k", args.k, args.key_rows, args.kv_heads, args.dim, maps.k);
+  map_or_fail("v", args.v, args.key_rows, args.kv_heads, args.dim, maps.v);
+  const Dim3 grid{static_cast<unsigned>(args.tile_count) * static_cast<unsigned>(args.heads), 1, 1};
+  launch_overlapped(attention_forward_kernel<kDim>, grid, kAttentionThreads, ForwardShape<kDim>::kShared, stream, args, maps);
+}
+
+}  // namespace
+
+void attention_forward(const AttentionArgs& args, void* stream) {
+  check_attention(args);
+  if (args.tile_count == 0) return;
+  args.dim <= 64 ? launch_forward<64>(args, stream) : launch_forward<128>(args, stream);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,52 @@
+// Host side of attention (attention.h): how sequences are cut into tiles, and what the kernels can take.
+#include <algorithm>
+
+#include "base/error.h"
+#include "ops/cuda/attention.h"
+
+namespace fw::cuda {
+
+std::vector<AttentionTile> attention_tiles(std::span<const AttentionSequence> sequences, bool of_keys, int64_t window) {
+  struct Weighed {
+    AttentionTile tile;
+    int64_t work;  // pairs of rows that meet
+  };
+  std::vector<Weighed> all;
+  for (const AttentionSequence& s : sequences) {
+    if (s.queries < 0 || s.keys < s.queries) fail_internal("attention: expected as many keys as queries at least, got {} and {}", s.keys, s.queries);
+    if (s.queries == 0) continue;
+    const int64_t rows = of_keys ? s.keys : s.queries, offset = s.keys - s.queries;
+    for (int64_t first = 0; first < rows; first += kAttentionRows) {
+      const int64_t end = std::min<int64_t>(first + kAttentionRows, rows);
+      int64_t low, high;
+      if (of_keys) {
+        low = std::max<int64_t>(0, first - offset);
+        high = window == 0 ? s.queries : std::min<int64_t>(s.queries, end - 1 + window - offset);
+      } else {
+        low = window == 0 ? 0 : std::max<int64_t>(0, first + offset - window + 1);
+        high = end + offset;
+      }
+      all.push_back({{s.query, s.key, s.queries, s.keys, static_cast<int32_t>(first)}, std::max<int64_t>(0, high - low)});
+    }
+  }
+  std::stable_sort(all.begin(), all.end(), [](const Weighed& a, const Weighed& b) { return a.work > b.work; });
+  std::vector<AttentionTile> tiles;
+  tiles.reserve(all.size());
+  for (const Weighed& one : all) tiles.push_back(one.tile);
+  return tiles;
+}
+
+void check_attention(const AttentionArgs& args) {
+  if (args.dim < 8 || args.dim > 128 || args.dim % 8 != 0) fail_internal("attention: head dim: expected a multiple of 8 up to 128, got {}", args.dim);
+  if (args.kv_heads < 1 || args.heads % args.kv_heads != 0) {
+    fail_internal("attention: heads: expected a multiple of the key heads, got {} and {}", args.heads, args.kv_heads);
+  }
+  for (const TokenArg* out : {&args.o, &args.dq, &args.dk, &args.dv}) {
+    if (out->data == nullptr) continue;
+    if (out->bf16 == 0 || out->stride_t % 8 != 0 || out->stride_h % 8 != 0 || reinterpret_cast<uintptr_t>(out->data) % 16 != 0) {
+      fail_internal("attention: expected bf16 rows and heads at multiples of 16 bytes, got strides {} and {}", out->stride_t, out->stride_h);
+    }
+  }
+}
+
+}  // namespace fw::cuda
