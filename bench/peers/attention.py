@@ -55,6 +55,7 @@ def main():
         elif "--flex" in sys.argv:
             from torch.nn.attention.flex_attention import create_block_mask, flex_attention
             mask = create_block_mask(lambda _b, _h, i, j: (i >= j) & (i - j < w), None, None, t, t, device="cuda")
+            torch._functorch.config.donated_buffer = False  # backward is timed again and again
             compiled = torch.compile(flex_attention)
             time_shape("flex", lambda q, k, v: compiled(q, k, v, block_mask=mask, enable_gqa=h != hk), b, t, h, hk, d, w)
 

@@ -18,6 +18,12 @@ using testing::Random;
 using testing::to_bf16;
 constexpr uint16_t kNan16 = 0x7fc0;
 
+#ifdef FW_CUDA_EMULATION
+constexpr int kBlocks = 3;
+#else
+constexpr int kBlocks = 132;
+#endif
+
 struct Case {
   std::string name;
   int heads, kv_heads, dim, window;
@@ -65,7 +71,7 @@ struct Results {
   bool operator==(const Results& other) const { return o == other.o && dq == other.dq && dk == other.dk && dv == other.dv && lse == other.lse; }
 };
 
-Results run(const Problem& p) {
+Results run(const Problem& p, int blocks = kBlocks) {
   const Case& c = p.c;
   DeviceBuffer<uint16_t> q(p.q), k(p.k), v(p.v), d_o(p.d_o), o(p.q.size()), dq(p.q.size()), dk(p.k.size()), dv(p.v.size());
   DeviceBuffer<float> lse(static_cast<size_t>(c.heads) * p.query_rows), delta(static_cast<size_t>(c.heads) * p.query_rows);
@@ -79,6 +85,7 @@ Results run(const Problem& p) {
   args.heads = c.heads, args.kv_heads = c.kv_heads, args.dim = c.dim, args.window = c.window;
   args.query_rows = p.query_rows, args.key_rows = p.key_rows;
   args.scale = 1 / std::sqrt(static_cast<float>(c.dim));
+  args.multiprocessors = blocks;
   args.tiles = query_tiles.data(), args.tile_count = static_cast<int>(attention_tiles(p.sequences, false, c.window).size());
   attention_forward(args, nullptr);
   attention_backward_queries(args, nullptr);
@@ -216,6 +223,7 @@ void check_case(const Case& c) {
   std::printf(" lse %.1e", worst);
   if (!(worst <= 1e-4)) fail("lse");
   if (!c.damaged && !(run(p) == got)) fail("bits again");
+  if (!c.damaged && !(run(p, 2) == got)) fail("bits of other blocks");
   if (p.sequences.size() > 1) alone(c, p, got, 2 % p.sequences.size());
   std::printf("\n");
 }

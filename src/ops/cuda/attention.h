@@ -46,6 +46,7 @@ struct AttentionArgs {
   int32_t tile_count = 0;
   int32_t heads = 0, kv_heads = 0, dim = 0;
   int32_t window = 0;
+  int32_t multiprocessors = 0;  // of the device: so many blocks share the tiles. Bits do not depend on it
   int64_t query_rows = 0, key_rows = 0;
   float scale = 1;
 };

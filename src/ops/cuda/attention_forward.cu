@@ -1,11 +1,12 @@
-// Attention forward. A block owns 128 queries of one head and walks over blocks of 128 keys, from the last that any of them sees to the first.
+// Attention forward. A block, of which there is one a multiprocessor, takes tiles of 128 queries of one head, one after the other, and walks over blocks
+// of 128 keys, from the last that any of them sees to the first.
 //
-//   warpgroup 0, thread 0    brings Q once, then K and V of a block of keys into rings of two stages
+//   warpgroup 0, thread 0    brings Q of a tile, and K and V of a block of keys into rings of two stages; it is ahead of the workers by a tile's end
 //   warpgroups 1, 2          workers: rows 64 (w - 1) ... of the tile: S = Q K^T, softmax, O += P V. The products of a block's scores run while
 //                            the block before it is multiplied with its values, and while the other worker does its exponentials: they take
 //                            turns at issuing products
-//   barriers                 q (once), k and v rings: full by bytes, empty by all workers
-//   shared memory            Q [2][64, D], K [2][128, D], V [2][128, D], barriers; O leaves through Q
+//   barriers                 q, k and v rings: full by bytes, empty by all workers
+//   shared memory            Q [2][64, D], O [2][64, D] on its way out, K [2][128, D], V [2][128, D], barriers
 #include "ops/cuda/attention_parts.cuh"
 
 namespace fw::cuda {
@@ -17,9 +18,10 @@ constexpr int kStages = 2;
 template <int kDim>
 struct ForwardShape {
   static constexpr int kTile = 2 * kHalfBytes<kDim>;  // [128, kDim]
-  static constexpr int kQ = 0, kK = kTile, kV = kK + kStages * kTile, kBarriers = kV + kStages * kTile, kShared = kBarriers + kAttentionBarrierBytes;
+  static constexpr int kQ = 0, kO = kTile, kK = kO + kTile, kV = kK + kStages * kTile, kBarriers = kV + kStages * kTile,
+                       kShared = kBarriers + kAttentionBarrierBytes;
   struct Barriers {
-    uint64_t q;
+    RingBarriers<1> q;
     RingBarriers<kStages> k, v;
   };
   static_assert(sizeof(Barriers) <= kAttentionBarrierBytes && kShared <= kScanSharedLimit);
@@ -36,6 +38,15 @@ FW_DEVICE void bring_block(const TensorMap& map, int head, int row, char* to, ui
   bring_half<kDim>(map, head, row, to, 2 * kPanelBytes, full);
   bring_half<kDim>(map, head, row + 64, to + kPanelBytes, 2 * kPanelBytes, full);
 }
+
+// The blocks of keys that a tile's queries see.
+struct KeyBlocks {
+  int first, last;
+  FW_DEVICE KeyBlocks(const AttentionArgs& args, const AttentionTile& tile) {
+    const Sight sight(tile, args.window);
+    first = sight.first_key(tile.first) / kKeys, last = (sight.end_key(tile.first, kAttentionRows) - 1) / kKeys;
+  }
+};
 
 // Running maximum (of scores as they are) and sum of exponentials of this lane's two rows; the sum is of its own columns until finish().
 struct Softmax {
@@ -83,129 +94,148 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_forward_kernel
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
   if (thread_index() == 0) {
-    mbarrier_init(&barriers.q, 1);
+    barriers.q.init(1, kWorkers);
     barriers.k.init(1, kWorkers);
     barriers.v.init(1, kWorkers);
     mbarrier_init_fence();
   }
   sync_threads();
   grid_dependency_wait();
-  const int head = static_cast<int>(block_index_x()) % args.heads;
-  const AttentionTile tile = args.tiles[static_cast<int>(block_index_x()) / args.heads];
-  const Sight sight(tile, args.window);
-  const int last = (sight.end_key(tile.first, kAttentionRows) - 1) / kKeys, first = sight.first_key(tile.first) / kKeys;
 
   if (thread_index() < 128) {
-    register_count_decrease<24>();
+    register_count_decrease<kLoaderRegisters>();
     if (thread_index() != 0) return;
-    const int kv_head = head / (args.heads / args.kv_heads);
-    mbarrier_expect(&barriers.q, Shape::kTile);
-    bring_half<kDim>(maps.q, head, tile.query + tile.first, shared + Shape::kQ, kPanelBytes, &barriers.q);
-    bring_half<kDim>(maps.q, head, tile.query + tile.first + 64, shared + Shape::kQ + kHalfBytes<kDim>, kPanelBytes, &barriers.q);
     Ring<kStages> ring;
-    for (int j = last; j >= first; --j, ring.next()) {
-      barriers.k.wait_empty(ring);
-      bring_block<kDim>(maps.k, kv_head, tile.key + j * kKeys, shared + Shape::kK + ring.slot * Shape::kTile, barriers.k.full + ring.slot);
-      barriers.v.wait_empty(ring);
-      bring_block<kDim>(maps.v, kv_head, tile.key + j * kKeys, shared + Shape::kV + ring.slot * Shape::kTile, barriers.v.full + ring.slot);
+    Ring<1> q;
+    Piece piece;
+    FW_NO_UNROLL
+    for (int number = 0; find_piece(args, args.heads, number, piece); ++number, q.next()) {
+      const KeyBlocks blocks(args, piece.tile);
+      const int kv_head = piece.head / (args.heads / args.kv_heads), query = piece.tile.query + piece.tile.first;
+      FW_NO_UNROLL
+      for (int j = blocks.last; j >= blocks.first; --j, ring.next()) {
+        barriers.k.wait_empty(ring);
+        bring_block<kDim>(maps.k, kv_head, piece.tile.key + j * kKeys, shared + Shape::kK + ring.slot * Shape::kTile, barriers.k.full + ring.slot);
+        if (j == blocks.last) {
+          barriers.q.wait_empty(q);
+          mbarrier_expect(barriers.q.full, Shape::kTile);
+          bring_half<kDim>(maps.q, piece.head, query, shared + Shape::kQ, kPanelBytes, barriers.q.full);
+          bring_half<kDim>(maps.q, piece.head, query + 64, shared + Shape::kQ + kHalfBytes<kDim>, kPanelBytes, barriers.q.full);
+        }
+        barriers.v.wait_empty(ring);
+        bring_block<kDim>(maps.v, kv_head, piece.tile.key + j * kKeys, shared + Shape::kV + ring.slot * Shape::kTile, barriers.v.full + ring.slot);
+      }
     }
     return;
   }
 
-  register_count_increase<240>();
+  register_count_increase<kWorkerRegisters>();
   const int worker = static_cast<int>(thread_index()) / 128 - 1;
   const uint32_t base = shuffle(shared_address(shared), 0);
   const uint32_t q = base + Shape::kQ + worker * kHalfBytes<kDim>;
-  const float scale = args.scale * kLog2E;
-  const int rows = tile.first + 64 * worker;  // the worker's first query
   const auto stage = [&](int matrices, const Ring<kStages>& ring) { return base + matrices + ring.slot * Shape::kTile; };
-  const auto hide = [&](float(&s)[kKeys / 2], int j) {
-    if (sight.sees_all(rows, 64, j * kKeys, kKeys)) return;
-    const int query = tile.first + worker_row(worker);
-    FW_UNROLL
-    for (int i = 0; i < kKeys / 2; ++i) {
-      if (!sight.sees(query + i % 4 / 2 * 8, j * kKeys + accumulator_column(i))) s[i] = -INFINITY;
-    }
-  };
-
-  float s[kKeys / 2], o[kDim / 2], factor[2];
-  uint32_t p[kKeys / 16][4];
-  FW_UNROLL
-  for (int i = 0; i < kDim / 2; ++i) o[i] = 0.0f;
-  Softmax softmax;
   Ring<kStages> k_ring, v_ring;
-  mbarrier_wait(&barriers.q, 0);
-  barriers.k.wait_full(k_ring);
-  wgmma_fence();
-  multiply_transposed<kDim, kKeys>(s, q, stage(Shape::kK, k_ring));
-  wgmma_commit();
-  wgmma_wait<0>();
-  keep(s);
-  barriers.k.put_empty(k_ring);
-  k_ring.next();
-  hide(s, last);
-  softmax.step(s, scale, factor);
-  pack_fragments(s, p);
-  // The last block of keys may end with rows of another sequence: their P is 0, their values must be numbers.
-  const int valid = sight.keys - last * kKeys;
-  if (valid < kKeys) {
-    barriers.v.wait_full(v_ring);
-    char* const v = shared + Shape::kV;
-    const int thread = static_cast<int>(thread_index()) - 128;
-    clear_rows<kDim>(v, 2 * kPanelBytes, min(valid, 64), thread, kWorkers);
-    clear_rows<kDim>(v + kPanelBytes, 2 * kPanelBytes, valid - 64, thread, kWorkers);
-    fence_async_shared();
-    named_barrier_sync(kClearBarrier, kWorkers);
-  }
-
-  if (worker == 1 && last > first) named_barrier_arrive(kTurnBarrier, kWorkers);  // the first turn is worker 0's
+  Ring<1> q_ring;
+  Piece piece;
   FW_NO_UNROLL
-  for (int j = last - 1; j >= first; --j) {
+  for (int number = 0; find_piece(args, args.heads, number, piece); ++number, q_ring.next()) {
+    const AttentionTile tile = piece.tile;
+    const float scale = args.scale * kLog2E;
+    const Sight sight(tile, args.window);
+    const KeyBlocks blocks(args, tile);
+    const int rows = tile.first + 64 * worker;  // the worker's first query
+    const auto hide = [&](float(&s)[kKeys / 2], int j) {
+      if (sight.sees_all(rows, 64, j * kKeys, kKeys)) return;
+      const int query = tile.first + worker_row(worker);
+      FW_UNROLL
+      for (int i = 0; i < kKeys / 2; ++i) {
+        if (!sight.sees(query + i % 4 / 2 * 8, j * kKeys + accumulator_column(i))) s[i] = -INFINITY;
+      }
+    };
+
+    float s[kKeys / 2], o[kDim / 2], factor[2];
+    uint32_t p[kKeys / 16][4];
+    FW_UNROLL
+    for (int i = 0; i < kDim / 2; ++i) o[i] = 0.0f;
+    Softmax softmax;
+    barriers.q.wait_full(q_ring);
     barriers.k.wait_full(k_ring);
-    named_barrier_sync(kTurnBarrier + worker, kWorkers);
     wgmma_fence();
     multiply_transposed<kDim, kKeys>(s, q, stage(Shape::kK, k_ring));
     wgmma_commit();
+    wgmma_wait<0>();
+    keep(s);
+    barriers.k.put_empty(k_ring);
+    k_ring.next();
+    if (blocks.last == blocks.first) barriers.q.put_empty(q_ring);
+    hide(s, blocks.last);
+    softmax.step(s, scale, factor);
+    pack_fragments(s, p);
+    // The last block of keys may end with rows of another sequence: their P is 0, their values must be numbers.
+    const int valid = sight.keys - blocks.last * kKeys;
+    if (valid < kKeys) {
+      barriers.v.wait_full(v_ring);
+      char* const v = shared + Shape::kV + v_ring.slot * Shape::kTile;
+      const int thread = static_cast<int>(thread_index()) - 128;
+      clear_rows<kDim>(v, 2 * kPanelBytes, min(valid, 64), thread, kWorkers);
+      clear_rows<kDim>(v + kPanelBytes, 2 * kPanelBytes, valid - 64, thread, kWorkers);
+      fence_async_shared();
+      named_barrier_sync(kClearBarrier, kWorkers);
+    }
+
+    if (worker == 1 && blocks.last > blocks.first) named_barrier_arrive(kTurnBarrier, kWorkers);  // the first turn is worker 0's
+    FW_NO_UNROLL
+    for (int j = blocks.last - 1; j >= blocks.first; --j) {
+      barriers.k.wait_full(k_ring);
+      named_barrier_sync(kTurnBarrier + worker, kWorkers);
+      wgmma_fence();
+      multiply_transposed<kDim, kKeys>(s, q, stage(Shape::kK, k_ring));
+      wgmma_commit();
+      barriers.v.wait_full(v_ring);
+      wgmma_fence();
+      add_product<kDim, kKeys>(o, p, stage(Shape::kV, v_ring));
+      wgmma_commit();
+      if (worker == 0 || j > blocks.first) named_barrier_arrive(kTurnBarrier + (worker ^ 1), kWorkers);
+      wgmma_wait<1>();
+      keep(s);
+      barriers.k.put_empty(k_ring);
+      k_ring.next();
+      if (j == blocks.first) barriers.q.put_empty(q_ring);
+      hide(s, j);
+      softmax.step(s, scale, factor);
+      wgmma_wait<0>();
+      keep(o);
+      keep_fragments(p);
+      barriers.v.put_empty(v_ring);
+      v_ring.next();
+      FW_UNROLL
+      for (int i = 0; i < kDim / 2; ++i) o[i] *= factor[i % 4 / 2];
+      pack_fragments(s, p);
+    }
     barriers.v.wait_full(v_ring);
     wgmma_fence();
     add_product<kDim, kKeys>(o, p, stage(Shape::kV, v_ring));
     wgmma_commit();
-    if (worker == 0 || j > first) named_barrier_arrive(kTurnBarrier + (worker ^ 1), kWorkers);
-    wgmma_wait<1>();
-    keep(s);
-    barriers.k.put_empty(k_ring);
-    k_ring.next();
-    hide(s, j);
-    softmax.step(s, scale, factor);
+    softmax.finish();
     wgmma_wait<0>();
     keep(o);
     keep_fragments(p);
     barriers.v.put_empty(v_ring);
     v_ring.next();
-    FW_UNROLL
-    for (int i = 0; i < kDim / 2; ++i) o[i] *= factor[i % 4 / 2];
-    pack_fragments(s, p);
-  }
-  barriers.v.wait_full(v_ring);
-  wgmma_fence();
-  add_product<kDim, kKeys>(o, p, stage(Shape::kV, v_ring));
-  wgmma_commit();
-  softmax.finish();
-  wgmma_wait<0>();
-  keep(o);
-  barriers.v.put_empty(v_ring);
 
-  const float inverse[2] = {1.0f / softmax.sum[0], 1.0f / softmax.sum[1]};
-  FW_UNROLL
-  for (int i = 0; i < kDim / 2; ++i) o[i] *= inverse[i % 4 / 2];
-  if (args.lse != nullptr && lane_index() % 4 == 0) {
+    const float inverse[2] = {1.0f / softmax.sum[0], 1.0f / softmax.sum[1]};
     FW_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      const int query = tile.first + worker_row(worker) + 8 * h;
-      if (query < tile.queries) args.lse[head * args.query_rows + tile.query + query] = fmaf(softmax.top[h], scale, log2f(softmax.sum[h]));
+    for (int i = 0; i < kDim / 2; ++i) o[i] *= inverse[i % 4 / 2];
+    if (args.lse != nullptr && lane_index() % 4 == 0) {
+      FW_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        const int query = tile.first + worker_row(worker) + 8 * h;
+        if (query < tile.queries) args.lse[piece.head * args.query_rows + tile.query + query] = fmaf(softmax.top[h], scale, log2f(softmax.sum[h]));
+      }
     }
+    leave<kDim>(o, args.o, piece.head, tile.query + rows, tile.queries - rows, args.dim, shared + Shape::kO + worker * kHalfBytes<kDim>,
+                kLeaveBarrier + worker);
   }
-  leave<kDim>(o, args.o, head, tile.query + rows, tile.queries - rows, args.dim, shared + Shape::kQ + worker * kHalfBytes<kDim>, kLeaveBarrier + worker);
 }
 
 template <int kDim>
@@ -214,8 +244,7 @@ void launch_forward(const AttentionArgs& args, void* stream) {
   map_or_fail("q", args.q, args.query_rows, args.heads, args.dim, maps.q);
   map_or_fail("k", args.k, args.key_rows, args.kv_heads, args.dim, maps.k);
   map_or_fail("v", args.v, args.key_rows, args.kv_heads, args.dim, maps.v);
-  const Dim3 grid{static_cast<unsigned>(args.tile_count) * static_cast<unsigned>(args.heads), 1, 1};
-  launch_overlapped(attention_forward_kernel<kDim>, grid, kAttentionThreads, ForwardShape<kDim>::kShared, stream, args, maps);
+  launch_overlapped(attention_forward_kernel<kDim>, attention_grid(args, args.heads), kAttentionThreads, ForwardShape<kDim>::kShared, stream, args, maps);
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 // matrices of 128 rows are panels twice as tall.
 #pragma once
 
+#include <algorithm>
+
 #include "ops/cuda/attention.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/call/tensor_map.h"
@@ -16,6 +18,10 @@ namespace fw::cuda {
 inline constexpr unsigned kAttentionThreads = 384;
 inline constexpr int kWorkers = 256;  // threads
 inline constexpr int kAttentionBarrierBytes = 256;
+// Of a thread. A block is given 168 for each of its threads (64 K registers in eights), and who asks for more than the others give back waits for ever.
+inline constexpr int kLoaderRegisters = 24, kWorkerRegisters = 240;
+static_assert(128 * kLoaderRegisters + kWorkers * kWorkerRegisters <=
+              static_cast<int>(kAttentionThreads) * (65536 / static_cast<int>(kAttentionThreads) / 8 * 8));
 // Named barriers: turns of the two workers, what a worker leaves in shared memory, rows that all workers clear.
 inline constexpr int kTurnBarrier = 1, kLeaveBarrier = 3, kClearBarrier = 5;
 
@@ -43,6 +49,22 @@ struct Sight {
   FW_DEVICE int first_query(int key) const { return max(0, key - offset); }
   FW_DEVICE int end_query(int key, int rows) const { return window == 0 ? queries : min(queries, key + rows - 1 + window - offset); }
 };
+
+// ---- Work ------------------------------------------------------------------------------------------------------------------------
+
+// A tile and a head (of q, or of k where a block owns keys), and whether there is a piece with this number for this block: blocks take pieces in turn,
+// there and back, so that those that begin with long ones end with short ones.
+struct Piece {
+  int head = 0;
+  AttentionTile tile{};
+};
+FW_DEVICE bool find_piece(const AttentionArgs& args, int heads, int number, Piece& piece) {
+  const int blocks = static_cast<int>(grid_size_x()), block = static_cast<int>(block_index_x());
+  const int index = number * blocks + (number % 2 == 0 ? block : blocks - 1 - block);
+  if (index >= args.tile_count * heads) return false;
+  piece = {index % heads, args.tiles[index / heads]};
+  return true;
+}
 
 // ---- Tiles ---------------------------------------------------------------------------------------------------------------------
 
@@ -102,13 +124,14 @@ template <int kDim>
 FW_DEVICE void leave(const float (&d)[kDim / 2], const TokenArg& to, int head, int row, int valid, int dim, char* half, int barrier) {
   uint32_t a[kDim / 16][4];
   pack_fragments(d, a);
+  named_barrier_sync(barrier, 128);  // what was left before has been taken away
   const uint32_t address = shared_address(half);
   FW_UNROLL
   for (int k = 0; k < kDim / 16; ++k) store_state_fragment(address, k, a[k]);
   named_barrier_sync(barrier, 128);
   constexpr int kPieces = kDim / 8;
   char* const base = static_cast<char*>(to.data) + (static_cast<int64_t>(row) * to.stride_t + head * to.stride_h) * 2;
-  const int thread = static_cast<int>(thread_index()) % 128;
+  const int thread = opaque(static_cast<int>(thread_index())) % 128;  // made here, not kept from a tile to the next
   FW_UNROLL
   for (int i = 0; i < kPieces / 2; ++i) {
     const int at = i * 128 + thread, r = at / kPieces, piece = at % kPieces;
@@ -118,6 +141,11 @@ FW_DEVICE void leave(const float (&d)[kDim / 2], const TokenArg& to, int head, i
 }
 
 // ---- Host ------------------------------------------------------------------------------------------------------------------------
+
+// As many blocks as there are pieces and places for them.
+inline Dim3 attention_grid(const AttentionArgs& args, int heads) {
+  return {static_cast<unsigned>(std::min<int64_t>(static_cast<int64_t>(args.tile_count) * heads, args.multiprocessors)), 1, 1};
+}
 
 // What a kernel's tiles come through.
 inline void map_or_fail(const char* what, const TokenArg& a, int64_t rows, int64_t heads, int64_t dim, TensorMap& map) {

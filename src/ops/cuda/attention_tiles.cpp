@@ -41,6 +41,7 @@ void check_attention(const AttentionArgs& args) {
   if (args.kv_heads < 1 || args.heads % args.kv_heads != 0) {
     fail_internal("attention: heads: expected a multiple of the key heads, got {} and {}", args.heads, args.kv_heads);
   }
+  if (args.multiprocessors < 1) fail_internal("attention: multiprocessors: expected those of the device, got {}", args.multiprocessors);
   for (const TokenArg* out : {&args.o, &args.dq, &args.dk, &args.dv}) {
     if (out->data == nullptr) continue;
     if (out->bf16 == 0 || out->stride_t % 8 != 0 || out->stride_h % 8 != 0 || reinterpret_cast<uintptr_t>(out->data) % 16 != 0) {
