@@ -12,6 +12,7 @@
 namespace fw::cuda {
 namespace {
 
+using Registers = RegisterShares<40, 232>;
 constexpr int kQueries = 64;  // of a block
 
 template <int kDim>
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_keys_kernel(co
   grid_dependency_wait();
 
   if (thread_index() < 128) {
-    register_count_decrease<kLoaderRegisters>();
+    register_count_decrease<Registers::kLoaders>();
     Ring<Shape::kStages> ring;
     Piece piece;
     if (thread_index() == 0) {
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_keys_kernel(co
     return;
   }
 
-  register_count_increase<kWorkerRegisters>();
+  register_count_increase<Registers::kEachWorker>();
   const int worker = static_cast<int>(thread_index()) / 128 - 1;
   const uint32_t base = shuffle(shared_address(shared), 0);
   const uint32_t k = base + Shape::kK + worker * Shape::kHalf, v = base + Shape::kV + worker * Shape::kHalf;

@@ -12,6 +12,7 @@
 namespace fw::cuda {
 namespace {
 
+using Registers = RegisterShares<24, 240>;
 constexpr int kKeys = 64;  // of a block
 
 template <int kDim>
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_queries_kernel
   grid_dependency_wait();
 
   if (thread_index() < 128) {
-    register_count_decrease<kLoaderRegisters>();
+    register_count_decrease<Registers::kLoaders>();
     if (thread_index() != 0) return;
     Ring<Shape::kStages> ring;
     Ring<1> rows;
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_queries_kernel
     return;
   }
 
-  register_count_increase<kWorkerRegisters>();
+  register_count_increase<Registers::kEachWorker>();
   const int worker = static_cast<int>(thread_index()) / 128 - 1;
   const uint32_t base = shuffle(shared_address(shared), 0);
   const uint32_t q = base + Shape::kQ + worker * Shape::kHalf, d_o = base + Shape::kGradient + worker * Shape::kHalf;

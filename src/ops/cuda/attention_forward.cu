@@ -12,6 +12,7 @@
 namespace fw::cuda {
 namespace {
 
+using Registers = RegisterShares<24, 240>;
 constexpr int kKeys = 128;  // of a block
 constexpr int kStages = 2;
 
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_forward_kernel
   grid_dependency_wait();
 
   if (thread_index() < 128) {
-    register_count_decrease<kLoaderRegisters>();
+    register_count_decrease<Registers::kLoaders>();
     if (thread_index() != 0) return;
     Ring<kStages> ring;
     Ring<1> q;
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_forward_kernel
     return;
   }
 
-  register_count_increase<kWorkerRegisters>();
+  register_count_increase<Registers::kEachWorker>();
   const int worker = static_cast<int>(thread_index()) / 128 - 1;
   const uint32_t base = shuffle(shared_address(shared), 0);
   const uint32_t q = base + Shape::kQ + worker * kHalfBytes<kDim>;

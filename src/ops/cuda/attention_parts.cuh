@@ -18,10 +18,13 @@ namespace fw::cuda {
 inline constexpr unsigned kAttentionThreads = 384;
 inline constexpr int kWorkers = 256;  // threads
 inline constexpr int kAttentionBarrierBytes = 256;
-// Of a thread. A block is given 168 for each of its threads (64 K registers in eights), and who asks for more than the others give back waits for ever.
-inline constexpr int kLoaderRegisters = 24, kWorkerRegisters = 240;
-static_assert(128 * kLoaderRegisters + kWorkers * kWorkerRegisters <=
-              static_cast<int>(kAttentionThreads) * (65536 / static_cast<int>(kAttentionThreads) / 8 * 8));
+// Registers of a thread of the loaders and of the workers. A block is given 168 for each of its threads (64 K registers in eights), and who asks for more
+// than the others give back waits for ever.
+template <int kLoader, int kWorker>
+struct RegisterShares {
+  static constexpr int kLoaders = kLoader, kEachWorker = kWorker;
+  static_assert(128 * kLoader + kWorkers * kWorker <= static_cast<int>(kAttentionThreads) * (65536 / static_cast<int>(kAttentionThreads) / 8 * 8));
+};
 // Named barriers: turns of the two workers, what a worker leaves in shared memory, rows that all workers clear.
 inline constexpr int kTurnBarrier = 1, kLeaveBarrier = 3, kClearBarrier = 5;
 
