@@ -1,7 +1,8 @@
 # Device code: built where nvcc is, run where a GPU is. Without nvcc the build is CPU-only and says so.
 #   src/scan/cuda/{call,token,precond}, gradients/common, scan/join.cu   sm_80 and sm_90a
-#   the other kernels (prepare, scan, gradients, offline)                sm_90a only; spills and serialised warp-group products are errors there (but for
-#                                                                        offline/gradients.cu: one index spilled a turn is faster than the form without)
+#   the other kernels (prepare, scan, gradients, offline, attention of   sm_90a only; spills and serialised warp-group products are errors there (but for
+#   src/ops/cuda)                                                        offline/gradients.cu: one index spilled a turn is faster than the form without)
+#   the other operations of src/ops/cuda                                 sm_80 and sm_90a
 # No CUDA compiler of a fixed place is assumed: PATH, then /usr/local/cuda.
 set(FW_CUDA AUTO CACHE STRING "Device code: AUTO (if nvcc is found), ON, OFF")
 set(FW_HAS_CUDA OFF)
@@ -34,15 +35,18 @@ endif()
 
 # What a plan is made of is built everywhere, the other host files where device code is, and the kernels as said above.
 file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/scan/cuda/*.cu)
-set(cuda_kernel_sources ${kernel_sources})
-set(hopper_kernel_sources ${kernel_sources})
-set(hopper_folders "src/scan/cuda/(prepare|offline|gradients/(scalar|channel)|scan/(forward|reverse))")
+file(GLOB ops_kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/*.cu)
+file(GLOB ops_cuda_host_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/*.cpp)
+set(cuda_kernel_sources ${kernel_sources} ${ops_kernel_sources})
+set(hopper_kernel_sources ${kernel_sources} ${ops_kernel_sources})
+set(hopper_folders "src/(scan/cuda/(prepare|offline|gradients/(scalar|channel)|scan/(forward|reverse))|ops/cuda/attention)")
 list(FILTER cuda_kernel_sources EXCLUDE REGEX ${hopper_folders})
 list(FILTER hopper_kernel_sources INCLUDE REGEX ${hopper_folders})
 set(cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/plan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/token/cut.cpp)
 set(cuda_host_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/scan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/require_device.cpp)
 if(FW_HAS_CUDA)
-  set(cuda_sources ${cuda_host_sources} ${cuda_kernel_sources} ${hopper_kernel_sources})
+  set(cuda_sources ${cuda_host_sources} ${kernel_sources})
+  set(ops_cuda_sources ${ops_cuda_host_sources} ${ops_kernel_sources})
   set(device_source src/base/device/cuda.cpp)
   set(sm_90a -gencode=arch=compute_90a,code=sm_90a)
   set_source_files_properties(${cuda_kernel_sources} ${hopper_kernel_sources} PROPERTIES COMPILE_OPTIONS "${sm_90a};--expt-relaxed-constexpr;-DFMT_USE_CONSTEXPR=1")
