@@ -1,7 +1,6 @@
 // bench: times the recurrence of each rule, training steps and decoding on this machine; a table, and JSON.
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "base/error.h"
@@ -9,6 +8,7 @@
 #include "base/threads.h"
 #include "cli/bench_report.h"
 #include "cli/command.h"
+#include "cli/json_output.h"
 #include "cli/run_config.h"
 #include "fastweight/fastweight.h"
 #include "rule/rule.h"
@@ -94,7 +94,8 @@ int Bench::run(Options& options) {
   if (recurrence_.rules.empty()) {
     for (const Preset& p : presets()) recurrence_.rules.emplace_back(p.name);
   }
-  nlohmann::json report = {{"version", fw_version()}, {"simd", fw_simd_target()}, {"threads", num_threads()}, {"cores", std::thread::hardware_concurrency()}};
+  Json report = json_report("bench");
+  report.update({{"simd", fw_simd_target()}, {"threads", num_threads()}, {"cores", std::thread::hardware_concurrency()}});
   if (train_) report["train"] = bench_train(model_);
   if (decode_) report["decode"] = bench_decode(model_);
   if (!commit_.empty()) report["commit"] = commit_;

@@ -1,11 +1,10 @@
 // eval: loss, perplexity and bits per byte of a text at given context lengths, with the state carried or not.
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
+#include "cli/json_output.h"
 #include "cli/model_option.h"
 #include "report/progress.h"
 #include "report/table.h"
@@ -57,7 +56,7 @@ int Eval::run(Options&) {
 
   Table table;
   for (const char* heading : {"context", "state", "tokens scored", "bits per byte", "loss (nats/token)", "perplexity"}) table.column(heading);
-  nlohmann::json results = nlohmann::json::array();
+  Json results = Json::array();
   for (const int64_t context : context_) {
     const EvalResult r = evaluate_file(open.model, tokens.file(), *open.tokenizer, context, carry_);
     table.row({context == 0 ? "document" : fmt::format("{}", context), carry_ ? "carried" : "anew", fmt::format("{}", r.sum.count),
@@ -73,8 +72,10 @@ int Eval::run(Options&) {
                        {"bits_per_token", r.bits_per_token}});
   }
   if (json_) {
-    const nlohmann::json report = {{"model", open.folder}, {"text", text_}, {"precision", precision_}, {"results", results}};
-    fmt::print("{}\n", report.dump(2));
+    Json report = json_report("eval");
+    report.update({{"model", open.folder}, {"text", text_}, {"precision", precision_}});
+    report["results"] = std::move(results);
+    print_json_report(report);
   } else {
     fmt::print("{}", table.text());
   }

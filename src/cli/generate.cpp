@@ -133,7 +133,7 @@ Prompt Generate::read(Session& session, const Tokenizer& tokenizer, const std::s
   const auto begin = Clock::now();
   const std::vector<int32_t> ids = tokenizer.encode(text);
   session.prefill(ids);
-  const Prompt prompt{text, static_cast<int64_t>(ids.size()), seconds_since(begin)};
+  Prompt prompt{text, static_cast<int64_t>(ids.size()), seconds_since(begin)};
   if (stats_ && prompt.tokens > 0) fmt::print(stderr, "prompt: {} tokens in {:.3f} s\n", prompt.tokens, prompt.seconds);
   return prompt;
 }

@@ -1,11 +1,13 @@
 // info: what was built, and what it runs on here.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <oneapi/dnnl/dnnl.h>
 
 #include <thread>
 
 #include "base/threads.h"
 #include "cli/command.h"
+#include "cli/json_output.h"
 #include "fastweight/fastweight.h"
 #include "rule/rule.h"
 
@@ -61,26 +63,39 @@ class Info : public Command {
  public:
   std::string name() const override { return "info"; }
   std::string summary() const override { return "version, build, instruction sets, threads, rules"; }
-  void declare(Options& options) override { declare_threads(options, threads_); }
+  void declare(Options& options) override {
+    options.add("json", "", &json_, "print JSON instead");
+    declare_threads(options, threads_);
+  }
   int run(Options&) override {
     apply_threads(threads_);
-    const auto line = [](const char* what, const std::string& value) { fmt::print("{:<14}{}\n", what, value); };
-    line("version", fw_version());
-    line("build", build_kind());
-    line("compiler", compiler());
-    line("SIMD target", fw_simd_target());
+    Json report = json_report("info");
+    // One list for both: the words of the text, the key and value of the JSON.
+    const auto line = [&](const char* what, const char* key, const Json& value, const std::string& text) {
+      report[key] = value;
+      if (!json_) fmt::print("{:<14}{}\n", what, text);
+    };
+    const auto text_line = [&](const char* what, const char* key, const std::string& text) { line(what, key, text, text); };
+    if (!json_) fmt::print("{:<14}{}\n", "version", fw_version());  // every report has it
+    text_line("build", "build", build_kind());
+    text_line("compiler", "compiler", compiler());
+    text_line("SIMD target", "simd_target", fw_simd_target());
     const dnnl_version_t* version = dnnl_version();
-    line("oneDNN", fmt::format("{}.{}.{}, {}", version->major, version->minor, version->patch, dnnl_isa()));
-    line("cores", fmt::format("{}", std::thread::hardware_concurrency()));
-    line("threads", fmt::format("{}", num_threads()));
-    line("backends", "CPU");
-    std::string names;
-    for (const Preset& p : presets()) names += (names.empty() ? "" : " ") + std::string(p.name);
-    line("presets", names);
+    const std::string number = fmt::format("{}.{}.{}", version->major, version->minor, version->patch);
+    line("oneDNN", "onednn", {{"version", number}, {"isa", dnnl_isa()}}, fmt::format("{}, {}", number, dnnl_isa()));
+    const unsigned cores = std::thread::hardware_concurrency();
+    line("cores", "cores", cores, fmt::format("{}", cores));
+    line("threads", "threads", num_threads(), fmt::format("{}", num_threads()));
+    line("backends", "backends", Json::array({"CPU"}), "CPU");
+    StringList names;
+    for (const Preset& p : presets()) names.emplace_back(p.name);
+    line("presets", "presets", names, fmt::format("{}", fmt::join(names, " ")));
+    if (json_) print_json_report(report);
     return kExitOk;
   }
 
  private:
+  bool json_ = false;
   int64_t threads_ = 0;
 };
 

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "cli/command.h"
+#include "cli/json_output.h"
 #include "report/table.h"
 #include "rule/rule.h"
 
@@ -114,45 +115,97 @@ const char* normaliser_formula(Normaliser normaliser) {
   return "?";
 }
 
-// The five streams of a rule, as recurrence.md section 1 names them.
-std::string formulas(const Rule& r) {
+// The five streams of a rule, as recurrence.md section 1 names them: a line each, of q and k as normalised.
+std::vector<std::string> formulas(const Rule& r) {
   const std::string k = r.k_norm == Norm::kL2 ? "k/|k|" : "k";
   const std::string q = r.q_norm == Norm::kL2 ? "q/|q|" : "q";
   const std::string gain = r.gain == Gain::kOne ? "" : r.gain == Gain::kGate ? "beta " : "s ";
   const bool normalised = r.normaliser != Normaliser::kNone;
   const std::string M = std::string(normalised ? "n " : "") + (r.uses_precond() ? "M (.) " : "");
-  std::string text = "  streams of token t, q and k as normalised:\n";
-  text += fmt::format("    q = {}, k = {}\n", q, k);
-  if (r.uses_gain() && r.gain_uses_key_norm()) text += fmt::format("    s = {}\n", gain_formula(r));
-  if (r.uses_precond()) text += fmt::format("    A = alphaP A + betaP k (.) k,  M = {}\n", preconditioner_formula(r));
-  if (normalised) text += fmt::format("    n = {}{}\n", normaliser_formula(r.normaliser), r.uses_precond() ? "" : "  (M, alphaP, betaP = 1)");
+  std::vector<std::string> lines{fmt::format("q = {}, k = {}", q, k)};
+  if (r.uses_gain() && r.gain_uses_key_norm()) lines.push_back(fmt::format("s = {}", gain_formula(r)));
+  if (r.uses_precond()) lines.push_back(fmt::format("A = alphaP A + betaP k (.) k,  M = {}", preconditioner_formula(r)));
+  if (normalised) lines.push_back(fmt::format("n = {}{}", normaliser_formula(r.normaliser), r.uses_precond() ? "" : "  (M, alphaP, betaP = 1)"));
   const std::string read = r.uses_read_correction() ? "(q - d k)" : "q";
-  text += fmt::format("    read   r = K^-1/2 {}{}\n", r.preconditions_read() ? M : "", read);
-  text += fmt::format("    write  w = {}k\n", r.preconditions_read() ? "" : M);
+  lines.push_back(fmt::format("read   r = K^-1/2 {}{}", r.preconditions_read() ? M : "", read));
+  lines.push_back(fmt::format("write  w = {}k", r.preconditions_read() ? "" : M));
   std::string key = r.uses_erase_key() ? "p" : "k";
   if (r.feedback == Feedback::kLearned) key = "(" + key + " + lambda q)";
   if (r.feedback == Feedback::kFixed) key = fmt::format("({} + {:g} q)", key, r.lambda);
-  text += fmt::format("    erase  e = {}\n", !r.online() ? "0" : gate_letter(r.erase, gain, "b") + key);
-  text += fmt::format("    value  z = {}v\n", gate_letter(r.write, gain, "c"));
+  lines.push_back(fmt::format("erase  e = {}", !r.online() ? "0" : gate_letter(r.erase, gain, "b") + key));
+  lines.push_back(fmt::format("value  z = {}v", gate_letter(r.write, gain, "c")));
   static constexpr const char* kDecays[] = {"1", "1 - 2^(-5-h), h the value head", "exp g, one g per value head", "exp g, one g per key channel"};
-  text += fmt::format("    decay  {}\n", kDecays[static_cast<size_t>(r.decay)]);
-  text += "  recurrence:  Sbar = decay S;  u = z - Sbar^T e;  S = Sbar + w u^T;  o = S^T r\n";
-  return text;
+  lines.push_back(fmt::format("decay  {}", kDecays[static_cast<size_t>(r.decay)]));
+  return lines;
 }
 
-std::string inputs(const Rule& r) {
-  std::string text = "  inputs: q, k, v";
-  if (r.uses_g()) text += ", g";
-  if (r.uses_beta()) text += ", beta";
-  if (r.uses_erase_key()) text += ", p (erase key)";
-  if (r.uses_erase_gate()) text += r.erase == Gate::kScalar ? ", b (erase gate, one a value head)" : ", b (erase gate)";
-  if (r.uses_write_gate()) text += r.write == Gate::kScalar ? ", c (write gate, one a value head)" : ", c (write gate)";
-  if (r.uses_lambda()) text += ", lambda";
-  if (r.uses_read_correction()) text += ", d";
-  if (r.uses_precond())
-    text +=
-        fmt::format(", the preconditioner's decay alphaP{} gain betaP{}", r.uses_precond_center() ? "," : " and", r.uses_precond_center() ? " and center" : "");
-  return text + "\n";
+constexpr const char* kRecurrence = "Sbar = decay S;  u = z - Sbar^T e;  S = Sbar + w u^T;  o = S^T r";
+
+// What a rule takes of each token: the field of fw_inputs, and the letter of the formulas.
+struct Input {
+  std::string tensor, letter;
+};
+
+std::vector<Input> inputs(const Rule& r) {
+  std::vector<Input> list{{"q", "q"}, {"k", "k"}, {"v", "v"}};
+  const auto add = [&list](bool uses, const char* tensor, const std::string& letter) {
+    if (uses) list.push_back({tensor, letter});
+  };
+  const auto of_gate = [](Gate gate) { return gate == Gate::kScalar ? ", one a value head)" : ")"; };
+  add(r.uses_g(), "g", "g");
+  add(r.uses_beta(), "beta", "beta");
+  add(r.uses_erase_key(), "erase_key", "p (erase key)");
+  add(r.uses_erase_gate(), "erase_gate", std::string("b (erase gate") + of_gate(r.erase));
+  add(r.uses_write_gate(), "write_gate", std::string("c (write gate") + of_gate(r.write));
+  add(r.uses_lambda(), "lambda", "lambda");
+  add(r.uses_read_correction(), "read_correction", "d");
+  add(r.uses_precond(), "precond_g", "alphaP (the preconditioner's decay)");
+  add(r.uses_precond(), "precond_beta", "betaP (its gain)");
+  add(r.uses_precond() && r.uses_precond_center(), "precond_center", "center (its center)");
+  return list;
+}
+
+// Names in the lists that have these axes.
+std::vector<const Preset*> named(const Rule& rule) {
+  std::vector<const Preset*> found;
+  for (const std::span<const Preset> list : {presets(), ablations()}) {
+    for (const Preset& p : list) {
+      if (p.rule == rule) found.push_back(&p);
+    }
+  }
+  return found;
+}
+
+Json json_of(const std::string& name, const Rule& rule) {
+  Json axes = Json::object(), numbers = Json::object(), tensors = Json::array(), same_as = Json::array();
+  for (const AxisInfo& axis : rule_axes()) axes[std::string(axis.name)] = word(rule, axis.name);
+  for (const NumberInfo& number : rule_numbers()) numbers[std::string(number.name)] = rule.*number.field;
+  for (const Input& input : inputs(rule)) tensors.push_back(input.tensor);
+  std::string summary;
+  for (const Preset* p : named(rule)) {
+    same_as.push_back(p->name);
+    if (summary.empty() || p->name == name) summary = p->summary;
+  }
+  return {{"name", name}, {"summary", summary}, {"same_as", same_as},         {"text", to_string(rule)},
+          {"axes", axes}, {"numbers", numbers}, {"formulas", formulas(rule)}, {"inputs", tensors}};
+}
+
+Json json_of(std::span<const Preset> list) {
+  Json array = Json::array();
+  for (const Preset& p : list) array.push_back(json_of(std::string(p.name), p.rule));
+  return array;
+}
+
+// Everything that the list without a name says.
+Json json_of_all() {
+  Json report = json_report("rules"), axes = Json::object(), numbers = Json::object();
+  for (const AxisInfo& axis : rule_axes()) axes[std::string(axis.name)] = axis.values;
+  for (const NumberInfo& number : rule_numbers()) numbers[std::string(number.name)] = Rule().*number.field;
+  report["rules"] = json_of(presets());
+  report["ablations"] = json_of(ablations());
+  report["axes"] = axes;
+  report["numbers"] = numbers;
+  return report;
 }
 
 // Every axis with its values, what --compose may say.
@@ -177,11 +230,17 @@ class Rules : public Command {
     options.positional("NAME", &names_, "a rule's name, or axes", false);
     options.add("compose", "AXES", &compose_, "check a combination of axes, as \"decay=channel gain=kaczmarz erase=channel\", and show it");
     options.add("markdown", "", &markdown_, "the list as a Markdown table");
+    options.add("json", "", &json_, "print JSON instead");
   }
   int run(Options&) override {
     if (!compose_.empty() && !names_.empty()) fail_usage("rules: expected a NAME or --compose, got both");
+    if (markdown_ && json_) fail_usage("--markdown and --json: expected one of them, both came");
     if (!compose_.empty() || !names_.empty()) {
       show(compose_.empty() ? fmt::format("{}", fmt::join(names_, " ")) : compose_);
+      return kExitOk;
+    }
+    if (json_) {
+      print_json_report(json_of_all());
       return kExitOk;
     }
     if (markdown_) {
@@ -193,20 +252,26 @@ class Rules : public Command {
   }
 
  private:
-  static void show(const std::string& text) {
+  void show(const std::string& text) const {
     const Rule rule = parse_rule(text);
-    fmt::print("{}\n", text);
-    for (const std::span<const Preset> list : {presets(), ablations()}) {
-      for (const Preset& p : list) {
-        if (p.rule == rule) fmt::print("  {}: {}\n", p.name, p.summary);
-      }
+    if (json_) {
+      Json report = json_report("rules");
+      report["rules"] = Json::array({json_of(text, rule)});
+      print_json_report(report);
+      return;
     }
-    fmt::print("  axes: {}\n{}{}", to_string(rule), formulas(rule), inputs(rule));
+    fmt::print("{}\n", text);
+    for (const Preset* p : named(rule)) fmt::print("  {}: {}\n", p->name, p->summary);
+    fmt::print("  axes: {}\n  streams of token t, q and k as normalised:\n", to_string(rule));
+    for (const std::string& line : formulas(rule)) fmt::print("    {}\n", line);
+    std::string letters;
+    for (const Input& input : inputs(rule)) letters += (letters.empty() ? "" : ", ") + input.letter;
+    fmt::print("  recurrence:  {}\n  inputs: {}\n", kRecurrence, letters);
   }
 
   StringList names_;
   std::string compose_;
-  bool markdown_ = false;
+  bool markdown_ = false, json_ = false;
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "base/device.h"
 #include "base/error.h"
 #include "cli/command.h"
+#include "cli/json_output.h"
 #include "fastweight/fastweight.h"
 #include "reference/compare.h"
 #include "reference/header_run.h"
@@ -102,6 +103,7 @@ class Selftest : public Command {
   void declare(Options& options) override {
     options.add("rules", "NAME,NAME,...", &names_, "these rules only (names or axes); without: all named rules", ',');
     options.add("device", "NAME", &device_, "cpu or cuda");
+    options.add("json", "", &json_, "print JSON instead of a table");
     declare_threads(options, threads_);
   }
   int run(Options& options) override;
@@ -109,6 +111,7 @@ class Selftest : public Command {
  private:
   StringList names_;
   std::string device_ = "cpu";
+  bool json_ = false;
   int64_t threads_ = 0;
 };
 
@@ -130,6 +133,7 @@ int Selftest::run(Options&) {
   table.column("", Table::Align::kLeft);
   const std::vector<Kind> all_kinds = kinds(device);
   std::vector<std::string> failures;
+  Json results = Json::array();
   for (size_t i = 0; i < rules.size(); ++i) {
     // A vector, not an array of arrays: clang 14 (clang-tidy) crashes on evaluating an array of strings as a constant.
     std::vector<std::array<FieldError, kColumns.size()>> errors(all_kinds.size());
@@ -147,24 +151,35 @@ int Selftest::run(Options&) {
     }
     for (size_t kind = 0; kind < all_kinds.size(); ++kind) {
       std::vector<std::string> cells{names_[i], all_kinds[kind].name};
+      Json checks = Json::array();
       bool ok = true;
       for (size_t c = 0; c < kColumns.size(); ++c) {
         const FieldError& e = errors[kind][c];
         const double bound = kColumns[c].backward ? all_kinds[kind].gradient_bound : all_kinds[kind].bound;
         cells.push_back(has(all_kinds[kind], kColumns[c]) ? fmt::format("{:.1e}", e.error) : "");
-        if (!has(all_kinds[kind], kColumns[c]) || e.error <= bound) continue;
+        if (!has(all_kinds[kind], kColumns[c])) continue;
+        checks.push_back({{"name", kColumns[c].name}, {"error", e.error}, {"bound", bound}, {"tensor", e.name}, {"ok", e.error <= bound}});
+        if (e.error <= bound) continue;
         ok = false;
         failures.push_back(
             fmt::format("{}, {}, {}: {} has a relative error of {:.2e}, at most {:g} expected", names_[i], cells[1], kColumns[c].name, e.name, e.error, bound));
       }
+      results.push_back({{"rule", names_[i]}, {"type", all_kinds[kind].name}, {"ok", ok}, {"checks", std::move(checks)}});
       cells.emplace_back(ok ? "ok" : "FAILED");
       table.row(std::move(cells));
     }
   }
+  const std::string runs_on = device == FW_DEVICE_CUDA ? device_info().name : fw_simd_target();
+  if (json_) {
+    Json report = json_report("selftest");
+    report.update({{"device", device_}, {"runs_on", runs_on}, {"failed", failures.size()}});
+    report["results"] = std::move(results);
+    print_json_report(report);
+    return failures.empty() ? kExitOk : kExitFailed;
+  }
   fmt::print("{}", table.text());
   for (const std::string& failure : failures) fmt::print("{}\n", failure);
-  fmt::print("{} on {}: {}\n", fw_version(), device == FW_DEVICE_CUDA ? device_info().name : fw_simd_target(),
-             failures.empty() ? "all within bounds" : fmt::format("{} beyond their bounds", failures.size()));
+  fmt::print("{} on {}: {}\n", fw_version(), runs_on, failures.empty() ? "all within bounds" : fmt::format("{} beyond their bounds", failures.size()));
   return failures.empty() ? kExitOk : kExitFailed;
 }
 

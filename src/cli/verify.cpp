@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "cli/command.h"
+#include "cli/json_output.h"
 #include "reference/ops_vectors.h"
 #include "report/table.h"
 #include "train/model_vectors.h"
@@ -60,6 +61,7 @@ class Verify : public Command {
     options.add("form", "FORM", &form_, "of the recurrence: chunk, token, or auto (recurrences: both; models: as they run)");
     options.add("tolerance", "X", &tolerance_, "largest relative error that passes, instead of the bounds; 0: the bounds");
     options.add("skip_unknown", "", &skip_unknown_, "rules and models that this program does not have are no failure");
+    options.add("json", "", &json_, "print JSON instead of a table");
     declare_threads(options, threads_);
   }
   int run(Options& options) override;
@@ -71,7 +73,7 @@ class Verify : public Command {
   StringList paths_;
   std::string dtype_ = "f64", form_ = "auto";
   double tolerance_ = 0;
-  bool skip_unknown_ = false;
+  bool skip_unknown_ = false, json_ = false;
   int64_t threads_ = 0;
   OpsVectorOptions ops_;
   ModelVectorOptions model_;
@@ -114,6 +116,7 @@ int Verify::run(Options&) {
   table.column("where", Table::Align::kLeft);
   table.column("", Table::Align::kLeft);
   std::vector<std::string> unreadable;
+  Json compared = Json::array(), not_known = Json::array();
   int64_t passed = 0, failed = 0, unknown = 0;
   for (const fs::path& path : vectors) {
     std::vector<Comparison> found;
@@ -128,15 +131,26 @@ int Verify::run(Options&) {
       if (!c.unknown.empty()) {
         ++unknown;
         table.row({c.subject, "", "", "", c.unknown, skip_unknown_ ? "unknown, skipped" : "UNKNOWN"});
+        not_known.push_back({{"subject", c.subject}, {"reason", c.unknown}});
         continue;
       }
       ++(c.passes() ? passed : failed);
       table.row({c.subject, c.what, fmt::format("{:.1e}", c.error), fmt::format("{:g}", c.bound), c.where, c.passes() ? "ok" : "FAILED"});
+      compared.push_back({{"subject", c.subject}, {"compared", c.what}, {"error", c.error}, {"bound", c.bound}, {"where", c.where}, {"ok", c.passes()}});
     }
   }
-  if (!table.empty()) fmt::print("{}", table.text());
-  fmt::print("{}: {} within bounds, {} beyond, {} rules or models unknown{}\n", dtype_, passed, failed, unknown,
-             unreadable.empty() ? "" : fmt::format(", {} not readable", unreadable.size()));
+  if (json_) {
+    Json report = json_report("verify");
+    report.update({{"dtype", dtype_}, {"form", form_}, {"passed", passed}, {"failed", failed}});
+    report["compared"] = std::move(compared);
+    report["unknown"] = std::move(not_known);
+    report["unreadable"] = unreadable;
+    print_json_report(report);
+  } else {
+    if (!table.empty()) fmt::print("{}", table.text());
+    fmt::print("{}: {} within bounds, {} beyond, {} rules or models unknown{}\n", dtype_, passed, failed, unknown,
+               unreadable.empty() ? "" : fmt::format(", {} not readable", unreadable.size()));
+  }
   std::fflush(stdout);
   for (const std::string& reason : unreadable) fmt::print(stderr, "fastweight verify: {}\n", reason);
   if (!unreadable.empty()) return kExitUsage;
