@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
+#include "scan/cuda/call/select.h"
 
 namespace fw::cuda {
 namespace {

@@ -68,7 +68,7 @@ struct Call {
   fw::Plan plan;
   fw::cuda::DevicePlan device;
   explicit Call(const fw_desc& desc) : plan(fw::make_plan(desc)) {
-    if (plan.cuda) device = fw::cuda::make_device_plan(plan);
+    if (plan.cuda) device = fw::cuda::make_device_plan(plan, fw::cuda::multiprocessors());
   }
   size_t forward_bytes() const { return plan.cuda ? device.forward.bytes : plan.forward_bytes(); }
   size_t backward_bytes() const { return plan.cuda ? device.backward.bytes : plan.backward_bytes(); }

@@ -13,4 +13,6 @@ void scan_backward(const Plan&, const DevicePlan&, const Inputs<float>&, const O
   require_device(false);
 }
 
+int multiprocessors() { return kUsualMultiprocessors; }
+
 }  // namespace fw::cuda

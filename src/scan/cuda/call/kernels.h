@@ -45,8 +45,8 @@ struct TokenBackwardArgs {
   HeadGradients grads;
   void* workspace = nullptr;  // token_backward_bytes
 };
-// A function of shape alone: `longest` tokens of the longest sequence.
-int64_t token_backward_bytes(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest);
+// A function of shape and device alone: `longest` tokens of the longest sequence.
+int64_t token_backward_bytes(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest, int multiprocessors);
 void token_backward(const TokenBackwardArgs& args, int64_t longest, void* stream);
 
 // ---- precond/: the diagonal preconditioner (recurrence.md 3), chunk-parallel
@@ -102,7 +102,7 @@ void sum_groups(const Problem& problem, const float* in, int32_t dim, const Toke
 
 // ---- the chunk form: matrix products of bf16 operands; key 64 or 128 (K padded), any V
 
-// Of rules with has_fine_images() (tiles.h).
+// Of rules with has_fine_images() (select.h).
 struct FineImages {
   void* images = nullptr;     // FineImage<key> [chunks, HV]; null: other rules
   uint16_t* rests = nullptr;  // [chunks, HV, 64 key] as panels: what bf16 leaves out of e (k), or null: nothing, or it is not wanted
@@ -118,18 +118,12 @@ struct PrepareArgs {
   float* spare_m = nullptr;                // [tokens, H, K], where prepare() makes M and channels decay: M of some chunks meanwhile
 };
 void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream);
-// Whether prepare() makes M of the preconditioner itself, from problem.boundaries: problem.m is null then. A function of the inputs (not of m
-// and boundaries).
-bool prepare_makes_m(const Problem& problem, int key);
-// Whether prepare() of this leaves it to the forward scan to take the rows of q and k (tiles.h: RowImage). A function of the inputs (boundaries too).
-bool prepare_leaves_rows(const Problem& problem, int key);
-
 // How many batches and tokens of a batch tensors of tokens have (packed: 1 and all), for the copy engine; 0: it is not asked.
 struct TokenShape {
   int64_t B = 0, T = 0;
 };
 
-// For the forward scan: q and k of a problem where prepare_leaves_rows().
+// For the forward scan: q and k of a problem where prepare_leaves_rows() (select.h).
 struct ScanRows {
   TokenArg q, k;  // k.data null: other problems
 };
@@ -205,9 +199,6 @@ struct GradientArgs {
   TilesReady ready;      // if it is there, scan_reverse() with it is the kernel before this one on the stream
   PrecondShare precond;  // where gradients_make_m(): from problem.boundaries; problem.m and grads.dm are not used
 };
-// Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of what and where the inputs (not m and boundaries),
-// d_o and grads.d are.
-bool gradients_make_m(const GradientArgs& args);
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
 
 // ---- offline/: the chunk form of rules without an erase whose streams are q, k, v times a number a row, with one decay a token or none

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/call/select.h"
 #include "scan/cuda/call/tiles.h"
 
 namespace fw::cuda {
@@ -11,12 +11,6 @@ namespace {
 
 constexpr size_t kAlign = 1024;
 constexpr int64_t kMostChunkKey = 128;
-
-// The forms that offline/rows.cuh has.
-bool direct_rule(const Rule& rule) {
-  return !rule.online() && rule.decay != Decay::kChannel && rule.write == Gate::kTied && (rule.gain == Gain::kOne || rule.gain == Gain::kGate) &&
-         rule.read == Read::kPlain && !rule.uses_precond();
-}
 
 class Regions {
  public:
@@ -50,15 +44,13 @@ CommonRegions common_regions(const Plan& plan, const DevicePlan& device, bool ba
   return r;
 }
 
-constexpr int64_t kMultiprocessors = 132;
-
 // What a pass of a scan takes for a chunk, in microseconds (measured on an H200, docs/design): the length of its chain of products or, where
-// all 132 multiprocessors run one, what memory gives.
+// all multiprocessors run one, what memory gives.
 struct PassCost {
   double chain, memory;
-  double of(int64_t blocks, int64_t chunks) const {
-    const double load = static_cast<double>(std::min(blocks, kMultiprocessors)) / static_cast<double>(kMultiprocessors);
-    const int64_t rounds = (blocks + kMultiprocessors - 1) / kMultiprocessors;
+  double of(int64_t blocks, int64_t chunks, int64_t processors) const {
+    const double load = static_cast<double>(std::min(blocks, processors)) / static_cast<double>(processors);
+    const int64_t rounds = (blocks + processors - 1) / processors;
     return static_cast<double>(rounds * chunks) * std::max(chain, memory * load);
   }
 };
@@ -80,23 +72,24 @@ struct ReversePass {
 // Blocks and chunks of a call, for the choice of segments and of how the gradients come behind the reverse scan.
 struct SegmentShape {
   Costs costs;
-  int64_t blocks, map_blocks, chunks, tiles;
-  SegmentShape(const Plan& plan, bool direct)
-      : costs(direct ? kDirectCosts : kImageCosts),
+  int64_t processors, blocks, map_blocks, chunks, tiles;
+  SegmentShape(const Plan& plan, const DevicePlan& device)
+      : costs(device.direct ? kDirectCosts : kImageCosts),
+        processors(device.multiprocessors),
         blocks(plan.N * plan.HV * ((plan.V + kValueBlock - 1) / kValueBlock)),
-        map_blocks(direct ? 0 : plan.N * plan.HV * ((plan.K + kValueBlock - 1) / kValueBlock)),
+        map_blocks(device.direct ? 0 : plan.N * plan.HV * ((plan.K + kValueBlock - 1) / kValueBlock)),
         chunks((plan.longest + kChunk - 1) / kChunk),
         tiles(plan.total_chunks() * plan.HV) {}
   int64_t length(int64_t count) const { return (chunks + count - 1) / count; }
   double forward(int64_t count) const {
-    if (count == 1) return costs.forward.of(blocks, chunks);
-    return costs.forward_part.of((count - 1) * blocks + (count - 2) * map_blocks, length(count)) + costs.join_step * static_cast<double>(count) +
-           costs.two_kernels + costs.forward.of(count * blocks, length(count));
+    if (count == 1) return costs.forward.of(blocks, chunks, processors);
+    return costs.forward_part.of((count - 1) * blocks + (count - 2) * map_blocks, length(count), processors) + costs.join_step * static_cast<double>(count) +
+           costs.two_kernels + costs.forward.of(count * blocks, length(count), processors);
   }
   // With the gradients.
   double reverse(int64_t count) const {
     if (count == 1) return reverse_pass(blocks, chunks).all;
-    return costs.reverse_part.of((count - 1) * blocks, length(count)) + costs.join_step * static_cast<double>(count) + costs.two_kernels +
+    return costs.reverse_part.of((count - 1) * blocks, length(count), processors) + costs.join_step * static_cast<double>(count) + costs.two_kernels +
            reverse_pass(count * blocks, length(count)).all;
   }
   // The scan of sequences or segments of so many chunks. Beside each other both take longer, for they wait for the same memory; and the gradients' blocks look
@@ -104,13 +97,13 @@ struct SegmentShape {
   ReversePass reverse_pass(int64_t scan_blocks, int64_t length) const {
     constexpr double kScanSlower = 1.95, kGradientsSlower = 1.05, kTurnsAhead = 4, kLittle = 10;
     constexpr int64_t kMostBlocks = 40, kLeastChunks = 4;  // with 48 and more each slows the other by more than is gained
-    const auto turns = [&](int64_t processors) { return std::max(1.0, static_cast<double>(tiles) / static_cast<double>(processors)); };
-    const double scan = costs.reverse.of(scan_blocks, length), all = scan + costs.gradient_turn * turns(kMultiprocessors);
+    const auto turns = [&](int64_t of) { return std::max(1.0, static_cast<double>(tiles) / static_cast<double>(of)); };
+    const double scan = costs.reverse.of(scan_blocks, length, processors), all = scan + costs.gradient_turn * turns(processors);
     if (costs.gradient_turn == 0 || scan_blocks > kMostBlocks || chunks < kLeastChunks) return {false, scan, all};
-    const int64_t free = kMultiprocessors - scan_blocks;
+    const int64_t free = processors - scan_blocks;
     const double turn = kGradientsSlower * costs.gradient_turn, alone = turn * turns(free), both = std::min(alone, kScanSlower * scan);
     const double slower = both + scan - both / kScanSlower;
-    const double rest = std::max(turn * std::min(kTurnsAhead, turns(free)), (alone - both) * static_cast<double>(free) / static_cast<double>(kMultiprocessors));
+    const double rest = std::max(turn * std::min(kTurnsAhead, turns(free)), (alone - both) * static_cast<double>(free) / static_cast<double>(processors));
     if (slower + rest > all + kLittle) return {false, scan, all};
     return {true, slower, slower + rest};
   }
@@ -118,9 +111,9 @@ struct SegmentShape {
 constexpr double kWorthIt = 0.95;
 
 // Chunks of a segment by the shape of the call; 0: no cut.
-int64_t best_segment(const Plan& plan, bool direct) {
+int64_t best_segment(const Plan& plan, const DevicePlan& device) {
   constexpr int64_t kMostSegments = 16, kLeastChunks = 16;
-  const SegmentShape shape(plan, direct);
+  const SegmentShape shape(plan, device);
   int64_t best = 1;
   for (int64_t count = 2; count <= kMostSegments && shape.chunks / count >= kLeastChunks; ++count) {
     if (shape.forward(count) < kWorthIt * shape.forward(best)) best = count;
@@ -129,8 +122,8 @@ int64_t best_segment(const Plan& plan, bool direct) {
 }
 
 // Whether backward is cut as well: its passes move more.
-bool cut_backward(const Plan& plan, bool direct, int64_t segment) {
-  const SegmentShape shape(plan, direct);
+bool cut_backward(const Plan& plan, const DevicePlan& device, int64_t segment) {
+  const SegmentShape shape(plan, device);
   return plan.segment > 0 || shape.reverse((shape.chunks + segment - 1) / segment) < kWorthIt * shape.reverse(1);
 }
 
@@ -169,7 +162,7 @@ SegmentRegions segment_regions(const Plan& plan, const DevicePlan& device, Regio
 
 // Whether and how the gradients begin beside the reverse scan.
 void plan_gradients(const Plan& plan, DevicePlan& device) {
-  const SegmentShape shape(plan, device.direct);
+  const SegmentShape shape(plan, device);
   const bool is_cut = device.segments.backward;
   device.reverse_blocks = (is_cut ? device.segments.count() : plan.N) * plan.HV * device.value_blocks;
   const ReversePass pass = shape.reverse_pass(device.reverse_blocks, is_cut ? device.segments.chunks : shape.chunks);
@@ -244,7 +237,8 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   r.d_states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2, device.chunk_form);
   r.v = regions.take(tiles * device.value_blocks * kPanel * 2, device.chunk_form && !device.direct);
   r.ready = regions.take(tiles * int64_t{sizeof(uint32_t)}, device.gradients_follow);
-  r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest),
+  r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest,
+                                              device.multiprocessors),
                          !device.chunk_form);
   if (device.segments.backward) r.segments = segment_regions(plan, device, regions);
   r.bytes = regions.used();
@@ -273,8 +267,9 @@ std::vector<int32_t> Segments::backward_parts() const {
 
 size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.bytes, backward.bytes); }
 
-DevicePlan make_device_plan(const Plan& plan) {
+DevicePlan make_device_plan(const Plan& plan, int multiprocessors) {
   DevicePlan device;
+  device.multiprocessors = multiprocessors;
   const bool can = plan.bf16_operands && plan.K <= kMostChunkKey;
   if (plan.form == FW_FORM_CHUNK && !can) {
     fail_usage(
@@ -288,45 +283,14 @@ DevicePlan make_device_plan(const Plan& plan) {
     device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
     device.z_image = plan.rule.write == Gate::kChannel;
     device.direct = direct_rule(plan.rule);
-    device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device.direct) : std::max<int64_t>(0, plan.segment / kChunk));
-    device.segments.backward = device.segments && cut_backward(plan, device.direct, device.segments.chunks);
+    device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device) : std::max<int64_t>(0, plan.segment / kChunk));
+    device.segments.backward = device.segments && cut_backward(plan, device, device.segments.chunks);
     plan_gradients(plan, device);
   }
   device.forward = forward_regions(plan, device);
   device.saved = saved_regions(plan, device);
   device.backward = backward_regions(plan, device);
   return device;
-}
-
-std::string to_text(const Plan& plan, const DevicePlan& device) {
-  std::string text = fmt::format("rule: {}\nsequences: {} of at most {} tokens, {} in all\n", to_string(plan.rule), plan.N, plan.longest, plan.tokens());
-  if (device.chunk_form) {
-    const char* decay = plan.decay_kind() == DecayKind::kChannel ? "channel" : plan.decay_kind() == DecayKind::kScalar ? "scalar" : "none";
-    text += fmt::format("form: chunk, {} chunks of {} tokens\n", device.chunks, kChunk);
-    if (device.direct) {
-      text += fmt::format("scan: from the raw tensors, key {}, decay {}, grid {} x {}, value blocks of {}\n", device.key, decay, plan.N * plan.HV,
-                          device.value_blocks, kValueBlock);
-    } else {
-      text +=
-          fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
-      text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
-                          device.z_image ? "Z prepared" : "values scaled in the scan");
-    }
-    if (device.saved.fine.images.bytes > 0) {
-      text += fmt::format("operands: two terms where they reach the state, keys {}\n", device.saved.fine.rests.bytes > 0 ? "too" : "as they are");
-    }
-    if (device.gradients_follow) {
-      text += fmt::format("gradients: beside the reverse scan of {} blocks, about {:.0f} us\n", device.reverse_blocks, device.reverse_time);
-    }
-    if (device.segments) {
-      text += fmt::format("segments: {} of {} chunks{}\n", device.segments.count(), device.segments.chunks, device.segments.backward ? "" : ", forward only");
-    }
-  } else {
-    text += fmt::format("form: token, {} sequences x {} value heads\n", plan.N, plan.HV);
-  }
-  text += fmt::format("workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: {} bytes\n",
-                      device.forward.bytes, device.backward.bytes, device.saved.bytes, device.backward_alone_bytes());
-  return text;
 }
 
 }  // namespace fw::cuda

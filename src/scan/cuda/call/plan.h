@@ -1,5 +1,6 @@
 // What a call does on the device: which kernels in which form, and where everything lies in workspace and saved buffer. A plain
-// function of the checked descriptor (scan/plan.h), without CUDA types: it is printed and tested where there is no GPU.
+// function of the checked descriptor (scan/plan.h) and the device's number of multiprocessors, without CUDA types: it is printed and tested where there is no
+// GPU.
 #pragma once
 
 #include <cstddef>
@@ -91,6 +92,7 @@ struct BackwardRegions {
 };
 
 struct DevicePlan {
+  int multiprocessors = 0;  // of the device that the plan is for
   bool chunk_form = false;
   int key = 0;           // 64 or 128: K padded, chunk form
   int value_blocks = 0;  // of 64 columns, chunk form
@@ -112,10 +114,10 @@ struct DevicePlan {
   size_t backward_alone_bytes() const;
 };
 
-// Throws Error(kUsage) for a chunk form that the device has not.
-DevicePlan make_device_plan(const Plan& plan);
+// For a device of so many multiprocessors (device.h). Throws Error(kUsage) for a chunk form that the device has not.
+DevicePlan make_device_plan(const Plan& plan, int multiprocessors);
 
-// Lines "name: value" for people.
+// Lines "name: value" for people (text.cpp).
 std::string to_text(const Plan& plan, const DevicePlan& device);
 
 }  // namespace fw::cuda

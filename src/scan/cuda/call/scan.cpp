@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/plan.h"
+#include "scan/cuda/call/select.h"
 
 namespace fw::cuda {
 namespace {

@@ -2,14 +2,12 @@
 // no_cuda/scan.cpp where there is no CUDA.
 #pragma once
 
+#include "scan/cuda/call/device.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/plan.h"
 #include "scan/tensors.h"
 
 namespace fw::cuda {
-
-// Throws DeviceError (base/error.h) unless the current device can run the plan's kernels; form chunk or token.
-void require_device(bool chunk_form);
 
 // device: make_device_plan() of the plan. saved: its saved bytes, or null.
 void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace);

@@ -2,29 +2,17 @@
 #include <cstring>
 
 #include "scan/cuda/call/launch.h"
+#include "scan/cuda/call/select.h"
 #include "scan/cuda/call/tensor_map.h"
 #ifndef FW_CUDA_EMULATION
 #include <cuda.h>
 #endif
 
 namespace fw::cuda {
-namespace {
-
-constexpr int64_t kMostElements = int64_t{1} << 31, kMostBytes = int64_t{1} << 39;
-
-bool takes(const TokenArg& a, int64_t B, int64_t T, int64_t heads, int64_t dim) {
-  const auto stride = [](int64_t elements, int64_t count) { return count <= 1 || (elements > 0 && elements % 8 == 0 && 2 * elements < kMostBytes); };
-  const auto count = [](int64_t n) { return n > 0 && n <= kMostElements; };
-  return a.data != nullptr && a.bf16 != 0 && reinterpret_cast<uintptr_t>(a.data) % 16 == 0 && dim % 8 == 0 && count(B) && count(T) && count(heads) &&
-         count(dim) && stride(a.stride_b, B) && stride(a.stride_t, T) && stride(a.stride_h, heads);
-}
-
-}  // namespace
-
 #ifdef FW_CUDA_EMULATION
 
 bool make_tensor_map(const TokenArg& a, int64_t B, int64_t T, int64_t heads, int64_t dim, TensorMap& map) {
-  if (!takes(a, B, T, heads, dim)) return false;
+  if (!engine_takes(a, B, T, heads, dim)) return false;
   const emulation::TensorBox box{static_cast<const char*>(a.data), {dim, heads, T, B}, {2, 2 * a.stride_h, 2 * a.stride_t, 2 * a.stride_b}};
   static_assert(sizeof box <= sizeof map);
   std::memcpy(&map, &box, sizeof box);
@@ -48,7 +36,7 @@ Encode find_encode() {
 
 bool make_tensor_map(const TokenArg& a, int64_t B, int64_t T, int64_t heads, int64_t dim, TensorMap& map) {
   static const Encode encode = find_encode();
-  if (encode == nullptr || !takes(a, B, T, heads, dim)) return false;
+  if (encode == nullptr || !engine_takes(a, B, T, heads, dim)) return false;
   static_assert(sizeof(CUtensorMap) == sizeof map && alignof(CUtensorMap) <= alignof(TensorMap));
   // A stride that nothing steps by must still be one that the driver takes.
   const auto bytes = [&](int64_t stride, int64_t count) { return static_cast<cuuint64_t>(2 * (count > 1 ? stride : dim)); };

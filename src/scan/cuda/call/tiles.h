@@ -71,20 +71,6 @@ struct FineImage {
   float scale[64];
 };
 
-// Rules with a gain that may exceed 1: errors do not fade unless decays do it, and A is large where keys point the same way.
-constexpr bool wants_rests(const Rule& rule) { return rule.gain_bound > 1; }
-constexpr bool has_fine_images(const Rule& rule) { return wants_rests(rule) && rule.online(); }
-
-// Whether r, e and w are multiples of the raw q, k (or a gate of channels times k) and k, by factors that need nothing but norms and gates of one number.
-constexpr bool row_multiples(const Rule& rule) {
-  return !rule.uses_erase_key() && rule.feedback == Feedback::kNone && rule.read == Read::kPlain && !rule.uses_precond() &&
-         rule.normaliser == Normaliser::kNone && !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
-}
-constexpr bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
-
-// Of rules that have fine images: whether e and k there are the raw keys, and only their scales have gains, norms and decays.
-constexpr bool raw_key_images(const Rule& rule) { return row_multiples(rule) && !channel_erase(rule) && rule.decay != Decay::kChannel; }
-
 // A and P of a chunk for the gradients (offline: A = I, not read).
 struct PairImage {
   uint16_t a[kPanel];  // [64, 64]: row i, column j

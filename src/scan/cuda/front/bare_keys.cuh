@@ -5,16 +5,9 @@
 // are). a and b are chosen so that e' is the raw key times a power of two and w' the raw key; A is multiplied in float32 and rounded once.
 #pragma once
 
-#include "scan/cuda/call/tiles.h"
 #include "scan/cuda/front/plain.cuh"
 
 namespace fw::cuda {
-
-// Online rules whose gain is a gate, with nothing but that.
-constexpr bool gain_is_gate(const Rule& rule) { return rule.online() && rule.gain == Gain::kGate && plain_streams(rule); }
-
-// Rules whose images are of bare keys: those with a gain that is a gate and nothing but, and without decays in the keys. prepare and the gradients agree on it.
-constexpr bool bare_keys(const Rule& rule) { return has_fine_images(rule) && rule.decay != Decay::kChannel && gain_is_gate(rule) && !rule.uses_precond(); }
 
 // x = 2^n m, 1 <= m < 2, to the bit whoever asks: 2^n with the sign of x. 0 (and what is next to it): 0, m is 1 then.
 FW_DEVICE float power_of(float x) { return bits_float(float_bits(x) & 0xff800000u); }
@@ -41,11 +34,7 @@ FW_DEVICE void of_bare_coefs(FrontCoefs<float>& d, float a, float b) {
 }
 
 // The gradient of a gain that both e and z have is (z.dz + e.de) / gain, and with R = Z - E S0 - T R (recurrence.md 4) that is R.dZ / gain: exact, where the
-// two sums cancel. Not where streams are sums of q and k: a kernel more, for a gain there only where outputs are above their bounds already (docs/gpu.md).
-// z_v: of the row; else that is too near to 0.
-constexpr bool gain_by_residual(const Rule& rule) {
-  return rule.online() && rule.gain != Gain::kOne && rule.erase == Gate::kTied && rule.write == Gate::kTied && !mixed_streams(rule);
-}
+// two sums cancel (gain_by_residual() of the rule, call/select.h). z_v: of the row; else that is too near to 0.
 FW_DEVICE bool gain_by_residual(float z_v) { return fabsf(z_v) > 0x1p-40f; }
 // The gradient of z_v for which that comes out, whatever the gain is made of: of z.dz = R.dZ - e.de.
 FW_DEVICE float value_coefficient_gradient(float r_dz, float e_de, float z_v) { return (r_dz - e_de) * rcp_fast(z_v); }

@@ -130,21 +130,8 @@ FW_DEVICE uint32_t lane_offset(int r) {
   return static_cast<uint32_t>((column >> 6) * static_cast<int>(kPanelBytes) + row * 128 + ((((column >> 3) ^ r) & 7) << 4) + (column & 7) * 2);
 }
 
-// Raw rows of the key side that are whole (K = key), bf16 and aligned are fetched ahead into shared memory, to where the streams that
-// are made of them will lie: a lane reads its channels of a row before it writes there. Other rows (float32, K in between, an
-// erase key of its own) are read from memory whenever they are wanted: slower, and nothing else. The host decides.
-inline bool aligned_rows(const TokenArg& a) {
-  const auto bits = static_cast<uint64_t>((a.stride_b | a.stride_t | a.stride_h) * (a.bf16 != 0 ? 2 : 4)) | reinterpret_cast<uintptr_t>(a.data);
-  return (bits & 15) == 0;
-}
-inline bool can_fetch(const Problem& x, int key) {
-  const auto whole = [](const TokenArg& a) { return a.bf16 != 0 && aligned_rows(a); };
-  const Rule& rule = x.rule;
-  return x.K == key && !rule.uses_erase_key() && whole(x.in.q) && whole(x.in.k) &&
-         (!(rule.uses_erase_gate() && rule.erase == Gate::kChannel) || whole(x.in.erase_gate)) && (rule.decay != Decay::kChannel || aligned_rows(x.in.g)) &&
-         (reinterpret_cast<uintptr_t>(x.m) & 15) == 0;
-}
-
+// Raw rows of the key side that the host says can be fetched (PrepareChoice::fetched) come into shared memory ahead of their use, to where the streams that
+// are made of them will lie: a lane reads its channels of a row before it writes there.
 template <int kN>
 FW_DEVICE void fetch_rows(const TokenArg& tensor, const ChunkPlace& place, char* matrix) {
   constexpr int kGranules = 4 * kN, kRows = 32 / kGranules;  // of a row; rows that the warp fetches at a time
@@ -428,8 +415,7 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetche
   make_coefs<kN>(x, place, fetched, raw, NoPrecondRows(), coefs);
 }
 
-// Where raw rows can be fetched the coefficients of these rules are made by two warps for all rows.
-inline bool plain_streams(const Problem& x) { return row_multiples(x.rule); }
+// Where raw rows can be fetched the coefficients of row_multiples() are made by two warps for all rows.
 
 // The row whose coefficients a lane makes, or -1.
 FW_DEVICE int coefficient_row(int warp) { return warp == 0 ? static_cast<int>(lane_index()) : warp == 7 ? 32 + static_cast<int>(lane_index()) : -1; }
@@ -460,16 +446,8 @@ FW_DEVICE FrontCoefs<float> plain_coefs(const Problem& x, const PlainGates& gate
   return front_coefs(rule, x.scale, s);
 }
 
-// Rules of which r or e are sums of the raw q and k, as plain ones otherwise.
-inline bool sum_streams(const Problem& x) {
-  const Rule& rule = x.rule;
-  if (rule.feedback == Feedback::kNone && rule.read == Read::kPlain) return false;
-  Problem plain = x;
-  plain.rule.feedback = Feedback::kNone, plain.rule.read = Read::kPlain;
-  return plain_streams(plain);
-}
-
-// Their gates of a row as they lie in memory (0 past the chunk's rows), so that no load is waited for before the others are under way.
+// Of rules of which r or e are sums of the raw q and k (sums_of_rows()): the gates of a row as they lie in memory (0 past the chunk's rows), so that no load is
+// waited for before the others are under way.
 struct GateBits {
   uint32_t beta = 0, erase = 0, write = 0, lambda = 0, read = 0;
 };

@@ -2,25 +2,10 @@
 // of them. Written as front.h with the rest of the rule constant, so that the compiler drops it.
 #pragma once
 
+#include "scan/cuda/call/select.h"
 #include "scan/cuda/front/rows.cuh"
 
 namespace fw::cuda {
-
-constexpr bool plain_front(const Rule& r) {
-  return (r.gain == Gain::kOne || r.gain == Gain::kGate) && r.erase_key == EraseKey::kTied && r.feedback == Feedback::kNone && r.read == Read::kPlain &&
-         r.normaliser == Normaliser::kNone;
-}
-// Besides, streams that are q and k times a number, and M.
-constexpr bool plain_streams(const Rule& r) { return plain_front(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }
-
-// Besides or instead: any gain, gates of one value a head, query feedback and a corrected read: streams that are q and k, or sums of the
-// two, times numbers a row.
-constexpr bool linear_streams(const Rule& r) {
-  return (r.erase == Gate::kTied || r.erase == Gate::kScalar) && (r.write == Gate::kTied || r.write == Gate::kScalar) && r.erase_key == EraseKey::kTied &&
-         r.precond == Precond::kNone && r.normaliser == Normaliser::kNone;
-}
-// Of those, with sums of the two.
-constexpr bool mixed_streams(const Rule& r) { return r.feedback != Feedback::kNone || r.read != Read::kPlain; }
 
 // kStreams: of plain_streams().
 template <bool kStreams>

@@ -6,6 +6,7 @@
 // Before the last line dq and dk are without the norms' part. One warpgroup makes dq, the other dk; both half of the rest.
 #include <algorithm>
 
+#include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/offline/rows.cuh"
@@ -459,16 +460,10 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
   }
 }
 
-#ifdef FW_CUDA_EMULATION
-constexpr int64_t kProcessors = 2;  // so that small problems have several turns
-#else
-constexpr int64_t kProcessors = 132;
-#endif
-
 template <int kKey>
 void launch_gradients(const OfflineGradientArgs& args, int64_t chunks, void* stream) {
   const int64_t items = chunks * args.problem.HV;
-  const Dim3 grid{static_cast<unsigned>(std::min(items, 2 * kProcessors)), 1, 1};
+  const Dim3 grid{static_cast<unsigned>(std::min(items, 2 * turning_processors())), 1, 1};
   launch_overlapped(offline_gradient_kernel<kKey>, grid, kGradientThreads, GradientShape<kKey>::kShared, stream, args, static_cast<int>(items));
 }
 

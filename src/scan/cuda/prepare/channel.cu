@@ -248,23 +248,20 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
 }
 
 template <int kKey, bool kOnline>
-void launch_channel(const PrepareArgs& args, int64_t chunks, void* stream) {
+void launch_channel(const PrepareArgs& args, const PrepareChoice& choice, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
-  const bool fetched = can_fetch(x, kKey);
-  launch(fetched && plain_streams(x) ? prepare_channel_kernel<kKey, kOnline, true> : prepare_channel_kernel<kKey, kOnline, false>, prepare_grid(x, chunks),
-         kPrepareThreads, ChannelLayout<kKey, kOnline>::kBytes, stream, args, static_cast<int>(fetched));
+  launch(choice.multiples ? prepare_channel_kernel<kKey, kOnline, true> : prepare_channel_kernel<kKey, kOnline, false>, prepare_grid(x, chunks),
+         kPrepareThreads, ChannelLayout<kKey, kOnline>::kBytes, stream, args, static_cast<int>(choice.fetched));
 }
 
 }  // namespace
 
-void prepare_channel(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
-  if (has_fine_images(args.problem.rule)) return prepare_channel_fine(args, key, chunks, stream);
-  if (prepare_channel_takes_plain(args, key)) return prepare_channel_plain(args, key, chunks, stream);
+void prepare_channel(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream) {
   const bool online = args.problem.rule.online();
   if (key == 128) {
-    online ? launch_channel<128, true>(args, chunks, stream) : launch_channel<128, false>(args, chunks, stream);
+    online ? launch_channel<128, true>(args, choice, chunks, stream) : launch_channel<128, false>(args, choice, chunks, stream);
   } else {
-    online ? launch_channel<64, true>(args, chunks, stream) : launch_channel<64, false>(args, chunks, stream);
+    online ? launch_channel<64, true>(args, choice, chunks, stream) : launch_channel<64, false>(args, choice, chunks, stream);
   }
 }
 

@@ -1,6 +1,6 @@
-// prepare where every key channel has a decay of its own and a gain may exceed 1 (has_fine_images(), tiles.h): prepare/channel.cu with operands of two terms,
-// so that T is as good as float32 numbers, and with what bf16 leaves out of x, y, e and Khat. Streams are of numbers that bf16 has not, whatever the tensors
-// are, for decays are in them. Of P, which nothing comes back from, the rows have one term.
+// prepare where every key channel has a decay of its own and a gain may exceed 1 (has_fine_images(), call/select.h): prepare/channel.cu with operands of two
+// terms, so that T is as good as float32 numbers, and with what bf16 leaves out of x, y, e and Khat. Streams are of numbers that bf16 has not, whatever the
+// tensors are, for decays are in them. Of P, which nothing comes back from, the rows have one term.
 #include <algorithm>
 
 #include "scan/cuda/call/launch.h"
@@ -279,15 +279,15 @@ __global__ void __launch_bounds__(kPrepareThreads, FineLayout<kKey>::kBlocks)
 }
 
 template <int kKey>
-void launch_fine(const PrepareArgs& args, int64_t chunks, void* stream) {
+void launch_fine(const PrepareArgs& args, const PrepareChoice& choice, int64_t chunks, void* stream) {
   launch(prepare_channel_fine_kernel<kKey>, prepare_grid(args.problem, chunks), kPrepareThreads, FineLayout<kKey>::kBytes, stream, args,
-         static_cast<int>(can_fetch(args.problem, kKey)));
+         static_cast<int>(choice.fetched));
 }
 
 }  // namespace
 
-void prepare_channel_fine(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
-  key == 128 ? launch_fine<128>(args, chunks, stream) : launch_fine<64>(args, chunks, stream);
+void prepare_channel_fine(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream) {
+  key == 128 ? launch_fine<128>(args, choice, chunks, stream) : launch_fine<64>(args, choice, chunks, stream);
 }
 
 }  // namespace fw::cuda

@@ -653,39 +653,7 @@ void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
   }
 }
 
-// Strides of rows whose offsets in a chunk are 32-bit numbers.
-bool near_rows(const TokenArg& a) { return a.stride_t >= 0 && a.stride_t < (int64_t{1} << 31) / (4 * kChunk); }
-
-// Erase gates of channels: their rows have a place only beside bf16 log-decays. Nothing that coefficients are made of depends on such a gate.
-// Z, if it is wanted, is c (.) v, from whole rows: no gain divides the value by a norm.
-bool takes_gates(const PrepareArgs& args) {
-  const Problem& x = args.problem;
-  const auto whole = [&](const TokenArg& a) { return a.bf16 != 0 && aligned_rows(a) && x.V % 8 == 0; };
-  if (x.in.g.bf16 == 0 || !near_rows(x.in.erase_gate)) return false;
-  if (args.z == nullptr) return x.rule.write != Gate::kChannel;
-  return x.rule.write == Gate::kChannel && x.rule.gain != Gain::kNlms && x.rule.gain != Gain::kKaczmarz && whole(x.in.v) && whole(x.in.write_gate);
-}
-
-// But for the gates.
-bool takes_rows(const Problem& x, int key) {
-  return x.rule.online() && !wants_rests(x.rule) && can_fetch(x, key) && near_rows(x.in.q) && near_rows(x.in.k) && near_rows(x.in.g);
-}
-
 }  // namespace
-
-bool prepare_channel_makes_m(const Problem& x, int key) {
-  if (!x.rule.preconditions_write() || !x.rule.precond_squashed() || channel_erase(x.rule) || x.rule.write == Gate::kChannel) return false;
-  Problem without = x;
-  without.rule.precond = Precond::kNone;
-  return plain_streams(without) && takes_rows(x, key);
-}
-
-bool prepare_channel_takes_plain(const PrepareArgs& args, int key) {
-  const Problem& x = args.problem;
-  if (x.rule.uses_precond()) return x.boundaries != nullptr && prepare_channel_makes_m(x, key);
-  const bool gates = channel_erase(x.rule) ? takes_gates(args) : args.z == nullptr && x.rule.write != Gate::kChannel;
-  return gates && plain_streams(x) && takes_rows(x, key);
-}
 
 void prepare_channel_plain(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
   key == 128 ? launch_plain<128>(args, chunks, stream) : launch_plain<64>(args, chunks, stream);

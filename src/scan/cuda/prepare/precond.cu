@@ -160,15 +160,6 @@ void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
 
 }  // namespace
 
-bool prepares_precond(const Problem& x, int key) {
-  Rule rest = x.rule;
-  rest.precond = Precond::kNone;
-  Problem plain = x;
-  plain.rule = rest;
-  return x.boundaries != nullptr && prepare_scalar_makes_m(x, key) && plain_streams(plain) && !channel_erase(rest) && !wants_rests(rest) &&
-         (x.rule.preconditions_write() || !x.rule.online());
-}
-
 void prepare_precond(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
   key == 128 ? launch_key<128>(args, chunks, stream) : launch_key<64>(args, chunks, stream);
 }

@@ -22,24 +22,21 @@ void check_fine_images(const PrepareArgs& args) {
 
 void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
   if (chunks > 0 && has_fine_images(args.problem.rule)) check_fine_images(args);
-  if (args.problem.rule.decay == Decay::kChannel) {
-    prepare_channel(args, key, chunks, stream);
-  } else if (prepares_sums(args.problem, key)) {
-    prepare_sums(args, key, chunks, stream);
-  } else if (prepares_precond(args.problem, key)) {
-    prepare_precond(args, key, chunks, stream);
-  } else {
-    prepare_scalar(args, key, chunks, stream);
+  const PrepareChoice choice = select_prepare(args, key);
+  switch (choice.kernel) {
+    case PrepareKernel::kScalar:
+      return prepare_scalar(args, choice, key, chunks, stream);
+    case PrepareKernel::kSums:
+      return prepare_sums(args, key, chunks, stream);
+    case PrepareKernel::kPrecond:
+      return prepare_precond(args, key, chunks, stream);
+    case PrepareKernel::kChannel:
+      return prepare_channel(args, choice, key, chunks, stream);
+    case PrepareKernel::kChannelPlain:
+      return prepare_channel_plain(args, key, chunks, stream);
+    case PrepareKernel::kChannelFine:
+      return prepare_channel_fine(args, choice, key, chunks, stream);
   }
-}
-
-bool prepare_makes_m(const Problem& problem, int key) {
-  return problem.rule.decay == Decay::kChannel ? prepare_channel_makes_m(problem, key) : prepare_scalar_makes_m(problem, key);
-}
-
-bool prepare_leaves_rows(const Problem& problem, int key) {
-  if (problem.rule.decay == Decay::kChannel) return false;
-  return prepares_precond(problem, key) ? problem.rule.online() : prepare_scalar_leaves_rows(problem, key);
 }
 
 }  // namespace fw::cuda

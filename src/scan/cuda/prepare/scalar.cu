@@ -267,11 +267,9 @@ void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* 
          form, static_cast<int>(fetched));
 }
 
-bool takes_plain(const Problem& x, int key) { return can_fetch(x, key) && plain_streams(x) && !channel_erase(x.rule); }
-
 template <int kKey, bool kOnline>
-void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
-  const bool fetched = can_fetch(args.problem, kKey), plain = takes_plain(args.problem, kKey) && args.forward_fine.rests == nullptr;
+void launch_key(const PrepareArgs& args, const PrepareChoice& choice, int64_t chunks, void* stream) {
+  const bool fetched = choice.fetched, plain = choice.multiples;
   if (kOnline && wants_rests(args.problem.rule)) {
     plain ? launch_scalar<kKey, kOnline, true, kOnline, kOnline>(args, chunks, fetched, stream)
           : launch_scalar<kKey, kOnline, false, kOnline, kOnline>(args, chunks, fetched, stream);
@@ -286,19 +284,12 @@ void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
 
 }  // namespace
 
-bool prepare_scalar_makes_m(const Problem& problem, int key) {
-  const Rule& rule = problem.rule;
-  return rule.uses_precond() && rule.precond_squashed() && rule.normaliser == Normaliser::kNone && can_fetch(problem, key);
-}
-
-bool prepare_scalar_leaves_rows(const Problem& problem, int key) { return problem.rule.online() && !wants_rests(problem.rule) && takes_plain(problem, key); }
-
-void prepare_scalar(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
+void prepare_scalar(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream) {
   const bool online = args.problem.rule.online();
   if (key == 128) {
-    online ? launch_key<128, true>(args, chunks, stream) : launch_key<128, false>(args, chunks, stream);
+    online ? launch_key<128, true>(args, choice, chunks, stream) : launch_key<128, false>(args, choice, chunks, stream);
   } else {
-    online ? launch_key<64, true>(args, chunks, stream) : launch_key<64, false>(args, chunks, stream);
+    online ? launch_key<64, true>(args, choice, chunks, stream) : launch_key<64, false>(args, choice, chunks, stream);
   }
 }
 

@@ -187,11 +187,6 @@ void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
 
 }  // namespace
 
-bool prepares_sums(const Problem& problem, int key) {
-  const Rule& rule = problem.rule;
-  return rule.online() && sum_streams(problem) && !channel_erase(rule) && !wants_rests(rule) && can_fetch(problem, key);
-}
-
 void prepare_sums(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
   key == 128 ? launch_key<128>(args, chunks, stream) : launch_key<64>(args, chunks, stream);
 }

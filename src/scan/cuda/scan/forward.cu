@@ -4,7 +4,7 @@
 // Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W of every chunk.
 // Products take bf16 operands and add in float32; S stays float32 throughout.
 //
-// Form::kFine: of rules with has_fine_images() (tiles.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two bf16 numbers there and in X^T W.
+// Form::kFine: of rules with has_fine_images() (call/select.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two bf16 numbers there and in X^T W.
 // Form::kRows: with RowImages and the raw rows of k and q: W = Z + diag(e) k S, O = diag(q) q S + M W.
 //
 // The order of work keeps the tensor cores busy and is what ptxas allows without serialising products (it says so: C7510 to C7518; the
@@ -15,16 +15,15 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
+#include "scan/cuda/call/select.h"
 #include "scan/cuda/scan/rows.cuh"
 
 namespace fw::cuda {
 
 namespace {
 
-// kImages: E, Q and X as they are, of rules with an erase; kOffline: without E.
-enum class Form { kOffline, kImages, kFine, kRows };
+using Form = ScanForm;
 
 // The parts of an image that this kernel reads, then the Z tile, in shared memory: bytes.
 template <int kKey, Form kForm, bool kOut, bool kSave>
@@ -402,9 +401,16 @@ void launch_forward(const ScanForwardArgs& args, void* stream) {
 
 template <int kKey>
 void launch_forward(const ScanForwardArgs& args, void* stream) {
-  if (!args.online) return launch_forward<kKey, Form::kOffline>(args, stream);
-  if (args.fine.images != nullptr) return launch_forward<kKey, Form::kFine>(args, stream);
-  args.rows.k.data != nullptr ? launch_forward<kKey, Form::kRows>(args, stream) : launch_forward<kKey, Form::kImages>(args, stream);
+  switch (select_scan(args)) {
+    case Form::kOffline:
+      return launch_forward<kKey, Form::kOffline>(args, stream);
+    case Form::kImages:
+      return launch_forward<kKey, Form::kImages>(args, stream);
+    case Form::kFine:
+      return launch_forward<kKey, Form::kFine>(args, stream);
+    case Form::kRows:
+      return launch_forward<kKey, Form::kRows>(args, stream);
+  }
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 //   V = k D      D = Diag(gamma) D + q^T dO - y^T V          (offline rules: without the last product)
 // Writes, if asked for, D^T at the end of every chunk (before the step) and V of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan/cuda/scan/forward.cu's.
-// kFine: of rules with has_fine_images() (tiles.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 numbers there and in y^T V.
+// kFine: of rules with has_fine_images() (call/select.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 numbers there and in y^T V.
 #include <algorithm>
 
 #include "scan/cuda/call/kernels.h"

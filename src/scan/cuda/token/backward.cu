@@ -6,6 +6,7 @@
 // Every thread reads back only what it wrote itself. See kernels.h.
 #include <cmath>
 
+#include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/token/cut.h"
@@ -319,7 +320,7 @@ void launch_cut(const TokenBackwardArgs& args, const TokenCut& cut, void* stream
 void token_backward(const TokenBackwardArgs& args, int64_t longest, void* stream) {
   const Problem& x = args.problem;
   if (x.K > 256) fail_internal("token_backward: expected K <= 256, got {}", x.K);
-  const TokenCut cut = token_cut(x.sequences.N, x.HV, x.K, x.V, longest);
+  const TokenCut cut = token_cut(x.sequences.N, x.HV, x.K, x.V, longest, multiprocessors());
   if (cut.channels == 2) return launch_cut<2, 8>(args, cut, stream);
   if (cut.channels == 4) return launch_cut<4, 8>(args, cut, stream);
   launch_cut<8, 4>(args, cut, stream);

@@ -7,7 +7,7 @@
 
 namespace fw::cuda {
 
-TokenCut token_cut(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest) {
+TokenCut token_cut(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest, int multiprocessors) {
   TokenCut c;
   c.channels = K <= 64 ? 2 : K <= 128 ? 4 : 8;
   c.rows = c.channels == 8 ? 4 : 8;
@@ -18,14 +18,14 @@ TokenCut token_cut(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t 
   c.stretches = (longest + c.stretch - 1) / c.stretch;
   c.state = static_cast<int64_t>(c.tiles) * c.warps * c.rows * 32 * c.channels;
   c.block = c.state * (c.stretches + c.stretch + 1);
-  // Blocks: one a multiprocessor of an H200, fewer where their workspace together would be more than half a gibibyte.
-  constexpr int64_t kBlocks = 132, kFloats = int64_t{1} << 27;
-  c.blocks = std::min(sequences * HV, std::clamp<int64_t>(kFloats / c.block, 1, kBlocks));
+  // Blocks: one a multiprocessor, fewer where their workspace together would be more than half a gibibyte.
+  constexpr int64_t kFloats = int64_t{1} << 27;
+  c.blocks = std::min(sequences * HV, std::clamp<int64_t>(kFloats / c.block, 1, multiprocessors));
   return c;
 }
 
-int64_t token_backward_bytes(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest) {
-  const TokenCut cut = token_cut(sequences, HV, K, V, longest);
+int64_t token_backward_bytes(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest, int multiprocessors) {
+  const TokenCut cut = token_cut(sequences, HV, K, V, longest, multiprocessors);
   return 4 * cut.block * cut.blocks;
 }
 

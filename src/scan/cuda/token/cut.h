@@ -5,7 +5,7 @@
 
 namespace fw::cuda {
 
-// How a shape is cut. A function of the shape alone.
+// How a shape is cut. A function of the shape and the number of multiprocessors.
 struct TokenCut {
   int channels;  // of a lane: 2, 4 or 8
   int rows;      // of a warp
@@ -18,6 +18,6 @@ struct TokenCut {
   int64_t blocks;
 };
 
-TokenCut token_cut(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest);
+TokenCut token_cut(int64_t sequences, int32_t HV, int32_t K, int32_t V, int64_t longest, int multiprocessors);
 
 }  // namespace fw::cuda

@@ -4,6 +4,7 @@
 // kernels.h.
 #include <algorithm>
 
+#include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/token/gather.cuh"
@@ -319,17 +320,16 @@ void launch_step(const TokenForwardArgs& args, const ForwardCut& cut, void* stre
 }
 
 template <int kN, int kRows>
-void launch_rows(const TokenForwardArgs& args, void* stream) {
+void launch_rows(const TokenForwardArgs& args, bool few, int processors, void* stream) {
   const Problem& x = args.problem;
   ForwardCut cut = forward_cut<kN>(args, kRows * kStateWarps, false);
   const int tokens = x.sequences.T;
-  const bool few = x.sequences.offsets == nullptr && tokens > 0 && tokens <= kStateWarps;
   cut.stage = after_tokens(cut, few ? tokens : 2 * kStateWarps);
   const int64_t staged = std::max(stage_bytes(x.initial_state, cut.initial, kN, cut.tile), stage_bytes(args.final_state, cut.final, kN, cut.tile));
   const size_t shared = static_cast<size_t>(cut.stage + staged);
   const Dim3 grid{static_cast<unsigned>(static_cast<int64_t>(x.sequences.N) << cut.log_tiles), static_cast<unsigned>(x.HV)};
   if (few) {
-    cut.early = grid.x * grid.y <= 2 * 132;
+    cut.early = grid.x * grid.y <= 2 * static_cast<unsigned>(processors);
     launch_overlapped(token_step_kernel<kN, kRows>, grid, static_cast<unsigned>(kStateThreads + 32 * tokens), shared, stream, args, cut);
     return launch_step<kN>(args, cut, stream);
   }
@@ -337,52 +337,45 @@ void launch_rows(const TokenForwardArgs& args, void* stream) {
   launch_overlapped(token_forward_kernel<kN, kRows>, grid, 2 * kStateThreads, shared, stream, args, cut);
 }
 
-// Whole heads: enough of them, each contiguous in whole units of 16 bytes, and room for three of them in a multiprocessor.
 template <int kN>
-bool launch_heads(const TokenForwardArgs& args, void* stream) {
-  constexpr int64_t kLeastBlocks = 264, kMostBytes = 64 * 1024;
+void launch_heads(const TokenForwardArgs& args, int parts, void* stream) {
   const Problem& x = args.problem;
   const int64_t blocks = static_cast<int64_t>(x.sequences.N) * x.HV, row = x.K * (x.initial_state.bf16 != 0 ? 2 : 4);
-  // Two blocks a head begin and end sooner; where many come after another one is better, as it is where it steps the preconditioner.
-  const int parts = blocks < 2048 && !(x.rule.uses_precond() && x.m == nullptr) ? 2 : 1;
-  if (x.sequences.offsets != nullptr || x.sequences.T != 1 || blocks < kLeastBlocks || row % 16 != 0 || row * x.V > kMostBytes) return false;
   ForwardCut cut = forward_cut<kN>(args, ((x.V + parts - 1) / parts + 7) / 8 * 8, x.group == 1 && parts == 1);
-  const auto whole = [](const StateArg& a) {
-    return (reinterpret_cast<uintptr_t>(a.data) & 15) == 0 && ((a.stride_n | a.stride_h) * (a.bf16 != 0 ? 2 : 4)) % 16 == 0;
-  };
-  if (cut.initial != StateAccess::kChannels || x.initial_state.stride_v != x.K || !whole(x.initial_state)) return false;
-  if (cut.final != StateAccess::kChannels && cut.final != StateAccess::kAbsent) return false;
   cut.stage = after_tokens(cut, 1);
   launch_overlapped(token_head_kernel<kN>, Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>((x.V + cut.tile - 1) / cut.tile)}, 32 * (kStateWarps + 1),
                     static_cast<size_t>(cut.stage + row * cut.tile), stream, args, cut);
   launch_step<kN>(args, cut, stream);
-  return true;
 }
 
 template <int kN>
-void launch_channels(const TokenForwardArgs& args, void* stream) {
-  const Problem& x = args.problem;
-  constexpr int64_t kBlocks = 264;
-  const auto blocks = [&](int tile) { return static_cast<int64_t>(x.sequences.N) * x.HV * ((x.V + tile - 1) / tile); };
+void launch_channels(const TokenForwardArgs& args, const TokenChoice& choice, int processors, void* stream) {
   if constexpr (kN < 8) {
-    if (launch_heads<kN>(args, stream)) return;
+    if (choice.kernel == TokenKernel::kHeads) return launch_heads<kN>(args, choice.parts, stream);
   }
-  if (x.V > 8 && blocks(32) >= kBlocks) return launch_rows<kN, 8>(args, stream);
-  launch_rows<kN, 2>(args, stream);
+  const bool few = choice.kernel == TokenKernel::kStep;
+  choice.rows == 8 ? launch_rows<kN, 8>(args, few, processors, stream) : launch_rows<kN, 2>(args, few, processors, stream);
 }
 
 }  // namespace
 
-// The tile of V is the largest that still gives every multiprocessor two blocks. Bits do not depend on it.
+// Bits do not depend on the choice.
 void token_forward(const TokenForwardArgs& args, void* stream) {
   const Problem& x = args.problem;
   if (x.rule.uses_precond() && x.m == nullptr && x.tokens > 0 && (x.sequences.offsets != nullptr || x.sequences.T > 1)) {
     fail_internal("token_forward: expected M, or one token a sequence, got {} tokens", x.sequences.T);
   }
-  if (x.K <= 64) return launch_channels<2>(args, stream);
-  if (x.K <= 128) return launch_channels<4>(args, stream);
-  if (x.K <= 256) return launch_channels<8>(args, stream);
-  fail_internal("token_forward: expected K <= 256, got {}", x.K);
+  if (x.K > 256) fail_internal("token_forward: expected K <= 256, got {}", x.K);
+  const int processors = multiprocessors();
+  const TokenChoice choice = select_token(args, processors);
+  switch (choice.channels) {
+    case 2:
+      return launch_channels<2>(args, choice, processors, stream);
+    case 4:
+      return launch_channels<4>(args, choice, processors, stream);
+    default:
+      return launch_channels<8>(args, choice, processors, stream);
+  }
 }
 
 }  // namespace fw::cuda

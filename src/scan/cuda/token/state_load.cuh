@@ -2,21 +2,11 @@
 // neighbours, or one by one. What a thread loads it converts later, so that the loads are under way while it does other things.
 #pragma once
 
+#include "scan/cuda/call/select.h"
 #include "scan/cuda/token/state_rows.cuh"
 
 namespace fw::cuda {
 
-enum class StateAccess : int32_t { kAbsent, kChannels, kStaged, kElements };
-
-// For warps of kRows rows and lanes of `channels`, and blocks of `tile` value rows (a power of two). Host.
-inline StateAccess state_access(const StateArg& a, int K, int V, int channels, int tile) {
-  if (a.data == nullptr) return StateAccess::kAbsent;
-  const int64_t size = a.bf16 != 0 ? 2 : 4, vector = channels * size < 16 ? channels * size : 16;
-  const int64_t base = static_cast<int64_t>(reinterpret_cast<uintptr_t>(a.data)) | (a.stride_n | a.stride_h) * size;
-  if (a.stride_k == 1 && K % channels == 0 && ((base | a.stride_v * size) & (vector - 1)) == 0) return StateAccess::kChannels;
-  if (a.stride_v == 1 && tile * size >= 16 && V * size % 16 == 0 && ((base | a.stride_k * size) & 15) == 0) return StateAccess::kStaged;
-  return StateAccess::kElements;
-}
 // Shared memory for a staged tile.
 inline int64_t stage_bytes(const StateArg& a, StateAccess access, int channels, int tile) {
   return access == StateAccess::kStaged ? int64_t{32} * channels * tile * (a.bf16 != 0 ? 2 : 4) : 0;

@@ -2,16 +2,16 @@
 #pragma once
 
 #include "scan/cuda/gradients/channel/mixed.cuh"
-#include "scan/cuda/gradients/general/kernel.cuh"
+#include "scan/cuda/gradients/common/launch.cuh"
 
 namespace fw::cuda {
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_gradient_kernel(const __grid_constant__ GradientKernelArgs args) {
   ChannelChunk<Shape> c(args);
   begin_turns(c);
   const auto load_words = [](const ChannelChunk<Shape>& at, int turn) {
-    if constexpr (Shape::kFast) {
+    if constexpr (Shape::kStreams) {
       return load_row_words(at, turn);
     } else {
       return MixedRows::load_words(at, turn);
@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     refresh();
     sum_channel_decay(c, turn, decays);
     sync_threads();
-    if constexpr (Shape::kFast) {
-      make_fast_streams(c, turn, rows);
+    if constexpr (Shape::kStreams) {
+      make_streams(c, turn, rows);
     } else {
       MixedRows::make_streams(c, turn, rows);
     }
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
         refresh();
         const int step = turn * c.value_blocks() + block, index = step % Shape::kStages, stage = index * Shape::kStageBytes;
         // What lives beside the products in flight are few registers.
-        constexpr bool kRoom = Shape::kKey == 128 && Shape::kFast;
+        constexpr bool kRoom = Shape::kKey == 128 && Shape::kStreams;
         ChannelValueWords<Shape> words;
         if (kRoom) words.load(c, turn, block, 0);
         mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
@@ -120,13 +120,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
 
     refresh();
     if (decays_are(c, Decays::kBounded)) unbound_states(c, turn, sums);
-    FastParts parts;
-    if constexpr (Shape::kFast && Shape::kGates) load_gates(c, turn, parts);
+    StreamParts parts;
+    if constexpr (Shape::kStreams && Shape::kGates) load_gates(c, turn, parts);
     if constexpr (Shape::kPrecond && !Shape::kMakesM && Shape::kKey == 128) load_m(c, turn, parts);
     walk_blocks(c, sums);
     refresh();
-    if constexpr (Shape::kFast) {
-      finish_fast_streams(c, turn, last_stage(), sums, parts);
+    if constexpr (Shape::kStreams) {
+      finish_streams(c, turn, last_stage(), sums, parts);
       if constexpr (Shape::kMakesM) {
         sync_threads();
         refresh();
@@ -155,8 +155,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       refresh();
     }
     if (c.thread < kChunk) {
-      if constexpr (Shape::kFast) {
-        fast_row_numbers(c, turn, c.thread);
+      if constexpr (Shape::kStreams) {
+        stream_row_numbers(c, turn, c.thread);
       } else {
         MixedRows::row_numbers(c, turn, c.thread);
       }
@@ -176,8 +176,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     constexpr bool kLast = Shape::kMakesM && Shape::kKey == 64 && !Shape::kOnline;  // else there are too few registers
     if (!kLast) rows = load_words(c, turn + 1);
     if (Shape::kMakesM) load_ahead(c.value_blocks() - 1);  // later than the rows, which are wanted first
-    if constexpr (Shape::kFast) {
-      store_fast_gradients(c, turn, sums, parts);
+    if constexpr (Shape::kStreams) {
+      store_stream_gradients(c, turn, sums, parts);
     } else {
       MixedRows::store_gradients(c, turn, sums);
     }
@@ -186,11 +186,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     if (!kEarly) decays = load_decay_words(c, turn + 1);
   }
   end_turns(c);
-}
-
-// Rows of pairs of neighbouring channels that are one aligned access, wherever a sequence or head begins.
-inline bool whole_pairs(const TokenArg& x, int dim) {
-  return x.data != nullptr && ((x.stride_b | x.stride_t | x.stride_h | dim) & 1) == 0 && (reinterpret_cast<uintptr_t>(x.data) & (x.bf16 != 0 ? 3 : 7)) == 0;
 }
 
 template <class Shape>
@@ -203,7 +198,7 @@ void launch_channel_gradients(const GradientArgs& args, int64_t chunks, void* st
       whole_pieces(x.in.v, x.V) && whole_or_absent(d.v, x.V) && (!gated || (whole_pieces(x.in.write_gate, x.V) && whole_or_absent(d.write_gate, x.V)));
   const unsigned channel_pieces = (whole_pieces(d.erase_gate, x.K) ? kPiecesDGate : 0u) | (whole_pairs(x.in.g, x.K) ? kPairsG : 0u) |
                                   (whole_pairs(d.g, x.K) ? kPairsDG : 0u) | (values ? kPiecesValues : 0u);
-  ScalarGradientArgs all{args, chunks * x.HV, 0, false, pieces_of(args) | channel_pieces};
+  GradientKernelArgs all{args, chunks * x.HV, 0, false, pieces_of(args) | channel_pieces};
   if (Shape::kMakesM) all.precond = squash_of_any(x.rule);
   launch_gradients<Shape>(channel_gradient_kernel<Shape>, Shape::kThreads, Shape::kBytes, stream, all);
 }

@@ -1,31 +1,29 @@
-// Channel decay: shared memory of the gradient kernel, whose blocks take turns as those for scalar decay do (gradients/general/layout.cuh).
+// Channel decay: shared memory of the gradient kernel, whose blocks take turns as those for scalar decay do (gradients/common/turns.cuh).
 #pragma once
 
 #include <bit>
 
-#include "scan/cuda/gradients/general/layout.cuh"
+#include "scan/cuda/gradients/common/turns.cuh"
 
 namespace fw::cuda {
 
 // Besides kPieces: v, a channel write gate and their gradients, all of them; tensors of a value a channel in pairs of neighbouring channels.
 enum kChannelPieces : unsigned { kPiecesDGate = 1u << 16, kPairsG = 1u << 17, kPairsDG = 1u << 18, kPiecesValues = 1u << 19 };
 
-// Of rows that are ungated: times M of a preconditioner, from memory; or made here, with the chunk's share of its gradients, where all tensors are there
-// and whole (gradients/channel/precond.cuh).
-enum class RowM { kNone, kRead, kMade };
-
-// kFastRows: as ScalarShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none of those.
-template <int kKeyDim, bool kOnlineSolve, bool kFastRows, bool kGatedRows = false, RowM kRowM = RowM::kNone>
+// RowM (call/select.h), of rows that are ungated: kMade where all tensors are there and whole (gradients/channel/precond.cuh).
+//
+// kStreamRows: as GeneralShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none of those.
+template <int kKeyDim, bool kOnlineSolve, bool kStreamRows, bool kGatedRows = false, RowM kRowM = RowM::kNone>
 struct ChannelShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kFast = kFastRows, kBare = false, kStills = false;
+  static constexpr bool kChannel = true, kOnline = kOnlineSolve, kStreams = kStreamRows, kBare = false, kStills = false;
   static constexpr bool kPrecond = kRowM != RowM::kNone, kMakesM = kRowM == RowM::kMade, kWhole = kMakesM;
-  static constexpr bool kGates = kGatedRows || !kFastRows;
+  static constexpr bool kGates = kGatedRows || !kStreamRows;
   static constexpr Residuals kResiduals = Residuals::kOfRule;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32, kPairs = kKey / 2;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
-  static constexpr bool kFollows = kKey == 128 || (kFast && kRowM != RowM::kRead);  // else there are too few registers
-  static constexpr double kTileTime = !kFast ? 30 : kMakesM ? 19 : kGates ? 17.5 : kPrecond ? 17 : 14.5;
+  static constexpr bool kFollows = kKey == 128 || (kStreams && kRowM != RowM::kRead);  // else there are too few registers
+  static constexpr double kTileTime = !kStreams ? 30 : kMakesM ? 19 : kGates ? 17.5 : kPrecond ? 17 : 14.5;
 
   // A stage: what one block of 64 value columns brings.
   static constexpr int kStages = kKey == 128 ? 2 : 1;
@@ -41,13 +39,13 @@ struct ChannelShape {
   // Once those products are over: dG in float32 [64, kKey].
   static constexpr int kDecaySums = kA;
 
-  // Arrays of 64 floats, as ScalarShape.
+  // Arrays of 64 floats, as GeneralShape.
   static constexpr int kSmall = kFactors + kStateBytes;
   static constexpr int kBeta = kSmall, kDiagonal = kBeta + 512, kZv = kDiagonal + 256, kDZv = kZv + 256;
   static constexpr int kFront = kDZv + 256;
-  static constexpr int kCoefs = kFront, kScalars = kCoefs + (kFast ? 0 : static_cast<int>(sizeof(FrontCoefs<float>)) / 4) * 256;
-  static constexpr int kSlopes = kScalars + (kFast ? 3 : static_cast<int>(sizeof(FrontScalars<float>)) / 4) * 256;
-  static constexpr int kFrontEnd = kSlopes + (kFast ? 5 : 4) * 256;
+  static constexpr int kCoefs = kFront, kScalars = kCoefs + (kStreams ? 0 : static_cast<int>(sizeof(FrontCoefs<float>)) / 4) * 256;
+  static constexpr int kSlopes = kScalars + (kStreams ? 3 : static_cast<int>(sizeof(FrontScalars<float>)) / 4) * 256;
+  static constexpr int kFrontEnd = kSlopes + (kStreams ? 5 : 4) * 256;
   // What there is to the decays of each warp's rows.
   static constexpr int kWarpSums = kFrontEnd, kBarriers = kWarpSums + 64, kPlaces = kBarriers + 64;
   // Decay over 8 rows [8, kKey], from each anchor to the next [5, kKey], sums of D (.) S0 [8, kKey], tails of dg [4, kKey], sums over 8
@@ -56,11 +54,11 @@ struct ChannelShape {
   static constexpr int kTails = kStateDots + 8 * kKey * 4, kGroupSums = kTails + 4 * kKey * 4;
   // What addresses of a turn are made from: [base, sequence, token, head] of 8 bytes and the value heads of a head [kPlaceEntries].
   static constexpr int kOrigins = kGroupSums + 8 * kKey * 4;
-  static constexpr int kNotes = kOrigins + (kFast ? kPlaceEntries * (4 * 8 + 4) : 0), kNotesEnd = kNotes + (kKey == 64 ? 8 * kWarps : 0);
+  static constexpr int kNotes = kOrigins + (kStreams ? kPlaceEntries * (4 * 8 + 4) : 0), kNotesEnd = kNotes + (kKey == 64 ? 8 * kWarps : 0);
   // Where M is made: seven arrays of 64 floats (RowGateArrays), what warps have for the center's gradient.
   static constexpr int kRowGates = kNotesEnd, kOfCenter = kRowGates + 7 * 256, kBytes = kNotesEnd + (kMakesM ? 7 * 256 + 4 * kWarps : 0);
   // Sums over a group's 32 columns [sum][group][64 rows].
-  static constexpr int kSums = kMakesM ? 5 : kFast ? 3 : 6;
+  static constexpr int kSums = kMakesM ? 5 : kStreams ? 3 : 6;
   static constexpr int kPartial = kDR;
   // And D before the first of every 16 rows, of what these give each other [4, kKey].
   static constexpr int kBlockStarts = kPartial + kSums * kGroups * 256;
@@ -83,8 +81,8 @@ FW_DEVICE int last_sequence_from(const int32_t* chunk_base, int count, int chunk
 }
 
 template <class Shape>
-struct ChannelChunk : ScalarChunk<Shape> {
-  FW_DEVICE explicit ChannelChunk(const ScalarGradientArgs& a) : ScalarChunk<Shape>(a) {}
+struct ChannelChunk : TurnChunk<Shape> {
+  FW_DEVICE explicit ChannelChunk(const GradientKernelArgs& a) : TurnChunk<Shape>(a) {}
 
   // Where registers are few (kKey 64): the turn and the number of value blocks, which all phases ask for, in memory. A warp has its own.
   FW_DEVICE volatile int* notes() const { return reinterpret_cast<volatile int*>(this->memory + Shape::kNotes) + 2 * this->warp; }
@@ -102,14 +100,14 @@ struct ChannelChunk : ScalarChunk<Shape> {
   // A of the preconditioner before each token: bf16, groups of one.
   FW_DEVICE Rows rows_before(int turn) const {
     const Problem& x = this->args.problem;
-    return {this->address(turn, ScalarChunk<Shape>::kBefore), int64_t{x.H} * x.K, 1};
+    return {this->address(turn, TurnChunk<Shape>::kBefore), int64_t{x.H} * x.K, 1};
   }
 
   // What find() takes of the arguments, in bytes; by a warp, before the first one. Read from the arguments each time, a lane its own entry, it would be
   // thousands of cycles in the way of all warps.
   FW_DEVICE void make_origins() const {
-    if constexpr (Shape::kFast) {
-      using Chunk = ScalarChunk<Shape>;
+    if constexpr (Shape::kStreams) {
+      using Chunk = TurnChunk<Shape>;
       const GradientArgs& every = this->args;
       const Problem& x = every.problem;
       const SequenceArg& s = x.sequences;
@@ -140,10 +138,10 @@ struct ChannelChunk : ScalarChunk<Shape> {
       reinterpret_cast<int*>(this->memory + Shape::kOrigins + 4 * 8 * kPlaceEntries)[entry] = divisor;
     }
   }
-  // As ScalarChunk's.
+  // As TurnChunk's.
   FW_DEVICE void find(int turn) const {
-    if constexpr (!Shape::kFast) {
-      ScalarChunk<Shape>::find(turn);
+    if constexpr (!Shape::kStreams) {
+      TurnChunk<Shape>::find(turn);
     } else {
       if (!this->has(turn)) return;
       const unsigned index = this->tile_number(turn);

@@ -52,7 +52,7 @@ struct MixedRows {
     for (int j = 0; j < 8; ++j) y.m[j] = 1;
     if (x.rule.uses_erase_key()) y.p = load_granule(c.rows_at(x.in.erase_key, turn), t, column, x.K);
     if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel) y.b = load_granule(c.rows_at(x.in.erase_gate, turn), t, column, x.K);
-    if (x.m != nullptr) load_channels(c.workspace_rows(ScalarChunk<Shape>::kM, x.H * x.K, turn), t, column, x.K, y.m);
+    if (x.m != nullptr) load_channels(c.workspace_rows(TurnChunk<Shape>::kM, x.H * x.K, turn), t, column, x.K, y.m);
     return y;
   }
 
@@ -156,7 +156,7 @@ struct MixedRows {
           store_float2(decay_sum(c, row, c.column() + 8 * j), d_g[0], d_g[1]);
           r_word = q_words[j], w_word = k_words[j];
           if (x.m != nullptr && valid)
-            store_pair(c.workspace_rows(ScalarChunk<Shape>::kDM, x.HV * x.K, turn), row, c.column() + 8 * j, x.K, make_float2(dm[0], dm[1]));
+            store_pair(c.workspace_rows(TurnChunk<Shape>::kDM, x.HV * x.K, turn), row, c.column() + 8 * j, x.K, make_float2(dm[0], dm[1]));
         }
         store_row_sum(c, 0, row, q_dr), store_row_sum(c, 1, row, k_dr), store_row_sum(c, 5, row, k_dw);
       }
@@ -212,8 +212,8 @@ struct MixedRows {
         store_gate<1>(c.rows_at(out.d.write_gate, turn), rule.write, row, 0, x.V, ds.write);
         store_one(c.rows_at(out.d.lambda, turn), row, ds.lambda);
         store_one(c.rows_at(out.d.read_correction, turn), row, ds.read);
-        store_one(c.workspace_rows(ScalarChunk<Shape>::kDAlpha, x.HV, turn), row, ds.alpha_p * s.alpha_p);
-        store_one(c.workspace_rows(ScalarChunk<Shape>::kDBeta, x.HV, turn), row, ds.beta_p);
+        store_one(c.workspace_rows(TurnChunk<Shape>::kDAlpha, x.HV, turn), row, ds.alpha_p * s.alpha_p);
+        store_one(c.workspace_rows(TurnChunk<Shape>::kDBeta, x.HV, turn), row, ds.beta_p);
       }
     }
     if (valid) store_one(c.rows_at(out.d.beta, turn), row, ds.beta);
@@ -239,7 +239,7 @@ struct MixedRows {
         k[2 * j] = sums.w[j][2 * half] + of.y * bf16_low(k_word), k[2 * j + 1] = sums.w[j][2 * half + 1] + of.y * bf16_high(k_word);
       }
       if (normalised) {
-        const Rows dm = c.workspace_rows(ScalarChunk<Shape>::kDM, x.HV * x.K, turn);
+        const Rows dm = c.workspace_rows(TurnChunk<Shape>::kDM, x.HV * x.K, turn);
         float m[8];
         fragment_m(c, turn, row, m);
         FW_UNROLL
@@ -313,7 +313,7 @@ struct MixedRows {
   template <class Shape>
   static FW_DEVICE void fragment_m(const ChannelChunk<Shape>& c, int turn, int row, float (&m)[8]) {
     const Problem& x = c.args.problem;
-    const Rows rows = c.workspace_rows(ScalarChunk<Shape>::kM, x.H * x.K, turn);
+    const Rows rows = c.workspace_rows(TurnChunk<Shape>::kM, x.H * x.K, turn);
     const bool there = rows.data != nullptr && row < c.rows(turn);
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {

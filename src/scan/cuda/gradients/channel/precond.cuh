@@ -195,7 +195,7 @@ template <class Shape>
 FW_DEVICE void store_precond_share(const ChannelChunk<Shape>& c, int turn, int row, float with_state, float with_key) {
   const RowGateArrays<Shape> rows(c);
   const float decay = rows.decay[row], gain = rows.gain[row], kn2 = rows.kn2[row], rest = exp2_fast(rows.log_decay[63] - rows.log_decay[row]);
-  char* const out = c.address(turn, ScalarChunk<Shape>::kShare) + row * int64_t{c.args.problem.H} * static_cast<int>(sizeof(PrecondShare::Row));
+  char* const out = c.address(turn, TurnChunk<Shape>::kShare) + row * int64_t{c.args.problem.H} * static_cast<int>(sizeof(PrecondShare::Row));
   *reinterpret_cast<float4*>(out) = make_float4(rest * gain, rest * kn2, c.args.problem.rule.k_norm == Norm::kL2 ? kn2 : 0.0f, 0);
   *reinterpret_cast<float2*>(out + 16) = make_float2(decay == 0 ? 0.0f : decay * with_state, kn2 * with_key);
 }

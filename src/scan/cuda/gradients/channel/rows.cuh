@@ -8,12 +8,6 @@ namespace fw::cuda {
 
 // The rules of these rows: any gain. Most have one that does not look at the key.
 constexpr bool plain_gain(const Rule& r) { return r.gain == Gain::kOne || r.gain == Gain::kGate; }
-constexpr bool gain_streams(const Rule& r) {
-  return r.erase_key == EraseKey::kTied && r.feedback == Feedback::kNone && r.read == Read::kPlain && r.normaliser == Normaliser::kNone &&
-         (r.erase == Gate::kTied || r.erase == Gate::kChannel) && (r.write == Gate::kTied || r.write == Gate::kChannel);
-}
-constexpr bool ungated_streams(const Rule& r) { return gain_streams(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }
-constexpr bool gated_streams(const Rule& r) { return gain_streams(r) && r.erase == Gate::kChannel && r.write == Gate::kChannel; }
 // The rule with what the rows of a shape have constant. kAnyGain: else the gain does not look at the key.
 template <class Shape, bool kAnyGain>
 FW_DEVICE Rule rule_of_rows(const Rule& r) {
@@ -49,7 +43,7 @@ FW_DEVICE RowWords load_row_words(const ChannelChunk<Shape>& c, int turn) {
       const Rows states = c.rows_before(turn);
       x.before[i] = *reinterpret_cast<const uint4*>(states.data + 2 * (row * states.stride + column));
     } else if constexpr (Shape::kPrecond) {
-      const Rows m = c.workspace_rows(ScalarChunk<Shape>::kM, c.args.problem.H * K, turn);
+      const Rows m = c.workspace_rows(TurnChunk<Shape>::kM, c.args.problem.H * K, turn);
       const float4* from = reinterpret_cast<const float4*>(m.data + 4 * (row * m.stride + column));
       const float4 low = from[0], high = from[1];
       x.m[i][0] = low.x, x.m[i][1] = low.y, x.m[i][2] = low.z, x.m[i][3] = low.w;
@@ -91,9 +85,9 @@ FW_DEVICE void make_row_m(const ChannelChunk<Shape>& c, const RowWords& words, i
   }
 }
 
-// As FastRows::make_streams, anchored.
+// As StreamRows::make_streams, anchored.
 template <class Shape>
-FW_DEVICE void make_fast_streams(const ChannelChunk<Shape>& c, int turn, const RowWords& words) {
+FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int turn, const RowWords& words) {
   constexpr int kLanes = Shape::kKey / 16;
   const Problem& x = c.args.problem;
   const int row = c.thread / kLanes, lane = c.thread % kLanes;
@@ -151,9 +145,9 @@ FW_DEVICE void make_fast_streams(const ChannelChunk<Shape>& c, int turn, const R
   }
 }
 
-// What finish_fast_streams() leaves besides: r and w as they were (where there are too few registers: in their places in memory), and the sums over rows
+// What finish_streams() leaves besides: r and w as they were (where there are too few registers: in their places in memory), and the sums over rows
 // of r.dr, w.dw and w.de (k.de where M is made).
-struct FastParts {
+struct StreamParts {
   uint32_t r[2][4], w[2][4], gate[2][4];
   float m[2][8], sums[2][3];
   uint32_t k[2][4];
@@ -162,7 +156,7 @@ template <class Shape>
 inline constexpr bool kPartsInPlace = Shape::kGates || Shape::kPrecond || Shape::kKey == 64;
 // The gate on e, 1 past K and the last row.
 template <class Shape>
-FW_DEVICE void load_gates(const ChannelChunk<Shape>& c, int turn, FastParts& parts) {
+FW_DEVICE void load_gates(const ChannelChunk<Shape>& c, int turn, StreamParts& parts) {
   constexpr uint32_t kOnes = 0x3f803f80;
   const Rows gate = c.rows_at(c.args.problem.in.erase_gate, turn);
   FW_UNROLL
@@ -180,13 +174,13 @@ FW_DEVICE void load_gates(const ChannelChunk<Shape>& c, int turn, FastParts& par
 template <class Shape>
 FW_DEVICE float2 load_m(const ChannelChunk<Shape>& c, int turn, int half, int tile) {
   const Problem& x = c.args.problem;
-  const Rows m = c.workspace_rows(ScalarChunk<Shape>::kM, x.H * x.K, turn);
+  const Rows m = c.workspace_rows(TurnChunk<Shape>::kM, x.H * x.K, turn);
   const int row = c.row() + 8 * half, column = c.column() + 8 * tile;
   return row < c.rows(turn) && column < x.K ? float2_at(reinterpret_cast<const float*>(m.data) + (row * static_cast<int>(m.stride) + column))
                                             : make_float2(1, 1);
 }
 template <class Shape>
-FW_DEVICE void load_m(const ChannelChunk<Shape>& c, int turn, FastParts& parts) {
+FW_DEVICE void load_m(const ChannelChunk<Shape>& c, int turn, StreamParts& parts) {
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     FW_UNROLL
@@ -197,10 +191,10 @@ FW_DEVICE void load_m(const ChannelChunk<Shape>& c, int turn, FastParts& parts) 
   }
 }
 
-// dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq and dk but for what fast_row_numbers() has a part in, and the gate's
+// dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq and dk but for what stream_row_numbers() has a part in, and the gate's
 // gradient.
 template <class Shape>
-FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_unused]] int stage, StreamSums& sums, FastParts& parts) {
+FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_unused]] int stage, StreamSums& sums, StreamParts& parts) {
   const int row = 16 * c.block_row(), column = 32 * c.group();
   uint32_t e_words[2][4];
   if constexpr (Shape::kMakesM) {
@@ -282,7 +276,7 @@ FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, [[may
         } else if constexpr (Shape::kPrecond) {
           const int at_row = c.row() + 8 * half, at_column = c.column() + 8 * tile;
           if (at_row < c.rows(turn) && at_column < c.args.problem.K) {
-            const Rows out = c.workspace_rows(ScalarChunk<Shape>::kDM, c.args.problem.HV * c.args.problem.K, turn);
+            const Rows out = c.workspace_rows(TurnChunk<Shape>::kDM, c.args.problem.HV * c.args.problem.K, turn);
             store_float2(reinterpret_cast<float*>(out.data) + (at_row * static_cast<int>(out.stride) + at_column), d_m[0], d_m[1]);
           }
         }
@@ -300,7 +294,7 @@ FW_DEVICE void finish_fast_streams(const ChannelChunk<Shape>& c, int turn, [[may
 
 // By a thread a row: the gradients of the numbers of a row, and what q and k still enter dq and dk with.
 template <class Shape>
-FW_DEVICE void fast_row_numbers(const ChannelChunk<Shape>& c, int turn, int row) {
+FW_DEVICE void stream_row_numbers(const ChannelChunk<Shape>& c, int turn, int row) {
   const Problem& x = c.args.problem;
   float* coefficients = c.floats(Shape::kSlopes) + row;
   const float r_q = coefficients[0], w_k = coefficients[64], e_k = coefficients[128];
@@ -335,7 +329,7 @@ FW_DEVICE void fast_row_numbers(const ChannelChunk<Shape>& c, int turn, int row)
 
 // dq, dk and the gradient of the gate.
 template <class Shape>
-FW_DEVICE void store_fast_gradients(const ChannelChunk<Shape>& c, int turn, const StreamSums& d, const FastParts& parts) {
+FW_DEVICE void store_stream_gradients(const ChannelChunk<Shape>& c, int turn, const StreamSums& d, const StreamParts& parts) {
   const HeadGradients& out = c.args.grads;
   const Rows dq = c.rows_at(out.d.q, turn), dk = c.rows_at(out.d.k, turn);
   const Rows db = Shape::kGates ? c.rows_at(out.d.erase_gate, turn) : Rows{};

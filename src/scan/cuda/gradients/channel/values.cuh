@@ -77,7 +77,7 @@ struct ChannelWords {
 // The rows of gradients/channel/rows.cuh have both gates or none.
 template <class Shape>
 FW_DEVICE bool channel_write_gate(const Rule& r) {
-  return Shape::kFast ? Shape::kGates : r.write == Gate::kChannel;
+  return Shape::kStreams ? Shape::kGates : r.write == Gate::kChannel;
 }
 
 // v, if it is wanted (wants_values()), and a channel write gate of a pass, where they and their gradients are in pieces.

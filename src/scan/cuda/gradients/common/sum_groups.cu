@@ -1,6 +1,7 @@
 // Gradients per value head summed over the group that shares a key head. See kernels.h.
 #include <algorithm>
 
+#include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/machine/tokens.cuh"
@@ -42,8 +43,8 @@ void sum_groups(const Problem& x, const float* in, int32_t dim, const TokenArg& 
   if (out.data == nullptr || x.tokens == 0) return;
   const bool wide = dim % 4 == 0 && reinterpret_cast<uintptr_t>(in) % 16 == 0;
   const int64_t rows = x.tokens * x.H;
-  constexpr int64_t kBlocks = 132 * 16;
-  const Dim3 grid{static_cast<unsigned>(std::min((rows + kThreads / 32 - 1) / (kThreads / 32), kBlocks))};
+  const int64_t blocks = 16 * int64_t{multiprocessors()};
+  const Dim3 grid{static_cast<unsigned>(std::min((rows + kThreads / 32 - 1) / (kThreads / 32), blocks))};
   launch(wide ? sum_groups_kernel<4> : sum_groups_kernel<1>, grid, kThreads, 0, stream, in, dim, out, x.sequences, static_cast<unsigned>(rows),
          static_cast<unsigned>(x.H), x.group);
 }

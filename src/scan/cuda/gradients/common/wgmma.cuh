@@ -48,7 +48,7 @@ FW_DEVICE int value_rows_from(const GradientChunk<Shape>& c) {
 
 // In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (offline R = W, dZ = dR). Ends with a barrier.
 template <class Shape>
-FW_DEVICE void make_value_tiles(const ScalarChunk<Shape>& c, int stage) {
+FW_DEVICE void make_value_tiles(const TurnChunk<Shape>& c, int stage) {
   constexpr int kTiles = PairSums<Shape>::kTiles, kColumns = PairSums<Shape>::kColumns;
   const uint32_t columns = c.base + value_columns(c);
   fence_async_shared();  // what was copied and written for this
@@ -94,7 +94,7 @@ FW_DEVICE void make_value_tiles(const ScalarChunk<Shape>& c, int stage) {
 
 // Adds a stage's values to the products; until finish_value_products() nothing touches them.
 template <class Shape>
-FW_DEVICE void start_value_products(const ScalarChunk<Shape>& c, int stage, StreamSums& sums, PairSums<Shape>& pairs) {
+FW_DEVICE void start_value_products(const TurnChunk<Shape>& c, int stage, StreamSums& sums, PairSums<Shape>& pairs) {
   constexpr int kColumns = PairSums<Shape>::kColumns;
   const uint32_t at = c.base + stage, states = at + key_columns(c), r_rows = at + Shape::kW + value_rows_from(c);
   wgmma_fence();

@@ -3,26 +3,14 @@
 // values stay in registers. Then dP and dT, with the decay, meet the streams, and the front's gradients are made where the products lie.
 #pragma once
 
-#include <algorithm>
-
-#include "scan/cuda/call/launch.h"
+#include "scan/cuda/gradients/common/launch.cuh"
 #include "scan/cuda/gradients/general/rows.cuh"
 
 namespace fw::cuda {
 
-// Value blocks in the order in which the stages take them.
-struct ValueStep {
-  int turn = 0, block = 0;
-  FW_DEVICE void next(int blocks) {
-    if (++block < blocks) return;
-    block = 0;
-    ++turn;
-  }
-};
-
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
-  ScalarChunk<Shape> c(args);
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) general_gradient_kernel(const __grid_constant__ GradientKernelArgs args) {
+  TurnChunk<Shape> c(args);
   begin_turns(c);
   if (c.thread == 0) {
     FW_UNROLL
@@ -130,57 +118,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) scalar_g
   end_turns(c);
 }
 
-#ifdef FW_CUDA_EMULATION
-inline constexpr int64_t kProcessors = 2;  // so that small problems have several turns
-#else
-inline constexpr int64_t kProcessors = 132;
-#endif
-
-// Rows of 16-byte pieces, wherever a sequence or head begins.
-inline bool whole_pieces(const TokenArg& x, int dim) {
-  return x.data != nullptr && x.bf16 != 0 && ((x.stride_b | x.stride_t | x.stride_h | dim) & 7) == 0 && (reinterpret_cast<uintptr_t>(x.data) & 15) == 0;
-}
-inline unsigned pieces_of(const GradientArgs& args) {
-  const Problem& x = args.problem;
-  const TokenArgs& d = args.grads.d;
-  return (whole_pieces(x.in.v, x.V) ? kPiecesV : 0u) | (whole_pieces(args.d_o, x.V) ? kPiecesDOut : 0u) | (whole_pieces(d.v, x.V) ? kPiecesDV : 0u) |
-         (whole_pieces(d.q, x.K) ? kPiecesDQ : 0u) | (whole_pieces(d.k, x.K) ? kPiecesDK : 0u) | (plain_streams(x.rule) ? kPlainRule : 0u) |
-         (mixed_streams(x.rule) ? kMixedRule : 0u) | (gain_by_residual(x.rule) ? kGainByResidual : 0u);
-}
-
-// How much longer it takes beside a scan.
-inline constexpr double kBesideScan = 1.05;
-// Shape::kTileTime: microseconds that a block takes for a tile with two value blocks (measured on an H200).
-// With TilesReady there are two launches. The first has the processors that the scan leaves free, and so many tiles as they can do in the scan's time, or a
-// turn more; the second has the rest, and begins where there is room.
 template <class Shape>
-void launch_gradients(void (*kernel)(ScalarGradientArgs), unsigned threads, size_t shared_bytes, void* stream, ScalarGradientArgs args) {
-  const auto blocks_for = [](int64_t tiles, int64_t processors) { return static_cast<unsigned>(std::min(tiles, processors * Shape::kBlocksPerSm)); };
-  const int64_t tiles = args.tiles;
-  TilesReady& ready = args.gradients.ready;
-  if (!Shape::kFollows) ready = {};
-  if (ready.made == nullptr) {
-    launch(kernel, Dim3{blocks_for(tiles, kProcessors)}, threads, shared_bytes, stream, args);
-    return;
-  }
-  const int64_t free = std::max<int64_t>(1, kProcessors - ready.scan_blocks), value_blocks = (args.gradients.problem.V + kValueBlock - 1) / kValueBlock;
-  const double tile_time = Shape::kTileTime * static_cast<double>(1 + value_blocks) / 3;
-  const int64_t turns = 1 + static_cast<int64_t>(ready.scan_time / (kBesideScan * tile_time));
-  args.last = static_cast<unsigned>(tiles - 1);
-  args.tiles = std::min(tiles, turns * free * Shape::kBlocksPerSm);
-  const int64_t rest = tiles - args.tiles;
-  args.more = rest > 0;
-  launch_overlapped(kernel, Dim3{blocks_for(args.tiles, free)}, threads, shared_bytes, stream, args);
-  if (rest == 0) return;
-  args.last -= static_cast<unsigned>(args.tiles);
-  args.tiles = rest;
-  args.more = false;
-  launch_overlapped(kernel, Dim3{blocks_for(rest, kProcessors)}, threads, shared_bytes, stream, args);
-}
-
-template <class Shape>
-void launch_scalar_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
-  launch_gradients<Shape>(scalar_gradient_kernel<Shape>, Shape::kThreads, Shape::kBytes, stream, {args, chunks * args.problem.HV, 0, false, pieces_of(args)});
+void launch_general_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
+  launch_gradients<Shape>(general_gradient_kernel<Shape>, Shape::kThreads, Shape::kBytes, stream, {args, chunks * args.problem.HV, 0, false, pieces_of(args)});
 }
 
 }  // namespace fw::cuda

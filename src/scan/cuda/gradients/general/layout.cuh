@@ -1,24 +1,15 @@
-// Scalar decay, and none: shared memory of the gradient kernel, and where a block stands. A block stays on its processor and takes
-// every grid-th chunk; its "turns" count them. The tiles and rows of later turns are on the way while it computes.
+// The general kernel for scalar decay, and none: its shared memory.
 #pragma once
 
-#include "scan/cuda/front/bare_keys.cuh"
-#include "scan/cuda/gradients/common/layout.cuh"
-#include "scan/cuda/precond/rows.cuh"
+#include "scan/cuda/gradients/common/turns.cuh"
 
 namespace fw::cuda {
 
-// What a block knows of a turn (ScalarChunk): value head, tokens, addresses; four turns.
-inline constexpr int kPlaceEntries = 32, kPlacesBytes = 4 * 8 * (kPlaceEntries + 1);
-
-// Whether the rules of a shape have gain_by_residual().
-enum class Residuals { kNever, kOfRule, kAlways };
-
 // kBareKeys: A, P and the images are those of bare_keys.cuh.
 template <int kKeyDim, bool kOnlineSolve, bool kBareKeys = false>
-struct ScalarShape {
+struct GeneralShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = false, kPrecond = false, kGates = true, kBare = kBareKeys, kWhole = false;
+  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kStreams = false, kPrecond = false, kGates = true, kBare = kBareKeys, kWhole = false;
   static constexpr bool kStills = kBare;  // StillState; they may have no log-decays
   static constexpr Residuals kResiduals = kBare ? Residuals::kAlways : Residuals::kOfRule;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32;
@@ -53,151 +44,5 @@ struct ScalarShape {
   static_assert(kSums * kGroups * 256 + 512 <= kPanelBytes);
   static_assert(kBytes + 1024 <= 228 * 1024 / kBlocksPerSm && kBytes <= 227 * 1024);
 };
-
-// Tensors whose rows of a chunk are bf16 in pieces of 16 bytes; plain_streams(), mixed_streams() and gain_by_residual() of the rule.
-enum kPieces : unsigned {
-  kPiecesV = 1,
-  kPiecesDOut = 2,
-  kPiecesDV = 4,
-  kPiecesDQ = 8,
-  kPiecesDK = 16,
-  kPlainRule = 32,
-  kMixedRule = 64,
-  kGainByResidual = 128
-};
-
-struct ScalarGradientArgs {
-  GradientArgs gradients;
-  int64_t tiles = 0;  // of this launch: chunks times value heads; with TilesReady those from `last` downwards
-  unsigned last = 0;
-  bool more = false;            // with TilesReady: the next kernel has the rest of the tiles, and begins when there is room for it
-  unsigned pieces = 0;          // bits of kPieces
-  PrecondMap<float> precond{};  // without the center, where M is made
-};
-
-// The products of gradients/common/products.cuh take its GradientChunk part.
-template <class Shape>
-struct ScalarChunk : GradientChunk<Shape> {
-  const ScalarGradientArgs& all;
-  int blocks;  // of values
-
-  FW_DEVICE explicit ScalarChunk(const ScalarGradientArgs& a) : GradientChunk<Shape>(a.gradients), all(a) {
-    blocks = (a.gradients.problem.V + kValueBlock - 1) / kValueBlock;
-  }
-
-  // The turn's tile, a chunk and value head: every grid-th. Beside a scan from the last on, as they come out of it.
-  FW_DEVICE unsigned tile_number(int turn) const {
-    const unsigned own = block_index_x() + static_cast<unsigned>(turn) * grid_size_x();
-    return Shape::kFollows && this->args.ready.made != nullptr ? all.last - own : own;
-  }
-  FW_DEVICE int64_t tile(int turn) const { return tile_number(turn); }
-  FW_DEVICE bool has(int turn) const { return block_index_x() + static_cast<unsigned>(turn) * grid_size_x() < static_cast<unsigned>(all.tiles); }
-
-  // Of four turns, so that one can be looked up while slower threads are still with an earlier one: value head, tokens, and where the
-  // first row lies of every tensor of a token.
-  FW_DEVICE int* place(int turn) const { return reinterpret_cast<int*>(this->memory + Shape::kPlaces) + 2 * (turn & 3); }
-  FW_DEVICE int hv(int turn) const { return place(turn)[0]; }
-  FW_DEVICE int rows(int turn) const { return place(turn)[1]; }
-  static constexpr int first(int /*turn*/) { return 0; }
-  FW_DEVICE char** addresses(int turn) const { return reinterpret_cast<char**>(this->memory + Shape::kPlaces + 32) + kPlaceEntries * (turn & 3); }
-  static constexpr int kInputs = 0, kGradients = 12, kOutputGradient = 24, kM = 25, kDM = 26, kDAlpha = 27, kDBeta = 28, kShare = 29, kBefore = 30,
-                       kStillState = 31;  // StillState
-
-  // By a warp: returns once the scan has left all of the turn's tile.
-  FW_DEVICE void wait_for_scan(unsigned tile) const {
-    if (!Shape::kFollows || this->args.ready.made == nullptr) return;
-    if (this->lane == 0) {
-      wait_for_count(this->args.ready.made + tile, 2 * static_cast<unsigned>(blocks));
-      fence_async_global();
-    }
-    sync_warp();
-  }
-
-  // By a warp.
-  FW_DEVICE void find(int turn) const {
-    static_assert(sizeof(TokenArgs) == kGradients * sizeof(TokenArg));
-    if (!has(turn)) return;
-    const unsigned index = tile_number(turn);
-    const GradientArgs& every = this->args;
-    const Problem& x = every.problem;
-    const SequenceArg& s = x.sequences;
-    const unsigned heads = static_cast<unsigned>(x.HV);
-    const int chunk = static_cast<int>(index / heads), head = static_cast<int>(index % heads), n = sequence_of_chunk(s, chunk), own = this->lane;
-    const int from = (chunk - first_chunk(s, n)) * kChunk, left = sequence_length(s, n) - from;
-    const int64_t token = first_token(s, n) + from;
-    const bool anchored = Shape::kStills && x.rule.decay == Decay::kScalar && (left > kChunk || from > 0);
-    wait_for_scan(index);
-    if (anchored && left <= kChunk) wait_for_scan(index - heads);
-    char* at = nullptr;
-    if (own <= kOutputGradient) {
-      const TokenArg& a = own < kGradients ? (&x.in.q)[own] : own < kOutputGradient ? (&every.grads.d.q)[own - kGradients] : every.d_o;
-      const int64_t b = s.offsets != nullptr ? 0 : n, t = s.offsets != nullptr ? token : from;
-      const int64_t element = b * a.stride_b + t * a.stride_t + static_cast<int64_t>(head / a.divisor) * a.stride_h;
-      if (a.data != nullptr) at = static_cast<char*>(a.data) + element * (a.bf16 != 0 ? 2 : 4);
-    } else if (own <= kDBeta) {
-      const float* data = own == kM ? x.m : own == kDM ? every.grads.dm : own == kDAlpha ? every.grads.dalpha_p : every.grads.dbeta_p;
-      const int64_t row = own == kM ? token * x.H + head / x.group : token * x.HV + head;
-      if (data != nullptr) at = reinterpret_cast<char*>(const_cast<float*>(data + (own <= kDM ? row * x.K : row)));
-    } else if (own == kShare && every.precond.rows != nullptr) {
-      at = reinterpret_cast<char*>(every.precond.rows + token * x.H + head);
-    } else if (own == kStillState && anchored) {
-      const bool end = left > kChunk;
-      const uint16_t* of_neighbour =
-          end ? every.states + (index + int64_t{heads}) * blocks * (64 * Shape::kKey) : every.d_states + (index - int64_t{heads}) * blocks * (64 * Shape::kKey);
-      at = reinterpret_cast<char*>(const_cast<uint16_t*>(of_neighbour)) + (end ? 0 : 1);
-    }
-    addresses(turn)[own] = at;
-    if (own != 0) return;
-    place(turn)[0] = head;
-    place(turn)[1] = left < kChunk ? left : kChunk;
-  }
-
-  FW_DEVICE char* address(int turn, int entry) const {
-    if constexpr (Shape::kChannel) return global_memory(addresses(turn)[entry]);
-    return addresses(turn)[entry];
-  }
-  // Rows of the turn's chunk. tensor: one of args.
-  FW_DEVICE Rows rows_at(const TokenArg& tensor, int turn) const {
-    if (!Shape::kChannel && tensor.data == nullptr) return {};
-    const int64_t in = &tensor - &this->args.problem.in.q, out = &tensor - &this->args.grads.d.q;
-    const int entry = &tensor == &this->args.d_o ? kOutputGradient : in >= 0 && in < kGradients ? static_cast<int>(in) : kGradients + static_cast<int>(out);
-    return {address(turn, entry), tensor.stride_t, tensor.bf16};
-  }
-  // float32 [tokens, stride]
-  FW_DEVICE Rows workspace_rows(int entry, int stride, int turn) const { return {address(turn, entry), stride, 0}; }
-  FW_DEVICE FrontRows front(int turn) const {
-    const TokenArgs& in = this->args.problem.in;
-    FrontRows f;
-    f.q = rows_at(in.q, turn), f.k = rows_at(in.k, turn), f.v = rows_at(in.v, turn), f.p = rows_at(in.erase_key, turn);
-    f.b = rows_at(in.erase_gate, turn), f.c = rows_at(in.write_gate, turn), f.beta = rows_at(in.beta, turn), f.lambda = rows_at(in.lambda, turn);
-    f.read = rows_at(in.read_correction, turn), f.precond_g = rows_at(in.precond_g, turn), f.precond_beta = rows_at(in.precond_beta, turn);
-    f.m = reinterpret_cast<const float*>(addresses(turn)[kM]);
-    f.m_stride = static_cast<int64_t>(this->args.problem.H) * this->args.problem.K;
-    return f;
-  }
-  FW_DEVICE bool pieces(unsigned which) const { return Shape::kWhole || (all.pieces & which) != 0; }
-  FW_DEVICE bool residual_gains() const {
-    return Shape::kResiduals == Residuals::kAlways || (Shape::kResiduals == Residuals::kOfRule && (all.pieces & kGainByResidual) != 0);
-  }
-  // Whether v is wanted for more than rows without a gain: R makes the gain's gradient, or else v (.) dz does, and that makes the log-decay's of StillState.
-  FW_DEVICE bool wants_values() const { return Shape::kStills || !residual_gains(); }
-  FW_DEVICE float* turn_floats(int offset, int turn) const { return this->floats(offset) + 64 * (turn & 1); }
-
-  // Barriers: of the stages, of A and P, of q and k of two turns.
-  FW_DEVICE uint64_t* pairs_barrier() const { return this->barrier(Shape::kStages); }
-  FW_DEVICE uint64_t* key_barrier(int turn) const { return this->barrier(Shape::kStages + 1 + (turn & 1)); }
-  static FW_DEVICE int key_offset(int turn) { return Shape::kFast && (turn & 1) != 0 ? Shape::kKeyBytes : 0; }
-};
-
-// A kernel that begins beside the scan does so at its start, and this at its end: what comes after it on the stream comes after the scan, too.
-template <class Shape>
-FW_DEVICE void begin_turns(const ScalarChunk<Shape>& c) {
-  if (Shape::kFollows && c.all.more) grid_dependency_launch();
-}
-template <class Shape>
-FW_DEVICE void end_turns(const ScalarChunk<Shape>& c) {
-  // One block is enough, and leaves the places of the others to that next kernel.
-  if (Shape::kFollows && c.args.ready.made != nullptr && block_index_x() == 0) grid_dependency_wait();
-}
 
 }  // namespace fw::cuda

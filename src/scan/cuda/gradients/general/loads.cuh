@@ -11,7 +11,7 @@ FW_DEVICE bool wide_rows(const Rows& x) { return x.bf16 != 0 && x.stride % 8 == 
 // 64 rows x kColumns columns from `column` on into a tile. What can be copied as it is comes without waiting:
 // returns whether.
 template <int kColumns, class Shape>
-FW_DEVICE bool load_row_tile(const ScalarChunk<Shape>& c, const Rows& from, bool wide, int turn, int column, int limit, int to) {
+FW_DEVICE bool load_row_tile(const TurnChunk<Shape>& c, const Rows& from, bool wide, int turn, int column, int limit, int to) {
   constexpr int kGranules = kColumns / 8;
   const int rows = c.rows(turn);
   FW_UNROLL
@@ -31,7 +31,7 @@ FW_DEVICE bool load_row_tile(const ScalarChunk<Shape>& c, const Rows& from, bool
 
 // Image number `image` of each kind and the rows of dO, of a value block.
 template <class Shape>
-FW_DEVICE void load_stage_images(const ScalarChunk<Shape>& c, int stage, int turn, int block, int64_t image) {
+FW_DEVICE void load_stage_images(const TurnChunk<Shape>& c, int stage, int turn, int block, int64_t image) {
   const GradientArgs& x = c.args;
   const int at_stage = stage * Shape::kStageBytes;
   uint64_t* barrier = c.barrier(stage);
@@ -49,13 +49,13 @@ FW_DEVICE void load_stage_images(const ScalarChunk<Shape>& c, int stage, int tur
 }
 
 template <class Shape>
-FW_DEVICE void load_stage(const ScalarChunk<Shape>& c, int stage, int turn, int block) {
+FW_DEVICE void load_stage(const TurnChunk<Shape>& c, int stage, int turn, int block) {
   if (c.has(turn)) load_stage_images(c, stage, turn, block, c.tile(turn) * c.blocks + block);
 }
 
 // A and P, by one thread.
 template <class Shape>
-FW_DEVICE void load_pairs(const ScalarChunk<Shape>& c, int turn) {
+FW_DEVICE void load_pairs(const TurnChunk<Shape>& c, int turn) {
   if (!c.has(turn)) return;
   const PairImage& from = c.args.pairs[c.tile(turn)];
   mbarrier_expect(c.pairs_barrier(), (Shape::kOnline ? 2 : 1) * kPanelBytes);
@@ -65,13 +65,13 @@ FW_DEVICE void load_pairs(const ScalarChunk<Shape>& c, int turn) {
 
 // q and k.
 template <class Shape>
-FW_DEVICE void load_keys(const ScalarChunk<Shape>& c, int turn) {
+FW_DEVICE void load_keys(const TurnChunk<Shape>& c, int turn) {
   if (!c.has(turn)) return;
   const Problem& x = c.args.problem;
   const int to = Shape::kRaw + c.key_offset(turn);
   const Rows q = c.rows_at(x.in.q, turn), k = c.rows_at(x.in.k, turn);
-  bool copied = load_row_tile<Shape::kKey>(c, q, Shape::kFast || (wide_rows(q) && x.K % 8 == 0), turn, 0, x.K, to);
-  copied = load_row_tile<Shape::kKey>(c, k, Shape::kFast || (wide_rows(k) && x.K % 8 == 0), turn, 0, x.K, to + Shape::kStateBytes) && copied;
+  bool copied = load_row_tile<Shape::kKey>(c, q, Shape::kStreams || (wide_rows(q) && x.K % 8 == 0), turn, 0, x.K, to);
+  copied = load_row_tile<Shape::kKey>(c, k, Shape::kStreams || (wide_rows(k) && x.K % 8 == 0), turn, 0, x.K, to + Shape::kStateBytes) && copied;
   if (copied) {
     cp_async_arrive(c.key_barrier(turn));
   } else {
@@ -84,7 +84,7 @@ FW_DEVICE void load_keys(const ScalarChunk<Shape>& c, int turn) {
 // What is read without being copied ahead comes into the L2 cache; by the warps from kPrefetchWarp on.
 inline constexpr int kPrefetchWarp = 7;
 template <class Shape>
-FW_DEVICE void prefetch_row_lines(const ScalarChunk<Shape>& c, const Rows& from, int turn, int dim) {
+FW_DEVICE void prefetch_row_lines(const TurnChunk<Shape>& c, const Rows& from, int turn, int dim) {
   if (from.data == nullptr) return;
   const int size = from.bf16 != 0 ? 2 : 4, lines = (dim * size + 127) / 128, count = c.rows(turn) * lines;
   for (int item = c.thread - 32 * kPrefetchWarp; item < count; item += Shape::kThreads - 32 * kPrefetchWarp) {
@@ -93,7 +93,7 @@ FW_DEVICE void prefetch_row_lines(const ScalarChunk<Shape>& c, const Rows& from,
   }
 }
 template <class Shape>
-FW_DEVICE void prefetch_turn(const ScalarChunk<Shape>& c, int turn) {
+FW_DEVICE void prefetch_turn(const TurnChunk<Shape>& c, int turn) {
   if (c.warp < kPrefetchWarp || !c.has(turn)) return;
   const Problem& p = c.args.problem;
   if (c.thread == 32 * kPrefetchWarp) bulk_prefetch(&c.args.pairs[c.tile(turn)], sizeof(PairImage));
@@ -103,12 +103,12 @@ FW_DEVICE void prefetch_turn(const ScalarChunk<Shape>& c, int turn) {
   prefetch_row_lines(c, c.rows_at(p.in.erase_key, turn), turn, p.K);
   prefetch_row_lines(c, c.rows_at(p.in.erase_gate, turn), turn, p.rule.erase == Gate::kScalar ? 1 : p.K);
   prefetch_row_lines(c, c.rows_at(p.in.write_gate, turn), turn, p.rule.write == Gate::kScalar ? 1 : p.V);
-  prefetch_row_lines(c, c.workspace_rows(ScalarChunk<Shape>::kM, p.H * p.K, turn), turn, p.K);
+  prefetch_row_lines(c, c.workspace_rows(TurnChunk<Shape>::kM, p.H * p.K, turn), turn, p.K);
 }
 
 // The numbers of rows that a thread brings ahead: warps 2 and 3 beta of a row, warp 4 two log-decays.
 template <class Shape>
-FW_DEVICE float2 load_row_numbers(const ScalarChunk<Shape>& c, int turn) {
+FW_DEVICE float2 load_row_numbers(const TurnChunk<Shape>& c, int turn) {
   float2 x = make_float2(1, 0);
   if (c.warp < 2 || c.warp > 4 || !c.has(turn)) return x;
   const Problem& p = c.args.problem;
@@ -132,7 +132,7 @@ FW_DEVICE float2 load_row_numbers(const ScalarChunk<Shape>& c, int turn) {
 
 // By a warp: G of all rows, in units of log 2; rows past the end keep the last one's.
 template <class Shape>
-FW_DEVICE void sum_decay(const ScalarChunk<Shape>& c, int turn, float2 g) {
+FW_DEVICE void sum_decay(const TurnChunk<Shape>& c, int turn, float2 g) {
   const float first = log2_decay(g.x), second = log2_decay(g.y);
   float sum = first + second;
   FW_UNROLL
@@ -144,7 +144,7 @@ FW_DEVICE void sum_decay(const ScalarChunk<Shape>& c, int turn, float2 g) {
 }
 
 template <class Shape>
-FW_DEVICE void publish_row_numbers(const ScalarChunk<Shape>& c, int turn, float2 numbers) {
+FW_DEVICE void publish_row_numbers(const TurnChunk<Shape>& c, int turn, float2 numbers) {
   if (c.warp == 2 || c.warp == 3) c.turn_floats(Shape::kBeta, turn)[c.thread - 64] = numbers.x;
   if constexpr (!Shape::kChannel) {
     if (c.warp == 4) sum_decay(c, turn, numbers);

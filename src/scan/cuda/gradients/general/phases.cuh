@@ -24,7 +24,7 @@ struct ValueWords {
   uint4 v[Lanes::kPasses];
   bool wide;
 
-  FW_DEVICE void load(const ScalarChunk<Shape>& c, int turn, int block) {
+  FW_DEVICE void load(const TurnChunk<Shape>& c, int turn, int block) {
     const Problem& x = c.args.problem;
     const Rows rows = c.rows_at(x.in.v, turn);
     const int column = block * kValueBlock + c.thread % Lanes::kLanes * 8;
@@ -45,7 +45,7 @@ FW_DEVICE void unpack_8(const uint4& words, float (&x)[8]) {
 
 // The value side of a stage: dv, the channel write gate's gradient, and this lane's part of the rows' sums.
 template <class Shape>
-FW_DEVICE void value_rows(const ScalarChunk<Shape>& c, int turn, int block, int stage, const ValueWords<Shape>& words,
+FW_DEVICE void value_rows(const TurnChunk<Shape>& c, int turn, int block, int stage, const ValueWords<Shape>& words,
                           ValueSums (&sums)[ValueLanes<Shape>::kPasses]) {
   using Lanes = ValueLanes<Shape>;
   const Problem& x = c.args.problem;
@@ -104,7 +104,7 @@ FW_DEVICE float dot_16_bytes(const uint4& x, const uint4& y, float sum) {
 
 // This thread's part of the sum of D (.) S0 of a stage.
 template <class Shape>
-FW_DEVICE float dot_states(const ScalarChunk<Shape>& c, int stage, float sum) {
+FW_DEVICE float dot_states(const TurnChunk<Shape>& c, int stage, float sum) {
   const char* s = c.memory + stage + Shape::kState + 16 * c.thread;
   FW_UNROLL
   for (int i = 0; i < Shape::kStateBytes / 16 / Shape::kThreads; ++i) {
@@ -130,11 +130,11 @@ struct StillState {
   const char* state = nullptr;           // by the scans
   bool still = false, at_start = false;  // still: dG of a row is r.dr - z.dz; at_start: <S, D> is that at the chunk's start
 
-  FW_DEVICE StillState(const ScalarChunk<Shape>& c, int turn) {
+  FW_DEVICE StillState(const TurnChunk<Shape>& c, int turn) {
     if constexpr (!Shape::kStills) return;
     const float decay = c.turn_floats(Shape::kG, turn)[63];
     still = at_start = decay > kStillDecay;
-    const char* at = c.addresses(turn)[ScalarChunk<Shape>::kStillState];
+    const char* at = c.addresses(turn)[TurnChunk<Shape>::kStillState];
     if (!(decay > kStillScans) || at == nullptr) return;
     at_start = (reinterpret_cast<uintptr_t>(at) & 1) != 0;
     state = at - (at_start ? 1 : 0);
@@ -148,7 +148,7 @@ struct StillWords {
   static constexpr int kWords = Shape::kStills ? Shape::kStateBytes / 16 / Shape::kThreads : 0;
   uint4 words[kWords > 0 ? kWords : 1];
 
-  FW_DEVICE StillWords(const ScalarChunk<Shape>& c, const StillState<Shape>& still, int block) {
+  FW_DEVICE StillWords(const TurnChunk<Shape>& c, const StillState<Shape>& still, int block) {
     FW_UNROLL
     for (int i = 0; i < kWords; ++i) {
       words[i] = make_uint4(0, 0, 0, 0);
@@ -156,7 +156,7 @@ struct StillWords {
     }
   }
   // And of the sum of it (.) D or S of the stage.
-  FW_DEVICE float dot(const ScalarChunk<Shape>& c, const StillState<Shape>& still, int stage, float sum) const {
+  FW_DEVICE float dot(const TurnChunk<Shape>& c, const StillState<Shape>& still, int stage, float sum) const {
     const char* with = c.memory + stage + (still.at_start ? Shape::kState : Shape::kDState) + 16 * c.thread;
     FW_UNROLL
     for (int i = 0; i < kWords; ++i) sum = dot_16_bytes(words[i], *reinterpret_cast<const uint4*>(with + 16 * Shape::kThreads * i), sum);
@@ -166,7 +166,7 @@ struct StillWords {
 
 // dg of two rows of a lane, from dG and the tail, by a warp.
 template <class Shape>
-FW_DEVICE void store_decay_gradient(const ScalarChunk<Shape>& c, int turn, const float2& d, float tail) {
+FW_DEVICE void store_decay_gradient(const TurnChunk<Shape>& c, int turn, const float2& d, float tail) {
   float sum = d.x + d.y;
   FW_UNROLL
   for (int delta = 1; delta < 32; delta *= 2) {
@@ -182,7 +182,7 @@ FW_DEVICE void store_decay_gradient(const ScalarChunk<Shape>& c, int turn, const
 
 // dP and dT with the decay, strictly below the diagonal, in bf16 in the place of P and A; the diagonal of dP apart.
 template <class Shape>
-FW_DEVICE void store_decayed_pairs(const ScalarChunk<Shape>& c, int turn, const PairSums<Shape>& pairs) {
+FW_DEVICE void store_decayed_pairs(const TurnChunk<Shape>& c, int turn, const PairSums<Shape>& pairs) {
   const float* g = c.turn_floats(Shape::kG, turn);
   const float g_row[2] = {g[c.row()], g[c.row() + 8]};
   FW_UNROLL
@@ -209,7 +209,7 @@ FW_DEVICE void store_decayed_pairs(const ScalarChunk<Shape>& c, int turn, const 
 // dr, de, dw without the diagonal of dP. Returns this thread's part of the sum of w (.) the states' part of dw; by_rows (StillState): of r (.) that of dr
 // and e (.) that of de.
 template <class Shape>
-FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int turn, StreamSums& sums, bool by_rows) {
+FW_DEVICE float finish_streams(const TurnChunk<Shape>& c, int turn, StreamSums& sums, bool by_rows) {
   const int r_tile = Shape::kRead + c.key_offset(turn), w_tile = Shape::kWrite + c.key_offset(turn);
   const float* g = c.turn_floats(Shape::kG, turn);
   const float gamma[2] = {exp2_fast(g[c.row()]), exp2_fast(g[c.row() + 8])};
@@ -251,7 +251,7 @@ FW_DEVICE float finish_streams(const ScalarChunk<Shape>& c, int turn, StreamSums
 
 // Sums over the quad of lanes that has a row's 32 columns of the group, for the threads that sum up the groups.
 template <int kSums, class Shape, int kFirst = 0>
-FW_DEVICE void store_row_sums(const ScalarChunk<Shape>& c, int row, float (&x)[kSums]) {
+FW_DEVICE void store_row_sums(const TurnChunk<Shape>& c, int row, float (&x)[kSums]) {
   FW_UNROLL
   for (int i = 0; i < kSums; ++i) {
     x[i] += shuffle_xor(x[i], 1);
@@ -260,7 +260,7 @@ FW_DEVICE void store_row_sums(const ScalarChunk<Shape>& c, int row, float (&x)[k
   }
 }
 template <class Shape>
-FW_DEVICE float row_sum(const ScalarChunk<Shape>& c, int sum, int row) {
+FW_DEVICE float row_sum(const TurnChunk<Shape>& c, int sum, int row) {
   const float* x = c.floats(Shape::kPartial) + sum * Shape::kGroups * 64 + row;
   float y = x[0];
   FW_UNROLL
@@ -270,7 +270,7 @@ FW_DEVICE float row_sum(const ScalarChunk<Shape>& c, int sum, int row) {
 
 // dg from dG of the rows and the tail, by one warp.
 template <class Shape>
-FW_DEVICE void store_decay_gradient(const ScalarChunk<Shape>& c, int turn) {
+FW_DEVICE void store_decay_gradient(const TurnChunk<Shape>& c, int turn) {
   if (c.rows_at(c.args.grads.d.g, turn).data == nullptr) return;
   float tail = 0;
   FW_UNROLL

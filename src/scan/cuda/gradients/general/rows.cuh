@@ -16,7 +16,7 @@ FW_DEVICE void transpose_quad(uint32_t (&w)[4], int lane) {
 
 // A row's 8 numbers of a thread, columns c.column() + 8 j and the next; all lanes together.
 template <class Shape>
-FW_DEVICE void store_fragment(const ScalarChunk<Shape>& c, const Rows& out, bool wide, int64_t t, bool valid, const float (&x)[8]) {
+FW_DEVICE void store_fragment(const TurnChunk<Shape>& c, const Rows& out, bool wide, int64_t t, bool valid, const float (&x)[8]) {
   const int limit = c.args.problem.K;
   if (wide) {
     uint32_t w[4] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
@@ -49,7 +49,7 @@ struct RareRow {
   uint32_t b[4], p[4], q[4], k[4];  // bf16
 
   template <class Shape>
-  FW_DEVICE RareRow(const ScalarChunk<Shape>& c, const FrontRows& front, int64_t t, bool valid, int half) {
+  FW_DEVICE RareRow(const TurnChunk<Shape>& c, const FrontRows& front, int64_t t, bool valid, int half) {
     const Problem& x = c.args.problem;
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
@@ -78,7 +78,7 @@ struct RareRow {
  private:
   static constexpr uint32_t kOnes = 0x3f803f80;
   template <class Shape>
-  static FW_DEVICE void load(const ScalarChunk<Shape>& c, const Rows& rows, int64_t t, uint32_t (&to)[4]) {
+  static FW_DEVICE void load(const TurnChunk<Shape>& c, const Rows& rows, int64_t t, uint32_t (&to)[4]) {
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       const float2 y = load_pair(rows, t, c.column() + 8 * j, c.args.problem.K);
@@ -93,7 +93,7 @@ struct GeneralRows {
   }
 
   template <class Shape>
-  static FW_DEVICE void make_streams(const ScalarChunk<Shape>& c, int turn) {
+  static FW_DEVICE void make_streams(const TurnChunk<Shape>& c, int turn) {
     constexpr int kLanes = Shape::kKey / 8, kRows = Shape::kThreads / kLanes;
     const Problem& x = c.args.problem;
     FrontRows front = c.front(turn);
@@ -133,13 +133,13 @@ struct GeneralRows {
   // A row of the turn in the products.
   template <class Shape>
   struct Row {
-    const ScalarChunk<Shape>& c;
+    const TurnChunk<Shape>& c;
     const StreamSums& sums;
     int row, half;
     float diagonal;
     RareRow rare;
 
-    FW_DEVICE Row(const ScalarChunk<Shape>& chunk, const StreamSums& d, const FrontRows& front, int turn, int at)
+    FW_DEVICE Row(const TurnChunk<Shape>& chunk, const StreamSums& d, const FrontRows& front, int turn, int at)
         : c(chunk),
           sums(d),
           row(chunk.row() + 8 * at),
@@ -163,7 +163,7 @@ struct GeneralRows {
   };
 
   template <class Shape>
-  static FW_DEVICE void sum_rows(const ScalarChunk<Shape>& c, int turn, const StreamSums& d) {
+  static FW_DEVICE void sum_rows(const TurnChunk<Shape>& c, int turn, const StreamSums& d) {
     const Problem& x = c.args.problem;
     const FrontRows front = c.front(turn);
     FW_UNROLL
@@ -186,7 +186,7 @@ struct GeneralRows {
   }
 
   template <class Shape>
-  static FW_DEVICE void row_numbers(const ScalarChunk<Shape>& c, int turn, int row) {
+  static FW_DEVICE void row_numbers(const TurnChunk<Shape>& c, int turn, int row) {
     const Problem& x = c.args.problem;
     const Rule& rule = x.rule;
     const HeadGradients& out = c.args.grads;
@@ -221,12 +221,12 @@ struct GeneralRows {
     store_one(c.rows_at(out.d.beta, turn), t, ds.beta);
     store_one(c.rows_at(out.d.lambda, turn), t, ds.lambda);
     store_one(c.rows_at(out.d.read_correction, turn), t, ds.read);
-    store_one(c.workspace_rows(ScalarChunk<Shape>::kDAlpha, x.HV, turn), row, ds.alpha_p * s.alpha_p);
-    store_one(c.workspace_rows(ScalarChunk<Shape>::kDBeta, x.HV, turn), row, ds.beta_p);
+    store_one(c.workspace_rows(TurnChunk<Shape>::kDAlpha, x.HV, turn), row, ds.alpha_p * s.alpha_p);
+    store_one(c.workspace_rows(TurnChunk<Shape>::kDBeta, x.HV, turn), row, ds.beta_p);
   }
 
   template <class Shape>
-  static FW_DEVICE void store_gradients(const ScalarChunk<Shape>& c, int turn, const StreamSums& sums) {
+  static FW_DEVICE void store_gradients(const TurnChunk<Shape>& c, int turn, const StreamSums& sums) {
     const Problem& x = c.args.problem;
     const HeadGradients& out = c.args.grads;
     const FrontRows front = c.front(turn);
@@ -253,7 +253,7 @@ struct GeneralRows {
       store(c.rows_at(out.d.k, turn), t, &RawKeyRow<2>::k);
       if (x.rule.uses_erase_key()) store(c.rows_at(out.d.erase_key, turn), t, &RawKeyRow<2>::p);
       if (x.rule.erase == Gate::kChannel) store(c.rows_at(out.d.erase_gate, turn), t, &RawKeyRow<2>::b);
-      store(c.workspace_rows(ScalarChunk<Shape>::kDM, x.HV * x.K, turn), t, &RawKeyRow<2>::m);
+      store(c.workspace_rows(TurnChunk<Shape>::kDM, x.HV * x.K, turn), t, &RawKeyRow<2>::m);
     }
   }
 };

@@ -2,7 +2,7 @@
 // A block stays on its processor. Sixteen warps compute, four bring what they need a turn ahead.
 #pragma once
 
-#include "scan/cuda/gradients/general/kernel.cuh"
+#include "scan/cuda/gradients/common/launch.cuh"
 #include "scan/cuda/gradients/scalar/loads.cuh"
 #include "scan/cuda/gradients/scalar/precond.cuh"
 #include "scan/cuda/gradients/scalar/rows.cuh"
@@ -10,13 +10,13 @@
 namespace fw::cuda {
 
 template <class Shape>
-FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
+FW_DEVICE void compute_chunks(ScalarChunk<Shape>& c) {
   int index = 0, phase = 0;
   FW_NO_UNROLL
   for (int turn = 0; c.has(turn); ++turn) {
     if constexpr (Shape::kMakesM) {
-      float start[FastRun<Shape>::kN];
-      load_start(c, turn, FastRun<Shape>(c), start);
+      float start[PrecondRun<Shape>::kN];
+      load_start(c, turn, PrecondRun<Shape>(c), start);
       mbarrier_wait(c.rows_full(turn), turn / 2 & 1);
       scale_rows(c, turn, start);
     } else {
@@ -24,7 +24,7 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
       if constexpr (Shape::kPrecond) make_scaled_rows(c, turn);
     }
     mbarrier_wait(c.pairs_full(), turn & 1);
-    FastSums<Shape> sums;
+    ScalarSums<Shape> sums;
     float tail = 0;
     {
       PairSums<Shape> pairs;
@@ -36,15 +36,15 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
         const uint4 words = load_value_words(c, turn, block);
         mbarrier_wait(c.full(index), phase);
         c.refresh();
-        make_fast_tiles(c, stage);
+        make_scalar_tiles(c, stage);
         c.refresh();
         const ValueRow row = load_value_row(c, turn, block, stage);
-        start_fast_products(c, stage, sums, pairs);
+        start_scalar_products(c, stage, sums, pairs);
         const StillState<Shape> still(c, turn);
         if (!still.by_scans()) tail = dot_states(c, at, tail);
         store_value_gradients(c, turn, block, at, row, words, z_sums);
         const StillWords<Shape> words_of_still(c, still, block);
-        finish_fast_products(sums, pairs);
+        finish_scalar_products(sums, pairs);
         if (still.by_scans()) tail = words_of_still.dot(c, still, at, tail);
         mbarrier_arrive(c.empty(index));
         if (++index == Shape::kStages) index = 0, phase ^= 1;
@@ -71,13 +71,13 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
     if constexpr (Shape::kLinear) {
       if (c.mixed()) mix_streams(c, turn, sums, q_tile);
     }
-    finish_fast_streams(c, turn, sums, r_side, w_side);
-    sum_fast_rows(c, sums, k_tile, r_side, w_side);
+    finish_streams(c, turn, sums, r_side, w_side);
+    sum_stream_rows(c, sums, k_tile, r_side, w_side);
     tail = warp_sum(tail);
     if (c.lane == 0) c.warp_sums(turn)[c.warp] = tail;
     if constexpr (Shape::kPrecond) fence_async_shared();  // the sums lie where A comes
     sync_consumers();
-    const KeySlopes slopes = fast_row_numbers(c, turn);
+    const KeySlopes slopes = stream_row_numbers(c, turn);
     const bool holds_pairs = Shape::kMakesM && on_read;  // for longer
     if (!c.pairs_free_early() && !holds_pairs) mbarrier_arrive(c.pairs_empty());
     if constexpr (Shape::kMakesM) {
@@ -87,15 +87,15 @@ FW_DEVICE void compute_chunks(FastChunk<Shape>& c) {
         mbarrier_arrive(c.pairs_empty());
       }
     } else {
-      store_fast_gradients(c, turn, sums, slopes);
+      store_stream_gradients(c, turn, sums, slopes);
     }
     mbarrier_arrive(c.turn_over(turn));
   }
 }
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kLoaders, 1) fast_gradient_kernel(const __grid_constant__ ScalarGradientArgs args) {
-  FastChunk<Shape> c(args);
+__global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kLoaders, 1) scalar_gradient_kernel(const __grid_constant__ GradientKernelArgs args) {
+  ScalarChunk<Shape> c(args);
   begin_turns(c);
   if (c.thread == 0) {
     FW_UNROLL
@@ -121,10 +121,10 @@ __global__ void __launch_bounds__(Shape::kThreads + 2 * Shape::kLoaders, 1) fast
 }
 
 template <class Shape>
-void launch_fast_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
-  ScalarGradientArgs all{args, chunks * args.problem.HV, 0, false, pieces_of(args)};
+void launch_scalar_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
+  GradientKernelArgs all{args, chunks * args.problem.HV, 0, false, pieces_of(args)};
   if (Shape::kMakesM) all.precond = squash_of_any(args.problem.rule);
-  launch_gradients<Shape>(fast_gradient_kernel<Shape>, Shape::kThreads + 2 * Shape::kLoaders, Shape::kBytes, stream, all);
+  launch_gradients<Shape>(scalar_gradient_kernel<Shape>, Shape::kThreads + 2 * Shape::kLoaders, Shape::kBytes, stream, all);
 }
 
 }  // namespace fw::cuda

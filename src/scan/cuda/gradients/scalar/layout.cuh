@@ -3,25 +3,20 @@
 // they are multiplied with goes into the 64 x 64 matrices on their left.
 #pragma once
 
-#include "scan/cuda/gradients/general/layout.cuh"
+#include "scan/cuda/gradients/common/turns.cuh"
 
 namespace fw::cuda {
 
-// Rules by what makes the gradient of their gain: kAny: any gain, gates a row, and e and r may be sums of q and k (kMixes); kTied: gain_by_residual(), of any
-// gain; kGate: gain_is_gate(); kBare: of those, the ones with bare keys (A, P and the images are those of bare_keys.cuh) and no log-decays; kBareDecays: with
-// log-decays.
-enum class FastGain { kAny, kTied, kGate, kBare, kBareDecays };
-
 // kPreconditioned: w (r where the preconditioner is on the read) is k (q) times M, elementwise, too; kMakes: and M is made here
 // (gradients/scalar/precond.cuh).
-template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false, FastGain kGain = FastGain::kAny>
-struct FastShape {
+template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false, ScalarGain kGain = ScalarGain::kAny>
+struct ScalarShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kFast = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false, kWhole = false;
-  static constexpr bool kBare = kGain == FastGain::kBare || kGain == FastGain::kBareDecays, kStills = kGain == FastGain::kBareDecays;
-  static constexpr bool kLinear = kOnline && !kPrecond && (kGain == FastGain::kAny || kGain == FastGain::kTied);
-  static constexpr bool kMixes = kLinear && kGain == FastGain::kAny;
-  static constexpr Residuals kResiduals = kGain == FastGain::kAny ? Residuals::kNever : Residuals::kAlways;
+  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kStreams = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false, kWhole = false;
+  static constexpr bool kBare = kGain == ScalarGain::kBare || kGain == ScalarGain::kBareDecays, kStills = kGain == ScalarGain::kBareDecays;
+  static constexpr bool kLinear = kOnline && !kPrecond && (kGain == ScalarGain::kAny || kGain == ScalarGain::kTied);
+  static constexpr bool kMixes = kLinear && kGain == ScalarGain::kAny;
+  static constexpr Residuals kResiduals = kGain == ScalarGain::kAny ? Residuals::kNever : Residuals::kAlways;
   static constexpr int kThreads = 512, kWarps = kThreads / 32, kGroups = 4, kLoaders = 64;
   static constexpr bool kFollows = true;
   static constexpr int kBlocksPerSm = 1;
@@ -63,8 +58,8 @@ struct FastShape {
 };
 
 template <class Shape>
-struct FastChunk : ScalarChunk<Shape> {
-  FW_DEVICE explicit FastChunk(const ScalarGradientArgs& a) : ScalarChunk<Shape>(a) {}
+struct ScalarChunk : TurnChunk<Shape> {
+  FW_DEVICE explicit ScalarChunk(const GradientKernelArgs& a) : TurnChunk<Shape>(a) {}
 
   // Full and empty: of the stages, of A and P; q and k have come; numbers of rows are there; a turn is over. Two of an event, for even
   // and odd turns, where it may be past twice before a waiting warp has seen it once.

@@ -8,7 +8,7 @@
 namespace fw::cuda {
 
 template <class Shape>
-FW_DEVICE FrontCoefs<float> fast_coefs(const FastChunk<Shape>& c, const FrontScalars<float>& s) {
+FW_DEVICE FrontCoefs<float> scalar_coefs(const ScalarChunk<Shape>& c, const FrontScalars<float>& s) {
   const Problem& x = c.args.problem;
   if constexpr (Shape::kLinear) {
     if (!c.plain()) return front_coefs(linear_rule(x.rule), x.scale, s);
@@ -23,11 +23,11 @@ struct RowNumbers {
   float precond_g, precond_beta;
 };
 template <class Shape>
-FW_DEVICE void publish_precond(const FastChunk<Shape>& c, int turn, int row, const RowNumbers& numbers, float k2);
+FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int turn, int row, const RowNumbers& numbers, float k2);
 template <class Shape>
-FW_DEVICE void store_center_share(const FastChunk<Shape>& c, int turn);
+FW_DEVICE void store_center_share(const ScalarChunk<Shape>& c, int turn);
 template <class Shape>
-FW_DEVICE RowNumbers load_row_gates(const FastChunk<Shape>& c, int turn, int row) {
+FW_DEVICE RowNumbers load_row_gates(const ScalarChunk<Shape>& c, int turn, int row) {
   RowNumbers y;
   y.g = make_float2(0, 0);
   y.precond_g = y.precond_beta = 0;
@@ -65,7 +65,7 @@ FW_DEVICE RowNumbers load_row_gates(const FastChunk<Shape>& c, int turn, int row
 
 // 64 rows of bf16 from `column` on into a tile, by copies of 16 bytes.
 template <int kColumns, class Shape>
-FW_DEVICE void copy_rows(const FastChunk<Shape>& c, const Rows& from, int loader, int rows, int column, int limit, int to) {
+FW_DEVICE void copy_rows(const ScalarChunk<Shape>& c, const Rows& from, int loader, int rows, int column, int limit, int to) {
   constexpr int kGranules = kColumns / 8, kRows = Shape::kLoaders / kGranules;
   const int first = loader / kGranules, in_tile = loader % kGranules * 8;
   const int64_t step = 2 * kRows * from.stride;
@@ -82,7 +82,7 @@ FW_DEVICE void copy_rows(const FastChunk<Shape>& c, const Rows& from, int loader
 }
 
 template <class Shape>
-FW_DEVICE void load_fast_stage(const FastChunk<Shape>& c, int loader, int stage, int turn, int block) {
+FW_DEVICE void load_stage(const ScalarChunk<Shape>& c, int loader, int stage, int turn, int block) {
   if (!c.has(turn)) return;
   const GradientArgs& x = c.args;
   const int at_stage = stage * Shape::kStageBytes;
@@ -113,7 +113,7 @@ FW_DEVICE void load_fast_stage(const FastChunk<Shape>& c, int loader, int stage,
 }
 
 template <class Shape>
-FW_DEVICE void load_fast_pairs(const FastChunk<Shape>& c, int turn) {
+FW_DEVICE void load_turn_pairs(const ScalarChunk<Shape>& c, int turn) {
   if (!c.has(turn)) return;
   const PairImage& from = c.args.pairs[c.tile(turn)];
   mbarrier_expect(c.pairs_full(), (Shape::kOnline ? 2 : 1) * kPanelBytes);
@@ -122,7 +122,7 @@ FW_DEVICE void load_fast_pairs(const FastChunk<Shape>& c, int turn) {
 }
 
 template <class Shape>
-FW_DEVICE void load_fast_keys(const FastChunk<Shape>& c, int loader, int turn) {
+FW_DEVICE void load_turn_keys(const ScalarChunk<Shape>& c, int loader, int turn) {
   if (!c.has(turn)) return;
   const Problem& x = c.args.problem;
   const int to = Shape::kRead + c.key_offset(turn), rows = c.rows(turn);
@@ -133,7 +133,7 @@ FW_DEVICE void load_fast_keys(const FastChunk<Shape>& c, int loader, int turn) {
 
 // What the computing warps read from memory themselves comes into the L2 cache.
 template <class Shape>
-FW_DEVICE void prefetch_fast_rows(const FastChunk<Shape>& c, int loader, int turn) {
+FW_DEVICE void prefetch_rows(const ScalarChunk<Shape>& c, int loader, int turn) {
   if (!c.has(turn) || loader >= c.rows(turn)) return;
   const Problem& p = c.args.problem;
   if (c.wants_values()) {
@@ -144,14 +144,14 @@ FW_DEVICE void prefetch_fast_rows(const FastChunk<Shape>& c, int loader, int tur
   if constexpr (Shape::kMakesM) {
     if (32 * loader < p.K) prefetch_line(p.boundaries + c.tile(turn) * p.K + 32 * loader);
   } else if constexpr (Shape::kPrecond) {
-    const Rows m = c.workspace_rows(ScalarChunk<Shape>::kM, p.H * p.K, turn);
+    const Rows m = c.workspace_rows(TurnChunk<Shape>::kM, p.H * p.K, turn);
     for (int at = 0; at < p.K * 4; at += 128) prefetch_line(m.data + loader * m.stride * 4 + at);
   }
 }
 
 // The squares of the row in a tile, summed.
 template <class Shape>
-FW_DEVICE float square_row(const FastChunk<Shape>& c, int tile, int row) {
+FW_DEVICE float square_row(const ScalarChunk<Shape>& c, int tile, int row) {
   float sum = 0;
   FW_NO_UNROLL
   for (int first = 0; first < Shape::kKey / 8; first += 4) {
@@ -166,7 +166,7 @@ FW_DEVICE float square_row(const FastChunk<Shape>& c, int tile, int row) {
 
 // The numbers of rows that the computing warps take.
 template <class Shape>
-FW_DEVICE void publish_rows(const FastChunk<Shape>& c, int turn, int row, const RowNumbers& numbers) {
+FW_DEVICE void publish_rows(const ScalarChunk<Shape>& c, int turn, int row, const RowNumbers& numbers) {
   if (!c.has(turn)) return;
   const Problem& x = c.args.problem;
   if (row < 32) sum_decay(c, turn, numbers.g);
@@ -176,7 +176,7 @@ FW_DEVICE void publish_rows(const FastChunk<Shape>& c, int turn, int row, const 
   if (x.rule.q_norm == Norm::kL2) s.q2 = square_row(c, tile, row);
   if (x.rule.k_norm == Norm::kL2 || x.rule.gain_uses_key_norm()) s.k2 = square_row(c, tile + Shape::kStateBytes, row);
   FrontCoefs<float> f;
-  if (row < c.rows(turn)) f = fast_coefs(c, s);
+  if (row < c.rows(turn)) f = scalar_coefs(c, s);
   float a = 1, b = 1;
   if constexpr (Shape::kBare) {
     if (row < c.rows(turn)) {
@@ -186,7 +186,7 @@ FW_DEVICE void publish_rows(const FastChunk<Shape>& c, int turn, int row, const 
   }
   c.norms(turn)[row] = s.q2, c.norms(turn)[64 + row] = s.k2;
   c.turn_floats(Shape::kBeta, turn)[row] = s.beta;
-  using Chunk = FastChunk<Shape>;
+  using Chunk = ScalarChunk<Shape>;
   float* to = c.coefficients(turn) + row;
   // e_k not 0, so that what it multiplies can be found again.
   to[Chunk::kRq] = f.r_q, to[Chunk::kWk] = f.w_k, to[Chunk::kEk] = fabsf(f.e_k) > 1e-20f ? f.e_k : 1e-20f, to[Chunk::kZv] = f.z_v;
@@ -202,7 +202,7 @@ FW_DEVICE void publish_rows(const FastChunk<Shape>& c, int turn, int row, const 
 
 // dg from dG of the rows and the tail, by a warp.
 template <class Shape>
-FW_DEVICE void store_fast_decay_gradient(const FastChunk<Shape>& c, int turn) {
+FW_DEVICE void store_decay_gradient_of_turn(const ScalarChunk<Shape>& c, int turn) {
   if (c.rows_at(c.args.grads.d.g, turn).data == nullptr) return;
   const float tail = group_sum<16>(c.warp_sums(turn)[c.lane & 15]);
   store_decay_gradient(c, turn, *reinterpret_cast<const float2*>(c.turn_floats(Shape::kDG, turn) + 2 * c.lane), tail);
@@ -213,15 +213,15 @@ struct LoadStep {
   int turn = 0, block = 0, stage = 0;
 };
 template <class Shape>
-FW_DEVICE void load_next_step(const FastChunk<Shape>& c, int loader, LoadStep& at) {
-  load_fast_stage(c, loader, at.stage, at.turn, at.block);
+FW_DEVICE void load_next_step(const ScalarChunk<Shape>& c, int loader, LoadStep& at) {
+  load_stage(c, loader, at.stage, at.turn, at.block);
   if (++at.block == c.blocks) at.block = 0, ++at.turn;
   if (++at.stage == Shape::kStages) at.stage = 0;
 }
 
 // By two warps: what is copied into shared memory. The first turns have a start of their own: -2 and -1.
 template <class Shape>
-FW_DEVICE void copy_chunks(const FastChunk<Shape>& c) {
+FW_DEVICE void copy_chunks(const ScalarChunk<Shape>& c) {
   const int loader = c.thread - Shape::kThreads;
   LoadStep step;
   int stage = 0, phase = 0;
@@ -240,10 +240,10 @@ FW_DEVICE void copy_chunks(const FastChunk<Shape>& c) {
     }
     if (turn >= -1 && loader == 0) {  // who waits for it loads, and so cannot miss a phase
       if (running) mbarrier_wait(c.pairs_empty(), turn & 1);
-      load_fast_pairs(c, turn + 1);
+      load_turn_pairs(c, turn + 1);
     }
     if (running) mbarrier_wait(c.turn_over(turn), turn / 2 & 1);
-    load_fast_keys(c, loader, turn + 2);
+    load_turn_keys(c, loader, turn + 2);
     // Three stages take these warps to a turn whose place the other two have only just written; with two, an arrival lies between.
     if (Shape::kStages > 2 && running) mbarrier_wait(c.place_known(turn), turn / 4 & 1);
   }
@@ -251,17 +251,17 @@ FW_DEVICE void copy_chunks(const FastChunk<Shape>& c) {
 
 // By two warps: the numbers of rows, and where the rows of later turns are.
 template <class Shape>
-FW_DEVICE void make_row_numbers(const FastChunk<Shape>& c) {
+FW_DEVICE void make_row_numbers(const ScalarChunk<Shape>& c) {
   const int row = c.thread - Shape::kThreads - Shape::kLoaders;
   RowNumbers numbers = load_row_gates(c, 0, row);
   FW_NO_UNROLL
   for (int turn = -1; turn < 0 || c.has(turn); ++turn) {
     publish_rows(c, turn + 1, row, numbers);
     numbers = load_row_gates(c, turn + 2, row);
-    prefetch_fast_rows(c, row, turn + 2);
+    prefetch_rows(c, row, turn + 2);
     if (turn < 0) continue;
     mbarrier_wait(c.turn_over(turn), turn / 2 & 1);
-    if (row < 32) store_fast_decay_gradient(c, turn);
+    if (row < 32) store_decay_gradient_of_turn(c, turn);
     if constexpr (Shape::kMakesM) {
       if (row >= 32) store_center_share(c, turn);
     }

@@ -12,11 +12,11 @@
 
 namespace fw::cuda {
 
-inline constexpr int kFastRunRows = 4, kFastRuns = kChunk / kFastRunRows, kStartRows = 16;
+inline constexpr int kPrecondRunRows = 4, kPrecondRuns = kChunk / kPrecondRunRows, kStartRows = 16;
 
 // By the warps that make the numbers of rows, a thread a row; w_k: of the rows, the factor that normalises k.
 template <class Shape>
-FW_DEVICE void publish_precond(const FastChunk<Shape>& c, int turn, int row, const RowNumbers& numbers, float k2) {
+FW_DEVICE void publish_precond(const ScalarChunk<Shape>& c, int turn, int row, const RowNumbers& numbers, float k2) {
   const Problem& x = c.args.problem;
   const PrecondShare& share = c.args.precond;
   const int64_t place = c.tile(turn);
@@ -33,11 +33,11 @@ FW_DEVICE void publish_precond(const FastChunk<Shape>& c, int turn, int row, con
     all[row] = make_float2(own.alpha, own.gain);
   }
   sync_loaders();
-  if (row < kFastRuns) {
+  if (row < kPrecondRuns) {
     const float4 first = *reinterpret_cast<const float4*>(all + 4 * row), second = *reinterpret_cast<const float4*>(all + 4 * row + 2);
     c.run_numbers(turn)[row] = first.x * first.z * (second.x * second.z);
   }
-  if (row == kFastRuns && x.rule.uses_precond_center()) c.run_numbers(turn)[kFastRuns] = x.precond_center[c.hv(turn) * x.center_stride];
+  if (row == kPrecondRuns && x.rule.uses_precond_center()) c.run_numbers(turn)[kPrecondRuns] = x.precond_center[c.hv(turn) * x.center_stride];
   // A before rows 16, 32 and 48.
   const int tile = Shape::kRead + c.key_offset(turn) + Shape::kStateBytes;
   FW_NO_UNROLL
@@ -69,10 +69,10 @@ FW_DEVICE void publish_precond(const FastChunk<Shape>& c, int turn, int row, con
   float rest = shuffle_down(product, 1);
   if (row == 31) rest = 1;
   if (row == 0) share.products[place] = product;
-  const float2 w_k = *reinterpret_cast<const float2*>(c.coefficients(turn) + FastChunk<Shape>::kWk + 2 * row);
+  const float2 w_k = *reinterpret_cast<const float2*>(c.coefficients(turn) + ScalarChunk<Shape>::kWk + 2 * row);
   const bool normalised = x.rule.k_norm == Norm::kL2;
   const float before = rest * gates.z, first_kn2 = w_k.x * w_k.x, second_kn2 = w_k.y * w_k.y;
-  PrecondShare::Row* const out = reinterpret_cast<PrecondShare::Row*>(c.addresses(turn)[ScalarChunk<Shape>::kShare]);
+  PrecondShare::Row* const out = reinterpret_cast<PrecondShare::Row*>(c.addresses(turn)[TurnChunk<Shape>::kShare]);
   if (2 * row < rows)
     *reinterpret_cast<float4*>(out + int64_t{2 * row} * x.H) = make_float4(before * gates.y, before * first_kn2, normalised ? first_kn2 : 0.0f, 0);
   if (2 * row + 1 < rows)
@@ -80,7 +80,7 @@ FW_DEVICE void publish_precond(const FastChunk<Shape>& c, int turn, int row, con
 }
 // After the turn, by a warp.
 template <class Shape>
-FW_DEVICE void store_center_share(const FastChunk<Shape>& c, int turn) {
+FW_DEVICE void store_center_share(const ScalarChunk<Shape>& c, int turn) {
   if (c.args.precond.center == nullptr) return;
   const float sum = group_sum<16>(c.center_sums(turn)[c.lane & 15]);
   if (c.lane == 0) c.args.precond.center[c.tile(turn)] = sum;
@@ -88,13 +88,13 @@ FW_DEVICE void store_center_share(const FastChunk<Shape>& c, int turn) {
 
 // A warp's run, so that the warps of a scheduler have runs of all places in their 16 rows, and of all 16 rows.
 template <class Shape>
-struct FastRun {
+struct PrecondRun {
   static constexpr int kN = Shape::kKey / 32;
   int first, start, channel;  // row; which 16 rows
 
-  FW_DEVICE explicit FastRun(const FastChunk<Shape>& c) {
+  FW_DEVICE explicit PrecondRun(const ScalarChunk<Shape>& c) {
     start = c.warp >> 2;
-    first = kStartRows * start + kFastRunRows * ((c.warp - start) & 3);
+    first = kStartRows * start + kPrecondRunRows * ((c.warp - start) & 3);
     channel = kN * c.lane;
   }
   // This lane's channels of a row of a tile.
@@ -121,22 +121,22 @@ FW_DEVICE void store_row(char* at, const float (&x)[kN]) {
 
 // Where A starts for the run's 16 rows: what is in memory is asked for before it is waited for.
 template <class Shape>
-FW_DEVICE void load_start(const FastChunk<Shape>& c, int turn, const FastRun<Shape>& run, float (&a)[FastRun<Shape>::kN]) {
+FW_DEVICE void load_start(const ScalarChunk<Shape>& c, int turn, const PrecondRun<Shape>& run, float (&a)[PrecondRun<Shape>::kN]) {
   const int K = c.args.problem.K;
   FW_UNROLL
-  for (int j = 0; j < FastRun<Shape>::kN; ++j) a[j] = 0;
+  for (int j = 0; j < PrecondRun<Shape>::kN; ++j) a[j] = 0;
   if (run.start > 0 || run.channel >= K) return;
   load_lane(c.args.problem.boundaries, c.tile(turn), run.channel, K, a);
 }
 // A before the run, after load_start().
 template <class Shape>
-FW_DEVICE void go_to_run(const FastChunk<Shape>& c, int turn, const FastRun<Shape>& run, int k_tile, float (&a)[FastRun<Shape>::kN]) {
-  constexpr int kN = FastRun<Shape>::kN;
+FW_DEVICE void go_to_run(const ScalarChunk<Shape>& c, int turn, const PrecondRun<Shape>& run, int k_tile, float (&a)[PrecondRun<Shape>::kN]) {
+  constexpr int kN = PrecondRun<Shape>::kN;
   if (run.start > 0) load_words<kN>(reinterpret_cast<const char*>(c.starts(turn) + (run.start - 1) * Shape::kKey + run.channel), a);
   FW_NO_UNROLL
-  for (int row = kStartRows * run.start; row < run.first; row += kFastRunRows) {
+  for (int row = kStartRows * run.start; row < run.first; row += kPrecondRunRows) {
     FW_UNROLL
-    for (int r = 0; r < kFastRunRows; ++r) {
+    for (int r = 0; r < kPrecondRunRows; ++r) {
       const float2 gates = c.row_gates(turn)[row + r];
       float k[kN];
       load_row(c.memory + k_tile + run.at(row + r), k);
@@ -146,23 +146,23 @@ FW_DEVICE void go_to_run(const FastChunk<Shape>& c, int turn, const FastRun<Shap
   }
 }
 template <class Shape>
-FW_DEVICE PrecondMap<float> precond_of(const FastChunk<Shape>& c, int turn) {
+FW_DEVICE PrecondMap<float> precond_of(const ScalarChunk<Shape>& c, int turn) {
   PrecondMap<float> map = c.all.precond;
   map.squashed = true, map.previous = false;
-  if (c.args.problem.rule.uses_precond_center()) map.center = c.run_numbers(turn)[kFastRuns];
+  if (c.args.problem.rule.uses_precond_center()) map.center = c.run_numbers(turn)[kPrecondRuns];
   return map;
 }
 // The row times M, where w (r) is: into a tile of its own. start: of load_start().
 template <class Shape>
-FW_DEVICE void scale_rows(const FastChunk<Shape>& c, int turn, float (&a)[FastRun<Shape>::kN]) {
-  constexpr int kN = FastRun<Shape>::kN;
-  const FastRun<Shape> run(c);
+FW_DEVICE void scale_rows(const ScalarChunk<Shape>& c, int turn, float (&a)[PrecondRun<Shape>::kN]) {
+  constexpr int kN = PrecondRun<Shape>::kN;
+  const PrecondRun<Shape> run(c);
   const int q_tile = Shape::kRead + c.key_offset(turn), k_tile = q_tile + Shape::kStateBytes;
   const bool on_read = c.args.problem.rule.preconditions_read();
   const PrecondMap<float> map = precond_of(c, turn);
   go_to_run(c, turn, run, k_tile, a);
   FW_UNROLL
-  for (int r = 0; r < kFastRunRows; ++r) {
+  for (int r = 0; r < kPrecondRunRows; ++r) {
     const float2 gates = c.row_gates(turn)[run.first + r];
     const int at = run.at(run.first + r);
     float k[kN], y[kN];
@@ -179,7 +179,7 @@ FW_DEVICE void scale_rows(const FastChunk<Shape>& c, int turn, float (&a)[FastRu
 
 // The warp's fragments into a tile, by way of which they reach the runs.
 template <class Shape>
-FW_DEVICE void store_fragments(const FastChunk<Shape>& c, int tile, const float (&x)[Shape::kKeyTiles][4]) {
+FW_DEVICE void store_fragments(const ScalarChunk<Shape>& c, int tile, const float (&x)[Shape::kKeyTiles][4]) {
   FW_UNROLL
   for (int j = 0; j < Shape::kKeyTiles / 2; ++j) {
     const float part[2][4] = {{x[2 * j][0], x[2 * j][1], x[2 * j][2], x[2 * j][3]}, {x[2 * j + 1][0], x[2 * j + 1][1], x[2 * j + 1][2], x[2 * j + 1][3]}};
@@ -194,13 +194,13 @@ FW_DEVICE int rest_tile(int q_tile, bool on_read) {
 
 // From the fragments: what the runs need, and dq where M is not in it.
 template <class Shape>
-FW_DEVICE void leave_for_runs(const FastChunk<Shape>& c, int turn, FastSums<Shape>& d, const KeySlopes& slopes) {
+FW_DEVICE void leave_for_runs(const ScalarChunk<Shape>& c, int turn, ScalarSums<Shape>& d, const KeySlopes& slopes) {
   const int q_tile = Shape::kRead + c.key_offset(turn), k_tile = q_tile + Shape::kStateBytes;
   const bool on_read = c.args.problem.rule.preconditions_read();
   const KeyWords<Shape> q(c, q_tile), k(c, k_tile);
   if (on_read) {
     store_fragments(c, Shape::kScaled, d.r);
-    float* const of_q = c.coefficients(turn) + FastChunk<Shape>::kZv;  // used no more
+    float* const of_q = c.coefficients(turn) + ScalarChunk<Shape>::kZv;  // used no more
     if (c.group() == 0 && (c.lane & 3) == 0) of_q[c.row()] = slopes.q[0], of_q[c.row() + 8] = slopes.q[1];
   } else {
     store_fragments(c, Shape::kScaled, d.w);
@@ -226,7 +226,7 @@ FW_DEVICE void leave_for_runs(const FastChunk<Shape>& c, int turn, FastSums<Shap
 }
 
 template <class Shape>
-FW_DEVICE void store_run_row(const FastChunk<Shape>& c, const Rows& out, bool wide, int row, int channel, int turn, const float (&x)[FastRun<Shape>::kN]) {
+FW_DEVICE void store_run_row(const ScalarChunk<Shape>& c, const Rows& out, bool wide, int row, int channel, int turn, const float (&x)[PrecondRun<Shape>::kN]) {
   const int K = c.args.problem.K;
   if (row >= c.rows(turn) || channel >= K) return;
   if (wide) {
@@ -238,11 +238,11 @@ FW_DEVICE void store_run_row(const FastChunk<Shape>& c, const Rows& out, bool wi
 
 // The runs: dk (and dq where M is in it) and the chunk's share, D = 0 behind the chunk. With two barriers of the computing warps.
 template <class Shape>
-FW_DEVICE void store_precond_gradients(const FastChunk<Shape>& c, int turn, FastSums<Shape>& sums, const KeySlopes& slopes) {
-  constexpr int kN = FastRun<Shape>::kN, kRows = kFastRunRows;
+FW_DEVICE void store_precond_gradients(const ScalarChunk<Shape>& c, int turn, ScalarSums<Shape>& sums, const KeySlopes& slopes) {
+  constexpr int kN = PrecondRun<Shape>::kN, kRows = kPrecondRunRows;
   leave_for_runs(c, turn, sums, slopes);
   const Problem& x = c.args.problem;
-  const FastRun<Shape> run(c);
+  const PrecondRun<Shape> run(c);
   float a[kN];
   load_start(c, turn, run, a);
   sync_consumers();
@@ -277,7 +277,7 @@ FW_DEVICE void store_precond_gradients(const FastChunk<Shape>& c, int turn, Fast
       if (!on_read) dk[r][j] += y[j];
     }
     if (on_read) {
-      const float slope = c.coefficients(turn)[FastChunk<Shape>::kZv + row];
+      const float slope = c.coefficients(turn)[ScalarChunk<Shape>::kZv + row];
       FW_UNROLL
       for (int j = 0; j < kN; ++j) y[j] += slope * raw[j];
       store_run_row(c, dq, c.pieces(kPiecesDQ), row, run.channel, turn, y);
@@ -340,9 +340,9 @@ FW_DEVICE void store_precond_gradients(const FastChunk<Shape>& c, int turn, Fast
   const float total = scattered_sum<2 * kRows>(row_sums, c.lane);
   const int own = run.first + (c.lane >> 2) % kRows;
   const float2 own_gates = c.row_gates(turn)[own];
-  const float kn = c.coefficients(turn)[FastChunk<Shape>::kWk + own], kn2 = kn * kn;
+  const float kn = c.coefficients(turn)[ScalarChunk<Shape>::kWk + own], kn2 = kn * kn;
   if ((c.lane & 3) == 0 && own < c.rows(turn)) {
-    PrecondShare::Row* const out = reinterpret_cast<PrecondShare::Row*>(c.addresses(turn)[ScalarChunk<Shape>::kShare]) + int64_t{own} * x.H;
+    PrecondShare::Row* const out = reinterpret_cast<PrecondShare::Row*>(c.addresses(turn)[TurnChunk<Shape>::kShare]) + int64_t{own} * x.H;
     if (c.lane < 16) {
       out->dg = own_gates.x == 0 ? 0.0f : own_gates.x * total;
     } else {

@@ -16,7 +16,7 @@ namespace fw::cuda {
 
 // start_product() with addresses below 2^18, as they are: less is made of the descriptors anew.
 template <int kColumns, bool kLeftTransposed, bool kRightTransposed, bool kFresh = false>
-FW_DEVICE void start_fast_product(float (&d)[kColumns / 2], uint32_t left, uint32_t right) {
+FW_DEVICE void start_scalar_product(float (&d)[kColumns / 2], uint32_t left, uint32_t right) {
   const auto descriptor = [](uint32_t address, bool transposed, int k) {
     const uint32_t low = (address >> 4) + ((transposed ? kPanelBytes : 16) >> 4 << 16) + (transposed ? 128 : 2) * k;
     return uint64_t{0x40000000u | 1024 >> 4} << 32 | low;
@@ -29,13 +29,13 @@ FW_DEVICE void start_fast_product(float (&d)[kColumns / 2], uint32_t left, uint3
 
 // The warp's tiles of products [64, kKey].
 template <class Shape>
-struct FastSums {
+struct ScalarSums {
   float r[Shape::kKeyTiles][4] = {}, e[Shape::kKeyTiles][4] = {}, w[Shape::kKeyTiles][4] = {};
 };
 
 // The warp's fragment of 16 columns of values or tokens in a tile at a multiple of 1024: row() + 8 half, columns 16 group() + 8 j + ..: word 2 j + half.
 template <class Shape>
-FW_DEVICE uint32_t pair_place(const FastChunk<Shape>& c) {
+FW_DEVICE uint32_t pair_place(const ScalarChunk<Shape>& c) {
   return down_then_right(0, 16 * c.block_row(), 16 * c.group(), c.lane);
 }
 FW_DEVICE void store_words(uint32_t at, const float (&x)[2][4]) {
@@ -46,7 +46,7 @@ FW_DEVICE void store_words(uint32_t at, const float (&x)[2][4]) {
 // In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (offline R = W, dZ = dR). What a group of warps makes of W and V
 // are its own columns, until the end.
 template <class Shape>
-FW_DEVICE void make_fast_tiles(const FastChunk<Shape>& c, uint32_t stage) {
+FW_DEVICE void make_scalar_tiles(const ScalarChunk<Shape>& c, uint32_t stage) {
   const uint32_t columns = value_columns(c), place = pair_place(c);
   uint32_t v[4];
   ldmatrix_x4(v, stage + Shape::kV + place);
@@ -56,7 +56,7 @@ FW_DEVICE void make_fast_tiles(const FastChunk<Shape>& c, uint32_t stage) {
   fence_async_shared();  // what was copied and written for this
   keep(flat(d));
   wgmma_fence();
-  start_fast_product<16, true, true>(flat(d), c.base + Shape::kP, stage + Shape::kOut + columns);
+  start_scalar_product<16, true, true>(flat(d), c.base + Shape::kP, stage + Shape::kOut + columns);
   wgmma_commit();
   wgmma_wait<0>();
   keep(flat(d));
@@ -64,14 +64,14 @@ FW_DEVICE void make_fast_tiles(const FastChunk<Shape>& c, uint32_t stage) {
   if constexpr (Shape::kOnline) {  // one product at a time: registers
     fence_async_shared();
     wgmma_fence();
-    start_fast_product<16, false, true, true>(flat(d), c.base + Shape::kA, stage + Shape::kW + columns);
+    start_scalar_product<16, false, true, true>(flat(d), c.base + Shape::kA, stage + Shape::kW + columns);
     wgmma_commit();
     wgmma_wait<0>();
     keep(flat(d));
     sync_group(c.group());
     store_words(stage + Shape::kW + place, d);
     wgmma_fence();
-    start_fast_product<16, true, true, true>(flat(d), c.base + Shape::kA, c.base + Shape::kDR + columns);
+    start_scalar_product<16, true, true, true>(flat(d), c.base + Shape::kA, c.base + Shape::kDR + columns);
     wgmma_commit();
     wgmma_wait<0>();
     keep(flat(d));
@@ -82,25 +82,25 @@ FW_DEVICE void make_fast_tiles(const FastChunk<Shape>& c, uint32_t stage) {
 }
 
 template <class Shape>
-FW_DEVICE uint32_t fast_key_columns(const FastChunk<Shape>& c) {
+FW_DEVICE uint32_t scalar_key_columns(const ScalarChunk<Shape>& c) {
   return (c.key_column() >> 6) * kPanelBytes + (c.key_column() & 63) * 2;
 }
 
 // Adds a stage's values to the products.
 template <class Shape>
-FW_DEVICE void start_fast_products(const FastChunk<Shape>& c, uint32_t stage, FastSums<Shape>& sums, PairSums<Shape>& pairs) {
+FW_DEVICE void start_scalar_products(const ScalarChunk<Shape>& c, uint32_t stage, ScalarSums<Shape>& sums, PairSums<Shape>& pairs) {
   constexpr int kColumns = Shape::kKeyColumns;
-  const uint32_t states = stage + Shape::kState + fast_key_columns(c), r_rows = stage + Shape::kW + value_rows_from(c);
+  const uint32_t states = stage + Shape::kState + scalar_key_columns(c), r_rows = stage + Shape::kW + value_rows_from(c);
   wgmma_fence();
-  start_fast_product<kColumns, false, true>(flat(sums.r), stage + Shape::kOut, states);
-  if (Shape::kOnline) start_fast_product<kColumns, false, true>(flat(sums.e), stage + Shape::kV, states);
-  start_fast_product<kColumns, false, true>(flat(sums.w), stage + Shape::kW, states + Shape::kStateBytes);
-  start_fast_product<16, false, false>(flat(pairs.p), stage + Shape::kOut, r_rows);
-  if (Shape::kOnline) start_fast_product<16, false, false>(flat(pairs.t), stage + Shape::kV, r_rows);
+  start_scalar_product<kColumns, false, true>(flat(sums.r), stage + Shape::kOut, states);
+  if (Shape::kOnline) start_scalar_product<kColumns, false, true>(flat(sums.e), stage + Shape::kV, states);
+  start_scalar_product<kColumns, false, true>(flat(sums.w), stage + Shape::kW, states + Shape::kStateBytes);
+  start_scalar_product<16, false, false>(flat(pairs.p), stage + Shape::kOut, r_rows);
+  if (Shape::kOnline) start_scalar_product<16, false, false>(flat(pairs.t), stage + Shape::kV, r_rows);
   wgmma_commit();
 }
 template <class Shape>
-FW_DEVICE void finish_fast_products(FastSums<Shape>& sums, PairSums<Shape>& pairs) {
+FW_DEVICE void finish_scalar_products(ScalarSums<Shape>& sums, PairSums<Shape>& pairs) {
   wgmma_wait<0>();
   keep(flat(sums.r)), keep(flat(sums.w)), keep(flat(pairs.p));
   if (Shape::kOnline) keep(flat(sums.e)), keep(flat(pairs.t));
@@ -120,23 +120,23 @@ struct ValueRow {
 };
 // Of v, if it is wanted and can be read so, before the stage has come.
 template <class Shape>
-FW_DEVICE bool loads_values(const FastChunk<Shape>& c) {
+FW_DEVICE bool loads_values(const ScalarChunk<Shape>& c) {
   return c.pieces(kPiecesV) && c.wants_values();
 }
 template <class Shape>
-FW_DEVICE uint4 load_value_words(const FastChunk<Shape>& c, int turn, int block) {
+FW_DEVICE uint4 load_value_words(const ScalarChunk<Shape>& c, int turn, int block) {
   const int row = c.thread >> 3, column = block * kValueBlock + (c.thread & 7) * 8;
   const Rows v = c.rows_at(c.args.problem.in.v, turn);
   if (!loads_values(c) || row >= c.rows(turn) || column >= c.args.problem.V) return make_uint4(0, 0, 0, 0);
   return *reinterpret_cast<const uint4*>(v.data + 2 * (row * v.stride + column));
 }
 template <class Shape>
-FW_DEVICE ValueRow load_value_row(const FastChunk<Shape>& c, int turn, int block, uint32_t stage) {
+FW_DEVICE ValueRow load_value_row(const ScalarChunk<Shape>& c, int turn, int block, uint32_t stage) {
   const int row = c.thread >> 3, in_block = (c.thread & 7) * 8, column = block * kValueBlock + in_block;
   const Rows dv = c.rows_at(c.args.grads.d.v, turn);
   ValueRow x;
   x.valid = row < c.rows(turn) && column < c.args.problem.V;
-  x.z_v = c.coefficients(turn)[FastChunk<Shape>::kZv + row];
+  x.z_v = c.coefficients(turn)[ScalarChunk<Shape>::kZv + row];
   x.dv = dv.data != nullptr ? dv.data + (row * dv.stride + column) * (dv.bf16 != 0 ? 2 : 4) : nullptr;
   const char* at = c.memory + (stage - c.base) + panel_offset(row, in_block);
   x.dz = *reinterpret_cast<const uint4*>(at + Shape::kV);
@@ -145,7 +145,7 @@ FW_DEVICE ValueRow load_value_row(const FastChunk<Shape>& c, int turn, int block
 }
 // dv; adds to the row's sums. words: of load_value_words(); stage: bytes.
 template <class Shape>
-FW_DEVICE void store_value_gradients(const FastChunk<Shape>& c, int turn, int block, int stage, const ValueRow& x, const uint4& words, ValueSums& sums) {
+FW_DEVICE void store_value_gradients(const ScalarChunk<Shape>& c, int turn, int block, int stage, const ValueRow& x, const uint4& words, ValueSums& sums) {
   if (!x.valid) return;
   float dz[8], v[8];
   unpack_8(x.dz, dz);
@@ -178,9 +178,9 @@ FW_DEVICE void store_value_gradients(const FastChunk<Shape>& c, int turn, int bl
 
 // A and B; where r or e is a sum, also p w_k and t w_k.
 template <class Shape>
-FW_DEVICE void store_pair_tiles(const FastChunk<Shape>& c, int turn, const PairSums<Shape>& pairs) {
+FW_DEVICE void store_pair_tiles(const ScalarChunk<Shape>& c, int turn, const PairSums<Shape>& pairs) {
   const uint32_t place = pair_place(c);
-  using Chunk = FastChunk<Shape>;
+  using Chunk = ScalarChunk<Shape>;
   const float *g = c.turn_floats(Shape::kG, turn), *f = c.coefficients(turn);
   const bool mixed = c.mixed();
   float p[2][4], t[2][4];
@@ -233,7 +233,7 @@ template <class Shape>
 struct KeyWords {
   uint32_t x[Shape::kKeyTiles / 2][4];
 
-  FW_DEVICE KeyWords(const FastChunk<Shape>& c, int tile) {
+  FW_DEVICE KeyWords(const ScalarChunk<Shape>& c, int tile) {
     FW_UNROLL
     for (int j = 0; j < Shape::kKeyTiles / 2; ++j) load_left(x[j], c.base + tile, 16 * c.block_row(), c.key_column() + 16 * j, c.lane);
   }
@@ -244,10 +244,10 @@ struct KeyWords {
 
 // The row times M, where w (r) is: into a tile of its own.
 template <class Shape>
-FW_DEVICE void make_scaled_rows(const FastChunk<Shape>& c, int turn) {
+FW_DEVICE void make_scaled_rows(const ScalarChunk<Shape>& c, int turn) {
   constexpr int kGranules = Shape::kKey / 8;
   const Problem& x = c.args.problem;
-  const Rows m_rows = c.workspace_rows(ScalarChunk<Shape>::kM, x.H * x.K, turn);
+  const Rows m_rows = c.workspace_rows(TurnChunk<Shape>::kM, x.H * x.K, turn);
   const int from = Shape::kRead + c.key_offset(turn) + (x.rule.preconditions_read() ? 0 : Shape::kStateBytes), last = c.rows(turn) - 1;
   FW_UNROLL
   for (int item = c.thread; item < 64 * kGranules; item += Shape::kThreads) {
@@ -262,13 +262,13 @@ FW_DEVICE void make_scaled_rows(const FastChunk<Shape>& c, int turn) {
 }
 // M of a thread's places in the products; 1 past K and the last row.
 template <class Shape>
-struct FastM {
+struct StreamM {
   float x[Shape::kKeyTiles][4];
 
-  FW_DEVICE FastM(const FastChunk<Shape>& c, int turn) {
+  FW_DEVICE StreamM(const ScalarChunk<Shape>& c, int turn) {
     if constexpr (Shape::kPrecond) {
       const int K = c.args.problem.K;
-      const Rows rows = c.workspace_rows(ScalarChunk<Shape>::kM, c.args.problem.H * K, turn);
+      const Rows rows = c.workspace_rows(TurnChunk<Shape>::kM, c.args.problem.H * K, turn);
       FW_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int row = c.row() + 8 * half, column = c.key_column() + 2 * (c.lane & 3);
@@ -297,8 +297,8 @@ FW_DEVICE void dot_rows(const KeyWords<Shape>& x, const float (&y)[Shape::kKeyTi
 
 // The products with the states times the coefficients. Returns this thread's part of the sum of w (.) the states' part of dw.
 template <class Shape>
-FW_DEVICE float scale_streams(const FastChunk<Shape>& c, int turn, FastSums<Shape>& sums, int w_side) {
-  using Chunk = FastChunk<Shape>;
+FW_DEVICE float scale_streams(const ScalarChunk<Shape>& c, int turn, ScalarSums<Shape>& sums, int w_side) {
+  using Chunk = ScalarChunk<Shape>;
   const KeyWords<Shape> w_words(c, w_side);
   const float *g = c.turn_floats(Shape::kG, turn), *f = c.coefficients(turn);
   const float g_end = g[63];
@@ -325,7 +325,7 @@ FW_DEVICE float scale_streams(const FastChunk<Shape>& c, int turn, FastSums<Shap
 
 // This thread's part of the sums of r (.) and e (.) the states' parts of dr and de, as scale_streams() left them (StillState).
 template <class Shape>
-FW_DEVICE float dot_state_streams(const FastChunk<Shape>& c, const FastSums<Shape>& sums, int q_tile, int k_tile) {
+FW_DEVICE float dot_state_streams(const ScalarChunk<Shape>& c, const ScalarSums<Shape>& sums, int q_tile, int k_tile) {
   float x[4];
   dot_rows(KeyWords<Shape>(c, q_tile), sums.r, x[0], x[1]);
   dot_rows(KeyWords<Shape>(c, k_tile), sums.e, x[2], x[3]);
@@ -334,14 +334,14 @@ FW_DEVICE float dot_state_streams(const FastChunk<Shape>& c, const FastSums<Shap
 
 // Where r or e is a sum: q.dr, k.dr, q.de, k.de, and dr and de become what q and k take of them, without the products with A and B.
 template <class Shape>
-FW_DEVICE void mix_streams(const FastChunk<Shape>& c, int turn, FastSums<Shape>& sums, int q_tile) {
-  using Chunk = FastChunk<Shape>;
+FW_DEVICE void mix_streams(const ScalarChunk<Shape>& c, int turn, ScalarSums<Shape>& sums, int q_tile) {
+  using Chunk = ScalarChunk<Shape>;
   const int k_tile = q_tile + Shape::kStateBytes;
   float rows[2][4];
   const auto add = [&](int which, const float(&state)[Shape::kKeyTiles][4], int tile) {
     float pair[Shape::kKeyTiles][4], x[2], y[2];
     wgmma_fence();
-    start_fast_product<Shape::kKeyColumns, false, true, true>(flat(pair), c.base + tile, c.base + fast_key_columns(c) + k_tile);
+    start_scalar_product<Shape::kKeyColumns, false, true, true>(flat(pair), c.base + tile, c.base + scalar_key_columns(c) + k_tile);
     wgmma_commit();
     const KeyWords<Shape> q(c, q_tile), k(c, k_tile);
     dot_rows(q, state, x[0], x[1]);
@@ -374,17 +374,17 @@ FW_DEVICE void mix_streams(const FastChunk<Shape>& c, int turn, FastSums<Shape>&
 
 // Adds the products with A and B. r_side, w_side: the rows of r and w without their coefficients.
 template <class Shape>
-FW_DEVICE void finish_fast_streams(const FastChunk<Shape>& c, int turn, FastSums<Shape>& sums, int r_side, int w_side) {
+FW_DEVICE void finish_streams(const ScalarChunk<Shape>& c, int turn, ScalarSums<Shape>& sums, int r_side, int w_side) {
   constexpr int kColumns = Shape::kKeyColumns;
-  const uint32_t columns = c.base + fast_key_columns(c), keys = columns + Shape::kRead + c.key_offset(turn) + Shape::kStateBytes;
+  const uint32_t columns = c.base + scalar_key_columns(c), keys = columns + Shape::kRead + c.key_offset(turn) + Shape::kStateBytes;
   keep(flat(sums.r)), keep(flat(sums.w));
   if (Shape::kOnline) keep(flat(sums.e));
   wgmma_fence();
-  start_fast_product<kColumns, false, true>(flat(sums.r), c.base + Shape::kOfQ, columns + w_side);
-  start_fast_product<kColumns, true, true>(flat(sums.w), c.base + Shape::kOfQ, columns + r_side);
+  start_scalar_product<kColumns, false, true>(flat(sums.r), c.base + Shape::kOfQ, columns + w_side);
+  start_scalar_product<kColumns, true, true>(flat(sums.w), c.base + Shape::kOfQ, columns + r_side);
   if (Shape::kOnline) {
-    start_fast_product<kColumns, false, true>(flat(sums.e), c.base + Shape::kOfK, columns + w_side);
-    start_fast_product<kColumns, true, true>(flat(sums.w), c.base + Shape::kOfK, keys);
+    start_scalar_product<kColumns, false, true>(flat(sums.e), c.base + Shape::kOfK, columns + w_side);
+    start_scalar_product<kColumns, true, true>(flat(sums.w), c.base + Shape::kOfK, keys);
   }
   wgmma_commit();
   wgmma_wait<0>();
@@ -392,9 +392,9 @@ FW_DEVICE void finish_fast_streams(const FastChunk<Shape>& c, int turn, FastSums
   if (Shape::kOnline) keep(flat(sums.e));
 }
 
-// Of what finish_fast_streams() left times r_side, w_side and k.
+// Of what finish_streams() left times r_side, w_side and k.
 template <class Shape>
-FW_DEVICE void sum_fast_rows(const FastChunk<Shape>& c, const FastSums<Shape>& d, int k_tile, int r_side, int w_side) {
+FW_DEVICE void sum_stream_rows(const ScalarChunk<Shape>& c, const ScalarSums<Shape>& d, int k_tile, int r_side, int w_side) {
   constexpr int kSums = Shape::kOnline ? 3 : 2;
   float sums[2][kSums];
   dot_rows(KeyWords<Shape>(c, r_side), d.r, sums[0][0], sums[1][0]);
@@ -407,7 +407,7 @@ FW_DEVICE void sum_fast_rows(const FastChunk<Shape>& c, const FastSums<Shape>& d
 }
 
 template <class Shape>
-FW_DEVICE FrontScalars<float> fast_scalar_gradients(const FastChunk<Shape>& c, const FrontScalars<float>& s, const FrontCoefs<float>& d) {
+FW_DEVICE FrontScalars<float> coefficient_gradients(const ScalarChunk<Shape>& c, const FrontScalars<float>& s, const FrontCoefs<float>& d) {
   const Problem& x = c.args.problem;
   if constexpr (Shape::kLinear) {
     if (!c.plain()) return front_coefs_vjp(linear_rule(x.rule), x.scale, s, d);
@@ -421,8 +421,8 @@ struct KeySlopes {
 };
 // By each warp, two lanes a row: the gradients of the numbers of its 16 rows; the first group's warps store them.
 template <class Shape>
-FW_DEVICE KeySlopes fast_row_numbers(const FastChunk<Shape>& c, int turn) {
-  using Chunk = FastChunk<Shape>;
+FW_DEVICE KeySlopes stream_row_numbers(const ScalarChunk<Shape>& c, int turn) {
+  using Chunk = ScalarChunk<Shape>;
   const int row = 16 * c.block_row() + (c.lane >> 1);
   const auto sum = [&](int i) {
     const float* part = c.floats(Shape::kPartial) + (4 * i + 2 * (c.lane & 1)) * 64 + row;
@@ -455,7 +455,7 @@ FW_DEVICE KeySlopes fast_row_numbers(const FastChunk<Shape>& c, int turn) {
       s.lambda = gates[0], s.read = gates[64], s.erase = gates[128], s.write = gates[192];
     }
   }
-  FrontScalars<float> ds = fast_scalar_gradients(c, s, d);
+  FrontScalars<float> ds = coefficient_gradients(c, s, d);
   if (!Shape::kLinear && residual) {
     if constexpr (Shape::kBare) {
       ds.beta = bare_gain_gradient(r_dz, f[Chunk::kOfE], f[Chunk::kOfW], s.beta);
@@ -491,7 +491,7 @@ FW_DEVICE KeySlopes fast_row_numbers(const FastChunk<Shape>& c, int turn) {
 
 // A row's numbers of a thread, columns key_column() + 8 j + 2 (lane % 4) and the next; all lanes together.
 template <class Shape>
-FW_DEVICE void store_key_row(const FastChunk<Shape>& c, const Rows& out, bool wide, int row, bool valid, const float (&x)[Shape::kKeyTiles][4], int half) {
+FW_DEVICE void store_key_row(const ScalarChunk<Shape>& c, const Rows& out, bool wide, int row, bool valid, const float (&x)[Shape::kKeyTiles][4], int half) {
   const int limit = c.args.problem.K;
   if constexpr (Shape::kKeyTiles == 4) {
     float y[8];
@@ -509,8 +509,8 @@ FW_DEVICE void store_key_row(const FastChunk<Shape>& c, const Rows& out, bool wi
 }
 
 template <class Shape>
-FW_DEVICE void store_fast_gradients(const FastChunk<Shape>& c, int turn, FastSums<Shape>& d, const KeySlopes& slopes) {
-  const FastM<Shape> m(c, turn);
+FW_DEVICE void store_stream_gradients(const ScalarChunk<Shape>& c, int turn, ScalarSums<Shape>& d, const KeySlopes& slopes) {
+  const StreamM<Shape> m(c, turn);
   const int q_tile = Shape::kRead + c.key_offset(turn);
   const KeyWords<Shape> q(c, q_tile), k(c, q_tile + Shape::kStateBytes);
   const HeadGradients& out = c.args.grads;
@@ -539,7 +539,7 @@ FW_DEVICE void store_fast_gradients(const FastChunk<Shape>& c, int turn, FastSum
     store_key_row(c, dq, c.pieces(kPiecesDQ), row, valid, d.r, half);
     store_key_row(c, dk, c.pieces(kPiecesDK), row, valid, d.w, half);
     if constexpr (Shape::kPrecond)
-      store_key_row(c, c.workspace_rows(ScalarChunk<Shape>::kDM, c.args.problem.HV * c.args.problem.K, turn), false, row, valid, d.e, half);
+      store_key_row(c, c.workspace_rows(TurnChunk<Shape>::kDM, c.args.problem.HV * c.args.problem.K, turn), false, row, valid, d.e, half);
   }
 }
 

@@ -1,6 +1,6 @@
-// Whether the current device runs the kernels of this build.
+#include "scan/cuda/call/device.h"
+
 #include "base/error.h"
-#include "scan/cuda/call/scan.h"
 
 #if !defined(FW_CUDA_EMULATION)
 #include <cuda_runtime.h>
@@ -10,6 +10,8 @@ namespace fw::cuda {
 
 #if defined(FW_CUDA_EMULATION)
 void require_device(bool) {}
+int multiprocessors() { return kUsualMultiprocessors; }
+int64_t turning_processors() { return 2; }
 #else
 void require_device(bool chunk_form) {
   int device = 0, major = 0, minor = 0;
@@ -26,6 +28,16 @@ void require_device(bool chunk_form) {
   }
   if (major < 8) throw DeviceError(fmt::format("device: expected compute capability 8.0 or more, this GPU has {}.{}", major, minor));
 }
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess) status = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  if (status == cudaSuccess) return count;
+  cudaGetLastError();  // or the next call's check would find it
+  return kUsualMultiprocessors;
+}
+int64_t turning_processors() { return multiprocessors(); }
 #endif
 
 }  // namespace fw::cuda

@@ -1,0 +1,17 @@
+// The device that a call runs on.
+#pragma once
+
+#include <cstdint>
+
+namespace fw::cuda {
+
+// Throws DeviceError (base/error.h) unless the current device can run the plan's kernels; form chunk or token.
+void require_device(bool chunk_form);
+
+// Multiprocessors of the current device; where there is none to ask, and in the emulation, those of an H100 or H200 (SXM), so that a plan can be made anywhere.
+inline constexpr int kUsualMultiprocessors = 132;
+int multiprocessors();
+// For kernels whose blocks stay and take turns: multiprocessors(), but in the emulation two, so that small problems have several turns.
+int64_t turning_processors();
+
+}  // namespace fw::cuda

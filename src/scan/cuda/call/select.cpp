@@ -1,0 +1,204 @@
+#include "scan/cuda/call/select.h"
+
+#include <algorithm>
+
+namespace fw::cuda {
+namespace {
+
+uint64_t address(const void* p) { return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(p)); }
+uint64_t stride_bits(const TokenArg& a) { return static_cast<uint64_t>(a.stride_b | a.stride_t | a.stride_h); }
+
+// ---- prepare
+
+// Raw rows of the key side that are whole (K = key), bf16 and aligned are fetched ahead into shared memory. Other rows (float32, K in between, an erase key of
+// its own) are read from memory whenever they are wanted: slower, and nothing else.
+bool can_fetch(const Problem& x, int key) {
+  const auto whole = [](const TokenArg& a) { return a.bf16 != 0 && aligned_rows(a); };
+  const Rule& rule = x.rule;
+  return x.K == key && !rule.uses_erase_key() && whole(x.in.q) && whole(x.in.k) && (!channel_erase(rule) || whole(x.in.erase_gate)) &&
+         (rule.decay != Decay::kChannel || aligned_rows(x.in.g)) && (address(x.m) & 15) == 0;
+}
+Rule without_precond(const Rule& rule) {
+  Rule rest = rule;
+  rest.precond = Precond::kNone;
+  return rest;
+}
+
+// One decay a token, or none.
+bool scalar_makes_m(const Problem& x, int key) {
+  return x.rule.uses_precond() && x.rule.precond_squashed() && x.rule.normaliser == Normaliser::kNone && can_fetch(x, key);
+}
+bool scalar_multiples(const Problem& x, int key) { return can_fetch(x, key) && row_multiples(x.rule) && !channel_erase(x.rule); }
+bool takes_sums(const Problem& x, int key) {
+  return x.rule.online() && sums_of_rows(x.rule) && !channel_erase(x.rule) && !wants_rests(x.rule) && can_fetch(x, key);
+}
+bool takes_precond(const Problem& x, int key) {
+  return x.boundaries != nullptr && scalar_makes_m(x, key) && row_multiples(without_precond(x.rule)) && !channel_erase(x.rule) && !wants_rests(x.rule) &&
+         (x.rule.preconditions_write() || !x.rule.online());
+}
+
+// A decay a channel: prepare/channel_plain.cu.
+// Strides of rows whose offsets in a chunk are 32-bit numbers.
+bool near_rows(const TokenArg& a) { return a.stride_t >= 0 && a.stride_t < (int64_t{1} << 31) / (4 * kChunk); }
+// But for the gates.
+bool takes_plain_rows(const Problem& x, int key) {
+  return x.rule.online() && !wants_rests(x.rule) && can_fetch(x, key) && near_rows(x.in.q) && near_rows(x.in.k) && near_rows(x.in.g);
+}
+// Erase gates of channels: their rows have a place only beside bf16 log-decays. Nothing that coefficients are made of depends on such a gate.
+// Z, if it is wanted, is c (.) v, from whole rows: no gain divides the value by a norm.
+bool takes_plain_gates(const PrepareArgs& args) {
+  const Problem& x = args.problem;
+  const auto whole = [&](const TokenArg& a) { return a.bf16 != 0 && aligned_rows(a) && x.V % 8 == 0; };
+  if (x.in.g.bf16 == 0 || !near_rows(x.in.erase_gate)) return false;
+  if (args.z == nullptr) return x.rule.write != Gate::kChannel;
+  return x.rule.write == Gate::kChannel && x.rule.gain != Gain::kNlms && x.rule.gain != Gain::kKaczmarz && whole(x.in.v) && whole(x.in.write_gate);
+}
+bool channel_makes_m(const Problem& x, int key) {
+  if (!x.rule.preconditions_write() || !x.rule.precond_squashed() || channel_erase(x.rule) || x.rule.write == Gate::kChannel) return false;
+  return row_multiples(without_precond(x.rule)) && takes_plain_rows(x, key);
+}
+bool takes_channel_plain(const PrepareArgs& args, int key) {
+  const Problem& x = args.problem;
+  if (x.rule.uses_precond()) return x.boundaries != nullptr && channel_makes_m(x, key);
+  const bool gates = channel_erase(x.rule) ? takes_plain_gates(args) : args.z == nullptr && x.rule.write != Gate::kChannel;
+  return gates && row_multiples(x.rule) && takes_plain_rows(x, key);
+}
+
+// ---- gradients
+
+// Of gradients/scalar: plain_streams() with a preconditioner or without; without one, also linear_streams(), online.
+bool scalar_rows(const Problem& x) {
+  const bool streams = plain_streams(x.rule) || (linear_streams(x.rule) && x.rule.online());
+  return streams && whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K);
+}
+bool channel_gradients_make_m(const GradientArgs& args) {
+  const Problem& x = args.problem;
+  const TokenArgs& d = args.grads.d;
+  if (x.precond_rows == nullptr || x.rule.preconditions_read() == x.rule.online() || !ungated_streams(x.rule)) return false;
+  return whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K) && whole_pieces(x.in.v, x.V) && whole_pairs(x.in.g, x.K) && whole_pieces(args.d_o, x.V) &&
+         whole_pieces(d.q, x.K) && whole_pieces(d.k, x.K) && whole_pieces(d.v, x.V) && whole_pairs(d.g, x.K);
+}
+GradientChoice select_channel_gradients(const GradientArgs& args) {
+  const Problem& x = args.problem;
+  const Rule& rule = x.rule;
+  GradientChoice choice;
+  choice.kernel = GradientKernel::kChannel;
+  if (args.precond.rows != nullptr) {
+    choice.streams = true, choice.m = RowM::kMade;
+    return choice;
+  }
+  const bool copied = whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K) && (!channel_erase(rule) || whole_pieces(x.in.erase_gate, x.K)) &&
+                      (rule.write != Gate::kChannel || whole_pieces(x.in.write_gate, x.V));
+  choice.gates = copied && rule.online() && gated_streams(rule) && !rule.uses_precond();
+  choice.streams = choice.gates || (copied && ungated_streams(rule));
+  if (choice.streams && rule.uses_precond()) choice.m = RowM::kRead;
+  return choice;
+}
+GradientChoice select_scalar_gradients(const GradientArgs& args) {
+  const Rule& rule = args.problem.rule;
+  const bool rows = scalar_rows(args.problem);
+  GradientChoice choice;
+  if (bare_keys(rule)) {
+    choice.kernel = rows ? GradientKernel::kScalar : GradientKernel::kGeneral;
+    choice.gain = rows && rule.decay == Decay::kScalar ? ScalarGain::kBareDecays : ScalarGain::kBare;
+    return choice;
+  }
+  if (args.precond.rows == nullptr && !rows) return choice;
+  choice.kernel = GradientKernel::kScalar;
+  choice.m = args.precond.rows != nullptr ? RowM::kMade : rule.uses_precond() ? RowM::kRead : RowM::kNone;
+  if (gain_is_gate(rule)) {
+    choice.gain = ScalarGain::kGate;
+  } else if (choice.m == RowM::kNone && gain_by_residual(rule)) {
+    choice.gain = ScalarGain::kTied;
+  }
+  return choice;
+}
+
+}  // namespace
+
+bool aligned_rows(const TokenArg& a) { return ((stride_bits(a) * (a.bf16 != 0 ? 2 : 4) | address(a.data)) & 15) == 0; }
+bool whole_pieces(const TokenArg& a, int dim) {
+  return a.data != nullptr && a.bf16 != 0 && ((stride_bits(a) | static_cast<uint64_t>(dim)) & 7) == 0 && (address(a.data) & 15) == 0;
+}
+bool whole_pairs(const TokenArg& a, int dim) {
+  return a.data != nullptr && ((stride_bits(a) | static_cast<uint64_t>(dim)) & 1) == 0 && (address(a.data) & (a.bf16 != 0 ? 3 : 7)) == 0;
+}
+bool engine_takes(const TokenArg& a, int64_t B, int64_t T, int64_t heads, int64_t dim) {
+  constexpr int64_t kMostElements = int64_t{1} << 31, kMostBytes = int64_t{1} << 39;
+  const auto stride = [](int64_t elements, int64_t count) { return count <= 1 || (elements > 0 && elements % 8 == 0 && 2 * elements < kMostBytes); };
+  const auto count = [](int64_t n) { return n > 0 && n <= kMostElements; };
+  return a.data != nullptr && a.bf16 != 0 && address(a.data) % 16 == 0 && dim % 8 == 0 && count(B) && count(T) && count(heads) && count(dim) &&
+         stride(a.stride_b, B) && stride(a.stride_t, T) && stride(a.stride_h, heads);
+}
+
+StateAccess state_access(const StateArg& a, int K, int V, int channels, int tile) {
+  if (a.data == nullptr) return StateAccess::kAbsent;
+  const int64_t size = a.bf16 != 0 ? 2 : 4, vector = channels * size < 16 ? channels * size : 16;
+  const int64_t base = static_cast<int64_t>(address(a.data)) | (a.stride_n | a.stride_h) * size;
+  if (a.stride_k == 1 && K % channels == 0 && ((base | a.stride_v * size) & (vector - 1)) == 0) return StateAccess::kChannels;
+  if (a.stride_v == 1 && tile * size >= 16 && V * size % 16 == 0 && ((base | a.stride_k * size) & 15) == 0) return StateAccess::kStaged;
+  return StateAccess::kElements;
+}
+
+PrepareChoice select_prepare(const PrepareArgs& args, int key) {
+  const Problem& x = args.problem;
+  PrepareChoice choice;
+  choice.fetched = can_fetch(x, key);
+  if (x.rule.decay == Decay::kChannel) {
+    choice.kernel = has_fine_images(x.rule)          ? PrepareKernel::kChannelFine
+                    : takes_channel_plain(args, key) ? PrepareKernel::kChannelPlain
+                                                     : PrepareKernel::kChannel;
+    choice.multiples = choice.fetched && row_multiples(x.rule);
+  } else if (takes_sums(x, key)) {
+    choice.kernel = PrepareKernel::kSums;
+  } else if (takes_precond(x, key)) {
+    choice.kernel = PrepareKernel::kPrecond;
+  } else {
+    choice.multiples = scalar_multiples(x, key) && args.forward_fine.rests == nullptr;
+  }
+  return choice;
+}
+bool prepare_makes_m(const Problem& x, int key) { return x.rule.decay == Decay::kChannel ? channel_makes_m(x, key) : scalar_makes_m(x, key); }
+bool prepare_leaves_rows(const Problem& x, int key) {
+  if (x.rule.decay == Decay::kChannel || !x.rule.online()) return false;
+  return takes_precond(x, key) || (!wants_rests(x.rule) && scalar_multiples(x, key));
+}
+
+ScanForm select_scan(const ScanForwardArgs& args) {
+  if (!args.online) return ScanForm::kOffline;
+  if (args.fine.images != nullptr) return ScanForm::kFine;
+  return args.rows.k.data != nullptr ? ScanForm::kRows : ScanForm::kImages;
+}
+
+GradientChoice select_gradients(const GradientArgs& args) {
+  return args.problem.rule.decay == Decay::kChannel ? select_channel_gradients(args) : select_scalar_gradients(args);
+}
+bool gradients_make_m(const GradientArgs& args) {
+  const Problem& x = args.problem;
+  if (!x.rule.uses_precond() || !x.rule.precond_squashed() || x.group != 1) return false;
+  return x.rule.decay == Decay::kChannel ? channel_gradients_make_m(args) : scalar_rows(x);
+}
+
+TokenChoice select_token(const TokenForwardArgs& args, int multiprocessors) {
+  const Problem& x = args.problem;
+  const int64_t heads = static_cast<int64_t>(x.sequences.N) * x.HV, row = x.K * (x.initial_state.bf16 != 0 ? 2 : 4), enough = 2 * int64_t{multiprocessors};
+  const bool packed = x.sequences.offsets != nullptr;
+  TokenChoice choice;
+  choice.channels = x.K <= 64 ? 2 : x.K <= 128 ? 4 : 8;
+  choice.rows = x.V > 8 && heads * ((x.V + 31) / 32) >= enough ? 8 : 2;
+  constexpr int kMostTokens = 4;  // of kStep: a warp each (token/forward.cu: kStateWarps)
+  if (!packed && x.sequences.T > 0 && x.sequences.T <= kMostTokens) choice.kernel = TokenKernel::kStep;
+  // Whole heads: enough of them, each contiguous in whole units of 16 bytes, and room for three of them in a multiprocessor.
+  constexpr int64_t kMostBytes = 64 * 1024, kManyBlocks = 2048;
+  if (choice.channels == 8 || packed || x.sequences.T != 1 || heads < enough || row % 16 != 0 || row * x.V > kMostBytes) return choice;
+  // Two blocks a head begin and end sooner; where many come after another one is better, as it is where it steps the preconditioner.
+  choice.parts = heads < kManyBlocks && !(x.rule.uses_precond() && x.m == nullptr) ? 2 : 1;
+  const auto whole = [](const StateArg& a) { return (address(a.data) & 15) == 0 && ((a.stride_n | a.stride_h) * (a.bf16 != 0 ? 2 : 4)) % 16 == 0; };
+  const auto access = [&](const StateArg& a) { return state_access(a, x.K, x.V, choice.channels, x.V); };
+  const bool from = access(x.initial_state) == StateAccess::kChannels && x.initial_state.stride_v == x.K && whole(x.initial_state);
+  const bool to = args.final_state.data == nullptr || access(args.final_state) == StateAccess::kChannels;
+  if (from && to) choice.kernel = TokenKernel::kHeads;
+  return choice;
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,134 @@
+// Which kernels a call runs: every predicate that decides it stands here or in select.cpp, and nowhere else. Plain C++ without CUDA: the launchers ask it
+// with a call's tensors, fw_plan_text (text.cpp) with those that a descriptor lets one expect, and docs/gpu_kernels.md has what comes out for each named rule.
+// Three kinds: what a rule's streams are made of (constexpr: kernels ask too), what the memory of a tensor allows, and the choices made of both.
+#pragma once
+
+#include "scan/cuda/call/kernels.h"
+
+namespace fw::cuda {
+
+// ---- Of a rule alone
+
+constexpr bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
+
+// The simplest front: the gain is 1 or a gate, and nothing else but gates of e and z and an elementwise preconditioner.
+constexpr bool plain_front(const Rule& r) {
+  return (r.gain == Gain::kOne || r.gain == Gain::kGate) && r.erase_key == EraseKey::kTied && r.feedback == Feedback::kNone && r.read == Read::kPlain &&
+         r.normaliser == Normaliser::kNone;
+}
+// Of those, without gates of e and z: streams that are q and k times a number a row, and M.
+constexpr bool plain_streams(const Rule& r) { return plain_front(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }
+
+// r, e and w are multiples of the raw q, k (e also times a gate of channels) and k, by factors that need nothing but norms and gates of one number: any gain.
+constexpr bool row_multiples(const Rule& rule) {
+  return !rule.uses_erase_key() && rule.feedback == Feedback::kNone && rule.read == Read::kPlain && !rule.uses_precond() &&
+         rule.normaliser == Normaliser::kNone && !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
+}
+// r or e is a sum of q and k (query feedback, corrected read) ...
+constexpr bool mixed_streams(const Rule& r) { return r.feedback != Feedback::kNone || r.read != Read::kPlain; }
+// ... and the rule is one of row_multiples() otherwise.
+constexpr bool sums_of_rows(const Rule& rule) {
+  Rule plain = rule;
+  plain.feedback = Feedback::kNone, plain.read = Read::kPlain;
+  return mixed_streams(rule) && row_multiples(plain);
+}
+// Streams that are q and k, or sums of the two, times numbers a row: any gain, gates of one value a head.
+constexpr bool linear_streams(const Rule& r) {
+  return (r.erase == Gate::kTied || r.erase == Gate::kScalar) && (r.write == Gate::kTied || r.write == Gate::kScalar) && r.erase_key == EraseKey::kTied &&
+         r.precond == Precond::kNone && r.normaliser == Normaliser::kNone;
+}
+
+// Any gain, gates of channels or none.
+constexpr bool gain_streams(const Rule& r) {
+  return r.erase_key == EraseKey::kTied && r.feedback == Feedback::kNone && r.read == Read::kPlain && r.normaliser == Normaliser::kNone &&
+         (r.erase == Gate::kTied || r.erase == Gate::kChannel) && (r.write == Gate::kTied || r.write == Gate::kChannel);
+}
+constexpr bool ungated_streams(const Rule& r) { return gain_streams(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }
+constexpr bool gated_streams(const Rule& r) { return gain_streams(r) && r.erase == Gate::kChannel && r.write == Gate::kChannel; }
+
+// Rules with a gain that may exceed 1: errors do not fade unless decays do it, and A is large where keys point the same way. Two bf16 terms (tiles.h).
+constexpr bool wants_rests(const Rule& rule) { return rule.gain_bound > 1; }
+constexpr bool has_fine_images(const Rule& rule) { return wants_rests(rule) && rule.online(); }
+// Of rules that have fine images: whether e and k there are the raw keys, and only their scales have gains, norms and decays.
+constexpr bool raw_key_images(const Rule& rule) { return row_multiples(rule) && !channel_erase(rule) && rule.decay != Decay::kChannel; }
+
+// Online rules whose gain is a gate, with nothing but that.
+constexpr bool gain_is_gate(const Rule& rule) { return rule.online() && rule.gain == Gain::kGate && plain_streams(rule); }
+// Rules whose images are of bare keys (front/bare_keys.cuh): those with a gain that is a gate and nothing but, and without decays in the keys. prepare and the
+// gradients agree on it.
+constexpr bool bare_keys(const Rule& rule) { return has_fine_images(rule) && rule.decay != Decay::kChannel && gain_is_gate(rule) && !rule.uses_precond(); }
+// Where R.dZ makes the gradient of the gain (front/bare_keys.cuh). Not where streams are sums of q and k: a kernel more, for a gain there only where outputs
+// are above their bounds already (docs/gpu.md).
+constexpr bool gain_by_residual(const Rule& rule) {
+  return rule.online() && rule.gain != Gain::kOne && rule.erase == Gate::kTied && rule.write == Gate::kTied && !mixed_streams(rule);
+}
+
+// No erase, streams that are q, k and v times a number a row, one decay a token or none: from the raw tensors, without images (offline/).
+constexpr bool direct_rule(const Rule& rule) {
+  return !rule.online() && rule.decay != Decay::kChannel && rule.write == Gate::kTied && (rule.gain == Gain::kOne || rule.gain == Gain::kGate) &&
+         rule.read == Read::kPlain && !rule.uses_precond();
+}
+
+// ---- Of a tensor's memory
+
+// Rows at multiples of 16 bytes.
+bool aligned_rows(const TokenArg& a);
+// bf16 rows of `dim` channels in whole pieces of 16 bytes, wherever a sequence or head begins.
+bool whole_pieces(const TokenArg& a, int dim);
+// Rows of pairs of neighbouring channels that are one aligned access.
+bool whole_pairs(const TokenArg& a, int dim);
+// What the copy engine brings (tensor_map.h): bf16 in whole pieces of 16 bytes, strides that it can express.
+bool engine_takes(const TokenArg& a, int64_t B, int64_t T, int64_t heads, int64_t dim);
+
+// How the states of a call come and go (token/state_load.cuh): by rows of channels, through shared memory where values are neighbours, or one by one.
+enum class StateAccess : int32_t { kAbsent, kChannels, kStaged, kElements };
+// For lanes of `channels`, and blocks of `tile` value rows.
+StateAccess state_access(const StateArg& a, int K, int V, int channels, int tile);
+
+// ---- The choices
+
+enum class PrepareKernel { kScalar, kSums, kPrecond, kChannel, kChannelPlain, kChannelFine };
+struct PrepareChoice {
+  PrepareKernel kernel = PrepareKernel::kScalar;
+  bool fetched = false;    // raw rows of q and k are copied into shared memory ahead of their use (the rest: always)
+  bool multiples = false;  // kScalar, kChannel: of row_multiples(), fetched: those rows are the operands
+};
+PrepareChoice select_prepare(const PrepareArgs& args, int key);
+// Whether prepare() makes M of the preconditioner itself, from problem.boundaries: problem.m is null then. A function of the inputs (not of m and boundaries).
+bool prepare_makes_m(const Problem& problem, int key);
+// Whether prepare() leaves it to the forward scan to take the rows of q and k (tiles.h: RowImage). A function of the inputs (boundaries too).
+bool prepare_leaves_rows(const Problem& problem, int key);
+
+// What the forward scan has for E and Q: images, images of two terms, the raw rows times numbers a row, or (offline) Q alone.
+enum class ScanForm { kOffline, kImages, kFine, kRows };
+ScanForm select_scan(const ScanForwardArgs& args);
+
+enum class GradientKernel { kScalar, kGeneral, kChannel };
+// M of the preconditioner in the gradients: none, read, or made there.
+enum class RowM { kNone, kRead, kMade };
+// kScalar: what makes the gradient of a gain. kAny: any gain, gates a row, and e and r may be sums of q and k; kTied: gain_by_residual(), of any gain; kGate:
+// gain_is_gate(); kBare: of those, the ones with bare_keys() and no log-decays; kBareDecays: with log-decays.
+enum class ScalarGain { kAny, kTied, kGate, kBare, kBareDecays };
+struct GradientChoice {
+  GradientKernel kernel = GradientKernel::kGeneral;
+  ScalarGain gain = ScalarGain::kAny;  // kGeneral: kBare or not
+  RowM m = RowM::kNone;
+  bool streams = false;  // kChannel: rows are streams of gain_streams(), copied whole; else any rows ("mixed")
+  bool gates = false;    // kChannel: of those, gates of channels
+};
+GradientChoice select_gradients(const GradientArgs& args);
+// Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of what and where the inputs (not m and boundaries),
+// d_o and grads.d are.
+bool gradients_make_m(const GradientArgs& args);
+
+// token_forward(): whole heads of many sequences with one token each, tiles of value rows with a warp a token, or tiles through any number of tokens.
+enum class TokenKernel { kHeads, kStep, kTokens };
+struct TokenChoice {
+  TokenKernel kernel = TokenKernel::kTokens;
+  int channels = 4;  // of a lane: 2, 4 or 8
+  int rows = 2;      // of a warp: 2 or 8, so that every multiprocessor has two blocks
+  int parts = 1;     // kHeads: blocks of a head
+};
+TokenChoice select_token(const TokenForwardArgs& args, int multiprocessors);
+
+}  // namespace fw::cuda

@@ -1,0 +1,257 @@
+// What a call does in words: the plan, and the kernels that select.h chooses for tensors such as the descriptor lets one expect: contiguous, of its io_dtype,
+// but float32 where there is one number a head. (Other memory may take other kernels: they are slower and compute the same.)
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "scan/cuda/call/plan.h"
+#include "scan/cuda/call/select.h"
+
+namespace fw::cuda {
+namespace {
+
+// Addresses that nothing is read from: aligned as those of cudaMalloc.
+template <class T = void>
+T* somewhere() {
+  constexpr uintptr_t kAligned = 1024;
+  return reinterpret_cast<T*>(kAligned);  // NOLINT(performance-no-int-to-ptr)
+}
+
+TokenArg tensor(const Plan& plan, bool there, int64_t heads, int64_t dim, bool bf16) {
+  TokenArg a;
+  if (!there) return a;
+  a.data = somewhere();
+  a.stride_h = dim, a.stride_t = heads * dim, a.stride_b = plan.T * a.stride_t;
+  a.bf16 = bf16 ? 1 : 0;
+  a.divisor = static_cast<int32_t>(plan.HV / heads);
+  return a;
+}
+// per_value_head: gradients of the key side as the kernels make them, which are float32 in the workspace where heads share a key head.
+TokenArgs tensors(const Plan& plan, bool per_value_head) {
+  const Rule& rule = plan.rule;
+  const int64_t H = per_value_head ? plan.HV : plan.H;
+  const auto rows = [&](bool there, int64_t heads, int64_t dim) { return tensor(plan, there, heads, dim, plan.bf16_io); };
+  const auto key_rows = [&](bool there) { return tensor(plan, there, H, plan.K, plan.bf16_io && H == plan.H); };
+  const auto numbers = [&](bool there, int64_t heads) { return tensor(plan, there, heads, 1, false); };
+  const auto gate = [&](bool there, Gate form, int64_t heads, int64_t dim) {
+    return form == Gate::kScalar ? numbers(there, plan.HV) : rows(there, heads, dim);
+  };
+  TokenArgs a;
+  a.q = key_rows(true), a.k = key_rows(true), a.v = rows(true, plan.HV, plan.V);
+  a.g = rule.decay == Decay::kChannel ? rows(true, plan.HV, plan.K) : numbers(rule.decay == Decay::kScalar, plan.HV);
+  a.beta = numbers(rule.uses_beta(), plan.HV);
+  a.lambda = numbers(rule.uses_lambda(), plan.HV);
+  a.erase_key = key_rows(rule.uses_erase_key());
+  a.erase_gate = gate(rule.uses_erase_gate(), rule.erase, plan.HV, plan.K);
+  a.write_gate = gate(rule.uses_write_gate(), rule.write, plan.HV, plan.V);
+  a.read_correction = numbers(rule.uses_read_correction(), plan.HV);
+  a.precond_g = numbers(rule.uses_precond(), plan.H), a.precond_beta = numbers(rule.uses_precond(), plan.H);
+  return a;
+}
+StateArg state(const Plan& plan) {
+  StateArg a;
+  a.data = somewhere();
+  const bool k_first = plan.state_layout == FW_STATE_K_FIRST;
+  a.stride_h = plan.K * plan.V, a.stride_n = plan.HV * a.stride_h;
+  a.stride_k = k_first ? plan.V : 1, a.stride_v = k_first ? 1 : plan.K;
+  return a;
+}
+Problem expected_problem(const Plan& plan, const DevicePlan& device) {
+  Problem x;
+  x.rule = plan.rule;
+  x.B = static_cast<int32_t>(plan.B), x.T = static_cast<int32_t>(plan.T), x.H = static_cast<int32_t>(plan.H), x.HV = static_cast<int32_t>(plan.HV);
+  x.K = static_cast<int32_t>(plan.K), x.V = static_cast<int32_t>(plan.V), x.group = static_cast<int32_t>(plan.group());
+  x.tokens = plan.tokens();
+  x.sequences.N = static_cast<int32_t>(plan.N), x.sequences.T = x.T;
+  if (plan.packed) x.sequences.offsets = somewhere<int32_t>();
+  x.in = tensors(plan, false);
+  x.initial_state = state(plan);
+  if (device.saved.precond_rows.bytes > 0) x.precond_rows = somewhere<uint16_t>();
+  return x;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : " -> ") + name;
+  return all;
+}
+void add_scan(std::vector<std::string>& names, const std::string& scan, const char* join, bool cut) {
+  if (cut) names.insert(names.end(), {scan, join});
+  names.push_back(scan);
+}
+
+const char* name_of(PrepareKernel kernel) {
+  switch (kernel) {
+    case PrepareKernel::kScalar:
+      return "prepare/scalar";
+    case PrepareKernel::kSums:
+      return "prepare/sums";
+    case PrepareKernel::kPrecond:
+      return "prepare/precond";
+    case PrepareKernel::kChannel:
+      return "prepare/channel";
+    case PrepareKernel::kChannelPlain:
+      return "prepare/channel_plain";
+    case PrepareKernel::kChannelFine:
+      return "prepare/channel_fine";
+  }
+  fail_internal("a kernel of prepare without a name");
+}
+std::string text_of(const PrepareChoice& choice) {
+  const bool asks = choice.kernel == PrepareKernel::kScalar || choice.kernel == PrepareKernel::kChannel;
+  return fmt::format("{}{}", name_of(choice.kernel),
+                     asks ? choice.multiples ? " (raw rows)"
+                            : choice.fetched ? " (streams)"
+                                             : " (streams, rows not copied)"
+                          : "");
+}
+const char* name_of(ScanForm form) {
+  switch (form) {
+    case ScanForm::kOffline:
+      return "scan/forward (offline)";
+    case ScanForm::kImages:
+      return "scan/forward (images)";
+    case ScanForm::kFine:
+      return "scan/forward (two terms)";
+    case ScanForm::kRows:
+      return "scan/forward (raw rows)";
+  }
+  fail_internal("a form of the scan without a name");
+}
+const char* name_of(ScalarGain gain) {
+  switch (gain) {
+    case ScalarGain::kAny:
+      return "any gain";
+    case ScalarGain::kTied:
+      return "gain by residual";
+    case ScalarGain::kGate:
+      return "gain a gate";
+    case ScalarGain::kBare:
+      return "bare keys";
+    case ScalarGain::kBareDecays:
+      return "bare keys, decays";
+  }
+  fail_internal("a form of a gain without a name");
+}
+std::string text_of(const GradientChoice& choice) {
+  const char* const m = choice.m == RowM::kMade ? ", M made" : choice.m == RowM::kRead ? ", M read" : "";
+  switch (choice.kernel) {
+    case GradientKernel::kScalar:
+      return fmt::format("gradients/scalar ({}{})", name_of(choice.gain), m);
+    case GradientKernel::kGeneral:
+      return fmt::format("gradients/general{}", choice.gain == ScalarGain::kBare ? " (bare keys)" : "");
+    case GradientKernel::kChannel:
+      return fmt::format("gradients/channel ({}{})", choice.gates ? "gated streams" : choice.streams ? "streams" : "any rows", m);
+  }
+  fail_internal("a gradient kernel without a name");
+}
+
+std::string token_kernels(const Plan& plan, const Problem& problem, int processors) {
+  TokenForwardArgs args;
+  args.problem = problem;
+  args.final_state = state(plan);
+  std::vector<std::string> names;
+  const bool steps = !plan.packed && plan.T == 1;
+  if (plan.rule.uses_precond() && !steps) {
+    names.emplace_back("precond/forward");
+    args.problem.m = somewhere<float>();
+  }
+  const TokenChoice choice = select_token(args, processors);
+  names.push_back(choice.kernel == TokenKernel::kHeads  ? fmt::format("token/forward (whole heads, blocks of a head {})", choice.parts)
+                  : choice.kernel == TokenKernel::kStep ? fmt::format("token/forward (few tokens, rows of a warp {})", choice.rows)
+                                                        : fmt::format("token/forward (rows of a warp {})", choice.rows));
+  return joined(names);
+}
+
+std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
+  Problem x = expected_problem(plan, device);
+  if (!device.chunk_form) return token_kernels(plan, x, device.multiprocessors);
+  std::vector<std::string> names;
+  const bool cut = static_cast<bool>(device.segments);
+  if (device.direct) {
+    add_scan(names, "offline/scan", "offline/join", cut);
+    return joined(names);
+  }
+  if (plan.rule.uses_precond()) {
+    names.emplace_back("precond/forward");
+    (prepare_makes_m(x, device.key) ? x.boundaries : x.m) = somewhere<float>();
+  }
+  PrepareArgs prepare;
+  prepare.problem = x;
+  if (device.forward.z.bytes > 0) prepare.z = somewhere<uint16_t>();
+  if (device.forward.fine.images.bytes > 0) prepare.forward_fine.images = somewhere();
+  if (device.forward.fine.rests.bytes > 0) prepare.forward_fine.rests = somewhere<uint16_t>();
+  names.push_back(text_of(select_prepare(prepare, device.key)));
+  ScanForwardArgs scan;
+  scan.online = plan.rule.online();
+  scan.fine = prepare.forward_fine;
+  if (prepare_leaves_rows(x, device.key)) scan.rows = {x.in.q, x.in.k};
+  add_scan(names, name_of(select_scan(scan)), "scan/join", cut);
+  return joined(names);
+}
+
+std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
+  std::vector<std::string> names;
+  GradientArgs args;
+  args.problem = expected_problem(plan, device);
+  args.d_o = args.problem.in.v;
+  args.grads.d = tensors(plan, true);
+  const bool precond = plan.rule.uses_precond();
+  if (device.direct) {
+    add_scan(names, "offline/scan", "offline/join", device.segments.backward);
+    names.emplace_back("offline/gradients");
+  } else if (device.chunk_form) {
+    if (precond) {
+      if (gradients_make_m(args)) {
+        args.precond.rows = somewhere<PrecondShare::Row>();
+      } else {
+        names.emplace_back("precond/forward");
+        args.problem.m = somewhere<float>();
+      }
+    }
+    add_scan(names, "scan/reverse", "scan/join", device.segments.backward);
+    names.push_back(text_of(select_gradients(args)));
+  } else {
+    if (precond) names.emplace_back("precond/forward");
+    names.emplace_back("token/backward");
+  }
+  if (plan.group() > 1) names.emplace_back("gradients/sum_groups");
+  if (precond) names.emplace_back(args.precond.rows != nullptr ? "precond/backward (carry)" : "precond/backward");
+  return joined(names);
+}
+
+}  // namespace
+
+std::string to_text(const Plan& plan, const DevicePlan& device) {
+  std::string text = fmt::format("rule: {}\nsequences: {} of at most {} tokens, {} in all\n", to_string(plan.rule), plan.N, plan.longest, plan.tokens());
+  if (device.chunk_form) {
+    const char* decay = plan.decay_kind() == DecayKind::kChannel ? "channel" : plan.decay_kind() == DecayKind::kScalar ? "scalar" : "none";
+    text += fmt::format("form: chunk, {} chunks of {} tokens\n", device.chunks, kChunk);
+    if (device.direct) {
+      text += fmt::format("scan: from the raw tensors, key {}, decay {}, grid {} x {}, value blocks of {}\n", device.key, decay, plan.N * plan.HV,
+                          device.value_blocks, kValueBlock);
+    } else {
+      text +=
+          fmt::format("prepare: key {}, decay {}, {}, grid {} x {}\n", device.key, decay, plan.rule.online() ? "online" : "offline", device.chunks, plan.HV);
+      text += fmt::format("scan: grid {} x {}, value blocks of {}, {}\n", plan.N * plan.HV, device.value_blocks, kValueBlock,
+                          device.z_image ? "Z prepared" : "values scaled in the scan");
+    }
+    if (device.saved.fine.images.bytes > 0) {
+      text += fmt::format("operands: two terms where they reach the state, keys {}\n", device.saved.fine.rests.bytes > 0 ? "too" : "as they are");
+    }
+    if (device.gradients_follow) {
+      text += fmt::format("gradients: beside the reverse scan of {} blocks, about {:.0f} us\n", device.reverse_blocks, device.reverse_time);
+    }
+    if (device.segments) {
+      text += fmt::format("segments: {} of {} chunks{}\n", device.segments.count(), device.segments.chunks, device.segments.backward ? "" : ", forward only");
+    }
+  } else {
+    text += fmt::format("form: token, {} sequences x {} value heads\n", plan.N, plan.HV);
+  }
+  text += fmt::format("kernels forward: {}\nkernels backward: {}\n", forward_kernels(plan, device), backward_kernels(plan, device));
+  text += fmt::format("workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: {} bytes\n",
+                      device.forward.bytes, device.backward.bytes, device.saved.bytes, device.backward_alone_bytes());
+  return text;
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,50 @@
+// How the gradient kernels are launched: how many blocks take turns, and beside a scan in which order.
+#pragma once
+
+#include <algorithm>
+
+#include "scan/cuda/call/device.h"
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/gradients/common/turns.cuh"
+
+namespace fw::cuda {
+
+inline unsigned pieces_of(const GradientArgs& args) {
+  const Problem& x = args.problem;
+  const TokenArgs& d = args.grads.d;
+  return (whole_pieces(x.in.v, x.V) ? kPiecesV : 0u) | (whole_pieces(args.d_o, x.V) ? kPiecesDOut : 0u) | (whole_pieces(d.v, x.V) ? kPiecesDV : 0u) |
+         (whole_pieces(d.q, x.K) ? kPiecesDQ : 0u) | (whole_pieces(d.k, x.K) ? kPiecesDK : 0u) | (plain_streams(x.rule) ? kPlainRule : 0u) |
+         (mixed_streams(x.rule) ? kMixedRule : 0u) | (gain_by_residual(x.rule) ? kGainByResidual : 0u);
+}
+
+// How much longer it takes beside a scan.
+inline constexpr double kBesideScan = 1.05;
+// Shape::kTileTime: microseconds that a block takes for a tile with two value blocks (measured on an H200).
+// With TilesReady there are two launches. The first has the processors that the scan leaves free, and so many tiles as they can do in the scan's time, or a
+// turn more; the second has the rest, and begins where there is room.
+template <class Shape>
+void launch_gradients(void (*kernel)(GradientKernelArgs), unsigned threads, size_t shared_bytes, void* stream, GradientKernelArgs args) {
+  const auto blocks_for = [](int64_t tiles, int64_t processors) { return static_cast<unsigned>(std::min(tiles, processors * Shape::kBlocksPerSm)); };
+  const int64_t tiles = args.tiles, all = turning_processors();
+  TilesReady& ready = args.gradients.ready;
+  if (!Shape::kFollows) ready = {};
+  if (ready.made == nullptr) {
+    launch(kernel, Dim3{blocks_for(tiles, all)}, threads, shared_bytes, stream, args);
+    return;
+  }
+  const int64_t free = std::max<int64_t>(1, all - ready.scan_blocks), value_blocks = (args.gradients.problem.V + kValueBlock - 1) / kValueBlock;
+  const double tile_time = Shape::kTileTime * static_cast<double>(1 + value_blocks) / 3;
+  const int64_t turns = 1 + static_cast<int64_t>(ready.scan_time / (kBesideScan * tile_time));
+  args.last = static_cast<unsigned>(tiles - 1);
+  args.tiles = std::min(tiles, turns * free * Shape::kBlocksPerSm);
+  const int64_t rest = tiles - args.tiles;
+  args.more = rest > 0;
+  launch_overlapped(kernel, Dim3{blocks_for(args.tiles, free)}, threads, shared_bytes, stream, args);
+  if (rest == 0) return;
+  args.last -= static_cast<unsigned>(args.tiles);
+  args.tiles = rest;
+  args.more = false;
+  launch_overlapped(kernel, Dim3{blocks_for(rest, all)}, threads, shared_bytes, stream, args);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,12 @@
+// gradients() of kernels.h: the choice of call/select.h as a kernel.
+#include "scan/cuda/call/select.h"
+#include "scan/cuda/gradients/launchers.h"
+
+namespace fw::cuda {
+
+void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream) {
+  const GradientChoice choice = select_gradients(args);
+  choice.kernel == GradientKernel::kChannel ? gradients_channel(args, choice, key, chunks, stream) : gradients_scalar(args, choice, key, chunks, stream);
+}
+
+}  // namespace fw::cuda
