@@ -14,6 +14,7 @@
 #include "base/bf16.h"
 #include "cuda/device_buffer.h"
 #include "reference/problem.h"
+#include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
 
 namespace fw::cuda::test {
@@ -131,7 +132,7 @@ class TokenDevice {
         args.grads.dbeta_p = floats(static_cast<size_t>(x_.tokens * s_.HV))->data();
       }
     }
-    args.workspace = floats(static_cast<size_t>(token_backward_bytes(s_.sequences.count(), x_.HV, x_.K, x_.V, longest_) / 4))->data();
+    args.workspace = floats(static_cast<size_t>(token_backward_bytes(s_.sequences.count(), x_.HV, x_.K, x_.V, longest_, multiprocessors()) / 4))->data();
     token_backward(args, longest_, nullptr);
 
     const auto summed = [&](const TokenArg& from, int64_t heads, int64_t dim) {
