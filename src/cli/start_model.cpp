@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "cli/model_option.h"
 #include "model/peer.h"
+#include "model/sizes.h"
 #include "train/checkpoint.h"
 
 namespace fw::cli {
@@ -92,6 +93,12 @@ std::vector<std::string> said_keys(const ModelConfig& config, const Options& opt
 }
 
 }  // namespace
+
+void apply_size(const std::string& size, const Options& options, ModelConfig& config) {
+  nlohmann::json keys = size_keys(size, config.rule);
+  for (const std::string& said : said_keys(config, options)) keys.erase(said);
+  keys_from_json(key_tables(config), keys, "size", {});
+}
 
 StartModel start_model(const ModelConfig& wanted, const TrainConfig& train, const DataConfig& data, const Options& options, bool resume) {
   const bool fla = train.layout == "fla";

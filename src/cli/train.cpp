@@ -18,6 +18,7 @@
 #include "cli/run_config.h"
 #include "cli/signals.h"
 #include "cli/start_model.h"
+#include "model/sizes.h"
 #include "report/curves.h"
 #include "report/metrics.h"
 #include "report/progress.h"
@@ -33,6 +34,7 @@ namespace fs = std::filesystem;
 struct TrainOptions {
   std::string recipe;
   bool resume = false;
+  std::string size;
   int64_t threads = 0;
   ModelConfig model;
   TrainConfig train;
@@ -46,6 +48,7 @@ struct TrainOptions {
     options.positional("RECIPE", &recipe, "run file (TOML), such as recipes/shakespeare.toml; options win over it", false);
     options.section("", "Run");
     options.add("resume", "", &resume, "go on from the newest checkpoint in --out, bit for bit as if never stopped");
+    options.add("size", "NAME", &size, fmt::format("the model's widths by name: {}; other options win over them", fmt::join(size_names(), ", ")));
     declare_threads(options, threads);
     options.add(key_tables(data));
     options.add(key_tables(train));
@@ -145,8 +148,13 @@ std::string Train::resolved_run_file() const {
 void Train::load(Options& options) {
   if (o_.resume && options.given("from"))
     fail_usage("--resume: expected no --from: the run goes on with the model that it has, got --from '{}'", o_.train.from);
+  if (o_.resume && !o_.size.empty()) fail_usage("--resume: expected no --size: the run goes on with the model that it has, got --size {}", o_.size);
   if (o_.recipe.empty() && o_.resume) o_.recipe = resolved_run_file();
   if (!o_.recipe.empty()) load_recipe(o_.recipe, options);
+  if (!o_.size.empty()) {
+    if (!o_.train.from.empty()) fail_usage("--size {}: expected none with --from, whose model '{}' has its own", o_.size, o_.train.from);
+    apply_size(o_.size, options, o_.model);
+  }
   if (o_.train.from.empty() && o_.data.tokenizer.empty()) o_.data.tokenizer = "bytes";
   apply_threads(o_.threads);
   validate(o_.train);
@@ -211,11 +219,12 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
   if (!curve.note.empty()) fmt::print("note: {}\n", curve.note);
 
   fmt::print("files:\n");
-  const auto file = [](const std::string& path, const char* what) { fmt::print("  {:<36}  {}\n", path, what); };
+  const auto file = [](const std::string& path, const std::string& what) { fmt::print("  {:<36}  {}\n", path, what); };
   file(out + "/model/", "the model: config.json, model.safetensors, tokenizer.json");
   for (const std::string& path : curve.files) file(path, "loss curve");
   file(out + "/metrics.jsonl", "one record a log line");
   file(out + "/metrics.csv", "the same as a table");
+  if (o_.train.tensorboard) file(out + "/tensorboard/", "the same for TensorBoard: tensorboard --logdir " + out);
   file(out + "/config.toml", "the resolved run file: gives this run again");
   if (has_checkpoints(out)) file(out + "/checkpoints/", "for --resume");
   for (const std::string& path : data.files) file(path, "tokens");

@@ -23,10 +23,14 @@ constexpr NamedSize kSizes[] = {
 
 std::span<const NamedSize> named_sizes() { return kSizes; }
 
-nlohmann::json size_keys(const std::string& name, const std::string& rule) {
+std::vector<std::string> size_names() {
   std::vector<std::string> names;
+  for (const NamedSize& size : kSizes) names.emplace_back(size.name);
+  return names;
+}
+
+nlohmann::json size_keys(const std::string& name, const std::string& rule) {
   for (const NamedSize& size : kSizes) {
-    names.emplace_back(size.name);
     if (name != size.name) continue;
     const bool channel = parse_rule(rule).decay == Decay::kChannel;
     const NamedSize::Gate& gate = channel ? size.channel_gate : size.gate;
@@ -41,6 +45,7 @@ nlohmann::json size_keys(const std::string& name, const std::string& rule) {
     if (channel) keys["decay_rank"] = size.decay_rank;
     return keys;
   }
+  const std::vector<std::string> names = size_names();
   const std::string near = nearest(name, names);
   fail_usage("size: expected one of {}, got '{}'{}", fmt::join(names, ", "), name, near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
 }

@@ -4,6 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace fw {
 
@@ -19,6 +20,7 @@ struct NamedSize {
   int64_t decay_rank;    // of a channel decay
 };
 std::span<const NamedSize> named_sizes();
+std::vector<std::string> size_names();
 
 // The size's keys of ModelConfig, those that a model of this rule can have; neither rule nor vocab_size is among them. Throws
 // Error(kUsage) for an unknown name, with the nearest.

@@ -116,7 +116,7 @@ struct Trainer::Impl {
       fail_usage("'{}' holds {} of an earlier run: --resume goes on from there; to begin anew, choose another folder (out) or remove this one", config.out,
                  checkpoint_path(checkpoints, steps.back()));
     }
-    metrics.emplace(config.out, state.step);
+    metrics.emplace(config.out, state.step, config.tensorboard);
     prepared = true;
   }
 

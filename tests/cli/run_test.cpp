@@ -78,6 +78,16 @@ TEST_F(Run, WithoutGnuplotThereIsANote) {
   EXPECT_THAT(outcome.out, HasSubstr("gnuplot is not installed"));
 }
 
+TEST_F(Run, WritesForTensorBoardWhenAsked) {
+  EXPECT_FALSE(std::filesystem::exists(run_folder() + "/tensorboard"));
+  const std::string out = *folder_ / "tensorboard-run";
+  const Outcome outcome = fw::test::run(tiny_train(text(), out) + Args{"--tensorboard"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr(out + "/tensorboard/"));
+  const std::string events = slurp(out + "/tensorboard/events.out.tfevents.fastweight");
+  for (const char* tag : {"train/loss", "lr", "held_out/loss", "held_out/bits_per_byte"}) EXPECT_THAT(events, HasSubstr(tag));
+}
+
 TEST_F(Run, ResolvedRunFileGivesTheSameRun) {
   const Outcome again = fw::test::run({"train", run_folder() + "/config.toml", "--out", *folder_ / "again", "--threads", "2"});
   ASSERT_EQ(again.code, 0) << again.err;

@@ -1,0 +1,49 @@
+// train --size: a model's widths by name.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cli/program.h"
+
+namespace fw::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using Args = std::vector<std::string>;
+
+// Widths that are trained in no time; the rest is the size's.
+Args small_train(const Folder& folder, const std::string& out) {
+  spill(folder / "text", small_text());
+  return tiny_train(folder / "text", folder / out) + Args{"--steps", "0", "--intermediate-size", "32"};
+}
+
+TEST(Size, SetsWhatNobodySaidOtherwise) {
+  Folder folder;
+  const auto config = [&](const std::string& out, const Args& more) {
+    const Outcome outcome = run(small_train(folder, out) + more);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return slurp(folder / (out + "/config.toml"));
+  };
+  EXPECT_THAT(config("a", {"--size", "340m", "--rule", "gated_deltanet"}),
+              AllOf(HasSubstr("\noutput_gate = 'none'\n"), HasSubstr("\ntie_word_embeddings = true\n"), HasSubstr("\nhidden_size = 16\n")));
+  EXPECT_THAT(config("b", {"--size", "1.3b", "--decay-rank", "5"}),
+              AllOf(HasSubstr("\noutput_gate_rank = 128\n"), HasSubstr("\ntie_word_embeddings = false\n"), HasSubstr("\ndecay_rank = 5\n")));
+  // A run file wins over the size as options do.
+  spill(folder / "r.toml", "[model]\nrule = \"kda\"\noutput_gate = \"silu\"\n");
+  EXPECT_THAT(config("c", {folder / "r.toml", "--size", "340m"}), AllOf(HasSubstr("\noutput_gate = 'silu'\n"), HasSubstr("\ndecay_rank = 128\n")));
+}
+
+TEST(Size, UnknownOrWithoutUseIsAnError) {
+  Folder folder;
+  const auto error = [&](const Args& more) {
+    const Outcome outcome = run(more);
+    EXPECT_EQ(outcome.code, 2) << outcome.out;
+    return outcome.err;
+  };
+  EXPECT_THAT(error(small_train(folder, "a") + Args{"--size", "340"}), HasSubstr("expected one of 340m, 400m, 1b, 1.3b, got '340'; did you mean '340m'?"));
+  EXPECT_THAT(error({"train", "--resume", "--out", folder / "a", "--size", "1b"}), HasSubstr("--resume: expected no --size"));
+  EXPECT_THAT(error(small_train(folder, "a") + Args{"--size", "1b", "--from", "model"}), HasSubstr("--size 1b: expected none with --from"));
+}
+
+}  // namespace
+}  // namespace fw::test
