@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <filesystem>
 
 #include "base/safetensors.h"
@@ -24,6 +25,35 @@ class Verify : public ::testing::Test {
   std::string vectors_;
   Folder folder_;
 };
+
+// What a clone without other programs' values proves itself with: computed by tools/make_conformance.py, which shares nothing with the
+// sources.
+TEST(Conformance, TheRepositorysOwnValues) {
+  const std::string own = FW_SOURCE_DIR "/tests/conformance";
+  for (const std::vector<std::string>& how : {std::vector<std::string>{"--tolerance", "1e-11"}, {"--dtype", "f32"}, {"--dtype", "f32", "--form", "token"}}) {
+    const Outcome outcome = run(std::vector<std::string>{"verify", own} + how);
+    EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr(", 0 beyond, 0 rules or models unknown"));
+    for (const char* compared : {"gated_deltanet2_neg", "kaczmarz", "qdelta", "precond_gated_deltanet", "comba", "linear_attn", "pkda", "training, norm"}) {
+      EXPECT_THAT(outcome.out, HasSubstr(compared));
+    }
+  }
+}
+
+// A value of it that is wrong by a millionth shows.
+TEST(Conformance, AWrongValueFails) {
+  Folder folder;
+  std::string file = slurp(FW_SOURCE_DIR "/tests/conformance/ops.safetensors");
+  uint64_t header = 0;
+  std::memcpy(&header, file.data(), sizeof header);
+  double value = 0;  // doubles come first: the one here is of the first gradient or output
+  char* place = file.data() + sizeof header + header;
+  std::memcpy(&value, place, sizeof value);
+  value *= 1 + 1e-6;
+  std::memcpy(place, &value, sizeof value);
+  spill(folder / "ops.safetensors", file);
+  EXPECT_EQ(run({"verify", folder / "ops.safetensors"}).code, 1);
+}
 
 // The whole folder but what comes later.
 TEST_F(Verify, AllThatIsKnownPasses) {
