@@ -32,7 +32,7 @@ def named_file(name: str, file: pathlib.Path, below_docs: set) -> bool:
 
 def problems(line: str, file: pathlib.Path, below_docs: set, sections: set):
     for name in MARKDOWN.findall(line):
-        if not named_file(name, file, below_docs):
+        if not named_file(name.lstrip("/"), file, below_docs):  # FW_SOURCE_DIR "/docs/..."
             yield f"{name} is not in the repository"
     for section in SECTION.findall(line):
         if section not in sections:
