@@ -40,11 +40,31 @@ class Descriptor {
 };
 
 Descriptor open_for_reading(const std::string& path, struct stat* info) {
-  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Without O_NONBLOCK a named pipe would wait here for somebody to write to it.
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) fail_usage("cannot open '{}': {}", path, reason(errno));
   if (::fstat(file.get(), info) != 0) fail_usage("cannot open '{}': {}", path, reason(errno));
   if (S_ISDIR(info->st_mode)) fail_usage("cannot read '{}': expected a file, it is a folder", path);
+  if (!S_ISREG(info->st_mode)) fail_usage("cannot read '{}': expected a regular file, it is a device or a pipe", path);
   return file;
+}
+
+// All that comes from `fd`; `expected` bytes are only a guess: pipes say none, and files of /proc say 0.
+std::string read_all(int fd, const std::string& path, size_t expected, size_t max_bytes) {
+  std::string content;
+  size_t used = 0;
+  content.resize(expected + 1);
+  for (;;) {
+    if (used == content.size()) content.resize(std::max<size_t>(content.size() * 2, 65536));
+    const ssize_t n = ::read(fd, content.data() + used, std::min(content.size() - used, size_t{1} << 30));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_usage("cannot read '{}': {}", path, reason(errno));
+    if (n == 0) break;
+    used += static_cast<size_t>(n);
+    if (used > max_bytes) fail_usage("cannot read '{}': expected at most {} bytes, it has more", path, max_bytes);
+  }
+  content.resize(used);
+  return content;
 }
 
 std::string parent_folder(const std::string& path) {
@@ -163,23 +183,28 @@ void write_in_place(const std::string& path, const std::function<void(const File
 std::string read_file(const std::string& path, size_t max_bytes) {
   struct stat info = {};
   const Descriptor file = open_for_reading(path, &info);
-  // The size is only a first guess: pipes have none, and /proc says 0.
-  std::string content;
-  size_t used = 0;
-  const size_t expected = S_ISREG(info.st_mode) ? static_cast<size_t>(info.st_size) : 0;
-  if (expected > max_bytes) fail_usage("cannot read '{}': expected at most {} bytes, it has {}", path, max_bytes, expected);
-  content.resize(expected + 1);
-  for (;;) {
-    if (used == content.size()) content.resize(std::max<size_t>(content.size() * 2, 65536));
-    const ssize_t n = ::read(file.get(), content.data() + used, std::min(content.size() - used, size_t{1} << 30));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_usage("cannot read '{}': {}", path, reason(errno));
-    if (n == 0) break;
-    used += static_cast<size_t>(n);
-    if (used > max_bytes) fail_usage("cannot read '{}': expected at most {} bytes, it has more", path, max_bytes);
-  }
-  content.resize(used);
-  return content;
+  const size_t size = static_cast<size_t>(info.st_size);
+  if (size > max_bytes) fail_usage("cannot read '{}': expected at most {} bytes, it has {}", path, max_bytes, size);
+  return read_all(file.get(), path, size, max_bytes);
+}
+
+std::string read_file_or_input(const std::string& path, size_t max_bytes) {
+  return path == "-" ? read_all(STDIN_FILENO, "standard input", 0, max_bytes) : read_file(path, max_bytes);
+}
+
+std::string file_start(const std::string& path, size_t count) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat info = {};
+  if (file.get() < 0 || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return {};
+  std::string bytes(count, '\0');
+  const ssize_t n = ::pread(file.get(), bytes.data(), count, 0);
+  bytes.resize(n > 0 ? static_cast<size_t>(n) : 0);
+  return bytes;
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  struct stat first = {}, second = {};
+  return ::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0 && first.st_dev == second.st_dev && first.st_ino == second.st_ino;
 }
 
 void write_file_atomic(const std::string& path, std::string_view content) {
@@ -229,7 +254,6 @@ void sync_folder(const std::string& path) {
 MappedFile::MappedFile(const std::string& path) : path_(path) {
   struct stat info = {};
   const Descriptor file = open_for_reading(path, &info);
-  if (!S_ISREG(info.st_mode)) fail_usage("cannot map '{}': expected a regular file, it is a device or a pipe", path);
   if (info.st_size == 0) return;
   void* p = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (p == MAP_FAILED) fail_io("cannot map '{}': {}", path, reason(errno));

@@ -12,8 +12,15 @@
 
 namespace fw {
 
-// Missing, unreadable, a folder, or larger than max_bytes: Error(kUsage).
+// Missing, unreadable, no regular file (a folder; a device or a named pipe, which may have no end or never begin), or larger than
+// max_bytes: Error(kUsage).
 std::string read_file(const std::string& path, size_t max_bytes = size_t{1} << 40);
+// The same, where a user may ask for standard input with "-".
+std::string read_file_or_input(const std::string& path, size_t max_bytes);
+// At most the first `count` bytes; "" for what read_file() would refuse.
+std::string file_start(const std::string& path, size_t count);
+// Whether both are there and are one file, under whatever names.
+bool same_file(const std::string& a, const std::string& b);
 
 void write_file_atomic(const std::string& path, std::string_view content);
 // The same for content written in pieces: `write` gets a sink that appends. An exception of `write` removes the side file.

@@ -141,7 +141,36 @@ TEST(File, LimitOnTheSize) {
   write_file_atomic(folder.path("file"), "12345");
   EXPECT_EQ(read_file(folder.path("file"), 5), "12345");
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"at most 4 bytes", "it has 5"}, [&] { read_file(folder.path("file"), 4); }));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"/dev/zero", "at most 1000 bytes"}, [] { read_file("/dev/zero", 1000); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"/dev/zero", "regular file"}, [] { read_file("/dev/zero", 1000); }));
+}
+
+// A named pipe that nobody writes to would be waited for without end.
+TEST(File, DevicesAndPipesAreRefused) {
+  const TempFolder folder;
+  const std::string pipe = folder.path("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {pipe, "expected a regular file"}, [&] { read_file(pipe); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {pipe, "expected a regular file"}, [&] { MappedFile{pipe}; }));
+  EXPECT_EQ(file_start(pipe, 8), "");
+  EXPECT_EQ(file_start("/dev/zero", 8), "");
+  EXPECT_EQ(file_start(folder.path("missing"), 8), "");
+  write_file_atomic(folder.path("file"), "12345");
+  EXPECT_EQ(file_start(folder.path("file"), 3), "123");
+  EXPECT_EQ(file_start(folder.path("file"), 8), "12345");
+}
+
+TEST(File, OneFileUnderTwoNames) {
+  const TempFolder folder;
+  const std::string file = folder.path("file"), other = folder.path("other"), link = folder.path("link"), hard = folder.path("hard");
+  write_file_atomic(file, "x");
+  write_file_atomic(other, "x");
+  std::filesystem::create_symlink("file", link);
+  std::filesystem::create_hard_link(file, hard);
+  EXPECT_TRUE(same_file(file, folder.path("./file")));
+  EXPECT_TRUE(same_file(file, link));
+  EXPECT_TRUE(same_file(file, hard));
+  EXPECT_FALSE(same_file(file, other));
+  EXPECT_FALSE(same_file(folder.path("missing"), folder.path("missing")));
 }
 
 TEST(File, FilesThatDoNotSayTheirSize) { EXPECT_NE(read_file("/proc/self/status").find("Name:"), std::string::npos); }
