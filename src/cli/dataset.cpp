@@ -174,6 +174,7 @@ Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, cons
 TemporaryTokens::TemporaryTokens(const StringList& texts, const std::string& separator, const Tokenizer& tokenizer) {
   if (texts.size() == 1 && is_token_file(texts[0])) {
     file_ = std::make_unique<TokenFile>(texts[0]);
+    check_tokenizer(*file_, tokenizer);
     return;
   }
   const StringList contents = read_texts(texts);

@@ -26,8 +26,9 @@ class Import : public Command {
   }
   int run(Options&) override {
     if (!is_peer_folder(find_model_folder(source_))) fail_usage("SOURCE: '{}' is a model of ours already", source_);
-    const OpenModel open = open_model(source_, "f32", tokenizer_);
+    OpenModel open = open_model(source_, "f32", tokenizer_);
     refuse_model_folder(target_);
+    if (open.tokenizer->type() != "ids") open.model.set_tokenizer(open.tokenizer->checksum());
     save_model(target_, open.model);
     open.tokenizer->save(target_);
     fmt::print("{}: {}; tokenizer: {}\n", target_, describe(open.model.config()), open.tokenizer->type());

@@ -12,13 +12,36 @@ namespace fw::cli {
 
 namespace {
 
-std::unique_ptr<Tokenizer> tokenizer_of(const std::string& folder, const std::string& spec, int64_t vocab_size) {
-  const auto ids = [&] { return id_tokenizer(static_cast<int32_t>(vocab_size)); };
-  if (spec == "ids") return ids();
-  if (!spec.empty()) return make_tokenizer(spec);
-  if (!is_peer_folder(folder)) return load_tokenizer(folder);
-  const std::string model = folder + "/tokenizer.model";
-  return file_exists(model) ? sentencepiece_tokenizer(model) : ids();
+bool has_tokenizer_json(const std::string& folder) { return file_exists(folder + "/tokenizer.json"); }
+
+// The folder's own, where it says which.
+std::unique_ptr<Tokenizer> folder_tokenizer(const std::string& folder, int64_t vocab_size) {
+  if (is_peer_folder(folder)) {
+    const std::string model = folder + "/tokenizer.model";
+    return file_exists(model) ? sentencepiece_tokenizer(model) : id_tokenizer(static_cast<int32_t>(vocab_size));
+  }
+  std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(folder);
+  if (!has_tokenizer_json(folder) && vocab_size != tokenizer->vocab_size()) {
+    fail_usage("'{}' has no tokenizer.json, and a model with a vocabulary of {} does not speak bytes: give the file back, or say with --tokenizer which it has",
+               folder, vocab_size);
+  }
+  return tokenizer;
+}
+
+// A model that says which tokenizer its ids are of (those written here do), or a folder that does, is not read with another. Ids as
+// numbers are those of any tokenizer.
+void check_tokenizer_of(const OpenModel& open, bool given) {
+  if (open.tokenizer->type() == "ids") return;
+  uint64_t expected = open.model.tokenizer();
+  if (expected == 0 && given && !is_peer_folder(open.folder) && has_tokenizer_json(open.folder)) {
+    const std::unique_ptr<Tokenizer> own = load_tokenizer(open.folder);
+    if (own->type() != "ids") expected = own->checksum();
+  }
+  if (expected == 0 || expected == open.tokenizer->checksum()) return;
+  fail_usage("'{}': the model was trained with another tokenizer (checksum {:016x}) than {} (checksum {:016x}), {}: its ids mean other text", open.folder,
+             expected, open.tokenizer->type(), open.tokenizer->checksum(),
+             given ? "which --tokenizer asks for; leave the option out"
+                   : "which the folder's tokenizer.json says or leaves out; give back the file that it came with");
 }
 
 // eos_token_id, which published models have in config.json: an id, or several.
@@ -55,7 +78,11 @@ OpenModel open_model(const std::string& path, const std::string& precision, cons
   if (precision != "f32" && precision != "bf16") fail_usage("--precision: expected f32 or bf16, got '{}'", precision);
   const std::string folder = find_model_folder(path);
   OpenModel open{folder, load_model<float>(folder), nullptr, {}};
-  open.tokenizer = tokenizer_of(folder, tokenizer, open.model.config().vocab_size);
+  const int64_t vocab_size = open.model.config().vocab_size;
+  open.tokenizer = tokenizer == "ids"  ? id_tokenizer(static_cast<int32_t>(vocab_size))
+                   : tokenizer.empty() ? folder_tokenizer(folder, vocab_size)
+                                       : make_tokenizer(tokenizer);
+  check_tokenizer_of(open, !tokenizer.empty());
   open.model.set_precision(precision == "bf16" ? Precision::kBf16 : Precision::kNative);
   if (open.tokenizer->vocab_size() > open.model.config().vocab_size) {
     fail_usage("'{}': the tokenizer has a vocabulary of {}, the model of {}: they do not belong together", folder, open.tokenizer->vocab_size(),

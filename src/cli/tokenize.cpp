@@ -48,6 +48,7 @@ int Tokenize::show_info() const {
   const TokenFile file(info_);
   fmt::print("{}: {} tokens, {} documents, vocabulary {}, made of {}\n", info_, file.tokens(), file.documents(), file.vocab_size(),
              format_bytes(static_cast<double>(file.text_bytes())));
+  fmt::print("tokenizer: {}\n", file.tokenizer() == 0 ? "not known, the file is of version 1" : fmt::format("checksum {:016x}", file.tokenizer()));
   int64_t longest = 0;
   for (int64_t i = 0; i < file.documents(); ++i) longest = std::max(longest, file.document_begin(i + 1) - file.document_begin(i));
   if (file.documents() > 0) {

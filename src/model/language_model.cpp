@@ -106,6 +106,7 @@ struct LanguageModel<T>::Impl {
   static constexpr size_t kArenaBlock = size_t{4} << 20;
 
   ModelConfig config;
+  uint64_t tokenizer = 0;
   Params<T> params;
   Embedding<T> embedding;
   std::vector<Block<T>> blocks;
@@ -134,6 +135,16 @@ const ModelConfig& LanguageModel<T>::config() const {
 template <class T>
 void LanguageModel<T>::set_peer(const std::string& peer) {
   impl_->config.peer = peer;
+}
+
+template <class T>
+uint64_t LanguageModel<T>::tokenizer() const {
+  return impl_->tokenizer;
+}
+
+template <class T>
+void LanguageModel<T>::set_tokenizer(uint64_t checksum) {
+  impl_->tokenizer = checksum;
 }
 
 template <class T>

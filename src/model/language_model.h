@@ -28,6 +28,9 @@ class LanguageModel {
 
   const ModelConfig& config() const;
   void set_peer(const std::string& peer);  // ModelConfig::peer, which nothing here computes with
+  // Checksum of the tokenizer that the model's ids are of, which is saved with it; 0: not known.
+  uint64_t tokenizer() const;
+  void set_tokenizer(uint64_t checksum);
   Params<T>& params();
   const Params<T>& params() const;
   const Exec<T>& exec() const;  // what its operations run in
@@ -67,7 +70,7 @@ class LanguageModel {
   std::unique_ptr<Impl> impl_;
 };
 
-// Model folders: config.json + model.safetensors (float32 values). save writes aside, syncs and renames each file;
+// Model folders: config.json + model.safetensors (float32 values; metadata: the tokenizer's checksum). save writes aside, syncs and renames each file;
 // load checks names, shapes and dtypes, and reads flash-linear-attention's folders too (peer.h); what is saved of such a model
 // is ours.
 template <class T>

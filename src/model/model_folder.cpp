@@ -1,6 +1,7 @@
 // Model folders: config.json + model.safetensors, as other programs of the family lay them out.
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <cstring>
 #include <deque>
 #include <nlohmann/json.hpp>
@@ -24,6 +25,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kMaxConfigBytes = size_t{1} << 20;
+constexpr const char* kTokenizerKey = "fastweight_tokenizer";  // in the metadata of model.safetensors
 
 // A folder's configuration and what its files call our parameters.
 struct Folder {
@@ -145,6 +147,18 @@ class TensorWriter {
   std::deque<std::vector<uint16_t>> halves_;
 };
 
+// What save_model() wrote; 0 in files of other programs and of before.
+uint64_t saved_tokenizer(const SafetensorsReader& reader, const std::string& path) {
+  const auto it = reader.metadata().find(kTokenizerKey);
+  if (it == reader.metadata().end()) return 0;
+  const std::string& text = it->second;
+  uint64_t checksum = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), checksum, 16);
+  if (error != std::errc() || end != text.data() + text.size())
+    fail_usage("'{}': metadata: {}: expected 16 hexadecimal digits, got something else", path, kTokenizerKey);
+  return checksum;
+}
+
 }  // namespace
 
 template <class T>
@@ -152,6 +166,7 @@ void save_model(const std::string& folder, const LanguageModel<T>& model) {
   make_folders(folder);
   SafetensorsWriter writer;
   writer.set_metadata("format", "pt");
+  if (model.tokenizer() != 0) writer.set_metadata(kTokenizerKey, fmt::format("{:016x}", model.tokenizer()));
   const Params<T>& params = model.params();
   std::deque<HostView<T>> views;  // and what they are in float32 live until the file is written
   std::deque<std::vector<float>> converted;
@@ -197,6 +212,7 @@ LanguageModel<T> load_model(const std::string& folder) {
   if (expected > 2 * found + 1e6) fail_usage("'{}': expected {:.0f} values for the configuration beside it, got {:.0f}", path, expected, found);
 
   LanguageModel<T> model(source.config);
+  model.set_tokenizer(saved_tokenizer(reader, path));
   Params<T>& params = model.params();
   std::vector<std::string> names;
   for (const ParamSpec& spec : params.specs()) names.push_back(source.name(spec));

@@ -95,10 +95,11 @@ EvalResult evaluate_file(LanguageModel<float>& model, const TokenFile& file, con
   if (context < 0) fail_usage("evaluation: context must be >= 0 tokens (0: whole documents), got {}", context);
   if (context == 1 && !carry)
     fail_usage("evaluation: windows of 1 token that carry no state leave nothing to score; give a context of 2 or more, or carry the state");
-  if (file.vocab_size() > model.config().vocab_size || file.vocab_size() != tokenizer.vocab_size()) {
-    fail_usage("evaluation: the token file has a vocabulary of {}, the tokenizer of {} and the model of {}: the file was made for another model",
-               file.vocab_size(), tokenizer.vocab_size(), model.config().vocab_size);
+  if (file.vocab_size() > model.config().vocab_size) {
+    fail_usage("evaluation: the token file has a vocabulary of {}, the model of {}: the file was made for another model", file.vocab_size(),
+               model.config().vocab_size);
   }
+  check_tokenizer(file, tokenizer);
   const bool whole = carry || context == 0;
   const int64_t piece = carry && context > 0 ? std::min(context, kPassTokens) : kPassTokens;
   Evaluation evaluation(model, file, tokenizer);

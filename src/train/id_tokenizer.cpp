@@ -42,6 +42,7 @@ class IdTokenizer final : public Tokenizer {
     return fmt::format("{} ", id);
   }
   std::string type() const override { return "ids"; }
+  uint64_t checksum() const override { return tokenizer_checksum(type(), fmt::format("{}", vocab_size_)); }
   void save(const std::string& folder) const override {
     write_file_atomic(folder + "/tokenizer.json", nlohmann::json({{"type", "ids"}, {"vocab_size", vocab_size_}}).dump() + "\n");
   }

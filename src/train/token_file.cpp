@@ -49,7 +49,9 @@ void TokenFile::parse(std::span<const std::byte> content) {
   }
   TokenHeader header = load<TokenHeader>(content.data());
   if (header.magic != kTokenMagic) fail_usage("'{}': not a token file (it does not begin with FWTOKEN1)", name_);
-  if (header.version != 1) fail_usage("'{}': token file of version {}, this program reads version 1", name_, header.version);
+  if (header.version < 1 || header.version > kTokenVersion) {
+    fail_usage("'{}': token file of version {}, this program reads versions 1 and {}", name_, header.version, kTokenVersion);
+  }
   if (header.id_bytes != 1 && header.id_bytes != 2 && header.id_bytes != 4)
     fail_usage("'{}': ids of {} bytes, expected 1, 2 or 4: damaged", name_, header.id_bytes);
   // Bounded by the file's size before anything is multiplied.
@@ -68,13 +70,17 @@ void TokenFile::parse(std::span<const std::byte> content) {
     fail_usage("'{}': vocabulary of {}, expected 1 to 2^31 - 1", name_, header.vocab_size);
   }
   if (header.text_bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) fail_usage("'{}': {} bytes of text cannot be", name_, header.text_bytes);
-  if (header.reserved != 0) fail_usage("'{}': the last field of the header is {}, expected 0", name_, header.reserved);
+  if ((header.version == 1) != (header.tokenizer == 0)) {
+    fail_usage("'{}': the header's last field, its tokenizer, is {:016x}, expected {} in version {}", name_, header.tokenizer,
+               header.version == 1 ? "0" : "a checksum", header.version);
+  }
   ids_ = content.data() + sizeof(TokenHeader);
   offsets_ = ids_ + padded_to_offsets(header.tokens * header.id_bytes);
   tokens_ = static_cast<int64_t>(header.tokens);
   documents_ = static_cast<int64_t>(header.documents);
   vocab_size_ = static_cast<int64_t>(header.vocab_size);
   text_bytes_ = static_cast<int64_t>(header.text_bytes);
+  tokenizer_ = header.tokenizer;
   id_bytes_ = static_cast<int>(header.id_bytes);
 
   uint64_t previous = load<uint64_t>(offsets_);
@@ -113,6 +119,17 @@ void TokenFile::read(int64_t begin, std::span<int32_t> out) const {
   if (id_bytes_ == 1) return copy_ids<uint8_t>(ids_, begin, out);
   if (id_bytes_ == 2) return copy_ids<uint16_t>(ids_, begin, out);
   copy_ids<uint32_t>(ids_, begin, out);
+}
+
+void check_tokenizer(const TokenFile& file, const Tokenizer& tokenizer) {
+  if (file.vocab_size() != tokenizer.vocab_size()) {
+    fail_usage("'{}' has a vocabulary of {}, the tokenizer ({}) of {}: the file was made with another tokenizer", file.name(), file.vocab_size(),
+               tokenizer.type(), tokenizer.vocab_size());
+  }
+  if (file.tokenizer() != 0 && file.tokenizer() != tokenizer.checksum()) {
+    fail_usage("'{}' was made with another tokenizer (checksum {:016x}, this one, {}, has {:016x}): its ids mean other text; make it again from the text",
+               file.name(), file.tokenizer(), tokenizer.type(), tokenizer.checksum());
+  }
 }
 
 BatchSource::BatchSource(std::shared_ptr<const TokenFile> file, int64_t sequences, int64_t length, uint64_t seed)

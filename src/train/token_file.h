@@ -7,9 +7,10 @@
 // without text are left out. Without a separator the text is one document, exactly as it is.
 //
 // Format, little-endian: a header of 64 bytes
-//   0 "FWTOKEN1"   8 u32 version 1   12 u32 bytes of an id (1, 2, 4)   16 u64 tokens   24 u64 documents   32 u64 vocabulary
-//   40 u64 bytes of text behind the tokens   48 u64 base/checksum.h of the whole file with zeros here   56 u64 zero
+//   0 "FWTOKEN1"   8 u32 version 2   12 u32 bytes of an id (1, 2, 4)   16 u64 tokens   24 u64 documents   32 u64 vocabulary
+//   40 u64 bytes of text behind the tokens   48 u64 base/checksum.h of the whole file with zeros here   56 u64 Tokenizer::checksum()
 // then the ids, zeros up to a multiple of 8, and documents + 1 offsets (u64; the first 0, growing, the last = tokens).
+// Files of version 1 have zero at 56: which tokenizer made them is not known, and they are taken where its size fits.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +34,7 @@ class TokenFile {
   int64_t documents() const { return documents_; }                         // >= 1, none is empty
   int64_t vocab_size() const { return vocab_size_; }
   int64_t text_bytes() const { return text_bytes_; }
+  uint64_t tokenizer() const { return tokenizer_; }  // checksum of the one that made it; 0: not known (version 1)
   const std::string& name() const { return name_; }
   int64_t document_begin(int64_t i) const;                 // i in [0, documents]; documents: tokens()
   int64_t document_of(int64_t token) const;                // the document that this token belongs to
@@ -43,10 +45,14 @@ class TokenFile {
   MappedFile map_;
   std::string name_;
   int64_t tokens_ = 0, documents_ = 0, vocab_size_ = 0, text_bytes_ = 0;
+  uint64_t tokenizer_ = 0;
   int id_bytes_ = 1;
   const std::byte* ids_ = nullptr;
   const std::byte* offsets_ = nullptr;
 };
+
+// Throws Error(kUsage) when the file was made by another tokenizer: its vocabulary has another size, or the file knows its maker.
+void check_tokenizer(const TokenFile& file, const Tokenizer& tokenizer);
 
 // One training batch: sequences * length tokens packed one after the other, cut at document boundaries.
 struct Batch {

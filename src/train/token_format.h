@@ -11,16 +11,18 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 
 inline constexpr std::array<char, 8> kTokenMagic = {'F', 'W', 'T', 'O', 'K', 'E', 'N', '1'};
 
+inline constexpr uint32_t kTokenVersion = 2;
+
 struct TokenHeader {
   std::array<char, 8> magic = kTokenMagic;
-  uint32_t version = 1;
+  uint32_t version = kTokenVersion;
   uint32_t id_bytes = 1;
   uint64_t tokens = 0;
   uint64_t documents = 0;
   uint64_t vocab_size = 0;
   uint64_t text_bytes = 0;
   uint64_t checksum = 0;
-  uint64_t reserved = 0;
+  uint64_t tokenizer = 0;  // Tokenizer::checksum(); of version 1: 0
 };
 static_assert(sizeof(TokenHeader) == 64);
 

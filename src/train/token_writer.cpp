@@ -31,9 +31,8 @@ constexpr std::pair<const char*, uint64_t Progress::*> kProgressKeys[] = {{"toke
 
 std::string made_by(const Tokenizer& tokenizer, const std::string& separator) {
   Checksum sum;
-  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) sum.add(tokenizer.piece(id) + '\n');
   sum.add(separator);
-  return fmt::format("{} {} {:016x}", tokenizer.type(), tokenizer.vocab_size(), sum.value());
+  return fmt::format("{} {:016x} {:016x}", tokenizer.type(), tokenizer.checksum(), sum.value());
 }
 
 // The text does not begin as the one that an interrupted call had read.
@@ -280,6 +279,7 @@ class Parts {
 std::optional<TokenFileStats> run(const TextOpener& open, const TokenizeOptions& options, const Tokenizer& tokenizer, const std::string& shown, Parts& parts) {
   TokenHeader header;
   header.vocab_size = static_cast<uint64_t>(tokenizer.vocab_size());
+  header.tokenizer = tokenizer.checksum();
   header.id_bytes = header.vocab_size <= 0x100 ? 1 : header.vocab_size <= 0x10000 ? 2 : 4;
   std::string tag;
   const auto get_tag = [&] { return tag.empty() ? tag = made_by(tokenizer, options.separator) : tag; };

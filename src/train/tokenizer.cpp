@@ -63,6 +63,7 @@ class ByteTokenizer final : public Tokenizer {
     return std::string(1, static_cast<char>(id));
   }
   std::string type() const override { return "bytes"; }
+  uint64_t checksum() const override { return tokenizer_checksum(type(), ""); }
   void save(const std::string& folder) const override { write_file_atomic(folder + "/" + kJsonName, "{\"type\": \"bytes\"}\n"); }
 };
 
@@ -96,6 +97,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     pieces_.reserve(static_cast<size_t>(size));
     byte_ids_.fill(-1);
     for (int id = 0; id < size; ++id) pieces_.push_back(surface(id));
+    checksum_ = tokenizer_checksum(type(), model_);
     bytes_complete_ = std::find(byte_ids_.begin(), byte_ids_.end(), -1) == byte_ids_.end();
     probe_prefix();
   }
@@ -153,6 +155,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   int32_t end_of_text() const override { return processor_.eos_id(); }
 
   std::string type() const override { return "sentencepiece"; }
+  uint64_t checksum() const override { return checksum_; }
 
   void save(const std::string& folder) const override {
     write_file_atomic(folder + "/" + kModelName, model_);
@@ -199,6 +202,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   sentencepiece::SentencePieceProcessor processor_;
   std::string model_;
+  uint64_t checksum_ = 0;
   std::vector<std::string> pieces_;
   std::array<int32_t, 256> byte_ids_ = {};
   bool bytes_complete_ = false, adds_prefix_ = false, newline_pieces_ = false;
@@ -238,6 +242,14 @@ class LineIterator final : public sentencepiece::SentenceIterator {
 
 }  // namespace
 
+uint64_t tokenizer_checksum(std::string_view type, std::string_view definition) {
+  Checksum sum;
+  sum.add(type);
+  sum.add(std::string_view("\n"));
+  sum.add(definition);
+  return std::max<uint64_t>(sum.value(), 1);
+}
+
 std::unique_ptr<Tokenizer> byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
 
 std::unique_ptr<Tokenizer> sentencepiece_tokenizer(const std::string& model_path) {
@@ -276,7 +288,12 @@ void train_sentencepiece(const std::string& text_path, const std::string& model_
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
   if (!std::filesystem::is_directory(folder)) fail_usage("cannot load a tokenizer from '{}': expected a model folder", folder);
   const std::string path = folder + "/" + kJsonName;
-  if (!file_exists(path)) return byte_tokenizer();
+  if (!file_exists(path)) {
+    if (file_exists(folder + "/" + kModelName)) {
+      fail_usage("'{}' is missing, and '{}' beside it says that the model's tokenizer is not bytes: give {} back", path, kModelName, kJsonName);
+    }
+    return byte_tokenizer();
+  }
   const auto unknown = [&path](const std::string& found) {
     fail_usage("'{}': expected {{\"type\": \"bytes\"}} or {{\"type\": \"sentencepiece\", \"model\": \"{}\"}}, got {}", path, kModelName, found);
   };

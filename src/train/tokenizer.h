@@ -24,6 +24,9 @@ class Tokenizer {
   // The id that ends a text, -1 where there is none.
   virtual int32_t end_of_text() const { return -1; }
   virtual std::string type() const = 0;
+  // Of everything that decides what text becomes, never 0: token files and models remember it, because two tokenizers of one size
+  // make ids that look alike and mean other text.
+  virtual uint64_t checksum() const = 0;
   virtual void save(const std::string& folder) const = 0;  // tokenizer.json and what it names
 };
 
@@ -33,8 +36,10 @@ std::unique_ptr<Tokenizer> id_tokenizer(int32_t vocab_size);
 std::unique_ptr<Tokenizer> sentencepiece_tokenizer(const std::string& model_path);
 // Trains a SentencePiece model (unigram or bpe, byte fallback, no normalisation that loses text) and writes model_path.
 void train_sentencepiece(const std::string& text_path, const std::string& model_path, int32_t vocab_size, const std::string& model_type);
-// From a model folder; a folder without tokenizer.json is bytes.
+// From a model folder; one with neither tokenizer.json nor tokenizer.model is bytes.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
+// What Tokenizer::checksum() is for a tokenizer that `definition` says all about.
+uint64_t tokenizer_checksum(std::string_view type, std::string_view definition);
 // "bytes" or the path of a SentencePiece model.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec);
 

@@ -24,11 +24,9 @@ namespace {
 constexpr int64_t kMaxSkippedInRow = 10;
 
 void check_file(const TokenFile& file, const Tokenizer& tokenizer, const ModelConfig& model) {
-  if (file.vocab_size() != tokenizer.vocab_size() || file.vocab_size() > model.vocab_size) {
-    fail_usage(
-        "'{}' has a vocabulary of {}, the tokenizer of {} and the model (vocab_size) of {}: make the file with this tokenizer, and vocab_size at least as "
-        "large",
-        file.name(), file.vocab_size(), tokenizer.vocab_size(), model.vocab_size);
+  check_tokenizer(file, tokenizer);
+  if (file.vocab_size() > model.vocab_size) {
+    fail_usage("'{}' has a vocabulary of {}, the model (vocab_size) of {}: expected one at least as large", file.name(), file.vocab_size(), model.vocab_size);
   }
   if (file.tokens() <= file.documents()) {
     fail_usage("'{}': {} tokens in {} documents leave nothing to predict; give more text", file.name(), file.tokens(), file.documents());
@@ -98,6 +96,7 @@ struct Trainer::Impl {
         random(c.seed),
         checkpoints(c.out + "/checkpoints") {
     model.init(random);
+    model.set_tokenizer(tokenizer->checksum());
     model.set_precision(c.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
     state.config_hash = config_hash(model.config());
     state.seed = c.seed;

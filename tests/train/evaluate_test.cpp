@@ -25,6 +25,7 @@ class UnevenTokenizer : public Tokenizer {
   std::string decode(const std::vector<int32_t>& ids) const override { return byte_tokenizer()->decode(ids); }
   std::string piece(int32_t id) const override { return std::string(static_cast<size_t>(id % 4), 'x'); }
   std::string type() const override { return "uneven"; }
+  uint64_t checksum() const override { return byte_tokenizer()->checksum(); }  // the same ids of the same text
   void save(const std::string&) const override {}
 };
 

@@ -36,6 +36,7 @@ class NumberTokenizer final : public Tokenizer {
   std::string decode(const std::vector<int32_t>&) const override { return ""; }
   std::string piece(int32_t) const override { return ""; }
   std::string type() const override { return "numbers"; }
+  uint64_t checksum() const override { return tokenizer_checksum(type(), std::to_string(vocab_size_)); }
   void save(const std::string&) const override {}
 
  private:
@@ -178,8 +179,10 @@ TEST(TokenFile, HostileNumbers) {
     size_t bytes;
     const char* words;
   };
-  ASSERT_EQ(error_of([] { TokenFile(bytes_of(forged(8, 1, 4)), "tokens"); }), std::nullopt) << "a forged file with nothing changed";
-  for (const Case& c : {Case{8, 2, 4, "version 2"},
+  ASSERT_EQ(error_of([] { TokenFile(bytes_of(forged(8, 2, 4)), "tokens"); }), std::nullopt) << "a forged file with nothing changed";
+  for (const Case& c : {Case{8, 3, 4, "version 3"},
+                        Case{8, 0, 4, "version 0"},
+                        Case{8, 1, 4, "expected 0"},
                         Case{12, 0, 4, "ids of 0 bytes"},
                         Case{12, 3, 4, "ids of 3 bytes"},
                         Case{12, 2, 4, "do not fit"},
@@ -193,7 +196,7 @@ TEST(TokenFile, HostileNumbers) {
                         Case{32, kHuge, 8, "vocabulary"},
                         Case{32, 100, 8, "id of token"},
                         Case{40, kHuge, 8, "bytes of text"},
-                        Case{56, 1, 8, "expected 0"},
+                        Case{56, 0, 8, "a checksum"},
                         Case{kOffsets, 1, 8, "expected 0"},
                         Case{kOffsets + 8, 0, 8, "document 0"},
                         Case{kOffsets + 8, 13, 8, "document 0"},
