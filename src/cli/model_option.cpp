@@ -44,22 +44,19 @@ void check_tokenizer_of(const OpenModel& open, bool given) {
                    : "which the folder's tokenizer.json says or leaves out; give back the file that it came with");
 }
 
-// eos_token_id, which published models have in config.json: an id, or several.
-std::vector<int32_t> end_tokens_of(const std::string& folder, const Tokenizer& tokenizer) {
+// eos_token_id, which published models have in config.json, an id or several; of an imported one in the configuration it came with.
+std::vector<int32_t> end_tokens_of(const ModelConfig& model, const Tokenizer& tokenizer) {
   std::vector<int32_t> ids;
   if (tokenizer.end_of_text() >= 0) ids.push_back(tokenizer.end_of_text());
-  constexpr size_t kLargest = size_t{1} << 20;
-  const std::string path = folder + "/config.json";
-  const nlohmann::json config = parse_json(read_file(path, kLargest), "'" + path + "'");
   const auto add = [&](const nlohmann::json& id) {
     if (!id.is_number_integer() || id < 0 || id >= tokenizer.vocab_size()) return;  // an id that no text has ends none
     const int32_t value = id.get<int32_t>();
     if (std::find(ids.begin(), ids.end(), value) == ids.end()) ids.push_back(value);
   };
-  if (const auto found = config.find("eos_token_id"); found != config.end()) {
-    if (!found->is_array()) add(*found);
-    if (found->is_array()) std::for_each(found->begin(), found->end(), add);
-  }
+  const nlohmann::json peer = model.peer.empty() ? nlohmann::json::object() : parse_json(model.peer, "the configuration that the model came with");
+  const nlohmann::json end = peer.value(nlohmann::json::json_pointer("/config/eos_token_id"), nlohmann::json());
+  if (!end.is_array()) add(end);
+  if (end.is_array()) std::for_each(end.begin(), end.end(), add);
   return ids;
 }
 
@@ -88,7 +85,7 @@ OpenModel open_model(const std::string& path, const std::string& precision, cons
     fail_usage("'{}': the tokenizer has a vocabulary of {}, the model of {}: they do not belong together", folder, open.tokenizer->vocab_size(),
                open.model.config().vocab_size);
   }
-  open.end_tokens = end_tokens_of(folder, *open.tokenizer);
+  open.end_tokens = end_tokens_of(open.model.config(), *open.tokenizer);
   return open;
 }
 

@@ -101,6 +101,9 @@ TEST_F(Generate, EndTokensStop) {
   spill(model + "/config.json", config.dump());
   EXPECT_EQ(run(write).out, all.substr(0, all.find(all[12])));
   EXPECT_EQ(run(write + Args{"--ignore-end"}).out, all);
+  // Imported it still ends there.
+  ASSERT_EQ(run({"import", model, path("imported"), "--tokenizer", "bytes"}).code, 0);
+  EXPECT_EQ(run({"generate", path("imported"), "--prompt", "key", "--tokens", "30"}).out, all.substr(0, all.find(all[12])));
   EXPECT_EQ(run(command({"--end-token", "256"})).code, 2);
 }
 
