@@ -18,7 +18,8 @@ constexpr int64_t kChunkScalar = 64;
 constexpr int64_t kChunkChannel = 32;
 constexpr int64_t kChunkToken = 16;
 constexpr int64_t kTokenFormLimit = 1;
-constexpr int64_t kMostKeyCuda = 256;  // registers of the token kernels
+constexpr int64_t kMostKeyCuda = 256;      // registers of the token kernels
+constexpr int64_t kMostHeadsCuda = 65535;  // of a grid's second and third dimension
 
 void check_positive(std::string_view name, int64_t value, int64_t most) {
   if (value < 1 || value > most) fail_usage("descriptor: {}: expected 1 to {}, got {}", name, most, value);
@@ -104,7 +105,10 @@ Plan make_plan(const fw_desc& desc) {
   }
   const bool on_cuda = desc.device == FW_DEVICE_CUDA;
   if (on_cuda && desc.dtype != FW_F32) fail_usage("descriptor: dtype: expected FW_F32 on CUDA, got {}", desc.dtype);
-  if (on_cuda) check_positive("K", desc.K, kMostKeyCuda);
+  if (on_cuda) {
+    check_positive("K", desc.K, kMostKeyCuda);
+    check_positive("HV", desc.HV, kMostHeadsCuda);
+  }
   if (!on_cuda && desc.slots != nullptr) fail_usage("descriptor: slots: expected NULL on the CPU, got an address");
   if (desc.segment < -1 || desc.segment % cuda::kChunk > 0 || (!on_cuda && desc.segment > 0)) {
     fail_usage("descriptor: segment: expected 0, -1 or, on CUDA, a multiple of {}, got {}", cuda::kChunk, desc.segment);

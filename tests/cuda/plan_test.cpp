@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <string>
+#include <vector>
 
 #include "fastweight/fastweight.h"
 
@@ -125,6 +127,46 @@ TEST(DevicePlan, GainsAboveOneTakeTwoTerms) {
   // With channel decay, whatever the tensors are: decays are in the keys.
   for (const fw_dtype io : {FW_BF16, FW_F32}) EXPECT_EQ(saved("kda_neg", io), saved("kda", io) + tiles * (2 * matrix + 64 * 4));
   EXPECT_NE(plan_text(descriptor("kda_neg")).find("keys too"), std::string::npos) << plan_text(descriptor("kda_neg"));
+}
+
+// One long sequence beside many short ones is cut as it is alone: what the short ones take does not grow with its length.
+TEST(DevicePlan, ALongSequenceAmongShortOnesIsCut) {
+  constexpr int64_t kLong = 32768, kShort = 64, kCount = 64;
+  std::vector<int64_t> offsets = {0};
+  for (int64_t i = 0; i < kCount; ++i) offsets.push_back(offsets.back() + kShort);
+  offsets.push_back(offsets.back() + kLong);
+  fw_desc desc = descriptor("gated_deltanet");
+  desc.B = 1;
+  desc.T = offsets.back();
+  desc.cu_seqlens = offsets.data();
+  desc.num_sequences = kCount + 1;
+  EXPECT_NE(plan_text(desc).find("segments: "), std::string::npos) << plan_text(desc);
+  // As many long ones fill the device.
+  for (int64_t i = 0; i <= kCount + 1; ++i) offsets[static_cast<size_t>(i)] = i * kLong;
+  desc.T = offsets.back();
+  EXPECT_EQ(plan_text(desc).find("segments: "), std::string::npos) << plan_text(desc);
+}
+
+// A grid's second dimension ends at 65,535, its first at 2^31 - 1.
+TEST(DevicePlan, RefusesWhatNoGridHolds) {
+  fw_desc desc = descriptor("gated_deltanet");
+  fw_sizes sizes;
+  FW_INIT(&sizes);
+  desc.B = 1;
+  desc.T = 64;
+  desc.H = desc.HV = 65535;
+  EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
+  desc.H = desc.HV = 65536;
+  EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_ERROR_ARGUMENT);
+  EXPECT_NE(std::string(fw_last_error()).find("HV: expected 1 to 65535, got 65536"), std::string::npos) << fw_last_error();
+  desc.device = FW_DEVICE_CPU;
+  EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
+  desc.device = FW_DEVICE_CUDA;
+  desc.H = desc.HV = 4096;
+  desc.B = 1 << 18;
+  EXPECT_EQ(fw_workspace_query(&desc, &sizes), FW_ERROR_ARGUMENT);
+  EXPECT_NE(std::string(fw_last_error()).find("sequences: expected so many that a CUDA grid has at most 2147483647 blocks"), std::string::npos)
+      << fw_last_error();
 }
 
 TEST(DevicePlan, RefusesWhatTheDeviceHasNot) {

@@ -4,20 +4,25 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 
+#include "emulation/gpu.h"
+
 namespace fw::cuda::emulation {
 
 constinit thread_local Position position{};
+Gpu gpu;
 
 namespace {
 
 constexpr std::size_t kSharedLimit = 227 * 1024;  // of a block on Hopper
 thread_local Block* current_block = nullptr;
+std::atomic<int64_t> grids = 0;
 
 std::string kernel_name(const void* kernel) {
   Dl_info info{};
@@ -36,7 +41,10 @@ std::string kernel_name(const void* kernel) {
 
 }  // namespace
 
+int64_t grids_run() { return grids; }
+
 void run_grid(const GridShape& shape, const std::function<void()>& kernel) {
+  ++grids;
   const int64_t blocks = static_cast<int64_t>(shape.x) * shape.y * shape.z;
   const Position outside = position;
   Block* ends_with_last = nullptr;  // races are looked for on one thread of the system, where one Block runs all

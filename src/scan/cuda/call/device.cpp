@@ -1,18 +1,33 @@
 #include "scan/cuda/call/device.h"
 
 #include "base/error.h"
-
-#if !defined(FW_CUDA_EMULATION)
+#if defined(FW_CUDA_EMULATION)
+#include "emulation/gpu.h"
+#else
 #include <cuda_runtime.h>
 #endif
 
 namespace fw::cuda {
 
+std::string unsupported(const std::string& name, int major, int minor, bool chunk_form) {
+  const bool hopper = major == 9 && minor == 0, ampere = major == 8;  // of sm_90a and sm_80 (cmake/FastweightCuda.cmake)
+  if (hopper || (ampere && !chunk_form)) return {};
+  const std::string what = fmt::format("device: {}, of compute capability {}.{},", name, major, minor);
+  if (ampere) return fmt::format("{} has no chunk form: expected 9.0 (H100, H200, GH200), or form FW_FORM_TOKEN, which runs on 8.0 to 8.9 too", what);
+  return fmt::format("{} is not supported: expected 9.0 (H100, H200, GH200), or 8.0 to 8.9 for the token form alone", what);
+}
+
 #if defined(FW_CUDA_EMULATION)
-void require_device(bool) {}
-int multiprocessors() { return kUsualMultiprocessors; }
+
+void require_device(bool chunk_form) {
+  const std::string why = unsupported(emulation::gpu.name, emulation::gpu.major, emulation::gpu.minor, chunk_form);
+  if (!why.empty()) throw DeviceError(why);
+}
+int multiprocessors() { return emulation::gpu.multiprocessors; }
 int64_t turning_processors() { return 2; }
+
 #else
+
 void require_device(bool chunk_form) {
   int device = 0, major = 0, minor = 0;
   cudaError_t status = cudaGetDevice(&device);
@@ -22,11 +37,10 @@ void require_device(bool chunk_form) {
     cudaGetLastError();  // or the next call's check would find it
     throw DeviceError(fmt::format("device: expected an NVIDIA GPU, found none ({})", cudaGetErrorString(status)));
   }
-  if (chunk_form && major != 9) {
-    throw DeviceError(fmt::format(
-        "device: the chunk form runs on compute capability 9.0 (H100, H200, GH200), this GPU has {}.{}; form FW_FORM_TOKEN runs from 8.0 on", major, minor));
-  }
-  if (major < 8) throw DeviceError(fmt::format("device: expected compute capability 8.0 or more, this GPU has {}.{}", major, minor));
+  if (unsupported("", major, minor, chunk_form).empty()) return;
+  cudaDeviceProp properties{};  // asked for here alone: it takes long
+  const bool named = cudaGetDeviceProperties(&properties, device) == cudaSuccess;
+  throw DeviceError(unsupported(named ? properties.name : "the GPU", major, minor, chunk_form));
 }
 
 int multiprocessors() {
@@ -38,6 +52,7 @@ int multiprocessors() {
   return kUsualMultiprocessors;
 }
 int64_t turning_processors() { return multiprocessors(); }
+
 #endif
 
 }  // namespace fw::cuda

@@ -2,11 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace fw::cuda {
 
 // Throws DeviceError (base/error.h) unless the current device can run the plan's kernels; form chunk or token.
 void require_device(bool chunk_form);
+// Why a device of compute capability major.minor cannot run them, with what it is and what is supported; empty if it can. The library has machine code and
+// nothing that a driver could translate, so what is not listed here would fail at the first launch.
+std::string unsupported(const std::string& name, int major, int minor, bool chunk_form);
 
 // Multiprocessors of the current device; where there is none to ask, and in the emulation, those of an H100 or H200 (SXM), so that a plan can be made anywhere.
 inline constexpr int kUsualMultiprocessors = 132;

@@ -69,17 +69,19 @@ struct ReversePass {
   double scan = 0, all = 0;
 };
 
-// Blocks and chunks of a call, for the choice of segments and of how the gradients come behind the reverse scan.
+// Blocks and chunks of a call, for the choice of segments and of how the gradients come behind the reverse scan. Of sequences of different lengths there count
+// as many as would be, with as many chunks in all, were they all as long as the longest: blocks of short ones are soon over and leave their places to others.
 struct SegmentShape {
   Costs costs;
-  int64_t processors, blocks, map_blocks, chunks, tiles;
+  int64_t processors, chunks, tiles, blocks, map_blocks;
   SegmentShape(const Plan& plan, const DevicePlan& device)
       : costs(device.direct ? kDirectCosts : kImageCosts),
         processors(device.multiprocessors),
-        blocks(plan.N * plan.HV * ((plan.V + kValueBlock - 1) / kValueBlock)),
-        map_blocks(device.direct ? 0 : plan.N * plan.HV * ((plan.K + kValueBlock - 1) / kValueBlock)),
         chunks((plan.longest + kChunk - 1) / kChunk),
-        tiles(plan.total_chunks() * plan.HV) {}
+        tiles(plan.total_chunks() * plan.HV),
+        blocks(as_long_as_the_longest(plan.V)),
+        map_blocks(device.direct ? 0 : as_long_as_the_longest(plan.K)) {}
+  int64_t as_long_as_the_longest(int64_t columns) const { return chunks > 0 ? (tiles * ((columns + kValueBlock - 1) / kValueBlock) + chunks - 1) / chunks : 0; }
   int64_t length(int64_t count) const { return (chunks + count - 1) / count; }
   double forward(int64_t count) const {
     if (count == 1) return costs.forward.of(blocks, chunks, processors);
@@ -265,6 +267,23 @@ std::vector<int32_t> Segments::backward_parts() const {
   return parts;
 }
 
+namespace {
+
+// The most blocks that a kernel of the plan has in a grid's first dimension: of the scans, with those of the segments' maps, or of the token form and the
+// preconditioner's walk.
+void check_grids(const Plan& plan, const DevicePlan& device) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1, kLeastRows = 8, kLanes = 32;
+  const int64_t sequences = std::max(plan.N, device.segments.count());
+  const int64_t of_scan = device.chunk_form ? device.value_blocks + 2 : 1;
+  const int64_t blocks = std::max({sequences * plan.HV * of_scan, plan.N * plan.HV * ((plan.K + kLanes - 1) / kLanes), 2 * plan.N * (plan.V / kLeastRows + 1)});
+  if (blocks > kMost) {
+    fail_usage("descriptor: sequences: expected so many that a CUDA grid has at most {} blocks, got {} of {} value heads, which want {}; pass fewer in a call",
+               kMost, plan.N, plan.HV, blocks);
+  }
+}
+
+}  // namespace
+
 size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.bytes, backward.bytes); }
 
 DevicePlan make_device_plan(const Plan& plan, int multiprocessors) {
@@ -287,6 +306,7 @@ DevicePlan make_device_plan(const Plan& plan, int multiprocessors) {
     device.segments.backward = device.segments && cut_backward(plan, device, device.segments.chunks);
     plan_gradients(plan, device);
   }
+  check_grids(plan, device);
   device.forward = forward_regions(plan, device);
   device.saved = saved_regions(plan, device);
   device.backward = backward_regions(plan, device);

@@ -5,6 +5,7 @@
 
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/select.h"
+#include "scan/cuda/call/upload.h"
 
 namespace fw::cuda {
 namespace {
@@ -118,8 +119,7 @@ void upload_table(const Plan& plan, const std::vector<int32_t>& values, const Re
 
 void upload_tables(const Plan& plan, const CommonRegions& regions, const Space& space) {
   if (!plan.packed) return;
-  upload_table(plan, {plan.offsets.begin(), plan.offsets.end()}, regions.offsets, space);
-  upload_table(plan, {plan.chunk_base.begin(), plan.chunk_base.end()}, regions.chunk_base, space);
+  upload_sequences(plan.offsets.data(), plan.N, space.at<int32_t>(regions.offsets), space.at<int32_t>(regions.chunk_base), plan.stream);
 }
 
 // The segments of a cut, as sequences, and the tables that the passes need beside them.

@@ -37,8 +37,10 @@ FW_DEVICE void load_map(const float* map, int K, int k, int first, bool transpos
 
 __global__ void __launch_bounds__(kKeys) join_kernel(const __grid_constant__ JoinArgs a) {
   float* const rows = reinterpret_cast<float*>(shared_memory());  // [kRows, kKeys]
-  const int k = static_cast<int>(thread_index()), v0 = static_cast<int>(block_index_x()) * kRows, hv = static_cast<int>(block_index_y()),
-            n = static_cast<int>(block_index_z());
+  // Sequences in x, of which there may be more than 65,535.
+  const unsigned tiles = static_cast<unsigned>((a.V + kRows - 1) / kRows);
+  const int k = static_cast<int>(thread_index()), v0 = static_cast<int>(block_index_x() % tiles) * kRows, hv = static_cast<int>(block_index_y()),
+            n = static_cast<int>(block_index_x() / tiles);
   // Without grid_dependency_launch(): a second pass whose blocks got their places while the first one ran took 3 to 6% longer.
   grid_dependency_wait();
   const int first = a.first_segment[n], count = a.first_segment[n + 1] - first;
@@ -87,7 +89,7 @@ __global__ void __launch_bounds__(kKeys) join_kernel(const __grid_constant__ Joi
 
 void join_segments(const JoinArgs& args, void* stream) {
   if (args.K > kKeys) fail_internal("join_segments: expected K at most {}, got {}", kKeys, args.K);
-  const Dim3 grid{static_cast<unsigned>((args.V + kRows - 1) / kRows), static_cast<unsigned>(args.HV), static_cast<unsigned>(args.N)};
+  const Dim3 grid{static_cast<unsigned>((args.V + kRows - 1) / kRows) * static_cast<unsigned>(args.N), static_cast<unsigned>(args.HV)};
   launch_overlapped(join_kernel, grid, kKeys, sizeof(float) * kRows * kKeys, stream, args);
 }
 

@@ -78,7 +78,10 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
         }
       }
       if (brings_d_o) {
-        if (thread_index() == 32) engine.bring(maps.v, place.value_block * kValueBlock, head, c, stage + Shape::kTile, full);
+        if (thread_index() == 32) {
+          if constexpr (!kSave) fence_async_shared();  // threads have filled this tile, if the last chunk is short; else who has read it has fenced
+          engine.bring(maps.v, place.value_block * kValueBlock, head, c, stage + Shape::kTile, full);
+        }
         mbarrier_arrive(full);
       } else {
         bring_tile(d_o, c, stage + Shape::kTile, full);

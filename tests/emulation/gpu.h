@@ -1,0 +1,18 @@
+// What the library is told that it runs on, and how much it has run there. Apart from run.h, which every kernel includes.
+#pragma once
+
+#include <cstdint>
+
+namespace fw::cuda::emulation {
+
+// Tests change it.
+struct Gpu {
+  const char* name = "emulated device";
+  int major = 9, minor = 0, multiprocessors = 132;
+};
+extern Gpu gpu;
+
+// How many grids have been run.
+int64_t grids_run();
+
+}  // namespace fw::cuda::emulation
