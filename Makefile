@@ -10,7 +10,7 @@ FUZZ_SECONDS ?= 60
 export CCACHE_BASEDIR ?= $(CURDIR)
 CMAKE_BUILD := cmake --build build -j $(JOBS)
 
-.PHONY: all deps configure test demo install bench gpu-test gpu-bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
+.PHONY: all deps configure test test-long demo install bench gpu-test gpu-bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
 all: configure ## build the program (build/fastweight) and the library
 	$(CMAKE_BUILD) --target fastweight_program fastweight_shared
 
@@ -24,10 +24,15 @@ deps:
 configure: deps
 	@test -f build/build.ninja || cmake --preset release
 
-test: configure ## build and run all tests
+test: configure ## build and run the tests, but for the long ones
 	@tools/install-deps.sh test
 	$(CMAKE_BUILD)
-	ctest --preset release -j $(JOBS)
+	ctest --preset release -j $(JOBS) -LE '^long$$'
+
+test-long: configure ## the long tests: device code emulated in other orders of its threads
+	@tools/install-deps.sh test
+	$(CMAKE_BUILD)
+	ctest --preset release -j $(JOBS) -L '^long$$'
 
 demo: configure ## train on fortunes (or TEXT=my.txt) for a few minutes, evaluate, generate, draw the curve
 	@tools/install-deps.sh demo
