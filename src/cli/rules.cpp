@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/json_output.h"
 #include "report/table.h"
+#include "rule/formula.h"
 #include "rule/rule.h"
 
 namespace fw::cli {
@@ -21,24 +22,6 @@ std::string word(const Rule& rule, std::string_view axis) {
     if (info.name == axis) return std::string(info.values[static_cast<size_t>(info.get(rule))]);
   }
   fail_internal("rules: no axis '{}'", axis);
-}
-
-// The gain that depends on |k|^2, as a formula.
-std::string gain_formula(const Rule& rule) {
-  switch (rule.gain) {
-    case Gain::kOne:
-    case Gain::kGate:
-      return "";
-    case Gain::kKaczmarz:
-      return fmt::format("beta / (|k|^2 + {:g})", rule.gain_eps);
-    case Gain::kNlms:
-      return fmt::format("1 / (|k|^2 + {:g})", rule.gain_eps);
-    case Gain::kLonghorn:
-      return "beta / (1 + beta |k|^2)";
-    case Gain::kEfla:
-      return "(1 - exp(-beta |k|^2)) / |k|^2";
-  }
-  return "?";
 }
 
 const char* norm_word(Norm norm) { return norm == Norm::kRaw ? "raw" : "L2"; }

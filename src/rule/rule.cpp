@@ -8,9 +8,29 @@
 
 #include "base/error.h"
 #include "base/nearest.h"
+#include "rule/formula.h"
 
 namespace fw {
 namespace {
+
+// In the order of Gain: names, and formulas where they depend on |k|^2; {} is gain_eps.
+struct GainText {
+  const char *name, *formula;
+};
+constexpr GainText kGains[] = {
+    {"one", ""},
+    {"gate", ""},
+    {"kaczmarz", "beta / (|k|^2 + {:g})"},
+    {"nlms", "1 / (|k|^2 + {:g})"},
+    {"longhorn", "beta / (1 + beta |k|^2)"},
+    {"efla", "(1 - exp(-beta |k|^2)) / |k|^2"},
+};
+
+std::vector<std::string_view> gain_names() {
+  std::vector<std::string_view> names;
+  for (const GainText& gain : kGains) names.emplace_back(gain.name);
+  return names;
+}
 
 #define FW_AXIS(field, type, ...)                                                                                                            \
   AxisInfo {                                                                                                                                 \
@@ -21,7 +41,7 @@ const std::vector<AxisInfo>& axes() {
   static const std::vector<AxisInfo> list = {
       FW_AXIS(decay, Decay, "none", "constant", "scalar", "channel"),
       FW_AXIS(solve, Solve, "online", "offline"),
-      FW_AXIS(gain, Gain, "one", "gate", "kaczmarz", "nlms", "longhorn", "efla"),
+      FW_AXIS(gain, Gain, gain_names()),
       FW_AXIS(erase, Gate, "tied", "channel", "averaged", "scalar"),
       FW_AXIS(write, Gate, "tied", "channel", "averaged", "scalar"),
       FW_AXIS(erase_key, EraseKey, "tied", "own"),
@@ -191,6 +211,8 @@ const Preset& preset(std::string_view name) {
   for (const std::string& n : names) all += (all.empty() ? "" : ", ") + n;
   fail_usage("rule: unknown preset '{}'{} (known: {})", name, suggestion(name, names), all);
 }
+
+std::string gain_formula(const Rule& rule) { return fmt::format(fmt::runtime(kGains[static_cast<size_t>(rule.gain)].formula), rule.gain_eps); }
 
 std::string to_string(const Rule& rule) {
   const Rule standard;
