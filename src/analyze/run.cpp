@@ -54,7 +54,7 @@ Analysis analyze_text(LanguageModel<float>& model, const TokenFile& file, const 
       const int64_t length = std::min({options.context > 0 ? options.context : end, end - begin, limit - result.tokens});
       ids.resize(static_cast<size_t>(length));
       file.read(begin, ids);
-      ModelState<float> state(model.config(), 1);
+      ModelState<float> state(model.config(), 1, model.device());
       for (int64_t from = 0; from < length; from += kPassTokens) {
         const int64_t count = std::min(kPassTokens, length - from);
         targets.assign(ids.begin() + from + 1, ids.begin() + std::min(from + count + 1, length));

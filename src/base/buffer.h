@@ -39,6 +39,15 @@ class Buffer {
     data_ = static_cast<T*>(device.allocate(bytes(count)));
     zero();
   }
+  // Memory of its own with the same values.
+  Buffer clone() const {
+    Buffer other;
+    other.device_ = device_;
+    if (count_ > 0) other.data_ = static_cast<T*>(device_->allocate(bytes(count_)));
+    other.count_ = count_;
+    if (count_ > 0) device_->copy(other.data_, data_, bytes(count_));
+    return other;
+  }
   Buffer(Buffer&& other) noexcept : device_(other.device_), data_(std::exchange(other.data_, nullptr)), count_(std::exchange(other.count_, 0)) {}
   Buffer& operator=(Buffer&& other) noexcept {
     std::swap(device_, other.device_);
@@ -65,6 +74,11 @@ class Buffer {
   }
   void read(int64_t at, std::span<T> values) const {
     if (!values.empty()) device_->to_host(values.data(), data_ + at, values.size_bytes());
+  }
+  std::vector<T> to_vector() const {
+    std::vector<T> values(static_cast<size_t>(count_));
+    read(0, values);
+    return values;
   }
   HostView<T> host(int64_t at, int64_t count) const {
     if (count == 0 || device_->host_memory()) return HostView<T>(span().subspan(static_cast<size_t>(at), static_cast<size_t>(count)));

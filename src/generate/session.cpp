@@ -21,7 +21,7 @@ int32_t start_token(const Tokenizer& tokenizer) {
 }  // namespace
 
 Session::Session(LanguageModel<float>& model, const Tokenizer& tokenizer, uint64_t seed)
-    : model_(model), tokenizer_(tokenizer), state_(model.config(), 1), logits_(static_cast<size_t>(model.config().vocab_size)), random_(seed) {
+    : model_(model), tokenizer_(tokenizer), state_(model.config(), 1, model.device()), logits_(static_cast<size_t>(model.config().vocab_size)), random_(seed) {
   if (tokenizer.vocab_size() > model.config().vocab_size) {
     fail_usage("the tokenizer has a vocabulary of {}, the model of {}: the model was trained with another tokenizer", tokenizer.vocab_size(),
                model.config().vocab_size);

@@ -10,6 +10,7 @@
 #include "nn/block.h"
 #include "nn/head.h"
 #include "nn/observer.h"
+#include "nn/recurrence.h"
 #include "ops/backend.h"
 
 namespace fw {
@@ -31,7 +32,8 @@ struct LanguageModel<T>::Impl {
         head("model.norm.weight", "lm_head.weight", c.tie_word_embeddings ? embedding.index() : -1, c.vocab_size, c.hidden_size, c.norm_eps, params),
         sums(device, 1),
         arena(device, kArenaBlock),
-        exec{ops_of<T>(device), device, arena, contexts_arena} {
+        exec{ops_of<T>(device), device, arena, contexts_arena},
+        recurrences(device) {
     params.allocate(device);
     contexts.resize(blocks.size());
   }
@@ -52,6 +54,7 @@ struct LanguageModel<T>::Impl {
       if (ids[t] < 0 || ids[t] >= config.vocab_size) fail_usage("ids[{}]: expected 0 <= id < vocab_size = {}, got {}", t, config.vocab_size, ids[t]);
     }
     if (state == nullptr) return;
+    if (&state->device() != &exec.device) fail_usage("state: expected one in the memory of the model's device, got one of another");
     if (state->sequences() != layout.count()) fail_usage("state: expected {} sequences as the layout has, got {}", layout.count(), state->sequences());
     if (state->layers() != config.num_hidden_layers) fail_usage("state: expected {} layers, got {}", config.num_hidden_layers, state->layers());
   }
@@ -74,7 +77,7 @@ struct LanguageModel<T>::Impl {
     arena.release();
     contexts_arena.release();
     const int64_t* positions = state == nullptr ? nullptr : upload(std::span<const int64_t>(state->positions()));
-    return Pass<T>{params, PassLayout(layout, upload(std::span<const int64_t>(layout.offsets())), positions), exec, keep, form, observer};
+    return Pass<T>{params, PassLayout(layout, upload(std::span<const int64_t>(layout.offsets())), positions), exec, recurrences, keep, form, observer};
   }
 
   // What the host knows of a pass goes to the device once.
@@ -116,6 +119,7 @@ struct LanguageModel<T>::Impl {
   Arena arena, contexts_arena;
   int64_t largest = 0;
   Exec<T> exec;
+  Recurrences<T> recurrences;
   fw_form form = FW_FORM_AUTO;
   PassObserver<T>* observer = nullptr;
 };
@@ -160,6 +164,11 @@ const Params<T>& LanguageModel<T>::params() const {
 template <class T>
 const Exec<T>& LanguageModel<T>::exec() const {
   return impl_->exec;
+}
+
+template <class T>
+Device& LanguageModel<T>::device() const {
+  return impl_->exec.device;
 }
 
 template <class T>

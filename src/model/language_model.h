@@ -34,6 +34,7 @@ class LanguageModel {
   Params<T>& params();
   const Params<T>& params() const;
   const Exec<T>& exec() const;  // what its operations run in
+  Device& device() const;       // where its parameters are, and where its states must be
   void init(Random& random) { params().init(random); }
   void set_precision(Precision precision);  // of the matrix products outside the recurrence
   void set_form(fw_form form);              // of the recurrence; FW_FORM_AUTO at first

@@ -32,7 +32,14 @@ void check_metadata(const SafetensorsReader& reader, const std::string& path, co
 }  // namespace
 
 template <class T>
-ModelState<T>::ModelState(const ModelConfig& config, int64_t sequences) : sequences_(sequences) {
+ModelState<T>::Tensor::Tensor(const Tensor& other) : spec(other.spec), values(other.values.clone()), pages(other.pages.size()) {
+  for (size_t n = 0; n < pages.size(); ++n) {
+    for (const Buffer<T>& page : other.pages[n]) pages[n].push_back(page.clone());
+  }
+}
+
+template <class T>
+ModelState<T>::ModelState(const ModelConfig& config, int64_t sequences, Device& device) : device_(&device), sequences_(sequences) {
   validate(config);
   if (sequences < 0) fail_usage("model state: expected a number of sequences >= 0, got {}", sequences);
   positions_.assign(static_cast<size_t>(sequences), 0);
@@ -44,7 +51,7 @@ ModelState<T>::ModelState(const ModelConfig& config, int64_t sequences) : sequen
       if (tensor.spec.kind == StateKind::kCache) {
         tensor.pages.resize(static_cast<size_t>(sequences));
       } else {
-        tensor.values.assign(static_cast<size_t>(sequences * tensor.spec.size()), T(0));
+        tensor.values = Buffer<T>(device, sequences * tensor.spec.size());
       }
     }
     views_.emplace_back(layer.size());
@@ -56,7 +63,7 @@ size_t ModelState<T>::bytes() const {
   size_t n = 0;
   for (const std::vector<Tensor>& layer : layers_) {
     for (const Tensor& tensor : layer) {
-      n += tensor.values.size();
+      n += static_cast<size_t>(tensor.values.size());
       for (const auto& pages : tensor.pages) n += pages.size() * static_cast<size_t>(tensor.spec.size());
     }
   }
@@ -67,7 +74,7 @@ template <class T>
 void ModelState<T>::reset() {
   for (std::vector<Tensor>& layer : layers_) {
     for (Tensor& tensor : layer) {
-      std::fill(tensor.values.begin(), tensor.values.end(), T(0));
+      tensor.values.zero();
       for (auto& pages : tensor.pages) pages.clear();
     }
   }
@@ -79,7 +86,7 @@ void ModelState<T>::grow(Tensor& tensor, int64_t sequence, int64_t tokens) const
   auto& pages = tensor.pages[static_cast<size_t>(sequence)];
   const int64_t rows = tensor.spec.shape[0];
   const size_t needed = static_cast<size_t>((tokens + rows - 1) / rows);
-  while (pages.size() < needed) pages.emplace_back(static_cast<size_t>(tensor.spec.size()), T(0));
+  while (pages.size() < needed) pages.emplace_back(*device_, tensor.spec.size());
 }
 
 template <class T>
@@ -90,10 +97,12 @@ StateView<T> ModelState<T>::view(Tensor& tensor) const {
   if (tensor.spec.kind != StateKind::kCache) return view;
   size_t most = 1;
   for (const auto& pages : tensor.pages) most = std::max(most, pages.size());
-  tensor.table.assign(static_cast<size_t>(sequences_) * most, nullptr);
+  std::vector<T*> table(static_cast<size_t>(sequences_) * most, nullptr);
   for (size_t n = 0; n < static_cast<size_t>(sequences_); ++n) {
-    for (size_t i = 0; i < tensor.pages[n].size(); ++i) tensor.table[n * most + i] = tensor.pages[n][i].data();
+    for (size_t i = 0; i < tensor.pages[n].size(); ++i) table[n * most + i] = tensor.pages[n][i].data();
   }
+  if (tensor.table.size() != static_cast<int64_t>(table.size())) tensor.table = Buffer<T*>(*device_, static_cast<int64_t>(table.size()));
+  tensor.table.write(0, table);
   view.pages = {nullptr, tensor.table.data(), static_cast<int64_t>(most), tensor.spec.shape[0], tensor.spec.shape[1]};
   return view;
 }
@@ -122,12 +131,14 @@ std::vector<int64_t> ModelState<T>::file_shape(const Tensor& tensor, const std::
 
 template <class T>
 std::vector<T> ModelState<T>::rows(const Tensor& tensor) const {
+  if (tensor.spec.kind != StateKind::kCache) return tensor.values.to_vector();
   std::vector<T> all;
   for (size_t n = 0; n < tensor.pages.size(); ++n) {
     int64_t left = positions_[n] * tensor.spec.shape[1];
-    for (const std::vector<T>& page : tensor.pages[n]) {
+    for (const Buffer<T>& page : tensor.pages[n]) {
       const int64_t count = std::min(left, tensor.spec.size());
-      all.insert(all.end(), page.begin(), page.begin() + count);
+      const HostView<T> values = page.host(0, count);
+      all.insert(all.end(), values.span().begin(), values.span().end());
       left -= count;
     }
   }
@@ -137,7 +148,7 @@ std::vector<T> ModelState<T>::rows(const Tensor& tensor) const {
 template <class T>
 std::vector<T> ModelState<T>::values(int64_t layer, const std::string& name) const {
   for (const Tensor& tensor : layers_[static_cast<size_t>(layer)]) {
-    if (tensor.spec.name == name) return tensor.spec.kind == StateKind::kCache ? rows(tensor) : tensor.values;
+    if (tensor.spec.name == name) return rows(tensor);
   }
   return {};
 }
@@ -168,11 +179,7 @@ void ModelState<T>::add_to(SafetensorsWriter& writer, const std::string& rule, c
   for (size_t i = 0; i < layers_.size(); ++i) {
     for (const Tensor& tensor : layers_[i]) {
       const std::string name = tensor_name(i, tensor.spec);
-      if (tensor.spec.kind == StateKind::kCache) {
-        writer.add_copy<T>(name, file_shape(tensor, positions_), rows(tensor));
-      } else {
-        writer.add<T>(name, file_shape(tensor, positions_), std::span<const T>(tensor.values));
-      }
+      writer.add_copy<T>(name, file_shape(tensor, positions_), rows(tensor));
     }
   }
 }
@@ -204,7 +211,7 @@ void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string
       reader.read<T>(name, shape, std::span<T>(values));
       ++expected;
       if (tensor.spec.kind != StateKind::kCache) {
-        tensor.values = std::move(values);
+        tensor.values.write(0, values);
         continue;
       }
       const T* from = values.data();
@@ -212,9 +219,9 @@ void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string
         tensor.pages[static_cast<size_t>(n)].clear();
         grow(tensor, n, positions[static_cast<size_t>(n)]);
         int64_t left = positions[static_cast<size_t>(n)] * tensor.spec.shape[1];
-        for (std::vector<T>& page : tensor.pages[static_cast<size_t>(n)]) {
+        for (Buffer<T>& page : tensor.pages[static_cast<size_t>(n)]) {
           const int64_t count = std::min(left, tensor.spec.size());
-          std::copy_n(from, count, page.begin());
+          page.write(0, {from, static_cast<size_t>(count)});
           from += count;
           left -= count;
         }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/safetensors.h"
 #include "base/seq_layout.h"
 #include "model/config.h"
@@ -19,7 +20,9 @@ namespace fw {
 template <class T>
 class ModelState {
  public:
-  ModelState(const ModelConfig& config, int64_t sequences);  // all zero, caches empty
+  // All zero, caches empty; in the memory of the device of the model that it is for.
+  ModelState(const ModelConfig& config, int64_t sequences, Device& device = host_device());
+  Device& device() const { return *device_; }
   int64_t sequences() const { return sequences_; }
   int64_t layers() const { return static_cast<int64_t>(layers_.size()); }
   // Tokens seen by each sequence [N]. The model calls advance() once after a pass, when all its layers have read them.
@@ -41,7 +44,8 @@ class ModelState {
   void load(const std::string& path, const std::string& rule, const std::string& model_hash);
 
   // The same as a part of a larger file (a session keeps logits and a generator beside it): tensors "state.*" and the
-  // metadata keys state_layout, state_dtype, state_rule, state_model. The state's memory must live until writer.write().
+  // metadata keys state_layout, state_dtype, state_rule, state_model. The writer has copies, but of the positions, which must live until
+  // writer.write().
   // read_from throws Error(kUsage) and leaves the state as it was when anything differs.
   void add_to(SafetensorsWriter& writer, const std::string& rule, const std::string& model_hash) const;
   void read_from(const SafetensorsReader& reader, const std::string& path, const std::string& rule, const std::string& model_hash);
@@ -49,16 +53,23 @@ class ModelState {
  private:
   struct Tensor {
     StateTensor spec;
-    std::vector<T> values;                           // kMatrix, kRing: [N, shape]
-    std::vector<std::vector<std::vector<T>>> pages;  // kCache: of each sequence
-    std::vector<T*> table;                           // kCache: of the pass
+    Buffer<T> values;                           // kMatrix, kRing: [N, shape]
+    std::vector<std::vector<Buffer<T>>> pages;  // kCache: of each sequence
+    Buffer<T*> table;                           // kCache: of the pass
+    Tensor() = default;
+    Tensor(const Tensor& other);  // with memory of its own; the table is made by prepare()
+    Tensor(Tensor&&) noexcept = default;
+    Tensor& operator=(const Tensor& other) { return *this = Tensor(other); }
+    Tensor& operator=(Tensor&&) noexcept = default;
+    ~Tensor() = default;
   };
   std::string layout() const;  // for the metadata
   std::vector<int64_t> file_shape(const Tensor& tensor, const std::vector<int64_t>& positions) const;
-  std::vector<T> rows(const Tensor& tensor) const;  // of a cache, as its file has them
+  std::vector<T> rows(const Tensor& tensor) const;  // as its file has them
   void grow(Tensor& tensor, int64_t sequence, int64_t tokens) const;
   StateView<T> view(Tensor& tensor) const;
 
+  Device* device_;
   int64_t sequences_ = 0;
   std::vector<std::vector<Tensor>> layers_;
   std::vector<std::vector<StateView<T>>> views_;

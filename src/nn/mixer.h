@@ -15,6 +15,8 @@ namespace fw {
 
 template <class T>
 class PassObserver;  // nn/observer.h
+template <class T>
+class Recurrences;  // nn/recurrence.h
 
 // One pass over the model: what all modules share.
 template <class T>
@@ -22,6 +24,7 @@ struct Pass {
   Params<T>& params;
   PassLayout layout;
   const Exec<T>& exec;
+  Recurrences<T>& recurrences;
   bool keep = false;                    // contexts for backward
   fw_form form = FW_FORM_AUTO;          // of the recurrence
   PassObserver<T>* observer = nullptr;  // sees every recurrence

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "base/threads.h"
 
 namespace fw {
 namespace {
@@ -21,22 +22,24 @@ void check(fw_status status, const char* what) {
 }  // namespace
 
 template <class T>
-Recurrence<T>::Recurrence(const Rule& rule, const SeqLayout& layout, int64_t heads, int64_t v_heads, int64_t key_dim, int64_t value_dim, fw_form form)
+Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout, const Device& device)
     : sequences_(layout.count()),
-      decay_per_channel_(rule.decay == Decay::kChannel),
-      scalar_erase_(rule.erase == Gate::kScalar),
-      scalar_write_(rule.write == Gate::kScalar),
+      decay_per_channel_(shape.rule.decay == Decay::kChannel),
+      scalar_erase_(shape.rule.erase == Gate::kScalar),
+      scalar_write_(shape.rule.write == Gate::kScalar),
       single_tokens_(true) {
   FW_INIT(&desc_);
-  desc_.rule = to_c(rule);
+  desc_.rule = to_c(shape.rule);
   desc_.dtype = kDtype<T>;
-  desc_.form = form;
+  desc_.device = device.kind();
+  desc_.stream = device.stream();
+  desc_.form = shape.form;
   desc_.B = 1;
   desc_.T = layout.tokens();
-  desc_.H = heads;
-  desc_.HV = v_heads;
-  desc_.K = key_dim;
-  desc_.V = value_dim;
+  desc_.H = shape.heads;
+  desc_.HV = shape.v_heads;
+  desc_.K = shape.key_dim;
+  desc_.V = shape.value_dim;
   desc_.state_layout = FW_STATE_K_FIRST;
   desc_.seqlens_dtype = 64;
   desc_.cu_seqlens = layout.offsets().data();
@@ -144,7 +147,23 @@ void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, co
   arena.rewind(mark);
 }
 
+template <class T>
+const Recurrence<T>& Recurrences<T>::of(const RecurrenceShape& shape, const SeqLayout& layout) {
+  if (threads_ != num_threads() || layout_.offsets() != layout.offsets()) {
+    planned_.clear();
+    layout_ = layout;
+    threads_ = num_threads();
+  }
+  for (const Planned& p : planned_) {
+    if (p.shape == shape) return p.recurrence;
+  }
+  planned_.push_back({shape, Recurrence<T>(shape, layout_, device_)});
+  return planned_.back().recurrence;
+}
+
 template class Recurrence<float>;
 template class Recurrence<double>;
+template class Recurrences<float>;
+template class Recurrences<double>;
 
 }  // namespace fw

@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 
 #include "base/arena.h"
+#include "base/device.h"
 #include "base/mat.h"
 #include "base/seq_layout.h"
 #include "fastweight/fastweight.h"
@@ -29,11 +31,19 @@ struct RecurrenceInputs {
   T* a = nullptr;                  // initial preconditioner state [N, H, K]
 };
 
+// What a recurrence is, but for its sequences.
+struct RecurrenceShape {
+  Rule rule;
+  int64_t heads = 0, v_heads = 0, key_dim = 0, value_dim = 0;
+  fw_form form = FW_FORM_AUTO;
+  bool operator==(const RecurrenceShape&) const = default;
+};
+
 template <class T>
 class Recurrence {
  public:
-  // The layout must outlive the object.
-  Recurrence(const Rule& rule, const SeqLayout& layout, int64_t heads, int64_t v_heads, int64_t key_dim, int64_t value_dim, fw_form form = FW_FORM_AUTO);
+  // Calls run on the device, in its order. The layout must outlive the object.
+  Recurrence(const RecurrenceShape& shape, const SeqLayout& layout, const Device& device);
   size_t saved_bytes() const { return sizes_.saved; }
   // o [T, HV V] is overwritten; final_s, final_a may be null or the initial ones. saved (saved_bytes(), 64-byte aligned) or
   // null. Workspace comes from the arena and goes back to it. Without saved, sequences of one token each take the decode step.
@@ -50,6 +60,26 @@ class Recurrence {
   int64_t sequences_;
   bool decay_per_channel_, scalar_erase_, scalar_write_;
   bool single_tokens_;
+};
+
+// The recurrences of a model's layers on its device, planned once as long as the sequences stay the same: layers of one shape share
+// one, forward and backward, and so do the passes of a run.
+template <class T>
+class Recurrences {
+ public:
+  explicit Recurrences(const Device& device) : device_(device) {}
+  // Valid until it is asked for another layout.
+  const Recurrence<T>& of(const RecurrenceShape& shape, const SeqLayout& layout);
+
+ private:
+  struct Planned {
+    RecurrenceShape shape;
+    Recurrence<T> recurrence;
+  };
+  const Device& device_;
+  int threads_ = 0;   // a plan's workspace depends on their number
+  SeqLayout layout_;  // a copy, which the plans point to
+  std::deque<Planned> planned_;
 };
 
 }  // namespace fw

@@ -151,6 +151,11 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
 }
 
 template <class T>
+const Recurrence<T>& RecurrentMixer<T>::planned(const Pass<T>& pass) const {
+  return pass.recurrences.of({spec_.rule, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form}, pass.layout.host);
+}
+
+template <class T>
 MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const {
   const Params<T>& params = pass.params;
   Arena& arena = pass.exec.arena;
@@ -177,7 +182,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   query_key_->forward(pass, c.rule.q, c.rule.k, c.query_key);
   gates_forward(pass, c);
 
-  const Recurrence<T> recurrence(spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form);
+  const Recurrence<T>& recurrence = planned(pass);
   const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
   T *s = state.data(state_.s), *a = state.data(state_.a);
   c.rule.s = copy_state ? new_copy(pass.exec, s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : s;
@@ -290,7 +295,7 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   if (spec_.derives_erase_gate()) d.erase = new_matrix<T>(arena, tokens, spec_.v_heads);
   if (spec_.rule.uses_erase_key()) d.erase_key = new_matrix<T>(arena, tokens, spec_.key_size());
   if (spec_.rule.uses_read_correction()) d.read_correction = new_matrix<T>(arena, tokens, spec_.v_heads);
-  const Recurrence<T> recurrence(spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form);
+  const Recurrence<T>& recurrence = planned(pass);
   recurrence.backward(c.rule, d_o, d, c.saved, arena);
   if (d.precond_center != nullptr) {
     pass.exec.add_values(d.precond_center, spec_.heads, params.grad(index_.atk_center));

@@ -99,6 +99,7 @@ class RecurrentMixer final : public Mixer<T> {
     int inner_decay = -1, correction = -1, gain = -1;
     int atk_a_log = -1, atk_dt_bias = -1, atk_center = -1, o_norm = -1, o_proj = -1;
   };
+  const Recurrence<T>& planned(const Pass<T>& pass) const;
   void gates_forward(const Pass<T>& pass, Context& c) const;
   // d: gradients with respect to what the recurrence took. Those of the gates' values lie in dproj at the gates' columns and
   // become gradients of the projections there; d.k takes what reaches k through an erase key of its own.

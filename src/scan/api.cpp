@@ -2,18 +2,17 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <string>
-#include <type_traits>
+#include <utility>
 
 #include "base/error.h"
 #include "base/threads.h"
 #include "fastweight/fastweight.h"
 #include "rule/rule.h"
+#include "scan/backend.h"
 #include "scan/cpu/kernels.h"
-#include "scan/cuda/call/plan.h"
-#include "scan/cuda/call/scan.h"
-#include "scan/scan.h"
 
 namespace {
 
@@ -63,74 +62,19 @@ void check_buffer(const char* name, const void* p, size_t bytes, size_t needed) 
   if (reinterpret_cast<uintptr_t>(p) % 64 != 0) throw WorkspaceError(fmt::format("{}: expected an address aligned to 64 bytes, got {}", name, p));
 }
 
-// A call's plan and, on a device, what it does there: made once.
-struct Call {
-  fw::Plan plan;
-  fw::cuda::DevicePlan device;
-  explicit Call(const fw_desc& desc) : plan(fw::make_plan(desc)) {
-    if (plan.cuda) device = fw::cuda::make_device_plan(plan, fw::cuda::multiprocessors());
-  }
-  size_t forward_bytes() const { return plan.cuda ? device.forward.bytes : plan.forward_bytes(); }
-  size_t backward_bytes() const { return plan.cuda ? device.backward.bytes : plan.backward_bytes(); }
-  size_t saved_bytes() const { return plan.cuda ? device.saved.bytes : plan.saved_bytes(); }
-  // backward_bytes and room for the saved buffer in front of it.
-  size_t backward_alone_bytes() const {
-    if (plan.cuda) return device.backward_alone_bytes();
-    return plan.backward_bytes() + static_cast<size_t>(fw::padded(plan.saved_elements())) * plan.element();
-  }
-};
-
-template <class T>
-void forward_as(const Call& call, const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) {
-  const fw::Plan& plan = call.plan;
-  const fw::Inputs<T> inputs = fw::check_inputs<T>(plan, in, fw::TensorRole::kInput);
-  const fw::Outputs<T> outputs = fw::check_outputs<T>(plan, out, fw::TensorRole::kInput);
-  if constexpr (std::is_same_v<T, float>) {
-    if (plan.cuda) {
-      fw::cuda::scan_forward(plan, call.device, inputs, outputs, saved, workspace);
-      return;
-    }
-  }
-  fw::cpu::scan_forward<T>(plan, inputs, outputs, static_cast<T*>(saved), static_cast<T*>(workspace));
-}
-
-void check_slots(const fw::Plan& plan) {
-  if (plan.slots != nullptr && plan.form != FW_FORM_TOKEN) fw::fail_usage("descriptor: slots: expected NULL in a call other than fw_step, got an address");
+std::unique_ptr<const fw::Call> make_call(const fw_desc* desc) {
+  fw::Plan plan = fw::make_plan(not_null(desc, "descriptor"));
+  const fw::Backend& backend = *plan.backend;
+  return backend.call(std::move(plan));
 }
 
 void forward(const fw_desc& desc, const fw_inputs& in, const fw_outputs& out, void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes) {
-  const Call call(desc);
-  check_slots(call.plan);
-  check_buffer("workspace", workspace, workspace_bytes, call.forward_bytes());
-  if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
-  if (call.plan.dtype == FW_F32) {
-    forward_as<float>(call, in, out, saved, workspace);
-  } else {
-    forward_as<double>(call, in, out, saved, workspace);
-  }
-}
-
-template <class T>
-void backward_as(const Call& call, const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) {
-  const fw::Plan& plan = call.plan;
-  const fw::Inputs<T> inputs = fw::check_inputs<T>(plan, in, fw::TensorRole::kInput);
-  const fw::Outputs<T> cotangents = fw::check_outputs<T>(plan, d, fw::TensorRole::kGradient);
-  const fw::Inputs<T> gradients = fw::check_inputs<T>(plan, grads, fw::TensorRole::kGradient);
-  if constexpr (std::is_same_v<T, float>) {
-    if (plan.cuda) {
-      fw::cuda::scan_backward(plan, call.device, inputs, cotangents, gradients, saved, workspace);
-      return;
-    }
-  }
-  T* space = static_cast<T*>(workspace);
-  const T* kept = static_cast<const T*>(saved);
-  if (kept == nullptr) {
-    T* recomputed = space;
-    space += fw::padded(plan.saved_elements());
-    fw::cpu::scan_forward<T>(plan, inputs, fw::Outputs<T>{}, recomputed, space);
-    kept = recomputed;
-  }
-  fw::cpu::scan_backward<T>(plan, inputs, cotangents, gradients, kept, space);
+  const auto call = make_call(&desc);
+  if (call->plan().slots != nullptr && call->plan().form != FW_FORM_TOKEN)
+    fw::fail_usage("descriptor: slots: expected NULL in a call other than fw_step, got an address");
+  check_buffer("workspace", workspace, workspace_bytes, call->forward_bytes());
+  if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call->saved_bytes());
+  call->forward(in, out, saved, workspace);
 }
 
 }  // namespace
@@ -179,29 +123,27 @@ const char* fw_rule_name(int index) {
 
 fw_status fw_workspace_query(const fw_desc* desc, fw_sizes* sizes) {
   return guarded([&] {
-    const Call call(not_null(desc, "descriptor"));
+    const auto call = make_call(desc);
     if (sizes == nullptr) fw::fail_usage("sizes: expected a struct, got NULL");
     if (sizes->size != sizeof(fw_sizes)) fw::fail_usage("sizes: size: expected {} (sizeof(fw_sizes); use FW_INIT), got {}", sizeof(fw_sizes), sizes->size);
-    sizes->forward = call.forward_bytes();
-    sizes->backward = call.backward_bytes();
-    sizes->saved = call.saved_bytes();
-    sizes->backward_alone = call.backward_alone_bytes();
+    sizes->forward = call->forward_bytes();
+    sizes->backward = call->backward_bytes();
+    sizes->saved = call->saved_bytes();
+    sizes->backward_alone = call->backward_alone_bytes();
   });
 }
 
 fw_status fw_device_check(int32_t device) {
   return guarded([&] {
-    if (device != FW_DEVICE_CPU && device != FW_DEVICE_CUDA) fw::fail_usage("device: expected FW_DEVICE_CPU or FW_DEVICE_CUDA, got {}", device);
-    if (device == FW_DEVICE_CUDA) fw::cuda::require_device(true);
+    const fw::Backend* backend = fw::backend_of(device);
+    if (backend == nullptr) fw::fail_usage("device: expected FW_DEVICE_CPU or FW_DEVICE_CUDA, got {}", device);
+    backend->require();
   });
 }
 
 size_t fw_plan_text(const fw_desc* desc, char* buffer, size_t bytes) {
   std::string text;
-  const fw_status status = guarded([&] {
-    const Call call(not_null(desc, "descriptor"));
-    text = call.plan.cuda ? fw::cuda::to_text(call.plan, call.device) : fw::to_text(call.plan);
-  });
+  const fw_status status = guarded([&] { text = make_call(desc)->text(); });
   if (status != FW_OK) return 0;
   if (buffer != nullptr && bytes > 0) {
     const size_t count = std::min(bytes - 1, text.size());
@@ -220,18 +162,11 @@ fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs*
 fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads, const void* saved, size_t saved_bytes,
                       void* workspace, size_t workspace_bytes) {
   return guarded([&] {
-    const Call call(not_null(desc, "descriptor"));
-    if (call.plan.slots != nullptr) fw::fail_usage("descriptor: slots: expected NULL in fw_backward, got an address");
-    check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? call.backward_bytes() : call.backward_alone_bytes());
-    if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
-    const fw_inputs& inputs = not_null(in, "inputs");
-    const fw_outputs& cotangents = not_null(d, "cotangents");
-    const fw_inputs& gradients = not_null(grads, "gradients");
-    if (call.plan.dtype == FW_F32) {
-      backward_as<float>(call, inputs, cotangents, gradients, saved, workspace);
-    } else {
-      backward_as<double>(call, inputs, cotangents, gradients, saved, workspace);
-    }
+    const auto call = make_call(desc);
+    if (call->plan().slots != nullptr) fw::fail_usage("descriptor: slots: expected NULL in fw_backward, got an address");
+    check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? call->backward_bytes() : call->backward_alone_bytes());
+    if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call->saved_bytes());
+    call->backward(not_null(in, "inputs"), not_null(d, "cotangents"), not_null(grads, "gradients"), saved, workspace);
   });
 }
 

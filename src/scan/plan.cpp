@@ -6,8 +6,7 @@
 
 #include "base/error.h"
 #include "base/threads.h"
-#include "scan/cuda/call/plan.h"
-#include "scan/scan.h"
+#include "scan/backend.h"
 
 namespace fw {
 namespace {
@@ -18,8 +17,8 @@ constexpr int64_t kChunkScalar = 64;
 constexpr int64_t kChunkChannel = 32;
 constexpr int64_t kChunkToken = 16;
 constexpr int64_t kTokenFormLimit = 1;
-constexpr int64_t kMostKeyCuda = 256;      // registers of the token kernels
-constexpr int64_t kMostHeadsCuda = 65535;  // of a grid's second and third dimension
+constexpr int64_t kMostKey = 4096;
+constexpr int64_t kMostHeads = 1 << 16;
 
 void check_positive(std::string_view name, int64_t value, int64_t most) {
   if (value < 1 || value > most) fail_usage("descriptor: {}: expected 1 to {}, got {}", name, most, value);
@@ -64,15 +63,7 @@ DecayKind Plan::decay_kind() const {
 
 bool Plan::token_form(int64_t n) const { return form == FW_FORM_TOKEN || (form == FW_FORM_AUTO && length(n) <= kTokenFormLimit); }
 
-size_t Plan::saved_bytes() const { return static_cast<size_t>(saved_elements()) * element(); }
-
-size_t Plan::forward_bytes() const {
-  return dtype == FW_F32 ? cpu::forward_elements<float>(*this) * sizeof(float) : cpu::forward_elements<double>(*this) * sizeof(double);
-}
-
-size_t Plan::backward_bytes() const {
-  return dtype == FW_F32 ? cpu::backward_elements<float>(*this) * sizeof(float) : cpu::backward_elements<double>(*this) * sizeof(double);
-}
+bool Plan::bf16_states() const { return backend->bf16_step_states && form == FW_FORM_TOKEN; }
 
 Plan make_plan(const fw_desc& desc) {
   if (desc.size != sizeof(fw_desc)) fail_usage("descriptor: size: expected {} (sizeof(fw_desc); use FW_INIT), got {}", sizeof(fw_desc), desc.size);
@@ -92,31 +83,26 @@ Plan make_plan(const fw_desc& desc) {
   constexpr int64_t kMost = int64_t{1} << 31;
   if (desc.B < 0 || desc.B > kMost) fail_usage("descriptor: B: expected 0 to {}, got {}", kMost, desc.B);
   if (desc.T < 0 || desc.T > kMost) fail_usage("descriptor: T: expected 0 to {}, got {}", kMost, desc.T);
-  check_positive("H", desc.H, 1 << 16);
-  check_positive("HV", desc.HV, 1 << 16);
+  check_positive("H", desc.H, kMostHeads);
   if (desc.HV % desc.H != 0) fail_usage("descriptor: HV: expected a multiple of H = {}, got {}", desc.H, desc.HV);
-  check_positive("K", desc.K, 4096);
   check_positive("V", desc.V, 1 << 16);
   if (desc.chunk != 0) check_positive("chunk", desc.chunk, 1024);
   if (!std::isfinite(desc.scale)) fail_usage("descriptor: scale: expected a finite number (0: K^-1/2), got {}", desc.scale);
 
-  if (desc.device != FW_DEVICE_CPU && desc.device != FW_DEVICE_CUDA) {
-    fail_usage("descriptor: device: expected FW_DEVICE_CPU or FW_DEVICE_CUDA, got {}", desc.device);
-  }
-  const bool on_cuda = desc.device == FW_DEVICE_CUDA;
-  if (on_cuda && desc.dtype != FW_F32) fail_usage("descriptor: dtype: expected FW_F32 on CUDA, got {}", desc.dtype);
-  if (on_cuda) {
-    check_positive("K", desc.K, kMostKeyCuda);
-    check_positive("HV", desc.HV, kMostHeadsCuda);
-  }
-  if (!on_cuda && desc.slots != nullptr) fail_usage("descriptor: slots: expected NULL on the CPU, got an address");
-  if (desc.segment < -1 || desc.segment % cuda::kChunk > 0 || (!on_cuda && desc.segment > 0)) {
-    fail_usage("descriptor: segment: expected 0, -1 or, on CUDA, a multiple of {}, got {}", cuda::kChunk, desc.segment);
+  const Backend* backend = backend_of(desc.device);
+  if (backend == nullptr) fail_usage("descriptor: device: expected FW_DEVICE_CPU or FW_DEVICE_CUDA, got {}", desc.device);
+  if (desc.dtype == FW_F64 && !backend->doubles) fail_usage("descriptor: dtype: expected FW_F32 on {}, got {}", backend->name, desc.dtype);
+  check_positive("K", desc.K, std::min(kMostKey, backend->most_key));
+  check_positive("HV", desc.HV, std::min(kMostHeads, backend->most_heads));
+  if (desc.slots != nullptr && !backend->slots) fail_usage("descriptor: slots: expected NULL on {}, got an address", backend->name);
+  if (desc.segment < -1 || (desc.segment > 0 && (!backend->segments || desc.segment % backend->chunk != 0))) {
+    fail_usage("descriptor: segment: expected 0{} on {}, got {}", backend->segments ? fmt::format(", -1 or a multiple of {}", backend->chunk) : " or -1",
+               backend->name, desc.segment);
   }
   if (desc.slots != nullptr) check_positive("num_slots", desc.num_slots, int64_t{1} << 31);
 
   Plan plan;
-  plan.cuda = on_cuda;
+  plan.backend = backend;
   plan.stream = desc.stream;
   plan.slots = desc.slots;
   plan.segment = desc.segment;
@@ -134,8 +120,10 @@ Plan make_plan(const fw_desc& desc) {
   plan.V = desc.V;
   plan.scale = desc.scale != 0 ? desc.scale : 1.0 / std::sqrt(static_cast<double>(desc.K));
   const int64_t preferred = plan.form == FW_FORM_TOKEN ? kChunkToken : plan.decay_kind() == DecayKind::kChannel ? kChunkChannel : kChunkScalar;
-  if (on_cuda && desc.chunk != 0 && desc.chunk != cuda::kChunk) fail_usage("descriptor: chunk: expected 0 or {} on CUDA, got {}", cuda::kChunk, desc.chunk);
-  plan.chunk = on_cuda ? cuda::kChunk : desc.chunk != 0 ? desc.chunk : preferred;
+  if (backend->chunk != 0 && desc.chunk != 0 && desc.chunk != backend->chunk) {
+    fail_usage("descriptor: chunk: expected 0 or {} on {}, got {}", backend->chunk, backend->name, desc.chunk);
+  }
+  plan.chunk = backend->chunk != 0 ? backend->chunk : desc.chunk != 0 ? desc.chunk : preferred;
   plan.threads = num_threads();
   if (desc.cu_seqlens != nullptr) {
     read_offsets(desc, plan);
@@ -143,7 +131,9 @@ Plan make_plan(const fw_desc& desc) {
     plan.N = desc.B;
   }
   plan.states = desc.slots != nullptr ? desc.num_slots : plan.N;
-  if (on_cuda && plan.tokens() > kMost - 64) fail_usage("descriptor: T: expected at most {} tokens in all on CUDA, got {}", kMost - 64, plan.tokens());
+  if (plan.tokens() > backend->most_tokens) {
+    fail_usage("descriptor: T: expected at most {} tokens in all on {}, got {}", backend->most_tokens, backend->name, plan.tokens());
+  }
   plan.chunk_base.resize(static_cast<size_t>(plan.N) + 1);
   plan.chunk_base[0] = 0;
   for (int64_t n = 0; n < plan.N; ++n) {
@@ -152,15 +142,6 @@ Plan make_plan(const fw_desc& desc) {
     if (plan.token_form(n)) plan.longest_token_form = std::max(plan.longest_token_form, plan.length(n));
   }
   return plan;
-}
-
-std::string to_text(const Plan& plan) {
-  const char* form = plan.form == FW_FORM_TOKEN ? "token" : plan.form == FW_FORM_CHUNK ? "chunk" : "chunk, sequences of one token by the token form";
-  return fmt::format(
-      "rule: {}\nsequences: {} of at most {} tokens, {} in all\nform: {}\nchunks: {} of {} tokens\nthreads: {}\nworkspace forward: {} bytes\n"
-      "workspace backward: {} bytes\nsaved: {} bytes\n",
-      to_string(plan.rule), plan.N, plan.longest, plan.tokens(), form, plan.total_chunks(), plan.chunk, plan.threads, plan.forward_bytes(),
-      plan.backward_bytes(), plan.saved_bytes());
 }
 
 }  // namespace fw

@@ -19,6 +19,8 @@ constexpr int64_t padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
 // What the kernels see of the decay; a constant decay is a scalar one without a tensor.
 enum class DecayKind { kNone, kScalar, kChannel };
 
+struct Backend;  // backend.h
+
 struct Plan {
   Rule rule;
   fw_dtype dtype = FW_F32;
@@ -36,13 +38,13 @@ struct Plan {
   int64_t longest = 0;              // tokens of the longest sequence,
   int64_t longest_token_form = 0;   // and of the longest that runs token by token
   int threads = 1;
-  bool cuda = false;  // device memory, the kernels of scan/cuda
+  const Backend* backend = nullptr;  // of the descriptor's device
   void* stream = nullptr;
   const int32_t* slots = nullptr;  // device memory
   int64_t segment = 0;             // tokens of a segment as asked for: 0: by the shape, -1: none
   int64_t states = 0;              // first dimension of the states: N, or the number of slots
 
-  bool bf16_states() const { return cuda && form == FW_FORM_TOKEN; }
+  bool bf16_states() const;
   int64_t group() const { return HV / H; }
   DecayKind decay_kind() const;
   int64_t length(int64_t n) const { return packed ? offsets[static_cast<size_t>(n) + 1] - offsets[static_cast<size_t>(n)] : T; }
@@ -65,19 +67,11 @@ struct Plan {
   int64_t residual_index(int64_t token, int64_t hv) const { return saved_residuals() + (hv * tokens() + token) * padded(V); }
   int64_t triangle_index(int64_t n, int64_t c, int64_t hv) const { return saved_triangles() + chunk_index(n, c, hv) * triangle_size(); }
 
-  // On the CPU (else DevicePlan has them): bytes of the buffers of fw_forward, fw_backward (with a saved buffer of the caller) and of what forward saves.
-  size_t forward_bytes() const;
-  size_t backward_bytes() const;
-  size_t saved_bytes() const;
-
  private:
   int64_t chunk_index(int64_t n, int64_t c, int64_t hv) const { return (chunk_base[static_cast<size_t>(n)] + c) * HV + hv; }
 };
 
 // Throws Error(kUsage) naming the field, what was expected and what came.
 Plan make_plan(const fw_desc& desc);
-
-// Lines "name: value" for people, of a call on the CPU.
-std::string to_text(const Plan& plan);
 
 }  // namespace fw

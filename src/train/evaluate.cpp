@@ -32,7 +32,7 @@ class Evaluation {
       return;
     }
     flush();
-    ModelState<float> state(model_.config(), 1);
+    ModelState<float> state(model_.config(), 1, model_.device());
     // The last token has nothing to predict; a piece of it alone would be work for nothing.
     for (int64_t from = begin; from < end - 1; from += piece) {
       append(from, std::min(from + piece, end - 1), end);

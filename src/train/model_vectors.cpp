@@ -185,7 +185,7 @@ class ModelCheck {
     if (batch.layout.count() < 1 || batch.layout.length(0) < kPrompt) {
       fail_usage("'{}': greedy: expected input_ids of at least {} tokens for it to follow", io_.path(), kPrompt);
     }
-    ModelState<T> state(model.config(), 1);
+    ModelState<T> state(model.config(), 1, model.device());
     std::vector<T> logits(static_cast<size_t>(vocab));
     const Mat<T> row(logits.data(), 1, vocab);
     model.forward_last(std::span(batch.ids).first(kPrompt), SeqLayout({0, kPrompt}), state, row);

@@ -197,13 +197,14 @@ TEST(Block, TakesAnyMixer) {
   };
   Arena contexts;
   const Exec<double> exec{host_ops<double>(), host_device(), arena, contexts};
+  Recurrences<double> recurrences(host_device());
   const auto evaluate = [&] {
     arena.release();
     Block<double>::Context unused;
-    return run(false, unused, Pass<double>{params, layout, exec, false});
+    return run(false, unused, Pass<double>{params, layout, exec, recurrences, false});
   };
   Block<double>::Context context;
-  const Pass<double> pass{params, layout, exec, true};
+  const Pass<double> pass{params, layout, exec, recurrences, true};
   const double kept = run(true, context, pass);
   const Mat<double> dx = new_matrix<double>(arena, 4, 6);
   for (int64_t t = 0; t < 4; ++t) std::copy_n(weight.data() + t * 6, 6, dx.row(t));
