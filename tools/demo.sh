@@ -40,7 +40,7 @@ $program train recipes/demo.toml --text "$text" --separator "$separator" --out "
 
 echo
 echo "== eval: the text that was held out, read in pieces of 256 and 1024 tokens"
-$program eval "$run" --text "$run/data/valid.tokens" --context 256,1024 --no-carry
+$program eval "$run" --text "$run/data/valid.tokens" --context 256,1024
 
 echo
 echo "== generate"

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "analyze/figures.h"
@@ -12,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/dataset.h"
 #include "cli/model_option.h"
+#include "cli/outputs.h"
 
 namespace fw::cli {
 namespace {
@@ -42,12 +44,21 @@ class Analyze : public Command {
   int run(Options& options) override;
 
  private:
+  void refuse_picture(const std::string& text) const;
+
   std::string model_, separator_, out_ = "analysis";
   StringList text_;
   AnalyzeOptions analyze_;
   int64_t bins_ = 64, threads_ = 0;
   bool pictures_ = true;
 };
+
+// A text that lies in the folder of the results under a name that a picture can have.
+void Analyze::refuse_picture(const std::string& text) const {
+  const std::filesystem::path path(text), parent = path.has_parent_path() ? path.parent_path() : ".";
+  if (!pictures_ || (path.extension() != ".svg" && path.extension() != ".png") || !same_file(parent.string(), out_)) return;
+  fail_usage("--out: a picture of the results could replace '{}', which is read: choose another folder than '{}'", text, out_);
+}
 
 // A difference beyond rounding would mean that the analysis and the model compute different rules.
 void print_replay_error(const Analysis& analysis) {
@@ -67,15 +78,19 @@ int Analyze::run(Options&) {
   if (text_.empty()) fail_usage("no text: give a file with --text");
   if (bins_ < 2 || bins_ > Distribution::kBins) fail_usage("--bins: expected 2 to {}, got {}", Distribution::kBins, bins_);
   if (out_.empty()) fail_usage("--out: expected a folder, got nothing");
+  // Before the work, so that a folder that cannot be made costs nothing.
+  make_folders(out_);
+  const std::string json = out_ + "/analysis.json", csv = out_ + "/analysis.csv";
+  check_output("--out", json, text_);
+  check_output("--out", csv, text_);
+  for (const std::string& text : text_) refuse_picture(text);
   OpenModel open = open_model(model_, "f32");
   const TemporaryTokens tokens(text_, separator_, *open.tokenizer);
-  make_folders(out_);  // before the work, so that a folder that cannot be made costs nothing
   const Analysis analysis = analyze_text(open.model, tokens.file(), analyze_);
 
   nlohmann::ordered_json report = analysis_json(analysis, bins_);
   report["model"] = open.folder;
   report["text"] = text_;
-  const std::string json = out_ + "/analysis.json", csv = out_ + "/analysis.csv";
   write_file_atomic(json, report.dump() + "\n");
   write_file_atomic(csv, analysis_csv(analysis, bins_));
   const PictureResult pictures = pictures_ ? write_figures(analysis_figures(analysis, bins_), out_) : PictureResult{};

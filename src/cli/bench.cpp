@@ -9,6 +9,7 @@
 #include "cli/bench_report.h"
 #include "cli/command.h"
 #include "cli/json_output.h"
+#include "cli/outputs.h"
 #include "cli/run_config.h"
 #include "fastweight/fastweight.h"
 #include "rule/rule.h"
@@ -90,6 +91,7 @@ void Bench::check() const {
 int Bench::run(Options& options) {
   apply_threads(threads_);
   check();
+  if (!json_.empty()) check_output("--json", json_, {});
   if (device_ == "cuda" && !options.given("operands")) recurrence_.operands = "bf16";
   if (recurrence_.rules.empty()) {
     for (const Preset& p : presets()) recurrence_.rules.emplace_back(p.name);

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "cli/command.h"
+#include "cli/outputs.h"
 #include "report/metrics.h"
 #include "report/table.h"
 
@@ -69,6 +70,7 @@ int Curves::run(Options&) {
   const CurveValue value = parse_curve_value(value_);
   const CurveOver over = parse_curve_over(over_);
   if (out_.empty()) fail_usage("--out: expected the name of a picture, got nothing");
+  for (const char* ending : {".svg", ".png"}) check_output("--out", out_ + ending, runs_);
   if (!labels_.empty() && labels_.size() != runs_.size())
     fail_usage("--label: expected one for each of the {} runs, or none, got {}", runs_.size(), labels_.size());
   const StringList labels = labels_.empty() ? names_of(runs_) : labels_;

@@ -19,6 +19,8 @@
 namespace fw::cli {
 namespace {
 
+// The fingerprint of tokens that are being made.
+const std::string kUnfinished = "unfinished\n";
 constexpr std::string_view kMagic = "FWTOKEN1";
 
 std::string first_bytes(const std::string& path, size_t count) {
@@ -132,8 +134,9 @@ Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, cons
   const std::string cache = folder + "/data";
   const std::string train_path = cache + "/train.tokens", valid_path = cache + "/valid.tokens", print_path = cache + "/fingerprint";
   const std::string print = fingerprint(data, tokenizer);
-  const bool same = file_exists(print_path) && read_file(print_path) == print;
-  if (resume && file_exists(print_path) && !same) {
+  const std::string before = file_exists(print_path) ? read_file(print_path) : kUnfinished;
+  const bool same = before == print;
+  if (resume && before != kUnfinished && !same) {
     fail_usage(
         "--resume: the text, its split or the tokenizer is not what the run in '{}' began with: give back what it was, or begin anew in another folder (--out)",
         folder);
@@ -145,8 +148,7 @@ Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, cons
   const bool make_valid = !valid_tokens && (!data.valid.empty() || data.valid_fraction > 0);
   if (!same && (make_train || make_valid)) {
     make_folders(cache);
-    std::error_code ignored;
-    std::filesystem::remove(print_path, ignored);  // first: what it stands for is about to change
+    write_file_atomic(print_path, kUnfinished);  // first: what it stands for is about to change, and the folder is the run's
     if (make_train) {
       const bool hold = data.valid.empty() && make_valid;
       const Split split = hold_out(read_texts(data.text), data.separator, hold ? data.valid_fraction : 0);

@@ -20,9 +20,10 @@ class Eval : public Command {
   std::string details() const override {
     return "Only real tokens are scored: there is no padding, and the first token of what starts from nothing is not scored. Bits per byte counts the bytes "
            "of the scored tokens, so that tokenizers can be compared.\n\n"
-           "With --carry the state goes on through each document, whatever the context (the length in which it is read then changes nothing but rounding); "
-           "with --no-carry every window of --context tokens starts from nothing.\n\n"
-           "Example:\n  fastweight eval my-run --text held-out.txt --context 256,1024 --no-carry";
+           "Every window of --context tokens starts from nothing, so that the row of a longer context says what the model gains from it. With --carry the "
+           "state "
+           "goes on through each document instead; the length in which it is read then changes nothing but rounding.\n\n"
+           "Examples:\n  fastweight eval my-run --text held-out.txt --context 256,1024\n  fastweight eval my-run --text held-out.txt --context 1024 --carry";
   }
   void declare(Options& options) override {
     options.positional("MODEL", &model_, "model folder, or run folder (its finished model, else its newest checkpoint)", true);
@@ -41,7 +42,7 @@ class Eval : public Command {
   std::string model_, separator_, tokenizer_, precision_ = "f32";
   StringList text_;
   IntList context_{256, 1024};
-  bool carry_ = true, json_ = false;
+  bool carry_ = false, json_ = false;
   int64_t threads_ = 0;
 };
 

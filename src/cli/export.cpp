@@ -4,8 +4,9 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "cli/model_option.h"
+#include "cli/outputs.h"
 #include "cli/run_config.h"
+#include "model/language_model.h"
 #include "model/peer.h"
 
 namespace fw::cli {
@@ -27,8 +28,8 @@ class Export : public Command {
     options.positional("TARGET", &target_, "folder to write", true);
   }
   int run(Options&) override {
+    check_new_folder("TARGET", target_);
     const LanguageModel<float> model = load_model<float>(find_model_folder(model_));
-    refuse_model_folder(target_);
     export_model(target_, model);
     fmt::print("{}: {}, model_type {}\n", target_, describe(model.config()), config_to_peer(model.config()).value("model_type", ""));
     return kExitOk;

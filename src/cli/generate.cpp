@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 
 #include "base/error.h"
@@ -12,6 +13,8 @@
 #include "cli/json_output.h"
 #include "cli/line_input.h"
 #include "cli/model_option.h"
+#include "cli/outputs.h"
+#include "cli/run_config.h"
 #include "cli/signals.h"
 #include "generate/session.h"
 #include "generate/text_stream.h"
@@ -218,6 +221,13 @@ bool Generate::converse(Session& session, const Tokenizer& tokenizer) {
 int Generate::run(Options& options) {
   apply_threads(threads_);
   check(options);
+  if (!state_save_.empty()) {
+    StringList inputs{prompt_file_, prompts_, tokenizer_};
+    for (const char* file : {"config.json", "model.safetensors", "tokenizer.json", "tokenizer.model"}) {
+      inputs.push_back((std::filesystem::path(find_model_folder(model_)) / file).string());
+    }
+    check_output("--state-save", state_save_, inputs);
+  }
   OpenModel open = open_model(model_, precision_, tokenizer_);
   const Tokenizer& tokenizer = *open.tokenizer;
   if (!ignore_end_) generate_.end_tokens = open.end_tokens;

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "cli/command.h"
 #include "cli/model_option.h"
+#include "cli/outputs.h"
 #include "cli/run_config.h"
 
 namespace fw::cli {
@@ -26,8 +27,8 @@ class Import : public Command {
   }
   int run(Options&) override {
     if (!is_peer_folder(find_model_folder(source_))) fail_usage("SOURCE: '{}' is a model of ours already", source_);
+    check_new_folder("TARGET", target_);
     OpenModel open = open_model(source_, "f32", tokenizer_);
-    refuse_model_folder(target_);
     if (open.tokenizer->type() != "ids") open.model.set_tokenizer(open.tokenizer->checksum());
     save_model(target_, open.model);
     open.tokenizer->save(target_);

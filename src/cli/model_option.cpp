@@ -67,10 +67,6 @@ const char* tokenizer_help() {
          "tokenizer.model, else ids";
 }
 
-void refuse_model_folder(const std::string& folder) {
-  if (file_exists(folder + "/config.json")) fail_usage("TARGET: '{}' has a model already: choose another folder or remove it", folder);
-}
-
 OpenModel open_model(const std::string& path, const std::string& precision, const std::string& tokenizer) {
   if (precision != "f32" && precision != "bf16") fail_usage("--precision: expected f32 or bf16, got '{}'", precision);
   const std::string folder = find_model_folder(path);

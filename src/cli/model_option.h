@@ -25,7 +25,5 @@ OpenModel open_model(const std::string& path, const std::string& precision, cons
 
 // For the help of an option --tokenizer.
 const char* tokenizer_help();
-// Error(kUsage) when there is a model in this folder already.
-void refuse_model_folder(const std::string& folder);
 
 }  // namespace fw::cli

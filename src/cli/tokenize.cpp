@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
+#include "cli/outputs.h"
 #include "report/progress.h"
 #include "train/token_file.h"
 #include "train/token_writer.h"
@@ -74,6 +75,9 @@ int Tokenize::run(Options& options) {
   }
   if (text_.empty()) fail_usage("no text: give text files, or --info FILE");
   if (out_.empty()) fail_usage("--out is missing: where the result goes");
+  StringList inputs = text_;
+  inputs.push_back(tokenizer_);
+  check_output("--out", out_, inputs);
   if (train_) return train_model();
   for (const char* key : {"vocab", "model_type"}) {
     if (options.given(key)) fail_usage("--{}: is for --train-sentencepiece, which was not given", key == std::string("vocab") ? "vocab" : "model-type");

@@ -14,6 +14,7 @@
 #include "base/threads.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
+#include "cli/outputs.h"
 #include "cli/recipe.h"
 #include "cli/run_config.h"
 #include "cli/signals.h"
@@ -114,7 +115,8 @@ class Train : public Command {
   std::string details() const override {
     return "Every option with a table in its heading is also a key of the run file. The resolved run file is saved as config.toml in the run folder; running "
            "from it gives the same run. Ctrl-C writes a checkpoint and leaves with exit code 130; --resume --out FOLDER goes on.\n\n"
-           "The run folder: model/ (config.json, model.safetensors, tokenizer.json), checkpoints/, data/, config.toml, metrics.jsonl, metrics.csv, loss.svg, "
+           "The run folder, new, empty or of an earlier run: model/ (config.json, model.safetensors, tokenizer.json), checkpoints/, data/, config.toml, "
+           "metrics.jsonl, metrics.csv, loss.svg, "
            "loss.png.\n\nExamples:\n  fastweight train --text my.txt --out my-run\n  fastweight train recipes/shakespeare.toml --text shakespeare.txt --steps "
            "500\n"
            "  fastweight train --resume --out my-run\n"
@@ -240,6 +242,12 @@ int Train::run(Options& options) {
   if (o_.resume && !has_checkpoints(out))
     fail_usage("--resume: no checkpoint in '{}/checkpoints'; leave --resume out to begin, or say with --out where the run is", out);
 
+  if (!o_.resume) {
+    StringList inputs = o_.data.text;
+    inputs.insert(inputs.end(), {o_.data.valid, o_.data.tokenizer == "bytes" ? "" : o_.data.tokenizer, o_.recipe, o_.train.from});
+    check_run_folder(out, inputs);
+  }
+
   StartModel start = start_model(o_.model, o_.train, o_.data, options, o_.resume);
   o_.model = start.config;
   const std::shared_ptr<const Tokenizer> tokenizer = start.tokenizer;
@@ -252,7 +260,7 @@ int Train::run(Options& options) {
     note_changes(options);
   }
   make_folders(out);
-  write_file_atomic(out + "/config.toml", to_toml(options, "The resolved run: 'fastweight train' with this file and a new --out gives the same run."));
+  write_file_atomic(out + "/config.toml", to_toml(options, kRunFileComment));
   fmt::print("{}", start.note);
   describe_run(trainer, data);
   if (o_.resume) fmt::print("resumed at step {}\n", trainer.step());

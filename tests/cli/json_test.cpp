@@ -188,7 +188,7 @@ TEST_F(JsonOfARun, Generate) {
 }
 
 TEST_F(JsonOfARun, EvalHasWhatTheTextHas) {
-  const Args command{"eval", *folder_ / "run", "--text", *folder_ / "text", "--context", "32,0", "--no-carry"};
+  const Args command{"eval", *folder_ / "run", "--text", *folder_ / "text", "--context", "32,0"};
   const Json json = json_of(command);
   expect_documented("eval", {json});
   const std::string text = checked(command).out;

@@ -161,9 +161,15 @@ TEST_F(Run, CtrlCWritesACheckpointAndLeaves) {
   EXPECT_THAT(resumed.out, HasSubstr("train.steps: 1000000 -> " + std::to_string(step + 2)));
 }
 
+// Every context is read anew unless --carry is given: the two rows differ, and are those of --no-carry.
 TEST_F(Run, EvalReportsEveryContext) {
-  const Outcome table = fw::test::run({"eval", run_folder(), "--text", text(), "--context", "16,64", "--no-carry"});
+  const Args eval{"eval", run_folder(), "--text", text(), "--context", "16,64"};
+  const Outcome table = fw::test::run(eval);
   ASSERT_EQ(table.code, 0) << table.err;
+  EXPECT_EQ(table.out, fw::test::run(eval + Args{"--no-carry"}).out);
+  const Json anew = Json::parse(fw::test::run(eval + Args{"--json"}).out);
+  EXPECT_LT(anew["results"][0]["tokens"], anew["results"][1]["tokens"]);
+  EXPECT_NE(anew["results"][0]["loss"], anew["results"][1]["loss"]);
   EXPECT_THAT(table.out, HasSubstr("bits per byte"));
   const Outcome json = fw::test::run({"eval", run_folder(), "--text", text(), "--context", "16,0", "--carry", "--json"});
   ASSERT_EQ(json.code, 0) << json.err;

@@ -1,0 +1,102 @@
+#include "cli/outputs.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace fw::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What train writes into its folder: files, and folders whose files are all its own.
+constexpr std::array<std::string_view, 5> kRunFiles = {"config.toml", "metrics.jsonl", "metrics.csv", "loss.svg", "loss.png"};
+constexpr std::array<std::string_view, 4> kRunFolders = {"data", "model", "checkpoints", "tensorboard"};
+
+// At most three of the names in a folder, the rest as dots; "" when it is empty or not there. The lock of a run is nobody's.
+std::string names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name != ".lock") names.push_back(name);
+  }
+  if (error && fs::exists(folder)) fail_usage("cannot read the folder '{}': {}", folder, error.message());
+  std::sort(names.begin(), names.end());
+  constexpr size_t kShown = 3;
+  std::string text;
+  for (size_t i = 0; i < names.size() && i < kShown; ++i) text += (i > 0 ? ", " : "") + names[i];
+  return names.size() > kShown ? text + ", ..." : text;
+}
+
+fs::path canonical(const std::string& path) {
+  std::error_code error;
+  fs::path found = fs::weakly_canonical(path, error);
+  return error ? fs::path(path) : found;
+}
+
+// Whether the run replaces it.
+bool is_part_of_run(const std::string& run, const std::string& input) {
+  const fs::path inside = canonical(input).lexically_relative(canonical(run));
+  if (inside.empty()) return false;
+  const std::string first = inside.begin()->string();
+  const bool alone = std::next(inside.begin()) == inside.end();
+  const auto& names = kRunFolders;
+  if (std::find(names.begin(), names.end(), first) != names.end()) return true;
+  return alone && std::find(kRunFiles.begin(), kRunFiles.end(), first) != kRunFiles.end();
+}
+
+bool is_run_folder(const std::string& path) {
+  const std::string head = std::string("# ") + kRunFileComment;
+  return file_start(path + "/config.toml", head.size()) == head || file_exists(path + "/data/fingerprint");
+}
+
+}  // namespace
+
+void check_output(const std::string& option, const std::string& path, const StringList& inputs) {
+  if (path.empty()) fail_usage("{}: expected the name of a file, got nothing", option);
+  for (const std::string& input : inputs) {
+    if (!input.empty() && same_file(path, input)) {
+      fail_usage("{}: '{}' is what this command reads ('{}'), and would be replaced: give another name", option, path, input);
+    }
+  }
+  std::error_code error;
+  if (fs::is_directory(path, error)) fail_usage("{}: expected the name of a file, '{}' is a folder", option, path);
+  const fs::path parent = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : fs::path(".");
+  if (!fs::is_directory(parent, error)) fail_usage("{}: cannot write '{}': there is no folder '{}'", option, path, parent.string());
+  const bool replaced = !fs::exists(path, error) || fs::is_regular_file(path, error);  // devices are written in place
+  const std::string asked = replaced ? parent.string() : path;
+  if (::access(asked.c_str(), replaced ? W_OK | X_OK : W_OK) != 0) {
+    fail_usage("{}: cannot write '{}': {}", option, path, std::generic_category().message(errno));
+  }
+}
+
+void check_new_folder(const std::string& option, const std::string& path) {
+  if (path.empty()) fail_usage("{}: expected the name of a folder, got nothing", option);
+  if (file_exists(path + "/config.json")) fail_usage("{}: '{}' has a model already: choose another folder or remove it", option, path);
+  std::error_code error;
+  if (fs::exists(path, error) && !fs::is_directory(path, error)) fail_usage("{}: expected a folder, '{}' is a file", option, path);
+  const std::string names = names_in(path);
+  if (!names.empty()) fail_usage("{}: expected a new or an empty folder, '{}' holds {}: choose another", option, path, names);
+}
+
+void check_run_folder(const std::string& path, const StringList& inputs) {
+  for (const std::string& input : inputs) {
+    if (input.empty() || !is_part_of_run(path, input)) continue;
+    fail_usage("--out: the run would replace '{}', which it reads, in its folder '{}': choose another folder{}", input, path,
+               fs::path(input).filename() == "config.toml" ? ", or go on with --resume" : "");
+  }
+  const std::string names = names_in(path);
+  if (!names.empty() && !is_run_folder(path)) {
+    fail_usage("--out: '{}' holds {} and no run of this program: choose a new folder, such as '{}'", path, names, (fs::path(path) / "run").string());
+  }
+}
+
+}  // namespace fw::cli
