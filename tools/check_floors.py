@@ -60,6 +60,10 @@ def main() -> int:
             if text:
                 print(f'{file}:{number}: #include "{match.group(1)}": {text}')
                 bad += 1
+    for floor in MAY_INCLUDE:
+        if not (ROOT / "src" / floor).is_dir():
+            print(f"src/{floor}: named in tools/check_floors.py, and there is no such folder")
+            bad += 1
     print(f"floors: {checked} files, {bad} includes that point up" if bad else f"floors: {checked} files, all includes point down")
     return 1 if bad or not checked else 0
 

@@ -45,22 +45,33 @@ FigureCurve line_of(const PositionSeries& series, int64_t every) {
 // A panel's curves, and what its title says of them.
 using MakePanel = std::function<FigurePanel(const LayerAnalysis&, size_t head)>;
 
-Figure make_figure(const Analysis& analysis, const std::string& name, const std::string& title, bool key_heads, const MakePanel& make) {
+using Layers = std::vector<const LayerAnalysis*>;
+Layers layers_where(const Analysis& analysis, const std::function<bool(const LayerAnalysis&)>& holds) {
+  Layers found;
+  for (const LayerAnalysis& layer : analysis.layers) {
+    if (holds(layer)) found.push_back(&layer);
+  }
+  return found;
+}
+
+// A row for each of these layers; `heads` says how many a layer has.
+Figure make_figure(const Analysis& analysis, const Layers& rows, const std::string& name, const std::string& title,
+                   const std::function<int64_t(const LayerAnalysis&)>& heads_of, const MakePanel& make) {
   Figure figure;
   figure.name = name;
   size_t heads = 0;
-  for (const LayerAnalysis& layer : analysis.layers) heads = std::max(heads, static_cast<size_t>(key_heads ? layer.heads : layer.v_heads));
-  const std::vector<size_t> layers = spaced(analysis.layers.size(), kFigureLayers), columns = spaced(heads, kFigureHeads);
+  for (const LayerAnalysis* layer : rows) heads = std::max(heads, static_cast<size_t>(heads_of(*layer)));
+  const std::vector<size_t> layers = spaced(rows.size(), kFigureLayers), columns = spaced(heads, kFigureHeads);
   figure.columns = columns.size();
   figure.title = title;
-  if (layers.size() < analysis.layers.size() || columns.size() < heads) {
-    figure.title += fmt::format(" ({} of {} layers, {} of {} heads)", layers.size(), analysis.layers.size(), columns.size(), heads);
+  if (layers.size() < rows.size() || columns.size() < heads) {
+    figure.title += fmt::format(" ({} of {} layers, {} of {} heads)", layers.size(), rows.size(), columns.size(), heads);
   }
   figure.title += fmt::format(" [{}]", analysis.rule);
   for (const size_t l : layers) {
-    const LayerAnalysis& layer = analysis.layers[l];
+    const LayerAnalysis& layer = *rows[l];
     for (const size_t h : columns) {
-      const bool there = h < static_cast<size_t>(key_heads ? layer.heads : layer.v_heads);
+      const bool there = h < static_cast<size_t>(heads_of(layer));
       FigurePanel panel = there ? make(layer, h) : FigurePanel{};
       panel.title = fmt::format("layer {}, head {}{}", layer.layer, h, panel.title);
       figure.panels.push_back(std::move(panel));
@@ -68,6 +79,8 @@ Figure make_figure(const Analysis& analysis, const std::string& name, const std:
   }
   return figure;
 }
+
+int64_t value_heads(const LayerAnalysis& layer) { return layer.v_heads; }
 
 std::string mean_text(const Distribution& d) { return d.count() > 0 ? fmt::format("   mean {:.3g}", d.mean()) : ""; }
 
@@ -109,29 +122,40 @@ struct Range {
 std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
   std::vector<Figure> figures;
   if (analysis.layers.empty()) return figures;
-  const Rule& rule = analysis.layers[0].rule;  // a model has one for all its layers
+  const Layers all = layers_where(analysis, [](const LayerAnalysis&) { return true; });
   for (const QuantityInfo& q : quantities()) {
     // The state is drawn over time, and the two cosines together.
     const bool elsewhere = q.id == Quantity::kStateNorm || q.id == Quantity::kEffectiveRank || q.id == Quantity::kCosKeyRead || q.id == Quantity::kCosQueryRead;
-    if (!q.applies(rule) || elsewhere) continue;
-    figures.push_back(make_figure(analysis, std::string(q.name), fmt::format("{}: {}", q.name, q.formula), q.of_key_head(rule),
-                                  [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
-                                    if (!q.applies(layer.rule)) return {};
-                                    const Distribution& d = layer.of(q.id)[h];
-                                    return {mean_text(d), {bins_of(d, bins, kBlue)}};
-                                  }));
-    figures.back().logarithmic = q.logarithmic(rule);
+    if (elsewhere) continue;
+    const auto heads_of = [&q](const LayerAnalysis& layer) { return q.of_key_head(layer.rule) ? layer.heads : layer.v_heads; };
+    const auto panel = [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
+      const Distribution& d = layer.of(q.id)[h];
+      return {mean_text(d), {bins_of(d, bins, kBlue)}};
+    };
+    // Layers may have different rules: those without the quantity have no row, and those with another axis a picture of their own.
+    Layers with[2];
+    for (const LayerAnalysis* layer : all) {
+      if (q.applies(layer->rule)) with[q.logarithmic(layer->rule) ? 1 : 0].push_back(layer);
+    }
+    for (const bool logarithmic : {false, true}) {
+      const Layers& layers = with[logarithmic ? 1 : 0];
+      if (layers.empty()) continue;
+      const bool second = logarithmic && !with[0].empty();
+      figures.push_back(
+          make_figure(analysis, layers, fmt::format("{}{}", q.name, second ? "_log" : ""), fmt::format("{}: {}", q.name, q.formula), heads_of, panel));
+      figures.back().logarithmic = logarithmic;
+    }
   }
   figures.push_back(
-      make_figure(analysis, "cos_reads", "cosine of v with the key's read S^T k (blue) and with the query's read o (red)", false,
+      make_figure(analysis, all, "cos_reads", "cosine of v with the key's read S^T k (blue) and with the query's read o (red)", value_heads,
                   [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
                     const Distribution &key = layer.of(Quantity::kCosKeyRead)[h], &query = layer.of(Quantity::kCosQueryRead)[h];
                     // Bins of the same width, so that the heights compare.
                     const double width = std::max(key.histogram(bins).width, query.histogram(bins).width);
                     return {fmt::format("   {:.2f}, {:.2f}", key.mean(), query.mean()), {bins_of(key, bins, kBlue, width), bins_of(query, bins, kRed, width)}};
                   }));
-  figures.push_back(make_figure(analysis, "subspace_overlap",
-                                "overlap of the first r principal components of key reads and query reads, over r (dashed: chance)", false,
+  figures.push_back(make_figure(analysis, all, "subspace_overlap",
+                                "overlap of the first r principal components of key reads and query reads, over r (dashed: chance)", value_heads,
                                 [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
                                   const SubspaceOverlap& o = layer.value_heads[h].overlap;
                                   FigureCurve line{FigureCurve::Kind::kLine, kBlue, {}, {}, o.by_rank};
@@ -144,7 +168,7 @@ std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
                                   return {o.components > 0 ? fmt::format("   {:.2f} at r = {}", o.overlap, o.components) : "", {chance, line}};
                                 }));
   const auto over_time = [&](const char* name, const char* title, PositionSeries HeadAnalysis::*series) {
-    figures.push_back(make_figure(analysis, name, title, false, [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
+    figures.push_back(make_figure(analysis, all, name, title, value_heads, [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
       return {"", {line_of(layer.value_heads[h].*series, analysis.every)}};
     }));
   };

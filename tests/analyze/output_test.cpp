@@ -1,8 +1,10 @@
 // A text through a model: windows and limits, and what JSON, CSV, table and pictures say of it.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -177,6 +179,43 @@ TEST_F(AnalysisOfText, PicturesAreWellFormed) {
     EXPECT_TRUE(names.contains(name)) << name;
   }
   EXPECT_EQ(names.size(), 9u);
+}
+
+// Layers with mixers of their own: the first has no gain, no erase and no lambda; the second's keys are normalised, the third's are
+// not, so that one axis does not fit both; heads of keys and of values differ.
+TEST_F(AnalysisOfText, EveryLayerIsDrawnByItsOwnRule) {
+  Analysis mixed = analyse("linear_attention", {{0}, 0, 64, 16});
+  const Analysis second = analyse("qdelta", {{1}, 0, 64, 16}), third = analyse("kaczmarz", {{0}, 0, 64, 16});
+  mixed.layers.push_back(second.layers[0]);
+  mixed.layers.push_back(third.layers[0]);
+  mixed.layers[2].layer = 2;
+  std::map<std::string, const Figure*> by_name;
+  const std::vector<Figure> figures = analysis_figures(mixed, 20);
+  for (const Figure& figure : figures) by_name[figure.name] = &figure;
+  const auto layers_of = [&](const std::string& name) {
+    std::set<std::string> layers;
+    if (by_name.count(name) == 0) return layers;
+    for (const FigurePanel& panel : by_name[name]->panels) {
+      EXPECT_FALSE(panel.curves.empty()) << name << ": " << panel.title;
+      layers.insert(panel.title.substr(0, panel.title.find(',')));
+    }
+    return layers;
+  };
+  using Set = std::set<std::string>;
+  EXPECT_EQ(layers_of("lambda"), (Set{"layer 1"})) << "which the first layer does not have";
+  EXPECT_EQ(layers_of("eigenvalue"), (Set{"layer 1", "layer 2"}));
+  EXPECT_EQ(layers_of("cos_reads"), (Set{"layer 0", "layer 1", "layer 2"}));
+  // k.w: of normalised keys on a linear axis, of others on a logarithmic one, each in a picture with the axis of its bins.
+  Set linear, logarithmic;
+  for (const LayerAnalysis& layer : mixed.layers) {
+    (info(Quantity::kKeyWrite).logarithmic(layer.rule) ? logarithmic : linear).insert(fmt::format("layer {}", layer.layer));
+  }
+  ASSERT_FALSE(linear.empty());
+  ASSERT_FALSE(logarithmic.empty());
+  EXPECT_EQ(layers_of("key_write"), linear);
+  EXPECT_EQ(layers_of("key_write_log"), logarithmic);
+  EXPECT_FALSE(by_name["key_write"]->logarithmic);
+  EXPECT_TRUE(by_name["key_write_log"]->logarithmic);
 }
 
 TEST_F(AnalysisOfText, WhatWasNeverSeenIsNotDrawn) {
