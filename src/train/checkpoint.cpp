@@ -235,24 +235,28 @@ TrainerState verify_checkpoint(const std::string& path) {
 }
 
 void load_checkpoint(const std::string& path, const TrainerState& state, LanguageModel<float>& model, AdamW& optimizer) {
-  const LanguageModel<float> loaded = load_model<float>(path);
-  const SafetensorsReader reader(path + "/optimizer.safetensors");
-  if (loaded.params().size() != model.params().size()) {
-    fail_usage("'{}': expected a model of {} parameters, got {}", path, model.params().size(), loaded.params().size());
+  const SafetensorsReader parameters(path + "/model.safetensors"), moments(path + "/optimizer.safetensors");
+  const std::vector<ParamSpec>& specs = model.params().specs();
+  if (parameters.tensors().size() != specs.size()) {
+    fail_usage("'{}': expected the {} parameters of this run's model, got {}", path, specs.size(), parameters.tensors().size());
   }
-  Buffer<float> first = model.params().like(), second = model.params().like();
   std::vector<float> values;
-  for (const ParamSpec& spec : model.params().specs()) {
+  const auto read = [&values](const SafetensorsReader& reader, const std::string& name, const ParamSpec& spec) {
     values.resize(static_cast<size_t>(spec.size()));
-    reader.read<float>("m." + spec.name, spec.shape, values);
-    first.write(spec.offset, values);
-    reader.read<float>("v." + spec.name, spec.shape, values);
-    second.write(spec.offset, values);
+    reader.read<float>(name, spec.shape, values);
+  };
+  // Read twice, so that nothing need be held a second time: what can fail does so before anything has changed, and model and optimiser
+  // change together or not at all.
+  for (const bool write : {false, true}) {
+    for (const ParamSpec& spec : specs) {
+      read(parameters, spec.name, spec);
+      if (write) model.params().write_values(spec, values);
+      read(moments, "m." + spec.name, spec);
+      if (write) optimizer.first().write(spec.offset, values);
+      read(moments, "v." + spec.name, spec);
+      if (write) optimizer.second().write(spec.offset, values);
+    }
   }
-  // Nothing below can fail: model and optimiser change together or not at all.
-  for (const ParamSpec& spec : model.params().specs()) model.params().write_values(spec, loaded.params().host_values(spec).span());
-  optimizer.first() = std::move(first);
-  optimizer.second() = std::move(second);
   optimizer.set_updates(state.updates);
 }
 

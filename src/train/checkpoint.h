@@ -54,7 +54,8 @@ void prune_checkpoints(const std::string& folder, int64_t newest, int64_t keep);
 // Reads trainer.json at `path` and checks every checksum. Throws Error(kUsage) saying what is damaged.
 TrainerState verify_checkpoint(const std::string& path);
 
-// Parameters and moments of a verified checkpoint of a model of the same configuration. Throws Error(kUsage).
+// Parameters and moments of a verified checkpoint of a model of the same configuration; takes no memory but for the largest of them.
+// Throws Error(kUsage), and then model and optimiser are as they were.
 void load_checkpoint(const std::string& path, const TrainerState& state, LanguageModel<float>& model, AdamW& optimizer);
 
 }  // namespace fw

@@ -1,14 +1,29 @@
 #include "train/checkpoint.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
 
+#include <atomic>
 #include <filesystem>
 #include <functional>
 
 #include "base/error.h"
+#include "base/safetensors.h"
 #include "training_support.h"
+
+// What buffers of the host are made of, counted. (A sanitizer has an allocator of its own.)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define FW_COUNTS_BUFFERS 0
+#else
+#define FW_COUNTS_BUFFERS 1
+static std::atomic<size_t> buffer_bytes{0};
+extern "C" void* aligned_alloc(size_t alignment, size_t bytes) noexcept {
+  buffer_bytes += bytes;
+  return ::memalign(alignment, bytes);
+}
+#endif
 
 namespace fw {
 namespace {
@@ -278,6 +293,59 @@ TEST_F(CheckpointTest, LeftoversOfAKilledRunAreRemoved) {
   const auto trainer = make_trainer(config, folder_.path("data"));
   ASSERT_TRUE(trainer->resume(nullptr));
   EXPECT_EQ(folder_content(folder).size(), 2u);
+}
+
+TEST_F(CheckpointTest, LoadingMakesNoSecondModel) {
+#if FW_COUNTS_BUFFERS
+  const std::string path = folder_.path("whole/checkpoints/step-15");
+  LanguageModel<float> model(whole_->model().config());
+  AdamW optimizer({}, model.params());
+  const TrainerState state = verify_checkpoint(path);
+  const size_t before = buffer_bytes, parameters = static_cast<size_t>(model.params().size());
+  const LanguageModel<float> another(model.config());
+  ASSERT_GE(buffer_bytes - before, parameters * sizeof(float)) << "the count does not see a model";
+  const size_t begin = buffer_bytes;
+  load_checkpoint(path, state, model, optimizer);
+  EXPECT_EQ(buffer_bytes - begin, 0u) << "bytes of buffers, of a model of " << parameters << " parameters";
+  EXPECT_EQ(std::vector<float>(model.params().values().begin(), model.params().values().end()), values(*whole_));
+  EXPECT_EQ(optimizer.updates(), 15);
+#endif
+}
+
+// A file that lacks the last thing that is read: nothing has changed then, neither the parameters nor the moments.
+TEST_F(CheckpointTest, WhatCannotBeLoadedWholeChangesNothing) {
+  const std::string path = copy().out + "/checkpoints/step-15";
+  const TrainerState state = verify_checkpoint(path);
+  LanguageModel<float> model(whole_->model().config());
+  Random random(9);
+  model.init(random);
+  AdamW optimizer({}, model.params());
+  const std::string last = "v." + model.params().specs().back().name;
+  const std::string moments = path + "/optimizer.safetensors";
+  {
+    const std::string whole = path + "/whole.safetensors";
+    fs::copy(moments, whole);
+    const SafetensorsReader reader(whole);
+    SafetensorsWriter writer;
+    for (const auto& [name, tensor] : reader.tensors()) {
+      if (name != last) writer.add(name, tensor.dtype, tensor.shape, tensor.bytes);
+    }
+    writer.write(moments);
+  }
+  const std::string hash = model.hash();
+  EXPECT_NE(message_of([&] { load_checkpoint(path, state, model, optimizer); }, ErrorKind::kUsage).find(last), std::string::npos);
+  EXPECT_EQ(model.hash(), hash);
+  const auto zero = [](const Buffer<float>& buffer) { return std::all_of(buffer.span().begin(), buffer.span().end(), [](float x) { return x == 0; }); };
+  EXPECT_TRUE(zero(optimizer.first()));
+  EXPECT_TRUE(zero(optimizer.second()));
+  EXPECT_EQ(optimizer.updates(), 0);
+
+  // Another model's.
+  ModelConfig other = model.config();
+  other.num_hidden_layers += 1;
+  LanguageModel<float> larger(other);
+  AdamW of_larger({}, larger.params());
+  EXPECT_NE(message_of([&] { load_checkpoint(path, state, larger, of_larger); }, ErrorKind::kUsage).find("step-15"), std::string::npos);
 }
 
 TEST_F(CheckpointTest, OnlyFoldersNamedStepNCount) {
