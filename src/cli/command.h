@@ -29,6 +29,7 @@ class Command {
 
 std::unique_ptr<Command> train_command();
 std::unique_ptr<Command> curves_command();
+std::unique_ptr<Command> task_command();
 std::unique_ptr<Command> eval_command();
 std::unique_ptr<Command> analyze_command();
 std::unique_ptr<Command> generate_command();

@@ -35,13 +35,24 @@ template <class T>
 void Params<T>::allocate(Device& device) {
   device_ = &device;
   values_ = like();
+  write_pieces();
+}
+
+template <class T>
+void Params<T>::decay_all() {
+  for (ParamSpec& spec : specs_) spec.weight_decay = true;
+  if (device_ != nullptr) write_pieces();
+}
+
+template <class T>
+void Params<T>::write_pieces() {
   std::vector<ParamPiece> pieces;
   for (const ParamSpec& spec : specs_) {
     for (int64_t begin = 0; begin < spec.size(); begin += kPiece) {
       pieces.push_back({spec.offset + begin, static_cast<int32_t>(std::min(kPiece, spec.size() - begin)), spec.weight_decay ? 1 : 0});
     }
   }
-  pieces_ = Buffer<ParamPiece>(device, static_cast<int64_t>(pieces.size()));
+  pieces_ = Buffer<ParamPiece>(*device_, static_cast<int64_t>(pieces.size()));
   pieces_.write(0, pieces);
 }
 

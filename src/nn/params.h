@@ -34,6 +34,7 @@ class Params {
   // Returns the index. Throws Error(kInternal) for a repeated name or after allocate().
   int declare(ParamSpec spec);
   void allocate(Device& device = host_device());
+  void decay_all();           // weight decay for every parameter, as some papers' runs have it
   void init(Random& random);  // every parameter in order of declaration
 
   const std::vector<ParamSpec>& specs() const { return specs_; }
@@ -66,6 +67,7 @@ class Params {
 
  private:
   int checked(int first, int64_t count) const;
+  void write_pieces();
 
   std::vector<ParamSpec> specs_;
   std::unordered_set<std::string> names_;

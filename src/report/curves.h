@@ -23,10 +23,10 @@ struct RunCurve {
 };
 
 // What is drawn of every run. The axes' labels say it in words.
-enum class CurveValue { kLoss, kTrainingLoss, kHeldOutLoss, kBitsPerByte, kNorm, kLearningRate, kSpeed };  // kLoss: training and held out
+enum class CurveValue { kLoss, kTrainingLoss, kHeldOutLoss, kBitsPerByte, kNorm, kLearningRate, kSpeed, kAccuracy };  // kLoss: training and held out
 enum class CurveOver { kStep, kTokens, kEpoch };
 
-// Names on the command line: loss, training, held-out, bits-per-byte, norm, lr, speed; step, tokens, epoch. Error(kUsage) for others.
+// Names on the command line: loss, training, held-out, bits-per-byte, norm, lr, speed, accuracy; step, tokens, epoch. Error(kUsage) for others.
 CurveValue parse_curve_value(const std::string& name);
 CurveOver parse_curve_over(const std::string& name);
 

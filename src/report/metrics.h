@@ -15,6 +15,7 @@ struct MetricPoint {
   std::optional<double> eval_loss = {};  // nats per token of the held-out text
   std::optional<double> eval_bits_per_byte = {};
   std::optional<double> tokens = {}, epoch = {}, lr = {}, norm = {};  // none where the record lacks them
+  std::optional<double> accuracy = {};                                // per cent; of tasks
 };
 
 // Points in order of step. A last line cut short (the run was killed while writing) is left out, and steps done again after

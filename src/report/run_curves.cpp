@@ -36,6 +36,7 @@ constexpr ValueOfName kValues[] = {
     {"norm", "norm of the gradient", [](const MetricPoint& p) { return p.norm; }, nullptr, false},
     {"lr", "learning rate", [](const MetricPoint& p) { return p.lr; }, nullptr, false},
     {"speed", "tokens per second", [](const MetricPoint& p) { return std::optional(p.tokens_per_second); }, nullptr, false},
+    {"accuracy", "accuracy (per cent)", [](const MetricPoint& p) { return p.accuracy; }, nullptr, false},
 };
 
 struct OverOfName {

@@ -1,0 +1,200 @@
+// task: the papers' synthetic tasks: draws examples, or trains and judges models of several rules, learning rates and seeds.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/folder_lock.h"
+#include "cli/command.h"
+#include "cli/signals.h"
+#include "report/task_table.h"
+#include "tasks/cell.h"
+
+namespace fw::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Task : public Command {
+ public:
+  Task() { model_.vocab_size = 0; }
+  std::string name() const override { return "task"; }
+  std::string summary() const override { return "train and judge models on a paper's synthetic task"; }
+  std::string details() const override {
+    return fmt::format(
+        "Tasks: {}. docs/tasks.md says where they come from, and their traps.\n\n"
+        "Every rule, learning rate and seed is a cell, a folder of its own under OUT/cells. Cells that are finished are not run again, one that was "
+        "interrupted goes on from its checkpoint, and several processes may share one OUT: each cell is done by one of them. OUT/table.md, results.json, "
+        "accuracy.svg and accuracy.png are made of what is finished.\n\n"
+        "Without --rule: examples. --draw N writes N of them as JSON lines (tokens, and labels, {} where nothing is asked) to OUT, or to standard output.\n\n"
+        "Examples:\n  fastweight task mqar --rule kaczmarz,gated_deltanet --seeds 1,2,3 --out mqar\n"
+        "  fastweight task stack --draw 5",
+        fmt::join(synthetic_tasks(), ", "), kNoLabel);
+  }
+  void declare(Options& options) override {
+    options.positional("TASK", &task_, "name of the task", true);
+    options.section("", "Run");
+    options.add("rule", "RULE,...", &rules_, "rules to train, names of 'fastweight rules'", ',');
+    options.add("lr", "X,X,...", &rates_, "learning rates, constant over the run", ',');
+    options.add("seeds", "N,N,...", &seeds_, "seeds, of weights and examples", ',');
+    options.add("out", "FOLDER", &out_, "folder of the cells and the table (with --draw: file)");
+    options.add("draw", "N", &draw_, "write N examples instead of training");
+    declare_threads(options, threads_);
+    options.add(key_tables(recipe_), false);
+    KeyTables tables = key_tables(model_);
+    std::erase_if(tables.front().keys, [](const Key& key) { return key.name == "rule" || key.name == "vocab_size"; });
+    options.add(tables, false);
+  }
+  int run(Options& options) override;
+
+ private:
+  int draw() const;
+  std::vector<TaskCell> cells() const;
+  int run_all(const std::vector<TaskCell>& cells) const;
+  void report(const std::vector<TaskCell>& cells) const;
+
+  std::string task_, out_;
+  StringList rules_, rates_{"1e-3"};
+  IntList seeds_{1};
+  int64_t draw_ = 0, threads_ = 0;
+  TaskRecipe recipe_;
+  ModelConfig model_;
+};
+
+int Task::draw() const {
+  const auto task = task_of(recipe_, task_);
+  const auto line = [&](int64_t i) {
+    const TaskExample one = task->example(static_cast<uint64_t>(seeds_.front()), static_cast<uint64_t>(i));
+    return nlohmann::json{{"tokens", one.tokens}, {"labels", one.labels}}.dump() + "\n";
+  };
+  if (out_.empty()) {
+    for (int64_t i = 0; i < draw_; ++i) fmt::print("{}", line(i));
+    return kExitOk;
+  }
+  write_file_atomic(out_, [&](const FileSink& sink) {
+    for (int64_t i = 0; i < draw_; ++i) {
+      const std::string text = line(i);
+      sink(std::as_bytes(std::span(text)));
+    }
+  });
+  return kExitOk;
+}
+
+double parse_rate(const std::string& text) {
+  double rate = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rate);
+  if (error != std::errc() || end != text.data() + text.size() || !(rate > 0) || !std::isfinite(rate)) {
+    fail_usage("--lr: expected numbers > 0 with commas between them, got '{}'", text);
+  }
+  return rate;
+}
+
+std::vector<TaskCell> Task::cells() const {
+  std::vector<TaskCell> cells;
+  for (const std::string& rule : rules_) {
+    ModelConfig model = model_;
+    model.rule = rule;
+    model.vocab_size = task_of(recipe_, task_)->vocab_size();
+    validate(model);
+    std::string name = rule;
+    std::ranges::replace_if(
+        name, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '_' && c != '.'; }, '-');
+    for (const std::string& rate : rates_) {
+      for (const int64_t seed : seeds_) {
+        if (seed < 0) fail_usage("--seeds: expected numbers of at least 0, got {}", seed);
+        TaskCell cell{
+            task_, fmt::format("{}/cells/{}-lr{:g}-seed{}", out_, name, parse_rate(rate), seed), recipe_, model, parse_rate(rate), static_cast<uint64_t>(seed)};
+        const auto same = [&](const TaskCell& other) { return other.folder == cell.folder; };
+        if (std::ranges::any_of(cells, same)) fail_usage("--rule, --lr, --seeds: '{}' is named twice", fs::path(cell.folder).filename().string());
+        cells.push_back(std::move(cell));
+      }
+    }
+  }
+  return cells;
+}
+
+void Task::report(const std::vector<TaskCell>& cells) const {
+  std::vector<TaskResult> results;
+  nlohmann::json all = nlohmann::json::array();
+  for (const TaskCell& cell : cells) {
+    TaskResult result;
+    if (!read_result(cell.folder, result)) continue;
+    all.push_back(to_json(result));
+    results.push_back(std::move(result));
+  }
+  write_file_atomic(out_ + "/results.json", all.dump(1) + "\n");
+  write_file_atomic(out_ + "/table.md", task_report(results));
+  if (results.empty()) return;
+  fmt::print("{}\n", task_table(results).text());
+  const PictureResult picture = write_task_curves(results, out_ + "/accuracy");
+  for (const std::string& file : picture.files) fmt::print("{}\n", file);
+  if (!picture.note.empty()) fmt::print("note: {}\n", picture.note);
+  fmt::print("{}/table.md\n{}/results.json\n", out_, out_);
+}
+
+int Task::run_all(const std::vector<TaskCell>& cells) const {
+  const std::atomic<bool>& stop = stop_on_signal();
+  int64_t busy = 0, failed = 0;
+  for (size_t i = 0; i < cells.size() && !stop.load(); ++i) {
+    const TaskCell& cell = cells[i];
+    const std::string name = fs::path(cell.folder).filename().string();
+    fmt::print("{} ({} of {})\n", name, i + 1, cells.size());
+    std::fflush(stdout);
+    try {
+      run_cell(
+          cell,
+          [&](const TaskPoint& p) {
+            fmt::print("  step {:>6}  loss {:.4f}  accuracy {:.2f}%\n", p.step, p.loss, 100 * p.accuracy);
+            std::fflush(stdout);
+          },
+          &stop);
+    } catch (const FolderLocked& locked) {
+      fmt::print("  left to another process: {}\n", locked.what());
+      ++busy;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kNumeric) throw;
+      fmt::print("  {}\n", error.what());
+      ++failed;
+    }
+  }
+  report(cells);
+  if (stop.load()) {
+    fmt::print("interrupted; the same command goes on\n");
+    return kExitInterrupted;
+  }
+  if (busy > 0) fmt::print("{} cells are being done by other processes; the same command makes the table when they are\n", busy);
+  if (failed > 0) fmt::print("{} cells did not train\n", failed);
+  return failed > 0 ? kExitFailed : kExitOk;
+}
+
+int Task::run(Options& options) {
+  apply_threads(threads_);
+  if (seeds_.empty()) fail_usage("--seeds: expected at least one, got none");
+  complete(recipe_, task_);
+  if (draw_ < 0) fail_usage("--draw: expected a number of examples, got {}", draw_);
+  if (options.given("draw")) return draw();
+  if (rules_.empty()) fail_usage("nothing to do: give --rule RULE,... to train, or --draw N for examples");
+  if (rates_.empty()) fail_usage("--lr: expected at least one, got none");
+  if (out_.empty()) fail_usage("--out: expected a folder for the cells and the table, got none");
+  // The task's own model where the command line says nothing.
+  ModelConfig standard = task_model(task_);
+  const KeyTables ours = key_tables(model_), theirs = key_tables(standard);
+  for (size_t t = 0; t < ours.size(); ++t) {
+    for (size_t k = 0; k < ours[t].keys.size(); ++k) {
+      const std::string& name = ours[t].keys[k].name;
+      if (t > 0 || name == "rule" || name == "vocab_size" || options.given(name)) continue;
+      std::visit([&](auto* to) { *to = *std::get<decltype(to)>(theirs[t].keys[k].target); }, ours[t].keys[k].target);
+    }
+  }
+  return run_all(cells());
+}
+
+}  // namespace
+
+std::unique_ptr<Command> task_command() { return std::make_unique<Task>(); }
+
+}  // namespace fw::cli

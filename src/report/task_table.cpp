@@ -1,0 +1,144 @@
+#include "report/task_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "report/curves.h"
+#include "tasks/published.h"
+
+namespace fw {
+namespace {
+
+bool by_example(const TaskResult& result) { return result.task == "mqar_zoology"; }
+double accuracy_of(const TaskResult& result, const TaskScore& score) { return 100 * (by_example(result) ? score.accuracy.macro : score.accuracy.micro); }
+
+struct Group {
+  std::string rule;
+  double lr;
+  std::vector<const TaskResult*> seeds;
+};
+
+std::vector<Group> groups_of(const std::vector<TaskResult>& results) {
+  std::vector<Group> groups;
+  for (const TaskResult& r : results) {
+    auto found = std::ranges::find_if(groups, [&](const Group& g) { return g.rule == r.rule && g.lr == r.lr; });
+    if (found == groups.end()) found = groups.insert(groups.end(), {r.rule, r.lr, {}});
+    found->seeds.push_back(&r);
+  }
+  return groups;
+}
+
+std::string mean_and_spread(const std::vector<double>& values) {
+  double mean = 0, squares = 0;
+  for (const double x : values) mean += x / static_cast<double>(values.size());
+  for (const double x : values) squares += (x - mean) * (x - mean);
+  if (values.size() < 2) return fmt::format("{:.2f}", mean);
+  return fmt::format("{:.2f} ± {:.2f}", mean, std::sqrt(squares / static_cast<double>(values.size() - 1)));
+}
+
+std::vector<int64_t> lengths_of(const std::vector<TaskResult>& results) {
+  std::set<int64_t> lengths;
+  for (const TaskResult& r : results) {
+    for (const TaskScore& s : r.scores) lengths.insert(s.length);
+  }
+  return {lengths.begin(), lengths.end()};
+}
+
+}  // namespace
+
+Table task_table(const std::vector<TaskResult>& results) {
+  Table table;
+  table.column("rule", Table::Align::kLeft);
+  for (const char* heading : {"lr", "seeds", "parameters"}) table.column(heading);
+  const std::vector<int64_t> lengths = lengths_of(results);
+  for (const int64_t length : lengths) table.column(fmt::format("{}", length));
+  for (const Group& group : groups_of(results)) {
+    const TaskResult& first = *group.seeds.front();
+    std::vector<std::string> row{group.rule, fmt::format("{:g}", group.lr), fmt::format("{}", group.seeds.size()),
+                                 fmt::format("{:.2f}M", first.parameters / 1e6)};
+    for (const int64_t length : lengths) {
+      std::vector<double> values;
+      for (const TaskResult* r : group.seeds) {
+        for (const TaskScore& s : r->scores) {
+          if (s.length == length) values.push_back(accuracy_of(*r, s));
+        }
+      }
+      std::string cell = values.empty() ? "-" : mean_and_spread(values);
+      if (const auto theirs = published(first.task, group.rule, length)) {
+        cell += fmt::format(" ({:.2f}{})", theirs->accuracy, theirs->paper >= 0 ? "*" : "");
+      }
+      row.push_back(std::move(cell));
+    }
+    table.row(std::move(row));
+  }
+  std::vector<std::string> ceiling{"last-write memory", "", "", ""};
+  bool any = false;
+  for (const int64_t length : lengths) {
+    double sum = 0;
+    int count = 0;
+    for (const TaskResult& r : results) {
+      for (const TaskScore& s : r.scores) {
+        if (s.length == length && s.ceiling >= 0) sum += 100 * s.ceiling, ++count;
+      }
+    }
+    any = any || count > 0;
+    ceiling.push_back(count > 0 ? fmt::format("{:.2f}", sum / count) : "-");
+  }
+  if (any) table.row(std::move(ceiling));
+  return table;
+}
+
+std::string task_report(const std::vector<TaskResult>& results) {
+  if (results.empty()) return "No cell is finished yet.\n";
+  const TaskResult& r = results.front();
+  std::string text = fmt::format(
+      "# {}\n\nAccuracy in per cent, mean{} over seeds, of {} examples a length. Trained at length {}: {} steps of {} examples, learning rate constant, "
+      "weight decay {:g} of every parameter, clip {:g}; the model {} is judged.\n\n{}",
+      r.task, by_example(r) ? " over examples of each one's share," : "", r.recipe.judged, r.recipe.length, r.recipe.steps, r.recipe.batch,
+      r.recipe.weight_decay, r.recipe.clip, r.recipe.last ? "after the last step" : "that was best at the training length", task_table(results).markdown());
+  bool beside = false, above = false;
+  for (const TaskResult& one : results) {
+    for (const TaskScore& s : one.scores) {
+      const auto theirs = published(one.task, one.rule, s.length);
+      beside = beside || theirs.has_value();
+      above = above || (theirs && theirs->paper >= 0);
+    }
+  }
+  if (beside) {
+    text +=
+        "\nIn brackets what Kaczmarz Linear Attention's result files have for the paper's size and steps: one seed each, the best of the evaluations at the "
+        "training "
+        "length. It says something only beside a run of that size.\n";
+  }
+  if (above) text += "\n\\* The paper's table has a higher number than its result files.\n";
+  if (r.scores.front().ceiling >= 0) {
+    text += "\nA last-write memory keeps for every token the one that last followed it; noise that repeats a key overwrites what it should keep.\n";
+  }
+  return text;
+}
+
+PictureResult write_task_curves(const std::vector<TaskResult>& results, const std::string& base) {
+  std::vector<RunCurve> curves;
+  std::set<double> rates;
+  std::set<uint64_t> seeds;
+  for (const TaskResult& r : results) rates.insert(r.lr), seeds.insert(r.seed);
+  for (const TaskResult& r : results) {
+    RunCurve curve{r.rule, {}};
+    if (rates.size() > 1) curve.label += fmt::format(", lr {:g}", r.lr);
+    if (seeds.size() > 1) curve.label += fmt::format(", seed {}", r.seed);
+    for (const TaskPoint& p : r.curve) {
+      MetricPoint point;
+      point.step = p.step;
+      point.loss = p.loss;
+      point.accuracy = 100 * p.accuracy;
+      curve.points.push_back(point);
+    }
+    curves.push_back(std::move(curve));
+  }
+  return write_run_curves(curves, CurveValue::kAccuracy, CurveOver::kStep, results.front().task, base);
+}
+
+}  // namespace fw

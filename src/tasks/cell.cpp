@@ -1,0 +1,353 @@
+#include "tasks/cell.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/folder_lock.h"
+#include "base/json.h"
+#include "train/checkpoint.h"
+#include "train/optimizer.h"
+#include "train/step.h"
+#include "train/tokenizer.h"
+
+namespace fw {
+namespace {
+
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+// What a seed draws for: its weights, training examples, those judged while it trains, those of another length. Far apart, so that the splits
+// of neighbouring seeds have nothing in common.
+enum class Split : uint64_t { kTraining, kJudged, kLengths };
+uint64_t split_seed(uint64_t seed, Split split, int64_t length = 0) {
+  return (seed * 4 + static_cast<uint64_t>(split)) * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(length);
+}
+
+// Training examples in an order shuffled anew each time round; the place in it is all the state there is.
+class Examples {
+ public:
+  Examples(const SyntheticTask& task, const TaskRecipe& recipe, uint64_t seed)
+      : task_(task), batch_(recipe.batch), seed_(split_seed(seed, Split::kTraining)), order_(static_cast<size_t>(recipe.examples)) {}
+
+  Batch batch(int64_t step) {
+    const int64_t length = task_.length(), count = static_cast<int64_t>(order_.size());
+    Batch batch;
+    for (int64_t i = step * batch_; i < (step + 1) * batch_; ++i) {
+      if (i / count != round_) shuffle(i / count);
+      const TaskExample one = task_.example(seed_, order_[static_cast<size_t>(i % count)]);
+      batch.ids.insert(batch.ids.end(), one.tokens.begin(), one.tokens.end());
+      batch.targets.insert(batch.targets.end(), one.labels.begin(), one.labels.end());
+    }
+    batch.layout = SeqLayout::uniform(batch_, length);
+    return batch;
+  }
+
+ private:
+  void shuffle(int64_t round) {
+    Random random(seed_ + static_cast<uint64_t>(round) * 0xd1342543de82ef95u);
+    std::iota(order_.begin(), order_.end(), uint64_t{0});
+    for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[random.below(i)]);
+    round_ = round;
+  }
+
+  const SyntheticTask& task_;
+  int64_t batch_, round_ = -1;
+  uint64_t seed_;
+  std::vector<uint64_t> order_;
+};
+
+json curve_to_json(const std::vector<TaskPoint>& curve) {
+  json points = json::array();
+  for (const TaskPoint& p : curve) points.push_back({{"step", p.step}, {"loss", p.loss}, {"accuracy", p.accuracy}});
+  return points;
+}
+
+double number(const json& value) { return value.is_null() ? std::nan("") : value.get<double>(); }
+
+std::vector<TaskPoint> curve_from_json(const json& points) {
+  std::vector<TaskPoint> curve;
+  for (const json& p : points) curve.push_back({p.at("step").get<int64_t>(), number(p.at("loss")), p.at("accuracy").get<double>()});
+  return curve;
+}
+
+json settings_of(const std::string& task, TaskRecipe recipe, const ModelConfig& model, double lr, uint64_t seed) {
+  json settings{{"task", task}, {"lr", lr}, {"seed", seed}, {"recipe", json::object()}, {"model", config_to_json(model)}};
+  keys_to_json(key_tables(recipe), settings["recipe"]);
+  return settings;
+}
+
+// "recipe.steps (there: 100, here: 200)" of the first setting that differs; "" when all are the same.
+std::string first_difference(const json& there, const json& here, const std::string& path = {}) {
+  if (there.is_object() && here.is_object()) {
+    for (const auto& [key, value] : here.items()) {
+      const std::string inside = path.empty() ? key : path + "." + key;
+      if (!there.contains(key)) return fmt::format("{} (there: missing, here: {})", inside, shown(value));
+      if (std::string difference = first_difference(there.at(key), value, inside); !difference.empty()) return difference;
+    }
+    return {};
+  }
+  return there == here ? "" : fmt::format("{} (there: {}, here: {})", path, shown(there), shown(here));
+}
+
+void check_settings(const json& there, const json& here, const std::string& where) {
+  const std::string difference = first_difference(there, here);
+  if (!difference.empty()) fail_usage("'{}' was made with other settings: {}; use these, or another folder", where, difference);
+}
+
+json read_json(const std::string& path) { return parse_json(read_file(path), "'" + path + "'"); }
+
+// Training, from its beginning or its checkpoint to its end.
+struct Run {
+  static constexpr int64_t kMaxSkippedInRow = 10;
+
+  const TaskCell& cell;
+  json settings;
+  std::unique_ptr<SyntheticTask> task;
+  LanguageModel<float> model;
+  AdamW optimizer;
+  Examples examples;
+  std::unique_ptr<Tokenizer> tokenizer;
+  TrainerState state;
+  std::vector<TaskPoint> curve;
+  double seconds = 0;  // before this process
+  Clock::time_point start = Clock::now();
+  std::string checkpoints;
+
+  explicit Run(const TaskCell& c)
+      : cell(c),
+        settings(settings_of(c.task, c.recipe, c.model, c.lr, c.seed)),
+        task(task_of(c.recipe, c.task)),
+        model(c.model),
+        optimizer({.beta1 = c.recipe.beta1, .beta2 = c.recipe.beta2, .weight_decay = c.recipe.weight_decay}, model.params()),
+        examples(*task, c.recipe, c.seed),
+        tokenizer(id_tokenizer(task->vocab_size())),
+        checkpoints(c.folder + "/checkpoints") {
+    Random random(c.seed);
+    model.init(random);
+    model.params().decay_all();
+    state.config_hash = config_hash(c.model);
+    state.seed = c.seed;
+    state.length = c.recipe.length;
+  }
+
+  // What was there before: curve.json says of which settings and how long it took, the newest checkpoint that is whole where to go on.
+  void resume() {
+    const std::string path = cell.folder + "/curve.json";
+    clean_checkpoints(checkpoints);
+    if (!file_exists(path)) return;
+    const json found = read_json(path);
+    check_settings(found.value("settings", json::object()), settings, path);
+    std::vector<int64_t> steps = list_checkpoints(checkpoints);
+    for (; !steps.empty(); steps.pop_back()) {
+      const std::string folder = checkpoint_path(checkpoints, steps.back());
+      try {
+        state = verify_checkpoint(folder);
+      } catch (const Error&) {
+        continue;  // a damaged one; it is written again
+      }
+      load_checkpoint(folder, state, model, optimizer);
+      break;
+    }
+    seconds = found.value("seconds", 0.0);
+    curve = curve_from_json(found.at("curve"));
+    std::erase_if(curve, [&](const TaskPoint& p) { return p.step > state.step; });
+  }
+
+  double elapsed() const { return seconds + std::chrono::duration<double>(Clock::now() - start).count(); }
+
+  void write_curve() const {
+    write_file_atomic(cell.folder + "/curve.json", json{{"settings", settings}, {"seconds", elapsed()}, {"curve", curve_to_json(curve)}}.dump(1) + "\n");
+  }
+
+  void checkpoint() {
+    make_folders(checkpoints);
+    write_curve();
+    state.updates = optimizer.updates();
+    state.random = Random(cell.seed).save();
+    if (list_checkpoints(checkpoints).empty() || list_checkpoints(checkpoints).back() != state.step)
+      write_checkpoint(checkpoints, state, model, optimizer, *tokenizer);
+    prune_checkpoints(checkpoints, state.step, 2);
+  }
+
+  void step() {
+    const Batch batch = examples.batch(state.step);
+    const StepResult result = train_step(model, optimizer, {&batch, 1}, cell.lr, cell.recipe.clip);
+    ++state.step;
+    state.tokens += static_cast<int64_t>(batch.ids.size());
+    if (result.finite) {
+      state.skipped_in_row = 0;
+      state.interval_nll += result.nll;
+      state.interval_count += result.count;
+      return;
+    }
+    ++state.skipped;
+    if (++state.skipped_in_row < kMaxSkippedInRow) return;
+    fail_numeric("{}: steps {} to {}: loss or gradient norm not finite {} times in a row, training stopped; try a lower lr (now {:g})", cell.folder,
+                 state.step - kMaxSkippedInRow + 1, state.step, kMaxSkippedInRow, cell.lr);
+  }
+
+  const TaskPoint* best() const {
+    const auto found = std::ranges::max_element(curve, std::less<>(), &TaskPoint::accuracy);  // the first of equal ones
+    return found == curve.end() ? nullptr : &*found;
+  }
+
+  bool patient() const {
+    if (cell.recipe.patience == 0 || curve.empty()) return true;
+    return curve.size() - 1 - static_cast<size_t>(best() - curve.data()) < static_cast<size_t>(cell.recipe.patience);
+  }
+
+  // A point of the curve; false when *stop became true before it was measured.
+  bool measure(const std::function<void(const TaskPoint&)>& on_point, const std::atomic<bool>* stop) {
+    const TaskAccuracy accuracy = judge(model, *task, split_seed(cell.seed, Split::kJudged), cell.recipe.judged, stop);
+    if (stop != nullptr && stop->load()) return false;
+    const double loss = state.interval_count > 0 ? state.interval_nll / static_cast<double>(state.interval_count) : std::nan("");
+    curve.push_back({state.step, loss, accuracy.micro});
+    state.interval_nll = 0;
+    state.interval_count = 0;
+    if (!cell.recipe.last && best() == &curve.back()) {
+      make_folders(cell.folder + "/best");
+      save_model(cell.folder + "/best", model);
+    }
+    if (on_point) on_point(curve.back());
+    return true;
+  }
+};
+
+}  // namespace
+
+TaskAccuracy judge(LanguageModel<float>& model, const SyntheticTask& task, uint64_t seed, int64_t count, const std::atomic<bool>* stop) {
+  constexpr int64_t kLogits = int64_t{1} << 24;  // 64 MB at a time
+  const int64_t length = task.length(), vocab = model.config().vocab_size, group = std::clamp<int64_t>(kLogits / (length * vocab), 1, count);
+  std::vector<int32_t> tokens(static_cast<size_t>(group * length)), labels(tokens.size()), predictions, asked;
+  std::vector<float> logits(static_cast<size_t>(group * length * vocab));
+  for (int64_t first = 0; first < count; first += group) {
+    if (stop != nullptr && stop->load()) break;
+    const int64_t now = std::min(group, count - first), rows = now * length;
+    const auto size = static_cast<size_t>(rows);
+    task.examples(seed, static_cast<uint64_t>(first), now, tokens, labels);
+    model.forward_all(std::span(tokens).first(size), SeqLayout::uniform(now, length), nullptr, {logits.data(), rows, vocab});
+    for (size_t i = 0; i < size; ++i) {
+      int32_t prediction = -1;
+      if (labels[i] != kNoLabel) {
+        const float* row = logits.data() + static_cast<int64_t>(i) * vocab;
+        prediction = static_cast<int32_t>(std::max_element(row, row + vocab) - row);
+      }
+      predictions.push_back(prediction);
+    }
+    asked.insert(asked.end(), labels.begin(), labels.begin() + rows);
+  }
+  return task_accuracy(predictions, asked, length);
+}
+
+json to_json(const TaskResult& r) {
+  json result = settings_of(r.task, r.recipe, r.model, r.lr, r.seed);
+  json scores = json::array();
+  for (const TaskScore& s : r.scores) {
+    scores.push_back(
+        {{"length", s.length}, {"labels", s.accuracy.labels}, {"correct", s.accuracy.correct}, {"micro", s.accuracy.micro}, {"macro", s.accuracy.macro}});
+    if (s.ceiling >= 0) scores.back()["ceiling"] = s.ceiling;
+  }
+  result.update({{"rule", r.rule},
+                 {"parameters", r.parameters},
+                 {"steps", r.steps},
+                 {"skipped", r.skipped},
+                 {"judged_step", r.judged_step},
+                 {"seconds", r.seconds},
+                 {"scores", scores},
+                 {"curve", curve_to_json(r.curve)}});
+  return result;
+}
+
+TaskResult task_result_from_json(const json& found, const std::string& where) {
+  TaskResult r;
+  try {
+    r.task = found.at("task").get<std::string>();
+    r.rule = found.at("rule").get<std::string>();
+    keys_from_json(key_tables(r.recipe), found.at("recipe"), where, {});
+    r.model = config_from_json(found.at("model"), where);
+    r.lr = found.at("lr").get<double>();
+    r.seed = found.at("seed").get<uint64_t>();
+    r.parameters = found.at("parameters").get<double>();
+    r.steps = found.at("steps").get<int64_t>();
+    r.skipped = found.at("skipped").get<int64_t>();
+    r.judged_step = found.at("judged_step").get<int64_t>();
+    r.seconds = found.at("seconds").get<double>();
+    r.curve = curve_from_json(found.at("curve"));
+    for (const json& s : found.at("scores")) {
+      r.scores.push_back({s.at("length").get<int64_t>(),
+                          {s.at("labels").get<int64_t>(), s.at("correct").get<int64_t>(), s.at("micro").get<double>(), s.at("macro").get<double>()},
+                          s.value("ceiling", -1.0)});
+    }
+  } catch (const json::exception& error) {
+    fail_usage("{}: not the result of a task: {}", where, error.what());
+  }
+  return r;
+}
+
+bool read_result(const std::string& folder, TaskResult& result) {
+  const std::string path = folder + "/result.json";
+  if (!file_exists(path)) return false;
+  result = task_result_from_json(read_json(path), "'" + path + "'");
+  return true;
+}
+
+bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>& on_point, const std::atomic<bool>* stop) {
+  const auto stopped = [&] { return stop != nullptr && stop->load(); };
+  make_folders(cell.folder);
+  const FolderLock lock(cell.folder);
+  const std::string path = cell.folder + "/result.json";
+  if (file_exists(path)) {
+    check_settings(read_json(path), settings_of(cell.task, cell.recipe, cell.model, cell.lr, cell.seed), path);
+    return true;
+  }
+  Run run(cell);
+  run.resume();
+  const TaskRecipe& recipe = cell.recipe;
+  const auto due = [&] { return run.state.step == recipe.steps || run.state.step % recipe.eval_every == 0; };
+  const auto measured = [&] { return !run.curve.empty() && run.curve.back().step == run.state.step; };
+  while (run.patient()) {
+    if (run.state.step > 0 && due() && !measured()) {
+      if (!run.measure(on_point, stop)) break;
+      run.checkpoint();
+      continue;  // patience may have ended
+    }
+    if (run.state.step >= recipe.steps || stopped()) break;
+    run.step();
+  }
+  if (stopped()) {
+    run.checkpoint();
+    return false;
+  }
+
+  TaskResult result{cell.task,      cell.model.rule,   recipe,        cell.model, cell.lr, cell.seed, parameter_count(cell.model),
+                    run.state.step, run.state.skipped, run.state.step};
+  const TaskPoint* best = run.best();
+  LanguageModel<float>* judged = &run.model;
+  std::optional<LanguageModel<float>> kept;
+  if (!recipe.last && best != nullptr && best->step != run.state.step) {
+    judged = &kept.emplace(load_model<float>(cell.folder + "/best"));
+    result.judged_step = best->step;
+  }
+  for (const int64_t length : recipe.lengths) {
+    const std::unique_ptr<SyntheticTask> task = task_of(recipe, cell.task, length);
+    const uint64_t seed = split_seed(cell.seed, Split::kLengths, length);
+    result.scores.push_back(
+        {length, judge(*judged, *task, seed, recipe.judged, stop), task->recalls_pairs() ? last_write_ceiling(*task, seed, recipe.judged) : -1});
+    if (stopped()) {
+      run.checkpoint();
+      return false;
+    }
+  }
+  result.curve = run.curve;
+  result.seconds = run.elapsed();
+  write_file_atomic(path, to_json(result).dump(1) + "\n");
+  return true;
+}
+
+}  // namespace fw

@@ -1,0 +1,30 @@
+// How a task is trained and judged: the papers' settings, each of which can be set otherwise.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/keys.h"
+#include "model/config.h"
+#include "tasks/synthetic.h"
+
+namespace fw {
+
+struct TaskRecipe {  // the keys are a list, recipe.def
+#define FW_KEY FW_KEY_MEMBER
+#include "tasks/recipe.def"
+#undef FW_KEY
+};
+KeyTables key_tables(TaskRecipe& recipe);
+
+// Puts the paper's values where `recipe` has 0. Throws Error(kUsage) for an unknown task, for values out of range, and for lengths (the
+// training length and those of the judgement) at which the task cannot be drawn.
+void complete(TaskRecipe& recipe, const std::string& task);
+// Of a length (0: the training length).
+std::unique_ptr<SyntheticTask> task_of(const TaskRecipe& recipe, const std::string& task, int64_t length = 0);
+
+// The model of the papers' experiments on a task: two layers, with the head dimensions that their programs have (48 and 96, not the 128 that
+// is written). vocab_size is the task's.
+ModelConfig task_model(const std::string& task);
+
+}  // namespace fw

@@ -1,0 +1,109 @@
+// fastweight task: examples, a small table, and what it refuses.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "cli/program.h"
+
+namespace fw::test {
+namespace {
+
+using testing::HasSubstr;
+
+std::vector<std::string> small(const std::string& out) {
+  return {"task",
+          "palindrome",
+          "--rule",
+          "gated_deltanet,mamba2",
+          "--seeds",
+          "1,2",
+          "--out",
+          out,
+          "--length",
+          "4",
+          "--lengths",
+          "4,6",
+          "--steps",
+          "6",
+          "--batch",
+          "4",
+          "--judged",
+          "10",
+          "--eval-every",
+          "3",
+          "--hidden-size",
+          "8",
+          "--num-heads",
+          "1",
+          "--head-dim",
+          "8",
+          "--threads",
+          "1",
+          "--intermediate-size",
+          "8"};
+}
+
+TEST(TaskCommand, DrawsExamples) {
+  const Outcome outcome = run({"task", "stack", "--draw", "3", "--length", "12"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  std::istringstream lines(outcome.out);
+  std::string line;
+  int count = 0;
+  for (; std::getline(lines, line); ++count) {
+    const auto example = nlohmann::json::parse(line);
+    EXPECT_EQ(example.at("tokens").size(), 12u);
+    EXPECT_EQ(example.at("labels").size(), 12u);
+    EXPECT_EQ(example.at("tokens").at(0), 90);
+  }
+  EXPECT_EQ(count, 3);
+  const Folder folder;
+  EXPECT_EQ(run({"task", "stack", "--draw", "3", "--length", "12", "--out", folder / "s.jsonl"}).code, 0);
+  EXPECT_EQ(slurp(folder / "s.jsonl"), outcome.out);
+}
+
+TEST(TaskCommand, ATableOfRulesAndSeedsThatIsGoneOnWith) {
+  const Folder folder;
+  const Outcome first = run(small(folder / "t"));
+  ASSERT_EQ(first.code, 0) << first.err << first.out;
+  EXPECT_THAT(first.out, HasSubstr("mamba2-lr0.001-seed2 (4 of 4)"));
+  const std::string table = slurp(folder / "t/table.md");
+  EXPECT_THAT(table, HasSubstr("| gated_deltanet | 0.001 | 2 |"));
+  EXPECT_EQ(nlohmann::json::parse(slurp(folder / "t/results.json")).size(), 4u);
+  // One cell is taken away: it alone is done again, to the same table.
+  std::filesystem::remove_all(folder / "t/cells/mamba2-lr0.001-seed1");
+  const Outcome second = run(small(folder / "t"));
+  ASSERT_EQ(second.code, 0) << second.err;
+  EXPECT_EQ(slurp(folder / "t/table.md"), table);
+  EXPECT_THAT(second.out, HasSubstr("step      3"));
+  EXPECT_EQ(second.out.find("step      3"), second.out.rfind("step      3")) << "other cells were done again:\n" << second.out;
+  // Other settings do not mix with these.
+  auto other = small(folder / "t");
+  other.insert(other.end(), {"--clip", "2"});
+  const Outcome refused = run(other);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("recipe.clip (there: 1.0, here: 2.0)"));
+  EXPECT_EQ(slurp(folder / "t/table.md"), table);
+}
+
+TEST(TaskCommand, RefusesBeforeAnyWork) {
+  const Folder folder;
+  const auto refused = [](const std::vector<std::string>& args, const std::string& why) {
+    const Outcome outcome = run(args);
+    EXPECT_EQ(outcome.code, 2) << outcome.out;
+    EXPECT_THAT(outcome.err, HasSubstr(why));
+  };
+  refused({"task", "mqa", "--draw", "1"}, "did you mean 'mqar'?");
+  refused({"task", "mqar"}, "give --rule RULE,... to train, or --draw N");
+  refused({"task", "mqar", "--rule", "kda"}, "--out: expected a folder");
+  refused({"task", "mqar", "--rule", "kdaa", "--out", folder / "t"}, "kdaa");
+  refused({"task", "mqar", "--rule", "kda", "--lr", "fast", "--out", folder / "t"}, "--lr: expected numbers > 0");
+  refused({"task", "mqar", "--rule", "kda,kda", "--out", folder / "t"}, "is named twice");
+  refused({"task", "mqar", "--rule", "kda", "--lengths", "60", "--out", folder / "t"}, "length: expected at least 2 pairs + 3");
+  EXPECT_FALSE(std::filesystem::exists(folder / "t"));
+}
+
+}  // namespace
+}  // namespace fw::test

@@ -1,0 +1,47 @@
+// The table of a task's cells: means, spreads, published numbers and ceilings, by hand.
+#include "report/task_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace fw {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TaskResult result(const std::string& rule, uint64_t seed, double at256, double at2048) {
+  TaskResult r;
+  r.task = "mqar";
+  r.rule = rule;
+  r.recipe.length = 256;
+  r.recipe.steps = 10000;
+  r.lr = 1e-3;
+  r.seed = seed;
+  r.parameters = 4460000;
+  r.curve = {{200, 5, 0.1}, {400, 4, at256}};
+  r.scores = {{256, {100, 0, at256, 0.5}, 0.985}, {2048, {100, 0, at2048, 0.5}, 0.89}};
+  return r;
+}
+
+TEST(TaskTable, MeansSpreadsAndWhatIsPublished) {
+  const std::vector<TaskResult> results{result("kaczmarz", 1, 0.98, 0.7), result("kaczmarz", 2, 0.99, 0.8), result("kda", 1, 0.97, 0.6)};
+  const std::string table = task_table(results).markdown();
+  EXPECT_THAT(table, HasSubstr("| kaczmarz | 0.001 | 2 | 4.46M | 98.50 ± 0.71 (98.35*) | 75.00 ± 7.07 (73.84) |"));
+  EXPECT_THAT(table, HasSubstr("| kda | 0.001 | 1 | 4.46M | 97.00 | 60.00 |"));
+  EXPECT_THAT(table, HasSubstr("| last-write memory |  |  |  | 98.50 | 89.00 |"));
+  const std::string report = task_report(results);
+  EXPECT_THAT(report, HasSubstr("result files"));
+  EXPECT_THAT(report, HasSubstr("\\* The paper's table"));
+  EXPECT_THAT(task_report({result("kda", 1, 0.97, 0.6)}), Not(HasSubstr("In brackets")));
+  EXPECT_THAT(task_report({}), HasSubstr("No cell is finished yet"));
+}
+
+TEST(TaskTable, ZoologyCountsByExample) {
+  TaskResult one = result("kda", 1, 0.97, 0.6);
+  one.task = "mqar_zoology";
+  EXPECT_THAT(task_table({one}).markdown(), HasSubstr("| kda | 0.001 | 1 | 4.46M | 50.00 | 50.00 |"));
+}
+
+}  // namespace
+}  // namespace fw

@@ -1,0 +1,212 @@
+// Cells of a task: they learn, go on where they were stopped with the same bits, are not done twice, and refuse other settings.
+#include "tasks/cell.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/folder_lock.h"
+#include "base/temp_folder.h"
+
+namespace fw {
+namespace {
+
+using ::testing::HasSubstr;
+
+TaskCell small_cell(const std::string& folder) {
+  TaskCell cell;
+  cell.task = "palindrome";
+  cell.folder = folder;
+  cell.recipe.length = 3;
+  cell.recipe.lengths = {3, 5};
+  cell.recipe.steps = 24;
+  cell.recipe.batch = 4;
+  cell.recipe.examples = 40;
+  cell.recipe.judged = 20;
+  cell.recipe.eval_every = 7;
+  complete(cell.recipe, cell.task);
+  cell.model = task_model(cell.task);
+  cell.model.rule = "gated_deltanet";
+  cell.model.hidden_size = 16;
+  cell.model.num_heads = 2;
+  cell.model.head_dim = 4;
+  cell.model.intermediate_size = 16;
+  cell.model.vocab_size = 128;
+  cell.lr = 3e-3;
+  cell.seed = 5;
+  return cell;
+}
+
+std::string result_without_time(const std::string& folder) {
+  auto json = nlohmann::json::parse(read_file(folder + "/result.json"));
+  json.erase("seconds");
+  return json.dump();
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(TaskCell, GoesOnWhereItWasStoppedWithTheSameBits) {
+  const testing::TempFolder folder;
+  const TaskCell whole = small_cell(folder.path("whole"));
+  std::vector<int64_t> steps;
+  ASSERT_TRUE(run_cell(
+      whole, [&](const TaskPoint& p) { steps.push_back(p.step); }, nullptr));
+  EXPECT_THAT(steps, ::testing::ElementsAre(7, 14, 21, 24));
+
+  // Stopped at every point of its curve, each time in a process of its own, as far as files go.
+  const TaskCell cut = small_cell(folder.path("cut"));
+  std::atomic<bool> stop{false};
+  int rounds = 0;
+  while (!run_cell(
+      cut, [&](const TaskPoint&) { stop = true; }, &stop)) {
+    EXPECT_FALSE(file_exists(cut.folder + "/result.json"));
+    stop = false;
+    ASSERT_LT(++rounds, 10);
+  }
+  EXPECT_GE(rounds, 3);
+  EXPECT_EQ(result_without_time(cut.folder), result_without_time(whole.folder));
+}
+
+TEST(TaskCell, ACheckpointThatIsLostOrDamagedCostsTimeOnly) {
+  const testing::TempFolder folder;
+  const TaskCell whole = small_cell(folder.path("whole"));
+  ASSERT_TRUE(run_cell(whole, {}, nullptr));
+  for (const bool damaged : {false, true}) {
+    const TaskCell cut = small_cell(folder.path(damaged ? "damaged" : "lost"));
+    std::atomic<bool> stop{false};
+    int points = 0;
+    ASSERT_FALSE(run_cell(
+        cut, [&](const TaskPoint&) { stop = ++points == 2; }, &stop));
+    const std::string newest = cut.folder + "/checkpoints/step-14";
+    ASSERT_TRUE(file_exists(newest + "/trainer.json"));
+    if (damaged) {
+      std::ofstream(newest + "/model.safetensors", std::ios::app) << "x";
+    } else {
+      std::filesystem::remove_all(newest);
+    }
+    ASSERT_TRUE(run_cell(cut, {}, nullptr));
+    EXPECT_EQ(result_without_time(cut.folder), result_without_time(whole.folder)) << damaged;
+  }
+}
+
+TEST(TaskCell, AFinishedOneIsNotDoneAgainAndOtherSettingsAreRefused) {
+  const testing::TempFolder folder;
+  TaskCell cell = small_cell(folder.path("cell"));
+  ASSERT_TRUE(run_cell(cell, {}, nullptr));
+  const std::string before = read_file(cell.folder + "/result.json");
+  int points = 0;
+  ASSERT_TRUE(run_cell(
+      cell, [&](const TaskPoint&) { ++points; }, nullptr));
+  EXPECT_EQ(points, 0);
+  EXPECT_EQ(read_file(cell.folder + "/result.json"), before);
+
+  cell.recipe.steps = 25;
+  EXPECT_THAT(message_of([&] { run_cell(cell, {}, nullptr); }), HasSubstr("recipe.steps (there: 24, here: 25)"));
+  cell.recipe.steps = 24;
+  cell.model.hidden_size = 32;
+  EXPECT_THAT(message_of([&] { run_cell(cell, {}, nullptr); }), HasSubstr("model.hidden_size (there: 16, here: 32)"));
+  EXPECT_EQ(read_file(cell.folder + "/result.json"), before);
+}
+
+TEST(TaskCell, OneProcessAtATime) {
+  const testing::TempFolder folder;
+  const TaskCell cell = small_cell(folder.path("cell"));
+  make_folders(cell.folder);
+  const FolderLock other(cell.folder);
+  EXPECT_THROW(run_cell(cell, {}, nullptr), FolderLocked);
+  EXPECT_FALSE(file_exists(cell.folder + "/curve.json"));
+}
+
+TEST(TaskCell, PatienceEndsTrainingAndTheBestModelIsJudged) {
+  const testing::TempFolder folder;
+  TaskCell cell = small_cell(folder.path("cell"));
+  cell.lr = 1e-9;  // nothing is learned: no evaluation is better than the first
+  cell.recipe.patience = 2;
+  ASSERT_TRUE(run_cell(cell, {}, nullptr));
+  TaskResult result;
+  ASSERT_TRUE(read_result(cell.folder, result));
+  EXPECT_EQ(result.steps, 21);
+  EXPECT_EQ(result.judged_step, 7);
+  EXPECT_EQ(result.curve.size(), 3u);
+  ASSERT_EQ(result.scores.size(), 2u);
+  EXPECT_EQ(result.scores[0].accuracy.labels, 20 * 3);
+  EXPECT_EQ(result.scores[1].accuracy.labels, 20 * 5);
+  EXPECT_LT(result.scores[0].ceiling, 0);
+}
+
+// 300 steps of a few milliseconds: one pair among 16 tokens, whose answer is always the second.
+TEST(TaskCell, ASmallTaskIsLearned) {
+  const testing::TempFolder folder;
+  TaskCell cell = small_cell(folder.path("cell"));
+  cell.task = "one_pair";
+  cell.recipe = {};
+  cell.recipe.length = 12;
+  cell.recipe.vocabulary = 16;
+  cell.recipe.steps = 300;
+  cell.recipe.batch = 16;
+  cell.recipe.examples = 2000;
+  cell.recipe.eval_every = 100;
+  cell.recipe.judged = 200;
+  cell.recipe.lengths = {12, 24};
+  complete(cell.recipe, cell.task);
+  cell.model.hidden_size = 32;
+  cell.model.head_dim = 8;
+  cell.model.intermediate_size = 32;
+  cell.model.vocab_size = 16;
+  cell.lr = 5e-3;
+  ASSERT_TRUE(run_cell(cell, {}, nullptr));
+  TaskResult result;
+  ASSERT_TRUE(read_result(cell.folder, result));
+  EXPECT_GT(result.scores[0].accuracy.micro, 0.9);  // chance: 0.125 of the values
+  EXPECT_GT(result.scores[0].ceiling, 0.3);
+  EXPECT_LT(result.scores[0].ceiling, 0.9);  // noise repeats the key
+}
+
+// As the papers' runs have it: norms, biases and decay rates too.
+TEST(TaskCell, EveryParameterDecays) {
+  LanguageModel<float> model(small_cell("").model);
+  const auto exempt = [&] {
+    const ParamPieces pieces = model.params().pieces();
+    return std::count_if(pieces.data, pieces.data + pieces.count, [](const ParamPiece& piece) { return piece.decay == 0; });
+  };
+  EXPECT_GT(exempt(), 0);
+  model.params().decay_all();
+  EXPECT_EQ(exempt(), 0);
+}
+
+TEST(TaskCell, AResultComesBackFromItsFile) {
+  TaskResult result;
+  result.task = "mqar";
+  result.rule = "kaczmarz";
+  result.recipe.lengths = {256, 512};
+  result.model = task_model("mqar");
+  result.model.vocab_size = 8192;
+  result.model.rule = "kaczmarz";
+  result.lr = 1e-3;
+  result.seed = 7;
+  result.parameters = 4.5e6;
+  result.steps = 10, result.skipped = 1, result.judged_step = 9, result.seconds = 2.5;
+  result.curve = {{5, 3.25, 0.5}, {10, std::nan(""), 0.75}};
+  result.scores = {{256, {100, 50, 0.5, 0.51}, 0.9}, {512, {100, 25, 0.25, 0.26}, -1}};
+  const nlohmann::json json = nlohmann::json::parse(to_json(result).dump());
+  EXPECT_EQ(to_json(task_result_from_json(json, "x")).dump(), json.dump());  // NaN is null in a file
+  EXPECT_THAT(message_of([] { task_result_from_json({{"task", 3}}, "'f'"); }), HasSubstr("'f': not the result of a task"));
+}
+
+}  // namespace
+}  // namespace fw
