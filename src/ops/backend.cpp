@@ -1,15 +1,51 @@
 #include "ops/backend.h"
 
+#include <type_traits>
+
 #include "base/error.h"
 
 namespace fw {
+namespace {
+
+template <class T>
+inline constexpr bool kOnHost = std::is_same_v<T, float> || std::is_same_v<T, double>;
+template <class T>
+inline constexpr bool kOnCuda = std::is_same_v<T, float> || std::is_same_v<T, Bf16>;
+
+// The first operation that a table lacks, or null.
+template <class T>
+const char* missing(const Ops<T>& ops) {
+#define FW_OP(name, args) \
+  if (ops.name == nullptr) return #name;
+#include "ops/ops.def"
+#undef FW_OP
+  return nullptr;
+}
+
+}  // namespace
+
+template <class T>
+const Ops<T>& table_of(const Device& device) {
+  static constexpr Ops<T> kNone;
+  if constexpr (kOnHost<T>) {
+    if (device.kind() == FW_DEVICE_CPU) return host_ops<T>();
+  }
+  if constexpr (kOnCuda<T>) {
+    if (device.kind() == FW_DEVICE_CUDA) return cuda_ops<T>();
+  }
+  return kNone;
+}
 
 template <class T>
 const Ops<T>& ops_of(const Device& device) {
-  if (device.kind() == FW_DEVICE_CPU) return host_ops<T>();
-  fail_usage("device: expected the CPU: models of this type do not run on CUDA devices");
+  const Ops<T>& table = table_of<T>(device);
+  if (const char* name = missing(table)) fail_usage("device: expected the CPU: models of this type do not run on CUDA devices (no operation {})", name);
+  return table;
 }
 
+template const Ops<float>& table_of<float>(const Device&);
+template const Ops<double>& table_of<double>(const Device&);
+template const Ops<Bf16>& table_of<Bf16>(const Device&);
 template const Ops<float>& ops_of<float>(const Device&);
 template const Ops<double>& ops_of<double>(const Device&);
 

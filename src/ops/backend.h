@@ -1,12 +1,20 @@
-// Which operations a device has. A new device is a line here.
+// Which functions run on which device: the one place that knows all backends.
 #pragma once
 
 #include "base/device.h"
-#include "ops/ops.h"
+#include "ops/exec.h"
 
 namespace fw {
 
-// Throws Error(kUsage) where the device has none for activations of type T.
+// The CUDA device's operations, T float or Bf16; those without a kernel are null, in a build without CUDA all.
+template <class T>
+const Ops<T>& cuda_ops();
+
+// The functions that there are for the device, some of which may be null.
+template <class T>
+const Ops<T>& table_of(const Device& device);
+
+// All of them, for a model. Throws Error(kUsage) if the device lacks one.
 template <class T>
 const Ops<T>& ops_of(const Device& device);
 

@@ -8,6 +8,10 @@
 
 #include "scan/cuda/call/launch.h"
 
+#ifdef FW_CUDA_EMULATION
+#include "emulation/memory.h"
+#endif
+
 namespace fw::cuda {
 
 // Exit status of a program whose tests could not run (ctest lists it as skipped).
@@ -30,10 +34,9 @@ class DeviceBuffer {
  public:
   explicit DeviceBuffer(const std::vector<T>& values) : size_(values.size()) {
 #ifdef FW_CUDA_EMULATION
-    void* memory = nullptr;
-    if (posix_memalign(&memory, 256, bytes())) std::abort();
-    data_ = static_cast<T*>(memory);
-    if (!values.empty()) std::memcpy(memory, values.data(), bytes());
+    data_ = static_cast<T*>(emulation::allocate(bytes()));
+    const emulation::Open open;
+    if (!values.empty()) std::memcpy(static_cast<void*>(data_), values.data(), bytes());
 #else
     check(cudaMalloc(&data_, bytes()), "cudaMalloc");
     check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice), "copy to the device");
@@ -45,7 +48,7 @@ class DeviceBuffer {
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;
   ~DeviceBuffer() {
 #ifdef FW_CUDA_EMULATION
-    std::free(data_);
+    emulation::release(data_);
 #else
     cudaFree(data_);
 #endif
@@ -56,7 +59,8 @@ class DeviceBuffer {
   std::vector<T> download() const {
     std::vector<T> values(size_);
 #ifdef FW_CUDA_EMULATION
-    if (!values.empty()) std::memcpy(values.data(), data_, bytes());
+    const emulation::Open open;
+    if (!values.empty()) std::memcpy(static_cast<void*>(values.data()), data_, bytes());
 #else
     check(cudaDeviceSynchronize(), "kernel");
     check(cudaMemcpy(values.data(), data_, bytes(), cudaMemcpyDeviceToHost), "copy from the device");

@@ -12,6 +12,7 @@
 #include <mutex>
 
 #include "emulation/gpu.h"
+#include "emulation/memory.h"
 
 namespace fw::cuda::emulation {
 
@@ -47,6 +48,7 @@ void run_grid(const GridShape& shape, const std::function<void()>& kernel) {
   ++grids;
   const int64_t blocks = static_cast<int64_t>(shape.x) * shape.y * shape.z;
   const Position outside = position;
+  const Open device_memory;
   Block* ends_with_last = nullptr;  // races are looked for on one thread of the system, where one Block runs all
 #ifdef _OPENMP
 #pragma omp parallel for schedule(dynamic) if (blocks > 1)

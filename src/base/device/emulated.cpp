@@ -1,15 +1,24 @@
-// The device of a build whose kernels run in the emulation: its memory is the host's.
+// The device of a build whose kernels run in the emulation (tests/emulation): its memory is there while a kernel or a copy runs, else the host faults.
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <utility>
 
 #include "base/device.h"
-#include "base/error.h"
+#include "emulation/memory.h"
 
 namespace fw {
 namespace {
+
+namespace emulation = cuda::emulation;
+
+void move(void* to, const void* from, size_t bytes) {
+  const emulation::Open open;
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+void set(void* to, int byte, size_t bytes) {
+  const emulation::Open open;
+  if (bytes > 0) std::memset(to, byte, bytes);
+}
 
 class EmulatedDevice final : public Device {
  public:
@@ -17,20 +26,12 @@ class EmulatedDevice final : public Device {
   size_t alignment() const override { return 256; }
   bool host_memory() const override { return false; }
 
-  void* allocate(size_t bytes) override {
-    void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-    if (memory == nullptr) throw std::bad_alloc();
-    return memory;
-  }
-  void release(void* memory) noexcept override { std::free(memory); }
+  void* allocate(size_t bytes) override { return emulation::allocate(bytes); }
+  void release(void* memory) noexcept override { emulation::release(memory); }
   void from_host(void* to, const void* from, size_t bytes) override { copy(to, from, bytes); }
   void to_host(void* to, const void* from, size_t bytes) override { copy(to, from, bytes); }
-  void copy(void* to, const void* from, size_t bytes) override {
-    if (bytes > 0) std::memcpy(to, from, bytes);
-  }
-  void fill(void* to, int byte, size_t bytes) override {
-    if (bytes > 0) std::memset(to, byte, bytes);
-  }
+  void copy(void* to, const void* from, size_t bytes) override { move(to, from, bytes); }
+  void fill(void* to, int byte, size_t bytes) override { set(to, byte, bytes); }
   void synchronise() override {}
 };
 
@@ -51,24 +52,14 @@ DeviceInfo device_info() {
   return info;
 }
 
-DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes) {
-  if (bytes == 0) return;
-  data_ = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  if (data_ == nullptr) fail_internal("device memory: out of memory for {} bytes", bytes);
-}
+DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes), data_(bytes > 0 ? emulation::allocate(bytes) : nullptr) {}
 DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept : bytes_(std::exchange(other.bytes_, 0)), data_(std::exchange(other.data_, nullptr)) {}
-DeviceMemory::~DeviceMemory() { std::free(data_); }
-void DeviceMemory::from_host(const void* source, size_t bytes) const {
-  if (bytes > 0) std::memcpy(data_, source, bytes);
-}
-void DeviceMemory::to_host(void* target, size_t bytes) const {
-  if (bytes > 0) std::memcpy(target, data_, bytes);
-}
-void DeviceMemory::fill(int byte) const {
-  if (bytes_ > 0) std::memset(data_, byte, bytes_);
-}
+DeviceMemory::~DeviceMemory() { emulation::release(data_); }
+void DeviceMemory::from_host(const void* source, size_t bytes) const { move(data_, source, bytes); }
+void DeviceMemory::to_host(void* target, size_t bytes) const { move(target, data_, bytes); }
+void DeviceMemory::fill(int byte) const { set(data_, byte, bytes_); }
 
-void device_copy(void* target, const void* source, size_t bytes, void*) { std::memcpy(target, source, bytes); }
+void device_copy(void* target, const void* source, size_t bytes, void*) { move(target, source, bytes); }
 
 void device_synchronize() {}
 

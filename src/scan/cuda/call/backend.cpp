@@ -8,7 +8,7 @@ namespace fw {
 namespace {
 
 constexpr int64_t kMostKey = 256;                                   // registers of the token kernels
-constexpr int64_t kMostHeads = 65535;                               // of a grid\'s second and third dimension
+constexpr int64_t kMostHeads = 65535;                               // of a grid's second and third dimension
 constexpr int64_t kMostTokens = (int64_t{1} << 31) - cuda::kChunk;  // rows are 32-bit numbers, a chunk beyond the end too
 
 class CudaCall final : public Call {

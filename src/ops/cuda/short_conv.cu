@@ -1,0 +1,300 @@
+// Causal depthwise convolution and SiLU over packed sequences on the device; with p[t] = sum_j w_j x[t-j] (w_j = weight[c, W-1-j]):
+//   y[t] = silu(p[t])     dp[t] = dy[t] silu'(p[t])     dx[t] = sum_j w_j dp[t+j]     dw_j = sum_t dp[t] x[t-j]
+// A thread has a packet of columns (backward: four, for it keeps more of them) and a run of tokens, whose last W inputs (backward: and dp) it keeps in
+// registers: each row is read once, and W-1 rows around the run again. Forward reads x and writes y, backward reads x and dy and writes dx: memory limits both,
+// so the packets of several tokens are asked for before the first is used, and the sigmoid is the fast one. Runs have a fixed length: the order of the sums of
+// dw is that of the shape alone.
+#include <type_traits>
+
+#include "ops/cuda/column_sums.h"
+#include "ops/cuda/operations.h"
+#include "ops/cuda/packets.cuh"
+#include "scan/cuda/call/launch.h"
+
+namespace fw::cuda {
+namespace {
+
+constexpr unsigned kThreads = 128;
+constexpr int64_t kForwardRun = 64, kBackwardRun = 128;  // tokens
+constexpr int kMostWidth = 8;
+
+template <class T>
+struct ConvArgs {
+  int64_t tokens = 0, cols = 0, sequences = 0;
+  const T* x = nullptr;
+  const T* dy = nullptr;  // backward
+  T* y = nullptr;         // dx in backward
+  int64_t x_stride = 0, dy_stride = 0, y_stride = 0;
+  const float* weight = nullptr;
+  const int64_t* offsets = nullptr;
+  const T* tail = nullptr;   // [N, W-1, cols] or null
+  float* partial = nullptr;  // backward: [runs, cols, W]
+};
+
+// The sequence of token t: the last that begins at or before it.
+FW_DEVICE int64_t sequence_of(const int64_t* offsets, int64_t count, int64_t t) {
+  int64_t low = 0, high = count;  // offsets[low] <= t < offsets[high]
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (offsets[middle] <= t ? low : high) = middle;
+  }
+  return low;
+}
+
+template <int N, int W>
+struct Columns {
+  float v[W][N];  // [j]: of j tokens ago
+
+  FW_DEVICE void push(const float (&x)[N]) {
+    FW_UNROLL for (int j = W - 1; j > 0; --j) { FW_UNROLL for (int i = 0; i < N; ++i) v[j][i] = v[j - 1][i]; }
+    FW_UNROLL for (int i = 0; i < N; ++i) v[0][i] = x[i];
+  }
+};
+
+// taps[j] = w_j of the thread's columns.
+template <int N, int W>
+FW_DEVICE void load_taps(const float* weight, float (&taps)[W][N]) {
+  FW_UNROLL for (int i = 0; i < N; ++i) { FW_UNROLL for (int j = 0; j < W; ++j) taps[j][i] = weight[i * W + W - 1 - j]; }
+}
+
+// The W-1 inputs before token t of sequence n, which begins at `begin`; the newest in v[0].
+template <class T, int N, int W>
+FW_DEVICE void load_history(const ConvArgs<T>& a, int64_t column, int64_t n, int64_t begin, int64_t t, Columns<N, W>& window) {
+  FW_UNROLL for (int j = 0; j < W; ++j) { FW_UNROLL for (int i = 0; i < N; ++i) window.v[j][i] = 0; }
+  FW_UNROLL for (int j = 0; j < W - 1; ++j) {
+    const int64_t position = t - 1 - j - begin;
+    Packet<T, N> packet;
+    if (position >= 0) {
+      packet.load(a.x + (begin + position) * a.x_stride + column);
+    } else if (a.tail != nullptr) {
+      packet.load(a.tail + (n * (W - 1) + W - 1 + position) * a.cols + column);
+    }
+    packet.get(window.v[j]);
+  }
+}
+
+FW_DEVICE float sigmoid(float x) { return rcp_fast(1.0f + exp2_fast(-1.4426950408889634f * x)); }
+
+template <class T, int N, int W>
+__global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const ConvArgs<T> a) {
+  const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N;
+  if (column >= a.cols) return;
+  constexpr int kAhead = 4;
+  float taps[W][N];
+  load_taps<N, W>(a.weight + column * W, taps);
+  int64_t t = int64_t{block_index_x()} * kForwardRun;
+  const int64_t end = min(t + kForwardRun, a.tokens);
+  for (int64_t n = sequence_of(a.offsets, a.sequences, t); t < end; ++n) {
+    const int64_t begin = a.offsets[n], stop = min(end, a.offsets[n + 1]);
+    if (t >= stop) continue;  // an empty sequence
+    Columns<N, W> window;
+    load_history<T, N, W>(a, column, n, begin, t, window);
+    const auto step = [&](const Packet<T, N>& packet, T* y) {
+      float x[N];
+      packet.get(x);
+      window.push(x);
+      FW_UNROLL for (int i = 0; i < N; ++i) {
+        float p = 0;
+        FW_UNROLL for (int j = 0; j < W; ++j) p += taps[j][i] * window.v[j][i];
+        x[i] = p * sigmoid(p);
+      }
+      Packet<T, N> out;
+      out.set(x);
+      out.store(y);
+    };
+    const T* x = a.x + t * a.x_stride + column;
+    T* y = a.y + t * a.y_stride + column;
+    Packet<T, N> packets[kAhead];
+    const auto load_ahead = [&](const T* from) { FW_UNROLL for (int i = 0; i < kAhead; ++i) packets[i].load(from + i * a.x_stride); };
+    if (t + kAhead <= stop) load_ahead(x);
+    while (t + kAhead <= stop) {
+      Packet<T, N> now[kAhead];
+      FW_UNROLL for (int i = 0; i < kAhead; ++i) now[i] = packets[i];
+      t += kAhead, x += kAhead * a.x_stride;
+      if (t + kAhead <= stop) load_ahead(x);  // on its way while these are used
+      FW_UNROLL for (int i = 0; i < kAhead; ++i) step(now[i], y + i * a.y_stride);
+      y += kAhead * a.y_stride;
+    }
+    for (; t < stop; ++t, x += a.x_stride, y += a.y_stride) {
+      Packet<T, N> packet;
+      packet.load(x);
+      step(packet, y);
+    }
+  }
+}
+
+template <class T, int N, int W>
+__global__ void __launch_bounds__(kThreads) short_conv_backward_kernel(const ConvArgs<T> a) {
+  const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N;
+  if (column >= a.cols) return;
+  constexpr int kAhead = 4;
+  float taps[W][N], dtaps[W][N] = {};
+  load_taps<N, W>(a.weight + column * W, taps);
+  int64_t t = int64_t{block_index_x()} * kBackwardRun;
+  const int64_t end = min(t + kBackwardRun, a.tokens);
+  for (int64_t n = sequence_of(a.offsets, a.sequences, t); t < end; ++n) {
+    const int64_t begin = a.offsets[n], next = a.offsets[n + 1], first = t, stop = min(end, next);
+    if (t >= stop) continue;
+    Columns<N, W> window, dp;
+    load_history<T, N, W>(a, column, n, begin, t, window);
+    FW_UNROLL for (int j = 0; j < W; ++j) { FW_UNROLL for (int i = 0; i < N; ++i) dp.v[j][i] = 0; }
+    // dx of the token W-1 before t: nothing later reaches it.
+    const auto store_dx = [&](int64_t of) {
+      if (of < first || of >= stop) return;
+      float dx[N];
+      FW_UNROLL for (int i = 0; i < N; ++i) {
+        dx[i] = 0;
+        FW_UNROLL for (int j = 0; j < W; ++j) dx[i] += taps[j][i] * dp.v[W - 1 - j][i];
+      }
+      Packet<T, N> packet;
+      packet.set(dx);
+      packet.store(a.y + of * a.y_stride + column);
+    };
+    const auto step = [&](const Packet<T, N>& xs, const Packet<T, N>& dys, bool own) {
+      float x[N], d[N];
+      xs.get(x);
+      dys.get(d);
+      window.push(x);
+      FW_UNROLL for (int i = 0; i < N; ++i) {
+        float p = 0;
+        FW_UNROLL for (int j = 0; j < W; ++j) p += taps[j][i] * window.v[j][i];
+        const float s = sigmoid(p);
+        d[i] *= s * (1.0f + p * (1.0f - s));
+        if (own) {
+          FW_UNROLL for (int j = 0; j < W; ++j) dtaps[j][i] += d[i] * window.v[j][i];
+        }
+      }
+      dp.push(d);
+      store_dx(t - (W - 1));
+    };
+    const T* x = a.x + t * a.x_stride + column;
+    const T* dy = a.dy + t * a.dy_stride + column;
+    for (; t + kAhead <= stop; x += kAhead * a.x_stride, dy += kAhead * a.dy_stride) {
+      Packet<T, N> xs[kAhead], dys[kAhead];
+      FW_UNROLL for (int i = 0; i < kAhead; ++i) {
+        xs[i].load(x + i * a.x_stride);
+        dys[i].load(dy + i * a.dy_stride);
+      }
+      FW_UNROLL for (int i = 0; i < kAhead; ++i, ++t) step(xs[i], dys[i], true);
+    }
+    for (; t < stop; ++t, x += a.x_stride, dy += a.dy_stride) {
+      Packet<T, N> xs, dys;
+      xs.load(x);
+      dys.load(dy);
+      step(xs, dys, true);
+    }
+    // What the tokens behind the run (of the same sequence) owe to its last ones.
+    FW_UNROLL for (int j = 0; j < W - 1; ++j, ++t, x += a.x_stride, dy += a.dy_stride) {
+      if (t < next) {
+        Packet<T, N> xs, dys;
+        xs.load(x);
+        dys.load(dy);
+        step(xs, dys, false);
+      } else {
+        const float none[N] = {};
+        dp.push(none);
+        store_dx(t - (W - 1));
+      }
+    }
+    t = stop;
+  }
+  float* partial = a.partial + (int64_t{block_index_x()} * a.cols + column) * W;
+  FW_UNROLL for (int i = 0; i < N; ++i) { FW_UNROLL for (int j = 0; j < W; ++j) partial[i * W + W - 1 - j] = dtaps[j][i]; }
+}
+
+// The last W-1 inputs of every sequence; one that is shorter keeps the end of its old tail. A thread has a column and goes from the oldest to
+// the newest, so that both tails may be the same memory.
+template <class T>
+__global__ void __launch_bounds__(kThreads) store_tails_kernel(const ConvArgs<T> a, int kept, T* to) {
+  const int64_t c = int64_t{block_index_y()} * kThreads + thread_index(), n = block_index_x();
+  if (c >= a.cols) return;
+  const int64_t begin = a.offsets[n], length = a.offsets[n + 1] - begin;
+  for (int i = 0; i < kept; ++i) {
+    const int64_t position = length - kept + i;
+    T value{};
+    if (position >= 0) {
+      value = a.x[(begin + position) * a.x_stride + c];
+    } else if (a.tail != nullptr) {
+      value = a.tail[(n * kept + i + length) * a.cols + c];
+    }
+    to[(n * kept + i) * a.cols + c] = value;
+  }
+}
+
+Dim3 grid_of(int64_t x, int64_t columns) { return {static_cast<unsigned>(x), static_cast<unsigned>((columns + kThreads - 1) / kThreads)}; }
+
+// Calls run(N, W) with numbers of the compiler; N: columns of a thread, `packet` of them where the rows are aligned.
+template <int packet, class T, class Run>
+void with_form(const ConvArgs<T>& a, int64_t width, const Run& run) {
+  const auto with_width = [&]<int W>() {
+    constexpr bool kNarrow = W <= 4;  // wider windows do not fit into the registers in packets
+    const bool packets = a.cols % kPacket<T> == 0 && in_packets<T>(a.x, a.x_stride) && in_packets<T>(a.y, a.y_stride) &&
+                         (a.dy == nullptr || in_packets<T>(a.dy, a.dy_stride)) && (a.tail == nullptr || in_packets<T>(a.tail, a.cols));
+    if (kNarrow && packets) {
+      run(std::integral_constant < int, kNarrow ? kPacket<T> : 1 > {}, std::integral_constant<int, W>{});
+    } else {
+      run(std::integral_constant<int, 1>{}, std::integral_constant<int, W>{});
+    }
+  };
+  switch (width) {
+    case 1:
+      return with_width.template operator()<1>();
+    case 2:
+      return with_width.template operator()<2>();
+    case 3:
+      return with_width.template operator()<3>();
+    case 4:
+      return with_width.template operator()<4>();
+    case 5:
+      return with_width.template operator()<5>();
+    case 6:
+      return with_width.template operator()<6>();
+    case 7:
+      return with_width.template operator()<7>();
+    case 8:
+      return with_width.template operator()<kMostWidth>();
+    default:
+      fail_usage("conv_size: expected at most {} on CUDA, got {}", kMostWidth, width);
+  }
+}
+
+}  // namespace
+
+namespace ops {
+
+template <class T>
+void short_conv_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* weight, int64_t width, const PassLayout& layout, const T* tail_in, T* tail_out,
+                        Mat<T> y) {
+  ConvArgs<T> a{x.rows, x.cols, layout.host.count(), x.data, nullptr, y.data, x.stride, 0, y.stride, weight, layout.offsets, tail_in};
+  void* stream = exec.device.stream();
+  with_form<kPacket<T>>(a, width, [&](auto n, auto w) {
+    launch(short_conv_forward_kernel<T, n.value, w.value>, grid_of((x.rows + kForwardRun - 1) / kForwardRun, x.cols / n.value), kThreads, 0, stream, a);
+  });
+  if (tail_out == nullptr || width < 2) return;
+  launch(store_tails_kernel<T>, grid_of(a.sequences, x.cols), kThreads, 0, stream, a, static_cast<int>(width - 1), tail_out);
+}
+
+template <class T>
+void short_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* weight, int64_t width, const PassLayout& layout, const T* tail_in,
+                         Mat<T> dx, Wide<T>* dweight) {
+  if (x.rows == 0) return;
+  const Arena::Mark mark = exec.arena.mark();
+  const int64_t runs = (x.rows + kBackwardRun - 1) / kBackwardRun;
+  float* partial = exec.arena.template alloc<float>(runs * x.cols * width);
+  ConvArgs<T> a{x.rows, x.cols, layout.host.count(), x.data, dy.data, dx.data, x.stride, dy.stride, dx.stride, weight, layout.offsets, tail_in, partial};
+  void* stream = exec.device.stream();
+  with_form<4>(a, width,
+               [&](auto n, auto w) { launch(short_conv_backward_kernel<T, n.value, w.value>, grid_of(runs, x.cols / n.value), kThreads, 0, stream, a); });
+  add_column_sums(partial, runs, x.cols * width, dweight, stream);
+  exec.arena.rewind(mark);
+}
+
+#define FW_INSTANTIATE(T)                                                                                                            \
+  template void short_conv_forward<T>(const Exec<T>&, Mat<const T>, const float*, int64_t, const PassLayout&, const T*, T*, Mat<T>); \
+  template void short_conv_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, int64_t, const PassLayout&, const T*, Mat<T>, float*);
+FW_INSTANTIATE(float)
+FW_INSTANTIATE(Bf16)
+#undef FW_INSTANTIATE
+
+}  // namespace ops
+}  // namespace fw::cuda

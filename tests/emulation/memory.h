@@ -1,0 +1,22 @@
+// The emulated device's memory: pages that fault when they are touched, but while a kernel runs and in the copies of the device itself
+// (`Open`), as a GPU's memory does when the host follows a pointer to it. Every piece ends at the end of its last page and has a page in front
+// and behind that is never there, so that kernels that leave a piece by much fault too.
+#pragma once
+
+#include <cstddef>
+
+namespace fw::cuda::emulation {
+
+void* allocate(std::size_t bytes);  // aligned to 256; throws std::bad_alloc
+void release(void* memory) noexcept;
+
+// While one lives, all of it may be touched, by any thread.
+class Open {
+ public:
+  Open();
+  ~Open();
+  Open(const Open&) = delete;
+  Open& operator=(const Open&) = delete;
+};
+
+}  // namespace fw::cuda::emulation
