@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cli/run_config.h"
+#include "tokenizer/tokenizer.h"
 #include "train/token_file.h"
-#include "train/tokenizer.h"
 
 namespace fw::cli {
 

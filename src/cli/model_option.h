@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/language_model.h"
-#include "train/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace fw::cli {
 

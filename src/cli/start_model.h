@@ -10,7 +10,7 @@
 #include "cli/options.h"
 #include "cli/run_config.h"
 #include "model/language_model.h"
-#include "train/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 #include "train/trainer.h"
 
 namespace fw::cli {

@@ -7,9 +7,9 @@
 #include "cli/dataset.h"
 #include "cli/outputs.h"
 #include "report/progress.h"
+#include "tokenizer/tokenizer.h"
 #include "train/token_file.h"
 #include "train/token_writer.h"
-#include "train/tokenizer.h"
 
 namespace fw::cli {
 namespace {

@@ -11,7 +11,7 @@
 #include "base/random.h"
 #include "generate/sampling.h"
 #include "model/language_model.h"
-#include "train/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace fw {
 

@@ -11,10 +11,10 @@
 #include "base/file.h"
 #include "base/folder_lock.h"
 #include "base/json.h"
+#include "tokenizer/tokenizer.h"
 #include "train/checkpoint.h"
 #include "train/optimizer.h"
 #include "train/step.h"
-#include "train/tokenizer.h"
 
 namespace fw {
 namespace {

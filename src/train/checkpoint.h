@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "model/language_model.h"
+#include "tokenizer/tokenizer.h"
 #include "train/optimizer.h"
-#include "train/tokenizer.h"
 
 namespace fw {
 

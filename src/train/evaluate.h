@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "model/language_model.h"
+#include "tokenizer/tokenizer.h"
 #include "train/token_file.h"
-#include "train/tokenizer.h"
 
 namespace fw {
 

@@ -21,7 +21,7 @@
 
 #include "base/file.h"
 #include "base/seq_layout.h"
-#include "train/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace fw {
 

@@ -12,8 +12,8 @@
 #include <span>
 #include <string>
 
+#include "tokenizer/tokenizer.h"
 #include "train/text_source.h"
-#include "train/tokenizer.h"
 
 namespace fw {
 

@@ -15,9 +15,9 @@
 
 #include "base/keys.h"
 #include "model/language_model.h"
+#include "tokenizer/tokenizer.h"
 #include "train/evaluate.h"
 #include "train/token_file.h"
-#include "train/tokenizer.h"
 
 namespace fw {
 

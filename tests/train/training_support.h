@@ -7,8 +7,8 @@
 #include <string>
 
 #include "model/config.h"
+#include "tokenizer/tokenizer.h"
 #include "train/token_file.h"
-#include "train/tokenizer.h"
 #include "train/trainer.h"
 
 namespace fw::testing {

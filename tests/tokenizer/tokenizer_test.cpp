@@ -1,4 +1,4 @@
-#include "train/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include "base/base_support.h"
 #include "base/file.h"
 #include "base/random.h"
-#include "train/training_support.h"
+#include "base/temp_folder.h"
 
 namespace fw {
 namespace {

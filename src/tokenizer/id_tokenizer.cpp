@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "train/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace fw {
 namespace {
