@@ -9,6 +9,10 @@ FUZZ_SECONDS ?= 60
 # Compilations are found again in the cache by clones in other folders.
 export CCACHE_BASEDIR ?= $(CURDIR)
 CMAKE_BUILD := cmake --build build -j $(JOBS)
+# Programs for a GPU are tests where there is one; elsewhere nvcc's time for them is spared (CI builds them all the same).
+GPU := $(wildcard /dev/nvidiactl)
+TEST_TARGETS := $(if $(GPU),all,fw_tests fastweight_program fastweight_shared)
+NOT_IN_TEST := ^(long$(if $(GPU),,|gpu))$$
 
 .PHONY: all deps configure test test-long demo install bench gpu-test gpu-bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
 all: configure ## build the program (build/fastweight) and the library
@@ -26,12 +30,12 @@ configure: deps
 
 test: configure ## build and run the tests, but for the long ones
 	@tools/install-deps.sh test
-	$(CMAKE_BUILD)
-	ctest --preset release -j $(JOBS) -LE '^long$$'
+	$(CMAKE_BUILD) --target $(TEST_TARGETS)
+	ctest --preset release -j $(JOBS) -LE '$(NOT_IN_TEST)'
 
 test-long: configure ## the long tests: device code emulated in other orders of its threads
 	@tools/install-deps.sh test
-	$(CMAKE_BUILD)
+	$(CMAKE_BUILD) --target fw_tests
 	ctest --preset release -j $(JOBS) -L '^long$$'
 
 demo: configure ## train on fortunes (or TEXT=my.txt) for a few minutes, evaluate, generate, draw the curve
