@@ -16,7 +16,7 @@ NOT_IN_TEST := ^(long$(if $(GPU),,|gpu))$$
 
 .PHONY: all deps configure test test-long demo install bench gpu-test gpu-bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
 all: configure ## build the program (build/fastweight) and the library
-	$(CMAKE_BUILD) --target fastweight_program fastweight_shared
+	$(CMAKE_BUILD) --target fastweight_program fastweight_shared fastweight_pages
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -43,7 +43,7 @@ demo: configure ## train on fortunes (or TEXT=my.txt) for a few minutes, evaluat
 	@$(CMAKE_BUILD) --target fastweight_program
 	@tools/demo.sh $(TEXT)
 
-install: all ## into PREFIX (/usr/local), staged under DESTDIR: program, library, header, CMake package, pkg-config file
+install: all ## into PREFIX (/usr/local), staged under DESTDIR: program, manual page, completions, library, header, CMake and pkg-config files
 	DESTDIR="$(DESTDIR)" cmake --install build --prefix "$(PREFIX)"
 	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
 

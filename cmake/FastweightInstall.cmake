@@ -1,4 +1,5 @@
-# make install: the program, the shared library with its header, a CMake package, a pkg-config file, the recipes.
+# make install: the program with its manual page and completions, the shared library with its header, a CMake package, a pkg-config
+# file, the recipes.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS fastweight_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
@@ -7,6 +8,23 @@ install(FILES include/fastweight/fastweight.h DESTINATION ${CMAKE_INSTALL_INCLUD
 install(DIRECTORY recipes/ DESTINATION ${CMAKE_INSTALL_DATADIR}/fastweight/recipes FILES_MATCHING PATTERN "*.toml")
 install(FILES examples/attention.c DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
 install(FILES README.md CHANGELOG.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# The program itself writes them, from the table of options that --help reads. Not with sanitizers: such builds are not installed.
+if(NOT FW_SANITIZE)
+  set(pages)
+  function(fw_page folder name) # ARGN: the arguments with which the program prints it
+    set(file ${PROJECT_BINARY_DIR}/pages/${folder}/${name})
+    add_custom_command(OUTPUT ${file} COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/pages/${folder}
+      COMMAND fastweight_program ${ARGN} > ${file} DEPENDS fastweight_program VERBATIM)
+    install(FILES ${file} DESTINATION ${CMAKE_INSTALL_DATADIR}/${folder})
+    set(pages ${pages} ${file} PARENT_SCOPE)
+  endfunction()
+  fw_page(bash-completion/completions fastweight completion bash)
+  fw_page(zsh/site-functions _fastweight completion zsh)
+  fw_page(fish/vendor_completions.d fastweight.fish completion fish)
+  fw_page(man/man1 fastweight.1 man)
+  add_custom_target(fastweight_pages ALL DEPENDS ${pages})
+endif()
 
 # The library has no dependency that a user must find at compile time, so the targets file is the whole package. Version
 # 0.x promises nothing between minor versions.

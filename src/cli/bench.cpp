@@ -35,19 +35,20 @@ class Bench : public Command {
     options.add("json", "FILE", &json_, "write the results as JSON as well");
     declare_threads(options, threads_);
     options.section("", "Recurrence");
-    options.add("rules", "NAME,NAME,...", &recurrence_.rules, "these rules only (names or axes); without: all named rules", ',');
+    options.add("rules", "NAME,NAME,...", &recurrence_.rules, "these rules only (names or axes); without: all named rules", ',').words = rule_names();
     options.add("tokens", "N", &recurrence_.tokens, "tokens of a sequence");
     options.add("sequences", "N", &recurrence_.batch, "sequences");
     options.add("heads", "N", &recurrence_.heads, "key heads");
     options.add("value_heads", "N", &recurrence_.value_heads, "value heads; 0: as many");
     options.add("key_dim", "N", &recurrence_.key_dim, "key dimension");
     options.add("value_dim", "N", &recurrence_.value_dim, "value dimension");
-    options.add("dtype", "TYPE", &recurrence_.dtype, "f32, f64, or bf16: tensors of tokens are bf16, states and sums float32");
-    options.add("operands", "TYPE", &recurrence_.operands, "of the chunk form's matrix products: f32 or bf16");
-    options.add("form", "FORM", &recurrence_.form, "auto, chunk or token");
+    options.add("dtype", "TYPE", &recurrence_.dtype, "f32, f64, or bf16: tensors of tokens are bf16, states and sums float32").words = {"f32", "f64", "bf16"};
+    options.add("operands", "TYPE", &recurrence_.operands, "of the chunk form's matrix products: f32 or bf16").words = {"f32", "bf16"};
+    options.add("form", "FORM", &recurrence_.form, "auto, chunk or token").words = {"auto", "chunk", "token"};
     options.add("chunk", "N", &recurrence_.chunk, "rows of a chunk; 0: the library's choice");
     options.add("repeats", "N", &recurrence_.repeats, "times each is timed");
-    options.add("device", "NAME", &device_, "cpu or cuda; cuda: bf16 tensors, times by events on the device, --operands bf16 unless it is given");
+    options.add("device", "NAME", &device_, "cpu or cuda; cuda: bf16 tensors, times by events on the device, --operands bf16 unless it is given").words = {
+        "cpu", "cuda"};
     options.add("commit", "TEXT", &commit_, "of the sources, for the JSON");
     options.section("", "Models");
     options.add("train", "", &train_, "time training steps of the model below, in f32 and in bf16");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,17 @@ std::unique_ptr<Command> tokenize_command();
 std::unique_ptr<Command> verify_command();
 std::unique_ptr<Command> import_command();
 std::unique_ptr<Command> export_command();
+std::unique_ptr<Command> completion_command();
+std::unique_ptr<Command> man_command();
+
+// All of them, in the order of the overview.
+std::vector<std::unique_ptr<Command>> all_commands();
+
+// What the program's exit codes mean, for overview and man page.
+struct ExitCode {
+  const char *code, *meaning;
+};
+std::span<const ExitCode> exit_codes();
 
 // --threads, shared by the commands that compute: declare it, then apply it.
 void declare_threads(Options& options, int64_t& threads);

@@ -32,8 +32,8 @@ class Curves : public Command {
     options.positional("RUN", &runs_, "run folders, or files as metrics.jsonl", true);
     options.add("out", "OUT", &out_, "name of the pictures, without .svg and .png");
     options.add("label", "TEXT", &labels_, "what the picture calls a run; once for each, in their order; without: the folder's name");
-    options.add("value", "VALUE", &value_, "what is drawn");
-    options.add("over", "AXIS", &over_, "step, tokens or epoch");
+    options.add("value", "VALUE", &value_, "what is drawn").words = {"loss", "training", "held-out", "bits-per-byte", "norm", "lr", "speed"};
+    options.add("over", "AXIS", &over_, "step, tokens or epoch").words = {"step", "tokens", "epoch"};
     options.add("title", "TEXT", &title_, "above the picture");
   }
   int run(Options& options) override;

@@ -32,7 +32,7 @@ class Eval : public Command {
     options.add("carry", "", &carry_, "carry the state from window to window inside a document");
     options.add("separator", "LINE", &separator_, "a line that separates documents");
     options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
-    options.add("precision", "TYPE", &precision_, "operands of matrix products: f32 or bf16");
+    options.add("precision", "TYPE", &precision_, "operands of matrix products: f32 or bf16").words = {"f32", "bf16"};
     options.add("json", "", &json_, "print JSON instead of a table");
     declare_threads(options, threads_);
   }

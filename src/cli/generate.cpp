@@ -53,8 +53,8 @@ class Generate : public Command {
            "--json prints one object a text; docs/json.md has its keys.\n\n"
            "Examples:\n  fastweight generate my-run --prompt \"To be\" --tokens 200 --temperature 0.8 --top-p 0.95\n"
            "  fastweight generate my-run --prompt-file long.txt --samples 4 --json\n"
-           "  fastweight generate my-run --prompt-file examples.txt --prompts questions.txt --greedy --stop \"\n\"\n"
-           "  fastweight generate my-run --conversation --stop \"\n\" --state-save chat.state\n"
+           "  fastweight generate my-run --prompt-file examples.txt --prompts questions.txt --greedy --stop $'\\n'\n"
+           "  fastweight generate my-run --conversation --stop $'\\n' --state-save chat.state\n"
            "  fastweight generate my-run --state-load chat.state --prompt \"And then?\" --state-save chat.state";
   }
   void declare(Options& options) override {
@@ -86,7 +86,7 @@ class Generate : public Command {
     options.add("state_load", "FILE", &state_load_, "go on from a kept state, without its text");
     options.section("", "Other");
     options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
-    options.add("precision", "TYPE", &precision_, "operands of matrix products: f32 or bf16");
+    options.add("precision", "TYPE", &precision_, "operands of matrix products: f32 or bf16").words = {"f32", "bf16"};
     options.add("json", "", &json_, "print one JSON object a text, with token ids and log-probabilities, instead of the text");
     options.add("stats", "", &stats_, "say time and memory on standard error at the end");
     declare_threads(options, threads_);

@@ -23,8 +23,6 @@ void apply_threads(int64_t threads) {
   set_num_threads(static_cast<int>(threads));
 }
 
-namespace {
-
 std::vector<std::unique_ptr<Command>> all_commands() {
   std::vector<std::unique_ptr<Command>> commands;
   commands.push_back(train_command());
@@ -41,8 +39,21 @@ std::vector<std::unique_ptr<Command>> all_commands() {
   commands.push_back(import_command());
   commands.push_back(export_command());
   commands.push_back(info_command());
+  commands.push_back(completion_command());
+  commands.push_back(man_command());
   return commands;
 }
+
+std::span<const ExitCode> exit_codes() {
+  static constexpr ExitCode kCodes[] = {{"0", "success"},
+                                        {"1", "a check failed or a run diverged"},
+                                        {"2", "bad option or input, or a file that the system refused"},
+                                        {"3", "a defect of this program"},
+                                        {"130", "interrupted, after the checkpoint was written"}};
+  return kCodes;
+}
+
+namespace {
 
 std::string overview(const std::vector<std::unique_ptr<Command>>& commands) {
   std::string page = "fastweight: delta-rule linear attention language models on the CPU\n\nUsage: fastweight COMMAND [arguments] [options]\n\nCommands:\n";
@@ -50,7 +61,8 @@ std::string overview(const std::vector<std::unique_ptr<Command>>& commands) {
   page +=
       "\nOptions:\n  --help, -h  this page; 'fastweight COMMAND --help' for one command\n  --version   the version\n"
       "\nTo begin:\n  fastweight train --text my.txt --out my-run\n  fastweight generate my-run --prompt \"Once\"\n"
-      "\nExit codes: 0 success, 1 a check failed or a run diverged, 2 bad option or input, 130 interrupted after the checkpoint.\n";
+      "\nExit codes:\n";
+  for (const ExitCode& code : exit_codes()) page += fmt::format("  {:<10}  {}\n", code.code, code.meaning);
   return page;
 }
 

@@ -9,6 +9,7 @@
 #include "base/nearest.h"
 #include "report/progress.h"
 #include "report/table.h"
+#include "rule/rule.h"
 
 namespace fw::cli {
 namespace {
@@ -75,16 +76,12 @@ struct Describe {
   std::string operator()(const IntList* v) const { return fmt::format("{}", fmt::join(*v, ",")); }
 };
 
-bool is_list(const Option& option) { return std::holds_alternative<StringList*>(option.target) || std::holds_alternative<IntList*>(option.target); }
-
-std::string negative(const Option& option) { return "--no-" + option.flag.substr(2); }
-
 CLI::Option* register_option(CLI::App& app, const Option& option) {
   const auto keep = [](const CLI::results_t&) { return true; };  // values are read after parsing, under the run file's
-  if (option.is_switch()) return app.add_flag(option.flag + ",!" + negative(option));
+  if (option.is_switch()) return app.add_flag(option.flag + ",!" + option.negative());
   CLI::Option* added = app.add_option(option.flag, CLI::callback_t(keep));
   added->type_name(option.value_name);
-  if (is_list(option)) {
+  if (option.is_list()) {
     added->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     if (option.positional) added->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args();
   } else if (!option.positional) {
@@ -100,7 +97,7 @@ void check_switch_value(const Options& options, const std::string& arg) {
   const std::string name = arg.substr(0, equals), value = arg.substr(equals + 1);
   for (const Option& option : options.entries()) {
     if (!option.is_switch()) continue;
-    if (name == negative(option)) fail_usage("{}: expected no value, got '{}'; {} or {} say it", name, value, option.flag, negative(option));
+    if (name == option.negative()) fail_usage("{}: expected no value, got '{}'; {} or {} say it", name, value, option.flag, option.negative());
     if (name == option.flag && value != "true" && value != "false") fail_usage("{}: expected no value, true or false, got '{}'", name, value);
   }
 }
@@ -111,21 +108,11 @@ void check_switch_value(const Options& options, const std::string& arg) {
   for (const Option& option : options.entries()) {
     if (option.positional) continue;
     known.push_back(option.flag);
-    if (option.is_switch()) known.push_back(negative(option));
+    if (option.is_switch()) known.push_back(option.negative());
   }
   const std::string name = extra.substr(0, extra.find('='));
   const std::string near = nearest(name, known);
   fail_usage("unknown option '{}'{}; 'fastweight {} --help' lists all", name, near.empty() ? "" : fmt::format("; did you mean {}?", near), command);
-}
-
-std::string usage_line(const Options& options, const std::string& command) {
-  std::string line = "Usage: fastweight " + command;
-  for (const Option& option : options.entries()) {
-    if (!option.positional) continue;
-    const std::string name = option.flag + (is_list(option) ? "..." : "");
-    line += option.required ? " " + name : " [" + name + "]";
-  }
-  return line + " [options]\n";
 }
 
 }  // namespace
@@ -158,6 +145,7 @@ void Options::add(const KeyTables& tables, bool in_run_file) {
       option.help = key.help;
       option.target = key.target;
       option.separator = key.value_name.find(',') != std::string::npos ? ',' : '\0';
+      option.words = key.value_name == "RULE" ? rule_names() : key.range.names;
       add(std::move(option));
     }
   }
@@ -248,10 +236,27 @@ bool parse_command_line(Options& options, const std::string& command, const std:
   return true;
 }
 
+StringList rule_names() {
+  StringList names;
+  for (const Preset& p : presets()) names.emplace_back(p.name);
+  for (const Preset& p : ablations()) names.emplace_back(p.name);
+  return names;
+}
+
+std::string usage(const Options& options, const std::string& command) {
+  std::string line = "fastweight " + command;
+  for (const Option& option : options.entries()) {
+    if (!option.positional) continue;
+    const std::string name = option.flag + (option.is_list() ? "..." : "");
+    line += option.required ? " " + name : " [" + name + "]";
+  }
+  return line + " [options]";
+}
+
 std::string help_page(const Options& options, const std::string& command, const std::string& summary, const std::string& details) {
   const size_t width = static_cast<size_t>(std::clamp(terminal_width(1), 60, 120));
   constexpr size_t kColumn = 32;
-  std::string page = wrap(fmt::format("fastweight {}: {}", command, summary), width, 0) + "\n\n" + usage_line(options, command);
+  std::string page = wrap(fmt::format("fastweight {}: {}", command, summary), width, 0) + "\n\nUsage: " + usage(options, command) + "\n";
   const auto line = [&](const std::string& left, const std::string& right) {
     std::string head = "  " + left;
     if (head.size() + 2 > kColumn) {
@@ -275,7 +280,7 @@ std::string help_page(const Options& options, const std::string& command, const 
     }
     std::string left = option.flag;
     // A switch that is on by default is switched off by --no-; both are named, so that one sees it.
-    if (option.is_switch() && (option.default_text == "on" || !option.section.empty())) left = fmt::format("{}, {}", option.flag, negative(option));
+    if (option.is_switch() && (option.default_text == "on" || !option.section.empty())) left = fmt::format("{}, {}", option.flag, option.negative());
     if (!option.value_name.empty()) left += " " + option.value_name;
     std::string right = option.help;
     if (!option.default_text.empty() && !(option.is_switch() && option.default_text == "off")) right += fmt::format(" [{}]", option.default_text);

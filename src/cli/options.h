@@ -18,6 +18,7 @@ struct Option {
   std::string flag;        // on the command line: --min-lr; a positional has its name here (MODEL)
   std::string value_name;  // what the help calls the value: N, FILE; "" for switches
   std::string help;
+  StringList words;  // what completion offers as its value; none: it is no word of a few
   KeyTarget target;
   bool positional = false;
   bool required = false;
@@ -28,6 +29,8 @@ struct Option {
   bool in_file = false;            // named by a run file that was loaded
 
   bool is_switch() const { return std::holds_alternative<bool*>(target); }
+  bool is_list() const { return std::holds_alternative<StringList*>(target) || std::holds_alternative<IntList*>(target); }
+  std::string negative() const { return "--no-" + flag.substr(2); }  // of a switch
 };
 
 class Options {
@@ -62,6 +65,11 @@ bool parse_command_line(Options& options, const std::string& command, const std:
 // The value of a target as text, "" for an empty string or list.
 std::string to_text(const KeyTarget& target);
 
+// All names of rules, for Option::words.
+StringList rule_names();
+
+// "fastweight train [RECIPE] [options]"
+std::string usage(const Options& options, const std::string& command);
 // The help page of a command.
 std::string help_page(const Options& options, const std::string& command, const std::string& summary, const std::string& details);
 

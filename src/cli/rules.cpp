@@ -210,7 +210,7 @@ class Rules : public Command {
            "or as a name followed by changes: \"kda solve=offline\". A preconditioned step that could leave the unit disk is refused, with the reason.";
   }
   void declare(Options& options) override {
-    options.positional("NAME", &names_, "a rule's name, or axes", false);
+    options.positional("NAME", &names_, "a rule's name, or axes", false).words = rule_names();
     options.add("compose", "AXES", &compose_, "check a combination of axes, as \"decay=channel gain=kaczmarz erase=channel\", and show it");
     options.add("markdown", "", &markdown_, "the list as a Markdown table");
     options.add("json", "", &json_, "print JSON instead");

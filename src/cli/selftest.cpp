@@ -101,8 +101,8 @@ class Selftest : public Command {
         kBoundDouble, kBoundFloat, kBoundProducts, kBoundProductGradients);
   }
   void declare(Options& options) override {
-    options.add("rules", "NAME,NAME,...", &names_, "these rules only (names or axes); without: all named rules", ',');
-    options.add("device", "NAME", &device_, "cpu or cuda");
+    options.add("rules", "NAME,NAME,...", &names_, "these rules only (names or axes); without: all named rules", ',').words = rule_names();
+    options.add("device", "NAME", &device_, "cpu or cuda").words = {"cpu", "cuda"};
     options.add("json", "", &json_, "print JSON instead of a table");
     declare_threads(options, threads_);
   }

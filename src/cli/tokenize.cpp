@@ -30,7 +30,7 @@ class Tokenize : public Command {
     options.add("separator", "LINE", &separator_, "a line that separates documents");
     options.add("train_sentencepiece", "", &train_, "train a SentencePiece model on the text instead");
     options.add("vocab", "N", &vocab_, "pieces of that model");
-    options.add("model_type", "TYPE", &model_type_, "of that model: unigram or bpe");
+    options.add("model_type", "TYPE", &model_type_, "of that model: unigram or bpe").words = {"unigram", "bpe"};
     options.add("info", "FILE", &info_, "say what is in a token file");
   }
   int run(Options& options) override;

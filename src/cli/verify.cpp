@@ -57,8 +57,8 @@ class Verify : public Command {
   }
   void declare(Options& options) override {
     options.positional("PATH", &paths_, "files and folders to compare with", true);
-    options.add("dtype", "TYPE", &dtype_, "compute in f64, f32 or bf16");
-    options.add("form", "FORM", &form_, "of the recurrence: chunk, token, or auto (recurrences: both; models: as they run)");
+    options.add("dtype", "TYPE", &dtype_, "compute in f64, f32 or bf16").words = {"f64", "f32", "bf16"};
+    options.add("form", "FORM", &form_, "of the recurrence: chunk, token, or auto (recurrences: both; models: as they run)").words = {"auto", "chunk", "token"};
     options.add("tolerance", "X", &tolerance_, "largest relative error that passes, instead of the bounds; 0: the bounds");
     options.add("skip_unknown", "", &skip_unknown_, "rules and models that this program does not have are no failure");
     options.add("json", "", &json_, "print JSON instead of a table");

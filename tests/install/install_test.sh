@@ -38,6 +38,9 @@ LD_LIBRARY_PATH=$libdir "$scratch/attention" || fail "the example built by pkg-c
 
 "$prefix/bin/fastweight" rules > "$scratch/log" || fail "the installed program failed"
 grep -q gated_deltanet2 "$scratch/log" || fail "expected the rules of the installed program, got $(cat "$scratch/log")"
+for page in bash-completion/completions/fastweight zsh/site-functions/_fastweight fish/vendor_completions.d/fastweight.fish man/man1/fastweight.1; do
+  grep -q train "$prefix/share/$page" || fail "expected share/$page with the commands of the program"
+done
 [ -f "$prefix/share/fastweight/recipes/demo.toml" ] || fail "expected the recipes under share/fastweight/recipes"
 
 DESTDIR=$scratch/stage cmake --install "$build" --prefix /usr/local > "$scratch/log" || fail "staged: $(cat "$scratch/log")"
