@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/stop.h"
 
 namespace fw {
 namespace {
@@ -57,6 +58,7 @@ Analysis analyze_text(LanguageModel<float>& model, const TokenFile& file, const 
       ModelState<float> state(model.config(), 1, model.device());
       for (int64_t from = 0; from < length; from += kPassTokens) {
         const int64_t count = std::min(kPassTokens, length - from);
+        stop_point("analysis", result.tokens + from, limit, "tokens");
         targets.assign(ids.begin() + from + 1, ids.begin() + std::min(from + count + 1, length));
         targets.resize(static_cast<size_t>(count), -1);
         analyzer.set_position(from);

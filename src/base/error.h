@@ -15,6 +15,7 @@ enum class ErrorKind {
   kIo,        // the operating system refused (disk full, permission): exit code 2 as well, nothing was damaged
   kNumeric,   // a training run that diverged: exit code 1
   kInternal,  // a defect of this program: exit code 3
+  kStopped,   // nothing is wrong, somebody asked for the end (base/stop.h): exit code 128 + the signal
 };
 
 class Error : public std::runtime_error {

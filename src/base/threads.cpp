@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <thread>
 #include <vector>
+
+#include "base/signal_mask.h"
+#include "base/thread_pool.h"
 
 #if !defined(FW_STD_THREADS)
 #include <omp.h>
@@ -19,11 +21,30 @@ std::atomic<int> g_threads{0};
 
 int default_threads() {
 #if defined(FW_STD_THREADS)
-  return std::max(1u, std::thread::hardware_concurrency());
+  static const int threads = available_cores();
 #else
-  return std::max(1, omp_get_max_threads());
+  // OMP_NUM_THREADS as libgomp read it, else the cores that the process may use.
+  static const int threads = std::max(1, omp_get_max_threads());
 #endif
+  return threads;
 }
+
+// While it lives oneDNN and OpenBLAS open no threads of their own in calls from this thread; it may be a caller's, whose number is
+// put back.
+class OneLibraryThread {
+ public:
+#if defined(FW_STD_THREADS)
+  OneLibraryThread() {}  // nothing to say it with: the sanitizers' presets set OMP_NUM_THREADS
+#else
+  OneLibraryThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~OneLibraryThread() { omp_set_num_threads(before_); }
+  OneLibraryThread(const OneLibraryThread&) = delete;
+  OneLibraryThread& operator=(const OneLibraryThread&) = delete;
+
+ private:
+  int before_;
+#endif
+};
 
 // Runs tasks until none is left; keeps the first exception. Every thread has a share of neighbouring tasks and helps the
 // others when it is done with it: a task that comes again (a head of the next token) finds its memory in the cache of the
@@ -97,20 +118,9 @@ void parallel_for(int64_t count, const std::function<void(int64_t)>& body) {
   }
   const int n = static_cast<int>(std::min<int64_t>(num_threads(), count));
   TaskQueue queue(count, n, body);
-#if defined(FW_STD_THREADS)
-  // ThreadSanitizer does not see into libgomp's barriers; its preset uses plain threads, which it understands.
-  std::vector<std::thread> threads;
-  for (int i = 1; i < n; ++i) threads.emplace_back([&queue, i] { queue.work(i); });
-  queue.work(0);
-  for (std::thread& t : threads) t.join();
-#else
-#pragma omp parallel num_threads(n)
-  {
-    // oneDNN asks for this number; a region of one thread does not count as parallel, so it must be said here.
-    omp_set_num_threads(1);
-    queue.work(omp_get_thread_num());
-  }
-#endif
+  const SignalsBlocked while_this_thread_computes;
+  const OneLibraryThread libraries;
+  ThreadPool::of_this_thread().run(n, [&queue](int index) { queue.work(index); });
   queue.rethrow();
 }
 

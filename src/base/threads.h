@@ -9,7 +9,7 @@
 namespace fw {
 
 int num_threads();
-// n >= 1; 0 restores the default (all cores, or OMP_NUM_THREADS).
+// n >= 1; 0 restores the default (the cores of the process's affinity mask, or OMP_NUM_THREADS).
 void set_num_threads(int n);
 
 // Calls body(i) once for every i in [0, count), in any order, on up to num_threads() threads. A call from inside a

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -14,6 +15,7 @@
 #include "cli/dataset.h"
 #include "cli/model_option.h"
 #include "cli/outputs.h"
+#include "cli/signals.h"
 
 namespace fw::cli {
 namespace {
@@ -68,12 +70,13 @@ void print_replay_error(const Analysis& analysis) {
     const double error = layer.replay_error();
     if (!(error <= kRounding))
       fmt::print("warning: layer {}: the replay differs from the model's own output by {:.1e} of it: do not trust its numbers\n", layer.layer, error);
-    worst = std::max(worst, error);
+    if (!(error <= worst)) worst = error;  // also one that is not a number
   }
   fmt::print("replay against the model's own output: relative difference at most {:.1e}\n", worst);
 }
 
 int Analyze::run(Options&) {
+  stop_on_signal();
   apply_threads(threads_);
   if (text_.empty()) fail_usage("no text: give a file with --text");
   if (bins_ < 2 || bins_ > Distribution::kBins) fail_usage("--bins: expected 2 to {}, got {}", Distribution::kBins, bins_);
@@ -101,6 +104,8 @@ int Analyze::run(Options&) {
   if (!pictures.note.empty()) fmt::print("note: {}\n", pictures.note);
   fmt::print("files:\n  {}\n  {}\n", json, csv);
   for (const std::string& file : pictures.files) fmt::print("  {}\n", file);
+  if (analysis.tokens > analysis.windows && !std::isfinite(analysis.loss))
+    fail_numeric("the loss of '{}' is not finite: what is shown is of a model that diverged", open.folder);
   return kExitOk;
 }
 

@@ -11,6 +11,7 @@
 #include "cli/json_output.h"
 #include "cli/outputs.h"
 #include "cli/run_config.h"
+#include "cli/signals.h"
 #include "fastweight/fastweight.h"
 #include "rule/rule.h"
 
@@ -90,6 +91,7 @@ void Bench::check() const {
 }
 
 int Bench::run(Options& options) {
+  stop_on_signal();
   apply_threads(threads_);
   check();
   if (!json_.empty()) check_output("--json", json_, {});

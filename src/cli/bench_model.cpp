@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/stop.h"
 #include "base/threads.h"
 #include "cli/bench_report.h"
 #include "cli/run_config.h"
@@ -57,7 +58,8 @@ void train_once(const ModelBench& bench, const std::string& precision, const std
         if (record.step > kWarm) result.ms.add(record.ms);
         result.peak = std::max(result.peak, peak_bytes());
       },
-      nullptr);
+      &stop_flag());
+  stop_point("bench", trainer.step(), config.steps, "training steps");
 }
 
 Json figures(const Samples& s) { return {{"median", s.median()}, {"best", s.best()}}; }
@@ -106,9 +108,12 @@ Json bench_decode(const ModelBench& bench) {
   model.init(random);
   const auto tokenizer = byte_tokenizer();
   const Sampling sampling;
-  const auto generate = [&sampling](Session& session, int64_t count) {
+  const auto generate = [&](Session& session, int64_t count) {
     return seconds_of([&] {
-      for (int64_t i = 0; i < count; ++i) session.next(sampling);
+      for (int64_t i = 0; i < count; ++i) {
+        stop_point("bench", session.tokens_seen(), bench.decode_tokens, "tokens");
+        session.next(sampling);
+      }
     });
   };
   fmt::print("decoding: {}; {} tokens, {} threads\n", describe(bench.model), bench.decode_tokens, num_threads());

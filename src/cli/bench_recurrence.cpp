@@ -16,6 +16,7 @@
 
 #include "base/bf16.h"
 #include "base/error.h"
+#include "base/stop.h"
 #include "base/threads.h"
 #include "cli/bench_report.h"
 #include "reference/header_tensors.h"
@@ -207,6 +208,7 @@ Result measure(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
   backward();
   decoder.run(1);
   for (int64_t i = 0; i < bench.repeats; ++i) {
+    stop_point("bench", i, bench.repeats, "repeats of this rule");
     const double f = seconds_of(forward);
     const double s = seconds_of(forward_saving);
     const double b = seconds_of(backward);
@@ -260,6 +262,7 @@ Json bench_recurrence(const RecurrenceBench& given) {
   Json results = Json::array();
   const double tokens = static_cast<double>(bench.batch * bench.tokens), sequences = static_cast<double>(bench.batch);
   for (size_t i = 0; i < rules.size(); ++i) {
+    stop_point("bench", static_cast<int64_t>(i), static_cast<int64_t>(rules.size()), "rules");
     if (is_terminal(2)) fmt::print(stderr, "\r\033[K{} ({} of {})", bench.rules[i], i + 1, rules.size());
     const Result r = bench.dtype == "f64" ? measure<double>(rules[i], bench, form) : measure<float>(rules[i], bench, form);
     const auto us = [](const Samples& s, double count) { return fmt::format("{:.2f} ({:.2f})", 1e6 * s.median() / count, 1e6 * s.best() / count); };

@@ -12,10 +12,11 @@ namespace fw::cli {
 
 // What the program returns to its caller.
 inline constexpr int kExitOk = 0;
-inline constexpr int kExitFailed = 1;         // a check failed, a run diverged
-inline constexpr int kExitUsage = 2;          // bad option, configuration or input; the system refused a file
-inline constexpr int kExitInternal = 3;       // a defect of this program
-inline constexpr int kExitInterrupted = 130;  // Ctrl-C, after the checkpoint was written
+inline constexpr int kExitFailed = 1;    // a check failed, a run diverged
+inline constexpr int kExitUsage = 2;     // bad option, configuration or input; the system refused a file
+inline constexpr int kExitInternal = 3;  // a defect of this program
+inline constexpr int kExitAtOnce = 4;    // a second signal: nothing was saved since the last checkpoint
+// 128 + signal: stopped after saving what there was (cli/signals.h)
 
 class Command {
  public:

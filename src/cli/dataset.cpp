@@ -180,22 +180,20 @@ TemporaryTokens::TemporaryTokens(const StringList& texts, const std::string& sep
     return;
   }
   const StringList contents = read_texts(texts);
-  std::string name = (std::filesystem::temp_directory_path() / "fastweight-XXXXXX").string();
-  const int fd = ::mkstemp(name.data());
-  if (fd < 0) fail_io("cannot make a temporary file '{}': {}; TMPDIR says where", name, std::strerror(errno));
-  ::close(fd);
-  path_ = name;
+  std::error_code error;
+  const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
+  if (error) fail_io("cannot make a temporary folder: {}; TMPDIR says where", error.message());
+  std::string folder = (parent / "fastweight-XXXXXX").string();
+  if (::mkdtemp(folder.data()) == nullptr) fail_io("cannot make a temporary folder '{}': {}; TMPDIR says where", folder, std::strerror(errno));
+  // The folder goes as soon as the file in it is mapped: whatever ends the process later leaves nothing behind.
   try {
-    write_token_file(contents, separator, tokenizer, path_);
-    file_ = std::make_unique<TokenFile>(path_);
+    write_token_file(contents, separator, tokenizer, folder + "/tokens");
+    file_ = std::make_unique<TokenFile>(folder + "/tokens");
   } catch (...) {
-    ::unlink(path_.c_str());
+    std::filesystem::remove_all(folder, error);
     throw;
   }
-}
-
-TemporaryTokens::~TemporaryTokens() {
-  if (!path_.empty()) ::unlink(path_.c_str());
+  std::filesystem::remove_all(folder, error);
 }
 
 }  // namespace fw::cli

@@ -22,18 +22,13 @@ struct Dataset {
 // that are missing, unreadable or empty, and a share of a token file that cannot be held out.
 Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, const std::string& folder, bool resume);
 
-// One token file of texts or of a token file, for evaluation. Tokens of texts live in a temporary file that goes with the
-// value.
+// One token file of texts or of a token file, for evaluation. Tokens of texts live in a temporary file without a name.
 class TemporaryTokens {
  public:
   TemporaryTokens(const StringList& texts, const std::string& separator, const Tokenizer& tokenizer);
-  ~TemporaryTokens();
-  TemporaryTokens(const TemporaryTokens&) = delete;
-  TemporaryTokens& operator=(const TemporaryTokens&) = delete;
   const TokenFile& file() const { return *file_; }
 
  private:
-  std::string path_;
   std::unique_ptr<TokenFile> file_;
 };
 

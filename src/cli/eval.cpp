@@ -1,11 +1,14 @@
 // eval: loss, perplexity and bits per byte of a text at given context lengths, with the state carried or not.
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "base/error.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
 #include "cli/json_output.h"
 #include "cli/model_option.h"
+#include "cli/signals.h"
 #include "report/progress.h"
 #include "report/table.h"
 #include "train/evaluate.h"
@@ -47,6 +50,7 @@ class Eval : public Command {
 };
 
 int Eval::run(Options&) {
+  stop_on_signal();
   apply_threads(threads_);
   if (text_.empty()) fail_usage("no text: give a file with --text");
   for (const int64_t context : context_) {
@@ -58,8 +62,10 @@ int Eval::run(Options&) {
   Table table;
   for (const char* heading : {"context", "state", "tokens scored", "bits per byte", "loss (nats/token)", "perplexity"}) table.column(heading);
   Json results = Json::array();
+  bool finite = true;
   for (const int64_t context : context_) {
     const EvalResult r = evaluate_file(open.model, tokens.file(), *open.tokenizer, context, carry_);
+    finite = finite && std::isfinite(r.loss);
     table.row({context == 0 ? "document" : fmt::format("{}", context), carry_ ? "carried" : "anew", fmt::format("{}", r.sum.count),
                fmt::format("{:.4f}", r.bits_per_byte), fmt::format("{:.4f}", r.loss), fmt::format("{:.3f}", r.perplexity)});
     results.push_back({{"context", context},
@@ -80,6 +86,7 @@ int Eval::run(Options&) {
   } else {
     fmt::print("{}", table.text());
   }
+  if (!finite) fail_numeric("the loss of '{}' is not finite: its parameters are damaged, or it diverged in training", open.folder);
   return kExitOk;
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/stop.h"
 #include "cli/command.h"
 #include "cli/json_output.h"
 #include "cli/line_input.h"
@@ -219,6 +220,7 @@ bool Generate::converse(Session& session, const Tokenizer& tokenizer) {
 }
 
 int Generate::run(Options& options) {
+  stop_on_signal();
   apply_threads(threads_);
   check(options);
   if (!state_save_.empty()) {
@@ -261,7 +263,8 @@ int Generate::run(Options& options) {
     whole = write(session, tokenizer, prompt, 0, 0);
   }
   if (!state_save_.empty()) session.save(state_save_);
-  return whole ? kExitOk : kExitInterrupted;
+  if (!whole) throw Stopped(state_save_.empty() ? "stopped" : fmt::format("stopped; the state is saved in '{}'", state_save_));
+  return kExitOk;
 }
 
 }  // namespace

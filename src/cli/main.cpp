@@ -1,26 +1,36 @@
 // fastweight: trains, evaluates and runs delta-rule language models. Finds the command, runs it, turns errors into exit codes.
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <new>
+#include <stdexcept>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/nearest.h"
+#include "base/stop.h"
+#include "base/thread_pool.h"
 #include "base/threads.h"
 #include "cli/command.h"
+#include "cli/signals.h"
 #include "fastweight/fastweight.h"
 #include "report/table.h"
 
 namespace fw::cli {
 
 void declare_threads(Options& options, int64_t& threads) {
-  options.add("threads", "N", &threads, "threads to compute on; 0: all cores, or OMP_NUM_THREADS. Results do not depend on it");
+  options.add("threads", "N", &threads, "threads to compute on; 0: the cores that the process may use, or OMP_NUM_THREADS. Results do not depend on it");
 }
 
 void apply_threads(int64_t threads) {
   constexpr int64_t kMost = 4096;
   if (threads < 0 || threads > kMost) fail_usage("--threads: expected 0 to {}, got {}", kMost, threads);
   set_num_threads(static_cast<int>(threads));
+  if (num_threads() > available_cores()) {
+    fmt::print(stderr, "note: {} threads on {} cores that this process may use will be slower than {}{}\n", num_threads(), available_cores(), available_cores(),
+               threads > 0 ? "" : " (OMP_NUM_THREADS)");
+  }
 }
 
 std::vector<std::unique_ptr<Command>> all_commands() {
@@ -46,10 +56,11 @@ std::vector<std::unique_ptr<Command>> all_commands() {
 
 std::span<const ExitCode> exit_codes() {
   static constexpr ExitCode kCodes[] = {{"0", "success"},
-                                        {"1", "a check failed or a run diverged"},
-                                        {"2", "bad option or input, or a file that the system refused"},
+                                        {"1", "a check failed, a run diverged, a model is not finite, or memory ran out"},
+                                        {"2", "bad option or input, or something that the system refused"},
                                         {"3", "a defect of this program"},
-                                        {"130", "interrupted, after the checkpoint was written"}};
+                                        {"4", "ended at once by a second signal: nothing was saved since the last checkpoint"},
+                                        {"129, 130, 143", "stopped by SIGHUP, SIGINT (Ctrl-C), SIGTERM, after saving what there was"}};
   return kCodes;
 }
 
@@ -62,7 +73,7 @@ std::string overview(const std::vector<std::unique_ptr<Command>>& commands) {
       "\nOptions:\n  --help, -h  this page; 'fastweight COMMAND --help' for one command\n  --version   the version\n"
       "\nTo begin:\n  fastweight train --text my.txt --out my-run\n  fastweight generate my-run --prompt \"Once\"\n"
       "\nExit codes:\n";
-  for (const ExitCode& code : exit_codes()) page += fmt::format("  {:<10}  {}\n", code.code, code.meaning);
+  for (const ExitCode& code : exit_codes()) page += fmt::format("  {:<13}  {}\n", code.code, code.meaning);
   return page;
 }
 
@@ -106,6 +117,8 @@ int exit_code(ErrorKind kind) {
       return kExitFailed;
     case ErrorKind::kInternal:
       break;
+    case ErrorKind::kStopped:
+      return stopped_exit_code();
   }
   return kExitInternal;
 }
@@ -113,24 +126,44 @@ int exit_code(ErrorKind kind) {
 }  // namespace
 }  // namespace fw::cli
 
-int main(int argc, char** argv) {
+namespace {
+
+// Never throws, as standard error can be gone too.
+int complain(const std::string& command, const std::string& message, int code) {
+  std::fflush(stdout);
+  const std::string line = fmt::format("fastweight{}{}: {}\n", command.empty() ? "" : " ", command, message);
+  std::fputs(line.c_str(), stderr);
+  return code;
+}
+
+int run_and_report(const std::vector<std::string>& args) {
   using namespace fw::cli;
   std::string command;
-  const auto complain = [&](const std::string& message, int code) {
-    std::fflush(stdout);
-    fmt::print(stderr, "fastweight{}{}: {}\n", command.empty() ? "" : " ", command, message);
-    return code;
-  };
   try {
-    const int code = run({argv + 1, argv + argc}, command);
+    const int code = run(args, command);
     // Buffered output that could not be written (a full disk behind a redirection) must not look like success.
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return complain("cannot write to standard output", kExitUsage);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      return complain(command, fmt::format("cannot write to standard output: {}", std::generic_category().message(errno)), kExitUsage);
+    }
     return code;
+  } catch (const fw::Stopped& stopped) {
+    return complain(command, stopped.what(), stopped_exit_code());
   } catch (const fw::Error& error) {
-    return complain(error.what(), exit_code(error.kind()));
+    return complain(command, error.what(), exit_code(error.kind()));
   } catch (const std::bad_alloc&) {
-    return complain("out of memory: try a smaller batch, length or model", kExitFailed);
+    return complain(command, "out of memory: try a smaller batch, length or model", kExitFailed);
+  } catch (const std::length_error&) {
+    return complain(command, "a size that follows from the options is more than memory can hold: give smaller numbers", kExitUsage);
+  } catch (const std::system_error& error) {  // of files (paths that cannot be, a folder that is gone) and of standard output
+    return complain(command, fmt::format("the system refused: {}", error.what()), kExitUsage);
   } catch (const std::exception& error) {
-    return complain(std::string("unexpected error: ") + error.what(), kExitInternal);
+    return complain(command, std::string("unexpected error: ") + error.what(), kExitInternal);
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> args(argv + 1, argv + argc);
+  return fw::cli::run_apart_from_signals([&] { return run_and_report(args); });
 }

@@ -1,6 +1,7 @@
 #include "cli/model_option.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -60,6 +61,16 @@ std::vector<int32_t> end_tokens_of(const ModelConfig& model, const Tokenizer& to
   return ids;
 }
 
+// What it would print and save are not numbers.
+void check_finite(const LanguageModel<float>& model, const std::string& folder) {
+  for (const ParamSpec& spec : model.params().specs()) {
+    const auto values = model.params().values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size()));
+    if (!std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); })) {
+      fail_numeric("'{}': the parameter {} is not finite: the model is damaged, or it diverged in training", folder, spec.name);
+    }
+  }
+}
+
 }  // namespace
 
 const char* tokenizer_help() {
@@ -71,6 +82,7 @@ OpenModel open_model(const std::string& path, const std::string& precision, cons
   if (precision != "f32" && precision != "bf16") fail_usage("--precision: expected f32 or bf16, got '{}'", precision);
   const std::string folder = find_model_folder(path);
   OpenModel open{folder, load_model<float>(folder), nullptr, {}};
+  check_finite(open.model, folder);
   const int64_t vocab_size = open.model.config().vocab_size;
   open.tokenizer = tokenizer == "ids"  ? id_tokenizer(static_cast<int32_t>(vocab_size))
                    : tokenizer.empty() ? folder_tokenizer(folder, vocab_size)

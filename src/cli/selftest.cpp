@@ -7,8 +7,10 @@
 
 #include "base/device.h"
 #include "base/error.h"
+#include "base/stop.h"
 #include "cli/command.h"
 #include "cli/json_output.h"
+#include "cli/signals.h"
 #include "fastweight/fastweight.h"
 #include "reference/compare.h"
 #include "reference/header_run.h"
@@ -116,6 +118,7 @@ class Selftest : public Command {
 };
 
 int Selftest::run(Options&) {
+  stop_on_signal();
   apply_threads(threads_);
   if (device_ != "cpu" && device_ != "cuda") fail_usage("--device: expected cpu or cuda, got '{}'", device_);
   const fw_device device = device_ == "cuda" ? FW_DEVICE_CUDA : FW_DEVICE_CPU;
@@ -138,6 +141,7 @@ int Selftest::run(Options&) {
     // A vector, not an array of arrays: clang 14 (clang-tidy) crashes on evaluating an array of strings as a constant.
     std::vector<std::array<FieldError, kColumns.size()>> errors(all_kinds.size());
     for (const ProblemOptions& shape : shapes()) {
+      stop_point("selftest", static_cast<int64_t>(i), static_cast<int64_t>(rules.size()), "rules");
       const ReferenceProblem problem = random_problem(rules[i], shape);
       const ReferenceOutputs forward = problem.forward();
       const ReferenceInputs backward = problem.backward();

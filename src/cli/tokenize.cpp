@@ -6,6 +6,7 @@
 #include "cli/command.h"
 #include "cli/dataset.h"
 #include "cli/outputs.h"
+#include "cli/signals.h"
 #include "report/progress.h"
 #include "tokenizer/tokenizer.h"
 #include "train/token_file.h"
@@ -69,6 +70,7 @@ int Tokenize::train_model() const {
 }
 
 int Tokenize::run(Options& options) {
+  if (!train_) stop_on_signal();  // SentencePiece's trainer looks at nothing
   if (!info_.empty()) {
     if (!text_.empty() || !out_.empty()) fail_usage("--info: expected no text and no --out beside it");
     return show_info();

@@ -8,9 +8,12 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/folder_lock.h"
+#include "base/stop.h"
 #include "base/threads.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
@@ -63,14 +66,14 @@ class Reporter {
   explicit Reporter(int64_t steps) : steps_(steps), bar_(STDOUT_FILENO) {}
 
   void header() {
-    if (!bar_.live()) fmt::print("{:>8}  {:>8}  {:>8}  {:>9}  {:>8}  {:>9}\n", "step", "loss", "norm", "lr", "ms", "tok/s");
+    if (!bar_.live()) print(fmt::format("{:>8}  {:>8}  {:>8}  {:>9}  {:>8}  {:>9}\n", "step", "loss", "norm", "lr", "ms", "tok/s"));
   }
   void record(const LogRecord& r) {
     last_ = r;
     if (r.eval_loss >= 0) last_eval_ = r;
     if (r.skipped > skipped_) {
       bar_.clear();
-      fmt::print("note: {} steps skipped so far, their loss or gradient norm was not finite\n", r.skipped);
+      print(fmt::format("note: {} steps skipped so far, their loss or gradient norm was not finite\n", r.skipped));
       skipped_ = r.skipped;
     }
     if (!bar_.live() || r.eval_loss >= 0) {
@@ -79,11 +82,10 @@ class Reporter {
                              ? fmt::format("step {}", r.step)
                              : fmt::format("{:>8}  {:>8.4f}  {:>8.3f}  {:>9.3g}  {:>8.1f}  {:>9.0f}", r.step, r.loss, r.norm, r.lr, r.ms, r.tokens_per_second);
       if (r.eval_loss >= 0) line += fmt::format("  held out: loss {:.4f}, {:.4f} bits per byte", r.eval_loss, r.eval_bits_per_byte);
-      fmt::print("{}\n", line);
+      print(line + "\n");
     }
-    std::fflush(stdout);
     // The mean over recent intervals: one slow step must not make the time left jump.
-    ms_ = ms_ > 0 ? 0.7 * ms_ + 0.3 * r.ms : r.ms;
+    if (std::isfinite(r.ms)) ms_ = ms_ > 0 ? 0.7 * ms_ + 0.3 * r.ms : r.ms;
     bar_.show({r.step, steps_, r.loss, r.tokens_per_second, ms_ * 1e-3 * static_cast<double>(steps_ - r.step)});
   }
   void end() { bar_.clear(); }
@@ -91,6 +93,12 @@ class Reporter {
   const std::optional<LogRecord>& last() const { return last_; }
 
  private:
+  // Said at once, so that a reader that has gone ends the run while it can still be saved.
+  static void print(const std::string& text) {
+    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+      fail_io("cannot write to standard output: {}", std::generic_category().message(errno));
+  }
+
   int64_t steps_;
   ProgressBar bar_;
   double ms_ = 0;
@@ -98,12 +106,20 @@ class Reporter {
   std::optional<LogRecord> last_, last_eval_;
 };
 
+std::string absolute_path(const char* option, const std::string& path) {
+  if (path.empty()) fail_usage("{}: expected the name of a file, got nothing", option);
+  std::error_code error;
+  const fs::path whole = fs::absolute(path, error);
+  if (error) fail_io("{}: '{}' is relative to the working directory, which cannot be found: {}", option, path, error.message());
+  return whole.lexically_normal().string();
+}
+
 // The files that make a run are found again from any folder.
 void make_paths_absolute(DataConfig& data, TrainConfig& train) {
-  if (!train.from.empty()) train.from = fs::absolute(train.from).lexically_normal().string();
-  for (std::string& path : data.text) path = fs::absolute(path).lexically_normal().string();
-  if (!data.valid.empty()) data.valid = fs::absolute(data.valid).lexically_normal().string();
-  if (!data.tokenizer.empty() && data.tokenizer != "bytes") data.tokenizer = fs::absolute(data.tokenizer).lexically_normal().string();
+  if (!train.from.empty()) train.from = absolute_path("from", train.from);
+  for (std::string& path : data.text) path = absolute_path("text", path);
+  if (!data.valid.empty()) data.valid = absolute_path("valid", data.valid);
+  if (!data.tokenizer.empty() && data.tokenizer != "bytes") data.tokenizer = absolute_path("tokenizer", data.tokenizer);
 }
 
 bool has_checkpoints(const std::string& out) { return !list_checkpoints(out + "/checkpoints").empty(); }
@@ -114,7 +130,8 @@ class Train : public Command {
   std::string summary() const override { return "train a language model on a text file"; }
   std::string details() const override {
     return "Every option with a table in its heading is also a key of the run file. The resolved run file is saved as config.toml in the run folder; running "
-           "from it gives the same run. Ctrl-C writes a checkpoint and leaves with exit code 130; --resume --out FOLDER goes on.\n\n"
+           "from it gives the same run. Ctrl-C, SIGTERM and SIGHUP write a checkpoint and end with exit code 130, 143 or 129; --resume --out FOLDER goes on, "
+           "bit for bit. While a run works in its folder, .lock in it keeps others out.\n\n"
            "The run folder, new, empty or of an earlier run: model/ (config.json, model.safetensors, tokenizer.json), checkpoints/, data/, config.toml, "
            "metrics.jsonl, metrics.csv, loss.svg, "
            "loss.png.\n\nExamples:\n  fastweight train --text my.txt --out my-run\n  fastweight train recipes/shakespeare.toml --text shakespeare.txt --steps "
@@ -234,6 +251,7 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
 
 int Train::run(Options& options) {
   const auto begin = std::chrono::steady_clock::now();
+  stop_on_signal();
   load(options);
   const std::string& out = o_.train.out;
   if (!o_.resume && has_checkpoints(out)) {
@@ -251,6 +269,8 @@ int Train::run(Options& options) {
   StartModel start = start_model(o_.model, o_.train, o_.data, options, o_.resume);
   o_.model = start.config;
   const std::shared_ptr<const Tokenizer> tokenizer = start.tokenizer;
+  make_folders(out);
+  const FolderLock lock(out);
   const Dataset data = prepare_dataset(o_.data, *tokenizer, out, o_.resume);
   Trainer trainer(o_.train, o_.model, tokenizer, data.train, data.valid);
   if (start.model) trainer.start_from(*start.model);
@@ -259,25 +279,28 @@ int Train::run(Options& options) {
     trainer.resume([](const std::string& warning) { fmt::print(stderr, "fastweight train: warning: {}\n", warning); });
     note_changes(options);
   }
-  make_folders(out);
   write_file_atomic(out + "/config.toml", to_toml(options, kRunFileComment));
   fmt::print("{}", start.note);
   describe_run(trainer, data);
   if (o_.resume) fmt::print("resumed at step {}\n", trainer.step());
 
-  const std::atomic<bool>& stop = stop_on_signal();
   Reporter reporter(o_.train.steps);
   reporter.header();
-  const bool done = trainer.run([&](const LogRecord& record) { reporter.record(record); }, &stop);
+  const bool done = trainer.run([&](const LogRecord& record) { reporter.record(record); }, &stop_flag());
   reporter.end();
-  default_signals();  // evaluation and pictures are not worth waiting for
   if (!done) {
     fmt::print("stopped at step {} of {}; the checkpoint is written. To go on: fastweight train --resume --out {}\n", trainer.step(), o_.train.steps, out);
-    return kExitInterrupted;
+    return stopped_exit_code();
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   fmt::print("trained {} steps in {}\n", trainer.step(), format_duration(seconds));
-  finish(trainer, data, *tokenizer, reporter);
+  std::fflush(stdout);
+  try {
+    finish(trainer, data, *tokenizer, reporter);
+  } catch (const Stopped& stopped) {
+    fmt::print("{}; checkpoint and model are written. To evaluate again: fastweight train --resume --out {}\n", stopped.what(), out);
+    return stopped_exit_code();
+  }
   return kExitOk;
 }
 

@@ -6,8 +6,10 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/stop.h"
 #include "cli/command.h"
 #include "cli/json_output.h"
+#include "cli/signals.h"
 #include "reference/ops_vectors.h"
 #include "report/table.h"
 #include "train/model_vectors.h"
@@ -99,6 +101,7 @@ std::vector<Comparison> Verify::check(const std::string& path) const {
 }
 
 int Verify::run(Options&) {
+  stop_on_signal();
   apply_threads(threads_);
   settings();
   std::vector<fs::path> vectors;
@@ -119,6 +122,7 @@ int Verify::run(Options&) {
   Json compared = Json::array(), not_known = Json::array();
   int64_t passed = 0, failed = 0, unknown = 0;
   for (const fs::path& path : vectors) {
+    stop_point("comparison", &path - vectors.data(), static_cast<int64_t>(vectors.size()), "files and models");
     std::vector<Comparison> found;
     try {
       found = check(path.string());

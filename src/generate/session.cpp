@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/safetensors.h"
+#include "base/stop.h"
 
 namespace fw {
 namespace {
@@ -36,6 +37,7 @@ void Session::prefill(std::span<const int32_t> ids, int64_t chunk) {
     }
   }
   while (!ids.empty()) {
+    stop_point("prompt", tokens_seen_, tokens_seen_ + static_cast<int64_t>(ids.size()), "tokens");
     const size_t count = std::min(ids.size(), static_cast<size_t>(chunk));
     append(ids.first(count));
     ids = ids.subspan(count);

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/safetensors.h"
+#include "base/stop.h"
 #include "reference/header_run.h"
 
 namespace fw {
@@ -185,6 +186,7 @@ std::vector<Comparison> check_ops(const std::string& path, const OpsVectorOption
   const OpsFile file(path);
   std::vector<Comparison> found;
   for (const auto& [name, cases] : file.cases()) {
+    stop_point("comparison", static_cast<int64_t>(found.size()), -1, "comparisons");
     const VectorRule* rule = nullptr;
     for (const VectorRule& known : vector_rules()) {
       if (name == known.name) rule = &known;

@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <initializer_list>
 
 #include "base/error.h"
 
@@ -60,7 +61,6 @@ class BlockSigpipe {
   }
   BlockSigpipe(const BlockSigpipe&) = delete;
   BlockSigpipe& operator=(const BlockSigpipe&) = delete;
-  const sigset_t& before() const { return before_; }
 
  private:
   sigset_t set_{}, before_{};
@@ -110,8 +110,14 @@ ProcessResult run_process(const std::vector<std::string>& argv, std::string_view
   posix_spawn_file_actions_adddup2(&actions, from_child.write_end, STDERR_FILENO);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
-  posix_spawnattr_setsigmask(&attributes, &sigpipe.before());
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  // The other program knows nothing of the signals that this thread blocks and this program ignores.
+  sigset_t none, usual;
+  sigemptyset(&none);
+  sigemptyset(&usual);
+  for (const int number : {SIGPIPE, SIGXFSZ}) sigaddset(&usual, number);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setsigdefault(&attributes, &usual);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
   pid_t pid = 0;
   const int error = ::posix_spawnp(&pid, args[0], &actions, &attributes, args.data(), environ);
   posix_spawn_file_actions_destroy(&actions);

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <deque>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -82,6 +83,7 @@ json state_to_json(const TrainerState& s) {
           {"skipped_in_row", s.skipped_in_row},
           {"interval_nll", s.interval_nll},
           {"interval_count", s.interval_count},
+          {"norm", s.norm},
           {"random", s.random},
           {"config_hash", s.config_hash},
           {"seed", s.seed},
@@ -100,6 +102,9 @@ TrainerState state_from_json(const json& j) {
   j.at("skipped_in_row").get_to(s.skipped_in_row);
   j.at("interval_nll").get_to(s.interval_nll);
   j.at("interval_count").get_to(s.interval_count);
+  // Checkpoints of before have none, and JSON no word for one that is not finite.
+  const auto norm = j.find("norm");
+  s.norm = norm != j.end() && norm->is_number() ? norm->get<double>() : std::numeric_limits<double>::quiet_NaN();
   j.at("random").get_to(s.random);
   j.at("config_hash").get_to(s.config_hash);
   j.at("seed").get_to(s.seed);

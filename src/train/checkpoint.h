@@ -24,6 +24,7 @@ struct TrainerState {
   int64_t skipped = 0, skipped_in_row = 0;
   double interval_nll = 0;  // since the last record
   int64_t interval_count = 0;
+  double norm = 0;     // of the last step's gradient; not finite when it was skipped
   std::string random;  // generator
 
   // What the run is of; a checkpoint of another run cannot be continued.

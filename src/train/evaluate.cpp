@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/stop.h"
 
 namespace fw {
 namespace {
@@ -69,6 +70,8 @@ class Evaluation {
   }
 
   void run(ModelState<float>* state) {
+    stop_point("evaluation", tokens_done_, file_.tokens(), "tokens");
+    tokens_done_ += static_cast<int64_t>(ids_.size());
     const LossSum sum = model_.evaluate(ids_, targets_, SeqLayout(offsets_), state);
     sum_.nll += sum.nll;
     sum_.count += sum.count;
@@ -86,7 +89,7 @@ class Evaluation {
   std::vector<int32_t> tokens_, ids_, targets_;
   std::vector<int64_t> offsets_{0};
   LossSum sum_;
-  int64_t bytes_ = 0;
+  int64_t bytes_ = 0, tokens_done_ = 0;
 };
 
 }  // namespace

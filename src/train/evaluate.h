@@ -22,7 +22,8 @@ struct EvalResult {
 //   carry: the state goes on from window to window inside a document, so every token but a document's first is scored;
 //   otherwise every window starts from nothing and its first token is not scored. There is no padding to score.
 // The bytes behind bits per byte are those of the scored tokens. Throws Error(kUsage) for a negative context, for windows
-// of one token that carry nothing, for a file whose vocabulary is not the model's and for one without a token to score.
+// of one token that carry nothing, for a file whose vocabulary is not the model's and for one without a token to score; Stopped when
+// base/stop.h says so.
 EvalResult evaluate_file(LanguageModel<float>& model, const TokenFile& file, const Tokenizer& tokenizer, int64_t context, bool carry);
 
 }  // namespace fw

@@ -59,14 +59,15 @@ std::string kept_lines(const std::string& path, const std::function<bool(std::st
   return kept;
 }
 
-bool json_step_at_most(std::string_view line, int64_t step) {
+// -1: the line is no record.
+int64_t json_step(std::string_view line) {
   try {
     const nlohmann::json record = parse_json(line, "metrics");
-    if (!record.is_object()) return false;
+    if (!record.is_object()) return -1;
     const auto found = record.find("step");
-    return found != record.end() && found->is_number_integer() && found->get<int64_t>() <= step;
+    return found != record.end() && found->is_number_integer() ? found->get<int64_t>() : -1;
   } catch (const Error&) {
-    return false;  // what is no record is not kept
+    return -1;
   }
 }
 
@@ -85,21 +86,29 @@ std::FILE* open_to_append(const std::string& path) {
 }  // namespace
 
 MetricsLog::MetricsLog(const std::string& folder, int64_t step, bool tensorboard) : json_path_(folder + "/metrics.jsonl"), csv_path_(folder + "/metrics.csv") {
-  write_file_atomic(json_path_, kept_lines(json_path_, [step](std::string_view line) { return json_step_at_most(line, step); }));
+  write_file_atomic(json_path_, kept_lines(json_path_, [this, step](std::string_view line) {
+                      const int64_t of_line = json_step(line);
+                      const bool keep = of_line >= 0 && of_line <= step;
+                      if (keep) last_step_ = of_line;
+                      return keep;
+                    }));
+  // A record that reached only this file, which is written first, is made again.
+  const int64_t csv_step = last_step_ == step ? step : step - 1;
   write_file_atomic(csv_path_,
-                    fmt::format("{}\n{}", kCsvHeader, kept_lines(csv_path_, [step](std::string_view line) { return csv_step_at_most(line, step); })));
+                    fmt::format("{}\n{}", kCsvHeader, kept_lines(csv_path_, [csv_step](std::string_view line) { return csv_step_at_most(line, csv_step); })));
   json_.reset(open_to_append(json_path_));
   csv_.reset(open_to_append(csv_path_));
   if (tensorboard) {
     make_folders(folder + "/tensorboard");
-    events_.emplace(folder + "/tensorboard/events.out.tfevents.fastweight", step);
+    events_.emplace(folder + "/tensorboard/events.out.tfevents.fastweight", csv_step);
   }
 }
 
 void MetricsLog::append(const LogRecord& record) {
-  append_line(json_, json_path_, json_line(record));
   append_line(csv_, csv_path_, csv_line(record));
   if (events_) events_->append(record.step, std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(), scalars(record));
+  append_line(json_, json_path_, json_line(record));
+  last_step_ = record.step;
 }
 
 void MetricsLog::append_line(const File& file, const std::string& path, const std::string& line) {

@@ -19,7 +19,8 @@ class MetricsLog {
   // Opens the files in `folder` to append, after dropping what an earlier run wrote after step `step` (and a last line
   // that it did not finish): a resumed run writes these records again. Throws Error(kIo).
   MetricsLog(const std::string& folder, int64_t step, bool tensorboard = false);
-  void append(const LogRecord& record);  // throws Error(kIo)
+  void append(const LogRecord& record);             // throws Error(kIo)
+  int64_t last_step() const { return last_step_; }  // of the last record in the files; -1: none
 
  private:
   struct Close {
@@ -29,6 +30,7 @@ class MetricsLog {
   static void append_line(const File& file, const std::string& path, const std::string& line);
 
   std::string json_path_, csv_path_;
+  int64_t last_step_ = -1;
   File json_, csv_;
   std::optional<EventFile> events_;
 };

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/safetensors.h"
+#include "base/stop.h"
 #include "model/language_model.h"
 #include "model/peer.h"
 #include "train/step.h"
@@ -235,6 +236,7 @@ class ModelCheck {
     std::string where_loss = "all steps", where_norm = "all steps";
     const size_t row = static_cast<size_t>(shape[1] * shape[2]);
     for (size_t s = 0; s < lr.size(); ++s) {
+      stop_point("training", static_cast<int64_t>(s), static_cast<int64_t>(lr.size()), "steps");
       const Batch batch = batch_of(std::span(ids).subspan(s * row, row), shape[1], shape[2]);
       double norm_at_exact_weights = 0;
       if (exact) {

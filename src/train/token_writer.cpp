@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/growing_file.h"
+#include "base/stop.h"
 #include "train/token_format.h"
 
 namespace fw {
@@ -381,6 +382,12 @@ TokenFileStats write_token_file(const TextOpener& open, const TokenizeOptions& o
 TokenFileStats write_token_file(std::span<const std::string> texts, const std::string& separator, const Tokenizer& tokenizer, const std::string& path) {
   TokenizeOptions options;
   options.separator = separator;
+  int64_t size = 0;
+  for (const std::string& text : texts) size += static_cast<int64_t>(text.size());
+  options.progress = [size](const TokenFileStats& stats) {
+    stop_point("tokenization", stats.bytes, size, "bytes");
+    return true;
+  };
   return write_token_file([texts] { return std::make_unique<MemoryTexts>(texts); }, options, tokenizer, path);
 }
 

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/stop.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/optimizer.h"
@@ -79,7 +80,7 @@ struct Trainer::Impl {
   bool resumed = false, prepared = false;
   int64_t written = -1;  // step of the newest good checkpoint that this run wrote or resumed from
   std::optional<MetricsLog> metrics;
-  double last_norm = 0, last_lr = 0;
+  double last_lr = 0;
   double interval_seconds = 0;  // of steps since the last record, in this process
   int64_t interval_steps = 0, interval_tokens = 0;
 
@@ -116,7 +117,25 @@ struct Trainer::Impl {
                  checkpoint_path(checkpoints, steps.back()));
     }
     metrics.emplace(config.out, state.step, config.tensorboard);
+    // A checkpoint is written before its step's record is made, so it has what the record needs; once that stands in the file,
+    // the next interval has begun.
+    if (metrics->last_step() == state.step) begin_interval();
     prepared = true;
+  }
+
+  bool is_last() const { return state.step == config.steps; }
+  bool every(int64_t n) const { return n > 0 && state.step % n == 0; }
+  bool evaluation_due() const { return valid != nullptr && (is_last() || every(config.eval_every)); }
+  bool record_due() const { return is_last() || evaluation_due() || every(config.log_every); }
+  // Of a run that was stopped between its checkpoint and the record of that step.
+  bool record_missing() const { return resumed && state.step > 0 && record_due() && metrics->last_step() < state.step; }
+
+  void begin_interval() {
+    state.interval_nll = 0;
+    state.interval_count = 0;
+    interval_seconds = 0;
+    interval_steps = 0;
+    interval_tokens = 0;
   }
 
   void check_same_run(const std::string& path, const TrainerState& found) const {
@@ -142,6 +161,7 @@ struct Trainer::Impl {
     load_checkpoint(path, found, model, optimizer);
     random = generator;
     state = found;
+    last_lr = learning_rate(schedule, std::max<int64_t>(0, state.step - 1));
     source.seek(found.position);
     written = found.step;
     resumed = true;
@@ -155,7 +175,7 @@ struct Trainer::Impl {
     for (int64_t i = 0; i < config.accumulate; ++i) tokens += static_cast<int64_t>(batches.emplace_back(source.next()).ids.size());
     last_lr = learning_rate(schedule, state.step);
     const StepResult step = train_step(model, optimizer, batches, last_lr, config.clip);
-    last_norm = step.norm;
+    state.norm = step.norm;
     if (step.finite) {
       state.skipped_in_row = 0;
       state.interval_nll += step.nll;
@@ -179,39 +199,79 @@ struct Trainer::Impl {
     }
   }
 
-  LogRecord record(bool evaluate) {
+  LogRecord record() {
     LogRecord r;
     r.step = state.step;
     r.tokens = state.tokens;
     r.loss = state.interval_count > 0 ? state.interval_nll / static_cast<double>(state.interval_count) : std::numeric_limits<double>::quiet_NaN();
-    r.norm = last_norm;
+    r.norm = state.norm;
     r.lr = last_lr;
     r.ms = 1e3 * interval_seconds / static_cast<double>(interval_steps);
     r.tokens_per_second = static_cast<double>(interval_tokens) / interval_seconds;
     r.epoch = source.epoch();
     r.skipped = state.skipped;
-    if (evaluate) {
+    if (evaluation_due()) {
       const EvalResult result = evaluate_file(model, *valid, *tokenizer, std::max<int64_t>(config.length, 2), false);
       r.eval_loss = result.loss;
       r.eval_bits_per_byte = result.bits_per_byte;
     }
-    state.interval_nll = 0;
-    state.interval_count = 0;
-    interval_seconds = 0;
-    interval_steps = 0;
-    interval_tokens = 0;
     return r;
   }
 
+  // Makes the record of this step and hands it on. False: a stop was asked for during the evaluation. What goes wrong here (a
+  // full disk, standard output that is gone) ends the run, but first what it computed is saved.
+  bool log(const std::function<void(const LogRecord&)>& on_log) {
+    try {
+      const LogRecord r = record();
+      metrics->append(r);
+      begin_interval();
+      if (on_log) on_log(r);
+      if (is_last() && !(r.eval_loss < 0) && !std::isfinite(r.eval_loss)) {
+        fail_numeric("after the last step the held-out loss is not finite: the run diverged. Try a lower lr (now {:g}) or a longer warmup (now {} steps)",
+                     config.lr, config.warmup);
+      }
+    } catch (const Stopped&) {
+      checkpoint();
+      return false;
+    } catch (const std::exception& error) {
+      const auto* ours = dynamic_cast<const Error*>(&error);
+      const ErrorKind kind = ours != nullptr ? ours->kind() : ErrorKind::kIo;
+      if (kind == ErrorKind::kNumeric) throw;
+      checkpoint();  // its own error would say the same and more
+      throw Error(kind,
+                  fmt::format("{}; stopped at step {} of {}, the checkpoint is written, --resume goes on from it", error.what(), state.step, config.steps));
+    }
+    return true;
+  }
+
+  bool parameters_finite() const {
+    return std::all_of(model.params().values().begin(), model.params().values().end(), [](float x) { return std::isfinite(x); });
+  }
+
+  // One that is not finite is not written: the checkpoints before it are worth more, and the steps that follow end the run.
   void checkpoint() {
     prepare();
-    if (written == state.step) return;
+    if (written == state.step || !parameters_finite()) return;
     state.updates = optimizer.updates();
     state.position = source.position();
     state.random = random.save();
     write_checkpoint(checkpoints, state, model, optimizer, *tokenizer);
     written = state.step;
     prune_checkpoints(checkpoints, state.step, config.keep);
+  }
+
+  // The finished model, if it is one: its parameters and the loss of the first window of the data are finite.
+  void write_model() {
+    const Batch batch = BatchSource(train, 1, config.length, config.seed).next();
+    if (!parameters_finite() || !std::isfinite(model.evaluate(batch.ids, batch.targets, batch.layout, nullptr).nll)) {
+      fail_numeric(
+          "after step {} the model is not finite: the run diverged, and no model is written. Try a lower lr (now {:g}) or a longer warmup (now {} steps)",
+          state.step, config.lr, config.warmup);
+    }
+    const std::string folder = config.out + "/model";
+    make_folders(folder);
+    save_model(folder, model);
+    tokenizer->save(folder);
   }
 };
 
@@ -259,28 +319,26 @@ bool Trainer::resume(const std::function<void(const std::string&)>& warn) {
 
 bool Trainer::run(const std::function<void(const LogRecord&)>& on_log, const std::atomic<bool>* stop) {
   Impl& t = *impl_;
-  const TrainConfig& c = t.config;
   t.prepare();
-  const auto every = [&t](int64_t n) { return n > 0 && t.state.step % n == 0; };
-  while (t.state.step < c.steps) {
+  bool model_written = false;
+  bool record_only = t.record_missing();
+  while (record_only || t.state.step < t.config.steps) {
     if (stop != nullptr && stop->load()) {
       t.checkpoint();
+      if (t.written != t.state.step) fail_numeric("stopped at step {}; the model is not finite, so no checkpoint of it was written", t.state.step);
       return false;
     }
-    t.do_step();
-    const bool last = t.state.step == c.steps;
-    const bool evaluate = t.valid != nullptr && (last || every(c.eval_every));
-    if (last || evaluate || every(c.log_every)) {
-      const LogRecord record = t.record(evaluate);
-      t.metrics->append(record);
-      if (on_log) on_log(record);
+    if (!record_only) t.do_step();
+    record_only = false;
+    // First what must not be lost, then what takes long.
+    if (t.is_last() || t.every(t.config.checkpoint_every)) t.checkpoint();
+    if (t.is_last()) {
+      t.write_model();
+      model_written = true;
     }
-    if (last || every(c.checkpoint_every)) t.checkpoint();
+    if (t.record_due() && !t.log(on_log)) return t.is_last();
   }
-  const std::string folder = c.out + "/model";
-  make_folders(folder);
-  save_model(folder, t.model);
-  t.tokenizer->save(folder);
+  if (!model_written) t.write_model();
   return true;
 }
 

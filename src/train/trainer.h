@@ -37,7 +37,7 @@ struct LogRecord {
   int64_t tokens = 0;                              // tokens seen
   double loss = 0;                                 // nats per token, mean over the interval's steps that were not skipped
   double norm = 0, lr = 0;                         // of the last step
-  double ms = 0, tokens_per_second = 0;            // mean over the interval, evaluation and checkpoints not counted
+  double ms = 0, tokens_per_second = 0;            // mean over the interval, evaluation and checkpoints not counted; NaN: of a step before a resume
   double epoch = 0;                                // passes over the data
   int64_t skipped = 0;                             // steps skipped so far
   double eval_bits_per_byte = -1, eval_loss = -1;  // < 0: not evaluated here
@@ -60,9 +60,11 @@ class Trainer {
   bool resume(const std::function<void(const std::string&)>& warn);
 
   // Until config.steps, or *stop becomes true (then a checkpoint is written). Returns true when all steps are done, and
-  // then out/model is written. Throws Error(kNumeric) after 10 steps in a row whose loss or norm is not finite, Error(kIo)
-  // when a file cannot be written, and Error(kUsage) when `out` holds checkpoints of an earlier run and resume() was not called.
-  // Both arguments may be null.
+  // then out/model is written; it, like every checkpoint, is written before the step's record and evaluation are made. An
+  // evaluation also ends when base/stop.h says so: its record is then made by the run that is resumed. Throws Error(kNumeric)
+  // after 10 steps in a row whose loss or norm is not finite, and when the model is not finite at the end (out/model is not
+  // written) or its held-out loss; Error(kIo) when a file cannot be written, and Error(kUsage) when `out` holds checkpoints
+  // of an earlier run and resume() was not called. What `on_log` throws comes out after a checkpoint. Both arguments may be null.
   bool run(const std::function<void(const LogRecord&)>& on_log, const std::atomic<bool>* stop);
 
   // out/checkpoints/step-N/: model folder, optimizer.safetensors, trainer.json. Written aside, synced, renamed; then the

@@ -1,11 +1,18 @@
 #include "base/threads.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include "base/thread_pool.h"
 
 namespace fw {
 namespace {
@@ -82,6 +89,69 @@ TEST(ThreadCount, ZeroRestoresTheDefault) {
   set_num_threads(0);
   EXPECT_EQ(num_threads(), standard);
 }
+
+TEST(ThreadCount, TheDefaultIsWhatTheProcessMayUse) {
+  cpu_set_t before, one;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
+  EXPECT_EQ(available_cores(), CPU_COUNT(&before));
+  int first = 0;
+  while (!CPU_ISSET(first, &before)) ++first;
+  CPU_ZERO(&one);
+  CPU_SET(first, &one);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  EXPECT_EQ(available_cores(), 1);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof before, &before), 0);
+}
+
+TEST(ThreadPool, CallersOnSeveralThreadsDoNotWaitForEachOther) {
+  set_num_threads(2);
+  // Each loop ends only when all are running: one pool for all of them would never come to the second.
+  std::atomic<int> running{0}, done{0};
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 3; ++i) {
+    callers.emplace_back([&] {
+      parallel_for(4, [&](int64_t task) {
+        if (task == 0) ++running;
+        while (running < 3) std::this_thread::yield();
+      });
+      ++done;
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(done, 3);
+  set_num_threads(0);
+}
+
+TEST(ThreadPool, LoopsThatFollowEachOtherAtAnyDistanceLoseNothing) {
+  set_num_threads(3);
+  // Distances on both sides of the time for which a thread looks before it sleeps.
+  for (const int microseconds : {0, 3, 50, 400}) {
+    for (int i = 0; i < (microseconds == 0 ? 20000 : 200); ++i) {
+      std::atomic<int> runs{0};
+      parallel_for(3, [&](int64_t) { runs.fetch_add(1, std::memory_order_relaxed); });
+      ASSERT_EQ(runs, 3);
+      if (microseconds > 0) std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+    }
+  }
+  set_num_threads(0);
+}
+
+#if !defined(__SANITIZE_THREAD__)  // which ends a process that makes threads after a fork
+TEST(ThreadPool, AChildOfForkHasThreadsOfItsOwn) {
+  set_num_threads(2);
+  parallel_for(8, [](int64_t) {});
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::atomic<int> runs{0};
+    parallel_for(100, [&](int64_t) { ++runs; });
+    ::_exit(runs == 100 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  set_num_threads(0);
+}
+#endif
 
 }  // namespace
 }  // namespace fw

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -11,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/safetensors.h"
+#include "base/stop.h"
 #include "base/threads.h"
 #include "train/schedule.h"
 #include "training_support.h"
@@ -217,14 +219,13 @@ TEST(Trainer, NineSkippedStepsInARowDoNotEndTheRun) {
 TEST(Trainer, StopsAtRequestWithACheckpointAndResumesBitForBit) {
   const TempFolder folder;
   TrainConfig config = tiny_run(folder.path("whole"));
+  config.log_every = 1;  // to be called at every step
   const auto whole = make_trainer(config, folder.path("data"), true);
   ASSERT_TRUE(whole->run(nullptr, nullptr));
   for (const int64_t at : {1, 2, 5, 9, 14}) {
     config.out = folder.path("stopped" + std::to_string(at));
-    TrainConfig first = config;
-    first.log_every = 1;  // to be called at every step; it changes nothing else
     std::atomic<bool> stop{false};
-    const auto trainer = make_trainer(first, folder.path("data"), true);
+    const auto trainer = make_trainer(config, folder.path("data"), true);
     EXPECT_FALSE(trainer->run([&](const LogRecord& r) { stop = r.step == at; }, &stop));
     EXPECT_EQ(trainer->step(), at);
     const auto resumed = make_trainer(config, folder.path("data"), true);
@@ -256,6 +257,97 @@ TEST(Trainer, ResumedCurvesAreThoseOfAnUndisturbedRun) {
   ASSERT_TRUE(resumed->run(nullptr, nullptr));
   EXPECT_EQ(records(folder.path("run/metrics.jsonl")), expected);
   EXPECT_EQ(folder_content(folder.path("run/checkpoints/step-15")), content);
+}
+
+// Asks all to stop as a signal does, and takes it back at the end of the test.
+struct StopAll {
+  ~StopAll() { withdraw_stop(); }
+};
+
+TEST(Trainer, AnInterruptedEvaluationIsMadeByTheRunThatIsResumed) {
+  const TempFolder folder;
+  TrainConfig config = tiny_run(folder.path("whole"));
+  config.eval_every = 6;
+  const auto whole = make_trainer(config, folder.path("data"), true);
+  ASSERT_TRUE(whole->run(nullptr, nullptr));
+  for (const int64_t at : {6, 15}) {  // between checkpoints, and the last step
+    const StopAll after;
+    config.out = folder.path("stopped" + std::to_string(at));
+    const auto trainer = make_trainer(config, folder.path("data"), true);
+    // Seen by nobody before the next evaluation.
+    const bool done = trainer->run(
+        [&](const LogRecord& r) {
+          if (r.step == (at == 6 ? 4 : 12)) request_stop();
+        },
+        nullptr);
+    EXPECT_EQ(done, at == 15);
+    EXPECT_EQ(trainer->step(), at);
+    EXPECT_TRUE(std::filesystem::exists(config.out + "/checkpoints/step-" + std::to_string(at)));
+    EXPECT_EQ(std::filesystem::exists(config.out + "/model/model.safetensors"), at == 15);
+    withdraw_stop();
+    const auto resumed = make_trainer(config, folder.path("data"), true);
+    ASSERT_TRUE(resumed->resume(nullptr));
+    EXPECT_EQ(resumed->step(), at);
+    ASSERT_TRUE(resumed->run(nullptr, nullptr));
+    EXPECT_EQ(records(config.out + "/metrics.jsonl"), records(folder.path("whole/metrics.jsonl"))) << at;
+    EXPECT_EQ(folder_content(config.out + "/checkpoints/step-15"), folder_content(folder.path("whole/checkpoints/step-15"))) << at;
+    EXPECT_EQ(folder_content(config.out + "/model"), folder_content(folder.path("whole/model")));
+  }
+}
+
+TEST(Trainer, ARecordThatReachedOnlyOneFileIsMadeAgain) {
+  const TempFolder folder;
+  const TrainConfig config = tiny_run(folder.path("run"));
+  ASSERT_TRUE(make_trainer(config, folder.path("data"), true)->run(nullptr, nullptr));
+  const auto expected = records(folder.path("run/metrics.jsonl"));
+  const std::string json = read_text(folder.path("run/metrics.jsonl"));
+  testing::write_text(folder.path("run/metrics.jsonl"), json.substr(0, json.rfind("{")));
+  const auto resumed = make_trainer(config, folder.path("data"), true);
+  ASSERT_TRUE(resumed->resume(nullptr));
+  ASSERT_TRUE(resumed->run(nullptr, nullptr));
+  EXPECT_EQ(records(folder.path("run/metrics.jsonl")), expected);
+  const std::string csv = read_text(folder.path("run/metrics.csv"));
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 1 + static_cast<int64_t>(expected.size())) << csv;
+}
+
+TEST(Trainer, WhatTheReaderOfRecordsThrowsComesAfterACheckpoint) {
+  const TempFolder folder;
+  const TrainConfig config = tiny_run(folder.path("run"));
+  const auto trainer = make_trainer(config, folder.path("data"));
+  const auto gone = [](const LogRecord& r) {
+    if (r.step == 8) fail_io("the reader is gone");
+  };
+  const std::string message = message_of([&] { trainer->run(gone, nullptr); }, ErrorKind::kIo);
+  EXPECT_NE(message.find("the reader is gone; stopped at step 8 of 15, the checkpoint is written"), std::string::npos) << message;
+  EXPECT_TRUE(std::filesystem::exists(folder.path("run/checkpoints/step-8")));
+}
+
+TEST(Trainer, AModelThatIsNotFiniteIsNotWritten) {
+  const TempFolder folder;
+  for (const bool with_valid : {false, true}) {
+    TrainConfig config = tiny_run(folder.path(with_valid ? "valid" : "run"));
+    config.steps = 3;
+    config.warmup = 0;
+    config.lr = 1e9;
+    config.clip = 0;
+    const std::string message = message_of([&] { make_trainer(config, folder.path("data"), with_valid)->run(nullptr, nullptr); }, ErrorKind::kNumeric);
+    EXPECT_NE(message.find("not finite"), std::string::npos) << message;
+    EXPECT_FALSE(std::filesystem::exists(config.out + "/model"));
+  }
+}
+
+TEST(Trainer, NoCheckpointIsWrittenOfParametersThatAreNotFinite) {
+  const TempFolder folder;
+  TrainConfig config = tiny_run(folder.path("run"));
+  config.log_every = 1;
+  const auto trainer = make_trainer(config, folder.path("data"));
+  const auto damage = [&](const LogRecord& r) {
+    if (r.step == 9) trainer->model().params().values()[0] = std::numeric_limits<float>::quiet_NaN();
+  };
+  message_of([&] { trainer->run(damage, nullptr); }, ErrorKind::kNumeric);
+  EXPECT_TRUE(std::filesystem::exists(folder.path("run/checkpoints/step-5")));
+  EXPECT_FALSE(std::filesystem::exists(folder.path("run/checkpoints/step-10")));
+  EXPECT_FALSE(std::filesystem::exists(folder.path("run/model")));
 }
 
 TEST(Trainer, AFinishedRunResumedHasNothingToDo) {
