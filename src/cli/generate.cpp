@@ -220,7 +220,6 @@ bool Generate::converse(Session& session, const Tokenizer& tokenizer) {
 }
 
 int Generate::run(Options& options) {
-  stop_on_signal();
   apply_threads(threads_);
   check(options);
   if (!state_save_.empty()) {

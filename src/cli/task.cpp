@@ -164,7 +164,7 @@ int Task::run_all(const std::vector<TaskCell>& cells) const {
   report(cells);
   if (stop.load()) {
     fmt::print("interrupted; the same command goes on\n");
-    return kExitInterrupted;
+    return stopped_exit_code();
   }
   if (busy > 0) fmt::print("{} cells are being done by other processes; the same command makes the table when they are\n", busy);
   if (failed > 0) fmt::print("{} cells did not train\n", failed);
