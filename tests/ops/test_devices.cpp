@@ -132,6 +132,7 @@ struct Context {
   template <class V>
   Buffer<V> buffer(const std::vector<double>& values) {
     std::vector<V> converted;
+    converted.reserve(values.size());
     for (const double x : values) converted.push_back(stored<V>(x));
     Buffer<V> memory(device, static_cast<int64_t>(values.size()));
     memory.write(0, converted);
@@ -143,6 +144,7 @@ struct Context {
 template <class V>
 std::vector<double> values_of(const Buffer<V>& memory) {
   std::vector<double> out;
+  out.reserve(static_cast<size_t>(memory.size()));
   for (const V x : memory.to_vector()) out.push_back(value_of(x));
   return out;
 }
