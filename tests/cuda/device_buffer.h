@@ -9,6 +9,7 @@
 #include "scan/cuda/call/launch.h"
 
 #ifdef FW_CUDA_EMULATION
+#include "emulation/gpu.h"
 #include "emulation/memory.h"
 #endif
 
@@ -48,6 +49,7 @@ class DeviceBuffer {
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;
   ~DeviceBuffer() {
 #ifdef FW_CUDA_EMULATION
+    emulation::finish();
     emulation::release(data_);
 #else
     cudaFree(data_);
@@ -59,6 +61,7 @@ class DeviceBuffer {
   std::vector<T> download() const {
     std::vector<T> values(size_);
 #ifdef FW_CUDA_EMULATION
+    emulation::finish();
     const emulation::Open open;
     if (!values.empty()) std::memcpy(static_cast<void*>(values.data()), data_, bytes());
 #else

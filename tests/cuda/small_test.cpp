@@ -84,5 +84,21 @@ TEST(Small, GradientsBesideTheScan) {
   }
 }
 
+// A packed sequence in segments that are longer than the scan has stages, the last of them with a short chunk: the copy engine overwrites a tile that threads
+// have filled.
+TEST(Small, SegmentsWithAShortTail) {
+  ProblemOptions options;
+  options.sequences = SeqLayout({0, 65, 651});
+  options.H = options.HV = 1;
+  options.K = options.V = 64;
+  options.seed = 995;
+  const Problem problem = of_bf16_numbers(random_problem(preset("gated_deltanet").rule, options));
+  HeaderRun run = device_run(FW_FORM_CHUNK);
+  run.bf16 = HeaderRun::Bf16Tensors::kAll;
+  run.segment = 320;
+  EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
+  EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
+}
+
 }  // namespace
 }  // namespace fw::testing

@@ -55,6 +55,11 @@ void seen_at_end(std::size_t index) {
   races::release(barrier.ends.at(barrier.phases));
 }
 
+void seen_with_load(std::size_t index) {
+  SharedBarrier& barrier = Block::current().barriers()[index];
+  races::release_load(barrier.ends.at(barrier.phases));
+}
+
 void come(std::size_t index, uint32_t bytes) {
   Block::current().barriers()[index].bytes -= bytes;
   check_phase(index);
@@ -99,6 +104,7 @@ void check_bulk(const void* global, const void* shared, uint32_t bytes, const ch
 
 void store(void* to, const void* from, uint32_t bytes, bool add, const char* what) {
   check_bulk(to, from, bytes, what);
+  races::touch(from, bytes);
   races::read(from, bytes);
   if (!add) races::write(to, bytes);
   const races::Quiet quiet;
@@ -228,8 +234,9 @@ void bulk_load(void* shared_to, const void* global_from, uint32_t bytes, uint64_
   emulation::check_bulk(global_from, shared_to, bytes, "bulk_load");
   const std::size_t index = emulation::barrier_index(barrier, "bulk_load");
   emulation::races::read(global_from, bytes);
+  emulation::races::touch(shared_to, bytes);
   emulation::races::write(shared_to, bytes);
-  emulation::seen_at_end(index);
+  emulation::seen_with_load(index);
   const emulation::races::Quiet quiet;
   auto load = [shared_to, global_from, bytes, index] {
     std::memcpy(shared_to, global_from, bytes);
@@ -262,8 +269,9 @@ void tensor_load(void* shared_to, const TensorMap& map, int column, int head, in
       if (const char* from = piece_at(row, piece)) emulation::races::read(from, 16);
     }
   }
+  emulation::races::touch(shared_to, kTensorBytes);
   emulation::races::write(shared_to, kTensorBytes);
-  emulation::seen_at_end(index);
+  emulation::seen_with_load(index);
   const emulation::races::Quiet quiet;
   auto load = [=] {
     for (int row = 0; row < 64; ++row) {
@@ -284,7 +292,9 @@ void tensor_load(void* shared_to, const TensorMap& map, int column, int head, in
 }
 void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) { emulation::store(global_to, shared_from, bytes, false, "bulk_store"); }
 void bulk_add(float* global_to, const float* shared_from, uint32_t bytes) { emulation::store(global_to, shared_from, bytes, true, "bulk_add"); }
+void fence_async_shared() { emulation::races::fence(); }
 void wait_for_count(const uint32_t* counter, uint32_t least) {
+  if (load_acquire(counter) < least) Block::current().wait_for_grid("wait_for_count");
   const uint32_t count = load_acquire(counter);
   if (count < least) Block::current().fail(position.thread, "wait_for_count: %u of %u, and no kernel that could still add", count, least);
 }

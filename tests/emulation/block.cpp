@@ -44,25 +44,63 @@ std::string kernel_name(const void* kernel) {
 
 int64_t grids_run() { return grids; }
 
-void run_grid(const GridShape& shape, const std::function<void()>& kernel) {
-  ++grids;
-  const int64_t blocks = static_cast<int64_t>(shape.x) * shape.y * shape.z;
-  const Position outside = position;
-  const Open device_memory;
-  Block* ends_with_last = nullptr;  // races are looked for on one thread of the system, where one Block runs all
-#ifdef _OPENMP
-#pragma omp parallel for schedule(dynamic) if (blocks > 1)
-#endif
-  for (int64_t i = 0; i < blocks; ++i) {
-    thread_local Block block;
-    if (races::kFound && i == blocks - 1) ends_with_last = &block;
-    position.block[0] = static_cast<unsigned>(i % shape.x);
-    position.block[1] = static_cast<unsigned>(i / shape.x % shape.y);
-    position.block[2] = static_cast<unsigned>(i / shape.x / shape.y);
-    block.run(shape, kernel);
+namespace {
+
+bool starts_early() {
+  const char* early = std::getenv("FW_EMULATION_EARLY");
+  return !races::kFound && early != nullptr && *early != 0 && std::strcmp(early, "0") != 0;
+}
+
+// A grid, and those of its blocks that have begun before the grid in front of it was run: the first and the last.
+struct Grid {
+  GridShape shape;
+  std::function<void()> kernel;
+  std::vector<std::unique_ptr<Block>> begun;
+
+  int64_t blocks() const { return static_cast<int64_t>(shape.x) * shape.y * shape.z; }
+  void begin() {
+    const Open device_memory;
+    const Position outside = position;
+    for (const int64_t i : {int64_t{0}, blocks() - 1}) {
+      if (static_cast<size_t>(i) < begun.size()) continue;  // there is one block
+      begun.push_back(std::make_unique<Block>());
+      begun.back()->run(shape, kernel, i, true);
+    }
+    position = outside;
   }
-  if (ends_with_last != nullptr) ends_with_last->end_grid();
-  position = outside;
+  void run() {
+    const Open device_memory;
+    const Position outside = position;
+    const int64_t count = blocks(), first = begun.empty() ? 0 : 1, last = count - (begun.size() > 1 ? 1 : 0);
+    for (const auto& block : begun) block->resume();
+    Block* ends_with_last = nullptr;  // races are looked for on one thread of the system, where one Block runs all
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic) if (last - first > 1)
+#endif
+    for (int64_t i = first; i < last; ++i) {
+      thread_local Block block;
+      if (races::kFound && i == count - 1) ends_with_last = &block;
+      block.run(shape, kernel, i);
+    }
+    if (ends_with_last != nullptr) ends_with_last->end_grid();
+    position = outside;
+  }
+};
+std::unique_ptr<Grid> kept_back;
+
+}  // namespace
+
+void finish() {
+  if (const std::unique_ptr<Grid> grid = std::move(kept_back)) grid->run();
+}
+
+void run_grid(const GridShape& shape, std::function<void()> kernel) {
+  ++grids;
+  auto grid = std::make_unique<Grid>(Grid{shape, std::move(kernel), {}});
+  if (!starts_early()) return grid->run();
+  if (shape.overlapped && kept_back != nullptr) grid->begin();
+  finish();
+  kept_back = std::move(grid);
 }
 
 void Block::end_grid() {
@@ -78,7 +116,12 @@ Block& Block::current() {
   return *current_block;
 }
 
-void Block::run(const GridShape& shape, const std::function<void()>& kernel) {
+void Block::run(const GridShape& shape, const std::function<void()>& kernel, int64_t index, bool early) {
+  position.block[0] = static_cast<unsigned>(index % shape.x);
+  position.block[1] = static_cast<unsigned>(index / shape.x % shape.y);
+  position.block[2] = static_cast<unsigned>(index / shape.x / shape.y);
+  early_ = early;
+  waited_ = false;
   shape_ = shape;
   kernel_ = &kernel;
   current_block = this;
@@ -91,12 +134,12 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel) {
   // Its own memory each time and no larger than asked for, so that AddressSanitizer sees its ends.
   void* memory = nullptr;
   if (posix_memalign(&memory, 1024, shape.shared_bytes ? shape.shared_bytes : 1)) fail(0, "no memory");
-  std::unique_ptr<char, FreeDeleter> shared(static_cast<char*>(memory));
+  shared_.reset(static_cast<char*>(memory));
   std::memset(memory, 0xff, shape.shared_bytes);
   home_.stands_here();
   starts_.renew();
   races::release(starts_.at(0));
-  position.shared = shared.get();
+  position.shared = shared_.get();
   position.shared_bytes = shape.shared_bytes;
 
   const char* late = std::getenv("FW_EMULATION_LATE");
@@ -132,18 +175,60 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel) {
   }
   for (unsigned i = 0; i < shape.threads; ++i) wake(reverse_ ? shape.threads - 1 - i : i);
 
+  place_ = position;
+  go();
+}
+
+void Block::go() {
+  current_block = this;
+  position = place_;
   position.thread = ready_.front();
   ready_.pop_front();
+  races::proxy = races::kFound ? &thread().proxy : nullptr;
   home_.switch_to(thread().fiber);
-  if (!deferred_.empty()) fail(0, "%zu asynchronous loads are still under way at the end of the block", deferred_.size());
+  races::proxy = nullptr;
   current_block = nullptr;
+  if (live_ > 0) return;  // they wait for the grid in front
+  if (!deferred_.empty()) fail(0, "%zu asynchronous loads are still under way at the end of the block", deferred_.size());
   // Given back at the end of the grid, when its threads' accesses are over for the one that gives it back.
-  if (races::kFound) shared_of_grid_.push_back(std::move(shared));
+  if (races::kFound) shared_of_grid_.push_back(std::move(shared_));
+  shared_.reset();
 }
+
+void Block::resume() {
+  early_ = false;
+  if (live_ == 0) return;
+  home_.stands_here();
+  for (const unsigned waiter : grid_waiters_) wake(waiter);
+  grid_waiters_.clear();
+  go();
+}
+
+void Block::wait_for_grid(const char* what) {
+  if (!early_) return;
+  grid_waiters_.push_back(position.thread);
+  wait(what);
+}
+
+void Block::grid_wait() {
+  wait_for_grid("grid_dependency_wait");
+  waited_ = true;
+}
+
+void Block::grid_launch(bool first) {
+  if (!shape_.overlapped || first || waited_) return;
+  fail(position.thread,
+       "grid_dependency_launch before grid_dependency_wait: the next kernel could begin before what the one in front of this one writes is there "
+       "(launch.h: grid_dependency_launch_first)");
+}
+
+void grid_wait() { Block::current().grid_wait(); }
+void grid_launch(bool first) { Block::current().grid_launch(first); }
 
 void Block::thread_entry() {
   Block& block = current();
   races::acquire(block.starts_.at(0));
+  if (races::kFound) races::fence();
   (*block.kernel_)();
   races::release(block.ends_.at(0));
   block.thread_exit();
@@ -292,11 +377,13 @@ Fiber& Block::next_fiber() {
   const races::Quiet quiet;
   while (ready_.empty()) {
     if (live_ == 0) return home_;
+    if (!grid_waiters_.empty() && deferred_.empty() && lingering_.empty()) return home_;
     let_one_go_on();
   }
   if (shuffled_) std::swap(ready_.front(), ready_[random_() % ready_.size()]);
   position.thread = ready_.front();
   ready_.pop_front();
+  if (races::kFound) races::proxy = &thread().proxy;
   return thread().fiber;
 }
 

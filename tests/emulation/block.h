@@ -74,6 +74,7 @@ struct Thread {
   std::vector<Operand> operands;
   unsigned product_group;
   uint64_t warp_syncs, block_syncs;  // how many it has come to
+  races::Proxy proxy;
 };
 
 // What a thread's bulk stores have read and not yet written, at its end.
@@ -88,13 +89,19 @@ class Block {
   static constexpr uint32_t kSharedBase = 1024;  // the shared address of shared_memory(), as on Hopper
   static Block& current();
 
-  void run(const GridShape& shape, const std::function<void()>& kernel);
+  // Block number `index` of the grid. early: its threads do not go beyond what waits for the grid in front, until resume(); else to their end.
+  void run(const GridShape& shape, const std::function<void()>& kernel, int64_t index, bool early = false);
+  void resume();
   // After the last block of a grid that this one stood for.
   void end_grid();
 
   void meet(const Operation& operation, void* operand);
   // The caller waits for somebody to wake it.
   void wait(const char* what, int barrier = -1, int parity = -1);
+  // The caller goes on when the grid in front is over: at once, unless the block has begun early.
+  void wait_for_grid(const char* what);
+  void grid_wait();
+  void grid_launch(bool first);
   void wake(unsigned thread);
   // Order `late`: the caller, at an mbarrier, goes on when others have gone as far as they can, or some time before.
   void linger(const char* what, int barrier, int parity);
@@ -133,6 +140,7 @@ class Block {
     races::Events ends;
   };
 
+  void go();  // from home, until all threads have left or wait for the grid in front
   static void thread_entry();
   void thread_exit();
   void leave();
@@ -146,6 +154,10 @@ class Block {
 
   GridShape shape_{};
   const std::function<void()>* kernel_ = nullptr;
+  Position place_{};  // of the block, without the thread
+  std::unique_ptr<char, FreeDeleter> shared_;
+  bool early_ = false, waited_ = false;  // waited_: some thread for the grid in front
+  std::vector<unsigned> grid_waiters_;
   Fiber home_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::deque<unsigned> ready_;

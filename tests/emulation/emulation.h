@@ -10,10 +10,13 @@
 //   FW_EMULATION_ORDER=reverse | <seed>   the order in which threads run: what depends on it without a barrier shows itself
 //   FW_EMULATION_ORDER=late               warps go on from an mbarrier as late as any (at random): who could miss one of its phases does
 //   FW_EMULATION_LATE=1                   asynchronous copies happen as late as they may, results of wgmma are NaN until waited for
+//   FW_EMULATION_EARLY=1                  a kernel launched with launch_overlapped() begins, two of its blocks, before the one in front of it: what they read
+//                                         before grid_dependency_wait() is what that one has not written yet
 //
-// Built with ThreadSanitizer, accesses that no barrier orders are reported with both places (races.h).
+// Built with ThreadSanitizer, accesses that no barrier orders are reported with both places, and so is shared memory that the asynchronous proxy touches
+// after a thread has written it without fence_async_shared() (races.h).
 //
-// Not seen: a missing fence (wgmma_fence, fence_async_shared, mbarrier_init_fence), and blocks that wait for each other do not work.
+// Not seen: a missing wgmma_fence or mbarrier_init_fence, or fence_async_global, and blocks that wait for each other do not work.
 #pragma once
 
 #include <algorithm>
@@ -179,10 +182,11 @@ template <int N>
 void bulk_wait() {
   emulation::bulk_wait(N, true);
 }
-inline void fence_async_shared() {}
+void fence_async_shared();
 inline void fence_async_global() {}
-inline void grid_dependency_wait() {}
-inline void grid_dependency_launch() {}
+inline void grid_dependency_wait() { emulation::grid_wait(); }
+inline void grid_dependency_launch() { emulation::grid_launch(false); }
+inline void grid_dependency_launch_first() { emulation::grid_launch(true); }
 
 // ---- Global memory
 inline void atomic_add(float* to, float x) { std::atomic_ref<float>(*to).fetch_add(x); }
@@ -190,7 +194,7 @@ inline unsigned atomic_add(unsigned* to, unsigned x) { return std::atomic_ref<un
 inline void thread_fence() {}
 inline void release_add_one(uint32_t* counter) { std::atomic_ref<uint32_t>(*counter).fetch_add(1, std::memory_order_release); }
 inline uint32_t load_acquire(const uint32_t* counter) { return std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(counter)).load(std::memory_order_acquire); }
-void wait_for_count(const uint32_t* counter, uint32_t least);  // a kernel that adds is over here: less ends the program with a message
+void wait_for_count(const uint32_t* counter, uint32_t least);  // a kernel that adds is over here, or comes (FW_EMULATION_EARLY): else the program ends
 
 // ---- Matrices of a warpgroup
 inline uint64_t wgmma_descriptor(uint32_t address, uint32_t leading_offset, uint32_t stride_offset) {

@@ -12,7 +12,9 @@ struct Gpu {
 };
 extern Gpu gpu;
 
-// How many grids have been run.
+// How many grids have been launched.
 int64_t grids_run();
+// Runs what FW_EMULATION_EARLY has kept back: before the host looks at device memory, or gives it away.
+void finish();
 
 }  // namespace fw::cuda::emulation

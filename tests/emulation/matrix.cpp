@@ -213,6 +213,7 @@ void read_part(uint64_t descriptor, int rows, bool transposed) {
   const SharedMatrix matrix(descriptor, rows, transposed, me);
   for (int piece = static_cast<int>(me % 128); piece < 2 * rows; piece += 128) {
     const char* from = matrix.piece(piece, rows, me);
+    races::touch(from, 16);
     races::read(from, 16);
     const races::Quiet quiet;
     Thread& thread = Block::current().thread();

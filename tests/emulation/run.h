@@ -22,9 +22,16 @@ struct GridShape {
   unsigned x, y, z, threads;
   std::size_t shared_bytes;
   const void* kernel;  // its name in messages
+  bool overlapped;     // launch_overlapped(): it may begin before the grid in front of it is over
 };
-// Calls kernel() once for each thread of each block.
-void run_grid(const GridShape& shape, const std::function<void()>& kernel);
+// Calls kernel() once for each thread of each block. With FW_EMULATION_EARLY not before the next call or finish() (gpu.h), so that the next grid's blocks can
+// begin before.
+void run_grid(const GridShape& shape, std::function<void()> kernel);
+
+// By a thread of a grid that may have begun early: returns when the grid in front is over.
+void grid_wait();
+// first: before this thread's block has waited.
+void grid_launch(bool first);
 
 enum class Shuffle { kXor, kUp, kDown, kIndex };
 uint32_t shuffle(uint32_t x, Shuffle kind, int parameter, int width);

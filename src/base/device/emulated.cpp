@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/device.h"
+#include "emulation/gpu.h"
 #include "emulation/memory.h"
 
 namespace fw {
@@ -11,11 +12,14 @@ namespace {
 
 namespace emulation = cuda::emulation;
 
+// What has been launched is over before the host looks at memory, changes it or gives it away.
 void move(void* to, const void* from, size_t bytes) {
+  emulation::finish();
   const emulation::Open open;
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 void set(void* to, int byte, size_t bytes) {
+  emulation::finish();
   const emulation::Open open;
   if (bytes > 0) std::memset(to, byte, bytes);
 }
@@ -27,12 +31,15 @@ class EmulatedDevice final : public Device {
   bool host_memory() const override { return false; }
 
   void* allocate(size_t bytes) override { return emulation::allocate(bytes); }
-  void release(void* memory) noexcept override { emulation::release(memory); }
+  void release(void* memory) noexcept override {
+    emulation::finish();
+    emulation::release(memory);
+  }
   void from_host(void* to, const void* from, size_t bytes) override { copy(to, from, bytes); }
   void to_host(void* to, const void* from, size_t bytes) override { copy(to, from, bytes); }
   void copy(void* to, const void* from, size_t bytes) override { move(to, from, bytes); }
   void fill(void* to, int byte, size_t bytes) override { set(to, byte, bytes); }
-  void synchronise() override {}
+  void synchronise() override { emulation::finish(); }
 };
 
 }  // namespace
@@ -54,14 +61,17 @@ DeviceInfo device_info() {
 
 DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes), data_(bytes > 0 ? emulation::allocate(bytes) : nullptr) {}
 DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept : bytes_(std::exchange(other.bytes_, 0)), data_(std::exchange(other.data_, nullptr)) {}
-DeviceMemory::~DeviceMemory() { emulation::release(data_); }
+DeviceMemory::~DeviceMemory() {
+  emulation::finish();
+  emulation::release(data_);
+}
 void DeviceMemory::from_host(const void* source, size_t bytes) const { move(data_, source, bytes); }
 void DeviceMemory::to_host(void* target, size_t bytes) const { move(target, data_, bytes); }
 void DeviceMemory::fill(int byte) const { set(data_, byte, bytes_); }
 
 void device_copy(void* target, const void* source, size_t bytes, void*) { move(target, source, bytes); }
 
-void device_synchronize() {}
+void device_synchronize() { emulation::finish(); }
 
 std::vector<double> device_times(int warmup, int repeats, const std::function<void(int, void*)>& body) {
   std::vector<double> times;

@@ -23,7 +23,7 @@ void result(const char* name, bool right, const std::string& seen) {
 using Kernel = void (*)(const float*, float*);
 
 // Runs the kernel in a process of its own, which must abort with a message that contains this.
-void dies(const char* name, Kernel kernel, const char* message, unsigned threads = 128, std::size_t shared_bytes = 4096) {
+void dies(const char* name, Kernel kernel, const char* message, unsigned threads = 128, std::size_t shared_bytes = 4096, bool behind = false) {
   std::fflush(stdout);
   int ends[2];
   if (pipe(ends)) std::abort();
@@ -31,7 +31,11 @@ void dies(const char* name, Kernel kernel, const char* message, unsigned threads
   if (child == 0) {
     dup2(ends[1], 2);
     alignas(256) static float from[1024], to[1024];
-    launch(kernel, {1, 1, 1}, threads, shared_bytes, nullptr, from, to);
+    if (behind) {
+      launch_overlapped(kernel, {1, 1, 1}, threads, shared_bytes, nullptr, from, to);
+    } else {
+      launch(kernel, {1, 1, 1}, threads, shared_bytes, nullptr, from, to);
+    }
     _exit(0);
   }
   close(ends[1]);
@@ -42,6 +46,13 @@ void dies(const char* name, Kernel kernel, const char* message, unsigned threads
   int status = 0;
   waitpid(child, &status, 0);
   result(name, WIFSIGNALED(status) && said.find(message) != std::string::npos, "\"" + said + "\", expected \"" + message + "\"");
+}
+
+// Whether it comes to its end, launched so that it may begin early.
+bool overlapped(Kernel kernel) {
+  DeviceBuffer<float> memory(std::size_t{1024});
+  launch_overlapped(kernel, {1, 1, 1}, 128, 0, nullptr, memory.data(), memory.data());
+  return true;
 }
 
 // Runs the kernel in the order and with or without delays; to[0] says what happened.
@@ -207,6 +218,41 @@ void missed_phase(const float*, float* to) {
   if (thread_index() == 0) to[0] = 1;
 }
 
+// One kernel behind the other: the first writes 1 (over the 3 of the inputs), the second doubles what it reads before or after it waits.
+void writes_one(const float*, float* to) {
+  if (thread_index() == 0) to[0] = 1;
+}
+template <bool kWaits>
+void doubles(const float*, float* to) {
+  if (kWaits) grid_dependency_wait();
+  const float x = to[0];
+  if (!kWaits) grid_dependency_wait();
+  sync_threads();
+  if (thread_index() == 0 && block_index_x() == 0) to[1] = 2 * x;
+}
+float after_one(Kernel second, const char* early) {
+  setenv("FW_EMULATION_EARLY", early, 1);
+  DeviceBuffer<float> from(std::vector<float>(1024, 3.0f)), to(std::vector<float>(1024, 3.0f));
+  launch(writes_one, {1, 1, 1}, 128, 0, nullptr, from.data(), to.data());
+  launch_overlapped(second, {3, 1, 1}, 128, 0, nullptr, from.data(), to.data());
+  const float result = to.download()[1];
+  unsetenv("FW_EMULATION_EARLY");
+  return result;
+}
+void launches_before_waiting(const float*, float*) {
+  grid_dependency_launch();
+  grid_dependency_wait();
+}
+void launches_first(const float*, float*) {
+  grid_dependency_launch_first();
+  grid_dependency_wait();
+}
+void launches_after_waiting(const float*, float*) {
+  if (warp_index() == 0) grid_dependency_wait();
+  sync_threads();
+  grid_dependency_launch();
+}
+
 int run_all() {
   dies("sync_threads that not all reach", half_at_barrier, "threads 0 to 63: sync_threads 0; 64 of 128 threads have come");
   dies("named barrier that not all reach", half_at_barrier, "threads 64 to 127: named barrier 1; 64 of 128 threads have come");
@@ -244,6 +290,16 @@ int run_all() {
   setenv("FW_EMULATION_ORDER", "late", 1);
   dies("phase of an mbarrier that a warp may miss", missed_phase, "threads 0 to 31: mbarrier_wait at offset");
   unsetenv("FW_EMULATION_ORDER");
+  for (const char* early : {"0", "1"}) {
+    const float waits = after_one(doubles<true>, early), reads_ahead = after_one(doubles<false>, early);
+    const bool begins_early = *early == '1';
+    result(begins_early ? "reads before grid_dependency_wait, begun early" : "reads before grid_dependency_wait", reads_ahead == (begins_early ? 6 : 2),
+           std::to_string(reads_ahead));
+    result(begins_early ? "reads behind grid_dependency_wait, begun early" : "reads behind grid_dependency_wait", waits == 2, std::to_string(waits));
+  }
+  dies("grid_dependency_launch before the wait", launches_before_waiting, "grid_dependency_launch before grid_dependency_wait", 128, 0, true);
+  result("grid_dependency_launch_first", overlapped(launches_first), "");
+  result("grid_dependency_launch behind the wait of another warp", overlapped(launches_after_waiting), "");
   result("shared memory is not zero", std::isnan(runs(fresh_memory, "", "0")), "a number");
   std::printf("%d failures\n", failures);
   return failures ? 1 : 0;

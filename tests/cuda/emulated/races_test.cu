@@ -126,6 +126,71 @@ void leaving(float* memory) {
   tile()[me()] = 3;
   if (me() == 0) bulk_wait<0>();
 }
+// What threads have written and the asynchronous proxy then touches, with fences of nobody, of those who wrote, or of those who waited for them.
+enum class Fence { kNone, kWriters, kWaiters };
+template <Fence kFence>
+void operands(float* out) {
+  for (int i = me(); i < 4096; i += 128) tile()[i] = 0;
+  if (kFence == Fence::kWriters) fence_async_shared();
+  sync_threads();
+  if (kFence == Fence::kWaiters) fence_async_shared();
+  float d[4] = {};
+  const uint32_t a = shared_address(tile());
+  wgmma_fence();
+  wgmma_ss<8, false, false>(d, wgmma_descriptor(a, 16, 1024), wgmma_descriptor(a + 8192, 16, 1024), false);
+  wgmma_commit();
+  wgmma_wait<0>();
+  out[me()] = d[0];
+}
+template <Fence kFence>
+void leaves(float* memory) {
+  tile()[me()] = 2;
+  if (kFence == Fence::kWriters) fence_async_shared();
+  sync_threads();
+  if (me() != 0) return;
+  if (kFence == Fence::kWaiters) fence_async_shared();
+  bulk_store(memory + 2048, tile(), 512);
+  bulk_commit();
+  bulk_wait<0>();
+}
+// A tile that threads fill at first, and the copy engine when it has been read (the reverse scan's, whose last chunk is short).
+template <Fence kFence>
+void refilled(float* memory) {
+  if (me() == 0) mbarrier_init(barrier(0), 128), mbarrier_init(barrier(1), 128), mbarrier_init(barrier(2), 1);
+  sync_threads();
+  tile()[me()] = 1;
+  mbarrier_arrive(barrier(0));
+  mbarrier_wait(barrier(0), 0);
+  memory[me()] = tile()[127 - me()];
+  if (kFence == Fence::kWriters) fence_async_shared();
+  mbarrier_arrive(barrier(1));
+  if (me() == 0) {
+    mbarrier_wait(barrier(1), 0);
+    if (kFence == Fence::kWaiters) fence_async_shared();
+    mbarrier_expect(barrier(2), 512);
+    bulk_load(tile(), memory + 1024, 512, barrier(2));
+  }
+  mbarrier_wait(barrier(2), 0);
+  memory[me()] = tile()[127 - me()];
+}
+// What the copy engine has brought the product may take as it is.
+void brought(float* memory) {
+  if (me() == 0) {
+    mbarrier_init(barrier(), 1);
+    mbarrier_init_fence();
+    mbarrier_expect(barrier(), 12288);
+    bulk_load(tile(), memory, 12288, barrier());
+  }
+  sync_threads();
+  mbarrier_wait(barrier(), 0);
+  float d[4] = {};
+  const uint32_t a = shared_address(tile());
+  wgmma_fence();
+  wgmma_ss<8, false, false>(d, wgmma_descriptor(a, 16, 1024), wgmma_descriptor(a + 8192, 16, 1024), false);
+  wgmma_commit();
+  wgmma_wait<0>();
+  memory[3072 + me()] = d[0];
+}
 template <bool kOwn>
 void blocks(float* out) {
   out[kOwn ? static_cast<int>(block_index_x()) * 128 + me() : (me() + static_cast<int>(block_index_x())) % 128] = 1;
@@ -148,6 +213,16 @@ int all() {
   finds("rows of a matrix", false, matrix<true>);
   finds("a tile overwritten while it leaves", true, leaving<false>);
   finds("a tile overwritten after it has left", false, leaving<true>);
+  finds("operands of a product without a fence", true, operands<Fence::kNone>);
+  finds("operands of a product, fenced by who wrote", false, operands<Fence::kWriters>);
+  finds("operands of a product, fenced by who waited", false, operands<Fence::kWaiters>);
+  finds("a tile that leaves without a fence", true, leaves<Fence::kNone>);
+  finds("a tile that leaves, fenced by who wrote", false, leaves<Fence::kWriters>);
+  finds("a tile that leaves, fenced by who waited", false, leaves<Fence::kWaiters>);
+  finds("a tile refilled by the copy engine without a fence", true, refilled<Fence::kNone>);
+  finds("a tile refilled by the copy engine, fenced by who read", false, refilled<Fence::kWriters>);
+  finds("a tile refilled by the copy engine, fenced by who brings", false, refilled<Fence::kWaiters>);
+  finds("operands that the copy engine brought", false, brought);
   finds("two blocks, one place", true, blocks<false>, 2);
   finds("two blocks, two places", false, blocks<true>, 2);
   return failures == 0 ? 0 : 1;

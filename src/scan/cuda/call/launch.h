@@ -2,6 +2,14 @@
 // On a GPU it queues the kernel on the stream (a cudaStream_t, null for the default) and throws fw::Error when that is refused;
 // a fault while it runs shows at the next synchronization. In the emulation (FW_CUDA_EMULATION) the kernel has run when it returns.
 // A grid with a zero is no launch.
+//
+// Kernels one behind the other (launch_overlapped, on Hopper). One that calls grid_dependency_launch() lets the next one on the stream begin once all its
+// blocks have called it or are over; that one calls grid_dependency_wait() before it touches what this one makes or reads, and this returns when this one is
+// over and its writes are seen. What the next one reads before its wait must have been there before this one began. The rule: wait, then launch. Then whatever
+// was on the stream before this kernel is over when the next one begins, and the next one may read it at once: inputs, and what kernels further in front have
+// left. A kernel that launches first says so (grid_dependency_launch_first) and breaks that chain: its next one may read ahead only what this kernel itself
+// could, and its launch says what that is. The emulation ends the program where a kernel of the first kind launches before it waits, and with
+// FW_EMULATION_EARLY starts blocks before the kernel in front has run.
 #pragma once
 
 #include <cstddef>
@@ -30,9 +38,9 @@ struct Dim3 {
 namespace launch_detail {
 
 template <class... P>
-void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* /*stream*/, bool /*overlapped*/, P... arguments) {
+void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* /*stream*/, bool overlapped, P... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  emulation::run_grid({grid.x, grid.y, grid.z, threads, shared_bytes, reinterpret_cast<const void*>(kernel)}, [&] { kernel(arguments...); });
+  emulation::run_grid({grid.x, grid.y, grid.z, threads, shared_bytes, reinterpret_cast<const void*>(kernel), overlapped}, [=] { kernel(arguments...); });
 }
 
 }  // namespace launch_detail

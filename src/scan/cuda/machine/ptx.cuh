@@ -286,11 +286,13 @@ FW_DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" :
 // ---- Hopper: the kernel before in the stream, launched with launch_overlapped() ------------------------------------------------
 FW_DEVICE void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 FW_DEVICE void grid_dependency_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+FW_DEVICE void grid_dependency_launch_first() { grid_dependency_launch(); }  // before this kernel has waited
 
 #else
 
 FW_DEVICE void grid_dependency_wait() {}
 FW_DEVICE void grid_dependency_launch() {}
+FW_DEVICE void grid_dependency_launch_first() {}
 
 #endif
 

@@ -4,6 +4,14 @@
 //   dq = Diag(read) dO S^T + dB k      dk = Diag(keep z) v D^T + dB^T q      dz = Diag(keep) k D + P^T dO
 //   dG_i = q_i . dq_i - k_i . dk_i, and the sum of the later ones and of S_C (.) D is the gradient of a log-decay
 // Before the last line dq and dk are without the norms' part. One warpgroup makes dq, the other dk; both half of the rest.
+//
+// Roles, 256 threads, two blocks a multiprocessor, which stay and take every grid-th chunk:
+//   warp     does                                              waits for                    says so to                shared memory
+//   all      bring q, k (K first), v and d_o of a chunk        sync_threads                 keys_full, values_full    kQ, kK, kV, kDO
+//   0        thread 0 brings S and D; factors of rows          keys_full (norms)            values_full, sync_threads kS, kD, FactorRows
+//   1        finds the places of the next turn                                              sync_threads              all_places
+//   0 to 3   P, dq; half of dz and dv                          keys_full, values_full       sync_threads              reads all
+//   4 to 7   dB, dk; the other half                            keys_full, values_full       sync_threads              reads all
 #include <algorithm>
 
 #include "scan/cuda/call/device.h"
@@ -147,7 +155,7 @@ FW_DEVICE void prefetch_places(const OfflineGradientArgs& args, const GradientPl
 }
 
 // By a warp: the factors of rows; with norms from |q|^2 and |k|^2 in rows.norms.
-FW_DEVICE void make_factors(const Problem& x, const RowNumbers& numbers, GradientRows& rows, bool normed) {
+FW_DEVICE void make_factors(const Problem& x, const OfflineNumbers& numbers, GradientRows& rows, bool normed) {
   const int lane = static_cast<int>(lane_index());
   const DecayRows d = decay_rows(numbers.g);
   float r[2], w[2];
@@ -197,7 +205,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     const int thread = opaque(static_cast<int>(thread_index())), lane = thread & 31, warp = shuffle(thread / 32, 0), group = warp / 4;
     const uint32_t base = shuffle(shared_address(shared), 0);
     const GradientPlaces& places = all_places[slot];
-    RowNumbers numbers{make_float2(0, 0), make_float2(1, 1)};
+    OfflineNumbers numbers{make_float2(0, 0), make_float2(1, 1)};
     if (warp == 0) numbers = load_row_numbers(x.rule, places.g, places.beta, places.hv, 0, places.count);
     {
       bool copied = true;
@@ -211,6 +219,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     const auto bring_values = [&](int block) {
       const int column = block * kValueBlock;
       if (thread == 0) {
+        fence_async_shared();  // rows that are not stored whole went through this place (`slow`)
         mbarrier_expect(values_full, 2 * Shape::kMatrix);
         bulk_load(shared + Shape::kS, args.states + (places.first_tile + block) * (64 * kKey), Shape::kMatrix, values_full);
         bulk_load(shared + Shape::kD, args.d_states + (places.first_tile + block) * (64 * kKey), Shape::kMatrix, values_full);

@@ -21,11 +21,11 @@ struct DecayRows {
 inline constexpr float kLowestDecayStep = -40.0f;
 
 // What a lane reads ahead of a chunk: log-decay and gate of its tokens; neutral past the end.
-struct RowNumbers {
+struct OfflineNumbers {
   float2 g, beta;
 };
-FW_DEVICE RowNumbers load_row_numbers(const Rule& rule, const Rows& g, const Rows& beta, int hv, int first, int length) {
-  RowNumbers x{make_float2(0, 0), make_float2(1, 1)};
+FW_DEVICE OfflineNumbers load_row_numbers(const Rule& rule, const Rows& g, const Rows& beta, int hv, int first, int length) {
+  OfflineNumbers x{make_float2(0, 0), make_float2(1, 1)};
   const int t = first + 2 * static_cast<int>(lane_index());
   const bool one = t < length, two = t + 1 < length;
   if (rule.decay == Decay::kScalar) {

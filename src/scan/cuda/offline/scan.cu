@@ -1,10 +1,16 @@
 // The scans of rules without an erase, from the raw tensors (offline/rows.cuh has the formulas). A block has 64 value columns of one value
 // head of one sequence or segment; its warps have parts:
-//   0 to 3: bring the rows of q, k and v (d_o) of a chunk: one thread asks the copy engine; what that cannot take, all copy
-//   4 and 5: make the factors of rows, of every second chunk each, ahead of the others;   6: takes O away;   7: takes the states away
-//   8 to 11 and 12 to 15: make P and O, of every second chunk each, from the states that the next ones leave in shared memory, and what norms
-//      do to the factors
-//   16 to 19: keep the transposed state [64 values, kKey] in registers
+//   warp       does                                            waits for                    says so to                shared memory
+//   0 to 3     bring q, k and v (d_o) of a chunk: thread 0     stages.empty                 stages.full               stages: kX, kQ, kY
+//              asks the copy engine; what that cannot take, all
+//   4, 5       factors of rows, of every second chunk each     factors.empty                factors.full              kFactor
+//   6          takes O away                                    o.full                       o.empty                   kO
+//   7          takes the states away                           states.full                  states.empty              kState
+//   8 to 11,   P and O of every second chunk each, from the    stages, factors, states .full, o.empty                 read stages, kFactor, kState;
+//   12 to 15   states in shared memory; what norms do to                                    the others' .empty,       write kO
+//              the factors                                                                  normed, o.full
+//   16 to 19   the transposed state [64 values, kKey] in       stages, factors .full,       stages, factors .empty,   read stages, kFactor; write kState
+//              registers                                       normed, states.empty         states.full
 // Forward, O wanted or the state alone; and in reverse, where q and d_o take the places of k and v: the state alone.
 //
 // What ptxas allows while products are in flight is said in scan/cuda/scan/forward.cu.
@@ -146,7 +152,7 @@ FW_DEVICE void prefetch_numbers(const Rows& rows, int first, int length) {
 }
 
 // By a warp, two rows a lane: the factors of a chunk without norms. Returns the sum of its log-decays in log2.
-FW_DEVICE float make_factors(const OfflineScanArgs& args, const RowNumbers& numbers, FactorRows& to) {
+FW_DEVICE float make_factors(const OfflineScanArgs& args, const OfflineNumbers& numbers, FactorRows& to) {
   Rule rule = args.problem.rule;
   rule.q_norm = rule.k_norm = Norm::kRaw;
   const DecayRows d = decay_rows(numbers.g);
@@ -299,7 +305,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1)
         prefetch_numbers(g, (first + step * i) * kChunk, place.length);
         prefetch_numbers(beta, (first + step * i) * kChunk, place.length);
       };
-      RowNumbers now = numbers_of(part);
+      OfflineNumbers now = numbers_of(part);
       FW_NO_UNROLL
       for (int i = part + kFactorWarps; i < kNumbersAhead; i += kFactorWarps) prefetch(i);
       Ring<Shape::kFactors> ring;
@@ -307,7 +313,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1)
       float log_decay = 0;
       FW_NO_UNROLL
       for (int i = part; i < place.chunks; i += kFactorWarps) {
-        const RowNumbers next = numbers_of(i + kFactorWarps);
+        const OfflineNumbers next = numbers_of(i + kFactorWarps);
         prefetch(i + kNumbersAhead);
         barriers.factors.wait_empty(ring);
         log_decay += make_factors(args, now, *reinterpret_cast<FactorRows*>(shared + Shape::kFactor + ring.slot * Shape::kFactorBytes));

@@ -2,6 +2,8 @@
 //     D += dM dM/dA_t     dg = alpha D.A_{t-1}     dbeta = D.khat^2     dkhat = 2 beta D khat     D = alpha D (+ dM dM/dA_{t-1}, the forms of the A before)
 // A first kernel has what each chunk makes of D = 0, a second D behind every chunk, a third the gradients. Where gradients() has made the chunks'
 // share, only what D adds is left (precond/carry.cuh). See kernels.h.
+//
+// Roles as precond/forward.cu: a warp has eight tokens; A goes up and D, the gradient of A behind, down through shared memory, a sync_threads() each.
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/precond/carry.cuh"

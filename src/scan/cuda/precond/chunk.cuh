@@ -379,7 +379,7 @@ __global__ void __launch_bounds__(kWalkThreads)
   const int n = static_cast<int>(item / H), h = static_cast<int>(item % H);
   const int channel = static_cast<int>(block_index_x() % static_cast<unsigned>(groups)) * 32 + lane;
   const int slot = walk.slots != nullptr ? walk.slots[n] : n;
-  grid_dependency_launch();
+  grid_dependency_launch_first();  // the next kernel reads inputs ahead, as those of this pass in front of this one do, and the boundaries behind its wait
   grid_dependency_wait();
   if (slot < 0) return;
   const int64_t first = first_chunk(sequences, n);

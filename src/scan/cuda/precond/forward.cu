@@ -1,5 +1,8 @@
 // The diagonal preconditioner forward (recurrence.md section 3; rule/precond.h), chunk-parallel: what each chunk does to A, the A
 // before every chunk, then M of every token, if it is asked for. One chunk a sequence is one kernel. See kernels.h.
+//
+// Roles, 256 threads (precond/rows.cuh): a warp has eight tokens, a lane neighbouring channels; what a warp's tokens do to A meets in shared memory (one
+// sync_threads), and each walks over the warps before it. chunk_walk_kernel: warp 0 walks, all eight bring what the next round of 64 chunks takes and leaves.
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/precond/chunk.cuh"

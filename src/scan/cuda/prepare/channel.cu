@@ -1,5 +1,10 @@
 // prepare where every key channel has a decay of its own, with one bf16 term (prepare/channel_fine.cu: two): any rows. How T and P are made:
 // prepare/channel_parts.cuh.
+//
+// Roles, 256 threads; between the parts sync_threads():
+//   warp      does
+//   all       decays, streams and operands of a warp's 8 rows; a share of the blocks of T and P (channel_pairs)
+//   0 to 3    A = (I + T)^-1;   4 to 7   meanwhile Z and what else leaves (finish.cuh)
 #include <algorithm>
 
 #include "scan/cuda/call/launch.h"

@@ -1,6 +1,11 @@
 // prepare where every key channel has a decay of its own and a gain may exceed 1 (has_fine_images(), call/select.h): prepare/channel.cu with operands of two
 // terms, so that T is as good as float32 numbers, and with what bf16 leaves out of x, y, e and Khat. Streams are of numbers that bf16 has not, whatever the
 // tensors are, for decays are in them. Of P, which nothing comes back from, the rows have one term.
+//
+// Roles, 256 threads; between the parts sync_threads():
+//   warp      does
+//   all       decays, streams and operands, in two terms, of a warp's 8 rows; a share of the blocks of T and P (fine_pairs)
+//   0 to 3    A = (I + T)^-1 in two terms;   4 to 7, and 0 and 2 before   meanwhile Z and what is read back (cp.async)
 #include <algorithm>
 
 #include "scan/cuda/call/launch.h"

@@ -7,6 +7,12 @@
 //   reads, erase   L r, L e             up     w / L
 //   near           w up to the end of its pair of blocks, of the first pair of each half of the chunk
 //   keys           w up to the middle (first half) or the end of the chunk, by true decays once T and P are made
+//
+// Roles, 256 threads; between the parts sync_threads():
+//   warp      does
+//   all       sums of decays, coefficients and streams of a warp's 8 rows (rows: fetched ahead by cp.async)
+//   4, 7      decays of the second half and of the whole chunk; the factors of the near keys (4)
+//   0 to 3    T from `erase` and `up`, then A = (I + T)^-1;   4 to 7   P from `reads` and `up`, then the images that leave
 #include <algorithm>
 
 #include "scan/cuda/call/launch.h"

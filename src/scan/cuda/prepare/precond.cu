@@ -2,6 +2,12 @@
 // chunk) times a number a row. A block has one chunk of one value head. The raw rows of q and k are operands as they came from memory and what they
 // are multiplied with is a factor of results, as for plain rules (prepare/scalar.cu), and online the forward scan takes them (RowImage); k (.) M is a
 // tile of its own beside k online, and takes the place of k (q (.) M: of q) where there is no erase.
+//
+// Roles, 256 threads; before A of the chunk is read: grid_dependency_wait():
+//   warp      does
+//   all       a warp's 8 rows of q and k, their norms, M of its tokens from what the warps before left (precond/rows.cuh)
+//   1         sums of the log-decay, factors of rows
+//   0 to 3    products of k, T, A = (I + T)^-1;   4 to 7   products of q, P, meanwhile images and Z (finish.cuh; barrier: claimed)
 #include <algorithm>
 #include <type_traits>
 

@@ -4,6 +4,13 @@
 // Where the streams are multiples of the raw q and k (kPlain: most rules), those are the operands as they came from memory, and
 // coefficients are factors of results: they are worked out while the products run. Online the forward scan takes those rows as well
 // (RowImage), but for gains above 1 (kFine). Other rules make their streams first.
+//
+// Roles, 256 threads; between the parts sync_threads():
+//   warp      does
+//   all       a warp's 8 rows of q and k; their norms; images and Z at the end
+//   0         coefficients of rows, with warps as coefficient_row() says
+//   1         sums of the log-decay, factors of rows (put_decays)
+//   0 to 3    K K^T, T, then A = (I + T)^-1;   4 to 7   Q K^T, P, meanwhile images and Z (products.cuh, finish.cuh)
 #include <algorithm>
 #include <type_traits>
 

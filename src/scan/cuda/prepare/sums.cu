@@ -2,6 +2,13 @@
 // corrected read). A block has one chunk of one value head, its raw rows of q and k in shared memory:
 //   T_ij = (e_k,i (k_i.k_j) + e_q,i (q_i.k_j)) w_k,j exp(G_i - G_j), P likewise with r.
 // Warps 0 to 3 make K K^T and then T, 4 to 7 Q K^T and then P. Who needs the other half's products finds them, before any factor, in T's place.
+//
+// Roles, 256 threads:
+//   warp      does                                             waits for                    says so to
+//   all       a warp's 8 rows of q and k; their norms          sync_threads
+//   1         sums of the log-decay, factors of rows                                        sync_threads
+//   0 to 3    K K^T, T, A = (I + T)^-1                         read_made                    read_made, claimed
+//   4 to 7    Q K^T, P; meanwhile images and Z                 claimed                      read_made
 #include <algorithm>
 
 #include "scan/cuda/call/launch.h"

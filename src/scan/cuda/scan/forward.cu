@@ -12,6 +12,14 @@
 // untouched; other operands may be packed, and a state whose own product was waited for may be packed and scaled. But accumulators that
 // were last written by a product of the round before may not be touched once a product of this round is in flight: so the state is scaled
 // for the next chunk at the end of a round, and O is packed there. No product is in flight across the loop's end.
+//
+// Roles, 256 threads, one block a multiprocessor (scan/parts.cuh):
+//   warp     does                                              waits for                    says so to                shared memory
+//   0, 1     bring images, v (or Z) and raw rows of a chunk;   stages.empty                 stages.full               stages: kE, kQ, kX, kM, kNumbers, kTile
+//            thread 0 asks for images, 32 for raw rows
+//   2        thread 64 takes S^T away; with 3 bf16 rows of O   s.full, o.full               s.empty, o.empty          kS, kO
+//   3        thread 96 takes W away; with 2 bf16 rows of O     w.full, o.full               w.empty, o.empty          kW, kO
+//   4 to 7   the state in registers: W, O, S of a chunk        stages.full, {o, s, w}.empty stages.empty, {..}.full   read stages, write kO, kS, kW
 #include <algorithm>
 #include <type_traits>
 

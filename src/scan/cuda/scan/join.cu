@@ -1,5 +1,8 @@
 // From segment to segment of a split sequence (plan.h): S_{j+1} = M_j S_j + N_j, or in reverse D_j = M_j^T D_{j+1} + N_j, float32.
 // A block has some value rows of one head of one sequence and walks along its segments; a thread owns one key.
+//
+// Roles, 128 threads: thread k has key channel k of 8 value rows, which it keeps in registers from segment to segment; the rows of all channels meet in shared
+// memory between two sync_threads().
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/machine/tokens.cuh"

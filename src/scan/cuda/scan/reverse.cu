@@ -4,6 +4,15 @@
 // Writes, if asked for, D^T at the end of every chunk (before the step) and V of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan/cuda/scan/forward.cu's.
 // kFine: of rules with has_fine_images() (call/select.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 numbers there and in y^T V.
+//
+// Roles, 256 threads, one block a multiprocessor (scan/parts.cuh):
+//   warp     does                                              waits for                    says so to                shared memory
+//   0, 1     bring images and d_o of a chunk; thread 0 asks    stages.empty                 stages.full               stages: kK, kY, kQ, kGamma, kTile
+//            for images, 32 for d_o
+//   2        thread 64 takes D^T away                          d.full                       d.empty                   kD
+//   3        thread 96 takes V away                            v.full                       v.empty                   kV
+//   4 to 7   the state's gradient in registers: V and D        stages.full, {d, v}.empty    stages.empty, {d, v}.full read stages, write kD, kV
+// Where the gradients run beside (ScanReverseArgs::made) threads 64 and 96 count what is in memory.
 #include <algorithm>
 
 #include "scan/cuda/call/kernels.h"

@@ -4,6 +4,9 @@
 //     Sbar = Diag(alpha) S_{t-1}   u = z - Sbar^T e   dS += r dO^T           dr = S_t dO    dw = dS u   du = dz = dS^T w
 //     de = -Sbar du                dSbar = dS - e du^T   dg = sum_v Sbar (.) dSbar          dS_{t-1} = Diag(alpha) dSbar
 // Every thread reads back only what it wrote itself. See kernels.h.
+//
+// Roles: every warp has rows of the state in registers; sums over values meet in shared memory, in two halves by turns, and the warp whose turn it is finishes
+// the token while the others go on; one sync_threads() a token.
 #include <cmath>
 
 #include "scan/cuda/call/device.h"

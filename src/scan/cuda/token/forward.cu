@@ -2,6 +2,15 @@
 // value rows of one sequence and value head. Its warps make the key sides of as many tokens as they are, one each, and then each takes
 // its own rows of the state through all of them. Where many sequences have one token each, a block has half a head or all of it. See
 // kernels.h.
+//
+// Roles:
+//   kernel                 threads             warps 0 to 3                               other warps
+//   token_head_kernel      160                 rows of the state through shared memory    4: the key side of the token
+//   token_step_kernel      128 + 32 a token    rows of the state in registers             the key side of a token each
+//   token_forward_kernel   256                 rows of the state in registers, through    4 to 7: the key sides of the next batch of four
+//                                              a batch of four tokens
+//   precond_step_kernel    128                 A of a key head each
+// Keys go to the rows through shared memory and sync_threads(); copies of a head by cp.async groups of each thread.
 #include <algorithm>
 
 #include "scan/cuda/call/device.h"
@@ -280,7 +289,8 @@ __global__ void __launch_bounds__(32 * kStepWarps) precond_step_kernel(const __g
   const unsigned item = block_index_x() * kStepWarps + warp_index(), heads = static_cast<unsigned>(x.H);
   const int n = static_cast<int>(item / heads), h = static_cast<int>(item % heads);
   const int slot = n >= x.sequences.N ? -1 : args.slots != nullptr ? args.slots[n] : n;
-  grid_dependency_launch();
+  // The kernel in front waited before it launched this one, so A and the inputs are there; the next one reads nothing ahead of its wait.
+  grid_dependency_launch_first();
   float a[kN];
   if (slot >= 0) {
     const Rows rows = precond_rows(x.initial_precond, slot, h);

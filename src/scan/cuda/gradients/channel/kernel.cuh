@@ -1,4 +1,11 @@
 // The gradient kernel for channel decay. As that for scalar decay (gradients/general/kernel.cuh) up to dP and dT and from dr, de, dw on.
+//
+// Roles, 4 kKey threads, which do everything together; a block stays and takes every grid-th chunk (layout.cuh has the places):
+//   warp      does besides                                     waits for                    says so to                shared memory
+//   all       stage of a value block; rows are read from       barrier(stage)               the same                  stages, kErase, kRead, kWrite
+//             memory by whoever needs them
+//   0         thread 0 brings A and P                          pairs_barrier                pairs_barrier             kA, kP
+//   0 to 2    find the places of the first turns                                            sync_threads              kPlaces
 #pragma once
 
 #include "scan/cuda/gradients/channel/mixed.cuh"

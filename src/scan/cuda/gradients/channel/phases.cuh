@@ -1,7 +1,7 @@
 // Channel decay. Rows are grouped in blocks of 16, each with an anchor between its eighth row and its ninth. The streams carry the
 // decay from the anchor to their row (r, e) or its inverse (w); the decay from one anchor to the next multiplies the accumulators as
 // a product walks over the blocks, its own block included; what the states give comes along as the outermost term, from the chunk's
-// start or end. For the inverse to be a number, decays of single tokens are bounded from below between pairs of rows (kLowestDecay,
+// start or end. For the inverse to be a number, decays of single tokens are bounded from below between pairs of rows (kLowestLog2Decay,
 // as prepare does), and nowhere else: unbound_states().
 // The anchored streams in bf16 also make dG: what two rows give each other then cancels there to float32.
 #pragma once
@@ -12,7 +12,7 @@
 namespace fw::cuda {
 
 // In units of log 2. A row is at most 8 steps from its anchor: factors are at most 2^104. What should be nothing is 2^-13.
-inline constexpr float kLowestDecay = -13.0f;
+inline constexpr float kLowestLog2Decay = -13.0f;
 // Below this over 8 rows, the decay from one anchor to the next may not be a number, but that of each half of the way is.
 inline constexpr float kSteepDecay = -60.0f;
 
@@ -139,12 +139,12 @@ FW_DEVICE void sum_channel_decay(const ChannelChunk<Shape>& c, int turn, const D
   for (int k = 0; k < 8; ++k) {
     const float2 x = make_float2(g[k].x * kLog2E, g[k].y * kLog2E);
     lowest = min(lowest, min(x.x, x.y));
-    const float2 all = make_float2(sum.x + max(x.x, kLowestDecay), sum.y + max(x.y, kLowestDecay));
+    const float2 all = make_float2(sum.x + max(x.x, kLowestLog2Decay), sum.y + max(x.y, kLowestLog2Decay));
     c.word(Shape::kFactors, at.row(k), at.channel) = pack_bf16(exp2_fast(at.before ? -sum.x : all.x), exp2_fast(at.before ? -sum.y : all.y));
     sum = all;
   }
   store_float2(c.floats(Shape::kHalves) + at.group * Shape::kKey + at.channel, exp2_fast(sum.x), exp2_fast(sum.y));
-  const bool steep = warp_ballot(min(sum.x, sum.y) < kSteepDecay) != 0, bounded = warp_ballot(lowest < kLowestDecay) != 0;
+  const bool steep = warp_ballot(min(sum.x, sum.y) < kSteepDecay) != 0, bounded = warp_ballot(lowest < kLowestLog2Decay) != 0;
   if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] = static_cast<float>(bounded ? Decays::kBounded : steep ? Decays::kSteep : Decays::kMild);
 }
 
@@ -191,7 +191,7 @@ FW_DEVICE void unbound_states(const ChannelChunk<Shape>& c, int turn, StreamSums
       const int row = c.row() + 8 * half, channel = c.column() + 8 * j;
       const float2 x = row < c.rows(turn) ? load_decay_pair(c, g, row, channel) : make_float2(0, 0);
       float* taken = up[j] + 2 * half;
-      taken[0] = max(kLowestDecay - log2_decay(x.x), 0.0f), taken[1] = max(kLowestDecay - log2_decay(x.y), 0.0f);
+      taken[0] = max(kLowestLog2Decay - log2_decay(x.x), 0.0f), taken[1] = max(kLowestLog2Decay - log2_decay(x.y), 0.0f);
       FW_UNROLL
       for (int delta = 4; delta < 32; delta *= 2) {
         const float a = shuffle_up(taken[0], delta), b = shuffle_up(taken[1], delta);
@@ -406,8 +406,8 @@ FW_DEVICE void store_channel_decay_gradient(const ChannelChunk<Shape>& c, int tu
     FW_UNROLL
     for (int i = 0; i < 8; ++i) {
       const float2 step = i < rows ? load_decay_pair(c, g, static_cast<int>(t) + i, channel) : make_float2(0, 0);
-      x[i].x *= exp2_fast(min(log2_decay(step.x) - kLowestDecay, 0.0f));
-      x[i].y *= exp2_fast(min(log2_decay(step.y) - kLowestDecay, 0.0f));
+      x[i].x *= exp2_fast(min(log2_decay(step.x) - kLowestLog2Decay, 0.0f));
+      x[i].y *= exp2_fast(min(log2_decay(step.y) - kLowestLog2Decay, 0.0f));
     }
   }
   if (!c.pieces(kPairsDG)) {

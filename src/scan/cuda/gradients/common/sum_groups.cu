@@ -1,4 +1,6 @@
 // Gradients per value head summed over the group that shares a key head. See kernels.h.
+//
+// Roles, 256 threads: a warp has one token and key head at a time; nothing is shared.
 #include <algorithm>
 
 #include "scan/cuda/call/device.h"

@@ -159,10 +159,11 @@ struct ValueStep {
   }
 };
 
-// A kernel that begins beside the scan does so at its start, and this at its end: what comes after it on the stream comes after the scan, too.
+// A kernel that begins beside the scan does so at its start, and this at its end: what comes after it on the stream comes after the scan, too. What it reads
+// ahead was there before the scan, which waited before it launched this; and of the scan what the counters say. The next kernel is the same with other tiles.
 template <class Shape>
 FW_DEVICE void begin_turns(const TurnChunk<Shape>& c) {
-  if (Shape::kFollows && c.all.more) grid_dependency_launch();
+  if (Shape::kFollows && c.all.more) grid_dependency_launch_first();
 }
 template <class Shape>
 FW_DEVICE void end_turns(const TurnChunk<Shape>& c) {

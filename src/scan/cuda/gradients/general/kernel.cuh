@@ -1,6 +1,14 @@
 // The gradient kernel for scalar decay, and none, of any rule and any memory (most take gradients/scalar/kernel.cuh): from what the scans left (tiles.h) and
 // the raw inputs of a chunk and value head, the gradients of the raw inputs (recurrence.md 5). All value blocks go through the stages first; the products over
 // values stay in registers. Then dP and dT, with the decay, meet the streams, and the front's gradients are made where the products lie.
+//
+// Roles, 4 kKey threads, which do everything together; a block stays and takes every grid-th chunk (layout.cuh has the places):
+//   warp      does besides                                     waits for                    says so to                shared memory
+//   all       stage of a value block, rows of q and k          barrier(stage), key_barrier  the same                  stages, kRead, kWrite
+//   0         thread 0 brings A and P of the first turn,       pairs_barrier                pairs_barrier             kA, kP
+//             thread 192 those of later ones
+//   3         the gradient of the log-decay of the turn before sync_threads
+//   5         finds the places of the turn after the next two                               sync_threads              kPlaces
 #pragma once
 
 #include "scan/cuda/gradients/common/launch.cuh"

@@ -1,5 +1,14 @@
 // The gradient kernel for scalar decay, and none, of rules whose streams are q and k times numbers a row (front/plain.cuh): most of them.
 // A block stays on its processor. Sixteen warps compute, four bring what they need a turn ahead.
+//
+// Roles, 640 threads, one block a multiprocessor (layout.cuh has the places):
+//   warp      does                                             waits for                    says so to                shared memory
+//   0 to 15   all products, the front's gradients, stores      full, pairs_full, rows_full  empty, pairs_empty,       read stages, kA, kP, kRead; write
+//                                                                                           turn_over                 kDR, kPartial, kWarpSums
+//   16, 17    bring W, V, S, D, d_o a value block, A and P a   empty, pairs_empty,          full, pairs_full,         stages, kA, kP, kRead
+//             turn, q and k two turns ahead                    turn_over                    keys_full
+//   18, 19    numbers of rows a turn ahead, places four; the   keys_full, turn_over         rows_full, place_known    kG, kBeta, kNorms, kCoefs, kPlaces
+//             gradient of the log-decay
 #pragma once
 
 #include "scan/cuda/gradients/common/launch.cuh"
