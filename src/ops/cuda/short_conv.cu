@@ -1,6 +1,6 @@
 // Causal depthwise convolution and SiLU over packed sequences on the device; with p[t] = sum_j w_j x[t-j] (w_j = weight[c, W-1-j]):
 //   y[t] = silu(p[t])     dp[t] = dy[t] silu'(p[t])     dx[t] = sum_j w_j dp[t+j]     dw_j = sum_t dp[t] x[t-j]
-// A thread has a packet of columns (backward: four, for it keeps more of them) and a run of tokens, whose last W inputs (backward: and dp) it keeps in
+// A thread has four columns and a run of tokens, whose last W inputs (backward: and dp) it keeps in
 // registers: each row is read once, and W-1 rows around the run again. Forward reads x and writes y, backward reads x and dy and writes dx: memory limits both,
 // so the packets of several tokens are asked for before the first is used, and the sigmoid is the fast one. Runs have a fixed length: the order of the sums of
 // dw is that of the shape alone.
@@ -15,6 +15,8 @@ namespace fw::cuda {
 namespace {
 
 constexpr unsigned kThreads = 128;
+// Of a thread, where rows are aligned; eight bf16 numbers to a load keep so much in registers that too few warps hide the memory (measured).
+constexpr int kColumns = 4;
 constexpr int64_t kForwardRun = 64, kBackwardRun = 128;  // tokens
 constexpr int kMostWidth = 8;
 
@@ -223,15 +225,15 @@ __global__ void __launch_bounds__(kThreads) store_tails_kernel(const ConvArgs<T>
 
 Dim3 grid_of(int64_t x, int64_t columns) { return {static_cast<unsigned>(x), static_cast<unsigned>((columns + kThreads - 1) / kThreads)}; }
 
-// Calls run(N, W) with numbers of the compiler; N: columns of a thread, `packet` of them where the rows are aligned.
-template <int packet, class T, class Run>
+// Calls run(N, W) with numbers of the compiler.
+template <class T, class Run>
 void with_form(const ConvArgs<T>& a, int64_t width, const Run& run) {
   const auto with_width = [&]<int W>() {
     constexpr bool kNarrow = W <= 4;  // wider windows do not fit into the registers in packets
     const bool packets = a.cols % kPacket<T> == 0 && in_packets<T>(a.x, a.x_stride) && in_packets<T>(a.y, a.y_stride) &&
                          (a.dy == nullptr || in_packets<T>(a.dy, a.dy_stride)) && (a.tail == nullptr || in_packets<T>(a.tail, a.cols));
     if (kNarrow && packets) {
-      run(std::integral_constant < int, kNarrow ? kPacket<T> : 1 > {}, std::integral_constant<int, W>{});
+      run(std::integral_constant<int, (kNarrow ? kColumns : 1)>{}, std::integral_constant<int, W>{});
     } else {
       run(std::integral_constant<int, 1>{}, std::integral_constant<int, W>{});
     }
@@ -267,7 +269,7 @@ void short_conv_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* weig
                         Mat<T> y) {
   ConvArgs<T> a{x.rows, x.cols, layout.host.count(), x.data, nullptr, y.data, x.stride, 0, y.stride, weight, layout.offsets, tail_in};
   void* stream = exec.device.stream();
-  with_form<kPacket<T>>(a, width, [&](auto n, auto w) {
+  with_form(a, width, [&](auto n, auto w) {
     launch(short_conv_forward_kernel<T, n.value, w.value>, grid_of((x.rows + kForwardRun - 1) / kForwardRun, x.cols / n.value), kThreads, 0, stream, a);
   });
   if (tail_out == nullptr || width < 2) return;
@@ -283,8 +285,8 @@ void short_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, c
   float* partial = exec.arena.template alloc<float>(runs * x.cols * width);
   ConvArgs<T> a{x.rows, x.cols, layout.host.count(), x.data, dy.data, dx.data, x.stride, dy.stride, dx.stride, weight, layout.offsets, tail_in, partial};
   void* stream = exec.device.stream();
-  with_form<4>(a, width,
-               [&](auto n, auto w) { launch(short_conv_backward_kernel<T, n.value, w.value>, grid_of(runs, x.cols / n.value), kThreads, 0, stream, a); });
+  with_form(a, width,
+            [&](auto n, auto w) { launch(short_conv_backward_kernel<T, n.value, w.value>, grid_of(runs, x.cols / n.value), kThreads, 0, stream, a); });
   add_column_sums(partial, runs, x.cols * width, dweight, stream);
   exec.arena.rewind(mark);
 }
