@@ -67,6 +67,7 @@ std::string fingerprint(const DataConfig& data, const Tokenizer& tokenizer) {
   }
   for (const std::string& path : data.text) print.add_file(path);
   if (!data.valid.empty()) print.add_file(data.valid);
+  if (!data.test.empty()) print.add_file(data.test);
   return print.text();
 }
 
@@ -130,9 +131,11 @@ Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, cons
   }
   for (const std::string& path : data.text) check_text(path);
   if (!data.valid.empty()) check_text(data.valid);
+  if (!data.test.empty()) check_text(data.test);
 
   const std::string cache = folder + "/data";
-  const std::string train_path = cache + "/train.tokens", valid_path = cache + "/valid.tokens", print_path = cache + "/fingerprint";
+  const std::string train_path = cache + "/train.tokens", valid_path = cache + "/valid.tokens", test_path = cache + "/test.tokens",
+                    print_path = cache + "/fingerprint";
   const std::string print = fingerprint(data, tokenizer);
   const std::string before = file_exists(print_path) ? read_file(print_path) : kUnfinished;
   const bool same = before == print;
@@ -146,7 +149,8 @@ Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, cons
   const bool valid_tokens = !data.valid.empty() && is_token_file(data.valid);
   const bool make_train = !tokens_given;
   const bool make_valid = !valid_tokens && (!data.valid.empty() || data.valid_fraction > 0);
-  if (!same && (make_train || make_valid)) {
+  const bool make_test = !data.test.empty() && !is_token_file(data.test);
+  if (!same && (make_train || make_valid || make_test)) {
     make_folders(cache);
     write_file_atomic(print_path, kUnfinished);  // first: what it stands for is about to change, and the folder is the run's
     if (make_train) {
@@ -160,6 +164,7 @@ Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, cons
       write_token_file(split.train, data.separator, tokenizer, train_path);
     }
     if (!data.valid.empty() && make_valid) write_token_file(read_texts({data.valid}), data.separator, tokenizer, valid_path);
+    if (make_test) write_token_file(read_texts({data.test}), data.separator, tokenizer, test_path);
     write_file_atomic(print_path, print);
   }
   set.train = open_tokens(make_train ? train_path : data.text[0]);
@@ -170,6 +175,8 @@ Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, cons
   } else if (valid_tokens) {
     set.valid = open_tokens(data.valid);
   }
+  if (!data.test.empty()) set.test = open_tokens(make_test ? test_path : data.test);
+  if (make_test) set.files.push_back(test_path);
   return set;
 }
 

@@ -15,6 +15,7 @@ namespace fw::cli {
 struct Dataset {
   std::shared_ptr<const TokenFile> train;
   std::shared_ptr<const TokenFile> valid;  // null: nothing is held out
+  std::shared_ptr<const TokenFile> test;   // null: none was given
   std::vector<std::string> files;          // token files in the run folder
 };
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <system_error>
 
@@ -118,6 +119,7 @@ std::string absolute_path(const char* option, const std::string& path) {
 void make_paths_absolute(DataConfig& data, TrainConfig& train) {
   if (!train.from.empty()) train.from = absolute_path("from", train.from);
   for (std::string& path : data.text) path = absolute_path("text", path);
+  if (!data.test.empty()) data.test = absolute_path("test", data.test);
   if (!data.valid.empty()) data.valid = absolute_path("valid", data.valid);
   if (!data.tokenizer.empty() && data.tokenizer != "bytes") data.tokenizer = absolute_path("tokenizer", data.tokenizer);
 }
@@ -132,8 +134,8 @@ class Train : public Command {
     return "Every option with a table in its heading is also a key of the run file. The resolved run file is saved as config.toml in the run folder; running "
            "from it gives the same run. Ctrl-C, SIGTERM and SIGHUP write a checkpoint and end with exit code 130, 143 or 129; --resume --out FOLDER goes on, "
            "bit for bit. While a run works in its folder, .lock in it keeps others out.\n\n"
-           "The run folder, new, empty or of an earlier run: model/ (config.json, model.safetensors, tokenizer.json), checkpoints/, data/, config.toml, "
-           "metrics.jsonl, metrics.csv, loss.svg, "
+           "The run folder, new, empty or of an earlier run: model/ (config.json, model.safetensors, tokenizer.json), checkpoints/, best/ (the model with the "
+           "lowest held-out loss, with --eval-every), data/, config.toml, metrics.jsonl, metrics.csv, loss.svg, "
            "loss.png.\n\nExamples:\n  fastweight train --text my.txt --out my-run\n  fastweight train recipes/shakespeare.toml --text shakespeare.txt --steps "
            "500\n"
            "  fastweight train --resume --out my-run\n"
@@ -147,6 +149,7 @@ class Train : public Command {
   void load(Options& options);
   void describe_run(Trainer& trainer, const Dataset& data) const;
   void finish(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer, const Reporter& reporter);
+  void test(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer) const;
   void note_changes(const Options& options) const;
 
   TrainOptions o_;
@@ -199,11 +202,32 @@ void Train::describe_run(Trainer& trainer, const Dataset& data) const {
   fmt::print("model     {} ({} parameters)\n", describe(o_.model), format_count(parameters));
   std::string held_out = "none";
   if (data.valid) held_out = fmt::format("{} tokens", format_count(static_cast<double>(data.valid->tokens())));
+  if (data.valid && o_.train.valid_tokens > 0) held_out += fmt::format(", the first {} of which are read", o_.train.valid_tokens);
+  if (data.test) held_out += fmt::format(", test: {} tokens", format_count(static_cast<double>(data.test->tokens())));
   const double step_tokens = static_cast<double>(o_.train.batch * o_.train.length * o_.train.accumulate);
   fmt::print("data      {} tokens in {} documents, held out: {}\n", format_count(static_cast<double>(data.train->tokens())), data.train->documents(), held_out);
   fmt::print("training  {} steps of {} tokens ({:.1f} epochs), {}, {} threads\n", o_.train.steps, format_count(step_tokens),
              static_cast<double>(o_.train.steps) * step_tokens / static_cast<double>(data.train->tokens()), o_.train.precision, num_threads());
   std::fflush(stdout);
+}
+
+// What was set apart is looked at once, by the model that the held-out text chose.
+void Train::test(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer) const {
+  const std::string best = best_path(o_.train.out);
+  const bool kept = trainer.best().step >= 0 && read_best(o_.train.out).step == trainer.best().step;
+  if (trainer.best().step >= 0 && !kept) fmt::print("note: '{}' is not the model of step {} any more; the last model is tested\n", best, trainer.best().step);
+  std::optional<LanguageModel<float>> chosen;
+  if (kept) {
+    chosen.emplace(load_model<float>(best));
+    if (o_.train.precision == "bf16") chosen->set_precision(Precision::kBf16);
+  }
+  const int64_t step = kept ? trainer.best().step : trainer.step(), length = std::max<int64_t>(o_.train.length, 2);
+  const EvalResult result = evaluate_file(kept ? *chosen : trainer.model(), *data.test, tokenizer, length, false);
+  fmt::print("test      model of step {}, windows of {} tokens: loss {:.4f}, {:.4f} bits per byte, perplexity {:.3f}\n", step, length, result.loss,
+             result.bits_per_byte, result.perplexity);
+  const nlohmann::json record = {{"model", kept ? "best" : "model"}, {"step", step},        {"context", length},
+                                 {"tokens", result.sum.count},       {"loss", result.loss}, {"bits_per_byte", result.bits_per_byte}};
+  write_file_atomic(o_.train.out + "/test.json", record.dump(2) + "\n");
 }
 
 void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer, const Reporter& reporter) {
@@ -216,11 +240,11 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
       window_loss = last->eval_loss;
       window_bits = last->eval_bits_per_byte;
     } else {
-      const EvalResult windows = evaluate_file(trainer.model(), *data.valid, tokenizer, length, false);
+      const EvalResult windows = evaluate_file(trainer.model(), *data.valid, tokenizer, length, false, o_.train.valid_tokens);
       window_loss = windows.loss;
       window_bits = windows.bits_per_byte;
     }
-    const EvalResult carried = evaluate_file(trainer.model(), *data.valid, tokenizer, length, true);
+    const EvalResult carried = evaluate_file(trainer.model(), *data.valid, tokenizer, length, true, o_.train.valid_tokens);
     Table table;
     table.column("held-out text", Table::Align::kLeft);
     table.column("bits per byte");
@@ -233,6 +257,9 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
     row("state carried through each document", carried.bits_per_byte, carried.loss);
     fmt::print("\n{}\n", table.text());
   }
+  const BestRecord best = trainer.best();
+  if (best.step >= 0) fmt::print("best      step {}, held-out loss {:.4f}\n", best.step, best.loss);
+  if (data.test) test(trainer, data, tokenizer);
   const std::string title = fmt::format("{}, {} layers, width {}", o_.model.rule, o_.model.num_hidden_layers, o_.model.hidden_size);
   const PictureResult curve = write_loss_curve(read_metrics(out + "/metrics.jsonl"), title, out + "/loss");
   if (!curve.note.empty()) fmt::print("note: {}\n", curve.note);
@@ -240,6 +267,8 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
   fmt::print("files:\n");
   const auto file = [](const std::string& path, const std::string& what) { fmt::print("  {:<36}  {}\n", path, what); };
   file(out + "/model/", "the model: config.json, model.safetensors, tokenizer.json");
+  if (best.step >= 0) file(best_path(out) + "/", "the model with the lowest held-out loss");
+  if (data.test) file(out + "/test.json", "the test's values");
   for (const std::string& path : curve.files) file(path, "loss curve");
   file(out + "/metrics.jsonl", "one record a log line");
   file(out + "/metrics.csv", "the same as a table");
@@ -294,6 +323,9 @@ int Train::run(Options& options) {
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   fmt::print("trained {} steps in {}\n", trainer.step(), format_duration(seconds));
+  if (trainer.out_of_patience() && trainer.step() < o_.train.steps) {
+    fmt::print("ended early: {} evaluations in a row were not better than that of step {}\n", o_.train.patience, trainer.best().step);
+  }
   std::fflush(stdout);
   try {
     finish(trainer, data, *tokenizer, reporter);

@@ -85,6 +85,10 @@ json state_to_json(const TrainerState& s) {
           {"interval_count", s.interval_count},
           {"norm", s.norm},
           {"random", s.random},
+          {"best_step", s.best_step},
+          {"best_loss", s.best_loss},
+          {"not_better", s.not_better},
+          {"judged_step", s.judged_step},
           {"config_hash", s.config_hash},
           {"seed", s.seed},
           {"length", s.length},
@@ -106,6 +110,10 @@ TrainerState state_from_json(const json& j) {
   const auto norm = j.find("norm");
   s.norm = norm != j.end() && norm->is_number() ? norm->get<double>() : std::numeric_limits<double>::quiet_NaN();
   j.at("random").get_to(s.random);
+  s.best_step = j.value("best_step", s.best_step);  // since 0.2: checkpoints before it have none of these
+  s.best_loss = j.value("best_loss", s.best_loss);
+  s.not_better = j.value("not_better", s.not_better);
+  s.judged_step = j.value("judged_step", s.judged_step);
   j.at("config_hash").get_to(s.config_hash);
   j.at("seed").get_to(s.seed);
   j.at("length").get_to(s.length);

@@ -27,6 +27,13 @@ struct TrainerState {
   double norm = 0;     // of the last step's gradient; not finite when it was skipped
   std::string random;  // generator
 
+  // Of the held-out evaluations: the lowest loss and its step (-1: none yet), how many have come since, and the step of the last one
+  // that is counted here. A checkpoint is written before its step is evaluated, so the record of that step may have one more.
+  int64_t best_step = -1;
+  double best_loss = 0;
+  int64_t not_better = 0;
+  int64_t judged_step = 0;
+
   // What the run is of; a checkpoint of another run cannot be continued.
   std::string config_hash;  // of config.json
   uint64_t seed = 0;

@@ -94,7 +94,7 @@ class Evaluation {
 
 }  // namespace
 
-EvalResult evaluate_file(LanguageModel<float>& model, const TokenFile& file, const Tokenizer& tokenizer, int64_t context, bool carry) {
+EvalResult evaluate_file(LanguageModel<float>& model, const TokenFile& file, const Tokenizer& tokenizer, int64_t context, bool carry, int64_t limit) {
   if (context < 0) fail_usage("evaluation: context must be >= 0 tokens (0: whole documents), got {}", context);
   if (context == 1 && !carry)
     fail_usage("evaluation: windows of 1 token that carry no state leave nothing to score; give a context of 2 or more, or carry the state");
@@ -105,9 +105,10 @@ EvalResult evaluate_file(LanguageModel<float>& model, const TokenFile& file, con
   check_tokenizer(file, tokenizer);
   const bool whole = carry || context == 0;
   const int64_t piece = carry && context > 0 ? std::min(context, kPassTokens) : kPassTokens;
+  const int64_t tokens = limit > 0 ? std::min(limit, file.tokens()) : file.tokens();
   Evaluation evaluation(model, file, tokenizer);
-  for (int64_t i = 0; i < file.documents(); ++i) {
-    const int64_t end = file.document_begin(i + 1);
+  for (int64_t i = 0; i < file.documents() && file.document_begin(i) < tokens; ++i) {
+    const int64_t end = std::min(file.document_begin(i + 1), tokens);
     for (int64_t begin = file.document_begin(i); begin < end;) {
       const int64_t next = whole ? end : std::min(begin + context, end);
       evaluation.add_segment(begin, next, piece);
@@ -116,7 +117,9 @@ EvalResult evaluate_file(LanguageModel<float>& model, const TokenFile& file, con
   }
   evaluation.flush();
   const EvalResult result = evaluation.result();
-  if (result.sum.count == 0) fail_usage("evaluation: '{}' has no token to score: each of its documents is a single token", file.name());
+  if (result.sum.count == 0)
+    fail_usage("evaluation: '{}' has no token to score: each of its documents is a single token{}", file.name(),
+               limit > 0 ? fmt::format(" among the first {} tokens", limit) : "");
   return result;
 }
 

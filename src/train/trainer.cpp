@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/stop.h"
+#include "train/best_model.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/optimizer.h"
@@ -62,6 +63,9 @@ void validate(const TrainConfig& c) {
   check_ranges(key_tables(copy));
   if (c.min_lr > c.lr) fail_usage("min_lr: expected a number >= 0 and <= lr, got {}", c.min_lr);
   constexpr int64_t kMaxTokens = int64_t{1} << 31;
+  if (c.patience > 0 && c.eval_every == 0)
+    fail_usage("patience: expected 0 with eval_every = 0, where nothing is evaluated before the end, got {}", c.patience);
+  if (c.valid_tokens == 1) fail_usage("valid_tokens: expected 0 (all) or at least 2, because the first token is not scored, got 1");
   if (c.length > kMaxTokens / c.batch) fail_usage("batch, length: expected at most {} tokens a micro-batch, got {} x {}", kMaxTokens, c.batch, c.length);
 }
 
@@ -116,7 +120,10 @@ struct Trainer::Impl {
       fail_usage("'{}' holds {} of an earlier run: --resume goes on from there; to begin anew, choose another folder (out) or remove this one", config.out,
                  checkpoint_path(checkpoints, steps.back()));
     }
-    metrics.emplace(config.out, state.step, config.tensorboard);
+    recover_best(config.out);
+    if (resumed && keeps_best()) take_up_best();
+    // A checkpoint is written before its step is evaluated: what the record said of the best loss is then made again with it.
+    metrics.emplace(config.out, judgement_missing() ? state.step - 1 : state.step, config.tensorboard);
     // A checkpoint is written before its step's record is made, so it has what the record needs; once that stands in the file,
     // the next interval has begun.
     if (metrics->last_step() == state.step) begin_interval();
@@ -129,6 +136,39 @@ struct Trainer::Impl {
   bool record_due() const { return is_last() || evaluation_due() || every(config.log_every); }
   // Of a run that was stopped between its checkpoint and the record of that step.
   bool record_missing() const { return resumed && state.step > 0 && record_due() && metrics->last_step() < state.step; }
+
+  // Evaluations before the end choose the best model and end the run; one at the end alone has nothing to choose from.
+  bool keeps_best() const { return valid != nullptr && config.eval_every > 0; }
+  bool judgement_missing() const { return resumed && state.step > 0 && keeps_best() && evaluation_due() && state.judged_step < state.step; }
+  bool out_of_patience() const { return config.patience > 0 && state.not_better >= config.patience; }
+
+  // Counts the evaluation of this step, and keeps the model if it is the best so far. The checkpoint comes first: whatever happens, a
+  // resumed run knows which step best/ has to be of.
+  void judge(double loss) {
+    if (!keeps_best() || state.judged_step == state.step) return;
+    state.judged_step = state.step;
+    if (!std::isfinite(loss) || (state.best_step >= 0 && !(loss < state.best_loss))) {
+      ++state.not_better;
+      return;
+    }
+    state.best_step = state.step;
+    state.best_loss = loss;
+    state.not_better = 0;
+    checkpoint();
+    if (written == state.step) write_best(config.out, {state.best_step, state.best_loss}, model, *tokenizer);
+  }
+
+  // best/ beside the checkpoint that the run goes on from. It is older where the run was stopped just before it was written, and newer
+  // where it was stopped between the evaluation and the next checkpoint; a model of steps that are still to come stays until they have.
+  void take_up_best() {
+    const BestRecord found = read_best(config.out);
+    if (state.best_step == state.step && found.step != state.step) {
+      write_best(config.out, {state.best_step, state.best_loss}, model, *tokenizer);
+    } else if (found.step > state.best_step && found.step <= state.step && !judgement_missing()) {
+      state.best_step = found.step;
+      state.best_loss = found.loss;
+    }
+  }
 
   void begin_interval() {
     state.interval_nll = 0;
@@ -211,7 +251,7 @@ struct Trainer::Impl {
     r.epoch = source.epoch();
     r.skipped = state.skipped;
     if (evaluation_due()) {
-      const EvalResult result = evaluate_file(model, *valid, *tokenizer, std::max<int64_t>(config.length, 2), false);
+      const EvalResult result = evaluate_file(model, *valid, *tokenizer, std::max<int64_t>(config.length, 2), false, config.valid_tokens);
       r.eval_loss = result.loss;
       r.eval_bits_per_byte = result.bits_per_byte;
     }
@@ -225,6 +265,7 @@ struct Trainer::Impl {
       const LogRecord r = record();
       metrics->append(r);
       begin_interval();
+      if (evaluation_due()) judge(r.eval_loss);
       if (on_log) on_log(r);
       if (is_last() && !(r.eval_loss < 0) && !std::isfinite(r.eval_loss)) {
         fail_numeric("after the last step the held-out loss is not finite: the run diverged. Try a lower lr (now {:g}) or a longer warmup (now {} steps)",
@@ -282,6 +323,7 @@ Trainer::Trainer(const TrainConfig& config, const ModelConfig& model, std::share
   if (!tokenizer || !train) fail_internal("Trainer: expected a tokenizer and a training file, got null");
   check_file(*train, *tokenizer, model);
   if (valid) check_file(*valid, *tokenizer, model);
+  if (!valid && config.patience > 0) fail_usage("patience: expected 0 without held-out text, got {}; hold a part out or give a file", config.patience);
   impl_ = std::make_unique<Impl>(config, model, std::move(tokenizer), std::move(train), std::move(valid));
 }
 
@@ -322,7 +364,7 @@ bool Trainer::run(const std::function<void(const LogRecord&)>& on_log, const std
   t.prepare();
   bool model_written = false;
   bool record_only = t.record_missing();
-  while (record_only || t.state.step < t.config.steps) {
+  while (record_only || (t.state.step < t.config.steps && !t.out_of_patience())) {
     if (stop != nullptr && stop->load()) {
       t.checkpoint();
       if (t.written != t.state.step) fail_numeric("stopped at step {}; the model is not finite, so no checkpoint of it was written", t.state.step);
@@ -338,6 +380,7 @@ bool Trainer::run(const std::function<void(const LogRecord&)>& on_log, const std
     }
     if (t.record_due() && !t.log(on_log)) return t.is_last();
   }
+  if (t.out_of_patience()) t.checkpoint();
   if (!model_written) t.write_model();
   return true;
 }
@@ -347,5 +390,7 @@ void Trainer::checkpoint() { impl_->checkpoint(); }
 LanguageModel<float>& Trainer::model() { return impl_->model; }
 int64_t Trainer::step() const { return impl_->state.step; }
 int64_t Trainer::skipped() const { return impl_->state.skipped; }
+BestRecord Trainer::best() const { return {impl_->state.best_step, impl_->state.best_loss}; }
+bool Trainer::out_of_patience() const { return impl_->out_of_patience(); }
 
 }  // namespace fw

@@ -2,9 +2,9 @@
 // clipping by global norm, gradient accumulation, skipped steps, checkpoints, metrics. No printing here: `on_log` gets a
 // record per interval and the program (src/cli) shows it.
 //
-// The run folder: metrics.jsonl and metrics.csv (one line a record), checkpoints/step-N/, and at the end model/ (config.json,
-// model.safetensors, tokenizer.json). What a run computes depends on its configuration and data only, not on the number of
-// threads and not on how often it was interrupted.
+// The run folder: metrics.jsonl and metrics.csv (one line a record), checkpoints/step-N/, best/ (best_model.h) where held-out text is
+// evaluated on the way, and at the end model/ (config.json, model.safetensors, tokenizer.json). What a run computes depends on its configuration and data only,
+// not on the number of threads and not on how often it was interrupted.
 #pragma once
 
 #include <atomic>
@@ -16,6 +16,7 @@
 #include "base/keys.h"
 #include "model/language_model.h"
 #include "tokenizer/tokenizer.h"
+#include "train/best_model.h"
 #include "train/evaluate.h"
 #include "train/token_file.h"
 
@@ -59,12 +60,12 @@ class Trainer {
   // checkpoint is of another model, seed, sequence length or training file.
   bool resume(const std::function<void(const std::string&)>& warn);
 
-  // Until config.steps, or *stop becomes true (then a checkpoint is written). Returns true when all steps are done, and
-  // then out/model is written; it, like every checkpoint, is written before the step's record and evaluation are made. An
-  // evaluation also ends when base/stop.h says so: its record is then made by the run that is resumed. Throws Error(kNumeric)
-  // after 10 steps in a row whose loss or norm is not finite, and when the model is not finite at the end (out/model is not
-  // written) or its held-out loss; Error(kIo) when a file cannot be written, and Error(kUsage) when `out` holds checkpoints
-  // of an earlier run and resume() was not called. What `on_log` throws comes out after a checkpoint. Both arguments may be null.
+  // Until config.steps, or config.patience evaluations in a row were not better, or *stop becomes true (then a checkpoint is written). Returns true when all
+  // steps are done, and then out/model is written; it, like every checkpoint, is written before the step's record and evaluation are made. An evaluation also
+  // ends when base/stop.h says so: its record is then made by the run that is resumed. Throws Error(kNumeric) after 10 steps in a row whose loss or norm is not
+  // finite, and when the model is not finite at the end (out/model is not written) or its held-out loss; Error(kIo) when a file cannot be written, and
+  // Error(kUsage) when `out` holds checkpoints of an earlier run and resume() was not called. What `on_log` throws comes out after a checkpoint. Both arguments
+  // may be null.
   bool run(const std::function<void(const LogRecord&)>& on_log, const std::atomic<bool>* stop);
 
   // out/checkpoints/step-N/: model folder, optimizer.safetensors, trainer.json. Written aside, synced, renamed; then the
@@ -74,6 +75,8 @@ class Trainer {
   LanguageModel<float>& model();
   int64_t step() const;     // steps done, skipped ones included
   int64_t skipped() const;  // steps skipped because loss or norm was not finite
+  BestRecord best() const;  // of the held-out evaluations before the end; step -1: there were none
+  bool out_of_patience() const;
 
  private:
   struct Impl;
