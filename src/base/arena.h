@@ -42,6 +42,7 @@ class Arena {
   void rewind(Mark mark);
   void release() { rewind({}); }  // keeps the blocks for the next pass
   size_t reserved_bytes() const;
+  const Device& device() const { return *device_; }
 
  private:
   struct Release {

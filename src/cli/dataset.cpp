@@ -61,7 +61,7 @@ std::string fingerprint(const DataConfig& data, const Tokenizer& tokenizer) {
   print.add(fmt::format("{} {} {}", tokenizer.vocab_size(), data.valid_fraction, data.text.size()));
   print.add(data.separator);
   if (data.tokenizer.empty()) {  // of a model
-    for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) print.add(tokenizer.piece(id));
+    print.add(fmt::format("{:016x}", tokenizer.checksum()));
   } else if (data.tokenizer != "bytes") {
     print.add_file(data.tokenizer);
   }

@@ -37,20 +37,12 @@ StartModel of_model(const std::string& path) {
   return {std::move(open.tokenizer), std::move(config), std::move(open.model), fmt::format("from      {}\n", open.folder)};
 }
 
-bool same_tokenizer(const Tokenizer& a, const Tokenizer& b) {
-  if (a.type() != b.type() || a.vocab_size() != b.vocab_size()) return false;
-  for (int32_t id = 0; id < a.vocab_size(); ++id) {
-    if (a.piece(id) != b.piece(id)) return false;
-  }
-  return true;
-}
-
 // A model that came without a tokenizer speaks ids and takes any; any other keeps its own.
 void choose_tokenizer(StartModel& start, const std::string& from, const std::string& spec) {
   if (spec.empty()) return;
   std::shared_ptr<const Tokenizer> given = make_tokenizer(spec);
   if (start.tokenizer->type() != "ids" || given->type() == "ids") {
-    if (same_tokenizer(*start.tokenizer, *given)) return;
+    if (start.tokenizer->checksum() == given->checksum()) return;
     fail_usage("tokenizer: '{}' was given ({} of {} ids), but the model of --from, '{}', has its own ({} of {} ids): leave --tokenizer out", spec,
                given->type(), given->vocab_size(), from, start.tokenizer->type(), start.tokenizer->vocab_size());
   }

@@ -18,6 +18,7 @@
 #include "base/threads.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
+#include "cli/dry_run.h"
 #include "cli/outputs.h"
 #include "cli/recipe.h"
 #include "cli/run_config.h"
@@ -39,6 +40,7 @@ namespace fs = std::filesystem;
 struct TrainOptions {
   std::string recipe;
   bool resume = false;
+  bool dry_run = false;
   std::string size;
   int64_t threads = 0;
   ModelConfig model;
@@ -53,6 +55,7 @@ struct TrainOptions {
     options.positional("RECIPE", &recipe, "run file (TOML), such as recipes/shakespeare.toml; options win over it", false);
     options.section("", "Run");
     options.add("resume", "", &resume, "go on from the newest checkpoint in --out, bit for bit as if never stopped");
+    options.add("dry_run", "", &dry_run, "say what the run would be (layers, memory and time of a step, the resolved run file) and write nothing");
     options.add("size", "NAME", &size, fmt::format("the model's widths by name: {}; other options win over them", fmt::join(size_names(), ", ")));
     declare_threads(options, threads);
     options.add(key_tables(data));
@@ -147,6 +150,7 @@ class Train : public Command {
  private:
   std::string resolved_run_file() const;
   void load(Options& options);
+  int plan(const Options& options);
   void describe_run(Trainer& trainer, const Dataset& data) const;
   void finish(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer, const Reporter& reporter);
   void test(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer) const;
@@ -170,6 +174,7 @@ std::string Train::resolved_run_file() const {
 void Train::load(Options& options) {
   if (o_.resume && options.given("from"))
     fail_usage("--resume: expected no --from: the run goes on with the model that it has, got --from '{}'", o_.train.from);
+  if (o_.resume && o_.dry_run) fail_usage("--resume: expected no --dry-run, which says what a new run would be");
   if (o_.resume && !o_.size.empty()) fail_usage("--resume: expected no --size: the run goes on with the model that it has, got --size {}", o_.size);
   if (o_.recipe.empty() && o_.resume) o_.recipe = resolved_run_file();
   if (!o_.recipe.empty()) load_recipe(o_.recipe, options);
@@ -180,7 +185,7 @@ void Train::load(Options& options) {
   if (o_.train.from.empty() && o_.data.tokenizer.empty()) o_.data.tokenizer = "bytes";
   apply_threads(o_.threads);
   validate(o_.train);
-  validate(o_.data);
+  if (!o_.dry_run || !o_.data.text.empty()) validate(o_.data);
   make_paths_absolute(o_.data, o_.train);
 }
 
@@ -278,10 +283,20 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
   for (const std::string& path : data.files) file(path, "tokens");
 }
 
+int Train::plan(const Options& options) {
+  const StartModel start = start_model(o_.model, o_.train, o_.data, options, false);
+  o_.model = start.config;
+  fmt::print("{}", start.note);
+  print_plan(o_.model, o_.train);
+  fmt::print("\n{}", to_toml(options, "The resolved run: 'fastweight train' with this file is this run."));
+  return kExitOk;
+}
+
 int Train::run(Options& options) {
   const auto begin = std::chrono::steady_clock::now();
   stop_on_signal();
   load(options);
+  if (o_.dry_run) return plan(options);
   const std::string& out = o_.train.out;
   if (!o_.resume && has_checkpoints(out)) {
     fail_usage("'{}' holds checkpoints of an earlier run: --resume goes on from there; to begin anew, give another folder with --out or remove this one", out);

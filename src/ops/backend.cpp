@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "base/plan_device.h"
 
 namespace fw {
 namespace {
@@ -28,6 +29,7 @@ template <class T>
 const Ops<T>& table_of(const Device& device) {
   static constexpr Ops<T> kNone;
   if constexpr (kOnHost<T>) {
+    if (only_plans(device)) return planned_ops<T>();
     if (device.kind() == FW_DEVICE_CPU) return host_ops<T>();
   }
   if constexpr (kOnCuda<T>) {

@@ -18,4 +18,8 @@ const Ops<T>& table_of(const Device& device);
 template <class T>
 const Ops<T>& ops_of(const Device& device);
 
+// Those of a PlanDevice (base/plan_device.h): they only allocate what the host's would.
+template <class T>
+const Ops<T>& planned_ops();
+
 }  // namespace fw

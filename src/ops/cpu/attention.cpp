@@ -13,6 +13,7 @@
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/row_blocks.h"
+#include "ops/cpu/scratch.h"
 
 namespace fw {
 namespace {
@@ -194,9 +195,32 @@ struct BackwardTask {
   int64_t sequence, kv_head, part, partial;  // partial: rows before this part's in the buffer; -1: straight into dq
 };
 
+// The tasks of a backward pass, and how many rows their partial gradients have.
+template <class T>
+int64_t backward_tasks(const AttentionShape& shape, const PassLayout& layout, const Pages<T>& past, std::vector<BackwardTask>& tasks) {
+  int64_t partial_rows = 0;
+  for (int64_t n = 0; n < layout.host.count(); ++n) {
+    const Sequence s = sequence_of(layout, past, n);
+    if (s.length == 0) continue;
+    const Parts parts(s, shape);
+    for (int64_t h = 0; h < shape.kv_heads; ++h) {
+      for (int64_t p = 0; p < parts.count; ++p) {
+        tasks.push_back({n, h, p, parts.count == 1 ? -1 : partial_rows});
+        if (parts.count > 1) partial_rows += s.length;
+      }
+    }
+  }
+  return partial_rows;
+}
+
 }  // namespace
 
 namespace cpu {
+
+int64_t attention_partial_rows(const AttentionShape& shape, const PassLayout& layout) {
+  std::vector<BackwardTask> tasks;
+  return backward_tasks(shape, layout, Pages<float>(), tasks);
+}
 
 template <class T>
 void attention_forward(const Exec<T>&, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past_k,
@@ -231,8 +255,11 @@ template <class T>
 void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape,
                         const PassLayout& layout, Pages<T> past_k, Pages<T> past_v, Mat<const T> o, Mat<const T> lse, Mat<T> dq, Mat<T> dk, Mat<T> dv) {
   const int64_t group = shape.heads / shape.kv_heads, D = shape.dim, columns = group * D;
-  const Arena::Mark mark = exec.arena.mark();
-  const Mat<T> delta(exec.arena.template alloc<T>(shape.heads * q.rows), shape.heads, q.rows);
+  std::vector<BackwardTask> tasks;
+  const int64_t partial_rows = backward_tasks(shape, layout, past_k, tasks);
+  const ArenaMark mark(exec.arena);
+  const AttentionScratch<T> scratch(exec.arena, shape, q.rows, partial_rows);
+  const Mat<T> delta = scratch.delta, partial = scratch.partial;
   for_row_blocks(RowBlocks::cut(q.rows, q.cols), [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t h = 0; h < shape.heads; ++h) {
@@ -242,20 +269,6 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
       }
     }
   });
-  std::vector<BackwardTask> tasks;
-  int64_t partial_rows = 0;
-  for (int64_t n = 0; n < layout.host.count(); ++n) {
-    const Sequence s = sequence_of(layout, past_k, n);
-    if (s.length == 0) continue;
-    const Parts parts(s, shape);
-    for (int64_t h = 0; h < shape.kv_heads; ++h) {
-      for (int64_t p = 0; p < parts.count; ++p) {
-        tasks.push_back({n, h, p, parts.count == 1 ? -1 : partial_rows});
-        if (parts.count > 1) partial_rows += s.length;
-      }
-    }
-  }
-  const Mat<T> partial(exec.arena.template alloc<T>(partial_rows * columns), partial_rows, columns);
   const Backward<T> backward{d_o, q, k, v, shape, past_k, past_v, lse, delta, dk, dv};
   parallel_for(static_cast<int64_t>(tasks.size()), [&](int64_t i) {
     const BackwardTask& task = tasks[static_cast<size_t>(i)];
@@ -279,7 +292,6 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
       }
     }
   });
-  exec.arena.rewind(mark);
 }
 
 template <class T>

@@ -1,41 +1,24 @@
 // Cross-entropy over slices of rows: the logits of one slice, their softmax and, in the backward pass, the two products of
 // their gradient, before the next slice overwrites them.
-#include "base/arena.h"
 #include "ops/cpu/linear.h"
 #include "ops/cpu/operations.h"
+#include "ops/cpu/scratch.h"
 #include "ops/cpu/softmax_rows.h"
 
 namespace fw {
 namespace {
 
-// Between 256 and 1,024 rows: 4 Mi logits at most where the vocabulary allows it.
-int64_t slice_rows(int64_t vocab) { return std::clamp<int64_t>((int64_t{1} << 22) / std::max<int64_t>(1, vocab), 256, 1024); }
-
-class ArenaMark {
- public:
-  explicit ArenaMark(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
-  ~ArenaMark() { arena_.rewind(mark_); }
-  ArenaMark(const ArenaMark&) = delete;
-  ArenaMark& operator=(const ArenaMark&) = delete;
-
- private:
-  Arena& arena_;
-  Arena::Mark mark_;
-};
-
 // body(logits, begin) for every slice after its logits are there; it leaves the slice's nll. Sums them in order.
 template <class T, class Body>
 LossSum over_slices(Mat<const T> h, LinearProducts<T>& products, int64_t vocab, const int32_t* targets, T* nll, Arena& scratch, const Body& body) {
-  const ArenaMark mark(scratch);
-  const int64_t slice = std::min(slice_rows(vocab), h.rows);
-  T* memory = scratch.alloc<T>(slice * vocab);
-  T* slice_nll = scratch.alloc<T>(slice);
+  const cpu::ArenaMark mark(scratch);
+  const cpu::LogitsSlice<T> slice(scratch, h.rows, vocab);
   LossSum sum;
-  for (int64_t begin = 0; begin < h.rows; begin += slice) {
-    const int64_t rows = std::min(slice, h.rows - begin);
-    const Mat<T> logits(memory, rows, vocab);
+  for (int64_t begin = 0; begin < h.rows; begin += slice.rows) {
+    const int64_t rows = std::min(slice.rows, h.rows - begin);
+    const Mat<T> logits(slice.logits, rows, vocab);
     products.forward(h.row_range(begin, rows), logits, Write::kOverwrite);
-    T* values = nll == nullptr ? slice_nll : nll + begin;
+    T* values = nll == nullptr ? slice.nll : nll + begin;
     body(logits, begin, values);
     for (int64_t t = 0; t < rows; ++t) {
       if (targets[begin + t] < 0) continue;

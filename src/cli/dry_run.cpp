@@ -1,0 +1,127 @@
+#include "cli/dry_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/threads.h"
+#include "cli/run_config.h"
+#include "report/progress.h"
+#include "report/table.h"
+#include "train/memory_plan.h"
+#include "train/step.h"
+
+namespace fw::cli {
+namespace {
+
+std::string bytes_text(size_t bytes) { return format_bytes(static_cast<double>(bytes)); }
+
+std::string time_text(double seconds) { return seconds < 1 ? fmt::format("{:.0f} ms", 1e3 * seconds) : fmt::format("{:.1f} s", seconds); }
+
+// Parameters of the parts of a layer and of what is outside them.
+struct Part {
+  std::string name;
+  int64_t mixer = 0, mlp = 0, norms = 0, other = 0;
+  int64_t total() const { return mixer + mlp + norms + other; }
+  bool same_sizes(const Part& b) const { return mixer == b.mixer && mlp == b.mlp && norms == b.norms && other == b.other; }
+};
+
+std::vector<Part> parts_of(const std::vector<ParamSpec>& specs) {
+  constexpr std::string_view kLayers = "model.layers.";
+  std::vector<Part> parts;
+  for (const ParamSpec& spec : specs) {
+    const bool in_layer = spec.name.starts_with(kLayers);
+    const size_t dot = in_layer ? spec.name.find('.', kLayers.size()) : spec.name.rfind('.');
+    const std::string name = spec.name.substr(0, dot), rest = spec.name.substr(dot + 1);
+    if (parts.empty() || parts.back().name != name) parts.push_back({name});
+    Part& part = parts.back();
+    (!in_layer ? part.other : rest.starts_with("attn.") ? part.mixer : rest.starts_with("mlp.") ? part.mlp : part.norms) += spec.size();
+  }
+  return parts;
+}
+
+// Neighbours with the same sizes are one row.
+void print_parts(const std::vector<ParamSpec>& specs) {
+  Table table;
+  table.column("part", Table::Align::kLeft);
+  for (const char* name : {"layers", "mixer", "MLP", "norms", "parameters"}) table.column(name);
+  const std::vector<Part> parts = parts_of(specs);
+  int64_t total = 0;
+  const auto number = [](int64_t n) { return n > 0 ? fmt::format("{}", n) : std::string(); };
+  for (size_t i = 0, next; i < parts.size(); i = next) {
+    for (next = i + 1; next < parts.size() && parts[i].other == 0 && parts[i].same_sizes(parts[next]);) ++next;
+    const auto count = static_cast<int64_t>(next - i);
+    const std::string last = parts[next - 1].name.substr(parts[next - 1].name.rfind('.') + 1);
+    const std::string name = count > 1 ? fmt::format("{} to {}", parts[i].name, last) : parts[i].name;
+    table.row({name, parts[i].other > 0 ? "" : fmt::format("{}", count), number(parts[i].mixer), number(parts[i].mlp), number(parts[i].norms),
+               number(count * parts[i].total())});
+    total += count * parts[i].total();
+  }
+  table.row({"all", "", "", "", "", number(total)});
+  fmt::print("\n{}\n", table.text());
+}
+
+// What the system can give without swapping; 0: it does not say.
+size_t available_memory() {
+  std::ifstream in("/proc/meminfo");
+  std::string key;
+  for (size_t kilobytes = 0; in >> key >> kilobytes; in.ignore(64, '\n')) {
+    if (key == "MemAvailable:") return kilobytes << 10;
+  }
+  return 0;
+}
+
+// Seconds of an optimiser step on `sequences` sequences of `length` random tokens.
+double seconds_of_step(LanguageModel<float>& model, AdamW& optimizer, int64_t sequences, int64_t length, Random& random) {
+  Batch batch;
+  std::vector<int64_t> offsets = {0};
+  for (int64_t s = 1; s <= sequences; ++s) offsets.push_back(s * length);
+  for (int64_t t = 0; t < sequences * length; ++t) batch.ids.push_back(static_cast<int32_t>(random.below(static_cast<uint64_t>(model.config().vocab_size))));
+  batch.targets = batch.ids;
+  batch.layout = SeqLayout(std::move(offsets));
+  const auto begin = std::chrono::steady_clock::now();
+  train_step(model, optimizer, {&batch, 1}, 1e-5, 1.0);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// A step is so much for its tokens and so much for the update; both from two short steps.
+double estimated_step(const ModelConfig& config, const TrainConfig& train) {
+  constexpr int64_t kTokens = 256;
+  const int64_t length = std::min(train.length, kTokens), few = std::max<int64_t>(1, kTokens / length), many = 2 * few;
+  LanguageModel<float> model(config);
+  Random random(1);
+  model.init(random);
+  model.set_precision(train.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
+  AdamW optimizer({}, model.params());
+  seconds_of_step(model, optimizer, many, length, random);  // memory is taken, libraries make ready
+  const double a = seconds_of_step(model, optimizer, few, length, random), b = seconds_of_step(model, optimizer, many, length, random);
+  const double per_token = std::max(b - a, 0.1 * b) / static_cast<double>(few * length);
+  const double update = std::max(a - per_token * static_cast<double>(few * length), 0.0);
+  return update + per_token * static_cast<double>(train.batch * train.length * train.accumulate);
+}
+
+}  // namespace
+
+void print_plan(const ModelConfig& model, const TrainConfig& train) {
+  const MemoryPlan plan = plan_memory(model, train);
+  fmt::print("model     {} ({} parameters)\n", describe(model), format_count(parameter_count(model)));
+  print_parts(plan.specs);
+  fmt::print("memory    {} a step (planned: {} bytes): parameters {}, gradients {}, moments {}, activations and workspace {}\n", bytes_text(plan.total()),
+             plan.total(), bytes_text(plan.parameters), bytes_text(plan.gradients), bytes_text(plan.moments), bytes_text(plan.activations));
+  const size_t available = available_memory();
+  if (available > 0 && plan.total() > available) {
+    fmt::print("time      not measured: {} are available; a lower batch or length takes less, --accumulate makes up for it\n", bytes_text(available));
+    return;
+  }
+  std::fflush(stdout);
+  const double seconds = estimated_step(model, train);
+  fmt::print("time      about {} a step, {} for {} steps (an estimate from short steps, {} threads)\n", time_text(seconds),
+             format_duration(seconds * static_cast<double>(train.steps)), train.steps, num_threads());
+}
+
+}  // namespace fw::cli

@@ -1,0 +1,46 @@
+// What the host's operations take from the arena and give back when they return: each asks here, and so does a plan (planned.cpp),
+// which computes nothing.
+#pragma once
+
+#include "base/arena.h"
+#include "ops/exec.h"
+
+namespace fw::cpu {
+
+class ArenaMark {
+ public:
+  explicit ArenaMark(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
+  ~ArenaMark() { arena_.rewind(mark_); }
+  ArenaMark(const ArenaMark&) = delete;
+  ArenaMark& operator=(const ArenaMark&) = delete;
+
+ private:
+  Arena& arena_;
+  Arena::Mark mark_;
+};
+
+// Cross-entropy: the logits of a slice of the rows and the losses of its rows.
+template <class T>
+struct LogitsSlice {
+  int64_t rows;
+  T *logits, *nll;
+  // Between 256 and 1,024 rows: 4 Mi logits at most where the vocabulary allows it.
+  LogitsSlice(Arena& arena, int64_t all_rows, int64_t vocab)
+      : rows(std::min(std::clamp<int64_t>((int64_t{1} << 22) / std::max<int64_t>(1, vocab), 256, 1024), all_rows)),
+        logits(arena.alloc<T>(rows * vocab)),
+        nll(arena.alloc<T>(rows)) {}
+};
+
+// Attention, backward: rowsum(do o) of every head and query, and the queries' gradients of the parts of the keys.
+template <class T>
+struct AttentionScratch {
+  Mat<T> delta, partial;
+  AttentionScratch(Arena& arena, const AttentionShape& shape, int64_t queries, int64_t partial_rows)
+      : delta(arena.alloc<T>(shape.heads * queries), shape.heads, queries),
+        partial(arena.alloc<T>(partial_rows * columns(shape)), partial_rows, columns(shape)) {}
+  static int64_t columns(const AttentionShape& shape) { return shape.heads / shape.kv_heads * shape.dim; }
+};
+// Rows of `partial`, where the sequences of the pass have no tokens before it.
+int64_t attention_partial_rows(const AttentionShape& shape, const PassLayout& layout);
+
+}  // namespace fw::cpu

@@ -1,0 +1,64 @@
+// train --dry-run: what a run would be, and nothing is written.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "cli/program.h"
+
+namespace fw::test {
+namespace {
+
+using testing::HasSubstr;
+using Args = std::vector<std::string>;
+
+int64_t files_in(const Folder& folder) {
+  const std::filesystem::recursive_directory_iterator all(folder.path());
+  return std::distance(begin(all), end(all));
+}
+
+TEST(DryRun, SaysWhatTheRunWouldBeAndWritesNothing) {
+  Folder folder;
+  spill(folder / "text", small_text());
+  const Args args = tiny_train(folder / "text", folder / "run") + Args{"--num-hidden-layers", "3", "--rule", "kda"};
+  const Outcome plan = run(args + Args{"--dry-run"});
+  ASSERT_EQ(plan.code, 0) << plan.err;
+  EXPECT_EQ(files_in(folder), 1);
+  EXPECT_THAT(plan.out, HasSubstr("model.layers.0 to 2"));
+  EXPECT_THAT(plan.out, HasSubstr("model.embeddings"));
+  EXPECT_THAT(plan.out, HasSubstr("memory "));
+  EXPECT_THAT(plan.out, HasSubstr("an estimate from short steps, 1 threads"));
+  // What it prints last is the run file of that run, to the letter.
+  const size_t at = plan.out.find("\n# The resolved run");
+  ASSERT_NE(at, std::string::npos);
+  spill(folder / "plan.toml", plan.out.substr(at + 1));
+  ASSERT_EQ(run(args).code, 0);
+  const std::string written = slurp(folder / "run/config.toml"), planned = slurp(folder / "plan.toml");
+  EXPECT_EQ(planned.substr(planned.find("\n[")), written.substr(written.find("\n[")));
+  ASSERT_EQ(run({"train", folder / "plan.toml", "--out", folder / "again", "--threads", "1"}).code, 0);
+  EXPECT_EQ(slurp(folder / "again/model/model.safetensors"), slurp(folder / "run/model/model.safetensors"));
+}
+
+TEST(DryRun, NeedsNoTextAndTakesEveryWayToSayAModel) {
+  Folder folder;
+  const Args small{"--hidden-size", "16", "--num-hidden-layers", "1", "--num-heads", "2", "--head-dim", "8", "--intermediate-size", "32"};
+  const Outcome sized = run(Args{"train", "--dry-run", "--size", "1.3b", "--out", folder / "run"} + small);
+  ASSERT_EQ(sized.code, 0) << sized.err;
+  EXPECT_THAT(sized.out, HasSubstr("output_gate_rank = 128\n"));
+  const Outcome fla = run(Args{"train", "--dry-run", "--layout", "fla", "--out", folder / "run"} + small);
+  ASSERT_EQ(fla.code, 0) << fla.err;
+  EXPECT_THAT(fla.out, HasSubstr("layout    fla, gdn2"));
+  EXPECT_EQ(files_in(folder), 0);
+}
+
+TEST(DryRun, WhatTheRunWouldRefuseItRefuses) {
+  Folder folder;
+  spill(folder / "text", small_text());
+  const Args args = tiny_train(folder / "text", folder / "run") + Args{"--dry-run"};
+  EXPECT_EQ(run(args + Args{"--lr", "0"}).code, 2);
+  EXPECT_EQ(run(args + Args{"--rule", "kda", "--decay-rank", "-1"}).code, 2);
+  EXPECT_THAT(run({"train", "--resume", "--dry-run", "--out", folder / "run"}).err, HasSubstr("--resume: expected no --dry-run"));
+}
+
+}  // namespace
+}  // namespace fw::test
