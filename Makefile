@@ -14,7 +14,7 @@ GPU := $(wildcard /dev/nvidiactl)
 TEST_TARGETS := $(if $(GPU),all,fw_tests fastweight_program fastweight_shared)
 NOT_IN_TEST := ^(long$(if $(GPU),,|gpu))$$
 
-.PHONY: all deps configure test test-long demo install bench gpu-test gpu-bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
+.PHONY: all deps configure test test-long torture demo install bench gpu-test gpu-bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
 all: configure ## build the program (build/fastweight) and the library
 	$(CMAKE_BUILD) --target fastweight_program fastweight_shared fastweight_pages
 
@@ -37,6 +37,10 @@ test-long: configure ## the long tests: device code emulated in other orders of 
 	@tools/install-deps.sh test
 	$(CMAKE_BUILD) --target fw_tests
 	ctest --preset release -j $(JOBS) -L '^long$$'
+
+torture: configure ## interrupt, kill, damage and fill up what the program writes, for MINUTES (60); docs/robustness.md
+	@$(CMAKE_BUILD) --target fastweight_program
+	tools/torture.sh $(MINUTES)
 
 demo: configure ## train on fortunes (or TEXT=my.txt) for a few minutes, evaluate, generate, draw the curve
 	@tools/install-deps.sh demo

@@ -77,9 +77,9 @@ ended() {
 }
 run() { start "$@"; finish; }
 
-# The step of the newest checkpoint; 0: none.
+# The step of the newest checkpoint; -1: none.
 newest() {
-  local path step=0
+  local path step=-1
   for path in "$1"/checkpoints/step-*; do
     [[ $path =~ /step-([0-9]+)$ ]] && ((BASH_REMATCH[1] > step)) && step=${BASH_REMATCH[1]}
   done
@@ -89,7 +89,7 @@ records() { sed -E 's/"(ms|tokens_per_second|time)":[^,}]*,?//g' "$1/metrics.jso
 # Into args: the training run in this folder, gone on with where there is a checkpoint.
 training() {
   args=("${config[@]}" --text "$work/text" --valid "$work/held-out" --out "$1")
-  if [ "$(newest "$1")" -gt 0 ]; then args+=(--resume); fi
+  if [ "$(newest "$1")" -ge 0 ]; then args+=(--resume); fi
 }
 files() { (cd "$1" && find . -path ./data -prune -o -print | sort); }
 
