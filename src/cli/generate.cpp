@@ -33,6 +33,8 @@ void put(const std::string& text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) fail_io("cannot write to standard output");
 }
 
+constexpr size_t kMostInput = size_t{1} << 40;
+
 // What was read before a text, for statistics and JSON.
 struct Prompt {
   std::string text;
@@ -61,8 +63,9 @@ class Generate : public Command {
   void declare(Options& options) override {
     options.positional("MODEL", &model_, "model folder, or run folder (its finished model, else its newest checkpoint)", true);
     options.add("prompt", "TEXT", &prompt_, "text to go on from");
-    options.add("prompt_file", "FILE", &prompt_file_, "the same from a file");
-    options.add("prompts", "FILE", &prompts_, "a text for each line of a file (.jsonl: for each \"prompt\"), each read after the prompt and the loaded state");
+    options.add("prompt_file", "FILE", &prompt_file_, "the same from a file; -: standard input");
+    options.add("prompts", "FILE", &prompts_,
+                "a text for each line of a file (-: standard input; .jsonl: for each \"prompt\"), each read after the prompt and the loaded state");
     options.add("conversation", "", &conversation_, "a text for each line of standard input, each after all that came before");
     options.add("before", "TEXT", &before_, "read before each line of --prompts and --conversation");
     options.add("after", "TEXT", &after_, "read after each such line; without: a line break in a conversation, nothing with --prompts");
@@ -123,6 +126,9 @@ void Generate::check(const Options& options) {
     fail_usage("--before and --after: are for the lines of --prompts or --conversation, of which neither came");
   }
   if (ignore_end_ && options.given("end_token")) fail_usage("--ignore-end and --end-token: expected one of them, both came");
+  if (prompt_file_ == "-" && (prompts_ == "-" || conversation_)) {  // --prompts with a conversation is refused above
+    fail_usage("--prompt-file -, --prompts - and --conversation: expected one of them; each reads standard input");
+  }
   constexpr int64_t kMostSamples = 1 << 20;
   if (samples_ < 1 || samples_ > kMostSamples) fail_usage("--samples: expected 1 to {}, got {}", kMostSamples, samples_);
   if (generate_.tokens < 0) fail_usage("--tokens: expected a whole number >= 0, got {}", generate_.tokens);
@@ -130,7 +136,7 @@ void Generate::check(const Options& options) {
   validate(generate_.sampling);
   if (conversation_ && !options.given("after")) after_.assign(1, '\n');
   generate_.logprobs = json_;
-  if (!prompt_file_.empty()) prompt_ = read_file(prompt_file_);
+  if (!prompt_file_.empty()) prompt_ = read_file_or_input(prompt_file_, kMostInput);
 }
 
 Prompt Generate::read(Session& session, const Tokenizer& tokenizer, const std::string& text) const {
@@ -186,7 +192,8 @@ bool Generate::write_prompts(const Session& prefix, const Tokenizer& tokenizer) 
     const Prompt prompt = read(session, tokenizer, before_ + line + after_);
     return write_samples(session, tokenizer, prompt, index++);
   };
-  const auto source = open_text(prompts_, "prompt");
+  const std::string input = prompts_ == "-" ? read_file_or_input(prompts_, kMostInput) : std::string();
+  const auto source = prompts_ == "-" ? text_in_memory(input, "standard input") : open_text(prompts_, "prompt");
   std::string waiting, piece(size_t{1} << 16, '\0');
   while (source->next()) {
     const bool lines = !is_json_lines(prompts_);

@@ -122,10 +122,17 @@ TEST_F(Generate, PromptsGoOnFromOneState) {
     EXPECT_EQ(bytes(greedy[i]), text({"--prompt", prompts[i], "--tokens", "20", "--greedy"})) << i;
   }
   ASSERT_EQ(text({"--prompt", "and a ", "--tokens", "0", "--state-save", path("prefix")}), "");
+  spill(path("two"), "key\nit");
   spill(path("prompts.jsonl"), "{\"prompt\": \"key\"}\n{\"prompt\": \"two\\nlines\"}\n");
   const auto loaded = json({"--state-load", path("prefix"), "--prompts", path("prompts.jsonl"), "--tokens", "20", "--greedy"});
   ASSERT_EQ(loaded.size(), 2u);
   EXPECT_EQ(bytes(loaded[1]), text({"--prompt", "and a two\nlines", "--tokens", "20", "--greedy"}));
+  // The same through a pipe, and the prompt too.
+  const Args piped{"--prompt", "and a ", "--prompts", "-", "--tokens", "20", "--greedy"};
+  EXPECT_EQ(run_with_input(command(piped), "key\nit").out, text({"--prompt", "and a ", "--prompts", path("two"), "--tokens", "20", "--greedy"}));
+  EXPECT_EQ(run_with_input(command({"--prompt-file", "-", "--tokens", "20", "--greedy"}), "and a key").out,
+            text({"--prompt", "and a key", "--tokens", "20", "--greedy"}));
+  EXPECT_EQ(run_with_input(command({"--prompt-file", "-", "--prompts", "-"}), "key").code, 2);
   spill(path("empty"), "");
   EXPECT_EQ(run(command({"--prompts", path("empty")})).code, 2);
   spill(path("bad.jsonl"), "{\"text\": \"key\"}\n");
