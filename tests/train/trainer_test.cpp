@@ -413,6 +413,7 @@ TEST(Trainer, RefusesConfigurationsThatCannotBe) {
   refuses("length", [](TrainConfig& c) { c.length = -5; });
   refuses("batch, length", [](TrainConfig& c) { c.batch = c.length = int64_t{1} << 40; });
   refuses("accumulate", [](TrainConfig& c) { c.accumulate = 0; });
+  refuses("accumulate", [](TrainConfig& c) { c.accumulate = int64_t{1} << 40; });  // all batches of a step lie in memory
   refuses("lr", [](TrainConfig& c) { c.lr = 0; });
   refuses("lr", [nan](TrainConfig& c) { c.lr = nan; });
   refuses("min_lr", [](TrainConfig& c) { c.min_lr = 1; });
