@@ -156,8 +156,8 @@ void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
     const T* q = in.q.row(t) + h * K;
     const T* k = in.k.row(t) + h * K;
     const T* v = in.v.row(t) + hv * V;
-    if (rule.uses_erase_gate()) scaled(b_dim, 1.0, in.erase.row(t) + (rule.erase == Gate::kScalar ? hv : h * K), nullptr, row(out.erase_gate, i, b_dim));
-    if (rule.uses_write_gate()) scaled(c_dim, 1.0, in.write.row(t) + hv * c_dim, nullptr, row(out.write_gate, i, c_dim));
+    if (rule.uses_erase_gate()) scaled(b_dim, 1.0, in.erase_gate.row(t) + (rule.erase == Gate::kScalar ? hv : h * K), nullptr, row(out.erase_gate, i, b_dim));
+    if (rule.uses_write_gate()) scaled(c_dim, 1.0, in.write_gate.row(t) + hv * c_dim, nullptr, row(out.write_gate, i, c_dim));
     load_decay(view, t, hv, h, row(out.decay, i, K));
     const FrontScalars<double> x = front_scalars(view, t, h, hv, i, precond, out);
     const FrontCoefs<double> c = front_coefs(rule, scale, x);

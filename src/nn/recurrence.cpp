@@ -24,11 +24,7 @@ void check(fw_status status, const char* what) {
 
 template <class T>
 Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout, const Device& device)
-    : sequences_(layout.count()),
-      decay_per_channel_(shape.rule.decay == Decay::kChannel),
-      scalar_erase_(shape.rule.erase == Gate::kScalar),
-      scalar_write_(shape.rule.write == Gate::kScalar),
-      single_tokens_(true) {
+    : sequences_(layout.count()), specs_(token_specs(shape.rule)), single_tokens_(true) {
   FW_INIT(&desc_);
   desc_.rule = to_c(shape.rule);
   desc_.dtype = kDtype<T>;
@@ -99,18 +95,14 @@ fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in) const {
   const fw_desc& d = desc_;
   fw_inputs c;
   FW_INIT(&c);
-  c.q = heads_tensor(in.q, d.H);
-  c.k = heads_tensor(in.k, d.H);
-  c.v = heads_tensor(in.v, d.HV);
-  c.g = decay_per_channel_ ? heads_tensor(in.g, in.g.cols / d.K) : scalars_tensor(in.g);
-  c.beta = scalars_tensor(in.beta);
-  c.lambda = scalars_tensor(in.lambda);
-  c.erase_gate = scalar_erase_ ? scalars_tensor(in.erase) : heads_tensor(in.erase, d.H);
-  c.write_gate = scalar_write_ ? scalars_tensor(in.write) : heads_tensor(in.write, d.HV);
-  c.erase_key = heads_tensor(in.erase_key, d.H);
-  c.read_correction = scalars_tensor(in.read_correction);
-  c.precond_g = scalars_tensor(in.precond_g);
-  c.precond_beta = scalars_tensor(in.precond_beta);
+  size_t i = 0;
+  const auto pack = [&](Mat<T> m) {
+    const TokenSpec& spec = specs_[i++];
+    return spec.one() ? scalars_tensor(m) : heads_tensor(m, m.cols / spec.channels(d.K, d.V));
+  };
+#define FW_TOKEN(name, heads, width, used) c.name = pack(in.name);
+#include "rule/tokens.def"
+#undef FW_TOKEN
   c.precond_center = contiguous(in.precond_center, {d.H});
   c.initial_state = contiguous(in.s, {sequences_, d.HV, d.K, d.V});
   c.initial_precond = contiguous(in.a, {sequences_, d.H, d.K});

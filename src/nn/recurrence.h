@@ -1,6 +1,7 @@
 // The recurrence as the modules see it: views in, the C header (fastweight.h) behind. One object is one call's shape.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -11,24 +12,19 @@
 #include "base/seq_layout.h"
 #include "fastweight/fastweight.h"
 #include "rule/rule.h"
+#include "rule/tokens.h"
 
 namespace fw {
 
-// Views of packed tokens; data null: absent. Which the rule needs: rule.h. The gradients have the same type.
+// Views of packed tokens, the tensors of rule/tokens.def as [T, heads * width]; data null: absent. The gradients have the same type.
 template <class T>
 struct RecurrenceInputs {
-  Mat<T> q, k;                     // [T, H K]
-  Mat<T> v;                        // [T, HV V]
-  Mat<T> g;                        // [T, HV] (scalar decay) or [T, H K] or [T, HV K]
-  Mat<T> beta, lambda;             // [T, HV]
-  Mat<T> erase;                    // [T, H K]; scalar: [T, HV]
-  Mat<T> write;                    // [T, HV V]; scalar: [T, HV]
-  Mat<T> erase_key;                // [T, H K]
-  Mat<T> read_correction;          // [T, HV]
-  Mat<T> precond_g, precond_beta;  // [T, H]
-  T* precond_center = nullptr;     // [H]
-  T* s = nullptr;                  // initial state [N, HV, K, V]
-  T* a = nullptr;                  // initial preconditioner state [N, H, K]
+#define FW_TOKEN(name, heads, width, used) Mat<T> name;
+#include "rule/tokens.def"
+#undef FW_TOKEN
+  T* precond_center = nullptr;  // [H]
+  T* s = nullptr;               // initial state [N, HV, K, V]
+  T* a = nullptr;               // initial preconditioner state [N, H, K]
 };
 
 // What a recurrence is, but for its sequences.
@@ -58,7 +54,7 @@ class Recurrence {
   fw_desc desc_;
   fw_sizes sizes_;
   int64_t sequences_;
-  bool decay_per_channel_, scalar_erase_, scalar_write_;
+  std::array<TokenSpec, kTokenTensors> specs_;
   bool single_tokens_;
 };
 

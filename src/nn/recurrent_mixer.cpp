@@ -25,7 +25,7 @@ struct RecurrentMixer<T>::Context : MixerContext {
   Mat<T> decay_in;  // the decay's projection before its gate: columns of proj, or the low-rank product
   typename GainGate<T>::Context gain;
   Mat<T> gate;  // output gate before its activation: columns of proj, or the low-rank product
-  RecurrenceInputs<T> rule;
+  RecurrenceInputs<T> tokens;
   Mat<T> o, normed;         // [T, HV V]: the recurrence's output; normalised and gated
   T* rstd = nullptr;        // [T, HV]
   void* saved = nullptr;    // of the recurrence
@@ -88,24 +88,24 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     return m;
   };
   const T bound = static_cast<T>(spec_.rule.gain_bound);
-  if (spec_.rule.uses_beta()) c.rule.beta = gain_->forward(pass, columns(c.proj, plan_.beta), c.proj.rows, c.gain);
-  c.rule.erase = sigmoid(plan_.erase, spec_.erase_doubles() ? bound : T(1), nullptr);
-  c.rule.write = sigmoid(plan_.write, T(1), nullptr);
-  c.rule.lambda = sigmoid(plan_.lambda, T(1), plan_.lambda.used() ? params.value(index_.lambda_bias) : nullptr);
+  if (spec_.rule.uses_beta()) c.tokens.beta = gain_->forward(pass, columns(c.proj, plan_.beta), c.proj.rows, c.gain);
+  c.tokens.erase_gate = sigmoid(plan_.erase, spec_.erase_doubles() ? bound : T(1), nullptr);
+  c.tokens.write_gate = sigmoid(plan_.write, T(1), nullptr);
+  c.tokens.lambda = sigmoid(plan_.lambda, T(1), plan_.lambda.used() ? params.value(index_.lambda_bias) : nullptr);
   if (spec_.derives_erase_gate()) {
-    c.rule.erase = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
-    pass.exec.head_scale_forward(c.rule.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, c.rule.erase);
+    c.tokens.erase_gate = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
+    pass.exec.head_scale_forward(c.tokens.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, c.tokens.erase_gate);
   }
   if (spec_.rule.uses_erase_key()) {
-    c.rule.erase_key = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.key_size());
-    pass.exec.head_scale_forward(c.rule.k, params.value(index_.inner_decay), spec_.key_dim, c.rule.erase_key);
+    c.tokens.erase_key = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.key_size());
+    pass.exec.head_scale_forward(c.tokens.k, params.value(index_.inner_decay), spec_.key_dim, c.tokens.erase_key);
   }
   if (spec_.raw_read_correction) {
-    pass.exec.head_subtract_forward(spec_.rule.uses_erase_key() ? c.rule.erase_key : c.rule.k, params.value(index_.correction), spec_.key_dim, c.rule.q);
+    pass.exec.head_subtract_forward(spec_.rule.uses_erase_key() ? c.tokens.erase_key : c.tokens.k, params.value(index_.correction), spec_.key_dim, c.tokens.q);
   }
   if (spec_.rule.uses_read_correction()) {
-    c.rule.read_correction = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
-    pass.exec.head_constant_forward(params.value(index_.correction), spec_.v_heads / spec_.heads, c.rule.read_correction);
+    c.tokens.read_correction = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
+    pass.exec.head_constant_forward(params.value(index_.correction), spec_.v_heads / spec_.heads, c.tokens.read_correction);
   }
   if (plan_.decay.used()) {
     c.decay_in = columns(c.proj, plan_.decay);
@@ -115,29 +115,29 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
       c.decay_in = new_matrix<T>(pass.exec.arena, low.rows, channels);
       pass.exec.linear_forward(low, params.matrix(index_.decay_up, channels, spec_.decay_rank), nullptr, c.decay_in, Write::kOverwrite);
     }
-    c.rule.g = new_matrix<T>(pass.exec.arena, c.proj.rows, c.decay_in.cols);
+    c.tokens.g = new_matrix<T>(pass.exec.arena, c.proj.rows, c.decay_in.cols);
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
     if (spec_.log_sigmoid_decay) {
-      pass.exec.log_sigmoid_decay_forward(c.decay_in, params.value(index_.decay_bias), T(1) / kLogSigmoidDivisor<T>, c.rule.g);
+      pass.exec.log_sigmoid_decay_forward(c.decay_in, params.value(index_.decay_bias), T(1) / kLogSigmoidDivisor<T>, c.tokens.g);
     } else {
-      pass.exec.decay_gate_forward(c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, c.rule.g);
+      pass.exec.decay_gate_forward(c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, c.tokens.g);
     }
   }
   if (spec_.rule.uses_g() && spec_.gain.single_gate) {
-    c.rule.g = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
-    gain_->log_decay(pass, c.gain, c.rule.g);
+    c.tokens.g = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
+    gain_->log_decay(pass, c.gain, c.tokens.g);
   }
-  if (spec_.rule.uses_precond() && index_.atk_center >= 0) c.rule.precond_center = const_cast<T*>(params.value(index_.atk_center));  // an input, only read
+  if (spec_.rule.uses_precond() && index_.atk_center >= 0) c.tokens.precond_center = const_cast<T*>(params.value(index_.atk_center));  // an input, only read
   if (spec_.rule.uses_precond() && spec_.tied_precond) {
-    c.rule.precond_g = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
-    c.rule.precond_beta = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
-    pass.exec.group_mean_forward(c.rule.g, c.rule.precond_g);
-    pass.exec.group_mean_forward(c.rule.beta, c.rule.precond_beta);
+    c.tokens.precond_g = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
+    c.tokens.precond_beta = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
+    pass.exec.group_mean_forward(c.tokens.g, c.tokens.precond_g);
+    pass.exec.group_mean_forward(c.tokens.beta, c.tokens.precond_beta);
   }
   if (plan_.precond_decay.used()) {
-    c.rule.precond_g = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
-    pass.exec.decay_gate_forward(columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1, c.rule.precond_g);
-    c.rule.precond_beta = sigmoid(plan_.precond_beta, T(1), nullptr);
+    c.tokens.precond_g = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
+    pass.exec.decay_gate_forward(columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1, c.tokens.precond_g);
+    c.tokens.precond_beta = sigmoid(plan_.precond_beta, T(1), nullptr);
   }
   if (plan_.gate.used()) {
     c.gate = columns(c.proj, plan_.gate);
@@ -176,22 +176,22 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
     c.qkv = new_matrix<T>(arena, tokens, spec_.conv_channels());
     pass.exec.short_conv_forward(raw, params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, tail, c.qkv);
   }
-  c.rule.q = c.qkv.col_range(0, spec_.key_size());
-  c.rule.k = c.qkv.col_range(spec_.key_size(), spec_.key_size());
-  c.rule.v = c.qkv.col_range(2 * spec_.key_size(), spec_.value_size());
-  query_key_->forward(pass, c.rule.q, c.rule.k, c.query_key);
+  c.tokens.q = c.qkv.col_range(0, spec_.key_size());
+  c.tokens.k = c.qkv.col_range(spec_.key_size(), spec_.key_size());
+  c.tokens.v = c.qkv.col_range(2 * spec_.key_size(), spec_.value_size());
+  query_key_->forward(pass, c.tokens.q, c.tokens.k, c.query_key);
   gates_forward(pass, c);
 
   const Recurrence<T>& recurrence = planned(pass);
   const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
   T *s = state.data(state_.s), *a = state.data(state_.a);
-  c.rule.s = copy_state ? new_copy(pass.exec, s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : s;
-  c.rule.a = copy_state ? new_copy(pass.exec, a, sequences * spec_.heads * spec_.key_dim) : a;
+  c.tokens.s = copy_state ? new_copy(pass.exec, s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : s;
+  c.tokens.a = copy_state ? new_copy(pass.exec, a, sequences * spec_.heads * spec_.key_dim) : a;
   if (pass.keep && recurrence.saved_bytes() > 0) c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
   c.o = new_matrix<T>(arena, tokens, spec_.value_size());
-  recurrence.forward(c.rule, c.o, s, a, c.saved, arena);
+  recurrence.forward(c.tokens, c.o, s, a, c.saved, arena);
   if (pass.observer != nullptr) {
-    pass.observer->recurrence({spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, c.rule, c.o});
+    pass.observer->recurrence({spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, c.tokens, c.o});
   }
 
   c.normed = pass.keep ? new_matrix<T>(arena, tokens, spec_.value_size()) : c.o;
@@ -206,14 +206,15 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
   Params<T>& params = pass.params;
   if (spec_.raw_read_correction) {
     const bool own = spec_.rule.uses_erase_key();
-    pass.exec.head_subtract_backward(d.q, own ? c.rule.erase_key : c.rule.k, params.value(index_.correction), spec_.key_dim, own ? d.erase_key : d.k,
+    pass.exec.head_subtract_backward(d.q, own ? c.tokens.erase_key : c.tokens.k, params.value(index_.correction), spec_.key_dim, own ? d.erase_key : d.k,
                                      params.grad(index_.correction));
   }
   if (spec_.derives_erase_gate()) {
-    pass.exec.head_scale_backward(d.erase, c.rule.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, d.beta, params.grad(index_.inner_decay));
+    pass.exec.head_scale_backward(d.erase_gate, c.tokens.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, d.beta,
+                                  params.grad(index_.inner_decay));
   }
   if (spec_.rule.uses_erase_key()) {
-    pass.exec.head_scale_backward(d.erase_key, c.rule.k, params.value(index_.inner_decay), spec_.key_dim, d.k, params.grad(index_.inner_decay));
+    pass.exec.head_scale_backward(d.erase_key, c.tokens.k, params.value(index_.inner_decay), spec_.key_dim, d.k, params.grad(index_.inner_decay));
   }
   if (spec_.rule.uses_precond() && spec_.tied_precond) {
     pass.exec.group_mean_backward(d.precond_g, d.g);
@@ -283,20 +284,20 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   d.v = dqkv.col_range(2 * spec_.key_size(), spec_.value_size());
   d.beta = spec_.rule.uses_beta() && spec_.gain.learned ? new_matrix<T>(arena, tokens, spec_.v_heads) : columns(dproj, plan_.beta);
   d.lambda = columns(dproj, plan_.lambda);
-  d.erase = columns(dproj, plan_.erase);
-  d.write = columns(dproj, plan_.write);
+  d.erase_gate = columns(dproj, plan_.erase);
+  d.write_gate = columns(dproj, plan_.write);
   d.precond_beta = columns(dproj, plan_.precond_beta);
-  if (c.rule.g.data != nullptr) d.g = new_matrix<T>(arena, tokens, c.rule.g.cols);
-  if (c.rule.precond_g.data != nullptr) {
+  if (c.tokens.g.data != nullptr) d.g = new_matrix<T>(arena, tokens, c.tokens.g.cols);
+  if (c.tokens.precond_g.data != nullptr) {
     d.precond_g = new_matrix<T>(arena, tokens, spec_.heads);
     if (spec_.tied_precond) d.precond_beta = new_matrix<T>(arena, tokens, spec_.heads);
     if (index_.atk_center >= 0) d.precond_center = arena.alloc<T>(spec_.heads);
   }
-  if (spec_.derives_erase_gate()) d.erase = new_matrix<T>(arena, tokens, spec_.v_heads);
+  if (spec_.derives_erase_gate()) d.erase_gate = new_matrix<T>(arena, tokens, spec_.v_heads);
   if (spec_.rule.uses_erase_key()) d.erase_key = new_matrix<T>(arena, tokens, spec_.key_size());
   if (spec_.rule.uses_read_correction()) d.read_correction = new_matrix<T>(arena, tokens, spec_.v_heads);
   const Recurrence<T>& recurrence = planned(pass);
-  recurrence.backward(c.rule, d_o, d, c.saved, arena);
+  recurrence.backward(c.tokens, d_o, d, c.saved, arena);
   if (d.precond_center != nullptr) {
     pass.exec.add_values(d.precond_center, spec_.heads, params.grad(index_.atk_center));
   }

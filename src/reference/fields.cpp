@@ -2,39 +2,30 @@
 #include "reference/fields.h"
 
 #include "base/error.h"
+#include "rule/tokens.h"
 
 namespace fw {
 namespace {
 
 using Shape = std::vector<int64_t>;
 
-Shape query_key(const Rule&, const ReferenceShape& s) { return {s.sequences.tokens(), s.H, s.K}; }
 Shape values(const Rule&, const ReferenceShape& s) { return {s.sequences.tokens(), s.HV, s.V}; }
 
-Shape log_decay(const Rule& rule, const ReferenceShape& s) {
-  if (rule.decay == Decay::kScalar) return {s.sequences.tokens(), s.HV};
-  if (rule.decay == Decay::kChannel) return {s.sequences.tokens(), heads_or_key_heads(s.g_heads, s), s.K};
-  return {};
+// Of tensor i of token_specs().
+template <size_t kIndex>
+Shape token_shape(const Rule& rule, const ReferenceShape& s) {
+  const TokenSpec spec = token_specs(rule)[kIndex];
+  if (!spec.used) return {};
+  const int64_t either = heads_or_key_heads(spec.name == "g" ? s.g_heads : s.erase_heads, s);
+  const int64_t heads = spec.heads == TokenHeads::kEither ? either : spec.heads == TokenHeads::kKey ? s.H : s.HV;
+  if (spec.one()) return {s.sequences.tokens(), heads};
+  return {s.sequences.tokens(), heads, spec.channels(s.K, s.V)};
 }
-
-Shape value_head_scalar(bool used, const ReferenceShape& s) { return used ? Shape{s.sequences.tokens(), s.HV} : Shape{}; }
-Shape key_head_scalar(bool used, const ReferenceShape& s) { return used ? Shape{s.sequences.tokens(), s.H} : Shape{}; }
-Shape beta(const Rule& rule, const ReferenceShape& s) { return value_head_scalar(rule.uses_beta(), s); }
-Shape lambda(const Rule& rule, const ReferenceShape& s) { return value_head_scalar(rule.uses_lambda(), s); }
-Shape precond_gate(const Rule& rule, const ReferenceShape& s) { return key_head_scalar(rule.uses_precond(), s); }
-
-Shape erase_key(const Rule& rule, const ReferenceShape& s) { return rule.uses_erase_key() ? query_key(rule, s) : Shape{}; }
-Shape read_correction(const Rule& rule, const ReferenceShape& s) { return value_head_scalar(rule.uses_read_correction(), s); }
-
-Shape erase_gate(const Rule& rule, const ReferenceShape& s) {
-  if (rule.erase == Gate::kScalar) return value_head_scalar(rule.uses_erase_gate(), s);
-  return rule.uses_erase_gate() ? Shape{s.sequences.tokens(), heads_or_key_heads(s.erase_heads, s), s.K} : Shape{};
-}
-
-Shape write_gate(const Rule& rule, const ReferenceShape& s) {
-  if (rule.write == Gate::kScalar) return value_head_scalar(true, s);
-  return rule.uses_write_gate() ? values(rule, s) : Shape{};
-}
+enum TokenIndex : size_t {
+#define FW_TOKEN(name, heads, width, used) kIndexOf_##name,
+#include "rule/tokens.def"
+#undef FW_TOKEN
+};
 Shape center(const Rule& rule, const ReferenceShape& s) { return rule.uses_precond_center() ? Shape{s.H} : Shape{}; }
 Shape state(const Rule&, const ReferenceShape& s) { return {s.sequences.count(), s.HV, s.K, s.V}; }
 Shape precond_state(const Rule& rule, const ReferenceShape& s) { return rule.uses_precond() ? Shape{s.sequences.count(), s.H, s.K} : Shape{}; }
@@ -55,18 +46,9 @@ void check_fields(const char* what, std::span<const ReferenceField<Struct>> fiel
 std::span<const ReferenceField<ReferenceInputs>> reference_input_fields() {
   using In = ReferenceInputs;
   static const ReferenceField<In> list[] = {
-      {"q", &In::q, query_key, false},
-      {"k", &In::k, query_key, false},
-      {"v", &In::v, values, false},
-      {"g", &In::g, log_decay, false},
-      {"beta", &In::beta, beta, false},
-      {"lambda", &In::lambda, lambda, false},
-      {"erase_key", &In::erase_key, erase_key, false},
-      {"erase_gate", &In::erase_gate, erase_gate, false},
-      {"write_gate", &In::write_gate, write_gate, false},
-      {"read_correction", &In::read_correction, read_correction, false},
-      {"precond_g", &In::precond_g, precond_gate, false},
-      {"precond_beta", &In::precond_beta, precond_gate, false},
+#define FW_TOKEN(name, heads, width, used) {#name, &In::name, token_shape<kIndexOf_##name>, false},
+#include "rule/tokens.def"
+#undef FW_TOKEN
       {"precond_center", &In::precond_center, center, false},
       {"initial_state", &In::initial_state, state, true},
       {"initial_precond", &In::initial_precond, precond_state, true},

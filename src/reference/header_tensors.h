@@ -13,18 +13,9 @@ struct NamedTensor {
 };
 
 inline constexpr NamedTensor<fw_inputs> kInputTensors[] = {
-    {"q", &fw_inputs::q},
-    {"k", &fw_inputs::k},
-    {"v", &fw_inputs::v},
-    {"g", &fw_inputs::g},
-    {"beta", &fw_inputs::beta},
-    {"lambda", &fw_inputs::lambda},
-    {"erase_key", &fw_inputs::erase_key},
-    {"erase_gate", &fw_inputs::erase_gate},
-    {"write_gate", &fw_inputs::write_gate},
-    {"read_correction", &fw_inputs::read_correction},
-    {"precond_g", &fw_inputs::precond_g},
-    {"precond_beta", &fw_inputs::precond_beta},
+#define FW_TOKEN(name, heads, width, used) {#name, &fw_inputs::name},
+#include "rule/tokens.def"
+#undef FW_TOKEN
     {"precond_center", &fw_inputs::precond_center},
     {"initial_state", &fw_inputs::initial_state},
     {"initial_precond", &fw_inputs::initial_precond},

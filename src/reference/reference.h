@@ -23,18 +23,12 @@ struct ReferenceShape {
   double scale = 0;                     // of the read vector; 0: K^-1/2
 };
 
+// Tensors of tokens, with their heads and widths, are those of rule/tokens.def: q, k [T, H, K], v [T, HV, V], ...; g: log-decay <= 0, -inf allowed; of g and
+// the erase gate heads are g_heads and erase_heads where they may be either.
 struct ReferenceInputs {
-  std::vector<double> q, k;             // [T, H, K]
-  std::vector<double> v;                // [T, HV, V]
-  std::vector<double> g;                // log-decay <= 0, -inf allowed. scalar: [T, HV]; channel: [T, g_heads, K]
-  std::vector<double> beta;             // [T, HV]
-  std::vector<double> lambda;           // [T, HV]
-  std::vector<double> erase_key;        // [T, H, K]
-  std::vector<double> erase_gate;       // [T, erase_heads, K]; scalar: [T, HV]
-  std::vector<double> write_gate;       // [T, HV, V]; scalar: [T, HV]
-  std::vector<double> read_correction;  // [T, HV]
-  std::vector<double> precond_g;        // [T, H]
-  std::vector<double> precond_beta;     // [T, H]
+#define FW_TOKEN(name, heads, width, used) std::vector<double> name;
+#include "rule/tokens.def"
+#undef FW_TOKEN
   std::vector<double> precond_center;   // [H]
   std::vector<double> initial_state;    // [N, HV, K, V]; empty: zero
   std::vector<double> initial_precond;  // [N, H, K]; empty: zero

@@ -1,6 +1,7 @@
 #include "scan/tensors.h"
 
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -22,7 +23,7 @@ class Checker {
   Checker(const Plan& plan, TensorRole role, bool written) : plan_(plan), prefix_(role == TensorRole::kGradient ? "gradient of " : ""), written_(written) {}
 
   // dims: the expected shape; a negative entry -1 - i means "H or HV".
-  const fw_tensor* check(const char* name, const fw_tensor& t, const std::vector<int64_t>& dims, bool allowed, bool required, bool bf16 = false) const {
+  const fw_tensor* check(std::string_view name, const fw_tensor& t, const std::vector<int64_t>& dims, bool allowed, bool required, bool bf16 = false) const {
     if (t.data == nullptr) {
       if (required && plan_.tokens() > 0) fail_usage("{}{}: expected a tensor, since the rule ({}) uses it, got none", prefix_, name, to_string(plan_.rule));
       return nullptr;
@@ -55,7 +56,7 @@ class Checker {
   }
 
   // `dim` 0: rank 3 [B, T, heads].
-  TokenTensor<T> token(const char* name, const fw_tensor& t, int64_t heads, int64_t dim, bool allowed, bool required) const {
+  TokenTensor<T> token(std::string_view name, const fw_tensor& t, int64_t heads, int64_t dim, bool allowed, bool required) const {
     std::vector<int64_t> dims = {plan_.B, plan_.T, heads};
     if (dim > 0) dims.push_back(dim);
     const fw_tensor* x = check(name, t, dims, allowed, required, plan_.bf16_io);
@@ -97,6 +98,14 @@ class Checker {
 
 constexpr int64_t kEitherHeads = -1;
 
+constexpr fw_tensor fw_inputs::*kHeaderTokens[] = {
+#define FW_TOKEN(name, heads, width, used) &fw_inputs::name,
+#include "rule/tokens.def"
+#undef FW_TOKEN
+};
+// Of the header's tensors the list has all but the preconditioner's center and the two states.
+static_assert(sizeof(fw_inputs) == sizeof(size_t) + (kTokenTensors + 3) * sizeof(fw_tensor));
+
 }  // namespace
 
 template <class T>
@@ -106,21 +115,12 @@ Inputs<T> check_inputs(const Plan& plan, const fw_inputs& in, TensorRole role) {
   const Rule& rule = plan.rule;
   const bool need = role == TensorRole::kInput;
   Inputs<T> x;
-  x.q = checker.token("q", in.q, plan.H, plan.K, true, need);
-  x.k = checker.token("k", in.k, plan.H, plan.K, true, need);
-  x.v = checker.token("v", in.v, plan.HV, plan.V, true, need);
-  const bool channel = rule.decay == Decay::kChannel;
-  x.g = checker.token("g", in.g, channel ? kEitherHeads : plan.HV, channel ? plan.K : 0, rule.uses_g(), need && rule.uses_g());
-  x.beta = checker.token("beta", in.beta, plan.HV, 0, rule.uses_beta(), need && rule.uses_beta());
-  x.lambda = checker.token("lambda", in.lambda, plan.HV, 0, rule.uses_lambda(), need && rule.uses_lambda());
-  x.erase_key = checker.token("erase_key", in.erase_key, plan.H, plan.K, rule.uses_erase_key(), need && rule.uses_erase_key());
-  const bool one_erase = rule.erase == Gate::kScalar, one_write = rule.write == Gate::kScalar;
-  x.erase_gate = checker.token("erase_gate", in.erase_gate, one_erase ? plan.HV : kEitherHeads, one_erase ? 0 : plan.K, rule.uses_erase_gate(),
-                               need && rule.uses_erase_gate());
-  x.write_gate = checker.token("write_gate", in.write_gate, plan.HV, one_write ? 0 : plan.V, rule.uses_write_gate(), need && rule.uses_write_gate());
-  x.read_correction = checker.token("read_correction", in.read_correction, plan.HV, 0, rule.uses_read_correction(), need && rule.uses_read_correction());
-  x.precond_g = checker.token("precond_g", in.precond_g, plan.H, 0, rule.uses_precond(), need && rule.uses_precond());
-  x.precond_beta = checker.token("precond_beta", in.precond_beta, plan.H, 0, rule.uses_precond(), need && rule.uses_precond());
+  const auto specs = token_specs(rule);
+  for (size_t i = 0; i < kTokenTensors; ++i) {
+    const TokenSpec& spec = specs[i];
+    const int64_t heads = spec.heads == TokenHeads::kEither ? kEitherHeads : spec.heads == TokenHeads::kKey ? plan.H : plan.HV;
+    x.*kInputTokens<T>[i] = checker.token(spec.name, in.*kHeaderTokens[i], heads, spec.one() ? 0 : spec.channels(plan.K, plan.V), spec.used, need && spec.used);
+  }
   if (const fw_tensor* center = checker.check("precond_center", in.precond_center, {plan.H}, rule.uses_precond_center(), need && rule.uses_precond_center())) {
     x.precond_center = static_cast<T*>(center->data);
     x.center_stride = center->stride[0];

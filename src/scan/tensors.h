@@ -3,6 +3,7 @@
 
 #include "base/bf16.h"
 #include "fastweight/fastweight.h"
+#include "rule/tokens.h"
 #include "scan/cpu/kernels.h"
 #include "scan/plan.h"
 
@@ -44,10 +45,20 @@ struct StateTensor {
 
 template <class T>
 struct Inputs {
-  TokenTensor<T> q, k, v, g, beta, lambda, erase_key, erase_gate, write_gate, read_correction, precond_g, precond_beta;
+#define FW_TOKEN(name, heads, width, used) TokenTensor<T> name;
+#include "rule/tokens.def"
+#undef FW_TOKEN
   T* precond_center = nullptr;
   int64_t center_stride = 1;
   StateTensor<T> initial_state, initial_precond;
+};
+
+// The tensors of tokens in the order of token_specs() (rule/tokens.h).
+template <class T>
+inline constexpr TokenTensor<T> Inputs<T>::*kInputTokens[] = {
+#define FW_TOKEN(name, heads, width, used) &Inputs<T>::name,
+#include "rule/tokens.def"
+#undef FW_TOKEN
 };
 
 template <class T>

@@ -22,8 +22,8 @@ class OneToken {
     if (rule_.uses_g()) in.g = row(rule_.decay == Decay::kChannel ? g_channel_ : g_);
     if (rule_.uses_beta()) in.beta = row(beta_);
     if (rule_.uses_lambda()) in.lambda = row(lambda_);
-    if (rule_.uses_erase_gate()) in.erase = row(erase_);
-    if (rule_.uses_write_gate()) in.write = row(write_);
+    if (rule_.uses_erase_gate()) in.erase_gate = row(erase_);
+    if (rule_.uses_write_gate()) in.write_gate = row(write_);
     if (rule_.uses_precond()) {
       in.precond_g = row(precond_g_);
       in.precond_beta = row(precond_beta_);

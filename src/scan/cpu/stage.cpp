@@ -5,42 +5,15 @@
 #include "base/bf16.h"
 
 namespace fw::cpu {
-namespace {
-
-template <class T>
-constexpr TokenTensor<T> Inputs<T>::*kTensors[] = {
-    &Inputs<T>::q,         &Inputs<T>::k,           &Inputs<T>::v,          &Inputs<T>::g,          &Inputs<T>::beta,
-    &Inputs<T>::lambda,    &Inputs<T>::erase_key,   &Inputs<T>::erase_gate, &Inputs<T>::write_gate, &Inputs<T>::read_correction,
-    &Inputs<T>::precond_g, &Inputs<T>::precond_beta};
-
-// Values a row of the tensor has, in the order of kTensors; 0: the rule does not take it.
-std::array<int64_t, 12> widths(const Plan& plan) {
-  const Rule& r = plan.rule;
-  const auto gate = [](bool used, Gate kind, int64_t dim) { return used ? (kind == Gate::kScalar ? 1 : dim) : 0; };
-  return {plan.K,
-          plan.K,
-          plan.V,
-          r.uses_g() ? (r.decay == Decay::kChannel ? plan.K : 1) : 0,
-          r.uses_beta(),
-          r.uses_lambda(),
-          r.uses_erase_key() ? plan.K : 0,
-          gate(r.uses_erase_gate(), r.erase, plan.K),
-          gate(r.uses_write_gate(), r.write, plan.V),
-          r.uses_read_correction(),
-          r.uses_precond(),
-          r.uses_precond()};
-}
-
-}  // namespace
-
 template <class T>
 Stage<T>::Stage(const Plan& plan, bool backward, Bump<T>& bump) : plan_(plan) {
   if (!plan.bf16_io) return;
-  const std::array<int64_t, kInputs> width = widths(plan);
-  for (size_t i = 0; i < kInputs; ++i) {
-    if (width[i] == 0) continue;
-    inputs_[i] = bump.take(plan.longest * width[i]);
-    if (backward) grads_[i] = bump.take(plan.longest * width[i]);
+  const auto specs = token_specs(plan.rule);
+  for (size_t i = 0; i < kTokenTensors; ++i) {
+    if (!specs[i].used) continue;
+    const int64_t row = specs[i].channels(plan.K, plan.V);
+    inputs_[i] = bump.take(plan.longest * row);
+    if (backward) grads_[i] = bump.take(plan.longest * row);
   }
   o_ = bump.take(plan.longest * plan.V);
 }
@@ -75,11 +48,11 @@ void Stage<T>::round(const TokenTensor<T>& copy, const TokenTensor<T>& tensor, i
 template <class T>
 Inputs<T> Stage<T>::read(const Inputs<T>& in, int64_t n, int64_t hv, bool key_heads) {
   Inputs<T> x = in;
-  for (size_t i = 0; i < kInputs; ++i) {
-    const TokenTensor<T>& tensor = in.*kTensors<T>[i];
+  for (size_t i = 0; i < kTokenTensors; ++i) {
+    const TokenTensor<T>& tensor = in.*kInputTokens<T>[i];
     if (tensor.bf16 == nullptr) continue;
-    x.*kTensors<T>[i] = copy_of(tensor, inputs_[i]);
-    if (key_heads || per_value_head(tensor)) widen(tensor, x.*kTensors<T>[i], n, hv);
+    x.*kInputTokens<T>[i] = copy_of(tensor, inputs_[i]);
+    if (key_heads || per_value_head(tensor)) widen(tensor, x.*kInputTokens<T>[i], n, hv);
   }
   return x;
 }
@@ -101,8 +74,8 @@ Outputs<T> Stage<T>::open(const Outputs<T>& out) {
 template <class T>
 Inputs<T> Stage<T>::open(const Inputs<T>& grads) {
   Inputs<T> x = grads;
-  for (size_t i = 0; i < kInputs; ++i) {
-    if ((grads.*kTensors<T>[i]).bf16 != nullptr) x.*kTensors<T>[i] = copy_of(grads.*kTensors<T>[i], grads_[i]);
+  for (size_t i = 0; i < kTokenTensors; ++i) {
+    if ((grads.*kInputTokens<T>[i]).bf16 != nullptr) x.*kInputTokens<T>[i] = copy_of(grads.*kInputTokens<T>[i], grads_[i]);
   }
   return x;
 }
@@ -110,8 +83,8 @@ Inputs<T> Stage<T>::open(const Inputs<T>& grads) {
 template <class T>
 Inputs<T> Stage<T>::open_to_add(const Inputs<T>& grads, int64_t n, int64_t hv) {
   Inputs<T> x = open(grads);
-  for (size_t i = 0; i < kInputs; ++i) {
-    if ((grads.*kTensors<T>[i]).bf16 != nullptr) widen(grads.*kTensors<T>[i], x.*kTensors<T>[i], n, hv);
+  for (size_t i = 0; i < kTokenTensors; ++i) {
+    if ((grads.*kInputTokens<T>[i]).bf16 != nullptr) widen(grads.*kInputTokens<T>[i], x.*kInputTokens<T>[i], n, hv);
   }
   return x;
 }
@@ -123,9 +96,9 @@ void Stage<T>::close(const Outputs<T>& out, const Outputs<T>& staged, int64_t n,
 
 template <class T>
 void Stage<T>::close(const Inputs<T>& grads, const Inputs<T>& staged, int64_t n, int64_t hv, bool key_heads) const {
-  for (size_t i = 0; i < kInputs; ++i) {
-    const TokenTensor<T>& tensor = grads.*kTensors<T>[i];
-    if (tensor.bf16 != nullptr && (key_heads || per_value_head(tensor))) round(staged.*kTensors<T>[i], tensor, n, hv, 0, tensor.dim);
+  for (size_t i = 0; i < kTokenTensors; ++i) {
+    const TokenTensor<T>& tensor = grads.*kInputTokens<T>[i];
+    if (tensor.bf16 != nullptr && (key_heads || per_value_head(tensor))) round(staged.*kInputTokens<T>[i], tensor, n, hv, 0, tensor.dim);
   }
 }
 

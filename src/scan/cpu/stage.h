@@ -33,14 +33,13 @@ class Stage {
   void close(const Inputs<T>& grads, const Inputs<T>& staged, int64_t n, int64_t hv, bool key_heads) const;
 
  private:
-  static constexpr size_t kInputs = 12;
   TokenTensor<T> copy_of(const TokenTensor<T>& tensor, T* slot) const;
   void widen(const TokenTensor<T>& tensor, const TokenTensor<T>& copy, int64_t n, int64_t hv) const;
   void round(const TokenTensor<T>& copy, const TokenTensor<T>& tensor, int64_t n, int64_t hv, int64_t column0, int64_t columns) const;
   bool per_value_head(const TokenTensor<T>& tensor) const { return tensor.heads == plan_.HV; }
 
   const Plan& plan_;
-  std::array<T*, kInputs> inputs_{}, grads_{};
+  std::array<T*, kTokenTensors> inputs_{}, grads_{};
   T* o_ = nullptr;
 };
 

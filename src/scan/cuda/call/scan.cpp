@@ -37,18 +37,10 @@ TokenArg token_arg(const Plan& plan, const TokenTensor<float>& t) {
 
 TokenArgs token_args(const Plan& plan, const Inputs<float>& in) {
   TokenArgs a;
-  a.q = token_arg(plan, in.q);
-  a.k = token_arg(plan, in.k);
-  a.v = token_arg(plan, in.v);
-  a.g = token_arg(plan, in.g);
-  a.beta = token_arg(plan, in.beta);
-  a.lambda = token_arg(plan, in.lambda);
-  a.erase_key = token_arg(plan, in.erase_key);
-  a.erase_gate = token_arg(plan, in.erase_gate);
-  a.write_gate = token_arg(plan, in.write_gate);
-  a.read_correction = token_arg(plan, in.read_correction);
-  a.precond_g = token_arg(plan, in.precond_g);
-  a.precond_beta = token_arg(plan, in.precond_beta);
+  static_assert(sizeof(TokenArgs) == kTokenTensors * sizeof(TokenArg));
+#define FW_TOKEN(name, heads, width, used) a.name = token_arg(plan, in.name);
+#include "rule/tokens.def"
+#undef FW_TOKEN
   return a;
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "rule/tokens.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/select.h"
 
@@ -28,24 +29,19 @@ TokenArg tensor(const Plan& plan, bool there, int64_t heads, int64_t dim, bool b
 }
 // per_value_head: gradients of the key side as the kernels make them, which are float32 in the workspace where heads share a key head.
 TokenArgs tensors(const Plan& plan, bool per_value_head) {
-  const Rule& rule = plan.rule;
-  const int64_t H = per_value_head ? plan.HV : plan.H;
-  const auto rows = [&](bool there, int64_t heads, int64_t dim) { return tensor(plan, there, heads, dim, plan.bf16_io); };
-  const auto key_rows = [&](bool there) { return tensor(plan, there, H, plan.K, plan.bf16_io && H == plan.H); };
-  const auto numbers = [&](bool there, int64_t heads) { return tensor(plan, there, heads, 1, false); };
-  const auto gate = [&](bool there, Gate form, int64_t heads, int64_t dim) {
-    return form == Gate::kScalar ? numbers(there, plan.HV) : rows(there, heads, dim);
+  constexpr TokenArg TokenArgs::*kMembers[] = {
+#define FW_TOKEN(name, heads, width, used) &TokenArgs::name,
+#include "rule/tokens.def"
+#undef FW_TOKEN
   };
   TokenArgs a;
-  a.q = key_rows(true), a.k = key_rows(true), a.v = rows(true, plan.HV, plan.V);
-  a.g = rule.decay == Decay::kChannel ? rows(true, plan.HV, plan.K) : numbers(rule.decay == Decay::kScalar, plan.HV);
-  a.beta = numbers(rule.uses_beta(), plan.HV);
-  a.lambda = numbers(rule.uses_lambda(), plan.HV);
-  a.erase_key = key_rows(rule.uses_erase_key());
-  a.erase_gate = gate(rule.uses_erase_gate(), rule.erase, plan.HV, plan.K);
-  a.write_gate = gate(rule.uses_write_gate(), rule.write, plan.HV, plan.V);
-  a.read_correction = numbers(rule.uses_read_correction(), plan.HV);
-  a.precond_g = numbers(rule.uses_precond(), plan.H), a.precond_beta = numbers(rule.uses_precond(), plan.H);
+  const auto specs = token_specs(plan.rule);
+  for (size_t i = 0; i < kTokenTensors; ++i) {
+    const TokenSpec& spec = specs[i];
+    const bool key_row = spec.heads == TokenHeads::kKey && !spec.one();
+    const int64_t heads = spec.heads != TokenHeads::kKey || (key_row && per_value_head) ? plan.HV : plan.H;
+    a.*kMembers[i] = tensor(plan, spec.used, heads, spec.channels(plan.K, plan.V), plan.bf16_io && !spec.one() && (!key_row || heads == plan.H));
+  }
   return a;
 }
 StateArg state(const Plan& plan) {
