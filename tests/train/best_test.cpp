@@ -16,7 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 using testing::folder_content;
 using testing::make_trainer;
-using testing::read_text;
 using testing::TempFolder;
 using testing::tiny_run;
 
