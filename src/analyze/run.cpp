@@ -41,7 +41,7 @@ class Watch {
 Analysis analyze_text(LanguageModel<float>& model, const TokenFile& file, const AnalyzeOptions& options) {
   check(model, file, options);
   Analysis result;
-  result.rule = model.config().rule;
+  result.rule = model.config().mixers();
   result.context = options.context;
   result.every = options.every;
   Analyzer<float> analyzer(options.layers, options.every);

@@ -26,9 +26,11 @@ void validate(const DataConfig& data) {
 }
 
 std::string describe(const ModelConfig& m) {
-  std::string heads = fmt::format("{} heads of {}", m.num_heads, m.head_dim);
-  if (m.v_heads() != m.num_heads || m.head_v_dim() != m.head_dim) heads += fmt::format(" (values: {} of {})", m.v_heads(), m.head_v_dim());
-  return fmt::format("{}, {} layers, width {}, {}", m.rule, m.num_hidden_layers, m.hidden_size, heads);
+  std::string heads;
+  if (m.has_recurrence()) heads = fmt::format(", {} heads of {}", m.num_heads, m.head_dim);
+  if (m.has_recurrence() && (m.v_heads() != m.num_heads || m.head_v_dim() != m.head_dim))
+    heads += fmt::format(" (values: {} of {})", m.v_heads(), m.head_v_dim());
+  return fmt::format("{}, {} layers, width {}{}", m.mixers(), m.num_hidden_layers, m.hidden_size, heads);
 }
 
 std::string find_model_folder(const std::string& path) {

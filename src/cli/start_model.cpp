@@ -73,12 +73,13 @@ void refuse_contradictions(const ModelConfig& wanted, const std::string& from, c
   }
 }
 
+// num_heads; of the tables inside, mixer.window.num_heads.
 std::vector<std::string> said_keys(const ModelConfig& config, const Options& options) {
   ModelConfig copy = config;
   std::vector<std::string> names;
   for (const KeyTable& table : key_tables(copy)) {
     for (const Key& key : table.keys) {
-      if (options.said(table.name, key.name)) names.push_back(key.name);
+      if (options.said(table.name, key.name)) names.push_back(table.name == "model" ? key.name : table.name + "." + key.name);
     }
   }
   return names;

@@ -265,7 +265,7 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
   const BestRecord best = trainer.best();
   if (best.step >= 0) fmt::print("best      step {}, held-out loss {:.4f}\n", best.step, best.loss);
   if (data.test) test(trainer, data, tokenizer);
-  const std::string title = fmt::format("{}, {} layers, width {}", o_.model.rule, o_.model.num_hidden_layers, o_.model.hidden_size);
+  const std::string title = fmt::format("{}, {} layers, width {}", o_.model.mixers(), o_.model.num_hidden_layers, o_.model.hidden_size);
   const PictureResult curve = write_loss_curve(read_metrics(out + "/metrics.jsonl"), title, out + "/loss");
   if (!curve.note.empty()) fmt::print("note: {}\n", curve.note);
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <vector>
 
 #include "base/error.h"
@@ -14,6 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr const char* kRecurrentLayer = "recurrent";
 constexpr double kMaxTensor = 2147483648.0;      // 2^31 values
 constexpr double kMaxParameters = 8589934592.0;  // 2^33
 
@@ -29,19 +31,24 @@ double value_count(const ParamSpec& spec) {
   return n;
 }
 
-// A layer's parameters but for the two norms.
-std::vector<ParamSpec> layer_parameters(const ModelConfig& c) {
-  std::vector<ParamSpec> layer = mixer_parameters(c.mixer_spec(), "attn.");
+// A layer's parameters but for the norms.
+std::vector<ParamSpec> layer_parameters(const ModelConfig& c, int64_t i) {
+  std::vector<ParamSpec> layer = mixer_parameters(c.layer_spec(i), "attn.");
   const std::vector<ParamSpec> mlp = mlp_parameters({c.hidden_size, c.mlp_size(), InitScheme::kXavier}, "mlp.");
   layer.insert(layer.end(), mlp.begin(), mlp.end());
   return layer;
 }
 
+// Entries of the list of layers, which stand for all.
+int64_t entries(const ModelConfig& c) { return std::max<int64_t>(static_cast<int64_t>(c.layers.size()), 1); }
+
 void check_size(const ModelConfig& c) {
-  for (const ParamSpec& spec : layer_parameters(c)) {
-    if (value_count(spec) > kMaxTensor) {
-      fail_usage("{}: expected at most 2^31 values in one parameter, these sizes give {:.3g}; lower hidden_size, heads or head_dim", spec.name,
-                 value_count(spec));
+  for (int64_t i = 0; i < entries(c); ++i) {
+    for (const ParamSpec& spec : layer_parameters(c, i)) {
+      if (value_count(spec) > kMaxTensor) {
+        fail_usage("{}: expected at most 2^31 values in one parameter, these sizes give {:.3g}; lower hidden_size, heads or head_dim", spec.name,
+                   value_count(spec));
+      }
     }
   }
   if (static_cast<double>(c.vocab_size) * static_cast<double>(c.hidden_size) > kMaxTensor) {
@@ -79,6 +86,7 @@ Rule ModelConfig::resolved_rule() const {
 int64_t ModelConfig::head_v_dim() const { return static_cast<int64_t>(std::llround(expand_v * static_cast<double>(head_dim))); }
 
 int64_t ModelConfig::mlp_size() const {
+  if (mlp == "none") return 0;
   if (intermediate_size > 0) return intermediate_size;
   const int64_t step = hidden_size < 512 ? 64 : 256;
   const int64_t size = static_cast<int64_t>(hidden_ratio * static_cast<double>(hidden_size) * 2.0 / 3.0);
@@ -117,28 +125,114 @@ RecurrentMixerSpec ModelConfig::mixer_spec() const {
   return spec;
 }
 
-MixerSpec ModelConfig::layer_spec(int64_t) const { return mixer_spec(); }
+LayerKind ModelConfig::layer_kind(int64_t layer) const {
+  if (layers.empty()) return LayerKind::kRecurrent;
+  const std::string& name = layers[static_cast<size_t>(layer) % layers.size()];
+  return name == "attention" ? LayerKind::kAttention : name == "window" ? LayerKind::kWindow : name == "conv" ? LayerKind::kConv : LayerKind::kRecurrent;
+}
+
+std::string ModelConfig::layer_rule(int64_t layer) const {
+  const std::string name = layers.empty() ? kRecurrentLayer : layers[static_cast<size_t>(layer) % layers.size()];
+  return name == kRecurrentLayer ? rule : name;
+}
+
+bool ModelConfig::has_recurrence() const {
+  for (int64_t i = 0; i < entries(*this); ++i) {
+    if (layer_kind(i) == LayerKind::kRecurrent) return true;
+  }
+  return false;
+}
+
+std::string ModelConfig::mixers() const {
+  std::string text;
+  for (int64_t i = 0; i < entries(*this); ++i) text += (i > 0 ? " + " : "") + layer_rule(i);
+  return text;
+}
+
+AttentionSpec ModelConfig::attention_spec(const AttentionKeys& keys, int64_t window_size) const {
+  AttentionSpec spec;
+  spec.hidden = hidden_size;
+  spec.heads = keys.num_heads > 0 ? keys.num_heads : num_heads;
+  spec.kv_heads = keys.num_kv_heads > 0 ? keys.num_kv_heads : spec.heads;
+  spec.head_dim = keys.head_dim > 0 ? keys.head_dim : hidden_size / spec.heads;
+  spec.window = window_size;
+  spec.rope_theta = keys.rope_theta;
+  spec.rotated = std::llround(keys.rope_fraction * static_cast<double>(spec.head_dim));
+  spec.qk_norm = keys.qk_norm;
+  spec.qkv_bias = keys.qkv_bias;
+  spec.init = init_scheme();
+  return spec;
+}
+
+MixerSpec ModelConfig::layer_spec(int64_t layer) const {
+  switch (layer_kind(layer)) {
+    case LayerKind::kAttention:
+      return attention_spec(attention, 0);
+    case LayerKind::kWindow:
+      return attention_spec(window, window.window);
+    case LayerKind::kConv:
+      return ConvSpec{hidden_size, conv.kernel, init_scheme()};
+    case LayerKind::kRecurrent:
+      break;
+  }
+  if (layer_rule(layer) == rule) return mixer_spec();
+  ModelConfig own = *this;
+  own.rule = layer_rule(layer);
+  return own.mixer_spec();
+}
 
 double parameter_count(const ModelConfig& c) {
   const double hidden = static_cast<double>(c.hidden_size);
-  double layer = 2 * hidden;
-  for (const ParamSpec& spec : layer_parameters(c)) layer += value_count(spec);
-  return static_cast<double>(c.num_hidden_layers) * layer + (c.tie_word_embeddings ? 1 : 2) * static_cast<double>(c.vocab_size) * hidden + hidden;
+  double layers = 0;
+  for (int64_t i = 0; i < entries(c); ++i) {
+    double layer = (c.mlp_size() > 0 ? 2 : 1) * hidden;
+    for (const ParamSpec& spec : layer_parameters(c, i)) layer += value_count(spec);
+    const int64_t times = (c.num_hidden_layers - i + entries(c) - 1) / entries(c);
+    layers += layer * static_cast<double>(times);
+  }
+  return layers + (c.tie_word_embeddings ? 1 : 2) * static_cast<double>(c.vocab_size) * hidden + hidden;
 }
 
-KeyTables key_tables(ModelConfig& c) {
 #define FW_KEY FW_KEY_ENTRY
+namespace {
+
+std::vector<Key> keys_of(AttentionKeys& c) {
+  return {
+#include "model/attention.def"
+  };
+}
+std::vector<Key> keys_of(WindowKeys& c) {
+  std::vector<Key> keys = {
+#include "model/window.def"
+  };
+  const std::vector<Key> shared = keys_of(static_cast<AttentionKeys&>(c));
+  keys.insert(keys.end(), shared.begin(), shared.end());
+  return keys;
+}
+std::vector<Key> keys_of(ConvKeys& c) {
+  return {
+#include "model/conv.def"
+  };
+}
+
+}  // namespace
+
+KeyTables key_tables(ModelConfig& c) {
   return {{"model",
            "Model",
            {
 #include "model/config.def"
-           }}};
-#undef FW_KEY
+           }},
+          {"mixer.attention", "Layers of softmax attention", keys_of(c.attention)},
+          {"mixer.window", "Layers of sliding-window attention", keys_of(c.window)},
+          {"mixer.conv", "Layers of gated convolution", keys_of(c.conv)}};
 }
+#undef FW_KEY
 
-void validate(const ModelConfig& c) {
-  ModelConfig copy = c;
-  check_ranges(key_tables(copy));
+namespace {
+
+// What the keys of a recurrence must be together, for the rule c.rule.
+void check_recurrence(const ModelConfig& c) {
   if (c.v_heads() % c.num_heads != 0)
     fail_usage("num_v_heads: expected a multiple of num_heads = {} (every key head serves as many value heads), got {}", c.num_heads, c.num_v_heads);
   const double value_dim = c.expand_v * static_cast<double>(c.head_dim);
@@ -171,6 +265,49 @@ void validate(const ModelConfig& c) {
   if (c.allow_neg_eigval && !spec.gain_doubles() && !spec.erase_doubles()) {
     fail_usage("allow_neg_eigval: expected false, because rule '{}' has no gate on what it erases, got true", c.rule);
   }
+}
+
+void check_attention(const ModelConfig& c, const std::string& table, const AttentionKeys& keys) {
+  const AttentionSpec spec = c.attention_spec(keys, 0);
+  if (spec.heads % spec.kv_heads != 0) {
+    fail_usage("mixer.{}.num_kv_heads: expected a number that divides the {} query heads (each serves as many of them), got {}", table, spec.heads,
+               spec.kv_heads);
+  }
+  if (keys.head_dim == 0 && c.hidden_size % spec.heads != 0) {
+    fail_usage("mixer.{}.head_dim: expected a width, because {} heads do not divide hidden_size = {}, got 0", table, spec.heads, c.hidden_size);
+  }
+  if (spec.head_dim > 4096) fail_usage("mixer.{}.head_dim: expected heads of at most 4096, hidden_size / num_heads gives {}", table, spec.head_dim);
+  if (keys.rope_theta > 0 && (spec.rotated < 2 || spec.rotated % 2 != 0)) {
+    fail_usage("mixer.{}.rope_fraction: expected a share that gives an even number of rotated channels, got {} of {}", table, keys.rope_fraction,
+               spec.head_dim);
+  }
+}
+
+}  // namespace
+
+void validate(const ModelConfig& c) {
+  ModelConfig copy = c;
+  check_ranges(key_tables(copy));
+  if (static_cast<int64_t>(c.layers.size()) > c.num_hidden_layers) {
+    fail_usage("layers: expected at most num_hidden_layers = {} entries, got {}", c.num_hidden_layers, c.layers.size());
+  }
+  std::set<std::string> rules;
+  bool attention = false, window = false;
+  for (int64_t i = 0; i < entries(c); ++i) {
+    const LayerKind kind = c.layer_kind(i);
+    attention = attention || kind == LayerKind::kAttention;
+    window = window || kind == LayerKind::kWindow;
+    if (kind != LayerKind::kRecurrent || !rules.insert(c.layer_rule(i)).second) continue;
+    copy.rule = c.layer_rule(i);
+    try {
+      check_recurrence(copy);
+    } catch (const Error& error) {
+      if (copy.rule == c.rule) throw;
+      throw Error(error.kind(), fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv or a rule): {}", copy.rule, error.what()));
+    }
+  }
+  if (attention) check_attention(c, "attention", c.attention);
+  if (window) check_attention(c, "window", c.window);
   check_size(c);
 }
 
@@ -197,6 +334,11 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   json["model_type"] = "fastweight";
   ModelConfig copy = config;
   keys_to_json(key_tables(copy), json);
+  // What models had before their layers were a list is written as it was then: a run's checkpoints know their run by this text.
+  const ModelConfig standard;
+  if (config.layers.empty()) json.erase("layers");
+  if (config.mlp == standard.mlp) json.erase("mlp");
+  if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv) json.erase("mixer");
   if (!config.peer.empty()) json["peer"] = Json::parse(config.peer);
   return json;
 }

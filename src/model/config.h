@@ -15,11 +15,35 @@
 
 namespace fw {
 
+struct AttentionKeys {
+#define FW_KEY FW_KEY_MEMBER
+#include "model/attention.def"
+#undef FW_KEY
+  bool operator==(const AttentionKeys&) const = default;
+};
+struct WindowKeys : AttentionKeys {
+#define FW_KEY FW_KEY_MEMBER
+#include "model/window.def"
+#undef FW_KEY
+  bool operator==(const WindowKeys&) const = default;
+};
+struct ConvKeys {
+#define FW_KEY FW_KEY_MEMBER
+#include "model/conv.def"
+#undef FW_KEY
+  bool operator==(const ConvKeys&) const = default;
+};
+
+enum class LayerKind { kRecurrent, kAttention, kWindow, kConv };
+
 struct ModelConfig {
 #define FW_KEY FW_KEY_MEMBER
 #include "model/config.def"
 #undef FW_KEY
-  std::string peer;  // of a model that came from another program (peer.h): its config.json and what else an export needs; JSON, or ""
+  AttentionKeys attention;  // of the layers called attention: all tokens before
+  WindowKeys window;        // of those called window
+  ConvKeys conv;            // of those called conv
+  std::string peer;         // of a model that came from another program (peer.h): its config.json and what else an export needs; JSON, or ""
 
   Rule resolved_rule() const;  // with gain_bound and precond_x from above, validated
   int64_t v_heads() const { return num_v_heads > 0 ? num_v_heads : num_heads; }
@@ -27,8 +51,15 @@ struct ModelConfig {
   int64_t mlp_size() const;
   GateKind gate_kind() const;
   InitScheme init_scheme() const;
-  RecurrentMixerSpec mixer_spec() const;  // of the layers with a recurrence; the config must be valid
+  RecurrentMixerSpec mixer_spec() const;  // of a layer with a recurrence of `rule`; the config must be valid
+  // A layer's entry of `layers`: attention, window and conv are those kinds, "recurrent" is `rule`, and all else is a rule of its own
+  // (a preset or axes) with the other keys of the model.
+  LayerKind layer_kind(int64_t layer) const;
+  std::string layer_rule(int64_t layer) const;  // of a recurrent layer
+  bool has_recurrence() const;
+  std::string mixers() const;  // for people: "gated_deltanet2 + window"
   MixerSpec layer_spec(int64_t layer) const;
+  AttentionSpec attention_spec(const AttentionKeys& keys, int64_t window) const;
 
   bool operator==(const ModelConfig&) const = default;
 };

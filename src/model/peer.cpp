@@ -86,6 +86,16 @@ struct Type {
   std::array<Rename, 2> renames = {};
 };
 
+// The shortest beginning that repeated to the length gives the whole list.
+size_t period(const StringList& list) {
+  for (size_t n = 1; n < list.size(); ++n) {
+    bool repeats = true;
+    for (size_t i = n; i < list.size() && repeats; ++i) repeats = list[i] == list[i - n];
+    if (repeats) return n;
+  }
+  return list.size();
+}
+
 // What all of them have.
 void read_common(const Keys& keys, ModelConfig& c, int64_t hidden, int64_t layers, double ratio) {
   c.vocab_size = keys.whole("vocab_size", 32000);
@@ -134,6 +144,73 @@ void read_shares(const Keys& keys, ModelConfig& c, int64_t heads, double expand_
   const Json* groups = keys.find("num_kv_heads");
   if (groups != nullptr && *groups != c.num_heads)
     keys.fail("num_kv_heads", fmt::format("num_heads = {} (grouped keys are not computed here)", c.num_heads), *groups);
+}
+
+// One attention layer, of a whole model or of the layers that `attn` names. Its heads are hidden_size / num_heads wide.
+void read_attention(const Keys& keys, ModelConfig& c, AttentionKeys& a) {
+  a.num_heads = keys.whole("num_heads", 32);
+  if (a.num_heads < 1 || a.num_heads > 1 << 16) fail_usage("{}: num_heads: expected 1 to 65536, got {}", keys.where(), a.num_heads);
+  if (c.hidden_size % a.num_heads != 0)
+    fail_usage("{}: num_heads: expected a number that divides hidden_size = {}, got {}", keys.where(), c.hidden_size, a.num_heads);
+  a.num_kv_heads = keys.whole("num_kv_heads", a.num_heads);
+  a.head_dim = c.hidden_size / a.num_heads;
+  a.rope_theta = keys.number("rope_theta", 10000.0);
+  a.qk_norm = keys.truth("qk_norm", false);
+  a.qkv_bias = keys.truth("qkv_bias", false);
+}
+// The kind of those layers: with a window or without.
+const char* read_attention_kind(const Keys& keys, ModelConfig& c) {
+  const bool all = keys.find("window_size") == nullptr;
+  if (!all) c.window.window = keys.whole("window_size", 0);
+  read_attention(keys, c, all ? c.attention : c.window);
+  return all ? "attention" : "window";
+}
+
+// A hybrid: the layers that `attn` names have attention in the mixer's place.
+void read_hybrid(const Keys& keys, ModelConfig& c) {
+  const Json* attn = keys.find("attn");
+  if (attn == nullptr) return;
+  if (!attn->is_object()) keys.fail("attn", "an object with layers and num_heads", *attn);
+  const Keys inner(*attn, keys.where() + ": attn");
+  const Json* layers = inner.find("layers");
+  if (layers == nullptr || !layers->is_array()) inner.fail("layers", "the numbers of the layers with attention", layers == nullptr ? Json() : *layers);
+  if (inner.find("num_heads") == nullptr) inner.fail("num_heads", "a whole number", Json());
+  if (layers->empty()) return;
+  if (c.num_hidden_layers < 1 || c.num_hidden_layers > 1 << 14)
+    fail_usage("{}: num_hidden_layers: expected 1 to 16384, got {}", keys.where(), c.num_hidden_layers);
+  const char* kind = read_attention_kind(inner, c);
+  c.layers.assign(static_cast<size_t>(c.num_hidden_layers), "recurrent");
+  for (const Json& layer : *layers) {
+    const bool known = layer.is_number_integer() && layer.get<double>() >= 0 && layer.get<double>() < static_cast<double>(c.num_hidden_layers);
+    if (!known) inner.fail("layers", fmt::format("numbers from 0 to {}", c.num_hidden_layers - 1), layer);
+    c.layers[layer.get<size_t>()] = kind;
+  }
+  c.layers.resize(period(c.layers));
+}
+
+// The attention of a model's layers, in `json` itself or in its `attn`.
+void write_attention(const ModelConfig& c, LayerKind kind, Json& json) {
+  const AttentionKeys& keys = kind == LayerKind::kWindow ? c.window : c.attention;
+  const AttentionSpec spec = c.attention_spec(keys, 0);
+  json["num_heads"] = spec.heads;
+  json["num_kv_heads"] = spec.kv_heads;
+  json["rope_theta"] = spec.rope_theta;
+  json["qkv_bias"] = spec.qkv_bias;
+  if (spec.qk_norm) json["qk_norm"] = true;
+  json["window_size"] = kind == LayerKind::kWindow ? Json(c.window.window) : Json();
+}
+void write_hybrid(const ModelConfig& c, Json& json) {
+  Json layers = Json::array();
+  LayerKind kind = LayerKind::kRecurrent;
+  for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
+    if (c.layer_kind(i) == LayerKind::kRecurrent) continue;
+    kind = c.layer_kind(i);  // several kinds come back as one, which is not this model
+    layers.push_back(i);
+  }
+  if (layers.empty()) return;
+  Json attn = {{"layers", layers}};
+  write_attention(c, kind, attn);
+  json["attn"] = attn;
 }
 
 void read_conv(const Keys& keys, ModelConfig& c) {
@@ -350,7 +427,18 @@ void read_retnet(const Keys& keys, ModelConfig& c) {
   c.rope_theta = kRetnetTheta;
 }
 
+void read_transformer(const Keys& keys, ModelConfig& c) {
+  read_common(keys, c, 2048, 24, 4);
+  c.layers = {read_attention_kind(keys, c)};
+}
+void write_transformer(const ModelConfig& c, Json& json) {
+  write_common(c, json);
+  write_attention(c, c.layer_kind(0), json);
+}
+
+// The first that says the same as a model of our own is what it is exported as.
 constexpr Type kTypes[] = {
+    {"transformer", read_transformer, write_transformer},
     {"delta_net", read_delta_net, write_delta_net},
     {"gated_deltanet", read_gated_deltanet, write_gated},
     {"comba", read_comba, write_comba},
@@ -381,8 +469,57 @@ const Type* find_type(const std::string& name) {
   return nullptr;
 }
 
+// The keys of a recurrence where there is none, and of attention where there is none, say nothing.
+ModelConfig meaning_of_layers(ModelConfig c) {
+  const ModelConfig standard;
+  StringList kinds;
+  bool attention = false, window = false, conv = false;
+  for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
+    const LayerKind kind = c.layer_kind(i);
+    attention = attention || kind == LayerKind::kAttention;
+    window = window || kind == LayerKind::kWindow;
+    conv = conv || kind == LayerKind::kConv;
+    if (kind == LayerKind::kRecurrent) {
+      kinds.push_back(c.layer_rule(i) == c.rule ? "recurrent" : c.layer_rule(i));
+    } else {
+      kinds.push_back(kind == LayerKind::kAttention ? "attention" : kind == LayerKind::kWindow ? "window" : "conv");
+    }
+  }
+  const auto resolve = [&](AttentionKeys& keys) {
+    const AttentionSpec spec = c.attention_spec(keys, 0);
+    keys.num_heads = spec.heads;
+    keys.num_kv_heads = spec.kv_heads;
+    keys.head_dim = spec.head_dim;
+  };
+  if (attention) resolve(c.attention);
+  if (window) resolve(c.window);
+  if (!attention) c.attention = {};
+  if (!window) c.window = {};
+  if (!conv) c.conv = {};
+  if (!c.has_recurrence()) {
+    ModelConfig plain;
+    plain.layers = c.layers;
+    plain.mlp = c.mlp;
+    plain.attention = c.attention;
+    plain.window = c.window;
+    plain.conv = c.conv;
+    plain.vocab_size = c.vocab_size;
+    plain.hidden_size = c.hidden_size;
+    plain.num_hidden_layers = c.num_hidden_layers;
+    plain.intermediate_size = c.intermediate_size;
+    plain.hidden_ratio = c.hidden_ratio;
+    plain.norm_eps = c.norm_eps;
+    plain.tie_word_embeddings = c.tie_word_embeddings;
+    c = plain;
+  }
+  kinds.resize(period(kinds));
+  c.layers = kinds == StringList{"recurrent"} ? StringList{} : kinds;
+  return c;
+}
+
 // What a configuration says, whichever way it says it: two models with equal ones compute the same.
 ModelConfig meaning(ModelConfig c) {
+  c = meaning_of_layers(std::move(c));
   const Rule rule = c.resolved_rule();
   c.intermediate_size = c.mlp_size();
   c.hidden_ratio = ModelConfig().hidden_ratio;
@@ -400,11 +537,31 @@ ModelConfig meaning(ModelConfig c) {
   return c;
 }
 
+struct Difference {
+  std::string key;
+  Json ours, theirs;
+};
+
+std::vector<Difference> differences_of(const ModelConfig& ours, const ModelConfig& theirs) {
+  ModelConfig a_copy = ours, b_copy = theirs;
+  Json a = Json::object(), b = Json::object();
+  keys_to_json(key_tables(a_copy), a);
+  keys_to_json(key_tables(b_copy), b);
+  std::vector<Difference> list;
+  const auto compare = [&](const std::string& prefix, const Json& x, const Json& y) {
+    for (const auto& [key, value] : x.items()) {
+      if (!value.is_object() && value != y.at(key)) list.push_back({prefix + key, value, y.at(key)});
+    }
+  };
+  compare("", a, b);
+  for (const auto& [table, keys] : a.at("mixer").items()) compare("mixer." + table + ".", keys, b.at("mixer").at(table));
+  return list;
+}
+
 std::string differences(const ModelConfig& ours, const ModelConfig& theirs) {
-  const Json a = config_to_json(ours), b = config_to_json(theirs);
   std::string text;
-  for (const auto& [key, value] : a.items()) {
-    if (value != b[key]) text += fmt::format("{}{} = {} (here {})", text.empty() ? "" : ", ", key, b[key].dump(), value.dump());
+  for (const Difference& d : differences_of(ours, theirs)) {
+    text += fmt::format("{}{} = {} (here {})", text.empty() ? "" : ", ", d.key, d.theirs.dump(), d.ours.dump());
   }
   return text;
 }
@@ -423,9 +580,13 @@ size_t rule_distance(const ModelConfig& ours, const ModelConfig& theirs) {
   return either.size();
 }
 
+// An axis of the rule, and the list of layers, weigh more than all other keys.
+constexpr size_t kStructure = 1000;
+
 size_t count_differences(const ModelConfig& ours, const ModelConfig& theirs) {
-  const Json a = config_to_json(ours), b = config_to_json(theirs);
-  return static_cast<size_t>(std::count_if(a.items().begin(), a.items().end(), [&](const auto& item) { return item.value() != b[item.key()]; }));
+  size_t n = 0;
+  for (const Difference& d : differences_of(ours, theirs)) n += d.key == "layers" ? kStructure : 1;
+  return n;
 }
 
 // What a type's model would be that is as much like a configuration as the type allows.
@@ -438,12 +599,12 @@ struct Candidate {
 
 // The types that have these sizes, the nearest first; `obstacle`: what the first of the others said against it.
 std::vector<Candidate> candidates(const ModelConfig& config, std::string& obstacle) {
-  constexpr size_t kRule = 1000;  // an axis weighs more than all keys
   const ModelConfig ours = meaning(config);
   std::vector<Candidate> all;
   for (const Type& type : kTypes) {
     Candidate candidate{&type, {{"model_type", type.name}}, {}, 0};
     type.write(config, candidate.json);
+    if (candidate.json["model_type"] != "transformer") write_hybrid(config, candidate.json);
     try {
       candidate.theirs = meaning(config_from_peer(candidate.json, type.name));
     } catch (const Error& error) {
@@ -452,7 +613,7 @@ std::vector<Candidate> candidates(const ModelConfig& config, std::string& obstac
     }
     // A rule that is called as a type is nearest to it, however its layer computes it.
     const size_t axes = config.rule == type.name ? 0 : rule_distance(ours, candidate.theirs);
-    candidate.distance = kRule * axes + count_differences(ours, candidate.theirs);
+    candidate.distance = kStructure * axes + count_differences(ours, candidate.theirs);
     all.push_back(std::move(candidate));
   }
   std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) { return a.distance < b.distance; });
@@ -473,8 +634,6 @@ std::string unknown_peer_model(const Json& config) {
   const auto mixer = config.find("mixer_override");
   const bool replaced = mixer != config.end() && !mixer->is_null();
   if (find_type(name) == nullptr || replaced != (name == "gdn2")) return replaced ? name + " as mixer" : name;
-  const auto attn = config.find("attn");
-  if (attn != config.end() && !attn->is_null()) return name + " with attention layers (hybrid)";
   return "";
 }
 
@@ -485,11 +644,12 @@ ModelConfig config_from_peer(const Json& config, const std::string& where) {
   if (const std::string unknown = unknown_peer_model(config); !unknown.empty()) {
     std::string known;
     for (const Type& type : kTypes) known += fmt::format("{}{}", known.empty() ? "" : ", ", type.name);
-    fail_usage("{}: model_type: expected one of {}, without attention layers, got {}", where, known, unknown);
+    fail_usage("{}: model_type: expected one of {}, got {}", where, known, unknown);
   }
   const Keys keys(config, where);
   ModelConfig c;
   find_type(type_name(config))->read(keys, c);
+  if (c.layers.empty()) read_hybrid(keys, c);
   c.peer = Json{{"config", config}}.dump(-1, ' ', false, Json::error_handler_t::replace);
   try {
     validate(c);
@@ -526,7 +686,8 @@ PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>
   std::string obstacle;
   const std::vector<Candidate> types = candidates(wanted, obstacle);
   if (types.empty()) fail_usage("layout fla: flash-linear-attention has no model of these sizes: {}", obstacle);
-  const auto same_rule = std::find_if(types.begin(), types.end(), [&](const Candidate& type) { return type.theirs.rule == ours.rule; });
+  const auto same_rule =
+      std::find_if(types.begin(), types.end(), [&](const Candidate& type) { return type.theirs.rule == ours.rule && type.theirs.layers == ours.layers; });
   if (same_rule == types.end()) {
     fail_usage(
         "layout fla: flash-linear-attention has no layer that computes the rule '{}'; its nearest is {}, which wants {}. Give that, or train without "
@@ -535,15 +696,15 @@ PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>
   }
   PeerLayout layout{same_rule->type->name, wanted, {}};
   Json json = config_to_json(wanted);
-  const Json before = config_to_json(ours), after = config_to_json(same_rule->theirs);
-  for (const auto& [key, value] : before.items()) {
-    if (value == after[key]) continue;
-    if (std::find(fixed.begin(), fixed.end(), key) != fixed.end()) {
-      fail_usage("layout fla: {} wants {} = {}, but {} was given: leave {} out, or train without the layout", layout.type, key, after[key].dump(), value.dump(),
-                 key);
+  for (const Difference& d : differences_of(ours, same_rule->theirs)) {
+    if (std::find(fixed.begin(), fixed.end(), d.key) != fixed.end()) {
+      fail_usage("layout fla: {} wants {} = {}, but {} was given: leave {} out, or train without the layout", layout.type, d.key, d.theirs.dump(),
+                 d.ours.dump(), d.key);
     }
-    layout.changes.push_back(fmt::format("{} = {} (else {})", key, after[key].dump(), value.dump()));
-    json[key] = after[key];
+    layout.changes.push_back(fmt::format("{} = {} (else {})", d.key, d.theirs.dump(), d.ours.dump()));
+    std::string place = "/" + d.key;
+    std::replace(place.begin(), place.end(), '.', '/');
+    json[Json::json_pointer(place)] = d.theirs;
   }
   layout.config = config_from_json(json, "layout fla");
   config_to_peer(layout.config);  // says what is missing, should a key not be enough

@@ -17,7 +17,7 @@ namespace fw {
 
 // Whether config.json is a peer's: it has a model_type that is not "fastweight".
 bool is_peer_config(const nlohmann::json& config);
-// What a peer's model has that this program does not, such as "mamba2" or "kda with attention layers"; "" when it can be read.
+// What a peer's model has that this program does not, such as "mamba2"; "" when it can be read.
 std::string unknown_peer_model(const nlohmann::json& config);
 
 // Throws Error(kUsage) naming file (`where`), key, what was expected and what came: for an unknown model and for a key whose value

@@ -36,6 +36,10 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   const Arena::Mark mixer_mark = arena.mark();
   c.mixer = mixer_->forward(pass, normed, state, r.delta);
   r.pending = true;
+  if (mlp_ == nullptr) {
+    if (!pass.keep) arena.rewind(mark);
+    return;
+  }
 
   // Without contexts the mixer's scratch and the normed input are free again.
   if (!pass.keep) arena.rewind(mixer_mark);
@@ -44,7 +48,7 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   settle(pass, r, params.value(mlp_norm_), eps_, normed, c.mlp_rstd);
   c.mlp_in = r.x;
   if (pass.keep) r.delta = new_matrix<T>(arena, tokens, hidden_);
-  mlp_.forward(pass, normed, r.delta, c.mlp);
+  mlp_->forward(pass, normed, r.delta, c.mlp);
   r.pending = true;
   if (!pass.keep) arena.rewind(mark);
 }
@@ -56,9 +60,11 @@ void Block<T>::backward(const Pass<T>& pass, Context& c, Mat<T> dx) const {
   const Arena::Mark mark = arena.mark();
   const Mat<T> dnormed = new_matrix<T>(arena, dx.rows, hidden_);
   const Arena::Mark half = arena.mark();
-  mlp_.backward(pass, c.mlp, dx, dnormed);
-  pass.exec.rmsnorm_backward(dnormed, c.mlp_in, params.value(mlp_norm_), c.mlp_rstd, dx, params.grad(mlp_norm_), Write::kAccumulate);
-  arena.rewind(half);
+  if (mlp_ != nullptr) {
+    mlp_->backward(pass, c.mlp, dx, dnormed);
+    pass.exec.rmsnorm_backward(dnormed, c.mlp_in, params.value(mlp_norm_), c.mlp_rstd, dx, params.grad(mlp_norm_), Write::kAccumulate);
+    arena.rewind(half);
+  }
   mixer_->backward(pass, c.mixer, dx, dnormed);
   pass.exec.rmsnorm_backward(dnormed, c.mixer_in, params.value(mixer_norm_), c.mixer_rstd, dx, params.grad(mixer_norm_), Write::kAccumulate);
   arena.rewind(mark);

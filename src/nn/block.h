@@ -1,4 +1,4 @@
-// A block: x + mixer(norm x), then x + mlp(norm x), whatever the mixer. The residual stream is handed from block to block
+// A block: x + mixer(norm x), then x + mlp(norm x) where it has an MLP, whatever the mixer. The residual stream is handed from block to block
 // as two parts, x and a delta still to be added, so that each addition runs in one pass with the norm after it.
 #pragma once
 
@@ -42,8 +42,9 @@ class Block {
         hidden_(mlp.hidden),
         mixer_norm_(params.declare(norm_parameter(prefix + "attn_norm.weight", mlp.hidden))),
         mixer_(make_mixer(prefix + "attn.")),
-        mlp_norm_(params.declare(norm_parameter(prefix + "mlp_norm.weight", mlp.hidden))),
-        mlp_(mlp, prefix + "mlp.", params) {}
+        mlp_norm_(mlp.size > 0 ? params.declare(norm_parameter(prefix + "mlp_norm.weight", mlp.hidden)) : -1) {
+    if (mlp.size > 0) mlp_ = std::make_unique<Mlp<T>>(mlp, prefix + "mlp.", params);
+  }
 
   // context: filled when pass.keep; else the arena is rewound to where it was, residual's two buffers are reused.
   void forward(const Pass<T>& pass, Residual<T>& residual, LayerState<T> state, Context* context) const;
@@ -56,7 +57,7 @@ class Block {
   int mixer_norm_;
   std::unique_ptr<Mixer<T>> mixer_;
   int mlp_norm_;
-  Mlp<T> mlp_;
+  std::unique_ptr<Mlp<T>> mlp_;  // null: the block ends with the mixer
 };
 
 }  // namespace fw

@@ -8,6 +8,8 @@ struct Make {
   const std::string& prefix;
   Params<T>& params;
   std::unique_ptr<Mixer<T>> operator()(const RecurrentMixerSpec& spec) const { return std::make_unique<RecurrentMixer<T>>(spec, prefix, params); }
+  std::unique_ptr<Mixer<T>> operator()(const AttentionSpec& spec) const { return std::make_unique<AttentionMixer<T>>(spec, prefix, params); }
+  std::unique_ptr<Mixer<T>> operator()(const ConvSpec& spec) const { return std::make_unique<ConvMixer<T>>(spec, prefix, params); }
 };
 
 }  // namespace

@@ -7,12 +7,14 @@
 #include <variant>
 #include <vector>
 
+#include "nn/attention_mixer.h"
+#include "nn/conv_mixer.h"
 #include "nn/mixer.h"
 #include "nn/recurrent_mixer.h"
 
 namespace fw {
 
-using MixerSpec = std::variant<RecurrentMixerSpec>;
+using MixerSpec = std::variant<RecurrentMixerSpec, AttentionSpec, ConvSpec>;
 
 // In order of declaration, names with `prefix` before them; no memory is allocated for values.
 inline std::vector<ParamSpec> mixer_parameters(const MixerSpec& spec, const std::string& prefix) {

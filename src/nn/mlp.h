@@ -11,10 +11,10 @@ namespace fw {
 
 struct MlpSpec {
   int64_t hidden = 0;  // d
-  int64_t size = 0;    // m
+  int64_t size = 0;    // m; 0: no MLP
   InitScheme init = InitScheme::kXavier;
 };
-// gate_proj [m, d], up_proj [m, d], down_proj [d, m], with `prefix` before the names.
+// gate_proj [m, d], up_proj [m, d], down_proj [d, m], with `prefix` before the names; none for a size of 0.
 std::vector<ParamSpec> mlp_parameters(const MlpSpec& spec, const std::string& prefix);
 
 template <class T>

@@ -217,6 +217,41 @@ TEST_F(Run, AStateResumesTheText) {
   EXPECT_EQ(first + generate({"--tokens", "25", "--state-load", state}), whole);
 }
 
+// A hybrid through its whole life: its layers on the command line and in the resolved file, interrupted and resumed, evaluated, its
+// state (matrices, a ring, a cache) saved in the middle of a text.
+TEST_F(Run, AHybridTrainsResumesAndGenerates) {
+  const std::string out = *folder_ / "hybrid", state = *folder_ / "hybrid.state";
+  const Args how = {"--layers",           "recurrent,window,attention,conv", "--num-hidden-layers", "4", "--window-window", "5", "--window-num-kv-heads", "1",
+                    "--attention-qk-norm"};
+  ASSERT_EQ(fw::test::run(tiny_train(text(), out) + how + Args{"--checkpoint-every", "2", "--keep", "5"}).code, 0);
+  EXPECT_THAT(slurp(out + "/config.toml"), HasSubstr("layers = ['recurrent', 'window', 'attention', 'conv']"));
+  EXPECT_THAT(slurp(out + "/config.toml"), HasSubstr("[mixer.window]\nwindow = 5\n"));
+  const Outcome again = fw::test::run({"train", out + "/config.toml", "--out", *folder_ / "hybrid-again"});
+  ASSERT_EQ(again.code, 0) << again.err;
+  EXPECT_THAT(again.out, HasSubstr("gated_deltanet2 + window + attention + conv, 4 layers"));
+  EXPECT_EQ(weights(*folder_ / "hybrid-again"), weights(out));
+
+  const std::string before = weights(out);
+  for (const auto& entry : std::filesystem::directory_iterator(out + "/checkpoints")) {
+    if (entry.path().filename().string().find('6') != std::string::npos) std::filesystem::remove_all(entry.path());
+  }
+  std::filesystem::remove_all(out + "/model");
+  const Outcome resumed = fw::test::run({"train", "--resume", "--out", out});
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_THAT(resumed.out, HasSubstr("resumed at step 4"));
+  EXPECT_EQ(weights(out), before);
+
+  const auto generate = [&](const Args& more) {
+    const Outcome outcome = fw::test::run(Args{"generate", out} + more);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.out;
+  };
+  const std::string whole = generate({"--prompt", "key", "--tokens", "40"});
+  const std::string first = generate({"--prompt", "key", "--tokens", "15", "--state-save", state});
+  EXPECT_EQ(first + generate({"--tokens", "25", "--state-load", state}), whole);
+  EXPECT_EQ(fw::test::run({"eval", out, "--text", text()}).code, 0);
+}
+
 TEST_F(Run, TokenFilesTrainTheSameModel) {
   // The held-out part and the rest, as the run above cut them.
   const std::string out = *folder_ / "from-tokens";

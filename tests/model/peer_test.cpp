@@ -69,7 +69,8 @@ TEST_P(PeerVectors, ImportAfterExportIsTheSame) {
   LanguageModel<float> back = load_model<float>(theirs.path());
   EXPECT_EQ(back.hash(), model.hash());
   back.set_peer("");
-  EXPECT_EQ(back.config().resolved_rule(), model.config().resolved_rule());
+  EXPECT_EQ(back.config().mixers(), model.config().mixers());
+  if (model.config().has_recurrence()) EXPECT_EQ(back.config().resolved_rule(), model.config().resolved_rule());
   save_model(after.path(), back);
   expect_same_tensors(before.path("model.safetensors"), after.path("model.safetensors"));
   const std::vector<int32_t> ids = random_ids(20, model.config().vocab_size, 1);
@@ -124,7 +125,12 @@ TEST(Peer, WhatIsNotComputedHereIsAnError) {
     const std::string words = error(key, value);
     EXPECT_NE(words.find("'f/config.json': " + std::string(key)), std::string::npos) << key << ": " << words;
   }
-  EXPECT_NE(error("attn", {{"layers", {1}}}).find("hybrid"), std::string::npos);
+  EXPECT_NE(error("attn", {{"layers", {1}}}).find("attn: num_heads"), std::string::npos);
+  EXPECT_NE(error("attn", {{"layers", {2}}, {"num_heads", 2}}).find("attn: layers: expected numbers from 0 to 1, got 2"), std::string::npos);
+  EXPECT_NE(error("attn", {{"num_heads", 2}}).find("attn: layers"), std::string::npos);
+  EXPECT_NE(error("attn", {{"layers", {1}}, {"num_heads", 3}}).find("divides hidden_size = 32"), std::string::npos);
+  EXPECT_NE(error("attn", {{"layers", {1}}, {"num_heads", 2}, {"window_size", -4}}).find("mixer.window.window"), std::string::npos);
+  EXPECT_NE(error("attn", "all").find("attn: expected an object"), std::string::npos);
   EXPECT_NE(error("model_type", "mamba2").find("mamba2"), std::string::npos);
   EXPECT_NE(error("mixer_override", {{"type", "kda"}}).find("kda as mixer"), std::string::npos);
   EXPECT_NE(error("mixer_override", "gdn2").find("gated_deltanet as mixer"), std::string::npos);
@@ -135,11 +141,32 @@ TEST(Peer, WhatIsNotComputedHereIsAnError) {
 
 TEST(Peer, UnknownModelsAreNamed) {
   EXPECT_EQ(unknown_peer_model(gated_config()), "");
-  EXPECT_EQ(unknown_peer_model({{"model_type", "transformer"}}), "transformer");
-  EXPECT_EQ(unknown_peer_model({{"model_type", "kda"}, {"attn", {{"layers", {0}}}}}), "kda with attention layers (hybrid)");
+  EXPECT_EQ(unknown_peer_model({{"model_type", "transformer"}}), "");
+  EXPECT_EQ(unknown_peer_model({{"model_type", "mamba2"}}), "mamba2");
   EXPECT_FALSE(is_peer_config({{"model_type", "fastweight"}}));
   EXPECT_FALSE(is_peer_config(Json::array()));
   EXPECT_FALSE(is_peer_config(Json::object()));
+}
+
+TEST(Peer, HybridsInOurWords) {
+  Json json = gated_config();
+  json["num_hidden_layers"] = 4;
+  json["attn"] = {{"layers", {1, 3}}, {"num_heads", 4}, {"num_kv_heads", 2}, {"qkv_bias", true}, {"window_size", 9}, {"rope_theta", 500}};
+  const ModelConfig c = config_from_peer(json, "here");
+  EXPECT_EQ(c.layers, (StringList{"recurrent", "window"}));
+  EXPECT_EQ(c.window.window, 9);
+  const AttentionSpec spec = c.attention_spec(c.window, c.window.window);
+  EXPECT_EQ(spec.heads, 4);
+  EXPECT_EQ(spec.kv_heads, 2);
+  EXPECT_EQ(spec.head_dim, 8);
+  EXPECT_EQ(spec.rope_theta, 500);
+  EXPECT_TRUE(spec.qkv_bias);
+  EXPECT_FALSE(spec.qk_norm);
+  json["attn"]["layers"] = {0, 3};
+  json["attn"].erase("window_size");
+  EXPECT_EQ(config_from_peer(json, "here").layers, (StringList{"attention", "recurrent", "recurrent"}));  // and attention again
+  json["attn"]["layers"] = Json::array();
+  EXPECT_TRUE(config_from_peer(json, "here").layers.empty());
 }
 
 // Models of our own: those that a peer has a layer for, and what the error says of those that it has none for.
@@ -169,6 +196,22 @@ TEST(Peer, ExportsModelsOfOurOwn) {
                      }),
             "kda");
   EXPECT_EQ(exported("retnet", [](ModelConfig& c) { c.rope_theta = 10000; }), "retnet");
+
+  EXPECT_EQ(exported("gated_deltanet", [](ModelConfig& c) { c.layers = {"recurrent", "window"}; }), "gated_deltanet");
+  EXPECT_EQ(exported("gated_deltanet2", [](ModelConfig& c) { c.layers = {"attention"}; }), "transformer");
+  for (const StringList& layers : {StringList{"attention", "window"}, StringList{"recurrent", "conv"}}) {
+    ModelConfig none = small_config("gated_deltanet");
+    none.layers = layers;
+    EXPECT_NE(error_of([&] { config_to_peer(none); }), "") << layers[1];
+  }
+  ModelConfig bare = small_config("gated_deltanet");
+  bare.mlp = "none";
+  EXPECT_NE(error_of([&] { config_to_peer(bare); }), "");
+  ModelConfig turned = small_config("gated_deltanet");
+  turned.layers = {"recurrent", "window"};
+  turned.window.rope_fraction = 0.5;
+  turned.window.head_dim = 8;
+  EXPECT_NE(error_of([&] { config_to_peer(turned); }).find("mixer.window"), std::string::npos);
 
   const std::string words = error_of([] { config_to_peer(small_config("gated_deltanet2")); });
   EXPECT_NE(words.find("nearest is gdn2"), std::string::npos) << words;

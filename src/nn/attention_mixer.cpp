@@ -1,0 +1,121 @@
+#include "nn/attention_mixer.h"
+
+#include <cmath>
+
+#include "nn/activations.h"
+
+namespace fw {
+namespace {
+
+constexpr int kKeyState = 0, kValueState = 1;  // places of mixer_state()'s tensors
+constexpr double kNormEps = 1e-5;              // of q_norm and k_norm: the peer's layer has it whatever the model's is
+
+}  // namespace
+
+template <class T>
+struct AttentionMixer<T>::Context : MixerContext {
+  Mat<const T> x;     // [T, d], the caller's
+  Mat<T> proj;        // [T, (H + 2 HK) D]: q | k | v before norms; without norms q and k are turned in place
+  Mat<T> qk;          // [T, (H + HK) D]: q | k as attention takes them; columns of proj without norms
+  T* rstd = nullptr;  // [T, H], then [T, HK]
+  Pages<T> past_k, past_v;
+  Mat<T> o;    // [T, H D]
+  Mat<T> lse;  // [T, H]
+};
+
+template <class T>
+AttentionMixer<T>::AttentionMixer(const AttentionSpec& spec, const std::string& prefix, Params<T>& params) : spec_(spec) {
+  for (ParamSpec& p : mixer_parameters(spec, prefix)) {
+    const std::string name = p.name.substr(prefix.size());
+    const int index = params.declare(std::move(p));
+    if (name == "q_proj.weight") stack_ = index;
+    if (name == "q_proj.bias") bias_ = index;
+    if (name == "q_norm.weight") q_norm_ = index;
+    if (name == "k_norm.weight") k_norm_ = index;
+    if (name == "o_proj.weight") o_proj_ = index;
+  }
+}
+
+template <class T>
+AttentionShape AttentionMixer<T>::shape() const {
+  return {spec_.heads, spec_.kv_heads, spec_.head_dim, spec_.window, 1.0 / std::sqrt(static_cast<double>(spec_.head_dim))};
+}
+
+// The rows of earlier passes, to be read in this one and in its backward: those of a ring are overwritten meanwhile, those of a cache
+// stay where they are.
+template <class T>
+Pages<T> AttentionMixer<T>::before(const Pass<T>& pass, LayerState<T> state, int index) const {
+  Pages<T> pages = state.pages(index);
+  if (pass.keep && pages && spec_.window > 0) {
+    pages.first = new_copy<T>(pass.exec, state.data(index), pass.layout.host.count() * pages.rows * pages.width);
+  }
+  return pages;
+}
+
+template <class T>
+MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const {
+  const Params<T>& params = pass.params;
+  Arena& arena = pass.exec.arena;
+  const int64_t tokens = x.rows, queries = spec_.query_size(), keys = spec_.kv_size(), D = spec_.head_dim;
+  Context* kept = pass.keep ? new (pass.exec.contexts.template alloc<Context>(1)) Context() : nullptr;
+  Context local;
+  Context& c = kept != nullptr ? *kept : local;
+  c.x = x;
+  c.proj = new_matrix<T>(arena, tokens, spec_.columns());
+  pass.exec.linear_forward(x, params.matrix(stack_, spec_.columns(), spec_.hidden), bias_ >= 0 ? params.value(bias_) : nullptr, c.proj, Write::kOverwrite);
+
+  c.qk = c.proj.col_range(0, queries + keys);
+  if (spec_.qk_norm) {
+    const Mat<T> raw = c.qk;
+    if (pass.keep) c.qk = new_matrix<T>(arena, tokens, queries + keys);
+    c.rstd = arena.alloc<T>(tokens * (spec_.heads + spec_.kv_heads));
+    pass.exec.gated_rmsnorm_forward(raw.col_range(0, queries), Mat<const T>(), params.value(q_norm_), static_cast<T>(kNormEps), D, GateKind::kNone,
+                                    c.qk.col_range(0, queries), c.rstd);
+    pass.exec.gated_rmsnorm_forward(raw.col_range(queries, keys), Mat<const T>(), params.value(k_norm_), static_cast<T>(kNormEps), D, GateKind::kNone,
+                                    c.qk.col_range(queries, keys), c.rstd + tokens * spec_.heads);
+  }
+  if (spec_.rope_theta > 0) pass.exec.rotary(c.qk, D, spec_.rotated, spec_.rope_theta, pass.layout, Turn::kForth);
+
+  const Mat<T> q = c.qk.col_range(0, queries), k = c.qk.col_range(queries, keys), v = c.proj.col_range(queries + keys, keys);
+  c.past_k = before(pass, state, kKeyState);
+  c.past_v = before(pass, state, kValueState);
+  c.o = new_matrix<T>(arena, tokens, queries);
+  c.lse = new_matrix<T>(arena, tokens, spec_.heads);
+  pass.exec.attention_forward(q, k, v, shape(), pass.layout, c.past_k, c.past_v, c.o, c.lse);
+  if (state) {
+    pass.exec.store_rows(k, pass.layout, state.pages(kKeyState));
+    pass.exec.store_rows(v, pass.layout, state.pages(kValueState));
+  }
+  pass.exec.linear_forward(c.o, params.matrix(o_proj_, spec_.hidden, queries), nullptr, y, Write::kOverwrite);
+  return kept;
+}
+
+template <class T>
+void AttentionMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> dy, Mat<T> dx) const {
+  const Context& c = *static_cast<Context*>(context);
+  Params<T>& params = pass.params;
+  Arena& arena = pass.exec.arena;
+  const int64_t tokens = dy.rows, queries = spec_.query_size(), keys = spec_.kv_size(), D = spec_.head_dim;
+  const Mat<T> d_o = new_matrix<T>(arena, tokens, queries);
+  pass.exec.linear_backward(dy, c.o, params.matrix(o_proj_, spec_.hidden, queries), d_o, params.grad_matrix(o_proj_, spec_.hidden, queries), nullptr,
+                            Write::kOverwrite);
+  const Mat<T> dproj = new_matrix<T>(arena, tokens, spec_.columns());
+  const Mat<T> draw = dproj.col_range(0, queries + keys);
+  const Mat<T> dqk = spec_.qk_norm ? new_matrix<T>(arena, tokens, queries + keys) : draw;
+  pass.exec.attention_backward(d_o, c.qk.col_range(0, queries), c.qk.col_range(queries, keys), c.proj.col_range(queries + keys, keys), shape(), pass.layout,
+                               c.past_k, c.past_v, c.o, c.lse, dqk.col_range(0, queries), dqk.col_range(queries, keys), dproj.col_range(queries + keys, keys));
+  if (spec_.rope_theta > 0) pass.exec.rotary(dqk, D, spec_.rotated, spec_.rope_theta, pass.layout, Turn::kBack);
+  if (spec_.qk_norm) {
+    pass.exec.gated_rmsnorm_backward(dqk.col_range(0, queries), c.proj.col_range(0, queries), Mat<const T>(), params.value(q_norm_), c.rstd, D, GateKind::kNone,
+                                     draw.col_range(0, queries), Mat<T>(), params.grad(q_norm_));
+    pass.exec.gated_rmsnorm_backward(dqk.col_range(queries, keys), c.proj.col_range(queries, keys), Mat<const T>(), params.value(k_norm_),
+                                     c.rstd + tokens * spec_.heads, D, GateKind::kNone, draw.col_range(queries, keys), Mat<T>(), params.grad(k_norm_));
+  }
+  pass.exec.linear_backward(dproj, c.x, params.matrix(stack_, spec_.columns(), spec_.hidden), dx, params.grad_matrix(stack_, spec_.columns(), spec_.hidden),
+                            bias_ >= 0 ? params.grad(bias_) : nullptr, Write::kOverwrite);
+}
+
+template class AttentionMixer<float>;
+template class AttentionMixer<double>;
+
+}  // namespace fw

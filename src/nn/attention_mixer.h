@@ -1,0 +1,53 @@
+// Softmax attention as a mixer, full or over a sliding window: projections of q, k and v (with bias or without), RMSNorm of each head's
+// q and k where a configuration has it, rotary position embedding of them, attention with grouped key/value heads, output projection.
+// What q, k and v read is one matrix product. Names are those of flash-linear-attention's Attention layer.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nn/init.h"
+#include "nn/mixer.h"
+
+namespace fw {
+
+struct AttentionSpec {
+  int64_t hidden = 0;     // d
+  int64_t heads = 0;      // H
+  int64_t kv_heads = 0;   // HK, divides H
+  int64_t head_dim = 0;   // D
+  int64_t window = 0;     // W; 0: all tokens before
+  double rope_theta = 0;  // 0: no rotation
+  int64_t rotated = 0;    // channels of a head that are turned, the first; even
+  bool qk_norm = false;
+  bool qkv_bias = false;
+  InitScheme init = InitScheme::kXavier;
+
+  int64_t query_size() const { return heads * head_dim; }
+  int64_t kv_size() const { return kv_heads * head_dim; }
+  int64_t columns() const { return query_size() + 2 * kv_size(); }
+};
+
+// q_proj, k_proj, v_proj .weight (and .bias), q_norm.weight, k_norm.weight, o_proj.weight, with `prefix` before the names.
+std::vector<ParamSpec> mixer_parameters(const AttentionSpec& spec, const std::string& prefix);
+// What it remembers: k (normed and turned) and v, [HK D] a token: a ring of the last W, or a cache of all.
+std::vector<StateTensor> mixer_state(const AttentionSpec& spec);
+
+template <class T>
+class AttentionMixer final : public Mixer<T> {
+ public:
+  AttentionMixer(const AttentionSpec& spec, const std::string& prefix, Params<T>& params);
+  MixerContext* forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const override;
+  void backward(const Pass<T>& pass, MixerContext* context, Mat<const T> dy, Mat<T> dx) const override;
+
+ private:
+  struct Context;
+  AttentionShape shape() const;
+  Pages<T> before(const Pass<T>& pass, LayerState<T> state, int index) const;
+
+  AttentionSpec spec_;
+  int stack_ = -1, bias_ = -1, q_norm_ = -1, k_norm_ = -1, o_proj_ = -1;
+};
+
+}  // namespace fw

@@ -1,0 +1,281 @@
+// Models whose layers are a list: attention, windows, gated convolutions and recurrences in turn. Gradients, decoding and packing, the
+// state that each kind declares (ring, cache), its file, its memory.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/temp_folder.h"
+#include "model/small_model.h"
+#include "support/finite_difference.h"
+
+namespace fw::testing {
+namespace {
+
+struct Layers {
+  std::string name;
+  ModelConfig config;
+};
+
+ModelConfig config_of(const StringList& layers) {
+  ModelConfig c = small_config("gated_deltanet2");
+  c.layers = layers;
+  c.num_hidden_layers = static_cast<int64_t>(layers.size());
+  c.window.window = 7;
+  return c;
+}
+
+// Grouped heads, part of the channels turned, norms and biases; heads of another width than hidden_size / num_heads.
+void use_all(AttentionKeys& keys) {
+  keys.num_heads = 4;
+  keys.num_kv_heads = 2;
+  keys.head_dim = 8;
+  keys.rope_theta = 50;
+  keys.rope_fraction = 0.5;
+  keys.qk_norm = true;
+  keys.qkv_bias = true;
+}
+
+std::vector<Layers> models() {
+  std::vector<Layers> list;
+  const auto add = [&](const std::string& name, const StringList& layers, auto change) {
+    list.push_back({name, config_of(layers)});
+    change(list.back().config);
+  };
+  const auto as_is = [](ModelConfig&) {};
+  add("attention", {"attention"}, as_is);
+  add("window", {"window"}, as_is);
+  add("window_of_one", {"window"}, [](ModelConfig& c) { c.window.window = 1; });
+  add("window_of_two", {"window"}, [](ModelConfig& c) { c.window.window = 2; });
+  add("window_of_more_than_the_text", {"window"}, [](ModelConfig& c) { c.window.window = 300; });
+  add("attention_with_all_options", {"attention", "attention"}, [](ModelConfig& c) { use_all(c.attention); });
+  add("window_with_all_options", {"window", "window"}, [](ModelConfig& c) { use_all(c.window); });
+  add("attention_without_positions", {"attention"}, [](ModelConfig& c) { c.attention.rope_theta = 0; });
+  add("hybrid", {"recurrent", "window"}, as_is);
+  add("every_kind", {"conv", "recurrent", "window", "kaczmarz", "attention"}, [](ModelConfig& c) {
+    use_all(c.attention);
+    c.tie_word_embeddings = false;
+  });
+  add("zoology", {"conv", "recurrent"}, [](ModelConfig& c) { c.mlp = "none"; });
+  add("convolution_of_one", {"conv"}, [](ModelConfig& c) {
+    c.conv.kernel = 1;
+    c.mlp = "none";
+  });
+  add("attention_without_mlp", {"attention", "window"}, [](ModelConfig& c) { c.mlp = "none"; });
+  return list;
+}
+
+class ModelLayers : public ::testing::TestWithParam<Layers> {};
+
+// A few values of every parameter, with an empty sequence and one of a single token among them.
+TEST_P(ModelLayers, GradientsEqualCentralDifferences) {
+  const ModelConfig& config = GetParam().config;
+  LanguageModel<double> model = noisy_model<double>(config);
+  const SeqLayout layout({0, 9, 9, 10, 24});
+  const std::vector<int32_t> ids = random_ids(24, config.vocab_size, 1), targets = random_ids(24, config.vocab_size, 2);
+  model.forward_backward(ids, targets, layout, 1.0);
+  const std::vector<double> grads(model.params().grads().begin(), model.params().grads().end());
+  double square = 0;
+  for (const double g : grads) square += g * g;
+  const auto loss = [&] { return model.evaluate(ids, targets, layout).nll; };
+  for (const ParamSpec& spec : model.params().specs()) {
+    double diff = 0, norm = 0, largest = 0;
+    const std::vector<size_t> places = sample_indices(static_cast<size_t>(spec.size()), 6, 3);
+    for (const size_t i : places) {
+      const size_t at = static_cast<size_t>(spec.offset) + i;
+      const double expected = difference(loss, model.params().values()[at], 2e-5);
+      diff += (grads[at] - expected) * (grads[at] - expected);
+      norm += expected * expected;
+      largest = std::max(largest, std::abs(grads[at]));
+    }
+    const double share = std::sqrt(square * static_cast<double>(places.size()) / static_cast<double>(grads.size()));
+    EXPECT_LE(std::sqrt(diff), 1e-6 * std::max(std::sqrt(norm), 1e-2 * share)) << spec.name << ": |difference| " << std::sqrt(norm);
+    // A window of one sees itself only: neither queries nor keys matter.
+    const bool no_influence = config.window.window == 1 && (spec.name.find("q_proj") != std::string::npos || spec.name.find("k_proj") != std::string::npos);
+    EXPECT_EQ(largest > 1e-12, !no_influence) << spec.name;
+  }
+}
+
+// Pieces of every length: single tokens, shorter and longer than a window and a page of the cache.
+template <class T>
+void expect_pieces_equal(const ModelConfig& config, double tolerance) {
+  LanguageModel<T> model = noisy_model<T>(config);
+  const int64_t tokens = 600;
+  const std::vector<int32_t> ids = random_ids(tokens, config.vocab_size, 3);
+  Logits<T> all(tokens, config.vocab_size), last(1, config.vocab_size);
+  ModelState<T> whole(config, 1), state(config, 1);
+  model.forward_all(ids, SeqLayout({0, tokens}), &whole, all.mat());
+  const std::vector<int64_t> cuts = {0, 1, 3, 4, 5, 68, 69, 132, 133, 134, 264, 520, 521, tokens};
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const int64_t n = cuts[i + 1] - cuts[i];
+    model.forward_last(std::span(ids).subspan(static_cast<size_t>(cuts[i]), static_cast<size_t>(n)), SeqLayout({0, n}), state, last.mat());
+    EXPECT_LE(distance(last.values, all.row(cuts[i + 1] - 1)), tolerance) << "after " << cuts[i + 1];
+  }
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    for (const StateTensor& tensor : mixer_state(config.layer_spec(i))) {
+      EXPECT_LE(distance(state.values(i, tensor.name), whole.values(i, tensor.name)), tolerance) << "layer " << i << " " << tensor.name;
+    }
+  }
+}
+
+TEST_P(ModelLayers, DecodeEqualsPrefill) { expect_pieces_equal<double>(GetParam().config, 1e-10); }
+TEST_P(ModelLayers, DecodeEqualsPrefillInFloat) { expect_pieces_equal<float>(GetParam().config, 2e-4); }
+
+TEST_P(ModelLayers, PackedEqualsSeparate) {
+  const ModelConfig& config = GetParam().config;
+  LanguageModel<double> model = noisy_model<double>(config);
+  const SeqLayout layout({0, 0, 1, 64, 129, 129, 259, 322});  // 0, 1, 63, 65, 0, 130, 63 tokens
+  const int64_t tokens = layout.tokens();
+  const std::vector<int32_t> ids = random_ids(tokens, config.vocab_size, 3), targets = random_ids(tokens, config.vocab_size, 4);
+  Logits<double> packed(tokens, config.vocab_size);
+  model.forward_all(ids, layout, nullptr, packed.mat());
+  model.params().zero_grads();
+  model.forward_backward(ids, targets, layout, 1.0);
+  const std::vector<double> together(model.params().grads().begin(), model.params().grads().end());
+  model.params().zero_grads();
+  for (int64_t n = 0; n < layout.count(); ++n) {
+    const auto first = static_cast<size_t>(layout.begin(n)), count = static_cast<size_t>(layout.length(n));
+    const SeqLayout one({0, layout.length(n)});
+    Logits<double> alone(layout.length(n), config.vocab_size);
+    model.forward_all(std::span(ids).subspan(first, count), one, nullptr, alone.mat());
+    for (int64_t t = 0; t < layout.length(n); ++t) EXPECT_LE(distance(packed.row(layout.begin(n) + t), alone.row(t)), 1e-12) << n << ", " << t;
+    model.forward_backward(std::span(ids).subspan(first, count), std::span(targets).subspan(first, count), one, 1.0);
+  }
+  EXPECT_LE(distance(model.params().grads(), together), 1e-10);
+}
+
+// Training a text in pieces: what a piece reads of the pieces before it is held fixed, also while the ring is overwritten.
+TEST_P(ModelLayers, CarriesStateForward) {
+  const ModelConfig& config = GetParam().config;
+  LanguageModel<double> model = noisy_model<double>(config);
+  const std::vector<int32_t> ids = random_ids(30, config.vocab_size, 1), targets = random_ids(30, config.vocab_size, 2);
+  const std::span<const int32_t> i(ids), t(targets);
+  const double whole = model.evaluate(ids, targets, SeqLayout({0, 30})).nll;
+  ModelState<double> state(config, 1);
+  double sum = model.forward_backward(i.first(12), t.first(12), SeqLayout({0, 12}), 1.0, &state).nll;
+  const ModelState<double> middle = state;
+  model.params().zero_grads();
+  sum += model.forward_backward(i.subspan(12), t.subspan(12), SeqLayout({0, 18}), 1.0, &state).nll;
+  EXPECT_NEAR(sum, whole, 1e-10 * whole);
+  const std::vector<double> grads(model.params().grads().begin(), model.params().grads().end());
+  double norm = 0, error = 0;
+  for (const double g : grads) norm += g * g;
+  const auto loss = [&] {
+    ModelState<double> from = middle;
+    return model.evaluate(i.subspan(12), t.subspan(12), SeqLayout({0, 18}), &from).nll;
+  };
+  const std::vector<size_t> places = sample_indices(grads.size(), 80, 1);
+  for (const size_t at : places) error += std::pow(grads[at] - difference(loss, model.params().values()[at], 2e-5), 2);
+  EXPECT_LE(std::sqrt(error), 1e-6 * std::sqrt(norm * static_cast<double>(places.size()) / static_cast<double>(grads.size())));
+}
+
+TEST_P(ModelLayers, StateFilesAndForksGoOnBitForBit) {
+  const ModelConfig& config = GetParam().config;
+  TempFolder folder;
+  LanguageModel<float> model = noisy_model<float>(config);
+  ModelState<float> state(config, 3), loaded(config, 3);
+  Logits<float> logits(3, config.vocab_size), other(3, config.vocab_size);
+  model.forward_last(random_ids(310, config.vocab_size, 4), SeqLayout({0, 300, 303, 310}), state, logits.mat());
+  state.save(folder.path("state.safetensors"), config.rule, model.hash());
+  loaded.load(folder.path("state.safetensors"), config.rule, model.hash());
+  ModelState<float> fork = state;
+  const std::vector<int32_t> next = {1, 2, 3, 4, 5}, another = {6, 7, 8};
+  const SeqLayout layout({0, 1, 3, 5});
+  model.forward_last(another, SeqLayout({0, 1, 2, 3}), fork, other.mat());  // what the fork sees its origin does not
+  model.forward_last(next, layout, state, logits.mat());
+  model.forward_last(next, layout, loaded, other.mat());
+  EXPECT_EQ(logits.values, other.values);
+  EXPECT_NE(fork.positions(), state.positions());
+}
+
+TEST_P(ModelLayers, ConfigurationsComeBackFromJson) {
+  const ModelConfig& config = GetParam().config;
+  EXPECT_EQ(config_from_json(config_to_json(config), "here"), config);
+  EXPECT_EQ(static_cast<double>(LanguageModel<float>(config).params().size()), parameter_count(config));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, ModelLayers, ::testing::ValuesIn(models()), [](const auto& info) { return info.param.name; });
+
+// A window over the whole text is attention to all of it.
+TEST(Layers, AWideWindowIsAttention) {
+  for (const int64_t tokens : {1, 63, 64, 65, 130}) {
+    ModelConfig wide = config_of({"window"}), all = config_of({"attention"});
+    wide.window.window = tokens;
+    const std::vector<int32_t> ids = random_ids(tokens, wide.vocab_size, 3);
+    Logits<double> a(tokens, wide.vocab_size), b(tokens, wide.vocab_size), c(tokens, wide.vocab_size);
+    noisy_model<double>(wide).forward_all(ids, SeqLayout({0, tokens}), nullptr, a.mat());
+    noisy_model<double>(all).forward_all(ids, SeqLayout({0, tokens}), nullptr, b.mat());
+    EXPECT_LE(distance(a.values, b.values), 1e-12) << tokens;
+    if (tokens == 1) continue;
+    wide.window.window = tokens - 1;
+    noisy_model<double>(wide).forward_all(ids, SeqLayout({0, tokens}), nullptr, c.mat());
+    EXPECT_LE(distance(c.row(tokens - 2), b.row(tokens - 2)), 1e-12) << tokens;
+    EXPECT_GT(distance(c.row(tokens - 1), b.row(tokens - 1)), 1e-6) << tokens;
+  }
+}
+
+// Depth is the list repeated: layer 4 of two kinds is of the first.
+TEST(Layers, TheListRepeatsToTheDepth) {
+  ModelConfig config = config_of({"recurrent", "window"});
+  config.num_hidden_layers = 5;
+  const auto kind = [&](int64_t i) { return mixer_state(config.layer_spec(i))[0].kind; };
+  for (int64_t i = 0; i < 5; ++i) EXPECT_EQ(kind(i), i % 2 == 0 ? StateKind::kMatrix : StateKind::kRing) << i;
+  config.layers = {"kaczmarz", "attention", "recurrent"};
+  EXPECT_EQ(config.layer_rule(0), "kaczmarz");
+  EXPECT_EQ(config.layer_rule(3), "kaczmarz");
+  EXPECT_EQ(config.layer_rule(5), "gated_deltanet2");
+  EXPECT_EQ(kind(4), StateKind::kCache);
+}
+
+TEST(Layers, CachesGrowByPages) {
+  const ModelConfig config = config_of({"attention", "window"});
+  LanguageModel<float> model = noisy_model<float>(config);
+  ModelState<float> state(config, 1);
+  Logits<float> logits(1, config.vocab_size);
+  const size_t page = 2 * static_cast<size_t>(kCacheRows) * 12 * sizeof(float), empty = state.bytes();
+  const std::vector<int32_t> one = {3};
+  for (int64_t t = 1; t <= 2 * kCacheRows + 1; ++t) {
+    model.forward_last(one, SeqLayout({0, 1}), state, logits.mat());
+    ASSERT_EQ(state.bytes(), empty + page * static_cast<size_t>((t + kCacheRows - 1) / kCacheRows)) << t;
+  }
+  state.reset();
+  EXPECT_EQ(state.bytes(), empty);
+}
+
+// State and scratch of a window do not depend on how much was read.
+TEST(Layers, DecodingAWindowKeepsItsMemory) {
+  ModelConfig config = config_of({"recurrent", "window"});
+  config.window.window = 16;
+  LanguageModel<float> model = noisy_model<float>(config);
+  ModelState<float> state(config, 1);
+  Logits<float> logits(1, config.vocab_size);
+  model.forward_last(random_ids(300, config.vocab_size, 4), SeqLayout({0, 300}), state, logits.mat());
+  const size_t scratch = model.scratch_bytes(), bytes = state.bytes();
+  const std::vector<int32_t> one = {3};
+  for (int i = 0; i < 100000; ++i) model.forward_last(one, SeqLayout({0, 1}), state, logits.mat());
+  EXPECT_EQ(state.positions(), std::vector<int64_t>{100300});
+  EXPECT_EQ(model.scratch_bytes(), scratch);
+  EXPECT_EQ(state.bytes(), bytes);
+}
+
+TEST(Layers, WhatIsWrongIsNamed) {
+  const auto error = [](auto change) {
+    ModelConfig c = config_of({"attention", "window"});
+    change(c);
+    return error_of([&] { validate(c); });
+  };
+  EXPECT_NE(error([](ModelConfig& c) { c.layers = {"recurent", "window"}; }).find("layers: 'recurent'"), std::string::npos);
+  EXPECT_NE(error([](ModelConfig& c) { c.num_hidden_layers = 1; }).find("layers: expected at most num_hidden_layers = 1"), std::string::npos);
+  EXPECT_NE(error([](ModelConfig& c) { c.window.num_kv_heads = 3; }).find("mixer.window.num_kv_heads"), std::string::npos);
+  EXPECT_NE(error([](ModelConfig& c) { c.attention.num_heads = 5; }).find("mixer.attention.head_dim"), std::string::npos);
+  EXPECT_NE(error([](ModelConfig& c) { c.attention.rope_fraction = 0.1; }).find("mixer.attention.rope_fraction"), std::string::npos);
+  EXPECT_NE(error([](ModelConfig& c) { c.window.window = 0; }).find("mixer.window.window"), std::string::npos);
+  EXPECT_NE(error([](ModelConfig& c) { c.conv.kernel = 0; }).find("mixer.conv.kernel"), std::string::npos);
+  EXPECT_NE(error([](ModelConfig& c) { c.mlp = "gelu"; }).find("mlp"), std::string::npos);
+  // Keys of kinds that a model does not have are only held to their own ranges.
+  EXPECT_EQ(error([](ModelConfig& c) { c.layers = {"recurrent"}, c.window.num_kv_heads = 3; }), "");
+}
+
+}  // namespace
+}  // namespace fw::testing
