@@ -35,21 +35,6 @@ HWY_BEFORE_NAMESPACE();
 namespace fw {
 namespace HWY_NAMESPACE {
 
-// NaN is not a maximum, but it reaches the sums below.
-template <class D, class T>
-HWY_INLINE T largest_of(D d, const T* row, int64_t n) {
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  T result = row[0];
-  int64_t i = 0;
-  if (n >= lanes) {
-    auto best = hn::LoadU(d, row);
-    for (i = lanes; i + lanes <= n; i += lanes) best = hn::Max(best, hn::LoadU(d, row + i));
-    result = hn::GetLane(hn::MaxOfLanes(d, best));
-  }
-  for (; i < n; ++i) result = std::max(result, row[i]);
-  return result;
-}
-
 template <class T>
 void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, Mat<T> o) {
   const hn::ScalableTag<T> d;
@@ -60,7 +45,7 @@ void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, Mat<T> o) {
     std::fill(row, row + from, T(0));
     std::fill(row + to, row + tile.scores.cols, T(0));
     if (from >= to) continue;
-    const T before = largest[i], now = std::max(before, largest_of(d, row + from, to - from));
+    const T before = largest[i], now = std::max(before, row_max(d, row + from, to - from));
     const auto shift = hn::Set(d, now);
     auto total = hn::Zero(d);
     for_lanes(d, to - from, [&](auto m, int64_t j) HWY_ATTR {

@@ -8,6 +8,7 @@
 #define FW_OPS_CPU_SIMD_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -127,6 +128,21 @@ HWY_INLINE V softplus_from_exp(D d, V x, V exp_neg_abs) {
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V silu_slope(D d, V x, V s) {
   return hn::MulAdd(hn::Mul(s, x), hn::Sub(hn::Set(d, hn::TFromD<D>(1)), s), s);
+}
+
+// The largest of n >= 1 values. NaN is not a maximum: it has to reach the result another way.
+template <class D, class T>
+HWY_INLINE T row_max(D d, const T* row, int64_t n) {
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  T result = row[0];
+  int64_t i = 0;
+  if (n >= lanes) {
+    auto best = hn::LoadU(d, row);
+    for (i = lanes; i + lanes <= n; i += lanes) best = hn::Max(best, hn::LoadU(d, row + i));
+    result = hn::GetLane(hn::MaxOfLanes(d, best));
+  }
+  for (; i < n; ++i) result = std::max(result, row[i]);
+  return result;
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -25,21 +25,6 @@ HWY_BEFORE_NAMESPACE();
 namespace fw {
 namespace HWY_NAMESPACE {
 
-// NaN is not a maximum, but it reaches the sum below.
-template <class D, class T>
-HWY_INLINE T row_max(D d, const T* row, int64_t n) {
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  T result = row[0];
-  int64_t i = 0;
-  if (n >= lanes) {
-    auto best = hn::LoadU(d, row);
-    for (i = lanes; i + lanes <= n; i += lanes) best = hn::Max(best, hn::LoadU(d, row + i));
-    result = hn::GetLane(hn::MaxOfLanes(d, best));
-  }
-  for (; i < n; ++i) result = std::max(result, row[i]);
-  return result;
-}
-
 template <bool kGradient, class T>
 void softmax_rows(Mat<T> logits, const int32_t* targets, T grad_scale, T* nll) {
   const int64_t n = logits.cols;
