@@ -7,6 +7,7 @@
 
 #include "base/threads.h"
 #include "cli/command.h"
+#include "cli/info_model.h"
 #include "cli/json_output.h"
 #include "fastweight/fastweight.h"
 #include "rule/rule.h"
@@ -62,14 +63,28 @@ const char* dnnl_isa() {
 class Info : public Command {
  public:
   std::string name() const override { return "info"; }
-  std::string summary() const override { return "version, build, instruction sets, threads, rules"; }
+  std::string summary() const override { return "version, build, instruction sets, threads, rules; or what a model costs"; }
+  std::string details() const override {
+    return "Of a RECIPE or a model: layers, parameters, floating-point operations a token (a multiplication and an addition are two), bytes that it "
+           "remembers of a sequence (float32), and the memory of a training step of the recipe's batch (float32): parameters, gradients and the "
+           "optimiser's moments, and what forward keeps for backward. Nothing is allocated.";
+  }
   void declare(Options& options) override {
+    options.positional("RECIPE", &recipe_, "a run file (recipes/), a model or a run folder", false);
     options.add("json", "", &json_, "print JSON instead");
     declare_threads(options, threads_);
   }
   int run(Options&) override {
     apply_threads(threads_);
     Json report = json_report("info");
+    if (!recipe_.empty()) {
+      report["model"] = model_report(recipe_);
+      if (json_)
+        print_json_report(report);
+      else
+        fmt::print("{}", model_text(report["model"]));
+      return kExitOk;
+    }
     // One list for both: the words of the text, the key and value of the JSON.
     const auto line = [&](const char* what, const char* key, const Json& value, const std::string& text) {
       report[key] = value;
@@ -95,6 +110,7 @@ class Info : public Command {
   }
 
  private:
+  std::string recipe_;
   bool json_ = false;
   int64_t threads_ = 0;
 };

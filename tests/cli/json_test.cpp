@@ -133,8 +133,8 @@ TEST(JsonOutput, RulesHasWhatTheTextHas) {
 }
 
 TEST(JsonOutput, InfoHasWhatTheTextHas) {
-  const Json json = json_of({"info", "--threads", "1"});
-  expect_documented("info", {json});
+  const Json json = json_of({"info", "--threads", "1"}), model = json_of({"info", FW_SOURCE_DIR "/recipes/shakespeare.toml"});
+  expect_documented("info", {json, model});
   const std::string text = checked({"info", "--threads", "1"}).out;
   const auto line = [&](const std::string& what, const std::string& value) { EXPECT_THAT(text, HasSubstr(fmt::format("{:<14}{}\n", what, value))); };
   line("version", json.at("fastweight"));

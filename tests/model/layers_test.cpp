@@ -57,6 +57,13 @@ std::vector<Layers> models() {
     use_all(c.attention);
     c.tie_word_embeddings = false;
   });
+  for (const int64_t dim : {48, 96}) {
+    add("heads_of_" + std::to_string(dim), {"recurrent", "attention"}, [&](ModelConfig& c) {
+      c.head_dim = dim;
+      c.expand_v = 2;
+      c.attention.head_dim = 2 * dim;
+    });
+  }
   add("zoology", {"conv", "recurrent"}, [](ModelConfig& c) { c.mlp = "none"; });
   add("convolution_of_one", {"conv"}, [](ModelConfig& c) {
     c.conv.kernel = 1;

@@ -1,0 +1,86 @@
+#include "cli/info_model.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <map>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "cli/options.h"
+#include "cli/recipe.h"
+#include "cli/run_config.h"
+#include "model/cost.h"
+#include "report/table.h"
+#include "train/trainer.h"
+
+namespace fw::cli {
+namespace {
+
+// A run file's keys, with the defaults that train has for those that it does not name.
+void load_run_file(const std::string& path, ModelConfig& model, TrainConfig& train) {
+  DataConfig data;
+  Options options;
+  options.add(key_tables(data));
+  options.add(key_tables(train));
+  options.add(key_tables(model));
+  model.vocab_size = 0;
+  load_recipe(path, options);
+  if (model.vocab_size == 0) model.vocab_size = 256;  // bytes, which train takes unless a tokenizer is given
+}
+
+std::string gigabytes(double bytes) { return bytes < 1e6 ? fmt::format("{:.1f} kB", bytes / 1e3) : fmt::format("{:.4g} GB", bytes / 1e9); }
+
+}  // namespace
+
+Json model_report(const std::string& path) {
+  ModelConfig model;
+  TrainConfig train;
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    const std::string file = find_model_folder(path) + "/config.json";
+    model = config_from_json(parse_json(read_file(file), "'" + file + "'"), "'" + file + "'");
+  } else {
+    load_run_file(path, model, train);
+  }
+  validate(model);
+  const ModelCost cost = cost_of(model, train.batch, train.length);
+  Json layers = Json::array();
+  for (int64_t i = 0; i < model.num_hidden_layers; ++i) layers.push_back(model.layer_rule(i));
+  return {{"path", path},
+          {"description", describe(model)},
+          {"layers", layers},
+          {"parameters", cost.parameters},
+          {"batch", train.batch},
+          {"length", train.length},
+          {"flops_token", cost.flops_token},
+          {"flops_attention", cost.flops_attention},
+          {"flops_recurrence", cost.flops_recurrence},
+          {"state_bytes", cost.state_bytes},
+          {"state_bytes_token", cost.state_bytes_token},
+          {"optimiser_bytes", cost.optimiser_bytes},
+          {"activation_bytes", cost.activation_bytes}};
+}
+
+std::string model_text(const Json& report) {
+  std::string text;
+  const auto line = [&](const char* what, const std::string& value) { text += fmt::format("{:<14}{}\n", what, value); };
+  const auto number = [&](const char* key) { return report.at(key).get<double>(); };
+  line("model", report.at("description"));
+  std::map<std::string, int> kinds;
+  for (const Json& layer : report.at("layers")) ++kinds[layer.get<std::string>()];
+  std::string layers;
+  for (const auto& [kind, count] : kinds) layers += fmt::format("{}{} {}", layers.empty() ? "" : ", ", count, kind);
+  line("layers", layers);
+  line("parameters", fmt::format("{:.0f}", number("parameters")));
+  line("FLOPs a token", fmt::format("{:.4g} forward ({:.3g} of them attention's scores and values, {:.3g} the recurrence), {:.4g} a training step",
+                                    number("flops_token"), number("flops_attention"), number("flops_recurrence"), 3 * number("flops_token")));
+  line("state", fmt::format("{:.0f} bytes a sequence{}", number("state_bytes"),
+                            number("state_bytes_token") > 0 ? fmt::format(" and {:.0f} a token", number("state_bytes_token")) : ""));
+  line("training step", fmt::format("{} x {} tokens: {} of parameters, gradients and moments, {} of activations", report.at("batch").get<int64_t>(),
+                                    report.at("length").get<int64_t>(), gigabytes(number("optimiser_bytes")), gigabytes(number("activation_bytes"))));
+  return text;
+}
+
+}  // namespace fw::cli

@@ -1,0 +1,79 @@
+// The papers' models in recipes/papers: what fastweight info says of them, against counts that were checked elsewhere
+// (flash-linear-attention's models, the papers' tables), and that train takes every file.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "cli/program.h"
+
+namespace fw::test {
+namespace {
+
+using Json = nlohmann::json;
+using ::testing::HasSubstr;
+
+const std::string kFolder = FW_SOURCE_DIR "/recipes/papers";
+
+Json info(const std::string& path) {
+  const Outcome outcome = run({"info", path, "--json"});
+  EXPECT_EQ(outcome.code, 0) << path << ": " << outcome.err;
+  return outcome.code == 0 ? Json::parse(outcome.out).at("model") : Json();
+}
+
+TEST(Recipes, HaveThePapersParameters) {
+  // Millions to a tenth where a paper or its code says so, else all digits.
+  const std::map<std::string, std::pair<double, double>> known = {{"340m-deltanet", {341.6e6, 5e4}},
+                                                                  {"340m-gated-deltanet", {341.8e6, 5e4}},
+                                                                  {"340m-precond-gated-deltanet", {342.2e6, 5e4}},
+                                                                  {"340m-kda", {354.2e6, 5e4}},
+                                                                  {"340m-precond-kda", {354.6e6, 5e4}},
+                                                                  {"340m-qdelta", {367.2e6, 5e4}},
+                                                                  {"400m-kaczmarz", {399.7e6, 5e4}},
+                                                                  {"1b-precond-gated-deltanet", {996.2e6, 5e4}},
+                                                                  {"1.3b-gated-deltanet2", {1348080448, 0}},
+                                                                  {"1.3b-gated-deltanet2-hybrid", {1253420448, 0}},
+                                                                  {"1.3b-gated-deltanet-hybrid", {1201606208, 0}},
+                                                                  {"1.3b-kda-hybrid", {1169862048, 0}},
+                                                                  {"1.3b-transformer", {1158760448, 0}}};
+  size_t found = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
+    if (entry.path().extension() != ".toml") continue;
+    const auto count = known.find(entry.path().stem().string());
+    ASSERT_NE(count, known.end()) << entry.path();
+    EXPECT_NEAR(info(entry.path().string()).at("parameters").get<double>(), count->second.first, count->second.second) << entry.path();
+    ++found;
+  }
+  EXPECT_EQ(found, known.size());
+}
+
+TEST(Recipes, InfoSaysWhatTheyCost) {
+  const Json hybrid = info(kFolder + "/1.3b-gated-deltanet2-hybrid.toml");
+  EXPECT_EQ(hybrid.at("layers").size(), 20u);
+  EXPECT_EQ(hybrid["layers"][18], "gated_deltanet2");
+  EXPECT_EQ(hybrid["layers"][19], "window");
+  // Ten matrices of 16 x 128 x 128, ten tails of 3 x 6,144, ten rings of 2 x 2,048 x 2,048.
+  EXPECT_EQ(hybrid.at("state_bytes"), 10 * 4 * (16 * 128 * 128 + 3 * 6144 + 2 * 2048 * 2048));
+  EXPECT_EQ(hybrid.at("state_bytes_token"), 0);
+  EXPECT_EQ(hybrid.at("optimiser_bytes"), 16.0 * 1253420448);
+  const Json transformer = info(kFolder + "/1.3b-transformer.toml");
+  EXPECT_EQ(transformer.at("state_bytes"), 0);
+  EXPECT_EQ(transformer.at("state_bytes_token"), 20 * 2 * 2048 * 4);
+  EXPECT_EQ(transformer.at("flops_attention"), 20 * 4 * 2048 * 2048.5);
+  const std::string text = run({"info", kFolder + "/1.3b-transformer.toml"}).out;
+  EXPECT_THAT(text, HasSubstr("20 attention"));
+  EXPECT_THAT(text, HasSubstr("1158760448"));
+  EXPECT_THAT(text, HasSubstr("0 bytes a sequence and 327680 a token"));
+}
+
+TEST(Recipes, InfoOfWhatIsNone) {
+  Folder folder;
+  EXPECT_EQ(run({"info", folder / "nothing.toml"}).code, 2);
+  spill(folder / "bad.toml", "[model]\nnum_heads = 0\n");
+  EXPECT_THAT(run({"info", folder / "bad.toml"}).err, HasSubstr("num_heads"));
+}
+
+}  // namespace
+}  // namespace fw::test

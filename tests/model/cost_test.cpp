@@ -1,0 +1,72 @@
+// Costs that a configuration says against what a model has and takes.
+#include "model/cost.h"
+
+#include <gtest/gtest.h>
+
+#include "model/small_model.h"
+
+namespace fw::testing {
+namespace {
+
+std::vector<ModelConfig> models() {
+  std::vector<ModelConfig> list;
+  for (const StringList& layers : {StringList{}, {"attention"}, {"window", "recurrent"}, {"conv", "kda", "window"}}) {
+    ModelConfig c = small_config("gated_deltanet2");
+    c.hidden_size = 48;
+    c.head_dim = 16;
+    c.intermediate_size = 96;
+    c.num_hidden_layers = 6;
+    c.layers = layers;
+    c.window.window = 20;
+    list.push_back(c);
+  }
+  list[0].rule = "precond_gated_deltanet";
+  list[2].decay_rank = list[2].output_gate_rank = 4;
+  list[1].mlp = "none";
+  return list;
+}
+
+// Parameters and state exactly; the memory of a pass within what alignment, one layer's gradients and blocks of the arena add.
+TEST(Cost, IsWhatAModelTakes) {
+  for (const ModelConfig& config : models()) {
+    SCOPED_TRACE(config.mixers());
+    constexpr int64_t kBatch = 4, kLength = 1000;
+    const ModelCost cost = cost_of(config, kBatch, kLength);
+    LanguageModel<float> model = noisy_model<float>(config);
+    EXPECT_EQ(cost.parameters, static_cast<double>(model.params().size()));
+    ModelState<float> state(config, 1);
+    EXPECT_EQ(cost.state_bytes, static_cast<double>(state.bytes() - sizeof(int64_t)));
+    Logits<float> logits(1, config.vocab_size);
+    model.forward_last(random_ids(kCacheRows, config.vocab_size, 1), SeqLayout({0, kCacheRows}), state, logits.mat());
+    EXPECT_EQ(cost.state_bytes + cost.state_bytes_token * kCacheRows, static_cast<double>(state.bytes() - sizeof(int64_t)));
+
+    const std::vector<int32_t> ids = random_ids(kBatch * kLength, config.vocab_size, 1);
+    model.forward_backward(ids, ids, SeqLayout::uniform(kBatch, kLength), 1.0);
+    const auto taken = static_cast<double>(model.scratch_bytes());
+    EXPECT_GE(taken, 0.97 * cost.activation_bytes);
+    EXPECT_LE(taken, 1.6 * cost.activation_bytes);
+  }
+}
+
+// Twice the weights that multiply, and attention's pairs of tokens.
+TEST(Cost, OperationsOfAToken) {
+  ModelConfig c = small_config("gated_deltanet2");
+  c.layers = {"attention"};
+  c.num_hidden_layers = 3;
+  const double d = 12, layer = 4 * d * d + 3 * d * 20, head = 13 * d;
+  ModelCost cost = cost_of(c, 1, 100);
+  EXPECT_EQ(cost.flops_attention, 3 * 4 * d * 50.5);
+  EXPECT_EQ(cost.flops_token, 2 * (3 * layer + head) + cost.flops_attention);
+  EXPECT_EQ(cost.flops_recurrence, 0);
+  c.layers = {"window"};
+  c.window.window = 10;
+  EXPECT_EQ(cost_of(c, 1, 100).flops_attention, 3 * 4 * d * (55 + 90 * 10) / 100);
+  EXPECT_EQ(cost_of(c, 1, 5).flops_attention, 3 * 4 * d * 3);
+  c.layers = {};
+  cost = cost_of(c, 1, 100);
+  EXPECT_EQ(cost.flops_recurrence, 3 * 7 * 2 * 8 * 8);  // decay, erase, write, read of 2 heads
+  EXPECT_EQ(cost_of(c, 1, 100000).flops_token, cost.flops_token);
+}
+
+}  // namespace
+}  // namespace fw::testing
