@@ -32,7 +32,9 @@ struct LanguageModel<T>::Impl {
         head("model.norm.weight", "lm_head.weight", c.tie_word_embeddings ? embedding.index() : -1, c.vocab_size, c.hidden_size, c.norm_eps, params),
         sums(device, 1),
         arena(device, kArenaBlock),
+        again_arena(device, kArenaBlock),
         exec{ops_of<T>(device), device, arena, contexts_arena},
+        again{ops_of<T>(device), device, again_arena, contexts_arena},
         recurrences(device) {
     params.allocate(device);
     contexts.resize(blocks.size());
@@ -72,12 +74,22 @@ struct LanguageModel<T>::Impl {
     const int64_t extent = layout.tokens() * (keep ? config.num_hidden_layers : 1);
     if (extent > largest) {
       arena = Arena(exec.device, kArenaBlock);
+      again_arena = Arena(exec.device, kArenaBlock);
       largest = extent;
     }
     arena.release();
+    again_arena.release();
     contexts_arena.release();
     const int64_t* positions = state == nullptr ? nullptr : upload(std::span<const int64_t>(state->positions()));
-    return Pass<T>{params, PassLayout(layout, upload(std::span<const int64_t>(layout.offsets())), positions), exec, recurrences, keep, form, observer};
+    return Pass<T>{params,
+                   PassLayout(layout, upload(std::span<const int64_t>(layout.offsets())), positions),
+                   exec,
+                   recurrences,
+                   keep,
+                   form,
+                   observer,
+                   keep ? recompute : Recompute::kNone,
+                   keep && recompute != Recompute::kNone ? &again : nullptr};
   }
 
   // What the host knows of a pass goes to the device once.
@@ -117,10 +129,12 @@ struct LanguageModel<T>::Impl {
   std::vector<typename Block<T>::Context> contexts;
   Buffer<StepSums> sums;
   Arena arena, contexts_arena;
+  Arena again_arena;  // of what backward computes again
   int64_t largest = 0;
-  Exec<T> exec;
+  Exec<T> exec, again;
   Recurrences<T> recurrences;
   fw_form form = FW_FORM_AUTO;
+  Recompute recompute = Recompute::kNone;
   PassObserver<T>* observer = nullptr;
 };
 
@@ -175,6 +189,13 @@ template <class T>
 void LanguageModel<T>::set_precision(Precision precision) {
   if (precision == Precision::kBf16 && std::is_same_v<T, double>) fail_usage("precision: bf16 matrix products need a float model, got double");
   impl_->exec.precision = precision;
+  impl_->again.precision = precision;
+}
+
+template <class T>
+void LanguageModel<T>::set_recompute(Recompute level) {
+  if (level != impl_->recompute) impl_->largest = 0;  // the next pass begins with new memory
+  impl_->recompute = level;
 }
 
 template <class T>
@@ -313,7 +334,7 @@ void LanguageModel<T>::forward_all(std::span<const int32_t> ids, const SeqLayout
 
 template <class T>
 size_t LanguageModel<T>::scratch_bytes() const {
-  return impl_->arena.reserved_bytes();
+  return impl_->arena.reserved_bytes() + impl_->again_arena.reserved_bytes();
 }
 
 template class LanguageModel<float>;

@@ -11,6 +11,7 @@
 #include "model/config.h"
 #include "model/state.h"
 #include "nn/params.h"
+#include "nn/recompute.h"
 #include "ops/exec.h"
 
 namespace fw {
@@ -37,6 +38,7 @@ class LanguageModel {
   Device& device() const;       // where its parameters are, and where its states must be
   void init(Random& random) { params().init(random); }
   void set_precision(Precision precision);  // of the matrix products outside the recurrence
+  void set_recompute(Recompute level);      // of training passes: memory for time, gradients keep their bits; kNone at first
   void set_form(fw_form form);              // of the recurrence; FW_FORM_AUTO at first
   // Sees every recurrence of the passes that follow; null: none. The caller keeps it alive.
   void observe(PassObserver<T>* observer);

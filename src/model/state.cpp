@@ -92,6 +92,7 @@ void ModelState<T>::grow(Tensor& tensor, int64_t sequence, int64_t tokens) const
 template <class T>
 StateView<T> ModelState<T>::view(Tensor& tensor) const {
   StateView<T> view;
+  view.values = tensor.values.size();
   if (tensor.spec.kind != StateKind::kCache) view.data = tensor.values.data();
   if (tensor.spec.kind == StateKind::kRing) view.pages = {tensor.values.data(), nullptr, 1, tensor.spec.shape[0], tensor.spec.shape[1]};
   if (tensor.spec.kind != StateKind::kCache) return view;

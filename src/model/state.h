@@ -31,7 +31,7 @@ class ModelState {
   // Makes room in the caches for the tokens of a pass. Until the next call, or until the state is copied or moved, layer(i) is what
   // the pass works on.
   void prepare(const SeqLayout& layout);
-  LayerState<T> layer(int64_t i) const { return {views_[static_cast<size_t>(i)].data()}; }
+  LayerState<T> layer(int64_t i) const { return {views_[static_cast<size_t>(i)].data(), static_cast<int64_t>(views_[static_cast<size_t>(i)].size())}; }
   // One tensor as its file has it: [N, shape], or of a cache [tokens of all sequences, width]; empty where the layer has none of
   // that name.
   std::vector<T> values(int64_t layer, const std::string& name) const;

@@ -14,7 +14,6 @@ constexpr double kNormEps = 1e-5;              // of q_norm and k_norm: the peer
 
 template <class T>
 struct AttentionMixer<T>::Context : MixerContext {
-  Mat<const T> x;     // [T, d], the caller's
   Mat<T> proj;        // [T, (H + 2 HK) D]: q | k | v before norms; without norms q and k are turned in place
   Mat<T> qk;          // [T, (H + HK) D]: q | k as attention takes them; columns of proj without norms
   T* rstd = nullptr;  // [T, H], then [T, HK]
@@ -60,7 +59,6 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   Context* kept = pass.keep ? new (pass.exec.contexts.template alloc<Context>(1)) Context() : nullptr;
   Context local;
   Context& c = kept != nullptr ? *kept : local;
-  c.x = x;
   c.proj = new_matrix<T>(arena, tokens, spec_.columns());
   pass.exec.linear_forward(x, params.matrix(stack_, spec_.columns(), spec_.hidden), bias_ >= 0 ? params.value(bias_) : nullptr, c.proj, Write::kOverwrite);
 
@@ -91,7 +89,7 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
 }
 
 template <class T>
-void AttentionMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> dy, Mat<T> dx) const {
+void AttentionMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
   const Context& c = *static_cast<Context*>(context);
   Params<T>& params = pass.params;
   Arena& arena = pass.exec.arena;
@@ -111,7 +109,7 @@ void AttentionMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
     pass.exec.gated_rmsnorm_backward(dqk.col_range(queries, keys), c.proj.col_range(queries, keys), Mat<const T>(), params.value(k_norm_),
                                      c.rstd + tokens * spec_.heads, D, GateKind::kNone, draw.col_range(queries, keys), Mat<T>(), params.grad(k_norm_));
   }
-  pass.exec.linear_backward(dproj, c.x, params.matrix(stack_, spec_.columns(), spec_.hidden), dx, params.grad_matrix(stack_, spec_.columns(), spec_.hidden),
+  pass.exec.linear_backward(dproj, x, params.matrix(stack_, spec_.columns(), spec_.hidden), dx, params.grad_matrix(stack_, spec_.columns(), spec_.hidden),
                             bias_ >= 0 ? params.grad(bias_) : nullptr, Write::kOverwrite);
 }
 

@@ -39,7 +39,7 @@ class AttentionMixer final : public Mixer<T> {
  public:
   AttentionMixer(const AttentionSpec& spec, const std::string& prefix, Params<T>& params);
   MixerContext* forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const override;
-  void backward(const Pass<T>& pass, MixerContext* context, Mat<const T> dy, Mat<T> dx) const override;
+  void backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const override;
 
  private:
   struct Context;

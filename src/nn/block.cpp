@@ -1,5 +1,7 @@
 #include "nn/block.h"
 
+#include <new>
+
 #include "nn/activations.h"
 
 namespace fw {
@@ -19,22 +21,53 @@ void settle(const Pass<T>& pass, Residual<T>& r, const T* weight, T eps, Mat<T> 
   r.pending = false;
 }
 
+namespace {
+
+// What is kept lies in pass.exec's arena, what backward computes again in pass.again's, which each half of a block finds empty. Where all is
+// kept there is one arena, and nothing is given back before backward.
+template <class T>
+void begin_half(const Pass<T>& pass) {
+  if (pass.again != nullptr) pass.again->arena.release();
+}
+
+}  // namespace
+
+template <class T>
+LayerState<T> Block<T>::copy_of(const Pass<T>& pass, LayerState<T> state) const {
+  if (!state) return {};
+  StateView<T>* copies = pass.exec.contexts.template alloc<StateView<T>>(state.count);
+  for (int64_t i = 0; i < state.count; ++i) {
+    StateView<T>& copy = *new (copies + i) StateView<T>(state.tensors[i]);
+    if (copy.data == nullptr) continue;  // pages of a cache: a token's row is written once, the second time the same
+    copy.data = new_copy<T>(pass.exec, copy.data, copy.values);
+    if (copy.pages) copy.pages.first = copy.data;
+  }
+  return {copies, state.count};
+}
+
 template <class T>
 void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state, Context* context) const {
   const Params<T>& params = pass.params;
   Arena& arena = pass.exec.arena;
+  Arena& passing = pass.passing().arena;
   const Arena::Mark mark = arena.mark();
   const int64_t tokens = r.x.rows;
   Context local;
   Context& c = pass.keep ? *context : local;
 
-  Mat<T> normed = new_matrix<T>(arena, tokens, hidden_);
+  begin_half(pass);
+  Mat<T> normed = new_matrix<T>(passing, tokens, hidden_);
   c.mixer_rstd = arena.alloc<T>(tokens);
   settle(pass, r, params.value(mixer_norm_), eps_, normed, c.mixer_rstd);
   c.mixer_in = r.x;
+  c.mixer_normed = normed;
   if (pass.keep) r.delta = new_matrix<T>(arena, tokens, hidden_);
   const Arena::Mark mixer_mark = arena.mark();
-  c.mixer = mixer_->forward(pass, normed, state, r.delta);
+  const bool all = pass.recompute == Recompute::kAll;
+  if (all) c.state = copy_of(pass, state);
+  const Arena::Mark contexts = pass.exec.contexts.mark();
+  c.mixer = mixer_->forward(all ? pass.keeping_there() : pass, normed, state, r.delta);
+  if (all) pass.exec.contexts.rewind(contexts);
   r.pending = true;
   if (mlp_ == nullptr) {
     if (!pass.keep) arena.rewind(mark);
@@ -43,14 +76,26 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
 
   // Without contexts the mixer's scratch and the normed input are free again.
   if (!pass.keep) arena.rewind(mixer_mark);
-  if (pass.keep) normed = new_matrix<T>(arena, tokens, hidden_);
+  begin_half(pass);
+  if (pass.keep) normed = new_matrix<T>(passing, tokens, hidden_);
   c.mlp_rstd = arena.alloc<T>(tokens);
   settle(pass, r, params.value(mlp_norm_), eps_, normed, c.mlp_rstd);
   c.mlp_in = r.x;
+  c.mlp_normed = normed;
   if (pass.keep) r.delta = new_matrix<T>(arena, tokens, hidden_);
   mlp_->forward(pass, normed, r.delta, c.mlp);
   r.pending = true;
   if (!pass.keep) arena.rewind(mark);
+}
+
+// The normed input of a half as forward had it, at the beginning of that half's backward.
+template <class T>
+Mat<T> Block<T>::normed_again(const Pass<T>& pass, Mat<T> in, int norm, T* rstd, Mat<T> kept) const {
+  if (pass.again == nullptr) return kept;
+  begin_half(pass);
+  const Mat<T> normed = new_matrix<T>(pass.again->arena, in.rows, hidden_);
+  pass.exec.rmsnorm_forward(in, pass.params.value(norm), eps_, normed, rstd);
+  return normed;
 }
 
 template <class T>
@@ -61,11 +106,22 @@ void Block<T>::backward(const Pass<T>& pass, Context& c, Mat<T> dx) const {
   const Mat<T> dnormed = new_matrix<T>(arena, dx.rows, hidden_);
   const Arena::Mark half = arena.mark();
   if (mlp_ != nullptr) {
-    mlp_->backward(pass, c.mlp, dx, dnormed);
+    const Mat<T> normed = normed_again(pass, c.mlp_in, mlp_norm_, c.mlp_rstd, c.mlp_normed);
+    mlp_->backward(pass, c.mlp, normed, dx, dnormed);
     pass.exec.rmsnorm_backward(dnormed, c.mlp_in, params.value(mlp_norm_), c.mlp_rstd, dx, params.grad(mlp_norm_), Write::kAccumulate);
     arena.rewind(half);
   }
-  mixer_->backward(pass, c.mixer, dx, dnormed);
+  const Mat<T> normed = normed_again(pass, c.mixer_in, mixer_norm_, c.mixer_rstd, c.mixer_normed);
+  if (pass.recompute == Recompute::kAll) {
+    Pass<T> there = pass.keeping_there();
+    there.observer = nullptr;  // it has seen this layer
+    const Arena::Mark contexts = pass.exec.contexts.mark();
+    MixerContext* mixer = mixer_->forward(there, normed, c.state, new_matrix<T>(pass.again->arena, dx.rows, hidden_));
+    mixer_->backward(there, mixer, normed, dx, dnormed);
+    pass.exec.contexts.rewind(contexts);
+  } else {
+    mixer_->backward(pass, c.mixer, normed, dx, dnormed);
+  }
   pass.exec.rmsnorm_backward(dnormed, c.mixer_in, params.value(mixer_norm_), c.mixer_rstd, dx, params.grad(mixer_norm_), Write::kAccumulate);
   arena.rewind(mark);
 }

@@ -28,10 +28,12 @@ template <class T>
 class Block {
  public:
   struct Context {
-    Mat<T> mixer_in, mlp_in;  // [T, d]: the residual before each half
-    T* mixer_rstd = nullptr;  // [T]
+    Mat<T> mixer_in, mlp_in;          // [T, d]: the residual before each half
+    Mat<T> mixer_normed, mlp_normed;  // [T, d]: its norm
+    T* mixer_rstd = nullptr;          // [T]
     T* mlp_rstd = nullptr;
     MixerContext* mixer = nullptr;
+    LayerState<T> state;  // before the pass, where the mixer is computed again
     typename Mlp<T>::Context mlp;
   };
 
@@ -52,6 +54,9 @@ class Block {
   void backward(const Pass<T>& pass, Context& context, Mat<T> dx) const;
 
  private:
+  LayerState<T> copy_of(const Pass<T>& pass, LayerState<T> state) const;
+  Mat<T> normed_again(const Pass<T>& pass, Mat<T> in, int norm, T* rstd, Mat<T> kept) const;
+
   T eps_;
   int64_t hidden_;
   int mixer_norm_;

@@ -6,7 +6,6 @@ namespace fw {
 
 template <class T>
 struct ConvMixer<T>::Context : MixerContext {
-  Mat<const T> x;           // [T, d], the caller's
   Mat<T> gate;              // [T, d]: the projection
   const T* tail = nullptr;  // [N, W-1, d] before this pass
 };
@@ -28,7 +27,6 @@ MixerContext* ConvMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSt
   Context* kept = pass.keep ? new (pass.exec.contexts.template alloc<Context>(1)) Context() : nullptr;
   Context local;
   Context& c = kept != nullptr ? *kept : local;
-  c.x = x;
   c.gate = new_matrix<T>(arena, x.rows, d);
   pass.exec.linear_forward(x, params.matrix(projection_, d, d), params.value(projection_bias_), c.gate, Write::kOverwrite);
   T* tail = spec_.kernel > 1 ? state.data(0) : nullptr;
@@ -38,14 +36,14 @@ MixerContext* ConvMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSt
 }
 
 template <class T>
-void ConvMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> dy, Mat<T> dx) const {
+void ConvMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
   const Context& c = *static_cast<Context*>(context);
   Params<T>& params = pass.params;
   const int64_t d = spec_.hidden;
   const Mat<T> dgate = new_matrix<T>(pass.exec.arena, dy.rows, d);
-  pass.exec.gated_conv_backward(dy, c.x, c.gate, params.value(conv_), params.value(conv_bias_), spec_.kernel, pass.layout, c.tail, dx, dgate,
-                                params.grad(conv_), params.grad(conv_bias_));
-  pass.exec.linear_backward(dgate, c.x, params.matrix(projection_, d, d), dx, params.grad_matrix(projection_, d, d), params.grad(projection_bias_),
+  pass.exec.gated_conv_backward(dy, x, c.gate, params.value(conv_), params.value(conv_bias_), spec_.kernel, pass.layout, c.tail, dx, dgate, params.grad(conv_),
+                                params.grad(conv_bias_));
+  pass.exec.linear_backward(dgate, x, params.matrix(projection_, d, d), dx, params.grad_matrix(projection_, d, d), params.grad(projection_bias_),
                             Write::kAccumulate);
 }
 

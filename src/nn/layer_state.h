@@ -32,8 +32,9 @@ constexpr int64_t kCacheRows = 256;  // of a page: growth is seldom and costs no
 // One declared tensor of N sequences.
 template <class T>
 struct StateView {
-  T* data = nullptr;  // kMatrix, kRing: [N, shape]
-  Pages<T> pages;     // kRing, kCache: the rows by position, in a ring also at `data`; a cache has room for the tokens of the pass
+  T* data = nullptr;   // kMatrix, kRing: [N, shape]
+  int64_t values = 0;  // at data
+  Pages<T> pages;      // kRing, kCache: the rows by position, in a ring also at `data`; a cache has room for the tokens of the pass
 };
 
 // All tensors of a layer in the order in which its mixer declared them, updated in place by forward; without state (every sequence
@@ -41,6 +42,7 @@ struct StateView {
 template <class T>
 struct LayerState {
   const StateView<T>* tensors = nullptr;
+  int64_t count = 0;
   explicit operator bool() const { return tensors != nullptr; }
   // Null without state and for index -1: a tensor that this mixer did not declare.
   T* data(int index) const { return tensors == nullptr || index < 0 ? nullptr : tensors[index].data; }

@@ -9,6 +9,7 @@
 #include "fastweight/fastweight.h"
 #include "nn/layer_state.h"
 #include "nn/params.h"
+#include "nn/recompute.h"
 #include "ops/exec.h"
 
 namespace fw {
@@ -28,6 +29,15 @@ struct Pass {
   bool keep = false;                    // contexts for backward
   fw_form form = FW_FORM_AUTO;          // of the recurrence
   PassObserver<T>* observer = nullptr;  // sees every recurrence
+  Recompute recompute = Recompute::kNone;
+  // The same context with an arena of its own, where what is computed again lies; it is empty again behind each half of a block. Null
+  // where everything is kept.
+  const Exec<T>* again = nullptr;
+
+  // Where what backward may compute again goes.
+  const Exec<T>& passing() const { return again != nullptr ? *again : exec; }
+  // A pass that keeps everything there.
+  Pass keeping_there() const { return {params, layout, passing(), recurrences, keep, form, observer}; }
 };
 
 // The base of a mixer's own context, which lives in exec.contexts.
@@ -37,10 +47,10 @@ template <class T>
 class Mixer {
  public:
   virtual ~Mixer() = default;
-  // x [T, d] stays unchanged until backward; y [T, d] is overwritten. Returns the context, null when pass.keep is false.
+  // x [T, d]; y [T, d] is overwritten. Returns the context, null when pass.keep is false.
   virtual MixerContext* forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const = 0;
-  // dx [T, d] is overwritten, gradients of parameters accumulate. The context may be used up.
-  virtual void backward(const Pass<T>& pass, MixerContext* context, Mat<const T> dy, Mat<T> dx) const = 0;
+  // x as forward had it. dx [T, d] is overwritten, gradients of parameters accumulate. The context may be used up.
+  virtual void backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const = 0;
 };
 
 }  // namespace fw

@@ -21,7 +21,6 @@ template <class T>
 class Mlp {
  public:
   struct Context {
-    Mat<const T> x;  // [T, d], the caller's
     Mat<T> gate_up;  // [T, 2 m]; backward turns it into its gradient
     Mat<T> act;      // [T, m]
   };
@@ -29,10 +28,13 @@ class Mlp {
   Mlp(const MlpSpec& spec, const std::string& prefix, Params<T>& params);
   // y [T, d] is overwritten; activations come from the arena.
   void forward(const Pass<T>& pass, Mat<const T> x, Mat<T> y, Context& context) const;
-  // dx [T, d] is overwritten; uses the context up.
-  void backward(const Pass<T>& pass, Context& context, Mat<const T> dy, Mat<T> dx) const;
+  // x as forward had it; dx [T, d] is overwritten; uses the context up.
+  void backward(const Pass<T>& pass, Context& context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const;
 
  private:
+  void project(const Pass<T>& pass, Mat<const T> x, Context& context) const;
+  void activate(const Pass<T>& pass, Context& context) const;
+
   MlpSpec spec_;
   int gate_up_ = -1, down_ = -1;
 };

@@ -18,9 +18,8 @@ constexpr T kLogSigmoidDivisor = T(16);  // as gated linear attention has it: a 
 // What backward needs. Columns of `proj` hold the raw projections, except that the sigmoid gates replace theirs.
 template <class T>
 struct RecurrentMixer<T>::Context : MixerContext {
-  Mat<const T> x;  // [T, d], the caller's
-  Mat<T> proj;     // [T, plan.columns]
-  Mat<T> qkv;      // [T, 2 H K + HV V] after the convolution, or the same columns of proj
+  Mat<T> proj;  // [T, plan.columns]
+  Mat<T> qkv;   // [T, 2 H K + HV V] after the convolution, or the same columns of proj
   typename QueryKey<T>::Context query_key;
   Mat<T> decay_in;  // the decay's projection before its gate: columns of proj, or the low-rank product
   typename GainGate<T>::Context gain;
@@ -100,9 +99,6 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     c.tokens.erase_key = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.key_size());
     pass.exec.head_scale_forward(c.tokens.k, params.value(index_.inner_decay), spec_.key_dim, c.tokens.erase_key);
   }
-  if (spec_.raw_read_correction) {
-    pass.exec.head_subtract_forward(spec_.rule.uses_erase_key() ? c.tokens.erase_key : c.tokens.k, params.value(index_.correction), spec_.key_dim, c.tokens.q);
-  }
   if (spec_.rule.uses_read_correction()) {
     c.tokens.read_correction = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
     pass.exec.head_constant_forward(params.value(index_.correction), spec_.v_heads / spec_.heads, c.tokens.read_correction);
@@ -155,6 +151,55 @@ const Recurrence<T>& RecurrentMixer<T>::planned(const Pass<T>& pass) const {
   return pass.recurrences.of({spec_.rule, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form}, pass.layout.host);
 }
 
+// q, k and v as the gates and the recurrence take them: after the convolution, which leaves its last inputs in `tail` (null: nowhere), and what
+// query and key pass after it.
+template <class T>
+void RecurrentMixer<T>::tokens_forward(const Pass<T>& pass, Context& c, T* tail) const {
+  c.qkv = c.proj.col_range(0, spec_.conv_channels());
+  if (spec_.conv_size > 0) {
+    const Mat<T> raw = c.qkv;
+    c.qkv = new_matrix<T>(pass.exec.arena, raw.rows, spec_.conv_channels());
+    pass.exec.short_conv_forward(raw, pass.params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, tail, c.qkv);
+  }
+  c.tokens.q = c.qkv.col_range(0, spec_.key_size());
+  c.tokens.k = c.qkv.col_range(spec_.key_size(), spec_.key_size());
+  c.tokens.v = c.qkv.col_range(2 * spec_.key_size(), spec_.value_size());
+  query_key_->forward(pass, c.tokens.q, c.tokens.k, c.query_key);
+}
+
+template <class T>
+void RecurrentMixer<T>::correct_read(const Pass<T>& pass, Context& c) const {
+  if (!spec_.raw_read_correction) return;
+  pass.exec.head_subtract_forward(spec_.rule.uses_erase_key() ? c.tokens.erase_key : c.tokens.k, pass.params.value(index_.correction), spec_.key_dim,
+                                  c.tokens.q);
+}
+
+template <class T>
+void RecurrentMixer<T>::output_norm(const Pass<T>& pass, Context& c) const {
+  pass.exec.gated_rmsnorm_forward(c.o, c.gate, pass.params.value(index_.o_norm), static_cast<T>(spec_.norm_eps), spec_.value_dim, spec_.gate, c.normed, c.rstd);
+}
+
+// What pass.recompute left out of the context. Gates are kept: their sigmoids stand where their projections stood.
+template <class T>
+void RecurrentMixer<T>::complete(const Pass<T>& pass, Context& c) const {
+  if (pass.again == nullptr) return;
+  const Pass<T> there = pass.keeping_there();
+  Arena& arena = there.exec.arena;
+  // Without convolution and maps q and k are columns of the projection, where they were turned and corrected in place.
+  if (spec_.conv_size > 0 || spec_.query_key.map != FeatureMap::kNone) {
+    tokens_forward(there, c, nullptr);
+    correct_read(pass, c);
+  }
+  if (pass.recompute >= Recompute::kRecurrence) {
+    const Recurrence<T>& recurrence = planned(pass);
+    c.saved = recurrence.saved_bytes() > 0 ? arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes())) : nullptr;
+    c.o = new_matrix<T>(arena, c.proj.rows, spec_.value_size());
+    recurrence.forward(c.tokens, c.o, nullptr, nullptr, c.saved, pass.exec.arena);
+  }
+  c.normed = new_matrix<T>(arena, c.proj.rows, spec_.value_size());
+  output_norm(pass, c);
+}
+
 template <class T>
 MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const {
   const Params<T>& params = pass.params;
@@ -163,40 +208,34 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   Context* kept = pass.keep ? new (pass.exec.contexts.template alloc<Context>(1)) Context() : nullptr;
   Context local;
   Context& c = kept != nullptr ? *kept : local;
-  c.x = x;
   c.proj = new_matrix<T>(arena, tokens, plan_.columns);
   pass.exec.linear_forward(x, params.matrix(index_.stack, plan_.columns, spec_.hidden), nullptr, c.proj, Write::kOverwrite);
 
-  c.qkv = c.proj.col_range(0, spec_.conv_channels());
-  if (spec_.conv_size > 0) {
-    // Backward needs the tail as it was.
-    T* tail = state.data(state_.tail);
-    c.tail = pass.keep ? new_copy(pass.exec, tail, sequences * (spec_.conv_size - 1) * spec_.conv_channels()) : tail;
-    const Mat<T> raw = c.qkv;
-    c.qkv = new_matrix<T>(arena, tokens, spec_.conv_channels());
-    pass.exec.short_conv_forward(raw, params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, tail, c.qkv);
-  }
-  c.tokens.q = c.qkv.col_range(0, spec_.key_size());
-  c.tokens.k = c.qkv.col_range(spec_.key_size(), spec_.key_size());
-  c.tokens.v = c.qkv.col_range(2 * spec_.key_size(), spec_.value_size());
-  query_key_->forward(pass, c.tokens.q, c.tokens.k, c.query_key);
+  // Backward needs the tail as it was.
+  T* tail = spec_.conv_size > 0 ? state.data(state_.tail) : nullptr;
+  c.tail = pass.keep ? new_copy(pass.exec, tail, sequences * (spec_.conv_size - 1) * spec_.conv_channels()) : tail;
+  const Pass<T> there = pass.keeping_there();
+  tokens_forward(there, c, tail);
   gates_forward(pass, c);
+  correct_read(pass, c);
 
   const Recurrence<T>& recurrence = planned(pass);
   const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
   T *s = state.data(state_.s), *a = state.data(state_.a);
   c.tokens.s = copy_state ? new_copy(pass.exec, s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : s;
   c.tokens.a = copy_state ? new_copy(pass.exec, a, sequences * spec_.heads * spec_.key_dim) : a;
-  if (pass.keep && recurrence.saved_bytes() > 0) c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
-  c.o = new_matrix<T>(arena, tokens, spec_.value_size());
+  // A pass that keeps contexts has this buffer also where it is lost again: without it a sequence of one token would take the decode step.
+  Arena& of_recurrence = (pass.recompute >= Recompute::kRecurrence ? pass.passing() : pass.exec).arena;
+  if (pass.keep && recurrence.saved_bytes() > 0) c.saved = of_recurrence.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
+  c.o = new_matrix<T>(of_recurrence, tokens, spec_.value_size());
   recurrence.forward(c.tokens, c.o, s, a, c.saved, arena);
   if (pass.observer != nullptr) {
     pass.observer->recurrence({spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, c.tokens, c.o});
   }
 
-  c.normed = pass.keep ? new_matrix<T>(arena, tokens, spec_.value_size()) : c.o;
   c.rstd = arena.alloc<T>(tokens * spec_.v_heads);
-  pass.exec.gated_rmsnorm_forward(c.o, c.gate, params.value(index_.o_norm), static_cast<T>(spec_.norm_eps), spec_.value_dim, spec_.gate, c.normed, c.rstd);
+  c.normed = pass.keep ? new_matrix<T>(there.exec.arena, tokens, spec_.value_size()) : c.o;
+  output_norm(pass, c);
   pass.exec.linear_forward(c.normed, params.matrix(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, y, Write::kOverwrite);
   return kept;
 }
@@ -254,8 +293,9 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
 }
 
 template <class T>
-void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> dy, Mat<T> dx) const {
-  const Context& c = *static_cast<Context*>(context);
+void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
+  Context& c = *static_cast<Context*>(context);
+  complete(pass, c);
   Params<T>& params = pass.params;
   Arena& arena = pass.exec.arena;
   const int64_t tokens = dy.rows;
@@ -307,7 +347,7 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
     pass.exec.short_conv_backward(dqkv, c.proj.col_range(0, spec_.conv_channels()), params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, draw,
                                   params.grad(index_.conv));
   }
-  pass.exec.linear_backward(dproj, c.x, params.matrix(index_.stack, plan_.columns, spec_.hidden), dx,
+  pass.exec.linear_backward(dproj, x, params.matrix(index_.stack, plan_.columns, spec_.hidden), dx,
                             params.grad_matrix(index_.stack, plan_.columns, spec_.hidden), nullptr, Write::kOverwrite);
 }
 

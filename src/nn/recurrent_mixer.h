@@ -90,7 +90,7 @@ class RecurrentMixer final : public Mixer<T> {
   // Declares its parameters as prefix + "q_proj.weight" ...
   RecurrentMixer(const RecurrentMixerSpec& spec, const std::string& prefix, Params<T>& params);
   MixerContext* forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const override;
-  void backward(const Pass<T>& pass, MixerContext* context, Mat<const T> dy, Mat<T> dx) const override;
+  void backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const override;
 
  private:
   struct Context;
@@ -100,7 +100,11 @@ class RecurrentMixer final : public Mixer<T> {
     int atk_a_log = -1, atk_dt_bias = -1, atk_center = -1, o_norm = -1, o_proj = -1;
   };
   const Recurrence<T>& planned(const Pass<T>& pass) const;
+  void tokens_forward(const Pass<T>& pass, Context& c, T* tail) const;
   void gates_forward(const Pass<T>& pass, Context& c) const;
+  void correct_read(const Pass<T>& pass, Context& c) const;
+  void output_norm(const Pass<T>& pass, Context& c) const;
+  void complete(const Pass<T>& pass, Context& c) const;
   // d: gradients with respect to what the recurrence took. Those of the gates' values lie in dproj at the gates' columns and
   // become gradients of the projections there; d.k takes what reaches k through an erase key of its own.
   void gates_backward(const Pass<T>& pass, const Context& c, Mat<T> dproj, const RecurrenceInputs<T>& d) const;

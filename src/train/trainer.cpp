@@ -103,6 +103,7 @@ struct Trainer::Impl {
     model.init(random);
     model.set_tokenizer(tokenizer->checksum());
     model.set_precision(c.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
+    model.set_recompute(parse_recompute(c.recompute));
     state.config_hash = config_hash(model.config());
     state.seed = c.seed;
     state.length = c.length;

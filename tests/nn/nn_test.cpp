@@ -163,7 +163,7 @@ class Triple final : public Mixer<T> {
     for (int64_t t = 0; t < x.rows; ++t) std::transform(x.row(t), x.row(t) + x.cols, y.row(t), [](T v) { return 3 * v; });
     return nullptr;
   }
-  void backward(const Pass<T>& pass, MixerContext*, Mat<const T> dy, Mat<T> dx) const override { forward(pass, dy, {}, dx); }
+  void backward(const Pass<T>& pass, MixerContext*, Mat<const T>, Mat<const T> dy, Mat<T> dx) const override { forward(pass, dy, {}, dx); }
 };
 
 TEST(Block, TakesAnyMixer) {
