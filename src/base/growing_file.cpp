@@ -71,6 +71,19 @@ void GrowingFile::overwrite(uint64_t offset, std::span<const std::byte> bytes) {
   }
 }
 
+void GrowingFile::read(uint64_t offset, const std::function<void(std::span<const std::byte>)>& take) {
+  flush();
+  std::vector<std::byte> piece(kBuffer);
+  for (;;) {
+    const ssize_t n = ::pread(fd_, piece.data(), piece.size(), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_io("cannot read '{}': {}", path_, reason(errno));
+    if (n == 0) return;
+    take(std::span(piece).first(static_cast<size_t>(n)));
+    offset += static_cast<uint64_t>(n);
+  }
+}
+
 void GrowingFile::truncate(uint64_t size) {
   flush();
   if (size > size_) fail_internal("'{}': {} bytes asked for of {}", path_, size, size_);

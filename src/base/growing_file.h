@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,9 +22,10 @@ class GrowingFile {
 
   uint64_t size() const { return size_ + buffer_.size(); }
   void append(std::span<const std::byte> bytes);
-  void truncate(uint64_t size);                                       // to at most size()
-  void overwrite(uint64_t offset, std::span<const std::byte> bytes);  // bytes that are there
-  void sync();                                                        // what was appended is on the disk
+  void truncate(uint64_t size);                                                             // to at most size()
+  void overwrite(uint64_t offset, std::span<const std::byte> bytes);                        // bytes that are there
+  void read(uint64_t offset, const std::function<void(std::span<const std::byte>)>& take);  // all from there on, piece by piece
+  void sync();                                                                              // what was appended is on the disk
   const std::string& path() const { return path_; }
 
   // Synced, then `target` is this file (with the mode that target had); the object is done with.

@@ -32,7 +32,8 @@ class Analyze : public Command {
   }
   void declare(Options& options) override {
     options.positional("MODEL", &model_, "model folder, or run folder (its finished model, else its newest checkpoint)", true);
-    options.add("text", "FILE", &text_, "text or token file; several times for several texts");
+    options.add("text", "FILE", &text_, "text (plain or .jsonl, also .gz and .zst), a pattern, or a token file; several times for several texts");
+    options.add("field", "KEY", &field_, "of .jsonl files: the key whose string is the text");
     options.add("tokens", "N", &analyze_.tokens, "tokens to look at, from the beginning; 0: all");
     options.add("context", "LEN", &analyze_.context, "tokens of a window, which starts from nothing; 0: whole documents");
     options.add("layers", "N,N,...", &analyze_.layers, "only these layers, counted from 0", ',');
@@ -48,7 +49,7 @@ class Analyze : public Command {
  private:
   void refuse_picture(const std::string& text) const;
 
-  std::string model_, separator_, out_ = "analysis";
+  std::string model_, field_ = "text", separator_, out_ = "analysis";
   StringList text_;
   AnalyzeOptions analyze_;
   int64_t bins_ = 64, threads_ = 0;
@@ -88,7 +89,7 @@ int Analyze::run(Options&) {
   check_output("--out", csv, text_);
   for (const std::string& text : text_) refuse_picture(text);
   OpenModel open = open_model(model_, "f32");
-  const TemporaryTokens tokens(text_, separator_, *open.tokenizer);
+  const TemporaryTokens tokens(text_, field_, separator_, *open.tokenizer);
   const Analysis analysis = analyze_text(open.model, tokens.file(), analyze_);
 
   nlohmann::ordered_json report = analysis_json(analysis, bins_);

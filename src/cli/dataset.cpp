@@ -1,40 +1,75 @@
 #include "cli/dataset.h"
 
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <system_error>
 
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "train/token_writer.h"
+#include "base/stop.h"
+#include "report/progress.h"
+#include "train/byte_source.h"
+#include "train/text_parts.h"
 
 namespace fw::cli {
 namespace {
 
+namespace fs = std::filesystem;
+
+constexpr std::string_view kMagic = "FWTOKEN1";
 // The fingerprint of tokens that are being made.
 const std::string kUnfinished = "unfinished\n";
-constexpr std::string_view kMagic = "FWTOKEN1";
 
-std::string first_bytes(const std::string& path, size_t count) {
-  std::ifstream in(path, std::ios::binary);
-  std::string bytes(count, '\0');
-  in.read(bytes.data(), static_cast<std::streamsize>(count));
-  bytes.resize(static_cast<size_t>(in.gcount()));
-  return bytes;
+// One entry of data.text: a file or a pattern, and a weight if it says one.
+struct Entry {
+  std::string pattern;
+  std::optional<double> weight;
+};
+
+// "books/*.txt:0.7": what stands behind the last colon is a weight if it is a number, unless a file is called so.
+Entry parse_entry(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon == 0 || file_exists(text)) return {text, {}};
+  double weight = 0;
+  const char *begin = text.data() + colon + 1, *end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(begin, end, weight);
+  if (error != std::errc() || rest != end || begin == end) return {text, {}};
+  if (!(weight > 0 && std::isfinite(weight))) fail_usage("data.text: expected a weight > 0 behind the colon of '{}'", text);
+  return {text.substr(0, colon), weight};
 }
 
-std::string read_text(const std::string& path) {
-  std::string text = read_file(path);
-  if (text.empty()) fail_usage("'{}': expected text, the file is empty", path);
-  return text;
+// Texts that are read one after the other, and their share of the training windows.
+struct Source {
+  StringList patterns, files;
+  double weight = 1;
+  bool tokens = false;  // the one file is a token file
+};
+
+// Without weights all entries are one source.
+std::vector<Source> parse_sources(const StringList& texts) {
+  std::vector<Source> sources;
+  size_t weighted = 0;
+  for (const std::string& text : texts) {
+    const Entry entry = parse_entry(text);
+    if (entry.weight) ++weighted;
+    if (entry.weight || sources.empty()) sources.push_back({});
+    sources.back().patterns.push_back(entry.pattern);
+    sources.back().weight = entry.weight.value_or(1);
+  }
+  if (weighted != 0 && weighted != texts.size()) {
+    const auto plain = std::find_if(texts.begin(), texts.end(), [](const std::string& text) { return !parse_entry(text).weight; });
+    fail_usage("data.text: expected a weight behind each of the {} texts or behind none, '{}' has none", texts.size(), *plain);
+  }
+  return sources;
 }
 
 // What a set of token files came from, as one line.
@@ -46,8 +81,16 @@ class Fingerprint {
     sum_.add(part);
   }
   void add_file(const std::string& path) {
-    const MappedFile map(path);
-    add({reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size()});
+    const uint64_t size = fs::file_size(path);
+    sum_.add(std::as_bytes(std::span(&size, 1)));
+    std::ifstream in(path, std::ios::binary);
+    std::string piece(size_t{1} << 20, '\0');
+    for (uint64_t rest = size; rest > 0;) {
+      in.read(piece.data(), static_cast<std::streamsize>(std::min<uint64_t>(piece.size(), rest)));
+      if (in.gcount() <= 0) fail_io("cannot read '{}'", path);
+      sum_.add(std::string_view(piece).substr(0, static_cast<size_t>(in.gcount())));
+      rest -= static_cast<uint64_t>(in.gcount());
+    }
   }
   std::string text() const { return fmt::format("{:016x}\n", sum_.value()); }
 
@@ -55,152 +98,233 @@ class Fingerprint {
   Checksum sum_;
 };
 
-std::string fingerprint(const DataConfig& data, const Tokenizer& tokenizer) {
+std::string fingerprint(const DataConfig& data, const std::vector<Source>& sources, const Tokenizer& tokenizer) {
   Fingerprint print;
+  const StringList files = text_files(data);
   print.add(tokenizer.type());
-  print.add(fmt::format("{} {} {}", tokenizer.vocab_size(), data.valid_fraction, data.text.size()));
+  print.add(fmt::format("{} {} {}", tokenizer.vocab_size(), data.valid_fraction, files.size()));
   print.add(data.separator);
   if (data.tokenizer.empty()) {  // of a model
     print.add(fmt::format("{:016x}", tokenizer.checksum()));
   } else if (data.tokenizer != "bytes") {
     print.add_file(data.tokenizer);
   }
-  for (const std::string& path : data.text) print.add_file(path);
+  for (const std::string& path : files) print.add_file(path);
   if (!data.valid.empty()) print.add_file(data.valid);
   if (!data.test.empty()) print.add_file(data.test);
+  if (std::any_of(files.begin(), files.end(), is_json_lines) || is_json_lines(data.valid)) print.add(data.field);
+  if (sources.size() > 1) {
+    for (const Source& source : sources) print.add(fmt::format("{} {}", source.files.size(), source.weight));
+  }
   return print.text();
 }
 
-void check_text(const std::string& path) {
-  if (!is_token_file(path)) read_text(path);
+// What may be read as text or is a token file.
+void check_file(const std::string& path) {
+  if (!is_token_file(path)) check_text(path);
 }
 
-std::shared_ptr<const TokenFile> open_tokens(const std::string& path) { return std::make_shared<const TokenFile>(path); }
+void check_sources(const DataConfig& data, std::vector<Source>& sources) {
+  for (Source& source : sources) {
+    source.files = expand_globs(source.patterns);
+    const size_t count = source.files.size();
+    const auto tokens = std::find_if(source.files.begin(), source.files.end(), is_token_file);
+    if (tokens == source.files.end()) continue;
+    if (count > 1) fail_usage("data.text: expected text files or one token file, got {} files with a token file among them, '{}'", count, *tokens);
+    if (data.valid.empty() && data.valid_fraction > 0) {
+      fail_usage("data.text: '{}' is a token file, of which no share can be held out: give a held-out file with --valid, or --valid-fraction 0", *tokens);
+    }
+    source.tokens = true;
+  }
+}
+
+// Makes the token files of a run folder.
+class Preparation {
+ public:
+  Preparation(const DataConfig& data, const Tokenizer& tokenizer, const std::string& folder, const PrepareOptions& options)
+      : data_(data), tokenizer_(tokenizer), options_(options), folder_(folder), cache_(folder + "/data"), sources_(parse_sources(data.text)) {}
+
+  Dataset run() {
+    const std::string before = file_exists(print_path()) ? read_file(print_path()) : kUnfinished;
+    if (before != kUnfinished && lacks_text()) {
+      set_.notes.push_back(fmt::format("the text is no longer where it was; the run goes on with its tokens in '{}'", cache_));
+    } else {
+      check_sources(data_, sources_);
+      for (const std::string& path : text_files(data_)) check_file(path);
+      if (!data_.valid.empty()) check_file(data_.valid);
+      if (!data_.test.empty()) check_file(data_.test);
+      const std::string print = fingerprint(data_, sources_, tokenizer_);
+      if (options_.resume && before != kUnfinished && before != print) {
+        fail_usage(
+            "--resume: the text, its split or the tokenizer is not what the run in '{}' began with: give back what it was, or begin anew in another folder "
+            "(--out)",
+            folder_);
+      }
+      if (before != print && (makes_train() || makes_valid() || makes_test())) {
+        make_folders(cache_);
+        write_file_atomic(print_path(), kUnfinished);  // first: what it stands for is about to change, and the folder is the run's
+        if (!make()) return std::move(set_);
+        write_file_atomic(print_path(), print);
+      }
+    }
+    open();
+    return std::move(set_);
+  }
+
+ private:
+  std::string print_path() const { return cache_ + "/fingerprint"; }
+  std::string test_path() const { return cache_ + "/test.tokens"; }
+  std::string valid_path() const { return cache_ + "/valid.tokens"; }
+  std::string train_path(size_t source) const { return sources_.size() == 1 ? cache_ + "/train.tokens" : fmt::format("{}/train-{}.tokens", cache_, source); }
+  bool makes_train() const {
+    return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return !s.tokens; });
+  }
+  bool valid_is_tokens() const { return !data_.valid.empty() && is_token_file(data_.valid); }
+  bool makes_valid() const { return !valid_is_tokens() && (!data_.valid.empty() || data_.valid_fraction > 0); }
+
+  bool makes_test() const { return !data_.test.empty() && !is_token_file(data_.test); }
+
+  // Of a resumed run: a text is gone, and all that is made of texts is there.
+  bool lacks_text() const {
+    if (!options_.resume || !options_.may_lack_text) return false;
+    const auto gone = [](const std::string& path) { return path.find_first_of("*?[") == std::string::npos && !file_exists(path); };
+    bool any = !data_.valid.empty() && gone(data_.valid);
+    for (const Source& source : sources_) any = any || std::any_of(source.patterns.begin(), source.patterns.end(), gone);
+    if (!any || (makes_valid() && !file_exists(valid_path())) || (makes_test() && !file_exists(test_path()))) return false;
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      if (!file_exists(train_path(i))) return false;
+    }
+    return true;
+  }
+
+  // Returns false when it was stopped.
+  bool make() {
+    const bool hold = data_.valid.empty() && makes_valid();
+    std::vector<std::vector<TextPart>> train(sources_.size());
+    std::vector<TextPart> valid;
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      if (sources_[i].tokens) continue;
+      TextSplit split{whole_texts(sources_[i].files), {}};
+      if (hold) split = hold_out(sources_[i].files, data_.field, data_.separator, data_.valid_fraction);
+      if (hold && (split.valid.empty() || split.train.empty())) {
+        fail_usage("data.valid_fraction: the last {:g} of the text{} cannot be held out in whole {}: give more text, another --valid-fraction, or 0",
+                   data_.valid_fraction, sources_.size() > 1 ? fmt::format(" '{}'", sources_[i].patterns[0]) : "",
+                   data_.separator.empty() ? "lines" : "documents");
+      }
+      train[i] = std::move(split.train);
+      valid.insert(valid.end(), split.valid.begin(), split.valid.end());
+    }
+    if (hold && !write(valid, valid_path())) return false;
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      if (!sources_[i].tokens && !write(train[i], train_path(i))) return false;
+    }
+    if (!data_.valid.empty() && makes_valid() && !write(whole_texts({data_.valid}), valid_path())) return false;
+    return !makes_test() || write(whole_texts({data_.test}), test_path());
+  }
+
+  bool write(const std::vector<TextPart>& parts, const std::string& path) {
+    TokenizeOptions options;
+    options.separator = data_.separator;
+    options.progress = options_.progress;
+    const TokenFileStats stats = write_token_file([&] { return open_parts(parts, data_.field); }, options, tokenizer_, path);
+    set_.text_bytes += stats.bytes;
+    return stats.complete;
+  }
+
+  void open() {
+    const auto tokens = [](const std::string& path) { return std::make_shared<const TokenFile>(path); };
+    std::vector<TokenMix::Part> parts;
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      parts.push_back({tokens(sources_[i].tokens ? sources_[i].files[0] : train_path(i)), sources_[i].weight});
+      if (!sources_[i].tokens) set_.files.push_back(train_path(i));
+    }
+    set_.train.emplace(std::move(parts));
+    if (makes_valid()) {
+      set_.valid = tokens(valid_path());
+      set_.files.push_back(valid_path());
+    } else if (valid_is_tokens()) {
+      set_.valid = tokens(data_.valid);
+    }
+    if (!data_.test.empty()) set_.test = tokens(makes_test() ? test_path() : data_.test);
+    if (makes_test()) set_.files.push_back(test_path());
+  }
+
+  const DataConfig& data_;
+  const Tokenizer& tokenizer_;
+  const PrepareOptions& options_;
+  std::string folder_, cache_;
+  std::vector<Source> sources_;
+  Dataset set_;
+};
 
 }  // namespace
 
-bool is_token_file(const std::string& path) { return first_bytes(path, kMagic.size()) == kMagic; }
+bool is_token_file(const std::string& path) { return file_start(path, kMagic.size()) == kMagic; }
 
-StringList read_texts(const StringList& paths) {
-  if (paths.empty()) fail_usage("no text: give a file with --text");
-  StringList texts;
-  for (const std::string& path : paths) texts.push_back(read_text(path));
-  return texts;
+void check_text(const std::string& path) {
+  if (is_token_file(path)) fail_usage("'{}': expected text, it is a token file already", path);
+  char first = '\0';
+  if (open_bytes(path)->read(std::span(&first, 1)) == 0) fail_usage("'{}': expected text, the file is empty", path);
 }
 
-Split hold_out(StringList texts, const std::string& separator, double share) {
-  Split split;
-  double total = 0, before = 0;
-  for (const std::string& text : texts) total += static_cast<double>(text.size());
-  for (std::string& text : texts) {
-    const double size = static_cast<double>(text.size());
-    const double train_share = size > 0 ? std::clamp((total * (1 - share) - before) / size, 0.0, 1.0) : 0.0;
-    const size_t cut = held_out_begin(text, separator, 1 - train_share);
-    if (cut < text.size()) split.valid.push_back(text.substr(cut));
-    text.resize(cut);
-    if (cut > 0) split.train.push_back(std::move(text));
-    before += size;
+StringList expand_globs(const StringList& patterns) {
+  StringList files;
+  for (const std::string& pattern : patterns) {
+    const StringList found = expand_glob(pattern);
+    files.insert(files.end(), found.begin(), found.end());
   }
-  return split;
+  return files;
 }
 
-size_t held_out_begin(const std::string& text, const std::string& separator, double valid_fraction) {
-  if (valid_fraction <= 0) return text.size();
-  if (valid_fraction >= 1) return 0;
-  const auto at = static_cast<size_t>(std::floor(static_cast<double>(text.size()) * (1 - valid_fraction)));
-  if (!separator.empty()) {
-    const std::string line = "\n" + separator + "\n";
-    const size_t found = text.find(line, at);
-    return found == std::string::npos ? text.size() : found + line.size();
-  }
-  const size_t line = text.find('\n', at);
-  if (line != std::string::npos && line + 1 < text.size()) return line + 1;
-  // One long line: at least not inside a character of UTF-8.
-  size_t cut = at;
-  while (cut < text.size() && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) ++cut;
-  return cut;
+StringList text_files(const DataConfig& data) {
+  StringList patterns;
+  for (const std::string& text : data.text) patterns.push_back(parse_entry(text).pattern);
+  return expand_globs(patterns);
 }
 
-Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, const std::string& folder, bool resume) {
+Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, const std::string& folder, const PrepareOptions& options) {
   validate(data);
-  const bool tokens_given = std::any_of(data.text.begin(), data.text.end(), is_token_file);
-  if (tokens_given && data.text.size() > 1)
-    fail_usage("data.text: expected text files or one token file, got {} files with a token file among them", data.text.size());
-  if (tokens_given && data.valid.empty() && data.valid_fraction > 0) {
-    fail_usage("data.text: '{}' is a token file, of which no share can be held out: give a held-out file with --valid, or --valid-fraction 0", data.text[0]);
-  }
-  for (const std::string& path : data.text) check_text(path);
-  if (!data.valid.empty()) check_text(data.valid);
-  if (!data.test.empty()) check_text(data.test);
-
-  const std::string cache = folder + "/data";
-  const std::string train_path = cache + "/train.tokens", valid_path = cache + "/valid.tokens", test_path = cache + "/test.tokens",
-                    print_path = cache + "/fingerprint";
-  const std::string print = fingerprint(data, tokenizer);
-  const std::string before = file_exists(print_path) ? read_file(print_path) : kUnfinished;
-  const bool same = before == print;
-  if (resume && before != kUnfinished && !same) {
-    fail_usage(
-        "--resume: the text, its split or the tokenizer is not what the run in '{}' began with: give back what it was, or begin anew in another folder (--out)",
-        folder);
-  }
-
-  Dataset set;
-  const bool valid_tokens = !data.valid.empty() && is_token_file(data.valid);
-  const bool make_train = !tokens_given;
-  const bool make_valid = !valid_tokens && (!data.valid.empty() || data.valid_fraction > 0);
-  const bool make_test = !data.test.empty() && !is_token_file(data.test);
-  if (!same && (make_train || make_valid || make_test)) {
-    make_folders(cache);
-    write_file_atomic(print_path, kUnfinished);  // first: what it stands for is about to change, and the folder is the run's
-    if (make_train) {
-      const bool hold = data.valid.empty() && make_valid;
-      const Split split = hold_out(read_texts(data.text), data.separator, hold ? data.valid_fraction : 0);
-      if (hold && (split.valid.empty() || split.train.empty())) {
-        fail_usage("data.valid_fraction: the last {:g} of the text cannot be held out in whole {}: give more text, another --valid-fraction, or 0",
-                   data.valid_fraction, data.separator.empty() ? "lines" : "documents");
-      }
-      if (hold) write_token_file(split.valid, data.separator, tokenizer, valid_path);
-      write_token_file(split.train, data.separator, tokenizer, train_path);
-    }
-    if (!data.valid.empty() && make_valid) write_token_file(read_texts({data.valid}), data.separator, tokenizer, valid_path);
-    if (make_test) write_token_file(read_texts({data.test}), data.separator, tokenizer, test_path);
-    write_file_atomic(print_path, print);
-  }
-  set.train = open_tokens(make_train ? train_path : data.text[0]);
-  if (make_train) set.files.push_back(train_path);
-  if (make_valid) {
-    set.valid = open_tokens(valid_path);
-    set.files.push_back(valid_path);
-  } else if (valid_tokens) {
-    set.valid = open_tokens(data.valid);
-  }
-  if (!data.test.empty()) set.test = open_tokens(make_test ? test_path : data.test);
-  if (make_test) set.files.push_back(test_path);
-  return set;
+  return Preparation(data, tokenizer, folder, options).run();
 }
 
-TemporaryTokens::TemporaryTokens(const StringList& texts, const std::string& separator, const Tokenizer& tokenizer) {
-  if (texts.size() == 1 && is_token_file(texts[0])) {
-    file_ = std::make_unique<TokenFile>(texts[0]);
+std::function<bool(const TokenFileStats&)> tokenize_progress(const std::atomic<bool>& stop) {
+  const auto bar = std::make_shared<ProgressBar>(STDOUT_FILENO);
+  return [&stop, bar](const TokenFileStats& stats) {
+    bar->show(fmt::format("tokenizing: {} of text, {} tokens, {} documents", format_bytes(static_cast<double>(stats.bytes)),
+                          format_count(static_cast<double>(stats.tokens)), stats.documents));
+    return !stop;
+  };
+}
+
+TemporaryTokens::TemporaryTokens(const StringList& texts, const std::string& field, const std::string& separator, const Tokenizer& tokenizer) {
+  const StringList files = expand_globs(texts);
+  if (files.empty()) fail_usage("no text: give a file with --text");
+  if (files.size() == 1 && is_token_file(files[0])) {
+    file_ = std::make_unique<TokenFile>(files[0]);
     check_tokenizer(*file_, tokenizer);
     return;
   }
-  const StringList contents = read_texts(texts);
+  for (const std::string& path : files) check_text(path);
   std::error_code error;
-  const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
+  const fs::path parent = fs::temp_directory_path(error);
   if (error) fail_io("cannot make a temporary folder: {}; TMPDIR says where", error.message());
   std::string folder = (parent / "fastweight-XXXXXX").string();
   if (::mkdtemp(folder.data()) == nullptr) fail_io("cannot make a temporary folder '{}': {}; TMPDIR says where", folder, std::strerror(errno));
   // The folder goes as soon as the file in it is mapped: whatever ends the process later leaves nothing behind.
   try {
-    write_token_file(contents, separator, tokenizer, folder + "/tokens");
+    TokenizeOptions options;
+    options.separator = separator;
+    options.progress = [](const TokenFileStats& stats) {
+      stop_point("tokenization", stats.bytes, -1, "bytes");
+      return true;
+    };
+    write_token_file([&] { return open_parts(whole_texts(files), field); }, options, tokenizer, folder + "/tokens");
     file_ = std::make_unique<TokenFile>(folder + "/tokens");
   } catch (...) {
-    std::filesystem::remove_all(folder, error);
+    fs::remove_all(folder, error);
     throw;
   }
-  std::filesystem::remove_all(folder, error);
+  fs::remove_all(folder, error);
 }
 
 }  // namespace fw::cli

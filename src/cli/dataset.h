@@ -1,49 +1,62 @@
-// From text files to token files: what training and evaluation read. Training's are kept in the run folder (data/), with a
-// checksum of everything they came from, so that a resumed run finds the same tokens and a changed text is noticed.
+// From texts to token files: what training and evaluation read. Training's are kept in the run folder (data/), with a checksum of
+// everything they came from, so that a resumed run finds the same tokens and a changed text is noticed. Texts are streams
+// (train/text_source.h): plain files, JSON lines, both also packed, and patterns of the shell that stand for several.
 #pragma once
 
+#include <atomic>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/run_config.h"
 #include "tokenizer/tokenizer.h"
 #include "train/token_file.h"
+#include "train/token_writer.h"
 
 namespace fw::cli {
 
 struct Dataset {
-  std::shared_ptr<const TokenFile> train;
+  std::optional<TokenMix> train;           // none: it was stopped before all was tokenized; the same call goes on from there
   std::shared_ptr<const TokenFile> valid;  // null: nothing is held out
   std::shared_ptr<const TokenFile> test;   // null: none was given
   std::vector<std::string> files;          // token files in the run folder
+  std::vector<std::string> notes;          // what a user should know
+  int64_t text_bytes = 0;                  // that were tokenized when it was stopped
 };
 
-// resume: the run in `folder` goes on, so a text that is not the one it began with is an Error(kUsage). Other errors: texts
-// that are missing, unreadable or empty, and a share of a token file that cannot be held out.
-Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, const std::string& folder, bool resume);
+struct PrepareOptions {
+  // The run in the folder goes on, so a text that is not the one it began with is an Error(kUsage).
+  bool resume = false;
+  // Of a run that goes on: texts that are gone may be missed as long as their tokens are there.
+  bool may_lack_text = false;
+  // As TokenizeOptions::progress.
+  std::function<bool(const TokenFileStats&)> progress;
+};
+
+// Errors: texts that are missing, unreadable or empty, weights of some texts only, and a share of a token file that cannot be held out.
+Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, const std::string& folder, const PrepareOptions& options);
+
+// Shows on a terminal how far it is and stops when `stop` says so.
+std::function<bool(const TokenFileStats&)> tokenize_progress(const std::atomic<bool>& stop);
+
+// The files that data.text names, without weights and patterns.
+StringList text_files(const DataConfig& data);
+StringList expand_globs(const StringList& patterns);
 
 // One token file of texts or of a token file, for evaluation. Tokens of texts live in a temporary file without a name.
 class TemporaryTokens {
  public:
-  TemporaryTokens(const StringList& texts, const std::string& separator, const Tokenizer& tokenizer);
+  TemporaryTokens(const StringList& texts, const std::string& field, const std::string& separator, const Tokenizer& tokenizer);
   const TokenFile& file() const { return *file_; }
 
  private:
   std::unique_ptr<TokenFile> file_;
 };
 
-// Error(kUsage) for files that are missing or empty.
-StringList read_texts(const StringList& paths);
-
-// The end of the texts, one after the other, is held out: from where the share begins, or rather from the first document
-// after that place, or the first line without a separator.
-struct Split {
-  StringList train, valid;
-};
-Split hold_out(StringList texts, const std::string& separator, double share);
-size_t held_out_begin(const std::string& text, const std::string& separator, double valid_fraction);
-
+// Error(kUsage) for a file that is missing, not readable or empty, and for a token file.
+void check_text(const std::string& path);
 bool is_token_file(const std::string& path);
 
 }  // namespace fw::cli

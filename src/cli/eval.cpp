@@ -30,7 +30,8 @@ class Eval : public Command {
   }
   void declare(Options& options) override {
     options.positional("MODEL", &model_, "model folder, or run folder (its finished model, else its newest checkpoint)", true);
-    options.add("text", "FILE", &text_, "text or token file; several times for several texts");
+    options.add("text", "FILE", &text_, "text (plain or .jsonl, also .gz and .zst), a pattern, or a token file; several times for several texts");
+    options.add("field", "KEY", &field_, "of .jsonl files: the key whose string is the text");
     options.add("context", "N,N,...", &context_, "tokens of a window; 0: whole documents", ',');
     options.add("carry", "", &carry_, "carry the state from window to window inside a document");
     options.add("separator", "LINE", &separator_, "a line that separates documents");
@@ -42,7 +43,7 @@ class Eval : public Command {
   int run(Options& options) override;
 
  private:
-  std::string model_, separator_, tokenizer_, precision_ = "f32";
+  std::string model_, field_ = "text", separator_, tokenizer_, precision_ = "f32";
   StringList text_;
   IntList context_{256, 1024};
   bool carry_ = false, json_ = false;
@@ -57,7 +58,7 @@ int Eval::run(Options&) {
     if (context < 0) fail_usage("--context: expected numbers of tokens >= 0, got {}", context);
   }
   OpenModel open = open_model(model_, precision_, tokenizer_);
-  const TemporaryTokens tokens(text_, separator_, *open.tokenizer);
+  const TemporaryTokens tokens(text_, field_, separator_, *open.tokenizer);
 
   Table table;
   for (const char* heading : {"context", "state", "tokens scored", "bits per byte", "loss (nats/token)", "perplexity"}) table.column(heading);

@@ -3,12 +3,14 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/stop.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
 #include "cli/outputs.h"
 #include "cli/signals.h"
 #include "report/progress.h"
 #include "tokenizer/tokenizer.h"
+#include "train/text_parts.h"
 #include "train/token_file.h"
 #include "train/token_writer.h"
 
@@ -20,14 +22,18 @@ class Tokenize : public Command {
   std::string name() const override { return "tokenize"; }
   std::string summary() const override { return "make token files and SentencePiece models from text"; }
   std::string details() const override {
-    return "Token files are what 'train' and 'eval' read (they also read text and tokenize it themselves).\n\n"
+    return "Token files are what 'train' and 'eval' read (they also read text and tokenize it themselves). Text is read as a stream: memory does not grow with "
+           "it "
+           "(a SentencePiece model's does, with the longest document). Ctrl-C keeps what is done beside OUT (OUT.tokenizing...); the same command goes on from "
+           "there.\n\n"
            "Examples:\n  fastweight tokenize my.txt --out my.tokens\n  fastweight tokenize my.txt --train-sentencepiece --vocab 4000 --out my.model\n"
            "  fastweight tokenize my.txt --tokenizer my.model --out my.tokens\n  fastweight tokenize --info my.tokens";
   }
   void declare(Options& options) override {
-    options.positional("TEXT", &text_, "text files", false);
+    options.positional("TEXT", &text_, "text files: plain or .jsonl, also .gz and .zst; or patterns", false);
     options.add("out", "FILE", &out_, "where the token file, or the SentencePiece model, goes");
     options.add("tokenizer", "SPEC", &tokenizer_, "bytes, or the path of a SentencePiece model");
+    options.add("field", "KEY", &field_, "of .jsonl files: the key whose string is the text");
     options.add("separator", "LINE", &separator_, "a line that separates documents");
     options.add("train_sentencepiece", "", &train_, "train a SentencePiece model on the text instead");
     options.add("vocab", "N", &vocab_, "pieces of that model");
@@ -41,7 +47,7 @@ class Tokenize : public Command {
   int train_model() const;
 
   StringList text_;
-  std::string out_, tokenizer_ = "bytes", separator_, model_type_ = "unigram", info_;
+  std::string out_, field_ = "text", tokenizer_ = "bytes", separator_, model_type_ = "unigram", info_;
   bool train_ = false;
   int64_t vocab_ = 4000;
 };
@@ -63,7 +69,7 @@ int Tokenize::train_model() const {
   if (text_.size() != 1) fail_usage("--train-sentencepiece: expected one text file, got {}", text_.size());
   constexpr int64_t kMost = 1 << 20;
   if (vocab_ < 1 || vocab_ > kMost) fail_usage("--vocab: expected 1 to {}, got {}", kMost, vocab_);
-  read_texts(text_);  // a text that is missing or empty is named before SentencePiece meets it
+  check_text(text_[0]);  // a text that is missing or empty is named before SentencePiece meets it
   train_sentencepiece(text_[0], out_, static_cast<int32_t>(vocab_), model_type_);
   fmt::print("{}: SentencePiece model, {} pieces\n", out_, sentencepiece_tokenizer(out_)->vocab_size());
   return kExitOk;
@@ -77,7 +83,8 @@ int Tokenize::run(Options& options) {
   }
   if (text_.empty()) fail_usage("no text: give text files, or --info FILE");
   if (out_.empty()) fail_usage("--out is missing: where the result goes");
-  StringList inputs = text_;
+  const StringList files = expand_globs(text_);
+  StringList inputs = files;
   inputs.push_back(tokenizer_);
   check_output("--out", out_, inputs);
   if (train_) return train_model();
@@ -85,7 +92,17 @@ int Tokenize::run(Options& options) {
     if (options.given(key)) fail_usage("--{}: is for --train-sentencepiece, which was not given", key == std::string("vocab") ? "vocab" : "model-type");
   }
   const auto tokenizer = make_tokenizer(tokenizer_);
-  const TokenFileStats stats = write_token_file(read_texts(text_), separator_, *tokenizer, out_);
+  for (const std::string& path : files) check_text(path);
+  TokenizeOptions how;
+  how.separator = separator_;
+  how.progress = tokenize_progress(stop_flag());
+  const TokenFileStats stats = write_token_file([&] { return open_parts(whole_texts(files), field_); }, how, *tokenizer, out_);
+  how.progress = nullptr;  // and the bar is gone
+  if (stats.resumed_at > 0) fmt::print("went on behind the first {} of text\n", format_bytes(static_cast<double>(stats.resumed_at)));
+  if (!stats.complete) {
+    fmt::print("stopped after {} of text; the same command goes on from there\n", format_bytes(static_cast<double>(stats.bytes)));
+    return stopped_exit_code();
+  }
   fmt::print("{}: {} tokens, {} documents, from {} ({:.2f} bytes a token)\n", out_, stats.tokens, stats.documents,
              format_bytes(static_cast<double>(stats.bytes)), stats.tokens > 0 ? static_cast<double>(stats.bytes) / static_cast<double>(stats.tokens) : 0.0);
   return kExitOk;

@@ -305,7 +305,7 @@ int Train::run(Options& options) {
     fail_usage("--resume: no checkpoint in '{}/checkpoints'; leave --resume out to begin, or say with --out where the run is", out);
 
   if (!o_.resume) {
-    StringList inputs = o_.data.text;
+    StringList inputs = text_files(o_.data);
     inputs.insert(inputs.end(), {o_.data.valid, o_.data.tokenizer == "bytes" ? "" : o_.data.tokenizer, o_.recipe, o_.train.from});
     check_run_folder(out, inputs);
   }
@@ -315,8 +315,14 @@ int Train::run(Options& options) {
   const std::shared_ptr<const Tokenizer> tokenizer = start.tokenizer;
   make_folders(out);
   const FolderLock lock(out);
-  const Dataset data = prepare_dataset(o_.data, *tokenizer, out, o_.resume);
-  Trainer trainer(o_.train, o_.model, tokenizer, data.train, data.valid);
+  const Dataset data =
+      prepare_dataset(o_.data, *tokenizer, out, {o_.resume, !options.given("text") && !options.given("valid"), tokenize_progress(stop_flag())});
+  for (const std::string& note : data.notes) fmt::print("note: {}\n", note);
+  if (!data.train) {
+    fmt::print("stopped after tokenizing {}; the same command goes on from there\n", format_bytes(static_cast<double>(data.text_bytes)));
+    return stopped_exit_code();
+  }
+  Trainer trainer(o_.train, o_.model, tokenizer, *data.train, data.valid);
   if (start.model) trainer.start_from(*start.model);
   start.model.reset();
   if (o_.resume) {

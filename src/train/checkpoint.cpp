@@ -93,7 +93,8 @@ json state_to_json(const TrainerState& s) {
           {"seed", s.seed},
           {"length", s.length},
           {"train_tokens", s.train_tokens},
-          {"train_documents", s.train_documents}};
+          {"train_documents", s.train_documents},
+          {"mix", s.mix}};
 }
 
 TrainerState state_from_json(const json& j) {
@@ -119,6 +120,7 @@ TrainerState state_from_json(const json& j) {
   j.at("length").get_to(s.length);
   j.at("train_tokens").get_to(s.train_tokens);
   j.at("train_documents").get_to(s.train_documents);
+  s.mix = j.value("mix", std::string());  // of checkpoints from before there were mixes: of one file
   return s;
 }
 

@@ -19,6 +19,7 @@ namespace fw {
 struct TrainerState {
   int64_t step = 0;      // steps done, skipped ones included
   int64_t updates = 0;   // of the optimiser
+  std::string mix;       // TokenMix::description()
   int64_t position = 0;  // windows given out by the BatchSource
   int64_t tokens = 0;
   int64_t skipped = 0, skipped_in_row = 0;

@@ -1,6 +1,7 @@
 #include "train/token_file.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -132,32 +133,95 @@ void check_tokenizer(const TokenFile& file, const Tokenizer& tokenizer) {
   }
 }
 
-BatchSource::BatchSource(std::shared_ptr<const TokenFile> file, int64_t sequences, int64_t length, uint64_t seed)
-    : file_(std::move(file)), sequences_(sequences), length_(length), seed_(seed) {
+int64_t TokenMix::tokens() const {
+  return std::accumulate(parts.begin(), parts.end(), int64_t{0}, [](int64_t sum, const Part& p) { return sum + p.file->tokens(); });
+}
+
+int64_t TokenMix::documents() const {
+  return std::accumulate(parts.begin(), parts.end(), int64_t{0}, [](int64_t sum, const Part& p) { return sum + p.file->documents(); });
+}
+
+std::string TokenMix::description() const {
+  if (parts.size() == 1) return "";
+  double sum = 0;
+  for (const Part& part : parts) sum += part.weight;
+  std::string text;
+  for (const Part& part : parts) text += fmt::format("{}{} tokens x {}", text.empty() ? "" : ", ", part.file->tokens(), part.weight / sum);
+  return text;
+}
+
+BatchSource::BatchSource(const TokenMix& mix, int64_t sequences, int64_t length, uint64_t seed) : sequences_(sequences), length_(length) {
   if (sequences < 1) fail_usage("batch: expected at least 1 sequence, got {}", sequences);
   if (length < 1) fail_usage("length: expected windows of at least 1 token, got {}", length);
-  const int64_t tokens = file_->tokens();
-  if (tokens < length) {
-    fail_usage("'{}' has {} tokens, a window takes {}: use more text or a length of at most {}", file_->name(), tokens, length, tokens);
+  if (mix.parts.empty()) fail_internal("BatchSource: no file");
+  double sum = 0;
+  for (const TokenMix::Part& part : mix.parts) {
+    if (!(part.weight > 0 && std::isfinite(part.weight))) fail_usage("'{}': expected a weight > 0, got {}", part.file->name(), part.weight);
+    sum += part.weight;
   }
-  // Room to move the first window by up to length - 1 tokens, where the file has it.
-  windows_ = std::max<int64_t>(1, (tokens - (length - 1)) / length);
+  for (const TokenMix::Part& part : mix.parts) {
+    const int64_t tokens = part.file->tokens();
+    if (tokens < length) {
+      fail_usage("'{}' has {} tokens, a window takes {}: use more text or a length of at most {}", part.file->name(), tokens, length, tokens);
+    }
+    // Room to move the first window by up to length - 1 tokens, where the file has it.
+    const int64_t windows = std::max<int64_t>(1, (tokens - (length - 1)) / length);
+    const uint64_t own_seed = seed + streams_.size() * 0xd1342543de82ef95u;
+    streams_.push_back({.file = part.file, .share = part.weight / sum, .seed = own_seed, .windows = windows, .order = {}});
+    windows_ += windows;
+  }
+}
+
+size_t BatchSource::choose() const {
+  size_t best = 0;
+  double furthest = -std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < streams_.size() && streams_.size() > 1; ++i) {
+    const double behind = streams_[i].share * static_cast<double>(position_ + 1) - static_cast<double>(streams_[i].given);
+    if (behind > furthest) {
+      furthest = behind;
+      best = i;
+    }
+  }
+  return best;
 }
 
 void BatchSource::seek(int64_t position) {
   if (position < 0) fail_usage("data position: expected a number of windows >= 0, got {}", position);
-  position_ = position;
+  for (Stream& stream : streams_) stream.given = 0;
+  if (streams_.size() == 1) streams_[0].given = position;
+  for (position_ = streams_.size() == 1 ? position : 0; position_ < position; ++position_) ++streams_[choose()].given;
 }
 
-void BatchSource::shuffle(int64_t epoch) {
+void BatchSource::shuffle(Stream& stream, int64_t epoch) const {
   // One generator per epoch, so that any epoch can be reached without going through the ones before it.
-  Random random(seed_ * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(epoch));
-  const int64_t room = std::min(length_ - 1, file_->tokens() - windows_ * length_);
-  first_ = static_cast<int64_t>(random.below(static_cast<uint64_t>(room) + 1));
-  order_.resize(static_cast<size_t>(windows_));
-  std::iota(order_.begin(), order_.end(), int64_t{0});
-  for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[random.below(i)]);
-  shuffled_epoch_ = epoch;
+  Random random(stream.seed * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(epoch));
+  const int64_t room = std::min(length_ - 1, stream.file->tokens() - stream.windows * length_);
+  stream.first = static_cast<int64_t>(random.below(static_cast<uint64_t>(room) + 1));
+  std::vector<int64_t>& order = stream.order;
+  order.resize(static_cast<size_t>(stream.windows));
+  std::iota(order.begin(), order.end(), int64_t{0});
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+  stream.shuffled_epoch = epoch;
+}
+
+void BatchSource::add_window(Stream& stream, Batch& batch, std::vector<int64_t>& offsets) {
+  const TokenFile& file = *stream.file;
+  if (stream.given / stream.windows != stream.shuffled_epoch) shuffle(stream, stream.given / stream.windows);
+  const int64_t begin = stream.first + stream.order[static_cast<size_t>(stream.given++ % stream.windows)] * length_;
+  const int64_t end = begin + length_;
+  std::vector<int32_t> window(static_cast<size_t>(std::min(length_ + 1, file.tokens() - begin)));
+  file.read(begin, window);
+  batch.ids.insert(batch.ids.end(), window.begin(), window.begin() + length_);
+  batch.targets.insert(batch.targets.end(), window.begin() + 1, window.end());
+  batch.targets.resize(batch.ids.size(), -1);  // the file's last token has no successor
+  const int64_t base = static_cast<int64_t>(batch.ids.size()) - length_ - begin;
+  int64_t document = file.document_of(begin);
+  for (int64_t boundary = file.document_begin(++document); boundary <= end; boundary = file.document_begin(++document)) {
+    batch.targets[static_cast<size_t>(base + boundary - 1)] = -1;
+    if (boundary == end) break;
+    offsets.push_back(base + boundary);
+  }
+  offsets.push_back(base + end);
 }
 
 Batch BatchSource::next() {
@@ -166,25 +230,7 @@ Batch BatchSource::next() {
   batch.ids.reserve(total);
   batch.targets.reserve(total);
   std::vector<int64_t> offsets = {0};
-  std::vector<int32_t> window;
-  for (int64_t s = 0; s < sequences_; ++s, ++position_) {
-    if (position_ / windows_ != shuffled_epoch_) shuffle(position_ / windows_);
-    const int64_t begin = first_ + order_[static_cast<size_t>(position_ % windows_)] * length_;
-    const int64_t end = begin + length_;
-    window.resize(static_cast<size_t>(std::min(length_ + 1, file_->tokens() - begin)));
-    file_->read(begin, window);
-    batch.ids.insert(batch.ids.end(), window.begin(), window.begin() + length_);
-    batch.targets.insert(batch.targets.end(), window.begin() + 1, window.end());
-    batch.targets.resize(batch.ids.size(), -1);  // the file's last token has no successor
-    const int64_t base = static_cast<int64_t>(batch.ids.size()) - length_ - begin;
-    int64_t document = file_->document_of(begin);
-    for (int64_t boundary = file_->document_begin(++document); boundary <= end; boundary = file_->document_begin(++document)) {
-      batch.targets[static_cast<size_t>(base + boundary - 1)] = -1;
-      if (boundary == end) break;
-      offsets.push_back(base + boundary);
-    }
-    offsets.push_back(base + end);
-  }
+  for (int64_t s = 0; s < sequences_; ++s, ++position_) add_window(streams_[choose()], batch, offsets);
   batch.layout = SeqLayout(std::move(offsets));
   return batch;
 }

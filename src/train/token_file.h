@@ -17,6 +17,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/file.h"
@@ -61,28 +62,55 @@ struct Batch {
   SeqLayout layout;              // one sequence per piece of a document
 };
 
+// What is trained on: token files, each with its share of the windows.
+struct TokenMix {
+  struct Part {
+    std::shared_ptr<const TokenFile> file;
+    double weight = 1;  // > 0; the shares are the weights over their sum
+  };
+  std::vector<Part> parts;
+
+  TokenMix(std::shared_ptr<const TokenFile> file) : parts{{std::move(file), 1}} {}  // NOLINT(google-explicit-constructor): a file alone is a mix
+  TokenMix(std::shared_ptr<TokenFile> file) : parts{{std::move(file), 1}} {}        // NOLINT(google-explicit-constructor)
+  explicit TokenMix(std::vector<Part> list) : parts(std::move(list)) {}
+  int64_t tokens() const;
+  int64_t documents() const;
+  // "" for a file alone; otherwise every file's tokens and share, by which a checkpoint knows the mix again.
+  std::string description() const;
+};
+
 // Windows of `length` tokens over the concatenated documents, in an order shuffled anew each epoch by `seed`; position is
 // the number of windows given out so far, and with the seed it is all the state there is (bit-exact resume). The place
 // of the first window is drawn anew each epoch as well, so that the cuts differ; up to 2 * length - 2 tokens at the two
 // ends are left out of an epoch.
+//
+// Of several files each has its own epochs. The next window is of the file that is furthest behind its share, so that the shares hold
+// all along, not only on average, and follow from position.
 class BatchSource {
  public:
-  // Throws Error(kUsage) for sequences or length < 1 and for a file with fewer than `length` tokens.
-  BatchSource(std::shared_ptr<const TokenFile> file, int64_t sequences, int64_t length, uint64_t seed);
+  // Throws Error(kUsage) for sequences or length < 1, for a file with fewer than `length` tokens and for a weight that is not positive.
+  BatchSource(const TokenMix& mix, int64_t sequences, int64_t length, uint64_t seed);
   Batch next();
   int64_t position() const { return position_; }
-  void seek(int64_t position);  // >= 0
-  int64_t windows_per_epoch() const { return windows_; }
+  void seek(int64_t position);                            // >= 0
+  int64_t windows_per_epoch() const { return windows_; }  // of all files together
   double epoch() const { return static_cast<double>(position_) / static_cast<double>(windows_); }
 
  private:
-  void shuffle(int64_t epoch);
-  std::shared_ptr<const TokenFile> file_;
+  struct Stream {
+    std::shared_ptr<const TokenFile> file;
+    double share;
+    uint64_t seed;
+    int64_t windows, given = 0;  // in an epoch; so far
+    int64_t shuffled_epoch = -1;
+    int64_t first = 0;           // where the first window of this epoch begins
+    std::vector<int64_t> order;  // window numbers in the order of this epoch
+  };
+  size_t choose() const;
+  void shuffle(Stream& stream, int64_t epoch) const;
+  void add_window(Stream& stream, Batch& batch, std::vector<int64_t>& offsets);
+  std::vector<Stream> streams_;
   int64_t sequences_, length_, position_ = 0, windows_ = 0;
-  uint64_t seed_;
-  int64_t shuffled_epoch_ = -1;
-  int64_t first_ = 0;           // where the first window of this epoch begins
-  std::vector<int64_t> order_;  // window numbers in the order of this epoch
 };
 
 }  // namespace fw

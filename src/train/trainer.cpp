@@ -72,7 +72,8 @@ void validate(const TrainConfig& c) {
 struct Trainer::Impl {
   TrainConfig config;
   std::shared_ptr<const Tokenizer> tokenizer;
-  std::shared_ptr<const TokenFile> train, valid;
+  TokenMix train;
+  std::shared_ptr<const TokenFile> valid;
   LanguageModel<float> model;
   AdamW optimizer;
   Schedule schedule;
@@ -88,11 +89,10 @@ struct Trainer::Impl {
   double interval_seconds = 0;  // of steps since the last record, in this process
   int64_t interval_steps = 0, interval_tokens = 0;
 
-  Impl(const TrainConfig& c, const ModelConfig& m, std::shared_ptr<const Tokenizer> tok, std::shared_ptr<const TokenFile> train_file,
-       std::shared_ptr<const TokenFile> valid_file)
+  Impl(const TrainConfig& c, const ModelConfig& m, std::shared_ptr<const Tokenizer> tok, TokenMix train_mix, std::shared_ptr<const TokenFile> valid_file)
       : config(c),
         tokenizer(std::move(tok)),
-        train(std::move(train_file)),
+        train(std::move(train_mix)),
         valid(std::move(valid_file)),
         model(m),
         optimizer({c.beta1, c.beta2, c.adam_eps, c.weight_decay}, model.params()),
@@ -107,8 +107,9 @@ struct Trainer::Impl {
     state.config_hash = config_hash(model.config());
     state.seed = c.seed;
     state.length = c.length;
-    state.train_tokens = train->tokens();
-    state.train_documents = train->documents();
+    state.train_tokens = train.tokens();
+    state.train_documents = train.documents();
+    state.mix = train.description();
   }
 
   // Once, before the first file is written: an earlier run in the same folder is not mixed with this one.
@@ -194,6 +195,7 @@ struct Trainer::Impl {
     same("length", found.length, state.length);
     same("a training file of tokens", found.train_tokens, state.train_tokens);
     same("a training file of documents", found.train_documents, state.train_documents);
+    same("a mix of", found.mix.empty() ? "one file" : found.mix, state.mix.empty() ? "one file" : state.mix);
   }
 
   void load(const std::string& path, const TrainerState& found) {
@@ -317,12 +319,12 @@ struct Trainer::Impl {
   }
 };
 
-Trainer::Trainer(const TrainConfig& config, const ModelConfig& model, std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const TokenFile> train,
+Trainer::Trainer(const TrainConfig& config, const ModelConfig& model, std::shared_ptr<const Tokenizer> tokenizer, TokenMix train,
                  std::shared_ptr<const TokenFile> valid) {
   validate(config);
   validate(model);
-  if (!tokenizer || !train) fail_internal("Trainer: expected a tokenizer and a training file, got null");
-  check_file(*train, *tokenizer, model);
+  if (!tokenizer || train.parts.empty()) fail_internal("Trainer: expected a tokenizer and a training file, got null");
+  for (const TokenMix::Part& part : train.parts) check_file(*part.file, *tokenizer, model);
   if (valid) check_file(*valid, *tokenizer, model);
   if (!valid && config.patience > 0) fail_usage("patience: expected 0 without held-out text, got {}; hold a part out or give a file", config.patience);
   impl_ = std::make_unique<Impl>(config, model, std::move(tokenizer), std::move(train), std::move(valid));

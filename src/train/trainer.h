@@ -48,7 +48,7 @@ class Trainer {
  public:
   // Initialises the model from config.seed. valid may be null: then nothing is evaluated; otherwise it is evaluated in
   // windows of config.length tokens. tokenizer must be the one that made both files. Touches no file. Throws Error(kUsage).
-  Trainer(const TrainConfig& config, const ModelConfig& model, std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const TokenFile> train,
+  Trainer(const TrainConfig& config, const ModelConfig& model, std::shared_ptr<const Tokenizer> tokenizer, TokenMix train,
           std::shared_ptr<const TokenFile> valid);
   ~Trainer();
 

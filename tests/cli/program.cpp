@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -62,9 +63,10 @@ std::string Program::out() const { return slurp(folder_ + "/out"); }
 
 Outcome Program::wait() {
   int status = 0;
-  ::waitpid(pid_, &status, 0);
+  rusage usage = {};
+  ::wait4(pid_, &status, 0, &usage);
   pid_ = -1;
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), slurp(folder_ + "/out"), slurp(folder_ + "/err")};
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), slurp(folder_ + "/out"), slurp(folder_ + "/err"), usage.ru_maxrss};
 }
 
 Outcome run(const std::vector<std::string>& args) { return Program(args).wait(); }

@@ -11,6 +11,7 @@ namespace fw::test {
 struct Outcome {
   int code = -1;  // 128 + signal when it was killed
   std::string out, err;
+  long peak_kib = 0;  // of its resident memory
 };
 
 class Program {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <set>
 
 #include "base/base_support.h"
@@ -177,6 +178,60 @@ TEST(Batch, WhatCannotBe) {
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"length", "got -2"}, [&] { BatchSource(file, 1, -2, 1); }));
   BatchSource source(file, 1, 2, 1);
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"position", "got -1"}, [&] { source.seek(-1); }));
+}
+
+TokenMix two_files() {
+  return TokenMix({{file_of(numbered(300), ""), 0.7}, {file_of(std::string(500, 'z'), ""), 0.2}, {file_of(std::string(40, '!'), ""), 0.1}});
+}
+
+TEST(Mix, SharesHoldAllAlong) {
+  BatchSource source(two_files(), 1, 8, 3);
+  int64_t given[3] = {0, 0, 0};
+  for (int64_t n = 1; n <= 1000; ++n) {
+    const int32_t first = source.next().ids[0];
+    ++given[first == 'z' ? 1 : first == '!' ? 2 : 0];
+    const double shares[] = {0.7, 0.2, 0.1};
+    for (int i = 0; i < 3; ++i) EXPECT_NEAR(static_cast<double>(given[i]), shares[i] * static_cast<double>(n), 1.0 + 1e-9) << n;
+  }
+  EXPECT_EQ(given[0], 700);
+}
+
+TEST(Mix, EveryFileHasItsOwnEpochs) {
+  BatchSource source(TokenMix({{file_of(numbered(320), ""), 1}, {file_of(std::string(64, 'z'), ""), 1}}), 2, 8, 3);
+  std::set<std::string> windows;
+  const int64_t in_epoch = (320 * 3 - 7) / 8;
+  for (int64_t i = 0; i < in_epoch; ++i) {
+    const Batch batch = source.next();
+    windows.insert(text_of({batch.ids.begin(), batch.ids.begin() + 8}));
+    EXPECT_EQ(batch.ids[8], 'z');
+  }
+  EXPECT_EQ(static_cast<int64_t>(windows.size()), in_epoch);
+}
+
+TEST(Mix, PositionIsAllItsState) {
+  BatchSource whole(two_files(), 3, 16, 9);
+  for (int i = 0; i < 37; ++i) whole.next();
+  BatchSource resumed(two_files(), 3, 16, 9);
+  resumed.next();
+  resumed.seek(whole.position());
+  for (int i = 0; i < 20; ++i) {
+    const Batch a = whole.next(), b = resumed.next();
+    ASSERT_EQ(a.ids, b.ids) << i;
+    ASSERT_EQ(a.targets, b.targets) << i;
+  }
+}
+
+TEST(Mix, AFileAloneIsAsWithoutAMix) {
+  const auto file = file_of(numbered(400), "");
+  BatchSource alone(file, 2, 16, 4), mixed(TokenMix({{file, 0.3}}), 2, 16, 4);
+  for (int i = 0; i < 50; ++i) ASSERT_EQ(alone.next().ids, mixed.next().ids);
+}
+
+TEST(Mix, WeightsThatCannotBe) {
+  const auto file = file_of(numbered(400), "");
+  for (const double weight : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {"weight > 0"}, [&] { BatchSource(TokenMix({{file, 1}, {file, weight}}), 1, 8, 1); })) << weight;
+  }
 }
 
 }  // namespace

@@ -1,0 +1,38 @@
+// Parts of texts: what is trained on and what is held out of the same files, as streams.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "train/text_source.h"
+
+namespace fw {
+
+// Of a plain text the bytes [begin, end), of JSON lines the texts [begin, end).
+struct TextPart {
+  std::string path;
+  uint64_t begin = 0, end = std::numeric_limits<uint64_t>::max();
+  bool operator==(const TextPart&) const = default;
+};
+
+// One text after the other. Errors are those of open_text; field as there.
+std::unique_ptr<TextSource> open_parts(std::vector<TextPart> parts, const std::string& field);
+
+// The whole of each file.
+std::vector<TextPart> whole_texts(const std::vector<std::string>& paths);
+
+// The end of the texts, one after the other, is held out: from where the share begins, or rather, in a plain text, from the first
+// document after that place, or the first line without a separator; of JSON lines whole texts. Reads each file once to see how much
+// text is in it, and the one with the cut again. Error(kUsage) naming a file without text.
+struct TextSplit {
+  std::vector<TextPart> train, valid;
+};
+TextSplit hold_out(const std::vector<std::string>& paths, const std::string& field, const std::string& separator, double share);
+
+// The first place at or behind `at` where a plain text can be cut; its size when there is none. For tests of hold_out.
+uint64_t find_cut(TextSource& text, uint64_t at, const std::string& separator);
+
+}  // namespace fw
