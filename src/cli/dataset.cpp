@@ -290,7 +290,7 @@ Dataset prepare_dataset(const DataConfig& data, const Tokenizer& tokenizer, cons
 std::function<bool(const TokenFileStats&)> tokenize_progress(const std::atomic<bool>& stop) {
   const auto bar = std::make_shared<ProgressBar>(STDOUT_FILENO);
   return [&stop, bar](const TokenFileStats& stats) {
-    bar->show(fmt::format("tokenizing: {} of text, {} tokens, {} documents", format_bytes(static_cast<double>(stats.bytes)),
+    bar->draw(fmt::format("tokenizing: {} of text, {} tokens, {} documents", format_bytes(static_cast<double>(stats.bytes)),
                           format_count(static_cast<double>(stats.tokens)), stats.documents));
     return !stop;
   };

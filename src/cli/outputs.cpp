@@ -17,8 +17,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // What train writes into its folder: files, and folders whose files are all its own.
-constexpr std::array<std::string_view, 5> kRunFiles = {"config.toml", "metrics.jsonl", "metrics.csv", "loss.svg", "loss.png"};
-constexpr std::array<std::string_view, 4> kRunFolders = {"data", "model", "checkpoints", "tensorboard"};
+constexpr std::array<std::string_view, 6> kRunFiles = {"config.toml", "test.json", "metrics.jsonl", "metrics.csv", "loss.svg", "loss.png"};
+constexpr std::array<std::string_view, 5> kRunFolders = {"best", "data", "model", "checkpoints", "tensorboard"};
 
 // At most three of the names in a folder, the rest as dots; "" when it is empty or not there. The lock of a run is nobody's.
 std::string names_in(const std::string& folder) {

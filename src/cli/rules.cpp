@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "report/table.h"
 #include "rule/formula.h"
 #include "rule/rule.h"
+#include "rule/step_bound.h"
 
 namespace fw::cli {
 namespace {
@@ -169,8 +171,15 @@ Json json_of(const std::string& name, const Rule& rule) {
     same_as.push_back(p->name);
     if (summary.empty() || p->name == name) summary = p->summary;
   }
+  const StepBound bound = step_bound(rule);
+  const Json step = {{"bounded", bound.bounded},
+                     {"eigenvalue", bound.bounded ? Json::array({bound.low, bound.high}) : Json()},
+                     {"inputs", bound.inputs},
+                     {"reason", bound.reason},
+                     {"symmetric", bound.symmetric}};
   return {{"name", name}, {"summary", summary}, {"same_as", same_as},         {"text", to_string(rule)},
-          {"axes", axes}, {"numbers", numbers}, {"formulas", formulas(rule)}, {"inputs", tensors}};
+          {"axes", axes}, {"numbers", numbers}, {"formulas", formulas(rule)}, {"inputs", tensors},
+          {"step", step}};
 }
 
 Json json_of(std::span<const Preset> list) {
@@ -207,7 +216,9 @@ class Rules : public Command {
   std::string summary() const override { return "list the named rules; 'rules NAME' or --compose says more about one"; }
   std::string details() const override {
     return "A rule is a point in a product of axes: any combination is valid where a rule is asked for, as \"decay=channel gain=kaczmarz feedback=learned\", "
-           "or as a name followed by changes: \"kda solve=offline\". A preconditioned step that could leave the unit disk is refused, with the reason.";
+           "or as a name followed by changes: \"kda solve=offline\". A preconditioned step that could leave the unit disk is refused, with the reason. Of "
+           "every rule is said whether its step is "
+           "bounded, and for which inputs; several names show each.";
   }
   void declare(Options& options) override {
     options.positional("NAME", &names_, "a rule's name, or axes", false).words = rule_names();
@@ -219,7 +230,13 @@ class Rules : public Command {
     if (!compose_.empty() && !names_.empty()) fail_usage("rules: expected a NAME or --compose, got both");
     if (markdown_ && json_) fail_usage("--markdown and --json: expected one of them, both came");
     if (!compose_.empty() || !names_.empty()) {
-      show(compose_.empty() ? fmt::format("{}", fmt::join(names_, " ")) : compose_);
+      const bool several =
+          names_.size() > 1 && std::none_of(names_.begin(), names_.end(), [](const std::string& n) { return n.find('=') != std::string::npos; });
+      if (several) {
+        show(names_);
+      } else {
+        show({compose_.empty() ? fmt::format("{}", fmt::join(names_, " ")) : compose_});
+      }
       return kExitOk;
     }
     if (json_) {
@@ -235,21 +252,26 @@ class Rules : public Command {
   }
 
  private:
-  void show(const std::string& text) const {
-    const Rule rule = parse_rule(text);
+  void show(const StringList& texts) const {
+    std::vector<Rule> rules;
+    for (const std::string& text : texts) rules.push_back(parse_rule(text));  // all, before the first is shown
     if (json_) {
       Json report = json_report("rules");
-      report["rules"] = Json::array({json_of(text, rule)});
+      report["rules"] = Json::array();
+      for (size_t i = 0; i < rules.size(); ++i) report["rules"].push_back(json_of(texts[i], rules[i]));
       print_json_report(report);
       return;
     }
+    for (size_t i = 0; i < rules.size(); ++i) show(texts[i], rules[i]);
+  }
+  static void show(const std::string& text, const Rule& rule) {
     fmt::print("{}\n", text);
     for (const Preset* p : named(rule)) fmt::print("  {}: {}\n", p->name, p->summary);
     fmt::print("  axes: {}\n  streams of token t, q and k as normalised:\n", to_string(rule));
     for (const std::string& line : formulas(rule)) fmt::print("    {}\n", line);
     std::string letters;
     for (const Input& input : inputs(rule)) letters += (letters.empty() ? "" : ", ") + input.letter;
-    fmt::print("  recurrence:  {}\n  inputs: {}\n", kRecurrence, letters);
+    fmt::print("  recurrence:  {}\n  inputs: {}\n  step: {}\n", kRecurrence, letters, describe(step_bound(rule)));
   }
 
   StringList names_;

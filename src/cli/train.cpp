@@ -29,6 +29,7 @@
 #include "report/metrics.h"
 #include "report/progress.h"
 #include "report/table.h"
+#include "rule/step_bound.h"
 #include "train/checkpoint.h"
 #include "train/trainer.h"
 
@@ -155,6 +156,7 @@ class Train : public Command {
   void finish(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer, const Reporter& reporter);
   void test(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer) const;
   void note_changes(const Options& options) const;
+  void warn_of_step() const;
 
   TrainOptions o_;
 };
@@ -292,6 +294,12 @@ int Train::plan(const Options& options) {
   return kExitOk;
 }
 
+// A rule whose step can let the state grow trains well or not, but a run that diverges should not come as a surprise.
+void Train::warn_of_step() const {
+  const StepBound bound = step_bound(o_.model.resolved_rule());
+  if (!bound.bounded) fmt::print(stderr, "fastweight train: warning: rule '{}': the step is {}\n", o_.model.rule, describe(bound));
+}
+
 int Train::run(Options& options) {
   const auto begin = std::chrono::steady_clock::now();
   stop_on_signal();
@@ -306,7 +314,7 @@ int Train::run(Options& options) {
 
   if (!o_.resume) {
     StringList inputs = text_files(o_.data);
-    inputs.insert(inputs.end(), {o_.data.valid, o_.data.tokenizer == "bytes" ? "" : o_.data.tokenizer, o_.recipe, o_.train.from});
+    inputs.insert(inputs.end(), {o_.data.valid, o_.data.test, o_.data.tokenizer == "bytes" ? "" : o_.data.tokenizer, o_.recipe, o_.train.from});
     check_run_folder(out, inputs);
   }
 
@@ -332,6 +340,7 @@ int Train::run(Options& options) {
   write_file_atomic(out + "/config.toml", to_toml(options, kRunFileComment));
   fmt::print("{}", start.note);
   describe_run(trainer, data);
+  warn_of_step();
   if (o_.resume) fmt::print("resumed at step {}\n", trainer.step());
 
   Reporter reporter(o_.train.steps);

@@ -69,10 +69,10 @@ void ProgressBar::put(const std::string& text) const {
 
 void ProgressBar::show(const Progress& progress) {
   if (!live_) return;
-  show(progress_line(progress, terminal_width(fd_) - 1));
+  draw(progress_line(progress, terminal_width(fd_) - 1));
 }
 
-void ProgressBar::show(const std::string& line) {
+void ProgressBar::draw(const std::string& line) {
   if (!live_) return;
   put("\r\033[K" + line.substr(0, static_cast<size_t>(std::max(terminal_width(fd_) - 1, 1))));
   drawn_ = true;

@@ -36,7 +36,7 @@ class ProgressBar {
   ProgressBar& operator=(const ProgressBar&) = delete;
   bool live() const { return live_; }
   void show(const Progress& progress);
-  void show(const std::string& line);  // cut to the width
+  void draw(const std::string& line);  // cut to the width
   void clear();
 
  private:

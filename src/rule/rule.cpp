@@ -123,10 +123,14 @@ std::vector<std::string_view> words(std::string_view text) {
 }
 
 void apply_axes(Rule& rule, std::span<const std::string_view> list) {
+  std::vector<std::string_view> set;
   for (std::string_view word : list) {
     const size_t equals = word.find('=');
     if (equals == std::string_view::npos) fail_usage("rule: expected axis=value, got '{}'", word);
-    set_axis(rule, word.substr(0, equals), word.substr(equals + 1));
+    const std::string_view key = word.substr(0, equals);
+    if (std::find(set.begin(), set.end(), key) != set.end()) fail_usage("rule: axis {}: expected one value, got a second with '{}'", key, word);
+    set.push_back(key);
+    set_axis(rule, key, word.substr(equals + 1));
   }
 }
 
@@ -181,8 +185,12 @@ void validate(const Rule& rule) {
   }
   const double largest = largest_write_factor(rule);
   if (rule.gain_bound * largest > 2.0) {
-    fail_usage("rule: expected gain_bound * precond_x <= 2 (an eigenvalue 1 - s k.(M k) must stay in the unit disk), got {} * {} = {}; lower precond_x to {}",
-               rule.gain_bound, largest, rule.gain_bound * largest, 2.0 / rule.gain_bound);
+    // Rounded down, so that what is advised is accepted.
+    const auto below = [](double x) { return std::floor(x * 1e4) / 1e4; };
+    fail_usage(
+        "rule: expected gain_bound * precond_x <= 2 (an eigenvalue 1 - s k.(M k) must stay in the unit disk), got {:g} * {:g} = {:g}; lower precond_x to {:g} "
+        "or gain_bound to {:g}",
+        rule.gain_bound, largest, rule.gain_bound * largest, below(2.0 / rule.gain_bound), below(2.0 / largest));
   }
 }
 

@@ -164,5 +164,21 @@ TEST(Rule, UnstablePreconditionersAreRefused) {
   EXPECT_NO_THROW(parse_rule("gain=gate gain_bound=2 precond=diagonal normaliser=key"));
 }
 
+TEST(Rule, AnAxisIsGivenOnce) {
+  EXPECT_REFUSED("decay=scalar decay=none", "a second with 'decay=none'");
+  EXPECT_REFUSED("kda precond_x=1 precond_x=1", "a second");
+}
+
+// What a refusal advises is accepted.
+TEST(Rule, AdviceOnThePreconditionerIsAccepted) {
+  for (const double bound : {1.37, 1.5, 1.9, 1.99, 2.0}) {
+    const std::string text = "precond=diagonal gain=gate k_norm=l2 gain_bound=" + std::to_string(bound), message = refused(text);
+    const auto advised = [&message](const std::string& words) { return message.substr(message.find(words) + words.size()).substr(0, 6); };
+    const std::string x = std::to_string(std::stod(advised("lower precond_x to "))), other = std::to_string(std::stod(advised("or gain_bound to ")));
+    EXPECT_NO_THROW(parse_rule(text + " precond_x=" + x)) << message;
+    EXPECT_NO_THROW(parse_rule("precond=diagonal gain=gate k_norm=l2 gain_bound=" + other)) << message;
+  }
+}
+
 }  // namespace
 }  // namespace fw

@@ -1,0 +1,157 @@
+#include "rule/step_bound.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+namespace fw {
+namespace {
+
+// Where the diagonal M of the write key lies.
+std::pair<double, double> preconditioner_range(const Rule& rule) {
+  if (!rule.preconditions_write()) return {1, 1};
+  const double x = rule.precond_x;
+  switch (rule.precond_form) {
+    case PrecondForm::kSquash:
+      return {1 / x, x};
+    case PrecondForm::kSquashLow:
+      return {1 / x, 1};
+    case PrecondForm::kSquashHigh:
+      return {1, x};
+    case PrecondForm::kInverse:
+    case PrecondForm::kInversePrevious:
+      return {0, 1 / rule.precond_ridge};
+  }
+  return {1, 1};
+}
+
+// Whether the gain divides by |k|^2, so that gain * |k|^2 is bounded for every key.
+bool divides_by_key(Gain gain) { return gain != Gain::kOne && gain != Gain::kGate; }
+
+// The largest gain of unit keys, or of all keys: infinity where eps is all that keeps it finite.
+double largest_gain(const Rule& rule, bool unit_keys) {
+  switch (rule.gain) {
+    case Gain::kOne:
+      return 1;
+    case Gain::kGate:
+      return rule.gain_bound;
+    case Gain::kKaczmarz:
+      return unit_keys ? rule.gain_bound : INFINITY;
+    case Gain::kNlms:
+      return unit_keys ? 1 : INFINITY;
+    case Gain::kLonghorn:
+      return unit_keys ? rule.gain_bound / (1 + rule.gain_bound) : rule.gain_bound;
+    case Gain::kEfla:
+      return unit_keys ? -std::expm1(-rule.gain_bound) : rule.gain_bound;
+  }
+  return INFINITY;
+}
+
+// The largest gain * |k|^2 of any key; for gains that divide by it.
+double largest_projection(const Rule& rule) {
+  switch (rule.gain) {
+    case Gain::kKaczmarz:
+      return rule.gain_bound;
+    default:
+      return 1;
+  }
+}
+
+std::string promises(const Rule& rule, const std::string& more) {
+  std::vector<std::string> list;
+  if (rule.uses_g()) list.emplace_back("g <= 0");
+  if (rule.uses_beta()) list.push_back(fmt::format("beta in [0, {:g}]", rule.gain_bound));
+  if (rule.uses_erase_gate()) list.push_back(fmt::format("b in [0, {:g}]", rule.gain_bound));
+  if (rule.uses_lambda()) list.emplace_back("lambda in [0, 1]");
+  if (!more.empty()) list.push_back(more);
+  std::string text;
+  for (const std::string& item : list) text += (text.empty() ? "" : ", ") + item;
+  return text;
+}
+
+StepBound unbounded(const Rule& rule, StepBound bound, const std::string& reason, const std::string& what_helps) {
+  bound.bounded = false;
+  bound.reason = reason;
+  bound.inputs = promises(rule, what_helps);
+  return bound;
+}
+
+}  // namespace
+
+StepBound step_bound(const Rule& rule) {
+  StepBound bound;
+  if (!rule.online()) {
+    bound.inputs = promises(rule, "");
+    return bound;
+  }
+  const auto [m_low, m_high] = preconditioner_range(rule);
+  const bool unit = rule.k_norm == Norm::kL2, normalised = rule.normaliser != Normaliser::kNone && !rule.preconditions_read();
+  const bool feedback = rule.feedback != Feedback::kNone, own = rule.uses_erase_key();
+  bound.symmetric = !rule.preconditions_write() && !feedback && !own && rule.erase != Gate::kChannel;
+
+  const bool tied = rule.erase == Gate::kTied;
+
+  if (own) {
+    // p points where it likes, so e.w takes either sign.
+    return unbounded(rule, bound, "the erase key p need not point where the write key does: where p.w < 0 the eigenvalue 1 - e.w is above 1",
+                     "p.w from 0 to 2 / (gate)");
+  }
+  if (feedback) {
+    const double lambda = rule.feedback == Feedback::kFixed ? rule.lambda : 1.0;
+    // |q.(M k)| against k.(M k): at most the ratio of |M k| to k.(M k) for unit vectors (Kantorovich).
+    const double skew = m_low > 0 ? (m_low + m_high) / (2 * std::sqrt(m_low * m_high)) : INFINITY;
+    const bool unit_both = unit && rule.q_norm == Norm::kL2;
+    if (!unit_both || rule.erase == Gate::kChannel || lambda * skew > 1) {
+      return unbounded(rule, bound,
+                       !unit_both ? "the query's part lambda q.w of e.w is not bounded by k.w when q or k is raw"
+                                  : "the query's part lambda q.w of e.w can outweigh k.w with the other sign",
+                       "|lambda q.w| <= k.w <= 1 / (gate)");
+    }
+    const double gate = tied ? largest_gain(rule, true) : rule.gain_bound;
+    const double share = rule.normaliser == Normaliser::kOnePlus ? m_high / (1 + m_high) : 1;  // what n leaves of k.(M k)
+    const double top = gate * (normalised ? share * (1 + lambda * skew) : m_high * (1 + lambda));
+    if (top > 2) return unbounded(rule, bound, fmt::format("e.w can reach {:.4g}, so the eigenvalue {:.4g}", top, 1 - top), "e.w <= 2");
+    bound.low = 1 - top;
+    // Where norm_eps makes a key shorter than the query, the query can outweigh it.
+    bound.inputs = promises(rule, fmt::format("keys much longer than {:g}", std::sqrt(rule.norm_eps)));
+    return bound;
+  }
+
+  // e.w = gate * n * k.(M k) <= top.
+  double top;
+  if (normalised) {
+    top = tied ? largest_gain(rule, false) : rule.gain_bound;
+    if (rule.normaliser == Normaliser::kOnePlus && tied && divides_by_key(rule.gain)) top = std::min(top, largest_projection(rule) * m_high);
+    if (std::isinf(top)) {
+      return unbounded(rule, bound, "the gain grows without bound as a key becomes short, and the normaliser has taken |k|^2 out", "(gain) <= 2");
+    }
+  } else if (tied && divides_by_key(rule.gain)) {
+    top = (unit ? largest_gain(rule, true) : largest_projection(rule)) * m_high;
+  } else if (unit) {
+    top = (tied ? largest_gain(rule, true) : rule.gain_bound) * m_high;
+  } else {
+    return unbounded(rule, bound, "keys are raw and nothing divides by |k|^2, so 1 - e.w falls without bound as a key becomes long", "(gate) k.w <= 2");
+  }
+  if (top > 2) return unbounded(rule, bound, fmt::format("e.w can reach {:.4g}, so the eigenvalue {:.4g}", top, 1 - top), "e.w <= 2");
+  bound.low = 1 - top;
+  bound.inputs = promises(rule, "");
+  return bound;
+}
+
+std::string describe(const StepBound& bound) {
+  std::string text;
+  if (bound.bounded) {
+    text = bound.low == bound.high ? "bounded: nothing is erased, a step only decays"
+                                   : fmt::format("bounded: the eigenvalue 1 - e.w that a write moves stays in [{:.4g}, {:g}]", bound.low, bound.high);
+    if (!bound.inputs.empty()) text += fmt::format(", for {}", bound.inputs);
+  } else {
+    text = fmt::format("NOT bounded: {}; bounded only for inputs that keep {}", bound.reason, bound.inputs);
+  }
+  if (bound.bounded && !bound.symmetric) text += ". Its vectors e and w are not parallel, so the norm of a step can exceed 1";
+  return text;
+}
+
+}  // namespace fw

@@ -1,0 +1,25 @@
+// How far one step of a rule can stretch the state: the eigenvalue 1 - e.w of the transition I - w e^T (its others are 1, and no decay
+// is above 1). While it stays in [-1, 1] a step does not let the state grow along its eigenvector; what it depends on is what a rule's
+// gains, norms and normaliser promise of their inputs.
+#pragma once
+
+#include <string>
+
+#include "rule/axes.h"
+
+namespace fw {
+
+struct StepBound {
+  bool bounded = true;       // the eigenvalue stays in [-1, 1] for all inputs that `inputs` allows
+  double low = 1, high = 1;  // where it stays when bounded
+  std::string inputs;        // bounded: what the inputs must keep to, "" when nothing; otherwise what would keep it bounded
+  std::string reason;        // not bounded: what can grow
+  bool symmetric = true;     // w and e are parallel: the step's norm is its largest eigenvalue; otherwise the norm can exceed it
+};
+
+StepBound step_bound(const Rule& rule);
+
+// In words, one line for each of what there is to say, without a line break at the end.
+std::string describe(const StepBound& bound);
+
+}  // namespace fw
