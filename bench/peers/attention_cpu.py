@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch's scaled_dot_product_attention on the processor, the shapes of bench/attention_bench.cpp: medians in milliseconds of
+"""PyTorch's scaled_dot_product_attention on the processor, the shapes of bench/attention_cpu_bench.cpp: medians in milliseconds of
 float32, one sequence, 8 heads of 64, T = 2048, causal, and with a mask that is a window of 512.
 
     attention_cpu.py [THREADS] [REPEATS]     (PyTorch 2.9; see bench/README.md)

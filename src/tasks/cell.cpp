@@ -325,8 +325,16 @@ bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>&
     return false;
   }
 
-  TaskResult result{cell.task,      cell.model.rule,   recipe,        cell.model, cell.lr, cell.seed, parameter_count(cell.model),
-                    run.state.step, run.state.skipped, run.state.step};
+  TaskResult result;
+  result.task = cell.task;
+  result.rule = cell.model.rule;
+  result.recipe = recipe;
+  result.model = cell.model;
+  result.lr = cell.lr;
+  result.seed = cell.seed;
+  result.parameters = parameter_count(cell.model);
+  result.steps = result.judged_step = run.state.step;
+  result.skipped = run.state.skipped;
   const TaskPoint* best = run.best();
   LanguageModel<float>* judged = &run.model;
   std::optional<LanguageModel<float>> kept;

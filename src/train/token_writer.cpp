@@ -236,10 +236,10 @@ class Parts {
     const std::vector<std::byte> zeros(8);
     const uint64_t bytes = header.tokens * header.id_bytes;
     ids.append(std::span(zeros).first(padded_to_offsets(bytes) - bytes));
-    offsets.read(0, [this](std::span<const std::byte> bytes) { ids.append(bytes); });
+    offsets.read(0, [this](std::span<const std::byte> part) { ids.append(part); });
     Checksum sum;
     sum.add(std::as_bytes(std::span(&header, 1)));
-    ids.read(sizeof header, [&sum](std::span<const std::byte> bytes) { sum.add(bytes); });
+    ids.read(sizeof header, [&sum](std::span<const std::byte> part) { sum.add(part); });
     header.checksum = sum.value();
     ids.overwrite(0, std::as_bytes(std::span(&header, 1)));
     ids.replace(target_);

@@ -202,7 +202,7 @@ TEST_P(ModelLayers, ConfigurationsComeBackFromJson) {
   EXPECT_EQ(static_cast<double>(LanguageModel<float>(config).params().size()), parameter_count(config));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, ModelLayers, ::testing::ValuesIn(models()), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Kinds, ModelLayers, ::testing::ValuesIn(models()), [](const auto& one) { return one.param.name; });
 
 // A window over the whole text is attention to all of it.
 TEST(Layers, AWideWindowIsAttention) {

@@ -70,7 +70,9 @@ TEST_P(PeerVectors, ImportAfterExportIsTheSame) {
   EXPECT_EQ(back.hash(), model.hash());
   back.set_peer("");
   EXPECT_EQ(back.config().mixers(), model.config().mixers());
-  if (model.config().has_recurrence()) EXPECT_EQ(back.config().resolved_rule(), model.config().resolved_rule());
+  if (model.config().has_recurrence()) {
+    EXPECT_EQ(back.config().resolved_rule(), model.config().resolved_rule());
+  }
   save_model(after.path(), back);
   expect_same_tensors(before.path("model.safetensors"), after.path("model.safetensors"));
   const std::vector<int32_t> ids = random_ids(20, model.config().vocab_size, 1);

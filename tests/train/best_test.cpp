@@ -35,7 +35,9 @@ TrainConfig rising_run(const std::string& out) {
 std::vector<LogRecord> run(const TrainConfig& config, const std::string& data, bool resume = false, const std::atomic<bool>* stop = nullptr,
                            const std::function<void(const LogRecord&)>& on_log = nullptr) {
   const auto trainer = make_trainer(config, data, true);
-  if (resume) EXPECT_TRUE(trainer->resume(nullptr));
+  if (resume) {
+    EXPECT_TRUE(trainer->resume(nullptr));
+  }
   std::vector<LogRecord> log;
   trainer->run(
       [&](const LogRecord& record) {

@@ -113,9 +113,12 @@ TEST_F(TextParts, NothingIsLostAndTheShareIsHeldOut) {
       const double total = static_cast<double>(train.size() + valid.size());
       const double cut = total * (1 - share);
       EXPECT_GE(static_cast<double>(train.size()), std::floor(cut) - 1);
-      if (separator.empty() || cut > static_cast<double>(long_text.size())) EXPECT_LE(static_cast<double>(train.size()), cut + 40);
-      if (!valid.empty() && separator.empty())
+      if (separator.empty() || cut > static_cast<double>(long_text.size())) {
+        EXPECT_LE(static_cast<double>(train.size()), cut + 40);
+      }
+      if (!valid.empty() && separator.empty()) {
         EXPECT_TRUE(valid.starts_with("line ") || valid.starts_with("document ") || valid.starts_with("of two") || valid[0] == '%');
+      }
     }
   }
 }

@@ -93,9 +93,9 @@ TEST(Devices, ThePlanIsForAsManyMultiprocessorsAsThereAre) {
   desc.H = desc.HV = 20;
   desc.K = desc.V = 128;
   const auto text = [&] {
-    std::string text(fw_plan_text(&desc, nullptr, 0) + 1, '\0');
-    text.resize(fw_plan_text(&desc, text.data(), text.size()));
-    return text;
+    std::string plan(fw_plan_text(&desc, nullptr, 0) + 1, '\0');
+    plan.resize(fw_plan_text(&desc, plan.data(), plan.size()));
+    return plan;
   };
   const OnGpu on("NVIDIA H200", 9, 0);
   fw::cuda::emulation::gpu.multiprocessors = 132;

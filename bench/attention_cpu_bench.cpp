@@ -1,7 +1,7 @@
 // Softmax attention on this machine's processor, forward and forward with backward: medians in milliseconds of float32, one sequence,
 // 8 heads of 64, T = 2048, causal and with a window of 512. bench/peers/attention_cpu.py times PyTorch on the same shapes.
 //
-//   attention_bench [THREADS] [REPEATS]
+//   attention_cpu_bench [THREADS] [REPEATS]
 #include <fmt/format.h>
 
 #include <algorithm>
