@@ -86,7 +86,7 @@ json settings_of(const std::string& task, TaskRecipe recipe, const ModelConfig& 
 std::string first_difference(const json& there, const json& here, const std::string& path = {}) {
   if (there.is_object() && here.is_object()) {
     for (const auto& [key, value] : here.items()) {
-      const std::string inside = path.empty() ? key : path + "." + key;
+      const std::string inside = path.empty() ? key : fmt::format("{}.{}", path, key);
       if (!there.contains(key)) return fmt::format("{} (there: missing, here: {})", inside, shown(value));
       if (std::string difference = first_difference(there.at(key), value, inside); !difference.empty()) return difference;
     }

@@ -138,7 +138,7 @@ TEST_F(BashCompletion, ValuesOfOptions) {
   EXPECT_THAT(complete({"completion", ""}), ElementsAre("bash", "zsh", "fish"));
   Args rules = complete({"rules", ""});
   for (const Preset& p : presets()) EXPECT_THAT(rules, Contains(std::string(p.name)));
-  EXPECT_THAT(complete({"info", ""}), Contains("--json")) << "where no argument is known, options";
+  EXPECT_THAT(complete({"selftest", ""}), Contains("--json")) << "where no argument is known, options";
 }
 
 // The scripts of other shells and the page, by the programs that read them, where they are.

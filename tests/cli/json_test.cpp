@@ -112,7 +112,7 @@ TEST(JsonOutput, RulesHasWhatTheTextHas) {
     EXPECT_THAT(text, HasSubstr("  " + name + ": " + rule.at("summary").get<std::string>() + "\n"));
     EXPECT_THAT(text, HasSubstr("  axes: " + rule.at("text").get<std::string>() + "\n"));
     for (const std::string line : rule.at("formulas")) EXPECT_THAT(text, HasSubstr("    " + line + "\n"));
-    const std::string inputs = text.substr(text.find("  inputs: "));
+    const std::string rest = text.substr(text.find("  inputs: ")), inputs = rest.substr(0, rest.find("\n  step: "));
     // Of a gate the text says in brackets that there is one a head.
     const std::string bare = std::regex_replace(inputs, std::regex("\\([^)]*\\)"), "");
     EXPECT_EQ(static_cast<size_t>(std::count(bare.begin(), bare.end(), ',')) + 1, rule.at("inputs").size()) << inputs;
