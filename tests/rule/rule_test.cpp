@@ -1,6 +1,7 @@
 // Rules as values: names, texts, validation, the C struct.
 #include "rule/rule.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -171,12 +172,13 @@ TEST(Rule, AnAxisIsGivenOnce) {
 
 // What a refusal advises is accepted.
 TEST(Rule, AdviceOnThePreconditionerIsAccepted) {
-  for (const double bound : {1.37, 1.5, 1.9, 1.99, 2.0}) {
-    const std::string text = "precond=diagonal gain=gate k_norm=l2 gain_bound=" + std::to_string(bound), message = refused(text);
+  const auto with_bound = [](const std::string& bound) { return fmt::format("precond=diagonal gain=gate k_norm=l2 gain_bound={}", bound); };
+  for (const char* bound : {"1.37", "1.5", "1.9", "1.99", "2"}) {
+    const std::string message = refused(with_bound(bound));
     const auto advised = [&message](const std::string& words) { return message.substr(message.find(words) + words.size()).substr(0, 6); };
-    const std::string x = std::to_string(std::stod(advised("lower precond_x to "))), other = std::to_string(std::stod(advised("or gain_bound to ")));
-    EXPECT_NO_THROW(parse_rule(text + " precond_x=" + x)) << message;
-    EXPECT_NO_THROW(parse_rule("precond=diagonal gain=gate k_norm=l2 gain_bound=" + other)) << message;
+    const double x = std::stod(advised("lower precond_x to ")), other = std::stod(advised("or gain_bound to "));
+    EXPECT_NO_THROW(parse_rule(fmt::format("{} precond_x={}", with_bound(bound), x))) << message;
+    EXPECT_NO_THROW(parse_rule(with_bound(fmt::format("{}", other)))) << message;
   }
 }
 
