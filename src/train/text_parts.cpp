@@ -114,6 +114,7 @@ std::unique_ptr<TextSource> open_parts(std::vector<TextPart> parts, const std::s
 
 std::vector<TextPart> whole_texts(const std::vector<std::string>& paths) {
   std::vector<TextPart> parts;
+  parts.reserve(paths.size());
   for (const std::string& path : paths) parts.push_back({path});
   return parts;
 }
