@@ -34,7 +34,8 @@ int default_threads() {
 class OneLibraryThread {
  public:
 #if defined(FW_STD_THREADS)
-  OneLibraryThread() {}  // nothing to say it with: the sanitizers' presets set OMP_NUM_THREADS
+  // Nothing to say it with: the sanitizers' presets set OMP_NUM_THREADS. A defaulted one would leave a variable that nothing used.
+  OneLibraryThread() {}  // NOLINT(modernize-use-equals-default)
 #else
   OneLibraryThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
   ~OneLibraryThread() { omp_set_num_threads(before_); }

@@ -108,6 +108,7 @@ TEST(ThreadPool, CallersOnSeveralThreadsDoNotWaitForEachOther) {
   // Each loop ends only when all are running: one pool for all of them would never come to the second.
   std::atomic<int> running{0}, done{0};
   std::vector<std::thread> callers;
+  callers.reserve(3);
   for (int i = 0; i < 3; ++i) {
     callers.emplace_back([&] {
       parallel_for(4, [&](int64_t task) {

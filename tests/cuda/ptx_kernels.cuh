@@ -270,7 +270,7 @@ struct ChainArgs {
   uint32_t* y;
 };
 __global__ void chain_kernel(const __grid_constant__ ChainArgs args) {
-  grid_dependency_launch();
+  grid_dependency_launch_first();  // nothing is touched before the wait
   grid_dependency_wait();
   const unsigned i = block_index_x() * block_size() + thread_index();
   args.y[i] = args.x[i] + 1;

@@ -303,7 +303,7 @@ TEST(Trainer, ARecordThatReachedOnlyOneFileIsMadeAgain) {
   ASSERT_TRUE(make_trainer(config, folder.path("data"), true)->run(nullptr, nullptr));
   const auto expected = records(folder.path("run/metrics.jsonl"));
   const std::string json = read_text(folder.path("run/metrics.jsonl"));
-  testing::write_text(folder.path("run/metrics.jsonl"), json.substr(0, json.rfind("{")));
+  testing::write_text(folder.path("run/metrics.jsonl"), json.substr(0, json.rfind('{')));
   const auto resumed = make_trainer(config, folder.path("data"), true);
   ASSERT_TRUE(resumed->resume(nullptr));
   ASSERT_TRUE(resumed->run(nullptr, nullptr));
