@@ -11,7 +11,7 @@ export CCACHE_BASEDIR ?= $(CURDIR)
 CMAKE_BUILD := cmake --build build -j $(JOBS)
 # Programs for a GPU are tests where there is one; elsewhere nvcc's time for them is spared (CI builds them all the same).
 GPU := $(wildcard /dev/nvidiactl)
-TEST_TARGETS := $(if $(GPU),all,fw_tests fastweight_program fastweight_shared)
+TEST_TARGETS := $(if $(GPU),all,fw_tests fastweight_program fastweight_shared fastweight_pages)
 NOT_IN_TEST := ^(long$(if $(GPU),,|gpu))$$
 
 .PHONY: all deps configure test test-long torture demo install bench gpu-test gpu-bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
