@@ -27,7 +27,7 @@ std::unique_ptr<SyntheticTask> task_of(const TaskRecipe& recipe, const std::stri
 void complete(TaskRecipe& recipe, const std::string& task) {
   check_ranges(key_tables(recipe));
   const TaskOptions standard = default_options(task);
-  // Kaczmarz Linear Attention's settings, and for mqar_zoology the steps of 32 passes over its 180,000 examples in batches of 256.
+  // Kaczmarz Linear Attention's settings; mqar_zoology takes as many steps as Zoology's 32 passes over 180,000 examples in batches of 256.
   const bool whole_sequence = task == "palindrome" || task == "stack";
   if (recipe.length == 0) recipe.length = standard.length;
   if (recipe.steps == 0) recipe.steps = task == "mqar_zoology" ? 22500 : whole_sequence ? 20000 : 10000;
