@@ -49,7 +49,7 @@ void softmax_tile(const ScoreTile<T>& tile, T* largest, T* sum, Mat<T> o) {
     const auto shift = hn::Set(d, now);
     auto total = hn::Zero(d);
     for_lanes(d, to - from, [&](auto m, int64_t j) HWY_ATTR {
-      const auto e = m.keep(d, exp_nonpositive(d, hn::Sub(m.load(d, row + from + j), shift)));
+      const auto e = m.zero_missing(d, exp_nonpositive(d, hn::Sub(m.load(d, row + from + j), shift)));
       total = hn::Add(total, e);
       m.store(d, e, row + from + j);
     });

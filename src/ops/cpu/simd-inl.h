@@ -33,7 +33,7 @@ struct Whole {
     hn::StoreU(v, d, p);
   }
   template <class D>
-  HWY_INLINE hn::Vec<D> keep(D, hn::Vec<D> v) const {
+  HWY_INLINE hn::Vec<D> zero_missing(D, hn::Vec<D> v) const {
     return v;
   }
 };
@@ -63,7 +63,7 @@ struct Part {
   }
   // Zeroes the lanes that do not exist.
   template <class D>
-  HWY_INLINE hn::Vec<D> keep(D d, hn::Vec<D> v) const {
+  HWY_INLINE hn::Vec<D> zero_missing(D d, hn::Vec<D> v) const {
     return hn::IfThenElseZero(hn::FirstN(d, count), v);
   }
 };

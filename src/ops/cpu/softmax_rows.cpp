@@ -42,7 +42,7 @@ void softmax_rows(Mat<T> logits, const int32_t* targets, T grad_scale, T* nll) {
       const auto shift = hn::Set(d, largest);
       auto sum = hn::Zero(d);
       for_lanes(d, n, [&](auto m, int64_t i) HWY_ATTR {
-        const auto e = m.keep(d, exp_nonpositive(d, hn::Sub(m.load(d, row + i), shift)));
+        const auto e = m.zero_missing(d, exp_nonpositive(d, hn::Sub(m.load(d, row + i), shift)));
         sum = hn::Add(sum, e);
         if constexpr (kGradient) m.store(d, e, row + i);
       });

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "scan/scan.h"
+#include "scan/cpu/scan.h"
 #include "scan/tensors.h"
 
 namespace fw {

@@ -28,7 +28,7 @@ HeadScan<T>::HeadScan(const Plan& plan, const Inputs<T>& in, HeadScratch<T>& scr
       decay_(plan.decay_kind()),
       front_(front_kernels<T>()),
       dk_(decay_kernels<T>()),
-      lk_(linear_kernels<T>()) {}
+      rk_(row_kernels<T>()) {}
 
 namespace {
 
@@ -200,8 +200,8 @@ void HeadScan<T>::chunk_forward(int64_t begin, int64_t L, bool have_state, const
   T* triangle_t = s_.tri + L * cp_;
   if (have_state) product(Trans::kNo, Trans::kNo, nb_ * L, vp_, plan_.K, re, kp_, s_.state, vp_, T(0), s_.products, vp_);
   if (plan_.rule.online()) {
-    if (have_state) lk_.subtract_rows(L, vp_, scalar ? s_.prefix : nullptr, s_.products + L * vp_, vp_, s_.z, vp_);
-    lk_.solve(L, triangle_t, cp_, s_.z, vp_, vp_);
+    if (have_state) rk_.subtract_rows(L, vp_, scalar ? s_.prefix : nullptr, s_.products + L * vp_, vp_, s_.z, vp_);
+    rk_.solve(L, triangle_t, cp_, s_.z, vp_, vp_);
   }
   // O goes straight to the caller's rows when they need no padding.
   const RowView<T> o_rows = out.o.rows(plan_, n_, begin, hv_);
@@ -216,7 +216,7 @@ void HeadScan<T>::chunk_forward(int64_t begin, int64_t L, bool have_state, const
     }
   }
   product(Trans::kNo, Trans::kNo, L, vp_, L, s_.tri, cp_, s_.z, vp_, have_state ? T(1) : T(0), o, ldo);
-  if (!direct && out.o) lk_.store_rows(L, columns_, s_.o, vp_, {o_rows.data + column0_, o_rows.stride});
+  if (!direct && out.o) rk_.store_rows(L, columns_, s_.o, vp_, {o_rows.data + column0_, o_rows.stride});
   update_state(L, have_state, s_.state, s_.z, s_.state);
 }
 
@@ -240,7 +240,7 @@ void HeadScan<T>::token_forward(int64_t begin, int64_t L, T* state, int64_t ld, 
   token_kernels<T>().forward(tile);
   if (!out.o) return;
   const RowView<T> o_rows = out.o.rows(plan_, n_, begin, hv_);
-  lk_.store_rows(L, columns_, s_.o, vp_, {o_rows.data + column0_, o_rows.stride});
+  rk_.store_rows(L, columns_, s_.o, vp_, {o_rows.data + column0_, o_rows.stride});
 }
 
 template <class T>
@@ -272,7 +272,7 @@ template <class T>
 void HeadScan<T>::load_state(const StateTensor<T>& src, T* dst) const {
   const T* p = src.at(n_, hv_);
   if (plan_.state_layout == FW_STATE_K_FIRST) {
-    lk_.load_rows(plan_.K, columns_, {p + column0_, src.stride_r}, dst, vp_, T(1));
+    rk_.load_rows(plan_.K, columns_, {p + column0_, src.stride_r}, dst, vp_, T(1));
     return;
   }
   for (int64_t k = 0; k < plan_.K; ++k) {
@@ -285,7 +285,7 @@ template <class T>
 void HeadScan<T>::store_state(const T* src, const StateTensor<T>& dst) const {
   T* p = dst.at(n_, hv_);
   if (plan_.state_layout == FW_STATE_K_FIRST) {
-    lk_.store_rows(plan_.K, columns_, src, vp_, {p + column0_, dst.stride_r});
+    rk_.store_rows(plan_.K, columns_, src, vp_, {p + column0_, dst.stride_r});
     return;
   }
   for (int64_t v = 0; v < columns_; ++v) {

@@ -143,7 +143,7 @@ class HeadScan {
   const DecayKind decay_;
   const FrontKernels<T>& front_;
   const DecayKernels<T>& dk_;
-  const LinearKernels<T>& lk_;
+  const RowKernels<T>& rk_;
 };
 
 }  // namespace fw::cpu

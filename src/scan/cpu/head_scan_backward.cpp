@@ -8,7 +8,7 @@ namespace fw::cpu {
 namespace {
 
 template <class T>
-void negate_rows(const LinearKernels<T>& kernels, int64_t rows, int64_t cols, const T* src, T* dst) {
+void negate_rows(const RowKernels<T>& kernels, int64_t rows, int64_t cols, const T* src, T* dst) {
   kernels.load_rows(rows, cols, {src, cols}, dst, cols, T(-1));
 }
 
@@ -29,7 +29,7 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
 
   if (d.o) {
     const RowView<T> rows = d.o.rows(plan_, n_, begin, hv_);
-    lk_.load_rows(L, columns_, {rows.data, rows.stride}, d_o, vp_, T(1));
+    rk_.load_rows(L, columns_, {rows.data, rows.stride}, d_o, vp_, T(1));
   } else {
     std::memset(d_o, 0, sizeof(T) * static_cast<size_t>(L * vp_));
   }
@@ -38,8 +38,8 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
   const T* wc = decay_ == DecayKind::kNone ? s_.w : s_.wc;
   if (have_dstate) product(Trans::kNo, Trans::kNo, L, vp_, K, wc, kp_, s_.dstate, vp_, T(1), s_.dz, vp_);
   if (online) {
-    lk_.solve_transposed(L, tri + L * cp_, cp_, s_.dz, vp_, vp_);
-    negate_rows(lk_, L, vp_, s_.dz, minus_p);
+    rk_.solve_transposed(L, tri + L * cp_, cp_, s_.dz, vp_, vp_);
+    negate_rows(rk_, L, vp_, s_.dz, minus_p);
   }
   // dA, dT = tril([dO; -P] R^T), with the decays that A and T carry
   product(Trans::kNo, Trans::kYes, nb_ * L, L, vp_, s_.products, vp_, residual, vp_, T(0), s_.dtri, cp_);
@@ -106,7 +106,7 @@ void HeadScan<T>::channel_backward(int64_t L, bool have_dstate) {
     product(Trans::kYes, Trans::kNo, a, plan_.K, nb_ * n, s_.block, a, s_.local, kp_, T(1), s_.dw, kp_);
     product(Trans::kNo, Trans::kNo, nb_ * n, plan_.K, a, s_.block, a, keys, kp_, T(0), s_.dlocal, kp_);
     dk_.channel_prefix(n, nb_, kp_, 1, alpha, s_.dlocal, n * kp_, s_.dlocal, n * kp_, nullptr);
-    for (int64_t b = 0; b < nb_; ++b) lk_.add_rows(n * kp_, s_.dlocal + b * n * kp_, s_.dre + (b * L + a) * kp_);
+    for (int64_t b = 0; b < nb_; ++b) rk_.add_rows(n * kp_, s_.dlocal + b * n * kp_, s_.dre + (b * L + a) * kp_);
   }
   if (moving) dk_.anchor(0, rows, to, kp_, s_.alpha, s_.dw, nullptr, s_.dw);
   for (int64_t a = 0; a < L; a += kSubChunk) {
@@ -136,7 +136,7 @@ void HeadScan<T>::token_backward(int64_t c, const Outputs<T>& d, const T* saved)
   grad.history = s_.history;
   if (d.o) {
     const RowView<T> rows = d.o.rows(plan_, n_, begin, hv_);
-    lk_.load_rows(L, columns_, {rows.data, rows.stride}, s_.products, vp_, T(1));
+    rk_.load_rows(L, columns_, {rows.data, rows.stride}, s_.products, vp_, T(1));
   } else {
     std::memset(s_.products, 0, sizeof(T) * static_cast<size_t>(L * vp_));
   }
@@ -158,15 +158,15 @@ template <class T>
 void HeadScan<T>::chunk_decay_gradient(int64_t c, int64_t L, const T* saved, bool have_state, const Inputs<T>& grads, bool first) {
   const int64_t begin = c * plan_.chunk;
   std::memset(s_.head, 0, sizeof(T) * static_cast<size_t>(kp_));
-  if (have_state) lk_.row_dots(plan_.K, vp_, saved + plan_.state_index(n_, c, hv_), s_.dstate, s_.head);
-  lk_.decay_terms(L, nb_, kp_, s_.re, s_.dre, L * kp_, s_.w, s_.dw, s_.terms);
+  if (have_state) rk_.row_dots(plan_.K, vp_, saved + plan_.state_index(n_, c, hv_), s_.dstate, s_.head);
+  rk_.decay_terms(L, nb_, kp_, s_.re, s_.dre, L * kp_, s_.w, s_.dw, s_.terms);
   if (decay_ == DecayKind::kChannel) {
     const int64_t head = head_of(grads.g);
-    lk_.channel_dg(L, plan_.K, kp_, s_.terms, s_.alpha, s_.head, grads.g.rows(plan_, n_, begin, head), !first && grads.g.heads != plan_.HV);
+    rk_.channel_dg(L, plan_.K, kp_, s_.terms, s_.alpha, s_.head, grads.g.rows(plan_, n_, begin, head), !first && grads.g.heads != plan_.HV);
     return;
   }
   std::vector<double> sums(static_cast<size_t>(L));
-  lk_.row_sums(L, kp_, s_.terms, sums.data());
+  rk_.row_sums(L, kp_, s_.terms, sums.data());
   double sum = 0;
   for (int64_t k = 0; k < plan_.K; ++k) sum += static_cast<double>(s_.head[k]);
   const RowView<T> dg = grads.g.rows(plan_, n_, begin, hv_);
@@ -188,7 +188,7 @@ void HeadScan<T>::token_decay_gradient(int64_t begin, int64_t L, const Inputs<T>
     return;
   }
   std::vector<double> sums(static_cast<size_t>(L));
-  lk_.row_sums(L, kp_, s_.terms, sums.data());
+  rk_.row_sums(L, kp_, s_.terms, sums.data());
   const RowView<T> dg = grads.g.rows(plan_, n_, begin, hv_);
   for (int64_t i = 0; i < L; ++i) *dg.row(i) = static_cast<T>(sums[static_cast<size_t>(i)]);
 }
@@ -214,7 +214,7 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
       const bool have_state = c > 0 || in_.initial_state;
       chunk_backward(c, d, saved, have_state, have_dstate, c > 0 || grads.initial_state || (have_state && want_dg));
       if (want_dg) chunk_decay_gradient(c, L, saved, have_state, grads, first);
-      if (splits_diagonal()) lk_.add_diagonal(L, kp_, s_.diag, s_.re, s_.w, s_.dre, s_.dw);
+      if (splits_diagonal()) rk_.add_diagonal(L, kp_, s_.diag, s_.re, s_.w, s_.dre, s_.dw);
     }
     have_dstate = true;
 

@@ -85,9 +85,9 @@ struct DecayKernels {
 template <class T>
 const DecayKernels<T>& decay_kernels();
 
-// ---- kernels_linear.cpp
+// ---- kernels_rows.cpp
 template <class T>
-struct LinearKernels {
+struct RowKernels {
   // x = (I + tri)^-1 x, tri strictly lower [L, ld], x [L, cols]: forward substitution.
   void (*solve)(int64_t L, const T* tri, int64_t ld, T* x, int64_t ldx, int64_t cols);
   // x = (I + tri)^-T x.
@@ -111,7 +111,7 @@ struct LinearKernels {
   void (*row_sums)(int64_t rows, int64_t cols, const T* x, double* out);
 };
 template <class T>
-const LinearKernels<T>& linear_kernels();
+const RowKernels<T>& row_kernels();
 
 // ---- kernels_token.cpp: the recurrence one token at a time
 template <class T>

@@ -1,5 +1,5 @@
 // Tasks of the CPU scan: which heads run where, the preconditioner before and after them, and the workspace.
-#include "scan/scan.h"
+#include "scan/cpu/scan.h"
 
 #include <vector>
 

@@ -1,7 +1,7 @@
 // Gradients of rules without an erase, from the raw tensors and the states that the scans left (offline/rows.cuh has the formulas, here without z
-// in P and keep): a block per chunk and value head.
+// in P and write): a block per chunk and value head.
 //   dB_ij = (dO_i . v_j) r_i w_j z_j exp(G_i - G_j), i >= j
-//   dq = Diag(read) dO S^T + dB k      dk = Diag(keep z) v D^T + dB^T q      dz = Diag(keep) k D + P^T dO
+//   dq = Diag(read) dO S^T + dB k      dk = Diag(write z) v D^T + dB^T q      dz = Diag(write) k D + P^T dO
 //   dG_i = q_i . dq_i - k_i . dk_i, and the sum of the later ones and of S_C (.) D is the gradient of a log-decay
 // Before the last line dq and dk are without the norms' part. One warpgroup makes dq, the other dk; both half of the rest.
 //
@@ -170,7 +170,7 @@ FW_DEVICE void make_factors(const Problem& x, const OfflineNumbers& numbers, Gra
     rows.norms[0][row] = x.rule.q_norm == Norm::kL2 ? q_n * q_n : 0.0f;
     rows.norms[1][row] = x.rule.k_norm == Norm::kL2 ? k_n * k_n : 0.0f;
   }
-  rows.f.store_kept(make_float2(w[0], w[1]), d.to_end, d.sum);
+  rows.f.store_write(make_float2(w[0], w[1]), d.to_end, d.sum);
   rows.f.store_pairs(d, make_float2(r[0], r[1]), make_float2(w[0], w[1]));
 }
 
@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
       wgmma_wait<1>();
       keep(values);
       const int now = opaque(thread), row0 = row_of(now);
-      const float kept[2] = {rows.f.keep[row0], rows.f.keep[row0 + 8]};
+      const float kept[2] = {rows.f.write[row0], rows.f.write[row0 + 8]};
       FW_UNROLL
       for (int e = 0; e < 16; ++e) values[e] *= kept[e % 4 / 2];
       keep(values);
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
     }
     store_pairs(Shape::kB, now);
     float tail = rows.tails[now] * rows.f.gamma;
-    const float* const factors = group == 0 ? rows.f.read : rows.f.keep;
+    const float* const factors = group == 0 ? rows.f.read : rows.f.write;
     const uint32_t raw = base + (group == 0 ? Shape::kQ : Shape::kK);
     const float f[2] = {factors[i] * (group == 0 ? 1.0f : rows.z[i]), factors[i + 8] * (group == 0 ? 1.0f : rows.z[i + 8])};
     FW_UNROLL

@@ -2,8 +2,8 @@
 // and all channels of a token decay alike: no images are prepared (kernels.h).
 //
 // With F_i = exp(G_i), G the sum of a chunk's log-decays up to and including row i, and the front's coefficients r, w, z of a row:
-//   P_ij = (q_i . k_j) r_i w_j z_j exp(G_i - G_j), i >= j      read_i = F_i r_i      keep_j = exp(G_C - G_j) w_j z_j
-//   O = Diag(read) Q S + P V      S = F_C S + K^T Diag(keep) V      D = F_C D + Q^T Diag(read) dO, from the end
+//   P_ij = (q_i . k_j) r_i w_j z_j exp(G_i - G_j), i >= j      read_i = F_i r_i      write_j = exp(G_C - G_j) w_j z_j
+//   O = Diag(read) Q S + P V      S = F_C S + K^T Diag(write) V      D = F_C D + Q^T Diag(read) dO, from the end
 #pragma once
 
 #include "scan/cuda/front/plain.cuh"
@@ -78,12 +78,12 @@ FW_DEVICE FrontCoefs<float> offline_coefs(const Rule& rule, float scale, float b
 // decay from j to the row before i's block, and from there to i; in the same block left_i right_j exp2(pair_i - pair_j).
 struct FactorRows {
   float pair[kChunk], left[kChunk], right[kChunk], after[kChunk], before[3][kChunk];
-  float keep[kChunk], read[kChunk], gamma;
+  float write[kChunk], read[kChunk], gamma;
 
   // By a warp, two rows a lane.
   static FW_DEVICE void store(float* rows, float one, float two) { *reinterpret_cast<float2*>(rows + 2 * lane_index()) = make_float2(one, two); }
-  FW_DEVICE void store_kept(const float2& coefs, const float2& decays, float sum) {
-    store(keep, coefs.x * decays.x, coefs.y * decays.y);
+  FW_DEVICE void store_write(const float2& coefs, const float2& decays, float sum) {
+    store(write, coefs.x * decays.x, coefs.y * decays.y);
     if (lane_index() == 0) gamma = exp2_fast(sum);
   }
   FW_DEVICE void store_pairs(const DecayRows& d, const float2& of_left, const float2& of_right) {

@@ -158,7 +158,7 @@ FW_DEVICE float make_factors(const OfflineScanArgs& args, const OfflineNumbers& 
   const DecayRows d = decay_rows(numbers.g);
   const FrontCoefs<float> f[2] = {offline_coefs(rule, args.problem.scale, numbers.beta.x, 0, 0), offline_coefs(rule, args.problem.scale, numbers.beta.y, 0, 0)};
   const float2 right = make_float2(f[0].w_k * f[0].z_v, f[1].w_k * f[1].z_v), left = make_float2(f[0].r_q, f[1].r_q);
-  to.store_kept(args.reverse ? left : right, args.reverse ? d.from_start : d.to_end, d.sum);
+  to.store_write(args.reverse ? left : right, args.reverse ? d.from_start : d.to_end, d.sum);
   if (args.o.data != nullptr) to.store_pairs(d, left, right);
   return d.sum;
 }
@@ -170,7 +170,7 @@ FW_DEVICE void scale_by_norms(const Rule& rule, bool reverse, const char* keys, 
   const float of_x = row_square<kKey>(keys, row), of_q = kOut ? row_square<kKey>(reads, row) : of_x;
   const float q_n = q_factor(rule, of_q), k_n = k_factor(rule, of_x);
   if (lane_index() % 2 != 0) return;
-  rows.keep[row] *= reverse ? q_n : k_n;
+  rows.write[row] *= reverse ? q_n : k_n;
   if constexpr (kOut) {
     rows.read[row] *= q_n, rows.left[row] *= q_n, rows.after[row] *= q_n, rows.right[row] *= k_n;
     FW_UNROLL
@@ -423,7 +423,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1)
     Ring<Shape::kStages> ring, coming;
     Ring<Shape::kFactors> known;
     Ring<Shape::kStateBuffers> leaving;
-    // Diag(keep) V of the stage `coming`, transposed, and the decay of its chunk: while the product before it runs.
+    // Diag(write) V of the stage `coming`, transposed, and the decay of its chunk: while the product before it runs.
     const auto take_values = [&](uint32_t(&b)[4][4]) {
       barriers.factors.wait_full(known);
       const FactorRows& rows = *reinterpret_cast<const FactorRows*>(shared + Shape::kFactor + known.slot * Shape::kFactorBytes);
@@ -431,7 +431,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1)
       barriers.stages.wait_full(coming);
       fence_async_shared();
       const float gamma = rows.gamma;
-      const float* const kept = rows.keep + 2 * (lane_index() % 4);
+      const float* const kept = rows.write + 2 * (lane_index() % 4);
       FW_UNROLL
       for (int k = 0; k < 4; ++k) {
         uint32_t v[4];

@@ -20,7 +20,7 @@ FW_DEVICE char* kept_place(char* kept, int thread) {
   return kept + 4 * (kN < 4 ? kN : 4) * thread;
 }
 template <int kN>
-FW_DEVICE void keep(char* place, int r, const float (&a)[kN]) {
+FW_DEVICE void store_before(char* place, int r, const float (&a)[kN]) {
   constexpr int kPart = kN < 4 ? kN : 4, kParts = kN / kPart;
 #pragma unroll
   for (int i = 0; i < kParts; ++i) {
@@ -31,7 +31,7 @@ FW_DEVICE void keep(char* place, int r, const float (&a)[kN]) {
   }
 }
 template <int kN>
-FW_DEVICE void recall(const char* place, int r, float (&a)[kN]) {
+FW_DEVICE void load_before(const char* place, int r, float (&a)[kN]) {
   constexpr int kPart = kN < 4 ? kN : 4, kParts = kN / kPart;
 #pragma unroll
   for (int i = 0; i < kParts; ++i) {
@@ -52,7 +52,7 @@ FW_DEVICE void through_m(const PrecondMap<float>& map, const RunGates& gates, co
 #pragma unroll
   for (int r = 0; r < kRunTokens; ++r) {
     const float alpha = of_token(gates.alpha, r), gain = of_token(gates.gain, r);
-    if (kept != nullptr) keep<kN>(kept, r, state);
+    if (kept != nullptr) store_before<kN>(kept, r, state);
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
       const float before = state[j];
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
     for (int r = kRunTokens - 1; r >= 0; --r) {
       const float alpha = of_token(gates.alpha, r);
       float before[kN], with_state = 0, with_key = 0;
-      recall<kN>(kept, r, before);
+      load_before<kN>(kept, r, before);
 #pragma unroll
       for (int j = 0; j < kN; ++j) {
         const float here = map.previous ? d[j] : d[j] + da[r][j];

@@ -169,12 +169,12 @@ FW_DEVICE void token_step_back(const KeyToken<kN>& k, float z, float d_o, int la
 }
 
 template <int kN, int kRows>
-FW_DEVICE void load_kept(const float* p, float (&s)[kRows][kN]) {
+FW_DEVICE void load_state_rows(const float* p, float (&s)[kRows][kN]) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i) load_wide<kN>(reinterpret_cast<const char*>(p + i * 32 * kN), s[i]);
 }
 template <int kN, int kRows>
-FW_DEVICE void keep(float* p, const float (&s)[kRows][kN]) {
+FW_DEVICE void store_state_rows(float* p, const float (&s)[kRows][kN]) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i) store_wide<kN>(reinterpret_cast<char*>(p + i * 32 * kN), 0, s[i]);
 }
@@ -184,12 +184,12 @@ constexpr int kPart = 4;
 template <int kN, int kRows>
 FW_DEVICE void load_parts(const float* p, float (&d)[kRows / kPart][kPart][kN]) {
 #pragma unroll
-  for (int i = 0; i < kRows / kPart; ++i) load_kept<kN, kPart>(p + i * kPart * 32 * kN, d[i]);
+  for (int i = 0; i < kRows / kPart; ++i) load_state_rows<kN, kPart>(p + i * kPart * 32 * kN, d[i]);
 }
 template <int kN, int kRows>
-FW_DEVICE void keep_parts(float* p, const float (&d)[kRows / kPart][kPart][kN]) {
+FW_DEVICE void store_parts(float* p, const float (&d)[kRows / kPart][kPart][kN]) {
 #pragma unroll
-  for (int i = 0; i < kRows / kPart; ++i) keep<kN, kPart>(p + i * kPart * 32 * kN, d[i]);
+  for (int i = 0; i < kRows / kPart; ++i) store_state_rows<kN, kPart>(p + i * kPart * 32 * kN, d[i]);
 }
 
 // Where the tensors of the block's sequence and value head lie. In shared memory: it would take a hundred registers.
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
     for (int tile = 0; tile < cut.tiles; ++tile) {
       float d[kRows][kN];
       load_state<kN, kRows>(state_of(a.d_final_state, n, hv), (tile * cut.warps + warp) * kRows, x.V, x.K, lane, d);
-      keep<kN, kRows>(d_states + tile * tile_floats, d);
+      store_state_rows<kN, kRows>(d_states + tile * tile_floats, d);
     }
     // The first sweep leaves the state at every stretch's start; then stretch by stretch from the last: its states, and back.
     FW_NO_UNROLL
@@ -249,12 +249,12 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
         if (sweep) {
           load_state<kN, kRows>(state_of(x.initial_state, n, hv), v0, x.V, x.K, lane, s);
         } else {
-          load_kept<kN, kRows>(starts + i * cut.state + tile * tile_floats, s);
+          load_state_rows<kN, kRows>(starts + i * cut.state + tile * tile_floats, s);
         }
         FW_NO_UNROLL
         for (int t = begin; t < end; ++t) {
-          if (!sweep) keep<kN, kRows>(states + (t - begin) * cut.state + tile * tile_floats, s);
-          if (sweep && t % stretch == 0) keep<kN, kRows>(starts + t / stretch * cut.state + tile * tile_floats, s);
+          if (!sweep) store_state_rows<kN, kRows>(states + (t - begin) * cut.state + tile * tile_floats, s);
+          if (sweep && t % stretch == 0) store_state_rows<kN, kRows>(starts + t / stretch * cut.state + tile * tile_floats, s);
           if (t + 1 == end) break;
           const KeyToken<kN> k = token_of<kN>(x, at, n, hv, t, lane);
           const ValueToken value = load_value(x, at.f, t, v);
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
 #pragma unroll
           for (int part = 0; part < kRows / kPart; ++part) {
             float s[kPart][kN];
-            load_kept<kN, kPart>(states + (t - begin) * cut.state + tile * tile_floats + part * kPart * 32 * kN, s);
+            load_state_rows<kN, kPart>(states + (t - begin) * cut.state + tile * tile_floats + part * kPart * 32 * kN, s);
             const int v = (tile * cut.warps + warp) * kRows + part * kPart + row_of_lane<kPart>(lane);
             const ValueToken value = load_value(x, at.f, t, v);
             const float d_o = at.d_o.data != nullptr && v < x.V ? load_element(at.d_o, t, v) : 0.0f;
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
               if (at.out.c.data != nullptr && x.rule.write == Gate::kChannel) store_element(at.out.c, t, v, k.z_v * value.v * dz);
             }
           }
-          if (cut.tiles > 1) keep_parts<kN, kRows>(d_states + tile * tile_floats, d);
+          if (cut.tiles > 1) store_parts<kN, kRows>(d_states + tile * tile_floats, d);
         }
         float* const partial = partials + turn % 2 * floats;
         float* const mine = partial + warp * kParts * 32 * kN;
@@ -301,12 +301,12 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
         // The warp whose turn it is was done with the other half before it came here.
         if (turn % cut.warps == warp) finish_token<kN>(x, at.f, at.out, partial, cut.warps, t, lane);
       }
-      if (cut.tiles == 1) keep_parts<kN, kRows>(d_states, d);
+      if (cut.tiles == 1) store_parts<kN, kRows>(d_states, d);
     }
     FW_NO_UNROLL
     for (int tile = 0; tile < cut.tiles; ++tile) {
       float d[kRows][kN];
-      load_kept<kN, kRows>(d_states + tile * tile_floats, d);
+      load_state_rows<kN, kRows>(d_states + tile * tile_floats, d);
       store_state<kN, kRows>(state_of(a.d_initial_state, n, hv), (tile * cut.warps + warp) * kRows, x.V, x.K, lane, d);
     }
   }

@@ -1,4 +1,4 @@
-// The scan behind the C header, on checked arguments. A task is one value head (forward: and one block of value columns)
+// The scan of the CPU behind its backend (scan/backend.h), on checked arguments. A task is one value head (forward: and one block of value columns)
 // or one key head with its group of value heads (backward) of one sequence; tasks share nothing that they write.
 #pragma once
 

@@ -1,6 +1,6 @@
-// Triangular solves and row sums. See kernels.h.
+// Triangular solves, sums of rows and products of them, copies between tensors and tiles. See kernels.h.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "scan/cpu/kernels_linear.cpp"
+#define HWY_TARGET_INCLUDE "scan/cpu/kernels_rows.cpp"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
@@ -147,13 +147,13 @@ void row_sums(int64_t rows, int64_t cols, const T* x, double* out) {
 }
 
 template <class T>
-const LinearKernels<T>& table_of() {
-  static const LinearKernels<T> table = {&solve<T>,      &solve_transposed<T>, &subtract_rows<T>, &add_rows<T>,   &row_dots<T>, &decay_terms<T>,
-                                         &channel_dg<T>, &add_diagonal<T>,     &load_rows<T>,     &store_rows<T>, &row_sums<T>};
+const RowKernels<T>& table_of() {
+  static const RowKernels<T> table = {&solve<T>,      &solve_transposed<T>, &subtract_rows<T>, &add_rows<T>,   &row_dots<T>, &decay_terms<T>,
+                                      &channel_dg<T>, &add_diagonal<T>,     &load_rows<T>,     &store_rows<T>, &row_sums<T>};
   return table;
 }
 
-FW_SIMD_MAKE(LinearKernels)
+FW_SIMD_MAKE(RowKernels)
 
 }  // namespace fw::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -161,7 +161,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace fw::cpu {
 
-FW_SIMD_EXPORT(LinearKernels, linear_kernels)
+FW_SIMD_EXPORT(RowKernels, row_kernels)
 
 }  // namespace fw::cpu
 #endif
