@@ -12,10 +12,17 @@ CMAKE_BUILD := cmake --build build -j $(JOBS)
 # Programs for a GPU are tests where there is one; elsewhere nvcc's time for them is spared (CI builds them all the same).
 GPU := $(wildcard /dev/nvidiactl)
 TEST_TARGETS := $(if $(GPU),all,fw_tests fastweight_program fastweight_shared fastweight_pages)
+NVCC := $(firstword $(shell command -v nvcc 2> /dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 NOT_IN_TEST := ^(long$(if $(GPU),,|gpu))$$
 
-.PHONY: all deps configure test test-long torture demo install bench gpu-test gpu-bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
+.PHONY: all gpu deps configure test test-long torture demo install bench gpu-test gpu-bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
 all: configure ## build the program (build/fastweight) and the library
+	$(CMAKE_BUILD) --target fastweight_program fastweight_shared fastweight_pages
+
+gpu: ## the same with device code; brings CUDA's compiler and cuBLAS (1 GB, ~/.cache/fastweight) where there are none
+	@tools/install-deps.sh build $(if $(NVCC),,gpu)
+	@$(if $(NVCC),,tools/install-cuda.sh > /dev/null)
+	cmake --preset release -DFW_CUDA=ON
 	$(CMAKE_BUILD) --target fastweight_program fastweight_shared fastweight_pages
 
 help: ## this list

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what is missing of the Debian packages that a task needs; says nothing and does nothing when all is there.
-#   tools/install-deps.sh [--list] build|test|demo|ci ...
+#   tools/install-deps.sh [--list] build|test|demo|ci|gpu ...
 # The sets: build (compiler, libraries, GoogleTest), test (and gnuplot, which tests call), demo (and fortunes), ci (and
-# clang's tools).
+# clang's tools), gpu (pip, for tools/install-cuda.sh).
 # FW_SKIP_DEPS=1 skips the check, for systems where the dependencies come from elsewhere.
 set -eu
 
@@ -24,7 +24,8 @@ for set in "$@"; do
     test) packages="$packages $build_set $test_set" ;;
     demo) packages="$packages $build_set $demo_set" ;;
     ci) packages="$packages $build_set $test_set $demo_set $ci_set" ;;
-    *) echo "install-deps: expected build, test, demo or ci, got '$set'" >&2; exit 2 ;;
+    gpu) packages="$packages python3-pip" ;;
+    *) echo "install-deps: expected build, test, demo, ci or gpu, got '$set'" >&2; exit 2 ;;
   esac
 done
 if [ $list_only = yes ]; then
@@ -44,6 +45,7 @@ wanted=$(printf '%s\n' $packages | sort -u)
 have=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' $wanted 2> /dev/null | sed -n 's/ installed$//p') || true
 # A python3 from elsewhere does as well.
 command -v python3 > /dev/null && have="$have python3-minimal"
+python3 -m pip --version > /dev/null 2>&1 && have="$have python3-pip"
 missing=""
 for package in $wanted; do
   case " $(echo $have) " in *" $package "*) ;; *) missing="$missing $package" ;; esac
