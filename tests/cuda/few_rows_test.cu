@@ -120,6 +120,8 @@ void check_all() {
   check_shape<T>({1, 2048, 130, 8, true, true});
   check_shape<T>({8, 5632, 12, 0});
   check_shape<T>({1, 2056, 5, 0});
+  check_shape<T>({3, 1024, 17, 0});
+  check_shape<T>({2, 4104, 16, 0});
 }
 
 }  // namespace
