@@ -49,7 +49,7 @@ void time_all(int64_t tokens, int64_t width, int64_t channels) {
     uint32_t seed = 1;
     for (Bf16& x : values) {
       seed = seed * 1664525u + 1013904223u;
-      x = static_cast<Bf16>(0x3f00u | seed >> 25 | (seed >> 9 & 0x8000u));
+      x.bits = static_cast<uint16_t>(0x3f00u | seed >> 25 | (seed >> 9 & 0x8000u));
     }
     memory.write(0, values);
     return memory;

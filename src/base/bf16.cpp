@@ -30,7 +30,7 @@ using Half = hn::Rebind<uint16_t, D>;
 
 void round_bits(int64_t n, const float* x, Bf16* out) {
   for_vectors(n, x, out, [](auto d, const float* in, Bf16* to) HWY_ATTR {
-    hn::StoreU(hn::TruncateTo(Half<decltype(d)>(), bf16_bits(d, hn::LoadU(d, in))), Half<decltype(d)>(), to);
+    hn::StoreU(hn::TruncateTo(Half<decltype(d)>(), bf16_bits(d, hn::LoadU(d, in))), Half<decltype(d)>(), &to->bits);
   });
 }
 
@@ -41,7 +41,7 @@ void round_values(int64_t n, const float* x, float* out) {
 void widen(int64_t n, const Bf16* x, float* out) {
   for_vectors(n, x, out, [](auto d, const Bf16* in, float* to) HWY_ATTR {
     const hn::RebindToUnsigned<decltype(d)> du;
-    hn::StoreU(hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(Half<decltype(d)>(), in)))), d, to);
+    hn::StoreU(hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(Half<decltype(d)>(), &in->bits)))), d, to);
   });
 }
 

@@ -5,7 +5,11 @@
 
 namespace fw {
 
-using Bf16 = uint16_t;
+// A type of its own: no arithmetic, no conversion from integers, so that it can be the activations of a model.
+struct Bf16 {
+  uint16_t bits;
+};
+static_assert(sizeof(Bf16) == 2);
 
 void round_to_bf16(int64_t n, const float* x, Bf16* out);
 // The same kept as floats: what is left of x after rounding. out may be x.

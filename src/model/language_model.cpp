@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/checksum.h"
@@ -80,6 +81,7 @@ struct LanguageModel<T>::Impl {
     arena.release();
     again_arena.release();
     contexts_arena.release();
+    if (exec.precision == Precision::kBf16) round_operands();
     const int64_t* positions = state == nullptr ? nullptr : upload(std::span<const int64_t>(state->positions()));
     return Pass<T>{params,
                    PassLayout(layout, upload(std::span<const int64_t>(layout.offsets())), positions),
@@ -90,6 +92,13 @@ struct LanguageModel<T>::Impl {
                    observer,
                    keep ? recompute : Recompute::kNone,
                    keep && recompute != Recompute::kNone ? &again : nullptr};
+  }
+
+  void round_operands() {
+    if (Bf16* to = params.old_rounded()) {
+      const std::span<const T> values = std::as_const(params).values();
+      exec.round_values(values.data(), static_cast<int64_t>(values.size()), to);
+    }
   }
 
   // What the host knows of a pass goes to the device once.

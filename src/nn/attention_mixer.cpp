@@ -60,7 +60,7 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   Context local;
   Context& c = kept != nullptr ? *kept : local;
   c.proj = new_matrix<T>(arena, tokens, spec_.columns());
-  pass.exec.linear_forward(x, params.matrix(stack_, spec_.columns(), spec_.hidden), bias_ >= 0 ? params.value(bias_) : nullptr, c.proj, Write::kOverwrite);
+  pass.exec.linear_forward(x, params.weight(stack_, spec_.columns(), spec_.hidden), bias_ >= 0 ? params.value(bias_) : nullptr, c.proj, Write::kOverwrite);
 
   c.qk = c.proj.col_range(0, queries + keys);
   if (spec_.qk_norm) {
@@ -84,7 +84,7 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
     pass.exec.store_rows(k, pass.layout, state.pages(kKeyState));
     pass.exec.store_rows(v, pass.layout, state.pages(kValueState));
   }
-  pass.exec.linear_forward(c.o, params.matrix(o_proj_, spec_.hidden, queries), nullptr, y, Write::kOverwrite);
+  pass.exec.linear_forward(c.o, params.weight(o_proj_, spec_.hidden, queries), nullptr, y, Write::kOverwrite);
   return kept;
 }
 
@@ -95,7 +95,7 @@ void AttentionMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   Arena& arena = pass.exec.arena;
   const int64_t tokens = dy.rows, queries = spec_.query_size(), keys = spec_.kv_size(), D = spec_.head_dim;
   const Mat<T> d_o = new_matrix<T>(arena, tokens, queries);
-  pass.exec.linear_backward(dy, c.o, params.matrix(o_proj_, spec_.hidden, queries), d_o, params.grad_matrix(o_proj_, spec_.hidden, queries), nullptr,
+  pass.exec.linear_backward(dy, c.o, params.weight(o_proj_, spec_.hidden, queries), d_o, params.grad_matrix(o_proj_, spec_.hidden, queries), nullptr,
                             Write::kOverwrite);
   const Mat<T> dproj = new_matrix<T>(arena, tokens, spec_.columns());
   const Mat<T> draw = dproj.col_range(0, queries + keys);
@@ -109,7 +109,7 @@ void AttentionMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
     pass.exec.gated_rmsnorm_backward(dqk.col_range(queries, keys), c.proj.col_range(queries, keys), Mat<const T>(), params.value(k_norm_),
                                      c.rstd + tokens * spec_.heads, D, GateKind::kNone, draw.col_range(queries, keys), Mat<T>(), params.grad(k_norm_));
   }
-  pass.exec.linear_backward(dproj, x, params.matrix(stack_, spec_.columns(), spec_.hidden), dx, params.grad_matrix(stack_, spec_.columns(), spec_.hidden),
+  pass.exec.linear_backward(dproj, x, params.weight(stack_, spec_.columns(), spec_.hidden), dx, params.grad_matrix(stack_, spec_.columns(), spec_.hidden),
                             bias_ >= 0 ? params.grad(bias_) : nullptr, Write::kOverwrite);
 }
 

@@ -28,7 +28,7 @@ MixerContext* ConvMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSt
   Context local;
   Context& c = kept != nullptr ? *kept : local;
   c.gate = new_matrix<T>(arena, x.rows, d);
-  pass.exec.linear_forward(x, params.matrix(projection_, d, d), params.value(projection_bias_), c.gate, Write::kOverwrite);
+  pass.exec.linear_forward(x, params.weight(projection_, d, d), params.value(projection_bias_), c.gate, Write::kOverwrite);
   T* tail = spec_.kernel > 1 ? state.data(0) : nullptr;
   c.tail = pass.keep ? new_copy<T>(pass.exec, tail, pass.layout.host.count() * (spec_.kernel - 1) * d) : tail;
   pass.exec.gated_conv_forward(x, c.gate, params.value(conv_), params.value(conv_bias_), spec_.kernel, pass.layout, c.tail, tail, y);
@@ -43,7 +43,7 @@ void ConvMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<cons
   const Mat<T> dgate = new_matrix<T>(pass.exec.arena, dy.rows, d);
   pass.exec.gated_conv_backward(dy, x, c.gate, params.value(conv_), params.value(conv_bias_), spec_.kernel, pass.layout, c.tail, dx, dgate, params.grad(conv_),
                                 params.grad(conv_bias_));
-  pass.exec.linear_backward(dgate, x, params.matrix(projection_, d, d), dx, params.grad_matrix(projection_, d, d), params.grad(projection_bias_),
+  pass.exec.linear_backward(dgate, x, params.weight(projection_, d, d), dx, params.grad_matrix(projection_, d, d), params.grad(projection_bias_),
                             Write::kAccumulate);
 }
 

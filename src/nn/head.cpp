@@ -35,7 +35,7 @@ void Head<T>::logits(const Pass<T>& pass, Residual<T>& residual, Mat<T> logits) 
   const Params<T>& params = pass.params;
   const Mat<T> h = new_matrix<T>(pass.exec.arena, residual.x.rows, hidden_);
   settle(pass, residual, params.value(norm_), eps_, h, pass.exec.arena.template alloc<T>(h.rows));
-  pass.exec.linear_forward(h, params.matrix(weight_, vocab_, hidden_), nullptr, logits, Write::kOverwrite);
+  pass.exec.linear_forward(h, params.weight(weight_, vocab_, hidden_), nullptr, logits, Write::kOverwrite);
 }
 
 template <class T>
@@ -43,7 +43,7 @@ void Head<T>::loss(const Pass<T>& pass, Residual<T>& residual, const int32_t* ta
   const Params<T>& params = pass.params;
   const Mat<T> h = new_matrix<T>(pass.exec.arena, residual.x.rows, hidden_);
   settle(pass, residual, params.value(norm_), eps_, h, pass.exec.arena.template alloc<T>(h.rows));
-  pass.exec.cross_entropy_forward(h, params.matrix(weight_, vocab_, hidden_), targets, nll, sum);
+  pass.exec.cross_entropy_forward(h, params.weight(weight_, vocab_, hidden_), targets, nll, sum);
 }
 
 template <class T>
@@ -54,7 +54,7 @@ void Head<T>::loss_backward(const Pass<T>& pass, Residual<T>& residual, const in
   T* rstd = arena.alloc<T>(h.rows);
   settle(pass, residual, params.value(norm_), eps_, h, rstd);
   const Mat<T> dh = new_matrix<T>(arena, h.rows, hidden_);
-  pass.exec.cross_entropy_backward(h, params.matrix(weight_, vocab_, hidden_), targets, grad_scale, dh, params.grad_matrix(weight_, vocab_, hidden_), sum);
+  pass.exec.cross_entropy_backward(h, params.weight(weight_, vocab_, hidden_), targets, grad_scale, dh, params.grad_matrix(weight_, vocab_, hidden_), sum);
   pass.exec.rmsnorm_backward(dh, residual.x, params.value(norm_), rstd, dx, params.grad(norm_), Write::kOverwrite);
 }
 

@@ -77,6 +77,14 @@ void Params<T>::zero_grads() {
 }
 
 template <class T>
+Bf16* Params<T>::old_rounded() {
+  if (!rounded_is_old_) return nullptr;
+  if (rounded_.size() != extent_) rounded_ = Buffer<Bf16>(*device_, extent_);
+  rounded_is_old_ = false;
+  return rounded_.data();
+}
+
+template <class T>
 int Params<T>::checked(int first, int64_t count) const {
   size_t next = static_cast<size_t>(first);
   int64_t found = specs_[next].size();

@@ -44,7 +44,10 @@ class Params {
   // Device memory. The flat buffers are longer than size() by the gaps between parameters.
   const T* value(int index) const { return values_.data() + specs_[static_cast<size_t>(index)].offset; }
   T* grad(int index) { return grads_.data() + specs_[static_cast<size_t>(index)].offset; }
-  std::span<T> values() { return values_.span(); }
+  std::span<T> values() {
+    rounded_is_old_ = true;  // the caller may change them
+    return values_.span();
+  }
   std::span<const T> values() const { return values_.span(); }
   std::span<T> grads() { return grads_.span(); }
   std::span<const T> grads() const { return grads_.span(); }
@@ -58,11 +61,23 @@ class Params {
   // The parameters as the host sees them.
   HostView<T> host_values(const ParamSpec& spec) const { return values_.host(spec.offset, spec.size()); }
   HostView<T> host_grads(const ParamSpec& spec) const { return grads_.host(spec.offset, spec.size()); }
-  void write_values(const ParamSpec& spec, std::span<const T> values) { values_.write(spec.offset, values); }
+  void write_values(const ParamSpec& spec, std::span<const T> values) {
+    rounded_is_old_ = true;
+    values_.write(spec.offset, values);
+  }
 
   // The weights declared from `first` on, `rows` rows of `cols` columns together, as one matrix. Throws Error(kInternal) unless each
   // continues the one before.
   Mat<const T> matrix(int first, int64_t rows, int64_t cols) const { return {value(checked(first, rows * cols)), rows, cols}; }
+  // The same for products, with its part of the bf16 copy where that is there and not old.
+  Weight<T> weight(int first, int64_t rows, int64_t cols) const {
+    const Mat<const T> values = matrix(first, rows, cols);
+    const Bf16* rounded = rounded_is_old_ ? nullptr : rounded_.data() + (values.data - values_.data());
+    return {values, {rounded, rows, cols}};
+  }
+  // The bf16 copy of all values, laid out like them, if it is to be made again because they may have changed since it was; else null. The caller
+  // fills it from values() before products run (ops.def: round_values): once an update, not once a product.
+  Bf16* old_rounded();
   Mat<T> grad_matrix(int first, int64_t rows, int64_t cols) { return {grad(checked(first, rows * cols)), rows, cols}; }
 
  private:
@@ -74,6 +89,8 @@ class Params {
   int64_t size_ = 0, extent_ = 0;
   Device* device_ = nullptr;  // once allocated
   Buffer<T> values_, grads_;
+  Buffer<Bf16> rounded_;  // empty until it is asked for
+  bool rounded_is_old_ = true;
   Buffer<ParamPiece> pieces_;
 };
 

@@ -35,8 +35,8 @@ Mat<T> QueryKey<T>::map_forward(const Pass<T>& pass, Mat<T> x, int first, Side& 
   side.in = in;
   side.one = new_dense<T>(pass.exec.arena, in.rows, K);
   side.two = new_dense<T>(pass.exec.arena, in.rows, K);
-  pass.exec.linear_forward(in, params.matrix(first, K, K), params.value(first + 1), side.one, Write::kOverwrite);
-  pass.exec.linear_forward(in, params.matrix(first + 2, K, K), params.value(first + 3), side.two, Write::kOverwrite);
+  pass.exec.linear_forward(in, params.weight(first, K, K), params.value(first + 1), side.one, Write::kOverwrite);
+  pass.exec.linear_forward(in, params.weight(first + 2, K, K), params.value(first + 3), side.two, Write::kOverwrite);
   pass.exec.product_forward(side.one, side.two, by_head(y, K));
   return y;
 }
@@ -54,9 +54,9 @@ void QueryKey<T>::map_backward(const Pass<T>& pass, const Side& side, int first,
   const Mat<T> dtwo = new_dense<T>(pass.exec.arena, done.rows, K);
   const Mat<T> din = new_dense<T>(pass.exec.arena, dy.rows, dy.cols);
   pass.exec.product_backward(done, side.one, side.two, done, dtwo);
-  pass.exec.linear_backward(done, side.in, params.matrix(first, K, K), by_head(din, K), params.grad_matrix(first, K, K), params.grad(first + 1),
+  pass.exec.linear_backward(done, side.in, params.weight(first, K, K), by_head(din, K), params.grad_matrix(first, K, K), params.grad(first + 1),
                             Write::kOverwrite);
-  pass.exec.linear_backward(dtwo, side.in, params.matrix(first + 2, K, K), by_head(din, K), params.grad_matrix(first + 2, K, K), params.grad(first + 3),
+  pass.exec.linear_backward(dtwo, side.in, params.weight(first + 2, K, K), by_head(din, K), params.grad_matrix(first + 2, K, K), params.grad(first + 3),
                             Write::kAccumulate);
   pass.exec.copy_rows(din, dx);
 }

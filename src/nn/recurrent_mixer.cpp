@@ -109,7 +109,7 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
       const int64_t channels = spec_.decay_heads() * spec_.key_dim;
       const Mat<T> low = c.decay_in;
       c.decay_in = new_matrix<T>(pass.exec.arena, low.rows, channels);
-      pass.exec.linear_forward(low, params.matrix(index_.decay_up, channels, spec_.decay_rank), nullptr, c.decay_in, Write::kOverwrite);
+      pass.exec.linear_forward(low, params.weight(index_.decay_up, channels, spec_.decay_rank), nullptr, c.decay_in, Write::kOverwrite);
     }
     c.tokens.g = new_matrix<T>(pass.exec.arena, c.proj.rows, c.decay_in.cols);
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
@@ -140,7 +140,7 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     if (index_.gate_up >= 0) {
       const Mat<T> low = c.gate;
       c.gate = new_matrix<T>(pass.exec.arena, low.rows, spec_.value_size());
-      pass.exec.linear_forward(low, params.matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank), params.value(index_.gate_bias), c.gate,
+      pass.exec.linear_forward(low, params.weight(index_.gate_up, spec_.value_size(), spec_.gate_rank), params.value(index_.gate_bias), c.gate,
                                Write::kOverwrite);
     }
   }
@@ -209,7 +209,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   Context local;
   Context& c = kept != nullptr ? *kept : local;
   c.proj = new_matrix<T>(arena, tokens, plan_.columns);
-  pass.exec.linear_forward(x, params.matrix(index_.stack, plan_.columns, spec_.hidden), nullptr, c.proj, Write::kOverwrite);
+  pass.exec.linear_forward(x, params.weight(index_.stack, plan_.columns, spec_.hidden), nullptr, c.proj, Write::kOverwrite);
 
   // Backward needs the tail as it was.
   T* tail = spec_.conv_size > 0 ? state.data(state_.tail) : nullptr;
@@ -236,7 +236,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   c.rstd = arena.alloc<T>(tokens * spec_.v_heads);
   c.normed = pass.keep ? new_matrix<T>(there.exec.arena, tokens, spec_.value_size()) : c.o;
   output_norm(pass, c);
-  pass.exec.linear_forward(c.normed, params.matrix(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, y, Write::kOverwrite);
+  pass.exec.linear_forward(c.normed, params.weight(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, y, Write::kOverwrite);
   return kept;
 }
 
@@ -282,7 +282,7 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
                                     params.grad(index_.dt_bias));
     }
     if (index_.decay_up >= 0) {
-      pass.exec.linear_backward(din, columns(c.proj, plan_.decay), params.matrix(index_.decay_up, din.cols, spec_.decay_rank), dlow,
+      pass.exec.linear_backward(din, columns(c.proj, plan_.decay), params.weight(index_.decay_up, din.cols, spec_.decay_rank), dlow,
                                 params.grad_matrix(index_.decay_up, din.cols, spec_.decay_rank), nullptr, Write::kOverwrite);
     }
   }
@@ -301,7 +301,7 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   const int64_t tokens = dy.rows;
   const Mat<T> dproj = new_matrix<T>(arena, tokens, plan_.columns);
   const Mat<T> dnormed = new_matrix<T>(arena, tokens, spec_.value_size());
-  pass.exec.linear_backward(dy, c.normed, params.matrix(index_.o_proj, spec_.hidden, spec_.value_size()), dnormed,
+  pass.exec.linear_backward(dy, c.normed, params.weight(index_.o_proj, spec_.hidden, spec_.value_size()), dnormed,
                             params.grad_matrix(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, Write::kOverwrite);
 
   const Mat<T> dlow_gate = columns(dproj, plan_.gate);
@@ -311,7 +311,7 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   pass.exec.gated_rmsnorm_backward(dnormed, c.o, c.gate, params.value(index_.o_norm), c.rstd, spec_.value_dim, spec_.gate, d_o, dgate,
                                    params.grad(index_.o_norm));
   if (low_rank_gate) {
-    pass.exec.linear_backward(dgate, columns(c.proj, plan_.gate), params.matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank), dlow_gate,
+    pass.exec.linear_backward(dgate, columns(c.proj, plan_.gate), params.weight(index_.gate_up, spec_.value_size(), spec_.gate_rank), dlow_gate,
                               params.grad_matrix(index_.gate_up, spec_.value_size(), spec_.gate_rank), params.grad(index_.gate_bias), Write::kOverwrite);
   }
 
@@ -347,7 +347,7 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
     pass.exec.short_conv_backward(dqkv, c.proj.col_range(0, spec_.conv_channels()), params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, draw,
                                   params.grad(index_.conv));
   }
-  pass.exec.linear_backward(dproj, x, params.matrix(index_.stack, plan_.columns, spec_.hidden), dx,
+  pass.exec.linear_backward(dproj, x, params.weight(index_.stack, plan_.columns, spec_.hidden), dx,
                             params.grad_matrix(index_.stack, plan_.columns, spec_.hidden), nullptr, Write::kOverwrite);
 }
 

@@ -38,10 +38,13 @@ struct WideOf<Bf16> {
 template <class T>
 using Wide = typename WideOf<T>::Type;
 
-// A weight [out, in] as products take it.
+// A weight [out, in] as products take it: its values, and where there is one (data not null) the copy in bf16 that Params keeps, for products
+// whose operands are bf16.
 template <class W>
 struct Weight {
   Mat<const W> values;
+  Mat<const Bf16> rounded;
+  Weight(Mat<const W> v, Mat<const Bf16> r) : values(v), rounded(r) {}
   Weight(Mat<const W> v) : values(v) {}  // NOLINT(google-explicit-constructor): a matrix is a weight
   Weight(Mat<W> v) : values(v) {}        // NOLINT(google-explicit-constructor)
 };

@@ -72,7 +72,7 @@ class Tensor {
     }
     const size_t count = static_cast<size_t>(std::max<int64_t>(stride, 1));
     if (bf16) {
-      bits_.assign(count, 0x7fff);
+      bits_.assign(count, Bf16{0x7fff});
     } else {
       values_.assign(count, std::numeric_limits<T>::quiet_NaN());
     }

@@ -10,6 +10,7 @@ MemoryPlan plan_memory(const ModelConfig& config, const TrainConfig& train) {
   MemoryPlan plan;
   PlanDevice device;
   LanguageModel<float> model(config, device);
+  model.set_precision(train.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
   model.set_recompute(parse_recompute(train.recompute));
   plan.parameters = device.bytes();
   plan.specs = model.params().specs();

@@ -53,6 +53,33 @@ TEST(Params, GradientsComeWithTheFirstZeroing) {
   EXPECT_EQ(params.grads()[3], 0.0);
 }
 
+// The copy for products is made once an update: asked for again only behind something that may have changed the values.
+TEST(Params, TheRoundedCopyIsAskedForOnceAChange) {
+  Params<float> params;
+  const int a = params.declare(spec_of("a", {2, 3}));
+  params.declare(spec_of("b", {40}));
+  params.allocate();
+  const Params<float>& unchanged = params;
+  EXPECT_EQ(unchanged.weight(a, 2, 3).rounded.data, nullptr);
+  Bf16* copy = params.old_rounded();
+  ASSERT_NE(copy, nullptr);
+  EXPECT_EQ(unchanged.weight(a, 2, 3).rounded.data, copy + (unchanged.value(a) - unchanged.values().data()));
+  EXPECT_EQ(params.old_rounded(), nullptr);
+
+  const auto expect_old = [&] {
+    EXPECT_EQ(unchanged.weight(a, 2, 3).rounded.data, nullptr);
+    EXPECT_EQ(params.old_rounded(), copy);
+    EXPECT_EQ(params.old_rounded(), nullptr);
+  };
+  params.values()[0] = 1;
+  expect_old();
+  params.write_values(params.specs()[1], std::vector<float>(40, 3.0F));
+  expect_old();
+  Random random(1);
+  params.init(random);
+  expect_old();
+}
+
 struct Range {
   double low, high, mean;
 };

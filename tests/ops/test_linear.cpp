@@ -1,4 +1,5 @@
 // Linear layers: both precisions, few and many rows, tiles with remainders, every combination of gradients.
+#include <array>
 #include <bit>
 #include <cstdlib>
 #include <filesystem>
@@ -161,6 +162,25 @@ TEST(Linear, Bf16WithoutLibrarySupport) {
   const std::string command = "DNNL_MAX_CPU_ISA=AVX2 '" + std::filesystem::read_symlink("/proc/self/exe").string() +
                               "' --gtest_filter=Linear.Bf16IsTheProductOfRoundedOperands > /dev/null 2>&1";
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
+}
+
+// With the copy that a model keeps of its parameters.
+TEST(Linear, Bf16HasTheSameBitsWithAKeptCopy) {
+  for (const auto& [rows, in, out] : std::vector<std::array<int64_t, 3>>{{3, 24, 65}, {17, 65, 7}, {100, 24, 1030}}) {
+    Random random(4);
+    const Values<float> values = cast<float>(LinearOp{rows, in, out}.inputs(random));
+    const Strided<float> x(rows, in, values[0]), dy(rows, out, values[3]);
+    const Mat<const float> weight(values[1].data(), out, in);
+    std::vector<Bf16> copy(values[1].size());
+    round_to_bf16(static_cast<int64_t>(copy.size()), values[1].data(), copy.data());
+    const auto run = [&](const Weight<float>& w) {
+      Strided<float> y(rows, out), dx(rows, in), dweight(out, in, values[1]);
+      host_ops<float>().linear_forward(host_exec<float>(Precision::kBf16), x.view(), w, nullptr, y.mat(), Write::kOverwrite);
+      host_ops<float>().linear_backward(host_exec<float>(Precision::kBf16), dy.view(), x.view(), w, dx.mat(), dweight.mat(), nullptr, Write::kOverwrite);
+      return Values<float>{y.values(), dx.values(), dweight.values()};
+    };
+    EXPECT_TRUE(same_bits(run(weight), run({weight, {copy.data(), out, in}}))) << fmt_name(rows, in, out);
+  }
 }
 
 TEST(Linear, Bf16KeepsNanAndInfinity) {

@@ -79,5 +79,29 @@ TEST(AddValues, EveryValueAndNotTheNext) {
   check_add<double>();
 }
 
+template <class T>
+void check_round() {
+  for (int threads : {1, 3}) {
+    const Threads limit(threads);
+    for (int64_t n : {0, 1, 9, 16385, 40000}) {
+      const std::vector<T> values = values_of<T>(n);
+      std::vector<Bf16> to(static_cast<size_t>(n) + 1, Bf16{7});
+      host_ops<T>().round_values(host_exec<T>(), values.data(), n, to.data());
+      for (size_t i = 0; i < values.size(); ++i) {
+        const float value = static_cast<float>(values[i]);
+        Bf16 want;
+        round_to_bf16(1, &value, &want);
+        ASSERT_EQ(to[i].bits, want.bits) << i << " of " << n;
+      }
+      EXPECT_EQ(to.back().bits, 7);
+    }
+  }
+}
+
+TEST(RoundValues, EveryValueToTheNearest) {
+  check_round<float>();
+  check_round<double>();
+}
+
 }  // namespace
 }  // namespace fw::testing

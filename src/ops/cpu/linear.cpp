@@ -55,7 +55,7 @@ LinearProducts<T>::LinearProducts(Weight<T> weight, Precision precision) : value
     if (precision == Precision::kNative) return;
     way_ = bf16_products_supported() ? Bf16Way::kLibrary : Bf16Way::kRoundedValues;
     if (way_ == Bf16Way::kLibrary) {
-      rounded_ = bf16_copy(weight.values, scratch_);
+      rounded_ = weight.rounded.data != nullptr ? weight.rounded : Mat<const Bf16>(bf16_copy(weight.values, scratch_));
     } else {
       values_ = rounded_values(weight.values, scratch_);
     }

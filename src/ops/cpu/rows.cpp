@@ -1,5 +1,6 @@
-// Rows that move as they are.
+// Rows that move as they are, and values that are rounded or added one by one.
 #include <cstring>
+#include <type_traits>
 
 #include "ops/cpu/operations.h"
 #include "ops/cpu/row_blocks.h"
@@ -21,6 +22,20 @@ void last_rows(const Exec<T>&, Mat<const T> from, const PassLayout& layout, Mat<
 }
 
 template <class T>
+void round_values(const Exec<T>&, const T* from, int64_t n, Bf16* to) {
+  for_row_blocks({n, 16384}, [&](int64_t, int64_t begin, int64_t end) {
+    if constexpr (std::is_same_v<T, float>) {
+      round_to_bf16(end - begin, from + begin, to + begin);
+    } else {
+      for (int64_t i = begin; i < end; ++i) {
+        const float value = static_cast<float>(from[i]);
+        round_to_bf16(1, &value, to + i);
+      }
+    }
+  });
+}
+
+template <class T>
 void add_values(const Exec<T>&, const T* from, int64_t n, T* to) {
   for (int64_t i = 0; i < n; ++i) to[i] += from[i];
 }
@@ -28,6 +43,7 @@ void add_values(const Exec<T>&, const T* from, int64_t n, T* to) {
 #define FW_INSTANTIATE(T)                                                           \
   template void copy_rows(const Exec<T>&, Mat<const T>, Mat<T>);                    \
   template void last_rows(const Exec<T>&, Mat<const T>, const PassLayout&, Mat<T>); \
+  template void round_values(const Exec<T>&, const T*, int64_t, Bf16*);             \
   template void add_values(const Exec<T>&, const T*, int64_t, T*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)

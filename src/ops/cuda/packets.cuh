@@ -4,18 +4,19 @@
 
 #include <cstdint>
 
+#include "base/bf16.h"
 #include "scan/cuda/machine/ptx.cuh"
 
 namespace fw::cuda {
 
 FW_DEVICE float number(float x) { return x; }
-FW_DEVICE float number(uint16_t x) { return bf16_value(x); }
+FW_DEVICE float number(Bf16 x) { return bf16_value(x.bits); }
 template <class T>
 FW_DEVICE T stored(float x) {
   if constexpr (sizeof(T) == 4) {
     return x;
   } else {
-    return bf16_bits(x);
+    return Bf16{static_cast<uint16_t>(bf16_bits(x))};
   }
 }
 
