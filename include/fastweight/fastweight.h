@@ -53,16 +53,17 @@ typedef enum fw_device {
 
 typedef enum fw_dtype { FW_F32 = 1, FW_F64 = 2, FW_BF16 = 3 } fw_dtype;
 
-/* The axes of a rule. Any combination is valid. */
+/* The axes of a rule. Any combination is valid but for what fw_rule's fields say. */
 typedef enum fw_decay { FW_DECAY_NONE = 0, FW_DECAY_CONSTANT = 1, FW_DECAY_SCALAR = 2, FW_DECAY_CHANNEL = 3 } fw_decay;
 typedef enum fw_solve { FW_SOLVE_ONLINE = 0, FW_SOLVE_OFFLINE = 1 } fw_solve;
 typedef enum fw_gain {
-  FW_GAIN_ONE = 0,      /* s = 1 */
-  FW_GAIN_GATE = 1,     /* s = beta, as given: sigmoid in [0,1], or 2 sigmoid in [0,2] */
-  FW_GAIN_KACZMARZ = 2, /* s = beta / (|k|^2 + gain_eps), beta is the paper's eta */
-  FW_GAIN_NLMS = 3,     /* s = 1 / (|k|^2 + gain_eps) */
-  FW_GAIN_LONGHORN = 4, /* s = beta / (1 + beta |k|^2) */
-  FW_GAIN_EFLA = 5      /* s = (1 - exp(-beta |k|^2)) / |k|^2 */
+  FW_GAIN_ONE = 0,             /* s = 1 */
+  FW_GAIN_GATE = 1,            /* s = beta, as given: sigmoid in [0,1], or 2 sigmoid in [0,2] */
+  FW_GAIN_KACZMARZ = 2,        /* s = beta / (|k|^2 + gain_eps), beta is the paper's eta */
+  FW_GAIN_NLMS = 3,            /* s = 1 / (|k|^2 + gain_eps) */
+  FW_GAIN_LONGHORN = 4,        /* s = beta / (1 + beta |k|^2) */
+  FW_GAIN_EFLA = 5,            /* s = (1 - exp(-beta |k|^2)) / |k|^2 */
+  FW_GAIN_PRECOND_LONGHORN = 6 /* s = beta / (1 + beta k.(M k)), M the preconditioner without its normaliser */
 } fw_gain;
 /* What multiplies the erase key or the value: the gain (TIED), a gate with one value a channel, the mean of such a gate over its
  * channels (what an ablation leaves of it), or a gate with one value a value head. */
@@ -87,6 +88,8 @@ typedef enum fw_normaliser {
   FW_NORMALISER_GATED = 3     /* beta / (alpha + beta c), alpha = exp(precond_g) and beta = precond_beta (1 without a preconditioner) */
 } fw_normaliser;
 typedef enum fw_norm { FW_NORM_RAW = 0, FW_NORM_L2 = 1 } fw_norm; /* L2: x / sqrt(|x|^2 + norm_eps) */
+/* Where k comes from: a tensor, or the decay, k = 1 - exp(g), which keeps its digits where g is near 0. */
+typedef enum fw_key_source { FW_KEY_SOURCE_GIVEN = 0, FW_KEY_SOURCE_DECAY = 1 } fw_key_source;
 
 /* A rule: with gain s, erase gate b (s if tied), write gate c (s if tied), preconditioner M (times its normaliser; 1 if none)
  *     e = b (k + lambda q),  z = c v,  w = M k,  r = scale (q - d k)
@@ -107,6 +110,7 @@ typedef struct fw_rule {
   int32_t normaliser;   /* fw_normaliser */
   int32_t q_norm;       /* fw_norm */
   int32_t k_norm;       /* fw_norm, of k and p */
+  int32_t key_source;   /* fw_key_source; DECAY: with a channel decay of H heads and no preconditioner, no tensor k */
   double norm_eps;      /* inside the square root of the L2 norm, 1e-6 */
   double gain_eps;      /* Kaczmarz and NLMS, 1e-6 */
   double gain_bound;    /* largest value of the gain gate or the erase gate, 1 or 2; gain_bound * (largest M) <= 2 */
@@ -162,7 +166,7 @@ typedef struct fw_desc {
  * Which are needed follows from the rule; one that the rule does not use must be absent. */
 typedef struct fw_inputs {
   size_t size;
-  fw_tensor q, k;            /* [B, T, H, K] */
+  fw_tensor q, k;            /* [B, T, H, K]; k: key_source GIVEN */
   fw_tensor v;               /* [B, T, HV, V] */
   fw_tensor g;               /* log-decay <= 0. scalar: [B, T, HV]; channel: [B, T, H or HV, K] */
   fw_tensor beta;            /* gain gate, [B, T, HV]; gains but one and nlms, where erase or write is tied */

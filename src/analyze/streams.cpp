@@ -42,6 +42,13 @@ double mean(const std::vector<double>& x, int64_t i, int64_t n) {
   return sum / static_cast<double>(n);
 }
 
+// k of one token and key head before its norm: a tensor, or what the decay takes away.
+template <class T>
+void load_key(const RecurrenceView<T>& view, int64_t t, int64_t h, std::vector<double>& k) {
+  const T* x = (view.rule.uses_k() ? view.in.k : view.in.g).row(t) + h * view.key_dim;
+  for (size_t j = 0; j < k.size(); ++j) k[j] = view.rule.uses_k() ? static_cast<double>(x[j]) : -std::expm1(static_cast<double>(x[j]));
+}
+
 template <class T>
 void load_decay(const RecurrenceView<T>& view, int64_t t, int64_t hv, int64_t h, double* alpha) {
   const int64_t K = view.key_dim;
@@ -100,18 +107,17 @@ namespace {
 
 // What the coefficients of token i depend on. Gates that are one number a head enter here, channel gates only as means.
 template <class T>
-FrontScalars<double> front_scalars(const RecurrenceView<T>& view, int64_t t, int64_t h, int64_t hv, int64_t i, const PrecondStreams* precond,
+FrontScalars<double> front_scalars(const RecurrenceView<T>& view, int64_t t, const double* k, int64_t hv, int64_t i, const PrecondStreams* precond,
                                    const HeadStreams& out) {
   const Rule& rule = view.rule;
-  const int64_t K = view.key_dim;
-  const T* k = view.in.k.row(t) + h * K;
+  const int64_t K = view.key_dim, h = hv / (view.v_heads / view.heads);
   FrontScalars<double> x;
   x.q2 = square(view.in.q.row(t) + h * K, K);
   x.k2 = square(k, K);
   if (rule.uses_erase_key()) x.p2 = square(view.in.erase_key.row(t) + h * K, K);
   for (int64_t j = 0; j < K; ++j) {
     const double m = precond != nullptr ? row(precond->m, i, K)[j] : 1.0;
-    x.kmk += m * static_cast<double>(k[j]) * static_cast<double>(k[j]);
+    x.kmk += m * k[j] * k[j];
   }
   if (rule.uses_beta()) x.beta = static_cast<double>(view.in.beta.row(t)[hv]);
   if (rule.feedback == Feedback::kFixed) x.lambda = rule.lambda;
@@ -150,16 +156,18 @@ void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
   resize(out.write_gate, rule.uses_write_gate(), count * c_dim);
   out.scalar_decay = rule.decay == Decay::kScalar || rule.decay == Decay::kConstant;
 
+  std::vector<double> key(static_cast<size_t>(K));
   for (int64_t i = 0; i < count; ++i) {
     const int64_t t = begin + i;
     const size_t at = static_cast<size_t>(i);
     const T* q = in.q.row(t) + h * K;
-    const T* k = in.k.row(t) + h * K;
+    load_key(view, t, h, key);
+    const double* k = key.data();
     const T* v = in.v.row(t) + hv * V;
     if (rule.uses_erase_gate()) scaled(b_dim, 1.0, in.erase_gate.row(t) + (rule.erase == Gate::kScalar ? hv : h * K), nullptr, row(out.erase_gate, i, b_dim));
     if (rule.uses_write_gate()) scaled(c_dim, 1.0, in.write_gate.row(t) + hv * c_dim, nullptr, row(out.write_gate, i, c_dim));
     load_decay(view, t, hv, h, row(out.decay, i, K));
-    const FrontScalars<double> x = front_scalars(view, t, h, hv, i, precond, out);
+    const FrontScalars<double> x = front_scalars(view, t, k, hv, i, precond, out);
     const FrontCoefs<double> c = front_coefs(rule, scale, x);
     const FrontFactors<double> factors = front_factors(rule, x);
     const double rho = factors.gain.rho;

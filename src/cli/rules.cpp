@@ -31,6 +31,7 @@ const char* norm_word(Norm norm) { return norm == Norm::kRaw ? "raw" : "L2"; }
 // What a rule has besides decay, gain and gates.
 std::string others(const Rule& r) {
   std::vector<std::string> list;
+  if (!r.uses_k()) list.emplace_back("key 1 - decay");
   if (r.uses_erase_key()) list.emplace_back("own erase key");
   if (r.online() && r.feedback == Feedback::kLearned) list.emplace_back("query feedback");
   if (r.online() && r.feedback == Feedback::kFixed) list.push_back(fmt::format("query feedback {:g}", r.lambda));
@@ -108,7 +109,8 @@ std::vector<std::string> formulas(const Rule& r) {
   const bool normalised = r.normaliser != Normaliser::kNone;
   const std::string M = std::string(normalised ? "n " : "") + (r.uses_precond() ? "M (.) " : "");
   std::vector<std::string> lines{fmt::format("q = {}, k = {}", q, k)};
-  if (r.uses_gain() && r.gain_uses_key_norm()) lines.push_back(fmt::format("s = {}", gain_formula(r)));
+  if (!r.uses_k()) lines[0] += ", k = 1 - exp g";
+  if (r.uses_gain() && !gain_formula(r).empty()) lines.push_back(fmt::format("s = {}", gain_formula(r)));
   if (r.uses_precond()) lines.push_back(fmt::format("A = alphaP A + betaP k (.) k,  M = {}", preconditioner_formula(r)));
   if (normalised) lines.push_back(fmt::format("n = {}{}", normaliser_formula(r.normaliser), r.uses_precond() ? "" : "  (M, alphaP, betaP = 1)"));
   const std::string read = r.uses_read_correction() ? "(q - d k)" : "q";
@@ -132,11 +134,13 @@ struct Input {
 };
 
 std::vector<Input> inputs(const Rule& r) {
-  std::vector<Input> list{{"q", "q"}, {"k", "k"}, {"v", "v"}};
+  std::vector<Input> list{{"q", "q"}};
   const auto add = [&list](bool uses, const char* tensor, const std::string& letter) {
     if (uses) list.push_back({tensor, letter});
   };
   const auto of_gate = [](Gate gate) { return gate == Gate::kScalar ? ", one a value head)" : ")"; };
+  add(r.uses_k(), "k", "k");
+  add(true, "v", "v");
   add(r.uses_g(), "g", "g");
   add(r.uses_beta(), "beta", "beta");
   add(r.uses_erase_key(), "erase_key", "p (erase key)");

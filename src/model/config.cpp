@@ -62,6 +62,7 @@ void check_size(const ModelConfig& c) {
 FeatureMap feature_map_kind(const std::string& name) {
   if (name == "elu") return FeatureMap::kElu;
   if (name == "relu") return FeatureMap::kRelu;
+  if (name == "silu") return FeatureMap::kSilu;
   return name == "product" ? FeatureMap::kProduct : FeatureMap::kNone;
 }
 
@@ -119,7 +120,8 @@ RecurrentMixerSpec ModelConfig::mixer_spec() const {
   spec.gain.factor = static_cast<PlaceFactor>(std::find(gain_factors().begin(), gain_factors().end(), gain_factor) - gain_factors().begin());
   spec.gain.single_gate = single_gate;
   spec.tied_precond = precond_gates == "tied";
-  spec.norm_eps = norm_eps;
+  spec.width_norm = output_norm == "width";
+  spec.norm_eps = output_norm_eps > 0 ? output_norm_eps : norm_eps;
   spec.init = init_scheme();
   spec.query_key = {num_heads, head_dim, feature_map_kind(feature_map), rope_theta, spec.init};
   return spec;
@@ -175,15 +177,22 @@ MixerSpec ModelConfig::layer_spec(int64_t layer) const {
     case LayerKind::kRecurrent:
       break;
   }
-  if (layer_rule(layer) == rule) return mixer_spec();
   ModelConfig own = *this;
   own.rule = layer_rule(layer);
-  return own.mixer_spec();
+  RecurrentMixerSpec spec = own.mixer_spec();
+  if (decay_gate == "bounded") spec.bounded_layer = layer;
+  return spec;
+}
+
+std::vector<ParamSpec> shared_parameters(const ModelConfig& c) {
+  if (c.decay_gate != "bounded" || !c.has_recurrence()) return {};
+  return {decay_bounds_parameter(c.num_hidden_layers, c.num_heads * c.head_dim)};
 }
 
 double parameter_count(const ModelConfig& c) {
   const double hidden = static_cast<double>(c.hidden_size);
   double layers = 0;
+  for (const ParamSpec& spec : shared_parameters(c)) layers += value_count(spec);
   for (int64_t i = 0; i < entries(c); ++i) {
     double layer = (c.mlp_size() > 0 ? 2 : 1) * hidden;
     for (const ParamSpec& spec : layer_parameters(c, i)) layer += value_count(spec);
@@ -248,6 +257,12 @@ void check_recurrence(const ModelConfig& c) {
   if (c.decay_per_value_head && !channel_decay) fail_usage("decay_per_value_head: expected false, because rule '{}' has no channel decay, got true", c.rule);
   if (c.decay_gate != "softplus" && !channel_decay)
     fail_usage("decay_gate: expected softplus, because rule '{}' has no channel decay, got {}", c.rule, c.decay_gate);
+  if (c.decay_gate == "bounded" && (c.decay_per_value_head || c.decay_rank > 0)) {
+    fail_usage("decay_gate: expected softplus or logsigmoid with decay_rank or decay_per_value_head (a bound is one of a key channel), got bounded");
+  }
+  if (!rule.uses_k() && (c.decay_per_value_head || rule.uses_erase_key() || c.raw_read_correction)) {
+    fail_usage("rule: expected one whose keys are given with decay_per_value_head, raw_read_correction or an erase key of its own, got '{}'", c.rule);
+  }
   if (!rule.uses_beta()) {
     if (c.gain_source != "projection") fail_usage("gain_source: expected projection, because rule '{}' has no gain gate, got {}", c.rule, c.gain_source);
     if (c.gain_factor != "none") fail_usage("gain_factor: expected none, because rule '{}' has no gain gate, got {}", c.rule, c.gain_factor);
@@ -338,6 +353,8 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   const ModelConfig standard;
   if (config.layers.empty()) json.erase("layers");
   if (config.mlp == standard.mlp) json.erase("mlp");
+  if (config.output_norm == standard.output_norm) json.erase("output_norm");
+  if (config.output_norm_eps == standard.output_norm_eps) json.erase("output_norm_eps");
   if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv) json.erase("mixer");
   if (!config.peer.empty()) json["peer"] = Json::parse(config.peer);
   return json;

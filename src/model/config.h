@@ -71,6 +71,8 @@ KeyTables key_tables(ModelConfig& config);
 void validate(const ModelConfig& config);
 // Number of parameters, without allocating any; sizes must be in the ranges that validate() accepts.
 double parameter_count(const ModelConfig& config);
+// Of all layers together, declared before theirs.
+std::vector<ParamSpec> shared_parameters(const ModelConfig& config);
 // Unknown keys are an error with the nearest known name. `where` names the file in messages. The result is validated.
 ModelConfig config_from_json(const nlohmann::json& json, const std::string& where);
 nlohmann::json config_to_json(const ModelConfig& config);

@@ -20,9 +20,9 @@ double kept_values(const ConvSpec& spec) { return static_cast<double>(spec.hidde
 double kept_values(const RecurrentMixerSpec& spec) {
   const ProjectionPlan plan(spec);
   const Rule& rule = spec.rule;
-  int64_t n = plan.columns + 2 * spec.value_size() + spec.v_heads;  // projections; output before and after its norm, statistics
+  int64_t n = plan.columns + 2 * spec.value_size() + spec.value_size() / spec.norm_size();  // projections; output before and after its norm, statistics
   if (spec.conv_size > 0) n += spec.conv_channels();
-  if (spec.query_key.map != FeatureMap::kNone) n += (spec.query_key.map == FeatureMap::kProduct ? 8 : 2) * spec.key_size();
+  if (spec.query_key.map != FeatureMap::kNone) n += (spec.query_key.map == FeatureMap::kProduct ? 4 : 1) * spec.value_begin();
   if (rule.uses_g()) {
     const int64_t channels = rule.decay == Decay::kChannel ? spec.decay_heads() * spec.key_dim : spec.v_heads;
     n += (spec.decay_rank > 0 ? 2 : 1) * channels;

@@ -42,6 +42,7 @@ struct LanguageModel<T>::Impl {
   }
 
   static std::vector<Block<T>> make_blocks(const ModelConfig& c, Params<T>& params) {
+    for (ParamSpec& spec : shared_parameters(c)) params.declare(std::move(spec));
     std::vector<Block<T>> list;
     list.reserve(static_cast<size_t>(c.num_hidden_layers));
     for (int64_t i = 0; i < c.num_hidden_layers; ++i) {

@@ -417,6 +417,37 @@ void read_gla(const Keys& keys, ModelConfig& c) {
   c.decay_rank = kGlaRank;
 }
 
+// The norm of the whole width keeps its layer's epsilon, whatever the model's is.
+constexpr double kHgrn2NormEps = 1e-5;
+
+void read_hgrn2(const Keys& keys, ModelConfig& c) {
+  read_common(keys, c, 2048, 24, 4);
+  keys.must_be("use_lower_bound", true);
+  keys.must_be("use_short_conv", false);
+  const Json* ratio = keys.find("expand_ratio");
+  c.head_dim = ratio != nullptr || keys.find("num_heads") == nullptr ? keys.whole("expand_ratio", 128) : 0;
+  c.num_heads = keys.whole("num_heads", c.head_dim > 0 ? c.hidden_size / c.head_dim : 0);
+  if (c.num_heads < 1) fail_usage("{}: num_heads: expected at least 1, got {}", keys.where(), c.num_heads);
+  if (c.head_dim == 0) c.head_dim = c.hidden_size / c.num_heads;
+  if (c.num_heads > 1 << 16 || c.head_dim < 1 || c.head_dim > 4096 || c.num_heads * c.head_dim != c.hidden_size) {
+    fail_usage("{}: expand_ratio: expected num_heads * expand_ratio = hidden_size = {} (the lower bounds are as wide), got {} * {}", keys.where(),
+               c.hidden_size, c.num_heads, c.head_dim);
+  }
+  c.num_v_heads = 0;
+  c.expand_v = 1;
+  c.rule = "hgrn2";
+  c.conv_size = 0;
+  c.feature_map = "silu";
+  c.decay_gate = "bounded";
+  c.output_gate = "none";
+  c.output_norm = "width";
+  c.output_norm_eps = kHgrn2NormEps;
+}
+void write_hgrn2(const ModelConfig& c, Json& json) {
+  write_common(c, json);
+  json.update({{"expand_ratio", c.head_dim}, {"use_lower_bound", true}, {"use_short_conv", false}});
+}
+
 constexpr double kRetnetTheta = 10000.0;
 
 void read_retnet(const Keys& keys, ModelConfig& c) {
@@ -448,6 +479,7 @@ constexpr Type kTypes[] = {
     {"precond_kda", read_precond_kda, write_precond_kda, {{{"a_atk_proj", "a_proj"}}}},
     {"linear_attn", read_linear_attn, write_linear_attn, {{{"o_norm", "norm"}}}},
     {"gla", read_gla, write_plain, {{{"o_norm", "g_norm_swish_gate"}, {"f_proj", "gk_proj"}}}},
+    {"hgrn2", read_hgrn2, write_hgrn2, {{{"o_norm", "g_norm"}, {"v_proj", "i_proj"}}}},
     {"retnet", read_retnet, write_plain, {{{"o_norm", "g_norm_swish_gate"}}}},
 };
 
@@ -526,6 +558,7 @@ ModelConfig meaning(ModelConfig c) {
   c.num_v_heads = c.v_heads();
   c.expand_v = static_cast<double>(c.head_v_dim()) / static_cast<double>(c.head_dim);
   if (!rule.uses_precond()) c.precond_x = ModelConfig().precond_x;
+  if (c.output_norm_eps == c.norm_eps) c.output_norm_eps = 0;
   // A decay of every value head is one of every key head where they are as many.
   if (c.num_v_heads == c.num_heads) c.decay_per_value_head = false;
   Rule plain = rule;
@@ -691,8 +724,9 @@ PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>
   if (same_rule == types.end()) {
     fail_usage(
         "layout fla: flash-linear-attention has no layer that computes the rule '{}'; its nearest is {}, which wants {}. Give that, or train without "
-        "the layout and without an export",
-        wanted.rule, types.front().type->name, differences(ours, types.front().theirs));
+        "the layout and without an export{}",
+        wanted.rule, types.front().type->name, differences(ours, types.front().theirs),
+        obstacle.empty() ? "" : fmt::format(" (not of these sizes: {})", obstacle));
   }
   PeerLayout layout{same_rule->type->name, wanted, {}};
   Json json = config_to_json(wanted);

@@ -17,7 +17,7 @@ ProjectionPlan::ProjectionPlan(const RecurrentMixerSpec& spec) {
     columns += size;
   };
   place(q, "q_proj.weight", spec.key_size());
-  place(k, "k_proj.weight", spec.key_size());
+  if (rule.uses_k()) place(k, "k_proj.weight", spec.key_size());
   place(v, "v_proj.weight", spec.value_size());
   const bool channel_decay = rule.decay == Decay::kChannel;
   const int64_t decay_width = channel_decay ? (spec.decay_rank > 0 ? spec.decay_rank : spec.decay_heads() * spec.key_dim) : 0;
@@ -59,11 +59,11 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
     list.back().continues = p->begin > 0;
   }
 
-  // The convolutions likewise: one [2 H K + HV V, W] weight.
+  // The convolutions likewise: one [conv_channels(), W] weight.
   if (spec.conv_size > 0) {
     const Initialiser init = uniform_init(1.0 / std::sqrt(static_cast<double>(spec.conv_size)));
     list.push_back({prefix + "q_conv1d.weight", {spec.key_size(), 1, spec.conv_size}, init, true});
-    list.push_back({prefix + "k_conv1d.weight", {spec.key_size(), 1, spec.conv_size}, init, true, true});
+    if (rule.uses_k()) list.push_back({prefix + "k_conv1d.weight", {spec.key_size(), 1, spec.conv_size}, init, true, true});
     list.push_back({prefix + "v_conv1d.weight", {spec.value_size(), 1, spec.conv_size}, init, true, true});
   }
 
@@ -74,7 +74,9 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
   } else if (rule.decay == Decay::kChannel) {
     const int64_t channels = spec.decay_heads() * spec.key_dim;
     if (spec.decay_rank > 0) matrix("f_proj.1.weight", channels, spec.decay_rank);
-    if (spec.log_sigmoid_decay) {
+    if (spec.bounded_layer >= 0) {
+      // The model has the bounds.
+    } else if (spec.log_sigmoid_decay) {
       vector(spec.decay_rank > 0 ? "f_proj.1.bias" : "f_proj.bias", channels, constant_init(0.0));
     } else {
       vector("A_log", spec.decay_heads(), decay_a_init(a_low));
@@ -98,10 +100,12 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
   }
   const std::vector<ParamSpec> maps = query_key_parameters(spec.query_key, prefix);
   list.insert(list.end(), maps.begin(), maps.end());
-  vector("o_norm.weight", spec.value_dim, constant_init(1.0));
+  vector("o_norm.weight", spec.norm_size(), constant_init(1.0));
   matrix("o_proj.weight", d, spec.value_size());
   return list;
 }
+
+ParamSpec decay_bounds_parameter(int64_t layers, int64_t channels) { return {kDecayBounds, {layers, channels}, constant_init(0.0), true}; }
 
 std::vector<StateTensor> mixer_state(const RecurrentMixerSpec& spec) {
   std::vector<StateTensor> list = {{"s", StateKind::kMatrix, {spec.v_heads, spec.key_dim, spec.value_dim}}};

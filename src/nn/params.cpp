@@ -32,6 +32,14 @@ int Params<T>::declare(ParamSpec spec) {
 }
 
 template <class T>
+int Params<T>::find(std::string_view name) const {
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    if (specs_[i].name == name) return static_cast<int>(i);
+  }
+  fail_internal("parameter '{}': not declared", name);
+}
+
+template <class T>
 void Params<T>::allocate(Device& device) {
   device_ = &device;
   values_ = like();

@@ -7,6 +7,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 #include <vector>
 
@@ -37,6 +38,8 @@ class Params {
   void decay_all();           // weight decay for every parameter, as some papers' runs have it
   void init(Random& random);  // every parameter in order of declaration
 
+  int find(std::string_view name) const;  // throws Error(kInternal) where none has the name.
+
   const std::vector<ParamSpec>& specs() const { return specs_; }
   int64_t size() const { return size_; }  // values of all parameters
   Device& device() const { return *device_; }
@@ -57,6 +60,10 @@ class Params {
   Buffer<T> like() const { return Buffer<T>(*device_, extent_); }
   // The parameters in pieces, for what runs over all of them (ops.def, optimiser).
   ParamPieces pieces() const { return {pieces_.data(), pieces_.size()}; }
+
+  // A parameter of two dimensions as it is.
+  Mat<const T> rows(int index) const { return {value(index), spec_of(index).shape[0], spec_of(index).shape[1]}; }
+  Mat<T> grad_rows(int index) { return {grad(index), spec_of(index).shape[0], spec_of(index).shape[1]}; }
 
   // The parameters as the host sees them.
   HostView<T> host_values(const ParamSpec& spec) const { return values_.host(spec.offset, spec.size()); }
@@ -81,6 +88,7 @@ class Params {
   Mat<T> grad_matrix(int first, int64_t rows, int64_t cols) { return {grad(checked(first, rows * cols)), rows, cols}; }
 
  private:
+  const ParamSpec& spec_of(int index) const { return specs_[static_cast<size_t>(index)]; }
   int checked(int first, int64_t count) const;
   void write_pieces();
 

@@ -20,7 +20,7 @@ Mat<T> new_dense(Arena& arena, int64_t rows, int64_t cols) {
 
 template <class T>
 Mat<T> QueryKey<T>::map_forward(const Pass<T>& pass, Mat<T> x, int first, Side& side) const {
-  if (spec_.map == FeatureMap::kNone) return x;
+  if (spec_.map == FeatureMap::kNone || x.data == nullptr) return x;
   const Mat<T> y = new_dense<T>(pass.exec.arena, x.rows, x.cols);
   if (spec_.map != FeatureMap::kProduct) {
     side.in = x;
@@ -43,7 +43,7 @@ Mat<T> QueryKey<T>::map_forward(const Pass<T>& pass, Mat<T> x, int first, Side& 
 
 template <class T>
 void QueryKey<T>::map_backward(const Pass<T>& pass, const Side& side, int first, Mat<T> dy, Mat<T> dx) const {
-  if (spec_.map == FeatureMap::kNone) return;
+  if (spec_.map == FeatureMap::kNone || dy.data == nullptr) return;
   if (spec_.map != FeatureMap::kProduct) {
     pass.exec.feature_map_backward(spec_.map, dy, side.in, dx);
     return;
@@ -67,19 +67,19 @@ void QueryKey<T>::forward(const Pass<T>& pass, Mat<T>& q, Mat<T>& k, Context& c)
   k = map_forward(pass, k, k_first_, c.k);
   if (spec_.rope_theta == 0) return;
   pass.exec.rotary(q, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Turn::kForth);
-  pass.exec.rotary(k, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Turn::kForth);
+  if (k.data != nullptr) pass.exec.rotary(k, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Turn::kForth);
 }
 
 template <class T>
 Mat<T> QueryKey<T>::gradient(const Pass<T>& pass, Mat<T> din) const {
-  return spec_.map == FeatureMap::kNone ? din : new_dense<T>(pass.exec.arena, din.rows, din.cols);
+  return spec_.map == FeatureMap::kNone || din.data == nullptr ? din : new_dense<T>(pass.exec.arena, din.rows, din.cols);
 }
 
 template <class T>
 void QueryKey<T>::backward(const Pass<T>& pass, const Context& c, Mat<T> dq, Mat<T> dk, Mat<T> dq_in, Mat<T> dk_in) const {
   if (spec_.rope_theta != 0) {
     pass.exec.rotary(dq, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Turn::kBack);
-    pass.exec.rotary(dk, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Turn::kBack);
+    if (dk.data != nullptr) pass.exec.rotary(dk, spec_.key_dim, spec_.key_dim, spec_.rope_theta, pass.layout, Turn::kBack);
   }
   map_backward(pass, c.q, q_first_, dq, dq_in);
   map_backward(pass, c.k, k_first_, dk, dk_in);

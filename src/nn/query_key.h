@@ -1,4 +1,5 @@
-// What q and k pass between the convolution and the recurrence, head by head: a feature map, then rotary position embedding.
+// What q and k pass between the convolution and the recurrence, head by head: a feature map, then rotary position embedding. k is
+// absent (no data) where a rule takes none.
 // Most models have neither; then q and k go through untouched and nothing is allocated.
 #pragma once
 

@@ -19,14 +19,14 @@ constexpr T kLogSigmoidDivisor = T(16);  // as gated linear attention has it: a 
 template <class T>
 struct RecurrentMixer<T>::Context : MixerContext {
   Mat<T> proj;  // [T, plan.columns]
-  Mat<T> qkv;   // [T, 2 H K + HV V] after the convolution, or the same columns of proj
+  Mat<T> qkv;   // [T, conv_channels()] after the convolution, or the same columns of proj
   typename QueryKey<T>::Context query_key;
   Mat<T> decay_in;  // the decay's projection before its gate: columns of proj, or the low-rank product
   typename GainGate<T>::Context gain;
   Mat<T> gate;  // output gate before its activation: columns of proj, or the low-rank product
   RecurrenceInputs<T> tokens;
   Mat<T> o, normed;         // [T, HV V]: the recurrence's output; normalised and gated
-  T* rstd = nullptr;        // [T, HV]
+  T* rstd = nullptr;        // [T, HV], or [T] of the whole width
   void* saved = nullptr;    // of the recurrence
   const T* tail = nullptr;  // [N, W-1, channels] before this pass
 };
@@ -59,6 +59,7 @@ RecurrentMixer<T>::RecurrentMixer(const RecurrentMixerSpec& spec, const std::str
   index_.atk_center = find("log_atk_scale");
   index_.o_norm = find("o_norm.weight");
   index_.o_proj = find("o_proj.weight");
+  if (spec.bounded_layer >= 0) index_.bounds = params.find(kDecayBounds);
   const std::vector<StateTensor> tensors = mixer_state(spec);
   for (size_t i = 0; i < tensors.size(); ++i) {
     int& place = tensors[i].name == "s" ? state_.s : tensors[i].name == "a" ? state_.a : state_.tail;
@@ -113,7 +114,9 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     }
     c.tokens.g = new_matrix<T>(pass.exec.arena, c.proj.rows, c.decay_in.cols);
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
-    if (spec_.log_sigmoid_decay) {
+    if (spec_.bounded_layer >= 0) {
+      pass.exec.bounded_decay_forward(c.decay_in, params.rows(index_.bounds), spec_.bounded_layer, c.tokens.g);
+    } else if (spec_.log_sigmoid_decay) {
       pass.exec.log_sigmoid_decay_forward(c.decay_in, params.value(index_.decay_bias), T(1) / kLogSigmoidDivisor<T>, c.tokens.g);
     } else {
       pass.exec.decay_gate_forward(c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, c.tokens.g);
@@ -162,8 +165,8 @@ void RecurrentMixer<T>::tokens_forward(const Pass<T>& pass, Context& c, T* tail)
     pass.exec.short_conv_forward(raw, pass.params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, tail, c.qkv);
   }
   c.tokens.q = c.qkv.col_range(0, spec_.key_size());
-  c.tokens.k = c.qkv.col_range(spec_.key_size(), spec_.key_size());
-  c.tokens.v = c.qkv.col_range(2 * spec_.key_size(), spec_.value_size());
+  if (spec_.rule.uses_k()) c.tokens.k = c.qkv.col_range(spec_.key_size(), spec_.key_size());
+  c.tokens.v = c.qkv.col_range(spec_.value_begin(), spec_.value_size());
   query_key_->forward(pass, c.tokens.q, c.tokens.k, c.query_key);
 }
 
@@ -176,7 +179,8 @@ void RecurrentMixer<T>::correct_read(const Pass<T>& pass, Context& c) const {
 
 template <class T>
 void RecurrentMixer<T>::output_norm(const Pass<T>& pass, Context& c) const {
-  pass.exec.gated_rmsnorm_forward(c.o, c.gate, pass.params.value(index_.o_norm), static_cast<T>(spec_.norm_eps), spec_.value_dim, spec_.gate, c.normed, c.rstd);
+  pass.exec.gated_rmsnorm_forward(c.o, c.gate, pass.params.value(index_.o_norm), static_cast<T>(spec_.norm_eps), spec_.norm_size(), spec_.gate, c.normed,
+                                  c.rstd);
 }
 
 // What pass.recompute left out of the context. Gates are kept: their sigmoids stand where their projections stood.
@@ -275,7 +279,9 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
     const Mat<T> dlow = columns(dproj, plan_.decay);
     const Mat<T> din = index_.decay_up >= 0 ? new_matrix<T>(pass.exec.arena, d.g.rows, d.g.cols) : dlow;
-    if (spec_.log_sigmoid_decay) {
+    if (spec_.bounded_layer >= 0) {
+      pass.exec.bounded_decay_backward(d.g, c.decay_in, params.rows(index_.bounds), spec_.bounded_layer, din, params.grad_rows(index_.bounds));
+    } else if (spec_.log_sigmoid_decay) {
       pass.exec.log_sigmoid_decay_backward(d.g, c.decay_in, params.value(index_.decay_bias), T(1) / kLogSigmoidDivisor<T>, din, params.grad(index_.decay_bias));
     } else {
       pass.exec.decay_gate_backward(d.g, c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, din, params.grad(index_.a_log),
@@ -308,7 +314,7 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   const bool low_rank_gate = index_.gate_up >= 0;
   const Mat<T> dgate = low_rank_gate ? new_matrix<T>(arena, tokens, spec_.value_size()) : dlow_gate;
   const Mat<T> d_o = new_matrix<T>(arena, tokens, spec_.value_size());
-  pass.exec.gated_rmsnorm_backward(dnormed, c.o, c.gate, params.value(index_.o_norm), c.rstd, spec_.value_dim, spec_.gate, d_o, dgate,
+  pass.exec.gated_rmsnorm_backward(dnormed, c.o, c.gate, params.value(index_.o_norm), c.rstd, spec_.norm_size(), spec_.gate, d_o, dgate,
                                    params.grad(index_.o_norm));
   if (low_rank_gate) {
     pass.exec.linear_backward(dgate, columns(c.proj, plan_.gate), params.weight(index_.gate_up, spec_.value_size(), spec_.gate_rank), dlow_gate,
@@ -318,10 +324,10 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   RecurrenceInputs<T> d;
   const Mat<T> draw = dproj.col_range(0, spec_.conv_channels());
   const Mat<T> dqkv = spec_.conv_size > 0 ? new_matrix<T>(arena, tokens, spec_.conv_channels()) : draw;
-  const Mat<T> dq_in = dqkv.col_range(0, spec_.key_size()), dk_in = dqkv.col_range(spec_.key_size(), spec_.key_size());
+  const Mat<T> dq_in = dqkv.col_range(0, spec_.key_size()), dk_in = spec_.rule.uses_k() ? dqkv.col_range(spec_.key_size(), spec_.key_size()) : Mat<T>();
   d.q = query_key_->gradient(pass, dq_in);
   d.k = query_key_->gradient(pass, dk_in);
-  d.v = dqkv.col_range(2 * spec_.key_size(), spec_.value_size());
+  d.v = dqkv.col_range(spec_.value_begin(), spec_.value_size());
   d.beta = spec_.rule.uses_beta() && spec_.gain.learned ? new_matrix<T>(arena, tokens, spec_.v_heads) : columns(dproj, plan_.beta);
   d.lambda = columns(dproj, plan_.lambda);
   d.erase_gate = columns(dproj, plan_.erase);

@@ -30,11 +30,13 @@ struct RecurrentMixerSpec {
   int64_t decay_rank = 0;  // 0: full; channel decay only
   bool decay_per_value_head = false;
   bool log_sigmoid_decay = false;    // channel decay: log sigmoid(x + bias) / 16 instead of -exp(a) softplus(x + delta)
+  int64_t bounded_layer = -1;        // channel decay exp g = b + (1 - b) sigmoid(x), b of this layer (kDecayBounds); -1: another decay
   bool raw_read_correction = false;  // q - D p instead of q, before the norms; p is the erase key of its own, or k
   QueryKeySpec query_key;
   GainSpec gain;
   bool tied_precond = false;  // the preconditioner's gates are the main ones, averaged over the value heads of a key head
-  double norm_eps = 1e-5;
+  bool width_norm = false;    // RMSNorm of the output over all heads together instead of head by head
+  double norm_eps = 1e-5;     // of that norm
   InitScheme init = InitScheme::kXavier;
 
   bool projects_gain() const { return rule.uses_beta() && !gain.learned; }
@@ -42,7 +44,9 @@ struct RecurrentMixerSpec {
   bool projects_precond() const { return rule.uses_precond() && !tied_precond; }
   int64_t key_size() const { return heads * key_dim; }
   int64_t value_size() const { return v_heads * value_dim; }
-  int64_t conv_channels() const { return 2 * key_size() + value_size(); }
+  int64_t value_begin() const { return rule.uses_k() ? 2 * key_size() : key_size(); }  // columns of q and, where the rule takes one, k come before v
+  int64_t conv_channels() const { return value_begin() + value_size(); }
+  int64_t norm_size() const { return width_norm ? value_size() : value_dim; }
   int64_t decay_heads() const { return decay_per_value_head ? v_heads : heads; }
   // A scalar erase gate beside the gain is beta times a learned inner decay per head (Comba); an erase key of its own is the
   // key times it.
@@ -52,6 +56,11 @@ struct RecurrentMixerSpec {
   bool gain_doubles() const { return rule.online() && (rule.erase == Gate::kTied || derives_erase_gate()) && rule.uses_beta() && rule.gain_bound > 1.0; }
   bool erase_doubles() const { return rule.uses_erase_gate() && !derives_erase_gate() && rule.gain_bound > 1.0; }
 };
+
+// The model's parameter that bounds its layers' decays from below, [layers, H K]: b of layer i is the sum of the softmax over the layers of rows 1 to i, so
+// that the first layer has 0. Declared before the layers.
+inline constexpr const char* kDecayBounds = "model.lower_bounds";
+ParamSpec decay_bounds_parameter(int64_t layers, int64_t channels);
 
 // One bias-free projection of x: a range of rows of the tall matrix, a range of columns of its product.
 struct Projection {
@@ -80,7 +89,7 @@ struct ProjectionPlan {
 // that a configuration's size can be checked first.
 std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const std::string& prefix);
 
-// What it remembers: s [HV, K, V], K-first; a [H, K], the preconditioner's, where the rule has one; tail [W-1, 2 H K + HV V], the
+// What it remembers: s [HV, K, V], K-first; a [H, K], the preconditioner's, where the rule has one; tail [W-1, conv_channels()], the
 // convolution's last inputs, q | k | v, oldest first, where W > 1.
 std::vector<StateTensor> mixer_state(const RecurrentMixerSpec& spec);
 
@@ -97,7 +106,7 @@ class RecurrentMixer final : public Mixer<T> {
   struct Indices {
     int stack = -1, conv = -1, decay_up = -1, decay_bias = -1, gate_up = -1, gate_bias = -1, a_log = -1, dt_bias = -1, lambda_bias = -1;
     int inner_decay = -1, correction = -1, gain = -1;
-    int atk_a_log = -1, atk_dt_bias = -1, atk_center = -1, o_norm = -1, o_proj = -1;
+    int atk_a_log = -1, atk_dt_bias = -1, atk_center = -1, o_norm = -1, o_proj = -1, bounds = -1;
   };
   const Recurrence<T>& planned(const Pass<T>& pass) const;
   void tokens_forward(const Pass<T>& pass, Context& c, T* tail) const;

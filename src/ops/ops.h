@@ -18,8 +18,8 @@ enum class Precision { kNative, kBf16 };
 
 enum class GateKind { kNone, kSilu, kSigmoid };
 
-// What q and k pass before the recurrence: nothing, elu(x) + 1, relu(x), or the product of two learned affine maps of a head.
-enum class FeatureMap { kNone, kElu, kRelu, kProduct };
+// What q and k pass before the recurrence: nothing, elu(x) + 1, relu(x), silu(x), or the product of two learned affine maps of a head.
+enum class FeatureMap { kNone, kElu, kRelu, kSilu, kProduct };
 
 // A factor of a token's place t = 1, 2, ... in its sequence: 1, 1/t, 1/sqrt(t), 1/log(t + 1).
 enum class PlaceFactor { kNone, kInverse, kInverseSqrt, kInverseLog };

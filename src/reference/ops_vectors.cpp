@@ -18,11 +18,25 @@ struct Input {
   const char* field;
 };
 
+class OpsFile;
+
+// A gradient that the file has of something that an input was made of.
+struct DerivedGradient {
+  const char* tensor;  // "f", whose gradient is the file's d_f
+  std::vector<double> values;
+};
+
 struct VectorRule {
   const char* name;
   const char* axes;  // raw q and k: they come normalised
   std::vector<Input> inputs;
+  // Inputs that a few lines of a layer make of the file's tensors, and the gradients of those tensors from the recurrence's; null: none.
+  void (*derive)(const OpsFile&, const std::string& prefix, ReferenceProblem&) = nullptr;
+  std::vector<DerivedGradient> (*derived_gradients)(const OpsFile&, const std::string& prefix, const ReferenceProblem&, const ReferenceInputs&) = nullptr;
 };
+
+void derive_hgrn2(const OpsFile& file, const std::string& prefix, ReferenceProblem& p);
+std::vector<DerivedGradient> hgrn2_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p, const ReferenceInputs& d);
 
 // What every rule has, and what some have.
 const std::vector<Input>& common_inputs() {
@@ -46,6 +60,7 @@ const std::vector<VectorRule>& vector_rules() {
       {"pkda", "decay=channel gain=gate precond=diagonal", {g, beta, decay, gain, center}},
       {"comba", "decay=scalar gain=gate erase_key=own", {g, beta, {"p", "erase_key"}}},
       {"qdelta", "decay=scalar gain=gate feedback=learned", {g, beta, {"lam", "lambda"}}},
+      {"hgrn2", "decay=channel solve=offline key_source=decay", {}, derive_hgrn2, hgrn2_gradients},
   };
   return list;
 }
@@ -104,6 +119,26 @@ class OpsFile {
   std::map<std::string, std::set<std::string>> cases_;
 };
 
+// HGRN2: exp g = b + (1 - b) sigmoid(f) with the lower bound b [H, K].
+void derive_hgrn2(const OpsFile& file, const std::string& prefix, ReferenceProblem& p) {
+  const int64_t channels = p.shape.H * p.shape.K;
+  const std::vector<double> f = file.read(prefix + "f", p.shape.sequences.tokens() * channels), b = file.read(prefix + "lower_bound", channels);
+  p.in.g.resize(f.size());
+  for (size_t i = 0; i < f.size(); ++i) p.in.g[i] = std::log1p(-(1 - b[i % b.size()]) / (1 + std::exp(f[i])));
+}
+
+std::vector<DerivedGradient> hgrn2_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p, const ReferenceInputs& d) {
+  const int64_t channels = p.shape.H * p.shape.K;
+  const std::vector<double> f = file.read(prefix + "f", p.shape.sequences.tokens() * channels), b = file.read(prefix + "lower_bound", channels);
+  std::vector<double> df(f.size()), db(b.size());
+  for (size_t i = 0; i < f.size(); ++i) {
+    const double s = 1 / (1 + std::exp(-f[i])), dalpha = d.g[i] / std::exp(p.in.g[i]);
+    df[i] = dalpha * (1 - b[i % b.size()]) * s * (1 - s);
+    db[i % b.size()] += dalpha * (1 - s);
+  }
+  return {{"f", df}, {"lower_bound", db}};
+}
+
 ReferenceProblem read_problem(const OpsFile& file, const VectorRule& rule, const std::string& prefix) {
   ReferenceProblem p;
   p.rule = parse_rule(rule.axes);
@@ -114,12 +149,14 @@ ReferenceProblem read_problem(const OpsFile& file, const VectorRule& rule, const
   p.shape.HV = v[2];
   p.shape.K = q[3];
   p.shape.V = v[3];
-  if (p.rule.decay == Decay::kChannel) p.shape.g_heads = file.shape(prefix + "g", 4)[2];
+  if (p.rule.decay == Decay::kChannel && rule.derive == nullptr) p.shape.g_heads = file.shape(prefix + "g", 4)[2];
   std::map<std::string_view, const char*> tensor_of;
   for (const Input& input : common_inputs()) tensor_of[input.field] = input.tensor;
   for (const Input& input : rule.inputs) tensor_of[input.field] = input.tensor;
+  if (rule.derive != nullptr) rule.derive(file, prefix, p);
   for (const auto& field : reference_input_fields()) {
     const int64_t count = field.count(p.rule, p.shape);
+    if (!(p.in.*field.values).empty()) continue;  // derived
     const auto tensor = tensor_of.find(field.name);
     if (count == 0 && field.shape(p.rule, p.shape).empty()) continue;
     if (tensor == tensor_of.end()) fail_internal("ops vectors: rule {} has an input {} without a name in the file", rule.name, field.name);
@@ -172,6 +209,11 @@ void compare_rule(const OpsFile& file, const VectorRule& rule, const std::set<st
     for (const Input& input : inputs) {
       const std::string tensor = std::string("d_") + input.tensor;
       gradients.add(file, prefix + tensor, fmt::format("{}/{}", one, tensor), d.*field_of(reference_input_fields(), input.field), floor);
+    }
+    if (rule.derived_gradients == nullptr) continue;
+    for (const DerivedGradient& derived : rule.derived_gradients(file, prefix, p, d)) {
+      const std::string tensor = std::string("d_") + derived.tensor;
+      gradients.add(file, prefix + tensor, fmt::format("{}/{}", one, tensor), derived.values, floor);
     }
   }
   found.push_back({rule.name, fmt::format("outputs, {}", what), outputs.error, ops_bound(type), outputs.where, ""});

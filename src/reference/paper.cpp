@@ -131,6 +131,14 @@ Vector gla(PaperState& s, const PaperToken& x) {
   return x.scale * (transpose(s.S) * x.q);
 }
 
+// Qin et al. 2024, HGRN2: h_t = Diag(f_t) h_{t-1} + (1 - f_t) i_t^T, y_t = h_t^T o_t; the output gate o is q, the input i is v.
+Vector hgrn2(PaperState& s, const PaperToken& x) {
+  Vector input_gate = x.alpha_channel;
+  for (double& f : input_gate) f = 1 - f;
+  s.S = diag(x.alpha_channel) * s.S + outer(input_gate, x.v);
+  return x.scale * (transpose(s.S) * x.q);
+}
+
 // Schlag et al. 2021 as Yang et al. 2024 write it: retrieve the old value, mix, replace.
 // v_old = S k, v_new = beta v + (1 - beta) v_old, S = S - v_old k^T + v_new k^T.
 Vector deltanet(PaperState& s, const PaperToken& x) {
@@ -236,6 +244,18 @@ Vector precond_deltanet(PaperState& s, const PaperToken& x) {
   PaperToken undecayed = x;
   undecayed.alpha = 1;
   return precond_gated_deltanet(s, undecayed);
+}
+
+// The implicit step in the preconditioner's metric: S_t minimises |(S - S_{t-1}) M^-1/2|^2 + beta |S k - v|^2, which Sherman and
+// Morrison solve: S_t = (S_{t-1} M^-1 + beta v k^T) (M^-1 + beta k k^T)^-1.
+Vector precond_longhorn(PaperState& s, const PaperToken& x) {
+  const Vector k = l2(x.k), m = preconditioner(s, x, k);
+  Vector inverse_m(m.size());
+  for (size_t i = 0; i < m.size(); ++i) inverse_m[i] = 1 / m[i];
+  const Vector mk = hadamard(m, k);
+  const Matrix inverse = diag(m) - x.beta / (1 + x.beta * dot(k, mk)) * outer(mk, mk);
+  s.S = (s.S * diag(inverse_m) + x.beta * outer(x.v, k)) * inverse;
+  return x.scale * (s.S * l2(x.q));
 }
 
 Vector precond_kda(PaperState& s, const PaperToken& x) {
@@ -426,11 +446,13 @@ std::span<const PaperRule> paper_rules() {
       {"longhorn", true, longhorn},
       {"efla", true, efla},
       {"precond_deltanet", true, precond_deltanet},
+      {"precond_longhorn", true, precond_longhorn},
       {"precond_kda", true, precond_kda},
       {"precond_linear", true, precond_linear},
       {"precond_mamba2", true, precond_mamba2},
       {"precond_gla", true, precond_gla},
       {"comba", true, comba},
+      {"hgrn2", false, hgrn2},
       // Ablations.
       {"gated_deltanet2_b_only", false, gated_deltanet2_b_only},
       {"gated_deltanet2_w_only", false, gated_deltanet2_w_only},

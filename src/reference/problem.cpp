@@ -65,7 +65,8 @@ ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options)
   ReferenceProblem p;
   p.rule = rule;
   p.shape = {options.sequences, options.H, options.HV, options.K, options.V, 0, 0, options.scale};
-  if (options.gates_per_value_head) p.shape.g_heads = p.shape.erase_heads = options.HV;
+  if (options.gates_per_value_head) p.shape.erase_heads = options.HV;
+  if (options.gates_per_value_head && rule.uses_k()) p.shape.g_heads = options.HV;
   check_shape(p.shape);
 
   Random random(options.seed);

@@ -113,14 +113,22 @@ PreconditionerGradient preconditioner_gradient(const Rule& rule, double center, 
   return {-dr, 0, dr / (after + rule.precond_eps)};
 }
 
+// k of one token and key head before its norm: the tensor, or 1 - exp(g).
+Vec raw_key(const Problem& p, int64_t at) {
+  Vec k(static_cast<size_t>(p.s.K));
+  for (int64_t i = 0; i < p.s.K; ++i) k[i] = p.rule.key_source == KeySource::kDecay ? -std::expm1(p.in.g[at + i]) : p.in.k[at + i];
+  return k;
+}
+
 KeyHead key_head(const Problem& p, const Head& head) {
   const int64_t K = p.s.K;
   KeyHead x{zeros(head.T * K), zeros(head.T * K), zeros(head.T * K), {}, Vec(static_cast<size_t>(head.T * K), 1.0)};
   for (int64_t t = 0; t < head.T; ++t) {
     const int64_t at = p.key_at(head.begin + t, head.hk);
     normalise(p.rule.q_norm, p.rule.norm_eps, &p.in.q[at], K, &x.q[t * K]);
-    normalise(p.rule.k_norm, p.rule.norm_eps, &p.in.k[at], K, &x.k[t * K]);
-    normalise(p.rule.k_norm, p.rule.norm_eps, p.rule.uses_erase_key() ? &p.in.erase_key[at] : &p.in.k[at], K, &x.p[t * K]);
+    const Vec k = raw_key(p, at);
+    normalise(p.rule.k_norm, p.rule.norm_eps, k.data(), K, &x.k[t * K]);
+    normalise(p.rule.k_norm, p.rule.norm_eps, p.rule.uses_erase_key() ? &p.in.erase_key[at] : k.data(), K, &x.p[t * K]);
   }
   if (!p.rule.uses_precond()) return x;
 
@@ -166,11 +174,20 @@ void key_head_backward(const Problem& p, const Head& head, const KeyHead& x, Key
   for (int64_t t = 0; t < head.T; ++t) {
     const int64_t at = p.key_at(head.begin + t, head.hk);
     normalise_backward(p.rule.q_norm, p.rule.norm_eps, &p.in.q[at], &dx.dq[t * K], K, &grad.q[at]);
-    normalise_backward(p.rule.k_norm, p.rule.norm_eps, &p.in.k[at], &dx.dk[t * K], K, &grad.k[at]);
+    const Vec k = raw_key(p, at);
+    Vec dk = zeros(K);
+    normalise_backward(p.rule.k_norm, p.rule.norm_eps, k.data(), &dx.dk[t * K], K, dk.data());
     if (p.rule.uses_erase_key()) {
       normalise_backward(p.rule.k_norm, p.rule.norm_eps, &p.in.erase_key[at], &dx.dp[t * K], K, &grad.erase_key[at]);
     } else {
-      normalise_backward(p.rule.k_norm, p.rule.norm_eps, &p.in.k[at], &dx.dp[t * K], K, &grad.k[at]);
+      normalise_backward(p.rule.k_norm, p.rule.norm_eps, k.data(), &dx.dp[t * K], K, dk.data());
+    }
+    for (int64_t i = 0; i < K; ++i) {
+      if (p.rule.key_source == KeySource::kDecay) {
+        grad.g[at + i] -= std::exp(p.in.g[at + i]) * dk[i];
+      } else {
+        grad.k[at + i] += dk[i];
+      }
     }
   }
 }
@@ -184,8 +201,16 @@ struct Streams {
   Streams(int64_t T, int64_t K, int64_t V) : r(zeros(T * K)), w(zeros(T * K)), e(zeros(T * K)), z(zeros(T * V)), alpha(zeros(T * K)) {}
 };
 
+// k.(M k) of the normalised key, M without its normaliser.
+double key_form(const KeyHead& x, int64_t t, int64_t K) {
+  double c = 0;
+  for (int64_t i = 0; i < K; ++i) c += x.k[t * K + i] * x.M[t * K + i] * x.k[t * K + i];
+  return c;
+}
+
 // The scalar gain of a token.
-double gain(const Problem& p, const Head& head, int64_t t, const double* k) {
+double gain(const Problem& p, const Head& head, const KeyHead& x, int64_t t) {
+  const double* k = &x.k[t * p.s.K];
   const double beta = p.rule.uses_beta() ? p.in.beta[p.scalar_at(head.begin + t, head.h)] : 1;
   const double square = dot(k, k, p.s.K);
   switch (p.rule.gain) {
@@ -197,6 +222,8 @@ double gain(const Problem& p, const Head& head, int64_t t, const double* k) {
       return square + p.rule.gain_eps > 0 ? beta / (square + p.rule.gain_eps) : 0;
     case Gain::kLonghorn:
       return beta / (1 + beta * square);
+    case Gain::kPrecondLonghorn:
+      return beta / (1 + beta * key_form(x, t, p.s.K));
     case Gain::kEfla:
       return square > 0 ? (1 - std::exp(-beta * square)) / square : beta;
   }
@@ -205,9 +232,11 @@ double gain(const Problem& p, const Head& head, int64_t t, const double* k) {
 
 struct GainGradient {
   double beta, square;  // with respect to beta and |k|^2
+  double form = 0;      // and k.(M k)
 };
 
-GainGradient gain_gradient(const Problem& p, const Head& head, int64_t t, const double* k) {
+GainGradient gain_gradient(const Problem& p, const Head& head, const KeyHead& x, int64_t t) {
+  const double* k = &x.k[t * p.s.K];
   const double beta = p.rule.uses_beta() ? p.in.beta[p.scalar_at(head.begin + t, head.h)] : 1;
   const double square = dot(k, k, p.s.K);
   switch (p.rule.gain) {
@@ -222,6 +251,10 @@ GainGradient gain_gradient(const Problem& p, const Head& head, int64_t t, const 
     case Gain::kLonghorn: {
       const double factor = 1 / (1 + beta * square);
       return {factor * factor, -beta * beta * factor * factor};
+    }
+    case Gain::kPrecondLonghorn: {
+      const double factor = 1 / (1 + beta * key_form(x, t, p.s.K));
+      return {factor * factor, 0, -beta * beta * factor * factor};
     }
     case Gain::kEfla:
       if (square <= 0) return {1, -beta * beta / 2};
@@ -296,9 +329,8 @@ int64_t erase_at(const Problem& p, const Head& head, int64_t row) { return p.cha
 
 TokenGates token_gates(const Problem& p, const Head& head, const KeyHead& x, int64_t t) {
   const int64_t row = head.begin + t, K = p.s.K;
-  const double* k = &x.k[t * K];
   TokenGates y;
-  if (p.rule.uses_gain()) y.s = gain(p, head, t, k);
+  if (p.rule.uses_gain()) y.s = gain(p, head, x, t);
   if (p.rule.online() && p.rule.feedback == Feedback::kFixed) y.lambda = p.rule.lambda;
   if (p.rule.uses_lambda()) y.lambda = p.in.lambda[p.scalar_at(row, head.h)];
   if (p.rule.uses_read_correction()) y.d = p.in.read_correction[p.scalar_at(row, head.h)];
@@ -308,9 +340,7 @@ TokenGates token_gates(const Problem& p, const Head& head, const KeyHead& x, int
     y.alpha_p = std::exp(p.in.precond_g[p.key_scalar_at(row, head.hk)]);
     y.beta_p = p.in.precond_beta[p.key_scalar_at(row, head.hk)];
   }
-  double c = 0;
-  for (int64_t i = 0; i < K; ++i) c += k[i] * x.M[t * K + i] * k[i];
-  y.n = normaliser(p.rule, c, y.alpha_p, y.beta_p);
+  y.n = normaliser(p.rule, key_form(x, t, K), y.alpha_p, y.beta_p);
   return y;
 }
 
@@ -342,9 +372,7 @@ void normaliser_backward(const Problem& p, const Head& head, const KeyHead& x, i
   double dc = -dn * gates.n * gates.n;  // 1/c, 1/(1 + c) and beta/(alpha + beta c) alike
   if (p.rule.normaliser == Normaliser::kGated && p.rule.uses_precond()) {
     if (gates.n == 0) dc = 0;
-    double c = 0;
-    for (int64_t i = 0; i < K; ++i) c += k[i] * x.M[t * K + i] * k[i];
-    const double sum = gates.alpha_p + gates.beta_p * c;
+    const double sum = gates.alpha_p + gates.beta_p * key_form(x, t, K);
     const int64_t at = p.key_scalar_at(head.begin + t, head.hk);
     if (sum > 0) {
       grad.precond_g[at] -= dn * gates.beta_p / (sum * sum) * gates.alpha_p;
@@ -397,9 +425,12 @@ void streams_backward(const Problem& p, const Head& head, const KeyHead& x, cons
     if (p.rule.uses_lambda()) grad.lambda[p.scalar_at(row, head.h)] += dlambda;
     if (p.rule.uses_read_correction()) grad.read_correction[p.scalar_at(row, head.h)] += dd;
     if (!p.rule.uses_gain()) continue;
-    const GainGradient slope = gain_gradient(p, head, t, k);
+    const GainGradient slope = gain_gradient(p, head, x, t);
     if (p.rule.uses_beta()) grad.beta[p.scalar_at(row, head.h)] += ds * slope.beta;
-    for (int64_t i = 0; i < K; ++i) dx.dk[t * K + i] += ds * slope.square * 2 * k[i];
+    for (int64_t i = 0; i < K; ++i) {
+      dx.dk[t * K + i] += ds * 2 * k[i] * (slope.square + slope.form * x.M[t * K + i]);
+      dx.dM[t * K + i] += ds * slope.form * k[i] * k[i];
+    }
   }
 }
 

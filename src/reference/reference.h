@@ -18,7 +18,7 @@ namespace fw {
 struct ReferenceShape {
   SeqLayout sequences;
   int64_t H = 1, HV = 1, K = 1, V = 1;  // HV a multiple of H; value head h reads key head h / (HV / H)
-  int64_t g_heads = 0;                  // heads of a channel decay: H or HV; 0: H
+  int64_t g_heads = 0;                  // heads of a channel decay: H or HV (H where k comes from it); 0: H
   int64_t erase_heads = 0;              // heads of the erase gate: H or HV; 0: H
   double scale = 0;                     // of the read vector; 0: K^-1/2
 };

@@ -14,7 +14,8 @@ enum class Gain {
   kKaczmarz = FW_GAIN_KACZMARZ,
   kNlms = FW_GAIN_NLMS,
   kLonghorn = FW_GAIN_LONGHORN,
-  kEfla = FW_GAIN_EFLA
+  kEfla = FW_GAIN_EFLA,
+  kPrecondLonghorn = FW_GAIN_PRECOND_LONGHORN
 };
 enum class Gate { kTied = FW_GATE_TIED, kChannel = FW_GATE_CHANNEL, kAveraged = FW_GATE_AVERAGED, kScalar = FW_GATE_SCALAR };
 enum class EraseKey { kTied = FW_ERASE_KEY_TIED, kOwn = FW_ERASE_KEY_OWN };
@@ -30,6 +31,7 @@ enum class PrecondForm {
 };
 enum class Normaliser { kNone = FW_NORMALISER_NONE, kKey = FW_NORMALISER_KEY, kOnePlus = FW_NORMALISER_ONE_PLUS, kGated = FW_NORMALISER_GATED };
 enum class Norm { kRaw = FW_NORM_RAW, kL2 = FW_NORM_L2 };
+enum class KeySource { kGiven = FW_KEY_SOURCE_GIVEN, kDecay = FW_KEY_SOURCE_DECAY };
 
 struct Rule {
   Decay decay = Decay::kNone;
@@ -45,6 +47,7 @@ struct Rule {
   Normaliser normaliser = Normaliser::kNone;
   Norm q_norm = Norm::kRaw;
   Norm k_norm = Norm::kRaw;
+  KeySource key_source = KeySource::kGiven;
   double norm_eps = 1e-6;
   double gain_eps = 1e-6;
   double gain_bound = 1.0;
@@ -55,6 +58,7 @@ struct Rule {
 
   // Structure: which inputs the recurrence takes. Everything else about a rule is elementwise (front.h).
   constexpr bool online() const { return solve == Solve::kOnline; }
+  constexpr bool uses_k() const { return key_source == KeySource::kGiven; }
   constexpr bool uses_g() const { return decay == Decay::kScalar || decay == Decay::kChannel; }
   constexpr bool uses_erase_gate() const { return online() && erase != Gate::kTied; }
   constexpr bool uses_write_gate() const { return write != Gate::kTied; }
@@ -63,7 +67,9 @@ struct Rule {
   constexpr bool uses_gain() const { return (online() && erase == Gate::kTied) || write == Gate::kTied; }
   constexpr bool uses_beta() const { return uses_gain() && gain != Gain::kOne && gain != Gain::kNlms; }
   // Whether |k|^2 of the normalised key enters a coefficient.
-  constexpr bool gain_uses_key_norm() const { return gain != Gain::kOne && gain != Gain::kGate; }
+  constexpr bool gain_uses_key_norm() const { return gain != Gain::kOne && gain != Gain::kGate && gain != Gain::kPrecondLonghorn; }
+  // Whether k.(M k) does.
+  constexpr bool uses_key_form() const { return normaliser != Normaliser::kNone || gain == Gain::kPrecondLonghorn; }
   constexpr bool uses_lambda() const { return online() && feedback == Feedback::kLearned; }
   constexpr bool uses_read_correction() const { return read == Read::kCorrected; }
   constexpr bool uses_precond() const { return precond != Precond::kNone; }

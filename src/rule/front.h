@@ -87,14 +87,15 @@ FW_HOST_DEVICE inline T efla_factor_derivative(T x) {
 
 // The gain s as the pair (rho, s rho). Streams are invariant under e, z times rho and w over rho; Kaczmarz and
 // NLMS (its eta = 1) use rho = sqrt(|k|^2 + eps), so that no coefficient exceeds eta / sqrt(eps) however small the key is
-// (eta / eps otherwise). The other gains are at most beta.
+// (eta / eps otherwise). The other gains are at most beta. kmk_hat: k.(M k) of
+// the normalised key.
 template <class T>
 struct GainPair {
   T rho = 1, s_rho = 1;
 };
 
 template <class T>
-FW_HOST_DEVICE inline GainPair<T> gain_pair(const Rule& rule, T k2_hat, T beta) {
+FW_HOST_DEVICE inline GainPair<T> gain_pair(const Rule& rule, T k2_hat, T kmk_hat, T beta) {
   switch (rule.gain) {
     case Gain::kOne:
       return {T(1), T(1)};
@@ -102,6 +103,8 @@ FW_HOST_DEVICE inline GainPair<T> gain_pair(const Rule& rule, T k2_hat, T beta) 
       return {T(1), beta};
     case Gain::kLonghorn:
       return {T(1), quotient(beta, T(1) + beta * k2_hat)};
+    case Gain::kPrecondLonghorn:
+      return {T(1), quotient(beta, T(1) + beta * kmk_hat)};
     case Gain::kEfla:
       return {T(1), beta * efla_factor(beta * k2_hat)};
     case Gain::kNlms:
@@ -167,7 +170,7 @@ FW_HOST_DEVICE inline FrontFactors<T> front_factors(const Rule& rule, const Fron
   f.qn = q_factor(rule, x.q2);
   f.kn = k_factor(rule, x.k2);
   f.pn = rule.erase_key == EraseKey::kOwn ? k_factor(rule, x.p2) : T(1);
-  f.gain = gain_pair(rule, x.k2 * f.kn * f.kn, x.beta);
+  f.gain = gain_pair(rule, x.k2 * f.kn * f.kn, x.kmk * f.kn * f.kn, x.beta);
   f.ce = rule.erase == Gate::kTied ? f.gain.s_rho : f.gain.rho * x.erase;
   f.cz = rule.write == Gate::kTied ? f.gain.s_rho : f.gain.rho * x.write;
   const T n = normaliser(rule, x.kmk * f.kn * f.kn, x.alpha_p, x.beta_p);
@@ -233,8 +236,7 @@ FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale,
   const NormaliserSlopes<T> slopes = normaliser_slopes(rule, x.kmk * f.kn * f.kn, x.alpha_p, x.beta_p);
   dx.alpha_p = dn * slopes.alpha;
   dx.beta_p = dn * slopes.beta;
-  dx.kmk = dn * slopes.c * f.kn * f.kn;
-  dkn += dn * slopes.c * T(2) * x.kmk * f.kn;
+  T dkmk_hat = dn * slopes.c;
 
   T dk2_hat = 0;
   switch (rule.gain) {
@@ -247,6 +249,12 @@ FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale,
       const T inverse = quotient(T(1), T(1) + x.beta * k2_hat);
       dx.beta = ds_rho * inverse * inverse;
       dk2_hat = -dx.beta * x.beta * x.beta;
+      break;
+    }
+    case Gain::kPrecondLonghorn: {
+      const T inverse = quotient(T(1), T(1) + x.beta * x.kmk * f.kn * f.kn);
+      dx.beta = ds_rho * inverse * inverse;
+      dkmk_hat -= dx.beta * x.beta * x.beta;
       break;
     }
     case Gain::kEfla:
@@ -262,6 +270,8 @@ FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale,
       }
       break;
   }
+  dx.kmk = dkmk_hat * f.kn * f.kn;
+  dkn += dkmk_hat * T(2) * x.kmk * f.kn;
   if (rule.k_norm == Norm::kL2) {
     dkn += dk2_hat * T(2) * x.k2 * f.kn;
     dx.k2 = dk2_hat * f.kn * f.kn + inverse_norm_slope(rule.k_norm, f.kn) * dkn;

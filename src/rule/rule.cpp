@@ -13,7 +13,7 @@
 namespace fw {
 namespace {
 
-// In the order of Gain: names, and formulas where they depend on |k|^2; {} is gain_eps.
+// In the order of Gain: names, and formulas where they depend on the key; {} is gain_eps.
 struct GainText {
   const char *name, *formula;
 };
@@ -24,6 +24,7 @@ constexpr GainText kGains[] = {
     {"nlms", "1 / (|k|^2 + {:g})"},
     {"longhorn", "beta / (1 + beta |k|^2)"},
     {"efla", "(1 - exp(-beta |k|^2)) / |k|^2"},
+    {"precond_longhorn", "beta / (1 + beta k.(M k))"},
 };
 
 std::vector<std::string_view> gain_names() {
@@ -52,6 +53,7 @@ const std::vector<AxisInfo>& axes() {
       FW_AXIS(normaliser, Normaliser, "none", "key", "one_plus", "gated"),
       FW_AXIS(q_norm, Norm, "raw", "l2"),
       FW_AXIS(k_norm, Norm, "raw", "l2"),
+      FW_AXIS(key_source, KeySource, "given", "decay"),
   };
   return list;
 }
@@ -177,7 +179,12 @@ void validate(const Rule& rule) {
   check_range("precond_eps", rule.precond_eps, 1e-30, 1.0);
   check_range("precond_x", rule.precond_x, 1.0, 2.0);
   check_range("precond_ridge", rule.precond_ridge, 1e-6, 1e6);
+  if (!rule.uses_k() && (rule.decay != Decay::kChannel || rule.uses_precond())) {
+    fail_usage("rule: expected decay=channel and precond=none with key_source=decay, where k = 1 - exp(g), got '{}'", to_string(rule));
+  }
   if (!rule.preconditions_write() || !rule.online()) return;
+  // 1 - s k.(M k) = 1 / (1 + beta k.(M k)), whatever M is.
+  if (rule.gain == Gain::kPrecondLonghorn && rule.erase == Gate::kTied && rule.normaliser == Normaliser::kNone) return;
   if (!rule.precond_squashed() && rule.normaliser == Normaliser::kNone) {
     fail_usage(
         "rule: expected a normaliser (key, one_plus or gated) with precond_form=inverse or inverse_previous at the write key, got none: "
@@ -252,9 +259,9 @@ Rule parse_rule(std::string_view text) {
 namespace {
 
 // The fields of the C struct in the order of axes() and kNumbers.
-constexpr int32_t fw_rule::*kAxisFields[] = {&fw_rule::decay,      &fw_rule::solve,    &fw_rule::gain,  &fw_rule::erase,   &fw_rule::write,
-                                             &fw_rule::erase_key,  &fw_rule::feedback, &fw_rule::read,  &fw_rule::precond, &fw_rule::precond_form,
-                                             &fw_rule::normaliser, &fw_rule::q_norm,   &fw_rule::k_norm};
+constexpr int32_t fw_rule::*kAxisFields[] = {&fw_rule::decay,      &fw_rule::solve,    &fw_rule::gain,   &fw_rule::erase,     &fw_rule::write,
+                                             &fw_rule::erase_key,  &fw_rule::feedback, &fw_rule::read,   &fw_rule::precond,   &fw_rule::precond_form,
+                                             &fw_rule::normaliser, &fw_rule::q_norm,   &fw_rule::k_norm, &fw_rule::key_source};
 constexpr double fw_rule::*kNumberFields[] = {&fw_rule::norm_eps,  &fw_rule::gain_eps,    &fw_rule::gain_bound,   &fw_rule::lambda,
                                               &fw_rule::precond_x, &fw_rule::precond_eps, &fw_rule::precond_ridge};
 static_assert(std::size(kNumberFields) == kNumbers.size());

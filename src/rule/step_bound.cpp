@@ -10,9 +10,9 @@
 namespace fw {
 namespace {
 
-// Where the diagonal M of the write key lies.
+// Where the diagonal M lies.
 std::pair<double, double> preconditioner_range(const Rule& rule) {
-  if (!rule.preconditions_write()) return {1, 1};
+  if (!rule.uses_precond()) return {1, 1};
   const double x = rule.precond_x;
   switch (rule.precond_form) {
     case PrecondForm::kSquash:
@@ -29,7 +29,7 @@ std::pair<double, double> preconditioner_range(const Rule& rule) {
 }
 
 // Whether the gain divides by |k|^2, so that gain * |k|^2 is bounded for every key.
-bool divides_by_key(Gain gain) { return gain != Gain::kOne && gain != Gain::kGate; }
+bool divides_by_key(Gain gain) { return gain != Gain::kOne && gain != Gain::kGate && gain != Gain::kPrecondLonghorn; }
 
 // The largest gain of unit keys, or of all keys: infinity where eps is all that keeps it finite.
 double largest_gain(const Rule& rule, bool unit_keys) {
@@ -44,6 +44,8 @@ double largest_gain(const Rule& rule, bool unit_keys) {
       return unit_keys ? 1 : INFINITY;
     case Gain::kLonghorn:
       return unit_keys ? rule.gain_bound / (1 + rule.gain_bound) : rule.gain_bound;
+    case Gain::kPrecondLonghorn:
+      return unit_keys ? rule.gain_bound / (1 + rule.gain_bound * preconditioner_range(rule).first) : rule.gain_bound;
     case Gain::kEfla:
       return unit_keys ? -std::expm1(-rule.gain_bound) : rule.gain_bound;
   }
@@ -58,6 +60,13 @@ double largest_projection(const Rule& rule) {
     default:
       return 1;
   }
+}
+
+// The largest beta k.(M_w k) / (1 + beta k.(M k)) of unit keys or of all, M_w what the write key is multiplied by: M, or nothing where it is on the read.
+double largest_implicit(const Rule& rule, bool unit_keys) {
+  const auto [m_low, m_high] = preconditioner_range(rule);
+  if (rule.preconditions_read()) return unit_keys ? largest_gain(rule, true) : 1 / m_low;
+  return unit_keys ? rule.gain_bound * m_high / (1 + rule.gain_bound * m_high) : 1;
 }
 
 std::string promises(const Rule& rule, const std::string& more) {
@@ -87,7 +96,7 @@ StepBound step_bound(const Rule& rule) {
     bound.inputs = promises(rule, "");
     return bound;
   }
-  const auto [m_low, m_high] = preconditioner_range(rule);
+  const auto [m_low, m_high] = rule.preconditions_write() ? preconditioner_range(rule) : std::pair<double, double>(1, 1);
   const bool unit = rule.k_norm == Norm::kL2, normalised = rule.normaliser != Normaliser::kNone && !rule.preconditions_read();
   const bool feedback = rule.feedback != Feedback::kNone, own = rule.uses_erase_key();
   bound.symmetric = !rule.preconditions_write() && !feedback && !own && rule.erase != Gate::kChannel;
@@ -112,7 +121,9 @@ StepBound step_bound(const Rule& rule) {
     }
     const double gate = tied ? largest_gain(rule, true) : rule.gain_bound;
     const double share = rule.normaliser == Normaliser::kOnePlus ? m_high / (1 + m_high) : 1;  // what n leaves of k.(M k)
-    const double top = gate * (normalised ? share * (1 + lambda * skew) : m_high * (1 + lambda));
+    const bool implicit = tied && rule.gain == Gain::kPrecondLonghorn && !normalised;
+    const double top =
+        implicit ? largest_implicit(rule, true) * (1 + lambda * skew) : gate * (normalised ? share * (1 + lambda * skew) : m_high * (1 + lambda));
     if (top > 2) return unbounded(rule, bound, fmt::format("e.w can reach {:.4g}, so the eigenvalue {:.4g}", top, 1 - top), "e.w <= 2");
     bound.low = 1 - top;
     // Where norm_eps makes a key shorter than the query, the query can outweigh it.
@@ -128,6 +139,8 @@ StepBound step_bound(const Rule& rule) {
     if (std::isinf(top)) {
       return unbounded(rule, bound, "the gain grows without bound as a key becomes short, and the normaliser has taken |k|^2 out", "(gain) <= 2");
     }
+  } else if (tied && rule.gain == Gain::kPrecondLonghorn && std::isfinite(largest_implicit(rule, unit))) {
+    top = largest_implicit(rule, unit);
   } else if (tied && divides_by_key(rule.gain)) {
     top = (unit ? largest_gain(rule, true) : largest_projection(rule)) * m_high;
   } else if (unit) {

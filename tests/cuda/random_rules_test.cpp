@@ -18,8 +18,8 @@ Rule random_rule(Random& random) {
   for (const AxisInfo& axis : rule_axes()) axis.set(rule, static_cast<int>(random.below(axis.values.size())));
   // Keys of unit length, so that most of the rules drawn are stable; raw ones where the gain takes care of that.
   rule.k_norm = rule.gain_uses_key_norm() ? rule.k_norm : Norm::kL2;
-  // The axes of the preconditioner do nothing without it, but for the rule's name.
-  if (!rule.uses_precond()) rule.precond_form = PrecondForm::kSquash, rule.normaliser = Normaliser::kNone;
+  // The preconditioner's form does nothing without it, but for the rule's name.
+  if (!rule.uses_precond()) rule.precond_form = PrecondForm::kSquash;
   return rule;
 }
 

@@ -161,6 +161,25 @@ std::vector<Case> option_cases() {
     c.feature_map = "elu";
     c.rope_theta = 50;
   });
+  add("decay_bounded_by_layer", "hgrn2", [](ModelConfig& c) {
+    c.num_hidden_layers = 3;
+    c.decay_gate = "bounded";
+    c.feature_map = "silu";
+    c.output_norm = "width";
+    c.output_norm_eps = 1e-3;
+    c.conv_size = 0;
+    c.output_gate = "none";
+  });
+  add("decay_bounded_in_a_delta_rule", "kda", [](ModelConfig& c) {
+    c.decay_gate = "bounded";
+    c.num_v_heads = 4;
+    c.output_norm = "width";
+  });
+  add("keys_of_the_decay", "kda key_source=decay", [](ModelConfig& c) {
+    c.feature_map = "product";
+    c.rope_theta = 100;
+    c.num_v_heads = 4;
+  });
   Case chunks{"chunks", small_config("gated_deltanet2"), {0, 70, 71, 150}, 2};
   chunks.config.num_hidden_layers = 1;
   list.push_back(chunks);

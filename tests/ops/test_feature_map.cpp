@@ -1,4 +1,4 @@
-// Feature maps of q and k: elu(x) + 1, relu(x), and the product of two matrices.
+// Feature maps of q and k: elu(x) + 1, relu(x), silu(x), and the product of two matrices.
 #include "op_check.h"
 #include "ops/ops.h"
 
@@ -20,7 +20,7 @@ struct FeatureMapOp {
     std::vector<double> y(in[0].size());
     for (size_t i = 0; i < y.size(); ++i) {
       const double x = in[0][i];
-      y[i] = map == FeatureMap::kRelu ? (x > 0 ? x : 0) : (x > 0 ? x + 1 : std::exp(x));
+      y[i] = map == FeatureMap::kSilu ? x / (1 + std::exp(-x)) : map == FeatureMap::kRelu ? (x > 0 ? x : 0) : (x > 0 ? x + 1 : std::exp(x));
     }
     return {y};
   }
@@ -82,9 +82,9 @@ struct ProductOp {
 };
 
 TEST(FeatureMap, ValuesAndGradients) {
-  for (FeatureMap map : {FeatureMap::kElu, FeatureMap::kRelu}) {
+  for (FeatureMap map : {FeatureMap::kElu, FeatureMap::kRelu, FeatureMap::kSilu}) {
     for (int64_t rows : {0, 1, 5}) {
-      for (int64_t cols : {1, 7, 65}) check_op(FeatureMapOp{map, rows, cols}, map == FeatureMap::kElu ? "elu" : "relu");
+      for (int64_t cols : {1, 7, 65}) check_op(FeatureMapOp{map, rows, cols}, map == FeatureMap::kElu ? "elu" : map == FeatureMap::kRelu ? "relu" : "silu");
     }
   }
 }

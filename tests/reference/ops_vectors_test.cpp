@@ -36,10 +36,26 @@ TEST_P(OpsVectors, EveryRuleInBothForms) {
             (std::set<std::string>{"linear_attn", "mamba2", "gla", "gdn", "gdn_raw_keys", "kda", "gdn2", "gdn2_neg", "pgdn", "pkda", "comba", "qdelta"}));
 }
 
+// Further systems (shared/vectors_more).
+TEST_P(OpsVectors, FurtherRulesInBothForms) {
+  const std::string path = shared_path("vectors_more/ops_more.safetensors");
+  if (path.empty()) GTEST_SKIP() << kNoShared;
+  std::set<std::string> compared;
+  for (const Comparison& c : check_ops(path, {GetParam(), {FW_FORM_CHUNK, FW_FORM_TOKEN}})) {
+    if (!c.unknown.empty()) continue;
+    compared.insert(c.subject);
+    EXPECT_TRUE(c.passes()) << c.subject << ", " << c.what << ": " << c.error << ", at most " << c.bound << " expected; " << c.where;
+    if (GetParam() == VectorType::kF64) {
+      EXPECT_LE(c.error, 1e-13) << c.subject << ", " << c.what << "; " << c.where;
+    }
+  }
+  EXPECT_EQ(compared, (std::set<std::string>{"hgrn2"}));
+}
+
 // What the reference says is what all other tests compare with.
 TEST(OpsVectorsReference, EveryRule) {
   const std::string path = shared_path("vectors/ops.safetensors");
-  if (path.empty()) GTEST_SKIP() << kNoShared;
+  if (path.empty() || shared_path("vectors_more/ops_more.safetensors").empty()) GTEST_SKIP() << kNoShared;
   OpsVectorOptions options;
   options.reference = true;
   std::set<std::string> compared;
@@ -49,6 +65,11 @@ TEST(OpsVectorsReference, EveryRule) {
     EXPECT_LE(c.error, 1e-12) << c.subject << ", " << c.what << "; " << c.where;
   }
   EXPECT_EQ(compared.size(), 12u);
+  for (const Comparison& c : check_ops(shared_path("vectors_more/ops_more.safetensors"), options)) {
+    if (c.unknown.empty()) {
+      EXPECT_LE(c.error, 1e-12) << c.subject << ", " << c.what << "; " << c.where;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, OpsVectors, ::testing::Values(VectorType::kF64, VectorType::kF32, VectorType::kBf16));

@@ -58,6 +58,31 @@ void expect_same(const ReferenceProblem& p, const ReferenceProblem& expected, co
   EXPECT_TRUE(close(gradients, expected.backward(), kRounding));
 }
 
+// k = 1 - exp(g) as a tensor, in a rule that only writes with it and in one that erases with it.
+TEST(Reduction, AKeyOfTheDecayIsThatKeyGiven) {
+  for (const char* text : {"hgrn2", "decay=channel gain=kaczmarz feedback=learned key_source=decay q_norm=l2"}) {
+    ReferenceProblem given = random_problem(parse_rule(text), options(31));
+    const ReferenceProblem p = given;
+    given.rule.key_source = KeySource::kGiven;
+    given.in.k.resize(p.in.g.size());
+    for (size_t i = 0; i < p.in.g.size(); ++i) given.in.k[i] = -std::expm1(p.in.g[i]);
+    SCOPED_TRACE(text);
+    EXPECT_TRUE(close(p.forward(), given.forward(), kRounding));
+    ReferenceInputs gradients = given.backward();
+    for (size_t i = 0; i < p.in.g.size(); ++i) gradients.g[i] -= std::exp(p.in.g[i]) * gradients.k[i];
+    gradients.k.clear();
+    EXPECT_TRUE(close(p.backward(), gradients, kRounding));
+  }
+}
+
+TEST(Reduction, ThePreconditionedImplicitStepWithoutMIsLonghorn) {
+  const ReferenceProblem p = random_problem(parse_rule("precond_longhorn precond_x=1"), options(32));
+  const ReferenceProblem longhorn = with_rule(p, preset("longhorn").rule);
+  EXPECT_TRUE(close(with_rule(p, parse_rule("precond_longhorn precond=none")).forward(), longhorn.forward(), kRounding));
+  EXPECT_LE(relative_error(p.forward().o, longhorn.forward().o), kRounding);
+  EXPECT_TRUE(close(with_rule(p, parse_rule("precond_longhorn precond=none")).backward(), longhorn.backward(), kRounding));
+}
+
 TEST(Reduction, GatedDeltanet2WithEqualGatesIsKda) {
   const ReferenceProblem kda = random_problem(preset("kda").rule, options(1));
   ReferenceProblem p = with_rule(kda, preset("gated_deltanet2").rule);

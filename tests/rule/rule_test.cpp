@@ -43,7 +43,8 @@ TEST(Rule, TheAxesAreListedAsTextsSpellThem) {
   EXPECT_EQ(rule_axes().front().name, "decay");
   for (const AxisInfo& axis : rule_axes()) {
     std::set<std::string> rules;
-    for (const std::string_view value : axis.values) rules.insert(to_string(parse_rule(std::string(axis.name) + "=" + std::string(value))));
+    const std::string needed = axis.name == "key_source" ? "decay=channel " : "";
+    for (const std::string_view value : axis.values) rules.insert(to_string(parse_rule(fmt::format("{}{}={}", needed, axis.name, value))));
     EXPECT_EQ(rules.size(), axis.values.size()) << axis.name;
   }
 }
@@ -107,11 +108,11 @@ TEST(Rule, GainBoundTimesRangeIsAtMostTwo) {
 
 // Numbers of the C struct that no enum has, far and near.
 TEST(Rule, ValuesOutsideTheEnumsAreRefused) {
-  const std::array<int32_t fw_rule::*, 13> fields = {&fw_rule::decay,      &fw_rule::solve,    &fw_rule::gain,  &fw_rule::erase,   &fw_rule::write,
-                                                     &fw_rule::erase_key,  &fw_rule::feedback, &fw_rule::read,  &fw_rule::precond, &fw_rule::precond_form,
-                                                     &fw_rule::normaliser, &fw_rule::q_norm,   &fw_rule::k_norm};
+  const std::array<int32_t fw_rule::*, 14> fields = {&fw_rule::decay,      &fw_rule::solve,    &fw_rule::gain,   &fw_rule::erase,     &fw_rule::write,
+                                                     &fw_rule::erase_key,  &fw_rule::feedback, &fw_rule::read,   &fw_rule::precond,   &fw_rule::precond_form,
+                                                     &fw_rule::normaliser, &fw_rule::q_norm,   &fw_rule::k_norm, &fw_rule::key_source};
   for (const auto field : fields) {
-    for (const int32_t value : {-1, 6, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
+    for (const int32_t value : {-1, 7, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
       fw_rule c = to_c(Rule());
       c.*field = value;
       EXPECT_THROW(from_c(c), Error) << value;
@@ -134,6 +135,7 @@ TEST(Rule, TakesWhatItsAxesUse) {
   EXPECT_FALSE(parse_rule("feedback=fixed").uses_lambda());
   EXPECT_TRUE(parse_rule("solve=offline read=corrected").uses_read_correction());
   EXPECT_FALSE(parse_rule("precond=read precond_form=inverse").uses_precond_center());
+  EXPECT_FALSE(parse_rule("hgrn2").uses_k());
 }
 
 // The C struct carries every axis and number: nothing of a rule is lost on the way through it.
@@ -141,6 +143,7 @@ TEST(Rule, EveryAxisAndNumberPassesThroughTheHeader) {
   for (const AxisInfo& axis : rule_axes()) {
     for (size_t value = 0; value < axis.values.size(); ++value) {
       Rule rule;
+      if (axis.name == "key_source") rule.decay = Decay::kChannel;
       axis.set(rule, static_cast<int>(value));
       EXPECT_EQ(from_c(to_c(rule)), rule) << axis.name << "=" << axis.values[value];
       EXPECT_EQ(parse_rule(to_string(rule)), rule) << to_string(rule);
@@ -163,6 +166,20 @@ TEST(Rule, UnstablePreconditionersAreRefused) {
   EXPECT_THROW(parse_rule("gain=gate gain_bound=2 precond=diagonal precond_form=squash_high"), Error);
   EXPECT_NO_THROW(parse_rule("gain=gate gain_bound=2 precond=diagonal precond_form=squash_low precond_x=2"));
   EXPECT_NO_THROW(parse_rule("gain=gate gain_bound=2 precond=diagonal normaliser=key"));
+}
+
+// k = 1 - exp(g) needs a g of every channel, and the preconditioner a k before there are value heads.
+TEST(Rule, AKeyFromTheDecayNeedsAChannelDecay) {
+  EXPECT_REFUSED("key_source=decay decay=scalar", "expected decay=channel and precond=none");
+  EXPECT_REFUSED("hgrn2 precond=read", "expected decay=channel and precond=none");
+  EXPECT_NO_THROW(parse_rule("kda key_source=decay"));
+}
+
+// Its step is 1 / (1 + beta k.(M k)), stable for any M.
+TEST(Rule, TheImplicitPreconditionedStepIsNeverRefused) {
+  EXPECT_NO_THROW(parse_rule("precond_longhorn gain_bound=2 precond_x=2"));
+  EXPECT_NO_THROW(parse_rule("precond_longhorn precond_form=inverse"));
+  EXPECT_THROW(parse_rule("precond_longhorn gain_bound=2 precond_x=2 erase=channel"), Error);
 }
 
 TEST(Rule, AnAxisIsGivenOnce) {

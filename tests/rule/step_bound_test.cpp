@@ -24,12 +24,12 @@ class Step {
   // e.w of random inputs.
   double product() {
     const Vector q = vector(rule_.q_norm), k = vector(rule_.k_norm), p = vector(rule_.k_norm);
-    const Vector m = preconditioner();
-    const double k2 = dot(k, k), kmk = k[0] * k[0] * m[0] + k[1] * k[1] * m[1];
+    const Vector all = preconditioner(), m = rule_.preconditions_write() ? all : Vector{1, 1};
+    const double k2 = dot(k, k), kmk = k[0] * k[0] * all[0] + k[1] * k[1] * all[1];
     const double n = normaliser(kmk);
     Vector w{k[0] * m[0] * n, k[1] * m[1] * n};
     const double lambda = rule_.feedback == Feedback::kNone ? 0 : rule_.feedback == Feedback::kFixed ? rule_.lambda : edge(1);
-    const double s = gain(k2), b = edge(rule_.gain_bound), other = edge(rule_.gain_bound);
+    const double s = gain(k2, kmk), b = edge(rule_.gain_bound), other = edge(rule_.gain_bound);
     const Vector& key = rule_.erase_key == EraseKey::kOwn ? p : k;
     double sum = 0;
     for (size_t i = 0; i < 2; ++i) {
@@ -55,7 +55,7 @@ class Step {
   }
   Vector preconditioner() {
     Vector m{1, 1};
-    if (!rule_.preconditions_write()) return m;
+    if (!rule_.uses_precond()) return m;
     for (double& value : m) {
       const double s = 2 * edge(1) - 1, x = rule_.precond_x;  // in [-1, 1]
       switch (rule_.precond_form) {
@@ -82,7 +82,7 @@ class Step {
     const double alpha = std::pow(10, -12 * edge(1)), beta = std::max(edge(1), 1e-9);
     return beta / (alpha + beta * kmk);
   }
-  double gain(double k2) {
+  double gain(double k2, double kmk) {
     const double beta = edge(rule_.gain_bound);
     switch (rule_.gain) {
       case Gain::kOne:
@@ -95,6 +95,8 @@ class Step {
         return 1 / (k2 + rule_.gain_eps);
       case Gain::kLonghorn:
         return beta / (1 + beta * k2);
+      case Gain::kPrecondLonghorn:
+        return beta / (1 + beta * kmk);
       case Gain::kEfla:
         return -std::expm1(-beta * k2) / k2;
     }

@@ -209,6 +209,8 @@ double growth(Problem problem) {
   const double moving = longest_row();
   problem.rule.solve = Solve::kOffline;
   problem.rule.decay = Decay::kNone;
+  problem.rule.key_source = KeySource::kGiven;
+  if (problem.in.k.empty()) problem.in.k = problem.in.q;  // nothing is written
   const double resting = longest_row();
   return moving > 0 ? moving / resting : 0;
 }

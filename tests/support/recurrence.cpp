@@ -68,8 +68,14 @@ std::vector<Rule> composed_rules() {
            "decay=channel gain=gate precond=diagonal normaliser=gated precond_form=inverse_previous precond_ridge=0.1 q_norm=l2 k_norm=l2",  // the exact step,
                                                                                                                                              // decayed
            "decay=scalar gain=gate precond=diagonal normaliser=key precond_form=inverse q_norm=l2",                                          // raw keys
-           "gain=one normaliser=key",                                                                                                        // w = k / |k|^2
-           "decay=constant gain=kaczmarz normaliser=gated erase=scalar q_norm=l2",  // no preconditioner: 1 / (1 + |k|^2)
+           "decay=channel gain=kaczmarz key_source=decay feedback=learned write=channel q_norm=l2",                // keys of the decay, erased
+           "decay=channel erase=channel key_source=decay read=corrected normaliser=one_plus q_norm=l2 k_norm=l2",  //
+           "decay=channel gain=precond_longhorn precond=diagonal precond_form=inverse feedback=learned",           // raw keys
+           "decay=scalar solve=offline gain=precond_longhorn precond=read normaliser=gated k_norm=l2",             //
+           "gain=precond_longhorn erase=channel q_norm=l2 k_norm=l2",                                              // no preconditioner
+           "decay=channel gain=gate normaliser=one_plus q_norm=l2 k_norm=l2",                                      // a normaliser without M, channels
+           "gain=one normaliser=key",                                                                              // w = k / |k|^2
+           "decay=constant gain=kaczmarz normaliser=gated erase=scalar q_norm=l2",                                 // no preconditioner: 1 / (1 + |k|^2)
        }) {
     rules.push_back(parse_rule(text));
   }

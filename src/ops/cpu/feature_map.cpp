@@ -1,4 +1,4 @@
-// Feature maps of q and k, elementwise: elu(x) + 1, relu(x), and the product of two matrices.
+// Feature maps of q and k, elementwise: elu(x) + 1, relu(x), silu(x), and the product of two matrices.
 #include <cmath>
 
 #include "base/error.h"
@@ -17,7 +17,7 @@ void for_rows(int64_t rows, int64_t cols, const Body& body) {
 }
 
 void check_elementwise(FeatureMap map) {
-  if (map != FeatureMap::kElu && map != FeatureMap::kRelu) fail_internal("feature map {}: expected elu or relu", static_cast<int>(map));
+  if (map == FeatureMap::kNone || map == FeatureMap::kProduct) fail_internal("feature map {}: expected elu, relu or silu", static_cast<int>(map));
 }
 
 }  // namespace
@@ -32,6 +32,8 @@ void feature_map_forward(const Exec<T>&, FeatureMap map, Mat<const T> x, Mat<T> 
     T* out = y.row(t);
     if (map == FeatureMap::kRelu) {
       for (int64_t c = 0; c < x.cols; ++c) out[c] = std::max(in[c], T(0));
+    } else if (map == FeatureMap::kSilu) {
+      for (int64_t c = 0; c < x.cols; ++c) out[c] = in[c] / (T(1) + std::exp(-in[c]));
     } else {
       for (int64_t c = 0; c < x.cols; ++c) out[c] = in[c] > 0 ? in[c] + T(1) : std::exp(in[c]);
     }
@@ -47,6 +49,11 @@ void feature_map_backward(const Exec<T>&, FeatureMap map, Mat<const T> dy, Mat<c
     T* out = dx.row(t);
     if (map == FeatureMap::kRelu) {
       for (int64_t c = 0; c < x.cols; ++c) out[c] = in[c] > 0 ? grad[c] : T(0);
+    } else if (map == FeatureMap::kSilu) {
+      for (int64_t c = 0; c < x.cols; ++c) {
+        const T s = T(1) / (T(1) + std::exp(-in[c]));
+        out[c] = grad[c] * s * (T(1) + in[c] * (T(1) - s));
+      }
     } else {
       for (int64_t c = 0; c < x.cols; ++c) out[c] = in[c] > 0 ? grad[c] : grad[c] * std::exp(in[c]);
     }

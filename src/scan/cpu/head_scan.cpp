@@ -88,6 +88,7 @@ FrontTile<T> HeadScan<T>::front_tile(int64_t begin, int64_t L) const {
   };
   tile.q = rows(in_.q, h_, 0);
   tile.k = rows(in_.k, h_, 0);
+  if (!plan_.rule.uses_k()) tile.key_g = rows(in_.g, h_, 0);
   tile.v = rows(in_.v, hv_, column0_);
   tile.p = rows(in_.erase_key, h_, 0);
   tile.beta = rows(in_.beta, hv_, 0);

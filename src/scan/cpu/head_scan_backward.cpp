@@ -226,6 +226,7 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
     tile.dz = s_.dz;
     tile.dq = grads.q.rows(plan_, n_, begin, h_);
     tile.dk = grads.k.rows(plan_, n_, begin, h_);
+    if (!plan_.rule.uses_k()) tile.dkey_g = grads.g.rows(plan_, n_, begin, h_);  // behind what the decay has written there
     tile.dv = grads.v.rows(plan_, n_, begin, hv_);
     tile.dp = grads.erase_key.rows(plan_, n_, begin, h_);
     tile.dbeta = grads.beta.rows(plan_, n_, begin, hv_);

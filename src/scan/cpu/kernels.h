@@ -26,6 +26,7 @@ struct FrontTile {
   T scale = 1;
   int64_t rows = 0, K = 0, V = 0;
   RowView<const T> q, k, v, p;
+  RowView<const T> key_g;                          // KeySource::kDecay: the log-decay that k is made of, in its place
   RowView<const T> beta, lambda, read_correction;  // one value a row
   RowView<const T> precond_g, precond_beta;        // one value a row
   RowView<const T> erase_gate, write_gate;         // a value a channel or, Gate::kScalar, one a row
@@ -42,6 +43,7 @@ struct FrontTileGrad {
   const T *dr = nullptr, *de = nullptr, *dw = nullptr, *dz = nullptr;
   // Absent gradients are not written. The flags say where earlier value heads of the group have written already.
   RowView<T> dq, dk, dv, dp, dbeta, dlambda, dread_correction, derase_gate, dwrite_gate, dm;
+  RowView<T> dkey_g;                 // of key_g, added to
   RowView<T> dlog_alpha_p, dbeta_p;  // of precond_g and precond_beta through the normaliser; added to
   bool add_key_head = false;         // dq, dk, dp
   bool add_erase_gate = false, add_m = false;

@@ -70,8 +70,7 @@ template <class T>
 void exp_rows(int64_t rows, int64_t cols, RowView<const T> g, T* alpha, int64_t ld) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  // Below this exp is 0 in both types; the library's exp is not defined for -inf.
-  const auto low = hn::Set(d, T(-1e4));
+  const auto low = hn::Set(d, kLowestLog<T>);
   PadBuffer<T> buffer(ld);
   for (int64_t i = 0; i < rows; ++i) {
     const T* src = buffer.load(g.row(i), cols);

@@ -1,8 +1,12 @@
 // The front on tiles: coefficients from rule/front.h, then elementwise. See kernels.h.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "scan/cpu/kernels_front.cpp"
+// The per-target includes must come after foreach_target.h.
+// clang-format off
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
+#include <hwy/contrib/math/math-inl.h>
+// clang-format on
 
 #include <cmath>
 #include <vector>
@@ -36,6 +40,8 @@ class RowBuffers {
         vp_(padded(tile.V)),
         q_(kp_),
         k_(kp_),
+        g_(kp_),
+        decay_key_(tile.key_g ? static_cast<size_t>(kp_) : 0),
         p_(kp_),
         b_(kp_),
         m_(kp_),
@@ -46,7 +52,7 @@ class RowBuffers {
   RawRow<T> raw(int64_t i) {
     RawRow<T> x;
     x.q = row_of(tile_.q, i, tile_.K, q_);
-    x.k = row_of(tile_.k, i, tile_.K, k_);
+    x.k = tile_.key_g ? decay_key(g_.load(tile_.key_g.row(i), tile_.K)) : row_of(tile_.k, i, tile_.K, k_);
     x.p = row_of(tile_.p, i, tile_.K, p_);
     x.b = rule_.erase == Gate::kChannel ? row_of(tile_.erase_gate, i, tile_.K, b_) : nullptr;
     x.m = row_of(tile_.m, i, tile_.K, m_);
@@ -62,7 +68,7 @@ class RowBuffers {
     if (rule_.q_norm == Norm::kL2) s.q2 = row_dot(kp_, x.q, x.q);
     if (rule_.k_norm == Norm::kL2 || rule_.gain_uses_key_norm()) s.k2 = row_dot(kp_, x.k, x.k);
     if (x.p != nullptr && rule_.k_norm == Norm::kL2) s.p2 = row_dot(kp_, x.p, x.p);
-    if (rule_.normaliser != Normaliser::kNone) s.kmk = x.m != nullptr ? weighted_square(x.k, x.m) : row_dot(kp_, x.k, x.k);
+    if (rule_.uses_key_form()) s.kmk = x.m != nullptr ? weighted_square(x.k, x.m) : row_dot(kp_, x.k, x.k);
     if (tile_.beta) s.beta = *tile_.beta.row(i);
     if (rule_.feedback == Feedback::kFixed) s.lambda = static_cast<T>(rule_.lambda);
     if (tile_.lambda) s.lambda = *tile_.lambda.row(i);
@@ -83,6 +89,14 @@ class RowBuffers {
 
  private:
   const T* row_of(const RowView<const T>& view, int64_t i, int64_t n, PadBuffer<T>& buffer) { return view ? buffer.load(view.row(i), n) : nullptr; }
+
+  // 1 - exp(g), with all its digits where g is near 0.
+  const T* decay_key(const T* g) {
+    const hn::ScalableTag<T> d;
+    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+    for (int64_t j = 0; j < kp_; j += lanes) hn::StoreU(hn::Neg(hn::Expm1(d, hn::Max(hn::Set(d, kLowestLog<T>), hn::LoadU(d, g + j)))), d, &decay_key_[j]);
+    return decay_key_.data();
+  }
 
   // sum m k^2
   T weighted_square(const T* k, const T* m) const {
@@ -108,7 +122,9 @@ class RowBuffers {
   const FrontTile<T>& tile_;
   const Rule& rule_;
   int64_t kp_, vp_;
-  PadBuffer<T> q_, k_, p_, b_, m_, v_, c_, all_;
+  PadBuffer<T> q_, k_, g_;
+  std::vector<T> decay_key_;
+  PadBuffer<T> p_, b_, m_, v_, c_, all_;
 };
 
 template <class T>
@@ -220,11 +236,11 @@ void front_backward(const FrontTileGrad<T>& tile) {
   const Rule& rule = *tile.in.rule;
   RowBuffers<T> rows(tile.in);
   const int64_t kp = rows.kp(), vp = rows.vp();
-  PadBuffer<T> dq_row(kp), dk_row(kp), dp_row(kp), db_row(kp), dm_row(kp), dv_row(vp), dc_row(vp);
+  PadBuffer<T> dq_row(kp), dk_row(kp), dg_row(kp), dp_row(kp), db_row(kp), dm_row(kp), dv_row(vp), dc_row(vp);
   const RowView<T> no_rows;
   const RowView<T>& db_rows = rule.erase == Gate::kChannel ? tile.derase_gate : no_rows;
   const RowView<T>& dc_rows = rule.write == Gate::kChannel ? tile.dwrite_gate : no_rows;
-  const auto zero = hn::Zero(d);
+  const auto zero = hn::Zero(d), one = hn::Set(d, T(1));
   for (int64_t i = 0; i < tile.in.rows; ++i) {
     const RawRow<T> x = rows.raw(i);
     const T* v = rows.v(i);
@@ -242,9 +258,10 @@ void front_backward(const FrontTileGrad<T>& tile) {
     const auto w_k = hn::Set(d, c.w_k);
     const auto two_dq2 = hn::Set(d, T(2) * ds.q2), two_dk2 = hn::Set(d, T(2) * ds.k2), two_dp2 = hn::Set(d, T(2) * ds.p2), dkmk = hn::Set(d, ds.kmk);
     const auto two_dkmk = hn::Add(dkmk, dkmk);
-    const bool has_kmk = rule.normaliser != Normaliser::kNone, corrected = rule.uses_read_correction();
+    const bool has_kmk = rule.uses_key_form(), corrected = rule.uses_read_correction();
     T* dq_out = dq_row.open(tile.dq, i, tile.in.K, tile.add_key_head);
     T* dk_out = dk_row.open(tile.dk, i, tile.in.K, tile.add_key_head);
+    T* dg_out = dg_row.open(tile.dkey_g, i, tile.in.K, true);
     T* dp_out = dp_row.open(tile.dp, i, tile.in.K, tile.add_key_head);
     T* db_out = db_row.open(db_rows, i, tile.in.K, tile.add_erase_gate);
     T* dm_out = dm_row.open(tile.dm, i, tile.in.K, tile.add_m);
@@ -276,10 +293,12 @@ void front_backward(const FrontTileGrad<T>& tile) {
       }
       if (dq_out != nullptr) store_or_add(d, dqv, dq_out + j, tile.add_key_head);
       if (dk_out != nullptr) store_or_add(d, dkv, dk_out + j, tile.add_key_head);
+      if (dg_out != nullptr) store_or_add(d, hn::Mul(hn::Sub(k, one), dkv), dg_out + j, true);  // dk / dg = -exp(g) = k - 1
       if (dp_out != nullptr) store_or_add(d, hn::MulAdd(e_p, bde, hn::Mul(two_dp2, hn::LoadU(d, x.p + j))), dp_out + j, tile.add_key_head);
     }
     dq_row.close();
     dk_row.close();
+    dg_row.close();
     dp_row.close();
     db_row.close();
     dm_row.close();

@@ -16,6 +16,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace fw::cpu::HWY_NAMESPACE {
 
+// Below this exp is 0 in both types; the library's exp and expm1 are not defined for -inf.
+template <class T>
+inline constexpr T kLowestLog = T(-1e4);
+
 // A row of n values as one of padded length: the caller's memory itself when n needs no padding, else a copy.
 template <class T>
 class PadBuffer {

@@ -2,6 +2,7 @@
 #include "scan/cuda/call/scan.h"
 
 #include "base/error.h"
+#include "scan/cuda/call/decay_keys.h"
 #include "scan/cuda/call/kernels.h"
 
 namespace fw::cuda {
@@ -12,6 +13,9 @@ void scan_forward(const Plan&, const DevicePlan&, const Inputs<float>&, const Ou
 void scan_backward(const Plan&, const DevicePlan&, const Inputs<float>&, const Outputs<float>&, const Inputs<float>&, const void*, void*) {
   require_device(false);
 }
+
+void make_decay_keys(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&) { require_device(false); }
+void add_decay_keys(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&, const TokenTensor<float>&) { require_device(false); }
 
 int multiprocessors() { return kUsualMultiprocessors; }
 

@@ -1,6 +1,7 @@
 // The scan on CUDA devices as a backend. Built everywhere: sizes and texts need no device, and calls without one say so (no_cuda/scan.cpp).
 #include "scan/backend.h"
 
+#include "scan/cuda/call/decay_keys.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/scan.h"
 
@@ -11,31 +12,70 @@ constexpr int64_t kMostKey = 256;                                   // registers
 constexpr int64_t kMostHeads = 65535;                               // of a grid's second and third dimension
 constexpr int64_t kMostTokens = (int64_t{1} << 31) - cuda::kChunk;  // rows are 32-bit numbers, a chunk beyond the end too
 
+// The same with a key that is given: keys of the decay are rows at the front of the workspace.
+Plan with_given_keys(Plan plan) {
+  plan.rule.key_source = KeySource::kGiven;
+  return plan;
+}
+
 class CudaCall final : public Call {
  public:
-  explicit CudaCall(Plan plan) : Call(std::move(plan)), device_(cuda::make_device_plan(this->plan(), cuda::multiprocessors())) {}
+  explicit CudaCall(Plan plan)
+      : Call(std::move(plan)),
+        kernels_(with_given_keys(this->plan())),
+        device_(cuda::make_device_plan(kernels_, cuda::multiprocessors())),
+        keys_(this->plan().rule.uses_k() ? 0 : cuda::key_bytes(kernels_)) {}
 
-  size_t forward_bytes() const override { return device_.forward.bytes; }
-  size_t backward_bytes() const override { return device_.backward.bytes; }
+  size_t forward_bytes() const override { return keys_ + device_.forward.bytes; }
+  size_t backward_bytes() const override { return 2 * keys_ + device_.backward.bytes; }
   size_t saved_bytes() const override { return device_.saved.bytes; }
-  size_t backward_alone_bytes() const override { return device_.backward_alone_bytes(); }
-  std::string text() const override { return cuda::to_text(plan(), device_); }
+  size_t backward_alone_bytes() const override { return 2 * keys_ + device_.backward_alone_bytes(); }
+  std::string text() const override { return cuda::to_text(kernels_, device_); }
 
   void forward(const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) const override {
-    const Inputs<float> inputs = check_inputs<float>(plan(), in, TensorRole::kInput);
-    cuda::scan_forward(plan(), device_, inputs, check_outputs<float>(plan(), out, TensorRole::kInput), saved, workspace);
+    Inputs<float> inputs = check_inputs<float>(plan(), in, TensorRole::kInput);
+    const Outputs<float> outputs = check_outputs<float>(plan(), out, TensorRole::kInput);
+    make_keys(inputs, workspace);
+    cuda::scan_forward(kernels_, device_, inputs, outputs, saved, static_cast<char*>(workspace) + keys_);
   }
   void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) const override {
-    const Inputs<float> inputs = check_inputs<float>(plan(), in, TensorRole::kInput);
+    Inputs<float> inputs = check_inputs<float>(plan(), in, TensorRole::kInput);
     const Outputs<float> cotangents = check_outputs<float>(plan(), d, TensorRole::kGradient);
-    cuda::scan_backward(plan(), device_, inputs, cotangents, check_inputs<float>(plan(), grads, TensorRole::kGradient), saved, workspace);
+    Inputs<float> gradients = check_inputs<float>(plan(), grads, TensorRole::kGradient);
+    make_keys(inputs, workspace);
+    char* const space = static_cast<char*>(workspace);
+    const bool adds = keys_ > 0 && gradients.g;
+    if (adds) gradients.k = cuda::key_tensor(kernels_, space + keys_);
+    cuda::scan_backward(kernels_, device_, inputs, cotangents, gradients, saved, space + 2 * keys_);
+    if (adds) cuda::add_decay_keys(kernels_, inputs.g, gradients.k, gradients.g);
   }
 
  private:
+  void make_keys(Inputs<float>& inputs, void* workspace) const {
+    if (keys_ == 0) return;
+    inputs.k = cuda::key_tensor(kernels_, workspace);
+    cuda::make_decay_keys(kernels_, inputs.g, inputs.k);
+  }
+
+  Plan kernels_;  // what the kernels of the scan are given
   cuda::DevicePlan device_;
+  size_t keys_;  // bytes
 };
 
 }  // namespace
+
+size_t cuda::key_bytes(const Plan& plan) { return (static_cast<size_t>(plan.tokens() * plan.H * plan.K) * sizeof(float) + 63) / 64 * 64; }
+
+TokenTensor<float> cuda::key_tensor(const Plan& plan, void* rows) {
+  TokenTensor<float> t;
+  t.data = static_cast<float*>(rows);
+  t.heads = plan.H;
+  t.dim = plan.K;
+  t.stride_h = plan.K;
+  t.stride_t = plan.H * plan.K;
+  t.stride_b = plan.T * t.stride_t;
+  return t;
+}
 
 const Backend& cuda_backend() {
   static constexpr Backend kBackend = {"CUDA",

@@ -229,7 +229,7 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   r.g = regions.take(row, grouped && rule.decay == Decay::kChannel);
   // The chunk form's gradients read M of an element before they write dM of it, and nobody reads M after them; but with a normaliser
   // its gradient takes M of the whole row once more.
-  const bool in_place = device.chunk_form && !grouped && rule.normaliser == Normaliser::kNone;
+  const bool in_place = device.chunk_form && !grouped && !rule.uses_key_form();
   r.dm = precond && in_place ? r.common.m : regions.take(row, precond);
   const bool gated = precond && rule.normaliser == Normaliser::kGated;
   r.dalpha_p = regions.take(scalar, gated);

@@ -25,9 +25,7 @@ Rule without_precond(const Rule& rule) {
 }
 
 // One decay a token, or none.
-bool scalar_makes_m(const Problem& x, int key) {
-  return x.rule.uses_precond() && x.rule.precond_squashed() && x.rule.normaliser == Normaliser::kNone && can_fetch(x, key);
-}
+bool scalar_makes_m(const Problem& x, int key) { return x.rule.uses_precond() && x.rule.precond_squashed() && !x.rule.uses_key_form() && can_fetch(x, key); }
 bool scalar_multiples(const Problem& x, int key) { return can_fetch(x, key) && row_multiples(x.rule) && !channel_erase(x.rule); }
 bool takes_sums(const Problem& x, int key) {
   return x.rule.online() && sums_of_rows(x.rule) && !channel_erase(x.rule) && !wants_rests(x.rule) && can_fetch(x, key);

@@ -14,15 +14,15 @@ constexpr bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() &
 // The simplest front: the gain is 1 or a gate, and nothing else but gates of e and z and an elementwise preconditioner.
 constexpr bool plain_front(const Rule& r) {
   return (r.gain == Gain::kOne || r.gain == Gain::kGate) && r.erase_key == EraseKey::kTied && r.feedback == Feedback::kNone && r.read == Read::kPlain &&
-         r.normaliser == Normaliser::kNone;
+         !r.uses_key_form();
 }
 // Of those, without gates of e and z: streams that are q and k times a number a row, and M.
 constexpr bool plain_streams(const Rule& r) { return plain_front(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }
 
 // r, e and w are multiples of the raw q, k (e also times a gate of channels) and k, by factors that need nothing but norms and gates of one number: any gain.
 constexpr bool row_multiples(const Rule& rule) {
-  return !rule.uses_erase_key() && rule.feedback == Feedback::kNone && rule.read == Read::kPlain && !rule.uses_precond() &&
-         rule.normaliser == Normaliser::kNone && !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
+  return !rule.uses_erase_key() && rule.feedback == Feedback::kNone && rule.read == Read::kPlain && !rule.uses_precond() && !rule.uses_key_form() &&
+         !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
 }
 // r or e is a sum of q and k (query feedback, corrected read) ...
 constexpr bool mixed_streams(const Rule& r) { return r.feedback != Feedback::kNone || r.read != Read::kPlain; }
@@ -35,12 +35,12 @@ constexpr bool sums_of_rows(const Rule& rule) {
 // Streams that are q and k, or sums of the two, times numbers a row: any gain, gates of one value a head.
 constexpr bool linear_streams(const Rule& r) {
   return (r.erase == Gate::kTied || r.erase == Gate::kScalar) && (r.write == Gate::kTied || r.write == Gate::kScalar) && r.erase_key == EraseKey::kTied &&
-         r.precond == Precond::kNone && r.normaliser == Normaliser::kNone;
+         r.precond == Precond::kNone && !r.uses_key_form();
 }
 
 // Any gain, gates of channels or none.
 constexpr bool gain_streams(const Rule& r) {
-  return r.erase_key == EraseKey::kTied && r.feedback == Feedback::kNone && r.read == Read::kPlain && r.normaliser == Normaliser::kNone &&
+  return r.erase_key == EraseKey::kTied && r.feedback == Feedback::kNone && r.read == Read::kPlain && !r.uses_key_form() &&
          (r.erase == Gate::kTied || r.erase == Gate::kChannel) && (r.write == Gate::kTied || r.write == Gate::kChannel);
 }
 constexpr bool ungated_streams(const Rule& r) { return gain_streams(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }

@@ -297,7 +297,7 @@ FW_DEVICE void fetched_norms(const Problem& x, const ChunkPlace& place, const Ra
     const float2 squares = fetched_squares<kN>(raw);
     s.q2 = squares.x, s.k2 = squares.y;
   }
-  if (x.rule.normaliser != Normaliser::kNone) {
+  if (x.rule.uses_key_form()) {
     float part[kWarpRows], y[kN];
     const MRows rows = m_rows(x, place, static_cast<int>(lane_index()) * kN);
     FW_UNROLL

@@ -99,7 +99,7 @@ FW_DEVICE FrontScalars<float> front_scalars(const Problem& x, const FrontRows& f
   if (rule.q_norm == Norm::kL2) s.q2 = group_sum<kLanes>(q2);
   if (rule.k_norm == Norm::kL2 || rule.gain_uses_key_norm()) s.k2 = group_sum<kLanes>(k2);
   if (rule.uses_erase_key() && rule.k_norm == Norm::kL2) s.p2 = group_sum<kLanes>(p2);
-  if (rule.normaliser != Normaliser::kNone) s.kmk = group_sum<kLanes>(kmk);
+  if (rule.uses_key_form()) s.kmk = group_sum<kLanes>(kmk);
   front_gates(x, f, t, s);
   if (rule.uses_erase_gate() && rule.erase == Gate::kAveraged) {
     float sum = 0;

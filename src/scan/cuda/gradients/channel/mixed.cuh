@@ -82,7 +82,7 @@ struct MixedRows {
       s.q2 = group_sum<Lanes::kLanes>(s.q2);
       s.k2 = group_sum<Lanes::kLanes>(s.k2);
       if (rule.uses_erase_key()) s.p2 = group_sum<Lanes::kLanes>(s.p2);
-      if (rule.normaliser != Normaliser::kNone) s.kmk = group_sum<Lanes::kLanes>(kmk);
+      if (rule.uses_key_form()) s.kmk = group_sum<Lanes::kLanes>(kmk);
       s.beta = c.turn_floats(Shape::kBeta, turn)[row];
       FrontCoefs<float> f;
       if (plain_front(rule) && rule.erase == Gate::kTied && rule.write == Gate::kTied) {
@@ -217,6 +217,7 @@ struct MixedRows {
       }
     }
     if (valid) store_one(c.rows_at(out.d.beta, turn), row, ds.beta);
+    if (x.m == nullptr) ds.k2 += ds.kmk;  // k.(M k) is |k|^2
     *reinterpret_cast<float4*>(c.floats(Shape::kSlopes) + 4 * row) = make_float4(2 * ds.q2, 2 * ds.k2, 2 * ds.p2, ds.kmk);
   }
 
@@ -225,7 +226,7 @@ struct MixedRows {
   static FW_DEVICE void store_gradients(const ChannelChunk<Shape>& c, int turn, const StreamSums& sums) {
     const Problem& x = c.args.problem;
     const HeadGradients& out = c.args.grads;
-    const bool own = x.rule.uses_erase_key(), normalised = x.rule.normaliser != Normaliser::kNone && x.m != nullptr;
+    const bool own = x.rule.uses_erase_key(), normalised = x.rule.uses_key_form() && x.m != nullptr;
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = c.row() + 8 * half;

@@ -1,0 +1,99 @@
+// Keys from the decay and their gradient, elementwise. See decay_keys.h.
+//
+// Roles, 256 threads: a warp has one token and key head at a time, a lane every 32nd channel; nothing is shared.
+#include <algorithm>
+#include <cmath>
+
+#include "scan/cuda/call/args.h"
+#include "scan/cuda/call/decay_keys.h"
+#include "scan/cuda/call/device.h"
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/call/scan.h"
+#include "scan/cuda/machine/tokens.cuh"
+
+namespace fw::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct Shape {
+  unsigned rows, T, H;  // rows: tokens times key heads; T: tokens of a batch, all of them where sequences are packed
+  int K;
+};
+
+FW_DEVICE Rows row_of(const TokenArg& x, unsigned b, unsigned t, unsigned h) {
+  const int64_t at = b * x.stride_b + t * x.stride_t + h * x.stride_h;
+  return {static_cast<char*>(x.data) + at * (x.bf16 != 0 ? 2 : 4), 0, x.bf16};
+}
+
+// body(b, t, h) of every row of this warp.
+template <class Body>
+FW_DEVICE void for_rows(const Shape& shape, const Body& body) {
+  const unsigned step = grid_size_x() * (kThreads / 32);
+  for (unsigned row = block_index_x() * (kThreads / 32) + warp_index(); row < shape.rows; row += step) {
+    const unsigned token = row / shape.H, b = token / shape.T;
+    body(b, token - b * shape.T, row - token * shape.H);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, 4) decay_keys_kernel(const __grid_constant__ TokenArg g, const __grid_constant__ TokenArg k, Shape shape) {
+  for_rows(shape, [&](unsigned b, unsigned t, unsigned h) {
+    const Rows from = row_of(g, b, t, h), to = row_of(k, b, t, h);
+    for (int i = static_cast<int>(lane_index()); i < shape.K; i += 32) {
+      float x[1];
+      load_channels(from, 0, i, shape.K, x);
+      x[0] = -expm1f(x[0]);
+      store_channels(to, 0, i, shape.K, x);
+    }
+  });
+}
+
+__global__ void __launch_bounds__(kThreads, 4)
+    decay_key_gradients_kernel(const __grid_constant__ TokenArg g, const __grid_constant__ TokenArg dk, const __grid_constant__ TokenArg dg, Shape shape) {
+  for_rows(shape, [&](unsigned b, unsigned t, unsigned h) {
+    const Rows from = row_of(g, b, t, h), grad = row_of(dk, b, t, h), to = row_of(dg, b, t, h);
+    for (int i = static_cast<int>(lane_index()); i < shape.K; i += 32) {
+      float x[1], d[1], y[1];
+      load_channels(from, 0, i, shape.K, x);
+      load_channels(grad, 0, i, shape.K, d);
+      load_channels(to, 0, i, shape.K, y);
+      y[0] -= expf(x[0]) * d[0];
+      store_channels(to, 0, i, shape.K, y);
+    }
+  });
+}
+
+TokenArg arg_of(const TokenTensor<float>& t) {
+  TokenArg a;
+  a.bf16 = t.bf16 != nullptr ? 1 : 0;
+  a.data = a.bf16 != 0 ? static_cast<void*>(t.bf16) : static_cast<void*>(t.data);
+  a.stride_b = t.stride_b;
+  a.stride_t = t.stride_t;
+  a.stride_h = t.stride_h;
+  return a;
+}
+
+Shape shape_of(const Plan& plan) {
+  const int64_t T = plan.packed ? plan.tokens() : plan.T;
+  return {static_cast<unsigned>(plan.tokens() * plan.H), static_cast<unsigned>(std::max<int64_t>(T, 1)), static_cast<unsigned>(plan.H),
+          static_cast<int>(plan.K)};
+}
+
+Dim3 grid_of(const Shape& shape) {
+  constexpr int64_t kRows = kThreads / 32;
+  return Dim3{static_cast<unsigned>(std::min((int64_t{shape.rows} + kRows - 1) / kRows, 16 * int64_t{multiprocessors()}))};
+}
+
+}  // namespace
+
+void make_decay_keys(const Plan& plan, const TokenTensor<float>& g, const TokenTensor<float>& k) {
+  const Shape shape = shape_of(plan);
+  launch(decay_keys_kernel, grid_of(shape), kThreads, 0, plan.stream, arg_of(g), arg_of(k), shape);
+}
+
+void add_decay_keys(const Plan& plan, const TokenTensor<float>& g, const TokenTensor<float>& dk, const TokenTensor<float>& dg) {
+  const Shape shape = shape_of(plan);
+  launch(decay_key_gradients_kernel, grid_of(shape), kThreads, 0, plan.stream, arg_of(g), arg_of(dk), arg_of(dg), shape);
+}
+
+}  // namespace fw::cuda
