@@ -1,10 +1,14 @@
 #include "base/gemm.h"
 
+#if defined(FW_BLAS)
 #include <cblas.h>
 #include <oneapi/dnnl/dnnl.h>
 
 #if !defined(FW_STD_THREADS)
 #include <omp.h>
+#endif
+#else
+#include "base/own_gemm.h"
 #endif
 
 #include <algorithm>
@@ -15,6 +19,7 @@
 namespace fw {
 namespace {
 
+#if defined(FW_BLAS)
 // OpenBLAS must not open threads of its own, whichever of its builds the system has. Its OpenMP build passes the number
 // on to OpenMP for the whole process, so that is put back.
 [[maybe_unused]] const bool g_blas_single = [] {
@@ -27,6 +32,24 @@ namespace {
 #endif
   return true;
 }();
+
+void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
+             int64_t ldc) {
+  const dnnl_status_t status = dnnl_sgemm(ta == Trans::kNo ? 'N' : 'T', tb == Trans::kNo ? 'N' : 'T', m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+  if (status != dnnl_success) fail_internal("dnnl_sgemm {}x{}x{}: status {}", m, n, k, static_cast<int>(status));
+}
+
+void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda, const double* b, int64_t ldb, double beta,
+             double* c, int64_t ldc) {
+  cblas_dgemm(CblasRowMajor, ta == Trans::kNo ? CblasNoTrans : CblasTrans, tb == Trans::kNo ? CblasNoTrans : CblasTrans, static_cast<int>(m),
+              static_cast<int>(n), static_cast<int>(k), alpha, a, static_cast<int>(lda), b, static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
+}
+#else
+template <class T>
+void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc) {
+  own_gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+#endif
 
 template <class T>
 void scale_only(int64_t m, int64_t n, T beta, T* c, int64_t ldc) {
@@ -58,8 +81,7 @@ void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, cons
   if (m <= 0 || n <= 0) return;
   if (k <= 0) return scale_only(m, n, beta, c, ldc);
   if (!inside_task()) return parallel_for(1, [&](int64_t) { gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
-  const dnnl_status_t status = dnnl_sgemm(ta == Trans::kNo ? 'N' : 'T', tb == Trans::kNo ? 'N' : 'T', m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-  if (status != dnnl_success) fail_internal("dnnl_sgemm {}x{}x{}: status {}", m, n, k, static_cast<int>(status));
+  product(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
 void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a, int64_t lda, const double* b, int64_t ldb, double beta, double* c,
@@ -67,8 +89,7 @@ void gemm(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, double alpha, con
   if (m <= 0 || n <= 0) return;
   if (k <= 0) return scale_only(m, n, beta, c, ldc);
   if (!inside_task()) return parallel_for(1, [&](int64_t) { gemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
-  cblas_dgemm(CblasRowMajor, ta == Trans::kNo ? CblasNoTrans : CblasTrans, tb == Trans::kNo ? CblasNoTrans : CblasTrans, static_cast<int>(m),
-              static_cast<int>(n), static_cast<int>(k), alpha, a, static_cast<int>(lda), b, static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
+  product(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
 void gemm_parallel(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b, int64_t ldb, float beta,

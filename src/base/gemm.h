@@ -1,4 +1,5 @@
-// Matrix products: oneDNN for float, OpenBLAS for double (oneDNN has no double). Row-major:
+// Matrix products: oneDNN for float, OpenBLAS for double (oneDNN has no double), own ones (own_gemm.h) in
+// a build without them. Row-major:
 // C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C.
 #pragma once
 

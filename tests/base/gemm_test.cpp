@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/own_gemm.h"
 #include "base/random.h"
 #include "base/threads.h"
 
@@ -20,6 +21,8 @@ struct Shape {
 template <class T>
 class GemmTest : public ::testing::Test {
  protected:
+  using Function = void (*)(Trans, Trans, int64_t, int64_t, int64_t, T, const T*, int64_t, const T*, int64_t, T, T*, int64_t);
+
   static std::vector<T> random_values(int64_t count, uint64_t seed) {
     Random random(seed);
     std::vector<T> values(static_cast<size_t>(count));
@@ -27,8 +30,8 @@ class GemmTest : public ::testing::Test {
     return values;
   }
 
-  // One product by either function against three loops in double; the padding of C must stay as it is.
-  static void check(Trans ta, Trans tb, const Shape& s, T alpha, T beta, bool parallel) {
+  // One product by one of the functions against three loops in double; the padding of C must stay as it is.
+  static void check(Trans ta, Trans tb, const Shape& s, T alpha, T beta, Function tested) {
     const int64_t lda = (ta == Trans::kNo ? s.k : s.m) + 3, ldb = (tb == Trans::kNo ? s.n : s.k) + 1, ldc = s.n + 2;
     const auto a = random_values((ta == Trans::kNo ? s.m : s.k) * lda, 1);
     const auto b = random_values((tb == Trans::kNo ? s.k : s.n) * ldb, 2);
@@ -40,8 +43,7 @@ class GemmTest : public ::testing::Test {
         for (int64_t j = 0; j < s.n; ++j) c[static_cast<size_t>(i * ldc + j)] = std::numeric_limits<T>::quiet_NaN();
       }
     }
-    (parallel ? static_cast<Function>(gemm_parallel) : static_cast<Function>(gemm))(ta, tb, s.m, s.n, s.k, alpha, a.data(), lda, b.data(), ldb, beta, c.data(),
-                                                                                    ldc);
+    tested(ta, tb, s.m, s.n, s.k, alpha, a.data(), lda, b.data(), ldb, beta, c.data(), ldc);
     for (int64_t i = 0; i < s.m; ++i) {
       for (int64_t j = 0; j < s.n; ++j) {
         double sum = 0, size = 0;
@@ -60,8 +62,6 @@ class GemmTest : public ::testing::Test {
       for (int64_t j = s.n; j < ldc; ++j) ASSERT_EQ(c[static_cast<size_t>(i * ldc + j)], before[static_cast<size_t>(i * ldc + j)]) << "padding";
     }
   }
-
-  using Function = void (*)(Trans, Trans, int64_t, int64_t, int64_t, T, const T*, int64_t, const T*, int64_t, T, T*, int64_t);
 };
 
 using Types = ::testing::Types<float, double>;
@@ -71,7 +71,7 @@ TYPED_TEST(GemmTest, AgainstThreeLoops) {
   for (const Trans ta : {Trans::kNo, Trans::kYes}) {
     for (const Trans tb : {Trans::kNo, Trans::kYes}) {
       for (const Shape& s : {Shape{1, 1, 1}, Shape{5, 7, 3}, Shape{16, 64, 33}, Shape{1, 100, 40}, Shape{70, 1, 9}, Shape{4, 5, 0}}) {
-        for (const TypeParam beta : {TypeParam(0), TypeParam(1), TypeParam(-0.5)}) this->check(ta, tb, s, TypeParam(1.5), beta, false);
+        for (const TypeParam beta : {TypeParam(0), TypeParam(1), TypeParam(-0.5)}) this->check(ta, tb, s, TypeParam(1.5), beta, gemm);
       }
     }
   }
@@ -82,8 +82,19 @@ TYPED_TEST(GemmTest, InTilesOnAllThreads) {
     for (const Trans tb : {Trans::kNo, Trans::kYes}) {
       // Below, at and above the tile sizes, rows and columns.
       for (const Shape& s : {Shape{3, 5, 7}, Shape{130, 513, 5}, Shape{1025, 20, 6}, Shape{33, 1030, 4}, Shape{64, 512, 0}}) {
-        this->check(ta, tb, s, TypeParam(1), TypeParam(0), true);
-        this->check(ta, tb, s, TypeParam(-2), TypeParam(1), true);
+        this->check(ta, tb, s, TypeParam(1), TypeParam(0), gemm_parallel);
+        this->check(ta, tb, s, TypeParam(-2), TypeParam(1), gemm_parallel);
+      }
+    }
+  }
+}
+
+// What a build without oneDNN and OpenBLAS multiplies with: rows that fill no block of four, columns that fill no vector.
+TYPED_TEST(GemmTest, OwnProductsAgainstThreeLoops) {
+  for (const Trans ta : {Trans::kNo, Trans::kYes}) {
+    for (const Trans tb : {Trans::kNo, Trans::kYes}) {
+      for (const Shape& s : {Shape{1, 1, 1}, Shape{5, 7, 3}, Shape{16, 64, 33}, Shape{1, 100, 40}, Shape{70, 1, 9}, Shape{64, 128, 64}, Shape{63, 81, 128}}) {
+        for (const TypeParam beta : {TypeParam(0), TypeParam(1), TypeParam(-0.5)}) this->check(ta, tb, s, TypeParam(1.5), beta, own_gemm);
       }
     }
   }
