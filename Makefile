@@ -15,7 +15,7 @@ TEST_TARGETS := $(if $(GPU),all,fw_tests fastweight_program fastweight_shared fa
 NVCC := $(firstword $(shell command -v nvcc 2> /dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 NOT_IN_TEST := ^(long$(if $(GPU),,|gpu))$$
 
-.PHONY: all gpu deps configure test test-long torture demo install bench gpu-test gpu-bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
+.PHONY: all gpu deps configure test test-long torture demo install wheel bench gpu-test gpu-bench format check format-check floors tidy sanitize asan-ubsan tsan fuzz clean help
 all: configure ## build the program (build/fastweight) and the library
 	$(CMAKE_BUILD) --target fastweight_program fastweight_shared fastweight_pages
 
@@ -57,6 +57,9 @@ demo: configure ## train on fortunes (or TEXT=my.txt) for a few minutes, evaluat
 install: all ## into PREFIX (/usr/local), staged under DESTDIR: program, manual page, completions, library, header, CMake and pkg-config files
 	DESTDIR="$(DESTDIR)" cmake --install build --prefix "$(PREFIX)"
 	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
+
+wheel: deps ## the Python package (PyTorch, flash-linear-attention) as dist/fastweight-*.whl; docs/python.md
+	@tools/wheel.sh dist
 
 bench: configure ## time the recurrence and a training step on this machine
 	@$(CMAKE_BUILD) --target fastweight_program
@@ -107,4 +110,4 @@ fuzz: ## the readers of files under libFuzzer, FUZZ_SECONDS (60) each
 	@tools/fuzz.sh $(FUZZ_SECONDS)
 
 clean: ## remove everything that was built
-	rm -rf build build-debug build-asan-ubsan build-tsan build-fuzz build-tidy
+	rm -rf build build-debug build-asan-ubsan build-tsan build-fuzz build-tidy build-wheel build-wheel-cpu dist

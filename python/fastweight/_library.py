@@ -1,0 +1,141 @@
+"""The shared library: where it is, its functions with their types, its errors as Python's, and rules as its struct.
+
+Looked for in this order: the file that FASTWEIGHT_LIBRARY names, beside this file (the wheel), the system's libraries. The C
+header is the one beside it: in the package, or that of the source tree around it.
+"""
+
+import ctypes
+import ctypes.util
+import functools
+import os
+import pathlib
+
+from fastweight._header import Header
+
+_HERE = pathlib.Path(__file__).resolve().parent
+
+
+class Error(ValueError):
+    """An argument is wrong: which, what was expected, what came."""
+
+
+class DeviceError(RuntimeError):
+    """The device cannot run the call: no GPU, one that is not supported, or a library built without CUDA."""
+
+
+def find_library():
+    """Path (or name) of the shared library that calls go to."""
+    named = os.environ.get("FASTWEIGHT_LIBRARY")
+    if named:
+        if not os.path.exists(named):
+            raise ImportError(f"FASTWEIGHT_LIBRARY: expected the path of libfastweight.so, got '{named}', which is not there")
+        return named
+    beside = _HERE / "libfastweight.so"
+    if beside.exists():
+        return str(beside)
+    found = ctypes.util.find_library("fastweight")
+    if found:
+        return found
+    raise ImportError(
+        f"libfastweight.so: expected it at {beside} (the wheel brings it), in FASTWEIGHT_LIBRARY or among the system's libraries; "
+        "build the wheel with `make wheel` and install it"
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def header():
+    for path in (_HERE / "include/fastweight/fastweight.h", _HERE.parents[1] / "include/fastweight/fastweight.h"):
+        if path.exists():
+            return Header(path.read_text(encoding="utf-8"))
+    raise ImportError(f"fastweight.h: expected it at {_HERE / 'include/fastweight'}; the installation is not whole")
+
+
+@functools.lru_cache(maxsize=None)
+def library():
+    """The loaded library. Calls release the GIL."""
+    lib = ctypes.CDLL(find_library())
+    pointer, size, status = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    for name, result, arguments in (
+        ("fw_init_struct", None, [pointer, size]),
+        ("fw_rule_preset", status, [ctypes.c_char_p, pointer]),
+        ("fw_rule_name", ctypes.c_char_p, [ctypes.c_int]),
+        ("fw_workspace_query", status, [pointer, pointer]),
+        ("fw_device_check", status, [ctypes.c_int32]),
+        ("fw_plan_text", size, [pointer, pointer, size]),
+        ("fw_forward", status, [pointer, pointer, pointer, pointer, size, pointer, size]),
+        ("fw_backward", status, [pointer, pointer, pointer, pointer, pointer, size, pointer, size]),
+        ("fw_step", status, [pointer, pointer, pointer, pointer, size]),
+        ("fw_last_error", ctypes.c_char_p, []),
+        ("fw_version", ctypes.c_char_p, []),
+        ("fw_simd_target", ctypes.c_char_p, []),
+        ("fw_set_threads", None, [ctypes.c_int]),
+        ("fw_get_threads", ctypes.c_int, []),
+    ):
+        function = getattr(lib, name)
+        function.restype = result
+        function.argtypes = arguments
+    version = lib.fw_version().decode()
+    probe = header().structs["fw_desc"]()
+    lib.fw_init_struct(ctypes.byref(probe), ctypes.sizeof(probe))
+    sizes = new("fw_sizes", lib)
+    probe.B = probe.T = probe.H = probe.HV = probe.K = probe.V = 1
+    if lib.fw_workspace_query(ctypes.byref(probe), ctypes.byref(sizes)) != 0:
+        raise ImportError(f"{find_library()} (version {version}) and the C header of this package are of different versions: {lib.fw_last_error().decode()}")
+    return lib
+
+
+def new(struct, lib=None):
+    """A struct of the header with every field at its default."""
+    value = header().structs[struct]()
+    (lib or library()).fw_init_struct(ctypes.byref(value), ctypes.sizeof(value))
+    return value
+
+
+def check(status):
+    """Raises what the status of a call says."""
+    if status == 0:
+        return
+    statuses = header().enums["fw_status"]
+    message = library().fw_last_error().decode()
+    if status == statuses["error_device"]:
+        raise DeviceError(message)
+    if status == statuses["error_memory"]:
+        raise MemoryError(message)
+    raise (Error if status == statuses["error_argument"] else RuntimeError)(message)
+
+
+def rule_names():
+    names = []
+    while True:
+        name = library().fw_rule_name(len(names))
+        if name is None:
+            return names
+        names.append(name.decode())
+
+
+@functools.lru_cache(maxsize=None)
+def rule_struct(text):
+    """A rule as it is written everywhere: a preset's name, axis=value words, or the one followed by the others."""
+    rule = new("fw_rule")
+    words = text.split()
+    if not words:
+        raise Error("rule: expected a preset's name or axis=value ..., got an empty text")
+    if "=" not in words[0]:
+        check(library().fw_rule_preset(words.pop(0).encode(), ctypes.byref(rule)))
+    fields = [name for name, _ in rule._fields_ if name != "size"]
+    for word in words:
+        axis, equals, value = word.partition("=")
+        if not equals or axis not in fields:
+            raise Error(f"rule: expected axis=value with an axis of {', '.join(fields)}, got '{word}'")
+        enum = header().field_enums.get(("fw_rule", axis))
+        if enum is None:
+            try:
+                setattr(rule, axis, float(value))
+            except ValueError:
+                raise Error(f"rule: {axis}: expected a number, got '{value}'") from None
+        else:
+            values = header().enums[enum]
+            if value not in values:
+                raise Error(f"rule: axis {axis}: expected one of {', '.join(values)}, got '{value}'")
+            setattr(rule, axis, values[value])
+    return rule

@@ -1,0 +1,165 @@
+"""The recurrence on tensors: forward (differentiable), backward, step, plan_text.
+
+    from fastweight.torch import forward
+    o, final_state, _ = forward("gated_deltanet", q, k, v, g=g, beta=beta, output_final_state=True)
+
+q, k [B, T, H, K], v [B, T, HV, V]; which other tensors a rule takes, and their shapes, is said by `fastweight rules NAME` and by the
+message when one is missing. Types: float32 and bfloat16 (each tensor on its own), float64 on the CPU, float16 by conversion; states float32 (float64).
+Gradients have their inputs' types. Packed sequences: B = 1 and cu_seqlens.
+
+torch.compile takes these calls into its graph (fullgraph=True). Second derivatives are refused.
+"""
+
+import os
+import typing
+
+import torch
+
+from fastweight._library import DeviceError, Error
+from fastweight.torch import _arguments, _autograd, _calls, _operators
+
+__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "plan_text", "step"]
+
+_SAVE = os.environ.get("FASTWEIGHT_SAVE", "1") != "0"
+_SEGMENT = int(os.environ.get("FASTWEIGHT_SEGMENT", "0"))
+
+
+class Result(typing.NamedTuple):
+    o: torch.Tensor
+    final_state: typing.Optional[torch.Tensor]
+    final_precond: typing.Optional[torch.Tensor]
+
+
+def _config(rule, q, scale, v_first, form, chunk, segment, bf16_operands):
+    if not isinstance(rule, str):
+        raise Error(f"rule: expected a preset's name or axis=value ..., got {type(rule).__name__}")
+    if form not in _calls.FORMS:
+        raise Error(f"form: expected one of {', '.join(_calls.FORMS)}, got {form!r}")
+    if bf16_operands is None:  # the chunk form on CUDA has no other; inputs of float32 there run exactly, one token at a time
+        bf16_operands = q.device.type == "cuda" and q.dtype in (torch.bfloat16, torch.float16)
+    return _calls.Config(
+        rule, float(scale or 0.0), bool(v_first), _calls.FORMS[form], int(chunk), int(_SEGMENT if segment is None else segment), bool(bf16_operands)
+    )
+
+
+def forward(
+    rule,
+    q,
+    k,
+    v,
+    g=None,
+    beta=None,
+    lambda_=None,
+    erase_key=None,
+    erase_gate=None,
+    write_gate=None,
+    read_correction=None,
+    precond_g=None,
+    precond_beta=None,
+    precond_center=None,
+    initial_state=None,
+    initial_precond=None,
+    *,
+    scale=None,
+    output_final_state=False,
+    cu_seqlens=None,
+    cu_seqlens_cpu=None,
+    state_v_first=False,
+    form="auto",
+    chunk=0,
+    segment=None,
+    bf16_operands=None,
+    save=None,
+):
+    """Result(o, final_state, final_precond); o [B, T, HV, V] in q's type.
+
+    rule: a preset's name, "axis=value ..." or a name with axes that differ ("kda gain_bound=2").
+    scale: of the read vector, K^-1/2 if None. state_v_first: states are [N, HV, V, K] instead of [N, HV, K, V].
+    cu_seqlens: offsets [N + 1] of sequences in a batch of one; on a device its values are fetched once for a tensor that does not change, and
+        cu_seqlens_cpu, the same in host memory, spares that.
+    form, chunk, segment, bf16_operands: as in fw_desc; None: by environment (FASTWEIGHT_SEGMENT) and device.
+    save: whether forward keeps what backward needs (True unless FASTWEIGHT_SAVE=0) or backward computes it again: less memory, more time.
+    """
+    named = dict(zip(_calls.INPUTS, (q, k, v, g, beta, lambda_, erase_key, erase_gate, write_gate, read_correction, precond_g, precond_beta,
+                                     precond_center, initial_state, initial_precond)))
+    inputs = _arguments.inputs_of(named)
+    first = inputs[_calls.Q]
+    config = _config(rule, q, scale, state_v_first, form, chunk, segment, bf16_operands)
+    cu_seqlens = cu_seqlens_cpu if cu_seqlens_cpu is not None else cu_seqlens
+    _arguments.check_offsets(cu_seqlens, first)
+    needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    save = needs_grad and (_SAVE if save is None else bool(save))
+    if _autograd.eager(inputs):
+        offsets = _calls.offsets_of(cu_seqlens)
+        if needs_grad:
+            o, final_state, final_precond = _autograd.Recurrence.apply(config, offsets, output_final_state, save, *inputs)
+        else:
+            o, final_state, final_precond, _ = _calls.forward(config, inputs, offsets, output_final_state)
+    else:
+        o, final_state, final_precond, _ = torch.ops.fastweight.forward(*inputs, cu_seqlens, *config, output_final_state, save)
+        if not output_final_state:
+            final_state = final_precond = None
+        elif final_precond.dim() == 1:  # the operator's absent tensor
+            final_precond = None
+    return Result(o if o.dtype == q.dtype else o.to(q.dtype), final_state, final_precond)
+
+
+def backward(rule, inputs, d_o, d_final_state=None, d_final_precond=None, *, wanted=None, scale=None, cu_seqlens=None, state_v_first=False, form="auto",
+             chunk=0, segment=None, bf16_operands=None):
+    """Gradients of sum(o d_o) + sum(final_state d_final_state) + sum(final_precond d_final_precond) as {name: tensor}, recomputing forward.
+
+    inputs: {name: tensor} with the names of forward's arguments; wanted: names, all of inputs if None. For programs with a backward pass of their own;
+    under autograd call forward and let torch differentiate."""
+    named = {"lambda" if name == "lambda_" else name: tensor for name, tensor in inputs.items()}
+    for name in named:
+        if name not in _calls.INPUTS:
+            raise Error(f"inputs: expected names of {', '.join(_calls.INPUTS)}, got '{name}'")
+    names = list(inputs) if wanted is None else list(wanted)
+    tensors = tuple(t if t is None else t.detach() for t in _arguments.inputs_of({**dict.fromkeys("qkv"), **named}))
+    q = tensors[_calls.Q]
+    config = _config(rule, q, scale, state_v_first, form, chunk, segment, bf16_operands)
+    _arguments.check_offsets(cu_seqlens, q)
+    flags = [name in ["lambda" if n == "lambda_" else n for n in names] for name in _calls.INPUTS]
+    state = _calls.state_dtype(q.dtype)
+    cotangents = tuple(_operators.usable(t, d) for t, d in ((d_o, q.dtype), (d_final_state, state), (d_final_precond, state)))
+    gradients = _calls.backward(config, tensors, _calls.offsets_of(cu_seqlens), cotangents, None, flags)
+    found = dict(zip(_calls.INPUTS, gradients))
+    return {name: found["lambda" if name == "lambda_" else name] for name in names}
+
+
+def step(rule, q, k, v, state, precond_state=None, *, slots=None, scale=None, cu_seqlens=None, state_v_first=False, **tensors):
+    """o of one or a few tokens a sequence; state [N, HV, K, V] (and precond_state [N, H, K]) are updated in place. No gradients.
+
+    slots (CUDA): int32 [N], the states of sequence n lie at slots[n] of a pool; -1: the sequence is skipped and its o is not written."""
+    for name in tensors:
+        if name.rstrip("_") not in _calls.INPUTS or name.startswith("initial"):
+            raise Error(f"step: expected tensors of {', '.join(n for n in _calls.INPUTS[3:-2])}, got '{name}'")
+    inputs = _arguments.inputs_of({"q": q, "k": k, "v": v, **{name.rstrip("_"): t for name, t in tensors.items()}})
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+        raise Error("step: expected tensors without gradients (torch.no_grad()), got one that requires them; forward(form='token') has gradients")
+    config = _config(rule, q, scale, state_v_first, "token", 0, None, False)
+    _arguments.check_offsets(cu_seqlens, inputs[_calls.Q])
+    if not isinstance(state, torch.Tensor):
+        raise Error(f"state: expected a torch.Tensor, got {type(state).__name__}")
+    if slots is not None and (slots.dtype != torch.int32 or slots.dim() != 1 or slots.device != q.device):
+        raise Error(f"slots: expected int32 of one dimension on {q.device}, got {slots.dtype} of shape {list(slots.shape)} on {slots.device}")
+    for name, tensor in (("state", state), ("precond_state", precond_state)):
+        if tensor is not None and tensor.device != q.device:
+            raise Error(f"{name}: expected a tensor on {q.device}, as q is, got one on {tensor.device}")
+        allowed = (_calls.state_dtype(inputs[_calls.Q].dtype),) + ((torch.bfloat16,) if q.device.type == "cuda" and name == "state" else ())
+        if tensor is not None and tensor.dtype not in allowed:
+            raise Error(f"{name}: expected {' or '.join(map(str, allowed))} (it is updated in place), got {tensor.dtype}")
+    if _autograd.eager((*inputs, state, precond_state, slots)):
+        o = _calls.step(config, inputs, _calls.offsets_of(cu_seqlens), state, precond_state, slots)
+        for tensor in (state, precond_state):
+            if tensor is not None and not tensor.is_inference():
+                torch.autograd.graph.increment_version(tensor)
+    else:
+        o = torch.ops.fastweight.step_(*inputs, cu_seqlens, *config, state, precond_state, slots)
+    return o if o.dtype == q.dtype else o.to(q.dtype)
+
+
+def plan_text(rule, q, k, v, *, scale=None, cu_seqlens=None, state_v_first=False, form="auto", chunk=0, segment=None, bf16_operands=None, **tensors):
+    """What a call with these tensors would do: form, kernels, bytes."""
+    inputs = _arguments.inputs_of({"q": q, "k": k, "v": v, **{name.rstrip("_"): t for name, t in tensors.items()}})
+    return _calls.plan_text(_config(rule, q, scale, state_v_first, form, chunk, segment, bf16_operands), inputs, _calls.offsets_of(cu_seqlens))

@@ -1,0 +1,254 @@
+"""fastweight.torch against a plain torch loop: values, gradients, packing, types, what is refused."""
+
+import inspect
+import unittest
+
+import torch
+
+import fastweight
+import fastweight.torch as fwt
+from fastweight.torch import _calls
+from reference import random_inputs, recurrence
+
+COMPOSED = [
+    "decay=channel gain=longhorn feedback=fixed lambda=0.3 read=corrected q_norm=l2 k_norm=l2",
+    "decay=scalar gain=gate erase_key=own write=scalar q_norm=l2 k_norm=l2",
+    "decay=channel erase=scalar write=channel precond=diagonal precond_form=squash_low gain=gate q_norm=l2 k_norm=l2",
+    "solve=offline decay=scalar gain=gate precond=read precond_form=inverse normaliser=one_plus k_norm=l2",
+]
+ALL = fastweight.rule_names() + ["gated_deltanet2_b_only", "precond_norm_gated", "precond_exact"] + COMPOSED
+
+
+def states(rule, inputs, n):
+    q, v = inputs["q"], inputs["v"]
+    generator = torch.Generator().manual_seed(7)
+    state = torch.randn(n, v.shape[2], q.shape[3], v.shape[3], generator=generator, dtype=torch.float64) * 0.3
+    precond = torch.rand(n, q.shape[2], q.shape[3], generator=generator, dtype=torch.float64)
+    return (state, precond) if _calls.uses_precond(rule) else (state, None)
+
+
+def gradients(out, inputs, weights):
+    loss = sum((x * w.to(x.dtype)).sum() for x, w in zip(out, weights) if x is not None)
+    return torch.autograd.grad(loss, inputs)
+
+
+def weights_like(out):
+    generator = torch.Generator().manual_seed(9)
+    return [None if x is None else torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in out]
+
+
+class Recurrence(unittest.TestCase):
+    def assertNear(self, found, expected, tolerance, what):
+        found, expected = found.detach().double(), expected.detach().double()
+        size = expected.abs().max().clamp_min(1e-3)
+        self.assertEqual(found.shape, expected.shape, what)
+        self.assertLessEqual(float((found - expected).abs().max() / size), tolerance, what)
+
+    def test_every_rule_and_composed_ones_equal_the_loop_in_values_and_gradients(self):
+        for rule in ALL:
+            with self.subTest(rule=rule):
+                named = random_inputs(rule)
+                state, precond = states(rule, named, 2)
+                leaves = [x.requires_grad_() for x in (*named.values(), state, precond) if x is not None]
+                expected = recurrence(rule, named, state, precond)
+                found = fwt.forward(rule, **named, initial_state=state, initial_precond=precond, output_final_state=True)
+                weights = weights_like(expected)
+                for name, a, b in zip(found._fields, found, expected):
+                    self.assertEqual(a is None, b is None, name)
+                    if b is not None:
+                        self.assertNear(a, b, 1e-11, name)
+                for a, b in zip(gradients(found, leaves, weights), gradients(expected, leaves, weights)):
+                    self.assertNear(a, b, 1e-9, "gradient")
+
+    def test_gradcheck_against_central_differences(self):
+        for rule in ("gated_deltanet", "kda", "gated_deltanet2", "comba", "precond_kda", "retnet", "qdelta"):
+            named = random_inputs(rule, B=1, T=5, H=1, HV=2, K=3, V=4)
+            state, precond = states(rule, named, 1)
+            names = list(named)
+            values = [x.requires_grad_() for x in (*named.values(), state) + ((precond,) if precond is not None else ())]
+
+            def call(*tensors):
+                extra = {"initial_state": tensors[len(names)], "initial_precond": tensors[len(names) + 1] if precond is not None else None}
+                out = fwt.forward(rule, **dict(zip(names, tensors)), **extra, output_final_state=True)
+                return tuple(x for x in out if x is not None)
+
+            with self.subTest(rule=rule):
+                self.assertTrue(torch.autograd.gradcheck(call, values, atol=1e-6, rtol=1e-5))
+
+    def test_packed_sequences_equal_each_alone(self):
+        for rule in ("gated_deltanet", "kda", "precond_gated_deltanet"):
+            lengths = [5, 0, 70, 1]
+            named = random_inputs(rule, B=1, T=sum(lengths), H=2, HV=2)
+            state, precond = states(rule, named, len(lengths))
+            leaves = [x.requires_grad_() for x in (*named.values(), state) if x.dim() > 1]
+            offsets = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+            for dtype in (torch.int32, torch.int64):
+                out = fwt.forward(rule, **named, initial_state=state, initial_precond=precond, output_final_state=True, cu_seqlens=torch.tensor(offsets, dtype=dtype))
+                alone = []
+                for n in range(len(lengths)):
+                    part = {name: x[:, offsets[n] : offsets[n + 1]] if x.dim() > 1 else x for name, x in named.items()}
+                    alone.append(fwt.forward(rule, **part, initial_state=state[n : n + 1], initial_precond=None if precond is None else precond[n : n + 1], output_final_state=True))
+                expected = [torch.cat([x[0] for x in alone], 1), torch.cat([x[1] for x in alone]), None if precond is None else torch.cat([x[2] for x in alone])]
+                self.assertTrue(torch.equal(out.o, expected[0]) and torch.equal(out.final_state, expected[1]), rule)
+                weights = weights_like(expected)
+                for a, b in zip(gradients(out, leaves, weights), gradients(expected, leaves, weights)):
+                    self.assertNear(a, b, 1e-12, rule)
+
+    def test_types_of_outputs_and_gradients_are_those_of_the_inputs(self):
+        named = random_inputs("gated_deltanet")
+        expected = recurrence("gated_deltanet", named)
+        for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)):
+            typed = {name: x.to(torch.float32 if name == "g" else dtype).requires_grad_() for name, x in named.items()}
+            out = fwt.forward("gated_deltanet", **typed, initial_state=torch.zeros(2, 4, 12, 20, dtype=dtype), output_final_state=True)
+            self.assertEqual((out.o.dtype, out.final_state.dtype), (dtype, torch.float32))
+            self.assertNear(out.o, expected[0], tolerance, dtype)
+            out.o.sum().backward()
+            for name, x in typed.items():
+                self.assertEqual(x.grad.dtype, x.dtype, name)
+
+    def test_strided_views_and_gradients_without_strides(self):
+        fused = torch.randn(2, 20, 3 * 2 * 8, dtype=torch.float64, requires_grad=True)
+        q, k, v = (x.view(2, 20, 2, 8) for x in fused.chunk(3, -1))
+        last = torch.randn(2, 20, 8, 2, dtype=torch.float64).transpose(2, 3)  # last stride is not 1
+        beta = torch.rand(2, 1, 2, dtype=torch.float64).expand(2, 20, 2)
+        found = fwt.forward("deltanet", q, last, v, beta=beta).o
+        self.assertNear(found, recurrence("deltanet", {"q": q, "k": last, "v": v, "beta": beta})[0], 1e-12, "values")
+        (a,) = torch.autograd.grad(fwt.forward("deltanet", q, k, v, beta=beta).o.sum(), fused)
+        (b,) = torch.autograd.grad(recurrence("deltanet", {"q": q, "k": k, "v": v, "beta": beta})[0].sum(), fused)
+        self.assertNear(a, b, 1e-12, "gradients")
+
+    def test_recomputation_gives_the_same_bits_and_keeps_nothing(self):
+        named = {name: x.float().requires_grad_() for name, x in random_inputs("kda", T=100).items()}
+        found = []
+        for save in (True, False):
+            out = fwt.forward("kda", **named, save=save).o
+            kept = [t for t in out.grad_fn.saved_tensors if t is not None and t.dtype == torch.uint8] if hasattr(out.grad_fn, "saved_tensors") else []
+            self.assertEqual(len(kept), int(save))
+            found.append(torch.autograd.grad(out.square().sum(), list(named.values())))
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(*found)))
+
+    def test_backward_of_a_program_of_its_own(self):
+        named = {name: x.requires_grad_() for name, x in random_inputs("qdelta").items()}
+        out = fwt.forward("qdelta", **named).o
+        d = torch.randn_like(out)
+        expected = torch.autograd.grad(out, list(named.values()), d)
+        found = fwt.backward("qdelta", named, d)
+        self.assertEqual(list(found), list(named))
+        for name, b in zip(named, expected):
+            self.assertTrue(torch.equal(found[name], b), name)
+        self.assertEqual(list(fwt.backward("qdelta", named, d, wanted=["lambda_"])), ["lambda_"])
+
+    def test_steps_equal_forward_and_update_the_state_in_place(self):
+        for rule in ("gated_deltanet", "precond_kda"):
+            for v_first in (False, True):
+                named = random_inputs(rule, T=9, dtype=torch.float32)
+                center = named.get("precond_center")
+                whole = fwt.forward(rule, **named, output_final_state=True, state_v_first=v_first)
+                state = torch.zeros_like(whole.final_state)
+                precond = None if whole.final_precond is None else torch.zeros_like(whole.final_precond)
+                version = state._version
+                for t in range(9):
+                    token = {name: x[:, t : t + 1] for name, x in named.items() if x is not center}
+                    o = fwt.step(rule, state=state, precond_state=precond, state_v_first=v_first, **token, **({} if center is None else {"precond_center": center}))
+                    self.assertNear(o, whole.o[:, t : t + 1], 1e-4, rule)
+                self.assertNear(state, whole.final_state, 1e-4, rule)
+                self.assertGreater(state._version, version)
+
+    def test_second_derivatives_are_refused(self):
+        named = {name: x.requires_grad_() for name, x in random_inputs("deltanet").items()}
+        out = fwt.forward("deltanet", **named).o.square().sum()
+        (first,) = torch.autograd.grad(out, named["q"], create_graph=True)
+        with self.assertRaisesRegex(RuntimeError, "fastweight: second derivatives"):
+            torch.autograd.grad(first.sum(), named["k"])
+
+    def test_autocast_and_checkpointing(self):
+        named = {name: x.float().requires_grad_() for name, x in random_inputs("gated_deltanet").items()}
+        projection = torch.nn.Linear(12, 12)
+
+        def call():
+            return fwt.forward("gated_deltanet", **{**named, "q": projection(named["q"]), "k": projection(named["k"])}).o
+
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = call()
+            self.assertEqual(out.dtype, torch.bfloat16)
+            out.sum().backward()
+        self.assertEqual(projection.weight.grad.dtype, torch.float32)
+        leaves = [*named.values(), projection.weight]
+        plain = torch.autograd.grad(call().sum(), leaves)
+        again = torch.autograd.grad(torch.utils.checkpoint.checkpoint(call, use_reentrant=False).sum(), leaves)
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain, again)))
+
+    def test_the_same_bits_with_any_number_of_threads_and_in_every_run(self):
+        named = {name: x.float().requires_grad_() for name, x in random_inputs("gated_deltanet", T=200).items()}
+        runs = []
+        try:
+            for threads in (1, 2, 3, 2):
+                fastweight.set_threads(threads)
+                out = fwt.forward("gated_deltanet", **named).o
+                runs.append((out, *torch.autograd.grad(out.square().sum(), list(named.values()))))
+        finally:
+            fastweight.set_threads(0)
+        self.assertTrue(all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run)))
+
+
+class Refusals(unittest.TestCase):
+    def setUp(self):
+        self.named = {name: x.float() for name, x in random_inputs("gated_deltanet").items()}
+
+    def refused(self, pattern, rule="gated_deltanet", **changes):
+        with self.assertRaisesRegex(fastweight.Error, pattern):
+            fwt.forward(rule, **{**self.named, **changes})
+
+    def test_a_message_names_the_argument_what_was_expected_and_what_came(self):
+        named = self.named
+        self.refused("beta: expected a tensor, since the rule .* uses it, got none", beta=None)
+        self.refused("write_gate: expected none, since the rule .* does not use it", write_gate=named["v"])
+        self.refused(r"g: shape: expected \[2, 37, 4\], got \[2, 36, 4\]", g=named["g"][:, 1:])
+        self.refused("g: expected a tensor on cpu, as q is, got one on meta", g=named["g"].to("meta"))
+        self.refused("v: expected a floating-point tensor, got torch.int64", v=named["v"].long())
+        self.refused("k: expected 4 dimensions .* got shape", k=named["k"][0])
+        self.refused("q: expected a torch.Tensor, got list", q=[1.0])
+        self.refused("beta: expected a torch.Tensor, got float", beta=0.5)
+        self.refused("HV: expected", v=named["v"][:, :, :3], g=named["g"][:, :, :3], beta=named["beta"][:, :, :3])
+        self.refused("unknown preset 'gated_deltanett'; did you mean", rule="gated_deltanett")
+        self.refused("axis decay: expected one of none, constant, scalar, channel", rule="decay=fast")
+        self.refused("initial_state: shape: expected", initial_state=torch.zeros(2, 4, 12, 21))
+        self.refused("form: expected one of auto, token, chunk", form="fast")
+        self.refused("cu_seqlens: expected a tensor of int32 or int64", cu_seqlens=[0, 37])
+        self.refused("q: expected batch size 1 with cu_seqlens", cu_seqlens=torch.tensor([0, 37]))
+        one = {name: x[:1] for name, x in named.items()}
+        self.refused(r"cu_seqlens\[1\]: expected T = 37, got 36", **one, cu_seqlens=torch.tensor([0, 36]))
+        self.refused("bf16|FW_F32", q=named["q"].double(), bf16_operands=True)
+
+    def test_states_of_a_step(self):
+        token = {name: x[:, :1] for name, x in self.named.items()}
+        for state, pattern in ((None, "state: expected a torch.Tensor, got NoneType"), (torch.zeros(2, 4, 12, 20).double(), "state: expected torch.float32")):
+            with self.assertRaisesRegex(fastweight.Error, pattern):
+                fwt.step("gated_deltanet", state=state, **token)
+        token["q"] = token["q"].requires_grad_()
+        with self.assertRaisesRegex(fastweight.Error, "step: expected tensors without gradients"):
+            fwt.step("gated_deltanet", state=torch.zeros(2, 4, 12, 20), **token)
+
+    @unittest.skipIf(torch.cuda.is_available(), "there is a GPU")
+    def test_no_gpu(self):
+        with self.assertRaises(fastweight.DeviceError):
+            fastweight.check("cuda")
+
+
+class Header(unittest.TestCase):
+    def test_the_arguments_of_forward_are_the_inputs_of_the_header(self):
+        names = [name.rstrip("_") for name in inspect.signature(fwt.forward).parameters]
+        self.assertEqual(tuple(names[1 : 1 + len(_calls.INPUTS)]), _calls.INPUTS)
+
+    def test_every_input_that_a_rule_takes_is_known_to_the_loop(self):
+        for rule in ALL:
+            q = torch.zeros(1, 1, 1, 2)
+            taken = set(random_inputs(rule, T=1))
+            for name in taken:
+                given = {key: x for key, x in random_inputs(rule, T=1).items() if key != name}
+                with self.subTest(rule=rule, without=name), self.assertRaisesRegex(fastweight.Error, name.rstrip("_")):
+                    fwt.forward(rule, **{**dict.fromkeys("qkv"), **given})
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,34 @@
+#!/bin/bash
+# The wheel as a user gets it: built from the tree (without CUDA: what nvcc compiles has tests of its own), installed into a fresh virtual
+# environment that sees the torch of the Python it is made with, asked for its version, and run on the tests of this folder.
+#   wheel_test.sh SOURCE_DIR
+# Exit code 77 (skipped) where that Python has no torch, or pip cannot reach scikit-build-core.
+set -euo pipefail
+source=$1
+python=${FW_PYTHON:-python3}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+skip() {
+  echo "skipped: $1"
+  exit 77
+}
+
+"$python" -c 'import sys, torch; assert sys.version_info >= (3, 9)' 2> /dev/null || skip "$python has no torch (FW_PYTHON=/path/to/python names another)"
+"$python" -m venv "$work/build" 2> /dev/null || skip "$python cannot make virtual environments"
+"$work/build/bin/pip" -q --disable-pip-version-check download --no-deps -d "$work" scikit-build-core > /dev/null 2>&1 || skip "pip cannot reach scikit-build-core"
+
+FW_PYTHON="$python" FW_WHEEL_CUDA=OFF "$source/tools/wheel.sh" "$work/dist"
+"$python" -m venv "$work/user"
+"$work/user/bin/pip" -q --disable-pip-version-check install --no-deps "$work"/dist/fastweight-*.whl
+site=$("$work/user/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+"$python" -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])' > "$site/torch_of_the_other.pth"
+
+# From a folder that has no fastweight, so that only the installed one can be found.
+cp -r "$source/tests/python" "$work/tests"
+cd "$work/tests"
+unset FASTWEIGHT_LIBRARY PYTHONPATH
+"$work/user/bin/python" -c "
+import fastweight
+assert fastweight.find_library().startswith('$work/user'), fastweight.find_library()
+print('fastweight', fastweight.version(), 'on', fastweight.simd_target(), 'from', fastweight.find_library())"
+"$work/user/bin/python" -W ignore -m unittest discover -p 'test_*.py' 2>&1
