@@ -28,8 +28,10 @@ def shapes(rule, B, T, H, HV, K, V):
     a = axes(rule)
     online = a["solve"] == "online"
     s = {"q": (B, T, H, K), "k": (B, T, H, K), "v": (B, T, HV, V)}
+    if a["key_source"] == "decay":
+        del s["k"]
     if a["decay"] in ("scalar", "channel"):
-        s["g"] = (B, T, HV) if a["decay"] == "scalar" else (B, T, HV, K)
+        s["g"] = (B, T, HV) if a["decay"] == "scalar" else (B, T, HV if "k" in s else H, K)
     if ((online and a["erase"] == "tied") or a["write"] == "tied") and a["gain"] not in ("one", "nlms"):
         s["beta"] = (B, T, HV)
     if online and a["feedback"] == "learned":
@@ -74,7 +76,8 @@ def recurrence(rule, inputs, initial_state=None, initial_precond=None, scale=Non
     """o, final_state [B, HV, K, V], final_precond [B, H, K] or None."""
     a = axes(rule)
     online = a["solve"] == "online"
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    q, v = inputs["q"], inputs["v"]
+    k = inputs["k"] if "k" in inputs else -torch.expm1(inputs["g"])
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
     group = HV // H
@@ -98,14 +101,6 @@ def recurrence(rule, inputs, initial_state=None, initial_precond=None, scale=Non
         qt, kt, pt = q[:, t], k[:, t], p[:, t]
         square = wide(kt.square().sum(-1))
         beta = inputs["beta"][:, t] if "beta" in inputs else torch.ones_like(square)
-        s = {
-            "one": lambda: torch.ones_like(square),
-            "gate": lambda: beta,
-            "kaczmarz": lambda: beta / (square + a["gain_eps"]),
-            "nlms": lambda: 1 / (square + a["gain_eps"]),
-            "longhorn": lambda: beta / (1 + beta * square),
-            "efla": lambda: (1 - torch.exp(-beta * square)) / square,
-        }[a["gain"]]()
         M = torch.ones_like(kt)
         alpha_p, beta_p = torch.ones(B, H, dtype=q.dtype), torch.ones(B, H, dtype=q.dtype)
         if a["precond"] != "none":
@@ -119,8 +114,17 @@ def recurrence(rule, inputs, initial_state=None, initial_precond=None, scale=Non
                 y = (A + a["precond_eps"]).log() - inputs["precond_center"][None, :, None]
                 y = y / (1 + y.abs())
                 M = a["precond_x"] ** {"squash": -y, "squash_low": -(1 + y) / 2, "squash_high": (1 - y) / 2}[form]
+        c = (kt * M * kt).sum(-1)
+        s = {
+            "one": lambda: torch.ones_like(square),
+            "gate": lambda: beta,
+            "kaczmarz": lambda: beta / (square + a["gain_eps"]),
+            "nlms": lambda: 1 / (square + a["gain_eps"]),
+            "longhorn": lambda: beta / (1 + beta * square),
+            "precond_longhorn": lambda: beta / (1 + beta * wide(c)),
+            "efla": lambda: (1 - torch.exp(-beta * square)) / square,
+        }[a["gain"]]()
         if a["normaliser"] != "none":
-            c = (kt * M * kt).sum(-1)
             M = M * {"key": lambda: 1 / c, "one_plus": lambda: 1 / (1 + c), "gated": lambda: beta_p / (alpha_p + beta_p * c)}[a["normaliser"]]()[..., None]
         write_key = kt * M if a["precond"] != "read" else kt
         read = wide(qt)
@@ -133,7 +137,7 @@ def recurrence(rule, inputs, initial_state=None, initial_precond=None, scale=Non
             S = S * (1 - 2.0 ** (-5 - torch.arange(HV, dtype=q.dtype)))[None, :, None, None]
         elif a["decay"] != "none":
             g = inputs["g"][:, t].exp()
-            S = S * (g[..., None, None] if a["decay"] == "scalar" else g[..., None])
+            S = S * (g[..., None, None] if a["decay"] == "scalar" else (g if g.shape[1] == HV else wide(g))[..., None])
         z = gate("write_gate", a["write"], t, s) * v[:, t]
         if online:
             e = wide(pt)

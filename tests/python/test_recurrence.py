@@ -51,7 +51,7 @@ class Recurrence(unittest.TestCase):
                 state, precond = states(rule, named, 2)
                 leaves = [x.requires_grad_() for x in (*named.values(), state, precond) if x is not None]
                 expected = recurrence(rule, named, state, precond)
-                found = fwt.forward(rule, **named, initial_state=state, initial_precond=precond, output_final_state=True)
+                found = fwt.forward(rule, **{"k": None, **named}, initial_state=state, initial_precond=precond, output_final_state=True)
                 weights = weights_like(expected)
                 for name, a, b in zip(found._fields, found, expected):
                     self.assertEqual(a is None, b is None, name)
@@ -61,7 +61,7 @@ class Recurrence(unittest.TestCase):
                     self.assertNear(a, b, 1e-9, "gradient")
 
     def test_gradcheck_against_central_differences(self):
-        for rule in ("gated_deltanet", "kda", "gated_deltanet2", "comba", "precond_kda", "retnet", "qdelta"):
+        for rule in ("gated_deltanet", "kda", "gated_deltanet2", "comba", "precond_longhorn", "hgrn2", "retnet", "qdelta"):
             named = random_inputs(rule, B=1, T=5, H=1, HV=2, K=3, V=4)
             state, precond = states(rule, named, 1)
             names = list(named)
@@ -69,7 +69,7 @@ class Recurrence(unittest.TestCase):
 
             def call(*tensors):
                 extra = {"initial_state": tensors[len(names)], "initial_precond": tensors[len(names) + 1] if precond is not None else None}
-                out = fwt.forward(rule, **dict(zip(names, tensors)), **extra, output_final_state=True)
+                out = fwt.forward(rule, **{"k": None, **dict(zip(names, tensors))}, **extra, output_final_state=True)
                 return tuple(x for x in out if x is not None)
 
             with self.subTest(rule=rule):

@@ -3,7 +3,7 @@
     from fastweight.torch import forward
     o, final_state, _ = forward("gated_deltanet", q, k, v, g=g, beta=beta, output_final_state=True)
 
-q, k [B, T, H, K], v [B, T, HV, V]; which other tensors a rule takes, and their shapes, is said by `fastweight rules NAME` and by the
+q, k [B, T, H, K] (k None for hgrn2, which makes it of its decay), v [B, T, HV, V]; which other tensors a rule takes, and their shapes, is said by `fastweight rules NAME` and by the
 message when one is missing. Types: float32 and bfloat16 (each tensor on its own), float64 on the CPU, float16 by conversion; states float32 (float64).
 Gradients have their inputs' types. Packed sequences: B = 1 and cu_seqlens.
 

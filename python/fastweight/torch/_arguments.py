@@ -35,6 +35,8 @@ def inputs_of(tensors):
     """Tensors in the order of the C header from {name: tensor or None}."""
     q = tensors["q"]
     for name in ("q", "k", "v"):
+        if name == "k" and tensors[name] is None:  # rules that take it from the decay; of the others the library says it
+            continue
         if not isinstance(tensors[name], torch.Tensor):
             raise Error(f"{name}: expected a torch.Tensor, got {type(tensors[name]).__name__}")
         if tensors[name].dim() != 4:

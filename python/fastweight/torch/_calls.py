@@ -20,7 +20,7 @@ from fastweight import _library
 
 HEADER = _library.header()
 INPUTS = tuple(name for name, _ in HEADER.structs["fw_inputs"]._fields_ if name != "size")
-Q, K, V = (INPUTS.index(name) for name in "qkv")
+Q, V = (INPUTS.index(name) for name in "qv")
 STATES = ("precond_center", "initial_state", "initial_precond")  # of the state's type; all other inputs are tensors of tokens
 INITIAL_STATE, INITIAL_PRECOND = (INPUTS.index(name) for name in STATES[1:])
 _DTYPES = {torch.float32: HEADER.enums["fw_dtype"]["f32"], torch.float64: HEADER.enums["fw_dtype"]["f64"], torch.bfloat16: HEADER.enums["fw_dtype"]["bf16"]}
@@ -112,7 +112,7 @@ class _Shapes(typing.NamedTuple):
 
 def _shapes(inputs):
     q, v = inputs[Q], inputs[V]
-    return _Shapes(q.shape[0], q.shape[1], inputs[K].shape[2], v.shape[2], q.shape[3], v.shape[3])
+    return _Shapes(q.shape[0], q.shape[1], q.shape[2], v.shape[2], q.shape[3], v.shape[3])
 
 
 def _descriptor(config, shapes, dtype, io_bf16, device_type, offsets):

@@ -10,7 +10,7 @@ from fastweight.torch import _calls
 from fastweight.torch._calls import Config, INPUTS, Q, V
 
 _COUNT = len(INPUTS)
-_TENSORS = ", ".join(("Tensor " if name in "qkv" else "Tensor? ") + (name + "_" if name == "lambda" else name) for name in INPUTS)
+_TENSORS = ", ".join(("Tensor " if name in "qv" else "Tensor? ") + (name + "_" if name == "lambda" else name) for name in INPUTS)
 _OPTIONS = "str rule, float scale, bool v_first, int form, int chunk, int segment, bool bf16_operands"
 _OPTION_COUNT = len(Config._fields)
 
