@@ -12,6 +12,7 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/nearest.h"
+#include "base/printable.h"
 
 namespace fw {
 namespace {
@@ -53,9 +54,8 @@ size_t dtype_bytes(std::string_view name) {
 }
 
 // Text from a file that nobody has vouched for, fit for a message: short, without control characters.
-std::string printable(std::string_view text) {
-  std::string out;
-  for (const char c : text.substr(0, 120)) out += static_cast<unsigned char>(c) < 32 || c == 127 ? '?' : c;
+std::string excerpt(std::string_view text) {
+  std::string out = printable(text.substr(0, 120));
   if (text.size() > 120) out += "...";
   return out;
 }
@@ -99,7 +99,7 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
       return true;
     }
     if (place_ != Place::kDtype) return unexpected("text");
-    if (dtype_bytes(value) == 0) fail("unknown dtype '{}'", printable(value));
+    if (dtype_bytes(value) == 0) fail("unknown dtype '{}'", excerpt(value));
     entry_.dtype = std::move(value);
     place_ = Place::kTensor;
     return true;
@@ -128,13 +128,13 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
       place_ = Place::kHeaderValue;
     } else if (place_ == Place::kMetadata) {
       key_ = std::move(value);
-      if (metadata.count(key_) != 0) fail("key '{}' is there twice", printable(key_));
+      if (metadata.count(key_) != 0) fail("key '{}' is there twice", excerpt(key_));
       place_ = Place::kMetadataValue;
     } else {
       if (value == "dtype") return field(1, Place::kDtype, value);
       if (value == "shape") return field(2, Place::kShape, value);
       if (value == "data_offsets") return field(4, Place::kOffsets, value);
-      fail("expected the keys dtype, shape and data_offsets, got '{}'", printable(value));
+      fail("expected the keys dtype, shape and data_offsets, got '{}'", excerpt(value));
     }
     return true;
   }
@@ -179,7 +179,7 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
 
   template <class... Args>
   [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
-    fail_usage("'{}': tensor '{}': {}", file_, printable(name_), fmt::format(format, std::forward<Args>(args)...));
+    fail_usage("'{}': tensor '{}': {}", file_, excerpt(name_), fmt::format(format, std::forward<Args>(args)...));
   }
 
   bool unexpected(const char* what) const {
@@ -329,7 +329,7 @@ void SafetensorsReader::parse(std::span<const std::byte> content) {
   uint64_t position = 0;
   for (const auto* item : order) {
     const Entry& e = item->second;
-    const std::string tensor = printable(item->first);
+    const std::string tensor = excerpt(item->first);
     if (e.begin > e.end || e.end > data.size()) {
       fail_usage("'{}': tensor '{}': data_offsets [{}, {}] lie outside the {} bytes that the file has for tensors: truncated or damaged", name_, tensor,
                  e.begin, e.end, data.size());
@@ -360,7 +360,7 @@ void SafetensorsReader::parse(std::span<const std::byte> content) {
   const std::string actual = fmt::format("{:016x}", checksum_of(header, place, all));
   if (actual != sum->second) {
     fail_usage("'{}': checksum {} expected, {} found: the file is damaged (use another copy; if a program changed it on purpose, remove {} from its metadata)",
-               name_, printable(sum->second), actual, kChecksumKey);
+               name_, excerpt(sum->second), actual, kChecksumKey);
   }
 }
 
@@ -371,7 +371,7 @@ void SafetensorsReader::read(const std::string& name, std::span<const int64_t> s
     std::vector<std::string> names;
     for (const auto& item : tensors_) names.push_back(item.first);
     const std::string near = nearest(name, names);
-    fail_usage("'{}': tensor '{}' is missing{}", name_, name, near.empty() ? "" : fmt::format(" (the nearest name there is '{}')", printable(near)));
+    fail_usage("'{}': tensor '{}' is missing{}", name_, name, near.empty() ? "" : fmt::format(" (the nearest name there is '{}')", excerpt(near)));
   }
   const TensorInfo& tensor = found->second;
   if (!std::equal(shape.begin(), shape.end(), tensor.shape.begin(), tensor.shape.end())) {

@@ -215,6 +215,22 @@ TEST(Safetensors, EveryFlippedBitIsAnErrorOrHarmless) {
   EXPECT_LT(harmless, 19u * 8) << "more than the checksum's name can be changed unseen";
 }
 
+// Both headers are well-formed and all bytes of the tensors are as they were.
+TEST(Safetensors, NamesThatWereExchangedAreRefused) {
+  const TempFolder folder;
+  const std::vector<float> a = {1, 2}, b = {3, 4};
+  SafetensorsWriter writer;
+  writer.add<float>("layer.q", {2}, a);
+  writer.add<float>("layer.k", {2}, b);
+  writer.write(folder.path("file"));
+  std::string content = read_file(folder.path("file"));
+  EXPECT_EQ(values_of<float>(reader_of(content), "layer.q", {2}), a);
+  content[content.find("layer.q") + 6] = '?';
+  content[content.find("layer.k") + 6] = 'q';
+  content[content.find("layer.?") + 6] = 'k';
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"checksum", "the file is damaged"}, [&] { reader_of(content); }));
+}
+
 TEST(Safetensors, HostileHeaders) {
   struct Case {
     const char* header;
