@@ -122,6 +122,11 @@ struct Range {
 std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
   std::vector<Figure> figures;
   if (analysis.layers.empty()) return figures;
+  constexpr const char* kShare = "share of values";
+  const auto label = [&figures](std::string_view x, std::string_view y) {
+    figures.back().x_label = x;
+    figures.back().y_label = y;
+  };
   const Layers all = layers_where(analysis, [](const LayerAnalysis&) { return true; });
   for (const QuantityInfo& q : quantities()) {
     // The state is drawn over time, and the two cosines together.
@@ -144,6 +149,7 @@ std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
       figures.push_back(
           make_figure(analysis, layers, fmt::format("{}{}", q.name, second ? "_log" : ""), fmt::format("{}: {}", q.name, q.formula), heads_of, panel));
       figures.back().logarithmic = logarithmic;
+      label(q.name, kShare);
     }
   }
   figures.push_back(
@@ -154,6 +160,7 @@ std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
                     const double width = std::max(key.histogram(bins).width, query.histogram(bins).width);
                     return {fmt::format("   {:.2f}, {:.2f}", key.mean(), query.mean()), {bins_of(key, bins, kBlue, width), bins_of(query, bins, kRed, width)}};
                   }));
+  label("cosine", kShare);
   figures.push_back(make_figure(analysis, all, "subspace_overlap",
                                 "overlap of the first r principal components of key reads and query reads, over r (dashed: chance)", value_heads,
                                 [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
@@ -167,13 +174,15 @@ std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
                                   }
                                   return {o.components > 0 ? fmt::format("   {:.2f} at r = {}", o.overlap, o.components) : "", {chance, line}};
                                 }));
-  const auto over_time = [&](const char* name, const char* title, PositionSeries HeadAnalysis::*series) {
+  label("r", "overlap");
+  const auto over_time = [&](const char* name, const char* title, const char* what, PositionSeries HeadAnalysis::*series) {
     figures.push_back(make_figure(analysis, all, name, title, value_heads, [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
       return {"", {line_of(layer.value_heads[h].*series, analysis.every)}};
     }));
+    label("position (tokens)", what);
   };
-  over_time("state_norm", "norm of the state |S| over the position in the window", &HeadAnalysis::state_norm);
-  over_time("effective_rank", "effective rank of the state over the position in the window", &HeadAnalysis::effective_rank);
+  over_time("state_norm", "norm of the state |S| over the position in the window", "|S|", &HeadAnalysis::state_norm);
+  over_time("effective_rank", "effective rank of the state over the position in the window", "rank", &HeadAnalysis::effective_rank);
   std::erase_if(figures, [](const Figure& figure) { return !has_points(figure); });
   return figures;
 }
@@ -220,10 +229,12 @@ std::string figure_script(const Figure& figure, const std::string& terminal, con
   script +=
       "unset key\nset border 3 linecolor rgb '#555555'\nset tics nomirror out scale 0.5 font ',8'\nset xtics offset 0,0.4\nset style fill transparent solid "
       "0.6 "
-      "noborder\nset lmargin 5\nset rmargin 2\nset bmargin 2\nset tmargin 2\n";
+      "noborder\nset lmargin 8\nset rmargin 2\nset bmargin 2.4\nset tmargin 2\n";
+  script += fmt::format("set xlabel {} noenhanced font ',8' offset 0,1.4\nset ylabel {} noenhanced font ',8' offset 2,0\n", gnuplot_quote(figure.x_label),
+                        gnuplot_quote(figure.y_label));
   script += x_range.settings("x", figure.logarithmic);
   if (bins) {
-    script += "unset ytics\nset yrange [0:*]\n";  // a share of the values: only its shape matters
+    script += "set yrange [0:*]\nset ytics autofreq\n";  // of each panel its own: heads spread differently
   } else {
     y_range.add(0);
     script += y_range.settings("y", false);

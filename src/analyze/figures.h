@@ -25,6 +25,7 @@ struct FigurePanel {
 struct Figure {
   std::string name;   // of its files
   std::string title;  // above all panels
+  std::string x_label, y_label;
   bool logarithmic = false;
   size_t columns = 0;
   std::vector<FigurePanel> panels;  // row by row; one without curves stays empty

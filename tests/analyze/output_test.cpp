@@ -166,6 +166,10 @@ TEST_F(AnalysisOfText, PicturesAreWellFormed) {
     EXPECT_THAT(script, HasSubstr("set output 'it''s.svg'"));
     EXPECT_THAT(script, HasSubstr("set multiplot layout 2,2"));
     EXPECT_THAT(script, Not(HasSubstr("nan")));
+    EXPECT_FALSE(figure.x_label.empty() || figure.y_label.empty()) << figure.name;
+    EXPECT_THAT(script, HasSubstr(fmt::format("set xlabel '{}'", figure.x_label)));
+    EXPECT_THAT(script, HasSubstr(fmt::format("set ylabel '{}'", figure.y_label)));
+    EXPECT_THAT(script, Not(HasSubstr("unset ytics"))) << "a histogram has a scale too";
     EXPECT_EQ(figure.logarithmic, figure.name == "gain" || figure.name == "key_write");  // raw keys
     for (const FigureCurve& curve : figure.panels[0].curves) {
       double sum = 0;
