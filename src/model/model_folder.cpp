@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/memory.h"
 #include "base/nearest.h"
 #include "base/safetensors.h"
 #include "model/language_model.h"
@@ -211,6 +212,8 @@ LanguageModel<T> load_model(const std::string& folder) {
   const double expected = parameter_count(source.config);
   if (expected > 2 * found + 1e6) fail_usage("'{}': expected {:.0f} values for the configuration beside it, got {:.0f}", path, expected, found);
 
+  require_memory(expected * sizeof(T), fmt::format("the model '{}'", folder),
+                 "it wants a machine with more; --no-check-memory, of the commands that run models, tries all the same");
   LanguageModel<T> model(source.config);
   model.set_tokenizer(saved_tokenizer(reader, path));
   Params<T>& params = model.params();

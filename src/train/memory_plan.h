@@ -17,7 +17,12 @@ struct MemoryPlan {
   std::vector<ParamSpec> specs;  // of all parameters
 };
 
-// Throws Error(kUsage) for configurations that are not valid.
+// Throws Error(kUsage) for configurations that are not valid, and for steps that are beyond planning: of more tokens than kMostPlannedTokens, or that take
+// more than this process has address space for.
+inline constexpr int64_t kMostPlannedTokens = int64_t{1} << 28;
 MemoryPlan plan_memory(const ModelConfig& model, const TrainConfig& train);
+
+// Error(kUsage) that says what to lower, when a step takes more memory than is available (base/memory.h).
+void require_memory_of_step(const ModelConfig& model, const TrainConfig& train);
 
 }  // namespace fw
