@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <cstdlib>
+#include <string_view>
 
 namespace fw {
 
@@ -49,6 +51,15 @@ std::string progress_line(const Progress& p, int width) {
 }
 
 bool is_terminal(int fd) { return ::isatty(fd) == 1; }
+
+bool can_redraw(int fd) {
+  const auto value_of = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string_view(value == nullptr ? "" : value);
+  };
+  const std::string_view term = value_of("TERM");
+  return is_terminal(fd) && !term.empty() && term != "dumb" && value_of("NO_COLOR").empty();
+}
 
 int terminal_width(int fd) {
   winsize size{};

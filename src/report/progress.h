@@ -24,13 +24,15 @@ std::string format_count(double value);
 std::string format_bytes(double bytes);
 
 bool is_terminal(int fd);
+// Whether escape sequences may go there: a terminal, TERM names one that knows them (not dumb), and NO_COLOR does not ask for none.
+bool can_redraw(int fd);
 int terminal_width(int fd);  // 80 when it cannot be told
 
-// The line on the terminal `fd`: draws over itself, vanishes when other text is to be written. Does nothing when fd is
-// not a terminal.
+// The line on the terminal `fd`: draws over itself, vanishes when other text is to be written. Does nothing where
+// can_redraw() says no.
 class ProgressBar {
  public:
-  explicit ProgressBar(int fd) : fd_(fd), live_(is_terminal(fd)) {}
+  explicit ProgressBar(int fd) : fd_(fd), live_(can_redraw(fd)) {}
   ~ProgressBar() { clear(); }
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;

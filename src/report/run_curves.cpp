@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/nearest.h"
+#include "base/printable.h"
 #include "report/curves.h"
 
 namespace fw {
@@ -90,7 +91,7 @@ std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue valu
       if (lines.empty()) return;
       blocks += fmt::format("${} << END_OF_DATA\n{}END_OF_DATA\n", name, lines);
       plots += fmt::format("{}${} with {} linewidth {} linecolor rgb '{}' title {} noenhanced", plots.empty() ? "" : ", ", name, style, width, colour,
-                           gnuplot_quote(label));
+                           gnuplot_quote(printable(label)));
     };
     add(fmt::format("run{}", i), what.first, what.seldom ? "linespoints pointtype 7 pointsize 0.6" : "lines", runs[i].label);
     add(fmt::format("run{}held", i), what.second, "linespoints dashtype 2 pointtype 7 pointsize 0.6", runs[i].label + ", held out");
@@ -100,7 +101,7 @@ std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue valu
       "set terminal {}\nset output {}\nset title {} noenhanced\nset xlabel '{}'\nset ylabel '{}'\n"
       "set grid back linecolor rgb '#dddddd'\nset border 3 linecolor rgb '#555555'\nset tics nomirror\nset key outside right top\nset xrange [0:*]\n"
       "{}plot {}\nunset output\n",
-      terminal, gnuplot_quote(file), gnuplot_quote(title), axis.axis, what.axis, blocks, plots);
+      terminal, gnuplot_quote(file), gnuplot_quote(printable(title)), axis.axis, what.axis, blocks, plots);
 }
 
 PictureResult write_run_curves(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over, const std::string& title, const std::string& base) {

@@ -1,6 +1,7 @@
 #include "train/byte_source.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -13,10 +14,12 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/stop.h"
 
 namespace fw {
 namespace {
 
+constexpr std::string_view kStandardInput = "-";
 constexpr std::string_view kGzip = "\x1f\x8b";
 constexpr std::string_view kZstd = "\x28\xb5\x2f\xfd";
 constexpr std::string_view kParquet = "PAR1";
@@ -26,7 +29,11 @@ std::string reason(int error) { return std::generic_category().message(error); }
 
 class FileBytes final : public ByteSource {
  public:
-  explicit FileBytes(const std::string& path) : path_(path) {
+  explicit FileBytes(const std::string& path) : path_(path == kStandardInput ? "standard input" : path), input_(path == kStandardInput) {
+    if (input_) {
+      fd_ = STDIN_FILENO;
+      return;
+    }
     // Without O_NONBLOCK a named pipe would wait here for its writer.
     fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd_ < 0) fail_usage("cannot open '{}': {}", path, reason(errno));
@@ -38,13 +45,18 @@ class FileBytes final : public ByteSource {
     if (status != 0) fail_usage("cannot open '{}': {}", path, reason(error));
     fail_usage("cannot read '{}': expected a regular file, it is a {}", path, S_ISDIR(info.st_mode) ? "folder" : "device or a pipe");
   }
-  ~FileBytes() override { ::close(fd_); }
+  ~FileBytes() override {
+    if (!input_) ::close(fd_);
+  }
   FileBytes(const FileBytes&) = delete;
   FileBytes& operator=(const FileBytes&) = delete;
 
   size_t read(std::span<char> out) override {
-    size_t used = 0;
+    size_t used = std::min(out.size(), ahead_.size());
+    std::copy_n(ahead_.data(), used, out.data());
+    ahead_.erase(0, used);
     while (used < out.size()) {
+      if (input_) wait();
       const ssize_t n = ::read(fd_, out.data() + used, std::min(out.size() - used, size_t{1} << 30));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) fail_io("cannot read '{}': {}", path_, reason(errno));
@@ -54,15 +66,23 @@ class FileBytes final : public ByteSource {
     return used;
   }
   // The first bytes, which stay to be read.
-  std::string peek(size_t count) const {
+  std::string peek(size_t count) {
     std::string bytes(count, '\0');
-    const ssize_t n = ::pread(fd_, bytes.data(), count, 0);
-    bytes.resize(n > 0 ? static_cast<size_t>(n) : 0);
+    bytes.resize(read(bytes));
+    ahead_ = bytes;
     return bytes;
   }
 
  private:
-  std::string path_;
+  // A pipe's writer may take its time, and whoever waits can be asked to end.
+  static void wait() {
+    constexpr int kMilliseconds = 200;
+    pollfd input = {STDIN_FILENO, POLLIN, 0};
+    while (::poll(&input, 1, kMilliseconds) == 0 || stop_flag()) stop_point("reading standard input", 0, -1, "");
+  }
+
+  std::string path_, ahead_;  // ahead: read by peek()
+  bool input_;
   int fd_ = -1;
 };
 

@@ -18,6 +18,7 @@ class ByteSource {
   virtual size_t read(std::span<char> out) = 0;
 };
 
+// "-" is standard input, of which what has been read is gone; waiting for it ends as base/stop.h says.
 // Error(kUsage) for a file that is missing, unreadable, a folder, a device or a pipe; for Parquet, which this program does not read
 // (it says how to convert); and for a name that ends in .gz or .zst on a file that is neither.
 std::unique_ptr<ByteSource> open_bytes(const std::string& path);

@@ -146,12 +146,16 @@ class Framer {
 
   void encode_some() { encoder_.encode_some(); }
   uint64_t text_bytes() const { return bytes_; }
+  int64_t separators() const { return separators_; }
 
  private:
   void add_line(std::string_view line, bool has_end) {
     std::string_view name = line;
     if (!name.empty() && name.back() == '\r') name.remove_suffix(1);
-    if (!std::exchange(inside_line_, false) && name == separator_) return end_document();
+    if (!std::exchange(inside_line_, false) && name == separator_) {
+      ++separators_;
+      return end_document();
+    }
     content(line);
     if (has_end) content("\n");
   }
@@ -182,6 +186,7 @@ class Framer {
   bool open_ = false, inside_line_ = false;
   char last_ = '\0';
   uint64_t bytes_ = 0;
+  int64_t separators_ = 0;
 };
 
 // The files of a token file that is being made.
@@ -287,6 +292,7 @@ std::optional<TokenFileStats> run(const TextOpener& open, const TokenizeOptions&
     stats.tokens = static_cast<int64_t>(p.tokens);
     stats.documents = static_cast<int64_t>(p.documents);
     stats.bytes = static_cast<int64_t>(framer.text_bytes());
+    stats.separators = framer.separators();
     if (!known && encoder.caught_up()) {
       known = true;
       stats.resumed_at = stats.bytes;
@@ -305,7 +311,7 @@ std::optional<TokenFileStats> run(const TextOpener& open, const TokenizeOptions&
         since = 0;
         const Progress p = update();
         stats.complete = !options.progress || options.progress(stats);
-        if (known && (!stats.complete || p.encoded - noted >= options.safe_every)) {
+        if (options.go_on && known && (!stats.complete || p.encoded - noted >= options.safe_every)) {
           parts.note(get_tag(), p);
           noted = p.encoded;
         }
@@ -366,6 +372,7 @@ TokenFileStats write_token_file(const TextOpener& open, const TokenizeOptions& o
   }
   // A symbolic link keeps pointing at its target, and the target is what is replaced.
   Parts parts(fs::is_symlink(path, ignored) ? fs::weakly_canonical(path).string() : path, path);
+  if (!options.go_on) parts.clear();
   for (;;) {
     if (const auto stats = run(open, options, tokenizer, path, parts)) return *stats;
   }

@@ -20,11 +20,13 @@ namespace fw {
 struct TokenFileStats {
   int64_t tokens = 0, documents = 0, bytes = 0;  // bytes of the text: bits per byte = nll / ln 2 / bytes
   bool complete = true;                          // false: stopped, and nothing but the parts was written
+  int64_t separators = 0;                        // lines that were the separator
   int64_t resumed_at = 0;                        // bytes of text that an earlier call had tokenized
 };
 
 struct TokenizeOptions {
   std::string separator;  // each text is split at the lines that are equal to it ("%" for fortunes); "": each text is one document
+  bool go_on = true;      // from what an earlier call left, and leave that for a later one; false: of a text that can be read only once
   // Gets what there is so far after every `piece` bytes of text; false stops.
   std::function<bool(const TokenFileStats&)> progress;
   size_t piece = size_t{1} << 20;            // bytes of text read at a time

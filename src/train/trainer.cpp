@@ -242,11 +242,19 @@ struct Trainer::Impl {
     }
   }
 
+  double interval_loss() const {
+    return state.interval_count > 0 ? state.interval_nll / static_cast<double>(state.interval_count) : std::numeric_limits<double>::quiet_NaN();
+  }
+
+  StepProgress progress() const {
+    return {state.step, interval_loss(), 1e3 * interval_seconds / static_cast<double>(interval_steps), static_cast<double>(interval_tokens) / interval_seconds};
+  }
+
   LogRecord record() {
     LogRecord r;
     r.step = state.step;
     r.tokens = state.tokens;
-    r.loss = state.interval_count > 0 ? state.interval_nll / static_cast<double>(state.interval_count) : std::numeric_limits<double>::quiet_NaN();
+    r.loss = interval_loss();
     r.norm = state.norm;
     r.lr = last_lr;
     r.ms = 1e3 * interval_seconds / static_cast<double>(interval_steps);
@@ -362,7 +370,7 @@ bool Trainer::resume(const std::function<void(const std::string&)>& warn) {
   fail_usage("'{}': none of the {} checkpoints is usable; the newest: {}", t.checkpoints, newest_first.size(), damage);
 }
 
-bool Trainer::run(const std::function<void(const LogRecord&)>& on_log, const std::atomic<bool>* stop) {
+bool Trainer::run(const std::function<void(const LogRecord&)>& on_log, const std::atomic<bool>* stop, const std::function<void(const StepProgress&)>& on_step) {
   Impl& t = *impl_;
   t.prepare();
   bool model_written = false;
@@ -374,6 +382,7 @@ bool Trainer::run(const std::function<void(const LogRecord&)>& on_log, const std
       return false;
     }
     if (!record_only) t.do_step();
+    if (!record_only && on_step) on_step(t.progress());
     record_only = false;
     // First what must not be lost, then what takes long.
     if (t.is_last() || t.every(t.config.checkpoint_every)) t.checkpoint();

@@ -44,6 +44,13 @@ struct LogRecord {
   double eval_bits_per_byte = -1, eval_loss = -1;  // < 0: not evaluated here
 };
 
+// What a progress bar shows between two records.
+struct StepProgress {
+  int64_t step = 0;  // steps done
+  double loss = 0;   // mean since the last record; NaN: all its steps were skipped
+  double ms = 0, tokens_per_second = 0;
+};
+
 class Trainer {
  public:
   // Initialises the model from config.seed. valid may be null: then nothing is evaluated; otherwise it is evaluated in
@@ -64,9 +71,9 @@ class Trainer {
   // steps are done, and then out/model is written; it, like every checkpoint, is written before the step's record and evaluation are made. An evaluation also
   // ends when base/stop.h says so: its record is then made by the run that is resumed. Throws Error(kNumeric) after 10 steps in a row whose loss or norm is not
   // finite, and when the model is not finite at the end (out/model is not written) or its held-out loss; Error(kIo) when a file cannot be written, and
-  // Error(kUsage) when `out` holds checkpoints of an earlier run and resume() was not called. What `on_log` throws comes out after a checkpoint. Both arguments
-  // may be null.
-  bool run(const std::function<void(const LogRecord&)>& on_log, const std::atomic<bool>* stop);
+  // Error(kUsage) when `out` holds checkpoints of an earlier run and resume() was not called. What `on_log` throws comes out after a checkpoint. `on_step` gets
+  // every step before its record is made; what it throws is not caught. All three arguments may be null.
+  bool run(const std::function<void(const LogRecord&)>& on_log, const std::atomic<bool>* stop, const std::function<void(const StepProgress&)>& on_step = {});
 
   // out/checkpoints/step-N/: model folder, optimizer.safetensors, trainer.json. Written aside, synced, renamed; then the
   // oldest beyond config.keep go. Throws Error(kIo); the checkpoints that were there are then untouched.
