@@ -11,10 +11,12 @@
 #include "analyze/tables.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/memory.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
 #include "cli/model_option.h"
 #include "cli/outputs.h"
+#include "cli/say.h"
 #include "cli/signals.h"
 
 namespace fw::cli {
@@ -32,7 +34,8 @@ class Analyze : public Command {
   }
   void declare(Options& options) override {
     options.positional("MODEL", &model_, "model folder, or run folder (its finished model, else its newest checkpoint)", true);
-    options.add("text", "FILE", &text_, "text (plain or .jsonl, also .gz and .zst), a pattern, or a token file; several times for several texts");
+    options.add("text", "FILE", &text_,
+                "text (plain or .jsonl, also .gz and .zst), a pattern, a token file, or - for standard input; several times for several texts");
     options.add("field", "KEY", &field_, "of .jsonl files: the key whose string is the text");
     options.add("tokens", "N", &analyze_.tokens, "tokens to look at, from the beginning; 0: all");
     options.add("context", "LEN", &analyze_.context, "tokens of a window, which starts from nothing; 0: whole documents");
@@ -43,6 +46,7 @@ class Analyze : public Command {
     options.add("out", "DIR", &out_, "folder for the results; files of the same names are replaced");
     options.add("pictures", "", &pictures_, "draw the pictures, with gnuplot");
     declare_threads(options, threads_);
+    declare_memory_check(options, check_memory_);
   }
   int run(Options& options) override;
 
@@ -53,7 +57,7 @@ class Analyze : public Command {
   StringList text_;
   AnalyzeOptions analyze_;
   int64_t bins_ = 64, threads_ = 0;
-  bool pictures_ = true;
+  bool pictures_ = true, check_memory_ = true;
 };
 
 // A text that lies in the folder of the results under a name that a picture can have.
@@ -70,15 +74,16 @@ void print_replay_error(const Analysis& analysis) {
   for (const LayerAnalysis& layer : analysis.layers) {
     const double error = layer.replay_error();
     if (!(error <= kRounding))
-      fmt::print("warning: layer {}: the replay differs from the model's own output by {:.1e} of it: do not trust its numbers\n", layer.layer, error);
+      say("warning: layer {}: the replay differs from the model's own output by {:.1e} of it: do not trust its numbers\n", layer.layer, error);
     if (!(error <= worst)) worst = error;  // also one that is not a number
   }
-  fmt::print("replay against the model's own output: relative difference at most {:.1e}\n", worst);
+  say("replay against the model's own output: relative difference at most {:.1e}\n", worst);
 }
 
 int Analyze::run(Options&) {
   stop_on_signal();
   apply_threads(threads_);
+  allow_too_much_memory(!check_memory_);
   if (text_.empty()) fail_usage("no text: give a file with --text");
   if (bins_ < 2 || bins_ > Distribution::kBins) fail_usage("--bins: expected 2 to {}, got {}", Distribution::kBins, bins_);
   if (out_.empty()) fail_usage("--out: expected a folder, got nothing");
@@ -90,21 +95,22 @@ int Analyze::run(Options&) {
   for (const std::string& text : text_) refuse_picture(text);
   OpenModel open = open_model(model_, "f32");
   const TemporaryTokens tokens(text_, field_, separator_, *open.tokenizer);
+  if (!tokens.note().empty()) say_aside("note: {}\n", tokens.note());
   const Analysis analysis = analyze_text(open.model, tokens.file(), analyze_);
 
   nlohmann::ordered_json report = analysis_json(analysis, bins_);
   report["model"] = open.folder;
   report["text"] = text_;
-  write_file_atomic(json, report.dump() + "\n");
+  write_file_atomic(json, report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   write_file_atomic(csv, analysis_csv(analysis, bins_));
   const PictureResult pictures = pictures_ ? write_figures(analysis_figures(analysis, bins_), out_) : PictureResult{};
 
-  fmt::print("{}: {} tokens in {} windows, {:.4f} nats per token\n\n{}\n", analysis.rule, analysis.tokens, analysis.windows, analysis.loss,
-             analysis_table(analysis).text());
+  say("{}: {} tokens in {} windows, {:.4f} nats per token\n\n{}\n", analysis.rule, analysis.tokens, analysis.windows, analysis.loss,
+      analysis_table(analysis).text());
   print_replay_error(analysis);
-  if (!pictures.note.empty()) fmt::print("note: {}\n", pictures.note);
-  fmt::print("files:\n  {}\n  {}\n", json, csv);
-  for (const std::string& file : pictures.files) fmt::print("  {}\n", file);
+  if (!pictures.note.empty()) say("note: {}\n", pictures.note);
+  say("files:\n  {}\n  {}\n", json, csv);
+  for (const std::string& file : pictures.files) say("  {}\n", file);
   if (analysis.tokens > analysis.windows && !std::isfinite(analysis.loss))
     fail_numeric("the loss of '{}' is not finite: what is shown is of a model that diverged", open.folder);
   return kExitOk;

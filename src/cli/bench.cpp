@@ -5,12 +5,14 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/memory.h"
 #include "base/threads.h"
 #include "cli/bench_report.h"
 #include "cli/command.h"
 #include "cli/json_output.h"
 #include "cli/outputs.h"
 #include "cli/run_config.h"
+#include "cli/say.h"
 #include "cli/signals.h"
 #include "fastweight/fastweight.h"
 #include "rule/rule.h"
@@ -35,6 +37,7 @@ class Bench : public Command {
   void declare(Options& options) override {
     options.add("json", "FILE", &json_, "write the results as JSON as well");
     declare_threads(options, threads_);
+    declare_memory_check(options, check_memory_);
     options.section("", "Recurrence");
     options.add("rules", "NAME,NAME,...", &recurrence_.rules, "these rules only (names or axes); without: all named rules", ',').words = rule_names();
     options.add("tokens", "N", &recurrence_.tokens, "tokens of a sequence");
@@ -67,7 +70,7 @@ class Bench : public Command {
 
   std::string json_, device_ = "cpu", commit_;
   int64_t threads_ = 0;
-  bool train_ = false, decode_ = false;
+  bool train_ = false, decode_ = false, check_memory_ = true;
   RecurrenceBench recurrence_;
   ModelBench model_;
 };
@@ -93,6 +96,7 @@ void Bench::check() const {
 int Bench::run(Options& options) {
   stop_on_signal();
   apply_threads(threads_);
+  allow_too_much_memory(!check_memory_);
   check();
   if (!json_.empty()) check_output("--json", json_, {});
   if (device_ == "cuda" && !options.given("operands")) recurrence_.operands = "bf16";
@@ -106,8 +110,8 @@ int Bench::run(Options& options) {
   if (!commit_.empty()) report["commit"] = commit_;
   if (!train_ && !decode_) report["recurrence"] = device_ == "cuda" ? bench_device(recurrence_) : bench_recurrence(recurrence_);
   if (!json_.empty()) {
-    write_file_atomic(json_, report.dump(2) + "\n");
-    fmt::print("written: {}\n", json_);
+    write_file_atomic(json_, report.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    say("written: {}\n", json_);
   }
   return kExitOk;
 }

@@ -15,7 +15,9 @@
 #include "base/bf16.h"
 #include "base/device.h"
 #include "base/error.h"
+#include "base/memory.h"
 #include "cli/bench_report.h"
+#include "cli/say.h"
 #include "reference/header_tensors.h"
 #include "reference/problem.h"
 #include "report/table.h"
@@ -45,6 +47,7 @@ double bytes_of(const fw_tensor& t) { return t.data == nullptr ? 0 : static_cast
 
 // The random tokens that a rule's problems repeat.
 ReferenceProblem pattern_of(const Rule& rule, const RecurrenceBench& bench) {
+  require_memory(input_values(rule, bench, kPatternTokens) * sizeof(double), "the random tokens", "lower --heads, --key-dim or --value-dim");
   ProblemOptions options;
   options.sequences = SeqLayout::uniform(1, kPatternTokens);
   options.H = bench.heads;
@@ -251,9 +254,9 @@ Json bench_device(const RecurrenceBench& given) {
   if (bench.value_heads == 0) bench.value_heads = bench.heads;
   const DeviceInfo info = device_info();
   const double bandwidth = copy_bandwidth();
-  fmt::print("{} (driver CUDA {}), copy {:.2f} TB/s; B={} T={} H={} HV={} K={} V={}, bf16 tensors, {} products; medians (best) of {}\n", info.name, info.driver,
-             1e-12 * bandwidth, bench.batch, bench.tokens, bench.heads, bench.value_heads, bench.key_dim, bench.value_dim,
-             bench.operands == "f32" ? "f32" : "bf16", bench.repeats);
+  say("{} (driver CUDA {}), copy {:.2f} TB/s; B={} T={} H={} HV={} K={} V={}, bf16 tensors, {} products; medians (best) of {}\n", info.name, info.driver,
+      1e-12 * bandwidth, bench.batch, bench.tokens, bench.heads, bench.value_heads, bench.key_dim, bench.value_dim, bench.operands == "f32" ? "f32" : "bf16",
+      bench.repeats);
   Table table;
   table.column("rule", Table::Align::kLeft);
   table.column("form", Table::Align::kLeft);
@@ -286,9 +289,9 @@ Json bench_device(const RecurrenceBench& given) {
                        {"extra_bytes", r.extra_bytes},
                        {"decode_us", {{"1", 1e6 * one.step.median()}, {"64", 1e6 * many.step.median()}}},
                        {"decode_64_bytes_per_s", decode_rate}});
-    fmt::print(stderr, "{}: forward {:.3f} ms, both {:.3f} ms\n", name, 1e3 * f, 1e3 * b);
+    say_aside("{}: forward {:.3f} ms, both {:.3f} ms\n", name, 1e3 * f, 1e3 * b);
   }
-  fmt::print("{}", table.text());
+  say("{}", table.text());
   return {{"gpu", info.name},
           {"driver", info.driver},
           {"date", today()},

@@ -6,13 +6,16 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "base/stop.h"
 #include "base/threads.h"
 #include "cli/bench_report.h"
 #include "cli/run_config.h"
+#include "cli/say.h"
 #include "generate/session.h"
 #include "report/progress.h"
 #include "report/table.h"
+#include "train/memory_plan.h"
 #include "train/token_writer.h"
 #include "train/trainer.h"
 
@@ -38,19 +41,25 @@ struct TrainResult {
   int64_t peak = 0;
 };
 
-void train_once(const ModelBench& bench, const std::string& precision, const std::shared_ptr<const Tokenizer>& tokenizer,
-                const std::shared_ptr<const TokenFile>& tokens, TrainResult& result) {
-  const TemporaryFolder folder;
-  constexpr int64_t kWarm = 3;  // untimed: memory is touched and kernels are compiled in the first steps
+constexpr int64_t kWarm = 3;  // untimed: memory is touched and kernels are compiled in the first steps
+
+TrainConfig config_of(const ModelBench& bench) {
   TrainConfig config;
-  config.out = folder.path() + "/run";
   config.steps = kWarm + bench.steps;
   config.batch = bench.batch;
   config.length = bench.length;
   config.warmup = 10;
-  config.precision = precision;
   config.log_every = 1;
   config.checkpoint_every = 0;
+  return config;
+}
+
+void train_once(const ModelBench& bench, const std::string& precision, const std::shared_ptr<const Tokenizer>& tokenizer,
+                const std::shared_ptr<const TokenFile>& tokens, TrainResult& result) {
+  const TemporaryFolder folder;
+  TrainConfig config = config_of(bench);
+  config.out = folder.path() + "/run";
+  config.precision = precision;
   reset_peak();
   Trainer trainer(config, bench.model, tokenizer, tokens, nullptr);
   trainer.run(
@@ -68,6 +77,7 @@ Json figures(const Samples& s) { return {{"median", s.median()}, {"best", s.best
 
 Json bench_train(const ModelBench& bench) {
   if (bench.steps < 1) fail_usage("--steps: expected a whole number >= 1, got {}", bench.steps);
+  require_memory_of_step(bench.model, config_of(bench));
   const TemporaryFolder folder;
   const std::shared_ptr<const Tokenizer> tokenizer = byte_tokenizer();
   const std::string path = folder.path() + "/text.tokens";
@@ -75,8 +85,8 @@ Json bench_train(const ModelBench& bench) {
   const auto tokens = std::make_shared<const TokenFile>(path);
 
   const double step_tokens = static_cast<double>(bench.batch * bench.length);
-  fmt::print("training: {}; {} x {} tokens a step, {} threads; {} steps twice in turn\n", describe(bench.model), bench.batch, bench.length, num_threads(),
-             bench.steps);
+  say("training: {}; {} x {} tokens a step, {} threads; {} steps twice in turn\n", describe(bench.model), bench.batch, bench.length, num_threads(),
+      bench.steps);
   std::fflush(stdout);
   const std::vector<std::string> precisions{"f32", "bf16"};
   std::vector<TrainResult> results(precisions.size());
@@ -96,13 +106,14 @@ Json bench_train(const ModelBench& bench) {
                     {"tokens_per_second", {{"median", 1e3 * step_tokens / r.ms.median()}, {"best", 1e3 * step_tokens / r.ms.best()}}},
                     {"peak_bytes", r.peak}});
   }
-  fmt::print("{}", table.text());
+  say("{}", table.text());
   return {{"model", describe(bench.model)}, {"batch", bench.batch}, {"length", bench.length}, {"results", rows}};
 }
 
 Json bench_decode(const ModelBench& bench) {
   constexpr int64_t kWarm = 100, kBlock = 50, kRounds = 40;
   if (bench.decode_tokens < 2 * kWarm) fail_usage("--decode-tokens: expected at least {}, got {}", 2 * kWarm, bench.decode_tokens);
+  require_memory(parameter_count(bench.model) * sizeof(float), "the model", "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
   LanguageModel<float> model(bench.model);
   Random random(1);
   model.init(random);
@@ -116,7 +127,7 @@ Json bench_decode(const ModelBench& bench) {
       }
     });
   };
-  fmt::print("decoding: {}; {} tokens, {} threads\n", describe(bench.model), bench.decode_tokens, num_threads());
+  say("decoding: {}; {} tokens, {} threads\n", describe(bench.model), bench.decode_tokens, num_threads());
   std::fflush(stdout);
 
   Session far(model, *tokenizer, 1);
@@ -142,7 +153,7 @@ Json bench_decode(const ModelBench& bench) {
   };
   Json first = row(kWarm, first_us, first_bytes);
   Json last = row(bench.decode_tokens, last_us, last_bytes);
-  fmt::print("{}{} tokens in {:.1f} s; state: {}\n", table.text(), bench.decode_tokens, seconds, format_bytes(static_cast<double>(far.state_bytes())));
+  say("{}{} tokens in {:.1f} s; state: {}\n", table.text(), bench.decode_tokens, seconds, format_bytes(static_cast<double>(far.state_bytes())));
   return {{"model", describe(bench.model)},   {"tokens", bench.decode_tokens}, {"seconds", seconds},
           {"state_bytes", far.state_bytes()}, {"first", std::move(first)},     {"last", std::move(last)}};
 }

@@ -16,9 +16,11 @@
 
 #include "base/bf16.h"
 #include "base/error.h"
+#include "base/memory.h"
 #include "base/stop.h"
 #include "base/threads.h"
 #include "cli/bench_report.h"
+#include "cli/say.h"
 #include "reference/header_tensors.h"
 #include "reference/problem.h"
 #include "report/progress.h"
@@ -56,6 +58,42 @@ double tensor_bytes(const fw_tensor& t) {
   return count * static_cast<double>(element_bytes(t));
 }
 
+fw_desc desc_of(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
+  fw_desc desc;
+  FW_INIT(&desc);
+  desc.rule = to_c(rule);
+  desc.dtype = bench.dtype == "f64" ? FW_F64 : FW_F32;
+  if (bench.dtype == "bf16") desc.io_dtype = FW_BF16;
+  if (bench.operands == "bf16") desc.operands = FW_BF16;
+  desc.form = form;
+  desc.B = bench.batch;
+  desc.T = bench.tokens;
+  desc.H = bench.heads;
+  desc.HV = bench.value_heads;
+  desc.K = bench.key_dim;
+  desc.V = bench.value_dim;
+  desc.chunk = bench.chunk;
+  return desc;
+}
+
+// Before memory is taken: the random problem in double, the tensors of both passes, and what the calls ask for.
+void require_memory_of(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
+  const fw_desc desc = desc_of(rule, bench, form);
+  fw_sizes sizes;
+  FW_INIT(&sizes);
+  check(fw_workspace_query(&desc, &sizes));
+  const std::string what =
+      fmt::format("a call of B={} T={} H={} HV={} K={} V={}", bench.batch, bench.tokens, bench.heads, bench.value_heads, bench.key_dim, bench.value_dim);
+  const char* advice = "lower --tokens, --sequences, --heads, --key-dim or --value-dim; --no-check-memory tries all the same";
+  const double element = bench.dtype == "f64" ? 8 : 4;
+  const double tokens = static_cast<double>(bench.batch) * static_cast<double>(bench.tokens);
+  const double states =
+      static_cast<double>(bench.batch) * static_cast<double>(bench.value_heads) * static_cast<double>(bench.key_dim) * static_cast<double>(bench.value_dim);
+  const double outputs = tokens * static_cast<double>(bench.value_heads) * static_cast<double>(bench.value_dim) * (8 + 2 * element) + states * (8 + element);
+  const double bytes = input_values(rule, bench, tokens) * (8 + 2 * element) + outputs;
+  require_memory(bytes + static_cast<double>(sizes.forward) + static_cast<double>(sizes.backward) + static_cast<double>(sizes.saved), what, advice);
+}
+
 // One problem in type T, contiguous [B, T, ...]: inputs, outputs, cotangents, gradients.
 template <class T>
 class Problem {
@@ -69,19 +107,7 @@ class Problem {
     options.V = bench.value_dim;
     options.initial_state = false;
     const ReferenceProblem p = random_problem(rule, options);
-    FW_INIT(&desc);
-    desc.rule = to_c(rule);
-    desc.dtype = std::is_same_v<T, float> ? FW_F32 : FW_F64;
-    if (bench.dtype == "bf16") desc.io_dtype = FW_BF16;
-    if (bench.operands == "bf16") desc.operands = FW_BF16;
-    desc.form = form;
-    desc.B = bench.batch;
-    desc.T = bench.tokens;
-    desc.H = bench.heads;
-    desc.HV = bench.value_heads;
-    desc.K = bench.key_dim;
-    desc.V = bench.value_dim;
-    desc.chunk = bench.chunk;
+    desc = desc_of(rule, bench, form);
     FW_INIT(&in);
     FW_INIT(&grads);
     FW_INIT(&out);
@@ -189,6 +215,7 @@ struct Result {
 
 template <class T>
 Result measure(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
+  require_memory_of(rule, bench, form);
   Problem<T> p(rule, bench, form);
   fw_sizes sizes;
   FW_INIT(&sizes);
@@ -231,6 +258,20 @@ Result measure(const Rule& rule, const RecurrenceBench& bench, fw_form form) {
 
 }  // namespace
 
+double input_values(const Rule& rule, const RecurrenceBench& bench, double tokens) {
+  // Shapes of the reference begin with all tokens, here one, or, for the center, with heads; their product is made in double, as it may be huge.
+  const ReferenceShape shape = {SeqLayout::uniform(1, 1), bench.heads, bench.value_heads, bench.key_dim, bench.value_dim, 0, 0, 0};
+  double sum = 0;
+  for (const auto& field : reference_input_fields()) {
+    const std::vector<int64_t> dims = field.shape(rule, shape);
+    if (dims.empty() || field.optional) continue;
+    double count = dims.size() > 1 ? tokens : 1;
+    for (const int64_t n : dims) count *= static_cast<double>(n);
+    sum += count;
+  }
+  return sum;
+}
+
 fw_form form_of(const std::string& name) {
   if (name == "auto") return FW_FORM_AUTO;
   if (name == "token") return FW_FORM_TOKEN;
@@ -249,9 +290,9 @@ Json bench_recurrence(const RecurrenceBench& given) {
   std::vector<Rule> rules;
   for (const std::string& name : bench.rules) rules.push_back(parse_rule(name));
 
-  fmt::print("recurrence: B={} T={} H={} HV={} K={} V={}, {}{}, {} threads, {}; {} repeats, median (best)\n", bench.batch, bench.tokens, bench.heads,
-             bench.value_heads, bench.key_dim, bench.value_dim, bench.dtype, bench.operands == "bf16" ? " with bf16 products" : "", num_threads(),
-             fw_simd_target(), bench.repeats);
+  say("recurrence: B={} T={} H={} HV={} K={} V={}, {}{}, {} threads, {}; {} repeats, median (best)\n", bench.batch, bench.tokens, bench.heads,
+      bench.value_heads, bench.key_dim, bench.value_dim, bench.dtype, bench.operands == "bf16" ? " with bf16 products" : "", num_threads(), fw_simd_target(),
+      bench.repeats);
   std::fflush(stdout);
   Table table;
   table.column("rule", Table::Align::kLeft);
@@ -263,7 +304,7 @@ Json bench_recurrence(const RecurrenceBench& given) {
   const double tokens = static_cast<double>(bench.batch * bench.tokens), sequences = static_cast<double>(bench.batch);
   for (size_t i = 0; i < rules.size(); ++i) {
     stop_point("bench", static_cast<int64_t>(i), static_cast<int64_t>(rules.size()), "rules");
-    if (is_terminal(2)) fmt::print(stderr, "\r\033[K{} ({} of {})", bench.rules[i], i + 1, rules.size());
+    if (can_redraw(2)) fmt::print(stderr, "\r\033[K{} ({} of {})", bench.rules[i], i + 1, rules.size());
     const Result r = bench.dtype == "f64" ? measure<double>(rules[i], bench, form) : measure<float>(rules[i], bench, form);
     const auto us = [](const Samples& s, double count) { return fmt::format("{:.2f} ({:.2f})", 1e6 * s.median() / count, 1e6 * s.best() / count); };
     const std::string form_text = r.chunk == 1 ? "token" : fmt::format("chunk {}", r.chunk);
@@ -283,8 +324,8 @@ Json bench_recurrence(const RecurrenceBench& given) {
                        {"forward_gb_per_s", 1e-9 * r.forward_bytes / r.forward.median()},
                        {"decode_gb_per_s", 1e-9 * r.decode_bytes / r.decode.median()}});
   }
-  if (is_terminal(2)) fmt::print(stderr, "\r\033[K");
-  fmt::print("{}", table.text());
+  if (can_redraw(2)) fmt::print(stderr, "\r\033[K");
+  say("{}", table.text());
   return {{"shape", {{"B", bench.batch}, {"T", bench.tokens}, {"H", bench.heads}, {"HV", bench.value_heads}, {"K", bench.key_dim}, {"V", bench.value_dim}}},
           {"dtype", bench.dtype},
           {"operands", bench.operands},

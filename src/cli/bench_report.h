@@ -10,6 +10,7 @@
 
 #include "fastweight/fastweight.h"
 #include "model/config.h"
+#include "rule/rule.h"
 
 namespace fw::cli {
 
@@ -51,6 +52,8 @@ struct RecurrenceBench {
   std::string dtype = "f32", operands = "f32", form = "auto";
 };
 fw_form form_of(const std::string& name);  // auto, chunk, token
+// How many values the inputs of a rule have, for so many tokens of all sequences.
+double input_values(const Rule& rule, const RecurrenceBench& bench, double tokens);
 nlohmann::json bench_recurrence(const RecurrenceBench& bench);
 // The same on the CUDA device, by events on it; tensors of tokens are bf16 (one value a head: float32), products of bf16 operands
 // unless operands is "f32".

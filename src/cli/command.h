@@ -59,4 +59,7 @@ std::span<const ExitCode> exit_codes();
 void declare_threads(Options& options, int64_t& threads);
 void apply_threads(int64_t threads);
 
+// --check-memory, shared by the commands that may take much; base/memory.h has what it turns off.
+void declare_memory_check(Options& options, bool& check);
+
 }  // namespace fw::cli

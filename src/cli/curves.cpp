@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "cli/command.h"
 #include "cli/outputs.h"
+#include "cli/say.h"
 #include "report/metrics.h"
 #include "report/table.h"
 
@@ -101,8 +102,8 @@ int Curves::run(Options&) {
     }
     table.row(row);
   }
-  fmt::print("{}\n", table.text());
-  for (const std::string& file : picture.files) fmt::print("{}\n", file);
+  say("{}\n", table.text());
+  for (const std::string& file : picture.files) say("{}\n", file);
   if (!picture.note.empty()) fail_usage("{}", picture.note);
   return kExitOk;
 }

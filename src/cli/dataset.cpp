@@ -138,6 +138,10 @@ void check_sources(const DataConfig& data, std::vector<Source>& sources) {
   }
 }
 
+std::string no_separator(const std::string& separator) {
+  return fmt::format("no line of the text is the separator '{}': each text is one document", separator);
+}
+
 // Makes the token files of a run folder.
 class Preparation {
  public:
@@ -165,6 +169,7 @@ class Preparation {
         write_file_atomic(print_path(), kUnfinished);  // first: what it stands for is about to change, and the folder is the run's
         if (!make()) return std::move(set_);
         write_file_atomic(print_path(), print);
+        if (!data_.separator.empty() && separators_ == 0) set_.notes.push_back(no_separator(data_.separator));
       }
     }
     open();
@@ -207,9 +212,10 @@ class Preparation {
       TextSplit split{whole_texts(sources_[i].files), {}};
       if (hold) split = hold_out(sources_[i].files, data_.field, data_.separator, data_.valid_fraction);
       if (hold && (split.valid.empty() || split.train.empty())) {
-        fail_usage("data.valid_fraction: the last {:g} of the text{} cannot be held out in whole {}: give more text, another --valid-fraction, or 0",
+        fail_usage("data.valid_fraction: the last {:g} of the text{} cannot be held out in whole {}: give more text, another --valid-fraction, or 0{}",
                    data_.valid_fraction, sources_.size() > 1 ? fmt::format(" '{}'", sources_[i].patterns[0]) : "",
-                   data_.separator.empty() ? "lines" : "documents");
+                   data_.separator.empty() ? "lines" : "documents",
+                   data_.separator.empty() ? "" : fmt::format(" (documents end at lines that are '{}': are there any?)", data_.separator));
       }
       train[i] = std::move(split.train);
       valid.insert(valid.end(), split.valid.begin(), split.valid.end());
@@ -228,6 +234,7 @@ class Preparation {
     options.progress = options_.progress;
     const TokenFileStats stats = write_token_file([&] { return open_parts(parts, data_.field); }, options, tokenizer_, path);
     set_.text_bytes += stats.bytes;
+    separators_ += stats.separators;
     return stats.complete;
   }
 
@@ -254,6 +261,7 @@ class Preparation {
   const PrepareOptions& options_;
   std::string folder_, cache_;
   std::vector<Source> sources_;
+  int64_t separators_ = 0;  // lines of the texts
   Dataset set_;
 };
 
@@ -261,7 +269,14 @@ class Preparation {
 
 bool is_token_file(const std::string& path) { return file_start(path, kMagic.size()) == kMagic; }
 
+bool reads_input(const StringList& files) {
+  const auto count = std::count(files.begin(), files.end(), "-");
+  if (count > 1) fail_usage("-: expected standard input once, it was given {} times", count);
+  return count == 1;
+}
+
 void check_text(const std::string& path) {
+  if (path == "-") return;
   if (is_token_file(path)) fail_usage("'{}': expected text, it is a token file already", path);
   char first = '\0';
   if (open_bytes(path)->read(std::span(&first, 1)) == 0) fail_usage("'{}': expected text, the file is empty", path);
@@ -304,6 +319,7 @@ TemporaryTokens::TemporaryTokens(const StringList& texts, const std::string& fie
     check_tokenizer(*file_, tokenizer);
     return;
   }
+  reads_input(files);
   for (const std::string& path : files) check_text(path);
   std::error_code error;
   const fs::path parent = fs::temp_directory_path(error);
@@ -318,7 +334,9 @@ TemporaryTokens::TemporaryTokens(const StringList& texts, const std::string& fie
       stop_point("tokenization", stats.bytes, -1, "bytes");
       return true;
     };
-    write_token_file([&] { return open_parts(whole_texts(files), field); }, options, tokenizer, folder + "/tokens");
+    options.go_on = false;
+    const TokenFileStats stats = write_token_file([&] { return open_parts(whole_texts(files), field); }, options, tokenizer, folder + "/tokens");
+    if (!separator.empty() && stats.separators == 0) note_ = no_separator(separator);
     file_ = std::make_unique<TokenFile>(folder + "/tokens");
   } catch (...) {
     fs::remove_all(folder, error);

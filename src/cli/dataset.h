@@ -50,12 +50,17 @@ class TemporaryTokens {
  public:
   TemporaryTokens(const StringList& texts, const std::string& field, const std::string& separator, const Tokenizer& tokenizer);
   const TokenFile& file() const { return *file_; }
+  const std::string& note() const { return note_; }  // what may not be as meant; "" mostly
 
  private:
   std::unique_ptr<TokenFile> file_;
+  std::string note_;
 };
 
-// Error(kUsage) for a file that is missing, not readable or empty, and for a token file.
+// Whether "-", standard input, is one of them. Error(kUsage) when it stands twice.
+bool reads_input(const StringList& files);
+
+// Error(kUsage) for a file that is missing, not readable or empty, and for a token file. Of standard input nothing is known before.
 void check_text(const std::string& path);
 bool is_token_file(const std::string& path);
 

@@ -4,13 +4,15 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "base/threads.h"
 #include "cli/run_config.h"
+#include "cli/say.h"
 #include "report/progress.h"
 #include "report/table.h"
 #include "train/memory_plan.h"
@@ -63,17 +65,7 @@ void print_parts(const std::vector<ParamSpec>& specs) {
     total += count * parts[i].total();
   }
   table.row({"all", "", "", "", "", number(total)});
-  fmt::print("\n{}\n", table.text());
-}
-
-// What the system can give without swapping; 0: it does not say.
-size_t available_memory() {
-  std::ifstream in("/proc/meminfo");
-  std::string key;
-  for (size_t kilobytes = 0; in >> key >> kilobytes; in.ignore(64, '\n')) {
-    if (key == "MemAvailable:") return kilobytes << 10;
-  }
-  return 0;
+  say("\n{}\n", table.text());
 }
 
 // Seconds of an optimiser step on `sequences` sequences of `length` random tokens.
@@ -109,19 +101,19 @@ double estimated_step(const ModelConfig& config, const TrainConfig& train) {
 
 void print_plan(const ModelConfig& model, const TrainConfig& train) {
   const MemoryPlan plan = plan_memory(model, train);
-  fmt::print("model     {} ({} parameters)\n", describe(model), format_count(parameter_count(model)));
+  say("model     {} ({} parameters)\n", describe(model), format_count(parameter_count(model)));
   print_parts(plan.specs);
-  fmt::print("memory    {} a step (planned: {} bytes): parameters {}, gradients {}, moments {}, activations and workspace {}\n", bytes_text(plan.total()),
-             plan.total(), bytes_text(plan.parameters), bytes_text(plan.gradients), bytes_text(plan.moments), bytes_text(plan.activations));
-  const size_t available = available_memory();
-  if (available > 0 && plan.total() > available) {
-    fmt::print("time      not measured: {} are available; a lower batch or length takes less, --accumulate makes up for it\n", bytes_text(available));
+  say("memory    {} a step (planned: {} bytes): parameters {}, gradients {}, moments {}, activations and workspace {}\n", bytes_text(plan.total()),
+      plan.total(), bytes_text(plan.parameters), bytes_text(plan.gradients), bytes_text(plan.moments), bytes_text(plan.activations));
+  const std::optional<uint64_t> available = available_memory();
+  if (available && plan.total() > *available) {
+    say("time      not measured: {} are available; a lower batch or length takes less, --accumulate makes up for it\n", bytes_text(*available));
     return;
   }
   std::fflush(stdout);
   const double seconds = estimated_step(model, train);
-  fmt::print("time      about {} a step, {} for {} steps (an estimate from short steps, {} threads)\n", time_text(seconds),
-             format_duration(seconds * static_cast<double>(train.steps)), train.steps, num_threads());
+  say("time      about {} a step, {} for {} steps (an estimate from short steps, {} threads)\n", time_text(seconds),
+      format_duration(seconds * static_cast<double>(train.steps)), train.steps, num_threads());
 }
 
 }  // namespace fw::cli

@@ -4,10 +4,12 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
 #include "cli/json_output.h"
 #include "cli/model_option.h"
+#include "cli/say.h"
 #include "cli/signals.h"
 #include "report/progress.h"
 #include "report/table.h"
@@ -30,7 +32,8 @@ class Eval : public Command {
   }
   void declare(Options& options) override {
     options.positional("MODEL", &model_, "model folder, or run folder (its finished model, else its newest checkpoint)", true);
-    options.add("text", "FILE", &text_, "text (plain or .jsonl, also .gz and .zst), a pattern, or a token file; several times for several texts");
+    options.add("text", "FILE", &text_,
+                "text (plain or .jsonl, also .gz and .zst), a pattern, a token file, or - for standard input; several times for several texts");
     options.add("field", "KEY", &field_, "of .jsonl files: the key whose string is the text");
     options.add("context", "N,N,...", &context_, "tokens of a window; 0: whole documents", ',');
     options.add("carry", "", &carry_, "carry the state from window to window inside a document");
@@ -39,6 +42,7 @@ class Eval : public Command {
     options.add("precision", "TYPE", &precision_, "operands of matrix products: f32 or bf16").words = {"f32", "bf16"};
     options.add("json", "", &json_, "print JSON instead of a table");
     declare_threads(options, threads_);
+    declare_memory_check(options, check_memory_);
   }
   int run(Options& options) override;
 
@@ -46,19 +50,21 @@ class Eval : public Command {
   std::string model_, field_ = "text", separator_, tokenizer_, precision_ = "f32";
   StringList text_;
   IntList context_{256, 1024};
-  bool carry_ = false, json_ = false;
+  bool carry_ = false, json_ = false, check_memory_ = true;
   int64_t threads_ = 0;
 };
 
 int Eval::run(Options&) {
   stop_on_signal();
   apply_threads(threads_);
+  allow_too_much_memory(!check_memory_);
   if (text_.empty()) fail_usage("no text: give a file with --text");
   for (const int64_t context : context_) {
     if (context < 0) fail_usage("--context: expected numbers of tokens >= 0, got {}", context);
   }
   OpenModel open = open_model(model_, precision_, tokenizer_);
   const TemporaryTokens tokens(text_, field_, separator_, *open.tokenizer);
+  if (!tokens.note().empty()) say_aside("note: {}\n", tokens.note());
 
   Table table;
   for (const char* heading : {"context", "state", "tokens scored", "bits per byte", "loss (nats/token)", "perplexity"}) table.column(heading);
@@ -85,7 +91,7 @@ int Eval::run(Options&) {
     report["results"] = std::move(results);
     print_json_report(report);
   } else {
-    fmt::print("{}", table.text());
+    say("{}", table.text());
   }
   if (!finite) fail_numeric("the loss of '{}' is not finite: its parameters are damaged, or it diverged in training", open.folder);
   return kExitOk;

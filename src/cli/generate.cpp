@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/memory.h"
 #include "base/stop.h"
 #include "cli/command.h"
 #include "cli/json_output.h"
@@ -16,6 +17,7 @@
 #include "cli/model_option.h"
 #include "cli/outputs.h"
 #include "cli/run_config.h"
+#include "cli/say.h"
 #include "cli/signals.h"
 #include "generate/session.h"
 #include "generate/text_stream.h"
@@ -94,6 +96,7 @@ class Generate : public Command {
     options.add("json", "", &json_, "print one JSON object a text, with token ids and log-probabilities, instead of the text");
     options.add("stats", "", &stats_, "say time and memory on standard error at the end");
     declare_threads(options, threads_);
+    declare_memory_check(options, check_memory_);
   }
   int run(Options& options) override;
 
@@ -107,7 +110,7 @@ class Generate : public Command {
   bool several() const { return samples_ > 1 || !prompts_.empty(); }
 
   std::string model_, prompt_, prompt_file_, prompts_, before_, after_, state_save_, state_load_, tokenizer_, precision_ = "f32";
-  bool conversation_ = false, echo_ = false, greedy_ = false, ignore_end_ = false, json_ = false, stats_ = false;
+  bool conversation_ = false, echo_ = false, greedy_ = false, ignore_end_ = false, json_ = false, stats_ = false, check_memory_ = true;
   int64_t samples_ = 1, threads_ = 0;
   IntList end_tokens_;
   uint64_t seed_ = 1;
@@ -144,7 +147,7 @@ Prompt Generate::read(Session& session, const Tokenizer& tokenizer, const std::s
   const std::vector<int32_t> ids = tokenizer.encode(text);
   session.prefill(ids);
   Prompt prompt{text, static_cast<int64_t>(ids.size()), seconds_since(begin)};
-  if (stats_ && prompt.tokens > 0) fmt::print(stderr, "prompt: {} tokens in {:.3f} s\n", prompt.tokens, prompt.seconds);
+  if (stats_ && prompt.tokens > 0) say_aside("prompt: {} tokens in {:.3f} s\n", prompt.tokens, prompt.seconds);
   return prompt;
 }
 
@@ -170,8 +173,8 @@ bool Generate::write(Session& session, const Tokenizer& tokenizer, const Prompt&
   if (!json_ && ((conversation_ && line_open) || (!conversation_ && is_terminal(1) && g.stopped_by != StopReason::kStopText))) put("\n");
   if (stats_) {
     const auto tokens = g.ids.size();
-    fmt::print(stderr, "\n{} tokens in {:.2f} s, {:.1f} us each; state {}\n", tokens, g.seconds,
-               tokens > 0 ? 1e6 * g.seconds / static_cast<double>(tokens) : 0.0, format_bytes(static_cast<double>(session.state_bytes())));
+    say_aside("\n{} tokens in {:.2f} s, {:.1f} us each; state {}\n", tokens, g.seconds, tokens > 0 ? 1e6 * g.seconds / static_cast<double>(tokens) : 0.0,
+              format_bytes(static_cast<double>(session.state_bytes())));
   }
   return g.stopped_by != StopReason::kInterrupted;
 }
@@ -228,6 +231,7 @@ bool Generate::converse(Session& session, const Tokenizer& tokenizer) {
 
 int Generate::run(Options& options) {
   apply_threads(threads_);
+  allow_too_much_memory(!check_memory_);
   check(options);
   if (!state_save_.empty()) {
     StringList inputs{prompt_file_, prompts_, tokenizer_};

@@ -6,6 +6,7 @@
 #include "cli/model_option.h"
 #include "cli/outputs.h"
 #include "cli/run_config.h"
+#include "cli/say.h"
 
 namespace fw::cli {
 namespace {
@@ -32,7 +33,7 @@ class Import : public Command {
     if (open.tokenizer->type() != "ids") open.model.set_tokenizer(open.tokenizer->checksum());
     save_model(target_, open.model);
     open.tokenizer->save(target_);
-    fmt::print("{}: {}; tokenizer: {}\n", target_, describe(open.model.config()), open.tokenizer->type());
+    say("{}: {}; tokenizer: {}\n", target_, describe(open.model.config()), open.tokenizer->type());
     return kExitOk;
   }
 

@@ -9,6 +9,7 @@
 #include "cli/command.h"
 #include "cli/info_model.h"
 #include "cli/json_output.h"
+#include "cli/say.h"
 #include "fastweight/fastweight.h"
 #include "rule/rule.h"
 
@@ -82,16 +83,16 @@ class Info : public Command {
       if (json_)
         print_json_report(report);
       else
-        fmt::print("{}", model_text(report["model"]));
+        say("{}", model_text(report["model"]));
       return kExitOk;
     }
     // One list for both: the words of the text, the key and value of the JSON.
     const auto line = [&](const char* what, const char* key, const Json& value, const std::string& text) {
       report[key] = value;
-      if (!json_) fmt::print("{:<14}{}\n", what, text);
+      if (!json_) say("{:<14}{}\n", what, text);
     };
     const auto text_line = [&](const char* what, const char* key, const std::string& text) { line(what, key, text, text); };
-    if (!json_) fmt::print("{:<14}{}\n", "version", fw_version());  // every report has it
+    if (!json_) say("{:<14}{}\n", "version", fw_version());  // every report has it
     text_line("build", "build", build_kind());
     text_line("compiler", "compiler", compiler());
     text_line("SIMD target", "simd_target", fw_simd_target());

@@ -9,10 +9,12 @@
 
 #include "base/error.h"
 #include "base/nearest.h"
+#include "base/printable.h"
 #include "base/stop.h"
 #include "base/thread_pool.h"
 #include "base/threads.h"
 #include "cli/command.h"
+#include "cli/say.h"
 #include "cli/signals.h"
 #include "fastweight/fastweight.h"
 #include "report/table.h"
@@ -23,13 +25,17 @@ void declare_threads(Options& options, int64_t& threads) {
   options.add("threads", "N", &threads, "threads to compute on; 0: the cores that the process may use, or OMP_NUM_THREADS. Results do not depend on it");
 }
 
+void declare_memory_check(Options& options, bool& check) {
+  options.add("check_memory", "", &check, "refuse before the work what takes more memory than is available");
+}
+
 void apply_threads(int64_t threads) {
   constexpr int64_t kMost = 4096;
   if (threads < 0 || threads > kMost) fail_usage("--threads: expected 0 to {}, got {}", kMost, threads);
   set_num_threads(static_cast<int>(threads));
   if (num_threads() > available_cores()) {
-    fmt::print(stderr, "note: {} threads on {} cores that this process may use will be slower than {}{}\n", num_threads(), available_cores(), available_cores(),
-               threads > 0 ? "" : " (OMP_NUM_THREADS)");
+    say_aside("note: {} threads on {} cores that this process may use will be slower than {}{}\n", num_threads(), available_cores(), available_cores(),
+              threads > 0 ? "" : " (OMP_NUM_THREADS)");
   }
 }
 
@@ -80,15 +86,15 @@ std::string overview(const std::vector<std::unique_ptr<Command>>& commands) {
 int run(const std::vector<std::string>& args, std::string& command_name) {
   const auto commands = all_commands();
   if (args.empty()) {
-    fmt::print(stderr, "{}", overview(commands));
+    say_aside("{}", overview(commands));
     return kExitUsage;
   }
   if (args[0] == "--help" || args[0] == "-h") {
-    fmt::print("{}", overview(commands));
+    say("{}", overview(commands));
     return kExitOk;
   }
   if (args[0] == "--version") {
-    fmt::print("fastweight {}\n", fw_version());
+    say("fastweight {}\n", fw_version());
     return kExitOk;
   }
   std::vector<std::string> known;
@@ -99,7 +105,7 @@ int run(const std::vector<std::string>& args, std::string& command_name) {
     Options options;
     command->declare(options);
     if (!parse_command_line(options, command->name(), {args.begin() + 1, args.end()})) {
-      fmt::print("{}", help_page(options, command->name(), command->summary(), command->details()));
+      say("{}", help_page(options, command->name(), command->summary(), command->details()));
       return kExitOk;
     }
     return command->run(options);
@@ -132,7 +138,8 @@ namespace {
 int complain(const std::string& command, const std::string& message, int code) {
   std::fflush(stdout);
   const std::string line = fmt::format("fastweight{}{}: {}\n", command.empty() ? "" : " ", command, message);
-  std::fputs(line.c_str(), stderr);
+  const std::string shown = fw::printable_lines(line);
+  std::fwrite(shown.data(), 1, shown.size(), stderr);
   return code;
 }
 
@@ -151,7 +158,7 @@ int run_and_report(const std::vector<std::string>& args) {
   } catch (const fw::Error& error) {
     return complain(command, error.what(), exit_code(error.kind()));
   } catch (const std::bad_alloc&) {
-    return complain(command, "out of memory: try a smaller batch, length or model", kExitFailed);
+    return complain(command, "out of memory: give smaller sizes (of a training step batch, length or model)", kExitFailed);
   } catch (const std::length_error&) {
     return complain(command, "a size that follows from the options is more than memory can hold: give smaller numbers", kExitUsage);
   } catch (const std::system_error& error) {  // of files (paths that cannot be, a folder that is gone) and of standard output

@@ -102,15 +102,14 @@ void check_switch_value(const Options& options, const std::string& arg) {
   }
 }
 
-[[noreturn]] void fail_extra(const Options& options, const std::string& command, const std::string& extra) {
-  if (extra.size() < 2 || extra[0] != '-') fail_usage("unexpected argument '{}'; 'fastweight {} --help' says what it takes", extra, command);
+[[noreturn]] void fail_option(const Options& options, const std::string& command, const std::string& given) {
   std::vector<std::string> known{"--help"};
   for (const Option& option : options.entries()) {
     if (option.positional) continue;
     known.push_back(option.flag);
     if (option.is_switch()) known.push_back(option.negative());
   }
-  const std::string name = extra.substr(0, extra.find('='));
+  const std::string name = given.substr(0, given.find('='));
   const std::string near = nearest(name, known);
   fail_usage("unknown option '{}'{}; 'fastweight {} --help' lists all", name, near.empty() ? "" : fmt::format("; did you mean {}?", near), command);
 }
@@ -202,7 +201,13 @@ bool parse_command_line(Options& options, const std::string& command, const std:
   // CLI11 takes the next argument as the value of "--key=": an empty value is given to it as an argument of its own. It
   // reads from the back.
   std::vector<std::string> reversed;
+  bool only_arguments = false;  // behind "--"
   for (const std::string& arg : args) {
+    only_arguments = only_arguments || arg == "--";
+    if (only_arguments) {
+      reversed.push_back(arg);
+      continue;
+    }
     check_switch_value(options, arg);
     if (arg.size() > 3 && arg.starts_with("--") && arg.find('=') == arg.size() - 1) {
       reversed.push_back(arg.substr(0, arg.size() - 1));
@@ -219,10 +224,13 @@ bool parse_command_line(Options& options, const std::string& command, const std:
   } catch (const CLI::ParseError& error) {
     fail_usage("{}; 'fastweight {} --help' says what it takes", error.what(), command);
   }
-  if (const std::vector<std::string> extra = app.remaining(); !extra.empty()) {
-    const auto option_like = std::find_if(extra.begin(), extra.end(), [](const std::string& e) { return e.size() > 1 && e[0] == '-'; });
-    fail_extra(options, command, option_like != extra.end() ? *option_like : extra.front());
-  }
+  // CLI11 leaves the mark "--" behind too.
+  const std::vector<std::string> extra = app.remaining();
+  const auto mark = std::find(extra.begin(), extra.end(), "--");
+  const auto option_like = std::find_if(extra.begin(), mark, [](const std::string& e) { return e.size() > 1 && e[0] == '-'; });
+  if (option_like != mark) fail_option(options, command, *option_like);
+  const auto argument = mark != extra.begin() ? extra.begin() : mark == extra.end() ? mark : std::next(mark);
+  if (argument != extra.end()) fail_usage("unexpected argument '{}'; 'fastweight {} --help' says what it takes", *argument, command);
   for (size_t i = 0; i < registered.size(); ++i) {
     Option& option = options.entries()[i];
     option.is_given = registered[i]->count() > 0;
@@ -288,6 +296,7 @@ std::string help_page(const Options& options, const std::string& command, const 
   }
   page += "\nHelp:\n";
   line("--help, -h", "this page");
+  line("--", "what follows is no option: an argument may begin with a dash");
   if (!details.empty()) page += "\n" + wrap(details, width, 0) + "\n";
   return page;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "base/error.h"
@@ -54,7 +55,9 @@ struct SetFromNode {
   }
   std::string string(const toml::node& n, const char* expected) const {
     if (!n.is_string()) fail(expected, n);
-    return *n.value<std::string>();
+    std::string text = *n.value<std::string>();
+    if (text.find('\0') != std::string::npos) fail_usage("{}: {}: expected text without a NUL character", place(path, n), name);
+    return text;
   }
 
   void operator()(bool* target) const {
@@ -92,7 +95,17 @@ struct SetFromNode {
   }
 };
 
+bool is_utf8(const std::string& text) {
+  try {
+    nlohmann::json(text).dump();  // refuses what is not
+    return true;
+  } catch (const nlohmann::json::exception&) {
+    return false;
+  }
+}
+
 std::string toml_string(const std::string& text) {
+  if (!is_utf8(text)) fail_usage("'{}': expected UTF-8, which alone a run file can hold: give the file or folder another name", text);
   std::ostringstream out;
   out << toml::value<std::string>(text);
   return out.str();

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "cli/command.h"
 #include "cli/json_output.h"
+#include "cli/say.h"
 #include "report/table.h"
 #include "rule/formula.h"
 #include "rule/rule.h"
@@ -248,10 +249,10 @@ class Rules : public Command {
       return kExitOk;
     }
     if (markdown_) {
-      fmt::print("{}", overview(presets()).markdown());
+      say("{}", overview(presets()).markdown());
       return kExitOk;
     }
-    fmt::print("{}\nablations of the papers:\n{}\n{}", overview(presets()).text(), overview(ablations()).text(), axes_text());
+    say("{}\nablations of the papers:\n{}\n{}", overview(presets()).text(), overview(ablations()).text(), axes_text());
     return kExitOk;
   }
 
@@ -269,13 +270,13 @@ class Rules : public Command {
     for (size_t i = 0; i < rules.size(); ++i) show(texts[i], rules[i]);
   }
   static void show(const std::string& text, const Rule& rule) {
-    fmt::print("{}\n", text);
-    for (const Preset* p : named(rule)) fmt::print("  {}: {}\n", p->name, p->summary);
-    fmt::print("  axes: {}\n  streams of token t, q and k as normalised:\n", to_string(rule));
-    for (const std::string& line : formulas(rule)) fmt::print("    {}\n", line);
+    say("{}\n", text);
+    for (const Preset* p : named(rule)) say("  {}: {}\n", p->name, p->summary);
+    say("  axes: {}\n  streams of token t, q and k as normalised:\n", to_string(rule));
+    for (const std::string& line : formulas(rule)) say("    {}\n", line);
     std::string letters;
     for (const Input& input : inputs(rule)) letters += (letters.empty() ? "" : ", ") + input.letter;
-    fmt::print("  recurrence:  {}\n  inputs: {}\n  step: {}\n", kRecurrence, letters, describe(step_bound(rule)));
+    say("  recurrence:  {}\n  inputs: {}\n  step: {}\n", kRecurrence, letters, describe(step_bound(rule)));
   }
 
   StringList names_;

@@ -10,6 +10,7 @@
 #include "base/stop.h"
 #include "cli/command.h"
 #include "cli/json_output.h"
+#include "cli/say.h"
 #include "cli/signals.h"
 #include "fastweight/fastweight.h"
 #include "reference/compare.h"
@@ -181,9 +182,9 @@ int Selftest::run(Options&) {
     print_json_report(report);
     return failures.empty() ? kExitOk : kExitFailed;
   }
-  fmt::print("{}", table.text());
-  for (const std::string& failure : failures) fmt::print("{}\n", failure);
-  fmt::print("{} on {}: {}\n", fw_version(), runs_on, failures.empty() ? "all within bounds" : fmt::format("{} beyond their bounds", failures.size()));
+  say("{}", table.text());
+  for (const std::string& failure : failures) say("{}\n", failure);
+  say("{} on {}: {}\n", fw_version(), runs_on, failures.empty() ? "all within bounds" : fmt::format("{} beyond their bounds", failures.size()));
   return failures.empty() ? kExitOk : kExitFailed;
 }
 

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/folder_lock.h"
 #include "cli/command.h"
+#include "cli/say.h"
 #include "cli/signals.h"
 #include "report/task_table.h"
 #include "tasks/cell.h"
@@ -129,11 +130,11 @@ void Task::report(const std::vector<TaskCell>& cells) const {
   write_file_atomic(out_ + "/results.json", all.dump(1) + "\n");
   write_file_atomic(out_ + "/table.md", task_report(results));
   if (results.empty()) return;
-  fmt::print("{}\n", task_table(results).text());
+  say("{}\n", task_table(results).text());
   const PictureResult picture = write_task_curves(results, out_ + "/accuracy");
-  for (const std::string& file : picture.files) fmt::print("{}\n", file);
-  if (!picture.note.empty()) fmt::print("note: {}\n", picture.note);
-  fmt::print("{}/table.md\n{}/results.json\n", out_, out_);
+  for (const std::string& file : picture.files) say("{}\n", file);
+  if (!picture.note.empty()) say("note: {}\n", picture.note);
+  say("{}/table.md\n{}/results.json\n", out_, out_);
 }
 
 int Task::run_all(const std::vector<TaskCell>& cells) const {
@@ -142,32 +143,32 @@ int Task::run_all(const std::vector<TaskCell>& cells) const {
   for (size_t i = 0; i < cells.size() && !stop.load(); ++i) {
     const TaskCell& cell = cells[i];
     const std::string name = fs::path(cell.folder).filename().string();
-    fmt::print("{} ({} of {})\n", name, i + 1, cells.size());
+    say("{} ({} of {})\n", name, i + 1, cells.size());
     std::fflush(stdout);
     try {
       run_cell(
           cell,
           [&](const TaskPoint& p) {
-            fmt::print("  step {:>6}  loss {:.4f}  accuracy {:.2f}%\n", p.step, p.loss, 100 * p.accuracy);
+            say("  step {:>6}  loss {:.4f}  accuracy {:.2f}%\n", p.step, p.loss, 100 * p.accuracy);
             std::fflush(stdout);
           },
           &stop);
     } catch (const FolderLocked& locked) {
-      fmt::print("  left to another process: {}\n", locked.what());
+      say("  left to another process: {}\n", locked.what());
       ++busy;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kNumeric) throw;
-      fmt::print("  {}\n", error.what());
+      say("  {}\n", error.what());
       ++failed;
     }
   }
   report(cells);
   if (stop.load()) {
-    fmt::print("interrupted; the same command goes on\n");
+    say("interrupted; the same command goes on\n");
     return stopped_exit_code();
   }
-  if (busy > 0) fmt::print("{} cells are being done by other processes; the same command makes the table when they are\n", busy);
-  if (failed > 0) fmt::print("{} cells did not train\n", failed);
+  if (busy > 0) say("{} cells are being done by other processes; the same command makes the table when they are\n", busy);
+  if (failed > 0) say("{} cells did not train\n", failed);
   return failed > 0 ? kExitFailed : kExitOk;
 }
 

@@ -7,6 +7,7 @@
 #include "cli/command.h"
 #include "cli/dataset.h"
 #include "cli/outputs.h"
+#include "cli/say.h"
 #include "cli/signals.h"
 #include "report/progress.h"
 #include "tokenizer/tokenizer.h"
@@ -30,7 +31,7 @@ class Tokenize : public Command {
            "  fastweight tokenize my.txt --tokenizer my.model --out my.tokens\n  fastweight tokenize --info my.tokens";
   }
   void declare(Options& options) override {
-    options.positional("TEXT", &text_, "text files: plain or .jsonl, also .gz and .zst; or patterns", false);
+    options.positional("TEXT", &text_, "text files: plain or .jsonl, also .gz and .zst; patterns; or -: standard input", false);
     options.add("out", "FILE", &out_, "where the token file, or the SentencePiece model, goes");
     options.add("tokenizer", "SPEC", &tokenizer_, "bytes, or the path of a SentencePiece model");
     options.add("field", "KEY", &field_, "of .jsonl files: the key whose string is the text");
@@ -54,13 +55,13 @@ class Tokenize : public Command {
 
 int Tokenize::show_info() const {
   const TokenFile file(info_);
-  fmt::print("{}: {} tokens, {} documents, vocabulary {}, made of {}\n", info_, file.tokens(), file.documents(), file.vocab_size(),
-             format_bytes(static_cast<double>(file.text_bytes())));
-  fmt::print("tokenizer: {}\n", file.tokenizer() == 0 ? "not known, the file is of version 1" : fmt::format("checksum {:016x}", file.tokenizer()));
+  say("{}: {} tokens, {} documents, vocabulary {}, made of {}\n", info_, file.tokens(), file.documents(), file.vocab_size(),
+      format_bytes(static_cast<double>(file.text_bytes())));
+  say("tokenizer: {}\n", file.tokenizer() == 0 ? "not known, the file is of version 1" : fmt::format("checksum {:016x}", file.tokenizer()));
   int64_t longest = 0;
   for (int64_t i = 0; i < file.documents(); ++i) longest = std::max(longest, file.document_begin(i + 1) - file.document_begin(i));
   if (file.documents() > 0) {
-    fmt::print("documents: {:.1f} tokens on average, the longest {}\n", static_cast<double>(file.tokens()) / static_cast<double>(file.documents()), longest);
+    say("documents: {:.1f} tokens on average, the longest {}\n", static_cast<double>(file.tokens()) / static_cast<double>(file.documents()), longest);
   }
   return kExitOk;
 }
@@ -69,9 +70,10 @@ int Tokenize::train_model() const {
   if (text_.size() != 1) fail_usage("--train-sentencepiece: expected one text file, got {}", text_.size());
   constexpr int64_t kMost = 1 << 20;
   if (vocab_ < 1 || vocab_ > kMost) fail_usage("--vocab: expected 1 to {}, got {}", kMost, vocab_);
+  if (text_[0] == "-") fail_usage("--train-sentencepiece: expected a text file, which the trainer reads more than once, got standard input (-)");
   check_text(text_[0]);  // a text that is missing or empty is named before SentencePiece meets it
   train_sentencepiece(text_[0], out_, static_cast<int32_t>(vocab_), model_type_);
-  fmt::print("{}: SentencePiece model, {} pieces\n", out_, sentencepiece_tokenizer(out_)->vocab_size());
+  say("{}: SentencePiece model, {} pieces\n", out_, sentencepiece_tokenizer(out_)->vocab_size());
   return kExitOk;
 }
 
@@ -95,16 +97,19 @@ int Tokenize::run(Options& options) {
   for (const std::string& path : files) check_text(path);
   TokenizeOptions how;
   how.separator = separator_;
+  how.go_on = !reads_input(files);
   how.progress = tokenize_progress(stop_flag());
   const TokenFileStats stats = write_token_file([&] { return open_parts(whole_texts(files), field_); }, how, *tokenizer, out_);
   how.progress = nullptr;  // and the bar is gone
-  if (stats.resumed_at > 0) fmt::print("went on behind the first {} of text\n", format_bytes(static_cast<double>(stats.resumed_at)));
+  if (!separator_.empty() && stats.separators == 0) say("note: no line of the text is the separator '{}': each text is one document\n", separator_);
+  if (stats.resumed_at > 0) say("went on behind the first {} of text\n", format_bytes(static_cast<double>(stats.resumed_at)));
   if (!stats.complete) {
-    fmt::print("stopped after {} of text; the same command goes on from there\n", format_bytes(static_cast<double>(stats.bytes)));
+    say("stopped after {} of text; {}\n", format_bytes(static_cast<double>(stats.bytes)),
+        how.go_on ? "the same command goes on from there" : "nothing is kept, as standard input cannot be read again");
     return stopped_exit_code();
   }
-  fmt::print("{}: {} tokens, {} documents, from {} ({:.2f} bytes a token)\n", out_, stats.tokens, stats.documents,
-             format_bytes(static_cast<double>(stats.bytes)), stats.tokens > 0 ? static_cast<double>(stats.bytes) / static_cast<double>(stats.tokens) : 0.0);
+  say("{}: {} tokens, {} documents, from {} ({:.2f} bytes a token)\n", out_, stats.tokens, stats.documents, format_bytes(static_cast<double>(stats.bytes)),
+      stats.tokens > 0 ? static_cast<double>(stats.bytes) / static_cast<double>(stats.tokens) : 0.0);
   return kExitOk;
 }
 

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/folder_lock.h"
+#include "base/memory.h"
 #include "base/stop.h"
 #include "base/threads.h"
 #include "cli/command.h"
@@ -22,6 +23,7 @@
 #include "cli/outputs.h"
 #include "cli/recipe.h"
 #include "cli/run_config.h"
+#include "cli/say.h"
 #include "cli/signals.h"
 #include "cli/start_model.h"
 #include "model/sizes.h"
@@ -31,6 +33,7 @@
 #include "report/table.h"
 #include "rule/step_bound.h"
 #include "train/checkpoint.h"
+#include "train/memory_plan.h"
 #include "train/trainer.h"
 
 namespace fw::cli {
@@ -42,6 +45,7 @@ struct TrainOptions {
   std::string recipe;
   bool resume = false;
   bool dry_run = false;
+  bool check_memory = true;
   std::string size;
   int64_t threads = 0;
   ModelConfig model;
@@ -59,6 +63,7 @@ struct TrainOptions {
     options.add("dry_run", "", &dry_run, "say what the run would be (layers, memory and time of a step, the resolved run file) and write nothing");
     options.add("size", "NAME", &size, fmt::format("the model's widths by name: {}; other options win over them", fmt::join(size_names(), ", ")));
     declare_threads(options, threads);
+    declare_memory_check(options, check_memory);
     options.add(key_tables(data));
     options.add(key_tables(train));
     options.add(key_tables(model));
@@ -91,21 +96,31 @@ class Reporter {
     }
     // The mean over recent intervals: one slow step must not make the time left jump.
     if (std::isfinite(r.ms)) ms_ = ms_ > 0 ? 0.7 * ms_ + 0.3 * r.ms : r.ms;
-    bar_.show({r.step, steps_, r.loss, r.tokens_per_second, ms_ * 1e-3 * static_cast<double>(steps_ - r.step)});
+    show(r.step, r.loss, r.tokens_per_second, ms_);
+  }
+  // Between two records, as often as an eye follows.
+  void step(const StepProgress& p) {
+    if (!bar_.live() || std::chrono::steady_clock::now() - shown_ < std::chrono::milliseconds(100)) return;
+    show(p.step, p.loss, p.tokens_per_second, ms_ > 0 ? ms_ : p.ms);
   }
   void end() { bar_.clear(); }
   const std::optional<LogRecord>& last_eval() const { return last_eval_; }
   const std::optional<LogRecord>& last() const { return last_; }
 
  private:
+  void show(int64_t step, double loss, double tokens_per_second, double ms) {
+    bar_.show({step, steps_, loss, tokens_per_second, ms * 1e-3 * static_cast<double>(steps_ - step)});
+    shown_ = std::chrono::steady_clock::now();
+  }
   // Said at once, so that a reader that has gone ends the run while it can still be saved.
   static void print(const std::string& text) {
-    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
-      fail_io("cannot write to standard output: {}", std::generic_category().message(errno));
+    put_printable(stdout, text);
+    if (std::fflush(stdout) != 0) fail_io("cannot write to standard output: {}", std::generic_category().message(errno));
   }
 
   int64_t steps_;
   ProgressBar bar_;
+  std::chrono::steady_clock::time_point shown_;
   double ms_ = 0;
   int64_t skipped_ = 0;
   std::optional<LogRecord> last_, last_eval_;
@@ -156,7 +171,7 @@ class Train : public Command {
   void finish(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer, const Reporter& reporter);
   void test(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer) const;
   void note_changes(const Options& options) const;
-  void warn_of_step() const;
+  void warn() const;
 
   TrainOptions o_;
 };
@@ -186,9 +201,14 @@ void Train::load(Options& options) {
   }
   if (o_.train.from.empty() && o_.data.tokenizer.empty()) o_.data.tokenizer = "bytes";
   apply_threads(o_.threads);
+  allow_too_much_memory(!o_.check_memory);
   validate(o_.train);
   if (!o_.dry_run || !o_.data.text.empty()) validate(o_.data);
+  for (const auto& [key, files] : {std::pair<const char*, StringList>{"text", o_.data.text}, {"valid", {o_.data.valid}}, {"test", {o_.data.test}}}) {
+    if (reads_input(files)) fail_usage("data.{}: training reads its texts more than once, which standard input (-) cannot be: save it in a file", key);
+  }
   make_paths_absolute(o_.data, o_.train);
+  to_toml(options, "");  // what cannot stand in a run file is refused before the work
 }
 
 // A resumed run may be given other settings (more steps, say); which ones is said, because the bits then differ.
@@ -200,21 +220,21 @@ void Train::note_changes(const Options& options) const {
   before.declare(table);
   load_recipe(path, table);
   for (const std::string& change : differences(table, options)) {
-    if (!change.starts_with("train.out:")) fmt::print("note: not as the run began: {}\n", change);
+    if (!change.starts_with("train.out:")) say("note: not as the run began: {}\n", change);
   }
 }
 
 void Train::describe_run(Trainer& trainer, const Dataset& data) const {
   const double parameters = static_cast<double>(trainer.model().params().size());
-  fmt::print("model     {} ({} parameters)\n", describe(o_.model), format_count(parameters));
+  say("model     {} ({} parameters)\n", describe(o_.model), format_count(parameters));
   std::string held_out = "none";
   if (data.valid) held_out = fmt::format("{} tokens", format_count(static_cast<double>(data.valid->tokens())));
   if (data.valid && o_.train.valid_tokens > 0) held_out += fmt::format(", the first {} of which are read", o_.train.valid_tokens);
   if (data.test) held_out += fmt::format(", test: {} tokens", format_count(static_cast<double>(data.test->tokens())));
   const double step_tokens = static_cast<double>(o_.train.batch * o_.train.length * o_.train.accumulate);
-  fmt::print("data      {} tokens in {} documents, held out: {}\n", format_count(static_cast<double>(data.train->tokens())), data.train->documents(), held_out);
-  fmt::print("training  {} steps of {} tokens ({:.1f} epochs), {}, {} threads\n", o_.train.steps, format_count(step_tokens),
-             static_cast<double>(o_.train.steps) * step_tokens / static_cast<double>(data.train->tokens()), o_.train.precision, num_threads());
+  say("data      {} tokens in {} documents, held out: {}\n", format_count(static_cast<double>(data.train->tokens())), data.train->documents(), held_out);
+  say("training  {} steps of {} tokens ({:.1f} epochs), {}, {} threads\n", o_.train.steps, format_count(step_tokens),
+      static_cast<double>(o_.train.steps) * step_tokens / static_cast<double>(data.train->tokens()), o_.train.precision, num_threads());
   std::fflush(stdout);
 }
 
@@ -222,7 +242,7 @@ void Train::describe_run(Trainer& trainer, const Dataset& data) const {
 void Train::test(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer) const {
   const std::string best = best_path(o_.train.out);
   const bool kept = trainer.best().step >= 0 && read_best(o_.train.out).step == trainer.best().step;
-  if (trainer.best().step >= 0 && !kept) fmt::print("note: '{}' is not the model of step {} any more; the last model is tested\n", best, trainer.best().step);
+  if (trainer.best().step >= 0 && !kept) say("note: '{}' is not the model of step {} any more; the last model is tested\n", best, trainer.best().step);
   std::optional<LanguageModel<float>> chosen;
   if (kept) {
     chosen.emplace(load_model<float>(best));
@@ -230,8 +250,8 @@ void Train::test(Trainer& trainer, const Dataset& data, const Tokenizer& tokeniz
   }
   const int64_t step = kept ? trainer.best().step : trainer.step(), length = std::max<int64_t>(o_.train.length, 2);
   const EvalResult result = evaluate_file(kept ? *chosen : trainer.model(), *data.test, tokenizer, length, false);
-  fmt::print("test      model of step {}, windows of {} tokens: loss {:.4f}, {:.4f} bits per byte, perplexity {:.3f}\n", step, length, result.loss,
-             result.bits_per_byte, result.perplexity);
+  say("test      model of step {}, windows of {} tokens: loss {:.4f}, {:.4f} bits per byte, perplexity {:.3f}\n", step, length, result.loss,
+      result.bits_per_byte, result.perplexity);
   const nlohmann::json record = {{"model", kept ? "best" : "model"}, {"step", step},        {"context", length},
                                  {"tokens", result.sum.count},       {"loss", result.loss}, {"bits_per_byte", result.bits_per_byte}};
   write_file_atomic(o_.train.out + "/test.json", record.dump(2) + "\n");
@@ -262,17 +282,17 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
     };
     row(fmt::format("windows of {} tokens, each from nothing", length), window_bits, window_loss);
     row("state carried through each document", carried.bits_per_byte, carried.loss);
-    fmt::print("\n{}\n", table.text());
+    say("\n{}\n", table.text());
   }
   const BestRecord best = trainer.best();
-  if (best.step >= 0) fmt::print("best      step {}, held-out loss {:.4f}\n", best.step, best.loss);
+  if (best.step >= 0) say("best      step {}, held-out loss {:.4f}\n", best.step, best.loss);
   if (data.test) test(trainer, data, tokenizer);
   const std::string title = fmt::format("{}, {} layers, width {}", o_.model.mixers(), o_.model.num_hidden_layers, o_.model.hidden_size);
   const PictureResult curve = write_loss_curve(read_metrics(out + "/metrics.jsonl"), title, out + "/loss");
-  if (!curve.note.empty()) fmt::print("note: {}\n", curve.note);
+  if (!curve.note.empty()) say("note: {}\n", curve.note);
 
-  fmt::print("files:\n");
-  const auto file = [](const std::string& path, const std::string& what) { fmt::print("  {:<36}  {}\n", path, what); };
+  say("files:\n");
+  const auto file = [](const std::string& path, const std::string& what) { say("  {:<36}  {}\n", path, what); };
   file(out + "/model/", "the model: config.json, model.safetensors, tokenizer.json");
   if (best.step >= 0) file(best_path(out) + "/", "the model with the lowest held-out loss");
   if (data.test) file(out + "/test.json", "the test's values");
@@ -288,16 +308,20 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
 int Train::plan(const Options& options) {
   const StartModel start = start_model(o_.model, o_.train, o_.data, options, false);
   o_.model = start.config;
-  fmt::print("{}", start.note);
+  say("{}", start.note);
+  warn();
   print_plan(o_.model, o_.train);
-  fmt::print("\n{}", to_toml(options, "The resolved run: 'fastweight train' with this file is this run."));
+  say("\n{}", to_toml(options, "The resolved run: 'fastweight train' with this file is this run."));
   return kExitOk;
 }
 
-// A rule whose step can let the state grow trains well or not, but a run that diverges should not come as a surprise.
-void Train::warn_of_step() const {
+// What is accepted and seldom meant. A rule whose step can let the state grow trains well or not, but a run that diverges should not come as a surprise.
+void Train::warn() const {
+  if (o_.train.steps > 0 && o_.train.warmup >= o_.train.steps) {
+    say_aside("fastweight train: warning: warmup: {} steps of the {} that the run has: its learning rate only rises\n", o_.train.warmup, o_.train.steps);
+  }
   const StepBound bound = step_bound(o_.model.resolved_rule());
-  if (!bound.bounded) fmt::print(stderr, "fastweight train: warning: rule '{}': the step is {}\n", o_.model.rule, describe(bound));
+  if (!bound.bounded) say_aside("fastweight train: warning: rule '{}': the step is {}\n", o_.model.rule, describe(bound));
 }
 
 int Train::run(Options& options) {
@@ -321,46 +345,47 @@ int Train::run(Options& options) {
   StartModel start = start_model(o_.model, o_.train, o_.data, options, o_.resume);
   o_.model = start.config;
   const std::shared_ptr<const Tokenizer> tokenizer = start.tokenizer;
+  require_memory_of_step(o_.model, o_.train);
   make_folders(out);
   const FolderLock lock(out);
   const Dataset data =
       prepare_dataset(o_.data, *tokenizer, out, {o_.resume, !options.given("text") && !options.given("valid"), tokenize_progress(stop_flag())});
-  for (const std::string& note : data.notes) fmt::print("note: {}\n", note);
+  for (const std::string& note : data.notes) say("note: {}\n", note);
   if (!data.train) {
-    fmt::print("stopped after tokenizing {}; the same command goes on from there\n", format_bytes(static_cast<double>(data.text_bytes)));
+    say("stopped after tokenizing {}; the same command goes on from there\n", format_bytes(static_cast<double>(data.text_bytes)));
     return stopped_exit_code();
   }
   Trainer trainer(o_.train, o_.model, tokenizer, *data.train, data.valid);
   if (start.model) trainer.start_from(*start.model);
   start.model.reset();
   if (o_.resume) {
-    trainer.resume([](const std::string& warning) { fmt::print(stderr, "fastweight train: warning: {}\n", warning); });
+    trainer.resume([](const std::string& warning) { say_aside("fastweight train: warning: {}\n", warning); });
     note_changes(options);
   }
   write_file_atomic(out + "/config.toml", to_toml(options, kRunFileComment));
-  fmt::print("{}", start.note);
+  say("{}", start.note);
   describe_run(trainer, data);
-  warn_of_step();
-  if (o_.resume) fmt::print("resumed at step {}\n", trainer.step());
+  warn();
+  if (o_.resume) say("resumed at step {}\n", trainer.step());
 
   Reporter reporter(o_.train.steps);
   reporter.header();
-  const bool done = trainer.run([&](const LogRecord& record) { reporter.record(record); }, &stop_flag());
+  const bool done = trainer.run([&](const LogRecord& record) { reporter.record(record); }, &stop_flag(), [&](const StepProgress& p) { reporter.step(p); });
   reporter.end();
   if (!done) {
-    fmt::print("stopped at step {} of {}; the checkpoint is written. To go on: fastweight train --resume --out {}\n", trainer.step(), o_.train.steps, out);
+    say("stopped at step {} of {}; the checkpoint is written. To go on: fastweight train --resume --out {}\n", trainer.step(), o_.train.steps, out);
     return stopped_exit_code();
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  fmt::print("trained {} steps in {}\n", trainer.step(), format_duration(seconds));
+  say("trained {} steps in {}\n", trainer.step(), format_duration(seconds));
   if (trainer.out_of_patience() && trainer.step() < o_.train.steps) {
-    fmt::print("ended early: {} evaluations in a row were not better than that of step {}\n", o_.train.patience, trainer.best().step);
+    say("ended early: {} evaluations in a row were not better than that of step {}\n", o_.train.patience, trainer.best().step);
   }
   std::fflush(stdout);
   try {
     finish(trainer, data, *tokenizer, reporter);
   } catch (const Stopped& stopped) {
-    fmt::print("{}; checkpoint and model are written. To evaluate again: fastweight train --resume --out {}\n", stopped.what(), out);
+    say("{}; checkpoint and model are written. To evaluate again: fastweight train --resume --out {}\n", stopped.what(), out);
     return stopped_exit_code();
   }
   return kExitOk;

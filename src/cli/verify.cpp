@@ -9,6 +9,7 @@
 #include "base/stop.h"
 #include "cli/command.h"
 #include "cli/json_output.h"
+#include "cli/say.h"
 #include "cli/signals.h"
 #include "reference/ops_vectors.h"
 #include "report/table.h"
@@ -151,12 +152,12 @@ int Verify::run(Options&) {
     report["unreadable"] = unreadable;
     print_json_report(report);
   } else {
-    if (!table.empty()) fmt::print("{}", table.text());
-    fmt::print("{}: {} within bounds, {} beyond, {} rules or models unknown{}\n", dtype_, passed, failed, unknown,
-               unreadable.empty() ? "" : fmt::format(", {} not readable", unreadable.size()));
+    if (!table.empty()) say("{}", table.text());
+    say("{}: {} within bounds, {} beyond, {} rules or models unknown{}\n", dtype_, passed, failed, unknown,
+        unreadable.empty() ? "" : fmt::format(", {} not readable", unreadable.size()));
   }
   std::fflush(stdout);
-  for (const std::string& reason : unreadable) fmt::print(stderr, "fastweight verify: {}\n", reason);
+  for (const std::string& reason : unreadable) say_aside("fastweight verify: {}\n", reason);
   if (!unreadable.empty()) return kExitUsage;
   return failed > 0 || (unknown > 0 && !skip_unknown_) ? kExitFailed : kExitOk;
 }

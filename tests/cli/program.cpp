@@ -1,8 +1,10 @@
 #include "cli/program.h"
 
 #include <fcntl.h>
+#include <pty.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -75,6 +77,34 @@ Outcome run_with_input(const std::vector<std::string>& args, const std::string& 
   const Folder folder;
   spill(folder / "input", input);
   return Program(args, "", folder / "input").wait();
+}
+
+std::string run_on_terminal(const std::vector<std::string>& args, const std::vector<std::string>& variables) {
+  std::vector<std::string> all{std::string(FW_BINARY_DIR) + "/fastweight"}, strings = variables;
+  all.insert(all.end(), args.begin(), args.end());
+  for (char** e = environ; *e != nullptr; ++e) {
+    const std::string_view entry = *e;
+    if (!entry.starts_with("TERM=") && !entry.starts_with("NO_COLOR=")) strings.emplace_back(entry);
+  }
+  std::vector<char*> argv, environment;
+  for (std::string& a : all) argv.push_back(a.data());
+  for (std::string& s : strings) environment.push_back(s.data());
+  argv.push_back(nullptr);
+  environment.push_back(nullptr);
+  int terminal = -1;
+  winsize size = {24, 80, 0, 0};
+  const pid_t child = ::forkpty(&terminal, nullptr, nullptr, &size);
+  if (child < 0) throw std::runtime_error("no terminal");
+  if (child == 0) {
+    ::execve(argv[0], argv.data(), environment.data());
+    ::_exit(127);
+  }
+  std::string text;
+  char piece[4096];
+  for (ssize_t n = 0; (n = ::read(terminal, piece, sizeof piece)) > 0;) text.append(piece, static_cast<size_t>(n));  // an error at the end
+  ::close(terminal);
+  ::waitpid(child, nullptr, 0);
+  return text;
 }
 
 Folder::Folder() : path_(new_folder()) {}

@@ -34,6 +34,9 @@ Outcome run(const std::vector<std::string>& args);
 // With `input` on standard input.
 Outcome run_with_input(const std::vector<std::string>& args, const std::string& input);
 
+// On a terminal of 80 columns, with these variables beside the environment ("TERM=dumb"): all that it writes there.
+std::string run_on_terminal(const std::vector<std::string>& args, const std::vector<std::string>& variables);
+
 // A folder of its own for a test, removed at the end.
 class Folder {
  public:
