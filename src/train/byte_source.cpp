@@ -78,7 +78,10 @@ class FileBytes final : public ByteSource {
   static void wait() {
     constexpr int kMilliseconds = 200;
     pollfd input = {STDIN_FILENO, POLLIN, 0};
-    while (::poll(&input, 1, kMilliseconds) == 0 || stop_flag()) stop_point("reading standard input", 0, -1, "");
+    while (!stop_flag()) {
+      if (::poll(&input, 1, kMilliseconds) != 0) return;
+    }
+    throw Stopped("stopped while standard input was read, which cannot be read again: nothing of it is kept");
   }
 
   std::string path_, ahead_;  // ahead: read by peek()

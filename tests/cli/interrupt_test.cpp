@@ -1,7 +1,9 @@
 // Signals, closed pipes, limits and two processes: nothing that was computed is lost, and every end has its exit code.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -112,6 +114,23 @@ TEST_F(Interrupt, EverySignalHasItsExitCode) {
     EXPECT_THAT(outcome.out, HasSubstr("the checkpoint is written"));
     EXPECT_FALSE(fs::is_empty(out + "/checkpoints"));
   }
+}
+
+// A pipe whose writer says nothing.
+TEST_F(Interrupt, AlsoWhileStandardInputIsWaitedFor) {
+  const std::string pipe = folder_ / "pipe", out = folder_ / "t";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int writer = ::open(pipe.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(writer, 0);
+  Program program({"tokenize", "-", "--out", out}, "", pipe);
+  wait_for_file(out + ".tokenizing");
+  program.signal(SIGINT);
+  const Outcome outcome = program.wait();
+  ::close(writer);
+  EXPECT_EQ(outcome.code, 130);
+  EXPECT_THAT(outcome.err, HasSubstr("stopped while standard input was read"));
+  EXPECT_FALSE(fs::exists(out + ".tokenizing")) << "what nobody can go on from";
+  EXPECT_FALSE(fs::exists(out));
 }
 
 TEST_F(Interrupt, TheSecondEndsTheProgramAtOnce) {
