@@ -7,6 +7,8 @@
 #include <type_traits>
 
 #include "ops/cuda/column_sums.h"
+#include "ops/cuda/conv_tails.cuh"
+#include "ops/cuda/math.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "scan/cuda/call/launch.h"
@@ -22,26 +24,16 @@ constexpr int kMostWidth = 8;
 
 template <class T>
 struct ConvArgs {
-  int64_t tokens = 0, cols = 0, sequences = 0;
+  int64_t tokens = 0, cols = 0;
+  PassPlaces places;
   const T* x = nullptr;
   const T* dy = nullptr;  // backward
   T* y = nullptr;         // dx in backward
   int64_t x_stride = 0, dy_stride = 0, y_stride = 0;
   const float* weight = nullptr;
-  const int64_t* offsets = nullptr;
   const T* tail = nullptr;   // [N, W-1, cols] or null
   float* partial = nullptr;  // backward: [runs, cols, W]
 };
-
-// The sequence of token t: the last that begins at or before it.
-FW_DEVICE int64_t sequence_of(const int64_t* offsets, int64_t count, int64_t t) {
-  int64_t low = 0, high = count;  // offsets[low] <= t < offsets[high]
-  while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    (offsets[middle] <= t ? low : high) = middle;
-  }
-  return low;
-}
 
 template <int N, int W>
 struct Columns {
@@ -75,8 +67,6 @@ FW_DEVICE void load_history(const ConvArgs<T>& a, int64_t column, int64_t n, int
   }
 }
 
-FW_DEVICE float sigmoid(float x) { return rcp_fast(1.0f + exp2_fast(-1.4426950408889634f * x)); }
-
 template <class T, int N, int W>
 __global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const ConvArgs<T> a) {
   const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N;
@@ -86,8 +76,8 @@ __global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const Conv
   load_taps<N, W>(a.weight + column * W, taps);
   int64_t t = int64_t{block_index_x()} * kForwardRun;
   const int64_t end = min(t + kForwardRun, a.tokens);
-  for (int64_t n = sequence_of(a.offsets, a.sequences, t); t < end; ++n) {
-    const int64_t begin = a.offsets[n], stop = min(end, a.offsets[n + 1]);
+  for (int64_t n = a.places.sequence_of(t); t < end; ++n) {
+    const int64_t begin = a.places.offsets[n], stop = min(end, a.places.offsets[n + 1]);
     if (t >= stop) continue;  // an empty sequence
     Columns<N, W> window;
     load_history<T, N, W>(a, column, n, begin, t, window);
@@ -134,8 +124,8 @@ __global__ void __launch_bounds__(kThreads) short_conv_backward_kernel(const Con
   load_taps<N, W>(a.weight + column * W, taps);
   int64_t t = int64_t{block_index_x()} * kBackwardRun;
   const int64_t end = min(t + kBackwardRun, a.tokens);
-  for (int64_t n = sequence_of(a.offsets, a.sequences, t); t < end; ++n) {
-    const int64_t begin = a.offsets[n], next = a.offsets[n + 1], first = t, stop = min(end, next);
+  for (int64_t n = a.places.sequence_of(t); t < end; ++n) {
+    const int64_t begin = a.places.offsets[n], next = a.places.offsets[n + 1], first = t, stop = min(end, next);
     if (t >= stop) continue;
     Columns<N, W> window, dp;
     load_history<T, N, W>(a, column, n, begin, t, window);
@@ -204,25 +194,6 @@ __global__ void __launch_bounds__(kThreads) short_conv_backward_kernel(const Con
   FW_UNROLL for (int i = 0; i < N; ++i) { FW_UNROLL for (int j = 0; j < W; ++j) partial[i * W + W - 1 - j] = dtaps[j][i]; }
 }
 
-// The last W-1 inputs of every sequence; one that is shorter keeps the end of its old tail. A thread has a column and goes from the oldest to
-// the newest, so that both tails may be the same memory.
-template <class T>
-__global__ void __launch_bounds__(kThreads) store_tails_kernel(const ConvArgs<T> a, int kept, T* to) {
-  const int64_t c = int64_t{block_index_y()} * kThreads + thread_index(), n = block_index_x();
-  if (c >= a.cols) return;
-  const int64_t begin = a.offsets[n], length = a.offsets[n + 1] - begin;
-  for (int i = 0; i < kept; ++i) {
-    const int64_t position = length - kept + i;
-    T value{};
-    if (position >= 0) {
-      value = a.x[(begin + position) * a.x_stride + c];
-    } else if (a.tail != nullptr) {
-      value = a.tail[(n * kept + i + length) * a.cols + c];
-    }
-    to[(n * kept + i) * a.cols + c] = value;
-  }
-}
-
 Dim3 grid_of(int64_t x, int64_t columns) { return {static_cast<unsigned>(x), static_cast<unsigned>((columns + kThreads - 1) / kThreads)}; }
 
 // Calls run(N, W) with numbers of the compiler.
@@ -267,13 +238,12 @@ namespace ops {
 template <class T>
 void short_conv_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* weight, int64_t width, const PassLayout& layout, const T* tail_in, T* tail_out,
                         Mat<T> y) {
-  ConvArgs<T> a{x.rows, x.cols, layout.host.count(), x.data, nullptr, y.data, x.stride, 0, y.stride, weight, layout.offsets, tail_in};
+  ConvArgs<T> a{x.rows, x.cols, PassPlaces(layout), x.data, nullptr, y.data, x.stride, 0, y.stride, weight, tail_in};
   void* stream = exec.device.stream();
   with_form(a, width, [&](auto n, auto w) {
     launch(short_conv_forward_kernel<T, n.value, w.value>, grid_of((x.rows + kForwardRun - 1) / kForwardRun, x.cols / n.value), kThreads, 0, stream, a);
   });
-  if (tail_out == nullptr || width < 2) return;
-  launch(store_tails_kernel<T>, grid_of(a.sequences, x.cols), kThreads, 0, stream, a, static_cast<int>(width - 1), tail_out);
+  store_tails(x, layout, tail_in, width, tail_out, stream);
 }
 
 template <class T>
@@ -283,7 +253,7 @@ void short_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, c
   const Arena::Mark mark = exec.arena.mark();
   const int64_t runs = (x.rows + kBackwardRun - 1) / kBackwardRun;
   float* partial = exec.arena.template alloc<float>(runs * x.cols * width);
-  ConvArgs<T> a{x.rows, x.cols, layout.host.count(), x.data, dy.data, dx.data, x.stride, dy.stride, dx.stride, weight, layout.offsets, tail_in, partial};
+  ConvArgs<T> a{x.rows, x.cols, PassPlaces(layout), x.data, dy.data, dx.data, x.stride, dy.stride, dx.stride, weight, tail_in, partial};
   void* stream = exec.device.stream();
   with_form(a, width,
             [&](auto n, auto w) { launch(short_conv_backward_kernel<T, n.value, w.value>, grid_of(runs, x.cols / n.value), kThreads, 0, stream, a); });

@@ -23,6 +23,7 @@ void require_device(bool chunk_form) {
   const std::string why = unsupported(emulation::gpu.name, emulation::gpu.major, emulation::gpu.minor, chunk_form);
   if (!why.empty()) throw DeviceError(why);
 }
+bool has_warp_groups() { return emulation::gpu.major == 9; }
 int multiprocessors() { return emulation::gpu.multiprocessors; }
 int64_t turning_processors() { return 2; }
 
@@ -41,6 +42,15 @@ void require_device(bool chunk_form) {
   cudaDeviceProp properties{};  // asked for here alone: it takes long
   const bool named = cudaGetDeviceProperties(&properties, device) == cudaSuccess;
   throw DeviceError(unsupported(named ? properties.name : "the GPU", major, minor, chunk_form));
+}
+
+bool has_warp_groups() {
+  int device = 0, major = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess) status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (status == cudaSuccess) return major == 9;
+  cudaGetLastError();  // or the next call's check would find it
+  return false;
 }
 
 int multiprocessors() {

@@ -12,6 +12,9 @@ void require_device(bool chunk_form);
 // nothing that a driver could translate, so what is not listed here would fail at the first launch.
 std::string unsupported(const std::string& name, int major, int minor, bool chunk_form);
 
+// Whether the current device runs kernels on warp-group instructions.
+bool has_warp_groups();
+
 // Multiprocessors of the current device; where there is none to ask, and in the emulation, those of an H100 or H200 (SXM), so that a plan can be made anywhere.
 inline constexpr int kUsualMultiprocessors = 132;
 int multiprocessors();

@@ -1,0 +1,287 @@
+// Gated RMSNorm per head on the device: y = n weight act(gate) with n = o rstd over the head's columns. Backward, with h = dy weight act(gate):
+//   d_o = rstd (h - n mean(h n))     dgate = dy n weight act'(gate)     dweight = sum of dy n act(gate)
+// A row here is a head of a token. As many neighbouring lanes as it has packets, at most 32, have a row, so that its sums are shuffles; a row of
+// one packet a lane stays in registers, and several of them are on their way at a time; a wider one is read twice.
+#include <algorithm>
+
+#include "ops/cuda/column_sums.h"
+#include "ops/cuda/math.cuh"
+#include "ops/cuda/operations.h"
+#include "ops/cuda/packets.cuh"
+#include "scan/cuda/call/launch.h"
+
+namespace fw::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kSumTurns = 16;  // rows of a slot of a block of sums
+
+template <class T>
+struct Heads {
+  T* data;
+  int64_t stride;
+};
+
+template <class T>
+struct GatedArgs {
+  int64_t rows;                // heads of all tokens
+  int heads, dim, lanes;       // lanes of a row
+  Heads<const T> o, gate, dy;  // dy: backward
+  Heads<T> out, dgate;         // y, or d_o and dgate
+  const float* weight;
+  float* rstd;
+  float eps;
+  float* partial;  // backward: [blocks, dim]
+  GateKind kind;
+
+  template <class V>
+  FW_DEVICE V* at(const Heads<V>& tensor, int64_t row) const {
+    const int64_t token = static_cast<unsigned>(row) / static_cast<unsigned>(heads);
+    return tensor.data + token * tensor.stride + (row - token * heads) * dim;
+  }
+};
+
+FW_DEVICE float lanes_sum(float x, int lanes) {
+  for (int mask = lanes / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  return x;
+}
+
+struct Gate {
+  float act, slope;
+};
+FW_DEVICE Gate gate_of(GateKind kind, float x) {
+  if (kind == GateKind::kNone) return {1.0f, 0.0f};
+  const float s = sigmoid(x);
+  return kind == GateKind::kSilu ? Gate{x * s, silu_slope(x, s)} : Gate{s, s * (1.0f - s)};
+}
+
+// body(c) for the first columns of the lane's packets.
+template <int N, bool kKept, class Body>
+FW_DEVICE void for_columns(int lane, int lanes, int dim, const Body& body) {
+  if constexpr (kKept) {
+    if (lane * N < dim) body(lane * N);
+  } else {
+    for (int c = lane * N; c < dim; c += lanes * N) body(c);
+  }
+}
+
+template <class T, int N, bool kKept>
+__global__ void __launch_bounds__(kThreads) gated_rmsnorm_forward_kernel(const GatedArgs<T> a) {
+  constexpr int kAhead = kKept ? 4 : 1;
+  const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes, lane = static_cast<int>(thread_index()) % a.lanes;
+  const int64_t first = int64_t{block_index_x()} * slots * kAhead + slot;
+  const bool gated = a.kind != GateKind::kNone;
+  Packet<T, N> os[kAhead], gates[kAhead];
+  if constexpr (kKept) {
+    FW_UNROLL for (int i = 0; i < kAhead; ++i) {
+      const int64_t row = first + int64_t{i} * slots;
+      if (row >= a.rows || lane * N >= a.dim) continue;
+      os[i].load(a.at(a.o, row) + lane * N);
+      if (gated) gates[i].load(a.at(a.gate, row) + lane * N);
+    }
+  }
+  FW_UNROLL for (int i = 0; i < kAhead; ++i) {
+    const int64_t row = first + int64_t{i} * slots;
+    const bool has_row = row < a.rows;  // lanes without one take part in the sums
+    float squares = 0;
+    if (has_row) {
+      for_columns<N, kKept>(lane, a.lanes, a.dim, [&](int c) {
+        if constexpr (!kKept) os[i].load(a.at(a.o, row) + c);
+        float v[N];
+        os[i].get(v);
+        FW_UNROLL for (int k = 0; k < N; ++k) squares += v[k] * v[k];
+      });
+    }
+    const float rstd = 1.0f / sqrtf(lanes_sum(squares, a.lanes) / static_cast<float>(a.dim) + a.eps);
+    if (!has_row) continue;
+    if (lane == 0) a.rstd[row] = rstd;
+    for_columns<N, kKept>(lane, a.lanes, a.dim, [&](int c) {
+      if constexpr (!kKept) {
+        os[i].load(a.at(a.o, row) + c);
+        if (gated) gates[i].load(a.at(a.gate, row) + c);
+      }
+      float v[N], x[N], w[N];
+      os[i].get(v);
+      gates[i].get(x);
+      load_floats(a.weight + c, w);
+      FW_UNROLL for (int k = 0; k < N; ++k) v[k] = v[k] * rstd * w[k] * gate_of(a.kind, x[k]).act;
+      Packet<T, N> out;
+      out.set(v);
+      out.store(a.at(a.out, row) + c);
+    });
+  }
+}
+
+// A slot has the rows slot, slot + slots, ... of its block.
+template <class T, int N, bool kKept>
+__global__ void __launch_bounds__(kThreads) gated_rmsnorm_backward_kernel(const GatedArgs<T> a) {
+  constexpr int kAhead = kKept ? 2 : 1;
+  float* sums = reinterpret_cast<float*>(shared_memory());  // [slots, dim]
+  const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes, lane = static_cast<int>(thread_index()) % a.lanes;
+  const int64_t first = int64_t{block_index_x()} * slots * kSumTurns + slot;
+  const bool gated = a.kind != GateKind::kNone;
+  float dweight[N] = {};
+  if constexpr (!kKept) {
+    for_columns<N, kKept>(lane, a.lanes, a.dim, [&](int c) { FW_UNROLL for (int k = 0; k < N; ++k) sums[slot * a.dim + c + k] = 0; });
+  }
+  for (int turn = 0; turn < kSumTurns; turn += kAhead) {
+    Packet<T, N> os[kAhead], gates[kAhead], dys[kAhead];
+    const auto load = [&](int i, int64_t row, int c) {
+      os[i].load(a.at(a.o, row) + c);
+      dys[i].load(a.at(a.dy, row) + c);
+      if (gated) gates[i].load(a.at(a.gate, row) + c);
+    };
+    if constexpr (kKept) {
+      FW_UNROLL for (int i = 0; i < kAhead; ++i) {
+        const int64_t row = first + int64_t{turn + i} * slots;
+        if (row < a.rows && lane * N < a.dim) load(i, row, lane * N);
+      }
+    }
+    FW_UNROLL for (int i = 0; i < kAhead; ++i) {
+      const int64_t row = first + int64_t{turn + i} * slots;
+      const bool has_row = row < a.rows;
+      const float rstd = has_row ? a.rstd[row] : 0.0f;
+      float dot = 0;
+      if (has_row) {
+        for_columns<N, kKept>(lane, a.lanes, a.dim, [&](int c) {
+          if constexpr (!kKept) load(i, row, c);
+          float n[N], x[N], grad[N], w[N];
+          os[i].get(n);
+          gates[i].get(x);
+          dys[i].get(grad);
+          load_floats(a.weight + c, w);
+          FW_UNROLL for (int k = 0; k < N; ++k) {
+            const float sum = grad[k] * gate_of(a.kind, x[k]).act * (n[k] * rstd);
+            dot += sum * w[k];
+            if constexpr (kKept) {
+              dweight[k] += sum;
+            } else {
+              sums[slot * a.dim + c + k] += sum;
+            }
+          }
+        });
+      }
+      const float mean = lanes_sum(dot, a.lanes) / static_cast<float>(a.dim);
+      if (!has_row) continue;
+      for_columns<N, kKept>(lane, a.lanes, a.dim, [&](int c) {
+        if constexpr (!kKept) load(i, row, c);
+        float n[N], x[N], grad[N], w[N];
+        os[i].get(n);
+        gates[i].get(x);
+        dys[i].get(grad);
+        load_floats(a.weight + c, w);
+        FW_UNROLL for (int k = 0; k < N; ++k) {
+          const Gate gate = gate_of(a.kind, x[k]);
+          const float normed = n[k] * rstd, slope = grad[k] * w[k];
+          n[k] = rstd * (slope * gate.act - normed * mean);
+          x[k] = slope * normed * gate.slope;
+        }
+        Packet<T, N> out;
+        out.set(n);
+        out.store(a.at(a.out, row) + c);
+        if (!gated) return;
+        out.set(x);
+        out.store(a.at(a.dgate, row) + c);
+      });
+    }
+  }
+  if constexpr (kKept) {
+    for_columns<N, kKept>(lane, a.lanes, a.dim, [&](int c) { FW_UNROLL for (int k = 0; k < N; ++k) sums[slot * a.dim + c + k] = dweight[k]; });
+  }
+  sync_threads();
+  for (int c = static_cast<int>(thread_index()); c < a.dim; c += kThreads) {
+    float sum = sums[c];
+    for (int i = 1; i < slots; ++i) sum += sums[i * a.dim + c];
+    a.partial[int64_t{block_index_x()} * a.dim + c] = sum;
+  }
+}
+
+// Calls run(N, whether a row is kept) with numbers of the compiler, once the lanes are known.
+template <class T, class Run>
+void with_form(GatedArgs<T>& a, const Run& run) {
+  const auto in_rows = [&](const void* data, int64_t stride) { return data == nullptr || in_packets<T>(data, stride); };
+  const bool packets = a.dim % kPacket<T> == 0 && in_rows(a.o.data, a.o.stride) && in_rows(a.gate.data, a.gate.stride) && in_rows(a.dy.data, a.dy.stride) &&
+                       in_rows(a.out.data, a.out.stride) && in_rows(a.dgate.data, a.dgate.stride) && in_packets<float>(a.weight, 0);
+  const auto with_lanes = [&]<int N>() {
+    a.lanes = 1;
+    while (a.lanes < 32 && a.lanes * N < a.dim) a.lanes *= 2;
+    if (a.lanes * N >= a.dim) {
+      run.template operator()<N, true>();
+    } else {
+      run.template operator()<N, false>();
+    }
+  };
+  packets ? with_lanes.template operator()<kPacket<T>>() : with_lanes.template operator()<1>();
+}
+
+}  // namespace
+
+namespace ops {
+
+template <class T>
+void gated_rmsnorm_forward(const Exec<T>& exec, Mat<const T> o, Mat<const T> gate, const Wide<T>* weight, Wide<T> eps, int64_t head_dim, GateKind kind,
+                           Mat<T> y, Wide<T>* rstd) {
+  if (o.rows == 0) return;
+  const int64_t heads = o.cols / head_dim;
+  if (kind == GateKind::kNone) gate = {};
+  GatedArgs<T> a{o.rows * heads,
+                 static_cast<int>(heads),
+                 static_cast<int>(head_dim),
+                 0,
+                 {o.data, o.stride},
+                 {gate.data, gate.stride},
+                 {},
+                 {y.data, y.stride},
+                 {},
+                 weight,
+                 rstd,
+                 eps,
+                 nullptr,
+                 kind};
+  with_form(a, [&]<int N, bool kKept>() {
+    const int64_t rows = kThreads / a.lanes * (kKept ? 4 : 1);
+    launch(gated_rmsnorm_forward_kernel<T, N, kKept>, Dim3{static_cast<unsigned>((a.rows + rows - 1) / rows)}, kThreads, 0, exec.device.stream(), a);
+  });
+}
+
+template <class T>
+void gated_rmsnorm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const Wide<T>* weight, const Wide<T>* rstd,
+                            int64_t head_dim, GateKind kind, Mat<T> d_o, Mat<T> dgate, Wide<T>* dweight) {
+  if (o.rows == 0) return;
+  const Arena::Mark mark = exec.arena.mark();
+  const int64_t heads = o.cols / head_dim;
+  if (kind == GateKind::kNone) gate = {}, dgate = {};
+  GatedArgs<T> a{o.rows * heads,
+                 static_cast<int>(heads),
+                 static_cast<int>(head_dim),
+                 0,
+                 {o.data, o.stride},
+                 {gate.data, gate.stride},
+                 {dy.data, dy.stride},
+                 {d_o.data, d_o.stride},
+                 {dgate.data, dgate.stride},
+                 weight,
+                 const_cast<float*>(rstd),
+                 0,
+                 nullptr,
+                 kind};  // rstd is only read
+  with_form(a, [&]<int N, bool kKept>() {
+    const int64_t slots = kThreads / a.lanes, blocks = (a.rows + slots * kSumTurns - 1) / (slots * kSumTurns);
+    a.partial = exec.arena.template alloc<float>(blocks * head_dim);
+    launch(gated_rmsnorm_backward_kernel<T, N, kKept>, Dim3{static_cast<unsigned>(blocks)}, kThreads, sizeof(float) * static_cast<size_t>(slots * head_dim),
+           exec.device.stream(), a);
+    add_column_sums(a.partial, blocks, head_dim, dweight, exec.device.stream());
+  });
+  exec.arena.rewind(mark);
+}
+
+#define FW_INSTANTIATE(T)                                                                                                                                  \
+  template void gated_rmsnorm_forward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, float, int64_t, GateKind, Mat<T>, float*);              \
+  template void gated_rmsnorm_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const float*, const float*, int64_t, GateKind, Mat<T>, \
+                                          Mat<T>, float*);
+FW_INSTANTIATE(float)
+FW_INSTANTIATE(Bf16)
+#undef FW_INSTANTIATE
+
+}  // namespace ops
+}  // namespace fw::cuda

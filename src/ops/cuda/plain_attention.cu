@@ -1,0 +1,402 @@
+// Softmax attention of the engine's list. bf16 tensors of this pass alone go to the kernels on warp-group instructions (attention.h) where the GPU has
+// them; everything else comes here: float32, head dimensions those do not take, keys in pages. The same contract: no T x T matrix, no atomics, a
+// sequence has the same bits alone and packed.
+//
+//   forward, and first pass back   a block has a query of a head: its threads in groups of as many neighbours as a row has packets take keys in turn,
+//                                  each group with sums of its own, which are added up in the order of the groups
+//   second pass back               a block has a key of a key/value head, and its groups take the queries that see it, of all the heads that share it
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "ops/cuda/attention.h"
+#include "ops/cuda/operations.h"
+#include "ops/cuda/packets.cuh"
+#include "ops/cuda/sequences.cuh"
+#include "scan/cuda/call/device.h"
+#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/call/launch.h"
+
+namespace fw::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+template <class T>
+struct PlainArgs {
+  Mat<const T> q, k, v, o, d_o;
+  Mat<T> out, dk, dv;  // out: o, or dq
+  Pages<T> past_k, past_v;
+  PassPlaces places;
+  int heads, group, dim, lanes;
+  int64_t window;
+  float scale;
+  Mat<float> lse;
+  float* delta;  // [T, H]
+};
+
+// A row of a head as the lanes of a group have it: packet i of lane l from column (l + i lanes) N on.
+template <int N, int kVectors>
+struct RowPart {
+  float of[kVectors][N];
+  FW_DEVICE void clear() {
+    FW_UNROLL for (int i = 0; i < kVectors; ++i) { FW_UNROLL for (int k = 0; k < N; ++k) of[i][k] = 0; }
+  }
+  template <class T>
+  FW_DEVICE void load(const T* row, int lane, int lanes, int dim) {
+    FW_UNROLL for (int i = 0; i < kVectors; ++i) {
+      Packet<T, N> packet;
+      const int c = (lane + i * lanes) * N;
+      if (c < dim) packet.load(row + c);
+      packet.get(of[i]);
+    }
+  }
+  FW_DEVICE float dot(const RowPart& other, int lanes) const {
+    float sum = 0;
+    FW_UNROLL for (int i = 0; i < kVectors; ++i) { FW_UNROLL for (int k = 0; k < N; ++k) sum += of[i][k] * other.of[i][k]; }
+    for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+    return sum;
+  }
+  FW_DEVICE void add(float factor, const RowPart& other) {
+    FW_UNROLL for (int i = 0; i < kVectors; ++i) { FW_UNROLL for (int k = 0; k < N; ++k) of[i][k] += factor * other.of[i][k]; }
+  }
+  FW_DEVICE void put(float* row, int lane, int lanes, int dim) const {
+    FW_UNROLL for (int i = 0; i < kVectors; ++i) {
+      const int c = (lane + i * lanes) * N;
+      if (c >= dim) continue;
+      FW_UNROLL for (int k = 0; k < N; ++k) row[c + k] = of[i][k];
+    }
+  }
+};
+
+struct Group {
+  int lane, index, count;
+  FW_DEVICE explicit Group(int lanes)
+      : lane(static_cast<int>(thread_index()) % lanes), index(static_cast<int>(thread_index()) / lanes), count(kThreads / lanes) {}
+};
+
+// Token t in its sequence: `past` keys lie in pages, then come those of the pass.
+struct Stand {
+  int64_t n, begin, end, past, place, first;  // first: the first key that t sees
+  template <class T>
+  FW_DEVICE Stand(const PlainArgs<T>& a, int64_t t) {
+    n = a.places.sequence_of(t);
+    begin = a.places.offsets[n], end = a.places.offsets[n + 1];
+    past = a.past_k.rows > 0 ? a.places.before(n) : 0;
+    place = past + t - begin;
+    first = a.window > 0 ? max(int64_t{0}, place - a.window + 1) : 0;
+  }
+  template <class T>
+  FW_DEVICE const T* row(const Mat<const T>& now, const Pages<T>& pages, int64_t position, int column) const {
+    return (position >= past ? now.data + (begin + position - past) * now.stride : page_row(pages, n, position)) + column;
+  }
+};
+
+// The sum over the groups of rows [count, dim] in shared memory, in order, times factor.
+template <class T>
+FW_DEVICE void leave_sum(const float* rows, int count, int dim, const float* weights, float factor, T* to) {
+  for (int c = static_cast<int>(thread_index()); c < dim; c += kThreads) {
+    float sum = 0;
+    for (int g = 0; g < count; ++g) sum += rows[g * dim + c] * (weights == nullptr ? 1.0f : weights[g]);
+    to[c] = stored<T>(sum * factor);
+  }
+}
+
+// grid: tokens x heads
+template <class T, int N, int kVectors>
+__global__ void __launch_bounds__(kThreads) plain_forward_kernel(const PlainArgs<T> a) {
+  const Group group(a.lanes);
+  float* rows = reinterpret_cast<float*>(shared_memory());  // [groups, dim], then [groups] tops, sums
+  float *tops = rows + group.count * a.dim, *sums = tops + group.count;
+  const int head = static_cast<int>(block_index_x()) % a.heads, column = head / a.group * a.dim;
+  const int64_t t = block_index_x() / static_cast<unsigned>(a.heads);
+  const Stand stand(a, t);
+  using Part = RowPart<N, kVectors>;
+  Part q, total;
+  q.load(a.q.data + t * a.q.stride + int64_t{head} * a.dim, group.lane, a.lanes, a.dim);
+  total.clear();
+  float top = -INFINITY, sum = 0;
+  // Groups of a warp take part in each other's shuffles, so all of them take as many turns.
+  for (int64_t first = stand.first; first <= stand.place; first += group.count) {
+    const int64_t position = first + group.index;
+    const bool has = position <= stand.place;
+    Part k, v;
+    k.clear(), v.clear();
+    if (has) {
+      k.load(stand.row(a.k, a.past_k, position, column), group.lane, a.lanes, a.dim);
+      v.load(stand.row(a.v, a.past_v, position, column), group.lane, a.lanes, a.dim);
+    }
+    const float score = kLog2E * a.scale * q.dot(k, a.lanes);
+    if (!has) continue;
+    const float higher = fmaxf(top, score), factor = exp2_fast(top - higher), p = exp2_fast(score - higher);
+    top = higher;
+    sum = sum * factor + p;
+    FW_UNROLL for (int i = 0; i < kVectors; ++i) { FW_UNROLL for (int j = 0; j < N; ++j) total.of[i][j] *= factor; }
+    total.add(p, v);
+  }
+  total.put(rows + group.index * a.dim, group.lane, a.lanes, a.dim);
+  if (group.lane == 0) tops[group.index] = top, sums[group.index] = sum;
+  sync_threads();
+  float all = -INFINITY, weight = 0;
+  for (int g = 0; g < group.count; ++g) all = fmaxf(all, tops[g]);
+  for (int g = 0; g < group.count; ++g) weight += exp2_fast(tops[g] - all) * sums[g];
+  sync_threads();
+  for (int g = static_cast<int>(thread_index()); g < group.count; g += kThreads) tops[g] = exp2_fast(tops[g] - all);
+  sync_threads();
+  leave_sum(rows, group.count, a.dim, tops, 1.0f / weight, a.out.data + t * a.out.stride + int64_t{head} * a.dim);
+  if (thread_index() == 0) a.lse.data[t * a.lse.stride + head] = (all + log2f(weight)) / kLog2E;
+}
+
+// delta = rowsum(o do) and dq = scale sum of ds k, ds = p (do . v - delta).  grid: tokens x heads
+template <class T, int N, int kVectors>
+__global__ void __launch_bounds__(kThreads) plain_backward_queries_kernel(const PlainArgs<T> a) {
+  const Group group(a.lanes);
+  float* rows = reinterpret_cast<float*>(shared_memory());  // [groups, dim]
+  const int head = static_cast<int>(block_index_x()) % a.heads, column = head / a.group * a.dim;
+  const int64_t t = block_index_x() / static_cast<unsigned>(a.heads), own = int64_t{head} * a.dim;
+  const Stand stand(a, t);
+  using Part = RowPart<N, kVectors>;
+  Part q, d_o, o, dq;
+  q.load(a.q.data + t * a.q.stride + own, group.lane, a.lanes, a.dim);
+  d_o.load(a.d_o.data + t * a.d_o.stride + own, group.lane, a.lanes, a.dim);
+  o.load(a.o.data + t * a.o.stride + own, group.lane, a.lanes, a.dim);
+  dq.clear();
+  const float delta = d_o.dot(o, a.lanes), lse = kLog2E * a.lse.data[t * a.lse.stride + head];
+  if (thread_index() == 0) a.delta[t * a.heads + head] = delta;
+  for (int64_t first = stand.first; first <= stand.place; first += group.count) {
+    const int64_t position = first + group.index;
+    const bool has = position <= stand.place;
+    Part k, v;
+    k.clear(), v.clear();
+    if (has) {
+      k.load(stand.row(a.k, a.past_k, position, column), group.lane, a.lanes, a.dim);
+      v.load(stand.row(a.v, a.past_v, position, column), group.lane, a.lanes, a.dim);
+    }
+    const float p = exp2_fast(kLog2E * a.scale * q.dot(k, a.lanes) - lse), dp = d_o.dot(v, a.lanes);
+    if (has) dq.add(p * (dp - delta), k);
+  }
+  dq.put(rows + group.index * a.dim, group.lane, a.lanes, a.dim);
+  sync_threads();
+  leave_sum(rows, group.count, a.dim, nullptr, a.scale, a.out.data + t * a.out.stride + own);
+}
+
+// dk = scale sum of ds q, dv = sum of p do over the queries that see the key.  grid: tokens x key/value heads
+template <class T, int N, int kVectors>
+__global__ void __launch_bounds__(kThreads) plain_backward_keys_kernel(const PlainArgs<T> a) {
+  const Group group(a.lanes);
+  float* rows = reinterpret_cast<float*>(shared_memory());  // [groups, dim] twice
+  const int kv_heads = a.heads / a.group, kv_head = static_cast<int>(block_index_x()) % kv_heads;
+  const int64_t t = block_index_x() / static_cast<unsigned>(kv_heads), own = int64_t{kv_head} * a.dim;
+  const Stand stand(a, t);
+  const int64_t last = a.window > 0 ? min(stand.end, t + a.window) : stand.end;
+  using Part = RowPart<N, kVectors>;
+  Part k, v, dk, dv;
+  k.load(a.k.data + t * a.k.stride + own, group.lane, a.lanes, a.dim);
+  v.load(a.v.data + t * a.v.stride + own, group.lane, a.lanes, a.dim);
+  dk.clear(), dv.clear();
+  const int64_t pairs = (last - t) * a.group;
+  for (int64_t first = 0; first < pairs; first += group.count) {
+    const int64_t pair = first + group.index, query = t + pair / a.group;
+    const int head = kv_head * a.group + static_cast<int>(pair % a.group);
+    const bool has = pair < pairs;
+    Part q, d_o;
+    q.clear(), d_o.clear();
+    float lse = 0, delta = 0;
+    if (has) {
+      q.load(a.q.data + query * a.q.stride + int64_t{head} * a.dim, group.lane, a.lanes, a.dim);
+      d_o.load(a.d_o.data + query * a.d_o.stride + int64_t{head} * a.dim, group.lane, a.lanes, a.dim);
+      lse = kLog2E * a.lse.data[query * a.lse.stride + head], delta = a.delta[query * a.heads + head];
+    }
+    const float p = exp2_fast(kLog2E * a.scale * q.dot(k, a.lanes) - lse), dp = d_o.dot(v, a.lanes);
+    if (!has) continue;
+    dv.add(p, d_o);
+    dk.add(p * (dp - delta), q);
+  }
+  float* second = rows + group.count * a.dim;
+  dk.put(rows + group.index * a.dim, group.lane, a.lanes, a.dim);
+  dv.put(second + group.index * a.dim, group.lane, a.lanes, a.dim);
+  sync_threads();
+  leave_sum(rows, group.count, a.dim, nullptr, a.scale, a.dk.data + t * a.dk.stride + own);
+  leave_sum(second, group.count, a.dim, nullptr, 1.0f, a.dv.data + t * a.dv.stride + own);
+}
+
+constexpr int kMostDim = 256;
+
+// Calls run(N, vectors) with numbers of the compiler, once the lanes are known. aligned: every row of a head begins at a multiple of 16 bytes.
+template <class T, class Run>
+void with_form(PlainArgs<T>& a, bool aligned, const Run& run) {
+  if (a.dim > kMostDim) fail_usage("head_dim: expected at most {} for attention on CUDA, got {}", kMostDim, a.dim);
+  const auto with_lanes = [&]<int N, int kVectors>() {
+    a.lanes = 1;
+    while (a.lanes < 32 && a.lanes * N < a.dim) a.lanes *= 2;
+    run.template operator()<N, kVectors>();
+  };
+  if (aligned && a.dim % kPacket<T> == 0) return with_lanes.template operator()<kPacket<T>, kMostDim / 32 / kPacket<T>>();
+  with_lanes.template operator()<1, kMostDim / 32>();
+}
+
+template <class T>
+bool aligned(Mat<T> x) {
+  return in_packets<std::remove_const_t<T>>(x.data, x.stride);
+}
+// The pages of a table may lie anywhere, as the host cannot tell.
+template <class T>
+bool aligned(const Pages<T>& pages) {
+  return !pages || (pages.table == nullptr && in_packets<T>(pages.first, pages.width));
+}
+
+// ---- the kernels of attention.h ------------------------------------------------------------------------------------------------
+
+// Between lse [T, H] of base e and [H, T] of base 2.
+__global__ void __launch_bounds__(kThreads) lse_to_table_kernel(const float* from, Mat<float> to) {
+  const int64_t i = int64_t{block_index_x()} * kThreads + thread_index(), t = i / to.cols, h = i % to.cols;
+  if (t < to.rows) to.data[t * to.stride + h] = from[h * to.rows + t] / kLog2E;
+}
+__global__ void __launch_bounds__(kThreads) lse_of_table_kernel(Mat<const float> from, float* to) {
+  const int64_t i = int64_t{block_index_x()} * kThreads + thread_index(), t = i / from.cols, h = i % from.cols;
+  if (t < from.rows) to[h * from.rows + t] = from.data[t * from.stride + h] * kLog2E;
+}
+Dim3 each_lse(int64_t rows, int64_t heads) { return {static_cast<unsigned>((rows * heads + kThreads - 1) / kThreads)}; }
+
+template <class T, class... Mats>
+bool on_warp_groups(const AttentionShape& shape, const Pages<T>& past, Mats... matrices) {
+  if (sizeof(T) != 2 || past || shape.dim % 8 != 0 || shape.dim > 128 || shape.window > INT32_MAX) return false;
+  return has_warp_groups() && (aligned(matrices) && ...);
+}
+
+const AttentionTile* upload_tiles(const AttentionShape& shape, const PassLayout& layout, bool of_keys, Arena& arena, void* stream, int32_t& count) {
+  std::vector<AttentionSequence> sequences;
+  sequences.reserve(static_cast<size_t>(layout.host.count()));
+  for (int64_t n = 0; n < layout.host.count(); ++n) {
+    const auto begin = static_cast<int32_t>(layout.host.begin(n)), length = static_cast<int32_t>(layout.host.length(n));
+    sequences.push_back({begin, length, begin, length});
+  }
+  const std::vector<AttentionTile> tiles = attention_tiles(sequences, of_keys, shape.window);
+  count = static_cast<int32_t>(tiles.size());
+  static_assert(sizeof(AttentionTile) % sizeof(int32_t) == 0);
+  const int64_t numbers = count * static_cast<int64_t>(sizeof(AttentionTile) / sizeof(int32_t));
+  int32_t* memory = arena.alloc<int32_t>(numbers);
+  upload(reinterpret_cast<const int32_t*>(tiles.data()), numbers, memory, stream);
+  return reinterpret_cast<const AttentionTile*>(memory);
+}
+
+template <class T>
+TokenArg token_arg(Mat<T> x, int64_t dim) {
+  return {const_cast<std::remove_const_t<T>*>(x.data), 0, x.stride, dim, 1, 1};
+}
+
+AttentionArgs attention_args(const AttentionShape& shape, int64_t rows, Arena& arena) {
+  AttentionArgs args;
+  args.lse = arena.alloc<float>(shape.heads * rows);
+  args.heads = static_cast<int32_t>(shape.heads), args.kv_heads = static_cast<int32_t>(shape.kv_heads), args.dim = static_cast<int32_t>(shape.dim);
+  args.window = static_cast<int32_t>(shape.window);
+  args.multiprocessors = static_cast<int32_t>(turning_processors());
+  args.query_rows = args.key_rows = rows;
+  args.scale = static_cast<float>(shape.scale);
+  return args;
+}
+
+}  // namespace
+
+namespace ops {
+
+template <class T>
+void attention_forward(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout,
+                       Pages<T> past_k, Pages<T> past_v, Mat<T> o, Mat<Wide<T>> lse) {
+  if (q.rows == 0) return;
+  void* stream = exec.device.stream();
+  if (on_warp_groups<T>(shape, past_k, q, k, v, o)) {
+    const Arena::Mark mark = exec.arena.mark();
+    AttentionArgs args = attention_args(shape, q.rows, exec.arena);
+    args.q = token_arg(q, shape.dim), args.k = token_arg(k, shape.dim), args.v = token_arg(v, shape.dim), args.o = token_arg(o, shape.dim);
+    args.tiles = upload_tiles(shape, layout, false, exec.arena, stream, args.tile_count);
+    cuda::attention_forward(args, stream);
+    launch(lse_to_table_kernel, each_lse(lse.rows, lse.cols), kThreads, 0, stream, args.lse, lse);
+    exec.arena.rewind(mark);
+    return;
+  }
+  PlainArgs<T> a{q,
+                 k,
+                 v,
+                 {},
+                 {},
+                 o,
+                 {},
+                 {},
+                 past_k,
+                 past_v,
+                 PassPlaces(layout),
+                 static_cast<int>(shape.heads),
+                 static_cast<int>(shape.heads / shape.kv_heads),
+                 static_cast<int>(shape.dim),
+                 0,
+                 shape.window,
+                 static_cast<float>(shape.scale),
+                 lse,
+                 nullptr};
+  with_form(a, aligned(q) && aligned(k) && aligned(v) && aligned(past_k) && aligned(past_v), [&]<int N, int kVectors>() {
+    const size_t groups = static_cast<size_t>(kThreads / a.lanes);
+    launch(plain_forward_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kThreads,
+           sizeof(float) * groups * static_cast<size_t>(shape.dim + 2), stream, a);
+  });
+}
+
+template <class T>
+void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape,
+                        const PassLayout& layout, Pages<T> past_k, Pages<T> past_v, Mat<const T> o, Mat<const Wide<T>> lse, Mat<T> dq, Mat<T> dk, Mat<T> dv) {
+  if (q.rows == 0) return;
+  void* stream = exec.device.stream();
+  const Arena::Mark mark = exec.arena.mark();
+  float* delta = exec.arena.template alloc<float>(q.rows * shape.heads);
+  if (on_warp_groups<T>(shape, past_k, d_o, q, k, v, o, dq, dk, dv)) {
+    AttentionArgs args = attention_args(shape, q.rows, exec.arena);
+    args.q = token_arg(q, shape.dim), args.k = token_arg(k, shape.dim), args.v = token_arg(v, shape.dim), args.o = token_arg(o, shape.dim);
+    args.d_o = token_arg(d_o, shape.dim), args.dq = token_arg(dq, shape.dim), args.dk = token_arg(dk, shape.dim), args.dv = token_arg(dv, shape.dim);
+    args.delta = delta;
+    launch(lse_of_table_kernel, each_lse(lse.rows, lse.cols), kThreads, 0, stream, lse, args.lse);
+    args.tiles = upload_tiles(shape, layout, false, exec.arena, stream, args.tile_count);
+    attention_backward_queries(args, stream);
+    args.tiles = upload_tiles(shape, layout, true, exec.arena, stream, args.tile_count);
+    attention_backward_keys(args, stream);
+  } else {
+    // lse is only read.
+    PlainArgs<T> a{q,
+                   k,
+                   v,
+                   o,
+                   d_o,
+                   dq,
+                   dk,
+                   dv,
+                   past_k,
+                   past_v,
+                   PassPlaces(layout),
+                   static_cast<int>(shape.heads),
+                   static_cast<int>(shape.heads / shape.kv_heads),
+                   static_cast<int>(shape.dim),
+                   0,
+                   shape.window,
+                   static_cast<float>(shape.scale),
+                   Mat<float>(const_cast<float*>(lse.data), lse.rows, lse.cols, lse.stride),
+                   delta};
+    const bool packets = aligned(q) && aligned(k) && aligned(v) && aligned(o) && aligned(d_o) && aligned(past_k) && aligned(past_v);
+    with_form(a, packets, [&]<int N, int kVectors>() {
+      const size_t rows = sizeof(float) * static_cast<size_t>(kThreads / a.lanes * shape.dim);
+      launch(plain_backward_queries_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kThreads, rows, stream, a);
+      launch(plain_backward_keys_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(k.rows * shape.kv_heads)}, kThreads, 2 * rows, stream, a);
+    });
+  }
+  exec.arena.rewind(mark);
+}
+
+#define FW_INSTANTIATE(T)                                                                                                                                    \
+  template void attention_forward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const AttentionShape&, const PassLayout&, Pages<T>, Pages<T>, \
+                                     Mat<T>, Mat<float>);                                                                                                    \
+  template void attention_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const AttentionShape&, const PassLayout&,      \
+                                      Pages<T>, Pages<T>, Mat<const T>, Mat<const float>, Mat<T>, Mat<T>, Mat<T>);
+FW_INSTANTIATE(float)
+FW_INSTANTIATE(Bf16)
+#undef FW_INSTANTIATE
+
+}  // namespace ops
+}  // namespace fw::cuda

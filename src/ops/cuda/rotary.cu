@@ -1,0 +1,92 @@
+// Rotary position embedding on the device. A position times a frequency needs more digits than a float has, so turns are made in double and only
+// what they are more than a whole number goes on in float. One token's sines and cosines serve all of its heads.
+#include <cmath>
+
+#include "ops/cuda/operations.h"
+#include "ops/cuda/packets.cuh"
+#include "ops/cuda/sequences.cuh"
+#include "scan/cuda/call/launch.h"
+
+namespace fw::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kTokens = 4;  // of a block
+
+template <class T>
+struct RotaryArgs {
+  T* x;
+  int64_t stride, rows;
+  int heads, dim, half;
+  double log2_step;  // log2 of the ratio of neighbouring frequencies, < 0
+  float sign;
+  PassPlaces places;
+};
+
+template <class T, int N>
+__global__ void __launch_bounds__(kThreads) rotary_kernel(const RotaryArgs<T> a) {
+  float2* turns = reinterpret_cast<float2*>(shared_memory());  // [kTokens, half]: cosine, sine
+  const int64_t first = int64_t{block_index_x()} * kTokens;
+  const int tokens = static_cast<int>(min(int64_t{kTokens}, a.rows - first)), thread = static_cast<int>(thread_index());
+  for (int i = thread; i < tokens * a.half; i += kThreads) {
+    const int token = i / a.half, c = i - token * a.half;
+    constexpr double kInverseTurn = 0.15915494309189535;  // 1 / (2 pi)
+    const double turn = static_cast<double>(a.places.place_of(first + token)) * (exp2(a.log2_step * c) * kInverseTurn);
+    const float angle = 6.2831853071795865f * static_cast<float>(turn - rint(turn));
+    turns[i] = make_float2(cosf(angle), a.sign * sinf(angle));
+  }
+  sync_threads();
+  const int packets = a.half / N, of_token = a.heads * packets;
+  for (int i = thread; i < tokens * of_token; i += kThreads) {
+    const int token = i / of_token, rest = i - token * of_token, head = rest / packets, c = (rest - head * packets) * N;
+    T* at = a.x + (first + token) * a.stride + int64_t{head} * a.dim + c;
+    Packet<T, N> low, high;
+    low.load(at);
+    high.load(at + a.half);
+    float x[N], y[N];
+    low.get(x);
+    high.get(y);
+    FW_UNROLL for (int k = 0; k < N; ++k) {
+      const float2 of = turns[token * a.half + c + k];
+      const float before = x[k];
+      x[k] = before * of.x - y[k] * of.y;
+      y[k] = before * of.y + y[k] * of.x;
+    }
+    low.set(x);
+    high.set(y);
+    low.store(at);
+    high.store(at + a.half);
+  }
+}
+
+}  // namespace
+
+namespace ops {
+
+template <class T>
+void rotary(const Exec<T>& exec, Mat<T> x, int64_t dim, int64_t rotated, double theta, const PassLayout& layout, Turn turn) {
+  if (x.rows == 0 || rotated == 0) return;
+  const int half = static_cast<int>(rotated / 2);
+  const RotaryArgs<T> args{x.data,
+                           x.stride,
+                           x.rows,
+                           static_cast<int>(x.cols / dim),
+                           static_cast<int>(dim),
+                           half,
+                           -2.0 * std::log2(theta) / static_cast<double>(rotated),
+                           turn == Turn::kForth ? 1.0F : -1.0F,
+                           PassPlaces(layout)};
+  const Dim3 grid{static_cast<unsigned>((x.rows + kTokens - 1) / kTokens)};
+  const size_t shared = sizeof(float2) * kTokens * static_cast<size_t>(half);
+  if (half % kPacket<T> == 0 && dim % kPacket<T> == 0 && in_packets<T>(x.data, x.stride)) {
+    launch(rotary_kernel<T, kPacket<T>>, grid, kThreads, shared, exec.device.stream(), args);
+  } else {
+    launch(rotary_kernel<T, 1>, grid, kThreads, shared, exec.device.stream(), args);
+  }
+}
+
+template void rotary<float>(const Exec<float>&, Mat<float>, int64_t, int64_t, double, const PassLayout&, Turn);
+template void rotary<Bf16>(const Exec<Bf16>&, Mat<Bf16>, int64_t, int64_t, double, const PassLayout&, Turn);
+
+}  // namespace ops
+}  // namespace fw::cuda

@@ -1,0 +1,420 @@
+// Every operation of the list that a device has, against the host's in double on the same (rounded) numbers: the shapes that kernels treat apart, rows
+// with columns behind them that must not be touched, packed sequences, and outputs that lie where inputs do as far as the list allows it.
+#include <cmath>
+
+#include "ops/device_check.h"
+
+namespace fw::testing {
+namespace {
+
+class DeviceList : public OnDevice {};
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceList, ::testing::ValuesIn(cases()), [](const auto& one) { return one.param.name; });
+
+struct Result {
+  std::string name;
+  std::vector<double> values;
+  bool wide;  // of the type of parameters
+};
+
+// One run of an operation with activations of type T; random numbers are those of type R, which is under test.
+template <class T, class R>
+struct Run {
+  using W = Wide<T>;
+  Context<T> on;
+  std::vector<Result> results;
+  explicit Run(Device& device) : on(device) {}
+
+  std::vector<double> numbers(int64_t n, double from, double to) {
+    std::vector<double> out(static_cast<size_t>(n));
+    for (double& x : out) x = value_of(stored<R>(from + (to - from) * on.generator.uniform()));
+    return out;
+  }
+  Matrix<T> matrix(int64_t rows, int64_t cols, int64_t pad, double from = -2, double to = 2) {
+    return Matrix<T>(on.device, rows, cols, pad, numbers(rows * cols, from, to));
+  }
+  // Without numbers: an output.
+  Matrix<T> out(int64_t rows, int64_t cols, int64_t pad) { return Matrix<T>(on.device, rows, cols, pad); }
+  Matrix<W> wide(int64_t rows, int64_t cols, int64_t pad) {
+    Matrix<W> x(on.device, rows, cols, pad, as_floats(numbers(rows * cols, -2, 2)));
+    return x;
+  }
+  Buffer<W> parameters(int64_t n, double from = -1, double to = 1) { return on.template buffer<W>(as_floats(numbers(n, from, to))); }
+  void keep(const std::string& name, const Matrix<T>& x) { results.push_back({name, x.values(), false}); }
+  void keep_wide(const std::string& name, const Matrix<W>& x) { results.push_back({name, x.values(), true}); }
+  void keep_wide(const std::string& name, const Buffer<W>& x) { results.push_back({name, values_of(x), true}); }
+
+  static std::vector<double> as_floats(std::vector<double> x) {
+    for (double& value : x) value = static_cast<double>(static_cast<float>(value));
+    return x;
+  }
+};
+
+// body(run) on the host in double and on the device in its type. `bf16`: tolerance where activations are bf16.
+template <class Body>
+void compare(const Case& one, const Body& body, double bf16 = kTolerance<Bf16>) {
+  const auto with = [&]<class T>() {
+    Run<double, T> host(host_device());
+    body(host);
+    Run<T, T> device(*one.device);
+    body(device);
+    ASSERT_EQ(host.results.size(), device.results.size());
+    for (size_t i = 0; i < host.results.size(); ++i) {
+      const Result& result = device.results[i];
+      const bool rounded = std::is_same_v<T, Bf16> && !result.wide;
+      expect_near(result.values, host.results[i].values, rounded ? bf16 : std::is_same_v<T, double> ? 1e-12 : 1e-5, result.name);
+    }
+  };
+  if (one.type == Type::kFloat) with.template operator()<float>();
+  if (one.type == Type::kBf16) with.template operator()<Bf16>();
+}
+
+struct Shape {
+  int64_t rows, cols, pad;
+};
+const Shape kShapes[] = {{0, 16, 0}, {1, 1, 0}, {1, 520, 8}, {63, 24, 8}, {64, 48, 3}, {65, 5, 2}, {130, 16, 0}, {300, 264, 8}, {40, 33, 0}};
+
+template <class Body>
+void for_shapes(const Body& body) {
+  for (const Shape& s : kShapes) {
+    SCOPED_TRACE(::testing::Message() << s.rows << " x " << s.cols << " + " << s.pad);
+    body(s);
+  }
+}
+
+// A layout in a device's memory.
+struct Pass {
+  Buffer<int64_t> offsets, positions;
+  PassLayout layout;
+  Pass(Device& device, const SeqLayout& sequences, const std::vector<int64_t>& before)
+      : offsets(device, sequences.count() + 1), positions(device, static_cast<int64_t>(before.size())), layout(sequences, offsets.data(), positions.data()) {
+    offsets.write(0, sequences.offsets());
+    positions.write(0, before);
+  }
+};
+
+TEST_P(DeviceList, SigmoidGate) {
+  for_shapes([](const Shape& s) {
+    compare(GetParam(), [&](auto& run) {
+      using W = typename std::decay_t<decltype(run)>::W;
+      auto x = run.matrix(s.rows, s.cols, s.pad, -6, 6), y = run.out(s.rows, s.cols, s.pad);
+      Buffer<W> bias = run.parameters(1), dbias = run.parameters(1);
+      run.on.exec.sigmoid_gate_forward(x.mat(), bias.data(), W(1.5), y.mat());
+      run.keep("y", y);
+      run.on.exec.sigmoid_gate_forward(x.mat(), nullptr, W(2), x.mat());  // in place
+      run.keep("in place", x);
+      auto dy = run.matrix(s.rows, s.cols, s.pad), gate = run.matrix(s.rows, s.cols, s.pad, 0, 1.5), dx = run.out(s.rows, s.cols, s.pad);
+      run.on.exec.sigmoid_gate_backward(dy.mat(), gate.mat(), W(1.5), dx.mat(), nullptr);
+      run.keep("dx", dx);
+      run.on.exec.sigmoid_gate_backward(dy.mat(), gate.mat(), W(1.5), dy.mat(), dbias.data());
+      run.keep("dx in place", dy);
+      run.keep_wide("dbias", dbias);
+    });
+  });
+}
+
+TEST_P(DeviceList, DecayGates) {
+  for_shapes([](const Shape& s) {
+    for (const int64_t group : {int64_t{1}, s.cols % 8 == 0 ? int64_t{8} : s.cols}) {
+      compare(GetParam(), [&](auto& run) {
+        using W = typename std::decay_t<decltype(run)>::W;
+        auto x = run.matrix(s.rows, s.cols, s.pad, -12, 6), dx = run.out(s.rows, s.cols, s.pad);
+        auto g = run.wide(s.rows, s.cols, s.pad), dg = run.wide(s.rows, s.cols, s.pad);
+        Buffer<W> a_log = run.parameters(s.cols / group), bias = run.parameters(s.cols), da = run.parameters(s.cols / group), dbias = run.parameters(s.cols);
+        run.on.exec.decay_gate_forward(x.mat(), a_log.data(), bias.data(), group, g.mat());
+        run.keep_wide("g", g);
+        run.on.exec.decay_gate_backward(dg.mat(), x.mat(), a_log.data(), bias.data(), group, dx.mat(), da.data(), dbias.data());
+        run.keep("dx", dx);
+        run.keep_wide("da_log", da);
+        run.keep_wide("ddt_bias", dbias);
+        run.on.exec.log_sigmoid_decay_forward(x.mat(), bias.data(), W(0.0625), g.mat());
+        run.keep_wide("log sigmoid", g);
+        run.on.exec.log_sigmoid_decay_backward(dg.mat(), x.mat(), bias.data(), W(0.0625), dx.mat(), dbias.data());
+        run.keep("log sigmoid dx", dx);
+        run.keep_wide("log sigmoid dbias", dbias);
+      });
+    }
+  });
+}
+
+// A decay near zero keeps its digits: no logarithm of a number near 1.
+TEST_P(DeviceList, SmallDecaysKeepTheirDigits) {
+  if (GetParam().type != Type::kFloat) return;
+  Context<float> on(*GetParam().device);
+  Matrix<float> x(on.device, 1, 4, 0, {-5, -10, -14, -15.5}), g(on.device, 1, 4, 0);
+  Buffer<float> zero(on.device, 4);
+  on.exec.decay_gate_forward(x.mat(), zero.data(), zero.data(), 1, g.mat());
+  const std::vector<double> at = {-5, -10, -14, -15.5}, got = g.values();
+  for (size_t i = 0; i < at.size(); ++i) EXPECT_NEAR(got[i] / -std::log1p(std::exp(at[i])), 1, 4e-6);
+}
+
+TEST_P(DeviceList, GainGates) {
+  for_shapes([](const Shape& s) {
+    compare(GetParam(), [&](auto& run) {
+      using W = typename std::decay_t<decltype(run)>::W;
+      auto y = run.out(s.rows, s.cols, s.pad), gate = run.matrix(s.rows, s.cols, s.pad, 0.01, 0.98), dlogit = run.matrix(s.rows, s.cols, s.pad);
+      auto g = run.wide(s.rows, s.cols, s.pad), dg = run.wide(s.rows, s.cols, s.pad);
+      Buffer<W> parameter = run.parameters(1);
+      run.on.exec.learned_gate_forward(parameter.data(), W(2), y.mat());
+      run.keep("learned", y);
+      run.on.exec.single_gate_decay_forward(gate.mat(), g.mat());
+      run.keep_wide("single", g);
+      run.on.exec.single_gate_decay_backward(dg.mat(), gate.mat(), dlogit.mat());
+      run.keep("dlogit", dlogit);
+      const SeqLayout layout({0, s.rows / 3, s.rows / 3, s.rows});
+      const Pass pass(run.on.device, layout, {5, 0, 1000});
+      for (const PlaceFactor factor : {PlaceFactor::kNone, PlaceFactor::kInverse, PlaceFactor::kInverseSqrt, PlaceFactor::kInverseLog}) {
+        run.on.exec.place_factor(gate.mat(), factor, pass.layout, y.mat());
+        run.keep("place", y);
+      }
+    });
+  });
+}
+
+TEST_P(DeviceList, MapsProductsAndSwiglu) {
+  for_shapes([](const Shape& s) {
+    compare(GetParam(), [&](auto& run) {
+      auto a = run.matrix(s.rows, s.cols, s.pad, -6, 6), b = run.matrix(s.rows, s.cols, s.pad), dy = run.matrix(s.rows, s.cols, s.pad);
+      auto y = run.out(s.rows, s.cols, s.pad), da = run.out(s.rows, s.cols, s.pad), db = run.out(s.rows, s.cols, s.pad);
+      for (const FeatureMap map : {FeatureMap::kElu, FeatureMap::kRelu}) {
+        run.on.exec.feature_map_forward(map, a.mat(), y.mat());
+        run.keep("map", y);
+        run.on.exec.feature_map_backward(map, dy.mat(), a.mat(), da.mat());
+        run.keep("map dx", da);
+      }
+      run.on.exec.product_forward(a.mat(), b.mat(), y.mat());
+      run.keep("product", y);
+      run.on.exec.product_backward(dy.mat(), a.mat(), b.mat(), da.mat(), db.mat());
+      run.keep("da", da);
+      run.keep("db", db);
+      auto grad = run.matrix(s.rows, s.cols, s.pad);
+      run.on.exec.product_backward(grad.mat(), a.mat(), b.mat(), grad.mat(), db.mat());
+      run.keep("da in place", grad);
+      run.on.exec.swiglu_forward(a.mat(), b.mat(), y.mat());
+      run.keep("swiglu", y);
+      run.on.exec.swiglu_backward(dy.mat(), a.mat(), b.mat(), a.mat(), b.mat());
+      run.keep("dgate", a);
+      run.keep("dup", b);
+    });
+  });
+}
+
+TEST_P(DeviceList, HeadGatesAndMeans) {
+  for_shapes([](const Shape& s) {
+    for (const int64_t group : {int64_t{1}, s.cols % 8 == 0 ? int64_t{8} : s.cols}) {
+      compare(GetParam(), [&](auto& run) {
+        using W = typename std::decay_t<decltype(run)>::W;
+        const int64_t heads = s.cols / group;
+        auto x = run.matrix(s.rows, s.cols, s.pad), dy = run.matrix(s.rows, s.cols, s.pad), y = run.matrix(s.rows, s.cols, s.pad);
+        Buffer<W> gate = run.parameters(heads), ds = run.parameters(heads);
+        run.on.exec.head_subtract_forward(x.mat(), gate.data(), group, y.mat());
+        run.keep("subtract", y);
+        run.on.exec.head_scale_forward(x.mat(), gate.data(), group, y.mat());
+        run.keep("scale", y);
+        run.on.exec.head_constant_forward(gate.data(), group, y.mat());
+        run.keep("constant", y);
+        auto dx = run.matrix(s.rows, s.cols, s.pad), dz = run.matrix(s.rows, s.cols, s.pad);
+        run.on.exec.head_scale_backward(dy.mat(), x.mat(), gate.data(), group, dx.mat(), ds.data());
+        run.keep("scale dx", dx);
+        run.keep_wide("scale ds", ds);
+        run.on.exec.head_constant_backward(dy.mat(), group, ds.data());
+        run.keep_wide("constant ds", ds);
+        run.on.exec.head_subtract_backward(dy.mat(), x.mat(), gate.data(), group, dz.mat(), ds.data());
+        run.keep("subtract dx", dz);
+        run.keep_wide("subtract ds", ds);
+        auto mean = run.out(s.rows, heads, s.pad), dmean = run.matrix(s.rows, heads, s.pad), to = run.matrix(s.rows, s.cols, s.pad);
+        run.on.exec.group_mean_forward(x.mat(), mean.mat());
+        run.keep("mean", mean);
+        run.on.exec.group_mean_backward(dmean.mat(), to.mat());
+        run.keep("mean dx", to);
+        using T = std::remove_reference_t<decltype(*x.mat().data)>;
+        run.on.exec.group_mean_forward(Mat<T>(), mean.mat());
+        run.keep("mean of nothing", mean);
+        run.on.exec.group_mean_backward(dmean.mat(), Mat<T>());
+      });
+    }
+  });
+}
+
+TEST_P(DeviceList, GatedRmsnorm) {
+  const struct {
+    int64_t rows, heads, dim, pad;
+  } shapes[] = {{0, 2, 16, 0}, {1, 1, 1, 0}, {65, 3, 128, 8}, {130, 2, 24, 8}, {40, 5, 7, 1}, {3, 2, 520, 0}, {2, 3, 50, 3}, {600, 1, 64, 0}};
+  for (const auto& s : shapes) {
+    for (const GateKind kind : {GateKind::kNone, GateKind::kSilu, GateKind::kSigmoid}) {
+      SCOPED_TRACE(::testing::Message() << s.rows << " x " << s.heads << " x " << s.dim << " + " << s.pad << ", gate " << static_cast<int>(kind));
+      compare(GetParam(), [&](auto& run) {
+        using W = typename std::decay_t<decltype(run)>::W;
+        const int64_t cols = s.heads * s.dim;
+        auto o = run.matrix(s.rows, cols, s.pad), gate = run.matrix(s.rows, cols, s.pad), dy = run.matrix(s.rows, cols, s.pad);
+        auto y = run.out(s.rows, cols, s.pad), d_o = run.out(s.rows, cols, s.pad), dgate = run.matrix(s.rows, cols, s.pad);
+        Buffer<W> weight = run.parameters(s.dim), rstd = run.parameters(s.rows * s.heads), dweight = run.parameters(s.dim);
+        run.on.exec.gated_rmsnorm_forward(o.mat(), gate.mat(), weight.data(), W(1e-2), s.dim, kind, y.mat(), rstd.data());
+        run.keep("y", y);
+        run.keep_wide("rstd", rstd);
+        run.on.exec.gated_rmsnorm_backward(dy.mat(), o.mat(), gate.mat(), weight.data(), rstd.data(), s.dim, kind, d_o.mat(), dgate.mat(), dweight.data());
+        run.keep("d_o", d_o);
+        run.keep("dgate", dgate);
+        run.keep_wide("dweight", dweight);
+        run.on.exec.gated_rmsnorm_forward(o.mat(), gate.mat(), weight.data(), W(1e-2), s.dim, kind, o.mat(), rstd.data());
+        run.keep("y over o", o);
+      });
+    }
+  }
+}
+
+TEST_P(DeviceList, GatedConv) {
+  const struct {
+    int64_t width, cols, pad;
+    bool tails;
+  } shapes[] = {{4, 24, 8, true}, {4, 16, 0, false}, {4, 5, 3, true}, {3, 8, 0, true}, {9, 8, 0, true}, {1, 8, 0, false}};
+  const SeqLayout layouts[] = {SeqLayout({0, 0, 1, 3, 3, 130, 131}), SeqLayout({0, 65})};
+  for (const SeqLayout& sequences : layouts) {
+    for (const auto& s : shapes) {
+      SCOPED_TRACE(::testing::Message() << "width " << s.width << ", " << sequences.tokens() << " x " << s.cols << " + " << s.pad);
+      compare(GetParam(), [&](auto& run) {
+        using W = typename std::decay_t<decltype(run)>::W;
+        const int64_t rows = sequences.tokens(), kept = s.width - 1;
+        auto x = run.matrix(rows, s.cols, s.pad), gate = run.matrix(rows, s.cols, s.pad), dy = run.matrix(rows, s.cols, s.pad);
+        auto y = run.out(rows, s.cols, s.pad), dx = run.out(rows, s.cols, s.pad), dgate = run.out(rows, s.cols, s.pad);
+        auto tail = run.matrix(sequences.count() * kept, s.cols, 0), tail_out = run.out(sequences.count() * kept, s.cols, 0);
+        Buffer<W> weight = run.parameters(s.cols * s.width), bias = run.parameters(s.cols), dweight = run.parameters(s.cols * s.width),
+                  dbias = run.parameters(s.cols);
+        const Pass pass(run.on.device, sequences, std::vector<int64_t>(static_cast<size_t>(sequences.count())));
+        const auto* in = s.tails ? tail.mat().data : nullptr;
+        run.on.exec.gated_conv_forward(x.mat(), gate.mat(), weight.data(), bias.data(), s.width, pass.layout, in, tail_out.mat().data, y.mat());
+        run.keep("y", y);
+        run.keep("tails", tail_out);
+        run.on.exec.gated_conv_backward(dy.mat(), x.mat(), gate.mat(), weight.data(), bias.data(), s.width, pass.layout, in, dx.mat(), dgate.mat(),
+                                        dweight.data(), dbias.data());
+        run.keep("dx", dx);
+        run.keep("dgate", dgate);
+        run.keep_wide("dweight", dweight);
+        run.keep_wide("dbias", dbias);
+      });
+    }
+  }
+}
+
+TEST_P(DeviceList, Rotary) {
+  const struct { int64_t heads, dim, rotated, pad; } shapes[] = {{2, 128, 128, 0}, {3, 32, 16, 8}, {2, 6, 4, 1}, {1, 64, 2, 0}};
+  for (const auto& s : shapes) {
+    for (const Turn turn : {Turn::kForth, Turn::kBack}) {
+      compare(GetParam(), [&](auto& run) {
+        const SeqLayout sequences({0, 3, 3, 70});
+        const Pass pass(run.on.device, sequences, {1000000, 0, 77});
+        auto x = run.matrix(70, s.heads * s.dim, s.pad);
+        run.on.exec.rotary(x.mat(), s.dim, s.rotated, 10000.0, pass.layout, turn);
+        run.keep("x", x);
+      });
+    }
+  }
+}
+
+TEST_P(DeviceList, Embedding) {
+  const struct {
+    int64_t tokens, vocab, cols, pad;
+    bool one;  // half of the tokens have the same id
+  } shapes[] = {{0, 10, 8, 0, false}, {1, 1, 3, 1, false}, {130, 7, 24, 8, false}, {2100, 300, 8, 0, true}, {65, 70000, 5, 0, false}, {300, 40, 2056, 8, true}};
+  for (const auto& s : shapes) {
+    SCOPED_TRACE(::testing::Message() << s.tokens << " of " << s.vocab << " x " << s.cols);
+    compare(GetParam(), [&](auto& run) {
+      auto weight = run.wide(s.vocab, s.cols, s.pad), dweight = run.wide(s.vocab, s.cols, s.pad);
+      auto out = run.out(s.tokens, s.cols, s.pad), dout = run.matrix(s.tokens, s.cols, s.pad);
+      std::vector<int32_t> ids;
+      for (int64_t t = 0; t < s.tokens; ++t) ids.push_back(static_cast<int32_t>(s.one && t % 2 == 0 ? s.vocab - 1 : t * 7919 % s.vocab));
+      Buffer<int32_t> memory(run.on.device, s.tokens);
+      memory.write(0, ids);
+      run.on.exec.embedding_forward(memory.data(), weight.mat(), out.mat());
+      run.keep("out", out);
+      run.on.exec.embedding_backward(memory.data(), dout.mat(), dweight.mat());
+      run.keep_wide("dweight", dweight);
+    });
+  }
+}
+
+TEST_P(DeviceList, Rows) {
+  for_shapes([](const Shape& s) {
+    compare(GetParam(), [&](auto& run) {
+      auto from = run.matrix(s.rows, s.cols, s.pad), to = run.out(s.rows, s.cols, s.pad);
+      run.on.exec.copy_rows(from.mat(), to.mat());
+      run.keep("copy", to);
+      const SeqLayout sequences = s.rows > 2 ? SeqLayout({0, 1, s.rows / 2, s.rows}) : SeqLayout::uniform(s.rows, 1);
+      const Pass pass(run.on.device, sequences, std::vector<int64_t>(static_cast<size_t>(sequences.count()), 3));
+      auto last = run.out(sequences.count(), s.cols, s.pad);
+      run.on.exec.last_rows(from.mat(), pass.layout, last.mat());
+      run.keep("last", last);
+      using T = std::remove_reference_t<decltype(*from.mat().data)>;
+      for (const int64_t pages_of : {1, 3}) {
+        auto memory = run.matrix(sequences.count() * pages_of * 10, s.cols, 0);
+        run.on.exec.store_rows(from.mat(), pass.layout, Pages<T>{memory.mat().data, nullptr, pages_of, 10, s.cols});
+        run.keep("pages", memory);
+      }
+      auto a = run.parameters(5000 + s.cols), b = run.parameters(5000 + s.cols);
+      run.on.exec.add_values(a.data(), a.size(), b.data());
+      run.keep_wide("sum", b);
+    });
+  });
+}
+
+TEST_P(DeviceList, Optimizer) {
+  compare(GetParam(), [&](auto& run) {
+    using W = typename std::decay_t<decltype(run)>::W;
+    const std::vector<ParamPiece> list = {{0, 4096, 1}, {4096, 5, 0}, {4101, 1, 1}, {4102, 0, 0}, {4103, 2000, 0}};
+    Buffer<ParamPiece> pieces(run.on.device, static_cast<int64_t>(list.size()));
+    pieces.write(0, list);
+    const ParamPieces all{pieces.data(), pieces.size()};
+    Buffer<W> grads = run.parameters(6200), values = run.parameters(6200), m = run.parameters(6200), v = run.parameters(6200, 0, 1);
+    Buffer<double> sum(run.on.device, 1);
+    run.on.exec.square_sum(grads.data(), all, sum.data());
+    run.results.push_back({"square sum", sum.to_vector(), true});
+    const auto f = [](double x) { return static_cast<W>(static_cast<float>(x)); };
+    const AdamWStep<W> step{f(0.9), f(0.1), f(0.95), f(0.05), f(1e-8), f(0.5), f(0.01), f(1.5), f(0.001)};
+    run.on.exec.adamw(step, all, grads.data(), values.data(), m.data(), v.data());
+    run.keep_wide("values", values);
+    run.keep_wide("m", m);
+    run.keep_wide("v", v);
+  });
+}
+
+TEST_P(DeviceList, Attention) {
+  const struct {
+    int64_t heads, kv_heads, dim, window, pad;
+    std::vector<int64_t> offsets, before;  // before: tokens in pages; none: no pages
+    int64_t pages;                         // of a sequence, of 16 rows
+  } shapes[] = {{2, 1, 64, 0, 0, {0, 3, 3, 133}, {}, 0}, {4, 2, 128, 20, 8, {0, 65}, {}, 0},   {2, 2, 24, 7, 0, {0, 1, 40}, {}, 0},
+                {3, 1, 5, 0, 1, {0, 30}, {}, 0},         {2, 1, 200, 0, 0, {0, 9, 20}, {}, 0}, {4, 1, 64, 16, 0, {0, 1, 2, 3}, {0, 5, 100}, 1},
+                {2, 2, 128, 0, 8, {0, 1, 5}, {30, 0}, 3}};
+  for (const auto& s : shapes) {
+    SCOPED_TRACE(::testing::Message() << s.heads << " / " << s.kv_heads << " x " << s.dim << ", window " << s.window << ", pages " << s.pages);
+    const auto body = [&](auto& run) {
+      using W = typename std::decay_t<decltype(run)>::W;
+      const SeqLayout sequences(s.offsets);
+      const int64_t rows = sequences.tokens(), columns = s.heads * s.dim, kv_columns = s.kv_heads * s.dim;
+      const Pass pass(run.on.device, sequences, s.before.empty() ? std::vector<int64_t>(static_cast<size_t>(sequences.count())) : s.before);
+      auto q = run.matrix(rows, columns, s.pad), k = run.matrix(rows, kv_columns, s.pad), v = run.matrix(rows, kv_columns, s.pad);
+      auto d_o = run.matrix(rows, columns, s.pad), o = run.out(rows, columns, s.pad);
+      auto dq = run.out(rows, columns, s.pad), dk = run.out(rows, kv_columns, s.pad), dv = run.out(rows, kv_columns, s.pad);
+      auto old_k = run.matrix(sequences.count() * s.pages * 16, kv_columns, 0), old_v = run.matrix(sequences.count() * s.pages * 16, kv_columns, 0);
+      using T = std::remove_reference_t<decltype(*q.mat().data)>;
+      Pages<T> past_k, past_v;
+      if (s.pages > 0) {
+        past_k = {old_k.mat().data, nullptr, s.pages, 16, kv_columns};
+        past_v = {old_v.mat().data, nullptr, s.pages, 16, kv_columns};
+      }
+      Matrix<W> lse(run.on.device, rows, s.heads, 0);
+      const AttentionShape shape{s.heads, s.kv_heads, s.dim, s.window, 1 / std::sqrt(static_cast<double>(s.dim))};
+      run.on.exec.attention_forward(q.mat(), k.mat(), v.mat(), shape, pass.layout, past_k, past_v, o.mat(), lse.mat());
+      run.keep("o", o);
+      run.keep_wide("lse", lse);
+      run.on.exec.attention_backward(d_o.mat(), q.mat(), k.mat(), v.mat(), shape, pass.layout, past_k, past_v, o.mat(), lse.mat(), dq.mat(), dk.mat(),
+                                     dv.mat());
+      run.keep("dq", dq);
+      run.keep("dk", dk);
+      run.keep("dv", dv);
+    };
+    compare(GetParam(), body, 1e-2);  // probabilities and their slopes are rounded to bf16 before the second products (tests/cuda/attention_test.cu)
+  }
+}
+
+}  // namespace
+}  // namespace fw::testing
