@@ -67,8 +67,8 @@ class Info : public Command {
   std::string summary() const override { return "version, build, instruction sets, threads, rules; or what a model costs"; }
   std::string details() const override {
     return "Of a RECIPE or a model: layers, parameters, floating-point operations a token (a multiplication and an addition are two), bytes that it "
-           "remembers of a sequence (float32), and the memory of a training step of the recipe's batch (float32): parameters, gradients and the "
-           "optimiser's moments, and what forward keeps for backward. Nothing is allocated.";
+           "remembers of a sequence (float32), and the memory of a training step of the recipe's batch: parameters, gradients, the optimiser's moments, "
+           "activations and workspace, planned to the byte by running the step on a device that only allocates. No memory is taken for it.";
   }
   void declare(Options& options) override {
     options.positional("RECIPE", &recipe_, "a run file (recipes/), a model or a run folder", false);

@@ -12,8 +12,8 @@
 #include "cli/recipe.h"
 #include "cli/run_config.h"
 #include "model/cost.h"
-#include "report/table.h"
-#include "train/trainer.h"
+#include "report/progress.h"
+#include "train/memory_plan.h"
 
 namespace fw::cli {
 namespace {
@@ -30,8 +30,6 @@ void load_run_file(const std::string& path, ModelConfig& model, TrainConfig& tra
   if (model.vocab_size == 0) model.vocab_size = 256;  // bytes, which train takes unless a tokenizer is given
 }
 
-std::string gigabytes(double bytes) { return bytes < 1e6 ? fmt::format("{:.1f} kB", bytes / 1e3) : fmt::format("{:.4g} GB", bytes / 1e9); }
-
 }  // namespace
 
 Json model_report(const std::string& path) {
@@ -45,7 +43,8 @@ Json model_report(const std::string& path) {
     load_run_file(path, model, train);
   }
   validate(model);
-  const ModelCost cost = cost_of(model, train.batch, train.length);
+  const ModelCost cost = cost_of(model, train.length);
+  const MemoryPlan memory = plan_memory(model, train);
   Json layers = Json::array();
   for (int64_t i = 0; i < model.num_hidden_layers; ++i) layers.push_back(model.layer_rule(i));
   return {{"path", path},
@@ -59,8 +58,12 @@ Json model_report(const std::string& path) {
           {"flops_recurrence", cost.flops_recurrence},
           {"state_bytes", cost.state_bytes},
           {"state_bytes_token", cost.state_bytes_token},
-          {"optimiser_bytes", cost.optimiser_bytes},
-          {"activation_bytes", cost.activation_bytes}};
+          {"recompute", train.recompute},
+          {"parameter_bytes", memory.parameters},
+          {"gradient_bytes", memory.gradients},
+          {"moment_bytes", memory.moments},
+          {"activation_bytes", memory.activations},
+          {"step_bytes", memory.total()}};
 }
 
 std::string model_text(const Json& report) {
@@ -78,8 +81,10 @@ std::string model_text(const Json& report) {
                                     number("flops_token"), number("flops_attention"), number("flops_recurrence"), 3 * number("flops_token")));
   line("state", fmt::format("{:.0f} bytes a sequence{}", number("state_bytes"),
                             number("state_bytes_token") > 0 ? fmt::format(" and {:.0f} a token", number("state_bytes_token")) : ""));
-  line("training step", fmt::format("{} x {} tokens: {} of parameters, gradients and moments, {} of activations", report.at("batch").get<int64_t>(),
-                                    report.at("length").get<int64_t>(), gigabytes(number("optimiser_bytes")), gigabytes(number("activation_bytes"))));
+  const auto bytes = [&](const char* key) { return format_bytes(number(key)); };
+  line("training step", fmt::format("{} x {} tokens, float32: {} ({:.0f} bytes): parameters {}, gradients {}, moments {}, activations and workspace {}",
+                                    report.at("batch").get<int64_t>(), report.at("length").get<int64_t>(), bytes("step_bytes"), number("step_bytes"),
+                                    bytes("parameter_bytes"), bytes("gradient_bytes"), bytes("moment_bytes"), bytes("activation_bytes")));
   return text;
 }
 

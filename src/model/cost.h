@@ -1,5 +1,5 @@
-// What a model costs, from its configuration alone: parameters, floating-point operations a token, what it remembers, memory of a
-// training step. Nothing is allocated, so that models larger than the machine can be looked at.
+// What a model costs, from its configuration alone: parameters, floating-point operations a token, what it remembers. Nothing is
+// allocated, so that models larger than the machine can be looked at. The memory of a training step is train/memory_plan.h's.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,9 @@ struct ModelCost {
   // Of one sequence, in float32: what stays the same however long it is (rings counted full), and what each token adds.
   double state_bytes = 0;
   double state_bytes_token = 0;
-  // A training step in float32: parameters, gradients and the optimiser's two moments; what forward keeps for backward.
-  double optimiser_bytes = 0;
-  double activation_bytes = 0;
 };
 
-// Of a valid configuration, for passes of `batch` sequences of `length` tokens.
-ModelCost cost_of(const ModelConfig& config, int64_t batch, int64_t length);
+// Of a valid configuration, for sequences of `length` tokens.
+ModelCost cost_of(const ModelConfig& config, int64_t length);
 
 }  // namespace fw

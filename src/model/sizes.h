@@ -1,4 +1,4 @@
-// Sizes by name: the models of the papers, for `train --size`. THE table is in sizes.cpp; a new size is a line there.
+// Sizes by name: the models of the papers, for `train --size`. THE table is in sizes.cpp; a new size is two lines there.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -11,13 +11,13 @@ namespace fw {
 struct NamedSize {
   const char* name;   // "340m"
   const char* paper;  // whose model it is
+  bool channel;       // the line of rules with a channel decay, else that of all others
   int64_t layers, hidden, heads, head_dim, intermediate;
   bool tied;  // one matrix for embedding and head
-  struct Gate {
-    const char* kind;
-    int64_t rank;        // 0: full
-  } gate, channel_gate;  // on the mixer's output: of rules without and with a channel decay
-  int64_t decay_rank;    // of a channel decay
+  const char* output_gate;
+  int64_t output_gate_rank;  // 0: full
+  int64_t decay_rank;        // of a channel decay
+  bool hybrid;               // every second layer is a sliding window
 };
 std::span<const NamedSize> named_sizes();
 std::vector<std::string> size_names();

@@ -1,5 +1,6 @@
 // The papers' models in recipes/papers: what fastweight info says of them, against counts that were checked elsewhere
 // (flash-linear-attention's models, the papers' tables), and that train takes every file.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,6 +32,11 @@ TEST(Recipes, HaveThePapersParameters) {
                                                                   {"340m-kda", {354.2e6, 5e4}},
                                                                   {"340m-precond-kda", {354.6e6, 5e4}},
                                                                   {"340m-qdelta", {367.2e6, 5e4}},
+                                                                  // flame's gated_deltanet of 1B (1.387B) and, a layer, 2048 x 6 + 1
+                                                                  {"1.3b-qdelta", {1387348732 + 21 * (2048 * 6 + 1), 0}},
+                                                                  {"1b-gated-deltanet", {995.0e6, 5e4}},
+                                                                  {"1b-kda", {902.7e6, 5e4}},
+                                                                  {"1b-precond-kda", {903.8e6, 5e4}},
                                                                   {"400m-kaczmarz", {399.7e6, 5e4}},
                                                                   {"1b-precond-gated-deltanet", {996.2e6, 5e4}},
                                                                   {"1.3b-gated-deltanet2", {1348080448, 0}},
@@ -57,7 +63,7 @@ TEST(Recipes, InfoSaysWhatTheyCost) {
   // Ten matrices of 16 x 128 x 128, ten tails of 3 x 6,144, ten rings of 2 x 2,048 x 2,048.
   EXPECT_EQ(hybrid.at("state_bytes"), 10 * 4 * (16 * 128 * 128 + 3 * 6144 + 2 * 2048 * 2048));
   EXPECT_EQ(hybrid.at("state_bytes_token"), 0);
-  EXPECT_EQ(hybrid.at("optimiser_bytes"), 16.0 * 1253420448);
+  EXPECT_EQ(hybrid.at("moment_bytes"), 8.0 * 1253420448);
   const Json transformer = info(kFolder + "/1.3b-transformer.toml");
   EXPECT_EQ(transformer.at("state_bytes"), 0);
   EXPECT_EQ(transformer.at("state_bytes_token"), 20 * 2 * 2048 * 4);
@@ -66,6 +72,24 @@ TEST(Recipes, InfoSaysWhatTheyCost) {
   EXPECT_THAT(text, HasSubstr("20 attention"));
   EXPECT_THAT(text, HasSubstr("1158760448"));
   EXPECT_THAT(text, HasSubstr("0 bytes a sequence and 327680 a token"));
+}
+
+// train --dry-run plans the same step; tests/train/memory_plan_test.cpp compares that with what a run takes.
+TEST(Recipes, TheMemoryOfAStepIsThatOfTheDryRun) {
+  for (const char* name : {"1.3b-gated-deltanet2-hybrid", "340m-deltanet"}) {
+    const std::string path = kFolder + "/" + name + ".toml";
+    const double bytes = info(path).at("step_bytes").get<double>();
+    EXPECT_THAT(run({"train", "--dry-run", path}).out, HasSubstr(fmt::format("(planned: {:.0f} bytes)", bytes)));
+    EXPECT_THAT(run({"info", path}).out, HasSubstr(fmt::format("({:.0f} bytes)", bytes)));
+  }
+  Folder folder;
+  const Json all = info(kFolder + "/340m-deltanet.toml");
+  std::string text = slurp(kFolder + "/340m-deltanet.toml");
+  text.insert(text.find("steps ="), "recompute = \"all\"\n");
+  spill(folder / "again.toml", text);
+  const Json again = info(folder / "again.toml");
+  EXPECT_EQ(again.at("recompute"), "all");
+  EXPECT_LT(again.at("activation_bytes").get<double>(), 0.5 * all.at("activation_bytes").get<double>());
 }
 
 TEST(Recipes, InfoOfWhatIsNone) {

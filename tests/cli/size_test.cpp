@@ -28,6 +28,8 @@ TEST(Size, SetsWhatNobodySaidOtherwise) {
               AllOf(HasSubstr("\noutput_gate = 'none'\n"), HasSubstr("\ntie_word_embeddings = true\n"), HasSubstr("\nhidden_size = 16\n")));
   EXPECT_THAT(config("b", {"--size", "1.3b", "--decay-rank", "5"}),
               AllOf(HasSubstr("\noutput_gate_rank = 128\n"), HasSubstr("\ntie_word_embeddings = false\n"), HasSubstr("\ndecay_rank = 5\n")));
+  EXPECT_THAT(config("d", {"--size", "1.3b-hybrid", "--window-window", "8", "--num-hidden-layers", "2"}),
+              AllOf(HasSubstr("\nlayers = ['recurrent', 'window']\n"), HasSubstr("\nwindow = 8\n")));
   // A run file wins over the size as options do.
   spill(folder / "r.toml", "[model]\nrule = \"kda\"\noutput_gate = \"silu\"\n");
   EXPECT_THAT(config("c", {folder / "r.toml", "--size", "340m"}), AllOf(HasSubstr("\noutput_gate = 'silu'\n"), HasSubstr("\ndecay_rank = 128\n")));
@@ -40,7 +42,8 @@ TEST(Size, UnknownOrWithoutUseIsAnError) {
     EXPECT_EQ(outcome.code, 2) << outcome.out;
     return outcome.err;
   };
-  EXPECT_THAT(error(small_train(folder, "a") + Args{"--size", "340"}), HasSubstr("expected one of 340m, 400m, 1b, 1.3b, got '340'; did you mean '340m'?"));
+  EXPECT_THAT(error(small_train(folder, "a") + Args{"--size", "340"}),
+              HasSubstr("expected one of 340m, 400m, 1b, 1.3b, 1.3b-hybrid, got '340'; did you mean '340m'?"));
   EXPECT_THAT(error({"train", "--resume", "--out", folder / "a", "--size", "1b"}), HasSubstr("--resume: expected no --size"));
   EXPECT_THAT(error(small_train(folder, "a") + Args{"--size", "1b", "--from", "model"}), HasSubstr("--size 1b: expected none with --from"));
 }

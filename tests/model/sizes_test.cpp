@@ -28,7 +28,24 @@ TEST(Sizes, HaveThePapersNumberOfParameters) {
   EXPECT_NEAR(parameters("400m", "kaczmarz") / 1e6, 399.7, 0.05);
   EXPECT_NEAR(parameters("1b", "gated_deltanet") / 1e6, 995.0, 0.05);
   EXPECT_NEAR(parameters("1b", "precond_gated_deltanet") / 1e6, 996.2, 0.05);
+  EXPECT_NEAR(parameters("1b", "kda") / 1e6, 902.7, 0.05);
   EXPECT_EQ(parameters("1.3b", "gated_deltanet2"), 1348080448.0);
+  EXPECT_EQ(parameters("1.3b-hybrid", "gated_deltanet2"), 1253420448.0);
+  EXPECT_EQ(parameters("1.3b-hybrid", "gated_deltanet"), 1201606208.0);
+  EXPECT_EQ(parameters("1.3b-hybrid", "kda"), 1169862048.0);
+}
+
+TEST(Sizes, AHybridsWindowsAreThePapers) {
+  ModelConfig config;
+  config.rule = "kda";
+  keys_from_json(key_tables(config), size_keys("1.3b-hybrid", "kda"), "size", {});
+  EXPECT_EQ(config.layer_kind(18), LayerKind::kRecurrent);
+  EXPECT_EQ(config.layer_kind(19), LayerKind::kWindow);
+  const auto spec = std::get<AttentionSpec>(config.layer_spec(19));
+  EXPECT_EQ(spec.window, 2048);
+  EXPECT_EQ(spec.heads, 16);
+  EXPECT_EQ(spec.kv_heads, 16);
+  EXPECT_EQ(spec.head_dim, 128);
 }
 
 // Every size is one of every rule, and neither the rule nor the vocabulary is the size's.
@@ -48,7 +65,7 @@ TEST(Sizes, AnUnknownOneIsAnErrorWithTheNearest) {
     size_keys("1.3", "kda");
     FAIL();
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "size: expected one of 340m, 400m, 1b, 1.3b, got '1.3'; did you mean '1.3b'?");
+    EXPECT_STREQ(error.what(), "size: expected one of 340m, 400m, 1b, 1.3b, 1.3b-hybrid, got '1.3'; did you mean '1.3b'?");
   }
 }
 
