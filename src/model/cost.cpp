@@ -7,13 +7,16 @@
 namespace fw {
 namespace {
 
-// Operations of a token beyond its products with weights.
+// Operations of a token beyond its products with weights; of a mixer that is not named here, none.
+template <class Spec>
+double mixing(const Spec& /*spec*/, int64_t /*length*/) {
+  return 0;
+}
 double mixing(const AttentionSpec& spec, int64_t length) {
   const double T = static_cast<double>(length), W = spec.window > 0 ? std::min(static_cast<double>(spec.window), T) : T;
   const double seen = T > 0 ? (W * (W + 1) / 2 + (T - W) * W) / T : 0;  // tokens, the mean over a sequence
   return 4 * static_cast<double>(spec.query_size()) * seen;
 }
-double mixing(const ConvSpec&, int64_t) { return 0; }
 double mixing(const RecurrentMixerSpec& spec, int64_t) {
   // A value of a matrix is decayed (1), read by the erase key (2), written (2) and read (2).
   const double each = (spec.rule.uses_g() ? 1 : 0) + (spec.rule.online() ? 2 : 0) + 4;
