@@ -14,6 +14,7 @@
 namespace fw::cuda {
 
 inline constexpr int kPanel = 64 * 64;  // elements
+inline constexpr int kPanelBytes = 2 * kPanel;
 
 // Element of matrix entry (row, column), any number of columns.
 constexpr int panel_index(int row, int column) { return column / 64 * kPanel + row * 64 + (((column % 64) / 8) ^ (row & 7)) * 8 + column % 8; }

@@ -6,10 +6,8 @@
 
 namespace fw::cuda {
 
-inline constexpr uint32_t kPanelBytes = 2 * kPanel;
-
 FW_DEVICE uint32_t granule_offset(int row, int granule) {
-  return static_cast<uint32_t>((granule >> 3) * static_cast<int>(kPanelBytes) + row * 128 + (((granule ^ row) & 7) << 4));
+  return static_cast<uint32_t>((granule >> 3) * kPanelBytes + row * 128 + (((granule ^ row) & 7) << 4));
 }
 
 // Fragments of 16x16 pieces; granule: of the piece's first column. Each gives the address that this lane hands to ldmatrix_x4.
@@ -19,7 +17,7 @@ FW_DEVICE uint32_t granule_offset(int row, int granule) {
 //
 // base: a multiple of 1024; granule: even. Written so that what depends on the lane is one number, and pieces of other rows are constants away.
 FW_DEVICE uint32_t fragment_offset(uint32_t lane_part, int row, int granule) {
-  return (lane_part ^ static_cast<uint32_t>((granule & 7) << 4)) + static_cast<uint32_t>(row * 128 + (granule >> 3) * static_cast<int>(kPanelBytes));
+  return (lane_part ^ static_cast<uint32_t>((granule & 7) << 4)) + static_cast<uint32_t>(row * 128 + (granule >> 3) * kPanelBytes);
 }
 FW_DEVICE uint32_t a_fragment(uint32_t base, int row, int granule, uint32_t lane = lane_index()) {
   return fragment_offset(base + (lane & 15) * 128 + (((lane >> 4) ^ (lane & 7)) << 4), row, granule);

@@ -8,8 +8,6 @@
 
 namespace fw::cuda {
 
-inline constexpr int kPanelBytes = 2 * kPanel;
-
 FW_DEVICE uint32_t panel_offset(int row, int column) {
   return static_cast<uint32_t>((column >> 6) * kPanelBytes + row * 128 + ((((column >> 3) & 7) ^ (row & 7)) << 4) + (column & 7) * 2);
 }

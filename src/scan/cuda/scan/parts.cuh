@@ -16,7 +16,6 @@ namespace fw::cuda {
 inline constexpr unsigned kScanThreads = 256;
 inline constexpr unsigned kStoreThread = 64, kStateThread = 128;  // the first threads of their parts; loads begin at 0
 inline constexpr int kStateThreads = 128;
-inline constexpr int kPanelBytes = kPanel * 2;
 inline constexpr int kScanSharedLimit = 227 * 1024;
 inline constexpr int kScanBarrierBytes = 256;
 
