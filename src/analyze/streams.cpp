@@ -75,12 +75,12 @@ void load_decay(const RecurrenceView<T>& view, int64_t t, int64_t hv, int64_t h,
 template <class T>
 void load_precond(const RecurrenceView<T>& view, int64_t begin, int64_t count, int64_t h, std::vector<double>& state, PrecondStreams& out) {
   const int64_t K = view.key_dim;
-  const bool squashed = view.rule.precond_squashed(), previous = view.rule.precond_form == PrecondForm::kInversePrevious;
-  resize(out.y, squashed, count * K);
+  const double center = view.in.precond_center != nullptr ? static_cast<double>(view.in.precond_center[h]) : 0.0;
+  const PrecondMap<double> map = precond_map(view.rule, std::log(view.rule.precond_x), center);
+  resize(out.y, map.squashed, count * K);
   resize(out.m, true, count * K);
   resize(out.decay, true, count);
   resize(out.gain, true, count);
-  const double center = view.in.precond_center != nullptr ? static_cast<double>(view.in.precond_center[h]) : 0.0;
   for (int64_t i = 0; i < count; ++i) {
     const T* k = view.in.k.row(begin + i) + h * K;
     const double kn = k_factor(view.rule, square(k, K));
@@ -93,12 +93,8 @@ void load_precond(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
       double& a = state[static_cast<size_t>(j)];
       const double before = a;
       a = precond_state(decay, gain, kn * static_cast<double>(k[j]), a);
-      if (squashed) {
-        const double y = row(out.y, i, K)[j] = precond_raw(view.rule, a, center);
-        m[j] = precond_squash(view.rule, y);
-      } else {
-        m[j] = precond_inverse(view.rule, previous ? before : a);
-      }
+      if (map.squashed) row(out.y, i, K)[j] = PrecondElements<PlainMath<double>>::argument(map, a + map.eps);
+      m[j] = PrecondElements<PlainMath<double>>::value(map, map.previous ? before : a);
     }
   }
 }

@@ -3,8 +3,8 @@
 //     r = M_r (.) (r_q q + r_k k)     e = b (.) (e_k k + e_q q + e_p p)     w = M_w (.) w_k k     z = c (.) z_v v
 // with b, c the channel gates (1 if there are none) and M the preconditioner, on w or on r (1 where it is not). This file
 // has the coefficients as functions of the norms, the scalar gates and k.(M k), and their vector-Jacobian product: the only
-// place where gains, norms and normalisers are written. The elementwise rest is the same for every rule
-// (scan/cpu/kernels_front.cpp, scan/cuda/front/rows.cuh).
+// place where gains, norms and normalisers are written. The elementwise rest is the same for every rule: elementwise.def,
+// on rows in scan/cpu/kernels_front.cpp and scan/cuda/front/rows.cuh.
 //
 // A new gain: one case in gain_pair, one in front_coefs_vjp, a value of the enum, a reference.
 #pragma once
@@ -20,6 +20,23 @@
 #endif
 
 namespace fw {
+
+// Plain numbers as the arithmetic of elementwise.def; powers of e.
+template <class T>
+struct PlainMath {
+  FW_HOST_DEVICE static T mul_add(T a, T b, T c) { return a * b + c; }
+  FW_HOST_DEVICE static T quotient(T a, T b) { return a / b; }
+  FW_HOST_DEVICE static T inverse(T a) { return T(1) / a; }
+  FW_HOST_DEVICE static T one_plus_abs(T a) { return T(1) + std::abs(a); }
+  FW_HOST_DEVICE static T log(T a) { return std::log(a); }
+  FW_HOST_DEVICE static T power(T a) { return std::exp(a); }
+};
+
+#define FW_ELEMENT FW_HOST_DEVICE inline
+#define FW_ELEMENTS_OF_THE_FRONT
+#include "rule/elementwise.def"
+#undef FW_ELEMENTS_OF_THE_FRONT
+#undef FW_ELEMENT
 
 template <class T>
 struct FrontCoefs {

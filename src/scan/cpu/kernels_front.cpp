@@ -21,6 +21,20 @@ namespace fw::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+#define FW_ELEMENT HWY_INLINE
+#define FW_ELEMENTS_OF_THE_FRONT
+#include "rule/elementwise.def"
+#undef FW_ELEMENTS_OF_THE_FRONT
+#undef FW_ELEMENT
+
+// The arithmetic of vectors of channels.
+struct Lanes {
+  template <class V>
+  static HWY_INLINE V mul_add(V a, V b, V c) {
+    return hn::MulAdd(a, b, c);
+  }
+};
+
 // One row of the caller's tensors, readable up to the padded length; null: absent.
 template <class T>
 struct RawRow {
@@ -142,15 +156,15 @@ void front_forward(const FrontTile<T>& tile) {
     T* e = tile.e != nullptr ? tile.e + i * rows.kp() : nullptr;
     for (int64_t j = 0; j < rows.kp(); j += lanes) {
       const auto q = hn::LoadU(d, x.q + j), k = hn::LoadU(d, x.k + j);
-      auto rv = hn::MulAdd(r_k, k, hn::Mul(r_q, q));
+      auto rv = FrontElements<Lanes>::read(r_q, r_k, q, k);
       if (x.m_r != nullptr) rv = hn::Mul(rv, hn::LoadU(d, x.m_r + j));
       hn::StoreU(rv, d, r + j);
       auto wv = hn::Mul(w_k, k);
       if (x.m_w != nullptr) wv = hn::Mul(wv, hn::LoadU(d, x.m_w + j));
       hn::StoreU(wv, d, w + j);
       if (e == nullptr) continue;
-      auto ev = hn::MulAdd(e_q, q, hn::Mul(e_k, k));
-      if (x.p != nullptr) ev = hn::MulAdd(e_p, hn::LoadU(d, x.p + j), ev);
+      auto ev = FrontElements<Lanes>::erase(e_k, e_q, k, q);
+      if (x.p != nullptr) ev = FrontElements<Lanes>::with_own_key(ev, e_p, hn::LoadU(d, x.p + j));
       if (x.b != nullptr) ev = hn::Mul(ev, hn::LoadU(d, x.b + j));
       hn::StoreU(ev, d, e + j);
     }
@@ -269,7 +283,7 @@ void front_backward(const FrontTileGrad<T>& tile) {
       const auto q = hn::LoadU(d, x.q + j), k = hn::LoadU(d, x.k + j);
       auto mdr = hn::LoadU(d, dr + j), mdw = hn::LoadU(d, dw + j);
       if (dm_out != nullptr) {
-        auto dm = x.m_r != nullptr ? hn::Mul(mdr, hn::MulAdd(r_k, k, hn::Mul(r_q, q))) : hn::Mul(hn::Mul(mdw, w_k), k);
+        auto dm = x.m_r != nullptr ? hn::Mul(mdr, FrontElements<Lanes>::read(r_q, r_k, q, k)) : hn::Mul(hn::Mul(mdw, w_k), k);
         if (has_kmk) dm = hn::MulAdd(hn::Mul(dkmk, k), k, dm);
         store_or_add(d, dm, dm_out + j, tile.add_m);
       }
@@ -283,8 +297,8 @@ void front_backward(const FrontTileGrad<T>& tile) {
       if (de != nullptr) {
         bde = hn::LoadU(d, de + j);
         if (db_out != nullptr) {
-          auto key = hn::MulAdd(e_q, q, hn::Mul(e_k, k));
-          if (x.p != nullptr) key = hn::MulAdd(e_p, hn::LoadU(d, x.p + j), key);
+          auto key = FrontElements<Lanes>::erase(e_k, e_q, k, q);
+          if (x.p != nullptr) key = FrontElements<Lanes>::with_own_key(key, e_p, hn::LoadU(d, x.p + j));
           store_or_add(d, hn::Mul(bde, key), db_out + j, tile.add_erase_gate);
         }
         if (x.b != nullptr) bde = hn::Mul(bde, hn::LoadU(d, x.b + j));

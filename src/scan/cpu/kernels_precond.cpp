@@ -1,6 +1,5 @@
 // The diagonal preconditioner (recurrence.md section 3) and its adjoint, one key head of one sequence. See kernels.h.
-//     A_t = exp(g) A_{t-1} + beta khat (.) khat;  y = log(A_t + eps) - center;  M_t = exp(-log(x) (a y / (1 + |y|) + b))
-// with a, b by the range, or M_t = 1 / (A + ridge) of the A at t or before it.
+// M of A is rule/elementwise.def's.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "scan/cpu/kernels_precond.cpp"
 // The per-target includes must come after foreach_target.h.
@@ -12,7 +11,7 @@
 
 #include <cmath>
 
-#include "rule/front.h"
+#include "rule/precond.h"
 #include "scan/cpu/kernels.h"
 #include "scan/cpu/rows-inl.h"
 #include "scan/cpu/simd_table.h"
@@ -27,45 +26,42 @@ T normalisation(const PrecondTask<T>& task, int64_t kp, const T* k) {
   return task.rule->k_norm == Norm::kL2 ? k_factor(*task.rule, row_dot(kp, k, k)) : T(1);
 }
 
-// M of a state and its slope, by the rule's form.
+#define FW_ELEMENT HWY_INLINE
+#define FW_ELEMENTS_OF_THE_PRECONDITIONER
+#include "rule/elementwise.def"
+#undef FW_ELEMENTS_OF_THE_PRECONDITIONER
+#undef FW_ELEMENT
+
+// The arithmetic of vectors of channels; powers of e.
 template <class T>
-class Squash {
- public:
-  explicit Squash(const PrecondTask<T>& task)
-      : squashed_(task.rule->precond_squashed()),
-        eps_(hn::Set(d_, static_cast<T>(task.rule->precond_eps))),
-        center_(hn::Set(d_, task.center)),
-        ridge_(hn::Set(d_, static_cast<T>(task.rule->precond_ridge))),
-        one_(hn::Set(d_, T(1))) {
-    const double log_x = std::log(task.rule->precond_x);
-    const PrecondForm form = task.rule->precond_form;
-    const double shift = form == PrecondForm::kSquashLow ? 0.5 : form == PrecondForm::kSquashHigh ? -0.5 : 0.0;
-    slope_ = hn::Set(d_, static_cast<T>(form == PrecondForm::kSquash ? -log_x : -0.5 * log_x));
-    shift_ = hn::Set(d_, static_cast<T>(-log_x * shift));
-  }
-
-  using V = hn::Vec<hn::ScalableTag<T>>;
-  V value(V a) const {
-    if (!squashed_) return hn::Div(one_, hn::Add(a, ridge_));
-    const V y = hn::Sub(hn::Log(d_, hn::Add(a, eps_)), center_);
-    return hn::Exp(d_, hn::MulAdd(slope_, hn::Div(y, hn::Add(one_, hn::Abs(y))), shift_));
-  }
-  // dm times the slope of M with respect to A; dcenter is reduced by what reaches the center.
-  V gradient(V a, V m, V dm, V& dcenter) const {
-    if (!squashed_) return hn::Neg(hn::Mul(dm, hn::Mul(m, m)));
-    const V shifted = hn::Add(a, eps_);
-    const V y = hn::Sub(hn::Log(d_, shifted), center_);
-    const V scale = hn::Div(one_, hn::Add(one_, hn::Abs(y)));
-    const V dy = hn::Mul(hn::Mul(dm, m), hn::Mul(slope_, hn::Mul(scale, scale)));
-    dcenter = hn::Sub(dcenter, dy);
-    return hn::Div(dy, shifted);
-  }
-
- private:
-  hn::ScalableTag<T> d_;
-  bool squashed_;
-  V eps_, center_, ridge_, one_, slope_, shift_;
+struct Lanes {
+  using D = hn::ScalableTag<T>;
+  using V = hn::Vec<D>;
+  static HWY_INLINE V log(V a) { return hn::Log(D(), a); }
+  static HWY_INLINE V power(V a) { return hn::Exp(D(), a); }
+  static HWY_INLINE V inverse(V a) { return hn::Div(hn::Set(D(), T(1)), a); }
+  static HWY_INLINE V quotient(V a, V b) { return hn::Div(a, b); }
+  static HWY_INLINE V mul_add(V a, V b, V c) { return hn::MulAdd(a, b, c); }
+  static HWY_INLINE V one_plus_abs(V a) { return hn::Add(hn::Set(D(), T(1)), hn::Abs(a)); }
 };
+
+template <class T>
+PrecondMap<typename Lanes<T>::V> map_of_lanes(const PrecondTask<T>& task) {
+  const auto map = precond_map(*task.rule, static_cast<T>(std::log(task.rule->precond_x)), task.center);
+  const auto all = [](T x) { return hn::Set(hn::ScalableTag<T>(), x); };
+  return {map.squashed, map.previous, all(map.eps), all(map.center), all(map.slope), all(map.shift), all(map.ridge)};
+}
+
+// dm times the slope of M, which forward left, with respect to A; dcenter is reduced by what reaches the center.
+template <class T, class V>
+HWY_INLINE V through_map(const PrecondMap<V>& map, V a, V m, V dm, V& dcenter) {
+  using Math = Lanes<T>;
+  if (!map.squashed) return hn::Neg(hn::Mul(dm, hn::Mul(m, m)));
+  const V shifted = hn::Add(a, map.eps), scale = Math::inverse(Math::one_plus_abs(PrecondElements<Math>::argument(map, shifted)));
+  const V dy = hn::Mul(hn::Mul(dm, m), hn::Mul(map.slope, hn::Mul(scale, scale)));
+  dcenter = hn::Sub(dcenter, dy);
+  return hn::Div(dy, shifted);
+}
 
 template <class T>
 void precond_forward(const PrecondTask<T>& task) {
@@ -73,8 +69,7 @@ void precond_forward(const PrecondTask<T>& task) {
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t kp = padded(task.K);
   PadBuffer<T> buffer(kp);
-  const Squash<T> squash(task);
-  const bool previous = task.rule->precond_form == PrecondForm::kInversePrevious;
+  const auto map = map_of_lanes(task);
   for (int64_t t = 0; t < task.rows; ++t) {
     const T* k = buffer.load(task.k.row(t), task.K);
     const T kn = normalisation(task, kp, k);
@@ -85,7 +80,7 @@ void precond_forward(const PrecondTask<T>& task) {
       const auto a = hn::MulAdd(alpha, before, hn::Mul(gain, hn::Mul(kv, kv)));
       hn::StoreU(a, d, task.state + j);
       if (task.history != nullptr) hn::StoreU(a, d, task.history + t * kp + j);
-      hn::StoreU(squash.value(previous ? before : a), d, task.m + t * kp + j);
+      hn::StoreU(PrecondElements<Lanes<T>>::value(map, map.previous ? before : a), d, task.m + t * kp + j);
     }
   }
 }
@@ -97,8 +92,7 @@ void precond_backward(PrecondGrad<T>& grad) {
   const PrecondTask<T>& task = grad.in;
   const int64_t kp = padded(task.K);
   PadBuffer<T> k_buffer(kp), dk_buffer(kp);
-  const Squash<T> squash(task);
-  const bool previous = task.rule->precond_form == PrecondForm::kInversePrevious;
+  const auto map = map_of_lanes(task);
   grad.dcenter = 0;
   for (int64_t t = task.rows - 1; t >= 0; --t) {
     const T* k = k_buffer.load(task.k.row(t), task.K);
@@ -111,8 +105,8 @@ void precond_backward(PrecondGrad<T>& grad) {
     auto sum_center = hn::Zero(d), sum_alpha = hn::Zero(d), sum_gain = hn::Zero(d);
     for (int64_t j = 0; j < kp; j += lanes) {
       auto da = hn::LoadU(d, grad.dstate + j);
-      if (!previous) {
-        da = hn::Add(da, squash.gradient(hn::LoadU(d, a_now + j), hn::LoadU(d, task.m + t * kp + j), hn::LoadU(d, grad.dm + t * kp + j), sum_center));
+      if (!map.previous) {
+        da = hn::Add(da, through_map<T>(map, hn::LoadU(d, a_now + j), hn::LoadU(d, task.m + t * kp + j), hn::LoadU(d, grad.dm + t * kp + j), sum_center));
       }
       const auto kv = hn::LoadU(d, k + j);
       sum_alpha = hn::MulAdd(da, hn::LoadU(d, a_before + j), sum_alpha);
@@ -135,9 +129,9 @@ void precond_backward(PrecondGrad<T>& grad) {
       auto da = hn::LoadU(d, grad.dstate + j);
       if (dk != nullptr) store_or_add(d, hn::Mul(hn::MulAdd(own_v, da, common_v), hn::LoadU(d, k + j)), dk + j, true);
       da = hn::Mul(alpha_v, da);
-      if (previous) {
+      if (map.previous) {
         auto no_center = hn::Zero(d);
-        da = hn::Add(da, squash.gradient(hn::LoadU(d, a_before + j), hn::LoadU(d, task.m + t * kp + j), hn::LoadU(d, grad.dm + t * kp + j), no_center));
+        da = hn::Add(da, through_map<T>(map, hn::LoadU(d, a_before + j), hn::LoadU(d, task.m + t * kp + j), hn::LoadU(d, grad.dm + t * kp + j), no_center));
       }
       hn::StoreU(da, d, grad.dstate + j);
     }

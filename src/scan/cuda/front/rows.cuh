@@ -114,6 +114,11 @@ FW_DEVICE FrontScalars<float> front_scalars(const Problem& x, const FrontRows& f
   return s;
 }
 
+// e of a channel before its gate; coefficients of what a rule does not have are 0.
+FW_DEVICE float erase_of(float e_k, float e_q, float e_p, float k, float q, float p) {
+  return FrontElements<PlainMath<float>>::with_own_key(FrontElements<PlainMath<float>>::erase(e_k, e_q, k, q), e_p, p);
+}
+
 template <int kN>
 struct KeyStreams {
   float r[kN], e[kN], w[kN];
@@ -127,8 +132,8 @@ FW_DEVICE KeyStreams<kN> key_streams(const Problem& x, const FrontCoefs<float>& 
 #pragma unroll
   for (int j = 0; j < kN; ++j) {
     const float m_r = on_read ? row.m[j] : 1.0f, m_w = on_read ? 1.0f : row.m[j];
-    s.r[j] = m_r * (c.r_q * row.q[j] + c.r_k * row.k[j]);
-    s.e[j] = online ? row.b[j] * (c.e_k * row.k[j] + c.e_q * row.q[j] + c.e_p * row.p[j]) : 0.0f;
+    s.r[j] = m_r * FrontElements<PlainMath<float>>::read(c.r_q, c.r_k, row.q[j], row.k[j]);
+    s.e[j] = online ? row.b[j] * erase_of(c.e_k, c.e_q, c.e_p, row.k[j], row.q[j], row.p[j]) : 0.0f;
     s.w[j] = m_w * (c.w_k * row.k[j]);
   }
   return s;
@@ -180,8 +185,9 @@ FW_DEVICE RawKeyRow<kN> key_row_gradients(const Problem& x, const FrontCoefs<flo
     g.q[j] = c.r_q * dr + c.e_q * bde + 2.0f * ds.q2 * row.q[j];
     g.k[j] = c.w_k * dw + c.r_k * dr + c.e_k * bde + 2.0f * (ds.k2 + ds.kmk * row.m[j]) * row.k[j];
     g.p[j] = c.e_p * bde + 2.0f * ds.p2 * row.p[j];
-    g.b[j] = de * (c.e_k * row.k[j] + c.e_q * row.q[j] + c.e_p * row.p[j]);
-    g.m[j] = (on_read ? d.r[j] * (c.r_q * row.q[j] + c.r_k * row.k[j]) : d.w[j] * c.w_k * row.k[j]) + ds.kmk * row.k[j] * row.k[j];
+    g.b[j] = de * erase_of(c.e_k, c.e_q, c.e_p, row.k[j], row.q[j], row.p[j]);
+    g.m[j] =
+        (on_read ? d.r[j] * FrontElements<PlainMath<float>>::read(c.r_q, c.r_k, row.q[j], row.k[j]) : d.w[j] * c.w_k * row.k[j]) + ds.kmk * row.k[j] * row.k[j];
   }
   return g;
 }

@@ -58,7 +58,7 @@ FW_DEVICE void through_m(const PrecondMap<float>& map, const RunGates& gates, co
       const float before = state[j];
       state[j] = step_precond(alpha, gain, k[r][j], before);
       float center = 0;
-      dm[r][j] = precond_gradient<FastMath>(map, max(map.previous ? before : state[j], kLeastState), dm[r][j], center);
+      dm[r][j] = precond_gradient(map, max(map.previous ? before : state[j], kLeastState), dm[r][j], center);
       dcenter += center;
     }
   }
@@ -264,7 +264,7 @@ void launch_kernels(const PrecondBackwardArgs& args, int64_t chunks, void* strea
   rest.stride_h *= x.group;
   f.rest = flat_tensor(x, rest, x.K, kN), f.dk = flat_tensor(x, args.dk, x.K, kN);
   f.dg = flat_tensor(x, args.dprecond_g, 1, kN), f.dbeta = flat_tensor(x, args.dprecond_beta, 1, kN);
-  f.map = precond_map(x.rule, 0.0f);
+  f.map = precond_map_of(x.rule);
   f.behind = args.scratch + chunks * x.H * x.K, f.products = f.behind + chunks * x.H * x.K;
   f.chunks = static_cast<int32_t>(chunks);
   f.by_sequence = by_sequence(x);

@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
       for (int j = 0; j < kN; ++j) {
         const float before = state[j];
         state[j] = step_precond(alpha, gain, k[r][j], before);
-        row[j] = precond_value<FastMath>(form, form.previous ? before : state[j]);
+        row[j] = PrecondElements<FastMath>::value(form, form.previous ? before : state[j]);
       }
       out.store(r, row);
     }
@@ -133,7 +133,7 @@ void launch_kernels(const PrecondForwardArgs& args, int64_t chunks, void* stream
   ForwardTensors f;
   f.k = flat_tensor(x, x.in.k, x.K, kN), f.m = flat_tensor(x, workspace_rows(x, args.m, x.H), x.K, kN);
   f.g = flat_tensor(x, x.in.precond_g, 1, kN), f.beta = flat_tensor(x, x.in.precond_beta, 1, kN);
-  f.map = precond_map(x.rule, 0.0f);
+  f.map = precond_map_of(x.rule);
   f.products = args.scratch + chunks * x.H * x.K;
   f.chunks = static_cast<int32_t>(chunks);
   f.by_sequence = by_sequence(x);

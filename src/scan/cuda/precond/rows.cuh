@@ -1,6 +1,6 @@
 // A of the preconditioner (recurrence.md section 3) through one chunk of one key head, by eight warps: a warp has eight neighbouring
 // tokens, a lane kN neighbouring channels of them. First what each warp's tokens add to A (put_run, then a barrier of the block), then A
-// before each warp's tokens (run_start), then token for token (step, and precond_value for M). A row past the end has alpha 1, gain 0 and a
+// before each warp's tokens (run_start), then token for token (step, and PrecondElements for M). A row past the end has alpha 1, gain 0 and a
 // zero key: it changes nothing. Other kernels that need M of a chunk can have it from here, from A before the chunk, the keys and two gates
 // a token, and need not read it from memory.
 #pragma once
@@ -64,7 +64,7 @@ FW_DEVICE RunGates run_gates(const Rule& rule, float g, float beta, float square
 inline constexpr float kLeastState = 1e-18f;
 // Host: M for kernels that do not ask. Squashing forms; without the center.
 inline PrecondMap<float> squash_of_any(const Rule& rule) {
-  PrecondMap<float> map = precond_map(rule, 0.0f);
+  PrecondMap<float> map = precond_map_of(rule);
   if (map.eps < kLeastState) map.eps = kLeastState;
   return map;
 }

@@ -642,7 +642,7 @@ void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
                                                : prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, kGates, false>;
   const Dim3 grid = prepare_grid(x, chunks);
   if constexpr (kPrecond) {
-    launch_overlapped(kernel, grid, kPrepareThreads, PlainLayout<kKey>::kBytes, stream, args, precond_map(x.rule, 0.0f));
+    launch_overlapped(kernel, grid, kPrepareThreads, PlainLayout<kKey>::kBytes, stream, args, precond_map_of(x.rule));
   } else {
     launch(kernel, grid, kPrepareThreads, PlainLayout<kKey>::kBytes, stream, args, PrecondMap<float>{});
   }

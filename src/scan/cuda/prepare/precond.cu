@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
 template <int kKey, bool kOnline, bool kTraining>
 void launch_form(const PrepareArgs& args, int64_t chunks, void* stream) {
   launch_overlapped(prepare_precond_kernel<kKey, kOnline, kTraining>, prepare_grid(args.problem, chunks), kPrepareThreads,
-                    PrecondLayout<kKey, kOnline, kTraining>::kBytes, stream, args, precond_map(args.problem.rule, 0.0f));
+                    PrecondLayout<kKey, kOnline, kTraining>::kBytes, stream, args, precond_map_of(args.problem.rule));
 }
 template <int kKey>
 void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {

@@ -269,7 +269,7 @@ template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine = fals
 void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* stream) {
   using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining, kFine>;
   PrecondMap<float> form;
-  if (args.problem.boundaries != nullptr) form = precond_map(args.problem.rule, 0.0f);
+  if (args.problem.boundaries != nullptr) form = precond_map_of(args.problem.rule);
   launch(prepare_scalar_kernel<kKey, kOnline, kPlain, kTraining, kFine>, prepare_grid(args.problem, chunks), kPrepareThreads, Layout::kBytes, stream, args,
          form, static_cast<int>(fetched));
 }

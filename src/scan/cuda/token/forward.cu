@@ -316,7 +316,7 @@ ForwardCut forward_cut(const TokenForwardArgs& args, int tile, bool one_block) {
   cut.initial = state_access(x.initial_state, x.K, x.V, kN, tile);
   cut.final = state_access(args.final_state, x.K, x.V, kN, tile);
   cut.gather = token_gather(x, kN, tile);
-  if (cut.gather.makes_m) cut.map = precond_map(x.rule, 0.0f);
+  if (cut.gather.makes_m) cut.map = precond_map_of(x.rule);
   cut.stores_precond = args.final_precond.data != nullptr && (one_block || args.final_precond.data != x.initial_precond.data);
   return cut;
 }

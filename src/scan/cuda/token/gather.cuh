@@ -171,7 +171,7 @@ FW_DEVICE void step_precond(const Problem& x, PrecondMap<float> map, float cente
   for (int j = 0; j < kN; ++j) {
     const float before = a[j];
     a[j] = step_precond(gates.alpha, gates.gain, k[j], before);
-    m[j] = lane * kN + j < x.K ? precond_value<FastMath>(map, map.previous ? before : a[j]) : 1.0f;
+    m[j] = lane * kN + j < x.K ? PrecondElements<FastMath>::value(map, map.previous ? before : a[j]) : 1.0f;
   }
 }
 // M of a gathered token to where a gathered M would be; a: A behind the token.

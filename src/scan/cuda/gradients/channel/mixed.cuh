@@ -149,7 +149,7 @@ struct MixedRows {
             dw = dw * inverse + diagonal * (r * inverse);
             const float q = value(q_words[j]), k = value(k_words[j]), at = m[2 * j + i];
             const float mdr = on_read ? at * dr : dr, mdw = on_read ? dw : at * dw;
-            dm[i] = on_read ? dr * (r_q * q + r_k * k) : dw * w_k * k;
+            dm[i] = on_read ? dr * FrontElements<PlainMath<float>>::read(r_q, r_k, q, k) : dw * w_k * k;
             q_dr += q * mdr, k_dr += k * mdr, k_dw += k * mdw;
             dr = r_q * mdr, dw = w_k * mdw + r_k * mdr;
           }
@@ -177,7 +177,7 @@ struct MixedRows {
           const auto value = [&](uint32_t word) { return i == 0 ? bf16_low(word) : bf16_high(word); };
           float& de = sums.e[j][2 * half + i];
           const float q = value(q_word), k = value(k_word), key = value(p[j]), bde = value(b[j]) * de;
-          db[i] = de * (e_k * k + e_q * q + e_p * key);
+          db[i] = de * erase_of(e_k, e_q, e_p, k, q, key);
           k_de += k * bde, q_de += q * bde, p_de += key * bde;
           sums.r[j][2 * half + i] += e_q * bde, sums.w[j][2 * half + i] += e_k * bde, de = e_p * bde;
         }

@@ -171,7 +171,7 @@ FW_DEVICE void scale_rows(const ScalarChunk<Shape>& c, int turn, float (&a)[Prec
     FW_UNROLL
     for (int j = 0; j < kN; ++j) {
       a[j] = step_precond(gates.x, gates.y, k[j], a[j]);
-      y[j] *= precond_value<FastMath>(map, a[j]);
+      y[j] *= PrecondElements<FastMath>::value(map, a[j]);
     }
     store_row(c.memory + Shape::kScaled + at, y);
   }
@@ -269,7 +269,7 @@ FW_DEVICE void store_precond_gradients(const ScalarChunk<Shape>& c, int turn, Sc
     for (int j = 0; j < kN; ++j) {
       before[r][j] = a[j];
       a[j] = step_precond(gates.x, gates.y, k[r][j], a[j]);
-      const PrecondPoint<float> p = precond_point<FastMath>(map, a[j]);
+      const PrecondPoint p = precond_point(map, a[j]);
       const float dm = y[j] * raw[j];
       da[r][j] = dm * p.of_state;
       center -= dm * p.of_raw;
