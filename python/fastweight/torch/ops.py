@@ -1,0 +1,366 @@
+"""The recurrences under the names and signatures of flash-linear-attention (FLA).
+
+    from fastweight.torch.ops import chunk_gated_delta_rule      # instead of: from fla.ops.gated_delta_rule import ...
+
+q, k [B, T, H, K], v [B, T, HV, V]; they return (o, final_state), final_state None unless output_final_state; the precond_* forms a third, the
+preconditioner's state. What these kernels do not take goes to FLA's function, or raises with FASTWEIGHT_STRICT=1 (_serving.py). Differences that
+a caller can see: fused_recurrent_* forms have gradients, H may divide HV everywhere, and gates are not copied.
+
+Gates that FLA's kernels form of logits (use_gate_in_kernel, use_beta_sigmoid_in_kernel) are formed here by torch, in float32: _decay and _gain.
+FASTWEIGHT_GAIN_BOUND=2 says that gains and erase gates that come already formed may reach 2, which the kernels must know to keep their digits.
+"""
+
+import os
+
+import torch
+import torch.nn.functional as F
+
+from fastweight.torch import forward, step
+from fastweight.torch._serving import NotServed, accept, checking, require, served
+
+_STEP_TOKENS = 8  # a fused_recurrent call without gradients of so many tokens or fewer is a decode step
+
+
+def _bound():
+    return float(os.environ.get("FASTWEIGHT_GAIN_BOUND", "1"))
+
+
+def _no_more(kwargs):
+    for name, value in kwargs.items():
+        if value is not None and value is not False:
+            raise NotServed(f"{name}: not served")
+
+
+def _v_first(state_v_first, kwargs):
+    """Pops the former name of state_v_first."""
+    return bool(kwargs.pop("transpose_state_layout", False) or state_v_first)
+
+
+def _decay(g, A_log, dt_bias, lower_bound=None):
+    """log-decay of raw gates: -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias)). g [B, T, HV] or [B, T, HV, K]."""
+    if A_log is None and lower_bound is None:
+        raise NotServed("A_log: expected a tensor with use_gate_in_kernel, got None")
+    if checking():
+        return g
+    heads = g.shape[2]
+    wide = (heads,) + (1,) * (g.dim() - 3)
+    x = g.float()
+    if dt_bias is not None:
+        x = x + dt_bias.float().view(wide if dt_bias.numel() == heads else (heads, g.shape[3]))
+    rate = None if A_log is None else A_log.float().view(wide).exp()
+    if lower_bound is None:
+        return -rate * F.softplus(x)
+    return lower_bound * torch.sigmoid(x if rate is None else rate * x)
+
+
+def _gain(beta, use_sigmoid, allow_neg_eigval):
+    """beta, and the bound that the rule is told."""
+    if allow_neg_eigval and not use_sigmoid:
+        raise ValueError("allow_neg_eigval: expected use_beta_sigmoid_in_kernel=True beside it, got False")
+    if not use_sigmoid or checking():
+        return beta, _bound()
+    beta = beta.float().sigmoid()
+    return (beta * 2, 2.0) if allow_neg_eigval else (beta, 1.0)
+
+
+def _norm(use_qk_l2norm_in_kernel):
+    return " q_norm=l2 k_norm=l2" if use_qk_l2norm_in_kernel else ""
+
+
+def _run(rule, q, k, v, *, scale, initial_state, output_final_state, cu_seqlens, cu_seqlens_cpu=None, v_first=False, recurrent=False, **tensors):
+    """(o, final_state, final_precond) of a chunk or a recurrent form."""
+    if checking():
+        accept()
+    call = {"scale": scale, "cu_seqlens": cu_seqlens, "state_v_first": v_first}
+    grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, initial_state, *tensors.values()))
+    initial_precond = tensors.pop("initial_precond", None)
+    precond = "precond_g" in tensors
+    if recurrent and not grad and output_final_state and q.shape[1] <= _STEP_TOKENS and cu_seqlens is None:
+        shape = (q.shape[0], v.shape[2], *((v.shape[3], q.shape[3]) if v_first else (q.shape[3], v.shape[3])))
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        # The caller keeps its state (beams, prefixes): the step works on a copy.
+        state = q.new_zeros(shape, dtype=dtype) if initial_state is None else initial_state.to(dtype, copy=True)
+        state_p = None
+        if precond:
+            state_p = q.new_zeros((q.shape[0], q.shape[2], q.shape[3]), dtype=dtype) if initial_precond is None else initial_precond.to(dtype, copy=True)
+        return step(rule, q, k, v, state, state_p, scale=scale, state_v_first=v_first, **tensors), state, state_p
+    return forward(rule, q, k, v, initial_state=initial_state, initial_precond=initial_precond, output_final_state=output_final_state,
+                   cu_seqlens_cpu=cu_seqlens_cpu, **call, **tensors)
+
+
+@served("gated_delta_rule")
+def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
+                           use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None,
+                           chunk_indices=None, cp_context=None, **kwargs):
+    require(q, k, v, cp_context=cp_context)
+    v_first = _v_first(state_v_first, kwargs)
+    raw, A_log, dt_bias = kwargs.pop("use_gate_in_kernel", False), kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
+    kwargs.pop("chunk_size", None)  # of their kernels
+    _no_more(kwargs)
+    beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    g = _decay(g, A_log, dt_bias) if raw else g
+    return _run(f"decay=scalar gain=gate gain_bound={bound}" + _norm(use_qk_l2norm_in_kernel), q, k, v, g=g, beta=beta, scale=scale,
+                initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
+                v_first=v_first)[:2]
+
+
+@served("gated_delta_rule")
+def fused_recurrent_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, initial_state=None, output_final_state=False,
+                                     use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, A_log=None, dt_bias=None,
+                                     use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, **kwargs):
+    require(q, k, v, gv=gv)
+    v_first = _v_first(state_v_first, kwargs)
+    _no_more(kwargs)
+    if beta is None:
+        beta = torch.ones_like(v[..., 0])
+    if beta.dim() != 3:
+        raise NotServed("beta: expected one number a head, [B, T, HV]; one a channel is not served")
+    beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    if use_gate_in_kernel:
+        g = _decay(g, A_log, dt_bias)
+    if gk is not None:
+        g = gk if g is None else gk + g[..., None]
+    decay = "none" if g is None else "channel" if gk is not None else "scalar"
+    return _run(f"decay={decay} gain=gate gain_bound={bound}" + _norm(use_qk_l2norm_in_kernel), q, k, v, g=g, beta=beta, scale=scale,
+                initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens, v_first=v_first, recurrent=True)[:2]
+
+
+def _kda(q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
+         use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, **call):
+    beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    g = _decay(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g
+    return _run(f"decay=channel gain=gate gain_bound={bound}" + _norm(use_qk_l2norm_in_kernel), q, k, v, g=g, beta=beta, scale=scale,
+                initial_state=initial_state, output_final_state=output_final_state, **call)[:2]
+
+
+@served("kda")
+def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False,
+              use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, safe_gate=False, lower_bound=None, disable_recompute=False,
+              return_intermediate_states=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, cp_context=None, use_graph=False,
+              max_num_seqs=None, **kwargs):
+    require(q, k, v, cp_context=cp_context, return_intermediate_states=return_intermediate_states, use_graph=use_graph)
+    v_first = _v_first(state_v_first, kwargs)
+    A_log, dt_bias = kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
+    kwargs.pop("chunk_size", None)
+    _no_more(kwargs)
+    return _kda(q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
+                use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, v_first=v_first)
+
+
+@served("kda")
+def fused_recurrent_kda(q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, initial_state=None, output_final_state=False,
+                        use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False,
+                        lower_bound=None, state_v_first=False, cu_seqlens=None, **kwargs):
+    require(q, k, v)
+    v_first = _v_first(state_v_first, kwargs)
+    _no_more(kwargs)
+    if beta.dim() != 3:
+        raise NotServed("beta: expected one number a head, [B, T, HV]; one a channel is not served")
+    return _kda(q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
+                use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, cu_seqlens=cu_seqlens, v_first=v_first, recurrent=True)
+
+
+@served("delta_rule")
+def chunk_delta_rule(q, k, v, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, cu_seqlens=None,
+                     cu_seqlens_cpu=None, **kwargs):
+    require(q, k, v)
+    kwargs.pop("chunk_size", None)
+    _no_more(kwargs)
+    return _run(f"gain=gate gain_bound={_bound()}" + _norm(use_qk_l2norm_in_kernel), q, k, v, beta=beta, scale=scale, initial_state=initial_state,
+                output_final_state=output_final_state, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu)[:2]
+
+
+@served("delta_rule")
+def fused_recurrent_delta_rule(q, k, v, beta=None, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
+                               cu_seqlens=None):
+    require(q, k, v)
+    if beta is None:
+        beta = torch.ones_like(v[..., 0])
+    if beta.dim() != 3:
+        raise NotServed("beta: expected one number a head, [B, T, HV]; one a channel is not served")
+    return _run(f"gain=gate gain_bound={_bound()}" + _norm(use_qk_l2norm_in_kernel), q, k, v, beta=beta, scale=scale, initial_state=initial_state,
+                output_final_state=output_final_state, cu_seqlens=cu_seqlens, recurrent=True)[:2]
+
+
+def _gdn2(q, k, v, g, b, w, A_log, dt_bias, use_gate_in_kernel, lower_bound, use_qk_l2norm_in_kernel, **call):
+    g = _decay(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g
+    return _run(f"decay=channel erase=channel write=channel gain_bound={_bound()}" + _norm(use_qk_l2norm_in_kernel), q, k, v, g=g, erase_gate=b,
+                write_gate=w, **call)[:2]
+
+
+@served("gdn2")
+def chunk_gdn2(q, k, v, g, b, w, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False,
+               cu_seqlens=None, cu_seqlens_cpu=None, safe_gate=False, lower_bound=None, disable_recompute=False, return_intermediate_states=False,
+               state_v_first=False, cp_context=None, **kwargs):
+    require(q, k, v, cp_context=cp_context, return_intermediate_states=return_intermediate_states)
+    v_first = _v_first(state_v_first, kwargs)
+    A_log, dt_bias = kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
+    kwargs.pop("chunk_size", None)
+    _no_more(kwargs)
+    return _gdn2(q, k, v, g, b, w, A_log, dt_bias, use_gate_in_kernel, lower_bound, use_qk_l2norm_in_kernel, scale=scale, initial_state=initial_state,
+                 output_final_state=output_final_state, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, v_first=v_first)
+
+
+@served("gdn2")
+def fused_recurrent_gdn2(q, k, v, g, b, w, A_log=None, dt_bias=None, scale=None, initial_state=None, output_final_state=False,
+                         use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, lower_bound=None, state_v_first=False, cu_seqlens=None, **kwargs):
+    require(q, k, v)
+    v_first = _v_first(state_v_first, kwargs)
+    _no_more(kwargs)
+    return _gdn2(q, k, v, g, b, w, A_log, dt_bias, use_gate_in_kernel, lower_bound, use_qk_l2norm_in_kernel, scale=scale, initial_state=initial_state,
+                 output_final_state=output_final_state, cu_seqlens=cu_seqlens, v_first=v_first, recurrent=True)
+
+
+@served("gla")
+def chunk_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None):
+    require(q, k, v)
+    return _run("gla", q, k, v, g=g, scale=scale, initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
+                cu_seqlens_cpu=cu_seqlens_cpu, v_first=state_v_first)[:2]
+
+
+@served("gla")
+def fused_recurrent_gla(q, k, v, gk=None, gv=None, scale=None, initial_state=None, output_final_state=False, reverse=False, state_v_first=False,
+                        cu_seqlens=None, **kwargs):
+    require(q, k, v, gv=gv, reverse=reverse)
+    v_first = _v_first(state_v_first, kwargs)
+    _no_more(kwargs)
+    return _run("linear_attention" if gk is None else "gla", q, k, v, **({} if gk is None else {"g": gk}), scale=scale, initial_state=initial_state,
+                output_final_state=output_final_state, cu_seqlens=cu_seqlens, v_first=v_first, recurrent=True)[:2]
+
+
+def _simple_gla(q, k, v, g, g_gamma, **call):
+    if g_gamma is not None:  # one number a head, the same for every token: no memory is spent on it
+        constant = g_gamma.float().expand(q.shape[0], q.shape[1], v.shape[2])
+        g = constant if g is None else g + constant
+    return _run("linear_attention" if g is None else "mamba2", q, k, v, **({} if g is None else {"g": g}), **call)[:2]
+
+
+@served("simple_gla")
+def chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False, state_v_first=False, cu_seqlens=None,
+                     cu_seqlens_cpu=None, **kwargs):
+    require(q, k, v)
+    v_first = _v_first(state_v_first, kwargs)
+    kwargs.pop("chunk_size", None)
+    _no_more(kwargs)
+    return _simple_gla(q, k, v, g, g_gamma, scale=scale, initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
+                       cu_seqlens_cpu=cu_seqlens_cpu, v_first=v_first)
+
+
+@served("simple_gla")
+def fused_recurrent_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False, reverse=False,
+                               state_v_first=False, cu_seqlens=None, **kwargs):
+    require(q, k, v, reverse=reverse)
+    v_first = _v_first(state_v_first, kwargs)
+    _no_more(kwargs)
+    return _simple_gla(q, k, v, g, g_gamma, scale=scale, initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
+                       v_first=v_first, recurrent=True)
+
+
+@served("retention")
+def chunk_retention(q, k, v, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, **kwargs):
+    require(q, k, v)
+    kwargs.pop("chunk_size", None)
+    _no_more(kwargs)
+    return _run("retnet", q, k, v, scale=scale, initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens)[:2]
+
+
+@served("retention")
+def fused_recurrent_retention(q, k, v, scale=None, initial_state=None, output_final_state=False, reverse=False, state_v_first=False, cu_seqlens=None,
+                              **kwargs):
+    require(q, k, v, reverse=reverse)
+    v_first = _v_first(state_v_first, kwargs)
+    _no_more(kwargs)
+    return _run("retnet", q, k, v, scale=scale, initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
+                v_first=v_first, recurrent=True)[:2]
+
+
+def _comba(q, k, v, p, g, beta, use_qk_l2norm_in_kernel, **call):
+    if beta is None:
+        beta = torch.ones_like(v[..., 0])
+    rule = f"decay=scalar gain=gate gain_bound={_bound()}" + _norm(use_qk_l2norm_in_kernel)
+    return _run(rule if p is None else rule + " erase_key=own", q, k, v, g=g, beta=beta, **({} if p is None else {"erase_key": p}), **call)[:2]
+
+
+@served("comba")
+def chunk_comba(q, k, v, p, g, beta=None, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, cu_seqlens=None,
+                cu_seqlens_cpu=None):
+    require(q, k, v)
+    return _comba(q, k, v, p, g, beta, use_qk_l2norm_in_kernel, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
+                  cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu)
+
+
+@served("comba")
+def fused_recurrent_comba(q, k, p, v, g, beta=None, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
+                          cu_seqlens=None):
+    require(q, k, v)
+    return _comba(q, k, v, p, g, beta, use_qk_l2norm_in_kernel, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
+                  cu_seqlens=cu_seqlens, recurrent=True)
+
+
+def _precond(decay, q, k, v, g_atk, g, beta_atk, beta, x, eps, log_atk_scale, norm, initial_A_state, **call):
+    if x > 2 or x < 1:
+        raise NotServed(f"x: expected 1 to 2, got {x}")
+    heads = k.shape[2]
+    if log_atk_scale is None:
+        log_atk_scale = -0.2
+    if not isinstance(log_atk_scale, torch.Tensor):
+        log_atk_scale = torch.full((heads,), float(log_atk_scale), device=k.device)
+    return tuple(_run(f"decay={decay} gain=gate precond=diagonal precond_x={x} precond_eps={eps}" + _norm(norm), q, k, v, g=g, beta=beta, precond_g=g_atk,
+                      precond_beta=beta_atk, precond_center=log_atk_scale, initial_precond=initial_A_state, **call))
+
+
+@served("precond_gated_delta_rule")
+def chunk_precond_gated_delta_rule(q, k, v, g_atk, g, beta_atk, beta, scale=None, initial_state=None, initial_A_state=None, output_final_state=False,
+                                   use_qk_l2norm_in_kernel=True, cu_seqlens=None, cu_seqlens_cpu=None, cp_context=None, transpose_state_layout=False,
+                                   x=1.5, eps=1e-6, log_atk_scale=None):
+    require(q, k, v, cp_context=cp_context)
+    return _precond("scalar", q, k, v, g_atk, g, beta_atk, beta, x, eps, log_atk_scale, use_qk_l2norm_in_kernel, initial_A_state, scale=scale,
+                    initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
+                    v_first=transpose_state_layout)
+
+
+@served("precond_gated_delta_rule")
+def fused_recurrent_precond_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=None, g_atk=None, beta_atk=None, scale=None, initial_state=None,
+                                             initial_A_state=None, output_final_state=False, use_qk_l2norm_in_kernel=True, cu_seqlens=None,
+                                             transpose_state_layout=False, x=1.5, eps=1e-6, log_atk_scale=None):
+    require(q, k, v, gv=gv, gk=gk)
+    if g is None or g_atk is None or beta_atk is None:
+        raise NotServed("g, g_atk, beta_atk: expected all three, got at least one None")
+    if beta is None:
+        beta = torch.ones_like(v[..., 0])
+    if beta.dim() != 3:
+        raise NotServed("beta: expected one number a head, [B, T, HV]; one a channel is not served")
+    return _precond("scalar", q, k, v, g_atk, g, beta_atk, beta, x, eps, log_atk_scale, use_qk_l2norm_in_kernel, initial_A_state, scale=scale,
+                    initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens, v_first=transpose_state_layout,
+                    recurrent=True)
+
+
+@served("precond_kda")
+def chunk_precond_kda(q, k, v, g, g_atk, beta_atk, beta, scale=None, initial_state=None, initial_A_state=None, output_final_state=False,
+                      use_gate_in_kernel=False, safe_gate=False, lower_bound=None, cu_seqlens=None, cu_seqlens_cpu=None, chunk_indices=None,
+                      cp_context=None, transpose_state_layout=False, x=1.5, eps=1e-6, log_atk_scale=None, solve_tril_precision=None,
+                      disable_recompute=False, return_intermediate_states=False, **kwargs):
+    require(q, k, v, cp_context=cp_context, return_intermediate_states=return_intermediate_states)
+    A_log, dt_bias = kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
+    norm = kwargs.pop("use_qk_l2norm_in_kernel", True)
+    kwargs.pop("chunk_size", None)
+    _no_more(kwargs)
+    g = _decay(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g
+    return _precond("channel", q, k, v, g_atk, g, beta_atk, beta, x, eps, log_atk_scale, norm, initial_A_state, scale=scale,
+                    initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
+                    v_first=transpose_state_layout)
+
+
+@served("precond_kda")
+def fused_recurrent_precond_kda(q, k, v, g, g_atk, beta_atk, beta, A_log=None, dt_bias=None, scale=None, initial_state=None, initial_A_state=None,
+                                output_final_state=False, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=False, lower_bound=None, cu_seqlens=None,
+                                transpose_state_layout=False, x=1.5, eps=1e-6, log_atk_scale=None, **kwargs):
+    require(q, k, v)
+    _no_more(kwargs)
+    g = _decay(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g
+    return _precond("channel", q, k, v, g_atk, g, beta_atk, beta, x, eps, log_atk_scale, use_qk_l2norm_in_kernel, initial_A_state, scale=scale,
+                    initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens, v_first=transpose_state_layout,
+                    recurrent=True)
+
+
+__all__ = [name for name, value in list(globals().items()) if hasattr(value, "module") and name.startswith(("chunk_", "fused_"))]
