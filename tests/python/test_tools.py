@@ -1,0 +1,114 @@
+"""Shards joined and imported by the program, the doctor, the bench."""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import fastweight
+from fastweight import convert
+
+
+def read(file):
+    """{name: (dtype, shape, bytes)} of a safetensors file."""
+    data = pathlib.Path(file).read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    body = data[8 + size :]
+    return {n: (t["dtype"], t["shape"], body[slice(*t["data_offsets"])]) for n, t in json.loads(data[8 : 8 + size]).items() if n != "__metadata__"}
+
+
+def write(file, tensors):
+    header, body = {}, b""
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header).encode()
+    pathlib.Path(file).write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+def split(tensors, folder):
+    """Writes them as two shards with their index."""
+    names = list(tensors)
+    files = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, part in files.items():
+        write(folder / file, {name: tensors[name] for name in part})
+    weights = {name: file for file, part in files.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+
+
+class Shards(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        self.tensors = {f"layer.{i}": ("F32", [2, i + 1], os.urandom(8 * (i + 1))) for i in range(7)}
+
+    def test_joined_they_are_the_tensors_they_were(self):
+        split(self.tensors, self.folder)
+        convert.join_shards(self.folder, self.folder / "whole")
+        self.assertEqual(read(self.folder / "whole"), self.tensors)
+
+    def test_damaged_folders_are_refused_by_name(self):
+        split(self.tensors, self.folder)
+        index = self.folder / "model.safetensors.index.json"
+        shard = self.folder / "model-00002-of-00002.safetensors"
+        good = {index: index.read_bytes(), shard: shard.read_bytes()}
+        for file, damage, pattern in (
+            (index, b"{", "expected weight_map"),
+            (index, b"[]", "expected weight_map"),
+            (index, json.dumps({"weight_map": {"a": "none.safetensors"}}).encode(), "none.safetensors beside it"),
+            (index, good[index].replace(b"layer.1", b"layer.9"), "expected the tensor layer.9"),
+            (shard, b"", "expected a safetensors file"),
+            (shard, b"\xff" * 40, "expected a safetensors file"),
+            (shard, good[shard][:-3], "expected bytes inside the file"),
+        ):
+            file.write_bytes(damage)
+            with self.subTest(pattern=pattern), self.assertRaisesRegex(fastweight.Error, pattern):
+                convert.join_shards(self.folder, self.folder / "whole")
+            file.write_bytes(good[file])
+
+    @unittest.skipUnless(os.environ.get("FASTWEIGHT_PROGRAM"), "FASTWEIGHT_PROGRAM names no program")
+    def test_a_sharded_folder_is_imported_as_the_whole_one_is_and_exported_again(self):
+        models = pathlib.Path(__file__).parents[1] / "conformance/models"
+        theirs = self.folder / "theirs"
+        convert.export_model(models / "precond_gated_deltanet", theirs)
+        whole, shards = self.folder / "whole", self.folder / "shards"
+        convert.import_model(theirs, whole)
+        shards.mkdir()
+        (shards / "config.json").write_bytes((theirs / "config.json").read_bytes())
+        split(read(theirs / "model.safetensors"), shards)
+        convert.import_model(shards, self.folder / "joined")
+        self.assertEqual(read(whole / "model.safetensors"), read(self.folder / "joined/model.safetensors"))
+        self.assertEqual([p.name for p in self.folder.iterdir() if p.name.startswith(".")], [])
+        convert.export_model(self.folder / "joined", self.folder / "again")
+        self.assertEqual(read(theirs / "model.safetensors"), read(self.folder / "again/model.safetensors"))
+        with self.assertRaisesRegex(fastweight.Error, "import: "):
+            convert.import_model(self.folder / "nothing", self.folder / "x")
+
+
+class Tools(unittest.TestCase):
+    def test_doctor_says_what_works(self):
+        done = subprocess.run([sys.executable, "-W", "ignore", "-m", "fastweight.doctor"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn(f"fastweight    {fastweight.version()}", done.stdout)
+        self.assertIn("selftest      cpu: passed", done.stdout)
+
+    def test_bench_measures_and_keeps_the_numbers(self):
+        from fastweight import bench
+
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as out:
+            status = bench.main(["--device", "cpu", "--tokens", "20", "--heads", "1", "--dim", "16", "--rounds", "1", "--json", f"{folder}/b.json"])
+            found = json.loads(pathlib.Path(folder, "b.json").read_text())
+        self.assertEqual(status, 0, out.getvalue())
+        self.assertEqual([row["function"] for row in found["rows"]], list(bench.FUNCTIONS))
+        self.assertTrue(all(row["fastweight_both_ms"] > 0 for row in found["rows"]))
+
+
+if __name__ == "__main__":
+    unittest.main()
