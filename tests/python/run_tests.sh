@@ -7,7 +7,7 @@ if ! "$python" -c 'import sys, torch; assert sys.version_info >= (3, 9)' 2> /dev
   exit 77
 fi
 cd "$2/tests/python"
-export FASTWEIGHT_LIBRARY=$1 PYTHONPATH=$2/python PYTHONDONTWRITEBYTECODE=1
+export FASTWEIGHT_LIBRARY=$1 PYTHONPATH=$2/python${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
 program=$(dirname "$1")/fastweight
 [ ! -x "$program" ] || export FASTWEIGHT_PROGRAM=$program
 exec "$python" -W ignore -m unittest discover -p 'test_*.py'

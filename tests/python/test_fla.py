@@ -81,8 +81,9 @@ class Fla(unittest.TestCase):
         n = values(rule)
         named = {**n, "p": n["erase_key"]}
         del named["erase_key"]
-        self.agree(chunk_comba(**named, **l2), rule, n, "chunk_comba")
-        self.agree(fused_recurrent_comba(**named, **l2), rule, n, "fused_recurrent_comba")
+        before = {**n, "erase_gate": n["beta"] * (-n["g"]).exp()}
+        self.agree(chunk_comba(**named, **l2), rule + " erase=scalar", before, "chunk_comba")
+        self.agree(fused_recurrent_comba(**named, **l2), rule + " erase=scalar", before, "fused_recurrent_comba")
         for rule, chunk, recurrent in (("precond_gated_deltanet", chunk_precond_gated_delta_rule, fused_recurrent_precond_gated_delta_rule),
                                        ("precond_kda", chunk_precond_kda, fused_recurrent_precond_kda)):
             n = values(rule)

@@ -97,9 +97,11 @@ class Ops(unittest.TestCase):
             self.agree(op(**n, output_final_state=True), "retnet", n)
         rule = "decay=scalar gain=gate erase_key=own q_norm=l2 k_norm=l2"
         n = random_inputs(rule, B, T, H, HV, K, V)
+        before = {**n, "erase_gate": n["beta"] * (-n["g"]).exp()}  # their kernels read the state before its decay
         for op in (ops.chunk_comba, ops.fused_recurrent_comba):
             out = op(q=n["q"], k=n["k"], v=n["v"], p=n["erase_key"], g=n["g"], beta=n["beta"], use_qk_l2norm_in_kernel=True, output_final_state=True)
-            self.agree(out, rule, n)
+            o, final, _ = recurrence(rule + " erase=scalar", before)
+            self.assertTrue(near(out[0], o, 1e-6) and near(out[1], final, 1e-6), rule)
 
     def test_preconditioned_forms_return_three(self):
         for kind, names in (("scalar", ("chunk_precond_gated_delta_rule", "fused_recurrent_precond_gated_delta_rule")),
@@ -171,6 +173,7 @@ class BesideFla(unittest.TestCase):
 
     def test_values_of_their_reference_functions(self):
         fla()
+        from fla.ops.comba.naive import naive_chunk_comba
         from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
         from fla.ops.gdn2.naive import naive_recurrent_gdn2
         from fla.ops.kda.naive import naive_recurrent_kda
@@ -183,6 +186,10 @@ class BesideFla(unittest.TestCase):
         n = {name: x.float() for name, x in random_inputs("gated_deltanet2", B, T, HV, HV, K, V).items()}
         positional = [n[name] for name in ("q", "k", "v", "g", "erase_gate", "write_gate")]
         self.assertTrue(near(ops.chunk_gdn2(*positional)[0], naive_recurrent_gdn2(*positional)[0], 1e-5))
+        n = {name: x.float() for name, x in random_inputs("decay=scalar gain=gate erase_key=own", B, 64, HV, HV, K, V).items()}
+        call = {"q": n["q"], "k": n["k"], "v": n["v"], "p": n["erase_key"], "g": n["g"], "beta": n["beta"], "scale": 0.3}
+        for op in (ops.chunk_comba, ops.fused_recurrent_comba):
+            self.assertTrue(near(op(**call)[0], naive_chunk_comba(**call, chunk_size=64)[0], 1e-5))
         n = {name: x.float() for name, x in random_inputs("precond_gated_deltanet", B, T, H, HV, K, V).items()}
         call = {"g_atk": n["precond_g"], "g": n["g"], "beta_atk": n["precond_beta"], "beta": n["beta"], "log_atk_scale": n["precond_center"], "output_final_state": True}
         for a, b in zip(ops.chunk_precond_gated_delta_rule(n["q"], n["k"], n["v"], **call), naive_recurrent_precond_gated_delta_rule(n["q"], n["k"], n["v"], **call)):

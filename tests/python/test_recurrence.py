@@ -190,6 +190,28 @@ class Recurrence(unittest.TestCase):
             fastweight.set_threads(0)
         self.assertTrue(all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run)))
 
+    def test_threads_of_python_call_at_once(self):
+        from concurrent.futures import ThreadPoolExecutor
+
+        def run(seed):
+            named = {name: x.float().requires_grad_() for name, x in random_inputs("kda", seed=seed).items()}
+            out = fwt.forward("kda", **named).o
+            return (out.detach(), *torch.autograd.grad(out.square().sum(), list(named.values())))
+
+        seeds = list(range(1, 5)) * 4
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(run, seeds))
+        alone = {seed: run(seed) for seed in set(seeds)}
+        for seed, found in zip(seeds, together):
+            self.assertTrue(all(torch.equal(a, b) for a, b in zip(found, alone[seed])), seed)
+
+    def test_a_call_that_went_well_does_not_let_a_wrong_one_pass(self):
+        named = {name: x.float() for name, x in random_inputs("gated_deltanet").items()}
+        fwt.forward("gated_deltanet", **named)
+        for change in ({"g": named["g"][:, :, :3]}, {"g": named["g"].double(), "bf16_operands": True}, {"cu_seqlens": torch.tensor([0, 37])}, {"beta": None}):
+            with self.assertRaises(fastweight.Error):
+                fwt.forward("gated_deltanet", **{**named, **change})
+
 
 class Refusals(unittest.TestCase):
     def setUp(self):

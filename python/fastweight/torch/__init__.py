@@ -21,6 +21,8 @@ from fastweight.torch import _arguments, _autograd, _calls, _operators
 __all__ = ["DeviceError", "Error", "Result", "backward", "forward", "plan_text", "step"]
 
 _SAVE = os.environ.get("FASTWEIGHT_SAVE", "1") != "0"
+_MOST_KNOWN = 4096
+_known = {}  # options and signature of a call that passed the checks: its config
 _SEGMENT = int(os.environ.get("FASTWEIGHT_SEGMENT", "0"))
 
 
@@ -80,21 +82,39 @@ def forward(
     form, chunk, segment, bf16_operands: as in fw_desc; None: by environment (FASTWEIGHT_SEGMENT) and device.
     save: whether forward keeps what backward needs (True unless FASTWEIGHT_SAVE=0) or backward computes it again: less memory, more time.
     """
-    named = dict(zip(_calls.INPUTS, (q, k, v, g, beta, lambda_, erase_key, erase_gate, write_gate, read_correction, precond_g, precond_beta,
-                                     precond_center, initial_state, initial_precond)))
-    inputs = _arguments.inputs_of(named)
-    first = inputs[_calls.Q]
-    config = _config(rule, q, scale, state_v_first, form, chunk, segment, bf16_operands)
+    raw = (q, k, v, g, beta, lambda_, erase_key, erase_gate, write_gate, read_correction, precond_g, precond_beta, precond_center, initial_state,
+           initial_precond)
     cu_seqlens = cu_seqlens_cpu if cu_seqlens_cpu is not None else cu_seqlens
-    _arguments.check_offsets(cu_seqlens, first)
-    needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    inputs = key = None
+    untraced = _autograd.untraced()
+    if untraced:  # the same call as before, on tensors that need no conversion, is not checked again
+        try:
+            key = _calls.signature(raw)
+            options = (rule, scale, state_v_first, form, chunk, segment, bf16_operands, key)
+            config = _known.get(options)
+        except (AttributeError, TypeError):  # not tensors, or not hashable: the checks say what is wrong
+            options = config = None
+        if config is not None:
+            inputs = raw
+    if inputs is None:
+        inputs = _arguments.inputs_of(dict(zip(_calls.INPUTS, raw)))
+        config = _config(rule, q, scale, state_v_first, form, chunk, segment, bf16_operands)
+        if not (untraced and options is not None and _autograd.eager(raw) and all(a is b for a, b in zip(raw, inputs))):
+            key = None
+        else:
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            _known[options] = config
+    if cu_seqlens is not None:
+        _arguments.check_offsets(cu_seqlens, inputs[_calls.Q])
+    needs_grad = torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in inputs])
     save = needs_grad and (_SAVE if save is None else bool(save))
-    if _autograd.eager(inputs):
+    if key is not None or (untraced and _autograd.eager(inputs)):
         offsets = _calls.offsets_of(cu_seqlens)
         if needs_grad:
-            o, final_state, final_precond = _autograd.Recurrence.apply(config, offsets, output_final_state, save, *inputs)
+            o, final_state, final_precond = _autograd.Recurrence.apply(config, offsets, output_final_state, save, key, *inputs)
         else:
-            o, final_state, final_precond, _ = _calls.forward(config, inputs, offsets, output_final_state)
+            o, final_state, final_precond, _ = _calls.forward(config, inputs, offsets, output_final_state, 0, key)
     else:
         o, final_state, final_precond, _ = torch.ops.fastweight.forward(*inputs, cu_seqlens, *config, output_final_state, save)
         if not output_final_state:
@@ -117,7 +137,7 @@ def backward(rule, inputs, d_o, d_final_state=None, d_final_precond=None, *, wan
     names = list(inputs) if wanted is None else list(wanted)
     tensors = tuple(t if t is None else t.detach() for t in _arguments.inputs_of({**dict.fromkeys("qkv"), **named}))
     q = tensors[_calls.Q]
-    config = _config(rule, q, scale, state_v_first, form, chunk, segment, bf16_operands)
+    config = _config(rule, inputs["q"], scale, state_v_first, form, chunk, segment, bf16_operands)
     _arguments.check_offsets(cu_seqlens, q)
     flags = [name in ["lambda" if n == "lambda_" else n for n in names] for name in _calls.INPUTS]
     state = _calls.state_dtype(q.dtype)

@@ -11,11 +11,14 @@ from fastweight.torch._calls import Q
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
+def untraced():
+    """Whether nothing compiles, traces or watches."""
+    return not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None)
+
+
 def eager(inputs):
-    """Whether the call may go past the dispatcher: nothing compiles, traces or watches, and every tensor has memory of its own."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    return all(t is None or type(t) in _PLAIN for t in inputs)
+    """Whether the call may go past the dispatcher: untraced, and every tensor has memory of its own."""
+    return untraced() and all(t is None or type(t) in _PLAIN for t in inputs)
 
 
 class _NoSecond(torch.autograd.Function):
@@ -30,26 +33,26 @@ class _NoSecond(torch.autograd.Function):
 
 class Recurrence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, config, offsets, final, save, *inputs):
-        out = _calls.forward(config, inputs, offsets, final, -1 if save else 0)
+    def forward(ctx, config, offsets, final, save, key, *inputs):
+        out = _calls.forward(config, inputs, offsets, final, -1 if save else 0, key)
         ctx.save_for_backward(*inputs, out.saved)
-        ctx.call = (config, offsets)
+        ctx.call = (config, offsets, key)
         ctx.set_materialize_grads(False)
         return out[:3]
 
     @staticmethod
     def backward(ctx, d_o, d_state, d_precond):
-        *inputs, saved = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[4:]
+        *inputs, saved = ctx.saved_tensors  # plain tensors
+        wanted = ctx.needs_input_grad[5:]
         dtype = inputs[Q].dtype
         state_dtype = _calls.state_dtype(dtype)
         usable = _operators.usable
         cotangents = (usable(d_o, dtype), usable(d_state, state_dtype), usable(d_precond, state_dtype))
-        with torch.no_grad():
-            gradients = _calls.backward(*ctx.call[:1], inputs, ctx.call[1], cotangents, saved, wanted)
+        config, offsets, key = ctx.call
+        gradients = _calls.backward(config, inputs, offsets, cotangents, saved, wanted, key)
         if torch.is_grad_enabled():  # create_graph: a derivative of these must not be taken for zero
             present = [g for g in gradients if g is not None]
             watched = [t for t in (*inputs, *cotangents) if t is not None]
             found = iter(_NoSecond.apply(len(present), *present, *watched))
             gradients = [None if g is None else next(found) for g in gradients]
-        return (None, None, None, None, *gradients)
+        return (None, None, None, None, None, *gradients)

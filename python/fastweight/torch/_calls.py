@@ -187,21 +187,31 @@ def _point(fields, tensors):
 _plans = threading.local()
 
 
-def _signature(tensors):
-    return tuple([None if t is None else (t.dtype, t.shape, t.stride()) for t in tensors])
+def signature(tensors):
+    """Everything about tensors that a plan depends on; hashable."""
+    return tuple([None if t is None else (type(t), t.dtype, t.shape, t.stride(), t.device) for t in tensors])
 
 
-def _plan(kind, config, inputs, offsets, cotangents, results, slots=None):
-    threads = _library.library().fw_get_threads()  # the CPU's workspace has room for each
-    key = (kind, threads, config, inputs[Q].device, _signature(inputs), offsets and offsets.key, cotangents and _signature(cotangents), _signature(results), slots is None)
-    kept = _plans.__dict__.setdefault("kept", collections.OrderedDict())
+def _kept_plans():
+    kept = _plans.__dict__.get("kept")
+    if kept is None:
+        kept = _plans.kept = collections.OrderedDict()
+    return kept
+
+
+def _found(key):
+    kept = _kept_plans()
     plan = kept.get(key)
-    if plan is None:
-        plan = kept[key] = _Plan(config, inputs, offsets, cotangents, results, slots)
-        if len(kept) > _MOST_PLANS:
-            kept.popitem(last=False)
-    else:
+    if plan is not None:
         kept.move_to_end(key)
+    return plan
+
+
+def _keep(key, plan):
+    kept = _kept_plans()
+    kept[key] = plan
+    if len(kept) > _MOST_PLANS:
+        kept.popitem(last=False)
     return plan
 
 
@@ -224,55 +234,73 @@ def _on_device(plan):
     return _NO_GUARD if torch.cuda.current_device() == plan.device_index else torch.cuda.device(plan.device_index)
 
 
-def _bytes(count, like):
-    return torch.empty(count, dtype=torch.uint8, device=like.device)
-
-
 def _saved_size(plan, saved_bytes):
     """-1: what the plan needs. A fixed size that is too small keeps nothing, and backward, which sees the same, recomputes."""
     return plan.saved if saved_bytes < 0 else plan.saved if plan.saved <= saved_bytes else 0
 
 
-def forward(config, inputs, offsets, want_final, saved_bytes=0):
-    """saved_bytes: 0: keep nothing, -1: keep what backward wants, else a buffer of this size."""
-    q = inputs[Q]
-    shapes = _shapes(inputs)
+def _new_outputs(config, inputs, offsets, want_final):
+    """Arguments of torch.empty for o, the final state and the final preconditioner; None where there is none."""
+    q, shapes = inputs[Q], _shapes(inputs)
     n = offsets.count if offsets is not None else shapes.B
-    o = torch.empty((shapes.B, shapes.T, shapes.HV, shapes.V), dtype=q.dtype, device=q.device)
-    final_state = final_precond = saved = None
-    if want_final:
-        dtype = state_dtype(q.dtype)
-        final_state = torch.empty(state_shape(config, n, shapes.HV, shapes.K, shapes.V), dtype=dtype, device=q.device)
-        if uses_precond(config.rule):
-            final_precond = torch.empty((n, shapes.H, shapes.K), dtype=dtype, device=q.device)
-    results = (o, final_state, final_precond)
-    plan = _plan("forward", config, inputs, offsets, None, results)
-    kept = 0
+    o = ((shapes.B, shapes.T, shapes.HV, shapes.V), q.dtype)
+    if not want_final:
+        return o, None, None
+    dtype = state_dtype(q.dtype)
+    precond = ((n, shapes.H, shapes.K), dtype) if uses_precond(config.rule) else None
+    return o, (state_shape(config, n, shapes.HV, shapes.K, shapes.V), dtype), precond
+
+
+def _made(sizes, device):
+    return tuple([None if size is None else torch.empty(size[0], dtype=size[1], device=device) for size in sizes])
+
+
+def forward(config, inputs, offsets, want_final, saved_bytes=0, key=None):
+    """saved_bytes: 0: keep nothing, -1: keep what backward wants, else a buffer of this size. key: the inputs' signature, if known."""
+    lib = _library.library()
+    device = inputs[Q].device
+    # The number of threads: the CPU's workspace has room for each.
+    key = ("forward", lib.fw_get_threads(), config, key or signature(inputs), offsets and offsets.key, want_final)
+    plan = _found(key)
+    if plan is None:
+        sizes = _new_outputs(config, inputs, offsets, want_final)
+        plan = _keep(key, _Plan(config, inputs, offsets, None, _made(sizes, device), None))
+        plan.results = sizes
+    results = _made(plan.results, device)
+    saved, kept = None, 0
     if saved_bytes != 0:
         kept = _saved_size(plan, saved_bytes)
-        saved = _bytes(kept if saved_bytes < 0 else saved_bytes, q)
-    workspace = _bytes(plan.forward, q)
+        saved = torch.empty(kept if saved_bytes < 0 else saved_bytes, dtype=torch.uint8, device=device)
+    workspace = torch.empty(plan.forward, dtype=torch.uint8, device=device)
     _point(plan.in_data, inputs)
     _point(plan.out_data, results)
     with _on_device(plan):
-        status = _library.library().fw_forward(*plan.pointers, saved.data_ptr() if kept else None, kept, workspace.data_ptr(), plan.forward)
-    _library.check(status)
-    return Outputs(o, final_state, final_precond, saved)
+        status = lib.fw_forward(*plan.pointers, saved.data_ptr() if kept else None, kept, workspace.data_ptr(), plan.forward)
+    if status:
+        _library.check(status)
+    return Outputs(*results, saved)
 
 
-def backward(config, inputs, offsets, cotangents, saved, wanted):
-    """Gradients with respect to the inputs of which wanted is true, in their types; None for the others."""
-    gradients = tuple([torch.empty(t.shape, dtype=t.dtype, device=t.device) if want and t is not None else None for t, want in zip(inputs, wanted)])
-    plan = _plan("backward", config, inputs, offsets, cotangents, gradients)
+def backward(config, inputs, offsets, cotangents, saved, wanted, key=None):
+    """Gradients with respect to the inputs of which wanted is true, in their types; None for the others. key: the inputs' signature, if known."""
+    lib = _library.library()
+    device = inputs[Q].device
+    wanted = tuple([bool(want and t is not None) for t, want in zip(inputs, wanted)])
+    key = ("backward", lib.fw_get_threads(), config, key or signature(inputs), offsets and offsets.key, signature(cotangents), wanted)
+    plan = _found(key)
+    gradients = tuple([torch.empty(t.shape, dtype=t.dtype, device=device) if want else None for t, want in zip(inputs, wanted)])
+    if plan is None:
+        plan = _keep(key, _Plan(config, inputs, offsets, cotangents, gradients, None))
     kept = plan.saved if saved is not None and saved.numel() >= plan.saved > 0 else 0
     size = plan.backward if kept or plan.saved == 0 else plan.backward_alone
-    workspace = _bytes(size, inputs[Q])
+    workspace = torch.empty(size, dtype=torch.uint8, device=device)
     _point(plan.in_data, inputs)
     _point(plan.out_data, cotangents)
     _point(plan.grad_data, gradients)
     with _on_device(plan):
-        status = _library.library().fw_backward(*plan.pointers, plan.gradient_pointer, saved.data_ptr() if kept else None, kept, workspace.data_ptr(), size)
-    _library.check(status)
+        status = lib.fw_backward(*plan.pointers, plan.gradient_pointer, saved.data_ptr() if kept else None, kept, workspace.data_ptr(), size)
+    if status:
+        _library.check(status)
     return gradients
 
 
@@ -283,14 +311,16 @@ def step(config, inputs, offsets, state, precond_state, slots):
     inputs = list(inputs)
     inputs[INITIAL_STATE], inputs[INITIAL_PRECOND] = state, precond_state
     results = (o, state, precond_state)
-    plan = _plan("step", config, inputs, offsets, None, results, slots)
+    lib = _library.library()
+    key = ("step", lib.fw_get_threads(), config, signature(inputs), offsets and offsets.key, slots is None)
+    plan = _found(key) or _keep(key, _Plan(config, inputs, offsets, None, results, slots))
     if slots is not None:
         plan.desc.slots = slots.data_ptr()
-    workspace = _bytes(plan.forward, q)
+    workspace = torch.empty(plan.forward, dtype=torch.uint8, device=q.device)
     _point(plan.in_data, inputs)
     _point(plan.out_data, results)
     with _on_device(plan):
-        status = _library.library().fw_step(*plan.pointers, workspace.data_ptr(), plan.forward)
+        status = lib.fw_step(*plan.pointers, workspace.data_ptr(), plan.forward)
     _library.check(status)
     return o
 

@@ -275,10 +275,18 @@ def fused_recurrent_retention(q, k, v, scale=None, initial_state=None, output_fi
 
 
 def _comba(q, k, v, p, g, beta, use_qk_l2norm_in_kernel, **call):
+    # Their kernels erase what the state held before this token's decay (their naive_recurrent_comba what is left after it).
     if beta is None:
         beta = torch.ones_like(v[..., 0])
     rule = f"decay=scalar gain=gate gain_bound={_bound()}" + _norm(use_qk_l2norm_in_kernel)
-    return _run(rule if p is None else rule + " erase_key=own", q, k, v, g=g, beta=beta, **({} if p is None else {"erase_key": p}), **call)[:2]
+    tensors = {"g": g, "beta": beta}
+    if p is not None:
+        rule += " erase_key=own"
+        tensors["erase_key"] = p
+    if not checking():  # S^T p = (exp(g) S)^T (exp(-g) p); below exp(-60) of the state nothing is left to read
+        rule = rule.replace(f"gain_bound={_bound()}", "gain_bound=2") + " erase=scalar"
+        tensors["erase_gate"] = beta.float() * (-g.float().clamp(min=-60)).exp()
+    return _run(rule, q, k, v, **tensors, **call)[:2]
 
 
 @served("comba")
