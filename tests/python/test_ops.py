@@ -144,6 +144,8 @@ class Ops(unittest.TestCase):
         for arguments, reason in (({"return_intermediate_states": True}, "return_intermediate_states: not served, got True"), ({"unknown": 1}, "unknown: not served")):
             with self.assertRaisesRegex(_serving.NotServed, reason):
                 ops.chunk_kda(**n, **arguments)
+        with self.assertRaisesRegex(_serving.NotServed, "chunk_size: expected one of"):
+            ops.chunk_kda(**n, chunk_size=16)
         with self.assertRaisesRegex(_serving.NotServed, "gv: not served, got Tensor"):
             ops.fused_recurrent_gla(n["q"], n["k"], n["v"], gv=n["g"])
         with self.assertRaisesRegex(ValueError, "allow_neg_eigval: expected use_beta_sigmoid_in_kernel"):

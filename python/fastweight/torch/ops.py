@@ -31,6 +31,13 @@ def _no_more(kwargs):
             raise NotServed(f"{name}: not served")
 
 
+def _chunk_size(kwargs, sizes):
+    """Pops the rows of a chunk of their kernels, which ours choose; one that they refuse is theirs to refuse."""
+    size = kwargs.pop("chunk_size", None)
+    if size is not None and size not in sizes:
+        raise NotServed(f"chunk_size: expected one of {sizes}, got {size}")
+
+
 def _v_first(state_v_first, kwargs):
     """Pops the former name of state_v_first."""
     return bool(kwargs.pop("transpose_state_layout", False) or state_v_first)
@@ -95,7 +102,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     require(q, k, v, cp_context=cp_context)
     v_first = _v_first(state_v_first, kwargs)
     raw, A_log, dt_bias = kwargs.pop("use_gate_in_kernel", False), kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
-    kwargs.pop("chunk_size", None)  # of their kernels
+    _chunk_size(kwargs, (16, 32, 64))
     _no_more(kwargs)
     beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     g = _decay(g, A_log, dt_bias) if raw else g
@@ -141,7 +148,7 @@ def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
     require(q, k, v, cp_context=cp_context, return_intermediate_states=return_intermediate_states, use_graph=use_graph)
     v_first = _v_first(state_v_first, kwargs)
     A_log, dt_bias = kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
-    kwargs.pop("chunk_size", None)
+    _chunk_size(kwargs, (32, 64))
     _no_more(kwargs)
     return _kda(q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
                 use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, v_first=v_first)
