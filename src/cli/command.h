@@ -32,7 +32,9 @@ class Command {
 std::unique_ptr<Command> train_command();
 std::unique_ptr<Command> curves_command();
 std::unique_ptr<Command> task_command();
+std::unique_ptr<Command> sweep_command();
 std::unique_ptr<Command> eval_command();
+std::unique_ptr<Command> requests_command();
 std::unique_ptr<Command> analyze_command();
 std::unique_ptr<Command> generate_command();
 std::unique_ptr<Command> bench_command();

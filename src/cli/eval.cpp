@@ -1,4 +1,5 @@
-// eval: loss, perplexity and bits per byte of a text at given context lengths, with the state carried or not.
+// eval: loss, perplexity and bits per byte of a text at given context lengths, with the state carried or not; or the scores of requests
+// (eval_requests.h).
 #include <fmt/format.h>
 
 #include <cmath>
@@ -7,6 +8,7 @@
 #include "base/memory.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
+#include "cli/eval_requests.h"
 #include "cli/json_output.h"
 #include "cli/model_option.h"
 #include "cli/say.h"
@@ -21,14 +23,17 @@ namespace {
 class Eval : public Command {
  public:
   std::string name() const override { return "eval"; }
-  std::string summary() const override { return "loss, perplexity and bits per byte of a text"; }
+  std::string summary() const override { return "loss, perplexity and bits per byte of a text; scores of language-model tasks"; }
   std::string details() const override {
     return "Only real tokens are scored: there is no padding, and the first token of what starts from nothing is not scored. Bits per byte counts the bytes "
            "of the scored tokens, so that tokenizers can be compared.\n\n"
            "Every window of --context tokens starts from nothing, so that the row of a longer context says what the model gains from it. With --carry the "
            "state "
            "goes on through each document instead; the length in which it is read then changes nothing but rounding.\n\n"
-           "Examples:\n  fastweight eval my-run --text held-out.txt --context 256,1024\n  fastweight eval my-run --text held-out.txt --context 1024 --carry";
+           "With --requests or --raw it scores tasks as lm-evaluation-harness does, zero-shot: multiple choice (acc, acc_norm), last words (perplexity, acc), "
+           "whole texts (word and byte perplexity, bits per byte), recall and needles (greedy output; contains, substr_all). docs/tasks.md has the details.\n\n"
+           "Examples:\n  fastweight eval my-run --text held-out.txt --context 256,1024\n  fastweight eval my-run --text held-out.txt --context 1024 --carry\n"
+           "  fastweight eval my-run --requests piqa.jsonl --out piqa\n  fastweight eval my-run --task wikitext --raw wiki.test.raw";
   }
   void declare(Options& options) override {
     options.positional("MODEL", &model_, "model folder, or run folder (its finished model, else its newest checkpoint)", true);
@@ -43,6 +48,7 @@ class Eval : public Command {
     options.add("json", "", &json_, "print JSON instead of a table");
     declare_threads(options, threads_);
     declare_memory_check(options, check_memory_);
+    declare_requests(options, requests_);
   }
   int run(Options& options) override;
 
@@ -51,14 +57,27 @@ class Eval : public Command {
   StringList text_;
   IntList context_{256, 1024};
   bool carry_ = false, json_ = false, check_memory_ = true;
+  RequestsToScore requests_;
   int64_t threads_ = 0;
 };
 
-int Eval::run(Options&) {
+int Eval::run(Options& options) {
   stop_on_signal();
   apply_threads(threads_);
   allow_too_much_memory(!check_memory_);
-  if (text_.empty()) fail_usage("no text: give a file with --text");
+  if (!requests_.requests.empty() || !requests_.raw.empty()) {
+    for (const char* key : {"text", "field", "context", "carry", "separator"}) {
+      if (options.given(key)) fail_usage("--{} is for a text, and --requests and --raw are scored as docs/tasks.md says", key);
+    }
+    requests_.precision = precision_;
+    check_requests(requests_);
+    OpenModel open = open_model(model_, precision_, tokenizer_);
+    return score_requests(open, requests_, json_);
+  }
+  for (const Option& option : options.entries()) {
+    if (option.is_given && option.heading == kTasksHeading) fail_usage("{} is for tasks: give --requests FILE or --raw FILE", option.flag);
+  }
+  if (text_.empty()) fail_usage("no text: give a file with --text (or requests with --requests)");
   for (const int64_t context : context_) {
     if (context < 0) fail_usage("--context: expected numbers of tokens >= 0, got {}", context);
   }

@@ -44,6 +44,8 @@ std::vector<std::unique_ptr<Command>> all_commands() {
   commands.push_back(train_command());
   commands.push_back(curves_command());
   commands.push_back(task_command());
+  commands.push_back(sweep_command());
+  commands.push_back(requests_command());
   commands.push_back(eval_command());
   commands.push_back(analyze_command());
   commands.push_back(generate_command());

@@ -1,4 +1,4 @@
-// task: the papers' synthetic tasks: draws examples, or trains and judges models of several rules, learning rates and seeds.
+// task: examples of the papers' synthetic tasks, or one model trained and judged on one. sweep: a grid of them, rules by learning rates by seeds.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,19 +22,28 @@ namespace fs = std::filesystem;
 
 class Task : public Command {
  public:
-  Task() { model_.vocab_size = 0; }
-  std::string name() const override { return "task"; }
-  std::string summary() const override { return "train and judge models on a paper's synthetic task"; }
+  explicit Task(bool sweep) : sweep_(sweep) { model_.vocab_size = 0; }
+  std::string name() const override { return sweep_ ? "sweep" : "task"; }
+  std::string summary() const override {
+    return sweep_ ? "a grid of rules, learning rates and seeds on a synthetic task, goes on where it was stopped"
+                  : "examples of a paper's synthetic task, or models trained and judged on it";
+  }
   std::string details() const override {
-    return fmt::format(
-        "Tasks: {}. docs/tasks.md says where they come from, and their traps.\n\n"
+    const std::string cells =
         "Every rule, learning rate and seed is a cell, a folder of its own under OUT/cells. Cells that are finished are not run again, one that was "
-        "interrupted goes on from its checkpoint, and several processes may share one OUT: each cell is done by one of them. OUT/table.md, results.json, "
-        "accuracy.svg and accuracy.png are made of what is finished.\n\n"
-        "Without --rule: examples. --draw N writes N of them as JSON lines (tokens, and labels, {} where nothing is asked) to OUT, or to standard output.\n\n"
-        "Examples:\n  fastweight task mqar --rule kaczmarz,gated_deltanet --seeds 1,2,3 --out mqar\n"
-        "  fastweight task stack --draw 5",
-        fmt::join(synthetic_tasks(), ", "), kNoLabel);
+        "interrupted or killed goes on from its checkpoint to the same bits, and several processes may share one OUT: each cell is done by one of them. "
+        "OUT/table.md, results.json, accuracy.svg and accuracy.png are made of what is finished.\n\n";
+    const std::string tasks = fmt::format("Tasks: {}. docs/tasks.md says where they come from, and their traps.\n\n", fmt::join(synthetic_tasks(), ", "));
+    if (sweep_) {
+      return fmt::format(
+          "{}{}Examples:\n  fastweight sweep mqar --rule kaczmarz,gated_deltanet --lr 5e-4,1e-3 --seeds 1,2,3 --out mqar\n"
+          "  fastweight sweep mqar_zoology --segments zoology --rule deltanet --layers conv,recurrent --mlp none --lr 1e-3,3.16e-3 --out zoology",
+          tasks, cells);
+    }
+    return fmt::format(
+        "{}With --draw N: N examples as JSON lines (tokens, and labels, {} where nothing is asked) to OUT, or to standard output.\n\n"
+        "With --rule: as 'fastweight sweep'. {}Examples:\n  fastweight task stack --draw 5\n  fastweight task mqar --rule kaczmarz --out mqar",
+        tasks, kNoLabel, cells);
   }
   void declare(Options& options) override {
     options.positional("TASK", &task_, "name of the task", true);
@@ -42,8 +51,8 @@ class Task : public Command {
     options.add("rule", "RULE,...", &rules_, "rules to train, names of 'fastweight rules'", ',');
     options.add("lr", "X,X,...", &rates_, "learning rates, constant over the run", ',');
     options.add("seeds", "N,N,...", &seeds_, "seeds, of weights and examples", ',');
-    options.add("out", "FOLDER", &out_, "folder of the cells and the table (with --draw: file)");
-    options.add("draw", "N", &draw_, "write N examples instead of training");
+    options.add("out", "FOLDER", &out_, sweep_ ? "folder of the cells and the table" : "folder of the cells and the table (with --draw: file)");
+    if (!sweep_) options.add("draw", "N", &draw_, "write N examples instead of training");
     declare_threads(options, threads_);
     options.add(key_tables(recipe_), false);
     KeyTables tables = key_tables(model_);
@@ -58,6 +67,7 @@ class Task : public Command {
   int run_all(const std::vector<TaskCell>& cells) const;
   void report(const std::vector<TaskCell>& cells) const;
 
+  bool sweep_;
   std::string task_, out_;
   StringList rules_, rates_{"1e-3"};
   IntList seeds_{1};
@@ -177,8 +187,8 @@ int Task::run(Options& options) {
   if (seeds_.empty()) fail_usage("--seeds: expected at least one, got none");
   complete(recipe_, task_);
   if (draw_ < 0) fail_usage("--draw: expected a number of examples, got {}", draw_);
-  if (options.given("draw")) return draw();
-  if (rules_.empty()) fail_usage("nothing to do: give --rule RULE,... to train, or --draw N for examples");
+  if (!sweep_ && options.given("draw")) return draw();
+  if (rules_.empty()) fail_usage("nothing to do: give --rule RULE,... to train{}", sweep_ ? "" : ", or --draw N for examples");
   if (rates_.empty()) fail_usage("--lr: expected at least one, got none");
   if (out_.empty()) fail_usage("--out: expected a folder for the cells and the table, got none");
   // The task's own model where the command line says nothing.
@@ -196,6 +206,7 @@ int Task::run(Options& options) {
 
 }  // namespace
 
-std::unique_ptr<Command> task_command() { return std::make_unique<Task>(); }
+std::unique_ptr<Command> task_command() { return std::make_unique<Task>(false); }
+std::unique_ptr<Command> sweep_command() { return std::make_unique<Task>(true); }
 
 }  // namespace fw::cli

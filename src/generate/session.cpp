@@ -14,12 +14,12 @@ constexpr const char* kTokensSeen = "session.tokens_seen";
 constexpr const char* kRecent = "session.recent";
 constexpr const char* kRandom = "session_random";  // metadata
 
+}  // namespace
+
 int32_t start_token(const Tokenizer& tokenizer) {
   const std::vector<int32_t> newline = tokenizer.encode("\n");
   return !newline.empty() && tokenizer.piece(newline.back()) == "\n" ? newline.back() : 0;
 }
-
-}  // namespace
 
 Session::Session(LanguageModel<float>& model, const Tokenizer& tokenizer, uint64_t seed)
     : model_(model), tokenizer_(tokenizer), state_(model.config(), 1, model.device()), logits_(static_cast<size_t>(model.config().vocab_size)), random_(seed) {

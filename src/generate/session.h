@@ -15,6 +15,9 @@
 
 namespace fw {
 
+// What a text that begins with nothing begins with: a newline, or id 0 where the tokenizer has no token for one.
+int32_t start_token(const Tokenizer& tokenizer);
+
 class Session {
  public:
   // Model and tokenizer must outlive the session and its copies. Throws Error(kUsage) when their vocabularies do not fit.
@@ -24,8 +27,8 @@ class Session {
   // Error(kUsage) for ids outside the vocabulary, before anything changes.
   void prefill(std::span<const int32_t> ids, int64_t chunk = 2048);
 
-  // Samples the next token given all so far and appends it. A session that has seen nothing starts from a newline (or id 0
-  // where the tokenizer has no token for one), which is not returned. logprob (may be null): log_probability() of the token.
+  // Samples the next token given all so far and appends it. A session that has seen nothing starts from
+  // start_token(), which is not returned. logprob (may be null): log_probability() of the token.
   int32_t next(const Sampling& sampling, double* logprob = nullptr);
 
   // Other random numbers from here on.

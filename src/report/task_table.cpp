@@ -1,6 +1,7 @@
 #include "report/task_table.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -39,12 +40,16 @@ std::string mean_and_spread(const std::vector<double>& values) {
   return fmt::format("{:.2f} ± {:.2f}", mean, std::sqrt(squares / static_cast<double>(values.size() - 1)));
 }
 
-std::vector<int64_t> lengths_of(const std::vector<TaskResult>& results) {
-  std::set<int64_t> lengths;
+// Where models are judged: length, and pairs of a mixture's tests (else 0).
+using Place = std::pair<int64_t, int64_t>;
+Place place_of(const TaskScore& score) { return {score.length, score.pairs}; }
+
+std::vector<Place> places_of(const std::vector<TaskResult>& results) {
+  std::set<Place> places;
   for (const TaskResult& r : results) {
-    for (const TaskScore& s : r.scores) lengths.insert(s.length);
+    for (const TaskScore& s : r.scores) places.insert(place_of(s));
   }
-  return {lengths.begin(), lengths.end()};
+  return {places.begin(), places.end()};
 }
 
 }  // namespace
@@ -53,21 +58,21 @@ Table task_table(const std::vector<TaskResult>& results) {
   Table table;
   table.column("rule", Table::Align::kLeft);
   for (const char* heading : {"lr", "seeds", "parameters"}) table.column(heading);
-  const std::vector<int64_t> lengths = lengths_of(results);
-  for (const int64_t length : lengths) table.column(fmt::format("{}", length));
+  const std::vector<Place> places = places_of(results);
+  for (const auto& [length, pairs] : places) table.column(pairs == 0 ? fmt::format("{}", length) : fmt::format("{}, {} pairs", length, pairs));
   for (const Group& group : groups_of(results)) {
     const TaskResult& first = *group.seeds.front();
     std::vector<std::string> row{group.rule, fmt::format("{:g}", group.lr), fmt::format("{}", group.seeds.size()),
                                  fmt::format("{:.2f}M", first.parameters / 1e6)};
-    for (const int64_t length : lengths) {
+    for (const Place& place : places) {
       std::vector<double> values;
       for (const TaskResult* r : group.seeds) {
         for (const TaskScore& s : r->scores) {
-          if (s.length == length) values.push_back(accuracy_of(*r, s));
+          if (place_of(s) == place) values.push_back(accuracy_of(*r, s));
         }
       }
       std::string cell = values.empty() ? "-" : mean_and_spread(values);
-      if (const auto theirs = published(first.task, group.rule, length)) {
+      if (const auto theirs = published(first.task, group.rule, place.first)) {
         cell += fmt::format(" ({:.2f}{})", theirs->accuracy, theirs->paper >= 0 ? "*" : "");
       }
       row.push_back(std::move(cell));
@@ -76,12 +81,12 @@ Table task_table(const std::vector<TaskResult>& results) {
   }
   std::vector<std::string> ceiling{"last-write memory", "", "", ""};
   bool any = false;
-  for (const int64_t length : lengths) {
+  for (const Place& place : places) {
     double sum = 0;
     int count = 0;
     for (const TaskResult& r : results) {
       for (const TaskScore& s : r.scores) {
-        if (s.length == length && s.ceiling >= 0) sum += 100 * s.ceiling, ++count;
+        if (place_of(s) == place && s.ceiling >= 0) sum += 100 * s.ceiling, ++count;
       }
     }
     any = any || count > 0;
@@ -95,10 +100,16 @@ std::string task_report(const std::vector<TaskResult>& results) {
   if (results.empty()) return "No cell is finished yet.\n";
   const TaskResult& r = results.front();
   std::string text = fmt::format(
-      "# {}\n\nAccuracy in per cent, mean{} over seeds, of {} examples a length. Trained at length {}: {} steps of {} examples, learning rate constant, "
+      "# {}\n\nAccuracy in per cent, mean{} over seeds, of {} examples a length. Trained {}: {} steps of {} examples, learning rate {}, "
       "weight decay {:g} of every parameter, clip {:g}; the model {} is judged.\n\n{}",
-      r.task, by_example(r) ? " over examples of each one's share," : "", r.recipe.judged, r.recipe.length, r.recipe.steps, r.recipe.batch,
-      r.recipe.weight_decay, r.recipe.clip, r.recipe.last ? "after the last step" : "that was best at the training length", task_table(results).markdown());
+      r.task, by_example(r) ? " over examples of each one's share," : "", r.recipe.judged,
+      r.recipe.segments.empty() ? fmt::format("at length {}", r.recipe.length)
+                                : fmt::format("on a mixture (length x pairs x examples: {})", fmt::join(r.recipe.segments, ", ")),
+      r.recipe.steps, r.recipe.batch, r.recipe.schedule == "constant" ? "constant" : "falling to 0 as a cosine", r.recipe.weight_decay, r.recipe.clip,
+      r.recipe.last               ? "after the last step"
+      : r.recipe.segments.empty() ? "that was best at the training length"
+                                  : "that was best over all tests",
+      task_table(results).markdown());
   bool beside = false, above = false;
   for (const TaskResult& one : results) {
     for (const TaskScore& s : one.scores) {

@@ -29,26 +29,54 @@ uint64_t split_seed(uint64_t seed, Split split, int64_t length = 0) {
   return (seed * 4 + static_cast<uint64_t>(split)) * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(length);
 }
 
-// Training examples in an order shuffled anew each time round; the place in it is all the state there is.
+// Training examples, batch by batch; the place in them is all the state there is. One segment is shuffled anew each time round and its batches run
+// over its end; several are a mixture, as Zoology trains on it: one after the other, in order, the same batches each time round.
 class Examples {
  public:
-  Examples(const SyntheticTask& task, const TaskRecipe& recipe, uint64_t seed)
-      : task_(task), batch_(recipe.batch), seed_(split_seed(seed, Split::kTraining)), order_(static_cast<size_t>(recipe.examples)) {}
+  Examples(const std::string& task, const TaskRecipe& recipe, uint64_t seed) : batch_(recipe.batch), seed_(split_seed(seed, Split::kTraining)) {
+    for (const TaskSegment& s : training_segments(recipe)) segments_.push_back({task_of(recipe, task, s.length, s.pairs), s.examples});
+    if (recipe.segments.empty()) order_.resize(static_cast<size_t>(recipe.examples));
+  }
 
   Batch batch(int64_t step) {
-    const int64_t length = task_.length(), count = static_cast<int64_t>(order_.size());
+    if (order_.empty()) return mixed(step);
+    const Segment& segment = segments_.front();
+    const int64_t count = static_cast<int64_t>(order_.size());
     Batch batch;
     for (int64_t i = step * batch_; i < (step + 1) * batch_; ++i) {
       if (i / count != round_) shuffle(i / count);
-      const TaskExample one = task_.example(seed_, order_[static_cast<size_t>(i % count)]);
-      batch.ids.insert(batch.ids.end(), one.tokens.begin(), one.tokens.end());
-      batch.targets.insert(batch.targets.end(), one.labels.begin(), one.labels.end());
+      add(segment, seed_, order_[static_cast<size_t>(i % count)], batch);
     }
-    batch.layout = SeqLayout::uniform(batch_, length);
+    batch.layout = SeqLayout::uniform(batch_, segment.task->length());
     return batch;
   }
 
  private:
+  struct Segment {
+    std::unique_ptr<SyntheticTask> task;
+    int64_t examples;
+    int64_t steps(int64_t batch) const { return (examples + batch - 1) / batch; }
+  };
+
+  static void add(const Segment& segment, uint64_t seed, uint64_t index, Batch& batch) {
+    const TaskExample one = segment.task->example(seed, index);
+    batch.ids.insert(batch.ids.end(), one.tokens.begin(), one.tokens.end());
+    batch.targets.insert(batch.targets.end(), one.labels.begin(), one.labels.end());
+  }
+
+  Batch mixed(int64_t step) const {
+    int64_t round = 0;
+    for (const Segment& segment : segments_) round += segment.steps(batch_);
+    step %= round;
+    size_t s = 0;
+    for (; step >= segments_[s].steps(batch_); ++s) step -= segments_[s].steps(batch_);
+    const int64_t begin = step * batch_, end = std::min(begin + batch_, segments_[s].examples);
+    Batch batch;
+    for (int64_t i = begin; i < end; ++i) add(segments_[s], seed_ + s + 1, static_cast<uint64_t>(i), batch);
+    batch.layout = SeqLayout::uniform(end - begin, segments_[s].task->length());
+    return batch;
+  }
+
   void shuffle(int64_t round) {
     Random random(seed_ + static_cast<uint64_t>(round) * 0xd1342543de82ef95u);
     std::iota(order_.begin(), order_.end(), uint64_t{0});
@@ -56,10 +84,10 @@ class Examples {
     round_ = round;
   }
 
-  const SyntheticTask& task_;
   int64_t batch_, round_ = -1;
   uint64_t seed_;
-  std::vector<uint64_t> order_;
+  std::vector<Segment> segments_;
+  std::vector<uint64_t> order_;  // of one segment; a mixture has none
 };
 
 json curve_to_json(const std::vector<TaskPoint>& curve) {
@@ -95,7 +123,11 @@ std::string first_difference(const json& there, const json& here, const std::str
   return there == here ? "" : fmt::format("{} (there: {}, here: {})", path, shown(there), shown(here));
 }
 
-void check_settings(const json& there, const json& here, const std::string& where) {
+// Keys that a recipe of an earlier version did not have are what they are without being said.
+void check_settings(json there, const json& here, const std::string& where) {
+  TaskRecipe recipe;
+  keys_from_json(key_tables(recipe), there.value("recipe", json::object()), where, {});
+  keys_to_json(key_tables(recipe), there["recipe"]);
   const std::string difference = first_difference(there, here);
   if (!difference.empty()) fail_usage("'{}' was made with other settings: {}; use these, or another folder", where, difference);
 }
@@ -108,7 +140,6 @@ struct Run {
 
   const TaskCell& cell;
   json settings;
-  std::unique_ptr<SyntheticTask> task;
   LanguageModel<float> model;
   AdamW optimizer;
   Examples examples;
@@ -122,11 +153,10 @@ struct Run {
   explicit Run(const TaskCell& c)
       : cell(c),
         settings(settings_of(c.task, c.recipe, c.model, c.lr, c.seed)),
-        task(task_of(c.recipe, c.task)),
         model(c.model),
         optimizer({.beta1 = c.recipe.beta1, .beta2 = c.recipe.beta2, .weight_decay = c.recipe.weight_decay}, model.params()),
-        examples(*task, c.recipe, c.seed),
-        tokenizer(id_tokenizer(task->vocab_size())),
+        examples(c.task, c.recipe, c.seed),
+        tokenizer(id_tokenizer(task_of(c.recipe, c.task)->vocab_size())),
         checkpoints(c.folder + "/checkpoints") {
     Random random(c.seed);
     model.init(random);
@@ -177,7 +207,7 @@ struct Run {
 
   void step() {
     const Batch batch = examples.batch(state.step);
-    const StepResult result = train_step(model, optimizer, {&batch, 1}, cell.lr, cell.recipe.clip);
+    const StepResult result = train_step(model, optimizer, {&batch, 1}, task_learning_rate(cell.recipe, cell.lr, state.step), cell.recipe.clip);
     ++state.step;
     state.tokens += static_cast<int64_t>(batch.ids.size());
     if (result.finite) {
@@ -198,16 +228,29 @@ struct Run {
   }
 
   bool patient() const {
+    if (cell.recipe.enough > 0 && !curve.empty() && curve.back().accuracy > cell.recipe.enough) return false;
     if (cell.recipe.patience == 0 || curve.empty()) return true;
     return curve.size() - 1 - static_cast<size_t>(best() - curve.data()) < static_cast<size_t>(cell.recipe.patience);
   }
 
+  double accuracy(const std::atomic<bool>* stop) {
+    const auto at = [&](int64_t length, int64_t pairs) {
+      return judge(model, *task_of(cell.recipe, cell.task, length, pairs), split_seed(cell.seed, Split::kJudged, pairs == 0 ? 0 : length * 65536 + pairs),
+                   cell.recipe.judged, stop);
+    };
+    if (cell.recipe.segments.empty()) return at(0, 0).micro;
+    const std::vector<TestPoint> points = test_points(cell.recipe);
+    double sum = 0;
+    for (const TestPoint& point : points) sum += at(point.length, point.pairs).macro;
+    return sum / static_cast<double>(points.size());
+  }
+
   // A point of the curve; false when *stop became true before it was measured.
   bool measure(const std::function<void(const TaskPoint&)>& on_point, const std::atomic<bool>* stop) {
-    const TaskAccuracy accuracy = judge(model, *task, split_seed(cell.seed, Split::kJudged), cell.recipe.judged, stop);
+    const double measured = accuracy(stop);
     if (stop != nullptr && stop->load()) return false;
     const double loss = state.interval_count > 0 ? state.interval_nll / static_cast<double>(state.interval_count) : std::nan("");
-    curve.push_back({state.step, loss, accuracy.micro});
+    curve.push_back({state.step, loss, measured});
     state.interval_nll = 0;
     state.interval_count = 0;
     if (!cell.recipe.last && best() == &curve.back()) {
@@ -251,6 +294,7 @@ json to_json(const TaskResult& r) {
   for (const TaskScore& s : r.scores) {
     scores.push_back(
         {{"length", s.length}, {"labels", s.accuracy.labels}, {"correct", s.accuracy.correct}, {"micro", s.accuracy.micro}, {"macro", s.accuracy.macro}});
+    if (s.pairs > 0) scores.back()["pairs"] = s.pairs;
     if (s.ceiling >= 0) scores.back()["ceiling"] = s.ceiling;
   }
   result.update({{"rule", r.rule},
@@ -281,6 +325,7 @@ TaskResult task_result_from_json(const json& found, const std::string& where) {
     r.curve = curve_from_json(found.at("curve"));
     for (const json& s : found.at("scores")) {
       r.scores.push_back({s.at("length").get<int64_t>(),
+                          s.value("pairs", int64_t{0}),
                           {s.at("labels").get<int64_t>(), s.at("correct").get<int64_t>(), s.at("micro").get<double>(), s.at("macro").get<double>()},
                           s.value("ceiling", -1.0)});
     }
@@ -342,11 +387,11 @@ bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>&
     judged = &kept.emplace(load_model<float>(cell.folder + "/best"));
     result.judged_step = best->step;
   }
-  for (const int64_t length : recipe.lengths) {
-    const std::unique_ptr<SyntheticTask> task = task_of(recipe, cell.task, length);
-    const uint64_t seed = split_seed(cell.seed, Split::kLengths, length);
+  for (const auto& [length, pairs] : test_points(recipe)) {
+    const std::unique_ptr<SyntheticTask> task = task_of(recipe, cell.task, length, pairs);
+    const uint64_t seed = split_seed(cell.seed, Split::kLengths, length + pairs * 65536);
     result.scores.push_back(
-        {length, judge(*judged, *task, seed, recipe.judged, stop), task->recalls_pairs() ? last_write_ceiling(*task, seed, recipe.judged) : -1});
+        {length, pairs, judge(*judged, *task, seed, recipe.judged, stop), task->recalls_pairs() ? last_write_ceiling(*task, seed, recipe.judged) : -1});
     if (stopped()) {
       run.checkpoint();
       return false;

@@ -22,11 +22,12 @@ namespace fw {
 struct TaskPoint {
   int64_t step = 0;     // steps done
   double loss = 0;      // of the labels, in nats, mean over the steps since the point before
-  double accuracy = 0;  // micro, of `judged` examples of the training length
+  double accuracy = 0;  // micro, of `judged` examples of the training length; of a mixture the mean over its tests, by example (macro)
 };
 
 struct TaskScore {
   int64_t length = 0;  // as the recipe has it
+  int64_t pairs = 0;   // of a mixture's tests; 0: the recipe's
   TaskAccuracy accuracy;
   double ceiling = -1;  // of a last-write memory (synthetic.h) on the same examples; < 0: the task has none
 };

@@ -20,8 +20,20 @@ KeyTables key_tables(TaskRecipe& recipe);
 // Puts the paper's values where `recipe` has 0. Throws Error(kUsage) for an unknown task, for values out of range, and for lengths (the
 // training length and those of the judgement) at which the task cannot be drawn.
 void complete(TaskRecipe& recipe, const std::string& task);
-// Of a length (0: the training length).
-std::unique_ptr<SyntheticTask> task_of(const TaskRecipe& recipe, const std::string& task, int64_t length = 0);
+// Of a length (0: the training length) and a number of pairs (0: the recipe's).
+std::unique_ptr<SyntheticTask> task_of(const TaskRecipe& recipe, const std::string& task, int64_t length = 0, int64_t pairs = 0);
+
+// What a complete recipe trains on: its segments, or one of its length with pairs 0 (the recipe's).
+std::vector<TaskSegment> training_segments(const TaskRecipe& recipe);
+// Where the trained model is judged: --tests, or lengths with pairs 0.
+struct TestPoint {
+  int64_t length, pairs;
+};
+std::vector<TestPoint> test_points(const TaskRecipe& recipe);
+// Steps of one time round the examples.
+int64_t steps_per_round(const TaskRecipe& recipe);
+// Of a step, 0 the first.
+double task_learning_rate(const TaskRecipe& recipe, double lr, int64_t step);
 
 // The model of the papers' experiments on a task: two layers, with the head dimensions that their programs have (48 and 96, not the 128 that
 // is written). vocab_size is the task's.

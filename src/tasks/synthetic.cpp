@@ -12,7 +12,7 @@
 namespace fw {
 namespace {
 
-// SplitMix64's finaliser: neighbouring seeds and indices begin generators that have nothing to do with each other.
+// SplitMix64's finaliser.
 uint64_t scatter(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -45,9 +45,11 @@ const Known& find(std::string_view task) {
 
 }  // namespace
 
+uint64_t example_seed(uint64_t seed, uint64_t index) { return scatter(scatter(seed) + index); }
+
 TaskExample SyntheticTask::example(uint64_t seed, uint64_t index) const {
   TaskExample result{std::vector<int32_t>(static_cast<size_t>(length())), std::vector<int32_t>(static_cast<size_t>(length()), kNoLabel)};
-  Random random(scatter(scatter(seed) + index));
+  Random random(example_seed(seed, index));
   draw(random, result.tokens, result.labels);
   return result;
 }

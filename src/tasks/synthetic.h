@@ -33,6 +33,9 @@ struct TaskOptions {
   bool first = true;       // palindrome asks for its first token too, at the separator
 };
 
+// What example `index` of a seed is drawn with: neighbouring seeds and indices have nothing to do with each other.
+uint64_t example_seed(uint64_t seed, uint64_t index);
+
 class SyntheticTask {
  public:
   virtual ~SyntheticTask() = default;

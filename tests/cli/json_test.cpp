@@ -187,6 +187,24 @@ TEST_F(JsonOfARun, Generate) {
   expect_documented("generate", {Json::parse(outcome.out)});
 }
 
+TEST_F(JsonOfARun, EvalOfRequestsHasWhatTheTextHas) {
+  const std::string path = *folder_ / "requests.jsonl";
+  spill(path, R"({"task":"a","id":"0","type":"mc","ctx":"the state","choices":["decays","key"],"gold":0}
+{"task":"a","id":"1","type":"mc","ctx":"the key","choices":["reads","was"],"gold":1}
+)");
+  const Args command{"eval", *folder_ / "run", "--requests", path};
+  const Json json = json_of(command);
+  expect_documented("eval of requests", {json});
+  const std::string text = checked(command).out;
+  const Json& result = json.at("results").at(0);
+  EXPECT_EQ(result.at("requests"), 2);
+  for (const Json& metric : result.at("metrics")) {
+    EXPECT_THAT(text, HasSubstr(fmt::format("{}  ", metric.at("name").get<std::string>())));
+    EXPECT_THAT(text, HasSubstr(fmt::format("{:.4f}", metric.at("value").get<double>())));
+    EXPECT_THAT(text, HasSubstr(fmt::format("{:.4f}", metric.at("standard_error").get<double>())));
+  }
+}
+
 TEST_F(JsonOfARun, EvalHasWhatTheTextHas) {
   const Args command{"eval", *folder_ / "run", "--text", *folder_ / "text", "--context", "32,0"};
   const Json json = json_of(command);

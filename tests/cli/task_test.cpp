@@ -1,6 +1,8 @@
 // fastweight task: examples, a small table, and what it refuses.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -88,6 +90,55 @@ TEST(TaskCommand, ATableOfRulesAndSeedsThatIsGoneOnWith) {
   EXPECT_EQ(slurp(folder / "t/table.md"), table);
 }
 
+std::vector<std::string> small_sweep(const std::string& out) {
+  std::vector<std::string> args = small(out);
+  args[0] = "sweep";
+  return args + std::vector<std::string>{"--steps", "60", "--eval-every", "10"};
+}
+
+std::string results_without_time(const std::string& out) {
+  auto results = nlohmann::json::parse(slurp(out + "/results.json"));
+  for (auto& result : results) result.erase("seconds");
+  return results.dump();
+}
+
+size_t times(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST(Sweep, KilledAtAnyTimeItGoesOnToTheSameResults) {
+  const Folder folder;
+  ASSERT_EQ(run(small_sweep(folder / "whole")).code, 0);
+  int killed = 0;
+  for (const char* until : {"step     10", "step     30", "seed2 (2 of 4)", "step     50"}) {
+    Program program(small_sweep(folder / "cut"));
+    for (int i = 0; i < 2000 && program.out().find(until) == std::string::npos; ++i) usleep(2000);
+    program.signal(SIGKILL);
+    killed += program.wait().code == 128 + SIGKILL;
+  }
+  EXPECT_GE(killed, 2);
+  ASSERT_EQ(run(small_sweep(folder / "cut")).code, 0);
+  EXPECT_EQ(results_without_time(folder / "cut"), results_without_time(folder / "whole"));
+}
+
+TEST(Sweep, TwoProcessesShareAFolderAndDoEachCellOnce) {
+  const Folder folder;
+  ASSERT_EQ(run(small_sweep(folder / "alone")).code, 0);
+  Program first(small_sweep(folder / "shared"));
+  Program second(small_sweep(folder / "shared"));
+  const Outcome a = first.wait(), b = second.wait();
+  EXPECT_EQ(a.code, 0) << a.err;
+  EXPECT_EQ(b.code, 0) << b.err;
+  // Each of the four cells was measured for the last time once, by one of the two.
+  EXPECT_EQ(times(a.out, "step     60") + times(b.out, "step     60"), 4u) << a.out << b.out;
+  const Outcome last = run(small_sweep(folder / "shared"));
+  EXPECT_EQ(last.code, 0);
+  EXPECT_EQ(times(last.out, "step "), 0u) << "a finished cell was run again:\n" << last.out;
+  EXPECT_EQ(results_without_time(folder / "shared"), results_without_time(folder / "alone"));
+}
+
 TEST(TaskCommand, RefusesBeforeAnyWork) {
   const Folder folder;
   const auto refused = [](const std::vector<std::string>& args, const std::string& why) {
@@ -97,6 +148,8 @@ TEST(TaskCommand, RefusesBeforeAnyWork) {
   };
   refused({"task", "mqa", "--draw", "1"}, "did you mean 'mqar'?");
   refused({"task", "mqar"}, "give --rule RULE,... to train, or --draw N");
+  refused({"sweep", "mqar"}, "give --rule RULE,... to train");
+  refused({"sweep", "mqar", "--draw", "1"}, "unknown option '--draw'");
   refused({"task", "mqar", "--rule", "kda"}, "--out: expected a folder");
   refused({"task", "mqar", "--rule", "kdaa", "--out", folder / "t"}, "kdaa");
   refused({"task", "mqar", "--rule", "kda", "--lr", "fast", "--out", folder / "t"}, "--lr: expected numbers > 0");

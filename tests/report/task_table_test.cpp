@@ -20,7 +20,7 @@ TaskResult result(const std::string& rule, uint64_t seed, double at256, double a
   r.seed = seed;
   r.parameters = 4460000;
   r.curve = {{200, 5, 0.1}, {400, 4, at256}};
-  r.scores = {{256, {100, 0, at256, 0.5}, 0.985}, {2048, {100, 0, at2048, 0.5}, 0.89}};
+  r.scores = {{256, 0, {100, 0, at256, 0.5}, 0.985}, {2048, 0, {100, 0, at2048, 0.5}, 0.89}};
   return r;
 }
 
@@ -41,6 +41,17 @@ TEST(TaskTable, ZoologyCountsByExample) {
   TaskResult one = result("kda", 1, 0.97, 0.6);
   one.task = "mqar_zoology";
   EXPECT_THAT(task_table({one}).markdown(), HasSubstr("| kda | 0.001 | 1 | 4.46M | 50.00 | 50.00 |"));
+}
+
+TEST(TaskTable, AMixturesTestsAreNamedByLengthAndPairs) {
+  TaskResult one = result("kda", 1, 0.97, 0.6);
+  one.task = "mqar_zoology";
+  one.recipe.segments = {"64x4x100"};
+  one.scores = {{64, 4, {100, 0, 0.9, 0.5}, -1}, {64, 16, {100, 0, 0.8, 0.25}, -1}};
+  const std::string table = task_table({one}).markdown();
+  EXPECT_THAT(table, HasSubstr("| 64, 4 pairs | 64, 16 pairs |"));
+  EXPECT_THAT(table, HasSubstr("| 4.46M | 50.00 | 25.00 |"));
+  EXPECT_THAT(task_report({one}), HasSubstr("Trained on a mixture (length x pairs x examples: 64x4x100)"));
 }
 
 }  // namespace

@@ -177,6 +177,102 @@ TEST(TaskCell, ASmallTaskIsLearned) {
   EXPECT_LT(result.scores[0].ceiling, 0.9);  // noise repeats the key
 }
 
+TaskCell small_mixture(const std::string& folder) {
+  TaskCell cell = small_cell(folder);
+  cell.task = "mqar_zoology";
+  cell.recipe = {};
+  cell.recipe.segments = {"12x2x10", "16x3x5"};  // batches of 4: 3 and 2 steps
+  cell.recipe.tests = {"12x2", "12x3", "20x4"};
+  cell.recipe.vocabulary = 32;
+  cell.recipe.batch = 4;
+  cell.recipe.steps = 15;
+  cell.recipe.judged = 20;
+  cell.recipe.schedule = "cosine";
+  complete(cell.recipe, cell.task);
+  cell.model.vocab_size = 32;
+  return cell;
+}
+
+TEST(TaskCell, AMixtureIsOneRunThatGoesOnWithTheSameBits) {
+  const testing::TempFolder folder;
+  const TaskCell whole = small_mixture(folder.path("whole"));
+  std::vector<int64_t> steps;
+  ASSERT_TRUE(run_cell(
+      whole, [&](const TaskPoint& p) { steps.push_back(p.step); }, nullptr));
+  EXPECT_THAT(steps, ::testing::ElementsAre(5, 10, 15));  // after each time round
+  TaskResult result;
+  ASSERT_TRUE(read_result(whole.folder, result));
+  ASSERT_EQ(result.scores.size(), 3u);
+  EXPECT_EQ(result.scores[1].length, 12);
+  EXPECT_EQ(result.scores[1].pairs, 3);
+  EXPECT_EQ(result.scores[1].accuracy.labels, 20 * 3);
+  EXPECT_EQ(result.scores[2].accuracy.labels, 20 * 4);
+
+  const TaskCell cut = small_mixture(folder.path("cut"));
+  std::atomic<bool> stop{false};
+  ASSERT_FALSE(run_cell(
+      cut, [&](const TaskPoint& p) { stop = p.step == 5; }, &stop));
+  ASSERT_TRUE(run_cell(cut, {}, nullptr));
+  EXPECT_EQ(result_without_time(cut.folder), result_without_time(whole.folder));
+}
+
+TEST(TaskRecipe, ZoologysMixture) {
+  TaskRecipe recipe;
+  recipe.segments = recipe.tests = {"zoology"};
+  recipe.batch = 256;
+  recipe.schedule = "cosine";
+  complete(recipe, "mqar_zoology");
+  EXPECT_EQ(recipe.segments, (StringList{"64x4x100000", "128x8x20000", "256x16x20000", "256x32x20000", "256x64x20000"}));
+  EXPECT_EQ(recipe.tests.back(), "1024x256");
+  EXPECT_EQ(steps_per_round(recipe), 707);  // as Zoology's program has them
+  EXPECT_EQ(recipe.steps, 32 * 707);
+  EXPECT_EQ(recipe.eval_every, 707);
+  // A cosine over 32 rounds that is lowered between rounds only.
+  EXPECT_EQ(task_learning_rate(recipe, 0.01, 0), 0.01);
+  EXPECT_EQ(task_learning_rate(recipe, 0.01, 706), 0.01);
+  EXPECT_NEAR(task_learning_rate(recipe, 0.01, 16 * 707), 0.005, 1e-12);
+  EXPECT_NEAR(task_learning_rate(recipe, 0.01, recipe.steps - 1), 0.01 * (1 + std::cos(3.14159265358979 * 31 / 32)) / 2, 1e-9);
+}
+
+TEST(TaskRecipe, MixturesThatCannotBe) {
+  const auto refused = [](TaskRecipe recipe, const std::string& task = "mqar_zoology") { return message_of([&] { complete(recipe, task); }); };
+  EXPECT_THAT(refused({.segments = {"64x4"}}), HasSubstr("segments: expected LENGTHxPAIRSxCOUNT or zoology, with commas between them, got '64x4'"));
+  for (const char* bad : {"64x4x0", "64x4x", "axbxc", "64x4x5x6", "64x-4x5", ""})
+    EXPECT_THAT(refused({.segments = {bad}}), HasSubstr("segments: expected")) << bad;
+  EXPECT_THAT(refused({.segments = {"64x4x10"}, .tests = {"64"}}), HasSubstr("tests: expected LENGTHxPAIRS"));
+  EXPECT_THAT(refused({.segments = {"12x4x10"}}), HasSubstr("length: expected an even number of at least"));
+  EXPECT_THAT(refused({.segments = {"64x4x10"}}, "mqar"), HasSubstr("by mqar_zoology only, not by mqar"));
+  EXPECT_THAT(refused({.lengths = {64}, .segments = {"64x4x10"}}), HasSubstr("--tests"));
+  EXPECT_THAT(refused({.tests = {"64x4"}}), HasSubstr("--segments"));
+}
+
+TEST(TaskCell, EnoughEndsTraining) {
+  const testing::TempFolder folder;
+  TaskCell cell = small_mixture(folder.path("cell"));
+  cell.recipe.vocabulary = cell.model.vocab_size = 16;
+  cell.recipe.segments = {"12x2x10"};
+  cell.recipe.tests = {"12x2"};
+  cell.recipe.enough = 1e-6;
+  cell.recipe.judged = 500;  // among so many one is right by chance
+  complete(cell.recipe, cell.task);
+  ASSERT_TRUE(run_cell(cell, {}, nullptr));
+  TaskResult result;
+  ASSERT_TRUE(read_result(cell.folder, result));
+  EXPECT_EQ(result.curve.size(), 1u);
+  EXPECT_LT(result.steps, cell.recipe.steps);
+}
+
+// A sweep that an earlier version began has none of the keys that came since.
+TEST(TaskCell, ResultsOfARecipeWithFewerKeysAreItsOwn) {
+  const testing::TempFolder folder;
+  const TaskCell cell = small_cell(folder.path("cell"));
+  ASSERT_TRUE(run_cell(cell, {}, nullptr));
+  auto json = nlohmann::json::parse(read_file(cell.folder + "/result.json"));
+  for (const char* key : {"segments", "tests", "schedule", "enough"}) json["recipe"].erase(key);
+  write_file_atomic(cell.folder + "/result.json", json.dump());
+  EXPECT_TRUE(run_cell(cell, {}, nullptr));
+}
+
 // As the papers' runs have it: norms, biases and decay rates too.
 TEST(TaskCell, EveryParameterDecays) {
   LanguageModel<float> model(small_cell("").model);
@@ -202,7 +298,7 @@ TEST(TaskCell, AResultComesBackFromItsFile) {
   result.parameters = 4.5e6;
   result.steps = 10, result.skipped = 1, result.judged_step = 9, result.seconds = 2.5;
   result.curve = {{5, 3.25, 0.5}, {10, std::nan(""), 0.75}};
-  result.scores = {{256, {100, 50, 0.5, 0.51}, 0.9}, {512, {100, 25, 0.25, 0.26}, -1}};
+  result.scores = {{256, 0, {100, 50, 0.5, 0.51}, 0.9}, {512, 64, {100, 25, 0.25, 0.26}, -1}};
   const nlohmann::json json = nlohmann::json::parse(to_json(result).dump());
   EXPECT_EQ(to_json(task_result_from_json(json, "x")).dump(), json.dump());  // NaN is null in a file
   EXPECT_THAT(message_of([] { task_result_from_json({{"task", 3}}, "'f'"); }), HasSubstr("'f': not the result of a task"));

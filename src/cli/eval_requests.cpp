@@ -1,0 +1,116 @@
+#include "cli/eval_requests.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "cli/command.h"
+#include "cli/json_output.h"
+#include "cli/outputs.h"
+#include "cli/say.h"
+#include "report/progress.h"
+#include "report/table.h"
+#include "tasks/raw_requests.h"
+#include "tasks/scoring.h"
+
+namespace fw::cli {
+namespace {
+
+RequestFile read(const RequestsToScore& what) {
+  return what.raw.empty() ? read_requests(what.requests, what.task, what.skip_bad) : requests_from_raw(what.task, what.raw, {}, what.skip_bad);
+}
+
+Json report_of(const Scoring& scoring, const RequestFile& file) {
+  Json results = Json::array();
+  for (const TaskScores& task : scoring.scores()) {
+    Json metrics = Json::array();
+    for (const TaskScores::Metric& m : task.metrics) {
+      metrics.push_back({{"name", m.name}, {"value", m.value}, {"standard_error", m.error < 0 ? Json() : Json(m.error)}});
+    }
+    results.push_back({{"task", task.task}, {"length", task.length}, {"requests", task.requests}, {"metrics", std::move(metrics)}});
+  }
+  return {{"truncated", scoring.truncated()}, {"left_out", file.skipped.size()}, {"results", std::move(results)}};
+}
+
+Table table_of(const Scoring& scoring) {
+  Table table;
+  table.column("task", Table::Align::kLeft);
+  table.column("length");
+  table.column("metric", Table::Align::kLeft);
+  for (const char* heading : {"value", "standard error", "requests"}) table.column(heading);
+  for (const TaskScores& task : scoring.scores()) {
+    for (const TaskScores::Metric& m : task.metrics) {
+      table.row({task.task, task.length > 0 ? fmt::format("{}", task.length) : "", m.name, fmt::format("{:.4f}", m.value),
+                 m.error < 0 ? "" : fmt::format("{:.4f}", m.error), fmt::format("{}", task.requests)});
+    }
+  }
+  return table;
+}
+
+}  // namespace
+
+void declare_requests(Options& options, RequestsToScore& what) {
+  options.section("", kTasksHeading);
+  options.add("requests", "FILE", &what.requests, "requests of 'fastweight requests' to score, instead of a text");
+  options.add("raw", "FILE", &what.raw, "a data set's own file (see 'fastweight requests --help'), with --task");
+  options.add("task", "NAME", &what.task, "of --requests: this task alone; of --raw: what the file is");
+  options.add("skip_bad", "", &what.skip_bad, "leave out lines that are not as they should be, instead of stopping");
+  options.add("max_length", "N", &what.max_length, "tokens that the model is given at once, of what is longer the last; windows of whole texts; 0: no limit");
+  options.add("prefix_token", "ID", &what.prefix, "token before a text that begins with nothing; -1: the end of text, else a newline");
+  options.add("out", "FOLDER", &what.out, "writes eval.json and, for every request, a line of samples.jsonl");
+}
+
+void check_requests(const RequestsToScore& what) {
+  if (what.requests.empty() == what.raw.empty()) fail_usage("--requests and --raw: give one of them");
+  if (!what.raw.empty() && what.task.empty()) fail_usage("--raw: say with --task which data set '{}' is", what.raw);
+  if (what.prefix < -1 || what.prefix > std::numeric_limits<int32_t>::max()) fail_usage("--prefix-token: expected a token id, or -1, got {}", what.prefix);
+  if (what.out.empty()) return;
+  for (const char* name : {"/eval.json", "/samples.jsonl"}) {
+    if (file_exists(what.out)) check_output("--out", what.out + name, {what.requests, what.raw});
+  }
+}
+
+int score_requests(OpenModel& open, const RequestsToScore& what, bool json) {
+  const RequestFile file = read(what);
+  for (const std::string& line : file.skipped) say_aside("left out: {}\n", line);
+  Scoring scoring(open.model, *open.tokenizer, {.max_length = what.max_length, .prefix = static_cast<int32_t>(what.prefix), .end_tokens = open.end_tokens},
+                  file.requests);
+  ProgressBar bar(2);
+  const auto total = static_cast<int64_t>(file.requests.size());
+  int64_t done = 0;
+  bool finite = true;
+  std::string samples;
+  scoring.run([&](const Request& request, const RequestScore& score) {
+    for (const auto& [name, value] : score.values) finite = finite && std::isfinite(value);
+    finite = finite && std::ranges::all_of(score.log_likelihoods, [](double x) { return std::isfinite(x); });
+    if (!what.out.empty()) samples += to_json(request, score).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    ++done;
+    if (bar.live()) bar.draw(fmt::format("{} of {} requests", done, total));
+  });
+  bar.clear();
+  Json report = json_report("eval");
+  report.update(
+      {{"model", open.folder}, {"requests", what.raw.empty() ? what.requests : what.raw}, {"precision", what.precision}, {"max_length", what.max_length}});
+  report.update(report_of(scoring, file));
+  if (!what.out.empty()) {
+    make_folders(what.out);
+    write_file_atomic(what.out + "/samples.jsonl", samples);
+    write_file_atomic(what.out + "/eval.json", report.dump(1) + "\n");
+  }
+  if (json) {
+    print_json_report(report);
+  } else {
+    say("{}", table_of(scoring).text());
+    if (scoring.truncated() > 0) say("{} of {} requests are longer than the model is given: the left of their contexts was cut\n", scoring.truncated(), total);
+    if (!file.skipped.empty()) say("{} lines were left out\n", file.skipped.size());
+  }
+  if (!finite) fail_numeric("a score of '{}' is not finite: its parameters are damaged, or it diverged in training", open.folder);
+  return kExitOk;
+}
+
+}  // namespace fw::cli
