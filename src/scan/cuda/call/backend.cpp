@@ -41,7 +41,7 @@ class CudaCall final : public Call {
   void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) const override {
     Inputs<float> inputs = check_inputs<float>(plan(), in, TensorRole::kInput);
     const Outputs<float> cotangents = check_outputs<float>(plan(), d, TensorRole::kGradient);
-    Inputs<float> gradients = check_inputs<float>(plan(), grads, TensorRole::kGradient);
+    Inputs<float> gradients = check_gradients<float>(plan(), grads, inputs);
     make_keys(inputs, workspace);
     char* const space = static_cast<char*>(workspace);
     const bool adds = keys_ > 0 && gradients.g;
