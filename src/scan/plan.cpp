@@ -98,16 +98,19 @@ Plan make_plan(const fw_desc& desc) {
     fail_usage("descriptor: segment: expected 0{} on {}, got {}", backend->segments ? fmt::format(", -1 or a multiple of {}", backend->chunk) : " or -1",
                backend->name, desc.segment);
   }
+  if (desc.device_number < -1) fail_usage("descriptor: device_number: expected -1 (the current one) or a number from 0 on, got {}", desc.device_number);
   if (desc.slots != nullptr) check_positive("num_slots", desc.num_slots, int64_t{1} << 31);
 
   Plan plan;
   plan.backend = backend;
+  plan.device_number = desc.device_number;
   plan.stream = desc.stream;
   plan.slots = desc.slots;
   plan.segment = desc.segment;
   plan.rule = from_c(desc.rule);
   plan.gates = from_c(desc.gates);
   validate(plan.gates, plan.rule);
+  if (!backend->logits && any_logits(plan.gates)) fail_usage("gates: expected FW_GIVEN_VALUE for every gate on {}, got logits", backend->name);
   plan.dtype = static_cast<fw_dtype>(desc.dtype);
   plan.bf16_io = bf16;
   plan.bf16_operands = bf16_operands;

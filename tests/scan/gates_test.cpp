@@ -198,6 +198,13 @@ TEST(Gates, WhatTheyCannotBeIsRefused) {
               HasSubstr("dt_bias: shape: expected [1], got [2]"));
 }
 
+TEST(Gates, LogitsAreRefusedOnCuda) {
+  SmallCall call("gated_deltanet");
+  call.desc.device = FW_DEVICE_CUDA;
+  call.desc.gates.beta = FW_GIVEN_SIGMOID;
+  EXPECT_THAT(call.forward(), HasSubstr("gates: expected FW_GIVEN_VALUE for every gate on CUDA"));
+}
+
 // A program that was compiled with version 0.1 of the header knows shorter structs; what lies behind them is not read.
 TEST(Gates, StructsOfTheFirstHeaderAreTaken) {
   SmallCall call("gated_deltanet");

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/threads.h"
 #include "scan/cpu/scan.h"
 #include "scan/tensors.h"
 
@@ -31,12 +32,14 @@ class CpuCall final : public Call {
   }
 
   void forward(const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) const override {
+    check_threads();
     const Inputs<T> inputs = check_inputs<T>(plan(), in, TensorRole::kInput);
     const Outputs<T> outputs = check_outputs<T>(plan(), out, TensorRole::kInput);
     cpu::scan_forward<T>(plan(), inputs, outputs, static_cast<T*>(saved), static_cast<T*>(workspace));
   }
 
   void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) const override {
+    check_threads();
     const Inputs<T> inputs = check_inputs<T>(plan(), in, TensorRole::kInput);
     const Outputs<T> cotangents = check_outputs<T>(plan(), d, TensorRole::kGradient);
     const Inputs<T> gradients = check_gradients<T>(plan(), grads, inputs);
@@ -50,6 +53,13 @@ class CpuCall final : public Call {
     }
     cpu::scan_backward<T>(plan(), inputs, cotangents, gradients, kept, space);
   }
+
+ private:
+  // Of a plan that is kept: every thread has its part of the workspace.
+  void check_threads() const {
+    if (num_threads() <= plan().threads) return;
+    fail_usage("plan: expected at most {} threads, as many as there were when it was created, got {}; create it again", plan().threads, num_threads());
+  }
 };
 
 std::unique_ptr<Call> call(Plan plan) {
@@ -61,7 +71,7 @@ std::unique_ptr<Call> call(Plan plan) {
 
 const Backend& cpu_backend() {
   constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
-  static constexpr Backend kBackend = {"the CPU", true, kAny, kAny, kAny, 0, false, false, false, [] {}, call};
+  static constexpr Backend kBackend = {"the CPU", true, kAny, kAny, kAny, 0, false, false, true, false, [] {}, call};
   return kBackend;
 }
 

@@ -2,6 +2,7 @@
 #include "scan/backend.h"
 
 #include "scan/cuda/call/decay_keys.h"
+#include "scan/cuda/call/device.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/scan.h"
 
@@ -23,7 +24,7 @@ class CudaCall final : public Call {
   explicit CudaCall(Plan plan)
       : Call(std::move(plan)),
         kernels_(with_given_keys(this->plan())),
-        device_(cuda::make_device_plan(kernels_, cuda::multiprocessors())),
+        device_(make_device_plan()),
         keys_(this->plan().rule.uses_k() ? 0 : cuda::key_bytes(kernels_)) {}
 
   size_t forward_bytes() const override { return keys_ + device_.forward.bytes; }
@@ -33,12 +34,14 @@ class CudaCall final : public Call {
   std::string text() const override { return cuda::to_text(kernels_, device_); }
 
   void forward(const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) const override {
+    const cuda::DeviceScope scope(plan().device_number);
     Inputs<float> inputs = check_inputs<float>(plan(), in, TensorRole::kInput);
     const Outputs<float> outputs = check_outputs<float>(plan(), out, TensorRole::kInput);
     make_keys(inputs, workspace);
     cuda::scan_forward(kernels_, device_, inputs, outputs, saved, static_cast<char*>(workspace) + keys_);
   }
   void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) const override {
+    const cuda::DeviceScope scope(plan().device_number);
     Inputs<float> inputs = check_inputs<float>(plan(), in, TensorRole::kInput);
     const Outputs<float> cotangents = check_outputs<float>(plan(), d, TensorRole::kGradient);
     Inputs<float> gradients = check_gradients<float>(plan(), grads, inputs);
@@ -51,6 +54,11 @@ class CudaCall final : public Call {
   }
 
  private:
+  cuda::DevicePlan make_device_plan() const {
+    const cuda::DeviceScope scope(plan().device_number);
+    return cuda::make_device_plan(kernels_, cuda::multiprocessors());
+  }
+
   void make_keys(Inputs<float>& inputs, void* workspace) const {
     if (keys_ == 0) return;
     inputs.k = cuda::key_tensor(kernels_, workspace);
@@ -86,6 +94,7 @@ const Backend& cuda_backend() {
                                        cuda::kChunk,
                                        true,
                                        true,
+                                       false,
                                        true,
                                        [] { cuda::require_device(true); },
                                        [](Plan plan) -> std::unique_ptr<Call> { return std::make_unique<CudaCall>(std::move(plan)); }};

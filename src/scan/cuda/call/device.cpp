@@ -24,6 +24,10 @@ void require_device(bool chunk_form) {
   if (!why.empty()) throw DeviceError(why);
 }
 bool has_warp_groups() { return emulation::gpu.major == 9; }
+DeviceScope::DeviceScope(int number) {
+  if (number > 0) throw DeviceError(fmt::format("descriptor: device_number: expected at most 0 (there is one GPU, the emulated one), got {}", number));
+}
+DeviceScope::~DeviceScope() = default;
 int multiprocessors() { return emulation::gpu.multiprocessors; }
 int64_t turning_processors() { return 2; }
 
@@ -51,6 +55,22 @@ bool has_warp_groups() {
   if (status == cudaSuccess) return major == 9;
   cudaGetLastError();  // or the next call's check would find it
   return false;
+}
+
+DeviceScope::DeviceScope(int number) {
+  if (number < 0) return;
+  int current = 0;
+  cudaError_t status = cudaGetDevice(&current);
+  if (status == cudaSuccess && current == number) return;
+  if (status == cudaSuccess) status = cudaSetDevice(number);
+  if (status != cudaSuccess) {
+    cudaGetLastError();  // or the next call's check would find it
+    throw DeviceError(fmt::format("descriptor: device_number: expected -1 or the number of an NVIDIA GPU, got {} ({})", number, cudaGetErrorString(status)));
+  }
+  before_ = current;
+}
+DeviceScope::~DeviceScope() {
+  if (before_ >= 0) cudaSetDevice(before_);
 }
 
 int multiprocessors() {
