@@ -31,6 +31,7 @@ class Command {
 
 std::unique_ptr<Command> train_command();
 std::unique_ptr<Command> curves_command();
+std::unique_ptr<Command> report_command();
 std::unique_ptr<Command> task_command();
 std::unique_ptr<Command> sweep_command();
 std::unique_ptr<Command> eval_command();

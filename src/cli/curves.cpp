@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <map>
 
@@ -13,7 +12,6 @@
 #include "cli/outputs.h"
 #include "cli/say.h"
 #include "report/metrics.h"
-#include "report/table.h"
 
 namespace fw::cli {
 namespace {
@@ -79,30 +77,7 @@ int Curves::run(Options&) {
   for (size_t i = 0; i < runs_.size(); ++i) curves.push_back({labels[i], read_run(runs_[i])});
 
   const PictureResult picture = write_run_curves(curves, value, over, title_, out_);
-  Table table;
-  table.column("run", Table::Align::kLeft);
-  for (const char* heading : {"steps", "tokens", "last loss", "best held-out loss", "bits per byte", "at step"}) table.column(heading);
-  for (const RunCurve& curve : curves) {
-    const MetricPoint* best = nullptr;
-    for (const MetricPoint& point : curve.points) {
-      if (point.eval_loss && (best == nullptr || *point.eval_loss < *best->eval_loss)) best = &point;
-    }
-    const auto number = [](std::optional<double> x, int digits) { return x && std::isfinite(*x) ? fmt::format("{:.{}f}", *x, digits) : "-"; };
-    std::vector<std::string> row{curve.label, "0", "-", "-", "-", "-", "-"};
-    if (!curve.points.empty()) {
-      const MetricPoint& last = curve.points.back();
-      row[1] = fmt::format("{}", last.step);
-      row[2] = number(last.tokens, 0);
-      row[3] = number(last.loss, 4);
-    }
-    if (best != nullptr) {
-      row[4] = number(best->eval_loss, 4);
-      row[5] = number(best->eval_bits_per_byte, 4);
-      row[6] = fmt::format("{}", best->step);
-    }
-    table.row(row);
-  }
-  say("{}\n", table.text());
+  say("{}\n", run_table(curves).text());
   for (const std::string& file : picture.files) say("{}\n", file);
   if (!picture.note.empty()) fail_usage("{}", picture.note);
   return kExitOk;

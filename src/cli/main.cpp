@@ -43,6 +43,7 @@ std::vector<std::unique_ptr<Command>> all_commands() {
   std::vector<std::unique_ptr<Command>> commands;
   commands.push_back(train_command());
   commands.push_back(curves_command());
+  commands.push_back(report_command());
   commands.push_back(task_command());
   commands.push_back(sweep_command());
   commands.push_back(requests_command());

@@ -6,6 +6,7 @@
 
 #include "report/gnuplot.h"
 #include "report/metrics.h"
+#include "report/table.h"
 
 namespace fw {
 
@@ -32,6 +33,8 @@ CurveOver parse_curve_over(const std::string& name);
 
 // One colour a run, its label in the key, a label on each axis; with kLoss the held-out curve of a run is dashed. Runs without such a
 // value are left out; Error(kUsage) when none has any.
+// A row for each run: steps, tokens, the last loss, the best held-out loss and where it was.
+Table run_table(const std::vector<RunCurve>& runs);
 PictureResult write_run_curves(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over, const std::string& title, const std::string& base);
 std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over, const std::string& title, const std::string& terminal,
                               const std::string& file);

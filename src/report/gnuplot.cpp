@@ -1,6 +1,7 @@
 #include "report/gnuplot.h"
 
 #include <fmt/format.h>
+#include <stdlib.h>
 
 #include <filesystem>
 
@@ -34,6 +35,26 @@ std::string gnuplot_quote(const std::string& text) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? std::string("''") : std::string(1, c);
   return out + "'";
+}
+
+std::string draw_svg(int width, int height, const std::string& prefix, std::string& note, const GnuplotScript& script) {
+  std::string folder = (std::filesystem::temp_directory_path() / "fastweight-picture-XXXXXX").string();
+  if (::mkdtemp(folder.data()) == nullptr) fail_io("cannot make a folder for a picture in '{}'", std::filesystem::temp_directory_path().string());
+  std::string svg;
+  const std::string file = fmt::format("{}/picture.svg", folder);
+  const ProcessResult run =
+      run_process({"gnuplot", "-"},
+                  script(fmt::format("svg size {},{} dynamic enhanced name '{}' background rgb 'white' font 'DejaVu Sans,13'", width, height, prefix), file));
+  if (!run.started) {
+    note = "gnuplot is not installed (Debian: apt-get install gnuplot-nox)";
+  } else if (run.exit_code != 0) {
+    note = fmt::format("gnuplot ended with code {}: {}", run.exit_code, run.output.substr(0, 300));
+  } else {
+    svg = read_file(file);
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+  return svg;
 }
 
 PictureResult draw_picture(const std::string& what, const std::string& base, int width, int height, const GnuplotScript& script) {

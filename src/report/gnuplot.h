@@ -20,6 +20,10 @@ using GnuplotScript = std::function<std::string(const std::string& terminal, con
 // fail over its picture.
 PictureResult draw_picture(const std::string& what, const std::string& base, int width, int height, const GnuplotScript& script);
 
+// The same picture as the text of an SVG file whose names begin with `prefix`, so that several can stand in one page; "" when it could not be drawn,
+// and then note says why.
+std::string draw_svg(int width, int height, const std::string& prefix, std::string& note, const GnuplotScript& script);
+
 // Text as a gnuplot string.
 std::string gnuplot_quote(const std::string& text);
 

@@ -104,6 +104,33 @@ std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue valu
       terminal, gnuplot_quote(file), gnuplot_quote(printable(title)), axis.axis, what.axis, blocks, plots);
 }
 
+Table run_table(const std::vector<RunCurve>& runs) {
+  Table table;
+  table.column("run", Table::Align::kLeft);
+  for (const char* heading : {"steps", "tokens", "last loss", "best held-out loss", "bits per byte", "at step"}) table.column(heading);
+  for (const RunCurve& curve : runs) {
+    const MetricPoint* best = nullptr;
+    for (const MetricPoint& point : curve.points) {
+      if (point.eval_loss && (best == nullptr || *point.eval_loss < *best->eval_loss)) best = &point;
+    }
+    const auto number = [](std::optional<double> x, int digits) { return x && std::isfinite(*x) ? fmt::format("{:.{}f}", *x, digits) : "-"; };
+    std::vector<std::string> row{curve.label, "0", "-", "-", "-", "-", "-"};
+    if (!curve.points.empty()) {
+      const MetricPoint& last = curve.points.back();
+      row[1] = fmt::format("{}", last.step);
+      row[2] = number(last.tokens, 0);
+      row[3] = number(last.loss, 4);
+    }
+    if (best != nullptr) {
+      row[4] = number(best->eval_loss, 4);
+      row[5] = number(best->eval_bits_per_byte, 4);
+      row[6] = fmt::format("{}", best->step);
+    }
+    table.row(row);
+  }
+  return table;
+}
+
 PictureResult write_run_curves(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over, const std::string& title, const std::string& base) {
   if (run_curves_script(runs, value, over, title, "svg", base).empty()) {
     fail_usage("no run has logged '{}' over '{}' yet: nothing to draw", kValues[static_cast<size_t>(value)].name, kOvers[static_cast<size_t>(over)].name);

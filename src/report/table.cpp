@@ -46,6 +46,44 @@ std::string Table::text() const {
   return out;
 }
 
+std::string html_text(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
+    }
+  }
+  return out;
+}
+
+std::string Table::html() const {
+  std::string out = "<table>\n";
+  const auto row = [&](const auto& cell, const char* tag) {
+    out += "<tr>";
+    for (size_t c = 0; c < columns_.size(); ++c) {
+      const char* kind = columns_[c].align == Align::kRight ? " class=\"number\"" : "";
+      out += fmt::format("<{0}{1}>{2}</{0}>", tag, kind, html_text(cell(c)));
+    }
+    out += "</tr>\n";
+  };
+  row([&](size_t c) -> const std::string& { return columns_[c].heading; }, "th");
+  for (const auto& r : rows_) row([&](size_t c) -> const std::string& { return r[c]; }, "td");
+  return out + "</table>\n";
+}
+
 std::string Table::markdown() const {
   std::string out = "|";
   for (const Column& c : columns_) out += " " + c.heading + " |";

@@ -19,6 +19,7 @@ class Table {
   bool empty() const { return rows_.empty(); }
   std::string text() const;      // columns two spaces apart, a line under the headings
   std::string markdown() const;  // a GitHub table
+  std::string html() const;      // a <table>; numbers have the class "number"
 
  private:
   struct Column {
@@ -28,6 +29,9 @@ class Table {
   std::vector<Column> columns_;
   std::vector<std::vector<std::string>> rows_;
 };
+
+// Text as HTML.
+std::string html_text(const std::string& text);
 
 // Code points of UTF-8 text.
 size_t display_width(std::string_view text);

@@ -96,20 +96,24 @@ Table task_table(const std::vector<TaskResult>& results) {
   return table;
 }
 
-std::string task_report(const std::vector<TaskResult>& results) {
-  if (results.empty()) return "No cell is finished yet.\n";
+std::string task_caption(const std::vector<TaskResult>& results) {
   const TaskResult& r = results.front();
-  std::string text = fmt::format(
-      "# {}\n\nAccuracy in per cent, mean{} over seeds, of {} examples a length. Trained {}: {} steps of {} examples, learning rate {}, "
-      "weight decay {:g} of every parameter, clip {:g}; the model {} is judged.\n\n{}",
-      r.task, by_example(r) ? " over examples of each one's share," : "", r.recipe.judged,
+  return fmt::format(
+      "Accuracy in per cent, mean{} over seeds, of {} examples a length. Trained {}: {} steps of {} examples, learning rate {}, "
+      "weight decay {:g} of every parameter, clip {:g}; the model {} is judged.",
+      by_example(r) ? " over examples of each one's share," : "", r.recipe.judged,
       r.recipe.segments.empty() ? fmt::format("at length {}", r.recipe.length)
                                 : fmt::format("on a mixture (length x pairs x examples: {})", fmt::join(r.recipe.segments, ", ")),
       r.recipe.steps, r.recipe.batch, r.recipe.schedule == "constant" ? "constant" : "falling to 0 as a cosine", r.recipe.weight_decay, r.recipe.clip,
       r.recipe.last               ? "after the last step"
       : r.recipe.segments.empty() ? "that was best at the training length"
-                                  : "that was best over all tests",
-      task_table(results).markdown());
+                                  : "that was best over all tests");
+}
+
+std::string task_report(const std::vector<TaskResult>& results) {
+  if (results.empty()) return "No cell is finished yet.\n";
+  const TaskResult& r = results.front();
+  std::string text = fmt::format("# {}\n\n{}\n\n{}", r.task, task_caption(results), task_table(results).markdown());
   bool beside = false, above = false;
   for (const TaskResult& one : results) {
     for (const TaskScore& s : one.scores) {
@@ -131,7 +135,7 @@ std::string task_report(const std::vector<TaskResult>& results) {
   return text;
 }
 
-PictureResult write_task_curves(const std::vector<TaskResult>& results, const std::string& base) {
+std::vector<RunCurve> task_curves(const std::vector<TaskResult>& results) {
   std::vector<RunCurve> curves;
   std::set<double> rates;
   std::set<uint64_t> seeds;
@@ -149,7 +153,11 @@ PictureResult write_task_curves(const std::vector<TaskResult>& results, const st
     }
     curves.push_back(std::move(curve));
   }
-  return write_run_curves(curves, CurveValue::kAccuracy, CurveOver::kStep, results.front().task, base);
+  return curves;
+}
+
+PictureResult write_task_curves(const std::vector<TaskResult>& results, const std::string& base) {
+  return write_run_curves(task_curves(results), CurveValue::kAccuracy, CurveOver::kStep, results.front().task, base);
 }
 
 }  // namespace fw

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "report/gnuplot.h"
+#include "report/curves.h"
 #include "report/table.h"
 #include "tasks/cell.h"
 
@@ -15,8 +15,14 @@ namespace fw {
 // mqar_zoology is counted by example (macro), all others by question (micro), as their papers do.
 Table task_table(const std::vector<TaskResult>& results);
 
+// What the table is of, and how it was trained and judged, in a paragraph. results: at least one.
+std::string task_caption(const std::vector<TaskResult>& results);
+
 // As Markdown: the table, what it is of, and what to know of the published numbers beside it.
 std::string task_report(const std::vector<TaskResult>& results);
+
+// Accuracy over steps, a curve for each cell.
+std::vector<RunCurve> task_curves(const std::vector<TaskResult>& results);
 
 // Accuracy at the training length over steps, a curve for each cell: base + ".svg" and ".png".
 PictureResult write_task_curves(const std::vector<TaskResult>& results, const std::string& base);

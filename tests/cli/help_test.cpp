@@ -11,8 +11,8 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-const std::vector<std::string> kCommands{"train",  "eval",   "analyze", "generate", "bench",      "info", "rules", "selftest", "tokenize",
-                                         "verify", "import", "export",  "curves",   "completion", "man",  "task",  "sweep",    "requests"};
+const std::vector<std::string> kCommands{"train",  "eval",   "analyze", "generate",   "bench", "info", "rules",  "selftest", "tokenize", "verify",
+                                         "import", "export", "curves",  "completion", "man",   "task", "report", "sweep",    "requests"};
 
 TEST(Help, OverviewNamesEveryCommand) {
   const Outcome overview = run({"--help"});

@@ -1,0 +1,123 @@
+// report: tables and curves of a set of runs, sweeps and evaluations, as one page.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "cli/command.h"
+#include "cli/outputs.h"
+#include "cli/say.h"
+#include "report/metrics.h"
+#include "report/page.h"
+#include "report/task_table.h"
+
+namespace fw::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Report : public Command {
+ public:
+  std::string name() const override { return "report"; }
+  std::string summary() const override { return "tables and curves of runs, sweeps and evaluations in one page"; }
+  std::string details() const override {
+    return "Writes OUT.html, which needs nothing else (no network, no scripts; curves are inside, drawn by gnuplot), and the same tables in OUT.md.\n\n"
+           "Folders: of sweeps (results.json), of evaluations ('eval --out': eval.json), of training runs (metrics.jsonl, together in one section).\n\n"
+           "Example:\n  fastweight report mqar stack run-a run-b piqa --out comparison";
+  }
+  void declare(Options& options) override {
+    options.positional("DIR", &folders_, "folders of sweeps, evaluations and runs", true);
+    options.add("out", "OUT", &out_, "name of the page, without .html and .md");
+    options.add("title", "TEXT", &title_, "of the page");
+  }
+  int run(Options& options) override;
+
+ private:
+  StringList folders_;
+  std::string out_ = "report", title_ = "fastweight: runs";
+};
+
+std::string shown_name(const std::string& folder) {
+  const fs::path path = fs::path(folder).lexically_normal();
+  return path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
+}
+
+nlohmann::json read_json(const std::string& path) { return parse_json(read_file(path), fmt::format("'{}'", path)); }
+
+PageSection sweep_section(const std::string& folder) {
+  const std::string path = fmt::format("{}/results.json", folder);
+  std::vector<TaskResult> results;
+  const nlohmann::json found = read_json(path);
+  results.reserve(found.size());
+  for (const nlohmann::json& one : found) results.push_back(task_result_from_json(one, fmt::format("'{}'", path)));
+  PageSection section;
+  section.title = shown_name(folder);
+  section.text = results.empty() ? "No cell is finished yet." : task_caption(results);
+  if (!results.empty()) section.table = task_table(results);
+  section.curves = task_curves(results);
+  section.value = CurveValue::kAccuracy;
+  return section;
+}
+
+PageSection eval_section(const std::string& folder) {
+  const std::string path = fmt::format("{}/eval.json", folder);
+  const nlohmann::json found = read_json(path);
+  PageSection section;
+  section.table.column("task", Table::Align::kLeft);
+  section.table.column("length");
+  section.table.column("metric", Table::Align::kLeft);
+  for (const char* heading : {"value", "standard error", "requests"}) section.table.column(heading);
+  try {
+    section.title = shown_name(folder);
+    section.text = fmt::format("{} on {}", found.at("model").get<std::string>(), found.at("requests").get<std::string>());
+    for (const nlohmann::json& task : found.at("results")) {
+      for (const nlohmann::json& m : task.at("metrics")) {
+        const auto number = [&](const char* key) { return m.at(key).is_null() ? std::string("-") : fmt::format("{:.4f}", m.at(key).get<double>()); };
+        const auto length = task.at("length").get<int64_t>();
+        section.table.row({task.at("task").get<std::string>(), length > 0 ? fmt::format("{}", length) : "", m.at("name").get<std::string>(), number("value"),
+                           number("standard_error"), fmt::format("{}", task.at("requests").get<int64_t>())});
+      }
+    }
+  } catch (const nlohmann::json::exception& error) {
+    fail_usage("'{}': not what 'fastweight eval --out' writes: {}", path, error.what());
+  }
+  return section;
+}
+
+int Report::run(Options&) {
+  if (out_.empty()) fail_usage("--out: expected the name of a page, got nothing");
+  for (const char* ending : {".html", ".md"}) check_output("--out", out_ + ending, {});
+  std::vector<PageSection> sections;
+  PageSection runs;
+  runs.title = "Training runs";
+  for (const std::string& folder : folders_) {
+    const auto has = [&](const char* name) { return file_exists(fmt::format("{}/{}", folder, name)); };
+    if (has("results.json")) {
+      sections.push_back(sweep_section(folder));
+    } else if (has("eval.json")) {
+      sections.push_back(eval_section(folder));
+    } else if (has("metrics.jsonl")) {
+      runs.curves.push_back({shown_name(folder), read_metrics(fmt::format("{}/metrics.jsonl", folder))});
+    } else {
+      fail_usage("DIR: '{}' has no results.json (a sweep), eval.json (an evaluation) or metrics.jsonl (a run)", folder);
+    }
+  }
+  if (!runs.curves.empty()) {
+    runs.table = run_table(runs.curves);
+    sections.push_back(std::move(runs));
+  }
+  write_file_atomic(out_ + ".html", html_page(title_, sections));
+  write_file_atomic(out_ + ".md", markdown_page(title_, sections));
+  say("{0}.html\n{0}.md\n", out_);
+  return kExitOk;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> report_command() { return std::make_unique<Report>(); }
+
+}  // namespace fw::cli

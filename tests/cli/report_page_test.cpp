@@ -1,0 +1,123 @@
+// fastweight report: a page of a sweep, an evaluation and two runs, which needs nothing else; the same tables in Markdown; and what a browser shows.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "cli/program.h"
+#include "report/process.h"
+
+namespace fw::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+using Args = std::vector<std::string>;
+
+class ReportPage : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = new Folder;
+    spill(path("text"), small_text());
+    for (const char* name : {"run-a", "run <b>"}) ASSERT_EQ(run(tiny_train(path("text"), path(name))).code, 0);
+    const Outcome swept = run({"sweep",
+                               "stack",
+                               "--rule",
+                               "kda,mamba2",
+                               "--seeds",
+                               "1,2",
+                               "--out",
+                               path("sweep"),
+                               "--length",
+                               "30",
+                               "--lengths",
+                               "30,60",
+                               "--steps",
+                               "4",
+                               "--batch",
+                               "2",
+                               "--judged",
+                               "4",
+                               "--eval-every",
+                               "2",
+                               "--hidden-size",
+                               "8",
+                               "--num-heads",
+                               "1",
+                               "--head-dim",
+                               "8",
+                               "--intermediate-size",
+                               "8"});
+    ASSERT_EQ(swept.code, 0) << swept.err;
+    spill(path("requests"), R"({"task":"words & more","id":"0","type":"ll","ctx":"the state","cont":" decays"})");
+    ASSERT_EQ(run({"eval", path("run-a"), "--requests", path("requests"), "--out", path("words")}).code, 0);
+  }
+  static void TearDownTestSuite() { delete folder_; }
+  static std::string path(const std::string& name) { return *folder_ / name; }
+  static Outcome report(const std::string& out) {
+    return run({"report", path("sweep"), path("words"), path("run-a"), path("run <b>"), "--out", path(out), "--title", "A & B"});
+  }
+  static size_t times(const std::string& text, const std::string& part) {
+    size_t count = 0;
+    for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+    return count;
+  }
+  static Folder* folder_;
+};
+Folder* ReportPage::folder_ = nullptr;
+
+TEST_F(ReportPage, HasTablesAndCurvesAndNeedsNothingElse) {
+  const Outcome outcome = report("page");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const std::string page = slurp(path("page.html"));
+  EXPECT_TRUE(page.starts_with("<!DOCTYPE html>"));
+  EXPECT_THAT(page, HasSubstr("<title>A &amp; B</title>"));
+  EXPECT_EQ(times(page, "<table>"), 3u);
+  EXPECT_EQ(times(page, "<svg"), 2u);  // of the sweep and of the runs
+  EXPECT_THAT(page, HasSubstr("<td>words &amp; more</td>"));
+  EXPECT_THAT(page, HasSubstr("<td>run &lt;b&gt;</td>"));
+  EXPECT_THAT(page, Not(HasSubstr("run <b>")));
+  EXPECT_THAT(page, HasSubstr("<td>kda</td>"));
+  for (const char* outside : {"src=", "<script", "<link", "@import", "url(http"}) EXPECT_THAT(page, Not(HasSubstr(outside))) << outside;
+  const std::string markdown = slurp(path("page.md"));
+  EXPECT_THAT(markdown, HasSubstr("## sweep\n"));
+  EXPECT_THAT(markdown, HasSubstr("| kda | 0.001 | 2 |"));
+  EXPECT_THAT(markdown, HasSubstr("| words & more |"));
+  EXPECT_THAT(markdown, HasSubstr("| run-a | 6 |"));
+}
+
+// What a person sees: the tables' text and the curves' lines are in the page that the browser made of the file.
+TEST_F(ReportPage, ABrowserShowsIt) {
+  ASSERT_EQ(report("shown").code, 0);
+  const Args browser{"chromium", "--headless", "--no-sandbox", "--disable-gpu", "--user-data-dir=" + path("browser"), "--virtual-time-budget=2000"};
+  const std::string url = "file://" + path("shown.html");
+  const ProcessResult shot = run_process(browser + Args{"--window-size=1200,2000", "--screenshot=" + path("shown.png"), url}, "");
+  if (!shot.started) GTEST_SKIP() << "chromium is not installed (Debian: apt-get install chromium)";
+  ASSERT_EQ(shot.exit_code, 0) << shot.output;
+  EXPECT_GT(std::filesystem::file_size(path("shown.png")), 20000u);  // an empty page of this size has 10 kB
+  const ProcessResult dom = run_process({"sh", "-c", "exec \"$@\" 2>/dev/null >'" + path("dom") + "'", "sh", "chromium", "--headless", "--no-sandbox",
+                                         "--disable-gpu", "--user-data-dir=" + path("browser"), "--dump-dom", url},
+                                        "");
+  ASSERT_EQ(dom.exit_code, 0);
+  const std::string shown = slurp(path("dom"));
+  EXPECT_EQ(times(shown, "<tbody>"), 3u);  // the browser's own: each table was read as one
+  EXPECT_GE(times(shown, "<path"), 4u);
+  EXPECT_THAT(shown, HasSubstr("accuracy (per cent)"));
+}
+
+TEST_F(ReportPage, RefusesOtherFolders) {
+  std::filesystem::create_directories(path("empty"));
+  const Outcome outcome = run({"report", path("empty"), "--out", path("no")});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("has no results.json (a sweep), eval.json (an evaluation) or metrics.jsonl (a run)"));
+  std::filesystem::create_directories(path("bad"));
+  spill(path("bad/eval.json"), "{\"model\": 3}");
+  EXPECT_THAT(run({"report", path("bad"), "--out", path("no")}).err, HasSubstr("not what 'fastweight eval --out' writes"));
+  EXPECT_FALSE(std::filesystem::exists(path("no.html")));
+}
+
+}  // namespace
+}  // namespace fw::test
