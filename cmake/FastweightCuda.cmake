@@ -44,6 +44,8 @@ endif()
 # What a plan is made of is built everywhere, the other host files where device code is, and the kernels as said above.
 file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/scan/cuda/*.cu)
 file(GLOB ops_kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/*.cu)
+# In the emulation host arithmetic stands in for the library.
+file(GLOB ops_cuda_library_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/library/*.cpp)
 file(GLOB ops_cuda_host_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/*.cpp)
 set(cuda_kernel_sources ${kernel_sources} ${ops_kernel_sources})
 set(hopper_kernel_sources ${kernel_sources} ${ops_kernel_sources})
@@ -55,7 +57,7 @@ set(cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/backend.cpp ${PRO
 set(cuda_host_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/scan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/device.cpp)
 if(FW_HAS_CUDA)
   set(cuda_sources ${cuda_host_sources} ${kernel_sources})
-  set(ops_cuda_sources ${ops_cuda_host_sources} ${ops_kernel_sources})
+  set(ops_cuda_sources ${ops_cuda_host_sources} ${ops_cuda_library_sources} ${ops_kernel_sources})
   set(device_source src/base/device/cuda.cpp)
   set(sm_90a -gencode=arch=compute_90a,code=sm_90a)
   set_source_files_properties(${cuda_kernel_sources} ${hopper_kernel_sources} PROPERTIES COMPILE_OPTIONS "${sm_90a};--expt-relaxed-constexpr;-DFMT_USE_CONSTEXPR=1")

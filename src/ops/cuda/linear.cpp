@@ -1,0 +1,91 @@
+#include "ops/cuda/linear.h"
+
+#include <type_traits>
+
+#include "base/error.h"
+#include "ops/cuda/bias.h"
+#include "ops/cuda/operations.h"
+#include "ops/cuda/products.h"
+
+namespace fw::cuda {
+namespace {
+
+template <class T>
+constexpr fw_dtype kDtype = std::is_same_v<T, float> ? FW_F32 : FW_BF16;
+
+// The weight as an operand beside activations of type T.
+template <class T>
+Mat<const T> operand(const Weight<float>& weight) {
+  if constexpr (std::is_same_v<T, float>) {
+    return weight.values;
+  } else {
+    if (weight.rounded.data == nullptr) fail_internal("linear: expected the bf16 copy of a weight [{}, {}]", weight.values.rows, weight.values.cols);
+    return weight.rounded;
+  }
+}
+
+template <class T, class R>
+void multiply(const Exec<T>& exec, Mat<const T> a, bool a_transposed, Mat<const T> b, bool b_transposed, Mat<R> c, bool accumulate) {
+  Product p;
+  p.m = c.rows;
+  p.n = c.cols;
+  p.k = a_transposed ? a.rows : a.cols;
+  if (p.m == 0 || p.n == 0 || p.k == 0) return;
+  p.operands = kDtype<T>;
+  p.result = kDtype<R>;
+  p.a = a.data;
+  p.a_stride = a.stride;
+  p.a_transposed = a_transposed;
+  p.b = b.data;
+  p.b_stride = b.stride;
+  p.b_transposed = b_transposed;
+  p.c = c.data;
+  p.c_stride = c.stride;
+  p.accumulate = accumulate;
+  multiply(p, exec.device.stream());
+}
+
+}  // namespace
+
+template <class T>
+void linear_product(const Exec<T>& exec, Mat<const T> x, const Weight<float>& weight, Mat<T> y, Write write) {
+  multiply(exec, x, false, operand<T>(weight), true, y, write == Write::kAccumulate);
+}
+
+template <class T>
+void linear_gradients(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Weight<float>& weight, Mat<T> dx, Mat<float> dweight, Write write) {
+  if (dx.data != nullptr) multiply(exec, dy, false, operand<T>(weight), false, dx, write == Write::kAccumulate);
+  if (dweight.data != nullptr) multiply(exec, dy, true, x, false, dweight, true);
+}
+
+template void linear_product(const Exec<float>&, Mat<const float>, const Weight<float>&, Mat<float>, Write);
+template void linear_product(const Exec<Bf16>&, Mat<const Bf16>, const Weight<float>&, Mat<Bf16>, Write);
+template void linear_gradients(const Exec<float>&, Mat<const float>, Mat<const float>, const Weight<float>&, Mat<float>, Mat<float>, Write);
+template void linear_gradients(const Exec<Bf16>&, Mat<const Bf16>, Mat<const Bf16>, const Weight<float>&, Mat<Bf16>, Mat<float>, Write);
+
+namespace ops {
+
+template <class T>
+void linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, Mat<T> y, Write write) {
+  if (x.rows == 0) return;
+  linear_product(exec, x, weight, y, write);
+  if (bias != nullptr) add_bias(exec, bias, y);
+}
+
+template <class T>
+void linear_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, Weight<Wide<T>> weight, Mat<T> dx, Mat<Wide<T>> dweight, Wide<T>* dbias,
+                     Write write) {
+  if (dy.rows == 0) return;
+  linear_gradients(exec, dy, x, weight, dx, dweight, write);
+  if (dbias != nullptr) add_bias_gradient(exec, dy, dbias);
+}
+
+#define FW_INSTANTIATE(T)                                                                                    \
+  template void linear_forward<T>(const Exec<T>&, Mat<const T>, Weight<float>, const float*, Mat<T>, Write); \
+  template void linear_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Weight<float>, Mat<T>, Mat<float>, float*, Write);
+FW_INSTANTIATE(float)
+FW_INSTANTIATE(Bf16)
+#undef FW_INSTANTIATE
+
+}  // namespace ops
+}  // namespace fw::cuda
