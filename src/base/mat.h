@@ -3,6 +3,10 @@
 
 #include <cstdint>
 
+#ifdef __CUDACC__
+#pragma nv_diag_suppress 554  // Mat<const T> converts to itself, which nobody calls
+#endif
+
 namespace fw {
 
 template <class T>

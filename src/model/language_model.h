@@ -1,5 +1,5 @@
 // LanguageModel: embedding, blocks (x + mixer(norm x), x + swiglu(norm x)), final norm, head. T is float (training and
-// use) or double (gradient checks). Names as flash-linear-attention's models have them.
+// use) or double (gradient checks): the type of parameters, gradients and results, whatever the device. On a GPU activations are bf16 (engine.h). Names as flash-linear-attention's models have them.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ class LanguageModel {
   void set_tokenizer(uint64_t checksum);
   Params<T>& params();
   const Params<T>& params() const;
-  const Exec<T>& exec() const;  // what its operations run in
+  const Exec<T>& exec() const;  // for what runs over its parameters
   Device& device() const;       // where its parameters are, and where its states must be
   void init(Random& random) { params().init(random); }
   void set_precision(Precision precision);  // of the matrix products outside the recurrence

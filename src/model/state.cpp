@@ -32,9 +32,9 @@ void check_metadata(const SafetensorsReader& reader, const std::string& path, co
 }  // namespace
 
 template <class T>
-ModelState<T>::Tensor::Tensor(const Tensor& other) : spec(other.spec), values(other.values.clone()), pages(other.pages.size()) {
+ModelState<T>::Tensor::Tensor(const Tensor& other) : spec(other.spec), narrow(other.narrow), values(other.values.clone()), pages(other.pages.size()) {
   for (size_t n = 0; n < pages.size(); ++n) {
-    for (const Buffer<T>& page : other.pages[n]) pages[n].push_back(page.clone());
+    for (const Buffer<std::byte>& page : other.pages[n]) pages[n].push_back(page.clone());
   }
 }
 
@@ -48,10 +48,11 @@ ModelState<T>::ModelState(const ModelConfig& config, int64_t sequences, Device& 
     for (StateTensor& spec : mixer_state(config.layer_spec(i))) {
       Tensor& tensor = layer.emplace_back();
       tensor.spec = std::move(spec);
+      tensor.narrow = !tensor.spec.wide && bf16_activations<T>(device);
       if (tensor.spec.kind == StateKind::kCache) {
         tensor.pages.resize(static_cast<size_t>(sequences));
       } else {
-        tensor.values = Buffer<T>(device, sequences * tensor.spec.size());
+        tensor.values = Buffer<std::byte>(device, tensor.bytes(sequences * tensor.spec.size()));
       }
     }
     views_.emplace_back(layer.size());
@@ -64,10 +65,10 @@ size_t ModelState<T>::bytes() const {
   for (const std::vector<Tensor>& layer : layers_) {
     for (const Tensor& tensor : layer) {
       n += static_cast<size_t>(tensor.values.size());
-      for (const auto& pages : tensor.pages) n += pages.size() * static_cast<size_t>(tensor.spec.size());
+      for (const auto& pages : tensor.pages) n += pages.size() * static_cast<size_t>(tensor.bytes(tensor.spec.size()));
     }
   }
-  return n * sizeof(T) + positions_.size() * sizeof(int64_t);
+  return n + positions_.size() * sizeof(int64_t);
 }
 
 template <class T>
@@ -86,26 +87,57 @@ void ModelState<T>::grow(Tensor& tensor, int64_t sequence, int64_t tokens) const
   auto& pages = tensor.pages[static_cast<size_t>(sequence)];
   const int64_t rows = tensor.spec.shape[0];
   const size_t needed = static_cast<size_t>((tokens + rows - 1) / rows);
-  while (pages.size() < needed) pages.emplace_back(*device_, tensor.spec.size());
+  while (pages.size() < needed) pages.emplace_back(*device_, tensor.bytes(tensor.spec.size()));
 }
 
 template <class T>
-StateView<T> ModelState<T>::view(Tensor& tensor) const {
-  StateView<T> view;
-  view.values = tensor.values.size();
-  if (tensor.spec.kind != StateKind::kCache) view.data = tensor.values.data();
-  if (tensor.spec.kind == StateKind::kRing) view.pages = {tensor.values.data(), nullptr, 1, tensor.spec.shape[0], tensor.spec.shape[1]};
-  if (tensor.spec.kind != StateKind::kCache) return view;
+StateView ModelState<T>::view(Tensor& tensor) const {
+  StateView view;
+  if (tensor.spec.kind != StateKind::kMatrix) {
+    view.rows = tensor.spec.shape[0];
+    view.width = tensor.spec.shape[1];
+    view.per_sequence = 1;
+  }
+  if (tensor.spec.kind != StateKind::kCache) {
+    view.data = tensor.values.data();
+    view.bytes = tensor.values.size();
+    return view;
+  }
   size_t most = 1;
   for (const auto& pages : tensor.pages) most = std::max(most, pages.size());
-  std::vector<T*> table(static_cast<size_t>(sequences_) * most, nullptr);
+  std::vector<void*> table(static_cast<size_t>(sequences_) * most, nullptr);
   for (size_t n = 0; n < static_cast<size_t>(sequences_); ++n) {
     for (size_t i = 0; i < tensor.pages[n].size(); ++i) table[n * most + i] = tensor.pages[n][i].data();
   }
-  if (tensor.table.size() != static_cast<int64_t>(table.size())) tensor.table = Buffer<T*>(*device_, static_cast<int64_t>(table.size()));
+  if (tensor.table.size() != static_cast<int64_t>(table.size())) tensor.table = Buffer<void*>(*device_, static_cast<int64_t>(table.size()));
   tensor.table.write(0, table);
-  view.pages = {nullptr, tensor.table.data(), static_cast<int64_t>(most), tensor.spec.shape[0], tensor.spec.shape[1]};
+  view.table = tensor.table.data();
+  view.per_sequence = static_cast<int64_t>(most);
   return view;
+}
+
+// Values in host memory and in the device's type. What is rounded on the way to the device was bf16 when it came from one.
+template <class T>
+std::vector<T> ModelState<T>::read(const Tensor& tensor, const Buffer<std::byte>& from, int64_t count) {
+  std::vector<T> values(static_cast<size_t>(count));
+  if (!tensor.narrow) {
+    from.read(0, std::as_writable_bytes(std::span(values)));
+    return values;
+  }
+  std::vector<Bf16> bits(values.size());
+  from.read(0, std::as_writable_bytes(std::span(bits)));
+  std::vector<float> wide(values.size());
+  widen_bf16(count, bits.data(), wide.data());
+  std::copy(wide.begin(), wide.end(), values.begin());
+  return values;
+}
+template <class T>
+void ModelState<T>::write(const Tensor& tensor, std::span<const T> values, Buffer<std::byte>& to) {
+  if (!tensor.narrow) return to.write(0, std::as_bytes(values));
+  const std::vector<float> wide(values.begin(), values.end());
+  std::vector<Bf16> bits(wide.size());
+  round_to_bf16(static_cast<int64_t>(wide.size()), wide.data(), bits.data());
+  to.write(0, std::as_bytes(std::span<const Bf16>(bits)));
 }
 
 template <class T>
@@ -132,14 +164,14 @@ std::vector<int64_t> ModelState<T>::file_shape(const Tensor& tensor, const std::
 
 template <class T>
 std::vector<T> ModelState<T>::rows(const Tensor& tensor) const {
-  if (tensor.spec.kind != StateKind::kCache) return tensor.values.to_vector();
+  if (tensor.spec.kind != StateKind::kCache) return read(tensor, tensor.values, sequences_ * tensor.spec.size());
   std::vector<T> all;
   for (size_t n = 0; n < tensor.pages.size(); ++n) {
     int64_t left = positions_[n] * tensor.spec.shape[1];
-    for (const Buffer<T>& page : tensor.pages[n]) {
+    for (const Buffer<std::byte>& page : tensor.pages[n]) {
       const int64_t count = std::min(left, tensor.spec.size());
-      const HostView<T> values = page.host(0, count);
-      all.insert(all.end(), values.span().begin(), values.span().end());
+      const std::vector<T> values = read(tensor, page, count);
+      all.insert(all.end(), values.begin(), values.end());
       left -= count;
     }
   }
@@ -212,7 +244,7 @@ void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string
       reader.read<T>(name, shape, std::span<T>(values));
       ++expected;
       if (tensor.spec.kind != StateKind::kCache) {
-        tensor.values.write(0, values);
+        write(tensor, values, tensor.values);
         continue;
       }
       const T* from = values.data();
@@ -220,9 +252,9 @@ void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string
         tensor.pages[static_cast<size_t>(n)].clear();
         grow(tensor, n, positions[static_cast<size_t>(n)]);
         int64_t left = positions[static_cast<size_t>(n)] * tensor.spec.shape[1];
-        for (Buffer<T>& page : tensor.pages[static_cast<size_t>(n)]) {
+        for (Buffer<std::byte>& page : tensor.pages[static_cast<size_t>(n)]) {
           const int64_t count = std::min(left, tensor.spec.size());
-          page.write(0, {from, static_cast<size_t>(count)});
+          write(tensor, {from, static_cast<size_t>(count)}, page);
           from += count;
           left -= count;
         }

@@ -4,9 +4,11 @@
 // model is an error.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/buffer.h"
@@ -17,6 +19,13 @@
 
 namespace fw {
 
+// Whether models of type T have bf16 activations on a device: float ones do on a GPU; parameters, states of recurrences and sums stay T.
+template <class T>
+bool bf16_activations(const Device& device) {
+  return std::is_same_v<T, float> && device.kind() == FW_DEVICE_CUDA;
+}
+
+// T is float or double, whatever the activations are.
 template <class T>
 class ModelState {
  public:
@@ -31,7 +40,11 @@ class ModelState {
   // Makes room in the caches for the tokens of a pass. Until the next call, or until the state is copied or moved, layer(i) is what
   // the pass works on.
   void prepare(const SeqLayout& layout);
-  LayerState<T> layer(int64_t i) const { return {views_[static_cast<size_t>(i)].data(), static_cast<int64_t>(views_[static_cast<size_t>(i)].size())}; }
+  // Activation: what the model's activations are, T or, on a device that has bf16 ones, Bf16.
+  template <class Activation = T>
+  LayerState<Activation> layer(int64_t i) const {
+    return {views_[static_cast<size_t>(i)].data(), static_cast<int64_t>(views_[static_cast<size_t>(i)].size())};
+  }
   // One tensor as its file has it: [N, shape], or of a cache [tokens of all sequences, width]; empty where the layer has none of
   // that name.
   std::vector<T> values(int64_t layer, const std::string& name) const;
@@ -53,9 +66,11 @@ class ModelState {
  private:
   struct Tensor {
     StateTensor spec;
-    Buffer<T> values;                           // kMatrix, kRing: [N, shape]
-    std::vector<std::vector<Buffer<T>>> pages;  // kCache: of each sequence
-    Buffer<T*> table;                           // kCache: of the pass
+    bool narrow = false;                                // stored in bf16
+    Buffer<std::byte> values;                           // kMatrix, kRing: [N, shape]
+    std::vector<std::vector<Buffer<std::byte>>> pages;  // kCache: of each sequence
+    Buffer<void*> table;                                // kCache: of the pass
+    int64_t bytes(int64_t count) const { return count * static_cast<int64_t>(narrow ? sizeof(Bf16) : sizeof(T)); }
     Tensor() = default;
     Tensor(const Tensor& other);  // with memory of its own; the table is made by prepare()
     Tensor(Tensor&&) noexcept = default;
@@ -66,13 +81,15 @@ class ModelState {
   std::string layout() const;  // for the metadata
   std::vector<int64_t> file_shape(const Tensor& tensor, const std::vector<int64_t>& positions) const;
   std::vector<T> rows(const Tensor& tensor) const;  // as its file has them
+  static std::vector<T> read(const Tensor& tensor, const Buffer<std::byte>& from, int64_t count);
+  static void write(const Tensor& tensor, std::span<const T> values, Buffer<std::byte>& to);
   void grow(Tensor& tensor, int64_t sequence, int64_t tokens) const;
-  StateView<T> view(Tensor& tensor) const;
+  StateView view(Tensor& tensor) const;
 
   Device* device_;
   int64_t sequences_ = 0;
   std::vector<std::vector<Tensor>> layers_;
-  std::vector<std::vector<StateView<T>>> views_;
+  std::vector<std::vector<StateView>> views_;
   std::vector<int64_t> positions_;
 };
 

@@ -17,11 +17,11 @@ Mat<T> new_matrix(Arena& arena, int64_t rows, int64_t cols) {
 }
 
 // A copy of device memory that lives in the arena; null stays null.
-template <class T>
-T* new_copy(const Exec<T>& exec, const T* from, int64_t n) {
+template <class T, class Value>
+Value* new_copy(const Exec<T>& exec, const Value* from, int64_t n) {
   if (from == nullptr) return nullptr;
-  T* to = exec.arena.template alloc<T>(n);
-  exec.device.copy(to, from, static_cast<size_t>(n) * sizeof(T));
+  Value* to = exec.arena.template alloc<Value>(n);
+  exec.device.copy(to, from, static_cast<size_t>(n) * sizeof(Value));
   return to;
 }
 

@@ -1,6 +1,7 @@
 #include "nn/attention_mixer.h"
 
 #include <cmath>
+#include <utility>
 
 #include "nn/activations.h"
 
@@ -16,14 +17,14 @@ template <class T>
 struct AttentionMixer<T>::Context : MixerContext {
   Mat<T> proj;        // [T, (H + 2 HK) D]: q | k | v before norms; without norms q and k are turned in place
   Mat<T> qk;          // [T, (H + HK) D]: q | k as attention takes them; columns of proj without norms
-  T* rstd = nullptr;  // [T, H], then [T, HK]
+  Wide<T>* rstd = nullptr;  // [T, H], then [T, HK]
   Pages<T> past_k, past_v;
-  Mat<T> o;    // [T, H D]
-  Mat<T> lse;  // [T, H]
+  Mat<T> o;          // [T, H D]
+  Mat<Wide<T>> lse;  // [T, H]
 };
 
 template <class T>
-AttentionMixer<T>::AttentionMixer(const AttentionSpec& spec, const std::string& prefix, Params<T>& params) : spec_(spec) {
+AttentionMixer<T>::AttentionMixer(const AttentionSpec& spec, const std::string& prefix, Params<Wide<T>>& params) : spec_(spec) {
   for (ParamSpec& p : mixer_parameters(spec, prefix)) {
     const std::string name = p.name.substr(prefix.size());
     const int index = params.declare(std::move(p));
@@ -46,14 +47,14 @@ template <class T>
 Pages<T> AttentionMixer<T>::before(const Pass<T>& pass, LayerState<T> state, int index) const {
   Pages<T> pages = state.pages(index);
   if (pass.keep && pages && spec_.window > 0) {
-    pages.first = new_copy<T>(pass.exec, state.data(index), pass.layout.host.count() * pages.rows * pages.width);
+    pages.first = new_copy(pass.exec, std::as_const(pages.first), pass.layout.host.count() * pages.rows * pages.width);
   }
   return pages;
 }
 
 template <class T>
 MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const {
-  const Params<T>& params = pass.params;
+  const Params<Wide<T>>& params = pass.params;
   Arena& arena = pass.exec.arena;
   const int64_t tokens = x.rows, queries = spec_.query_size(), keys = spec_.kv_size(), D = spec_.head_dim;
   Context* kept = pass.keep ? new (pass.exec.contexts.template alloc<Context>(1)) Context() : nullptr;
@@ -66,10 +67,10 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   if (spec_.qk_norm) {
     const Mat<T> raw = c.qk;
     if (pass.keep) c.qk = new_matrix<T>(arena, tokens, queries + keys);
-    c.rstd = arena.alloc<T>(tokens * (spec_.heads + spec_.kv_heads));
-    pass.exec.gated_rmsnorm_forward(raw.col_range(0, queries), Mat<const T>(), params.value(q_norm_), static_cast<T>(kNormEps), D, GateKind::kNone,
+    c.rstd = arena.alloc<Wide<T>>(tokens * (spec_.heads + spec_.kv_heads));
+    pass.exec.gated_rmsnorm_forward(raw.col_range(0, queries), Mat<const T>(), params.value(q_norm_), static_cast<Wide<T>>(kNormEps), D, GateKind::kNone,
                                     c.qk.col_range(0, queries), c.rstd);
-    pass.exec.gated_rmsnorm_forward(raw.col_range(queries, keys), Mat<const T>(), params.value(k_norm_), static_cast<T>(kNormEps), D, GateKind::kNone,
+    pass.exec.gated_rmsnorm_forward(raw.col_range(queries, keys), Mat<const T>(), params.value(k_norm_), static_cast<Wide<T>>(kNormEps), D, GateKind::kNone,
                                     c.qk.col_range(queries, keys), c.rstd + tokens * spec_.heads);
   }
   if (spec_.rope_theta > 0) pass.exec.rotary(c.qk, D, spec_.rotated, spec_.rope_theta, pass.layout, Turn::kForth);
@@ -78,7 +79,7 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   c.past_k = before(pass, state, kKeyState);
   c.past_v = before(pass, state, kValueState);
   c.o = new_matrix<T>(arena, tokens, queries);
-  c.lse = new_matrix<T>(arena, tokens, spec_.heads);
+  c.lse = new_matrix<Wide<T>>(arena, tokens, spec_.heads);
   pass.exec.attention_forward(q, k, v, shape(), pass.layout, c.past_k, c.past_v, c.o, c.lse);
   if (state) {
     pass.exec.store_rows(k, pass.layout, state.pages(kKeyState));
@@ -91,7 +92,7 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
 template <class T>
 void AttentionMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
   const Context& c = *static_cast<Context*>(context);
-  Params<T>& params = pass.params;
+  Params<Wide<T>>& params = pass.params;
   Arena& arena = pass.exec.arena;
   const int64_t tokens = dy.rows, queries = spec_.query_size(), keys = spec_.kv_size(), D = spec_.head_dim;
   const Mat<T> d_o = new_matrix<T>(arena, tokens, queries);
@@ -115,5 +116,6 @@ void AttentionMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
 
 template class AttentionMixer<float>;
 template class AttentionMixer<double>;
+template class AttentionMixer<Bf16>;
 
 }  // namespace fw

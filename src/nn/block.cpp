@@ -9,7 +9,7 @@ namespace fw {
 ParamSpec norm_parameter(const std::string& name, int64_t size) { return {name, {size}, constant_init(1.0), false}; }
 
 template <class T>
-void settle(const Pass<T>& pass, Residual<T>& r, const T* weight, T eps, Mat<T> y, T* rstd) {
+void settle(const Pass<T>& pass, Residual<T>& r, const Wide<T>* weight, Wide<T> eps, Mat<T> y, Wide<T>* rstd) {
   if (!r.pending) {
     pass.exec.rmsnorm_forward(r.x, weight, eps, y, rstd);
   } else if (pass.keep) {
@@ -35,19 +35,18 @@ void begin_half(const Pass<T>& pass) {
 template <class T>
 LayerState<T> Block<T>::copy_of(const Pass<T>& pass, LayerState<T> state) const {
   if (!state) return {};
-  StateView<T>* copies = pass.exec.contexts.template alloc<StateView<T>>(state.count);
+  StateView* copies = pass.exec.contexts.template alloc<StateView>(state.count);
   for (int64_t i = 0; i < state.count; ++i) {
-    StateView<T>& copy = *new (copies + i) StateView<T>(state.tensors[i]);
-    if (copy.data == nullptr) continue;  // pages of a cache: a token's row is written once, the second time the same
-    copy.data = new_copy<T>(pass.exec, copy.data, copy.values);
-    if (copy.pages) copy.pages.first = copy.data;
+    StateView& copy = *new (copies + i) StateView(state.tensors[i]);
+    // Null: pages of a cache. A token's row is written once, the second time the same.
+    copy.data = new_copy(pass.exec, static_cast<const std::byte*>(copy.data), copy.bytes);
   }
   return {copies, state.count};
 }
 
 template <class T>
 void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state, Context* context) const {
-  const Params<T>& params = pass.params;
+  const Params<Wide<T>>& params = pass.params;
   Arena& arena = pass.exec.arena;
   Arena& passing = pass.passing().arena;
   const Arena::Mark mark = arena.mark();
@@ -57,7 +56,7 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
 
   begin_half(pass);
   Mat<T> normed = new_matrix<T>(passing, tokens, hidden_);
-  c.mixer_rstd = arena.alloc<T>(tokens);
+  c.mixer_rstd = arena.alloc<Wide<T>>(tokens);
   settle(pass, r, params.value(mixer_norm_), eps_, normed, c.mixer_rstd);
   c.mixer_in = r.x;
   c.mixer_normed = normed;
@@ -78,7 +77,7 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   if (!pass.keep) arena.rewind(mixer_mark);
   begin_half(pass);
   if (pass.keep) normed = new_matrix<T>(passing, tokens, hidden_);
-  c.mlp_rstd = arena.alloc<T>(tokens);
+  c.mlp_rstd = arena.alloc<Wide<T>>(tokens);
   settle(pass, r, params.value(mlp_norm_), eps_, normed, c.mlp_rstd);
   c.mlp_in = r.x;
   c.mlp_normed = normed;
@@ -90,7 +89,7 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
 
 // The normed input of a half as forward had it, at the beginning of that half's backward.
 template <class T>
-Mat<T> Block<T>::normed_again(const Pass<T>& pass, Mat<T> in, int norm, T* rstd, Mat<T> kept) const {
+Mat<T> Block<T>::normed_again(const Pass<T>& pass, Mat<T> in, int norm, Wide<T>* rstd, Mat<T> kept) const {
   if (pass.again == nullptr) return kept;
   begin_half(pass);
   const Mat<T> normed = new_matrix<T>(pass.again->arena, in.rows, hidden_);
@@ -100,7 +99,7 @@ Mat<T> Block<T>::normed_again(const Pass<T>& pass, Mat<T> in, int norm, T* rstd,
 
 template <class T>
 void Block<T>::backward(const Pass<T>& pass, Context& c, Mat<T> dx) const {
-  Params<T>& params = pass.params;
+  Params<Wide<T>>& params = pass.params;
   Arena& arena = pass.exec.arena;
   const Arena::Mark mark = arena.mark();
   const Mat<T> dnormed = new_matrix<T>(arena, dx.rows, hidden_);
@@ -128,7 +127,9 @@ void Block<T>::backward(const Pass<T>& pass, Context& c, Mat<T> dx) const {
 
 template void settle<float>(const Pass<float>&, Residual<float>&, const float*, float, Mat<float>, float*);
 template void settle<double>(const Pass<double>&, Residual<double>&, const double*, double, Mat<double>, double*);
+template void settle<Bf16>(const Pass<Bf16>&, Residual<Bf16>&, const float*, float, Mat<Bf16>, float*);
 template class Block<float>;
 template class Block<double>;
+template class Block<Bf16>;
 
 }  // namespace fw

@@ -20,7 +20,7 @@ struct Residual {
 // norm(x + delta) with weight [d] into y, rstd [T]. A pass that keeps contexts leaves residual.x unchanged in memory (the
 // sum goes where delta was), else the sum replaces x. Afterwards residual.x is the sum and nothing is pending.
 template <class T>
-void settle(const Pass<T>& pass, Residual<T>& residual, const T* weight, T eps, Mat<T> y, T* rstd);
+void settle(const Pass<T>& pass, Residual<T>& residual, const Wide<T>* weight, Wide<T> eps, Mat<T> y, Wide<T>* rstd);
 
 ParamSpec norm_parameter(const std::string& name, int64_t size);
 
@@ -30,8 +30,8 @@ class Block {
   struct Context {
     Mat<T> mixer_in, mlp_in;          // [T, d]: the residual before each half
     Mat<T> mixer_normed, mlp_normed;  // [T, d]: its norm
-    T* mixer_rstd = nullptr;          // [T]
-    T* mlp_rstd = nullptr;
+    Wide<T>* mixer_rstd = nullptr;    // [T]
+    Wide<T>* mlp_rstd = nullptr;
     MixerContext* mixer = nullptr;
     LayerState<T> state;  // before the pass, where the mixer is computed again
     typename Mlp<T>::Context mlp;
@@ -39,8 +39,8 @@ class Block {
 
   // make_mixer(prefix) declares the mixer's parameters between the two norms', as checkpoints list them.
   template <class MakeMixer>
-  Block(const std::string& prefix, const MlpSpec& mlp, double eps, Params<T>& params, MakeMixer make_mixer)
-      : eps_(static_cast<T>(eps)),
+  Block(const std::string& prefix, const MlpSpec& mlp, double eps, Params<Wide<T>>& params, MakeMixer make_mixer)
+      : eps_(static_cast<Wide<T>>(eps)),
         hidden_(mlp.hidden),
         mixer_norm_(params.declare(norm_parameter(prefix + "attn_norm.weight", mlp.hidden))),
         mixer_(make_mixer(prefix + "attn.")),
@@ -55,9 +55,9 @@ class Block {
 
  private:
   LayerState<T> copy_of(const Pass<T>& pass, LayerState<T> state) const;
-  Mat<T> normed_again(const Pass<T>& pass, Mat<T> in, int norm, T* rstd, Mat<T> kept) const;
+  Mat<T> normed_again(const Pass<T>& pass, Mat<T> in, int norm, Wide<T>* rstd, Mat<T> kept) const;
 
-  T eps_;
+  Wide<T> eps_;
   int64_t hidden_;
   int mixer_norm_;
   std::unique_ptr<Mixer<T>> mixer_;

@@ -11,7 +11,7 @@ struct ConvMixer<T>::Context : MixerContext {
 };
 
 template <class T>
-ConvMixer<T>::ConvMixer(const ConvSpec& spec, const std::string& prefix, Params<T>& params) : spec_(spec) {
+ConvMixer<T>::ConvMixer(const ConvSpec& spec, const std::string& prefix, Params<Wide<T>>& params) : spec_(spec) {
   std::vector<ParamSpec> list = mixer_parameters(spec, prefix);
   conv_ = params.declare(std::move(list[0]));
   conv_bias_ = params.declare(std::move(list[1]));
@@ -21,7 +21,7 @@ ConvMixer<T>::ConvMixer(const ConvSpec& spec, const std::string& prefix, Params<
 
 template <class T>
 MixerContext* ConvMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const {
-  const Params<T>& params = pass.params;
+  const Params<Wide<T>>& params = pass.params;
   Arena& arena = pass.exec.arena;
   const int64_t d = spec_.hidden;
   Context* kept = pass.keep ? new (pass.exec.contexts.template alloc<Context>(1)) Context() : nullptr;
@@ -30,7 +30,7 @@ MixerContext* ConvMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSt
   c.gate = new_matrix<T>(arena, x.rows, d);
   pass.exec.linear_forward(x, params.weight(projection_, d, d), params.value(projection_bias_), c.gate, Write::kOverwrite);
   T* tail = spec_.kernel > 1 ? state.data(0) : nullptr;
-  c.tail = pass.keep ? new_copy<T>(pass.exec, tail, pass.layout.host.count() * (spec_.kernel - 1) * d) : tail;
+  c.tail = pass.keep ? new_copy<T, T>(pass.exec, tail, pass.layout.host.count() * (spec_.kernel - 1) * d) : tail;
   pass.exec.gated_conv_forward(x, c.gate, params.value(conv_), params.value(conv_bias_), spec_.kernel, pass.layout, c.tail, tail, y);
   return kept;
 }
@@ -38,7 +38,7 @@ MixerContext* ConvMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSt
 template <class T>
 void ConvMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
   const Context& c = *static_cast<Context*>(context);
-  Params<T>& params = pass.params;
+  Params<Wide<T>>& params = pass.params;
   const int64_t d = spec_.hidden;
   const Mat<T> dgate = new_matrix<T>(pass.exec.arena, dy.rows, d);
   pass.exec.gated_conv_backward(dy, x, c.gate, params.value(conv_), params.value(conv_bias_), spec_.kernel, pass.layout, c.tail, dx, dgate, params.grad(conv_),
@@ -49,5 +49,6 @@ void ConvMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<cons
 
 template class ConvMixer<float>;
 template class ConvMixer<double>;
+template class ConvMixer<Bf16>;
 
 }  // namespace fw

@@ -25,7 +25,7 @@ std::vector<StateTensor> mixer_state(const ConvSpec& spec);
 template <class T>
 class ConvMixer final : public Mixer<T> {
  public:
-  ConvMixer(const ConvSpec& spec, const std::string& prefix, Params<T>& params);
+  ConvMixer(const ConvSpec& spec, const std::string& prefix, Params<Wide<T>>& params);
   MixerContext* forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const override;
   void backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const override;
 

@@ -21,12 +21,12 @@ Mat<T> GainGate<T>::forward(const Pass<T>& pass, Mat<T> projection, int64_t toke
 }
 
 template <class T>
-void GainGate<T>::log_decay(const Pass<T>& pass, const Context& context, Mat<T> g) const {
+void GainGate<T>::log_decay(const Pass<T>& pass, const Context& context, Mat<Wide<T>> g) const {
   pass.exec.single_gate_decay_forward(context.sigmoid, g);
 }
 
 template <class T>
-void GainGate<T>::backward(const Pass<T>& pass, const Context& context, Mat<T> dbeta, Mat<const T> dg) const {
+void GainGate<T>::backward(const Pass<T>& pass, const Context& context, Mat<T> dbeta, Mat<const Wide<T>> dg) const {
   const Exec<T>& exec = pass.exec;
   if (spec_.factor != PlaceFactor::kNone) exec.place_factor(dbeta, spec_.factor, pass.layout, dbeta);
   exec.sigmoid_gate_backward(dbeta, context.sigmoid, bound_, dbeta, nullptr);
@@ -36,5 +36,6 @@ void GainGate<T>::backward(const Pass<T>& pass, const Context& context, Mat<T> d
 
 template class GainGate<float>;
 template class GainGate<double>;
+template class GainGate<Bf16>;
 
 }  // namespace fw

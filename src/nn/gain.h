@@ -23,19 +23,19 @@ class GainGate {
   };
 
   // parameter: index of the learned number, or -1. bound: largest value.
-  GainGate(const GainSpec& spec, int64_t v_heads, T bound, int parameter) : spec_(spec), v_heads_(v_heads), bound_(bound), parameter_(parameter) {}
+  GainGate(const GainSpec& spec, int64_t v_heads, Wide<T> bound, int parameter) : spec_(spec), v_heads_(v_heads), bound_(bound), parameter_(parameter) {}
 
   // beta; `projection` [T, HV] becomes its sigmoid in place (empty when the gain is learned).
   Mat<T> forward(const Pass<T>& pass, Mat<T> projection, int64_t tokens, Context& context) const;
   // g [T, HV] = log(1 - sigmoid), for a single gate.
-  void log_decay(const Pass<T>& pass, const Context& context, Mat<T> g) const;
+  void log_decay(const Pass<T>& pass, const Context& context, Mat<Wide<T>> g) const;
   // dbeta [T, HV] becomes the gradient of the projection, or adds to that of the learned number. dg: of log_decay's g, or empty.
-  void backward(const Pass<T>& pass, const Context& context, Mat<T> dbeta, Mat<const T> dg) const;
+  void backward(const Pass<T>& pass, const Context& context, Mat<T> dbeta, Mat<const Wide<T>> dg) const;
 
  private:
   GainSpec spec_;
   int64_t v_heads_;
-  T bound_;
+  Wide<T> bound_;
   int parameter_;
 };
 

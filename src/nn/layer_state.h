@@ -20,6 +20,7 @@ struct StateTensor {
   std::string name;  // "s": its name in a file is state.layers.I.s
   StateKind kind = StateKind::kMatrix;
   std::vector<int64_t> shape;  // of one sequence; of one page of a cache
+  bool wide = false;           // of the type of statistics (Wide<T>), not of activations
   int64_t size() const {
     int64_t n = 1;
     for (const int64_t s : shape) n *= s;
@@ -29,24 +30,38 @@ struct StateTensor {
 
 constexpr int64_t kCacheRows = 256;  // of a page: growth is seldom and costs no copy, and an unfinished page wastes little
 
-// One declared tensor of N sequences.
-template <class T>
+// One declared tensor of N sequences, of the type that the device stores it in.
 struct StateView {
-  T* data = nullptr;   // kMatrix, kRing: [N, shape]
-  int64_t values = 0;  // at data
-  Pages<T> pages;      // kRing, kCache: the rows by position, in a ring also at `data`; a cache has room for the tokens of the pass
+  void* data = nullptr;                          // kMatrix, kRing: [N, shape]
+  int64_t bytes = 0;                             // at data
+  void* const* table = nullptr;                  // kCache: [N, per_sequence] pages, with room for the tokens of the pass
+  int64_t per_sequence = 0, rows = 0, width = 0;  // kRing (one page, at `data`), kCache: as Pages has them
 };
 
 // All tensors of a layer in the order in which its mixer declared them, updated in place by forward; without state (every sequence
 // begins from nothing, final values are not wanted) false.
 template <class T>
-struct LayerState {
-  const StateView<T>* tensors = nullptr;
+class LayerState {
+ public:
+  LayerState() = default;
+  LayerState(const StateView* list, int64_t n) : tensors(list), count(n) {}
+  const StateView* tensors = nullptr;
   int64_t count = 0;
   explicit operator bool() const { return tensors != nullptr; }
   // Null without state and for index -1: a tensor that this mixer did not declare.
-  T* data(int index) const { return tensors == nullptr || index < 0 ? nullptr : tensors[index].data; }
-  Pages<T> pages(int index) const { return tensors == nullptr || index < 0 ? Pages<T>{} : tensors[index].pages; }
+  T* data(int index) const { return static_cast<T*>(at(index).data); }
+  Wide<T>* wide(int index) const { return static_cast<Wide<T>*>(at(index).data); }
+  Pages<T> pages(int index) const {
+    const StateView& view = at(index);
+    // A table of pages is one of pointers, whatever they point to.
+    return {static_cast<T*>(view.data), reinterpret_cast<T* const*>(view.table), view.per_sequence, view.rows, view.width};
+  }
+
+ private:
+  const StateView& at(int index) const {
+    static constexpr StateView kNone;
+    return tensors == nullptr || index < 0 ? kNone : tensors[index];
+  }
 };
 
 }  // namespace fw

@@ -22,7 +22,7 @@ class Recurrences;  // nn/recurrence.h
 // One pass over the model: what all modules share.
 template <class T>
 struct Pass {
-  Params<T>& params;
+  Params<Wide<T>>& params;
   PassLayout layout;
   const Exec<T>& exec;
   Recurrences<T>& recurrences;

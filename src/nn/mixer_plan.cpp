@@ -108,8 +108,8 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
 ParamSpec decay_bounds_parameter(int64_t layers, int64_t channels) { return {kDecayBounds, {layers, channels}, constant_init(0.0), true}; }
 
 std::vector<StateTensor> mixer_state(const RecurrentMixerSpec& spec) {
-  std::vector<StateTensor> list = {{"s", StateKind::kMatrix, {spec.v_heads, spec.key_dim, spec.value_dim}}};
-  if (spec.rule.uses_precond()) list.push_back({"a", StateKind::kMatrix, {spec.heads, spec.key_dim}});
+  std::vector<StateTensor> list = {{"s", StateKind::kMatrix, {spec.v_heads, spec.key_dim, spec.value_dim}, true}};
+  if (spec.rule.uses_precond()) list.push_back({"a", StateKind::kMatrix, {spec.heads, spec.key_dim}, true});
   if (spec.conv_size > 1) list.push_back({"tail", StateKind::kMatrix, {spec.conv_size - 1, spec.conv_channels()}});
   return list;
 }

@@ -25,6 +25,6 @@ inline std::vector<StateTensor> mixer_state(const MixerSpec& spec) {
 }
 // Declares its parameters.
 template <class T>
-std::unique_ptr<Mixer<T>> make_mixer(const MixerSpec& spec, const std::string& prefix, Params<T>& params);
+std::unique_ptr<Mixer<T>> make_mixer(const MixerSpec& spec, const std::string& prefix, Params<Wide<T>>& params);
 
 }  // namespace fw

@@ -5,7 +5,7 @@
 namespace fw {
 
 template <class T>
-Mlp<T>::Mlp(const MlpSpec& spec, const std::string& prefix, Params<T>& params) : spec_(spec) {
+Mlp<T>::Mlp(const MlpSpec& spec, const std::string& prefix, Params<Wide<T>>& params) : spec_(spec) {
   std::vector<ParamSpec> list = mlp_parameters(spec, prefix);
   gate_up_ = params.declare(std::move(list[0]));
   params.declare(std::move(list[1]));
@@ -33,7 +33,7 @@ void Mlp<T>::forward(const Pass<T>& pass, Mat<const T> x, Mat<T> y, Context& c) 
 
 template <class T>
 void Mlp<T>::backward(const Pass<T>& pass, Context& c, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
-  Params<T>& params = pass.params;
+  Params<Wide<T>>& params = pass.params;
   if (pass.recompute == Recompute::kAll) project(pass, x, c);
   if (pass.again != nullptr) activate(pass, c);
   const Mat<T> gate = c.gate_up.col_range(0, spec_.size), up = c.gate_up.col_range(spec_.size, spec_.size);
@@ -47,5 +47,6 @@ void Mlp<T>::backward(const Pass<T>& pass, Context& c, Mat<const T> x, Mat<const
 
 template class Mlp<float>;
 template class Mlp<double>;
+template class Mlp<Bf16>;
 
 }  // namespace fw

@@ -25,7 +25,7 @@ class Mlp {
     Mat<T> act;      // [T, m]
   };
 
-  Mlp(const MlpSpec& spec, const std::string& prefix, Params<T>& params);
+  Mlp(const MlpSpec& spec, const std::string& prefix, Params<Wide<T>>& params);
   // y [T, d] is overwritten; activations come from the arena.
   void forward(const Pass<T>& pass, Mat<const T> x, Mat<T> y, Context& context) const;
   // x as forward had it; dx [T, d] is overwritten; uses the context up.

@@ -27,7 +27,7 @@ Mat<T> QueryKey<T>::map_forward(const Pass<T>& pass, Mat<T> x, int first, Side& 
     pass.exec.feature_map_forward(spec_.map, x, y);
     return y;
   }
-  const Params<T>& params = pass.params;
+  const Params<Wide<T>>& params = pass.params;
   const int64_t K = spec_.key_dim;
   const Mat<T> dense = new_dense<T>(pass.exec.arena, x.rows, x.cols);
   pass.exec.copy_rows(x, dense);
@@ -48,7 +48,7 @@ void QueryKey<T>::map_backward(const Pass<T>& pass, const Side& side, int first,
     pass.exec.feature_map_backward(spec_.map, dy, side.in, dx);
     return;
   }
-  Params<T>& params = pass.params;
+  Params<Wide<T>>& params = pass.params;
   const int64_t K = spec_.key_dim;
   const Mat<T> done = by_head(dy, K);
   const Mat<T> dtwo = new_dense<T>(pass.exec.arena, done.rows, K);
@@ -87,5 +87,6 @@ void QueryKey<T>::backward(const Pass<T>& pass, const Context& c, Mat<T> dq, Mat
 
 template class QueryKey<float>;
 template class QueryKey<double>;
+template class QueryKey<Bf16>;
 
 }  // namespace fw

@@ -11,7 +11,7 @@ namespace fw {
 namespace {
 
 template <class T>
-constexpr fw_dtype kDtype = std::is_same_v<T, double> ? FW_F64 : FW_F32;
+constexpr fw_dtype kDtype = std::is_same_v<T, double> ? FW_F64 : std::is_same_v<T, float> ? FW_F32 : FW_BF16;
 
 // The modules check shapes before they call, so an argument error here is a defect of ours.
 void check(fw_status status, const char* what) {
@@ -27,7 +27,8 @@ Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout,
     : sequences_(layout.count()), specs_(token_specs(shape.rule)), single_tokens_(true) {
   FW_INIT(&desc_);
   desc_.rule = to_c(shape.rule);
-  desc_.dtype = kDtype<T>;
+  desc_.dtype = kDtype<Wide<T>>;
+  if (std::is_same_v<T, Bf16>) desc_.io_dtype = desc_.operands = FW_BF16;
   desc_.device = device.kind();
   desc_.stream = device.stream();
   desc_.form = shape.form;
@@ -46,9 +47,11 @@ Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout,
   for (int64_t n = 0; n < layout.count(); ++n) single_tokens_ = single_tokens_ && layout.length(n) == 1;
 }
 
+namespace {
+
 // [T, heads * dim] as [1, T, heads, dim].
 template <class T>
-fw_tensor Recurrence<T>::heads_tensor(Mat<T> m, int64_t heads) const {
+fw_tensor heads_tensor(Mat<T> m, int64_t heads) {
   fw_tensor t{};
   t.dtype = kDtype<T>;
   if (m.data == nullptr) return t;
@@ -62,8 +65,6 @@ fw_tensor Recurrence<T>::heads_tensor(Mat<T> m, int64_t heads) const {
   }
   return t;
 }
-
-namespace {
 
 // [T, n] as [1, T, n].
 template <class T>
@@ -96,7 +97,7 @@ fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in) const {
   fw_inputs c;
   FW_INIT(&c);
   size_t i = 0;
-  const auto pack = [&](Mat<T> m) {
+  const auto pack = [&](auto m) {
     const TokenSpec& spec = specs_[i++];
     return spec.one() ? scalars_tensor(m) : heads_tensor(m, m.cols / spec.channels(d.K, d.V));
   };
@@ -110,7 +111,7 @@ fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in) const {
 }
 
 template <class T>
-void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, T* final_s, T* final_a, void* saved, Arena& arena) const {
+void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* final_s, Wide<T>* final_a, void* saved, Arena& arena) const {
   const Arena::Mark mark = arena.mark();
   std::byte* workspace = arena.alloc<std::byte>(static_cast<int64_t>(sizes_.forward));
   if (only_plans(arena.device())) {
@@ -164,7 +165,9 @@ const Recurrence<T>& Recurrences<T>::of(const RecurrenceShape& shape, const SeqL
 
 template class Recurrence<float>;
 template class Recurrence<double>;
+template class Recurrence<Bf16>;
 template class Recurrences<float>;
 template class Recurrences<double>;
+template class Recurrences<Bf16>;
 
 }  // namespace fw

@@ -5,26 +5,29 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <type_traits>
 
 #include "base/arena.h"
 #include "base/device.h"
 #include "base/mat.h"
 #include "base/seq_layout.h"
 #include "fastweight/fastweight.h"
+#include "ops/ops.h"
 #include "rule/rule.h"
 #include "rule/tokens.h"
 
 namespace fw {
 
 // Views of packed tokens, the tensors of rule/tokens.def as [T, heads * width]; data null: absent. The gradients have the same type.
+// Log-decays, whose digits add up over a sequence, and states have the type of statistics.
 template <class T>
 struct RecurrenceInputs {
-#define FW_TOKEN(name, heads, width, used) Mat<T> name;
+#define FW_TOKEN(name, heads, width, used) Mat<std::conditional_t<is_log_decay(#name), Wide<T>, T>> name;
 #include "rule/tokens.def"
 #undef FW_TOKEN
-  T* precond_center = nullptr;  // [H]
-  T* s = nullptr;               // initial state [N, HV, K, V]
-  T* a = nullptr;               // initial preconditioner state [N, H, K]
+  Wide<T>* precond_center = nullptr;  // [H]
+  Wide<T>* s = nullptr;               // initial state [N, HV, K, V]
+  Wide<T>* a = nullptr;               // initial preconditioner state [N, H, K]
 };
 
 // What a recurrence is, but for its sequences.
@@ -43,12 +46,11 @@ class Recurrence {
   size_t saved_bytes() const { return sizes_.saved; }
   // o [T, HV V] is overwritten; final_s, final_a may be null or the initial ones. saved (saved_bytes(), 64-byte aligned) or
   // null. Workspace comes from the arena and goes back to it. Without saved, sequences of one token each take the decode step.
-  void forward(const RecurrenceInputs<T>& in, Mat<T> o, T* final_s, T* final_a, void* saved, Arena& arena) const;
+  void forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* final_s, Wide<T>* final_a, void* saved, Arena& arena) const;
   // Overwrites what grads names.
   void backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, const RecurrenceInputs<T>& grads, const void* saved, Arena& arena) const;
 
  private:
-  fw_tensor heads_tensor(Mat<T> m, int64_t heads) const;
   fw_inputs inputs(const RecurrenceInputs<T>& in) const;
 
   fw_desc desc_;

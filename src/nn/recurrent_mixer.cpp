@@ -6,6 +6,7 @@
 #include "nn/activations.h"
 #include "nn/observer.h"
 #include "nn/recurrence.h"
+#include "ops/backend.h"
 
 namespace fw {
 namespace {
@@ -26,13 +27,13 @@ struct RecurrentMixer<T>::Context : MixerContext {
   Mat<T> gate;  // output gate before its activation: columns of proj, or the low-rank product
   RecurrenceInputs<T> tokens;
   Mat<T> o, normed;         // [T, HV V]: the recurrence's output; normalised and gated
-  T* rstd = nullptr;        // [T, HV], or [T] of the whole width
+  Wide<T>* rstd = nullptr;  // [T, HV], or [T] of the whole width
   void* saved = nullptr;    // of the recurrence
   const T* tail = nullptr;  // [N, W-1, channels] before this pass
 };
 
 template <class T>
-RecurrentMixer<T>::RecurrentMixer(const RecurrentMixerSpec& spec, const std::string& prefix, Params<T>& params) : spec_(spec), plan_(spec) {
+RecurrentMixer<T>::RecurrentMixer(const RecurrentMixerSpec& spec, const std::string& prefix, Params<Wide<T>>& params) : spec_(spec), plan_(spec) {
   std::unordered_map<std::string, int> index;
   for (ParamSpec& p : mixer_parameters(spec, prefix)) {
     const std::string name = p.name.substr(prefix.size());
@@ -65,7 +66,7 @@ RecurrentMixer<T>::RecurrentMixer(const RecurrentMixerSpec& spec, const std::str
     int& place = tensors[i].name == "s" ? state_.s : tensors[i].name == "a" ? state_.a : state_.tail;
     place = static_cast<int>(i);
   }
-  gain_ = std::make_unique<GainGate<T>>(spec.gain, spec.v_heads, spec.gain_doubles() ? static_cast<T>(spec.rule.gain_bound) : T(1), index_.gain);
+  gain_ = std::make_unique<GainGate<T>>(spec.gain, spec.v_heads, spec.gain_doubles() ? static_cast<Wide<T>>(spec.rule.gain_bound) : Wide<T>(1), index_.gain);
   query_key_ = std::make_unique<QueryKey<T>>(spec.query_key, find("feature_map_q.layer1.weight"), find("feature_map_k.layer1.weight"));
 }
 
@@ -81,17 +82,17 @@ Mat<T> columns(Mat<T> stack, const Projection& p) {
 // Activations of the gates: sigmoids in place in proj, log-decays beside it (backward needs their arguments).
 template <class T>
 void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
-  const Params<T>& params = pass.params;
-  const auto sigmoid = [&](const Projection& p, T scale, const T* bias) {
+  const Params<Wide<T>>& params = pass.params;
+  const auto sigmoid = [&](const Projection& p, Wide<T> scale, const Wide<T>* bias) {
     const Mat<T> m = columns(c.proj, p);
     if (m.data != nullptr) pass.exec.sigmoid_gate_forward(m, bias, scale, m);
     return m;
   };
-  const T bound = static_cast<T>(spec_.rule.gain_bound);
+  const Wide<T> bound = static_cast<Wide<T>>(spec_.rule.gain_bound);
   if (spec_.rule.uses_beta()) c.tokens.beta = gain_->forward(pass, columns(c.proj, plan_.beta), c.proj.rows, c.gain);
-  c.tokens.erase_gate = sigmoid(plan_.erase, spec_.erase_doubles() ? bound : T(1), nullptr);
-  c.tokens.write_gate = sigmoid(plan_.write, T(1), nullptr);
-  c.tokens.lambda = sigmoid(plan_.lambda, T(1), plan_.lambda.used() ? params.value(index_.lambda_bias) : nullptr);
+  c.tokens.erase_gate = sigmoid(plan_.erase, spec_.erase_doubles() ? bound : Wide<T>(1), nullptr);
+  c.tokens.write_gate = sigmoid(plan_.write, Wide<T>(1), nullptr);
+  c.tokens.lambda = sigmoid(plan_.lambda, Wide<T>(1), plan_.lambda.used() ? params.value(index_.lambda_bias) : nullptr);
   if (spec_.derives_erase_gate()) {
     c.tokens.erase_gate = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
     pass.exec.head_scale_forward(c.tokens.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, c.tokens.erase_gate);
@@ -112,31 +113,31 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
       c.decay_in = new_matrix<T>(pass.exec.arena, low.rows, channels);
       pass.exec.linear_forward(low, params.weight(index_.decay_up, channels, spec_.decay_rank), nullptr, c.decay_in, Write::kOverwrite);
     }
-    c.tokens.g = new_matrix<T>(pass.exec.arena, c.proj.rows, c.decay_in.cols);
+    c.tokens.g = new_matrix<Wide<T>>(pass.exec.arena, c.proj.rows, c.decay_in.cols);
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
     if (spec_.bounded_layer >= 0) {
       pass.exec.bounded_decay_forward(c.decay_in, params.rows(index_.bounds), spec_.bounded_layer, c.tokens.g);
     } else if (spec_.log_sigmoid_decay) {
-      pass.exec.log_sigmoid_decay_forward(c.decay_in, params.value(index_.decay_bias), T(1) / kLogSigmoidDivisor<T>, c.tokens.g);
+      pass.exec.log_sigmoid_decay_forward(c.decay_in, params.value(index_.decay_bias), Wide<T>(1) / kLogSigmoidDivisor<Wide<T>>, c.tokens.g);
     } else {
       pass.exec.decay_gate_forward(c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, c.tokens.g);
     }
   }
   if (spec_.rule.uses_g() && spec_.gain.single_gate) {
-    c.tokens.g = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
+    c.tokens.g = new_matrix<Wide<T>>(pass.exec.arena, c.proj.rows, spec_.v_heads);
     gain_->log_decay(pass, c.gain, c.tokens.g);
   }
-  if (spec_.rule.uses_precond() && index_.atk_center >= 0) c.tokens.precond_center = const_cast<T*>(params.value(index_.atk_center));  // an input, only read
+  if (spec_.rule.uses_precond() && index_.atk_center >= 0) c.tokens.precond_center = const_cast<Wide<T>*>(params.value(index_.atk_center));  // an input, only read
   if (spec_.rule.uses_precond() && spec_.tied_precond) {
-    c.tokens.precond_g = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
+    c.tokens.precond_g = new_matrix<Wide<T>>(pass.exec.arena, c.proj.rows, spec_.heads);
     c.tokens.precond_beta = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
-    pass.exec.group_mean_forward(c.tokens.g, c.tokens.precond_g);
+    wide_exec(pass.exec).group_mean_forward(c.tokens.g, c.tokens.precond_g);
     pass.exec.group_mean_forward(c.tokens.beta, c.tokens.precond_beta);
   }
   if (plan_.precond_decay.used()) {
-    c.tokens.precond_g = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
+    c.tokens.precond_g = new_matrix<Wide<T>>(pass.exec.arena, c.proj.rows, spec_.heads);
     pass.exec.decay_gate_forward(columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1, c.tokens.precond_g);
-    c.tokens.precond_beta = sigmoid(plan_.precond_beta, T(1), nullptr);
+    c.tokens.precond_beta = sigmoid(plan_.precond_beta, Wide<T>(1), nullptr);
   }
   if (plan_.gate.used()) {
     c.gate = columns(c.proj, plan_.gate);
@@ -179,7 +180,7 @@ void RecurrentMixer<T>::correct_read(const Pass<T>& pass, Context& c) const {
 
 template <class T>
 void RecurrentMixer<T>::output_norm(const Pass<T>& pass, Context& c) const {
-  pass.exec.gated_rmsnorm_forward(c.o, c.gate, pass.params.value(index_.o_norm), static_cast<T>(spec_.norm_eps), spec_.norm_size(), spec_.gate, c.normed,
+  pass.exec.gated_rmsnorm_forward(c.o, c.gate, pass.params.value(index_.o_norm), static_cast<Wide<T>>(spec_.norm_eps), spec_.norm_size(), spec_.gate, c.normed,
                                   c.rstd);
 }
 
@@ -206,7 +207,7 @@ void RecurrentMixer<T>::complete(const Pass<T>& pass, Context& c) const {
 
 template <class T>
 MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const {
-  const Params<T>& params = pass.params;
+  const Params<Wide<T>>& params = pass.params;
   Arena& arena = pass.exec.arena;
   const int64_t tokens = x.rows, sequences = pass.layout.host.count();
   Context* kept = pass.keep ? new (pass.exec.contexts.template alloc<Context>(1)) Context() : nullptr;
@@ -217,7 +218,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
 
   // Backward needs the tail as it was.
   T* tail = spec_.conv_size > 0 ? state.data(state_.tail) : nullptr;
-  c.tail = pass.keep ? new_copy(pass.exec, tail, sequences * (spec_.conv_size - 1) * spec_.conv_channels()) : tail;
+  c.tail = pass.keep ? new_copy<T, T>(pass.exec, tail, sequences * (spec_.conv_size - 1) * spec_.conv_channels()) : tail;
   const Pass<T> there = pass.keeping_there();
   tokens_forward(there, c, tail);
   gates_forward(pass, c);
@@ -225,9 +226,9 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
 
   const Recurrence<T>& recurrence = planned(pass);
   const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
-  T *s = state.data(state_.s), *a = state.data(state_.a);
-  c.tokens.s = copy_state ? new_copy(pass.exec, s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : s;
-  c.tokens.a = copy_state ? new_copy(pass.exec, a, sequences * spec_.heads * spec_.key_dim) : a;
+  Wide<T> *s = state.wide(state_.s), *a = state.wide(state_.a);
+  c.tokens.s = copy_state ? new_copy<T, Wide<T>>(pass.exec, s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : s;
+  c.tokens.a = copy_state ? new_copy<T, Wide<T>>(pass.exec, a, sequences * spec_.heads * spec_.key_dim) : a;
   // A pass that keeps contexts has this buffer also where it is lost again: without it a sequence of one token would take the decode step.
   Arena& of_recurrence = (pass.recompute >= Recompute::kRecurrence ? pass.passing() : pass.exec).arena;
   if (pass.keep && recurrence.saved_bytes() > 0) c.saved = of_recurrence.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
@@ -237,7 +238,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
     pass.observer->recurrence({spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, c.tokens, c.o});
   }
 
-  c.rstd = arena.alloc<T>(tokens * spec_.v_heads);
+  c.rstd = arena.alloc<Wide<T>>(tokens * spec_.v_heads);
   c.normed = pass.keep ? new_matrix<T>(there.exec.arena, tokens, spec_.value_size()) : c.o;
   output_norm(pass, c);
   pass.exec.linear_forward(c.normed, params.weight(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, y, Write::kOverwrite);
@@ -246,7 +247,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
 
 template <class T>
 void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Mat<T> dproj, const RecurrenceInputs<T>& d) const {
-  Params<T>& params = pass.params;
+  Params<Wide<T>>& params = pass.params;
   if (spec_.raw_read_correction) {
     const bool own = spec_.rule.uses_erase_key();
     pass.exec.head_subtract_backward(d.q, own ? c.tokens.erase_key : c.tokens.k, params.value(index_.correction), spec_.key_dim, own ? d.erase_key : d.k,
@@ -260,21 +261,21 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
     pass.exec.head_scale_backward(d.erase_key, c.tokens.k, params.value(index_.inner_decay), spec_.key_dim, d.k, params.grad(index_.inner_decay));
   }
   if (spec_.rule.uses_precond() && spec_.tied_precond) {
-    pass.exec.group_mean_backward(d.precond_g, d.g);
+    wide_exec(pass.exec).group_mean_backward(d.precond_g, d.g);
     pass.exec.group_mean_backward(d.precond_beta, d.beta);
   }
   if (spec_.rule.uses_read_correction()) pass.exec.head_constant_backward(d.read_correction, spec_.v_heads / spec_.heads, params.grad(index_.correction));
-  const auto sigmoid = [&](const Projection& p, T scale, T* dbias) {
+  const auto sigmoid = [&](const Projection& p, Wide<T> scale, Wide<T>* dbias) {
     if (!p.used()) return;
     const Mat<T> dgate = columns(dproj, p);
     pass.exec.sigmoid_gate_backward(dgate, columns(c.proj, p), scale, dgate, dbias);
   };
-  const T bound = static_cast<T>(spec_.rule.gain_bound);
-  if (spec_.rule.uses_beta()) gain_->backward(pass, c.gain, d.beta, spec_.gain.single_gate ? Mat<const T>(d.g) : Mat<const T>());
-  sigmoid(plan_.erase, spec_.erase_doubles() ? bound : T(1), nullptr);
-  sigmoid(plan_.write, T(1), nullptr);
-  sigmoid(plan_.lambda, T(1), plan_.lambda.used() ? params.grad(index_.lambda_bias) : nullptr);
-  sigmoid(plan_.precond_beta, T(1), nullptr);
+  const Wide<T> bound = static_cast<Wide<T>>(spec_.rule.gain_bound);
+  if (spec_.rule.uses_beta()) gain_->backward(pass, c.gain, d.beta, spec_.gain.single_gate ? Mat<const Wide<T>>(d.g) : Mat<const Wide<T>>());
+  sigmoid(plan_.erase, spec_.erase_doubles() ? bound : Wide<T>(1), nullptr);
+  sigmoid(plan_.write, Wide<T>(1), nullptr);
+  sigmoid(plan_.lambda, Wide<T>(1), plan_.lambda.used() ? params.grad(index_.lambda_bias) : nullptr);
+  sigmoid(plan_.precond_beta, Wide<T>(1), nullptr);
   if (plan_.decay.used()) {
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
     const Mat<T> dlow = columns(dproj, plan_.decay);
@@ -282,7 +283,7 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
     if (spec_.bounded_layer >= 0) {
       pass.exec.bounded_decay_backward(d.g, c.decay_in, params.rows(index_.bounds), spec_.bounded_layer, din, params.grad_rows(index_.bounds));
     } else if (spec_.log_sigmoid_decay) {
-      pass.exec.log_sigmoid_decay_backward(d.g, c.decay_in, params.value(index_.decay_bias), T(1) / kLogSigmoidDivisor<T>, din, params.grad(index_.decay_bias));
+      pass.exec.log_sigmoid_decay_backward(d.g, c.decay_in, params.value(index_.decay_bias), Wide<T>(1) / kLogSigmoidDivisor<Wide<T>>, din, params.grad(index_.decay_bias));
     } else {
       pass.exec.decay_gate_backward(d.g, c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, din, params.grad(index_.a_log),
                                     params.grad(index_.dt_bias));
@@ -302,7 +303,7 @@ template <class T>
 void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
   Context& c = *static_cast<Context*>(context);
   complete(pass, c);
-  Params<T>& params = pass.params;
+  Params<Wide<T>>& params = pass.params;
   Arena& arena = pass.exec.arena;
   const int64_t tokens = dy.rows;
   const Mat<T> dproj = new_matrix<T>(arena, tokens, plan_.columns);
@@ -333,11 +334,11 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   d.erase_gate = columns(dproj, plan_.erase);
   d.write_gate = columns(dproj, plan_.write);
   d.precond_beta = columns(dproj, plan_.precond_beta);
-  if (c.tokens.g.data != nullptr) d.g = new_matrix<T>(arena, tokens, c.tokens.g.cols);
+  if (c.tokens.g.data != nullptr) d.g = new_matrix<Wide<T>>(arena, tokens, c.tokens.g.cols);
   if (c.tokens.precond_g.data != nullptr) {
-    d.precond_g = new_matrix<T>(arena, tokens, spec_.heads);
+    d.precond_g = new_matrix<Wide<T>>(arena, tokens, spec_.heads);
     if (spec_.tied_precond) d.precond_beta = new_matrix<T>(arena, tokens, spec_.heads);
-    if (index_.atk_center >= 0) d.precond_center = arena.alloc<T>(spec_.heads);
+    if (index_.atk_center >= 0) d.precond_center = arena.alloc<Wide<T>>(spec_.heads);
   }
   if (spec_.derives_erase_gate()) d.erase_gate = new_matrix<T>(arena, tokens, spec_.v_heads);
   if (spec_.rule.uses_erase_key()) d.erase_key = new_matrix<T>(arena, tokens, spec_.key_size());
@@ -359,5 +360,6 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
 
 template class RecurrentMixer<float>;
 template class RecurrentMixer<double>;
+template class RecurrentMixer<Bf16>;
 
 }  // namespace fw

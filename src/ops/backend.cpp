@@ -50,5 +50,6 @@ template const Ops<double>& table_of<double>(const Device&);
 template const Ops<Bf16>& table_of<Bf16>(const Device&);
 template const Ops<float>& ops_of<float>(const Device&);
 template const Ops<double>& ops_of<double>(const Device&);
+template const Ops<Bf16>& ops_of<Bf16>(const Device&);
 
 }  // namespace fw

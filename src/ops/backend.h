@@ -18,6 +18,12 @@ const Ops<T>& table_of(const Device& device);
 template <class T>
 const Ops<T>& ops_of(const Device& device);
 
+// The same context for tensors of the type of statistics.
+template <class T>
+Exec<Wide<T>> wide_exec(const Exec<T>& exec) {
+  return {table_of<Wide<T>>(exec.device), exec.device, exec.arena, exec.contexts, exec.precision, exec.libraries};
+}
+
 // Those of a PlanDevice (base/plan_device.h): they only allocate what the host's would.
 template <class T>
 const Ops<T>& planned_ops();

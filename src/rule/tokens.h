@@ -38,6 +38,9 @@ enum class TokenIndex : size_t {
 #undef FW_TOKEN
 };
 
+// Whether a tensor holds logarithms of decays.
+constexpr bool is_log_decay(std::string_view name) { return name == "g" || name == "precond_g"; }
+
 namespace tokens_detail {
 
 // The enumerators of heads and width have names in common: each is looked up in its own.

@@ -3,10 +3,6 @@
 
 #include "ops/exec.h"
 
-#ifdef __CUDACC__
-#pragma nv_diag_suppress 554  // Mat<const T> converts to itself, which nobody calls
-#endif
-
 namespace fw::cuda::ops {
 
 #define W Wide<T>

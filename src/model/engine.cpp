@@ -1,0 +1,219 @@
+#include "model/engine.h"
+
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "nn/activations.h"
+#include "nn/block.h"
+#include "nn/head.h"
+#include "nn/mixers.h"
+#include "nn/observer.h"
+#include "nn/recurrence.h"
+#include "ops/backend.h"
+
+namespace fw {
+namespace {
+
+// Blocks of an arena: on a GPU, where each costs a call that waits, larger than all but the largest activations.
+size_t arena_block(const Device& device) { return device.host_memory() || device.kind() == FW_DEVICE_CPU ? size_t{4} << 20 : size_t{64} << 20; }
+
+// T: the type of activations.
+template <class T>
+class EngineOf final : public Engine<Wide<T>> {
+ public:
+  using W = Wide<T>;
+
+  EngineOf(const ModelConfig& c, Device& device, Params<W>& params)
+      : config_(c),
+        params_(params),
+        embedding_("model.embeddings.weight", c.vocab_size, c.hidden_size, params),
+        blocks_(make_blocks(c, params)),
+        head_("model.norm.weight", "lm_head.weight", c.tie_word_embeddings ? embedding_.index() : -1, c.vocab_size, c.hidden_size, c.norm_eps, params),
+        arena_(device, arena_block(device)),
+        again_arena_(device, arena_block(device)),
+        exec_{ops_of<T>(device), device, arena_, contexts_arena_},
+        again_{ops_of<T>(device), device, again_arena_, contexts_arena_},
+        wide_(wide_exec(exec_)),
+        recurrences_(device) {
+    params.allocate(device);
+    contexts_.resize(blocks_.size());
+  }
+
+  const Exec<W>& over_parameters() const override { return wide_; }
+  void set_precision(Precision precision) override { exec_.precision = again_.precision = precision; }
+  void set_recompute(Recompute level) override {
+    if (level != recompute_) largest_ = 0;  // the next pass begins with new memory
+    recompute_ = level;
+  }
+  void set_form(fw_form form) override { form_ = form; }
+  void observe(PassObserver<W>* observer) override {
+    if constexpr (std::is_same_v<T, W>) {
+      observer_ = observer;
+    } else if (observer != nullptr) {
+      fail_usage("device: expected the CPU: what a recurrence is given and gives is looked at there only");
+    }
+  }
+
+  void accumulate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, W grad_scale, ModelState<W>* state,
+                  LossSum* sum) override {
+    const Pass<T> pass = begin(layout, state, true);
+    const int32_t* device_ids = upload(ids);
+    const int32_t* device_targets = upload(targets);
+    Residual<T> residual = run(pass, device_ids, state);
+    const Mat<T> dx = new_matrix<T>(arena_, layout.tokens(), config_.hidden_size);
+    const Arena::Mark mark = arena_.mark();
+    head_.loss_backward(pass, residual, device_targets, grad_scale, dx, sum);
+    arena_.rewind(mark);
+    for (size_t i = blocks_.size(); i-- > 0;) blocks_[i].backward(pass, contexts_[i], dx);
+    embedding_.backward(pass, device_ids, dx);
+    if (state != nullptr) state->advance(layout);
+  }
+
+  void evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, ModelState<W>* state, W* nll, LossSum* sum) override {
+    const Pass<T> pass = begin(layout, state, false);
+    const int32_t* device_targets = upload(targets);
+    Residual<T> residual = run(pass, upload(ids), state);
+    if (state != nullptr) state->advance(layout);
+    W* device_nll = nll == nullptr ? nullptr : arena_.alloc<W>(layout.tokens());
+    head_.loss(pass, residual, device_targets, device_nll, sum);
+    if (nll != nullptr) exec_.device.to_host(nll, device_nll, sizeof(W) * ids.size());
+  }
+
+  void forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>& state, Mat<W> logits) override {
+    const Pass<T> pass = begin(layout, &state, false);
+    const Residual<T> all = run(pass, upload(ids), &state);
+    state.advance(layout);
+    Residual<T> last;
+    last.pending = all.pending;
+    last.x = new_matrix<T>(arena_, layout.count(), config_.hidden_size);
+    last.delta = new_matrix<T>(arena_, layout.count(), config_.hidden_size);
+    exec_.last_rows(all.x, pass.layout, last.x);
+    exec_.last_rows(all.delta, pass.layout, last.delta);
+    const Mat<T> rows = new_matrix<T>(arena_, logits.rows, logits.cols);
+    head_.logits(pass, last, rows);
+    download(rows, logits);
+  }
+
+  void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>* state, Mat<W> logits) override {
+    const Pass<T> pass = begin(layout, state, false);
+    Residual<T> residual = run(pass, upload(ids), state);
+    if (state != nullptr) state->advance(layout);
+    const Mat<T> rows = new_matrix<T>(arena_, logits.rows, logits.cols);
+    head_.logits(pass, residual, rows);
+    download(rows, logits);
+  }
+
+  size_t scratch_bytes() const override { return arena_.reserved_bytes() + again_arena_.reserved_bytes(); }
+
+ private:
+  static std::vector<Block<T>> make_blocks(const ModelConfig& c, Params<W>& params) {
+    for (ParamSpec& spec : shared_parameters(c)) params.declare(std::move(spec));
+    std::vector<Block<T>> list;
+    list.reserve(static_cast<size_t>(c.num_hidden_layers));
+    for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
+      list.emplace_back(fmt::format("model.layers.{}.", i), MlpSpec{c.hidden_size, c.mlp_size(), c.init_scheme()}, c.norm_eps, params,
+                        [&](const std::string& prefix) { return make_mixer<T>(c.layer_spec(i), prefix, params); });
+    }
+    return list;
+  }
+
+  // Begins with an empty arena. One that is about to grow starts anew, so that memory is that of the largest pass and not the sum of
+  // all sizes there were.
+  Pass<T> begin(const SeqLayout& layout, const ModelState<W>* state, bool keep) {
+    const int64_t extent = layout.tokens() * (keep ? config_.num_hidden_layers : 1);
+    if (extent > largest_) {
+      arena_ = Arena(exec_.device, arena_block(exec_.device));
+      again_arena_ = Arena(exec_.device, arena_block(exec_.device));
+      largest_ = extent;
+    }
+    arena_.release();
+    again_arena_.release();
+    contexts_arena_.release();
+    if (!std::is_same_v<T, W> || exec_.precision == Precision::kBf16) round_operands();
+    const int64_t* positions = state == nullptr ? nullptr : upload(std::span<const int64_t>(state->positions()));
+    return Pass<T>{params_,
+                   PassLayout(layout, upload(std::span<const int64_t>(layout.offsets())), positions),
+                   exec_,
+                   recurrences_,
+                   keep,
+                   form_,
+                   observer_,
+                   keep ? recompute_ : Recompute::kNone,
+                   keep && recompute_ != Recompute::kNone ? &again_ : nullptr};
+  }
+
+  void round_operands() {
+    if (Bf16* to = params_.old_rounded()) {
+      const std::span<const W> values = std::as_const(params_).values();
+      exec_.round_values(values.data(), static_cast<int64_t>(values.size()), to);
+    }
+  }
+
+  // What the host knows of a pass goes to the device once.
+  template <class Value>
+  const Value* upload(std::span<const Value> values) {
+    Value* to = arena_.alloc<Value>(static_cast<int64_t>(values.size()));
+    exec_.device.from_host(to, values.data(), values.size_bytes());
+    return to;
+  }
+  // Rows of the device's become rows of the caller's, which is host memory.
+  void download(Mat<const T> from, Mat<W> to) {
+    const size_t count = static_cast<size_t>(from.cols);
+    if constexpr (std::is_same_v<T, W>) {
+      for (int64_t r = 0; r < from.rows; ++r) exec_.device.to_host(to.row(r), from.row(r), sizeof(T) * count);
+    } else {
+      std::vector<T> row(count);
+      for (int64_t r = 0; r < from.rows; ++r) {
+        exec_.device.to_host(row.data(), from.row(r), sizeof(T) * count);
+        widen_bf16(from.cols, row.data(), to.row(r));
+      }
+    }
+  }
+
+  // The residual stream after all blocks.
+  Residual<T> run(const Pass<T>& pass, const int32_t* ids, ModelState<W>* state) {
+    Residual<T> residual;
+    residual.x = new_matrix<T>(arena_, pass.layout.host.tokens(), config_.hidden_size);
+    if (!pass.keep) residual.delta = new_matrix<T>(arena_, pass.layout.host.tokens(), config_.hidden_size);
+    embedding_.forward(pass, ids, residual.x);
+    if (state != nullptr) state->prepare(pass.layout.host);
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      if (observer_ != nullptr) observer_->begin_layer(static_cast<int64_t>(i));
+      blocks_[i].forward(pass, residual, state == nullptr ? LayerState<T>() : state->template layer<T>(static_cast<int64_t>(i)), &contexts_[i]);
+    }
+    return residual;
+  }
+
+  const ModelConfig config_;
+  Params<W>& params_;
+  Embedding<T> embedding_;
+  std::vector<Block<T>> blocks_;
+  Head<T> head_;
+  std::vector<typename Block<T>::Context> contexts_;
+  Arena arena_, contexts_arena_;
+  Arena again_arena_;  // of what backward computes again
+  int64_t largest_ = 0;
+  Exec<T> exec_, again_;
+  Exec<W> wide_;
+  Recurrences<T> recurrences_;
+  fw_form form_ = FW_FORM_AUTO;
+  Recompute recompute_ = Recompute::kNone;
+  PassObserver<T>* observer_ = nullptr;
+};
+
+}  // namespace
+
+template <class W>
+std::unique_ptr<Engine<W>> make_engine(const ModelConfig& config, Device& device, Params<W>& params) {
+  if constexpr (std::is_same_v<W, float>) {
+    if (bf16_activations<W>(device)) return std::make_unique<EngineOf<Bf16>>(config, device, params);
+  }
+  return std::make_unique<EngineOf<W>>(config, device, params);
+}
+
+template std::unique_ptr<Engine<float>> make_engine(const ModelConfig&, Device&, Params<float>&);
+template std::unique_ptr<Engine<double>> make_engine(const ModelConfig&, Device&, Params<double>&);
+
+}  // namespace fw
