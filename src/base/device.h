@@ -37,11 +37,20 @@ class Device {
   virtual void fill(void* to, int byte, size_t bytes) = 0;
   // Waits for all work; throws Error(kInternal) if any of it failed.
   virtual void synchronise() = 0;
+  // The most that was allocated at a time, where the device counts it; else 0.
+  virtual size_t peak_bytes() const { return 0; }
 };
 
 Device& host_device();
 // The calling thread's current CUDA device. Throws DeviceError saying why there is none.
 Device& cuda_device();
+// Makes that of the number the current one, before the first call of cuda_device(). Throws Error(kUsage) for a number that there is not.
+void select_cuda_device(int number);
+
+// By the name that users give: cpu, cuda, or cuda:N for the N-th of several. Throws Error(kUsage) for another, DeviceError saying why there is none.
+Device& device_named(const std::string& name);
+// Whether it is such a name.
+bool is_device_name(const std::string& name);
 
 struct DeviceInfo {
   std::string name;  // "NVIDIA H200"

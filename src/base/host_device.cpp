@@ -1,9 +1,11 @@
 // The host as a device: its memory is the host's and its work is done when a call returns.
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 
 #include "base/device.h"
+#include "base/error.h"
 
 namespace fw {
 namespace {
@@ -38,6 +40,31 @@ class HostDevice final : public Device {
 Device& host_device() {
   static HostDevice instance;
   return instance;
+}
+
+namespace {
+
+// N of "cuda:N", -1 for "cuda", -2 for another name.
+int cuda_number(const std::string& name) {
+  const std::string prefix = "cuda:";
+  if (name == "cuda") return -1;
+  if (!name.starts_with(prefix)) return -2;
+  int number = 0;
+  const char* end = name.data() + name.size();
+  const auto [read, error] = std::from_chars(name.data() + prefix.size(), end, number);
+  return error == std::errc() && read == end && number >= 0 ? number : -2;
+}
+
+}  // namespace
+
+bool is_device_name(const std::string& name) { return name == "cpu" || cuda_number(name) > -2; }
+
+Device& device_named(const std::string& name) {
+  if (name == "cpu") return host_device();
+  const int number = cuda_number(name);
+  if (number < -1) fail_usage("device: expected cpu, cuda or cuda:N, got '{}'", name);
+  if (number >= 0) select_cuda_device(number);
+  return cuda_device();
 }
 
 }  // namespace fw

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/device.h"
 #include "base/error.h"
 #include "base/nearest.h"
 
@@ -127,6 +128,10 @@ KeyRange number(const std::string& expected, bool (*holds)(double)) {
 
 KeyRange one_of(const StringList& names) {
   return {joined(names), [names](const KeyTarget& t) { return std::find(names.begin(), names.end(), value_of<std::string>(t)) != names.end(); }, names};
+}
+
+KeyRange device_name() {
+  return {"cpu, cuda or cuda:N", [](const KeyTarget& t) { return is_device_name(value_of<std::string>(t)); }, {}};
 }
 
 KeyRange not_empty(const std::string& expected) {

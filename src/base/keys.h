@@ -33,6 +33,7 @@ KeyRange between(int64_t low, int64_t high);
 KeyRange at_least(int64_t low);
 KeyRange number(const std::string& expected, bool (*holds)(double));  // finite, and holds
 KeyRange one_of(const StringList& names);
+KeyRange device_name();  // base/device.h
 KeyRange not_empty(const std::string& expected);
 
 struct Key {

@@ -85,7 +85,7 @@ double seconds_of_step(LanguageModel<float>& model, AdamW& optimizer, int64_t se
 double estimated_step(const ModelConfig& config, const TrainConfig& train) {
   constexpr int64_t kTokens = 256;
   const int64_t length = std::min(train.length, kTokens), few = std::max<int64_t>(1, kTokens / length), many = 2 * few;
-  LanguageModel<float> model(config);
+  LanguageModel<float> model(config, device_named(train.device));
   Random random(1);
   model.init(random);
   model.set_precision(train.precision == "bf16" ? Precision::kBf16 : Precision::kNative);

@@ -44,7 +44,8 @@ class Eval : public Command {
     options.add("carry", "", &carry_, "carry the state from window to window inside a document");
     options.add("separator", "LINE", &separator_, "a line that separates documents");
     options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
-    options.add("precision", "TYPE", &precision_, "operands of matrix products: f32 or bf16").words = {"f32", "bf16"};
+    options.add("device", "DEVICE", &device_, device_help());
+    options.add("precision", "TYPE", &precision_, "operands of matrix products on the CPU: f32 or bf16").words = {"f32", "bf16"};
     options.add("json", "", &json_, "print JSON instead of a table");
     declare_threads(options, threads_);
     declare_memory_check(options, check_memory_);
@@ -53,7 +54,7 @@ class Eval : public Command {
   int run(Options& options) override;
 
  private:
-  std::string model_, field_ = "text", separator_, tokenizer_, precision_ = "f32";
+  std::string model_, field_ = "text", separator_, tokenizer_, precision_ = "f32", device_ = "cpu";
   StringList text_;
   IntList context_{256, 1024};
   bool carry_ = false, json_ = false, check_memory_ = true;
@@ -81,7 +82,7 @@ int Eval::run(Options& options) {
   for (const int64_t context : context_) {
     if (context < 0) fail_usage("--context: expected numbers of tokens >= 0, got {}", context);
   }
-  OpenModel open = open_model(model_, precision_, tokenizer_);
+  OpenModel open = open_model(model_, precision_, tokenizer_, device_);
   const TemporaryTokens tokens(text_, field_, separator_, *open.tokenizer);
   if (!tokens.note().empty()) say_aside("note: {}\n", tokens.note());
 
@@ -106,7 +107,7 @@ int Eval::run(Options& options) {
   }
   if (json_) {
     Json report = json_report("eval");
-    report.update({{"model", open.folder}, {"text", text_}, {"precision", precision_}});
+    report.update({{"model", open.folder}, {"text", text_}, {"device", device_}, {"precision", precision_}});
     report["results"] = std::move(results);
     print_json_report(report);
   } else {

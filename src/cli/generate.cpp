@@ -92,7 +92,8 @@ class Generate : public Command {
     options.add("state_load", "FILE", &state_load_, "go on from a kept state, without its text");
     options.section("", "Other");
     options.add("tokenizer", "SPEC", &tokenizer_, tokenizer_help());
-    options.add("precision", "TYPE", &precision_, "operands of matrix products: f32 or bf16").words = {"f32", "bf16"};
+    options.add("device", "DEVICE", &device_, device_help());
+    options.add("precision", "TYPE", &precision_, "operands of matrix products on the CPU: f32 or bf16").words = {"f32", "bf16"};
     options.add("json", "", &json_, "print one JSON object a text, with token ids and log-probabilities, instead of the text");
     options.add("stats", "", &stats_, "say time and memory on standard error at the end");
     declare_threads(options, threads_);
@@ -109,7 +110,7 @@ class Generate : public Command {
   bool converse(Session& session, const Tokenizer& tokenizer);
   bool several() const { return samples_ > 1 || !prompts_.empty(); }
 
-  std::string model_, prompt_, prompt_file_, prompts_, before_, after_, state_save_, state_load_, tokenizer_, precision_ = "f32";
+  std::string model_, prompt_, prompt_file_, prompts_, before_, after_, state_save_, state_load_, tokenizer_, precision_ = "f32", device_ = "cpu";
   bool conversation_ = false, echo_ = false, greedy_ = false, ignore_end_ = false, json_ = false, stats_ = false, check_memory_ = true;
   int64_t samples_ = 1, threads_ = 0;
   IntList end_tokens_;
@@ -240,7 +241,7 @@ int Generate::run(Options& options) {
     }
     check_output("--state-save", state_save_, inputs);
   }
-  OpenModel open = open_model(model_, precision_, tokenizer_);
+  OpenModel open = open_model(model_, precision_, tokenizer_, device_);
   const Tokenizer& tokenizer = *open.tokenizer;
   if (!ignore_end_) generate_.end_tokens = open.end_tokens;
   if (options.given("end_token")) {

@@ -63,9 +63,10 @@ std::vector<int32_t> end_tokens_of(const ModelConfig& model, const Tokenizer& to
 
 // What it would print and save are not numbers.
 void check_finite(const LanguageModel<float>& model, const std::string& folder) {
+  if (model.parameters_finite()) return;
   for (const ParamSpec& spec : model.params().specs()) {
-    const auto values = model.params().values().subspan(static_cast<size_t>(spec.offset), static_cast<size_t>(spec.size()));
-    if (!std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); })) {
+    const HostView<float> values = model.params().host_values(spec);
+    if (!std::all_of(values.span().begin(), values.span().end(), [](float x) { return std::isfinite(x); })) {
       fail_numeric("'{}': the parameter {} is not finite: the model is damaged, or it diverged in training", folder, spec.name);
     }
   }
@@ -73,15 +74,17 @@ void check_finite(const LanguageModel<float>& model, const std::string& folder) 
 
 }  // namespace
 
+const char* device_help() { return "cpu, cuda, or cuda:N for one of several"; }
+
 const char* tokenizer_help() {
   return "bytes, ids (numbers between spaces) or the path of a SentencePiece model; without: the folder's, which of a folder of flash-linear-attention is "
          "tokenizer.model, else ids";
 }
 
-OpenModel open_model(const std::string& path, const std::string& precision, const std::string& tokenizer) {
+OpenModel open_model(const std::string& path, const std::string& precision, const std::string& tokenizer, const std::string& device) {
   if (precision != "f32" && precision != "bf16") fail_usage("--precision: expected f32 or bf16, got '{}'", precision);
   const std::string folder = find_model_folder(path);
-  OpenModel open{folder, load_model<float>(folder), nullptr, {}};
+  OpenModel open{folder, load_model<float>(folder, device_named(device)), nullptr, {}};
   check_finite(open.model, folder);
   const int64_t vocab_size = open.model.config().vocab_size;
   open.tokenizer = tokenizer == "ids"  ? id_tokenizer(static_cast<int32_t>(vocab_size))

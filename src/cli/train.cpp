@@ -233,8 +233,10 @@ void Train::describe_run(Trainer& trainer, const Dataset& data) const {
   if (data.test) held_out += fmt::format(", test: {} tokens", format_count(static_cast<double>(data.test->tokens())));
   const double step_tokens = static_cast<double>(o_.train.batch * o_.train.length * o_.train.accumulate);
   say("data      {} tokens in {} documents, held out: {}\n", format_count(static_cast<double>(data.train->tokens())), data.train->documents(), held_out);
-  say("training  {} steps of {} tokens ({:.1f} epochs), {}, {} threads\n", o_.train.steps, format_count(step_tokens),
-      static_cast<double>(o_.train.steps) * step_tokens / static_cast<double>(data.train->tokens()), o_.train.precision, num_threads());
+  const std::string where = trainer.model().device().kind() == FW_DEVICE_CUDA ? fmt::format("{}, bf16 activations", device_info().name)
+                                                                              : fmt::format("{}, {} threads", o_.train.precision, num_threads());
+  say("training  {} steps of {} tokens ({:.1f} epochs), {}\n", o_.train.steps, format_count(step_tokens),
+      static_cast<double>(o_.train.steps) * step_tokens / static_cast<double>(data.train->tokens()), where);
   std::fflush(stdout);
 }
 
@@ -245,7 +247,7 @@ void Train::test(Trainer& trainer, const Dataset& data, const Tokenizer& tokeniz
   if (trainer.best().step >= 0 && !kept) say("note: '{}' is not the model of step {} any more; the last model is tested\n", best, trainer.best().step);
   std::optional<LanguageModel<float>> chosen;
   if (kept) {
-    chosen.emplace(load_model<float>(best));
+    chosen.emplace(load_model<float>(best, trainer.model().device()));
     if (o_.train.precision == "bf16") chosen->set_precision(Precision::kBf16);
   }
   const int64_t step = kept ? trainer.best().step : trainer.step(), length = std::max<int64_t>(o_.train.length, 2);
@@ -284,6 +286,7 @@ void Train::finish(Trainer& trainer, const Dataset& data, const Tokenizer& token
     row("state carried through each document", carried.bits_per_byte, carried.loss);
     say("\n{}\n", table.text());
   }
+  if (const size_t peak = trainer.model().device().peak_bytes(); peak > 0) say("memory    {} of the GPU at most\n", format_bytes(static_cast<double>(peak)));
   const BestRecord best = trainer.best();
   if (best.step >= 0) say("best      step {}, held-out loss {:.4f}\n", best.step, best.loss);
   if (data.test) test(trainer, data, tokenizer);

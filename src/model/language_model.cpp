@@ -1,6 +1,7 @@
 #include "model/language_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 #include <vector>
 
@@ -114,6 +115,16 @@ void LanguageModel<T>::set_form(fw_form form) {
 template <class T>
 void LanguageModel<T>::observe(PassObserver<T>* observer) {
   impl_->engine->observe(observer);
+}
+
+template <class T>
+bool LanguageModel<T>::parameters_finite() const {
+  const Params<T>& params = impl_->params;
+  Buffer<double> sum(impl_->device, 1);  // of squares: finite if they are, in double
+  exec().square_sum(params.values().data(), params.pieces(), sum.data());
+  double value = 0;
+  sum.read(0, {&value, 1});
+  return std::isfinite(value);
 }
 
 template <class T>

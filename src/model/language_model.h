@@ -1,5 +1,6 @@
 // LanguageModel: embedding, blocks (x + mixer(norm x), x + swiglu(norm x)), final norm, head. T is float (training and
-// use) or double (gradient checks): the type of parameters, gradients and results, whatever the device. On a GPU activations are bf16 (engine.h). Names as flash-linear-attention's models have them.
+// use) or double (gradient checks): the type of parameters, gradients and results, whatever the device. On a GPU activations are bf16 (engine.h). Names as
+// flash-linear-attention's models have them.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +43,7 @@ class LanguageModel {
   void set_form(fw_form form);              // of the recurrence; FW_FORM_AUTO at first
   // Sees every recurrence of the passes that follow; null: none. The caller keeps it alive.
   void observe(PassObserver<T>* observer);
+  bool parameters_finite() const;
   std::string hash() const;  // of names, shapes and values; ties a state to its model
 
   // Loss of packed sequences and, accumulated into params().grads(), the gradient of grad_scale * (sum of losses).
@@ -79,7 +81,7 @@ class LanguageModel {
 template <class T>
 void save_model(const std::string& folder, const LanguageModel<T>& model);
 template <class T>
-LanguageModel<T> load_model(const std::string& folder);
+LanguageModel<T> load_model(const std::string& folder, Device& device = host_device());
 // Whether the folder is flash-linear-attention's, by its config.json. Throws Error(kUsage) when that cannot be read.
 bool is_peer_folder(const std::string& folder);
 // As flash-linear-attention lays its folders out. Throws Error(kUsage) when it has no such model. A tensor that was bf16 or f16

@@ -202,7 +202,7 @@ void export_model(const std::string& folder, const LanguageModel<float>& model) 
 }
 
 template <class T>
-LanguageModel<T> load_model(const std::string& folder) {
+LanguageModel<T> load_model(const std::string& folder, Device& device) {
   Folder source = read_config(folder + "/config.json");
   const std::string path = folder + "/model.safetensors";
   const SafetensorsReader reader(path);
@@ -212,9 +212,10 @@ LanguageModel<T> load_model(const std::string& folder) {
   const double expected = parameter_count(source.config);
   if (expected > 2 * found + 1e6) fail_usage("'{}': expected {:.0f} values for the configuration beside it, got {:.0f}", path, expected, found);
 
-  require_memory(expected * sizeof(T), fmt::format("the model '{}'", folder),
-                 "it wants a machine with more; --no-check-memory, of the commands that run models, tries all the same");
-  LanguageModel<T> model(source.config);
+  if (device.host_memory())
+    require_memory(expected * sizeof(T), fmt::format("the model '{}'", folder),
+                   "it wants a machine with more; --no-check-memory, of the commands that run models, tries all the same");
+  LanguageModel<T> model(source.config, device);
   model.set_tokenizer(saved_tokenizer(reader, path));
   Params<T>& params = model.params();
   std::vector<std::string> names;
@@ -242,7 +243,7 @@ LanguageModel<T> load_model(const std::string& folder) {
 
 template void save_model<float>(const std::string&, const LanguageModel<float>&);
 template void save_model<double>(const std::string&, const LanguageModel<double>&);
-template LanguageModel<float> load_model<float>(const std::string&);
-template LanguageModel<double> load_model<double>(const std::string&);
+template LanguageModel<float> load_model<float>(const std::string&, Device&);
+template LanguageModel<double> load_model<double>(const std::string&, Device&);
 
 }  // namespace fw

@@ -127,7 +127,8 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     c.tokens.g = new_matrix<Wide<T>>(pass.exec.arena, c.proj.rows, spec_.v_heads);
     gain_->log_decay(pass, c.gain, c.tokens.g);
   }
-  if (spec_.rule.uses_precond() && index_.atk_center >= 0) c.tokens.precond_center = const_cast<Wide<T>*>(params.value(index_.atk_center));  // an input, only read
+  if (spec_.rule.uses_precond() && index_.atk_center >= 0)
+    c.tokens.precond_center = const_cast<Wide<T>*>(params.value(index_.atk_center));  // an input, only read
   if (spec_.rule.uses_precond() && spec_.tied_precond) {
     c.tokens.precond_g = new_matrix<Wide<T>>(pass.exec.arena, c.proj.rows, spec_.heads);
     c.tokens.precond_beta = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.heads);
@@ -226,7 +227,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
 
   const Recurrence<T>& recurrence = planned(pass);
   const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
-  Wide<T> *s = state.wide(state_.s), *a = state.wide(state_.a);
+  Wide<T>*s = state.wide(state_.s), *a = state.wide(state_.a);
   c.tokens.s = copy_state ? new_copy<T, Wide<T>>(pass.exec, s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : s;
   c.tokens.a = copy_state ? new_copy<T, Wide<T>>(pass.exec, a, sequences * spec_.heads * spec_.key_dim) : a;
   // A pass that keeps contexts has this buffer also where it is lost again: without it a sequence of one token would take the decode step.
@@ -283,7 +284,8 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
     if (spec_.bounded_layer >= 0) {
       pass.exec.bounded_decay_backward(d.g, c.decay_in, params.rows(index_.bounds), spec_.bounded_layer, din, params.grad_rows(index_.bounds));
     } else if (spec_.log_sigmoid_decay) {
-      pass.exec.log_sigmoid_decay_backward(d.g, c.decay_in, params.value(index_.decay_bias), Wide<T>(1) / kLogSigmoidDivisor<Wide<T>>, din, params.grad(index_.decay_bias));
+      pass.exec.log_sigmoid_decay_backward(d.g, c.decay_in, params.value(index_.decay_bias), Wide<T>(1) / kLogSigmoidDivisor<Wide<T>>, din,
+                                           params.grad(index_.decay_bias));
     } else {
       pass.exec.decay_gate_backward(d.g, c.decay_in, params.value(index_.a_log), params.value(index_.dt_bias), group, din, params.grad(index_.a_log),
                                     params.grad(index_.dt_bias));

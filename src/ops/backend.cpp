@@ -42,6 +42,7 @@ template <class T>
 const Ops<T>& ops_of(const Device& device) {
   const Ops<T>& table = table_of<T>(device);
   if (const char* name = missing(table)) fail_usage("device: expected the CPU: models of this type do not run on CUDA devices (no operation {})", name);
+  if (device.kind() == FW_DEVICE_CUDA) require_cuda_libraries();
   return table;
 }
 

@@ -10,6 +10,9 @@ namespace fw {
 template <class T>
 const Ops<T>& cuda_ops();
 
+// Throws DeviceError where a library is missing that they call.
+void require_cuda_libraries();
+
 // The functions that there are for the device, some of which may be null.
 template <class T>
 const Ops<T>& table_of(const Device& device);

@@ -94,7 +94,7 @@ struct Trainer::Impl {
         tokenizer(std::move(tok)),
         train(std::move(train_mix)),
         valid(std::move(valid_file)),
-        model(m),
+        model(m, device_named(c.device)),
         optimizer({c.beta1, c.beta2, c.adam_eps, c.weight_decay}, model.params()),
         schedule{c.lr, c.min_lr, c.warmup, c.steps, parse_schedule_shape(c.schedule), c.decay_share},
         source(train, c.batch, c.length, c.seed),
@@ -296,14 +296,10 @@ struct Trainer::Impl {
     return true;
   }
 
-  bool parameters_finite() const {
-    return std::all_of(model.params().values().begin(), model.params().values().end(), [](float x) { return std::isfinite(x); });
-  }
-
   // One that is not finite is not written: the checkpoints before it are worth more, and the steps that follow end the run.
   void checkpoint() {
     prepare();
-    if (written == state.step || !parameters_finite()) return;
+    if (written == state.step || !model.parameters_finite()) return;
     state.updates = optimizer.updates();
     state.position = source.position();
     state.random = random.save();
@@ -315,7 +311,7 @@ struct Trainer::Impl {
   // The finished model, if it is one: its parameters and the loss of the first window of the data are finite.
   void write_model() {
     const Batch batch = BatchSource(train, 1, config.length, config.seed).next();
-    if (!parameters_finite() || !std::isfinite(model.evaluate(batch.ids, batch.targets, batch.layout, nullptr).nll)) {
+    if (!model.parameters_finite() || !std::isfinite(model.evaluate(batch.ids, batch.targets, batch.layout, nullptr).nll)) {
       fail_numeric(
           "after step {} the model is not finite: the run diverged, and no model is written. Try a lower lr (now {:g}) or a longer warmup (now {} steps)",
           state.step, config.lr, config.warmup);

@@ -1,7 +1,9 @@
 // The device through the CUDA runtime.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <new>
+#include <unordered_map>
 #include <utility>
 
 #include "base/device.h"
@@ -60,12 +62,20 @@ class CudaDevice final : public Device {
     const cudaError_t status = cudaMalloc(&memory, bytes);
     if (status == cudaErrorMemoryAllocation) throw std::bad_alloc();
     check(status, "cudaMalloc");
+    sizes_[memory] = bytes;
+    bytes_ += bytes;
+    peak_ = std::max(peak_, bytes_);
     return memory;
   }
   void release(void* memory) noexcept override {
     cudaStreamSynchronize(stream_.get());
     cudaFree(memory);
+    if (const auto found = sizes_.find(memory); found != sizes_.end()) {
+      bytes_ -= found->second;
+      sizes_.erase(found);
+    }
   }
+  size_t peak_bytes() const override { return peak_; }
   // From memory that is not pinned the runtime has copied the source when the call returns.
   void from_host(void* to, const void* from, size_t bytes) override { move(to, from, bytes, cudaMemcpyHostToDevice); }
   void to_host(void* to, const void* from, size_t bytes) override {
@@ -81,6 +91,8 @@ class CudaDevice final : public Device {
     check(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()), "cudaMemcpyAsync");
   }
   Stream stream_;
+  std::unordered_map<void*, size_t> sizes_;
+  size_t bytes_ = 0, peak_ = 0;
 };
 
 }  // namespace
@@ -90,6 +102,14 @@ Device& cuda_device() {
   // Never destroyed: the runtime may be gone before static objects are.
   static CudaDevice* const instance = new CudaDevice();
   return *instance;
+}
+
+void select_cuda_device(int number) {
+  int count = 0;
+  static_cast<void>(device_info());  // throws where there is none
+  check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  if (number >= count) fail_usage("device: expected cuda:0 to cuda:{}, got cuda:{}", count - 1, number);
+  check(cudaSetDevice(number), "cudaSetDevice");
 }
 
 DeviceInfo device_info() {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/device.h"
+#include "base/error.h"
 #include "emulation/gpu.h"
 #include "emulation/memory.h"
 
@@ -47,6 +48,10 @@ class EmulatedDevice final : public Device {
 Device& cuda_device() {
   static EmulatedDevice instance;
   return instance;
+}
+
+void select_cuda_device(int number) {
+  if (number != 0) fail_usage("device: expected cuda or cuda:0, the emulated device, got cuda:{}", number);
 }
 
 DeviceInfo device_info() {

@@ -12,6 +12,7 @@ namespace {
 }  // namespace
 
 Device& cuda_device() { no_device(); }
+void select_cuda_device(int) { no_device(); }
 
 DeviceInfo device_info() { no_device(); }
 

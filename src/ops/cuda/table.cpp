@@ -1,6 +1,7 @@
 // The CUDA device's table.
 #include "ops/backend.h"
 #include "ops/cuda/operations.h"
+#include "ops/cuda/products.h"
 
 namespace fw {
 
@@ -15,6 +16,8 @@ const Ops<T>& cuda_ops() {
   }();
   return kTable;
 }
+
+void require_cuda_libraries() { cuda::require_products(); }
 
 template const Ops<float>& cuda_ops<float>();
 template const Ops<Bf16>& cuda_ops<Bf16>();

@@ -9,6 +9,8 @@ const Ops<T>& cuda_ops() {
   return kTable;
 }
 
+void require_cuda_libraries() {}
+
 template const Ops<float>& cuda_ops<float>();
 template const Ops<Bf16>& cuda_ops<Bf16>();
 
