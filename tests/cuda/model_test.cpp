@@ -1,0 +1,214 @@
+// A whole model on the device beside the same model on the CPU: logits, loss and gradients, a run of training, one that is resumed, decoding, states that
+// go from one to the other. In the emulation and on a GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "base/device.h"
+#include "base/random.h"
+#include "base/safetensors.h"
+#include "model/language_model.h"
+#include "train/step.h"
+
+namespace fw::testing {
+namespace {
+
+constexpr double kBound = 3e-2;  // of bf16 activations
+
+ModelConfig tiny(const std::string& rule, const std::vector<std::string>& layers) {
+  ModelConfig c;
+  c.rule = rule;
+  c.vocab_size = 67;
+  c.hidden_size = 64;
+  c.num_hidden_layers = static_cast<int64_t>(layers.size());
+  c.layers = layers;
+  c.num_heads = 2;
+  c.head_dim = 32;
+  c.intermediate_size = 96;
+  c.window.window = 24;
+  return c;
+}
+
+std::vector<int32_t> random_ids(int64_t count, uint64_t seed) {
+  Random random(seed);
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (int32_t& id : ids) id = static_cast<int32_t>(random.below(67));
+  return ids;
+}
+
+struct Pair {
+  explicit Pair(const ModelConfig& config) : host(config), device(config, cuda_device()) {
+    Random random(3);
+    host.init(random);
+    for (const ParamSpec& spec : host.params().specs()) device.params().write_values(spec, host.params().host_values(spec).span());
+  }
+  LanguageModel<float> host, device;
+};
+
+double relative(std::span<const float> got, std::span<const float> want) {
+  double difference = 0, size = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    difference += std::pow(static_cast<double>(got[i]) - static_cast<double>(want[i]), 2);
+    size += std::pow(static_cast<double>(want[i]), 2);
+  }
+  return std::sqrt(difference / std::max(size, 1e-30));
+}
+
+struct Named {
+  std::string name;
+  ModelConfig config;
+};
+
+class OnDevice : public ::testing::TestWithParam<Named> {};
+
+TEST_P(OnDevice, LogitsLossAndGradientsAreThoseOfTheCpu) {
+  Pair models(GetParam().config);
+  const SeqLayout layout({0, 70, 75, 130});
+  const std::vector<int32_t> ids = random_ids(layout.tokens(), 7);
+  std::vector<int32_t> targets = random_ids(layout.tokens(), 8);
+  targets[3] = -1;
+  std::vector<float> want(ids.size() * 67), got(want.size());
+  models.host.forward_all(ids, layout, nullptr, Mat<float>(want.data(), layout.tokens(), 67));
+  models.device.forward_all(ids, layout, nullptr, Mat<float>(got.data(), layout.tokens(), 67));
+  EXPECT_LE(relative(got, want), kBound) << "logits";
+
+  std::vector<float> nll(ids.size());
+  const double scale = 1.0 / static_cast<double>(ids.size());
+  const LossSum expected = models.host.forward_backward(ids, targets, layout, scale), loss = models.device.forward_backward(ids, targets, layout, scale);
+  EXPECT_EQ(loss.count, expected.count);
+  EXPECT_NEAR(loss.nll, expected.nll, kBound * expected.nll);
+  EXPECT_NEAR(models.device.evaluate(ids, targets, layout, nullptr, nll.data()).nll, loss.nll, 1e-3 * loss.nll);
+  EXPECT_EQ(nll[3], 0.0F);
+  // Every gradient beside the largest of its kind: what is a sum of many that cancel has no digits in bf16.
+  double largest = 0;
+  for (const ParamSpec& spec : models.host.params().specs()) {
+    for (const float x : models.host.params().host_grads(spec).span()) largest = std::max(largest, std::abs(static_cast<double>(x)));
+  }
+  for (const ParamSpec& spec : models.host.params().specs()) {
+    const HostView<float> a = models.device.params().host_grads(spec), b = models.host.params().host_grads(spec);
+    double size = 0;
+    for (const float x : b.span()) size = std::max(size, std::abs(static_cast<double>(x)));
+    if (size < 1e-3 * largest) continue;
+    EXPECT_LE(relative(a.span(), b.span()), kBound) << spec.name;
+  }
+}
+
+TEST_P(OnDevice, DecodesAsItReadsAndItsStateGoesToTheCpu) {
+  Pair models(GetParam().config);
+  const std::vector<int32_t> ids = random_ids(40, 9);
+  std::vector<float> all(ids.size() * 67);
+  models.device.forward_all(ids, SeqLayout({0, 40}), nullptr, Mat<float>(all.data(), 40, 67));
+  ModelState<float> state(models.device.config(), 1, cuda_device());
+  std::vector<float> logits(67);
+  const Mat<float> last(logits.data(), 1, 67);
+  models.device.forward_last(std::span(ids).first(33), SeqLayout({0, 33}), state, last);
+  for (size_t t = 33; t < 38; ++t) models.device.forward_last(std::span(ids).subspan(t, 1), SeqLayout({0, 1}), state, last);
+  EXPECT_LE(relative(logits, std::span(all).subspan(static_cast<size_t>(37) * 67, 67)), kBound);
+
+  const std::string path = ::testing::TempDir() + "device_state.safetensors", rule = models.host.config().rule;
+  state.save(path, rule, models.device.hash());
+  ModelState<float> moved(models.host.config(), 1);
+  moved.load(path, rule, models.host.hash());
+  models.host.forward_last(std::span(ids).subspan(38, 1), SeqLayout({0, 1}), moved, last);
+  models.device.forward_last(std::span(ids).subspan(38, 1), SeqLayout({0, 1}), state, Mat<float>(all.data(), 1, 67));
+  EXPECT_LE(relative(std::span(all).first(67), logits), kBound);
+}
+
+std::vector<Named> models() {
+  const auto with = [](ModelConfig c, auto change) {
+    change(c);
+    return c;
+  };
+  return {
+      {"gated_deltanet2", tiny("gated_deltanet2", {"recurrent", "recurrent"})},
+      {"kda", tiny("kda", {"recurrent"})},
+      {"gated_deltanet", tiny("gated_deltanet", {"recurrent"})},
+      {"preconditioned", tiny("precond_gated_deltanet", {"recurrent"})},
+      {"kaczmarz", tiny("kaczmarz", {"recurrent"})},
+      {"qdelta", tiny("qdelta", {"recurrent"})},
+      {"hybrid", tiny("gated_deltanet2", {"conv", "recurrent", "window", "attention"})},
+      {"grouped_heads", with(tiny("gated_deltanet2", {"window", "attention"}),
+                             [](ModelConfig& c) {
+                               c.window.num_kv_heads = c.attention.num_kv_heads = 1;
+                               c.window.num_heads = c.attention.num_heads = 2;
+                             })},
+      {"tied", with(tiny("gated_deltanet2", {"recurrent"}), [](ModelConfig& c) { c.tie_word_embeddings = true; })},
+  };
+}
+INSTANTIATE_TEST_SUITE_P(Models, OnDevice, ::testing::ValuesIn(models()), [](const auto& one) { return one.param.name; });
+
+Batch batch_of(uint64_t seed) {
+  Batch batch;
+  Random random(seed);
+  // A token is followed by itself plus one, mostly: something to learn.
+  for (int64_t t = 0; t < 128; ++t) {
+    const int32_t before = batch.ids.empty() ? 0 : batch.ids.back();
+    batch.ids.push_back(random.below(5) == 0 ? static_cast<int32_t>(random.below(67)) : (before + 1) % 67);
+  }
+  batch.targets.assign(batch.ids.begin() + 1, batch.ids.end());
+  batch.targets.push_back(-1);
+  batch.layout = SeqLayout({0, 64, 128});
+  return batch;
+}
+
+double step(LanguageModel<float>& model, AdamW& optimizer, uint64_t i) {
+  const Batch batch = batch_of(i);
+  const StepResult result = train_step(model, optimizer, {&batch, 1}, 3e-3, 1.0);
+  EXPECT_TRUE(result.finite);
+  return result.nll / static_cast<double>(result.count);
+}
+
+TEST(DeviceTraining, FollowsTheCpu) {
+  Pair models(tiny("gated_deltanet2", {"recurrent", "window"}));
+  AdamW on_host({}, models.host.params()), on_device({}, models.device.params());
+  double first = 0, last = 0;
+  for (uint64_t i = 0; i < 8; ++i) {
+    const double want = step(models.host, on_host, i), got = step(models.device, on_device, i);
+    EXPECT_NEAR(got, want, 1e-2 * want) << "step " << i;
+    (i == 0 ? first : last) = got;
+  }
+  EXPECT_LT(last, first);
+}
+
+// The same bits in a second run, with what backward computes again, and from values and moments that were carried to another model.
+TEST(DeviceTraining, HasTheSameBitsAgainRecomputedAndResumed) {
+  const ModelConfig config = tiny("gated_deltanet2", {"recurrent", "window"});
+  const auto values_of = [](const LanguageModel<float>& model) {
+    std::vector<float> all;
+    for (const ParamSpec& spec : model.params().specs()) {
+      const HostView<float> view = model.params().host_values(spec);
+      all.insert(all.end(), view.span().begin(), view.span().end());
+    }
+    return all;
+  };
+  const auto run = [&](Recompute level, bool moves) {
+    Pair models(config);
+    models.device.set_recompute(level);
+    AdamW optimizer({}, models.device.params());
+    for (uint64_t i = 0; i < 2; ++i) step(models.device, optimizer, i);
+    if (!moves) {
+      step(models.device, optimizer, 2);
+      return values_of(models.device);
+    }
+    LanguageModel<float> other(config, cuda_device());
+    AdamW resumed({}, other.params());
+    for (const ParamSpec& spec : other.params().specs()) {
+      other.params().write_values(spec, models.device.params().host_values(spec).span());
+      resumed.first().write(spec.offset, optimizer.first().host(spec.offset, spec.size()).span());
+      resumed.second().write(spec.offset, optimizer.second().host(spec.offset, spec.size()).span());
+    }
+    resumed.set_updates(optimizer.updates());
+    step(other, resumed, 2);
+    return values_of(other);
+  };
+  const std::vector<float> undisturbed = run(Recompute::kNone, false);
+  EXPECT_EQ(run(Recompute::kNone, false), undisturbed);
+  EXPECT_EQ(run(Recompute::kAll, false), undisturbed);
+  EXPECT_EQ(run(Recompute::kNone, true), undisturbed);
+}
+
+}  // namespace
+}  // namespace fw::testing
