@@ -51,15 +51,18 @@ class Bench : public Command {
     options.add("form", "FORM", &recurrence_.form, "auto, chunk or token").words = {"auto", "chunk", "token"};
     options.add("chunk", "N", &recurrence_.chunk, "rows of a chunk; 0: the library's choice");
     options.add("repeats", "N", &recurrence_.repeats, "times each is timed");
-    options.add("device", "NAME", &device_, "cpu or cuda; cuda: bf16 tensors, times by events on the device, --operands bf16 unless it is given").words = {
-        "cpu", "cuda"};
+    options
+        .add("device", "NAME", &device_,
+             "cpu or cuda; of the recurrence on cuda: bf16 tensors, times by events on the device, --operands bf16 unless it is given")
+        .words = {"cpu", "cuda"};
     options.add("commit", "TEXT", &commit_, "of the sources, for the JSON");
     options.section("", "Models");
-    options.add("train", "", &train_, "time training steps of the model below, in f32 and in bf16");
+    options.add("train", "", &train_, "time training steps of the model below, on the CPU in f32 and in bf16");
     options.add("decode_model", "", &decode_, "time decoding with the model below, at the start and at the end of a long text");
     options.add("batch", "N", &model_.batch, "sequences of a training step");
     options.add("length", "N", &model_.length, "tokens of a sequence of a training step");
     options.add("steps", "N", &model_.steps, "training steps timed");
+    options.add("recompute", "LEVEL", &model_.recompute, "of training steps on a GPU: what backward computes again").words = recompute_names();
     options.add("decode_tokens", "N", &model_.decode_tokens, "tokens decoded");
     options.add(key_tables(model_.model), false);
   }
@@ -89,7 +92,6 @@ void Bench::check() const {
     fail_usage("--value-heads: expected a multiple of --heads ({}), got {}", recurrence_.heads, recurrence_.value_heads);
   }
   if (device_ != "cpu" && device_ != "cuda") fail_usage("--device: expected cpu or cuda, got '{}'", device_);
-  if (device_ == "cuda" && (train_ || decode_)) fail_usage("--device: expected cpu with --train and --decode-model, got cuda");
   if (train_ || decode_) validate(model_.model);
 }
 
@@ -105,7 +107,8 @@ int Bench::run(Options& options) {
   }
   Json report = json_report("bench");
   report.update({{"simd", fw_simd_target()}, {"threads", num_threads()}, {"cores", std::thread::hardware_concurrency()}});
-  if (train_) report["train"] = bench_train(model_);
+  model_.device = device_;
+  if (train_) report["train"] = device_ == "cuda" ? bench_train_device(model_) : bench_train(model_);
   if (decode_) report["decode"] = bench_decode(model_);
   if (!commit_.empty()) report["commit"] = commit_;
   if (!train_ && !decode_) report["recurrence"] = device_ == "cuda" ? bench_device(recurrence_) : bench_recurrence(recurrence_);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -16,6 +17,7 @@
 #include "report/progress.h"
 #include "report/table.h"
 #include "train/memory_plan.h"
+#include "train/step.h"
 #include "train/token_writer.h"
 #include "train/trainer.h"
 
@@ -71,6 +73,34 @@ void train_once(const ModelBench& bench, const std::string& precision, const std
   stop_point("bench", trainer.step(), config.steps, "training steps");
 }
 
+// Parameters of the usual sizes; those of a name are the same numbers in every layer, since initialising a large model takes longer than timing it.
+void init_for_times(LanguageModel<float>& model) {
+  Random random(1);
+  std::map<std::string, std::vector<float>> drawn;
+  for (const ParamSpec& spec : model.params().specs()) {
+    const size_t layers = spec.name.find("layers.");
+    const std::string name = fmt::format("{} {}", layers == std::string::npos ? spec.name : spec.name.substr(spec.name.find('.', layers + 7)), spec.size());
+    std::vector<float>& values = drawn[name];
+    if (values.empty()) {
+      std::vector<double> exact(static_cast<size_t>(spec.size()));
+      spec.init(exact, random);
+      values.assign(exact.begin(), exact.end());
+    }
+    model.params().write_values(spec, values);
+  }
+}
+
+Batch random_batch(const ModelBench& bench, Random& random) {
+  Batch batch;
+  std::vector<int64_t> offsets = {0};
+  for (int64_t i = 1; i <= bench.batch; ++i) offsets.push_back(i * bench.length);
+  batch.ids.resize(static_cast<size_t>(offsets.back()));
+  for (int32_t& id : batch.ids) id = static_cast<int32_t>(random.below(static_cast<uint64_t>(bench.model.vocab_size)));
+  batch.targets = batch.ids;
+  batch.layout = SeqLayout(std::move(offsets));
+  return batch;
+}
+
 Json figures(const Samples& s) { return {{"median", s.median()}, {"best", s.best()}}; }
 
 }  // namespace
@@ -110,11 +140,49 @@ Json bench_train(const ModelBench& bench) {
   return {{"model", describe(bench.model)}, {"batch", bench.batch}, {"length", bench.length}, {"results", rows}};
 }
 
+Json bench_train_device(const ModelBench& bench) {
+  if (bench.steps < 1) fail_usage("--steps: expected a whole number >= 1, got {}", bench.steps);
+  constexpr int64_t kWarm = 5;
+  Device& device = device_named(bench.device);
+  fmt::print("training: {}; {} x {} tokens a step, {}; {} steps\n", describe(bench.model), bench.batch, bench.length, device_info().name, bench.steps);
+  std::fflush(stdout);
+  LanguageModel<float> model(bench.model, device);
+  model.set_recompute(parse_recompute(bench.recompute));
+  init_for_times(model);
+  AdamW optimizer({}, model.params());
+  Random random(1);
+  Samples ms;
+  double first_ms = 0;
+  for (int64_t step = 0; step < kWarm + bench.steps; ++step) {
+    stop_point("bench", step, kWarm + bench.steps, "training steps");
+    const Batch batch = random_batch(bench, random);
+    const double taken = 1e3 * seconds_of([&] { train_step(model, optimizer, {&batch, 1}, 1e-4, 1.0); });
+    if (step == 0) first_ms = taken;
+    if (step >= kWarm) ms.add(taken);
+  }
+  const double step_tokens = static_cast<double>(bench.batch * bench.length);
+  Table table;
+  for (const char* heading : {"tok/s median", "tok/s best", "ms/step median", "ms/step best", "first step ms", "peak memory"}) table.column(heading);
+  table.row({fmt::format("{:.0f}", 1e3 * step_tokens / ms.median()), fmt::format("{:.0f}", 1e3 * step_tokens / ms.best()), fmt::format("{:.1f}", ms.median()),
+             fmt::format("{:.1f}", ms.best()), fmt::format("{:.1f}", first_ms), format_bytes(static_cast<double>(device.peak_bytes()))});
+  fmt::print("{}", table.text());
+  return {{"model", describe(bench.model)},
+          {"batch", bench.batch},
+          {"length", bench.length},
+          {"recompute", bench.recompute},
+          {"device", device_info().name},
+          {"ms_per_step", figures(ms)},
+          {"tokens_per_second", {{"median", 1e3 * step_tokens / ms.median()}, {"best", 1e3 * step_tokens / ms.best()}}},
+          {"first_step_ms", first_ms},
+          {"peak_bytes", device.peak_bytes()}};
+}
+
 Json bench_decode(const ModelBench& bench) {
   constexpr int64_t kWarm = 100, kBlock = 50, kRounds = 40;
   if (bench.decode_tokens < 2 * kWarm) fail_usage("--decode-tokens: expected at least {}, got {}", 2 * kWarm, bench.decode_tokens);
-  require_memory(parameter_count(bench.model) * sizeof(float), "the model", "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
-  LanguageModel<float> model(bench.model);
+  if (bench.device == "cpu")
+    require_memory(parameter_count(bench.model) * sizeof(float), "the model", "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
+  LanguageModel<float> model(bench.model, device_named(bench.device));
   Random random(1);
   model.init(random);
   const auto tokenizer = byte_tokenizer();

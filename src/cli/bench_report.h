@@ -62,8 +62,11 @@ nlohmann::json bench_device(const RecurrenceBench& bench);
 struct ModelBench {
   ModelConfig model;
   int64_t batch = 16, length = 256, steps = 20, decode_tokens = 100000;
+  std::string device = "cpu";
+  std::string recompute = "none";
 };
-nlohmann::json bench_train(const ModelBench& bench);
+nlohmann::json bench_train(const ModelBench& bench);         // on the CPU
+nlohmann::json bench_train_device(const ModelBench& bench);  // on a GPU
 nlohmann::json bench_decode(const ModelBench& bench);
 
 }  // namespace fw::cli
