@@ -426,6 +426,7 @@ TEST(Trainer, RefusesConfigurationsThatCannotBe) {
   refuses("adam_eps", [](TrainConfig& c) { c.adam_eps = 0; });
   refuses("weight_decay", [](TrainConfig& c) { c.weight_decay = -1; });
   refuses("clip", [nan](TrainConfig& c) { c.clip = nan; });
+  refuses("device: expected cpu, cuda or cuda:N", [](TrainConfig& c) { c.device = "gpu"; });
   refuses("precision", [](TrainConfig& c) { c.precision = "fp8"; });
   refuses("log_every", [](TrainConfig& c) { c.log_every = 0; });
   refuses("eval_every", [](TrainConfig& c) { c.eval_every = -1; });
