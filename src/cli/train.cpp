@@ -348,7 +348,7 @@ int Train::run(Options& options) {
   StartModel start = start_model(o_.model, o_.train, o_.data, options, o_.resume);
   o_.model = start.config;
   const std::shared_ptr<const Tokenizer> tokenizer = start.tokenizer;
-  require_memory_of_step(o_.model, o_.train);
+  if (o_.train.device == "cpu") require_memory_of_step(o_.model, o_.train);
   make_folders(out);
   const FolderLock lock(out);
   const Dataset data =

@@ -147,6 +147,91 @@ TEST_P(DeviceList, SmallDecaysKeepTheirDigits) {
   for (size_t i = 0; i < at.size(); ++i) EXPECT_NEAR(got[i] / -std::log1p(std::exp(at[i])), 1, 4e-6);
 }
 
+TEST_P(DeviceList, BoundedDecay) {
+  for_shapes([](const Shape& s) {
+    for (const int64_t layer : {0, 1, 2}) {
+      compare(GetParam(), [&](auto& run) {
+        using W = typename std::decay_t<decltype(run)>::W;
+        auto x = run.matrix(s.rows, s.cols, s.pad, -12, 6), dx = run.out(s.rows, s.cols, s.pad);
+        auto g = run.wide(s.rows, s.cols, s.pad), dg = run.wide(s.rows, s.cols, s.pad);
+        Buffer<W> bounds = run.parameters(3 * s.cols), dbounds = run.parameters(3 * s.cols);
+        const Mat<W> logits(bounds.data(), 3, s.cols);
+        run.on.exec.bounded_decay_forward(x.mat(), logits, layer, g.mat());
+        run.keep_wide("g", g);
+        run.on.exec.bounded_decay_backward(dg.mat(), x.mat(), logits, layer, dx.mat(), Mat<W>(dbounds.data(), 3, s.cols));
+        run.keep("dx", dx);
+        run.keep_wide("dbounds", dbounds);
+      });
+    }
+  });
+}
+
+// A weight with the bf16 copy that a model keeps of it.
+template <class R>
+struct Weights {
+  using W = typename R::W;
+  Buffer<W> values;
+  Buffer<Bf16> rounded;
+  int64_t rows, cols;
+  Weights(R& run, int64_t out, int64_t in, double size) : values(run.parameters(out * in, -size, size)), rounded(run.on.device, out * in), rows(out), cols(in) {
+    run.on.exec.round_values(values.data(), out * in, rounded.data());
+  }
+  Weight<W> weight() const { return {{values.data(), rows, cols}, {rounded.data(), rows, cols}}; }
+};
+
+TEST_P(DeviceList, LinearLayers) {
+  struct LinearShape {
+    int64_t rows, in, out, pad;
+  };
+  for (const LinearShape& s : {LinearShape{0, 16, 8, 0}, {1, 1, 1, 0}, {3, 24, 65, 3}, {65, 40, 24, 8}, {130, 64, 128, 0}}) {
+    for (const Write write : {Write::kOverwrite, Write::kAccumulate}) {
+      SCOPED_TRACE(::testing::Message() << s.rows << ", " << s.in << " to " << s.out);
+      compare(GetParam(), [&](auto& run) {
+        using W = typename std::decay_t<decltype(run)>::W;
+        const Weights<std::decay_t<decltype(run)>> w(run, s.out, s.in, 1);
+        auto x = run.matrix(s.rows, s.in, s.pad), y = run.matrix(s.rows, s.out, s.pad), dy = run.matrix(s.rows, s.out, s.pad),
+             dx = run.matrix(s.rows, s.in, s.pad);
+        Buffer<W> bias = run.parameters(s.out), dbias = run.parameters(s.out), dweight = run.parameters(s.out * s.in);
+        run.on.exec.linear_forward(x.mat(), w.weight(), write == Write::kOverwrite ? nullptr : bias.data(), y.mat(), write);
+        run.keep("y", y);
+        run.on.exec.linear_backward(dy.mat(), x.mat(), w.weight(), dx.mat(), Mat<W>(dweight.data(), s.out, s.in), dbias.data(), write);
+        run.keep("dx", dx);
+        run.keep_wide("dweight", dweight);
+        run.keep_wide("dbias", dbias);
+      });
+    }
+  }
+}
+
+// Vocabularies that kernels treat apart: unaligned ones, those of one and of four packets a thread, and wider ones.
+TEST_P(DeviceList, CrossEntropy) {
+  for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{{1, 7}, {300, 67}, {70, 2056}, {9, 9000}, {3, 33000}}) {
+    SCOPED_TRACE(::testing::Message() << rows << " of " << vocab);
+    // bf16 logits on the way: twice the rounding of a result.
+    compare(
+        GetParam(),
+        [rows = rows, vocab = vocab](auto& run) {
+          using W = typename std::decay_t<decltype(run)>::W;
+          const int64_t d = 24;
+          const Weights<std::decay_t<decltype(run)>> w(run, vocab, d, 0.25);
+          auto h = run.matrix(rows, d, 8), dh = run.out(rows, d, 8);
+          Buffer<W> nll(run.on.device, rows), dweight = run.parameters(vocab * d, -1e-3, 1e-3);
+          std::vector<int32_t> ids;
+          for (int64_t t = 0; t < rows; ++t) ids.push_back(t % 5 == 3 ? -1 : static_cast<int32_t>(t * 7919 % vocab));
+          Buffer<int32_t> targets(run.on.device, rows);
+          targets.write(0, ids);
+          Buffer<LossSum> sums(run.on.device, 2);
+          run.on.exec.cross_entropy_forward(h.mat(), w.weight(), targets.data(), nll.data(), sums.data());
+          run.on.exec.cross_entropy_backward(h.mat(), w.weight(), targets.data(), W(0.5), dh.mat(), Mat<W>(dweight.data(), vocab, d), sums.data() + 1);
+          run.results.push_back({"nll", values_of(nll), false});
+          run.keep("dh", dh);
+          run.results.push_back({"dweight", values_of(dweight), false});
+          for (const LossSum& sum : sums.to_vector()) run.results.push_back({"loss", {sum.nll, static_cast<double>(sum.count)}, false});
+        },
+        8e-3);
+  }
+}
+
 TEST_P(DeviceList, GainGates) {
   for_shapes([](const Shape& s) {
     compare(GetParam(), [&](auto& run) {
