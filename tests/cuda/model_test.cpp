@@ -65,9 +65,9 @@ struct Named {
   ModelConfig config;
 };
 
-class OnDevice : public ::testing::TestWithParam<Named> {};
+class DeviceModel : public ::testing::TestWithParam<Named> {};
 
-TEST_P(OnDevice, LogitsLossAndGradientsAreThoseOfTheCpu) {
+TEST_P(DeviceModel, LogitsLossAndGradientsAreThoseOfTheCpu) {
   Pair models(GetParam().config);
   const SeqLayout layout({0, 70, 75, 130});
   const std::vector<int32_t> ids = random_ids(layout.tokens(), 7);
@@ -100,7 +100,7 @@ TEST_P(OnDevice, LogitsLossAndGradientsAreThoseOfTheCpu) {
   }
 }
 
-TEST_P(OnDevice, DecodesAsItReadsAndItsStateGoesToTheCpu) {
+TEST_P(DeviceModel, DecodesAsItReadsAndItsStateGoesToTheCpu) {
   Pair models(GetParam().config);
   const std::vector<int32_t> ids = random_ids(40, 9);
   std::vector<float> all(ids.size() * 67);
@@ -142,7 +142,7 @@ std::vector<Named> models() {
       {"tied", with(tiny("gated_deltanet2", {"recurrent"}), [](ModelConfig& c) { c.tie_word_embeddings = true; })},
   };
 }
-INSTANTIATE_TEST_SUITE_P(Models, OnDevice, ::testing::ValuesIn(models()), [](const auto& one) { return one.param.name; });
+INSTANTIATE_TEST_SUITE_P(Models, DeviceModel, ::testing::ValuesIn(models()), [](const auto& one) { return one.param.name; });
 
 Batch batch_of(uint64_t seed) {
   Batch batch;
