@@ -72,7 +72,7 @@ int Eval::run(Options& options) {
     }
     requests_.precision = precision_;
     check_requests(requests_);
-    OpenModel open = open_model(model_, precision_, tokenizer_);
+    OpenModel open = open_model(model_, precision_, tokenizer_, device_);
     return score_requests(open, requests_, json_);
   }
   for (const Option& option : options.entries()) {
