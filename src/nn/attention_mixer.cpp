@@ -15,8 +15,8 @@ constexpr double kNormEps = 1e-5;              // of q_norm and k_norm: the peer
 
 template <class T>
 struct AttentionMixer<T>::Context : MixerContext {
-  Mat<T> proj;        // [T, (H + 2 HK) D]: q | k | v before norms; without norms q and k are turned in place
-  Mat<T> qk;          // [T, (H + HK) D]: q | k as attention takes them; columns of proj without norms
+  Mat<T> proj;              // [T, (H + 2 HK) D]: q | k | v before norms; without norms q and k are turned in place
+  Mat<T> qk;                // [T, (H + HK) D]: q | k as attention takes them; columns of proj without norms
   Wide<T>* rstd = nullptr;  // [T, H], then [T, HK]
   Pages<T> past_k, past_v;
   Mat<T> o;          // [T, H D]

@@ -32,9 +32,9 @@ constexpr int64_t kCacheRows = 256;  // of a page: growth is seldom and costs no
 
 // One declared tensor of N sequences, of the type that the device stores it in.
 struct StateView {
-  void* data = nullptr;                          // kMatrix, kRing: [N, shape]
-  int64_t bytes = 0;                             // at data
-  void* const* table = nullptr;                  // kCache: [N, per_sequence] pages, with room for the tokens of the pass
+  void* data = nullptr;                           // kMatrix, kRing: [N, shape]
+  int64_t bytes = 0;                              // at data
+  void* const* table = nullptr;                   // kCache: [N, per_sequence] pages, with room for the tokens of the pass
   int64_t per_sequence = 0, rows = 0, width = 0;  // kRing (one page, at `data`), kCache: as Pages has them
 };
 

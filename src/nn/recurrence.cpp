@@ -11,7 +11,9 @@ namespace fw {
 namespace {
 
 template <class T>
-constexpr fw_dtype kDtype = std::is_same_v<T, double> ? FW_F64 : std::is_same_v<T, float> ? FW_F32 : FW_BF16;
+constexpr fw_dtype kDtype = std::is_same_v<T, double>  ? FW_F64
+                            : std::is_same_v<T, float> ? FW_F32
+                                                       : FW_BF16;
 
 // The modules check shapes before they call, so an argument error here is a defect of ours.
 void check(fw_status status, const char* what) {

@@ -10,6 +10,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "base/device.h"
@@ -23,14 +24,17 @@ constexpr size_t kWorkspace = size_t{64} << 20;
 
 // The functions, by their names in the library.
 struct Functions {
-#define FW_CUBLASLT(name) decltype(&::cublasLt##name) name = nullptr;
-#define FW_CUBLASLT_LIST                                                                                                                                  \
-  FW_CUBLASLT(Create)                                                                                                                                     \
-  FW_CUBLASLT(MatmulDescCreate) FW_CUBLASLT(MatmulDescDestroy) FW_CUBLASLT(MatmulDescSetAttribute) FW_CUBLASLT(MatrixLayoutCreate)                        \
-      FW_CUBLASLT(MatrixLayoutDestroy) FW_CUBLASLT(MatmulPreferenceCreate) FW_CUBLASLT(MatmulPreferenceDestroy) FW_CUBLASLT(MatmulPreferenceSetAttribute) \
-          FW_CUBLASLT(MatmulAlgoGetHeuristic) FW_CUBLASLT(Matmul)
-  FW_CUBLASLT_LIST
-#undef FW_CUBLASLT
+  decltype(&::cublasLtCreate) Create = nullptr;
+  decltype(&::cublasLtMatmulDescCreate) MatmulDescCreate = nullptr;
+  decltype(&::cublasLtMatmulDescDestroy) MatmulDescDestroy = nullptr;
+  decltype(&::cublasLtMatmulDescSetAttribute) MatmulDescSetAttribute = nullptr;
+  decltype(&::cublasLtMatrixLayoutCreate) MatrixLayoutCreate = nullptr;
+  decltype(&::cublasLtMatrixLayoutDestroy) MatrixLayoutDestroy = nullptr;
+  decltype(&::cublasLtMatmulPreferenceCreate) MatmulPreferenceCreate = nullptr;
+  decltype(&::cublasLtMatmulPreferenceDestroy) MatmulPreferenceDestroy = nullptr;
+  decltype(&::cublasLtMatmulPreferenceSetAttribute) MatmulPreferenceSetAttribute = nullptr;
+  decltype(&::cublasLtMatmulAlgoGetHeuristic) MatmulAlgoGetHeuristic = nullptr;
+  decltype(&::cublasLtMatmul) Matmul = nullptr;
 };
 
 // Where the library may lie, in the order in which it is looked for.
@@ -74,11 +78,21 @@ Functions open_library() {
                     std::getenv("FW_CUDA_LIBS") != nullptr ? " in FW_CUDA_LIBS" : ""));
   }
   Functions functions;
-#define FW_CUBLASLT(name)                                                                          \
-  functions.name = reinterpret_cast<decltype(functions.name)>(::dlsym(library, "cublasLt" #name)); \
-  if (functions.name == nullptr) throw DeviceError("device: cuBLASLt has no function cublasLt" #name ": expected version 12 or 13");
-  FW_CUBLASLT_LIST
-#undef FW_CUBLASLT
+  const auto find = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name));
+    if (function == nullptr) throw DeviceError(fmt::format("device: cuBLASLt has no function {}: expected version 12 or 13", name));
+  };
+  find(functions.Create, "cublasLtCreate");
+  find(functions.MatmulDescCreate, "cublasLtMatmulDescCreate");
+  find(functions.MatmulDescDestroy, "cublasLtMatmulDescDestroy");
+  find(functions.MatmulDescSetAttribute, "cublasLtMatmulDescSetAttribute");
+  find(functions.MatrixLayoutCreate, "cublasLtMatrixLayoutCreate");
+  find(functions.MatrixLayoutDestroy, "cublasLtMatrixLayoutDestroy");
+  find(functions.MatmulPreferenceCreate, "cublasLtMatmulPreferenceCreate");
+  find(functions.MatmulPreferenceDestroy, "cublasLtMatmulPreferenceDestroy");
+  find(functions.MatmulPreferenceSetAttribute, "cublasLtMatmulPreferenceSetAttribute");
+  find(functions.MatmulAlgoGetHeuristic, "cublasLtMatmulAlgoGetHeuristic");
+  find(functions.Matmul, "cublasLtMatmul");
   return functions;
 }
 
