@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "ops/cuda/bias.h"
+#include "ops/cuda/few_rows.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/products.h"
 
@@ -68,6 +69,8 @@ namespace ops {
 template <class T>
 void linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, Mat<T> y, Write write) {
   if (x.rows == 0) return;
+  // A decoded token's products read the weight once, however few its rows.
+  if (x.rows <= kFewRows) return few_rows_linear<T>(x, operand<T>(weight), bias, y, write, exec.device.stream());
   linear_product(exec, x, weight, y, write);
   if (bias != nullptr) add_bias(exec, bias, y);
 }
