@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "gradients_problem.h"
+#include "scan/cuda/call/select.h"
 
 using namespace gradients_test;
 namespace fc = fw::cuda;

@@ -18,7 +18,7 @@ class PlanDevice final : public Device {
   ~PlanDevice() override;
 
   size_t bytes() const { return bytes_; }  // allocated now
-  size_t peak_bytes() const { return peak_; }
+  size_t peak_bytes() const override { return peak_; }
 
   fw_device kind() const override { return FW_DEVICE_CPU; }
   size_t alignment() const override { return host_device().alignment(); }

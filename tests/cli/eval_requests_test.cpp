@@ -14,7 +14,6 @@ namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
-using testing::Not;
 using Args = std::vector<std::string>;
 
 class EvalRequests : public ::testing::Test {

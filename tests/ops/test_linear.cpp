@@ -166,7 +166,8 @@ TEST(Linear, Bf16WithoutLibrarySupport) {
 
 // With the copy that a model keeps of its parameters.
 TEST(Linear, Bf16HasTheSameBitsWithAKeptCopy) {
-  for (const auto& [rows, in, out] : std::vector<std::array<int64_t, 3>>{{3, 24, 65}, {17, 65, 7}, {100, 24, 1030}}) {
+  for (const auto& shape : std::vector<std::array<int64_t, 3>>{{3, 24, 65}, {17, 65, 7}, {100, 24, 1030}}) {
+    const int64_t rows = shape[0], in = shape[1], out = shape[2];
     Random random(4);
     const Values<float> values = cast<float>(LinearOp{rows, in, out}.inputs(random));
     const Strided<float> x(rows, in, values[0]), dy(rows, out, values[3]);

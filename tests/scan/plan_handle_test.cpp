@@ -91,6 +91,7 @@ TEST(PlanHandle, GivesTheBitsOfCallsWithADescriptor) {
   EXPECT_EQ(sizes_of(plan).saved, sizes.saved);
   calls[0].desc.T = 1;  // the plan has its own
   std::vector<std::thread> threads;
+  threads.reserve(calls.size());
   for (Call& call : calls) threads.emplace_back([&] { run(plan, call); });
   for (std::thread& thread : threads) thread.join();
   for (const Call& call : calls) {

@@ -17,7 +17,6 @@
 namespace fw {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 ModelConfig small_config(const std::string& rule) {

@@ -20,7 +20,7 @@ bool has_warp_groups();
 class DeviceScope {
  public:
   explicit DeviceScope(int number);
-  ~DeviceScope();
+  ~DeviceScope();  // NOLINT(performance-trivially-destructible): without CUDA there is nothing to do
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;
 
