@@ -17,6 +17,10 @@ double kept_values(const AttentionSpec& spec) {
   return static_cast<double>(spec.columns() + spec.query_size() + spec.heads) + (spec.qk_norm ? norms : 0);
 }
 double kept_values(const ConvSpec& spec) { return static_cast<double>(spec.hidden); }
+double kept_values(const SsdSpec& spec) {
+  // Projection; after the convolution; time step and decay; output, gated, normalised and its statistic.
+  return static_cast<double>(spec.columns() + spec.conv_channels() + 2 * spec.heads + 3 * spec.inner() + 1);
+}
 double kept_values(const RecurrentMixerSpec& spec) {
   const ProjectionPlan plan(spec);
   const Rule& rule = spec.rule;
@@ -40,14 +44,16 @@ double mixing(const AttentionSpec& spec, int64_t length) {
   return 4 * static_cast<double>(spec.query_size()) * seen;
 }
 double mixing(const ConvSpec&, int64_t) { return 0; }
-double mixing(const RecurrentMixerSpec& spec, int64_t) {
-  // A value of a matrix is decayed (1), read by the erase key (2), written (2) and read (2).
-  const double each = (spec.rule.uses_g() ? 1 : 0) + (spec.rule.online() ? 2 : 0) + 4;
-  return each * static_cast<double>(spec.v_heads * spec.key_dim * spec.value_dim);
-}
+// A value of a matrix is decayed (1), read by the erase key (2), written (2) and read (2).
+double mixing(const Rule& rule, int64_t values) { return ((rule.uses_g() ? 1 : 0) + (rule.online() ? 2 : 0) + 4) * static_cast<double>(values); }
+double mixing(const RecurrentMixerSpec& spec, int64_t) { return mixing(spec.rule, spec.v_heads * spec.key_dim * spec.value_dim); }
+double mixing(const SsdSpec& spec, int64_t) { return mixing(SsdSpec::rule(), spec.heads * spec.state * spec.head_dim); }
 
 double saved_bytes(const RecurrentMixerSpec& spec, const SeqLayout& layout) {
   return static_cast<double>(Recurrence<float>({spec.rule, spec.heads, spec.v_heads, spec.key_dim, spec.value_dim}, layout, host_device()).saved_bytes());
+}
+double saved_bytes(const SsdSpec& spec, const SeqLayout& layout) {
+  return static_cast<double>(Recurrence<float>({SsdSpec::rule(), spec.groups, spec.heads, spec.state, spec.head_dim}, layout, host_device()).saved_bytes());
 }
 double saved_bytes(const AttentionSpec&, const SeqLayout&) { return 0; }
 double saved_bytes(const ConvSpec&, const SeqLayout&) { return 0; }
@@ -61,6 +67,12 @@ double products(const std::vector<ParamSpec>& list, int64_t heads) {
   }
   return 2 * n;
 }
+
+}  // namespace
+
+namespace {
+
+bool has_recurrence(LayerKind kind) { return kind == LayerKind::kRecurrent || kind == LayerKind::kSsd; }
 
 }  // namespace
 
@@ -80,7 +92,7 @@ ModelCost cost_of(const ModelConfig& config, int64_t batch, int64_t length) {
     const auto times = static_cast<double>(count);
     const MixerSpec spec = config.layer_spec(i);
     const double mixer = std::visit([&](const auto& s) { return mixing(s, length); }, spec);
-    (config.layer_kind(i) == LayerKind::kRecurrent ? cost.flops_recurrence : cost.flops_attention) += times * mixer;
+    (has_recurrence(config.layer_kind(i)) ? cost.flops_recurrence : cost.flops_attention) += times * mixer;
     cost.flops_token += times * (mixer + products(mixer_parameters(spec, ""), config.num_heads) + products(mlp, 1));
     for (const StateTensor& tensor : mixer_state(spec)) {
       const double bytes = kValue * times * static_cast<double>(tensor.size());

@@ -274,10 +274,10 @@ void check_conv(Context<T>& on, const ConvShape& shape, const SeqLayout& layout)
   const PassLayout pass(layout, offsets.data(), nullptr);
   const T* in = tails ? tail_in.data() : nullptr;
   T* out = in_place ? tail_in.data() : tail_out.data();
-  on.exec.short_conv_forward(xs.mat(), w.data(), width, pass, in, out, ys.mat());
+  on.exec.short_conv_forward(xs.mat(), w.data(), nullptr, width, pass, in, out, ys.mat());
   expect_near(ys.values(), want_y, kTolerance<T>, "y");
   expect_near(values_of(in_place ? tail_in : tail_out), want_tail, 0, "tails");
-  on.exec.short_conv_backward(dys.mat(), xs.mat(), w.data(), width, pass, tails ? before.data() : nullptr, dx.mat(), dweight.data());
+  on.exec.short_conv_backward(dys.mat(), xs.mat(), w.data(), nullptr, width, pass, tails ? before.data() : nullptr, dx.mat(), dweight.data(), nullptr);
   expect_near(dx.values(), want_dx, kTolerance<T>, "dx");
   expect_near(values_of(dweight), want_dweight, kTolerance<W>, "dweight");
 }
