@@ -94,10 +94,13 @@ int64_t ModelConfig::mlp_size() const {
   return std::max<int64_t>((size + step - 1) / step, 1) * step;
 }
 
-GateKind ModelConfig::gate_kind() const {
-  if (output_gate == "none") return GateKind::kNone;
-  return output_gate == "sigmoid" ? GateKind::kSigmoid : GateKind::kSilu;
-}
+namespace {
+
+GateKind gate_of(const std::string& name) { return name == "none" ? GateKind::kNone : name == "sigmoid" ? GateKind::kSigmoid : GateKind::kSilu; }
+
+}  // namespace
+
+GateKind ModelConfig::gate_kind() const { return gate_of(output_gate); }
 
 InitScheme ModelConfig::init_scheme() const { return init == "normal" ? InitScheme::kNormal : InitScheme::kXavier; }
 
@@ -134,7 +137,8 @@ struct NamedKind {
   const char* name;
   LayerKind kind;
 };
-constexpr NamedKind kKinds[] = {{"attention", LayerKind::kAttention}, {"window", LayerKind::kWindow}, {"conv", LayerKind::kConv}, {"ssd", LayerKind::kSsd}};
+constexpr NamedKind kKinds[] = {
+    {"attention", LayerKind::kAttention}, {"window", LayerKind::kWindow}, {"conv", LayerKind::kConv}, {"ssd", LayerKind::kSsd}, {"mesa", LayerKind::kMesa}};
 
 }  // namespace
 
@@ -185,6 +189,21 @@ SsdSpec ModelConfig::ssd_spec() const {
   return {hidden_size, inner / ssd.head_dim, ssd.head_dim, ssd.num_groups, ssd.state_size, ssd.conv_size, norm_eps, init_scheme()};
 }
 
+MesaSpec ModelConfig::mesa_spec() const {
+  MesaSpec spec;
+  spec.hidden = hidden_size;
+  spec.heads = mesa.num_heads > 0 ? mesa.num_heads : num_heads;
+  spec.dim = mesa.head_dim > 0 ? mesa.head_dim : head_dim;
+  spec.conv_size = mesa.conv_size;
+  spec.gate = gate_of(mesa.output_gate);
+  spec.least_lambda = mesa.least_lambda;
+  spec.cg_steps = mesa.cg_steps;
+  spec.cg_tolerance = mesa.cg_tolerance;
+  spec.norm_eps = norm_eps;
+  spec.init = init_scheme();
+  return spec;
+}
+
 MixerSpec ModelConfig::layer_spec(int64_t layer) const {
   switch (layer_kind(layer)) {
     case LayerKind::kAttention:
@@ -195,6 +214,8 @@ MixerSpec ModelConfig::layer_spec(int64_t layer) const {
       return ConvSpec{hidden_size, conv.kernel, init_scheme()};
     case LayerKind::kSsd:
       return ssd_spec();
+    case LayerKind::kMesa:
+      return mesa_spec();
     case LayerKind::kRecurrent:
       break;
   }
@@ -244,6 +265,11 @@ std::vector<Key> keys_of(ConvKeys& c) {
 #include "model/conv.def"
   };
 }
+std::vector<Key> keys_of(MesaKeys& c) {
+  return {
+#include "model/mesa.def"
+  };
+}
 std::vector<Key> keys_of(SsdKeys& c) {
   return {
 #include "model/ssd.def"
@@ -261,7 +287,8 @@ KeyTables key_tables(ModelConfig& c) {
           {"mixer.attention", "Layers of softmax attention", keys_of(c.attention)},
           {"mixer.window", "Layers of sliding-window attention", keys_of(c.window)},
           {"mixer.conv", "Layers of gated convolution", keys_of(c.conv)},
-          {"mixer.ssd", "Layers of Mamba-2", keys_of(c.ssd)}};
+          {"mixer.ssd", "Layers of Mamba-2", keys_of(c.ssd)},
+          {"mixer.mesa", "Mesa layers", keys_of(c.mesa)}};
 }
 #undef FW_KEY
 
@@ -356,7 +383,7 @@ void validate(const ModelConfig& c) {
       check_recurrence(copy);
     } catch (const Error& error) {
       if (copy.rule == c.rule) throw;
-      throw Error(error.kind(), fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv, ssd or a rule): {}", copy.rule, error.what()));
+      throw Error(error.kind(), fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv, ssd, mesa or a rule): {}", copy.rule, error.what()));
     }
   }
   if (attention) check_attention(c, "attention", c.attention);
@@ -394,10 +421,13 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   if (config.mlp == standard.mlp) json.erase("mlp");
   if (config.output_norm == standard.output_norm) json.erase("output_norm");
   if (config.output_norm_eps == standard.output_norm_eps) json.erase("output_norm_eps");
-  if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv && config.ssd == standard.ssd)
+  if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv && config.ssd == standard.ssd &&
+      config.mesa == standard.mesa)
     json.erase("mixer");
-  else if (config.ssd == standard.ssd)
-    json["mixer"].erase("ssd");  // what older configurations do not have
+  if (json.contains("mixer")) {  // without what older configurations do not have
+    if (config.ssd == standard.ssd) json["mixer"].erase("ssd");
+    if (config.mesa == standard.mesa) json["mixer"].erase("mesa");
+  }
   if (!config.peer.empty()) json["peer"] = Json::parse(config.peer);
   return json;
 }

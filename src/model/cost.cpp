@@ -21,6 +21,10 @@ double kept_values(const SsdSpec& spec) {
   // Projection; after the convolution; time step and decay; output, gated, normalised and its statistic.
   return static_cast<double>(spec.columns() + spec.conv_channels() + 2 * spec.heads + 3 * spec.inner() + 1);
 }
+double kept_values(const MesaSpec& spec) {
+  // Projection and those of the gates; q, k after the convolution and of unit length; v | k; x; output, normalised and its statistic.
+  return static_cast<double>(spec.columns() + 3 * spec.heads + 9 * spec.size() + spec.heads);
+}
 double kept_values(const RecurrentMixerSpec& spec) {
   const ProjectionPlan plan(spec);
   const Rule& rule = spec.rule;
@@ -47,10 +51,17 @@ double mixing(const ConvSpec&, int64_t) { return 0; }
 // A value of a matrix is decayed (1), read by the erase key (2), written (2) and read (2).
 double mixing(const Rule& rule, int64_t values) { return ((rule.uses_g() ? 1 : 0) + (rule.online() ? 2 : 0) + 4) * static_cast<double>(values); }
 double mixing(const RecurrentMixerSpec& spec, int64_t) { return mixing(spec.rule, spec.v_heads * spec.key_dim * spec.value_dim); }
+double mixing(const MesaSpec& spec, int64_t) {
+  const double K = static_cast<double>(spec.dim), solve = spec.cg_steps > 0 ? 2 * K * K * static_cast<double>(spec.cg_steps) : K * K * K / 3;
+  return mixing(MesaSpec::rule(), 2 * spec.heads * spec.dim * spec.dim) + static_cast<double>(spec.heads) * (solve + 3 * K * K);
+}
 double mixing(const SsdSpec& spec, int64_t) { return mixing(SsdSpec::rule(), spec.heads * spec.state * spec.head_dim); }
 
 double saved_bytes(const RecurrentMixerSpec& spec, const SeqLayout& layout) {
   return static_cast<double>(Recurrence<float>({spec.rule, spec.heads, spec.v_heads, spec.key_dim, spec.value_dim}, layout, host_device()).saved_bytes());
+}
+double saved_bytes(const MesaSpec& spec, const SeqLayout& layout) {
+  return static_cast<double>(Recurrence<float>({MesaSpec::rule(), spec.heads, spec.heads, spec.dim, 2 * spec.dim}, layout, host_device()).saved_bytes());
 }
 double saved_bytes(const SsdSpec& spec, const SeqLayout& layout) {
   return static_cast<double>(Recurrence<float>({SsdSpec::rule(), spec.groups, spec.heads, spec.state, spec.head_dim}, layout, host_device()).saved_bytes());
@@ -72,7 +83,7 @@ double products(const std::vector<ParamSpec>& list, int64_t heads) {
 
 namespace {
 
-bool has_recurrence(LayerKind kind) { return kind == LayerKind::kRecurrent || kind == LayerKind::kSsd; }
+bool has_recurrence(LayerKind kind) { return kind == LayerKind::kRecurrent || kind == LayerKind::kSsd || kind == LayerKind::kMesa; }
 
 }  // namespace
 

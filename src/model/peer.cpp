@@ -528,6 +528,28 @@ void write_mamba2(const ModelConfig& c, Json& json) {
                {"D_has_hdim", false}});
 }
 
+// MesaNet, whose solve is exact here: the peer's conjugate gradients end near it.
+void read_mesa_net(const Keys& keys, ModelConfig& c) {
+  read_common(keys, c, 2048, 24, 4);
+  read_conv(keys, c);
+  c.layers = {"mesa"};
+  c.mesa.num_heads = keys.whole("num_heads", 16);
+  c.mesa.head_dim = keys.whole("head_dim", 128);
+  c.mesa.conv_size = c.conv_size;
+  c.mesa.output_gate = keys.truth("use_output_gate", false) ? "silu" : "none";
+  c.mesa.least_lambda = keys.number("lambda_lower_bound", 0.25);
+}
+void write_mesa_net(const ModelConfig& c, Json& json) {
+  write_common(c, json);
+  const MesaSpec spec = c.mesa_spec();
+  json.update({{"num_heads", spec.heads},
+               {"head_dim", spec.dim},
+               {"use_short_conv", true},
+               {"conv_size", spec.conv_size},
+               {"use_output_gate", spec.gate == GateKind::kSilu},
+               {"lambda_lower_bound", spec.least_lambda}});
+}
+
 // The first that says the same as a model of our own is what it is exported as.
 constexpr Type kTypes[] = {
     {"transformer", read_transformer, write_transformer},
@@ -541,6 +563,7 @@ constexpr Type kTypes[] = {
     {"linear_attn", read_linear_attn, write_linear_attn, {{{"o_norm", "norm"}}}},
     {"gla", read_gla, write_plain, {{{"o_norm", "g_norm_swish_gate"}, {"f_proj", "gk_proj"}}}},
     {"hgrn2", read_hgrn2, write_hgrn2, {{{"o_norm", "g_norm"}, {"v_proj", "i_proj"}}}},
+    {"mesa_net", read_mesa_net, write_mesa_net},
     {"mamba2", read_mamba2, write_mamba2, {}, true},
     {"retnet", read_retnet, write_plain, {{{"o_norm", "g_norm_swish_gate"}}}},
 };
@@ -567,13 +590,14 @@ const Type* find_type(const std::string& name) {
 ModelConfig meaning_of_layers(ModelConfig c) {
   const ModelConfig standard;
   StringList kinds;
-  bool attention = false, window = false, conv = false, ssd = false;
+  bool attention = false, window = false, conv = false, ssd = false, mesa = false;
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     const LayerKind kind = c.layer_kind(i);
     attention = attention || kind == LayerKind::kAttention;
     window = window || kind == LayerKind::kWindow;
     conv = conv || kind == LayerKind::kConv;
     ssd = ssd || kind == LayerKind::kSsd;
+    mesa = mesa || kind == LayerKind::kMesa;
     const std::string& name = c.layers.empty() ? c.rule : c.layers[static_cast<size_t>(i) % c.layers.size()];
     kinds.push_back(kind == LayerKind::kRecurrent && c.layer_rule(i) == c.rule ? "recurrent" : name);
   }
@@ -589,6 +613,13 @@ ModelConfig meaning_of_layers(ModelConfig c) {
   if (!window) c.window = {};
   if (!conv) c.conv = {};
   if (!ssd) c.ssd = {};
+  if (mesa) {
+    const MesaSpec spec = c.mesa_spec();
+    c.mesa.num_heads = spec.heads;
+    c.mesa.head_dim = spec.dim;
+  } else {
+    c.mesa = {};
+  }
   if (!c.has_recurrence()) {
     ModelConfig plain;
     plain.layers = c.layers;
@@ -597,6 +628,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     plain.window = c.window;
     plain.conv = c.conv;
     plain.ssd = c.ssd;
+    plain.mesa = c.mesa;
     plain.vocab_size = c.vocab_size;
     plain.hidden_size = c.hidden_size;
     plain.num_hidden_layers = c.num_hidden_layers;
