@@ -10,7 +10,7 @@
  * newer library). Nothing allocates memory that the caller must free, nothing throws; each function returns a status and
  * fw_last_error() says, for the calling thread, which argument was wrong, what was expected and what came.
  * All tensors of a call have the descriptor's dtype; with io_dtype FW_BF16 those of tokens (q, k, v, gates, o and their
- * gradients) may each be bf16 or float32 instead, while states, sums and the preconditioner's center stay float32. Strides
+ * gradients) may each be bf16 or float32 instead, while states, sums and parameters (center, a_log, dt_bias) stay float32. Strides
  * count elements; the last dimension has stride 1.
  * CUDA (descriptor's device): every tensor, workspace and saved buffer is device memory; cu_seqlens stays host memory and is
  * read before the call returns. Work is queued on the descriptor's stream: no allocation, no synchronisation, and a
@@ -116,6 +116,25 @@ typedef struct fw_rule {
   double precond_ridge; /* added to A in the inverse forms, 1 */
 } fw_rule;
 
+/* How the tensor of a gate is given: as its value, or as the logit x that a layer projects. A value is made of a logit inside the call, in the
+ * arithmetic's dtype whatever type x has, with a = exp(a_log) and b = dt_bias of fw_inputs (1 and 0 where absent); gradients are those of the logit,
+ * of a_log and of dt_bias. Log-decays (g, precond_g) may be given as VALUE, SOFTPLUS, LOWER_BOUND or LOGSIGMOID, other gates as VALUE or SIGMOID. */
+typedef enum fw_given {
+  FW_GIVEN_VALUE = 0,
+  FW_GIVEN_SIGMOID = 1,     /* bound sigmoid(x); bound: the rule's gain_bound for beta and erase_gate, 1 for the others */
+  FW_GIVEN_SOFTPLUS = 2,    /* -a softplus(x + b) */
+  FW_GIVEN_LOWER_BOUND = 3, /* lower_bound sigmoid(a (x + b)) */
+  FW_GIVEN_LOGSIGMOID = 4   /* logsigmoid(x + b) / divisor; no a_log */
+} fw_given;
+
+/* fw_given of every tensor of a gate, by the tensor's name in fw_inputs; VALUE where the rule does not use it. */
+typedef struct fw_gates {
+  int32_t g, beta, lambda, erase_gate, write_gate, precond_g, precond_beta;
+  int32_t reserved;   /* 0 */
+  double lower_bound; /* of LOWER_BOUND, < 0; -5 */
+  double divisor;     /* of LOGSIGMOID, > 0; 16 */
+} fw_gates;
+
 typedef enum fw_form {
   FW_FORM_AUTO = 0,  /* CPU: by the length of each sequence; CUDA: chunks where they can */
   FW_FORM_TOKEN = 1, /* one token at a time */
@@ -156,6 +175,7 @@ typedef struct fw_desc {
   int64_t num_slots;      /* with slots: first dimension of the states */
   int64_t segment;        /* CUDA, chunk form: sequences are cut into segments of so many tokens (a multiple of 64), which run side by side and
                              are joined exactly. 0: the library chooses by the shape of the call; -1: never. The bits of a result depend on it */
+  fw_gates gates;         /* which gates are given as logits */
 } fw_desc;
 
 /* Inputs; backward writes the gradients into a struct of the same type (tensors that are absent there are not computed).
@@ -164,7 +184,7 @@ typedef struct fw_inputs {
   size_t size;
   fw_tensor q, k;            /* [B, T, H, K] */
   fw_tensor v;               /* [B, T, HV, V] */
-  fw_tensor g;               /* log-decay <= 0. scalar: [B, T, HV]; channel: [B, T, H or HV, K] */
+  fw_tensor g;               /* log-decay <= 0, or its logit (fw_gates; so of the other gates). scalar: [B, T, HV]; channel: [B, T, H or HV, K] */
   fw_tensor beta;            /* gain gate, [B, T, HV]; gains but one and nlms, where erase or write is tied */
   fw_tensor lambda;          /* query feedback LEARNED, [B, T, HV] */
   fw_tensor erase_key;       /* p, [B, T, H, K] */
@@ -176,6 +196,11 @@ typedef struct fw_inputs {
   fw_tensor precond_center;  /* [H], rank 1; the squashed forms */
   fw_tensor initial_state;   /* [N, HV, K, V] or [N, HV, V, K], see state_layout; absent: zero */
   fw_tensor initial_precond; /* [N, H, K]; absent: zero */
+  /* Of log-decays given as logits (fw_given), with the heads of g or precond_g. a_log: SOFTPLUS and LOWER_BOUND. */
+  fw_tensor a_log;           /* [heads of g]; of a channel decay also [heads of g, K]; absent: zero */
+  fw_tensor dt_bias;         /* [heads of g]; of a channel decay [heads of g, K]; absent: zero */
+  fw_tensor precond_a_log;   /* [H]; absent: zero */
+  fw_tensor precond_dt_bias; /* [H]; absent: zero */
 } fw_inputs;
 
 /* Outputs; for backward the gradients with respect to them (absent: zero). */

@@ -26,6 +26,19 @@ enum TokenIndex : size_t {
 #include "rule/tokens.def"
 #undef FW_TOKEN
 };
+// Of a log-decay's parameters: one number a head, or one a channel.
+Shape of_heads(Given given, bool rate, int64_t heads, int64_t channels) {
+  if (rate ? !has_rate(given) : given == Given::kValue) return {};
+  return channels > 0 ? Shape{heads, channels} : Shape{heads};
+}
+Shape of_decay(const Rule& rule, const ReferenceShape& s, bool rate) {
+  const bool channel = rule.decay == Decay::kChannel, per_channel = channel && (!rate || s.rate_per_channel);
+  return of_heads(s.gates.g, rate, channel ? heads_or_key_heads(s.g_heads, s) : s.HV, per_channel ? s.K : 0);
+}
+Shape a_log(const Rule& rule, const ReferenceShape& s) { return of_decay(rule, s, true); }
+Shape dt_bias(const Rule& rule, const ReferenceShape& s) { return of_decay(rule, s, false); }
+Shape precond_a_log(const Rule&, const ReferenceShape& s) { return of_heads(s.gates.precond_g, true, s.H, 0); }
+Shape precond_dt_bias(const Rule&, const ReferenceShape& s) { return of_heads(s.gates.precond_g, false, s.H, 0); }
 Shape center(const Rule& rule, const ReferenceShape& s) { return rule.uses_precond_center() ? Shape{s.H} : Shape{}; }
 Shape state(const Rule&, const ReferenceShape& s) { return {s.sequences.count(), s.HV, s.K, s.V}; }
 Shape precond_state(const Rule& rule, const ReferenceShape& s) { return rule.uses_precond() ? Shape{s.sequences.count(), s.H, s.K} : Shape{}; }
@@ -52,6 +65,10 @@ std::span<const ReferenceField<ReferenceInputs>> reference_input_fields() {
       {"precond_center", &In::precond_center, center, false},
       {"initial_state", &In::initial_state, state, true},
       {"initial_precond", &In::initial_precond, precond_state, true},
+      {"a_log", &In::a_log, a_log, true},
+      {"dt_bias", &In::dt_bias, dt_bias, true},
+      {"precond_a_log", &In::precond_a_log, precond_a_log, true},
+      {"precond_dt_bias", &In::precond_dt_bias, precond_dt_bias, true},
   };
   return list;
 }
@@ -65,6 +82,15 @@ std::span<const ReferenceField<ReferenceOutputs>> reference_output_fields() {
   };
   return list;
 }
+
+bool of_tokens(std::string_view name) {
+  for (const TokenSpec& spec : token_specs(Rule())) {
+    if (spec.name == name) return true;
+  }
+  return name == "o";
+}
+
+bool is_parameter(std::string_view name) { return !of_tokens(name) && name.find("initial_") != 0 && name.find("final_") != 0; }
 
 void check_shape(const ReferenceShape& s) {
   if (s.H < 1 || s.HV < 1 || s.K < 1 || s.V < 1 || s.HV % s.H != 0) {

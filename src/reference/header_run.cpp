@@ -12,6 +12,7 @@
 #include "base/bf16.h"
 #include "base/device.h"
 #include "base/error.h"
+#include "reference/fields.h"
 #include "reference/header_tensors.h"
 
 namespace fw {
@@ -189,6 +190,7 @@ class Layout {
     desc_.chunk = run.chunk;
     desc_.segment = run.segment;
     desc_.state_layout = run.state_layout;
+    desc_.gates = to_c(p_.shape.gates);
     if (!packed_) return;
     offsets32_.assign(seqs.offsets().begin(), seqs.offsets().end());
     desc_.seqlens_dtype = run.seqlens == 32 ? 32 : 64;
@@ -208,7 +210,7 @@ class Layout {
   // Points `tensor` at a new tensor of the field's shape, with the values (NaN if none are given).
   Tensor<T>& place(const char* name, std::vector<int64_t> shape, const std::vector<double>* values, fw_tensor& tensor) {
     const bool state = is_matrix_state(name);
-    const bool tokens = std::strncmp(name, "initial_", 8) != 0 && std::strncmp(name, "final_", 6) != 0 && std::strcmp(name, "precond_center") != 0;
+    const bool tokens = of_tokens(name);
     if (tokens) {
       shape[0] = desc_.T;
       shape.insert(shape.begin(), desc_.B);

@@ -19,6 +19,10 @@ inline constexpr NamedTensor<fw_inputs> kInputTensors[] = {
     {"precond_center", &fw_inputs::precond_center},
     {"initial_state", &fw_inputs::initial_state},
     {"initial_precond", &fw_inputs::initial_precond},
+    {"a_log", &fw_inputs::a_log},
+    {"dt_bias", &fw_inputs::dt_bias},
+    {"precond_a_log", &fw_inputs::precond_a_log},
+    {"precond_dt_bias", &fw_inputs::precond_dt_bias},
 };
 inline constexpr NamedTensor<fw_outputs> kOutputTensors[] = {
     {"o", &fw_outputs::o},

@@ -29,6 +29,22 @@ double log_decay(Random& random, bool edges) {
   return -std::exp(random.uniform(-3, 1)) * std::log1p(std::exp(random.normal()));
 }
 
+// Of a gate or a log-decay; edges: about a third is where the value is at one of its limits.
+double logit(Random& random, bool edges) {
+  if (edges && random.below(3) == 0) {
+    const double values[] = {-1e4, -100.0, -30.0, 30.0, 100.0, 1e4};
+    return values[random.below(std::size(values))];
+  }
+  return 1.5 * random.normal();
+}
+
+bool is_logits(std::string_view name, const Rule& rule, const Gates& gates) {
+  for (const GateSpec& spec : gate_specs(rule, gates)) {
+    if (spec.name == name) return spec.logits();
+  }
+  return false;
+}
+
 // Rows of a length between low and high.
 std::vector<double> draw_rows(Random& random, size_t n, int64_t dim, double low, double high) {
   std::vector<double> x(n);
@@ -57,14 +73,12 @@ std::vector<double> take_tokens(const std::vector<double>& values, const SeqLayo
   return out;
 }
 
-bool has_tokens(const std::string& name) { return name.find("initial_") != 0 && name.find("final_") != 0 && name != "precond_center"; }
-
 }  // namespace
 
 ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options) {
   ReferenceProblem p;
   p.rule = rule;
-  p.shape = {options.sequences, options.H, options.HV, options.K, options.V, 0, 0, options.scale};
+  p.shape = {options.sequences, options.H, options.HV, options.K, options.V, 0, 0, options.scale, options.gates, options.rate_per_channel};
   if (options.gates_per_value_head) p.shape.g_heads = p.shape.erase_heads = options.HV;
   check_shape(p.shape);
 
@@ -75,7 +89,7 @@ ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options)
     const size_t n = static_cast<size_t>(field.count(rule, p.shape));
     const std::string name = field.name;
     std::vector<double>& x = p.in.*field.values;
-    if (field.optional && !options.initial_state) continue;
+    if (field.optional && !is_parameter(name) && !options.initial_state) continue;
     if (name == "q") {
       x = draw_rows(random, n, options.K, 0.5, rule.q_norm == Norm::kL2 ? 3.0 : 1.0);
     } else if (name == "k") {
@@ -89,6 +103,13 @@ ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options)
       x = draw_rows(random, n, options.K, 0.5, rule.k_norm == Norm::kL2 ? 3.0 : 1.0);
     } else if (name == "read_correction") {
       x = draw(n, [&] { return random.normal(); });
+    } else if (is_logits(name, rule, options.gates)) {
+      const bool edges = options.edge_decays && (name == "g" || name == "precond_g");
+      x = draw(n, [&] { return logit(random, edges); });
+    } else if (name == "a_log" || name == "precond_a_log") {
+      x = draw(n, [&] { return random.uniform(-3, 1); });
+    } else if (name == "dt_bias" || name == "precond_dt_bias") {
+      x = draw(n, [&] { return 0.5 * random.normal(); });
     } else if (name == "g" || name == "precond_g") {
       x = draw(n, [&] { return log_decay(random, options.edge_decays); });
     } else if (name == "beta" || name == "erase_gate") {
@@ -118,10 +139,10 @@ ReferenceProblem slice_tokens(const ReferenceProblem& problem, int64_t begin, in
   ReferenceProblem part = problem;
   part.shape.sequences = SeqLayout(offsets);
   for (const auto& field : reference_input_fields()) {
-    if (has_tokens(field.name)) part.in.*field.values = take_tokens(problem.in.*field.values, all, part.shape.sequences, begin);
+    if (of_tokens(field.name)) part.in.*field.values = take_tokens(problem.in.*field.values, all, part.shape.sequences, begin);
   }
   for (const auto& field : reference_output_fields()) {
-    if (has_tokens(field.name)) part.d.*field.values = take_tokens(problem.d.*field.values, all, part.shape.sequences, begin);
+    if (of_tokens(field.name)) part.d.*field.values = take_tokens(problem.d.*field.values, all, part.shape.sequences, begin);
   }
   return part;
 }
@@ -131,11 +152,11 @@ ReferenceProblem slice_sequence(const ReferenceProblem& problem, int64_t n) {
   ReferenceProblem part = problem;
   part.shape.sequences = SeqLayout::uniform(1, all.length(n));
   const auto take = [&](const char* name, std::vector<double>& values) {
-    if (values.empty() || std::string(name) == "precond_center") return;
-    const int64_t rows = has_tokens(name) ? all.tokens() : all.count();
+    if (values.empty() || is_parameter(name)) return;
+    const int64_t rows = of_tokens(name) ? all.tokens() : all.count();
     const int64_t row = static_cast<int64_t>(values.size()) / rows;
-    const int64_t first = has_tokens(name) ? all.begin(n) : n;
-    const int64_t count = has_tokens(name) ? all.length(n) : 1;
+    const int64_t first = of_tokens(name) ? all.begin(n) : n;
+    const int64_t count = of_tokens(name) ? all.length(n) : 1;
     values = std::vector<double>(values.begin() + first * row, values.begin() + (first + count) * row);
   };
   for (const auto& field : reference_input_fields()) take(field.name, part.in.*field.values);

@@ -24,6 +24,8 @@ struct ProblemOptions {
   bool edge_decays = false;           // about a third of g and precond_g is 0, -1e4 or -inf
   double scale = 0;
   uint64_t seed = 1;
+  Gates gates = {};               // which gates are logits, with every parameter that they have
+  bool rate_per_channel = false;  // a_log of a channel decay
 };
 
 // Stable and realistic: q and k of size 1 (Kaczmarz keys between 0.1 and 3), gates in (0, bound), g = -softplus of a normal.

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "reference/fields.h"
+#include "reference/gates.h"
 
 namespace fw {
 namespace {
@@ -472,9 +473,11 @@ void for_each_key_head(const ReferenceShape& s, Body&& body) {
 
 }  // namespace
 
-ReferenceOutputs reference_forward(const Rule& rule, const ReferenceShape& s, const ReferenceInputs& in) {
+ReferenceOutputs reference_forward(const Rule& rule, const ReferenceShape& s, const ReferenceInputs& given) {
   validate(rule);
-  check_inputs(rule, s, in);
+  validate(s.gates, rule);
+  check_inputs(rule, s, given);
+  const ReferenceInputs in = gate_values(rule, s, given);
   const Problem p{rule, s, in};
   ReferenceOutputs out;
   for (const auto& field : reference_output_fields()) out.*field.values = zeros(field.count(rule, s));
@@ -491,10 +494,12 @@ ReferenceOutputs reference_forward(const Rule& rule, const ReferenceShape& s, co
   return out;
 }
 
-ReferenceInputs reference_backward(const Rule& rule, const ReferenceShape& s, const ReferenceInputs& in, const ReferenceOutputs& d) {
+ReferenceInputs reference_backward(const Rule& rule, const ReferenceShape& s, const ReferenceInputs& given, const ReferenceOutputs& d) {
   validate(rule);
-  check_inputs(rule, s, in);
+  validate(s.gates, rule);
+  check_inputs(rule, s, given);
   check_cotangents(rule, s, d);
+  const ReferenceInputs in = gate_values(rule, s, given);
   const Problem p{rule, s, in};
   ReferenceInputs grad;
   for (const auto& field : reference_input_fields()) grad.*field.values = zeros(static_cast<int64_t>((in.*field.values).size()));
@@ -511,6 +516,7 @@ ReferenceInputs reference_backward(const Rule& rule, const ReferenceShape& s, co
     }
     key_head_backward(p, head, shared, dshared, d, grad);
   });
+  gate_gradients(rule, s, given, grad);
   return grad;
 }
 

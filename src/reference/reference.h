@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/seq_layout.h"
+#include "rule/gates.h"
 #include "rule/rule.h"
 
 namespace fw {
@@ -21,6 +22,8 @@ struct ReferenceShape {
   int64_t g_heads = 0;                  // heads of a channel decay: H or HV; 0: H
   int64_t erase_heads = 0;              // heads of the erase gate: H or HV; 0: H
   double scale = 0;                     // of the read vector; 0: K^-1/2
+  Gates gates = {};                     // which gates are logits
+  bool rate_per_channel = false;        // a_log of a channel decay has a number a channel
 };
 
 // Tensors of tokens, with their heads and widths, are those of rule/tokens.def: q, k [T, H, K], v [T, HV, V], ...; g: log-decay <= 0, -inf allowed; of g and
@@ -32,6 +35,10 @@ struct ReferenceInputs {
   std::vector<double> precond_center;   // [H]
   std::vector<double> initial_state;    // [N, HV, K, V]; empty: zero
   std::vector<double> initial_precond;  // [N, H, K]; empty: zero
+  // Of log-decays given as logits; empty: zero.
+  std::vector<double> a_log;                           // [heads of g] or [heads of g, K]
+  std::vector<double> dt_bias;                         // [heads of g] or, channel decay, [heads of g, K]
+  std::vector<double> precond_a_log, precond_dt_bias;  // [H]
 };
 
 struct ReferenceOutputs {

@@ -31,6 +31,13 @@ inline constexpr size_t kTokenTensors = 0
     ;
 #undef FW_TOKEN
 
+// A tensor's number in token_specs().
+enum class TokenIndex : size_t {
+#define FW_TOKEN(name, heads, width, used) name,
+#include "rule/tokens.def"
+#undef FW_TOKEN
+};
+
 namespace tokens_detail {
 
 // The enumerators of heads and width have names in common: each is looked up in its own.

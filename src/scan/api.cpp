@@ -1,10 +1,12 @@
 // The C header on top of plan, tensors and scan: sizes, statuses, messages.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "base/error.h"
@@ -53,6 +55,51 @@ const Struct& not_null(const Struct* p, const char* name) {
   return *p;
 }
 
+// Bytes of the structs of version 0.1 of the header. What has been added since lies behind; fw_init_struct knows a struct by its size.
+template <class Struct>
+constexpr size_t kFirstBytes = sizeof(Struct);
+template <>
+constexpr size_t kFirstBytes<fw_desc> = offsetof(fw_desc, gates);
+template <>
+constexpr size_t kFirstBytes<fw_inputs> = offsetof(fw_inputs, a_log);
+
+fw_desc default_desc() {
+  fw_desc desc;
+  std::memset(&desc, 0, sizeof(desc));
+  desc.size = sizeof(desc);
+  desc.rule = fw::to_c(fw::Rule());
+  desc.dtype = FW_F32;
+  desc.seqlens_dtype = 64;
+  desc.gates = fw::to_c(fw::Gates());
+  return desc;
+}
+template <class Struct>
+Struct defaults() {
+  if constexpr (std::is_same_v<Struct, fw_desc>) {
+    return default_desc();
+  } else {
+    Struct all;
+    std::memset(&all, 0, sizeof(all));
+    return all;
+  }
+}
+
+// The caller's struct with the fields that its version of the header has not.
+template <class Struct>
+Struct complete(const Struct* p, const char* name, const char* type) {
+  const size_t size = not_null(p, name).size;
+  if (size < kFirstBytes<Struct> || size > sizeof(Struct)) {
+    fw::fail_usage("{}: size: expected {} (sizeof({}); use FW_INIT), got {}", name, sizeof(Struct), type, size);
+  }
+  Struct all = defaults<Struct>();
+  std::memcpy(&all, p, size);
+  all.size = sizeof(all);
+  return all;
+}
+fw_desc descriptor(const fw_desc* p) { return complete(p, "descriptor", "fw_desc"); }
+fw_inputs inputs(const fw_inputs* p, const char* name) { return complete(p, name, "fw_inputs"); }
+fw_outputs outputs(const fw_outputs* p, const char* name) { return complete(p, name, "fw_outputs"); }
+
 void check_buffer(const char* name, const void* p, size_t bytes, size_t needed) {
   if (needed == 0) return;
   if (p == nullptr || bytes < needed) {
@@ -62,14 +109,14 @@ void check_buffer(const char* name, const void* p, size_t bytes, size_t needed) 
   if (reinterpret_cast<uintptr_t>(p) % 64 != 0) throw WorkspaceError(fmt::format("{}: expected an address aligned to 64 bytes, got {}", name, p));
 }
 
-std::unique_ptr<const fw::Call> make_call(const fw_desc* desc) {
-  fw::Plan plan = fw::make_plan(not_null(desc, "descriptor"));
+std::unique_ptr<const fw::Call> make_call(const fw_desc& desc) {
+  fw::Plan plan = fw::make_plan(desc);
   const fw::Backend& backend = *plan.backend;
   return backend.call(std::move(plan));
 }
 
 void forward(const fw_desc& desc, const fw_inputs& in, const fw_outputs& out, void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes) {
-  const auto call = make_call(&desc);
+  const auto call = make_call(desc);
   if (call->plan().slots != nullptr && call->plan().form != FW_FORM_TOKEN)
     fw::fail_usage("descriptor: slots: expected NULL in a call other than fw_step, got an address");
   check_buffer("workspace", workspace, workspace_bytes, call->forward_bytes());
@@ -86,11 +133,9 @@ void fw_init_struct(void* pointer, size_t size) {
   std::memset(pointer, 0, size);
   std::memcpy(pointer, &size, sizeof(size));
   if (size == sizeof(fw_rule)) *static_cast<fw_rule*>(pointer) = fw::to_c(fw::Rule());
-  if (size == sizeof(fw_desc)) {
-    fw_desc* desc = static_cast<fw_desc*>(pointer);
-    desc->rule = fw::to_c(fw::Rule());
-    desc->dtype = FW_F32;
-    desc->seqlens_dtype = 64;
+  if (size == sizeof(fw_desc) || size == kFirstBytes<fw_desc>) {
+    const fw_desc desc = default_desc();
+    std::memcpy(static_cast<char*>(pointer) + sizeof(size), reinterpret_cast<const char*>(&desc) + sizeof(size), size - sizeof(size));
   }
 }
 
@@ -123,7 +168,7 @@ const char* fw_rule_name(int index) {
 
 fw_status fw_workspace_query(const fw_desc* desc, fw_sizes* sizes) {
   return guarded([&] {
-    const auto call = make_call(desc);
+    const auto call = make_call(descriptor(desc));
     if (sizes == nullptr) fw::fail_usage("sizes: expected a struct, got NULL");
     if (sizes->size != sizeof(fw_sizes)) fw::fail_usage("sizes: size: expected {} (sizeof(fw_sizes); use FW_INIT), got {}", sizeof(fw_sizes), sizes->size);
     sizes->forward = call->forward_bytes();
@@ -143,7 +188,7 @@ fw_status fw_device_check(int32_t device) {
 
 size_t fw_plan_text(const fw_desc* desc, char* buffer, size_t bytes) {
   std::string text;
-  const fw_status status = guarded([&] { text = make_call(desc)->text(); });
+  const fw_status status = guarded([&] { text = make_call(descriptor(desc))->text(); });
   if (status != FW_OK) return 0;
   if (buffer != nullptr && bytes > 0) {
     const size_t count = std::min(bytes - 1, text.size());
@@ -156,25 +201,25 @@ size_t fw_plan_text(const fw_desc* desc, char* buffer, size_t bytes) {
 fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace,
                      size_t workspace_bytes) {
   return guarded(
-      [&] { forward(not_null(desc, "descriptor"), not_null(in, "inputs"), not_null(out, "outputs"), saved, saved_bytes, workspace, workspace_bytes); });
+      [&] { forward(descriptor(desc), inputs(in, "inputs"), outputs(out, "outputs"), saved, saved_bytes, workspace, workspace_bytes); });
 }
 
 fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads, const void* saved, size_t saved_bytes,
                       void* workspace, size_t workspace_bytes) {
   return guarded([&] {
-    const auto call = make_call(desc);
+    const auto call = make_call(descriptor(desc));
     if (call->plan().slots != nullptr) fw::fail_usage("descriptor: slots: expected NULL in fw_backward, got an address");
     check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? call->backward_bytes() : call->backward_alone_bytes());
     if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call->saved_bytes());
-    call->backward(not_null(in, "inputs"), not_null(d, "cotangents"), not_null(grads, "gradients"), saved, workspace);
+    call->backward(inputs(in, "inputs"), outputs(d, "cotangents"), inputs(grads, "gradients"), saved, workspace);
   });
 }
 
 fw_status fw_step(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* workspace, size_t workspace_bytes) {
   return guarded([&] {
-    fw_desc step = not_null(desc, "descriptor");
+    fw_desc step = descriptor(desc);
     step.form = FW_FORM_TOKEN;
-    forward(step, not_null(in, "inputs"), not_null(out, "outputs"), nullptr, 0, workspace, workspace_bytes);
+    forward(step, inputs(in, "inputs"), outputs(out, "outputs"), nullptr, 0, workspace, workspace_bytes);
   });
 }
 

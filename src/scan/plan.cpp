@@ -66,7 +66,6 @@ bool Plan::token_form(int64_t n) const { return form == FW_FORM_TOKEN || (form =
 bool Plan::bf16_states() const { return backend->bf16_step_states && form == FW_FORM_TOKEN; }
 
 Plan make_plan(const fw_desc& desc) {
-  if (desc.size != sizeof(fw_desc)) fail_usage("descriptor: size: expected {} (sizeof(fw_desc); use FW_INIT), got {}", sizeof(fw_desc), desc.size);
   if (desc.dtype != FW_F32 && desc.dtype != FW_F64) fail_usage("descriptor: dtype: expected FW_F32 or FW_F64, got {}", desc.dtype);
   const bool bf16 = desc.io_dtype == FW_BF16;
   if (desc.io_dtype != 0 && desc.io_dtype != desc.dtype && !(bf16 && desc.dtype == FW_F32)) {
@@ -107,6 +106,8 @@ Plan make_plan(const fw_desc& desc) {
   plan.slots = desc.slots;
   plan.segment = desc.segment;
   plan.rule = from_c(desc.rule);
+  plan.gates = from_c(desc.gates);
+  validate(plan.gates, plan.rule);
   plan.dtype = static_cast<fw_dtype>(desc.dtype);
   plan.bf16_io = bf16;
   plan.bf16_operands = bf16_operands;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fastweight/fastweight.h"
+#include "rule/gates.h"
 #include "rule/rule.h"
 
 namespace fw {
@@ -23,6 +24,7 @@ struct Backend;  // backend.h
 
 struct Plan {
   Rule rule;
+  Gates gates;
   fw_dtype dtype = FW_F32;
   bool bf16_io = false;        // tensors of tokens may be bf16
   bool bf16_operands = false;  // of the chunk form's products

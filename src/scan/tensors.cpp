@@ -90,7 +90,26 @@ class Checker {
     return {static_cast<T*>(x->data), nullptr, x->stride[0], x->stride[1], plan_.K};
   }
 
+  // channels: of a decay with a value a channel, or 0. Parameters of a log-decay that is given as a value must be absent.
+  DecayParameters<T> decay_parameters(const std::string& prefix, Given given, const fw_tensor& a_log, const fw_tensor& dt_bias, int64_t heads,
+                                      int64_t channels) const {
+    return {parameter(prefix + "a_log", a_log, given, has_rate(given), heads, a_log.rank == 2 ? channels : 0),
+            parameter(prefix + "dt_bias", dt_bias, given, given != Given::kValue, heads, channels)};
+  }
+
  private:
+  HeadTensor<T> parameter(const std::string& name, const fw_tensor& t, Given given, bool allowed, int64_t heads, int64_t channels) const {
+    if (t.data == nullptr) return {};
+    if (!allowed) {
+      fail_usage("{}{}: expected none, since the log-decay is given as {} (fw_gates), got a tensor", prefix_, name,
+                 given == Given::kValue ? "its value" : "a logsigmoid");
+    }
+    std::vector<int64_t> dims = {heads};
+    if (channels > 0) dims.push_back(channels);
+    const fw_tensor* x = check(name, t, dims, true, false);
+    return {static_cast<T*>(x->data), x->shape[0], x->stride[0], channels > 0 ? x->stride[1] : 0};
+  }
+
   const Plan& plan_;
   std::string prefix_;
   bool written_;
@@ -103,14 +122,13 @@ constexpr fw_tensor fw_inputs::*kHeaderTokens[] = {
 #include "rule/tokens.def"
 #undef FW_TOKEN
 };
-// Of the header's tensors the list has all but the preconditioner's center and the two states.
-static_assert(sizeof(fw_inputs) == sizeof(size_t) + (kTokenTensors + 3) * sizeof(fw_tensor));
+// Of the header's tensors the list has all but the two states and the parameters: the preconditioner's center, and two of each log-decay.
+static_assert(sizeof(fw_inputs) == sizeof(size_t) + (kTokenTensors + 7) * sizeof(fw_tensor));
 
 }  // namespace
 
 template <class T>
 Inputs<T> check_inputs(const Plan& plan, const fw_inputs& in, TensorRole role) {
-  if (in.size != sizeof(fw_inputs)) fail_usage("inputs: size: expected {} (sizeof(fw_inputs); use FW_INIT), got {}", sizeof(fw_inputs), in.size);
   const Checker<T> checker(plan, role, role == TensorRole::kGradient);
   const Rule& rule = plan.rule;
   const bool need = role == TensorRole::kInput;
@@ -125,14 +143,39 @@ Inputs<T> check_inputs(const Plan& plan, const fw_inputs& in, TensorRole role) {
     x.precond_center = static_cast<T*>(center->data);
     x.center_stride = center->stride[0];
   }
+  // Those of g have its heads; gradients may be without that of g, whose heads are then as theirs.
+  const bool channel = rule.decay == Decay::kChannel;
+  x.decay = checker.decay_parameters("", plan.gates.g, in.a_log, in.dt_bias, !channel ? plan.HV : x.g ? x.g.heads : kEitherHeads, channel ? plan.K : 0);
+  x.precond_decay = checker.decay_parameters("precond_", plan.gates.precond_g, in.precond_a_log, in.precond_dt_bias, plan.H, 0);
   x.initial_state = checker.state("initial_state", in.initial_state);
   x.initial_precond = checker.precond_state("initial_precond", in.initial_precond);
   return x;
 }
 
 template <class T>
+Inputs<T> check_gradients(const Plan& plan, const fw_inputs& grads, const Inputs<T>& in) {
+  const Inputs<T> d = check_inputs<T>(plan, grads, TensorRole::kGradient);
+  const auto same = [](std::string_view name, int64_t got, int64_t expected) {
+    if (got != expected) fail_usage("gradient of {}: shape: expected {} heads as the logits have, got {}", name, expected, got);
+  };
+  const auto same_parameters = [&](const std::string& prefix, const DecayParameters<T>& of, const DecayParameters<T>& from, int64_t heads) {
+    if (of.a_log) same(prefix + "a_log", of.a_log.heads, heads);
+    if (of.dt_bias) same(prefix + "dt_bias", of.dt_bias.heads, heads);
+    if (of.a_log && from.a_log && (of.a_log.stride_k != 0) != (from.a_log.stride_k != 0)) {
+      fail_usage("gradient of {}a_log: rank: expected {} as a_log has, got {}", prefix, from.a_log.stride_k != 0 ? 2 : 1, of.a_log.stride_k != 0 ? 2 : 1);
+    }
+  };
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    const TokenTensor<T>& of = d.*kInputTokens<T>[spec.token];
+    if (spec.logits() && of) same(spec.name, of.heads, (in.*kInputTokens<T>[spec.token]).heads);
+  }
+  same_parameters("", d.decay, in.decay, in.g.heads);
+  same_parameters("precond_", d.precond_decay, in.precond_decay, in.precond_g.heads);
+  return d;
+}
+
+template <class T>
 Outputs<T> check_outputs(const Plan& plan, const fw_outputs& out, TensorRole role) {
-  if (out.size != sizeof(fw_outputs)) fail_usage("outputs: size: expected {} (sizeof(fw_outputs); use FW_INIT), got {}", sizeof(fw_outputs), out.size);
   const Checker<T> checker(plan, role, role == TensorRole::kInput);
   Outputs<T> x;
   x.o = checker.token("o", out.o, plan.HV, plan.V, true, role == TensorRole::kInput);
@@ -143,6 +186,8 @@ Outputs<T> check_outputs(const Plan& plan, const fw_outputs& out, TensorRole rol
 
 template Inputs<float> check_inputs<float>(const Plan&, const fw_inputs&, TensorRole);
 template Inputs<double> check_inputs<double>(const Plan&, const fw_inputs&, TensorRole);
+template Inputs<float> check_gradients<float>(const Plan&, const fw_inputs&, const Inputs<float>&);
+template Inputs<double> check_gradients<double>(const Plan&, const fw_inputs&, const Inputs<double>&);
 template Outputs<float> check_outputs<float>(const Plan&, const fw_outputs&, TensorRole);
 template Outputs<double> check_outputs<double>(const Plan&, const fw_outputs&, TensorRole);
 

@@ -43,6 +43,20 @@ struct StateTensor {
   T* at(int64_t n, int64_t h) const { return data + n * stride_n + h * stride_h; }
 };
 
+// A parameter with a number a head, or a channel of one: [heads] (stride_k 0) or [heads, K].
+template <class T>
+struct HeadTensor {
+  T* data = nullptr;
+  int64_t heads = 0, stride_h = 0, stride_k = 0;
+  explicit operator bool() const { return data != nullptr; }
+};
+// Of a log-decay given as logits.
+template <class T>
+struct DecayParameters {
+  HeadTensor<T> a_log, dt_bias;
+  explicit operator bool() const { return a_log || dt_bias; }
+};
+
 template <class T>
 struct Inputs {
 #define FW_TOKEN(name, heads, width, used) TokenTensor<T> name;
@@ -51,6 +65,7 @@ struct Inputs {
   T* precond_center = nullptr;
   int64_t center_stride = 1;
   StateTensor<T> initial_state, initial_precond;
+  DecayParameters<T> decay, precond_decay;  // of g and of precond_g
 };
 
 // The tensors of tokens in the order of token_specs() (rule/tokens.h).
@@ -73,6 +88,9 @@ enum class TensorRole { kInput, kGradient };
 // Throw Error(kUsage) naming the tensor, what was expected and what came.
 template <class T>
 Inputs<T> check_inputs(const Plan& plan, const fw_inputs& in, TensorRole role);
+// Those of backward, of these inputs: a gate that is given as logits has its own heads in its gradient and in those of its parameters.
+template <class T>
+Inputs<T> check_gradients(const Plan& plan, const fw_inputs& grads, const Inputs<T>& in);
 template <class T>
 Outputs<T> check_outputs(const Plan& plan, const fw_outputs& out, TensorRole role);
 

@@ -22,8 +22,6 @@ inline HeaderRun device_run(fw_form form) {
   return run;
 }
 
-inline bool of_tokens(const std::string& name) { return name.find("initial_") != 0 && name.find("final_") != 0 && name != "precond_center"; }
-
 // Inputs and cotangents of tokens rounded to bf16, so that a run with bf16 tensors starts from the reference's numbers.
 inline Problem of_bf16_numbers(Problem p) {
   const auto round = [](std::vector<double>& values) {

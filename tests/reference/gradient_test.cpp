@@ -3,7 +3,9 @@
 
 #include <cmath>
 #include <limits>
+#include <string_view>
 
+#include "reference/fields.h"
 #include "support/finite_difference.h"
 #include "support/recurrence.h"
 
@@ -22,12 +24,26 @@ double loss(const ReferenceProblem& p) {
   return sum;
 }
 
-void expect_gradients(ReferenceProblem p) {
+// Of all inputs, or of those that `wanted` says, by steps of h.
+template <class Wanted>
+void expect_gradients(ReferenceProblem p, double h, Wanted&& wanted) {
   SCOPED_TRACE(describe(p));
   const ReferenceInputs gradients = p.backward();
   ReferenceInputs numeric;
-  for (const auto& field : reference_input_fields()) numeric.*field.values = testing::differences([&] { return loss(p); }, p.in.*field.values);
+  for (const auto& field : reference_input_fields()) {
+    if (wanted(field.name)) numeric.*field.values = testing::differences([&] { return loss(p); }, p.in.*field.values, h);
+  }
   EXPECT_TRUE(close(gradients, numeric, 1e-8));
+}
+void expect_gradients(const ReferenceProblem& p) {
+  expect_gradients(p, 1e-4, [](std::string_view) { return true; });
+}
+
+bool is_gate(std::string_view name) {
+  for (const GateSpec& spec : gate_specs(Rule(), {})) {
+    if (spec.name == name) return true;
+  }
+  return false;
 }
 
 ProblemOptions options(uint64_t seed) {
@@ -52,6 +68,48 @@ TEST(ReferenceGradient, ComposedRules) {
   for (const Rule& rule : testing::composed_rules()) {
     for (uint64_t seed : {3, 4}) expect_gradients(random_problem(rule, options(seed)));
   }
+}
+
+TEST(ReferenceGradient, GatesAsLogits) {
+  uint64_t seed = 10;
+  for (const Rule& rule : testing::all_rules()) {
+    for (const Given decay : testing::kDecaysGiven) {
+      ProblemOptions o = options(seed++);
+      o.gates = testing::logits_of(rule, decay);
+      o.rate_per_channel = seed % 3 == 0;
+      const auto of_a_gate = [](std::string_view name) { return is_parameter(name) ? name != "precond_center" : is_gate(name); };
+      // A value changes by less than its logit, and differences by steps of 1e-4 begin to be those of rounding errors. M has a kink, |y|: smaller steps.
+      const double h = rule.uses_precond() ? 2e-4 : 1e-3;
+      if (any_logits(o.gates)) expect_gradients(random_problem(rule, o), h, of_a_gate);
+    }
+  }
+}
+
+// recurrence.md 2.1 for numbers that were worked out by hand: y = 0 has s = 1/2 and softplus = log 2.
+TEST(ReferenceGates, AreWhatTheyAreDefinedToBe) {
+  const Rule rule = preset("gated_deltanet").rule;
+  ProblemOptions o;
+  o.sequences = SeqLayout::uniform(1, 1);
+  o.K = o.V = 2;
+  ReferenceProblem values = random_problem(rule, o);
+  const auto expect_same = [&](Given decay, double a_log, double dt_bias, double g, double x) {
+    ReferenceProblem logits = values;
+    logits.shape.gates.g = decay;
+    logits.shape.gates.beta = Given::kSigmoid;
+    logits.shape.gates.lower_bound = -3;
+    logits.shape.gates.divisor = 4;
+    logits.in.g = {x};
+    logits.in.beta = {std::log(3.0)};
+    if (has_rate(decay)) logits.in.a_log = {a_log};
+    logits.in.dt_bias = {dt_bias};
+    values.in.g = {g};
+    values.in.beta = {0.75};
+    EXPECT_TRUE(close(logits.forward(), values.forward(), 1e-14));
+  };
+  expect_same(Given::kSoftplus, std::log(2.0), -1, -2 * std::log(2.0), 1);
+  expect_same(Given::kSoftplus, 0, 2, -std::log(5.0), std::log(4.0) - 2);
+  expect_same(Given::kLowerBound, std::log(2.0), 1, -3 * 0.8, std::log(4.0) / 2 - 1);
+  expect_same(Given::kLogSigmoid, 0, 1, -std::log(5.0) / 4, -std::log(4.0) - 1);
 }
 
 TEST(ReferenceGradient, WithoutInitialStateAndWithOwnScale) {

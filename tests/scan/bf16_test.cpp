@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "reference/fields.h"
 #include "support/recurrence.h"
 
 namespace fw {
@@ -20,8 +21,6 @@ double rounded(double x) {
   round_to_bf16_values(1, &wide, &value);
   return static_cast<double>(value);
 }
-
-bool of_tokens(const std::string& name) { return name.find("initial_") != 0 && name.find("final_") != 0 && name != "precond_center"; }
 
 ReferenceProblem bf16_problem(const Rule& rule, uint64_t seed, int64_t K, int64_t V) {
   ProblemOptions options;

@@ -19,6 +19,7 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "base/threads.h"
+#include "reference/fields.h"
 #include "support/recurrence.h"
 
 namespace fw::testing {
@@ -95,8 +96,6 @@ void require_same_bits(const Problem& got, const Problem& expected, const Proble
   for (const auto& field : reference_input_fields()) check(field.name, got.in.*field.values, expected.in.*field.values);
 }
 
-bool of_tokens(const std::string& name) { return name.find("initial_") != 0 && name.find("final_") != 0 && name != "precond_center"; }
-
 // Several problems (or results) of one rule and shape as one batch.
 Problem joined(const std::vector<Problem>& parts) {
   Problem all = parts.front();
@@ -106,7 +105,7 @@ Problem joined(const std::vector<Problem>& parts) {
   }
   all.shape.sequences = SeqLayout(offsets);
   const auto append = [](const char* name, std::vector<double>& to, const std::vector<double>& from) {
-    if (std::string(name) != "precond_center") to.insert(to.end(), from.begin(), from.end());
+    if (!is_parameter(name)) to.insert(to.end(), from.begin(), from.end());
   };
   for (size_t i = 1; i < parts.size(); ++i) {
     for (const auto& field : reference_output_fields()) append(field.name, all.d.*field.values, parts[i].d.*field.values);

@@ -33,6 +33,14 @@ std::string describe(const Problem& problem);
 
 // Rules that no preset names, each a combination of axes that the presets need ("kaczmarz_channel", everything at once, ...).
 std::vector<Rule> composed_rules();
+// All gates of the rule as logits; log-decays as `decay`.
+Gates logits_of(const Rule& rule, Given decay);
+inline constexpr Given kDecaysGiven[] = {Given::kSoftplus, Given::kLowerBound, Given::kLogSigmoid};
+// Of close(): a_log and dt_bias have sums over all tokens, whose terms cancel; what their float sums are compared with is the size of the terms, that of the
+// gradient of the logits.
+::testing::AssertionResult close_parameters(const ReferenceInputs& got, const ReferenceInputs& expected, double bound);
+// The gradients without them.
+ReferenceInputs without_parameters(ReferenceInputs grads);
 // Those and every preset.
 std::vector<Rule> all_rules();
 

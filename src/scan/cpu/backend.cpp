@@ -39,7 +39,7 @@ class CpuCall final : public Call {
   void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) const override {
     const Inputs<T> inputs = check_inputs<T>(plan(), in, TensorRole::kInput);
     const Outputs<T> cotangents = check_outputs<T>(plan(), d, TensorRole::kGradient);
-    const Inputs<T> gradients = check_inputs<T>(plan(), grads, TensorRole::kGradient);
+    const Inputs<T> gradients = check_gradients<T>(plan(), grads, inputs);
     T* space = static_cast<T*>(workspace);
     const T* kept = static_cast<const T*>(saved);
     if (kept == nullptr) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "rule/gate_law.h"
 #include "rule/rule.h"
 #include "scan/plan.h"
 
@@ -175,6 +176,17 @@ struct PrecondKernels {
 };
 template <class T>
 const PrecondKernels<T>& precond_kernels();
+
+// ---- kernels_gates.cpp: gates given as logits (rule/gate_law.h). Rows of n numbers with bias and rate = exp(a_log) of their own; all have room for a
+// multiple of kPad.
+template <class T>
+struct GateKernels {
+  void (*forward)(const GateLaw<T>& law, int64_t n, const T* x, const T* bias, const T* rate, T* value);
+  // dx is written, dbias and drate are added to. dx may be dvalue.
+  void (*backward)(const GateLaw<T>& law, int64_t n, const T* x, const T* bias, const T* rate, const T* dvalue, T* dx, T* dbias, T* drate);
+};
+template <class T>
+const GateKernels<T>& gate_kernels();
 
 const char* simd_target_name();
 

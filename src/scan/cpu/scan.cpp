@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "scan/cpu/gates.h"
 #include "scan/cpu/head_scan.h"
 #include "scan/cpu/stage.h"
 
@@ -154,6 +155,7 @@ class PrecondPass {
 template <class T>
 size_t forward_elements(const Plan& plan) {
   Bump<T> shared(nullptr);
+  GatePass<T>(plan, false, shared);
   PrecondSpace<T>(plan, false, shared);
   return static_cast<size_t>(shared.used() + plan.threads * thread_elements<T>(plan, false));
 }
@@ -161,13 +163,15 @@ size_t forward_elements(const Plan& plan) {
 template <class T>
 size_t backward_elements(const Plan& plan) {
   Bump<T> shared(nullptr);
+  GatePass<T>(plan, true, shared);
   PrecondSpace<T>(plan, true, shared);
   return static_cast<size_t>(shared.used() + plan.threads * thread_elements<T>(plan, true));
 }
 
 template <class T>
-void scan_forward(const Plan& plan, const Inputs<T>& in, const Outputs<T>& out, T* saved, T* workspace) {
+void scan_forward(const Plan& plan, const Inputs<T>& given, const Outputs<T>& out, T* saved, T* workspace) {
   Bump<T> bump(workspace);
+  const Inputs<T> in = GatePass<T>(plan, false, bump).values(given);
   const PrecondSpace<T> space(plan, false, bump);
   T* threads = workspace + bump.used();
   const int64_t elements = thread_elements<T>(plan, false);
@@ -185,8 +189,10 @@ void scan_forward(const Plan& plan, const Inputs<T>& in, const Outputs<T>& out, 
 }
 
 template <class T>
-void scan_backward(const Plan& plan, const Inputs<T>& in, const Outputs<T>& d, const Inputs<T>& grads, const T* saved, T* workspace) {
+void scan_backward(const Plan& plan, const Inputs<T>& given, const Outputs<T>& d, const Inputs<T>& wanted, const T* saved, T* workspace) {
   Bump<T> bump(workspace);
+  const GatePass<T> gates(plan, true, bump);
+  const Inputs<T> in = gates.values(given), grads = gates.open(given, wanted);
   const PrecondSpace<T> space(plan, true, bump);
   T* threads = workspace + bump.used();
   const int64_t elements = thread_elements<T>(plan, true);
@@ -212,9 +218,9 @@ void scan_backward(const Plan& plan, const Inputs<T>& in, const Outputs<T>& d, c
       mine.stage.close(head_grads, staged, n, hv, hv + 1 == first + plan.group());
     }
   });
-  if (!plan.rule.uses_precond()) return;
   std::vector<double> dcenter(static_cast<size_t>(plan.N * plan.H));
-  precond.backward(d, grads, dcenter);
+  if (plan.rule.uses_precond()) precond.backward(d, grads, dcenter);
+  gates.close(given, grads, wanted);
   if (grads.precond_center == nullptr) return;
   for (int64_t h = 0; h < plan.H; ++h) {
     double sum = 0;

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "cuda/kernels/token_run.h"
 #include "reference/compare.h"
+#include "reference/fields.h"
 
 namespace fw::cuda::test {
 namespace {
@@ -56,8 +57,6 @@ double to_bf16(double x) {
   std::memcpy(&y, &bits, 4);
   return static_cast<double>(y);
 }
-
-bool of_tokens(const std::string& name) { return name.find("initial_") != 0 && name.find("final_") != 0 && name != "precond_center"; }
 
 // size 0 to 2: a few sequences, longer and longer; 3: one token each; 4: the same of so many that a block has a whole head.
 ReferenceProblem draw_problem(const TokenRun& run, int64_t size) {
@@ -178,7 +177,7 @@ Struct part_of(std::span<const ReferenceField<Struct>> fields, const Struct& all
   for (const auto& field : fields) {
     const std::vector<double>& values = all.*field.values;
     const std::string name = field.name;
-    if (values.empty() || name == "precond_center") continue;
+    if (values.empty() || is_parameter(name)) continue;
     const bool tokens = of_tokens(name);
     const int64_t rows = tokens ? sequences.tokens() : sequences.count(), row = static_cast<int64_t>(values.size()) / std::max<int64_t>(1, rows);
     const int64_t first = tokens ? sequences.begin(n) : n, count = tokens ? sequences.length(n) : 1;

@@ -28,7 +28,7 @@ class CudaCall final : public Call {
   void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) const override {
     const Inputs<float> inputs = check_inputs<float>(plan(), in, TensorRole::kInput);
     const Outputs<float> cotangents = check_outputs<float>(plan(), d, TensorRole::kGradient);
-    cuda::scan_backward(plan(), device_, inputs, cotangents, check_inputs<float>(plan(), grads, TensorRole::kGradient), saved, workspace);
+    cuda::scan_backward(plan(), device_, inputs, cotangents, check_gradients<float>(plan(), grads, inputs), saved, workspace);
   }
 
  private:
