@@ -7,7 +7,7 @@
  * h / (HV / H)), K key dim, V value dim. Rank-4 tensors are [B, T, heads, dim], rank-3 are [B, T, heads].
  *
  * Conventions: every struct begins with its size in bytes (set it with FW_INIT, the field lets old programs run with a
- * newer library). Nothing allocates memory that the caller must free, nothing throws; each function returns a status and
+ * newer library). Nothing but fw_plan_create allocates memory that the caller must free, nothing throws; each function returns a status and
  * fw_last_error() says, for the calling thread, which argument was wrong, what was expected and what came.
  * All tensors of a call have the descriptor's dtype; with io_dtype FW_BF16 those of tokens (q, k, v, gates, o and their
  * gradients) may each be bf16 or float32 instead, while states, sums and parameters (center, a_log, dt_bias) stay float32. Strides
@@ -48,7 +48,7 @@ typedef enum fw_status {
 
 typedef enum fw_device {
   FW_DEVICE_CPU = 0,
-  FW_DEVICE_CUDA = 1 /* the calling thread's current CUDA device */
+  FW_DEVICE_CUDA = 1 /* the GPU of fw_desc.device_number */
 } fw_device;
 
 typedef enum fw_dtype { FW_F32 = 1, FW_F64 = 2, FW_BF16 = 3 } fw_dtype;
@@ -176,6 +176,8 @@ typedef struct fw_desc {
   int64_t segment;        /* CUDA, chunk form: sequences are cut into segments of so many tokens (a multiple of 64), which run side by side and
                              are joined exactly. 0: the library chooses by the shape of the call; -1: never. The bits of a result depend on it */
   fw_gates gates;         /* which gates are given as logits */
+  int32_t device_number;  /* CUDA: of the GPU that everything lies on and the stream is of; -1: the calling thread's current one */
+  int32_t reserved;       /* 0 */
 } fw_desc;
 
 /* Inputs; backward writes the gradients into a struct of the same type (tensors that are absent there are not computed).
@@ -253,6 +255,19 @@ FW_API fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_
 /* Decode: the token form whatever desc->form says, for one or a few tokens a sequence (T small). Give the same memory
  * as in->initial_state and out->final_state to update the state in place. On CUDA the states may also be FW_BF16. */
 FW_API fw_status fw_step(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* workspace, size_t workspace_bytes);
+
+/* A descriptor that is checked and planned once, for many calls of its shape: a call through it plans nothing and asks the tensors alone. It keeps what
+ * it needs of the descriptor (cu_seqlens too; slots stay the caller's memory) and runs on its stream. step: for fw_plan_step, else for the other two; any
+ * number of threads may use it. fw_set_threads afterwards does not change what workspaces it asks for. The calls take what those without a plan take. */
+typedef struct fw_plan fw_plan;
+FW_API fw_status fw_plan_create(const fw_desc* desc, int step, fw_plan** plan);
+FW_API void fw_plan_destroy(fw_plan* plan); /* NULL: nothing */
+FW_API fw_status fw_plan_sizes(const fw_plan* plan, fw_sizes* sizes);
+FW_API fw_status fw_plan_forward(const fw_plan* plan, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace,
+                                 size_t workspace_bytes);
+FW_API fw_status fw_plan_backward(const fw_plan* plan, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads, const void* saved, size_t saved_bytes,
+                                  void* workspace, size_t workspace_bytes);
+FW_API fw_status fw_plan_step(const fw_plan* plan, const fw_inputs* in, const fw_outputs* out, void* workspace, size_t workspace_bytes);
 
 /* Message of the last call of this thread that did not return FW_OK; "" if none. Valid until the next call. */
 FW_API const char* fw_last_error(void);

@@ -50,6 +50,8 @@ class Bench : public Command {
     options.add("repeats", "N", &recurrence_.repeats, "times each is timed");
     options.add("device", "NAME", &device_, "cpu or cuda; cuda: bf16 tensors, times by events on the device, --operands bf16 unless it is given").words = {
         "cpu", "cuda"};
+    options.add("gates", "HOW", &recurrence_.gates, "--device cuda: gates given as values, or as bf16 logits with a_log and dt_bias of log-decays").words = {
+        "values", "logits"};
     options.add("commit", "TEXT", &commit_, "of the sources, for the JSON");
     options.section("", "Models");
     options.add("train", "", &train_, "time training steps of the model below, in f32 and in bf16");
@@ -96,6 +98,8 @@ int Bench::run(Options& options) {
   check();
   if (!json_.empty()) check_output("--json", json_, {});
   if (device_ == "cuda" && !options.given("operands")) recurrence_.operands = "bf16";
+  if (recurrence_.gates != "values" && (recurrence_.gates != "logits" || device_ != "cuda"))
+    fail_usage("--gates: expected values or, with --device cuda, logits, got '{}'", recurrence_.gates);
   if (recurrence_.rules.empty()) {
     for (const Preset& p : presets()) recurrence_.rules.emplace_back(p.name);
   }

@@ -10,7 +10,7 @@ namespace {
 using Vec = std::vector<double>;
 
 // Member of ReferenceInputs by number in token_specs().
-constexpr Vec ReferenceInputs::* kTokens[] = {
+constexpr Vec ReferenceInputs::*kTokens[] = {
 #define FW_TOKEN(name, heads, width, used) &ReferenceInputs::name,
 #include "rule/tokens.def"
 #undef FW_TOKEN

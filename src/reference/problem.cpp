@@ -8,6 +8,7 @@
 
 #include "base/random.h"
 #include "reference/fields.h"
+#include "rule/tokens.h"
 
 namespace fw {
 namespace {
@@ -74,6 +75,18 @@ std::vector<double> take_tokens(const std::vector<double>& values, const SeqLayo
 }
 
 }  // namespace
+
+Gates logits_of(const Rule& rule, Given decay) {
+  Gates gates;
+  const auto tokens = token_specs(rule);
+  [[maybe_unused]] const auto given = [&](TokenIndex token, bool is_decay) {
+    return !tokens[static_cast<size_t>(token)].used ? Given::kValue : is_decay ? decay : Given::kSigmoid;
+  };
+#define FW_GATE(name, is_decay, bound) gates.name = given(TokenIndex::name, is_decay);
+#include "rule/gates.def"
+#undef FW_GATE
+  return gates;
+}
 
 ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options) {
   ReferenceProblem p;

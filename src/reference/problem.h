@@ -28,6 +28,9 @@ struct ProblemOptions {
   bool rate_per_channel = false;  // a_log of a channel decay
 };
 
+// All gates of the rule as logits; log-decays as `decay`.
+Gates logits_of(const Rule& rule, Given decay);
+
 // Stable and realistic: q and k of size 1 (Kaczmarz keys between 0.1 and 3), gates in (0, bound), g = -softplus of a normal.
 // Cotangents are normal for o and every final state.
 ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options);

@@ -71,6 +71,7 @@ fw_desc default_desc() {
   desc.dtype = FW_F32;
   desc.seqlens_dtype = 64;
   desc.gates = fw::to_c(fw::Gates());
+  desc.device_number = -1;
   return desc;
 }
 template <class Struct>
@@ -115,13 +116,52 @@ std::unique_ptr<const fw::Call> make_call(const fw_desc& desc) {
   return backend.call(std::move(plan));
 }
 
-void forward(const fw_desc& desc, const fw_inputs& in, const fw_outputs& out, void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes) {
-  const auto call = make_call(desc);
-  if (call->plan().slots != nullptr && call->plan().form != FW_FORM_TOKEN)
+void forward(const fw::Call& call, const fw_inputs& in, const fw_outputs& out, void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes) {
+  if (call.plan().slots != nullptr && call.plan().form != FW_FORM_TOKEN)
     fw::fail_usage("descriptor: slots: expected NULL in a call other than fw_step, got an address");
-  check_buffer("workspace", workspace, workspace_bytes, call->forward_bytes());
-  if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call->saved_bytes());
-  call->forward(in, out, saved, workspace);
+  check_buffer("workspace", workspace, workspace_bytes, call.forward_bytes());
+  if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
+  call.forward(in, out, saved, workspace);
+}
+
+void backward(const fw::Call& call, const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, size_t saved_bytes, void* workspace,
+              size_t workspace_bytes) {
+  if (call.plan().slots != nullptr) fw::fail_usage("descriptor: slots: expected NULL in fw_backward, got an address");
+  check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? call.backward_bytes() : call.backward_alone_bytes());
+  if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
+  call.backward(in, d, grads, saved, workspace);
+}
+
+void fill(const fw::Call& call, fw_sizes* sizes) {
+  if (sizes == nullptr) fw::fail_usage("sizes: expected a struct, got NULL");
+  if (sizes->size != sizeof(fw_sizes)) fw::fail_usage("sizes: size: expected {} (sizeof(fw_sizes); use FW_INIT), got {}", sizeof(fw_sizes), sizes->size);
+  sizes->forward = call.forward_bytes();
+  sizes->backward = call.backward_bytes();
+  sizes->saved = call.saved_bytes();
+  sizes->backward_alone = call.backward_alone_bytes();
+}
+
+fw_desc step_of(fw_desc desc) {
+  desc.form = FW_FORM_TOKEN;
+  return desc;
+}
+
+}  // namespace
+
+struct fw_plan {
+  std::unique_ptr<const fw::Call> call;
+  bool step;
+};
+
+namespace {
+
+// The plan's call, which must be of that kind.
+const fw::Call& call_of(const fw_plan* plan, bool step) {
+  if (plan == nullptr) fw::fail_usage("plan: expected one of fw_plan_create, got NULL");
+  if (plan->step != step) {
+    fw::fail_usage("plan: expected one that was created {} `step`, got one {}", step ? "with" : "without", step ? "without" : "with");
+  }
+  return *plan->call;
 }
 
 }  // namespace
@@ -167,15 +207,7 @@ const char* fw_rule_name(int index) {
 }
 
 fw_status fw_workspace_query(const fw_desc* desc, fw_sizes* sizes) {
-  return guarded([&] {
-    const auto call = make_call(descriptor(desc));
-    if (sizes == nullptr) fw::fail_usage("sizes: expected a struct, got NULL");
-    if (sizes->size != sizeof(fw_sizes)) fw::fail_usage("sizes: size: expected {} (sizeof(fw_sizes); use FW_INIT), got {}", sizeof(fw_sizes), sizes->size);
-    sizes->forward = call->forward_bytes();
-    sizes->backward = call->backward_bytes();
-    sizes->saved = call->saved_bytes();
-    sizes->backward_alone = call->backward_alone_bytes();
-  });
+  return guarded([&] { fill(*make_call(descriptor(desc)), sizes); });
 }
 
 fw_status fw_device_check(int32_t device) {
@@ -200,27 +232,54 @@ size_t fw_plan_text(const fw_desc* desc, char* buffer, size_t bytes) {
 
 fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace,
                      size_t workspace_bytes) {
-  return guarded(
-      [&] { forward(descriptor(desc), inputs(in, "inputs"), outputs(out, "outputs"), saved, saved_bytes, workspace, workspace_bytes); });
+  return guarded([&] {
+    const auto call = make_call(descriptor(desc));
+    forward(*call, inputs(in, "inputs"), outputs(out, "outputs"), saved, saved_bytes, workspace, workspace_bytes);
+  });
 }
 
 fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads, const void* saved, size_t saved_bytes,
                       void* workspace, size_t workspace_bytes) {
   return guarded([&] {
-    const auto call = make_call(descriptor(desc));
-    if (call->plan().slots != nullptr) fw::fail_usage("descriptor: slots: expected NULL in fw_backward, got an address");
-    check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? call->backward_bytes() : call->backward_alone_bytes());
-    if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call->saved_bytes());
-    call->backward(inputs(in, "inputs"), outputs(d, "cotangents"), inputs(grads, "gradients"), saved, workspace);
+    backward(*make_call(descriptor(desc)), inputs(in, "inputs"), outputs(d, "cotangents"), inputs(grads, "gradients"), saved, saved_bytes, workspace,
+             workspace_bytes);
   });
 }
 
 fw_status fw_step(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* workspace, size_t workspace_bytes) {
+  return guarded(
+      [&] { forward(*make_call(step_of(descriptor(desc))), inputs(in, "inputs"), outputs(out, "outputs"), nullptr, 0, workspace, workspace_bytes); });
+}
+
+fw_status fw_plan_create(const fw_desc* desc, int step, fw_plan** plan) {
   return guarded([&] {
-    fw_desc step = descriptor(desc);
-    step.form = FW_FORM_TOKEN;
-    forward(step, inputs(in, "inputs"), outputs(out, "outputs"), nullptr, 0, workspace, workspace_bytes);
+    if (plan == nullptr) fw::fail_usage("plan: expected an address for it, got NULL");
+    *plan = nullptr;
+    const fw_desc all = descriptor(desc);
+    *plan = new fw_plan{make_call(step != 0 ? step_of(all) : all), step != 0};
   });
+}
+
+void fw_plan_destroy(fw_plan* plan) { delete plan; }
+
+fw_status fw_plan_sizes(const fw_plan* plan, fw_sizes* sizes) {
+  return guarded([&] { fill(call_of(plan, plan != nullptr && plan->step), sizes); });
+}
+
+fw_status fw_plan_forward(const fw_plan* plan, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace,
+                          size_t workspace_bytes) {
+  return guarded([&] { forward(call_of(plan, false), inputs(in, "inputs"), outputs(out, "outputs"), saved, saved_bytes, workspace, workspace_bytes); });
+}
+
+fw_status fw_plan_backward(const fw_plan* plan, const fw_inputs* in, const fw_outputs* d, const fw_inputs* grads, const void* saved, size_t saved_bytes,
+                           void* workspace, size_t workspace_bytes) {
+  return guarded([&] {
+    backward(call_of(plan, false), inputs(in, "inputs"), outputs(d, "cotangents"), inputs(grads, "gradients"), saved, saved_bytes, workspace, workspace_bytes);
+  });
+}
+
+fw_status fw_plan_step(const fw_plan* plan, const fw_inputs* in, const fw_outputs* out, void* workspace, size_t workspace_bytes) {
+  return guarded([&] { forward(call_of(plan, true), inputs(in, "inputs"), outputs(out, "outputs"), nullptr, 0, workspace, workspace_bytes); });
 }
 
 const char* fw_last_error(void) { return t_error.c_str(); }

@@ -98,10 +98,12 @@ Plan make_plan(const fw_desc& desc) {
     fail_usage("descriptor: segment: expected 0{} on {}, got {}", backend->segments ? fmt::format(", -1 or a multiple of {}", backend->chunk) : " or -1",
                backend->name, desc.segment);
   }
+  if (desc.device_number < -1) fail_usage("descriptor: device_number: expected -1 (the current one) or a number from 0 on, got {}", desc.device_number);
   if (desc.slots != nullptr) check_positive("num_slots", desc.num_slots, int64_t{1} << 31);
 
   Plan plan;
   plan.backend = backend;
+  plan.device_number = desc.device_number;
   plan.stream = desc.stream;
   plan.slots = desc.slots;
   plan.segment = desc.segment;

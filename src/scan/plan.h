@@ -41,6 +41,7 @@ struct Plan {
   int64_t longest_token_form = 0;   // and of the longest that runs token by token
   int threads = 1;
   const Backend* backend = nullptr;  // of the descriptor's device
+  int device_number = -1;            // CUDA's; -1: the calling thread's current one
   void* stream = nullptr;
   const int32_t* slots = nullptr;  // device memory
   int64_t segment = 0;             // tokens of a segment as asked for: 0: by the shape, -1: none

@@ -32,7 +32,7 @@ std::string describe(const Problem& p) {
 
 ::testing::AssertionResult close_parameters(const ReferenceInputs& got, const ReferenceInputs& expected, double bound) {
   std::vector<FieldError> errors;
-  const auto compare_one = [&](const char* name, std::vector<double> ReferenceInputs::* values, const std::vector<double>& terms) {
+  const auto compare_one = [&](const char* name, std::vector<double> ReferenceInputs::*values, const std::vector<double>& terms) {
     if (!(expected.*values).empty()) errors.push_back({name, relative_error(got.*values, expected.*values, euclidean_norm(terms))});
   };
   compare_one("a_log", &ReferenceInputs::a_log, expected.g);
@@ -44,18 +44,6 @@ std::string describe(const Problem& p) {
 ReferenceInputs without_parameters(ReferenceInputs grads) {
   for (auto* values : {&grads.a_log, &grads.dt_bias, &grads.precond_a_log, &grads.precond_dt_bias}) values->clear();
   return grads;
-}
-
-Gates logits_of(const Rule& rule, Given decay) {
-  Gates gates;
-  const auto tokens = token_specs(rule);
-  [[maybe_unused]] const auto given = [&](TokenIndex token, bool is_decay) {
-    return !tokens[static_cast<size_t>(token)].used ? Given::kValue : is_decay ? decay : Given::kSigmoid;
-  };
-#define FW_GATE(name, is_decay, bound) gates.name = given(TokenIndex::name, is_decay);
-#include "rule/gates.def"
-#undef FW_GATE
-  return gates;
 }
 
 std::vector<Rule> composed_rules() {

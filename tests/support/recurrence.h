@@ -17,6 +17,7 @@ using fw::header_backward;
 using fw::header_forward;
 using fw::header_steps;
 using fw::HeaderRun;
+using fw::logits_of;
 using fw::ProblemOptions;
 using fw::random_problem;
 using fw::relative_error;
@@ -33,8 +34,6 @@ std::string describe(const Problem& problem);
 
 // Rules that no preset names, each a combination of axes that the presets need ("kaczmarz_channel", everything at once, ...).
 std::vector<Rule> composed_rules();
-// All gates of the rule as logits; log-decays as `decay`.
-Gates logits_of(const Rule& rule, Given decay);
 inline constexpr Given kDecaysGiven[] = {Given::kSoftplus, Given::kLowerBound, Given::kLogSigmoid};
 // Of close(): a_log and dt_bias have sums over all tokens, whose terms cancel; what their float sums are compared with is the size of the terms, that of the
 // gradient of the logits.

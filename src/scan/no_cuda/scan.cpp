@@ -2,9 +2,13 @@
 #include "scan/cuda/call/scan.h"
 
 #include "base/error.h"
+#include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
 
 namespace fw::cuda {
+
+DeviceScope::DeviceScope(int) {}
+DeviceScope::~DeviceScope() = default;
 
 void require_device(bool) { throw DeviceError("device: this build of fastweight has no CUDA (nvcc was not found when it was configured)"); }
 

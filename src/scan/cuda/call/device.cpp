@@ -23,6 +23,10 @@ void require_device(bool chunk_form) {
   const std::string why = unsupported(emulation::gpu.name, emulation::gpu.major, emulation::gpu.minor, chunk_form);
   if (!why.empty()) throw DeviceError(why);
 }
+DeviceScope::DeviceScope(int number) {
+  if (number > 0) throw DeviceError(fmt::format("descriptor: device_number: expected at most 0 (there is one GPU, the emulated one), got {}", number));
+}
+DeviceScope::~DeviceScope() = default;
 int multiprocessors() { return emulation::gpu.multiprocessors; }
 int64_t turning_processors() { return 2; }
 
@@ -41,6 +45,22 @@ void require_device(bool chunk_form) {
   cudaDeviceProp properties{};  // asked for here alone: it takes long
   const bool named = cudaGetDeviceProperties(&properties, device) == cudaSuccess;
   throw DeviceError(unsupported(named ? properties.name : "the GPU", major, minor, chunk_form));
+}
+
+DeviceScope::DeviceScope(int number) {
+  if (number < 0) return;
+  int current = 0;
+  cudaError_t status = cudaGetDevice(&current);
+  if (status == cudaSuccess && current == number) return;
+  if (status == cudaSuccess) status = cudaSetDevice(number);
+  if (status != cudaSuccess) {
+    cudaGetLastError();  // or the next call's check would find it
+    throw DeviceError(fmt::format("descriptor: device_number: expected -1 or the number of an NVIDIA GPU, got {} ({})", number, cudaGetErrorString(status)));
+  }
+  before_ = current;
+}
+DeviceScope::~DeviceScope() {
+  if (before_ >= 0) cudaSetDevice(before_);
 }
 
 int multiprocessors() {

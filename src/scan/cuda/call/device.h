@@ -12,6 +12,19 @@ void require_device(bool chunk_form);
 // nothing that a driver could translate, so what is not listed here would fail at the first launch.
 std::string unsupported(const std::string& name, int major, int minor, bool chunk_form);
 
+// Makes device `number` the calling thread's current one, and what was current again at its end; -1: nothing. Throws DeviceError naming the number if there is
+// no such device.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int number);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int before_ = -1;  // -1: nothing was changed
+};
+
 // Multiprocessors of the current device; where there is none to ask, and in the emulation, those of an H100 or H200 (SXM), so that a plan can be made anywhere.
 inline constexpr int kUsualMultiprocessors = 132;
 int multiprocessors();

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "rule/gate_law.h"
 #include "scan/cuda/call/args.h"
 #include "scan/cuda/call/tiles.h"
 
@@ -13,6 +14,31 @@ namespace fw::cuda {
 void upload(const int32_t* values, int64_t count, int32_t* device, void* stream);
 // Zeros.
 void clear(uint32_t* device, int64_t count, void* stream);
+
+// ---- gates/: gates given as logits (rule/gate_law.h)
+
+// A parameter of heads: [heads] (stride_k 0) or [heads, K]. data null: absent.
+struct HeadArg {
+  float* data = nullptr;
+  int64_t stride_h = 0, stride_k = 0;
+};
+struct GateArg {
+  GateLaw<float> law;
+  int32_t heads = 0, channels = 0;
+  TokenArg x, values;      // the logits, and what is made of them
+  HeadArg a_log, dt_bias;  // may be absent
+};
+void gate_values(const GateArg& gate, const SequenceArg& sequences, int64_t tokens, void* stream);
+
+struct GateGradientArgs {
+  GateArg gate;                // values unused
+  TokenArg d_values, d_x;      // d_x may be absent, and may be d_values
+  HeadArg d_a_log, d_dt_bias;  // may be absent
+  float* parts = nullptr;      // gate_parts_bytes
+};
+inline constexpr int64_t kMostGateParts = 512;  // blocks of tokens
+constexpr int64_t gate_parts_bytes(int64_t heads, int64_t channels) { return kMostGateParts * 2 * heads * channels * int64_t{sizeof(float)}; }
+void gate_gradients(const GateGradientArgs& args, const SequenceArg& sequences, int64_t tokens, void* stream);
 
 // ---- token/: the recurrence one token at a time in float32 (any axes, K <= 256, any V): decode, short inputs, the oracle.
 

@@ -33,8 +33,25 @@ int64_t image_bytes(int key) {
 
 constexpr int64_t kFloat = sizeof(float);
 
+GateRegions gate_regions(const Plan& plan, const DevicePlan& device, bool backward, Regions& regions) {
+  GateRegions r;
+  const auto tokens = token_specs(plan.rule);
+  const auto gates = gate_specs(plan.rule, plan.gates);
+  for (size_t i = 0; i < kGates; ++i) {
+    if (!gates[i].logits()) continue;
+    const TokenSpec& token = tokens[gates[i].token];
+    const int64_t heads = token.heads == TokenHeads::kKey ? plan.H : plan.HV, channels = token.channels(plan.K, plan.V);
+    r.values[i] = regions.take(plan.tokens() * heads * channels * (bf16_values(plan, device, gates[i]) ? 2 : kFloat));
+    if (!backward || !gates[i].decay) continue;
+    r.grads[i] = regions.take(plan.tokens() * heads * channels * kFloat);
+    r.parts[i] = regions.take(gate_parts_bytes(heads, channels));
+  }
+  return r;
+}
+
 CommonRegions common_regions(const Plan& plan, const DevicePlan& device, bool backward, Regions& regions) {
   CommonRegions r;
+  r.gates = gate_regions(plan, device, backward, regions);
   r.offsets = regions.take((plan.N + 1) * int64_t{sizeof(int32_t)}, plan.packed);
   r.chunk_base = regions.take((plan.N + 1) * int64_t{sizeof(int32_t)}, plan.packed);
   const bool precond = plan.rule.uses_precond();
@@ -283,6 +300,10 @@ void check_grids(const Plan& plan, const DevicePlan& device) {
 }
 
 }  // namespace
+
+bool bf16_values(const Plan& plan, const DevicePlan& device, const GateSpec& gate) {
+  return device.chunk_form && plan.bf16_io && !gate.decay && !token_specs(plan.rule)[gate.token].one();
+}
 
 size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.bytes, backward.bytes); }
 

@@ -18,8 +18,15 @@ struct Region {
   size_t offset = 0, bytes = 0;
 };
 
+// Gates given as logits: their values, of gates of channels bf16 or else float32, in the order of gate_specs(); backward also what log-decays' gradients are
+// made of. Sizes are of the most heads that a tensor may have.
+struct GateRegions {
+  Region values[kGates], grads[kGates], parts[kGates];
+};
+
 // What both directions have in the workspace: tables of packed sequences, the preconditioner's rows.
 struct CommonRegions {
+  GateRegions gates;
   Region offsets, chunk_base;  // int32 [N + 1]
   // float [tokens, H, K]; where prepare() makes M, PrepareArgs::spare_m; where gradients() does, PrecondShare::Row [tokens, H] (kernels.h)
   Region m;
@@ -113,6 +120,10 @@ struct DevicePlan {
   // before backward's, which lie over them.
   size_t backward_alone_bytes() const;
 };
+
+// Whether the values of this gate, given as logits, are bf16 in the workspace: those of gates of channels where the call's tensors are, for whose rows kernels
+// look. Log-decays stay float32.
+bool bf16_values(const Plan& plan, const DevicePlan& device, const GateSpec& gate);
 
 // For a device of so many multiprocessors (device.h). Throws Error(kUsage) for a chunk form that the device has not.
 DevicePlan make_device_plan(const Plan& plan, int multiprocessors);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "scan/cuda/call/gates.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/select.h"
 #include "scan/cuda/call/upload.h"
@@ -22,18 +23,6 @@ class Space {
  private:
   char* base_;
 };
-
-TokenArg token_arg(const Plan& plan, const TokenTensor<float>& t) {
-  TokenArg a;
-  if (!t) return a;
-  a.bf16 = t.bf16 != nullptr ? 1 : 0;
-  a.data = a.bf16 != 0 ? static_cast<void*>(t.bf16) : static_cast<void*>(t.data);
-  a.stride_b = t.stride_b;
-  a.stride_t = t.stride_t;
-  a.stride_h = t.stride_h;
-  a.divisor = static_cast<int32_t>(plan.HV / t.heads);
-  return a;
-}
 
 TokenArgs token_args(const Plan& plan, const Inputs<float>& in) {
   TokenArgs a;
@@ -79,8 +68,19 @@ StateArg precond_arg(const StateTensor<float>& t) {
   return a;
 }
 
+// The sequences of the call, tables uploaded.
+SequenceArg sequences_of(const Plan& plan, const DevicePlan& device, const CommonRegions& regions, const Space& space) {
+  SequenceArg s;
+  s.N = static_cast<int32_t>(plan.N);
+  s.T = static_cast<int32_t>(plan.T);
+  s.chunks = plan.N > 0 ? static_cast<int32_t>(device.chunks / plan.N) : 0;
+  s.offsets = space.at<int32_t>(regions.offsets);
+  s.chunk_base = space.at<int32_t>(regions.chunk_base);
+  return s;
+}
+
 // The inputs of the call, without M.
-Problem problem_of(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CommonRegions& regions, const Space& space) {
+Problem problem_of(const Plan& plan, const Inputs<float>& in, const SequenceArg& sequences) {
   Problem x;
   x.rule = plan.rule;
   x.scale = static_cast<float>(plan.scale);
@@ -92,11 +92,7 @@ Problem problem_of(const Plan& plan, const DevicePlan& device, const Inputs<floa
   x.V = static_cast<int32_t>(plan.V);
   x.group = static_cast<int32_t>(plan.group());
   x.tokens = plan.tokens();
-  x.sequences.N = static_cast<int32_t>(plan.N);
-  x.sequences.T = x.T;
-  x.sequences.chunks = plan.N > 0 ? static_cast<int32_t>(device.chunks / plan.N) : 0;
-  x.sequences.offsets = space.at<int32_t>(regions.offsets);
-  x.sequences.chunk_base = space.at<int32_t>(regions.chunk_base);
+  x.sequences = sequences;
   x.in = token_args(plan, in);
   x.precond_center = in.precond_center;
   x.center_stride = in.center_stride;
@@ -341,7 +337,9 @@ void offline_backward(const Plan& plan, const DevicePlan& device, const Problem&
 void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
   const Space space(workspace);
   upload_tables(plan, device.forward.common, space);
-  Problem problem = problem_of(plan, device, in, device.forward.common, space);
+  const SequenceArg sequences = sequences_of(plan, device, device.forward.common, space);
+  const CallGates gates(plan, device, device.forward.common.gates, workspace);
+  Problem problem = problem_of(plan, gates.values(in, sequences), sequences);
   // One token a sequence: token_forward makes the step of A itself.
   const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1;
   if (!steps_precond) {
@@ -480,7 +478,7 @@ void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float
   forward_on(plan, device, in, out, saved, workspace);
 }
 
-void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& d, const Inputs<float>& grads, const void* saved,
+void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& d, const Inputs<float>& wanted, const void* saved,
                    void* workspace) {
   require_device(device.chunk_form);
   const void* kept = saved;
@@ -492,7 +490,10 @@ void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<floa
   const Space space(workspace);
   const BackwardRegions& r = device.backward;
   upload_tables(plan, r.common, space);
-  Problem problem = problem_of(plan, device, in, r.common, space);
+  const SequenceArg sequences = sequences_of(plan, device, r.common, space);
+  const CallGates gates(plan, device, r.common.gates, workspace);
+  Problem problem = problem_of(plan, gates.values(in, sequences), sequences);
+  const Inputs<float> grads = gates.open(in, wanted);
   const bool made = device.saved.boundaries.bytes > 0;
   float* const boundaries = made ? Space(const_cast<void*>(kept)).at<float>(device.saved.boundaries) : space.at<float>(r.common.boundaries);
   if (made) problem.precond_rows = Space(const_cast<void*>(kept)).at<uint16_t>(device.saved.precond_rows);
@@ -524,6 +525,7 @@ void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<floa
   }
   grouped.sum(problem);
   if (plan.rule.uses_precond()) finish_precond(plan, device, problem, d, grads, heads, share, boundaries, space);
+  gates.close(in, grads, wanted, sequences);
 }
 
 }  // namespace fw::cuda
