@@ -7,10 +7,12 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "support/error_of.h"
 
 namespace fw {
 namespace {
 
+using testing::error_of;
 using Json = nlohmann::json;
 
 struct Config {
@@ -37,17 +39,6 @@ struct Config {
             {"mixer.window", "Windows", {{"window", "N", "tokens", &window, at_least(1)}, {"num_heads", "N", "heads", &heads, any_value()}}}};
   }
 };
-
-template <class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-    return error.what();
-  }
-  return "";
-}
 
 std::string read_error(const Json& json) {
   Config config;

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "base/random.h"
 #include "model/language_model.h"
+#include "support/error_of.h"
 
 namespace fw::testing {
 
@@ -70,17 +70,6 @@ double distance(const A& a, const B& b) {
     norm += y * y;
   }
   return std::sqrt(diff) / std::max(std::sqrt(norm), 1e-300);
-}
-
-// The message of the usage error that f throws; "" if it throws none.
-inline std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-    return error.what();
-  }
-  return "";
 }
 
 }  // namespace fw::testing

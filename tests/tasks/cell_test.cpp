@@ -15,10 +15,12 @@
 #include "base/file.h"
 #include "base/folder_lock.h"
 #include "base/temp_folder.h"
+#include "support/error_of.h"
 
 namespace fw {
 namespace {
 
+using testing::error_of;
 using ::testing::HasSubstr;
 
 TaskCell small_cell(const std::string& folder) {
@@ -49,15 +51,6 @@ std::string result_without_time(const std::string& folder) {
   auto json = nlohmann::json::parse(read_file(folder + "/result.json"));
   json.erase("seconds");
   return json.dump();
-}
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 TEST(TaskCell, GoesOnWhereItWasStoppedWithTheSameBits) {
@@ -116,10 +109,10 @@ TEST(TaskCell, AFinishedOneIsNotDoneAgainAndOtherSettingsAreRefused) {
   EXPECT_EQ(read_file(cell.folder + "/result.json"), before);
 
   cell.recipe.steps = 25;
-  EXPECT_THAT(message_of([&] { run_cell(cell, {}, nullptr); }), HasSubstr("recipe.steps (there: 24, here: 25)"));
+  EXPECT_THAT(error_of([&] { run_cell(cell, {}, nullptr); }), HasSubstr("recipe.steps (there: 24, here: 25)"));
   cell.recipe.steps = 24;
   cell.model.hidden_size = 32;
-  EXPECT_THAT(message_of([&] { run_cell(cell, {}, nullptr); }), HasSubstr("model.hidden_size (there: 16, here: 32)"));
+  EXPECT_THAT(error_of([&] { run_cell(cell, {}, nullptr); }), HasSubstr("model.hidden_size (there: 16, here: 32)"));
   EXPECT_EQ(read_file(cell.folder + "/result.json"), before);
 }
 
@@ -235,7 +228,7 @@ TEST(TaskRecipe, ZoologysMixture) {
 }
 
 TEST(TaskRecipe, MixturesThatCannotBe) {
-  const auto refused = [](TaskRecipe recipe, const std::string& task = "mqar_zoology") { return message_of([&] { complete(recipe, task); }); };
+  const auto refused = [](TaskRecipe recipe, const std::string& task = "mqar_zoology") { return error_of([&] { complete(recipe, task); }); };
   EXPECT_THAT(refused({.segments = {"64x4"}}), HasSubstr("segments: expected LENGTHxPAIRSxCOUNT or zoology, with commas between them, got '64x4'"));
   for (const char* bad : {"64x4x0", "64x4x", "axbxc", "64x4x5x6", "64x-4x5", ""})
     EXPECT_THAT(refused({.segments = {bad}}), HasSubstr("segments: expected")) << bad;
@@ -301,7 +294,7 @@ TEST(TaskCell, AResultComesBackFromItsFile) {
   result.scores = {{256, 0, {100, 50, 0.5, 0.51}, 0.9}, {512, 64, {100, 25, 0.25, 0.26}, -1}};
   const nlohmann::json json = nlohmann::json::parse(to_json(result).dump());
   EXPECT_EQ(to_json(task_result_from_json(json, "x")).dump(), json.dump());  // NaN is null in a file
-  EXPECT_THAT(message_of([] { task_result_from_json({{"task", 3}}, "'f'"); }), HasSubstr("'f': not the result of a task"));
+  EXPECT_THAT(error_of([] { task_result_from_json({{"task", 3}}, "'f'"); }), HasSubstr("'f': not the result of a task"));
 }
 
 }  // namespace

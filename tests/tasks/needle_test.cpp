@@ -10,12 +10,14 @@
 #include <set>
 
 #include "base/error.h"
+#include "support/error_of.h"
 #include "tasks/key_words.h"
 #include "tasks/unicode.h"
 
 namespace fw {
 namespace {
 
+using testing::error_of;
 using ::testing::HasSubstr;
 
 // 40 sentences of three words: "Word 7 ends."
@@ -27,16 +29,6 @@ std::string essay_text() {
 
 NeedleTask task_of(const std::string& name, int64_t length, const Tokenizer& tokenizer) {
   return {name, length, tokenizer, needs_essay(name) ? Essay(essay_text(), "essay") : Essay()};
-}
-
-template <class Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 TEST(Needle, ThePromptOfAnExampleInFull) {
@@ -154,10 +146,10 @@ TEST(Needle, SizedByItsTokenizerAndTheSameEveryTime) {
 
 TEST(Needle, RefusesWhatCannotBe) {
   const auto bytes = byte_tokenizer();
-  EXPECT_THAT(message_of([&] { task_of("niah_single_4", 1000, *bytes); }), HasSubstr("did you mean 'niah_single_1'?"));
-  EXPECT_THAT(message_of([&] { NeedleTask("niah_single_2", 1000, *bytes, Essay()); }), HasSubstr("--haystack"));
-  EXPECT_THAT(message_of([&] { Essay(" \n ", "empty.txt"); }), HasSubstr("'empty.txt': expected a text"));
-  EXPECT_THAT(message_of([&] { task_of("niah_single_1", 300, *bytes).example(1, 0); }), HasSubstr("takes at least"));
+  EXPECT_THAT(error_of([&] { task_of("niah_single_4", 1000, *bytes); }), HasSubstr("did you mean 'niah_single_1'?"));
+  EXPECT_THAT(error_of([&] { NeedleTask("niah_single_2", 1000, *bytes, Essay()); }), HasSubstr("--haystack"));
+  EXPECT_THAT(error_of([&] { Essay(" \n ", "empty.txt"); }), HasSubstr("'empty.txt': expected a text"));
+  EXPECT_THAT(error_of([&] { task_of("niah_single_1", 300, *bytes).example(1, 0); }), HasSubstr("takes at least"));
 }
 
 TEST(Needle, KeysAreOfDistinctWords) {

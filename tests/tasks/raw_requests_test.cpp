@@ -9,23 +9,15 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/temp_folder.h"
+#include "support/error_of.h"
 #include "tasks/unicode.h"
 
 namespace fw {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
-
-template <class Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 Request only(const std::string& task, const std::string& line, const RecallOptions& recall = {}) {
   const testing::TempFolder folder;
@@ -138,13 +130,13 @@ TEST(RawRequests, BadLinesAreNamedAndSkippedOnlyOnRequest) {
 not json
 {"goal": "g", "sol1": "a", "sol2": "b", "label": 7}
 )");
-  EXPECT_THAT(message_of([&] { requests_from_raw("piqa", path, {}, false); }), HasSubstr(path + ":2: the key \"sol2\" is missing; --skip-bad"));
+  EXPECT_THAT(error_of([&] { requests_from_raw("piqa", path, {}, false); }), HasSubstr(path + ":2: the key \"sol2\" is missing; --skip-bad"));
   const RequestFile file = requests_from_raw("piqa", path, {}, true);
   EXPECT_EQ(file.requests.size(), 1u);
   ASSERT_EQ(file.skipped.size(), 3u);
   EXPECT_THAT(file.skipped[1], HasSubstr(path + ":3: expected JSON"));
   EXPECT_THAT(file.skipped[2], HasSubstr(path + ":4: label: expected 0 to 1, got '7'"));
-  EXPECT_THAT(message_of([&] { requests_from_raw("piqua", path, {}, false); }), HasSubstr("did you mean 'piqa'?"));
+  EXPECT_THAT(error_of([&] { requests_from_raw("piqua", path, {}, false); }), HasSubstr("did you mean 'piqa'?"));
 }
 
 TEST(Requests, ComeBackFromTheirLines) {
@@ -163,11 +155,11 @@ TEST(Requests, ComeBackFromTheirLines) {
   ASSERT_EQ(file.requests.size(), std::size(lines));
   for (size_t i = 0; i < std::size(lines); ++i) EXPECT_EQ(to_json(file.requests[i]).dump(), lines[i]);
   EXPECT_EQ(read_requests(folder.path("r"), "fda", false).requests.size(), 1u);
-  EXPECT_THAT(message_of([&] { read_requests(folder.path("r"), "sciq", false); }), HasSubstr("no request of the task 'sciq'; its tasks are piqa, winogrande"));
+  EXPECT_THAT(error_of([&] { read_requests(folder.path("r"), "sciq", false); }), HasSubstr("no request of the task 'sciq'; its tasks are piqa, winogrande"));
 }
 
 TEST(Requests, LinesThatAreNone) {
-  const auto refused = [](const std::string& line) { return message_of([&] { request_from_json(nlohmann::json::parse(line), "f:1"); }); };
+  const auto refused = [](const std::string& line) { return error_of([&] { request_from_json(nlohmann::json::parse(line), "f:1"); }); };
   EXPECT_EQ(refused("3"), "f:1: expected a JSON object, got 3");
   EXPECT_EQ(refused(R"({"task":"a","id":"0","type":"mcc"})"), "f:1: type: expected one of mc, mc_ctx, ll, rolling, gen, got 'mcc'; did you mean 'mc'?");
   EXPECT_EQ(refused(R"({"task":"a","id":"0","type":"mc","ctx":"c","choices":["a"],"gold":0})"), "f:1: choices: expected at least 2, got 1");

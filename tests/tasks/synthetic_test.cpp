@@ -12,22 +12,14 @@
 
 #include "base/error.h"
 #include "base/threads.h"
+#include "support/error_of.h"
 
 namespace fw {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
-
-template <class Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 int64_t labels_of(const TaskExample& one) { return static_cast<int64_t>(one.labels.size()) - std::count(one.labels.begin(), one.labels.end(), kNoLabel); }
 
@@ -240,14 +232,14 @@ TEST(Synthetic, AccuracyByHand) {
 }
 
 TEST(Synthetic, WhatCannotBeDrawnIsSaid) {
-  EXPECT_THAT(message_of([] { make_task("mqarr", {}); }), HasSubstr("got 'mqarr'; did you mean 'mqar'?"));
-  EXPECT_THAT(message_of([] { make_task("mqar", {.length = 66}); }), HasSubstr("length: expected at least 2 pairs + 3 = 67 for 32 pairs, got 66"));
-  EXPECT_THAT(message_of([] { make_task("mqar", {.vocab_size = 7}); }), HasSubstr("vocab_size: expected an even number"));
-  EXPECT_THAT(message_of([] { make_task("mqar", {.pairs = -1}); }), HasSubstr("pairs: expected 1 to"));
-  EXPECT_THAT(message_of([] { make_task("mqar_zoology", {.length = 64, .pairs = 17}); }), HasSubstr("at least 2 pairs (passes + 1) = 68, got 64"));
-  EXPECT_THAT(message_of([] { make_task("mqar_zoology", {.power = -1}); }), HasSubstr("power: expected"));
-  EXPECT_THAT(message_of([] { make_task("stack", {.length = -3}); }), HasSubstr("length: expected 1 to"));
-  EXPECT_THAT(message_of([] { last_write_ceiling(*make_task("stack", {}), 1, 1); }), HasSubstr("a task that is none"));
+  EXPECT_THAT(error_of([] { make_task("mqarr", {}); }), HasSubstr("got 'mqarr'; did you mean 'mqar'?"));
+  EXPECT_THAT(error_of([] { make_task("mqar", {.length = 66}); }), HasSubstr("length: expected at least 2 pairs + 3 = 67 for 32 pairs, got 66"));
+  EXPECT_THAT(error_of([] { make_task("mqar", {.vocab_size = 7}); }), HasSubstr("vocab_size: expected an even number"));
+  EXPECT_THAT(error_of([] { make_task("mqar", {.pairs = -1}); }), HasSubstr("pairs: expected 1 to"));
+  EXPECT_THAT(error_of([] { make_task("mqar_zoology", {.length = 64, .pairs = 17}); }), HasSubstr("at least 2 pairs (passes + 1) = 68, got 64"));
+  EXPECT_THAT(error_of([] { make_task("mqar_zoology", {.power = -1}); }), HasSubstr("power: expected"));
+  EXPECT_THAT(error_of([] { make_task("stack", {.length = -3}); }), HasSubstr("length: expected 1 to"));
+  EXPECT_THAT(error_of([] { last_write_ceiling(*make_task("stack", {}), 1, 1); }), HasSubstr("a task that is none"));
   EXPECT_EQ(make_task("stack", {.length = 1})->example(1, 1).tokens.size(), 1u);
 }
 
