@@ -1,5 +1,6 @@
 #include "model/engine.h"
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -158,16 +159,16 @@ class EngineOf final : public Engine<Wide<T>> {
     exec_.device.from_host(to, values.data(), values.size_bytes());
     return to;
   }
-  // Rows of the device's become rows of the caller's, which is host memory.
+  // Rows of a matrix of the arena become rows of the caller's, which is host memory: one wait for all.
   void download(Mat<const T> from, Mat<W> to) {
-    const size_t count = static_cast<size_t>(from.cols);
-    if constexpr (std::is_same_v<T, W>) {
-      for (int64_t r = 0; r < from.rows; ++r) exec_.device.to_host(to.row(r), from.row(r), sizeof(T) * count);
-    } else {
-      std::vector<T> row(count);
-      for (int64_t r = 0; r < from.rows; ++r) {
-        exec_.device.to_host(row.data(), from.row(r), sizeof(T) * count);
-        widen_bf16(from.cols, row.data(), to.row(r));
+    std::vector<T> rows(static_cast<size_t>(from.rows * from.stride));
+    exec_.device.to_host(rows.data(), from.data, sizeof(T) * rows.size());
+    for (int64_t r = 0; r < from.rows; ++r) {
+      const T* row = rows.data() + r * from.stride;
+      if constexpr (std::is_same_v<T, W>) {
+        std::copy(row, row + from.cols, to.row(r));
+      } else {
+        widen_bf16(from.cols, row, to.row(r));
       }
     }
   }

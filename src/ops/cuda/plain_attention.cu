@@ -24,15 +24,15 @@ constexpr int kThreads = 128;
 
 template <class T>
 struct PlainArgs {
-  Mat<const T> q, k, v, o, d_o;
-  Mat<T> out, dk, dv;  // out: o, or dq
+  Mat<const T> q, k, v, o = {}, d_o = {};
+  Mat<T> out = {}, dk = {}, dv = {};  // out: o, or dq
   Pages<T> past_k, past_v;
   PassPlaces places;
-  int heads, group, dim, lanes;
-  int64_t window;
-  float scale;
-  Mat<float> lse;
-  float* delta;  // [T, H]
+  int heads = 0, group = 0, dim = 0, lanes = 0;
+  int64_t window = 0;
+  float scale = 0;
+  Mat<float> lse = {};
+  float* delta = nullptr;  // [T, H]
 };
 
 // A row of a head as the lanes of a group have it: packet i of lane l from column (l + i lanes) N on.
@@ -285,8 +285,21 @@ TokenArg token_arg(Mat<T> x, int64_t dim) {
   return {const_cast<std::remove_const_t<T>*>(x.data), 0, x.stride, dim, 1, 1};
 }
 
-AttentionArgs attention_args(const AttentionShape& shape, int64_t rows, Arena& arena) {
+// What both passes are given; the pass's own tensors are its to add.
+template <class T>
+PlainArgs<T> plain_args(Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past_k,
+                        Pages<T> past_v) {
+  PlainArgs<T> a{.q = q, .k = k, .v = v, .past_k = past_k, .past_v = past_v, .places = PassPlaces(layout)};
+  a.heads = static_cast<int>(shape.heads), a.group = static_cast<int>(shape.heads / shape.kv_heads), a.dim = static_cast<int>(shape.dim);
+  a.window = shape.window;
+  a.scale = static_cast<float>(shape.scale);
+  return a;
+}
+template <class T>
+AttentionArgs attention_args(Mat<const T> q, Mat<const T> k, Mat<const T> v, Mat<const T> o, const AttentionShape& shape, Arena& arena) {
+  const int64_t rows = q.rows;
   AttentionArgs args;
+  args.q = token_arg(q, shape.dim), args.k = token_arg(k, shape.dim), args.v = token_arg(v, shape.dim), args.o = token_arg(o, shape.dim);
   args.lse = arena.alloc<float>(shape.heads * rows);
   args.heads = static_cast<int32_t>(shape.heads), args.kv_heads = static_cast<int32_t>(shape.kv_heads), args.dim = static_cast<int32_t>(shape.dim);
   args.window = static_cast<int32_t>(shape.window);
@@ -307,33 +320,15 @@ void attention_forward(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<
   void* stream = exec.device.stream();
   if (on_warp_groups<T>(shape, past_k, q, k, v, o)) {
     const Arena::Mark mark = exec.arena.mark();
-    AttentionArgs args = attention_args(shape, q.rows, exec.arena);
-    args.q = token_arg(q, shape.dim), args.k = token_arg(k, shape.dim), args.v = token_arg(v, shape.dim), args.o = token_arg(o, shape.dim);
+    AttentionArgs args = attention_args<T>(q, k, v, o, shape, exec.arena);
     args.tiles = upload_tiles(shape, layout, false, exec.arena, stream, args.tile_count);
     cuda::attention_forward(args, stream);
     launch(lse_to_table_kernel, each_lse(lse.rows, lse.cols), kThreads, 0, stream, args.lse, lse);
     exec.arena.rewind(mark);
     return;
   }
-  PlainArgs<T> a{q,
-                 k,
-                 v,
-                 {},
-                 {},
-                 o,
-                 {},
-                 {},
-                 past_k,
-                 past_v,
-                 PassPlaces(layout),
-                 static_cast<int>(shape.heads),
-                 static_cast<int>(shape.heads / shape.kv_heads),
-                 static_cast<int>(shape.dim),
-                 0,
-                 shape.window,
-                 static_cast<float>(shape.scale),
-                 lse,
-                 nullptr};
+  PlainArgs<T> a = plain_args(q, k, v, shape, layout, past_k, past_v);
+  a.out = o, a.lse = lse;
   with_form(a, aligned(q) && aligned(k) && aligned(v) && aligned(past_k) && aligned(past_v), [&]<int N, int kVectors>() {
     const size_t groups = static_cast<size_t>(kThreads / a.lanes);
     launch(plain_forward_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kThreads,
@@ -349,8 +344,7 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
   const Arena::Mark mark = exec.arena.mark();
   float* delta = exec.arena.template alloc<float>(q.rows * shape.heads);
   if (on_warp_groups<T>(shape, past_k, d_o, q, k, v, o, dq, dk, dv)) {
-    AttentionArgs args = attention_args(shape, q.rows, exec.arena);
-    args.q = token_arg(q, shape.dim), args.k = token_arg(k, shape.dim), args.v = token_arg(v, shape.dim), args.o = token_arg(o, shape.dim);
+    AttentionArgs args = attention_args<T>(q, k, v, o, shape, exec.arena);
     args.d_o = token_arg(d_o, shape.dim), args.dq = token_arg(dq, shape.dim), args.dk = token_arg(dk, shape.dim), args.dv = token_arg(dv, shape.dim);
     args.delta = delta;
     launch(lse_of_table_kernel, each_lse(lse.rows, lse.cols), kThreads, 0, stream, lse, args.lse);
@@ -359,26 +353,9 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
     args.tiles = upload_tiles(shape, layout, true, exec.arena, stream, args.tile_count);
     attention_backward_keys(args, stream);
   } else {
-    // lse is only read.
-    PlainArgs<T> a{q,
-                   k,
-                   v,
-                   o,
-                   d_o,
-                   dq,
-                   dk,
-                   dv,
-                   past_k,
-                   past_v,
-                   PassPlaces(layout),
-                   static_cast<int>(shape.heads),
-                   static_cast<int>(shape.heads / shape.kv_heads),
-                   static_cast<int>(shape.dim),
-                   0,
-                   shape.window,
-                   static_cast<float>(shape.scale),
-                   Mat<float>(const_cast<float*>(lse.data), lse.rows, lse.cols, lse.stride),
-                   delta};
+    PlainArgs<T> a = plain_args(q, k, v, shape, layout, past_k, past_v);
+    a.o = o, a.d_o = d_o, a.out = dq, a.dk = dk, a.dv = dv, a.delta = delta;
+    a.lse = Mat<float>(const_cast<float*>(lse.data), lse.rows, lse.cols, lse.stride);  // only read
     const bool packets = aligned(q) && aligned(k) && aligned(v) && aligned(o) && aligned(d_o) && aligned(past_k) && aligned(past_v);
     with_form(a, packets, [&]<int N, int kVectors>() {
       const size_t rows = sizeof(float) * static_cast<size_t>(kThreads / a.lanes * shape.dim);
