@@ -39,10 +39,18 @@ bool stable(const ReferenceOutputs& out) {
   return largest < 30;
 }
 
+// Whether the sums of a gradient with one value a token cancel so far that float32 itself, one token at a time, is that far from the reference. The errors of
+// bf16 operands are some 4e4 times as large (measured over data of one rule), of which a bound on the relative error then says nothing.
+bool cancels(const ReferenceInputs& in_float, const ReferenceInputs& expected, const Rule& rule) {
+  constexpr double kCancels = 3.5e-7;
+  const std::vector<FieldError> errors = compare(in_float, expected, kChunkFloor);
+  return std::any_of(errors.begin(), errors.end(), [&](const FieldError& e) { return one_value_a_token(e.name, rule) && e.error > kCancels; });
+}
+
 TEST(RandomRules, ChunkFormMatchesTheReference) {
   Random random(20261121);
   const int wanted = emulated() ? 24 : 150;
-  int compared = 0, unstable = 0;
+  int compared = 0, unstable = 0, cancelled = 0;
   for (uint64_t seed = 1; compared < wanted; ++seed) {
     const Rule rule = random_rule(random);
     if (!valid(rule)) continue;
@@ -69,9 +77,16 @@ TEST(RandomRules, ChunkFormMatchesTheReference) {
     run.saved = random.below(4) != 0;
     SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(problem)));
     EXPECT_TRUE(close(header_forward(problem, run), expected, ChunkBounds{}.output, kChunkFloor));
-    EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), rule, options.edge_decays));
+    const ReferenceInputs gradients = problem.backward(), in_float = header_backward(problem, device_run(FW_FORM_TOKEN));
+    EXPECT_TRUE(close(in_float, gradients, kTokenBound, kTokenFloor));
+    if (cancels(in_float, gradients, rule)) {
+      ++cancelled;
+    } else {
+      EXPECT_TRUE(close_gradients(header_backward(problem, run), gradients, rule, options.edge_decays));
+    }
   }
   EXPECT_LT(unstable, compared);
+  EXPECT_LT(cancelled, compared / 5);
 }
 
 }  // namespace

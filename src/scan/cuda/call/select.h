@@ -66,7 +66,7 @@ constexpr bool gain_by_residual(const Rule& rule) {
 // No erase, streams that are q, k and v times a number a row, one decay a token or none: from the raw tensors, without images (offline/).
 constexpr bool direct_rule(const Rule& rule) {
   return !rule.online() && rule.decay != Decay::kChannel && rule.write == Gate::kTied && (rule.gain == Gain::kOne || rule.gain == Gain::kGate) &&
-         rule.read == Read::kPlain && !rule.uses_precond();
+         rule.read == Read::kPlain && !rule.uses_precond() && !rule.uses_key_form();
 }
 
 // ---- Of a tensor's memory
