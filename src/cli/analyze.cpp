@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "cli/command.h"
 #include "cli/dataset.h"
+#include "cli/json_output.h"
 #include "cli/model_option.h"
 #include "cli/outputs.h"
 #include "cli/say.h"
@@ -101,7 +102,7 @@ int Analyze::run(Options&) {
   nlohmann::ordered_json report = analysis_json(analysis, bins_);
   report["model"] = open.folder;
   report["text"] = text_;
-  write_file_atomic(json, report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  write_file_atomic(json, json_text(report, -1));
   write_file_atomic(csv, analysis_csv(analysis, bins_));
   const PictureResult pictures = pictures_ ? write_figures(analysis_figures(analysis, bins_), out_) : PictureResult{};
 

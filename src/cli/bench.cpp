@@ -62,7 +62,7 @@ class Bench : public Command {
     options.add("batch", "N", &model_.batch, "sequences of a training step");
     options.add("length", "N", &model_.length, "tokens of a sequence of a training step");
     options.add("steps", "N", &model_.steps, "training steps timed");
-    options.add("recompute", "LEVEL", &model_.recompute, "of training steps on a GPU: what backward computes again").words = recompute_names();
+    options.add("recompute", "LEVEL", &model_.recompute, "of training steps: what backward computes again").words = recompute_names();
     options.add("decode_tokens", "N", &model_.decode_tokens, "tokens decoded");
     options.add(key_tables(model_.model), false);
   }
@@ -113,7 +113,7 @@ int Bench::run(Options& options) {
   if (!commit_.empty()) report["commit"] = commit_;
   if (!train_ && !decode_) report["recurrence"] = device_ == "cuda" ? bench_device(recurrence_) : bench_recurrence(recurrence_);
   if (!json_.empty()) {
-    write_file_atomic(json_, report.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    write_file_atomic(json_, json_text(report, 2));
     say("written: {}\n", json_);
   }
   return kExitOk;

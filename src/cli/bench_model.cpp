@@ -43,15 +43,16 @@ struct TrainResult {
   int64_t peak = 0;
 };
 
-constexpr int64_t kWarm = 3;  // untimed: memory is touched and kernels are compiled in the first steps
+constexpr int64_t kWarmSteps = 5;  // untimed: memory is touched and kernels are compiled in the first steps
 
 TrainConfig config_of(const ModelBench& bench) {
   TrainConfig config;
-  config.steps = kWarm + bench.steps;
+  config.steps = kWarmSteps + bench.steps;
   config.batch = bench.batch;
   config.length = bench.length;
   config.warmup = 10;
   config.log_every = 1;
+  config.recompute = bench.recompute;
   config.checkpoint_every = 0;
   return config;
 }
@@ -66,7 +67,7 @@ void train_once(const ModelBench& bench, const std::string& precision, const std
   Trainer trainer(config, bench.model, tokenizer, tokens, nullptr);
   trainer.run(
       [&](const LogRecord& record) {
-        if (record.step > kWarm) result.ms.add(record.ms);
+        if (record.step > kWarmSteps) result.ms.add(record.ms);
         result.peak = std::max(result.peak, peak_bytes());
       },
       &stop_flag());
@@ -92,12 +93,10 @@ void init_for_times(LanguageModel<float>& model) {
 
 Batch random_batch(const ModelBench& bench, Random& random) {
   Batch batch;
-  std::vector<int64_t> offsets = {0};
-  for (int64_t i = 1; i <= bench.batch; ++i) offsets.push_back(i * bench.length);
-  batch.ids.resize(static_cast<size_t>(offsets.back()));
+  batch.layout = SeqLayout::uniform(bench.batch, bench.length);
+  batch.ids.resize(static_cast<size_t>(batch.layout.tokens()));
   for (int32_t& id : batch.ids) id = static_cast<int32_t>(random.below(static_cast<uint64_t>(bench.model.vocab_size)));
   batch.targets = batch.ids;
-  batch.layout = SeqLayout(std::move(offsets));
   return batch;
 }
 
@@ -142,9 +141,8 @@ Json bench_train(const ModelBench& bench) {
 
 Json bench_train_device(const ModelBench& bench) {
   if (bench.steps < 1) fail_usage("--steps: expected a whole number >= 1, got {}", bench.steps);
-  constexpr int64_t kWarm = 5;
   Device& device = device_named(bench.device);
-  fmt::print("training: {}; {} x {} tokens a step, {}; {} steps\n", describe(bench.model), bench.batch, bench.length, device_info().name, bench.steps);
+  say("training: {}; {} x {} tokens a step, {}; {} steps\n", describe(bench.model), bench.batch, bench.length, device_info().name, bench.steps);
   std::fflush(stdout);
   LanguageModel<float> model(bench.model, device);
   model.set_recompute(parse_recompute(bench.recompute));
@@ -153,19 +151,19 @@ Json bench_train_device(const ModelBench& bench) {
   Random random(1);
   Samples ms;
   double first_ms = 0;
-  for (int64_t step = 0; step < kWarm + bench.steps; ++step) {
-    stop_point("bench", step, kWarm + bench.steps, "training steps");
+  for (int64_t step = 0; step < kWarmSteps + bench.steps; ++step) {
+    stop_point("bench", step, kWarmSteps + bench.steps, "training steps");
     const Batch batch = random_batch(bench, random);
     const double taken = 1e3 * seconds_of([&] { train_step(model, optimizer, {&batch, 1}, 1e-4, 1.0); });
     if (step == 0) first_ms = taken;
-    if (step >= kWarm) ms.add(taken);
+    if (step >= kWarmSteps) ms.add(taken);
   }
   const double step_tokens = static_cast<double>(bench.batch * bench.length);
   Table table;
   for (const char* heading : {"tok/s median", "tok/s best", "ms/step median", "ms/step best", "first step ms", "peak memory"}) table.column(heading);
   table.row({fmt::format("{:.0f}", 1e3 * step_tokens / ms.median()), fmt::format("{:.0f}", 1e3 * step_tokens / ms.best()), fmt::format("{:.1f}", ms.median()),
              fmt::format("{:.1f}", ms.best()), fmt::format("{:.1f}", first_ms), format_bytes(static_cast<double>(device.peak_bytes()))});
-  fmt::print("{}", table.text());
+  say("{}", table.text());
   return {{"model", describe(bench.model)},
           {"batch", bench.batch},
           {"length", bench.length},

@@ -138,10 +138,6 @@ void check_sources(const DataConfig& data, std::vector<Source>& sources) {
   }
 }
 
-std::string no_separator(const std::string& separator) {
-  return fmt::format("no line of the text is the separator '{}': each text is one document", separator);
-}
-
 // Makes the token files of a run folder.
 class Preparation {
  public:
@@ -266,6 +262,10 @@ class Preparation {
 };
 
 }  // namespace
+
+std::string no_separator(const std::string& separator) {
+  return fmt::format("no line of the text is the separator '{}': each text is one document", separator);
+}
 
 bool is_token_file(const std::string& path) { return file_start(path, kMagic.size()) == kMagic; }
 

@@ -64,4 +64,7 @@ bool reads_input(const StringList& files);
 void check_text(const std::string& path);
 bool is_token_file(const std::string& path);
 
+// The note of a text without a line that is the separator.
+std::string no_separator(const std::string& separator);
+
 }  // namespace fw::cli

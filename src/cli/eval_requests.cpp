@@ -37,22 +37,24 @@ Json report_of(const Scoring& scoring, const RequestFile& file) {
   return {{"truncated", scoring.truncated()}, {"left_out", file.skipped.size()}, {"results", std::move(results)}};
 }
 
-Table table_of(const Scoring& scoring) {
+}  // namespace
+
+Table score_table(const nlohmann::json& report) {
   Table table;
   table.column("task", Table::Align::kLeft);
   table.column("length");
   table.column("metric", Table::Align::kLeft);
   for (const char* heading : {"value", "standard error", "requests"}) table.column(heading);
-  for (const TaskScores& task : scoring.scores()) {
-    for (const TaskScores::Metric& m : task.metrics) {
-      table.row({task.task, task.length > 0 ? fmt::format("{}", task.length) : "", m.name, fmt::format("{:.4f}", m.value),
-                 m.error < 0 ? "" : fmt::format("{:.4f}", m.error), fmt::format("{}", task.requests)});
+  for (const nlohmann::json& task : report.at("results")) {
+    const auto length = task.at("length").get<int64_t>();
+    for (const nlohmann::json& m : task.at("metrics")) {
+      const auto number = [&](const char* key) { return m.at(key).is_null() ? std::string("-") : fmt::format("{:.4f}", m.at(key).get<double>()); };
+      table.row({task.at("task").get<std::string>(), length > 0 ? fmt::format("{}", length) : "", m.at("name").get<std::string>(), number("value"),
+                 number("standard_error"), fmt::format("{}", task.at("requests").get<int64_t>())});
     }
   }
   return table;
 }
-
-}  // namespace
 
 void declare_requests(Options& options, RequestsToScore& what) {
   options.section("", kTasksHeading);
@@ -88,7 +90,7 @@ int score_requests(OpenModel& open, const RequestsToScore& what, bool json) {
   scoring.run([&](const Request& request, const RequestScore& score) {
     for (const auto& [name, value] : score.values) finite = finite && std::isfinite(value);
     finite = finite && std::ranges::all_of(score.log_likelihoods, [](double x) { return std::isfinite(x); });
-    if (!what.out.empty()) samples += to_json(request, score).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    if (!what.out.empty()) samples += json_text(to_json(request, score), -1);
     ++done;
     if (bar.live()) bar.draw(fmt::format("{} of {} requests", done, total));
   });
@@ -100,12 +102,12 @@ int score_requests(OpenModel& open, const RequestsToScore& what, bool json) {
   if (!what.out.empty()) {
     make_folders(what.out);
     write_file_atomic(what.out + "/samples.jsonl", samples);
-    write_file_atomic(what.out + "/eval.json", report.dump(1) + "\n");
+    write_file_atomic(what.out + "/eval.json", json_text(report, 1));
   }
   if (json) {
     print_json_report(report);
   } else {
-    say("{}", table_of(scoring).text());
+    say("{}", score_table(report).text());
     if (scoring.truncated() > 0) say("{} of {} requests are longer than the model is given: the left of their contexts was cut\n", scoring.truncated(), total);
     if (!file.skipped.empty()) say("{} lines were left out\n", file.skipped.size());
   }

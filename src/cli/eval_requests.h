@@ -1,10 +1,12 @@
 // What 'fastweight eval' does with requests (tasks/request.h): reads them, or makes them of a raw file, scores and reports.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "cli/model_option.h"
 #include "cli/options.h"
+#include "report/table.h"
 
 namespace fw::cli {
 
@@ -25,6 +27,8 @@ struct RequestsToScore {
 void declare_requests(Options& options, RequestsToScore& what);
 // What can be said before a model is loaded. Throws Error(kUsage).
 void check_requests(const RequestsToScore& what);
+// The scores of its report ("results" of eval.json). Throws nlohmann::json::exception where they are not as it writes them.
+Table score_table(const nlohmann::json& report);
 // Returns the exit code. Throws Error.
 int score_requests(OpenModel& open, const RequestsToScore& what, bool json);
 

@@ -11,6 +11,8 @@ using Json = nlohmann::ordered_json;
 
 // What every report begins with: the program's version and the command.
 Json json_report(const std::string& command);
+// Lines of `indent` (-1: one line), with the last line's end.
+std::string json_text(const Json& json, int indent);
 void print_json_report(const Json& report);
 // One object on a line of its own, there at once.
 void print_json_line(const Json& object);

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "cli/command.h"
+#include "cli/eval_requests.h"
 #include "cli/outputs.h"
 #include "cli/say.h"
 #include "report/metrics.h"
@@ -67,21 +68,10 @@ PageSection eval_section(const std::string& folder) {
   const std::string path = fmt::format("{}/eval.json", folder);
   const nlohmann::json found = read_json(path);
   PageSection section;
-  section.table.column("task", Table::Align::kLeft);
-  section.table.column("length");
-  section.table.column("metric", Table::Align::kLeft);
-  for (const char* heading : {"value", "standard error", "requests"}) section.table.column(heading);
   try {
     section.title = shown_name(folder);
     section.text = fmt::format("{} on {}", found.at("model").get<std::string>(), found.at("requests").get<std::string>());
-    for (const nlohmann::json& task : found.at("results")) {
-      for (const nlohmann::json& m : task.at("metrics")) {
-        const auto number = [&](const char* key) { return m.at(key).is_null() ? std::string("-") : fmt::format("{:.4f}", m.at(key).get<double>()); };
-        const auto length = task.at("length").get<int64_t>();
-        section.table.row({task.at("task").get<std::string>(), length > 0 ? fmt::format("{}", length) : "", m.at("name").get<std::string>(), number("value"),
-                           number("standard_error"), fmt::format("{}", task.at("requests").get<int64_t>())});
-      }
-    }
+    section.table = score_table(found);
   } catch (const nlohmann::json::exception& error) {
     fail_usage("'{}': not what 'fastweight eval --out' writes: {}", path, error.what());
   }

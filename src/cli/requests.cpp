@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/stop.h"
 #include "cli/command.h"
+#include "cli/json_output.h"
 #include "cli/model_option.h"
 #include "cli/outputs.h"
 #include "cli/run_config.h"
@@ -116,9 +117,8 @@ int Requests::run(Options& options) {
   for (const std::string& line : file.skipped) say_aside("left out: {}\n", line);
   write_file_atomic(out_, [&](const FileSink& sink) {
     for (const Request& request : file.requests) {
-      const std::string line = to_json(request).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+      const std::string line = json_text(to_json(request), -1);
       sink(std::as_bytes(std::span(line)));
-      sink(std::as_bytes(std::span("\n", 1)));
     }
   });
   say("{}: {} requests{}\n", out_, file.requests.size(), file.skipped.empty() ? "" : fmt::format(", {} lines left out", file.skipped.size()));

@@ -101,7 +101,7 @@ int Tokenize::run(Options& options) {
   how.progress = tokenize_progress(stop_flag());
   const TokenFileStats stats = write_token_file([&] { return open_parts(whole_texts(files), field_); }, how, *tokenizer, out_);
   how.progress = nullptr;  // and the bar is gone
-  if (!separator_.empty() && stats.separators == 0) say("note: no line of the text is the separator '{}': each text is one document\n", separator_);
+  if (!separator_.empty() && stats.separators == 0) say("note: {}\n", no_separator(separator_));
   if (stats.resumed_at > 0) say("went on behind the first {} of text\n", format_bytes(static_cast<double>(stats.resumed_at)));
   if (!stats.complete) {
     say("stopped after {} of text; {}\n", format_bytes(static_cast<double>(stats.bytes)),
