@@ -402,6 +402,20 @@ TEST(ChunkForm, PreconditionersWithChannelDecay) {
   }
 }
 
+// Offline rules whose write has a normaliser and no preconditioner: the factor needs k.k of the token, which the plain offline kernels do not make.
+TEST(ChunkForm, NormalisersWithoutAPreconditioner) {
+  uint64_t seed = 960;
+  for (const char* text : {"solve=offline gain=gate normaliser=one_plus", "decay=scalar solve=offline gain=gate normaliser=one_plus k_norm=l2",
+                           "decay=channel solve=offline gain=one normaliser=key"}) {
+    for (const bool saved : {false, true}) {
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = HeaderRun::Bf16Tensors::kStreams;
+      run.saved = saved;
+      expect_chunk_form(of_bf16_numbers(random_problem(parse_rule(text), medium(++seed))), run);
+    }
+  }
+}
+
 TEST(ChunkForm, TenThousandSequences) {
   std::vector<int64_t> offsets = {0};
   for (int64_t n = 0; n < (emulated() ? 300 : 10000); ++n) offsets.push_back(offsets.back() + (n % 7 == 3 ? 70 : n % 4));

@@ -64,7 +64,6 @@ std::vector<Rule> composed_rules() {
            "decay=channel solve=offline gain=gate precond=diagonal k_norm=l2",                                          //
            "solve=offline gain=kaczmarz write=tied q_norm=l2",                                                          //
            "decay=scalar solve=offline write=channel",                                                                  //
-           "decay=scalar solve=offline gain=gate normaliser=one_plus k_norm=l2",                                        // k.k in a factor of the write
            "decay=channel erase=channel write=channel gain_bound=2 q_norm=l2 k_norm=l2",                                // negative eigenvalues
            "decay=scalar gain=gate gain_bound=2 precond=diagonal precond_x=1 q_norm=l2 k_norm=l2",                      //
            "decay=scalar gain=gate norm_eps=0.01 q_norm=l2 k_norm=raw",                                                 //
