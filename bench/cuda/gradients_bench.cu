@@ -68,9 +68,8 @@ void measure(const std::string& name, int B, int T, int H, int D) {
     p.in.g = memory.tokens(B, T, H, dim, dim > 1, 1, -0.2, 0);
     d.g = memory.tokens(B, T, H, dim, dim > 1, 1, 0, 0);
   }
-  if (r.uses_beta()) p.in.beta = in(1, 0, 1), d.beta = in(1, 0, 0);
-  if (r.uses_lambda()) p.in.lambda = in(1, 0, 1), d.lambda = in(1, 0, 0);
-  if (r.uses_read_correction()) p.in.read_correction = in(1, 0, 1), d.read_correction = in(1, 0, 0);
+  fw::for_each_number(
+      r, [&](fc::TokenArg& input, fc::TokenArg& gradient) { input = in(1, 0, 1), gradient = in(1, 0, 0); }, p.in, d);
   const int erase = r.erase == fw::Gate::kScalar ? 1 : D, write = r.write == fw::Gate::kScalar ? 1 : D;
   if (r.uses_erase_gate()) p.in.erase_gate = in(erase, 0, 1), d.erase_gate = in(erase, 0, 0);
   if (r.uses_write_gate()) p.in.write_gate = in(write, 0, 1), d.write_gate = in(write, 0, 0);

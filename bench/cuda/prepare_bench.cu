@@ -69,11 +69,15 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     const uint32_t seed = static_cast<uint32_t>(c) * 77u;
     x.in.q = tensor(B, T, H, K, true, 1, 0, seed + 1), x.in.k = tensor(B, T, H, K, true, 1, 0, seed + 2), x.in.v = tensor(B, T, H, V, true, 1, 0, seed + 3);
     if (rule.uses_g()) x.in.g = tensor(B, T, H, rule.decay == Decay::kChannel ? K : 1, named.low_g, 0.05f, -0.06f, seed + 4);
-    if (rule.uses_beta()) x.in.beta = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 5);
+    for_each_number(
+        rule,
+        [&, salt = 20u](TokenArg& to) mutable {
+          to = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + salt++);
+          memory.push_back(to.data);
+        },
+        x.in);
     if (rule.uses_erase_gate()) x.in.erase_gate = tensor(B, T, H, erase_gates, erase_gates > 1, 0.4f, 0.5f, seed + 6);
     if (rule.uses_write_gate()) x.in.write_gate = tensor(B, T, H, V, true, 0.4f, 0.5f, seed + 7);
-    if (rule.uses_lambda()) x.in.lambda = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 8);
-    if (rule.uses_read_correction()) x.in.read_correction = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 9);
     if (rule.uses_precond()) {
       x.in.precond_g = tensor(B, T, H, 1, false, 0.05f, -0.06f, seed + 10), x.in.precond_beta = tensor(B, T, H, 1, false, 0.4f, 0.5f, seed + 11);
       x.precond_center = static_cast<const float*>(tensor(1, 1, H, 1, false, 0, -0.2f, seed + 12).data);
@@ -99,8 +103,7 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
       }
     }
     if (z) a.z = reinterpret_cast<uint16_t*>(allocate(tokens * V * 2));
-    for (const TokenArg& t : {x.in.q, x.in.k, x.in.v, x.in.g, x.in.beta, x.in.erase_gate, x.in.write_gate, x.in.lambda, x.in.read_correction})
-      memory.push_back(t.data);
+    for (const TokenArg& t : {x.in.q, x.in.k, x.in.v, x.in.g, x.in.erase_gate, x.in.write_gate}) memory.push_back(t.data);
     for (void* p : {a.forward, a.backward, static_cast<void*>(a.pairs), static_cast<void*>(a.z)}) memory.push_back(p);
   }
   cudaEvent_t start, stop;

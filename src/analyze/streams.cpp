@@ -115,10 +115,9 @@ FrontScalars<double> front_scalars(const RecurrenceView<T>& view, int64_t t, con
     const double m = precond != nullptr ? row(precond->m, i, K)[j] : 1.0;
     x.kmk += m * k[j] * k[j];
   }
-  if (rule.uses_beta()) x.beta = static_cast<double>(view.in.beta.row(t)[hv]);
   if (rule.feedback == Feedback::kFixed) x.lambda = rule.lambda;
-  if (rule.uses_lambda()) x.lambda = static_cast<double>(view.in.lambda.row(t)[hv]);
-  if (rule.uses_read_correction()) x.read = static_cast<double>(view.in.read_correction.row(t)[hv]);
+  for_each_number(
+      rule, [&](double& to, const Mat<T>& from) { to = static_cast<double>(from.row(t)[hv]); }, x, view.in);
   if (rule.uses_erase_gate() && rule.erase != Gate::kChannel) x.erase = mean(out.erase_gate, i, out.erase_gate_dim());
   if (rule.uses_write_gate() && rule.write != Gate::kChannel) x.write = mean(out.write_gate, i, out.write_gate_dim());
   if (precond != nullptr) {

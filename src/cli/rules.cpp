@@ -3,8 +3,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -15,6 +17,7 @@
 #include "rule/formula.h"
 #include "rule/rule.h"
 #include "rule/step_bound.h"
+#include "rule/tokens.h"
 
 namespace fw::cli {
 namespace {
@@ -135,23 +138,19 @@ struct Input {
 };
 
 std::vector<Input> inputs(const Rule& r) {
-  std::vector<Input> list{{"q", "q"}};
-  const auto add = [&list](bool uses, const char* tensor, const std::string& letter) {
-    if (uses) list.push_back({tensor, letter});
+  const auto of_gate = [](std::string_view letter, Gate gate) { return fmt::format("{}{}", letter, gate == Gate::kScalar ? ", one a value head)" : ")"); };
+  // Of those whose letter is not their name.
+  const std::map<std::string_view, std::string> letters = {
+      {"erase_key", "p (erase key)"}, {"erase_gate", of_gate("b (erase gate", r.erase)},    {"write_gate", of_gate("c (write gate", r.write)},
+      {"read_correction", "d"},       {"precond_g", "alphaP (the preconditioner's decay)"}, {"precond_beta", "betaP (its gain)"},
   };
-  const auto of_gate = [](Gate gate) { return gate == Gate::kScalar ? ", one a value head)" : ")"; };
-  add(r.uses_k(), "k", "k");
-  add(true, "v", "v");
-  add(r.uses_g(), "g", "g");
-  add(r.uses_beta(), "beta", "beta");
-  add(r.uses_erase_key(), "erase_key", "p (erase key)");
-  add(r.uses_erase_gate(), "erase_gate", std::string("b (erase gate") + of_gate(r.erase));
-  add(r.uses_write_gate(), "write_gate", std::string("c (write gate") + of_gate(r.write));
-  add(r.uses_lambda(), "lambda", "lambda");
-  add(r.uses_read_correction(), "read_correction", "d");
-  add(r.uses_precond(), "precond_g", "alphaP (the preconditioner's decay)");
-  add(r.uses_precond(), "precond_beta", "betaP (its gain)");
-  add(r.uses_precond() && r.uses_precond_center(), "precond_center", "center (its center)");
+  std::vector<Input> list;
+  list.reserve(kTokenTensors + 1);
+  for (const TokenSpec& spec : token_specs(r)) {
+    const auto letter = letters.find(spec.name);
+    if (spec.used) list.push_back({std::string(spec.name), letter != letters.end() ? letter->second : std::string(spec.name)});
+  }
+  if (r.uses_precond_center()) list.push_back({"precond_center", "center (its center)"});
   return list;
 }
 

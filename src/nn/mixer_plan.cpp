@@ -7,7 +7,11 @@
 namespace fw {
 
 std::vector<const Projection*> ProjectionPlan::in_order() const {
-  return {&q, &k, &v, &decay, &erase, &write, &gate, &beta, &lambda, &precond_decay, &precond_beta};
+  return {
+      &q, &k, &v, &decay, &erase, &write, &gate, &precond_decay, &precond_beta,
+#define FW_NUMBER(name, neutral, used) &name,
+#include "rule/tokens.def"
+  };
 }
 
 ProjectionPlan::ProjectionPlan(const RecurrentMixerSpec& spec) {

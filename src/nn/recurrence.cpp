@@ -105,7 +105,6 @@ fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in) const {
   };
 #define FW_TOKEN(name, heads, width, used) c.name = pack(in.name);
 #include "rule/tokens.def"
-#undef FW_TOKEN
   c.precond_center = contiguous(in.precond_center, {d.H});
   c.initial_state = contiguous(in.s, {sequences_, d.HV, d.K, d.V});
   c.initial_precond = contiguous(in.a, {sequences_, d.H, d.K});

@@ -24,7 +24,6 @@ template <class T>
 struct RecurrenceInputs {
 #define FW_TOKEN(name, heads, width, used) Mat<std::conditional_t<is_log_decay(#name), Wide<T>, T>> name;
 #include "rule/tokens.def"
-#undef FW_TOKEN
   Wide<T>* precond_center = nullptr;  // [H]
   Wide<T>* s = nullptr;               // initial state [N, HV, K, V]
   Wide<T>* a = nullptr;               // initial preconditioner state [N, H, K]

@@ -7,6 +7,7 @@
 #include "nn/observer.h"
 #include "nn/recurrence.h"
 #include "ops/backend.h"
+#include "rule/numbers.h"
 
 namespace fw {
 namespace {
@@ -92,7 +93,9 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
   if (spec_.rule.uses_beta()) c.tokens.beta = gain_->forward(pass, columns(c.proj, plan_.beta), c.proj.rows, c.gain);
   c.tokens.erase_gate = sigmoid(plan_.erase, spec_.erase_doubles() ? bound : Wide<T>(1), nullptr);
   c.tokens.write_gate = sigmoid(plan_.write, Wide<T>(1), nullptr);
-  c.tokens.lambda = sigmoid(plan_.lambda, Wide<T>(1), plan_.lambda.used() ? params.value(index_.lambda_bias) : nullptr);
+  // The other numbers: sigmoids of their projections, where they have one.
+  for_all_numbers<Numbers::kButBeta>(
+      [&](Mat<T>& to, const Projection& p) { to = sigmoid(p, Wide<T>(1), biased(p) ? params.value(index_.lambda_bias) : nullptr); }, c.tokens, plan_);
   if (spec_.derives_erase_gate()) {
     c.tokens.erase_gate = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
     pass.exec.head_scale_forward(c.tokens.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, c.tokens.erase_gate);
@@ -275,7 +278,7 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
   if (spec_.rule.uses_beta()) gain_->backward(pass, c.gain, d.beta, spec_.gain.single_gate ? Mat<const Wide<T>>(d.g) : Mat<const Wide<T>>());
   sigmoid(plan_.erase, spec_.erase_doubles() ? bound : Wide<T>(1), nullptr);
   sigmoid(plan_.write, Wide<T>(1), nullptr);
-  sigmoid(plan_.lambda, Wide<T>(1), plan_.lambda.used() ? params.grad(index_.lambda_bias) : nullptr);
+  for_all_numbers<Numbers::kButBeta>([&](const Projection& p) { sigmoid(p, Wide<T>(1), biased(p) ? params.grad(index_.lambda_bias) : nullptr); }, plan_);
   sigmoid(plan_.precond_beta, Wide<T>(1), nullptr);
   if (plan_.decay.used()) {
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
@@ -332,7 +335,7 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   d.k = query_key_->gradient(pass, dk_in);
   d.v = dqkv.col_range(spec_.value_begin(), spec_.value_size());
   d.beta = spec_.rule.uses_beta() && spec_.gain.learned ? new_matrix<T>(arena, tokens, spec_.v_heads) : columns(dproj, plan_.beta);
-  d.lambda = columns(dproj, plan_.lambda);
+  for_all_numbers<Numbers::kButBeta>([&](Mat<T>& to, const Projection& p) { to = columns(dproj, p); }, d, plan_);
   d.erase_gate = columns(dproj, plan_.erase);
   d.write_gate = columns(dproj, plan_.write);
   d.precond_beta = columns(dproj, plan_.precond_beta);

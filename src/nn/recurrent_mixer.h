@@ -74,12 +74,13 @@ struct Projection {
 struct ProjectionPlan {
   explicit ProjectionPlan(const RecurrentMixerSpec& spec);
   Projection q, k, v;
-  Projection decay;                        // f_proj (or its first factor), or a_proj
-  Projection erase;                        // b_proj, H K wide (scalar: HV)
-  Projection write;                        // w_proj, HV V wide (scalar: HV)
-  Projection gate;                         // g_proj, or its first factor
-  Projection beta;                         // b_proj, or beta_proj beside an erase gate
-  Projection lambda;                       // l_proj
+  Projection decay;  // f_proj (or its first factor), or a_proj
+  Projection erase;  // b_proj, H K wide (scalar: HV)
+  Projection write;  // w_proj, HV V wide (scalar: HV)
+  Projection gate;   // g_proj, or its first factor
+  // The numbers of tokens.def that are projected: beta: b_proj, or beta_proj beside an erase gate; lambda: l_proj.
+#define FW_NUMBER(name, neutral, used) Projection name;
+#include "rule/tokens.def"
   Projection precond_decay, precond_beta;  // a_atk_proj, b_atk_proj
   int64_t columns = 0;
   std::vector<const Projection*> in_order() const;
@@ -103,6 +104,8 @@ class RecurrentMixer final : public Mixer<T> {
 
  private:
   struct Context;
+  // Whether a number's logit has a bias.
+  bool biased(const Projection& p) const { return p.used() && &p == &plan_.lambda; }
   struct Indices {
     int stack = -1, conv = -1, decay_up = -1, decay_bias = -1, gate_up = -1, gate_bias = -1, a_log = -1, dt_bias = -1, lambda_bias = -1;
     int inner_decay = -1, correction = -1, gain = -1;

@@ -24,7 +24,6 @@ Shape token_shape(const Rule& rule, const ReferenceShape& s) {
 enum TokenIndex : size_t {
 #define FW_TOKEN(name, heads, width, used) kIndexOf_##name,
 #include "rule/tokens.def"
-#undef FW_TOKEN
 };
 // Of a log-decay's parameters: one number a head, or one a channel.
 Shape of_heads(Given given, bool rate, int64_t heads, int64_t channels) {
@@ -61,7 +60,6 @@ std::span<const ReferenceField<ReferenceInputs>> reference_input_fields() {
   static const ReferenceField<In> list[] = {
 #define FW_TOKEN(name, heads, width, used) {#name, &In::name, token_shape<kIndexOf_##name>, false},
 #include "rule/tokens.def"
-#undef FW_TOKEN
       {"precond_center", &In::precond_center, center, false},
       {"initial_state", &In::initial_state, state, true},
       {"initial_precond", &In::initial_precond, precond_state, true},

@@ -13,7 +13,6 @@ using Vec = std::vector<double>;
 constexpr Vec ReferenceInputs::*kTokens[] = {
 #define FW_TOKEN(name, heads, width, used) &ReferenceInputs::name,
 #include "rule/tokens.def"
-#undef FW_TOKEN
 };
 
 double sigmoid(double x) { return x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x)); }

@@ -15,7 +15,6 @@ struct NamedTensor {
 inline constexpr NamedTensor<fw_inputs> kInputTensors[] = {
 #define FW_TOKEN(name, heads, width, used) {#name, &fw_inputs::name},
 #include "rule/tokens.def"
-#undef FW_TOKEN
     {"precond_center", &fw_inputs::precond_center},
     {"initial_state", &fw_inputs::initial_state},
     {"initial_precond", &fw_inputs::initial_precond},

@@ -115,8 +115,6 @@ ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options)
       x = draw_rows(random, n, options.K, shortest, longest);
     } else if (name == "erase_key") {
       x = draw_rows(random, n, options.K, 0.5, rule.k_norm == Norm::kL2 ? 3.0 : 1.0);
-    } else if (name == "read_correction") {
-      x = draw(n, [&] { return random.normal(); });
     } else if (is_logits(name, rule, options.gates)) {
       const bool edges = options.edge_decays && (name == "g" || name == "precond_g");
       x = draw(n, [&] { return logit(random, edges); });

@@ -31,7 +31,6 @@ struct ReferenceShape {
 struct ReferenceInputs {
 #define FW_TOKEN(name, heads, width, used) std::vector<double> name;
 #include "rule/tokens.def"
-#undef FW_TOKEN
   std::vector<double> precond_center;   // [H]
   std::vector<double> initial_state;    // [N, HV, K, V]; empty: zero
   std::vector<double> initial_precond;  // [N, H, K]; empty: zero

@@ -12,12 +12,7 @@
 #include <cmath>
 
 #include "rule/axes.h"
-
-#if defined(__CUDACC__)
-#define FW_HOST_DEVICE __host__ __device__
-#else
-#define FW_HOST_DEVICE
-#endif
+#include "rule/numbers.h"
 
 namespace fw {
 
@@ -44,13 +39,34 @@ struct FrontCoefs {
 };
 
 // What the coefficients depend on: |q|^2, |k|^2, |p|^2 and k.(M k) of the raw vectors, and the scalar gates (their neutral
-// values where a rule has none). erase and write: gates of one value a head, or the means of channel gates; read: d of the
-// corrected read; alpha_p, beta_p: the preconditioner's gates.
+// values where a rule has none). The numbers of tokens.def: beta, lambda, read_correction (d of the corrected read) ...; erase and write: gates of one value a
+// head, or the means of channel gates; alpha_p, beta_p: the preconditioner's gates.
 template <class T>
 struct FrontScalars {
   T q2 = 0, k2 = 0, p2 = 0, kmk = 0;
-  T beta = 1, lambda = 0, erase = 1, write = 1, read = 0, alpha_p = 1, beta_p = 1;
+#define FW_NUMBER(name, neutral, used) T name = neutral;
+#include "rule/tokens.def"
+  T erase = 1, write = 1, alpha_p = 1, beta_p = 1;
 };
+
+// The scalars that a token's tensors hold: load(tensor) of those that the rule takes, or the rule's own number. `from` has them by their names in tokens.def;
+// precond_gates: whether the preconditioner's are there to be read. What is left are squares of vectors and means of gates.
+FW_CALLS_EITHER
+template <Numbers kWhich = Numbers::kAll, class T, class Load, class From>
+FW_HOST_DEVICE inline void load_gates(const Rule& r, bool precond_gates, FrontScalars<T>& s, Load&& load, const From& from) {
+  if (r.feedback == Feedback::kFixed) s.lambda = static_cast<T>(r.lambda);
+#define FW_NUMBER(name, neutral, used)                                       \
+  if constexpr (numbers_detail::taken<kWhich>(numbers_detail::Name::name)) { \
+    if (used) s.name = load(from.name);                                      \
+  }
+#include "rule/tokens.def"
+  if (r.uses_erase_gate() && r.erase == Gate::kScalar) s.erase = load(from.erase_gate);
+  if (r.write == Gate::kScalar) s.write = load(from.write_gate);
+  if (r.normaliser == Normaliser::kGated && precond_gates) {
+    s.alpha_p = std::exp(load(from.precond_g));
+    s.beta_p = load(from.precond_beta);
+  }
+}
 
 // a / b. On a device to about two units in the last place, with denormals as 0, for b below 2^126: the exact one is a call there, and around
 // a call nothing stays in registers.
@@ -202,7 +218,7 @@ FW_HOST_DEVICE inline FrontCoefs<T> front_coefs(const Rule& rule, T scale, const
   const bool own_key = rule.erase_key == EraseKey::kOwn;
   FrontCoefs<T> c;
   c.r_q = scale * f.n_r * f.qn;
-  c.r_k = -scale * f.n_r * x.read * f.kn;
+  c.r_k = -scale * f.n_r * x.read_correction * f.kn;
   c.e_k = own_key ? T(0) : f.ce * f.kn;
   c.e_p = own_key ? f.ce * f.pn : T(0);
   c.e_q = f.ce * x.lambda * f.qn;
@@ -228,10 +244,10 @@ FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale,
   dx.beta = 0;
   const T dce = (own_key ? d.e_p * f.pn : d.e_k * f.kn) + d.e_q * x.lambda * f.qn;
   dx.lambda = d.e_q * f.ce * f.qn;
-  dx.read = -d.r_k * scale * f.n_r * f.kn;
+  dx.read_correction = -d.r_k * scale * f.n_r * f.kn;
   const T dqn = d.r_q * scale * f.n_r + d.e_q * f.ce * x.lambda;
   const T dpn = own_key ? d.e_p * f.ce : T(0);
-  T dkn = (own_key ? T(0) : d.e_k * f.ce) + quotient(d.w_k * f.n_w, f.gain.rho) - d.r_k * scale * f.n_r * x.read;
+  T dkn = (own_key ? T(0) : d.e_k * f.ce) + quotient(d.w_k * f.n_w, f.gain.rho) - d.r_k * scale * f.n_r * x.read_correction;
   T ds_rho = 0;
   T drho = quotient(-d.w_k * f.n_w * f.kn, f.gain.rho * f.gain.rho);
   dx.erase = dx.write = 0;
@@ -249,7 +265,7 @@ FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale,
   }
 
   // The normaliser, through k.(M k) kn^2 and the preconditioner's gates.
-  const T dn = rule.preconditions_read() ? scale * (d.r_q * f.qn - d.r_k * x.read * f.kn) : quotient(d.w_k * f.kn, f.gain.rho);
+  const T dn = rule.preconditions_read() ? scale * (d.r_q * f.qn - d.r_k * x.read_correction * f.kn) : quotient(d.w_k * f.kn, f.gain.rho);
   const NormaliserSlopes<T> slopes = normaliser_slopes(rule, x.kmk * f.kn * f.kn, x.alpha_p, x.beta_p);
   dx.alpha_p = dn * slopes.alpha;
   dx.beta_p = dn * slopes.beta;

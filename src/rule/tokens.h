@@ -29,13 +29,11 @@ struct TokenSpec {
 inline constexpr size_t kTokenTensors = 0
 #include "rule/tokens.def"
     ;
-#undef FW_TOKEN
 
 // A tensor's number in token_specs().
 enum class TokenIndex : size_t {
 #define FW_TOKEN(name, heads, width, used) name,
 #include "rule/tokens.def"
-#undef FW_TOKEN
 };
 
 // Whether a tensor holds logarithms of decays.
@@ -58,7 +56,6 @@ struct WidthNames {
     static constexpr TokenWidth of([[maybe_unused]] const Rule& r) { return width; } \
   };
 #include "rule/tokens.def"
-#undef FW_TOKEN
 
 }  // namespace tokens_detail
 
@@ -66,7 +63,6 @@ constexpr std::array<TokenSpec, kTokenTensors> token_specs(const Rule& r) {
   return {{
 #define FW_TOKEN(name, heads, width, used) {#name, tokens_detail::Heads_##name::of(r), tokens_detail::Width_##name::of(r), used},
 #include "rule/tokens.def"
-#undef FW_TOKEN
   }};
 }
 

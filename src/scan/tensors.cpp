@@ -120,7 +120,6 @@ constexpr int64_t kEitherHeads = -1;
 constexpr fw_tensor fw_inputs::*kHeaderTokens[] = {
 #define FW_TOKEN(name, heads, width, used) &fw_inputs::name,
 #include "rule/tokens.def"
-#undef FW_TOKEN
 };
 // Of the header's tensors the list has all but the two states and the parameters: the preconditioner's center, and two of each log-decay.
 static_assert(sizeof(fw_inputs) == sizeof(size_t) + (kTokenTensors + 7) * sizeof(fw_tensor));

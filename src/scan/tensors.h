@@ -61,7 +61,6 @@ template <class T>
 struct Inputs {
 #define FW_TOKEN(name, heads, width, used) TokenTensor<T> name;
 #include "rule/tokens.def"
-#undef FW_TOKEN
   T* precond_center = nullptr;
   int64_t center_stride = 1;
   StateTensor<T> initial_state, initial_precond;
@@ -73,7 +72,6 @@ template <class T>
 inline constexpr TokenTensor<T> Inputs<T>::*kInputTokens[] = {
 #define FW_TOKEN(name, heads, width, used) &Inputs<T>::name,
 #include "rule/tokens.def"
-#undef FW_TOKEN
 };
 
 template <class T>

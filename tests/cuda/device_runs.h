@@ -6,6 +6,7 @@
 #include "base/bf16.h"
 #include "base/device.h"
 #include "reference/fields.h"
+#include "rule/tokens.h"
 #include "support/recurrence.h"
 
 namespace fw::testing {
@@ -62,10 +63,12 @@ inline constexpr size_t kFewScalars = 512;
 inline constexpr double kChunkFloor = 1e-2;
 
 inline bool one_value_a_token(const std::string& field, const Rule& rule) {
-  if (field == "g") return rule.decay == Decay::kScalar;
-  if (field == "erase_gate") return rule.erase != Gate::kChannel;
+  if (field == "erase_gate") return rule.erase != Gate::kChannel;  // of the mean of a gate too
   if (field == "write_gate") return rule.write != Gate::kChannel;
-  return field == "beta" || field == "lambda" || field == "read_correction" || field == "precond_g" || field == "precond_beta";
+  for (const TokenSpec& spec : token_specs(rule)) {
+    if (field == spec.name) return spec.one();
+  }
+  return false;
 }
 
 inline size_t values_of(const std::string& field, const ReferenceInputs& inputs) {

@@ -198,9 +198,8 @@ class Run {
     fill(k_, c_.H, c_.K, c_.bf16, same, k_size);
     fill(v_, c_.HV, c_.V, c_.bf16, same, 1);
     fill(d_o_, c_.HV, c_.V, c_.bf16, same, 1);
-    if (r.uses_beta()) fill(beta_, c_.HV, 1, false, sigmoid, 1);
-    if (r.uses_lambda()) fill(lambda_, c_.HV, 1, c_.bf16, sigmoid, 1);
-    if (r.uses_read_correction()) fill(read_, c_.HV, 1, c_.bf16, sigmoid, 1);
+    fw::for_each_number(
+        r, [&](Tensor& x) { fill(x, c_.HV, 1, c_.bf16 && &x != &numbers_.beta, sigmoid, 1); }, numbers_);
     if (r.uses_erase_key()) fill(p_, c_.H, c_.K, c_.bf16, same, 1);
     if (r.uses_erase_gate()) fill(b_, c_.HV, r.erase == fw::Gate::kScalar ? 1 : c_.K, c_.bf16, sigmoid, 1);
     if (r.uses_write_gate()) fill(gate_, c_.HV, r.write == fw::Gate::kScalar ? 1 : c_.V, c_.bf16, sigmoid, 1);
@@ -259,7 +258,7 @@ class Run {
     const auto scalar = [&](const Tensor& x, int head, double& to) {
       if (!x.x.empty() && x.dim == 1) to = x.at(t, head, 0);
     };
-    scalar(beta_, hv, f.s.beta), scalar(lambda_, hv, f.s.lambda), scalar(read_, hv, f.s.read);
+    fw::for_all_numbers([&](const Tensor& x, double& to) { scalar(x, hv, to); }, numbers_, f.s);
     if (rule.feedback == fw::Feedback::kFixed) f.s.lambda = rule.lambda;
     if (rule.erase == fw::Gate::kScalar) scalar(b_, hv, f.s.erase);
     if (rule.uses_erase_gate() && rule.erase == fw::Gate::kAveraged) f.s.erase = mean(b);
@@ -304,7 +303,8 @@ class Run {
     const fw::Rule& rule = c_.rule;
     const int K = c_.K, V = c_.V, chunks = bases_.back();
     const bool online = rule.online();
-    want(dq_, K), want(dk_, K), want(dv_, V), want(dg_, rule.decay == fw::Decay::kChannel ? K : 1), want(dbeta_, 1), want(dlambda_, 1), want(dread_, 1);
+    want(dq_, K), want(dk_, K), want(dv_, V), want(dg_, rule.decay == fw::Decay::kChannel ? K : 1);
+    fw::for_all_numbers([&](Gradient& x) { want(x, 1); }, dnumbers_);
     want(dp_, K), want(db_, b_.dim), want(dgate_, gate_.dim), want(dm_, K), want(dpg_, 1), want(dpb_, 1);
     const int64_t tiles = static_cast<int64_t>(chunks) * c_.HV;
     pairs_.assign(tiles * 2 * 4096, 0);
@@ -397,7 +397,7 @@ class Run {
     }
     if (rule.erase == fw::Gate::kScalar && rule.online()) db_.want.at(t, hv, 0) = ds.erase;
     if (rule.write == fw::Gate::kScalar) dgate_.want.at(t, hv, 0) = ds.write;
-    dbeta_.want.at(t, hv, 0) = ds.beta, dlambda_.want.at(t, hv, 0) = ds.lambda, dread_.want.at(t, hv, 0) = ds.read;
+    fw::for_all_numbers([&](Gradient& to, double y) { to.want.at(t, hv, 0) = y; }, dnumbers_, ds);
     dpg_.want.at(t, hv, 0) = ds.alpha_p * x.s.alpha_p, dpb_.want.at(t, hv, 0) = ds.beta_p;
   }
 
@@ -408,7 +408,7 @@ class Run {
       fw::FrontCoefs<double> d;
       d.*which = 1;
       const fw::FrontScalars<double> ds = fw::front_coefs_vjp<double>(c_.rule, scale(), x.s, d);
-      dbeta_.scale += square(ds.beta) * size2, dlambda_.scale += square(ds.lambda) * size2, dread_.scale += square(ds.read) * size2;
+      fw::for_all_numbers([&](Gradient& to, double y) { to.scale += square(y) * size2; }, dnumbers_, ds);
       db_.scale += db_.want.dim == 0 ? 0 : square(ds.erase) * size2 / db_.want.dim,
           dgate_.scale += dgate_.want.dim == 0 ? 0 : square(ds.write) * size2 / dgate_.want.dim;
       dpg_.scale += square(ds.alpha_p * x.s.alpha_p) * size2, dpb_.scale += square(ds.beta_p) * size2;
@@ -512,9 +512,10 @@ class Run {
       p.sequences.offsets = upload(offsets_);
       p.sequences.chunk_base = upload(bases_);
     }
-    p.in.q = q_.arg(p.group), p.in.k = k_.arg(p.group), p.in.v = v_.arg(1), p.in.beta = beta_.arg(1), p.in.lambda = lambda_.arg(1);
+    p.in.q = q_.arg(p.group), p.in.k = k_.arg(p.group), p.in.v = v_.arg(1);
+    fw::for_all_numbers([](TokenArg& to, const Tensor& x) { to = x.arg(1); }, p.in, numbers_);
     p.in.g = g_.arg(c_.g_per_value_head ? 1 : p.group);
-    p.in.erase_key = p_.arg(p.group), p.in.erase_gate = b_.arg(1), p.in.write_gate = gate_.arg(1), p.in.read_correction = read_.arg(1);
+    p.in.erase_key = p_.arg(p.group), p.in.erase_gate = b_.arg(1), p.in.write_gate = gate_.arg(1);
     p.in.precond_g = pg_.arg(p.group), p.in.precond_beta = pb_.arg(p.group);
     p.m = static_cast<const float*>(m_.device);
     if (c_.d_out) a.d_o = d_o_.arg(1);
@@ -524,8 +525,9 @@ class Run {
     const bool strong = c_.decay != "mild" && c_.decay != "none";
     out(dq_, true, c_.bf16, &d.q, "dq"), out(dk_, true, false, &d.k, "dk"), out(dv_, true, c_.bf16, &d.v, "dv");
     out(dg_, r.uses_g(), false, &d.g, "dg", strong ? 2e-2 : 1e-2);
-    out(dbeta_, r.uses_beta(), false, &d.beta, "dbeta"), out(dlambda_, r.uses_lambda(), false, &d.lambda, "dlambda");
-    out(dread_, r.uses_read_correction(), false, &d.read_correction, "dread"), out(dp_, r.uses_erase_key(), c_.bf16, &d.erase_key, "dp");
+    fw::for_each_number(
+        r, [&](Gradient& x, TokenArg& to, const char* name) { out(x, true, false, &to, name); }, dnumbers_, d, fw::kNumberNames);
+    out(dp_, r.uses_erase_key(), c_.bf16, &d.erase_key, "dp");
     out(db_, r.uses_erase_gate(), c_.bf16, &d.erase_gate, "db"), out(dgate_, r.uses_write_gate(), c_.bf16, &d.write_gate, "dwg");
     if (r.uses_precond()) {
       const int pad = c_.pad;
@@ -580,8 +582,10 @@ class Run {
   int64_t tokens_ = 0;
   int key_ = 64, blocks_ = 1;
   std::vector<int32_t> offsets_, bases_;
-  Tensor q_, k_, v_, g_, beta_, lambda_, p_, b_, gate_, read_, m_, pg_, pb_, d_o_;
-  Gradient dq_, dk_, dv_, dg_, dbeta_, dlambda_, dread_, dp_, db_, dgate_, dm_, dpg_, dpb_;
+  Tensor q_, k_, v_, g_, p_, b_, gate_, m_, pg_, pb_, d_o_;
+  fw::TokenNumbers<Tensor> numbers_;
+  Gradient dq_, dk_, dv_, dg_, dp_, db_, dgate_, dm_, dpg_, dpb_;
+  fw::TokenNumbers<Gradient> dnumbers_;
   std::vector<uint16_t> pairs_, states_, d_states_, w_, big_v_;
   struct Output {
     Gradient* gradient;

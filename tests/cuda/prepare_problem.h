@@ -94,8 +94,8 @@ Tensor tensor(int B, int64_t T, int heads, int dim, int HV, bool bf16, bool padd
 
 using Matrix = std::vector<double>;  // [64, columns]
 
-struct Inputs {
-  Tensor q, k, v, g, beta, lambda, p, b, c, read, precond_g, precond_beta;
+struct Inputs : TokenNumbers<Tensor> {
+  Tensor q, k, v, g, p, b, c, precond_g, precond_beta;
   std::vector<double> m_values;
   std::unique_ptr<DeviceBuffer<float>> m;
 };
@@ -129,12 +129,11 @@ inline Inputs make_inputs(const Case& test, int64_t T) {
       return std::isinf(g) ? g : g * uniform(0.5, 1.5);
     });
   }
-  if (rule.uses_beta()) in.beta = gates(test.HV, 0, test.beta_max);
-  if (rule.uses_lambda()) in.lambda = gates(test.HV, 0, 1);
+  for_each_number(
+      rule, [&](Tensor& x) { x = gates(test.HV, 0, &x == &in.beta ? test.beta_max : 1); }, in);
   if (rule.uses_erase_key()) in.p = rows(test.H, test.K, [&](int64_t t, int h, int i) { return size * key(t, h, i); });
   if (rule.uses_erase_gate()) in.b = rows(test.H, rule.erase == Gate::kScalar ? 1 : test.K, [&](int64_t, int, int) { return uniform(0, test.beta_max); });
   if (rule.uses_write_gate()) in.c = rows(test.HV, rule.write == Gate::kScalar ? 1 : test.V, [&](int64_t, int, int) { return uniform(0, 1); });
-  if (rule.uses_read_correction()) in.read = gates(test.HV, 0, 1);
   if (rule.uses_precond()) {
     in.precond_g = gates(test.H, -1, 0);
     in.precond_beta = gates(test.H, 0, 1);
@@ -183,10 +182,9 @@ inline Chunk reference_chunk(const Case& test, const Inputs& in, double scale, i
       if (in.p.present()) s.p2 += channel(in.p, j) * channel(in.p, j);
       s.kmk += m_at(j) * channel(in.k, j) * channel(in.k, j);
     }
-    if (in.beta.present()) s.beta = channel(in.beta, 0);
     if (rule.feedback == Feedback::kFixed) s.lambda = rule.lambda;
-    if (in.lambda.present()) s.lambda = channel(in.lambda, 0);
-    if (in.read.present()) s.read = channel(in.read, 0);
+    for_each_number(
+        rule, [&](double& to, const Tensor& x) { to = channel(x, 0); }, s, in);
     if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = channel(in.b, 0);
     if (rule.uses_erase_gate() && rule.erase == Gate::kAveraged) s.erase = mean(in.b, t, head(in.b));
     if (rule.write == Gate::kScalar) s.write = channel(in.c, 0);
@@ -289,8 +287,9 @@ inline Problem problem_of(const Case& test, const Inputs& in, int64_t T) {
   x.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(test.K)));
   x.B = test.B, x.T = static_cast<int32_t>(T), x.H = test.H, x.HV = test.HV, x.K = test.K, x.V = test.V, x.group = test.HV / test.H;
   x.tokens = test.B * T;
-  x.in.q = in.q.arg, x.in.k = in.k.arg, x.in.v = in.v.arg, x.in.g = in.g.arg, x.in.beta = in.beta.arg, x.in.lambda = in.lambda.arg;
-  x.in.erase_key = in.p.arg, x.in.erase_gate = in.b.arg, x.in.write_gate = in.c.arg, x.in.read_correction = in.read.arg;
+  x.in.q = in.q.arg, x.in.k = in.k.arg, x.in.v = in.v.arg, x.in.g = in.g.arg;
+  for_all_numbers([](TokenArg& to, const Tensor& tensor) { to = tensor.arg; }, x.in, in);
+  x.in.erase_key = in.p.arg, x.in.erase_gate = in.b.arg, x.in.write_gate = in.c.arg;
   x.in.precond_g = in.precond_g.arg, x.in.precond_beta = in.precond_beta.arg;
   if (in.m) x.m = in.m->data();
   return x;

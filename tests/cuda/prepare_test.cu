@@ -303,9 +303,10 @@ void run_bits(const Case& test, const Inputs& in) {
   packed.sequences.offsets = const_cast<DeviceBuffer<int32_t>&>(offsets).data();
   packed.sequences.chunk_base = const_cast<DeviceBuffer<int32_t>&>(bases).data();
   packed.sequences.N = 2;
-  TokenArgs& t = alone.in;
-  for (TokenArg* a :
-       {&t.q, &t.k, &t.v, &t.g, &t.beta, &t.lambda, &t.erase_key, &t.erase_gate, &t.write_gate, &t.read_correction, &t.precond_g, &t.precond_beta}) {
+  for (TokenArg* a : {
+#define FW_TOKEN(name, heads, width, used) &alone.in.name,
+#include "rule/tokens.def"
+       }) {
     if (a->data != nullptr) a->data = static_cast<char*>(a->data) + 30 * a->stride_t * (a->bf16 != 0 ? 2 : 4);
   }
   if (alone.m != nullptr) alone.m += static_cast<int64_t>(30) * test.H * test.K;

@@ -91,9 +91,7 @@ FrontTile<T> HeadScan<T>::front_tile(int64_t begin, int64_t L) const {
   if (!plan_.rule.uses_k()) tile.key_g = rows(in_.g, h_, 0);
   tile.v = rows(in_.v, hv_, column0_);
   tile.p = rows(in_.erase_key, h_, 0);
-  tile.beta = rows(in_.beta, hv_, 0);
-  tile.lambda = rows(in_.lambda, hv_, 0);
-  tile.read_correction = rows(in_.read_correction, hv_, 0);
+  for_all_numbers([&](RowView<const T>& to, const TokenTensor<T>& from) { to = rows(from, hv_, 0); }, tile, in_);
   tile.erase_gate = rows(in_.erase_gate, head_of(in_.erase_gate), 0);
   tile.write_gate = rows(in_.write_gate, hv_, plan_.rule.write == Gate::kScalar ? 0 : column0_);
   if (plan_.rule.write == Gate::kAveraged) {

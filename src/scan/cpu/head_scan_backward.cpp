@@ -229,9 +229,7 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
     if (!plan_.rule.uses_k()) tile.dkey_g = grads.g.rows(plan_, n_, begin, h_);  // behind what the decay has written there
     tile.dv = grads.v.rows(plan_, n_, begin, hv_);
     tile.dp = grads.erase_key.rows(plan_, n_, begin, h_);
-    tile.dbeta = grads.beta.rows(plan_, n_, begin, hv_);
-    tile.dread_correction = grads.read_correction.rows(plan_, n_, begin, hv_);
-    tile.dlambda = grads.lambda.rows(plan_, n_, begin, hv_);
+    for_all_numbers([&](RowView<T>& to, const TokenTensor<T>& from) { to = from.rows(plan_, n_, begin, hv_); }, tile.dnumbers, grads);
     tile.derase_gate = grads.erase_gate.rows(plan_, n_, begin, head_of(grads.erase_gate));
     tile.dwrite_gate = grads.write_gate.rows(plan_, n_, begin, hv_);
     if (precond.dm != nullptr) tile.dm = {precond.dm + precond_token(begin) * kp_, kp_};

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "rule/gate_law.h"
+#include "rule/numbers.h"
 #include "rule/rule.h"
 #include "scan/plan.h"
 
@@ -21,17 +22,17 @@ struct RowView {
 };
 
 // ---- kernels_front.cpp: raw rows -> canonical streams and its vector-Jacobian product (rule/front.h)
+// Its base: the numbers of tokens.def, one value a row.
 template <class T>
-struct FrontTile {
+struct FrontTile : TokenNumbers<RowView<const T>> {
   const Rule* rule = nullptr;
   T scale = 1;
   int64_t rows = 0, K = 0, V = 0;
   RowView<const T> q, k, v, p;
-  RowView<const T> key_g;                          // KeySource::kDecay: the log-decay that k is made of, in its place
-  RowView<const T> beta, lambda, read_correction;  // one value a row
-  RowView<const T> precond_g, precond_beta;        // one value a row
-  RowView<const T> erase_gate, write_gate;         // a value a channel or, Gate::kScalar, one a row
-  RowView<const T> write_gate_all;                 // Gate::kAveraged: all V_all channels, of which the tile has V
+  RowView<const T> key_g;                    // KeySource::kDecay: the log-decay that k is made of, in its place
+  RowView<const T> precond_g, precond_beta;  // one value a row
+  RowView<const T> erase_gate, write_gate;   // a value a channel or, Gate::kScalar, one a row
+  RowView<const T> write_gate_all;           // Gate::kAveraged: all V_all channels, of which the tile has V
   int64_t V_all = 0;
   RowView<const T> m;
   T *r = nullptr, *e = nullptr, *w = nullptr;  // [rows, padded K]; e null: offline
@@ -43,7 +44,8 @@ struct FrontTileGrad {
   FrontTile<T> in;  // r, e, w, z unused
   const T *dr = nullptr, *de = nullptr, *dw = nullptr, *dz = nullptr;
   // Absent gradients are not written. The flags say where earlier value heads of the group have written already.
-  RowView<T> dq, dk, dv, dp, dbeta, dlambda, dread_correction, derase_gate, dwrite_gate, dm;
+  RowView<T> dq, dk, dv, dp, derase_gate, dwrite_gate, dm;
+  TokenNumbers<RowView<T>> dnumbers;
   RowView<T> dkey_g;                 // of key_g, added to
   RowView<T> dlog_alpha_p, dbeta_p;  // of precond_g and precond_beta through the normaliser; added to
   bool add_key_head = false;         // dq, dk, dp

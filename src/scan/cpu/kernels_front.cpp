@@ -83,18 +83,10 @@ class RowBuffers {
     if (rule_.k_norm == Norm::kL2 || rule_.gain_uses_key_norm()) s.k2 = row_dot(kp_, x.k, x.k);
     if (x.p != nullptr && rule_.k_norm == Norm::kL2) s.p2 = row_dot(kp_, x.p, x.p);
     if (rule_.uses_key_form()) s.kmk = x.m != nullptr ? weighted_square(x.k, x.m) : row_dot(kp_, x.k, x.k);
-    if (tile_.beta) s.beta = *tile_.beta.row(i);
-    if (rule_.feedback == Feedback::kFixed) s.lambda = static_cast<T>(rule_.lambda);
-    if (tile_.lambda) s.lambda = *tile_.lambda.row(i);
-    if (tile_.read_correction) s.read = *tile_.read_correction.row(i);
-    if (tile_.erase_gate && rule_.erase == Gate::kScalar) s.erase = *tile_.erase_gate.row(i);
+    load_gates(
+        rule_, static_cast<bool>(tile_.precond_g), s, [i](const RowView<const T>& rows) { return *rows.row(i); }, tile_);
     if (tile_.erase_gate && rule_.erase == Gate::kAveraged) s.erase = mean(row_of(tile_.erase_gate, i, tile_.K, b_), kp_, tile_.K);
-    if (tile_.write_gate && rule_.write == Gate::kScalar) s.write = *tile_.write_gate.row(i);
     if (tile_.write_gate_all) s.write = mean(row_of(tile_.write_gate_all, i, tile_.V_all, all_), padded(tile_.V_all), tile_.V_all);
-    if (rule_.normaliser == Normaliser::kGated && tile_.precond_g) {
-      s.alpha_p = std::exp(*tile_.precond_g.row(i));
-      s.beta_p = *tile_.precond_beta.row(i);
-    }
     return s;
   }
 
@@ -232,9 +224,11 @@ void store_mean_gradient(const RowView<T>& view, int64_t i, int64_t n, T sum, bo
 template <class T>
 void store_scalar_gradients(const FrontTileGrad<T>& tile, int64_t i, const FrontScalars<T>& x, const FrontScalars<T>& dx) {
   const Rule& rule = *tile.in.rule;
-  if (tile.dbeta) *tile.dbeta.row(i) = dx.beta;
-  if (tile.dlambda) *tile.dlambda.row(i) = dx.lambda;
-  if (tile.dread_correction) *tile.dread_correction.row(i) = dx.read;
+  for_all_numbers(
+      [i](const RowView<T>& to, T gradient) {
+        if (to) *to.row(i) = gradient;
+      },
+      tile.dnumbers, dx);
   if (tile.derase_gate && rule.erase == Gate::kScalar) *tile.derase_gate.row(i) = dx.erase;
   if (tile.derase_gate && rule.erase == Gate::kAveraged) store_mean_gradient(tile.derase_gate, i, tile.in.K, dx.erase, tile.add_erase_gate);
   if (tile.dwrite_gate && rule.write == Gate::kScalar) *tile.dwrite_gate.row(i) = dx.write;

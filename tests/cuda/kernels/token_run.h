@@ -14,6 +14,7 @@
 #include "base/bf16.h"
 #include "cuda/device_buffer.h"
 #include "reference/problem.h"
+#include "rule/numbers.h"
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
 
@@ -69,7 +70,7 @@ class TokenDevice {
     a.q = input(in.q, s_.H, s_.K), a.k = input(in.k, s_.H, s_.K), a.v = input(in.v, s_.HV, s_.V);
     if (p.rule.decay == Decay::kChannel) a.g = input(in.g, g_heads(), s_.K);
     if (p.rule.decay == Decay::kScalar) a.g = input(in.g, s_.HV, 1);
-    a.beta = input(in.beta, s_.HV, 1), a.lambda = input(in.lambda, s_.HV, 1), a.read_correction = input(in.read_correction, s_.HV, 1);
+    for_all_numbers([&](TokenArg& to, const std::vector<double>& values) { to = input(values, s_.HV, 1); }, a, in);
     a.erase_key = input(in.erase_key, s_.H, s_.K);
     a.erase_gate = p.rule.erase == Gate::kScalar ? input(in.erase_gate, s_.HV, 1) : input(in.erase_gate, erase_heads(), s_.K);
     a.write_gate = p.rule.write == Gate::kScalar ? input(in.write_gate, s_.HV, 1) : input(in.write_gate, s_.HV, s_.V);
@@ -121,7 +122,7 @@ class TokenDevice {
     const auto head_output = [&](const std::vector<double>& like, int64_t dim) { return like.empty() ? TokenArg{} : output(s_.HV, dim, false, 0); };
     d.q = head_output(p_.in.q, s_.K), d.k = head_output(p_.in.k, s_.K), d.v = head_output(p_.in.v, s_.V);
     d.g = head_output(p_.in.g, rule.decay == Decay::kChannel ? s_.K : 1);
-    d.beta = head_output(p_.in.beta, 1), d.lambda = head_output(p_.in.lambda, 1), d.read_correction = head_output(p_.in.read_correction, 1);
+    for_all_numbers([&](TokenArg& to, const std::vector<double>& like) { to = head_output(like, 1); }, d, p_.in);
     d.erase_key = head_output(p_.in.erase_key, s_.K);
     d.erase_gate = head_output(p_.in.erase_gate, rule.erase == Gate::kScalar ? 1 : s_.K);
     d.write_gate = head_output(p_.in.write_gate, rule.write == Gate::kScalar ? 1 : s_.V);
@@ -148,7 +149,7 @@ class TokenDevice {
     grad.g = summed(d.g, rule.decay == Decay::kChannel ? g_heads() : s_.HV, rule.decay == Decay::kChannel ? s_.K : 1);
     grad.erase_gate = summed(d.erase_gate, rule.erase == Gate::kScalar ? s_.HV : erase_heads(), rule.erase == Gate::kScalar ? 1 : s_.K);
     grad.write_gate = read(d.write_gate, s_.HV, rule.write == Gate::kScalar ? 1 : s_.V);
-    grad.beta = read(d.beta, s_.HV, 1), grad.lambda = read(d.lambda, s_.HV, 1), grad.read_correction = read(d.read_correction, s_.HV, 1);
+    for_all_numbers([&](std::vector<double>& to, const TokenArg& from) { to = read(from, s_.HV, 1); }, grad, d);
     if (args.d_initial_state.data != nullptr) grad.initial_state = read_state(args.d_initial_state);
     if (!rule.uses_precond()) {
       grad.k = summed(d.k, s_.H, s_.K);

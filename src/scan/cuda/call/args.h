@@ -38,7 +38,8 @@ struct SequenceArg {
 
 // The inputs of a call, or (same names) the gradients that are asked for.
 struct TokenArgs {
-  TokenArg q, k, v, g, beta, lambda, erase_key, erase_gate, write_gate, read_correction, precond_g, precond_beta;
+#define FW_TOKEN(name, heads, width, used) TokenArg name;
+#include "rule/tokens.def"
 };
 
 struct Problem {

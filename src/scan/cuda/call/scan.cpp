@@ -40,7 +40,6 @@ TokenArgs token_args(const Plan& plan, const Inputs<float>& in) {
   static_assert(sizeof(TokenArgs) == kTokenTensors * sizeof(TokenArg));
 #define FW_TOKEN(name, heads, width, used) a.name = token_arg(plan, in.name);
 #include "rule/tokens.def"
-#undef FW_TOKEN
   return a;
 }
 

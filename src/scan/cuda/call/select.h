@@ -3,25 +3,28 @@
 // Three kinds: what a rule's streams are made of (constexpr: kernels ask too), what the memory of a tensor allows, and the choices made of both.
 #pragma once
 
+#include "rule/numbers.h"
 #include "scan/cuda/call/kernels.h"
 
 namespace fw::cuda {
 
 // ---- Of a rule alone
 
+// No streams that are sums, and no numbers of tokens but beta: what kernels that load beta alone can have. A number that is new goes to the general kernels.
+constexpr bool beta_alone(const Rule& r) { return r.feedback == Feedback::kNone && !takes_other_numbers(r); }
+
 constexpr bool channel_erase(const Rule& rule) { return rule.uses_erase_gate() && rule.erase == Gate::kChannel; }
 
 // The simplest front: the gain is 1 or a gate, and nothing else but gates of e and z and an elementwise preconditioner.
 constexpr bool plain_front(const Rule& r) {
-  return (r.gain == Gain::kOne || r.gain == Gain::kGate) && r.erase_key == EraseKey::kTied && r.feedback == Feedback::kNone && r.read == Read::kPlain &&
-         !r.uses_key_form();
+  return (r.gain == Gain::kOne || r.gain == Gain::kGate) && r.erase_key == EraseKey::kTied && beta_alone(r) && !r.uses_key_form();
 }
 // Of those, without gates of e and z: streams that are q and k times a number a row, and M.
 constexpr bool plain_streams(const Rule& r) { return plain_front(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }
 
 // r, e and w are multiples of the raw q, k (e also times a gate of channels) and k, by factors that need nothing but norms and gates of one number: any gain.
 constexpr bool row_multiples(const Rule& rule) {
-  return !rule.uses_erase_key() && rule.feedback == Feedback::kNone && rule.read == Read::kPlain && !rule.uses_precond() && !rule.uses_key_form() &&
+  return !rule.uses_erase_key() && beta_alone(rule) && !rule.uses_precond() && !rule.uses_key_form() &&
          !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
 }
 // r or e is a sum of q and k (query feedback, corrected read) ...
@@ -40,8 +43,8 @@ constexpr bool linear_streams(const Rule& r) {
 
 // Any gain, gates of channels or none.
 constexpr bool gain_streams(const Rule& r) {
-  return r.erase_key == EraseKey::kTied && r.feedback == Feedback::kNone && r.read == Read::kPlain && !r.uses_key_form() &&
-         (r.erase == Gate::kTied || r.erase == Gate::kChannel) && (r.write == Gate::kTied || r.write == Gate::kChannel);
+  return r.erase_key == EraseKey::kTied && beta_alone(r) && !r.uses_key_form() && (r.erase == Gate::kTied || r.erase == Gate::kChannel) &&
+         (r.write == Gate::kTied || r.write == Gate::kChannel);
 }
 constexpr bool ungated_streams(const Rule& r) { return gain_streams(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }
 constexpr bool gated_streams(const Rule& r) { return gain_streams(r) && r.erase == Gate::kChannel && r.write == Gate::kChannel; }
@@ -60,13 +63,13 @@ constexpr bool bare_keys(const Rule& rule) { return has_fine_images(rule) && rul
 // Where R.dZ makes the gradient of the gain (front/bare_keys.cuh). Not where streams are sums of q and k: a kernel more, for a gain there only where outputs
 // are above their bounds already (docs/gpu.md).
 constexpr bool gain_by_residual(const Rule& rule) {
-  return rule.online() && rule.gain != Gain::kOne && rule.erase == Gate::kTied && rule.write == Gate::kTied && !mixed_streams(rule);
+  return rule.online() && rule.gain != Gain::kOne && rule.erase == Gate::kTied && rule.write == Gate::kTied && beta_alone(rule);
 }
 
 // No erase, streams that are q, k and v times a number a row, one decay a token or none: from the raw tensors, without images (offline/).
 constexpr bool direct_rule(const Rule& rule) {
   return !rule.online() && rule.decay != Decay::kChannel && rule.write == Gate::kTied && (rule.gain == Gain::kOne || rule.gain == Gain::kGate) &&
-         rule.read == Read::kPlain && !rule.uses_precond() && !rule.uses_key_form();
+         !takes_other_numbers(rule) && !rule.uses_precond() && !rule.uses_key_form();
 }
 
 // ---- Of a tensor's memory

@@ -32,7 +32,6 @@ TokenArgs tensors(const Plan& plan, bool per_value_head) {
   constexpr TokenArg TokenArgs::*kMembers[] = {
 #define FW_TOKEN(name, heads, width, used) &TokenArgs::name,
 #include "rule/tokens.def"
-#undef FW_TOKEN
   };
   TokenArgs a;
   const auto specs = token_specs(plan.rule);

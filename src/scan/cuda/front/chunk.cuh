@@ -250,15 +250,8 @@ FW_DEVICE float gate_of_row(const TokenArg& a, const ChunkPlace& place, int row)
   return a.bf16 != 0 ? bf16_value(*static_cast<const uint16_t*>(at)) : *static_cast<const float*>(at);
 }
 FW_DEVICE void row_gates(const Problem& x, const ChunkPlace& place, int row, FrontScalars<float>& s) {
-  const Rule& rule = x.rule;
-  const auto gate = [&](const TokenArg& a) { return gate_of_row(a, place, row); };
-  if (rule.uses_beta()) s.beta = gate(x.in.beta);
-  if (rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(rule.lambda);
-  if (rule.uses_lambda()) s.lambda = gate(x.in.lambda);
-  if (rule.uses_read_correction()) s.read = gate(x.in.read_correction);
-  if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = gate(x.in.erase_gate);
-  if (rule.write == Gate::kScalar) s.write = gate(x.in.write_gate);
-  if (rule.normaliser == Normaliser::kGated && x.m != nullptr) s.alpha_p = expf(gate(x.in.precond_g)), s.beta_p = gate(x.in.precond_beta);
+  load_gates(
+      x.rule, x.m != nullptr, s, [&](const TokenArg& a) { return gate_of_row(a, place, row); }, x.in);
 }
 
 // |q|^2 and |k|^2 of the warp's fetched row lane / 4: the diagonals of Q Q^T and K K^T, with the rows of q and k as one left operand
@@ -448,8 +441,8 @@ FW_DEVICE FrontCoefs<float> plain_coefs(const Problem& x, const PlainGates& gate
 
 // Of rules of which r or e are sums of the raw q and k (sums_of_rows()): the gates of a row as they lie in memory (0 past the chunk's rows), so that no load is
 // waited for before the others are under way.
-struct GateBits {
-  uint32_t beta = 0, erase = 0, write = 0, lambda = 0, read = 0;
+struct GateBits : TokenNumbers<uint32_t> {
+  uint32_t erase = 0, write = 0;
 };
 FW_DEVICE GateBits gate_bits(const Problem& x, const ChunkPlace& place, int row) {
   GateBits s;
@@ -463,11 +456,9 @@ FW_DEVICE GateBits gate_bits(const Problem& x, const ChunkPlace& place, int row)
     }
   };
   const Rule& rule = x.rule;
-  if (rule.uses_beta()) load(x.in.beta, s.beta);
+  for_each_number(rule, load, x.in, s);
   if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) load(x.in.erase_gate, s.erase);
   if (rule.write == Gate::kScalar) load(x.in.write_gate, s.write);
-  if (rule.uses_lambda()) load(x.in.lambda, s.lambda);
-  if (rule.uses_read_correction()) load(x.in.read_correction, s.read);
   return s;
 }
 FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const GateBits& gates, float q2, float k2) {
@@ -476,12 +467,11 @@ FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const GateBits& gates, f
   rule.erase_key = EraseKey::kTied, rule.precond = Precond::kNone, rule.normaliser = Normaliser::kNone;
   FrontScalars<float> s;
   s.q2 = q2, s.k2 = k2;
-  if (rule.uses_beta()) s.beta = value(x.in.beta, gates.beta);
+  if (rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(rule.lambda);
+  for_each_number(
+      rule, [&](const TokenArg& a, uint32_t bits, float& to) { to = value(a, bits); }, x.in, gates, s);
   if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = value(x.in.erase_gate, gates.erase);
   if (rule.write == Gate::kScalar) s.write = value(x.in.write_gate, gates.write);
-  if (rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(rule.lambda);
-  if (rule.uses_lambda()) s.lambda = value(x.in.lambda, gates.lambda);
-  if (rule.uses_read_correction()) s.read = value(x.in.read_correction, gates.read);
   return front_coefs(rule, x.scale, s);
 }
 

@@ -16,9 +16,17 @@ FW_DEVICE float group_sum(float x) {
   return x;
 }
 
-// The tensors of one sequence and value head.
-struct FrontRows {
-  Rows q, k, p, b, v, c, beta, lambda, read, precond_g, precond_beta;
+// The tensors of one sequence and value head, or their gradients.
+struct TokenRows {
+#define FW_TOKEN(name, heads, width, used) Rows name;
+#include "rule/tokens.def"
+};
+FW_DEVICE void find_rows(const TokenArgs& tensors, const SequenceArg& s, int n, int hv, TokenRows& rows) {
+#define FW_TOKEN(name, heads, width, used) rows.name = rows_of(tensors.name, s, n, hv);
+#include "rule/tokens.def"
+}
+
+struct FrontRows : TokenRows {
   const float* m = nullptr;  // row of the first token
   int64_t m_stride = 0;
 };
@@ -26,17 +34,7 @@ struct FrontRows {
 FW_DEVICE FrontRows front_rows(const Problem& x, int n, int hv) {
   FrontRows f;
   const SequenceArg& s = x.sequences;
-  f.q = rows_of(x.in.q, s, n, hv);
-  f.k = rows_of(x.in.k, s, n, hv);
-  f.v = rows_of(x.in.v, s, n, hv);
-  f.p = rows_of(x.in.erase_key, s, n, hv);
-  f.b = rows_of(x.in.erase_gate, s, n, hv);
-  f.c = rows_of(x.in.write_gate, s, n, hv);
-  f.beta = rows_of(x.in.beta, s, n, hv);
-  f.lambda = rows_of(x.in.lambda, s, n, hv);
-  f.read = rows_of(x.in.read_correction, s, n, hv);
-  f.precond_g = rows_of(x.in.precond_g, s, n, hv);
-  f.precond_beta = rows_of(x.in.precond_beta, s, n, hv);
+  find_rows(x.in, s, n, hv, f);
   if (x.m != nullptr) {
     f.m = x.m + (first_token(s, n) * x.H + hv / x.group) * x.K;
     f.m_stride = static_cast<int64_t>(x.H) * x.K;
@@ -59,8 +57,8 @@ FW_DEVICE RawKeyRow<kN> load_key_row(const Problem& x, const FrontRows& f, int t
   load_channels(f.k, t, i, x.K, row.k);
 #pragma unroll
   for (int j = 0; j < kN; ++j) row.p[j] = 0, row.b[j] = row.m[j] = 1;
-  if (x.rule.uses_erase_key()) load_channels(f.p, t, i, x.K, row.p);
-  if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel) load_channels(f.b, t, i, x.K, row.b);
+  if (x.rule.uses_erase_key()) load_channels(f.erase_key, t, i, x.K, row.p);
+  if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel) load_channels(f.erase_gate, t, i, x.K, row.b);
   if (f.m != nullptr) {
 #pragma unroll
     for (int j = 0; j < kN; ++j) row.m[j] = i + j < x.K ? f.m[t * f.m_stride + i + j] : 0.0f;
@@ -70,17 +68,8 @@ FW_DEVICE RawKeyRow<kN> load_key_row(const Problem& x, const FrontRows& f, int t
 
 // The gates of a token that are one number each.
 FW_DEVICE void front_gates(const Problem& x, const FrontRows& f, int t, FrontScalars<float>& s) {
-  const Rule& rule = x.rule;
-  if (rule.uses_beta()) s.beta = load_element(f.beta, t, 0);
-  if (rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(rule.lambda);
-  if (rule.uses_lambda()) s.lambda = load_element(f.lambda, t, 0);
-  if (rule.uses_read_correction()) s.read = load_element(f.read, t, 0);
-  if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = load_element(f.b, t, 0);
-  if (rule.write == Gate::kScalar) s.write = load_element(f.c, t, 0);
-  if (rule.normaliser == Normaliser::kGated && x.m != nullptr) {
-    s.alpha_p = expf(load_element(f.precond_g, t, 0));
-    s.beta_p = load_element(f.precond_beta, t, 0);
-  }
+  load_gates(
+      x.rule, x.m != nullptr, s, [t](const Rows& rows) { return load_element(rows, t, 0); }, f);
 }
 
 // Sums over the group of lanes; every lane gets all of them.
@@ -103,12 +92,12 @@ FW_DEVICE FrontScalars<float> front_scalars(const Problem& x, const FrontRows& f
   front_gates(x, f, t, s);
   if (rule.uses_erase_gate() && rule.erase == Gate::kAveraged) {
     float sum = 0;
-    for (int i = lane; i < x.K; i += kLanes) sum += load_element(f.b, t, i);
+    for (int i = lane; i < x.K; i += kLanes) sum += load_element(f.erase_gate, t, i);
     s.erase = group_sum<kLanes>(sum) / static_cast<float>(x.K);
   }
   if (rule.write == Gate::kAveraged) {
     float sum = 0;
-    for (int i = lane; i < x.V; i += kLanes) sum += load_element(f.c, t, i);
+    for (int i = lane; i < x.V; i += kLanes) sum += load_element(f.write_gate, t, i);
     s.write = group_sum<kLanes>(sum) / static_cast<float>(x.V);
   }
   return s;

@@ -44,24 +44,13 @@ FW_DEVICE void sum_parts(const float* partial, int part, int warps, int lane, fl
 }
 
 // Rows of the gradients of one sequence and value head.
-struct GradientRows {
-  Rows q, k, p, b, c, beta, lambda, read, g, v;
+struct GradientRows : TokenRows {
   float *dm, *dalpha_p, *dbeta_p;  // of the first token
 };
 FW_DEVICE GradientRows gradient_rows(const Problem& x, const HeadGradients& grads, int n, int hv) {
   const SequenceArg& s = x.sequences;
-  const TokenArgs& d = grads.d;
   GradientRows r;
-  r.q = rows_of(d.q, s, n, hv);
-  r.k = rows_of(d.k, s, n, hv);
-  r.p = rows_of(d.erase_key, s, n, hv);
-  r.b = rows_of(d.erase_gate, s, n, hv);
-  r.c = rows_of(d.write_gate, s, n, hv);
-  r.beta = rows_of(d.beta, s, n, hv);
-  r.lambda = rows_of(d.lambda, s, n, hv);
-  r.read = rows_of(d.read_correction, s, n, hv);
-  r.g = rows_of(d.g, s, n, hv);
-  r.v = rows_of(d.v, s, n, hv);
+  find_rows(grads.d, s, n, hv, r);
   const int64_t at = first_token(s, n) * x.HV + hv;
   r.dm = grads.dm != nullptr ? grads.dm + at * x.K : nullptr;
   r.dalpha_p = grads.dalpha_p != nullptr ? grads.dalpha_p + at : nullptr;
@@ -104,22 +93,24 @@ FW_DEVICE void finish_token(const Problem& x, const FrontRows& f, const Gradient
   const RawKeyRow<kN> g = key_row_gradients(x, c, ds, row, d);
   if (out.q.data != nullptr) store_channels(out.q, t, first, x.K, g.q);
   if (out.k.data != nullptr) store_channels(out.k, t, first, x.K, g.k);
-  if (out.p.data != nullptr) store_channels(out.p, t, first, x.K, g.p);
+  if (out.erase_key.data != nullptr) store_channels(out.erase_key, t, first, x.K, g.p);
   if (out.dm != nullptr) {
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
       if (first + j < x.K) out.dm[static_cast<int64_t>(t) * x.HV * x.K + first + j] = g.m[j];
     }
   }
-  if (out.b.data != nullptr && rule.erase == Gate::kChannel) store_channels(out.b, t, first, x.K, g.b);
-  if (out.b.data != nullptr && rule.erase == Gate::kAveraged) store_mean(out.b, t, x.K, ds.erase, lane);
-  if (out.c.data != nullptr && rule.write == Gate::kAveraged) store_mean(out.c, t, x.V, ds.write, lane);
+  if (out.erase_gate.data != nullptr && rule.erase == Gate::kChannel) store_channels(out.erase_gate, t, first, x.K, g.b);
+  if (out.erase_gate.data != nullptr && rule.erase == Gate::kAveraged) store_mean(out.erase_gate, t, x.K, ds.erase, lane);
+  if (out.write_gate.data != nullptr && rule.write == Gate::kAveraged) store_mean(out.write_gate, t, x.V, ds.write, lane);
   if (lane != 0) return;
-  if (out.b.data != nullptr && rule.erase == Gate::kScalar) store_element(out.b, t, 0, ds.erase);
-  if (out.c.data != nullptr && rule.write == Gate::kScalar) store_element(out.c, t, 0, ds.write);
-  if (out.beta.data != nullptr) store_element(out.beta, t, 0, ds.beta);
-  if (out.lambda.data != nullptr) store_element(out.lambda, t, 0, ds.lambda);
-  if (out.read.data != nullptr) store_element(out.read, t, 0, ds.read);
+  if (out.erase_gate.data != nullptr && rule.erase == Gate::kScalar) store_element(out.erase_gate, t, 0, ds.erase);
+  if (out.write_gate.data != nullptr && rule.write == Gate::kScalar) store_element(out.write_gate, t, 0, ds.write);
+  for_all_numbers(
+      [t](const Rows& rows, float y) {
+        if (rows.data != nullptr) store_element(rows, t, 0, y);
+      },
+      out, ds);
   if (out.dalpha_p != nullptr) out.dalpha_p[static_cast<int64_t>(t) * x.HV] = ds.alpha_p * s.alpha_p;
   if (out.dbeta_p != nullptr) out.dbeta_p[static_cast<int64_t>(t) * x.HV] = ds.beta_p;
 }
@@ -195,7 +186,6 @@ FW_DEVICE void store_parts(float* p, const float (&d)[kRows / kPart][kPart][kN])
 // Where the tensors of the block's sequence and value head lie. In shared memory: it would take a hundred registers.
 struct Item {
   FrontRows f;
-  Rows g;
   GradientRows out;
   Rows d_o;
 };
@@ -204,7 +194,7 @@ static_assert(sizeof(Item) <= kItemBytes);
 
 template <int kN>
 FW_DEVICE KeyToken<kN> token_of(const Problem& x, const Item& at, int n, int hv, int t, int lane) {
-  const KeyInputs<kN> in = load_key_inputs<kN>(x, at.f, at.g, t, lane);
+  const KeyInputs<kN> in = load_key_inputs<kN>(x, at.f, at.f.g, t, lane);
   return key_token(x, hv, in, [&](const TokenArg& gate, int count) { return row_mean(rows_of(gate, x.sequences, n, hv), t, count, lane); });
 }
 
@@ -226,8 +216,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
   for (int64_t item = block_index_x(); item < items; item += grid_size_x()) {
     const int n = static_cast<int>(item / x.HV), hv = static_cast<int>(item % x.HV);
     sync_threads();
-    if (thread_index() == 0)
-      at = {front_rows(x, n, hv), rows_of(x.in.g, x.sequences, n, hv), gradient_rows(x, a.grads, n, hv), rows_of(a.d_o, x.sequences, n, hv)};
+    if (thread_index() == 0) at = {front_rows(x, n, hv), gradient_rows(x, a.grads, n, hv), rows_of(a.d_o, x.sequences, n, hv)};
     sync_threads();
     const int length = sequence_length(x.sequences, n), stretch = static_cast<int>(cut.stretch);
     const int last = length > 0 ? (length - 1) / stretch : -1;
@@ -284,7 +273,7 @@ __global__ void __launch_bounds__(kN == 8 ? 256 : 512)
             if (has_row<kPart>(lane) && v < x.V) {
               sum.z_v += value.v * value.gate * dz;
               if (at.out.v.data != nullptr) store_element(at.out.v, t, v, k.z_v * value.gate * dz);
-              if (at.out.c.data != nullptr && x.rule.write == Gate::kChannel) store_element(at.out.c, t, v, k.z_v * value.v * dz);
+              if (at.out.write_gate.data != nullptr && x.rule.write == Gate::kChannel) store_element(at.out.write_gate, t, v, k.z_v * value.v * dz);
             }
           }
           if (cut.tiles > 1) store_parts<kN, kRows>(d_states + tile * tile_floats, d);

@@ -8,7 +8,11 @@
 namespace fw::cuda {
 
 enum GatherRow { kRowQ, kRowK, kRowG, kRowEraseGate, kRowEraseKey, kRowM, kRowA, kRowV, kRowWriteGate, kGatherRows };
-enum GatherScalar { kScalarG, kScalarBeta, kScalarLambda, kScalarRead, kScalarErase, kScalarWrite, kScalarPrecondG, kScalarPrecondBeta, kGatherScalars };
+// The numbers of a token as they lie in shared memory, by the names of their tensors.
+struct GatheredNumbers : TokenNumbers<float> {
+  float g, erase_gate, write_gate, precond_g, precond_beta;
+};
+inline constexpr int kGatherScalars = static_cast<int>(sizeof(GatheredNumbers) / sizeof(float));
 
 // A tensor to be copied: a row of each token or, of values, the tile's part of it.
 struct GatherTask {
@@ -75,22 +79,22 @@ inline TokenGather token_gather(const Problem& x, int channels, int tile) {
   row(kRowV, true, x.in.v, true);
   row(kRowWriteGate, rule.write == Gate::kChannel, x.in.write_gate, true);
   g.scalars_at = g.bytes;
-  const auto scalar = [&](GatherScalar which, bool used, const TokenArg& a) {
+  const GatheredNumbers numbers{};
+  const auto scalar = [&](const float& which, bool used, const TokenArg& a) {
     if (!used) return;
     GatherTask& task = g.scalars[g.scalar_count++];
     fill(task, a);
-    task.to = g.scalars_at + 4 * which;
+    task.to = g.scalars_at + static_cast<int32_t>(reinterpret_cast<const char*>(&which) - reinterpret_cast<const char*>(&numbers));
   };
-  scalar(kScalarG, rule.decay == Decay::kScalar, x.in.g);
-  scalar(kScalarBeta, rule.uses_beta(), x.in.beta);
-  scalar(kScalarLambda, rule.uses_lambda(), x.in.lambda);
-  scalar(kScalarRead, rule.uses_read_correction(), x.in.read_correction);
-  scalar(kScalarErase, rule.uses_erase_gate() && rule.erase == Gate::kScalar, x.in.erase_gate);
-  scalar(kScalarWrite, rule.write == Gate::kScalar, x.in.write_gate);
+  scalar(numbers.g, rule.decay == Decay::kScalar, x.in.g);
+  for_each_number(
+      rule, [&](const float& which, const TokenArg& a) { scalar(which, true, a); }, numbers, x.in);
+  scalar(numbers.erase_gate, rule.uses_erase_gate() && rule.erase == Gate::kScalar, x.in.erase_gate);
+  scalar(numbers.write_gate, rule.write == Gate::kScalar, x.in.write_gate);
   const bool precond_gates = g.makes_m || (x.m != nullptr && rule.normaliser == Normaliser::kGated);
-  scalar(kScalarPrecondG, precond_gates, x.in.precond_g);
-  scalar(kScalarPrecondBeta, precond_gates, x.in.precond_beta);
-  g.bytes += 4 * kGatherScalars;
+  scalar(numbers.precond_g, precond_gates, x.in.precond_g);
+  scalar(numbers.precond_beta, precond_gates, x.in.precond_beta);
+  g.bytes += (4 * kGatherScalars + 15) / 16 * 16;
   g.rw_at = g.bytes;
   g.bytes += 16;
   return g;
@@ -182,8 +186,8 @@ FW_DEVICE void make_m(const Problem& x, const TokenGather& g, const PrecondMap<f
 #pragma unroll
   for (int j = 0; j < kN; ++j) a[j] = 0;
   if (x.initial_precond.data != nullptr) gathered_channels<kN>(token + g.at[kRowA], x.initial_precond.bf16 != 0, lane, a);
-  const float* s = reinterpret_cast<const float*>(token + g.scalars_at);
-  step_precond(x, map, center, s[kScalarPrecondG], s[kScalarPrecondBeta], lane, k, a, m);
+  const GatheredNumbers& s = *reinterpret_cast<const GatheredNumbers*>(token + g.scalars_at);
+  step_precond(x, map, center, s.precond_g, s.precond_beta, lane, k, a, m);
   store_wide<kN>(token + g.at[kRowM] + 4 * kN * lane, 0, m);  // this lane reads it
 }
 
@@ -195,25 +199,17 @@ FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, 
   gathered_channels<kN>(token + g.at[kRowK], x.in.k.bf16 != 0, lane, in.row.k);
 #pragma unroll
   for (int j = 0; j < kN; ++j) in.row.p[j] = 0, in.row.b[j] = in.row.m[j] = 1;
-  const float* s = reinterpret_cast<const float*>(token + g.scalars_at);
+  const GatheredNumbers& s = *reinterpret_cast<const GatheredNumbers*>(token + g.scalars_at);
   if (rule.decay == Decay::kChannel) {
     gathered_channels<kN>(token + g.at[kRowG], x.in.g.bf16 != 0, lane, in.g);
   } else {
-    in.g[0] = s[kScalarG];
+    in.g[0] = s.g;
   }
   if (rule.uses_erase_key()) gathered_channels<kN>(token + g.at[kRowEraseKey], x.in.erase_key.bf16 != 0, lane, in.row.p);
   if (rule.uses_erase_gate() && rule.erase == Gate::kChannel) gathered_channels<kN>(token + g.at[kRowEraseGate], x.in.erase_gate.bf16 != 0, lane, in.row.b);
   if (g.makes_m || x.m != nullptr) gathered_channels<kN>(token + g.at[kRowM], false, lane, in.row.m);
-  if (rule.uses_beta()) in.gates.beta = s[kScalarBeta];
-  if (rule.feedback == Feedback::kFixed) in.gates.lambda = static_cast<float>(rule.lambda);
-  if (rule.uses_lambda()) in.gates.lambda = s[kScalarLambda];
-  if (rule.uses_read_correction()) in.gates.read = s[kScalarRead];
-  if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) in.gates.erase = s[kScalarErase];
-  if (rule.write == Gate::kScalar) in.gates.write = s[kScalarWrite];
-  if ((g.makes_m || x.m != nullptr) && rule.normaliser == Normaliser::kGated) {
-    in.gates.alpha_p = expf(s[kScalarPrecondG]);
-    in.gates.beta_p = s[kScalarPrecondBeta];
-  }
+  load_gates(
+      rule, g.makes_m || x.m != nullptr, in.gates, [](float y) { return y; }, s);
   return in;
 }
 

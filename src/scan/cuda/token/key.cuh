@@ -112,7 +112,7 @@ FW_DEVICE ValueToken load_value(const Problem& x, const FrontRows& f, int t, int
   ValueToken value;
   if (v >= x.V) return value;
   value.v = load_element(f.v, t, v);
-  if (x.rule.write == Gate::kChannel) value.gate = load_element(f.c, t, v);
+  if (x.rule.write == Gate::kChannel) value.gate = load_element(f.write_gate, t, v);
   return value;
 }
 

@@ -210,8 +210,7 @@ struct MixedRows {
       if (valid) {
         store_gate<1>(c.rows_at(out.d.erase_gate, turn), rule.erase, row, 0, x.K, ds.erase);
         store_gate<1>(c.rows_at(out.d.write_gate, turn), rule.write, row, 0, x.V, ds.write);
-        store_one(c.rows_at(out.d.lambda, turn), row, ds.lambda);
-        store_one(c.rows_at(out.d.read_correction, turn), row, ds.read);
+        for_all_numbers<Numbers::kButBeta>([&](const TokenArg& to, float y) { store_one(c.rows_at(to, turn), row, y); }, out.d, ds);
         store_one(c.workspace_rows(TurnChunk<Shape>::kDAlpha, x.HV, turn), row, ds.alpha_p * s.alpha_p);
         store_one(c.workspace_rows(TurnChunk<Shape>::kDBeta, x.HV, turn), row, ds.beta_p);
       }
@@ -281,7 +280,6 @@ struct MixedRows {
   static FW_DEVICE void rare_scalars(const ChannelChunk<Shape>& c, int turn, int t, int lane, FrontScalars<float>& s) {
     const Problem& x = c.args.problem;
     const Rule& rule = x.rule;
-    const auto load = [&](const TokenArg& from) { return load_element(c.rows_at(from, turn), t, 0); };
     const auto mean = [&](const TokenArg& from, int dim) {
       const Rows rows = c.rows_at(from, turn);
       float sum = 0;
@@ -289,17 +287,10 @@ struct MixedRows {
       for (int i = lane; i < dim; i += kLanes) sum += load_element(rows, t, i);
       return group_sum<kLanes>(sum) / static_cast<float>(dim);
     };
-    if (rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(rule.lambda);
-    if (rule.uses_lambda()) s.lambda = load(x.in.lambda);
-    if (rule.uses_read_correction()) s.read = load(x.in.read_correction);
-    if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = load(x.in.erase_gate);
-    if (rule.write == Gate::kScalar) s.write = load(x.in.write_gate);
+    load_gates<Numbers::kButBeta>(
+        rule, x.m != nullptr, s, [&](const TokenArg& from) { return load_element(c.rows_at(from, turn), t, 0); }, x.in);
     if (rule.uses_erase_gate() && rule.erase == Gate::kAveraged) s.erase = mean(x.in.erase_gate, x.K);
     if (rule.write == Gate::kAveraged) s.write = mean(x.in.write_gate, x.V);
-    if (rule.normaliser == Normaliser::kGated && x.m != nullptr) {
-      s.alpha_p = expf(load(x.in.precond_g));
-      s.beta_p = load(x.in.precond_beta);
-    }
   }
 
   // A row's words in the products: columns c.column() + 8 j and the next; 0 past the last row. All lanes together.

@@ -2,13 +2,17 @@
 // turns are on the way while it computes.
 #pragma once
 
+#include "rule/tokens.h"
 #include "scan/cuda/front/bare_keys.cuh"
 #include "scan/cuda/gradients/common/layout.cuh"
 #include "scan/cuda/precond/rows.cuh"
 
 namespace fw::cuda {
 
-// What a block knows of a turn (TurnChunk): value head, tokens, addresses; four turns.
+// What a block knows of a turn (TurnChunk): value head, tokens, and where the first row lies of every tensor of a token, a lane each: inputs and, in the same
+// order, gradients, but for those of the preconditioner's gates, which other kernels make of kDAlpha and kDBeta; then the rest. Four turns.
+inline constexpr int kPlaceInputs = static_cast<int>(kTokenTensors), kPlaceGradients = kPlaceInputs - 2;
+static_assert(static_cast<int>(TokenIndex::precond_g) == kPlaceGradients && static_cast<int>(TokenIndex::precond_beta) == kPlaceGradients + 1);
 inline constexpr int kPlaceEntries = 32, kPlacesBytes = 4 * 8 * (kPlaceEntries + 1);
 
 // Whether the rules of a shape have gain_by_residual().
@@ -60,8 +64,9 @@ struct TurnChunk : GradientChunk<Shape> {
   FW_DEVICE int rows(int turn) const { return place(turn)[1]; }
   static constexpr int first(int /*turn*/) { return 0; }
   FW_DEVICE char** addresses(int turn) const { return reinterpret_cast<char**>(this->memory + Shape::kPlaces + 32) + kPlaceEntries * (turn & 3); }
-  static constexpr int kInputs = 0, kGradients = 12, kOutputGradient = 24, kM = 25, kDM = 26, kDAlpha = 27, kDBeta = 28, kShare = 29, kBefore = 30,
-                       kStillState = 31;  // StillState
+  static constexpr int kGradients = kPlaceInputs, kOutputGradient = kGradients + kPlaceGradients, kM = kOutputGradient + 1, kDM = kM + 1, kDAlpha = kM + 2,
+                       kDBeta = kM + 3, kShare = kM + 4, kBefore = kM + 5, kStillState = kM + 6;  // StillState
+  static_assert(kStillState < kPlaceEntries);
 
   // By a warp: returns once the scan has left all of the turn's tile.
   FW_DEVICE void wait_for_scan(unsigned tile) const {
@@ -75,7 +80,7 @@ struct TurnChunk : GradientChunk<Shape> {
 
   // By a warp.
   FW_DEVICE void find(int turn) const {
-    static_assert(sizeof(TokenArgs) == kGradients * sizeof(TokenArg));
+    static_assert(sizeof(TokenArgs) == kPlaceInputs * sizeof(TokenArg));
     if (!has(turn)) return;
     const unsigned index = tile_number(turn);
     const GradientArgs& every = this->args;
@@ -128,9 +133,8 @@ struct TurnChunk : GradientChunk<Shape> {
   FW_DEVICE FrontRows front(int turn) const {
     const TokenArgs& in = this->args.problem.in;
     FrontRows f;
-    f.q = rows_at(in.q, turn), f.k = rows_at(in.k, turn), f.v = rows_at(in.v, turn), f.p = rows_at(in.erase_key, turn);
-    f.b = rows_at(in.erase_gate, turn), f.c = rows_at(in.write_gate, turn), f.beta = rows_at(in.beta, turn), f.lambda = rows_at(in.lambda, turn);
-    f.read = rows_at(in.read_correction, turn), f.precond_g = rows_at(in.precond_g, turn), f.precond_beta = rows_at(in.precond_beta, turn);
+#define FW_TOKEN(name, heads, width, used) f.name = rows_at(in.name, turn);
+#include "rule/tokens.def"
     f.m = reinterpret_cast<const float*>(addresses(turn)[kM]);
     f.m_stride = static_cast<int64_t>(this->args.problem.H) * this->args.problem.K;
     return f;

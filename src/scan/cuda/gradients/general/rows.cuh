@@ -64,8 +64,8 @@ struct RareRow {
         m[2 * j] = y.x, m[2 * j + 1] = y.y;
       }
     }
-    if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel) load(c, front.b, t, b);
-    if (x.rule.uses_erase_key()) load(c, front.p, t, p);
+    if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel) load(c, front.erase_gate, t, b);
+    if (x.rule.uses_erase_key()) load(c, front.erase_key, t, p);
   }
   FW_DEVICE RawKeyRow<2> pair(int j) const {
     RawKeyRow<2> y;
@@ -108,8 +108,8 @@ struct GeneralRows {
       unpack_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kRaw + Shape::kStateBytes + at), raw.k);
       FW_UNROLL
       for (int j = 0; j < 8; ++j) raw.p[j] = 0, raw.b[j] = raw.m[j] = 1;
-      if (x.rule.uses_erase_key()) load_channels(front.p, t, 8 * lane, x.K, raw.p);
-      if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel) load_channels(front.b, t, 8 * lane, x.K, raw.b);
+      if (x.rule.uses_erase_key()) load_channels(front.erase_key, t, 8 * lane, x.K, raw.p);
+      if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kChannel) load_channels(front.erase_gate, t, 8 * lane, x.K, raw.b);
       if (front.m != nullptr) load_channels(Rows{reinterpret_cast<char*>(const_cast<float*>(front.m)), front.m_stride, 0}, t, 8 * lane, x.K, raw.m);
       const FrontScalars<float> s = front_scalars<kLanes>(x, front, raw, t, lane);
       FrontCoefs<float> f = coefficients(x, s);
@@ -218,9 +218,7 @@ struct GeneralRows {
     const int t = row;
     store_gate<1>(c.rows_at(out.d.erase_gate, turn), rule.erase, t, 0, x.K, ds.erase);
     store_gate<1>(c.rows_at(out.d.write_gate, turn), rule.write, t, 0, x.V, ds.write);
-    store_one(c.rows_at(out.d.beta, turn), t, ds.beta);
-    store_one(c.rows_at(out.d.lambda, turn), t, ds.lambda);
-    store_one(c.rows_at(out.d.read_correction, turn), t, ds.read);
+    for_all_numbers([&](const TokenArg& to, float y) { store_one(c.rows_at(to, turn), t, y); }, out.d, ds);
     store_one(c.workspace_rows(TurnChunk<Shape>::kDAlpha, x.HV, turn), row, ds.alpha_p * s.alpha_p);
     store_one(c.workspace_rows(TurnChunk<Shape>::kDBeta, x.HV, turn), row, ds.beta_p);
   }

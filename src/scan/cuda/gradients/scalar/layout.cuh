@@ -41,7 +41,8 @@ struct ScalarShape {
   static constexpr int kSmall = kExtra + 2 * kPanelBytes;
   static constexpr int kG = kSmall, kBeta = kG + 512, kDG = kBeta + 512, kNorms = kDG + 512, kCoefs = kNorms + 1024;
   static constexpr int kCoefCount = kLinear || kBare ? 6 : 4;
-  static constexpr int kGateNumbers = kCoefs + 512 * kCoefCount, kDZv = kGateNumbers + (kLinear ? 2048 : 0), kVDz = kDZv + 256;
+  static constexpr int kGateCount = kTokenNumbers - 1 + 2;  // but beta; the gates on e and on z
+  static constexpr int kGateNumbers = kCoefs + 512 * kCoefCount, kDZv = kGateNumbers + (kLinear ? 512 * kGateCount : 0), kVDz = kDZv + 256;
   static constexpr int kWarpSums = kVDz + (kStills ? 256 : 0), kBarriers = kWarpSums + 128, kPlaces = kBarriers + (kStages > 2 ? 160 : 128),
                        kSmallEnd = kPlaces + kPlacesBytes;
   // ... and sums over a group's columns [sum][group][64 rows].
@@ -77,8 +78,8 @@ struct ScalarChunk : TurnChunk<Shape> {
   // 64 floats each: r_q, w_k, e_k, z_v, r_k, e_q; with bare keys those of the primed streams, and a, b in the last two's places.
   enum { kRq = 0, kWk = 64, kEk = 128, kZv = 192, kRk = 256, kEq = 320, kOfE = 256, kOfW = 320 };
   FW_DEVICE float* coefficients(int turn) const { return this->floats(Shape::kCoefs) + 64 * Shape::kCoefCount * (turn & 1); }
-  // 64 floats each: lambda, d of the corrected read, the gates on e and on z.
-  FW_DEVICE float* gate_numbers(int turn) const { return this->floats(Shape::kGateNumbers) + 256 * (turn & 1); }
+  // 64 floats each: the gates on e and on z, and the numbers but beta.
+  FW_DEVICE float* gate_numbers(int turn) const { return this->floats(Shape::kGateNumbers) + 64 * Shape::kGateCount * (turn & 1); }
   FW_DEVICE float* warp_sums(int turn) const { return this->floats(Shape::kWarpSums) + 16 * (turn & 1); }
   FW_DEVICE float* starts(int turn) const { return this->floats(Shape::kStarts) + 3 * Shape::kKey * (turn & 1); }
   FW_DEVICE float2* row_gates(int turn) const { return reinterpret_cast<float2*>(this->floats(Shape::kRowGates)) + 64 * (turn & 1); }

@@ -42,11 +42,8 @@ FW_DEVICE RowNumbers load_row_gates(const ScalarChunk<Shape>& c, int turn, int r
       y.precond_beta = load_element(c.rows_at(p.in.precond_beta, turn), row, 0);
     }
     if (!c.plain()) {
-      if (p.rule.feedback == Feedback::kFixed) s.lambda = static_cast<float>(p.rule.lambda);
-      if (p.rule.uses_lambda()) s.lambda = load_element(c.rows_at(p.in.lambda, turn), row, 0);
-      if (p.rule.uses_read_correction()) s.read = load_element(c.rows_at(p.in.read_correction, turn), row, 0);
-      if (p.rule.uses_erase_gate()) s.erase = load_element(c.rows_at(p.in.erase_gate, turn), row, 0);
-      if (p.rule.write == Gate::kScalar) s.write = load_element(c.rows_at(p.in.write_gate, turn), row, 0);
+      load_gates<Numbers::kButBeta>(
+          p.rule, false, s, [&](const TokenArg& from) { return load_element(c.rows_at(from, turn), row, 0); }, p.in);
     }
   }
   if (row < 32) {
@@ -193,7 +190,8 @@ FW_DEVICE void publish_rows(const ScalarChunk<Shape>& c, int turn, int row, cons
   if constexpr (Shape::kLinear) {
     to[Chunk::kRk] = f.r_k, to[Chunk::kEq] = f.e_q;
     float* gates = c.gate_numbers(turn) + row;
-    gates[0] = s.lambda, gates[64] = s.read, gates[128] = s.erase, gates[192] = s.write;
+    gates[0] = s.erase, gates[64] = s.write;
+    for_all_numbers<Numbers::kButBeta>([&, to = gates + 64](float y) mutable { *(to += 64) = y; }, s);
   }
   if constexpr (Shape::kBare) to[Chunk::kOfE] = a, to[Chunk::kOfW] = b;
   if constexpr (Shape::kMakesM) publish_precond(c, turn, row, numbers, s.k2);

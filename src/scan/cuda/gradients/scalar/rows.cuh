@@ -452,7 +452,8 @@ FW_DEVICE KeySlopes stream_row_numbers(const ScalarChunk<Shape>& c, int turn) {
   if constexpr (Shape::kLinear) {
     if (!c.plain()) {
       const float* gates = c.gate_numbers(turn) + row;
-      s.lambda = gates[0], s.read = gates[64], s.erase = gates[128], s.write = gates[192];
+      s.erase = gates[0], s.write = gates[64];
+      for_all_numbers<Numbers::kButBeta>([&, from = gates + 64](float& y) mutable { y = *(from += 64); }, s);
     }
   }
   FrontScalars<float> ds = coefficient_gradients(c, s, d);
@@ -473,8 +474,7 @@ FW_DEVICE KeySlopes stream_row_numbers(const ScalarChunk<Shape>& c, int turn) {
       const TokenArgs& out = c.args.grads.d;
       store_one(c.rows_at(out.beta, turn), row, ds.beta);
       if (!c.plain()) {
-        store_one(c.rows_at(out.lambda, turn), row, ds.lambda);
-        store_one(c.rows_at(out.read_correction, turn), row, ds.read);
+        for_all_numbers<Numbers::kButBeta>([&](const TokenArg& to, float y) { store_one(c.rows_at(to, turn), row, y); }, out, ds);
         store_one(c.rows_at(out.erase_gate, turn), row, ds.erase);
         store_one(c.rows_at(out.write_gate, turn), row, ds.write);
       }
