@@ -165,8 +165,9 @@ void time_all(int64_t tokens, int64_t width, int64_t channels) {
   Buffer<Bf16> x = tensor(tokens, channels), dy = tensor(tokens, channels), y = tensor(tokens, channels);
   Buffer<float> weight(device, channels * kWidth), dweight(device, channels * kWidth);
   const auto mat = [&](Buffer<Bf16>& b) { return Mat<Bf16>(b.data(), tokens, channels); };
-  report("short_conv_forward", 2 * c, [&] { exec.short_conv_forward(mat(x), weight.data(), kWidth, pass, nullptr, nullptr, mat(y)); });
-  report("short_conv_backward", 3 * c, [&] { exec.short_conv_backward(mat(dy), mat(x), weight.data(), kWidth, pass, nullptr, mat(y), dweight.data()); });
+  report("short_conv_forward", 2 * c, [&] { exec.short_conv_forward(mat(x), weight.data(), nullptr, kWidth, pass, nullptr, nullptr, mat(y)); });
+  report("short_conv_backward", 3 * c,
+         [&] { exec.short_conv_backward(mat(dy), mat(x), weight.data(), nullptr, kWidth, pass, nullptr, mat(y), dweight.data(), nullptr); });
 
   time_rest(tokens, width, exec, tensor, report, pass);
 }

@@ -127,10 +127,24 @@ RecurrentMixerSpec ModelConfig::mixer_spec() const {
   return spec;
 }
 
+namespace {
+
+// Kinds of layers that are not rules, by name.
+struct NamedKind {
+  const char* name;
+  LayerKind kind;
+};
+constexpr NamedKind kKinds[] = {{"attention", LayerKind::kAttention}, {"window", LayerKind::kWindow}, {"conv", LayerKind::kConv}, {"ssd", LayerKind::kSsd}};
+
+}  // namespace
+
 LayerKind ModelConfig::layer_kind(int64_t layer) const {
   if (layers.empty()) return LayerKind::kRecurrent;
   const std::string& name = layers[static_cast<size_t>(layer) % layers.size()];
-  return name == "attention" ? LayerKind::kAttention : name == "window" ? LayerKind::kWindow : name == "conv" ? LayerKind::kConv : LayerKind::kRecurrent;
+  for (const NamedKind& known : kKinds) {
+    if (name == known.name) return known.kind;
+  }
+  return LayerKind::kRecurrent;
 }
 
 std::string ModelConfig::layer_rule(int64_t layer) const {
@@ -166,6 +180,11 @@ AttentionSpec ModelConfig::attention_spec(const AttentionKeys& keys, int64_t win
   return spec;
 }
 
+SsdSpec ModelConfig::ssd_spec() const {
+  const int64_t inner = ssd.expand * hidden_size;
+  return {hidden_size, inner / ssd.head_dim, ssd.head_dim, ssd.num_groups, ssd.state_size, ssd.conv_size, norm_eps, init_scheme()};
+}
+
 MixerSpec ModelConfig::layer_spec(int64_t layer) const {
   switch (layer_kind(layer)) {
     case LayerKind::kAttention:
@@ -174,6 +193,8 @@ MixerSpec ModelConfig::layer_spec(int64_t layer) const {
       return attention_spec(window, window.window);
     case LayerKind::kConv:
       return ConvSpec{hidden_size, conv.kernel, init_scheme()};
+    case LayerKind::kSsd:
+      return ssd_spec();
     case LayerKind::kRecurrent:
       break;
   }
@@ -223,6 +244,11 @@ std::vector<Key> keys_of(ConvKeys& c) {
 #include "model/conv.def"
   };
 }
+std::vector<Key> keys_of(SsdKeys& c) {
+  return {
+#include "model/ssd.def"
+  };
+}
 
 }  // namespace
 
@@ -234,7 +260,8 @@ KeyTables key_tables(ModelConfig& c) {
            }},
           {"mixer.attention", "Layers of softmax attention", keys_of(c.attention)},
           {"mixer.window", "Layers of sliding-window attention", keys_of(c.window)},
-          {"mixer.conv", "Layers of gated convolution", keys_of(c.conv)}};
+          {"mixer.conv", "Layers of gated convolution", keys_of(c.conv)},
+          {"mixer.ssd", "Layers of Mamba-2", keys_of(c.ssd)}};
 }
 #undef FW_KEY
 
@@ -298,6 +325,16 @@ void check_attention(const ModelConfig& c, const std::string& table, const Atten
   }
 }
 
+void check_ssd(const ModelConfig& c) {
+  const int64_t inner = c.ssd.expand * c.hidden_size;
+  if (inner % c.ssd.head_dim != 0) {
+    fail_usage("mixer.ssd.head_dim: expected a number that divides expand * hidden_size = {}, got {}", inner, c.ssd.head_dim);
+  }
+  const SsdSpec spec = c.ssd_spec();
+  if (spec.heads > 1 << 16) fail_usage("mixer.ssd.head_dim: expected at most 65536 heads, {} / {} gives {}", inner, spec.head_dim, spec.heads);
+  if (spec.heads % spec.groups != 0) fail_usage("mixer.ssd.num_groups: expected a number that divides the {} heads, got {}", spec.heads, spec.groups);
+}
+
 }  // namespace
 
 void validate(const ModelConfig& c) {
@@ -307,9 +344,10 @@ void validate(const ModelConfig& c) {
     fail_usage("layers: expected at most num_hidden_layers = {} entries, got {}", c.num_hidden_layers, c.layers.size());
   }
   std::set<std::string> rules;
-  bool attention = false, window = false;
+  bool attention = false, window = false, ssd = false;
   for (int64_t i = 0; i < entries(c); ++i) {
     const LayerKind kind = c.layer_kind(i);
+    ssd = ssd || kind == LayerKind::kSsd;
     attention = attention || kind == LayerKind::kAttention;
     window = window || kind == LayerKind::kWindow;
     if (kind != LayerKind::kRecurrent || !rules.insert(c.layer_rule(i)).second) continue;
@@ -318,11 +356,12 @@ void validate(const ModelConfig& c) {
       check_recurrence(copy);
     } catch (const Error& error) {
       if (copy.rule == c.rule) throw;
-      throw Error(error.kind(), fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv or a rule): {}", copy.rule, error.what()));
+      throw Error(error.kind(), fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv, ssd or a rule): {}", copy.rule, error.what()));
     }
   }
   if (attention) check_attention(c, "attention", c.attention);
   if (window) check_attention(c, "window", c.window);
+  if (ssd) check_ssd(c);
   check_size(c);
 }
 
@@ -355,7 +394,10 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   if (config.mlp == standard.mlp) json.erase("mlp");
   if (config.output_norm == standard.output_norm) json.erase("output_norm");
   if (config.output_norm_eps == standard.output_norm_eps) json.erase("output_norm_eps");
-  if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv) json.erase("mixer");
+  if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv && config.ssd == standard.ssd)
+    json.erase("mixer");
+  else if (config.ssd == standard.ssd)
+    json["mixer"].erase("ssd");  // what older configurations do not have
   if (!config.peer.empty()) json["peer"] = Json::parse(config.peer);
   return json;
 }

@@ -17,11 +17,12 @@ double mixing(const AttentionSpec& spec, int64_t length) {
   const double seen = T > 0 ? (W * (W + 1) / 2 + (T - W) * W) / T : 0;  // tokens, the mean over a sequence
   return 4 * static_cast<double>(spec.query_size()) * seen;
 }
-double mixing(const RecurrentMixerSpec& spec, int64_t) {
-  // A value of a matrix is decayed (1), read by the erase key (2), written (2) and read (2).
-  const double each = (spec.rule.uses_g() ? 1 : 0) + (spec.rule.online() ? 2 : 0) + 4;
-  return each * static_cast<double>(spec.v_heads * spec.key_dim * spec.value_dim);
-}
+// A value of a matrix is decayed (1), read by the erase key (2), written (2) and read (2).
+double mixing(const Rule& rule, int64_t values) { return ((rule.uses_g() ? 1 : 0) + (rule.online() ? 2 : 0) + 4) * static_cast<double>(values); }
+double mixing(const RecurrentMixerSpec& spec, int64_t /*length*/) { return mixing(spec.rule, spec.v_heads * spec.key_dim * spec.value_dim); }
+double mixing(const SsdSpec& spec, int64_t /*length*/) { return mixing(SsdSpec::rule(), spec.heads * spec.state * spec.head_dim); }
+
+bool has_recurrence(LayerKind kind) { return kind == LayerKind::kRecurrent || kind == LayerKind::kSsd; }
 
 // Matrices [out, in] that a token passes, and the maps of its heads.
 double products(const std::vector<ParamSpec>& list, int64_t heads) {
@@ -47,7 +48,7 @@ ModelCost cost_of(const ModelConfig& config, int64_t length) {
     const auto times = static_cast<double>(count);
     const MixerSpec spec = config.layer_spec(i);
     const double mixer = std::visit([&](const auto& s) { return mixing(s, length); }, spec);
-    (config.layer_kind(i) == LayerKind::kRecurrent ? cost.flops_recurrence : cost.flops_attention) += times * mixer;
+    (has_recurrence(config.layer_kind(i)) ? cost.flops_recurrence : cost.flops_attention) += times * mixer;
     cost.flops_token += times * (mixer + products(mixer_parameters(spec, ""), config.num_heads) + products(mlp, 1));
     for (const StateTensor& tensor : mixer_state(spec)) {
       const double bytes = sizeof(float) * times * static_cast<double>(tensor.size());

@@ -84,6 +84,7 @@ struct Type {
   void (*read)(const Keys&, ModelConfig&);
   void (*write)(const ModelConfig&, Json&);
   std::array<Rename, 2> renames = {};
+  bool backbone = false;  // of the state-space models: "backbone" for our "model", and other names of its parts
 };
 
 // The shortest beginning that repeated to the length gives the whole list.
@@ -144,6 +145,19 @@ void read_shares(const Keys& keys, ModelConfig& c, int64_t heads, double expand_
   const Json* groups = keys.find("num_kv_heads");
   if (groups != nullptr && *groups != c.num_heads)
     keys.fail("num_kv_heads", fmt::format("num_heads = {} (grouped keys are not computed here)", c.num_heads), *groups);
+}
+
+// Models of state-space layers, each block one layer.
+void read_blocks(const Keys& keys, ModelConfig& c, int64_t hidden, int64_t layers) {
+  c.vocab_size = keys.whole("vocab_size", 32000);
+  c.hidden_size = keys.whole("hidden_size", hidden);
+  c.num_hidden_layers = keys.whole("num_hidden_layers", layers);
+  c.norm_eps = keys.number("norm_eps", 1e-5);
+  c.tie_word_embeddings = keys.truth("tie_word_embeddings", false);
+  c.init = "normal";
+  c.mlp = "none";
+  keys.must_be("hidden_act", "silu");
+  if (c.hidden_size < 1 || c.hidden_size > 1 << 24) fail_usage("{}: hidden_size: expected 1 to 2^24, got {}", keys.where(), c.hidden_size);
 }
 
 // One attention layer, of a whole model or of the layers that `attn` names. Its heads are hidden_size / num_heads wide.
@@ -228,6 +242,15 @@ void write_common(const ModelConfig& c, Json& json) {
   json["intermediate_size"] = c.mlp_size();
   json["hidden_act"] = "swish";
   json["num_heads"] = c.num_heads;
+}
+
+void write_blocks(const ModelConfig& c, Json& json) {
+  json.update({{"vocab_size", c.vocab_size},
+               {"hidden_size", c.hidden_size},
+               {"num_hidden_layers", c.num_hidden_layers},
+               {"norm_eps", c.norm_eps},
+               {"tie_word_embeddings", c.tie_word_embeddings},
+               {"hidden_act", "silu"}});
 }
 
 void write_heads(const ModelConfig& c, Json& json) {
@@ -467,6 +490,44 @@ void write_transformer(const ModelConfig& c, Json& json) {
   write_attention(c, c.layer_kind(0), json);
 }
 
+// Mamba-2: blocks of one layer without MLP. The norm is of all heads, whatever the groups are.
+void read_mamba2(const Keys& keys, ModelConfig& c) {
+  read_blocks(keys, c, 2048, 48);
+  c.layers = {"ssd"};
+  c.ssd.expand = keys.whole("expand", 2);
+  c.ssd.head_dim = keys.whole("head_dim", 64);
+  c.ssd.state_size = keys.whole("state_size", 128);
+  c.ssd.num_groups = keys.whole("n_groups", 1);
+  c.ssd.conv_size = keys.whole("conv_kernel", 4);
+  if (c.ssd.expand < 1 || c.ssd.expand > 64) fail_usage("{}: expand: expected 1 to 64, got {}", keys.where(), c.ssd.expand);
+  const Json* heads = keys.find("num_heads");
+  if (heads != nullptr && c.ssd.head_dim > 0 && *heads != c.ssd.expand * c.hidden_size / c.ssd.head_dim)
+    keys.fail("num_heads", fmt::format("expand * hidden_size / head_dim = {}", c.ssd.expand * c.hidden_size / c.ssd.head_dim), *heads);
+  keys.must_be("use_conv_bias", true);
+  keys.must_be("use_bias", false);
+  keys.must_be("rmsnorm", true);
+  keys.must_be("norm_before_gate", false);
+  keys.must_be("D_has_hdim", false);
+  const Json* limit = keys.find("dt_limit");
+  const Json any = {0.0, {{"__float__", "Infinity"}}};
+  if (limit != nullptr && *limit != any) keys.fail("dt_limit", "0 to infinity (nothing else is computed here)", *limit);
+}
+void write_mamba2(const ModelConfig& c, Json& json) {
+  write_blocks(c, json);
+  const SsdSpec spec = c.ssd_spec();
+  json.update({{"expand", c.ssd.expand},
+               {"head_dim", spec.head_dim},
+               {"num_heads", spec.heads},
+               {"state_size", spec.state},
+               {"n_groups", spec.groups},
+               {"conv_kernel", spec.conv_size},
+               {"use_conv_bias", true},
+               {"use_bias", false},
+               {"rmsnorm", true},
+               {"norm_before_gate", false},
+               {"D_has_hdim", false}});
+}
+
 // The first that says the same as a model of our own is what it is exported as.
 constexpr Type kTypes[] = {
     {"transformer", read_transformer, write_transformer},
@@ -480,6 +541,7 @@ constexpr Type kTypes[] = {
     {"linear_attn", read_linear_attn, write_linear_attn, {{{"o_norm", "norm"}}}},
     {"gla", read_gla, write_plain, {{{"o_norm", "g_norm_swish_gate"}, {"f_proj", "gk_proj"}}}},
     {"hgrn2", read_hgrn2, write_hgrn2, {{{"o_norm", "g_norm"}, {"v_proj", "i_proj"}}}},
+    {"mamba2", read_mamba2, write_mamba2, {}, true},
     {"retnet", read_retnet, write_plain, {{{"o_norm", "g_norm_swish_gate"}}}},
 };
 
@@ -505,17 +567,15 @@ const Type* find_type(const std::string& name) {
 ModelConfig meaning_of_layers(ModelConfig c) {
   const ModelConfig standard;
   StringList kinds;
-  bool attention = false, window = false, conv = false;
+  bool attention = false, window = false, conv = false, ssd = false;
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     const LayerKind kind = c.layer_kind(i);
     attention = attention || kind == LayerKind::kAttention;
     window = window || kind == LayerKind::kWindow;
     conv = conv || kind == LayerKind::kConv;
-    if (kind == LayerKind::kRecurrent) {
-      kinds.push_back(c.layer_rule(i) == c.rule ? "recurrent" : c.layer_rule(i));
-    } else {
-      kinds.push_back(kind == LayerKind::kAttention ? "attention" : kind == LayerKind::kWindow ? "window" : "conv");
-    }
+    ssd = ssd || kind == LayerKind::kSsd;
+    const std::string& name = c.layers.empty() ? c.rule : c.layers[static_cast<size_t>(i) % c.layers.size()];
+    kinds.push_back(kind == LayerKind::kRecurrent && c.layer_rule(i) == c.rule ? "recurrent" : name);
   }
   const auto resolve = [&](AttentionKeys& keys) {
     const AttentionSpec spec = c.attention_spec(keys, 0);
@@ -528,6 +588,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
   if (!attention) c.attention = {};
   if (!window) c.window = {};
   if (!conv) c.conv = {};
+  if (!ssd) c.ssd = {};
   if (!c.has_recurrence()) {
     ModelConfig plain;
     plain.layers = c.layers;
@@ -535,6 +596,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     plain.attention = c.attention;
     plain.window = c.window;
     plain.conv = c.conv;
+    plain.ssd = c.ssd;
     plain.vocab_size = c.vocab_size;
     plain.hidden_size = c.hidden_size;
     plain.num_hidden_layers = c.num_hidden_layers;
@@ -745,9 +807,25 @@ PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>
   return layout;
 }
 
+namespace {
+
+// "model.layers.0.attn.D" -> "backbone.layers.0.mixer.D".
+std::string backbone_name(const std::string& name) {
+  constexpr Rename kParts[] = {{".model.norm.", ".backbone.norm_f."}, {".model.", ".backbone."}, {".attn.", ".mixer."}, {".attn_norm.", ".norm."}};
+  std::string result = "." + name;
+  for (const Rename& part : kParts) {
+    const std::string ours = part.ours;
+    if (const size_t at = result.find(ours); at != std::string::npos) result.replace(at, ours.size(), part.theirs);
+  }
+  return result.substr(1);
+}
+
+}  // namespace
+
 std::string peer_parameter_name(const Json& peer_config, const std::string& name) {
   const Type* type = find_type(type_name(peer_config));
   if (type == nullptr) return name;
+  if (type->backbone) return backbone_name(name);
   std::string result = "." + name + ".";
   for (const Rename& rename : type->renames) {
     if (rename.ours == nullptr) continue;

@@ -34,6 +34,7 @@ Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout,
   desc_.device = device.kind();
   desc_.stream = device.stream();
   desc_.form = shape.form;
+  desc_.scale = shape.scale;
   desc_.B = 1;
   desc_.T = layout.tokens();
   desc_.H = shape.heads;

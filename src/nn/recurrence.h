@@ -34,6 +34,7 @@ struct RecurrenceShape {
   Rule rule;
   int64_t heads = 0, v_heads = 0, key_dim = 0, value_dim = 0;
   fw_form form = FW_FORM_AUTO;
+  double scale = 0;  // of the read vector; 0: K^-1/2
   bool operator==(const RecurrenceShape&) const = default;
 };
 

@@ -167,7 +167,7 @@ void RecurrentMixer<T>::tokens_forward(const Pass<T>& pass, Context& c, T* tail)
   if (spec_.conv_size > 0) {
     const Mat<T> raw = c.qkv;
     c.qkv = new_matrix<T>(pass.exec.arena, raw.rows, spec_.conv_channels());
-    pass.exec.short_conv_forward(raw, pass.params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, tail, c.qkv);
+    pass.exec.short_conv_forward(raw, pass.params.value(index_.conv), nullptr, spec_.conv_size, pass.layout, c.tail, tail, c.qkv);
   }
   c.tokens.q = c.qkv.col_range(0, spec_.key_size());
   if (spec_.rule.uses_k()) c.tokens.k = c.qkv.col_range(spec_.key_size(), spec_.key_size());
@@ -356,8 +356,8 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   gates_backward(pass, c, dproj, d);
   query_key_->backward(pass, c.query_key, d.q, d.k, dq_in, dk_in);  // after the gates, some of which read k
   if (spec_.conv_size > 0) {
-    pass.exec.short_conv_backward(dqkv, c.proj.col_range(0, spec_.conv_channels()), params.value(index_.conv), spec_.conv_size, pass.layout, c.tail, draw,
-                                  params.grad(index_.conv));
+    pass.exec.short_conv_backward(dqkv, c.proj.col_range(0, spec_.conv_channels()), params.value(index_.conv), nullptr, spec_.conv_size, pass.layout, c.tail,
+                                  draw, params.grad(index_.conv), nullptr);
   }
   pass.exec.linear_backward(dproj, x, params.weight(index_.stack, plan_.columns, spec_.hidden), dx,
                             params.grad_matrix(index_.stack, plan_.columns, spec_.hidden), nullptr, Write::kOverwrite);

@@ -139,6 +139,13 @@ std::vector<Named> models() {
                                c.window.num_kv_heads = c.attention.num_kv_heads = 1;
                                c.window.num_heads = c.attention.num_heads = 2;
                              })},
+      {"mamba2", with(tiny("gated_deltanet2", {"ssd", "ssd"}),
+                      [](ModelConfig& c) {
+                        c.mlp = "none";
+                        c.ssd.head_dim = 32;
+                        c.ssd.state_size = 16;
+                        c.ssd.num_groups = 2;
+                      })},
       {"tied", with(tiny("gated_deltanet2", {"recurrent"}), [](ModelConfig& c) { c.tie_word_embeddings = true; })},
   };
 }

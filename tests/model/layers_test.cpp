@@ -64,6 +64,19 @@ std::vector<Layers> models() {
       c.attention.head_dim = 2 * dim;
     });
   }
+  add("mamba2", {"ssd", "ssd"}, [](ModelConfig& c) {
+    c.mlp = "none";
+    c.ssd.head_dim = 6;
+    c.ssd.state_size = 5;
+    c.ssd.num_groups = 2;
+    c.ssd.conv_size = 3;
+  });
+  add("mamba2_in_a_hybrid", {"ssd", "window", "recurrent"}, [](ModelConfig& c) {
+    c.ssd.expand = 1;
+    c.ssd.head_dim = 4;
+    c.ssd.state_size = 8;
+    c.ssd.conv_size = 1;
+  });
   add("zoology", {"conv", "recurrent"}, [](ModelConfig& c) { c.mlp = "none"; });
   add("convolution_of_one", {"conv"}, [](ModelConfig& c) {
     c.conv.kernel = 1;

@@ -136,6 +136,24 @@ TEST_P(DeviceList, DecayGates) {
   });
 }
 
+TEST_P(DeviceList, TimeStep) {
+  for_shapes([](const Shape& s) {
+    compare(GetParam(), [&](auto& run) {
+      using W = typename std::decay_t<decltype(run)>::W;
+      auto x = run.matrix(s.rows, s.cols, s.pad, -12, 6), dt = run.out(s.rows, s.cols, s.pad), d_dt = run.matrix(s.rows, s.cols, s.pad);
+      auto g = run.wide(s.rows, s.cols, s.pad), dg = run.wide(s.rows, s.cols, s.pad);
+      Buffer<W> a_log = run.parameters(s.cols), bias = run.parameters(s.cols), da = run.parameters(s.cols), dbias = run.parameters(s.cols);
+      run.on.exec.time_step_forward(x.mat(), a_log.data(), bias.data(), dt.mat(), g.mat());
+      run.keep("dt", dt);
+      run.keep_wide("g", g);
+      run.on.exec.time_step_backward(d_dt.mat(), dg.mat(), x.mat(), a_log.data(), bias.data(), d_dt.mat(), da.data(), dbias.data());
+      run.keep("dx in place", d_dt);
+      run.keep_wide("da_log", da);
+      run.keep_wide("dbias", dbias);
+    });
+  });
+}
+
 // A decay near zero keeps its digits: no logarithm of a number near 1.
 TEST_P(DeviceList, SmallDecaysKeepTheirDigits) {
   if (GetParam().type != Type::kFloat) return;
@@ -297,6 +315,8 @@ TEST_P(DeviceList, HeadGatesAndMeans) {
         Buffer<W> gate = run.parameters(heads), ds = run.parameters(heads);
         run.on.exec.head_subtract_forward(x.mat(), gate.data(), group, y.mat());
         run.keep("subtract", y);
+        run.on.exec.head_add_forward(x.mat(), gate.data(), group, y.mat());
+        run.keep("add", y);
         run.on.exec.head_scale_forward(x.mat(), gate.data(), group, y.mat());
         run.keep("scale", y);
         run.on.exec.head_constant_forward(gate.data(), group, y.mat());
@@ -310,6 +330,9 @@ TEST_P(DeviceList, HeadGatesAndMeans) {
         run.on.exec.head_subtract_backward(dy.mat(), x.mat(), gate.data(), group, dz.mat(), ds.data());
         run.keep("subtract dx", dz);
         run.keep_wide("subtract ds", ds);
+        run.on.exec.head_add_backward(dy.mat(), x.mat(), gate.data(), group, dz.mat(), ds.data());
+        run.keep("add dx", dz);
+        run.keep_wide("add ds", ds);
         auto mean = run.out(s.rows, heads, s.pad), dmean = run.matrix(s.rows, heads, s.pad), to = run.matrix(s.rows, s.cols, s.pad);
         run.on.exec.group_mean_forward(x.mat(), mean.mat());
         run.keep("mean", mean);

@@ -76,34 +76,36 @@ TEST_P(OnDevice, Rmsnorm) {
 
 struct ConvShape {
   int64_t width, cols, pad;
-  bool tails, in_place;
+  bool tails, in_place, bias = false;
 };
 
 template <class T>
 void check_conv(Context<T>& on, const ConvShape& shape, const SeqLayout& layout) {
   using W = Wide<T>;
   SCOPED_TRACE(::testing::Message() << "width " << shape.width << ", " << layout.tokens() << " x " << shape.cols << " + " << shape.pad
-                                    << (shape.tails ? " tails" : "") << (shape.in_place ? " in place" : ""));
+                                    << (shape.tails ? " tails" : "") << (shape.in_place ? " in place" : "") << (shape.bias ? " bias" : ""));
   const int64_t width = shape.width, cols = shape.cols, pad = shape.pad;
   const bool tails = shape.tails, in_place = shape.in_place;
   const int64_t tokens = layout.tokens(), kept = width - 1;
   const std::vector<double> x = on.random(tokens * cols), dy = on.random(tokens * cols), weight = on.random_wide(cols * width);
   const std::vector<double> tail = on.random(layout.count() * kept * cols), dweight0 = on.random_wide(cols * width);
+  const std::vector<double> bias = shape.bias ? on.random_wide(cols) : std::vector<double>(static_cast<size_t>(cols)), dbias0 = on.random_wide(cols);
 
   // The input of sequence n at a place of its own, which may lie before its first.
   const auto input = [&](int64_t n, int64_t place, int64_t c) {
     if (place >= 0) return x[static_cast<size_t>((layout.begin(n) + place) * cols + c)];
     return tails ? tail[static_cast<size_t>((n * kept + kept + place) * cols + c)] : 0.0;
   };
-  std::vector<double> want_y(x.size()), want_dx(x.size()), want_dweight = dweight0, want_tail;
+  std::vector<double> want_y(x.size()), want_dx(x.size()), want_dweight = dweight0, want_dbias = dbias0, want_tail;
   for (int64_t n = 0; n < layout.count(); ++n) {
     for (int64_t place = 0; place < layout.length(n); ++place) {
       for (int64_t c = 0; c < cols; ++c) {
         const size_t at = static_cast<size_t>((layout.begin(n) + place) * cols + c);
-        double p = 0;
+        double p = bias[static_cast<size_t>(c)];
         for (int64_t j = 0; j < width; ++j) p += weight[static_cast<size_t>(c * width + width - 1 - j)] * input(n, place - j, c);
         const double s = 1 / (1 + std::exp(-p)), dp = dy[at] * s * (1 + p * (1 - s));
         want_y[at] = p * s;
+        want_dbias[static_cast<size_t>(c)] += dp;
         for (int64_t j = 0; j < width; ++j) {
           want_dweight[static_cast<size_t>(c * width + width - 1 - j)] += dp * input(n, place - j, c);
           if (place >= j) want_dx[at - static_cast<size_t>(j * cols)] += weight[static_cast<size_t>(c * width + width - 1 - j)] * dp;
@@ -116,18 +118,22 @@ void check_conv(Context<T>& on, const ConvShape& shape, const SeqLayout& layout)
   }
 
   Matrix<T> xs(on.device, tokens, cols, pad, x), ys(on.device, tokens, cols, pad), dys(on.device, tokens, cols, pad, dy), dx(on.device, tokens, cols, pad);
-  Buffer<W> w = on.template buffer<W>(weight), dweight = on.template buffer<W>(dweight0);
+  Buffer<W> w = on.template buffer<W>(weight), dweight = on.template buffer<W>(dweight0), of_bias = on.template buffer<W>(bias),
+            dbias = on.template buffer<W>(dbias0);
+  const W* b = shape.bias ? of_bias.data() : nullptr;
   Buffer<T> tail_in = on.template buffer<T>(tail), tail_out(on.device, tail_in.size()), before = on.template buffer<T>(tail);
   Buffer<int64_t> offsets(on.device, layout.count() + 1);
   offsets.write(0, layout.offsets());
   const PassLayout pass(layout, offsets.data(), nullptr);
   const T* in = tails ? tail_in.data() : nullptr;
   T* out = in_place ? tail_in.data() : tail_out.data();
-  on.exec.short_conv_forward(xs.mat(), w.data(), width, pass, in, out, ys.mat());
+  on.exec.short_conv_forward(xs.mat(), w.data(), b, width, pass, in, out, ys.mat());
   expect_near(ys.values(), want_y, kTolerance<T>, "y");
   expect_near(values_of(in_place ? tail_in : tail_out), want_tail, 0, "tails");
-  on.exec.short_conv_backward(dys.mat(), xs.mat(), w.data(), width, pass, tails ? before.data() : nullptr, dx.mat(), dweight.data());
+  on.exec.short_conv_backward(dys.mat(), xs.mat(), w.data(), b, width, pass, tails ? before.data() : nullptr, dx.mat(), dweight.data(),
+                              shape.bias ? dbias.data() : nullptr);
   expect_near(dx.values(), want_dx, kTolerance<T>, "dx");
+  if (shape.bias) expect_near(values_of(dbias), want_dbias, kTolerance<W>, "dbias");
   expect_near(values_of(dweight), want_dweight, kTolerance<W>, "dweight");
 }
 
@@ -138,6 +144,8 @@ TEST_P(OnDevice, ShortConv) {
     for (const SeqLayout& layout : layouts) {
       check_conv(on, {4, 24, 0, true, true}, layout);
       check_conv(on, {4, 16, 8, false, false}, layout);
+      check_conv(on, {4, 24, 8, true, false, true}, layout);
+      check_conv(on, {3, 5, 0, true, true, true}, layout);
       check_conv(on, {4, 5, 3, true, false}, layout);
     }
     for (const int64_t width : {1, 2, 3, 5, 6, 7, 8}) check_conv(on, {width, 8, 0, true, width % 2 == 0}, layouts[1]);

@@ -1,4 +1,4 @@
-// Parameters of a head as gates of every token: head_scale, head_constant, head_subtract; and the mean over a head's columns.
+// Parameters of a head as gates of every token: head_scale, head_constant, head_add, head_subtract; and the mean over a head's columns.
 #include "op_check.h"
 #include "ops/ops.h"
 
@@ -70,22 +70,27 @@ struct HeadConstantOp : HeadGateOp {
   }
 };
 
-// y is an input too: what is subtracted from. Its gradient is dy as it stands, so none is given.
-struct HeadSubtractOp : HeadGateOp {
+// y += s x, or y -= s x. y is an input too: what is added to. Its gradient is dy as it stands, so none is given.
+template <bool kAdd>
+struct HeadSumOp : HeadGateOp {
   Values<double> inputs(Random& random) const {
     return {random_values(random, rows * cols()), random_values(random, heads), random_values(random, rows * cols())};
   }
   std::vector<bool> accumulates() const { return {true, true, false}; }
   Values<double> formula(const Values<double>& in) const {
     std::vector<double> y = in[2];
-    for (size_t i = 0; i < y.size(); ++i) y[i] -= in[1][head_of(i)] * in[0][i];
+    for (size_t i = 0; i < y.size(); ++i) y[i] += (kAdd ? 1 : -1) * in[1][head_of(i)] * in[0][i];
     return {y};
   }
   template <class T>
   Values<T> forward(const Values<T>& in) const {
     const Strided<T> x(rows, cols(), in[0]);
     Strided<T> y(rows, cols(), in[2]);
-    host_ops<T>().head_subtract_forward(host_exec<T>(), x.view(), in[1].data(), group, y.mat());
+    if constexpr (kAdd) {
+      host_ops<T>().head_add_forward(host_exec<T>(), x.view(), in[1].data(), group, y.mat());
+    } else {
+      host_ops<T>().head_subtract_forward(host_exec<T>(), x.view(), in[1].data(), group, y.mat());
+    }
     return {y.values()};
   }
   template <class T>
@@ -94,10 +99,17 @@ struct HeadSubtractOp : HeadGateOp {
     const Strided<T> dy(rows, cols(), douts[0]);
     Strided<T> dx(rows, cols(), before[0]);
     std::vector<T> ds = before[1];
-    host_ops<T>().head_subtract_backward(host_exec<T>(), dy.view(), x.view(), in[1].data(), group, dx.mat(), ds.data());
+    if constexpr (kAdd) {
+      host_ops<T>().head_add_backward(host_exec<T>(), dy.view(), x.view(), in[1].data(), group, dx.mat(), ds.data());
+    } else {
+      host_ops<T>().head_subtract_backward(host_exec<T>(), dy.view(), x.view(), in[1].data(), group, dx.mat(), ds.data());
+    }
     return {dx.values(), ds, {}};
   }
 };
+
+using HeadAddOp = HeadSumOp<true>;
+using HeadSubtractOp = HeadSumOp<false>;
 
 struct GroupMeanOp : HeadGateOp {
   Values<double> inputs(Random& random) const { return {random_values(random, rows * cols())}; }
@@ -135,12 +147,14 @@ void check_all(const std::string& name) {
 TEST(HeadScale, ValuesAndGradients) { check_all<HeadScaleOp>("head_scale"); }
 TEST(HeadConstant, ValuesAndGradients) { check_all<HeadConstantOp>("head_constant"); }
 TEST(HeadSubtract, ValuesAndGradients) { check_all<HeadSubtractOp>("head_subtract"); }
+TEST(HeadAdd, ValuesAndGradients) { check_all<HeadAddOp>("head_add"); }
 TEST(GroupMean, ValuesAndGradients) { check_all<GroupMeanOp>("group_mean"); }
 
 TEST(HeadGates, BitsDoNotDependOnThreads) {
   check_threads(HeadScaleOp{3001, 5, 13}, "head_scale");
   check_threads(HeadConstantOp{3001, 5, 13}, "head_constant");
-  check_threads(HeadSubtractOp{3001, 5, 13}, "head_subtract");
+  check_threads(HeadSubtractOp{{3001, 5, 13}}, "head_subtract");
+  check_threads(HeadAddOp{{3001, 5, 13}}, "head_add");
   check_threads(GroupMeanOp{3001, 5, 13}, "group_mean");
 }
 

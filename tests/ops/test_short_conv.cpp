@@ -9,17 +9,23 @@ struct ConvOp {
   std::vector<int64_t> offsets;
   int64_t channels, width;
   bool tail;
+  bool bias = false;
 
   SeqLayout layout() const { return SeqLayout(offsets); }
   int64_t rows() const { return offsets.back(); }
   int64_t tail_size() const { return layout().count() * (width - 1) * channels; }
 
   Values<double> inputs(Random& random) const {
-    Values<double> in{random_values(random, rows() * channels), random_values(random, channels * width), random_values(random, tail_size())};
+    Values<double> in{random_values(random, rows() * channels), random_values(random, channels * width), random_values(random, tail_size()),
+                      random_values(random, bias ? channels : 0)};
     if (!tail) in[2].clear();
     return in;
   }
-  std::vector<bool> accumulates() const { return {false, true, false}; }
+  std::vector<bool> accumulates() const { return {false, true, false, true}; }
+  template <class T>
+  const T* bias_of(const Values<T>& in) const {
+    return bias ? in[3].data() : nullptr;
+  }
 
   // The input of a sequence at a position that may lie before its begin.
   template <class T>
@@ -34,7 +40,7 @@ struct ConvOp {
     for (int64_t s = 0; s < packed.count(); ++s) {
       for (int64_t t = 0; t < packed.length(s); ++t) {
         for (int64_t c = 0; c < channels; ++c) {
-          double p = 0;
+          double p = bias ? in[3][static_cast<size_t>(c)] : 0;
           for (int64_t j = 0; j < width; ++j) p += in[1][c * width + width - 1 - j] * at(in, s, t - j, c);
           y[(packed.begin(s) + t) * channels + c] = p / (1 + std::exp(-p));
         }
@@ -48,12 +54,13 @@ struct ConvOp {
     Strided<T> y(rows(), channels);
     const T nan = std::numeric_limits<T>::quiet_NaN();
     std::vector<T> tail_out(static_cast<size_t>(tail_size()), nan);
-    host_ops<T>().short_conv_forward(host_exec<T>(), x.view(), in[1].data(), width, layout(), tail ? in[2].data() : nullptr, tail_out.data(), y.mat());
+    host_ops<T>().short_conv_forward(host_exec<T>(), x.view(), in[1].data(), bias_of(in), width, layout(), tail ? in[2].data() : nullptr, tail_out.data(),
+                                     y.mat());
     check_tail(in, tail_out);
     if (tail) {
       std::vector<T> both = in[2];  // in place
       Strided<T> again(rows(), channels);
-      host_ops<T>().short_conv_forward(host_exec<T>(), x.view(), in[1].data(), width, layout(), both.data(), both.data(), again.mat());
+      host_ops<T>().short_conv_forward(host_exec<T>(), x.view(), in[1].data(), bias_of(in), width, layout(), both.data(), both.data(), again.mat());
       EXPECT_TRUE(same_bits<T>({again.values(), both}, {y.values(), tail_out})) << "tail in place differs";
     }
     return {y.values()};
@@ -76,10 +83,10 @@ struct ConvOp {
     const Strided<T> x(rows(), channels, in[0]);
     const Strided<T> dy(rows(), channels, douts[0]);
     Strided<T> dx(rows(), channels);
-    std::vector<T> dweight = before[1];
-    host_ops<T>().short_conv_backward(host_exec<T>(), dy.view(), x.view(), in[1].data(), width, layout(), tail ? in[2].data() : nullptr, dx.mat(),
-                                      dweight.data());
-    return {dx.values(), dweight, {}};
+    std::vector<T> dweight = before[1], dbias = before[3];
+    host_ops<T>().short_conv_backward(host_exec<T>(), dy.view(), x.view(), in[1].data(), bias_of(in), width, layout(), tail ? in[2].data() : nullptr, dx.mat(),
+                                      dweight.data(), bias ? dbias.data() : nullptr);
+    return {dx.values(), dweight, {}, dbias};
   }
 };
 
@@ -93,6 +100,9 @@ TEST(ShortConv, ValuesAndGradients) {
   for (int64_t width : {1, 2, 3, 5}) {
     for (bool tail : {false, true}) check_op(ConvOp{{0, 2, 2, 9}, 7, width, tail}, "conv of width " + std::to_string(width));
   }
+  for (const auto& offsets : layouts) {
+    for (int64_t width : {1, 4, 5}) check_op(ConvOp{offsets, 24, width, true, true}, "conv with bias");
+  }
 }
 
 TEST(ShortConv, NoTokens) { check_op(ConvOp{{0, 0, 0}, 7, 4, true}, "conv of nothing"); }
@@ -105,7 +115,7 @@ TEST(ShortConv, BlocksDoNotShow) {
   expect_close(op.forward<double>(in)[0], op.formula(in)[0], 1e-13, "conv in blocks");
   // The gradient of sum(y dy), one sequence alone against the packed run.
   const Values<double> douts{random_values(random, op.rows() * op.channels)};
-  const Values<double> before{{}, std::vector<double>(static_cast<size_t>(op.channels * op.width), 0.0), {}};
+  const Values<double> before{{}, std::vector<double>(static_cast<size_t>(op.channels * op.width), 0.0), {}, {}};
   const Values<double> packed = op.backward<double>(in, douts, before);
   std::vector<double> dx;
   std::vector<double> dweight(before[1].size(), 0.0);
@@ -117,7 +127,7 @@ TEST(ShortConv, BlocksDoNotShow) {
     const int64_t unit = op.channels;
     // Pieces of 16 tokens through the formula's own definition would repeat it; a run per sequence in one block is enough.
     const ConvOp one{{0, layout.length(s)}, unit, 4, true};
-    const Values<double> alone_in{part(in[0], layout.begin(s), layout.end(s), unit), in[1], part(in[2], 3 * s, 3 * s + 3, unit)};
+    const Values<double> alone_in{part(in[0], layout.begin(s), layout.end(s), unit), in[1], part(in[2], 3 * s, 3 * s + 3, unit), {}};
     const Values<double> alone = one.backward<double>(alone_in, {part(douts[0], layout.begin(s), layout.end(s), unit)}, before);
     dx.insert(dx.end(), alone[0].begin(), alone[0].end());
     for (size_t i = 0; i < dweight.size(); ++i) dweight[i] += alone[1][i];
@@ -126,7 +136,7 @@ TEST(ShortConv, BlocksDoNotShow) {
   expect_close(packed[1], dweight, 1e-13, "dweight");
 }
 
-TEST(ShortConv, BitsDoNotDependOnThreads) { check_threads(ConvOp{{0, 700, 701, 1500}, 65, 4, true}, "conv"); }
+TEST(ShortConv, BitsDoNotDependOnThreads) { check_threads(ConvOp{{0, 700, 701, 1500}, 65, 4, true, true}, "conv"); }
 
 TEST(ShortConv, SplittingASequenceKeepsItsBits) {
   Random random(5);
@@ -136,10 +146,10 @@ TEST(ShortConv, SplittingASequenceKeepsItsBits) {
   for (int64_t cut = 0; cut <= 11; ++cut) {
     std::vector<float> tail(3 * 24, 0.0F);
     std::vector<float> pieces(11 * 24);
-    host_ops<float>().short_conv_forward(host_exec<float>(), {in[0].data(), cut, 24}, in[1].data(), 4, SeqLayout({0, cut}), nullptr, tail.data(),
+    host_ops<float>().short_conv_forward(host_exec<float>(), {in[0].data(), cut, 24}, in[1].data(), nullptr, 4, SeqLayout({0, cut}), nullptr, tail.data(),
                                          {pieces.data(), cut, 24});
-    host_ops<float>().short_conv_forward(host_exec<float>(), {in[0].data() + cut * 24, 11 - cut, 24}, in[1].data(), 4, SeqLayout({0, 11 - cut}), tail.data(),
-                                         tail.data(), {pieces.data() + cut * 24, 11 - cut, 24});
+    host_ops<float>().short_conv_forward(host_exec<float>(), {in[0].data() + cut * 24, 11 - cut, 24}, in[1].data(), nullptr, 4, SeqLayout({0, 11 - cut}),
+                                         tail.data(), tail.data(), {pieces.data() + cut * 24, 11 - cut, 24});
     EXPECT_EQ(pieces, y) << "cut after " << cut;
   }
 }

@@ -82,6 +82,20 @@ void head_constant_backward(const Exec<T>&, Mat<const T> dy, int64_t group, T* d
 }
 
 template <class T>
+void head_add_forward(const Exec<T>&, Mat<const T> x, const T* s, int64_t group, Mat<T> y) {
+  for_rows(x.rows, x.cols, [&](int64_t t) {
+    for (int64_t c = 0; c < x.cols; ++c) y.row(t)[c] += s[c / group] * x.row(t)[c];
+  });
+}
+
+template <class T>
+void head_add_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const T* s, int64_t group, Mat<T> dx, T* ds) {
+  head_add_forward(exec, dy, s, group, dx);
+  const std::vector<double> sums = column_sums(dy, &x);
+  for (int64_t c = 0; c < x.cols; ++c) ds[c / group] += static_cast<T>(sums[static_cast<size_t>(c)]);
+}
+
+template <class T>
 void head_subtract_forward(const Exec<T>&, Mat<const T> x, const T* s, int64_t group, Mat<T> y) {
   for_rows(x.rows, x.cols, [&](int64_t t) {
     for (int64_t c = 0; c < x.cols; ++c) y.row(t)[c] -= s[c / group] * x.row(t)[c];
@@ -121,6 +135,8 @@ void group_mean_backward(const Exec<T>&, Mat<const T> dy, Mat<T> dx) {
   template void head_scale_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const T*, int64_t, Mat<T>, T*);    \
   template void head_constant_forward<T>(const Exec<T>&, const T*, int64_t, Mat<T>);                                  \
   template void head_constant_backward<T>(const Exec<T>&, Mat<const T>, int64_t, T*);                                 \
+  template void head_add_forward<T>(const Exec<T>&, Mat<const T>, const T*, int64_t, Mat<T>);                         \
+  template void head_add_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const T*, int64_t, Mat<T>, T*);      \
   template void head_subtract_forward<T>(const Exec<T>&, Mat<const T>, const T*, int64_t, Mat<T>);                    \
   template void head_subtract_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const T*, int64_t, Mat<T>, T*); \
   template void group_mean_forward<T>(const Exec<T>&, Mat<const T>, Mat<T>);                                          \

@@ -1,6 +1,6 @@
-// Causal depthwise convolution and SiLU over packed sequences. With the pre-activation p[t] = sum_j w_j x[t-j]
-// (w_j = weight[c, W-1-j]; inputs before a sequence come from its tail, or are zero):
-//   y[t] = silu(p[t])     dp[t] = dy[t] silu'(p[t])     dx[t] = sum_j w_j dp[t+j]     dw_j = sum_t dp[t] x[t-j]
+// Causal depthwise convolution and SiLU over packed sequences. With the pre-activation p[t] = sum_j w_j x[t-j] + b
+// (w_j = weight[c, W-1-j]; inputs before a sequence come from its tail, or are zero; no b where there is no bias):
+//   y[t] = silu(p[t])     dp[t] = dy[t] silu'(p[t])     dx[t] = sum_j w_j dp[t+j]     dw_j = sum_t dp[t] x[t-j]     db = sum_t dp[t]
 // dp is recomputed row by row into a ring of W rows, so no array of the size of x is needed.
 #include <vector>
 
@@ -99,8 +99,15 @@ HWY_INLINE hn::Vec<D> convolve(D d, Access m, const T* const* rows, const T* tap
   return p;
 }
 
+// The same and the bias, where there is one.
+template <int kWidth, class D, class T, class Access>
+HWY_INLINE hn::Vec<D> pre_activation(D d, Access m, const T* const* rows, const T* taps, const T* bias, int64_t width, int64_t channels, int64_t i) {
+  const auto p = convolve<kWidth>(d, m, rows, taps, width, channels, i);
+  return bias == nullptr ? p : hn::Add(p, m.load(d, bias + i));
+}
+
 template <int kWidth, class T>
-void conv_forward_rows(Mat<const T> x, const T* weight, int64_t width, const PassLayout& pass_layout, const T* tail_in, Mat<T> y) {
+void conv_forward_rows(Mat<const T> x, const T* weight, const T* bias, int64_t width, const PassLayout& pass_layout, const T* tail_in, Mat<T> y) {
   const SeqLayout& layout = pass_layout.host;
   const int64_t channels = x.cols;
   LocalScratch scratch;
@@ -116,7 +123,7 @@ void conv_forward_rows(Mat<const T> x, const T* weight, int64_t width, const Pas
       inputs.of(sequence, t, rows);
       T* out = y.row(t);
       for_lanes(d, channels, [&](auto m, int64_t i) HWY_ATTR {
-        const auto p = convolve<kWidth>(d, m, rows, taps, width, channels, i);
+        const auto p = pre_activation<kWidth>(d, m, rows, taps, bias, width, channels, i);
         m.store(d, hn::Mul(p, sigmoid(d, p)), out + i);
       });
     }
@@ -124,8 +131,8 @@ void conv_forward_rows(Mat<const T> x, const T* weight, int64_t width, const Pas
 }
 
 template <int kWidth, class T>
-void conv_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, int64_t width, const PassLayout& pass_layout, const T* tail_in, Mat<T> dx,
-                        T* dweight) {
+void conv_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, const T* bias, int64_t width, const PassLayout& pass_layout, const T* tail_in,
+                        Mat<T> dx, T* dweight, T* dbias) {
   const SeqLayout& layout = pass_layout.host;
   const int64_t channels = x.cols;
   LocalScratch scratch;
@@ -133,7 +140,7 @@ void conv_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, int64_
   const T* zeros = scratch.alloc_zero<T>(channels);
   const ConvInputs<T> inputs(x, width, layout, tail_in, zeros);
   const RowBlocks blocks = RowBlocks::cut(x.rows, channels);
-  PartialSums<T> partial(blocks.count(), width * channels);
+  PartialSums<T> partial(blocks.count(), (bias == nullptr ? width : width + 1) * channels);  // of the taps, then of the bias
   for_row_blocks(blocks, [&](int64_t block, int64_t begin, int64_t end) HWY_ATTR {
     const hn::ScalableTag<T> d;
     const int64_t n = kWidth > 0 ? kWidth : width;
@@ -156,7 +163,7 @@ void conv_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, int64_
           T* dp_row = ring_row(t);
           const bool own = t < own_end;
           for_lanes(d, channels, [&](auto m, int64_t i) HWY_ATTR {
-            const auto p = convolve<kWidth>(d, m, rows, taps, width, channels, i);
+            const auto p = pre_activation<kWidth>(d, m, rows, taps, bias, width, channels, i);
             const auto dp = hn::Mul(m.load(d, grad + i), silu_slope(d, p, sigmoid(d, p)));
             m.store(d, dp, dp_row + i);
             if (own) {
@@ -164,6 +171,8 @@ void conv_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, int64_
                 T* sum = dtaps + j * channels + i;
                 m.store(d, hn::MulAdd(dp, m.load(d, rows[j] + i), m.load(d, sum)), sum);
               }
+              T* sum = dtaps + n * channels + i;
+              if (bias != nullptr) m.store(d, hn::Add(dp, m.load(d, sum)), sum);
             }
           });
         }
@@ -181,25 +190,27 @@ void conv_backward_rows(Mat<const T> dy, Mat<const T> x, const T* weight, int64_
   const T* total = partial.total();
   for (int64_t c = 0; c < channels; ++c) {
     for (int64_t j = 0; j < width; ++j) dweight[c * width + width - 1 - j] += total[j * channels + c];
+    if (bias != nullptr) dbias[c] += total[width * channels + c];
   }
 }
 
 template <class T>
-void conv_forward(Mat<const T> x, const T* weight, int64_t width, const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
+void conv_forward(Mat<const T> x, const T* weight, const T* bias, int64_t width, const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
   if (width == 4) {
-    conv_forward_rows<4>(x, weight, width, layout, tail_in, y);
+    conv_forward_rows<4>(x, weight, bias, width, layout, tail_in, y);
   } else {
-    conv_forward_rows<0>(x, weight, width, layout, tail_in, y);
+    conv_forward_rows<0>(x, weight, bias, width, layout, tail_in, y);
   }
   if (tail_out != nullptr) store_tails(x, width, layout.host, tail_in, tail_out);
 }
 
 template <class T>
-void conv_backward(Mat<const T> dy, Mat<const T> x, const T* weight, int64_t width, const PassLayout& layout, const T* tail_in, Mat<T> dx, T* dweight) {
+void conv_backward(Mat<const T> dy, Mat<const T> x, const T* weight, const T* bias, int64_t width, const PassLayout& layout, const T* tail_in, Mat<T> dx,
+                   T* dweight, T* dbias) {
   if (width == 4) {
-    conv_backward_rows<4>(dy, x, weight, width, layout, tail_in, dx, dweight);
+    conv_backward_rows<4>(dy, x, weight, bias, width, layout, tail_in, dx, dweight, dbias);
   } else {
-    conv_backward_rows<0>(dy, x, weight, width, layout, tail_in, dx, dweight);
+    conv_backward_rows<0>(dy, x, weight, bias, width, layout, tail_in, dx, dweight, dbias);
   }
 }
 
@@ -232,22 +243,25 @@ auto kernels() {
 namespace cpu {
 
 template <class T>
-void short_conv_forward(const Exec<T>&, Mat<const T> x, const T* weight, int64_t width, const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
-  kernels<T>().forward(x, weight, width, layout, tail_in, tail_out, y);
+void short_conv_forward(const Exec<T>&, Mat<const T> x, const T* weight, const T* bias, int64_t width, const PassLayout& layout, const T* tail_in, T* tail_out,
+                        Mat<T> y) {
+  kernels<T>().forward(x, weight, bias, width, layout, tail_in, tail_out, y);
 }
 
 template <class T>
-void short_conv_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, const T* weight, int64_t width, const PassLayout& layout, const T* tail_in, Mat<T> dx,
-                         T* dweight) {
-  kernels<T>().backward(dy, x, weight, width, layout, tail_in, dx, dweight);
+void short_conv_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> x, const T* weight, const T* bias, int64_t width, const PassLayout& layout,
+                         const T* tail_in, Mat<T> dx, T* dweight, T* dbias) {
+  kernels<T>().backward(dy, x, weight, bias, width, layout, tail_in, dx, dweight, dbias);
 }
 
-template void short_conv_forward(const Exec<float>&, Mat<const float>, const float*, int64_t, const PassLayout&, const float*, float*, Mat<float>);
-template void short_conv_forward(const Exec<double>&, Mat<const double>, const double*, int64_t, const PassLayout&, const double*, double*, Mat<double>);
-template void short_conv_backward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, int64_t, const PassLayout&, const float*, Mat<float>,
-                                  float*);
-template void short_conv_backward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*, int64_t, const PassLayout&, const double*,
-                                  Mat<double>, double*);
+template void short_conv_forward(const Exec<float>&, Mat<const float>, const float*, const float*, int64_t, const PassLayout&, const float*, float*,
+                                 Mat<float>);
+template void short_conv_forward(const Exec<double>&, Mat<const double>, const double*, const double*, int64_t, const PassLayout&, const double*, double*,
+                                 Mat<double>);
+template void short_conv_backward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, const float*, int64_t, const PassLayout&, const float*,
+                                  Mat<float>, float*, float*);
+template void short_conv_backward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*, const double*, int64_t, const PassLayout&,
+                                  const double*, Mat<double>, double*, double*);
 
 }  // namespace cpu
 }  // namespace fw

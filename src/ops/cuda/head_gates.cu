@@ -53,21 +53,23 @@ struct HeadConstantBackward : Plain {
   }
 };
 
-// in: x, y
-struct HeadSubtract : HeadNumber<false> {
+// in: x, y;  kSign 1 or -1
+template <int kSign>
+struct HeadSum : HeadNumber<false> {
   template <int N, int I, int O>
   FW_DEVICE void operator()(const GroupValues<N>& f, int64_t, const float (&in)[I][N], float (&out)[O][N]) const {
-    FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = in[1][k] - f.of[k] * in[0][k];
+    FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = in[1][k] + kSign * f.of[k] * in[0][k];
   }
 };
 
 // in: dy, x, dx
-struct HeadSubtractBackward : HeadNumber<false> {
+template <int kSign>
+struct HeadSumBackward : HeadNumber<false> {
   template <int N, int I, int O>
   FW_DEVICE void operator()(const GroupValues<N>& f, int64_t, const float (&in)[I][N], float (&out)[O][N], float (&sums)[1][N]) const {
     FW_UNROLL for (int k = 0; k < N; ++k) {
-      out[0][k] = in[2][k] - f.of[k] * in[0][k];
-      sums[0][k] -= in[0][k] * in[1][k];
+      out[0][k] = in[2][k] + kSign * f.of[k] * in[0][k];
+      sums[0][k] += kSign * in[0][k] * in[1][k];
     }
   }
 };
@@ -164,12 +166,23 @@ void head_constant_backward(const Exec<T>& exec, Mat<const T> dy, int64_t group,
 
 template <class T>
 void head_subtract_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* s, int64_t group, Mat<T> y) {
-  elementwise<2>(HeadSubtract{{s, group}}, x.rows, x.cols, operands(x, y), operands(y), exec.device.stream());
+  elementwise<2>(HeadSum<-1>{{s, group}}, x.rows, x.cols, operands(x, y), operands(y), exec.device.stream());
 }
 
 template <class T>
 void head_subtract_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* s, int64_t group, Mat<T> dx, Wide<T>* ds) {
-  elementwise_sums<1, 2>(exec, HeadSubtractBackward{{s, group}}, x.rows, x.cols, operands(dy, x, dx), operands(dx),
+  elementwise_sums<1, 2>(exec, HeadSumBackward<-1>{{s, group}}, x.rows, x.cols, operands(dy, x, dx), operands(dx),
+                         [&](const float* partial, int64_t blocks) { add_group_sums(partial, blocks, x.cols, group, ds, exec.arena, exec.device.stream()); });
+}
+
+template <class T>
+void head_add_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* s, int64_t group, Mat<T> y) {
+  elementwise<2>(HeadSum<1>{{s, group}}, x.rows, x.cols, operands(x, y), operands(y), exec.device.stream());
+}
+
+template <class T>
+void head_add_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* s, int64_t group, Mat<T> dx, Wide<T>* ds) {
+  elementwise_sums<1, 2>(exec, HeadSumBackward<1>{{s, group}}, x.rows, x.cols, operands(dy, x, dx), operands(dx),
                          [&](const float* partial, int64_t blocks) { add_group_sums(partial, blocks, x.cols, group, ds, exec.arena, exec.device.stream()); });
 }
 
@@ -195,6 +208,8 @@ void group_mean_backward(const Exec<T>& exec, Mat<const T> dy, Mat<T> dx) {
   template void head_constant_backward<T>(const Exec<T>&, Mat<const T>, int64_t, float*);                                     \
   template void head_subtract_forward<T>(const Exec<T>&, Mat<const T>, const float*, int64_t, Mat<T>);                        \
   template void head_subtract_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, int64_t, Mat<T>, float*); \
+  template void head_add_forward<T>(const Exec<T>&, Mat<const T>, const float*, int64_t, Mat<T>);                             \
+  template void head_add_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, int64_t, Mat<T>, float*);      \
   template void group_mean_forward<T>(const Exec<T>&, Mat<const T>, Mat<T>);                                                  \
   template void group_mean_backward<T>(const Exec<T>&, Mat<const T>, Mat<T>);
 FW_INSTANTIATE(float)

@@ -1,5 +1,6 @@
-// Causal depthwise convolution and SiLU over packed sequences on the device; with p[t] = sum_j w_j x[t-j] (w_j = weight[c, W-1-j]):
-//   y[t] = silu(p[t])     dp[t] = dy[t] silu'(p[t])     dx[t] = sum_j w_j dp[t+j]     dw_j = sum_t dp[t] x[t-j]
+// Causal depthwise convolution and SiLU over packed sequences on the device; with p[t] = sum_j w_j x[t-j] + b (w_j = weight[c, W-1-j]; b 0 where there is no
+// bias):
+//   y[t] = silu(p[t])     dp[t] = dy[t] silu'(p[t])     dx[t] = sum_j w_j dp[t+j]     dw_j = sum_t dp[t] x[t-j]     db = sum_t dp[t]
 // A thread has four columns and a run of tokens, whose last W inputs (backward: and dp) it keeps in
 // registers: each row is read once, and W-1 rows around the run again. Forward reads x and writes y, backward reads x and dy and writes dx: memory limits both,
 // so the packets of several tokens are asked for before the first is used, and the sigmoid is the fast one. Runs have a fixed length: the order of the sums of
@@ -31,8 +32,10 @@ struct ConvArgs {
   T* y = nullptr;         // dx in backward
   int64_t x_stride = 0, dy_stride = 0, y_stride = 0;
   const float* weight = nullptr;
-  const T* tail = nullptr;   // [N, W-1, cols] or null
-  float* partial = nullptr;  // backward: [runs, cols, W]
+  const T* tail = nullptr;        // [N, W-1, cols] or null
+  float* partial = nullptr;       // backward: [runs, cols, W]
+  const float* bias = nullptr;    // [cols] or null
+  float* partial_bias = nullptr;  // backward, with a bias: [runs, cols]
 };
 
 template <int N, int W>
@@ -49,6 +52,11 @@ struct Columns {
 template <int N, int W>
 FW_DEVICE void load_taps(const float* weight, float (&taps)[W][N]) {
   FW_UNROLL for (int i = 0; i < N; ++i) { FW_UNROLL for (int j = 0; j < W; ++j) taps[j][i] = weight[i * W + W - 1 - j]; }
+}
+
+template <class T, int N>
+FW_DEVICE void load_bias(const ConvArgs<T>& a, int64_t column, float (&bias)[N]) {
+  FW_UNROLL for (int i = 0; i < N; ++i) bias[i] = a.bias != nullptr ? a.bias[column + i] : 0.0f;
 }
 
 // The W-1 inputs before token t of sequence n, which begins at `begin`; the newest in v[0].
@@ -72,8 +80,9 @@ __global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const Conv
   const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N;
   if (column >= a.cols) return;
   constexpr int kAhead = 4;
-  float taps[W][N];
+  float taps[W][N], bias[N];
   load_taps<N, W>(a.weight + column * W, taps);
+  load_bias<T, N>(a, column, bias);
   int64_t t = int64_t{block_index_x()} * kForwardRun;
   const int64_t end = min(t + kForwardRun, a.tokens);
   for (int64_t n = a.places.sequence_of(t); t < end; ++n) {
@@ -86,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const Conv
       packet.get(x);
       window.push(x);
       FW_UNROLL for (int i = 0; i < N; ++i) {
-        float p = 0;
+        float p = bias[i];
         FW_UNROLL for (int j = 0; j < W; ++j) p += taps[j][i] * window.v[j][i];
         x[i] = p * sigmoid(p);
       }
@@ -120,8 +129,9 @@ __global__ void __launch_bounds__(kThreads) short_conv_backward_kernel(const Con
   const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N;
   if (column >= a.cols) return;
   constexpr int kAhead = 4;
-  float taps[W][N], dtaps[W][N] = {};
+  float taps[W][N], dtaps[W][N] = {}, bias[N], dbias[N] = {};
   load_taps<N, W>(a.weight + column * W, taps);
+  load_bias<T, N>(a, column, bias);
   int64_t t = int64_t{block_index_x()} * kBackwardRun;
   const int64_t end = min(t + kBackwardRun, a.tokens);
   for (int64_t n = a.places.sequence_of(t); t < end; ++n) {
@@ -148,12 +158,13 @@ __global__ void __launch_bounds__(kThreads) short_conv_backward_kernel(const Con
       dys.get(d);
       window.push(x);
       FW_UNROLL for (int i = 0; i < N; ++i) {
-        float p = 0;
+        float p = bias[i];
         FW_UNROLL for (int j = 0; j < W; ++j) p += taps[j][i] * window.v[j][i];
         const float s = sigmoid(p);
         d[i] *= s * (1.0f + p * (1.0f - s));
         if (own) {
           FW_UNROLL for (int j = 0; j < W; ++j) dtaps[j][i] += d[i] * window.v[j][i];
+          dbias[i] += d[i];
         }
       }
       dp.push(d);
@@ -192,6 +203,9 @@ __global__ void __launch_bounds__(kThreads) short_conv_backward_kernel(const Con
   }
   float* partial = a.partial + (int64_t{block_index_x()} * a.cols + column) * W;
   FW_UNROLL for (int i = 0; i < N; ++i) { FW_UNROLL for (int j = 0; j < W; ++j) partial[i * W + W - 1 - j] = dtaps[j][i]; }
+  if (a.partial_bias != nullptr) {
+    FW_UNROLL for (int i = 0; i < N; ++i) a.partial_bias[int64_t{block_index_x()} * a.cols + column + i] = dbias[i];
+  }
 }
 
 Dim3 grid_of(int64_t x, int64_t columns) { return {static_cast<unsigned>(x), static_cast<unsigned>((columns + kThreads - 1) / kThreads)}; }
@@ -236,9 +250,9 @@ void with_form(const ConvArgs<T>& a, int64_t width, const Run& run) {
 namespace ops {
 
 template <class T>
-void short_conv_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* weight, int64_t width, const PassLayout& layout, const T* tail_in, T* tail_out,
-                        Mat<T> y) {
-  ConvArgs<T> a{x.rows, x.cols, PassPlaces(layout), x.data, nullptr, y.data, x.stride, 0, y.stride, weight, tail_in};
+void short_conv_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* weight, const Wide<T>* bias, int64_t width, const PassLayout& layout,
+                        const T* tail_in, T* tail_out, Mat<T> y) {
+  ConvArgs<T> a{x.rows, x.cols, PassPlaces(layout), x.data, nullptr, y.data, x.stride, 0, y.stride, weight, tail_in, nullptr, bias};
   void* stream = exec.device.stream();
   with_form(a, width, [&](auto n, auto w) {
     launch(short_conv_forward_kernel<T, n.value, w.value>, grid_of((x.rows + kForwardRun - 1) / kForwardRun, x.cols / n.value), kThreads, 0, stream, a);
@@ -247,23 +261,26 @@ void short_conv_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* weig
 }
 
 template <class T>
-void short_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* weight, int64_t width, const PassLayout& layout, const T* tail_in,
-                         Mat<T> dx, Wide<T>* dweight) {
+void short_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Wide<T>* weight, const Wide<T>* bias, int64_t width,
+                         const PassLayout& layout, const T* tail_in, Mat<T> dx, Wide<T>* dweight, Wide<T>* dbias) {
   if (x.rows == 0) return;
   const Arena::Mark mark = exec.arena.mark();
   const int64_t runs = (x.rows + kBackwardRun - 1) / kBackwardRun;
   float* partial = exec.arena.template alloc<float>(runs * x.cols * width);
-  ConvArgs<T> a{x.rows, x.cols, PassPlaces(layout), x.data, dy.data, dx.data, x.stride, dy.stride, dx.stride, weight, tail_in, partial};
+  ConvArgs<T> a{x.rows, x.cols, PassPlaces(layout), x.data, dy.data, dx.data, x.stride, dy.stride, dx.stride, weight, tail_in, partial, bias};
+  if (bias != nullptr) a.partial_bias = exec.arena.template alloc<float>(runs * x.cols);
   void* stream = exec.device.stream();
   with_form(a, width,
             [&](auto n, auto w) { launch(short_conv_backward_kernel<T, n.value, w.value>, grid_of(runs, x.cols / n.value), kThreads, 0, stream, a); });
   add_column_sums(partial, runs, x.cols * width, dweight, stream);
+  if (bias != nullptr) add_column_sums(a.partial_bias, runs, x.cols, dbias, stream);
   exec.arena.rewind(mark);
 }
 
-#define FW_INSTANTIATE(T)                                                                                                            \
-  template void short_conv_forward<T>(const Exec<T>&, Mat<const T>, const float*, int64_t, const PassLayout&, const T*, T*, Mat<T>); \
-  template void short_conv_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, int64_t, const PassLayout&, const T*, Mat<T>, float*);
+#define FW_INSTANTIATE(T)                                                                                                                                    \
+  template void short_conv_forward<T>(const Exec<T>&, Mat<const T>, const float*, const float*, int64_t, const PassLayout&, const T*, T*, Mat<T>);           \
+  template void short_conv_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, const float*, int64_t, const PassLayout&, const T*, Mat<T>, \
+                                       float*, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE
