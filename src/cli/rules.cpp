@@ -204,6 +204,13 @@ Json json_of_all() {
   return report;
 }
 
+// Entries of --layers that are systems of their own.
+constexpr const char* kLayers =
+    "layers that are no points of the axes (train --layers; docs/models.md):\n"
+    "  ssd            Mamba-2's own: S = exp(A dt) S + dt B x^T a head, y = S^T C + D x\n"
+    "  mamba          Mamba (1): S[n,d] = exp(s_d A[n,d]) S[n,d] + k_n s_d u_d, y = S^T q + D u\n"
+    "  longhorn_diag  Longhorn as published: S[n,d] = (1 - e_d k_n^2) S[n,d] + k_n e_d u_d, e = s / (1 + s |k|^2)\n";
+
 // Every axis with its values, what --compose may say.
 std::string axes_text() {
   std::string text = "axes (the first value is what a composition without the axis has):\n";
@@ -251,7 +258,7 @@ class Rules : public Command {
       say("{}", overview(presets()).markdown());
       return kExitOk;
     }
-    say("{}\nablations of the papers:\n{}\n{}", overview(presets()).text(), overview(ablations()).text(), axes_text());
+    say("{}\nablations of the papers:\n{}\n{}\n{}", overview(presets()).text(), overview(ablations()).text(), kLayers, axes_text());
     return kExitOk;
   }
 

@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/json_output.h"
 #include "cli/say.h"
+#include "cli/selftest_scans.h"
 #include "cli/signals.h"
 #include "fastweight/fastweight.h"
 #include "reference/compare.h"
@@ -129,7 +130,8 @@ int Selftest::run(Options&) {
   if (device_ != "cpu" && device_ != "cuda") fail_usage("--device: expected cpu or cuda, got '{}'", device_);
   const fw_device device = device_ == "cuda" ? FW_DEVICE_CUDA : FW_DEVICE_CPU;
   if (fw_device_check(device) != FW_OK) fail_usage("{}", fw_last_error());
-  if (names_.empty()) {
+  const bool all = names_.empty();
+  if (all) {
     for (const Preset& p : presets()) names_.emplace_back(p.name);
   }
   std::vector<Rule> rules;
@@ -143,6 +145,27 @@ int Selftest::run(Options&) {
   const std::vector<Kind> all_kinds = kinds(device);
   std::vector<std::string> failures;
   Json results = Json::array();
+  // A row; an error without a name is of a column that the kind does not have.
+  const auto add_row = [&](const std::string& rule, const char* type, double bound_forward, double bound_backward,
+                           const std::array<FieldError, kColumns.size()>& errors) {
+    std::vector<std::string> cells{rule, type};
+    Json checks = Json::array();
+    bool ok = true;
+    for (size_t c = 0; c < kColumns.size(); ++c) {
+      const FieldError& e = errors[c];
+      const double bound = kColumns[c].backward ? bound_backward : bound_forward;
+      cells.push_back(e.name.empty() ? "" : fmt::format("{:.1e}", e.error));
+      if (e.name.empty()) continue;
+      checks.push_back({{"name", kColumns[c].name}, {"error", e.error}, {"bound", bound}, {"tensor", e.name}, {"ok", e.error <= bound}});
+      if (e.error <= bound) continue;
+      ok = false;
+      failures.push_back(
+          fmt::format("{}, {}, {}: {} has a relative error of {:.2e}, at most {:g} expected", rule, type, kColumns[c].name, e.name, e.error, bound));
+    }
+    results.push_back({{"rule", rule}, {"type", type}, {"ok", ok}, {"checks", std::move(checks)}});
+    cells.emplace_back(ok ? "ok" : "FAILED");
+    table.row(std::move(cells));
+  };
   for (size_t i = 0; i < rules.size(); ++i) {
     // A vector, not an array of arrays: clang 14 (clang-tidy) crashes on evaluating an array of strings as a constant.
     std::vector<std::array<FieldError, kColumns.size()>> errors(all_kinds.size());
@@ -159,24 +182,14 @@ int Selftest::run(Options&) {
         }
       }
     }
-    for (size_t kind = 0; kind < all_kinds.size(); ++kind) {
-      std::vector<std::string> cells{names_[i], all_kinds[kind].name};
-      Json checks = Json::array();
-      bool ok = true;
-      for (size_t c = 0; c < kColumns.size(); ++c) {
-        const FieldError& e = errors[kind][c];
-        const double bound = kColumns[c].backward ? all_kinds[kind].gradient_bound : all_kinds[kind].bound;
-        cells.push_back(has(all_kinds[kind], kColumns[c]) ? fmt::format("{:.1e}", e.error) : "");
-        if (!has(all_kinds[kind], kColumns[c])) continue;
-        checks.push_back({{"name", kColumns[c].name}, {"error", e.error}, {"bound", bound}, {"tensor", e.name}, {"ok", e.error <= bound}});
-        if (e.error <= bound) continue;
-        ok = false;
-        failures.push_back(
-            fmt::format("{}, {}, {}: {} has a relative error of {:.2e}, at most {:g} expected", names_[i], cells[1], kColumns[c].name, e.name, e.error, bound));
-      }
-      results.push_back({{"rule", names_[i]}, {"type", all_kinds[kind].name}, {"ok", ok}, {"checks", std::move(checks)}});
-      cells.emplace_back(ok ? "ok" : "FAILED");
-      table.row(std::move(cells));
+    for (size_t kind = 0; kind < all_kinds.size(); ++kind)
+      add_row(names_[i], all_kinds[kind].name, all_kinds[kind].bound, all_kinds[kind].gradient_bound, errors[kind]);
+  }
+  // Layers that are no rules: one form, which is the token's.
+  if (all && device == FW_DEVICE_CPU) {
+    for (const ScanErrors& e : check_scans_here()) {
+      const double bound = e.is_double ? kBoundDouble : kBoundFloat;
+      add_row(e.layer, e.is_double ? "double" : "float", bound, bound, {FieldError(), e.forward, FieldError(), e.backward, e.step});
     }
   }
   const std::string runs_on = device == FW_DEVICE_CUDA ? device_info().name : fw_simd_target();

@@ -14,6 +14,7 @@
 #include "reference/ops_vectors.h"
 #include "report/table.h"
 #include "train/model_vectors.h"
+#include "train/scan_vectors.h"
 
 namespace fw::cli {
 namespace {
@@ -94,7 +95,13 @@ void Verify::settings() {
 
 std::vector<Comparison> Verify::check(const std::string& path) const {
   std::error_code error;
-  std::vector<Comparison> found = fs::is_directory(path, error) ? check_model(path, model_) : check_ops(path, ops_);
+  const bool model = fs::is_directory(path, error);
+  std::vector<Comparison> found = model ? check_model(path, model_) : check_ops(path, ops_);
+  // Systems that are no rules of the C header.
+  for (Comparison& c : model ? std::vector<Comparison>() : check_scans(path, ops_.type, ops_bound(ops_.type))) {
+    std::erase_if(found, [&](const Comparison& other) { return !other.unknown.empty() && other.subject == c.subject; });
+    found.push_back(std::move(c));
+  }
   for (Comparison& c : found) {
     if (tolerance_ > 0 && c.bound > 0) c.bound = tolerance_;  // tokens are equal or not
   }

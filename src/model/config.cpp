@@ -134,9 +134,15 @@ struct NamedKind {
   const char* name;
   LayerKind kind;
 };
-constexpr NamedKind kKinds[] = {{"attention", LayerKind::kAttention}, {"window", LayerKind::kWindow}, {"conv", LayerKind::kConv}, {"ssd", LayerKind::kSsd}};
+constexpr NamedKind kKinds[] = {{"attention", LayerKind::kAttention}, {"window", LayerKind::kWindow},
+                                {"conv", LayerKind::kConv},           {"ssd", LayerKind::kSsd},
+                                {"mamba", LayerKind::kMamba},         {"longhorn_diag", LayerKind::kLonghornDiag}};
 
 }  // namespace
+
+bool is_recurrence(LayerKind kind) {
+  return kind == LayerKind::kRecurrent || kind == LayerKind::kSsd || kind == LayerKind::kMamba || kind == LayerKind::kLonghornDiag;
+}
 
 LayerKind ModelConfig::layer_kind(int64_t layer) const {
   if (layers.empty()) return LayerKind::kRecurrent;
@@ -185,6 +191,12 @@ SsdSpec ModelConfig::ssd_spec() const {
   return {hidden_size, inner / ssd.head_dim, ssd.head_dim, ssd.num_groups, ssd.state_size, ssd.conv_size, norm_eps, init_scheme()};
 }
 
+SelectiveSpec ModelConfig::selective_spec(ScanLaw law) const {
+  constexpr int64_t kPerRank = 16;  // of the model's width
+  const int64_t rank = mamba.dt_rank > 0 ? mamba.dt_rank : (hidden_size + kPerRank - 1) / kPerRank;
+  return {law, hidden_size, mamba.expand * hidden_size, mamba.state_size, rank, mamba.conv_size, init_scheme()};
+}
+
 MixerSpec ModelConfig::layer_spec(int64_t layer) const {
   switch (layer_kind(layer)) {
     case LayerKind::kAttention:
@@ -195,6 +207,10 @@ MixerSpec ModelConfig::layer_spec(int64_t layer) const {
       return ConvSpec{hidden_size, conv.kernel, init_scheme()};
     case LayerKind::kSsd:
       return ssd_spec();
+    case LayerKind::kMamba:
+      return selective_spec(ScanLaw::kMamba);
+    case LayerKind::kLonghornDiag:
+      return selective_spec(ScanLaw::kLonghorn);
     case LayerKind::kRecurrent:
       break;
   }
@@ -249,6 +265,11 @@ std::vector<Key> keys_of(SsdKeys& c) {
 #include "model/ssd.def"
   };
 }
+std::vector<Key> keys_of(MambaKeys& c) {
+  return {
+#include "model/mamba.def"
+  };
+}
 
 }  // namespace
 
@@ -261,7 +282,8 @@ KeyTables key_tables(ModelConfig& c) {
           {"mixer.attention", "Layers of softmax attention", keys_of(c.attention)},
           {"mixer.window", "Layers of sliding-window attention", keys_of(c.window)},
           {"mixer.conv", "Layers of gated convolution", keys_of(c.conv)},
-          {"mixer.ssd", "Layers of Mamba-2", keys_of(c.ssd)}};
+          {"mixer.ssd", "Layers of Mamba-2", keys_of(c.ssd)},
+          {"mixer.mamba", "Layers of Mamba and of published Longhorn", keys_of(c.mamba)}};
 }
 #undef FW_KEY
 
@@ -356,7 +378,8 @@ void validate(const ModelConfig& c) {
       check_recurrence(copy);
     } catch (const Error& error) {
       if (copy.rule == c.rule) throw;
-      throw Error(error.kind(), fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv, ssd or a rule): {}", copy.rule, error.what()));
+      throw Error(error.kind(), fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv, ssd, mamba, longhorn_diag or a rule): {}", copy.rule,
+                                            error.what()));
     }
   }
   if (attention) check_attention(c, "attention", c.attention);
@@ -394,10 +417,13 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   if (config.mlp == standard.mlp) json.erase("mlp");
   if (config.output_norm == standard.output_norm) json.erase("output_norm");
   if (config.output_norm_eps == standard.output_norm_eps) json.erase("output_norm_eps");
-  if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv && config.ssd == standard.ssd)
+  // And so is what older configurations do not have.
+  if (config.ssd == standard.ssd) json["mixer"].erase("ssd");
+  if (config.mamba == standard.mamba) json["mixer"].erase("mamba");
+  if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv && config.ssd == standard.ssd &&
+      config.mamba == standard.mamba) {
     json.erase("mixer");
-  else if (config.ssd == standard.ssd)
-    json["mixer"].erase("ssd");  // what older configurations do not have
+  }
   if (!config.peer.empty()) json["peer"] = Json::parse(config.peer);
   return json;
 }

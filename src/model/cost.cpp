@@ -21,8 +21,8 @@ double mixing(const AttentionSpec& spec, int64_t length) {
 double mixing(const Rule& rule, int64_t values) { return ((rule.uses_g() ? 1 : 0) + (rule.online() ? 2 : 0) + 4) * static_cast<double>(values); }
 double mixing(const RecurrentMixerSpec& spec, int64_t /*length*/) { return mixing(spec.rule, spec.v_heads * spec.key_dim * spec.value_dim); }
 double mixing(const SsdSpec& spec, int64_t /*length*/) { return mixing(SsdSpec::rule(), spec.heads * spec.state * spec.head_dim); }
-
-bool has_recurrence(LayerKind kind) { return kind == LayerKind::kRecurrent || kind == LayerKind::kSsd; }
+// An element's decay (1, from an exponential or a product and a difference), its write (2) and its read (2).
+double mixing(const SelectiveSpec& spec, int64_t /*length*/) { return 7 * static_cast<double>(spec.state * spec.inner); }
 
 // Matrices [out, in] that a token passes, and the maps of its heads.
 double products(const std::vector<ParamSpec>& list, int64_t heads) {
@@ -48,7 +48,7 @@ ModelCost cost_of(const ModelConfig& config, int64_t length) {
     const auto times = static_cast<double>(count);
     const MixerSpec spec = config.layer_spec(i);
     const double mixer = std::visit([&](const auto& s) { return mixing(s, length); }, spec);
-    (has_recurrence(config.layer_kind(i)) ? cost.flops_recurrence : cost.flops_attention) += times * mixer;
+    (is_recurrence(config.layer_kind(i)) ? cost.flops_recurrence : cost.flops_attention) += times * mixer;
     cost.flops_token += times * (mixer + products(mixer_parameters(spec, ""), config.num_heads) + products(mlp, 1));
     for (const StateTensor& tensor : mixer_state(spec)) {
       const double bytes = sizeof(float) * times * static_cast<double>(tensor.size());

@@ -18,6 +18,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kOurs = "fastweight";
+constexpr int64_t kSwigluStep = 256;  // of which the peer's width of an MLP is a multiple
 
 // The peer's configuration with its defaults: keys that are absent or null have the value that the caller names.
 class Keys {
@@ -84,7 +85,8 @@ struct Type {
   void (*read)(const Keys&, ModelConfig&);
   void (*write)(const ModelConfig&, Json&);
   std::array<Rename, 2> renames = {};
-  bool backbone = false;  // of the state-space models: "backbone" for our "model", and other names of its parts
+  // Of the state-space models, which have "backbone" for our "model", "mixer" for "attn": what they call the norm before the mixer.
+  const char* norm = nullptr;
 };
 
 // The shortest beginning that repeated to the length gives the whole list.
@@ -109,7 +111,7 @@ void read_common(const Keys& keys, ModelConfig& c, int64_t hidden, int64_t layer
   if (c.intermediate_size == 0) {
     const double width = static_cast<double>(c.hidden_size) * keys.number("hidden_ratio", ratio) * 2 / 3;
     if (!(width >= 0 && width < 1e15)) fail_usage("{}: hidden_ratio: expected a number that makes the MLP 0 to 1e15 wide, got {}", keys.where(), width);
-    c.intermediate_size = 256 * ((static_cast<int64_t>(width) + 255) / 256);
+    c.intermediate_size = kSwigluStep * ((static_cast<int64_t>(width) + kSwigluStep - 1) / kSwigluStep);
   }
   keys.must_be("hidden_act", "swish");
   keys.must_be("elementwise_affine", true);
@@ -148,7 +150,7 @@ void read_shares(const Keys& keys, ModelConfig& c, int64_t heads, double expand_
 }
 
 // Models of state-space layers, each block one layer.
-void read_blocks(const Keys& keys, ModelConfig& c, int64_t hidden, int64_t layers) {
+void read_blocks(const Keys& keys, ModelConfig& c, int64_t hidden, int64_t layers, const char* activation = "silu") {
   c.vocab_size = keys.whole("vocab_size", 32000);
   c.hidden_size = keys.whole("hidden_size", hidden);
   c.num_hidden_layers = keys.whole("num_hidden_layers", layers);
@@ -156,7 +158,7 @@ void read_blocks(const Keys& keys, ModelConfig& c, int64_t hidden, int64_t layer
   c.tie_word_embeddings = keys.truth("tie_word_embeddings", false);
   c.init = "normal";
   c.mlp = "none";
-  keys.must_be("hidden_act", "silu");
+  keys.must_be("hidden_act", activation);
   if (c.hidden_size < 1 || c.hidden_size > 1 << 24) fail_usage("{}: hidden_size: expected 1 to 2^24, got {}", keys.where(), c.hidden_size);
 }
 
@@ -217,7 +219,7 @@ void write_hybrid(const ModelConfig& c, Json& json) {
   Json layers = Json::array();
   LayerKind kind = LayerKind::kRecurrent;
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
-    if (c.layer_kind(i) == LayerKind::kRecurrent) continue;
+    if (is_recurrence(c.layer_kind(i))) continue;
     kind = c.layer_kind(i);  // several kinds come back as one, which is not this model
     layers.push_back(i);
   }
@@ -528,6 +530,55 @@ void write_mamba2(const ModelConfig& c, Json& json) {
                {"D_has_hdim", false}});
 }
 
+// The layer of Mamba (1), alone or in Samba. The rank of the step has one key in the former and another in the latter.
+void read_mamba_layer(const Keys& keys, ModelConfig& c, const char* rank) {
+  c.mamba.expand = keys.whole("expand", 2);
+  c.mamba.state_size = keys.whole("state_size", 16);
+  c.mamba.conv_size = keys.whole("conv_kernel", 4);
+  const Json* given = keys.find(rank);
+  c.mamba.dt_rank = given == nullptr || *given == "auto" ? 0 : keys.whole(rank, 0);
+  keys.must_be("use_conv_bias", true);
+  keys.must_be("use_bias", false);
+}
+void write_mamba_layer(const ModelConfig& c, Json& json, const char* rank) {
+  const SelectiveSpec spec = c.selective_spec(ScanLaw::kMamba);
+  json.update({{"expand", c.mamba.expand}, {"state_size", spec.state}, {"conv_kernel", spec.conv_size}, {"use_conv_bias", true}, {"use_bias", false}});
+  json["intermediate_size"] = spec.inner;
+  json[rank] = spec.rank;
+}
+
+void read_mamba(const Keys& keys, ModelConfig& c) {
+  read_blocks(keys, c, 2048, 48);
+  c.layers = {"mamba"};
+  read_mamba_layer(keys, c, "dt_rank");
+}
+void write_mamba(const ModelConfig& c, Json& json) {
+  write_blocks(c, json);
+  write_mamba_layer(c, json, "dt_rank");
+}
+
+// Samba: layers of Mamba and, where `attn` says, of attention with a window, a SwiGLU behind each. Its intermediate_size is the width inside a layer of
+// Mamba, not that of the SwiGLU, which follows from hidden_ratio.
+void read_samba(const Keys& keys, ModelConfig& c) {
+  read_blocks(keys, c, 2304, 18, "swish");
+  c.mlp = "swiglu";
+  const double width = static_cast<double>(c.hidden_size) * keys.number("hidden_ratio", 4) * 2 / 3;
+  if (!(width >= 0 && width < 1e15)) fail_usage("{}: hidden_ratio: expected a number that makes the MLP 0 to 1e15 wide, got {}", keys.where(), width);
+  c.intermediate_size = kSwigluStep * ((static_cast<int64_t>(width) + kSwigluStep - 1) / kSwigluStep);
+  read_mamba_layer(keys, c, "time_step_rank");
+  if (keys.find("attn") == nullptr) keys.fail("attn", "an object with layers and num_heads", Json());
+  read_hybrid(keys, c);
+  if (c.layers.empty()) c.layers = {"recurrent"};
+  std::replace(c.layers.begin(), c.layers.end(), std::string("recurrent"), std::string("mamba"));
+  keys.must_be_absent("attnres_block_size");
+}
+void write_samba(const ModelConfig& c, Json& json) {
+  write_blocks(c, json);
+  json["hidden_act"] = "swish";
+  json["hidden_ratio"] = 1.5 * static_cast<double>(c.mlp_size()) / static_cast<double>(c.hidden_size);
+  write_mamba_layer(c, json, "time_step_rank");
+}
+
 // The first that says the same as a model of our own is what it is exported as.
 constexpr Type kTypes[] = {
     {"transformer", read_transformer, write_transformer},
@@ -541,7 +592,9 @@ constexpr Type kTypes[] = {
     {"linear_attn", read_linear_attn, write_linear_attn, {{{"o_norm", "norm"}}}},
     {"gla", read_gla, write_plain, {{{"o_norm", "g_norm_swish_gate"}, {"f_proj", "gk_proj"}}}},
     {"hgrn2", read_hgrn2, write_hgrn2, {{{"o_norm", "g_norm"}, {"v_proj", "i_proj"}}}},
-    {"mamba2", read_mamba2, write_mamba2, {}, true},
+    {"mamba2", read_mamba2, write_mamba2, {}, "norm"},
+    {"mamba", read_mamba, write_mamba, {}, "norm"},
+    {"samba", read_samba, write_samba, {}, "mixer_norm"},
     {"retnet", read_retnet, write_plain, {{{"o_norm", "g_norm_swish_gate"}}}},
 };
 
@@ -567,13 +620,14 @@ const Type* find_type(const std::string& name) {
 ModelConfig meaning_of_layers(ModelConfig c) {
   const ModelConfig standard;
   StringList kinds;
-  bool attention = false, window = false, conv = false, ssd = false;
+  bool attention = false, window = false, conv = false, ssd = false, mamba = false;
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     const LayerKind kind = c.layer_kind(i);
     attention = attention || kind == LayerKind::kAttention;
     window = window || kind == LayerKind::kWindow;
     conv = conv || kind == LayerKind::kConv;
     ssd = ssd || kind == LayerKind::kSsd;
+    mamba = mamba || kind == LayerKind::kMamba || kind == LayerKind::kLonghornDiag;
     const std::string& name = c.layers.empty() ? c.rule : c.layers[static_cast<size_t>(i) % c.layers.size()];
     kinds.push_back(kind == LayerKind::kRecurrent && c.layer_rule(i) == c.rule ? "recurrent" : name);
   }
@@ -589,6 +643,11 @@ ModelConfig meaning_of_layers(ModelConfig c) {
   if (!window) c.window = {};
   if (!conv) c.conv = {};
   if (!ssd) c.ssd = {};
+  if (mamba) {
+    c.mamba.dt_rank = c.selective_spec(ScanLaw::kMamba).rank;
+  } else {
+    c.mamba = {};
+  }
   if (!c.has_recurrence()) {
     ModelConfig plain;
     plain.layers = c.layers;
@@ -597,6 +656,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     plain.window = c.window;
     plain.conv = c.conv;
     plain.ssd = c.ssd;
+    plain.mamba = c.mamba;
     plain.vocab_size = c.vocab_size;
     plain.hidden_size = c.hidden_size;
     plain.num_hidden_layers = c.num_hidden_layers;
@@ -810,10 +870,11 @@ PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>
 namespace {
 
 // "model.layers.0.attn.D" -> "backbone.layers.0.mixer.D".
-std::string backbone_name(const std::string& name) {
-  constexpr Rename kParts[] = {{".model.norm.", ".backbone.norm_f."}, {".model.", ".backbone."}, {".attn.", ".mixer."}, {".attn_norm.", ".norm."}};
+std::string backbone_name(const std::string& name, const std::string& norm) {
+  const std::string of_mixer = "." + norm + ".";
+  const Rename parts[] = {{".model.norm.", ".backbone.norm_f."}, {".model.", ".backbone."}, {".attn.", ".mixer."}, {".attn_norm.", of_mixer.c_str()}};
   std::string result = "." + name;
-  for (const Rename& part : kParts) {
+  for (const Rename& part : parts) {
     const std::string ours = part.ours;
     if (const size_t at = result.find(ours); at != std::string::npos) result.replace(at, ours.size(), part.theirs);
   }
@@ -825,7 +886,7 @@ std::string backbone_name(const std::string& name) {
 std::string peer_parameter_name(const Json& peer_config, const std::string& name) {
   const Type* type = find_type(type_name(peer_config));
   if (type == nullptr) return name;
-  if (type->backbone) return backbone_name(name);
+  if (type->norm != nullptr) return backbone_name(name, type->norm);
   std::string result = "." + name + ".";
   for (const Rename& rename : type->renames) {
     if (rename.ours == nullptr) continue;

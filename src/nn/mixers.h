@@ -11,11 +11,12 @@
 #include "nn/conv_mixer.h"
 #include "nn/mixer.h"
 #include "nn/recurrent_mixer.h"
+#include "nn/selective_mixer.h"
 #include "nn/ssd_mixer.h"
 
 namespace fw {
 
-using MixerSpec = std::variant<RecurrentMixerSpec, AttentionSpec, ConvSpec, SsdSpec>;
+using MixerSpec = std::variant<RecurrentMixerSpec, AttentionSpec, ConvSpec, SsdSpec, SelectiveSpec>;
 
 // In order of declaration, names with `prefix` before them; no memory is allocated for values.
 inline std::vector<ParamSpec> mixer_parameters(const MixerSpec& spec, const std::string& prefix) {

@@ -53,6 +53,12 @@ void Params<T>::decay_all() {
 }
 
 template <class T>
+void Params<T>::decay_matrices() {
+  for (ParamSpec& spec : specs_) spec.weight_decay = spec.shape.size() > 1;
+  if (device_ != nullptr) write_pieces();
+}
+
+template <class T>
 void Params<T>::write_pieces() {
   std::vector<ParamPiece> pieces;
   for (const ParamSpec& spec : specs_) {

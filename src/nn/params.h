@@ -36,6 +36,7 @@ class Params {
   int declare(ParamSpec spec);
   void allocate(Device& device = host_device());
   void decay_all();           // weight decay for every parameter, as some papers' runs have it
+  void decay_matrices();      // for those of two or more dimensions and no others
   void init(Random& random);  // every parameter in order of declaration
 
   int find(std::string_view name) const;  // throws Error(kInternal) where none has the name.

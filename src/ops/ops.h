@@ -26,6 +26,14 @@ enum class PlaceFactor { kNone, kInverse, kInverseSqrt, kInverseLog };
 
 enum class Turn { kForth, kBack };
 
+// How the element [n, d] of a selective scan's state forgets and what is written to it, made of a channel's step and the key k:
+//   kMamba: exp(step_d A_nd) and step_d k_n u_d, A = -exp(a_log)      kLonghorn: 1 - e_d k_n^2 and e_d k_n u_d, e = step / (1 + step |k|^2)
+enum class ScanLaw { kMamba, kLonghorn };
+// Tokens between the states that a selective scan keeps for its backward pass.
+constexpr int64_t kScanChunk = 16;
+// Places for those states [N, D]: chunk i of a sequence that begins at token b is at b / kScanChunk + the sequence's number + i.
+constexpr int64_t scan_marks(int64_t tokens, int64_t sequences) { return tokens / kScanChunk + sequences; }
+
 // The type of parameters, their gradients and statistics beside activations of type T: the same, float beside bfloat16.
 template <class T>
 struct WideOf {

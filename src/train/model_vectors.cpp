@@ -204,7 +204,9 @@ class ModelCheck {
   // A model and the optimiser of the traces.
   template <class T>
   struct Training {
-    explicit Training(LanguageModel<T> loaded) : model(std::move(loaded)), optimizer({0.9, 0.95, 1e-8, 0.1}, model.params()) {}
+    explicit Training(LanguageModel<T> loaded) : model(std::move(loaded)), optimizer({0.9, 0.95, 1e-8, 0.1}, model.params()) {
+      model.params().decay_matrices();  // what the traces decay, whatever the layers' papers say
+    }
     StepResult step(const Batch& batch, double lr) { return train_step(model, optimizer, {&batch, 1}, lr, 1.0); }
     void set_values(const Params<double>& from) {
       for (size_t i = 0; i < from.specs().size(); ++i) {

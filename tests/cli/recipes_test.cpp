@@ -43,7 +43,14 @@ TEST(Recipes, HaveThePapersParameters) {
                                                                   {"1.3b-gated-deltanet2-hybrid", {1253420448, 0}},
                                                                   {"1.3b-gated-deltanet-hybrid", {1201606208, 0}},
                                                                   {"1.3b-kda-hybrid", {1169862048, 0}},
-                                                                  {"1.3b-transformer", {1158760448, 0}}};
+                                                                  {"1.3b-transformer", {1158760448, 0}},
+                                                                  // Summed by hand from the shapes of docs/rules/mamba.md and docs/models.md
+                                                                  {"1.3b-mamba", {1334740992, 0}},
+                                                                  {"1.3b-mamba-hybrid", {1255385088, 0}},
+                                                                  {"1.3b-longhorn-diag-hybrid", {1254729728, 0}},
+                                                                  {"1.3b-mamba2", {1306303488, 0}},
+                                                                  {"1.3b-mamba2-hybrid", {1249460608, 0}},
+                                                                  {"1.3b-samba", {1403935488, 0}}};
   size_t found = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
     if (entry.path().extension() != ".toml") continue;

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "base/safetensors.h"
 #include "cli/program.h"
@@ -55,21 +56,39 @@ TEST(Conformance, AWrongValueFails) {
   EXPECT_EQ(run({"verify", folder / "ops.safetensors"}).code, 1);
 }
 
-// The whole folder but two recurrences and a model: none else may go missing unseen.
+// The whole folder but two recurrences: none else may go missing unseen.
 TEST_F(Verify, AllThatIsKnownPasses) {
   const Outcome all = run({"verify", vectors_, "--skip-unknown"});
   EXPECT_EQ(all.code, 0) << all.out << all.err;
   EXPECT_THAT(all.out, HasSubstr("0 beyond"));
   EXPECT_THAT(all.out, HasSubstr("unknown, skipped"));
-  EXPECT_THAT(all.out, HasSubstr("162 within bounds, 0 beyond, 3 rules or models unknown"));
+  EXPECT_THAT(all.out, HasSubstr("168 within bounds, 0 beyond, 2 rules or models unknown"));
   EXPECT_THAT(all.out, Not(HasSubstr("FAILED")));
 }
 
 TEST_F(Verify, UnknownIsAFailureUnlessSkipped) {
-  const Outcome outcome = run({"verify", model("mamba2"), model("linear_attn")});
+  std::filesystem::create_directories(folder_ / "unheard");
+  spill(folder_ / "unheard/config.json", R"({"model_type": "unheard"})");
+  const Outcome outcome = run({"verify", folder_ / "unheard", model("linear_attn")});
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.out, HasSubstr("UNKNOWN"));
-  EXPECT_EQ(run({"verify", model("mamba2"), "--skip-unknown"}).code, 0);
+  EXPECT_EQ(run({"verify", folder_ / "unheard", "--skip-unknown"}).code, 0);
+}
+
+TEST_F(Verify, ScansThatAreNoRulesOfTheHeader) {
+  const std::string more = fw::testing::shared_path("vectors_more");
+  if (more.empty()) GTEST_SKIP() << fw::testing::kNoShared;
+  for (const char* type : {"f64", "f32"}) {
+    const Outcome outcome = run({"verify", more + "/ops_more.safetensors", "--dtype", type, "--skip-unknown", "--json"});
+    EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+    const auto json = nlohmann::json::parse(outcome.out);
+    for (const char* scan : {"mamba1", "longhorn_diag"}) {
+      int64_t compared = 0;
+      for (const auto& one : json.at("compared")) compared += one.at("subject") == scan ? 1 : 0;
+      EXPECT_EQ(compared, 2) << scan;
+      for (const auto& one : json.at("unknown")) EXPECT_NE(one.at("subject"), scan);
+    }
+  }
 }
 
 TEST_F(Verify, ToleranceTypeAndForm) {

@@ -146,6 +146,8 @@ std::vector<Named> models() {
                         c.ssd.state_size = 16;
                         c.ssd.num_groups = 2;
                       })},
+      {"mamba", with(tiny("gated_deltanet2", {"mamba", "mamba"}), [](ModelConfig& c) { c.mlp = "none"; })},
+      {"longhorn_diag", tiny("gated_deltanet2", {"longhorn_diag", "window"})},
       {"tied", with(tiny("gated_deltanet2", {"recurrent"}), [](ModelConfig& c) { c.tie_word_embeddings = true; })},
   };
 }

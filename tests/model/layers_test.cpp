@@ -77,6 +77,17 @@ std::vector<Layers> models() {
     c.ssd.state_size = 8;
     c.ssd.conv_size = 1;
   });
+  add("mamba", {"mamba", "mamba"}, [](ModelConfig& c) {
+    c.mlp = "none";
+    c.mamba.state_size = 5;
+    c.mamba.dt_rank = 3;
+  });
+  add("samba", {"mamba", "window"}, [](ModelConfig& c) { c.mamba.conv_size = 1; });
+  add("longhorn_diag", {"longhorn_diag", "recurrent"}, [](ModelConfig& c) {
+    c.mamba.expand = 1;
+    c.mamba.state_size = 6;
+    c.mamba.conv_size = 3;
+  });
   add("zoology", {"conv", "recurrent"}, [](ModelConfig& c) { c.mlp = "none"; });
   add("convolution_of_one", {"conv"}, [](ModelConfig& c) {
     c.conv.kernel = 1;

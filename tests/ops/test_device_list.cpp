@@ -154,6 +154,65 @@ TEST_P(DeviceList, TimeStep) {
   });
 }
 
+TEST_P(DeviceList, Softplus) {
+  for_shapes([](const Shape& s) {
+    compare(GetParam(), [&](auto& run) {
+      auto x = run.matrix(s.rows, s.cols, s.pad, -12, 6), y = run.out(s.rows, s.cols, s.pad), dy = run.matrix(s.rows, s.cols, s.pad);
+      auto value = run.matrix(s.rows, s.cols, s.pad, 0, 6);
+      run.on.exec.softplus_forward(x.mat(), y.mat());
+      run.keep("y", y);
+      run.on.exec.softplus_forward(x.mat(), x.mat());
+      run.keep("in place", x);
+      run.on.exec.softplus_backward(dy.mat(), value.mat(), dy.mat());
+      run.keep("dx in place", dy);
+    });
+  });
+}
+
+// Both laws: one token, chunks that end early, empty sequences, more sequences than groups, channels and rows that fill no block and no group.
+TEST_P(DeviceList, SelectiveScan) {
+  std::vector<int64_t> singles;
+  for (int64_t n = 0; n <= 40; ++n) singles.push_back(n);
+  const struct {
+    SeqLayout layout;
+    int64_t channels, states, pad;
+    bool states_given;
+  } cases[] = {{SeqLayout({0, 1}), 1, 1, 0, true},    {SeqLayout({0, 0, 16, 33, 33, 40}), 130, 16, 8, true},
+               {SeqLayout({0, 50}), 20, 5, 3, false}, {SeqLayout({0, 15, 20}), 12, 17, 0, true},
+               {SeqLayout(singles), 24, 16, 0, true}, {SeqLayout({0, 0}), 8, 16, 0, true}};
+  for (const auto& s : cases) {
+    for (const ScanLaw law : {ScanLaw::kMamba, ScanLaw::kLonghorn}) {
+      SCOPED_TRACE(::testing::Message() << s.layout.tokens() << " tokens, " << s.states << " x " << s.channels
+                                        << (law == ScanLaw::kMamba ? " mamba" : " longhorn"));
+      compare(GetParam(), [&](auto& run) {
+        using W = typename std::decay_t<decltype(run)>::W;
+        const int64_t T = s.layout.tokens(), D = s.channels, N = s.states, size = s.layout.count() * N * D;
+        Pass pass(run.on.device, s.layout, std::vector<int64_t>(static_cast<size_t>(s.layout.count())));
+        auto u = run.matrix(T, D, s.pad), step = run.matrix(T, D, s.pad, 0.01, 0.6), q = run.matrix(T, N, s.pad), k = run.matrix(T, N, s.pad);
+        auto y = run.out(T, D, s.pad), dy = run.matrix(T, D, s.pad), du = run.out(T, D, s.pad), dstep = run.out(T, D, s.pad), dq = run.out(T, N, s.pad);
+        auto dk = run.out(T, N, s.pad);
+        Buffer<W> a_log = run.parameters(D * N, -1, 2), skip = run.parameters(D), state = run.parameters(size), ds = run.parameters(size);
+        Buffer<W> da = run.parameters(D * N), dskip = run.parameters(D), marks = run.parameters(scan_marks(T, s.layout.count()) * N * D);
+        const W* rates = law == ScanLaw::kMamba ? a_log.data() : nullptr;
+        W* const given = s.states_given ? state.data() : nullptr;
+        run.on.exec.selective_scan_forward(law, u.mat(), step.mat(), q.mat(), k.mat(), rates, skip.data(), pass.layout, given, given, marks.data(), y.mat());
+        run.keep("y", y);
+        run.keep_wide("state", state);
+        W* const of_state = s.states_given ? ds.data() : nullptr;
+        run.on.exec.selective_scan_backward(law, dy.mat(), u.mat(), step.mat(), q.mat(), k.mat(), rates, skip.data(), pass.layout, marks.data(), of_state,
+                                            du.mat(), dstep.mat(), dq.mat(), dk.mat(), rates == nullptr ? nullptr : da.data(), dskip.data(), of_state);
+        run.keep("du", du);
+        run.keep("dstep", dstep);
+        run.keep("dq", dq);
+        run.keep("dk", dk);
+        run.keep_wide("da_log", da);
+        run.keep_wide("dskip", dskip);
+        run.keep_wide("ds", ds);
+      });
+    }
+  }
+}
+
 // A decay near zero keeps its digits: no logarithm of a number near 1.
 TEST_P(DeviceList, SmallDecaysKeepTheirDigits) {
   if (GetParam().type != Type::kFloat) return;

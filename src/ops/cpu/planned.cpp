@@ -31,6 +31,13 @@ void plan_attention_backward(const Exec<T>& exec, Mat<const T>, Mat<const T> q, 
   const cpu::AttentionScratch<T> scratch(exec.arena, shape, q.rows, cpu::attention_partial_rows(shape, layout));
 }
 
+template <class T>
+void plan_scan_backward(const Exec<T>& exec, ScanLaw law, Mat<const T>, Mat<const T> u, Mat<const T>, Mat<const T> q, Mat<const T>, const T*, const T*,
+                        const PassLayout& layout, const T*, const T*, Mat<T>, Mat<T>, Mat<T>, Mat<T>, T*, T*, T*) {
+  const cpu::ArenaMark mark(exec.arena);
+  const cpu::ScanScratch<T> scratch(exec.arena, law, u.rows, layout.host.count(), u.cols, q.cols);
+}
+
 }  // namespace
 
 template <class T>
@@ -43,6 +50,7 @@ const Ops<T>& planned_ops() {
     ops.cross_entropy_forward = &plan_cross_entropy_forward<T>;
     ops.cross_entropy_backward = &plan_cross_entropy_backward<T>;
     ops.attention_backward = &plan_attention_backward<T>;
+    ops.selective_scan_backward = &plan_scan_backward<T>;
     return ops;
   }();
   return kTable;

@@ -43,4 +43,24 @@ struct AttentionScratch {
 // Rows of `partial`, where the sequences of the pass have no tokens before it.
 int64_t attention_partial_rows(const AttentionShape& shape, const PassLayout& layout);
 
+// Selective scan: channels of a task. Its gradients that are sums over channels, by block of them; those that are sums over tokens, by group of sequences.
+constexpr int64_t kScanBlock = 128;
+constexpr int64_t scan_blocks(int64_t channels) { return (channels + kScanBlock - 1) / kScanBlock; }
+template <class T>
+struct ScanScratch {
+  static constexpr int64_t kMostGroups = 8;
+  int64_t sequences, groups;
+  T *dq, *dk, *square;  // [blocks, T, N]; [blocks, T], of Longhorn's |k|^2
+  T *da, *dskip;        // [groups, N, D], of Mamba; [groups, D]
+  ScanScratch(Arena& arena, ScanLaw law, int64_t tokens, int64_t count, int64_t channels, int64_t states)
+      : sequences(count),
+        groups(std::min(count, kMostGroups)),
+        dq(arena.alloc<T>(scan_blocks(channels) * tokens * states)),
+        dk(arena.alloc<T>(scan_blocks(channels) * tokens * states)),
+        square(law == ScanLaw::kLonghorn ? arena.alloc<T>(scan_blocks(channels) * tokens) : nullptr),
+        da(law == ScanLaw::kMamba ? arena.alloc<T>(groups * states * channels) : nullptr),
+        dskip(arena.alloc<T>(groups * channels)) {}
+  int64_t first_sequence(int64_t group) const { return group * sequences / groups; }
+};
+
 }  // namespace fw::cpu
