@@ -62,9 +62,12 @@ def library():
         ("fw_workspace_query", status, [pointer, pointer]),
         ("fw_device_check", status, [ctypes.c_int32]),
         ("fw_plan_text", size, [pointer, pointer, size]),
-        ("fw_forward", status, [pointer, pointer, pointer, pointer, size, pointer, size]),
-        ("fw_backward", status, [pointer, pointer, pointer, pointer, pointer, size, pointer, size]),
-        ("fw_step", status, [pointer, pointer, pointer, pointer, size]),
+        ("fw_plan_create", status, [pointer, ctypes.c_int, pointer]),
+        ("fw_plan_destroy", None, [pointer]),
+        ("fw_plan_sizes", status, [pointer, pointer]),
+        ("fw_plan_forward", status, [pointer, pointer, pointer, pointer, size, pointer, size]),
+        ("fw_plan_backward", status, [pointer, pointer, pointer, pointer, pointer, size, pointer, size]),
+        ("fw_plan_step", status, [pointer, pointer, pointer, pointer, size]),
         ("fw_last_error", ctypes.c_char_p, []),
         ("fw_version", ctypes.c_char_p, []),
         ("fw_simd_target", ctypes.c_char_p, []),
@@ -111,6 +114,29 @@ def rule_names():
         if name is None:
             return names
         names.append(name.decode())
+
+
+@functools.lru_cache(maxsize=None)
+def gates_struct(text):
+    """Which gates are given as logits (fw_gates), written like a rule: "g=softplus beta=sigmoid", "" for none."""
+    gates = new("fw_desc").gates
+    values = header().enums["fw_given"]
+    numbers = {name for name, kind in gates._fields_ if kind is ctypes.c_double}
+    names = [name for name, _ in gates._fields_ if name != "reserved"]
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        if not equals or name not in names:
+            raise Error(f"gates: expected name=value with a name of {', '.join(names)}, got '{word}'")
+        if name in numbers:
+            try:
+                setattr(gates, name, float(value))
+            except ValueError:
+                raise Error(f"gates: {name}: expected a number, got '{value}'") from None
+        elif value not in values:
+            raise Error(f"gates: {name}: expected one of {', '.join(values)}, got '{value}'")
+        else:
+            setattr(gates, name, values[value])
+    return gates
 
 
 @functools.lru_cache(maxsize=None)

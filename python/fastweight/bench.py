@@ -1,5 +1,5 @@
 """python -m fastweight.bench: time of forward, and of forward with backward, of these kernels and of an installed flash-linear-attention, in one run and
-interleaved, on the same tensors. --json FILE keeps the numbers, --plot FILE draws them (matplotlib). A function that FLA cannot run here (its kernels need
+interleaved, on the same tensors; with --host what a call costs beside computing (host.py). --json FILE keeps the numbers, --plot FILE draws them (matplotlib). A function that FLA cannot run here (its kernels need
 a GPU) has no time of theirs."""
 
 import argparse
@@ -107,6 +107,7 @@ def main(arguments=None):
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--host", action="store_true", help="the time of a call on tensors of one token")
     parser.add_argument("--json")
     parser.add_argument("--plot")
     args = parser.parse_args(arguments)
@@ -114,6 +115,14 @@ def main(arguments=None):
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name() if device == "cuda" else f"the CPU, {torch.get_num_threads()} threads"
+    if args.host:
+        from fastweight import host
+
+        rows = host.main(device)
+        if args.json:
+            with open(args.json, "w", encoding="utf-8") as file:
+                json.dump({"device": name, "torch": torch.__version__, "host_us": rows}, file, indent=1)
+        return 0
     shape = (args.batch, args.tokens, args.heads, args.dim)
     print(f"{name}; torch {torch.__version__}; B {shape[0]}, T {shape[1]}, H {shape[2]}, K = V = {shape[3]}, {args.dtype}; medians of {args.rounds}, ms")
     print(f"{'function':24} {'forward':>9} {'fla':>9} {'ratio':>6} {'fwd+bwd':>9} {'fla':>9} {'ratio':>6}")

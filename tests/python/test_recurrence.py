@@ -2,12 +2,14 @@
 
 import inspect
 import unittest
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 
 import fastweight
 import fastweight.torch as fwt
-from fastweight.torch import _calls
+from fastweight.torch import _calls, _plans
 from reference import random_inputs, recurrence
 
 COMPOSED = [
@@ -213,6 +215,70 @@ class Recurrence(unittest.TestCase):
                 fwt.forward("gated_deltanet", **{**named, **change})
 
 
+    def test_gates_given_as_logits_equal_gates_formed_by_torch_in_values_and_gradients(self):
+        def decay(how, x, a_log, bias):
+            rate = 1 if a_log is None else a_log.exp().reshape(-1, *[1] * (x.dim() - 3))
+            return {"softplus": -rate * F.softplus(x + bias), "lower_bound": -5 * torch.sigmoid(rate * (x + bias)), "logsigmoid": F.logsigmoid(x + bias) / 16}[how]
+
+        for rule, wide in (("gated_deltanet", (4,)), ("kda", (4, 12))):
+            for how in ("softplus", "lower_bound", "logsigmoid"):
+                named = random_inputs(rule, T=21)
+                named["g"], named["beta"] = named["g"] * 20 + 1, named["beta"] * 8 - 4
+                generator = torch.Generator().manual_seed(3)
+                parameters = [torch.randn(wide[:1], generator=generator, dtype=torch.float64), torch.randn(wide, generator=generator, dtype=torch.float64)]
+                if how == "logsigmoid":
+                    parameters[0] = None
+                leaves = [x.requires_grad_() for x in (*named.values(), *parameters) if x is not None]
+                gates = f"g={how} beta=sigmoid"
+                found = fwt.forward(rule, **named, a_log=parameters[0], dt_bias=parameters[1], gates=gates).o
+                formed = {**named, "g": decay(how, named["g"], *parameters), "beta": named["beta"].sigmoid()}
+                expected = fwt.forward(rule, **formed).o
+                with self.subTest(rule=rule, how=how):
+                    self.assertNear(found, expected, 1e-11, "o")
+                    weights = weights_like([found])
+                    for a, b in zip(gradients([found], leaves, weights), gradients([expected], leaves, weights)):
+                        self.assertNear(a, b, 1e-9, "gradient")
+                    token = {name: x.detach()[:, :1] for name, x in named.items()}
+                    state = torch.zeros(2, 4, 12, 20, dtype=torch.float64)
+                    plain = [x if x is None else x.detach() for x in parameters]
+                    o = fwt.step(rule, state=state, a_log=plain[0], dt_bias=plain[1], gates=gates, **token)
+                    self.assertNear(o, expected[:, :1], 1e-11, "step")
+
+    def test_only_so_many_prepared_calls_are_kept_and_those_that_went_are_made_again(self):
+        named = {name: x.float() for name, x in random_inputs("gated_deltanet", T=12).items()}
+        expected = [fwt.forward("gated_deltanet", **{name: x[:, :t] for name, x in named.items()}).o for t in range(1, 12)]
+        with mock.patch.object(_plans, "_MOST_CALLS", 4):
+            _plans.kept().clear()
+            for _ in range(2):
+                for t in range(1, 12):
+                    o = fwt.forward("gated_deltanet", **{name: x[:, :t] for name, x in named.items()}).o
+                    self.assertTrue(torch.equal(o, expected[t - 1]), t)
+                    self.assertLessEqual(len(_plans.kept()), 4)
+
+    def test_a_call_without_gradients_does_not_stand_for_one_with(self):
+        named = {name: x.float().requires_grad_() for name, x in random_inputs("gated_deltanet", T=5).items()}
+        for _ in range(2):
+            with torch.no_grad():
+                self.assertFalse(fwt.forward("gated_deltanet", **named, save=False).o.requires_grad)
+            self.assertTrue(fwt.forward("gated_deltanet", **named, save=False).o.requires_grad)
+            detached = {name: x.detach() for name, x in named.items()}
+            self.assertFalse(fwt.forward("gated_deltanet", **detached).o.requires_grad)
+            some = fwt.forward("gated_deltanet", **{**detached, "v": named["v"]}).o
+            self.assertEqual(torch.autograd.grad(some.sum(), named["v"])[0].shape, named["v"].shape)
+
+    def test_some_gradients_of_tensors_that_are_not_contiguous(self):
+        mixed = torch.randn(2, 9, 3, 4, 12).requires_grad_()
+        q, k, v = mixed.unbind(2)
+        beta = torch.rand(2, 9, 4)
+        d = torch.randn(2, 9, 4, 12)
+        (found,) = torch.autograd.grad(fwt.forward("deltanet", q, k, v, beta=beta).o, mixed, d)
+        (expected,) = torch.autograd.grad(fwt.forward("deltanet", *[t.contiguous() for t in (q, k, v)], beta=beta).o, mixed, d)
+        self.assertTrue(torch.equal(found, expected))
+        (wide,) = torch.autograd.grad(fwt.forward("deltanet", q, k, v, beta=beta).o.sum(), mixed)  # a cotangent of strides 0
+        (plain,) = torch.autograd.grad(fwt.forward("deltanet", q, k, v, beta=beta).o, mixed, torch.ones_like(d))
+        self.assertTrue(torch.equal(wide, plain))
+
+
 class Refusals(unittest.TestCase):
     def setUp(self):
         self.named = {name: x.float() for name, x in random_inputs("gated_deltanet").items()}
@@ -240,6 +306,9 @@ class Refusals(unittest.TestCase):
         self.refused("q: expected batch size 1 with cu_seqlens", cu_seqlens=torch.tensor([0, 37]))
         one = {name: x[:1] for name, x in named.items()}
         self.refused(r"cu_seqlens\[1\]: expected T = 37, got 36", **one, cu_seqlens=torch.tensor([0, 36]))
+        self.refused("gates: g: expected one of value, sigmoid, softplus, .* got 'fast'", gates="g=fast")
+        self.refused("gates: expected name=value with a name of g, beta, .* got 'decay=softplus'", gates="decay=softplus")
+        self.refused("a_log: expected none, since the log-decay is given as its value", a_log=torch.zeros(4))
         self.refused("bf16|FW_F32", q=named["q"].double(), bf16_operands=True)
 
     def test_states_of_a_step(self):

@@ -109,6 +109,14 @@ class Tools(unittest.TestCase):
         self.assertEqual([row["function"] for row in found["rows"]], list(bench.FUNCTIONS))
         self.assertTrue(all(row["fastweight_both_ms"] > 0 for row in found["rows"]))
 
+    def test_bench_has_the_parts_of_a_call(self):
+        from fastweight import host
+
+        rows = host.measure(calls=2, rounds=2)
+        for part, whole in (("the library's forward", "prepared forward"), ("the library's backward", "prepared backward")):
+            self.assertIn(part, rows)
+            self.assertGreater(rows[whole][1], 0)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -16,14 +16,13 @@ import typing
 import torch
 
 from fastweight._library import DeviceError, Error
-from fastweight.torch import _arguments, _autograd, _calls, _operators
+from fastweight.torch import _arguments, _autograd, _calls, _operators  # noqa: F401: the operators are registered
 
 __all__ = ["DeviceError", "Error", "Result", "backward", "forward", "plan_text", "step"]
 
 _SAVE = os.environ.get("FASTWEIGHT_SAVE", "1") != "0"
-_MOST_KNOWN = 4096
-_known = {}  # options and signature of a call that passed the checks: its config
 _SEGMENT = int(os.environ.get("FASTWEIGHT_SEGMENT", "0"))
+_NUMBER = (float, int, type(None))
 
 
 class Result(typing.NamedTuple):
@@ -32,16 +31,15 @@ class Result(typing.NamedTuple):
     final_precond: typing.Optional[torch.Tensor]
 
 
-def _config(rule, q, scale, v_first, form, chunk, segment, bf16_operands):
+def _config(q, rule, scale, v_first, form, chunk, segment, bf16_operands, gates):
     if not isinstance(rule, str):
         raise Error(f"rule: expected a preset's name or axis=value ..., got {type(rule).__name__}")
     if form not in _calls.FORMS:
         raise Error(f"form: expected one of {', '.join(_calls.FORMS)}, got {form!r}")
     if bf16_operands is None:  # the chunk form on CUDA has no other; inputs of float32 there run exactly, one token at a time
         bf16_operands = q.device.type == "cuda" and q.dtype in (torch.bfloat16, torch.float16)
-    return _calls.Config(
-        rule, float(scale or 0.0), bool(v_first), _calls.FORMS[form], int(chunk), int(_SEGMENT if segment is None else segment), bool(bf16_operands)
-    )
+    return _calls.Config(rule, float(scale or 0.0), bool(v_first), _calls.FORMS[form], int(chunk), int(_SEGMENT if segment is None else segment),
+                         bool(bf16_operands), gates or "")
 
 
 def forward(
@@ -61,7 +59,12 @@ def forward(
     precond_center=None,
     initial_state=None,
     initial_precond=None,
+    a_log=None,
+    dt_bias=None,
+    precond_a_log=None,
+    precond_dt_bias=None,
     *,
+    gates=None,
     scale=None,
     output_final_state=False,
     cu_seqlens=None,
@@ -76,6 +79,7 @@ def forward(
     """Result(o, final_state, final_precond); o [B, T, HV, V] in q's type.
 
     rule: a preset's name, "axis=value ..." or a name with axes that differ ("kda gain_bound=2").
+    gates: which gates are given as logits and how (fw_gates): "g=softplus beta=sigmoid", "g=lower_bound lower_bound=-5"; a_log and dt_bias belong to those.
     scale: of the read vector, K^-1/2 if None. state_v_first: states are [N, HV, V, K] instead of [N, HV, K, V].
     cu_seqlens: offsets [N + 1] of sequences in a batch of one; on a device its values are fetched once for a tensor that does not change, and
         cu_seqlens_cpu, the same in host memory, spares that.
@@ -83,49 +87,64 @@ def forward(
     save: whether forward keeps what backward needs (True unless FASTWEIGHT_SAVE=0) or backward computes it again: less memory, more time.
     """
     raw = (q, k, v, g, beta, lambda_, erase_key, erase_gate, write_gate, read_correction, precond_g, precond_beta, precond_center, initial_state,
-           initial_precond)
-    cu_seqlens = cu_seqlens_cpu if cu_seqlens_cpu is not None else cu_seqlens
-    inputs = key = None
-    untraced = _autograd.untraced()
-    if untraced:  # the same call as before, on tensors that need no conversion, is not checked again
-        try:
-            key = _calls.signature(raw)
-            options = (rule, scale, state_v_first, form, chunk, segment, bf16_operands, key)
-            config = _known.get(options)
-        except (AttributeError, TypeError):  # not tensors, or not hashable: the checks say what is wrong
-            options = config = None
-        if config is not None:
-            inputs = raw
-    if inputs is None:
-        inputs = _arguments.inputs_of(dict(zip(_calls.INPUTS, raw)))
-        config = _config(rule, q, scale, state_v_first, form, chunk, segment, bf16_operands)
-        if not (untraced and options is not None and _autograd.eager(raw) and all(a is b for a, b in zip(raw, inputs))):
-            key = None
-        else:
-            if len(_known) >= _MOST_KNOWN:
-                _known.clear()
-            _known[options] = config
+           initial_precond, a_log, dt_bias, precond_a_log, precond_dt_bias)
+    options = (rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates)
+    if cu_seqlens_cpu is not None:
+        cu_seqlens = cu_seqlens_cpu
+    if not _autograd.untraced():
+        return _traced(raw, options, cu_seqlens, output_final_state, save)
+    grad = torch.is_grad_enabled()
+    offsets = key = call = None
+    if cu_seqlens is not None:
+        _arguments.check_offsets(cu_seqlens, q)
+        offsets = _calls.offsets_of(cu_seqlens)
+    try:
+        key = (options, output_final_state, save, grad, _calls.signature(raw), offsets and offsets.key, _calls.stream_of(q))
+        call = _calls.kept().get(key)
+    except (AttributeError, TypeError):  # not tensors, or not hashable: the checks say what is wrong
+        key = None
+    if call is None:
+        inputs, config = _checked(raw, options)
+        if not _autograd.eager(inputs):
+            return _traced(raw, options, cu_seqlens, output_final_state, save)
+        grad = grad and any([t is not None and t.requires_grad for t in inputs])
+        call = _calls.forward_call(config, inputs, offsets, bool(output_final_state), -1 if grad and (_SAVE if save is None else save) else 0, grad)
+        # The same call on tensors that need no conversion is not checked again.
+        if key is not None and type(scale) in _NUMBER and all([a is b for a, b in zip(raw, inputs)]):
+            _calls.keep(key, call)
+        present = _calls.present_of(inputs)
+    else:
+        present = _calls.present_of(raw)
+    if not call.differentiated:
+        o, final_state, final_precond, _ = call(present)
+    elif output_final_state:
+        o, final_state, final_precond = _autograd.Recurrence.apply(call, *present)
+    else:
+        o, final_state, final_precond = _autograd.Recurrence.apply(call, *present), None, None
+    return Result(o if o.dtype == q.dtype else o.to(q.dtype), final_state, final_precond)
+
+
+def _checked(raw, options):
+    return _arguments.inputs_of(dict(zip(_calls.INPUTS, raw))), _config(raw[0], *options)
+
+
+def _traced(raw, options, cu_seqlens, output_final_state, save):
+    """forward() as an operator."""
+    inputs, config = _checked(raw, options)
+    q = raw[0]
     if cu_seqlens is not None:
         _arguments.check_offsets(cu_seqlens, inputs[_calls.Q])
-    needs_grad = torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in inputs])
-    save = needs_grad and (_SAVE if save is None else bool(save))
-    if key is not None or (untraced and _autograd.eager(inputs)):
-        offsets = _calls.offsets_of(cu_seqlens)
-        if needs_grad:
-            o, final_state, final_precond = _autograd.Recurrence.apply(config, offsets, output_final_state, save, key, *inputs)
-        else:
-            o, final_state, final_precond, _ = _calls.forward(config, inputs, offsets, output_final_state, 0, key)
-    else:
-        o, final_state, final_precond, _ = torch.ops.fastweight.forward(*inputs, cu_seqlens, *config, output_final_state, save)
-        if not output_final_state:
-            final_state = final_precond = None
-        elif final_precond.dim() == 1:  # the operator's absent tensor
-            final_precond = None
+    save = torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in inputs]) and (_SAVE if save is None else bool(save))
+    o, final_state, final_precond, _ = torch.ops.fastweight.forward(*inputs, cu_seqlens, *config, output_final_state, save)
+    if not output_final_state:
+        final_state = final_precond = None
+    elif final_precond.dim() == 1:  # the operator's absent tensor
+        final_precond = None
     return Result(o if o.dtype == q.dtype else o.to(q.dtype), final_state, final_precond)
 
 
 def backward(rule, inputs, d_o, d_final_state=None, d_final_precond=None, *, wanted=None, scale=None, cu_seqlens=None, state_v_first=False, form="auto",
-             chunk=0, segment=None, bf16_operands=None):
+             chunk=0, segment=None, bf16_operands=None, gates=None):
     """Gradients of sum(o d_o) + sum(final_state d_final_state) + sum(final_precond d_final_precond) as {name: tensor}, recomputing forward.
 
     inputs: {name: tensor} with the names of forward's arguments; wanted: names, all of inputs if None. For programs with a backward pass of their own;
@@ -137,28 +156,69 @@ def backward(rule, inputs, d_o, d_final_state=None, d_final_precond=None, *, wan
     names = list(inputs) if wanted is None else list(wanted)
     tensors = tuple(t if t is None else t.detach() for t in _arguments.inputs_of({**dict.fromkeys("qkv"), **named}))
     q = tensors[_calls.Q]
-    config = _config(rule, inputs["q"], scale, state_v_first, form, chunk, segment, bf16_operands)
+    config = _config(inputs["q"], rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates)
     _arguments.check_offsets(cu_seqlens, q)
     flags = [name in ["lambda" if n == "lambda_" else n for n in names] for name in _calls.INPUTS]
     state = _calls.state_dtype(q.dtype)
-    cotangents = tuple(_operators.usable(t, d) for t, d in ((d_o, q.dtype), (d_final_state, state), (d_final_precond, state)))
+    cotangents = tuple(_autograd.usable(t, d) for t, d in ((d_o, q.dtype), (d_final_state, state), (d_final_precond, state)))
     gradients = _calls.backward(config, tensors, _calls.offsets_of(cu_seqlens), cotangents, None, flags)
     found = dict(zip(_calls.INPUTS, gradients))
     return {name: found["lambda" if name == "lambda_" else name] for name in names}
 
 
-def step(rule, q, k, v, state, precond_state=None, *, slots=None, scale=None, cu_seqlens=None, state_v_first=False, **tensors):
+def step(rule, q, k, v, state, precond_state=None, *, slots=None, scale=None, cu_seqlens=None, state_v_first=False, gates=None, **tensors):
     """o of one or a few tokens a sequence; state [N, HV, K, V] (and precond_state [N, H, K]) are updated in place. No gradients.
 
     slots (CUDA): int32 [N], the states of sequence n lie at slots[n] of a pool; -1: the sequence is skipped and its o is not written."""
+    eager = _autograd.untraced()
+    key = call = offsets = None
+    if eager:
+        if cu_seqlens is not None:
+            _arguments.check_offsets(cu_seqlens, q)
+            offsets = _calls.offsets_of(cu_seqlens)
+        raw = (q, k, v, state, precond_state, slots, *tensors.values())
+        try:
+            key = (rule, scale, state_v_first, gates, torch.is_grad_enabled(), *tensors, _calls.signature(raw), offsets and offsets.key,
+                   slots if slots is None else slots.data_ptr(), _calls.stream_of(q))
+            call = _calls.kept().get(key)
+        except (AttributeError, TypeError):
+            key = None
+    if call is None:
+        inputs, config = _checked_step(rule, q, k, v, state, precond_state, slots, scale, state_v_first, gates, tensors)
+        if cu_seqlens is not None:
+            _arguments.check_offsets(cu_seqlens, inputs[_calls.Q])
+        if not (eager and _autograd.eager((*inputs, state, precond_state, slots))):
+            o = torch.ops.fastweight.step_(*inputs, cu_seqlens, *config, state, precond_state, slots)
+            return o if o.dtype == q.dtype else o.to(q.dtype)
+        given = {"q": q, "k": k, "v": v, **{name.rstrip("_"): t for name, t in tensors.items()}}
+        unchanged = all([t is given.get(name) for name, t in zip(_calls.INPUTS, inputs)])
+        inputs = list(inputs)
+        inputs[_calls.INITIAL_STATE], inputs[_calls.INITIAL_PRECOND] = state, precond_state
+        call = _calls.step_call(config, inputs, offsets, slots)
+        if key is not None and type(scale) in _NUMBER and unchanged:
+            names = {name.rstrip("_"): name for name in tensors}
+            before, after = ([names[n] for n in part if n in names] for part in (_calls.INPUTS[: _calls.INITIAL_STATE], _calls.INPUTS[_calls.INITIAL_STATE :]))
+            _calls.keep(key, (call, before, after))
+        states = _calls.present_of((state, precond_state))
+        o = call(_calls.present_of(inputs), states)
+    else:
+        call, before, after = call
+        states = [state] if precond_state is None else [state, precond_state]
+        o = call(([q, v] if k is None else [q, k, v]) + [tensors[n] for n in before] + states + [tensors[n] for n in after], states)
+    for tensor in states:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+    return o if o.dtype == q.dtype else o.to(q.dtype)
+
+
+def _checked_step(rule, q, k, v, state, precond_state, slots, scale, state_v_first, gates, tensors):
     for name in tensors:
         if name.rstrip("_") not in _calls.INPUTS or name.startswith("initial"):
-            raise Error(f"step: expected tensors of {', '.join(n for n in _calls.INPUTS[3:-2])}, got '{name}'")
+            raise Error(f"step: expected tensors of {', '.join(n for n in _calls.INPUTS[3:] if not n.startswith('initial'))}, got '{name}'")
     inputs = _arguments.inputs_of({"q": q, "k": k, "v": v, **{name.rstrip("_"): t for name, t in tensors.items()}})
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
         raise Error("step: expected tensors without gradients (torch.no_grad()), got one that requires them; forward(form='token') has gradients")
-    config = _config(rule, q, scale, state_v_first, "token", 0, None, False)
-    _arguments.check_offsets(cu_seqlens, inputs[_calls.Q])
+    config = _config(q, rule, scale, state_v_first, "token", 0, None, False, gates)
     if not isinstance(state, torch.Tensor):
         raise Error(f"state: expected a torch.Tensor, got {type(state).__name__}")
     if slots is not None and (slots.dtype != torch.int32 or slots.dim() != 1 or slots.device != q.device):
@@ -169,17 +229,11 @@ def step(rule, q, k, v, state, precond_state=None, *, slots=None, scale=None, cu
         allowed = (_calls.state_dtype(inputs[_calls.Q].dtype),) + ((torch.bfloat16,) if q.device.type == "cuda" and name == "state" else ())
         if tensor is not None and tensor.dtype not in allowed:
             raise Error(f"{name}: expected {' or '.join(map(str, allowed))} (it is updated in place), got {tensor.dtype}")
-    if _autograd.eager((*inputs, state, precond_state, slots)):
-        o = _calls.step(config, inputs, _calls.offsets_of(cu_seqlens), state, precond_state, slots)
-        for tensor in (state, precond_state):
-            if tensor is not None and not tensor.is_inference():
-                torch.autograd.graph.increment_version(tensor)
-    else:
-        o = torch.ops.fastweight.step_(*inputs, cu_seqlens, *config, state, precond_state, slots)
-    return o if o.dtype == q.dtype else o.to(q.dtype)
+    return inputs, config
 
 
-def plan_text(rule, q, k, v, *, scale=None, cu_seqlens=None, state_v_first=False, form="auto", chunk=0, segment=None, bf16_operands=None, **tensors):
+def plan_text(rule, q, k, v, *, scale=None, cu_seqlens=None, state_v_first=False, form="auto", chunk=0, segment=None, bf16_operands=None, gates=None,
+              **tensors):
     """What a call with these tensors would do: form, kernels, bytes."""
     inputs = _arguments.inputs_of({"q": q, "k": k, "v": v, **{name.rstrip("_"): t for name, t in tensors.items()}})
-    return _calls.plan_text(_config(rule, q, scale, state_v_first, form, chunk, segment, bf16_operands), inputs, _calls.offsets_of(cu_seqlens))
+    return _calls.plan_text(_config(q, rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates), inputs, _calls.offsets_of(cu_seqlens))

@@ -7,7 +7,7 @@ that came. Only what a copy needs is copied: strided views of one projection are
 import torch
 
 from fastweight._library import Error
-from fastweight.torch._calls import INPUTS, STATES, state_dtype
+from fastweight.torch._plans import INPUTS, STATES, state_dtype
 
 _TOKEN_DTYPES = (torch.float32, torch.bfloat16)
 

@@ -1,328 +1,244 @@
 """Calls of the C interface on tensors, without autograd and without the dispatcher.
 
-A plan is a call's structs with shapes, strides and sizes filled in; it is made once for a signature (the rule and its options,
-dtype, shape and strides of every tensor, offsets of the sequences) and kept per thread, so that a call only writes pointers.
-The last ones used are kept (_MOST_PLANS): sequences of other lengths are other plans.
+A prepared call (Forward, Backward, Step) has the plan and the structs of one signature: the rule and its options, type, shape, strides and device of every
+tensor, offsets of the sequences, the stream. Running it makes outputs, writes addresses and calls. Prepared calls belong to a thread (_plans.kept()).
 
 Tensors come here checked for kind and device (_arguments.py); whether shapes and types fit the rule is the library's to say, and
-its message names the argument.
+its message names the argument. "present" is what there is of a call's tensors, in their order.
 """
 
-import collections
 import ctypes
-import threading
-import typing
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from fastweight import _library
+from fastweight.torch._plans import (  # noqa: F401: some are for _operators.py and the tests
+    FORMS, INITIAL_PRECOND, INITIAL_STATE, INPUTS, Config, Plan, Q, STATES, Shapes, Tensors, V, any_bf16, descriptor, keep, kept, offsets_of, shapes_of,
+    signature, sizes_of, state_dtype,
+)
 
-HEADER = _library.header()
-INPUTS = tuple(name for name, _ in HEADER.structs["fw_inputs"]._fields_ if name != "size")
-Q, V = (INPUTS.index(name) for name in "qv")
-STATES = ("precond_center", "initial_state", "initial_precond")  # of the state's type; all other inputs are tensors of tokens
-INITIAL_STATE, INITIAL_PRECOND = (INPUTS.index(name) for name in STATES[1:])
-_DTYPES = {torch.float32: HEADER.enums["fw_dtype"]["f32"], torch.float64: HEADER.enums["fw_dtype"]["f64"], torch.bfloat16: HEADER.enums["fw_dtype"]["bf16"]}
-_CUDA = HEADER.enums["fw_device"]["cuda"]
-FORMS = HEADER.enums["fw_form"]
-_MOST_PLANS = 512
 _ROWS = 64  # what saved_bound() counts in: the rows of a chunk on CUDA, a multiple of those on the CPU
-
-
-class Config(typing.NamedTuple):
-    """What a call has beside tensors; hashable, and of types that an operator's schema knows."""
-
-    rule: str
-    scale: float = 0.0
-    v_first: bool = False
-    form: int = 0
-    chunk: int = 0
-    segment: int = 0
-    bf16_operands: bool = False
-
-
-class Outputs(typing.NamedTuple):
-    o: torch.Tensor
-    final_state: typing.Optional[torch.Tensor]
-    final_precond: typing.Optional[torch.Tensor]
-    saved: typing.Optional[torch.Tensor]
-
-
-class Offsets:
-    """Sequence offsets in host memory. `key` stands for their values."""
-
-    def __init__(self, values):
-        self.count = len(values) - 1
-        self.array = (ctypes.c_int64 * len(values))(*values)
-        self.key = bytes(self.array)
-
-
-_offsets = WeakTensorKeyDictionary()
-
-
-def offsets_of(cu_seqlens):
-    """Host copy of a tensor of offsets, made once for a tensor that does not change: on CUDA the copy waits for the device."""
-    if cu_seqlens is None:
-        return None
-    try:
-        version = cu_seqlens._version
-    except RuntimeError:  # inference tensors count no changes
-        return Offsets(cu_seqlens.tolist())
-    kept = _offsets.get(cu_seqlens)
-    if kept is None or kept[0] != version:
-        if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise _library.Error(
-                "cu_seqlens: expected offsets whose values are known while a CUDA graph is captured, got a device tensor not seen before; "
-                "pass cu_seqlens_cpu, or call once before the capture (the graph keeps these offsets)"
-            )
-        kept = (version, Offsets(cu_seqlens.tolist()))
-        _offsets[cu_seqlens] = kept
-    return kept[1]
-
-
-def _describe(struct, tensor):
-    struct.dtype = _DTYPES[tensor.dtype]
-    struct.rank = tensor.dim()
-    for i, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
-        struct.shape[i] = size
-        struct.stride[i] = stride
+_KEPT_WORKSPACE = 1 << 16  # bytes: smaller workspaces on the CPU stay with their call. On CUDA the caching allocator knows streams and graphs
 
 
 def uses_precond(rule):
     return _library.rule_struct(rule).precond != 0
 
 
-def state_dtype(dtype):
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def state_shape(config, n, hv, k, v):
     return (n, hv, v, k) if config.v_first else (n, hv, k, v)
 
 
-class _Shapes(typing.NamedTuple):
-    B: int
-    T: int
-    H: int
-    HV: int
-    K: int
-    V: int
+def stream_of(tensor):
+    """The current stream of a tensor's device as a number; 0 on the CPU."""
+    return torch._C._cuda_getCurrentRawStream(tensor.get_device()) if tensor.is_cuda else 0
 
 
-def _shapes(inputs):
-    q, v = inputs[Q], inputs[V]
-    return _Shapes(q.shape[0], q.shape[1], q.shape[2], v.shape[2], q.shape[3], v.shape[3])
+def present_of(tensors):
+    return [t for t in tensors if t is not None]
 
 
-def _descriptor(config, shapes, dtype, io_bf16, device_type, offsets):
-    desc = _library.new("fw_desc")
-    desc.rule = _library.rule_struct(config.rule)
-    desc.dtype = _DTYPES[state_dtype(dtype)]
-    desc.io_dtype = _DTYPES[torch.bfloat16] if io_bf16 else 0
-    desc.form = config.form
-    desc.operands = _DTYPES[torch.bfloat16] if config.bf16_operands else 0
-    desc.scale = config.scale
-    desc.chunk = config.chunk
-    desc.segment = config.segment
-    desc.state_layout = int(config.v_first)
-    for name, value in shapes._asdict().items():
-        setattr(desc, name, value)
-    if offsets is not None:
-        desc.cu_seqlens = ctypes.addressof(offsets.array)
-        desc.num_sequences = offsets.count
-    if device_type == "cuda":
-        desc.device = _CUDA
-    return desc
+def maker_of(tensor):
+    """A function of such a tensor that makes a contiguous one of its shape and type; empty_like, the cheaper, keeps strides that are not."""
+    return torch.empty_like if tensor.is_contiguous() else lambda t: t.new_empty(t.shape)
 
 
-def _sizes(desc):
-    sizes = _library.new("fw_sizes")
-    _library.check(_library.library().fw_workspace_query(ctypes.byref(desc), ctypes.byref(sizes)))
-    return sizes
+class _Call:
+    """plan, config, offsets, stream; _run(). A subclass says function, the bytes of its workspace and which structs it has."""
+
+    function = ""
+
+    def __init__(self, config, inputs, offsets, stream, structs, plan=None, slots=None):
+        self.config, self.offsets, self.stream, self._slots = config, offsets, stream, slots
+        self.places = tuple(i for i, t in enumerate(inputs) if t is not None)
+        self.input_count = len(inputs)
+        self._cpu = inputs[Q].device.type == "cpu"
+        self._structs = structs
+        self._saved, self._saved_bytes = ctypes.c_void_p(), ctypes.c_size_t()
+        self._space, self._space_bytes = ctypes.c_void_p(), ctypes.c_size_t()
+        # Without argtypes: what is passed are ctypes objects already.
+        self._function = _library.library()[self.function]
+        self._planned(plan or self._plan(inputs))
+
+    def _plan(self, inputs):
+        return Plan(self.config, inputs, self.offsets, self.stream, self._slots, self.function == "fw_plan_step")
+
+    def _planned(self, plan):
+        self.plan = plan
+        self.workspace_bytes = self._space_bytes.value = self._needs()
+        self._workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device="cpu") if self._cpu and self.workspace_bytes <= _KEPT_WORKSPACE else None
+        if self._workspace is not None:
+            self._space.value = self._workspace.data_ptr()
+        saved = (self._saved, self._saved_bytes) if self.function != "fw_plan_step" else ()
+        self._arguments = (plan.handle, *[s.pointer for s in self._structs], *saved, self._space, self._space_bytes)
+
+    def _run(self, inputs):
+        """inputs: the present ones; the structs point at everything."""
+        if self._workspace is None:
+            workspace = inputs[0].new_empty(self.workspace_bytes, dtype=torch.uint8)
+            self._space.value = workspace.data_ptr()
+        status = self._function(*self._arguments)
+        if status:
+            if not self.plan.outgrown():
+                _library.check(status)
+            everything = [None] * self.input_count
+            for place, tensor in zip(self.places, inputs):
+                everything[place] = tensor
+            self._planned(self._plan(everything))
+            self._run(inputs)
 
 
-class _Plan:
-    """Structs of one signature. inputs and cotangents are filled from example tensors."""
+class Forward(_Call):
+    """o, the final states and what is kept for backward."""
 
-    def __init__(self, config, inputs, offsets, cotangents, gradients, slots):
-        first = inputs[Q]
-        self.shapes = _shapes(inputs)
-        self.N = offsets.count if offsets is not None else self.shapes.B
-        self.offsets = offsets  # its array is what the descriptor points at
-        tokens = [t for name, t in zip(INPUTS, inputs) if t is not None and name not in STATES]
-        self.desc = _descriptor(config, self.shapes, first.dtype, any(t.dtype == torch.bfloat16 for t in tokens), first.device.type, offsets)
-        self.device_index = first.device.index if first.device.type == "cuda" else None
-        if slots is not None:
-            self.desc.num_slots = inputs[INITIAL_STATE].shape[0]
-            self.desc.slots = slots.data_ptr()  # for the query: which slots is said by each call
-        sizes = _sizes(self.desc)
-        self.forward, self.backward, self.saved, self.backward_alone = sizes.forward, sizes.backward, sizes.saved, sizes.backward_alone
-        self.state_dtype = state_dtype(first.dtype)
-        self.inputs, self.in_data = self._filled("fw_inputs", INPUTS, inputs)
-        if cotangents is not None:
-            self.outputs, self.out_data = self._filled("fw_outputs", ("o", "final_state", "final_precond"), cotangents)
-            self.gradients, self.grad_data = self._filled("fw_inputs", INPUTS, gradients)
+    function = "fw_plan_forward"
+
+    def __init__(self, config, inputs, offsets, final, saved_bytes, stream):
+        q, shapes = inputs[Q], shapes_of(inputs)
+        n = offsets.count if offsets is not None else shapes.B
+        state = state_dtype(q.dtype)
+        self.dtype, self.state_dtype = q.dtype, state
+        shape = (shapes.B, shapes.T, shapes.HV, shapes.V)
+        v = inputs[V]
+        # Of v's shape, but q's type.
+        self._o_like = q.dtype == v.dtype and v.is_contiguous() and v.shape == shape
+        self._o = shape
+        self._v = sum(t is not None for t in inputs[:V])
+        self._state = state_shape(config, n, shapes.HV, shapes.K, shapes.V) if final else None
+        self._precond = (n, shapes.H, shapes.K) if final and uses_precond(config.rule) else None
+        self._asked = saved_bytes
+        self._inputs, self._outputs = Tensors("fw_inputs", inputs), Tensors("fw_outputs", self._made(q))
+        super().__init__(config, inputs, offsets, stream, (self._inputs, self._outputs))
+
+    def _needs(self):
+        # -1: what the plan keeps. A fixed size that is too small keeps nothing, and backward, which sees the same, recomputes.
+        self._keeps = self.plan.saved if self._asked < 0 or self.plan.saved <= self._asked else 0
+        self._buffer = self._keeps if self._asked < 0 else self._asked
+        self._saved_bytes.value = self._keeps if self._asked else 0
+        return self.plan.forward
+
+    def _made(self, q):
+        return (q.new_empty(self._o), None if self._state is None else q.new_empty(self._state, dtype=self.state_dtype),
+                None if self._precond is None else q.new_empty(self._precond, dtype=self.state_dtype))
+
+    def __call__(self, present):
+        """(o, final_state, final_precond, saved)."""
+        q = present[0]
+        self._inputs.point(present)
+        saved = None
+        if self._asked:
+            saved = q.new_empty(self._buffer, dtype=torch.uint8)
+            self._saved.value = saved.data_ptr() if self._keeps else None
+        if self._state is None:
+            o = torch.empty_like(present[self._v]) if self._o_like else q.new_empty(self._o)
+            self._outputs.point((o,))
+            self._run(present)
+            return o, None, None, saved
+        results = self._made(q)
+        self._outputs.point(present_of(results))
+        self._run(present)
+        return (*results, saved)
+
+
+class Backward(_Call):
+    """Gradients with respect to the present inputs of which wanted is true, in their types; None for the others."""
+
+    function = "fw_plan_backward"
+
+    def __init__(self, config, inputs, offsets, cotangents, wanted, has_saved, stream, plan=None):
+        self._has_saved = has_saved
+        wanted = tuple([bool(want and t is not None) for t, want in zip(inputs, wanted)])
+        self._wanted = tuple([want for t, want in zip(inputs, wanted) if t is not None])
+        self._all = all(self._wanted)
+        self._makers = tuple([maker_of(t) for t in present_of(inputs)])
+        gradients = tuple([maker_of(t)(t) if want else None for t, want in zip(inputs, wanted)])
+        self._inputs, self._cotangents, self._gradients = Tensors("fw_inputs", inputs), Tensors("fw_outputs", cotangents), Tensors("fw_inputs", gradients)
+        super().__init__(config, inputs, offsets, stream, (self._inputs, self._cotangents, self._gradients), plan)
+
+    def _needs(self):
+        self._keeps = self._has_saved and self.plan.saved > 0
+        self._saved_bytes.value = self.plan.saved if self._keeps else 0
+        return self.plan.backward if self._keeps or self.plan.saved == 0 else self.plan.backward_alone
+
+    def __call__(self, present, cotangents, saved):
+        if self._all:
+            gradients = made = [make(t) for make, t in zip(self._makers, present)]
         else:
-            self.outputs, self.out_data = self._filled("fw_outputs", ("o", "final_state", "final_precond"), gradients)
-        self.pointers = tuple(ctypes.byref(x) for x in (self.desc, self.inputs, self.outputs))
-        self.gradient_pointer = ctypes.byref(self.gradients) if cotangents is not None else None
-
-    @staticmethod
-    def _filled(struct, names, tensors):
-        value = _library.new(struct)
-        data = [getattr(value, name) if tensor is not None else None for name, tensor in zip(names, tensors)]
-        for field, tensor in zip(data, tensors):
-            if field is not None:
-                _describe(field, tensor)
-        return value, data
+            gradients = [make(t) if want else None for make, t, want in zip(self._makers, present, self._wanted)]
+            made = present_of(gradients)
+        self._inputs.point(present)
+        self._cotangents.point(cotangents)
+        self._gradients.point(made)
+        self._saved.value = saved.data_ptr() if self._keeps else None
+        self._run(present)
+        return gradients
 
 
-def _point(fields, tensors):
-    for field, tensor in zip(fields, tensors):
-        if field is not None:
-            field.data = tensor.data_ptr()
+class Step(_Call):
+    """o of the token form; the states (or those at the slots) are updated in place."""
+
+    function = "fw_plan_step"
+
+    def __init__(self, config, inputs, offsets, slots, stream):
+        q, shapes = inputs[Q], shapes_of(inputs)
+        self._o = (shapes.B, shapes.T, shapes.HV, shapes.V)
+        self._inputs = Tensors("fw_inputs", inputs)
+        self._outputs = Tensors("fw_outputs", (q.new_empty(self._o), inputs[INITIAL_STATE], inputs[INITIAL_PRECOND]))
+        super().__init__(config, inputs, offsets, stream, (self._inputs, self._outputs), slots=slots)
+
+    def _needs(self):
+        return self.plan.forward
+
+    def __call__(self, present, states):
+        """present: the inputs with the states among them; states: the present ones again, which are written."""
+        o = present[0].new_empty(self._o)
+        self._inputs.point(present)
+        self._outputs.point((o, *states))
+        self._run(present)
+        return o
 
 
-_plans = threading.local()
+def forward_call(config, inputs, offsets, final, saved_bytes=0, differentiated=False):
+    """saved_bytes: 0: keep nothing, -1: keep what backward wants, else a buffer of this size. differentiated: the caller's note."""
+    stream = stream_of(inputs[Q])
+    key = ("forward", config, signature(inputs), offsets and offsets.key, final, saved_bytes, differentiated, stream)
+    call = kept().get(key)
+    if call is None:
+        call = keep(key, Forward(config, inputs, offsets, final, saved_bytes, stream))
+        call.differentiated = differentiated
+    return call
 
 
-def signature(tensors):
-    """Everything about tensors that a plan depends on; hashable."""
-    return tuple([None if t is None else (type(t), t.dtype, t.shape, t.stride(), t.device) for t in tensors])
+def forward(config, inputs, offsets, final, saved_bytes=0):
+    return forward_call(config, inputs, offsets, final, saved_bytes)(present_of(inputs))
 
 
-def _kept_plans():
-    kept = _plans.__dict__.get("kept")
-    if kept is None:
-        kept = _plans.kept = collections.OrderedDict()
-    return kept
+def backward(config, inputs, offsets, cotangents, saved, wanted):
+    """Of all inputs, None for those that are absent or not wanted."""
+    stream = stream_of(inputs[Q])
+    key = ("backward", config, signature(inputs), offsets and offsets.key, signature(cotangents), tuple(wanted), saved is not None and saved.numel(), stream)
+    call = kept().get(key)
+    if call is None:
+        call = Backward(config, inputs, offsets, cotangents, wanted, False, stream)
+        if saved is not None and saved.numel() >= call.plan.saved > 0:
+            call = Backward(config, inputs, offsets, cotangents, wanted, True, stream, call.plan)
+        keep(key, call)
+    found = iter(call(present_of(inputs), present_of(cotangents), saved))
+    return tuple([None if t is None else next(found) for t in inputs])
 
 
-def _found(key):
-    kept = _kept_plans()
-    plan = kept.get(key)
-    if plan is not None:
-        kept.move_to_end(key)
-    return plan
-
-
-def _keep(key, plan):
-    kept = _kept_plans()
-    kept[key] = plan
-    if len(kept) > _MOST_PLANS:
-        kept.popitem(last=False)
-    return plan
-
-
-class _NoGuard:
-    def __enter__(self):
-        return None
-
-    def __exit__(self, *_):
-        return False
-
-
-_NO_GUARD = _NoGuard()
-
-
-def _on_device(plan):
-    """Sets the call's stream; a context in which the tensors' device is the current one."""
-    if plan.device_index is None:
-        return _NO_GUARD
-    plan.desc.stream = torch._C._cuda_getCurrentRawStream(plan.device_index)
-    return _NO_GUARD if torch.cuda.current_device() == plan.device_index else torch.cuda.device(plan.device_index)
-
-
-def _saved_size(plan, saved_bytes):
-    """-1: what the plan needs. A fixed size that is too small keeps nothing, and backward, which sees the same, recomputes."""
-    return plan.saved if saved_bytes < 0 else plan.saved if plan.saved <= saved_bytes else 0
-
-
-def _new_outputs(config, inputs, offsets, want_final):
-    """Arguments of torch.empty for o, the final state and the final preconditioner; None where there is none."""
-    q, shapes = inputs[Q], _shapes(inputs)
-    n = offsets.count if offsets is not None else shapes.B
-    o = ((shapes.B, shapes.T, shapes.HV, shapes.V), q.dtype)
-    if not want_final:
-        return o, None, None
-    dtype = state_dtype(q.dtype)
-    precond = ((n, shapes.H, shapes.K), dtype) if uses_precond(config.rule) else None
-    return o, (state_shape(config, n, shapes.HV, shapes.K, shapes.V), dtype), precond
-
-
-def _made(sizes, device):
-    return tuple([None if size is None else torch.empty(size[0], dtype=size[1], device=device) for size in sizes])
-
-
-def forward(config, inputs, offsets, want_final, saved_bytes=0, key=None):
-    """saved_bytes: 0: keep nothing, -1: keep what backward wants, else a buffer of this size. key: the inputs' signature, if known."""
-    lib = _library.library()
-    device = inputs[Q].device
-    # The number of threads: the CPU's workspace has room for each.
-    key = ("forward", lib.fw_get_threads(), config, key or signature(inputs), offsets and offsets.key, want_final)
-    plan = _found(key)
-    if plan is None:
-        sizes = _new_outputs(config, inputs, offsets, want_final)
-        plan = _keep(key, _Plan(config, inputs, offsets, None, _made(sizes, device), None))
-        plan.results = sizes
-    results = _made(plan.results, device)
-    saved, kept = None, 0
-    if saved_bytes != 0:
-        kept = _saved_size(plan, saved_bytes)
-        saved = torch.empty(kept if saved_bytes < 0 else saved_bytes, dtype=torch.uint8, device=device)
-    workspace = torch.empty(plan.forward, dtype=torch.uint8, device=device)
-    _point(plan.in_data, inputs)
-    _point(plan.out_data, results)
-    with _on_device(plan):
-        status = lib.fw_forward(*plan.pointers, saved.data_ptr() if kept else None, kept, workspace.data_ptr(), plan.forward)
-    if status:
-        _library.check(status)
-    return Outputs(*results, saved)
-
-
-def backward(config, inputs, offsets, cotangents, saved, wanted, key=None):
-    """Gradients with respect to the inputs of which wanted is true, in their types; None for the others. key: the inputs' signature, if known."""
-    lib = _library.library()
-    device = inputs[Q].device
-    wanted = tuple([bool(want and t is not None) for t, want in zip(inputs, wanted)])
-    key = ("backward", lib.fw_get_threads(), config, key or signature(inputs), offsets and offsets.key, signature(cotangents), wanted)
-    plan = _found(key)
-    gradients = tuple([torch.empty(t.shape, dtype=t.dtype, device=device) if want else None for t, want in zip(inputs, wanted)])
-    if plan is None:
-        plan = _keep(key, _Plan(config, inputs, offsets, cotangents, gradients, None))
-    kept = plan.saved if saved is not None and saved.numel() >= plan.saved > 0 else 0
-    size = plan.backward if kept or plan.saved == 0 else plan.backward_alone
-    workspace = torch.empty(size, dtype=torch.uint8, device=device)
-    _point(plan.in_data, inputs)
-    _point(plan.out_data, cotangents)
-    _point(plan.grad_data, gradients)
-    with _on_device(plan):
-        status = lib.fw_backward(*plan.pointers, plan.gradient_pointer, saved.data_ptr() if kept else None, kept, workspace.data_ptr(), size)
-    if status:
-        _library.check(status)
-    return gradients
+def step_call(config, inputs, offsets, slots):
+    """inputs: with the states."""
+    stream = stream_of(inputs[Q])
+    key = ("step", config, signature(inputs), offsets and offsets.key, slots if slots is None else slots.data_ptr(), stream)
+    call = kept().get(key)
+    return keep(key, Step(config, inputs, offsets, slots, stream)) if call is None else call
 
 
 def step(config, inputs, offsets, state, precond_state, slots):
-    """o of the token form; the states (or those at the slots) are updated in place."""
-    q, v = inputs[Q], inputs[V]
-    o = torch.empty((q.shape[0], q.shape[1], v.shape[2], v.shape[3]), dtype=q.dtype, device=q.device)
     inputs = list(inputs)
     inputs[INITIAL_STATE], inputs[INITIAL_PRECOND] = state, precond_state
-    results = (o, state, precond_state)
-    lib = _library.library()
-    key = ("step", lib.fw_get_threads(), config, signature(inputs), offsets and offsets.key, slots is None)
-    plan = _found(key) or _keep(key, _Plan(config, inputs, offsets, None, results, slots))
-    if slots is not None:
-        plan.desc.slots = slots.data_ptr()
-    workspace = torch.empty(plan.forward, dtype=torch.uint8, device=q.device)
-    _point(plan.in_data, inputs)
-    _point(plan.out_data, results)
-    with _on_device(plan):
-        status = lib.fw_step(*plan.pointers, workspace.data_ptr(), plan.forward)
-    _library.check(status)
-    return o
+    return step_call(config, inputs, offsets, slots)(present_of(inputs), present_of((state, precond_state)))
 
 
 _units = {}
@@ -331,17 +247,17 @@ _units = {}
 def saved_bound(config, inputs, sequences, packed):
     """Bytes that suffice for what forward keeps, as a formula of tokens and sequences: an operator that is traced must say its outputs' sizes
     before it runs, for lengths that are not numbers yet. Measured at some lengths and rounded up; where it is short after all, backward recomputes."""
-    shapes = _shapes(inputs)
+    shapes = shapes_of(inputs)
     dtype = inputs[Q].dtype
-    io_bf16 = any(t is not None and t.dtype == torch.bfloat16 for t in inputs)
-    key = (config, shapes.H, shapes.HV, shapes.K, shapes.V, dtype, io_bf16, inputs[Q].device.type)
+    io_bf16 = any_bf16(inputs)
+    key = (config, shapes.H, shapes.HV, shapes.K, shapes.V, dtype, io_bf16, inputs[Q].device)
     key = tuple(int(x) if isinstance(x, torch.SymInt) else x for x in key)
     unit = _units.get(key)
     if unit is None:
         unit = 0
         for chunks in (1, 8, 64, 512):
-            probe = _Shapes(1, chunks * _ROWS, *key[1:5])
-            saved = _sizes(_descriptor(config, probe, dtype, io_bf16, key[-1], None)).saved
+            probe = Shapes(1, chunks * _ROWS, *key[1:5])
+            saved = sizes_of(descriptor(config, probe, dtype, io_bf16, key[-1], None)).saved
             unit = max(unit, -(-saved // (chunks * 256)) * 256)
         _units[key] = unit
     chunks = shapes.T // _ROWS + sequences if packed else shapes.B * ((shapes.T + _ROWS - 1) // _ROWS)
@@ -350,8 +266,7 @@ def saved_bound(config, inputs, sequences, packed):
 
 def plan_text(config, inputs, offsets):
     q = inputs[Q]
-    io_bf16 = any(t is not None and t.dtype == torch.bfloat16 for t in inputs)
-    desc = _descriptor(config, _shapes(inputs), q.dtype, io_bf16, q.device.type, offsets)
+    desc = descriptor(config, shapes_of(inputs), q.dtype, any_bf16(inputs), q.device, offsets)
     lib = _library.library()
     length = lib.fw_plan_text(ctypes.byref(desc), None, 0)
     if length == 0:

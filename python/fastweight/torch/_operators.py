@@ -7,11 +7,12 @@ since an operator returns tensors. Autograd is registered for them; eager code g
 import torch
 
 from fastweight.torch import _calls
-from fastweight.torch._calls import Config, INPUTS, Q, V
+from fastweight.torch._autograd import no_second, usable
+from fastweight.torch._plans import Config, INPUTS, Q, V
 
 _COUNT = len(INPUTS)
 _TENSORS = ", ".join(("Tensor " if name in "qv" else "Tensor? ") + (name + "_" if name == "lambda" else name) for name in INPUTS)
-_OPTIONS = "str rule, float scale, bool v_first, int form, int chunk, int segment, bool bf16_operands"
+_OPTIONS = "str rule, float scale, bool v_first, int form, int chunk, int segment, bool bf16_operands, str gates"
 _OPTION_COUNT = len(Config._fields)
 
 _library = torch.library.Library("fastweight", "DEF")
@@ -46,10 +47,9 @@ def _forward(*arguments):
     inputs, cu_seqlens, config, (final, save) = _split(arguments)
     q = inputs[Q]
     size = _calls.saved_bound(config, inputs, _sequences(inputs, cu_seqlens), cu_seqlens is not None) if save else 0
-    out = _calls.forward(config, inputs, _calls.offsets_of(cu_seqlens), final, size)
+    o, *rest = _calls.forward(config, inputs, _calls.offsets_of(cu_seqlens), final, size)
     dtype = _calls.state_dtype(q.dtype)
-    absent = [_nothing(q, d) if t is None else t for t, d in zip(out[1:], (dtype, dtype, torch.uint8))]
-    return (out.o, *absent)
+    return (o, *[_nothing(q, d) if t is None else t for t, d in zip(rest, (dtype, dtype, torch.uint8))])
 
 
 def _forward_fake(*arguments):
@@ -101,15 +101,6 @@ def _setup(ctx, inputs, output):
     ctx.set_materialize_grads(False)
 
 
-def usable(cotangent, like_dtype):
-    """A cotangent as the library takes it: of a type of the call, its last dimension contiguous."""
-    if cotangent is None:
-        return None
-    if cotangent.dtype != like_dtype:
-        cotangent = cotangent.to(like_dtype)
-    return cotangent if cotangent.stride(-1) == 1 else cotangent.contiguous()
-
-
 def _differentiate(ctx, d_o, d_state, d_precond, _):
     *tensors, cu_seqlens, saved = ctx.saved_tensors
     wanted = [bool(need and t is not None) for need, t in zip(ctx.needs_input_grad, tensors)]
@@ -124,8 +115,4 @@ def _differentiate(ctx, d_o, d_state, d_precond, _):
 torch.library.register_autograd("fastweight::forward", _differentiate, setup_context=_setup, lib=_library)
 
 
-def _no_second(ctx, *_):
-    raise RuntimeError("fastweight: second derivatives are not computed (backward with create_graph=True and a derivative of its result)")
-
-
-torch.library.register_autograd("fastweight::backward", _no_second, lib=_library)
+torch.library.register_autograd("fastweight::backward", no_second, lib=_library)

@@ -6,16 +6,19 @@ q, k [B, T, H, K], v [B, T, HV, V]; they return (o, final_state), final_state No
 preconditioner's state. What these kernels do not take goes to FLA's function, or raises with FASTWEIGHT_STRICT=1 (_serving.py). Differences that
 a caller can see: fused_recurrent_* forms have gradients, H may divide HV everywhere, and gates are not copied.
 
-Gates that FLA's kernels form of logits (use_gate_in_kernel, use_beta_sigmoid_in_kernel) are formed here by torch, in float32: _decay and _gain.
+Gates that FLA's kernels form of logits (use_gate_in_kernel, use_beta_sigmoid_in_kernel) are formed by the kernels where the device's can, else here by
+torch, in float32: _decay and _gain.
 FASTWEIGHT_GAIN_BOUND=2 says that gains and erase gates that come already formed may reach 2, which the kernels must know to keep their digits.
 """
 
+import functools
 import os
+import typing
 
 import torch
 import torch.nn.functional as F
 
-from fastweight.torch import forward, step
+from fastweight.torch import _plans, forward, step
 from fastweight.torch._serving import NotServed, accept, checking, require, served
 
 _STEP_TOKENS = 8  # a fused_recurrent call without gradients of so many tokens or fewer is a decode step
@@ -43,13 +46,47 @@ def _v_first(state_v_first, kwargs):
     return bool(kwargs.pop("transpose_state_layout", False) or state_v_first)
 
 
-def _decay(g, A_log, dt_bias, lower_bound=None):
-    """log-decay of raw gates: -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias)). g [B, T, HV] or [B, T, HV, K]."""
+class _Logit(typing.NamedTuple):
+    """A gate that the kernels form: what stands for it among the tensors, and how (fw_gates)."""
+
+    tensor: torch.Tensor
+    how: str
+    a_log: typing.Optional[torch.Tensor] = None
+    dt_bias: typing.Optional[torch.Tensor] = None
+
+
+@torch.compiler.assume_constant_result
+def _logits_taken(device_type):
+    """Whether the library takes logits on a device of this type."""
+    return _logits(device_type)
+
+
+@functools.lru_cache(maxsize=None)
+def _logits(device_type):
+    config = _plans.Config("gated_deltanet", gates="g=softplus beta=sigmoid")
+    try:
+        _plans.sizes_of(_plans.descriptor(config, _plans.Shapes(1, 1, 1, 1, 1, 1), torch.float32, False, torch.device(device_type), None))
+    except (ValueError, RuntimeError):
+        return False
+    return True
+
+
+def _decay(g, A_log, dt_bias, lower_bound=None, formed=False):
+    """log-decay of raw gates: -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias)). g [B, T, HV] or [B, T, HV, K].
+    A _Logit, or the tensor where the library takes none there or the caller wants it formed."""
     if A_log is None and lower_bound is None:
         raise NotServed("A_log: expected a tensor with use_gate_in_kernel, got None")
     if checking():
         return g
     heads = g.shape[2]
+    if not formed and _logits_taken(g.device.type):
+        if dt_bias is not None:
+            if g.dim() == 3:
+                dt_bias = dt_bias.reshape(heads)
+            else:
+                dt_bias = dt_bias.reshape(heads, 1).expand(heads, g.shape[3]) if dt_bias.numel() == heads else dt_bias.reshape(heads, g.shape[3])
+        how = "g=softplus" if lower_bound is None else f"g=lower_bound lower_bound={float(lower_bound)}"
+        return _Logit(g, how, None if A_log is None else A_log.reshape(heads), dt_bias)
     wide = (heads,) + (1,) * (g.dim() - 3)
     x = g.float()
     if dt_bias is not None:
@@ -61,13 +98,16 @@ def _decay(g, A_log, dt_bias, lower_bound=None):
 
 
 def _gain(beta, use_sigmoid, allow_neg_eigval):
-    """beta, and the bound that the rule is told."""
+    """beta or its _Logit, and the bound that the rule is told."""
     if allow_neg_eigval and not use_sigmoid:
         raise ValueError("allow_neg_eigval: expected use_beta_sigmoid_in_kernel=True beside it, got False")
     if not use_sigmoid or checking():
         return beta, _bound()
+    bound = 2.0 if allow_neg_eigval else 1.0
+    if _logits_taken(beta.device.type):
+        return _Logit(beta, "beta=sigmoid"), bound
     beta = beta.float().sigmoid()
-    return (beta * 2, 2.0) if allow_neg_eigval else (beta, 1.0)
+    return (beta * 2 if allow_neg_eigval else beta), bound
 
 
 def _norm(use_qk_l2norm_in_kernel):
@@ -78,11 +118,19 @@ def _run(rule, q, k, v, *, scale, initial_state, output_final_state, cu_seqlens,
     """(o, final_state, final_precond) of a chunk or a recurrent form."""
     if checking():
         accept()
-    call = {"scale": scale, "cu_seqlens": cu_seqlens, "state_v_first": v_first}
-    grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, initial_state, *tensors.values()))
     initial_precond = tensors.pop("initial_precond", None)
+    gates = ""
+    for name in ("g", "beta"):
+        gate = tensors.get(name)
+        if type(gate) is _Logit:
+            tensors[name] = gate.tensor
+            gates += " " + gate.how
+            if name == "g":
+                tensors["a_log"], tensors["dt_bias"] = gate.a_log, gate.dt_bias
     precond = "precond_g" in tensors
-    if recurrent and not grad and output_final_state and q.shape[1] <= _STEP_TOKENS and cu_seqlens is None:
+    if recurrent and output_final_state and cu_seqlens is None and q.shape[1] <= _STEP_TOKENS and not (
+        torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in (q, k, v, initial_state, *tensors.values())])
+    ):
         shape = (q.shape[0], v.shape[2], *((v.shape[3], q.shape[3]) if v_first else (q.shape[3], v.shape[3])))
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         # The caller keeps its state (beams, prefixes): the step works on a copy.
@@ -90,9 +138,9 @@ def _run(rule, q, k, v, *, scale, initial_state, output_final_state, cu_seqlens,
         state_p = None
         if precond:
             state_p = q.new_zeros((q.shape[0], q.shape[2], q.shape[3]), dtype=dtype) if initial_precond is None else initial_precond.to(dtype, copy=True)
-        return step(rule, q, k, v, state, state_p, scale=scale, state_v_first=v_first, **tensors), state, state_p
-    return forward(rule, q, k, v, initial_state=initial_state, initial_precond=initial_precond, output_final_state=output_final_state,
-                   cu_seqlens_cpu=cu_seqlens_cpu, **call, **tensors)
+        return step(rule, q, k, v, state, state_p, scale=scale, state_v_first=v_first, gates=gates, **tensors), state, state_p
+    return forward(rule, q, k, v, initial_state=initial_state, initial_precond=initial_precond, output_final_state=output_final_state, scale=scale,
+                   cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, state_v_first=v_first, gates=gates, **tensors)
 
 
 @served("gated_delta_rule")
@@ -124,7 +172,7 @@ def fused_recurrent_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=Non
         raise NotServed("beta: expected one number a head, [B, T, HV]; one a channel is not served")
     beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     if use_gate_in_kernel:
-        g = _decay(g, A_log, dt_bias)
+        g = _decay(g, A_log, dt_bias, formed=gk is not None)
     if gk is not None:
         g = gk if g is None else gk + g[..., None]
     decay = "none" if g is None else "channel" if gk is not None else "scalar"

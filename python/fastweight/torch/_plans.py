@@ -1,0 +1,207 @@
+"""What a call needs of the C interface before it runs: its options, the plan of its shapes, and structs of tensors in which only addresses change.
+
+A plan (fw_plan_create) is made once for a signature and kept with its call; sequences of other lengths are other plans, so the oldest go
+(_MOST_CALLS of a thread stay). Structs belong to the thread that fills them, plans may be run by any.
+"""
+
+import ctypes
+import threading
+import typing
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from fastweight import _library
+
+HEADER = _library.header()
+INPUTS = tuple(name for name, _ in HEADER.structs["fw_inputs"]._fields_ if name != "size")
+OUTPUTS = tuple(name for name, _ in HEADER.structs["fw_outputs"]._fields_ if name != "size")
+Q, V = (INPUTS.index(name) for name in "qv")
+PARAMETERS = ("precond_center", "a_log", "dt_bias", "precond_a_log", "precond_dt_bias")
+STATES = ("initial_state", "initial_precond", *PARAMETERS)  # of the state's type; all other inputs are tensors of tokens
+INITIAL_STATE, INITIAL_PRECOND = (INPUTS.index(name) for name in STATES[:2])
+_DTYPES = {torch.float32: HEADER.enums["fw_dtype"]["f32"], torch.float64: HEADER.enums["fw_dtype"]["f64"], torch.bfloat16: HEADER.enums["fw_dtype"]["bf16"]}
+_DEVICES = HEADER.enums["fw_device"]
+FORMS = HEADER.enums["fw_form"]
+_MOST_CALLS = 1024
+_WORD = 8  # bytes of an address
+
+
+class Config(typing.NamedTuple):
+    """What a call has beside tensors; hashable, and of types that an operator's schema knows."""
+
+    rule: str
+    scale: float = 0.0
+    v_first: bool = False
+    form: int = 0
+    chunk: int = 0
+    segment: int = 0
+    bf16_operands: bool = False
+    gates: str = ""
+
+
+class Offsets:
+    """Sequence offsets in host memory. `key` stands for their values."""
+
+    def __init__(self, values):
+        self.count = len(values) - 1
+        self.array = (ctypes.c_int64 * len(values))(*values)
+        self.key = bytes(self.array)
+
+
+_offsets = WeakTensorKeyDictionary()
+
+
+def offsets_of(cu_seqlens):
+    """Host copy of a tensor of offsets, made once for a tensor that does not change: on CUDA the copy waits for the device."""
+    if cu_seqlens is None:
+        return None
+    try:
+        version = cu_seqlens._version
+    except RuntimeError:  # inference tensors count no changes
+        return Offsets(cu_seqlens.tolist())
+    kept = _offsets.get(cu_seqlens)
+    if kept is None or kept[0] != version:
+        if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise _library.Error(
+                "cu_seqlens: expected offsets whose values are known while a CUDA graph is captured, got a device tensor not seen before; "
+                "pass cu_seqlens_cpu, or call once before the capture (the graph keeps these offsets)"
+            )
+        kept = (version, Offsets(cu_seqlens.tolist()))
+        _offsets[cu_seqlens] = kept
+    return kept[1]
+
+
+def state_dtype(dtype):
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class Shapes(typing.NamedTuple):
+    B: int
+    T: int
+    H: int
+    HV: int
+    K: int
+    V: int
+
+
+def shapes_of(inputs):
+    q, v = inputs[Q], inputs[V]
+    return Shapes(q.shape[0], q.shape[1], q.shape[2], v.shape[2], q.shape[3], v.shape[3])
+
+
+def any_bf16(inputs):
+    return any(t is not None and t.dtype == torch.bfloat16 for name, t in zip(INPUTS, inputs) if name not in STATES)
+
+
+def descriptor(config, shapes, dtype, io_bf16, device, offsets):
+    desc = _library.new("fw_desc")
+    desc.rule = _library.rule_struct(config.rule)
+    desc.gates = _library.gates_struct(config.gates)
+    desc.dtype = _DTYPES[state_dtype(dtype)]
+    desc.io_dtype = _DTYPES[torch.bfloat16] if io_bf16 else 0
+    desc.form = config.form
+    desc.operands = _DTYPES[torch.bfloat16] if config.bf16_operands else 0
+    desc.scale = config.scale
+    desc.chunk = config.chunk
+    desc.segment = config.segment
+    desc.state_layout = int(config.v_first)
+    for name, value in shapes._asdict().items():
+        setattr(desc, name, value)
+    if offsets is not None:
+        desc.cu_seqlens = ctypes.addressof(offsets.array)
+        desc.num_sequences = offsets.count
+    desc.device = _DEVICES[device.type]
+    if device.type == "cuda":
+        desc.device_number = torch.cuda.current_device() if device.index is None else device.index
+    return desc
+
+
+def sizes_of(desc):
+    sizes = _library.new("fw_sizes")
+    _library.check(_library.library().fw_workspace_query(ctypes.byref(desc), ctypes.byref(sizes)))
+    return sizes
+
+
+class Plan:
+    """fw_plan of a descriptor, with its sizes. Destroyed with the last call that holds it."""
+
+    handle = None
+
+    def __init__(self, config, inputs, offsets, stream, slots=None, step=False):
+        device = inputs[Q].device
+        desc = descriptor(config, shapes_of(inputs), inputs[Q].dtype, any_bf16(inputs), device, offsets)
+        if device.type == "cuda":
+            desc.stream = stream
+        if slots is not None:
+            desc.num_slots = inputs[INITIAL_STATE].shape[0]
+            desc.slots = slots.data_ptr()
+        lib = _library.library()
+        handle = ctypes.c_void_p()
+        self.threads = lib.fw_get_threads()
+        _library.check(lib.fw_plan_create(ctypes.byref(desc), int(step), ctypes.byref(handle)))
+        self.handle, self._destroy = handle, lib.fw_plan_destroy
+        sizes = _library.new("fw_sizes")
+        _library.check(lib.fw_plan_sizes(handle, ctypes.byref(sizes)))
+        self.forward, self.backward, self.saved, self.backward_alone = sizes.forward, sizes.backward, sizes.saved, sizes.backward_alone
+
+    def __del__(self):
+        if self.handle is not None:
+            self._destroy(self.handle)
+
+    def outgrown(self):
+        """Whether there are more threads than when it was made: its workspace has no room for them, and its calls say so."""
+        return _library.library().fw_get_threads() > self.threads
+
+
+class Tensors:
+    """A struct of tensors, described once from examples of the same shapes, types and strides; then point() writes addresses alone."""
+
+    def __init__(self, struct, examples):
+        value = _library.new(struct)
+        fields = [name for name, _ in value._fields_ if name != "size"]
+        self._value = value
+        self._words = memoryview(value).cast("B").cast("Q")
+        self._places = []
+        for name, tensor in zip(fields, examples):
+            if tensor is None:
+                continue
+            field = getattr(value, name)
+            field.dtype = _DTYPES[tensor.dtype]
+            field.rank = tensor.dim()
+            for i, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
+                field.shape[i], field.stride[i] = size, stride
+            self._places.append((getattr(type(value), name).offset + type(field).data.offset) // _WORD)
+        self.pointer = ctypes.c_void_p(ctypes.addressof(value))
+
+    def point(self, present):
+        """present: the tensors that were examples, without the absent ones."""
+        words = self._words
+        for place, tensor in zip(self._places, present):
+            words[place] = tensor.data_ptr()
+
+
+
+def signature(tensors):
+    """Everything about tensors that a prepared call depends on; hashable."""
+    return tuple([None if t is None else (type(t), t.dtype, t.shape, t.stride(), t.device, t.requires_grad) for t in tensors])
+
+
+_kept = threading.local()
+
+
+def kept():
+    """This thread's prepared calls, the oldest first."""
+    try:
+        return _kept.calls
+    except AttributeError:
+        _kept.calls = {}
+        return _kept.calls
+
+
+def keep(key, call):
+    calls = kept()
+    calls[key] = call
+    if len(calls) > _MOST_CALLS:
+        calls.pop(next(iter(calls)))
+    return call
