@@ -13,7 +13,6 @@ FASTWEIGHT_GAIN_BOUND=2 says that gains and erase gates that come already formed
 
 import functools
 import os
-import typing
 
 import torch
 import torch.nn.functional as F
@@ -46,15 +45,6 @@ def _v_first(state_v_first, kwargs):
     return bool(kwargs.pop("transpose_state_layout", False) or state_v_first)
 
 
-class _Logit(typing.NamedTuple):
-    """A gate that the kernels form: what stands for it among the tensors, and how (fw_gates)."""
-
-    tensor: torch.Tensor
-    how: str
-    a_log: typing.Optional[torch.Tensor] = None
-    dt_bias: typing.Optional[torch.Tensor] = None
-
-
 @torch.compiler.assume_constant_result
 def _logits_taken(device_type):
     """Whether the library takes logits on a device of this type."""
@@ -73,7 +63,7 @@ def _logits(device_type):
 
 def _decay(g, A_log, dt_bias, lower_bound=None, formed=False):
     """log-decay of raw gates: -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias)). g [B, T, HV] or [B, T, HV, K].
-    A _Logit, or the tensor where the library takes none there or the caller wants it formed."""
+    Logits for _run, a tuple (tensor, how by fw_gates, a_log, dt_bias), or the tensor where the library takes none there or the caller wants it formed."""
     if A_log is None and lower_bound is None:
         raise NotServed("A_log: expected a tensor with use_gate_in_kernel, got None")
     if checking():
@@ -86,7 +76,7 @@ def _decay(g, A_log, dt_bias, lower_bound=None, formed=False):
             else:
                 dt_bias = dt_bias.reshape(heads, 1).expand(heads, g.shape[3]) if dt_bias.numel() == heads else dt_bias.reshape(heads, g.shape[3])
         how = "g=softplus" if lower_bound is None else f"g=lower_bound lower_bound={float(lower_bound)}"
-        return _Logit(g, how, None if A_log is None else A_log.reshape(heads), dt_bias)
+        return g, how, None if A_log is None else A_log.reshape(heads), dt_bias
     wide = (heads,) + (1,) * (g.dim() - 3)
     x = g.float()
     if dt_bias is not None:
@@ -98,14 +88,14 @@ def _decay(g, A_log, dt_bias, lower_bound=None, formed=False):
 
 
 def _gain(beta, use_sigmoid, allow_neg_eigval):
-    """beta or its _Logit, and the bound that the rule is told."""
+    """beta or its logits as _decay gives them, and the bound that the rule is told."""
     if allow_neg_eigval and not use_sigmoid:
         raise ValueError("allow_neg_eigval: expected use_beta_sigmoid_in_kernel=True beside it, got False")
     if not use_sigmoid or checking():
         return beta, _bound()
     bound = 2.0 if allow_neg_eigval else 1.0
     if _logits_taken(beta.device.type):
-        return _Logit(beta, "beta=sigmoid"), bound
+        return (beta, "beta=sigmoid", None, None), bound
     beta = beta.float().sigmoid()
     return (beta * 2 if allow_neg_eigval else beta), bound
 
@@ -122,11 +112,11 @@ def _run(rule, q, k, v, *, scale, initial_state, output_final_state, cu_seqlens,
     gates = ""
     for name in ("g", "beta"):
         gate = tensors.get(name)
-        if type(gate) is _Logit:
-            tensors[name] = gate.tensor
-            gates += " " + gate.how
+        if isinstance(gate, tuple):
+            tensors[name], how, a_log, dt_bias = gate
+            gates += " " + how
             if name == "g":
-                tensors["a_log"], tensors["dt_bias"] = gate.a_log, gate.dt_bias
+                tensors["a_log"], tensors["dt_bias"] = a_log, dt_bias
     precond = "precond_g" in tensors
     if recurrent and output_final_state and cu_seqlens is None and q.shape[1] <= _STEP_TOKENS and not (
         torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in (q, k, v, initial_state, *tensors.values())])
@@ -139,8 +129,10 @@ def _run(rule, q, k, v, *, scale, initial_state, output_final_state, cu_seqlens,
         if precond:
             state_p = q.new_zeros((q.shape[0], q.shape[2], q.shape[3]), dtype=dtype) if initial_precond is None else initial_precond.to(dtype, copy=True)
         return step(rule, q, k, v, state, state_p, scale=scale, state_v_first=v_first, gates=gates, **tensors), state, state_p
-    return forward(rule, q, k, v, initial_state=initial_state, initial_precond=initial_precond, output_final_state=output_final_state, scale=scale,
-                   cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, state_v_first=v_first, gates=gates, **tensors)
+    o, final_state, final_precond = forward(
+        rule, q, k, v, initial_state=initial_state, initial_precond=initial_precond, output_final_state=output_final_state, scale=scale,
+        cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, state_v_first=v_first, gates=gates, **tensors)
+    return o, final_state, final_precond  # a plain tuple: torch 2.6 compiles no slice of a named one
 
 
 @served("gated_delta_rule")
