@@ -87,12 +87,12 @@ def _decay(g, A_log, dt_bias, lower_bound=None, formed=False):
     return lower_bound * torch.sigmoid(x if rate is None else rate * x)
 
 
-def _gain(beta, use_sigmoid, allow_neg_eigval):
+def _gain(beta, use_sigmoid, allow_neg_eigval, bound=None):
     """beta or its logits as _decay gives them, and the bound that the rule is told."""
     if allow_neg_eigval and not use_sigmoid:
         raise ValueError("allow_neg_eigval: expected use_beta_sigmoid_in_kernel=True beside it, got False")
     if not use_sigmoid or checking():
-        return beta, _bound()
+        return beta, bound or _bound()
     bound = 2.0 if allow_neg_eigval else 1.0
     if _logits_taken(beta.device.type):
         return (beta, "beta=sigmoid", None, None), bound
@@ -143,8 +143,9 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     v_first = _v_first(state_v_first, kwargs)
     raw, A_log, dt_bias = kwargs.pop("use_gate_in_kernel", False), kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
     _chunk_size(kwargs, (16, 32, 64))
+    bound = kwargs.pop("gain_bound", None)  # ours: of a beta that comes formed
     _no_more(kwargs)
-    beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, bound)
     g = _decay(g, A_log, dt_bias) if raw else g
     return _run(f"decay=scalar gain=gate gain_bound={bound}" + _norm(use_qk_l2norm_in_kernel), q, k, v, g=g, beta=beta, scale=scale,
                 initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
@@ -157,12 +158,13 @@ def fused_recurrent_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=Non
                                      use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, **kwargs):
     require(q, k, v, gv=gv)
     v_first = _v_first(state_v_first, kwargs)
+    bound = kwargs.pop("gain_bound", None)
     _no_more(kwargs)
     if beta is None:
         beta = torch.ones_like(v[..., 0])
     if beta.dim() != 3:
         raise NotServed("beta: expected one number a head, [B, T, HV]; one a channel is not served")
-    beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, bound)
     if use_gate_in_kernel:
         g = _decay(g, A_log, dt_bias, formed=gk is not None)
     if gk is not None:

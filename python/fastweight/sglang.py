@@ -1,0 +1,107 @@
+"""SGLang's calls of gated delta rules: register() (entry point sglang.srt.plugins), and the call conventions as functions.
+
+Inert unless FASTWEIGHT_SGLANG=1. Then decode, packed_decode, extend and target_verify of SGLang's TritonGDNKernel (0.5.23) run on these kernels; a call with what they
+do not take goes to SGLang's own, or raises with FASTWEIGHT_STRICT=1. Nothing here was run inside an SGLang server or on a GPU.
+
+ssm_states (one layer's pool): [slots, HV, V, K]; a negative slot is skipped and its output zero. q, k, v [1, T, heads, dim], one sequence behind the other.
+"""
+
+import importlib
+import inspect
+
+from fastweight import _servers
+from fastweight.torch import _serving, pools
+
+_MODULES = ("sglang.srt.layers.attention.linear.kernels.gdn_triton", "sglang.srt.layers.attention.linear.kernels.triton_gdn")
+_CLASS = "TritonGDNKernel"
+
+
+def _rows(x):
+    """[1, N, ...] as [N, 1, ...]."""
+    return x.transpose(0, 1)
+
+
+def decode(q, k, v, a, b, *, A_log, dt_bias, ssm_states, cache_indices, query_start_loc=None, **kwargs):
+    """One token of each sequence: o [1, N, HV, V]; a, b [N, HV]."""
+    _servers.refuse(kwargs)
+    _serving.require(q, k, v)
+    _servers.one_token_each(q.shape[1], cache_indices.shape[0])
+    a, b = a.reshape(-1, 1, v.shape[2]), b.reshape(-1, 1, v.shape[2])
+    return _rows(pools.decode(_servers.RULE, _rows(q), _rows(k), _rows(v), ssm_states, cache_indices, **_servers.gates_of(a, b, A_log, dt_bias)))
+
+
+def packed_decode(mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_indices, num_v_heads, head_v_dim, **kwargs):
+    """The same of rows [N, 2 H K + HV V] behind the convolution."""
+    _servers.refuse(kwargs)
+    q, k, v = _servers.split_row(mixed_qkv, num_v_heads, head_v_dim, ssm_states.shape[-1])
+    _serving.require(q, k, v)
+    return _rows(pools.decode(_servers.RULE, q, k, v, ssm_states, cache_indices, scale=scale, **_servers.gates_of(a[:, None], b[:, None], A_log, dt_bias)))
+
+
+def extend(q, k, v, g, beta, *, ssm_states, cache_indices, query_start_loc, inplace_update=True, **kwargs):
+    """Prefill from the pool's states and into them: (o [1, T, HV, V], None, None), as theirs without intermediate states."""
+    _servers.refuse(kwargs)
+    _serving.require(q, k, v)
+    o = pools.extend(_servers.RULE, q, k, v, ssm_states, cache_indices, query_start_loc, update=inplace_update, g=g, beta=beta)
+    return o, None, None
+
+
+def _verify(q, k, v, gates, per_token, ssm_states, cache_indices, query_start_loc, buffer, indices, cache_steps, retrieve_parent_token, kwargs):
+    _servers.refuse(kwargs)
+    if retrieve_parent_token is not None:
+        raise _serving.NotServed("retrieve_parent_token: a tree of drafted tokens takes kernels that go back to a parent's state, which this library has not")
+    _serving.require(q, k, v)
+
+    def store(t, states, there):
+        buffer[indices[there].long(), t] = states[there].to(buffer.dtype)
+
+    return pools.verify(_servers.RULE, q, k, v, ssm_states, cache_indices, query_start_loc, cache_steps, store, per_token=per_token, **gates)
+
+
+def target_verify(q, k, v, g, beta, *, ssm_states, cache_indices, query_start_loc, intermediate_states_buffer, intermediate_state_indices, cache_steps,
+                  retrieve_parent_token=None, **kwargs):
+    """Drafted tokens, cache_steps a sequence at most, from the pool's states, which stay: the state after token t goes to
+    intermediate_states_buffer [slots, steps, HV, V, K] at [intermediate_state_indices[n], t]. o [1, T, HV, V]."""
+    return _verify(q, k, v, {"g": g, "beta": beta}, ("g", "beta"), ssm_states, cache_indices, query_start_loc, intermediate_states_buffer,
+                   intermediate_state_indices, cache_steps, retrieve_parent_token, kwargs)
+
+
+def target_verify_raw(A_log, dt_bias, q, k, v, a, b, *, ssm_states, cache_indices, query_start_loc, intermediate_states_buffer, intermediate_state_indices,
+                      cache_steps, retrieve_parent_token=None, **kwargs):
+    """The same with gates as projections, as 0.5.23 calls it."""
+    heads = v.shape[2]
+    gates = _servers.gates_of(a.reshape(1, -1, heads), b.reshape(1, -1, heads), A_log, dt_bias)
+    return _verify(q, k, v, gates, ("g", "beta"), ssm_states, cache_indices, query_start_loc, intermediate_states_buffer, intermediate_state_indices, cache_steps,
+                   retrieve_parent_token, kwargs)
+
+
+def _method(name, function, theirs):
+    def run(self, *args, **kwargs):
+        return _serving.attempt("sglang." + name, function, lambda: theirs(self, *args, **kwargs), args, kwargs)
+
+    run.fastweight = True
+    return run
+
+
+def register():
+    """Called by SGLang in each of its processes. True if its kernel's methods are ours now."""
+    if not _servers.asked("FASTWEIGHT_SGLANG"):
+        return False
+    kernel = None
+    for name in _MODULES:
+        try:
+            kernel = getattr(importlib.import_module(name), _CLASS, None)
+        except ImportError:
+            continue
+        if kernel is not None:
+            break
+    if kernel is None:
+        raise ImportError(f"FASTWEIGHT_SGLANG=1: expected an SGLang with {_CLASS} in {' or '.join(_MODULES)} (0.5.23), found none; unset the variable to go on without")
+    for name, function in (("decode", decode), ("packed_decode", packed_decode), ("extend", extend), ("target_verify", target_verify)):
+        theirs = getattr(kernel, name, None)
+        if theirs is None or hasattr(theirs, "fastweight"):
+            continue
+        if name == "target_verify" and "A_log" in inspect.signature(theirs).parameters:
+            function = target_verify_raw
+        setattr(kernel, name, _method(name, function, theirs))
+    return True

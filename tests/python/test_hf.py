@@ -1,0 +1,164 @@
+"""fastweight.hf: transformers' models in small random configurations on the CPU, with these functions in place of transformers' own torch path."""
+
+import functools
+import importlib
+import unittest
+from unittest import mock
+
+import torch
+
+import fastweight.hf
+from fastweight.torch import _serving
+
+try:
+    import transformers
+except Exception as error:
+    raise unittest.SkipTest(f"transformers is not there: {error}")
+if not hasattr(importlib.import_module("transformers.integrations.hub_kernels"), fastweight.hf._CHOOSER):
+    raise unittest.SkipTest(f"transformers {transformers.__version__} asks for no functions of flash-linear-attention (5.23 does)")
+
+LAYERS = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+COMMON = {"vocab_size": 96, "hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256,
+          "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "tie_word_embeddings": False, **LAYERS}
+GDN = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4}
+# Every expert is chosen: which are is a jump, and a difference of rounding that crosses it is not one of these kernels.
+MODELS = {
+    "qwen3_next": ("Qwen3Next", {**COMMON, **GDN, "head_dim": 16, "num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                                 "shared_expert_intermediate_size": 32}),
+    "olmo_hybrid": ("OlmoHybrid", {**COMMON, **GDN, "linear_num_key_heads": 4}),
+    "kimi_linear": ("KimiLinear", {**COMMON, "linear_head_dim": 16, "linear_num_heads": 4, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+                                   "v_head_dim": 16, "moe_intermediate_size": 32, "num_local_experts": 2, "num_experts_per_tok": 2}),
+}
+
+
+def model_of(kind, dtype=torch.float32):
+    name, values = MODELS[kind]
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**values))
+    for name, parameter in model.named_parameters():  # they begin almost without a signal
+        if parameter.dim() > 1 and "conv" not in name:
+            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    return model.to(dtype)
+
+
+def torch_path(test, kind):
+    """transformers' own loops in torch, whether FLA is installed or not."""
+    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    for attributes in fastweight.hf._NAMES.values():
+        for attribute in attributes:
+            found = getattr(module, attribute, None)
+            if found is not None:
+                patch = mock.patch.object(module, attribute, getattr(found, "__wrapped__", found))
+                patch.start()
+                test.addCleanup(patch.stop)
+
+
+def relative(found, expected):
+    found, expected = found.double(), expected.double()
+    return float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt().clamp_min(1e-12))
+
+
+class Models(unittest.TestCase):
+    def both(self, kind, run):
+        """What run() gives with transformers' torch path and with these kernels, all calls of which must have been served."""
+        model_of(kind)  # its file is imported
+        torch_path(self, kind)
+        expected = run()
+        _serving.counts.clear()
+        with mock.patch.dict("os.environ", {"FASTWEIGHT_STRICT": "1"}):
+            fastweight.hf.enable()
+            try:
+                found = run()
+            finally:
+                fastweight.hf.disable()
+        self.assertGreater(sum(c.served for c in _serving.counts.values()), 0)
+        self.assertEqual(sum(c.fell_back for c in _serving.counts.values()), 0)
+        return found, expected
+
+    def test_logits_and_gradients(self):
+        ids = torch.randint(2, 96, (2, 70), generator=torch.Generator().manual_seed(1))
+
+        def run(kind, dtype):
+            model = model_of(kind, dtype)
+            out = model(input_ids=ids, labels=ids, use_cache=False)
+            out.loss.backward()
+            return out.logits.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+        for kind in MODELS:
+            for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+                (logits, gradients), (expected, wanted) = self.both(kind, lambda: run(kind, dtype))
+                with self.subTest(model=kind, dtype=dtype):
+                    self.assertLessEqual(relative(logits, expected), bound)
+                    self.assertEqual(set(gradients), set(wanted))
+                    together = relative(torch.cat([gradients[n].flatten() for n in wanted]), torch.cat([g.flatten() for g in wanted.values()]))
+                    self.assertLessEqual(together, bound)
+
+    def test_greedy_tokens_are_equal(self):
+        ids = torch.randint(2, 96, (2, 9), generator=torch.Generator().manual_seed(2))
+        for kind in MODELS:
+            run = lambda: model_of(kind).eval().generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
+            found, expected = self.both(kind, run)
+            with self.subTest(model=kind):
+                self.assertEqual(found.shape, (2, 33))
+                self.assertTrue(torch.equal(found, expected))
+                self.assertGreater(_serving.counts["fused_recurrent_kda" if "kimi" in kind else "fused_recurrent_gated_delta_rule"].served, 0)
+
+    def test_loss_curves_of_200_steps(self):
+        generator = torch.Generator().manual_seed(3)
+        start = torch.randint(2, 96, (200, 4, 1), generator=generator)
+        texts = 2 + (start + torch.arange(24) * torch.randint(1, 4, (200, 4, 1), generator=generator)) % 94  # numbers that rise by 1 to 3
+
+        def run(kind):
+            model = model_of(kind)
+            optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
+            losses = []
+            for ids in texts:
+                loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                losses.append(float(loss.detach()))
+            return torch.tensor(losses)
+
+        for kind in MODELS:
+            found, expected = self.both(kind, lambda: run(kind))
+            with self.subTest(model=kind):
+                self.assertLess(float(found[-20:].mean()), 0.7 * float(found[:5].mean()))  # it learns
+                # Noise: how far the torch path comes from itself when its sums are of 16 tokens instead of 64.
+                module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+                name = "chunk_kimi_delta_attention" if kind == "kimi_linear" else "torch_chunk_gated_delta_rule"
+                with mock.patch.object(module, name, functools.partial(getattr(module, name), chunk_size=16)):
+                    disturbed = run(kind)
+                noise = float((disturbed - expected).abs().mean())
+                difference = float((found - expected).abs().mean())
+                self.assertLess(difference, 3 * noise + 1e-6, f"noise {noise}")
+                self.assertLess(difference, 0.1 * float(expected[-50:].std() + expected[:50].std()))
+
+
+class Switching(unittest.TestCase):
+    def test_files_imported_before_and_after_are_reached_and_all_is_put_back(self):
+        import transformers.models.qwen3_next.modeling_qwen3_next as before
+
+        name = "transformers.models.qwen3_5.modeling_qwen3_5"
+        plain = before.torch_chunk_gated_delta_rule
+        fastweight.hf.enable()
+        fastweight.hf.enable()  # twice is once
+        try:
+            after = importlib.import_module(name)
+            for module in (before, after):
+                self.assertEqual(module.torch_chunk_gated_delta_rule.fastweight, "chunk_gated_delta_rule")
+            self.assertIn("qwen3_next", next(row for row in fastweight.hf.status() if row["function"] == "chunk_gated_delta_rule")["files"])
+            self.assertIn("qwen3_next", str(fastweight.hf.status()))
+        finally:
+            fastweight.hf.disable()
+        self.assertIs(before.torch_chunk_gated_delta_rule, plain)
+        self.assertFalse(hasattr(after.torch_chunk_gated_delta_rule, "fastweight"))
+        self.assertTrue(all(row["files"] == [] for row in fastweight.hf.status()))
+
+    def test_the_environment_can_keep_it_off(self):
+        with mock.patch.dict("os.environ", {"HF_FASTWEIGHT": "0"}):
+            self.assertTrue(all(row["files"] == [] for row in fastweight.hf.enable()))
+
+
+if __name__ == "__main__":
+    unittest.main()
