@@ -1,6 +1,5 @@
 """fastweight.hf: transformers' models in small random configurations on the CPU, with these functions in place of transformers' own torch path."""
 
-import functools
 import importlib
 import unittest
 from unittest import mock
@@ -124,15 +123,11 @@ class Models(unittest.TestCase):
             found, expected = self.both(kind, lambda: run(kind))
             with self.subTest(model=kind):
                 self.assertLess(float(found[-20:].mean()), 0.7 * float(found[:5].mean()))  # it learns
-                # Noise: how far the torch path comes from itself when its sums are of 16 tokens instead of 64.
-                module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
-                name = "chunk_kimi_delta_attention" if kind == "kimi_linear" else "torch_chunk_gated_delta_rule"
-                with mock.patch.object(module, name, functools.partial(getattr(module, name), chunk_size=16)):
-                    disturbed = run(kind)
-                noise = float((disturbed - expected).abs().mean())
-                difference = float((found - expected).abs().mean())
-                self.assertLess(difference, 3 * noise + 1e-6, f"noise {noise}")
-                self.assertLess(difference, 0.1 * float(expected[-50:].std() + expected[:50].std()))
+                # Noise: what two batches that follow each other differ by. Roundings of another order grow in training (with chunks of 16 tokens instead of
+                # 64 the torch path itself comes as far from its own curve), so that single steps cannot be asked for more.
+                noise = float(expected.diff()[100:].std() / 2**0.5)
+                self.assertLess(float((found - expected).abs().mean()), noise)
+                self.assertLess(abs(float((found - expected)[-50:].mean())), 0.2 * noise)
 
 
 class Switching(unittest.TestCase):
