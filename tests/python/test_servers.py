@@ -1,6 +1,8 @@
 """The call conventions of vLLM and SGLang (pools, slots, device offsets, speculative indices) against loops over sequences, and their registration in small copies of
 the interfaces that python/fastweight/vllm.py and sglang.py name. The servers themselves are not run."""
 
+import importlib
+import pathlib
 import sys
 import types
 import unittest
@@ -229,6 +231,19 @@ def modules(**named):
         if parent:
             setattr(made[parent], child, module)
     return mock.patch.dict(sys.modules, made)
+
+
+class EntryPoints(unittest.TestCase):
+    def test_those_of_the_wheel_are_functions_that_do_nothing_here(self):
+        file = pathlib.Path(__file__).parents[2] / "python/pyproject.toml"
+        if sys.version_info < (3, 11) or not file.exists():
+            self.skipTest("no tomllib, or not in the source tree")
+        points = importlib.import_module("tomllib").loads(file.read_text())["project"]["entry-points"]
+        self.assertEqual(set(points), {"vllm.general_plugins", "sglang.srt.plugins"})
+        for names in points.values():
+            module, _, function = names["fastweight"].partition(":")
+            with mock.patch.dict("os.environ", {"FASTWEIGHT_VLLM": "0", "FASTWEIGHT_SGLANG": ""}):
+                self.assertFalse(getattr(importlib.import_module(module), function)())
 
 
 class VllmRegistration(unittest.TestCase):
