@@ -1,6 +1,7 @@
 // Every operation of the list that a device has, against the host's in double on the same (rounded) numbers: the shapes that kernels treat apart, rows
 // with columns behind them that must not be touched, packed sequences, and outputs that lie where inputs do as far as the list allows it.
 #include <cmath>
+#include <numeric>
 
 #include "ops/device_check.h"
 
@@ -171,8 +172,8 @@ TEST_P(DeviceList, Softplus) {
 
 // Both laws: one token, chunks that end early, empty sequences, more sequences than groups, channels and rows that fill no block and no group.
 TEST_P(DeviceList, SelectiveScan) {
-  std::vector<int64_t> singles;
-  for (int64_t n = 0; n <= 40; ++n) singles.push_back(n);
+  std::vector<int64_t> singles(41);
+  std::iota(singles.begin(), singles.end(), int64_t{0});
   const struct {
     SeqLayout layout;
     int64_t channels, states, pad;

@@ -14,6 +14,7 @@ struct SoftplusOp {
   std::vector<bool> accumulates() const { return {false}; }
   Values<double> formula(const Values<double>& in) const {
     std::vector<double> y;
+    y.reserve(in[0].size());
     for (const double x : in[0]) y.push_back(std::log1p(std::exp(x)));
     return {y};
   }

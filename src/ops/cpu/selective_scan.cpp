@@ -7,6 +7,7 @@
 //   dq = S dy     dk = dS z     dz = dS^T k     da = dS (.) S_{t-1}     dS_{t-1} = a (.) dS     du = skip dy + e dz     de = u dz + (da/de)^T ...
 // Sums over channels: lanes first, then the blocks in their order, so that they are those of the shape alone.
 #include <algorithm>
+#include <cmath>
 
 #include "ops/cpu/operations.h"
 #include "ops/cpu/row_blocks.h"
