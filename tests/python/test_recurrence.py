@@ -2,6 +2,7 @@
 
 import inspect
 import unittest
+import unittest.mock
 from unittest import mock
 
 import torch
@@ -327,9 +328,20 @@ class Refusals(unittest.TestCase):
 
 
 class Header(unittest.TestCase):
-    def test_the_arguments_of_forward_are_the_inputs_of_the_header(self):
-        names = [name.rstrip("_") for name in inspect.signature(fwt.forward).parameters]
-        self.assertEqual(tuple(names[1 : 1 + len(_calls.INPUTS)]), _calls.INPUTS)
+    def test_forward_takes_every_input_of_the_header(self):
+        self.assertEqual([name for name in _calls.INPUTS if name in fwt._NAMED], list(fwt._NAMED))  # in the header's order
+        with self.assertRaisesRegex(TypeError, "got gama$"):
+            fwt.forward("gated_deltanet", **random_inputs("gated_deltanet", T=1), gama=torch.zeros(4))
+
+    def test_an_input_that_forward_does_not_name_comes_by_its_name(self):
+        named = random_inputs("gated_deltanet", T=5)
+        expected = fwt.forward("gated_deltanet", **named).o
+        header = _calls.INPUTS[:4] + ("new_input",) + _calls.INPUTS[4:]
+        with unittest.mock.patch.object(_calls, "INPUTS", header):
+            ordered = fwt._in_order(tuple(named.get(name) for name in fwt._NAMED), {"new_input": 7})
+        self.assertEqual(ordered[4], 7)
+        self.assertIs(ordered[5], named["beta"])
+        self.assertTrue(torch.equal(fwt.forward("gated_deltanet", **{k: named[k] for k in "qkvg"}, beta=ordered[5]).o, expected))
 
     def test_every_input_that_a_rule_takes_is_known_to_the_loop(self):
         for rule in ALL:

@@ -10,6 +10,7 @@ Gradients have their inputs' types. Packed sequences: B = 1 and cu_seqlens.
 torch.compile takes these calls into its graph (fullgraph=True). Second derivatives are refused.
 """
 
+import inspect
 import os
 import typing
 
@@ -75,6 +76,7 @@ def forward(
     segment=None,
     bf16_operands=None,
     save=None,
+    **others,
 ):
     """Result(o, final_state, final_precond); o [B, T, HV, V] in q's type.
 
@@ -84,10 +86,13 @@ def forward(
     cu_seqlens: offsets [N + 1] of sequences in a batch of one; on a device its values are fetched once for a tensor that does not change, and
         cu_seqlens_cpu, the same in host memory, spares that.
     form, chunk, segment, bf16_operands: as in fw_desc; None: by environment (FASTWEIGHT_SEGMENT) and device.
+    others: inputs that the header has and that are not named above, by their names there.
     save: whether forward keeps what backward needs (True unless FASTWEIGHT_SAVE=0) or backward computes it again: less memory, more time.
     """
     raw = (q, k, v, g, beta, lambda_, erase_key, erase_gate, write_gate, read_correction, precond_g, precond_beta, precond_center, initial_state,
            initial_precond, a_log, dt_bias, precond_a_log, precond_dt_bias)
+    if others or len(raw) < len(_calls.INPUTS):
+        raw = _in_order(raw, others)
     options = (rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates)
     if cu_seqlens_cpu is not None:
         cu_seqlens = cu_seqlens_cpu
@@ -122,6 +127,19 @@ def forward(
     else:
         o, final_state, final_precond = _autograd.Recurrence.apply(call, *present), None, None
     return Result(o if o.dtype == q.dtype else o.to(q.dtype), final_state, final_precond)
+
+
+# What forward names, in the order in which it does.
+_NAMED = tuple(name.rstrip("_") for name, p in inspect.signature(forward).parameters.items() if p.kind == p.POSITIONAL_OR_KEYWORD)[1:]
+
+
+def _in_order(named, others):
+    """All inputs in the header's order."""
+    given = {**dict(zip(_NAMED, named)), **others}
+    unknown = [name for name in given if name not in _calls.INPUTS]
+    if unknown:
+        raise TypeError(f"forward: expected tensors of {', '.join(_calls.INPUTS)}, got {', '.join(unknown)}")
+    return tuple([given.get(name) for name in _calls.INPUTS])
 
 
 def _checked(raw, options):
