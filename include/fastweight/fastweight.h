@@ -122,8 +122,7 @@ typedef struct fw_rule {
 
 /* How the tensor of a gate is given: as its value, or as the logit x that a layer projects. A value is made of a logit inside the call, in the
  * arithmetic's dtype whatever type x has, with a = exp(a_log) and b = dt_bias of fw_inputs (1 and 0 where absent); gradients are those of the logit,
- * of a_log and of dt_bias. Log-decays (g, precond_g) may be given as VALUE, SOFTPLUS, LOWER_BOUND or LOGSIGMOID, other gates as VALUE or SIGMOID. On CUDA all
- * are values. */
+ * of a_log and of dt_bias. Log-decays (g, precond_g) may be given as VALUE, SOFTPLUS, LOWER_BOUND or LOGSIGMOID, other gates as VALUE or SIGMOID. */
 typedef enum fw_given {
   FW_GIVEN_VALUE = 0,
   FW_GIVEN_SIGMOID = 1,     /* bound sigmoid(x); bound: the rule's gain_bound for beta and erase_gate, 1 for the others */

@@ -102,6 +102,8 @@ int Bench::run(Options& options) {
   check();
   if (!json_.empty()) check_output("--json", json_, {});
   if (device_ == "cuda" && !options.given("operands")) recurrence_.operands = "bf16";
+  if (recurrence_.gates != "values" && (recurrence_.gates != "logits" || device_ != "cuda"))
+    fail_usage("--gates: expected values or, with --device cuda, logits, got '{}'", recurrence_.gates);
   if (recurrence_.rules.empty()) {
     for (const Preset& p : presets()) recurrence_.rules.emplace_back(p.name);
   }

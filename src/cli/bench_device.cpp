@@ -18,6 +18,7 @@
 #include "base/memory.h"
 #include "cli/bench_report.h"
 #include "cli/say.h"
+#include "reference/fields.h"
 #include "reference/header_tensors.h"
 #include "reference/problem.h"
 #include "report/table.h"
@@ -55,6 +56,7 @@ ReferenceProblem pattern_of(const Rule& rule, const RecurrenceBench& bench) {
   options.K = bench.key_dim;
   options.V = bench.value_dim;
   options.initial_state = false;
+  if (bench.gates == "logits") options.gates = logits_of(rule, Given::kSoftplus);
   return random_problem(rule, options);
 }
 
@@ -69,6 +71,7 @@ class Problem {
     desc.io_dtype = FW_BF16;
     if (bench.operands != "f32") desc.operands = FW_BF16;
     desc.form = form_of(bench.form);
+    desc.gates = to_c(pattern.shape.gates);
     desc.B = bench.batch;
     desc.T = tokens;
     desc.H = bench.heads;
@@ -82,14 +85,16 @@ class Problem {
     for (const auto& field : reference_input_fields()) {
       const std::vector<int64_t> shape = field.shape(rule, pattern.shape);
       for (const auto& named : kInputTensors) {
-        if (shape.empty() || std::string_view(named.name) != field.name || field.optional) continue;
-        in.*named.tensor = tensor(shape, &(pattern.in.*field.values));
-        grads.*named.tensor = tensor(shape, nullptr);
+        if (shape.empty() || std::string_view(named.name) != field.name || (field.optional && !is_parameter(field.name))) continue;
+        const bool tokens = of_tokens(field.name);
+        const fw_dtype dtype = tokens && (shape.size() == 3 || is_logits(pattern, field.name)) ? FW_BF16 : FW_F32;
+        in.*named.tensor = tensor(shape, tokens, dtype, &(pattern.in.*field.values));
+        grads.*named.tensor = tensor(shape, tokens, dtype, nullptr);
       }
     }
     const std::vector<int64_t> o_shape{pattern.shape.sequences.tokens(), bench.value_heads, bench.value_dim};
-    out.o = tensor(o_shape, nullptr);
-    d.o = tensor(o_shape, &pattern.d.o);
+    out.o = tensor(o_shape, true, FW_BF16, nullptr);
+    d.o = tensor(o_shape, true, FW_BF16, &pattern.d.o);
   }
 
   double input_bytes() const {
@@ -103,15 +108,20 @@ class Problem {
   fw_outputs out, d;
 
  private:
-  // shape: the pattern's, tokens first (the center: heads alone). values repeat over all tokens; none: memory as it is.
-  fw_tensor tensor(std::vector<int64_t> shape, const std::vector<double>* values) {
-    const bool of_tokens = shape.size() > 1;
-    const fw_dtype dtype = shape.size() == 3 ? FW_BF16 : FW_F32;
+  static bool is_logits(const ReferenceProblem& pattern, std::string_view name) {
+    for (const GateSpec& gate : gate_specs(pattern.rule, pattern.shape.gates)) {
+      if (gate.name == name) return gate.logits();
+    }
+    return false;
+  }
+
+  // shape: the pattern's, with `tokens` first. values repeat over all tokens; none: memory as it is.
+  fw_tensor tensor(std::vector<int64_t> shape, bool tokens, fw_dtype dtype, const std::vector<double>* values) {
     size_t row = 1;
-    for (size_t i = of_tokens ? 1 : 0; i < shape.size(); ++i) row *= static_cast<size_t>(shape[i]);
-    const size_t rows = of_tokens ? static_cast<size_t>(desc.B * desc.T) : 1;
-    const size_t pattern_rows = of_tokens ? std::min(static_cast<size_t>(shape[0]), rows) : 1;
-    if (of_tokens) {
+    for (size_t i = tokens ? 1 : 0; i < shape.size(); ++i) row *= static_cast<size_t>(shape[i]);
+    const size_t rows = tokens ? static_cast<size_t>(desc.B * desc.T) : 1;
+    const size_t pattern_rows = tokens ? std::min(static_cast<size_t>(shape[0]), rows) : 1;
+    if (tokens) {
       shape[0] = desc.T;
       shape.insert(shape.begin(), desc.B);
     }
@@ -298,6 +308,7 @@ Json bench_device(const RecurrenceBench& given) {
           {"copy_bytes_per_s", bandwidth},
           {"shape", {{"B", bench.batch}, {"T", bench.tokens}, {"H", bench.heads}, {"HV", bench.value_heads}, {"K", bench.key_dim}, {"V", bench.value_dim}}},
           {"operands", bench.operands},
+          {"gates", bench.gates},
           {"repeats", bench.repeats},
           {"results", results}};
 }

@@ -29,9 +29,8 @@ constexpr double kBoundProducts = 6e-3;
 constexpr double kBoundProductGradients = 2e-2;
 
 // Shapes that meet every path: packed sequences around the chunk size with an empty one, grouped value heads, a key
-// dimension that fills no vector, decays of 0, -1e4 and -inf; a plain batch of the usual head size; and, on the CPU, one whose gates are logits, for rules that
-// have any.
-std::vector<ProblemOptions> shapes(const Rule& rule, fw_device device) {
+// dimension that fills no vector, decays of 0, -1e4 and -inf; a plain batch of the usual head size; and one whose gates are logits, for rules that have any.
+std::vector<ProblemOptions> shapes(const Rule& rule) {
   ProblemOptions packed;
   packed.sequences = SeqLayout({0, 1, 131, 131, 148, 211});
   packed.H = 2;
@@ -50,7 +49,7 @@ std::vector<ProblemOptions> shapes(const Rule& rule, fw_device device) {
   ProblemOptions logits = plain;
   logits.gates = logits_of(rule, Given::kSoftplus);
   logits.seed = 13;
-  if (device != FW_DEVICE_CPU || !any_logits(logits.gates)) return {packed, plain};
+  if (!any_logits(logits.gates)) return {packed, plain};
   return {packed, plain, logits};
 }
 
@@ -169,7 +168,7 @@ int Selftest::run(Options&) {
   for (size_t i = 0; i < rules.size(); ++i) {
     // A vector, not an array of arrays: clang 14 (clang-tidy) crashes on evaluating an array of strings as a constant.
     std::vector<std::array<FieldError, kColumns.size()>> errors(all_kinds.size());
-    for (const ProblemOptions& shape : shapes(rules[i], device)) {
+    for (const ProblemOptions& shape : shapes(rules[i])) {
       stop_point("selftest", static_cast<int64_t>(i), static_cast<int64_t>(rules.size()), "rules");
       const ReferenceProblem problem = random_problem(rules[i], shape);
       const ReferenceOutputs forward = problem.forward();

@@ -48,7 +48,6 @@ struct Backend {
   int64_t chunk;          // the one size of a chunk that it has; 0: any
   bool segments;          // whether a long sequence may be cut, at multiples of that size
   bool slots;             // of fw_step
-  bool logits;            // gates given as logits
   bool bf16_step_states;  // of fw_step
   void (*require)();      // throws DeviceError unless this machine has such a device
   std::unique_ptr<Call> (*call)(Plan plan);

@@ -110,7 +110,6 @@ Plan make_plan(const fw_desc& desc) {
   plan.rule = from_c(desc.rule);
   plan.gates = from_c(desc.gates);
   validate(plan.gates, plan.rule);
-  if (!backend->logits && any_logits(plan.gates)) fail_usage("gates: expected FW_GIVEN_VALUE for every gate on {}, got logits", backend->name);
   plan.dtype = static_cast<fw_dtype>(desc.dtype);
   plan.bf16_io = bf16;
   plan.bf16_operands = bf16_operands;

@@ -40,6 +40,31 @@ TEST(Small, EveryKernel) {
   }
 }
 
+// Gates as logits, one number a head and channels, in wide loads and single ones: values in front of kernels that may begin before these are made.
+TEST(Small, GatesAsLogits) {
+  uint64_t seed = 930;
+  for (const char* name : {"gated_deltanet", "gated_deltanet2", "hgrn2", "precond_kda", "precond_gated_deltanet"}) {
+    for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
+      ProblemOptions options;
+      options.sequences = SeqLayout({0, 70, 70, 75});
+      options.K = ++seed % 2 == 0 ? 64 : 38;
+      options.V = 40;
+      options.H = 1;
+      options.HV = form == FW_FORM_CHUNK ? 2 : 1;
+      options.gates = logits_of(preset(name).rule, Given::kSoftplus);
+      options.seed = seed;
+      const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
+      HeaderRun run = device_run(form);
+      run.bf16 = HeaderRun::Bf16Tensors::kAll;
+      SCOPED_TRACE(describe(problem));
+      EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
+      const ReferenceInputs got = header_backward(problem, run), expected = problem.backward();
+      EXPECT_TRUE(close_gradients(without_parameters(got), without_parameters(expected), problem.rule, false));
+      EXPECT_TRUE(close_parameters(got, expected, kStrongDecay));
+    }
+  }
+}
+
 // Blocks that stay take one chunk after another: many sequences, so that the places of later chunks have to be found in time.
 TEST(Small, ManyTurns) {
   std::vector<int64_t> offsets = {0};

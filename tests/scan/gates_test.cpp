@@ -198,11 +198,23 @@ TEST(Gates, WhatTheyCannotBeIsRefused) {
               HasSubstr("dt_bias: shape: expected [1], got [2]"));
 }
 
-TEST(Gates, LogitsAreRefusedOnCuda) {
+// On CUDA values lie in the workspace: plan and sizes say so, where there is no device too.
+TEST(Gates, AreInThePlanOfCuda) {
   SmallCall call("gated_deltanet");
   call.desc.device = FW_DEVICE_CUDA;
+  call.desc.T = 100;
+  fw_sizes values, logits;
+  FW_INIT(&values);
+  FW_INIT(&logits);
+  ASSERT_EQ(fw_workspace_query(&call.desc, &values), FW_OK) << fw_last_error();
   call.desc.gates.beta = FW_GIVEN_SIGMOID;
-  EXPECT_THAT(call.forward(), HasSubstr("gates: expected FW_GIVEN_VALUE for every gate on CUDA"));
+  ASSERT_EQ(fw_workspace_query(&call.desc, &logits), FW_OK) << fw_last_error();
+  EXPECT_GE(logits.forward, values.forward + 100 * sizeof(float));
+  EXPECT_GE(logits.backward, values.backward + 200 * sizeof(float));
+  EXPECT_EQ(logits.saved, values.saved);
+  std::vector<char> text(10000);
+  ASSERT_GT(fw_plan_text(&call.desc, text.data(), text.size()), 0u) << fw_last_error();
+  EXPECT_THAT(text.data(), HasSubstr("kernels forward: gates -> "));
 }
 
 // A program that was compiled with version 0.1 of the header knows shorter structs; what lies behind them is not read.

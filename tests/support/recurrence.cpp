@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 namespace fw::testing {
 namespace {
 
@@ -30,10 +33,13 @@ std::string describe(const Problem& p) {
   return within(compare(got, expected, floor_share), bound);
 }
 
-::testing::AssertionResult close_parameters(const ReferenceInputs& got, const ReferenceInputs& expected, double bound) {
+::testing::AssertionResult close_parameters(const ReferenceInputs& got, const ReferenceInputs& expected, double bound, double floor_share) {
+  double square = 0;
+  for (const auto& field : reference_input_fields()) square += std::pow(euclidean_norm(expected.*field.values), 2);
   std::vector<FieldError> errors;
   const auto compare_one = [&](const char* name, std::vector<double> ReferenceInputs::*values, const std::vector<double>& terms) {
-    if (!(expected.*values).empty()) errors.push_back({name, relative_error(got.*values, expected.*values, euclidean_norm(terms))});
+    const double size = std::max(euclidean_norm(terms), floor_share * std::sqrt(square));
+    if (!(expected.*values).empty()) errors.push_back({name, relative_error(got.*values, expected.*values, size)});
   };
   compare_one("a_log", &ReferenceInputs::a_log, expected.g);
   compare_one("dt_bias", &ReferenceInputs::dt_bias, expected.g);

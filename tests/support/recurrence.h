@@ -36,8 +36,8 @@ std::string describe(const Problem& problem);
 std::vector<Rule> composed_rules();
 inline constexpr Given kDecaysGiven[] = {Given::kSoftplus, Given::kLowerBound, Given::kLogSigmoid};
 // Of close(): a_log and dt_bias have sums over all tokens, whose terms cancel; what their float sums are compared with is the size of the terms, that of the
-// gradient of the logits.
-::testing::AssertionResult close_parameters(const ReferenceInputs& got, const ReferenceInputs& expected, double bound);
+// gradient of the logits, or floor_share of all gradients as in close().
+::testing::AssertionResult close_parameters(const ReferenceInputs& got, const ReferenceInputs& expected, double bound, double floor_share = 0);
 // The gradients without them.
 ReferenceInputs without_parameters(ReferenceInputs grads);
 // Those and every preset.

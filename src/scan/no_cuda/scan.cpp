@@ -5,6 +5,7 @@
 #include "scan/cuda/call/decay_keys.h"
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
+#include "scan/cuda/gates/kernels.h"
 
 namespace fw::cuda {
 
@@ -20,6 +21,9 @@ void scan_backward(const Plan&, const DevicePlan&, const Inputs<float>&, const O
 
 void make_decay_keys(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&) { require_device(false); }
 void add_decay_keys(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&, const TokenTensor<float>&) { require_device(false); }
+
+void gate_values(const GateValuesArgs&, const GateTokens&, void*) { require_device(false); }
+void gate_gradients(const GateGradientsArgs&, const GateTokens&, void*) { require_device(false); }
 
 int multiprocessors() { return kUsualMultiprocessors; }
 

@@ -3,6 +3,7 @@
 
 #include "scan/cuda/call/decay_keys.h"
 #include "scan/cuda/call/device.h"
+#include "scan/cuda/call/gates.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/scan.h"
 
@@ -19,38 +20,47 @@ Plan with_given_keys(Plan plan) {
   return plan;
 }
 
+// The workspace: values of gates that are given as logits, then keys of the decay, then what the kernels of the scan have.
 class CudaCall final : public Call {
  public:
   explicit CudaCall(Plan plan)
       : Call(std::move(plan)),
         kernels_(with_given_keys(this->plan())),
         device_(make_device_plan()),
+        gates_(kernels_, device_.chunk_form),
         keys_(this->plan().rule.uses_k() ? 0 : cuda::key_bytes(kernels_)) {}
 
-  size_t forward_bytes() const override { return keys_ + device_.forward.bytes; }
-  size_t backward_bytes() const override { return 2 * keys_ + device_.backward.bytes; }
+  size_t forward_bytes() const override { return gates_.forward_bytes() + keys_ + device_.forward.bytes; }
+  size_t backward_bytes() const override { return gates_.backward_bytes() + 2 * keys_ + device_.backward.bytes; }
   size_t saved_bytes() const override { return device_.saved.bytes; }
-  size_t backward_alone_bytes() const override { return 2 * keys_ + device_.backward_alone_bytes(); }
-  std::string text() const override { return cuda::to_text(kernels_, device_); }
+  size_t backward_alone_bytes() const override { return gates_.backward_bytes() + 2 * keys_ + device_.backward_alone_bytes(); }
+  std::string text() const override { return cuda::to_text(kernels_, device_, gates_.forward_bytes() + keys_, gates_.backward_bytes() + 2 * keys_); }
 
   void forward(const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) const override {
     const cuda::DeviceScope scope(plan().device_number);
-    Inputs<float> inputs = check_inputs<float>(plan(), in, TensorRole::kInput);
+    const Inputs<float> given = check_inputs<float>(plan(), in, TensorRole::kInput);
     const Outputs<float> outputs = check_outputs<float>(plan(), out, TensorRole::kInput);
-    make_keys(inputs, workspace);
-    cuda::scan_forward(kernels_, device_, inputs, outputs, saved, static_cast<char*>(workspace) + keys_);
+    cuda::require_device(device_.chunk_form);
+    Inputs<float> inputs = gates_.values(given, workspace);
+    char* const space = static_cast<char*>(workspace) + gates_.forward_bytes();
+    make_keys(inputs, space);
+    cuda::scan_forward(kernels_, device_, inputs, outputs, saved, space + keys_);
   }
   void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) const override {
     const cuda::DeviceScope scope(plan().device_number);
-    Inputs<float> inputs = check_inputs<float>(plan(), in, TensorRole::kInput);
+    const Inputs<float> given = check_inputs<float>(plan(), in, TensorRole::kInput);
     const Outputs<float> cotangents = check_outputs<float>(plan(), d, TensorRole::kGradient);
-    Inputs<float> gradients = check_gradients<float>(plan(), grads, inputs);
-    make_keys(inputs, workspace);
-    char* const space = static_cast<char*>(workspace);
+    const Inputs<float> wanted = check_gradients<float>(plan(), grads, given);
+    cuda::require_device(device_.chunk_form);
+    Inputs<float> inputs = gates_.values(given, workspace);
+    Inputs<float> gradients = gates_.open(given, wanted, workspace);
+    char* const space = static_cast<char*>(workspace) + gates_.backward_bytes();
+    make_keys(inputs, space);
     const bool adds = keys_ > 0 && gradients.g;
     if (adds) gradients.k = cuda::key_tensor(kernels_, space + keys_);
     cuda::scan_backward(kernels_, device_, inputs, cotangents, gradients, saved, space + 2 * keys_);
     if (adds) cuda::add_decay_keys(kernels_, inputs.g, gradients.k, gradients.g);
+    gates_.close(given, gradients, wanted, workspace);
   }
 
  private:
@@ -67,6 +77,7 @@ class CudaCall final : public Call {
 
   Plan kernels_;  // what the kernels of the scan are given
   cuda::DevicePlan device_;
+  cuda::CallGates gates_;
   size_t keys_;  // bytes
 };
 
@@ -94,7 +105,6 @@ const Backend& cuda_backend() {
                                        cuda::kChunk,
                                        true,
                                        true,
-                                       false,
                                        true,
                                        [] { cuda::require_device(true); },
                                        [](Plan plan) -> std::unique_ptr<Call> { return std::make_unique<CudaCall>(std::move(plan)); }};

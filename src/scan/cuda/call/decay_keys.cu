@@ -9,6 +9,7 @@
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/call/scan.h"
+#include "scan/cuda/call/token_arg.h"
 #include "scan/cuda/machine/tokens.cuh"
 
 namespace fw::cuda {
@@ -63,16 +64,6 @@ __global__ void __launch_bounds__(kThreads, 4)
   });
 }
 
-TokenArg arg_of(const TokenTensor<float>& t) {
-  TokenArg a;
-  a.bf16 = t.bf16 != nullptr ? 1 : 0;
-  a.data = a.bf16 != 0 ? static_cast<void*>(t.bf16) : static_cast<void*>(t.data);
-  a.stride_b = t.stride_b;
-  a.stride_t = t.stride_t;
-  a.stride_h = t.stride_h;
-  return a;
-}
-
 Shape shape_of(const Plan& plan) {
   const int64_t T = plan.packed ? plan.tokens() : plan.T;
   return {static_cast<unsigned>(plan.tokens() * plan.H), static_cast<unsigned>(std::max<int64_t>(T, 1)), static_cast<unsigned>(plan.H),
@@ -88,12 +79,12 @@ Dim3 grid_of(const Shape& shape) {
 
 void make_decay_keys(const Plan& plan, const TokenTensor<float>& g, const TokenTensor<float>& k) {
   const Shape shape = shape_of(plan);
-  launch(decay_keys_kernel, grid_of(shape), kThreads, 0, plan.stream, arg_of(g), arg_of(k), shape);
+  launch(decay_keys_kernel, grid_of(shape), kThreads, 0, plan.stream, token_arg(plan, g), token_arg(plan, k), shape);
 }
 
 void add_decay_keys(const Plan& plan, const TokenTensor<float>& g, const TokenTensor<float>& dk, const TokenTensor<float>& dg) {
   const Shape shape = shape_of(plan);
-  launch(decay_key_gradients_kernel, grid_of(shape), kThreads, 0, plan.stream, arg_of(g), arg_of(dk), arg_of(dg), shape);
+  launch(decay_key_gradients_kernel, grid_of(shape), kThreads, 0, plan.stream, token_arg(plan, g), token_arg(plan, dk), token_arg(plan, dg), shape);
 }
 
 }  // namespace fw::cuda

@@ -5,6 +5,7 @@
 
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/select.h"
+#include "scan/cuda/call/token_arg.h"
 #include "scan/cuda/call/upload.h"
 
 namespace fw::cuda {
@@ -22,18 +23,6 @@ class Space {
  private:
   char* base_;
 };
-
-TokenArg token_arg(const Plan& plan, const TokenTensor<float>& t) {
-  TokenArg a;
-  if (!t) return a;
-  a.bf16 = t.bf16 != nullptr ? 1 : 0;
-  a.data = a.bf16 != 0 ? static_cast<void*>(t.bf16) : static_cast<void*>(t.data);
-  a.stride_b = t.stride_b;
-  a.stride_t = t.stride_t;
-  a.stride_h = t.stride_h;
-  a.divisor = static_cast<int32_t>(plan.HV / t.heads);
-  return a;
-}
 
 TokenArgs token_args(const Plan& plan, const Inputs<float>& in) {
   TokenArgs a;

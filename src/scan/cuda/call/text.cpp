@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "rule/tokens.h"
+#include "scan/cuda/call/gates.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/select.h"
 
@@ -28,7 +29,7 @@ TokenArg tensor(const Plan& plan, bool there, int64_t heads, int64_t dim, bool b
   return a;
 }
 // per_value_head: gradients of the key side as the kernels make them, which are float32 in the workspace where heads share a key head.
-TokenArgs tensors(const Plan& plan, bool per_value_head) {
+TokenArgs tensors(const Plan& plan, const DevicePlan& device, bool per_value_head) {
   constexpr TokenArg TokenArgs::*kMembers[] = {
 #define FW_TOKEN(name, heads, width, used) &TokenArgs::name,
 #include "rule/tokens.def"
@@ -40,6 +41,10 @@ TokenArgs tensors(const Plan& plan, bool per_value_head) {
     const bool key_row = spec.heads == TokenHeads::kKey && !spec.one();
     const int64_t heads = spec.heads != TokenHeads::kKey || (key_row && per_value_head) ? plan.HV : plan.H;
     a.*kMembers[i] = tensor(plan, spec.used, heads, spec.channels(plan.K, plan.V), plan.bf16_io && !spec.one() && (!key_row || heads == plan.H));
+  }
+  // Values made of logits, and what becomes gradients of logits.
+  for (const GateSpec& gate : gate_specs(plan.rule, plan.gates)) {
+    if (gate.logits()) (a.*kMembers[gate.token]).bf16 = bf16_values(plan, device.chunk_form, gate) ? 1 : 0;
   }
   return a;
 }
@@ -59,7 +64,7 @@ Problem expected_problem(const Plan& plan, const DevicePlan& device) {
   x.tokens = plan.tokens();
   x.sequences.N = static_cast<int32_t>(plan.N), x.sequences.T = x.T;
   if (plan.packed) x.sequences.offsets = somewhere<int32_t>();
-  x.in = tensors(plan, false);
+  x.in = tensors(plan, device, false);
   x.initial_state = state(plan);
   if (device.saved.precond_rows.bytes > 0) x.precond_rows = somewhere<uint16_t>();
   return x;
@@ -190,7 +195,7 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
   GradientArgs args;
   args.problem = expected_problem(plan, device);
   args.d_o = args.problem.in.v;
-  args.grads.d = tensors(plan, true);
+  args.grads.d = tensors(plan, device, true);
   const bool precond = plan.rule.uses_precond();
   if (device.direct) {
     add_scan(names, "offline/scan", "offline/join", device.segments.backward);
@@ -217,7 +222,7 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
 
 }  // namespace
 
-std::string to_text(const Plan& plan, const DevicePlan& device) {
+std::string to_text(const Plan& plan, const DevicePlan& device, size_t forward_rows, size_t backward_rows) {
   std::string text = fmt::format("rule: {}\nsequences: {} of at most {} tokens, {} in all\n", to_string(plan.rule), plan.N, plan.longest, plan.tokens());
   if (device.chunk_form) {
     const char* decay = plan.decay_kind() == DecayKind::kChannel ? "channel" : plan.decay_kind() == DecayKind::kScalar ? "scalar" : "none";
@@ -243,9 +248,12 @@ std::string to_text(const Plan& plan, const DevicePlan& device) {
   } else {
     text += fmt::format("form: token, {} sequences x {} value heads\n", plan.N, plan.HV);
   }
-  text += fmt::format("kernels forward: {}\nkernels backward: {}\n", forward_kernels(plan, device), backward_kernels(plan, device));
+  const bool logits = any_logits(plan.gates);
+  text += fmt::format("kernels forward: {}{}\nkernels backward: {}{}{}\n", logits ? "gates -> " : "", forward_kernels(plan, device), logits ? "gates -> " : "",
+                      backward_kernels(plan, device), logits ? " -> gates" : "");
   text += fmt::format("workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: {} bytes\n",
-                      device.forward.bytes, device.backward.bytes, device.saved.bytes, device.backward_alone_bytes());
+                      forward_rows + device.forward.bytes, backward_rows + device.backward.bytes, device.saved.bytes,
+                      backward_rows + device.backward_alone_bytes());
   return text;
 }
 

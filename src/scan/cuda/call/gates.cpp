@@ -1,0 +1,128 @@
+#include "scan/cuda/call/gates.h"
+
+#include "scan/cuda/call/token_arg.h"
+
+namespace fw::cuda {
+namespace {
+
+const TokenTensor<float>& tensor_of(const Inputs<float>& in, const GateSpec& spec) { return in.*kInputTokens<float>[spec.token]; }
+
+// What a log-decay has besides its logits; nothing for other gates.
+DecayParameters<float> parameters_of(const Inputs<float>& in, const GateSpec& spec) {
+  if (!spec.decay) return {};
+  return spec.token == static_cast<size_t>(TokenIndex::g) ? in.decay : in.precond_decay;
+}
+HeadArg head_arg(const HeadTensor<float>& t) { return {t.data, t.stride_h, t.stride_k}; }
+
+char* at(void* workspace, const Region& region) { return static_cast<char*>(workspace) + region.offset; }
+
+// Contiguous rows of the workspace, as many as `like` has.
+TokenTensor<float> rows_at(const Plan& plan, const TokenTensor<float>& like, char* data, bool bf16) {
+  TokenTensor<float> rows;
+  if (bf16) {
+    rows.bf16 = reinterpret_cast<Bf16*>(data);
+  } else {
+    rows.data = reinterpret_cast<float*>(data);
+  }
+  rows.heads = like.heads;
+  rows.dim = rows.stride_h = like.dim;
+  rows.stride_t = like.heads * like.dim;
+  rows.stride_b = plan.T * rows.stride_t;
+  return rows;
+}
+
+// All tokens of a packed batch are one row of it.
+GateTokens tokens_of(const Plan& plan) { return {plan.tokens(), plan.packed ? plan.tokens() : plan.T}; }
+
+}  // namespace
+
+bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate) {
+  return chunk_form && plan.bf16_io && !gate.decay && !token_specs(plan.rule)[gate.token].one();
+}
+
+CallGates::CallGates(const Plan& plan, bool chunk_form) : plan_(plan) {
+  constexpr size_t kAlign = 1024;
+  const auto take = [](size_t& used, int64_t bytes) {
+    const Region region{used, static_cast<size_t>(bytes)};
+    used += (region.bytes + kAlign - 1) / kAlign * kAlign;
+    return region;
+  };
+  const auto tokens = token_specs(plan.rule);
+  const auto specs = gate_specs(plan.rule, plan.gates);
+  const auto numbers = [&](const GateSpec& spec) {  // of all tokens, with the most heads that the tensor may have
+    const TokenSpec& token = tokens[spec.token];
+    return plan.tokens() * (token.heads == TokenHeads::kKey ? plan.H : plan.HV) * token.channels(plan.K, plan.V);
+  };
+  constexpr int64_t kFloat = sizeof(float);
+  for (size_t i = 0; i < kGates; ++i) {
+    Gate& gate = gates_[i];
+    gate.spec = specs[i];
+    if (!gate.spec.logits()) continue;
+    gate.bf16 = bf16_values(plan, chunk_form, gate.spec);
+    gate.apart = gate.spec.decay || tokens[gate.spec.token].one();
+    gate.values = take(forward_bytes_, numbers(gate.spec) * (gate.bf16 ? 2 : kFloat));
+  }
+  backward_bytes_ = forward_bytes_;
+  for (Gate& gate : gates_) {
+    if (!gate.spec.logits()) continue;
+    if (gate.apart) gate.grads = take(backward_bytes_, numbers(gate.spec) * kFloat);
+    const TokenSpec& token = tokens[gate.spec.token];
+    if (gate.spec.decay)
+      gate.parts = take(backward_bytes_, gate_parts_bytes(token.heads == TokenHeads::kKey ? plan.H : plan.HV, token.channels(plan.K, plan.V)));
+  }
+}
+
+GateArg CallGates::gate_arg(const Gate& gate, const Inputs<float>& in) const {
+  const TokenTensor<float>& x = tensor_of(in, gate.spec);
+  const DecayParameters<float> parameters = parameters_of(in, gate.spec);
+  GateArg arg;
+  arg.law = gate_law<float>(gate.spec);
+  arg.heads = static_cast<int32_t>(x.heads);
+  arg.channels = static_cast<int32_t>(x.dim);
+  arg.x = token_arg(plan_, x);
+  arg.a_log = head_arg(parameters.a_log);
+  arg.dt_bias = head_arg(parameters.dt_bias);
+  return arg;
+}
+
+Inputs<float> CallGates::values(const Inputs<float>& in, void* workspace) const {
+  Inputs<float> made = in;
+  GateValuesArgs args;
+  for (const Gate& gate : gates_) {
+    const TokenTensor<float>& x = tensor_of(in, gate.spec);
+    if (!gate.spec.logits() || !x) continue;
+    const TokenTensor<float> values = rows_at(plan_, x, at(workspace, gate.values), gate.bf16);
+    made.*kInputTokens<float>[gate.spec.token] = values;
+    args.gates[args.count] = gate_arg(gate, in);
+    args.values[args.count++] = token_arg(plan_, values);
+  }
+  if (args.count > 0) gate_values(args, tokens_of(plan_), plan_.stream);
+  return made;
+}
+
+Inputs<float> CallGates::open(const Inputs<float>& in, const Inputs<float>& grads, void* workspace) const {
+  Inputs<float> opened = grads;
+  for (const Gate& gate : gates_) {
+    if (!gate.spec.logits() || !gate.apart || !(tensor_of(grads, gate.spec) || parameters_of(grads, gate.spec))) continue;
+    opened.*kInputTokens<float>[gate.spec.token] = rows_at(plan_, tensor_of(in, gate.spec), at(workspace, gate.grads), false);
+  }
+  return opened;
+}
+
+void CallGates::close(const Inputs<float>& in, const Inputs<float>& opened, const Inputs<float>& grads, void* workspace) const {
+  GateGradientsArgs args;
+  for (const Gate& gate : gates_) {
+    if (!gate.spec.logits() || !tensor_of(opened, gate.spec)) continue;
+    const DecayParameters<float> parameters = parameters_of(grads, gate.spec);
+    GateGradient& gradient = args.gates[args.count++];
+    gradient.gate = gate_arg(gate, in);
+    gradient.d_values = token_arg(plan_, tensor_of(opened, gate.spec));
+    gradient.d_x = token_arg(plan_, tensor_of(grads, gate.spec));
+    gradient.d_a_log = head_arg(parameters.a_log);
+    gradient.d_dt_bias = head_arg(parameters.dt_bias);
+    if (parameters) gradient.parts = reinterpret_cast<float*>(at(workspace, gate.parts));
+  }
+  if (args.count > 0) gate_gradients(args, tokens_of(plan_), plan_.stream);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,21 @@
+// A tensor of tokens as kernels have it (args.h).
+#pragma once
+
+#include "scan/cuda/call/args.h"
+#include "scan/tensors.h"
+
+namespace fw::cuda {
+
+inline TokenArg token_arg(const Plan& plan, const TokenTensor<float>& t) {
+  TokenArg a;
+  if (!t) return a;
+  a.bf16 = t.bf16 != nullptr ? 1 : 0;
+  a.data = a.bf16 != 0 ? static_cast<void*>(t.bf16) : static_cast<void*>(t.data);
+  a.stride_b = t.stride_b;
+  a.stride_t = t.stride_t;
+  a.stride_h = t.stride_h;
+  a.divisor = static_cast<int32_t>(plan.HV / t.heads);
+  return a;
+}
+
+}  // namespace fw::cuda

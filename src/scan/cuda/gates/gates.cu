@@ -1,0 +1,225 @@
+// Gates given as logits: values in front of the kernels that take them, gradients back behind them, and the sums over tokens that a_log and dt_bias
+// take, in blocks of tokens and then over the blocks, both in order. See gates/kernels.h.
+//
+// Roles, 256 threads: a gate a z, kN neighbouring numbers of a token (all heads) a thread and every kLanes-th token of the block's; lanes of one token are
+// neighbours. Where there are sums: each thread's in shared memory, sync_threads(), then one thread a number adds those of all lanes.
+#include <algorithm>
+
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/gates/kernels.h"
+#include "scan/cuda/gates/math.cuh"
+#include "scan/cuda/machine/tokens.cuh"
+
+namespace fw::cuda {
+namespace {
+
+constexpr int kThreads = 256, kWide = 4;
+
+// Which numbers and tokens a thread has.
+struct GateCut {
+  int wide = 0;                          // kWide numbers a thread, or one
+  int units = 1, lanes = 1, tokens = 1;  // of a block: threads side by side, tokens at once, and in all
+  int blocks = 0, columns = 0;           // over tokens, over numbers
+};
+GateCut cut_of(const GateArg& gate, int64_t tokens, int64_t most_blocks) {
+  GateCut cut;
+  cut.wide = gate.channels % kWide == 0 ? 1 : 0;
+  const int units = gate.heads * gate.channels / (cut.wide != 0 ? kWide : 1);
+  while (cut.units < units && cut.units < kThreads) cut.units *= 2;
+  cut.lanes = kThreads / cut.units;
+  constexpr int64_t kLeast = 32;
+  cut.tokens = static_cast<int>(std::max<int64_t>({kLeast, cut.lanes, (tokens + most_blocks - 1) / most_blocks}));
+  cut.blocks = static_cast<int>((tokens + cut.tokens - 1) / cut.tokens);
+  cut.columns = (units + cut.units - 1) / cut.units;
+  return cut;
+}
+struct GateCuts {
+  GateCut of[kGates];
+};
+template <class Args, class GateOf>
+Dim3 cut_gates(const Args& args, int64_t tokens, int64_t most_blocks, const GateOf& gate_of, GateCuts& cuts) {
+  Dim3 grid{0, 0, static_cast<unsigned>(args.count)};
+  for (int i = 0; i < args.count; ++i) {
+    cuts.of[i] = cut_of(gate_of(args.gates[i]), tokens, most_blocks);
+    grid.x = std::max(grid.x, static_cast<unsigned>(cuts.of[i].blocks));
+    grid.y = std::max(grid.y, static_cast<unsigned>(cuts.of[i].columns));
+  }
+  return grid;
+}
+
+FW_DEVICE bool has_block(const GateCut& cut) { return static_cast<int>(block_index_x()) < cut.blocks && static_cast<int>(block_index_y()) < cut.columns; }
+
+struct GatePlace {
+  int lane, number, head, channel;  // number: of the row, of which this is the head and the channel; < 0: none
+  int64_t first, end;               // tokens of the block; this thread has first + lane, first + lane + lanes, ..
+};
+FW_DEVICE GatePlace gate_place(const GateArg& gate, const GateCut& cut, int n, int64_t tokens) {
+  const int thread = static_cast<int>(thread_index());
+  GatePlace p;
+  p.lane = thread / cut.units;
+  p.number = (static_cast<int>(block_index_y()) * cut.units + thread % cut.units) * n;
+  if (p.number >= gate.heads * gate.channels) p.number = -1;
+  p.head = p.number / gate.channels, p.channel = p.number % gate.channels;
+  p.first = int64_t{block_index_x()} * cut.tokens;
+  p.end = p.first + cut.tokens < tokens ? p.first + cut.tokens : tokens;
+  return p;
+}
+
+template <int kN>
+struct GateNumbers {
+  float bias[kN], rate[kN];
+};
+template <int kN>
+FW_DEVICE GateNumbers<kN> gate_numbers(const GateArg& gate, const GatePlace& p) {
+  GateNumbers<kN> x;
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) {
+    x.bias[j] = gate.dt_bias.data != nullptr ? gate.dt_bias.data[p.head * gate.dt_bias.stride_h + (p.channel + j) * gate.dt_bias.stride_k] : 0.0f;
+    x.rate[j] = gate.a_log.data != nullptr ? GateMath::exp(gate.a_log.data[p.head * gate.a_log.stride_h + (p.channel + j) * gate.a_log.stride_k]) : 1.0f;
+  }
+  return x;
+}
+
+// The row of a head of a token of a tensor.
+FW_DEVICE Rows token_row(const TokenArg& a, const GateTokens& tokens, int64_t token, int head) {
+  if (a.data == nullptr) return {};
+  const unsigned batch = static_cast<unsigned>(tokens.batch), b = static_cast<unsigned>(token) / batch;
+  const int64_t at = b * a.stride_b + (token - int64_t{b} * batch) * a.stride_t + head * a.stride_h;
+  return {static_cast<char*>(a.data) + at * (a.bf16 != 0 ? 2 : 4), 0, a.bf16};
+}
+
+template <int kN>
+FW_DEVICE void make_values(const GateArg& gate, const TokenArg& values, const GateTokens& tokens, const GateCut& cut) {
+  const GatePlace p = gate_place(gate, cut, kN, tokens.all);
+  if (p.number < 0) return;
+  const GateNumbers<kN> own = gate_numbers<kN>(gate, p);
+  for (int64_t token = p.first + p.lane; token < p.end; token += cut.lanes) {
+    float x[kN];
+    load_channels(token_row(gate.x, tokens, token, p.head), 0, p.channel, gate.channels, x);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) x[j] = gate_value<GateMath>(gate.law, own.rate[j], x[j] + own.bias[j]);
+    store_channels(token_row(values, tokens, token, p.head), 0, p.channel, gate.channels, x);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    gate_values_kernel(const __grid_constant__ GateValuesArgs args, const __grid_constant__ GateTokens tokens, const __grid_constant__ GateCuts cuts) {
+  grid_dependency_wait();
+  grid_dependency_launch();
+  const unsigned i = block_index_z();
+  const GateCut& cut = cuts.of[i];
+  if (!has_block(cut)) return;
+  cut.wide != 0 ? make_values<kWide>(args.gates[i], args.values[i], tokens, cut) : make_values<1>(args.gates[i], args.values[i], tokens, cut);
+}
+
+template <int kN>
+FW_DEVICE void make_gradients(const GateGradient& a, const GateTokens& tokens, const GateCut& cut) {
+  const GateArg& gate = a.gate;
+  const GatePlace p = gate_place(gate, cut, kN, tokens.all);
+  float of_bias[kN] = {}, of_rate[kN] = {};
+  if (p.number >= 0) {
+    const GateNumbers<kN> own = gate_numbers<kN>(gate, p);
+    for (int64_t token = p.first + p.lane; token < p.end; token += cut.lanes) {
+      float x[kN], d[kN];
+      load_channels(token_row(gate.x, tokens, token, p.head), 0, p.channel, gate.channels, x);
+      load_channels(token_row(a.d_values, tokens, token, p.head), 0, p.channel, gate.channels, d);
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) {
+        const GatePoint<float> point = gate_point<GateMath>(gate.law, own.rate[j], x[j] + own.bias[j]);
+        of_rate[j] = fmaf(d[j], point.of_rate, of_rate[j]);
+        d[j] *= point.slope;
+        of_bias[j] += d[j];
+      }
+      if (a.d_x.data != nullptr) store_channels(token_row(a.d_x, tokens, token, p.head), 0, p.channel, gate.channels, d);
+    }
+  }
+  if (a.parts == nullptr) return;
+  const int row = gate.heads * gate.channels, thread = static_cast<int>(thread_index());
+  float* const shared = reinterpret_cast<float*>(shared_memory());  // [2, kThreads, kN]
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) shared[thread * kN + j] = of_bias[j], shared[(kThreads + thread) * kN + j] = of_rate[j];
+  sync_threads();
+  if (p.lane != 0 || p.number < 0) return;
+  float* const to = a.parts + int64_t{block_index_x()} * 2 * row + p.number;
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) {
+    float sums[2] = {};
+    for (int lane = 0; lane < cut.lanes; ++lane) {
+      sums[0] += shared[(lane * cut.units + thread) * kN + j];
+      sums[1] += shared[(kThreads + lane * cut.units + thread) * kN + j];
+    }
+    to[j] = sums[0], to[row + j] = sums[1];
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    gate_gradients_kernel(const __grid_constant__ GateGradientsArgs args, const __grid_constant__ GateTokens tokens, const __grid_constant__ GateCuts cuts) {
+  const unsigned i = block_index_z();
+  const GateCut& cut = cuts.of[i];
+  if (!has_block(cut)) return;
+  cut.wide != 0 ? make_gradients<kWide>(args.gates[i], tokens, cut) : make_gradients<1>(args.gates[i], tokens, cut);
+}
+
+// The sums of the blocks. A block has a head in x, which of the two sums in y, a gate in z; its threads have channels and, in lanes, every kSumLanes-th part.
+constexpr int kSumColumns = 32, kSumLanes = 8, kSumThreads = kSumColumns * kSumLanes;
+__global__ void __launch_bounds__(kSumThreads) gate_sums_kernel(const __grid_constant__ GateGradientsArgs args, const __grid_constant__ GateCuts cuts) {
+  const GateGradient& a = args.gates[block_index_z()];
+  const HeadArg& to = block_index_y() == 0 ? a.d_dt_bias : a.d_a_log;
+  const int head = static_cast<int>(block_index_x()), heads = a.gate.heads, channels = a.gate.channels, row = heads * channels;
+  if (to.data == nullptr || head >= heads) return;
+  const int blocks = cuts.of[block_index_z()].blocks;
+  const int column = static_cast<int>(thread_index()) % kSumColumns, lane = static_cast<int>(thread_index()) / kSumColumns;
+  const bool one_a_head = to.stride_k == 0 && channels > 1;
+  float* const shared = reinterpret_cast<float*>(shared_memory());  // [kSumLanes, kSumColumns]
+  float all = 0;                                                    // of the head, where it has one number
+  for (int first = 0; first < channels; first += kSumColumns) {
+    const int channel = first + column;
+    float sum = 0;
+    if (channel < channels) {
+      const float* from = a.parts + (block_index_y() == 0 ? 0 : row) + head * channels + channel;
+      for (int block = lane; block < blocks; block += kSumLanes) sum += from[int64_t{block} * 2 * row];
+    }
+    shared[thread_index()] = sum;
+    sync_threads();
+    if (lane == 0 && channel < channels) {
+      sum = 0;
+      for (int i = 0; i < kSumLanes; ++i) sum += shared[i * kSumColumns + column];
+      if (one_a_head) {
+        all += sum;
+      } else {
+        to.data[head * to.stride_h + channel * to.stride_k] = sum;
+      }
+    }
+    sync_threads();
+  }
+  if (!one_a_head) return;
+  if (lane == 0) shared[column] = all;
+  sync_threads();
+  if (thread_index() != 0) return;
+  for (int i = 1; i < kSumColumns; ++i) all += shared[i];
+  to.data[head * to.stride_h] = all;
+}
+
+}  // namespace
+
+void gate_values(const GateValuesArgs& args, const GateTokens& tokens, void* stream) {
+  constexpr int64_t kAnyBlocks = int64_t{1} << 30;
+  GateCuts cuts;
+  const Dim3 grid = cut_gates(
+      args, tokens.all, kAnyBlocks, [](const GateArg& gate) -> const GateArg& { return gate; }, cuts);
+  launch_overlapped(gate_values_kernel, grid, kThreads, 0, stream, args, tokens, cuts);
+}
+
+void gate_gradients(const GateGradientsArgs& args, const GateTokens& tokens, void* stream) {
+  GateCuts cuts;
+  const Dim3 grid = cut_gates(
+      args, tokens.all, kMostGateParts, [](const GateGradient& g) -> const GateArg& { return g.gate; }, cuts);
+  unsigned heads = 0;
+  for (int i = 0; i < args.count; ++i) {
+    if (args.gates[i].parts != nullptr) heads = std::max(heads, static_cast<unsigned>(args.gates[i].gate.heads));
+  }
+  launch(gate_gradients_kernel, grid, kThreads, heads > 0 ? 2 * sizeof(float) * kThreads * kWide : 0, stream, args, tokens, cuts);
+  launch(gate_sums_kernel, Dim3{heads, 2, static_cast<unsigned>(args.count)}, kSumThreads, sizeof(float) * kSumThreads, stream, args, cuts);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,48 @@
+// The kernels of gates given as logits (rule/gate_law.h), all of a call in one. Device memory only.
+#pragma once
+
+#include <cstdint>
+
+#include "rule/gate_law.h"
+#include "rule/gates.h"
+#include "scan/cuda/call/args.h"
+
+namespace fw::cuda {
+
+// A parameter of heads: [heads] (stride_k 0) or [heads, K]. data null: absent.
+struct HeadArg {
+  float* data = nullptr;
+  int64_t stride_h = 0, stride_k = 0;
+};
+struct GateArg {
+  GateLaw<float> law;
+  int32_t heads = 0, channels = 0;
+  TokenArg x;              // the logits
+  HeadArg a_log, dt_bias;  // may be absent
+};
+// Tokens of all sequences, and of a batch: all of them where sequences are packed.
+struct GateTokens {
+  int64_t all = 0, batch = 0;
+};
+struct GateValuesArgs {
+  GateArg gates[kGates];
+  TokenArg values[kGates];
+  int32_t count = 0;
+};
+void gate_values(const GateValuesArgs& args, const GateTokens& tokens, void* stream);
+
+struct GateGradient {
+  GateArg gate;
+  TokenArg d_values, d_x;      // d_x may be absent, and may be d_values
+  HeadArg d_a_log, d_dt_bias;  // may be absent
+  float* parts = nullptr;      // gate_parts_bytes(); null: neither is asked for
+};
+struct GateGradientsArgs {
+  GateGradient gates[kGates];
+  int32_t count = 0;
+};
+inline constexpr int64_t kMostGateParts = 512;  // blocks of tokens, whose sums are added in order
+constexpr int64_t gate_parts_bytes(int64_t heads, int64_t channels) { return kMostGateParts * 2 * heads * channels * int64_t{sizeof(float)}; }
+void gate_gradients(const GateGradientsArgs& args, const GateTokens& tokens, void* stream);
+
+}  // namespace fw::cuda

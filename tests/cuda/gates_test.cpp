@@ -1,0 +1,79 @@
+// Gates given as logits (recurrence.md 2.1) on the device: presets and random rules in the chunk form and token by token against the reference.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "cuda/device_runs.h"
+#include "rule/rule.h"
+
+namespace fw::testing {
+namespace {
+
+Problem with_logits(const Rule& rule, uint64_t seed) {
+  ProblemOptions options;
+  options.sequences = seed % 2 == 0 ? SeqLayout({0, 65, 65, 66, 140}) : SeqLayout::uniform(2, 70);
+  options.H = 1;
+  options.HV = 1 + static_cast<int64_t>(seed % 3 == 0);
+  options.K = seed % 5 == 0 ? 40 : 64;
+  options.V = seed % 5 == 0 ? 24 : 64;
+  options.gates_per_value_head = seed % 4 < 2;
+  options.gates = logits_of(rule, kDecaysGiven[seed % 3]);
+  options.rate_per_channel = seed % 7 < 3;
+  options.seed = seed;
+  return of_bf16_numbers(random_problem(rule, options));
+}
+
+TEST(DeviceGates, ChunkFormMatchesTheReference) {
+  uint64_t seed = 0;
+  for (const Rule& rule : all_rules()) {
+    ++seed;
+    if (emulated() && seed % 3 == 1 && seed > presets().size()) continue;
+    const Problem problem = with_logits(rule, seed);
+    if (!any_logits(problem.shape.gates)) continue;
+    HeaderRun run = device_run(FW_FORM_CHUNK);
+    run.bf16 = seed % 4 == 0 ? HeaderRun::Bf16Tensors::kNone : HeaderRun::Bf16Tensors::kAll;
+    run.saved = seed % 6 != 0;
+    SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(problem)));
+    const ReferenceInputs expected = problem.backward(), got = header_backward(problem, run);
+    EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
+    EXPECT_TRUE(close_gradients(without_parameters(got), without_parameters(expected), rule, false));
+    // As the gradients are that they are sums of: those of the preconditioner may be a small part of the whole.
+    EXPECT_TRUE(close_parameters(got, expected, kStrongDecay, kChunkFloor));
+  }
+}
+
+TEST(DeviceGates, TokenFormAndStepsMatchTheReference) {
+  uint64_t seed = 100;
+  for (const Preset& named : presets()) {
+    Problem problem = with_logits(named.rule, ++seed);
+    if (!any_logits(problem.shape.gates)) continue;
+    problem = slice_tokens(problem, 0, 9);
+    SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(problem)));
+    HeaderRun run = device_run(FW_FORM_TOKEN);
+    const ReferenceInputs expected = problem.backward(), got = header_backward(problem, run);
+    EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), kTokenBound, kTokenFloor));
+    EXPECT_TRUE(close(without_parameters(got), without_parameters(expected), kTokenBound, kTokenFloor));
+    EXPECT_TRUE(close_parameters(got, expected, kTokenBound));
+    EXPECT_TRUE(close(header_steps(problem, run, 1 + static_cast<int64_t>(seed % 3)), problem.forward(), kTokenBound, kTokenFloor));
+  }
+}
+
+// Sums over many tokens, in more blocks than one, and over channels of a head.
+TEST(DeviceGates, ParametersOfManyTokens) {
+  for (const char* name : {"gated_deltanet", "kda"}) {
+    ProblemOptions options;
+    options.sequences = SeqLayout({0, 200, 201, 400});
+    options.H = options.HV = 2;
+    options.K = 40;
+    options.V = 8;
+    options.gates = logits_of(preset(name).rule, Given::kSoftplus);
+    options.seed = 5;
+    const Problem problem = random_problem(preset(name).rule, options);
+    const HeaderRun run = device_run(FW_FORM_TOKEN);
+    const ReferenceInputs expected = problem.backward(), got = header_backward(problem, run);
+    EXPECT_TRUE(close_parameters(got, expected, kTokenBound)) << name;
+    EXPECT_TRUE(close(header_backward(problem, run), got, 0)) << name;
+  }
+}
+
+}  // namespace
+}  // namespace fw::testing
