@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/plan_device.h"
+
 namespace fw {
 
 void* Arena::alloc_bytes(size_t bytes) {
@@ -20,6 +22,7 @@ void* Arena::alloc_bytes(size_t bytes) {
   Block& block = blocks_[current_];
   void* p = block.data.get() + block.used;
   block.used += bytes;
+  if (auto* plan = dynamic_cast<PlanDevice*>(device_)) plan->note_used(block.data.get(), block.used);
   return p;
 }
 

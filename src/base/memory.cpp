@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
+#include <cmath>
 #include <fstream>
 #include <limits>
 #include <string_view>
@@ -105,6 +107,25 @@ void require_memory(double bytes, const std::string& what, const std::string& ad
 }
 
 bool memory_is_checked() { return !too_much_is_allowed; }
+std::optional<uint64_t> parse_bytes(const std::string& text) {
+  double number = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || !std::isfinite(number)) return std::nullopt;
+  const std::string unit(rest, end);
+  constexpr std::string_view kUnits = "KMGT";
+  double factor = 1;
+  if (!unit.empty()) {
+    const size_t power = kUnits.find(unit.front());
+    const bool decimal = unit.size() == 2 && unit.back() == 'B';
+    if (power == std::string_view::npos || !(unit.size() == 1 || decimal || unit.substr(1) == "iB")) return std::nullopt;
+    factor = std::pow(decimal ? 1000.0 : 1024.0, static_cast<double>(power + 1));
+  }
+  const double bytes = std::floor(number * factor);
+  if (bytes < 1 || bytes >= 0x1p63) return std::nullopt;
+  return static_cast<uint64_t>(bytes);
+}
+
 void allow_too_much_memory(bool allow) { too_much_is_allowed = allow; }
 
 }  // namespace fw

@@ -16,6 +16,10 @@ std::optional<uint64_t> available_memory();
 // The same without the limit of address space, from these folders in place of /proc and /sys/fs/cgroup.
 std::optional<uint64_t> available_memory(const std::string& proc, const std::string& cgroups);
 
+// A size as users write it: 22G, 22GiB (2^30), 22GB (10^9), also K, M and T, or bytes; a fraction may stand before a unit. Nothing for other text, for less
+// than a byte and for what 64 bits do not hold.
+std::optional<uint64_t> parse_bytes(const std::string& text);
+
 // Error(kUsage) if `bytes` are more than can be taken: "WHAT takes so much memory, so much is available: ADVICE".
 // allow_too_much_memory() makes it pass.
 void require_memory(double bytes, const std::string& what, const std::string& advice);

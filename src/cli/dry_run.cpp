@@ -82,13 +82,14 @@ double seconds_of_step(LanguageModel<float>& model, AdamW& optimizer, int64_t se
 }
 
 // A step is so much for its tokens and so much for the update; both from two short steps.
-double estimated_step(const ModelConfig& config, const TrainConfig& train) {
+double estimated_step(const ModelConfig& config, const TrainConfig& train, const RecomputeLayers& recompute) {
   constexpr int64_t kTokens = 256;
   const int64_t length = std::min(train.length, kTokens), few = std::max<int64_t>(1, kTokens / length), many = 2 * few;
   LanguageModel<float> model(config, device_named(train.device));
   Random random(1);
   model.init(random);
   model.set_precision(train.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
+  model.set_recompute(recompute);
   AdamW optimizer({}, model.params());
   seconds_of_step(model, optimizer, many, length, random);  // memory is taken, libraries make ready
   const double a = seconds_of_step(model, optimizer, few, length, random), b = seconds_of_step(model, optimizer, many, length, random);
@@ -97,21 +98,61 @@ double estimated_step(const ModelConfig& config, const TrainConfig& train) {
   return update + per_token * static_cast<double>(train.batch * train.length * train.accumulate);
 }
 
+// What a step takes, in the order in which it is taken, and a row for what is chosen.
+void print_memory(const MemoryPlan& plan, const ModelConfig& model, const TrainConfig& train) {
+  const auto parameters = static_cast<double>(parameter_count(model));
+  const bool on_cpu = train.device == "cpu";
+  Table table;
+  table.column("memory of a step", Table::Align::kLeft);
+  for (const char* name : {"bytes", "GiB", "bytes/parameter"}) table.column(name);
+  const auto row = [&](const std::string& what, size_t bytes, bool of_parameters) {
+    if (bytes == 0) return;
+    table.row({what, fmt::format("{}", bytes), fmt::format("{:.2f}", static_cast<double>(bytes) / 0x1p30),
+               of_parameters ? fmt::format("{:.1f}", static_cast<double>(bytes) / parameters) : ""});
+  };
+  row("parameters, float32", plan.parameters, true);
+  row("copies for products, bf16", plan.operands, true);
+  row("gradients, float32", plan.gradients, true);
+  row("moments, float32", plan.moments, true);
+  row(on_cpu ? "activations and workspace" : "activations kept, and workspace", on_cpu ? plan.activations : plan.scratch.kept, false);
+  row("activations computed again", plan.scratch.again, false);
+  row("workspace of cuBLASLt", plan.libraries, false);
+  row("all", plan.total(), true);
+  say("\n{}\nrecompute {}{}\n", table.text(), describe(plan.recompute, model.num_hidden_layers),
+      train.memory.empty() ? "" : fmt::format(" (the least that fits --memory {})", train.memory));
+  if (!on_cpu)
+    say("{}", "          on the device, before the first step; not counted: the driver's own, and what documents packed in a sequence take besides\n");
+}
+
+// Why no step can be timed, or nothing.
+std::string no_time(const MemoryPlan& plan, const TrainConfig& train) {
+  if (train.device != "cpu") {
+    try {
+      device_named(train.device);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return {};
+  }
+  const std::optional<uint64_t> available = available_memory();
+  if (!available || plan.total() <= *available) return {};
+  return fmt::format("{} are available; a lower batch or length takes less, --accumulate makes up for it", bytes_text(*available));
+}
+
 }  // namespace
 
 void print_plan(const ModelConfig& model, const TrainConfig& train) {
   const MemoryPlan plan = plan_memory(model, train);
   say("model     {} ({} parameters)\n", describe(model), format_count(parameter_count(model)));
   print_parts(plan.specs);
-  say("memory    {} a step (planned: {} bytes): parameters {}, gradients {}, moments {}, activations and workspace {}\n", bytes_text(plan.total()),
-      plan.total(), bytes_text(plan.parameters), bytes_text(plan.gradients), bytes_text(plan.moments), bytes_text(plan.activations));
-  const std::optional<uint64_t> available = available_memory();
-  if (available && plan.total() > *available) {
-    say("time      not measured: {} are available; a lower batch or length takes less, --accumulate makes up for it\n", bytes_text(*available));
+  say("memory    {} a step (planned: {} bytes)\n", bytes_text(plan.total()), plan.total());
+  print_memory(plan, model, train);
+  if (const std::string why = no_time(plan, train); !why.empty()) {
+    say("time      not measured: {}\n", why);
     return;
   }
   std::fflush(stdout);
-  const double seconds = estimated_step(model, train);
+  const double seconds = estimated_step(model, train, plan.recompute);
   say("time      about {} a step, {} for {} steps (an estimate from short steps, {} threads)\n", time_text(seconds),
       format_duration(seconds * static_cast<double>(train.steps)), train.steps, num_threads());
 }

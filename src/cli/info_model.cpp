@@ -45,6 +45,7 @@ Json model_report(const std::string& path) {
   validate(model);
   const ModelCost cost = cost_of(model, train.length);
   const MemoryPlan memory = plan_memory(model, train);
+  const std::vector<std::string> names = recompute_names();
   Json layers = Json::array();
   for (int64_t i = 0; i < model.num_hidden_layers; ++i) layers.push_back(model.layer_rule(i));
   return {{"path", path},
@@ -58,11 +59,15 @@ Json model_report(const std::string& path) {
           {"flops_recurrence", cost.flops_recurrence},
           {"state_bytes", cost.state_bytes},
           {"state_bytes_token", cost.state_bytes_token},
-          {"recompute", train.recompute},
+          {"device", train.device},
+          {"recompute", names[static_cast<size_t>(memory.recompute.level)]},
+          {"recompute_layers", std::min(memory.recompute.layers, model.num_hidden_layers)},
           {"parameter_bytes", memory.parameters},
           {"gradient_bytes", memory.gradients},
           {"moment_bytes", memory.moments},
+          {"operand_bytes", memory.operands},
           {"activation_bytes", memory.activations},
+          {"library_bytes", memory.libraries},
           {"step_bytes", memory.total()}};
 }
 
@@ -82,9 +87,10 @@ std::string model_text(const Json& report) {
   line("state", fmt::format("{:.0f} bytes a sequence{}", number("state_bytes"),
                             number("state_bytes_token") > 0 ? fmt::format(" and {:.0f} a token", number("state_bytes_token")) : ""));
   const auto bytes = [&](const char* key) { return format_bytes(number(key)); };
-  line("training step", fmt::format("{} x {} tokens, float32: {} ({:.0f} bytes): parameters {}, gradients {}, moments {}, activations and workspace {}",
-                                    report.at("batch").get<int64_t>(), report.at("length").get<int64_t>(), bytes("step_bytes"), number("step_bytes"),
-                                    bytes("parameter_bytes"), bytes("gradient_bytes"), bytes("moment_bytes"), bytes("activation_bytes")));
+  line("training step", fmt::format("{} x {} tokens, {}: {} ({:.0f} bytes): parameters {}, gradients {}, moments {}, activations and workspace {}",
+                                    report.at("batch").get<int64_t>(), report.at("length").get<int64_t>(),
+                                    report.at("device") == "cpu" ? "float32" : "on a GPU", bytes("step_bytes"), number("step_bytes"), bytes("parameter_bytes"),
+                                    bytes("gradient_bytes"), bytes("moment_bytes"), bytes("activation_bytes")));
   return text;
 }
 

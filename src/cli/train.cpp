@@ -20,7 +20,9 @@
 #include "cli/command.h"
 #include "cli/dataset.h"
 #include "cli/dry_run.h"
+#include "cli/json_output.h"
 #include "cli/outputs.h"
+#include "cli/profile.h"
 #include "cli/recipe.h"
 #include "cli/run_config.h"
 #include "cli/say.h"
@@ -45,6 +47,8 @@ struct TrainOptions {
   std::string recipe;
   bool resume = false;
   bool dry_run = false;
+  bool profile = false;
+  std::string json;
   bool check_memory = true;
   std::string size;
   int64_t threads = 0;
@@ -61,6 +65,9 @@ struct TrainOptions {
     options.section("", "Run");
     options.add("resume", "", &resume, "go on from the newest checkpoint in --out, bit for bit as if never stopped");
     options.add("dry_run", "", &dry_run, "say what the run would be (layers, memory and time of a step, the resolved run file) and write nothing");
+    options.add("profile", "", &profile,
+                "time every operation of a step of such a run on random tokens (bytes, operations, share of what the device can do), and write nothing");
+    options.add("json", "FILE", &json, "with --profile: write its figures as JSON as well");
     options.add("size", "NAME", &size, fmt::format("the model's widths by name: {}; other options win over them", fmt::join(size_names(), ", ")));
     declare_threads(options, threads);
     declare_memory_check(options, check_memory);
@@ -167,6 +174,7 @@ class Train : public Command {
   std::string resolved_run_file() const;
   void load(Options& options);
   int plan(const Options& options);
+  int profile(const Options& options);
   void describe_run(Trainer& trainer, const Dataset& data) const;
   void finish(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer, const Reporter& reporter);
   void test(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer) const;
@@ -192,6 +200,8 @@ void Train::load(Options& options) {
   if (o_.resume && options.given("from"))
     fail_usage("--resume: expected no --from: the run goes on with the model that it has, got --from '{}'", o_.train.from);
   if (o_.resume && o_.dry_run) fail_usage("--resume: expected no --dry-run, which says what a new run would be");
+  if (!o_.json.empty() && !o_.profile) fail_usage("--json: expected --profile, whose figures it writes, got '{}' alone", o_.json);
+  if (o_.profile && (o_.resume || o_.dry_run)) fail_usage("--profile: expected neither --resume nor --dry-run: it times a step of a new run");
   if (o_.resume && !o_.size.empty()) fail_usage("--resume: expected no --size: the run goes on with the model that it has, got --size {}", o_.size);
   if (o_.recipe.empty() && o_.resume) o_.recipe = resolved_run_file();
   if (!o_.recipe.empty()) load_recipe(o_.recipe, options);
@@ -203,7 +213,7 @@ void Train::load(Options& options) {
   apply_threads(o_.threads);
   allow_too_much_memory(!o_.check_memory);
   validate(o_.train);
-  if (!o_.dry_run || !o_.data.text.empty()) validate(o_.data);
+  if (!(o_.dry_run || o_.profile) || !o_.data.text.empty()) validate(o_.data);
   for (const auto& [key, files] : {std::pair<const char*, StringList>{"text", o_.data.text}, {"valid", {o_.data.valid}}, {"test", {o_.data.test}}}) {
     if (reads_input(files)) fail_usage("data.{}: training reads its texts more than once, which standard input (-) cannot be: save it in a file", key);
   }
@@ -318,6 +328,20 @@ int Train::plan(const Options& options) {
   return kExitOk;
 }
 
+int Train::profile(const Options& options) {
+  if (!o_.json.empty()) check_output("--json", o_.json, {});
+  const StartModel start = start_model(o_.model, o_.train, o_.data, options, false);
+  o_.model = start.config;
+  if (o_.train.device == "cpu") require_memory_of_step(o_.model, o_.train);
+  Json report = json_report("train");
+  report["profile"] = profile_step(o_.model, o_.train);
+  if (!o_.json.empty()) {
+    write_file_atomic(o_.json, json_text(report, 2));
+    say("written: {}\n", o_.json);
+  }
+  return kExitOk;
+}
+
 // What is accepted and seldom meant. A rule whose step can let the state grow trains well or not, but a run that diverges should not come as a surprise.
 void Train::warn() const {
   if (o_.train.steps > 0 && o_.train.warmup >= o_.train.steps) {
@@ -332,6 +356,7 @@ int Train::run(Options& options) {
   stop_on_signal();
   load(options);
   if (o_.dry_run) return plan(options);
+  if (o_.profile) return profile(options);
   const std::string& out = o_.train.out;
   if (!o_.resume && has_checkpoints(out)) {
     fail_usage("'{}' holds checkpoints of an earlier run: --resume goes on from there; to begin anew, give another folder with --out or remove this one", out);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "nn/mlp.h"
+#include "nn/recurrence_cost.h"
 
 namespace fw {
 namespace {
@@ -17,10 +18,12 @@ double mixing(const AttentionSpec& spec, int64_t length) {
   const double seen = T > 0 ? (W * (W + 1) / 2 + (T - W) * W) / T : 0;  // tokens, the mean over a sequence
   return 4 * static_cast<double>(spec.query_size()) * seen;
 }
-// A value of a matrix is decayed (1), read by the erase key (2), written (2) and read (2).
-double mixing(const Rule& rule, int64_t values) { return ((rule.uses_g() ? 1 : 0) + (rule.online() ? 2 : 0) + 4) * static_cast<double>(values); }
-double mixing(const RecurrentMixerSpec& spec, int64_t /*length*/) { return mixing(spec.rule, spec.v_heads * spec.key_dim * spec.value_dim); }
-double mixing(const SsdSpec& spec, int64_t /*length*/) { return mixing(SsdSpec::rule(), spec.heads * spec.state * spec.head_dim); }
+double mixing(const RecurrentMixerSpec& spec, int64_t /*length*/) {
+  return static_cast<double>(spec.v_heads) * recurrence_flops(spec.rule, spec.key_dim, spec.value_dim);
+}
+double mixing(const SsdSpec& spec, int64_t /*length*/) {
+  return static_cast<double>(spec.heads) * recurrence_flops(SsdSpec::rule(), spec.state, spec.head_dim);
+}
 // An element's decay (1, from an exponential or a product and a difference), its write (2) and its read (2).
 double mixing(const SelectiveSpec& spec, int64_t /*length*/) { return 7 * static_cast<double>(spec.state * spec.inner); }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/plan_device.h"
 #include "nn/activations.h"
 #include "nn/block.h"
 #include "nn/head.h"
@@ -17,8 +18,12 @@
 namespace fw {
 namespace {
 
-// Blocks of an arena: on a GPU, where each costs a call that waits, larger than all but the largest activations.
-size_t arena_block(const Device& device) { return device.host_memory() || device.kind() == FW_DEVICE_CPU ? size_t{4} << 20 : size_t{64} << 20; }
+// Blocks of an arena: on a GPU, where each costs a call that waits, larger than all but the largest activations. The plan of a GPU has one block without
+// an end: what a pass uses of it is what the GPU's arena is to reserve.
+size_t arena_block(const Device& device) {
+  if (device.kind() == FW_DEVICE_CPU) return size_t{4} << 20;
+  return only_plans(device) ? size_t{1} << 40 : size_t{64} << 20;
+}
 
 // T: the type of activations.
 template <class T>
@@ -44,9 +49,9 @@ class EngineOf final : public Engine<Wide<T>> {
 
   const Exec<W>& over_parameters() const override { return wide_; }
   void set_precision(Precision precision) override { exec_.precision = again_.precision = precision; }
-  void set_recompute(Recompute level) override {
-    if (level != recompute_) largest_ = 0;  // the next pass begins with new memory
-    recompute_ = level;
+  void set_recompute(RecomputeLayers what) override {
+    if (!(what == recompute_)) largest_ = 0;  // the next pass begins with new memory
+    recompute_ = what;
   }
   void set_form(fw_form form) override { form_ = form; }
   void observe(PassObserver<W>* observer) override {
@@ -67,7 +72,7 @@ class EngineOf final : public Engine<Wide<T>> {
     const Arena::Mark mark = arena_.mark();
     head_.loss_backward(pass, residual, device_targets, grad_scale, dx, sum);
     arena_.rewind(mark);
-    for (size_t i = blocks_.size(); i-- > 0;) blocks_[i].backward(pass, contexts_[i], dx);
+    for (size_t i = blocks_.size(); i-- > 0;) blocks_[i].backward(pass_of(pass, i), contexts_[i], dx);
     embedding_.backward(pass, device_ids, dx);
     if (state != nullptr) state->advance(layout);
   }
@@ -107,6 +112,14 @@ class EngineOf final : public Engine<Wide<T>> {
   }
 
   size_t scratch_bytes() const override { return arena_.reserved_bytes() + again_arena_.reserved_bytes(); }
+  Scratch planned_scratch() const override {
+    const auto* plan = dynamic_cast<const PlanDevice*>(&exec_.device);
+    return plan == nullptr ? Scratch() : Scratch{plan->most_used(first_byte_), plan->most_used(first_again_)};
+  }
+  void reserve_scratch(Scratch bytes) override {
+    reserved_ = bytes;
+    new_arenas();
+  }
 
  private:
   static std::vector<Block<T>> make_blocks(const ModelConfig& c, Params<W>& params) {
@@ -125,8 +138,7 @@ class EngineOf final : public Engine<Wide<T>> {
   Pass<T> begin(const SeqLayout& layout, const ModelState<W>* state, bool keep) {
     const int64_t extent = layout.tokens() * (keep ? config_.num_hidden_layers : 1);
     if (extent > largest_) {
-      arena_ = Arena(exec_.device, arena_block(exec_.device));
-      again_arena_ = Arena(exec_.device, arena_block(exec_.device));
+      new_arenas();
       largest_ = extent;
     }
     arena_.release();
@@ -134,15 +146,33 @@ class EngineOf final : public Engine<Wide<T>> {
     contexts_arena_.release();
     if (!std::is_same_v<T, W> || exec_.precision == Precision::kBf16) round_operands();
     const int64_t* positions = state == nullptr ? nullptr : upload(std::span<const int64_t>(state->positions()));
-    return Pass<T>{params_,
-                   PassLayout(layout, upload(std::span<const int64_t>(layout.offsets())), positions),
-                   exec_,
-                   recurrences_,
-                   keep,
-                   form_,
-                   observer_,
-                   keep ? recompute_ : Recompute::kNone,
-                   keep && recompute_ != Recompute::kNone ? &again_ : nullptr};
+    return Pass<T>{params_, PassLayout(layout, upload(std::span<const int64_t>(layout.offsets())), positions), exec_, recurrences_, keep, form_, observer_};
+  }
+
+  // The pass as layer i takes it.
+  Pass<T> pass_of(const Pass<T>& pass, size_t i) const {
+    Pass<T> of = pass;
+    of.recompute = pass.keep ? recompute_.of(static_cast<int64_t>(i)) : Recompute::kNone;
+    of.again = of.recompute != Recompute::kNone ? &again_ : nullptr;
+    return of;
+  }
+
+  // Empty, with memory where a plan has said how much, or where one is made. What they had goes first.
+  void new_arenas() {
+    // Where little is reserved, that is the size of every block.
+    const auto block_of = [&](size_t bytes) { return bytes > 0 ? std::min(bytes, arena_block(exec_.device)) : arena_block(exec_.device); };
+    arena_ = Arena(exec_.device, block_of(reserved_.kept));
+    again_arena_ = Arena(exec_.device, block_of(reserved_.again));
+    PlanDevice* plan = exec_.device.kind() == FW_DEVICE_CPU ? nullptr : dynamic_cast<PlanDevice*>(&exec_.device);
+    const auto first_of = [&](Arena& arena, size_t bytes) -> const void* {
+      if (plan != nullptr) bytes = 1;
+      const void* memory = bytes > 0 ? arena.alloc<std::byte>(static_cast<int64_t>(bytes)) : nullptr;
+      arena.release();  // it keeps its block
+      if (plan != nullptr) plan->forget_used(memory);
+      return memory;
+    };
+    first_byte_ = first_of(arena_, reserved_.kept);
+    first_again_ = first_of(again_arena_, reserved_.again);
   }
 
   void round_operands() {
@@ -182,7 +212,7 @@ class EngineOf final : public Engine<Wide<T>> {
     if (state != nullptr) state->prepare(pass.layout.host);
     for (size_t i = 0; i < blocks_.size(); ++i) {
       if (observer_ != nullptr) observer_->begin_layer(static_cast<int64_t>(i));
-      blocks_[i].forward(pass, residual, state == nullptr ? LayerState<T>() : state->template layer<T>(static_cast<int64_t>(i)), &contexts_[i]);
+      blocks_[i].forward(pass_of(pass, i), residual, state == nullptr ? LayerState<T>() : state->template layer<T>(static_cast<int64_t>(i)), &contexts_[i]);
     }
     return residual;
   }
@@ -200,7 +230,9 @@ class EngineOf final : public Engine<Wide<T>> {
   Exec<W> wide_;
   Recurrences<T> recurrences_;
   fw_form form_ = FW_FORM_AUTO;
-  Recompute recompute_ = Recompute::kNone;
+  RecomputeLayers recompute_;
+  Scratch reserved_;
+  const void *first_byte_ = nullptr, *first_again_ = nullptr;  // of the arenas' first blocks
   PassObserver<T>* observer_ = nullptr;
 };
 

@@ -10,7 +10,7 @@
 #include "model/config.h"
 #include "model/state.h"
 #include "nn/params.h"
-#include "nn/recompute.h"
+#include "nn/recompute_layers.h"
 #include "ops/exec.h"
 
 namespace fw {
@@ -28,7 +28,7 @@ class Engine {
 
   virtual const Exec<W>& over_parameters() const = 0;  // for what runs over parameters and their gradients
   virtual void set_precision(Precision precision) = 0;
-  virtual void set_recompute(Recompute level) = 0;
+  virtual void set_recompute(RecomputeLayers what) = 0;
   virtual void set_form(fw_form form) = 0;
   virtual void observe(PassObserver<W>* observer) = 0;  // throws Error(kUsage) where activations are not W
 
@@ -40,6 +40,8 @@ class Engine {
   virtual void forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>& state, Mat<W> logits) = 0;
   virtual void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>* state, Mat<W> logits) = 0;
   virtual size_t scratch_bytes() const = 0;
+  virtual Scratch planned_scratch() const = 0;
+  virtual void reserve_scratch(Scratch bytes) = 0;
 };
 
 // Declares the model's parameters and allocates them on the device. Throws Error(kUsage) where the device lacks an operation.

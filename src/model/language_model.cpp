@@ -103,8 +103,8 @@ void LanguageModel<T>::set_precision(Precision precision) {
 }
 
 template <class T>
-void LanguageModel<T>::set_recompute(Recompute level) {
-  impl_->engine->set_recompute(level);
+void LanguageModel<T>::set_recompute(RecomputeLayers what) {
+  impl_->engine->set_recompute(what);
 }
 
 template <class T>
@@ -222,6 +222,16 @@ void LanguageModel<T>::forward_all(std::span<const int32_t> ids, const SeqLayout
 template <class T>
 size_t LanguageModel<T>::scratch_bytes() const {
   return impl_->engine->scratch_bytes();
+}
+
+template <class T>
+Scratch LanguageModel<T>::planned_scratch() const {
+  return impl_->engine->planned_scratch();
+}
+
+template <class T>
+void LanguageModel<T>::reserve_scratch(Scratch bytes) {
+  impl_->engine->reserve_scratch(bytes);
 }
 
 template class LanguageModel<float>;

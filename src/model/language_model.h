@@ -12,7 +12,7 @@
 #include "model/config.h"
 #include "model/state.h"
 #include "nn/params.h"
-#include "nn/recompute.h"
+#include "nn/recompute_layers.h"
 #include "ops/exec.h"
 
 namespace fw {
@@ -39,8 +39,10 @@ class LanguageModel {
   Device& device() const;       // where its parameters are, and where its states must be
   void init(Random& random) { params().init(random); }
   void set_precision(Precision precision);  // of the matrix products outside the recurrence
-  void set_recompute(Recompute level);      // of training passes: memory for time, gradients keep their bits; kNone at first
-  void set_form(fw_form form);              // of the recurrence; FW_FORM_AUTO at first
+  // Of training passes: memory for time, gradients keep their bits; nothing at first. Of all layers, or of some.
+  void set_recompute(Recompute level) { set_recompute(RecomputeLayers{level}); }
+  void set_recompute(RecomputeLayers what);
+  void set_form(fw_form form);  // of the recurrence; FW_FORM_AUTO at first
   // Sees every recurrence of the passes that follow; null: none. The caller keeps it alive.
   void observe(PassObserver<T>* observer);
   bool parameters_finite() const;
@@ -69,6 +71,10 @@ class LanguageModel {
   void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>* state, Mat<T> logits);
 
   size_t scratch_bytes() const;  // memory held for activations
+  // Of a model on a PlanDevice: what its passes would take. And memory that is taken now for passes to come, which a plan has found
+  // (train/memory_plan.h); one that needs more takes more.
+  Scratch planned_scratch() const;
+  void reserve_scratch(Scratch bytes);
 
  private:
   struct Impl;

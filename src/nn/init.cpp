@@ -3,23 +3,65 @@
 #include <algorithm>
 #include <cmath>
 
+#include "nn/draw.h"
+
 namespace fw {
 
-Initialiser constant_init(double value) {
-  return [value](std::span<double> out, Random&) { std::fill(out.begin(), out.end(), value); };
-}
+namespace {
 
-Initialiser normal_init(double deviation) {
-  return [deviation](std::span<double> out, Random& random) {
+// What initialisers are: each value from kDraws numbers of the generator.
+struct Constant {
+  static constexpr int kDraws = 0;
+  double value;
+  void operator()(std::span<double> out, Random&) const { std::fill(out.begin(), out.end(), value); }
+};
+
+struct Normal {
+  static constexpr int kDraws = 2;
+  double deviation;
+  void operator()(std::span<double> out, Random& random) const {
     for (double& x : out) x = deviation * random.normal();
-  };
+  }
+};
+
+struct Uniform {
+  static constexpr int kDraws = 1;
+  double bound;
+  void operator()(std::span<double> out, Random& random) const {
+    for (double& x : out) x = random.uniform(-bound, bound);
+  }
+};
+
+struct DecayA {
+  static constexpr int kDraws = 1;
+  double low;
+  void operator()(std::span<double> out, Random& random) const {
+    for (double& x : out) x = std::log(std::max(random.uniform(low, 16.0), 1e-4));
+  }
+};
+
+struct DecayDelta {
+  static constexpr int kDraws = 1;
+  void operator()(std::span<double> out, Random& random) const {
+    for (double& x : out) {
+      const double dt = std::max(std::exp(random.uniform(std::log(1e-3), std::log(0.1))), 1e-4);
+      x = dt + std::log(-std::expm1(-dt));  // softplus(x) = dt
+    }
+  }
+};
+
+template <class... Kinds>
+int draws_if(const Initialiser& init) {
+  int draws = -1;
+  ((init.target<Kinds>() != nullptr ? void(draws = Kinds::kDraws) : void()), ...);
+  return draws;
 }
 
-Initialiser uniform_init(double bound) {
-  return [bound](std::span<double> out, Random& random) {
-    for (double& x : out) x = random.uniform(-bound, bound);
-  };
-}
+}  // namespace
+
+Initialiser constant_init(double value) { return Constant{value}; }
+Initialiser normal_init(double deviation) { return Normal{deviation}; }
+Initialiser uniform_init(double bound) { return Uniform{bound}; }
 
 Initialiser projection_init(InitScheme scheme, int64_t out, int64_t in) {
   if (scheme == InitScheme::kNormal) return normal_init(0.02);
@@ -27,19 +69,9 @@ Initialiser projection_init(InitScheme scheme, int64_t out, int64_t in) {
   return uniform_init(gain * std::sqrt(6.0 / static_cast<double>(in + out)));
 }
 
-Initialiser decay_a_init(double low) {
-  return [low](std::span<double> out, Random& random) {
-    for (double& x : out) x = std::log(std::max(random.uniform(low, 16.0), 1e-4));
-  };
-}
+Initialiser decay_a_init(double low) { return DecayA{low}; }
+Initialiser decay_delta_init() { return DecayDelta(); }
 
-Initialiser decay_delta_init() {
-  return [](std::span<double> out, Random& random) {
-    for (double& x : out) {
-      const double dt = std::max(std::exp(random.uniform(std::log(1e-3), std::log(0.1))), 1e-4);
-      x = dt + std::log(-std::expm1(-dt));  // softplus(x) = dt
-    }
-  };
-}
+int draws_of(const Initialiser& init) { return draws_if<Constant, Normal, Uniform, DecayA, DecayDelta>(init); }
 
 }  // namespace fw

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "nn/draw.h"
 
 namespace fw {
 namespace {
@@ -73,15 +74,10 @@ void Params<T>::write_pieces() {
 template <class T>
 void Params<T>::init(Random& random) {
   if (device_ == nullptr) fail_internal("parameters: init() before allocate()");
-  std::vector<double> buffer;
-  std::vector<T> values;
-  for (const ParamSpec& spec : specs_) {
-    buffer.assign(static_cast<size_t>(spec.size()), 0.0);
-    spec.init(buffer, random);
-    values.resize(buffer.size());
-    std::transform(buffer.begin(), buffer.end(), values.begin(), [](double x) { return static_cast<T>(x); });
-    write_values(spec, values);
-  }
+  draw_parameters<T>(specs_, random, [this](const ParamSpec& spec, int64_t at, std::span<const T> values) {
+    rounded_is_old_ = true;
+    values_.write(spec.offset + at, values);
+  });
 }
 
 template <class T>

@@ -6,6 +6,8 @@
 #include "base/error.h"
 #include "base/plan_device.h"
 #include "base/threads.h"
+#include "nn/recurrence_cost.h"
+#include "ops/profile.h"
 
 namespace fw {
 namespace {
@@ -112,6 +114,30 @@ fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in) const {
   return c;
 }
 
+namespace {
+
+// The tensors of the tokens, each once.
+template <class T>
+double token_bytes(const RecurrenceInputs<T>& in) {
+  double bytes = 0;
+  const auto add = [&](auto m) {
+    if (m.data != nullptr) bytes += static_cast<double>(m.rows * m.cols) * sizeof(*m.data);
+  };
+#define FW_TOKEN(name, heads, width, used) add(in.name);
+#include "rule/tokens.def"
+  return bytes;
+}
+double forward_flops(const fw_desc& d) {
+  return Profile::current() == nullptr ? 0 : static_cast<double>(d.T * d.HV) * recurrence_flops(from_c(d.rule), d.K, d.V);
+}
+// Bytes of the output (or its gradient) and of the saved buffer.
+template <class X>
+double moved(const Mat<X>& o, const void* saved, size_t saved_bytes) {
+  return static_cast<double>(o.rows * o.cols) * sizeof(X) + (saved == nullptr ? 0 : static_cast<double>(saved_bytes));
+}
+
+}  // namespace
+
 template <class T>
 void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* final_s, Wide<T>* final_a, void* saved, Arena& arena) const {
   const Arena::Mark mark = arena.mark();
@@ -120,6 +146,7 @@ void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* fi
     arena.rewind(mark);
     return;
   }
+  const ProfiledCall profiled("recurrence_forward", arena.device(), token_bytes(in) + moved(o, saved, sizes_.saved), forward_flops(desc_));
   const fw_inputs c_in = inputs(in);
   fw_outputs c_out;
   FW_INIT(&c_out);
@@ -142,6 +169,7 @@ void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, co
     arena.rewind(mark);
     return;
   }
+  const ProfiledCall profiled("recurrence_backward", arena.device(), 2 * token_bytes(in) + moved(d_o, saved, sizes_.saved), 2 * forward_flops(desc_));
   const fw_inputs c_in = inputs(in);
   const fw_inputs c_grads = inputs(grads);
   fw_outputs c_d;

@@ -4,6 +4,8 @@
 
 #include "base/error.h"
 #include "base/plan_device.h"
+#include "ops/cuda/products.h"
+#include "ops/profile.h"
 
 namespace fw {
 namespace {
@@ -26,26 +28,35 @@ const char* missing(const Ops<T>& ops) {
 }  // namespace
 
 template <class T>
-const Ops<T>& table_of(const Device& device) {
+const Ops<T>& plain_table_of(const Device& device) {
   static constexpr Ops<T> kNone;
   if constexpr (kOnHost<T>) {
-    if (only_plans(device)) return planned_ops<T>();
-    if (device.kind() == FW_DEVICE_CPU) return host_ops<T>();
+    if (device.kind() == FW_DEVICE_CPU) return only_plans(device) ? planned_ops<T>() : host_ops<T>();
   }
   if constexpr (kOnCuda<T>) {
-    if (device.kind() == FW_DEVICE_CUDA) return cuda_ops<T>();
+    if (device.kind() == FW_DEVICE_CUDA) return only_plans(device) ? planned_cuda_ops<T>() : cuda_ops<T>();
   }
   return kNone;
 }
 
 template <class T>
-const Ops<T>& ops_of(const Device& device) {
-  const Ops<T>& table = table_of<T>(device);
-  if (const char* name = missing(table)) fail_usage("device: expected the CPU: models of this type do not run on CUDA devices (no operation {})", name);
-  if (device.kind() == FW_DEVICE_CUDA) require_cuda_libraries();
-  return table;
+const Ops<T>& table_of(const Device& device) {
+  return Profile::current() != nullptr && !only_plans(device) ? profiled_ops<T>() : plain_table_of<T>(device);
 }
 
+template <class T>
+const Ops<T>& ops_of(const Device& device) {
+  if (const char* name = missing(plain_table_of<T>(device)))
+    fail_usage("device: expected the CPU: models of this type do not run on CUDA devices (no operation {})", name);
+  if (device.kind() == FW_DEVICE_CUDA && !only_plans(device)) require_cuda_libraries();
+  return table_of<T>(device);
+}
+
+size_t library_bytes(const Device& device) { return device.kind() == FW_DEVICE_CUDA ? cuda::kProductsWorkspace : 0; }
+
+template const Ops<float>& plain_table_of<float>(const Device&);
+template const Ops<double>& plain_table_of<double>(const Device&);
+template const Ops<Bf16>& plain_table_of<Bf16>(const Device&);
 template const Ops<float>& table_of<float>(const Device&);
 template const Ops<double>& table_of<double>(const Device&);
 template const Ops<Bf16>& table_of<Bf16>(const Device&);

@@ -13,9 +13,13 @@ const Ops<T>& cuda_ops();
 // Throws DeviceError where a library is missing that they call.
 void require_cuda_libraries();
 
-// The functions that there are for the device, some of which may be null.
+// The functions that there are for the device, some of which may be null; while there is a profile (ops/profile.h), those that it times.
 template <class T>
 const Ops<T>& table_of(const Device& device);
+template <class T>
+const Ops<T>& plain_table_of(const Device& device);  // these themselves
+template <class T>
+const Ops<T>& profiled_ops();
 
 // All of them, for a model. Throws Error(kUsage) if the device lacks one.
 template <class T>
@@ -27,8 +31,13 @@ Exec<Wide<T>> wide_exec(const Exec<T>& exec) {
   return {table_of<Wide<T>>(exec.device), exec.device, exec.arena, exec.contexts, exec.precision, exec.libraries};
 }
 
-// Those of a PlanDevice (base/plan_device.h): they only allocate what the host's would.
+// Those of a PlanDevice (base/plan_device.h): they only allocate what the host's (T float or double) or the CUDA device's (float or Bf16) would.
 template <class T>
 const Ops<T>& planned_ops();
+template <class T>
+const Ops<T>& planned_cuda_ops();
+
+// Bytes of the device's memory that its libraries take besides.
+size_t library_bytes(const Device& device);
 
 }  // namespace fw

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <new>
+#include <optional>
 
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/plan_device.h"
+#include "ops/backend.h"
 #include "train/step.h"
 
 namespace fw {
@@ -15,12 +17,16 @@ namespace {
 // Of a batch and what it predicts.
 double ids_bytes(const TrainConfig& train) { return static_cast<double>(train.batch) * static_cast<double>(train.length) * 2 * sizeof(int32_t); }
 
-MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train) {
+bool on_cpu(const TrainConfig& train) { return train.device == "cpu"; }
+
+MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, const RecomputeLayers& recompute) {
   MemoryPlan plan;
-  PlanDevice device;
+  plan.recompute = recompute;
+  PlanDevice device(on_cpu(train) ? FW_DEVICE_CPU : FW_DEVICE_CUDA);
+  plan.libraries = library_bytes(device);
   LanguageModel<float> model(config, device);
   model.set_precision(train.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
-  model.set_recompute(parse_recompute(train.recompute));
+  model.set_recompute(recompute);
   plan.parameters = device.bytes();
   plan.specs = model.params().specs();
   AdamW optimizer({}, model.params());
@@ -36,8 +42,48 @@ MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train) {
   for (int64_t at = 0; at <= tokens; at += train.length) offsets.push_back(at);
   batch.layout = SeqLayout(std::move(offsets));
   train_step(model, optimizer, {&batch, 1}, 0.0, 0.0);
-  plan.activations = device.peak_bytes() - plan.parameters - plan.moments - plan.gradients;
+  plan.operands = device.bytes() - model.scratch_bytes() - plan.parameters - plan.moments - plan.gradients;
+  if (on_cpu(train)) {
+    plan.activations = device.peak_bytes() - plan.parameters - plan.moments - plan.gradients - plan.operands;
+  } else {
+    plan.scratch = model.planned_scratch();
+    plan.activations = plan.scratch.total();
+  }
   return plan;
+}
+
+// The first that fits, of those that compute more and more again.
+MemoryPlan fit_step(const ModelConfig& config, const TrainConfig& train, uint64_t most) {
+  const auto level_of = [&](int level, int64_t layers) { return plan_step(config, train, {static_cast<Recompute>(level), layers}); };
+  const int first = static_cast<int>(parse_recompute(train.recompute)), last = static_cast<int>(Recompute::kAll);
+  std::optional<MemoryPlan> smallest;
+  for (int level = first; level <= last; ++level) {
+    MemoryPlan plan = level_of(level, config.num_hidden_layers);
+    if (plan.total() > most) {
+      if (!smallest || plan.total() < smallest->total()) smallest = std::move(plan);
+      continue;
+    }
+    if (level == first) return plan;
+    // More layers take less, once there is one: it brings the memory where what is computed again lies.
+    int64_t low = 0, high = config.num_hidden_layers;  // low layers are too few, high will do
+    while (high - low > 1) {
+      const int64_t middle = (low + high) / 2;
+      MemoryPlan other = level_of(level, middle);
+      if (other.total() > most) {
+        low = middle;
+      } else {
+        high = middle;
+        plan = std::move(other);
+      }
+    }
+    return plan;
+  }
+  fail_usage(
+      "memory: a step of {} x {} tokens takes {} bytes ({:.2f} GiB) at least, with recompute {}; expected so much or more, got {}. A lower batch or length "
+      "takes "
+      "less (accumulate makes up for it), and so do smaller sizes of the model",
+      train.batch, train.length, smallest->total(), static_cast<double>(smallest->total()) / 0x1p30, describe(smallest->recompute, config.num_hidden_layers),
+      train.memory);
 }
 
 }  // namespace
@@ -49,10 +95,18 @@ MemoryPlan plan_memory(const ModelConfig& config, const TrainConfig& train) {
     fail_usage("batch, length: expected at most {} tokens to plan a step for, got {} x {}", kMostPlannedTokens, train.batch, train.length);
   }
   try {
-    return plan_step(config, train);
+    if (train.memory.empty()) return plan_step(config, train, {parse_recompute(train.recompute)});
+    return fit_step(config, train, parse_bytes(train.memory).value_or(0));
   } catch (const std::bad_alloc&) {
     fail_usage("a training step of {} x {} tokens takes more memory than this process has addresses for: lower batch or length", train.batch, train.length);
   }
+}
+
+std::string describe(const RecomputeLayers& what, int64_t layers) {
+  const std::vector<std::string> names = recompute_names();
+  const auto level = static_cast<size_t>(what.level);
+  if (what.layers >= layers || level == 0) return names[level];
+  return fmt::format("{} in {} of {} layers, {} in the others", names[level], what.layers, layers, names[level - 1]);
 }
 
 void require_memory_of_step(const ModelConfig& config, const TrainConfig& train) {
@@ -63,7 +117,7 @@ void require_memory_of_step(const ModelConfig& config, const TrainConfig& train)
   require_memory(held, model, "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
   const std::string step = fmt::format("a training step of {} x {} tokens", train.batch, train.length);
   const std::string advice = fmt::format("lower batch or length (accumulate makes up for it) or the model's sizes{}; --no-check-memory tries all the same",
-                                         train.recompute == "none" ? ", or give --recompute all" : "");
+                                         train.recompute == "none" && train.memory.empty() ? ", or give --recompute all" : "");
   // The ids of all batches, and one residual stream: most of what cannot be is refused without a plan.
   const double batches = ids_bytes(train) * static_cast<double>(train.accumulate);
   require_memory(held + batches + tokens * static_cast<double>(config.hidden_size) * sizeof(float), step, advice);

@@ -11,9 +11,11 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/memory.h"
 #include "base/stop.h"
 #include "train/best_model.h"
 #include "train/checkpoint.h"
+#include "train/memory_plan.h"
 #include "train/metrics.h"
 #include "train/optimizer.h"
 #include "train/schedule.h"
@@ -44,6 +46,14 @@ std::string config_differences(const std::string& path, const ModelConfig& confi
     if (other != value.dump()) text += fmt::format("{}{} (checkpoint: {}, this run: {})", text.empty() ? "" : ", ", key, other, value.dump());
   }
   return text.empty() ? "its config.json was written by another version" : text;
+}
+
+KeyRange memory_size() {
+  const auto holds = [](const KeyTarget& t) {
+    const std::string& text = *std::get<std::string*>(t);
+    return text.empty() || parse_bytes(text).has_value();
+  };
+  return {"a size such as 22G, 22GiB, 22GB or 500M", holds, {}};
 }
 
 }  // namespace
@@ -103,7 +113,13 @@ struct Trainer::Impl {
     model.init(random);
     model.set_tokenizer(tokenizer->checksum());
     model.set_precision(c.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
-    model.set_recompute(parse_recompute(c.recompute));
+    if (on_device()) {
+      const MemoryPlan plan = plan_memory(m, c);
+      model.set_recompute(plan.recompute);
+      model.reserve_scratch(plan.scratch);
+    } else {
+      model.set_recompute(c.memory.empty() ? RecomputeLayers{parse_recompute(c.recompute)} : plan_memory(m, c).recompute);
+    }
     state.config_hash = config_hash(model.config());
     state.seed = c.seed;
     state.length = c.length;
@@ -111,6 +127,8 @@ struct Trainer::Impl {
     state.train_documents = train.documents();
     state.mix = train.description();
   }
+
+  bool on_device() const { return model.device().kind() != FW_DEVICE_CPU; }
 
   // Once, before the first file is written: an earlier run in the same folder is not mixed with this one.
   void prepare() {

@@ -51,6 +51,27 @@ TEST(DryRun, NeedsNoTextAndTakesEveryWayToSayAModel) {
   EXPECT_EQ(files_in(folder), 0);
 }
 
+// Without a GPU too: its memory is planned, and why no step is timed is said. --memory chooses what is computed again, or says what would do.
+TEST(DryRun, PlansAGpusMemoryWithoutOne) {
+  Folder folder;
+  const Args small{"train", "--dry-run", "--hidden-size", "64", "--num-hidden-layers", "4", "--num-heads", "2", "--head-dim", "32", "--out", folder / "run"};
+  const Outcome host = run(small);
+  EXPECT_THAT(host.out, HasSubstr("recompute none\n"));
+  EXPECT_EQ(host.out.find("cuBLASLt"), std::string::npos);
+  const Outcome plan = run(small + Args{"--device", "cuda"});
+  ASSERT_EQ(plan.code, 0) << plan.err;
+  EXPECT_THAT(plan.out, HasSubstr("copies for products, bf16"));
+  EXPECT_THAT(plan.out, HasSubstr("workspace of cuBLASLt"));
+  const Outcome less = run(small + Args{"--device", "cuda", "--memory", "130M", "--batch", "16", "--length", "256"});
+  ASSERT_EQ(less.code, 0) << less.err;
+  EXPECT_THAT(less.out, HasSubstr("the least that fits --memory 130M"));
+  EXPECT_THAT(less.out, HasSubstr("memory = '130M'"));
+  const Outcome none = run(small + Args{"--memory", "1M"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("at least, with recompute"));
+  EXPECT_THAT(run(small + Args{"--memory", "much"}).err, HasSubstr("expected a size such as 22G"));
+}
+
 TEST(DryRun, WhatTheRunWouldRefuseItRefuses) {
   Folder folder;
   spill(folder / "text", small_text());

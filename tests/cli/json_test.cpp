@@ -99,6 +99,51 @@ Args row_of(const std::string& text, const Args& first) {
   return Args(20);
 }
 
+TEST(JsonOutput, TrainsProfileIsTheTextsTable) {
+  Folder folder;
+  const Args small{"--hidden-size",
+                   "16",
+                   "--num-hidden-layers",
+                   "2",
+                   "--num-heads",
+                   "2",
+                   "--head-dim",
+                   "8",
+                   "--intermediate-size",
+                   "32",
+                   "--layers",
+                   "recurrent,window",
+                   "--batch",
+                   "2",
+                   "--length",
+                   "40",
+                   "--threads",
+                   "1"};
+  const std::string text = checked(Args{"train", "--profile", "--out", folder / "run", "--json", folder / "profile.json"} + small).out;
+  EXPECT_FALSE(std::filesystem::exists(folder / "run"));
+  const Json json = Json::parse(slurp(folder / "profile.json"));
+  expect_documented("train", {json});
+  const Json& profile = json.at("profile");
+  double shares = 0, ms = 0;
+  for (const auto& [kind, share] : profile.at("shares").items()) {
+    EXPECT_GT(share.get<double>(), 0) << kind;
+    shares += share.get<double>();
+  }
+  EXPECT_NEAR(shares, 1, 1e-9);
+  for (const char* name :
+       {"linear_forward", "linear_backward", "cross_entropy_backward", "recurrence_forward", "recurrence_backward", "attention_backward", "adamw"}) {
+    EXPECT_EQ(row_of(text, {name})[0], name);
+  }
+  for (const Json& row : profile.at("operations")) {
+    EXPECT_GT(row.at("bytes").get<double>(), 0) << row;
+    EXPECT_GE(row.at("calls").get<int64_t>(), 1) << row;
+    ms += row.at("ms").get<double>();
+  }
+  EXPECT_NEAR(ms, profile.at("operations_ms").get<double>(), 1e-6 * ms);
+  EXPECT_EQ(run({"train", "--json", folder / "x"}).code, 2);
+  EXPECT_EQ(run(Args{"train", "--profile", "--dry-run"} + small).code, 2);
+}
+
 TEST(JsonOutput, RulesHasWhatTheTextHas) {
   const Json all = json_of({"rules"}), one = json_of({"rules", "kda", "solve=offline"});
   expect_documented("rules", {all, one});

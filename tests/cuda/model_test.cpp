@@ -4,13 +4,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/device.h"
+#include "base/error.h"
+#include "base/memory.h"
 #include "base/random.h"
 #include "base/safetensors.h"
 #include "model/language_model.h"
+#include "train/memory_plan.h"
 #include "train/step.h"
 
 namespace fw::testing {
@@ -221,6 +227,123 @@ TEST(DeviceTraining, HasTheSameBitsAgainRecomputedAndResumed) {
   EXPECT_EQ(run(Recompute::kNone, false), undisturbed);
   EXPECT_EQ(run(Recompute::kAll, false), undisturbed);
   EXPECT_EQ(run(Recompute::kNone, true), undisturbed);
+}
+
+// The device with a count of what is allocated.
+class CountingDevice final : public Device {
+ public:
+  fw_device kind() const override { return cuda_device().kind(); }
+  size_t alignment() const override { return cuda_device().alignment(); }
+  bool host_memory() const override { return false; }
+  void* stream() const override { return cuda_device().stream(); }
+  void* allocate(size_t bytes) override {
+    void* memory = cuda_device().allocate(bytes);
+    sizes_[memory] = bytes;
+    bytes_ += bytes;
+    peak_ = std::max(peak_, bytes_);
+    return memory;
+  }
+  void release(void* memory) noexcept override {
+    bytes_ -= sizes_[memory];
+    sizes_.erase(memory);
+    cuda_device().release(memory);
+  }
+  void from_host(void* to, const void* from, size_t bytes) override { cuda_device().from_host(to, from, bytes); }
+  void to_host(void* to, const void* from, size_t bytes) override { cuda_device().to_host(to, from, bytes); }
+  void copy(void* to, const void* from, size_t bytes) override { cuda_device().copy(to, from, bytes); }
+  void fill(void* to, int byte, size_t bytes) override { cuda_device().fill(to, byte, bytes); }
+  void synchronise() override { cuda_device().synchronise(); }
+  size_t peak() const { return peak_; }
+
+ private:
+  std::map<void*, size_t> sizes_;
+  size_t bytes_ = 0, peak_ = 0;
+};
+
+TrainConfig run_of(int64_t batch, int64_t length) {
+  TrainConfig train;
+  train.device = "cuda";
+  train.batch = batch;
+  train.length = length;
+  return train;
+}
+
+Batch whole_sequences(const TrainConfig& train) {
+  Batch batch;
+  batch.ids = random_ids(train.batch * train.length, 5);
+  batch.targets = random_ids(train.batch * train.length, 6);
+  batch.layout = SeqLayout::uniform(train.batch, train.length);
+  return batch;
+}
+
+class DeviceStepPlan : public ::testing::TestWithParam<Named> {};
+
+// What a plan says that was made without the device is what steps on the device take, to the byte, whatever is computed again.
+TEST_P(DeviceStepPlan, IsWhatAStepTakes) {
+  const ModelConfig& config = GetParam().config;
+  for (const char* level : {"none", "all"}) {
+    SCOPED_TRACE(level);
+    TrainConfig train = run_of(2, 70);
+    train.recompute = level;
+    const MemoryPlan plan = plan_memory(config, train);
+    const auto peak_with = [&](const Scratch& scratch) {
+      CountingDevice device;
+      LanguageModel<float> model(config, device);
+      Random random(3);
+      model.init(random);
+      model.set_recompute(plan.recompute);
+      model.reserve_scratch(scratch);
+      AdamW optimizer({}, model.params());
+      const Batch batch = whole_sequences(train);
+      EXPECT_TRUE(train_step(model, optimizer, {&batch, 1}, 1e-3, 1.0).finite);
+      return device.peak() + plan.libraries;
+    };
+    EXPECT_EQ(peak_with(plan.scratch), plan.total());
+    // A little less would not have done: the arena takes another block.
+    EXPECT_GT(peak_with({plan.scratch.kept - 256, plan.scratch.again}), plan.total()) << "kept";
+    if (plan.scratch.again == 0) continue;
+    EXPECT_GT(peak_with({plan.scratch.kept, plan.scratch.again - 256}), plan.total()) << "computed again";
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Models, DeviceStepPlan, ::testing::ValuesIn(models()), [](const auto& one) { return one.param.name; });
+
+// Less memory is less kept, and the same numbers.
+TEST(DeviceStepPlan, FitsWhatItIsGivenWithTheSameBits) {
+  const ModelConfig config = tiny("gated_deltanet2", {"recurrent", "window", "recurrent"});
+  const auto values_of = [&](const MemoryPlan& plan, const TrainConfig& train) {
+    CountingDevice device;
+    LanguageModel<float> model(config, device);
+    Random random(3);
+    model.init(random);
+    model.set_recompute(plan.recompute);
+    model.reserve_scratch(plan.scratch);
+    AdamW optimizer({}, model.params());
+    const Batch batch = whole_sequences(train);
+    for (int i = 0; i < 2; ++i) train_step(model, optimizer, {&batch, 1}, 1e-3, 1.0);
+    EXPECT_EQ(device.peak() + plan.libraries, plan.total());
+    std::vector<float> all;
+    for (const ParamSpec& spec : model.params().specs()) {
+      const HostView<float> view = model.params().host_values(spec);
+      all.insert(all.end(), view.span().begin(), view.span().end());
+    }
+    return all;
+  };
+  TrainConfig train = run_of(2, 130);
+  MemoryPlan plan = plan_memory(config, train);
+  const std::vector<float> whole = values_of(plan, train);
+  std::set<std::pair<Recompute, int64_t>> seen;
+  try {
+    for (;;) {
+      train.memory = fmt::format("{}", plan.total() - 1);
+      plan = plan_memory(config, train);
+      EXPECT_LT(plan.total(), parse_bytes(train.memory).value() + 1);
+      EXPECT_TRUE(seen.insert({plan.recompute.level, plan.recompute.layers}).second);
+      EXPECT_EQ(values_of(plan, train), whole);
+    }
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(fmt::format("{} bytes", plan.total())), std::string::npos) << error.what();
+  }
+  EXPECT_GE(seen.size(), 4U);
 }
 
 }  // namespace

@@ -52,9 +52,9 @@ struct Step {
 };
 
 // Two passes over packed sequences, the second from the state that the first left, if there is one.
-Step step_of(const ModelConfig& config, Recompute level, const SeqLayout& layout, bool with_state) {
+Step step_of(const ModelConfig& config, const RecomputeLayers& what, const SeqLayout& layout, bool with_state) {
   LanguageModel<float> model = noisy_model<float>(config);
-  model.set_recompute(level);
+  model.set_recompute(what);
   ModelState<float> state(config, layout.count());
   ModelState<float>* given = with_state ? &state : nullptr;
   Step step;
@@ -81,11 +81,13 @@ TEST_P(RecomputeOf, GradientsHaveTheSameBits) {
   // Sequences of one token would take the decode step in a pass that keeps nothing.
   for (const SeqLayout& layout : {SeqLayout({0, 37, 38, 75}), SeqLayout({0, 1, 2, 3})}) {
     for (const bool with_state : {false, true}) {
-      const Step kept = step_of(GetParam().config, Recompute::kNone, layout, with_state);
-      for (const Recompute level : kLevels) {
-        SCOPED_TRACE(::testing::Message() << recompute_names()[static_cast<size_t>(level)] << ", " << layout.tokens() << " tokens"
-                                          << (with_state ? ", with a state" : ""));
-        const Step step = step_of(GetParam().config, level, layout, with_state);
+      const Step kept = step_of(GetParam().config, {}, layout, with_state);
+      std::vector<RecomputeLayers> all;
+      for (const Recompute level : kLevels) all.insert(all.end(), {{level}, {level, 1}});
+      for (const RecomputeLayers& what : all) {
+        SCOPED_TRACE(::testing::Message() << recompute_names()[static_cast<size_t>(what.level)] << " of " << what.layers << " layers, " << layout.tokens()
+                                          << " tokens" << (with_state ? ", with a state" : ""));
+        const Step step = step_of(GetParam().config, what, layout, with_state);
         EXPECT_EQ(step.nll, kept.nll);
         EXPECT_EQ(step.grads, kept.grads);
         EXPECT_EQ(step.state, kept.state);

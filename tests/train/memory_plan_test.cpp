@@ -1,11 +1,14 @@
 // The memory of a training step is planned to the byte: a real run takes what its plan says.
 #include "train/memory_plan.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <map>
 
+#include "base/error.h"
+#include "base/memory.h"
 #include "base/plan_device.h"
 #include "base/threads.h"
 #include "rule/rule.h"
@@ -48,12 +51,13 @@ class CountingHost final : public Device {
   size_t bytes_ = 0, peak_ = 0;
 };
 
-// Peak of three real steps.
-size_t real_peak(const ModelConfig& config, const TrainConfig& train) {
+// Peak of three real steps, which compute again what is said.
+size_t real_peak(const ModelConfig& config, const TrainConfig& train, const RecomputeLayers& recompute = {}) {
   CountingHost host;
   LanguageModel<float> model(config, host);
   Random random(1);
   model.init(random);
+  model.set_recompute(recompute);
   AdamW optimizer({}, model.params());
   std::vector<Batch> batches(static_cast<size_t>(train.accumulate));
   for (Batch& batch : batches) {
@@ -104,6 +108,77 @@ TEST(MemoryPlan, FollowsEverySize) {
   set_num_threads(threads + 2);
   expect_same(config, train);
   set_num_threads(threads);
+}
+
+// Every step down takes what its plan says and no more than was given, and the last one says what would do.
+TEST(MemoryPlan, FitsWhatItIsGiven) {
+  ModelConfig config = tiny_model();
+  config.num_hidden_layers = 5;
+  TrainConfig train = tiny_run("run");
+  train.batch = 8;
+  train.length = 512;  // a layer is some blocks of the arena
+  MemoryPlan plan = plan_memory(config, train);
+  EXPECT_EQ(plan.recompute, RecomputeLayers{});
+  train.memory = fmt::format("{}", plan.total());
+  EXPECT_EQ(plan_memory(config, train).recompute.level, Recompute::kNone);
+  bool some = false;
+  int steps = 0;
+  std::string message;
+  for (;; ++steps) {
+    train.memory = fmt::format("{}", plan.total() - 1);
+    MemoryPlan next;
+    try {
+      next = plan_memory(config, train);
+    } catch (const Error& error) {
+      message = error.what();
+      break;
+    }
+    EXPECT_LT(next.total(), plan.total());
+    EXPECT_EQ(next.total(), real_peak(config, train, next.recompute)) << describe(next.recompute, 5);
+    some = some || next.recompute.layers < 5;
+    plan = next;
+  }
+  EXPECT_GE(steps, 3);
+  EXPECT_TRUE(some);
+  EXPECT_THAT(message, ::testing::HasSubstr(fmt::format("takes {} bytes", plan.total())));
+  train.memory = fmt::format("{}", plan.total());
+  EXPECT_EQ(plan_memory(config, train).total(), plan.total());
+}
+
+TEST(MemoryPlan, SizesAreReadAsTheyAreWritten) {
+  EXPECT_EQ(parse_bytes("22G"), uint64_t{22} << 30);
+  EXPECT_EQ(parse_bytes("22GiB"), uint64_t{22} << 30);
+  EXPECT_EQ(parse_bytes("22GB"), uint64_t{22'000'000'000});
+  EXPECT_EQ(parse_bytes("1.5K"), uint64_t{1536});
+  EXPECT_EQ(parse_bytes("12345"), uint64_t{12345});
+  for (const char* bad : {"", "G", "22X", "22g", "22 G", "-1G", "0", "0.5", "1e30T", "nan", "inf", "22GBB", "22Gi", "22B"}) {
+    EXPECT_EQ(parse_bytes(bad), std::nullopt) << bad;
+  }
+}
+
+// A GPU's plan needs no GPU: 18 bytes a parameter, and activations of bf16.
+TEST(MemoryPlan, OfAGpuNeedsNone) {
+  ModelConfig config;
+  config.vocab_size = 32000;
+  config.hidden_size = 2048;
+  config.num_hidden_layers = 20;
+  config.num_heads = 16;
+  config.head_dim = 128;
+  TrainConfig train = tiny_run("run");
+  train.batch = 8;
+  train.length = 2048;
+  const MemoryPlan host = plan_memory(config, train);
+  train.device = "cuda";
+  const MemoryPlan device = plan_memory(config, train);
+  EXPECT_NEAR(static_cast<double>(device.operands), 0.5 * static_cast<double>(device.parameters), 1e-3 * static_cast<double>(device.parameters));
+  EXPECT_EQ(device.gradients, host.gradients);
+  EXPECT_EQ(device.activations, device.scratch.total());
+  EXPECT_LT(device.activations, host.activations);
+  EXPECT_GT(device.libraries, 0U);
+  train.memory = "40G";
+  const MemoryPlan fitted = plan_memory(config, train);
+  EXPECT_LE(fitted.total(), size_t{40} << 30);
+  EXPECT_NE(fitted.recompute.level, Recompute::kNone);
 }
 
 // The trainer's model has these bytes for activations; one document, so that its sequences are the plan's.

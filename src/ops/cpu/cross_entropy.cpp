@@ -11,7 +11,7 @@ namespace {
 // body(logits, begin) for every slice after its logits are there; it leaves the slice's nll. Sums them in order.
 template <class T, class Body>
 LossSum over_slices(Mat<const T> h, LinearProducts<T>& products, int64_t vocab, const int32_t* targets, T* nll, Arena& scratch, const Body& body) {
-  const cpu::ArenaMark mark(scratch);
+  const ArenaMark mark(scratch);
   const cpu::LogitsSlice<T> slice(scratch, h.rows, vocab);
   LossSum sum;
   for (int64_t begin = 0; begin < h.rows; begin += slice.rows) {

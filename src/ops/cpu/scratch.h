@@ -2,22 +2,10 @@
 // which computes nothing.
 #pragma once
 
-#include "base/arena.h"
+#include "base/arena_mark.h"
 #include "ops/exec.h"
 
 namespace fw::cpu {
-
-class ArenaMark {
- public:
-  explicit ArenaMark(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
-  ~ArenaMark() { arena_.rewind(mark_); }
-  ArenaMark(const ArenaMark&) = delete;
-  ArenaMark& operator=(const ArenaMark&) = delete;
-
- private:
-  Arena& arena_;
-  Arena::Mark mark_;
-};
 
 // Cross-entropy: the logits of a slice of the rows and the losses of its rows.
 template <class T>

@@ -4,14 +4,15 @@
 #include "ops/cuda/bias.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/packets.cuh"
+#include "ops/cuda/scratch.h"
 #include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int64_t kRun = 64;  // rows of a block
-constexpr int kAhead = 8;     // rows that are on their way at a time
+constexpr int64_t kRun = kBiasRun;  // rows of a block
+constexpr int kAhead = 8;           // rows that are on their way at a time
 
 struct Place {
   int64_t column, first, end;
@@ -68,7 +69,7 @@ template <class T>
 void add_bias_gradient(const Exec<T>& exec, Mat<const T> dy, float* dbias) {
   const Arena::Mark mark = exec.arena.mark();
   const int64_t runs = (dy.rows + kRun - 1) / kRun;
-  float* partial = exec.arena.template alloc<float>(runs * dy.cols);
+  float* partial = partial_sums(exec.arena, runs, dy.cols);
   launch(bias_sums_kernel<T>, Dim3{grid(dy.rows, dy.cols)}, kThreads, 0, exec.device.stream(), dy.data, dy.rows, dy.cols, dy.stride, partial);
   add_column_sums(partial, runs, dy.cols, dbias, exec.device.stream());
   exec.arena.rewind(mark);

@@ -94,7 +94,7 @@ namespace ops {
 template <class T>
 void bounded_decay_forward(const Exec<T>& exec, Mat<const T> x, Mat<const Wide<T>> bounds, int64_t layer, Mat<Wide<T>> g) {
   const Arena::Mark mark = exec.arena.mark();
-  float* b = exec.arena.template alloc<float>(x.cols);
+  float* b = BoundsScratch(exec.arena, x.cols).values;
   launch(bounds_kernel, Dim3{blocks_of(x.cols)}, kThreads, 0, exec.device.stream(), Bounds{bounds, layer}, b);
   elementwise<4>(BoundedDecay{b}, x.rows, x.cols, operands(x), operands(g), exec.device.stream());
   exec.arena.rewind(mark);
@@ -104,8 +104,9 @@ template <class T>
 void bounded_decay_backward(const Exec<T>& exec, Mat<const Wide<T>> dg, Mat<const T> x, Mat<const Wide<T>> bounds, int64_t layer, Mat<T> dx,
                             Mat<Wide<T>> dbounds) {
   const Arena::Mark mark = exec.arena.mark();
-  float* b = exec.arena.template alloc<float>(x.cols);
-  float* db = exec.arena.template alloc_zero<float>(x.cols);
+  const BoundsScratch scratch(exec.arena, x.cols);
+  float *b = scratch.values, *db = scratch.gradients;
+  exec.device.fill(db, 0, sizeof(float) * static_cast<size_t>(x.cols));
   launch(bounds_kernel, Dim3{blocks_of(x.cols)}, kThreads, 0, exec.device.stream(), Bounds{bounds, layer}, b);
   elementwise_sums<1, 2>(exec, BoundedDecay{b}, x.rows, x.cols, operands(dg, x), operands(dx),
                          [&](const float* partial, int64_t blocks) { add_column_sums(partial, blocks, x.cols, db, exec.device.stream()); });

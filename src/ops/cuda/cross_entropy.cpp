@@ -5,29 +5,22 @@
 
 #include "ops/cuda/linear.h"
 #include "ops/cuda/operations.h"
+#include "ops/cuda/scratch.h"
 
 namespace fw::cuda {
 namespace {
-
-// Rows of a slice: 128 Mi logits at most where the vocabulary allows it, so that the products are large and the logits small beside the activations.
-int64_t slice_rows(int64_t rows, int64_t vocab) { return std::min(rows, std::max<int64_t>(256, (int64_t{1} << 27) / vocab / 128 * 128)); }
 
 // Calls body(logits, begin, nll) for every slice of h's rows.
 template <class T, class Body>
 void for_slices(const Exec<T>& exec, Mat<const T> h, const Weight<float>& weight, float* nll, const Body& body) {
   if (h.rows == 0) return;
-  const Arena::Mark mark = exec.arena.mark();
-  const int64_t vocab = weight.values.rows, size = slice_rows(h.rows, vocab);
-  constexpr int64_t kAlign = 128 / static_cast<int64_t>(sizeof(T));
-  const int64_t stride = (vocab + kAlign - 1) / kAlign * kAlign;
-  const Mat<T> all(exec.arena.template alloc<T>(size * stride), size, vocab, stride);
-  float* of_slice = nll != nullptr ? nullptr : exec.arena.template alloc<float>(size);
-  for (int64_t begin = 0; begin < h.rows; begin += size) {
-    const Mat<T> logits = all.row_range(0, std::min(size, h.rows - begin));
+  const ArenaMark mark(exec.arena);
+  const LogitsSlice<T> slice(exec.arena, h.rows, weight.values.rows, nll);
+  for (int64_t begin = 0; begin < h.rows; begin += slice.rows) {
+    const Mat<T> logits = slice.logits.row_range(0, std::min(slice.rows, h.rows - begin));
     linear_product(exec, h.row_range(begin, logits.rows), weight, logits, Write::kOverwrite);
-    body(logits, begin, nll != nullptr ? nll + begin : of_slice);
+    body(logits, begin, nll != nullptr ? nll + begin : slice.nll);
   }
-  exec.arena.rewind(mark);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
+#include "ops/cuda/scratch.h"
 #include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
@@ -87,7 +88,6 @@ struct Plain {
 };
 
 inline constexpr int kElementThreads = 256;
-inline constexpr int kSumRows = 128;  // of a block of sums, or one a thread
 
 // How threads lie over a matrix: 2^log_across packets side by side, the others below them; blocks from left to right, then down.
 struct Cut {
@@ -201,7 +201,7 @@ void elementwise_sums(const Exec<T>& exec, const F& f, int64_t rows, int64_t col
   const auto run = [&]<int N>() {
     const Cut cut(rows, cols / N, 5);
     const int64_t blocks = cut.row_blocks(std::max(kSumRows, cut.down()));
-    float* partial = exec.arena.template alloc<float>(kSums * blocks * cols);
+    float* partial = partial_sums(exec.arena, kSums * elementwise_sum_rows(rows), cols);
     launch(elementwise_sums_kernel<N, kSums, kAhead, F, In, Out>, Dim3{static_cast<unsigned>(blocks * cut.column_blocks)}, kElementThreads,
            sizeof(float) * kSums * N * kElementThreads, exec.device.stream(), f, in, out, cut, blocks, partial);
     add(partial, blocks);

@@ -7,15 +7,16 @@
 
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
+#include "ops/cuda/scratch.h"
 #include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {
 
 constexpr int kSortThreads = 256, kSortWarps = kSortThreads / 32;
-constexpr int kTile = 2048;  // tokens of a block of the sort, a warp has kTile / kSortWarps neighbours
-constexpr int kDigits = 256;
-constexpr int kRun = 16;
+constexpr int kTile = kSortTile;  // tokens of a block of the sort, a warp has kTile / kSortWarps neighbours
+constexpr int kDigits = kSortDigits;
+constexpr int kRun = kEmbeddingRun;
 
 struct Token {
   int32_t id, index;
@@ -211,10 +212,9 @@ __global__ void __launch_bounds__(kSumThreads) join_parts_kernel(const SumArgs<T
 }
 
 // The tokens in the order of their ids, those of one id as they come.
-const int32_t* sorted_tokens(const int32_t* ids, int64_t count, int64_t vocab, Arena& arena, void* stream) {
+const int32_t* sorted_tokens(const int32_t* ids, int64_t count, int64_t vocab, const EmbeddingScratch& scratch, void* stream) {
   const int64_t tiles = (count + kTile - 1) / kTile;
-  int32_t* histogram = arena.alloc<int32_t>(tiles * kDigits);
-  int32_t* lists[2] = {arena.alloc<int32_t>(count), arena.alloc<int32_t>(count)};
+  int32_t *histogram = scratch.histogram, *const *lists = scratch.lists;
   const int32_t* order = nullptr;
   const Dim3 grid{static_cast<unsigned>(tiles)};
   constexpr size_t kCounts = sizeof(int) * kSortWarps * kDigits;
@@ -234,12 +234,12 @@ namespace ops {
 template <class T>
 void embedding_backward(const Exec<T>& exec, const int32_t* ids, Mat<const T> dout, Mat<Wide<T>> dweight) {
   if (dout.rows == 0) return;
-  const Arena::Mark mark = exec.arena.mark();
+  const ArenaMark mark(exec.arena);
   void* stream = exec.device.stream();
-  const int32_t* order = sorted_tokens(ids, dout.rows, dweight.rows, exec.arena, stream);
-  const int64_t parts = (dout.rows + kRun - 1) / kRun;
-  float* partial = exec.arena.template alloc<float>(2 * parts * dout.cols);
-  const SumArgs<T> a{ids, order, dout.data, dweight.data, partial, dout.rows, dout.cols, dout.stride, dweight.stride};
+  const EmbeddingScratch scratch(exec.arena, dout.rows, dout.cols);
+  const int32_t* order = sorted_tokens(ids, dout.rows, dweight.rows, scratch, stream);
+  const int64_t parts = parts_of(dout.rows, kRun);
+  const SumArgs<T> a{ids, order, dout.data, dweight.data, scratch.partial, dout.rows, dout.cols, dout.stride, dweight.stride};
   const Dim3 grid{static_cast<unsigned>(parts)};
   const auto run = [&]<int N>() {
     launch(sum_part_kernel<T, N>, grid, kSumThreads, 0, stream, a);
@@ -250,7 +250,6 @@ void embedding_backward(const Exec<T>& exec, const int32_t* ids, Mat<const T> do
   } else {
     run.template operator()<1>();
   }
-  exec.arena.rewind(mark);
 }
 
 template void embedding_backward<float>(const Exec<float>&, const int32_t*, Mat<const float>, Mat<float>);

@@ -7,12 +7,13 @@
 #include "ops/cuda/conv_tails.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
+#include "ops/cuda/scratch.h"
 
 namespace fw::cuda {
 namespace {
 
 constexpr unsigned kThreads = 128;
-constexpr int64_t kRun = 64;  // tokens
+constexpr int64_t kRun = kGatedConvRun;  // tokens
 constexpr int kUsualWidth = 4, kUsualColumns = 4;
 
 template <class T>
@@ -193,8 +194,8 @@ void gated_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, M
   const Arena::Mark mark = exec.arena.mark();
   void* stream = exec.device.stream();
   const int64_t runs = (x.rows + kRun - 1) / kRun;
-  float* weight_sums = exec.arena.template alloc<float>(runs * x.cols * width);
-  float* bias_sums = exec.arena.template alloc<float>(runs * x.cols);
+  float* weight_sums = partial_sums(exec.arena, runs, x.cols * width);
+  float* bias_sums = partial_sums(exec.arena, runs, x.cols);
   const GatedConvArgs<T> a{x, gate, dy, dx, dgate, weight, bias, static_cast<int>(width), PassPlaces(layout), tail_in, weight_sums, bias_sums};
   with_form(a, [&]<int N, int W>() { launch(gated_conv_backward_kernel<T, N, W>, grid_of(x.rows, x.cols / N), kThreads, 0, stream, a); });
   add_column_sums(weight_sums, runs, x.cols * width, dweight, stream);

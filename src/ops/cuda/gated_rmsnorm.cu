@@ -8,13 +8,14 @@
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
+#include "ops/cuda/scratch.h"
 #include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kSumTurns = 16;  // rows of a slot of a block of sums
+constexpr int kSumTurns = kHeadNormTurns;  // rows of a slot of a block of sums
 
 template <class T>
 struct Heads {
@@ -267,7 +268,7 @@ void gated_rmsnorm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o
                  kind};  // rstd is only read
   with_form(a, [&]<int N, bool kKept>() {
     const int64_t slots = kThreads / a.lanes, blocks = (a.rows + slots * kSumTurns - 1) / (slots * kSumTurns);
-    a.partial = exec.arena.template alloc<float>(blocks * head_dim);
+    a.partial = partial_sums(exec.arena, head_norm_sums(a.rows), head_dim);
     launch(gated_rmsnorm_backward_kernel<T, N, kKept>, Dim3{static_cast<unsigned>(blocks)}, kThreads, sizeof(float) * static_cast<size_t>(slots * head_dim),
            exec.device.stream(), a);
     add_column_sums(a.partial, blocks, head_dim, dweight, exec.device.stream());

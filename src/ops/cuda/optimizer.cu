@@ -2,6 +2,7 @@
 // block has a piece. A piece's sum has the order of its threads, the sum of the pieces that of the pieces: both of the shape alone.
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
+#include "ops/cuda/scratch.h"
 #include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
@@ -87,7 +88,7 @@ namespace ops {
 template <class T>
 void square_sum(const Exec<T>& exec, const Wide<T>* x, ParamPieces pieces, double* sum) {
   const Arena::Mark mark = exec.arena.mark();
-  double* sums = exec.arena.template alloc<double>(pieces.count);
+  double* sums = square_sums(exec.arena, pieces.count);
   void* stream = exec.device.stream();
   launch(piece_squares_kernel, Dim3{static_cast<unsigned>(pieces.count)}, kThreads, kThreads * sizeof(double), stream, x, pieces.data, sums);
   launch(add_squares_kernel, Dim3{1}, kThreads, kThreads * sizeof(double), stream, sums, pieces.count, sum);

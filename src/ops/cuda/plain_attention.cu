@@ -12,6 +12,7 @@
 #include "ops/cuda/attention.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
+#include "ops/cuda/scratch.h"
 #include "ops/cuda/sequences.cuh"
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
@@ -260,8 +261,7 @@ Dim3 each_lse(int64_t rows, int64_t heads) { return {static_cast<unsigned>((rows
 
 template <class T, class... Mats>
 bool on_warp_groups(const AttentionShape& shape, const Pages<T>& past, Mats... matrices) {
-  if (sizeof(T) != 2 || past || shape.dim % 8 != 0 || shape.dim > 128 || shape.window > INT32_MAX) return false;
-  return has_warp_groups() && (aligned(matrices) && ...);
+  return takes_warp_groups<T>(shape, past, matrices...) && has_warp_groups();
 }
 
 const AttentionTile* upload_tiles(const AttentionShape& shape, const PassLayout& layout, bool of_keys, Arena& arena, void* stream, int32_t& count) {
@@ -273,10 +273,9 @@ const AttentionTile* upload_tiles(const AttentionShape& shape, const PassLayout&
   }
   const std::vector<AttentionTile> tiles = attention_tiles(sequences, of_keys, shape.window);
   count = static_cast<int32_t>(tiles.size());
-  static_assert(sizeof(AttentionTile) % sizeof(int32_t) == 0);
-  const int64_t numbers = count * static_cast<int64_t>(sizeof(AttentionTile) / sizeof(int32_t));
-  int32_t* memory = arena.alloc<int32_t>(numbers);
-  upload(reinterpret_cast<const int32_t*>(tiles.data()), numbers, memory, stream);
+  static_assert(sizeof(AttentionTile) == kAttentionTileNumbers * sizeof(int32_t) && kAttentionRows == kAttentionTileRows);
+  int32_t* memory = attention_list(arena, count);
+  upload(reinterpret_cast<const int32_t*>(tiles.data()), int64_t{count} * kAttentionTileNumbers, memory, stream);
   return reinterpret_cast<const AttentionTile*>(memory);
 }
 
@@ -300,7 +299,7 @@ AttentionArgs attention_args(Mat<const T> q, Mat<const T> k, Mat<const T> v, Mat
   const int64_t rows = q.rows;
   AttentionArgs args;
   args.q = token_arg(q, shape.dim), args.k = token_arg(k, shape.dim), args.v = token_arg(v, shape.dim), args.o = token_arg(o, shape.dim);
-  args.lse = arena.alloc<float>(shape.heads * rows);
+  args.lse = attention_rows(arena, shape, rows);
   args.heads = static_cast<int32_t>(shape.heads), args.kv_heads = static_cast<int32_t>(shape.kv_heads), args.dim = static_cast<int32_t>(shape.dim);
   args.window = static_cast<int32_t>(shape.window);
   args.multiprocessors = static_cast<int32_t>(turning_processors());
@@ -342,7 +341,7 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
   if (q.rows == 0) return;
   void* stream = exec.device.stream();
   const Arena::Mark mark = exec.arena.mark();
-  float* delta = exec.arena.template alloc<float>(q.rows * shape.heads);
+  float* delta = attention_rows(exec.arena, shape, q.rows);
   if (on_warp_groups<T>(shape, past_k, d_o, q, k, v, o, dq, dk, dv)) {
     AttentionArgs args = attention_args<T>(q, k, v, o, shape, exec.arena);
     args.d_o = token_arg(d_o, shape.dim), args.dq = token_arg(dq, shape.dim), args.dk = token_arg(dk, shape.dim), args.dv = token_arg(dv, shape.dim);

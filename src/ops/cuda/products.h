@@ -25,6 +25,8 @@ struct Product {
   bool accumulate = false;
 };
 
+inline constexpr size_t kProductsWorkspace = size_t{64} << 20;  // of the device's memory, taken by the first product
+
 // Queued on the stream. The same product has the same bits: which of the library's algorithms runs is chosen once for a shape, and none of them adds up
 // in the order of its arrival or in bf16. Throws DeviceError where the library is missing, saying what brings it.
 void multiply(const Product& product, void* stream);

@@ -11,6 +11,7 @@
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
+#include "ops/cuda/scratch.h"
 #include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
@@ -18,8 +19,6 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
-// Rows of partial sums of dweight: four blocks for each multiprocessor of a large device. Part of the result's bits, so never the device's own number.
-constexpr int64_t kMostBlocks = 528;
 
 template <class T>
 struct NormArgs {
@@ -264,8 +263,8 @@ void launch_backward(NormArgs<T> a, float* dweight, const Exec<T>& exec) {
   void* stream = exec.device.stream();
   with_form<T, false>(aligned(a), a.cols, [&](auto n, auto vectors, auto warps) {
     const int64_t rows = kWarps / warps.value;
-    const int64_t blocks = std::min(kMostBlocks, (a.rows + rows - 1) / rows);
-    a.partial = exec.arena.template alloc<float>(blocks * a.cols);
+    const int64_t blocks = std::min(kNormBlocks, (a.rows + rows - 1) / rows);
+    a.partial = partial_sums(exec.arena, norm_sums(a.rows), a.cols);
     const size_t shared = sizeof(float) * (kWarps + (vectors.value > 0 && warps.value == 1 ? static_cast<size_t>(a.cols) : 0));
     launch(rmsnorm_backward_kernel<T, n.value, vectors.value, warps.value, kAccumulate>, Dim3{static_cast<unsigned>(blocks)}, kThreads, shared, stream, a);
     add_column_sums(a.partial, blocks, a.cols, dweight, stream);

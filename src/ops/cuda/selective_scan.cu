@@ -8,16 +8,17 @@
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
+#include "ops/cuda/scratch.h"
 #include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {
 
-constexpr int kThreads = 128;  // channels of a block
+constexpr int kThreads = kScanChannels;  // channels of a block
 constexpr int kWarps = kThreads / 32;
 constexpr int kChunk = static_cast<int>(kScanChunk);
 constexpr int kGroup = 16;  // rows of the state whose dq and dk a warp sums at once
-constexpr int64_t kMostGroups = 32;
+constexpr int64_t kMostGroups = kScanGroups;
 
 template <class T>
 struct ScanArgs {
@@ -299,22 +300,11 @@ void selective_scan_backward(const Exec<T>& exec, ScanLaw law, Mat<const T> dy, 
   const int64_t sequences = layout.host.count(), groups = std::min(sequences, kMostGroups), blocks = blocks_of(u.cols), tokens = u.rows;
   if (sequences == 0) return;
   void* stream = exec.device.stream();
-  Arena& arena = exec.arena;
-  const Arena::Mark mark = arena.mark();
+  const ArenaMark mark(exec.arena);
+  const SelectiveScratch scratch(exec.arena, law, tokens, sequences, u.cols, q.cols);
   const bool mamba = law == ScanLaw::kMamba;
   const ScanArgs<T> a{u, step, q, k, a_log, skip, layout.offsets};
-  const ScanBackwardArgs<T> g{dy,
-                              marks,
-                              ds_out,
-                              du,
-                              dstep,
-                              ds_in,
-                              arena.alloc<float>(blocks * tokens * 2 * q.cols),
-                              mamba ? nullptr : arena.alloc<float>(blocks * tokens),
-                              mamba ? arena.alloc<float>(groups * u.cols * q.cols) : nullptr,
-                              arena.alloc<float>(groups * u.cols),
-                              sequences,
-                              groups};
+  const ScanBackwardArgs<T> g{dy, marks, ds_out, du, dstep, ds_in, scratch.of_keys, scratch.of_square, scratch.of_a, scratch.of_skip, sequences, groups};
   const Dim3 grid{static_cast<unsigned>(groups), static_cast<unsigned>(blocks)};
   with_form(law, q.cols, [&]<ScanLaw of, int kStates>() {
     launch(scan_backward_kernel<T, of, kStates>, grid, kThreads, sizeof(float) * (SharedKeys<kStates>::kFloats + kSumFloats<kStates>), stream, a, g);
@@ -323,7 +313,6 @@ void selective_scan_backward(const Exec<T>& exec, ScanLaw law, Mat<const T> dy, 
   launch(add_keys_kernel<T>, key_grid, kThreads, 0, stream, g.of_keys, g.of_square, static_cast<int>(blocks), k, dq, dk);
   if (mamba) add_column_sums(g.of_a, groups, u.cols * q.cols, da_log, stream);
   add_column_sums(g.of_skip, groups, u.cols, dskip, stream);
-  arena.rewind(mark);
 }
 
 #define FW_INSTANTIATE(T)                                                                                                                               \

@@ -12,6 +12,7 @@
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
+#include "ops/cuda/scratch.h"
 #include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
@@ -20,7 +21,7 @@ namespace {
 constexpr unsigned kThreads = 128;
 // Of a thread, where rows are aligned; eight bf16 numbers to a load keep so much in registers that too few warps hide the memory (measured).
 constexpr int kColumns = 4;
-constexpr int64_t kForwardRun = 64, kBackwardRun = 128;  // tokens
+constexpr int64_t kForwardRun = 64, kBackwardRun = kConvRun;  // tokens
 constexpr int kMostWidth = 8;
 
 template <class T>
@@ -266,9 +267,9 @@ void short_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, c
   if (x.rows == 0) return;
   const Arena::Mark mark = exec.arena.mark();
   const int64_t runs = (x.rows + kBackwardRun - 1) / kBackwardRun;
-  float* partial = exec.arena.template alloc<float>(runs * x.cols * width);
+  float* partial = partial_sums(exec.arena, runs, x.cols * width);
   ConvArgs<T> a{x.rows, x.cols, PassPlaces(layout), x.data, dy.data, dx.data, x.stride, dy.stride, dx.stride, weight, tail_in, partial, bias};
-  if (bias != nullptr) a.partial_bias = exec.arena.template alloc<float>(runs * x.cols);
+  if (bias != nullptr) a.partial_bias = partial_sums(exec.arena, runs, x.cols);
   void* stream = exec.device.stream();
   with_form(a, width,
             [&](auto n, auto w) { launch(short_conv_backward_kernel<T, n.value, w.value>, grid_of(runs, x.cols / n.value), kThreads, 0, stream, a); });

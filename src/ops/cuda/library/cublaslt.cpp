@@ -20,8 +20,6 @@
 namespace fw::cuda {
 namespace {
 
-constexpr size_t kWorkspace = size_t{64} << 20;
-
 // The functions, by their names in the library.
 struct Functions {
   decltype(&::cublasLtCreate) Create = nullptr;
@@ -119,14 +117,14 @@ class Products {
  public:
   Products() : call_(open_library()) {
     expect(call_.Create(&handle_), "cublasLtCreate");
-    workspace_ = cuda_device().allocate(kWorkspace);
+    workspace_ = cuda_device().allocate(kProductsWorkspace);
   }
 
   void multiply(const Product& p, void* stream) {
     const Plan& plan = plan_of(p);
     const float one = 1, beta = p.accumulate ? 1 : 0;
     expect(call_.Matmul(handle_, plan.product, &one, p.b, plan.first, p.a, plan.second, &beta, p.c, plan.result, p.c, plan.result, &plan.algorithm, workspace_,
-                        kWorkspace, static_cast<cudaStream_t>(stream)),
+                        kProductsWorkspace, static_cast<cudaStream_t>(stream)),
            "cublasLtMatmul");
   }
 
@@ -166,7 +164,7 @@ class Products {
     plan.result = layout(p.result, p.n, p.m, p.c_stride);
     cublasLtMatmulPreference_t preference = nullptr;
     expect(call_.MatmulPreferenceCreate(&preference), "preference of a product");
-    set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspace);
+    set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kProductsWorkspace);
     // Neither in place, which would depend on the order of arrival, nor in the type of the result.
     set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b);

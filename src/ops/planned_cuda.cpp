@@ -1,0 +1,159 @@
+// Operations that compute nothing: with a PlanDevice of the CUDA kind a pass only allocates, and takes what that device's operations would. The device
+// planned for has warp groups, as those for which large models are planned.
+#include "ops/backend.h"
+#include "ops/cuda/scratch.h"
+
+namespace fw {
+namespace {
+
+template <class Function>
+struct Skip;
+template <class... Args>
+struct Skip<void (*)(Args...)> {
+  static void call(Args...) {}
+};
+
+// Takes and gives back what gradients of parameters need: partial sums of an elementwise operation over x.
+template <class T, class W>
+void plan_sums(const Exec<T>& exec, int sums, const Mat<W>& x, bool of_groups = false) {
+  if (x.rows == 0 || x.cols == 0) return;
+  const ArenaMark mark(exec.arena);
+  cuda::partial_sums(exec.arena, sums * cuda::elementwise_sum_rows(x.rows), x.cols);
+  if (of_groups) cuda::partial_sums(exec.arena, 1, x.cols);
+}
+
+// The operations that take scratch, by the names of the list.
+template <class T>
+struct Plan {
+  using W = Wide<T>;
+  using E = const Exec<T>&;
+
+  static void linear_backward(E exec, Mat<const T> dy, Mat<const T>, Weight<W>, Mat<T>, Mat<W>, W* dbias, Write) {
+    const ArenaMark mark(exec.arena);
+    if (dbias != nullptr) cuda::partial_sums(exec.arena, cuda::parts_of(dy.rows, cuda::kBiasRun), dy.cols);
+  }
+  static void embedding_backward(E exec, const int32_t*, Mat<const T> dout, Mat<W>) {
+    const ArenaMark mark(exec.arena);
+    const cuda::EmbeddingScratch scratch(exec.arena, dout.rows, dout.cols);
+  }
+  static void rmsnorm_backward(E exec, Mat<const T>, Mat<const T> x, const W*, const W*, Mat<T>, W*, Write) {
+    const ArenaMark mark(exec.arena);
+    cuda::partial_sums(exec.arena, cuda::norm_sums(x.rows), x.cols);
+  }
+  static void gated_rmsnorm_backward(E exec, Mat<const T>, Mat<const T> o, Mat<const T>, const W*, const W*, int64_t head_dim, GateKind, Mat<T>, Mat<T>, W*) {
+    const ArenaMark mark(exec.arena);
+    cuda::partial_sums(exec.arena, cuda::head_norm_sums(o.rows * (o.cols / head_dim)), head_dim);
+  }
+  static void short_conv_backward(E exec, Mat<const T>, Mat<const T> x, const W*, const W* bias, int64_t width, const PassLayout&, const T*, Mat<T>, W*, W*) {
+    const ArenaMark mark(exec.arena);
+    const int64_t runs = cuda::parts_of(x.rows, cuda::kConvRun);
+    cuda::partial_sums(exec.arena, runs, x.cols * width);
+    if (bias != nullptr) cuda::partial_sums(exec.arena, runs, x.cols);
+  }
+  static void gated_conv_backward(E exec, Mat<const T>, Mat<const T> x, Mat<const T>, const W*, const W*, int64_t width, const PassLayout&, const T*, Mat<T>,
+                                  Mat<T>, W*, W*) {
+    const ArenaMark mark(exec.arena);
+    const int64_t runs = cuda::parts_of(x.rows, cuda::kGatedConvRun);
+    cuda::partial_sums(exec.arena, runs, x.cols * width);
+    cuda::partial_sums(exec.arena, runs, x.cols);
+  }
+  static void sigmoid_gate_backward(E exec, Mat<const T>, Mat<const T> y, W, Mat<T>, W* dbias) {
+    if (dbias != nullptr) plan_sums(exec, 1, y, true);
+  }
+  static void decay_gate_backward(E exec, Mat<const W>, Mat<const T> x, const W*, const W*, int64_t, Mat<T>, W*, W*) { plan_sums(exec, 2, x, true); }
+  static void log_sigmoid_decay_backward(E exec, Mat<const W>, Mat<const T> x, const W*, W, Mat<T>, W*) { plan_sums(exec, 1, x); }
+  static void bounded_decay_forward(E exec, Mat<const T> x, Mat<const W>, int64_t, Mat<W>) {
+    const ArenaMark mark(exec.arena);
+    const cuda::BoundsScratch scratch(exec.arena, x.cols);
+  }
+  static void bounded_decay_backward(E exec, Mat<const W>, Mat<const T> x, Mat<const W>, int64_t, Mat<T>, Mat<W>) {
+    const ArenaMark mark(exec.arena);
+    const cuda::BoundsScratch scratch(exec.arena, x.cols);
+    plan_sums(exec, 1, x);
+  }
+  static void head_scale_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) { plan_sums(exec, 1, x, true); }
+  static void head_constant_backward(E exec, Mat<const T> dy, int64_t, W*) { plan_sums(exec, 1, dy, true); }
+  static void head_add_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) { plan_sums(exec, 1, x, true); }
+  static void time_step_backward(E exec, Mat<const T>, Mat<const W>, Mat<const T> x, const W*, const W*, Mat<T>, W*, W*) { plan_sums(exec, 2, x); }
+  static void selective_scan_backward(E exec, ScanLaw law, Mat<const T>, Mat<const T> u, Mat<const T>, Mat<const T> q, Mat<const T>, const W*, const W*,
+                                      const PassLayout& layout, const W*, const W*, Mat<T>, Mat<T>, Mat<T>, Mat<T>, W*, W*, W*) {
+    if (layout.host.count() == 0) return;
+    const ArenaMark mark(exec.arena);
+    const cuda::SelectiveScratch scratch(exec.arena, law, u.rows, layout.host.count(), u.cols, q.cols);
+  }
+  static void head_subtract_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) { plan_sums(exec, 1, x, true); }
+
+  static void attention_forward(E exec, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past,
+                                Pages<T>, Mat<T> o, Mat<W>) {
+    if (q.rows == 0 || !cuda::takes_warp_groups<T>(shape, past, q, k, v, o)) return;
+    const ArenaMark mark(exec.arena);
+    cuda::attention_rows(exec.arena, shape, q.rows);
+    cuda::attention_list(exec.arena, cuda::attention_tile_count(layout));
+  }
+  static void attention_backward(E exec, Mat<const T> d_o, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape,
+                                 const PassLayout& layout, Pages<T> past, Pages<T>, Mat<const T> o, Mat<const W>, Mat<T> dq, Mat<T> dk, Mat<T> dv) {
+    if (q.rows == 0) return;
+    const ArenaMark mark(exec.arena);
+    cuda::attention_rows(exec.arena, shape, q.rows);
+    if (!cuda::takes_warp_groups<T>(shape, past, d_o, q, k, v, o, dq, dk, dv)) return;
+    cuda::attention_rows(exec.arena, shape, q.rows);
+    for (int lists = 0; lists < 2; ++lists) cuda::attention_list(exec.arena, cuda::attention_tile_count(layout));
+  }
+
+  static void cross_entropy_forward(E exec, Mat<const T> h, Weight<W> weight, const int32_t*, W* nll, LossSum*) { plan_slice(exec, h, weight, nll); }
+  static void cross_entropy_backward(E exec, Mat<const T> h, Weight<W> weight, const int32_t*, W, Mat<T>, Mat<W>, LossSum*) {
+    plan_slice(exec, h, weight, nullptr);
+  }
+  static void plan_slice(E exec, Mat<const T> h, const Weight<W>& weight, W* nll) {
+    if (h.rows == 0) return;
+    const ArenaMark mark(exec.arena);
+    const cuda::LogitsSlice<T> slice(exec.arena, h.rows, weight.values.rows, nll);
+  }
+
+  static void square_sum(E exec, const W*, ParamPieces pieces, double*) {
+    const ArenaMark mark(exec.arena);
+    cuda::square_sums(exec.arena, pieces.count);
+  }
+};
+
+}  // namespace
+
+template <class T>
+const Ops<T>& planned_cuda_ops() {
+  static constexpr Ops<T> kTable = [] {
+    Ops<T> ops;
+#define FW_OP(name, args) ops.name = &Skip<decltype(ops.name)>::call;
+#include "ops/ops.def"
+#undef FW_OP
+    using P = Plan<T>;
+    ops.linear_backward = &P::linear_backward;
+    ops.embedding_backward = &P::embedding_backward;
+    ops.rmsnorm_backward = &P::rmsnorm_backward;
+    ops.gated_rmsnorm_backward = &P::gated_rmsnorm_backward;
+    ops.short_conv_backward = &P::short_conv_backward;
+    ops.gated_conv_backward = &P::gated_conv_backward;
+    ops.sigmoid_gate_backward = &P::sigmoid_gate_backward;
+    ops.decay_gate_backward = &P::decay_gate_backward;
+    ops.log_sigmoid_decay_backward = &P::log_sigmoid_decay_backward;
+    ops.bounded_decay_forward = &P::bounded_decay_forward;
+    ops.bounded_decay_backward = &P::bounded_decay_backward;
+    ops.head_scale_backward = &P::head_scale_backward;
+    ops.head_constant_backward = &P::head_constant_backward;
+    ops.head_add_backward = &P::head_add_backward;
+    ops.time_step_backward = &P::time_step_backward;
+    ops.selective_scan_backward = &P::selective_scan_backward;
+    ops.head_subtract_backward = &P::head_subtract_backward;
+    ops.attention_forward = &P::attention_forward;
+    ops.attention_backward = &P::attention_backward;
+    ops.cross_entropy_forward = &P::cross_entropy_forward;
+    ops.cross_entropy_backward = &P::cross_entropy_backward;
+    ops.square_sum = &P::square_sum;
+    return ops;
+  }();
+  return kTable;
+}
+
+template const Ops<float>& planned_cuda_ops<float>();
+template const Ops<Bf16>& planned_cuda_ops<Bf16>();
+
+}  // namespace fw
