@@ -185,10 +185,6 @@ bool Options::said(const std::string& section, const std::string& key) const {
                      [&](const Option& option) { return option.section == section && option.key == key && (option.is_given || option.in_file); });
 }
 
-bool Options::has_sections() const {
-  return std::any_of(entries_.begin(), entries_.end(), [](const Option& option) { return !option.section.empty(); });
-}
-
 std::string to_text(const KeyTarget& target) { return std::visit(Describe{}, target); }
 
 bool parse_command_line(Options& options, const std::string& command, const std::vector<std::string>& args) {

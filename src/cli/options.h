@@ -49,7 +49,6 @@ class Options {
   bool given(const std::string& key) const;  // on the command line; Error(kInternal) for an unknown key
   // Whether the user said it: on the command line or in a run file.
   bool said(const std::string& section, const std::string& key) const;
-  bool has_sections() const;
 
  private:
   Option& add(Option option);

@@ -67,18 +67,18 @@ std::vector<float> whole_numbers(std::size_t size, uint32_t seed) {
 }
 
 void test_matrices() {
-  DeviceBuffer<uint32_t> to(std::size_t{512});
+  DeviceBuffer<uint32_t> to(std::size_t{384});
   DeviceBuffer<uint16_t> stored(std::size_t{512});
   launch(matrix_kernel, {1, 1, 1}, 32, 512, nullptr, MatrixArgs{to.data(), stored.data()});
   const auto loaded = to.download();
   const auto back = stored.download();
-  for (unsigned kind = 0; kind < 4; ++kind) {
-    Test test(kind == 0 ? "ldmatrix_x4" : kind == 1 ? "ldmatrix_x4_trans" : kind == 2 ? "ldmatrix_x2" : "ldmatrix_x2_trans");
+  for (unsigned kind = 0; kind < 3; ++kind) {
+    Test test(kind == 0 ? "ldmatrix_x4" : kind == 1 ? "ldmatrix_x4_trans" : "ldmatrix_x2_trans");
     for (unsigned lane = 0; lane < 32; ++lane)
       for (unsigned i = 0; i < (kind < 2 ? 4u : 2u); ++i)
         for (unsigned e = 0; e < 2; ++e) {
           const unsigned row = lane / 4, column = 2 * (lane % 4) + e;
-          test.equal(lane * 4 + i, loaded[kind * 128 + lane * 4 + i] >> 16 * e & 0xffff, i * 64 + (kind % 2 ? column * 8 + row : row * 8 + column));
+          test.equal(lane * 4 + i, loaded[kind * 128 + lane * 4 + i] >> 16 * e & 0xffff, i * 64 + (kind != 0 ? column * 8 + row : row * 8 + column));
         }
   }
   for (unsigned kind = 0; kind < 2; ++kind) {
@@ -116,28 +116,26 @@ void test_numbers() {
   x.push_back(-std::numeric_limits<float>::infinity());
   for (float y : whole_numbers(200, 4)) x.push_back(y * 1.2345f);
   DeviceBuffer<float> from(x);
-  DeviceBuffer<uint32_t> to(x.size() * 7);
+  DeviceBuffer<uint32_t> to(x.size() * 5);
   launch(number_kernel, {static_cast<unsigned>((x.size() + 63) / 64), 1, 1}, 64, 0, nullptr,
          NumberArgs{from.data(), to.data(), static_cast<unsigned>(x.size())});
   const auto y = to.download();
-  Test bf16("bf16_bits, pack_bf16, round_bf16"), tf32("to_tf32"), exp2("exp2_fast"), log2("log2_fast"), reciprocal("rcp_fast");
+  Test bf16("bf16_bits, pack_bf16"), exp2("exp2_fast"), log2("log2_fast"), reciprocal("rcp_fast");
   for (std::size_t i = 0; i < x.size(); ++i) {
-    const uint32_t* is = &y[i * 7];
+    const uint32_t* is = &y[i * 5];
     bf16.equal(i, is[0], host_bf16(x[i]));
     bf16.equal(i, is[1], host_bf16(x[i]) | 0x3f800000u);
-    bf16.equal(i, is[2], host_bf16(x[i]) << 16);
-    if (std::isfinite(x[i])) tf32.equal(i, is[3] & 0xffffe000u, (host_bits(x[i]) + 0x1000u) & 0xffffe000u);
     const bool zero = std::abs(x[i]) < 1.1754944e-38f;
     const float normal = zero ? std::copysign(0.0f, x[i]) : x[i];
     double power = std::exp2(static_cast<double>(normal));
     if (power < 1.1754943e-38) power = 0;
     if (power > 3.5e38) power = INFINITY;
-    exp2.equal(i, host_float(is[4]), power, 1e-6);
+    exp2.equal(i, host_float(is[2]), power, 1e-6);
     // Near 1 the error is absolute.
-    log2.equal(i, host_float(is[5]) + (normal > 0.5f && normal < 2 ? 1 : 0), std::log2(normal) + (normal > 0.5f && normal < 2 ? 1 : 0), 1e-6);
+    log2.equal(i, host_float(is[3]) + (normal > 0.5f && normal < 2 ? 1 : 0), std::log2(normal) + (normal > 0.5f && normal < 2 ? 1 : 0), 1e-6);
     double inverse = 1 / static_cast<double>(normal);
     if (std::abs(inverse) < 1.1754943e-38) inverse = 0;
-    reciprocal.equal(i, host_float(is[6]), inverse, 1e-6);
+    reciprocal.equal(i, host_float(is[4]), inverse, 1e-6);
   }
 }
 
@@ -193,17 +191,12 @@ void test_copies() {
 
 void test_bulk() {
   constexpr std::size_t kRows = 11;
-  const auto from = whole_numbers(kRows * kRow, 5), before = whole_numbers(kRow, 6);
-  DeviceBuffer<float> from_device(from), to(kRows * kRow), total(before);
-  launch(bulk_kernel, {1, 1, 1}, 256, kBulkShared, nullptr, BulkArgs{from_device.data(), to.data(), total.data(), kRows});
-  const auto stored = to.download(), added = total.download();
-  Test store("mbarrier, bulk_load, bulk_store"), add("bulk_add");
+  const auto from = whole_numbers(kRows * kRow, 5);
+  DeviceBuffer<float> from_device(from), to(kRows * kRow);
+  launch(bulk_kernel, {1, 1, 1}, 256, kBulkShared, nullptr, BulkArgs{from_device.data(), to.data(), kRows});
+  const auto stored = to.download();
+  Test store("mbarrier, bulk_load, bulk_store");
   for (std::size_t i = 0; i < kRows * kRow; ++i) store.equal(i, stored[i], 2 * from[i]);
-  for (std::size_t i = 0; i < kRow; ++i) {
-    float expected = before[i];
-    for (std::size_t row = 0; row < kRows; ++row) expected += from[row * kRow + i];
-    add.equal(i, added[i], expected);
-  }
 }
 
 // Of a tensor [B, T, heads, dim] with rows farther apart than they are long: inside, over its ends, and what the copy engine does not take.

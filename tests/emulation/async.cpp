@@ -83,15 +83,7 @@ void read(Store& store) {
 void write(Store& store) {
   if (store.written) return;
   store.written = true;
-  if (!store.add) {
-    std::memcpy(store.to, store.data.data(), store.bytes);
-    return;
-  }
-  for (uint32_t i = 0; i < store.bytes; i += 4) {
-    float x;
-    std::memcpy(&x, &store.data[i], 4);
-    atomic_add(reinterpret_cast<float*>(static_cast<char*>(store.to) + i), x);
-  }
+  std::memcpy(store.to, store.data.data(), store.bytes);
 }
 
 void check_bulk(const void* global, const void* shared, uint32_t bytes, const char* what) {
@@ -102,14 +94,14 @@ void check_bulk(const void* global, const void* shared, uint32_t bytes, const ch
   block.shared(Block::kSharedBase + block.offset(shared, what), bytes, 16, what, me);
 }
 
-void store(void* to, const void* from, uint32_t bytes, bool add, const char* what) {
-  check_bulk(to, from, bytes, what);
+void store(void* to, const void* from, uint32_t bytes) {
+  check_bulk(to, from, bytes, "bulk_store");
   races::touch(from, bytes);
   races::read(from, bytes);
-  if (!add) races::write(to, bytes);
+  races::write(to, bytes);
   const races::Quiet quiet;
   Block& block = Block::current();
-  Store entry{to, static_cast<const char*>(from), bytes, add, false, false, {}};
+  Store entry{to, static_cast<const char*>(from), bytes, false, false, {}};
   if (!block.late()) {
     // What is read and written now still has to be waited for: the state says so, the data are through.
     read(entry);
@@ -290,8 +282,7 @@ void tensor_load(void* shared_to, const TensorMap& map, int column, int head, in
   else
     load();
 }
-void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) { emulation::store(global_to, shared_from, bytes, false, "bulk_store"); }
-void bulk_add(float* global_to, const float* shared_from, uint32_t bytes) { emulation::store(global_to, shared_from, bytes, true, "bulk_add"); }
+void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) { emulation::store(global_to, shared_from, bytes); }
 void fence_async_shared() { emulation::races::fence(); }
 void wait_for_count(const uint32_t* counter, uint32_t least) {
   if (load_acquire(counter) < least) Block::current().wait_for_grid("wait_for_count");

@@ -39,11 +39,11 @@ struct Copy {  // cp.async
   const void* from;  // null: zeros
   bool done;
 };
-struct Store {  // bulk_store, bulk_add
+struct Store {  // bulk_store
   void* to;
   const char* from;
   uint32_t bytes;
-  bool add, read, written;
+  bool read, written;
   std::vector<char> data;
 };
 struct Operand {  // of a wgmma that has not been waited for: what this thread reads of it

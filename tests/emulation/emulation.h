@@ -115,7 +115,6 @@ inline uint16_t bf16_bits(float x) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 inline float bf16_value(uint16_t bits) { return bits_float(static_cast<uint32_t>(bits) << 16); }
-inline float round_bf16(float x) { return bf16_value(bf16_bits(x)); }
 inline uint32_t pack_bf16(float low, float high) { return static_cast<uint32_t>(bf16_bits(low)) | static_cast<uint32_t>(bf16_bits(high)) << 16; }
 inline float bf16_low(uint32_t packed) { return bits_float(packed << 16); }
 inline float bf16_high(uint32_t packed) { return bits_float(packed & 0xffff0000u); }
@@ -124,11 +123,6 @@ inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
   return pack_bf16(std::fma(bf16_low(a), bf16_low(b), bf16_low(c)), std::fma(bf16_high(a), bf16_high(b), bf16_high(c)));
 }
 inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) { return pack_bf16(bf16_low(a) * bf16_low(b), bf16_high(a) * bf16_high(b)); }
-inline uint32_t to_tf32(float x) {
-  const uint32_t bits = float_bits(x);
-  if ((bits & 0x7f800000u) == 0x7f800000u) return x != x ? 0x7fffffffu : bits;
-  return (bits + 0x1000u) & 0xffffe000u;  // to nearest, ties away from zero
-}
 namespace emulation {
 inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 }  // namespace emulation
@@ -136,12 +130,10 @@ inline int opaque(int x) { return x; }
 inline float exp2_fast(float x) { return emulation::flushed(std::exp2(emulation::flushed(x))); }
 inline float log2_fast(float x) { return std::log2(emulation::flushed(x)); }
 inline float rcp_fast(float x) { return emulation::flushed(1.0f / emulation::flushed(x)); }
-inline float rsqrt_fast(float x) { return 1.0f / std::sqrt(emulation::flushed(x)); }
 
 // ---- Matrices of a warp
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t address);
 void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address);
-void ldmatrix_x2(uint32_t (&r)[2], uint32_t address);
 void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address);
 void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]);
 void stmatrix_x4_trans(uint32_t address, const uint32_t (&r)[4]);
@@ -169,9 +161,7 @@ void mbarrier_expect(uint64_t* barrier, uint32_t bytes);
 void mbarrier_wait(uint64_t* barrier, int parity);
 void bulk_load(void* shared_to, const void* global_from, uint32_t bytes, uint64_t* barrier);
 void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch, uint64_t* barrier);
-inline void tensor_map_prefetch(const TensorMap& /*map*/) {}
 void bulk_store(void* global_to, const void* shared_from, uint32_t bytes);
-void bulk_add(float* global_to, const float* shared_from, uint32_t bytes);
 inline void bulk_prefetch(const void* /*global_from*/, uint32_t /*bytes*/) {}
 void bulk_commit();
 template <int N>
@@ -189,9 +179,6 @@ inline void grid_dependency_launch() { emulation::grid_launch(false); }
 inline void grid_dependency_launch_first() { emulation::grid_launch(true); }
 
 // ---- Global memory
-inline void atomic_add(float* to, float x) { std::atomic_ref<float>(*to).fetch_add(x); }
-inline unsigned atomic_add(unsigned* to, unsigned x) { return std::atomic_ref<unsigned>(*to).fetch_add(x); }
-inline void thread_fence() {}
 inline void release_add_one(uint32_t* counter) { std::atomic_ref<uint32_t>(*counter).fetch_add(1, std::memory_order_release); }
 inline uint32_t load_acquire(const uint32_t* counter) { return std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(counter)).load(std::memory_order_acquire); }
 void wait_for_count(const uint32_t* counter, uint32_t least);  // a kernel that adds is over here, or comes (FW_EMULATION_EARLY): else the program ends

@@ -41,7 +41,6 @@ bool run_matrix(void* const* operands, unsigned first_thread) {
 }
 const Operation kLoad4{"ldmatrix_x4", 32, false, run_matrix<4, false, false>};
 const Operation kLoad4Transpose{"ldmatrix_x4_trans", 32, false, run_matrix<4, true, false>};
-const Operation kLoad2{"ldmatrix_x2", 32, false, run_matrix<2, false, false>};
 const Operation kLoad2Transpose{"ldmatrix_x2_trans", 32, false, run_matrix<2, true, false>};
 const Operation kStore4{"stmatrix_x4", 32, false, run_matrix<4, false, true>};
 const Operation kStore4Transpose{"stmatrix_x4_trans", 32, false, run_matrix<4, true, true>};
@@ -251,7 +250,6 @@ using emulation::Block;
 
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) { emulation::load(emulation::kLoad4, r, address, 32); }
 void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { emulation::load(emulation::kLoad4Transpose, r, address, 32); }
-void ldmatrix_x2(uint32_t (&r)[2], uint32_t address) { emulation::load(emulation::kLoad2, r, address, 16); }
 void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address) { emulation::load(emulation::kLoad2Transpose, r, address, 16); }
 void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) { emulation::store(emulation::kStore4, address, r); }
 void stmatrix_x4_trans(uint32_t address, const uint32_t (&r)[4]) { emulation::store(emulation::kStore4Transpose, address, r); }

@@ -82,12 +82,6 @@ FW_DEVICE uint16_t bf16_bits(float x) {
   return bits;
 }
 FW_DEVICE float bf16_value(uint16_t bits) { return bits_float(static_cast<uint32_t>(bits) << 16); }
-FW_DEVICE float round_bf16(float x) { return bf16_value(bf16_bits(x)); }
-FW_DEVICE uint32_t to_tf32(float x) {
-  uint32_t rounded;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
-  return rounded;
-}
 // x, of which the compiler knows nothing: what follows from it is not made ahead of here.
 FW_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
@@ -109,11 +103,6 @@ FW_DEVICE float rcp_fast(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-FW_DEVICE float rsqrt_fast(float x) {
-  float y;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // ---- 8x8 matrices of 16-bit numbers between shared memory and registers ----------------------------------------------------
 // Lane 8 i + r gives the address of row r of matrix i; thread t holds elements (t / 4, 2 (t % 4)) and the next of each matrix,
@@ -126,9 +115,6 @@ FW_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
-}
-FW_DEVICE void ldmatrix_x2(uint32_t (&r)[2], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address) : "memory");
 }
 FW_DEVICE void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address) : "memory");
@@ -165,9 +151,6 @@ FW_DEVICE void cp_async_wait() {
 }
 
 // ---- Global memory -----------------------------------------------------------------------------------------------------
-FW_DEVICE void atomic_add(float* to, float x) { atomicAdd(to, x); }
-FW_DEVICE unsigned atomic_add(unsigned* to, unsigned x) { return atomicAdd(to, x); }
-FW_DEVICE void thread_fence() { __threadfence(); }
 // *counter += 1 once all that this thread has done and seen before is to be seen by whoever reads the sum with load_acquire().
 FW_DEVICE void release_add_one(uint32_t* counter) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
 FW_DEVICE uint32_t load_acquire(const uint32_t* counter) {
@@ -254,14 +237,8 @@ FW_DEVICE void tensor_load(void* shared_to, const TensorMap& map, int column, in
       "l"(&map), "r"(column), "r"(head), "r"(token), "r"(batch), "r"(shared_address(barrier))
       : "memory");
 }
-FW_DEVICE void tensor_map_prefetch(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map)); }
 FW_DEVICE void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global_to), "r"(shared_address(shared_from)), "r"(bytes) : "memory");
-}
-// to[i] += from[i] for bytes / 4 floats, with the addition done in the memory.
-FW_DEVICE void bulk_add(float* global_to, const float* shared_from, uint32_t bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global_to), "r"(shared_address(shared_from)), "r"(bytes)
-               : "memory");
 }
 FW_DEVICE void bulk_prefetch(const void* global_from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global_from), "r"(bytes) : "memory");
