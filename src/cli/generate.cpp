@@ -236,7 +236,7 @@ int Generate::run(Options& options) {
   check(options);
   if (!state_save_.empty()) {
     StringList inputs{prompt_file_, prompts_, tokenizer_};
-    for (const char* file : {"config.json", "model.safetensors", "tokenizer.json", "tokenizer.model"}) {
+    for (const char* file : {"config.json", "model.safetensors", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"}) {
       inputs.push_back((std::filesystem::path(find_model_folder(model_)) / file).string());
     }
     check_output("--state-save", state_save_, inputs);

@@ -18,8 +18,10 @@ bool has_tokenizer_json(const std::string& folder) { return file_exists(folder +
 // The folder's own, where it says which.
 std::unique_ptr<Tokenizer> folder_tokenizer(const std::string& folder, int64_t vocab_size) {
   if (is_peer_folder(folder)) {
-    const std::string model = folder + "/tokenizer.model";
-    return file_exists(model) ? sentencepiece_tokenizer(model) : id_tokenizer(static_cast<int32_t>(vocab_size));
+    for (const char* name : {"/tokenizer.json", "/tokenizer.model"}) {
+      if (file_exists(folder + name)) return tokenizer_of_file(folder + name);
+    }
+    return id_tokenizer(static_cast<int32_t>(vocab_size));
   }
   std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(folder);
   if (!has_tokenizer_json(folder) && vocab_size != tokenizer->vocab_size()) {
@@ -77,8 +79,8 @@ void check_finite(const LanguageModel<float>& model, const std::string& folder) 
 const char* device_help() { return "cpu, cuda, or cuda:N for one of several"; }
 
 const char* tokenizer_help() {
-  return "bytes, ids (numbers between spaces) or the path of a SentencePiece model; without: the folder's, which of a folder of flash-linear-attention is "
-         "tokenizer.model, else ids";
+  return "bytes, ids (numbers between spaces) or the path of a SentencePiece model or of a tokenizer.json of Hugging Face's; without: the folder's, which of a "
+         "folder of flash-linear-attention is tokenizer.json, else tokenizer.model, else ids";
 }
 
 OpenModel open_model(const std::string& path, const std::string& precision, const std::string& tokenizer, const std::string& device) {

@@ -43,7 +43,7 @@ class Requests : public Command {
     options.add("out", "FILE", &out_, "file of the requests");
     options.section("", kNeedles);
     options.add("model", "MODEL", &model_, "model or run folder, whose tokenizer sizes the texts");
-    options.add("tokenizer", "SPEC", &tokenizer_, "bytes, or the path of a SentencePiece model, instead of a model's");
+    options.add("tokenizer", "SPEC", &tokenizer_, "bytes, or the path of a SentencePiece model or a tokenizer.json, instead of a model's");
     options.add("haystack", "FILE", &haystack_, "text to hide needles in, plain, .gz or .zst; used from its beginning, and again where it is too short");
     options.add("lengths", "N,N,...", &lengths_, "most tokens of prompt and output together", ',');
     options.add("examples", "N", &examples_, "examples of each length");

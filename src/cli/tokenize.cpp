@@ -33,7 +33,7 @@ class Tokenize : public Command {
   void declare(Options& options) override {
     options.positional("TEXT", &text_, "text files: plain or .jsonl, also .gz and .zst; patterns; or -: standard input", false);
     options.add("out", "FILE", &out_, "where the token file, or the SentencePiece model, goes");
-    options.add("tokenizer", "SPEC", &tokenizer_, "bytes, or the path of a SentencePiece model");
+    options.add("tokenizer", "SPEC", &tokenizer_, "bytes, or the path of a SentencePiece model or of a tokenizer.json of Hugging Face's");
     options.add("field", "KEY", &field_, "of .jsonl files: the key whose string is the text");
     options.add("separator", "LINE", &separator_, "a line that separates documents");
     options.add("train_sentencepiece", "", &train_, "train a SentencePiece model on the text instead");

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/nearest.h"
+#include "tokenizer/utf8.h"
 
 namespace fw {
 namespace {
@@ -22,6 +23,7 @@ namespace {
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // U+2581, how SentencePiece writes a space
 constexpr const char* kJsonName = "tokenizer.json";
 constexpr const char* kModelName = "tokenizer.model";
+constexpr size_t kMostJson = size_t{256} << 20;  // published ones have up to 40 MB
 
 void check_id(int32_t id, int32_t vocab_size) {
   if (id < 0 || id >= vocab_size) fail_usage("token id {} is outside the tokenizer's vocabulary of {}", id, vocab_size);
@@ -66,26 +68,6 @@ class ByteTokenizer final : public Tokenizer {
   uint64_t checksum() const override { return tokenizer_checksum(type(), ""); }
   void save(const std::string& folder) const override { write_file_atomic(folder + "/" + kJsonName, "{\"type\": \"bytes\"}\n"); }
 };
-
-// Length of the UTF-8 character at the start of text, 0 if its bytes are none (overlong, surrogate, cut, stray).
-size_t utf8_length(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned>(static_cast<unsigned char>(text[i])); };
-  const auto follows = [&](size_t i) { return i < text.size() && (byte(i) & 0xc0u) == 0x80u; };
-  const unsigned first = byte(0);
-  if (first < 0x80) return 1;
-  if (first >= 0xc2 && first < 0xe0) return follows(1) ? 2 : 0;
-  if (first >= 0xe0 && first < 0xf0) {
-    if (!follows(1) || !follows(2)) return 0;
-    const unsigned code = (first & 0xfu) << 12 | (byte(1) & 0x3fu) << 6 | (byte(2) & 0x3fu);
-    return code >= 0x800 && (code < 0xd800 || code > 0xdfff) ? 3 : 0;
-  }
-  if (first >= 0xf0 && first < 0xf5) {
-    if (!follows(1) || !follows(2) || !follows(3)) return 0;
-    const unsigned code = (first & 7u) << 18 | (byte(1) & 0x3fu) << 12 | (byte(2) & 0x3fu) << 6 | (byte(3) & 0x3fu);
-    return code >= 0x10000 && code <= 0x10ffff ? 4 : 0;
-  }
-  return 0;
-}
 
 class SentencePieceTokenizer final : public Tokenizer {
  public:
@@ -242,14 +224,6 @@ class LineIterator final : public sentencepiece::SentenceIterator {
 
 }  // namespace
 
-uint64_t tokenizer_checksum(std::string_view type, std::string_view definition) {
-  Checksum sum;
-  sum.add(type);
-  sum.add(std::string_view("\n"));
-  sum.add(definition);
-  return std::max<uint64_t>(sum.value(), 1);
-}
-
 std::unique_ptr<Tokenizer> byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
 
 std::unique_ptr<Tokenizer> sentencepiece_tokenizer(const std::string& model_path) {
@@ -285,6 +259,27 @@ void train_sentencepiece(const std::string& text_path, const std::string& model_
   write_file_atomic(model_path, model);
 }
 
+namespace {
+
+// What Hugging Face writes has a model, ours a type.
+bool is_huggingface(const nlohmann::json& json) { return json.is_object() && json.contains("model") && json["model"].is_object(); }
+
+// eos_token of the tokenizer_config.json beside a tokenizer.json; "" where neither says one.
+std::string end_token_beside(const std::string& json_path) {
+  const std::string path = (std::filesystem::path(json_path).parent_path() / "tokenizer_config.json").string();
+  if (!file_exists(path)) return "";
+  const nlohmann::json json = parse_json(read_file(path, kMostJson), "'" + path + "'");
+  const nlohmann::json none, &end = json.is_object() && json.contains("eos_token") ? json["eos_token"] : none;
+  if (end.is_string()) return end;
+  return end.is_object() && end.contains("content") && end["content"].is_string() ? end["content"].get<std::string>() : "";
+}
+
+std::unique_ptr<Tokenizer> huggingface_of(std::string text, const nlohmann::json& json, const std::string& path) {
+  return huggingface_tokenizer(std::move(text), json, path, end_token_beside(path));
+}
+
+}  // namespace
+
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
   if (!std::filesystem::is_directory(folder)) fail_usage("cannot load a tokenizer from '{}': expected a model folder", folder);
   const std::string path = folder + "/" + kJsonName;
@@ -295,14 +290,18 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
     return byte_tokenizer();
   }
   const auto unknown = [&path](const std::string& found) {
-    fail_usage("'{}': expected {{\"type\": \"bytes\"}} or {{\"type\": \"sentencepiece\", \"model\": \"{}\"}}, got {}", path, kModelName, found);
+    fail_usage("'{}': expected {{\"type\": \"bytes\"}}, {{\"type\": \"sentencepiece\", \"model\": \"{}\"}} or a file of Hugging Face's tokenizers, got {}",
+               path, kModelName, found);
   };
   nlohmann::json json;
+  std::string text;
   try {
-    json = parse_json(read_file(path, size_t{64} << 20), "'" + path + "'");
+    text = read_file(path, kMostJson);
+    json = parse_json(text, "'" + path + "'");
   } catch (const Error& error) {
     unknown(std::string("something else: ") + error.what());
   }
+  if (is_huggingface(json)) return huggingface_of(std::move(text), json, path);
   if (!json.is_object() || !json.contains("type") || !json["type"].is_string()) unknown("something else");
   const std::string type = json["type"];
   if (type == "bytes") return byte_tokenizer();
@@ -329,10 +328,20 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
   return std::make_unique<SentencePieceTokenizer>(std::move(model), model_path);
 }
 
+std::unique_ptr<Tokenizer> tokenizer_of_file(const std::string& path) {
+  const std::string start = file_start(path, 64);
+  const size_t solid = start.find_first_not_of(" \t\r\n");
+  if (solid == std::string::npos || start[solid] != '{') return sentencepiece_tokenizer(path);
+  std::string text = read_file(path, kMostJson);
+  const nlohmann::json json = parse_json(text, "'" + path + "'");
+  if (!is_huggingface(json)) fail_usage("tokenizer '{}': expected a tokenizer.json of Hugging Face's tokenizers, with an object \"model\"", path);
+  return huggingface_of(std::move(text), json, path);
+}
+
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec) {
   if (spec == "bytes") return byte_tokenizer();
-  if (!file_exists(spec)) fail_usage("tokenizer '{}': expected bytes or the path of a SentencePiece model, there is no such file", spec);
-  return sentencepiece_tokenizer(spec);
+  if (!file_exists(spec)) fail_usage("tokenizer '{}': expected bytes or the path of a SentencePiece model or a tokenizer.json, there is no such file", spec);
+  return tokenizer_of_file(spec);
 }
 
 }  // namespace fw

@@ -1,9 +1,11 @@
-// Tokenizers: bytes (256 ids, the default), a SentencePiece model, or the ids themselves as numbers. A model folder says which in
-// tokenizer.json ({"type": "bytes"}, {"type": "sentencepiece", "model": "tokenizer.model"}, {"type": "ids", "vocab_size": 101}).
+// Tokenizers: bytes (256 ids, the default), a SentencePiece model, a tokenizer.json of Hugging Face's tokenizers, or the ids themselves as numbers. A model
+// folder says which in tokenizer.json ({"type": "bytes"}, {"type": "sentencepiece", "model": "tokenizer.model"}, {"type": "ids", "vocab_size": 101}, or
+// Hugging Face's own).
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,13 +36,18 @@ std::unique_ptr<Tokenizer> byte_tokenizer();
 // Text is numbers between spaces; every piece is a number and a space.
 std::unique_ptr<Tokenizer> id_tokenizer(int32_t vocab_size);
 std::unique_ptr<Tokenizer> sentencepiece_tokenizer(const std::string& model_path);
+// A file of Hugging Face's tokenizers: `text`, and what it says. Ids are those of its encode(add_special_tokens=False), without truncation and padding.
+// `end` is the token that ends a text, "" where none is known; path names the file in errors. Error(kUsage) with the place of what is wrong or not supported.
+std::unique_ptr<Tokenizer> huggingface_tokenizer(std::string text, const nlohmann::json& json, const std::string& path, const std::string& end = "");
+// A SentencePiece model or a tokenizer.json of Hugging Face's, by its content. The latter's tokenizer_config.json, where it lies beside, says the end token.
+std::unique_ptr<Tokenizer> tokenizer_of_file(const std::string& path);
 // Trains a SentencePiece model (unigram or bpe, byte fallback, no normalisation that loses text) and writes model_path.
 void train_sentencepiece(const std::string& text_path, const std::string& model_path, int32_t vocab_size, const std::string& model_type);
 // From a model folder; one with neither tokenizer.json nor tokenizer.model is bytes.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 // What Tokenizer::checksum() is for a tokenizer that `definition` says all about.
 uint64_t tokenizer_checksum(std::string_view type, std::string_view definition);
-// "bytes" or the path of a SentencePiece model.
+// "bytes" or the path of a file (tokenizer_of_file).
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec);
 
 }  // namespace fw

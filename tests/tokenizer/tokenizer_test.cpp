@@ -237,10 +237,12 @@ TEST(LoadTokenizer, FoldersOfAllKinds) {
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"missing", "expected a model folder"}, [&] { load_tokenizer(folder.path("missing")); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {json, "expected a model folder"}, [&] { load_tokenizer(json); }));
   const auto load = [&] { load_tokenizer(here); };
-  for (const char* content : {"", "{", "[]", "7", "{}", "{\"type\": 7}", "{\"version\": \"1.0\", \"model\": {\"type\": \"BPE\"}}"}) {
+  for (const char* content : {"", "{", "[]", "7", "{}", "{\"type\": 7}", "{\"version\": \"1.0\", \"model\": 7}"}) {
     write_file_atomic(json, content);
     EXPECT_TRUE(fails(ErrorKind::kUsage, {json, "expected {\"type\": \"bytes\"}"}, load)) << content;
   }
+  write_file_atomic(json, R"({"version": "1.0", "model": {"type": "BPE"}})");
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {json, "model: expected the key \"vocab\""}, load));
   write_file_atomic(json, R"({"type": "sentencepeice"})");
   EXPECT_TRUE(fails(ErrorKind::kUsage, {json, "did you mean sentencepiece?"}, load));
   write_file_atomic(json, R"({"type": "sentencepiece"})");

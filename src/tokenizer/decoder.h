@@ -1,0 +1,38 @@
+// How a tokenizer.json makes text of tokens: ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip, BPEDecoder and sequences of these. Others are refused
+// by name.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tokenizer/json_part.h"
+#include "tokenizer/pattern.h"
+
+namespace fw {
+
+class Decoder {
+ public:
+  Decoder() = default;  // tokens with spaces between
+  explicit Decoder(const JsonPart& part);
+
+  // The bytes that the tokens stand for. Bytes that are no UTF-8 stay what they are.
+  std::string decode(std::vector<std::string> tokens) const;
+  // Those of one token in the middle of others; what a decoder takes from the beginning of a text is there.
+  std::string piece(const std::string& token) const;
+
+ private:
+  enum class Kind { kByteLevel, kByteFallback, kFuse, kMetaspace, kReplace, kStrip, kBpe };
+  struct Step {
+    Kind kind;
+    Pattern pattern;              // kReplace
+    std::string text;             // kReplace: what comes instead; kMetaspace, kStrip: the character; kBpe: the suffix
+    int64_t start = 0, stop = 0;  // kStrip
+    bool prefix = false;          // kMetaspace: takes marks from the first token
+  };
+  void add(const JsonPart& part);
+
+  bool given_ = false;
+  std::vector<Step> steps_;
+};
+
+}  // namespace fw

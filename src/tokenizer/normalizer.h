@@ -1,0 +1,38 @@
+// What a tokenizer.json does to a text before it is cut: NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, Replace, Prepend, ByteLevel and sequences of
+// these. Others are refused by name.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tokenizer/json_part.h"
+#include "tokenizer/pattern.h"
+
+namespace fw {
+
+class Normalizer {
+ public:
+  Normalizer() = default;  // leaves every text as it is
+  explicit Normalizer(const JsonPart& part);
+
+  bool empty() const { return steps_.empty(); }
+  // Whether all it does is a Unicode normal form: what is on both sides of a space between ASCII letters is then normalised by itself.
+  bool is_form() const;
+  // Valid UTF-8. `first`: the text begins where the whole does; false afterwards where its beginning was taken away.
+  std::string apply(std::string text, bool& first) const;
+
+ private:
+  enum class Kind { kNfc, kNfd, kNfkc, kNfkd, kLowercase, kStrip, kStripAccents, kReplace, kPrepend, kByteLevel };
+  struct Step {
+    Kind kind;
+    bool left = true, right = true;  // kStrip
+    Pattern pattern;                 // kReplace
+    std::string content;             // kReplace, kPrepend
+  };
+  void add(const JsonPart& part);
+  static std::string applied(const Step& step, std::string text, bool& first);
+
+  std::vector<Step> steps_;
+};
+
+}  // namespace fw
