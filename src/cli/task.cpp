@@ -6,14 +6,18 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/device.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/folder_lock.h"
+#include "base/memory.h"
 #include "cli/command.h"
+#include "cli/model_option.h"
 #include "cli/say.h"
 #include "cli/signals.h"
 #include "report/task_table.h"
 #include "tasks/cell.h"
+#include "train/memory_plan.h"
 
 namespace fw::cli {
 namespace {
@@ -53,7 +57,9 @@ class Task : public Command {
     options.add("seeds", "N,N,...", &seeds_, "seeds, of weights and examples", ',');
     options.add("out", "FOLDER", &out_, sweep_ ? "folder of the cells and the table" : "folder of the cells and the table (with --draw: file)");
     if (!sweep_) options.add("draw", "N", &draw_, "write N examples instead of training");
+    options.add("device", "DEVICE", &device_, device_help());
     declare_threads(options, threads_);
+    declare_memory_check(options, check_memory_);
     options.add(key_tables(recipe_), false);
     KeyTables tables = key_tables(model_);
     std::erase_if(tables.front().keys, [](const Key& key) { return key.name == "rule" || key.name == "vocab_size"; });
@@ -64,11 +70,13 @@ class Task : public Command {
  private:
   int draw() const;
   std::vector<TaskCell> cells() const;
+  void check_memory(const std::vector<TaskCell>& cells) const;
   int run_all(const std::vector<TaskCell>& cells) const;
   void report(const std::vector<TaskCell>& cells) const;
 
   bool sweep_;
-  std::string task_, out_;
+  bool check_memory_ = true;
+  std::string task_, out_, device_ = "cpu";
   StringList rules_, rates_{"1e-3"};
   IntList seeds_{1};
   int64_t draw_ = 0, threads_ = 0;
@@ -118,7 +126,8 @@ std::vector<TaskCell> Task::cells() const {
       for (const int64_t seed : seeds_) {
         if (seed < 0) fail_usage("--seeds: expected numbers of at least 0, got {}", seed);
         TaskCell cell{
-            task_, fmt::format("{}/cells/{}-lr{:g}-seed{}", out_, name, parse_rate(rate), seed), recipe_, model, parse_rate(rate), static_cast<uint64_t>(seed)};
+            task_,  fmt::format("{}/cells/{}-lr{:g}-seed{}", out_, name, parse_rate(rate), seed), recipe_, model, parse_rate(rate), static_cast<uint64_t>(seed),
+            device_};
         const auto same = [&](const TaskCell& other) { return other.folder == cell.folder; };
         if (std::ranges::any_of(cells, same)) fail_usage("--rule, --lr, --seeds: '{}' is named twice", fs::path(cell.folder).filename().string());
         cells.push_back(std::move(cell));
@@ -126,6 +135,20 @@ std::vector<TaskCell> Task::cells() const {
     }
   }
   return cells;
+}
+
+// Of the longest step of every rule that is still to do, before a folder is made.
+void Task::check_memory(const std::vector<TaskCell>& cells) const {
+  std::string checked;
+  for (const TaskCell& cell : cells) {
+    if (cell.device != "cpu" || cell.model.rule == checked || file_exists(cell.folder + "/result.json")) continue;
+    TrainConfig step;
+    step.batch = recipe_.batch;
+    step.length = 1;
+    for (const TaskSegment& s : training_segments(recipe_)) step.length = std::max(step.length, task_of(recipe_, task_, s.length, s.pairs)->length());
+    require_memory_of_step(cell.model, step, "batch, length or the model's sizes");
+    checked = cell.model.rule;
+  }
 }
 
 void Task::report(const std::vector<TaskCell>& cells) const {
@@ -201,7 +224,11 @@ int Task::run(Options& options) {
       std::visit([&](auto* to) { *to = *std::get<decltype(to)>(theirs[t].keys[k].target); }, ours[t].keys[k].target);
     }
   }
-  return run_all(cells());
+  device_named(device_);  // one that is not there is said before any work
+  allow_too_much_memory(!check_memory_);
+  const std::vector<TaskCell> all = cells();
+  check_memory(all);
+  return run_all(all);
 }
 
 }  // namespace

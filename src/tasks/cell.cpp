@@ -7,6 +7,7 @@
 #include <numeric>
 #include <optional>
 
+#include "base/device.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/folder_lock.h"
@@ -153,7 +154,7 @@ struct Run {
   explicit Run(const TaskCell& c)
       : cell(c),
         settings(settings_of(c.task, c.recipe, c.model, c.lr, c.seed)),
-        model(c.model),
+        model(c.model, device_named(c.device)),
         optimizer({.beta1 = c.recipe.beta1, .beta2 = c.recipe.beta2, .weight_decay = c.recipe.weight_decay}, model.params()),
         examples(c.task, c.recipe, c.seed),
         tokenizer(id_tokenizer(task_of(c.recipe, c.task)->vocab_size())),
@@ -384,7 +385,7 @@ bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>&
   LanguageModel<float>* judged = &run.model;
   std::optional<LanguageModel<float>> kept;
   if (!recipe.last && best != nullptr && best->step != run.state.step) {
-    judged = &kept.emplace(load_model<float>(cell.folder + "/best"));
+    judged = &kept.emplace(load_model<float>(cell.folder + "/best", device_named(cell.device)));
     result.judged_step = best->step;
   }
   for (const auto& [length, pairs] : test_points(recipe)) {

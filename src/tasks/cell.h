@@ -58,6 +58,7 @@ struct TaskCell {
   ModelConfig model;  // vocab_size: the task's
   double lr = 0;
   uint64_t seed = 0;
+  std::string device = "cpu";  // where it runs, as of a training run; a cell of one device goes on on another
 };
 
 // Trains and judges, or goes on with what was begun, and returns true when the cell is finished (at once if it is already); false when

@@ -109,15 +109,16 @@ std::string describe(const RecomputeLayers& what, int64_t layers) {
   return fmt::format("{} in {} of {} layers, {} in the others", names[level], what.layers, layers, names[level - 1]);
 }
 
-void require_memory_of_step(const ModelConfig& config, const TrainConfig& train) {
+void require_memory_of_step(const ModelConfig& config, const TrainConfig& train, const std::string& lower) {
   validate(train);
   const double tokens = static_cast<double>(train.batch) * static_cast<double>(train.length);
   const double held = parameter_count(config) * sizeof(float) * 4;  // parameters, gradients, two moments
   const std::string model = "the model in training (parameters, gradients and moments)";
   require_memory(held, model, "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
   const std::string step = fmt::format("a training step of {} x {} tokens", train.batch, train.length);
-  const std::string advice = fmt::format("lower batch or length (accumulate makes up for it) or the model's sizes{}; --no-check-memory tries all the same",
+  const std::string trains = fmt::format("batch or length (accumulate makes up for it) or the model's sizes{}",
                                          train.recompute == "none" && train.memory.empty() ? ", or give --recompute all" : "");
+  const std::string advice = fmt::format("lower {}; --no-check-memory tries all the same", lower.empty() ? trains : lower);
   // The ids of all batches, and one residual stream: most of what cannot be is refused without a plan.
   const double batches = ids_bytes(train) * static_cast<double>(train.accumulate);
   require_memory(held + batches + tokens * static_cast<double>(config.hidden_size) * sizeof(float), step, advice);

@@ -33,7 +33,7 @@ MemoryPlan plan_memory(const ModelConfig& model, const TrainConfig& train);
 // "elementwise", or "recurrence in 7 of 20 layers, elementwise in the others".
 std::string describe(const RecomputeLayers& what, int64_t layers);
 
-// Error(kUsage) that says what to lower, when a step takes more memory than is available (base/memory.h).
-void require_memory_of_step(const ModelConfig& model, const TrainConfig& train);
+// Error(kUsage) that says what to lower, when a step takes more memory than is available (base/memory.h): `lower` where train's options are not to be had.
+void require_memory_of_step(const ModelConfig& model, const TrainConfig& train, const std::string& lower = "");
 
 }  // namespace fw

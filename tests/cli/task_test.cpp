@@ -155,6 +155,12 @@ TEST(TaskCommand, RefusesBeforeAnyWork) {
   refused({"task", "mqar", "--rule", "kda", "--lr", "fast", "--out", folder / "t"}, "--lr: expected numbers > 0");
   refused({"task", "mqar", "--rule", "kda,kda", "--out", folder / "t"}, "is named twice");
   refused({"task", "mqar", "--rule", "kda", "--lengths", "60", "--out", folder / "t"}, "length: expected at least 2 pairs + 3");
+  refused({"task", "mqar", "--rule", "kda", "--device", "gpu", "--out", folder / "t"}, "expected cpu, cuda or cuda:N");
+  refused({"task", "mqar_zoology", "--rule", "kda", "--vocabulary", "8", "--out", folder / "t"}, "pairs: expected 1 to 3 (keys are distinct");
+  // 10,000 sequences of 16,384 tokens of 256 floats, and much more: no machine that tests has it.
+  const std::vector<std::string> large = {"sweep",    "mqar",  "--rule",    "kda",   "--batch", "10000",
+                                          "--length", "16384", "--lengths", "16384", "--out",   folder / "t"};
+  refused(large, "a training step");
   EXPECT_FALSE(std::filesystem::exists(folder / "t"));
 }
 
