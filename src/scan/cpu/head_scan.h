@@ -112,7 +112,8 @@ class HeadScan {
   void channel_backward(int64_t L, bool have_dstate);
   void token_backward(int64_t c, const Outputs<T>& d, const T* saved);
   void token_decay_gradient(int64_t begin, int64_t L, const Inputs<T>& grads, bool first);
-  void chunk_decay_gradient(int64_t c, int64_t L, const T* saved, bool have_state, const Inputs<T>& grads, bool first);
+  double state_gradient(int64_t c, const T* saved);
+  void chunk_decay_gradient(int64_t c, int64_t L, const T* saved, bool have_state, const double* tail, const Inputs<T>& grads, bool first);
 
   // C [m, n] = op(A) op(B) + beta C; the operands rounded to bf16 where the plan says so.
   void product(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc) const;

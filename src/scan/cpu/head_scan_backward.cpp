@@ -1,4 +1,5 @@
 // The backward pass of one head (recurrence.md section 5): chunks in reverse, everything from R, P and products.
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -150,30 +151,51 @@ void HeadScan<T>::token_backward(int64_t c, const Outputs<T>& d, const T* saved)
   token_kernels<T>().backward(grad);
 }
 
+// rowsum(S (.) dS), all rows: S before chunk c and the cotangent of that state, which lies in s_.dstate.
+template <class T>
+double HeadScan<T>::state_gradient(int64_t c, const T* saved) {
+  std::memset(s_.head, 0, sizeof(T) * static_cast<size_t>(kp_));
+  rk_.row_dots(plan_.K, vp_, saved + plan_.state_index(n_, c, hv_), s_.dstate, s_.head);
+  double sum = 0;
+  for (int64_t k = 0; k < plan_.K; ++k) sum += static_cast<double>(s_.head[k]);
+  return sum;
+}
+
 // dg of a chunk (recurrence.md 5). Its gradient with respect to the cumulative log-decay is r dr + e de - w dw a row, and
 // the sum of these from any row on, plus rowsum(S_C (.) dS_C), is the gradient of that row's g. Summed from the chunk's
 // start instead, where it is rowsum(S_0 (.) dS_0), nothing has to cancel where no state precedes; and the diagonal, which
 // enters r dr and w dw alike, stays out. A decay of 0 cuts every path across it: the sum there is exactly 0.
+// A scalar decay sums from both ends (the end's sum of state and cotangent is *tail; null: not known) and takes of each row the sum that less was added
+// to: so the rows behind the last one that has a cotangent get exactly 0 and not what rounding leaves of the others.
 template <class T>
-void HeadScan<T>::chunk_decay_gradient(int64_t c, int64_t L, const T* saved, bool have_state, const Inputs<T>& grads, bool first) {
+void HeadScan<T>::chunk_decay_gradient(int64_t c, int64_t L, const T* saved, bool have_state, const double* tail, const Inputs<T>& grads, bool first) {
   const int64_t begin = c * plan_.chunk;
-  std::memset(s_.head, 0, sizeof(T) * static_cast<size_t>(kp_));
-  if (have_state) rk_.row_dots(plan_.K, vp_, saved + plan_.state_index(n_, c, hv_), s_.dstate, s_.head);
   rk_.decay_terms(L, nb_, kp_, s_.re, s_.dre, L * kp_, s_.w, s_.dw, s_.terms);
   if (decay_ == DecayKind::kChannel) {
+    std::memset(s_.head, 0, sizeof(T) * static_cast<size_t>(kp_));
+    if (have_state) rk_.row_dots(plan_.K, vp_, saved + plan_.state_index(n_, c, hv_), s_.dstate, s_.head);
     const int64_t head = head_of(grads.g);
     rk_.channel_dg(L, plan_.K, kp_, s_.terms, s_.alpha, s_.head, grads.g.rows(plan_, n_, begin, head), !first && grads.g.heads != plan_.HV);
     return;
   }
-  std::vector<double> sums(static_cast<size_t>(L));
+  std::vector<double> sums(static_cast<size_t>(L)), after(static_cast<size_t>(L)), added_after(static_cast<size_t>(L));
   rk_.row_sums(L, kp_, s_.terms, sums.data());
-  double sum = 0;
-  for (int64_t k = 0; k < plan_.K; ++k) sum += static_cast<double>(s_.head[k]);
+  if (tail != nullptr) {
+    double sum = *tail, added = std::abs(sum);
+    for (size_t i = sums.size(); i-- > 0;) {
+      after[i] = sum += sums[i];
+      added_after[i] = added += std::abs(sums[i]);
+      if (s_.alpha[i] == T(0)) sum = added = 0;
+    }
+  }
+  double sum = have_state ? state_gradient(c, saved) : 0, added = std::abs(sum);
   const RowView<T> dg = grads.g.rows(plan_, n_, begin, hv_);
-  for (int64_t i = 0; i < L; ++i) {
-    if (s_.alpha[i] == T(0)) sum = 0;
-    *dg.row(i) = static_cast<T>(sum);
-    sum -= sums[static_cast<size_t>(i)];
+  for (int64_t row = 0; row < L; ++row) {
+    const auto i = static_cast<size_t>(row);
+    if (s_.alpha[row] == T(0)) sum = added = 0;
+    *dg.row(row) = static_cast<T>(tail != nullptr && added_after[i] < added ? after[i] : sum);
+    sum -= sums[i];
+    added += std::abs(sums[i]);
   }
 }
 
@@ -211,9 +233,11 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
       if (want_dg) token_decay_gradient(begin, L, grads, first);
     } else {
       decay_tiles(L, false);
-      const bool have_state = c > 0 || in_.initial_state;
+      const bool have_state = c > 0 || in_.initial_state, scalar = decay_ == DecayKind::kScalar;
+      const bool tail_known = !have_dstate || c + 1 < plan_.chunks(n_);
+      const double tail = want_dg && scalar && have_dstate && tail_known ? state_gradient(c + 1, saved) : 0;
       chunk_backward(c, d, saved, have_state, have_dstate, c > 0 || grads.initial_state || (have_state && want_dg));
-      if (want_dg) chunk_decay_gradient(c, L, saved, have_state, grads, first);
+      if (want_dg) chunk_decay_gradient(c, L, saved, have_state, tail_known ? &tail : nullptr, grads, first);
       if (splits_diagonal()) rk_.add_diagonal(L, kp_, s_.diag, s_.re, s_.w, s_.dre, s_.dw);
     }
     have_dstate = true;
