@@ -12,6 +12,7 @@
 extern "C" {
 void dgesvd_(const char* jobu, const char* jobvt, const int* m, const int* n, double* a, const int* lda, double* s, double* u, const int* ldu, double* vt,
              const int* ldvt, double* work, const int* lwork, int* info, size_t, size_t);
+void dposv_(const char* uplo, const int* n, const int* nrhs, double* a, const int* lda, double* b, const int* ldb, int* info, size_t);
 void dsyev_(const char* jobz, const char* uplo, const int* n, double* a, const int* lda, double* w, double* work, const int* lwork, int* info, size_t, size_t);
 }
 
@@ -60,6 +61,17 @@ std::vector<double> singular_values(int64_t m, int64_t n, std::span<const double
     dgesvd_("N", "N", &rows, &cols, copy.data(), &rows, values.data(), nullptr, &one, nullptr, &one, work, &size, info, 1, 1);
   });
   return values;
+}
+
+void solve_positive(int64_t n, std::span<double> a, std::span<double> x) {
+  if (static_cast<int64_t>(a.size()) != n * n || static_cast<int64_t>(x.size()) != n) {
+    fail_internal("solve: expected {} x {} and {} values, got {} and {}", n, n, n, a.size(), x.size());
+  }
+  if (n == 0) return;
+  const int order = static_cast<int>(n), one = 1;
+  int info = 0;
+  on_one_thread([&] { dposv_("U", &order, &one, a.data(), &order, x.data(), &order, &info, 1); });
+  if (info != 0) fail_numeric("solve: expected a positive definite matrix, LAPACK ended with info = {}", info);
 }
 
 SymmetricEigen symmetric_eigen(int64_t n, std::span<const double> a) {

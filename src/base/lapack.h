@@ -18,4 +18,8 @@ struct SymmetricEigen {
 };
 SymmetricEigen symmetric_eigen(int64_t n, std::span<const double> a);
 
+// x = A^-1 x for a symmetric positive definite A [n, n], by Cholesky; A is used up. Error(kNumeric) where A is not positive definite. May run inside a
+// task.
+void solve_positive(int64_t n, std::span<double> a, std::span<double> x);
+
 }  // namespace fw

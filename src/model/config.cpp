@@ -94,10 +94,13 @@ int64_t ModelConfig::mlp_size() const {
   return std::max<int64_t>((size + step - 1) / step, 1) * step;
 }
 
-GateKind ModelConfig::gate_kind() const {
-  if (output_gate == "none") return GateKind::kNone;
-  return output_gate == "sigmoid" ? GateKind::kSigmoid : GateKind::kSilu;
-}
+namespace {
+
+GateKind gate_of(const std::string& name) { return name == "none" ? GateKind::kNone : name == "sigmoid" ? GateKind::kSigmoid : GateKind::kSilu; }
+
+}  // namespace
+
+GateKind ModelConfig::gate_kind() const { return gate_of(output_gate); }
 
 InitScheme ModelConfig::init_scheme() const { return init == "normal" ? InitScheme::kNormal : InitScheme::kXavier; }
 
@@ -134,14 +137,18 @@ struct NamedKind {
   const char* name;
   LayerKind kind;
 };
-constexpr NamedKind kKinds[] = {{"attention", LayerKind::kAttention}, {"window", LayerKind::kWindow},
-                                {"conv", LayerKind::kConv},           {"ssd", LayerKind::kSsd},
-                                {"mamba", LayerKind::kMamba},         {"longhorn_diag", LayerKind::kLonghornDiag}};
+constexpr NamedKind kKinds[] = {{"attention", LayerKind::kAttention},
+                                {"window", LayerKind::kWindow},
+                                {"conv", LayerKind::kConv},
+                                {"ssd", LayerKind::kSsd},
+                                {"mamba", LayerKind::kMamba},
+                                {"longhorn_diag", LayerKind::kLonghornDiag},
+                                {"mesa", LayerKind::kMesa}};
 
 }  // namespace
 
 bool is_recurrence(LayerKind kind) {
-  return kind == LayerKind::kRecurrent || kind == LayerKind::kSsd || kind == LayerKind::kMamba || kind == LayerKind::kLonghornDiag;
+  return kind == LayerKind::kRecurrent || kind == LayerKind::kSsd || kind == LayerKind::kMamba || kind == LayerKind::kLonghornDiag || kind == LayerKind::kMesa;
 }
 
 LayerKind ModelConfig::layer_kind(int64_t layer) const {
@@ -197,6 +204,21 @@ SelectiveSpec ModelConfig::selective_spec(ScanLaw law) const {
   return {law, hidden_size, mamba.expand * hidden_size, mamba.state_size, rank, mamba.conv_size, init_scheme()};
 }
 
+MesaSpec ModelConfig::mesa_spec() const {
+  MesaSpec spec;
+  spec.hidden = hidden_size;
+  spec.heads = mesa.num_heads > 0 ? mesa.num_heads : num_heads;
+  spec.dim = mesa.head_dim > 0 ? mesa.head_dim : head_dim;
+  spec.conv_size = mesa.conv_size;
+  spec.gate = gate_of(mesa.output_gate);
+  spec.least_lambda = mesa.least_lambda;
+  spec.cg_steps = mesa.cg_steps;
+  spec.cg_tolerance = mesa.cg_tolerance;
+  spec.norm_eps = norm_eps;
+  spec.init = init_scheme();
+  return spec;
+}
+
 MixerSpec ModelConfig::layer_spec(int64_t layer) const {
   switch (layer_kind(layer)) {
     case LayerKind::kAttention:
@@ -211,6 +233,8 @@ MixerSpec ModelConfig::layer_spec(int64_t layer) const {
       return selective_spec(ScanLaw::kMamba);
     case LayerKind::kLonghornDiag:
       return selective_spec(ScanLaw::kLonghorn);
+    case LayerKind::kMesa:
+      return mesa_spec();
     case LayerKind::kRecurrent:
       break;
   }
@@ -270,6 +294,11 @@ std::vector<Key> keys_of(MambaKeys& c) {
 #include "model/mamba.def"
   };
 }
+std::vector<Key> keys_of(MesaKeys& c) {
+  return {
+#include "model/mesa.def"
+  };
+}
 
 }  // namespace
 
@@ -283,7 +312,8 @@ KeyTables key_tables(ModelConfig& c) {
           {"mixer.window", "Layers of sliding-window attention", keys_of(c.window)},
           {"mixer.conv", "Layers of gated convolution", keys_of(c.conv)},
           {"mixer.ssd", "Layers of Mamba-2", keys_of(c.ssd)},
-          {"mixer.mamba", "Layers of Mamba and of published Longhorn", keys_of(c.mamba)}};
+          {"mixer.mamba", "Layers of Mamba and of published Longhorn", keys_of(c.mamba)},
+          {"mixer.mesa", "Mesa layers", keys_of(c.mesa)}};
 }
 #undef FW_KEY
 
@@ -378,8 +408,8 @@ void validate(const ModelConfig& c) {
       check_recurrence(copy);
     } catch (const Error& error) {
       if (copy.rule == c.rule) throw;
-      throw Error(error.kind(), fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv, ssd, mamba, longhorn_diag or a rule): {}", copy.rule,
-                                            error.what()));
+      throw Error(error.kind(), fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv, ssd, mamba, longhorn_diag, mesa or a rule): {}",
+                                            copy.rule, error.what()));
     }
   }
   if (attention) check_attention(c, "attention", c.attention);
@@ -420,8 +450,9 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   // And so is what older configurations do not have.
   if (config.ssd == standard.ssd) json["mixer"].erase("ssd");
   if (config.mamba == standard.mamba) json["mixer"].erase("mamba");
+  if (config.mesa == standard.mesa) json["mixer"].erase("mesa");
   if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv && config.ssd == standard.ssd &&
-      config.mamba == standard.mamba) {
+      config.mamba == standard.mamba && config.mesa == standard.mesa) {
     json.erase("mixer");
   }
   if (!config.peer.empty()) json["peer"] = Json::parse(config.peer);

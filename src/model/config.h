@@ -48,7 +48,14 @@ struct MambaKeys {
   bool operator==(const MambaKeys&) const = default;
 };
 
-enum class LayerKind { kRecurrent, kAttention, kWindow, kConv, kSsd, kMamba, kLonghornDiag };
+struct MesaKeys {
+#define FW_KEY FW_KEY_MEMBER
+#include "model/mesa.def"
+#undef FW_KEY
+  bool operator==(const MesaKeys&) const = default;
+};
+
+enum class LayerKind { kRecurrent, kAttention, kWindow, kConv, kSsd, kMamba, kLonghornDiag, kMesa };
 // Whether its cost grows with the tokens and its state does not.
 bool is_recurrence(LayerKind kind);
 
@@ -61,6 +68,7 @@ struct ModelConfig {
   ConvKeys conv;            // of those called conv
   SsdKeys ssd;              // of those called ssd
   MambaKeys mamba;          // of those called mamba or longhorn_diag
+  MesaKeys mesa;            // of those called mesa
   std::string peer;         // of a model that came from another program (peer.h): its config.json and what else an export needs; JSON, or ""
 
   Rule resolved_rule() const;  // with gain_bound and precond_x from above, validated
@@ -70,8 +78,8 @@ struct ModelConfig {
   GateKind gate_kind() const;
   InitScheme init_scheme() const;
   RecurrentMixerSpec mixer_spec() const;  // of a layer with a recurrence of `rule`; the config must be valid
-  // A layer's entry of `layers`: attention, window, conv, ssd, mamba and longhorn_diag are those kinds, "recurrent" is `rule`, and all else is a rule of its
-  // own (a preset or axes) with the other keys of the model.
+  // A layer's entry of `layers`: attention, window, conv, ssd, mamba, longhorn_diag and mesa are those kinds, "recurrent" is `rule`, and all else is a rule of
+  // its own (a preset or axes) with the other keys of the model.
   LayerKind layer_kind(int64_t layer) const;
   std::string layer_rule(int64_t layer) const;  // of a recurrent layer
   bool has_recurrence() const;
@@ -79,6 +87,7 @@ struct ModelConfig {
   MixerSpec layer_spec(int64_t layer) const;
   SsdSpec ssd_spec() const;
   SelectiveSpec selective_spec(ScanLaw law) const;
+  MesaSpec mesa_spec() const;
   AttentionSpec attention_spec(const AttentionKeys& keys, int64_t window) const;
 
   bool operator==(const ModelConfig&) const = default;

@@ -26,6 +26,10 @@ double mixing(const SsdSpec& spec, int64_t /*length*/) {
 }
 // An element's decay (1, from an exponential or a product and a difference), its write (2) and its read (2).
 double mixing(const SelectiveSpec& spec, int64_t /*length*/) { return 7 * static_cast<double>(spec.state * spec.inner); }
+double mixing(const MesaSpec& spec, int64_t /*length*/) {
+  const double K = static_cast<double>(spec.dim), solve = spec.cg_steps > 0 ? 2 * K * K * static_cast<double>(spec.cg_steps) : K * K * K / 3;
+  return mixing(MesaSpec::rule(), 2 * spec.heads * spec.dim * spec.dim) + static_cast<double>(spec.heads) * (solve + 3 * K * K);
+}
 
 // Matrices [out, in] that a token passes, and the maps of its heads.
 double products(const std::vector<ParamSpec>& list, int64_t heads) {

@@ -43,6 +43,7 @@ class EngineOf final : public Engine<Wide<T>> {
         again_{ops_of<T>(device), device, again_arena_, contexts_arena_},
         wide_(wide_exec(exec_)),
         recurrences_(device) {
+    for (const std::string& kind : c.layers) require_layer<T>(kind, device);
     params.allocate(device);
     contexts_.resize(blocks_.size());
   }

@@ -579,6 +579,28 @@ void write_samba(const ModelConfig& c, Json& json) {
   write_mamba_layer(c, json, "time_step_rank");
 }
 
+// MesaNet, whose solve is exact here: the peer's conjugate gradients end near it.
+void read_mesa_net(const Keys& keys, ModelConfig& c) {
+  read_common(keys, c, 2048, 24, 4);
+  read_conv(keys, c);
+  c.layers = {"mesa"};
+  c.mesa.num_heads = keys.whole("num_heads", 16);
+  c.mesa.head_dim = keys.whole("head_dim", 128);
+  c.mesa.conv_size = c.conv_size;
+  c.mesa.output_gate = keys.truth("use_output_gate", false) ? "silu" : "none";
+  c.mesa.least_lambda = keys.number("lambda_lower_bound", 0.25);
+}
+void write_mesa_net(const ModelConfig& c, Json& json) {
+  write_common(c, json);
+  const MesaSpec spec = c.mesa_spec();
+  json.update({{"num_heads", spec.heads},
+               {"head_dim", spec.dim},
+               {"use_short_conv", true},
+               {"conv_size", spec.conv_size},
+               {"use_output_gate", spec.gate == GateKind::kSilu},
+               {"lambda_lower_bound", spec.least_lambda}});
+}
+
 // The first that says the same as a model of our own is what it is exported as.
 constexpr Type kTypes[] = {
     {"transformer", read_transformer, write_transformer},
@@ -595,6 +617,7 @@ constexpr Type kTypes[] = {
     {"mamba2", read_mamba2, write_mamba2, {}, "norm"},
     {"mamba", read_mamba, write_mamba, {}, "norm"},
     {"samba", read_samba, write_samba, {}, "mixer_norm"},
+    {"mesa_net", read_mesa_net, write_mesa_net},
     {"retnet", read_retnet, write_plain, {{{"o_norm", "g_norm_swish_gate"}}}},
 };
 
@@ -620,7 +643,7 @@ const Type* find_type(const std::string& name) {
 ModelConfig meaning_of_layers(ModelConfig c) {
   const ModelConfig standard;
   StringList kinds;
-  bool attention = false, window = false, conv = false, ssd = false, mamba = false;
+  bool attention = false, window = false, conv = false, ssd = false, mamba = false, mesa = false;
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     const LayerKind kind = c.layer_kind(i);
     attention = attention || kind == LayerKind::kAttention;
@@ -628,6 +651,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     conv = conv || kind == LayerKind::kConv;
     ssd = ssd || kind == LayerKind::kSsd;
     mamba = mamba || kind == LayerKind::kMamba || kind == LayerKind::kLonghornDiag;
+    mesa = mesa || kind == LayerKind::kMesa;
     const std::string& name = c.layers.empty() ? c.rule : c.layers[static_cast<size_t>(i) % c.layers.size()];
     kinds.push_back(kind == LayerKind::kRecurrent && c.layer_rule(i) == c.rule ? "recurrent" : name);
   }
@@ -648,6 +672,13 @@ ModelConfig meaning_of_layers(ModelConfig c) {
   } else {
     c.mamba = {};
   }
+  if (mesa) {
+    const MesaSpec spec = c.mesa_spec();
+    c.mesa.num_heads = spec.heads;
+    c.mesa.head_dim = spec.dim;
+  } else {
+    c.mesa = {};
+  }
   if (!c.has_recurrence()) {
     ModelConfig plain;
     plain.layers = c.layers;
@@ -657,6 +688,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     plain.conv = c.conv;
     plain.ssd = c.ssd;
     plain.mamba = c.mamba;
+    plain.mesa = c.mesa;
     plain.vocab_size = c.vocab_size;
     plain.hidden_size = c.hidden_size;
     plain.num_hidden_layers = c.num_hidden_layers;

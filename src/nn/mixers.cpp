@@ -12,6 +12,7 @@ struct Make {
   std::unique_ptr<Mixer<T>> operator()(const ConvSpec& spec) const { return std::make_unique<ConvMixer<T>>(spec, prefix, params); }
   std::unique_ptr<Mixer<T>> operator()(const SsdSpec& spec) const { return std::make_unique<SsdMixer<T>>(spec, prefix, params); }
   std::unique_ptr<Mixer<T>> operator()(const SelectiveSpec& spec) const { return std::make_unique<SelectiveMixer<T>>(spec, prefix, params); }
+  std::unique_ptr<Mixer<T>> operator()(const MesaSpec& spec) const { return std::make_unique<MesaMixer<T>>(spec, prefix, params); }
 };
 
 }  // namespace

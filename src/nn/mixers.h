@@ -9,6 +9,7 @@
 
 #include "nn/attention_mixer.h"
 #include "nn/conv_mixer.h"
+#include "nn/mesa_mixer.h"
 #include "nn/mixer.h"
 #include "nn/recurrent_mixer.h"
 #include "nn/selective_mixer.h"
@@ -16,7 +17,7 @@
 
 namespace fw {
 
-using MixerSpec = std::variant<RecurrentMixerSpec, AttentionSpec, ConvSpec, SsdSpec, SelectiveSpec>;
+using MixerSpec = std::variant<RecurrentMixerSpec, AttentionSpec, ConvSpec, SsdSpec, SelectiveSpec, MesaSpec>;
 
 // In order of declaration, names with `prefix` before them; no memory is allocated for values.
 inline std::vector<ParamSpec> mixer_parameters(const MixerSpec& spec, const std::string& prefix) {

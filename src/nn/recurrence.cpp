@@ -163,8 +163,9 @@ void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* fi
 
 template <class T>
 void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, const RecurrenceInputs<T>& grads, const void* saved, Arena& arena) const {
+  const size_t workspace_bytes = saved == nullptr ? sizes_.backward_alone : sizes_.backward;
   const Arena::Mark mark = arena.mark();
-  std::byte* workspace = arena.alloc<std::byte>(static_cast<int64_t>(sizes_.backward));
+  std::byte* workspace = arena.alloc<std::byte>(static_cast<int64_t>(workspace_bytes));
   if (only_plans(arena.device())) {
     arena.rewind(mark);
     return;
@@ -175,7 +176,7 @@ void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, co
   fw_outputs c_d;
   FW_INIT(&c_d);
   c_d.o = heads_tensor(Mat<T>(const_cast<T*>(d_o.data), d_o.rows, d_o.cols, d_o.stride), desc_.HV);
-  check(fw_backward(&desc_, &c_in, &c_d, &c_grads, saved, saved == nullptr ? 0 : sizes_.saved, workspace, sizes_.backward), "recurrence backward");
+  check(fw_backward(&desc_, &c_in, &c_d, &c_grads, saved, saved == nullptr ? 0 : sizes_.saved, workspace, workspace_bytes), "recurrence backward");
   arena.rewind(mark);
 }
 

@@ -47,7 +47,7 @@ class Recurrence {
   // o [T, HV V] is overwritten; final_s, final_a may be null or the initial ones. saved (saved_bytes(), 64-byte aligned) or
   // null. Workspace comes from the arena and goes back to it. Without saved, sequences of one token each take the decode step.
   void forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* final_s, Wide<T>* final_a, void* saved, Arena& arena) const;
-  // Overwrites what grads names.
+  // Overwrites what grads names. Without saved the forward pass is run again.
   void backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, const RecurrenceInputs<T>& grads, const void* saved, Arena& arena) const;
 
  private:

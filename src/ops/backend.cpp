@@ -1,5 +1,6 @@
 #include "ops/backend.h"
 
+#include <string_view>
 #include <type_traits>
 
 #include "base/error.h"
@@ -15,11 +16,21 @@ inline constexpr bool kOnHost = std::is_same_v<T, float> || std::is_same_v<T, do
 template <class T>
 inline constexpr bool kOnCuda = std::is_same_v<T, float> || std::is_same_v<T, Bf16>;
 
-// The first operation that a table lacks, or null.
+// The first operation that a table lacks of those that every model needs, or of those of one kind of layers; or null.
 template <class T>
 const char* missing(const Ops<T>& ops) {
+#define FW_LAYER_OP(kind, name, args)
 #define FW_OP(name, args) \
   if (ops.name == nullptr) return #name;
+#include "ops/ops.def"
+#undef FW_OP
+  return nullptr;
+}
+template <class T>
+const char* missing(const Ops<T>& ops, std::string_view layer) {
+#define FW_LAYER_OP(kind, name, args) \
+  if (layer == #kind && ops.name == nullptr) return #name;
+#define FW_OP(name, args)
 #include "ops/ops.def"
 #undef FW_OP
   return nullptr;
@@ -52,6 +63,12 @@ const Ops<T>& ops_of(const Device& device) {
   return table_of<T>(device);
 }
 
+template <class T>
+void require_layer(std::string_view kind, const Device& device) {
+  const char* name = missing(plain_table_of<T>(device), kind);
+  if (name != nullptr) fail_usage("device: expected the CPU: layers called {} do not run on CUDA devices (no operation {})", kind, name);
+}
+
 size_t library_bytes(const Device& device) { return device.kind() == FW_DEVICE_CUDA ? cuda::kProductsWorkspace : 0; }
 
 template const Ops<float>& plain_table_of<float>(const Device&);
@@ -63,5 +80,8 @@ template const Ops<Bf16>& table_of<Bf16>(const Device&);
 template const Ops<float>& ops_of<float>(const Device&);
 template const Ops<double>& ops_of<double>(const Device&);
 template const Ops<Bf16>& ops_of<Bf16>(const Device&);
+template void require_layer<float>(std::string_view, const Device&);
+template void require_layer<double>(std::string_view, const Device&);
+template void require_layer<Bf16>(std::string_view, const Device&);
 
 }  // namespace fw

@@ -1,6 +1,8 @@
 // Which functions run on which device: the one place that knows all backends.
 #pragma once
 
+#include <string_view>
+
 #include "base/device.h"
 #include "ops/exec.h"
 
@@ -21,9 +23,13 @@ const Ops<T>& plain_table_of(const Device& device);  // these themselves
 template <class T>
 const Ops<T>& profiled_ops();
 
-// All of them, for a model. Throws Error(kUsage) if the device lacks one.
+// All of them, for a model. Throws Error(kUsage) if the device lacks one that is not of one kind of layers.
 template <class T>
 const Ops<T>& ops_of(const Device& device);
+
+// Throws Error(kUsage) if the device lacks an operation of a kind of layers (FW_LAYER_OP of ops.def), by its name in a configuration's list.
+template <class T>
+void require_layer(std::string_view kind, const Device& device);
 
 // The same context for tensors of the type of statistics.
 template <class T>

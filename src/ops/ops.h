@@ -93,6 +93,17 @@ struct AttentionShape {
   double scale = 0;      // of the scores, usually D^-1/2
 };
 
+// The solve of a Mesa layer: H heads of K x K, beside values of V columns in its state; cg_steps 0: exact (Cholesky), else conjugate gradients from 0
+// until the residual is cg_tolerance times the right-hand side, or after so many steps.
+struct MesaShape {
+  int64_t heads = 0;      // H
+  int64_t key_dim = 0;    // K
+  int64_t value_dim = 0;  // V
+  double least = 0;       // lambda = softplus(parameter) + least
+  int64_t cg_steps = 0;
+  double cg_tolerance = 0;
+};
+
 // A loss and the number of positions that were scored.
 struct LossSum {
   double nll = 0;

@@ -8,6 +8,7 @@
 #include "base/safetensors.h"
 #include "base/stop.h"
 #include "reference/header_run.h"
+#include "reference/mesa.h"
 
 namespace fw {
 namespace {
@@ -220,6 +221,79 @@ void compare_rule(const OpsFile& file, const VectorRule& rule, const std::set<st
   found.push_back({rule.name, fmt::format("gradients, {}", what), gradients.error, ops_bound(type), gradients.where, ""});
 }
 
+// Mesa: the recurrence by `forward` and `backward`, the solve by the reference.
+MesaProblem read_mesa(const OpsFile& file, const std::string& prefix) {
+  const std::vector<int64_t>& q = file.shape(prefix + "q", 4);
+  MesaProblem p;
+  p.shape.sequences = SeqLayout::uniform(q[0], q[1]);
+  p.shape.H = p.shape.HV = q[2];
+  p.shape.K = p.shape.V = q[3];
+  const int64_t heads = p.shape.sequences.tokens() * p.shape.H, rows = heads * p.shape.K, states = q[0] * q[2] * q[3] * q[3];
+  const auto optional = [&](const char* tensor, int64_t count) {
+    return file.has(prefix + tensor) ? file.read(prefix + tensor, count) : std::vector<double>();
+  };
+  p.q = file.read(prefix + "q", rows);
+  p.k = file.read(prefix + "k", rows);
+  p.v = file.read(prefix + "v", rows);
+  p.g = file.read(prefix + "g", heads);
+  p.beta = file.read(prefix + "beta", heads);
+  p.lambda = file.read(prefix + "lamb", p.shape.H * p.shape.K);
+  p.h_kv = optional("Hkv0", states);
+  p.h_kk = optional("Hkk0", states);
+  p.d_o = optional("do", rows);
+  p.d_h_kv = optional("dHkv", states);
+  p.d_h_kk = optional("dHkk", states);
+  return p;
+}
+
+// The rows of each sequence's last token.
+std::vector<double> last_tokens(const ReferenceShape& shape, const std::vector<double>& o) {
+  const auto width = static_cast<std::ptrdiff_t>(shape.HV * shape.V);
+  std::vector<double> rows;
+  for (int64_t n = 0; n < shape.sequences.count(); ++n) {
+    const auto end = o.begin() + static_cast<std::ptrdiff_t>(shape.sequences.end(n)) * width;
+    rows.insert(rows.end(), end - width, end);
+  }
+  return rows;
+}
+
+// How far 30 steps of conjugate gradients (a tolerance of 1e-5 in both quotients) may be from the exact solve that is computed here.
+constexpr double kMesaSteps = 2e-3;
+
+bool is_mesa(const std::string& name) { return name == "mesa" || name == "mesa_state"; }
+
+void compare_mesa(const OpsFile& file, const std::string& name, const std::set<std::string>& cases, const char* what, VectorType type,
+                  const RunForward& forward, const RunBackward& backward, std::vector<Comparison>& found) {
+  Worst outputs, gradients, approximate;
+  for (const std::string& one : cases) {
+    const std::string prefix = fmt::format("{}/{}/", name, one);
+    const MesaProblem p = read_mesa(file, prefix);
+    const auto add = [&](Worst& worst, const std::string& tensor, const std::vector<double>& got) {
+      if (file.has(prefix + tensor)) worst.add(file, prefix + tensor, fmt::format("{}/{}", one, tensor), got, 0);
+    };
+    const MesaResults out = mesa_forward(p, forward);
+    add(outputs, "o", out.o);
+    add(outputs, "Hkv", out.h_kv);
+    add(outputs, "Hkk", out.h_kk);
+    add(approximate, "o_cg30", out.o);
+    add(approximate, "o_step30", last_tokens(p.shape, out.o));
+    const MesaGradients d = mesa_backward(p, backward);
+    add(gradients, "d_q", d.q);
+    add(gradients, "d_k", d.k);
+    add(gradients, "d_v", d.v);
+    add(gradients, "d_g", d.g);
+    add(gradients, "d_beta", d.beta);
+    add(gradients, "d_lamb", d.lambda);
+    add(gradients, "d_Hkv0", d.h_kv);
+    add(gradients, "d_Hkk0", d.h_kk);
+  }
+  found.push_back({name, fmt::format("outputs, {}", what), outputs.error, ops_bound(type), outputs.where, ""});
+  found.push_back({name, fmt::format("gradients, {}", what), gradients.error, ops_bound(type), gradients.where, ""});
+  if (approximate.error >= 0)
+    found.push_back(
+        {name, fmt::format("30 steps of the other program, {}", what), approximate.error, std::max(kMesaSteps, ops_bound(type)), approximate.where, ""});
+}
+
 }  // namespace
 
 double ops_bound(VectorType type) { return type == VectorType::kF64 ? 1e-9 : type == VectorType::kF32 ? 5e-5 : 2e-2; }
@@ -233,14 +307,18 @@ std::vector<Comparison> check_ops(const std::string& path, const OpsVectorOption
     for (const VectorRule& known : vector_rules()) {
       if (name == known.name) rule = &known;
     }
-    if (rule == nullptr) {
+    if (rule == nullptr && !is_mesa(name)) {
       found.push_back({name, "", 0, 0, "", "a rule of this name"});
       continue;
     }
     if (options.reference) {
       const auto forward = [](const ReferenceProblem& p) { return p.forward(); };
       const auto backward = [](const ReferenceProblem& p) { return p.backward(); };
-      compare_rule(file, *rule, cases, "reference", VectorType::kF64, forward, backward, found);
+      if (is_mesa(name)) {
+        compare_mesa(file, name, cases, "reference", VectorType::kF64, forward, backward, found);
+      } else {
+        compare_rule(file, *rule, cases, "reference", VectorType::kF64, forward, backward, found);
+      }
       continue;
     }
     for (const fw_form form : options.forms) {
@@ -251,7 +329,11 @@ std::vector<Comparison> check_ops(const std::string& path, const OpsVectorOption
       const auto forward = [&](const ReferenceProblem& p) { return header_forward(p, run); };
       const auto backward = [&](const ReferenceProblem& p) { return header_backward(p, run); };
       const char* form_name = form == FW_FORM_CHUNK ? "chunk form" : form == FW_FORM_TOKEN ? "token form" : "automatic form";
-      compare_rule(file, *rule, cases, form_name, options.type, forward, backward, found);
+      if (is_mesa(name)) {
+        compare_mesa(file, name, cases, form_name, options.type, forward, backward, found);
+      } else {
+        compare_rule(file, *rule, cases, form_name, options.type, forward, backward, found);
+      }
     }
   }
   for (const Comparison& c : found) {

@@ -50,7 +50,10 @@ TEST(Recipes, HaveThePapersParameters) {
                                                                   {"1.3b-longhorn-diag-hybrid", {1254729728, 0}},
                                                                   {"1.3b-mamba2", {1306303488, 0}},
                                                                   {"1.3b-mamba2-hybrid", {1249460608, 0}},
-                                                                  {"1.3b-samba", {1403935488, 0}}};
+                                                                  {"1.3b-samba", {1403935488, 0}},
+                                                                  // By hand: four projections, two convolutions, two gates with bias, lambda, a norm.
+                                                                  {"1.3b-mesa", {1366316800, 0}},
+                                                                  {"1.3b-mesa-hybrid", {1159601728, 0}}};
   size_t found = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
     if (entry.path().extension() != ".toml") continue;

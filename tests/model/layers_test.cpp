@@ -88,6 +88,18 @@ std::vector<Layers> models() {
     c.mamba.state_size = 6;
     c.mamba.conv_size = 3;
   });
+  add("mesa", {"mesa", "mesa"}, [](ModelConfig& c) {
+    c.mesa.head_dim = 5;
+    c.mesa.conv_size = 3;
+    c.mesa.output_gate = "silu";
+  });
+  add("mesa_in_a_hybrid", {"recurrent", "mesa", "attention"}, [](ModelConfig& c) {
+    c.mesa.num_heads = 3;
+    c.mesa.head_dim = 4;
+    c.mesa.conv_size = 1;
+    c.mesa.cg_steps = 20;
+    c.mesa.cg_tolerance = 1e-14;
+  });
   add("zoology", {"conv", "recurrent"}, [](ModelConfig& c) { c.mlp = "none"; });
   add("convolution_of_one", {"conv"}, [](ModelConfig& c) {
     c.conv.kernel = 1;

@@ -3,11 +3,14 @@
 
 #include <filesystem>
 #include <fstream>
+#include <new>
 #include <regex>
 #include <set>
 #include <sstream>
 
+#include "base/error.h"
 #include "op_check.h"
+#include "ops/backend.h"
 
 namespace fw::testing {
 namespace {
@@ -22,6 +25,36 @@ void expect_whole(const Ops<T>& ops, const char* backend) {
 TEST(Table, TheHostHasEveryOperation) {
   expect_whole(host_ops<float>(), "the host's table for float");
   expect_whole(host_ops<double>(), "the host's table for double");
+}
+
+// A CUDA device by its kind alone: what is refused is refused before any of it is used.
+class KindOnly final : public Device {
+ public:
+  fw_device kind() const override { return FW_DEVICE_CUDA; }
+  size_t alignment() const override { return 64; }
+  bool host_memory() const override { return false; }
+  void* allocate(size_t) override { throw std::bad_alloc(); }
+  void release(void*) noexcept override {}
+  void from_host(void*, const void*, size_t) override {}
+  void to_host(void*, const void*, size_t) override {}
+  void copy(void*, const void*, size_t) override {}
+  void fill(void*, int, size_t) override {}
+  void synchronise() override {}
+};
+
+TEST(Table, LayersThatADeviceLacksAreRefusedThere) {
+  const KindOnly device;
+  EXPECT_NO_THROW(require_layer<float>("mesa", host_device()));
+  for (const auto require : {&require_layer<float>, &require_layer<Bf16>}) {
+    EXPECT_NO_THROW(require("conv", device));
+    try {
+      require("mesa", device);
+      ADD_FAILURE() << "a device without l2_norm_forward runs layers that call it";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kUsage);
+      EXPECT_NE(std::string(e.what()).find("layers called mesa do not run on CUDA devices (no operation l2_norm_forward)"), std::string::npos) << e.what();
+    }
+  }
 }
 
 // The names that the tests of this folder call as members of a table or of a context: `.name(`.

@@ -14,6 +14,9 @@
 namespace fw::testing {
 namespace {
 
+// Against conjugate gradients of another program.
+bool is_approximate(const Comparison& c) { return c.what.find("30 steps") != std::string::npos; }
+
 class OpsVectors : public ::testing::TestWithParam<VectorType> {};
 
 TEST_P(OpsVectors, EveryRuleInBothForms) {
@@ -27,13 +30,13 @@ TEST_P(OpsVectors, EveryRuleInBothForms) {
     }
     compared.insert(c.subject);
     EXPECT_TRUE(c.passes()) << c.subject << ", " << c.what << ": " << c.error << ", at most " << c.bound << " expected; " << c.where;
-    if (GetParam() == VectorType::kF64) {
+    if (GetParam() == VectorType::kF64 && !is_approximate(c)) {
       EXPECT_LE(c.error, 1e-13) << c.subject << ", " << c.what << "; " << c.where;
     }
   }
-  EXPECT_EQ(unknown, (std::set<std::string>{"dplr", "mesa"}));  // later work
-  EXPECT_EQ(compared,
-            (std::set<std::string>{"linear_attn", "mamba2", "gla", "gdn", "gdn_raw_keys", "kda", "gdn2", "gdn2_neg", "pgdn", "pkda", "comba", "qdelta"}));
+  EXPECT_EQ(unknown, (std::set<std::string>{"dplr"}));  // later work
+  EXPECT_EQ(compared, (std::set<std::string>{"linear_attn", "mamba2", "gla", "gdn", "gdn_raw_keys", "kda", "gdn2", "gdn2_neg", "pgdn", "pkda", "comba",
+                                             "qdelta", "mesa"}));
 }
 
 // Further systems (shared/vectors_more).
@@ -45,11 +48,11 @@ TEST_P(OpsVectors, FurtherRulesInBothForms) {
     if (!c.unknown.empty()) continue;
     compared.insert(c.subject);
     EXPECT_TRUE(c.passes()) << c.subject << ", " << c.what << ": " << c.error << ", at most " << c.bound << " expected; " << c.where;
-    if (GetParam() == VectorType::kF64) {
+    if (GetParam() == VectorType::kF64 && !is_approximate(c)) {
       EXPECT_LE(c.error, 1e-13) << c.subject << ", " << c.what << "; " << c.where;
     }
   }
-  EXPECT_EQ(compared, (std::set<std::string>{"hgrn2"}));
+  EXPECT_EQ(compared, (std::set<std::string>{"hgrn2", "mesa_state"}));
 }
 
 // What the reference says is what all other tests compare with.
@@ -62,12 +65,12 @@ TEST(OpsVectorsReference, EveryRule) {
   for (const Comparison& c : check_ops(path, options)) {
     if (!c.unknown.empty()) continue;
     compared.insert(c.subject);
-    EXPECT_LE(c.error, 1e-12) << c.subject << ", " << c.what << "; " << c.where;
+    EXPECT_LE(c.error, is_approximate(c) ? 2e-3 : 1e-12) << c.subject << ", " << c.what << "; " << c.where;
   }
-  EXPECT_EQ(compared.size(), 12u);
+  EXPECT_EQ(compared.size(), 13u);
   for (const Comparison& c : check_ops(shared_path("vectors_more/ops_more.safetensors"), options)) {
     if (c.unknown.empty()) {
-      EXPECT_LE(c.error, 1e-12) << c.subject << ", " << c.what << "; " << c.where;
+      EXPECT_LE(c.error, is_approximate(c) ? 2e-3 : 1e-12) << c.subject << ", " << c.what << "; " << c.where;
     }
   }
 }

@@ -33,9 +33,11 @@ std::string name_of(const std::string& folder) { return std::filesystem::path(fo
 
 // What comes with later work.
 bool is_later(const std::string& folder) {
-  static const std::set<std::string> later = {"mamba3", "mamba3_norm", "mamba3_heavy", "mamba3_mimo", "mamba3_mimo_norm", "rwkv7", "mesa_net", "mesa_net_gate"};
+  static const std::set<std::string> later = {"mamba3", "mamba3_norm", "mamba3_heavy", "mamba3_mimo", "mamba3_mimo_norm", "rwkv7"};
   return later.count(name_of(folder)) > 0;
 }
+
+bool is_mesa(const std::string& folder) { return name_of(folder).rfind("mesa_net", 0) == 0; }
 
 class ModelVectors : public ::testing::TestWithParam<std::string> {
  protected:
@@ -73,8 +75,9 @@ TEST_P(ModelVectors, AgreeInFloat) {
   if (is_later(GetParam())) GTEST_SKIP() << "comes later";
   std::vector<Comparison> found = check(VectorType::kF32);
   for (Comparison& c : found) {
-    // retnet's output norm blows up a first token whose q . k is near 0 (docs/conformance.md): verify's bound is its.
-    if (c.what == "training, norm" && name_of(GetParam()) != "retnet") c.bound = 1e-5;
+    // Output norms of heads blow up a first token whose q . k is near 0 (retnet), or whose x meets the keys badly (mesa_net): float64 with weights moved by
+    // float32's last digit is as far off (docs/conformance.md). verify's bound is theirs.
+    if (c.what == "training, norm" && name_of(GetParam()) != "retnet" && !is_mesa(GetParam())) c.bound = 1e-5;
   }
   expect_all(found, kEverything);
 }
@@ -88,7 +91,12 @@ TEST_P(ModelVectors, AgreeInBothForms) {
 
 TEST_P(ModelVectors, AgreeInBf16) {
   if (is_later(GetParam())) GTEST_SKIP() << "comes later";
-  expect_all(check(VectorType::kBf16), {"logits", "loss", "gradients"});
+  std::vector<Comparison> found = check(VectorType::kBf16);
+  for (Comparison& c : found) {
+    // The same: moved by 2^-9 of themselves, its weights change the gradients in float64 by up to 0.48, the logits by 0.035.
+    if (name_of(GetParam()) == "mesa_net_gate" && c.what != "loss") c.bound = c.what == "gradients" ? 0.7 : 0.07;
+  }
+  expect_all(found, {"logits", "loss", "gradients"});
 }
 
 INSTANTIATE_TEST_SUITE_P(Peers, ModelVectors, ::testing::ValuesIn(models()), [](const auto& peer) { return name_of(peer.param); });

@@ -15,6 +15,24 @@ void copy_rows(const Exec<T>&, Mat<const T> from, Mat<T> to) {
 }
 
 template <class T>
+void add_rows(const Exec<T>&, Mat<const T> from, Mat<T> to) {
+  for_row_blocks(RowBlocks::cut(from.rows, from.cols), [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t c = 0; c < from.cols; ++c) to.row(t)[c] += from.row(t)[c];
+    }
+  });
+}
+
+template <class T>
+void subtract_rows(const Exec<T>&, Mat<const T> from, Mat<T> to) {
+  for_row_blocks(RowBlocks::cut(from.rows, from.cols), [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t c = 0; c < from.cols; ++c) to.row(t)[c] -= from.row(t)[c];
+    }
+  });
+}
+
+template <class T>
 void last_rows(const Exec<T>&, Mat<const T> from, const PassLayout& layout, Mat<T> to) {
   for (int64_t n = 0; n < layout.host.count(); ++n) {
     std::memcpy(to.row(n), from.row(layout.host.end(n) - 1), static_cast<size_t>(from.cols) * sizeof(T));
@@ -42,6 +60,8 @@ void add_values(const Exec<T>&, const T* from, int64_t n, T* to) {
 
 #define FW_INSTANTIATE(T)                                                           \
   template void copy_rows(const Exec<T>&, Mat<const T>, Mat<T>);                    \
+  template void add_rows(const Exec<T>&, Mat<const T>, Mat<T>);                     \
+  template void subtract_rows(const Exec<T>&, Mat<const T>, Mat<T>);                \
   template void last_rows(const Exec<T>&, Mat<const T>, const PassLayout&, Mat<T>); \
   template void round_values(const Exec<T>&, const T*, int64_t, Bf16*);             \
   template void add_values(const Exec<T>&, const T*, int64_t, T*);

@@ -9,6 +9,7 @@ template <class T>
 const Ops<T>& cuda_ops() {
   static constexpr Ops<T> kTable = [] {
     Ops<T> ops;
+#define FW_LAYER_OP(kind, name, args)  // none yet
 #define FW_OP(name, args) ops.name = &cuda::ops::name<T>;
 #include "ops/ops.def"
 #undef FW_OP
