@@ -86,10 +86,10 @@ class Problem {
       const std::vector<int64_t> shape = field.shape(rule, pattern.shape);
       for (const auto& named : kInputTensors) {
         if (shape.empty() || std::string_view(named.name) != field.name || (field.optional && !is_parameter(field.name))) continue;
-        const bool tokens = of_tokens(field.name);
-        const fw_dtype dtype = tokens && (shape.size() == 3 || is_logits(pattern, field.name)) ? FW_BF16 : FW_F32;
-        in.*named.tensor = tensor(shape, tokens, dtype, &(pattern.in.*field.values));
-        grads.*named.tensor = tensor(shape, tokens, dtype, nullptr);
+        const bool per_token = of_tokens(field.name);
+        const fw_dtype dtype = per_token && (shape.size() == 3 || is_logits(pattern, field.name)) ? FW_BF16 : FW_F32;
+        in.*named.tensor = tensor(shape, per_token, dtype, &(pattern.in.*field.values));
+        grads.*named.tensor = tensor(shape, per_token, dtype, nullptr);
       }
     }
     const std::vector<int64_t> o_shape{pattern.shape.sequences.tokens(), bench.value_heads, bench.value_dim};

@@ -25,9 +25,9 @@
 namespace fw {
 
 struct ScoringOptions {
-  int64_t max_length = 2048;        // tokens that the model is given at once; 0: no limit. A request's own max_len or max_ctx goes before it
-  int32_t prefix = -1;              // token before a text that begins with nothing; < 0: the end of text, else a newline, else 0
-  std::vector<int32_t> end_tokens;  // of an output
+  int64_t max_length = 2048;             // tokens that the model is given at once; 0: no limit. A request's own max_len or max_ctx goes before it
+  int32_t prefix = -1;                   // token before a text that begins with nothing; < 0: the end of text, else a newline, else 0
+  std::vector<int32_t> end_tokens = {};  // of an output
 };
 
 struct RequestScore {

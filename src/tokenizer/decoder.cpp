@@ -89,7 +89,7 @@ std::string Decoder::decode(std::vector<std::string> tokens) const {
       for (const std::string& token : tokens) {
         if (step.kind == Kind::kFuse || !from_byte_level(token, whole)) whole += token;
       }
-      tokens.assign(1, std::move(whole));
+      tokens.assign(1, whole);
       continue;
     }
     for (size_t i = 0; i < tokens.size(); ++i) {
