@@ -127,7 +127,7 @@ bool Normalizer::is_form() const {
   return std::ranges::all_of(steps_, [](const Step& s) { return s.kind <= Kind::kNfkd; });
 }
 
-std::string Normalizer::applied(const Step& step, std::string text, bool& first) {
+std::string Normalizer::applied(const Step& step, const std::string& text, bool& first) {
   switch (step.kind) {
     case Kind::kNfc:
       return normal_form(text, "nfc", UNORM2_COMPOSE);
@@ -154,7 +154,7 @@ std::string Normalizer::applied(const Step& step, std::string text, bool& first)
 }
 
 std::string Normalizer::apply(std::string text, bool& first) const {
-  for (const Step& step : steps_) text = applied(step, std::move(text), first);
+  for (const Step& step : steps_) text = applied(step, text, first);
   return text;
 }
 

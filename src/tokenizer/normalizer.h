@@ -30,7 +30,7 @@ class Normalizer {
     std::string content;             // kReplace, kPrepend
   };
   void add(const JsonPart& part);
-  static std::string applied(const Step& step, std::string text, bool& first);
+  static std::string applied(const Step& step, const std::string& text, bool& first);
 
   std::vector<Step> steps_;
 };

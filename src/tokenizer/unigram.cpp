@@ -112,10 +112,11 @@ class Unigram final : public TokenModel {
       end = node.begin;
     }
     if (unknown_end != kNone) tokens.push_back(piece.substr(0, unknown_end));
-    for (auto token = tokens.rbegin(); token != tokens.rend(); ++token) {
-      const int32_t id = vocabulary_.find(*token);
-      if (id < 0 && byte_fallback_ && byte_pieces(*token, ids)) continue;
-      if (id < 0 && unknown_ < 0) fail_unknown(*token);
+    std::reverse(tokens.begin(), tokens.end());
+    for (const auto& token : tokens) {
+      const int32_t id = vocabulary_.find(token);
+      if (id < 0 && byte_fallback_ && byte_pieces(token, ids)) continue;
+      if (id < 0 && unknown_ < 0) fail_unknown(token);
       ids.push_back(id >= 0 ? id : unknown_);
     }
   }
