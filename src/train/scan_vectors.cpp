@@ -84,7 +84,8 @@ class ScanCase {
     if (name == "D") return {channels_};
     if (name == "A") return {channels_, states_};
     if (name == "S0" || name == "S" || name == "dS") return {batch_, states_, channels_};
-    return {batch_, length_, name == rule_.key || name == rule_.query ? states_ : channels_};
+    if (name == rule_.key) return {batch_, length_, states_};
+    return {batch_, length_, name == rule_.query ? states_ : channels_};
   }
   std::vector<double> numbers(const std::string& name) const {
     const std::vector<int64_t> sizes = expected_shape(name);

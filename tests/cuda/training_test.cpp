@@ -1,5 +1,6 @@
 // The training loop on the device: steps that are not finite, checkpoints that go from one device to the other through files, and a run that is killed. In
 // the emulation and on a GPU.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -77,7 +78,7 @@ TEST(DeviceTrainer, AStepThatIsNotFiniteIsSkippedAndDamagesNothing) {
 // What one device wrote the other goes on from: the parameters to the bit, and the loss goes on falling.
 TEST(DeviceTrainer, ACheckpointOfEitherDeviceGoesOnOnTheOther) {
   for (const auto& [first, second] : {std::pair<std::string, std::string>{"cuda", "cpu"}, {"cpu", "cuda"}}) {
-    SCOPED_TRACE(first + " to " + second);
+    SCOPED_TRACE(fmt::format("{} to {}", first, second));
     const TempFolder folder;
     const std::string out = folder.path("run");
     double before = 0, after = 0;
