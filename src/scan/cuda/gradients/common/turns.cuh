@@ -55,7 +55,12 @@ struct TurnChunk : GradientChunk<Shape> {
     return Shape::kFollows && this->args.ready.made != nullptr ? all.last - own : own;
   }
   FW_DEVICE int64_t tile(int turn) const { return tile_number(turn); }
-  FW_DEVICE bool has(int turn) const { return block_index_x() + static_cast<unsigned>(turn) * grid_size_x() < static_cast<unsigned>(all.tiles); }
+  FW_DEVICE bool has(int turn) const {
+    const unsigned own = block_index_x() + static_cast<unsigned>(turn) * grid_size_x();
+    const SequenceArg& s = this->args.problem.sequences;
+    // Asked each time: what is kept is a register.
+    return own < static_cast<unsigned>(all.tiles) && (s.bounded == 0 || own < static_cast<unsigned>(s.chunk_base[s.N] * this->args.problem.HV));
+  }
 
   // Of four turns, so that one can be looked up while slower threads are still with an earlier one: value head, tokens, and where the
   // first row lies of every tensor of a token.
