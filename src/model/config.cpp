@@ -138,11 +138,19 @@ std::string ModelConfig::layer_rule(int64_t layer) const {
   return name == kRecurrentLayer ? rule : name;
 }
 
-bool ModelConfig::has_recurrence() const {
+bool ModelConfig::has(LayerKind kind) const {
   for (int64_t i = 0; i < entries(*this); ++i) {
-    if (layer_kind(i) == LayerKind::kRecurrent) return true;
+    if (layer_kind(i) == kind) return true;
   }
   return false;
+}
+
+MixerKeys ModelConfig::used_mixers() const {
+  MixerKeys keys;
+  if (has(LayerKind::kAttention)) keys.attention = attention;
+  if (has(LayerKind::kWindow)) keys.window = window;
+  if (has(LayerKind::kConv)) keys.conv = conv;
+  return keys;
 }
 
 std::string ModelConfig::mixers() const {
@@ -307,12 +315,8 @@ void validate(const ModelConfig& c) {
     fail_usage("layers: expected at most num_hidden_layers = {} entries, got {}", c.num_hidden_layers, c.layers.size());
   }
   std::set<std::string> rules;
-  bool attention = false, window = false;
   for (int64_t i = 0; i < entries(c); ++i) {
-    const LayerKind kind = c.layer_kind(i);
-    attention = attention || kind == LayerKind::kAttention;
-    window = window || kind == LayerKind::kWindow;
-    if (kind != LayerKind::kRecurrent || !rules.insert(c.layer_rule(i)).second) continue;
+    if (c.layer_kind(i) != LayerKind::kRecurrent || !rules.insert(c.layer_rule(i)).second) continue;
     copy.rule = c.layer_rule(i);
     try {
       check_recurrence(copy);
@@ -321,8 +325,8 @@ void validate(const ModelConfig& c) {
       throw Error(error.kind(), fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv or a rule): {}", copy.rule, error.what()));
     }
   }
-  if (attention) check_attention(c, "attention", c.attention);
-  if (window) check_attention(c, "window", c.window);
+  if (c.has(LayerKind::kAttention)) check_attention(c, "attention", c.attention);
+  if (c.has(LayerKind::kWindow)) check_attention(c, "window", c.window);
   check_size(c);
 }
 
@@ -355,7 +359,7 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   if (config.mlp == standard.mlp) json.erase("mlp");
   if (config.output_norm == standard.output_norm) json.erase("output_norm");
   if (config.output_norm_eps == standard.output_norm_eps) json.erase("output_norm_eps");
-  if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv) json.erase("mixer");
+  if (static_cast<const MixerKeys&>(config) == standard) json.erase("mixer");
   if (!config.peer.empty()) json["peer"] = Json::parse(config.peer);
   return json;
 }

@@ -36,14 +36,19 @@ struct ConvKeys {
 
 enum class LayerKind { kRecurrent, kAttention, kWindow, kConv };
 
-struct ModelConfig {
-#define FW_KEY FW_KEY_MEMBER
-#include "model/config.def"
-#undef FW_KEY
+// The tables [mixer.NAME] of the kinds but recurrences.
+struct MixerKeys {
   AttentionKeys attention;  // of the layers called attention: all tokens before
   WindowKeys window;        // of those called window
   ConvKeys conv;            // of those called conv
-  std::string peer;         // of a model that came from another program (peer.h): its config.json and what else an export needs; JSON, or ""
+  bool operator==(const MixerKeys&) const = default;
+};
+
+struct ModelConfig : MixerKeys {
+#define FW_KEY FW_KEY_MEMBER
+#include "model/config.def"
+#undef FW_KEY
+  std::string peer;  // of a model that came from another program (peer.h): its config.json and what else an export needs; JSON, or ""
 
   Rule resolved_rule() const;  // with gain_bound and precond_x from above, validated
   int64_t v_heads() const { return num_v_heads > 0 ? num_v_heads : num_heads; }
@@ -55,9 +60,11 @@ struct ModelConfig {
   // A layer's entry of `layers`: attention, window and conv are those kinds, "recurrent" is `rule`, and all else is a rule of its own
   // (a preset or axes) with the other keys of the model.
   LayerKind layer_kind(int64_t layer) const;
-  std::string layer_rule(int64_t layer) const;  // of a recurrent layer
-  bool has_recurrence() const;
-  std::string mixers() const;  // for people: "gated_deltanet2 + window"
+  std::string layer_rule(int64_t layer) const;  // of a recurrent layer; of another its kind
+  bool has(LayerKind kind) const;               // a layer
+  bool has_recurrence() const { return has(LayerKind::kRecurrent); }
+  MixerKeys used_mixers() const;  // with the standard keys where no layer is of that kind
+  std::string mixers() const;     // for people: "gated_deltanet2 + window"
   MixerSpec layer_spec(int64_t layer) const;
   AttentionSpec attention_spec(const AttentionKeys& keys, int64_t window) const;
 

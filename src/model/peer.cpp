@@ -505,36 +505,21 @@ const Type* find_type(const std::string& name) {
 ModelConfig meaning_of_layers(ModelConfig c) {
   const ModelConfig standard;
   StringList kinds;
-  bool attention = false, window = false, conv = false;
-  for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
-    const LayerKind kind = c.layer_kind(i);
-    attention = attention || kind == LayerKind::kAttention;
-    window = window || kind == LayerKind::kWindow;
-    conv = conv || kind == LayerKind::kConv;
-    if (kind == LayerKind::kRecurrent) {
-      kinds.push_back(c.layer_rule(i) == c.rule ? "recurrent" : c.layer_rule(i));
-    } else {
-      kinds.push_back(kind == LayerKind::kAttention ? "attention" : kind == LayerKind::kWindow ? "window" : "conv");
-    }
-  }
+  for (int64_t i = 0; i < c.num_hidden_layers; ++i) kinds.push_back(c.layer_rule(i) == c.rule ? "recurrent" : c.layer_rule(i));
   const auto resolve = [&](AttentionKeys& keys) {
     const AttentionSpec spec = c.attention_spec(keys, 0);
     keys.num_heads = spec.heads;
     keys.num_kv_heads = spec.kv_heads;
     keys.head_dim = spec.head_dim;
   };
-  if (attention) resolve(c.attention);
-  if (window) resolve(c.window);
-  if (!attention) c.attention = {};
-  if (!window) c.window = {};
-  if (!conv) c.conv = {};
+  if (c.has(LayerKind::kAttention)) resolve(c.attention);
+  if (c.has(LayerKind::kWindow)) resolve(c.window);
+  static_cast<MixerKeys&>(c) = c.used_mixers();
   if (!c.has_recurrence()) {
     ModelConfig plain;
     plain.layers = c.layers;
     plain.mlp = c.mlp;
-    plain.attention = c.attention;
-    plain.window = c.window;
-    plain.conv = c.conv;
+    static_cast<MixerKeys&>(plain) = c;
     plain.vocab_size = c.vocab_size;
     plain.hidden_size = c.hidden_size;
     plain.num_hidden_layers = c.num_hidden_layers;

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "rule/front.h"
+
 namespace fw {
 namespace {
 
@@ -31,36 +33,22 @@ std::pair<double, double> preconditioner_range(const Rule& rule) {
 // Whether the gain divides by |k|^2, so that gain * |k|^2 is bounded for every key.
 bool divides_by_key(Gain gain) { return gain != Gain::kOne && gain != Gain::kGate && gain != Gain::kPrecondLonghorn; }
 
-// The largest gain of unit keys, or of all keys: infinity where eps is all that keeps it finite.
+// s of front.h for the largest beta, for a key of squared length k2; without gain_eps, which is infinity where eps is all that keeps it finite.
+double gain_of(Rule rule, double k2) {
+  rule.gain_eps = 0;
+  const GainPair<double> pair = gain_pair(rule, k2, preconditioner_range(rule).first * k2, rule.uses_beta() ? rule.gain_bound : 1.0);
+  return pair.s_rho / pair.rho;
+}
+constexpr double kTiny = 0x1p-1000, kHuge = 0x1p1000;  // squared lengths of the shortest and the longest keys
+
+// The largest gain of unit keys, or of all keys, of which the shortest have it.
 double largest_gain(const Rule& rule, bool unit_keys) {
-  switch (rule.gain) {
-    case Gain::kOne:
-      return 1;
-    case Gain::kGate:
-      return rule.gain_bound;
-    case Gain::kKaczmarz:
-      return unit_keys ? rule.gain_bound : INFINITY;
-    case Gain::kNlms:
-      return unit_keys ? 1 : INFINITY;
-    case Gain::kLonghorn:
-      return unit_keys ? rule.gain_bound / (1 + rule.gain_bound) : rule.gain_bound;
-    case Gain::kPrecondLonghorn:
-      return unit_keys ? rule.gain_bound / (1 + rule.gain_bound * preconditioner_range(rule).first) : rule.gain_bound;
-    case Gain::kEfla:
-      return unit_keys ? -std::expm1(-rule.gain_bound) : rule.gain_bound;
-  }
-  return INFINITY;
+  const double gain = gain_of(rule, unit_keys ? 1 : kTiny);
+  return gain < 1 / std::sqrt(kTiny) ? gain : INFINITY;
 }
 
-// The largest gain * |k|^2 of any key; for gains that divide by it.
-double largest_projection(const Rule& rule) {
-  switch (rule.gain) {
-    case Gain::kKaczmarz:
-      return rule.gain_bound;
-    default:
-      return 1;
-  }
-}
+// The largest gain * |k|^2 of any key, without the rounding of the quotient; for gains that divide by it, of which the longest have it.
+double largest_projection(const Rule& rule) { return std::round(gain_of(rule, kHuge) * kHuge * 1e14) / 1e14; }
 
 // The largest beta k.(M_w k) / (1 + beta k.(M k)) of unit keys or of all, M_w what the write key is multiplied by: M, or nothing where it is on the read.
 double largest_implicit(const Rule& rule, bool unit_keys) {
