@@ -1,8 +1,6 @@
 #include "model/peer.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -11,615 +9,15 @@
 #include <vector>
 
 #include "base/error.h"
+#include "model/peer_types.h"
 
 namespace fw {
 namespace {
 
 using Json = nlohmann::json;
+using peer::Type;
 
 constexpr const char* kOurs = "fastweight";
-constexpr int64_t kSwigluStep = 256;  // of which the peer's width of an MLP is a multiple
-
-// The peer's configuration with its defaults: keys that are absent or null have the value that the caller names.
-class Keys {
- public:
-  Keys(const Json& json, std::string where) : json_(json), where_(std::move(where)) {}
-
-  const Json* find(const char* key) const {
-    const auto it = json_.find(key);
-    return it == json_.end() || it->is_null() ? nullptr : &*it;
-  }
-  int64_t whole(const char* key, int64_t standard) const {
-    const Json* value = find(key);
-    if (value == nullptr) return standard;
-    constexpr double kMost = 4e18;
-    if (!value->is_number_integer() || std::abs(value->get<double>()) > kMost) fail(key, "a whole number", *value);
-    return value->get<int64_t>();
-  }
-  double number(const char* key, double standard) const {
-    const Json* value = find(key);
-    if (value == nullptr) return standard;
-    if (!value->is_number() || !(std::abs(value->get<double>()) < 1e12)) fail(key, "a number", *value);
-    return value->get<double>();
-  }
-  bool truth(const char* key, bool standard) const {
-    const Json* value = find(key);
-    if (value == nullptr) return standard;
-    if (!value->is_boolean()) fail(key, "true or false", *value);
-    return value->get<bool>();
-  }
-  std::string text(const char* key, const char* standard) const {
-    const Json* value = find(key);
-    if (value == nullptr) return standard;
-    if (!value->is_string()) fail(key, "a string", *value);
-    return value->get<std::string>();
-  }
-  // The layer here computes one value of this key only.
-  void must_be(const char* key, const Json& only) const {
-    const Json* value = find(key);
-    if (value != nullptr && *value != only) fail(key, shown(only) + " (nothing else is computed here)", *value);
-  }
-  void must_be_absent(const char* key) const {
-    const Json* value = find(key);
-    if (value != nullptr) fail(key, "null (nothing else is computed here)", *value);
-  }
-  [[noreturn]] void fail(const char* key, const std::string& expected, const Json& came) const {
-    fail_usage("{}: {}: expected {}, got {}", where_, key, expected, shown(came));
-  }
-  const std::string& where() const { return where_; }
-
- private:
-  const Json& json_;
-  std::string where_;
-};
-
-// Another name that a peer's type has for one of our parameters; both are parts of a name between dots.
-struct Rename {
-  const char* ours;
-  const char* theirs;
-};
-
-// One type of model: its configuration as ours, ours as its, and what its parameters are called.
-struct Type {
-  const char* name;  // model_type, or that of the mixer (gdn2)
-  void (*read)(const Keys&, ModelConfig&);
-  void (*write)(const ModelConfig&, Json&);
-  std::array<Rename, 2> renames = {};
-  // Of the state-space models, which have "backbone" for our "model", "mixer" for "attn": what they call the norm before the mixer.
-  const char* norm = nullptr;
-};
-
-// The shortest beginning that repeated to the length gives the whole list.
-size_t period(const StringList& list) {
-  for (size_t n = 1; n < list.size(); ++n) {
-    bool repeats = true;
-    for (size_t i = n; i < list.size() && repeats; ++i) repeats = list[i] == list[i - n];
-    if (repeats) return n;
-  }
-  return list.size();
-}
-
-// What all of them have.
-void read_common(const Keys& keys, ModelConfig& c, int64_t hidden, int64_t layers, double ratio) {
-  c.vocab_size = keys.whole("vocab_size", 32000);
-  c.hidden_size = keys.whole("hidden_size", hidden);
-  c.num_hidden_layers = keys.whole("num_hidden_layers", layers);
-  c.norm_eps = keys.number("norm_eps", 1e-6);
-  c.tie_word_embeddings = keys.truth("tie_word_embeddings", false);
-  c.init = "normal";
-  c.intermediate_size = keys.whole("intermediate_size", 0);
-  if (c.intermediate_size == 0) {
-    const double width = static_cast<double>(c.hidden_size) * keys.number("hidden_ratio", ratio) * 2 / 3;
-    if (!(width >= 0 && width < 1e15)) fail_usage("{}: hidden_ratio: expected a number that makes the MLP 0 to 1e15 wide, got {}", keys.where(), width);
-    c.intermediate_size = kSwigluStep * ((static_cast<int64_t>(width) + kSwigluStep - 1) / kSwigluStep);
-  }
-  keys.must_be("hidden_act", "swish");
-  keys.must_be("elementwise_affine", true);
-  keys.must_be_absent("attnres_block_size");
-}
-
-void read_heads(const Keys& keys, ModelConfig& c, int64_t heads, int64_t head_dim, double expand_v) {
-  c.num_heads = keys.whole("num_heads", heads);
-  c.num_v_heads = keys.whole("num_v_heads", 0);
-  c.head_dim = keys.whole("head_dim", head_dim);
-  c.expand_v = keys.number("expand_v", expand_v);
-  // Before anything is computed with them; validate() has the exact limits.
-  if (c.head_dim < 1 || c.head_dim > 1 << 20) fail_usage("{}: head_dim: expected 1 to 4096, got {}", keys.where(), c.head_dim);
-  if (!(c.expand_v > 0 && c.expand_v <= 65536)) fail_usage("{}: expand_v: expected a number from 0 to 65536, got {}", keys.where(), c.expand_v);
-}
-
-// The older layers say the widths of all heads together, in shares of the model's.
-void read_shares(const Keys& keys, ModelConfig& c, int64_t heads, double expand_k, double expand_v) {
-  c.num_heads = keys.whole("num_heads", heads);
-  c.num_v_heads = 0;
-  if (c.num_heads < 1) fail_usage("{}: num_heads: expected at least 1, got {}", keys.where(), c.num_heads);
-  const auto size = [&](const char* key, double standard) {
-    const double width = static_cast<double>(c.hidden_size) * keys.number(key, standard);
-    return width >= 1 && width <= 1e12 ? static_cast<int64_t>(width) : 0;
-  };
-  const int64_t key_size = size("expand_k", expand_k), value_size = size("expand_v", expand_v);
-  if (key_size < 1 || value_size < 1 || key_size % c.num_heads != 0 || value_size % c.num_heads != 0) {
-    fail_usage("{}: expand_k, expand_v: expected widths of keys and values that {} heads divide, got {} and {}", keys.where(), c.num_heads, key_size,
-               value_size);
-  }
-  c.head_dim = key_size / c.num_heads;
-  c.expand_v = static_cast<double>(value_size) / static_cast<double>(key_size);
-  const Json* groups = keys.find("num_kv_heads");
-  if (groups != nullptr && *groups != c.num_heads)
-    keys.fail("num_kv_heads", fmt::format("num_heads = {} (grouped keys are not computed here)", c.num_heads), *groups);
-}
-
-// Models of state-space layers, each block one layer.
-void read_blocks(const Keys& keys, ModelConfig& c, int64_t hidden, int64_t layers, const char* activation = "silu") {
-  c.vocab_size = keys.whole("vocab_size", 32000);
-  c.hidden_size = keys.whole("hidden_size", hidden);
-  c.num_hidden_layers = keys.whole("num_hidden_layers", layers);
-  c.norm_eps = keys.number("norm_eps", 1e-5);
-  c.tie_word_embeddings = keys.truth("tie_word_embeddings", false);
-  c.init = "normal";
-  c.mlp = "none";
-  keys.must_be("hidden_act", activation);
-  if (c.hidden_size < 1 || c.hidden_size > 1 << 24) fail_usage("{}: hidden_size: expected 1 to 2^24, got {}", keys.where(), c.hidden_size);
-}
-
-// One attention layer, of a whole model or of the layers that `attn` names. Its heads are hidden_size / num_heads wide.
-void read_attention(const Keys& keys, ModelConfig& c, AttentionKeys& a) {
-  a.num_heads = keys.whole("num_heads", 32);
-  if (a.num_heads < 1 || a.num_heads > 1 << 16) fail_usage("{}: num_heads: expected 1 to 65536, got {}", keys.where(), a.num_heads);
-  if (c.hidden_size % a.num_heads != 0)
-    fail_usage("{}: num_heads: expected a number that divides hidden_size = {}, got {}", keys.where(), c.hidden_size, a.num_heads);
-  a.num_kv_heads = keys.whole("num_kv_heads", a.num_heads);
-  a.head_dim = c.hidden_size / a.num_heads;
-  a.rope_theta = keys.number("rope_theta", 10000.0);
-  a.qk_norm = keys.truth("qk_norm", false);
-  a.qkv_bias = keys.truth("qkv_bias", false);
-}
-// The kind of those layers: with a window or without.
-const char* read_attention_kind(const Keys& keys, ModelConfig& c) {
-  const bool all = keys.find("window_size") == nullptr;
-  if (!all) c.window.window = keys.whole("window_size", 0);
-  read_attention(keys, c, all ? c.attention : c.window);
-  return all ? "attention" : "window";
-}
-
-// A hybrid: the layers that `attn` names have attention in the mixer's place.
-void read_hybrid(const Keys& keys, ModelConfig& c) {
-  const Json* attn = keys.find("attn");
-  if (attn == nullptr) return;
-  if (!attn->is_object()) keys.fail("attn", "an object with layers and num_heads", *attn);
-  const Keys inner(*attn, keys.where() + ": attn");
-  const Json* layers = inner.find("layers");
-  if (layers == nullptr || !layers->is_array()) inner.fail("layers", "the numbers of the layers with attention", layers == nullptr ? Json() : *layers);
-  if (inner.find("num_heads") == nullptr) inner.fail("num_heads", "a whole number", Json());
-  if (layers->empty()) return;
-  if (c.num_hidden_layers < 1 || c.num_hidden_layers > 1 << 14)
-    fail_usage("{}: num_hidden_layers: expected 1 to 16384, got {}", keys.where(), c.num_hidden_layers);
-  const char* kind = read_attention_kind(inner, c);
-  c.layers.assign(static_cast<size_t>(c.num_hidden_layers), "recurrent");
-  for (const Json& layer : *layers) {
-    const bool known = layer.is_number_integer() && layer.get<double>() >= 0 && layer.get<double>() < static_cast<double>(c.num_hidden_layers);
-    if (!known) inner.fail("layers", fmt::format("numbers from 0 to {}", c.num_hidden_layers - 1), layer);
-    c.layers[layer.get<size_t>()] = kind;
-  }
-  c.layers.resize(period(c.layers));
-}
-
-// The attention of a model's layers, in `json` itself or in its `attn`.
-void write_attention(const ModelConfig& c, LayerKind kind, Json& json) {
-  const AttentionKeys& keys = kind == LayerKind::kWindow ? c.window : c.attention;
-  const AttentionSpec spec = c.attention_spec(keys, 0);
-  json["num_heads"] = spec.heads;
-  json["num_kv_heads"] = spec.kv_heads;
-  json["rope_theta"] = spec.rope_theta;
-  json["qkv_bias"] = spec.qkv_bias;
-  if (spec.qk_norm) json["qk_norm"] = true;
-  json["window_size"] = kind == LayerKind::kWindow ? Json(c.window.window) : Json();
-}
-void write_hybrid(const ModelConfig& c, Json& json) {
-  Json layers = Json::array();
-  LayerKind kind = LayerKind::kRecurrent;
-  for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
-    if (is_recurrence(c.layer_kind(i))) continue;
-    kind = c.layer_kind(i);  // several kinds come back as one, which is not this model
-    layers.push_back(i);
-  }
-  if (layers.empty()) return;
-  Json attn = {{"layers", layers}};
-  write_attention(c, kind, attn);
-  json["attn"] = attn;
-}
-
-void read_conv(const Keys& keys, ModelConfig& c) {
-  keys.must_be("use_short_conv", true);  // without it the peer still applies the activation
-  keys.must_be("conv_bias", false);
-  c.conv_size = keys.whole("conv_size", 4);
-}
-
-void write_common(const ModelConfig& c, Json& json) {
-  json["vocab_size"] = c.vocab_size;
-  json["hidden_size"] = c.hidden_size;
-  json["num_hidden_layers"] = c.num_hidden_layers;
-  json["norm_eps"] = c.norm_eps;
-  json["tie_word_embeddings"] = c.tie_word_embeddings;
-  json["intermediate_size"] = c.mlp_size();
-  json["hidden_act"] = "swish";
-  json["num_heads"] = c.num_heads;
-}
-
-void write_blocks(const ModelConfig& c, Json& json) {
-  json.update({{"vocab_size", c.vocab_size},
-               {"hidden_size", c.hidden_size},
-               {"num_hidden_layers", c.num_hidden_layers},
-               {"norm_eps", c.norm_eps},
-               {"tie_word_embeddings", c.tie_word_embeddings},
-               {"hidden_act", "silu"}});
-}
-
-void write_heads(const ModelConfig& c, Json& json) {
-  write_common(c, json);
-  json["num_v_heads"] = c.v_heads();
-  json["head_dim"] = c.head_dim;
-  json["expand_v"] = c.expand_v;
-  json["use_short_conv"] = true;
-  json["conv_size"] = c.conv_size;
-}
-
-void write_shares(const ModelConfig& c, Json& json) {
-  write_common(c, json);
-  const double hidden = static_cast<double>(c.hidden_size);
-  json["expand_k"] = static_cast<double>(c.num_heads * c.head_dim) / hidden;
-  json["expand_v"] = static_cast<double>(c.v_heads() * c.head_v_dim()) / hidden;
-}
-
-bool doubles(const ModelConfig& c) { return c.resolved_rule().gain_bound > 1.0; }
-
-// ---- the types
-
-void read_delta_net(const Keys& keys, ModelConfig& c) {
-  read_common(keys, c, 2048, 24, 4);
-  read_shares(keys, c, 16, 1.0, 1.0);
-  read_conv(keys, c);
-  keys.must_be("qk_norm", "l2");
-  keys.must_be("qk_activation", "silu");
-  keys.must_be("use_output_norm", true);
-  keys.must_be("use_beta", true);
-  c.rule = "deltanet";
-  c.allow_neg_eigval = keys.truth("allow_neg_eigval", false);
-  c.output_gate = keys.truth("use_gate", false) ? "silu" : "none";
-}
-void write_delta_net(const ModelConfig& c, Json& json) {
-  write_shares(c, json);
-  json.update(
-      {{"use_short_conv", true}, {"conv_size", c.conv_size}, {"qk_norm", "l2"}, {"qk_activation", "silu"}, {"use_beta", true}, {"use_output_norm", true}});
-  json["allow_neg_eigval"] = doubles(c);
-  json["use_gate"] = c.output_gate == "silu";
-}
-
-void read_gated(const Keys& keys, ModelConfig& c, const char* rule) {
-  read_common(keys, c, 2048, 21, 4);
-  read_heads(keys, c, 6, 256, 2.0);
-  read_conv(keys, c);
-  c.rule = rule;
-  c.allow_neg_eigval = keys.truth("allow_neg_eigval", false);
-  c.output_gate = keys.truth("use_gate", true) ? "silu" : "none";
-}
-void write_gated(const ModelConfig& c, Json& json) {
-  write_heads(c, json);
-  json["allow_neg_eigval"] = doubles(c);
-  json["use_gate"] = c.output_gate == "silu";
-}
-void read_gated_deltanet(const Keys& keys, ModelConfig& c) { read_gated(keys, c, "gated_deltanet"); }
-
-void read_precond(const Keys& keys, ModelConfig& c) {
-  c.precond_x = keys.number("squash_x", 1.5);
-  keys.must_be("squash_eps", 1e-6);
-}
-void write_precond(const ModelConfig& c, Json& json) { json.update({{"squash_x", c.precond_x}, {"squash_eps", 1e-6}}); }
-void read_precond_gated(const Keys& keys, ModelConfig& c) {
-  read_gated(keys, c, "precond_gated_deltanet");
-  read_precond(keys, c);
-}
-void write_precond_gated(const ModelConfig& c, Json& json) {
-  write_gated(c, json);
-  write_precond(c, json);
-}
-
-// Decay and output gate of low rank, as wide as a value head.
-void read_low_rank(ModelConfig& c, const char* rule, bool per_value_head) {
-  c.rule = rule;
-  c.output_gate = "sigmoid";
-  c.output_gate_rank = c.decay_rank = c.head_v_dim();
-  c.decay_per_value_head = per_value_head;
-}
-void read_kda_of(const Keys& keys, ModelConfig& c, const char* rule) {
-  read_common(keys, c, 2048, 24, 4);
-  read_heads(keys, c, 16, 128, 1.0);
-  read_conv(keys, c);
-  keys.must_be("safe_gate", false);
-  keys.must_be_absent("lower_bound");
-  c.allow_neg_eigval = keys.truth("allow_neg_eigval", false);
-  read_low_rank(c, rule, true);
-}
-void read_kda(const Keys& keys, ModelConfig& c) { read_kda_of(keys, c, "kda"); }
-void write_kda(const ModelConfig& c, Json& json) {
-  write_heads(c, json);
-  json["allow_neg_eigval"] = doubles(c);
-}
-void read_precond_kda(const Keys& keys, ModelConfig& c) {
-  read_kda_of(keys, c, "precond_kda");
-  read_precond(keys, c);
-}
-void write_precond_kda(const ModelConfig& c, Json& json) {
-  write_kda(c, json);
-  write_precond(c, json);
-}
-
-// The peer has this layer but no model of it: the model of kda with its mixers replaced.
-void read_gdn2(const Keys& keys, ModelConfig& c) {
-  read_common(keys, c, 2048, 24, 4);
-  read_conv(keys, c);
-  const Keys mixer(*keys.find("mixer_override"), keys.where() + ": mixer_override");
-  read_heads(mixer, c, 16, 128, 1.0);
-  mixer.must_be("use_short_conv", true);
-  c.conv_size = mixer.whole("conv_size", c.conv_size);
-  c.allow_neg_eigval = mixer.truth("allow_neg_eigval", false);
-  read_low_rank(c, "gated_deltanet2", false);
-}
-void write_gdn2(const ModelConfig& c, Json& json) {
-  write_heads(c, json);
-  json["model_type"] = "kda";
-  Json mixer = {{"type", "gdn2"}, {"allow_neg_eigval", doubles(c)}};
-  for (const char* key : {"num_heads", "num_v_heads", "head_dim", "expand_v"}) mixer[key] = json[key];
-  json["mixer_override"] = mixer;
-}
-
-void read_linear_attn(const Keys& keys, ModelConfig& c) {
-  read_common(keys, c, 2048, 24, 4);
-  read_shares(keys, c, 4, 1.0, 1.0);
-  for (const char* key : {"tie_feature_map_qk", "norm_q", "norm_k", "norm_feature_map"}) keys.must_be(key, false);
-  const std::string map = keys.text("feature_map", "elementwise_product");
-  if (map != "elementwise_product" && map != "elu" && map != "relu" && map != "identity") {
-    keys.fail("feature_map", "elementwise_product, elu, relu or identity", map);
-  }
-  c.feature_map = map == "elementwise_product" ? "product" : map == "identity" ? "none" : map;
-  c.rule = "linear_attention";
-  c.output_gate = "none";
-  c.conv_size = 0;
-}
-void write_linear_attn(const ModelConfig& c, Json& json) {
-  write_shares(c, json);
-  json["feature_map"] = c.feature_map == "product" ? "elementwise_product" : c.feature_map == "none" ? "identity" : c.feature_map;
-}
-
-// p = sigmoid(decay) k is the erase key. The kernel normalises it, which cancels the inner decay (but for the norm's epsilon) in what
-// is erased; it remains in q - D p.
-void read_comba(const Keys& keys, ModelConfig& c) {
-  read_common(keys, c, 2048, 21, 4);
-  read_heads(keys, c, 6, 256, 2.0);
-  read_conv(keys, c);
-  if (c.v_heads() != c.num_heads) keys.fail("num_v_heads", fmt::format("num_heads = {} (the peer itself fails with others)", c.num_heads), c.num_v_heads);
-  c.rule = "decay=scalar gain=gate q_norm=l2 k_norm=l2";
-  if (keys.truth("use_inner_decay", true)) c.rule += " erase_key=own";
-  c.raw_read_correction = keys.truth("use_output_correction", true);
-  c.output_gate = keys.truth("use_output_gate", true) ? "sigmoid" : "none";
-}
-void write_comba(const ModelConfig& c, Json& json) {
-  write_heads(c, json);
-  json["use_inner_decay"] = c.resolved_rule().uses_erase_key();
-  json["use_output_correction"] = c.raw_read_correction;
-  json["use_output_gate"] = c.output_gate == "sigmoid";
-}
-
-// What gla and retnet have in common.
-void read_plain(const Keys& keys, ModelConfig& c) {
-  keys.must_be("conv_bias", false);
-  c.conv_size = keys.truth("use_short_conv", false) ? keys.whole("conv_size", 4) : 0;
-  const std::string map = keys.text("feature_map", "none");
-  if (map != "none" && map != "relu") keys.fail("feature_map", "null or relu", map);
-  c.feature_map = map;
-  keys.must_be("fuse_norm", true);  // without it the peer names the norm otherwise
-  c.output_gate = keys.truth("use_output_gate", true) ? "silu" : "none";
-}
-void write_plain(const ModelConfig& c, Json& json) {
-  write_shares(c, json);
-  json["use_short_conv"] = c.conv_size > 0;
-  if (c.conv_size > 0) json["conv_size"] = c.conv_size;
-  if (c.feature_map != "none") json["feature_map"] = c.feature_map;
-  json["use_output_gate"] = c.output_gate == "silu";
-}
-
-constexpr int64_t kGlaRank = 16;  // the peer's model leaves it at its layer's default
-
-void read_gla(const Keys& keys, ModelConfig& c) {
-  read_common(keys, c, 2048, 24, 4);
-  read_shares(keys, c, 4, 0.5, 1.0);
-  read_plain(keys, c);
-  keys.must_be_absent("clamp_min");
-  keys.must_be("use_gk", true);
-  keys.must_be("use_gv", false);
-  c.rule = "gla";
-  c.decay_gate = "logsigmoid";
-  c.decay_rank = kGlaRank;
-}
-
-// The norm of the whole width keeps its layer's epsilon, whatever the model's is.
-constexpr double kHgrn2NormEps = 1e-5;
-
-void read_hgrn2(const Keys& keys, ModelConfig& c) {
-  read_common(keys, c, 2048, 24, 4);
-  keys.must_be("use_lower_bound", true);
-  keys.must_be("use_short_conv", false);
-  const Json* ratio = keys.find("expand_ratio");
-  c.head_dim = ratio != nullptr || keys.find("num_heads") == nullptr ? keys.whole("expand_ratio", 128) : 0;
-  c.num_heads = keys.whole("num_heads", c.head_dim > 0 ? c.hidden_size / c.head_dim : 0);
-  if (c.num_heads < 1) fail_usage("{}: num_heads: expected at least 1, got {}", keys.where(), c.num_heads);
-  if (c.head_dim == 0) c.head_dim = c.hidden_size / c.num_heads;
-  if (c.num_heads > 1 << 16 || c.head_dim < 1 || c.head_dim > 4096 || c.num_heads * c.head_dim != c.hidden_size) {
-    fail_usage("{}: expand_ratio: expected num_heads * expand_ratio = hidden_size = {} (the lower bounds are as wide), got {} * {}", keys.where(),
-               c.hidden_size, c.num_heads, c.head_dim);
-  }
-  c.num_v_heads = 0;
-  c.expand_v = 1;
-  c.rule = "hgrn2";
-  c.conv_size = 0;
-  c.feature_map = "silu";
-  c.decay_gate = "bounded";
-  c.output_gate = "none";
-  c.output_norm = "width";
-  c.output_norm_eps = kHgrn2NormEps;
-}
-void write_hgrn2(const ModelConfig& c, Json& json) {
-  write_common(c, json);
-  json.update({{"expand_ratio", c.head_dim}, {"use_lower_bound", true}, {"use_short_conv", false}});
-}
-
-constexpr double kRetnetTheta = 10000.0;
-
-void read_retnet(const Keys& keys, ModelConfig& c) {
-  read_common(keys, c, 2048, 24, 2);
-  read_shares(keys, c, 8, 1.0, 2.0);
-  read_plain(keys, c);
-  c.rule = "retnet";
-  c.rope_theta = kRetnetTheta;
-}
-
-void read_transformer(const Keys& keys, ModelConfig& c) {
-  read_common(keys, c, 2048, 24, 4);
-  c.layers = {read_attention_kind(keys, c)};
-}
-void write_transformer(const ModelConfig& c, Json& json) {
-  write_common(c, json);
-  write_attention(c, c.layer_kind(0), json);
-}
-
-// Mamba-2: blocks of one layer without MLP. The norm is of all heads, whatever the groups are.
-void read_mamba2(const Keys& keys, ModelConfig& c) {
-  read_blocks(keys, c, 2048, 48);
-  c.layers = {"ssd"};
-  c.ssd.expand = keys.whole("expand", 2);
-  c.ssd.head_dim = keys.whole("head_dim", 64);
-  c.ssd.state_size = keys.whole("state_size", 128);
-  c.ssd.num_groups = keys.whole("n_groups", 1);
-  c.ssd.conv_size = keys.whole("conv_kernel", 4);
-  if (c.ssd.expand < 1 || c.ssd.expand > 64) fail_usage("{}: expand: expected 1 to 64, got {}", keys.where(), c.ssd.expand);
-  const Json* heads = keys.find("num_heads");
-  if (heads != nullptr && c.ssd.head_dim > 0 && *heads != c.ssd.expand * c.hidden_size / c.ssd.head_dim)
-    keys.fail("num_heads", fmt::format("expand * hidden_size / head_dim = {}", c.ssd.expand * c.hidden_size / c.ssd.head_dim), *heads);
-  keys.must_be("use_conv_bias", true);
-  keys.must_be("use_bias", false);
-  keys.must_be("rmsnorm", true);
-  keys.must_be("norm_before_gate", false);
-  keys.must_be("D_has_hdim", false);
-  const Json* limit = keys.find("dt_limit");
-  const Json any = {0.0, {{"__float__", "Infinity"}}};
-  if (limit != nullptr && *limit != any) keys.fail("dt_limit", "0 to infinity (nothing else is computed here)", *limit);
-}
-void write_mamba2(const ModelConfig& c, Json& json) {
-  write_blocks(c, json);
-  const SsdSpec spec = c.ssd_spec();
-  json.update({{"expand", c.ssd.expand},
-               {"head_dim", spec.head_dim},
-               {"num_heads", spec.heads},
-               {"state_size", spec.state},
-               {"n_groups", spec.groups},
-               {"conv_kernel", spec.conv_size},
-               {"use_conv_bias", true},
-               {"use_bias", false},
-               {"rmsnorm", true},
-               {"norm_before_gate", false},
-               {"D_has_hdim", false}});
-}
-
-// The layer of Mamba (1), alone or in Samba. The rank of the step has one key in the former and another in the latter.
-void read_mamba_layer(const Keys& keys, ModelConfig& c, const char* rank) {
-  c.mamba.expand = keys.whole("expand", 2);
-  c.mamba.state_size = keys.whole("state_size", 16);
-  c.mamba.conv_size = keys.whole("conv_kernel", 4);
-  const Json* given = keys.find(rank);
-  c.mamba.dt_rank = given == nullptr || *given == "auto" ? 0 : keys.whole(rank, 0);
-  keys.must_be("use_conv_bias", true);
-  keys.must_be("use_bias", false);
-}
-void write_mamba_layer(const ModelConfig& c, Json& json, const char* rank) {
-  const SelectiveSpec spec = c.selective_spec(ScanLaw::kMamba);
-  json.update({{"expand", c.mamba.expand}, {"state_size", spec.state}, {"conv_kernel", spec.conv_size}, {"use_conv_bias", true}, {"use_bias", false}});
-  json["intermediate_size"] = spec.inner;
-  json[rank] = spec.rank;
-}
-
-void read_mamba(const Keys& keys, ModelConfig& c) {
-  read_blocks(keys, c, 2048, 48);
-  c.layers = {"mamba"};
-  read_mamba_layer(keys, c, "dt_rank");
-}
-void write_mamba(const ModelConfig& c, Json& json) {
-  write_blocks(c, json);
-  write_mamba_layer(c, json, "dt_rank");
-}
-
-// Samba: layers of Mamba and, where `attn` says, of attention with a window, a SwiGLU behind each. Its intermediate_size is the width inside a layer of
-// Mamba, not that of the SwiGLU, which follows from hidden_ratio.
-void read_samba(const Keys& keys, ModelConfig& c) {
-  read_blocks(keys, c, 2304, 18, "swish");
-  c.mlp = "swiglu";
-  const double width = static_cast<double>(c.hidden_size) * keys.number("hidden_ratio", 4) * 2 / 3;
-  if (!(width >= 0 && width < 1e15)) fail_usage("{}: hidden_ratio: expected a number that makes the MLP 0 to 1e15 wide, got {}", keys.where(), width);
-  c.intermediate_size = kSwigluStep * ((static_cast<int64_t>(width) + kSwigluStep - 1) / kSwigluStep);
-  read_mamba_layer(keys, c, "time_step_rank");
-  if (keys.find("attn") == nullptr) keys.fail("attn", "an object with layers and num_heads", Json());
-  read_hybrid(keys, c);
-  if (c.layers.empty()) c.layers = {"recurrent"};
-  std::replace(c.layers.begin(), c.layers.end(), std::string("recurrent"), std::string("mamba"));
-  keys.must_be_absent("attnres_block_size");
-}
-void write_samba(const ModelConfig& c, Json& json) {
-  write_blocks(c, json);
-  json["hidden_act"] = "swish";
-  json["hidden_ratio"] = 1.5 * static_cast<double>(c.mlp_size()) / static_cast<double>(c.hidden_size);
-  write_mamba_layer(c, json, "time_step_rank");
-}
-
-// MesaNet, whose solve is exact here: the peer's conjugate gradients end near it.
-void read_mesa_net(const Keys& keys, ModelConfig& c) {
-  read_common(keys, c, 2048, 24, 4);
-  read_conv(keys, c);
-  c.layers = {"mesa"};
-  c.mesa.num_heads = keys.whole("num_heads", 16);
-  c.mesa.head_dim = keys.whole("head_dim", 128);
-  c.mesa.conv_size = c.conv_size;
-  c.mesa.output_gate = keys.truth("use_output_gate", false) ? "silu" : "none";
-  c.mesa.least_lambda = keys.number("lambda_lower_bound", 0.25);
-}
-void write_mesa_net(const ModelConfig& c, Json& json) {
-  write_common(c, json);
-  const MesaSpec spec = c.mesa_spec();
-  json.update({{"num_heads", spec.heads},
-               {"head_dim", spec.dim},
-               {"use_short_conv", true},
-               {"conv_size", spec.conv_size},
-               {"use_output_gate", spec.gate == GateKind::kSilu},
-               {"lambda_lower_bound", spec.least_lambda}});
-}
-
-// The first that says the same as a model of our own is what it is exported as.
-constexpr Type kTypes[] = {
-    {"transformer", read_transformer, write_transformer},
-    {"delta_net", read_delta_net, write_delta_net},
-    {"gated_deltanet", read_gated_deltanet, write_gated},
-    {"comba", read_comba, write_comba},
-    {"kda", read_kda, write_kda},
-    {"gdn2", read_gdn2, write_gdn2},
-    {"precond_gated_deltanet", read_precond_gated, write_precond_gated},
-    {"precond_kda", read_precond_kda, write_precond_kda, {{{"a_atk_proj", "a_proj"}}}},
-    {"linear_attn", read_linear_attn, write_linear_attn, {{{"o_norm", "norm"}}}},
-    {"gla", read_gla, write_plain, {{{"o_norm", "g_norm_swish_gate"}, {"f_proj", "gk_proj"}}}},
-    {"hgrn2", read_hgrn2, write_hgrn2, {{{"o_norm", "g_norm"}, {"v_proj", "i_proj"}}}},
-    {"mamba2", read_mamba2, write_mamba2, {}, "norm"},
-    {"mamba", read_mamba, write_mamba, {}, "norm"},
-    {"samba", read_samba, write_samba, {}, "mixer_norm"},
-    {"mesa_net", read_mesa_net, write_mesa_net},
-    {"retnet", read_retnet, write_plain, {{{"o_norm", "g_norm_swish_gate"}}}},
-};
 
 // The type's name: model_type, or that of a mixer in its place.
 std::string type_name(const Json& config) {
@@ -633,7 +31,7 @@ std::string type_name(const Json& config) {
 }
 
 const Type* find_type(const std::string& name) {
-  for (const Type& type : kTypes) {
+  for (const Type& type : peer::types()) {
     if (name == type.name) return &type;
   }
   return nullptr;
@@ -698,7 +96,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     plain.tie_word_embeddings = c.tie_word_embeddings;
     c = plain;
   }
-  kinds.resize(period(kinds));
+  kinds.resize(peer::period(kinds));
   c.layers = kinds == StringList{"recurrent"} ? StringList{} : kinds;
   return c;
 }
@@ -788,10 +186,10 @@ struct Candidate {
 std::vector<Candidate> candidates(const ModelConfig& config, std::string& obstacle) {
   const ModelConfig ours = meaning(config);
   std::vector<Candidate> all;
-  for (const Type& type : kTypes) {
+  for (const Type& type : peer::types()) {
     Candidate candidate{&type, {{"model_type", type.name}}, {}, 0};
     type.write(config, candidate.json);
-    if (candidate.json["model_type"] != "transformer") write_hybrid(config, candidate.json);
+    if (candidate.json["model_type"] != "transformer") peer::write_hybrid(config, candidate.json);
     try {
       candidate.theirs = meaning(config_from_peer(candidate.json, type.name));
     } catch (const Error& error) {
@@ -830,13 +228,13 @@ ModelConfig config_from_peer(const Json& config, const std::string& where) {
                shown(config.is_object() ? config.value("model_type", Json()) : config));
   if (const std::string unknown = unknown_peer_model(config); !unknown.empty()) {
     std::string known;
-    for (const Type& type : kTypes) known += fmt::format("{}{}", known.empty() ? "" : ", ", type.name);
+    for (const Type& type : peer::types()) known += fmt::format("{}{}", known.empty() ? "" : ", ", type.name);
     fail_usage("{}: model_type: expected one of {}, got {}", where, known, unknown);
   }
-  const Keys keys(config, where);
+  const peer::Keys keys(config, where);
   ModelConfig c;
   find_type(type_name(config))->read(keys, c);
-  if (c.layers.empty()) read_hybrid(keys, c);
+  if (c.layers.empty()) peer::read_hybrid(keys, c);
   c.peer = Json{{"config", config}}.dump(-1, ' ', false, Json::error_handler_t::replace);
   try {
     validate(c);
@@ -904,9 +302,9 @@ namespace {
 // "model.layers.0.attn.D" -> "backbone.layers.0.mixer.D".
 std::string backbone_name(const std::string& name, const std::string& norm) {
   const std::string of_mixer = "." + norm + ".";
-  const Rename parts[] = {{".model.norm.", ".backbone.norm_f."}, {".model.", ".backbone."}, {".attn.", ".mixer."}, {".attn_norm.", of_mixer.c_str()}};
+  const peer::Rename parts[] = {{".model.norm.", ".backbone.norm_f."}, {".model.", ".backbone."}, {".attn.", ".mixer."}, {".attn_norm.", of_mixer.c_str()}};
   std::string result = "." + name;
-  for (const Rename& part : parts) {
+  for (const peer::Rename& part : parts) {
     const std::string ours = part.ours;
     if (const size_t at = result.find(ours); at != std::string::npos) result.replace(at, ours.size(), part.theirs);
   }
@@ -920,7 +318,7 @@ std::string peer_parameter_name(const Json& peer_config, const std::string& name
   if (type == nullptr) return name;
   if (type->norm != nullptr) return backbone_name(name, type->norm);
   std::string result = "." + name + ".";
-  for (const Rename& rename : type->renames) {
+  for (const peer::Rename& rename : type->renames) {
     if (rename.ours == nullptr) continue;
     const std::string ours = fmt::format(".attn.{}.", rename.ours);
     const size_t at = result.find(ours);

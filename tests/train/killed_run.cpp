@@ -26,10 +26,13 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char *kFolder = "FW_TEST_TRAIN_IN", *kDevice = "FW_TEST_TRAIN_ON";
 
+// An emulated device takes many times as long a step: fewer of them show the same.
+int64_t steps_on(const std::string& device) { return device == "cpu" ? 40 : 12; }
+
 TrainConfig run_config(const std::string& folder, const std::string& device) {
   TrainConfig config = tiny_run(folder + "/run");
   config.device = device;
-  config.steps = 40;
+  config.steps = steps_on(device);
   config.checkpoint_every = 2;
   return config;
 }
@@ -126,6 +129,7 @@ std::string difference(const std::map<std::string, std::string>& got, const std:
 
 void expect_kills_leave_no_trace(const std::string& device, int kills_wanted) {
   const TempFolder folder;
+  const std::string last = "/run/checkpoints/step-" + std::to_string(steps_on(device));
   const std::string whole = folder.path("whole");
   fs::create_directories(whole);
   const auto start = Clock::now();
@@ -133,7 +137,7 @@ void expect_kills_leave_no_trace(const std::string& device, int kills_wanted) {
   ASSERT_EQ(::waitpid(start_training(whole, device), &status, 0) > 0, true);
   ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   const auto whole_time = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
-  const auto expected = folder_content(whole + "/run/checkpoints/step-40");
+  const auto expected = folder_content(whole + last);
   ASSERT_EQ(expected.count("model.safetensors"), 1u);
 
   Random random(static_cast<uint64_t>(Clock::now().time_since_epoch().count()));
@@ -155,7 +159,7 @@ void expect_kills_leave_no_trace(const std::string& device, int kills_wanted) {
       ASSERT_EQ(outcome.status, 0) << "after " << kills << " kills";
       break;
     }
-    ASSERT_EQ(difference(folder_content(here + "/run/checkpoints/step-40"), expected), "") << "after " << kills << " kills";
+    ASSERT_EQ(difference(folder_content(here + last), expected), "") << "after " << kills << " kills";
     ASSERT_EQ(difference(folder_content(here + "/run/model"), folder_content(whole + "/run/model")), "");
     EXPECT_EQ(folder_content(here + "/run/checkpoints").size(), 2u);
     ASSERT_LT(runs, 100) << "processes end before they can be killed";
