@@ -43,6 +43,7 @@ void multiply(const Exec<T>& exec, Mat<const T> a, bool a_transposed, Mat<const 
   p.c = c.data;
   p.c_stride = c.stride;
   p.accumulate = accumulate;
+  note_product(p);
   multiply(p, exec.device.stream());
 }
 

@@ -31,6 +31,9 @@ inline constexpr size_t kProductsWorkspace = size_t{64} << 20;  // of the device
 // in the order of its arrival or in bf16. Throws DeviceError where the library is missing, saying what brings it.
 void multiply(const Product& product, void* stream);
 
+// Called with each product of an operation, before it is queued: for who listens (ops/product_record.h).
+void note_product(const Product& product);
+
 // Throws DeviceError where the library is missing: before a model's parameters are read.
 void require_products();
 

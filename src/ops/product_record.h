@@ -1,0 +1,34 @@
+// ProductRecord: the matrix products of passes on the CUDA device, and how long they take alone: what a step's time is compared with (docs/gpu.md), since a GPU
+// at its power cap is faster or slower by what it is given, and by the card.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/device.h"
+
+namespace fw {
+
+// While one lives and listens, every product that is queued for the CUDA device is noted, in order; not those of few rows, which are none of the library's.
+class ProductRecord {
+ public:
+  ProductRecord();  // Error(kInternal) where there is one already
+  ~ProductRecord();
+  ProductRecord(const ProductRecord&) = delete;
+  ProductRecord& operator=(const ProductRecord&) = delete;
+
+  void stop();  // listening
+  int64_t count() const;
+  double flops() const;  // 2 m n k of each
+
+  // Seconds of the same products, of each of `repeats` runs after a first: one after the other in the order in which they were noted, by shape, strides and
+  // alignment, on random numbers in memory of their own (the largest operands twice; none stays in the caches for the next). Stops listening.
+  std::vector<double> seconds_alone(Device& device, int repeats);
+
+ private:
+  struct List;
+  std::unique_ptr<List> list_;
+};
+
+}  // namespace fw
