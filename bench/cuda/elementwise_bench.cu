@@ -96,7 +96,9 @@ void time_rest(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tens
   Buffer<int32_t> ids(device, tokens);
   ids.write(0, drawn);
   Buffer<float> table(device, kVocab * width);
-  report("embedding_forward", rows * row + u, [&] { exec.embedding_forward(ids.data(), Mat<float>(table.data(), kVocab, width), mat(y)); });
+  Buffer<Bf16> rounded(device, kVocab * width);
+  const Weight<float> weight(Mat<float>(table.data(), kVocab, width), {rounded.data(), kVocab, width});
+  report("embedding_forward", rows * row / 2 + u, [&] { exec.embedding_forward(ids.data(), weight, mat(y)); });
   report("embedding_backward", 2 * rows * row + u, [&] { exec.embedding_backward(ids.data(), mat(dy), Mat<float>(table.data(), kVocab, width)); });
 
   std::vector<ParamPiece> list;
@@ -110,7 +112,13 @@ void time_rest(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tens
   report("square_sum", bytes, [&] { exec.square_sum(grads.data(), all, sum.data()); });
   report("add_values", 3 * bytes, [&] { exec.add_values(grads.data(), grads.size(), values.data()); });
   const AdamWStep<float> step{0.9F, 0.1F, 0.95F, 0.05F, 1e-8F, 1, 1e-3F, 1, 1e-4F};
-  report("adamw", 7 * bytes, [&] { exec.adamw(step, all, grads.data(), values.data(), m.data(), v.data()); });
+  Buffer<Bf16> upper(device, kPieces * kPiece), m16(device, kPieces * kPiece), v16(device, kPieces * kPiece);
+  Buffer<uint16_t> rest(device, kPieces * kPiece);
+  const ParamValues<float> whole{values.data()}, split{nullptr, upper.data(), rest.data(), nullptr};
+  const MomentValues<float> wide_moments{m.data(), v.data()}, narrow{nullptr, nullptr, m16.data(), v16.data()};
+  report("adamw, whole masters", 7 * bytes, [&] { exec.adamw(step, all, grads.data(), whole, wide_moments); });
+  report("adamw", 7 * bytes, [&] { exec.adamw(step, all, grads.data(), split, wide_moments); });
+  report("adamw, bf16 moments", 5 * bytes, [&] { exec.adamw(step, all, grads.data(), split, narrow); });
 }
 
 void time_all(int64_t tokens, int64_t width, int64_t channels) {

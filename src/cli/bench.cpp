@@ -63,6 +63,8 @@ class Bench : public Command {
     options.add("length", "N", &model_.length, "tokens of a sequence of a training step");
     options.add("steps", "N", &model_.steps, "training steps timed");
     options.add("recompute", "LEVEL", &model_.recompute, "of training steps: what backward computes again").words = recompute_names();
+    options.add("memory", "SIZE", &model_.memory, "most that a training step may take, such as 22G: what it needs is computed again, then moments are bf16");
+    options.add("moments", "FORMAT", &model_.moments, "of training steps: auto, float32, or bf16").words = {"auto", "float32", "bf16"};
     options.add("decode_tokens", "N", &model_.decode_tokens, "tokens decoded");
     options.add(key_tables(model_.model), false);
   }

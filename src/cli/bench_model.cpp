@@ -8,12 +8,14 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/process_time.h"
 #include "base/stop.h"
 #include "base/threads.h"
 #include "cli/bench_report.h"
 #include "cli/run_config.h"
 #include "cli/say.h"
 #include "generate/session.h"
+#include "ops/product_record.h"
 #include "report/progress.h"
 #include "report/table.h"
 #include "train/memory_plan.h"
@@ -53,6 +55,9 @@ TrainConfig config_of(const ModelBench& bench) {
   config.warmup = 10;
   config.log_every = 1;
   config.recompute = bench.recompute;
+  config.memory = bench.memory;
+  config.moments = bench.moments;
+  config.device = bench.device;
   config.checkpoint_every = 0;
   return config;
 }
@@ -139,40 +144,70 @@ Json bench_train(const ModelBench& bench) {
   return {{"model", describe(bench.model)}, {"batch", bench.batch}, {"length", bench.length}, {"results", rows}};
 }
 
+// A step's time is also given as a multiple of what its matrix products take alone, right after it on the same card: the products as one step queues them, in
+// its order.
 Json bench_train_device(const ModelBench& bench) {
   if (bench.steps < 1) fail_usage("--steps: expected a whole number >= 1, got {}", bench.steps);
   Device& device = device_named(bench.device);
-  say("training: {}; {} x {} tokens a step, {}; {} steps\n", describe(bench.model), bench.batch, bench.length, device_info().name, bench.steps);
+  const MemoryPlan plan = plan_memory(bench.model, config_of(bench));
+  say("training: {}; {} x {} tokens a step, {}; {} steps; recompute {}, moments {}; {} planned\n", describe(bench.model), bench.batch, bench.length,
+      device_info().name, bench.steps, describe(plan.recompute, bench.model.num_hidden_layers), name_of(plan.format),
+      format_bytes(static_cast<double>(plan.total())));
   std::fflush(stdout);
   LanguageModel<float> model(bench.model, device);
-  model.set_recompute(parse_recompute(bench.recompute));
+  model.set_recompute(plan.recompute);
+  model.reserve_scratch(plan.scratch);
   init_for_times(model);
-  AdamW optimizer({}, model.params());
+  AdamW optimizer({.moments = plan.format, .seed = 1}, model.params());
   Random random(1);
-  Samples ms;
-  double first_ms = 0;
-  for (int64_t step = 0; step < kWarmSteps + bench.steps; ++step) {
-    stop_point("bench", step, kWarmSteps + bench.steps, "training steps");
+  Samples ms, products_ms;
+  double first_ms = 0, first_step = 0;
+  const auto step = [&] {
     const Batch batch = random_batch(bench, random);
-    const double taken = 1e3 * seconds_of([&] { train_step(model, optimizer, {&batch, 1}, 1e-4, 1.0); });
-    if (step == 0) first_ms = taken;
-    if (step >= kWarmSteps) ms.add(taken);
+    return 1e3 * seconds_of([&] { train_step(model, optimizer, {&batch, 1}, 1e-4, 1.0); });
+  };
+  for (int64_t i = 0; i < kWarmSteps + bench.steps; ++i) {
+    stop_point("bench", i, kWarmSteps + bench.steps, "training steps");
+    const double taken = step();
+    if (i == 0) first_ms = taken, first_step = seconds_since_process_start();
+    if (i >= kWarmSteps) ms.add(taken);
   }
-  const double step_tokens = static_cast<double>(bench.batch * bench.length);
+  const size_t peak = device.peak_bytes();
+  ProductRecord record;
+  step();
+  for (const double seconds : record.seconds_alone(device, static_cast<int>(std::min<int64_t>(bench.steps, 20)))) products_ms.add(1e3 * seconds);
+
+  const double step_tokens = static_cast<double>(bench.batch * bench.length), ktok_s = step_tokens / ms.median(), ratio = ms.median() / products_ms.median();
+  const double peak_gib = static_cast<double>(peak) / 0x1p30;
   Table table;
-  for (const char* heading : {"tok/s median", "tok/s best", "ms/step median", "ms/step best", "first step ms", "peak memory"}) table.column(heading);
-  table.row({fmt::format("{:.0f}", 1e3 * step_tokens / ms.median()), fmt::format("{:.0f}", 1e3 * step_tokens / ms.best()), fmt::format("{:.1f}", ms.median()),
-             fmt::format("{:.1f}", ms.best()), fmt::format("{:.1f}", first_ms), format_bytes(static_cast<double>(device.peak_bytes()))});
-  say("{}", table.text());
+  for (const char* heading :
+       {"ktok/s median", "ktok/s best", "ms/step median", "ms/step best", "its products ms", "step/products", "first step ms", "from start s", "peak GiB"})
+    table.column(heading);
+  table.row({fmt::format("{:.2f}", ktok_s), fmt::format("{:.2f}", step_tokens / ms.best()), fmt::format("{:.1f}", ms.median()),
+             fmt::format("{:.1f}", ms.best()), fmt::format("{:.1f}", products_ms.median()), fmt::format("{:.3f}", ratio), fmt::format("{:.1f}", first_ms),
+             fmt::format("{:.2f}", first_step), fmt::format("{:.2f}", peak_gib)});
+  say("{}{} products of {:.1f} TFLOP in all: {:.0f} TFLOP/s alone\n", table.text(), record.count(), record.flops() / 1e12,
+      record.flops() / products_ms.median() / 1e9);
   return {{"model", describe(bench.model)},
+          {"shape", fmt::format("{}x{}", bench.batch, bench.length)},
           {"batch", bench.batch},
           {"length", bench.length},
-          {"recompute", bench.recompute},
+          {"recompute", describe(plan.recompute, bench.model.num_hidden_layers)},
+          {"moments", name_of(plan.format)},
+          {"memory", bench.memory},
           {"device", device_info().name},
           {"ms_per_step", figures(ms)},
-          {"tokens_per_second", {{"median", 1e3 * step_tokens / ms.median()}, {"best", 1e3 * step_tokens / ms.best()}}},
+          {"products", record.count()},
+          {"products_flops", record.flops()},
+          {"products_ms", figures(products_ms)},
+          {"tokens_per_second", {{"median", 1e3 * ktok_s}, {"best", 1e3 * step_tokens / ms.best()}}},
+          {"ktok_s", ktok_s},
+          {"step_over_products", ratio},
           {"first_step_ms", first_ms},
-          {"peak_bytes", device.peak_bytes()}};
+          {"first_step_s", first_step},
+          {"planned_bytes", plan.total()},
+          {"peak_bytes", peak},
+          {"peak_gib", peak_gib}};
 }
 
 Json bench_decode(const ModelBench& bench) {

@@ -63,7 +63,7 @@ struct ModelBench {
   ModelConfig model;
   int64_t batch = 16, length = 256, steps = 20, decode_tokens = 100000;
   std::string device = "cpu";
-  std::string recompute = "none";
+  std::string recompute = "none", memory, moments = "auto";  // as the keys of training (train/config.def)
 };
 nlohmann::json bench_train(const ModelBench& bench);         // on the CPU
 nlohmann::json bench_train_device(const ModelBench& bench);  // on a GPU

@@ -82,15 +82,15 @@ double seconds_of_step(LanguageModel<float>& model, AdamW& optimizer, int64_t se
 }
 
 // A step is so much for its tokens and so much for the update; both from two short steps.
-double estimated_step(const ModelConfig& config, const TrainConfig& train, const RecomputeLayers& recompute) {
+double estimated_step(const ModelConfig& config, const TrainConfig& train, const MemoryPlan& plan) {
   constexpr int64_t kTokens = 256;
   const int64_t length = std::min(train.length, kTokens), few = std::max<int64_t>(1, kTokens / length), many = 2 * few;
   LanguageModel<float> model(config, device_named(train.device));
   Random random(1);
   model.init(random);
   model.set_precision(train.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
-  model.set_recompute(recompute);
-  AdamW optimizer({}, model.params());
+  model.set_recompute(plan.recompute);
+  AdamW optimizer({.moments = plan.format}, model.params());
   seconds_of_step(model, optimizer, many, length, random);  // memory is taken, libraries make ready
   const double a = seconds_of_step(model, optimizer, few, length, random), b = seconds_of_step(model, optimizer, many, length, random);
   const double per_token = std::max(b - a, 0.1 * b) / static_cast<double>(few * length);
@@ -110,16 +110,21 @@ void print_memory(const MemoryPlan& plan, const ModelConfig& model, const TrainC
     table.row({what, fmt::format("{}", bytes), fmt::format("{:.2f}", static_cast<double>(bytes) / 0x1p30),
                of_parameters ? fmt::format("{:.1f}", static_cast<double>(bytes) / parameters) : ""});
   };
-  row("parameters, float32", plan.parameters, true);
+  row(on_cpu ? "parameters, float32" : "parameters, float32 as bf16 for products and the rest", plan.parameters, true);
   row("copies for products, bf16", plan.operands, true);
   row("gradients, float32", plan.gradients, true);
-  row("moments, float32", plan.moments, true);
+  row(fmt::format("moments, {}", name_of(plan.format)), plan.moments, true);
   row(on_cpu ? "activations and workspace" : "activations kept, and workspace", on_cpu ? plan.activations : plan.scratch.kept, false);
   row("activations computed again", plan.scratch.again, false);
   row("workspace of cuBLASLt", plan.libraries, false);
   row("all", plan.total(), true);
   say("\n{}\nrecompute {}{}\n", table.text(), describe(plan.recompute, model.num_hidden_layers),
       train.memory.empty() ? "" : fmt::format(" (the least that fits --memory {})", train.memory));
+  if (plan.format == MomentFormat::kBf16)
+    say("moments   bf16, rounded stochastically{}\n",
+        train.moments == "auto"
+            ? fmt::format(": no step with float32 moments fits --memory {}; the numbers of the run are others than with those", train.memory)
+            : "");
   if (!on_cpu)
     say("{}", "          on the device, before the first step; not counted: the driver's own, and what documents packed in a sequence take besides\n");
 }
@@ -152,7 +157,7 @@ void print_plan(const ModelConfig& model, const TrainConfig& train) {
     return;
   }
   std::fflush(stdout);
-  const double seconds = estimated_step(model, train, plan.recompute);
+  const double seconds = estimated_step(model, train, plan);
   say("time      about {} a step, {} for {} steps (an estimate from short steps, {} threads)\n", time_text(seconds),
       format_duration(seconds * static_cast<double>(train.steps)), train.steps, num_threads());
 }

@@ -60,6 +60,7 @@ Json model_report(const std::string& path) {
           {"state_bytes", cost.state_bytes},
           {"state_bytes_token", cost.state_bytes_token},
           {"device", train.device},
+          {"moments", name_of(memory.format)},
           {"recompute", names[static_cast<size_t>(memory.recompute.level)]},
           {"recompute_layers", std::min(memory.recompute.layers, model.num_hidden_layers)},
           {"parameter_bytes", memory.parameters},

@@ -38,11 +38,13 @@ Batch random_batch(const ModelConfig& model, const TrainConfig& train) {
 // A model with its optimiser, ready for steps. Whether its operations are timed is decided when it is made.
 struct Stepper {
   Stepper(const ModelConfig& config, const TrainConfig& train, Device& device)
-      : model(config, device), optimizer({train.beta1, train.beta2, train.adam_eps, train.weight_decay}, model.params()), batch(random_batch(config, train)) {
+      : plan(plan_memory(config, train)),
+        model(config, device),
+        optimizer({train.beta1, train.beta2, train.adam_eps, train.weight_decay, plan.format, train.seed}, model.params()),
+        batch(random_batch(config, train)) {
     Random random(train.seed);
     model.init(random);
     model.set_precision(train.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
-    const MemoryPlan plan = plan_memory(config, train);
     model.set_recompute(plan.recompute);
     if (device.kind() != FW_DEVICE_CPU) model.reserve_scratch(plan.scratch);
     step();
@@ -54,6 +56,7 @@ struct Stepper {
     train_step(model, optimizer, {&batch, 1}, 1e-5, 1.0);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
+  MemoryPlan plan;
   LanguageModel<float> model;
   AdamW optimizer;
   Batch batch;

@@ -247,6 +247,12 @@ void Train::describe_run(Trainer& trainer, const Dataset& data) const {
                                                                               : fmt::format("{}, {} threads", o_.train.precision, num_threads());
   say("training  {} steps of {} tokens ({:.1f} epochs), {}\n", o_.train.steps, format_count(step_tokens),
       static_cast<double>(o_.train.steps) * step_tokens / static_cast<double>(data.train->tokens()), where);
+  if (!o_.train.memory.empty())
+    say("memory    at most {} a step: recompute {}\n", o_.train.memory,
+        describe(trainer.planned_recompute().value_or(RecomputeLayers{}), o_.model.num_hidden_layers));
+  if (trainer.moments() == MomentFormat::kBf16)
+    say("moments   bf16, rounded stochastically{}\n",
+        o_.train.moments == "auto" ? " (as the checkpoint has them, or no step with float32 moments fits --memory)" : "");
   std::fflush(stdout);
 }
 

@@ -31,7 +31,7 @@ class EngineOf final : public Engine<Wide<T>> {
  public:
   using W = Wide<T>;
 
-  EngineOf(const ModelConfig& c, Device& device, Params<W>& params)
+  EngineOf(const ModelConfig& c, Device& device, Params<W>& params, Masters masters)
       : config_(c),
         params_(params),
         embedding_("model.embeddings.weight", c.vocab_size, c.hidden_size, params),
@@ -44,7 +44,7 @@ class EngineOf final : public Engine<Wide<T>> {
         wide_(wide_exec(exec_)),
         recurrences_(device) {
     for (const std::string& kind : c.layers) require_layer<T>(kind, device);
-    params.allocate(device);
+    params.allocate(device, masters);
     contexts_.resize(blocks_.size());
   }
 
@@ -240,14 +240,14 @@ class EngineOf final : public Engine<Wide<T>> {
 }  // namespace
 
 template <class W>
-std::unique_ptr<Engine<W>> make_engine(const ModelConfig& config, Device& device, Params<W>& params) {
+std::unique_ptr<Engine<W>> make_engine(const ModelConfig& config, Device& device, Params<W>& params, Masters masters) {
   if constexpr (std::is_same_v<W, float>) {
-    if (bf16_activations<W>(device)) return std::make_unique<EngineOf<Bf16>>(config, device, params);
+    if (bf16_activations<W>(device)) return std::make_unique<EngineOf<Bf16>>(config, device, params, masters);
   }
-  return std::make_unique<EngineOf<W>>(config, device, params);
+  return std::make_unique<EngineOf<W>>(config, device, params, Masters::kWhole);
 }
 
-template std::unique_ptr<Engine<float>> make_engine(const ModelConfig&, Device&, Params<float>&);
-template std::unique_ptr<Engine<double>> make_engine(const ModelConfig&, Device&, Params<double>&);
+template std::unique_ptr<Engine<float>> make_engine(const ModelConfig&, Device&, Params<float>&, Masters);
+template std::unique_ptr<Engine<double>> make_engine(const ModelConfig&, Device&, Params<double>&, Masters);
 
 }  // namespace fw

@@ -21,7 +21,8 @@ const ModelConfig& validated(const ModelConfig& config) {
 
 template <class T>
 struct LanguageModel<T>::Impl {
-  Impl(const ModelConfig& c, Device& d) : config(validated(c)), device(d), engine(make_engine<T>(config, device, params)), sums(device, 1) {}
+  Impl(const ModelConfig& c, Device& d, Masters masters)
+      : config(validated(c)), device(d), engine(make_engine<T>(config, device, params, masters)), sums(device, 1) {}
 
   void check(std::span<const int32_t> ids, const SeqLayout& layout, const ModelState<T>* state) const {
     if (static_cast<int64_t>(ids.size()) != layout.tokens()) fail_usage("ids: expected {} tokens as the layout has, got {}", layout.tokens(), ids.size());
@@ -50,7 +51,7 @@ struct LanguageModel<T>::Impl {
 };
 
 template <class T>
-LanguageModel<T>::LanguageModel(const ModelConfig& config, Device& device) : impl_(std::make_unique<Impl>(config, device)) {}
+LanguageModel<T>::LanguageModel(const ModelConfig& config, Device& device, Masters masters) : impl_(std::make_unique<Impl>(config, device, masters)) {}
 template <class T>
 LanguageModel<T>::~LanguageModel() = default;
 template <class T>
@@ -121,7 +122,11 @@ template <class T>
 bool LanguageModel<T>::parameters_finite() const {
   const Params<T>& params = impl_->params;
   Buffer<double> sum(impl_->device, 1);  // of squares: finite if they are, in double
-  exec().square_sum(params.values().data(), params.pieces(), sum.data());
+  if (const Bf16* rounded = params.split_rounded()) {
+    exec().bf16_square_sum(rounded, params.pieces(), sum.data());
+  } else {
+    exec().square_sum(params.values().data(), params.pieces(), sum.data());
+  }
   double value = 0;
   sum.read(0, {&value, 1});
   return std::isfinite(value);

@@ -16,7 +16,7 @@ Embedding<T>::Embedding(const std::string& name, int64_t vocab, int64_t hidden, 
 template <class T>
 void Embedding<T>::forward(const Pass<T>& pass, const int32_t* ids, Mat<T> x) const {
   const Params<Wide<T>>& params = pass.params;
-  pass.exec.embedding_forward(ids, params.matrix(index_, vocab_, hidden_), x);
+  pass.exec.embedding_forward(ids, params.weight(index_, vocab_, hidden_), x);
 }
 
 template <class T>

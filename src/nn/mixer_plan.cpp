@@ -109,7 +109,11 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
   return list;
 }
 
-ParamSpec decay_bounds_parameter(int64_t layers, int64_t channels) { return {kDecayBounds, {layers, channels}, constant_init(0.0), true}; }
+ParamSpec decay_bounds_parameter(int64_t layers, int64_t channels) {
+  ParamSpec spec = {kDecayBounds, {layers, channels}, constant_init(0.0), true};
+  spec.numbers = true;
+  return spec;
+}
 
 std::vector<StateTensor> mixer_state(const RecurrentMixerSpec& spec) {
   std::vector<StateTensor> list = {{"s", StateKind::kMatrix, {spec.v_heads, spec.key_dim, spec.value_dim}, true}};

@@ -1,9 +1,13 @@
 #include "nn/params.h"
 
 #include <algorithm>
+#include <bit>
+#include <type_traits>
 
 #include "base/error.h"
+#include "base/threads.h"
 #include "nn/draw.h"
+#include "ops/split_value.h"
 
 namespace fw {
 namespace {
@@ -11,6 +15,17 @@ namespace {
 constexpr int64_t kAlignBytes = 64;
 // Large enough that a task costs more than its start, small enough that two threads end together.
 constexpr int64_t kPiece = 16384;
+
+constexpr int64_t aligned(int64_t elements, int64_t size) {
+  const int64_t align = kAlignBytes / size;
+  return (elements + align - 1) / align * align;
+}
+
+// body(begin, end) for parts of n values.
+template <class Body>
+void for_parts(int64_t n, const Body& body) {
+  parallel_for((n + kPiece - 1) / kPiece, [&](int64_t i) { body(i * kPiece, std::min(n, (i + 1) * kPiece)); });
+}
 
 }  // namespace
 
@@ -24,8 +39,7 @@ template <class T>
 int Params<T>::declare(ParamSpec spec) {
   if (device_ != nullptr) fail_internal("parameter '{}': declared after the parameters were allocated", spec.name);
   if (!names_.insert(spec.name).second) fail_internal("parameter '{}': declared twice", spec.name);
-  constexpr int64_t kAlign = kAlignBytes / static_cast<int64_t>(sizeof(T));
-  spec.offset = spec.continues ? extent_ : (extent_ + kAlign - 1) / kAlign * kAlign;
+  spec.offset = spec.continues ? extent_ : aligned(extent_, sizeof(T));
   size_ += spec.size();
   extent_ = spec.offset + spec.size();
   specs_.push_back(std::move(spec));
@@ -41,10 +55,82 @@ int Params<T>::find(std::string_view name) const {
 }
 
 template <class T>
-void Params<T>::allocate(Device& device) {
+void Params<T>::allocate(Device& device, Masters masters) {
   device_ = &device;
-  values_ = like();
+  masters_ = masters;
+  if (!split()) {
+    values_ = like();
+    return write_pieces();
+  }
+  if (!std::is_same_v<T, float>) fail_internal("parameters: expected floats to split");
+  int64_t numbers = 0;
+  for (const ParamSpec& spec : specs_) {
+    if (spec.operand()) continue;
+    if (!spec.continues) numbers = aligned(numbers, sizeof(T));
+    number_at_[spec.offset] = numbers;
+    numbers += spec.size();
+  }
+  rounded_ = Buffer<Bf16>(device, extent_);
+  rest_ = Buffer<uint16_t>(device, extent_);
+  numbers_ = Buffer<T>(device, numbers);
+  rounded_is_old_ = false;
   write_pieces();
+}
+
+template <class T>
+void Params<T>::require_whole() const {
+  if (split()) fail_internal("parameters: their values are split; expected host_values(), write_values() or all_values()");
+}
+
+template <class T>
+const T* Params<T>::number(int index) const {
+  const auto found = number_at_.find(spec_of(index).offset);
+  if (found == number_at_.end()) fail_internal("parameter '{}': an operand of products, whose values are split, is read as numbers", spec_of(index).name);
+  return numbers_.data() + found->second;
+}
+
+template <class T>
+ParamValues<T> Params<T>::all_values(int64_t from) {
+  if (split()) return {nullptr, rounded_.data() + from, rest_.data() + from, numbers_.data()};
+  rounded_is_old_ = true;
+  return {values_.data() + from};
+}
+
+template <class T>
+HostView<T> Params<T>::host_values(const ParamSpec& spec) const {
+  if (!split()) return values_.host(spec.offset, spec.size());
+  const HostView<Bf16> rounded = rounded_.host(spec.offset, spec.size());
+  const HostView<uint16_t> rest = rest_.host(spec.offset, spec.size());
+  std::vector<T> values(static_cast<size_t>(spec.size()));
+  if constexpr (std::is_same_v<T, float>) {
+    for_parts(spec.size(), [&](int64_t begin, int64_t end) {
+      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
+        values[i] = std::bit_cast<float>(join_value({rounded.span()[i].bits, rest.span()[i]}));
+    });
+  }
+  return HostView<T>(std::move(values));
+}
+
+template <class T>
+void Params<T>::write_part(const ParamSpec& spec, int64_t at, std::span<const T> values) {
+  if (!split()) {
+    rounded_is_old_ = true;
+    return values_.write(spec.offset + at, values);
+  }
+  std::vector<Bf16> rounded(values.size());
+  std::vector<uint16_t> rest(values.size());
+  if constexpr (std::is_same_v<T, float>) {
+    for_parts(static_cast<int64_t>(values.size()), [&](int64_t begin, int64_t end) {
+      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+        const SplitValue halves = split_value(std::bit_cast<uint32_t>(values[i]));
+        rounded[i] = {halves.rounded};
+        rest[i] = halves.rest;
+      }
+    });
+  }
+  rounded_.write(spec.offset + at, rounded);
+  rest_.write(spec.offset + at, rest);
+  if (!spec.operand()) numbers_.write(number_at_.at(spec.offset) + at, values);
 }
 
 template <class T>
@@ -64,7 +150,9 @@ void Params<T>::write_pieces() {
   std::vector<ParamPiece> pieces;
   for (const ParamSpec& spec : specs_) {
     for (int64_t begin = 0; begin < spec.size(); begin += kPiece) {
-      pieces.push_back({spec.offset + begin, static_cast<int32_t>(std::min(kPiece, spec.size() - begin)), spec.weight_decay ? 1 : 0});
+      const auto number = number_at_.find(spec.offset);
+      pieces.push_back({spec.offset + begin, static_cast<int32_t>(std::min(kPiece, spec.size() - begin)), spec.weight_decay ? 1 : 0,
+                        number == number_at_.end() ? -1 : number->second + begin});
     }
   }
   pieces_ = Buffer<ParamPiece>(*device_, static_cast<int64_t>(pieces.size()));
@@ -74,10 +162,7 @@ void Params<T>::write_pieces() {
 template <class T>
 void Params<T>::init(Random& random) {
   if (device_ == nullptr) fail_internal("parameters: init() before allocate()");
-  draw_parameters<T>(specs_, random, [this](const ParamSpec& spec, int64_t at, std::span<const T> values) {
-    rounded_is_old_ = true;
-    values_.write(spec.offset + at, values);
-  });
+  draw_parameters<T>(specs_, random, [this](const ParamSpec& spec, int64_t at, std::span<const T> values) { write_part(spec, at, values); });
 }
 
 template <class T>
@@ -88,7 +173,7 @@ void Params<T>::zero_grads() {
 
 template <class T>
 Bf16* Params<T>::old_rounded() {
-  if (!rounded_is_old_) return nullptr;
+  if (!rounded_is_old_) return nullptr;  // and of split values always
   if (rounded_.size() != extent_) rounded_ = Buffer<Bf16>(*device_, extent_);
   rounded_is_old_ = false;
   return rounded_.data();

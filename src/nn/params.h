@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -26,15 +27,22 @@ struct ParamSpec {
   bool weight_decay = false;
   bool continues = false;  // lies right behind the one declared before it
   int64_t offset = 0;      // elements from the start of the flat buffers, set by declare()
+  bool numbers = false;    // of two dimensions, and yet read as numbers, not by products
   int64_t size() const;
+  // Whether operations take its bf16 copy where activations are bf16: a matrix of products, or the embedding's table.
+  bool operand() const { return shape.size() == 2 && !numbers; }
 };
+
+// How the values are kept: as they are, or (float only) split into the bf16 that products read and the rest (ops/split_value.h), which together are the float
+// to the bit: 4 bytes a value for both, and float copies of those that are no operands, which are few.
+enum class Masters { kWhole, kSplit };
 
 template <class T>
 class Params {
  public:
   // Returns the index. Throws Error(kInternal) for a repeated name or after allocate().
   int declare(ParamSpec spec);
-  void allocate(Device& device = host_device());
+  void allocate(Device& device = host_device(), Masters masters = Masters::kWhole);
   void decay_all();           // weight decay for every parameter, as some papers' runs have it
   void decay_matrices();      // for those of two or more dimensions and no others
   void init(Random& random);  // every parameter in order of declaration
@@ -45,20 +53,32 @@ class Params {
   int64_t size() const { return size_; }  // values of all parameters
   Device& device() const { return *device_; }
 
-  // Device memory. The flat buffers are longer than size() by the gaps between parameters.
-  const T* value(int index) const { return values_.data() + specs_[static_cast<size_t>(index)].offset; }
+  bool split() const { return masters_ == Masters::kSplit; }
+
+  // Device memory. The flat buffers are longer than size() by the gaps between parameters. Where values are split, value() is that of parameters that are no
+  // operands alone, and values() of none: Error(kInternal).
+  const T* value(int index) const { return split() ? number(index) : values_.data() + specs_[static_cast<size_t>(index)].offset; }
   T* grad(int index) { return grads_.data() + specs_[static_cast<size_t>(index)].offset; }
   std::span<T> values() {
+    require_whole();
     rounded_is_old_ = true;  // the caller may change them
     return values_.span();
   }
-  std::span<const T> values() const { return values_.span(); }
+  std::span<const T> values() const {
+    require_whole();
+    return values_.span();
+  }
+  // For the optimiser, which changes them: as they are kept, from element `from` of the flat buffers on.
+  ParamValues<T> all_values(int64_t from = 0);
+  // The bf16 of every value where they are split, laid out as the flat buffers.
+  const Bf16* split_rounded() const { return split() ? rounded_.data() : nullptr; }
   std::span<T> grads() { return grads_.span(); }
   std::span<const T> grads() const { return grads_.span(); }
   bool has_grads() const { return grads_.size() > 0 || (device_ != nullptr && size_ == 0); }
   void zero_grads();  // the first allocates them: inference never pays for it
   // A buffer as long as the flat ones and laid out like them, zero.
   Buffer<T> like() const { return Buffer<T>(*device_, extent_); }
+  int64_t extent() const { return extent_; }  // elements of a flat buffer
   // The parameters in pieces, for what runs over all of them (ops.def, optimiser).
   ParamPieces pieces() const { return {pieces_.data(), pieces_.size()}; }
 
@@ -67,24 +87,22 @@ class Params {
   Mat<T> grad_rows(int index) { return {grad(index), spec_of(index).shape[0], spec_of(index).shape[1]}; }
 
   // The parameters as the host sees them.
-  HostView<T> host_values(const ParamSpec& spec) const { return values_.host(spec.offset, spec.size()); }
+  HostView<T> host_values(const ParamSpec& spec) const;
   HostView<T> host_grads(const ParamSpec& spec) const { return grads_.host(spec.offset, spec.size()); }
-  void write_values(const ParamSpec& spec, std::span<const T> values) {
-    rounded_is_old_ = true;
-    values_.write(spec.offset, values);
-  }
+  void write_values(const ParamSpec& spec, std::span<const T> values) { write_part(spec, 0, values); }
 
   // The weights declared from `first` on, `rows` rows of `cols` columns together, as one matrix. Throws Error(kInternal) unless each
   // continues the one before.
   Mat<const T> matrix(int first, int64_t rows, int64_t cols) const { return {value(checked(first, rows * cols)), rows, cols}; }
-  // The same for products, with its part of the bf16 copy where that is there and not old.
+  // The same for products, with its part of the bf16 copy where that is there and not old; that alone where values are split.
   Weight<T> weight(int first, int64_t rows, int64_t cols) const {
-    const Mat<const T> values = matrix(first, rows, cols);
-    const Bf16* rounded = rounded_is_old_ ? nullptr : rounded_.data() + (values.data - values_.data());
-    return {values, {rounded, rows, cols}};
+    const int64_t offset = spec_of(checked(first, rows * cols)).offset;
+    const T* values = split() ? nullptr : values_.data() + offset;
+    const Bf16* rounded = rounded_is_old_ ? nullptr : rounded_.data() + offset;
+    return {Mat<const T>(values, rows, cols), {rounded, rows, cols}};
   }
-  // The bf16 copy of all values, laid out like them, if it is to be made again because they may have changed since it was; else null. The caller
-  // fills it from values() before products run (ops.def: round_values): once an update, not once a product.
+  // The bf16 copy of all values, laid out like them, if it is to be made again because they may have changed since it was; else (and of split values, whose
+  // half it is) null. The caller fills it from values() before products run (ops.def: round_values): once an update, not once a product.
   Bf16* old_rounded();
   Mat<T> grad_matrix(int first, int64_t rows, int64_t cols) { return {grad(checked(first, rows * cols)), rows, cols}; }
 
@@ -92,13 +110,20 @@ class Params {
   const ParamSpec& spec_of(int index) const { return specs_[static_cast<size_t>(index)]; }
   int checked(int first, int64_t count) const;
   void write_pieces();
+  void write_part(const ParamSpec& spec, int64_t at, std::span<const T> values);
+  void require_whole() const;
+  const T* number(int index) const;
 
   std::vector<ParamSpec> specs_;
+  Masters masters_ = Masters::kWhole;
+  std::unordered_map<int64_t, int64_t> number_at_;  // of split values: the places in numbers_ of those that have one, by the parameter's offset
   std::unordered_set<std::string> names_;
   int64_t size_ = 0, extent_ = 0;
   Device* device_ = nullptr;  // once allocated
   Buffer<T> values_, grads_;
-  Buffer<Bf16> rounded_;  // empty until it is asked for
+  Buffer<Bf16> rounded_;  // empty until it is asked for, or half of the values
+  Buffer<uint16_t> rest_;
+  Buffer<T> numbers_;
   bool rounded_is_old_ = true;
   Buffer<ParamPiece> pieces_;
 };

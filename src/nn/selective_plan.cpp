@@ -22,7 +22,10 @@ std::vector<ParamSpec> mixer_parameters(const SelectiveSpec& spec, const std::st
   const Initialiser low_rank = uniform_init(1.0 / std::sqrt(static_cast<double>(spec.rank)));
   const std::string step = prefix + (mamba ? "dt_proj" : "dt_head");
   std::vector<ParamSpec> list;
-  if (mamba) list.push_back({prefix + "A_log", {D, spec.state}, decay_rows_init(spec.state), false});
+  if (mamba) {
+    list.push_back({prefix + "A_log", {D, spec.state}, decay_rows_init(spec.state), false});
+    list.back().numbers = true;
+  }
   const std::vector<ParamSpec> rest = {
       {prefix + "D", {D}, constant_init(1.0), false},
       {prefix + "in_proj.weight", {2 * D, spec.hidden}, projection_init(spec.init, 2 * D, spec.hidden), true},

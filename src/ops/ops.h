@@ -120,11 +120,29 @@ struct StepSums {
 struct ParamPiece {
   int64_t begin = 0;  // in elements
   int32_t count = 0;
-  int32_t decay = 0;  // 1: weight decay applies
+  int32_t decay = 0;     // 1: weight decay applies
+  int64_t numbers = -1;  // of values that are split: where in `numbers` they lie once more; negative: nowhere
 };
 struct ParamPieces {
   const ParamPiece* data = nullptr;
   int64_t count = 0;
+};
+
+// The values of all parameters as the optimiser takes them: numbers, or (values null) split into the bf16 that products read and the rest
+// (split_value.h), with float copies of the few that operations read as numbers.
+template <class W>
+struct ParamValues {
+  W* values = nullptr;
+  Bf16* rounded = nullptr;
+  uint16_t* rest = nullptr;
+  W* numbers = nullptr;
+};
+
+// AdamW's moments: numbers, or (first null) bf16, rounded stochastically; W = float then.
+template <class W>
+struct MomentValues {
+  W *first = nullptr, *second = nullptr;
+  Bf16 *first_bf16 = nullptr, *second_bf16 = nullptr;
 };
 
 // The numbers of one AdamW update, the same for every element.
@@ -135,6 +153,9 @@ struct AdamWStep {
   W step;              // lr / (1 - beta1^t)
   W inv_sqrt_debias2;  // 1 / sqrt(1 - beta2^t)
   W decay;             // lr * weight_decay
+  // Of the random numbers that moments in bf16 are rounded with (stochastic_rounding.h): element i of the pieces has word (first + i) mod 4 of the counter
+  // ((first + i) / 4, update), its lower half for m and its upper half for v. first: of what the pieces' elements are counted from, a multiple of 4.
+  uint64_t seed = 0, update = 0, first = 0;
 };
 
 template <class T>

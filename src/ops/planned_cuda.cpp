@@ -114,6 +114,7 @@ struct Plan {
     const ArenaMark mark(exec.arena);
     cuda::square_sums(exec.arena, pieces.count);
   }
+  static void bf16_square_sum(E exec, const Bf16*, ParamPieces pieces, double* sum) { square_sum(exec, nullptr, pieces, sum); }
 };
 
 }  // namespace
@@ -149,6 +150,7 @@ const Ops<T>& planned_cuda_ops() {
     ops.cross_entropy_forward = &P::cross_entropy_forward;
     ops.cross_entropy_backward = &P::cross_entropy_backward;
     ops.square_sum = &P::square_sum;
+    ops.bf16_square_sum = &P::bf16_square_sum;
     return ops;
   }();
   return kTable;

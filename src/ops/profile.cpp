@@ -115,6 +115,16 @@ double area(const Mat<X>& m) {
   return static_cast<double>(m.rows) * static_cast<double>(m.cols);
 }
 
+// Bytes of a number of an embedding's table, or of its gradient.
+template <class W>
+double number_bytes(const Weight<W>& w) {
+  return w.rounded.data != nullptr ? sizeof(Bf16) : sizeof(W);
+}
+template <class W>
+double number_bytes(const Mat<W>&) {
+  return sizeof(W);
+}
+
 // Pairs of tokens that see each other, of all sequences, times the channels of all query heads.
 double pair_channels(const AttentionShape& shape, const PassLayout& layout) {
   double pairs = 0;
@@ -169,21 +179,21 @@ Cost cost_of_call(const Args&... args) {
   } else if constexpr (op == k_embedding_forward || op == k_embedding_backward) {
     // Of the table the rows of the tokens alone.
     with([&](auto, const auto& a, const auto& b) {
-      const auto& rows = [&]() -> const auto& {
-        if constexpr (op == k_embedding_forward)
-          return b;
-        else
-          return a;
+      if constexpr (op == k_embedding_forward) {
+        cost.bytes = bytes_of(b) + area(b) * number_bytes(a);
+      } else {
+        cost.bytes = bytes_of(a) + area(a) * 2 * number_bytes(b);
       }
-      ();
-      cost.bytes = bytes_of(rows) + area(rows) * sizeof(Wide<T>) * (op == k_embedding_forward ? 1 : 2);
     });
   } else if constexpr (op == k_round_values || op == k_add_values) {
     with([&](auto, int64_t n, auto) { cost.bytes = static_cast<double>(n) * (op == k_round_values ? sizeof(Wide<T>) + 2 : 3 * sizeof(Wide<T>)); });
-  } else if constexpr (op == k_square_sum) {
-    with([&](auto, const ParamPieces& pieces, auto) { cost.bytes = piece_values(pieces) * sizeof(Wide<T>); });
+  } else if constexpr (op == k_square_sum || op == k_bf16_square_sum) {
+    with([&](auto, const ParamPieces& pieces, auto) { cost.bytes = piece_values(pieces) * (op == k_square_sum ? sizeof(Wide<T>) : sizeof(Bf16)); });
   } else if constexpr (op == k_adamw) {
-    with([&](const auto&, const ParamPieces& pieces, auto, auto, auto, auto) { cost.bytes = 7 * piece_values(pieces) * sizeof(Wide<T>); });
+    // Gradients read, values and both moments read and written.
+    with([&](const auto&, const ParamPieces& pieces, auto, const auto&, const MomentValues<Wide<T>>& moments) {
+      cost.bytes = piece_values(pieces) * (3 * sizeof(Wide<T>) + 4 * (moments.first != nullptr ? sizeof(Wide<T>) : sizeof(Bf16)));
+    });
   }
   return cost;
 }

@@ -136,6 +136,14 @@ void write_trainer_json(const std::string& folder, const TrainerState& state) {
 
 void write_moments(const std::string& path, const LanguageModel<float>& model, const AdamW& optimizer) {
   SafetensorsWriter writer;
+  if (optimizer.format() == MomentFormat::kBf16) {
+    std::deque<HostView<Bf16>> views;
+    for (const ParamSpec& spec : model.params().specs()) {
+      for (const auto& [name, moments] : {std::pair<const char*, const Buffer<Bf16>*>{"m.", &optimizer.first_bf16()}, {"v.", &optimizer.second_bf16()}})
+        writer.add(name + spec.name, "BF16", spec.shape, std::as_bytes(views.emplace_back(moments->host(spec.offset, spec.size())).span()));
+    }
+    return writer.write(path);
+  }
   std::deque<HostView<float>> views;
   for (const ParamSpec& spec : model.params().specs()) {
     writer.add<float>("m." + spec.name, spec.shape, views.emplace_back(optimizer.first().host(spec.offset, spec.size())).span());
@@ -249,6 +257,14 @@ TrainerState verify_checkpoint(const std::string& path) {
   return state;
 }
 
+MomentFormat moments_of_checkpoint(const std::string& path) {
+  const SafetensorsReader moments(path + "/optimizer.safetensors");
+  for (const auto& [name, info] : moments.tensors()) {
+    if (info.dtype == "BF16") return MomentFormat::kBf16;
+  }
+  return MomentFormat::kFloat32;
+}
+
 void load_checkpoint(const std::string& path, const TrainerState& state, LanguageModel<float>& model, AdamW& optimizer) {
   const SafetensorsReader parameters(path + "/model.safetensors"), moments(path + "/optimizer.safetensors");
   const std::vector<ParamSpec>& specs = model.params().specs();
@@ -267,9 +283,9 @@ void load_checkpoint(const std::string& path, const TrainerState& state, Languag
       read(parameters, spec.name, spec);
       if (write) model.params().write_values(spec, values);
       read(moments, "m." + spec.name, spec);
-      if (write) optimizer.first().write(spec.offset, values);
+      if (write) optimizer.write_first(spec.offset, values);
       read(moments, "v." + spec.name, spec);
-      if (write) optimizer.second().write(spec.offset, values);
+      if (write) optimizer.write_second(spec.offset, values);
     }
   }
   optimizer.set_updates(state.updates);

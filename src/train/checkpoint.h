@@ -1,5 +1,5 @@
 // Checkpoints of a training run: checkpoints/step-N/ is a model folder (config.json, model.safetensors, tokenizer.json) plus
-//   optimizer.safetensors   moments m.<parameter> and v.<parameter>, float32
+//   optimizer.safetensors   moments m.<parameter> and v.<parameter>, float32 or bf16 as the optimiser has them
 //   trainer.json            TrainerState and a checksum of every other file; its own checksum stands in it
 // A folder is written aside (.tmp-...), synced and renamed, so that step-N is whole or not there; checksums find what
 // changes later. Nothing but these functions writes into checkpoints/.
@@ -63,7 +63,11 @@ void prune_checkpoints(const std::string& folder, int64_t newest, int64_t keep);
 // Reads trainer.json at `path` and checks every checksum. Throws Error(kUsage) saying what is damaged.
 TrainerState verify_checkpoint(const std::string& path);
 
-// Parameters and moments of a verified checkpoint of a model of the same configuration; takes no memory but for the largest of them.
+// What the moments of a checkpoint are kept as. Throws Error(kUsage) when it cannot be read.
+MomentFormat moments_of_checkpoint(const std::string& path);
+
+// Parameters and moments of a verified checkpoint of a model of the same configuration; takes no memory but for the largest of them. Moments become those of
+// the optimiser's format: exact, but where float32 ones are rounded to the nearest bf16.
 // Throws Error(kUsage), and then model and optimiser are as they were.
 void load_checkpoint(const std::string& path, const TrainerState& state, LanguageModel<float>& model, AdamW& optimizer);
 

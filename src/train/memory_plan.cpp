@@ -19,9 +19,10 @@ double ids_bytes(const TrainConfig& train) { return static_cast<double>(train.ba
 
 bool on_cpu(const TrainConfig& train) { return train.device == "cpu"; }
 
-MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, const RecomputeLayers& recompute) {
+MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, const RecomputeLayers& recompute, MomentFormat format) {
   MemoryPlan plan;
   plan.recompute = recompute;
+  plan.format = format;
   PlanDevice device(on_cpu(train) ? FW_DEVICE_CPU : FW_DEVICE_CUDA);
   plan.libraries = library_bytes(device);
   LanguageModel<float> model(config, device);
@@ -29,7 +30,7 @@ MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, const 
   model.set_recompute(recompute);
   plan.parameters = device.bytes();
   plan.specs = model.params().specs();
-  AdamW optimizer({}, model.params());
+  AdamW optimizer({.moments = format}, model.params());
   plan.moments = device.bytes() - plan.parameters;
   model.begin_step();
   plan.gradients = device.bytes() - plan.parameters - plan.moments;
@@ -52,15 +53,15 @@ MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, const 
   return plan;
 }
 
-// The first that fits, of those that compute more and more again.
-MemoryPlan fit_step(const ModelConfig& config, const TrainConfig& train, uint64_t most) {
-  const auto level_of = [&](int level, int64_t layers) { return plan_step(config, train, {static_cast<Recompute>(level), layers}); };
+// The first that fits, of those that compute more and more again; nothing where none does, and then *smallest is the smallest of them and what it was.
+std::optional<MemoryPlan> fit_step(const ModelConfig& config, const TrainConfig& train, MomentFormat format, uint64_t most,
+                                   std::optional<MemoryPlan>* smallest) {
+  const auto level_of = [&](int level, int64_t layers) { return plan_step(config, train, {static_cast<Recompute>(level), layers}, format); };
   const int first = static_cast<int>(parse_recompute(train.recompute)), last = static_cast<int>(Recompute::kAll);
-  std::optional<MemoryPlan> smallest;
   for (int level = first; level <= last; ++level) {
     MemoryPlan plan = level_of(level, config.num_hidden_layers);
     if (plan.total() > most) {
-      if (!smallest || plan.total() < smallest->total()) smallest = std::move(plan);
+      if (!*smallest || plan.total() < (*smallest)->total()) *smallest = std::move(plan);
       continue;
     }
     if (level == first) return plan;
@@ -78,12 +79,22 @@ MemoryPlan fit_step(const ModelConfig& config, const TrainConfig& train, uint64_
     }
     return plan;
   }
+  return std::nullopt;
+}
+
+// What the same bits allow first, then other moments.
+MemoryPlan fit_step(const ModelConfig& config, const TrainConfig& train, uint64_t most) {
+  std::optional<MemoryPlan> smallest;
+  for (const MomentFormat format : {MomentFormat::kFloat32, MomentFormat::kBf16}) {
+    if (train.moments != "auto" && train.moments != name_of(format)) continue;
+    if (std::optional<MemoryPlan> plan = fit_step(config, train, format, most, &smallest)) return std::move(*plan);
+  }
   fail_usage(
-      "memory: a step of {} x {} tokens takes {} bytes ({:.2f} GiB) at least, with recompute {}; expected so much or more, got {}. A lower batch or length "
-      "takes "
-      "less (accumulate makes up for it), and so do smaller sizes of the model",
+      "memory: a step of {} x {} tokens takes {} bytes ({:.2f} GiB) at least, with recompute {} and moments {}; expected so much or more, got {}. A lower "
+      "batch or "
+      "length takes less (accumulate makes up for it), and so do smaller sizes of the model{}",
       train.batch, train.length, smallest->total(), static_cast<double>(smallest->total()) / 0x1p30, describe(smallest->recompute, config.num_hidden_layers),
-      train.memory);
+      name_of(smallest->format), train.memory, smallest->format == MomentFormat::kFloat32 ? " and moments = bf16" : "");
 }
 
 }  // namespace
@@ -95,7 +106,8 @@ MemoryPlan plan_memory(const ModelConfig& config, const TrainConfig& train) {
     fail_usage("batch, length: expected at most {} tokens to plan a step for, got {} x {}", kMostPlannedTokens, train.batch, train.length);
   }
   try {
-    if (train.memory.empty()) return plan_step(config, train, {parse_recompute(train.recompute)});
+    const MomentFormat format = train.moments == "bf16" ? MomentFormat::kBf16 : MomentFormat::kFloat32;
+    if (train.memory.empty()) return plan_step(config, train, {parse_recompute(train.recompute)}, format);
     return fit_step(config, train, parse_bytes(train.memory).value_or(0));
   } catch (const std::bad_alloc&) {
     fail_usage("a training step of {} x {} tokens takes more memory than this process has addresses for: lower batch or length", train.batch, train.length);
@@ -112,7 +124,9 @@ std::string describe(const RecomputeLayers& what, int64_t layers) {
 void require_memory_of_step(const ModelConfig& config, const TrainConfig& train, const std::string& lower) {
   validate(train);
   const double tokens = static_cast<double>(train.batch) * static_cast<double>(train.length);
-  const double held = parameter_count(config) * sizeof(float) * 4;  // parameters, gradients, two moments
+  // Parameters, gradients, and two moments, in bf16 where they may be that.
+  const bool narrow = train.moments == "bf16" || (train.moments == "auto" && !train.memory.empty());
+  const double held = parameter_count(config) * sizeof(float) * (narrow ? 3 : 4);
   const std::string model = "the model in training (parameters, gradients and moments)";
   require_memory(held, model, "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
   const std::string step = fmt::format("a training step of {} x {} tokens", train.batch, train.length);

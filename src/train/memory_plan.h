@@ -9,25 +9,28 @@
 #include "model/config.h"
 #include "nn/params.h"
 #include "nn/recompute_layers.h"
+#include "train/optimizer.h"
 #include "train/trainer.h"
 
 namespace fw {
 
 struct MemoryPlan {
   size_t parameters = 0, gradients = 0, moments = 0;  // bytes
-  size_t operands = 0;                                // copies of the parameters in bf16, for products
+  size_t operands = 0;                                // copies of the parameters in bf16, for products, where they are not a part of them
   size_t activations = 0;                             // and workspace: the arenas of a pass
   size_t libraries = 0;                               // workspace of the device's libraries
   size_t total() const { return parameters + gradients + moments + operands + activations + libraries; }
-  Scratch scratch;               // of a GPU: the parts of activations, which a run reserves before its first step
-  RecomputeLayers recompute;     // train.recompute, or what train.memory needs
-  std::vector<ParamSpec> specs;  // of all parameters
+  Scratch scratch;                               // of a GPU: the parts of activations, which a run reserves before its first step
+  RecomputeLayers recompute;                     // train.recompute, or what train.memory needs
+  MomentFormat format = MomentFormat::kFloat32;  // of the moments: train.moments, or what train.memory needs
+  std::vector<ParamSpec> specs;                  // of all parameters
 };
 
 // A step on train.device, which need not be there: a GPU's plan is one for 132 multiprocessors where there is none. With train.memory it is the step that
-// fits and computes the least again: train.recompute, then each level above it, of as few layers as will do. Gradients have the same bits whatever it is.
-// Throws Error(kUsage) where none fits, saying what would do; for configurations that are not valid; and for steps that are beyond planning: of more tokens
-// than kMostPlannedTokens, or that take more than this process has address space for.
+// fits and computes the least again: train.recompute, then each level above it, of as few layers as will do. Gradients have the same bits whatever it is. Only
+// if none fits and train.moments is auto the moments become bf16, which changes the numbers of a run, and the search begins anew. Throws Error(kUsage) where
+// none fits, saying what would do; for configurations that are not valid; and for steps that are beyond planning: of more tokens than kMostPlannedTokens, or
+// that take more than this process has address space for.
 inline constexpr int64_t kMostPlannedTokens = int64_t{1} << 28;
 MemoryPlan plan_memory(const ModelConfig& model, const TrainConfig& train);
 // "elementwise", or "recurrence in 7 of 20 layers, elementwise in the others".

@@ -2,8 +2,44 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
+
+#include "base/bf16.h"
+#include "base/error.h"
 
 namespace fw {
+
+const char* name_of(MomentFormat format) { return format == MomentFormat::kBf16 ? "bf16" : "float32"; }
+
+template <class T>
+BasicAdamW<T>::BasicAdamW(const AdamWConfig& config, const Params<W>& params) : config_(config) {
+  begin_anew(config.moments, params);
+}
+
+template <class T>
+void BasicAdamW<T>::begin_anew(MomentFormat format, const Params<W>& params) {
+  if (format == MomentFormat::kBf16 && !std::is_same_v<W, float>) fail_internal("AdamW: expected moments in double, got bf16");
+  config_.moments = format;
+  for (Buffer<W>* moments : {&first_, &second_}) *moments = Buffer<W>();
+  for (Buffer<Bf16>* moments : {&first_bf16_, &second_bf16_}) *moments = Buffer<Bf16>();
+  if (format == MomentFormat::kFloat32) {
+    first_ = params.like();
+    second_ = params.like();
+  } else {
+    first_bf16_ = Buffer<Bf16>(params.device(), params.extent());
+    second_bf16_ = Buffer<Bf16>(params.device(), params.extent());
+  }
+}
+
+template <class T>
+void BasicAdamW<T>::write_part(Buffer<W>& moments, Buffer<Bf16>& narrow, int64_t offset, std::span<const W> values) const {
+  if (format() == MomentFormat::kFloat32) return moments.write(offset, values);
+  if constexpr (std::is_same_v<W, float>) {
+    std::vector<Bf16> rounded(values.size());
+    round_to_bf16(static_cast<int64_t>(values.size()), values.data(), rounded.data());
+    narrow.write(offset, rounded);
+  }
+}
 
 template <class T>
 void BasicAdamW<T>::square_norm(const Exec<T>& exec, const Params<W>& params, double* sum) const {
@@ -23,7 +59,10 @@ void BasicAdamW<T>::update(const Exec<T>& exec, Params<W>& params, double lr, do
   step.step = static_cast<W>(lr / (1 - std::pow(config_.beta1, t)));
   step.inv_sqrt_debias2 = static_cast<W>(1 / std::sqrt(1 - std::pow(config_.beta2, t)));
   step.decay = static_cast<W>(lr * config_.weight_decay);
-  exec.adamw(step, params.pieces(), params.grads().data(), params.values().data(), first_.data(), second_.data());
+  step.seed = config_.seed;
+  step.update = static_cast<uint64_t>(updates_ + 1);
+  exec.adamw(step, params.pieces(), params.grads().data(), params.all_values(),
+             MomentValues<W>{first_.data(), second_.data(), first_bf16_.data(), second_bf16_.data()});
   ++updates_;
 }
 

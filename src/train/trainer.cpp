@@ -56,6 +56,17 @@ KeyRange memory_size() {
   return {"a size such as 22G, 22GiB, 22GB or 500M", holds, {}};
 }
 
+// Of a run on a GPU, which takes its memory before the first step, and of one that may take so much and no more.
+std::optional<MemoryPlan> plan_of(const ModelConfig& model, const TrainConfig& config) {
+  if (config.device != "cpu" || !config.memory.empty()) return plan_memory(model, config);
+  return std::nullopt;
+}
+
+MomentFormat format_of(const TrainConfig& config, const std::optional<MemoryPlan>& plan) {
+  if (plan) return plan->format;
+  return config.moments == "bf16" ? MomentFormat::kBf16 : MomentFormat::kFloat32;
+}
+
 }  // namespace
 
 KeyTables key_tables(TrainConfig& c) {
@@ -84,6 +95,7 @@ struct Trainer::Impl {
   std::shared_ptr<const Tokenizer> tokenizer;
   TokenMix train;
   std::shared_ptr<const TokenFile> valid;
+  std::optional<MemoryPlan> plan;
   LanguageModel<float> model;
   AdamW optimizer;
   Schedule schedule;
@@ -104,8 +116,9 @@ struct Trainer::Impl {
         tokenizer(std::move(tok)),
         train(std::move(train_mix)),
         valid(std::move(valid_file)),
+        plan(plan_of(m, c)),
         model(m, device_named(c.device)),
-        optimizer({c.beta1, c.beta2, c.adam_eps, c.weight_decay}, model.params()),
+        optimizer({c.beta1, c.beta2, c.adam_eps, c.weight_decay, format_of(c, plan), c.seed}, model.params()),
         schedule{c.lr, c.min_lr, c.warmup, c.steps, parse_schedule_shape(c.schedule), c.decay_share},
         source(train, c.batch, c.length, c.seed),
         random(c.seed),
@@ -113,13 +126,8 @@ struct Trainer::Impl {
     model.init(random);
     model.set_tokenizer(tokenizer->checksum());
     model.set_precision(c.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
-    if (on_device()) {
-      const MemoryPlan plan = plan_memory(m, c);
-      model.set_recompute(plan.recompute);
-      model.reserve_scratch(plan.scratch);
-    } else {
-      model.set_recompute(c.memory.empty() ? RecomputeLayers{parse_recompute(c.recompute)} : plan_memory(m, c).recompute);
-    }
+    model.set_recompute(plan ? plan->recompute : RecomputeLayers{parse_recompute(c.recompute)});
+    if (on_device()) model.reserve_scratch(plan->scratch);
     state.config_hash = config_hash(model.config());
     state.seed = c.seed;
     state.length = c.length;
@@ -214,6 +222,19 @@ struct Trainer::Impl {
     same("a training file of tokens", found.train_tokens, state.train_tokens);
     same("a training file of documents", found.train_documents, state.train_documents);
     same("a mix of", found.mix.empty() ? "one file" : found.mix, state.mix.empty() ? "one file" : state.mix);
+  }
+
+  // Moments are of the checkpoint's format, unless this run wants another, or has not the memory for it.
+  void take_moments(const std::string& path, const std::function<void(const std::string&)>& warn) {
+    const MomentFormat theirs = moments_of_checkpoint(path), ours = optimizer.format();
+    if (theirs == ours) return;
+    const bool forced = config.moments == "auto" && ours == MomentFormat::kBf16;
+    if (config.moments == "auto" && !forced) return optimizer.begin_anew(theirs, model.params());
+    if (warn) {
+      warn(fmt::format("the moments of {} are {}; those of this run ({}) are {}{}", path, name_of(theirs),
+                       forced ? fmt::format("memory = {}", config.memory) : fmt::format("moments = {}", config.moments), name_of(ours),
+                       ours == MomentFormat::kBf16 ? ", to which they are rounded: it does not go on bit for bit" : ": it does not go on bit for bit"));
+    }
   }
 
   void load(const std::string& path, const TrainerState& found) {
@@ -378,6 +399,7 @@ bool Trainer::resume(const std::function<void(const std::string&)>& warn) {
       continue;
     }
     t.check_same_run(path, found);
+    t.take_moments(path, warn);
     t.load(path, found);
     return true;
   }
@@ -416,6 +438,11 @@ void Trainer::checkpoint() { impl_->checkpoint(); }
 LanguageModel<float>& Trainer::model() { return impl_->model; }
 int64_t Trainer::step() const { return impl_->state.step; }
 int64_t Trainer::skipped() const { return impl_->state.skipped; }
+MomentFormat Trainer::moments() const { return impl_->optimizer.format(); }
+std::optional<RecomputeLayers> Trainer::planned_recompute() const {
+  if (!impl_->plan) return std::nullopt;
+  return impl_->plan->recompute;
+}
 BestRecord Trainer::best() const { return {impl_->state.best_step, impl_->state.best_loss}; }
 bool Trainer::out_of_patience() const { return impl_->out_of_patience(); }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/keys.h"
@@ -18,6 +19,7 @@
 #include "tokenizer/tokenizer.h"
 #include "train/best_model.h"
 #include "train/evaluate.h"
+#include "train/optimizer.h"
 #include "train/token_file.h"
 
 namespace fw {
@@ -63,7 +65,8 @@ class Trainer {
   void start_from(const LanguageModel<float>& model);
 
   // Newest good checkpoint under out/checkpoints; a damaged newest one is reported by `warn` and the one before it used.
-  // Returns false if there is none at all. Throws Error(kUsage) when there are some and all are damaged, and when the
+  // Returns false if there is none at all. Moments keep the format that the checkpoint has them in; where the configuration says another, or memory allows no
+  // other, they are converted and `warn` says so. Throws Error(kUsage) when there are some and all are damaged, and when the
   // checkpoint is of another model, seed, sequence length or training file.
   bool resume(const std::function<void(const std::string&)>& warn);
 
@@ -82,7 +85,9 @@ class Trainer {
   LanguageModel<float>& model();
   int64_t step() const;     // steps done, skipped ones included
   int64_t skipped() const;  // steps skipped because loss or norm was not finite
-  BestRecord best() const;  // of the held-out evaluations before the end; step -1: there were none
+  MomentFormat moments() const;
+  std::optional<RecomputeLayers> planned_recompute() const;  // of a run whose memory was planned (memory_plan.h)
+  BestRecord best() const;                                   // of the held-out evaluations before the end; step -1: there were none
   bool out_of_patience() const;
 
  private:

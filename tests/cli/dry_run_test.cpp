@@ -60,7 +60,12 @@ TEST(DryRun, PlansAGpusMemoryWithoutOne) {
   EXPECT_EQ(host.out.find("cuBLASLt"), std::string::npos);
   const Outcome plan = run(small + Args{"--device", "cuda"});
   ASSERT_EQ(plan.code, 0) << plan.err;
-  EXPECT_THAT(plan.out, HasSubstr("copies for products, bf16"));
+  EXPECT_THAT(plan.out, HasSubstr("parameters, float32 as bf16 for products and the rest"));
+  EXPECT_THAT(plan.out, HasSubstr("moments, float32"));
+  EXPECT_EQ(plan.out.find("rounded stochastically"), std::string::npos);
+  const Outcome narrow = run(small + Args{"--device", "cuda", "--moments", "bf16"});
+  EXPECT_THAT(narrow.out, HasSubstr("moments, bf16"));
+  EXPECT_THAT(narrow.out, HasSubstr("moments   bf16, rounded stochastically\n"));
   EXPECT_THAT(plan.out, HasSubstr("workspace of cuBLASLt"));
   const Outcome less = run(small + Args{"--device", "cuda", "--memory", "130M", "--batch", "16", "--length", "256"});
   ASSERT_EQ(less.code, 0) << less.err;

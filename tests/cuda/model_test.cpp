@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <map>
 #include <set>
@@ -229,6 +230,42 @@ TEST(DeviceTraining, HasTheSameBitsAgainRecomputedAndResumed) {
   EXPECT_EQ(run(Recompute::kNone, true), undisturbed);
 }
 
+// The values of a parameter are two halves on the device: logits, losses, values and moments have the bits of whole ones, of values half way between two bf16
+// numbers too.
+class DeviceMasters : public ::testing::TestWithParam<Named> {};
+TEST_P(DeviceMasters, SplitOrWholeHaveTheSameBits) {
+  const ModelConfig& config = GetParam().config;
+  const auto run = [&](Masters masters) {
+    LanguageModel<float> model(config, cuda_device(), masters);
+    EXPECT_EQ(model.params().split(), masters == Masters::kSplit);
+    Random random(3);
+    model.init(random);
+    std::vector<float> all;
+    const auto keep = [&](std::span<const float> values) { all.insert(all.end(), values.begin(), values.end()); };
+    for (const ParamSpec& spec : model.params().specs()) {
+      const HostView<float> view = model.params().host_values(spec);
+      std::vector<float> values(view.span().begin(), view.span().end());
+      for (size_t i = 0; i < values.size(); i += 3) values[i] = std::bit_cast<float>((std::bit_cast<uint32_t>(values[i]) & 0xffff0000u) | 0x8000u);
+      model.params().write_values(spec, values);
+    }
+    AdamW optimizer({}, model.params());
+    for (uint64_t i = 0; i < 3; ++i) all.push_back(static_cast<float>(step(model, optimizer, i)));
+    const std::vector<int32_t> ids = random_ids(30, 4);
+    std::vector<float> logits(ids.size() * 67);
+    model.forward_all(ids, SeqLayout({0, 30}), nullptr, Mat<float>(logits.data(), 30, 67));
+    keep(logits);
+    EXPECT_TRUE(model.parameters_finite());
+    for (const ParamSpec& spec : model.params().specs()) {
+      keep(model.params().host_values(spec).span());
+      keep(optimizer.first().host(spec.offset, spec.size()).span());
+      keep(optimizer.second().host(spec.offset, spec.size()).span());
+    }
+    return all;
+  };
+  EXPECT_EQ(run(Masters::kSplit), run(Masters::kWhole));
+}
+INSTANTIATE_TEST_SUITE_P(Models, DeviceMasters, ::testing::ValuesIn(models()), [](const auto& one) { return one.param.name; });
+
 // The device with a count of what is allocated.
 class CountingDevice final : public Device {
  public:
@@ -281,10 +318,11 @@ class DeviceStepPlan : public ::testing::TestWithParam<Named> {};
 // What a plan says that was made without the device is what steps on the device take, to the byte, whatever is computed again.
 TEST_P(DeviceStepPlan, IsWhatAStepTakes) {
   const ModelConfig& config = GetParam().config;
-  for (const char* level : {"none", "all"}) {
-    SCOPED_TRACE(level);
+  for (const auto& [level, moments] : {std::pair<const char*, const char*>{"none", "float32"}, {"all", "bf16"}}) {
+    SCOPED_TRACE(fmt::format("{}, moments {}", level, moments));
     TrainConfig train = run_of(2, 70);
     train.recompute = level;
+    train.moments = moments;
     const MemoryPlan plan = plan_memory(config, train);
     const auto peak_with = [&](const Scratch& scratch) {
       CountingDevice device;
@@ -293,7 +331,7 @@ TEST_P(DeviceStepPlan, IsWhatAStepTakes) {
       model.init(random);
       model.set_recompute(plan.recompute);
       model.reserve_scratch(scratch);
-      AdamW optimizer({}, model.params());
+      AdamW optimizer({.moments = plan.format}, model.params());
       const Batch batch = whole_sequences(train);
       EXPECT_TRUE(train_step(model, optimizer, {&batch, 1}, 1e-3, 1.0).finite);
       return device.peak() + plan.libraries;
@@ -329,6 +367,7 @@ TEST(DeviceStepPlan, FitsWhatItIsGivenWithTheSameBits) {
     return all;
   };
   TrainConfig train = run_of(2, 130);
+  train.moments = "float32";  // other moments are other bits
   MemoryPlan plan = plan_memory(config, train);
   const std::vector<float> whole = values_of(plan, train);
   std::set<std::pair<Recompute, int64_t>> seen;

@@ -52,7 +52,9 @@ void write_first(Trainer& trainer, float value) {
 TEST(DeviceTrainer, AStepThatIsNotFiniteIsSkippedAndDamagesNothing) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     const TempFolder folder;
-    const auto trainer = make_trainer(run_on("cuda", folder.path("run"), 6), folder.path("data"));
+    TrainConfig config = run_on("cuda", folder.path("run"), 6);
+    config.moments = std::isnan(bad) ? "bf16" : "float32";
+    const auto trainer = make_trainer(config, folder.path("data"));
     std::vector<float> good;
     trainer->run(
         [&](const LogRecord& r) {
@@ -95,26 +97,35 @@ TEST(DeviceTrainer, ACheckpointOfEitherDeviceGoesOnOnTheOther) {
 }
 
 // Stopped half way, read on the other device and written there again, and gone on with: the end of a run that was left alone, to the bit.
-TEST(DeviceTrainer, ThroughTheOtherDevicesFilesAndBackIsNoStep) {
+class DeviceMoments : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Formats, DeviceMoments, ::testing::Values("float32", "bf16"), [](const auto& one) { return one.param; });
+TEST_P(DeviceMoments, ThroughTheOtherDevicesFilesAndBackIsNoStep) {
   const TempFolder folder;
-  const auto undisturbed = make_trainer(run_on("cuda", folder.path("whole"), 8), folder.path("data"));
+  const auto config = [&](const std::string& out, const std::string& moments) {
+    TrainConfig run = run_on("cuda", out, 8);
+    run.moments = moments;
+    return run;
+  };
+  const auto undisturbed = make_trainer(config(folder.path("whole"), GetParam()), folder.path("data"));
   ASSERT_TRUE(undisturbed->run(nullptr, nullptr));
   const std::string out = folder.path("run"), checkpoints = out + "/checkpoints", path = checkpoint_path(checkpoints, 4);
   std::atomic<bool> stop{false};
-  EXPECT_FALSE(make_trainer(run_on("cuda", out, 8), folder.path("data"))->run([&](const LogRecord& r) { stop = r.step == 4; }, &stop));
+  EXPECT_FALSE(make_trainer(config(out, GetParam()), folder.path("data"))->run([&](const LogRecord& r) { stop = r.step == 4; }, &stop));
+  const MomentFormat format = moments_of_checkpoint(path);
+  EXPECT_EQ(name_of(format), GetParam());
   {
     LanguageModel<float> model(tiny_model());
     const std::unique_ptr<const Tokenizer> tokenizer = byte_tokenizer();
     model.set_tokenizer(tokenizer->checksum());
-    AdamW optimizer({}, model.params());
+    AdamW optimizer({.moments = format}, model.params());
     const TrainerState state = verify_checkpoint(path);
     load_checkpoint(path, state, model, optimizer);
     const std::map<std::string, std::string> before = folder_content(path);
     write_checkpoint(checkpoints, state, model, optimizer, *tokenizer);
     EXPECT_EQ(folder_content(path), before);
   }
-  const auto back = make_trainer(run_on("cuda", out, 8), folder.path("data"));
-  ASSERT_TRUE(back->resume(nullptr));
+  const auto back = make_trainer(config(out, "auto"), folder.path("data"));
+  ASSERT_TRUE(back->resume([](const std::string& warning) { ADD_FAILURE() << warning; }));
   EXPECT_EQ(back->step(), 4);
   ASSERT_TRUE(back->run(nullptr, nullptr));
   EXPECT_EQ(values(*back), values(*undisturbed));
@@ -134,7 +145,7 @@ TEST(DeviceTrainer, AProfileChangesNoBit) {
   std::map<std::string, OperationTime> rows;
   for (const OperationTime& row : profile.by_time()) rows[row.name] = row;
   for (const char* name :
-       {"linear_forward", "linear_backward", "recurrence_forward", "recurrence_backward", "cross_entropy_backward", "adamw", "square_sum", "round_values"}) {
+       {"linear_forward", "linear_backward", "recurrence_forward", "recurrence_backward", "cross_entropy_backward", "adamw", "square_sum", "bf16_square_sum"}) {
     ASSERT_EQ(rows.count(name), 1U) << name;
     EXPECT_GT(rows[name].seconds, 0) << name;
     EXPECT_GT(rows[name].bytes, 0) << name;
@@ -143,8 +154,44 @@ TEST(DeviceTrainer, AProfileChangesNoBit) {
   EXPECT_GT(rows["linear_backward"].flops, rows["linear_forward"].flops);
 }
 
+// The host's update of a checkpoint that the device wrote is the device's, to the bit, but for what their gradients differ in: with none, nothing.
+TEST_P(DeviceMoments, AnUpdateOfEitherDeviceIsTheSame) {
+  const MomentFormat format = GetParam() == "bf16" ? MomentFormat::kBf16 : MomentFormat::kFloat32;
+  const auto run = [&](Device& device) {
+    LanguageModel<float> model(tiny_model(), device);
+    Random random(2);
+    model.init(random);
+    AdamW optimizer({.moments = format, .seed = 5}, model.params());
+    model.params().zero_grads();
+    std::vector<float> grads(model.params().grads().size());
+    for (int i = 0; i < 3; ++i) {
+      for (float& g : grads) g = static_cast<float>(1e-3 * random.normal());
+      device.from_host(model.params().grads().data(), grads.data(), sizeof(float) * grads.size());
+      optimizer.update(model.exec(), model.params(), 1e-2, 0.5);
+    }
+    std::vector<float> all;
+    for (const ParamSpec& spec : model.params().specs()) {
+      const HostView<float> view = model.params().host_values(spec);
+      all.insert(all.end(), view.span().begin(), view.span().end());
+      if (format == MomentFormat::kFloat32) {
+        const HostView<float> m = optimizer.first().host(spec.offset, spec.size()), v = optimizer.second().host(spec.offset, spec.size());
+        all.insert(all.end(), m.span().begin(), m.span().end());
+        all.insert(all.end(), v.span().begin(), v.span().end());
+      } else {
+        const HostView<Bf16> m = optimizer.first_bf16().host(spec.offset, spec.size()), v = optimizer.second_bf16().host(spec.offset, spec.size());
+        for (const Bf16 x : m.span()) all.push_back(static_cast<float>(x.bits));
+        for (const Bf16 x : v.span()) all.push_back(static_cast<float>(x.bits));
+      }
+    }
+    return all;
+  };
+  const std::vector<float> got = run(cuda_device()), want = run(host_device());
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], want[i]) << i;
+}
+
 // Label long in the emulation (emulated/CMakeLists.txt).
-TEST(DeviceKill, ARunKilledAtRandomMomentsEndsAsIfUndisturbed) { expect_kills_leave_no_trace("cuda", 20); }
+TEST(DeviceKill, ARunKilledAtRandomMomentsEndsAsIfUndisturbed) { expect_kills_leave_no_trace("cuda", 20, "bf16"); }
 
 }  // namespace
 }  // namespace fw::testing

@@ -80,6 +80,57 @@ TEST(Params, TheRoundedCopyIsAskedForOnceAChange) {
   expect_old();
 }
 
+// Split into halves: host and operations find what whole ones have, and a matrix of products no numbers.
+TEST(Params, SplitValuesAreTheSameNumbers) {
+  const auto make = [](Masters masters) {
+    Params<float> params;
+    ParamSpec matrix = {"w", {3, 7}, normal_init(1.0), true}, more = {"x", {2, 7}, normal_init(1.0), true, true}, table = {"t", {4, 2}, normal_init(1.0), true};
+    table.numbers = true;
+    params.declare(std::move(matrix));
+    params.declare(std::move(more));
+    params.declare({"bias", {5}, normal_init(1.0), false});
+    params.declare({"bias2", {5}, normal_init(1.0), false, true});
+    params.declare(std::move(table));
+    params.allocate(host_device(), masters);
+    Random random(5);
+    params.init(random);
+    return params;
+  };
+  Params<float> split = make(Masters::kSplit), whole = make(Masters::kWhole);
+  const auto expect_same = [&] {
+    for (const ParamSpec& spec : whole.specs()) {
+      const HostView<float> a = split.host_values(spec), b = whole.host_values(spec);
+      EXPECT_TRUE(std::equal(a.span().begin(), a.span().end(), b.span().begin(), b.span().end())) << spec.name;
+    }
+    for (const char* name : {"bias", "t"}) {
+      const int i = whole.find(name);
+      EXPECT_TRUE(std::equal(whole.value(i), whole.value(i) + 8, split.value(i))) << name;  // of bias into the one that continues it
+    }
+  };
+  expect_same();
+  for (size_t i = 0; i < 5; ++i) {
+    std::vector<float> values(static_cast<size_t>(whole.specs()[i].size()), 0.1F + static_cast<float>(i));
+    values[0] = -1.00390625F;  // half way between two bf16 numbers
+    whole.write_values(whole.specs()[i], values);
+    split.write_values(split.specs()[i], values);
+  }
+  expect_same();
+  const Weight<float> weight = split.weight(0, 5, 7);
+  EXPECT_EQ(weight.values.data, nullptr);
+  EXPECT_EQ(weight.rounded.data[0].bits, 0xbf81);  // away from zero
+  EXPECT_EQ(split.old_rounded(), nullptr);
+  EXPECT_THROW(split.value(0), Error);
+  EXPECT_THROW(split.values(), Error);
+  EXPECT_THROW(split.rows(0), Error);
+  EXPECT_THROW(Params<double>().allocate(host_device(), Masters::kSplit), Error);
+  const std::vector<ParamPiece> pieces(split.pieces().data, split.pieces().data + split.pieces().count);
+  ASSERT_EQ(pieces.size(), 5U);
+  EXPECT_EQ(pieces[0].numbers, -1);
+  EXPECT_EQ(pieces[2].numbers, 0);
+  EXPECT_EQ(pieces[3].numbers, 5);
+  EXPECT_EQ(pieces[4].numbers, 16);
+}
+
 struct Range {
   double low, high, mean;
 };

@@ -496,7 +496,11 @@ TEST_P(DeviceList, Embedding) {
       for (int64_t t = 0; t < s.tokens; ++t) ids.push_back(static_cast<int32_t>(s.one && t % 2 == 0 ? s.vocab - 1 : t * 7919 % s.vocab));
       Buffer<int32_t> memory(run.on.device, s.tokens);
       memory.write(0, ids);
-      run.on.exec.embedding_forward(memory.data(), weight.mat(), out.mat());
+      using W = typename std::decay_t<decltype(run)>::W;
+      const Mat<W> values = weight.mat();
+      Buffer<Bf16> rounded(run.on.device, s.vocab * values.stride);
+      run.on.exec.round_values(values.data, s.vocab * values.stride, rounded.data());
+      run.on.exec.embedding_forward(memory.data(), Weight<W>(values, {rounded.data(), s.vocab, s.cols, values.stride}), out.mat());
       run.keep("out", out);
       run.on.exec.embedding_backward(memory.data(), dout.mat(), dweight.mat());
       run.keep_wide("dweight", dweight);
@@ -541,7 +545,7 @@ TEST_P(DeviceList, Optimizer) {
     run.results.push_back({"square sum", sum.to_vector(), true});
     const auto f = [](double x) { return static_cast<W>(static_cast<float>(x)); };
     const AdamWStep<W> step{f(0.9), f(0.1), f(0.95), f(0.05), f(1e-8), f(0.5), f(0.01), f(1.5), f(0.001)};
-    run.on.exec.adamw(step, all, grads.data(), values.data(), m.data(), v.data());
+    run.on.exec.adamw(step, all, grads.data(), ParamValues<W>{values.data()}, MomentValues<W>{m.data(), v.data()});
     run.keep_wide("values", values);
     run.keep_wide("m", m);
     run.keep_wide("v", v);

@@ -93,7 +93,7 @@ void check_adamw(double tolerance) {
       step.step = static_cast<T>(lr / (1 - std::pow(beta1, t)));
       step.inv_sqrt_debias2 = static_cast<T>(1 / std::sqrt(1 - std::pow(beta2, t)));
       step.decay = static_cast<T>(lr * decay);
-      host_ops<T>().adamw(host_exec<T>(), step, flat.view(), g.data(), p.data(), m.data(), v.data());
+      host_ops<T>().adamw(host_exec<T>(), step, flat.view(), g.data(), ParamValues<T>{p.data()}, MomentValues<T>{m.data(), v.data()});
       for (const ParamPiece& piece : flat.pieces) {
         for (size_t i = static_cast<size_t>(piece.begin); i < static_cast<size_t>(piece.begin + piece.count); ++i) {
           const double grad = grad_scale * static_cast<double>(g[i]);

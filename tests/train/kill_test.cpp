@@ -6,6 +6,7 @@ namespace fw {
 namespace {
 
 TEST(Kill, ARunKilledAtRandomMomentsEndsAsIfUndisturbed) { testing::expect_kills_leave_no_trace("cpu", 24); }
+TEST(Kill, AndSoWithMomentsInBf16) { testing::expect_kills_leave_no_trace("cpu", 8, "bf16"); }
 
 }  // namespace
 }  // namespace fw

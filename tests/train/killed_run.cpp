@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr const char *kFolder = "FW_TEST_TRAIN_IN", *kDevice = "FW_TEST_TRAIN_ON";
+constexpr const char *kFolder = "FW_TEST_TRAIN_IN", *kDevice = "FW_TEST_TRAIN_ON", *kMoments = "FW_TEST_TRAIN_MOMENTS";
 
 // An emulated device takes many times as long a step: fewer of them show the same.
 int64_t steps_on(const std::string& device) { return device == "cpu" ? 40 : 12; }
@@ -33,6 +33,7 @@ TrainConfig run_config(const std::string& folder, const std::string& device) {
   TrainConfig config = tiny_run(folder + "/run");
   config.device = device;
   config.steps = steps_on(device);
+  if (const char* moments = std::getenv(kMoments)) config.moments = moments;
   config.checkpoint_every = 2;
   return config;
 }
@@ -61,9 +62,10 @@ class TrainInstead : public ::testing::Environment {
 
 const ::testing::Environment* const kTrainInstead = ::testing::AddGlobalTestEnvironment(new TrainInstead);
 
-pid_t start_training(const std::string& folder, const std::string& device) {
+pid_t start_training(const std::string& folder, const std::string& device, const std::string& moments) {
   static const std::string self = fs::read_symlink("/proc/self/exe").string();
-  std::vector<std::string> environment = {fmt::format("{}={}", kFolder, folder), fmt::format("{}={}", kDevice, device)};
+  std::vector<std::string> environment = {fmt::format("{}={}", kFolder, folder), fmt::format("{}={}", kDevice, device),
+                                          fmt::format("{}={}", kMoments, moments)};
   for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
   std::vector<char*> pointers;
   pointers.reserve(environment.size() + 1);
@@ -127,14 +129,14 @@ std::string difference(const std::map<std::string, std::string>& got, const std:
 
 }  // namespace
 
-void expect_kills_leave_no_trace(const std::string& device, int kills_wanted) {
+void expect_kills_leave_no_trace(const std::string& device, int kills_wanted, const std::string& moments) {
   const TempFolder folder;
   const std::string last = "/run/checkpoints/step-" + std::to_string(steps_on(device));
   const std::string whole = folder.path("whole");
   fs::create_directories(whole);
   const auto start = Clock::now();
   int status = -1;
-  ASSERT_EQ(::waitpid(start_training(whole, device), &status, 0) > 0, true);
+  ASSERT_EQ(::waitpid(start_training(whole, device, moments), &status, 0) > 0, true);
   ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   const auto whole_time = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
   const auto expected = folder_content(whole + last);
@@ -150,7 +152,7 @@ void expect_kills_leave_no_trace(const std::string& device, int kills_wanted) {
       const bool at_write = random.below(2) == 0;
       const auto delay =
           std::chrono::microseconds(in_this_run < 12 ? random.below(at_write ? 3000 : static_cast<uint64_t>(whole_time.count())) : uint64_t{600000000});
-      const Outcome outcome = kill_after(start_training(here, device), here, delay, at_write && in_this_run < 12);
+      const Outcome outcome = kill_after(start_training(here, device, moments), here, delay, at_write && in_this_run < 12);
       if (outcome.killed) {
         ++kills;
         ++in_this_run;

@@ -8,6 +8,6 @@ namespace fw::testing {
 
 // A run of 40 steps of the tiny model (training_support.h) on the device, with a checkpoint every second one. A test program that calls it links
 // killed_run.cpp, which is what makes it such a process.
-void expect_kills_leave_no_trace(const std::string& device, int kills);
+void expect_kills_leave_no_trace(const std::string& device, int kills, const std::string& moments = "float32");
 
 }  // namespace fw::testing

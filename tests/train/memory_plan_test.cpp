@@ -52,13 +52,13 @@ class CountingHost final : public Device {
 };
 
 // Peak of three real steps, which compute again what is said.
-size_t real_peak(const ModelConfig& config, const TrainConfig& train, const RecomputeLayers& recompute = {}) {
+size_t real_peak(const ModelConfig& config, const TrainConfig& train, const RecomputeLayers& recompute = {}, MomentFormat moments = MomentFormat::kFloat32) {
   CountingHost host;
   LanguageModel<float> model(config, host);
   Random random(1);
   model.init(random);
   model.set_recompute(recompute);
-  AdamW optimizer({}, model.params());
+  AdamW optimizer({.moments = moments}, model.params());
   std::vector<Batch> batches(static_cast<size_t>(train.accumulate));
   for (Batch& batch : batches) {
     std::vector<int64_t> offsets = {0};
@@ -117,6 +117,7 @@ TEST(MemoryPlan, FitsWhatItIsGiven) {
   TrainConfig train = tiny_run("run");
   train.batch = 8;
   train.length = 512;  // a layer is some blocks of the arena
+  train.moments = "float32";
   MemoryPlan plan = plan_memory(config, train);
   EXPECT_EQ(plan.recompute, RecomputeLayers{});
   train.memory = fmt::format("{}", plan.total());
@@ -145,6 +146,51 @@ TEST(MemoryPlan, FitsWhatItIsGiven) {
   EXPECT_EQ(plan_memory(config, train).total(), plan.total());
 }
 
+// Moments in bf16 come last: only where no step with float32 ones fits, and only if they may be either; then nothing is computed again that need not be.
+TEST(MemoryPlan, MomentsGiveWayLast) {
+  ModelConfig config = tiny_model();
+  config.num_hidden_layers = 5;
+  TrainConfig train = tiny_run("run");
+  train.batch = 8;
+  train.length = 512;
+  train.moments = "bf16";
+  const MemoryPlan narrow = plan_memory(config, train);
+  EXPECT_EQ(narrow.format, MomentFormat::kBf16);
+  EXPECT_EQ(narrow.moments, narrow.gradients);  // 4 bytes a parameter as its gradient
+  EXPECT_EQ(narrow.total(), real_peak(config, train, {}, MomentFormat::kBf16));
+  train.moments = "auto";
+  EXPECT_EQ(plan_memory(config, train).format, MomentFormat::kFloat32);
+
+  // The least with float32 moments.
+  train.moments = "float32";
+  size_t least = plan_memory(config, train).total();
+  std::string message;
+  while (message.empty()) {
+    train.memory = fmt::format("{}", least - 1);
+    try {
+      least = plan_memory(config, train).total();
+    } catch (const Error& error) {
+      message = error.what();
+    }
+  }
+  EXPECT_THAT(message, ::testing::HasSubstr("moments float32"));
+  EXPECT_THAT(message, ::testing::HasSubstr("moments = bf16"));
+  train.moments = "auto";
+  train.memory = fmt::format("{}", least);
+  EXPECT_EQ(plan_memory(config, train).format, MomentFormat::kFloat32);
+  train.memory = fmt::format("{}", least - 1);
+  const MemoryPlan plan = plan_memory(config, train);
+  EXPECT_EQ(plan.format, MomentFormat::kBf16);
+  EXPECT_LT(plan.total(), least);
+  EXPECT_EQ(plan.total(), real_peak(config, train, plan.recompute, plan.format));
+  train.moments = "bf16";
+  EXPECT_EQ(plan_memory(config, train).recompute, plan.recompute);
+  EXPECT_EQ(plan_memory(config, train).total(), plan.total());
+  train.moments = "auto";
+  train.memory = "1M";
+  EXPECT_THROW(plan_memory(config, train), Error);
+}
+
 TEST(MemoryPlan, SizesAreReadAsTheyAreWritten) {
   EXPECT_EQ(parse_bytes("22G"), uint64_t{22} << 30);
   EXPECT_EQ(parse_bytes("22GiB"), uint64_t{22} << 30);
@@ -156,7 +202,7 @@ TEST(MemoryPlan, SizesAreReadAsTheyAreWritten) {
   }
 }
 
-// A GPU's plan needs no GPU: 18 bytes a parameter, and activations of bf16.
+// A GPU's plan needs no GPU: 16 bytes a parameter, or 12, and activations of bf16.
 TEST(MemoryPlan, OfAGpuNeedsNone) {
   ModelConfig config;
   config.vocab_size = 32000;
@@ -170,7 +216,8 @@ TEST(MemoryPlan, OfAGpuNeedsNone) {
   const MemoryPlan host = plan_memory(config, train);
   train.device = "cuda";
   const MemoryPlan device = plan_memory(config, train);
-  EXPECT_NEAR(static_cast<double>(device.operands), 0.5 * static_cast<double>(device.parameters), 1e-3 * static_cast<double>(device.parameters));
+  EXPECT_EQ(device.operands, 0U);  // half of the parameters
+  EXPECT_NEAR(static_cast<double>(device.parameters), static_cast<double>(host.parameters), 1e-3 * static_cast<double>(host.parameters));
   EXPECT_EQ(device.gradients, host.gradients);
   EXPECT_EQ(device.activations, device.scratch.total());
   EXPECT_LT(device.activations, host.activations);
@@ -179,6 +226,14 @@ TEST(MemoryPlan, OfAGpuNeedsNone) {
   const MemoryPlan fitted = plan_memory(config, train);
   EXPECT_LE(fitted.total(), size_t{40} << 30);
   EXPECT_NE(fitted.recompute.level, Recompute::kNone);
+  EXPECT_EQ(fitted.format, MomentFormat::kFloat32);
+  train.memory = "22G";
+  const MemoryPlan small = plan_memory(config, train);
+  EXPECT_LE(small.total(), size_t{22} << 30);
+  EXPECT_EQ(small.format, MomentFormat::kBf16);
+  EXPECT_EQ(small.moments, small.gradients);
+  train.moments = "float32";
+  EXPECT_THROW(plan_memory(config, train), Error);
 }
 
 // The trainer's model has these bytes for activations; one document, so that its sequences are the plan's.

@@ -182,6 +182,57 @@ TEST(Trainer, AStepThatIsNotFiniteIsSkippedAndDamagesNothing) {
   EXPECT_EQ(state.at("skipped_in_row"), 0);
 }
 
+// Moments in bf16: a run that is stopped ends as one that is not, to the bit, whatever is said of them; it learns, and does not have the bits of float32 ones.
+TEST(Trainer, MomentsInBf16GoOnToTheBit) {
+  const TempFolder folder;
+  const auto config = [&](const std::string& out, const std::string& moments) {
+    TrainConfig run = tiny_run(folder.path(out));
+    run.moments = moments;
+    run.log_every = 1;
+    return run;
+  };
+  double first = 0, last = 0;
+  const auto whole = make_trainer(config("whole", "bf16"), folder.path("data")), wide = make_trainer(config("wide", "float32"), folder.path("data"));
+  EXPECT_TRUE(whole->run([&](const LogRecord& r) { (r.step == 1 ? first : last) = r.loss; }, nullptr));
+  EXPECT_LT(last, first);
+  EXPECT_TRUE(wide->run(nullptr, nullptr));
+  EXPECT_NE(values(*whole), values(*wide));
+  std::atomic<bool> stop{false};
+  EXPECT_FALSE(make_trainer(config("run", "bf16"), folder.path("data"))->run([&](const LogRecord& r) { stop = r.step == 7; }, &stop));
+  EXPECT_EQ(moments_of_checkpoint(checkpoint_path(folder.path("run/checkpoints"), 7)), MomentFormat::kBf16);
+  const auto back = make_trainer(config("run", "auto"), folder.path("data"));
+  EXPECT_EQ(back->moments(), MomentFormat::kFloat32);
+  ASSERT_TRUE(back->resume([](const std::string& warning) { ADD_FAILURE() << warning; }));
+  EXPECT_EQ(back->moments(), MomentFormat::kBf16);
+  EXPECT_TRUE(back->run(nullptr, nullptr));
+  EXPECT_EQ(values(*back), values(*whole));
+  EXPECT_EQ(folder_content(folder.path("run/checkpoints/step-15")), folder_content(folder.path("whole/checkpoints/step-15")));
+}
+
+// Who says another format than the checkpoint's gets it, and is told.
+TEST(Trainer, MomentsOfAnotherFormatAreConvertedAndThatIsSaid) {
+  for (const auto& [theirs, ours] : {std::pair<std::string, std::string>{"bf16", "float32"}, {"float32", "bf16"}}) {
+    SCOPED_TRACE(theirs);
+    const TempFolder folder;
+    TrainConfig config = tiny_run(folder.path("run"));
+    config.moments = theirs;
+    EXPECT_TRUE(make_trainer(config, folder.path("data"))->run(nullptr, nullptr));
+    config.moments = ours;
+    config.steps = 20;
+    const auto trainer = make_trainer(config, folder.path("data"));
+    std::vector<std::string> warnings;
+    ASSERT_TRUE(trainer->resume([&](const std::string& warning) { warnings.push_back(warning); }));
+    ASSERT_EQ(warnings.size(), 1U);
+    EXPECT_NE(warnings[0].find("are " + theirs), std::string::npos) << warnings[0];
+    EXPECT_NE(warnings[0].find("moments = " + ours), std::string::npos) << warnings[0];
+    EXPECT_TRUE(trainer->run(nullptr, nullptr));
+    EXPECT_EQ(name_of(moments_of_checkpoint(folder.path("run/checkpoints/step-20"))), ours);
+  }
+  TrainConfig config;
+  config.moments = "fp8";
+  EXPECT_NE(message_of([&] { validate(config); }, ErrorKind::kUsage).find("moments"), std::string::npos);
+}
+
 TEST(Trainer, TenSkippedStepsInARowEndTheRun) {
   const TempFolder folder;
   TrainConfig config = tiny_run(folder.path("run"));

@@ -1,6 +1,12 @@
-// AdamW: elementwise over the pieces of all parameters, a piece a task.
+// AdamW: elementwise over the pieces of all parameters, a piece a task. Moments in bf16 go through float, some of a piece at a time.
+#include <algorithm>
+#include <bit>
+#include <type_traits>
+
+#include "base/error.h"
 #include "base/threads.h"
 #include "ops/cpu/operations.h"
+#include "ops/stochastic_rounding.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/adamw.cpp"
@@ -54,22 +60,61 @@ void run_block(const AdamWStep<double>& s, double* p, const double* g, double* m
   HWY_DYNAMIC_DISPATCH(adamw_block_f64)(s, p, g, m, v, count);
 }
 
+constexpr int64_t kAtOnce = 1024;
+
+void widen(const Bf16* from, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = std::bit_cast<float>(static_cast<uint32_t>(from[i].bits) << 16);
+}
+
+// words[i] = the random word of element `index` + i of the update (ops.h).
+void fill_random(uint64_t index, uint64_t update, uint64_t key, int64_t n, uint32_t* words) {
+  for (int64_t i = 0; i < n;) {
+    const uint64_t at = index + static_cast<uint64_t>(i);
+    const RandomWords four = random_words(at / 4, update, key);
+    for (uint64_t k = at % 4; k < 4 && i < n; ++k, ++i) words[i] = four.x[k];
+  }
+}
+
+// A piece whose moments are bf16.
+void run_narrow(const AdamWStep<float>& s, const ParamPiece& piece, const float* grads, float* values, Bf16* m, Bf16* v) {
+  float first[kAtOnce], second[kAtOnce];
+  uint32_t words[kAtOnce];
+  for (int64_t begin = piece.begin, end = begin + piece.count; begin < end; begin += kAtOnce) {
+    const int64_t n = std::min(kAtOnce, end - begin);
+    widen(m + begin, n, first);
+    widen(v + begin, n, second);
+    run_block(s, values + begin, grads + begin, first, second, static_cast<size_t>(n));
+    fill_random(s.first + static_cast<uint64_t>(begin), s.update, s.seed, n, words);
+    for (int64_t i = 0; i < n; ++i) {
+      m[begin + i].bits = round_stochastically(std::bit_cast<uint32_t>(first[i]), words[i]);
+      v[begin + i].bits = round_stochastically(std::bit_cast<uint32_t>(second[i]), words[i] >> 16);
+    }
+  }
+}
+
 }  // namespace
 
 namespace cpu {
 
 template <class T>
-void adamw(const Exec<T>&, const AdamWStep<T>& step, ParamPieces pieces, const T* grads, T* values, T* m, T* v) {
+void adamw(const Exec<T>&, const AdamWStep<T>& step, ParamPieces pieces, const T* grads, ParamValues<T> values, MomentValues<T> moments) {
+  if (values.values == nullptr) fail_internal("adamw: expected whole values on the host, got split ones");
+  const bool narrow = moments.first == nullptr;
+  if (narrow && !std::is_same_v<T, float>) fail_internal("adamw: expected moments in double, got bf16");
   parallel_for(pieces.count, [&](int64_t i) {
     const ParamPiece& piece = pieces.data[i];
     AdamWStep<T> mine = step;
     if (piece.decay == 0) mine.decay = T(0);
-    run_block(mine, values + piece.begin, grads + piece.begin, m + piece.begin, v + piece.begin, static_cast<size_t>(piece.count));
+    if constexpr (std::is_same_v<T, float>) {
+      if (narrow) return run_narrow(mine, piece, grads, values.values, moments.first_bf16, moments.second_bf16);
+    }
+    run_block(mine, values.values + piece.begin, grads + piece.begin, moments.first + piece.begin, moments.second + piece.begin,
+              static_cast<size_t>(piece.count));
   });
 }
 
-template void adamw(const Exec<float>&, const AdamWStep<float>&, ParamPieces, const float*, float*, float*, float*);
-template void adamw(const Exec<double>&, const AdamWStep<double>&, ParamPieces, const double*, double*, double*, double*);
+template void adamw(const Exec<float>&, const AdamWStep<float>&, ParamPieces, const float*, ParamValues<float>, MomentValues<float>);
+template void adamw(const Exec<double>&, const AdamWStep<double>&, ParamPieces, const double*, ParamValues<double>, MomentValues<double>);
 
 }  // namespace cpu
 }  // namespace fw

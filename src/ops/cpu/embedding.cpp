@@ -15,10 +15,10 @@ constexpr int64_t kColumns = 32;  // two cache lines of floats
 namespace cpu {
 
 template <class T>
-void embedding_forward(const Exec<T>&, const int32_t* ids, Mat<const T> weight, Mat<T> out) {
+void embedding_forward(const Exec<T>&, const int32_t* ids, Weight<T> weight, Mat<T> out) {
   for_row_blocks(RowBlocks::cut(out.rows, out.cols), [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      std::memcpy(out.row(t), weight.row(ids[t]), sizeof(T) * static_cast<size_t>(out.cols));
+      std::memcpy(out.row(t), weight.values.row(ids[t]), sizeof(T) * static_cast<size_t>(out.cols));
     }
   });
 }
@@ -37,8 +37,8 @@ void embedding_backward(const Exec<T>&, const int32_t* ids, Mat<const T> dout, M
   });
 }
 
-template void embedding_forward(const Exec<float>&, const int32_t*, Mat<const float>, Mat<float>);
-template void embedding_forward(const Exec<double>&, const int32_t*, Mat<const double>, Mat<double>);
+template void embedding_forward(const Exec<float>&, const int32_t*, Weight<float>, Mat<float>);
+template void embedding_forward(const Exec<double>&, const int32_t*, Weight<double>, Mat<double>);
 template void embedding_backward(const Exec<float>&, const int32_t*, Mat<const float>, Mat<float>);
 template void embedding_backward(const Exec<double>&, const int32_t*, Mat<const double>, Mat<double>);
 

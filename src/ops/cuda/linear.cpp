@@ -14,17 +14,6 @@ namespace {
 template <class T>
 constexpr fw_dtype kDtype = std::is_same_v<T, float> ? FW_F32 : FW_BF16;
 
-// The weight as an operand beside activations of type T.
-template <class T>
-Mat<const T> operand(const Weight<float>& weight) {
-  if constexpr (std::is_same_v<T, float>) {
-    return weight.values;
-  } else {
-    if (weight.rounded.data == nullptr) fail_internal("linear: expected the bf16 copy of a weight [{}, {}]", weight.values.rows, weight.values.cols);
-    return weight.rounded;
-  }
-}
-
 template <class T, class R>
 void multiply(const Exec<T>& exec, Mat<const T> a, bool a_transposed, Mat<const T> b, bool b_transposed, Mat<R> c, bool accumulate) {
   Product p;
@@ -50,6 +39,17 @@ void multiply(const Exec<T>& exec, Mat<const T> a, bool a_transposed, Mat<const 
 }  // namespace
 
 template <class T>
+Mat<const T> operand(const Weight<float>& weight) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (weight.values.data == nullptr) fail_internal("linear: expected the values of a weight [{}, {}]", weight.values.rows, weight.values.cols);
+    return weight.values;
+  } else {
+    if (weight.rounded.data == nullptr) fail_internal("linear: expected the bf16 copy of a weight [{}, {}]", weight.values.rows, weight.values.cols);
+    return weight.rounded;
+  }
+}
+
+template <class T>
 void linear_product(const Exec<T>& exec, Mat<const T> x, const Weight<float>& weight, Mat<T> y, Write write) {
   multiply(exec, x, false, operand<T>(weight), true, y, write == Write::kAccumulate);
 }
@@ -60,6 +60,8 @@ void linear_gradients(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, cons
   if (dweight.data != nullptr) multiply(exec, dy, true, x, false, dweight, true);
 }
 
+template Mat<const float> operand<float>(const Weight<float>&);
+template Mat<const Bf16> operand<Bf16>(const Weight<float>&);
 template void linear_product(const Exec<float>&, Mat<const float>, const Weight<float>&, Mat<float>, Write);
 template void linear_product(const Exec<Bf16>&, Mat<const Bf16>, const Weight<float>&, Mat<Bf16>, Write);
 template void linear_gradients(const Exec<float>&, Mat<const float>, Mat<const float>, const Weight<float>&, Mat<float>, Mat<float>, Write);

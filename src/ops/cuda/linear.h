@@ -6,6 +6,10 @@
 
 namespace fw::cuda {
 
+// The weight as an operand beside activations of type T. Throws Error(kInternal) where it lacks that copy.
+template <class T>
+Mat<const T> operand(const Weight<float>& weight);
+
 // y = x W^T (+ y)
 template <class T>
 void linear_product(const Exec<T>& exec, Mat<const T> x, const Weight<float>& weight, Mat<T> y, Write write);

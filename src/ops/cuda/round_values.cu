@@ -1,8 +1,9 @@
-// Values rounded to bf16: a thread has four neighbours at a time.
+// Values rounded to bf16 as the upper halves of split values are (ops/split_value.h): a thread has four neighbours at a time.
 #include <algorithm>
 
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
+#include "ops/split_value.h"
 #include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
@@ -20,8 +21,10 @@ __global__ void __launch_bounds__(kThreads) round_kernel(const float* from, int6
   }
   FW_UNROLL for (int i = 0; i < kAhead; ++i) {
     if (first + i * kThreads >= packets) continue;
+    uint32_t rounded[N];
+    FW_UNROLL for (int k = 0; k < N; ++k) rounded[k] = split_value(float_bits(x[i][k])).rounded;
     Packet<Bf16, N> out;
-    out.set(x[i]);
+    out.set_halves(rounded);
     out.store(to + (first + i * kThreads) * N);
   }
 }

@@ -1,23 +1,23 @@
-// Rows that move as they are, or from one type to another: copies, the last row of each sequence, rows into pages, rows of a table; and a sum of
-// two flat ranges.
+// Rows that move as they are: copies, the last row of each sequence, rows into pages, rows of a table; and a sum of two flat ranges.
 #include "ops/cuda/elementwise.cuh"
+#include "ops/cuda/linear.h"
 #include "ops/cuda/sequences.cuh"
 
 namespace fw::cuda {
 namespace {
 
 // Where row r comes from and goes to. A null `to`: nowhere.
-template <class From, class To>
+template <class T>
 struct Move {
-  const From* from;
-  To* to;
+  const T* from;
+  T* to;
 };
 
 template <class T>
 struct CopyRows {
   Mat<const T> from;
   Mat<T> to;
-  FW_DEVICE Move<T, T> row(int64_t r) const { return {from.data + r * from.stride, to.data + r * to.stride}; }
+  FW_DEVICE Move<T> row(int64_t r) const { return {from.data + r * from.stride, to.data + r * to.stride}; }
 };
 
 template <class T>
@@ -25,7 +25,7 @@ struct LastRows {
   Mat<const T> from;
   Mat<T> to;
   const int64_t* offsets;
-  FW_DEVICE Move<T, T> row(int64_t n) const { return {from.data + (offsets[n + 1] - 1) * from.stride, to.data + n * to.stride}; }
+  FW_DEVICE Move<T> row(int64_t n) const { return {from.data + (offsets[n + 1] - 1) * from.stride, to.data + n * to.stride}; }
 };
 
 template <class T>
@@ -33,7 +33,7 @@ struct StoreRows {
   Mat<const T> from;
   PassPlaces places;
   Pages<T> pages;
-  FW_DEVICE Move<T, T> row(int64_t t) const {
+  FW_DEVICE Move<T> row(int64_t t) const {
     const int64_t n = places.sequence_of(t), begin = places.offsets[n], length = places.offsets[n + 1] - begin;
     if (t - begin < length - pages.per_sequence * pages.rows) return {nullptr, nullptr};  // a later token takes its place
     return {from.data + t * from.stride, page_row(pages, n, places.before(n) + t - begin)};
@@ -43,53 +43,38 @@ struct StoreRows {
 template <class T>
 struct TableRows {
   const int32_t* ids;
-  Mat<const float> table;
+  Mat<const T> table;
   Mat<T> to;
-  FW_DEVICE Move<float, T> row(int64_t t) const { return {table.data + ids[t] * table.stride, to.data + t * to.stride}; }
+  FW_DEVICE Move<T> row(int64_t t) const { return {table.data + ids[t] * table.stride, to.data + t * to.stride}; }
 };
 
-// The same bits where the types are the same.
-template <int N, class T>
-FW_DEVICE void convert(const Packet<T, N>& from, Packet<T, N>& to) {
-  to = from;
-}
-template <int N, class From, class To>
-FW_DEVICE void convert(const Packet<From, N>& from, Packet<To, N>& to) {
-  float x[N];
-  from.get(x);
-  to.set(x);
-}
-
-template <class From, class To, int N, class Rows>
+template <class T, int N, class Rows>
 __global__ void __launch_bounds__(kElementThreads) move_rows_kernel(const Rows rows, const Cut cut) {
   constexpr int kAhead = 4;
   const Place place(cut);
   if (place.packet >= cut.packets) return;
   const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across, first = place.block * down * kAhead + place.row;
-  Packet<From, N> packets[kAhead];
-  To* to[kAhead] = {};
+  Packet<T, N> packets[kAhead];
+  T* to[kAhead] = {};
   FW_UNROLL for (int i = 0; i < kAhead; ++i) {
     if (first + i * down >= cut.rows) continue;
-    const Move<From, To> one = rows.row(first + i * down);
+    const Move<T> one = rows.row(first + i * down);
     to[i] = one.to;
     if (one.to != nullptr) packets[i].load(one.from + c);
   }
   FW_UNROLL for (int i = 0; i < kAhead; ++i) {
-    if (to[i] == nullptr) continue;
-    Packet<To, N> out;
-    convert(packets[i], out);
-    out.store(to[i] + c);
+    if (to[i] != nullptr) packets[i].store(to[i] + c);
   }
 }
 
-template <class From, class To, class Rows>
+template <class T, class Rows>
 void move_rows(const Rows& rows, int64_t count, int64_t cols, bool aligned, void* stream) {
   if (count == 0 || cols == 0) return;
-  constexpr int kN = std::min(kPacket<From>, kPacket<To>);
+  constexpr int kN = kPacket<T>;
   const auto run = [&]<int N>() {
     const Cut cut(count, cols / N, 8);
-    launch(move_rows_kernel<From, To, N, Rows>, Dim3{static_cast<unsigned>(cut.row_blocks(int64_t{4} * cut.down()) * cut.column_blocks)}, kElementThreads, 0,
-           stream, rows, cut);
+    launch(move_rows_kernel<T, N, Rows>, Dim3{static_cast<unsigned>(cut.row_blocks(int64_t{4} * cut.down()) * cut.column_blocks)}, kElementThreads, 0, stream,
+           rows, cut);
   };
   if (aligned && cols % kN == 0) {
     run.template operator()<kN>();
@@ -117,24 +102,25 @@ namespace ops {
 
 template <class T>
 void copy_rows(const Exec<T>& exec, Mat<const T> from, Mat<T> to) {
-  move_rows<T, T>(CopyRows<T>{from, to}, from.rows, from.cols, aligned(from) && aligned(to), exec.device.stream());
+  move_rows<T>(CopyRows<T>{from, to}, from.rows, from.cols, aligned(from) && aligned(to), exec.device.stream());
 }
 
 template <class T>
 void last_rows(const Exec<T>& exec, Mat<const T> from, const PassLayout& layout, Mat<T> to) {
-  move_rows<T, T>(LastRows<T>{from, to, layout.offsets}, layout.host.count(), from.cols, aligned(from) && aligned(to), exec.device.stream());
+  move_rows<T>(LastRows<T>{from, to, layout.offsets}, layout.host.count(), from.cols, aligned(from) && aligned(to), exec.device.stream());
 }
 
 // The pages of a table may lie anywhere, as the host cannot tell: a number at a time.
 template <class T>
 void store_rows(const Exec<T>& exec, Mat<const T> x, const PassLayout& layout, Pages<T> pages) {
   const bool packets = aligned(x) && pages.table == nullptr && in_packets<T>(pages.first, pages.width);
-  move_rows<T, T>(StoreRows<T>{x, PassPlaces(layout), pages}, x.rows, x.cols, packets, exec.device.stream());
+  move_rows<T>(StoreRows<T>{x, PassPlaces(layout), pages}, x.rows, x.cols, packets, exec.device.stream());
 }
 
 template <class T>
-void embedding_forward(const Exec<T>& exec, const int32_t* ids, Mat<const Wide<T>> weight, Mat<T> out) {
-  move_rows<float, T>(TableRows<T>{ids, weight, out}, out.rows, out.cols, aligned(weight) && aligned(out), exec.device.stream());
+void embedding_forward(const Exec<T>& exec, const int32_t* ids, Weight<Wide<T>> weight, Mat<T> out) {
+  const Mat<const T> table = operand<T>(weight);
+  move_rows<T>(TableRows<T>{ids, table, out}, out.rows, out.cols, aligned(table) && aligned(out), exec.device.stream());
 }
 
 // In rows of 4,096 numbers, so that the blocks' numbers stay small, and what is left of them.
@@ -152,11 +138,11 @@ void add_values(const Exec<T>& exec, const Wide<T>* from, int64_t n, Wide<T>* to
   add(whole, 1, n - whole);
 }
 
-#define FW_INSTANTIATE(T)                                                                       \
-  template void copy_rows<T>(const Exec<T>&, Mat<const T>, Mat<T>);                             \
-  template void last_rows<T>(const Exec<T>&, Mat<const T>, const PassLayout&, Mat<T>);          \
-  template void store_rows<T>(const Exec<T>&, Mat<const T>, const PassLayout&, Pages<T>);       \
-  template void embedding_forward<T>(const Exec<T>&, const int32_t*, Mat<const float>, Mat<T>); \
+#define FW_INSTANTIATE(T)                                                                    \
+  template void copy_rows<T>(const Exec<T>&, Mat<const T>, Mat<T>);                          \
+  template void last_rows<T>(const Exec<T>&, Mat<const T>, const PassLayout&, Mat<T>);       \
+  template void store_rows<T>(const Exec<T>&, Mat<const T>, const PassLayout&, Pages<T>);    \
+  template void embedding_forward<T>(const Exec<T>&, const int32_t*, Weight<float>, Mat<T>); \
   template void add_values<T>(const Exec<T>&, const float*, int64_t, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
