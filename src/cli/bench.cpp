@@ -61,6 +61,7 @@ class Bench : public Command {
     options.add("decode_model", "", &decode_, "time decoding with the model below, at the start and at the end of a long text");
     options.add("batch", "N", &model_.batch, "sequences of a training step");
     options.add("length", "N", &model_.length, "tokens of a sequence of a training step");
+    options.add("accumulate", "N", &model_.accumulate, "batches whose gradients make one training step");
     options.add("steps", "N", &model_.steps, "training steps timed");
     options.add("recompute", "LEVEL", &model_.recompute, "of training steps: what backward computes again").words = recompute_names();
     options.add("memory", "SIZE", &model_.memory, "most that a training step may take, such as 22G: what it needs is computed again, then moments are bf16");

@@ -52,6 +52,7 @@ TrainConfig config_of(const ModelBench& bench) {
   config.steps = kWarmSteps + bench.steps;
   config.batch = bench.batch;
   config.length = bench.length;
+  config.accumulate = bench.accumulate;
   config.warmup = 10;
   config.log_every = 1;
   config.recompute = bench.recompute;
@@ -105,6 +106,12 @@ Batch random_batch(const ModelBench& bench, Random& random) {
   return batch;
 }
 
+// "8x2048", or "2 of 4x2048" of two batches.
+std::string shape_of(const ModelBench& bench) {
+  const std::string batch = fmt::format("{}x{}", bench.batch, bench.length);
+  return bench.accumulate > 1 ? fmt::format("{} of {}", bench.accumulate, batch) : batch;
+}
+
 Json figures(const Samples& s) { return {{"median", s.median()}, {"best", s.best()}}; }
 
 }  // namespace
@@ -118,9 +125,8 @@ Json bench_train(const ModelBench& bench) {
   write_token_file(random_text(std::max<size_t>(size_t{1} << 20, static_cast<size_t>(4 * bench.batch * bench.length))), "", *tokenizer, path);
   const auto tokens = std::make_shared<const TokenFile>(path);
 
-  const double step_tokens = static_cast<double>(bench.batch * bench.length);
-  say("training: {}; {} x {} tokens a step, {} threads; {} steps twice in turn\n", describe(bench.model), bench.batch, bench.length, num_threads(),
-      bench.steps);
+  const double step_tokens = static_cast<double>(bench.batch * bench.length * bench.accumulate);
+  say("training: {}; {} tokens a step, {} threads; {} steps twice in turn\n", describe(bench.model), shape_of(bench), num_threads(), bench.steps);
   std::fflush(stdout);
   const std::vector<std::string> precisions{"f32", "bf16"};
   std::vector<TrainResult> results(precisions.size());
@@ -141,7 +147,7 @@ Json bench_train(const ModelBench& bench) {
                     {"peak_bytes", r.peak}});
   }
   say("{}", table.text());
-  return {{"model", describe(bench.model)}, {"batch", bench.batch}, {"length", bench.length}, {"results", rows}};
+  return {{"model", describe(bench.model)}, {"batch", bench.batch}, {"length", bench.length}, {"accumulate", bench.accumulate}, {"results", rows}};
 }
 
 // A step's time is also given as a multiple of what its matrix products take alone, right after it on the same card: the products as one step queues them, in
@@ -150,9 +156,8 @@ Json bench_train_device(const ModelBench& bench) {
   if (bench.steps < 1) fail_usage("--steps: expected a whole number >= 1, got {}", bench.steps);
   Device& device = device_named(bench.device);
   const MemoryPlan plan = plan_memory(bench.model, config_of(bench));
-  say("training: {}; {} x {} tokens a step, {}; {} steps; recompute {}, moments {}; {} planned\n", describe(bench.model), bench.batch, bench.length,
-      device_info().name, bench.steps, describe(plan.recompute, bench.model.num_hidden_layers), name_of(plan.format),
-      format_bytes(static_cast<double>(plan.total())));
+  say("training: {}; {} tokens a step, {}; {} steps; recompute {}, moments {}; {} planned\n", describe(bench.model), shape_of(bench), device_info().name,
+      bench.steps, describe(plan.recompute, bench.model.num_hidden_layers), name_of(plan.format), format_bytes(static_cast<double>(plan.total())));
   std::fflush(stdout);
   LanguageModel<float> model(bench.model, device);
   model.set_recompute(plan.recompute);
@@ -163,8 +168,9 @@ Json bench_train_device(const ModelBench& bench) {
   Samples ms, products_ms;
   double first_ms = 0, first_step = 0;
   const auto step = [&] {
-    const Batch batch = random_batch(bench, random);
-    return 1e3 * seconds_of([&] { train_step(model, optimizer, {&batch, 1}, 1e-4, 1.0); });
+    std::vector<Batch> batches;
+    for (int64_t i = 0; i < bench.accumulate; ++i) batches.push_back(random_batch(bench, random));
+    return 1e3 * seconds_of([&] { train_step(model, optimizer, batches, 1e-4, 1.0); });
   };
   for (int64_t i = 0; i < kWarmSteps + bench.steps; ++i) {
     stop_point("bench", i, kWarmSteps + bench.steps, "training steps");
@@ -177,7 +183,8 @@ Json bench_train_device(const ModelBench& bench) {
   step();
   for (const double seconds : record.seconds_alone(device, static_cast<int>(std::min<int64_t>(bench.steps, 20)))) products_ms.add(1e3 * seconds);
 
-  const double step_tokens = static_cast<double>(bench.batch * bench.length), ktok_s = step_tokens / ms.median(), ratio = ms.median() / products_ms.median();
+  const double step_tokens = static_cast<double>(bench.batch * bench.length * bench.accumulate), ktok_s = step_tokens / ms.median(),
+               ratio = ms.median() / products_ms.median();
   const double peak_gib = static_cast<double>(peak) / 0x1p30;
   Table table;
   for (const char* heading :
@@ -189,9 +196,10 @@ Json bench_train_device(const ModelBench& bench) {
   say("{}{} products of {:.1f} TFLOP in all: {:.0f} TFLOP/s alone\n", table.text(), record.count(), record.flops() / 1e12,
       record.flops() / products_ms.median() / 1e9);
   return {{"model", describe(bench.model)},
-          {"shape", fmt::format("{}x{}", bench.batch, bench.length)},
+          {"shape", shape_of(bench)},
           {"batch", bench.batch},
           {"length", bench.length},
+          {"accumulate", bench.accumulate},
           {"recompute", describe(plan.recompute, bench.model.num_hidden_layers)},
           {"moments", name_of(plan.format)},
           {"memory", bench.memory},

@@ -61,7 +61,7 @@ nlohmann::json bench_device(const RecurrenceBench& bench);
 
 struct ModelBench {
   ModelConfig model;
-  int64_t batch = 16, length = 256, steps = 20, decode_tokens = 100000;
+  int64_t batch = 16, length = 256, accumulate = 1, steps = 20, decode_tokens = 100000;
   std::string device = "cpu";
   std::string recompute = "none", memory, moments = "auto";  // as the keys of training (train/config.def)
 };
