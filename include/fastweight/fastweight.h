@@ -68,7 +68,11 @@ typedef enum fw_gain {
 /* What multiplies the erase key or the value: the gain (TIED), a gate with one value a channel, the mean of such a gate over its
  * channels (what an ablation leaves of it), or a gate with one value a value head. */
 typedef enum fw_gate { FW_GATE_TIED = 0, FW_GATE_CHANNEL = 1, FW_GATE_AVERAGED = 2, FW_GATE_SCALAR = 3 } fw_gate;
-typedef enum fw_erase_key { FW_ERASE_KEY_TIED = 0, FW_ERASE_KEY_OWN = 1 } fw_erase_key;                        /* k, or a tensor p of its own */
+typedef enum fw_erase_key { FW_ERASE_KEY_TIED = 0, FW_ERASE_KEY_OWN = 1 } fw_erase_key; /* k, or a tensor p of its own */
+/* What the erase looks at: the state after its decay, or the one before it (S_{t-1}). */
+typedef enum fw_erase_state { FW_ERASE_STATE_DECAYED = 0, FW_ERASE_STATE_PREVIOUS = 1 } fw_erase_state;
+/* Along which vector it takes away what it found: w, or a tensor f of its own. */
+typedef enum fw_erase_write { FW_ERASE_WRITE_TIED = 0, FW_ERASE_WRITE_OWN = 1 } fw_erase_write;
 typedef enum fw_feedback { FW_FEEDBACK_NONE = 0, FW_FEEDBACK_LEARNED = 1, FW_FEEDBACK_FIXED = 2 } fw_feedback; /* lambda: none, a tensor, the rule's number */
 typedef enum fw_read { FW_READ_PLAIN = 0, FW_READ_CORRECTED = 1 } fw_read;                                     /* q, or q - d k */
 typedef enum fw_precond { FW_PRECOND_NONE = 0, FW_PRECOND_DIAGONAL = 1, FW_PRECOND_READ = 2 } fw_precond;      /* of the write key; of the read vector */
@@ -94,7 +98,7 @@ typedef enum fw_key_source { FW_KEY_SOURCE_GIVEN = 0, FW_KEY_SOURCE_DECAY = 1 } 
 /* A rule: with gain s, erase gate b (s if tied), write gate c (s if tied), preconditioner M (times its normaliser; 1 if none)
  *     e = b (k + lambda q),  z = c v,  w = M k,  r = scale (q - d k)
  * k in e is p with an erase key of its own, d = 0 for a plain read, precond READ moves M from w to r, offline: e = 0. q, k and
- * p after their normalisation. */
+ * p after their normalisation. What e finds is taken away along w, or along f, which is taken as it is given. */
 typedef struct fw_rule {
   size_t size;
   int32_t decay;        /* fw_decay; CONSTANT: RetNet's log(1 - 2^(-5-h)) for value head h, no tensor g */
@@ -110,7 +114,9 @@ typedef struct fw_rule {
   int32_t normaliser;   /* fw_normaliser */
   int32_t q_norm;       /* fw_norm */
   int32_t k_norm;       /* fw_norm, of k and p */
-  int32_t key_source;   /* fw_key_source; DECAY: with a channel decay of H heads and no preconditioner, no tensor k */
+  int16_t key_source;   /* fw_key_source; DECAY: with a channel decay of H heads and no preconditioner, no tensor k */
+  int8_t erase_state;   /* fw_erase_state; PREVIOUS with a decay: on the CPU. This and the next lie in what was padding in version 0.1 */
+  int8_t erase_write;   /* fw_erase_write; OWN: on the CPU */
   double norm_eps;      /* inside the square root of the L2 norm, 1e-6 */
   double gain_eps;      /* Kaczmarz and NLMS, 1e-6 */
   double gain_bound;    /* largest value of the gain gate or the erase gate, 1 or 2; gain_bound * (largest M) <= 2 */
@@ -207,6 +213,7 @@ typedef struct fw_inputs {
   fw_tensor dt_bias;         /* [heads of g]; of a channel decay [heads of g, K]; absent: zero */
   fw_tensor precond_a_log;   /* [H]; absent: zero */
   fw_tensor precond_dt_bias; /* [H]; absent: zero */
+  fw_tensor erase_write;     /* f of erase_write OWN, a tensor of tokens, [B, T, H, K] */
 } fw_inputs;
 
 /* Outputs; for backward the gradients with respect to them (absent: zero). */

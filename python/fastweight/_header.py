@@ -10,6 +10,8 @@ import re
 
 _TYPES = {
     "size_t": ctypes.c_size_t,
+    "int8_t": ctypes.c_int8,
+    "int16_t": ctypes.c_int16,
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
     "double": ctypes.c_double,

@@ -67,7 +67,7 @@ void add_reads(const HeadStreams& x, int64_t i, const TokenReads& reads, Sink& s
   sink.add(Quantity::kCosQueryRead, cosine(V, v, reads.o.data()));
   if (x.e.empty()) return;
   const double* e = x.e.data() + i * K;
-  sink.add(Quantity::kEigenvalue, 1.0 - dot(K, e, x.w.data() + i * K));
+  sink.add(Quantity::kEigenvalue, 1.0 - dot(K, e, (x.taken.empty() ? x.w : x.taken).data() + i * K));
   if (x.f.empty()) return;
   sink.add(Quantity::kEffectiveStep, dot(K, e, k) / dot(K, k, k));
   const double drift = norm(V, reads.fed.data());

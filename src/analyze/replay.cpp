@@ -26,18 +26,27 @@ void HeadReplay::step(const HeadStreams& x, int64_t i) {
   const int64_t at = i * K_;
   for (int64_t j = 0; j < K_; ++j) {
     double* row = s_.data() + j * V_;
+    const auto look_up = [&] {
+      if (!x.e.empty()) add(V_, x.e[static_cast<size_t>(at + j)], row, reads_.erased.data());
+      if (!x.f.empty()) add(V_, x.f[static_cast<size_t>(at + j)], row, reads_.fed.data());
+    };
+    if (x.erases_before_decay) look_up();
     if (!x.decay.empty()) {
       const double alpha = x.decay[static_cast<size_t>(at + j)];
       for (int64_t c = 0; c < V_; ++c) row[c] *= alpha;
     }
-    if (!x.e.empty()) add(V_, x.e[static_cast<size_t>(at + j)], row, reads_.erased.data());
-    if (!x.f.empty()) add(V_, x.f[static_cast<size_t>(at + j)], row, reads_.fed.data());
+    if (!x.erases_before_decay) look_up();
   }
   const double* z = x.z.data() + i * V_;
   for (int64_t c = 0; c < V_; ++c) reads_.u[static_cast<size_t>(c)] = z[c] - reads_.erased[static_cast<size_t>(c)];
   for (int64_t j = 0; j < K_; ++j) {
     double* row = s_.data() + j * V_;
-    add(V_, x.w[static_cast<size_t>(at + j)], reads_.u.data(), row);
+    if (x.taken.empty()) {
+      add(V_, x.w[static_cast<size_t>(at + j)], reads_.u.data(), row);
+    } else {
+      add(V_, x.w[static_cast<size_t>(at + j)], z, row);
+      add(V_, -x.taken[static_cast<size_t>(at + j)], reads_.erased.data(), row);
+    }
     add(V_, x.r[static_cast<size_t>(at + j)], row, reads_.o.data());
     add(V_, x.k[static_cast<size_t>(at + j)], row, reads_.key_read.data());
   }

@@ -142,6 +142,7 @@ void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
   for (std::vector<double>* x : {&out.z, &out.v}) resize(*x, true, count * V);
   resize(out.e, rule.online(), count * K);
   resize(out.f, rule.online() && rule.feedback != Feedback::kNone, count * K);
+  resize(out.taken, rule.uses_erase_write(), count * K);
   resize(out.decay, rule.decay != Decay::kNone, count * K);
   resize(out.beta, rule.uses_beta(), count);
   resize(out.gain, rule.uses_gain(), count);
@@ -149,6 +150,7 @@ void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
   const int64_t b_dim = rule.erase == Gate::kScalar ? 1 : K, c_dim = rule.write == Gate::kScalar ? 1 : V;
   resize(out.erase_gate, rule.uses_erase_gate(), count * b_dim);
   resize(out.write_gate, rule.uses_write_gate(), count * c_dim);
+  out.erases_before_decay = rule.erases_before_decay();
   out.scalar_decay = rule.decay == Decay::kScalar || rule.decay == Decay::kConstant;
 
   std::vector<double> key(static_cast<size_t>(K));
@@ -181,6 +183,7 @@ void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
     if (!rule.online()) continue;
     const double* b = rule.erase == Gate::kChannel ? row(out.erase_gate, i, K) : nullptr;
     double* e = row(out.e, i, K);
+    if (rule.uses_erase_write()) scaled(K, 1.0, in.erase_write.row(t) + h * K, nullptr, row(out.taken, i, K));
     scaled(K, c.e_k / rho, k, b, e);
     if (rule.uses_erase_key()) add_scaled(K, c.e_p / rho, in.erase_key.row(t) + h * K, b, e);
     if (out.f.empty()) continue;

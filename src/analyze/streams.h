@@ -20,11 +20,13 @@ struct HeadStreams {
   int64_t count = 0, K = 0, V = 0;
   std::vector<double> k;                       // [K] after its normalisation
   std::vector<double> r, w, e, f;              // [K]; e and f for online rules, f with feedback
+  std::vector<double> taken;                   // [K], what is erased goes along it (recurrence.md's f); empty: along w
   std::vector<double> z, v;                    // [V]
   std::vector<double> decay;                   // [K], exp(g) of every channel; empty without decay
   std::vector<double> beta, gain, lambda;      // one a token: the raw gate, the gain s, the feedback
   std::vector<double> erase_gate, write_gate;  // [K], [V], as given; of scalar gates one a token
   bool scalar_decay = false;                   // all channels have the same
+  bool erases_before_decay = false;
 
   int64_t erase_gate_dim() const { return static_cast<int64_t>(erase_gate.size()) / count; }
   int64_t write_gate_dim() const { return static_cast<int64_t>(write_gate.size()) / count; }

@@ -108,7 +108,9 @@ int Bench::run(Options& options) {
   if (recurrence_.gates != "values" && (recurrence_.gates != "logits" || device_ != "cuda"))
     fail_usage("--gates: expected values or, with --device cuda, logits, got '{}'", recurrence_.gates);
   if (recurrence_.rules.empty()) {
-    for (const Preset& p : presets()) recurrence_.rules.emplace_back(p.name);
+    for (const Preset& p : presets()) {
+      if (device_ != "cuda" || !p.rule.general_erase()) recurrence_.rules.emplace_back(p.name);  // a GPU refuses the others
+    }
   }
   Json report = json_report("bench");
   report.update({{"simd", fw_simd_target()}, {"threads", num_threads()}, {"cores", std::thread::hardware_concurrency()}});

@@ -37,6 +37,8 @@ std::string others(const Rule& r) {
   std::vector<std::string> list;
   if (!r.uses_k()) list.emplace_back("key 1 - decay");
   if (r.uses_erase_key()) list.emplace_back("own erase key");
+  if (r.erases_before_decay()) list.emplace_back("erase before decay");
+  if (r.uses_erase_write()) list.emplace_back("own erase-write vector");
   if (r.online() && r.feedback == Feedback::kLearned) list.emplace_back("query feedback");
   if (r.online() && r.feedback == Feedback::kFixed) list.push_back(fmt::format("query feedback {:g}", r.lambda));
   if (r.uses_read_correction()) list.emplace_back("corrected read");
@@ -130,7 +132,11 @@ std::vector<std::string> formulas(const Rule& r) {
   return lines;
 }
 
-constexpr const char* kRecurrence = "Sbar = decay S;  u = z - Sbar^T e;  S = Sbar + w u^T;  o = S^T r";
+std::string recurrence_of(const Rule& r) {
+  const char* seen = r.erases_before_decay() ? "S" : "Sbar";
+  if (!r.uses_erase_write()) return fmt::format("Sbar = decay S;  u = z - {}^T e;  S = Sbar + w u^T;  o = S^T r", seen);
+  return fmt::format("Sbar = decay S;  S = Sbar - f (S^T e)^T + w z^T, S^T e of {};  o = S^T r", r.erases_before_decay() ? "the state before" : "Sbar");
+}
 
 // What a rule takes of each token: the field of fw_inputs, and the letter of the formulas.
 struct Input {
@@ -141,8 +147,13 @@ std::vector<Input> inputs(const Rule& r) {
   const auto of_gate = [](std::string_view letter, Gate gate) { return fmt::format("{}{}", letter, gate == Gate::kScalar ? ", one a value head)" : ")"); };
   // Of those whose letter is not their name.
   const std::map<std::string_view, std::string> letters = {
-      {"erase_key", "p (erase key)"}, {"erase_gate", of_gate("b (erase gate", r.erase)},    {"write_gate", of_gate("c (write gate", r.write)},
-      {"read_correction", "d"},       {"precond_g", "alphaP (the preconditioner's decay)"}, {"precond_beta", "betaP (its gain)"},
+      {"erase_key", "p (erase key)"},
+      {"erase_write", "f (what is erased goes along it)"},
+      {"erase_gate", of_gate("b (erase gate", r.erase)},
+      {"write_gate", of_gate("c (write gate", r.write)},
+      {"read_correction", "d"},
+      {"precond_g", "alphaP (the preconditioner's decay)"},
+      {"precond_beta", "betaP (its gain)"},
   };
   std::vector<Input> list;
   list.reserve(kTokenTensors + 1);
@@ -282,7 +293,7 @@ class Rules : public Command {
     for (const std::string& line : formulas(rule)) say("    {}\n", line);
     std::string letters;
     for (const Input& input : inputs(rule)) letters += (letters.empty() ? "" : ", ") + input.letter;
-    say("  recurrence:  {}\n  inputs: {}\n  step: {}\n", kRecurrence, letters, describe(step_bound(rule)));
+    say("  recurrence:  {}\n  inputs: {}\n  step: {}\n", recurrence_of(rule), letters, describe(step_bound(rule)));
   }
 
   StringList names_;

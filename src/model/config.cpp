@@ -339,8 +339,10 @@ void check_recurrence(const ModelConfig& c) {
   if (c.decay_gate == "bounded" && (c.decay_per_value_head || c.decay_rank > 0)) {
     fail_usage("decay_gate: expected softplus or logsigmoid with decay_rank or decay_per_value_head (a bound is one of a key channel), got bounded");
   }
-  if (!rule.uses_k() && (c.decay_per_value_head || rule.uses_erase_key() || c.raw_read_correction)) {
-    fail_usage("rule: expected one whose keys are given with decay_per_value_head, raw_read_correction or an erase key of its own, got '{}'", c.rule);
+  if (!rule.uses_k() && (c.decay_per_value_head || rule.uses_erase_key() || rule.uses_erase_write() || c.raw_read_correction)) {
+    fail_usage(
+        "rule: expected one whose keys are given with decay_per_value_head, raw_read_correction, an erase key or an erase-write vector of its own, got '{}'",
+        c.rule);
   }
   if (!rule.uses_beta()) {
     if (c.gain_source != "projection") fail_usage("gain_source: expected projection, because rule '{}' has no gain gate, got {}", c.rule, c.gain_source);

@@ -8,7 +8,7 @@ namespace fw {
 
 std::vector<const Projection*> ProjectionPlan::in_order() const {
   return {
-      &q, &k, &v, &decay, &erase, &write, &gate, &precond_decay, &precond_beta,
+      &q, &k, &v, &decay, &erase, &erase_write, &write, &gate, &precond_decay, &precond_beta,
 #define FW_NUMBER(name, neutral, used) &name,
 #include "rule/tokens.def"
   };
@@ -27,6 +27,7 @@ ProjectionPlan::ProjectionPlan(const RecurrentMixerSpec& spec) {
   const int64_t decay_width = channel_decay ? (spec.decay_rank > 0 ? spec.decay_rank : spec.decay_heads() * spec.key_dim) : 0;
   if (channel_decay) place(decay, spec.decay_rank > 0 ? "f_proj.0.weight" : "f_proj.weight", decay_width);
   if (rule.uses_erase_gate() && rule.erase != Gate::kScalar) place(erase, "b_proj.weight", spec.key_size());
+  if (spec.makes_erase_write()) place(erase_write, "e_proj.weight", spec.key_size());
   if (rule.uses_write_gate() && rule.write != Gate::kScalar) place(write, "w_proj.weight", spec.value_size());
   if (spec.gate != GateKind::kNone) {
     place(gate, spec.gate_rank > 0 ? "g_proj.0.weight" : "g_proj.weight", spec.gate_rank > 0 ? spec.gate_rank : spec.value_size());
@@ -90,6 +91,7 @@ std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const st
   if (rule.uses_beta() && spec.gain.learned) vector("gain", 1, constant_init(0.0));
   if (rule.uses_lambda()) vector("l_bias", 1, constant_init(-0.8));
   if (spec.uses_inner_decay()) vector("decay", spec.heads, constant_init(1.0));
+  if (spec.makes_erase_write()) vector("e_norm.weight", spec.key_dim, constant_init(1.0 / std::sqrt(static_cast<double>(spec.key_dim))));
   if (rule.uses_read_correction() || spec.raw_read_correction) vector("D", spec.heads, constant_init(0.02));
   if (rule.uses_precond()) {
     if (spec.projects_precond()) {

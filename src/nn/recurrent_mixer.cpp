@@ -25,7 +25,9 @@ struct RecurrentMixer<T>::Context : MixerContext {
   typename QueryKey<T>::Context query_key;
   Mat<T> decay_in;  // the decay's projection before its gate: columns of proj, or the low-rank product
   typename GainGate<T>::Context gain;
-  Mat<T> gate;  // output gate before its activation: columns of proj, or the low-rank product
+  Mat<T> erase_norm;              // [T, H K]: n of an erase-write vector
+  Wide<T>* erase_rstd = nullptr;  // [T, H]
+  Mat<T> gate;                    // output gate before its activation: columns of proj, or the low-rank product
   RecurrenceInputs<T> tokens;
   Mat<T> o, normed;         // [T, HV V]: the recurrence's output; normalised and gated
   Wide<T>* rstd = nullptr;  // [T, HV], or [T] of the whole width
@@ -56,6 +58,7 @@ RecurrentMixer<T>::RecurrentMixer(const RecurrentMixerSpec& spec, const std::str
   index_.inner_decay = find("decay");
   index_.gain = find("gain");
   index_.correction = find("D");
+  index_.erase_norm = find("e_norm.weight");
   index_.atk_a_log = find("A_log_atk");
   index_.atk_dt_bias = find("dt_bias_atk");
   index_.atk_center = find("log_atk_scale");
@@ -80,6 +83,37 @@ Mat<T> columns(Mat<T> stack, const Projection& p) {
 
 }  // namespace
 
+// k's own precision inside its norm, as the recurrence's L2 norm has it.
+template <class T>
+constexpr T kEraseNormEps = T(1e-6);
+
+template <class T>
+void RecurrentMixer<T>::erase_write_forward(const Pass<T>& pass, Context& c) const {
+  Arena& arena = pass.exec.arena;
+  const Mat<T> gate = columns(c.proj, plan_.erase_write);
+  c.erase_norm = new_matrix<T>(arena, c.proj.rows, spec_.key_size());
+  c.erase_rstd = arena.alloc<Wide<T>>(c.proj.rows * spec_.heads);
+  pass.exec.gated_rmsnorm_forward(c.tokens.k, Mat<T>(), pass.params.value(index_.erase_norm), kEraseNormEps<Wide<T>>, spec_.key_dim, GateKind::kNone,
+                                  c.erase_norm, c.erase_rstd);
+  pass.exec.sigmoid_gate_forward(gate, nullptr, Wide<T>(1), gate);
+  c.tokens.erase_write = new_matrix<T>(arena, c.proj.rows, spec_.key_size());
+  pass.exec.product_forward(c.erase_norm, gate, c.tokens.erase_write);
+  if (spec_.rule.uses_erase_key()) c.tokens.erase_key = c.erase_norm;
+}
+
+// dgate: the gate's columns of the projections' gradient. d.k takes what reaches k through its norm.
+template <class T>
+void RecurrentMixer<T>::erase_write_backward(const Pass<T>& pass, const Context& c, Mat<T> dgate, const RecurrenceInputs<T>& d) const {
+  const Mat<T> gate = columns(c.proj, plan_.erase_write), dnorm = d.erase_write;
+  pass.exec.product_backward(d.erase_write, c.erase_norm, gate, dnorm, dgate);
+  pass.exec.sigmoid_gate_backward(dgate, gate, Wide<T>(1), dgate, nullptr);
+  if (spec_.rule.uses_erase_key()) pass.exec.group_mean_backward(d.erase_key, dnorm);  // means of one: adds
+  const Mat<T> dk = new_matrix<T>(pass.exec.arena, dnorm.rows, dnorm.cols);
+  pass.exec.gated_rmsnorm_backward(dnorm, c.tokens.k, Mat<T>(), pass.params.value(index_.erase_norm), c.erase_rstd, spec_.key_dim, GateKind::kNone, dk,
+                                   Mat<T>(), pass.params.grad(index_.erase_norm));
+  pass.exec.group_mean_backward(dk, d.k);
+}
+
 // Activations of the gates: sigmoids in place in proj, log-decays beside it (backward needs their arguments).
 template <class T>
 void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
@@ -100,7 +134,8 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     c.tokens.erase_gate = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
     pass.exec.head_scale_forward(c.tokens.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, c.tokens.erase_gate);
   }
-  if (spec_.rule.uses_erase_key()) {
+  if (spec_.makes_erase_write()) erase_write_forward(pass, c);
+  if (spec_.scales_erase_key()) {
     c.tokens.erase_key = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.key_size());
     pass.exec.head_scale_forward(c.tokens.k, params.value(index_.inner_decay), spec_.key_dim, c.tokens.erase_key);
   }
@@ -261,7 +296,8 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
     pass.exec.head_scale_backward(d.erase_gate, c.tokens.beta, params.value(index_.inner_decay), spec_.v_heads / spec_.heads, d.beta,
                                   params.grad(index_.inner_decay));
   }
-  if (spec_.rule.uses_erase_key()) {
+  if (spec_.makes_erase_write()) erase_write_backward(pass, c, columns(dproj, plan_.erase_write), d);
+  if (spec_.scales_erase_key()) {
     pass.exec.head_scale_backward(d.erase_key, c.tokens.k, params.value(index_.inner_decay), spec_.key_dim, d.k, params.grad(index_.inner_decay));
   }
   if (spec_.rule.uses_precond() && spec_.tied_precond) {
@@ -347,6 +383,7 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   }
   if (spec_.derives_erase_gate()) d.erase_gate = new_matrix<T>(arena, tokens, spec_.v_heads);
   if (spec_.rule.uses_erase_key()) d.erase_key = new_matrix<T>(arena, tokens, spec_.key_size());
+  if (spec_.makes_erase_write()) d.erase_write = new_matrix<T>(arena, tokens, spec_.key_size());
   if (spec_.rule.uses_read_correction()) d.read_correction = new_matrix<T>(arena, tokens, spec_.v_heads);
   const Recurrence<T>& recurrence = planned(pass);
   recurrence.backward(c.tokens, d_o, d, c.saved, arena);

@@ -48,10 +48,14 @@ struct RecurrentMixerSpec {
   int64_t conv_channels() const { return value_begin() + value_size(); }
   int64_t norm_size() const { return width_norm ? value_size() : value_dim; }
   int64_t decay_heads() const { return decay_per_value_head ? v_heads : heads; }
+  // An erase-write vector of its own is n times a sigmoid of a projection, n the key's RMSNorm with a weight that begins at K^-1/2; an erase key of its own is
+  // then n.
+  bool makes_erase_write() const { return rule.uses_erase_write(); }
   // A scalar erase gate beside the gain is beta times a learned inner decay per head (Comba); an erase key of its own is the
   // key times it.
   bool derives_erase_gate() const { return rule.uses_erase_gate() && rule.erase == Gate::kScalar && rule.uses_beta() && !rule.uses_erase_key(); }
-  bool uses_inner_decay() const { return derives_erase_gate() || rule.uses_erase_key(); }
+  bool scales_erase_key() const { return rule.uses_erase_key() && !makes_erase_write(); }
+  bool uses_inner_decay() const { return derives_erase_gate() || scales_erase_key(); }
   // Largest value of the gate that multiplies the erase key; the other gates end at 1.
   bool gain_doubles() const { return rule.online() && (rule.erase == Gate::kTied || derives_erase_gate()) && rule.uses_beta() && rule.gain_bound > 1.0; }
   bool erase_doubles() const { return rule.uses_erase_gate() && !derives_erase_gate() && rule.gain_bound > 1.0; }
@@ -74,10 +78,11 @@ struct Projection {
 struct ProjectionPlan {
   explicit ProjectionPlan(const RecurrentMixerSpec& spec);
   Projection q, k, v;
-  Projection decay;  // f_proj (or its first factor), or a_proj
-  Projection erase;  // b_proj, H K wide (scalar: HV)
-  Projection write;  // w_proj, HV V wide (scalar: HV)
-  Projection gate;   // g_proj, or its first factor
+  Projection decay;        // f_proj (or its first factor), or a_proj
+  Projection erase;        // b_proj, H K wide (scalar: HV)
+  Projection erase_write;  // e_proj, H K wide
+  Projection write;        // w_proj, HV V wide (scalar: HV)
+  Projection gate;         // g_proj, or its first factor
   // The numbers of tokens.def that are projected: beta: b_proj, or beta_proj beside an erase gate; lambda: l_proj.
 #define FW_NUMBER(name, neutral, used) Projection name;
 #include "rule/tokens.def"
@@ -108,12 +113,15 @@ class RecurrentMixer final : public Mixer<T> {
   bool biased(const Projection& p) const { return p.used() && &p == &plan_.lambda; }
   struct Indices {
     int stack = -1, conv = -1, decay_up = -1, decay_bias = -1, gate_up = -1, gate_bias = -1, a_log = -1, dt_bias = -1, lambda_bias = -1;
-    int inner_decay = -1, correction = -1, gain = -1;
+    int inner_decay = -1, correction = -1, gain = -1, erase_norm = -1;
     int atk_a_log = -1, atk_dt_bias = -1, atk_center = -1, o_norm = -1, o_proj = -1, bounds = -1;
   };
   const Recurrence<T>& planned(const Pass<T>& pass) const;
   void tokens_forward(const Pass<T>& pass, Context& c, T* tail) const;
   void gates_forward(const Pass<T>& pass, Context& c) const;
+  // Erase key and erase-write vector where the rule has one, from k and the gate's projection.
+  void erase_write_forward(const Pass<T>& pass, Context& c) const;
+  void erase_write_backward(const Pass<T>& pass, const Context& c, Mat<T> dgate, const RecurrenceInputs<T>& d) const;
   void correct_read(const Pass<T>& pass, Context& c) const;
   void output_norm(const Pass<T>& pass, Context& c) const;
   void complete(const Pass<T>& pass, Context& c) const;

@@ -262,7 +262,8 @@ class Layout {
     std::unique_ptr<Tensor<T>> tensor;
   };
   bool is_bf16(const std::string& name) const {
-    if (run_.bf16 == HeaderRun::Bf16Tensors::kStreams) return name == "q" || name == "k" || name == "erase_key" || name == "v" || name == "o";
+    if (run_.bf16 == HeaderRun::Bf16Tensors::kStreams)
+      return name == "q" || name == "k" || name == "erase_key" || name == "erase_write" || name == "v" || name == "o";
     return run_.bf16 == HeaderRun::Bf16Tensors::kAll;
   }
   static bool is_matrix_state(const char* name) { return std::strcmp(name, "initial_state") == 0 || std::strcmp(name, "final_state") == 0; }

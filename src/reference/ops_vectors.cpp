@@ -34,10 +34,15 @@ struct VectorRule {
   // Inputs that a few lines of a layer make of the file's tensors, and the gradients of those tensors from the recurrence's; null: none.
   void (*derive)(const OpsFile&, const std::string& prefix, ReferenceProblem&) = nullptr;
   std::vector<DerivedGradient> (*derived_gradients)(const OpsFile&, const std::string& prefix, const ReferenceProblem&, const ReferenceInputs&) = nullptr;
+  double scale = 0;  // of the read; 0: K^-1/2
 };
 
 void derive_hgrn2(const OpsFile& file, const std::string& prefix, ReferenceProblem& p);
 std::vector<DerivedGradient> hgrn2_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p, const ReferenceInputs& d);
+void derive_dplr(const OpsFile& file, const std::string& prefix, ReferenceProblem& p);
+std::vector<DerivedGradient> dplr_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p, const ReferenceInputs& d);
+void derive_rwkv7(const OpsFile& file, const std::string& prefix, ReferenceProblem& p);
+std::vector<DerivedGradient> rwkv7_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p, const ReferenceInputs& d);
 
 // What every rule has, and what some have.
 const std::vector<Input>& common_inputs() {
@@ -48,6 +53,8 @@ const std::vector<Input>& common_inputs() {
 const std::vector<VectorRule>& vector_rules() {
   static const Input g{"g", "g"}, beta{"beta", "beta"}, erase{"b", "erase_gate"}, write{"w", "write_gate"};
   static const Input decay{"g_atk", "precond_g"}, gain{"beta_atk", "precond_beta"}, center{"log_atk_scale", "precond_center"};
+  static const Input low_rank{"b", "erase_write"};
+  static constexpr const char* kDplr = "decay=channel erase_key=own erase_state=previous erase_write=own";
   static const std::vector<VectorRule> list = {
       {"linear_attn", "solve=offline", {}},
       {"mamba2", "decay=scalar solve=offline", {g}},
@@ -62,6 +69,9 @@ const std::vector<VectorRule>& vector_rules() {
       {"comba", "decay=scalar gain=gate erase_key=own", {g, beta, {"p", "erase_key"}}},
       {"qdelta", "decay=scalar gain=gate feedback=learned", {g, beta, {"lam", "lambda"}}},
       {"hgrn2", "decay=channel solve=offline key_source=decay", {}, derive_hgrn2, hgrn2_gradients},
+      {"dplr", kDplr, {g, low_rank}, derive_dplr, dplr_gradients},
+      {"dplr_hard", kDplr, {g, low_rank}, derive_dplr, dplr_gradients},
+      {"rwkv7", kDplr, {{"r", "q"}}, derive_rwkv7, rwkv7_gradients, 1},
   };
   return list;
 }
@@ -140,20 +150,54 @@ std::vector<DerivedGradient> hgrn2_gradients(const OpsFile& file, const std::str
   return {{"f", df}, {"lower_bound", db}};
 }
 
+// S += b (a^T S): a is the erase key with the other sign.
+void derive_dplr(const OpsFile& file, const std::string& prefix, ReferenceProblem& p) {
+  p.in.erase_key = file.read(prefix + "a", p.shape.sequences.tokens() * p.shape.H * p.shape.K);
+  for (double& x : p.in.erase_key) x = -x;
+}
+
+std::vector<DerivedGradient> dplr_gradients(const OpsFile&, const std::string&, const ReferenceProblem&, const ReferenceInputs& d) {
+  std::vector<double> da = d.erase_key;
+  for (double& x : da) x = -x;
+  return {{"a", da}};
+}
+
+// RWKV-7: log-decay -exp(w), erase key kk, taken away along kk a.
+void derive_rwkv7(const OpsFile& file, const std::string& prefix, ReferenceProblem& p) {
+  const int64_t count = p.shape.sequences.tokens() * p.shape.H * p.shape.K;
+  p.in.g = file.read(prefix + "w", count);
+  for (double& x : p.in.g) x = -std::exp(x);
+  p.in.erase_key = file.read(prefix + "kk", count);
+  p.in.erase_write = file.read(prefix + "a", count);
+  for (size_t i = 0; i < p.in.g.size(); ++i) p.in.erase_write[i] *= p.in.erase_key[i];
+}
+
+std::vector<DerivedGradient> rwkv7_gradients(const OpsFile& file, const std::string& prefix, const ReferenceProblem& p, const ReferenceInputs& d) {
+  const std::vector<double> a = file.read(prefix + "a", static_cast<int64_t>(d.g.size()));
+  std::vector<double> dw(a.size()), dkk(a.size()), da(a.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    dw[i] = d.g[i] * p.in.g[i];
+    dkk[i] = d.erase_key[i] + d.erase_write[i] * a[i];
+    da[i] = d.erase_write[i] * p.in.erase_key[i];
+  }
+  return {{"w", dw}, {"kk", dkk}, {"a", da}};
+}
+
 ReferenceProblem read_problem(const OpsFile& file, const VectorRule& rule, const std::string& prefix) {
   ReferenceProblem p;
   p.rule = parse_rule(rule.axes);
-  const std::vector<int64_t>& q = file.shape(prefix + "q", 4);
+  std::map<std::string_view, const char*> tensor_of;
+  for (const Input& input : common_inputs()) tensor_of[input.field] = input.tensor;
+  for (const Input& input : rule.inputs) tensor_of[input.field] = input.tensor;
+  const std::vector<int64_t>& q = file.shape(prefix + tensor_of.at("q"), 4);
   const std::vector<int64_t>& v = file.shape(prefix + "v", 4);
   p.shape.sequences = SeqLayout::uniform(q[0], q[1]);
   p.shape.H = q[2];
   p.shape.HV = v[2];
   p.shape.K = q[3];
   p.shape.V = v[3];
+  p.shape.scale = rule.scale;
   if (p.rule.decay == Decay::kChannel && rule.derive == nullptr) p.shape.g_heads = file.shape(prefix + "g", 4)[2];
-  std::map<std::string_view, const char*> tensor_of;
-  for (const Input& input : common_inputs()) tensor_of[input.field] = input.tensor;
-  for (const Input& input : rule.inputs) tensor_of[input.field] = input.tensor;
   if (rule.derive != nullptr) rule.derive(file, prefix, p);
   for (const auto& field : reference_input_fields()) {
     const int64_t count = field.count(p.rule, p.shape);

@@ -139,6 +139,13 @@ Vector hgrn2(PaperState& s, const PaperToken& x) {
   return x.scale * (transpose(s.S) * x.q);
 }
 
+// Peng et al. 2025, RWKV-7: S_t = S_{t-1} (Diag(w_t) + z_t b_t^T) + v_t k_t^T, y_t = S_t r_t, where w is the decay and z what looks the old value up; the
+// erase key is -z.
+Vector dplr(PaperState& s, const PaperToken& x) {
+  s.S = s.S * (diag(x.alpha_channel) + outer(-1.0 * x.p, x.f)) + outer(x.v, x.k);
+  return x.scale * (s.S * x.q);
+}
+
 // Schlag et al. 2021 as Yang et al. 2024 write it: retrieve the old value, mix, replace.
 // v_old = S k, v_new = beta v + (1 - beta) v_old, S = S - v_old k^T + v_new k^T.
 Vector deltanet(PaperState& s, const PaperToken& x) {
@@ -399,6 +406,8 @@ PaperToken token_of(const Rule& rule, const ReferenceShape& s, const ReferenceIn
   x.q = slice(in.q, row, s.H, hk, s.K);
   x.k = slice(in.k, row, s.H, hk, s.K);
   x.v = slice(in.v, row, s.HV, h, s.V);
+  x.p = slice(in.erase_key, row, s.H, hk, s.K);
+  x.f = slice(in.erase_write, row, s.H, hk, s.K);
   if (rule.decay == Decay::kScalar) x.alpha = std::exp(scalar(in.g, row, s.HV, h));
   if (rule.decay == Decay::kChannel) {
     x.alpha_channel = channel(in.g, s.g_heads);
@@ -453,6 +462,7 @@ std::span<const PaperRule> paper_rules() {
       {"precond_gla", true, precond_gla},
       {"comba", true, comba},
       {"hgrn2", false, hgrn2},
+      {"dplr", true, dplr},
       // Ablations.
       {"gated_deltanet2_b_only", false, gated_deltanet2_b_only},
       {"gated_deltanet2_w_only", false, gated_deltanet2_w_only},

@@ -26,6 +26,8 @@ struct PaperToken {
   std::vector<double> alpha_channel;  // [K]
   double beta, lambda;
   double beta_erase, d;   // Comba: the gain of the erase, the correction of the read
+  std::vector<double> p;  // [K], erase key of its own
+  std::vector<double> f;  // [K], what its erase takes away along
   std::vector<double> b;  // [K], erase gate
   std::vector<double> w;  // [V], write gate
   double precond_alpha, precond_beta, precond_center;

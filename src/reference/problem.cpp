@@ -115,6 +115,16 @@ ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options)
       x = draw_rows(random, n, options.K, shortest, longest);
     } else if (name == "erase_key") {
       x = draw_rows(random, n, options.K, 0.5, rule.k_norm == Norm::kL2 ? 3.0 : 1.0);
+    } else if (name == "erase_write") {
+      // As RWKV-7's: a gate of channels times the erase key, at most of unit length, so that f.p is between 0 and 1; and a little of its own.
+      x = draw_rows(random, n, options.K, 0.02, 0.1);
+      const std::vector<double>& key = rule.uses_erase_key() ? p.in.erase_key : p.in.k;
+      for (size_t i = 0; i < std::min(x.size(), key.size()); ++i) {
+        const size_t row = i / static_cast<size_t>(options.K) * static_cast<size_t>(options.K);
+        double square = 0;
+        for (size_t j = row; j < row + static_cast<size_t>(options.K); ++j) square += key[j] * key[j];
+        x[i] = as_float(x[i] + sigmoid(1.5 * random.normal()) * key[i] / std::max(1.0, std::sqrt(square)));
+      }
     } else if (is_logits(name, rule, options.gates)) {
       const bool edges = options.edge_decays && (name == "g" || name == "precond_g");
       x = draw(n, [&] { return logit(random, edges); });

@@ -196,10 +196,11 @@ void key_head_backward(const Problem& p, const Head& head, const KeyHead& x, Key
 // The canonical streams of one value head (or their gradients; then alpha holds the gradient of the log-decay).
 struct Streams {
   Vec r, w, e;  // [T, K]
+  Vec f;        // [T, K], what the erase takes away along; w where the rule has none of its own
   Vec z;        // [T, V]
   Vec alpha;    // [T, K], exp(g)
 
-  Streams(int64_t T, int64_t K, int64_t V) : r(zeros(T * K)), w(zeros(T * K)), e(zeros(T * K)), z(zeros(T * V)), alpha(zeros(T * K)) {}
+  Streams(int64_t T, int64_t K, int64_t V) : r(zeros(T * K)), w(zeros(T * K)), e(zeros(T * K)), f(zeros(T * K)), z(zeros(T * V)), alpha(zeros(T * K)) {}
 };
 
 // k.(M k) of the normalised key, M without its normaliser.
@@ -358,6 +359,7 @@ Streams streams(const Problem& p, const Head& head, const KeyHead& x) {
       y.r[t * K + i] = p.scale() * (p.rule.preconditions_read() ? M : 1) * (q[i] - gates.d * k[i]);
       y.w[t * K + i] = (p.rule.preconditions_read() ? 1 : M) * k[i];
       y.e[t * K + i] = p.rule.online() ? gates.b[i] * (x.p[t * K + i] + gates.lambda * q[i]) : 0;
+      y.f[t * K + i] = p.rule.uses_erase_write() ? p.in.erase_write[p.key_at(head.begin + t, head.hk) + i] : y.w[t * K + i];
     }
     for (int64_t j = 0; j < V; ++j) y.z[t * V + j] = gates.c[j] * p.in.v[p.value_at(head.begin + t, head.h) + j];
   }
@@ -400,7 +402,8 @@ void streams_backward(const Problem& p, const Head& head, const KeyHead& x, cons
       const int64_t at = t * K + i;
       if (p.rule.decay == Decay::kScalar) grad.g[p.scalar_at(row, head.h)] += dy.alpha[at];
       if (p.rule.decay == Decay::kChannel) grad.g[p.channel_at(row, p.s.g_heads, head) + i] += dy.alpha[at];
-      const double M = x.M[at], dr = p.scale() * dy.r[at], dw = dy.w[at], read = q[i] - gates.d * k[i];
+      const double tied = p.rule.uses_erase_write() ? 0 : dy.f[at];
+      const double M = x.M[at], dr = p.scale() * dy.r[at], dw = dy.w[at] + tied, read = q[i] - gates.d * k[i];
       const double M_r = p.rule.preconditions_read() ? gates.n * M : 1, M_w = p.rule.preconditions_read() ? 1 : gates.n * M;
       const double dMn = p.rule.preconditions_read() ? read * dr : k[i] * dw;  // of the product n M
       dx.dM[at] += gates.n * dMn;
@@ -409,6 +412,7 @@ void streams_backward(const Problem& p, const Head& head, const KeyHead& x, cons
       dx.dk[at] += M_w * dw - gates.d * M_r * dr;
       dd -= k[i] * M_r * dr;
       if (!p.rule.online()) continue;
+      if (p.rule.uses_erase_write()) grad.erase_write[p.key_at(row, head.hk) + i] += dy.f[at];
       const double de = dy.e[at];
       db[i] = de * (x.p[at] + gates.lambda * q[i]);
       dx.dp[at] += gates.b[i] * de;
@@ -441,19 +445,22 @@ Vec initial_state(const Problem& p, const Head& head) {
   return S;
 }
 
-// One token: S becomes Sbar + w u^T; u [V] and o [V] are filled.
-void token_forward(const Streams& x, int64_t t, int64_t K, int64_t V, Vec& S, double* u, double* o) {
-  std::copy_n(&x.z[t * V], V, u);
+// One token: found = S^T e of the state that the rule's erase looks at; S becomes Diag(alpha) S + w z^T - f found^T; o = S^T r.
+void token_forward(const Rule& rule, const Streams& x, int64_t t, int64_t K, int64_t V, Vec& S, double* found, double* o) {
+  const bool before = rule.erase_state == EraseState::kPrevious;
+  std::fill_n(found, V, 0.0);
   for (int64_t i = 0; i < K; ++i) {
     for (int64_t j = 0; j < V; ++j) {
-      S[i * V + j] *= x.alpha[t * K + i];
-      u[j] -= S[i * V + j] * x.e[t * K + i];
+      double& s = S[i * V + j];
+      if (before) found[j] += s * x.e[t * K + i];
+      s *= x.alpha[t * K + i];
+      if (!before) found[j] += s * x.e[t * K + i];
     }
   }
   std::fill_n(o, V, 0.0);
   for (int64_t i = 0; i < K; ++i) {
     for (int64_t j = 0; j < V; ++j) {
-      S[i * V + j] += x.w[t * K + i] * u[j];
+      S[i * V + j] += x.w[t * K + i] * x.z[t * V + j] - x.f[t * K + i] * found[j];
       o[j] += S[i * V + j] * x.r[t * K + i];
     }
   }
@@ -462,34 +469,38 @@ void token_forward(const Streams& x, int64_t t, int64_t K, int64_t V, Vec& S, do
 // The adjoint of the recurrence: gradients of the streams, and dS from that of the final state to that of the initial one.
 Streams recurrence_backward(const Problem& p, const Head& head, const Streams& x, const ReferenceOutputs& d, Vec& dS) {
   const int64_t T = head.T, K = p.s.K, V = p.s.V;
+  const bool before = p.rule.erase_state == EraseState::kPrevious;
   std::vector<Vec> S(static_cast<size_t>(T) + 1);  // S[t] is the state before token t
-  Vec u = zeros(T * V), o = zeros(V);
+  Vec found = zeros(T * V), o = zeros(V), dfound = zeros(V);
   S[0] = initial_state(p, head);
   for (int64_t t = 0; t < T; ++t) {
     S[t + 1] = S[t];
-    token_forward(x, t, K, V, S[t + 1], &u[t * V], o.data());
+    token_forward(p.rule, x, t, K, V, S[t + 1], &found[t * V], o.data());
   }
   Streams dx(T, K, V);
   const Vec no_cotangent = zeros(V);
   for (int64_t t = T - 1; t >= 0; --t) {
     const double* dO = d.o.empty() ? no_cotangent.data() : &d.o[p.value_at(head.begin + t, head.h)];
-    double* du = &dx.z[t * V];  // z enters u alone: dz = du
+    double* dz = &dx.z[t * V];
+    std::fill(dfound.begin(), dfound.end(), 0.0);
     for (int64_t i = 0; i < K; ++i) {
       double* row = &dS[i * V];
       dx.r[t * K + i] = dot(&S[t + 1][i * V], dO, V);
       for (int64_t j = 0; j < V; ++j) {
         row[j] += x.r[t * K + i] * dO[j];
-        du[j] += x.w[t * K + i] * row[j];
+        dz[j] += x.w[t * K + i] * row[j];
+        dfound[j] -= x.f[t * K + i] * row[j];
       }
-      dx.w[t * K + i] = dot(row, &u[t * V], V);
+      dx.w[t * K + i] = dot(row, &x.z[t * V], V);
+      dx.f[t * K + i] = -dot(row, &found[t * V], V);
     }
-    for (int64_t i = 0; i < K; ++i) {  // row becomes the gradient of Sbar, then of the state before
+    for (int64_t i = 0; i < K; ++i) {  // row becomes the gradient of the state before
       double* row = &dS[i * V];
-      const double alpha = x.alpha[t * K + i];
-      dx.e[t * K + i] = -alpha * dot(&S[t][i * V], du, V);
-      for (int64_t j = 0; j < V; ++j) row[j] -= x.e[t * K + i] * du[j];
+      const double alpha = x.alpha[t * K + i], e = x.e[t * K + i];
+      dx.e[t * K + i] = (before ? 1 : alpha) * dot(&S[t][i * V], dfound.data(), V);
+      for (int64_t j = 0; j < V && !before; ++j) row[j] += e * dfound[j];
       dx.alpha[t * K + i] = alpha * dot(&S[t][i * V], row, V);
-      for (int64_t j = 0; j < V; ++j) row[j] *= alpha;
+      for (int64_t j = 0; j < V; ++j) row[j] = alpha * row[j] + (before ? e * dfound[j] : 0);
     }
   }
   return dx;
@@ -518,7 +529,7 @@ ReferenceOutputs reference_forward(const Rule& rule, const ReferenceShape& s, co
     for (int64_t i = 0; i < p.group(); ++i, ++head.h) {
       const Streams x = streams(p, head, shared);
       Vec S = initial_state(p, head), u = zeros(s.V);
-      for (int64_t t = 0; t < head.T; ++t) token_forward(x, t, s.K, s.V, S, u.data(), &out.o[p.value_at(head.begin + t, head.h)]);
+      for (int64_t t = 0; t < head.T; ++t) token_forward(rule, x, t, s.K, s.V, S, u.data(), &out.o[p.value_at(head.begin + t, head.h)]);
       std::copy(S.begin(), S.end(), out.final_state.begin() + (head.n * s.HV + head.h) * s.K * s.V);
     }
   });

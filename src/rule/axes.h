@@ -19,6 +19,8 @@ enum class Gain {
 };
 enum class Gate { kTied = FW_GATE_TIED, kChannel = FW_GATE_CHANNEL, kAveraged = FW_GATE_AVERAGED, kScalar = FW_GATE_SCALAR };
 enum class EraseKey { kTied = FW_ERASE_KEY_TIED, kOwn = FW_ERASE_KEY_OWN };
+enum class EraseState { kDecayed = FW_ERASE_STATE_DECAYED, kPrevious = FW_ERASE_STATE_PREVIOUS };
+enum class EraseWrite { kTied = FW_ERASE_WRITE_TIED, kOwn = FW_ERASE_WRITE_OWN };
 enum class Feedback { kNone = FW_FEEDBACK_NONE, kLearned = FW_FEEDBACK_LEARNED, kFixed = FW_FEEDBACK_FIXED };
 enum class Read { kPlain = FW_READ_PLAIN, kCorrected = FW_READ_CORRECTED };
 enum class Precond { kNone = FW_PRECOND_NONE, kDiagonal = FW_PRECOND_DIAGONAL, kRead = FW_PRECOND_READ };
@@ -48,6 +50,8 @@ struct Rule {
   Norm q_norm = Norm::kRaw;
   Norm k_norm = Norm::kRaw;
   KeySource key_source = KeySource::kGiven;
+  EraseState erase_state = EraseState::kDecayed;
+  EraseWrite erase_write = EraseWrite::kTied;
   double norm_eps = 1e-6;
   double gain_eps = 1e-6;
   double gain_bound = 1.0;
@@ -63,6 +67,11 @@ struct Rule {
   constexpr bool uses_erase_gate() const { return online() && erase != Gate::kTied; }
   constexpr bool uses_write_gate() const { return write != Gate::kTied; }
   constexpr bool uses_erase_key() const { return online() && erase_key == EraseKey::kOwn; }
+  // What the erase finds in S_{t-1}, before the decay; without one both states are the same.
+  constexpr bool erases_before_decay() const { return online() && erase_state == EraseState::kPrevious && decay != Decay::kNone; }
+  constexpr bool uses_erase_write() const { return online() && erase_write == EraseWrite::kOwn; }
+  // An erase that is not u = z - Sbar^T e written along w: on the CPU alone.
+  constexpr bool general_erase() const { return erases_before_decay() || uses_erase_write(); }
   // The gain matters where a gate is tied to it.
   constexpr bool uses_gain() const { return (online() && erase == Gate::kTied) || write == Gate::kTied; }
   constexpr bool uses_beta() const { return uses_gain() && gain != Gain::kOne && gain != Gain::kNlms; }

@@ -1,6 +1,7 @@
 // front: the part of a rule that is its own. Everything a rule does to one token of one head is linear in q, k, v (and the
 // erase key p, where it is not k) with seven coefficients (recurrence.md section 2):
 //     r = M_r (.) (r_q q + r_k k)     e = b (.) (e_k k + e_q q + e_p p)     w = M_w (.) w_k k     z = c (.) z_v v
+// and f, along which an erase takes away where it is not w, is f / rho of the tensor (erase_write_factor()),
 // with b, c the channel gates (1 if there are none) and M the preconditioner, on w or on r (1 where it is not). This file
 // has the coefficients as functions of the norms, the scalar gates and k.(M k), and their vector-Jacobian product: the only
 // place where gains, norms and normalisers are written. The elementwise rest is the same for every rule: elementwise.def,
@@ -233,9 +234,15 @@ FW_HOST_DEVICE inline T inverse_norm_slope(Norm norm, T factor) {
   return norm == Norm::kL2 ? -T(0.5) * factor * factor * factor : T(0);
 }
 
-// From the gradients of the coefficients to those of the scalars.
+// The factor on an erase-write vector of its own: e comes times rho.
 template <class T>
-FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale, const FrontScalars<T>& x, const FrontCoefs<T>& d) {
+FW_HOST_DEVICE inline T erase_write_factor(const Rule& rule, const FrontScalars<T>& x) {
+  return quotient(T(1), front_factors(rule, x).gain.rho);
+}
+
+// From the gradients of the coefficients to those of the scalars. d_f: that of erase_write_factor().
+template <class T>
+FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale, const FrontScalars<T>& x, const FrontCoefs<T>& d, T d_f = 0) {
   const FrontFactors<T> f = front_factors(rule, x);
   const T k2_hat = x.k2 * f.kn * f.kn;
   const bool own_key = rule.erase_key == EraseKey::kOwn;
@@ -250,6 +257,7 @@ FW_HOST_DEVICE inline FrontScalars<T> front_coefs_vjp(const Rule& rule, T scale,
   T dkn = (own_key ? T(0) : d.e_k * f.ce) + quotient(d.w_k * f.n_w, f.gain.rho) - d.r_k * scale * f.n_r * x.read_correction;
   T ds_rho = 0;
   T drho = quotient(-d.w_k * f.n_w * f.kn, f.gain.rho * f.gain.rho);
+  if (rule.erase_write == EraseWrite::kOwn) drho -= quotient(d_f, f.gain.rho * f.gain.rho);
   dx.erase = dx.write = 0;
   if (rule.erase == Gate::kTied) {
     ds_rho += dce;

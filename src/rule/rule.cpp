@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstddef>
 #include <iterator>
 
 #include "base/error.h"
@@ -54,6 +55,8 @@ const std::vector<AxisInfo>& axes() {
       FW_AXIS(q_norm, Norm, "raw", "l2"),
       FW_AXIS(k_norm, Norm, "raw", "l2"),
       FW_AXIS(key_source, KeySource, "given", "decay"),
+      FW_AXIS(erase_state, EraseState, "decayed", "previous"),
+      FW_AXIS(erase_write, EraseWrite, "tied", "own"),
   };
   return list;
 }
@@ -259,9 +262,21 @@ Rule parse_rule(std::string_view text) {
 namespace {
 
 // The fields of the C struct in the order of axes() and kNumbers.
-constexpr int32_t fw_rule::*kAxisFields[] = {&fw_rule::decay,      &fw_rule::solve,    &fw_rule::gain,   &fw_rule::erase,     &fw_rule::write,
-                                             &fw_rule::erase_key,  &fw_rule::feedback, &fw_rule::read,   &fw_rule::precond,   &fw_rule::precond_form,
-                                             &fw_rule::normaliser, &fw_rule::q_norm,   &fw_rule::k_norm, &fw_rule::key_source};
+struct AxisField {
+  int (*get)(const fw_rule&);
+  void (*set)(fw_rule&, int);
+};
+#define FW_FIELD(name)                                                                                                   \
+  AxisField {                                                                                                            \
+    [](const fw_rule& c) -> int { return c.name; }, [](fw_rule& c, int v) { c.name = static_cast<decltype(c.name)>(v); } \
+  }
+constexpr AxisField kAxisFields[] = {FW_FIELD(decay),   FW_FIELD(solve),        FW_FIELD(gain),        FW_FIELD(erase),
+                                     FW_FIELD(write),   FW_FIELD(erase_key),    FW_FIELD(feedback),    FW_FIELD(read),
+                                     FW_FIELD(precond), FW_FIELD(precond_form), FW_FIELD(normaliser),  FW_FIELD(q_norm),
+                                     FW_FIELD(k_norm),  FW_FIELD(key_source),   FW_FIELD(erase_state), FW_FIELD(erase_write)};
+#undef FW_FIELD
+// Programs that were compiled with version 0.1 of the header have the numbers there.
+static_assert(offsetof(fw_rule, norm_eps) == 64);
 constexpr double fw_rule::*kNumberFields[] = {&fw_rule::norm_eps,  &fw_rule::gain_eps,    &fw_rule::gain_bound,   &fw_rule::lambda,
                                               &fw_rule::precond_x, &fw_rule::precond_eps, &fw_rule::precond_ridge};
 static_assert(std::size(kNumberFields) == kNumbers.size());
@@ -270,7 +285,7 @@ static_assert(std::size(kNumberFields) == kNumbers.size());
 
 Rule from_c(const fw_rule& c) {
   Rule rule;
-  for (size_t i = 0; i < std::size(kAxisFields); ++i) axes()[i].set(rule, c.*kAxisFields[i]);
+  for (size_t i = 0; i < std::size(kAxisFields); ++i) axes()[i].set(rule, kAxisFields[i].get(c));
   for (size_t i = 0; i < std::size(kNumberFields); ++i) rule.*kNumbers[i].field = c.*kNumberFields[i];
   validate(rule);
   return rule;
@@ -279,7 +294,7 @@ Rule from_c(const fw_rule& c) {
 fw_rule to_c(const Rule& rule) {
   fw_rule c{};
   c.size = sizeof(c);
-  for (size_t i = 0; i < std::size(kAxisFields); ++i) c.*kAxisFields[i] = static_cast<int32_t>(axes()[i].get(rule));
+  for (size_t i = 0; i < std::size(kAxisFields); ++i) kAxisFields[i].set(c, axes()[i].get(rule));
   for (size_t i = 0; i < std::size(kNumberFields); ++i) c.*kNumberFields[i] = rule.*kNumbers[i].field;
   return c;
 }

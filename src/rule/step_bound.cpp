@@ -90,8 +90,29 @@ StepBound unbounded(const Rule& rule, StepBound bound, const std::string& reason
 
 }  // namespace
 
+namespace {
+
+// Diag(alpha) - w e^T in place of (I - w e^T) Diag(alpha). Where e is w times positive numbers the transition is similar to a symmetric one, between -e.w
+// and 1.
+StepBound before_decay(const Rule& rule) {
+  Rule decayed = rule;
+  decayed.erase_state = EraseState::kDecayed;
+  StepBound bound = step_bound(decayed);
+  if (!bound.bounded) return bound;
+  const double top = 1 - bound.low;
+  if (rule.feedback != Feedback::kNone) {
+    return unbounded(rule, bound, "the erase looks before the decay along a sum of two keys, so a step is Diag(decay) - w e^T with w and e apart", "e along w");
+  }
+  if (top > 1) return unbounded(rule, bound, fmt::format("e.w can reach {:.4g} where the decay is 0, so the eigenvalue {:.4g}", top, -top), "e.w <= 1");
+  bound.low = -top;
+  return bound;
+}
+
+}  // namespace
+
 StepBound step_bound(const Rule& rule) {
   StepBound bound;
+  if (rule.erases_before_decay() && !rule.uses_erase_write()) return before_decay(rule);
   if (!rule.online()) {
     bound.inputs = promises(rule, "");
     return bound;
@@ -99,10 +120,13 @@ StepBound step_bound(const Rule& rule) {
   const auto [m_low, m_high] = rule.preconditions_write() ? preconditioner_range(rule) : std::pair<double, double>(1, 1);
   const bool unit = rule.k_norm == Norm::kL2, normalised = rule.normaliser != Normaliser::kNone && !rule.preconditions_read();
   const bool feedback = rule.feedback != Feedback::kNone, own = rule.uses_erase_key();
-  bound.symmetric = !rule.preconditions_write() && !feedback && !own && rule.erase != Gate::kChannel;
+  bound.symmetric = !rule.preconditions_write() && !feedback && !own && !rule.uses_erase_write() && rule.erase != Gate::kChannel;
 
   const bool tied = rule.erase == Gate::kTied;
 
+  if (rule.uses_erase_write()) {
+    return unbounded(rule, bound, "what is erased goes along a vector f of its own, and f.e takes any value", "f.e from 0 to 2");
+  }
   if (own) {
     // p points where it likes, so e.w takes either sign.
     return unbounded(rule, bound, "the erase key p need not point where the write key does: where p.w < 0 the eigenvalue 1 - e.w is above 1",

@@ -49,6 +49,7 @@ struct Backend {
   bool segments;          // whether a long sequence may be cut, at multiples of that size
   bool slots;             // of fw_step
   bool bf16_step_states;  // of fw_step
+  bool general_erase;     // rules with Rule::general_erase()
   void (*require)();      // throws DeviceError unless this machine has such a device
   std::unique_ptr<Call> (*call)(Plan plan);
 };

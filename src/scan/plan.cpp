@@ -110,6 +110,12 @@ Plan make_plan(const fw_desc& desc) {
   plan.rule = from_c(desc.rule);
   plan.gates = from_c(desc.gates);
   validate(plan.gates, plan.rule);
+  if (!backend->general_erase && plan.rule.general_erase()) {
+    fail_usage(
+        "rule: expected erase_state=decayed and erase_write=tied on {}, where an erase is compared with the decayed state and taken away along the write key, "
+        "got '{}'; run it on the CPU",
+        backend->name, to_string(plan.rule));
+  }
   plan.dtype = static_cast<fw_dtype>(desc.dtype);
   plan.bf16_io = bf16;
   plan.bf16_operands = bf16_operands;

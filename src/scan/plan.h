@@ -50,6 +50,8 @@ struct Plan {
   bool bf16_states() const;
   int64_t group() const { return HV / H; }
   DecayKind decay_kind() const;
+  // Vectors along which a token changes the state: w, and f where the erase has one of its own.
+  int64_t keys() const { return rule.uses_erase_write() ? 2 : 1; }
   int64_t length(int64_t n) const { return packed ? offsets[static_cast<size_t>(n) + 1] - offsets[static_cast<size_t>(n)] : T; }
   // Tokens are numbered over all sequences, in order: the index into workspace arrays [tokens, ...].
   int64_t first_token(int64_t n) const { return packed ? offsets[static_cast<size_t>(n)] : n * T; }
@@ -61,11 +63,11 @@ struct Plan {
   size_t element() const { return dtype == FW_F32 ? sizeof(float) : sizeof(double); }
 
   // Saved by forward for backward, per value head: the state at the start of every chunk [K, Vp], the residuals R
-  // [tokens, Vp] and the triangular matrices A, T [2 C, Cp] of every chunk (p: padded). Offsets in elements.
+  // [tokens, Vp] and the triangular matrices A, T [2 C, Cp] of every chunk and key (p: padded). Offsets in elements.
   int64_t saved_residuals() const { return total_chunks() * HV * K * padded(V); }
   int64_t saved_triangles() const { return saved_residuals() + tokens() * HV * padded(V); }
   int64_t saved_elements() const { return saved_triangles() + total_chunks() * HV * triangle_size(); }
-  int64_t triangle_size() const { return 2 * chunk * padded(chunk); }
+  int64_t triangle_size() const { return keys() * 2 * chunk * padded(chunk); }
   int64_t state_index(int64_t n, int64_t c, int64_t hv) const { return chunk_index(n, c, hv) * K * padded(V); }
   int64_t residual_index(int64_t token, int64_t hv) const { return saved_residuals() + (hv * tokens() + token) * padded(V); }
   int64_t triangle_index(int64_t n, int64_t c, int64_t hv) const { return saved_triangles() + chunk_index(n, c, hv) * triangle_size(); }

@@ -38,6 +38,8 @@ def shapes(rule, B, T, H, HV, K, V):
         s["lambda_"] = (B, T, HV)
     if online and a["erase_key"] == "own":
         s["erase_key"] = (B, T, H, K)
+    if online and a["erase_write"] == "own":
+        s["erase_write"] = (B, T, H, K)
     if online and a["erase"] != "tied":
         s["erase_gate"] = (B, T, HV) if a["erase"] == "scalar" else (B, T, HV, K)
     if a["write"] != "tied":
@@ -62,7 +64,7 @@ def random_inputs(rule, B=2, T=37, H=2, HV=4, K=12, V=20, dtype=torch.float64, s
             x = -0.1 * x.abs()
         elif name in ("beta", "lambda_", "erase_gate", "write_gate", "read_correction", "precond_beta"):
             x = x.sigmoid()
-        elif name in ("q", "k", "erase_key"):
+        elif name in ("q", "k", "erase_key", "erase_write"):
             x = x / math.sqrt(K)  # raw keys of about unit length keep the step bounded
         out[name] = x.to(device=device, dtype=torch.float32 if name == "precond_center" and dtype == torch.bfloat16 else dtype)
     return out
@@ -133,18 +135,24 @@ def recurrence(rule, inputs, initial_state=None, initial_precond=None, scale=Non
         if a["precond"] == "read":
             read = wide(M) * read
         read = read * (K**-0.5 if scale is None else scale)
+        before = S
         if a["decay"] == "constant":
             S = S * (1 - 2.0 ** (-5 - torch.arange(HV, dtype=q.dtype)))[None, :, None, None]
         elif a["decay"] != "none":
             g = inputs["g"][:, t].exp()
             S = S * (g[..., None, None] if a["decay"] == "scalar" else (g if g.shape[1] == HV else wide(g))[..., None])
         z = gate("write_gate", a["write"], t, s) * v[:, t]
+        own = online and a["erase_write"] == "own"
         if online:
             e = wide(pt)
             if a["feedback"] != "none":
                 e = e + (inputs["lambda_"][:, t][..., None] if a["feedback"] == "learned" else a["lambda"]) * wide(qt)
             e = gate("erase_gate", a["erase"], t, s) * e
-            z = z - torch.einsum("bhkv,bhk->bhv", S, e)
+            found = torch.einsum("bhkv,bhk->bhv", before if a["erase_state"] == "previous" else S, e)
+            if own:
+                S = S - torch.einsum("bhk,bhv->bhkv", wide(inputs["erase_write"][:, t]), found)
+            else:
+                z = z - found
         S = S + torch.einsum("bhk,bhv->bhkv", wide(write_key), z)
         outputs.append(torch.einsum("bhkv,bhk->bhv", S, read))
     return torch.stack(outputs, 1), S, A if a["precond"] != "none" else None

@@ -34,9 +34,9 @@ TEST_P(OpsVectors, EveryRuleInBothForms) {
       EXPECT_LE(c.error, 1e-13) << c.subject << ", " << c.what << "; " << c.where;
     }
   }
-  EXPECT_EQ(unknown, (std::set<std::string>{"dplr"}));  // later work
+  EXPECT_EQ(unknown, std::set<std::string>{});
   EXPECT_EQ(compared, (std::set<std::string>{"linear_attn", "mamba2", "gla", "gdn", "gdn_raw_keys", "kda", "gdn2", "gdn2_neg", "pgdn", "pkda", "comba",
-                                             "qdelta", "mesa"}));
+                                             "qdelta", "mesa", "dplr"}));
 }
 
 // Further systems (shared/vectors_more).
@@ -52,7 +52,7 @@ TEST_P(OpsVectors, FurtherRulesInBothForms) {
       EXPECT_LE(c.error, 1e-13) << c.subject << ", " << c.what << "; " << c.where;
     }
   }
-  EXPECT_EQ(compared, (std::set<std::string>{"hgrn2", "mesa_state"}));
+  EXPECT_EQ(compared, (std::set<std::string>{"hgrn2", "mesa_state", "dplr_hard", "rwkv7"}));
 }
 
 // What the reference says is what all other tests compare with.

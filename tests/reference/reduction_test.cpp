@@ -58,6 +58,60 @@ void expect_same(const ReferenceProblem& p, const ReferenceProblem& expected, co
   EXPECT_TRUE(close(gradients, expected.backward(), kRounding));
 }
 
+// DPLR as two tokens of a rule that erases after its decay: the first decays and erases with p / exp(g) along f, the second writes.
+TEST(Reduction, DplrIsTwoTokensOfARuleThatErasesAfterItsDecay) {
+  ProblemOptions o = options(47);
+  o.sequences = SeqLayout({0, 9, 9, 23});
+  o.HV = o.H;
+  o.gates_per_value_head = false;
+  const ReferenceProblem p = random_problem(parse_rule("dplr"), o);
+  ReferenceProblem two = p;
+  two.rule = parse_rule("decay=channel erase_key=own");
+  two.shape.sequences = SeqLayout({0, 18, 18, 46});
+  const size_t row = static_cast<size_t>(o.H * o.K), value_row = static_cast<size_t>(o.HV * o.V);
+  two.in.erase_write.clear();
+  for (std::vector<double>* x : {&two.in.q, &two.in.k, &two.in.g, &two.in.erase_key}) x->assign(2 * p.in.q.size(), 0.0);
+  two.in.v.assign(2 * p.in.v.size(), 0.0);
+  two.d.o.assign(2 * p.d.o.size(), 0.0);
+  const auto place = [](std::vector<double>& to, const std::vector<double>& from, size_t width, size_t offset) {
+    for (size_t i = 0; i < from.size(); ++i) to[(2 * (i / width) + offset) * width + i % width] = from[i];
+  };
+  std::vector<double> key(p.in.g.size());
+  for (size_t i = 0; i < key.size(); ++i) key[i] = p.in.erase_key[i] / std::exp(p.in.g[i]);
+  place(two.in.k, p.in.erase_write, row, 0);
+  place(two.in.erase_key, key, row, 0);
+  place(two.in.g, p.in.g, row, 0);
+  place(two.in.q, p.in.q, row, 1);
+  place(two.in.k, p.in.k, row, 1);
+  place(two.in.v, p.in.v, value_row, 1);
+  place(two.d.o, p.d.o, value_row, 1);
+
+  const ReferenceOutputs out = two.forward();
+  ReferenceOutputs expected{{}, out.final_state, {}};
+  ReferenceInputs gradients;
+  const auto taken = [](const std::vector<double>& from, size_t width, size_t offset) {
+    std::vector<double> to(from.size() / 2);
+    for (size_t i = 0; i < to.size(); ++i) to[i] = from[(2 * (i / width) + offset) * width + i % width];
+    return to;
+  };
+  expected.o = taken(out.o, value_row, 1);
+  EXPECT_TRUE(close(p.forward(), expected, kRounding));
+  const ReferenceInputs d = two.backward();
+  gradients = p.backward();
+  EXPECT_LE(relative_error(gradients.erase_write, taken(d.k, row, 0)), kRounding);
+  EXPECT_LE(relative_error(gradients.k, taken(d.k, row, 1)), kRounding);
+  EXPECT_LE(relative_error(gradients.q, taken(d.q, row, 1)), kRounding);
+  EXPECT_LE(relative_error(gradients.v, taken(d.v, value_row, 1)), kRounding);
+  EXPECT_LE(relative_error(gradients.initial_state, d.initial_state), kRounding);
+  std::vector<double> dp = taken(d.erase_key, row, 0), dg = taken(d.g, row, 0);
+  for (size_t i = 0; i < dp.size(); ++i) {
+    dg[i] -= dp[i] * key[i];
+    dp[i] /= std::exp(p.in.g[i]);
+  }
+  EXPECT_LE(relative_error(gradients.erase_key, dp), kRounding);
+  EXPECT_LE(relative_error(gradients.g, dg), 10 * kRounding);
+}
+
 // k = 1 - exp(g) as a tensor, in a rule that only writes with it and in one that erases with it.
 TEST(Reduction, AKeyOfTheDecayIsThatKeyGiven) {
   for (const char* text : {"hgrn2", "decay=channel gain=kaczmarz feedback=learned key_source=decay q_norm=l2"}) {

@@ -43,7 +43,7 @@ ReferenceProblem bf16_problem(const Rule& rule, uint64_t seed, int64_t K, int64_
   return p;
 }
 
-bool is_stream(const std::string& name) { return name == "q" || name == "k" || name == "erase_key" || name == "v" || name == "o"; }
+bool is_stream(const std::string& name) { return name == "q" || name == "k" || name == "erase_key" || name == "erase_write" || name == "v" || name == "o"; }
 
 // What a float32 call gives, rounded where the bf16 call's tensor is bf16. The preconditioner adds to the gradient of k after
 // the heads have written theirs: there the sum is of a rounded number, one more rounding (2^-8 of the parts).

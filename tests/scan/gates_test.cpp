@@ -219,6 +219,16 @@ TEST(Gates, AreInThePlanOfCuda) {
   EXPECT_THAT(text.data(), HasSubstr("kernels forward: gates -> "));
 }
 
+TEST(GeneralErase, IsRefusedOnCuda) {
+  SmallCall call("gated_deltanet");
+  call.desc.device = FW_DEVICE_CUDA;
+  call.desc.rule.erase_state = FW_ERASE_STATE_PREVIOUS;
+  EXPECT_THAT(call.forward(), HasSubstr("rule: expected erase_state=decayed and erase_write=tied on CUDA"));
+  call.desc.rule.erase_state = FW_ERASE_STATE_DECAYED;
+  call.desc.rule.erase_write = FW_ERASE_WRITE_OWN;
+  EXPECT_THAT(call.forward(), HasSubstr("run it on the CPU"));
+}
+
 // A program that was compiled with version 0.1 of the header knows shorter structs; what lies behind them is not read.
 TEST(Gates, StructsOfTheFirstHeaderAreTaken) {
   SmallCall call("gated_deltanet");

@@ -79,6 +79,13 @@ std::vector<Rule> composed_rules() {
            "decay=constant gain=nlms erase=channel q_norm=l2",                                                          //
            "decay=channel gain=efla precond=read feedback=learned q_norm=l2",                                           // online, preconditioned read
            "solve=offline gain=longhorn precond=read write=channel",                                                    //
+           "decay=scalar gain=gate erase_key=own erase_state=previous q_norm=l2 k_norm=l2",                             // erases before its decay
+           "decay=channel gain=gate erase_state=previous q_norm=l2 k_norm=l2",                                          //
+           "decay=constant gain=kaczmarz feedback=learned erase_state=previous erase_write=own q_norm=l2",              // f over rho
+           "decay=scalar erase_key=own erase_write=own q_norm=l2 k_norm=l2",                                            // along f, after the decay
+           "decay=channel gain=gate erase_write=own precond=diagonal q_norm=l2 k_norm=l2",                              // M on w alone
+           "gain=gate erase=channel erase_key=own erase_state=previous erase_write=own k_norm=l2",                      // no decay: both states are one
+           "decay=channel erase=scalar erase_key=own erase_state=previous erase_write=own key_source=decay k_norm=l2",  //
            "decay=scalar gain=gate erase_key=own",                                                                      // Comba's general form
            "decay=channel erase_key=own erase=channel write=scalar feedback=learned q_norm=l2 k_norm=l2",               //
            "gain=kaczmarz erase_key=own erase=scalar read=corrected q_norm=l2",                                         //

@@ -64,6 +64,7 @@ def forward(
     dt_bias=None,
     precond_a_log=None,
     precond_dt_bias=None,
+    erase_write=None,
     *,
     gates=None,
     scale=None,
@@ -90,7 +91,7 @@ def forward(
     save: whether forward keeps what backward needs (True unless FASTWEIGHT_SAVE=0) or backward computes it again: less memory, more time.
     """
     raw = (q, k, v, g, beta, lambda_, erase_key, erase_gate, write_gate, read_correction, precond_g, precond_beta, precond_center, initial_state,
-           initial_precond, a_log, dt_bias, precond_a_log, precond_dt_bias)
+           initial_precond, a_log, dt_bias, precond_a_log, precond_dt_bias, erase_write)
     if others or len(raw) < len(_calls.INPUTS):
         raw = _in_order(raw, others)
     options = (rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates)

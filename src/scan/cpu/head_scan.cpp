@@ -25,6 +25,8 @@ HeadScan<T>::HeadScan(const Plan& plan, const Inputs<T>& in, HeadScratch<T>& scr
       vp_(padded(columns)),
       cp_(padded(plan.chunk)),
       nb_(plan.rule.online() ? 2 : 1),
+      nk_(plan.keys()),
+      lag_(plan.rule.erases_before_decay() ? 1 : 0),
       decay_(plan.decay_kind()),
       front_(front_kernels<T>()),
       dk_(decay_kernels<T>()),
@@ -91,6 +93,7 @@ FrontTile<T> HeadScan<T>::front_tile(int64_t begin, int64_t L) const {
   if (!plan_.rule.uses_k()) tile.key_g = rows(in_.g, h_, 0);
   tile.v = rows(in_.v, hv_, column0_);
   tile.p = rows(in_.erase_key, h_, 0);
+  tile.f = rows(in_.erase_write, h_, 0);
   for_all_numbers([&](RowView<const T>& to, const TokenTensor<T>& from) { to = rows(from, hv_, 0); }, tile, in_);
   tile.erase_gate = rows(in_.erase_gate, head_of(in_.erase_gate), 0);
   tile.write_gate = rows(in_.write_gate, hv_, plan_.rule.write == Gate::kScalar ? 0 : column0_);
@@ -110,6 +113,7 @@ void HeadScan<T>::load_streams(int64_t begin, int64_t L, bool with_z) {
   tile.r = s_.re;
   tile.e = plan_.rule.online() ? s_.re + L * kp_ : nullptr;
   tile.w = s_.w;
+  if (nk_ == 2) tile.f_out = s_.w + key_block(1, L);
   tile.z = with_z ? s_.z : nullptr;
   front_.forward(tile);
 
@@ -132,16 +136,19 @@ void HeadScan<T>::load_streams(int64_t begin, int64_t L, bool with_z) {
   }
 }
 
+// Keys at the chunk's end and, with make_tri, what reads of this key: A and T.
 template <class T>
-void HeadScan<T>::channel_tiles(int64_t L, bool make_tri) {
-  dk_.channel_prefix(L, nb_, kp_, 0, s_.alpha, s_.re, L * kp_, s_.rebar, L * kp_, s_.total);
+void HeadScan<T>::channel_key_tiles(int64_t key, int64_t L, bool make_tri) {
+  const int64_t subs = (L + kSubChunk - 1) / kSubChunk;
+  const T* w = s_.w + key_block(key, L);
+  T* tri = s_.tri + triangle_block(key, L);
+  T* next = s_.anchored + key * kSubChunk * subs * (subs - 1) / 2 * kp_;
   const T* keys = nullptr;  // at the anchor of the last sub-chunk seen
   int64_t mid = 0;
-  T* next = s_.anchored;
   for (int64_t a = 0; a < L; a += kSubChunk) {
     const int64_t n = std::min(kSubChunk, L - a);
     if (a > 0) {
-      dk_.anchor(mid, a, a, kp_, s_.alpha, keys, s_.w, next);
+      dk_.anchor(mid, a, a - lag_, lag_, kp_, s_.alpha, keys, w, next);
       keys = next;
       next += a * kp_;
       mid = a;
@@ -150,34 +157,40 @@ void HeadScan<T>::channel_tiles(int64_t L, bool make_tri) {
     const T* alpha = s_.alpha + a * kp_;
     const T* re = s_.re + a * kp_;
     if (a > 0) {
-      dk_.channel_prefix(n, nb_, kp_, 1, alpha, re, L * kp_, s_.local, n * kp_, nullptr);
+      dk_.channel_prefix(n, nb_, kp_, 1 - lag_, lag_, alpha, re, L * kp_, s_.local, n * kp_, nullptr);
       product(Trans::kNo, Trans::kYes, nb_ * n, a, plan_.K, s_.local, kp_, keys, kp_, T(0), s_.block, a);
       for (int64_t b = 0; b < nb_; ++b) {
-        for (int64_t i = 0; i < n; ++i) std::memcpy(s_.tri + (b * L + a + i) * cp_, s_.block + (b * n + i) * a, sizeof(T) * static_cast<size_t>(a));
+        for (int64_t i = 0; i < n; ++i) std::memcpy(tri + (b * L + a + i) * cp_, s_.block + (b * n + i) * a, sizeof(T) * static_cast<size_t>(a));
       }
     }
-    dk_.diagonal(n, nb_, kp_, alpha, re, L * kp_, s_.w + a * kp_, s_.tri + a * cp_ + a, cp_, L * cp_);
+    dk_.diagonal(n, nb_, lag_, kp_, alpha, re, L * kp_, w + a * kp_, tri + a * cp_ + a, cp_, L * cp_);
   }
-  dk_.anchor(mid, L, L - 1, kp_, s_.alpha, keys, s_.w, s_.wc);
+  dk_.anchor(mid, L, L - 1, lag_, kp_, s_.alpha, keys, w, s_.wc + key_block(key, L));
+}
+
+template <class T>
+void HeadScan<T>::channel_tiles(int64_t L, bool make_tri) {
+  dk_.channel_prefix(L, nb_, kp_, 0, lag_, s_.alpha, s_.re, L * kp_, s_.rebar, L * kp_, s_.total);
+  for (int64_t key = 0; key < nk_; ++key) channel_key_tiles(key, L, make_tri);
 }
 
 template <class T>
 void HeadScan<T>::decay_tiles(int64_t L, bool make_tri) {
-  if (decay_ == DecayKind::kChannel) {
-    channel_tiles(L, make_tri);
-    if (make_tri) dk_.mask(L, nb_, s_.tri, cp_, nullptr, 0);
-    return;
-  }
-  if (decay_ == DecayKind::kScalar) {
+  const bool scalar = decay_ == DecayKind::kScalar, channel = decay_ == DecayKind::kChannel;
+  if (channel) channel_tiles(L, make_tri);
+  if (scalar) {
+    s_.lead[0] = 1;
     dk_.scalar(L, s_.alpha, s_.prefix, s_.suffix, s_.ratio, cp_);
-    dk_.scale_rows(L, kp_, s_.suffix, s_.w, kp_, s_.wc, kp_);
+    for (int64_t key = 0; key < nk_; ++key) dk_.scale_rows(L, kp_, s_.suffix, s_.w + key_block(key, L), kp_, s_.wc + key_block(key, L), kp_);
   }
-  if (!make_tri) return;
-  product(Trans::kNo, Trans::kYes, nb_ * L, L, plan_.K, s_.re, kp_, s_.w, kp_, T(0), s_.tri, cp_);
-  dk_.mask(L, nb_, s_.tri, cp_, decay_ == DecayKind::kScalar ? s_.ratio : nullptr, cp_);
+  for (int64_t key = 0; make_tri && key < nk_; ++key) {
+    T* tri = s_.tri + triangle_block(key, L);
+    if (!channel) product(Trans::kNo, Trans::kYes, nb_ * L, L, plan_.K, s_.re, kp_, s_.w + key_block(key, L), kp_, T(0), tri, cp_);
+    dk_.mask(L, nb_, lag_, tri, cp_, scalar ? s_.ratio : nullptr, cp_);
+  }
 }
 
-// after = Diag(total) before + Wc^T R; after may be before.
+// after = Diag(total) before + Wc^T R, of all keys; after may be before.
 template <class T>
 void HeadScan<T>::update_state(int64_t L, bool have_state, const T* before, const T* residual, T* after) {
   const T* wc = decay_ == DecayKind::kNone ? s_.w : s_.wc;
@@ -188,7 +201,7 @@ void HeadScan<T>::update_state(int64_t L, bool have_state, const T* before, cons
   } else if (have_state && after != before) {
     std::memcpy(after, before, sizeof(T) * static_cast<size_t>(plan_.K * vp_));
   }
-  product(Trans::kYes, Trans::kNo, plan_.K, vp_, L, wc, kp_, residual, vp_, beta, after, vp_);
+  product(Trans::kYes, Trans::kNo, plan_.K, vp_, nk_ * L, wc, kp_, residual, vp_, beta, after, vp_);
 }
 
 template <class T>
@@ -196,11 +209,18 @@ void HeadScan<T>::chunk_forward(int64_t begin, int64_t L, bool have_state, const
   decay_tiles(L, true);
   const bool scalar = decay_ == DecayKind::kScalar;
   const T* re = decay_ == DecayKind::kChannel ? s_.rebar : s_.re;
-  T* triangle_t = s_.tri + L * cp_;
+  // What the erase finds is the last block of values: R itself, or U = -(I + T_f)^-1 (E S_0 + T_w Z) with a vector f of its own.
+  T* found = s_.z + erase_block(L);
+  const T* erase_triangle = s_.tri + triangle_block(nk_ - 1, L) + L * cp_;
   if (have_state) product(Trans::kNo, Trans::kNo, nb_ * L, vp_, plan_.K, re, kp_, s_.state, vp_, T(0), s_.products, vp_);
   if (plan_.rule.online()) {
-    if (have_state) rk_.subtract_rows(L, vp_, scalar ? s_.prefix : nullptr, s_.products + L * vp_, vp_, s_.z, vp_);
-    rk_.solve(L, triangle_t, cp_, s_.z, vp_, vp_);
+    if (nk_ == 2) std::memset(found, 0, sizeof(T) * static_cast<size_t>(L * vp_));
+    if (have_state) rk_.subtract_rows(L, vp_, scalar ? erase_prefix() : nullptr, s_.products + L * vp_, vp_, found, vp_);
+    if (nk_ == 2) {
+      product(Trans::kNo, Trans::kNo, L, vp_, L, s_.tri + L * cp_, cp_, s_.z, vp_, T(0), s_.products + L * vp_, vp_);
+      rk_.subtract_rows(L, vp_, nullptr, s_.products + L * vp_, vp_, found, vp_);
+    }
+    rk_.solve(L, erase_triangle, cp_, found, vp_, vp_);
   }
   // O goes straight to the caller's rows when they need no padding.
   const RowView<T> o_rows = out.o.rows(plan_, n_, begin, hv_);
@@ -214,7 +234,10 @@ void HeadScan<T>::chunk_forward(int64_t begin, int64_t L, bool have_state, const
       for (int64_t i = 0; i < L; ++i) std::memcpy(o + i * ldo, s_.products + i * vp_, sizeof(T) * static_cast<size_t>(vp_));
     }
   }
-  product(Trans::kNo, Trans::kNo, L, vp_, L, s_.tri, cp_, s_.z, vp_, have_state ? T(1) : T(0), o, ldo);
+  for (int64_t key = 0; key < nk_; ++key) {
+    product(Trans::kNo, Trans::kNo, L, vp_, L, s_.tri + triangle_block(key, L), cp_, s_.z + value_block(key, L), vp_, have_state || key > 0 ? T(1) : T(0), o,
+            ldo);
+  }
   if (!direct && out.o) rk_.store_rows(L, columns_, s_.o, vp_, {o_rows.data + column0_, o_rows.stride});
   update_state(L, have_state, s_.state, s_.z, s_.state);
 }
@@ -232,9 +255,11 @@ void HeadScan<T>::token_forward(int64_t begin, int64_t L, T* state, int64_t ld, 
   tile.e = s_.re + L * kp_;
   tile.w = s_.w;
   tile.z = s_.z;
+  if (nk_ == 2) tile.f = s_.w + key_block(1, L);
+  tile.lag = lag_ > 0;
   tile.state = state;
   tile.ld_state = ld;
-  tile.u = s_.z;  // a row's z is read before its residual is written
+  tile.u = s_.z + erase_block(L);  // one block: a row's z is read before its residual is written
   tile.o = s_.o;
   token_kernels<T>().forward(tile);
   if (!out.o) return;
@@ -319,9 +344,9 @@ void HeadScan<T>::forward(const Outputs<T>& out, T* saved) {
     have_state = true;
     if (saved == nullptr) continue;
     T* residual = saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_) + column0_;
-    for (int64_t i = 0; i < L; ++i) std::memcpy(residual + i * full_vp, s_.z + i * vp_, sizeof(T) * static_cast<size_t>(vp_));
+    for (int64_t i = 0; i < L; ++i) std::memcpy(residual + i * full_vp, s_.z + erase_block(L) + i * vp_, sizeof(T) * static_cast<size_t>(vp_));
     if (!token && column0_ == 0) {
-      std::memcpy(saved + plan_.triangle_index(n_, c, hv_), s_.tri, sizeof(T) * static_cast<size_t>(nb_ * L * cp_));
+      std::memcpy(saved + plan_.triangle_index(n_, c, hv_), s_.tri, sizeof(T) * static_cast<size_t>(nk_ * nb_ * L * cp_));
     }
   }
   if (out.final_state) store_state(s_.state, out.final_state);

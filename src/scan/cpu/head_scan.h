@@ -32,47 +32,52 @@ class Bump {
   int64_t used_ = 0;
 };
 
-// Tiles of one task. Names follow recurrence.md section 4; stacked tiles hold the block of R, then (online) that of E.
+// Tiles of one task. Names follow recurrence.md section 4; stacked tiles hold the block of R, then (online) that of E. Where the erase takes away along
+// a vector of its own (plan.keys() 2), w, wc, dw hold the rows of w, then those of f; z, dz the values that go along them: z, then what the erase found (else
+// one block of both, R); tri, dtri and diag those of each key.
 template <class T>
 struct HeadScratch {
   HeadScratch(const Plan& plan, bool backward, Bump<T>& bump) {
     const int64_t C = std::max<int64_t>(1, std::min(plan.chunk, plan.longest));
     const int64_t kp = padded(plan.K), vp = padded(plan.V), cp = padded(plan.chunk);
+    const int64_t keys = plan.keys();
     re = bump.take(2 * C * kp);
-    w = bump.take(C * kp);
-    wc = bump.take(C * kp);
-    z = bump.take(C * vp);
+    w = bump.take(keys * C * kp);
+    wc = bump.take(keys * C * kp);
+    z = bump.take(keys * C * vp);
     o = bump.take(C * vp);
     state = bump.take(plan.K * vp);
     alpha = bump.take(plan.decay_kind() == DecayKind::kChannel ? C * kp : C);
     total = bump.take(kp);
-    prefix = bump.take(C);
+    lead = bump.take(C + 1);
+    prefix = lead != nullptr ? lead + 1 : nullptr;
     suffix = bump.take(C);
-    tri = bump.take(2 * C * cp);
+    tri = bump.take(keys * 2 * C * cp);
     products = bump.take(2 * C * vp);
     if (plan.decay_kind() == DecayKind::kScalar) ratio = bump.take(C * cp);
     if (plan.decay_kind() == DecayKind::kChannel) {
       const int64_t subs = (C + kSubChunk - 1) / kSubChunk;
       rebar = bump.take(2 * C * kp);
       local = bump.take(2 * kSubChunk * kp);
-      anchored = bump.take(kSubChunk * subs * (subs - 1) / 2 * kp);
+      anchored = bump.take(keys * kSubChunk * subs * (subs - 1) / 2 * kp);
       block = bump.take(2 * kSubChunk * cp);
     }
     if (!backward) return;
     dre = bump.take(2 * C * kp);
-    dw = bump.take(C * kp);
-    dtri = bump.take(2 * C * cp);
-    dz = bump.take(C * vp);
+    dw = bump.take(keys * C * kp);
+    dtri = bump.take(keys * 2 * C * cp);
+    dz = bump.take(keys * C * vp);
     dstate = bump.take(plan.K * vp);
     terms = bump.take(C * kp);
     head = bump.take(kp);
-    diag = bump.take(C);
+    diag = bump.take(keys * C);
     if (plan.decay_kind() == DecayKind::kChannel) dlocal = bump.take(2 * kSubChunk * kp);
     history_rows = std::min(plan.chunk, plan.longest_token_form);
     if (history_rows > 0) history = bump.take((history_rows + 1) * plan.K * vp);
   }
 
-  T *re, *w, *wc, *z, *o, *state, *alpha, *total, *prefix, *suffix, *tri, *products;
+  T *re, *w, *wc, *z, *o, *state, *alpha, *total, *suffix, *tri, *products;
+  T *lead, *prefix;  // prefix behind a 1: of rows of E that lag
   T *ratio = nullptr, *rebar = nullptr, *local = nullptr, *anchored = nullptr, *block = nullptr;
   T *dre = nullptr, *dw = nullptr, *dtri = nullptr, *dz = nullptr, *dstate = nullptr, *terms = nullptr, *head = nullptr, *diag = nullptr, *dlocal = nullptr;
   T* history = nullptr;
@@ -98,18 +103,19 @@ class HeadScan {
   void backward(const Outputs<T>& d, const Inputs<T>& grads, const T* saved, const PrecondGradRows<T>& precond, bool first);
 
  private:
-  // Streams of rows [begin, begin + L): re, w, z (unless with_z is false), alpha.
+  // Streams of rows [begin, begin + L): re, w (and f), z (unless with_z is false), alpha.
   void load_streams(int64_t begin, int64_t L, bool with_z);
   // tri, wc, total and what the decay kind needs of prefix, suffix, ratio, rebar, anchored. make_tri: also A and T.
   void decay_tiles(int64_t L, bool make_tri);
   void channel_tiles(int64_t L, bool make_tri);
+  void channel_key_tiles(int64_t key, int64_t L, bool make_tri);
   void chunk_forward(int64_t begin, int64_t L, bool have_state, const Outputs<T>& out);
   // state: [K, vp], rows ld apart
   void token_forward(int64_t begin, int64_t L, T* state, int64_t ld, const Outputs<T>& out);
   void update_state(int64_t L, bool have_state, const T* before, const T* residual, T* after);
 
   void chunk_backward(int64_t c, const Outputs<T>& d, const T* saved, bool have_state, bool have_dstate, bool need_dstate);
-  void channel_backward(int64_t L, bool have_dstate);
+  void channel_backward(int64_t key, int64_t L, bool have_dstate);
   void token_backward(int64_t c, const Outputs<T>& d, const T* saved);
   void token_decay_gradient(int64_t begin, int64_t L, const Inputs<T>& grads, bool first);
   double state_gradient(int64_t c, const T* saved);
@@ -131,6 +137,14 @@ class HeadScan {
   int64_t head_of(const TokenTensor<T>& tensor) const { return tensor.heads == plan_.HV ? hv_ : h_; }
   // Preconditioner rows of one key head of one sequence are contiguous: [N][H][tokens of n][kp].
   int64_t precond_token(int64_t begin) const { return plan_.first_token(n_) * plan_.H + h_ * length_ + begin; }
+  // Blocks of the tiles that have one a key, in a chunk of L rows.
+  int64_t key_block(int64_t key, int64_t L) const { return key * L * kp_; }
+  int64_t value_block(int64_t key, int64_t L) const { return key * L * vp_; }
+  int64_t triangle_block(int64_t key, int64_t L) const { return key * nb_ * L * cp_; }
+  // Of the key that what the erase found goes along: the last.
+  int64_t erase_block(int64_t L) const { return value_block(nk_ - 1, L); }
+  // Decays from the state before a chunk to the rows of E.
+  const T* erase_prefix() const { return lag_ > 0 ? s_.lead : s_.prefix; }
   int64_t rows_of(int64_t c) const { return std::min(plan_.chunk, length_ - c * plan_.chunk); }
 
   const Plan& plan_;
@@ -140,7 +154,9 @@ class HeadScan {
   const int64_t n_, hv_, h_, length_;
   const int64_t column0_, columns_;
   const int64_t kp_, vp_, cp_;
-  const int64_t nb_;  // stacked blocks: 2 online, 1 offline
+  const int64_t nb_;   // stacked blocks: 2 online, 1 offline
+  const int64_t nk_;   // keys a row: w, and f where the erase has a vector of its own
+  const int64_t lag_;  // 1: the erase looks before the decay
   const DecayKind decay_;
   const FrontKernels<T>& front_;
   const DecayKernels<T>& dk_;

@@ -25,6 +25,8 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
   const T* residual = saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_);
   const T* state = saved + plan_.state_index(n_, c, hv_);
   const T* tri = saved + plan_.triangle_index(n_, c, hv_);
+  const T* tri_found = tri + triangle_block(nk_ - 1, L);  // of what the erase finds
+  T* d_found = s_.dz + erase_block(L);
   T* d_o = s_.products;
   T* minus_p = s_.products + L * vp_;
 
@@ -34,40 +36,55 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
   } else {
     std::memset(d_o, 0, sizeof(T) * static_cast<size_t>(L * vp_));
   }
+  const auto values = [&](int64_t key) { return key + 1 < nk_ ? s_.z : residual; };  // Z of a key w that has nothing to do with the erase; R
   // dR = A^T dO + Kc dS;  dZ = P = (I + T)^-T dR
-  product(Trans::kYes, Trans::kNo, L, vp_, L, tri, cp_, d_o, vp_, T(0), s_.dz, vp_);
+  product(Trans::kYes, Trans::kNo, L, vp_, L, tri_found, cp_, d_o, vp_, T(0), d_found, vp_);
   const T* wc = decay_ == DecayKind::kNone ? s_.w : s_.wc;
-  if (have_dstate) product(Trans::kNo, Trans::kNo, L, vp_, K, wc, kp_, s_.dstate, vp_, T(1), s_.dz, vp_);
+  if (have_dstate) product(Trans::kNo, Trans::kNo, L, vp_, K, wc + key_block(nk_ - 1, L), kp_, s_.dstate, vp_, T(1), d_found, vp_);
   if (online) {
-    rk_.solve_transposed(L, tri + L * cp_, cp_, s_.dz, vp_, vp_);
-    negate_rows(rk_, L, vp_, s_.dz, minus_p);
+    rk_.solve_transposed(L, tri_found + L * cp_, cp_, d_found, vp_, vp_);
+    negate_rows(rk_, L, vp_, d_found, minus_p);
+  }
+  if (nk_ == 2) {  // dZ = A_w^T dO - T_w^T P + Kc_w dS
+    product(Trans::kYes, Trans::kNo, L, vp_, nb_ * L, tri, cp_, s_.products, vp_, T(0), s_.dz, vp_);
+    if (have_dstate) product(Trans::kNo, Trans::kNo, L, vp_, K, wc, kp_, s_.dstate, vp_, T(1), s_.dz, vp_);
   }
   // dA, dT = tril([dO; -P] R^T), with the decays that A and T carry
-  product(Trans::kNo, Trans::kYes, nb_ * L, L, vp_, s_.products, vp_, residual, vp_, T(0), s_.dtri, cp_);
-  dk_.mask(L, nb_, s_.dtri, cp_, scalar ? s_.ratio : nullptr, cp_);
-  if (splits_diagonal()) {
-    for (int64_t i = 0; i < L; ++i) s_.diag[i] = std::exchange(s_.dtri[i * cp_ + i], T(0));
+  for (int64_t key = 0; key < nk_; ++key) {
+    T* dtri = s_.dtri + triangle_block(key, L);
+    product(Trans::kNo, Trans::kYes, nb_ * L, L, vp_, s_.products, vp_, values(key), vp_, T(0), dtri, cp_);
+    dk_.mask(L, nb_, lag_, dtri, cp_, scalar ? s_.ratio : nullptr, cp_);
+    if (!splits_diagonal()) continue;
+    for (int64_t i = 0; i < L; ++i) s_.diag[key * L + i] = std::exchange(dtri[i * cp_ + i], T(0));
   }
 
   // What reaches r and e through the state before the chunk, and w through the state after it.
   if (have_state) {
     product(Trans::kNo, Trans::kYes, nb_ * L, K, vp_, s_.products, vp_, state, vp_, T(0), s_.dre, kp_);
     if (scalar) {
-      for (int64_t b = 0; b < nb_; ++b) dk_.scale_rows(L, kp_, s_.prefix, s_.dre + b * L * kp_, kp_, s_.dre + b * L * kp_, kp_);
+      for (int64_t b = 0; b < nb_; ++b) dk_.scale_rows(L, kp_, b == 1 ? erase_prefix() : s_.prefix, s_.dre + b * L * kp_, kp_, s_.dre + b * L * kp_, kp_);
     }
-    if (channel) dk_.channel_prefix(L, nb_, kp_, 0, s_.alpha, s_.dre, L * kp_, s_.dre, L * kp_, nullptr);
+    if (channel) dk_.channel_prefix(L, nb_, kp_, 0, lag_, s_.alpha, s_.dre, L * kp_, s_.dre, L * kp_, nullptr);
   }
   if (have_dstate) {
-    product(Trans::kNo, Trans::kYes, L, K, vp_, residual, vp_, s_.dstate, vp_, T(0), s_.dw, kp_);
-    if (scalar) dk_.scale_rows(L, kp_, s_.suffix, s_.dw, kp_, s_.dw, kp_);
+    for (int64_t key = 0; key < nk_; ++key) {
+      T* dw = s_.dw + key_block(key, L);
+      product(Trans::kNo, Trans::kYes, L, K, vp_, values(key), vp_, s_.dstate, vp_, T(0), dw, kp_);
+      if (scalar) dk_.scale_rows(L, kp_, s_.suffix, dw, kp_, dw, kp_);
+    }
   }
   if (channel) {
     if (!have_state) std::memset(s_.dre, 0, sizeof(T) * static_cast<size_t>(nb_ * L * kp_));
-    if (!have_dstate) std::memset(s_.dw, 0, sizeof(T) * static_cast<size_t>(L * kp_));
-    channel_backward(L, have_dstate);
-  } else {
-    product(Trans::kNo, Trans::kNo, nb_ * L, K, L, s_.dtri, cp_, s_.w, kp_, have_state ? T(1) : T(0), s_.dre, kp_);
-    product(Trans::kYes, Trans::kNo, L, K, nb_ * L, s_.dtri, cp_, s_.re, kp_, have_dstate ? T(1) : T(0), s_.dw, kp_);
+    if (!have_dstate) std::memset(s_.dw, 0, sizeof(T) * static_cast<size_t>(nk_ * L * kp_));
+  }
+  for (int64_t key = 0; key < nk_; ++key) {
+    if (channel) {
+      channel_backward(key, L, have_dstate);
+      continue;
+    }
+    const T* dtri = s_.dtri + triangle_block(key, L);
+    product(Trans::kNo, Trans::kNo, nb_ * L, K, L, dtri, cp_, s_.w + key_block(key, L), kp_, have_state || key > 0 ? T(1) : T(0), s_.dre, kp_);
+    product(Trans::kYes, Trans::kNo, L, K, nb_ * L, dtri, cp_, s_.re, kp_, have_dstate ? T(1) : T(0), s_.dw + key_block(key, L), kp_);
   }
   if (!need_dstate) return;
 
@@ -75,7 +92,8 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
   T beta = have_dstate ? T(1) : T(0);
   const T* re = s_.re;
   if (scalar) {
-    for (int64_t b = 0; b < nb_; ++b) dk_.scale_rows(L, vp_, s_.prefix, s_.products + b * L * vp_, vp_, s_.products + b * L * vp_, vp_);
+    for (int64_t b = 0; b < nb_; ++b)
+      dk_.scale_rows(L, vp_, b == 1 ? erase_prefix() : s_.prefix, s_.products + b * L * vp_, vp_, s_.products + b * L * vp_, vp_);
     beta *= s_.prefix[L - 1];
   }
   if (channel) {
@@ -85,35 +103,41 @@ void HeadScan<T>::chunk_backward(int64_t c, const Outputs<T>& d, const T* saved,
   product(Trans::kYes, Trans::kNo, K, vp_, nb_ * L, re, kp_, s_.products, vp_, beta, s_.dstate, vp_);
 }
 
-// Channel decay: the adjoint of channel_tiles, anchors from the last to the first. dw comes in as the gradient of the keys
+// Channel decay: the adjoint of channel_key_tiles, anchors from the last to the first. dw comes in as the gradient of the keys
 // at the chunk's end and moves from anchor to anchor.
 template <class T>
-void HeadScan<T>::channel_backward(int64_t L, bool have_dstate) {
+void HeadScan<T>::channel_backward(int64_t key, int64_t L, bool have_dstate) {
+  const int64_t subs = (L + kSubChunk - 1) / kSubChunk;
+  const T* w = s_.w + key_block(key, L);
+  const T* anchored = s_.anchored + key * kSubChunk * subs * (subs - 1) / 2 * kp_;
+  const T* dtri = s_.dtri + triangle_block(key, L);
+  T* dw = s_.dw + key_block(key, L);
   const int64_t last = (L - 1) / kSubChunk * kSubChunk;
   int64_t to = L - 1, rows = L;
   bool moving = have_dstate;  // dw holds something
   for (int64_t a = last; a > 0; a -= kSubChunk) {
     const int64_t n = std::min(kSubChunk, L - a);
-    if (moving) dk_.anchor(a, rows, to, kp_, s_.alpha, s_.dw, nullptr, s_.dw);
-    to = rows = a;
+    if (moving) dk_.anchor(a, rows, to, lag_, kp_, s_.alpha, dw, nullptr, dw);
+    to = a - lag_;
+    rows = a;
     moving = true;
     const T* alpha = s_.alpha + a * kp_;
     const int64_t j = a / kSubChunk;
-    const T* keys = s_.anchored + kSubChunk * j * (j - 1) / 2 * kp_;
-    dk_.channel_prefix(n, nb_, kp_, 1, alpha, s_.re + a * kp_, L * kp_, s_.local, n * kp_, nullptr);
+    const T* keys = anchored + kSubChunk * j * (j - 1) / 2 * kp_;
+    dk_.channel_prefix(n, nb_, kp_, 1 - lag_, lag_, alpha, s_.re + a * kp_, L * kp_, s_.local, n * kp_, nullptr);
     for (int64_t b = 0; b < nb_; ++b) {
-      for (int64_t i = 0; i < n; ++i) std::memcpy(s_.block + (b * n + i) * a, s_.dtri + (b * L + a + i) * cp_, sizeof(T) * static_cast<size_t>(a));
+      for (int64_t i = 0; i < n; ++i) std::memcpy(s_.block + (b * n + i) * a, dtri + (b * L + a + i) * cp_, sizeof(T) * static_cast<size_t>(a));
     }
-    product(Trans::kYes, Trans::kNo, a, plan_.K, nb_ * n, s_.block, a, s_.local, kp_, T(1), s_.dw, kp_);
+    product(Trans::kYes, Trans::kNo, a, plan_.K, nb_ * n, s_.block, a, s_.local, kp_, T(1), dw, kp_);
     product(Trans::kNo, Trans::kNo, nb_ * n, plan_.K, a, s_.block, a, keys, kp_, T(0), s_.dlocal, kp_);
-    dk_.channel_prefix(n, nb_, kp_, 1, alpha, s_.dlocal, n * kp_, s_.dlocal, n * kp_, nullptr);
+    dk_.channel_prefix(n, nb_, kp_, 1 - lag_, lag_, alpha, s_.dlocal, n * kp_, s_.dlocal, n * kp_, nullptr);
     for (int64_t b = 0; b < nb_; ++b) rk_.add_rows(n * kp_, s_.dlocal + b * n * kp_, s_.dre + (b * L + a) * kp_);
   }
-  if (moving) dk_.anchor(0, rows, to, kp_, s_.alpha, s_.dw, nullptr, s_.dw);
+  if (moving) dk_.anchor(0, rows, to, lag_, kp_, s_.alpha, dw, nullptr, dw);
   for (int64_t a = 0; a < L; a += kSubChunk) {
     const int64_t n = std::min(kSubChunk, L - a);
-    dk_.diagonal_backward(n, nb_, kp_, s_.alpha + a * kp_, s_.re + a * kp_, L * kp_, s_.w + a * kp_, s_.dtri + a * cp_ + a, cp_, L * cp_, s_.dre + a * kp_,
-                          L * kp_, s_.dw + a * kp_);
+    dk_.diagonal_backward(n, nb_, lag_, kp_, s_.alpha + a * kp_, s_.re + a * kp_, L * kp_, w + a * kp_, dtri + a * cp_ + a, cp_, L * cp_, s_.dre + a * kp_,
+                          L * kp_, dw + a * kp_);
   }
 }
 
@@ -130,10 +154,17 @@ void HeadScan<T>::token_backward(int64_t c, const Outputs<T>& d, const T* saved)
   grad.in.r = s_.re;
   grad.in.e = s_.re + L * kp_;
   grad.in.w = s_.w;
+  grad.in.lag = lag_ > 0;
   std::memcpy(s_.state, saved + plan_.state_index(n_, c, hv_), sizeof(T) * static_cast<size_t>(plan_.K * vp_));
-  std::memcpy(s_.z, saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_), sizeof(T) * static_cast<size_t>(L * vp_));
+  std::memcpy(s_.z + erase_block(L), saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_), sizeof(T) * static_cast<size_t>(L * vp_));
   grad.in.state = s_.state;
-  grad.in.u = s_.z;
+  grad.in.u = s_.z + erase_block(L);
+  if (nk_ == 2) {
+    grad.in.z = s_.z;
+    grad.in.f = s_.w + key_block(1, L);
+    grad.df = s_.dw + key_block(1, L);
+    grad.du = s_.dz + erase_block(L);
+  }
   grad.history = s_.history;
   if (d.o) {
     const RowView<T> rows = d.o.rows(plan_, n_, begin, hv_);
@@ -170,10 +201,13 @@ double HeadScan<T>::state_gradient(int64_t c, const T* saved) {
 template <class T>
 void HeadScan<T>::chunk_decay_gradient(int64_t c, int64_t L, const T* saved, bool have_state, const double* tail, const Inputs<T>& grads, bool first) {
   const int64_t begin = c * plan_.chunk;
-  rk_.decay_terms(L, nb_, kp_, s_.re, s_.dre, L * kp_, s_.w, s_.dw, s_.terms);
+  rk_.decay_terms(L, nb_, lag_, nk_, kp_, s_.re, s_.dre, L * kp_, s_.w, s_.dw, s_.terms);
+  const T *e = s_.re + L * kp_, *de = s_.dre + L * kp_;
+  const int64_t first_erase = lag_ > 0 ? plan_.K : 0;  // the first row's erase reads S_0 past every decay of the chunk
   if (decay_ == DecayKind::kChannel) {
     std::memset(s_.head, 0, sizeof(T) * static_cast<size_t>(kp_));
     if (have_state) rk_.row_dots(plan_.K, vp_, saved + plan_.state_index(n_, c, hv_), s_.dstate, s_.head);
+    for (int64_t k = 0; k < (have_state ? first_erase : 0); ++k) s_.head[k] -= e[k] * de[k];
     const int64_t head = head_of(grads.g);
     rk_.channel_dg(L, plan_.K, kp_, s_.terms, s_.alpha, s_.head, grads.g.rows(plan_, n_, begin, head), !first && grads.g.heads != plan_.HV);
     return;
@@ -188,7 +222,9 @@ void HeadScan<T>::chunk_decay_gradient(int64_t c, int64_t L, const T* saved, boo
       if (s_.alpha[i] == T(0)) sum = added = 0;
     }
   }
-  double sum = have_state ? state_gradient(c, saved) : 0, added = std::abs(sum);
+  double sum = have_state ? state_gradient(c, saved) : 0;
+  for (int64_t k = 0; k < (have_state ? first_erase : 0); ++k) sum -= static_cast<double>(e[k]) * static_cast<double>(de[k]);
+  double added = std::abs(sum);
   const RowView<T> dg = grads.g.rows(plan_, n_, begin, hv_);
   for (int64_t row = 0; row < L; ++row) {
     const auto i = static_cast<size_t>(row);
@@ -227,7 +263,7 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
   const bool want_dg = plan_.rule.uses_g() && grads.g;
   for (int64_t c = plan_.chunks(n_) - 1; c >= 0; --c) {
     const int64_t begin = c * plan_.chunk, L = rows_of(c);
-    load_streams(begin, L, false);
+    load_streams(begin, L, nk_ == 2);
     if (token) {
       token_backward(c, d, saved);
       if (want_dg) token_decay_gradient(begin, L, grads, first);
@@ -238,7 +274,9 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
       const double tail = want_dg && scalar && have_dstate && tail_known ? state_gradient(c + 1, saved) : 0;
       chunk_backward(c, d, saved, have_state, have_dstate, c > 0 || grads.initial_state || (have_state && want_dg));
       if (want_dg) chunk_decay_gradient(c, L, saved, have_state, tail_known ? &tail : nullptr, grads, first);
-      if (splits_diagonal()) rk_.add_diagonal(L, kp_, s_.diag, s_.re, s_.w, s_.dre, s_.dw);
+      for (int64_t key = 0; splits_diagonal() && key < nk_; ++key) {
+        rk_.add_diagonal(L, kp_, s_.diag + key * L, s_.re, s_.w + key_block(key, L), s_.dre, s_.dw + key_block(key, L));
+      }
     }
     have_dstate = true;
 
@@ -247,12 +285,14 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
     tile.dr = s_.dre;
     tile.de = plan_.rule.online() ? s_.dre + L * kp_ : nullptr;
     tile.dw = s_.dw;
+    if (nk_ == 2) tile.df = s_.dw + key_block(1, L);
     tile.dz = s_.dz;
     tile.dq = grads.q.rows(plan_, n_, begin, h_);
     tile.dk = grads.k.rows(plan_, n_, begin, h_);
     if (!plan_.rule.uses_k()) tile.dkey_g = grads.g.rows(plan_, n_, begin, h_);  // behind what the decay has written there
     tile.dv = grads.v.rows(plan_, n_, begin, hv_);
     tile.dp = grads.erase_key.rows(plan_, n_, begin, h_);
+    tile.df_out = grads.erase_write.rows(plan_, n_, begin, h_);
     for_all_numbers([&](RowView<T>& to, const TokenTensor<T>& from) { to = from.rows(plan_, n_, begin, hv_); }, tile.dnumbers, grads);
     tile.derase_gate = grads.erase_gate.rows(plan_, n_, begin, head_of(grads.erase_gate));
     tile.dwrite_gate = grads.write_gate.rows(plan_, n_, begin, hv_);

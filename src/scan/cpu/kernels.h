@@ -1,6 +1,7 @@
 // Small vector kernels under the CPU scan, chosen at run time for the processor (Highway). They work on tiles: row-major
 // scratch whose rows are padded with zeros to a multiple of kPad, so that only loads and stores of the caller's tensors have tails.
-// L rows of a tile are tokens of one chunk; nb is the number of stacked blocks: [R; E] online, [R] offline.
+// L rows of a tile are tokens of one chunk; nb is the number of stacked blocks: [R; E] online, [R] offline. lag is 1 where the erase looks at the state
+// before its row's decay, as if the rows of E stood one earlier; else 0.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +30,7 @@ struct FrontTile : TokenNumbers<RowView<const T>> {
   T scale = 1;
   int64_t rows = 0, K = 0, V = 0;
   RowView<const T> q, k, v, p;
+  RowView<const T> f;                        // what an erase takes away along (EraseWrite::kOwn)
   RowView<const T> key_g;                    // KeySource::kDecay: the log-decay that k is made of, in its place
   RowView<const T> precond_g, precond_beta;  // one value a row
   RowView<const T> erase_gate, write_gate;   // a value a channel or, Gate::kScalar, one a row
@@ -36,19 +38,20 @@ struct FrontTile : TokenNumbers<RowView<const T>> {
   int64_t V_all = 0;
   RowView<const T> m;
   T *r = nullptr, *e = nullptr, *w = nullptr;  // [rows, padded K]; e null: offline
+  T* f_out = nullptr;                          // [rows, padded K]: f as a stream; null: none
   T* z = nullptr;                              // [rows, padded V]; null: not made
 };
 
 template <class T>
 struct FrontTileGrad {
-  FrontTile<T> in;  // r, e, w, z unused
-  const T *dr = nullptr, *de = nullptr, *dw = nullptr, *dz = nullptr;
+  FrontTile<T> in;  // r, e, w, f_out, z unused
+  const T *dr = nullptr, *de = nullptr, *dw = nullptr, *df = nullptr, *dz = nullptr;
   // Absent gradients are not written. The flags say where earlier value heads of the group have written already.
-  RowView<T> dq, dk, dv, dp, derase_gate, dwrite_gate, dm;
+  RowView<T> dq, dk, dv, dp, df_out, derase_gate, dwrite_gate, dm;
   TokenNumbers<RowView<T>> dnumbers;
   RowView<T> dkey_g;                 // of key_g, added to
   RowView<T> dlog_alpha_p, dbeta_p;  // of precond_g and precond_beta through the normaliser; added to
-  bool add_key_head = false;         // dq, dk, dp
+  bool add_key_head = false;         // dq, dk, dp, df_out
   bool add_erase_gate = false, add_m = false;
 };
 
@@ -66,26 +69,27 @@ struct DecayKernels {
   // Scalar decay of L rows: alpha = exp(g); prefix[r] = prod alpha[0..r]; suffix[s] = prod alpha[s+1..L-1];
   // ratio [L, ld] lower triangle: prod alpha[s+1..r], 0 above.
   void (*scalar)(int64_t L, const T* alpha, T* prefix, T* suffix, T* ratio, int64_t ld);
-  // tri[b][r][s] (nb blocks of L rows) *= ratio[r][s] (1 if null), 0 where s > r, and in block 1 where s == r.
-  void (*mask)(int64_t L, int64_t nb, T* tri, int64_t ld, const T* ratio, int64_t ld_ratio);
+  // tri[b][r][s] (nb blocks of L rows) *= ratio[r][s] (1 if null; in block 1 ratio[r - lag][s]), 0 where s > r, and in block 1 where s == r.
+  void (*mask)(int64_t L, int64_t nb, int64_t lag, T* tri, int64_t ld, const T* ratio, int64_t ld_ratio);
   // dst[i] = factor[i] * src[i], rows of `cols` (padded) values; dst may be src.
   void (*scale_rows)(int64_t rows, int64_t cols, const T* factor, const T* src, int64_t ld_src, T* dst, int64_t ld_dst);
   // alpha = exp(g) of caller rows.
   void (*exp_rows)(int64_t rows, int64_t cols, RowView<const T> g, T* alpha, int64_t ld);
-  // dst[b][r] = src[b][r] (.) prod alpha[first..r]; total (may be null) = prod alpha[0..L-1] (for first = 0).
+  // dst[b][r] = src[b][r] (.) prod alpha[first..r], in block 1 prod alpha[first..r-lag]; total (may be null) = prod alpha[0..L-1] (for first = 0).
   // first = 0: from the state before the tile; first = 1: from its first row.
-  void (*channel_prefix)(int64_t L, int64_t nb, int64_t cols, int64_t first, const T* alpha, const T* src, int64_t block_src, T* dst, int64_t block_dst,
-                         T* total);
-  // Keys at the anchor row `to` (recurrence.md 6). Rows [0, mid) of src stand at anchor mid (scaled by prod alpha[s+1..mid]);
+  void (*channel_prefix)(int64_t L, int64_t nb, int64_t cols, int64_t first, int64_t lag, const T* alpha, const T* src, int64_t block_src, T* dst,
+                         int64_t block_dst, T* total);
+  // Keys at the anchor row `to` (recurrence.md 6). Rows [0, mid) of src stand at anchor mid - lag (scaled by prod alpha[s+1..mid-lag]);
   // rows [mid, rows) of w are raw. dst: all of them at anchor `to` >= rows - 1. w == nullptr: in place on src, all rows as
   // they are multiplied (the adjoint moves gradients the same way).
-  void (*anchor)(int64_t mid, int64_t rows, int64_t to, int64_t cols, const T* alpha, const T* src, const T* w, T* dst);
-  // Inside a sub-chunk of n <= 16 rows: tri[b][r][s] = sum_k x_b[r][k] w[s][k] prod alpha[s+1..r][k], zero above the
-  // diagonal and on it in block 1. x: nb blocks, block_x apart; tri: nb blocks, block_tri apart.
-  void (*diagonal)(int64_t n, int64_t nb, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, T* tri, int64_t ld, int64_t block_tri);
+  void (*anchor)(int64_t mid, int64_t rows, int64_t to, int64_t lag, int64_t cols, const T* alpha, const T* src, const T* w, T* dst);
+  // Inside a sub-chunk of n <= 16 rows: tri[b][r][s] = sum_k x_b[r][k] w[s][k] prod alpha[s+1..r][k] (in block 1 to r - lag), zero above
+  // the diagonal and on it in block 1. x: nb blocks, block_x apart; tri: nb blocks, block_tri apart.
+  void (*diagonal)(int64_t n, int64_t nb, int64_t lag, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, T* tri, int64_t ld,
+                   int64_t block_tri);
   // Its adjoint below the diagonal: dx += ..., dw += ..., from dtri (entries on and above the diagonal are not read).
-  void (*diagonal_backward)(int64_t n, int64_t nb, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, const T* dtri, int64_t ld,
-                            int64_t block_tri, T* dx, int64_t block_dx, T* dw);
+  void (*diagonal_backward)(int64_t n, int64_t nb, int64_t lag, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, const T* dtri,
+                            int64_t ld, int64_t block_tri, T* dx, int64_t block_dx, T* dw);
 };
 template <class T>
 const DecayKernels<T>& decay_kernels();
@@ -103,8 +107,9 @@ struct RowKernels {
   void (*add_rows)(int64_t n, const T* y, T* x);
   // out[k] = sum_v a[k][v] b[k][v]
   void (*row_dots)(int64_t rows, int64_t cols, const T* a, const T* b, T* out);
-  // out[t][k] = sum_b x_b dx_b - w dw: the gradient of the cumulative log-decay (recurrence.md 5)
-  void (*decay_terms)(int64_t L, int64_t nb, int64_t cols, const T* x, const T* dx, int64_t block, const T* w, const T* dw, T* out);
+  // out[t][k] = sum_b x_b dx_b - sum w dw over nk keys, blocks as far apart: the gradient of the cumulative log-decay (recurrence.md 5). With lag row t of E
+  // adds to the row before it, the first one to none.
+  void (*decay_terms)(int64_t L, int64_t nb, int64_t lag, int64_t nk, int64_t cols, const T* x, const T* dx, int64_t block, const T* w, const T* dw, T* out);
   // dg[r] (+)= head - sum_{s < r} terms[s], where a row of alpha = 0 sets the sum to 0. head is used up.
   void (*channel_dg)(int64_t L, int64_t cols, int64_t ld, const T* terms, const T* alpha, T* head, RowView<T> dg, bool add);
   // dx[t] += diag[t] w[t], dw[t] += diag[t] x[t]: what a token's read takes of its own write
@@ -125,8 +130,10 @@ struct TokenTile {
   bool online = true;
   const T* alpha = nullptr;  // channel: [rows, padded K]; scalar: [rows]; null: no decay
   bool channel = false;
+  bool lag = false;  // the erase looks before the decay
   const T *r = nullptr, *e = nullptr, *w = nullptr, *z = nullptr;
-  T* state = nullptr;  // [K, V], rows ld_state apart (backward: V), updated
+  const T* f = nullptr;  // what the erase takes away along; null: w, and u = z less what it found. Else u is that alone: S += w z^T + f u^T
+  T* state = nullptr;    // [K, V], rows ld_state apart (backward: V), updated
   int64_t ld_state = 0;
   T* u = nullptr;  // [rows, V]: residuals (scratch)
   T* o = nullptr;  // [rows, V]
@@ -139,7 +146,8 @@ struct TokenTileGrad {
   const T* d_o = nullptr;  // [rows, V]
   T* dstate = nullptr;     // [K, V]: in the gradient of the last state, out of the first
   T *dr = nullptr, *de = nullptr, *dw = nullptr, *dz = nullptr;
-  T* dalpha = nullptr;  // [rows, padded K]: alpha * gradient (the gradient of g), or null
+  T *df = nullptr, *du = nullptr;  // where there is an f; du [rows, V] scratch
+  T* dalpha = nullptr;             // [rows, padded K]: alpha * gradient (the gradient of g), or null
 };
 
 template <class T>

@@ -40,7 +40,7 @@ void decay_scalar(int64_t L, const T* alpha, T* prefix, T* suffix, T* ratio, int
 }
 
 template <class T>
-void decay_mask(int64_t L, int64_t nb, T* tri, int64_t ld, const T* ratio, int64_t ld_ratio) {
+void decay_mask(int64_t L, int64_t nb, int64_t lag, T* tri, int64_t ld, const T* ratio, int64_t ld_ratio) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t b = 0; b < nb; ++b) {
@@ -48,7 +48,7 @@ void decay_mask(int64_t L, int64_t nb, T* tri, int64_t ld, const T* ratio, int64
       T* row = tri + (b * L + r) * ld;
       const int64_t keep = b == 0 ? r + 1 : r;
       if (ratio != nullptr) {
-        const T* factor = ratio + r * ld_ratio;
+        const T* factor = ratio + (r - (b == 1 && keep > 0 ? lag : 0)) * ld_ratio;
         for (int64_t s = 0; s < keep; s += lanes) hn::StoreU(hn::Mul(hn::LoadU(d, row + s), hn::LoadU(d, factor + s)), d, row + s);
       }
       for (int64_t s = keep; s < ld; ++s) row[s] = 0;
@@ -80,15 +80,18 @@ void exp_rows(int64_t rows, int64_t cols, RowView<const T> g, T* alpha, int64_t 
 }
 
 template <class T>
-void channel_prefix(int64_t L, int64_t nb, int64_t cols, int64_t first, const T* alpha, const T* src, int64_t block_src, T* dst, int64_t block_dst, T* total) {
+void channel_prefix(int64_t L, int64_t nb, int64_t cols, int64_t first, int64_t lag, const T* alpha, const T* src, int64_t block_src, T* dst, int64_t block_dst,
+                    T* total) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t j = 0; j < cols; j += lanes) {
     auto product = hn::Set(d, T(1));
     for (int64_t r = 0; r < L; ++r) {
+      const auto before = product;
       if (r >= first) product = hn::Mul(product, hn::LoadU(d, alpha + r * cols + j));
       for (int64_t b = 0; b < nb; ++b) {
-        hn::StoreU(hn::Mul(product, hn::LoadU(d, src + b * block_src + r * cols + j)), d, dst + b * block_dst + r * cols + j);
+        const auto factor = b == 1 && lag > 0 ? before : product;
+        hn::StoreU(hn::Mul(factor, hn::LoadU(d, src + b * block_src + r * cols + j)), d, dst + b * block_dst + r * cols + j);
       }
     }
     if (total != nullptr) hn::StoreU(product, d, total + j);
@@ -96,7 +99,7 @@ void channel_prefix(int64_t L, int64_t nb, int64_t cols, int64_t first, const T*
 }
 
 template <class T>
-void anchor(int64_t mid, int64_t rows, int64_t to, int64_t cols, const T* alpha, const T* src, const T* w, T* dst) {
+void anchor(int64_t mid, int64_t rows, int64_t to, int64_t lag, int64_t cols, const T* alpha, const T* src, const T* w, T* dst) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const T* fresh = w != nullptr ? w : src;
@@ -106,15 +109,16 @@ void anchor(int64_t mid, int64_t rows, int64_t to, int64_t cols, const T* alpha,
     for (int64_t i = to; i >= rows; --i) product = hn::Mul(product, hn::LoadU(d, alpha + i * cols + j));
     for (int64_t s = rows - 1; s >= mid; --s) {
       hn::StoreU(hn::Mul(product, hn::LoadU(d, fresh + s * cols + j)), d, dst + s * cols + j);
-      // The anchor itself is row `mid`: rows below it are already multiplied up to and including alpha[mid].
-      if (s > mid) product = hn::Mul(product, hn::LoadU(d, alpha + s * cols + j));
+      // The anchor itself is row mid - lag: rows before it are already multiplied up to and including its alpha.
+      if (s > mid - lag) product = hn::Mul(product, hn::LoadU(d, alpha + s * cols + j));
     }
     for (int64_t s = 0; s < mid; ++s) hn::StoreU(hn::Mul(product, hn::LoadU(d, src + s * cols + j)), d, dst + s * cols + j);
   }
 }
 
 template <class T>
-void diagonal(int64_t n, int64_t nb, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, T* tri, int64_t ld, int64_t block_tri) {
+void diagonal(int64_t n, int64_t nb, int64_t lag, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, T* tri, int64_t ld,
+              int64_t block_tri) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t b = 0; b < nb; ++b) {
@@ -136,12 +140,13 @@ void diagonal(int64_t n, int64_t nb, int64_t cols, const T* alpha, const T* x, i
         auto sum0 = hn::Zero(d), sum1 = hn::Zero(d);
         for (int64_t j = 0; j < width; j += lanes) {
           auto kv = hn::Load(d, key + j);
+          const auto before = kv;
           if (r > s) {
             kv = hn::Mul(kv, hn::LoadU(d, a + j));
             hn::Store(kv, d, key + j);
           }
           sum0 = hn::MulAdd(kv, hn::LoadU(d, x0 + j), sum0);
-          if (nb == 2) sum1 = hn::MulAdd(kv, hn::LoadU(d, x1 + j), sum1);
+          if (nb == 2) sum1 = hn::MulAdd(lag > 0 ? before : kv, hn::LoadU(d, x1 + j), sum1);
         }
         tri[r * ld + s] += hn::GetLane(hn::SumOfLanes(d, sum0));
         if (nb == 2 && r > s) tri[block_tri + r * ld + s] += hn::GetLane(hn::SumOfLanes(d, sum1));
@@ -151,7 +156,7 @@ void diagonal(int64_t n, int64_t nb, int64_t cols, const T* alpha, const T* x, i
 }
 
 template <class T>
-void diagonal_backward(int64_t n, int64_t nb, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, const T* dtri, int64_t ld,
+void diagonal_backward(int64_t n, int64_t nb, int64_t lag, int64_t cols, const T* alpha, const T* x, int64_t block_x, const T* w, const T* dtri, int64_t ld,
                        int64_t block_tri, T* dx, int64_t block_dx, T* dw) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -161,6 +166,7 @@ void diagonal_backward(int64_t n, int64_t nb, int64_t cols, const T* alpha, cons
       auto product = hn::Set(d, T(1));
       auto dws = hn::Zero(d);
       for (int64_t r = s + 1; r < n; ++r) {
+        const auto before = product;
         product = hn::Mul(product, hn::LoadU(d, alpha + r * cols + j));
         const auto key = hn::Mul(product, ws);
         const auto d0 = hn::Set(d, dtri[r * ld + s]);
@@ -170,8 +176,14 @@ void diagonal_backward(int64_t n, int64_t nb, int64_t cols, const T* alpha, cons
         if (nb == 2) {
           const auto d1 = hn::Set(d, dtri[block_tri + r * ld + s]);
           T* dx1 = dx0 + block_dx;
-          hn::StoreU(hn::MulAdd(d1, key, hn::LoadU(d, dx1)), d, dx1);
-          sum = hn::MulAdd(d1, hn::LoadU(d, x + block_x + r * cols + j), sum);
+          const auto x1 = hn::LoadU(d, x + block_x + r * cols + j);
+          if (lag > 0) {
+            hn::StoreU(hn::MulAdd(d1, hn::Mul(before, ws), hn::LoadU(d, dx1)), d, dx1);
+            dws = hn::MulAdd(before, hn::Mul(d1, x1), dws);
+          } else {
+            hn::StoreU(hn::MulAdd(d1, key, hn::LoadU(d, dx1)), d, dx1);
+            sum = hn::MulAdd(d1, x1, sum);
+          }
         }
         dws = hn::MulAdd(product, sum, dws);
       }

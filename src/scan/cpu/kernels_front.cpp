@@ -38,7 +38,7 @@ struct Lanes {
 // One row of the caller's tensors, readable up to the padded length; null: absent.
 template <class T>
 struct RawRow {
-  const T *q, *k, *p;
+  const T *q, *k, *p, *f;
   const T* b;          // the channel gate of the erase key
   const T* m;          // the preconditioner
   const T *m_r, *m_w;  // the same, where it acts
@@ -57,6 +57,7 @@ class RowBuffers {
         g_(kp_),
         decay_key_(tile.key_g ? static_cast<size_t>(kp_) : 0),
         p_(kp_),
+        f_(kp_),
         b_(kp_),
         m_(kp_),
         v_(vp_),
@@ -68,6 +69,7 @@ class RowBuffers {
     x.q = row_of(tile_.q, i, tile_.K, q_);
     x.k = tile_.key_g ? decay_key(g_.load(tile_.key_g.row(i), tile_.K)) : row_of(tile_.k, i, tile_.K, k_);
     x.p = row_of(tile_.p, i, tile_.K, p_);
+    x.f = row_of(tile_.f, i, tile_.K, f_);
     x.b = rule_.erase == Gate::kChannel ? row_of(tile_.erase_gate, i, tile_.K, b_) : nullptr;
     x.m = row_of(tile_.m, i, tile_.K, m_);
     x.m_r = rule_.preconditions_read() ? x.m : nullptr;
@@ -130,7 +132,7 @@ class RowBuffers {
   int64_t kp_, vp_;
   PadBuffer<T> q_, k_, g_;
   std::vector<T> decay_key_;
-  PadBuffer<T> p_, b_, m_, v_, c_, all_;
+  PadBuffer<T> p_, f_, b_, m_, v_, c_, all_;
 };
 
 template <class T>
@@ -140,7 +142,8 @@ void front_forward(const FrontTile<T>& tile) {
   RowBuffers<T> rows(tile);
   for (int64_t i = 0; i < tile.rows; ++i) {
     const RawRow<T> x = rows.raw(i);
-    const FrontCoefs<T> c = front_coefs(*tile.rule, tile.scale, rows.scalars(i, x));
+    const FrontScalars<T> numbers = rows.scalars(i, x);
+    const FrontCoefs<T> c = front_coefs(*tile.rule, tile.scale, numbers);
     const auto r_q = hn::Set(d, c.r_q), r_k = hn::Set(d, c.r_k), e_k = hn::Set(d, c.e_k), e_q = hn::Set(d, c.e_q), e_p = hn::Set(d, c.e_p);
     const auto w_k = hn::Set(d, c.w_k);
     T* r = tile.r + i * rows.kp();
@@ -159,6 +162,10 @@ void front_forward(const FrontTile<T>& tile) {
       if (x.p != nullptr) ev = FrontElements<Lanes>::with_own_key(ev, e_p, hn::LoadU(d, x.p + j));
       if (x.b != nullptr) ev = hn::Mul(ev, hn::LoadU(d, x.b + j));
       hn::StoreU(ev, d, e + j);
+    }
+    if (x.f != nullptr) {
+      const auto f_f = hn::Set(d, erase_write_factor(*tile.rule, numbers));
+      for (int64_t j = 0; j < rows.kp(); j += lanes) hn::StoreU(hn::Mul(f_f, hn::LoadU(d, x.f + j)), d, tile.f_out + i * rows.kp() + j);
     }
     if (tile.z == nullptr) continue;
     const T* v = rows.v(i);
@@ -244,7 +251,7 @@ void front_backward(const FrontTileGrad<T>& tile) {
   const Rule& rule = *tile.in.rule;
   RowBuffers<T> rows(tile.in);
   const int64_t kp = rows.kp(), vp = rows.vp();
-  PadBuffer<T> dq_row(kp), dk_row(kp), dg_row(kp), dp_row(kp), db_row(kp), dm_row(kp), dv_row(vp), dc_row(vp);
+  PadBuffer<T> dq_row(kp), dk_row(kp), dg_row(kp), dp_row(kp), df_row(kp), db_row(kp), dm_row(kp), dv_row(vp), dc_row(vp);
   const RowView<T> no_rows;
   const RowView<T>& db_rows = rule.erase == Gate::kChannel ? tile.derase_gate : no_rows;
   const RowView<T>& dc_rows = rule.write == Gate::kChannel ? tile.dwrite_gate : no_rows;
@@ -259,7 +266,9 @@ void front_backward(const FrontTileGrad<T>& tile) {
     const T* dz = tile.dz + i * vp;
     const FrontScalars<T> s = rows.scalars(i, x);
     const FrontCoefs<T> c = front_coefs(rule, tile.in.scale, s);
-    const FrontScalars<T> ds = front_coefs_vjp(rule, tile.in.scale, s, coefficient_gradients(tile, i, x, v, gate, kp, vp));
+    const T* df = tile.df != nullptr ? tile.df + i * kp : nullptr;
+    const FrontScalars<T> ds =
+        front_coefs_vjp(rule, tile.in.scale, s, coefficient_gradients(tile, i, x, v, gate, kp, vp), df != nullptr ? row_dot(kp, x.f, df) : T(0));
     store_scalar_gradients(tile, i, s, ds);
 
     const auto r_q = hn::Set(d, c.r_q), r_k = hn::Set(d, c.r_k), e_k = hn::Set(d, c.e_k), e_q = hn::Set(d, c.e_q), e_p = hn::Set(d, c.e_p);
@@ -303,6 +312,11 @@ void front_backward(const FrontTileGrad<T>& tile) {
       if (dk_out != nullptr) store_or_add(d, dkv, dk_out + j, tile.add_key_head);
       if (dg_out != nullptr) store_or_add(d, hn::Mul(hn::Sub(k, one), dkv), dg_out + j, true);  // dk / dg = -exp(g) = k - 1
       if (dp_out != nullptr) store_or_add(d, hn::MulAdd(e_p, bde, hn::Mul(two_dp2, hn::LoadU(d, x.p + j))), dp_out + j, tile.add_key_head);
+    }
+    if (T* df_out = df != nullptr ? df_row.open(tile.df_out, i, tile.in.K, tile.add_key_head) : nullptr; df_out != nullptr) {
+      const auto f_f = hn::Set(d, erase_write_factor(rule, s));
+      for (int64_t j = 0; j < kp; j += lanes) store_or_add(d, hn::Mul(f_f, hn::LoadU(d, df + j)), df_out + j, tile.add_key_head);
+      df_row.close();
     }
     dq_row.close();
     dk_row.close();

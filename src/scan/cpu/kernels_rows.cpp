@@ -80,12 +80,14 @@ void row_dots(int64_t rows, int64_t cols, const T* a, const T* b, T* out) {
 }
 
 template <class T>
-void decay_terms(int64_t L, int64_t nb, int64_t cols, const T* x, const T* dx, int64_t block, const T* w, const T* dw, T* out) {
+void decay_terms(int64_t L, int64_t nb, int64_t lag, int64_t nk, int64_t cols, const T* x, const T* dx, int64_t block, const T* w, const T* dw, T* out) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t i = 0; i < L * cols; i += lanes) {
     auto sum = hn::Mul(hn::LoadU(d, x + i), hn::LoadU(d, dx + i));
-    if (nb == 2) sum = hn::MulAdd(hn::LoadU(d, x + block + i), hn::LoadU(d, dx + block + i), sum);
+    const int64_t erase = i + lag * cols;  // past the last row: of the chunk that follows
+    if (nb == 2 && erase < L * cols) sum = hn::MulAdd(hn::LoadU(d, x + block + erase), hn::LoadU(d, dx + block + erase), sum);
+    if (nk == 2) sum = hn::NegMulAdd(hn::LoadU(d, w + block + i), hn::LoadU(d, dw + block + i), sum);
     hn::StoreU(hn::NegMulAdd(hn::LoadU(d, w + i), hn::LoadU(d, dw + i), sum), d, out + i);
   }
 }

@@ -31,13 +31,14 @@ Rule draw_rule() {
   if (one_in(2)) {
     const auto& list = one_in(2) ? presets() : ablations();
     Rule rule = list[static_cast<size_t>(draw(0, static_cast<int64_t>(list.size()) - 1))].rule;
-    rule.key_source = KeySource::kGiven;  // the kernels' own: a call makes other keys before them
+    rule.key_source = KeySource::kGiven;                                            // the kernels' own: a call makes other keys before them
+    rule.erase_state = EraseState::kDecayed, rule.erase_write = EraseWrite::kTied;  // a call refuses others
     return rule;
   }
   for (;;) {
     std::string text;
     for (const AxisInfo& axis : rule_axes()) {
-      if (axis.name == "key_source") continue;
+      if (axis.name == "key_source" || axis.name == "erase_state" || axis.name == "erase_write") continue;
       text += fmt::format("{}={} ", axis.name, axis.values[static_cast<size_t>(draw(0, static_cast<int64_t>(axis.values.size()) - 1))]);
     }
     for (const char* number : {"gain_bound=2", "precond_x=1", "precond_x=2", "norm_eps=0.01", "gain_eps=0.1", "lambda=1", "precond_ridge=0.1"}) {
