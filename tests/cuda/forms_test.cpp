@@ -36,10 +36,10 @@ ProblemOptions medium(uint64_t seed) {
 }
 
 TEST(TokenForm, EveryRuleMatchesTheReference) {
-  uint64_t seed = 1;
   for (const Rule& rule : all_rules()) {
     if (rule.general_erase()) continue;
-    ProblemOptions options = medium(++seed);
+    const uint64_t seed = rule_seed(rule, 1);
+    ProblemOptions options = medium(seed);
     options.sequences = SeqLayout({0, 19, 19, 20, 37});
     options.K = seed % 2 == 0 ? 24 : 33;
     options.V = seed % 3 == 0 ? 20 : 9;
@@ -52,11 +52,10 @@ TEST(TokenForm, EveryRuleMatchesTheReference) {
 }
 
 TEST(ChunkForm, EveryRuleMatchesTheReference) {
-  uint64_t seed = 112;
   for (const Rule& rule : all_rules()) {
     if (rule.general_erase()) continue;
     HeaderRun run = device_run(FW_FORM_CHUNK);
-    ++seed;
+    const uint64_t seed = rule_seed(rule, 112);
     run.bf16 = seed % 3 == 0 ? HeaderRun::Bf16Tensors::kNone : seed % 3 == 1 ? HeaderRun::Bf16Tensors::kStreams : HeaderRun::Bf16Tensors::kAll;
     run.state_layout = seed % 2 == 0 ? FW_STATE_V_FIRST : FW_STATE_K_FIRST;
     run.row_padding = seed % 4 == 0 ? 5 : 0;
@@ -67,17 +66,15 @@ TEST(ChunkForm, EveryRuleMatchesTheReference) {
 
 // The usual head sizes, tensors of bf16 numbers, as a model has them.
 TEST(ChunkForm, PresetsOfTheUsualSizes) {
-  uint64_t seed = 200;
   for (const Preset& p : presets()) {
     if (p.rule.general_erase()) continue;
     for (const int64_t dim : {64, 128}) {
-      ++seed;
       ProblemOptions options;
       options.sequences = SeqLayout::uniform(1, emulated() ? 130 : 200);
       options.H = 1;
       options.HV = 1;
       options.K = options.V = dim;
-      options.seed = seed;
+      options.seed = rule_seed(p.rule, 200 + static_cast<uint64_t>(dim));
       HeaderRun run = device_run(FW_FORM_CHUNK);
       run.bf16 = HeaderRun::Bf16Tensors::kAll;
       expect_chunk_form(of_bf16_numbers(random_problem(p.rule, options)), run);
@@ -86,11 +83,10 @@ TEST(ChunkForm, PresetsOfTheUsualSizes) {
 }
 
 TEST(ChunkForm, ResetsAndStrongDecays) {
-  uint64_t seed = 300;
   for (const Rule& rule : all_rules()) {
     if (rule.general_erase()) continue;
     if (!rule.uses_g() && !rule.uses_precond()) continue;
-    ProblemOptions options = medium(++seed);
+    ProblemOptions options = medium(rule_seed(rule, 300));
     options.edge_decays = true;
     expect_chunk_form(of_bf16_numbers(random_problem(rule, options)), device_run(FW_FORM_CHUNK), true);
   }
@@ -115,14 +111,13 @@ TEST(ChunkForm, EveryLength) {
 
 TEST(ChunkForm, LongSequences) {
   if (emulated()) GTEST_SKIP() << "too long for the emulation";
-  uint64_t seed = 500;
   for (const Preset& p : presets()) {
     if (p.rule.general_erase()) continue;
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, 4097);
     options.K = 128;
     options.V = 64;
-    options.seed = ++seed;
+    options.seed = rule_seed(p.rule, 500);
     HeaderRun run = device_run(FW_FORM_CHUNK);
     run.bf16 = HeaderRun::Bf16Tensors::kAll;
     expect_chunk_form(of_bf16_numbers(random_problem(p.rule, options)), run);

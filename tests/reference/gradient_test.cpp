@@ -78,10 +78,10 @@ TEST(ReferenceGradient, ComposedRules) {
 }
 
 TEST(ReferenceGradient, GatesAsLogits) {
-  uint64_t seed = 10;
   for (const Rule& rule : testing::all_rules()) {
     for (const Given decay : testing::kDecaysGiven) {
-      ProblemOptions o = options(seed++);
+      const uint64_t seed = testing::rule_seed(rule, 10 + static_cast<uint64_t>(decay));
+      ProblemOptions o = options(seed);
       o.gates = testing::logits_of(rule, decay);
       o.rate_per_channel = seed % 3 == 0;
       const auto of_a_gate = [](std::string_view name) { return is_parameter(name) ? name != "precond_center" : is_gate(name); };

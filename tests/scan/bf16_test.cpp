@@ -69,9 +69,8 @@ void expect_rounded(std::span<const ReferenceField<Struct>> fields, const Struct
 }
 
 TEST(Bf16, IsTheFloatCallRounded) {
-  uint64_t seed = 1;
   for (const Rule& rule : testing::all_rules()) {
-    ++seed;
+    const uint64_t seed = testing::rule_seed(rule, 1);
     const ReferenceProblem p = bf16_problem(rule, seed, seed % 3 == 0 ? 16 : 24, seed % 4 == 0 ? 140 : 20);
     HeaderRun run;
     run.dtype = FW_F32;
@@ -103,9 +102,8 @@ TEST(Bf16, DecodeStepsGiveTheFloatStateAndRoundedOutputs) {
 // Products of bf16 operands: rounding of 2^-9 a factor, sums and everything else float32. Gradients of the decay are
 // differences, and lose a little more.
 TEST(Bf16, ProductsOfRoundedOperandsAreNearTheReference) {
-  uint64_t seed = 40;
   for (const Rule& rule : testing::all_rules()) {
-    ++seed;
+    const uint64_t seed = testing::rule_seed(rule, 40);
     const ReferenceProblem p = bf16_problem(rule, seed, seed % 3 == 0 ? 64 : 24, seed % 4 == 0 ? 140 : 20);
     HeaderRun run;
     run.dtype = FW_F32;

@@ -52,7 +52,7 @@ class Presets : public ::testing::TestWithParam<int> {};
 
 TEST_P(Presets, FormsMatchTheReferenceForAllLengthsAndDims) {
   const Preset& p = presets()[static_cast<size_t>(GetParam())];
-  int64_t turn = GetParam();
+  auto turn = static_cast<int64_t>(rule_seed(p.rule, 0));
   for (const int64_t length : kLengths) {
     for (const int64_t K : kDims) {
       for (const int64_t V : kDims) {
@@ -97,14 +97,12 @@ ProblemOptions medium(uint64_t seed) {
 }
 
 TEST(Scan, ComposedRulesMatchTheReference) {
-  uint64_t seed = 1;
-  for (const Rule& rule : composed_rules()) expect_forms(random_problem(rule, medium(seed++)), {});
+  for (const Rule& rule : composed_rules()) expect_forms(random_problem(rule, medium(rule_seed(rule, 1))), {});
 }
 
 TEST(Scan, AnyChunkSizeGivesTheSame) {
-  uint64_t seed = 100;
   for (const Rule& rule : all_rules()) {
-    const Problem problem = random_problem(rule, medium(seed++));
+    const Problem problem = random_problem(rule, medium(rule_seed(rule, 100)));
     for (const int64_t chunk : {1, 2, 3, 15, 16, 17, 31, 33, 48, 64, 100, 128, 1024}) {
       HeaderRun run;
       run.chunk = chunk;
@@ -117,11 +115,10 @@ TEST(Scan, AnyChunkSizeGivesTheSame) {
 
 // Decays of 0, -1e4 and -inf in random places: finite and right, forward and backward.
 TEST(Scan, ExtremeDecays) {
-  uint64_t seed = 200;
   for (const Rule& rule : all_rules()) {
     if (!rule.uses_g() && !rule.uses_precond()) continue;
     for (const int64_t chunk : {0, 16, 64}) {
-      ProblemOptions options = medium(seed++);
+      ProblemOptions options = medium(rule_seed(rule, 200 + static_cast<uint64_t>(chunk)));
       options.edge_decays = true;
       HeaderRun run;
       run.chunk = chunk;
@@ -132,10 +129,9 @@ TEST(Scan, ExtremeDecays) {
 
 // Bit-equal: other sequences in the batch, their order, the number of threads, the widths of cu_seqlens, the strides.
 TEST(Scan, BitsDoNotDependOnPackingThreadsOrStrides) {
-  uint64_t seed = 300;
   for (const Rule& rule : all_rules()) {
     for (const fw_dtype dtype : {FW_F64, FW_F32}) {
-      const Problem problem = random_problem(rule, medium(seed++));
+      const Problem problem = random_problem(rule, medium(rule_seed(rule, dtype == FW_F64 ? 300 : 301)));
       HeaderRun run;
       run.dtype = dtype;
       const ReferenceOutputs all = header_forward(problem, run);
@@ -173,9 +169,8 @@ TEST(Scan, BitsDoNotDependOnPackingThreadsOrStrides) {
 
 // A sequence cut anywhere, the state handed on, gives the same as uncut; token by token it gives the same bits.
 TEST(Scan, SplittingWithTheStateHandedOn) {
-  uint64_t seed = 400;
   for (const Rule& rule : all_rules()) {
-    ProblemOptions options = medium(seed++);
+    ProblemOptions options = medium(rule_seed(rule, 400));
     options.sequences = SeqLayout::uniform(2, 90);
     const Problem problem = random_problem(rule, options);
     const ReferenceOutputs whole = problem.forward();
@@ -200,9 +195,8 @@ TEST(Scan, SplittingWithTheStateHandedOn) {
 }
 
 TEST(Scan, StepsInPlaceEqualTheWholeSequence) {
-  uint64_t seed = 500;
   for (const Rule& rule : all_rules()) {
-    ProblemOptions options = medium(seed++);
+    ProblemOptions options = medium(rule_seed(rule, 500));
     options.sequences = SeqLayout::uniform(3, 20);
     const Problem problem = random_problem(rule, options);
     for (const int64_t tokens : {1, 2, 8}) {

@@ -35,10 +35,10 @@ ProblemOptions with_logits(const Rule& rule, uint64_t seed) {
 }
 
 TEST(Gates, LogitsMatchTheReferenceInEveryForm) {
-  uint64_t seed = 1;
   for (const Rule& rule : all_rules()) {
     for (const bool edges : {false, true}) {
-      ProblemOptions options = with_logits(rule, ++seed);
+      const uint64_t seed = rule_seed(rule, edges ? 2 : 1);
+      ProblemOptions options = with_logits(rule, seed);
       options.edge_decays = edges;
       if (!any_logits(options.gates)) continue;
       const Problem problem = random_problem(rule, options);
@@ -68,9 +68,8 @@ TEST(Gates, LogitsMatchTheReferenceInEveryForm) {
 }
 
 TEST(Gates, StepsOfLogitsEqualTheWholeSequence) {
-  uint64_t seed = 300;
   for (const Preset& named : presets()) {
-    ProblemOptions options = with_logits(named.rule, ++seed);
+    ProblemOptions options = with_logits(named.rule, rule_seed(named.rule, 300));
     options.sequences = SeqLayout::uniform(3, 9);
     const Problem problem = random_problem(named.rule, options);
     for (const int64_t tokens : {1, 4}) EXPECT_TRUE(close(header_steps(problem, {}, tokens), problem.forward(), 1e-10)) << named.name;

@@ -117,4 +117,11 @@ std::vector<Rule> all_rules() {
   return rules;
 }
 
+uint64_t rule_seed(const Rule& rule, uint64_t turn) {
+  const std::string text = fmt::format("{} {}", turn, to_string(rule));
+  uint64_t hash = 14695981039346656037u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return hash % 1000000;  // short enough to be typed again
+}
+
 }  // namespace fw::testing

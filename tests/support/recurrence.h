@@ -42,5 +42,8 @@ inline constexpr Given kDecaysGiven[] = {Given::kSoftplus, Given::kLowerBound, G
 ReferenceInputs without_parameters(ReferenceInputs grads);
 // Those and every preset.
 std::vector<Rule> all_rules();
+// What a test over such a list seeds its random numbers with: from the rule's text (FNV-1a) and `turn`, which tells apart tests and the problems of one, so
+// that a rule's problem is the same whichever rules stand before it. Every residue of a small number is about as likely.
+uint64_t rule_seed(const Rule& rule, uint64_t turn);
 
 }  // namespace fw::testing
