@@ -19,7 +19,11 @@ void expect_token_form(const Problem& problem, HeaderRun run) {
 void expect_chunk_form(const Problem& problem, HeaderRun run, bool strong_decay = false, const ChunkBounds& bounds = {}) {
   SCOPED_TRACE(describe(problem));
   EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), bounds.output, kChunkFloor));
-  EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, strong_decay, bounds));
+  HeaderRun token;
+  token.form = FW_FORM_TOKEN;
+  token.dtype = FW_F32;
+  const ReferenceInputs in_float = header_backward(problem, token);
+  EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, strong_decay, bounds, &in_float));
 }
 
 ProblemOptions medium(uint64_t seed) {
