@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "nn/mlp.h"
 
 namespace fw {
 namespace {
@@ -31,19 +30,26 @@ double value_count(const ParamSpec& spec) {
   return n;
 }
 
-// A layer's parameters but for the norms.
 std::vector<ParamSpec> layer_parameters(const ModelConfig& c, int64_t i) {
-  std::vector<ParamSpec> layer = mixer_parameters(c.layer_spec(i), "attn.");
-  const std::vector<ParamSpec> mlp = mlp_parameters({c.hidden_size, c.mlp_size(), InitScheme::kXavier}, "mlp.");
-  layer.insert(layer.end(), mlp.begin(), mlp.end());
+  std::vector<ParamSpec> layer = norm_parameters(c.norm_spec(), "attn_norm");
+  const auto add = [&](const std::vector<ParamSpec>& more) { layer.insert(layer.end(), more.begin(), more.end()); };
+  add(mixer_parameters(c.layer_spec(i), "attn."));
+  if (c.mlp_size() > 0) add(norm_parameters(c.norm_spec(), "mlp_norm"));
+  add(mlp_parameters(c.mlp_spec(i), "mlp."));
   return layer;
+}
+double count_of(const std::vector<ParamSpec>& list) {
+  double n = 0;
+  for (const ParamSpec& spec : list) n += value_count(spec);
+  return n;
 }
 
 // Entries of the list of layers, which stand for all.
 int64_t entries(const ModelConfig& c) { return std::max<int64_t>(static_cast<int64_t>(c.layers.size()), 1); }
 
 void check_size(const ModelConfig& c) {
-  for (int64_t i = 0; i < entries(c); ++i) {
+  // The first layer of an entry may have less than its next.
+  for (int64_t i = 0; i < std::min(2 * entries(c), c.num_hidden_layers); ++i) {
     for (const ParamSpec& spec : layer_parameters(c, i)) {
       if (value_count(spec) > kMaxTensor) {
         fail_usage("{}: expected at most 2^31 values in one parameter, these sizes give {:.3g}; lower hidden_size, heads or head_dim", spec.name,
@@ -89,6 +95,10 @@ int64_t ModelConfig::head_v_dim() const { return static_cast<int64_t>(std::llrou
 int64_t ModelConfig::mlp_size() const {
   if (mlp == "none") return 0;
   if (intermediate_size > 0) return intermediate_size;
+  if (mlp == "channel_mix") {
+    constexpr int64_t kStep = 32;
+    return std::max<int64_t>((static_cast<int64_t>(hidden_ratio * static_cast<double>(hidden_size)) + kStep - 1) / kStep, 1) * kStep;
+  }
   const int64_t step = hidden_size < 512 ? 64 : 256;
   const int64_t size = static_cast<int64_t>(hidden_ratio * static_cast<double>(hidden_size) * 2.0 / 3.0);
   return std::max<int64_t>((size + step - 1) / step, 1) * step;
@@ -99,6 +109,18 @@ namespace {
 GateKind gate_of(const std::string& name) { return name == "none" ? GateKind::kNone : name == "sigmoid" ? GateKind::kSigmoid : GateKind::kSilu; }
 
 }  // namespace
+
+MlpSpec ModelConfig::mlp_spec(int64_t layer) const {
+  return {hidden_size, mlp_size(), init_scheme(), mlp == "channel_mix" ? MlpKind::kChannelMix : MlpKind::kSwiglu, layer, num_hidden_layers};
+}
+
+NormSpec ModelConfig::norm_spec() const { return {norm == "layer" ? NormKind::kLayer : NormKind::kRms, hidden_size, norm_eps}; }
+
+std::vector<StateTensor> ModelConfig::layer_state(int64_t layer) const {
+  std::vector<StateTensor> list = mixer_state(layer_spec(layer));
+  for (StateTensor& tensor : mlp_state(mlp_spec(layer))) list.push_back(std::move(tensor));
+  return list;
+}
 
 GateKind ModelConfig::gate_kind() const { return gate_of(output_gate); }
 
@@ -137,19 +159,14 @@ struct NamedKind {
   const char* name;
   LayerKind kind;
 };
-constexpr NamedKind kKinds[] = {{"attention", LayerKind::kAttention},
-                                {"window", LayerKind::kWindow},
-                                {"conv", LayerKind::kConv},
-                                {"ssd", LayerKind::kSsd},
-                                {"mamba", LayerKind::kMamba},
-                                {"longhorn_diag", LayerKind::kLonghornDiag},
-                                {"mesa", LayerKind::kMesa}};
+constexpr NamedKind kKinds[] = {{"attention", LayerKind::kAttention}, {"window", LayerKind::kWindow},
+                                {"conv", LayerKind::kConv},           {"ssd", LayerKind::kSsd},
+                                {"mamba", LayerKind::kMamba},         {"longhorn_diag", LayerKind::kLonghornDiag},
+                                {"mesa", LayerKind::kMesa},           {"rwkv7", LayerKind::kRwkv7}};
 
 }  // namespace
 
-bool is_recurrence(LayerKind kind) {
-  return kind == LayerKind::kRecurrent || kind == LayerKind::kSsd || kind == LayerKind::kMamba || kind == LayerKind::kLonghornDiag || kind == LayerKind::kMesa;
-}
+bool is_recurrence(LayerKind kind) { return kind != LayerKind::kAttention && kind != LayerKind::kWindow && kind != LayerKind::kConv; }
 
 LayerKind ModelConfig::layer_kind(int64_t layer) const {
   if (layers.empty()) return LayerKind::kRecurrent;
@@ -219,6 +236,37 @@ MesaSpec ModelConfig::mesa_spec() const {
   return spec;
 }
 
+int64_t ModelConfig::first_rwkv7() const {
+  for (int64_t i = 0; i < std::min(entries(*this), num_hidden_layers); ++i) {
+    if (layer_kind(i) == LayerKind::kRwkv7) return i;
+  }
+  return -1;
+}
+
+Rwkv7Spec ModelConfig::rwkv7_spec(int64_t layer) const {
+  constexpr double kPlainDim = 64;  // of a head; wider ones have wider ranks
+  constexpr int64_t kStep = 32;
+  Rwkv7Spec spec;
+  spec.hidden = hidden_size;
+  spec.dim = rwkv7.head_dim > 0 ? rwkv7.head_dim : head_dim;
+  const auto rank = [&](int64_t given, double roots) {
+    if (given > 0) return given;
+    const double width = roots * std::sqrt(static_cast<double>(hidden_size)) / static_cast<double>(kStep);
+    return std::max<int64_t>(static_cast<int64_t>(std::nearbyint(width)), 1) * kStep;  // to even at halves, as published
+  };
+  const double wider = static_cast<double>(spec.dim) / kPlainDim;
+  spec.decay_rank = rank(rwkv7.decay_rank, 2.5 * wider);
+  spec.rate_rank = rank(rwkv7.rate_rank, 2.5 * wider);
+  spec.value_rank = rank(rwkv7.value_rank, 1.7 * wider);
+  spec.gate_rank = rank(rwkv7.gate_rank, 5);
+  spec.key_eps = rwkv7.key_eps;
+  spec.norm_eps = norm_eps;
+  spec.first = layer == first_rwkv7();
+  spec.layer = layer;
+  spec.layers = num_hidden_layers;
+  return spec;
+}
+
 MixerSpec ModelConfig::layer_spec(int64_t layer) const {
   switch (layer_kind(layer)) {
     case LayerKind::kAttention:
@@ -235,6 +283,8 @@ MixerSpec ModelConfig::layer_spec(int64_t layer) const {
       return selective_spec(ScanLaw::kLonghorn);
     case LayerKind::kMesa:
       return mesa_spec();
+    case LayerKind::kRwkv7:
+      return rwkv7_spec(layer);
     case LayerKind::kRecurrent:
       break;
   }
@@ -251,16 +301,15 @@ std::vector<ParamSpec> shared_parameters(const ModelConfig& c) {
 }
 
 double parameter_count(const ModelConfig& c) {
-  const double hidden = static_cast<double>(c.hidden_size);
-  double layers = 0;
-  for (const ParamSpec& spec : shared_parameters(c)) layers += value_count(spec);
-  for (int64_t i = 0; i < entries(c); ++i) {
-    double layer = (c.mlp_size() > 0 ? 2 : 1) * hidden;
-    for (const ParamSpec& spec : layer_parameters(c, i)) layer += value_count(spec);
-    const int64_t times = (c.num_hidden_layers - i + entries(c) - 1) / entries(c);
-    layers += layer * static_cast<double>(times);
+  const double hidden = static_cast<double>(c.hidden_size), norm = count_of(norm_parameters(c.norm_spec(), ""));
+  double layers = count_of(shared_parameters(c));
+  for (int64_t i = 0; i < std::min(entries(c), c.num_hidden_layers); ++i) {
+    // An entry's first layer may differ from its others, which are alike.
+    const int64_t others = (c.num_hidden_layers - i - 1) / entries(c);
+    layers += count_of(layer_parameters(c, i));
+    if (others > 0) layers += static_cast<double>(others) * count_of(layer_parameters(c, i + entries(c)));
   }
-  return layers + (c.tie_word_embeddings ? 1 : 2) * static_cast<double>(c.vocab_size) * hidden + hidden;
+  return layers + (c.tie_word_embeddings ? 1 : 2) * static_cast<double>(c.vocab_size) * hidden + (c.embedding_norm ? 2 : 1) * norm;
 }
 
 #define FW_KEY FW_KEY_ENTRY
@@ -299,6 +348,11 @@ std::vector<Key> keys_of(MesaKeys& c) {
 #include "model/mesa.def"
   };
 }
+std::vector<Key> keys_of(Rwkv7Keys& c) {
+  return {
+#include "model/rwkv7.def"
+  };
+}
 
 }  // namespace
 
@@ -313,7 +367,8 @@ KeyTables key_tables(ModelConfig& c) {
           {"mixer.conv", "Layers of gated convolution", keys_of(c.conv)},
           {"mixer.ssd", "Layers of Mamba-2", keys_of(c.ssd)},
           {"mixer.mamba", "Layers of Mamba and of published Longhorn", keys_of(c.mamba)},
-          {"mixer.mesa", "Mesa layers", keys_of(c.mesa)}};
+          {"mixer.mesa", "Mesa layers", keys_of(c.mesa)},
+          {"mixer.rwkv7", "Layers of RWKV-7", keys_of(c.rwkv7)}};
 }
 #undef FW_KEY
 
@@ -389,6 +444,13 @@ void check_ssd(const ModelConfig& c) {
   if (spec.heads % spec.groups != 0) fail_usage("mixer.ssd.num_groups: expected a number that divides the {} heads, got {}", spec.heads, spec.groups);
 }
 
+void check_rwkv7(const ModelConfig& c) {
+  const int64_t dim = c.rwkv7.head_dim > 0 ? c.rwkv7.head_dim : c.head_dim;
+  if (dim > 1024 || c.hidden_size % dim != 0) {
+    fail_usage("mixer.rwkv7.head_dim: expected a width up to 1024 that divides hidden_size = {}, got {}", c.hidden_size, dim);
+  }
+}
+
 }  // namespace
 
 void validate(const ModelConfig& c) {
@@ -398,10 +460,11 @@ void validate(const ModelConfig& c) {
     fail_usage("layers: expected at most num_hidden_layers = {} entries, got {}", c.num_hidden_layers, c.layers.size());
   }
   std::set<std::string> rules;
-  bool attention = false, window = false, ssd = false;
+  bool attention = false, window = false, ssd = false, rwkv7 = false;
   for (int64_t i = 0; i < entries(c); ++i) {
     const LayerKind kind = c.layer_kind(i);
     ssd = ssd || kind == LayerKind::kSsd;
+    rwkv7 = rwkv7 || kind == LayerKind::kRwkv7;
     attention = attention || kind == LayerKind::kAttention;
     window = window || kind == LayerKind::kWindow;
     if (kind != LayerKind::kRecurrent || !rules.insert(c.layer_rule(i)).second) continue;
@@ -410,13 +473,15 @@ void validate(const ModelConfig& c) {
       check_recurrence(copy);
     } catch (const Error& error) {
       if (copy.rule == c.rule) throw;
-      throw Error(error.kind(), fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv, ssd, mamba, longhorn_diag, mesa or a rule): {}",
-                                            copy.rule, error.what()));
+      throw Error(error.kind(),
+                  fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv, ssd, mamba, longhorn_diag, mesa, rwkv7 or a rule): {}", copy.rule,
+                              error.what()));
     }
   }
   if (attention) check_attention(c, "attention", c.attention);
   if (window) check_attention(c, "window", c.window);
   if (ssd) check_ssd(c);
+  if (rwkv7) check_rwkv7(c);
   check_size(c);
 }
 
@@ -447,14 +512,17 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   const ModelConfig standard;
   if (config.layers.empty()) json.erase("layers");
   if (config.mlp == standard.mlp) json.erase("mlp");
+  if (config.norm == standard.norm) json.erase("norm");
+  if (config.embedding_norm == standard.embedding_norm) json.erase("embedding_norm");
   if (config.output_norm == standard.output_norm) json.erase("output_norm");
   if (config.output_norm_eps == standard.output_norm_eps) json.erase("output_norm_eps");
   // And so is what older configurations do not have.
   if (config.ssd == standard.ssd) json["mixer"].erase("ssd");
   if (config.mamba == standard.mamba) json["mixer"].erase("mamba");
   if (config.mesa == standard.mesa) json["mixer"].erase("mesa");
+  if (config.rwkv7 == standard.rwkv7) json["mixer"].erase("rwkv7");
   if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv && config.ssd == standard.ssd &&
-      config.mamba == standard.mamba && config.mesa == standard.mesa) {
+      config.mamba == standard.mamba && config.mesa == standard.mesa && config.rwkv7 == standard.rwkv7) {
     json.erase("mixer");
   }
   if (!config.peer.empty()) json["peer"] = Json::parse(config.peer);

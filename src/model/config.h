@@ -10,6 +10,8 @@
 
 #include "base/keys.h"
 #include "nn/mixers.h"
+#include "nn/mlp.h"
+#include "nn/norm.h"
 #include "ops/ops.h"
 #include "rule/rule.h"
 
@@ -55,7 +57,14 @@ struct MesaKeys {
   bool operator==(const MesaKeys&) const = default;
 };
 
-enum class LayerKind { kRecurrent, kAttention, kWindow, kConv, kSsd, kMamba, kLonghornDiag, kMesa };
+struct Rwkv7Keys {
+#define FW_KEY FW_KEY_MEMBER
+#include "model/rwkv7.def"
+#undef FW_KEY
+  bool operator==(const Rwkv7Keys&) const = default;
+};
+
+enum class LayerKind { kRecurrent, kAttention, kWindow, kConv, kSsd, kMamba, kLonghornDiag, kMesa, kRwkv7 };
 // Whether its cost grows with the tokens and its state does not.
 bool is_recurrence(LayerKind kind);
 
@@ -69,17 +78,21 @@ struct ModelConfig {
   SsdKeys ssd;              // of those called ssd
   MambaKeys mamba;          // of those called mamba or longhorn_diag
   MesaKeys mesa;            // of those called mesa
+  Rwkv7Keys rwkv7;          // of those called rwkv7
   std::string peer;         // of a model that came from another program (peer.h): its config.json and what else an export needs; JSON, or ""
 
   Rule resolved_rule() const;  // with gain_bound and precond_x from above, validated
   int64_t v_heads() const { return num_v_heads > 0 ? num_v_heads : num_heads; }
   int64_t head_v_dim() const;
   int64_t mlp_size() const;
+  MlpSpec mlp_spec(int64_t layer) const;
+  NormSpec norm_spec() const;
+  std::vector<StateTensor> layer_state(int64_t layer) const;  // of its mixer, then of its MLP
   GateKind gate_kind() const;
   InitScheme init_scheme() const;
   RecurrentMixerSpec mixer_spec() const;  // of a layer with a recurrence of `rule`; the config must be valid
-  // A layer's entry of `layers`: attention, window, conv, ssd, mamba, longhorn_diag and mesa are those kinds, "recurrent" is `rule`, and all else is a rule of
-  // its own (a preset or axes) with the other keys of the model.
+  // A layer's entry of `layers`: attention, window, conv, ssd, mamba, longhorn_diag, mesa and rwkv7 are those kinds, "recurrent" is `rule`, and all else is a
+  // rule of its own (a preset or axes) with the other keys of the model.
   LayerKind layer_kind(int64_t layer) const;
   std::string layer_rule(int64_t layer) const;  // of a recurrent layer
   bool has_recurrence() const;
@@ -88,6 +101,8 @@ struct ModelConfig {
   SsdSpec ssd_spec() const;
   SelectiveSpec selective_spec(ScanLaw law) const;
   MesaSpec mesa_spec() const;
+  Rwkv7Spec rwkv7_spec(int64_t layer) const;
+  int64_t first_rwkv7() const;  // the layer whose value the others of RWKV-7 mix with theirs; -1: there is none
   AttentionSpec attention_spec(const AttentionKeys& keys, int64_t window) const;
 
   bool operator==(const ModelConfig&) const = default;

@@ -31,6 +31,8 @@ double mixing(const MesaSpec& spec, int64_t /*length*/) {
   return mixing(MesaSpec::rule(), 2 * spec.heads * spec.dim * spec.dim) + static_cast<double>(spec.heads) * (solve + 3 * K * K);
 }
 
+double mixing(const Rwkv7Spec& spec, int64_t /*length*/) { return static_cast<double>(spec.heads()) * recurrence_flops(Rwkv7Spec::rule(), spec.dim, spec.dim); }
+
 // Matrices [out, in] that a token passes, and the maps of its heads.
 double products(const std::vector<ParamSpec>& list, int64_t heads) {
   double n = 0;
@@ -46,18 +48,19 @@ double products(const std::vector<ParamSpec>& list, int64_t heads) {
 ModelCost cost_of(const ModelConfig& config, int64_t length) {
   ModelCost cost;
   cost.parameters = parameter_count(config);
-  const std::vector<ParamSpec> mlp = mlp_parameters({config.hidden_size, config.mlp_size(), config.init_scheme()}, "");
   cost.flops_token = 2 * static_cast<double>(config.hidden_size * config.vocab_size);  // of the head
   // Layers of an entry of the list are alike.
   const auto entries = std::max<int64_t>(static_cast<int64_t>(config.layers.size()), 1);
   for (int64_t i = 0; i < std::min(entries, config.num_hidden_layers); ++i) {
-    const int64_t count = (config.num_hidden_layers - i + entries - 1) / entries;
+    // The first may differ from the others, which are alike.
+    const int64_t count = (config.num_hidden_layers - i + entries - 1) / entries, other = count > 1 ? i + entries : i;
     const auto times = static_cast<double>(count);
-    const MixerSpec spec = config.layer_spec(i);
+    const MixerSpec spec = config.layer_spec(i), other_spec = config.layer_spec(other);
     const double mixer = std::visit([&](const auto& s) { return mixing(s, length); }, spec);
     (is_recurrence(config.layer_kind(i)) ? cost.flops_recurrence : cost.flops_attention) += times * mixer;
-    cost.flops_token += times * (mixer + products(mixer_parameters(spec, ""), config.num_heads) + products(mlp, 1));
-    for (const StateTensor& tensor : mixer_state(spec)) {
+    cost.flops_token += times * (mixer + products(mlp_parameters(config.mlp_spec(i), ""), 1)) + products(mixer_parameters(spec, ""), config.num_heads) +
+                        (times - 1) * products(mixer_parameters(other_spec, ""), config.num_heads);
+    for (const StateTensor& tensor : config.layer_state(i)) {
       const double bytes = sizeof(float) * times * static_cast<double>(tensor.size());
       if (tensor.kind == StateKind::kCache) {
         cost.state_bytes_token += bytes / static_cast<double>(tensor.shape[0]);

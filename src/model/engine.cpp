@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/error.h"
@@ -25,6 +26,17 @@ size_t arena_block(const Device& device) {
   return only_plans(device) ? size_t{1} << 40 : size_t{64} << 20;
 }
 
+// Rules that a device's recurrence lacks are refused where a model is made, before it takes any memory.
+void require_rules(const ModelConfig& c, const Device& device) {
+  if (device.kind() == FW_DEVICE_CPU) return;
+  for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
+    const MixerSpec spec = c.layer_spec(i);
+    const auto* recurrent = std::get_if<RecurrentMixerSpec>(&spec);
+    if (recurrent == nullptr || !recurrent->rule.general_erase()) continue;
+    fail_usage("device: expected the CPU: the rule '{}' (erase_state=previous with a decay, or erase_write=own) does not run on CUDA devices", c.layer_rule(i));
+  }
+}
+
 // T: the type of activations.
 template <class T>
 class EngineOf final : public Engine<Wide<T>> {
@@ -34,9 +46,10 @@ class EngineOf final : public Engine<Wide<T>> {
   EngineOf(const ModelConfig& c, Device& device, Params<W>& params, Masters masters)
       : config_(c),
         params_(params),
-        embedding_("model.embeddings.weight", c.vocab_size, c.hidden_size, params),
+        norm_(c.norm_spec()),
+        embedding_("model.embeddings.weight", c.vocab_size, c.hidden_size, c.embedding_norm ? &norm_ : nullptr, "model.embeddings_norm", params),
         blocks_(make_blocks(c, params)),
-        head_("model.norm.weight", "lm_head.weight", c.tie_word_embeddings ? embedding_.index() : -1, c.vocab_size, c.hidden_size, c.norm_eps, params),
+        head_("model.norm", "lm_head.weight", c.tie_word_embeddings ? embedding_.index() : -1, c.vocab_size, c.hidden_size, norm_, params),
         arena_(device, arena_block(device)),
         again_arena_(device, arena_block(device)),
         exec_{ops_of<T>(device), device, arena_, contexts_arena_},
@@ -44,6 +57,9 @@ class EngineOf final : public Engine<Wide<T>> {
         wide_(wide_exec(exec_)),
         recurrences_(device) {
     for (const std::string& kind : c.layers) require_layer<T>(kind, device);
+    require_rules(c, device);
+    if (norm_.kind == NormKind::kLayer) require_layer<T>("layernorm", device);
+    if (c.mlp == "channel_mix") require_layer<T>(c.mlp, device);
     params.allocate(device, masters);
     contexts_.resize(blocks_.size());
   }
@@ -70,6 +86,11 @@ class EngineOf final : public Engine<Wide<T>> {
     const int32_t* device_targets = upload(targets);
     Residual<T> residual = run(pass, device_ids, state);
     const Mat<T> dx = new_matrix<T>(arena_, layout.tokens(), config_.hidden_size);
+    if (pass.first_value != nullptr) {
+      Mat<T>& d_value = pass.first_value->d_value;
+      d_value = new_matrix<T>(arena_, layout.tokens(), config_.hidden_size);
+      exec_.device.fill(d_value.data, 0, static_cast<size_t>(d_value.rows * d_value.stride) * sizeof(T));
+    }
     const Arena::Mark mark = arena_.mark();
     head_.loss_backward(pass, residual, device_targets, grad_scale, dx, sum);
     arena_.rewind(mark);
@@ -128,8 +149,9 @@ class EngineOf final : public Engine<Wide<T>> {
     std::vector<Block<T>> list;
     list.reserve(static_cast<size_t>(c.num_hidden_layers));
     for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
-      list.emplace_back(fmt::format("model.layers.{}.", i), MlpSpec{c.hidden_size, c.mlp_size(), c.init_scheme()}, c.norm_eps, params,
-                        [&](const std::string& prefix) { return make_mixer<T>(c.layer_spec(i), prefix, params); });
+      const MixerSpec mixer = c.layer_spec(i);
+      list.emplace_back(fmt::format("model.layers.{}.", i), c.mlp_spec(i), c.norm_spec(), static_cast<int64_t>(mixer_state(mixer).size()), params,
+                        [&](const std::string& prefix) { return make_mixer<T>(mixer, prefix, params); });
     }
     return list;
   }
@@ -147,7 +169,12 @@ class EngineOf final : public Engine<Wide<T>> {
     contexts_arena_.release();
     if (!std::is_same_v<T, W> || exec_.precision == Precision::kBf16) round_operands();
     const int64_t* positions = state == nullptr ? nullptr : upload(std::span<const int64_t>(state->positions()));
-    return Pass<T>{params_, PassLayout(layout, upload(std::span<const int64_t>(layout.offsets())), positions), exec_, recurrences_, keep, form_, observer_};
+    Pass<T> pass{params_, PassLayout(layout, upload(std::span<const int64_t>(layout.offsets())), positions), exec_, recurrences_, keep, form_, observer_};
+    if (config_.first_rwkv7() >= 0) {
+      first_value_.value = new_matrix<T>(arena_, layout.tokens(), config_.hidden_size);
+      pass.first_value = &first_value_;
+    }
+    return pass;
   }
 
   // The pass as layer i takes it.
@@ -220,10 +247,12 @@ class EngineOf final : public Engine<Wide<T>> {
 
   const ModelConfig config_;
   Params<W>& params_;
+  const NormSpec norm_;
   Embedding<T> embedding_;
   std::vector<Block<T>> blocks_;
   Head<T> head_;
   std::vector<typename Block<T>::Context> contexts_;
+  FirstValue<T> first_value_;
   Arena arena_, contexts_arena_;
   Arena again_arena_;  // of what backward computes again
   int64_t largest_ = 0;

@@ -41,7 +41,7 @@ const Type* find_type(const std::string& name) {
 ModelConfig meaning_of_layers(ModelConfig c) {
   const ModelConfig standard;
   StringList kinds;
-  bool attention = false, window = false, conv = false, ssd = false, mamba = false, mesa = false;
+  bool attention = false, window = false, conv = false, ssd = false, mamba = false, mesa = false, rwkv7 = false;
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     const LayerKind kind = c.layer_kind(i);
     attention = attention || kind == LayerKind::kAttention;
@@ -50,6 +50,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     ssd = ssd || kind == LayerKind::kSsd;
     mamba = mamba || kind == LayerKind::kMamba || kind == LayerKind::kLonghornDiag;
     mesa = mesa || kind == LayerKind::kMesa;
+    rwkv7 = rwkv7 || kind == LayerKind::kRwkv7;
     const std::string& name = c.layers.empty() ? c.rule : c.layers[static_cast<size_t>(i) % c.layers.size()];
     kinds.push_back(kind == LayerKind::kRecurrent && c.layer_rule(i) == c.rule ? "recurrent" : name);
   }
@@ -77,6 +78,12 @@ ModelConfig meaning_of_layers(ModelConfig c) {
   } else {
     c.mesa = {};
   }
+  if (rwkv7) {
+    const Rwkv7Spec spec = c.rwkv7_spec(0);
+    c.rwkv7 = {spec.dim, spec.decay_rank, spec.rate_rank, spec.value_rank, spec.gate_rank, spec.key_eps};
+  } else {
+    c.rwkv7 = {};
+  }
   if (!c.has_recurrence()) {
     ModelConfig plain;
     plain.layers = c.layers;
@@ -87,6 +94,9 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     plain.ssd = c.ssd;
     plain.mamba = c.mamba;
     plain.mesa = c.mesa;
+    plain.rwkv7 = c.rwkv7;
+    plain.norm = c.norm;
+    plain.embedding_norm = c.embedding_norm;
     plain.vocab_size = c.vocab_size;
     plain.hidden_size = c.hidden_size;
     plain.num_hidden_layers = c.num_hidden_layers;
@@ -318,11 +328,17 @@ std::string peer_parameter_name(const Json& peer_config, const std::string& name
   if (type == nullptr) return name;
   if (type->norm != nullptr) return backbone_name(name, type->norm);
   std::string result = "." + name + ".";
-  for (const peer::Rename& rename : type->renames) {
-    if (rename.ours == nullptr) continue;
-    const std::string ours = fmt::format(".attn.{}.", rename.ours);
+  const auto rename_part = [&](const std::string& ours, const std::string& theirs) {
     const size_t at = result.find(ours);
-    if (at != std::string::npos) result.replace(at, ours.size(), fmt::format(".attn.{}.", rename.theirs));
+    if (at != std::string::npos) result.replace(at, ours.size(), theirs);
+  };
+  for (const peer::Rename& rename : type->renames) {
+    if (rename.ours != nullptr) rename_part(fmt::format(".attn.{}.", rename.ours), fmt::format(".attn.{}.", rename.theirs));
+  }
+  if (type->mlp != nullptr) {
+    rename_part(".mlp.", fmt::format(".{}.", type->mlp));
+    rename_part(".mlp_norm.", fmt::format(".{}_norm.", type->mlp));
+    rename_part(".model.embeddings_norm.", ".model.layers.0.pre_norm.");
   }
   // The norm that is not fused with a gate.
   if (const size_t at = result.find(".g_norm_swish_gate."); at != std::string::npos && !peer_config.value("use_output_gate", true)) {

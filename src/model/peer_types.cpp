@@ -475,6 +475,57 @@ void write_mesa_net(const ModelConfig& c, Json& json) {
                {"lambda_lower_bound", spec.least_lambda}});
 }
 
+// RWKV-7. Without fused norms a key's norm has a floor in place of an epsilon. What the peer adds to the loss in training (use_l2warp) is not looked at.
+constexpr double kFusedKeyEps = 1e-6;
+
+void read_rwkv7(const Keys& keys, ModelConfig& c) {
+  read_blocks(keys, c, 2048, 24, "sqrelu");
+  c.layers = {"rwkv7"};
+  c.norm = "layer";
+  c.mlp = "channel_mix";
+  c.embedding_norm = keys.truth("norm_first", true);
+  keys.must_be("norm_bias", true);
+  keys.must_be_absent("attn");
+  c.hidden_ratio = keys.number("hidden_ratio", 4);
+  c.intermediate_size = keys.whole("intermediate_size", 0);
+  if (keys.find("head_dim") == nullptr && keys.find("num_heads") != nullptr) {
+    const int64_t heads = keys.whole("num_heads", 0);
+    if (heads < 1 || c.hidden_size % heads != 0) {
+      fail_usage("{}: num_heads: expected a number that divides hidden_size = {}, got {}", keys.where(), c.hidden_size, heads);
+    }
+    c.rwkv7.head_dim = c.hidden_size / heads;
+  } else {
+    c.rwkv7.head_dim = keys.whole("head_dim", 64);
+    if (c.rwkv7.head_dim < 1) fail_usage("{}: head_dim: expected 1 to 1024, got {}", keys.where(), c.rwkv7.head_dim);
+  }
+  c.rwkv7.decay_rank = keys.whole("decay_low_rank_dim", 0);
+  c.rwkv7.rate_rank = keys.whole("a_low_rank_dim", 0);
+  c.rwkv7.value_rank = keys.whole("v_low_rank_dim", 0);
+  c.rwkv7.gate_rank = keys.whole("gate_low_rank_dim", 0);
+  c.rwkv7.key_eps = keys.truth("fuse_norm", true) ? kFusedKeyEps : 0;
+  if (const Json* widths = keys.find("value_dim"); widths != nullptr) {
+    const bool one = widths->is_number_integer() && *widths == c.hidden_size;
+    const bool all = widths->is_array() && std::all_of(widths->begin(), widths->end(), [&](const Json& width) { return width == c.hidden_size; });
+    if (!one && !all) keys.fail("value_dim", fmt::format("hidden_size = {} in every layer (nothing else is computed here)", c.hidden_size), *widths);
+  }
+}
+void write_rwkv7(const ModelConfig& c, Json& json) {
+  write_blocks(c, json);
+  const Rwkv7Spec spec = c.rwkv7_spec(0);
+  json.update({{"hidden_act", "sqrelu"},
+               {"intermediate_size", c.mlp_size()},
+               {"head_dim", spec.dim},
+               {"num_heads", spec.heads()},
+               {"decay_low_rank_dim", spec.decay_rank},
+               {"a_low_rank_dim", spec.rate_rank},
+               {"v_low_rank_dim", spec.value_rank},
+               {"gate_low_rank_dim", spec.gate_rank},
+               {"norm_first", c.embedding_norm},
+               {"norm_bias", true},
+               {"fuse_norm", spec.key_eps > 0},
+               {"value_dim", std::vector<int64_t>(static_cast<size_t>(c.num_hidden_layers), c.hidden_size)}});
+}
+
 constexpr Type kTypes[] = {
     {"transformer", read_transformer, write_transformer},
     {"delta_net", read_delta_net, write_delta_net},
@@ -491,6 +542,7 @@ constexpr Type kTypes[] = {
     {"mamba", read_mamba, write_mamba, {}, "norm"},
     {"samba", read_samba, write_samba, {}, "mixer_norm"},
     {"mesa_net", read_mesa_net, write_mesa_net},
+    {"rwkv7", read_rwkv7, write_rwkv7, {}, nullptr, "ffn"},
     {"retnet", read_retnet, write_plain, {{{"o_norm", "g_norm_swish_gate"}}}},
 };
 

@@ -83,6 +83,7 @@ struct Type {
   std::array<Rename, 2> renames = {};
   // Of the state-space models, which have "backbone" for our "model", "mixer" for "attn": what they call the norm before the mixer.
   const char* norm = nullptr;
+  const char* mlp = nullptr;  // of RWKV-7: what they call "mlp"; the norm behind the embedding is then the first layer's "pre_norm"
 };
 
 // All of them. The first that says the same as a model of our own is what it is exported as.

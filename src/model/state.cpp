@@ -45,7 +45,7 @@ ModelState<T>::ModelState(const ModelConfig& config, int64_t sequences, Device& 
   positions_.assign(static_cast<size_t>(sequences), 0);
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
     std::vector<Tensor>& layer = layers_.emplace_back();
-    for (StateTensor& spec : mixer_state(config.layer_spec(i))) {
+    for (StateTensor& spec : config.layer_state(i)) {
       Tensor& tensor = layer.emplace_back();
       tensor.spec = std::move(spec);
       tensor.narrow = !tensor.spec.wide && bf16_activations<T>(device);

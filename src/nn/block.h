@@ -7,6 +7,7 @@
 
 #include "nn/mixer.h"
 #include "nn/mlp.h"
+#include "nn/norm.h"
 
 namespace fw {
 
@@ -17,12 +18,10 @@ struct Residual {
   bool pending = false;  // whether delta is still to be added
 };
 
-// norm(x + delta) with weight [d] into y, rstd [T]. A pass that keeps contexts leaves residual.x unchanged in memory (the
+// norm(x + delta) into y, rstd [T]. A pass that keeps contexts leaves residual.x unchanged in memory (the
 // sum goes where delta was), else the sum replaces x. Afterwards residual.x is the sum and nothing is pending.
 template <class T>
-void settle(const Pass<T>& pass, Residual<T>& residual, const Wide<T>* weight, Wide<T> eps, Mat<T> y, Wide<T>* rstd);
-
-ParamSpec norm_parameter(const std::string& name, int64_t size);
+void settle(const Pass<T>& pass, Residual<T>& residual, const RowNorm<T>& norm, Mat<T> y, Wide<T>* rstd);
 
 template <class T>
 class Block {
@@ -33,19 +32,18 @@ class Block {
     Wide<T>* mixer_rstd = nullptr;    // [T]
     Wide<T>* mlp_rstd = nullptr;
     MixerContext* mixer = nullptr;
-    LayerState<T> state;  // before the pass, where the mixer is computed again
+    LayerState<T> state;  // the mixer's before the pass, where it is computed again
     typename Mlp<T>::Context mlp;
   };
 
-  // make_mixer(prefix) declares the mixer's parameters between the two norms', as checkpoints list them.
+  // make_mixer(prefix) declares the mixer's parameters between the two norms', as checkpoints list them. A layer's state: `mixer_tensors` of the mixer, then
+  // those of the MLP.
   template <class MakeMixer>
-  Block(const std::string& prefix, const MlpSpec& mlp, double eps, Params<Wide<T>>& params, MakeMixer make_mixer)
-      : eps_(static_cast<Wide<T>>(eps)),
-        hidden_(mlp.hidden),
-        mixer_norm_(params.declare(norm_parameter(prefix + "attn_norm.weight", mlp.hidden))),
-        mixer_(make_mixer(prefix + "attn.")),
-        mlp_norm_(mlp.size > 0 ? params.declare(norm_parameter(prefix + "mlp_norm.weight", mlp.hidden)) : -1) {
-    if (mlp.size > 0) mlp_ = std::make_unique<Mlp<T>>(mlp, prefix + "mlp.", params);
+  Block(const std::string& prefix, const MlpSpec& mlp, const NormSpec& norm, int64_t mixer_tensors, Params<Wide<T>>& params, MakeMixer make_mixer)
+      : hidden_(mlp.hidden), mixer_tensors_(mixer_tensors), mixer_norm_(norm, prefix + "attn_norm", params), mixer_(make_mixer(prefix + "attn.")) {
+    if (mlp.size == 0) return;
+    mlp_norm_ = std::make_unique<RowNorm<T>>(norm, prefix + "mlp_norm", params);
+    mlp_ = std::make_unique<Mlp<T>>(mlp, prefix + "mlp.", params);
   }
 
   // context: filled when pass.keep; else the arena is rewound to where it was, residual's two buffers are reused.
@@ -55,14 +53,13 @@ class Block {
 
  private:
   LayerState<T> copy_of(const Pass<T>& pass, LayerState<T> state) const;
-  Mat<T> normed_again(const Pass<T>& pass, Mat<T> in, int norm, Wide<T>* rstd, Mat<T> kept) const;
+  Mat<T> normed_again(const Pass<T>& pass, Mat<T> in, const RowNorm<T>& norm, Wide<T>* rstd, Mat<T> kept) const;
 
-  Wide<T> eps_;
-  int64_t hidden_;
-  int mixer_norm_;
+  int64_t hidden_, mixer_tensors_;
+  RowNorm<T> mixer_norm_;
   std::unique_ptr<Mixer<T>> mixer_;
-  int mlp_norm_;
-  std::unique_ptr<Mlp<T>> mlp_;  // null: the block ends with the mixer
+  std::unique_ptr<RowNorm<T>> mlp_norm_;  // null, both: the block ends with the mixer
+  std::unique_ptr<Mlp<T>> mlp_;
 };
 
 }  // namespace fw

@@ -25,9 +25,10 @@ void discard(Random& random, int64_t count) {
 
 template <class T>
 void fill(const ParamSpec& spec, int64_t count, Random& random, T* to) {
-  double values[kAtOnce];
-  for (int64_t done = 0; done < count; done += kAtOnce) {
-    const std::span<double> some(values, static_cast<size_t>(std::min(kAtOnce, count - done)));
+  const int64_t at_once = counts_places(spec.init) ? count : std::min(kAtOnce, count);
+  std::vector<double> values(static_cast<size_t>(at_once));
+  for (int64_t done = 0; done < count; done += at_once) {
+    const std::span<double> some(values.data(), static_cast<size_t>(std::min(at_once, count - done)));
     std::fill(some.begin(), some.end(), 0.0);
     spec.init(some, random);
     std::transform(some.begin(), some.end(), to + done, [](double x) { return static_cast<T>(x); });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "nn/draw.h"
 
@@ -50,6 +51,14 @@ struct DecayDelta {
   }
 };
 
+struct Place {
+  static constexpr int kDraws = 0;
+  std::function<double(double)> f;
+  void operator()(std::span<double> out, Random&) const {
+    for (size_t i = 0; i < out.size(); ++i) out[i] = f(static_cast<double>(i));
+  }
+};
+
 template <class... Kinds>
 int draws_if(const Initialiser& init) {
   int draws = -1;
@@ -60,6 +69,7 @@ int draws_if(const Initialiser& init) {
 }  // namespace
 
 Initialiser constant_init(double value) { return Constant{value}; }
+Initialiser place_init(std::function<double(double)> f) { return Place{std::move(f)}; }
 Initialiser normal_init(double deviation) { return Normal{deviation}; }
 Initialiser uniform_init(double bound) { return Uniform{bound}; }
 
@@ -72,6 +82,7 @@ Initialiser projection_init(InitScheme scheme, int64_t out, int64_t in) {
 Initialiser decay_a_init(double low) { return DecayA{low}; }
 Initialiser decay_delta_init() { return DecayDelta(); }
 
-int draws_of(const Initialiser& init) { return draws_if<Constant, Normal, Uniform, DecayA, DecayDelta>(init); }
+int draws_of(const Initialiser& init) { return draws_if<Constant, Place, Normal, Uniform, DecayA, DecayDelta>(init); }
+bool counts_places(const Initialiser& init) { return init.target<Place>() != nullptr; }
 
 }  // namespace fw

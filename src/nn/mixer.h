@@ -19,6 +19,13 @@ class PassObserver;  // nn/observer.h
 template <class T>
 class Recurrences;  // nn/recurrence.h
 
+// The value of a model's first RWKV-7 layer, which the later ones mix with theirs. Memory of the model's: it outlives the blocks' scratch.
+template <class T>
+struct FirstValue {
+  Mat<T> value;    // [T, d]; that layer's forward fills it
+  Mat<T> d_value;  // in backward, zero before the last block: the later layers add to it, the first reads it
+};
+
 // One pass over the model: what all modules share.
 template <class T>
 struct Pass {
@@ -33,11 +40,16 @@ struct Pass {
   // The same context with an arena of its own, where what is computed again lies; it is empty again behind each half of a block. Null
   // where everything is kept.
   const Exec<T>* again = nullptr;
+  FirstValue<T>* first_value = nullptr;  // null where no layer asks for one
 
   // Where what backward may compute again goes.
   const Exec<T>& passing() const { return again != nullptr ? *again : exec; }
   // A pass that keeps everything there.
-  Pass keeping_there() const { return {params, layout, passing(), recurrences, keep, form, observer}; }
+  Pass keeping_there() const {
+    Pass there{params, layout, passing(), recurrences, keep, form, observer};
+    there.first_value = first_value;
+    return there;
+  }
 };
 
 // The base of a mixer's own context, which lives in exec.contexts.

@@ -13,6 +13,7 @@ struct Make {
   std::unique_ptr<Mixer<T>> operator()(const SsdSpec& spec) const { return std::make_unique<SsdMixer<T>>(spec, prefix, params); }
   std::unique_ptr<Mixer<T>> operator()(const SelectiveSpec& spec) const { return std::make_unique<SelectiveMixer<T>>(spec, prefix, params); }
   std::unique_ptr<Mixer<T>> operator()(const MesaSpec& spec) const { return std::make_unique<MesaMixer<T>>(spec, prefix, params); }
+  std::unique_ptr<Mixer<T>> operator()(const Rwkv7Spec& spec) const { return std::make_unique<Rwkv7Mixer<T>>(spec, prefix, params); }
 };
 
 }  // namespace

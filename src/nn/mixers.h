@@ -12,12 +12,13 @@
 #include "nn/mesa_mixer.h"
 #include "nn/mixer.h"
 #include "nn/recurrent_mixer.h"
+#include "nn/rwkv7_mixer.h"
 #include "nn/selective_mixer.h"
 #include "nn/ssd_mixer.h"
 
 namespace fw {
 
-using MixerSpec = std::variant<RecurrentMixerSpec, AttentionSpec, ConvSpec, SsdSpec, SelectiveSpec, MesaSpec>;
+using MixerSpec = std::variant<RecurrentMixerSpec, AttentionSpec, ConvSpec, SsdSpec, SelectiveSpec, MesaSpec, Rwkv7Spec>;
 
 // In order of declaration, names with `prefix` before them; no memory is allocated for values.
 inline std::vector<ParamSpec> mixer_parameters(const MixerSpec& spec, const std::string& prefix) {

@@ -7,25 +7,42 @@ namespace fw {
 template <class T>
 Mlp<T>::Mlp(const MlpSpec& spec, const std::string& prefix, Params<Wide<T>>& params) : spec_(spec) {
   std::vector<ParamSpec> list = mlp_parameters(spec, prefix);
-  gate_up_ = params.declare(std::move(list[0]));
-  params.declare(std::move(list[1]));
+  const int first = params.declare(std::move(list[0])), second = params.declare(std::move(list[1]));
   down_ = params.declare(std::move(list[2]));
+  mix_ = shifts() ? first : -1;
+  gate_up_ = shifts() ? second : first;
+}
+
+template <class T>
+void Mlp<T>::shift(const Pass<T>& pass, Mat<const T> x, T* tail_out, Context& c) const {
+  if (!shifts()) return;
+  c.shifted = new_matrix<T>(pass.passing().arena, x.rows, spec_.hidden);
+  pass.exec.token_shift_forward(x, pass.params.value(mix_), 1, pass.layout, c.tail, tail_out, c.shifted);
 }
 
 template <class T>
 void Mlp<T>::project(const Pass<T>& pass, Mat<const T> x, Context& c) const {
-  c.gate_up = new_matrix<T>((pass.recompute == Recompute::kAll ? pass.passing() : pass.exec).arena, x.rows, 2 * spec_.size);
-  pass.exec.linear_forward(x, pass.params.weight(gate_up_, 2 * spec_.size, spec_.hidden), nullptr, c.gate_up, Write::kOverwrite);
+  c.gate_up = new_matrix<T>((pass.recompute == Recompute::kAll ? pass.passing() : pass.exec).arena, x.rows, width());
+  pass.exec.linear_forward(shifts() ? c.shifted : x, pass.params.weight(gate_up_, width(), spec_.hidden), nullptr, c.gate_up, Write::kOverwrite);
 }
 
 template <class T>
 void Mlp<T>::activate(const Pass<T>& pass, Context& c) const {
   c.act = new_matrix<T>(pass.passing().arena, c.gate_up.rows, spec_.size);
-  pass.exec.swiglu_forward(c.gate_up.col_range(0, spec_.size), c.gate_up.col_range(spec_.size, spec_.size), c.act);
+  if (shifts()) {
+    pass.exec.feature_map_forward(FeatureMap::kSquaredRelu, c.gate_up, c.act);
+  } else {
+    pass.exec.swiglu_forward(c.gate_up.col_range(0, spec_.size), c.gate_up.col_range(spec_.size, spec_.size), c.act);
+  }
 }
 
 template <class T>
-void Mlp<T>::forward(const Pass<T>& pass, Mat<const T> x, Mat<T> y, Context& c) const {
+void Mlp<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y, Context& c) const {
+  if (shifts()) {
+    T* tail = state.data(0);
+    c.tail = pass.keep ? new_copy<T, T>(pass.exec, tail, pass.layout.host.count() * spec_.hidden) : tail;
+    shift(pass, x, tail, c);
+  }
   project(pass, x, c);
   activate(pass, c);
   pass.exec.linear_forward(c.act, pass.params.weight(down_, spec_.hidden, spec_.size), nullptr, y, Write::kOverwrite);
@@ -34,15 +51,25 @@ void Mlp<T>::forward(const Pass<T>& pass, Mat<const T> x, Mat<T> y, Context& c) 
 template <class T>
 void Mlp<T>::backward(const Pass<T>& pass, Context& c, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
   Params<Wide<T>>& params = pass.params;
+  if (pass.again != nullptr) shift(pass, x, nullptr, c);
   if (pass.recompute == Recompute::kAll) project(pass, x, c);
   if (pass.again != nullptr) activate(pass, c);
-  const Mat<T> gate = c.gate_up.col_range(0, spec_.size), up = c.gate_up.col_range(spec_.size, spec_.size);
   const Mat<T> dact = new_matrix<T>(pass.exec.arena, dy.rows, spec_.size);
   pass.exec.linear_backward(dy, c.act, params.weight(down_, spec_.hidden, spec_.size), dact, params.grad_matrix(down_, spec_.hidden, spec_.size), nullptr,
                             Write::kOverwrite);
-  pass.exec.swiglu_backward(dact, gate, up, gate, up);
-  pass.exec.linear_backward(c.gate_up, x, params.weight(gate_up_, 2 * spec_.size, spec_.hidden), dx, params.grad_matrix(gate_up_, 2 * spec_.size, spec_.hidden),
-                            nullptr, Write::kOverwrite);
+  Mat<const T> in = x;
+  Mat<T> din = dx;
+  if (shifts()) {
+    pass.exec.feature_map_backward(FeatureMap::kSquaredRelu, dact, c.gate_up, c.gate_up);
+    in = c.shifted;
+    din = new_matrix<T>(pass.exec.arena, dy.rows, spec_.hidden);
+  } else {
+    const Mat<T> gate = c.gate_up.col_range(0, spec_.size), up = c.gate_up.col_range(spec_.size, spec_.size);
+    pass.exec.swiglu_backward(dact, gate, up, gate, up);
+  }
+  pass.exec.linear_backward(c.gate_up, in, params.weight(gate_up_, width(), spec_.hidden), din, params.grad_matrix(gate_up_, width(), spec_.hidden), nullptr,
+                            Write::kOverwrite);
+  if (shifts()) pass.exec.token_shift_backward(din, x, params.value(mix_), 1, pass.layout, c.tail, dx, params.grad(mix_));
 }
 
 template class Mlp<float>;

@@ -1,4 +1,6 @@
-// SwiGLU MLP: y = (silu(x Wg^T) * (x Wu^T)) Wd^T. Wg and Wu are declared one after the other and run as one product.
+// What follows the mixer in a block.
+//   SwiGLU:       y = (silu(x Wg^T) * (x Wu^T)) Wd^T. Wg and Wu are declared one after the other and run as one product.
+//   channel mix:  y = relu(x' Wk^T)^2 Wv^T with x'[t] = x[t] + (x[t-1] - x[t]) mix, which remembers a row (RWKV-7, Peng et al. 2025).
 #pragma once
 
 #include <string>
@@ -9,34 +11,46 @@
 
 namespace fw {
 
+enum class MlpKind { kSwiglu, kChannelMix };
+
 struct MlpSpec {
   int64_t hidden = 0;  // d
   int64_t size = 0;    // m; 0: no MLP
   InitScheme init = InitScheme::kXavier;
+  MlpKind kind = MlpKind::kSwiglu;
+  int64_t layer = 0, layers = 1;  // of a channel mix: its mix begins by its depth
 };
-// gate_proj [m, d], up_proj [m, d], down_proj [d, m], with `prefix` before the names; none for a size of 0.
+// gate_proj [m, d], up_proj [m, d], down_proj [d, m], or x_k [d], key [m, d], value [d, m], with `prefix` before the names; none for a size of 0.
 std::vector<ParamSpec> mlp_parameters(const MlpSpec& spec, const std::string& prefix);
+// What it remembers: nothing, or mlp_shift [1, d], the last row.
+std::vector<StateTensor> mlp_state(const MlpSpec& spec);
 
 template <class T>
 class Mlp {
  public:
   struct Context {
-    Mat<T> gate_up;  // [T, 2 m]; backward turns it into its gradient
-    Mat<T> act;      // [T, m]
+    Mat<T> shifted;           // [T, d], of a channel mix
+    Mat<T> gate_up;           // [T, 2 m], [T, m]; backward turns it into its gradient
+    Mat<T> act;               // [T, m]
+    const T* tail = nullptr;  // the row before this pass [N, d]
   };
 
   Mlp(const MlpSpec& spec, const std::string& prefix, Params<Wide<T>>& params);
   // y [T, d] is overwritten; activations come from the arena.
-  void forward(const Pass<T>& pass, Mat<const T> x, Mat<T> y, Context& context) const;
+  void forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y, Context& context) const;
   // x as forward had it; dx [T, d] is overwritten; uses the context up.
   void backward(const Pass<T>& pass, Context& context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const;
 
  private:
+  bool shifts() const { return spec_.kind == MlpKind::kChannelMix; }
+  int64_t width() const { return shifts() ? spec_.size : 2 * spec_.size; }
+  // tail_out: where the last row goes, or null.
+  void shift(const Pass<T>& pass, Mat<const T> x, T* tail_out, Context& context) const;
   void project(const Pass<T>& pass, Mat<const T> x, Context& context) const;
   void activate(const Pass<T>& pass, Context& context) const;
 
   MlpSpec spec_;
-  int gate_up_ = -1, down_ = -1;
+  int mix_ = -1, gate_up_ = -1, down_ = -1;
 };
 
 }  // namespace fw

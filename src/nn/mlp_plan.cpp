@@ -1,4 +1,6 @@
-// The parameters of a SwiGLU MLP, apart from its kernels: readers of configurations need no more.
+// The parameters of what follows a mixer, apart from its kernels: readers of configurations need no more.
+#include <cmath>
+
 #include "nn/mlp.h"
 
 namespace fw {
@@ -6,11 +8,24 @@ namespace fw {
 std::vector<ParamSpec> mlp_parameters(const MlpSpec& spec, const std::string& prefix) {
   const int64_t d = spec.hidden, m = spec.size;
   if (m == 0) return {};
+  if (spec.kind == MlpKind::kChannelMix) {
+    const double depth = 1.0 - static_cast<double>(spec.layer) / static_cast<double>(spec.layers), power = std::pow(depth, 4);
+    return {
+        {prefix + "x_k", {d}, place_init([=](double n) { return 1.0 - std::pow(n / static_cast<double>(d), power); }), false},
+        {prefix + "key.weight", {m, d}, uniform_init(0.5 / std::sqrt(static_cast<double>(d))), true},
+        {prefix + "value.weight", {d, m}, constant_init(0.0), true},
+    };
+  }
   return {
       {prefix + "gate_proj.weight", {m, d}, projection_init(spec.init, m, d), true},
       {prefix + "up_proj.weight", {m, d}, projection_init(spec.init, m, d), true, true},
       {prefix + "down_proj.weight", {d, m}, projection_init(spec.init, d, m), true},
   };
+}
+
+std::vector<StateTensor> mlp_state(const MlpSpec& spec) {
+  if (spec.size == 0 || spec.kind != MlpKind::kChannelMix) return {};
+  return {{"mlp_shift", StateKind::kMatrix, {1, spec.hidden}}};
 }
 
 }  // namespace fw

@@ -18,8 +18,9 @@ enum class Precision { kNative, kBf16 };
 
 enum class GateKind { kNone, kSilu, kSigmoid };
 
-// What q and k pass before the recurrence: nothing, elu(x) + 1, relu(x), silu(x), or the product of two learned affine maps of a head.
-enum class FeatureMap { kNone, kElu, kRelu, kSilu, kProduct };
+// What q and k pass before the recurrence: nothing, elu(x) + 1, relu(x), silu(x), or the product of two learned affine maps of a head. Of RWKV-7's layers:
+// tanh(x) and relu(x)^2.
+enum class FeatureMap { kNone, kElu, kRelu, kSilu, kProduct, kTanh, kSquaredRelu };
 
 // A factor of a token's place t = 1, 2, ... in its sequence: 1, 1/t, 1/sqrt(t), 1/log(t + 1).
 enum class PlaceFactor { kNone, kInverse, kInverseSqrt, kInverseLog };
@@ -102,6 +103,13 @@ struct MesaShape {
   double least = 0;       // lambda = softplus(parameter) + least
   int64_t cg_steps = 0;
   double cg_tolerance = 0;
+};
+
+// What a token's front of RWKV-7 computes with: heads of `dim` channels, and the norm of their keys. key_eps > 0: inside the root; 0: the norm itself, but at
+// least 1e-12.
+struct Rwkv7Shape {
+  int64_t dim = 0;
+  double key_eps = 0;
 };
 
 // A loss and the number of positions that were scored.

@@ -292,7 +292,7 @@ TEST_F(JsonOfARun, VerifyHasWhatTheTextHas) {
   greedy[3] = (greedy[3] + 1) % 256;
   model("differs");
   std::filesystem::create_directories(vectors + "/unknown");
-  spill(vectors + "/unknown/config.json", "{\"model_type\": \"rwkv7\"}");
+  spill(vectors + "/unknown/config.json", "{\"model_type\": \"rwkv6\"}");
   spill(vectors + "/unknown/io.safetensors", slurp(vectors + "/agrees/io.safetensors"));
 
   const Json json = json_of({"verify", vectors}, 1);

@@ -53,7 +53,11 @@ TEST(Recipes, HaveThePapersParameters) {
                                                                   {"1.3b-samba", {1403935488, 0}},
                                                                   // By hand: four projections, two convolutions, two gates with bias, lambda, a norm.
                                                                   {"1.3b-mesa", {1366316800, 0}},
-                                                                  {"1.3b-mesa-hybrid", {1159601728, 0}}};
+                                                                  {"1.3b-mesa-hybrid", {1159601728, 0}},
+                                                                  // By hand: six mixes, four projections, ranks of 128, 128, 64 (not in the first layer)
+                                                                  // and 224, two vectors and r_k, GroupNorm, channel mix, LayerNorms.
+                                                                  {"1.3b-rwkv7", {1393186816, 0}},
+                                                                  {"1.3b-rwkv7-hybrid", {1181065216, 0}}};
   size_t found = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
     if (entry.path().extension() != ".toml") continue;

@@ -150,8 +150,8 @@ TEST_F(Verify, ImportGenerateEvaluateExport) {
   EXPECT_THAT(run({"import", ours, folder_ / "again"}).err, HasSubstr("ours already"));
   EXPECT_THAT(run({"import", model("retnet"), ours}).err, HasSubstr("has a model already"));
   std::filesystem::create_directories(folder_ / "unheard");
-  spill(folder_ / "unheard/config.json", "{\"model_type\": \"rwkv7\"}");
-  EXPECT_THAT(run({"import", folder_ / "unheard", folder_ / "x"}).err, HasSubstr("rwkv7"));
+  spill(folder_ / "unheard/config.json", "{\"model_type\": \"rwkv6\"}");
+  EXPECT_THAT(run({"import", folder_ / "unheard", folder_ / "x"}).err, HasSubstr("rwkv6"));
   EXPECT_EQ(run({"import", folder_ / "nothing", folder_ / "x"}).code, 2);
   EXPECT_EQ(run({"import", model("retnet")}).code, 2);
 }

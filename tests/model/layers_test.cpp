@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/plan_device.h"
 #include "base/temp_folder.h"
 #include "model/small_model.h"
 #include "support/finite_difference.h"
@@ -100,6 +101,24 @@ std::vector<Layers> models() {
     c.mesa.cg_steps = 20;
     c.mesa.cg_tolerance = 1e-14;
   });
+  // RWKV-7 as it is published, and its layer among others, behind their norms and before their MLP; the second such layer of the list is not the first.
+  const auto as_published = [](ModelConfig& c) {
+    c.norm = "layer";
+    c.embedding_norm = true;
+    c.mlp = "channel_mix";
+    c.tie_word_embeddings = false;
+    c.rwkv7 = {6, 3, 4, 5, 7, 0};
+  };
+  add("rwkv7", {"rwkv7", "rwkv7", "rwkv7"}, as_published);
+  add("rwkv7_in_a_hybrid", {"window", "rwkv7", "recurrent", "rwkv7"}, [](ModelConfig& c) {
+    c.rwkv7.head_dim = 4;
+    c.rwkv7.key_eps = 1e-3;
+  });
+  add("channel_mix_and_layer_norms", {"recurrent", "attention"}, [](ModelConfig& c) {
+    c.norm = "layer";
+    c.mlp = "channel_mix";
+    c.intermediate_size = 40;
+  });
   add("zoology", {"conv", "recurrent"}, [](ModelConfig& c) { c.mlp = "none"; });
   add("convolution_of_one", {"conv"}, [](ModelConfig& c) {
     c.conv.kernel = 1;
@@ -156,7 +175,7 @@ void expect_pieces_equal(const ModelConfig& config, double tolerance) {
     EXPECT_LE(distance(last.values, all.row(cuts[i + 1] - 1)), tolerance) << "after " << cuts[i + 1];
   }
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    for (const StateTensor& tensor : mixer_state(config.layer_spec(i))) {
+    for (const StateTensor& tensor : config.layer_state(i)) {
       EXPECT_LE(distance(state.values(i, tensor.name), whole.values(i, tensor.name)), tolerance) << "layer " << i << " " << tensor.name;
     }
   }
@@ -318,6 +337,26 @@ TEST(Layers, WhatIsWrongIsNamed) {
   EXPECT_NE(error([](ModelConfig& c) { c.mlp = "gelu"; }).find("mlp"), std::string::npos);
   // Keys of kinds that a model does not have are only held to their own ranges.
   EXPECT_EQ(error([](ModelConfig& c) { c.layers = {"recurrent"}, c.window.num_kv_heads = 3; }), "");
+}
+
+// A model that a CUDA device cannot run is refused where it is made, with no memory taken, whichever of its layers it is.
+TEST(ModelOfADevice, IsRefusedThereForWhatItLacks) {
+  const auto error = [](const ModelConfig& config) {
+    PlanDevice device(FW_DEVICE_CUDA);
+    const std::string words = error_of([&] { LanguageModel<float> model(config, device); });
+    EXPECT_TRUE(words.empty() || device.peak_bytes() == 0) << words;
+    return words;
+  };
+  EXPECT_EQ(error(config_of({"kda", "window"})), "");
+  EXPECT_NE(error(small_config("dplr")).find("expected the CPU: the rule 'dplr'"), std::string::npos);
+  EXPECT_NE(error(config_of({"window", "gated_deltanet erase_state=previous"})).find("erase_state=previous"), std::string::npos);
+  ModelConfig layer_norm = small_config("kda"), channel_mix = layer_norm, rwkv7 = config_of({"window", "rwkv7"});
+  layer_norm.norm = "layer";
+  channel_mix.mlp = "channel_mix";
+  rwkv7.rwkv7.head_dim = 4;
+  EXPECT_NE(error(layer_norm).find("layers called layernorm do not run on CUDA devices"), std::string::npos);
+  EXPECT_NE(error(channel_mix).find("layers called channel_mix do not run on CUDA devices"), std::string::npos);
+  EXPECT_NE(error(rwkv7).find("layers called rwkv7 do not run on CUDA devices"), std::string::npos);
 }
 
 }  // namespace

@@ -137,7 +137,7 @@ TEST(Peer, WhatIsNotComputedHereIsAnError) {
   EXPECT_NE(error("attn", {{"layers", {1}}, {"num_heads", 3}}).find("divides hidden_size = 32"), std::string::npos);
   EXPECT_NE(error("attn", {{"layers", {1}}, {"num_heads", 2}, {"window_size", -4}}).find("mixer.window.window"), std::string::npos);
   EXPECT_NE(error("attn", "all").find("attn: expected an object"), std::string::npos);
-  EXPECT_NE(error("model_type", "rwkv7").find("rwkv7"), std::string::npos);
+  EXPECT_NE(error("model_type", "rwkv6").find("rwkv6"), std::string::npos);
   EXPECT_NE(error("mixer_override", {{"type", "kda"}}).find("kda as mixer"), std::string::npos);
   EXPECT_NE(error("mixer_override", "gdn2").find("gated_deltanet as mixer"), std::string::npos);
   EXPECT_NE(error("model_type", "gdn2").find("got gdn2"), std::string::npos);
@@ -145,10 +145,55 @@ TEST(Peer, WhatIsNotComputedHereIsAnError) {
   EXPECT_NE(error("mixer_override", Json::object()).find("without a type"), std::string::npos);
 }
 
+Json rwkv7_config() {
+  return {{"model_type", "rwkv7"}, {"hidden_size", 48}, {"num_hidden_layers", 3}, {"head_dim", 16}, {"vocab_size", 50}, {"a_low_rank_dim", 4}};
+}
+
+TEST(Peer, Rwkv7InOurWords) {
+  const ModelConfig c = config_from_peer(rwkv7_config(), "here");
+  EXPECT_EQ(c.layers, StringList{"rwkv7"});
+  EXPECT_EQ(c.norm, "layer");
+  EXPECT_TRUE(c.embedding_norm);
+  EXPECT_EQ(c.mlp_size(), 192);
+  const Rwkv7Spec spec = c.rwkv7_spec(1);
+  EXPECT_EQ(spec.heads(), 3);
+  EXPECT_EQ(spec.rate_rank, 4);
+  EXPECT_EQ(spec.decay_rank, 32);  // at least that
+  EXPECT_EQ(spec.key_eps, 1e-6);   // norms are fused unless it says otherwise
+  EXPECT_TRUE(c.rwkv7_spec(0).first);
+  EXPECT_FALSE(spec.first);
+  EXPECT_EQ(config_to_peer(c), rwkv7_config());
+  EXPECT_EQ(config_from_json(config_to_json(c), "written"), c);
+
+  // By heads instead of their width, and the widths as published for 2,048 channels.
+  Json json = rwkv7_config();
+  json.erase("head_dim");
+  json.update({{"num_heads", 32}, {"hidden_size", 2048}, {"a_low_rank_dim", nullptr}, {"fuse_norm", false}});
+  const Rwkv7Spec wide = config_from_peer(json, "here").rwkv7_spec(0);
+  EXPECT_EQ(wide.dim, 64);
+  EXPECT_EQ(std::vector<int64_t>({wide.decay_rank, wide.rate_rank, wide.value_rank, wide.gate_rank}), (std::vector<int64_t>{128, 128, 64, 224}));
+  EXPECT_EQ(wide.key_eps, 0);
+
+  for (const auto& [key, value] : std::vector<std::pair<const char*, Json>>{{"hidden_act", "relu"},
+                                                                            {"norm_bias", false},
+                                                                            {"head_dim", 7},
+                                                                            {"head_dim", 0},
+                                                                            {"value_dim", 24},
+                                                                            {"value_dim", {48, 48, 24}},
+                                                                            {"hidden_ratio", -1},
+                                                                            {"attn", {{"layers", {1}}, {"num_heads", 2}}}}) {
+    Json wrong = rwkv7_config();
+    wrong[key] = value;
+    const std::string words = error_of([&] { config_from_peer(wrong, "'f/config.json'"); });
+    EXPECT_NE(words.find("'f/config.json': "), std::string::npos) << key << ": " << words;
+    EXPECT_NE(words.find(key), std::string::npos) << key << ": " << words;
+  }
+}
+
 TEST(Peer, UnknownModelsAreNamed) {
   EXPECT_EQ(unknown_peer_model(gated_config()), "");
   EXPECT_EQ(unknown_peer_model({{"model_type", "transformer"}}), "");
-  EXPECT_EQ(unknown_peer_model({{"model_type", "rwkv7"}}), "rwkv7");
+  EXPECT_EQ(unknown_peer_model({{"model_type", "rwkv6"}}), "rwkv6");
   EXPECT_FALSE(is_peer_config({{"model_type", "fastweight"}}));
   EXPECT_FALSE(is_peer_config(Json::array()));
   EXPECT_FALSE(is_peer_config(Json::object()));
@@ -205,6 +250,19 @@ TEST(Peer, ExportsModelsOfOurOwn) {
 
   EXPECT_EQ(exported("gated_deltanet", [](ModelConfig& c) { c.layers = {"recurrent", "window"}; }), "gated_deltanet");
   EXPECT_EQ(exported("gated_deltanet2", [](ModelConfig& c) { c.layers = {"attention"}; }), "transformer");
+  const auto rwkv7 = [](ModelConfig& c) {
+    c.layers = {"rwkv7"};
+    c.norm = "layer";
+    c.embedding_norm = true;
+    c.mlp = "channel_mix";
+    c.tie_word_embeddings = false;
+    c.rwkv7.head_dim = 6;
+  };
+  EXPECT_EQ(exported("kda", rwkv7), "rwkv7");
+  ModelConfig rms = small_config("kda");
+  rwkv7(rms);
+  rms.norm = "rms";
+  EXPECT_NE(error_of([&] { config_to_peer(rms); }).find("norm = \"layer\" (here \"rms\")"), std::string::npos);
   for (const StringList& layers : {StringList{"attention", "window"}, StringList{"recurrent", "conv"}}) {
     ModelConfig none = small_config("gated_deltanet");
     none.layers = layers;

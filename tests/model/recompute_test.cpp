@@ -42,6 +42,15 @@ std::vector<Named> models() {
     c.window.window = 5;
   });
   add("without_mlp", "gated_deltanet2", [](ModelConfig& c) { c.mlp = "none"; });
+  // A value of the first layer that the later ones read, an MLP that remembers, LayerNorms.
+  add("rwkv7", "gated_deltanet2", [](ModelConfig& c) {
+    c.layers = {"rwkv7"};
+    c.num_hidden_layers = 3;
+    c.norm = "layer";
+    c.embedding_norm = true;
+    c.mlp = "channel_mix";
+    c.rwkv7.head_dim = 4;
+  });
   return list;
 }
 

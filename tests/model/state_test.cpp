@@ -45,7 +45,7 @@ TEST_P(ModelStateOf, PiecesEqualTheWhole) {
     EXPECT_LE(distance(last.values, all.row(cuts[i + 1] - 1)), 1e-10) << "after " << cuts[i + 1];
   }
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    for (const StateTensor& tensor : mixer_state(config.layer_spec(i))) {
+    for (const StateTensor& tensor : config.layer_state(i)) {
       EXPECT_LE(distance(state.values(i, tensor.name), whole.values(i, tensor.name)), 1e-10) << tensor.name;
     }
   }

@@ -34,21 +34,18 @@ Drawn draw(const std::vector<ParamSpec>& specs, uint64_t seed, int log_piece) {
 
 // Of one number a value, of two, of none, and sizes that pieces cut anywhere: a normal value's two numbers too.
 std::vector<ParamSpec> mixed() {
-  return {{"uniform", {3, 431}, uniform_init(0.5)},
-          {"constant", {700}, constant_init(3.0)},
-          {"normal", {1999}, normal_init(0.02)},
-          {"one", {1}, uniform_init(2.0)},
-          {"normal again", {50, 41}, normal_init(1.0)},
-          {"a", {129}, decay_a_init(0.0)},
-          {"delta", {64}, decay_delta_init()},
-          {"empty", {0}, normal_init(1.0)},
-          {"last", {9}, constant_init(-1.0)}};
+  return {
+      {"uniform", {3, 431}, uniform_init(0.5)}, {"constant", {700}, constant_init(3.0)},      {"normal", {1999}, normal_init(0.02)},
+      {"one", {1}, uniform_init(2.0)},          {"normal again", {50, 41}, normal_init(1.0)}, {"places", {5000}, place_init([](double i) { return i / 2; })},
+      {"a", {129}, decay_a_init(0.0)},          {"delta", {64}, decay_delta_init()},          {"empty", {0}, normal_init(1.0)},
+      {"last", {9}, constant_init(-1.0)}};
 }
 
 TEST(Draw, PiecesHaveTheNumbersOfTheWhole) {
   const std::vector<ParamSpec> specs = mixed();
   const Drawn whole = draw(specs, 3, 30);
   EXPECT_EQ(whole.values.at("constant"), std::vector<float>(700, 3.0F));
+  for (size_t i = 0; i < 5000; ++i) EXPECT_EQ(whole.values.at("places")[i], static_cast<float>(i) / 2);
   const int threads = num_threads();
   for (const int count : {1, 3}) {
     set_num_threads(count);

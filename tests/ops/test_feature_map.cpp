@@ -1,4 +1,4 @@
-// Feature maps of q and k: elu(x) + 1, relu(x), silu(x), and the product of two matrices.
+// Feature maps: elu(x) + 1, relu(x), silu(x), tanh(x), relu(x)^2, and the product of two matrices.
 #include "op_check.h"
 #include "ops/ops.h"
 
@@ -20,7 +20,16 @@ struct FeatureMapOp {
     std::vector<double> y(in[0].size());
     for (size_t i = 0; i < y.size(); ++i) {
       const double x = in[0][i];
-      y[i] = map == FeatureMap::kSilu ? x / (1 + std::exp(-x)) : map == FeatureMap::kRelu ? (x > 0 ? x : 0) : (x > 0 ? x + 1 : std::exp(x));
+      const double positive = x > 0 ? x : 0;
+      if (map == FeatureMap::kSilu) {
+        y[i] = x / (1 + std::exp(-x));
+      } else if (map == FeatureMap::kTanh) {
+        y[i] = std::tanh(x);
+      } else if (map == FeatureMap::kSquaredRelu) {
+        y[i] = positive * positive;
+      } else {
+        y[i] = map == FeatureMap::kRelu ? positive : (x > 0 ? x + 1 : std::exp(x));
+      }
     }
     return {y};
   }
@@ -82,9 +91,11 @@ struct ProductOp {
 };
 
 TEST(FeatureMap, ValuesAndGradients) {
-  for (FeatureMap map : {FeatureMap::kElu, FeatureMap::kRelu, FeatureMap::kSilu}) {
+  const std::pair<FeatureMap, const char*> maps[] = {
+      {FeatureMap::kElu, "elu"}, {FeatureMap::kRelu, "relu"}, {FeatureMap::kSilu, "silu"}, {FeatureMap::kTanh, "tanh"}, {FeatureMap::kSquaredRelu, "relu^2"}};
+  for (const auto& [map, name] : maps) {
     for (int64_t rows : {0, 1, 5}) {
-      for (int64_t cols : {1, 7, 65}) check_op(FeatureMapOp{map, rows, cols}, map == FeatureMap::kElu ? "elu" : map == FeatureMap::kRelu ? "relu" : "silu");
+      for (int64_t cols : {1, 7, 65}) check_op(FeatureMapOp{map, rows, cols}, name);
     }
   }
 }

@@ -33,7 +33,7 @@ std::string name_of(const std::string& folder) { return std::filesystem::path(fo
 
 // What comes with later work.
 bool is_later(const std::string& folder) {
-  static const std::set<std::string> later = {"mamba3", "mamba3_norm", "mamba3_heavy", "mamba3_mimo", "mamba3_mimo_norm", "rwkv7"};
+  static const std::set<std::string> later = {"mamba3", "mamba3_norm", "mamba3_heavy", "mamba3_mimo", "mamba3_mimo_norm"};
   return later.count(name_of(folder)) > 0;
 }
 

@@ -1,4 +1,4 @@
-// Feature maps of q and k, elementwise: elu(x) + 1, relu(x), silu(x), and the product of two matrices.
+// Maps of q and k and of RWKV-7's layers, elementwise: elu(x) + 1, relu(x), silu(x), tanh(x), relu(x)^2, and the product of two matrices.
 #include <cmath>
 
 #include "base/error.h"
@@ -17,7 +17,7 @@ void for_rows(int64_t rows, int64_t cols, const Body& body) {
 }
 
 void check_elementwise(FeatureMap map) {
-  if (map == FeatureMap::kNone || map == FeatureMap::kProduct) fail_internal("feature map {}: expected elu, relu or silu", static_cast<int>(map));
+  if (map == FeatureMap::kNone || map == FeatureMap::kProduct) fail_internal("feature map {}: expected one of elements", static_cast<int>(map));
 }
 
 }  // namespace
@@ -34,6 +34,10 @@ void feature_map_forward(const Exec<T>&, FeatureMap map, Mat<const T> x, Mat<T> 
       for (int64_t c = 0; c < x.cols; ++c) out[c] = std::max(in[c], T(0));
     } else if (map == FeatureMap::kSilu) {
       for (int64_t c = 0; c < x.cols; ++c) out[c] = in[c] / (T(1) + std::exp(-in[c]));
+    } else if (map == FeatureMap::kTanh) {
+      for (int64_t c = 0; c < x.cols; ++c) out[c] = std::tanh(in[c]);
+    } else if (map == FeatureMap::kSquaredRelu) {
+      for (int64_t c = 0; c < x.cols; ++c) out[c] = std::max(in[c], T(0)) * std::max(in[c], T(0));
     } else {
       for (int64_t c = 0; c < x.cols; ++c) out[c] = in[c] > 0 ? in[c] + T(1) : std::exp(in[c]);
     }
@@ -54,6 +58,13 @@ void feature_map_backward(const Exec<T>&, FeatureMap map, Mat<const T> dy, Mat<c
         const T s = T(1) / (T(1) + std::exp(-in[c]));
         out[c] = grad[c] * s * (T(1) + in[c] * (T(1) - s));
       }
+    } else if (map == FeatureMap::kTanh) {
+      for (int64_t c = 0; c < x.cols; ++c) {
+        const T y = std::tanh(in[c]);
+        out[c] = grad[c] * (T(1) - y * y);
+      }
+    } else if (map == FeatureMap::kSquaredRelu) {
+      for (int64_t c = 0; c < x.cols; ++c) out[c] = T(2) * std::max(in[c], T(0)) * grad[c];
     } else {
       for (int64_t c = 0; c < x.cols; ++c) out[c] = in[c] > 0 ? grad[c] : grad[c] * std::exp(in[c]);
     }

@@ -1,0 +1,40 @@
+// The norm before each half of a block, before the head and behind an embedding: RMSNorm with a weight, or LayerNorm with weight and bias
+// (Ba, Kiros and Hinton 2016).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nn/mixer.h"
+
+namespace fw {
+
+enum class NormKind { kRms, kLayer };
+
+struct NormSpec {
+  NormKind kind = NormKind::kRms;
+  int64_t size = 0;  // d
+  double eps = 0;
+};
+// name.weight [d], and of a LayerNorm name.bias [d].
+std::vector<ParamSpec> norm_parameters(const NormSpec& spec, const std::string& name);
+
+template <class T>
+class RowNorm {
+ public:
+  RowNorm(const NormSpec& spec, const std::string& name, Params<Wide<T>>& params);
+  // y = norm(x); x, y [T, d]; rstd [T] is saved.
+  void forward(const Pass<T>& pass, Mat<const T> x, Mat<T> y, Wide<T>* rstd) const;
+  // x += delta, then y = norm(x).
+  void add_forward(const Pass<T>& pass, Mat<T> x, Mat<const T> delta, Mat<T> y, Wide<T>* rstd) const;
+  // x and rstd as forward had them; gradients of the parameters accumulate.
+  void backward(const Pass<T>& pass, Mat<const T> dy, Mat<const T> x, const Wide<T>* rstd, Mat<T> dx, Write write) const;
+
+ private:
+  NormSpec spec_;
+  Wide<T> eps_;
+  int weight_ = -1, bias_ = -1;
+};
+
+}  // namespace fw
