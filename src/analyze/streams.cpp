@@ -134,7 +134,7 @@ void load_streams(const RecurrenceView<T>& view, int64_t begin, int64_t count, i
   const Rule& rule = view.rule;
   const RecurrenceInputs<T>& in = view.in;
   const int64_t K = view.key_dim, V = view.value_dim, h = hv / (view.v_heads / view.heads);
-  const double scale = 1.0 / std::sqrt(static_cast<double>(K));
+  const double scale = view.scale > 0 ? view.scale : 1.0 / std::sqrt(static_cast<double>(K));
   out.count = count;
   out.K = K;
   out.V = V;

@@ -1,4 +1,4 @@
-// An observer of a pass: sees what every recurrent mixer gave its recurrence and what came out, and changes nothing. A
+// An observer of a pass: sees what every recurrent mixer, and every layer of RWKV-7, gave its recurrence and what came out, and changes nothing. A
 // pass without one (the usual one) does no work for it.
 #pragma once
 
@@ -19,6 +19,7 @@ struct RecurrenceView {
   int64_t heads, v_heads, key_dim, value_dim;  // H, HV, K, V
   const RecurrenceInputs<T>& in;               // q, k, v after convolution, gates after their activation, s and a before the pass
   Mat<const T> o;                              // [T, HV V]: the recurrence's output, before the norm
+  double scale = 0;                            // of the read vector; 0: K^-1/2
 };
 
 template <class T>

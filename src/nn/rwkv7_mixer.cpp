@@ -3,9 +3,15 @@
 #include <new>
 
 #include "nn/activations.h"
+#include "nn/observer.h"
 #include "ops/backend.h"
 
 namespace fw {
+namespace {
+
+constexpr double kScale = 1.0;  // of the read vector
+
+}  // namespace
 
 template <class T>
 struct Rwkv7Mixer<T>::Context : MixerContext {
@@ -56,7 +62,7 @@ Rwkv7Mixer<T>::Rwkv7Mixer(const Rwkv7Spec& spec, const std::string& prefix, Para
 
 template <class T>
 const Recurrence<T>& Rwkv7Mixer<T>::planned(const Pass<T>& pass) const {
-  return pass.recurrences.of({Rwkv7Spec::rule(), spec_.heads(), spec_.heads(), spec_.dim, spec_.dim, pass.form, 1.0}, pass.layout.host);
+  return pass.recurrences.of({Rwkv7Spec::rule(), spec_.heads(), spec_.heads(), spec_.dim, spec_.dim, pass.form, kScale}, pass.layout.host);
 }
 
 template <class T>
@@ -142,11 +148,13 @@ MixerContext* Rwkv7Mixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerS
   exec.rwkv7_front_forward(shape, c.decay_in, c.rate_in, c.k, params.value(k_k_), params.value(k_a_), c.tokens.g, c.tokens.erase_key, c.tokens.erase_write,
                            c.tokens.k);
   Wide<T>* s = state.wide(0);
-  c.tokens.s = pass.keep ? new_copy<T, Wide<T>>(exec, s, sequences * H * K * K) : s;
+  const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
+  c.tokens.s = copy_state ? new_copy<T, Wide<T>>(exec, s, sequences * H * K * K) : s;
   const Recurrence<T>& recurrence = planned(pass);
   if (pass.keep && recurrence.saved_bytes() > 0) c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
   c.o = new_matrix<T>(arena, tokens, d);
   recurrence.forward(c.tokens, c.o, s, nullptr, c.saved, arena);
+  if (pass.observer != nullptr) pass.observer->recurrence({Rwkv7Spec::rule(), pass.layout.host, H, H, K, K, c.tokens, c.o, kScale});
 
   c.normed = new_matrix<T>(arena, tokens, d);
   c.rstd = arena.alloc<Wide<T>>(tokens * H);

@@ -46,6 +46,34 @@ ModelConfig grouped(const std::string& rule) {
   return config;
 }
 
+// A layer whose recurrence has another scale, with a state that goes on from pass to pass.
+TEST(Replay, SeesTheLayersOfRwkv7) {
+  ModelConfig config = small_config("kda");
+  config.layers = {"rwkv7", "recurrent"};
+  config.rwkv7.head_dim = 4;
+  LanguageModel<double> model = noisy_model<double>(config);
+  ModelState<double> state(config, 1);
+  Analyzer<double> analyzer({}, 16);
+  model.observe(&analyzer);
+  for (uint64_t pass = 0; pass < 2; ++pass) {
+    const std::vector<int32_t> ids = random_ids(40, config.vocab_size, pass), targets(ids.size(), -1);
+    model.evaluate(ids, targets, SeqLayout({0, 40}), &state);
+  }
+  model.observe(nullptr);
+  const std::vector<LayerAnalysis> layers = analyzer.take();
+  ASSERT_EQ(layers.size(), 2u);
+  EXPECT_EQ(layers[0].rule, preset("dplr").rule);
+  for (const LayerAnalysis& layer : layers) {
+    EXPECT_LE(layer.replay_error(), 1e-11) << "layer " << layer.layer;
+    EXPECT_GT(layer.value_heads[0].replay_reference, 0);
+  }
+  // f.p is |p|^2 times something between 0 and 1.
+  for (const Distribution& d : layers[0].of(Quantity::kEigenvalue)) {
+    EXPECT_GE(d.min(), 0);
+    EXPECT_LE(d.max(), 1);
+  }
+}
+
 class ReplayOf : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(ReplayOf, EqualsTheModelsOutput) {
