@@ -58,6 +58,29 @@ TEST(SquareSum, InDoubleWithAnyThreads) {
   check_square_sum<double>();
 }
 
+// Of bf16 numbers, which are widened exactly: the sum of the same numbers as floats, to the bit; what is not finite shows.
+TEST(SquareSum, OfBf16NumbersIsThatOfTheirFloats) {
+  const Flat flat;
+  std::vector<float> x = flat.values<float>(1, 3.0);
+  std::vector<Bf16> rounded(x.size());
+  round_to_bf16(static_cast<int64_t>(x.size()), x.data(), rounded.data());
+  widen_bf16(static_cast<int64_t>(x.size()), rounded.data(), x.data());
+  for (int threads : {1, 3}) {
+    const Threads limit(threads);
+    double sum = -1, want = -2;
+    host_ops<float>().bf16_square_sum(host_exec<float>(), rounded.data(), flat.view(), &sum);
+    host_ops<float>().square_sum(host_exec<float>(), x.data(), flat.view(), &want);
+    EXPECT_GT(want, 0);
+    EXPECT_EQ(sum, want);
+  }
+  double nothing = -1;
+  host_ops<float>().bf16_square_sum(host_exec<float>(), rounded.data(), {}, &nothing);
+  EXPECT_EQ(nothing, 0.0);
+  rounded[static_cast<size_t>(flat.pieces[4].begin + 777)].bits = 0x7f80;
+  host_ops<float>().bf16_square_sum(host_exec<float>(), rounded.data(), flat.view(), &nothing);
+  EXPECT_FALSE(std::isfinite(nothing));
+}
+
 TEST(SquareSum, OneValueThatIsNotFiniteShows) {
   const Flat flat;
   for (float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
