@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -80,23 +79,6 @@ void train_once(const ModelBench& bench, const std::string& precision, const std
   stop_point("bench", trainer.step(), config.steps, "training steps");
 }
 
-// Parameters of the usual sizes; those of a name are the same numbers in every layer, since initialising a large model takes longer than timing it.
-void init_for_times(LanguageModel<float>& model) {
-  Random random(1);
-  std::map<std::string, std::vector<float>> drawn;
-  for (const ParamSpec& spec : model.params().specs()) {
-    const size_t layers = spec.name.find("layers.");
-    const std::string name = fmt::format("{} {}", layers == std::string::npos ? spec.name : spec.name.substr(spec.name.find('.', layers + 7)), spec.size());
-    std::vector<float>& values = drawn[name];
-    if (values.empty()) {
-      std::vector<double> exact(static_cast<size_t>(spec.size()));
-      spec.init(exact, random);
-      values.assign(exact.begin(), exact.end());
-    }
-    model.params().write_values(spec, values);
-  }
-}
-
 Batch random_batch(const ModelBench& bench, Random& random) {
   Batch batch;
   batch.layout = SeqLayout::uniform(bench.batch, bench.length);
@@ -162,9 +144,9 @@ Json bench_train_device(const ModelBench& bench) {
   LanguageModel<float> model(bench.model, device);
   model.set_recompute(plan.recompute);
   model.reserve_scratch(plan.scratch);
-  init_for_times(model);
-  AdamW optimizer({.moments = plan.format, .seed = 1}, model.params());
   Random random(1);
+  model.init(random);
+  AdamW optimizer({.moments = plan.format, .seed = 1}, model.params());
   Samples ms, products_ms;
   double first_ms = 0, first_step = 0;
   const auto step = [&] {
