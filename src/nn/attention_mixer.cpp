@@ -85,7 +85,7 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
     pass.exec.store_rows(k, pass.layout, state.pages(kKeyState));
     pass.exec.store_rows(v, pass.layout, state.pages(kValueState));
   }
-  pass.exec.linear_forward(c.o, params.weight(o_proj_, spec_.hidden, queries), nullptr, y, Write::kOverwrite);
+  if (y.data != nullptr) pass.exec.linear_forward(c.o, params.weight(o_proj_, spec_.hidden, queries), nullptr, y, Write::kOverwrite);
   return kept;
 }
 

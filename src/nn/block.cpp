@@ -113,7 +113,7 @@ void Block<T>::backward(const Pass<T>& pass, Context& c, Mat<T> dx) const {
     Pass<T> there = pass.keeping_there();
     there.observer = nullptr;  // it has seen this layer
     const Arena::Mark contexts = pass.exec.contexts.mark();
-    MixerContext* mixer = mixer_->forward(there, normed, c.state, new_matrix<T>(pass.again->arena, dx.rows, hidden_));
+    MixerContext* mixer = mixer_->forward(there, normed, c.state, Mat<T>());
     mixer_->backward(there, mixer, normed, dx, dnormed);
     pass.exec.contexts.rewind(contexts);
   } else {

@@ -31,7 +31,7 @@ MixerContext* ConvMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSt
   pass.exec.linear_forward(x, params.weight(projection_, d, d), params.value(projection_bias_), c.gate, Write::kOverwrite);
   T* tail = spec_.kernel > 1 ? state.data(0) : nullptr;
   c.tail = pass.keep ? new_copy<T, T>(pass.exec, tail, pass.layout.host.count() * (spec_.kernel - 1) * d) : tail;
-  pass.exec.gated_conv_forward(x, c.gate, params.value(conv_), params.value(conv_bias_), spec_.kernel, pass.layout, c.tail, tail, y);
+  if (y.data != nullptr) pass.exec.gated_conv_forward(x, c.gate, params.value(conv_), params.value(conv_bias_), spec_.kernel, pass.layout, c.tail, tail, y);
   return kept;
 }
 

@@ -113,7 +113,7 @@ MixerContext* MesaMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSt
   c.rstd = arena.alloc<Wide<T>>(tokens * H);
   const Mat<T> gate = spec_.gate == GateKind::kNone ? Mat<T>() : c.proj.col_range(3 * size, size);
   exec.gated_rmsnorm_forward(c.o, gate, params.value(norm_), static_cast<Wide<T>>(spec_.norm_eps), K, spec_.gate, c.normed, c.rstd);
-  exec.linear_forward(c.normed, params.weight(out_, spec_.hidden, size), nullptr, y, Write::kOverwrite);
+  if (y.data != nullptr) exec.linear_forward(c.normed, params.weight(out_, spec_.hidden, size), nullptr, y, Write::kOverwrite);
   return kept;
 }
 

@@ -59,7 +59,8 @@ template <class T>
 class Mixer {
  public:
   virtual ~Mixer() = default;
-  // x [T, d]; y [T, d] is overwritten. Returns the context, null when pass.keep is false.
+  // x [T, d]; y [T, d] is overwritten, or its data is null in a pass that computes again for a backward, which does not need it. Returns the context, null when
+  // pass.keep is false.
   virtual MixerContext* forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const = 0;
   // x as forward had it. dx [T, d] is overwritten, gradients of parameters accumulate. The context may be used up.
   virtual void backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const = 0;

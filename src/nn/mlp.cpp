@@ -22,7 +22,7 @@ void Mlp<T>::shift(const Pass<T>& pass, Mat<const T> x, T* tail_out, Context& c)
 
 template <class T>
 void Mlp<T>::project(const Pass<T>& pass, Mat<const T> x, Context& c) const {
-  c.gate_up = new_matrix<T>((pass.recompute == Recompute::kAll ? pass.passing() : pass.exec).arena, x.rows, width());
+  c.gate_up = new_matrix<T>((pass.recompute >= Recompute::kMlp ? pass.passing() : pass.exec).arena, x.rows, width());
   pass.exec.linear_forward(shifts() ? c.shifted : x, pass.params.weight(gate_up_, width(), spec_.hidden), nullptr, c.gate_up, Write::kOverwrite);
 }
 
@@ -52,7 +52,7 @@ template <class T>
 void Mlp<T>::backward(const Pass<T>& pass, Context& c, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const {
   Params<Wide<T>>& params = pass.params;
   if (pass.again != nullptr) shift(pass, x, nullptr, c);
-  if (pass.recompute == Recompute::kAll) project(pass, x, c);
+  if (pass.recompute >= Recompute::kMlp) project(pass, x, c);
   if (pass.again != nullptr) activate(pass, c);
   const Mat<T> dact = new_matrix<T>(pass.exec.arena, dy.rows, spec_.size);
   pass.exec.linear_backward(dy, c.act, params.weight(down_, spec_.hidden, spec_.size), dact, params.grad_matrix(down_, spec_.hidden, spec_.size), nullptr,

@@ -12,11 +12,12 @@ enum class Recompute {
   kNone,
   kElementwise,  // outputs of norms, convolutions, SwiGLU
   kRecurrence,   // what the recurrence saves, and its output
+  kMlp,          // the product of SwiGLU's gate and up
   kAll,          // of a block all but the residual stream before either half
 };
 
 // By level.
-inline std::vector<std::string> recompute_names() { return {"none", "elementwise", "recurrence", "all"}; }
+inline std::vector<std::string> recompute_names() { return {"none", "elementwise", "recurrence", "mlp", "all"}; }
 inline Recompute parse_recompute(const std::string& name) {
   const std::vector<std::string> names = recompute_names();
   size_t level = 0;

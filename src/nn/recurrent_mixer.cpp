@@ -280,7 +280,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   c.rstd = arena.alloc<Wide<T>>(tokens * spec_.v_heads);
   c.normed = pass.keep ? new_matrix<T>(there.exec.arena, tokens, spec_.value_size()) : c.o;
   output_norm(pass, c);
-  pass.exec.linear_forward(c.normed, params.weight(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, y, Write::kOverwrite);
+  if (y.data != nullptr) pass.exec.linear_forward(c.normed, params.weight(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, y, Write::kOverwrite);
   return kept;
 }
 

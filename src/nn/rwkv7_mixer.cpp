@@ -162,7 +162,7 @@ MixerContext* Rwkv7Mixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerS
                           c.rstd);
   c.gated = new_matrix<T>(arena, tokens, d);
   exec.bonus_gate_forward(c.normed, c.tokens.q, c.tokens.k, c.tokens.v, c.gate, params.value(r_k_), K, c.gated);
-  exec.linear_forward(c.gated, params.weight(o_, d, d), nullptr, y, Write::kOverwrite);
+  if (y.data != nullptr) exec.linear_forward(c.gated, params.weight(o_, d, d), nullptr, y, Write::kOverwrite);
   return kept;
 }
 

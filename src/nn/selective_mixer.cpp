@@ -56,7 +56,7 @@ MixerContext* SelectiveMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
                               c.marks, c.o);
   c.gated = new_matrix<T>(arena, tokens, D);
   exec.swiglu_forward(c.proj.col_range(D, D), c.o, c.gated);
-  exec.linear_forward(c.gated, params.weight(out_proj_, spec_.hidden, D), nullptr, y, Write::kOverwrite);
+  if (y.data != nullptr) exec.linear_forward(c.gated, params.weight(out_proj_, spec_.hidden, D), nullptr, y, Write::kOverwrite);
   return kept;
 }
 

@@ -75,7 +75,7 @@ MixerContext* SsdMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSta
   c.normed = new_matrix<T>(arena, tokens, inner);
   c.rstd = arena.alloc<Wide<T>>(tokens);
   exec.rmsnorm_forward(c.gated, params.value(norm_), static_cast<Wide<T>>(spec_.norm_eps), c.normed, c.rstd);
-  exec.linear_forward(c.normed, params.weight(out_proj_, spec_.hidden, inner), nullptr, y, Write::kOverwrite);
+  if (y.data != nullptr) exec.linear_forward(c.normed, params.weight(out_proj_, spec_.hidden, inner), nullptr, y, Write::kOverwrite);
   return kept;
 }
 

@@ -226,6 +226,7 @@ TEST(DeviceTraining, HasTheSameBitsAgainRecomputedAndResumed) {
   };
   const std::vector<float> undisturbed = run(Recompute::kNone, false);
   EXPECT_EQ(run(Recompute::kNone, false), undisturbed);
+  EXPECT_EQ(run(Recompute::kMlp, false), undisturbed);
   EXPECT_EQ(run(Recompute::kAll, false), undisturbed);
   EXPECT_EQ(run(Recompute::kNone, true), undisturbed);
 }
@@ -318,7 +319,7 @@ class DeviceStepPlan : public ::testing::TestWithParam<Named> {};
 // What a plan says that was made without the device is what steps on the device take, to the byte, whatever is computed again.
 TEST_P(DeviceStepPlan, IsWhatAStepTakes) {
   const ModelConfig& config = GetParam().config;
-  for (const auto& [level, moments] : {std::pair<const char*, const char*>{"none", "float32"}, {"all", "bf16"}}) {
+  for (const auto& [level, moments] : {std::pair<const char*, const char*>{"none", "float32"}, {"mlp", "float32"}, {"all", "bf16"}}) {
     SCOPED_TRACE(fmt::format("{}, moments {}", level, moments));
     TrainConfig train = run_of(2, 70);
     train.recompute = level;

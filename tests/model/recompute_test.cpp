@@ -9,7 +9,7 @@
 namespace fw::testing {
 namespace {
 
-constexpr Recompute kLevels[] = {Recompute::kNone, Recompute::kElementwise, Recompute::kRecurrence, Recompute::kAll};
+constexpr Recompute kLevels[] = {Recompute::kNone, Recompute::kElementwise, Recompute::kRecurrence, Recompute::kMlp, Recompute::kAll};
 
 struct Named {
   std::string name;
@@ -117,7 +117,8 @@ TEST(Recompute, EachLevelTakesLessMemory) {
   const std::vector<int32_t> ids = random_ids(layout.tokens(), config.vocab_size, 3);
   const double residual = static_cast<double>(layout.tokens() * config.hidden_size) * sizeof(float);
   std::vector<double> bytes;
-  for (const Recompute level : kLevels) {
+  const Recompute levels[] = {Recompute::kNone, Recompute::kElementwise, Recompute::kRecurrence, Recompute::kAll};
+  for (const Recompute level : levels) {
     LanguageModel<float> model = noisy_model<float>(config);
     model.set_recompute(level);
     model.forward_backward(ids, ids, layout, 1.0);
@@ -126,10 +127,27 @@ TEST(Recompute, EachLevelTakesLessMemory) {
     model.forward_backward(ids, ids, layout, 1.0);
     EXPECT_EQ(model.scratch_bytes(), first);
   }
-  for (size_t i = 1; i < bytes.size(); ++i) EXPECT_LT(bytes[i], 0.9 * bytes[i - 1]) << recompute_names()[i];
+  for (size_t i = 1; i < bytes.size(); ++i) EXPECT_LT(bytes[i], 0.9 * bytes[i - 1]) << recompute_names()[static_cast<size_t>(levels[i])];
   // Of a layer two rows of the residual stream a token stay, beside what one layer needs at a time.
   EXPECT_LT(bytes[3] - bytes[0] / 6, 0.5 * bytes[0]);
   EXPECT_GT(bytes[3], 2 * 6 * residual);
+}
+
+// What the arena's blocks do not hide where gate and up are larger than one of them.
+TEST(Recompute, TheMlpsProductIsNotKept) {
+  ModelConfig config = small_config("gated_deltanet2");
+  config.num_hidden_layers = 4;
+  config.intermediate_size = 1000;
+  const SeqLayout layout = SeqLayout::uniform(1, 1000);
+  const std::vector<int32_t> ids = random_ids(layout.tokens(), config.vocab_size, 3);
+  const auto bytes = [&](Recompute level) {
+    LanguageModel<float> model = noisy_model<float>(config);
+    model.set_recompute(level);
+    model.forward_backward(ids, ids, layout, 1.0);
+    return static_cast<double>(model.scratch_bytes());
+  };
+  const double product = static_cast<double>(layout.tokens() * 2 * config.intermediate_size) * sizeof(float);
+  EXPECT_LT(bytes(Recompute::kMlp), bytes(Recompute::kRecurrence) - 2.5 * product);  // of four, one at a time
 }
 
 TEST(Recompute, ItsNamesAreItsLevels) {
