@@ -12,8 +12,8 @@
  * All tensors of a call have the descriptor's dtype; with io_dtype FW_BF16 those of tokens (q, k, v, gates, o and their
  * gradients) may each be bf16 or float32 instead, while states, sums and parameters (center, a_log, dt_bias) stay float32. Strides
  * count elements; the last dimension has stride 1.
- * CUDA (descriptor's device): every tensor, workspace and saved buffer is device memory; cu_seqlens stays host memory and is
- * read before the call returns. Work is queued on the descriptor's stream: no allocation, no synchronisation, and a
+ * CUDA (descriptor's device): every tensor, workspace and saved buffer is device memory; cu_seqlens is host memory, read before the
+ * call returns, or device memory (seqlens_memory). Work is queued on the descriptor's stream: no allocation, no synchronisation, and a
  * graph may capture it. dtype is FW_F32 there, K at most 256, and the chunk form needs operands FW_BF16 and K at most 128; everything
  * else runs one token at a time in float32.
  * Determinism: same build, same machine, same bits; the number of threads and the other sequences do not matter. */
@@ -156,6 +156,12 @@ typedef enum fw_state_layout {
   FW_STATE_V_FIRST = 1  /* [N, HV, V, K], K contiguous */
 } fw_state_layout;
 
+/* Where cu_seqlens lies. DEVICE (CUDA): in device memory, and the host never reads it: a call is planned by bounds, num_sequences = N exactly, T the tokens
+ * that the tensors have room for and max_seqlen, and looks at the offsets when it runs, so that one captured graph, or one plan, serves any lengths within
+ * them. The last offset may then be below T: rows from there on are neither read nor written. Offsets that decrease, or beyond T, are taken as if they did not
+ * (the results mean nothing, memory stays the caller's), and so is what is beyond max_seqlen. Long sequences are not cut into segments. */
+typedef enum fw_seqlens_memory { FW_SEQLENS_HOST = 0, FW_SEQLENS_DEVICE = 1 } fw_seqlens_memory;
+
 /* A tensor of the caller. data == NULL: absent. */
 typedef struct fw_tensor {
   void* data;
@@ -177,7 +183,7 @@ typedef struct fw_desc {
   int64_t chunk;          /* rows of a chunk, 1..1024; 0: the library chooses */
   int32_t state_layout;   /* fw_state_layout of initial_state, final_state and their gradients */
   int32_t seqlens_dtype;  /* width of cu_seqlens: 32 or 64 */
-  const void* cu_seqlens; /* NULL: B sequences of T tokens. Else B = 1 and N + 1 offsets, the first 0, the last T */
+  const void* cu_seqlens; /* NULL: B sequences of T tokens. Else B = 1 and N + 1 offsets, the first 0, the last T (but see seqlens_memory) */
   int64_t num_sequences;  /* N with cu_seqlens, else ignored */
   int32_t device;         /* fw_device */
   void* stream;           /* CUDA: a cudaStream_t, NULL: the default stream */
@@ -187,7 +193,8 @@ typedef struct fw_desc {
                              are joined exactly. 0: the library chooses by the shape of the call; -1: never. The bits of a result depend on it */
   fw_gates gates;         /* which gates are given as logits */
   int32_t device_number;  /* CUDA: of the GPU that everything lies on and the stream is of; -1: the calling thread's current one */
-  int32_t reserved;       /* 0 */
+  int32_t seqlens_memory; /* fw_seqlens_memory */
+  int64_t max_seqlen;     /* with FW_SEQLENS_DEVICE: no sequence is longer; 0: T */
 } fw_desc;
 
 /* Inputs; backward writes the gradients into a struct of the same type (tensors that are absent there are not computed).

@@ -62,7 +62,8 @@ class GuardedBytes {
 template <class T>
 class Tensor {
  public:
-  Tensor(const std::vector<int64_t>& dims, int64_t row_padding, bool bf16, fw_device device) {
+  // spare: of dims[1], rows at the end that are not the tensor's.
+  Tensor(const std::vector<int64_t>& dims, int64_t row_padding, int64_t spare, bool bf16, fw_device device) : spare_(spare) {
     desc_.dtype = bf16 ? FW_BF16 : sizeof(T) == 4 ? FW_F32 : FW_F64;
     desc_.rank = static_cast<int32_t>(dims.size());
     int64_t stride = 1;
@@ -95,6 +96,7 @@ class Tensor {
       sizes[4 - desc_.rank + i] = n[i];
       strides[4 - desc_.rank + i] = desc_.stride[i];
     }
+    if (desc_.rank > 1) sizes[5 - desc_.rank] -= spare_;
     for (int64_t a = 0; a < sizes[0]; ++a) {
       for (int64_t b = 0; b < sizes[1]; ++b) {
         for (int64_t c = 0; c < sizes[2]; ++c) {
@@ -147,6 +149,7 @@ class Tensor {
   size_t bytes() const { return bits_.empty() ? values_.size() * sizeof(T) : bits_.size() * sizeof(Bf16); }
 
   fw_tensor desc_{};
+  int64_t spare_ = 0;
   std::vector<T> values_;
   std::vector<Bf16> bits_;  // instead of values_
   std::optional<DeviceMemory> device_;
@@ -172,7 +175,7 @@ class Layout {
     const SeqLayout& seqs = p_.shape.sequences;
     bool equal = true;
     for (int64_t n = 0; n < seqs.count(); ++n) equal = equal && seqs.length(n) == seqs.length(0);
-    packed_ = run.seqlens != 0 || !equal;
+    packed_ = run.seqlens != 0 || run.device_seqlens || !equal;
     FW_INIT(&desc_);
     desc_.rule = to_c(p_.rule);
     desc_.dtype = sizeof(T) == 4 ? FW_F32 : FW_F64;
@@ -196,6 +199,13 @@ class Layout {
     desc_.seqlens_dtype = run.seqlens == 32 ? 32 : 64;
     desc_.cu_seqlens = run.seqlens == 32 ? static_cast<const void*>(offsets32_.data()) : static_cast<const void*>(seqs.offsets().data());
     desc_.num_sequences = seqs.count();
+    if (!run.device_seqlens) return;
+    const size_t bytes = static_cast<size_t>(seqs.count() + 1) * (desc_.seqlens_dtype == 32 ? sizeof(int32_t) : sizeof(int64_t));
+    device_offsets_.emplace(bytes);
+    device_offsets_->from_host(desc_.cu_seqlens, bytes);
+    desc_.cu_seqlens = device_offsets_->data();
+    desc_.seqlens_memory = FW_SEQLENS_DEVICE;
+    desc_.T += run.spare_tokens;
   }
 
   const fw_desc* desc() const { return &desc_; }
@@ -216,7 +226,7 @@ class Layout {
       shape.insert(shape.begin(), desc_.B);
     }
     if (state && run_.state_layout == FW_STATE_V_FIRST) std::swap(shape[2], shape[3]);
-    tensors_.push_back({name, std::make_unique<Tensor<T>>(shape, tokens ? run_.row_padding : 0, tokens && is_bf16(name), run_.device)});
+    tensors_.push_back({name, std::make_unique<Tensor<T>>(shape, tokens ? run_.row_padding : 0, tokens ? spare() : 0, tokens && is_bf16(name), run_.device)});
     Tensor<T>& t = *tensors_.back().tensor;
     if (values != nullptr) t.set(state && run_.state_layout == FW_STATE_V_FIRST ? transposed(*values, p_.shape.K, p_.shape.V) : *values);
     tensor = t.desc();
@@ -261,6 +271,7 @@ class Layout {
     std::string name;
     std::unique_ptr<Tensor<T>> tensor;
   };
+  int64_t spare() const { return run_.device_seqlens ? run_.spare_tokens : 0; }
   bool is_bf16(const std::string& name) const {
     if (run_.bf16 == HeaderRun::Bf16Tensors::kStreams)
       return name == "q" || name == "k" || name == "erase_key" || name == "erase_write" || name == "v" || name == "o";
@@ -273,6 +284,7 @@ class Layout {
   fw_desc desc_;
   bool packed_ = false;
   std::vector<int32_t> offsets32_;
+  std::optional<DeviceMemory> device_offsets_;
   std::vector<Named> tensors_;
 };
 

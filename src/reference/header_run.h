@@ -15,6 +15,8 @@ struct HeaderRun {
   int64_t segment = 0;
   fw_state_layout state_layout = FW_STATE_K_FIRST;
   int seqlens = 0;              // 32 or 64: packed with cu_seqlens of that width. 0: [B, T] where all sequences are equally long, else 64
+  bool device_seqlens = false;  // the offsets are in device memory, with bounds in the descriptor (always packed)
+  int64_t spare_tokens = 0;     // with device_seqlens: rows that the tensors of tokens have behind the last sequence; NaN, and must stay so
   int64_t row_padding = 0;      // elements between rows of every tensor but the states
   bool state_in_place = false;  // the final states are written over the initial ones, where those are given
   enum class Bf16Tensors { kNone, kStreams, kAll };

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <string>
@@ -62,6 +63,12 @@ template <>
 constexpr size_t kFirstBytes<fw_desc> = offsetof(fw_desc, gates);
 template <>
 constexpr size_t kFirstBytes<fw_inputs> = offsetof(fw_inputs, a_log);
+
+// Of all versions of the descriptor, the only struct besides fw_rule that has defaults: fw_init_struct knows it by these, which no other struct may have.
+constexpr size_t kDescBytes[] = {kFirstBytes<fw_desc>, offsetof(fw_desc, max_seqlen), sizeof(fw_desc)};
+template <class... Other>
+constexpr bool kOtherBytes = ((std::find(std::begin(kDescBytes), std::end(kDescBytes), sizeof(Other)) == std::end(kDescBytes)) && ...);
+static_assert(kOtherBytes<fw_rule, fw_gates, fw_tensor, fw_inputs, fw_outputs, fw_sizes>);
 
 fw_desc default_desc() {
   fw_desc desc;
@@ -173,7 +180,7 @@ void fw_init_struct(void* pointer, size_t size) {
   std::memset(pointer, 0, size);
   std::memcpy(pointer, &size, sizeof(size));
   if (size == sizeof(fw_rule)) *static_cast<fw_rule*>(pointer) = fw::to_c(fw::Rule());
-  if (size == sizeof(fw_desc) || size == kFirstBytes<fw_desc>) {
+  if (std::find(std::begin(kDescBytes), std::end(kDescBytes), size) != std::end(kDescBytes)) {
     const fw_desc desc = default_desc();
     std::memcpy(static_cast<char*>(pointer) + sizeof(size), reinterpret_cast<const char*>(&desc) + sizeof(size), size - sizeof(size));
   }

@@ -48,6 +48,7 @@ struct Backend {
   int64_t chunk;          // the one size of a chunk that it has; 0: any
   bool segments;          // whether a long sequence may be cut, at multiples of that size
   bool slots;             // of fw_step
+  bool device_seqlens;    // FW_SEQLENS_DEVICE
   bool bf16_step_states;  // of fw_step
   bool general_erase;     // rules with Rule::general_erase()
   void (*require)();      // throws DeviceError unless this machine has such a device

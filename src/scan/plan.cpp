@@ -36,6 +36,12 @@ void read_offsets(const fw_desc& desc, Plan& plan) {
   if (desc.seqlens_dtype != 32 && desc.seqlens_dtype != 64) fail_usage("descriptor: seqlens_dtype: expected 32 or 64, got {}", desc.seqlens_dtype);
   plan.packed = true;
   plan.N = desc.num_sequences;
+  if (desc.seqlens_memory == FW_SEQLENS_DEVICE) {
+    if (desc.max_seqlen < 0 || desc.max_seqlen > desc.T) fail_usage("descriptor: max_seqlen: expected 0 to T = {}, got {}", desc.T, desc.max_seqlen);
+    plan.device_offsets = desc.cu_seqlens;
+    plan.wide_offsets = desc.seqlens_dtype == 64;
+    return;
+  }
   plan.offsets = desc.seqlens_dtype == 32 ? copy_offsets<int32_t>(desc.cu_seqlens, plan.N + 1) : copy_offsets<int64_t>(desc.cu_seqlens, plan.N + 1);
   if (plan.offsets.front() != 0) fail_usage("descriptor: cu_seqlens[0]: expected 0, got {}", plan.offsets.front());
   for (size_t i = 1; i < plan.offsets.size(); ++i) {
@@ -99,6 +105,12 @@ Plan make_plan(const fw_desc& desc) {
                backend->name, desc.segment);
   }
   if (desc.device_number < -1) fail_usage("descriptor: device_number: expected -1 (the current one) or a number from 0 on, got {}", desc.device_number);
+  if (desc.seqlens_memory != FW_SEQLENS_HOST && (desc.seqlens_memory != FW_SEQLENS_DEVICE || !backend->device_seqlens)) {
+    fail_usage("descriptor: seqlens_memory: expected FW_SEQLENS_HOST{} on {}, got {}", backend->device_seqlens ? " or FW_SEQLENS_DEVICE" : "", backend->name,
+               desc.seqlens_memory);
+  }
+  if (desc.seqlens_memory == FW_SEQLENS_DEVICE && desc.segment > 0)
+    fail_usage("descriptor: segment: expected 0 or -1 with FW_SEQLENS_DEVICE, got {}", desc.segment);
   if (desc.slots != nullptr) check_positive("num_slots", desc.num_slots, int64_t{1} << 31);
 
   Plan plan;
@@ -142,6 +154,12 @@ Plan make_plan(const fw_desc& desc) {
   plan.states = desc.slots != nullptr ? desc.num_slots : plan.N;
   if (plan.tokens() > backend->most_tokens) {
     fail_usage("descriptor: T: expected at most {} tokens in all on {}, got {}", backend->most_tokens, backend->name, plan.tokens());
+  }
+  if (plan.device_offsets != nullptr) {
+    // As many chunks as N sequences of T tokens in all have at most: each has one that is not whole, and each chunk a token.
+    plan.longest = plan.longest_token_form = desc.max_seqlen > 0 ? desc.max_seqlen : plan.T;
+    plan.chunk_base = {std::min(plan.T, (plan.T + (plan.chunk - 1) * plan.N) / plan.chunk)};
+    return plan;
   }
   plan.chunk_base.resize(static_cast<size_t>(plan.N) + 1);
   plan.chunk_base[0] = 0;

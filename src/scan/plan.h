@@ -32,13 +32,15 @@ struct Plan {
   fw_state_layout state_layout = FW_STATE_K_FIRST;
   int64_t B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0;
   double scale = 1;
-  int64_t chunk = 64;               // rows C of a chunk
-  bool packed = false;              // cu_seqlens were given (B = 1)
-  int64_t N = 0;                    // sequences
-  std::vector<int64_t> offsets;     // packed: N + 1 offsets
-  std::vector<int64_t> chunk_base;  // N + 1: chunks before sequence n
-  int64_t longest = 0;              // tokens of the longest sequence,
-  int64_t longest_token_form = 0;   // and of the longest that runs token by token
+  int64_t chunk = 64;                    // rows C of a chunk
+  bool packed = false;                   // cu_seqlens were given (B = 1)
+  const void* device_offsets = nullptr;  // packed, of FW_SEQLENS_DEVICE: N + 1 offsets that only the device reads; what follows are then bounds
+  bool wide_offsets = false;             // they are int64_t
+  int64_t N = 0;                         // sequences
+  std::vector<int64_t> offsets;          // packed: N + 1 offsets; empty with device_offsets
+  std::vector<int64_t> chunk_base;       // N + 1: chunks before sequence n; with device_offsets all there may be, alone
+  int64_t longest = 0;                   // tokens of the longest sequence,
+  int64_t longest_token_form = 0;        // and of the longest that runs token by token
   int threads = 1;
   const Backend* backend = nullptr;  // of the descriptor's device
   int device_number = -1;            // CUDA's; -1: the calling thread's current one

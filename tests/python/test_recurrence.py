@@ -97,6 +97,23 @@ class Recurrence(unittest.TestCase):
                 for a, b in zip(gradients(out, leaves, weights), gradients(expected, leaves, weights)):
                     self.assertNear(a, b, 1e-12, rule)
 
+    def test_a_bound_of_the_lengths_leaves_offsets_on_a_device_where_they_are(self):
+        named = random_inputs("gated_deltanet", B=1, T=37)
+        offsets = torch.tensor([0, 12, 37], dtype=torch.int32)
+        known = fwt.forward("gated_deltanet", **named, cu_seqlens=offsets)
+        self.assertTrue(torch.equal(fwt.forward("gated_deltanet", **named, cu_seqlens=offsets, max_seqlen=30).o, known.o))  # of the CPU: read as ever
+        for wrong in (0, -1, 1.5, True):
+            with self.assertRaisesRegex(fwt.Error, "max_seqlen: expected a whole number above 0 or None"):
+                fwt.forward("gated_deltanet", **named, cu_seqlens=offsets, max_seqlen=wrong)
+        # What a CUDA call is planned from: the address, and never what lies there.
+        config = _plans.Config("gated_deltanet", bf16_operands=True, max_seqlen=30)
+        shapes = _plans.Shapes(1, 1000, 2, 2, 64, 64)
+        plans = [_plans.descriptor(config, shapes, torch.bfloat16, True, torch.device("cuda:0"), _plans.DeviceOffsets(t, 30)) for t in (offsets, offsets.long())]
+        for desc, width in zip(plans, (32, 64)):
+            self.assertEqual((desc.seqlens_dtype, desc.num_sequences, desc.max_seqlen, desc.seqlens_memory), (width, 2, 30, 1))
+            self.assertGreater(_plans.sizes_of(desc).saved, 0)
+        self.assertEqual(plans[0].cu_seqlens, offsets.data_ptr())
+
     def test_types_of_outputs_and_gradients_are_those_of_the_inputs(self):
         named = random_inputs("gated_deltanet")
         expected = recurrence("gated_deltanet", named)

@@ -248,6 +248,13 @@ TEST(Gates, StructsOfTheFirstHeaderAreTaken) {
   ASSERT_EQ(call.forward(), "");
   EXPECT_EQ(call.result[0], o[0]);
   EXPECT_EQ(call.result[1], o[1]);
+  // The second one's descriptor.
+  constexpr size_t kSecond = offsetof(fw_desc, max_seqlen);
+  fw_init_struct(desc.data(), kSecond);
+  std::memcpy(&started, desc.data(), kSecond);
+  EXPECT_EQ(started.device_number, -1);
+  EXPECT_EQ(started.gates.divisor, 16);
+  EXPECT_EQ(desc[kSecond], 0xff);
   call.desc.size = kDesc - 8;
   EXPECT_THAT(call.forward(), HasSubstr("descriptor: size: expected"));
   call.desc.size = sizeof(fw_desc) + 8;

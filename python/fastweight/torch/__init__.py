@@ -32,7 +32,7 @@ class Result(typing.NamedTuple):
     final_precond: typing.Optional[torch.Tensor]
 
 
-def _config(q, rule, scale, v_first, form, chunk, segment, bf16_operands, gates):
+def _config(q, rule, scale, v_first, form, chunk, segment, bf16_operands, gates, max_seqlen=None):
     if not isinstance(rule, str):
         raise Error(f"rule: expected a preset's name or axis=value ..., got {type(rule).__name__}")
     if form not in _calls.FORMS:
@@ -40,7 +40,15 @@ def _config(q, rule, scale, v_first, form, chunk, segment, bf16_operands, gates)
     if bf16_operands is None:  # the chunk form on CUDA has no other; inputs of float32 there run exactly, one token at a time
         bf16_operands = q.device.type == "cuda" and q.dtype in (torch.bfloat16, torch.float16)
     return _calls.Config(rule, float(scale or 0.0), bool(v_first), _calls.FORMS[form], int(chunk), int(_SEGMENT if segment is None else segment),
-                         bool(bf16_operands), gates or "")
+                         bool(bf16_operands), gates or "", _bound(max_seqlen))
+
+
+def _bound(max_seqlen):
+    if max_seqlen is None:
+        return 0
+    if isinstance(max_seqlen, bool) or not isinstance(max_seqlen, int) or max_seqlen < 1:
+        raise Error(f"max_seqlen: expected a whole number above 0 or None, got {max_seqlen!r}")
+    return max_seqlen
 
 
 def forward(
@@ -71,6 +79,7 @@ def forward(
     output_final_state=False,
     cu_seqlens=None,
     cu_seqlens_cpu=None,
+    max_seqlen=None,
     state_v_first=False,
     form="auto",
     chunk=0,
@@ -86,6 +95,8 @@ def forward(
     scale: of the read vector, K^-1/2 if None. state_v_first: states are [N, HV, V, K] instead of [N, HV, K, V].
     cu_seqlens: offsets [N + 1] of sequences in a batch of one; on a device its values are fetched once for a tensor that does not change, and
         cu_seqlens_cpu, the same in host memory, spares that.
+    max_seqlen: no sequence is longer. Offsets on a device are then read there alone, also when a captured graph is replayed with others; the last may be below T.
+        Sequences are not cut into segments then, and what is kept for backward has room for the most chunks that there may be.
     form, chunk, segment, bf16_operands: as in fw_desc; None: by environment (FASTWEIGHT_SEGMENT) and device.
     others: inputs that the header has and that are not named above, by their names there.
     save: whether forward keeps what backward needs (True unless FASTWEIGHT_SAVE=0) or backward computes it again: less memory, more time.
@@ -94,7 +105,7 @@ def forward(
            initial_precond, a_log, dt_bias, precond_a_log, precond_dt_bias, erase_write)
     if others or len(raw) < len(_calls.INPUTS):
         raw = _in_order(raw, others)
-    options = (rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates)
+    options = (rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates, max_seqlen)
     if cu_seqlens_cpu is not None:
         cu_seqlens = cu_seqlens_cpu
     if not _autograd.untraced():
@@ -103,7 +114,7 @@ def forward(
     offsets = key = call = None
     if cu_seqlens is not None:
         _arguments.check_offsets(cu_seqlens, q)
-        offsets = _calls.offsets_of(cu_seqlens)
+        offsets = _calls.offsets_of(cu_seqlens, _bound(max_seqlen))
     try:
         key = (options, output_final_state, save, grad, _calls.signature(raw), offsets and offsets.key, _calls.stream_of(q))
         call = _calls.kept().get(key)
@@ -162,8 +173,8 @@ def _traced(raw, options, cu_seqlens, output_final_state, save):
     return Result(o if o.dtype == q.dtype else o.to(q.dtype), final_state, final_precond)
 
 
-def backward(rule, inputs, d_o, d_final_state=None, d_final_precond=None, *, wanted=None, scale=None, cu_seqlens=None, state_v_first=False, form="auto",
-             chunk=0, segment=None, bf16_operands=None, gates=None):
+def backward(rule, inputs, d_o, d_final_state=None, d_final_precond=None, *, wanted=None, scale=None, cu_seqlens=None, max_seqlen=None, state_v_first=False,
+             form="auto", chunk=0, segment=None, bf16_operands=None, gates=None):
     """Gradients of sum(o d_o) + sum(final_state d_final_state) + sum(final_precond d_final_precond) as {name: tensor}, recomputing forward.
 
     inputs: {name: tensor} with the names of forward's arguments; wanted: names, all of inputs if None. For programs with a backward pass of their own;
@@ -175,17 +186,17 @@ def backward(rule, inputs, d_o, d_final_state=None, d_final_precond=None, *, wan
     names = list(inputs) if wanted is None else list(wanted)
     tensors = tuple(t if t is None else t.detach() for t in _arguments.inputs_of({**dict.fromkeys("qkv"), **named}))
     q = tensors[_calls.Q]
-    config = _config(inputs["q"], rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates)
+    config = _config(inputs["q"], rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates, max_seqlen)
     _arguments.check_offsets(cu_seqlens, q)
     flags = [name in ["lambda" if n == "lambda_" else n for n in names] for name in _calls.INPUTS]
     state = _calls.state_dtype(q.dtype)
     cotangents = tuple(_autograd.usable(t, d) for t, d in ((d_o, q.dtype), (d_final_state, state), (d_final_precond, state)))
-    gradients = _calls.backward(config, tensors, _calls.offsets_of(cu_seqlens), cotangents, None, flags)
+    gradients = _calls.backward(config, tensors, _calls.offsets_of(cu_seqlens, config.max_seqlen), cotangents, None, flags)
     found = dict(zip(_calls.INPUTS, gradients))
     return {name: found["lambda" if name == "lambda_" else name] for name in names}
 
 
-def step(rule, q, k, v, state, precond_state=None, *, slots=None, scale=None, cu_seqlens=None, state_v_first=False, gates=None, **tensors):
+def step(rule, q, k, v, state, precond_state=None, *, slots=None, scale=None, cu_seqlens=None, max_seqlen=None, state_v_first=False, gates=None, **tensors):
     """o of one or a few tokens a sequence; state [N, HV, K, V] (and precond_state [N, H, K]) are updated in place. No gradients.
 
     slots (CUDA): int32 [N], the states of sequence n lie at slots[n] of a pool; -1: the sequence is skipped and its o is not written."""
@@ -194,16 +205,16 @@ def step(rule, q, k, v, state, precond_state=None, *, slots=None, scale=None, cu
     if eager:
         if cu_seqlens is not None:
             _arguments.check_offsets(cu_seqlens, q)
-            offsets = _calls.offsets_of(cu_seqlens)
+            offsets = _calls.offsets_of(cu_seqlens, _bound(max_seqlen))
         raw = (q, k, v, state, precond_state, slots, *tensors.values())
         try:
-            key = (rule, scale, state_v_first, gates, torch.is_grad_enabled(), *tensors, _calls.signature(raw), offsets and offsets.key,
+            key = (rule, scale, state_v_first, gates, max_seqlen, torch.is_grad_enabled(), *tensors, _calls.signature(raw), offsets and offsets.key,
                    slots if slots is None else slots.data_ptr(), _calls.stream_of(q))
             call = _calls.kept().get(key)
         except (AttributeError, TypeError):
             key = None
     if call is None:
-        inputs, config = _checked_step(rule, q, k, v, state, precond_state, slots, scale, state_v_first, gates, tensors)
+        inputs, config = _checked_step(rule, q, k, v, state, precond_state, slots, scale, state_v_first, gates, max_seqlen, tensors)
         if cu_seqlens is not None:
             _arguments.check_offsets(cu_seqlens, inputs[_calls.Q])
         if not (eager and _autograd.eager((*inputs, state, precond_state, slots))):
@@ -230,14 +241,14 @@ def step(rule, q, k, v, state, precond_state=None, *, slots=None, scale=None, cu
     return o if o.dtype == q.dtype else o.to(q.dtype)
 
 
-def _checked_step(rule, q, k, v, state, precond_state, slots, scale, state_v_first, gates, tensors):
+def _checked_step(rule, q, k, v, state, precond_state, slots, scale, state_v_first, gates, max_seqlen, tensors):
     for name in tensors:
         if name.rstrip("_") not in _calls.INPUTS or name.startswith("initial"):
             raise Error(f"step: expected tensors of {', '.join(n for n in _calls.INPUTS[3:] if not n.startswith('initial'))}, got '{name}'")
     inputs = _arguments.inputs_of({"q": q, "k": k, "v": v, **{name.rstrip("_"): t for name, t in tensors.items()}})
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
         raise Error("step: expected tensors without gradients (torch.no_grad()), got one that requires them; forward(form='token') has gradients")
-    config = _config(q, rule, scale, state_v_first, "token", 0, None, False, gates)
+    config = _config(q, rule, scale, state_v_first, "token", 0, None, False, gates, max_seqlen)
     if not isinstance(state, torch.Tensor):
         raise Error(f"state: expected a torch.Tensor, got {type(state).__name__}")
     if slots is not None and (slots.dtype != torch.int32 or slots.dim() != 1 or slots.device != q.device):
@@ -251,8 +262,9 @@ def _checked_step(rule, q, k, v, state, precond_state, slots, scale, state_v_fir
     return inputs, config
 
 
-def plan_text(rule, q, k, v, *, scale=None, cu_seqlens=None, state_v_first=False, form="auto", chunk=0, segment=None, bf16_operands=None, gates=None,
-              **tensors):
+def plan_text(rule, q, k, v, *, scale=None, cu_seqlens=None, max_seqlen=None, state_v_first=False, form="auto", chunk=0, segment=None, bf16_operands=None,
+              gates=None, **tensors):
     """What a call with these tensors would do: form, kernels, bytes."""
     inputs = _arguments.inputs_of({"q": q, "k": k, "v": v, **{name.rstrip("_"): t for name, t in tensors.items()}})
-    return _calls.plan_text(_config(q, rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates), inputs, _calls.offsets_of(cu_seqlens))
+    config = _config(q, rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates, max_seqlen)
+    return _calls.plan_text(config, inputs, _calls.offsets_of(cu_seqlens, config.max_seqlen))

@@ -12,7 +12,7 @@ from fastweight.torch._plans import Config, INPUTS, Q, V
 
 _COUNT = len(INPUTS)
 _TENSORS = ", ".join(("Tensor " if name in "qv" else "Tensor? ") + (name + "_" if name == "lambda" else name) for name in INPUTS)
-_OPTIONS = "str rule, float scale, bool v_first, int form, int chunk, int segment, bool bf16_operands, str gates"
+_OPTIONS = "str rule, float scale, bool v_first, int form, int chunk, int segment, bool bf16_operands, str gates, int max_seqlen"
 _OPTION_COUNT = len(Config._fields)
 
 _library = torch.library.Library("fastweight", "DEF")
@@ -47,7 +47,7 @@ def _forward(*arguments):
     inputs, cu_seqlens, config, (final, save) = _split(arguments)
     q = inputs[Q]
     size = _calls.saved_bound(config, inputs, _sequences(inputs, cu_seqlens), cu_seqlens is not None) if save else 0
-    o, *rest = _calls.forward(config, inputs, _calls.offsets_of(cu_seqlens), final, size)
+    o, *rest = _calls.forward(config, inputs, _calls.offsets_of(cu_seqlens, config.max_seqlen), final, size)
     dtype = _calls.state_dtype(q.dtype)
     return (o, *[_nothing(q, d) if t is None else t for t, d in zip(rest, (dtype, dtype, torch.uint8))])
 
@@ -67,7 +67,7 @@ def _forward_fake(*arguments):
 def _backward(*arguments):
     inputs, cu_seqlens, config, (d_o, d_state, d_precond, saved, wanted) = _split(arguments)
     cotangents = (d_o, _present(d_state), _present(d_precond))
-    gradients = _calls.backward(config, inputs, _calls.offsets_of(cu_seqlens), cotangents, _present(saved), wanted)
+    gradients = _calls.backward(config, inputs, _calls.offsets_of(cu_seqlens, config.max_seqlen), cotangents, _present(saved), wanted)
     return [g for g in gradients if g is not None]
 
 
@@ -78,7 +78,7 @@ def _backward_fake(*arguments):
 
 def _step(*arguments):
     inputs, cu_seqlens, config, (state, precond_state, slots) = _split(arguments)
-    return _calls.step(config, inputs, _calls.offsets_of(cu_seqlens), state, precond_state, slots)
+    return _calls.step(config, inputs, _calls.offsets_of(cu_seqlens, config.max_seqlen), state, precond_state, slots)
 
 
 def _step_fake(*arguments):

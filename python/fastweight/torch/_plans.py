@@ -38,6 +38,7 @@ class Config(typing.NamedTuple):
     segment: int = 0
     bf16_operands: bool = False
     gates: str = ""
+    max_seqlen: int = 0  # > 0: offsets on a device stay there, and no sequence is longer
 
 
 class Offsets:
@@ -48,14 +49,38 @@ class Offsets:
         self.array = (ctypes.c_int64 * len(values))(*values)
         self.key = bytes(self.array)
 
+    def describe(self, desc):
+        desc.cu_seqlens = ctypes.addressof(self.array)
+        desc.num_sequences = self.count
+
+
+class DeviceOffsets:
+    """Offsets that the host never reads, and a bound of the lengths: calls are planned for any values that lie within, and `key` stands for where they are."""
+
+    def __init__(self, tensor, max_seqlen):
+        self._tensor = tensor  # a call that is kept has their address
+        self._longest = max_seqlen
+        self.count = tensor.shape[0] - 1
+        self.key = (tensor.data_ptr(), tensor.shape[0], tensor.dtype, max_seqlen)
+
+    def describe(self, desc):
+        desc.cu_seqlens = self._tensor.data_ptr()
+        desc.num_sequences = self.count
+        desc.seqlens_dtype = 8 * self._tensor.element_size()
+        desc.seqlens_memory = HEADER.enums["fw_seqlens_memory"]["seqlens_device"]
+        desc.max_seqlen = min(self._longest, desc.T)
+
 
 _offsets = WeakTensorKeyDictionary()
 
 
-def offsets_of(cu_seqlens):
-    """Host copy of a tensor of offsets, made once for a tensor that does not change: on CUDA the copy waits for the device."""
+def offsets_of(cu_seqlens, max_seqlen=0):
+    """Offsets as a call takes them: those on CUDA as they are there, if there is a bound of the lengths; else a host copy, made once for a tensor that does not
+    change: on CUDA the copy waits for the device."""
     if cu_seqlens is None:
         return None
+    if max_seqlen and cu_seqlens.is_cuda:
+        return DeviceOffsets(cu_seqlens if cu_seqlens.is_contiguous() else cu_seqlens.contiguous(), max_seqlen)
     try:
         version = cu_seqlens._version
     except RuntimeError:  # inference tensors count no changes
@@ -65,7 +90,7 @@ def offsets_of(cu_seqlens):
         if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
             raise _library.Error(
                 "cu_seqlens: expected offsets whose values are known while a CUDA graph is captured, got a device tensor not seen before; "
-                "pass cu_seqlens_cpu, or call once before the capture (the graph keeps these offsets)"
+                "pass max_seqlen, with which the graph reads them where they are, or cu_seqlens_cpu, or call once before the capture (the graph keeps these offsets)"
             )
         kept = (version, Offsets(cu_seqlens.tolist()))
         _offsets[cu_seqlens] = kept
@@ -109,8 +134,7 @@ def descriptor(config, shapes, dtype, io_bf16, device, offsets):
     for name, value in shapes._asdict().items():
         setattr(desc, name, value)
     if offsets is not None:
-        desc.cu_seqlens = ctypes.addressof(offsets.array)
-        desc.num_sequences = offsets.count
+        offsets.describe(desc)
     desc.device = _DEVICES[device.type]
     if device.type == "cuda":
         desc.device_number = torch.cuda.current_device() if device.index is None else device.index

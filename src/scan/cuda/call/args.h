@@ -34,6 +34,13 @@ struct SequenceArg {
   const int32_t* chunk_base = nullptr;
   int32_t N = 0, T = 0, chunks = 0;  // chunks: of every sequence, if not packed
   int32_t batch = 0;                 // tables of segments of [B, T] tensors (plan.h): T; else 0
+  int32_t bounded = 0;               // made of offsets that the host does not know: of chunks and tokens there may be fewer than the call is planned for
+};
+
+// The last offset of sequences whose lengths the host does not know, for kernels in front of the tables and behind them. null: it knows.
+struct TokenEnd {
+  const void* last = nullptr;
+  int32_t wide = 0;  // int64_t
 };
 
 // The inputs of a call, or (same names) the gradients that are asked for.

@@ -20,6 +20,7 @@ constexpr int kThreads = 256;
 struct Shape {
   unsigned rows, T, H;  // rows: tokens times key heads; T: tokens of a batch, all of them where sequences are packed
   int K;
+  TokenEnd end;
 };
 
 FW_DEVICE Rows row_of(const TokenArg& x, unsigned b, unsigned t, unsigned h) {
@@ -31,7 +32,8 @@ FW_DEVICE Rows row_of(const TokenArg& x, unsigned b, unsigned t, unsigned h) {
 template <class Body>
 FW_DEVICE void for_rows(const Shape& shape, const Body& body) {
   const unsigned step = grid_size_x() * (kThreads / 32);
-  for (unsigned row = block_index_x() * (kThreads / 32) + warp_index(); row < shape.rows; row += step) {
+  const unsigned rows = static_cast<unsigned>(tokens_before(shape.end, shape.rows / shape.H)) * shape.H;
+  for (unsigned row = block_index_x() * (kThreads / 32) + warp_index(); row < rows; row += step) {
     const unsigned token = row / shape.H, b = token / shape.T;
     body(b, token - b * shape.T, row - token * shape.H);
   }
@@ -67,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 Shape shape_of(const Plan& plan) {
   const int64_t T = plan.packed ? plan.tokens() : plan.T;
   return {static_cast<unsigned>(plan.tokens() * plan.H), static_cast<unsigned>(std::max<int64_t>(T, 1)), static_cast<unsigned>(plan.H),
-          static_cast<int>(plan.K)};
+          static_cast<int>(plan.K), token_end(plan)};
 }
 
 Dim3 grid_of(const Shape& shape) {

@@ -32,7 +32,7 @@ TokenTensor<float> rows_at(const Plan& plan, const TokenTensor<float>& like, cha
 }
 
 // All tokens of a packed batch are one row of it.
-GateTokens tokens_of(const Plan& plan) { return {plan.tokens(), plan.packed ? plan.tokens() : plan.T}; }
+GateTokens tokens_of(const Plan& plan) { return {plan.tokens(), plan.packed ? plan.tokens() : plan.T, token_end(plan)}; }
 
 }  // namespace
 

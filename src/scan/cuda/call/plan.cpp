@@ -167,6 +167,7 @@ void plan_gradients(const Plan& plan, DevicePlan& device) {
   const SegmentShape shape(plan, device);
   const bool is_cut = device.segments.backward;
   device.reverse_blocks = (is_cut ? device.segments.count() : plan.N) * plan.HV * device.value_blocks;
+  if (plan.device_offsets != nullptr) return;  // it waits for every tile that there may be
   const ReversePass pass = shape.reverse_pass(device.reverse_blocks, is_cut ? device.segments.chunks : shape.chunks);
   device.gradients_follow = pass.follow;
   device.reverse_time = pass.scan;
@@ -302,7 +303,8 @@ DevicePlan make_device_plan(const Plan& plan, int multiprocessors) {
     device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
     device.z_image = plan.rule.write == Gate::kChannel;
     device.direct = direct_rule(plan.rule);
-    device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device) : std::max<int64_t>(0, plan.segment / kChunk));
+    if (plan.device_offsets == nullptr)
+      device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device) : std::max<int64_t>(0, plan.segment / kChunk));
     device.segments.backward = device.segments && cut_backward(plan, device, device.segments.chunks);
     plan_gradients(plan, device);
   }

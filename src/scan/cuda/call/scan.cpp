@@ -85,6 +85,7 @@ Problem problem_of(const Plan& plan, const DevicePlan& device, const Inputs<floa
   x.sequences.chunks = plan.N > 0 ? static_cast<int32_t>(device.chunks / plan.N) : 0;
   x.sequences.offsets = space.at<int32_t>(regions.offsets);
   x.sequences.chunk_base = space.at<int32_t>(regions.chunk_base);
+  x.sequences.bounded = plan.device_offsets != nullptr ? 1 : 0;
   x.in = token_args(plan, in);
   x.precond_center = in.precond_center;
   x.center_stride = in.center_stride;
@@ -99,6 +100,11 @@ void upload_table(const Plan& plan, const std::vector<int32_t>& values, const Re
 
 void upload_tables(const Plan& plan, const CommonRegions& regions, const Space& space) {
   if (!plan.packed) return;
+  if (plan.device_offsets != nullptr) {
+    make_sequences(plan.device_offsets, plan.wide_offsets, plan.N, plan.longest, plan.T, space.at<int32_t>(regions.offsets),
+                   space.at<int32_t>(regions.chunk_base), plan.stream);
+    return;
+  }
   upload_sequences(plan.offsets.data(), plan.N, space.at<int32_t>(regions.offsets), space.at<int32_t>(regions.chunk_base), plan.stream);
 }
 

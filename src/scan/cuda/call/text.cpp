@@ -223,7 +223,8 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
 }  // namespace
 
 std::string to_text(const Plan& plan, const DevicePlan& device, size_t forward_rows, size_t backward_rows) {
-  std::string text = fmt::format("rule: {}\nsequences: {} of at most {} tokens, {} in all\n", to_string(plan.rule), plan.N, plan.longest, plan.tokens());
+  std::string text = fmt::format("rule: {}\nsequences: {} of at most {} tokens, {}{} in all\n", to_string(plan.rule), plan.N, plan.longest,
+                                 plan.device_offsets != nullptr ? "offsets on the device, at most " : "", plan.tokens());
   if (device.chunk_form) {
     const char* decay = plan.decay_kind() == DecayKind::kChannel ? "channel" : plan.decay_kind() == DecayKind::kScalar ? "scalar" : "none";
     text += fmt::format("form: chunk, {} chunks of {} tokens\n", device.chunks, kChunk);

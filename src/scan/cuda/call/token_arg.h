@@ -18,4 +18,12 @@ inline TokenArg token_arg(const Plan& plan, const TokenTensor<float>& t) {
   return a;
 }
 
+inline TokenEnd token_end(const Plan& plan) {
+  TokenEnd end;
+  if (plan.device_offsets == nullptr) return end;
+  end.wide = plan.wide_offsets ? 1 : 0;
+  end.last = static_cast<const char*>(plan.device_offsets) + plan.N * (plan.wide_offsets ? 8 : 4);
+  return end;
+}
+
 }  // namespace fw::cuda

@@ -76,6 +76,50 @@ void upload_lengths(const int64_t* from, int first, int count, int tokens, int c
          chunk_base);
 }
 
+// What the threads before this one bring, in order, joined by `join`, to which 0 adds nothing; total: of all. By all kSumThreads threads, `sums` is theirs.
+template <class Join>
+FW_DEVICE unsigned joined_before(unsigned own, unsigned* sums, const Join& join, unsigned& total) {
+  const unsigned lane = lane_index(), warp = warp_index();
+  unsigned sum = own;
+  for (int step = 1; step < 32; step *= 2) {
+    const unsigned other = static_cast<unsigned>(shuffle_up(static_cast<int>(sum), step));
+    if (lane >= static_cast<unsigned>(step)) sum = join(other, sum);
+  }
+  const unsigned of_lanes = static_cast<unsigned>(shuffle_up(static_cast<int>(sum), 1));
+  if (lane == 31) sums[warp] = sum;
+  sync_threads();
+  unsigned before = 0;
+  total = 0;
+  for (unsigned i = 0; i < static_cast<unsigned>(kSumThreads) / 32; ++i) {
+    if (i == warp) before = total;
+    total = join(total, sums[i]);
+  }
+  sync_threads();
+  return lane == 0 ? before : join(before, of_lanes);
+}
+
+// One block, as many sequences at a time as it has threads.
+template <class Offset>
+__global__ void __launch_bounds__(kSumThreads)
+    make_sequences_kernel(const Offset* from, int count, unsigned longest, unsigned T, int32_t* offsets, int32_t* chunk_base) {
+  unsigned* const sums = reinterpret_cast<unsigned*>(shared_memory());
+  // Lengths are below 2^31 and so is T: two of them do not overflow.
+  const auto within = [T](unsigned a, unsigned b) { return a + b < T ? a + b : T; };
+  const auto plus = [](unsigned a, unsigned b) { return a + b; };
+  unsigned tokens = 0, chunks = 0;  // before these sequences
+  if (thread_index() == 0) offsets[0] = chunk_base[0] = 0;
+  for (int first = 0; first < count; first += kSumThreads) {
+    const int n = first + static_cast<int>(thread_index());
+    const int64_t given = n < count ? static_cast<int64_t>(from[n + 1]) - static_cast<int64_t>(from[n]) : 0;
+    const unsigned length = given < 0 ? 0 : given < int64_t{longest} ? static_cast<unsigned>(given) : longest;
+    unsigned some, some_chunks;
+    const unsigned begin = within(tokens, joined_before(length, sums, within, some)), end = within(begin, length);
+    const unsigned own = (end - begin + kChunk - 1) / kChunk, base = chunks + joined_before(own, sums, plus, some_chunks);
+    if (n < count) offsets[n + 1] = static_cast<int32_t>(end), chunk_base[n + 1] = static_cast<int32_t>(base + own);
+    tokens = within(tokens, some), chunks += some_chunks;
+  }
+}
+
 __global__ void clear_kernel(uint32_t* device, int64_t count) {
   for (int64_t i = int64_t{block_index_x()} * block_size() + thread_index(); i < count; i += int64_t{grid_size_x()} * block_size()) device[i] = 0;
 }
@@ -104,6 +148,17 @@ void upload_sequences(const int64_t* sequences, int64_t count, int32_t* offsets,
       place(some <= few ? upload_lengths<int32_t, kFew> : upload_lengths<int32_t, kMany>);
     }
     for (int i = 0; i < some; ++i) chunks += (from[i + 1] - from[i] + kChunk - 1) / kChunk;
+  }
+}
+
+void make_sequences(const void* offsets, bool wide, int64_t count, int64_t longest, int64_t T, int32_t* made, int32_t* chunk_base, void* stream) {
+  constexpr size_t kShared = sizeof(unsigned) * kSumThreads / 32;
+  const int sequences = static_cast<int>(count);
+  const unsigned most = static_cast<unsigned>(longest), all = static_cast<unsigned>(T);
+  if (wide) {
+    launch(make_sequences_kernel<int64_t>, Dim3{1}, kSumThreads, kShared, stream, static_cast<const int64_t*>(offsets), sequences, most, all, made, chunk_base);
+  } else {
+    launch(make_sequences_kernel<int32_t>, Dim3{1}, kSumThreads, kShared, stream, static_cast<const int32_t*>(offsets), sequences, most, all, made, chunk_base);
   }
 }
 

@@ -102,7 +102,7 @@ FW_DEVICE ChunkPlace chunk_place(const Problem& x) {
   p.item = static_cast<int64_t>(chunk) * x.HV + p.hv;
   p.key_head = x.group == 1 ? p.hv : static_cast<int>(block_index_x() / static_cast<unsigned>(x.group));
   const SequenceArg& s = x.sequences;
-  if (grid_size_z() > 1 && chunk >= static_cast<unsigned>(s.chunk_base == nullptr ? s.N * s.chunks : s.chunk_base[s.N])) {
+  if ((grid_size_z() > 1 || s.bounded != 0) && chunk >= static_cast<unsigned>(s.chunk_base == nullptr ? s.N * s.chunks : s.chunk_base[s.N])) {
     p.span.rows = -1;
     return p;
   }

@@ -53,7 +53,7 @@ struct GatePlace {
   int lane, number, head, channel;  // number: of the row, of which this is the head and the channel; < 0: none
   int64_t first, end;               // tokens of the block; this thread has first + lane, first + lane + lanes, ..
 };
-FW_DEVICE GatePlace gate_place(const GateArg& gate, const GateCut& cut, int n, int64_t tokens) {
+FW_DEVICE GatePlace gate_place(const GateArg& gate, const GateCut& cut, int n, const GateTokens& tokens) {
   const int thread = static_cast<int>(thread_index());
   GatePlace p;
   p.lane = thread / cut.units;
@@ -61,7 +61,8 @@ FW_DEVICE GatePlace gate_place(const GateArg& gate, const GateCut& cut, int n, i
   if (p.number >= gate.heads * gate.channels) p.number = -1;
   p.head = p.number / gate.channels, p.channel = p.number % gate.channels;
   p.first = int64_t{block_index_x()} * cut.tokens;
-  p.end = p.first + cut.tokens < tokens ? p.first + cut.tokens : tokens;
+  const int64_t all = tokens_before(tokens.end, tokens.all);
+  p.end = p.first + cut.tokens < all ? p.first + cut.tokens : all;
   return p;
 }
 
@@ -90,7 +91,7 @@ FW_DEVICE Rows token_row(const TokenArg& a, const GateTokens& tokens, int64_t to
 
 template <int kN>
 FW_DEVICE void make_values(const GateArg& gate, const TokenArg& values, const GateTokens& tokens, const GateCut& cut) {
-  const GatePlace p = gate_place(gate, cut, kN, tokens.all);
+  const GatePlace p = gate_place(gate, cut, kN, tokens);
   if (p.number < 0) return;
   const GateNumbers<kN> own = gate_numbers<kN>(gate, p);
   for (int64_t token = p.first + p.lane; token < p.end; token += cut.lanes) {
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kThreads)
 template <int kN>
 FW_DEVICE void make_gradients(const GateGradient& a, const GateTokens& tokens, const GateCut& cut) {
   const GateArg& gate = a.gate;
-  const GatePlace p = gate_place(gate, cut, kN, tokens.all);
+  const GatePlace p = gate_place(gate, cut, kN, tokens);
   float of_bias[kN] = {}, of_rate[kN] = {};
   if (p.number >= 0) {
     const GateNumbers<kN> own = gate_numbers<kN>(gate, p);

@@ -20,9 +20,10 @@ struct GateArg {
   TokenArg x;              // the logits
   HeadArg a_log, dt_bias;  // may be absent
 };
-// Tokens of all sequences, and of a batch: all of them where sequences are packed.
+// Tokens of all sequences, and of a batch: all of them where sequences are packed. With an end there may be fewer.
 struct GateTokens {
   int64_t all = 0, batch = 0;
+  TokenEnd end;
 };
 struct GateValuesArgs {
   GateArg gates[kGates];

@@ -12,6 +12,15 @@ FW_DEVICE int64_t first_token(const SequenceArg& s, int n) { return s.offsets !=
 FW_DEVICE int32_t first_chunk(const SequenceArg& s, int n) { return s.chunk_base != nullptr ? s.chunk_base[n] : n * s.chunks; }
 FW_DEVICE int32_t chunk_count(const SequenceArg& s, int n) { return s.chunk_base != nullptr ? s.chunk_base[n + 1] - s.chunk_base[n] : s.chunks; }
 
+// Chunks and tokens that are there, of those that a call has room for.
+FW_DEVICE int64_t chunks_there(const SequenceArg& s, int64_t chunks) { return s.bounded != 0 && s.chunk_base[s.N] < chunks ? s.chunk_base[s.N] : chunks; }
+FW_DEVICE int64_t tokens_there(const SequenceArg& s, int64_t tokens) { return s.bounded != 0 && s.offsets[s.N] < tokens ? s.offsets[s.N] : tokens; }
+FW_DEVICE int64_t tokens_before(const TokenEnd& end, int64_t tokens) {
+  if (end.last == nullptr) return tokens;
+  const int64_t last = end.wide != 0 ? *static_cast<const int64_t*>(end.last) : *static_cast<const int32_t*>(end.last);
+  return last < 0 ? 0 : last < tokens ? last : tokens;
+}
+
 // The sequence that has chunk `chunk` of all chunks.
 FW_DEVICE int sequence_of_chunk(const SequenceArg& s, int chunk) {
   if (s.chunk_base == nullptr) return chunk / s.chunks;

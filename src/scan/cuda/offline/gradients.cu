@@ -116,9 +116,10 @@ FW_DEVICE float quad_sum(float x) {
   return x + shuffle_xor(x, 2);
 }
 
-// By a warp: where the rows of the item of a turn lie, a tensor a lane; only the item's number if there is none.
+// By a warp: where the rows of the item of a turn lie, a tensor a lane; only the item's number, at least `items`, if there is none.
 FW_DEVICE void find_places(const OfflineGradientArgs& args, int turn, int items, int value_blocks, GradientPlaces& to) {
-  const int item = static_cast<int>(block_index_x()) + turn * static_cast<int>(grid_size_x());
+  int item = static_cast<int>(block_index_x()) + turn * static_cast<int>(grid_size_x());
+  if (item / args.problem.HV >= chunks_there(args.problem.sequences, INT32_MAX)) item = items;
   if (lane_index() == 0) to.item = item, to.turn = turn;
   if (item >= items) return;
   const Problem& x = args.problem;

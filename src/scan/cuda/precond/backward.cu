@@ -241,7 +241,9 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
 }
 
 // Sum over all chunks in an order that their number alone decides.
-__global__ void __launch_bounds__(kCenterThreads) precond_center_kernel(const float* parts, int64_t chunks, int H, float* out, int64_t stride) {
+__global__ void __launch_bounds__(kCenterThreads)
+    precond_center_kernel(const float* parts, int64_t chunks, const __grid_constant__ SequenceArg sequences, int H, float* out, int64_t stride) {
+  chunks = chunks_there(sequences, chunks);
   const int h = static_cast<int>(block_index_x());
   float sum = 0;
   for (int64_t i = thread_index(); i < chunks; i += kCenterThreads) sum += parts[i * H + h];
@@ -295,7 +297,7 @@ void precond_backward(const PrecondBackwardArgs& args, int64_t chunks, void* str
     launch_kernels<8>(args, chunks, stream);
   }
   if (args.dcenter == nullptr) return;
-  launch(precond_center_kernel, Dim3{static_cast<unsigned>(x.H)}, kCenterThreads, 0, stream, args.dcenter_parts, chunks, x.H, args.dcenter,
+  launch(precond_center_kernel, Dim3{static_cast<unsigned>(x.H)}, kCenterThreads, 0, stream, args.dcenter_parts, chunks, x.sequences, x.H, args.dcenter,
          args.dcenter_stride);
 }
 

@@ -162,6 +162,7 @@ FW_DEVICE RunBlock run_block(const Problem& x, int chunks, bool of_sequences, bo
     return c;
   }
   const int block = static_cast<int>(block_index_z() * grid_size_y() + block_index_y());
+  chunks = static_cast<int>(chunks_there(s, chunks));
   c.chunk = from_last ? chunks - 1 - block : block;
   if (c.chunk < 0 || c.chunk >= chunks) {
     c.chunk = -1;

@@ -149,10 +149,10 @@ struct ChannelChunk : TurnChunk<Shape> {
       const SequenceArg& s = this->args.problem.sequences;
       const unsigned heads = static_cast<unsigned>(this->args.problem.HV), chunk = index / heads;
       const int at = static_cast<int>(chunk), hv = static_cast<int>(index - chunk * heads);
-      const bool packed = s.offsets != nullptr;
-      const int n = packed ? last_sequence_from(s.chunk_base, s.N, at, this->lane) : static_cast<int>(chunk / static_cast<unsigned>(s.chunks));
-      const int first = packed ? s.offsets[n] : 0, end = packed ? s.offsets[n + 1] : s.T;
-      const int token = first + (at - (packed ? s.chunk_base[n] : n * s.chunks)) * kChunk;
+      const bool packed = s.offsets != nullptr, exists = this->there(at);
+      const int n = !exists ? 0 : packed ? last_sequence_from(s.chunk_base, s.N, at, this->lane) : static_cast<int>(chunk / static_cast<unsigned>(s.chunks));
+      const int first = packed ? s.offsets[n] : 0, end = !exists ? 0 : packed ? s.offsets[n + 1] : s.T;
+      const int token = exists ? first + (at - (packed ? s.chunk_base[n] : n * s.chunks)) * kChunk : 0;
       const int64_t* from = reinterpret_cast<const int64_t*>(this->memory + Shape::kOrigins) + this->lane;
       const unsigned divisor = reinterpret_cast<const unsigned*>(this->memory + Shape::kOrigins + 4 * 8 * kPlaceEntries)[this->lane];
       const int head = divisor == 1 ? hv : static_cast<int>(static_cast<unsigned>(hv) / divisor);

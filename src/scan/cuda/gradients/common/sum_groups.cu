@@ -17,6 +17,7 @@ constexpr int kThreads = 256;
 template <int kN>
 __global__ void __launch_bounds__(kThreads, 4) sum_groups_kernel(const float* in, int dim, const __grid_constant__ TokenArg out,
                                                                  const __grid_constant__ SequenceArg sequences, unsigned rows, unsigned H, int group) {
+  rows = static_cast<unsigned>(tokens_there(sequences, rows / H)) * H;
   const unsigned step = grid_size_x() * (kThreads / 32), T = sequences.T > 0 ? static_cast<unsigned>(sequences.T) : 1;
   for (unsigned row = block_index_x() * (kThreads / 32) + warp_index(); row < rows; row += step) {
     const unsigned token = row / H, h = row - token * H;

@@ -56,6 +56,12 @@ struct TurnChunk : GradientChunk<Shape> {
   }
   FW_DEVICE int64_t tile(int turn) const { return tile_number(turn); }
   FW_DEVICE bool has(int turn) const { return block_index_x() + static_cast<unsigned>(turn) * grid_size_x() < static_cast<unsigned>(all.tiles); }
+  // Where the host knows only how many chunks there may be, tiles behind the last one are computed as chunks without rows: nothing of them is stored that
+  // anybody reads. (To ask in has() whether there is a chunk takes registers that kernels do not have.)
+  FW_DEVICE bool there(int chunk) const {
+    const SequenceArg& s = this->args.problem.sequences;
+    return s.bounded == 0 || chunk < s.chunk_base[s.N];
+  }
 
   // Of four turns, so that one can be looked up while slower threads are still with an earlier one: value head, tokens, and where the
   // first row lies of every tensor of a token.
@@ -87,8 +93,10 @@ struct TurnChunk : GradientChunk<Shape> {
     const Problem& x = every.problem;
     const SequenceArg& s = x.sequences;
     const unsigned heads = static_cast<unsigned>(x.HV);
-    const int chunk = static_cast<int>(index / heads), head = static_cast<int>(index % heads), n = sequence_of_chunk(s, chunk), own = this->lane;
-    const int from = (chunk - first_chunk(s, n)) * kChunk, left = sequence_length(s, n) - from;
+    const int chunk = static_cast<int>(index / heads), head = static_cast<int>(index % heads), own = this->lane;
+    const bool exists = there(chunk);
+    const int n = exists ? sequence_of_chunk(s, chunk) : 0;
+    const int from = exists ? (chunk - first_chunk(s, n)) * kChunk : 0, left = exists ? sequence_length(s, n) - from : 0;
     const int64_t token = first_token(s, n) + from;
     const bool anchored = Shape::kStills && x.rule.decay == Decay::kScalar && (left > kChunk || from > 0);
     wait_for_scan(index);
