@@ -162,6 +162,9 @@ typedef enum fw_state_layout {
  * (the results mean nothing, memory stays the caller's), and so is what is beyond max_seqlen. Long sequences are not cut into segments. */
 typedef enum fw_seqlens_memory { FW_SEQLENS_HOST = 0, FW_SEQLENS_DEVICE = 1 } fw_seqlens_memory;
 
+/* What becomes of the output of a sequence that fw_step skips, because it has no slot. */
+typedef enum fw_skipped { FW_SKIPPED_KEPT = 0, FW_SKIPPED_ZERO = 1 } fw_skipped;
+
 /* A tensor of the caller. data == NULL: absent. */
 typedef struct fw_tensor {
   void* data;
@@ -187,7 +190,8 @@ typedef struct fw_desc {
   int64_t num_sequences;  /* N with cu_seqlens, else ignored */
   int32_t device;         /* fw_device */
   void* stream;           /* CUDA: a cudaStream_t, NULL: the default stream */
-  const int32_t* slots;   /* fw_step on CUDA, device memory [N]: sequence n has its states at slot slots[n]; -1: it is skipped. NULL: slot n */
+  const int32_t* slots;   /* fw_step, memory of the device [N], read when the call runs: sequence n has its states at slot slots[n] of a pool; below
+                             first_slot: it is skipped. NULL: slot n */
   int64_t num_slots;      /* with slots: first dimension of the states */
   int64_t segment;        /* CUDA, chunk form: sequences are cut into segments of so many tokens (a multiple of 64), which run side by side and
                              are joined exactly. 0: the library chooses by the shape of the call; -1: never. The bits of a result depend on it */
@@ -195,6 +199,17 @@ typedef struct fw_desc {
   int32_t device_number;  /* CUDA: of the GPU that everything lies on and the stream is of; -1: the calling thread's current one */
   int32_t seqlens_memory; /* fw_seqlens_memory */
   int64_t max_seqlen;     /* with FW_SEQLENS_DEVICE: no sequence is longer; 0: T */
+  /* fw_step, for tokens that may be taken back (speculative decoding). With token_slots the states after every token are kept, and the next call starts
+   * from that of the last token that was accepted: it is given accepted, and nothing is copied. Memory of the device, read when the call runs. */
+  const int32_t* token_slots; /* [N, token_columns]: the states of sequence n after its token t go to slot token_slots[n, t] of final_state and final_precond
+                                 (below first_slot: nowhere), and to no other place. No sequence may have more tokens than there are columns */
+  int64_t token_columns;      /* with token_slots, at least 1 */
+  int64_t num_token_slots;    /* with token_slots: first dimension of final_state and final_precond */
+  const int32_t* accepted;    /* [N], with token_slots and without slots: sequence n starts from slot token_slots[n, accepted[n] - 1] (accepted[n] below 1:
+                                 column 0) of initial_state and initial_precond, whose first dimension is num_token_slots too; below first_slot: it is
+                                 skipped */
+  int32_t first_slot;         /* slots below it are none: 0, or 1 for a server whose slot 0 is nobody's */
+  int32_t skipped;            /* fw_skipped */
 } fw_desc;
 
 /* Inputs; backward writes the gradients into a struct of the same type (tensors that are absent there are not computed).
@@ -271,7 +286,8 @@ FW_API fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_
                              void* workspace, size_t workspace_bytes);
 
 /* Decode: the token form whatever desc->form says, for one or a few tokens a sequence (T small). Give the same memory
- * as in->initial_state and out->final_state to update the state in place. On CUDA the states may also be FW_BF16. */
+ * as in->initial_state and out->final_state to update the state in place. On CUDA the states may also be FW_BF16.
+ * Slots and tokens that may be taken back: fw_desc.slots, token_slots. No two sequences may write one slot, or read one that another writes. */
 FW_API fw_status fw_step(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* workspace, size_t workspace_bytes);
 
 /* A descriptor that is checked and planned once, for many calls of its shape: a call through it plans nothing and asks the tensors alone. It keeps what

@@ -9,6 +9,8 @@ ssm_states (one layer's pool): [slots, HV, V, K]; a negative slot is skipped and
 import importlib
 import inspect
 
+import torch
+
 from fastweight import _servers
 from fastweight.torch import _serving, pools
 
@@ -51,6 +53,10 @@ def _verify(q, k, v, gates, per_token, ssm_states, cache_indices, query_start_lo
     if retrieve_parent_token is not None:
         raise _serving.NotServed("retrieve_parent_token: a tree of drafted tokens takes kernels that go back to a parent's state, which this library has not")
     _serving.require(q, k, v)
+    if pools.takes(ssm_states, buffer) and buffer.stride(0) == buffer.shape[1] * buffer.stride(1):
+        steps = torch.arange(cache_steps, device=indices.device, dtype=torch.int32)
+        return pools.speculate(_servers.RULE, q, k, v, ssm_states, indices[:, None] * buffer.shape[1] + steps, query_start_loc, slots=cache_indices,
+                               into=buffer.flatten(0, 1), **gates)
 
     def store(t, states, there):
         buffer[indices[there].long(), t] = states[there].to(buffer.dtype)

@@ -44,13 +44,15 @@ def speculative(q, k, v, g, beta, pool, ssm_state_indices, num_accepted_tokens, 
     """At most S + 1 drafted tokens a sequence, packed [1, T, ...]; ssm_state_indices [N, S + 1]: the sequence begins at the state of
     [n, num_accepted_tokens[n] - 1], and its state after token t is stored at [n, t]. Returns o [1, T, HV, V]."""
     _serving.require(q, k, v)
+    rule = _servers.RULE if use_qk_l2norm_in_kernel else _servers.RULE_NORMED
+    if pools.takes(pool):
+        return pools.speculate(rule, q, k, v, pool, ssm_state_indices, cu_seqlens, accepted=num_accepted_tokens, first_slot=_FIRST_SLOT, scale=scale, g=g, beta=beta)
     indices = ssm_state_indices.long()
     begin = indices.gather(1, (num_accepted_tokens.long() - 1).clamp(min=0)[:, None])[:, 0]
 
     def store(t, states, there):
         pools._put(pool, torch.where(there, indices[:, t], 0), _FIRST_SLOT, states)
 
-    rule = _servers.RULE if use_qk_l2norm_in_kernel else _servers.RULE_NORMED
     return pools.verify(rule, q, k, v, pool, begin, cu_seqlens, indices.shape[1], store, first_slot=_FIRST_SLOT, scale=scale, g=g, beta=beta,
                         per_token=("g", "beta"))
 

@@ -82,10 +82,14 @@ struct Column {
   const char* name;
   fw_form form;
   bool backward, step;
+  int64_t drafted = 0;  // tokens of a call of which some are taken back; 0: none are
 };
-constexpr std::array kColumns = {Column{"forward, chunk", FW_FORM_CHUNK, false, false}, Column{"forward, token", FW_FORM_TOKEN, false, false},
-                                 Column{"backward, chunk", FW_FORM_CHUNK, true, false}, Column{"backward, token", FW_FORM_TOKEN, true, false},
-                                 Column{"step", FW_FORM_TOKEN, false, true}};
+constexpr std::array kColumns = {Column{"forward, chunk", FW_FORM_CHUNK, false, false},
+                                 Column{"forward, token", FW_FORM_TOKEN, false, false},
+                                 Column{"backward, chunk", FW_FORM_CHUNK, true, false},
+                                 Column{"backward, token", FW_FORM_TOKEN, true, false},
+                                 Column{"step", FW_FORM_TOKEN, false, true},
+                                 Column{"step, taken back", FW_FORM_TOKEN, false, true, 4}};
 
 bool has(const Kind& kind, const Column& column) { return column.step ? kind.step : column.form == FW_FORM_CHUNK ? kind.chunk : kind.token; }
 
@@ -95,6 +99,7 @@ FieldError error_of(const ReferenceProblem& problem, const ReferenceOutputs& for
   // Gradients that are a small part of the whole (the preconditioner's gates) are measured against a share of it.
   const double floor_share = run.bf16_operands ? 1e-2 : 1e-3;
   if (column.backward) return worst(compare(header_backward(problem, run), backward, floor_share));
+  if (column.drafted > 0) return worst(compare(header_speculation(problem, run, column.drafted), forward));
   return worst(compare(column.step ? header_steps(problem, run) : header_forward(problem, run), forward));
 }
 

@@ -209,6 +209,7 @@ class Layout {
   }
 
   const fw_desc* desc() const { return &desc_; }
+  fw_desc& options() { return desc_; }
 
   fw_sizes sizes() const {
     fw_sizes s;
@@ -366,6 +367,66 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
   return result;
 }
 
+// Numbers where a call on the device reads them.
+class DeviceNumbers {
+ public:
+  DeviceNumbers(std::vector<int32_t> values, fw_device device) : values_(std::move(values)) {
+    if (device != FW_DEVICE_CUDA) return;
+    device_.emplace(values_.size() * sizeof(int32_t));
+    device_->from_host(values_.data(), values_.size() * sizeof(int32_t));
+  }
+  const int32_t* data() const { return device_ ? static_cast<const int32_t*>(device_->data()) : values_.data(); }
+
+ private:
+  std::vector<int32_t> values_;
+  std::optional<DeviceMemory> device_;
+};
+
+// The states of all drafted tokens: slot 0 is nobody's, then `drafted` of each sequence.
+struct StatePool {
+  int64_t drafted = 0, slots = 0;
+  std::vector<double> states, preconds;
+  int64_t slot(int64_t n, int64_t t) const { return 1 + n * drafted + t; }
+};
+
+// One call of a speculation on the tokens of `part`. A sequence without any has no slot.
+template <class T>
+std::vector<double> run_speculation(const ReferenceProblem& part, const HeaderRun& run, const std::vector<int32_t>& accepted, StatePool& pool) {
+  const ReferenceShape& s = part.shape;
+  Layout<T> layout(part, run);
+  std::vector<int32_t> slots;
+  for (int64_t n = 0; n < s.sequences.count(); ++n) {
+    for (int64_t t = 0; t < pool.drafted; ++t) slots.push_back(s.sequences.length(n) > 0 ? static_cast<int32_t>(pool.slot(n, t)) : 0);
+  }
+  const DeviceNumbers token_slots(slots, run.device), taken(accepted, run.device);
+  fw_desc& desc = layout.options();
+  desc.token_slots = token_slots.data();
+  desc.token_columns = pool.drafted;
+  desc.num_token_slots = pool.slots;
+  desc.accepted = taken.data();
+  desc.first_slot = 1;
+  desc.skipped = FW_SKIPPED_ZERO;
+  if (run.device_seqlens) desc.max_seqlen = std::min(pool.drafted, desc.T);
+  fw_inputs in;
+  fw_outputs out;
+  FW_INIT(&in);
+  FW_INIT(&out);
+  layout.give(in, kInputTensors, reference_input_fields(), part.in);
+  Tensor<T>& states = layout.place("initial_state", {pool.slots, s.HV, s.K, s.V}, &pool.states, in.initial_state);
+  out.final_state = in.initial_state;
+  Tensor<T>* const preconds = part.rule.uses_precond() ? &layout.place("initial_precond", {pool.slots, s.H, s.K}, &pool.preconds, in.initial_precond) : nullptr;
+  out.final_precond = in.initial_precond;
+  Tensor<T>& o = layout.place("o", reference_output_fields()[0].shape(part.rule, s), nullptr, out.o);
+  const fw_sizes sizes = layout.sizes();
+  const GuardedBytes workspace(sizes.forward, run.device);
+  Layout<T>::expect_ok(fw_step(layout.desc(), &in, &out, workspace.data(), workspace.size()), "fw_step");
+  workspace.check("workspace");
+  layout.check();
+  pool.states = layout.read("initial_state", states);
+  if (preconds != nullptr) pool.preconds = layout.read("initial_precond", *preconds);
+  return layout.read("o", o);
+}
+
 ReferenceOutputs forward_in(const ReferenceProblem& p, const HeaderRun& run, Call call) {
   return run.dtype == FW_F32 ? run_forward<float>(p, run, call) : run_forward<double>(p, run, call);
 }
@@ -376,6 +437,56 @@ ReferenceOutputs header_forward(const ReferenceProblem& p, const HeaderRun& run)
 
 ReferenceInputs header_backward(const ReferenceProblem& p, const HeaderRun& run) {
   return run.dtype == FW_F32 ? run_backward<float>(p, run) : run_backward<double>(p, run);
+}
+
+ReferenceOutputs header_speculation(const ReferenceProblem& p, const HeaderRun& run, int64_t drafted) {
+  if (drafted < 1) fail_usage("header run: drafted: expected at least 1, got {}", drafted);
+  const ReferenceShape& s = p.shape;
+  const size_t count = static_cast<size_t>(s.sequences.count()), state = static_cast<size_t>(s.HV * s.K * s.V), precond = static_cast<size_t>(s.H * s.K);
+  StatePool pool;
+  pool.drafted = drafted;
+  pool.slots = 1 + s.sequences.count() * drafted;
+  pool.states.assign(static_cast<size_t>(pool.slots) * state, std::nan(""));
+  if (p.rule.uses_precond()) pool.preconds.assign(static_cast<size_t>(pool.slots) * precond, std::nan(""));
+  const auto copy = [](const std::vector<double>& from, size_t a, std::vector<double>& to, size_t b, size_t size) {
+    if (to.empty()) return;
+    if (from.empty()) {
+      std::fill_n(to.begin() + static_cast<std::ptrdiff_t>(b * size), size, 0.0);
+    } else {
+      std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(a * size), size, to.begin() + static_cast<std::ptrdiff_t>(b * size));
+    }
+  };
+  for (size_t n = 0; n < count; ++n) {  // before the first token: column 0
+    const size_t slot = static_cast<size_t>(pool.slot(static_cast<int64_t>(n), 0));
+    copy(p.in.initial_state, n, pool.states, slot, state);
+    copy(p.in.initial_precond, n, pool.preconds, slot, precond);
+  }
+  ReferenceProblem all = p;
+  all.in.initial_state.clear();
+  all.in.initial_precond.clear();
+  ReferenceOutputs result;
+  for (const auto& field : reference_output_fields()) (result.*field.values).assign(static_cast<size_t>(field.count(p.rule, s)), 0.0);
+  std::vector<int32_t> accepted(count, 0);
+  std::vector<int64_t> done(count, 0);
+  for (int32_t call = 0;; ++call) {
+    const ReferenceProblem part = slice_tokens(all, done, drafted);
+    const SeqLayout& rows = part.shape.sequences;
+    if (rows.tokens() == 0) break;
+    const std::vector<double> o = run.dtype == FW_F32 ? run_speculation<float>(part, run, accepted, pool) : run_speculation<double>(part, run, accepted, pool);
+    for (size_t i = 0; i < count; ++i) {
+      const int64_t n = static_cast<int64_t>(i), row = s.HV * s.V;
+      if (rows.length(n) == 0) continue;
+      accepted[i] = 1 + static_cast<int32_t>((call + n) % rows.length(n));
+      std::copy_n(o.begin() + rows.begin(n) * row, accepted[i] * row, result.o.begin() + (s.sequences.begin(n) + done[i]) * row);
+      done[i] += accepted[i];
+    }
+  }
+  for (size_t n = 0; n < count; ++n) {
+    const size_t slot = static_cast<size_t>(pool.slot(static_cast<int64_t>(n), std::max(accepted[n], 1) - 1));
+    copy(pool.states, slot, result.final_state, n, state);
+    copy(pool.preconds, slot, result.final_precond, n, precond);
+  }
+  return result;
 }
 
 ReferenceOutputs header_steps(const ReferenceProblem& p, const HeaderRun& run, int64_t tokens_per_call) {

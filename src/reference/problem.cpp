@@ -61,14 +61,14 @@ std::vector<double> draw_rows(Random& random, size_t n, int64_t dim, double low,
   return x;
 }
 
-// Copies the rows (tokens) [from(n), from(n) + length(n)) of each sequence; a row has values.size() / tokens values.
-std::vector<double> take_tokens(const std::vector<double>& values, const SeqLayout& all, const SeqLayout& some, int64_t begin) {
+// Copies the rows (tokens) [begins[n], begins[n] + length(n)) of each sequence; a row has values.size() / tokens values.
+std::vector<double> take_tokens(const std::vector<double>& values, const SeqLayout& all, const SeqLayout& some, const std::vector<int64_t>& begins) {
   std::vector<double> out;
   if (values.empty()) return out;
   const int64_t row = static_cast<int64_t>(values.size()) / all.tokens();
   for (int64_t n = 0; n < some.count(); ++n) {
     if (some.length(n) == 0) continue;
-    const auto first = values.begin() + (all.begin(n) + begin) * row;
+    const auto first = values.begin() + (all.begin(n) + begins[static_cast<size_t>(n)]) * row;
     out.insert(out.end(), first, first + some.length(n) * row);
   }
   return out;
@@ -153,18 +153,22 @@ ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options)
 }
 
 ReferenceProblem slice_tokens(const ReferenceProblem& problem, int64_t begin, int64_t end) {
+  return slice_tokens(problem, std::vector<int64_t>(static_cast<size_t>(problem.shape.sequences.count()), begin), end - begin);
+}
+
+ReferenceProblem slice_tokens(const ReferenceProblem& problem, const std::vector<int64_t>& begins, int64_t count) {
   const SeqLayout& all = problem.shape.sequences;
   std::vector<int64_t> offsets = {0};
   for (int64_t n = 0; n < all.count(); ++n) {
-    offsets.push_back(offsets.back() + std::max<int64_t>(0, std::min(end, all.length(n)) - begin));
+    offsets.push_back(offsets.back() + std::clamp<int64_t>(all.length(n) - begins[static_cast<size_t>(n)], 0, count));
   }
   ReferenceProblem part = problem;
   part.shape.sequences = SeqLayout(offsets);
   for (const auto& field : reference_input_fields()) {
-    if (of_tokens(field.name)) part.in.*field.values = take_tokens(problem.in.*field.values, all, part.shape.sequences, begin);
+    if (of_tokens(field.name)) part.in.*field.values = take_tokens(problem.in.*field.values, all, part.shape.sequences, begins);
   }
   for (const auto& field : reference_output_fields()) {
-    if (of_tokens(field.name)) part.d.*field.values = take_tokens(problem.d.*field.values, all, part.shape.sequences, begin);
+    if (of_tokens(field.name)) part.d.*field.values = take_tokens(problem.d.*field.values, all, part.shape.sequences, begins);
   }
   return part;
 }

@@ -39,6 +39,9 @@ ReferenceProblem random_problem(const Rule& rule, const ProblemOptions& options)
 // final states: set those to carry a state from slice to slice.
 ReferenceProblem slice_tokens(const ReferenceProblem& problem, int64_t begin, int64_t end);
 
+// The same with another beginning in each sequence, at most `count` tokens.
+ReferenceProblem slice_tokens(const ReferenceProblem& problem, const std::vector<int64_t>& begins, int64_t count);
+
 // One sequence on its own.
 ReferenceProblem slice_sequence(const ReferenceProblem& problem, int64_t n);
 

@@ -65,7 +65,7 @@ template <>
 constexpr size_t kFirstBytes<fw_inputs> = offsetof(fw_inputs, a_log);
 
 // Of all versions of the descriptor, the only struct besides fw_rule that has defaults: fw_init_struct knows it by these, which no other struct may have.
-constexpr size_t kDescBytes[] = {kFirstBytes<fw_desc>, offsetof(fw_desc, max_seqlen), sizeof(fw_desc)};
+constexpr size_t kDescBytes[] = {kFirstBytes<fw_desc>, offsetof(fw_desc, max_seqlen), offsetof(fw_desc, token_slots), sizeof(fw_desc)};
 template <class... Other>
 constexpr bool kOtherBytes = ((std::find(std::begin(kDescBytes), std::end(kDescBytes), sizeof(Other)) == std::end(kDescBytes)) && ...);
 static_assert(kOtherBytes<fw_rule, fw_gates, fw_tensor, fw_inputs, fw_outputs, fw_sizes>);
@@ -123,9 +123,14 @@ std::unique_ptr<const fw::Call> make_call(const fw_desc& desc) {
   return backend.call(std::move(plan));
 }
 
+void check_no_slots(const fw::Call& call) {
+  const fw::Slots& slots = call.plan().slots;
+  if (slots) fw::fail_usage("descriptor: {}: expected NULL in a call other than fw_step, got an address", slots.own != nullptr ? "slots" : "token_slots");
+}
+
 void forward(const fw::Call& call, const fw_inputs& in, const fw_outputs& out, void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes) {
-  if (call.plan().slots != nullptr && call.plan().form != FW_FORM_TOKEN)
-    fw::fail_usage("descriptor: slots: expected NULL in a call other than fw_step, got an address");
+  if (call.plan().form != FW_FORM_TOKEN) check_no_slots(call);
+  if (call.plan().slots) saved = nullptr;  // of use to nobody
   check_buffer("workspace", workspace, workspace_bytes, call.forward_bytes());
   if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
   call.forward(in, out, saved, workspace);
@@ -133,7 +138,7 @@ void forward(const fw::Call& call, const fw_inputs& in, const fw_outputs& out, v
 
 void backward(const fw::Call& call, const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, size_t saved_bytes, void* workspace,
               size_t workspace_bytes) {
-  if (call.plan().slots != nullptr) fw::fail_usage("descriptor: slots: expected NULL in fw_backward, got an address");
+  check_no_slots(call);
   check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? call.backward_bytes() : call.backward_alone_bytes());
   if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
   call.backward(in, d, grads, saved, workspace);

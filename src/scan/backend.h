@@ -47,7 +47,6 @@ struct Backend {
   int64_t most_tokens;    // of all sequences
   int64_t chunk;          // the one size of a chunk that it has; 0: any
   bool segments;          // whether a long sequence may be cut, at multiples of that size
-  bool slots;             // of fw_step
   bool device_seqlens;    // FW_SEQLENS_DEVICE
   bool bf16_step_states;  // of fw_step
   bool general_erase;     // rules with Rule::general_erase()

@@ -52,6 +52,29 @@ void read_offsets(const fw_desc& desc, Plan& plan) {
   if (plan.offsets.back() != desc.T) fail_usage("descriptor: cu_seqlens[{}]: expected T = {}, got {}", plan.N, desc.T, plan.offsets.back());
 }
 
+void check_slots(const fw_desc& desc) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  if (desc.slots != nullptr) check_positive("num_slots", desc.num_slots, kMost);
+  if (desc.first_slot < 0) fail_usage("descriptor: first_slot: expected 0 or more, got {}", desc.first_slot);
+  if (desc.skipped != FW_SKIPPED_KEPT && desc.skipped != FW_SKIPPED_ZERO) {
+    fail_usage("descriptor: skipped: expected FW_SKIPPED_KEPT or FW_SKIPPED_ZERO, got {}", desc.skipped);
+  }
+  if (desc.token_slots == nullptr) {
+    if (desc.accepted != nullptr) fail_usage("descriptor: accepted: expected NULL without token_slots, got an address");
+    return;
+  }
+  check_positive("token_columns", desc.token_columns, kMost);
+  check_positive("num_token_slots", desc.num_token_slots, kMost);
+  if (desc.accepted != nullptr && desc.slots != nullptr)
+    fail_usage("descriptor: slots: expected NULL with accepted, which says where sequences start, got an address");
+}
+
+void check_columns(const Plan& plan) {
+  if (plan.slots.tokens == nullptr || plan.longest <= plan.slots.columns) return;
+  fail_usage("descriptor: token_columns: expected at least {}, the tokens of the longest sequence{}, got {}", plan.longest,
+             plan.device_offsets != nullptr ? " that max_seqlen allows" : "", plan.slots.columns);
+}
+
 }  // namespace
 
 DecayKind Plan::decay_kind() const {
@@ -99,7 +122,6 @@ Plan make_plan(const fw_desc& desc) {
   if (desc.dtype == FW_F64 && !backend->doubles) fail_usage("descriptor: dtype: expected FW_F32 on {}, got {}", backend->name, desc.dtype);
   check_positive("K", desc.K, std::min(kMostKey, backend->most_key));
   check_positive("HV", desc.HV, std::min(kMostHeads, backend->most_heads));
-  if (desc.slots != nullptr && !backend->slots) fail_usage("descriptor: slots: expected NULL on {}, got an address", backend->name);
   if (desc.segment < -1 || (desc.segment > 0 && (!backend->segments || desc.segment % backend->chunk != 0))) {
     fail_usage("descriptor: segment: expected 0{} on {}, got {}", backend->segments ? fmt::format(", -1 or a multiple of {}", backend->chunk) : " or -1",
                backend->name, desc.segment);
@@ -111,13 +133,13 @@ Plan make_plan(const fw_desc& desc) {
   }
   if (desc.seqlens_memory == FW_SEQLENS_DEVICE && desc.segment > 0)
     fail_usage("descriptor: segment: expected 0 or -1 with FW_SEQLENS_DEVICE, got {}", desc.segment);
-  if (desc.slots != nullptr) check_positive("num_slots", desc.num_slots, int64_t{1} << 31);
+  check_slots(desc);
 
   Plan plan;
   plan.backend = backend;
   plan.device_number = desc.device_number;
   plan.stream = desc.stream;
-  plan.slots = desc.slots;
+  plan.slots = {desc.slots, desc.token_slots, desc.accepted, desc.token_columns, desc.first_slot, desc.skipped == FW_SKIPPED_ZERO};
   plan.segment = desc.segment;
   plan.rule = from_c(desc.rule);
   plan.gates = from_c(desc.gates);
@@ -151,7 +173,8 @@ Plan make_plan(const fw_desc& desc) {
   } else {
     plan.N = desc.B;
   }
-  plan.states = desc.slots != nullptr ? desc.num_slots : plan.N;
+  plan.states = desc.slots != nullptr ? desc.num_slots : desc.accepted != nullptr ? desc.num_token_slots : plan.N;
+  plan.final_states = desc.token_slots != nullptr ? desc.num_token_slots : plan.states;
   if (plan.tokens() > backend->most_tokens) {
     fail_usage("descriptor: T: expected at most {} tokens in all on {}, got {}", backend->most_tokens, backend->name, plan.tokens());
   }
@@ -159,6 +182,7 @@ Plan make_plan(const fw_desc& desc) {
     // As many chunks as N sequences of T tokens in all have at most: each has one that is not whole, and each chunk a token.
     plan.longest = plan.longest_token_form = desc.max_seqlen > 0 ? desc.max_seqlen : plan.T;
     plan.chunk_base = {std::min(plan.T, (plan.T + (plan.chunk - 1) * plan.N) / plan.chunk)};
+    check_columns(plan);
     return plan;
   }
   plan.chunk_base.resize(static_cast<size_t>(plan.N) + 1);
@@ -168,6 +192,7 @@ Plan make_plan(const fw_desc& desc) {
     plan.longest = std::max(plan.longest, plan.length(n));
     if (plan.token_form(n)) plan.longest_token_form = std::max(plan.longest_token_form, plan.length(n));
   }
+  check_columns(plan);
   return plan;
 }
 

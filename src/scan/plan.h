@@ -22,6 +22,28 @@ enum class DecayKind { kNone, kScalar, kChannel };
 
 struct Backend;  // backend.h
 
+// Which states of a pool a sequence of fw_step has; arrays in the device's memory, read when the call runs (fw_desc.slots, token_slots).
+struct Slots {
+  const int32_t* own = nullptr;       // [N]
+  const int32_t* tokens = nullptr;    // [N, columns]
+  const int32_t* accepted = nullptr;  // [N]
+  int64_t columns = 0;
+  int32_t first = 0;    // those below it are none
+  bool clears = false;  // o of a skipped sequence is zero
+  explicit operator bool() const { return own != nullptr || tokens != nullptr; }
+  static constexpr int32_t kNone = -1;
+  int32_t usable(int32_t slot) const { return slot < first ? kNone : slot; }
+  // For a host that may read them: where sequence n starts, and where its states after token t go; kNone: nowhere.
+  int64_t start(int64_t n) const {
+    if (accepted != nullptr) {
+      const int64_t column = accepted[n] < 1 ? 0 : accepted[n] < columns ? accepted[n] - 1 : columns - 1;
+      return usable(tokens[n * columns + column]);
+    }
+    return own != nullptr ? usable(own[n]) : n;
+  }
+  int64_t after(int64_t n, int64_t t) const { return usable(tokens[n * columns + t]); }
+};
+
 struct Plan {
   Rule rule;
   Gates gates;
@@ -45,9 +67,10 @@ struct Plan {
   const Backend* backend = nullptr;  // of the descriptor's device
   int device_number = -1;            // CUDA's; -1: the calling thread's current one
   void* stream = nullptr;
-  const int32_t* slots = nullptr;  // device memory
-  int64_t segment = 0;             // tokens of a segment as asked for: 0: by the shape, -1: none
-  int64_t states = 0;              // first dimension of the states: N, or the number of slots
+  Slots slots;
+  int64_t segment = 0;       // tokens of a segment as asked for: 0: by the shape, -1: none
+  int64_t states = 0;        // first dimension of the initial states: N, or the number of slots
+  int64_t final_states = 0;  // and of the final ones
 
   bool bf16_states() const;
   int64_t group() const { return HV / H; }

@@ -75,16 +75,17 @@ class Checker {
     return tensor;
   }
 
-  StateTensor<T> state(const char* name, const fw_tensor& t) const {
+  // states: how many there are.
+  StateTensor<T> state(const char* name, const fw_tensor& t, int64_t states) const {
     const bool k_first = plan_.state_layout == FW_STATE_K_FIRST;
-    const fw_tensor* x = check(name, t, {plan_.states, plan_.HV, k_first ? plan_.K : plan_.V, k_first ? plan_.V : plan_.K}, true, false, plan_.bf16_states());
+    const fw_tensor* x = check(name, t, {states, plan_.HV, k_first ? plan_.K : plan_.V, k_first ? plan_.V : plan_.K}, true, false, plan_.bf16_states());
     if (x == nullptr) return {};
     if (x->dtype == FW_BF16) return {nullptr, static_cast<Bf16*>(x->data), x->stride[0], x->stride[1], x->stride[2]};
     return {static_cast<T*>(x->data), nullptr, x->stride[0], x->stride[1], x->stride[2]};
   }
 
-  StateTensor<T> precond_state(const char* name, const fw_tensor& t) const {
-    const fw_tensor* x = check(name, t, {plan_.states, plan_.H, plan_.K}, plan_.rule.uses_precond(), false);
+  StateTensor<T> precond_state(const char* name, const fw_tensor& t, int64_t states) const {
+    const fw_tensor* x = check(name, t, {states, plan_.H, plan_.K}, plan_.rule.uses_precond(), false);
     if (x == nullptr) return {};
     if (plan_.K > 1 && x->stride[2] != 1) fail_usage("{}{}: stride[2]: expected 1 (the last dimension is contiguous), got {}", prefix_, name, x->stride[2]);
     return {static_cast<T*>(x->data), nullptr, x->stride[0], x->stride[1], plan_.K};
@@ -146,8 +147,8 @@ Inputs<T> check_inputs(const Plan& plan, const fw_inputs& in, TensorRole role) {
   const bool channel = rule.decay == Decay::kChannel;
   x.decay = checker.decay_parameters("", plan.gates.g, in.a_log, in.dt_bias, !channel ? plan.HV : x.g ? x.g.heads : kEitherHeads, channel ? plan.K : 0);
   x.precond_decay = checker.decay_parameters("precond_", plan.gates.precond_g, in.precond_a_log, in.precond_dt_bias, plan.H, 0);
-  x.initial_state = checker.state("initial_state", in.initial_state);
-  x.initial_precond = checker.precond_state("initial_precond", in.initial_precond);
+  x.initial_state = checker.state("initial_state", in.initial_state, plan.states);
+  x.initial_precond = checker.precond_state("initial_precond", in.initial_precond, plan.states);
   return x;
 }
 
@@ -178,8 +179,8 @@ Outputs<T> check_outputs(const Plan& plan, const fw_outputs& out, TensorRole rol
   const Checker<T> checker(plan, role, role == TensorRole::kInput);
   Outputs<T> x;
   x.o = checker.token("o", out.o, plan.HV, plan.V, true, role == TensorRole::kInput);
-  x.final_state = checker.state("final_state", out.final_state);
-  x.final_precond = checker.precond_state("final_precond", out.final_precond);
+  x.final_state = checker.state("final_state", out.final_state, plan.final_states);
+  x.final_precond = checker.precond_state("final_precond", out.final_precond, plan.final_states);
   return x;
 }
 

@@ -19,7 +19,7 @@ import torch
 from fastweight._library import DeviceError, Error
 from fastweight.torch import _arguments, _autograd, _calls, _operators  # noqa: F401: the operators are registered
 
-__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "plan_text", "step"]
+__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "plan_text", "speculate", "step"]
 
 _SAVE = os.environ.get("FASTWEIGHT_SAVE", "1") != "0"
 _SEGMENT = int(os.environ.get("FASTWEIGHT_SEGMENT", "0"))
@@ -199,7 +199,7 @@ def backward(rule, inputs, d_o, d_final_state=None, d_final_precond=None, *, wan
 def step(rule, q, k, v, state, precond_state=None, *, slots=None, scale=None, cu_seqlens=None, max_seqlen=None, state_v_first=False, gates=None, **tensors):
     """o of one or a few tokens a sequence; state [N, HV, K, V] (and precond_state [N, H, K]) are updated in place. No gradients.
 
-    slots (CUDA): int32 [N], the states of sequence n lie at slots[n] of a pool; -1: the sequence is skipped and its o is not written."""
+    slots: int32 [N], the states of sequence n lie at slots[n] of a pool; below 0: the sequence is skipped and its o is not written."""
     eager = _autograd.untraced()
     key = call = offsets = None
     if eager:
@@ -241,6 +241,37 @@ def step(rule, q, k, v, state, precond_state=None, *, slots=None, scale=None, cu
     return o if o.dtype == q.dtype else o.to(q.dtype)
 
 
+def speculate(rule, q, k, v, state, token_slots, precond_state=None, *, accepted=None, slots=None, token_states=None, token_preconds=None, first_slot=0,
+              scale=None, cu_seqlens=None, max_seqlen=None, state_v_first=False, gates=None, **tensors):
+    """o of a few tokens a sequence that may be taken back. No gradients; not for programs that are compiled.
+
+    state is a pool [slots, HV, K, V] (precond_state [slots, H, K]). The states after token t of sequence n go to slot token_slots[n, t] (int32 [N, columns]) of
+    token_states and token_preconds, or of the same pool. The sequence starts from slot token_slots[n, accepted[n] - 1] (accepted: int32 [N], how many
+    tokens of the call before stay), or slots[n], or n. Slots below first_slot are none: a sequence without one is skipped, its o zero."""
+    if not _autograd.untraced():
+        raise Error("speculate: expected a call that is not compiled or traced")
+    inputs, config = _checked_step(rule, q, k, v, state, precond_state, slots, scale, state_v_first, gates, max_seqlen, tensors)
+    finals = (state if token_states is None else token_states, precond_state if token_preconds is None else token_preconds)
+    _check_states(inputs, q, zip(("token_states", "token_preconds"), finals))
+    for name, numbers, rank in (("token_slots", token_slots, 2), ("accepted", accepted, 1)):
+        if numbers is not None and not (numbers.dtype == torch.int32 and numbers.dim() == rank and numbers.device == q.device and numbers.is_contiguous()):
+            raise Error(f"{name}: expected contiguous int32 of {rank} dimensions on {q.device}, got {numbers.dtype} of shape {list(numbers.shape)} on {numbers.device}")
+    count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    for name, numbers in (("token_slots", token_slots), ("accepted", accepted), ("slots", slots)):
+        if numbers is not None and numbers.shape[0] != count:
+            raise Error(f"{name}: expected {count} rows, one a sequence, got shape {list(numbers.shape)}")
+    _arguments.check_offsets(cu_seqlens, inputs[_calls.Q])
+    inputs = list(inputs)
+    inputs[_calls.INITIAL_STATE], inputs[_calls.INITIAL_PRECOND] = state, precond_state
+    places = _calls.Slots(slots, token_slots, accepted, finals[0].shape[0], first_slot, True)
+    call = _calls.step_call(config, inputs, _calls.offsets_of(cu_seqlens, config.max_seqlen), places, finals)
+    o = call(_calls.present_of(inputs), _calls.present_of(finals))
+    for tensor in _calls.present_of(finals):
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+    return o if o.dtype == q.dtype else o.to(q.dtype)
+
+
 def _checked_step(rule, q, k, v, state, precond_state, slots, scale, state_v_first, gates, max_seqlen, tensors):
     for name in tensors:
         if name.rstrip("_") not in _calls.INPUTS or name.startswith("initial"):
@@ -253,13 +284,17 @@ def _checked_step(rule, q, k, v, state, precond_state, slots, scale, state_v_fir
         raise Error(f"state: expected a torch.Tensor, got {type(state).__name__}")
     if slots is not None and (slots.dtype != torch.int32 or slots.dim() != 1 or slots.device != q.device):
         raise Error(f"slots: expected int32 of one dimension on {q.device}, got {slots.dtype} of shape {list(slots.shape)} on {slots.device}")
-    for name, tensor in (("state", state), ("precond_state", precond_state)):
+    _check_states(inputs, q, (("state", state), ("precond_state", precond_state)))
+    return inputs, config
+
+
+def _check_states(inputs, q, named):
+    for name, tensor in named:
         if tensor is not None and tensor.device != q.device:
             raise Error(f"{name}: expected a tensor on {q.device}, as q is, got one on {tensor.device}")
-        allowed = (_calls.state_dtype(inputs[_calls.Q].dtype),) + ((torch.bfloat16,) if q.device.type == "cuda" and name == "state" else ())
+        allowed = (_calls.state_dtype(inputs[_calls.Q].dtype),) + ((torch.bfloat16,) if q.device.type == "cuda" and name in ("state", "token_states") else ())
         if tensor is not None and tensor.dtype not in allowed:
             raise Error(f"{name}: expected {' or '.join(map(str, allowed))} (it is updated in place), got {tensor.dtype}")
-    return inputs, config
 
 
 def plan_text(rule, q, k, v, *, scale=None, cu_seqlens=None, max_seqlen=None, state_v_first=False, form="auto", chunk=0, segment=None, bf16_operands=None,

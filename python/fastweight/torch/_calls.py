@@ -13,7 +13,7 @@ import torch
 
 from fastweight import _library
 from fastweight.torch._plans import (  # noqa: F401: some are for _operators.py and the tests
-    FORMS, INITIAL_PRECOND, INITIAL_STATE, INPUTS, Config, Plan, Q, STATES, Shapes, Tensors, V, any_bf16, descriptor, keep, kept, offsets_of, shapes_of,
+    FORMS, INITIAL_PRECOND, INITIAL_STATE, INPUTS, Config, Plan, Q, STATES, Shapes, Slots, Tensors, V, any_bf16, descriptor, keep, kept, offsets_of, shapes_of,
     signature, sizes_of, state_dtype,
 )
 
@@ -179,18 +179,19 @@ class Step(_Call):
 
     function = "fw_plan_step"
 
-    def __init__(self, config, inputs, offsets, slots, stream):
+    def __init__(self, config, inputs, offsets, slots, stream, finals=None):
+        """finals: the tensors that are written, if they are others."""
         q, shapes = inputs[Q], shapes_of(inputs)
         self._o = (shapes.B, shapes.T, shapes.HV, shapes.V)
         self._inputs = Tensors("fw_inputs", inputs)
-        self._outputs = Tensors("fw_outputs", (q.new_empty(self._o), inputs[INITIAL_STATE], inputs[INITIAL_PRECOND]))
+        self._outputs = Tensors("fw_outputs", (q.new_empty(self._o), *(finals or (inputs[INITIAL_STATE], inputs[INITIAL_PRECOND]))))
         super().__init__(config, inputs, offsets, stream, (self._inputs, self._outputs), slots=slots)
 
     def _needs(self):
         return self.plan.forward
 
     def __call__(self, present, states):
-        """present: the inputs with the states among them; states: the present ones again, which are written."""
+        """present: the inputs with the states among them; states: the present ones again, or the finals, which are written."""
         o = present[0].new_empty(self._o)
         self._inputs.point(present)
         self._outputs.point((o, *states))
@@ -227,12 +228,14 @@ def backward(config, inputs, offsets, cotangents, saved, wanted):
     return tuple([None if t is None else next(found) for t in inputs])
 
 
-def step_call(config, inputs, offsets, slots):
-    """inputs: with the states."""
+def step_call(config, inputs, offsets, slots, finals=None):
+    """inputs: with the states. slots: a tensor, or Slots."""
     stream = stream_of(inputs[Q])
-    key = ("step", config, signature(inputs), offsets and offsets.key, slots if slots is None else slots.data_ptr(), stream)
+    if isinstance(slots, torch.Tensor):
+        slots = Slots(slots)
+    key = ("step", config, signature(inputs), offsets and offsets.key, slots and slots.key(), finals and signature(finals), stream)
     call = kept().get(key)
-    return keep(key, Step(config, inputs, offsets, slots, stream)) if call is None else call
+    return keep(key, Step(config, inputs, offsets, slots, stream, finals)) if call is None else call
 
 
 def step(config, inputs, offsets, state, precond_state, slots):

@@ -141,6 +141,31 @@ def descriptor(config, shapes, dtype, io_bf16, device, offsets):
     return desc
 
 
+class Slots(typing.NamedTuple):
+    """Where states lie in a pool (fw_desc.slots, token_slots): tensors of int32 that are read when a call runs. Its key stands for where they are."""
+
+    own: typing.Optional[torch.Tensor] = None
+    tokens: typing.Optional[torch.Tensor] = None
+    accepted: typing.Optional[torch.Tensor] = None
+    states: int = 0  # of the pool of the tokens' states
+    first: int = 0
+    clears: bool = False
+
+    def key(self):
+        places = [None if t is None else (t.data_ptr(), t.shape) for t in self[:3]]
+        return (*places, *self[3:])
+
+    def describe(self, desc, state):
+        if self.own is not None:
+            desc.slots, desc.num_slots = self.own.data_ptr(), state.shape[0]
+        if self.tokens is not None:
+            desc.token_slots, desc.token_columns, desc.num_token_slots = self.tokens.data_ptr(), self.tokens.shape[1], self.states
+        if self.accepted is not None:
+            desc.accepted = self.accepted.data_ptr()
+        desc.first_slot = self.first
+        desc.skipped = HEADER.enums["fw_skipped"]["zero" if self.clears else "kept"]
+
+
 def sizes_of(desc):
     sizes = _library.new("fw_sizes")
     _library.check(_library.library().fw_workspace_query(ctypes.byref(desc), ctypes.byref(sizes)))
@@ -158,8 +183,7 @@ class Plan:
         if device.type == "cuda":
             desc.stream = stream
         if slots is not None:
-            desc.num_slots = inputs[INITIAL_STATE].shape[0]
-            desc.slots = slots.data_ptr()
+            slots.describe(desc, inputs[INITIAL_STATE])
         lib = _library.library()
         handle = ctypes.c_void_p()
         self.threads = lib.fw_get_threads()

@@ -1,17 +1,18 @@
-"""States in a pool, as servers keep them: decode(), extend(), verify().
+"""States in a pool, as servers keep them: decode(), extend(), verify(), speculate().
 
 pool [slots, HV, V, K] (state_v_first; else [slots, HV, K, V]), with any strides and of any floating type; a sequence's state lies at its slot, and a slot below
 `first_slot` means that there is none (0: negative ones; 1: slot 0 too): the sequence is not computed, its outputs are zero and the pool keeps what it has.
-On CUDA decode() is one launch that reads and writes the pool itself and may be captured. The others gather states and put them back, which waits for the device, so
-that a capture of them is refused: that takes kernels with slots of their own. On the CPU all three gather.
+decode() on CUDA, and speculate() where takes() says so, read and write pools themselves and may be captured. The others gather states and put them back, which
+waits for the device, so that a capture of them is refused: that takes kernels with slots of their own.
 """
 
 import torch
 
 from fastweight.torch import forward, step
+from fastweight.torch import speculate as _speculate
 from fastweight.torch._serving import NotServed
 
-__all__ = ["decode", "extend", "verify"]
+__all__ = ["decode", "extend", "speculate", "takes", "verify"]
 
 
 def _waits(what, tensor):
@@ -64,6 +65,23 @@ def extend(rule, q, k, v, pool, slots, cu_seqlens, *, cu_seqlens_cpu=None, first
         _put(pool, slots, first_slot, states)
     lengths = cu_seqlens.diff().to(there.device)
     return o.masked_fill(~torch.repeat_interleave(there, lengths, output_size=o.shape[1])[None, :, None, None], 0)
+
+
+def takes(*pools):
+    """Whether the kernels read and write such pools themselves: states of float32, on CUDA also of bfloat16, whose last dimension is contiguous."""
+    return all(p.stride(-1) == 1 and p.dtype in ((torch.float32, torch.bfloat16) if p.is_cuda else (torch.float32,)) for p in pools)
+
+
+def speculate(rule, q, k, v, pool, token_slots, cu_seqlens, *, accepted=None, slots=None, into=None, first_slot=0, state_v_first=True, **call):
+    """o [1, T, HV, V] of drafted tokens, at most as many a sequence as token_slots [N, columns] has columns: the state after token t goes to slot [n, t] of the
+    pool `into` (pool itself if None), from the state at slot [n, accepted[n] - 1], or at slots [n], of pool. Nothing waits for the device."""
+    _check(pool, token_slots[:, 0], v, state_v_first)
+
+    def numbers(x):
+        return None if x is None else x.to(torch.int32).contiguous()
+
+    return _speculate(rule, q, k, v, pool, numbers(token_slots), accepted=numbers(accepted), slots=numbers(slots), token_states=into, first_slot=first_slot,
+                      cu_seqlens=cu_seqlens, max_seqlen=token_slots.shape[1], state_v_first=state_v_first, **call)
 
 
 def verify(rule, q, k, v, pool, slots, cu_seqlens, steps, store, *, first_slot=0, round_to=None, state_v_first=True, per_token=(), **call):

@@ -19,6 +19,7 @@ HeadScan<T>::HeadScan(const Plan& plan, const Inputs<T>& in, HeadScratch<T>& scr
       hv_(hv),
       h_(hv / plan.group()),
       length_(plan.length(n)),
+      slot_(plan.slots.start(n)),
       column0_(column0),
       columns_(columns),
       kp_(padded(plan.K)),
@@ -275,9 +276,9 @@ bool HeadScan<T>::in_place(const Outputs<T>& out) const {
 
 template <class T>
 void HeadScan<T>::token_forward_in_place(const Outputs<T>& out) {
-  T* state = out.final_state.at(n_, hv_) + column0_;
+  T* state = out.final_state.at(slot_, hv_) + column0_;
   const int64_t ld = out.final_state.stride_r;
-  const T* initial = in_.initial_state ? in_.initial_state.at(n_, hv_) + column0_ : nullptr;
+  const T* initial = in_.initial_state ? in_.initial_state.at(slot_, hv_) + column0_ : nullptr;
   for (int64_t k = 0; k < plan_.K && initial != state; ++k) {
     if (initial == nullptr) {
       std::fill_n(state + k * ld, columns_, T(0));
@@ -293,8 +294,23 @@ void HeadScan<T>::token_forward_in_place(const Outputs<T>& out) {
 }
 
 template <class T>
-void HeadScan<T>::load_state(const StateTensor<T>& src, T* dst) const {
-  const T* p = src.at(n_, hv_);
+void HeadScan<T>::token_forward_to_slots(const Outputs<T>& out) {
+  if (in_.initial_state) {
+    load_state(in_.initial_state, slot_, s_.state);
+  } else {
+    std::memset(s_.state, 0, sizeof(T) * static_cast<size_t>(plan_.K * vp_));
+  }
+  for (int64_t t = 0; t < length_; ++t) {
+    load_streams(t, 1, true);
+    token_forward(t, 1, s_.state, vp_, out);
+    const int64_t slot = plan_.slots.after(n_, t);
+    if (out.final_state && slot >= 0) store_state(s_.state, out.final_state, slot);
+  }
+}
+
+template <class T>
+void HeadScan<T>::load_state(const StateTensor<T>& src, int64_t slot, T* dst) const {
+  const T* p = src.at(slot, hv_);
   if (plan_.state_layout == FW_STATE_K_FIRST) {
     rk_.load_rows(plan_.K, columns_, {p + column0_, src.stride_r}, dst, vp_, T(1));
     return;
@@ -306,8 +322,8 @@ void HeadScan<T>::load_state(const StateTensor<T>& src, T* dst) const {
 }
 
 template <class T>
-void HeadScan<T>::store_state(const T* src, const StateTensor<T>& dst) const {
-  T* p = dst.at(n_, hv_);
+void HeadScan<T>::store_state(const T* src, const StateTensor<T>& dst, int64_t slot) const {
+  T* p = dst.at(slot, hv_);
   if (plan_.state_layout == FW_STATE_K_FIRST) {
     rk_.store_rows(plan_.K, columns_, src, vp_, {p + column0_, dst.stride_r});
     return;
@@ -319,13 +335,14 @@ void HeadScan<T>::store_state(const T* src, const StateTensor<T>& dst) const {
 
 template <class T>
 void HeadScan<T>::forward(const Outputs<T>& out, T* saved) {
+  if (plan_.slots.tokens != nullptr) return token_forward_to_slots(out);
   if (saved == nullptr && in_place(out)) return token_forward_in_place(out);
   const bool token = plan_.token_form(n_);
   const int64_t state_size = plan_.K * vp_;
   const int64_t full_vp = padded(plan_.V);
   bool have_state = static_cast<bool>(in_.initial_state);
   if (have_state) {
-    load_state(in_.initial_state, s_.state);
+    load_state(in_.initial_state, slot_, s_.state);
   } else if (token || length_ == 0 || saved != nullptr) {
     std::memset(s_.state, 0, sizeof(T) * static_cast<size_t>(state_size));
   }
@@ -349,7 +366,7 @@ void HeadScan<T>::forward(const Outputs<T>& out, T* saved) {
       std::memcpy(saved + plan_.triangle_index(n_, c, hv_), s_.tri, sizeof(T) * static_cast<size_t>(nk_ * nb_ * L * cp_));
     }
   }
-  if (out.final_state) store_state(s_.state, out.final_state);
+  if (out.final_state) store_state(s_.state, out.final_state, slot_);
 }
 
 template class HeadScan<float>;

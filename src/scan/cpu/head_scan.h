@@ -97,7 +97,7 @@ class HeadScan {
   // column0, columns: the block of value columns (forward). m: preconditioner rows (precond_row) or null.
   HeadScan(const Plan& plan, const Inputs<T>& in, HeadScratch<T>& scratch, const T* m, int64_t n, int64_t hv, int64_t column0, int64_t columns);
 
-  // o (not written when out.o is absent) and the final state; saved may be null.
+  // o (not written when out.o is absent) and the final state; saved may be null. Not of a sequence that has no slot.
   void forward(const Outputs<T>& out, T* saved);
   // Gradients of this head. `first`: no other head of the group has written yet.
   void backward(const Outputs<T>& d, const Inputs<T>& grads, const T* saved, const PrecondGradRows<T>& precond, bool first);
@@ -128,9 +128,11 @@ class HeadScan {
   // written once a token and never copied when it is updated in place.
   bool in_place(const Outputs<T>& out) const;
   void token_forward_in_place(const Outputs<T>& out);
+  // The token form with the state after every token stored at its slot.
+  void token_forward_to_slots(const Outputs<T>& out);
 
-  void load_state(const StateTensor<T>& src, T* dst) const;
-  void store_state(const T* src, const StateTensor<T>& dst) const;
+  void load_state(const StateTensor<T>& src, int64_t slot, T* dst) const;
+  void store_state(const T* src, const StateTensor<T>& dst, int64_t slot) const;
   FrontTile<T> front_tile(int64_t begin, int64_t L) const;
   bool splits_diagonal() const { return plan_.rule.uses_g(); }
   // Head of a tensor that may have one per key head.
@@ -152,6 +154,7 @@ class HeadScan {
   HeadScratch<T>& s_;
   const T* m_;
   const int64_t n_, hv_, h_, length_;
+  const int64_t slot_;  // of the states
   const int64_t column0_, columns_;
   const int64_t kp_, vp_, cp_;
   const int64_t nb_;   // stacked blocks: 2 online, 1 offline

@@ -256,7 +256,7 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
   const bool token = plan_.token_form(n_);
   bool have_dstate = static_cast<bool>(d.final_state);
   if (have_dstate) {
-    load_state(d.final_state, s_.dstate);
+    load_state(d.final_state, n_, s_.dstate);
   } else {
     std::memset(s_.dstate, 0, sizeof(T) * static_cast<size_t>(plan_.K * vp_));
   }
@@ -304,7 +304,7 @@ void HeadScan<T>::backward(const Outputs<T>& d, const Inputs<T>& grads, const T*
     tile.add_m = !first;
     front_.backward(tile);
   }
-  if (grads.initial_state) store_state(s_.dstate, grads.initial_state);
+  if (grads.initial_state) store_state(s_.dstate, grads.initial_state, n_);
 }
 
 template void HeadScan<float>::backward(const Outputs<float>&, const Inputs<float>&, const float*, const PrecondGradRows<float>&, bool);

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "base/error.h"
 #include "base/threads.h"
 #include "scan/cpu/gates.h"
 #include "scan/cpu/head_scan.h"
@@ -47,8 +48,8 @@ struct PrecondSpace {
     const int64_t all = plan.tokens() * plan.H * padded(plan.K);
     m = bump.take(all);
     states = bump.take(plan.N * plan.H * padded(plan.K));
+    if (backward || plan.slots.tokens != nullptr) history = bump.take(all);
     if (!backward) return;
-    history = bump.take(all);
     grads.dm = bump.take(all);
     if (plan.rule.normaliser == Normaliser::kGated) {
       grads.dg = bump.take(plan.tokens() * plan.H);
@@ -77,10 +78,17 @@ class PrecondPass {
   // The kernels walk rows that lie one after the other: one task's rows are contiguous, [n][h][token][kp].
   void forward(const Outputs<T>* out) const {
     parallel_for(plan_.N * plan_.H, [&](int64_t i) {
+      const int64_t n = i / plan_.H, h = i % plan_.H, slot = plan_.slots.start(n);
+      if (slot < 0) return;
       ThreadSpace<T> mine = thread_space(plan_, backward_, threads_, elements_);
-      PrecondTask<T> x = task(i, mine.stage.read(in_, i / plan_.H, i % plan_.H * plan_.group(), true));
+      PrecondTask<T> x = task(i, slot, mine.stage.read(in_, n, h * plan_.group(), true));
       precond_kernels<T>().forward(x);
-      if (out != nullptr && out->final_precond) std::memcpy(out->final_precond.at(i / plan_.H, i % plan_.H), x.state, sizeof(T) * static_cast<size_t>(plan_.K));
+      if (out == nullptr || !out->final_precond) return;
+      const auto store = [&](const T* state, int64_t to) {
+        if (to >= 0) std::memcpy(out->final_precond.at(to, h), state, sizeof(T) * static_cast<size_t>(plan_.K));
+      };
+      if (plan_.slots.tokens == nullptr) return store(x.state, slot);
+      for (int64_t t = 0; t < x.rows; ++t) store(x.history + t * kp_, plan_.slots.after(n, t));
     });
   }
 
@@ -95,7 +103,7 @@ class PrecondPass {
       ThreadSpace<T> mine = thread_space(plan_, backward_, threads_, elements_);
       const Inputs<T> grads = mine.stage.open_to_add(own, n, hv);
       PrecondGrad<T> grad;
-      grad.in = task(i, mine.stage.read(in_, n, hv, true));
+      grad.in = task(i, n, mine.stage.read(in_, n, hv, true));
       grad.dm = space_.grads.dm + row_index(n, h);
       if (space_.grads.dg != nullptr) {
         grad.dg_direct = space_.grads.dg + row_index(n, h) / kp_;
@@ -121,7 +129,8 @@ class PrecondPass {
     if (src) std::memcpy(dst, src.at(n, h), sizeof(T) * static_cast<size_t>(plan_.K));
   }
 
-  PrecondTask<T> task(int64_t i, const Inputs<T>& in) const {
+  // slot: of the initial state.
+  PrecondTask<T> task(int64_t i, int64_t slot, const Inputs<T>& in) const {
     const int64_t n = i / plan_.H, h = i % plan_.H;
     const auto view = [&](const TokenTensor<T>& t) -> RowView<const T> {
       const RowView<T> rows = t.rows(plan_, n, 0, h);
@@ -136,7 +145,7 @@ class PrecondPass {
     x.beta = view(in.precond_beta);
     x.center = in_.precond_center != nullptr ? in_.precond_center[h * in_.center_stride] : T(0);
     x.state = space_.states + i * kp_;
-    load(in_.initial_precond, n, h, x.state);
+    load(in_.initial_precond, slot, h, x.state);
     x.m = space_.m + row_index(n, h);
     x.history = space_.history != nullptr ? space_.history + row_index(n, h) : nullptr;
     return x;
@@ -149,6 +158,32 @@ class PrecondPass {
   T* threads_;
   int64_t elements_, kp_;
 };
+
+// On the CPU slots that are not in the pool can be told from those that are.
+void check_slots(const Plan& plan) {
+  const Slots& slots = plan.slots;
+  const auto check = [](const char* name, int64_t n, int64_t slot, int64_t count) {
+    if (slot >= count) fail_usage("{} of sequence {}: expected a slot below {}, got {}", name, n, count, slot);
+  };
+  for (int64_t n = 0; slots && n < plan.N; ++n) {
+    check(slots.accepted != nullptr ? "token_slots" : "slots", n, slots.start(n), plan.states);
+    for (int64_t t = 0; slots.tokens != nullptr && t < plan.length(n); ++t) check("token_slots", n, slots.after(n, t), plan.final_states);
+  }
+}
+
+// The output of a sequence that is skipped.
+template <class T>
+void clear_output(const Plan& plan, const TokenTensor<T>& o, int64_t n, int64_t hv, int64_t column0, int64_t columns) {
+  if (!plan.slots.clears || !o) return;
+  for (int64_t t = 0; t < plan.length(n); ++t) {
+    const int64_t at = o.offset(plan, n, t, hv) + column0;
+    if (o.bf16 != nullptr) {
+      std::fill_n(o.bf16 + at, columns, Bf16{});
+    } else {
+      std::fill_n(o.data + at, columns, T(0));
+    }
+  }
+}
 
 }  // namespace
 
@@ -170,6 +205,7 @@ size_t backward_elements(const Plan& plan) {
 
 template <class T>
 void scan_forward(const Plan& plan, const Inputs<T>& given, const Outputs<T>& out, T* saved, T* workspace) {
+  check_slots(plan);
   Bump<T> bump(workspace);
   const Inputs<T> in = GatePass<T>(plan, false, bump).values(given);
   const PrecondSpace<T> space(plan, false, bump);
@@ -180,6 +216,7 @@ void scan_forward(const Plan& plan, const Inputs<T>& given, const Outputs<T>& ou
   parallel_for(plan.N * plan.HV * blocks, [&](int64_t task) {
     const int64_t block = task % blocks, hv = task / blocks % plan.HV, n = task / blocks / plan.HV;
     const int64_t column0 = block * kValueBlock, columns = std::min(kValueBlock, plan.V - column0);
+    if (plan.slots.start(n) < 0) return clear_output(plan, out.o, n, hv, column0, columns);
     ThreadSpace<T> mine = thread_space(plan, false, threads, elements);
     const Inputs<T> inputs = mine.stage.read(in, n, hv, true);
     const Outputs<T> outputs = mine.stage.open(out);

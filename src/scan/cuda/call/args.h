@@ -27,6 +27,15 @@ struct StateArg {
   int32_t bf16 = 0;  // else float32
 };
 
+// Where the states of sequences lie in a pool (scan/plan.h: Slots). All null: those of sequence n at n.
+struct SlotArg {
+  const int32_t* own = nullptr;       // [N]
+  const int32_t* tokens = nullptr;    // [N, columns]: of the states after every token, instead of those after the last
+  const int32_t* accepted = nullptr;  // [N]: tokens of the call before, whose last one's slot is where the sequence starts
+  int32_t columns = 0, first = 0;     // slots below `first` are none
+  int32_t clears = 0;                 // o of a sequence without a slot, which is skipped, is zero
+};
+
 // Sequences of the call. Packed: device tables of N + 1 entries (offsets: tokens before sequence n; chunk_base: chunks before
 // it). Else N sequences of T tokens each.
 struct SequenceArg {

@@ -19,9 +19,9 @@ void clear(uint32_t* device, int64_t count, void* stream);
 struct TokenForwardArgs {
   Problem problem;
   TokenArg o;
-  StateArg final_state;            // may be the memory of problem.initial_state
-  const int32_t* slots = nullptr;  // [N]: the states of sequence n are at slot slots[n]; -1: the sequence is skipped
-  // With a preconditioner and no problem.m, one token a sequence (not packed): the step of A is made here too. May be the memory of
+  StateArg final_state;  // may be the memory of problem.initial_state
+  SlotArg slots;
+  // With a preconditioner and no problem.m, one token a sequence (not packed, no slots of tokens): the step of A is made here too. May be the memory of
   // problem.initial_precond, may be absent.
   StateArg final_precond;
 };
@@ -52,15 +52,17 @@ void token_backward(const TokenBackwardArgs& args, int64_t longest, void* stream
 // ---- precond/: the diagonal preconditioner (recurrence.md 3), chunk-parallel
 
 struct PrecondForwardArgs {
-  Problem problem;                 // m unused
-  float* m = nullptr;              // [tokens, H, K], and problem.precond_rows unless null; null: only the boundaries
-  float* boundaries = nullptr;     // [chunks, H, K]: A before every chunk
-  bool made = false;               // the boundaries are there already: only M
-  float* scratch = nullptr;        // [chunks, H, K + 1]
-  StateArg final_precond;          // may be absent
-  const int32_t* slots = nullptr;  // as TokenForwardArgs
+  Problem problem;              // m unused
+  float* m = nullptr;           // [tokens, H, K], and problem.precond_rows unless null; null: only the boundaries
+  float* boundaries = nullptr;  // [chunks, H, K]: A before every chunk
+  bool made = false;            // the boundaries are there already: only M
+  float* scratch = nullptr;     // [chunks, H, K + 1]
+  StateArg final_precond;       // may be absent
+  SlotArg slots;                // as TokenForwardArgs; not those of tokens
 };
 void precond_forward(const PrecondForwardArgs& args, int64_t chunks, void* stream);
+// One token after the other: M of every token, and A after it to the token's slot. The same bits. boundaries and scratch are not used.
+void precond_tokens(const PrecondForwardArgs& args, void* stream);
 
 // What gradients() makes of the preconditioner where it makes M itself: the gradients as if none reached a chunk's last A from behind, and
 // with what numbers one that does, D, adds to them. It adds linearly.

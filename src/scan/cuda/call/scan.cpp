@@ -57,6 +57,11 @@ StateArg state_arg(const Plan& plan, const StateTensor<float>& t) {
   return a;
 }
 
+SlotArg slot_arg(const Plan& plan) {
+  const Slots& s = plan.slots;
+  return {s.own, s.tokens, s.accepted, static_cast<int32_t>(s.columns), s.first, s.clears ? 1 : 0};
+}
+
 StateArg precond_arg(const StateTensor<float>& t) {
   StateArg a;
   if (!t) return a;
@@ -218,8 +223,12 @@ void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegion
   if (made) args.problem.precond_rows = nullptr;  // so are they
   args.scratch = space.at<float>(regions.scratch);
   args.final_precond = final_precond;
-  args.slots = plan.slots;
-  precond_forward(args, device.chunks, plan.stream);
+  args.slots = slot_arg(plan);
+  if (plan.slots.tokens != nullptr) {
+    precond_tokens(args, plan.stream);
+  } else {
+    precond_forward(args, device.chunks, plan.stream);
+  }
   problem.m = args.m;
 }
 
@@ -337,7 +346,7 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
   upload_tables(plan, device.forward.common, space);
   Problem problem = problem_of(plan, device, in, device.forward.common, space);
   // One token a sequence: token_forward makes the step of A itself.
-  const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1;
+  const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr;
   if (!steps_precond) {
     const bool save = saved != nullptr && device.saved.boundaries.bytes > 0;
     if (save) problem.precond_rows = Space(saved).at<uint16_t>(device.saved.precond_rows);
@@ -357,7 +366,7 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
   args.problem = problem;
   args.o = token_arg(plan, out.o);
   args.final_state = state_arg(plan, out.final_state);
-  args.slots = plan.slots;
+  args.slots = slot_arg(plan);
   if (steps_precond && plan.rule.uses_precond()) args.final_precond = precond_arg(out.final_precond);
   token_forward(args, plan.stream);
 }

@@ -185,7 +185,7 @@ TokenChoice select_token(const TokenForwardArgs& args, int multiprocessors) {
   choice.channels = x.K <= 64 ? 2 : x.K <= 128 ? 4 : 8;
   choice.rows = x.V > 8 && heads * ((x.V + 31) / 32) >= enough ? 8 : 2;
   constexpr int kMostTokens = 4;  // of kStep: a warp each (token/forward.cu: kStateWarps)
-  if (!packed && x.sequences.T > 0 && x.sequences.T <= kMostTokens) choice.kernel = TokenKernel::kStep;
+  if (!packed && x.sequences.T > 0 && x.sequences.T <= kMostTokens && args.slots.tokens == nullptr) choice.kernel = TokenKernel::kStep;
   // Whole heads: enough of them, each contiguous in whole units of 16 bytes, and room for three of them in a multiprocessor.
   constexpr int64_t kMostBytes = 64 * 1024, kManyBlocks = 2048;
   if (choice.channels == 8 || packed || x.sequences.T != 1 || heads < enough || row % 16 != 0 || row * x.V > kMostBytes) return choice;

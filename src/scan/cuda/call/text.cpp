@@ -150,10 +150,11 @@ std::string token_kernels(const Plan& plan, const Problem& problem, int processo
   TokenForwardArgs args;
   args.problem = problem;
   args.final_state = state(plan);
+  if (plan.slots.tokens != nullptr) args.slots.tokens = somewhere<int32_t>();
   std::vector<std::string> names;
-  const bool steps = !plan.packed && plan.T == 1;
+  const bool steps = !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr;
   if (plan.rule.uses_precond() && !steps) {
-    names.emplace_back("precond/forward");
+    names.emplace_back(plan.slots.tokens != nullptr ? "token/precond_tokens" : "precond/forward");
     args.problem.m = somewhere<float>();
   }
   const TokenChoice choice = select_token(args, processors);

@@ -341,7 +341,7 @@ struct ChunkWalk {
   const float* b;  // [chunks, H, K]
   float* before;   // [chunks, H, K]
   StateArg from, to;
-  const int32_t* slots;
+  SlotArg slots;
 };
 inline constexpr int kWalkThreads = 256, kWalkWarps = kWalkThreads / 32, kWalkChunks = 64, kWalkEach = kWalkChunks / kWalkWarps, kWalkSteps = 16;
 // In shared memory: what a round of chunks takes, and in the place of b what it leaves.
@@ -379,7 +379,7 @@ __global__ void __launch_bounds__(kWalkThreads)
   const int64_t item = block_index_x() / static_cast<unsigned>(groups);
   const int n = static_cast<int>(item / H), h = static_cast<int>(item % H);
   const int channel = static_cast<int>(block_index_x() % static_cast<unsigned>(groups)) * 32 + lane;
-  const int slot = walk.slots != nullptr ? walk.slots[n] : n;
+  const int slot = start_slot(walk.slots, n);
   grid_dependency_launch_first();  // the next kernel reads inputs ahead, as those of this pass in front of this one do, and the boundaries behind its wait
   grid_dependency_wait();
   if (slot < 0) return;

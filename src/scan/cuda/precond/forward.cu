@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN, kFlat))
   grid_dependency_launch();
   const RunBlock c = run_block<kN>(x, f.chunks, f.by_sequence, false);
   if (c.chunk < 0) return;
-  if (a.slots != nullptr && a.slots[c.n] < 0) return;
+  if (start_slot(a.slots, c.n) < 0) return;
   const auto put = [&](const RawGates& raw, auto&& key) {
     const RunGates gates = make_gates<kN>(x, raw, c.lane, key);
     put_run<kN>(gates, c.warp, c.lane, shared, key);
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
   // From the last chunk on: its keys are what the sums have left in the cache.
   const RunBlock c = run_block<kN>(x, f.chunks, f.by_sequence, true);
   if (c.chunk < 0) return grid_dependency_wait();
-  const int slot = a.slots != nullptr ? a.slots[c.n] : c.n;
+  const int slot = start_slot(a.slots, c.n);
   const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
   if (slot < 0) return grid_dependency_wait();
   const RunTensor<kN> keys(x, f.k, c, [&] { return key_rows(x.in.k, x.sequences, c.n, c.h); });

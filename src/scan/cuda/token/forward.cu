@@ -10,6 +10,7 @@
 //   token_forward_kernel   256                 rows of the state in registers, through    4 to 7: the key sides of the next batch of four
 //                                              a batch of four tokens
 //   precond_step_kernel    128                 A of a key head each
+//   precond_tokens_kernel  128                 A and M of a key head each, token after token
 // Keys go to the rows through shared memory and sync_threads(); copies of a head by cp.async groups of each thread.
 #include <algorithm>
 
@@ -99,9 +100,10 @@ struct WarpState {
     if (cut.initial != StateAccess::kStaged) return;
     read_stage<kN, kRows>(Stage<kN>(shared_memory() + cut.stage, kLogTile, initial.bf16), initial.bf16 != 0, warp * kRows, a.problem.K, lane, s);
   }
-  FW_DEVICE void store(const TokenForwardArgs& a, const ForwardCut& cut, const TokenPlace& place, int warp, int lane) const {
+  // To a slot; several times, if there are slots of tokens.
+  FW_DEVICE void store(const TokenForwardArgs& a, const ForwardCut& cut, const TokenPlace& place, int slot, int warp, int lane) const {
     const Problem& x = a.problem;
-    const StateRef final = state_of(a.final_state, place.slot, place.hv);
+    const StateRef final = state_of(a.final_state, slot, place.hv);
     const int v0 = place.v_tile + warp * kRows;
     if (cut.final == StateAccess::kChannels) store_rows<kN, kRows>(final, v0, x.V - v0, x.K, lane, s);
     if (cut.final == StateAccess::kElements) store_state_elements<kN, kRows>(final, v0, x.V, x.K, lane, s);
@@ -111,6 +113,7 @@ struct WarpState {
     write_stage<kN, kRows>(stage(cut, final), final.bf16 != 0, warp * kRows, x.K, lane, s);
     named_barrier_sync(1, kStateThreads);
     stage_out<kN>(final, stage(cut, final), place.v_tile, x.V, x.K, 32 * warp + lane, kStateThreads);
+    if (a.slots.tokens != nullptr) named_barrier_sync(1, kStateThreads);  // before the next one is written there
   }
 
  private:
@@ -121,7 +124,7 @@ struct WarpState {
 // this one writes too.
 FW_DEVICE void prefetch_rows(const TokenForwardArgs& a, const TokenPlace& place, int first, int last, int lane) {
   const Problem& x = a.problem;
-  if (a.slots != nullptr || x.initial_state.stride_v != x.K) return;
+  if (has_slots(a.slots) || x.initial_state.stride_v != x.K) return;
   const StateRef state = state_of(x.initial_state, place.n, place.hv);
   const int row = x.K * (state.bf16 != 0 ? 2 : 4), end = (last < x.V ? last : x.V) * row;
   for (int at = first * row + 128 * lane; at < end; at += 4096) prefetch_line(state.data + at);
@@ -134,13 +137,22 @@ FW_DEVICE TokenPlace tile_place(const ForwardCut& cut) {
   place.v_tile = static_cast<int>(block_index_x() & ((1u << cut.log_tiles) - 1)) << WarpState<kN, kRows>::kLogTile;
   return place;
 }
-FW_DEVICE void find_slot(const TokenForwardArgs& a, TokenPlace& place) {
-  place.slot = a.slots != nullptr ? a.slots[place.n] : place.n;
-  if (place.v_tile >= a.problem.V) place.slot = -1;
+// Whether the block has anything to do: values of a sequence that has a slot. If not, the output is zero if it is to be.
+FW_DEVICE bool find_slot(const TokenForwardArgs& a, const ForwardCut& cut, TokenPlace& place) {
+  const Problem& x = a.problem;
+  if (place.v_tile >= x.V) return false;
+  place.slot = start_slot(a.slots, place.n);
+  if (place.slot >= 0) return true;
+  const Rows o = rows_of(a.o, x.sequences, place.n, place.hv);
+  if (a.slots.clears == 0 || o.data == nullptr) return false;
+  const int columns = x.V - place.v_tile < cut.tile ? x.V - place.v_tile : cut.tile, count = sequence_length(x.sequences, place.n) * columns;
+  FW_NO_UNROLL
+  for (int i = static_cast<int>(thread_index()); i < count; i += static_cast<int>(block_size())) store_element(o, i / columns, place.v_tile + i % columns, 0);
+  return false;
 }
 
-// The token in shared memory through a warp's rows.
-template <int kN, int kRows>
+// The token in shared memory through a warp's rows. kKeeps: there may be slots of tokens.
+template <bool kKeeps, int kN, int kRows>
 FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const TokenPlace& place, int t, const char* token, int warp, int lane,
                          WarpState<kN, kRows>& state) {
   const int row = row_of_lane<kRows>(lane), v = place.v_tile + warp * kRows + row;
@@ -148,9 +160,13 @@ FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const
   token_step<kN, kRows>(GatheredToken<kN>(cut.gather, token, lane), reinterpret_cast<const float*>(token + cut.gather.at[kRowV])[warp * kRows + row], lane,
                         state.s, o);
   if (has_row<kRows>(lane) && v < a.problem.V && a.o.data != nullptr) store_element(rows_of(a.o, a.problem.sequences, place.n, place.hv), t, v, o);
+  if (!kKeeps || a.slots.tokens == nullptr) return;
+  const int slot = token_slot(a.slots, place.n, t);
+  if (slot >= 0) state.store(a, cut, place, slot, warp, lane);
 }
 
-// The same few tokens of every sequence (at most kStateWarps): a warp each makes them, while the rows of the others are on their way.
+// The same few tokens of every sequence (at most kStateWarps): a warp each makes them, while the rows of the others are on their way. No slots of tokens: for
+// them there are too few registers.
 template <int kN, int kRows>
 __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
     token_step_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
@@ -160,8 +176,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
     prefetch_rows(a, place, place.v_tile + warp * kRows, place.v_tile + (warp + 1) * kRows, lane);
   grid_dependency_wait();
   if (cut.early) grid_dependency_launch();
-  find_slot(a, place);
-  if (place.slot < 0) return;
+  if (!find_slot(a, cut, place)) return;
   WarpState<kN, kRows> state;
   if (warp >= kStateWarps) {
     const int t = warp - kStateWarps;
@@ -175,9 +190,9 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
   if (warp >= kStateWarps) return;
   state.finish(a, cut, warp, lane);
   FW_NO_UNROLL
-  for (int t = 0; t < a.problem.sequences.T; ++t) step_rows(a, cut, place, t, shared_memory() + t * cut.gather.bytes, warp, lane, state);
+  for (int t = 0; t < a.problem.sequences.T; ++t) step_rows<false>(a, cut, place, t, shared_memory() + t * cut.gather.bytes, warp, lane, state);
   grid_dependency_launch();
-  state.store(a, cut, place, warp, lane);
+  state.store(a, cut, place, place.slot, warp, lane);
 }
 
 // Any tokens: four warps make the ones of a batch, while the others take their rows through those of the batch before.
@@ -188,8 +203,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
   const bool makes = warp_index() >= kStateWarps;
   grid_dependency_wait();
   TokenPlace place = tile_place<kN, kRows>(cut);
-  find_slot(a, place);
-  if (place.slot < 0) return;
+  if (!find_slot(a, cut, place)) return;
   const int length = sequence_length(a.problem.sequences, place.n), bytes = cut.gather.bytes;
   const int batches = (length + kStateWarps - 1) / kStateWarps;
   WarpState<kN, kRows> state;
@@ -206,14 +220,14 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
       const char* const tokens = shared_memory() + (batch - 1) % 2 * kStateWarps * bytes;
       const int t0 = (batch - 1) * kStateWarps;
       FW_NO_UNROLL
-      for (int i = 0; i < kStateWarps && t0 + i < length; ++i) step_rows(a, cut, place, t0 + i, tokens + i * bytes, warp, lane, state);
+      for (int i = 0; i < kStateWarps && t0 + i < length; ++i) step_rows<true>(a, cut, place, t0 + i, tokens + i * bytes, warp, lane, state);
     }
     sync_threads();
     if (batch == 0 && !makes) state.finish(a, cut, warp, lane);
   }
   if (makes) return;
   grid_dependency_launch();
-  state.store(a, cut, place, warp, lane);
+  if (a.slots.tokens == nullptr) state.store(a, cut, place, place.slot, warp, lane);
 }
 
 // One token each, the states contiguous [V, K]: a block has a whole head, its state on its way through shared memory.
@@ -241,8 +255,7 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
   const int first = place.v_tile + warp * per_warp, last = first + per_warp < end ? first + per_warp : end;
   if (warp < kStateWarps) prefetch_rows(a, place, first, last, lane);
   grid_dependency_wait();
-  find_slot(a, place);
-  if (place.slot < 0) return;
+  if (!find_slot(a, cut, place)) return;
   const StateRef initial = state_of(x.initial_state, place.slot, place.hv);
   char* const stage = shared_memory() + cut.stage - place.v_tile * row_bytes;  // row v at v row_bytes
   if (warp == kStateWarps) {
@@ -261,7 +274,8 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
   const GatheredToken<kN> k(cut.gather, token, lane);
   const float z_v = reinterpret_cast<const float*>(token + cut.gather.rw_at)[1];
   const Rows o_rows = rows_of(a.o, x.sequences, place.n, place.hv);
-  const StateRef staged{stage, 1, x.K, initial.bf16}, final = state_of(a.final_state, place.slot, place.hv);
+  const int to = a.slots.tokens != nullptr ? token_slot(a.slots, place.n, 0) : place.slot;
+  const StateRef staged{stage, 1, x.K, initial.bf16}, final = state_of(a.final_state, to, place.hv);
   const int row = row_of_lane<kHeadRows>(lane);
   const bool writes = has_row<kHeadRows>(lane) && o_rows.data != nullptr;
   FW_NO_UNROLL
@@ -275,7 +289,7 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
     const float z = row < rows ? z_v * gathered_value(x, cut.gather, token, v0 - place.v_tile + row) : 0.0f;
     token_step<kN, kHeadRows>(k, z, lane, s, o);
     if (writes && row < rows) store_element(o_rows, 0, v0 + row, o);
-    if (cut.final != StateAccess::kAbsent) store_rows<kN, kHeadRows>(final, v0, rows, x.K, lane, s);
+    if (cut.final != StateAccess::kAbsent && to >= 0) store_rows<kN, kHeadRows>(final, v0, rows, x.K, lane, s);
   }
 }
 
@@ -288,7 +302,7 @@ __global__ void __launch_bounds__(32 * kStepWarps) precond_step_kernel(const __g
   const int lane = static_cast<int>(lane_index());
   const unsigned item = block_index_x() * kStepWarps + warp_index(), heads = static_cast<unsigned>(x.H);
   const int n = static_cast<int>(item / heads), h = static_cast<int>(item % heads);
-  const int slot = n >= x.sequences.N ? -1 : args.slots != nullptr ? args.slots[n] : n;
+  const int slot = n >= x.sequences.N ? -1 : start_slot(args.slots, n);
   // The kernel in front waited before it launched this one, so A and the inputs are there; the next one reads nothing ahead of its wait.
   grid_dependency_launch_first();
   float a[kN];
@@ -304,6 +318,40 @@ __global__ void __launch_bounds__(32 * kStepWarps) precond_step_kernel(const __g
   }
   grid_dependency_wait();
   if (slot >= 0) store_channels(precond_rows(args.final_precond, slot, h), 0, lane * kN, x.K, a);
+}
+
+// A through the tokens of each sequence, one after the other, with A after each at the token's slot, and M. A warp has a key head.
+template <int kN>
+__global__ void __launch_bounds__(32 * kStepWarps) precond_tokens_kernel(const __grid_constant__ PrecondForwardArgs args, PrecondMap<float> map) {
+  const Problem& x = args.problem;
+  const int lane = static_cast<int>(lane_index());
+  const unsigned item = block_index_x() * kStepWarps + warp_index(), heads = static_cast<unsigned>(x.H);
+  const int n = static_cast<int>(item / heads), h = static_cast<int>(item % heads);
+  const int slot = n >= x.sequences.N ? -1 : start_slot(args.slots, n);
+  if (slot < 0) return;
+  const Rows from = precond_rows(x.initial_precond, slot, h), keys = key_rows(x.in.k, x.sequences, n, h), decays = key_rows(x.in.precond_g, x.sequences, n, h),
+             gains = key_rows(x.in.precond_beta, x.sequences, n, h);
+  const float center = precond_center(x, h);
+  const int length = sequence_length(x.sequences, n);
+  float* const made = args.m + (first_token(x.sequences, n) * x.H + h) * x.K;
+  float a[kN] = {};
+  if (from.data != nullptr) load_channels(from, 0, lane * kN, x.K, a);
+  FW_NO_UNROLL
+  for (int t = 0; t < length; ++t) {
+    float k[kN], m[kN];
+    load_channels(keys, t, lane * kN, x.K, k);
+    step_precond(x, map, center, load_element(decays, t, 0), load_element(gains, t, 0), lane, k, a, m);
+    store_channels({reinterpret_cast<char*>(made), int64_t{x.H} * x.K, 0}, t, lane * kN, x.K, m);
+    const int to = token_slot(args.slots, n, t);
+    if (to >= 0 && args.final_precond.data != nullptr) store_channels(precond_rows(args.final_precond, to, h), 0, lane * kN, x.K, a);
+  }
+}
+
+template <int kN>
+void launch_precond_tokens(const PrecondForwardArgs& args, void* stream) {
+  const int64_t items = static_cast<int64_t>(args.problem.sequences.N) * args.problem.H;
+  launch(precond_tokens_kernel<kN>, Dim3{static_cast<unsigned>((items + kStepWarps - 1) / kStepWarps)}, 32 * kStepWarps, 0, stream, args,
+         precond_map_of(args.problem.rule));
 }
 
 // What the kernels have in common. A kernel of one block a head stores A itself.
@@ -368,6 +416,12 @@ void launch_channels(const TokenForwardArgs& args, const TokenChoice& choice, in
 }
 
 }  // namespace
+
+void precond_tokens(const PrecondForwardArgs& args, void* stream) {
+  const int K = args.problem.K;
+  if (K > 256) fail_internal("precond_tokens: expected K <= 256, got {}", K);
+  K <= 64 ? launch_precond_tokens<2>(args, stream) : K <= 128 ? launch_precond_tokens<4>(args, stream) : launch_precond_tokens<8>(args, stream);
+}
 
 // Bits do not depend on the choice.
 void token_forward(const TokenForwardArgs& args, void* stream) {
