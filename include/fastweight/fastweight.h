@@ -10,8 +10,8 @@
  * newer library). Nothing but fw_plan_create allocates memory that the caller must free, nothing throws; each function returns a status and
  * fw_last_error() says, for the calling thread, which argument was wrong, what was expected and what came.
  * All tensors of a call have the descriptor's dtype; with io_dtype FW_BF16 those of tokens (q, k, v, gates, o and their
- * gradients) may each be bf16 or float32 instead, while states, sums and parameters (center, a_log, dt_bias) stay float32. Strides
- * count elements; the last dimension has stride 1.
+ * gradients) may each be bf16 or float32 instead, while sums and parameters (center, a_log, dt_bias) stay float32. With dtype FW_F32 initial_state and
+ * final_state may each be bf16 too, whatever io_dtype is: sums inside a call are float32. Strides count elements; the last dimension has stride 1.
  * CUDA (descriptor's device): every tensor, workspace and saved buffer is device memory; cu_seqlens is host memory, read before the
  * call returns, or device memory (seqlens_memory). Work is queued on the descriptor's stream: no allocation, no synchronisation, and a
  * graph may capture it. dtype is FW_F32 there, K at most 256, and the chunk form needs operands FW_BF16 and K at most 128; everything
@@ -190,8 +190,8 @@ typedef struct fw_desc {
   int64_t num_sequences;  /* N with cu_seqlens, else ignored */
   int32_t device;         /* fw_device */
   void* stream;           /* CUDA: a cudaStream_t, NULL: the default stream */
-  const int32_t* slots;   /* fw_step, memory of the device [N], read when the call runs: sequence n has its states at slot slots[n] of a pool; below
-                             first_slot: it is skipped. NULL: slot n */
+  const int32_t* slots;   /* fw_step and fw_forward, memory of the device [N], read when the call runs: sequence n has its states at slot slots[n] of a pool.
+                             Below first_slot: fw_step skips the sequence, fw_forward starts it from zero and leaves no states. NULL: slot n */
   int64_t num_slots;      /* with slots: first dimension of the states */
   int64_t segment;        /* CUDA, chunk form: sequences are cut into segments of so many tokens (a multiple of 64), which run side by side and
                              are joined exactly. 0: the library chooses by the shape of the call; -1: never. The bits of a result depend on it */
@@ -210,6 +210,8 @@ typedef struct fw_desc {
                                  skipped */
   int32_t first_slot;         /* slots below it are none: 0, or 1 for a server whose slot 0 is nobody's */
   int32_t skipped;            /* fw_skipped */
+  const int32_t* final_slots; /* fw_forward, with slots: [N]: the final states of sequence n go to slot final_slots[n] of the pool instead (below first_slot:
+                                 nowhere) */
 } fw_desc;
 
 /* Inputs; backward writes the gradients into a struct of the same type (tensors that are absent there are not computed).
@@ -275,8 +277,8 @@ FW_API fw_status fw_device_check(int32_t device);
  * length that is needed without it; 0 and fw_last_error() if the descriptor is wrong. Needs no device. */
 FW_API size_t fw_plan_text(const fw_desc* desc, char* buffer, size_t bytes);
 
-/* o and the final states. saved (sizes.saved bytes, or NULL) keeps what backward would otherwise recompute.
- * workspace and saved: aligned to 64 bytes. */
+/* o and the final states, which may be the memory of the initial ones. saved (NULL with slots) (sizes.saved bytes, or NULL) keeps what backward would otherwise
+ * recompute. workspace and saved: aligned to 64 bytes. */
 FW_API fw_status fw_forward(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* saved, size_t saved_bytes, void* workspace,
                             size_t workspace_bytes);
 
@@ -286,7 +288,7 @@ FW_API fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_
                              void* workspace, size_t workspace_bytes);
 
 /* Decode: the token form whatever desc->form says, for one or a few tokens a sequence (T small). Give the same memory
- * as in->initial_state and out->final_state to update the state in place. On CUDA the states may also be FW_BF16.
+ * as in->initial_state and out->final_state to update the state in place.
  * Slots and tokens that may be taken back: fw_desc.slots, token_slots. No two sequences may write one slot, or read one that another writes. */
 FW_API fw_status fw_step(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* workspace, size_t workspace_bytes);
 

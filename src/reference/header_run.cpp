@@ -210,6 +210,8 @@ class Layout {
 
   const fw_desc* desc() const { return &desc_; }
   fw_desc& options() { return desc_; }
+  // Of the states that are placed from here on.
+  void have_bf16_states(bool have) { bf16_states_ = have; }
 
   fw_sizes sizes() const {
     fw_sizes s;
@@ -227,7 +229,8 @@ class Layout {
       shape.insert(shape.begin(), desc_.B);
     }
     if (state && run_.state_layout == FW_STATE_V_FIRST) std::swap(shape[2], shape[3]);
-    tensors_.push_back({name, std::make_unique<Tensor<T>>(shape, tokens ? run_.row_padding : 0, tokens ? spare() : 0, tokens && is_bf16(name), run_.device)});
+    tensors_.push_back(
+        {name, std::make_unique<Tensor<T>>(shape, tokens ? run_.row_padding : 0, tokens ? spare() : 0, (tokens || state) && is_bf16(name), run_.device)});
     Tensor<T>& t = *tensors_.back().tensor;
     if (values != nullptr) t.set(state && run_.state_layout == FW_STATE_V_FIRST ? transposed(*values, p_.shape.K, p_.shape.V) : *values);
     tensor = t.desc();
@@ -274,6 +277,7 @@ class Layout {
   };
   int64_t spare() const { return run_.device_seqlens ? run_.spare_tokens : 0; }
   bool is_bf16(const std::string& name) const {
+    if (is_matrix_state(name.c_str())) return bf16_states_;
     if (run_.bf16 == HeaderRun::Bf16Tensors::kStreams)
       return name == "q" || name == "k" || name == "erase_key" || name == "erase_write" || name == "v" || name == "o";
     return run_.bf16 == HeaderRun::Bf16Tensors::kAll;
@@ -283,17 +287,120 @@ class Layout {
   const ReferenceProblem& p_;
   const HeaderRun& run_;
   fw_desc desc_;
-  bool packed_ = false;
+  bool packed_ = false, bf16_states_ = false;
   std::vector<int32_t> offsets32_;
   std::optional<DeviceMemory> device_offsets_;
   std::vector<Named> tensors_;
 };
 
+// Numbers where a call on the device reads them.
+class DeviceNumbers {
+ public:
+  DeviceNumbers(std::vector<int32_t> values, fw_device device) : values_(std::move(values)) {
+    if (device != FW_DEVICE_CUDA) return;
+    device_.emplace(values_.size() * sizeof(int32_t));
+    device_->from_host(values_.data(), values_.size() * sizeof(int32_t));
+  }
+  const int32_t* data() const { return device_ ? static_cast<const int32_t*>(device_->data()) : values_.data(); }
+
+ private:
+  std::vector<int32_t> values_;
+  std::optional<DeviceMemory> device_;
+};
+
+// A pool of states of one field: each sequence has slot 2 n + 1 if its state is not 0, and its final state goes to slot 2 n, or to the same. All others are NaN
+// and must stay so.
+class FieldPool {
+ public:
+  // bf16: the pool's numbers.
+  FieldPool(const std::vector<double>& initial, size_t state, int64_t sequences, bool in_place, bool bf16)
+      : state_(state), values_(static_cast<size_t>(2 * sequences + 1) * state, std::nan("")) {
+    for (size_t n = 0; n < static_cast<size_t>(sequences); ++n) {
+      const auto from = initial.begin() + static_cast<std::ptrdiff_t>(initial.empty() ? 0 : n * state);
+      const bool there = !initial.empty() && std::any_of(from, from + static_cast<std::ptrdiff_t>(state), [](double x) { return x != 0; });
+      starts.push_back(there ? static_cast<int32_t>(2 * n + 1) : -1);
+      ends.push_back(in_place && there ? starts.back() : static_cast<int32_t>(2 * n));
+      if (there) std::copy_n(from, state, at(values_, starts.back()));
+    }
+    for (double& x : values_) {
+      const float wide = static_cast<float>(x);
+      float value = wide;
+      if (bf16) round_to_bf16_values(1, &wide, &value);
+      x = static_cast<double>(value);
+    }
+  }
+  const std::vector<double>& values() const { return values_; }
+  int64_t slots() const { return static_cast<int64_t>(values_.size() / state_); }
+  // What the call has left: the final states.
+  std::vector<double> finals(std::vector<double> after) const {
+    std::vector<double> found;
+    for (const int32_t slot : ends) {
+      found.insert(found.end(), at(after, slot), at(after, slot) + static_cast<std::ptrdiff_t>(state_));
+      std::copy_n(values_.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(slot) * state_), state_, at(after, slot));
+    }
+    for (size_t i = 0; i < after.size(); ++i) {
+      if (std::isnan(values_[i]) ? !std::isnan(after[i]) : after[i] != values_[i]) fail_internal("header run: slot {} of a pool was written", i / state_);
+    }
+    return found;
+  }
+  std::vector<int32_t> starts, ends;
+
+ private:
+  std::vector<double>::iterator at(std::vector<double>& values, int32_t slot) const {
+    return values.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(slot) * state_);
+  }
+  size_t state_;
+  std::vector<double> values_;
+};
+
 enum class Call { kForward, kStep };
+
+// fw_forward with states at slots of a pool.
+template <class T>
+ReferenceOutputs run_pool(const ReferenceProblem& p, const HeaderRun& run) {
+  const ReferenceShape& s = p.shape;
+  const int64_t sequences = s.sequences.count();
+  FieldPool states(p.in.initial_state, static_cast<size_t>(s.HV * s.K * s.V), sequences, run.state_in_place, run.bf16_states);
+  FieldPool preconds(p.in.initial_precond, static_cast<size_t>(s.H * s.K), sequences, run.state_in_place, false);
+  if (p.rule.uses_precond() && preconds.starts != states.starts) fail_internal("header run: expected states and preconditioners of the same sequences");
+  const DeviceNumbers starts(states.starts, run.device), ends(states.ends, run.device);
+  ReferenceProblem rest = p;
+  rest.in.initial_state.clear();
+  rest.in.initial_precond.clear();
+  Layout<T> layout(rest, run);
+  fw_desc& desc = layout.options();
+  desc.slots = starts.data();
+  desc.num_slots = states.slots();
+  desc.final_slots = ends.data();
+  fw_inputs in;
+  fw_outputs out;
+  FW_INIT(&in);
+  FW_INIT(&out);
+  layout.give(in, kInputTensors, reference_input_fields(), rest.in);
+  layout.have_bf16_states(run.bf16_states);
+  Tensor<T>& pool = layout.place("initial_state", {states.slots(), s.HV, s.K, s.V}, &states.values(), in.initial_state);
+  out.final_state = in.initial_state;
+  Tensor<T>* const precond_pool =
+      p.rule.uses_precond() ? &layout.place("initial_precond", {preconds.slots(), s.H, s.K}, &preconds.values(), in.initial_precond) : nullptr;
+  out.final_precond = in.initial_precond;
+  Tensor<T>& o = layout.place("o", reference_output_fields()[0].shape(p.rule, s), nullptr, out.o);
+  const fw_sizes sizes = layout.sizes();
+  const GuardedBytes workspace(sizes.forward, run.device);
+  Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, nullptr, 0, workspace.data(), workspace.size()), "fw_forward");
+  workspace.check("workspace");
+  layout.check();
+  ReferenceOutputs result;
+  result.o = layout.read("o", o);
+  result.final_state = states.finals(layout.read("initial_state", pool));
+  if (precond_pool != nullptr) result.final_precond = preconds.finals(layout.read("initial_precond", *precond_pool));
+  return result;
+}
 
 template <class T>
 ReferenceOutputs run_forward(const ReferenceProblem& p, const HeaderRun& run, Call call) {
+  if (run.pool && call == Call::kForward) return run_pool<T>(p, run);
   Layout<T> layout(p, run);
+  layout.have_bf16_states(run.bf16_states);
   fw_inputs in;
   fw_outputs out;
   FW_INIT(&in);
@@ -339,7 +446,9 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
   FW_INIT(&grads);
   FW_INIT(&out);
   FW_INIT(&d);
+  layout.have_bf16_states(run.bf16_states);
   layout.give(in, kInputTensors, reference_input_fields(), p.in);
+  layout.have_bf16_states(false);  // of gradients none are
   layout.give(d, kOutputTensors, reference_output_fields(), p.d);
   const fw_sizes sizes = layout.sizes();
   const GuardedBytes forward_space(sizes.forward, run.device), saved(sizes.saved, run.device);
@@ -366,21 +475,6 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
   }
   return result;
 }
-
-// Numbers where a call on the device reads them.
-class DeviceNumbers {
- public:
-  DeviceNumbers(std::vector<int32_t> values, fw_device device) : values_(std::move(values)) {
-    if (device != FW_DEVICE_CUDA) return;
-    device_.emplace(values_.size() * sizeof(int32_t));
-    device_->from_host(values_.data(), values_.size() * sizeof(int32_t));
-  }
-  const int32_t* data() const { return device_ ? static_cast<const int32_t*>(device_->data()) : values_.data(); }
-
- private:
-  std::vector<int32_t> values_;
-  std::optional<DeviceMemory> device_;
-};
 
 // The states of all drafted tokens: slot 0 is nobody's, then `drafted` of each sequence.
 struct StatePool {

@@ -65,7 +65,8 @@ template <>
 constexpr size_t kFirstBytes<fw_inputs> = offsetof(fw_inputs, a_log);
 
 // Of all versions of the descriptor, the only struct besides fw_rule that has defaults: fw_init_struct knows it by these, which no other struct may have.
-constexpr size_t kDescBytes[] = {kFirstBytes<fw_desc>, offsetof(fw_desc, max_seqlen), offsetof(fw_desc, token_slots), sizeof(fw_desc)};
+constexpr size_t kDescBytes[] = {kFirstBytes<fw_desc>, offsetof(fw_desc, max_seqlen), offsetof(fw_desc, token_slots), offsetof(fw_desc, final_slots),
+                                 sizeof(fw_desc)};
 template <class... Other>
 constexpr bool kOtherBytes = ((std::find(std::begin(kDescBytes), std::end(kDescBytes), sizeof(Other)) == std::end(kDescBytes)) && ...);
 static_assert(kOtherBytes<fw_rule, fw_gates, fw_tensor, fw_inputs, fw_outputs, fw_sizes>);
@@ -117,20 +118,16 @@ void check_buffer(const char* name, const void* p, size_t bytes, size_t needed) 
   if (reinterpret_cast<uintptr_t>(p) % 64 != 0) throw WorkspaceError(fmt::format("{}: expected an address aligned to 64 bytes, got {}", name, p));
 }
 
-std::unique_ptr<const fw::Call> make_call(const fw_desc& desc) {
-  fw::Plan plan = fw::make_plan(desc);
+std::unique_ptr<const fw::Call> make_call(const fw_desc& desc, bool step = false) {
+  fw::Plan plan = fw::make_plan(desc, step);
   const fw::Backend& backend = *plan.backend;
   return backend.call(std::move(plan));
 }
 
-void check_no_slots(const fw::Call& call) {
-  const fw::Slots& slots = call.plan().slots;
-  if (slots) fw::fail_usage("descriptor: {}: expected NULL in a call other than fw_step, got an address", slots.own != nullptr ? "slots" : "token_slots");
-}
-
 void forward(const fw::Call& call, const fw_inputs& in, const fw_outputs& out, void* saved, size_t saved_bytes, void* workspace, size_t workspace_bytes) {
-  if (call.plan().form != FW_FORM_TOKEN) check_no_slots(call);
-  if (call.plan().slots) saved = nullptr;  // of use to nobody
+  const fw::Slots& slots = call.plan().slots;
+  if (slots.tokens != nullptr && !slots.skips) fw::fail_usage("descriptor: token_slots: expected NULL in a call other than fw_step, got an address");
+  if (slots && saved != nullptr) fw::fail_usage("saved: expected NULL with slots, of which there is no backward, got {}", saved);
   check_buffer("workspace", workspace, workspace_bytes, call.forward_bytes());
   if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
   call.forward(in, out, saved, workspace);
@@ -138,7 +135,7 @@ void forward(const fw::Call& call, const fw_inputs& in, const fw_outputs& out, v
 
 void backward(const fw::Call& call, const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, size_t saved_bytes, void* workspace,
               size_t workspace_bytes) {
-  check_no_slots(call);
+  if (call.plan().slots) fw::fail_usage("descriptor: slots: expected NULL in fw_backward, got an address");
   check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? call.backward_bytes() : call.backward_alone_bytes());
   if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
   call.backward(in, d, grads, saved, workspace);
@@ -260,7 +257,7 @@ fw_status fw_backward(const fw_desc* desc, const fw_inputs* in, const fw_outputs
 
 fw_status fw_step(const fw_desc* desc, const fw_inputs* in, const fw_outputs* out, void* workspace, size_t workspace_bytes) {
   return guarded(
-      [&] { forward(*make_call(step_of(descriptor(desc))), inputs(in, "inputs"), outputs(out, "outputs"), nullptr, 0, workspace, workspace_bytes); });
+      [&] { forward(*make_call(step_of(descriptor(desc)), true), inputs(in, "inputs"), outputs(out, "outputs"), nullptr, 0, workspace, workspace_bytes); });
 }
 
 fw_status fw_plan_create(const fw_desc* desc, int step, fw_plan** plan) {
@@ -268,7 +265,7 @@ fw_status fw_plan_create(const fw_desc* desc, int step, fw_plan** plan) {
     if (plan == nullptr) fw::fail_usage("plan: expected an address for it, got NULL");
     *plan = nullptr;
     const fw_desc all = descriptor(desc);
-    *plan = new fw_plan{make_call(step != 0 ? step_of(all) : all), step != 0};
+    *plan = new fw_plan{make_call(step != 0 ? step_of(all) : all, step != 0), step != 0};
   });
 }
 

@@ -40,17 +40,16 @@ class Call {
 };
 
 struct Backend {
-  const char* name;       // in messages: "on CUDA"
-  bool doubles;           // dtype FW_F64
-  int64_t most_key;       // K
-  int64_t most_heads;     // HV
-  int64_t most_tokens;    // of all sequences
-  int64_t chunk;          // the one size of a chunk that it has; 0: any
-  bool segments;          // whether a long sequence may be cut, at multiples of that size
-  bool device_seqlens;    // FW_SEQLENS_DEVICE
-  bool bf16_step_states;  // of fw_step
-  bool general_erase;     // rules with Rule::general_erase()
-  void (*require)();      // throws DeviceError unless this machine has such a device
+  const char* name;     // in messages: "on CUDA"
+  bool doubles;         // dtype FW_F64
+  int64_t most_key;     // K
+  int64_t most_heads;   // HV
+  int64_t most_tokens;  // of all sequences
+  int64_t chunk;        // the one size of a chunk that it has; 0: any
+  bool segments;        // whether a long sequence may be cut, at multiples of that size
+  bool device_seqlens;  // FW_SEQLENS_DEVICE
+  bool general_erase;   // rules with Rule::general_erase()
+  void (*require)();    // throws DeviceError unless this machine has such a device
   std::unique_ptr<Call> (*call)(Plan plan);
 };
 

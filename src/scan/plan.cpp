@@ -52,13 +52,15 @@ void read_offsets(const fw_desc& desc, Plan& plan) {
   if (plan.offsets.back() != desc.T) fail_usage("descriptor: cu_seqlens[{}]: expected T = {}, got {}", plan.N, desc.T, plan.offsets.back());
 }
 
-void check_slots(const fw_desc& desc) {
+void check_slots(const fw_desc& desc, bool step) {
   constexpr int64_t kMost = int64_t{1} << 31;
   if (desc.slots != nullptr) check_positive("num_slots", desc.num_slots, kMost);
   if (desc.first_slot < 0) fail_usage("descriptor: first_slot: expected 0 or more, got {}", desc.first_slot);
   if (desc.skipped != FW_SKIPPED_KEPT && desc.skipped != FW_SKIPPED_ZERO) {
     fail_usage("descriptor: skipped: expected FW_SKIPPED_KEPT or FW_SKIPPED_ZERO, got {}", desc.skipped);
   }
+  if (desc.final_slots != nullptr && (step || desc.slots == nullptr))
+    fail_usage("descriptor: final_slots: expected NULL {}, got an address", step ? "in fw_step" : "without slots");
   if (desc.token_slots == nullptr) {
     if (desc.accepted != nullptr) fail_usage("descriptor: accepted: expected NULL without token_slots, got an address");
     return;
@@ -92,9 +94,7 @@ DecayKind Plan::decay_kind() const {
 
 bool Plan::token_form(int64_t n) const { return form == FW_FORM_TOKEN || (form == FW_FORM_AUTO && length(n) <= kTokenFormLimit); }
 
-bool Plan::bf16_states() const { return backend->bf16_step_states && form == FW_FORM_TOKEN; }
-
-Plan make_plan(const fw_desc& desc) {
+Plan make_plan(const fw_desc& desc, bool step) {
   if (desc.dtype != FW_F32 && desc.dtype != FW_F64) fail_usage("descriptor: dtype: expected FW_F32 or FW_F64, got {}", desc.dtype);
   const bool bf16 = desc.io_dtype == FW_BF16;
   if (desc.io_dtype != 0 && desc.io_dtype != desc.dtype && !(bf16 && desc.dtype == FW_F32)) {
@@ -133,13 +133,13 @@ Plan make_plan(const fw_desc& desc) {
   }
   if (desc.seqlens_memory == FW_SEQLENS_DEVICE && desc.segment > 0)
     fail_usage("descriptor: segment: expected 0 or -1 with FW_SEQLENS_DEVICE, got {}", desc.segment);
-  check_slots(desc);
+  check_slots(desc, step);
 
   Plan plan;
   plan.backend = backend;
   plan.device_number = desc.device_number;
   plan.stream = desc.stream;
-  plan.slots = {desc.slots, desc.token_slots, desc.accepted, desc.token_columns, desc.first_slot, desc.skipped == FW_SKIPPED_ZERO};
+  plan.slots = {desc.slots, desc.token_slots, desc.accepted, desc.final_slots, desc.token_columns, desc.first_slot, desc.skipped == FW_SKIPPED_ZERO, step};
   plan.segment = desc.segment;
   plan.rule = from_c(desc.rule);
   plan.gates = from_c(desc.gates);

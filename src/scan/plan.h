@@ -22,14 +22,16 @@ enum class DecayKind { kNone, kScalar, kChannel };
 
 struct Backend;  // backend.h
 
-// Which states of a pool a sequence of fw_step has; arrays in the device's memory, read when the call runs (fw_desc.slots, token_slots).
+// Which states of a pool a sequence has; arrays in the device's memory, read when the call runs (fw_desc.slots, token_slots).
 struct Slots {
   const int32_t* own = nullptr;       // [N]
   const int32_t* tokens = nullptr;    // [N, columns]
   const int32_t* accepted = nullptr;  // [N]
+  const int32_t* finals = nullptr;    // [N]
   int64_t columns = 0;
   int32_t first = 0;    // those below it are none
   bool clears = false;  // o of a skipped sequence is zero
+  bool skips = false;   // sequences without a slot, as fw_step does; else they start from zero
   explicit operator bool() const { return own != nullptr || tokens != nullptr; }
   static constexpr int32_t kNone = -1;
   int32_t usable(int32_t slot) const { return slot < first ? kNone : slot; }
@@ -42,6 +44,9 @@ struct Slots {
     return own != nullptr ? usable(own[n]) : n;
   }
   int64_t after(int64_t n, int64_t t) const { return usable(tokens[n * columns + t]); }
+  // Without slots of tokens: where its final states go.
+  int64_t end(int64_t n) const { return finals != nullptr ? usable(finals[n]) : start(n); }
+  bool skipped(int64_t n) const { return skips && start(n) < 0; }
 };
 
 struct Plan {
@@ -72,7 +77,6 @@ struct Plan {
   int64_t states = 0;        // first dimension of the initial states: N, or the number of slots
   int64_t final_states = 0;  // and of the final ones
 
-  bool bf16_states() const;
   int64_t group() const { return HV / H; }
   DecayKind decay_kind() const;
   // Vectors along which a token changes the state: w, and f where the erase has one of its own.
@@ -101,7 +105,7 @@ struct Plan {
   int64_t chunk_index(int64_t n, int64_t c, int64_t hv) const { return (chunk_base[static_cast<size_t>(n)] + c) * HV + hv; }
 };
 
-// Throws Error(kUsage) naming the field, what was expected and what came.
-Plan make_plan(const fw_desc& desc);
+// step: of fw_step. Throws Error(kUsage) naming the field, what was expected and what came.
+Plan make_plan(const fw_desc& desc, bool step = false);
 
 }  // namespace fw

@@ -20,7 +20,8 @@ template <class T>
 class Checker {
  public:
   // written: tensors that a call writes must not overlap themselves (stride 0).
-  Checker(const Plan& plan, TensorRole role, bool written) : plan_(plan), prefix_(role == TensorRole::kGradient ? "gradient of " : ""), written_(written) {}
+  Checker(const Plan& plan, TensorRole role, bool written)
+      : plan_(plan), prefix_(role == TensorRole::kGradient ? "gradient of " : ""), input_(role == TensorRole::kInput), written_(written) {}
 
   // dims: the expected shape; a negative entry -1 - i means "H or HV".
   const fw_tensor* check(std::string_view name, const fw_tensor& t, const std::vector<int64_t>& dims, bool allowed, bool required, bool bf16 = false) const {
@@ -78,7 +79,8 @@ class Checker {
   // states: how many there are.
   StateTensor<T> state(const char* name, const fw_tensor& t, int64_t states) const {
     const bool k_first = plan_.state_layout == FW_STATE_K_FIRST;
-    const fw_tensor* x = check(name, t, {states, plan_.HV, k_first ? plan_.K : plan_.V, k_first ? plan_.V : plan_.K}, true, false, plan_.bf16_states());
+    const fw_tensor* x =
+        check(name, t, {states, plan_.HV, k_first ? plan_.K : plan_.V, k_first ? plan_.V : plan_.K}, true, false, input_ && plan_.dtype == FW_F32);
     if (x == nullptr) return {};
     if (x->dtype == FW_BF16) return {nullptr, static_cast<Bf16*>(x->data), x->stride[0], x->stride[1], x->stride[2]};
     return {static_cast<T*>(x->data), nullptr, x->stride[0], x->stride[1], x->stride[2]};
@@ -113,7 +115,7 @@ class Checker {
 
   const Plan& plan_;
   std::string prefix_;
-  bool written_;
+  bool input_, written_;
 };
 
 constexpr int64_t kEitherHeads = -1;

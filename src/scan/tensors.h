@@ -37,7 +37,7 @@ struct TokenTensor {
 template <class T>
 struct StateTensor {
   T* data = nullptr;
-  Bf16* bf16 = nullptr;  // instead of data: CUDA's fw_step
+  Bf16* bf16 = nullptr;  // instead of data: the initial and the final state of forward
   int64_t stride_n = 0, stride_h = 0, stride_r = 0;
   explicit operator bool() const { return data != nullptr || bf16 != nullptr; }
   T* at(int64_t n, int64_t h) const { return data + n * stride_n + h * stride_h; }

@@ -114,6 +114,33 @@ class Recurrence(unittest.TestCase):
             self.assertGreater(_plans.sizes_of(desc).saved, 0)
         self.assertEqual(plans[0].cu_seqlens, offsets.data_ptr())
 
+    def test_pools_are_read_and_written_at_slots(self):
+        for rule in ("kda", "precond_gated_deltanet"):
+            named = {name: x.float() for name, x in random_inputs(rule, B=1, T=9, H=2, HV=2).items()}
+            pool, precond = (x if x is None else x.float() for x in states(rule, named, 6))
+            offsets = torch.tensor([0, 4, 9], dtype=torch.int32)
+            alone = fwt.forward(rule, **named, initial_state=torch.stack([pool[3], torch.zeros_like(pool[0])]), output_final_state=True, cu_seqlens=offsets,
+                                initial_precond=None if precond is None else torch.stack([precond[3], torch.zeros_like(precond[0])]))
+            after, after_precond = pool.clone(), None if precond is None else precond.clone()
+            o = fwt.prefill(rule, **named, state=after, precond_state=after_precond, slots=torch.tensor([3, -1], dtype=torch.int32),
+                            final_slots=torch.tensor([3, 1], dtype=torch.int32), cu_seqlens=offsets)
+            self.assertTrue(torch.equal(o, alone.o) and torch.equal(after[[3, 1]], alone.final_state) and torch.equal(after[[0, 2, 4, 5]], pool[[0, 2, 4, 5]]))
+            # The same tokens drafted: the state after the last of each is where the sequence ends.
+            drafted, drafted_precond = pool.clone(), None if precond is None else precond.clone()
+            drafted[1] = 0
+            if precond is not None:
+                drafted_precond[1] = 0
+            places = torch.tensor([[-1, -1, -1, 4, -1], [-1, 5, -1, -1, 0]], dtype=torch.int32)
+            o = fwt.speculate(rule, **named, state=drafted, precond_state=drafted_precond, token_slots=places, slots=torch.tensor([3, 1], dtype=torch.int32),
+                              cu_seqlens=offsets)
+            self.assertNear(o.double(), alone.o.double(), 1e-5, rule)
+            self.assertNear(drafted[[4, 0]].double(), alone.final_state.double(), 1e-5, rule)
+            self.assertTrue(torch.equal(drafted[3], pool[3]))
+            with self.assertRaisesRegex(fwt.Error, "token_slots: expected contiguous int32 of 2 dimensions"):
+                fwt.speculate(rule, **named, state=drafted, precond_state=drafted_precond, token_slots=places.long(), cu_seqlens=offsets)
+            with self.assertRaisesRegex(fwt.Error, "slots: expected 2 rows"):
+                fwt.prefill(rule, **named, state=drafted, precond_state=drafted_precond, slots=places[0], cu_seqlens=offsets)
+
     def test_types_of_outputs_and_gradients_are_those_of_the_inputs(self):
         named = random_inputs("gated_deltanet")
         expected = recurrence("gated_deltanet", named)

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/bf16.h"
+
 namespace fw::testing {
 namespace {
 
@@ -18,6 +20,25 @@ namespace {
 }
 
 }  // namespace
+
+Problem with_states_of_some(Problem problem) {
+  const size_t count = static_cast<size_t>(problem.shape.sequences.count());
+  for (std::vector<double>* states : {&problem.in.initial_state, &problem.in.initial_precond}) {
+    const auto state = static_cast<std::ptrdiff_t>(states->size() / count);
+    for (size_t n = 0; n < count; n += 3) std::fill_n(states->begin() + static_cast<std::ptrdiff_t>(n) * state, state, 0.0);
+  }
+  return problem;
+}
+
+void round_values(std::vector<double>& values) {
+  for (double& x : values) {
+    const float wide = static_cast<float>(x);
+    float value = 0;
+    round_to_bf16_values(1, &wide, &value);
+    x = static_cast<double>(value);
+  }
+}
+void round_states(Problem& problem) { round_values(problem.in.initial_state); }
 
 std::string describe(const Problem& p) {
   const ReferenceShape& s = p.shape;

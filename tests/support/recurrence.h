@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "reference/compare.h"
 #include "reference/header_run.h"
 #include "reference/problem.h"
@@ -27,6 +29,12 @@ using fw::worst;
 
 // "rule; T=.. N=.. H=.. HV=.. K=.. V=..", for SCOPED_TRACE.
 std::string describe(const Problem& problem);
+
+// The initial states of every third sequence are 0.
+Problem with_states_of_some(Problem problem);
+// Rounded to bf16; of a problem its initial states (the preconditioner's are float32).
+void round_values(std::vector<double>& values);
+void round_states(Problem& problem);
 
 // EXPECT_TRUE(close(got, expected, 1e-10)): each field's relative L2 error within the bound; the message names all that are not.
 ::testing::AssertionResult close(const ReferenceOutputs& got, const ReferenceOutputs& expected, double bound, double floor_share = 0);

@@ -19,7 +19,7 @@ import torch
 from fastweight._library import DeviceError, Error
 from fastweight.torch import _arguments, _autograd, _calls, _operators  # noqa: F401: the operators are registered
 
-__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "plan_text", "speculate", "step"]
+__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "plan_text", "prefill", "speculate", "step"]
 
 _SAVE = os.environ.get("FASTWEIGHT_SAVE", "1") != "0"
 _SEGMENT = int(os.environ.get("FASTWEIGHT_SEGMENT", "0"))
@@ -250,21 +250,46 @@ def speculate(rule, q, k, v, state, token_slots, precond_state=None, *, accepted
     tokens of the call before stay), or slots[n], or n. Slots below first_slot are none: a sequence without one is skipped, its o zero."""
     if not _autograd.untraced():
         raise Error("speculate: expected a call that is not compiled or traced")
-    inputs, config = _checked_step(rule, q, k, v, state, precond_state, slots, scale, state_v_first, gates, max_seqlen, tensors)
+    config = _config(q, rule, scale, state_v_first, "token", 0, None, False, gates, max_seqlen)
+    inputs = _checked_states("speculate", q, k, v, state, precond_state, slots, tensors)
     finals = (state if token_states is None else token_states, precond_state if token_preconds is None else token_preconds)
     _check_states(inputs, q, zip(("token_states", "token_preconds"), finals))
-    for name, numbers, rank in (("token_slots", token_slots, 2), ("accepted", accepted, 1)):
-        if numbers is not None and not (numbers.dtype == torch.int32 and numbers.dim() == rank and numbers.device == q.device and numbers.is_contiguous()):
-            raise Error(f"{name}: expected contiguous int32 of {rank} dimensions on {q.device}, got {numbers.dtype} of shape {list(numbers.shape)} on {numbers.device}")
+    _check_numbers(q, cu_seqlens, token_slots=(token_slots, 2), accepted=(accepted, 1), slots=(slots, 1))
+    places = _calls.Slots(slots, token_slots, accepted, None, finals[0].shape[0], first_slot, True)
+    return _at_slots(config, inputs, q, state, precond_state, cu_seqlens, places, finals, _calls.Step)
+
+
+def prefill(rule, q, k, v, state, slots, precond_state=None, *, final_slots=None, update=True, first_slot=0, scale=None, cu_seqlens=None, max_seqlen=None,
+            state_v_first=False, form="auto", chunk=0, segment=None, bf16_operands=None, gates=None, **tensors):
+    """o of sequences whose states lie in a pool [slots, HV, K, V] (precond_state [slots, H, K]). No gradients; not for programs that are compiled.
+
+    Sequence n starts from slot slots[n] (int32 [N]), or from zero if that is below first_slot; its final state goes to the same slot, or to final_slots[n], or
+    nowhere: below first_slot, and where update is False."""
+    if not _autograd.untraced():
+        raise Error("prefill: expected a call that is not compiled or traced")
+    config = _config(q, rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates, max_seqlen)
+    inputs = _checked_states("prefill", q, k, v, state, precond_state, slots, tensors)
+    _check_numbers(q, cu_seqlens, slots=(slots, 1), final_slots=(final_slots, 1))
+    places = _calls.Slots(slots, finals=final_slots, first=first_slot)
+    return _at_slots(config, inputs, q, state, precond_state, cu_seqlens, places, (state, precond_state) if update else (None, None), _calls.Prefill)
+
+
+def _check_numbers(q, cu_seqlens, **named):
+    _arguments.check_offsets(cu_seqlens, q)
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    for name, numbers in (("token_slots", token_slots), ("accepted", accepted), ("slots", slots)):
-        if numbers is not None and numbers.shape[0] != count:
+    for name, (numbers, rank) in named.items():
+        if numbers is None:
+            continue
+        if not (numbers.dtype == torch.int32 and numbers.dim() == rank and numbers.device == q.device and numbers.is_contiguous()):
+            raise Error(f"{name}: expected contiguous int32 of {rank} dimensions on {q.device}, got {numbers.dtype} of shape {list(numbers.shape)} on {numbers.device}")
+        if numbers.shape[0] != count:
             raise Error(f"{name}: expected {count} rows, one a sequence, got shape {list(numbers.shape)}")
-    _arguments.check_offsets(cu_seqlens, inputs[_calls.Q])
+
+
+def _at_slots(config, inputs, q, state, precond_state, cu_seqlens, places, finals, kind):
     inputs = list(inputs)
     inputs[_calls.INITIAL_STATE], inputs[_calls.INITIAL_PRECOND] = state, precond_state
-    places = _calls.Slots(slots, token_slots, accepted, finals[0].shape[0], first_slot, True)
-    call = _calls.step_call(config, inputs, _calls.offsets_of(cu_seqlens, config.max_seqlen), places, finals)
+    call = _calls.step_call(config, inputs, _calls.offsets_of(cu_seqlens, config.max_seqlen), places, finals, kind)
     o = call(_calls.present_of(inputs), _calls.present_of(finals))
     for tensor in _calls.present_of(finals):
         if not tensor.is_inference():
@@ -273,26 +298,31 @@ def speculate(rule, q, k, v, state, token_slots, precond_state=None, *, accepted
 
 
 def _checked_step(rule, q, k, v, state, precond_state, slots, scale, state_v_first, gates, max_seqlen, tensors):
+    inputs = _checked_states("step", q, k, v, state, precond_state, slots, tensors)
+    return inputs, _config(q, rule, scale, state_v_first, "token", 0, None, False, gates, max_seqlen)
+
+
+def _checked_states(function, q, k, v, state, precond_state, slots, tensors):
     for name in tensors:
         if name.rstrip("_") not in _calls.INPUTS or name.startswith("initial"):
-            raise Error(f"step: expected tensors of {', '.join(n for n in _calls.INPUTS[3:] if not n.startswith('initial'))}, got '{name}'")
+            raise Error(f"{function}: expected tensors of {', '.join(n for n in _calls.INPUTS[3:] if not n.startswith('initial'))}, got '{name}'")
     inputs = _arguments.inputs_of({"q": q, "k": k, "v": v, **{name.rstrip("_"): t for name, t in tensors.items()}})
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-        raise Error("step: expected tensors without gradients (torch.no_grad()), got one that requires them; forward(form='token') has gradients")
-    config = _config(q, rule, scale, state_v_first, "token", 0, None, False, gates, max_seqlen)
+        raise Error(f"{function}: expected tensors without gradients (torch.no_grad()), got one that requires them; forward(form='token') has gradients")
     if not isinstance(state, torch.Tensor):
         raise Error(f"state: expected a torch.Tensor, got {type(state).__name__}")
     if slots is not None and (slots.dtype != torch.int32 or slots.dim() != 1 or slots.device != q.device):
         raise Error(f"slots: expected int32 of one dimension on {q.device}, got {slots.dtype} of shape {list(slots.shape)} on {slots.device}")
     _check_states(inputs, q, (("state", state), ("precond_state", precond_state)))
-    return inputs, config
+    return inputs
 
 
 def _check_states(inputs, q, named):
     for name, tensor in named:
         if tensor is not None and tensor.device != q.device:
             raise Error(f"{name}: expected a tensor on {q.device}, as q is, got one on {tensor.device}")
-        allowed = (_calls.state_dtype(inputs[_calls.Q].dtype),) + ((torch.bfloat16,) if q.device.type == "cuda" and name in ("state", "token_states") else ())
+        own = _calls.state_dtype(inputs[_calls.Q].dtype)
+        allowed = (own, torch.bfloat16) if own == torch.float32 and name in ("state", "token_states") else (own,)
         if tensor is not None and tensor.dtype not in allowed:
             raise Error(f"{name}: expected {' or '.join(map(str, allowed))} (it is updated in place), got {tensor.dtype}")
 

@@ -228,14 +228,20 @@ def backward(config, inputs, offsets, cotangents, saved, wanted):
     return tuple([None if t is None else next(found) for t in inputs])
 
 
-def step_call(config, inputs, offsets, slots, finals=None):
+class Prefill(Step):
+    """The same of any tokens, in any form."""
+
+    function = "fw_plan_forward"
+
+
+def step_call(config, inputs, offsets, slots, finals=None, kind=Step):
     """inputs: with the states. slots: a tensor, or Slots."""
     stream = stream_of(inputs[Q])
     if isinstance(slots, torch.Tensor):
         slots = Slots(slots)
-    key = ("step", config, signature(inputs), offsets and offsets.key, slots and slots.key(), finals and signature(finals), stream)
+    key = (kind, config, signature(inputs), offsets and offsets.key, slots and slots.key(), finals and signature(finals), stream)
     call = kept().get(key)
-    return keep(key, Step(config, inputs, offsets, slots, stream, finals)) if call is None else call
+    return keep(key, kind(config, inputs, offsets, slots, stream, finals)) if call is None else call
 
 
 def step(config, inputs, offsets, state, precond_state, slots):

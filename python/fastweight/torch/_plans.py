@@ -147,19 +147,22 @@ class Slots(typing.NamedTuple):
     own: typing.Optional[torch.Tensor] = None
     tokens: typing.Optional[torch.Tensor] = None
     accepted: typing.Optional[torch.Tensor] = None
+    finals: typing.Optional[torch.Tensor] = None
     states: int = 0  # of the pool of the tokens' states
     first: int = 0
     clears: bool = False
 
     def key(self):
-        places = [None if t is None else (t.data_ptr(), t.shape) for t in self[:3]]
-        return (*places, *self[3:])
+        places = [None if t is None else (t.data_ptr(), t.shape) for t in self[:4]]
+        return (*places, *self[4:])
 
     def describe(self, desc, state):
         if self.own is not None:
             desc.slots, desc.num_slots = self.own.data_ptr(), state.shape[0]
         if self.tokens is not None:
             desc.token_slots, desc.token_columns, desc.num_token_slots = self.tokens.data_ptr(), self.tokens.shape[1], self.states
+        if self.finals is not None:
+            desc.final_slots = self.finals.data_ptr()
         if self.accepted is not None:
             desc.accepted = self.accepted.data_ptr()
         desc.first_slot = self.first

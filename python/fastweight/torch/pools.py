@@ -2,13 +2,13 @@
 
 pool [slots, HV, V, K] (state_v_first; else [slots, HV, K, V]), with any strides and of any floating type; a sequence's state lies at its slot, and a slot below
 `first_slot` means that there is none (0: negative ones; 1: slot 0 too): the sequence is not computed, its outputs are zero and the pool keeps what it has.
-decode() on CUDA, and speculate() where takes() says so, read and write pools themselves and may be captured. The others gather states and put them back, which
-waits for the device, so that a capture of them is refused: that takes kernels with slots of their own.
+decode() on CUDA, and extend() and speculate() of pools of which takes() says so, read and write them themselves; with `max_seqlen` extend() may be captured, as the
+others may. Else states are gathered and put back, which waits for the device, so that a capture is refused.
 """
 
 import torch
 
-from fastweight.torch import forward, step
+from fastweight.torch import forward, prefill, step
 from fastweight.torch import speculate as _speculate
 from fastweight.torch._serving import NotServed
 
@@ -42,7 +42,7 @@ def decode(rule, q, k, v, pool, slots, *, first_slot=0, state_v_first=True, **ca
     """o [N, 1, HV, V] of one token a sequence: q, k, v [N, 1, heads, dim], slots [N]; the states in the pool go one token on."""
     _check(pool, slots, v, state_v_first)
     there = slots >= first_slot
-    if q.is_cuda:
+    if takes(pool):
         o = step(rule, q, k, v, pool, slots=torch.where(there, slots, -1).int(), state_v_first=state_v_first, **call)
         return torch.where(there[:, None, None, None], o, 0)  # o of a skipped one is not written
     states = _gathered(pool, slots)
@@ -51,25 +51,36 @@ def decode(rule, q, k, v, pool, slots, *, first_slot=0, state_v_first=True, **ca
     return o.masked_fill_(~there[:, None, None, None], 0)
 
 
-def extend(rule, q, k, v, pool, slots, cu_seqlens, *, cu_seqlens_cpu=None, first_slot=0, has_state=None, update=True, state_v_first=True, **call):
+def _rows_of(there, cu_seqlens, count):
+    """bool [count]: of the rows of packed sequences those whose sequence is there; rows behind the last sequence are of none."""
+    sequence = torch.searchsorted(cu_seqlens[1:].to(there.device).contiguous(), torch.arange(count, device=there.device, dtype=cu_seqlens.dtype), right=True)
+    return torch.cat([there, there.new_zeros(1)])[sequence]
+
+
+def extend(rule, q, k, v, pool, slots, cu_seqlens, *, cu_seqlens_cpu=None, max_seqlen=None, first_slot=0, has_state=None, update=True, state_v_first=True,
+           **call):
     """o [1, T, HV, V] of sequences one after the other, each from its state in the pool (has_state, bool [N]: those that have one; else all), which then is the
-    state after it (unless update is False)."""
+    state after it (unless update is False). max_seqlen: no sequence is longer, and offsets on a device stay there."""
     _check(pool, slots, v, state_v_first)
-    _waits("extend", q)
     there = slots >= first_slot
     begins = there if has_state is None else there & has_state.to(there.device)
+    if takes(pool) and not any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, k, v, *call.values())):
+        own, ends = (torch.where(which, slots, -1).int() for which in (begins, there))
+        o = prefill(rule, q, k, v, pool, own, final_slots=ends, update=update, cu_seqlens=cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu,
+                    max_seqlen=max_seqlen, state_v_first=state_v_first, **call)
+        return o.masked_fill(~_rows_of(there, cu_seqlens, o.shape[1])[None, :, None, None], 0)
+    _waits("extend", q)
     states = torch.where(begins[:, None, None, None], _gathered(pool, slots), 0)
     o, states, _ = forward(rule, q, k, v, initial_state=states, output_final_state=update, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
                            state_v_first=state_v_first, **call)
     if update:
         _put(pool, slots, first_slot, states)
-    lengths = cu_seqlens.diff().to(there.device)
-    return o.masked_fill(~torch.repeat_interleave(there, lengths, output_size=o.shape[1])[None, :, None, None], 0)
+    return o.masked_fill(~_rows_of(there, cu_seqlens, o.shape[1])[None, :, None, None], 0)
 
 
 def takes(*pools):
-    """Whether the kernels read and write such pools themselves: states of float32, on CUDA also of bfloat16, whose last dimension is contiguous."""
-    return all(p.stride(-1) == 1 and p.dtype in ((torch.float32, torch.bfloat16) if p.is_cuda else (torch.float32,)) for p in pools)
+    """Whether the kernels read and write such pools themselves: states of float32 or bfloat16 whose last dimension is contiguous."""
+    return all(p.stride(-1) == 1 and p.dtype in (torch.float32, torch.bfloat16) for p in pools)
 
 
 def speculate(rule, q, k, v, pool, token_slots, cu_seqlens, *, accepted=None, slots=None, into=None, first_slot=0, state_v_first=True, **call):

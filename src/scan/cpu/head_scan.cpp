@@ -20,6 +20,7 @@ HeadScan<T>::HeadScan(const Plan& plan, const Inputs<T>& in, HeadScratch<T>& scr
       h_(hv / plan.group()),
       length_(plan.length(n)),
       slot_(plan.slots.start(n)),
+      end_(plan.slots.tokens != nullptr ? Slots::kNone : plan.slots.end(n)),
       column0_(column0),
       columns_(columns),
       kp_(padded(plan.K)),
@@ -271,14 +272,15 @@ void HeadScan<T>::token_forward(int64_t begin, int64_t L, T* state, int64_t ld, 
 template <class T>
 bool HeadScan<T>::in_place(const Outputs<T>& out) const {
   const bool same_rows = !in_.initial_state || in_.initial_state.stride_r == out.final_state.stride_r;
-  return plan_.token_form(n_) && plan_.state_layout == FW_STATE_K_FIRST && out.final_state && same_rows && vp_ == columns_;
+  const bool bf16 = in_.initial_state.bf16 != nullptr || out.final_state.bf16 != nullptr;
+  return plan_.token_form(n_) && plan_.state_layout == FW_STATE_K_FIRST && out.final_state && end_ >= 0 && same_rows && !bf16 && vp_ == columns_;
 }
 
 template <class T>
 void HeadScan<T>::token_forward_in_place(const Outputs<T>& out) {
-  T* state = out.final_state.at(slot_, hv_) + column0_;
+  T* state = out.final_state.at(end_, hv_) + column0_;
   const int64_t ld = out.final_state.stride_r;
-  const T* initial = in_.initial_state ? in_.initial_state.at(slot_, hv_) + column0_ : nullptr;
+  const T* initial = in_.initial_state && slot_ >= 0 ? in_.initial_state.at(slot_, hv_) + column0_ : nullptr;
   for (int64_t k = 0; k < plan_.K && initial != state; ++k) {
     if (initial == nullptr) {
       std::fill_n(state + k * ld, columns_, T(0));
@@ -308,8 +310,36 @@ void HeadScan<T>::token_forward_to_slots(const Outputs<T>& out) {
   }
 }
 
+// bf16 states have no rows that the kernels take: value for value.
+template <class T>
+void HeadScan<T>::load_bf16_state(const StateTensor<T>& src, int64_t slot, T* dst) const {
+  const Bf16* p = src.bf16 + slot * src.stride_n + hv_ * src.stride_h;
+  const bool k_first = plan_.state_layout == FW_STATE_K_FIRST;
+  for (int64_t k = 0; k < plan_.K; ++k) {
+    for (int64_t v = 0; v < columns_; ++v) {
+      float wide = 0;
+      widen_bf16(1, p + (k_first ? k * src.stride_r + column0_ + v : (column0_ + v) * src.stride_r + k), &wide);
+      dst[k * vp_ + v] = wide;
+    }
+    std::fill(dst + k * vp_ + columns_, dst + (k + 1) * vp_, T(0));
+  }
+}
+
+template <class T>
+void HeadScan<T>::store_bf16_state(const T* src, const StateTensor<T>& dst, int64_t slot) const {
+  Bf16* p = dst.bf16 + slot * dst.stride_n + hv_ * dst.stride_h;
+  const bool k_first = plan_.state_layout == FW_STATE_K_FIRST;
+  for (int64_t k = 0; k < plan_.K; ++k) {
+    for (int64_t v = 0; v < columns_; ++v) {
+      const float wide = static_cast<float>(src[k * vp_ + v]);
+      round_to_bf16(1, &wide, p + (k_first ? k * dst.stride_r + column0_ + v : (column0_ + v) * dst.stride_r + k));
+    }
+  }
+}
+
 template <class T>
 void HeadScan<T>::load_state(const StateTensor<T>& src, int64_t slot, T* dst) const {
+  if (src.bf16 != nullptr) return load_bf16_state(src, slot, dst);
   const T* p = src.at(slot, hv_);
   if (plan_.state_layout == FW_STATE_K_FIRST) {
     rk_.load_rows(plan_.K, columns_, {p + column0_, src.stride_r}, dst, vp_, T(1));
@@ -323,6 +353,7 @@ void HeadScan<T>::load_state(const StateTensor<T>& src, int64_t slot, T* dst) co
 
 template <class T>
 void HeadScan<T>::store_state(const T* src, const StateTensor<T>& dst, int64_t slot) const {
+  if (dst.bf16 != nullptr) return store_bf16_state(src, dst, slot);
   T* p = dst.at(slot, hv_);
   if (plan_.state_layout == FW_STATE_K_FIRST) {
     rk_.store_rows(plan_.K, columns_, src, vp_, {p + column0_, dst.stride_r});
@@ -340,7 +371,7 @@ void HeadScan<T>::forward(const Outputs<T>& out, T* saved) {
   const bool token = plan_.token_form(n_);
   const int64_t state_size = plan_.K * vp_;
   const int64_t full_vp = padded(plan_.V);
-  bool have_state = static_cast<bool>(in_.initial_state);
+  bool have_state = in_.initial_state && slot_ >= 0;
   if (have_state) {
     load_state(in_.initial_state, slot_, s_.state);
   } else if (token || length_ == 0 || saved != nullptr) {
@@ -366,7 +397,7 @@ void HeadScan<T>::forward(const Outputs<T>& out, T* saved) {
       std::memcpy(saved + plan_.triangle_index(n_, c, hv_), s_.tri, sizeof(T) * static_cast<size_t>(nk_ * nb_ * L * cp_));
     }
   }
-  if (out.final_state) store_state(s_.state, out.final_state, slot_);
+  if (out.final_state && end_ >= 0) store_state(s_.state, out.final_state, end_);
 }
 
 template class HeadScan<float>;

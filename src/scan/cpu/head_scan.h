@@ -133,6 +133,8 @@ class HeadScan {
 
   void load_state(const StateTensor<T>& src, int64_t slot, T* dst) const;
   void store_state(const T* src, const StateTensor<T>& dst, int64_t slot) const;
+  void load_bf16_state(const StateTensor<T>& src, int64_t slot, T* dst) const;
+  void store_bf16_state(const T* src, const StateTensor<T>& dst, int64_t slot) const;
   FrontTile<T> front_tile(int64_t begin, int64_t L) const;
   bool splits_diagonal() const { return plan_.rule.uses_g(); }
   // Head of a tensor that may have one per key head.
@@ -154,7 +156,7 @@ class HeadScan {
   HeadScratch<T>& s_;
   const T* m_;
   const int64_t n_, hv_, h_, length_;
-  const int64_t slot_;  // of the states
+  const int64_t slot_, end_;  // of the initial and of the final state; -1: none
   const int64_t column0_, columns_;
   const int64_t kp_, vp_, cp_;
   const int64_t nb_;   // stacked blocks: 2 online, 1 offline

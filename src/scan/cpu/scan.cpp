@@ -79,7 +79,7 @@ class PrecondPass {
   void forward(const Outputs<T>* out) const {
     parallel_for(plan_.N * plan_.H, [&](int64_t i) {
       const int64_t n = i / plan_.H, h = i % plan_.H, slot = plan_.slots.start(n);
-      if (slot < 0) return;
+      if (plan_.slots.skipped(n)) return;
       ThreadSpace<T> mine = thread_space(plan_, backward_, threads_, elements_);
       PrecondTask<T> x = task(i, slot, mine.stage.read(in_, n, h * plan_.group(), true));
       precond_kernels<T>().forward(x);
@@ -87,7 +87,7 @@ class PrecondPass {
       const auto store = [&](const T* state, int64_t to) {
         if (to >= 0) std::memcpy(out->final_precond.at(to, h), state, sizeof(T) * static_cast<size_t>(plan_.K));
       };
-      if (plan_.slots.tokens == nullptr) return store(x.state, slot);
+      if (plan_.slots.tokens == nullptr) return store(x.state, plan_.slots.end(n));
       for (int64_t t = 0; t < x.rows; ++t) store(x.history + t * kp_, plan_.slots.after(n, t));
     });
   }
@@ -126,7 +126,7 @@ class PrecondPass {
 
   void load(const StateTensor<T>& src, int64_t n, int64_t h, T* dst) const {
     std::memset(dst, 0, sizeof(T) * static_cast<size_t>(kp_));
-    if (src) std::memcpy(dst, src.at(n, h), sizeof(T) * static_cast<size_t>(plan_.K));
+    if (src && n >= 0) std::memcpy(dst, src.at(n, h), sizeof(T) * static_cast<size_t>(plan_.K));
   }
 
   // slot: of the initial state.
@@ -167,6 +167,7 @@ void check_slots(const Plan& plan) {
   };
   for (int64_t n = 0; slots && n < plan.N; ++n) {
     check(slots.accepted != nullptr ? "token_slots" : "slots", n, slots.start(n), plan.states);
+    if (slots.finals != nullptr) check("final_slots", n, slots.end(n), plan.final_states);
     for (int64_t t = 0; slots.tokens != nullptr && t < plan.length(n); ++t) check("token_slots", n, slots.after(n, t), plan.final_states);
   }
 }
@@ -216,7 +217,7 @@ void scan_forward(const Plan& plan, const Inputs<T>& given, const Outputs<T>& ou
   parallel_for(plan.N * plan.HV * blocks, [&](int64_t task) {
     const int64_t block = task % blocks, hv = task / blocks % plan.HV, n = task / blocks / plan.HV;
     const int64_t column0 = block * kValueBlock, columns = std::min(kValueBlock, plan.V - column0);
-    if (plan.slots.start(n) < 0) return clear_output(plan, out.o, n, hv, column0, columns);
+    if (plan.slots.skipped(n)) return clear_output(plan, out.o, n, hv, column0, columns);
     ThreadSpace<T> mine = thread_space(plan, false, threads, elements);
     const Inputs<T> inputs = mine.stage.read(in, n, hv, true);
     const Outputs<T> outputs = mine.stage.open(out);

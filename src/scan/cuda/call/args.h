@@ -24,16 +24,20 @@ struct TokenArg {
 struct StateArg {
   void* data = nullptr;
   int64_t stride_n = 0, stride_h = 0, stride_k = 0, stride_v = 0;
-  int32_t bf16 = 0;  // else float32
+  int32_t bf16 = 0;                // else float32
+  const int32_t* slots = nullptr;  // for kernels of the chunk form: the state of sequence n is at slots[n], below first_slot: there is none; null: at n
+  int32_t first_slot = 0;
 };
 
 // Where the states of sequences lie in a pool (scan/plan.h: Slots). All null: those of sequence n at n.
 struct SlotArg {
   const int32_t* own = nullptr;       // [N]
   const int32_t* tokens = nullptr;    // [N, columns]: of the states after every token, instead of those after the last
+  const int32_t* finals = nullptr;    // [N]: where the final states go, if not where the sequence starts
   const int32_t* accepted = nullptr;  // [N]: tokens of the call before, whose last one's slot is where the sequence starts
   int32_t columns = 0, first = 0;     // slots below `first` are none
-  int32_t clears = 0;                 // o of a sequence without a slot, which is skipped, is zero
+  int32_t skips = 0;                  // a sequence without a slot is skipped; else it starts from zero
+  int32_t clears = 0;                 // o of skipped sequences is zero
 };
 
 // Sequences of the call. Packed: device tables of N + 1 entries (offsets: tokens before sequence n; chunk_base: chunks before

@@ -105,7 +105,6 @@ const Backend& cuda_backend() {
                                        cuda::kChunk,
                                        true,
                                        true,
-                                       true,
                                        false,
                                        [] { cuda::require_device(true); },
                                        [](Plan plan) -> std::unique_ptr<Call> { return std::make_unique<CudaCall>(std::move(plan)); }};

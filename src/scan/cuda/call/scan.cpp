@@ -59,7 +59,17 @@ StateArg state_arg(const Plan& plan, const StateTensor<float>& t) {
 
 SlotArg slot_arg(const Plan& plan) {
   const Slots& s = plan.slots;
-  return {s.own, s.tokens, s.accepted, static_cast<int32_t>(s.columns), s.first, s.clears ? 1 : 0};
+  SlotArg a;
+  a.own = s.own, a.tokens = s.tokens, a.finals = s.finals, a.accepted = s.accepted;
+  a.columns = static_cast<int32_t>(s.columns), a.first = s.first;
+  a.skips = s.skips ? 1 : 0, a.clears = s.clears ? 1 : 0;
+  return a;
+}
+// The initial states (end: the final ones) of the chunk form.
+StateArg at_slots(const Plan& plan, StateArg a, bool end) {
+  a.slots = end && plan.slots.finals != nullptr ? plan.slots.finals : plan.slots.own;
+  a.first_slot = plan.slots.first;
+  return a;
 }
 
 StateArg precond_arg(const StateTensor<float>& t) {
@@ -261,8 +271,8 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   scan.v = problem.in.v;
   scan.z = prepared.z;
   scan.o = token_arg(plan, out.o);
-  scan.initial_state = problem.initial_state;
-  scan.final_state = state_arg(plan, out.final_state);
+  scan.initial_state = at_slots(plan, problem.initial_state, false);
+  scan.final_state = at_slots(plan, state_arg(plan, out.final_state), true);
   scan.states = save ? kept.at<uint16_t>(device.saved.states) : nullptr;
   scan.w = save ? kept.at<uint16_t>(device.saved.w) : nullptr;
   if (device.segments) {
@@ -280,8 +290,8 @@ OfflineScanArgs offline_forward_args(const Plan& plan, const DevicePlan& device,
   scan.problem = problem;
   scan.sequences = problem.sequences;
   scan.o = token_arg(plan, out.o);
-  scan.from = problem.initial_state;
-  scan.to = state_arg(plan, out.final_state);
+  scan.from = at_slots(plan, problem.initial_state, false);
+  scan.to = at_slots(plan, state_arg(plan, out.final_state), true);
   scan.states = saved != nullptr ? Space(saved).at<uint16_t>(device.saved.states) : nullptr;
   return scan;
 }
@@ -346,7 +356,7 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
   upload_tables(plan, device.forward.common, space);
   Problem problem = problem_of(plan, device, in, device.forward.common, space);
   // One token a sequence: token_forward makes the step of A itself.
-  const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr;
+  const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr && (plan.slots.skips || !plan.slots);
   if (!steps_precond) {
     const bool save = saved != nullptr && device.saved.boundaries.bytes > 0;
     if (save) problem.precond_rows = Space(saved).at<uint16_t>(device.saved.precond_rows);

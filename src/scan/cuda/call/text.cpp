@@ -151,8 +151,10 @@ std::string token_kernels(const Plan& plan, const Problem& problem, int processo
   args.problem = problem;
   args.final_state = state(plan);
   if (plan.slots.tokens != nullptr) args.slots.tokens = somewhere<int32_t>();
+  if (plan.slots.own != nullptr) args.slots.own = somewhere<int32_t>();
+  args.slots.skips = plan.slots.skips ? 1 : 0;
   std::vector<std::string> names;
-  const bool steps = !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr;
+  const bool steps = !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr && (plan.slots.skips || !plan.slots);
   if (plan.rule.uses_precond() && !steps) {
     names.emplace_back(plan.slots.tokens != nullptr ? "token/precond_tokens" : "precond/forward");
     args.problem.m = somewhere<float>();

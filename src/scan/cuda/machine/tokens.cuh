@@ -46,6 +46,12 @@ FW_DEVICE int start_slot(const SlotArg& s, int n) {
   }
   return s.own != nullptr ? usable_slot(s, s.own[n]) : n;
 }
+FW_DEVICE int end_slot(const SlotArg& s, int n) { return s.finals != nullptr ? usable_slot(s, s.finals[n]) : start_slot(s, n); }
+FW_DEVICE bool skips(const SlotArg& s, int slot) { return slot < 0 && s.skips != 0; }
+FW_DEVICE int state_slot(const StateArg& a, int n) {
+  if (a.slots == nullptr) return n;
+  return a.slots[n] < a.first_slot ? -1 : a.slots[n];
+}
 FW_DEVICE bool has_slots(const SlotArg& s) { return s.own != nullptr || s.tokens != nullptr; }
 
 // Rows of one sequence and value head.

@@ -125,10 +125,11 @@ FW_DEVICE void for_each_element(const StateArg& a, const ScanPlace& p, int n, in
 // Few instructions where nothing is odd: code that runs once comes from memory.
 template <int kKey>
 FW_DEVICE void load_own_state(const StateArg& a, const ScanPlace& p, int K, int V, float (&d)[kKey / 2]) {
-  if (a.data == nullptr || !whole_state<kKey>(a, p, K, V)) {
+  const int n = a.data == nullptr ? -1 : state_slot(a, p.n);
+  if (n < 0 || !whole_state<kKey>(a, p, K, V)) {
     load_state(a, p, p.n, K, V, d);
   } else {
-    for_each_element<kKey>(a, p, p.n, K, V, [&](const float* at, int i) { d[i] = *at; });
+    for_each_element<kKey>(a, p, n, K, V, [&](const float* at, int i) { d[i] = *at; });
   }
 }
 template <int kKey>
@@ -136,7 +137,7 @@ FW_DEVICE void store_own_state(const StateArg& a, const ScanPlace& p, int n, int
   if (a.data == nullptr || n < 0) return;
   if (!whole_state<kKey>(a, p, K, V)) {
     store_state(a, p, n, K, V, d);
-  } else {
+  } else if (n = state_slot(a, n); n >= 0) {
     for_each_element<kKey>(a, p, n, K, V, [&](float* at, int i) { *at = d[i]; });
   }
 }
@@ -509,8 +510,9 @@ __global__ void __launch_bounds__(kJoinThreads) offline_join_kernel(const __grid
   if (at >= size) return;
   const int k = at % a.K, v = at / a.K, first = a.first_segment[n], count = a.first_segment[n + 1] - first;
   float state = 0;
-  if (a.from.data != nullptr) {
-    const int64_t from = n * a.from.stride_n + hv * a.from.stride_h + k * a.from.stride_k + v * a.from.stride_v;
+  const int slot = a.from.data != nullptr ? state_slot(a.from, n) : -1;
+  if (slot >= 0) {
+    const int64_t from = slot * a.from.stride_n + hv * a.from.stride_h + k * a.from.stride_k + v * a.from.stride_v;
     state = a.from.bf16 != 0 ? bf16_value(static_cast<const uint16_t*>(a.from.data)[from]) : static_cast<const float*>(a.from.data)[from];
   }
   const auto head = [&](int j) { return static_cast<int64_t>(first + (a.reverse ? count - 1 - j : j)) * a.HV + hv; };

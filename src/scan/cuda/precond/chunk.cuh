@@ -320,12 +320,12 @@ FW_DEVICE void store_lane(float* rows, int64_t row, int channel, int K, const fl
   store_channels({reinterpret_cast<char*>(to), 0, 0}, 0, channel, K, x);
 }
 FW_DEVICE float load_precond(const StateArg& a, int64_t n, int h, int channel) {
-  if (a.data == nullptr) return 0;
+  if (a.data == nullptr || n < 0) return 0;
   const int64_t at = n * a.stride_n + h * a.stride_h + channel * a.stride_k;
   return a.bf16 != 0 ? bf16_value(static_cast<const uint16_t*>(a.data)[at]) : static_cast<const float*>(a.data)[at];
 }
 FW_DEVICE void store_precond(const StateArg& a, int64_t n, int h, int channel, float x) {
-  if (a.data == nullptr) return;
+  if (a.data == nullptr || n < 0) return;
   const int64_t at = n * a.stride_n + h * a.stride_h + channel * a.stride_k;
   if (a.bf16 != 0) {
     static_cast<uint16_t*>(a.data)[at] = bf16_bits(x);
@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(kWalkThreads)
   const int slot = start_slot(walk.slots, n);
   grid_dependency_launch_first();  // the next kernel reads inputs ahead, as those of this pass in front of this one do, and the boundaries behind its wait
   grid_dependency_wait();
-  if (slot < 0) return;
+  if (skips(walk.slots, slot)) return;
   const int64_t first = first_chunk(sequences, n);
   const int chunks = chunk_count(sequences, n);
   const auto place = [&](int i) { return (first + (kReverse ? chunks - 1 - i : i)) * H + h; };
@@ -423,7 +423,7 @@ __global__ void __launch_bounds__(kWalkThreads)
   }
   sync_threads();
   if (done > 0) leave(done - kWalkChunks, rounds[(done / kWalkChunks + 1) % 2]);
-  if (warp == 0 && channel < K) store_precond(walk.to, slot, h, channel, x);
+  if (warp == 0 && channel < K) store_precond(walk.to, end_slot(walk.slots, n), h, channel, x);
 }
 
 template <bool kReverse>

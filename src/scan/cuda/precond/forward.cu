@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN, kFlat))
   grid_dependency_launch();
   const RunBlock c = run_block<kN>(x, f.chunks, f.by_sequence, false);
   if (c.chunk < 0) return;
-  if (start_slot(a.slots, c.n) < 0) return;
+  if (skips(a.slots, start_slot(a.slots, c.n))) return;
   const auto put = [&](const RawGates& raw, auto&& key) {
     const RunGates gates = make_gates<kN>(x, raw, c.lane, key);
     put_run<kN>(gates, c.warp, c.lane, shared, key);
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
   if (c.chunk < 0) return grid_dependency_wait();
   const int slot = start_slot(a.slots, c.n);
   const int64_t place = static_cast<int64_t>(c.chunk) * x.H + c.h;
-  if (slot < 0) return grid_dependency_wait();
+  if (skips(a.slots, slot)) return grid_dependency_wait();
   const RunTensor<kN> keys(x, f.k, c, [&] { return key_rows(x.in.k, x.sequences, c.n, c.h); });
   RunRows<kN> k;
   keys.load(0, k);
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
     const float product = run_start<false, kN>(kRuns, c.lane, shared, sum);
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      if (c.channel + j < x.K) store_precond(a.final_precond, slot, c.h, c.channel + j, fmaf(product, state[j], sum[j]));
+      if (c.channel + j < x.K) store_precond(a.final_precond, end_slot(a.slots, c.n), c.h, c.channel + j, fmaf(product, state[j], sum[j]));
     }
   }
   if (a.m == nullptr) return;

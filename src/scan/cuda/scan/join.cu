@@ -14,7 +14,6 @@ constexpr int kKeys = 128, kRows = 8;  // threads, value rows of a block
 constexpr int kPiece = 64;             // numbers of a map that a thread has at a time
 
 FW_DEVICE float state_element(const StateArg& a, int n, int hv, int k, int v) {
-  if (a.data == nullptr) return 0.0f;
   const int64_t at = n * a.stride_n + hv * a.stride_h + k * a.stride_k + v * a.stride_v;
   return a.bf16 != 0 ? bf16_value(static_cast<const uint16_t*>(a.data)[at]) : static_cast<const float*>(a.data)[at];
 }
@@ -47,9 +46,10 @@ __global__ void __launch_bounds__(kKeys) join_kernel(const __grid_constant__ Joi
   // Without grid_dependency_launch(): a second pass whose blocks got their places while the first one ran took 3 to 6% longer.
   grid_dependency_wait();
   const int first = a.first_segment[n], count = a.first_segment[n + 1] - first;
+  const int slot = a.from.data != nullptr ? state_slot(a.from, n) : -1;
   float state[kRows];
   FW_UNROLL
-  for (int r = 0; r < kRows; ++r) state[r] = k < a.K && v0 + r < a.V ? state_element(a.from, n, hv, k, v0 + r) : 0.0f;
+  for (int r = 0; r < kRows; ++r) state[r] = slot >= 0 && k < a.K && v0 + r < a.V ? state_element(a.from, slot, hv, k, v0 + r) : 0.0f;
   FW_NO_UNROLL
   for (int j = 0; j < count; ++j) {
     const int64_t segment = first + (a.reverse ? count - 1 - j : j), head = segment * a.HV + hv;

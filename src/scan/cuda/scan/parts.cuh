@@ -274,7 +274,8 @@ template <int kN>
 FW_DEVICE void load_state(const StateArg& a, const ScanPlace& p, int n, int K, int V, float (&d)[kN]) {
   FW_UNROLL
   for (int i = 0; i < kN; ++i) d[i] = 0.0f;
-  if (a.data == nullptr) return;
+  if (a.data != nullptr) n = state_slot(a, n);
+  if (a.data == nullptr || n < 0) return;
   const StatePlace s = state_place(a, p, n, K, V);
   FW_UNROLL
   for (int i = 0; i < kN; ++i) {
@@ -298,6 +299,8 @@ FW_DEVICE void unit_state(const ScanPlace& p, float (&d)[kN]) {
 template <int kN>
 FW_DEVICE void store_state(const StateArg& a, const ScanPlace& p, int n, int K, int V, const float (&d)[kN]) {
   if (a.data == nullptr || n < 0) return;
+  n = state_slot(a, n);
+  if (n < 0) return;
   const StatePlace s = state_place(a, p, n, K, V);
   FW_UNROLL
   for (int i = 0; i < kN; ++i) {

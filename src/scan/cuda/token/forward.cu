@@ -89,13 +89,15 @@ struct WarpState {
 #pragma unroll
       for (int j = 0; j < kN; ++j) s[i][j] = 0;
     }
+    if (place.slot < 0) return;
     if (cut.initial == StateAccess::kChannels) load_packed_rows<kN, kRows>(initial, v0, x.V - v0, x.K, lane, s);
     if (cut.initial == StateAccess::kStaged) stage_in<kN>(initial, stage(cut, initial), place.v_tile, x.V, x.K, 32 * warp + lane, kStateThreads);
     if (cut.initial == StateAccess::kElements) load_state_elements<kN, kRows>(initial, v0, x.V, x.K, lane, s);
   }
   FW_DEVICE static void arrived() { cp_async_wait<0>(); }
-  FW_DEVICE void finish(const TokenForwardArgs& a, const ForwardCut& cut, int warp, int lane) {
+  FW_DEVICE void finish(const TokenForwardArgs& a, const ForwardCut& cut, const TokenPlace& place, int warp, int lane) {
     const StateArg& initial = a.problem.initial_state;
+    if (place.slot < 0) return;
     if (cut.initial == StateAccess::kChannels && initial.bf16 != 0) unpack_rows<kN, kRows>(s);
     if (cut.initial != StateAccess::kStaged) return;
     read_stage<kN, kRows>(Stage<kN>(shared_memory() + cut.stage, kLogTile, initial.bf16), initial.bf16 != 0, warp * kRows, a.problem.K, lane, s);
@@ -137,12 +139,12 @@ FW_DEVICE TokenPlace tile_place(const ForwardCut& cut) {
   place.v_tile = static_cast<int>(block_index_x() & ((1u << cut.log_tiles) - 1)) << WarpState<kN, kRows>::kLogTile;
   return place;
 }
-// Whether the block has anything to do: values of a sequence that has a slot. If not, the output is zero if it is to be.
+// Whether the block has anything to do: values of a sequence that is not skipped. If not, the output is zero if it is to be.
 FW_DEVICE bool find_slot(const TokenForwardArgs& a, const ForwardCut& cut, TokenPlace& place) {
   const Problem& x = a.problem;
   if (place.v_tile >= x.V) return false;
   place.slot = start_slot(a.slots, place.n);
-  if (place.slot >= 0) return true;
+  if (!skips(a.slots, place.slot)) return true;
   const Rows o = rows_of(a.o, x.sequences, place.n, place.hv);
   if (a.slots.clears == 0 || o.data == nullptr) return false;
   const int columns = x.V - place.v_tile < cut.tile ? x.V - place.v_tile : cut.tile, count = sequence_length(x.sequences, place.n) * columns;
@@ -188,7 +190,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
   }
   sync_threads();
   if (warp >= kStateWarps) return;
-  state.finish(a, cut, warp, lane);
+  state.finish(a, cut, place, warp, lane);
   FW_NO_UNROLL
   for (int t = 0; t < a.problem.sequences.T; ++t) step_rows<false>(a, cut, place, t, shared_memory() + t * cut.gather.bytes, warp, lane, state);
   grid_dependency_launch();
@@ -223,11 +225,12 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
       for (int i = 0; i < kStateWarps && t0 + i < length; ++i) step_rows<true>(a, cut, place, t0 + i, tokens + i * bytes, warp, lane, state);
     }
     sync_threads();
-    if (batch == 0 && !makes) state.finish(a, cut, warp, lane);
+    if (batch == 0 && !makes) state.finish(a, cut, place, warp, lane);
   }
   if (makes) return;
   grid_dependency_launch();
-  if (a.slots.tokens == nullptr) state.store(a, cut, place, place.slot, warp, lane);
+  const int end = a.slots.tokens == nullptr ? end_slot(a.slots, place.n) : -1;
+  if (end >= 0) state.store(a, cut, place, end, warp, lane);
 }
 
 // One token each, the states contiguous [V, K]: a block has a whole head, its state on its way through shared memory.
