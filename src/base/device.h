@@ -14,6 +14,29 @@
 
 namespace fw {
 
+// Work of a device that is queued again and again with the same arguments: what changes from one time to the next is read from its memory.
+class RecordedWork {
+ public:
+  RecordedWork() = default;
+  RecordedWork(const RecordedWork&) = delete;
+  RecordedWork& operator=(const RecordedWork&) = delete;
+  virtual ~RecordedWork() = default;
+  virtual void queue() = 0;
+};
+
+// A copy of device memory on its way to the host, in memory of its own, so that the host can go on meanwhile.
+class ReadBack {
+ public:
+  ReadBack() = default;
+  ReadBack(const ReadBack&) = delete;
+  ReadBack& operator=(const ReadBack&) = delete;
+  virtual ~ReadBack() = default;
+  // One at a time: wait() comes between two, and before what is at `from` is overwritten.
+  virtual void queue(const void* from) = 0;
+  // The bytes, valid until the next queue(), once what was queued in front of that copy is done; what was queued behind it is not waited for.
+  virtual const void* wait() = 0;
+};
+
 // Calls of one device come from one thread at a time and are done in order: what is queued later sees what was queued before.
 class Device {
  public:
@@ -37,6 +60,10 @@ class Device {
   virtual void fill(void* to, int byte, size_t bytes) = 0;
   // Waits for all work; throws Error(kInternal) if any of it failed.
   virtual void synchronise() = 0;
+  // What `work` queues, as one thing: a CUDA graph there, elsewhere `work` itself, which is called anew each time (and not here). It must not allocate, wait
+  // or read the host's memory but for arguments; memory it names and what it captures outlive the result.
+  virtual std::unique_ptr<RecordedWork> record(const std::function<void()>& work);
+  virtual std::unique_ptr<ReadBack> read_back(size_t bytes);
   // The most that was allocated at a time, where the device counts it; else 0.
   virtual size_t peak_bytes() const { return 0; }
 };

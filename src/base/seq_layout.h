@@ -20,6 +20,13 @@ class SeqLayout {
   int64_t begin(int64_t n) const { return offsets_[static_cast<size_t>(n)]; }
   int64_t end(int64_t n) const { return offsets_[static_cast<size_t>(n) + 1]; }
   int64_t length(int64_t n) const { return end(n) - begin(n); }
+  // Whether each sequence has one token, as in decoding.
+  bool single_tokens() const {
+    for (int64_t n = 0; n < count(); ++n) {
+      if (length(n) != 1) return false;
+    }
+    return true;
+  }
   const std::vector<int64_t>& offsets() const { return offsets_; }
 
  private:

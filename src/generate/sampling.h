@@ -5,19 +5,9 @@
 #include <span>
 
 #include "base/random.h"
+#include "ops/sampling.h"
 
 namespace fw {
-
-struct Sampling {
-  double temperature = 1.0;         // 0: greedy
-  int64_t top_k = 0;                // only the k likeliest; 0: off
-  double top_p = 1.0;               // nucleus: only the likeliest that together reach this probability; 1: off
-  double min_p = 0.0;               // only what has at least this share of the likeliest one's probability; 0: off
-  double repetition_penalty = 1.0;  // > 1: ids among the recent ones become less likely; 1: off
-  int64_t repetition_window = 64;   // how many tokens are recent
-};
-// Longest repetition_window.
-inline constexpr int64_t kMostRecent = 4096;
 
 // Throws Error(kUsage) naming the key, what was expected and what came.
 void validate(const Sampling& sampling);

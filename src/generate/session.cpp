@@ -14,6 +14,13 @@ constexpr const char* kTokensSeen = "session.tokens_seen";
 constexpr const char* kRecent = "session.recent";
 constexpr const char* kRandom = "session_random";  // metadata
 
+// Tokens of a prompt that are read at once: on a GPU as many as fill it, and a multiple of the recurrence's chunks.
+int64_t chunk_of(const Device& device) { return device.kind() == FW_DEVICE_CPU ? 2048 : 16384; }
+
+void check(const Drawn& drawn) {
+  if (drawn.id < 0) fail_numeric("sampling: a logit is NaN, or none is finite: the model's parameters or its state are damaged");
+}
+
 }  // namespace
 
 int32_t start_token(const Tokenizer& tokenizer) {
@@ -28,6 +35,18 @@ Session::Session(LanguageModel<float>& model, const Tokenizer& tokenizer, uint64
                model.config().vocab_size);
   }
 }
+
+// A decoder is of one state, so the copy makes its own.
+Session::Session(const Session& other)
+    : model_(other.model_),
+      tokenizer_(other.tokenizer_),
+      state_(other.state_),
+      logits_(other.logits()),
+      random_(other.random_),
+      tokens_seen_(other.tokens_seen_),
+      recent_(other.recent_) {}
+
+void Session::prefill(std::span<const int32_t> ids) { prefill(ids, chunk_of(model_.device())); }
 
 void Session::prefill(std::span<const int32_t> ids, int64_t chunk) {
   if (chunk < 1) fail_usage("prefill: expected a chunk of at least 1 token, got {}", chunk);
@@ -44,32 +63,57 @@ void Session::prefill(std::span<const int32_t> ids, int64_t chunk) {
   }
 }
 
+void Session::start() {
+  if (tokens_seen_ > 0) return;
+  const int32_t first = start_token(tokenizer_);
+  append({&first, 1});
+}
+
 int32_t Session::next(const Sampling& sampling, double* logprob) {
-  if (tokens_seen_ == 0) {
-    const int32_t start = start_token(tokenizer_);
-    append({&start, 1});
+  validate(sampling);
+  start();
+  if (!decoding_) {
+    if (decoder_ == nullptr) decoder_ = model_.decoder(state_);
+    decoder_->begin(0, logits(), recent_);
+    decoding_ = true;
   }
+  const double uniform = sampling.temperature == 0 ? 0.0 : random_.uniform();
   // Models may have a vocabulary padded beyond the tokenizer's; those ids stand for nothing.
-  const auto logits = std::span(logits_).first(static_cast<size_t>(tokenizer_.vocab_size()));
-  const int32_t id = sample(logits, recent_, sampling, random_);
-  if (logprob != nullptr) *logprob = log_probability(logits, id);
-  append({&id, 1});
-  return id;
+  decoder_->sample(tokenizer_.vocab_size(), sampling, {&uniform, 1}, logprob != nullptr);
+  decoder_->step();
+  logits_here_ = false;
+  const Drawn drawn = decoder_->wait()[0];
+  check(drawn);
+  if (logprob != nullptr) *logprob = drawn.logprob;
+  remember({&drawn.id, 1});
+  return drawn.id;
 }
 
 void Session::append(std::span<const int32_t> ids) {
   const int64_t count = static_cast<int64_t>(ids.size());
   model_.forward_last(ids, SeqLayout({0, count}), state_, Mat<float>(logits_.data(), 1, static_cast<int64_t>(logits_.size())));
-  tokens_seen_ += count;
+  decoding_ = false;
+  logits_here_ = true;
+  remember(ids);
+}
+
+void Session::remember(std::span<const int32_t> ids) {
+  tokens_seen_ += static_cast<int64_t>(ids.size());
   recent_.insert(recent_.end(), ids.begin(), ids.end());
   // Twice as many before any are dropped: a token costs the same however long the text is.
   if (recent_.size() >= 2 * kMostRecent) recent_.erase(recent_.begin(), recent_.end() - kMostRecent);
 }
 
+const std::vector<float>& Session::logits() const {
+  if (!logits_here_) decoder_->read_logits(0, logits_);
+  logits_here_ = true;
+  return logits_;
+}
+
 void Session::save(const std::string& path) const {
   SafetensorsWriter writer;
   state_.add_to(writer, model_.config().rule, model_.hash());
-  writer.add<float>(kLogits, {static_cast<int64_t>(logits_.size())}, logits_);
+  writer.add<float>(kLogits, {static_cast<int64_t>(logits_.size())}, logits());
   writer.add<int64_t>(kTokensSeen, {1}, std::span(&tokens_seen_, 1));
   const std::span<const int32_t> recent = std::span(recent_).last(std::min<size_t>(recent_.size(), kMostRecent));
   if (!recent.empty()) writer.add<int32_t>(kRecent, {static_cast<int64_t>(recent.size())}, recent);
@@ -98,9 +142,48 @@ void Session::load(const std::string& path) {
   // Last, because it changes the state; what follows cannot fail.
   state_.read_from(reader, path, model_.config().rule, model_.hash());
   logits_ = std::move(logits);
+  logits_here_ = true;
+  decoding_ = false;
   random_ = random;
   recent_ = std::move(recent);
   tokens_seen_ = tokens_seen;
+}
+
+namespace {
+
+int64_t at_least_one(int64_t slots) {
+  if (slots < 1) fail_usage("batch: expected at least 1 sequence, got {}", slots);
+  return slots;
+}
+
+}  // namespace
+
+SessionBatch::SessionBatch(LanguageModel<float>& model, const Tokenizer& tokenizer, int64_t slots)
+    : tokenizer_(tokenizer),
+      state_(model.config(), at_least_one(slots), model.device()),
+      decoder_(model.decoder(state_)),
+      numbers_(static_cast<size_t>(slots)),
+      used_(static_cast<size_t>(slots)),
+      uniform_(static_cast<size_t>(slots)) {}
+
+void SessionBatch::put(int64_t slot, Session& session) {
+  session.start();
+  state_.put(slot, session.state_);
+  decoder_->begin(slot, session.logits(), session.recent_);
+  numbers_[static_cast<size_t>(slot)] = session.random_;
+  used_[static_cast<size_t>(slot)] = 1;
+}
+
+std::span<const Drawn> SessionBatch::next(const Sampling& sampling, bool logprobs) {
+  validate(sampling);
+  for (size_t n = 0; n < used_.size(); ++n) uniform_[n] = used_[n] == 0 || sampling.temperature == 0 ? 0.0 : numbers_[n].uniform();
+  decoder_->sample(tokenizer_.vocab_size(), sampling, uniform_, logprobs);
+  decoder_->step();
+  const std::span<const Drawn> drawn = decoder_->wait();
+  for (size_t n = 0; n < used_.size(); ++n) {
+    if (used_[n] != 0) check(drawn[n]);
+  }
+  return drawn;
 }
 
 }  // namespace fw

@@ -1,9 +1,11 @@
 // Session: a model, a tokenizer and one state as an object. Prefill runs by chunks, then every token costs the same time
 // and memory however long the text is. The state can be saved, loaded and forked (a copy of a Session goes on by itself).
+// SessionBatch: several that go on side by side, so that the model's weights are read once for all of them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,13 +24,17 @@ class Session {
  public:
   // Model and tokenizer must outlive the session and its copies. Throws Error(kUsage) when their vocabularies do not fit.
   Session(LanguageModel<float>& model, const Tokenizer& tokenizer, uint64_t seed);
+  Session(const Session& other);
+  Session& operator=(const Session&) = delete;
 
-  // Appends `ids` to what the session has seen, `chunk` >= 1 tokens at a time; may be called again at any point. Throws
+  // Appends `ids` to what the session has seen, `chunk` >= 1 tokens at a time, or as many as the device likes; may be called again at any point. Throws
   // Error(kUsage) for ids outside the vocabulary, before anything changes.
-  void prefill(std::span<const int32_t> ids, int64_t chunk = 2048);
+  void prefill(std::span<const int32_t> ids, int64_t chunk);
+  void prefill(std::span<const int32_t> ids);
 
   // Samples the next token given all so far and appends it. A session that has seen nothing starts from
-  // start_token(), which is not returned. logprob (may be null): log_probability() of the token.
+  // start_token(), which is not returned. logprob (may be null): log_probability() of the token. Throws Error(kNumeric) where the logits are damaged, and the
+  // session is then of no more use.
   int32_t next(const Sampling& sampling, double* logprob = nullptr);
 
   // Other random numbers from here on.
@@ -45,15 +51,46 @@ class Session {
   size_t state_bytes() const { return state_.bytes(); }
 
  private:
+  friend class SessionBatch;
+  void start();  // with start_token(), where nothing was seen
   void append(std::span<const int32_t> ids);
+  void remember(std::span<const int32_t> ids);
+  const std::vector<float>& logits() const;
 
   LanguageModel<float>& model_;
   const Tokenizer& tokenizer_;
   ModelState<float> state_;
-  std::vector<float> logits_;  // [vocab] of the next token; meaningless while tokens_seen_ is 0
+  std::unique_ptr<Decoder<float>> decoder_;  // made by the first next()
+  bool decoding_ = false;                    // the decoder is where the session is
+  // [vocab] of the next token; meaningless while tokens_seen_ is 0. While decoding they lie in the decoder, and here is a copy or nothing.
+  mutable std::vector<float> logits_;
+  mutable bool logits_here_ = true;
   Random random_;
   int64_t tokens_seen_ = 0;
   std::vector<int32_t> recent_;  // the last ids, oldest first, kMostRecent of them at least where there are as many
+};
+
+// Up to `slots` sessions a token of each at a time, each with its own state, random numbers and recent ids: what one gives does not depend on the others, but
+// for the rounding of matrix products where there are more than Decoder's few rows (docs/token.md).
+class SessionBatch {
+ public:
+  // Model and tokenizer must outlive it. Throws Error(kUsage) for slots < 1.
+  SessionBatch(LanguageModel<float>& model, const Tokenizer& tokenizer, int64_t slots);
+  int64_t slots() const { return static_cast<int64_t>(numbers_.size()); }
+  // The slot goes on as a copy of the session would (which has then seen start_token() at least).
+  void put(int64_t slot, Session& session);
+  // Nothing of it is used any more.
+  void clear(int64_t slot) { used_[static_cast<size_t>(slot)] = 0; }
+  // A token for each slot that is used (the others' are meaningless), valid until the next call. Throws as Session::next().
+  std::span<const Drawn> next(const Sampling& sampling, bool logprobs);
+
+ private:
+  const Tokenizer& tokenizer_;
+  ModelState<float> state_;
+  std::unique_ptr<Decoder<float>> decoder_;
+  std::vector<Random> numbers_;
+  std::vector<char> used_;
+  std::vector<double> uniform_;
 };
 
 }  // namespace fw

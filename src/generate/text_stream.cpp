@@ -56,38 +56,63 @@ const char* name(StopReason reason) {
   fail_internal("no name for stop reason {}", static_cast<int>(reason));
 }
 
-Generated generate(Session& session, const Tokenizer& tokenizer, const GenerateOptions& options, const std::function<void(const std::string&)>& put,
-                   const std::atomic<bool>* interrupt) {
-  const auto begin = std::chrono::steady_clock::now();
-  StopFilter filter(options.stop);
-  Generated result;
-  const auto out = [&](const std::string& text) {
+struct TextStream::Impl {
+  Impl(const Tokenizer& t, const GenerateOptions& o, std::function<void(const std::string&)> p)
+      : tokenizer(t), options(o), put(std::move(p)), filter(o.stop), whole(o.tokens <= 0) {}
+  void out(const std::string& text) {
     if (text.empty()) return;
     result.text += text;
     if (put) put(text);
+  }
+
+  const Tokenizer& tokenizer;
+  const GenerateOptions& options;
+  std::function<void(const std::string&)> put;
+  StopFilter filter;
+  bool whole;
+  Generated result;
+  std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
+};
+
+TextStream::TextStream(const Tokenizer& tokenizer, const GenerateOptions& options, std::function<void(const std::string&)> put)
+    : impl_(std::make_unique<Impl>(tokenizer, options, std::move(put))) {}
+TextStream::TextStream(TextStream&&) noexcept = default;
+TextStream::~TextStream() = default;
+
+bool TextStream::whole() const { return impl_->whole; }
+
+void TextStream::add(int32_t id, double logprob) {
+  Impl& m = *impl_;
+  Generated& result = m.result;
+  result.ids.push_back(id);
+  if (m.options.logprobs) result.logprobs.push_back(logprob);
+  m.whole = static_cast<int64_t>(result.ids.size()) >= m.options.tokens;
+  const auto stop = [&](StopReason reason) {
+    result.stopped_by = reason;
+    m.whole = true;
   };
-  while (static_cast<int64_t>(result.ids.size()) < options.tokens) {
-    if (interrupt != nullptr && *interrupt) {
-      result.stopped_by = StopReason::kInterrupted;
-      break;
-    }
+  if (std::find(m.options.end_tokens.begin(), m.options.end_tokens.end(), id) != m.options.end_tokens.end()) return stop(StopReason::kEndToken);
+  m.out(m.filter.add(m.tokenizer.piece(id)));
+  if (m.filter.stopped()) stop(StopReason::kStopText);
+}
+
+Generated TextStream::finish(StopReason otherwise) {
+  Impl& m = *impl_;
+  if (!m.whole) m.result.stopped_by = otherwise;
+  m.out(m.filter.rest());
+  m.result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - m.begin).count();
+  return std::move(m.result);
+}
+
+Generated generate(Session& session, const Tokenizer& tokenizer, const GenerateOptions& options, const std::function<void(const std::string&)>& put,
+                   const std::atomic<bool>* interrupt) {
+  TextStream stream(tokenizer, options, put);
+  while (!stream.whole() && !(interrupt != nullptr && *interrupt)) {
     double logprob = 0;
     const int32_t id = session.next(options.sampling, options.logprobs ? &logprob : nullptr);
-    result.ids.push_back(id);
-    if (options.logprobs) result.logprobs.push_back(logprob);
-    if (std::find(options.end_tokens.begin(), options.end_tokens.end(), id) != options.end_tokens.end()) {
-      result.stopped_by = StopReason::kEndToken;
-      break;
-    }
-    out(filter.add(tokenizer.piece(id)));
-    if (filter.stopped()) {
-      result.stopped_by = StopReason::kStopText;
-      break;
-    }
+    stream.add(id, logprob);
   }
-  out(filter.rest());
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  return result;
+  return stream.finish();
 }
 
 }  // namespace fw

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,25 @@ struct Generated {
   std::vector<double> logprobs;  // of ids, where asked for
   StopReason stopped_by = StopReason::kTokens;
   double seconds = 0;
+};
+
+// A text that is being made: takes token after token until it says that it is whole.
+class TextStream {
+ public:
+  // put (may be null) gets the text as it comes. The options must outlive the object.
+  TextStream(const Tokenizer& tokenizer, const GenerateOptions& options, std::function<void(const std::string&)> put);
+  TextStream(TextStream&&) noexcept;
+  ~TextStream();
+  // Whether it wants no more.
+  bool whole() const;
+  // A token, and its logprob where the options ask for it.
+  void add(int32_t id, double logprob);
+  // The end, because it is whole or because of that.
+  Generated finish(StopReason otherwise = StopReason::kInterrupted);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 // put (may be null) gets the text as it comes; interrupt (may be null) ends after the token during which it becomes true.

@@ -15,6 +15,7 @@
 #include "nn/observer.h"
 #include "nn/recurrence.h"
 #include "ops/backend.h"
+#include "ops/profile.h"
 
 namespace fw {
 namespace {
@@ -133,6 +134,8 @@ class EngineOf final : public Engine<Wide<T>> {
     download(rows, logits);
   }
 
+  std::unique_ptr<Decoder<W>> decoder(ModelState<W>& state) override { return std::make_unique<DecoderOf>(*this, state); }
+
   size_t scratch_bytes() const override { return arena_.reserved_bytes() + again_arena_.reserved_bytes(); }
   Scratch planned_scratch() const override {
     const auto* plan = dynamic_cast<const PlanDevice*>(&exec_.device);
@@ -144,6 +147,109 @@ class EngineOf final : public Engine<Wide<T>> {
   }
 
  private:
+  // Memory of its own, which no other pass of the model touches: what is recorded keeps its places.
+  class DecoderOf final : public Decoder<W> {
+   public:
+    DecoderOf(EngineOf& engine, ModelState<W>& state)
+        : engine_(engine),
+          device_(engine.exec_.device),
+          state_(state),
+          layout_(SeqLayout::uniform(state.sequences(), 1)),
+          arena_(device_, arena_block(device_)),
+          exec_{ops_of<T>(device_), device_, arena_, contexts_arena_, engine.exec_.precision},
+          recurrences_(device_),
+          form_(engine.form_),
+          offsets_(device_, layout_.count() + 1),
+          positions_(device_, layout_.count()),
+          seen_(device_, layout_.count()),
+          ids_(device_, layout_.count()),
+          recent_(device_, layout_.count() * kMostRecent),
+          drawn_(device_, layout_.count()),
+          logits_(device_, layout_.count() * engine.config_.vocab_size),
+          read_back_(device_.read_back(sizeof(Drawn) * static_cast<size_t>(layout_.count()))) {
+      offsets_.write(0, layout_.offsets());
+      // Of the last token, as for sequences that have seen none: those without begin() then stay where the host thinks that they are.
+      positions_.write(0, std::vector<int64_t>(static_cast<size_t>(layout_.count()), -1));
+    }
+
+    void begin(int64_t n, std::span<const W> logits, std::span<const int32_t> recent) override {
+      const int64_t before = state_.positions()[static_cast<size_t>(n)] - 1;
+      positions_.write(n, {&before, 1});
+      if constexpr (std::is_same_v<T, W>) {
+        logits_.write(n * vocab(), logits);
+      } else {
+        std::vector<T> rounded(logits.size());
+        round_to_bf16(static_cast<int64_t>(logits.size()), logits.data(), rounded.data());
+        logits_.write(n * vocab(), rounded);
+      }
+      recent = recent.last(std::min<size_t>(recent.size(), kMostRecent));
+      recent_.write(n * kMostRecent, recent);
+      const auto seen = static_cast<int64_t>(recent.size());
+      seen_.write(n, {&seen, 1});
+      room_ = 0;
+    }
+
+    void sample(int64_t vocab_size, const Sampling& sampling, std::span<const double> uniform, bool logprobs) override {
+      DrawStreams streams;
+      streams.uniform = uniform.data();
+      streams.recent = recent_.data(), streams.seen = seen_.data(), streams.positions = positions_.data();
+      streams.ids = ids_.data(), streams.drawn = drawn_.data();
+      streams.logprobs = logprobs;
+      exec_.sample_tokens(logits(), vocab_size, sampling, streams);
+      read_back_->queue(drawn_.data());
+    }
+
+    void step() override {
+      engine_.round_operands_of(exec_);
+      if (room_ == 0) {
+        state_.prepare(layout_, kCacheRows - 1);
+        room_ = kCacheRows;
+        if (views_ != state_.views()) recorded_.reset();
+        views_ = state_.views();
+      }
+      --room_;
+      state_.advance(layout_);
+      if (recorded_ != nullptr) return recorded_->queue();
+      pass();  // plans, memory and the library's algorithms are made here
+      if (Profile::current() == nullptr) recorded_ = device_.record([this] { pass(); });
+    }
+
+    std::span<const Drawn> wait() override { return {static_cast<const Drawn*>(read_back_->wait()), static_cast<size_t>(layout_.count())}; }
+
+    void read_logits(int64_t n, std::span<W> to) override { engine_.download(logits().row_range(n, 1), Mat<W>(to.data(), 1, vocab())); }
+
+   private:
+    int64_t vocab() const { return engine_.config_.vocab_size; }
+    Mat<T> logits() { return {logits_.data(), layout_.count(), vocab()}; }
+    void pass() {
+      arena_.release();
+      contexts_arena_.release();
+      const PassLayout layout(layout_, offsets_.data(), positions_.data());
+      Pass<T> pass{engine_.params_, layout, exec_, recurrences_, false, form_, nullptr};
+      engine_.share_first_value(pass, first_value_);
+      Residual<T> residual = engine_.run_prepared(pass, ids_.data(), &state_);
+      engine_.head_.logits(pass, residual, logits());
+    }
+
+    EngineOf& engine_;
+    Device& device_;
+    ModelState<W>& state_;
+    const SeqLayout layout_;
+    Arena arena_, contexts_arena_;
+    Exec<T> exec_;
+    Recurrences<T> recurrences_;
+    FirstValue<T> first_value_;
+    fw_form form_;
+    Buffer<int64_t> offsets_, positions_, seen_;
+    Buffer<int32_t> ids_, recent_;
+    Buffer<Drawn> drawn_;
+    Buffer<T> logits_;  // [N, vocab]
+    std::unique_ptr<ReadBack> read_back_;
+    int64_t room_ = 0;  // tokens until the caches need more
+    std::vector<std::vector<StateView>> views_;
+    std::unique_ptr<RecordedWork> recorded_;
+  };
+
   static std::vector<Block<T>> make_blocks(const ModelConfig& c, Params<W>& params) {
     for (ParamSpec& spec : shared_parameters(c)) params.declare(std::move(spec));
     std::vector<Block<T>> list;
@@ -167,14 +273,20 @@ class EngineOf final : public Engine<Wide<T>> {
     arena_.release();
     again_arena_.release();
     contexts_arena_.release();
-    if (!std::is_same_v<T, W> || exec_.precision == Precision::kBf16) round_operands();
+    round_operands_of(exec_);
     const int64_t* positions = state == nullptr ? nullptr : upload(std::span<const int64_t>(state->positions()));
-    Pass<T> pass{params_, PassLayout(layout, upload(std::span<const int64_t>(layout.offsets())), positions), exec_, recurrences_, keep, form_, observer_};
-    if (config_.first_rwkv7() >= 0) {
-      first_value_.value = new_matrix<T>(arena_, layout.tokens(), config_.hidden_size);
-      pass.first_value = &first_value_;
-    }
+    PassLayout places(layout, upload(std::span<const int64_t>(layout.offsets())), positions);
+    if (state != nullptr) places.host_positions = state->positions().data();
+    Pass<T> pass{params_, places, exec_, recurrences_, keep, form_, observer_};
+    share_first_value(pass, first_value_);
     return pass;
+  }
+
+  // Where the first layer of RWKV-7 leaves its values for those after it.
+  void share_first_value(Pass<T>& pass, FirstValue<T>& value) const {
+    if (config_.first_rwkv7() < 0) return;
+    value.value = new_matrix<T>(pass.exec.arena, pass.layout.host.tokens(), config_.hidden_size);
+    pass.first_value = &value;
   }
 
   // The pass as layer i takes it.
@@ -203,7 +315,8 @@ class EngineOf final : public Engine<Wide<T>> {
     first_again_ = first_of(again_arena_, reserved_.again);
   }
 
-  void round_operands() {
+  void round_operands_of(const Exec<T>& exec) {
+    if (std::is_same_v<T, W> && exec.precision != Precision::kBf16) return;
     if (Bf16* to = params_.old_rounded()) {
       const std::span<const W> values = std::as_const(params_).values();
       exec_.round_values(values.data(), static_cast<int64_t>(values.size()), to);
@@ -233,13 +346,17 @@ class EngineOf final : public Engine<Wide<T>> {
 
   // The residual stream after all blocks.
   Residual<T> run(const Pass<T>& pass, const int32_t* ids, ModelState<W>* state) {
-    Residual<T> residual;
-    residual.x = new_matrix<T>(arena_, pass.layout.host.tokens(), config_.hidden_size);
-    if (!pass.keep) residual.delta = new_matrix<T>(arena_, pass.layout.host.tokens(), config_.hidden_size);
-    embedding_.forward(pass, ids, residual.x);
     if (state != nullptr) state->prepare(pass.layout.host);
+    return run_prepared(pass, ids, state);
+  }
+  Residual<T> run_prepared(const Pass<T>& pass, const int32_t* ids, ModelState<W>* state) {
+    Residual<T> residual;
+    Arena& arena = pass.exec.arena;
+    residual.x = new_matrix<T>(arena, pass.layout.host.tokens(), config_.hidden_size);
+    if (!pass.keep) residual.delta = new_matrix<T>(arena, pass.layout.host.tokens(), config_.hidden_size);
+    embedding_.forward(pass, ids, residual.x);
     for (size_t i = 0; i < blocks_.size(); ++i) {
-      if (observer_ != nullptr) observer_->begin_layer(static_cast<int64_t>(i));
+      if (pass.observer != nullptr) pass.observer->begin_layer(static_cast<int64_t>(i));
       blocks_[i].forward(pass_of(pass, i), residual, state == nullptr ? LayerState<T>() : state->template layer<T>(static_cast<int64_t>(i)), &contexts_[i]);
     }
     return residual;

@@ -8,6 +8,7 @@
 
 #include "base/seq_layout.h"
 #include "model/config.h"
+#include "model/decoder.h"
 #include "model/state.h"
 #include "nn/params.h"
 #include "nn/recompute_layers.h"
@@ -39,6 +40,7 @@ class Engine {
                         LossSum* sum) = 0;
   virtual void forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>& state, Mat<W> logits) = 0;
   virtual void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>* state, Mat<W> logits) = 0;
+  virtual std::unique_ptr<Decoder<W>> decoder(ModelState<W>& state) = 0;
   virtual size_t scratch_bytes() const = 0;
   virtual Scratch planned_scratch() const = 0;
   virtual void reserve_scratch(Scratch bytes) = 0;

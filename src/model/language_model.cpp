@@ -30,9 +30,13 @@ struct LanguageModel<T>::Impl {
       if (ids[t] < 0 || ids[t] >= config.vocab_size) fail_usage("ids[{}]: expected 0 <= id < vocab_size = {}, got {}", t, config.vocab_size, ids[t]);
     }
     if (state == nullptr) return;
-    if (&state->device() != &device) fail_usage("state: expected one in the memory of the model's device, got one of another");
+    check(*state);
     if (state->sequences() != layout.count()) fail_usage("state: expected {} sequences as the layout has, got {}", layout.count(), state->sequences());
-    if (state->layers() != config.num_hidden_layers) fail_usage("state: expected {} layers, got {}", config.num_hidden_layers, state->layers());
+  }
+
+  void check(const ModelState<T>& state) const {
+    if (&state.device() != &device) fail_usage("state: expected one in the memory of the model's device, got one of another");
+    if (state.layers() != config.num_hidden_layers) fail_usage("state: expected {} layers, got {}", config.num_hidden_layers, state.layers());
   }
 
   void check_targets(std::span<const int32_t> ids, std::span<const int32_t> targets) const {
@@ -222,6 +226,12 @@ void LanguageModel<T>::forward_all(std::span<const int32_t> ids, const SeqLayout
   }
   if (ids.empty()) return;
   m.engine->forward_all(ids, layout, state, logits);
+}
+
+template <class T>
+std::unique_ptr<Decoder<T>> LanguageModel<T>::decoder(ModelState<T>& state) {
+  impl_->check(state);
+  return impl_->engine->decoder(state);
 }
 
 template <class T>

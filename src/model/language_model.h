@@ -10,6 +10,7 @@
 
 #include "base/seq_layout.h"
 #include "model/config.h"
+#include "model/decoder.h"
 #include "model/state.h"
 #include "nn/params.h"
 #include "nn/recompute_layers.h"
@@ -70,6 +71,9 @@ class LanguageModel {
   void forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>& state, Mat<T> logits);
   // Logits [T, vocab] of all positions (tests, conformance).
   void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>* state, Mat<T> logits);
+
+  // Generation from `state`, a token of each of its sequences at a time; model and state must outlive it. Form and precision are what is set now.
+  std::unique_ptr<Decoder<T>> decoder(ModelState<T>& state);
 
   size_t scratch_bytes() const;  // memory held for activations
   // Of a model on a PlanDevice: what its passes would take. And memory that is taken now for passes to come, which a plan has found

@@ -1,6 +1,7 @@
 #include "model/state.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <span>
 #include <string_view>
@@ -105,6 +106,7 @@ StateView ModelState<T>::view(Tensor& tensor) const {
   }
   size_t most = 1;
   for (const auto& pages : tensor.pages) most = std::max(most, pages.size());
+  most = std::bit_ceil(most);  // so that it seldom gets another place
   std::vector<void*> table(static_cast<size_t>(sequences_) * most, nullptr);
   for (size_t n = 0; n < static_cast<size_t>(sequences_); ++n) {
     for (size_t i = 0; i < tensor.pages[n].size(); ++i) table[n * most + i] = tensor.pages[n][i].data();
@@ -141,17 +143,37 @@ void ModelState<T>::write(const Tensor& tensor, std::span<const T> values, Buffe
 }
 
 template <class T>
-void ModelState<T>::prepare(const SeqLayout& layout) {
+void ModelState<T>::prepare(const SeqLayout& layout, int64_t ahead) {
   if (layout.count() != sequences_) fail_internal("model state: {} sequences prepare for a layout of {}", sequences_, layout.count());
   for (size_t i = 0; i < layers_.size(); ++i) {
     for (size_t j = 0; j < layers_[i].size(); ++j) {
       Tensor& tensor = layers_[i][j];
       if (tensor.spec.kind == StateKind::kCache) {
-        for (int64_t n = 0; n < sequences_; ++n) grow(tensor, n, positions_[static_cast<size_t>(n)] + layout.length(n));
+        for (int64_t n = 0; n < sequences_; ++n) grow(tensor, n, positions_[static_cast<size_t>(n)] + layout.length(n) + ahead);
       }
       views_[i][j] = view(tensor);
     }
   }
+}
+
+template <class T>
+void ModelState<T>::put(int64_t n, const ModelState& one) {
+  if (one.sequences_ != 1 || n < 0 || n >= sequences_ || one.device_ != device_ || one.layers_.size() != layers_.size())
+    fail_internal("model state: a state of {} sequences cannot become sequence {} of {}", one.sequences_, n, sequences_);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    for (size_t j = 0; j < layers_[i].size(); ++j) {
+      Tensor& to = layers_[i][j];
+      const Tensor& from = one.layers_[i][j];
+      if (to.spec.kind != StateKind::kCache) {
+        device_->copy(to.values.data() + n * from.values.size(), from.values.data(), static_cast<size_t>(from.values.size()));
+        continue;
+      }
+      auto& pages = to.pages[static_cast<size_t>(n)];
+      pages.clear();
+      for (const Buffer<std::byte>& page : from.pages[0]) pages.push_back(page.clone());
+    }
+  }
+  positions_[static_cast<size_t>(n)] = one.positions_[0];
 }
 
 template <class T>

@@ -37,9 +37,13 @@ class ModelState {
   // Tokens seen by each sequence [N]. The model calls advance() once after a pass, when all its layers have read them.
   const std::vector<int64_t>& positions() const { return positions_; }
   void advance(const SeqLayout& layout);
-  // Makes room in the caches for the tokens of a pass. Until the next call, or until the state is copied or moved, layer(i) is what
-  // the pass works on.
-  void prepare(const SeqLayout& layout);
+  // Makes room in the caches for the tokens of a pass, and of each sequence for `ahead` more. Until the next call, or until the state is copied or moved,
+  // layer(i) is what the pass works on.
+  void prepare(const SeqLayout& layout, int64_t ahead = 0);
+  // What all layers work on: passes that find it unchanged may be recorded ones.
+  const std::vector<std::vector<StateView>>& views() const { return views_; }
+  // Sequence n becomes a copy of the only one of `one`, a state of the same model; prepare() comes before the next pass.
+  void put(int64_t n, const ModelState& one);
   // Activation: what the model's activations are, T or, on a device that has bf16 ones, Bf16.
   template <class Activation = T>
   LayerState<Activation> layer(int64_t i) const {

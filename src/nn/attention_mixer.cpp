@@ -79,11 +79,15 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   c.past_k = before(pass, state, kKeyState);
   c.past_v = before(pass, state, kValueState);
   c.o = new_matrix<T>(arena, tokens, queries);
-  c.lse = new_matrix<Wide<T>>(arena, tokens, spec_.heads);
-  pass.exec.attention_forward(q, k, v, shape(), pass.layout, c.past_k, c.past_v, c.o, c.lse);
-  if (state) {
-    pass.exec.store_rows(k, pass.layout, state.pages(kKeyState));
-    pass.exec.store_rows(v, pass.layout, state.pages(kValueState));
+  if (state && !pass.keep && pass.layout.host.single_tokens()) {
+    pass.exec.attention_step(q, k, v, shape(), pass.layout, c.past_k, c.past_v, c.o);
+  } else {
+    c.lse = new_matrix<Wide<T>>(arena, tokens, spec_.heads);
+    pass.exec.attention_forward(q, k, v, shape(), pass.layout, c.past_k, c.past_v, c.o, c.lse);
+    if (state) {
+      pass.exec.store_rows(k, pass.layout, state.pages(kKeyState));
+      pass.exec.store_rows(v, pass.layout, state.pages(kValueState));
+    }
   }
   if (y.data != nullptr) pass.exec.linear_forward(c.o, params.weight(o_proj_, spec_.hidden, queries), nullptr, y, Write::kOverwrite);
   return kept;

@@ -36,6 +36,7 @@ struct StateView {
   int64_t bytes = 0;                              // at data
   void* const* table = nullptr;                   // kCache: [N, per_sequence] pages, with room for the tokens of the pass
   int64_t per_sequence = 0, rows = 0, width = 0;  // kRing (one page, at `data`), kCache: as Pages has them
+  bool operator==(const StateView&) const = default;
 };
 
 // All tensors of a layer in the order in which its mixer declared them, updated in place by forward; without state (every sequence
@@ -54,7 +55,7 @@ class LayerState {
   Pages<T> pages(int index) const {
     const StateView& view = at(index);
     // A table of pages is one of pointers, whatever they point to.
-    return {static_cast<T*>(view.data), reinterpret_cast<T* const*>(view.table), view.per_sequence, view.rows, view.width};
+    return {static_cast<T*>(view.data), reinterpret_cast<T* const*>(view.table), view.per_sequence, view.rows, view.width, true};  // devices align their memory
   }
 
  private:

@@ -28,7 +28,7 @@ void check(fw_status status, const char* what) {
 
 template <class T>
 Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout, const Device& device)
-    : sequences_(layout.count()), specs_(token_specs(shape.rule)), single_tokens_(true) {
+    : sequences_(layout.count()), specs_(token_specs(shape.rule)), single_tokens_(layout.single_tokens()) {
   FW_INIT(&desc_);
   desc_.rule = to_c(shape.rule);
   desc_.dtype = kDtype<Wide<T>>;
@@ -49,21 +49,29 @@ Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout,
   desc_.num_sequences = layout.count();
   FW_INIT(&sizes_);
   check(fw_workspace_query(&desc_, &sizes_), "recurrence workspace");
-  for (int64_t n = 0; n < layout.count(); ++n) single_tokens_ = single_tokens_ && layout.length(n) == 1;
+  if (!single_tokens_ || layout.count() == 0) return;
+  // A batch of one token each, so that no table of the sequences goes to the device with every step.
+  step_ = desc_;
+  step_.B = layout.count();
+  step_.T = 1;
+  step_.cu_seqlens = nullptr;
+  step_.num_sequences = 0;
+  FW_INIT(&step_sizes_);
+  check(fw_workspace_query(&step_, &step_sizes_), "recurrence workspace");
 }
 
 namespace {
 
-// [T, heads * dim] as [1, T, heads, dim].
+// [T, heads * dim] as [1, T, heads, dim], or [T, 1, heads, dim].
 template <class T>
-fw_tensor heads_tensor(Mat<T> m, int64_t heads) {
+fw_tensor heads_tensor(Mat<T> m, int64_t heads, bool step) {
   fw_tensor t{};
   t.dtype = kDtype<T>;
   if (m.data == nullptr) return t;
   t.data = m.data;
   t.rank = 4;
-  const int64_t shape[4] = {1, m.rows, heads, m.cols / heads};
-  const int64_t stride[4] = {m.rows * m.stride, m.stride, m.cols / heads, 1};
+  const int64_t shape[4] = {step ? m.rows : 1, step ? 1 : m.rows, heads, m.cols / heads};
+  const int64_t stride[4] = {step ? m.stride : m.rows * m.stride, m.stride, m.cols / heads, 1};
   for (int i = 0; i < 4; ++i) {
     t.shape[i] = shape[i];
     t.stride[i] = stride[i];
@@ -71,16 +79,16 @@ fw_tensor heads_tensor(Mat<T> m, int64_t heads) {
   return t;
 }
 
-// [T, n] as [1, T, n].
+// [T, n] as [1, T, n], or [T, 1, n].
 template <class T>
-fw_tensor scalars_tensor(Mat<T> m) {
+fw_tensor scalars_tensor(Mat<T> m, bool step) {
   fw_tensor t{};
   t.dtype = kDtype<T>;
   if (m.data == nullptr) return t;
   t.data = m.data;
   t.rank = 3;
-  const int64_t shape[3] = {1, m.rows, m.cols};
-  const int64_t stride[3] = {m.rows * m.stride, m.stride, 1};
+  const int64_t shape[3] = {step ? m.rows : 1, step ? 1 : m.rows, m.cols};
+  const int64_t stride[3] = {step ? m.stride : m.rows * m.stride, m.stride, 1};
   for (int i = 0; i < 3; ++i) {
     t.shape[i] = shape[i];
     t.stride[i] = stride[i];
@@ -97,14 +105,14 @@ fw_tensor contiguous(T* data, std::initializer_list<int64_t> shape) {
 }  // namespace
 
 template <class T>
-fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in) const {
+fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in, bool step) const {
   const fw_desc& d = desc_;
   fw_inputs c;
   FW_INIT(&c);
   size_t i = 0;
   const auto pack = [&](auto m) {
     const TokenSpec& spec = specs_[i++];
-    return spec.one() ? scalars_tensor(m) : heads_tensor(m, m.cols / spec.channels(d.K, d.V));
+    return spec.one() ? scalars_tensor(m, step) : heads_tensor(m, m.cols / spec.channels(d.K, d.V), step);
   };
 #define FW_TOKEN(name, heads, width, used) c.name = pack(in.name);
 #include "rule/tokens.def"
@@ -140,23 +148,25 @@ double moved(const Mat<X>& o, const void* saved, size_t saved_bytes) {
 
 template <class T>
 void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* final_s, Wide<T>* final_a, void* saved, Arena& arena) const {
+  const bool step = single_tokens_ && saved == nullptr && sequences_ > 0;
+  const size_t workspace_bytes = step ? step_sizes_.forward : sizes_.forward;
   const Arena::Mark mark = arena.mark();
-  std::byte* workspace = arena.alloc<std::byte>(static_cast<int64_t>(sizes_.forward));
+  std::byte* workspace = arena.alloc<std::byte>(static_cast<int64_t>(workspace_bytes));
   if (only_plans(arena.device())) {
     arena.rewind(mark);
     return;
   }
   const ProfiledCall profiled("recurrence_forward", arena.device(), token_bytes(in) + moved(o, saved, sizes_.saved), forward_flops(desc_));
-  const fw_inputs c_in = inputs(in);
+  const fw_inputs c_in = inputs(in, step);
   fw_outputs c_out;
   FW_INIT(&c_out);
-  c_out.o = heads_tensor(o, desc_.HV);
+  c_out.o = heads_tensor(o, desc_.HV, step);
   c_out.final_state = contiguous(final_s, {sequences_, desc_.HV, desc_.K, desc_.V});
   c_out.final_precond = contiguous(final_a, {sequences_, desc_.H, desc_.K});
-  if (single_tokens_ && saved == nullptr) {
-    check(fw_step(&desc_, &c_in, &c_out, workspace, sizes_.forward), "recurrence step");
+  if (step) {
+    check(fw_step(&step_, &c_in, &c_out, workspace, workspace_bytes), "recurrence step");
   } else {
-    check(fw_forward(&desc_, &c_in, &c_out, saved, saved == nullptr ? 0 : sizes_.saved, workspace, sizes_.forward), "recurrence forward");
+    check(fw_forward(&desc_, &c_in, &c_out, saved, saved == nullptr ? 0 : sizes_.saved, workspace, workspace_bytes), "recurrence forward");
   }
   arena.rewind(mark);
 }
@@ -171,11 +181,11 @@ void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, co
     return;
   }
   const ProfiledCall profiled("recurrence_backward", arena.device(), 2 * token_bytes(in) + moved(d_o, saved, sizes_.saved), 2 * forward_flops(desc_));
-  const fw_inputs c_in = inputs(in);
-  const fw_inputs c_grads = inputs(grads);
+  const fw_inputs c_in = inputs(in, false);
+  const fw_inputs c_grads = inputs(grads, false);
   fw_outputs c_d;
   FW_INIT(&c_d);
-  c_d.o = heads_tensor(Mat<T>(const_cast<T*>(d_o.data), d_o.rows, d_o.cols, d_o.stride), desc_.HV);
+  c_d.o = heads_tensor(Mat<T>(const_cast<T*>(d_o.data), d_o.rows, d_o.cols, d_o.stride), desc_.HV, false);
   check(fw_backward(&desc_, &c_in, &c_d, &c_grads, saved, saved == nullptr ? 0 : sizes_.saved, workspace, workspace_bytes), "recurrence backward");
   arena.rewind(mark);
 }

@@ -51,10 +51,11 @@ class Recurrence {
   void backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, const RecurrenceInputs<T>& grads, const void* saved, Arena& arena) const;
 
  private:
-  fw_inputs inputs(const RecurrenceInputs<T>& in) const;
+  // Tokens as those of one packed sequence, or (a step) as one of each sequence.
+  fw_inputs inputs(const RecurrenceInputs<T>& in, bool step) const;
 
-  fw_desc desc_;
-  fw_sizes sizes_;
+  fw_desc desc_, step_;
+  fw_sizes sizes_, step_sizes_;
   int64_t sequences_;
   std::array<TokenSpec, kTokenTensors> specs_;
   bool single_tokens_;

@@ -125,8 +125,15 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
   };
   const Wide<T> bound = static_cast<Wide<T>>(spec_.rule.gain_bound);
   if (spec_.rule.uses_beta()) c.tokens.beta = gain_->forward(pass, columns(c.proj, plan_.beta), c.proj.rows, c.gain);
-  c.tokens.erase_gate = sigmoid(plan_.erase, spec_.erase_doubles() ? bound : Wide<T>(1), nullptr);
-  c.tokens.write_gate = sigmoid(plan_.write, Wide<T>(1), nullptr);
+  if (plan_.erase.used() && plan_.write.used() && !spec_.erase_doubles() && plan_.erase.begin + plan_.erase.size == plan_.write.begin) {
+    // Side by side with one scale: one kernel, as a decoded token counts them.
+    sigmoid({"b_proj, w_proj", plan_.erase.begin, plan_.erase.size + plan_.write.size}, Wide<T>(1), nullptr);
+    c.tokens.erase_gate = columns(c.proj, plan_.erase);
+    c.tokens.write_gate = columns(c.proj, plan_.write);
+  } else {
+    c.tokens.erase_gate = sigmoid(plan_.erase, spec_.erase_doubles() ? bound : Wide<T>(1), nullptr);
+    c.tokens.write_gate = sigmoid(plan_.write, Wide<T>(1), nullptr);
+  }
   // The other numbers: sigmoids of their projections, where they have one.
   for_all_numbers<Numbers::kButBeta>(
       [&](Mat<T>& to, const Projection& p) { to = sigmoid(p, Wide<T>(1), biased(p) ? params.value(index_.lambda_bias) : nullptr); }, c.tokens, plan_);

@@ -8,6 +8,7 @@
 #include "base/bf16.h"
 #include "base/mat.h"
 #include "base/seq_layout.h"
+#include "ops/sampling.h"
 
 namespace fw {
 
@@ -63,6 +64,7 @@ struct PassLayout {
   const SeqLayout& host;
   const int64_t* offsets = nullptr;                                     // [N + 1]
   const int64_t* positions = nullptr;                                   // [N]: tokens of each sequence before this pass; null: none
+  const int64_t* host_positions = nullptr;                              // the same in host memory, where the host knows them
   PassLayout(const SeqLayout& layout, const int64_t* before = nullptr)  // NOLINT(google-explicit-constructor)
       : host(layout), offsets(layout.offsets().data()), positions(before) {}
   PassLayout(const SeqLayout& layout, const int64_t* device_offsets, const int64_t* before) : host(layout), offsets(device_offsets), positions(before) {}
@@ -78,6 +80,7 @@ struct Pages {
   int64_t per_sequence = 0;
   int64_t rows = 0;
   int64_t width = 0;
+  bool aligned = false;  // each page of the table begins at a multiple of 16 bytes
   explicit operator bool() const { return first != nullptr || table != nullptr; }
   T* row(int64_t n, int64_t position) const {
     const int64_t page = n * per_sequence + position / rows % per_sequence;

@@ -85,8 +85,14 @@ struct Plan {
 
   static void attention_forward(E exec, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past,
                                 Pages<T>, Mat<T> o, Mat<W>) {
-    if (q.rows == 0 || !cuda::takes_warp_groups<T>(shape, past, q, k, v, o)) return;
+    if (q.rows == 0 || !cuda::takes_warp_groups<T>(shape, {}, q, k, v, o)) return;
+    const cuda::KeysBefore before(layout, shape.window);
+    if (past && layout.host_positions == nullptr) return;
     const ArenaMark mark(exec.arena);
+    if (before.any) {
+      cuda::key_offsets(exec.arena, before.sequences);
+      for (int tensors = 0; tensors < 2; ++tensors) cuda::all_keys<T>(exec.arena, shape, before.rows);
+    }
     cuda::attention_rows(exec.arena, shape, q.rows);
     cuda::attention_list(exec.arena, cuda::attention_tile_count(layout));
   }
@@ -98,6 +104,12 @@ struct Plan {
     if (!cuda::takes_warp_groups<T>(shape, past, d_o, q, k, v, o, dq, dk, dv)) return;
     cuda::attention_rows(exec.arena, shape, q.rows);
     for (int lists = 0; lists < 2; ++lists) cuda::attention_list(exec.arena, cuda::attention_tile_count(layout));
+  }
+
+  static void attention_step(E exec, Mat<const T> q, Mat<const T>, Mat<const T>, const AttentionShape& shape, const PassLayout&, Pages<T> past, Pages<T>,
+                             Mat<T>) {
+    const ArenaMark mark(exec.arena);
+    cuda::decode_parts(exec.arena, shape, q.rows, cuda::decode_runs(shape, past));
   }
 
   static void cross_entropy_forward(E exec, Mat<const T> h, Weight<W> weight, const int32_t*, W* nll, LossSum*) { plan_slice(exec, h, weight, nll); }
@@ -147,6 +159,7 @@ const Ops<T>& planned_cuda_ops() {
     ops.head_subtract_backward = &P::head_subtract_backward;
     ops.attention_forward = &P::attention_forward;
     ops.attention_backward = &P::attention_backward;
+    ops.attention_step = &P::attention_step;
     ops.cross_entropy_forward = &P::cross_entropy_forward;
     ops.cross_entropy_backward = &P::cross_entropy_backward;
     ops.square_sum = &P::square_sum;

@@ -115,6 +115,7 @@ struct Context {
   Arena arena{device}, contexts;
   Exec<T> exec{table_of<T>(device), device, arena, contexts};
   using W = Wide<T>;
+  using Activation = T;
 
   explicit Context(Device& d) : device(d) {}
   // Random numbers of T.

@@ -49,6 +49,66 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+// A captured graph.
+class Graph final : public RecordedWork {
+ public:
+  Graph(cudaStream_t stream, const std::function<void()>& work) : stream_(stream) {
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    try {
+      work();
+    } catch (...) {
+      cudaStreamEndCapture(stream, &graph);  // the stream must not stay in capture
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      throw;
+    }
+    check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    const cudaError_t status = cudaGraphInstantiate(&exec_, graph, 0);
+    cudaGraphDestroy(graph);
+    check(status, "cudaGraphInstantiate");
+    check(cudaGraphUpload(exec_, stream), "cudaGraphUpload");
+  }
+  ~Graph() override {
+    cudaStreamSynchronize(stream_);  // it may be running
+    cudaGraphExecDestroy(exec_);
+  }
+  void queue() override { check(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch"); }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+// Into pinned memory, behind what the stream has, by a stream of its own: what comes next on the first does not wait for the copy.
+class PinnedReadBack final : public ReadBack {
+ public:
+  PinnedReadBack(cudaStream_t stream, size_t bytes) : stream_(stream), bytes_(bytes) {
+    check(cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming), "cudaEventCreate");
+    check(cudaHostAlloc(&memory_, bytes, cudaHostAllocDefault), "cudaHostAlloc");
+  }
+  ~PinnedReadBack() override {
+    cudaStreamSynchronize(copies_.get());
+    cudaFreeHost(memory_);
+    cudaEventDestroy(ready_);
+  }
+  void queue(const void* from) override {
+    check(cudaEventRecord(ready_, stream_), "cudaEventRecord");
+    check(cudaStreamWaitEvent(copies_.get(), ready_, 0), "cudaStreamWaitEvent");
+    check(cudaMemcpyAsync(memory_, from, bytes_, cudaMemcpyDeviceToHost, copies_.get()), "cudaMemcpyAsync");
+  }
+  const void* wait() override {
+    check(cudaStreamSynchronize(copies_.get()), "work on the device");
+    return memory_;
+  }
+
+ private:
+  Stream copies_;
+  cudaStream_t stream_;
+  size_t bytes_;
+  cudaEvent_t ready_ = nullptr;
+  void* memory_ = nullptr;
+};
+
 // Everything goes through one stream of its own, so that calls are done in order and nothing else on the device is waited for.
 class CudaDevice final : public Device {
  public:
@@ -85,6 +145,8 @@ class CudaDevice final : public Device {
   void copy(void* to, const void* from, size_t bytes) override { move(to, from, bytes, cudaMemcpyDeviceToDevice); }
   void fill(void* to, int byte, size_t bytes) override { check(cudaMemsetAsync(to, byte, bytes, stream_.get()), "cudaMemsetAsync"); }
   void synchronise() override { check(cudaStreamSynchronize(stream_.get()), "work on the device"); }
+  std::unique_ptr<RecordedWork> record(const std::function<void()>& work) override { return std::make_unique<Graph>(stream_.get(), work); }
+  std::unique_ptr<ReadBack> read_back(size_t bytes) override { return std::make_unique<PinnedReadBack>(stream_.get(), bytes); }
 
  private:
   void move(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) const {

@@ -305,12 +305,22 @@ void store_rows(const Exec<T>&, Mat<const T> x, const PassLayout& layout, Pages<
   }
 }
 
+template <class T>
+void attention_step(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past_k,
+                    Pages<T> past_v, Mat<T> o) {
+  const ArenaMark mark(exec.arena);
+  attention_forward(exec, q, k, v, shape, layout, past_k, past_v, o, Mat<T>(exec.arena.template alloc<T>(q.rows * shape.heads), q.rows, shape.heads));
+  store_rows(exec, k, layout, past_k);
+  store_rows(exec, v, layout, past_v);
+}
+
 #define FW_INSTANTIATE(T)                                                                                                                                      \
   template void attention_forward(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const AttentionShape&, const PassLayout&, Pages<T>, Pages<T>,      \
                                   Mat<T>, Mat<T>);                                                                                                             \
   template void attention_backward(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const AttentionShape&, const PassLayout&, Pages<T>, \
                                    Pages<T>, Mat<const T>, Mat<const T>, Mat<T>, Mat<T>, Mat<T>);                                                              \
-  template void store_rows(const Exec<T>&, Mat<const T>, const PassLayout&, Pages<T>);
+  template void store_rows(const Exec<T>&, Mat<const T>, const PassLayout&, Pages<T>);                                                                         \
+  template void attention_step(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const AttentionShape&, const PassLayout&, Pages<T>, Pages<T>, Mat<T>);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 #undef FW_INSTANTIATE

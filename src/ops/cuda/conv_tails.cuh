@@ -1,6 +1,7 @@
 // What convolutions over packed sequences keep between passes: the last inputs of every sequence.
 #pragma once
 
+#include "ops/cuda/overlap.cuh"
 #include "ops/cuda/sequences.cuh"
 #include "scan/cuda/call/launch.h"
 
@@ -12,6 +13,7 @@ inline constexpr unsigned kTailThreads = 128;
 // and goes from the oldest to the newest, so that both tails may be the same memory.
 template <class T>
 __global__ void __launch_bounds__(kTailThreads) store_tails_kernel(Mat<const T> x, const int64_t* offsets, const T* tail, int kept, T* to) {
+  follow();
   const int64_t c = int64_t{block_index_y()} * kTailThreads + thread_index(), n = block_index_x();
   if (c >= x.cols) return;
   const int64_t begin = offsets[n], length = offsets[n + 1] - begin;
@@ -31,7 +33,7 @@ template <class T>
 void store_tails(Mat<const T> x, const PassLayout& layout, const T* tail, int64_t width, T* to, void* stream) {
   if (to == nullptr || width < 2) return;
   const Dim3 grid{static_cast<unsigned>(layout.host.count()), static_cast<unsigned>((x.cols + kTailThreads - 1) / kTailThreads)};
-  launch(store_tails_kernel<T>, grid, kTailThreads, 0, stream, x, layout.offsets, tail, static_cast<int>(width - 1), to);
+  launch_following(x.rows, store_tails_kernel<T>, grid, kTailThreads, 0, stream, x, layout.offsets, tail, static_cast<int>(width - 1), to);
 }
 
 }  // namespace fw::cuda

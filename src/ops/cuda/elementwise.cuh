@@ -13,6 +13,7 @@
 
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/operations.h"
+#include "ops/cuda/overlap.cuh"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
 #include "scan/cuda/call/launch.h"
@@ -118,6 +119,7 @@ struct Place {
 
 template <int N, int kAhead, class F, class In, class Out>
 __global__ void __launch_bounds__(kElementThreads) elementwise_kernel(const F f, const In in, const Out out, const Cut cut) {
+  follow();
   const Place place(cut);
   if (place.packet >= cut.packets) return;
   const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across, first = place.block * down * kAhead + place.row;
@@ -182,8 +184,8 @@ void elementwise(const F& f, int64_t rows, int64_t cols, const In& in, const Out
   constexpr int kN = std::min(In::kWidest, Out::kWidest);
   const auto run = [&]<int N>() {
     const Cut cut(rows, cols / N, 8);
-    launch(elementwise_kernel<N, kAhead, F, In, Out>, Dim3{static_cast<unsigned>(cut.row_blocks(cut.down() * kAhead) * cut.column_blocks)}, kElementThreads, 0,
-           stream, f, in, out, cut);
+    launch_following(rows, elementwise_kernel<N, kAhead, F, In, Out>, Dim3{static_cast<unsigned>(cut.row_blocks(cut.down() * kAhead) * cut.column_blocks)},
+                     kElementThreads, 0, stream, f, in, out, cut);
   };
   if (cols % kN == 0 && in.in_packets(kN) && out.in_packets(kN)) {
     run.template operator()<kN>();

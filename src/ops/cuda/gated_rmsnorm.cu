@@ -7,6 +7,7 @@
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/operations.h"
+#include "ops/cuda/overlap.cuh"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
 #include "scan/cuda/call/launch.h"
@@ -68,6 +69,7 @@ FW_DEVICE void for_columns(int lane, int lanes, int dim, const Body& body) {
 
 template <class T, int N, bool kKept>
 __global__ void __launch_bounds__(kThreads) gated_rmsnorm_forward_kernel(const GatedArgs<T> a) {
+  follow();
   constexpr int kAhead = kKept ? 4 : 1;
   const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes, lane = static_cast<int>(thread_index()) % a.lanes;
   const int64_t first = int64_t{block_index_x()} * slots * kAhead + slot;
@@ -241,7 +243,8 @@ void gated_rmsnorm_forward(const Exec<T>& exec, Mat<const T> o, Mat<const T> gat
                  kind};
   with_form(a, [&]<int N, bool kKept>() {
     const int64_t rows = kThreads / a.lanes * (kKept ? 4 : 1);
-    launch(gated_rmsnorm_forward_kernel<T, N, kKept>, Dim3{static_cast<unsigned>((a.rows + rows - 1) / rows)}, kThreads, 0, exec.device.stream(), a);
+    launch_following(o.rows, gated_rmsnorm_forward_kernel<T, N, kKept>, Dim3{static_cast<unsigned>((a.rows + rows - 1) / rows)}, kThreads, 0,
+                     exec.device.stream(), a);
   });
 }
 

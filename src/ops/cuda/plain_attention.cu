@@ -10,98 +10,15 @@
 #include <vector>
 
 #include "ops/cuda/attention.h"
+#include "ops/cuda/attention_rows.cuh"
 #include "ops/cuda/operations.h"
-#include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
-#include "ops/cuda/sequences.cuh"
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {
-
-constexpr int kThreads = 128;
-
-template <class T>
-struct PlainArgs {
-  Mat<const T> q, k, v, o = {}, d_o = {};
-  Mat<T> out = {}, dk = {}, dv = {};  // out: o, or dq
-  Pages<T> past_k, past_v;
-  PassPlaces places;
-  int heads = 0, group = 0, dim = 0, lanes = 0;
-  int64_t window = 0;
-  float scale = 0;
-  Mat<float> lse = {};
-  float* delta = nullptr;  // [T, H]
-};
-
-// A row of a head as the lanes of a group have it: packet i of lane l from column (l + i lanes) N on.
-template <int N, int kVectors>
-struct RowPart {
-  float of[kVectors][N];
-  FW_DEVICE void clear() {
-    FW_UNROLL for (int i = 0; i < kVectors; ++i) { FW_UNROLL for (int k = 0; k < N; ++k) of[i][k] = 0; }
-  }
-  template <class T>
-  FW_DEVICE void load(const T* row, int lane, int lanes, int dim) {
-    FW_UNROLL for (int i = 0; i < kVectors; ++i) {
-      Packet<T, N> packet;
-      const int c = (lane + i * lanes) * N;
-      if (c < dim) packet.load(row + c);
-      packet.get(of[i]);
-    }
-  }
-  FW_DEVICE float dot(const RowPart& other, int lanes) const {
-    float sum = 0;
-    FW_UNROLL for (int i = 0; i < kVectors; ++i) { FW_UNROLL for (int k = 0; k < N; ++k) sum += of[i][k] * other.of[i][k]; }
-    for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-    return sum;
-  }
-  FW_DEVICE void add(float factor, const RowPart& other) {
-    FW_UNROLL for (int i = 0; i < kVectors; ++i) { FW_UNROLL for (int k = 0; k < N; ++k) of[i][k] += factor * other.of[i][k]; }
-  }
-  FW_DEVICE void put(float* row, int lane, int lanes, int dim) const {
-    FW_UNROLL for (int i = 0; i < kVectors; ++i) {
-      const int c = (lane + i * lanes) * N;
-      if (c >= dim) continue;
-      FW_UNROLL for (int k = 0; k < N; ++k) row[c + k] = of[i][k];
-    }
-  }
-};
-
-struct Group {
-  int lane, index, count;
-  FW_DEVICE explicit Group(int lanes)
-      : lane(static_cast<int>(thread_index()) % lanes), index(static_cast<int>(thread_index()) / lanes), count(kThreads / lanes) {}
-};
-
-// Token t in its sequence: `past` keys lie in pages, then come those of the pass.
-struct Stand {
-  int64_t n, begin, end, past, place, first;  // first: the first key that t sees
-  template <class T>
-  FW_DEVICE Stand(const PlainArgs<T>& a, int64_t t) {
-    n = a.places.sequence_of(t);
-    begin = a.places.offsets[n], end = a.places.offsets[n + 1];
-    past = a.past_k.rows > 0 ? a.places.before(n) : 0;
-    place = past + t - begin;
-    first = a.window > 0 ? max(int64_t{0}, place - a.window + 1) : 0;
-  }
-  template <class T>
-  FW_DEVICE const T* row(const Mat<const T>& now, const Pages<T>& pages, int64_t position, int column) const {
-    return (position >= past ? now.data + (begin + position - past) * now.stride : page_row(pages, n, position)) + column;
-  }
-};
-
-// The sum over the groups of rows [count, dim] in shared memory, in order, times factor.
-template <class T>
-FW_DEVICE void leave_sum(const float* rows, int count, int dim, const float* weights, float factor, T* to) {
-  for (int c = static_cast<int>(thread_index()); c < dim; c += kThreads) {
-    float sum = 0;
-    for (int g = 0; g < count; ++g) sum += rows[g * dim + c] * (weights == nullptr ? 1.0f : weights[g]);
-    to[c] = stored<T>(sum * factor);
-  }
-}
 
 // grid: tokens x heads
 template <class T, int N, int kVectors>
@@ -221,31 +138,6 @@ __global__ void __launch_bounds__(kThreads) plain_backward_keys_kernel(const Pla
   leave_sum(second, group.count, a.dim, nullptr, 1.0f, a.dv.data + t * a.dv.stride + own);
 }
 
-constexpr int kMostDim = 256;
-
-// Calls run(N, vectors) with numbers of the compiler, once the lanes are known. aligned: every row of a head begins at a multiple of 16 bytes.
-template <class T, class Run>
-void with_form(PlainArgs<T>& a, bool aligned, const Run& run) {
-  if (a.dim > kMostDim) fail_usage("head_dim: expected at most {} for attention on CUDA, got {}", kMostDim, a.dim);
-  const auto with_lanes = [&]<int N, int kVectors>() {
-    a.lanes = 1;
-    while (a.lanes < 32 && a.lanes * N < a.dim) a.lanes *= 2;
-    run.template operator()<N, kVectors>();
-  };
-  if (aligned && a.dim % kPacket<T> == 0) return with_lanes.template operator()<kPacket<T>, kMostDim / 32 / kPacket<T>>();
-  with_lanes.template operator()<1, kMostDim / 32>();
-}
-
-template <class T>
-bool aligned(Mat<T> x) {
-  return in_packets<std::remove_const_t<T>>(x.data, x.stride);
-}
-// The pages of a table may lie anywhere, as the host cannot tell.
-template <class T>
-bool aligned(const Pages<T>& pages) {
-  return !pages || (pages.table == nullptr && in_packets<T>(pages.first, pages.width));
-}
-
 // ---- the kernels of attention.h ------------------------------------------------------------------------------------------------
 
 // Between lse [T, H] of base e and [H, T] of base 2.
@@ -257,6 +149,33 @@ __global__ void __launch_bounds__(kThreads) lse_of_table_kernel(Mat<const float>
   const int64_t i = int64_t{block_index_x()} * kThreads + thread_index(), t = i / from.cols, h = i % from.cols;
   if (t < from.rows) to[h * from.rows + t] = from.data[t * from.stride + h] * kLog2E;
 }
+
+// Row r of all keys (or values): one of an earlier pass, or of this one. In packets of 16 bytes.  grid: rows
+struct GatherArgs {
+  Mat<const Bf16> now;
+  Pages<Bf16> past;
+  PassPlaces places;
+  const int32_t* offsets;  // [N + 1] of all keys
+  Mat<Bf16> to;
+};
+__global__ void __launch_bounds__(kThreads) gather_keys_kernel(const GatherArgs keys, const GatherArgs values) {
+  const GatherArgs& a = block_index_y() == 0 ? keys : values;
+  const int64_t r = block_index_x();
+  int64_t low = 0, high = a.places.count;  // offsets[low] <= r < offsets[high]
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (a.offsets[middle] <= r ? low : high) = middle;
+  }
+  const int64_t begin = a.places.offsets[low], length = a.places.offsets[low + 1] - begin;
+  const int64_t before = a.offsets[low + 1] - a.offsets[low] - length, i = r - a.offsets[low];
+  const Bf16* from = i < before ? page_row(a.past, low, a.places.before(low) - before + i) : a.now.data + (begin + i - before) * a.now.stride;
+  for (int64_t c = int64_t{thread_index()} * 8; c < a.to.cols; c += kThreads * 8) {
+    Packet<Bf16, 8> packet;
+    packet.load(from + c);
+    packet.store(a.to.data + r * a.to.stride + c);
+  }
+}
+
 Dim3 each_lse(int64_t rows, int64_t heads) { return {static_cast<unsigned>((rows * heads + kThreads - 1) / kThreads)}; }
 
 template <class T, class... Mats>
@@ -264,12 +183,16 @@ bool on_warp_groups(const AttentionShape& shape, const Pages<T>& past, Mats... m
   return takes_warp_groups<T>(shape, past, matrices...) && has_warp_groups();
 }
 
-const AttentionTile* upload_tiles(const AttentionShape& shape, const PassLayout& layout, bool of_keys, Arena& arena, void* stream, int32_t& count) {
+const AttentionTile* upload_tiles(const AttentionShape& shape, const PassLayout& layout, bool of_keys, bool with_past, Arena& arena, void* stream,
+                                  int32_t& count) {
   std::vector<AttentionSequence> sequences;
   sequences.reserve(static_cast<size_t>(layout.host.count()));
+  int64_t key = 0;
   for (int64_t n = 0; n < layout.host.count(); ++n) {
-    const auto begin = static_cast<int32_t>(layout.host.begin(n)), length = static_cast<int32_t>(layout.host.length(n));
-    sequences.push_back({begin, length, begin, length});
+    const int64_t keys = layout.host.length(n) + (with_past ? KeysBefore::of(layout, shape.window, n) : 0);
+    sequences.push_back(
+        {static_cast<int32_t>(layout.host.begin(n)), static_cast<int32_t>(layout.host.length(n)), static_cast<int32_t>(key), static_cast<int32_t>(keys)});
+    key += keys;
   }
   const std::vector<AttentionTile> tiles = attention_tiles(sequences, of_keys, shape.window);
   count = static_cast<int32_t>(tiles.size());
@@ -308,6 +231,28 @@ AttentionArgs attention_args(Mat<const T> q, Mat<const T> k, Mat<const T> v, Mat
   return args;
 }
 
+// The keys and values that earlier passes left, and this pass's behind them, one sequence after the other.
+void forward_with_past(const Exec<Bf16>& exec, Mat<const Bf16> q, Mat<const Bf16> k, Mat<const Bf16> v, const AttentionShape& shape, const PassLayout& layout,
+                       const KeysBefore& before, Pages<Bf16> past_k, Pages<Bf16> past_v, Mat<Bf16> o, Mat<float> lse) {
+  void* stream = exec.device.stream();
+  const Arena::Mark mark = exec.arena.mark();
+  std::vector<int32_t> offsets = {0};
+  for (int64_t n = 0; n < before.sequences; ++n)
+    offsets.push_back(offsets.back() + static_cast<int32_t>(layout.host.length(n) + KeysBefore::of(layout, shape.window, n)));
+  int32_t* device_offsets = key_offsets(exec.arena, before.sequences);
+  upload(offsets.data(), before.sequences + 1, device_offsets, stream);
+  const Mat<Bf16> keys = all_keys<Bf16>(exec.arena, shape, before.rows), values = all_keys<Bf16>(exec.arena, shape, before.rows);
+  const PassPlaces places(layout);
+  launch(gather_keys_kernel, Dim3{static_cast<unsigned>(before.rows), 2}, kThreads, 0, stream, GatherArgs{k, past_k, places, device_offsets, keys},
+         GatherArgs{v, past_v, places, device_offsets, values});
+  AttentionArgs args = attention_args<Bf16>(q, keys, values, o, shape, exec.arena);
+  args.key_rows = before.rows;
+  args.tiles = upload_tiles(shape, layout, false, true, exec.arena, stream, args.tile_count);
+  cuda::attention_forward(args, stream);
+  launch(lse_to_table_kernel, each_lse(lse.rows, lse.cols), kThreads, 0, stream, args.lse, lse);
+  exec.arena.rewind(mark);
+}
+
 }  // namespace
 
 namespace ops {
@@ -317,10 +262,16 @@ void attention_forward(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<
                        Pages<T> past_k, Pages<T> past_v, Mat<T> o, Mat<Wide<T>> lse) {
   if (q.rows == 0) return;
   void* stream = exec.device.stream();
+  const KeysBefore before(layout, shape.window);
+  if (layout.host_positions != nullptr && !before.any) past_k = past_v = {};
+  if constexpr (std::is_same_v<T, Bf16>) {
+    if (past_k && layout.host_positions != nullptr && on_warp_groups<T>(shape, Pages<T>(), q, k, v, o) && aligned(past_k) && aligned(past_v))
+      return forward_with_past(exec, q, k, v, shape, layout, before, past_k, past_v, o, lse);
+  }
   if (on_warp_groups<T>(shape, past_k, q, k, v, o)) {
     const Arena::Mark mark = exec.arena.mark();
     AttentionArgs args = attention_args<T>(q, k, v, o, shape, exec.arena);
-    args.tiles = upload_tiles(shape, layout, false, exec.arena, stream, args.tile_count);
+    args.tiles = upload_tiles(shape, layout, false, false, exec.arena, stream, args.tile_count);
     cuda::attention_forward(args, stream);
     launch(lse_to_table_kernel, each_lse(lse.rows, lse.cols), kThreads, 0, stream, args.lse, lse);
     exec.arena.rewind(mark);
@@ -347,9 +298,9 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
     args.d_o = token_arg(d_o, shape.dim), args.dq = token_arg(dq, shape.dim), args.dk = token_arg(dk, shape.dim), args.dv = token_arg(dv, shape.dim);
     args.delta = delta;
     launch(lse_of_table_kernel, each_lse(lse.rows, lse.cols), kThreads, 0, stream, lse, args.lse);
-    args.tiles = upload_tiles(shape, layout, false, exec.arena, stream, args.tile_count);
+    args.tiles = upload_tiles(shape, layout, false, false, exec.arena, stream, args.tile_count);
     attention_backward_queries(args, stream);
-    args.tiles = upload_tiles(shape, layout, true, exec.arena, stream, args.tile_count);
+    args.tiles = upload_tiles(shape, layout, true, false, exec.arena, stream, args.tile_count);
     attention_backward_keys(args, stream);
   } else {
     PlainArgs<T> a = plain_args(q, k, v, shape, layout, past_k, past_v);

@@ -10,6 +10,7 @@
 
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/operations.h"
+#include "ops/cuda/overlap.cuh"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
 #include "scan/cuda/call/launch.h"
@@ -62,6 +63,7 @@ FW_DEVICE void for_packets(int place, int step, int64_t packets, int width, cons
 
 template <class T, int N, int kVectors, int kRowWarps, bool kAdd>
 __global__ void __launch_bounds__(kThreads) rmsnorm_forward_kernel(const NormArgs<T> a) {
+  follow();
   constexpr int kStep = kRowWarps * 32;
   const int place = static_cast<int>(thread_index()) % kStep;
   const int64_t row = int64_t{block_index_x()} * (kWarps / kRowWarps) + thread_index() / kStep;
@@ -252,8 +254,8 @@ template <class T, bool kAdd>
 void launch_forward(const NormArgs<T>& a, void* stream) {
   with_form<T, true>(aligned(a), a.cols, [&](auto n, auto vectors, auto warps) {
     const int64_t rows = kWarps / warps.value;  // of a block
-    launch(rmsnorm_forward_kernel<T, n.value, vectors.value, warps.value, kAdd>, Dim3{static_cast<unsigned>((a.rows + rows - 1) / rows)}, kThreads,
-           kWarps * sizeof(float), stream, a);
+    launch_following(a.rows, rmsnorm_forward_kernel<T, n.value, vectors.value, warps.value, kAdd>, Dim3{static_cast<unsigned>((a.rows + rows - 1) / rows)},
+                     kThreads, kWarps * sizeof(float), stream, a);
   });
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "ops/cuda/operations.h"
+#include "ops/cuda/overlap.cuh"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/sequences.cuh"
 #include "scan/cuda/call/launch.h"
@@ -25,6 +26,7 @@ struct RotaryArgs {
 
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) rotary_kernel(const RotaryArgs<T> a) {
+  follow();
   float2* turns = reinterpret_cast<float2*>(shared_memory());  // [kTokens, half]: cosine, sine
   const int64_t first = int64_t{block_index_x()} * kTokens;
   const int tokens = static_cast<int>(min(int64_t{kTokens}, a.rows - first)), thread = static_cast<int>(thread_index());
@@ -79,9 +81,9 @@ void rotary(const Exec<T>& exec, Mat<T> x, int64_t dim, int64_t rotated, double 
   const Dim3 grid{static_cast<unsigned>((x.rows + kTokens - 1) / kTokens)};
   const size_t shared = sizeof(float2) * kTokens * static_cast<size_t>(half);
   if (half % kPacket<T> == 0 && dim % kPacket<T> == 0 && in_packets<T>(x.data, x.stride)) {
-    launch(rotary_kernel<T, kPacket<T>>, grid, kThreads, shared, exec.device.stream(), args);
+    launch_following(x.rows, rotary_kernel<T, kPacket<T>>, grid, kThreads, shared, exec.device.stream(), args);
   } else {
-    launch(rotary_kernel<T, 1>, grid, kThreads, shared, exec.device.stream(), args);
+    launch_following(x.rows, rotary_kernel<T, 1>, grid, kThreads, shared, exec.device.stream(), args);
   }
 }
 

@@ -50,6 +50,7 @@ struct TableRows {
 
 template <class T, int N, class Rows>
 __global__ void __launch_bounds__(kElementThreads) move_rows_kernel(const Rows rows, const Cut cut) {
+  follow();
   constexpr int kAhead = 4;
   const Place place(cut);
   if (place.packet >= cut.packets) return;
@@ -73,8 +74,8 @@ void move_rows(const Rows& rows, int64_t count, int64_t cols, bool aligned, void
   constexpr int kN = kPacket<T>;
   const auto run = [&]<int N>() {
     const Cut cut(count, cols / N, 8);
-    launch(move_rows_kernel<T, N, Rows>, Dim3{static_cast<unsigned>(cut.row_blocks(int64_t{4} * cut.down()) * cut.column_blocks)}, kElementThreads, 0, stream,
-           rows, cut);
+    launch_following(count, move_rows_kernel<T, N, Rows>, Dim3{static_cast<unsigned>(cut.row_blocks(int64_t{4} * cut.down()) * cut.column_blocks)},
+                     kElementThreads, 0, stream, rows, cut);
   };
   if (aligned && cols % kN == 0) {
     run.template operator()<kN>();

@@ -37,6 +37,9 @@ struct BoundsScratch {
   BoundsScratch(Arena& arena, int64_t cols) : values(arena.alloc<float>(cols)), gradients(arena.alloc<float>(cols)) {}
 };
 
+// Sampling with a repetition penalty: logits as it changes them.
+inline float* penalised_logits(Arena& arena, int64_t sequences, int64_t vocab) { return arena.alloc<float>(sequences * vocab); }
+
 // Embedding, backward: the sort of the tokens by id, and sums of the parts of the sorted list.
 inline constexpr int kSortTile = 2048, kSortDigits = 256, kEmbeddingRun = 16;
 struct EmbeddingScratch {
@@ -86,6 +89,24 @@ bool takes_warp_groups(const AttentionShape& shape, const Pages<T>& past, Mats..
   if (sizeof(T) != 2 || past || shape.dim % 8 != 0 || shape.dim > 128 || shape.window > INT32_MAX) return false;
   return (in_sixteens(matrices) && ...);
 }
+// Keys and values of earlier passes are copied in front of those of this one for them, where the host knows how many there are.
+struct KeysBefore {
+  int64_t sequences = 0, rows = 0;  // of all keys: those before, that may be seen, and those of the pass
+  bool any = false;                 // before
+  KeysBefore(const PassLayout& layout, int64_t window) : sequences(layout.host.count()), rows(layout.host.tokens()) {
+    for (int64_t n = 0; n < sequences; ++n) rows += of(layout, window, n), any = any || of(layout, window, n) > 0;
+  }
+  static int64_t of(const PassLayout& layout, int64_t window, int64_t n) {
+    const int64_t before = layout.host_positions == nullptr ? 0 : layout.host_positions[n];
+    return window > 0 ? std::min(before, window - 1) : before;
+  }
+};
+template <class T>
+Mat<T> all_keys(Arena& arena, const AttentionShape& shape, int64_t rows) {
+  const int64_t width = shape.kv_heads * shape.dim;
+  return {arena.alloc<T>(rows * width), rows, width};
+}
+inline int32_t* key_offsets(Arena& arena, int64_t sequences) { return arena.alloc<int32_t>(sequences + 1); }
 inline constexpr int kAttentionTileRows = 128, kAttentionTileNumbers = 5;
 inline int64_t attention_tile_count(const PassLayout& layout) {
   int64_t count = 0;
@@ -93,6 +114,17 @@ inline int64_t attention_tile_count(const PassLayout& layout) {
   return count;
 }
 inline int32_t* attention_list(Arena& arena, int64_t tiles) { return arena.alloc<int32_t>(tiles * kAttentionTileNumbers); }
+// Decoding: the rows that a token sees are cut into runs of which each has a block: kDecodeRun rows, or more where there would be more than kDecodeRuns.
+inline constexpr int64_t kDecodeRun = 128, kDecodeRuns = 64;
+template <class T>
+int64_t decode_runs(const AttentionShape& shape, const Pages<T>& past) {
+  const int64_t room = past.per_sequence * past.rows, most = shape.window > 0 ? std::min(shape.window, room) : room;
+  return std::min(kDecodeRuns, parts_of(most, kDecodeRun));
+}
+// [sequences, heads, runs, dim + 2]: a run's sum of p v, its largest score and its sum of p.
+inline float* decode_parts(Arena& arena, const AttentionShape& shape, int64_t sequences, int64_t runs) {
+  return arena.alloc<float>(sequences * shape.heads * runs * (shape.dim + 2));
+}
 // [heads, rows]: of the log-sums, and of delta.
 inline float* attention_rows(Arena& arena, const AttentionShape& shape, int64_t rows) { return arena.alloc<float>(shape.heads * rows); }
 

@@ -37,6 +37,8 @@ struct ConvArgs {
   float* partial = nullptr;       // backward: [runs, cols, W]
   const float* bias = nullptr;    // [cols] or null
   float* partial_bias = nullptr;  // backward, with a bias: [runs, cols]
+  int64_t run = kForwardRun;      // forward: tokens of a thread; one where each sequence has one
+  T* tail_out = nullptr;          // forward, where each sequence has one token: its new tail, which may be `tail`
 };
 
 template <int N, int W>
@@ -78,14 +80,15 @@ FW_DEVICE void load_history(const ConvArgs<T>& a, int64_t column, int64_t n, int
 
 template <class T, int N, int W>
 __global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const ConvArgs<T> a) {
+  follow();
   const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N;
   if (column >= a.cols) return;
   constexpr int kAhead = 4;
   float taps[W][N], bias[N];
   load_taps<N, W>(a.weight + column * W, taps);
   load_bias<T, N>(a, column, bias);
-  int64_t t = int64_t{block_index_x()} * kForwardRun;
-  const int64_t end = min(t + kForwardRun, a.tokens);
+  int64_t t = int64_t{block_index_x()} * a.run;
+  const int64_t end = min(t + a.run, a.tokens);
   for (int64_t n = a.places.sequence_of(t); t < end; ++n) {
     const int64_t begin = a.places.offsets[n], stop = min(end, a.places.offsets[n + 1]);
     if (t >= stop) continue;  // an empty sequence
@@ -121,6 +124,12 @@ __global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const Conv
       Packet<T, N> packet;
       packet.load(x);
       step(packet, y);
+    }
+    if (a.tail_out == nullptr) continue;
+    FW_UNROLL for (int j = 0; j < W - 1; ++j) {
+      Packet<T, N> kept;
+      kept.set(window.v[j]);  // as it was read
+      kept.store(a.tail_out + (n * (W - 1) + W - 2 - j) * a.cols + column);
     }
   }
 }
@@ -217,7 +226,8 @@ void with_form(const ConvArgs<T>& a, int64_t width, const Run& run) {
   const auto with_width = [&]<int W>() {
     constexpr bool kNarrow = W <= 4;  // wider windows do not fit into the registers in packets
     const bool packets = a.cols % kPacket<T> == 0 && in_packets<T>(a.x, a.x_stride) && in_packets<T>(a.y, a.y_stride) &&
-                         (a.dy == nullptr || in_packets<T>(a.dy, a.dy_stride)) && (a.tail == nullptr || in_packets<T>(a.tail, a.cols));
+                         (a.dy == nullptr || in_packets<T>(a.dy, a.dy_stride)) && (a.tail == nullptr || in_packets<T>(a.tail, a.cols)) &&
+                         (a.tail_out == nullptr || in_packets<T>(a.tail_out, a.cols));
     if (kNarrow && packets) {
       run(std::integral_constant<int, (kNarrow ? kColumns : 1)>{}, std::integral_constant<int, W>{});
     } else {
@@ -255,10 +265,13 @@ void short_conv_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* weig
                         const T* tail_in, T* tail_out, Mat<T> y) {
   ConvArgs<T> a{x.rows, x.cols, PassPlaces(layout), x.data, nullptr, y.data, x.stride, 0, y.stride, weight, tail_in, nullptr, bias};
   void* stream = exec.device.stream();
+  // Decoding: a thread has read all of a tail before it writes it. Otherwise blocks that begin later may still want the old one.
+  const bool single = layout.host.single_tokens();
+  if (single) a.run = 1, a.tail_out = width > 1 ? tail_out : nullptr;
   with_form(a, width, [&](auto n, auto w) {
-    launch(short_conv_forward_kernel<T, n.value, w.value>, grid_of((x.rows + kForwardRun - 1) / kForwardRun, x.cols / n.value), kThreads, 0, stream, a);
+    launch_following(x.rows, short_conv_forward_kernel<T, n.value, w.value>, grid_of((x.rows + a.run - 1) / a.run, x.cols / n.value), kThreads, 0, stream, a);
   });
-  store_tails(x, layout, tail_in, width, tail_out, stream);
+  if (!single) store_tails(x, layout, tail_in, width, tail_out, stream);
 }
 
 template <class T>

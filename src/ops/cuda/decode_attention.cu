@@ -1,0 +1,200 @@
+// Attention of a decoded token: one query a sequence and head over the rows of a ring or of pages. Few heads would be few blocks, so the rows that a token
+// sees are cut into runs (scratch.h), a block each, which leaves its unnormalised sum, its largest score and its sum of exponentials; a second kernel joins the
+// runs in their order. Where the runs lie depends on how many rows the token sees and on nothing else: a sequence has the same bits alone and beside others,
+// and all that changes from token to token is read from device memory, so that one captured launch serves all tokens. Query heads that share keys are up to
+// four in a block, so that a row is read once for them. The block of the last run also puts the token's own key and value where they belong: the row that they
+// replace has left the window.
+//   decode_rows_kernel   grid: sequences x heads / kHeads, runs
+//   decode_join_kernel   grid: sequences x heads
+#include <cmath>
+
+#include "ops/cuda/attention_rows.cuh"
+#include "ops/cuda/operations.h"
+#include "ops/cuda/scratch.h"
+
+namespace fw::cuda {
+namespace {
+
+template <class T>
+struct DecodeArgs {
+  PlainArgs<T> plain;
+  float* parts = nullptr;  // [sequences, heads, runs, dim + 2]
+  int runs = 0;
+};
+
+// The rows that the token of sequence n sees: [first, place], the last its own, in runs of `run`.
+struct SeenRows {
+  int64_t place, first, run;
+  template <class T>
+  FW_DEVICE SeenRows(const PlainArgs<T>& a, int64_t n) {
+    place = a.places.before(n);
+    first = a.window > 0 ? max(int64_t{0}, place - a.window + 1) : 0;
+    const int64_t share = (place - first + kDecodeRuns) / kDecodeRuns;  // of place - first + 1 rows, rounded up
+    run = max(kDecodeRun, (share + 31) / 32 * 32);
+  }
+  FW_DEVICE int64_t runs() const { return (place - first) / run + 1; }
+};
+
+template <class T, int N, int kVectors, int kHeads>
+__global__ void __launch_bounds__(kThreads) decode_rows_kernel(const DecodeArgs<T> of) {
+  const PlainArgs<T>& a = of.plain;
+  constexpr int kAhead = kVectors == 1 ? 4 : 2;  // rows of a group on their way at once
+  const Group group(a.lanes);
+  float* rows = reinterpret_cast<float*>(shared_memory());  // [kHeads, groups, dim], then [kHeads, groups] tops, sums
+  float *tops = rows + kHeads * group.count * a.dim, *sums = tops + kHeads * group.count;
+  const int blocks = a.heads / kHeads, head = static_cast<int>(block_index_x()) % blocks * kHeads, column = head / a.group * a.dim;
+  const int64_t n = block_index_x() / static_cast<unsigned>(blocks), run = block_index_y();
+  grid_dependency_wait();
+  grid_dependency_launch();
+  const SeenRows seen(a, n);
+  const int64_t begin = seen.first + run * seen.run, end = min(seen.place + 1, begin + seen.run);
+  if (begin >= end) return;
+  const T *own_k = a.k.data + n * a.k.stride + column, *own_v = a.v.data + n * a.v.stride + column;
+  using Part = RowPart<N, kVectors>;
+  Part q[kHeads], total[kHeads];
+  float top[kHeads], sum[kHeads];
+  FW_UNROLL for (int h = 0; h < kHeads; ++h) {
+    q[h].load(a.q.data + n * a.q.stride + int64_t{head + h} * a.dim, group.lane, a.lanes, a.dim);
+    total[h].clear();
+    top[h] = -INFINITY, sum[h] = 0;
+  }
+  // Groups of a warp take part in each other's shuffles, so all of them take as many turns.
+  const int64_t of_turn = int64_t{kAhead} * group.count;
+  for (int64_t turn = begin; turn < end; turn += of_turn) {
+    const int64_t at = turn + group.index;
+    Packet<T, N> ks[kAhead][kVectors], vs[kAhead][kVectors];
+    FW_UNROLL for (int r = 0; r < kAhead; ++r) {
+      const int64_t position = at + int64_t{r} * group.count;
+      if (position >= end) continue;
+      const T* k = position == seen.place ? own_k : page_row(a.past_k, n, position) + column;
+      const T* v = position == seen.place ? own_v : page_row(a.past_v, n, position) + column;
+      FW_UNROLL for (int i = 0; i < kVectors; ++i) {
+        const int c = (group.lane + i * a.lanes) * N;
+        if (c >= a.dim) continue;
+        ks[r][i].load(k + c);
+        vs[r][i].load(v + c);
+      }
+    }
+    float score[kHeads][kAhead];
+    FW_UNROLL for (int r = 0; r < kAhead; ++r) {
+      Part k;
+      FW_UNROLL for (int i = 0; i < kVectors; ++i) ks[r][i].get(k.of[i]);
+      FW_UNROLL for (int h = 0; h < kHeads; ++h) score[h][r] = kLog2E * a.scale * q[h].dot(k, a.lanes);
+    }
+    FW_UNROLL for (int h = 0; h < kHeads; ++h) {
+      float higher = top[h];
+      FW_UNROLL for (int r = 0; r < kAhead; ++r) {
+        if (at + int64_t{r} * group.count < end) higher = fmaxf(higher, score[h][r]);
+      }
+      const float factor = top[h] == -INFINITY ? 0.0f : exp2_fast(top[h] - higher);
+      top[h] = higher;
+      sum[h] *= factor;
+      FW_UNROLL for (int i = 0; i < kVectors; ++i) { FW_UNROLL for (int j = 0; j < N; ++j) total[h].of[i][j] *= factor; }
+    }
+    FW_UNROLL for (int r = 0; r < kAhead; ++r) {
+      if (at + int64_t{r} * group.count >= end) continue;
+      Part v;
+      FW_UNROLL for (int i = 0; i < kVectors; ++i) vs[r][i].get(v.of[i]);
+      FW_UNROLL for (int h = 0; h < kHeads; ++h) {
+        const float p = exp2_fast(score[h][r] - top[h]);
+        sum[h] += p;
+        total[h].add(p, v);
+      }
+    }
+  }
+  FW_UNROLL for (int h = 0; h < kHeads; ++h) {
+    total[h].put(rows + (h * group.count + group.index) * a.dim, group.lane, a.lanes, a.dim);
+    if (group.lane == 0) tops[h * group.count + group.index] = top[h], sums[h * group.count + group.index] = sum[h];
+  }
+  const int thread = static_cast<int>(thread_index());
+  if (end == seen.place + 1 && head % a.group == 0) {
+    T *to_k = page_row(a.past_k, n, seen.place) + column, *to_v = page_row(a.past_v, n, seen.place) + column;
+    for (int c = thread; c < a.dim; c += kThreads) to_k[c] = own_k[c], to_v[c] = own_v[c];
+  }
+  sync_threads();
+  FW_UNROLL for (int h = 0; h < kHeads; ++h) {
+    float all = -INFINITY, weight = 0;
+    for (int g = 0; g < group.count; ++g) all = fmaxf(all, tops[h * group.count + g]);
+    float* part = of.parts + ((n * a.heads + head + h) * of.runs + run) * (a.dim + 2);
+    // A group without a row has top -inf and counts nothing.
+    for (int c = thread; c < a.dim; c += kThreads) {
+      float out = 0;
+      for (int g = 0; g < group.count; ++g) out += rows[(h * group.count + g) * a.dim + c] * exp2_fast(tops[h * group.count + g] - all);
+      part[c] = out;
+    }
+    if (thread != 0) continue;
+    for (int g = 0; g < group.count; ++g) weight += sums[h * group.count + g] * exp2_fast(tops[h * group.count + g] - all);
+    part[a.dim] = all;
+    part[a.dim + 1] = weight;
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) decode_join_kernel(const DecodeArgs<T> of) {
+  const PlainArgs<T>& a = of.plain;
+  float* factors = reinterpret_cast<float*>(shared_memory());  // [runs]
+  const int head = static_cast<int>(block_index_x()) % a.heads, thread = static_cast<int>(thread_index());
+  const int64_t n = block_index_x() / static_cast<unsigned>(a.heads);
+  grid_dependency_wait();
+  grid_dependency_launch();
+  const int runs = static_cast<int>(SeenRows(a, n).runs());
+  const float* parts = of.parts + (n * a.heads + head) * of.runs * (a.dim + 2);
+  float all = -INFINITY, weight = 0;
+  for (int r = 0; r < runs; ++r) all = fmaxf(all, parts[r * (a.dim + 2) + a.dim]);
+  for (int r = 0; r < runs; ++r) weight += exp2_fast(parts[r * (a.dim + 2) + a.dim] - all) * parts[r * (a.dim + 2) + a.dim + 1];
+  for (int r = thread; r < runs; r += kThreads) factors[r] = exp2_fast(parts[r * (a.dim + 2) + a.dim] - all) / weight;
+  sync_threads();
+  T* to = a.out.data + n * a.out.stride + int64_t{head} * a.dim;
+  for (int c = thread; c < a.dim; c += kThreads) {
+    float sum = 0;
+    for (int r = 0; r < runs; ++r) sum += parts[r * (a.dim + 2) + c] * factors[r];
+    to[c] = stored<T>(sum);
+  }
+}
+
+template <class T, int N, int kVectors, int kHeads>
+void launch_rows(const DecodeArgs<T>& of, int64_t sequences, void* stream) {
+  const PlainArgs<T>& a = of.plain;
+  const size_t floats = static_cast<size_t>(kHeads * (kThreads / a.lanes) * (a.dim + 2));
+  launch_overlapped(decode_rows_kernel<T, N, kVectors, kHeads>, Dim3{static_cast<unsigned>(sequences * a.heads / kHeads), static_cast<unsigned>(of.runs)},
+                    kThreads, sizeof(float) * floats, stream, of);
+}
+
+}  // namespace
+
+namespace ops {
+
+template <class T>
+void attention_step(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past_k,
+                    Pages<T> past_v, Mat<T> o) {
+  if (q.rows == 0) return;
+  if (!past_k || !past_v || layout.host.tokens() != layout.host.count()) fail_internal("attention_step: expected pages and sequences of one token");
+  void* stream = exec.device.stream();
+  const Arena::Mark mark = exec.arena.mark();
+  DecodeArgs<T> of{.plain = {.q = q, .k = k, .v = v, .past_k = past_k, .past_v = past_v, .places = PassPlaces(layout)}};
+  PlainArgs<T>& a = of.plain;
+  a.heads = static_cast<int>(shape.heads), a.group = static_cast<int>(shape.heads / shape.kv_heads), a.dim = static_cast<int>(shape.dim);
+  a.window = shape.window;
+  a.scale = static_cast<float>(shape.scale);
+  a.out = o;
+  of.runs = static_cast<int>(decode_runs(shape, past_k));
+  of.parts = decode_parts(exec.arena, shape, q.rows, of.runs);
+  with_form(a, aligned(q) && aligned(k) && aligned(v) && aligned(past_k) && aligned(past_v), [&]<int N, int kVectors>() {
+    if (a.group % 4 == 0) return launch_rows<T, N, kVectors, 4>(of, q.rows, stream);
+    if (a.group % 2 == 0) return launch_rows<T, N, kVectors, 2>(of, q.rows, stream);
+    launch_rows<T, N, kVectors, 1>(of, q.rows, stream);
+  });
+  launch_overlapped(decode_join_kernel<T>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kThreads, sizeof(float) * static_cast<size_t>(of.runs), stream,
+                    of);
+  exec.arena.rewind(mark);
+}
+
+#define FW_INSTANTIATE(T)                                                                                                                                 \
+  template void attention_step<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const AttentionShape&, const PassLayout&, Pages<T>, Pages<T>, \
+                                  Mat<T>);
+FW_INSTANTIATE(float)
+FW_INSTANTIATE(Bf16)
+#undef FW_INSTANTIATE
+
+}  // namespace ops
+}  // namespace fw::cuda

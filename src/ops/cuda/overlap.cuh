@@ -1,0 +1,29 @@
+// Kernels over the rows of a pass that are short when the pass is a decoded token's: they begin before the one in front of them is over (launch.h), since most
+// of such a pass is the way from one kernel to the next. Over many rows they begin behind it, as its last blocks want the multiprocessors for themselves. A
+// kernel that is launched so calls follow() before anything else.
+#pragma once
+
+#include <utility>
+
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/machine/ptx.cuh"
+
+namespace fw::cuda {
+
+inline constexpr int64_t kOverlappedRows = 64;
+
+FW_DEVICE void follow() {
+  grid_dependency_wait();
+  grid_dependency_launch();
+}
+
+template <class... P, class... A>
+void launch_following(int64_t rows, void (*kernel)(P...), Dim3 grid, unsigned threads, size_t shared_bytes, void* stream, A&&... arguments) {
+  if (rows <= kOverlappedRows) {
+    launch_overlapped(kernel, grid, threads, shared_bytes, stream, std::forward<A>(arguments)...);
+  } else {
+    launch(kernel, grid, threads, shared_bytes, stream, std::forward<A>(arguments)...);
+  }
+}
+
+}  // namespace fw::cuda

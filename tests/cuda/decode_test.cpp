@@ -1,0 +1,403 @@
+// Generation on every device there is: attention of a decoded token beside the host's in double, drawn tokens beside the host's, and a decoder beside passes of
+// the model one after the other: the same bits alone, beside others, recorded, after a prompt in between, and in a place that another sequence has left.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/device.h"
+#include "generate/session.h"
+#include "model/language_model.h"
+#include "ops/cpu/sampling.h"
+#include "ops/device_check.h"
+#include "support/error_of.h"
+
+namespace fw::testing {
+namespace {
+
+class Decode : public OnDevice {};
+INSTANTIATE_TEST_SUITE_P(Devices, Decode, ::testing::ValuesIn(cases()), [](const auto& one) { return one.param.name; });
+
+struct Rows {
+  AttentionShape shape;
+  int64_t pages, rows;             // of a sequence: one page is a ring
+  std::vector<int64_t> positions;  // tokens before this one
+  bool table;                      // pages lie anywhere
+};
+
+// One step from random pages; o, and then all pages.
+template <class T>
+std::vector<std::vector<double>> step_of(Device& device, const Rows& s, const std::vector<double>& numbers, int64_t only = -1) {
+  Context<T> on(device);
+  const int64_t N = only < 0 ? static_cast<int64_t>(s.positions.size()) : 1, first = std::max<int64_t>(only, 0);
+  const int64_t queries = s.shape.heads * s.shape.dim, width = s.shape.kv_heads * s.shape.dim, of_sequence = s.pages * s.rows * width;
+  const double* from = numbers.data();
+  const auto take = [&](int64_t cols) {
+    const std::vector<double> out(from + first * cols, from + (first + N) * cols);
+    from += static_cast<int64_t>(s.positions.size()) * cols;
+    return out;
+  };
+  Matrix<T> q(device, N, queries, 8, take(queries)), k(device, N, width, 8, take(width)), v(device, N, width, 8, take(width)), o(device, N, queries, 8);
+  Buffer<T> past_k = on.template buffer<T>(take(of_sequence)), past_v = on.template buffer<T>(take(of_sequence));
+  const SeqLayout sequences = SeqLayout::uniform(N, 1);
+  Buffer<int64_t> offsets(device, N + 1), positions(device, N);
+  offsets.write(0, sequences.offsets());
+  positions.write(0, std::span(s.positions).subspan(static_cast<size_t>(first), static_cast<size_t>(N)));
+  // The table of pages lists them one after the other.
+  Buffer<T*> tables[2] = {Buffer<T*>(device, N * s.pages), Buffer<T*>(device, N * s.pages)};
+  const auto pages = [&](Buffer<T>& memory, Buffer<T*>& table) {
+    if (!s.table) return Pages<T>{memory.data(), nullptr, s.pages, s.rows, width};
+    std::vector<T*> list;
+    for (int64_t i = 0; i < N * s.pages; ++i) list.push_back(memory.data() + i * s.rows * width);
+    table.write(0, list);
+    return Pages<T>{nullptr, table.data(), s.pages, s.rows, width, width % 8 == 0};
+  };
+  on.exec.attention_step(q.mat(), k.mat(), v.mat(), s.shape, PassLayout(sequences, offsets.data(), positions.data()), pages(past_k, tables[0]),
+                         pages(past_v, tables[1]), o.mat());
+  return {o.values(), values_of(past_k), values_of(past_v)};
+}
+
+std::vector<Rows> all_rows() {
+  return {
+      {{1, 1, 8, 1, 0.5}, 1, 1, {0, 1, 7}, false},                          // a window of one token
+      {{2, 1, 8, 2, 0.5}, 1, 2, {0, 1, 2, 9}, false},                       // of two, heads share keys
+      {{2, 2, 24, 20, 0.3}, 1, 20, {0, 18, 19, 20, 21, 39, 40}, false},     // the ring's end
+      {{4, 1, 32, 300, 0.2}, 1, 300, {0, 127, 128, 299, 300, 777}, false},  // runs, and the last of one row
+      {{6, 2, 16, 33, 0.2}, 1, 40, {0, 32, 33, 100}, false},                // three heads share; a ring with more rows than the window
+      {{3, 3, 5, 50, 0.2}, 1, 50, {3, 60}, false},                          // rows that are no packets
+      {{2, 1, 16, 0, 0.25}, 4, 70, {0, 69, 70, 279}, true},                 // all before, in pages
+      {{1, 1, 128, 0, 0.1}, 8, 256, {5, 1500, 2047}, true},
+      {{1, 1, 8, 0, 0.3}, 1, 9000, {8191, 8192, 8999}, false},  // more than 64 runs of 128
+  };
+}
+
+TEST_P(Decode, AttentionOfAStepIsTheHosts) {
+  for (const Rows& s : all_rows()) {
+    SCOPED_TRACE(::testing::Message() << s.shape.heads << " heads, window " << s.shape.window << ", rows " << s.rows);
+    with_type([&](auto on) {
+      using T = std::remove_cvref_t<decltype(on)>::Activation;
+      const int64_t N = static_cast<int64_t>(s.positions.size()), width = s.shape.kv_heads * s.shape.dim;
+      const std::vector<double> numbers = on.random(N * (s.shape.heads * s.shape.dim + 2 * width + 2 * s.pages * s.rows * width));
+      const auto want = step_of<double>(host_device(), s, numbers), got = step_of<T>(on.device, s, numbers);
+      expect_near(got[0], want[0], kTolerance<T>, "o");
+      EXPECT_EQ(got[1], want[1]) << "keys";
+      EXPECT_EQ(got[2], want[2]) << "values";
+      for (int64_t n = 0; n < N; ++n) {
+        const auto alone = step_of<T>(on.device, s, numbers, n);
+        const auto begin = got[0].begin() + n * s.shape.heads * s.shape.dim;
+        EXPECT_EQ(alone[0], std::vector<double>(begin, begin + s.shape.heads * s.shape.dim)) << "sequence " << n << " alone has other bits";
+      }
+    });
+  }
+}
+
+// ---- drawn tokens -----------------------------------------------------------------------------------------------------------------
+
+struct Draws {
+  std::vector<Drawn> drawn;
+  std::vector<int32_t> ids;
+};
+
+template <class T>
+Draws draw(Device& device, const std::vector<double>& logits, int64_t vocab, int64_t cols, const Sampling& sampling, const std::vector<double>& uniform,
+           const std::vector<std::vector<int32_t>>& recent) {
+  Context<T> on(device);
+  const int64_t N = static_cast<int64_t>(uniform.size());
+  Matrix<T> rows(device, N, cols, 3, logits);
+  Buffer<int32_t> ring(device, N * kMostRecent), ids(device, N);
+  Buffer<int64_t> seen(device, N), positions(device, N);
+  Buffer<Drawn> drawn(device, N);
+  for (int64_t n = 0; n < N; ++n) {
+    // The ring has gone round, so that the window lies over its end.
+    const std::vector<int32_t>& list = recent[static_cast<size_t>(n)];
+    const int64_t count = kMostRecent + static_cast<int64_t>(list.size()) / 2;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const int64_t at = count - static_cast<int64_t>(list.size() - i);
+      ring.write(n * kMostRecent + at % kMostRecent, {&list[i], 1});
+    }
+    seen.write(n, {&count, 1});
+  }
+  DrawStreams streams;
+  streams.uniform = uniform.data();
+  streams.recent = ring.data(), streams.seen = seen.data(), streams.positions = positions.data(), streams.ids = ids.data(), streams.drawn = drawn.data();
+  streams.logprobs = true;
+  on.exec.sample_tokens(rows.mat(), vocab, sampling, streams);
+  for (const int64_t position : positions.to_vector()) EXPECT_EQ(position, 1);
+  const std::vector<int32_t> left = ids.to_vector();
+  for (int64_t n = 0; n < N; ++n) {
+    const int64_t count = kMostRecent + static_cast<int64_t>(recent[static_cast<size_t>(n)].size()) / 2;
+    EXPECT_EQ(seen.to_vector()[static_cast<size_t>(n)], count + 1);
+    EXPECT_EQ(ring.to_vector()[static_cast<size_t>(n * kMostRecent + count % kMostRecent)], left[static_cast<size_t>(n)]);
+  }
+  return {drawn.to_vector(), left};
+}
+
+TEST_P(Decode, DrawsWhatTheHostDraws) {
+  const Sampling settings[] = {{0.0, 5, 0.9},
+                               {0.0, 0, 1.0, 0.0, 1.3, 10},
+                               {1.0, 0, 1.0},
+                               {5.0, 7, 1.0},
+                               {0.3, 0, 0.9},
+                               {1.0, 20, 0.6, 0.05},
+                               {3.0, 100000, 1e-9},
+                               {1.0, 1, 1.0, 1.0},
+                               {2.0, 30, 0.95, 0.0, 1.3, 10},
+                               {1.0, 0, 1.0, 0.02, 0.8, 64}};
+  with_type([&](auto on) {
+    using T = std::remove_cvref_t<decltype(on)>::Activation;
+    using Number = std::conditional_t<std::is_same_v<T, double>, double, float>;  // what the host calculates with
+    Random random(11);
+    for (const int64_t vocab : {int64_t{1}, int64_t{40}, int64_t{700}}) {
+      const int64_t cols = vocab + (vocab == 40 ? 9 : 0), N = 3;
+      for (const Sampling& sampling : settings) {
+        std::vector<double> logits, uniform;
+        for (int64_t i = 0; i < N * cols; ++i) logits.push_back(value_of(stored<T>(static_cast<double>(static_cast<float>(4 * random.normal())))));
+        for (int64_t c = 0; c < cols; ++c) logits[static_cast<size_t>(c)] = static_cast<double>(c % 3);  // many equal ones
+        for (int64_t c = vocab; c < cols; ++c) logits[static_cast<size_t>(cols + c)] = 1e9;              // beyond the tokenizer's
+        if (vocab > 1) logits[static_cast<size_t>(2 * cols)] = -std::numeric_limits<double>::infinity(), logits[static_cast<size_t>(2 * cols + 1)] = -0.0;
+        std::vector<std::vector<int32_t>> recent(static_cast<size_t>(N));
+        for (int64_t n = 0; n < N; ++n) {
+          uniform.push_back(n == 0 && vocab == 40 ? 1 - 0x1p-53 : random.uniform());
+          for (int i = 0; i < 90; ++i) recent[static_cast<size_t>(n)].push_back(static_cast<int32_t>(random.below(static_cast<uint64_t>(vocab) + 2)));
+        }
+        const Draws got = draw<T>(on.device, logits, vocab, cols, sampling, uniform, recent);
+        for (int64_t n = 0; n < N; ++n) {
+          const auto row = std::vector<Number>(logits.begin() + n * cols, logits.begin() + n * cols + vocab);
+          const int32_t id = choose_token<Number>(row, recent[static_cast<size_t>(n)], sampling, uniform[static_cast<size_t>(n)]);
+          SCOPED_TRACE(::testing::Message() << "vocabulary " << vocab << ", row " << n << ", temperature " << sampling.temperature << ", top_k "
+                                            << sampling.top_k << ", top_p " << sampling.top_p << ", min_p " << sampling.min_p << ", penalty "
+                                            << sampling.repetition_penalty);
+          ASSERT_EQ(got.drawn[static_cast<size_t>(n)].id, id);
+          ASSERT_EQ(got.ids[static_cast<size_t>(n)], id);
+          ASSERT_NEAR(got.drawn[static_cast<size_t>(n)].logprob, token_log_probability<Number>(row, id), 1e-9);
+        }
+      }
+    }
+  });
+}
+
+// Every token comes as often as its probability says: the numbers of one row in small steps.
+TEST_P(Decode, EveryQuantileHasItsToken) {
+  with_type([&](auto on) {
+    using T = std::remove_cvref_t<decltype(on)>::Activation;
+    const std::vector<double> row = {0.5, -1, 2, 2, 0, -3, 1};
+    constexpr int64_t kSteps = 60;
+    std::vector<double> logits, uniform;
+    for (int64_t i = 0; i < kSteps; ++i) {
+      logits.insert(logits.end(), row.begin(), row.end());
+      uniform.push_back((static_cast<double>(i) + 0.5) / kSteps);
+    }
+    const Draws got = draw<T>(on.device, logits, 7, 7, {0.7, 0, 1.0}, uniform, std::vector<std::vector<int32_t>>(kSteps));
+    const std::vector<float> floats(row.begin(), row.end());
+    for (int64_t i = 0; i < kSteps; ++i)
+      ASSERT_EQ(got.ids[static_cast<size_t>(i)], choose_token<float>(floats, {}, {0.7, 0, 1.0}, uniform[static_cast<size_t>(i)]));
+  });
+}
+
+TEST_P(Decode, DamagedLogitsDrawNothing) {
+  with_type([&](auto on) {
+    using T = std::remove_cvref_t<decltype(on)>::Activation;
+    constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
+    for (const double temperature : {0.0, 1.0}) {
+      for (const double penalty : {1.0, 1.5}) {
+        const Draws got = draw<T>(on.device, {1, kNan, 2, 1, kInf, 2, -kInf, -kInf, -kInf, 1, 2, 3}, 3, 3, {temperature, 0, 1.0, 0, penalty},
+                                  {0.1, 0.1, 0.1, 0.1}, {{1}, {1}, {1}, {1}});
+        for (size_t n = 0; n < 3; ++n) {
+          EXPECT_EQ(got.drawn[n].id, -1) << n;
+          EXPECT_EQ(got.ids[n], 0) << n;  // what reads it stays inside of the vocabulary
+        }
+        EXPECT_GE(got.drawn[3].id, 0);
+      }
+    }
+  });
+}
+
+// ---- decoders ---------------------------------------------------------------------------------------------------------------------
+
+struct OneModel {
+  std::string name;
+  ModelConfig config;
+};
+
+ModelConfig config_of(const std::string& rule, const std::vector<std::string>& layers) {
+  ModelConfig c;
+  c.rule = rule;
+  c.vocab_size = 260;
+  c.hidden_size = 32;
+  c.num_hidden_layers = static_cast<int64_t>(layers.size());
+  c.layers = layers;
+  c.num_heads = 2;
+  c.head_dim = 16;
+  c.intermediate_size = 48;
+  c.window.window = 6;
+  c.window.num_kv_heads = 1;
+  c.window.num_heads = 2;
+  return c;
+}
+
+std::vector<OneModel> decoder_models() {
+  return {{"recurrent", config_of("gated_deltanet2", {"recurrent", "recurrent"})},
+          {"preconditioned", config_of("precond_gated_deltanet", {"recurrent"})},
+          {"hybrid", config_of("gated_deltanet2", {"conv", "recurrent", "window", "attention"})},
+          {"ssd", config_of("gated_deltanet2", {"ssd", "mamba"})}};
+}
+
+class Decoders : public ::testing::TestWithParam<std::string> {
+ protected:
+  // Far from uniform, so that every token seen changes the logits.
+  static LanguageModel<float> model_of(const ModelConfig& config, Device& device) {
+    LanguageModel<float> model(config, device);
+    Random random(5);
+    for (const ParamSpec& spec : model.params().specs()) {
+      std::vector<double> values(static_cast<size_t>(spec.size()));
+      spec.init(values, random);
+      std::vector<float> larger;
+      for (const double x : values) larger.push_back(static_cast<float>(3 * x));
+      model.params().write_values(spec, larger);
+    }
+    return model;
+  }
+  static std::vector<int32_t> some_ids(size_t count, uint64_t seed) {
+    Random random(seed);
+    std::vector<int32_t> ids(count);
+    for (int32_t& id : ids) id = static_cast<int32_t>(random.below(256));
+    return ids;
+  }
+  Device& device() const { return device_named(GetParam()); }
+  std::unique_ptr<Tokenizer> tokenizer_ = byte_tokenizer();
+};
+INSTANTIATE_TEST_SUITE_P(Devices, Decoders, ::testing::ValuesIn([] {
+                           std::vector<std::string> list = {"cpu"};
+                           if (cases().size() > 2) list.emplace_back("cuda");
+                           return list;
+                         }()),
+                         [](const auto& one) { return one.param; });
+
+const Sampling kDrawn{0.9, 40, 0.95, 0.0, 1.1, 32};
+
+// Logits and ids of a decoder are those of forward_last, to the bit: past the ring's end, over a page of the cache, and with a prompt in between.
+TEST_P(Decoders, ADecoderIsThePassOfATokenAgainAndAgain) {
+  for (const OneModel& one : decoder_models()) {
+    SCOPED_TRACE(one.name);
+    LanguageModel<float> model = model_of(one.config, device());
+    ModelState<float> a(one.config, 1, device()), b(one.config, 1, device());
+    std::vector<float> want(260), got(260);
+    const Mat<float> logits(want.data(), 1, 260);
+    // Of the hybrid, a cache's first page ends soon.
+    const std::vector<int32_t> prompt = some_ids(one.name == "hybrid" ? kCacheRows - 8 : 11, 3);
+    const SeqLayout first({0, static_cast<int64_t>(prompt.size())});
+    model.forward_last(prompt, first, a, logits);
+    model.forward_last(prompt, first, b, logits);
+    const auto decoder = model.decoder(b);
+    std::vector<int32_t> recent = prompt;
+    decoder->begin(0, want, recent);
+    Random random(7);
+    for (int64_t i = 0; i < 12; ++i) {
+      if (i == 5) {
+        const std::vector<int32_t> more = some_ids(5, 4);
+        model.forward_last(more, SeqLayout({0, 5}), a, logits);
+        model.forward_last(more, SeqLayout({0, 5}), b, logits);
+        recent.insert(recent.end(), more.begin(), more.end());
+        decoder->begin(0, want, recent);
+      }
+      const double uniform = random.uniform();
+      decoder->sample(256, kDrawn, {&uniform, 1}, false);
+      decoder->step();
+      const int32_t id = decoder->wait()[0].id;
+      ASSERT_EQ(id, choose_token<float>(std::span(want).first(256), recent, kDrawn, uniform)) << "token " << i;
+      recent.push_back(id);
+      model.forward_last({&id, 1}, SeqLayout({0, 1}), a, logits);
+      decoder->read_logits(0, got);
+      ASSERT_EQ(got, want) << "token " << i;
+    }
+    EXPECT_EQ(a.positions(), b.positions());
+    for (int64_t layer = 0; layer < a.layers(); ++layer) {
+      for (const char* name : {"s", "tail", "k", "v"}) EXPECT_EQ(a.values(layer, name), b.values(layer, name)) << layer << ' ' << name;
+    }
+  }
+}
+
+// Each slot gives what its session gives alone, to the bit while there are few; a slot that is left takes another one.
+TEST_P(Decoders, SessionsSideBySideGiveWhatTheyGiveAlone) {
+  const size_t slots = 3, texts = 5, tokens = 4;
+  for (const OneModel& one : decoder_models()) {
+    if (one.name != "preconditioned" && one.name != "hybrid") continue;
+    SCOPED_TRACE(one.name);
+    LanguageModel<float> model = model_of(one.config, device());
+    std::vector<Session> sessions;
+    sessions.reserve(texts);
+    for (size_t i = 0; i < texts; ++i) {
+      sessions.emplace_back(model, *tokenizer_, i + 1);
+      sessions[i].prefill(some_ids(3 + 4 * i, i));  // ragged, shorter and longer than the window
+    }
+    std::vector<std::vector<int32_t>> want(texts), got(texts);
+    std::vector<std::vector<double>> logprobs(texts);
+    SessionBatch batch(model, *tokenizer_, slots);
+    std::vector<size_t> at(slots);
+    size_t next = 0;
+    for (size_t n = 0; n < slots; ++n) batch.put(static_cast<int64_t>(n), sessions[at[n] = next++]);
+    // Texts end at different times: text i has tokens + i of them.
+    while (std::any_of(at.begin(), at.end(), [&](size_t i) { return i < texts; })) {
+      const std::span<const Drawn> drawn = batch.next(kDrawn, true);
+      for (size_t n = 0; n < slots; ++n) {
+        if (at[n] == texts) continue;
+        got[at[n]].push_back(drawn[n].id);
+        logprobs[at[n]].push_back(drawn[n].logprob);
+        if (got[at[n]].size() < tokens + at[n]) continue;
+        batch.clear(static_cast<int64_t>(n));
+        at[n] = next < texts ? next++ : texts;
+        if (at[n] < texts) batch.put(static_cast<int64_t>(n), sessions[at[n]]);
+      }
+    }
+    for (size_t i = 0; i < texts; ++i) {
+      for (size_t t = 0; t < tokens + i; ++t) {
+        double logprob = 0;
+        want[i].push_back(sessions[i].next(kDrawn, &logprob));
+        ASSERT_EQ(logprob, logprobs[i][t]) << "text " << i << ", token " << t;
+      }
+      EXPECT_EQ(got[i], want[i]) << "text " << i;
+    }
+  }
+}
+
+// A session that has decoded is saved, copied and told more as one that has only read is.
+TEST_P(Decoders, ASessionGoesOnAfterItHasBeenSavedCopiedAndToldMore) {
+  const ModelConfig config = config_of("gated_deltanet2", {"recurrent", "window", "attention"});
+  LanguageModel<float> model = model_of(config, device());
+  const std::string path = ::testing::TempDir() + "decoded_session.safetensors";
+  const auto tokens_of = [](Session& session, int count) {
+    std::vector<int32_t> ids;
+    for (int i = 0; i < count; ++i) ids.push_back(session.next(kDrawn));
+    return ids;
+  };
+  Session session(model, *tokenizer_, 3);
+  session.prefill(some_ids(8, 1));
+  tokens_of(session, 3);
+  session.save(path);
+  Session copy = session, loaded(model, *tokenizer_, 9);
+  tokens_of(loaded, 2);  // it has a decoder of its own when the file comes
+  loaded.load(path);
+  const std::vector<int32_t> more = some_ids(4, 2);
+  for (Session* one : {&session, &copy, &loaded}) one->prefill(more);
+  const std::vector<int32_t> want = tokens_of(session, 5);
+  EXPECT_EQ(tokens_of(copy, 5), want);
+  EXPECT_EQ(tokens_of(loaded, 5), want);
+}
+
+// Slots that nothing was put into go on too, over more than one page of a cache.
+TEST_P(Decoders, UnusedSlotsChangeNothing) {
+  if (GetParam() == "cuda" && device_info().emulated) GTEST_SKIP() << "too many tokens for the emulation";
+  LanguageModel<float> model = model_of(config_of("gated_deltanet2", {"recurrent", "window", "attention"}), device());
+  Session session(model, *tokenizer_, 3);
+  session.prefill(some_ids(8, 1));
+  SessionBatch batch(model, *tokenizer_, 3);
+  batch.put(1, session);
+  for (int64_t i = 0; i < 2 * kCacheRows + 9; ++i) ASSERT_EQ(batch.next(kDrawn, false)[1].id, session.next(kDrawn)) << "token " << i;
+}
+
+TEST_P(Decoders, ABatchHasAtLeastOneSlot) {
+  LanguageModel<float> model = model_of(config_of("gated_deltanet2", {"recurrent"}), device());
+  EXPECT_NE(error_of([&] { SessionBatch(model, *tokenizer_, 0); }).find("at least 1"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fw::testing
