@@ -25,14 +25,16 @@ class Bench : public Command {
   std::string name() const override { return "bench"; }
   std::string summary() const override { return "time the recurrence, training steps and decoding on this machine"; }
   std::string details() const override {
-    return "Without --train or --decode-model: the recurrence of each rule. Each figure is the median of the repeats, the best behind it: on a shared machine "
+    return "Without --train, --decode-model, --decode-sequences or --prefill: the recurrence of each rule. Each figure is the median of the repeats, the best "
+           "behind it: on a shared machine "
            "the median says what one gets and the best what the code can do. Forward, backward and decode are timed in turn, and bwd/fwd is the median of the "
            "ratios of neighbours.\n\n"
            "GFLOP/s counts the algebra of the chunk form and nothing else, per token and value head with chunks of C (token form: C = 1): forward "
            "6 K V + 2 C (K + V), without erase 4 K V + (C + 1) (K + V); backward twice that. GB/s counts the caller's tensors once each; decode: the state in "
            "and out and one token's inputs.\n\n"
            "Examples:\n  fastweight bench --rules gated_deltanet,kda --threads 2\n  fastweight bench --train --json train.json\n"
-           "  fastweight bench --decode-model --decode-tokens 100000";
+           "  fastweight bench --decode-model --decode-tokens 100000\n"
+           "  fastweight bench --decode-sequences 1,64 --decode-seen 512,2048 --prefill 131072 --device cuda --json generation.json";
   }
   void declare(Options& options) override {
     options.add("json", "FILE", &json_, "write the results as JSON as well");
@@ -67,6 +69,9 @@ class Bench : public Command {
     options.add("memory", "SIZE", &model_.memory, "most that a training step may take, such as 22G: what it needs is computed again, then moments are bf16");
     options.add("moments", "FORMAT", &model_.moments, "of training steps: auto, float32, or bf16").words = {"auto", "float32", "bf16"};
     options.add("decode_tokens", "N", &model_.decode_tokens, "tokens decoded");
+    options.add("decode_sequences", "N,N,...", &model_.decode_sequences, "time the model generating so many sequences side by side, greedily", ',');
+    options.add("decode_seen", "N,N,...", &model_.decode_seen, "tokens that each of them has seen before (without: 512); 256 more are timed at most", ',');
+    options.add("prefill", "N", &model_.prefill, "time the model reading a prompt of N tokens; 0: do not");
     options.add(key_tables(model_.model), false);
   }
   int run(Options& options) override;
@@ -95,7 +100,7 @@ void Bench::check() const {
     fail_usage("--value-heads: expected a multiple of --heads ({}), got {}", recurrence_.heads, recurrence_.value_heads);
   }
   if (device_ != "cpu" && device_ != "cuda") fail_usage("--device: expected cpu or cuda, got '{}'", device_);
-  if (train_ || decode_) validate(model_.model);
+  if (train_ || decode_ || !model_.decode_sequences.empty() || model_.prefill != 0) validate(model_.model);
 }
 
 int Bench::run(Options& options) {
@@ -117,8 +122,10 @@ int Bench::run(Options& options) {
   model_.device = device_;
   if (train_) report["train"] = device_ == "cuda" ? bench_train_device(model_) : bench_train(model_);
   if (decode_) report["decode"] = bench_decode(model_);
+  const bool generation = !model_.decode_sequences.empty() || model_.prefill != 0;
+  if (generation) report["generation"] = bench_generation(model_);
   if (!commit_.empty()) report["commit"] = commit_;
-  if (!train_ && !decode_) report["recurrence"] = device_ == "cuda" ? bench_device(recurrence_) : bench_recurrence(recurrence_);
+  if (!train_ && !decode_ && !generation) report["recurrence"] = device_ == "cuda" ? bench_device(recurrence_) : bench_recurrence(recurrence_);
   if (!json_.empty()) {
     write_file_atomic(json_, json_text(report, 2));
     say("written: {}\n", json_);

@@ -249,4 +249,79 @@ Json bench_decode(const ModelBench& bench) {
           {"state_bytes", far.state_bytes()}, {"first", std::move(first)},     {"last", std::move(last)}};
 }
 
+namespace {
+
+std::vector<int32_t> random_ids(int64_t count, int64_t vocab) {
+  Random random(3);
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (int32_t& id : ids) id = static_cast<int32_t>(random.below(static_cast<uint64_t>(vocab)));
+  return ids;
+}
+
+}  // namespace
+
+// Each row's tokens are timed one by one, from when the host has one to when it has the next; those before the first twenty make ready.
+Json bench_generation(const ModelBench& bench) {
+  constexpr int64_t kWarm = 20, kPrefills = 5;
+  for (const int64_t n : bench.decode_sequences) {
+    if (n < 1) fail_usage("--decode-sequences: expected whole numbers >= 1, got {}", n);
+  }
+  std::vector<int64_t> seen = bench.decode_seen;
+  if (seen.empty()) seen.push_back(512);
+  for (const int64_t n : seen) {
+    if (n < 1) fail_usage("--decode-seen: expected whole numbers >= 1, got {}", n);
+  }
+  if (bench.prefill < 0) fail_usage("--prefill: expected a whole number >= 0, got {}", bench.prefill);
+  const int64_t tokens = std::min<int64_t>(bench.decode_tokens, 256);  // of a row: so that `seen` is what it says
+  if (tokens < 1) fail_usage("--decode-tokens: expected at least 1, got {}", tokens);
+  Device& device = device_named(bench.device);
+  if (bench.device == "cpu")
+    require_memory(parameter_count(bench.model) * sizeof(float), "the model", "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
+  LanguageModel<float> model(bench.model, device);
+  Random random(1);
+  model.init(random);
+  const auto tokenizer = byte_tokenizer();
+  Sampling greedy;
+  greedy.temperature = 0;
+  const std::string on = bench.device == "cpu" ? fmt::format("{} threads", num_threads()) : device_info().name;
+  say("generation: {}; {}\n", describe(bench.model), on);
+  std::fflush(stdout);
+  Json report = {{"model", describe(bench.model)}, {"device", on}, {"results", Json::array()}, {"prefill", Json::array()}};
+  if (bench.prefill > 0) {
+    const std::vector<int32_t> ids = random_ids(bench.prefill, bench.model.vocab_size);
+    Samples ms;
+    for (int64_t i = 0; i <= kPrefills; ++i) {
+      Session session(model, *tokenizer, 1);
+      const double taken = 1e3 * seconds_of([&] { session.prefill(ids); });
+      if (i > 0) ms.add(taken);  // the first makes ready
+    }
+    const double tok_s = 1e3 * static_cast<double>(bench.prefill) / ms.median();
+    say("prefill of {} tokens: {:.1f} ms (best {:.1f}), {:.0f} tok/s\n", bench.prefill, ms.median(), ms.best(), tok_s);
+    report["prefill"].push_back({{"model", describe(bench.model)}, {"tokens", bench.prefill}, {"ms", figures(ms)}, {"tok_s", tok_s}});
+  }
+  Table table;
+  for (const char* heading : {"sequences", "seen", "tok/s median", "tok/s best", "ms/token median"}) table.column(heading);
+  for (const int64_t at : bench.decode_sequences.empty() ? std::vector<int64_t>() : seen) {
+    Session prompt(model, *tokenizer, 1);
+    prompt.prefill(random_ids(at, bench.model.vocab_size));
+    for (const int64_t sequences : bench.decode_sequences) {
+      SessionBatch batch(model, *tokenizer, sequences);
+      for (int64_t n = 0; n < sequences; ++n) batch.put(n, prompt);
+      Samples ms;
+      for (int64_t i = 0; i < kWarm + tokens; ++i) {
+        stop_point("bench", i, kWarm + tokens, "tokens");
+        const double taken = 1e3 * seconds_of([&] { batch.next(greedy, false); });
+        if (i >= kWarm) ms.add(taken);
+      }
+      const auto rate = [&](double one) { return 1e3 * static_cast<double>(sequences) / one; };
+      table.row({fmt::format("{}", sequences), fmt::format("{}", at), fmt::format("{:.0f}", rate(ms.median())), fmt::format("{:.0f}", rate(ms.best())),
+                 fmt::format("{:.3f}", ms.median())});
+      report["results"].push_back(
+          {{"model", describe(bench.model)}, {"sequences", sequences}, {"seen", at}, {"tok_s", rate(ms.median())}, {"ms_per_token", figures(ms)}});
+    }
+  }
+  if (!bench.decode_sequences.empty()) say("{}", table.text());
+  return report;
+}
+
 }  // namespace fw::cli

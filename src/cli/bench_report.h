@@ -61,12 +61,15 @@ nlohmann::json bench_device(const RecurrenceBench& bench);
 
 struct ModelBench {
   ModelConfig model;
-  int64_t batch = 16, length = 256, accumulate = 1, steps = 20, decode_tokens = 100000;
+  int64_t batch = 16, length = 256, accumulate = 1, steps = 20, decode_tokens = 100000, prefill = 0;
+  std::vector<int64_t> decode_sequences, decode_seen;
   std::string device = "cpu";
   std::string recompute = "none", memory, moments = "auto";  // as the keys of training (train/config.def)
 };
 nlohmann::json bench_train(const ModelBench& bench);         // on the CPU
 nlohmann::json bench_train_device(const ModelBench& bench);  // on a GPU
 nlohmann::json bench_decode(const ModelBench& bench);
+// Rows {model, sequences, seen, tok_s, ms_per_token} of decode_sequences x decode_seen, and {model, tokens, ms, tok_s} of prefill.
+nlohmann::json bench_generation(const ModelBench& bench);
 
 }  // namespace fw::cli

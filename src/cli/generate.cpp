@@ -4,8 +4,12 @@
 
 #include <chrono>
 #include <cstdio>
+#include <deque>
 #include <filesystem>
+#include <memory>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -53,12 +57,16 @@ class Generate : public Command {
            "is. Without a prompt the text begins after a line break.\n\n"
            "--samples and --prompts read the prompt once and go on from copies of its state: sample I (from 0) is what --seed SEED+I writes, and what a line "
            "of "
-           "--prompts gives does not depend on the other lines. --conversation keeps the state from line to line of standard input; "
+           "--prompts gives does not depend on the other lines. --batch N makes N of these texts at a time, for which the model's weights are read once; "
+           "matrix "
+           "products of more than 8 (on the CPU 4) sequences round differently than those of one. --conversation keeps the state from line to line of standard "
+           "input; "
            "after a stop text it has seen that text too.\n\n"
            "--json prints one object a text; docs/json.md has its keys.\n\n"
            "Examples:\n  fastweight generate my-run --prompt \"To be\" --tokens 200 --temperature 0.8 --top-p 0.95\n"
            "  fastweight generate my-run --prompt-file long.txt --samples 4 --json\n"
            "  fastweight generate my-run --prompt-file examples.txt --prompts questions.txt --greedy --stop $'\\n'\n"
+           "  fastweight generate my-run --prompts questions.jsonl --batch 64 --device cuda --json\n"
            "  fastweight generate my-run --conversation --stop $'\\n' --state-save chat.state\n"
            "  fastweight generate my-run --state-load chat.state --prompt \"And then?\" --state-save chat.state";
   }
@@ -72,6 +80,7 @@ class Generate : public Command {
     options.add("before", "TEXT", &before_, "read before each line of --prompts and --conversation");
     options.add("after", "TEXT", &after_, "read after each such line; without: a line break in a conversation, nothing with --prompts");
     options.add("samples", "N", &samples_, "texts from each prompt");
+    options.add("batch", "N", &batch_, "of --prompts and --samples: texts made side by side, each printed when it is whole");
     options.add("echo", "", &echo_, "print the prompt first");
     options.add("tokens", "N", &generate_.tokens, "tokens to write at most");
     options.add("stop", "TEXT", &generate_.stop, "stop before this text, which is not printed");
@@ -108,6 +117,11 @@ class Generate : public Command {
   bool write_samples(const Session& state, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index);
   bool write_prompts(const Session& prefix, const Tokenizer& tokenizer);
   bool converse(Session& session, const Tokenizer& tokenizer);
+  void head(const Prompt& prompt, int64_t prompt_index, int64_t sample) const;
+  void tail(const Generated& g, const Prompt& prompt, int64_t prompt_index, int64_t sample, size_t state_bytes) const;
+  void submit(Session& session, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index, int64_t sample);
+  void advance();
+  void print_whole();
   bool several() const { return samples_ > 1 || !prompts_.empty(); }
 
   std::string model_, prompt_, prompt_file_, prompts_, before_, after_, state_save_, state_load_, tokenizer_, precision_ = "f32", device_ = "cpu";
@@ -118,6 +132,19 @@ class Generate : public Command {
   GenerateOptions generate_;
   std::vector<std::optional<uint64_t>> seeds_;  // of each sample; none: the session's own numbers
   const std::atomic<bool>* stop_ = nullptr;
+
+  // A text that is being made beside others, or waits to be printed.
+  struct Text {
+    Prompt prompt;
+    int64_t prompt_index = 0, sample = 0;
+    TextStream stream;
+    size_t state_bytes = 0;
+    int64_t slot = -1;  // its place; none: it is whole
+  };
+  int64_t batch_ = 1;
+  std::unique_ptr<SessionBatch> side_by_side_;
+  std::deque<Text> texts_;  // in the order in which they are printed
+  std::vector<int64_t> free_slots_;
 };
 
 void Generate::check(const Options& options) {
@@ -133,6 +160,9 @@ void Generate::check(const Options& options) {
   if (prompt_file_ == "-" && (prompts_ == "-" || conversation_)) {  // --prompts with a conversation is refused above
     fail_usage("--prompt-file -, --prompts - and --conversation: expected one of them; each reads standard input");
   }
+  constexpr int64_t kMostBatch = 4096;
+  if (batch_ < 1 || batch_ > kMostBatch) fail_usage("--batch: expected 1 to {}, got {}", kMostBatch, batch_);
+  if (batch_ > 1 && !several()) fail_usage("--batch: expected several texts to make side by side (--prompts or --samples), got one");
   constexpr int64_t kMostSamples = 1 << 20;
   if (samples_ < 1 || samples_ > kMostSamples) fail_usage("--samples: expected 1 to {}, got {}", kMostSamples, samples_);
   if (generate_.tokens < 0) fail_usage("--tokens: expected a whole number >= 0, got {}", generate_.tokens);
@@ -152,12 +182,15 @@ Prompt Generate::read(Session& session, const Tokenizer& tokenizer, const std::s
   return prompt;
 }
 
-// One text. Returns false when it was interrupted.
-bool Generate::write(Session& session, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index, int64_t sample) {
-  if (!json_ && several() && (prompt_index > 0 || sample > 0)) put("\n");
-  if (!json_ && several()) put(prompts_.empty() ? fmt::format("--- sample {}\n", sample) : fmt::format("--- prompt {}, sample {}\n", prompt_index, sample));
-  if (echo_ && !json_) put(prompt.text);
-  const Generated g = generate(session, tokenizer, generate_, json_ ? nullptr : put, stop_);
+// What goes before a text, without JSON.
+void Generate::head(const Prompt& prompt, int64_t prompt_index, int64_t sample) const {
+  if (several() && (prompt_index > 0 || sample > 0)) put("\n");
+  if (several()) put(prompts_.empty() ? fmt::format("--- sample {}\n", sample) : fmt::format("--- prompt {}, sample {}\n", prompt_index, sample));
+  if (echo_) put(prompt.text);
+}
+
+// And what goes behind it, or all of it as JSON.
+void Generate::tail(const Generated& g, const Prompt& prompt, int64_t prompt_index, int64_t sample, size_t state_bytes) const {
   if (json_) {
     print_json_line({{"prompt", prompt_index},
                      {"sample", sample},
@@ -175,15 +208,64 @@ bool Generate::write(Session& session, const Tokenizer& tokenizer, const Prompt&
   if (stats_) {
     const auto tokens = g.ids.size();
     say_aside("\n{} tokens in {:.2f} s, {:.1f} us each; state {}\n", tokens, g.seconds, tokens > 0 ? 1e6 * g.seconds / static_cast<double>(tokens) : 0.0,
-              format_bytes(static_cast<double>(session.state_bytes())));
+              format_bytes(static_cast<double>(state_bytes)));
   }
+}
+
+// One text. Returns false when it was interrupted.
+bool Generate::write(Session& session, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index, int64_t sample) {
+  if (!json_) head(prompt, prompt_index, sample);
+  const Generated g = generate(session, tokenizer, generate_, json_ ? nullptr : put, stop_);
+  tail(g, prompt, prompt_index, sample, session.state_bytes());
   return g.stopped_by != StopReason::kInterrupted;
+}
+
+// A text takes a free place beside the others, after they have been taken on until there is one.
+void Generate::submit(Session& session, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index, int64_t sample) {
+  while (free_slots_.empty()) advance();
+  Text& text = texts_.emplace_back(Text{prompt, prompt_index, sample, TextStream(tokenizer, generate_, nullptr), session.state_bytes(), free_slots_.back()});
+  if (text.stream.whole()) {
+    text.slot = -1;  // of no token
+    return;
+  }
+  free_slots_.pop_back();
+  side_by_side_->put(text.slot, session);
+}
+
+// A token of each text; those that are whole leave their places, and are printed when all before them were.
+void Generate::advance() {
+  const std::span<const Drawn> drawn = side_by_side_->next(generate_.sampling, generate_.logprobs);
+  for (Text& text : texts_) {
+    if (text.slot < 0) continue;
+    const Drawn& one = drawn[static_cast<size_t>(text.slot)];
+    text.stream.add(one.id, one.logprob);
+    if (!text.stream.whole()) continue;
+    side_by_side_->clear(text.slot);
+    free_slots_.push_back(text.slot);
+    text.slot = -1;
+  }
+  print_whole();
+}
+
+void Generate::print_whole() {
+  while (!texts_.empty() && texts_.front().slot < 0) {
+    Text& text = texts_.front();
+    const Generated g = text.stream.finish();
+    if (!json_) head(text.prompt, text.prompt_index, text.sample);
+    if (!json_) put(g.text);
+    tail(g, text.prompt, text.prompt_index, text.sample, text.state_bytes);
+    texts_.pop_front();
+  }
 }
 
 bool Generate::write_samples(const Session& state, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index) {
   for (int64_t i = 0; i < samples_; ++i) {
     Session fork = state;
     if (seeds_[static_cast<size_t>(i)]) fork.reseed(*seeds_[static_cast<size_t>(i)]);
+    if (side_by_side_ != nullptr) {
+      submit(fork, tokenizer, prompt, prompt_index, i);
+      continue;
+    }
     if (!write(fork, tokenizer, prompt, prompt_index, i)) return false;
   }
   return true;
@@ -259,6 +341,11 @@ int Generate::run(Options& options) {
   seeds_.assign(1, std::nullopt);
   for (int64_t i = 1; i < samples_; ++i) seeds_.emplace_back(own_numbers ? numbers.draw_seed() : seed_ + static_cast<uint64_t>(i));
 
+  if (batch_ > 1) {
+    side_by_side_ = std::make_unique<SessionBatch>(open.model, tokenizer, batch_);
+    for (int64_t slot = batch_; slot-- > 0;) free_slots_.push_back(slot);
+  }
+
   // A state that is to be kept, and a conversation's, is kept when Ctrl-C comes; anything else may just end.
   if (!state_save_.empty() || conversation_) stop_ = &stop_on_signal();
   const Prompt prompt = read(session, tokenizer, prompt_);
@@ -274,6 +361,10 @@ int Generate::run(Options& options) {
     whole = write(session, tokenizer, prompt, 0, 0);
   }
   if (!state_save_.empty()) session.save(state_save_);
+  if (whole && side_by_side_ != nullptr) {
+    print_whole();  // those of no token
+    while (!texts_.empty()) advance();
+  }
   if (!whole) throw Stopped(state_save_.empty() ? "stopped" : fmt::format("stopped; the state is saved in '{}'", state_save_));
   return kExitOk;
 }

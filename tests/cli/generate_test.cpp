@@ -139,6 +139,27 @@ TEST_F(Generate, PromptsGoOnFromOneState) {
   EXPECT_THAT(run(command({"--prompts", path("bad.jsonl")})).err, HasSubstr("bad.jsonl:1"));
 }
 
+// More texts than places, some longer than others; printed in the order of the lines.
+TEST_F(Generate, ABatchGivesWhatEachTextGivesAlone) {
+  spill(path("lines"), "key\n\nthe state\nit\nand the\na");
+  for (const char* seed : {"3", "4"}) {
+    const Args all{"--prompt", "and a ", "--prompts", path("lines"),          "--tokens", "30", "--samples", "2", "--seed",
+                   seed,       "--stop", "e",         "--repetition-penalty", "1.2"};
+    EXPECT_EQ(text(all + Args{"--batch", "3"}), text(all));
+    const auto alone = json(all), beside = json(all + Args{"--batch", "4"});
+    ASSERT_EQ(alone.size(), 12U);
+    ASSERT_EQ(beside.size(), alone.size());
+    for (size_t i = 0; i < alone.size(); ++i) {
+      for (const char* key : {"prompt", "sample", "text", "ids", "logprobs", "stopped_by", "prompt_tokens"})
+        EXPECT_EQ(beside[i].at(key), alone[i].at(key)) << i << ' ' << key;
+    }
+  }
+  EXPECT_EQ(text({"--samples", "3", "--tokens", "0", "--batch", "2"}), text({"--samples", "3", "--tokens", "0"}));
+  EXPECT_EQ(text({"--samples", "5", "--tokens", "9", "--batch", "2"}), text({"--samples", "5", "--tokens", "9"}));
+  EXPECT_THAT(run(command({"--prompt", "a", "--batch", "2"})).err, HasSubstr("--batch"));
+  EXPECT_EQ(run(command({"--samples", "2", "--batch", "0"})).code, 2);
+}
+
 TEST_F(Generate, AnotherSeedWithALoadedState) {
   ASSERT_EQ(run(command({"--prompt", "the state ", "--tokens", "0", "--seed", "7", "--state-save", path("seeded")})).code, 0);
   const auto from = [&](const Args& more) { return text(Args{"--state-load", path("seeded"), "--tokens", "40"} + more); };

@@ -343,8 +343,38 @@ TEST(JsonOutput, BenchHasWhatTheTextHas) {
                                   "1",
                                   "--json",
                                   folder / "models"});
+  const Outcome generation = checked({"bench",
+                                      "--decode-sequences",
+                                      "1,5",
+                                      "--decode-seen",
+                                      "7,40",
+                                      "--prefill",
+                                      "60",
+                                      "--decode-tokens",
+                                      "5",
+                                      "--hidden-size",
+                                      "16",
+                                      "--num-hidden-layers",
+                                      "2",
+                                      "--layers",
+                                      "recurrent,window",
+                                      "--num-heads",
+                                      "1",
+                                      "--head-dim",
+                                      "16",
+                                      "--threads",
+                                      "1",
+                                      "--json",
+                                      folder / "generation"});
+  const Json third = Json::parse(slurp(folder / "generation"));
+  ASSERT_EQ(third.at("generation").at("results").size(), 4U);
+  for (const Json& row : third.at("generation").at("results")) {
+    EXPECT_THAT(generation.out, HasSubstr(fmt::format("{:.0f}", row.at("tok_s").get<double>())));
+    EXPECT_NEAR(row.at("tok_s").get<double>() * row.at("ms_per_token").at("median").get<double>(), 1e3 * row.at("sequences").get<double>(), 1);
+  }
+  EXPECT_THAT(generation.out, HasSubstr("prefill of 60 tokens"));
   const Json first = Json::parse(slurp(folder / "recurrence")), second = Json::parse(slurp(folder / "models"));
-  expect_documented("bench", {first, second});
+  expect_documented("bench", {first, second, third});
   EXPECT_EQ(first.at("commit"), "abc");
   const auto of = [](const Json& figures, int digits) {
     return fmt::format("{:.{}f} ({:.{}f})", figures.at("median").get<double>(), digits, figures.at("best").get<double>(), digits);
