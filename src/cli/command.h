@@ -25,6 +25,8 @@ class Command {
   virtual std::string summary() const = 0;            // one line, for the list of commands
   virtual std::string details() const { return {}; }  // below the options in its help
   virtual void declare(Options& options) = 0;
+  // Whether it can be started as several ranks (cli/ranks.h).
+  virtual bool on_ranks() const { return false; }
   // Returns the exit code; throws Error. `options` says what was given, and run files are loaded into it.
   virtual int run(Options& options) = 0;
 };

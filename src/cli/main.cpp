@@ -14,6 +14,7 @@
 #include "base/thread_pool.h"
 #include "base/threads.h"
 #include "cli/command.h"
+#include "cli/ranks.h"
 #include "cli/say.h"
 #include "cli/signals.h"
 #include "fastweight/fastweight.h"
@@ -111,7 +112,12 @@ int run(const std::vector<std::string>& args, std::string& command_name) {
       say("{}", help_page(options, command->name(), command->summary(), command->details()));
       return kExitOk;
     }
-    return command->run(options);
+    if (const Launch launch = launched(); launch.size > 1 && !command->on_ranks()) {
+      fail_usage("expected one process, started as rank {} of {}: of all commands only train runs on several ranks", launch.rank, launch.size);
+    }
+    const int code = command->run(options);
+    close_ranks();
+    return code;
   }
   const std::string near = nearest(args[0], known);
   fail_usage("unknown command '{}'{}; 'fastweight --help' lists all", args[0], near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
@@ -140,7 +146,9 @@ namespace {
 // Never throws, as standard error can be gone too.
 int complain(const std::string& command, const std::string& message, int code) {
   std::fflush(stdout);
-  const std::string line = fmt::format("fastweight{}{}: {}\n", command.empty() ? "" : " ", command, message);
+  const fw::cli::Launch launch = fw::cli::launched();
+  const std::string who = launch.size > 1 ? fmt::format(" (rank {} of {})", launch.rank, launch.size) : "";
+  const std::string line = fmt::format("fastweight{}{}{}: {}\n", command.empty() ? "" : " ", command, who, message);
   const std::string shown = fw::printable_lines(line);
   std::fwrite(shown.data(), 1, shown.size(), stderr);
   return code;
@@ -156,10 +164,12 @@ int run_and_report(const std::vector<std::string>& args) {
       return complain(command, fmt::format("cannot write to standard output: {}", std::generic_category().message(errno)), kExitUsage);
     }
     return code;
-  } catch (const fw::Stopped& stopped) {
-    return complain(command, stopped.what(), stopped_exit_code());
   } catch (const fw::Error& error) {
-    return complain(command, error.what(), exit_code(error.kind()));
+    // What ends all ranks at the same place is said by the first.
+    const bool together = error.kind() == fw::ErrorKind::kStopped || error.kind() == fw::ErrorKind::kNumeric;
+    const int code = together && launched().rank > 0 ? kExitOk : complain(command, error.what(), exit_code(error.kind()));
+    if (together) close_ranks();
+    return code;
   } catch (const std::bad_alloc&) {
     return complain(command, "out of memory: give smaller sizes (of a training step batch, length or model)", kExitFailed);
   } catch (const std::length_error&) {
@@ -175,5 +185,9 @@ int run_and_report(const std::vector<std::string>& args) {
 
 int main(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
-  return fw::cli::run_apart_from_signals([&] { return run_and_report(args); });
+  return fw::cli::run_apart_from_signals([&] {
+    const int code = run_and_report(args);
+    if (code != 0) fw::cli::end_all_ranks(code);  // what ends one of several ranks ends those that would wait for it for ever
+    return code;
+  });
 }

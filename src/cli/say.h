@@ -11,6 +11,9 @@
 
 namespace fw::cli {
 
+// From here on say() and say_aside() say nothing: of several ranks (cli/ranks.h) one speaks.
+void be_quiet();
+
 // Throws std::system_error when it cannot be written.
 void put_printable(std::FILE* file, const std::string& text);
 

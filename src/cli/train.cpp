@@ -23,6 +23,7 @@
 #include "cli/json_output.h"
 #include "cli/outputs.h"
 #include "cli/profile.h"
+#include "cli/ranks.h"
 #include "cli/recipe.h"
 #include "cli/run_config.h"
 #include "cli/say.h"
@@ -169,16 +170,19 @@ class Train : public Command {
   }
   void declare(Options& options) override { o_.declare(options); }
   int run(Options& options) override;
+  bool on_ranks() const override { return true; }
 
  private:
   std::string resolved_run_file() const;
   void load(Options& options);
   int plan(const Options& options);
   int profile(const Options& options);
-  void describe_run(Trainer& trainer, const Dataset& data) const;
+  void describe_run(Trainer& trainer, const Dataset& data, int ranks) const;
   void finish(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer, const Reporter& reporter);
   void test(Trainer& trainer, const Dataset& data, const Tokenizer& tokenizer) const;
   void note_changes(const Options& options) const;
+  void check_folder() const;
+  int train(const Options& options, Communicator& ranks);
   void warn() const;
 
   TrainOptions o_;
@@ -234,7 +238,7 @@ void Train::note_changes(const Options& options) const {
   }
 }
 
-void Train::describe_run(Trainer& trainer, const Dataset& data) const {
+void Train::describe_run(Trainer& trainer, const Dataset& data, int ranks) const {
   const double parameters = static_cast<double>(trainer.model().params().size());
   say("model     {} ({} parameters)\n", describe(o_.model), format_count(parameters));
   std::string held_out = "none";
@@ -245,8 +249,8 @@ void Train::describe_run(Trainer& trainer, const Dataset& data) const {
   say("data      {} tokens in {} documents, held out: {}\n", format_count(static_cast<double>(data.train->tokens())), data.train->documents(), held_out);
   const std::string where = trainer.model().device().kind() == FW_DEVICE_CUDA ? fmt::format("{}, bf16 activations", device_info().name)
                                                                               : fmt::format("{}, {} threads", o_.train.precision, num_threads());
-  say("training  {} steps of {} tokens ({:.1f} epochs), {}\n", o_.train.steps, format_count(step_tokens),
-      static_cast<double>(o_.train.steps) * step_tokens / static_cast<double>(data.train->tokens()), where);
+  say("training  {} steps of {} tokens ({:.1f} epochs), {}{}\n", o_.train.steps, format_count(step_tokens),
+      static_cast<double>(o_.train.steps) * step_tokens / static_cast<double>(data.train->tokens()), where, ranks > 1 ? fmt::format(", {} ranks", ranks) : "");
   if (!o_.train.memory.empty())
     say("memory    at most {} a step: recompute {}\n", o_.train.memory,
         describe(trainer.planned_recompute().value_or(RecomputeLayers{}), o_.model.num_hidden_layers));
@@ -358,11 +362,31 @@ void Train::warn() const {
 }
 
 int Train::run(Options& options) {
-  const auto begin = std::chrono::steady_clock::now();
   stop_on_signal();
   load(options);
-  if (o_.dry_run) return plan(options);
-  if (o_.profile) return profile(options);
+  if (o_.dry_run || o_.profile) {
+    if (launched().size > 1) fail_usage("--dry-run, --profile: expected one process, started as one of {}", launched().size);
+    return o_.dry_run ? plan(options) : profile(options);
+  }
+  Communicator& ranks = open_ranks();
+  if (ranks.size() > 1) {
+    if (o_.train.accumulate < ranks.size()) {
+      fail_usage("accumulate: expected at least {}, a batch of every step for each rank, got {}: give --accumulate {}, and the batch of each with --batch",
+                 ranks.size(), o_.train.accumulate, ranks.size());
+    }
+    if (options.given("sums") && o_.train.sums != "apart") {
+      fail_usage("--sums: expected apart on {} ranks, whose gradients are made apart, got {}", ranks.size(), o_.train.sums);
+    }
+    o_.train.sums = "apart";
+    if (ranks.rank() > 0) be_quiet();
+    ranks.barrier();  // all have read the run file, which is about to be written again
+  }
+  const int code = train(options, ranks);
+  return ranks.rank() == 0 ? code : kExitOk;
+}
+
+// Whether a run may begin, or go on, in its folder.
+void Train::check_folder() const {
   const std::string& out = o_.train.out;
   if (!o_.resume && has_checkpoints(out)) {
     fail_usage("'{}' holds checkpoints of an earlier run: --resume goes on from there; to begin anew, give another folder with --out or remove this one", out);
@@ -375,30 +399,47 @@ int Train::run(Options& options) {
     inputs.insert(inputs.end(), {o_.data.valid, o_.data.test, o_.data.tokenizer == "bytes" ? "" : o_.data.tokenizer, o_.recipe, o_.train.from});
     check_run_folder(out, inputs);
   }
+}
 
+// Of several ranks the first makes all files; the others find them. Its errors end them too.
+int Train::train(const Options& options, Communicator& ranks) {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string& out = o_.train.out;
+  const bool leads = ranks.rank() == 0;
+  if (leads) check_folder();
+  ranks.barrier();
   StartModel start = start_model(o_.model, o_.train, o_.data, options, o_.resume);
   o_.model = start.config;
   const std::shared_ptr<const Tokenizer> tokenizer = start.tokenizer;
   if (o_.train.device == "cpu") require_memory_of_step(o_.model, o_.train);
-  make_folders(out);
-  const FolderLock lock(out);
-  const Dataset data =
-      prepare_dataset(o_.data, *tokenizer, out, {o_.resume, !options.given("text") && !options.given("valid"), tokenize_progress(stop_flag())});
+  std::optional<FolderLock> lock;
+  if (leads) {
+    make_folders(out);
+    lock.emplace(out);
+  }
+  const auto prepare = [&] {
+    return prepare_dataset(o_.data, *tokenizer, out, {o_.resume, !options.given("text") && !options.given("valid"), tokenize_progress(stop_flag())});
+  };
+  Dataset data;
+  if (leads) data = prepare();
   for (const std::string& note : data.notes) say("note: {}\n", note);
-  if (!data.train) {
+  bool prepared = data.train.has_value();
+  broadcast_value(ranks, prepared);
+  if (prepared && !leads) data = prepare();
+  if (!prepared) {
     say("stopped after tokenizing {}; the same command goes on from there\n", format_bytes(static_cast<double>(data.text_bytes)));
     return stopped_exit_code();
   }
-  Trainer trainer(o_.train, o_.model, tokenizer, *data.train, data.valid);
+  Trainer trainer(o_.train, o_.model, tokenizer, *data.train, data.valid, ranks);
   if (start.model) trainer.start_from(*start.model);
   start.model.reset();
   if (o_.resume) {
     trainer.resume([](const std::string& warning) { say_aside("fastweight train: warning: {}\n", warning); });
-    note_changes(options);
+    if (leads) note_changes(options);
   }
-  write_file_atomic(out + "/config.toml", to_toml(options, kRunFileComment));
+  if (leads) write_file_atomic(out + "/config.toml", to_toml(options, kRunFileComment));
   say("{}", start.note);
-  describe_run(trainer, data);
+  describe_run(trainer, data, ranks.size());
   warn();
   if (o_.resume) say("resumed at step {}\n", trainer.step());
 
@@ -416,6 +457,7 @@ int Train::run(Options& options) {
     say("ended early: {} evaluations in a row were not better than that of step {}\n", o_.train.patience, trainer.best().step);
   }
   std::fflush(stdout);
+  if (!leads) return kExitOk;
   try {
     finish(trainer, data, *tokenizer, reporter);
   } catch (const Stopped& stopped) {

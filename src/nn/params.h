@@ -81,6 +81,7 @@ class Params {
   int64_t extent() const { return extent_; }  // elements of a flat buffer
   // The parameters in pieces, for what runs over all of them (ops.def, optimiser).
   ParamPieces pieces() const { return {pieces_.data(), pieces_.size()}; }
+  std::vector<ParamPiece> host_pieces() const { return pieces_.to_vector(); }
 
   // A parameter of two dimensions as it is.
   Mat<const T> rows(int index) const { return {value(index), spec_of(index).shape[0], spec_of(index).shape[1]}; }

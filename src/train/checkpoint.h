@@ -52,8 +52,8 @@ std::vector<int64_t> list_checkpoints(const std::string& folder);
 // Removes what killed processes left in `folder`.
 void clean_checkpoints(const std::string& folder);
 
-// Writes folder/step-N. One that is there already was found damaged and is removed first. Throws Error(kIo), and then nothing
-// half-written is left and the checkpoints of other steps are as they were.
+// Writes folder/step-N, of an optimiser of all parameters. One that is there already was found damaged and is removed first. Throws Error(kIo), and then
+// nothing half-written is left and the checkpoints of other steps are as they were.
 void write_checkpoint(const std::string& folder, const TrainerState& state, const LanguageModel<float>& model, const AdamW& optimizer,
                       const Tokenizer& tokenizer);
 
@@ -66,9 +66,9 @@ TrainerState verify_checkpoint(const std::string& path);
 // What the moments of a checkpoint are kept as. Throws Error(kUsage) when it cannot be read.
 MomentFormat moments_of_checkpoint(const std::string& path);
 
-// Parameters and moments of a verified checkpoint of a model of the same configuration; takes no memory but for the largest of them. Moments become those of
-// the optimiser's format: exact, but where float32 ones are rounded to the nearest bf16.
-// Throws Error(kUsage), and then model and optimiser are as they were.
+// Parameters and moments (those of the optimiser's range) of a verified checkpoint of a model of the same configuration; takes no memory but for the largest of
+// them. Moments become those of the optimiser's format: exact, but where float32 ones are rounded to the nearest bf16. Throws Error(kUsage), and then model and
+// optimiser are as they were.
 void load_checkpoint(const std::string& path, const TrainerState& state, LanguageModel<float>& model, AdamW& optimizer);
 
 }  // namespace fw

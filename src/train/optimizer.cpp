@@ -11,9 +11,22 @@ namespace fw {
 
 const char* name_of(MomentFormat format) { return format == MomentFormat::kBf16 ? "bf16" : "float32"; }
 
+template <class W>
+ParamRange whole_range(const Params<W>& params) {
+  return {0, params.pieces().count, 0, params.extent()};
+}
+template ParamRange whole_range(const Params<float>&);
+template ParamRange whole_range(const Params<double>&);
+
 template <class T>
-BasicAdamW<T>::BasicAdamW(const AdamWConfig& config, const Params<W>& params) : config_(config) {
+BasicAdamW<T>::BasicAdamW(const AdamWConfig& config, const Params<W>& params, const ParamRange& range) : config_(config), range_(range) {
   begin_anew(config.moments, params);
+  if (range.pieces == params.pieces().count || range.pieces == 0) return;
+  std::vector<ParamPiece> mine = params.host_pieces();
+  mine = {mine.begin() + range.first_piece, mine.begin() + range.first_piece + range.pieces};
+  for (ParamPiece& piece : mine) piece.begin -= range.begin;
+  pieces_ = Buffer<ParamPiece>(params.device(), range.pieces);
+  pieces_.write(0, mine);
 }
 
 template <class T>
@@ -23,21 +36,11 @@ void BasicAdamW<T>::begin_anew(MomentFormat format, const Params<W>& params) {
   for (Buffer<W>* moments : {&first_, &second_}) *moments = Buffer<W>();
   for (Buffer<Bf16>* moments : {&first_bf16_, &second_bf16_}) *moments = Buffer<Bf16>();
   if (format == MomentFormat::kFloat32) {
-    first_ = params.like();
-    second_ = params.like();
+    first_ = Buffer<W>(params.device(), range_.size());
+    second_ = Buffer<W>(params.device(), range_.size());
   } else {
-    first_bf16_ = Buffer<Bf16>(params.device(), params.extent());
-    second_bf16_ = Buffer<Bf16>(params.device(), params.extent());
-  }
-}
-
-template <class T>
-void BasicAdamW<T>::write_part(Buffer<W>& moments, Buffer<Bf16>& narrow, int64_t offset, std::span<const W> values) const {
-  if (format() == MomentFormat::kFloat32) return moments.write(offset, values);
-  if constexpr (std::is_same_v<W, float>) {
-    std::vector<Bf16> rounded(values.size());
-    round_to_bf16(static_cast<int64_t>(values.size()), values.data(), rounded.data());
-    narrow.write(offset, rounded);
+    first_bf16_ = Buffer<Bf16>(params.device(), range_.size());
+    second_bf16_ = Buffer<Bf16>(params.device(), range_.size());
   }
 }
 
@@ -47,7 +50,30 @@ void BasicAdamW<T>::square_norm(const Exec<T>& exec, const Params<W>& params, do
 }
 
 template <class T>
+ParamPieces BasicAdamW<T>::pieces(const Params<W>& params) const {
+  return pieces_.size() > 0 ? ParamPieces{pieces_.data(), pieces_.size()} : params.pieces();
+}
+
+template <class T>
+void BasicAdamW<T>::write_part(Buffer<W>& moments, Buffer<Bf16>& narrow, int64_t offset, std::span<const W> values) const {
+  const int64_t begin = std::max(offset, range_.begin), end = std::min(offset + static_cast<int64_t>(values.size()), range_.end);
+  if (begin >= end) return;
+  const std::span<const W> mine = values.subspan(static_cast<size_t>(begin - offset), static_cast<size_t>(end - begin));
+  if (format() == MomentFormat::kFloat32) return moments.write(begin - range_.begin, mine);
+  if constexpr (std::is_same_v<W, float>) {
+    std::vector<Bf16> rounded(mine.size());
+    round_to_bf16(static_cast<int64_t>(mine.size()), mine.data(), rounded.data());
+    narrow.write(begin - range_.begin, rounded);
+  }
+}
+
+template <class T>
 void BasicAdamW<T>::update(const Exec<T>& exec, Params<W>& params, double lr, double grad_scale) {
+  update(exec, params, params.grads().data() + range_.begin, lr, grad_scale);
+}
+
+template <class T>
+void BasicAdamW<T>::update(const Exec<T>& exec, Params<W>& params, const W* grads, double lr, double grad_scale) {
   const double t = static_cast<double>(updates_ + 1);
   AdamWStep<W> step = {};
   step.beta1 = static_cast<W>(config_.beta1);
@@ -61,8 +87,11 @@ void BasicAdamW<T>::update(const Exec<T>& exec, Params<W>& params, double lr, do
   step.decay = static_cast<W>(lr * config_.weight_decay);
   step.seed = config_.seed;
   step.update = static_cast<uint64_t>(updates_ + 1);
-  exec.adamw(step, params.pieces(), params.grads().data(), params.all_values(),
-             MomentValues<W>{first_.data(), second_.data(), first_bf16_.data(), second_bf16_.data()});
+  step.first = static_cast<uint64_t>(range_.begin);
+  if (range_.pieces > 0) {
+    exec.adamw(step, pieces(params), grads, params.all_values(range_.begin),
+               MomentValues<W>{first_.data(), second_.data(), first_bf16_.data(), second_bf16_.data()});
+  }
   ++updates_;
 }
 

@@ -18,6 +18,9 @@ struct StepResult {
   bool finite = false;
 };
 
+// Scored tokens of all batches.
+int64_t scored(std::span<const Batch> batches);
+
 // The gradient is that of the mean over all scored tokens of all batches, however they are spread. Without scored tokens nothing
 // is updated either: decaying the weights for no gradient would not be learning.
 template <class T>

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <exception>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "base/stop.h"
 #include "train/best_model.h"
 #include "train/checkpoint.h"
+#include "train/data_parallel.h"
 #include "train/memory_plan.h"
 #include "train/metrics.h"
 #include "train/optimizer.h"
@@ -46,6 +48,24 @@ std::string config_differences(const std::string& path, const ModelConfig& confi
     if (other != value.dump()) text += fmt::format("{}{} (checkpoint: {}, this run: {})", text.empty() ? "" : ", ", key, other, value.dump());
   }
   return text.empty() ? "its config.json was written by another version" : text;
+}
+
+// None if there is none at all. Each that is not usable is told to `warn`.
+std::optional<TrainerState> newest_good_checkpoint(const std::string& folder, const std::function<void(const std::string&)>& warn) {
+  std::vector<int64_t> newest_first = list_checkpoints(folder);
+  if (newest_first.empty()) return {};
+  std::reverse(newest_first.begin(), newest_first.end());
+  std::string damage;
+  for (const int64_t step : newest_first) {
+    const std::string path = checkpoint_path(folder, step);
+    try {
+      return verify_checkpoint(path);
+    } catch (const Error& error) {
+      if (damage.empty()) damage = error.what();
+      if (warn) warn(fmt::format("checkpoint {} is not usable: {}", path, error.what()));
+    }
+  }
+  fail_usage("'{}': none of the {} checkpoints is usable; the newest: {}", folder, newest_first.size(), damage);
 }
 
 KeyRange memory_size() {
@@ -91,13 +111,15 @@ void validate(const TrainConfig& c) {
 }
 
 struct Trainer::Impl {
+  Communicator& ranks;
   TrainConfig config;
   std::shared_ptr<const Tokenizer> tokenizer;
   TokenMix train;
   std::shared_ptr<const TokenFile> valid;
   std::optional<MemoryPlan> plan;
   LanguageModel<float> model;
-  AdamW optimizer;
+  std::optional<AdamW> alone;                   // sums = "running", or
+  std::optional<DataParallel<float>> together;  // "apart"
   Schedule schedule;
   BatchSource source;
   Random random;
@@ -105,24 +127,32 @@ struct Trainer::Impl {
 
   std::string checkpoints;  // folder
   bool resumed = false, prepared = false;
-  int64_t written = -1;  // step of the newest good checkpoint that this run wrote or resumed from
-  std::optional<MetricsLog> metrics;
+  int64_t written = -1;               // step of the newest good checkpoint that this run wrote or resumed from
+  int64_t recorded = -1;              // step of the newest record when this run began
+  std::optional<MetricsLog> metrics;  // of rank 0
   double last_lr = 0;
   double interval_seconds = 0;  // of steps since the last record, in this process
   int64_t interval_steps = 0, interval_tokens = 0;
 
-  Impl(const TrainConfig& c, const ModelConfig& m, std::shared_ptr<const Tokenizer> tok, TokenMix train_mix, std::shared_ptr<const TokenFile> valid_file)
-      : config(c),
+  Impl(const TrainConfig& c, const ModelConfig& m, std::shared_ptr<const Tokenizer> tok, TokenMix train_mix, std::shared_ptr<const TokenFile> valid_file,
+       Communicator& communicator)
+      : ranks(communicator),
+        config(c),
         tokenizer(std::move(tok)),
         train(std::move(train_mix)),
         valid(std::move(valid_file)),
         plan(plan_of(m, c)),
         model(m, device_named(c.device)),
-        optimizer({c.beta1, c.beta2, c.adam_eps, c.weight_decay, format_of(c, plan), c.seed}, model.params()),
         schedule{c.lr, c.min_lr, c.warmup, c.steps, parse_schedule_shape(c.schedule), c.decay_share},
         source(train, c.batch, c.length, c.seed),
         random(c.seed),
         checkpoints(c.out + "/checkpoints") {
+    const AdamWConfig adamw = {c.beta1, c.beta2, c.adam_eps, c.weight_decay, format_of(c, plan), c.seed};
+    if (c.sums == "apart") {
+      together.emplace(ranks, ranks, adamw, model.params());
+    } else {
+      alone.emplace(adamw, model.params());
+    }
     model.init(random);
     model.set_tokenizer(tokenizer->checksum());
     model.set_precision(c.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
@@ -136,25 +166,51 @@ struct Trainer::Impl {
     state.mix = train.description();
   }
 
+  AdamW& optimizer() { return together ? together->optimizer() : *alone; }
+  bool leads() const { return ranks.rank() == 0; }
+
+  // Done by rank 0 while the others wait. What it throws ends all: there it comes out as it is, on the others as Stopped.
+  template <class Work>
+  void on_first_rank(const Work& work) {
+    std::exception_ptr failure;
+    if (leads()) {
+      try {
+        work();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }
+    bool failed = failure != nullptr;
+    broadcast_value(ranks, failed);
+    if (failure) std::rethrow_exception(failure);
+    if (failed) throw Stopped("rank 0 has ended the run");
+  }
+
   bool on_device() const { return model.device().kind() != FW_DEVICE_CPU; }
 
   // Once, before the first file is written: an earlier run in the same folder is not mixed with this one.
   void prepare() {
     if (prepared) return;
-    make_folders(config.out);
-    clean_checkpoints(checkpoints);
-    const std::vector<int64_t> steps = list_checkpoints(checkpoints);
-    if (!resumed && !steps.empty()) {
-      fail_usage("'{}' holds {} of an earlier run: --resume goes on from there; to begin anew, choose another folder (out) or remove this one", config.out,
-                 checkpoint_path(checkpoints, steps.back()));
-    }
-    recover_best(config.out);
-    if (resumed && keeps_best()) take_up_best();
-    // A checkpoint is written before its step is evaluated: what the record said of the best loss is then made again with it.
-    metrics.emplace(config.out, judgement_missing() ? state.step - 1 : state.step, config.tensorboard);
+    on_first_rank([&] {
+      make_folders(config.out);
+      clean_checkpoints(checkpoints);
+      const std::vector<int64_t> steps = list_checkpoints(checkpoints);
+      if (!resumed && !steps.empty()) {
+        fail_usage("'{}' holds {} of an earlier run: --resume goes on from there; to begin anew, choose another folder (out) or remove this one", config.out,
+                   checkpoint_path(checkpoints, steps.back()));
+      }
+      recover_best(config.out);
+      if (resumed && keeps_best()) take_up_best();
+      // A checkpoint is written before its step is evaluated: what the record said of the best loss is then made again with it.
+      metrics.emplace(config.out, judgement_missing() ? state.step - 1 : state.step, config.tensorboard);
+      recorded = metrics->last_step();
+    });
+    broadcast_value(ranks, state.best_step);
+    broadcast_value(ranks, state.best_loss);
+    broadcast_value(ranks, recorded);
     // A checkpoint is written before its step's record is made, so it has what the record needs; once that stands in the file,
     // the next interval has begun.
-    if (metrics->last_step() == state.step) begin_interval();
+    if (recorded == state.step) begin_interval();
     prepared = true;
   }
 
@@ -163,7 +219,7 @@ struct Trainer::Impl {
   bool evaluation_due() const { return valid != nullptr && (is_last() || every(config.eval_every)); }
   bool record_due() const { return is_last() || evaluation_due() || every(config.log_every); }
   // Of a run that was stopped between its checkpoint and the record of that step.
-  bool record_missing() const { return resumed && state.step > 0 && record_due() && metrics->last_step() < state.step; }
+  bool record_missing() const { return resumed && state.step > 0 && record_due() && recorded < state.step; }
 
   // Evaluations before the end choose the best model and end the run; one at the end alone has nothing to choose from.
   bool keeps_best() const { return valid != nullptr && config.eval_every > 0; }
@@ -183,7 +239,7 @@ struct Trainer::Impl {
     state.best_loss = loss;
     state.not_better = 0;
     checkpoint();
-    if (written == state.step) write_best(config.out, {state.best_step, state.best_loss}, model, *tokenizer);
+    if (written == state.step) on_first_rank([&] { write_best(config.out, {state.best_step, state.best_loss}, model, *tokenizer); });
   }
 
   // best/ beside the checkpoint that the run goes on from. It is older where the run was stopped just before it was written, and newer
@@ -226,10 +282,10 @@ struct Trainer::Impl {
 
   // Moments are of the checkpoint's format, unless this run wants another, or has not the memory for it.
   void take_moments(const std::string& path, const std::function<void(const std::string&)>& warn) {
-    const MomentFormat theirs = moments_of_checkpoint(path), ours = optimizer.format();
+    const MomentFormat theirs = moments_of_checkpoint(path), ours = optimizer().format();
     if (theirs == ours) return;
     const bool forced = config.moments == "auto" && ours == MomentFormat::kBf16;
-    if (config.moments == "auto" && !forced) return optimizer.begin_anew(theirs, model.params());
+    if (config.moments == "auto" && !forced) return optimizer().begin_anew(theirs, model.params());
     if (warn) {
       warn(fmt::format("the moments of {} are {}; those of this run ({}) are {}{}", path, name_of(theirs),
                        forced ? fmt::format("memory = {}", config.memory) : fmt::format("moments = {}", config.moments), name_of(ours),
@@ -240,7 +296,7 @@ struct Trainer::Impl {
   void load(const std::string& path, const TrainerState& found) {
     Random generator;
     generator.load(found.random);
-    load_checkpoint(path, found, model, optimizer);
+    load_checkpoint(path, found, model, optimizer());
     random = generator;
     state = found;
     last_lr = learning_rate(schedule, std::max<int64_t>(0, state.step - 1));
@@ -256,7 +312,7 @@ struct Trainer::Impl {
     int64_t tokens = 0;
     for (int64_t i = 0; i < config.accumulate; ++i) tokens += static_cast<int64_t>(batches.emplace_back(source.next()).ids.size());
     last_lr = learning_rate(schedule, state.step);
-    const StepResult step = train_step(model, optimizer, batches, last_lr, config.clip);
+    const StepResult step = together ? together->step(model, batches, last_lr, config.clip) : train_step(model, *alone, batches, last_lr, config.clip);
     state.norm = step.norm;
     if (step.finite) {
       state.skipped_in_row = 0;
@@ -312,11 +368,17 @@ struct Trainer::Impl {
   // full disk, standard output that is gone) ends the run, but first what it computed is saved.
   bool log(const std::function<void(const LogRecord&)>& on_log) {
     try {
-      const LogRecord r = record();
-      metrics->append(r);
+      LogRecord r;
+      on_first_rank([&] {
+        r = record();
+        metrics->append(r);
+      });
+      broadcast_value(ranks, r.eval_loss);
       begin_interval();
       if (evaluation_due()) judge(r.eval_loss);
-      if (on_log) on_log(r);
+      on_first_rank([&] {
+        if (on_log) on_log(r);
+      });
       if (is_last() && !(r.eval_loss < 0) && !std::isfinite(r.eval_loss)) {
         fail_numeric("after the last step the held-out loss is not finite: the run diverged. Try a lower lr (now {:g}) or a longer warmup (now {} steps)",
                      config.lr, config.warmup);
@@ -339,16 +401,21 @@ struct Trainer::Impl {
   void checkpoint() {
     prepare();
     if (written == state.step || !model.parameters_finite()) return;
-    state.updates = optimizer.updates();
+    state.updates = optimizer().updates();
     state.position = source.position();
     state.random = random.save();
-    write_checkpoint(checkpoints, state, model, optimizer, *tokenizer);
+    std::optional<AdamW> gathered;
+    if (ranks.size() > 1) gathered = together->whole(model.params());
+    on_first_rank([&] { write_checkpoint(checkpoints, state, model, gathered ? *gathered : optimizer(), *tokenizer); });
     written = state.step;
-    prune_checkpoints(checkpoints, state.step, config.keep);
+    on_first_rank([&] { prune_checkpoints(checkpoints, state.step, config.keep); });
   }
 
   // The finished model, if it is one: its parameters and the loss of the first window of the data are finite.
   void write_model() {
+    on_first_rank([&] { write_model_alone(); });
+  }
+  void write_model_alone() {
     const Batch batch = BatchSource(train, 1, config.length, config.seed).next();
     if (!model.parameters_finite() || !std::isfinite(model.evaluate(batch.ids, batch.targets, batch.layout, nullptr).nll)) {
       fail_numeric(
@@ -363,14 +430,21 @@ struct Trainer::Impl {
 };
 
 Trainer::Trainer(const TrainConfig& config, const ModelConfig& model, std::shared_ptr<const Tokenizer> tokenizer, TokenMix train,
-                 std::shared_ptr<const TokenFile> valid) {
+                 std::shared_ptr<const TokenFile> valid, Communicator& ranks) {
   validate(config);
   validate(model);
+  if (ranks.size() > 1) {
+    if (config.sums != "apart") fail_usage("sums: expected apart on {} ranks, got {}", ranks.size(), config.sums);
+    if (config.device != "cpu") fail_usage("device: expected cpu on {} ranks, got {}", ranks.size(), config.device);
+    if (config.accumulate < ranks.size()) {
+      fail_usage("accumulate: expected at least {}, a batch of every step for each rank, got {}", ranks.size(), config.accumulate);
+    }
+  }
   if (!tokenizer || train.parts.empty()) fail_internal("Trainer: expected a tokenizer and a training file, got null");
   for (const TokenMix::Part& part : train.parts) check_file(*part.file, *tokenizer, model);
   if (valid) check_file(*valid, *tokenizer, model);
   if (!valid && config.patience > 0) fail_usage("patience: expected 0 without held-out text, got {}; hold a part out or give a file", config.patience);
-  impl_ = std::make_unique<Impl>(config, model, std::move(tokenizer), std::move(train), std::move(valid));
+  impl_ = std::make_unique<Impl>(config, model, std::move(tokenizer), std::move(train), std::move(valid), ranks);
 }
 
 Trainer::~Trainer() = default;
@@ -383,27 +457,20 @@ void Trainer::start_from(const LanguageModel<float>& model) {
 
 bool Trainer::resume(const std::function<void(const std::string&)>& warn) {
   Impl& t = *impl_;
-  clean_checkpoints(t.checkpoints);
-  std::vector<int64_t> newest_first = list_checkpoints(t.checkpoints);
-  if (newest_first.empty()) return false;
-  std::reverse(newest_first.begin(), newest_first.end());
-  std::string damage;
-  for (const int64_t step : newest_first) {
-    const std::string path = checkpoint_path(t.checkpoints, step);
-    TrainerState found;
-    try {
-      found = verify_checkpoint(path);
-    } catch (const Error& error) {
-      if (damage.empty()) damage = error.what();
-      if (warn) warn(fmt::format("checkpoint {} is not usable: {}", path, error.what()));
-      continue;
-    }
-    t.check_same_run(path, found);
-    t.take_moments(path, warn);
-    t.load(path, found);
-    return true;
-  }
-  fail_usage("'{}': none of the {} checkpoints is usable; the newest: {}", t.checkpoints, newest_first.size(), damage);
+  std::optional<TrainerState> found;
+  t.on_first_rank([&] {
+    clean_checkpoints(t.checkpoints);
+    found = newest_good_checkpoint(t.checkpoints, warn);
+  });
+  int64_t newest = found ? found->step : -1;
+  broadcast_value(t.ranks, newest);
+  if (newest < 0) return false;
+  const std::string path = checkpoint_path(t.checkpoints, newest);
+  if (!found) found = verify_checkpoint(path);
+  t.check_same_run(path, *found);
+  t.take_moments(path, warn);
+  t.load(path, *found);
+  return true;
 }
 
 bool Trainer::run(const std::function<void(const LogRecord&)>& on_log, const std::atomic<bool>* stop, const std::function<void(const StepProgress&)>& on_step) {
@@ -412,13 +479,13 @@ bool Trainer::run(const std::function<void(const LogRecord&)>& on_log, const std
   bool model_written = false;
   bool record_only = t.record_missing();
   while (record_only || (t.state.step < t.config.steps && !t.out_of_patience())) {
-    if (stop != nullptr && stop->load()) {
+    if (any_rank(t.ranks, stop != nullptr && stop->load())) {
       t.checkpoint();
       if (t.written != t.state.step) fail_numeric("stopped at step {}; the model is not finite, so no checkpoint of it was written", t.state.step);
       return false;
     }
     if (!record_only) t.do_step();
-    if (!record_only && on_step) on_step(t.progress());
+    if (!record_only && on_step && t.leads()) on_step(t.progress());
     record_only = false;
     // First what must not be lost, then what takes long.
     if (t.is_last() || t.every(t.config.checkpoint_every)) t.checkpoint();
@@ -438,7 +505,7 @@ void Trainer::checkpoint() { impl_->checkpoint(); }
 LanguageModel<float>& Trainer::model() { return impl_->model; }
 int64_t Trainer::step() const { return impl_->state.step; }
 int64_t Trainer::skipped() const { return impl_->state.skipped; }
-MomentFormat Trainer::moments() const { return impl_->optimizer.format(); }
+MomentFormat Trainer::moments() const { return impl_->optimizer().format(); }
 std::optional<RecomputeLayers> Trainer::planned_recompute() const {
   if (!impl_->plan) return std::nullopt;
   return impl_->plan->recompute;

@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 
+#include "base/communicator.h"
 #include "base/keys.h"
 #include "model/language_model.h"
 #include "tokenizer/tokenizer.h"
@@ -57,8 +58,11 @@ class Trainer {
  public:
   // Initialises the model from config.seed. valid may be null: then nothing is evaluated; otherwise it is evaluated in
   // windows of config.length tokens. tokenizer must be the one that made both files. Touches no file. Throws Error(kUsage).
+  //
+  // Of several ranks (data_parallel.h; train.sums must be "apart") all construct the same trainer and make the same calls; rank 0 alone writes files, evaluates
+  // and calls on_log and on_step, and its errors are what ends a run: those of the others say only that. They read checkpoints from the same folder.
   Trainer(const TrainConfig& config, const ModelConfig& model, std::shared_ptr<const Tokenizer> tokenizer, TokenMix train,
-          std::shared_ptr<const TokenFile> valid);
+          std::shared_ptr<const TokenFile> valid, Communicator& ranks = one_rank());
   ~Trainer();
 
   // Begins with the parameters of a model of the same configuration, not with initial ones.

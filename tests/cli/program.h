@@ -16,12 +16,15 @@ struct Outcome {
 
 class Program {
  public:
-  // Starts it with these arguments; standard output and error go to files, standard input comes from one (/dev/null without).
-  explicit Program(const std::vector<std::string>& args, const std::string& path_variable = "", const std::string& input = "/dev/null");
+  // Starts it with these arguments; standard output and error go to files, standard input comes from one (/dev/null without). launcher: another program with
+  // its arguments, which starts it.
+  explicit Program(const std::vector<std::string>& args, const std::string& path_variable = "", const std::string& input = "/dev/null",
+                   const std::vector<std::string>& launcher = {});
   ~Program();
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
   void signal(int number) const;
+  pid_t pid() const { return pid_; }
   std::string out() const;  // so far
   Outcome wait();
 

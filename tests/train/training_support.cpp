@@ -66,11 +66,16 @@ TrainConfig tiny_run(const std::string& out) {
   return config;
 }
 
-std::unique_ptr<Trainer> make_trainer(const TrainConfig& config, const std::string& folder, bool with_valid, const ModelConfig& model) {
-  make_folders(folder);
-  const auto train = byte_file(sample_text(60, 11), folder + "/train.tokens");
-  const auto valid = with_valid ? byte_file(sample_text(8, 12), folder + "/valid.tokens") : nullptr;
-  return std::make_unique<Trainer>(config, model, std::shared_ptr<const Tokenizer>(byte_tokenizer()), train, valid);
+std::unique_ptr<Trainer> make_trainer(const TrainConfig& config, const std::string& folder, bool with_valid, const ModelConfig& model, Communicator& ranks) {
+  const std::string train = folder + "/train.tokens", valid = folder + "/valid.tokens";
+  if (ranks.rank() == 0) {
+    make_folders(folder);
+    byte_file(sample_text(60, 11), train);
+    if (with_valid) byte_file(sample_text(8, 12), valid);
+  }
+  ranks.barrier();
+  return std::make_unique<Trainer>(config, model, std::shared_ptr<const Tokenizer>(byte_tokenizer()), std::make_shared<const TokenFile>(train),
+                                   with_valid ? std::make_shared<const TokenFile>(valid) : nullptr, ranks);
 }
 
 std::map<std::string, std::string> folder_content(const std::string& folder) {

@@ -1,0 +1,22 @@
+// The ranks of a command that mpirun, or srun through PMI, started several times: one Communicator for all of them, of host memory. One of ranks/mpi.cpp (a
+// build with MPI) and ranks/none.cpp (without) is linked.
+#pragma once
+
+#include "base/communicator.h"
+
+namespace fw::cli {
+
+// What a launcher says in the environment of each process that it starts, before MPI is asked; rank 0 of 1 where there is none.
+struct Launch {
+  int rank = 0, size = 1;
+};
+Launch launched();
+
+// Joins the others, once; one_rank() where nothing launched more. Throws Error(kUsage) in a build without MPI and when MPI knows other ranks than the launcher.
+Communicator& open_ranks();
+// Before a process that has joined ends as all do; waits for them.
+void close_ranks();
+// Before a process that has joined ends alone: ends all others, as one that waited for it would never. Does nothing where there are none, else does not return.
+void end_all_ranks(int code);
+
+}  // namespace fw::cli

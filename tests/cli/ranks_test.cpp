@@ -1,0 +1,203 @@
+// Training on ranks that mpirun starts, and what a build without MPI says.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "cli/program.h"
+
+namespace fw::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+using Args = std::vector<std::string>;
+namespace fs = std::filesystem;
+
+// Two variables of the environment while it lives.
+class Launched {
+ public:
+  Launched(const char* rank, const char* size) {
+    ::setenv("OMPI_COMM_WORLD_RANK", rank, 1);
+    ::setenv("OMPI_COMM_WORLD_SIZE", size, 1);
+  }
+  ~Launched() {
+    ::unsetenv("OMPI_COMM_WORLD_RANK");
+    ::unsetenv("OMPI_COMM_WORLD_SIZE");
+  }
+};
+
+TEST(Ranks, OtherCommandsRunOnOne) {
+  const Launched launched("1", "4");
+  const Outcome outcome = run({"rules"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1 of 4"));
+  EXPECT_THAT(outcome.err, HasSubstr("only train runs on several ranks"));
+}
+
+TEST(Ranks, ADryRunIsOfOne) {
+  const Launched launched("0", "2");
+  const Outcome outcome = run({"train", "--dry-run"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("--dry-run, --profile: expected one process, started as one of 2"));
+}
+
+#ifndef FW_MPIRUN
+TEST(Ranks, ABuildWithoutMpiSaysWhatIsMissing) {
+  const Folder folder;
+  spill(folder / "text", small_text());
+  const Launched launched("0", "2");
+  const Outcome outcome = run(tiny_train(folder / "text", folder / "run") + Args{"--accumulate", "2"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("this build has no MPI"));
+  EXPECT_FALSE(fs::exists(folder / "run"));
+}
+#else
+
+Args mpirun(int ranks) {
+  // Root is what containers have; more ranks than cores is what a test has.
+  ::setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+  ::setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+  return {FW_MPIRUN, "--oversubscribe", "--bind-to", "none", "--mca", "btl_vader_single_copy_mechanism", "none", "-n", std::to_string(ranks)};
+}
+
+class RanksOfMpi : public testing::Test {
+ protected:
+  void SetUp() override { spill(folder_ / "text", small_text()); }
+  Args config(const std::string& out) const {
+    return tiny_train(folder_ / "text", folder_ / out) + Args{"--accumulate", "4", "--steps", "12", "--checkpoint-every", "4", "--threads", "1"};
+  }
+  Outcome on(int ranks, const Args& args) const { return Program(args, "", "/dev/null", mpirun(ranks)).wait(); }
+  std::string model(const std::string& out) const { return slurp(folder_ / (out + "/model/model.safetensors")); }
+  std::string moments(const std::string& out) const { return slurp(folder_ / (out + "/checkpoints/step-12/optimizer.safetensors")); }
+
+  Folder folder_;
+};
+
+size_t count(const std::string& text, const std::string& word) {
+  size_t n = 0;
+  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++n;
+  return n;
+}
+
+TEST_F(RanksOfMpi, TwoAndFourHaveTheBitsOfOne) {
+  const Outcome one = run(config("one") + Args{"--sums", "apart"});
+  ASSERT_EQ(one.code, 0) << one.err;
+  for (const int ranks : {2, 4}) {
+    const std::string out = "of-" + std::to_string(ranks);
+    const Outcome several = on(ranks, config(out));
+    ASSERT_EQ(several.code, 0) << several.err;
+    EXPECT_THAT(several.out, HasSubstr(", " + std::to_string(ranks) + " ranks"));
+    EXPECT_EQ(count(several.out, "training "), 1u) << "one rank speaks:\n" << several.out;
+    EXPECT_EQ(model(out), model("one"));
+    EXPECT_EQ(moments(out), moments("one"));
+    EXPECT_THAT(slurp(folder_ / (out + "/config.toml")), HasSubstr("sums = 'apart'"));
+    EXPECT_FALSE(fs::exists(folder_ / (out + "/.lock")));
+  }
+}
+
+// Processes whose parent is `parent`.
+std::vector<pid_t> children(pid_t parent) {
+  std::vector<pid_t> found;
+  for (const fs::directory_entry& entry : fs::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    const std::string stat = slurp(entry.path() / "stat");
+    const size_t end = stat.rfind(") ");  // behind the command's name: " S PARENT ..."
+    if (end != std::string::npos && std::atoi(stat.c_str() + end + 4) == parent) found.push_back(static_cast<pid_t>(std::atoi(name.c_str())));
+  }
+  return found;
+}
+
+// Not one that has ended and that nobody has asked how (of a container's first process nobody may).
+bool lives(pid_t process) {
+  const std::string stat = slurp("/proc/" + std::to_string(process) + "/stat");
+  const size_t end = stat.rfind(") ");
+  return end != std::string::npos && stat[end + 2] != 'Z' && stat[end + 2] != 'X';
+}
+
+void wait_until(const std::function<bool()>& holds) {
+  for (int i = 0; i < 3000 && !holds(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+}
+
+TEST_F(RanksOfMpi, OneIsKilledAllStopAndTheRunGoesOnWithAnotherNumber) {
+  ASSERT_EQ(run(config("whole") + Args{"--sums", "apart"}).code, 0);
+  Program program(config("run") + Args{"--steps", "1000000", "--checkpoint-every", "1", "--schedule", "constant", "--warmup", "0", "--keep", "1000"}, "",
+                  "/dev/null", mpirun(4));
+  wait_until([&] { return fs::exists(folder_ / "run/checkpoints/step-3"); });
+  const std::vector<pid_t> ranks = children(program.pid());
+  ASSERT_EQ(ranks.size(), 4u);
+  ::kill(ranks[2], SIGKILL);
+  const Outcome killed = program.wait();
+  EXPECT_NE(killed.code, 0);
+  EXPECT_THAT(killed.out + killed.err, HasSubstr("signal 9"));
+  for (const pid_t rank : ranks) {
+    wait_until([&] { return !lives(rank); });
+    EXPECT_FALSE(lives(rank));
+  }
+
+  const Outcome resumed = on(2, {"train", "--resume", "--out", folder_ / "run", "--steps", "0"});
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+}
+
+// The same bits, too: a run of fixed length that is killed at a place and goes on with another number of ranks.
+TEST_F(RanksOfMpi, AKilledRunEndsInTheBitsOfAnUndisturbedOne) {
+  ASSERT_EQ(run(config("whole") + Args{"--sums", "apart"}).code, 0);
+  for (const int next : {1, 2}) {
+    const std::string out = "run-" + std::to_string(next);
+    Program program(config(out), "", "/dev/null", mpirun(4));
+    wait_until([&] { return fs::exists(folder_ / (out + "/checkpoints/step-4")); });
+    const std::vector<pid_t> ranks = children(program.pid());
+    if (!ranks.empty()) ::kill(ranks.back(), SIGKILL);
+    program.wait();
+    const Args resume = {"train", "--resume", "--out", folder_ / out};
+    const Outcome resumed = next == 1 ? run(resume) : on(next, resume);
+    ASSERT_EQ(resumed.code, 0) << resumed.err;
+    EXPECT_EQ(model(out), model("whole"));
+    EXPECT_EQ(moments(out), moments("whole"));
+  }
+}
+
+TEST_F(RanksOfMpi, ASignalStopsAllAfterACheckpoint) {
+  Program program(config("run") + Args{"--steps", "1000000"}, "", "/dev/null", mpirun(2));
+  wait_until([&] { return fs::exists(folder_ / "run/checkpoints/step-4"); });
+  for (const pid_t rank : children(program.pid())) {
+    ::kill(rank, SIGTERM);
+    break;  // one that hears of it is enough
+  }
+  const Outcome stopped = program.wait();
+  EXPECT_NE(stopped.code, 0);
+  EXPECT_THAT(stopped.out, HasSubstr("the checkpoint is written"));
+  EXPECT_EQ(on(2, {"train", "--resume", "--out", folder_ / "run", "--steps", "8"}).code, 0);
+}
+
+TEST_F(RanksOfMpi, ErrorsEndAllAndAreSaid) {
+  const Outcome few = on(2, config("run") + Args{"--accumulate", "1"});
+  EXPECT_NE(few.code, 0);
+  EXPECT_THAT(few.err, HasSubstr("accumulate: expected at least 2"));
+  EXPECT_THAT(few.err, HasSubstr("--accumulate 2"));
+  const Outcome running = on(2, config("run") + Args{"--sums", "running"});
+  EXPECT_NE(running.code, 0);
+  EXPECT_THAT(running.err, HasSubstr("--sums: expected apart on 2 ranks"));
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+  ASSERT_EQ(on(2, config("run")).code, 0);
+  const Outcome again = on(2, config("run"));  // only the first rank looks
+  EXPECT_NE(again.code, 0);
+  EXPECT_THAT(again.err, HasSubstr("holds checkpoints of an earlier run"));
+  EXPECT_THAT(again.err, HasSubstr("rank 0 of 2"));
+}
+
+TEST_F(RanksOfMpi, ADivergedRunSaysSoOnce) {
+  const Outcome diverged = on(2, config("run") + Args{"--lr", "1e30", "--clip", "0", "--steps", "100", "--min-lr", "1e30", "--warmup", "0"});
+  EXPECT_NE(diverged.code, 0);
+  EXPECT_EQ(count(diverged.err, "fastweight train"), 1u) << diverged.err;
+}
+#endif
+
+}  // namespace
+}  // namespace fw::test
