@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads) decode_rows_kernel(const DecodeArgs<
 template <class T>
 __global__ void __launch_bounds__(kThreads) decode_join_kernel(const DecodeArgs<T> of) {
   const PlainArgs<T>& a = of.plain;
-  float* factors = reinterpret_cast<float*>(shared_memory());  // [runs]
+  float* factors = reinterpret_cast<float*>(shared_memory());  // [kDecodeRuns]
   const int head = static_cast<int>(block_index_x()) % a.heads, thread = static_cast<int>(thread_index());
   const int64_t n = block_index_x() / static_cast<unsigned>(a.heads);
   grid_dependency_wait();
@@ -184,8 +184,9 @@ void attention_step(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<con
     if (a.group % 2 == 0) return launch_rows<T, N, kVectors, 2>(of, q.rows, stream);
     launch_rows<T, N, kVectors, 1>(of, q.rows, stream);
   });
-  launch_overlapped(decode_join_kernel<T>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kThreads, sizeof(float) * static_cast<size_t>(of.runs), stream,
-                    of);
+  // Room for all runs that there may be: the loop over them reads four at a time, whatever there are.
+  launch_overlapped(decode_join_kernel<T>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kThreads, sizeof(float) * static_cast<size_t>(kDecodeRuns),
+                    stream, of);
   exec.arena.rewind(mark);
 }
 

@@ -97,7 +97,7 @@ class TokenDevice {
     args.problem = x_;
     args.o = output(s_.HV, s_.V, run_.bf16_outputs);
     args.final_state = final_state;
-    args.slots = slots_;
+    args.slots.own = slots_;
     token_forward(args, nullptr);
     out.o = read(args.o, s_.HV, s_.V);
     out.final_state = read_state(final_state);

@@ -97,7 +97,8 @@ struct TurnChunk : GradientChunk<Shape> {
     const bool exists = there(chunk);
     const int n = exists ? sequence_of_chunk(s, chunk) : 0;
     const int from = exists ? (chunk - first_chunk(s, n)) * kChunk : 0, left = exists ? sequence_length(s, n) - from : 0;
-    const int64_t token = first_token(s, n) + from;
+    // Rows are clamped to the last one, which without rows is the one in front: of token 1 there is one.
+    const int64_t token = exists ? first_token(s, n) + from : 1;
     const bool anchored = Shape::kStills && x.rule.decay == Decay::kScalar && (left > kChunk || from > 0);
     wait_for_scan(index);
     if (anchored && left <= kChunk) wait_for_scan(index - heads);
