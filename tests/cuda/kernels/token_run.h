@@ -333,7 +333,7 @@ class TokenDevice {
     args.boundaries = boundaries_;
     args.scratch = floats(static_cast<size_t>(chunks_ * s_.H * (s_.K + 1)))->data();
     args.final_precond = final_precond;
-    args.slots = slots_;
+    args.slots.own = slots_;
     precond_forward(args, chunks_, nullptr);
     x_.m = m;
   }
