@@ -97,7 +97,7 @@ class TokenDevice {
     args.problem = x_;
     args.o = output(s_.HV, s_.V, run_.bf16_outputs);
     args.final_state = final_state;
-    args.slots.own = slots_;
+    args.slots = slot_arg();
     token_forward(args, nullptr);
     out.o = read(args.o, s_.HV, s_.V);
     out.final_state = read_state(final_state);
@@ -260,6 +260,13 @@ class TokenDevice {
     return out;
   }
 
+  // As fw_step's: a sequence below slot 0 is skipped.
+  SlotArg slot_arg() const {
+    SlotArg slots;
+    slots.own = slots_;
+    slots.skips = slots_ != nullptr ? 1 : 0;
+    return slots;
+  }
   int64_t slot(int64_t n) const { return run_.slots.empty() ? n : run_.slots[static_cast<size_t>(n)]; }
   StateArg state_shape() const {
     StateArg a;
@@ -333,7 +340,7 @@ class TokenDevice {
     args.boundaries = boundaries_;
     args.scratch = floats(static_cast<size_t>(chunks_ * s_.H * (s_.K + 1)))->data();
     args.final_precond = final_precond;
-    args.slots.own = slots_;
+    args.slots = slot_arg();
     precond_forward(args, chunks_, nullptr);
     x_.m = m;
   }
