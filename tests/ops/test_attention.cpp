@@ -194,6 +194,38 @@ TEST(Attention, PartsOfALongSequence) {
   check({{2500}, {30}, 1, 1, 4, 1500});
 }
 
+// Token by token over a ring of the window's rows, which each step fills: what a pass over all tokens computes. The ring begins with NaN, which nobody may
+// read.
+template <class T>
+void check_steps(const Problem& p, double tolerance) {
+  SCOPED_TRACE(p.name());
+  const std::vector<Tensors> all = tensors_of(p);
+  const std::vector<double> want = expected(p, all).o;
+  const int64_t wide = p.heads * p.dim, narrow = p.kv_heads * p.dim;
+  std::vector<T> ring_k(static_cast<size_t>(p.window * narrow), std::numeric_limits<T>::quiet_NaN()), ring_v = ring_k;
+  const Pages<T> past_k{ring_k.data(), nullptr, 1, p.window, narrow}, past_v{ring_v.data(), nullptr, 1, p.window, narrow};
+  const SeqLayout one = SeqLayout::uniform(1, 1);
+  std::vector<T> got;
+  for (int64_t t = 0; t < p.lengths[0]; ++t) {
+    const auto row = [t](const std::vector<double>& values, int64_t cols) {
+      return Strided<T>(1, cols, std::vector<T>(values.begin() + t * cols, values.begin() + (t + 1) * cols));
+    };
+    const Strided<T> q = row(all[0].q, wide), k = row(all[0].k, narrow), v = row(all[0].v, narrow);
+    Strided<T> o(1, wide);
+    host_ops<T>().attention_step(host_exec<T>(), q.view(), k.view(), v.view(), p.shape(), PassLayout(one, &t), past_k, past_v, o.mat());
+    const std::vector<T> values = o.values();
+    got.insert(got.end(), values.begin(), values.end());
+  }
+  expect_close(got, want, tolerance, "o", 1);
+}
+
+TEST(Attention, StepsOfATokenEachAreThePassOverAll) {
+  for (const int64_t window : {1, 2, 7, 90}) {
+    check_steps<double>({{100}, {}, 4, 2, 8, window}, 1e-10);
+    check_steps<float>({{100}, {}, 4, 2, 8, window}, 2e-5);
+  }
+}
+
 TEST(Attention, LargeScoresDoNotOverflow) {
   Problem p{{150}, {}, 2, 2, 8, 0};
   p.deviation = 30;
