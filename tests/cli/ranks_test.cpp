@@ -15,7 +15,6 @@ namespace fw::test {
 namespace {
 
 using testing::HasSubstr;
-using testing::Not;
 using Args = std::vector<std::string>;
 namespace fs = std::filesystem;
 

@@ -21,6 +21,7 @@ class ThreadRanks {
     ThreadRanks ranks(size);
     std::vector<std::exception_ptr> failures(static_cast<size_t>(size));
     std::vector<std::thread> threads;
+    threads.reserve(failures.size());
     for (int rank = 0; rank < size; ++rank) {
       threads.emplace_back([&, rank] {
         try {

@@ -20,7 +20,6 @@ namespace fw {
 namespace {
 
 using testing::folder_content;
-using ::testing::HasSubstr;
 using testing::make_trainer;
 using testing::read_text;
 using testing::TempFolder;
@@ -175,7 +174,7 @@ TEST(DataParallel, MoreRanksThanThereAreParts) {
   } many;
   LanguageModel<float> model(tiny_model());
   try {
-    DataParallel<float>(many, many, {}, model.params());
+    const DataParallel<float> parallel(many, many, {}, model.params());
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "ranks: expected at most 128, got 129");
