@@ -32,7 +32,7 @@ std::vector<std::vector<double>> step_of(Device& device, const Rows& s, const st
   const int64_t queries = s.shape.heads * s.shape.dim, width = s.shape.kv_heads * s.shape.dim, of_sequence = s.pages * s.rows * width;
   const double* from = numbers.data();
   const auto take = [&](int64_t cols) {
-    const std::vector<double> out(from + first * cols, from + (first + N) * cols);
+    std::vector<double> out(from + first * cols, from + (first + N) * cols);
     from += static_cast<int64_t>(s.positions.size()) * cols;
     return out;
   };
@@ -74,7 +74,7 @@ TEST_P(Decode, AttentionOfAStepIsTheHosts) {
   for (const Rows& s : all_rows()) {
     SCOPED_TRACE(::testing::Message() << s.shape.heads << " heads, window " << s.shape.window << ", rows " << s.rows);
     with_type([&](auto on) {
-      using T = std::remove_cvref_t<decltype(on)>::Activation;
+      using T = typename std::remove_cvref_t<decltype(on)>::Activation;
       const int64_t N = static_cast<int64_t>(s.positions.size()), width = s.shape.kv_heads * s.shape.dim;
       const std::vector<double> numbers = on.random(N * (s.shape.heads * s.shape.dim + 2 * width + 2 * s.pages * s.rows * width));
       const auto want = step_of<double>(host_device(), s, numbers), got = step_of<T>(on.device, s, numbers);
@@ -143,7 +143,7 @@ TEST_P(Decode, DrawsWhatTheHostDraws) {
                                {2.0, 30, 0.95, 0.0, 1.3, 10},
                                {1.0, 0, 1.0, 0.02, 0.8, 64}};
   with_type([&](auto on) {
-    using T = std::remove_cvref_t<decltype(on)>::Activation;
+    using T = typename std::remove_cvref_t<decltype(on)>::Activation;
     using Number = std::conditional_t<std::is_same_v<T, double>, double, float>;  // what the host calculates with
     Random random(11);
     for (const int64_t vocab : {int64_t{1}, int64_t{40}, int64_t{700}}) {
@@ -178,7 +178,7 @@ TEST_P(Decode, DrawsWhatTheHostDraws) {
 // Every token comes as often as its probability says: the numbers of one row in small steps.
 TEST_P(Decode, EveryQuantileHasItsToken) {
   with_type([&](auto on) {
-    using T = std::remove_cvref_t<decltype(on)>::Activation;
+    using T = typename std::remove_cvref_t<decltype(on)>::Activation;
     const std::vector<double> row = {0.5, -1, 2, 2, 0, -3, 1};
     constexpr int64_t kSteps = 60;
     std::vector<double> logits, uniform;
@@ -195,7 +195,7 @@ TEST_P(Decode, EveryQuantileHasItsToken) {
 
 TEST_P(Decode, DamagedLogitsDrawNothing) {
   with_type([&](auto on) {
-    using T = std::remove_cvref_t<decltype(on)>::Activation;
+    using T = typename std::remove_cvref_t<decltype(on)>::Activation;
     constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
     for (const double temperature : {0.0, 1.0}) {
       for (const double penalty : {1.0, 1.5}) {
@@ -251,6 +251,7 @@ class Decoders : public ::testing::TestWithParam<std::string> {
       std::vector<double> values(static_cast<size_t>(spec.size()));
       spec.init(values, random);
       std::vector<float> larger;
+      larger.reserve(values.size());
       for (const double x : values) larger.push_back(static_cast<float>(3 * x));
       model.params().write_values(spec, larger);
     }
@@ -366,6 +367,7 @@ TEST_P(Decoders, ASessionGoesOnAfterItHasBeenSavedCopiedAndToldMore) {
   const std::string path = ::testing::TempDir() + "decoded_session.safetensors";
   const auto tokens_of = [](Session& session, int count) {
     std::vector<int32_t> ids;
+    ids.reserve(static_cast<size_t>(count));
     for (int i = 0; i < count; ++i) ids.push_back(session.next(kDrawn));
     return ids;
   };

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -135,7 +136,7 @@ class Replay {
   bool same_rows(const std::vector<float>& a, const std::vector<float>& b) const {
     const std::vector<bool> own = rows_of(last_);
     for (size_t i = 0; i < own.size(); ++i) {
-      if (own[i] && std::memcmp(&a[i], &b[i], sizeof(float)) != 0) return false;
+      if (own[i] && std::bit_cast<uint32_t>(a[i]) != std::bit_cast<uint32_t>(b[i])) return false;
     }
     return a.size() == b.size();
   }

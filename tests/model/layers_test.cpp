@@ -343,7 +343,7 @@ TEST(Layers, WhatIsWrongIsNamed) {
 TEST(ModelOfADevice, IsRefusedThereForWhatItLacks) {
   const auto error = [](const ModelConfig& config) {
     PlanDevice device(FW_DEVICE_CUDA);
-    const std::string words = error_of([&] { LanguageModel<float> model(config, device); });
+    std::string words = error_of([&] { LanguageModel<float> model(config, device); });
     EXPECT_TRUE(words.empty() || device.peak_bytes() == 0) << words;
     return words;
   };
