@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "base/bf16.h"
 #include "base/device.h"
 #include "reference/fields.h"
@@ -86,17 +84,11 @@ inline double gradient_bound(const std::string& field, const ReferenceInputs& ex
   return values_of(field, expected) < kFewScalars ? bounds.few_scalars : bounds.scalar_gradient;
 }
 
-// in_float: the same by float32 alone, one token at a time, or null. The sums of a gradient with one value a token can cancel, which is the problem's and no
-// kernel's: float32 then is far off too, and operands of 8 bits instead of 24 are 2^16 times as far.
 inline ::testing::AssertionResult close_gradients(const ReferenceInputs& got, const ReferenceInputs& expected, const Rule& rule, bool strong_decay,
-                                                  const ChunkBounds& bounds = {}, const ReferenceInputs* in_float = nullptr) {
-  const std::vector<FieldError> of_float = in_float == nullptr ? std::vector<FieldError>() : compare(*in_float, expected, kChunkFloor);
+                                                  const ChunkBounds& bounds = {}) {
   std::string text;
   for (const FieldError& e : compare(got, expected, kChunkFloor)) {
-    double bound = gradient_bound(e.name, expected, rule, strong_decay, bounds);
-    for (const FieldError& f : of_float) {
-      if (f.name == e.name && one_value_a_token(e.name, rule)) bound = std::max(bound, 0x1p16 * f.error);
-    }
+    const double bound = gradient_bound(e.name, expected, rule, strong_decay, bounds);
     if (!(e.error <= bound)) text += fmt::format(" {}: {:.3g} > {}", e.name, e.error, bound);
   }
   if (text.empty()) return ::testing::AssertionSuccess();

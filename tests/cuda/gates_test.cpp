@@ -28,6 +28,7 @@ TEST(DeviceGates, ChunkFormMatchesTheReference) {
   const auto named = [](const Rule& rule) { return std::ranges::any_of(presets(), [&](const Preset& p) { return p.rule == rule; }); };
   for (const Rule& rule : all_rules()) {
     if (rule.general_erase()) continue;
+    // Turn 0 draws a gated_deltanet of one head whose dt_bias cancels: float32 alone is 1.5e-6 off there, bf16 operands 3.4e-2.
     const uint64_t seed = rule_seed(rule, 1);
     if (emulated() && seed % 3 == 1 && !named(rule)) continue;
     const Problem problem = with_logits(rule, seed);
