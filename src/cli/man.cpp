@@ -115,7 +115,7 @@ std::string man_page(const std::vector<CommandTable>& tables) {
       ".TH FASTWEIGHT 1 \"\" {} \"User Commands\"\n"
       ".SH NAME\nfastweight \\- delta\\-rule linear attention language models\n"
       ".SH SYNOPSIS\n.B fastweight\n.I COMMAND\n[arguments] [options]\n.br\n.B fastweight\n.I COMMAND\n.B \\-\\-help\n.br\n.B fastweight \\-\\-version\n"
-      ".SH DESCRIPTION\nTrains, evaluates, analyses and runs language models of delta\\-rule linear attention on the CPU, and checks and times the "
+      ".SH DESCRIPTION\nTrains, evaluates, analyses and runs language models of delta\\-rule linear attention on CPUs and NVIDIA GPUs, and checks and times the "
       "recurrence.\n"
       "Behind an option stands its default in brackets. A switch is on with its name and off with \\-\\-no\\- before it.\n"
       "Every option of a run file's table is a key there, with underscores for dashes.\n"

@@ -33,6 +33,8 @@ MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, const 
   AdamW optimizer({.moments = format}, model.params());
   plan.moments = device.bytes() - plan.parameters;
   model.begin_step();
+  // The sum of gradients that are made apart (data_parallel.h). Several ranks hold less of it each, and their parts of the moments, and receive the rest.
+  const Buffer<float> sum(device, train.sums == "apart" ? model.params().extent() : 0);
   plan.gradients = device.bytes() - plan.parameters - plan.moments;
 
   Batch batch;
@@ -124,9 +126,9 @@ std::string describe(const RecomputeLayers& what, int64_t layers) {
 void require_memory_of_step(const ModelConfig& config, const TrainConfig& train, const std::string& lower) {
   validate(train);
   const double tokens = static_cast<double>(train.batch) * static_cast<double>(train.length);
-  // Parameters, gradients, and two moments, in bf16 where they may be that.
+  // Parameters, gradients (twice where they are made apart), and two moments, in bf16 where they may be that.
   const bool narrow = train.moments == "bf16" || (train.moments == "auto" && !train.memory.empty());
-  const double held = parameter_count(config) * sizeof(float) * (narrow ? 3 : 4);
+  const double held = parameter_count(config) * sizeof(float) * ((narrow ? 3 : 4) + (train.sums == "apart" ? 1 : 0));
   const std::string model = "the model in training (parameters, gradients and moments)";
   require_memory(held, model, "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
   const std::string step = fmt::format("a training step of {} x {} tokens", train.batch, train.length);

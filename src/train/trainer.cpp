@@ -169,7 +169,8 @@ struct Trainer::Impl {
   AdamW& optimizer() { return together ? together->optimizer() : *alone; }
   bool leads() const { return ranks.rank() == 0; }
 
-  // Done by rank 0 while the others wait. What it throws ends all: there it comes out as it is, on the others as Stopped.
+  // Done by rank 0 while the others wait. What it throws ends all: there it comes out as it is, on the others as an error of numbers if it is that, after which
+  // no checkpoint is written, and else as Stopped, after which one is.
   template <class Work>
   void on_first_rank(const Work& work) {
     std::exception_ptr failure;
@@ -180,10 +181,21 @@ struct Trainer::Impl {
         failure = std::current_exception();
       }
     }
-    bool failed = failure != nullptr;
-    broadcast_value(ranks, failed);
+    enum class End : char { kNone, kNumeric, kOther };
+    End end = End::kNone;
+    if (failure) {
+      end = End::kOther;
+      try {
+        std::rethrow_exception(failure);
+      } catch (const Error& error) {
+        if (error.kind() == ErrorKind::kNumeric) end = End::kNumeric;
+      } catch (...) {
+      }
+    }
+    broadcast_value(ranks, end);
     if (failure) std::rethrow_exception(failure);
-    if (failed) throw Stopped("rank 0 has ended the run");
+    if (end == End::kNumeric) fail_numeric("rank 0 has ended the run");
+    if (end == End::kOther) throw Stopped("rank 0 has ended the run");
   }
 
   bool on_device() const { return model.device().kind() != FW_DEVICE_CPU; }

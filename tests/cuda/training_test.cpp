@@ -131,6 +131,31 @@ TEST_P(DeviceMoments, ThroughTheOtherDevicesFilesAndBackIsNoStep) {
   EXPECT_EQ(values(*back), values(*undisturbed));
 }
 
+// Gradients made apart: near those that run on, and a run that was stopped goes on to the bit.
+TEST(DeviceTrainer, GradientsOfBatchesMadeApart) {
+  const TempFolder folder;
+  const auto config = [&](const std::string& out, const std::string& sums) {
+    TrainConfig run = run_on("cuda", folder.path(out), 8);
+    run.accumulate = 2;
+    run.sums = sums;
+    return run;
+  };
+  const auto last_loss = [](Trainer& trainer) {
+    double loss = 0;
+    EXPECT_TRUE(trainer.run([&](const LogRecord& r) { loss = r.loss; }, nullptr));
+    return loss;
+  };
+  const auto running = make_trainer(config("running", "running"), folder.path("data")), apart = make_trainer(config("apart", "apart"), folder.path("data"));
+  const double want = last_loss(*running);
+  EXPECT_NEAR(last_loss(*apart), want, 1e-3 * want);
+  std::atomic<bool> stop{false};
+  EXPECT_FALSE(make_trainer(config("parted", "apart"), folder.path("data"))->run([&](const LogRecord& r) { stop = r.step == 4; }, &stop));
+  const auto resumed = make_trainer(config("parted", "apart"), folder.path("data"));
+  ASSERT_TRUE(resumed->resume(nullptr));
+  last_loss(*resumed);
+  EXPECT_EQ(values(*resumed), values(*apart));
+}
+
 // Every operation of a step by itself: the numbers are those of a step that nobody looks at.
 TEST(DeviceTrainer, AProfileChangesNoBit) {
   const TempFolder folder;

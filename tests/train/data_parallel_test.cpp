@@ -8,8 +8,6 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "base/error.h"
 #include "base/threads.h"
@@ -21,7 +19,7 @@ namespace {
 
 using testing::folder_content;
 using testing::make_trainer;
-using testing::read_text;
+using testing::records;
 using testing::TempFolder;
 using testing::ThreadRanks;
 using testing::tiny_model;
@@ -182,19 +180,6 @@ TEST(DataParallel, MoreRanksThanThereAreParts) {
 }
 
 // ---- runs
-
-// Records without the numbers that a clock makes.
-std::vector<nlohmann::json> records(const std::string& path) {
-  std::istringstream in(read_text(path));
-  std::vector<nlohmann::json> all;
-  for (std::string line; std::getline(in, line);) {
-    nlohmann::json record = nlohmann::json::parse(line);
-    record.erase("ms");
-    record.erase("tokens_per_second");
-    all.push_back(std::move(record));
-  }
-  return all;
-}
 
 TrainConfig parallel_run(const std::string& out) {
   TrainConfig config = tiny_run(out);

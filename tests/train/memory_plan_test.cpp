@@ -247,6 +247,16 @@ TEST(MemoryPlan, IsWhatTheTrainerTakes) {
   EXPECT_EQ(trainer.model().scratch_bytes(), plan_memory(tiny_model(), train).activations);
 }
 
+// A sum beside the gradient; nothing else.
+TEST(MemoryPlan, OfGradientsMadeApart) {
+  TrainConfig train = tiny_run("run");
+  const MemoryPlan running = plan_memory(tiny_model(), train);
+  train.sums = "apart";
+  const MemoryPlan apart = plan_memory(tiny_model(), train);
+  EXPECT_EQ(apart.gradients, 2 * running.gradients);
+  EXPECT_EQ(apart.total(), running.total() + running.gradients);
+}
+
 TEST(MemoryPlan, TakesNothingItself) {
   ModelConfig config;
   config.vocab_size = 32000;

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <vector>
 
 #include "base/error.h"
@@ -24,6 +23,7 @@ namespace {
 using testing::folder_content;
 using testing::make_trainer;
 using testing::read_text;
+using testing::records;
 using testing::TempFolder;
 using testing::tiny_model;
 using testing::tiny_run;
@@ -39,19 +39,6 @@ std::string message_of(const std::function<void()>& action, ErrorKind kind) {
   }
   ADD_FAILURE() << "no error";
   return {};
-}
-
-// Records without the numbers that a clock makes.
-std::vector<nlohmann::json> records(const std::string& path) {
-  std::istringstream in(read_text(path));
-  std::vector<nlohmann::json> all;
-  for (std::string line; std::getline(in, line);) {
-    nlohmann::json record = nlohmann::json::parse(line);
-    record.erase("ms");
-    record.erase("tokens_per_second");
-    all.push_back(std::move(record));
-  }
-  return all;
 }
 
 TEST(Trainer, LearnsAndLeavesWhatItPromises) {

@@ -86,6 +86,18 @@ std::map<std::string, std::string> folder_content(const std::string& folder) {
   return content;
 }
 
+std::vector<nlohmann::json> records(const std::string& path) {
+  std::istringstream in(read_text(path));
+  std::vector<nlohmann::json> all;
+  for (std::string line; std::getline(in, line);) {
+    nlohmann::json record = nlohmann::json::parse(line);
+    record.erase("ms");
+    record.erase("tokens_per_second");
+    all.push_back(std::move(record));
+  }
+  return all;
+}
+
 std::string read_text(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) throw std::runtime_error("cannot open " + path);

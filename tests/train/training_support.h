@@ -4,7 +4,9 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "model/config.h"
 #include "tokenizer/tokenizer.h"
@@ -40,6 +42,9 @@ std::unique_ptr<Trainer> make_trainer(const TrainConfig& config, const std::stri
 
 // Content of every file in a folder, by name.
 std::map<std::string, std::string> folder_content(const std::string& folder);
+
+// The records of metrics.jsonl without the numbers that a clock makes.
+std::vector<nlohmann::json> records(const std::string& path);
 
 std::string read_text(const std::string& path);
 void write_text(const std::string& path, const std::string& content);
