@@ -77,7 +77,8 @@ std::span<const ExitCode> exit_codes() {
 namespace {
 
 std::string overview(const std::vector<std::unique_ptr<Command>>& commands) {
-  std::string page = "fastweight: delta-rule linear attention language models on CPUs and NVIDIA GPUs\n\nUsage: fastweight COMMAND [arguments] [options]\n\nCommands:\n";
+  std::string page =
+      "fastweight: delta-rule linear attention language models on CPUs and NVIDIA GPUs\n\nUsage: fastweight COMMAND [arguments] [options]\n\nCommands:\n";
   for (const auto& command : commands) page += fmt::format("  {:10}  {}\n", command->name(), wrap(command->summary(), 96, 14));
   page +=
       "\nOptions:\n  --help, -h  this page; 'fastweight COMMAND --help' for one command\n  --version   the version\n"
