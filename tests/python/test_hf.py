@@ -1,6 +1,7 @@
 """fastweight.hf: transformers' models in small random configurations on the CPU, with these functions in place of transformers' own torch path."""
 
 import importlib
+import os
 import unittest
 from unittest import mock
 
@@ -102,13 +103,18 @@ class Models(unittest.TestCase):
                 self.assertTrue(torch.equal(found, expected))
                 self.assertGreater(_serving.counts["fused_recurrent_kda" if "kimi" in kind else "fused_recurrent_gated_delta_rule"].served, 0)
 
+    @unittest.skipIf("FASTWEIGHT_SHORT_TESTS" in os.environ, "the same functions as the library's own build has (wheel_test.sh)")
     def test_loss_curves_of_200_steps(self):
         generator = torch.Generator().manual_seed(3)
         start = torch.randint(2, 96, (200, 4, 1), generator=generator)
         texts = 2 + (start + torch.arange(24) * torch.randint(1, 4, (200, 4, 1), generator=generator)) % 94  # numbers that rise by 1 to 3
 
-        def run(kind):
+        def run(kind, nudge=0.0):
             model = model_of(kind)
+            generator = torch.Generator().manual_seed(4)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1 + nudge * torch.randn(parameter.shape, generator=generator))
             # Gradients that are zero but for rounding (a row of the embedding that ends a text) must not be made steps of full size.
             optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3, eps=1e-5)
             losses = []
@@ -122,13 +128,17 @@ class Models(unittest.TestCase):
 
         for kind in MODELS:
             found, expected = self.both(kind, lambda: run(kind))
+            nudged = run(kind, 1e-7)
             with self.subTest(model=kind):
                 self.assertLess(float(found[-20:].mean()), 0.7 * float(found[:5].mean()))  # it learns
-                # Noise: what two batches that follow each other differ by. Roundings of another order grow in training (with chunks of 16 tokens instead of
-                # 64 the torch path itself comes as far from its own curve), so that single steps cannot be asked for more.
+                self.assertLess(float((found - expected)[:10].abs().max()), 1e-3)  # before roundings have grown
+                # Training lets roundings grow (a thousandfold in 40 steps of qwen3_next), and which they are changes with the machine. How far the torch path
+                # comes from its own curve when every parameter begins one rounding away is what these kernels may differ by, and never more than the
+                # noise: what two batches that follow each other differ by.
                 noise = float(expected.diff()[100:].std() / 2**0.5)
-                self.assertLess(float((found - expected).abs().mean()), noise)
-                self.assertLess(abs(float((found - expected)[-50:].mean())), 0.2 * noise)
+                own = float((nudged - expected).abs().mean())
+                self.assertLess(float((found - expected).abs().mean()), min(3 * own, noise))
+                self.assertLess(abs(float((found - expected)[-50:].mean())), noise)
 
 
 class Switching(unittest.TestCase):

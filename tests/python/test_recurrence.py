@@ -111,7 +111,11 @@ class Recurrence(unittest.TestCase):
         plans = [_plans.descriptor(config, shapes, torch.bfloat16, True, torch.device("cuda:0"), _plans.DeviceOffsets(t, 30)) for t in (offsets, offsets.long())]
         for desc, width in zip(plans, (32, 64)):
             self.assertEqual((desc.seqlens_dtype, desc.num_sequences, desc.max_seqlen, desc.seqlens_memory), (width, 2, 30, 1))
-            self.assertGreater(_plans.sizes_of(desc).saved, 0)
+            try:
+                self.assertGreater(_plans.sizes_of(desc).saved, 0)
+            except fwt.DeviceError as error:  # a library with kernels asks the device that the plan is for
+                self.assertFalse(torch.cuda.is_available(), error)
+                self.assertRegex(str(error), "device_number: expected -1 or the number of an NVIDIA GPU")
         self.assertEqual(plans[0].cu_seqlens, offsets.data_ptr())
 
     def test_pools_are_read_and_written_at_slots(self):
