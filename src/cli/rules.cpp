@@ -220,7 +220,8 @@ constexpr const char* kLayers =
     "layers that are no points of the axes (train --layers; docs/models.md):\n"
     "  ssd            Mamba-2's own: S = exp(A dt) S + dt B x^T a head, y = S^T C + D x\n"
     "  mamba          Mamba (1): S[n,d] = exp(s_d A[n,d]) S[n,d] + k_n s_d u_d, y = S^T q + D u\n"
-    "  longhorn_diag  Longhorn as published: S[n,d] = (1 - e_d k_n^2) S[n,d] + k_n e_d u_d, e = s / (1 + s |k|^2)\n";
+    "  longhorn_diag  Longhorn as published: S[n,d] = (1 - e_d k_n^2) S[n,d] + k_n e_d u_d, e = s / (1 + s |k|^2)\n"
+    "  mamba3         Mamba-3: S = exp(A dt) (S + (1 - lam) dt k' v'^T) + lam dt k v^T, k' and v' the token's before, q and k turned; MIMO: sums over R rows\n";
 
 // Every axis with its values, what --compose may say.
 std::string axes_text() {

@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/json_output.h"
 #include "cli/say.h"
+#include "cli/selftest_mamba3.h"
 #include "cli/selftest_scans.h"
 #include "cli/signals.h"
 #include "fastweight/fastweight.h"
@@ -196,6 +197,10 @@ int Selftest::run(Options&) {
     for (const ScanErrors& e : check_scans_here()) {
       const double bound = e.is_double ? kBoundDouble : kBoundFloat;
       add_row(e.layer, e.is_double ? "double" : "float", bound, bound, {FieldError(), e.forward, FieldError(), e.backward, e.step});
+    }
+    for (const Mamba3Errors& e : check_mamba3_here()) {
+      const double bound = e.is_double ? kBoundDouble : kBoundFloat;
+      add_row(e.layer, e.is_double ? "double" : "float", bound, bound, {e.chunk_forward, e.token_forward, e.chunk_backward, e.token_backward, e.step});
     }
   }
   const std::string runs_on = device == FW_DEVICE_CUDA ? device_info().name : fw_simd_target();

@@ -13,6 +13,7 @@
 #include "cli/signals.h"
 #include "reference/ops_vectors.h"
 #include "report/table.h"
+#include "train/mamba3_vectors.h"
 #include "train/model_vectors.h"
 #include "train/scan_vectors.h"
 
@@ -98,10 +99,14 @@ std::vector<Comparison> Verify::check(const std::string& path) const {
   const bool model = fs::is_directory(path, error);
   std::vector<Comparison> found = model ? check_model(path, model_) : check_ops(path, ops_);
   // Systems that are no rules of the C header.
-  for (Comparison& c : model ? std::vector<Comparison>() : check_scans(path, ops_.type, ops_bound(ops_.type))) {
-    std::erase_if(found, [&](const Comparison& other) { return !other.unknown.empty() && other.subject == c.subject; });
-    found.push_back(std::move(c));
-  }
+  const auto add = [&](std::vector<Comparison> more) {
+    for (Comparison& c : more) {
+      std::erase_if(found, [&](const Comparison& other) { return !other.unknown.empty() && other.subject == c.subject; });
+      found.push_back(std::move(c));
+    }
+  };
+  if (!model) add(check_scans(path, ops_.type, ops_bound(ops_.type)));
+  if (!model) add(check_mamba3(path, ops_.type, ops_.forms, ops_bound(ops_.type)));
   for (Comparison& c : found) {
     if (tolerance_ > 0 && c.bound > 0) c.bound = tolerance_;  // tokens are equal or not
   }

@@ -162,7 +162,8 @@ struct NamedKind {
 constexpr NamedKind kKinds[] = {{"attention", LayerKind::kAttention}, {"window", LayerKind::kWindow},
                                 {"conv", LayerKind::kConv},           {"ssd", LayerKind::kSsd},
                                 {"mamba", LayerKind::kMamba},         {"longhorn_diag", LayerKind::kLonghornDiag},
-                                {"mesa", LayerKind::kMesa},           {"rwkv7", LayerKind::kRwkv7}};
+                                {"mesa", LayerKind::kMesa},           {"rwkv7", LayerKind::kRwkv7},
+                                {"mamba3", LayerKind::kMamba3}};
 
 }  // namespace
 
@@ -267,6 +268,23 @@ Rwkv7Spec ModelConfig::rwkv7_spec(int64_t layer) const {
   return spec;
 }
 
+Mamba3Spec ModelConfig::mamba3_spec() const {
+  Mamba3Spec spec;
+  spec.hidden = hidden_size;
+  spec.heads = mamba3.expand * hidden_size / mamba3.head_dim;
+  spec.head_dim = mamba3.head_dim;
+  spec.groups = mamba3.num_groups;
+  spec.state = mamba3.state_size;
+  spec.mimo_rank = mamba3.mimo_rank;
+  spec.angles = static_cast<int64_t>(static_cast<double>(mamba3.state_size) * mamba3.rope_fraction) / 2;
+  spec.halves = mamba3.rotation == "halves" || (mamba3.rotation == "auto" && mamba3.mimo_rank > 0);
+  spec.decay = {mamba3.decay_activation == "heavy_tail", mamba3.decay_floor};
+  spec.output_norm = mamba3.output_norm;
+  spec.norm_eps = norm_eps;
+  spec.init = init_scheme();
+  return spec;
+}
+
 MixerSpec ModelConfig::layer_spec(int64_t layer) const {
   switch (layer_kind(layer)) {
     case LayerKind::kAttention:
@@ -285,6 +303,8 @@ MixerSpec ModelConfig::layer_spec(int64_t layer) const {
       return mesa_spec();
     case LayerKind::kRwkv7:
       return rwkv7_spec(layer);
+    case LayerKind::kMamba3:
+      return mamba3_spec();
     case LayerKind::kRecurrent:
       break;
   }
@@ -353,6 +373,11 @@ std::vector<Key> keys_of(Rwkv7Keys& c) {
 #include "model/rwkv7.def"
   };
 }
+std::vector<Key> keys_of(Mamba3Keys& c) {
+  return {
+#include "model/mamba3.def"
+  };
+}
 
 }  // namespace
 
@@ -368,7 +393,8 @@ KeyTables key_tables(ModelConfig& c) {
           {"mixer.ssd", "Layers of Mamba-2", keys_of(c.ssd)},
           {"mixer.mamba", "Layers of Mamba and of published Longhorn", keys_of(c.mamba)},
           {"mixer.mesa", "Mesa layers", keys_of(c.mesa)},
-          {"mixer.rwkv7", "Layers of RWKV-7", keys_of(c.rwkv7)}};
+          {"mixer.rwkv7", "Layers of RWKV-7", keys_of(c.rwkv7)},
+          {"mixer.mamba3", "Layers of Mamba-3", keys_of(c.mamba3)}};
 }
 #undef FW_KEY
 
@@ -451,6 +477,22 @@ void check_rwkv7(const ModelConfig& c) {
   }
 }
 
+void check_mamba3(const ModelConfig& c) {
+  const int64_t inner = c.mamba3.expand * c.hidden_size;
+  if (inner % c.mamba3.head_dim != 0) {
+    fail_usage("mixer.mamba3.head_dim: expected a number that divides expand * hidden_size = {}, got {}", inner, c.mamba3.head_dim);
+  }
+  const Mamba3Spec spec = c.mamba3_spec();
+  if (spec.heads > 1 << 16) fail_usage("mixer.mamba3.head_dim: expected at most 65536 heads, {} / {} gives {}", inner, spec.head_dim, spec.heads);
+  if (spec.heads % spec.groups != 0) fail_usage("mixer.mamba3.num_groups: expected a number that divides the {} heads, got {}", spec.heads, spec.groups);
+  if (spec.angles < 1) {
+    fail_usage("mixer.mamba3.rope_fraction: expected a share that turns at least 2 of the {} channels, got {}", spec.state, c.mamba3.rope_fraction);
+  }
+  if (spec.halves && spec.state % 2 != 0) {
+    fail_usage("mixer.mamba3.state_size: expected an even number with rotation = halves (the way of MIMO unless said), got {}", spec.state);
+  }
+}
+
 }  // namespace
 
 void validate(const ModelConfig& c) {
@@ -460,11 +502,12 @@ void validate(const ModelConfig& c) {
     fail_usage("layers: expected at most num_hidden_layers = {} entries, got {}", c.num_hidden_layers, c.layers.size());
   }
   std::set<std::string> rules;
-  bool attention = false, window = false, ssd = false, rwkv7 = false;
+  bool attention = false, window = false, ssd = false, rwkv7 = false, mamba3 = false;
   for (int64_t i = 0; i < entries(c); ++i) {
     const LayerKind kind = c.layer_kind(i);
     ssd = ssd || kind == LayerKind::kSsd;
     rwkv7 = rwkv7 || kind == LayerKind::kRwkv7;
+    mamba3 = mamba3 || kind == LayerKind::kMamba3;
     attention = attention || kind == LayerKind::kAttention;
     window = window || kind == LayerKind::kWindow;
     if (kind != LayerKind::kRecurrent || !rules.insert(c.layer_rule(i)).second) continue;
@@ -474,14 +517,15 @@ void validate(const ModelConfig& c) {
     } catch (const Error& error) {
       if (copy.rule == c.rule) throw;
       throw Error(error.kind(),
-                  fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv, ssd, mamba, longhorn_diag, mesa, rwkv7 or a rule): {}", copy.rule,
-                              error.what()));
+                  fmt::format("layers: '{}' (a mixer is recurrent, attention, window, conv, ssd, mamba, longhorn_diag, mesa, rwkv7, mamba3 or a rule): {}",
+                              copy.rule, error.what()));
     }
   }
   if (attention) check_attention(c, "attention", c.attention);
   if (window) check_attention(c, "window", c.window);
   if (ssd) check_ssd(c);
   if (rwkv7) check_rwkv7(c);
+  if (mamba3) check_mamba3(c);
   check_size(c);
 }
 
@@ -521,8 +565,9 @@ nlohmann::json config_to_json(const ModelConfig& config) {
   if (config.mamba == standard.mamba) json["mixer"].erase("mamba");
   if (config.mesa == standard.mesa) json["mixer"].erase("mesa");
   if (config.rwkv7 == standard.rwkv7) json["mixer"].erase("rwkv7");
+  if (config.mamba3 == standard.mamba3) json["mixer"].erase("mamba3");
   if (config.attention == standard.attention && config.window == standard.window && config.conv == standard.conv && config.ssd == standard.ssd &&
-      config.mamba == standard.mamba && config.mesa == standard.mesa && config.rwkv7 == standard.rwkv7) {
+      config.mamba == standard.mamba && config.mesa == standard.mesa && config.rwkv7 == standard.rwkv7 && config.mamba3 == standard.mamba3) {
     json.erase("mixer");
   }
   if (!config.peer.empty()) json["peer"] = Json::parse(config.peer);

@@ -64,7 +64,14 @@ struct Rwkv7Keys {
   bool operator==(const Rwkv7Keys&) const = default;
 };
 
-enum class LayerKind { kRecurrent, kAttention, kWindow, kConv, kSsd, kMamba, kLonghornDiag, kMesa, kRwkv7 };
+struct Mamba3Keys {
+#define FW_KEY FW_KEY_MEMBER
+#include "model/mamba3.def"
+#undef FW_KEY
+  bool operator==(const Mamba3Keys&) const = default;
+};
+
+enum class LayerKind { kRecurrent, kAttention, kWindow, kConv, kSsd, kMamba, kLonghornDiag, kMesa, kRwkv7, kMamba3 };
 // Whether its cost grows with the tokens and its state does not.
 bool is_recurrence(LayerKind kind);
 
@@ -79,6 +86,7 @@ struct ModelConfig {
   MambaKeys mamba;          // of those called mamba or longhorn_diag
   MesaKeys mesa;            // of those called mesa
   Rwkv7Keys rwkv7;          // of those called rwkv7
+  Mamba3Keys mamba3;        // of those called mamba3
   std::string peer;         // of a model that came from another program (peer.h): its config.json and what else an export needs; JSON, or ""
 
   Rule resolved_rule() const;  // with gain_bound and precond_x from above, validated
@@ -91,8 +99,8 @@ struct ModelConfig {
   GateKind gate_kind() const;
   InitScheme init_scheme() const;
   RecurrentMixerSpec mixer_spec() const;  // of a layer with a recurrence of `rule`; the config must be valid
-  // A layer's entry of `layers`: attention, window, conv, ssd, mamba, longhorn_diag, mesa and rwkv7 are those kinds, "recurrent" is `rule`, and all else is a
-  // rule of its own (a preset or axes) with the other keys of the model.
+  // A layer's entry of `layers`: attention, window, conv, ssd, mamba, longhorn_diag, mesa, rwkv7 and mamba3 are those kinds, "recurrent" is `rule`, and
+  // all else is a rule of its own (a preset or axes) with the other keys of the model.
   LayerKind layer_kind(int64_t layer) const;
   std::string layer_rule(int64_t layer) const;  // of a recurrent layer
   bool has_recurrence() const;
@@ -102,6 +110,7 @@ struct ModelConfig {
   SelectiveSpec selective_spec(ScanLaw law) const;
   MesaSpec mesa_spec() const;
   Rwkv7Spec rwkv7_spec(int64_t layer) const;
+  Mamba3Spec mamba3_spec() const;
   int64_t first_rwkv7() const;  // the layer whose value the others of RWKV-7 mix with theirs; -1: there is none
   AttentionSpec attention_spec(const AttentionKeys& keys, int64_t window) const;
 

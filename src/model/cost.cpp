@@ -33,6 +33,12 @@ double mixing(const MesaSpec& spec, int64_t /*length*/) {
 
 double mixing(const Rwkv7Spec& spec, int64_t /*length*/) { return static_cast<double>(spec.heads()) * recurrence_flops(Rwkv7Spec::rule(), spec.dim, spec.dim); }
 
+// The rows of a token each decay, write and read, and meet each other.
+double mixing(const Mamba3Spec& spec, int64_t /*length*/) {
+  const auto R = static_cast<double>(spec.rank()), heads = static_cast<double>(spec.heads);
+  return heads * (R * recurrence_flops(SsdSpec::rule(), spec.state, spec.head_dim) + 2 * R * R * static_cast<double>(spec.state + spec.head_dim));
+}
+
 // Matrices [out, in] that a token passes, and the maps of its heads.
 double products(const std::vector<ParamSpec>& list, int64_t heads) {
   double n = 0;

@@ -41,7 +41,7 @@ const Type* find_type(const std::string& name) {
 ModelConfig meaning_of_layers(ModelConfig c) {
   const ModelConfig standard;
   StringList kinds;
-  bool attention = false, window = false, conv = false, ssd = false, mamba = false, mesa = false, rwkv7 = false;
+  bool attention = false, window = false, conv = false, ssd = false, mamba = false, mesa = false, rwkv7 = false, mamba3 = false;
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     const LayerKind kind = c.layer_kind(i);
     attention = attention || kind == LayerKind::kAttention;
@@ -51,6 +51,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     mamba = mamba || kind == LayerKind::kMamba || kind == LayerKind::kLonghornDiag;
     mesa = mesa || kind == LayerKind::kMesa;
     rwkv7 = rwkv7 || kind == LayerKind::kRwkv7;
+    mamba3 = mamba3 || kind == LayerKind::kMamba3;
     const std::string& name = c.layers.empty() ? c.rule : c.layers[static_cast<size_t>(i) % c.layers.size()];
     kinds.push_back(kind == LayerKind::kRecurrent && c.layer_rule(i) == c.rule ? "recurrent" : name);
   }
@@ -84,6 +85,11 @@ ModelConfig meaning_of_layers(ModelConfig c) {
   } else {
     c.rwkv7 = {};
   }
+  if (mamba3) {
+    c.mamba3.rotation = c.mamba3_spec().halves ? "halves" : "pairs";
+  } else {
+    c.mamba3 = {};
+  }
   if (!c.has_recurrence()) {
     ModelConfig plain;
     plain.layers = c.layers;
@@ -95,6 +101,7 @@ ModelConfig meaning_of_layers(ModelConfig c) {
     plain.mamba = c.mamba;
     plain.mesa = c.mesa;
     plain.rwkv7 = c.rwkv7;
+    plain.mamba3 = c.mamba3;
     plain.norm = c.norm;
     plain.embedding_norm = c.embedding_norm;
     plain.vocab_size = c.vocab_size;

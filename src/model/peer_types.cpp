@@ -526,6 +526,49 @@ void write_rwkv7(const ModelConfig& c, Json& json) {
                {"value_dim", std::vector<int64_t>(static_cast<size_t>(c.num_hidden_layers), c.hidden_size)}});
 }
 
+// Mamba-3. Its MIMO kernels turn halves, the others pairs. The peer's layer has the decay activation of its authors' program before June 2026;
+// a_activation = heavy_tail names the later one.
+void read_mamba3(const Keys& keys, ModelConfig& c) {
+  read_blocks(keys, c, 2048, 48);
+  c.layers = {"mamba3"};
+  c.mamba3.expand = keys.whole("expand", 2);
+  c.mamba3.head_dim = keys.whole("head_dim", 64);
+  c.mamba3.state_size = keys.whole("state_size", 128);
+  c.mamba3.num_groups = keys.whole("n_groups", 1);
+  c.mamba3.mimo_rank = keys.truth("is_mimo", false) ? keys.whole("mimo_rank", 4) : 0;
+  if (c.mamba3.expand < 1 || c.mamba3.expand > 64) fail_usage("{}: expand: expected 1 to 64, got {}", keys.where(), c.mamba3.expand);
+  const Json* heads = keys.find("num_heads");
+  if (heads != nullptr && c.mamba3.head_dim > 0 && *heads != c.mamba3.expand * c.hidden_size / c.mamba3.head_dim)
+    keys.fail("num_heads", fmt::format("expand * hidden_size / head_dim = {}", c.mamba3.expand * c.hidden_size / c.mamba3.head_dim), *heads);
+  if (keys.truth("is_mimo", false) && c.mamba3.mimo_rank < 1) fail_usage("{}: mimo_rank: expected at least 1, got {}", keys.where(), c.mamba3.mimo_rank);
+  c.mamba3.rope_fraction = keys.number("rope_fraction", 0.5);
+  if (c.mamba3.rope_fraction != 0.5 && c.mamba3.rope_fraction != 1.0) {
+    fail_usage("{}: rope_fraction: expected 0.5 or 1 (the peer has no other), got {}", keys.where(), c.mamba3.rope_fraction);
+  }
+  c.mamba3.decay_floor = keys.number("A_floor", 1e-4);
+  const std::string activation = keys.text("a_activation", "softplus");
+  if (activation != "softplus" && activation != "heavy_tail") keys.fail("a_activation", "softplus or heavy_tail", activation);
+  c.mamba3.decay_activation = activation;
+  c.mamba3.output_norm = keys.truth("is_outproj_norm", false);
+  keys.must_be("use_bias", false);
+}
+void write_mamba3(const ModelConfig& c, Json& json) {
+  write_blocks(c, json);
+  const Mamba3Spec spec = c.mamba3_spec();
+  json.update({{"expand", c.mamba3.expand},
+               {"head_dim", spec.head_dim},
+               {"num_heads", spec.heads},
+               {"state_size", spec.state},
+               {"n_groups", spec.groups},
+               {"is_mimo", spec.mimo_rank > 0},
+               {"rope_fraction", c.mamba3.rope_fraction},
+               {"A_floor", spec.decay.floor},
+               {"is_outproj_norm", spec.output_norm},
+               {"use_bias", false}});
+  if (spec.mimo_rank > 0) json["mimo_rank"] = spec.mimo_rank;
+  if (spec.decay.heavy_tail) json["a_activation"] = "heavy_tail";
+}
+
 constexpr Type kTypes[] = {
     {"transformer", read_transformer, write_transformer},
     {"delta_net", read_delta_net, write_delta_net},
@@ -540,6 +583,7 @@ constexpr Type kTypes[] = {
     {"hgrn2", read_hgrn2, write_hgrn2, {{{"o_norm", "g_norm"}, {"v_proj", "i_proj"}}}},
     {"mamba2", read_mamba2, write_mamba2, {}, "norm"},
     {"mamba", read_mamba, write_mamba, {}, "norm"},
+    {"mamba3", read_mamba3, write_mamba3, {}, "norm"},
     {"samba", read_samba, write_samba, {}, "mixer_norm"},
     {"mesa_net", read_mesa_net, write_mesa_net},
     {"rwkv7", read_rwkv7, write_rwkv7, {}, nullptr, "ffn"},

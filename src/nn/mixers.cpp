@@ -14,6 +14,7 @@ struct Make {
   std::unique_ptr<Mixer<T>> operator()(const SelectiveSpec& spec) const { return std::make_unique<SelectiveMixer<T>>(spec, prefix, params); }
   std::unique_ptr<Mixer<T>> operator()(const MesaSpec& spec) const { return std::make_unique<MesaMixer<T>>(spec, prefix, params); }
   std::unique_ptr<Mixer<T>> operator()(const Rwkv7Spec& spec) const { return std::make_unique<Rwkv7Mixer<T>>(spec, prefix, params); }
+  std::unique_ptr<Mixer<T>> operator()(const Mamba3Spec& spec) const { return std::make_unique<Mamba3Mixer<T>>(spec, prefix, params); }
 };
 
 }  // namespace

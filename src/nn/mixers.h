@@ -9,6 +9,7 @@
 
 #include "nn/attention_mixer.h"
 #include "nn/conv_mixer.h"
+#include "nn/mamba3_mixer.h"
 #include "nn/mesa_mixer.h"
 #include "nn/mixer.h"
 #include "nn/recurrent_mixer.h"
@@ -18,7 +19,7 @@
 
 namespace fw {
 
-using MixerSpec = std::variant<RecurrentMixerSpec, AttentionSpec, ConvSpec, SsdSpec, SelectiveSpec, MesaSpec, Rwkv7Spec>;
+using MixerSpec = std::variant<RecurrentMixerSpec, AttentionSpec, ConvSpec, SsdSpec, SelectiveSpec, MesaSpec, Rwkv7Spec, Mamba3Spec>;
 
 // In order of declaration, names with `prefix` before them; no memory is allocated for values.
 inline std::vector<ParamSpec> mixer_parameters(const MixerSpec& spec, const std::string& prefix) {

@@ -2,6 +2,8 @@
 
 #include <new>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/plan_device.h"
@@ -172,7 +174,8 @@ void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* fi
 }
 
 template <class T>
-void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, const RecurrenceInputs<T>& grads, const void* saved, Arena& arena) const {
+void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, Wide<T>* d_final_s, const RecurrenceInputs<T>& grads, const void* saved,
+                             Arena& arena) const {
   const size_t workspace_bytes = saved == nullptr ? sizes_.backward_alone : sizes_.backward;
   const Arena::Mark mark = arena.mark();
   std::byte* workspace = arena.alloc<std::byte>(static_cast<int64_t>(workspace_bytes));
@@ -186,21 +189,35 @@ void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, co
   fw_outputs c_d;
   FW_INIT(&c_d);
   c_d.o = heads_tensor(Mat<T>(const_cast<T*>(d_o.data), d_o.rows, d_o.cols, d_o.stride), desc_.HV, false);
+  c_d.final_state = contiguous(d_final_s, {sequences_, desc_.HV, desc_.K, desc_.V});
   check(fw_backward(&desc_, &c_in, &c_d, &c_grads, saved, saved == nullptr ? 0 : sizes_.saved, workspace, workspace_bytes), "recurrence backward");
   arena.rewind(mark);
+}
+
+template <class T>
+const SeqLayout& Recurrences<T>::stretched(int64_t rows) {
+  if (rows == 1) return layout_;
+  for (const Stretched& s : stretched_) {
+    if (s.rows == rows) return s.layout;
+  }
+  std::vector<int64_t> offsets = layout_.offsets();
+  for (int64_t& offset : offsets) offset *= rows;
+  stretched_.push_back({rows, SeqLayout(std::move(offsets))});
+  return stretched_.back().layout;
 }
 
 template <class T>
 const Recurrence<T>& Recurrences<T>::of(const RecurrenceShape& shape, const SeqLayout& layout) {
   if (threads_ != num_threads() || layout_.offsets() != layout.offsets()) {
     planned_.clear();
+    stretched_.clear();
     layout_ = layout;
     threads_ = num_threads();
   }
   for (const Planned& p : planned_) {
     if (p.shape == shape) return p.recurrence;
   }
-  planned_.push_back({shape, Recurrence<T>(shape, layout_, device_)});
+  planned_.push_back({shape, Recurrence<T>(shape, stretched(shape.rows), device_)});
   return planned_.back().recurrence;
 }
 

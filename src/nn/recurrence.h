@@ -35,6 +35,7 @@ struct RecurrenceShape {
   int64_t heads = 0, v_heads = 0, key_dim = 0, value_dim = 0;
   fw_form form = FW_FORM_AUTO;
   double scale = 0;  // of the read vector; 0: K^-1/2
+  int64_t rows = 1;  // that a token of the layout has in the tensors, one after the other
   bool operator==(const RecurrenceShape&) const = default;
 };
 
@@ -48,7 +49,11 @@ class Recurrence {
   // null. Workspace comes from the arena and goes back to it. Without saved, sequences of one token each take the decode step.
   void forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* final_s, Wide<T>* final_a, void* saved, Arena& arena) const;
   // Overwrites what grads names. Without saved the forward pass is run again.
-  void backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, const RecurrenceInputs<T>& grads, const void* saved, Arena& arena) const;
+  void backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, const RecurrenceInputs<T>& grads, const void* saved, Arena& arena) const {
+    backward(in, d_o, nullptr, grads, saved, arena);
+  }
+  // With a gradient of the final state, or null.
+  void backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, Wide<T>* d_final_s, const RecurrenceInputs<T>& grads, const void* saved, Arena& arena) const;
 
  private:
   // Tokens as those of one packed sequence, or (a step) as one of each sequence.
@@ -78,6 +83,12 @@ class Recurrences {
   const Device& device_;
   int threads_ = 0;   // a plan's workspace depends on their number
   SeqLayout layout_;  // a copy, which the plans point to
+  struct Stretched {
+    int64_t rows;
+    SeqLayout layout;
+  };
+  std::deque<Stretched> stretched_;  // the same with several rows a token
+  const SeqLayout& stretched(int64_t rows);
   std::deque<Planned> planned_;
 };
 

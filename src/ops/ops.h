@@ -115,6 +115,23 @@ struct Rwkv7Shape {
   double key_eps = 0;
 };
 
+// The recurrence of a Mamba-3 layer and what lies around it: H heads with a state of N x P, G groups of heads that share queries and keys, R rows a token (1:
+// SISO), and NA turned pairs of the N channels: (2i, 2i + 1), or (i, i + N / 2) with `halves`.
+struct Mamba3Shape {
+  int64_t heads = 0;     // H
+  int64_t groups = 1;    // G, divides H
+  int64_t state = 0;     // N
+  int64_t head_dim = 0;  // P
+  int64_t rank = 1;      // R
+  int64_t angles = 0;    // NA <= N / 2
+  bool halves = false;
+};
+// Its decay rate -max(f(x), floor): f = softplus, or f(x) = 1 + x from 0 on and 1 / (1 - x) below.
+struct Mamba3Decay {
+  bool heavy_tail = false;
+  double floor = 0;
+};
+
 // A loss and the number of positions that were scored.
 struct LossSum {
   double nll = 0;

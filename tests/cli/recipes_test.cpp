@@ -57,7 +57,12 @@ TEST(Recipes, HaveThePapersParameters) {
                                                                   // By hand: six mixes, four projections, ranks of 128, 128, 64 (not in the first layer)
                                                                   // and 224, two vectors and r_k, GroupNorm, channel mix, LayerNorms.
                                                                   {"1.3b-rwkv7", {1393186816, 0}},
-                                                                  {"1.3b-rwkv7-hybrid", {1181065216, 0}}};
+                                                                  {"1.3b-rwkv7-hybrid", {1181065216, 0}},
+                                                                  // By hand: in_proj of 8,912 (9,440) rows, out_proj, biases and norms of B and C,
+                                                                  // dt_bias, D, three matrices of MIMO, MLP; 1.50B is the published model's.
+                                                                  {"1.3b-mamba3", {1357667328, 0}},
+                                                                  {"1.3b-mamba3-hybrid", {1258213888, 0}},
+                                                                  {"1.5b-mamba3-mimo", {1497082880, 0}}};
   size_t found = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
     if (entry.path().extension() != ".toml") continue;

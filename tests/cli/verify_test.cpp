@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/safetensors.h"
@@ -86,6 +87,10 @@ TEST_F(Verify, ScansThatAreNoRulesOfTheHeader) {
       EXPECT_EQ(compared, 2) << scan;
       for (const auto& one : json.at("unknown")) EXPECT_NE(one.at("subject"), scan);
     }
+    EXPECT_EQ(json.at("unknown"), nlohmann::json::array());
+    std::map<std::string, int64_t> forms;
+    for (const auto& one : json.at("compared")) ++forms[one.at("subject").get<std::string>()];
+    for (const char* rule : {"mamba3", "mamba3_mimo", "mamba3_mimo_pairs"}) EXPECT_EQ(forms[rule], 4) << rule;  // values and gradients in two forms
   }
 }
 

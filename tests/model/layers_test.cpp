@@ -114,6 +114,37 @@ std::vector<Layers> models() {
     c.rwkv7.head_dim = 4;
     c.rwkv7.key_eps = 1e-3;
   });
+  // Mamba-3: SISO with shared groups, MIMO of either rotation, with all options, of one row; its turns over the cuts of a text.
+  add("mamba3", {"mamba3", "mamba3"}, [](ModelConfig& c) {
+    c.mlp = "none";
+    c.mamba3.head_dim = 6;
+    c.mamba3.state_size = 8;
+    c.mamba3.num_groups = 2;
+  });
+  add("mamba3_mimo", {"mamba3", "mamba3"}, [](ModelConfig& c) {
+    c.mamba3.expand = 1;
+    c.mamba3.head_dim = 4;
+    c.mamba3.state_size = 6;
+    c.mamba3.mimo_rank = 3;
+    c.mamba3.rope_fraction = 1;
+    c.mamba3.decay_activation = "heavy_tail";
+    c.mamba3.decay_floor = 0.3;
+    c.mamba3.output_norm = true;
+  });
+  add("mamba3_in_a_hybrid", {"mamba3", "window", "recurrent"}, [](ModelConfig& c) {
+    c.mamba3.expand = 1;
+    c.mamba3.head_dim = 6;
+    c.mamba3.state_size = 7;
+    c.mamba3.mimo_rank = 2;
+    c.mamba3.rotation = "pairs";
+    c.mamba3.decay_floor = 0;
+  });
+  add("mamba3_mimo_of_one", {"mamba3"}, [](ModelConfig& c) {
+    c.mamba3.head_dim = 12;
+    c.mamba3.state_size = 4;
+    c.mamba3.mimo_rank = 1;
+    c.mamba3.output_norm = true;
+  });
   add("channel_mix_and_layer_norms", {"recurrent", "attention"}, [](ModelConfig& c) {
     c.norm = "layer";
     c.mlp = "channel_mix";
@@ -337,6 +368,22 @@ TEST(Layers, WhatIsWrongIsNamed) {
   EXPECT_NE(error([](ModelConfig& c) { c.mlp = "gelu"; }).find("mlp"), std::string::npos);
   // Keys of kinds that a model does not have are only held to their own ranges.
   EXPECT_EQ(error([](ModelConfig& c) { c.layers = {"recurrent"}, c.window.num_kv_heads = 3; }), "");
+
+  const auto mamba3 = [&](auto change) {
+    return error([&](ModelConfig& c) {
+      c.layers = {"mamba3", "window"};
+      c.mamba3 = {};
+      c.mamba3.head_dim = 6;
+      change(c.mamba3);
+    });
+  };
+  EXPECT_EQ(mamba3([](Mamba3Keys&) {}), "");
+  EXPECT_NE(mamba3([](Mamba3Keys& k) { k.head_dim = 7; }).find("mixer.mamba3.head_dim: expected a number that divides"), std::string::npos);
+  EXPECT_NE(mamba3([](Mamba3Keys& k) { k.num_groups = 3; }).find("mixer.mamba3.num_groups"), std::string::npos);
+  EXPECT_NE(mamba3([](Mamba3Keys& k) { k.rope_fraction = 0.01; }).find("mixer.mamba3.rope_fraction"), std::string::npos);
+  EXPECT_NE(mamba3([](Mamba3Keys& k) { k.rope_fraction = 1.5; }).find("0 < rope_fraction <= 1"), std::string::npos);
+  EXPECT_NE(mamba3([](Mamba3Keys& k) { k.state_size = 7, k.mimo_rank = 2; }).find("mixer.mamba3.state_size: expected an even number"), std::string::npos);
+  EXPECT_EQ(mamba3([](Mamba3Keys& k) { k.state_size = 7, k.mimo_rank = 2, k.rotation = "pairs"; }), "");
 }
 
 // A model that a CUDA device cannot run is refused where it is made, with no memory taken, whichever of its layers it is.
@@ -350,13 +397,15 @@ TEST(ModelOfADevice, IsRefusedThereForWhatItLacks) {
   EXPECT_EQ(error(config_of({"kda", "window"})), "");
   EXPECT_NE(error(small_config("dplr")).find("expected the CPU: the rule 'dplr'"), std::string::npos);
   EXPECT_NE(error(config_of({"window", "gated_deltanet erase_state=previous"})).find("erase_state=previous"), std::string::npos);
-  ModelConfig layer_norm = small_config("kda"), channel_mix = layer_norm, rwkv7 = config_of({"window", "rwkv7"});
+  ModelConfig layer_norm = small_config("kda"), channel_mix = layer_norm, rwkv7 = config_of({"window", "rwkv7"}), mamba3 = config_of({"window", "mamba3"});
   layer_norm.norm = "layer";
   channel_mix.mlp = "channel_mix";
   rwkv7.rwkv7.head_dim = 4;
+  mamba3.mamba3.head_dim = 4;
   EXPECT_NE(error(layer_norm).find("layers called layernorm do not run on CUDA devices"), std::string::npos);
   EXPECT_NE(error(channel_mix).find("layers called channel_mix do not run on CUDA devices"), std::string::npos);
   EXPECT_NE(error(rwkv7).find("layers called rwkv7 do not run on CUDA devices"), std::string::npos);
+  EXPECT_NE(error(mamba3).find("layers called mamba3 do not run on CUDA devices"), std::string::npos);
 }
 
 }  // namespace

@@ -190,6 +190,55 @@ TEST(Peer, Rwkv7InOurWords) {
   }
 }
 
+Json mamba3_config() {
+  return {{"model_type", "mamba3"}, {"hidden_size", 48}, {"num_hidden_layers", 3}, {"head_dim", 16}, {"vocab_size", 50}, {"state_size", 12}};
+}
+
+TEST(Peer, Mamba3InOurWords) {
+  const ModelConfig c = config_from_peer(mamba3_config(), "here");
+  EXPECT_EQ(c.layers, StringList{"mamba3"});
+  EXPECT_EQ(c.mlp, "none");
+  const Mamba3Spec spec = c.mamba3_spec();
+  EXPECT_EQ(spec.heads, 6);
+  EXPECT_EQ(spec.angles, 3);
+  EXPECT_EQ(spec.mimo_rank, 0);
+  EXPECT_FALSE(spec.halves);
+  EXPECT_FALSE(spec.decay.heavy_tail);
+  EXPECT_EQ(spec.decay.floor, 1e-4);
+  EXPECT_EQ(config_to_peer(c), mamba3_config());
+  EXPECT_EQ(config_from_json(config_to_json(c), "written"), c);
+
+  Json json = mamba3_config();
+  json.update({{"is_mimo", true}, {"rope_fraction", 1.0}, {"n_groups", 3}, {"A_floor", 1e-3}, {"is_outproj_norm", true}, {"a_activation", "heavy_tail"}});
+  const Mamba3Spec mimo = config_from_peer(json, "here").mamba3_spec();
+  EXPECT_EQ(mimo.mimo_rank, 4);  // unless it says otherwise
+  EXPECT_EQ(mimo.angles, 6);
+  EXPECT_EQ(mimo.groups, 3);
+  EXPECT_TRUE(mimo.halves);
+  EXPECT_TRUE(mimo.output_norm);
+  EXPECT_TRUE(mimo.decay.heavy_tail);
+  EXPECT_EQ(mimo.decay.floor, 1e-3);
+  json["is_mimo"] = false;
+  json["mimo_rank"] = 4;  // says nothing then
+  EXPECT_EQ(config_from_peer(json, "here").mamba3_spec().mimo_rank, 0);
+
+  for (const auto& [key, value] : std::vector<std::pair<const char*, Json>>{{"hidden_act", "relu"},
+                                                                            {"use_bias", true},
+                                                                            {"head_dim", 7},
+                                                                            {"head_dim", 0},
+                                                                            {"num_heads", 5},
+                                                                            {"expand", 0},
+                                                                            {"n_groups", 4},
+                                                                            {"rope_fraction", 0.25},
+                                                                            {"a_activation", "exp"},
+                                                                            {"A_floor", -1}}) {
+    Json wrong = mamba3_config();
+    wrong[key] = value;
+    const std::string words = error_of([&] { config_from_peer(wrong, "'f/config.json'"); });
+    EXPECT_NE(words.find("'f/config.json': "), std::string::npos) << key << ": " << words;
+  }
+}
+
 TEST(Peer, UnknownModelsAreNamed) {
   EXPECT_EQ(unknown_peer_model(gated_config()), "");
   EXPECT_EQ(unknown_peer_model({{"model_type", "transformer"}}), "");
@@ -259,6 +308,21 @@ TEST(Peer, ExportsModelsOfOurOwn) {
     c.rwkv7.head_dim = 6;
   };
   EXPECT_EQ(exported("kda", rwkv7), "rwkv7");
+  for (const int64_t rank : {0, 3}) {
+    const auto mamba3 = [&](ModelConfig& c) {
+      c.layers = {"mamba3"};
+      c.mlp = "none";
+      c.mamba3.head_dim = 6;
+      c.mamba3.mimo_rank = rank;
+      c.mamba3.output_norm = rank > 0;
+      c.mamba3.decay_activation = rank > 0 ? "heavy_tail" : "softplus";
+    };
+    EXPECT_EQ(exported("kda", mamba3), "mamba3");
+    ModelConfig turned = small_config("kda");
+    mamba3(turned);
+    turned.mamba3.rotation = rank > 0 ? "pairs" : "halves";  // as the peer's kernels do not
+    EXPECT_NE(error_of([&] { config_to_peer(turned); }).find("mixer.mamba3.rotation"), std::string::npos) << rank;
+  }
   ModelConfig rms = small_config("kda");
   rwkv7(rms);
   rms.norm = "rms";

@@ -51,6 +51,15 @@ std::vector<Named> models() {
     c.mlp = "channel_mix";
     c.rwkv7.head_dim = 4;
   });
+  // Several rows a token in the recurrence, and a state that later tokens' weights enter.
+  add("mamba3_mimo", "gated_deltanet2", [](ModelConfig& c) {
+    c.layers = {"mamba3", "window"};
+    c.window.window = 5;
+    c.mamba3.head_dim = 6;
+    c.mamba3.state_size = 8;
+    c.mamba3.mimo_rank = 2;
+    c.mamba3.output_norm = true;
+  });
   return list;
 }
 
