@@ -114,7 +114,8 @@ int run(const std::vector<std::string>& args, std::string& command_name) {
       return kExitOk;
     }
     if (const Launch launch = launched(); launch.size > 1 && !command->on_ranks()) {
-      fail_usage("expected one process, started as rank {} of {}: of all commands only train runs on several ranks", launch.rank, launch.size);
+      fail_usage("expected one process, started as rank {} of {}: of all commands only train, and bench --train --device cuda, run on several ranks",
+                 launch.rank, launch.size);
     }
     const int code = command->run(options);
     close_ranks();

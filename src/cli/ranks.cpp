@@ -3,6 +3,10 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
+
+#include "base/error.h"
+#include "base/gpus.h"
 
 namespace fw::cli {
 namespace {
@@ -26,6 +30,41 @@ Launch launched() {
   }
   if (std::getenv("PMIX_RANK") != nullptr) return {number_in("PMIX_RANK", 0), number_in("SLURM_STEP_NUM_TASKS", 1)};
   return {};
+}
+
+namespace {
+
+// A GPU and the machine that it is in, of a size that ranks can tell each other.
+struct Taken {
+  int machine = 0;
+  char address[60] = "";
+};
+
+}  // namespace
+
+void take_gpu(Communicator& ranks, const Place& place, const std::string& device) {
+  const int gpus = cuda_device_count();
+  if (device != "cuda") {
+    device_named(device);
+  } else if (gpus > 1 || place.size == 1) {
+    if (gpus < place.size) {
+      fail_usage("device: expected a GPU for each of the {} ranks on this machine, found {}: start at most {} here (mpirun -n {}), or on more machines",
+                 place.size, gpus, gpus, gpus);
+    }
+    select_cuda_device(place.rank);
+  }
+  std::vector<Taken> all(static_cast<size_t>(ranks.size()));
+  Taken& mine = all[static_cast<size_t>(ranks.rank())];
+  mine.machine = place.machine;
+  cuda_device_address().copy(mine.address, sizeof(mine.address) - 1);
+  std::vector<Part> parts;
+  for (Taken& one : all) parts.push_back(part_of(std::span<Taken>(&one, 1)));
+  ranks.all_gather(parts);
+  for (size_t other = 0; other < static_cast<size_t>(ranks.rank()); ++other) {
+    if (all[other].machine != mine.machine || std::strcmp(all[other].address, mine.address) != 0) continue;
+    fail_usage("device: expected a GPU for each of the {} ranks on this machine, found {}; ranks {} and {} would share GPU {}: start fewer here (mpirun -n {})",
+               place.size, gpus, other, ranks.rank(), mine.address, gpus);
+  }
 }
 
 }  // namespace fw::cli

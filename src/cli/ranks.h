@@ -2,6 +2,8 @@
 // build with MPI) and ranks/none.cpp (without) is linked.
 #pragma once
 
+#include <string>
+
 #include "base/communicator.h"
 
 namespace fw::cli {
@@ -14,6 +16,15 @@ Launch launched();
 
 // Joins the others, once; one_rank() where nothing launched more. Throws Error(kUsage) in a build without MPI and when MPI knows other ranks than the launcher.
 Communicator& open_ranks();
+// Of a process that has joined: its number among those of its machine, how many these are, and the machine's number (the lowest rank on it).
+struct Place {
+  int rank = 0, size = 1, machine = 0;
+};
+Place place_on_machine();
+// Gives each of several ranks the GPU of its number on its machine, before the first use of one; `device` is --device, of which cuda:N takes that one. A
+// process that sees a single GPU takes it: launchers that give each process its own show it no other. Throws Error(kUsage) where there are fewer GPUs than
+// ranks on a machine, and where two ranks would share one. All ranks call it, and one that throws leaves the others waiting (end_all_ranks).
+void take_gpu(Communicator& ranks, const Place& place, const std::string& device);
 // Before a process that has joined ends as all do; waits for them.
 void close_ranks();
 // Before a process that has joined ends alone: ends all others, as one that waited for it would never. Does nothing where there are none, else does not return.

@@ -161,6 +161,9 @@ class Train : public Command {
     return "Every option with a table in its heading is also a key of the run file. The resolved run file is saved as config.toml in the run folder; running "
            "from it gives the same run. Ctrl-C, SIGTERM and SIGHUP write a checkpoint and end with exit code 130, 143 or 129; --resume --out FOLDER goes on, "
            "bit for bit. While a run works in its folder, .lock in it keeps others out.\n\n"
+           "On several CPUs, machines or GPUs: mpirun -n N fastweight train ..., with --accumulate of N or more; with --device cuda each rank takes a GPU, and "
+           "NCCL "
+           "carries the tensors, or MPI where it is not found or FASTWEIGHT_NCCL=off.\n\n"
            "The run folder, new, empty or of an earlier run: model/ (config.json, model.safetensors, tokenizer.json), checkpoints/, best/ (the model with the "
            "lowest held-out loss, with --eval-every), data/, config.toml, metrics.jsonl, metrics.csv, loss.svg, "
            "loss.png.\n\nExamples:\n  fastweight train --text my.txt --out my-run\n  fastweight train recipes/shakespeare.toml --text shakespeare.txt --steps "
@@ -251,6 +254,7 @@ void Train::describe_run(Trainer& trainer, const Dataset& data, int ranks) const
                                                                               : fmt::format("{}, {} threads", o_.train.precision, num_threads());
   say("training  {} steps of {} tokens ({:.1f} epochs), {}{}\n", o_.train.steps, format_count(step_tokens),
       static_cast<double>(o_.train.steps) * step_tokens / static_cast<double>(data.train->tokens()), where, ranks > 1 ? fmt::format(", {} ranks", ranks) : "");
+  if (!trainer.carrier().empty()) say("ranks     tensors go by {}\n", trainer.carrier());
   if (!o_.train.memory.empty())
     say("memory    at most {} a step: recompute {}\n", o_.train.memory,
         describe(trainer.planned_recompute().value_or(RecomputeLayers{}), o_.model.num_hidden_layers));
@@ -374,10 +378,11 @@ int Train::run(Options& options) {
       fail_usage("accumulate: expected at least {}, a batch of every step for each rank, got {}: give --accumulate {}, and the batch of each with --batch",
                  ranks.size(), o_.train.accumulate, ranks.size());
     }
-    if (options.given("sums") && o_.train.sums != "apart") {
-      fail_usage("--sums: expected apart on {} ranks, whose gradients are made apart, got {}", ranks.size(), o_.train.sums);
+    if (options.given("sums") && o_.train.sums == "running") {
+      fail_usage("--sums: expected apart or local on {} ranks, got running, which is of one", ranks.size());
     }
-    o_.train.sums = "apart";
+    if (o_.train.sums == "running") o_.train.sums = "apart";
+    if (o_.train.device != "cpu") take_gpu(ranks, place_on_machine(), o_.train.device);
     if (ranks.rank() > 0) be_quiet();
     ranks.barrier();  // all have read the run file, which is about to be written again
   }

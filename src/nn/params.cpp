@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/threads.h"
 #include "nn/draw.h"
+#include "nn/param_pieces.h"
 #include "ops/split_value.h"
 
 namespace fw {
@@ -33,6 +34,16 @@ int64_t ParamSpec::size() const {
   int64_t n = 1;
   for (int64_t s : shape) n *= s;
   return n;
+}
+
+std::vector<ParamPiece> pieces_of(const std::vector<ParamSpec>& specs) {
+  std::vector<ParamPiece> pieces;
+  for (const ParamSpec& spec : specs) {
+    for (int64_t begin = 0; begin < spec.size(); begin += kPiece) {
+      pieces.push_back({spec.offset + begin, static_cast<int32_t>(std::min(kPiece, spec.size() - begin)), spec.weight_decay ? 1 : 0, -1});
+    }
+  }
+  return pieces;
 }
 
 template <class T>
@@ -147,12 +158,12 @@ void Params<T>::decay_matrices() {
 
 template <class T>
 void Params<T>::write_pieces() {
-  std::vector<ParamPiece> pieces;
+  std::vector<ParamPiece> pieces = pieces_of(specs_);
+  size_t next = 0;
   for (const ParamSpec& spec : specs_) {
-    for (int64_t begin = 0; begin < spec.size(); begin += kPiece) {
-      const auto number = number_at_.find(spec.offset);
-      pieces.push_back({spec.offset + begin, static_cast<int32_t>(std::min(kPiece, spec.size() - begin)), spec.weight_decay ? 1 : 0,
-                        number == number_at_.end() ? -1 : number->second + begin});
+    const auto number = number_at_.find(spec.offset);
+    for (int64_t begin = 0; begin < spec.size(); begin += kPiece, ++next) {
+      if (number != number_at_.end()) pieces[next].numbers = number->second + begin;
     }
   }
   pieces_ = Buffer<ParamPiece>(*device_, static_cast<int64_t>(pieces.size()));

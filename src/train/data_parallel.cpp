@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "nn/param_pieces.h"
 
 namespace fw {
 namespace {
@@ -33,6 +34,7 @@ std::vector<ParamRange> make_groups(const std::vector<ParamPiece>& pieces, int64
 int first_group_of(int rank, int ranks) { return rank * kGroups / ranks; }
 
 std::vector<ParamRange> make_ranges(const std::vector<ParamRange>& groups, int ranks) {
+  if (ranks > kMostRanks) fail_usage("ranks: expected at most {}, got {}", kMostRanks, ranks);
   std::vector<ParamRange> ranges;
   for (int rank = 0; rank < ranks; ++rank) {
     const ParamRange& from = groups[static_cast<size_t>(first_group_of(rank, ranks))];
@@ -42,19 +44,38 @@ std::vector<ParamRange> make_ranges(const std::vector<ParamRange>& groups, int r
   return ranges;
 }
 
-const std::vector<ParamRange>& checked(const std::vector<ParamRange>& groups, int ranks) {
-  if (ranks > DataParallel<float>::kMostRanks) fail_usage("ranks: expected at most {}, got {}", DataParallel<float>::kMostRanks, ranks);
-  return groups;
+// What the pieces of each range have among the float copies of split values: those of neighbouring pieces lie in the same order, with gaps that nobody has.
+std::vector<ParamRange> make_numbers(const std::vector<ParamPiece>& pieces, const std::vector<ParamRange>& ranges) {
+  std::vector<ParamRange> numbers;
+  for (const ParamRange& range : ranges) {
+    ParamRange& mine = numbers.emplace_back();
+    for (int64_t i = range.first_piece; i < range.first_piece + range.pieces; ++i) {
+      const ParamPiece& piece = pieces[static_cast<size_t>(i)];
+      if (piece.numbers < 0) continue;
+      if (mine.size() == 0) mine.begin = piece.numbers;
+      mine.end = piece.numbers + piece.count;
+    }
+  }
+  return numbers;
 }
 
 }  // namespace
 
+template <class W>
+std::vector<ParamRange> rank_ranges(const Params<W>& params, int ranks) {
+  return make_ranges(make_groups(pieces_of(params.specs()), params.extent()), ranks);
+}
+template std::vector<ParamRange> rank_ranges(const Params<float>&, int);
+template std::vector<ParamRange> rank_ranges(const Params<double>&, int);
+
 template <class T>
-DataParallel<T>::DataParallel(Communicator& values, Communicator& tensors, const AdamWConfig& config, const Params<W>& params)
+DataParallel<T>::DataParallel(Communicator& values, Communicator& tensors, const AdamWConfig& config, const Params<W>& params, GradientSums sums)
     : values_(values),
       tensors_(tensors),
+      sums_(sums),
       groups_(make_groups(params.host_pieces(), params.extent())),
-      ranges_(make_ranges(checked(groups_, values.size()), values.size())),
+      ranges_(make_ranges(groups_, values.size())),
+      numbers_(make_numbers(params.host_pieces(), ranges_)),
       first_group_(first_group_of(values.rank(), values.size())),
       last_group_(first_group_of(values.rank() + 1, values.size())),
       optimizer_(config, params, mine()),
@@ -123,14 +144,19 @@ StepResult DataParallel<T>::step(LanguageModel<T>& model, std::span<const Batch>
     next += batches.size() / ranks + (rank < batches.size() % ranks ? 1 : 0);
   }
   begins.push_back(next);
+  const bool apart = sums_ == GradientSums::kApart;
   for (size_t first = 0; first < batches.size(); first += ranks) {
     if (first + me < batches.size()) {
       const Batch& batch = batches[first + me];
-      model.begin_step();
+      if (apart || first == 0) model.begin_step();
       model.accumulate(batch.ids, batch.targets, batch.layout, scale);
-      losses[begins[me] + first / ranks] = model.read_sums().loss.nll;
+      if (apart) losses[begins[me] + first / ranks] = model.read_sums().loss.nll;
     }
-    add_round(model, first, batches.size());
+    if (apart) add_round(model, first, batches.size());
+  }
+  if (!apart) {
+    if (me < batches.size()) losses[begins[me]] = model.read_sums().loss.nll;  // of all its batches
+    add_round(model, 0, batches.size());
   }
   std::vector<Part> parts;
   for (size_t rank = 0; rank < ranks; ++rank) parts.push_back(part_of(std::span<double>(losses).subspan(begins[rank], begins[rank + 1] - begins[rank])));
@@ -141,33 +167,53 @@ StepResult DataParallel<T>::step(LanguageModel<T>& model, std::span<const Batch>
   result.finite = std::isfinite(result.nll) && std::isfinite(result.norm);
   if (!result.finite || result.count == 0) return result;
   optimizer_.update(model.exec(), model.params(), sum_.data(), lr, clip_factor(result.norm, clip));
-  if (ranks > 1) {
-    const std::span<W> all = model.params().values();
-    std::vector<Part> values;
-    for (const ParamRange& range : ranges_) values.push_back(part_of(all.subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()))));
-    tensors_.all_gather(values);
-  }
+  if (ranks > 1) share_values(model.params());
   return result;
 }
 
-// The ranks' parts in rank 0's `all`.
+// Each rank's part of `whole` on all.
+template <class T>
+template <class Value>
+void DataParallel<T>::all_gather(Value* whole, const std::vector<ParamRange>& ranges) {
+  std::vector<Part> parts;
+  for (const ParamRange& range : ranges) parts.push_back({whole + range.begin, static_cast<size_t>(range.size()) * sizeof(Value)});
+  tensors_.all_gather(parts);
+}
+
+template <class T>
+void DataParallel<T>::share_values(Params<W>& params) {
+  const ParamValues<W> all = params.all_values();
+  if (!params.split()) return all_gather(all.values, ranges_);
+  all_gather(all.rounded, ranges_);
+  all_gather(all.numbers, numbers_);
+  incomplete_ = true;
+}
+
+template <class T>
+void DataParallel<T>::complete(Params<W>& params) {
+  if (incomplete_) all_gather(params.all_values().rest, ranges_);
+  incomplete_ = false;
+}
+
+// The ranks' parts in rank 0's `all`, through the host: rank 0's device has no room for them.
 template <class T>
 template <class Moment>
 void DataParallel<T>::gather(const Buffer<Moment>& mine, Buffer<Moment>* all) {
   const auto ranks = static_cast<size_t>(values_.size());
   std::vector<ConstPart> send(ranks);
   std::vector<Part> receive(ranks);
-  send[0] = {mine.data(), static_cast<size_t>(mine.size()) * sizeof(Moment)};
+  const HostView<Moment> view = mine.host(0, mine.size());
+  send[0] = {view.span().data(), view.span().size_bytes()};
   for (size_t rank = 0; rank < ranks && all != nullptr; ++rank) {
     receive[rank] = {all->data() + ranges_[rank].begin, static_cast<size_t>(ranges_[rank].size()) * sizeof(Moment)};
   }
-  tensors_.all_to_all(send, receive);
+  values_.all_to_all(send, receive);
 }
 
 template <class T>
 std::optional<BasicAdamW<T>> DataParallel<T>::whole(const Params<W>& params) {
   std::optional<BasicAdamW<T>> all;
-  if (values_.rank() == 0) all.emplace(optimizer_.config(), params);
+  if (values_.rank() == 0) all.emplace(optimizer_.config(), params, whole_range(params), host_device());
   if (optimizer_.format() == MomentFormat::kFloat32) {
     gather(optimizer_.first(), all ? &all->first() : nullptr);
     gather(optimizer_.second(), all ? &all->second() : nullptr);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <new>
 #include <optional>
 
@@ -9,6 +10,7 @@
 #include "base/memory.h"
 #include "base/plan_device.h"
 #include "ops/backend.h"
+#include "train/data_parallel.h"
 #include "train/step.h"
 
 namespace fw {
@@ -19,7 +21,7 @@ double ids_bytes(const TrainConfig& train) { return static_cast<double>(train.ba
 
 bool on_cpu(const TrainConfig& train) { return train.device == "cpu"; }
 
-MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, const RecomputeLayers& recompute, MomentFormat format) {
+MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, int ranks, const RecomputeLayers& recompute, MomentFormat format) {
   MemoryPlan plan;
   plan.recompute = recompute;
   plan.format = format;
@@ -30,11 +32,13 @@ MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, const 
   model.set_recompute(recompute);
   plan.parameters = device.bytes();
   plan.specs = model.params().specs();
-  AdamW optimizer({.moments = format}, model.params());
+  const std::vector<ParamRange> parts = rank_ranges(model.params(), ranks);
+  const ParamRange part = *std::max_element(parts.begin(), parts.end(), [](const ParamRange& a, const ParamRange& b) { return a.size() < b.size(); });
+  AdamW optimizer({.moments = format}, model.params(), part);
   plan.moments = device.bytes() - plan.parameters;
   model.begin_step();
-  // The sum of gradients that are made apart (data_parallel.h). Several ranks hold less of it each, and their parts of the moments, and receive the rest.
-  const Buffer<float> sum(device, train.sums == "apart" ? model.params().extent() : 0);
+  // The sum of gradients that are made apart or by several ranks, and what is received for it (data_parallel.h).
+  const Buffer<float> sum(device, train.sums == "apart" || ranks > 1 ? part.size() : 0), received(device, part.size() * (ranks - 1));
   plan.gradients = device.bytes() - plan.parameters - plan.moments;
 
   Batch batch;
@@ -56,9 +60,9 @@ MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, const 
 }
 
 // The first that fits, of those that compute more and more again; nothing where none does, and then *smallest is the smallest of them and what it was.
-std::optional<MemoryPlan> fit_step(const ModelConfig& config, const TrainConfig& train, MomentFormat format, uint64_t most,
+std::optional<MemoryPlan> fit_step(const ModelConfig& config, const TrainConfig& train, int ranks, MomentFormat format, uint64_t most,
                                    std::optional<MemoryPlan>* smallest) {
-  const auto level_of = [&](int level, int64_t layers) { return plan_step(config, train, {static_cast<Recompute>(level), layers}, format); };
+  const auto level_of = [&](int level, int64_t layers) { return plan_step(config, train, ranks, {static_cast<Recompute>(level), layers}, format); };
   const int first = static_cast<int>(parse_recompute(train.recompute)), last = static_cast<int>(Recompute::kAll);
   for (int level = first; level <= last; ++level) {
     MemoryPlan plan = level_of(level, config.num_hidden_layers);
@@ -85,11 +89,11 @@ std::optional<MemoryPlan> fit_step(const ModelConfig& config, const TrainConfig&
 }
 
 // What the same bits allow first, then other moments.
-MemoryPlan fit_step(const ModelConfig& config, const TrainConfig& train, uint64_t most) {
+MemoryPlan fit_step(const ModelConfig& config, const TrainConfig& train, int ranks, uint64_t most) {
   std::optional<MemoryPlan> smallest;
   for (const MomentFormat format : {MomentFormat::kFloat32, MomentFormat::kBf16}) {
     if (train.moments != "auto" && train.moments != name_of(format)) continue;
-    if (std::optional<MemoryPlan> plan = fit_step(config, train, format, most, &smallest)) return std::move(*plan);
+    if (std::optional<MemoryPlan> plan = fit_step(config, train, ranks, format, most, &smallest)) return std::move(*plan);
   }
   fail_usage(
       "memory: a step of {} x {} tokens takes {} bytes ({:.2f} GiB) at least, with recompute {} and moments {}; expected so much or more, got {}. A lower "
@@ -101,7 +105,7 @@ MemoryPlan fit_step(const ModelConfig& config, const TrainConfig& train, uint64_
 
 }  // namespace
 
-MemoryPlan plan_memory(const ModelConfig& config, const TrainConfig& train) {
+MemoryPlan plan_memory(const ModelConfig& config, const TrainConfig& train, int ranks) {
   validate(train);
   // Their ids are the one thing that a plan takes itself.
   if (train.batch * train.length > kMostPlannedTokens) {
@@ -109,8 +113,8 @@ MemoryPlan plan_memory(const ModelConfig& config, const TrainConfig& train) {
   }
   try {
     const MomentFormat format = train.moments == "bf16" ? MomentFormat::kBf16 : MomentFormat::kFloat32;
-    if (train.memory.empty()) return plan_step(config, train, {parse_recompute(train.recompute)}, format);
-    return fit_step(config, train, parse_bytes(train.memory).value_or(0));
+    if (train.memory.empty()) return plan_step(config, train, ranks, {parse_recompute(train.recompute)}, format);
+    return fit_step(config, train, ranks, parse_bytes(train.memory).value_or(0));
   } catch (const std::bad_alloc&) {
     fail_usage("a training step of {} x {} tokens takes more memory than this process has addresses for: lower batch or length", train.batch, train.length);
   }

@@ -15,7 +15,7 @@
 namespace fw {
 
 struct MemoryPlan {
-  size_t parameters = 0, gradients = 0, moments = 0;  // bytes
+  size_t parameters = 0, gradients = 0, moments = 0;  // bytes; of several ranks the gradients' sum and what is received of others, and a part of the moments
   size_t operands = 0;                                // copies of the parameters in bf16, for products, where they are not a part of them
   size_t activations = 0;                             // and workspace: the arenas of a pass
   size_t libraries = 0;                               // workspace of the device's libraries
@@ -32,11 +32,13 @@ struct MemoryPlan {
 // none fits, saying what would do; for configurations that are not valid; and for steps that are beyond planning: of more tokens than kMostPlannedTokens, or
 // that take more than this process has address space for.
 inline constexpr int64_t kMostPlannedTokens = int64_t{1} << 28;
-MemoryPlan plan_memory(const ModelConfig& model, const TrainConfig& train);
+// Of several ranks it is the step of the one that has the largest part (data_parallel.h), the same on all of them.
+MemoryPlan plan_memory(const ModelConfig& model, const TrainConfig& train, int ranks = 1);
 // "elementwise", or "recurrence in 7 of 20 layers, elementwise in the others".
 std::string describe(const RecomputeLayers& what, int64_t layers);
 
-// Error(kUsage) that says what to lower, when a step takes more memory than is available (base/memory.h): `lower` where train's options are not to be had.
+// Error(kUsage) that says what to lower, when a step of one rank takes more memory than is available (base/memory.h): `lower` where train's options are not to
+// be had.
 void require_memory_of_step(const ModelConfig& model, const TrainConfig& train, const std::string& lower = "");
 
 }  // namespace fw

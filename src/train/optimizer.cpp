@@ -19,8 +19,9 @@ template ParamRange whole_range(const Params<float>&);
 template ParamRange whole_range(const Params<double>&);
 
 template <class T>
-BasicAdamW<T>::BasicAdamW(const AdamWConfig& config, const Params<W>& params, const ParamRange& range) : config_(config), range_(range) {
-  begin_anew(config.moments, params);
+BasicAdamW<T>::BasicAdamW(const AdamWConfig& config, const Params<W>& params, const ParamRange& range, Device& moments)
+    : config_(config), range_(range), device_(&moments) {
+  begin_anew(config.moments);
   if (range.pieces == params.pieces().count || range.pieces == 0) return;
   std::vector<ParamPiece> mine = params.host_pieces();
   mine = {mine.begin() + range.first_piece, mine.begin() + range.first_piece + range.pieces};
@@ -30,17 +31,17 @@ BasicAdamW<T>::BasicAdamW(const AdamWConfig& config, const Params<W>& params, co
 }
 
 template <class T>
-void BasicAdamW<T>::begin_anew(MomentFormat format, const Params<W>& params) {
+void BasicAdamW<T>::begin_anew(MomentFormat format) {
   if (format == MomentFormat::kBf16 && !std::is_same_v<W, float>) fail_internal("AdamW: expected moments in double, got bf16");
   config_.moments = format;
   for (Buffer<W>* moments : {&first_, &second_}) *moments = Buffer<W>();
   for (Buffer<Bf16>* moments : {&first_bf16_, &second_bf16_}) *moments = Buffer<Bf16>();
   if (format == MomentFormat::kFloat32) {
-    first_ = Buffer<W>(params.device(), range_.size());
-    second_ = Buffer<W>(params.device(), range_.size());
+    first_ = Buffer<W>(*device_, range_.size());
+    second_ = Buffer<W>(*device_, range_.size());
   } else {
-    first_bf16_ = Buffer<Bf16>(params.device(), range_.size());
-    second_bf16_ = Buffer<Bf16>(params.device(), range_.size());
+    first_bf16_ = Buffer<Bf16>(*device_, range_.size());
+    second_bf16_ = Buffer<Bf16>(*device_, range_.size());
   }
 }
 

@@ -36,7 +36,9 @@ class BasicAdamW {
 
   // Moments zero, on the device of the parameters, which are allocated. Of a range, begin is a multiple of 16 elements.
   BasicAdamW(const AdamWConfig& config, const Params<W>& params) : BasicAdamW(config, params, whole_range(params)) {}
-  BasicAdamW(const AdamWConfig& config, const Params<W>& params, const ParamRange& range);
+  BasicAdamW(const AdamWConfig& config, const Params<W>& params, const ParamRange& range) : BasicAdamW(config, params, range, params.device()) {}
+  // On another device than theirs: to keep and to write, not to update with.
+  BasicAdamW(const AdamWConfig& config, const Params<W>& params, const ParamRange& range, Device& moments);
 
   const AdamWConfig& config() const { return config_; }
   const ParamRange& range() const { return range_; }
@@ -55,7 +57,7 @@ class BasicAdamW {
   void set_updates(int64_t updates) { updates_ = updates; }
   MomentFormat format() const { return config_.moments; }
   // Zero moments of another format in place of these.
-  void begin_anew(MomentFormat format, const Params<W>& params);
+  void begin_anew(MomentFormat format);
   // m and v, laid out as the range of the parameters' buffers; of the format that is not kept, empty.
   Buffer<W>& first() { return first_; }
   Buffer<W>& second() { return second_; }
@@ -74,6 +76,7 @@ class BasicAdamW {
 
   AdamWConfig config_;
   ParamRange range_;
+  Device* device_;             // of the moments
   Buffer<ParamPiece> pieces_;  // of a part, counted from its begin; the whole has those of the parameters
   Buffer<W> first_, second_;
   Buffer<Bf16> first_bf16_, second_bf16_;

@@ -14,6 +14,7 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/stop.h"
+#include "ops/device_ranks.h"
 #include "train/best_model.h"
 #include "train/checkpoint.h"
 #include "train/data_parallel.h"
@@ -77,8 +78,8 @@ KeyRange memory_size() {
 }
 
 // Of a run on a GPU, which takes its memory before the first step, and of one that may take so much and no more.
-std::optional<MemoryPlan> plan_of(const ModelConfig& model, const TrainConfig& config) {
-  if (config.device != "cpu" || !config.memory.empty()) return plan_memory(model, config);
+std::optional<MemoryPlan> plan_of(const ModelConfig& model, const TrainConfig& config, int ranks) {
+  if (config.device != "cpu" || !config.memory.empty()) return plan_memory(model, config, ranks);
   return std::nullopt;
 }
 
@@ -118,8 +119,9 @@ struct Trainer::Impl {
   std::shared_ptr<const TokenFile> valid;
   std::optional<MemoryPlan> plan;
   LanguageModel<float> model;
-  std::optional<AdamW> alone;                   // sums = "running", or
-  std::optional<DataParallel<float>> together;  // "apart"
+  DeviceRanks between;                          // devices
+  std::optional<AdamW> alone;                   // one rank whose gradients run on, or
+  std::optional<DataParallel<float>> together;  // all else
   Schedule schedule;
   BatchSource source;
   Random random;
@@ -141,15 +143,17 @@ struct Trainer::Impl {
         tokenizer(std::move(tok)),
         train(std::move(train_mix)),
         valid(std::move(valid_file)),
-        plan(plan_of(m, c)),
+        plan(plan_of(m, c, communicator.size())),
         model(m, device_named(c.device)),
+        between(device_ranks(ranks, model.device())),
         schedule{c.lr, c.min_lr, c.warmup, c.steps, parse_schedule_shape(c.schedule), c.decay_share},
         source(train, c.batch, c.length, c.seed),
         random(c.seed),
         checkpoints(c.out + "/checkpoints") {
     const AdamWConfig adamw = {c.beta1, c.beta2, c.adam_eps, c.weight_decay, format_of(c, plan), c.seed};
-    if (c.sums == "apart") {
-      together.emplace(ranks, ranks, adamw, model.params());
+    if (c.sums == "apart" || ranks.size() > 1) {
+      together.emplace(ranks, between.tensors ? *between.tensors : ranks, adamw, model.params(),
+                       c.sums == "apart" ? GradientSums::kApart : GradientSums::kLocal);
     } else {
       alone.emplace(adamw, model.params());
     }
@@ -297,7 +301,7 @@ struct Trainer::Impl {
     const MomentFormat theirs = moments_of_checkpoint(path), ours = optimizer().format();
     if (theirs == ours) return;
     const bool forced = config.moments == "auto" && ours == MomentFormat::kBf16;
-    if (config.moments == "auto" && !forced) return optimizer().begin_anew(theirs, model.params());
+    if (config.moments == "auto" && !forced) return optimizer().begin_anew(theirs);
     if (warn) {
       warn(fmt::format("the moments of {} are {}; those of this run ({}) are {}{}", path, name_of(theirs),
                        forced ? fmt::format("memory = {}", config.memory) : fmt::format("moments = {}", config.moments), name_of(ours),
@@ -417,7 +421,10 @@ struct Trainer::Impl {
     state.position = source.position();
     state.random = random.save();
     std::optional<AdamW> gathered;
-    if (ranks.size() > 1) gathered = together->whole(model.params());
+    if (ranks.size() > 1) {
+      together->complete(model.params());
+      gathered = together->whole(model.params());
+    }
     on_first_rank([&] { write_checkpoint(checkpoints, state, model, gathered ? *gathered : optimizer(), *tokenizer); });
     written = state.step;
     on_first_rank([&] { prune_checkpoints(checkpoints, state.step, config.keep); });
@@ -425,6 +432,7 @@ struct Trainer::Impl {
 
   // The finished model, if it is one: its parameters and the loss of the first window of the data are finite.
   void write_model() {
+    if (together) together->complete(model.params());
     on_first_rank([&] { write_model_alone(); });
   }
   void write_model_alone() {
@@ -446,8 +454,7 @@ Trainer::Trainer(const TrainConfig& config, const ModelConfig& model, std::share
   validate(config);
   validate(model);
   if (ranks.size() > 1) {
-    if (config.sums != "apart") fail_usage("sums: expected apart on {} ranks, got {}", ranks.size(), config.sums);
-    if (config.device != "cpu") fail_usage("device: expected cpu on {} ranks, got {}", ranks.size(), config.device);
+    if (config.sums == "running") fail_usage("sums: expected apart or local on {} ranks, got running", ranks.size());
     if (config.accumulate < ranks.size()) {
       fail_usage("accumulate: expected at least {}, a batch of every step for each rank, got {}", ranks.size(), config.accumulate);
     }
@@ -523,6 +530,7 @@ std::optional<RecomputeLayers> Trainer::planned_recompute() const {
   return impl_->plan->recompute;
 }
 BestRecord Trainer::best() const { return {impl_->state.best_step, impl_->state.best_loss}; }
+const std::string& Trainer::carrier() const { return impl_->between.carrier; }
 bool Trainer::out_of_patience() const { return impl_->out_of_patience(); }
 
 }  // namespace fw

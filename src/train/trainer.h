@@ -59,8 +59,8 @@ class Trainer {
   // Initialises the model from config.seed. valid may be null: then nothing is evaluated; otherwise it is evaluated in
   // windows of config.length tokens. tokenizer must be the one that made both files. Touches no file. Throws Error(kUsage).
   //
-  // Of several ranks (data_parallel.h; train.sums must be "apart") all construct the same trainer and make the same calls; rank 0 alone writes files, evaluates
-  // and calls on_log and on_step, and its errors are what ends a run: those of the others say only that. They read checkpoints from the same folder.
+  // Of several ranks (data_parallel.h) all construct the same trainer and make the same calls, each on the device that is its own; rank 0 alone writes files,
+  // evaluates and calls on_log and on_step, and its errors are what ends a run: those of the others say only that. They read checkpoints from the same folder.
   Trainer(const TrainConfig& config, const ModelConfig& model, std::shared_ptr<const Tokenizer> tokenizer, TokenMix train,
           std::shared_ptr<const TokenFile> valid, Communicator& ranks = one_rank());
   ~Trainer();
@@ -86,13 +86,14 @@ class Trainer {
   // oldest beyond config.keep go. Throws Error(kIo); the checkpoints that were there are then untouched.
   void checkpoint();
 
-  LanguageModel<float>& model();
-  int64_t step() const;     // steps done, skipped ones included
-  int64_t skipped() const;  // steps skipped because loss or norm was not finite
+  LanguageModel<float>& model();  // of several ranks its parameters are whole after a checkpoint
+  int64_t step() const;           // steps done, skipped ones included
+  int64_t skipped() const;        // steps skipped because loss or norm was not finite
   MomentFormat moments() const;
   std::optional<RecomputeLayers> planned_recompute() const;  // of a run whose memory was planned (memory_plan.h)
   BestRecord best() const;                                   // of the held-out evaluations before the end; step -1: there were none
   bool out_of_patience() const;
+  const std::string& carrier() const;  // of tensors between the devices of several ranks (ops/device_ranks.h); "" where there is no need of one
 
  private:
   struct Impl;

@@ -28,10 +28,11 @@ std::string new_folder() {
 
 }  // namespace
 
-Program::Program(const std::vector<std::string>& args, const std::string& path_variable, const std::string& input, const std::vector<std::string>& launcher)
+Program::Program(const std::vector<std::string>& args, const std::string& path_variable, const std::string& input, const std::vector<std::string>& launcher,
+                 const std::string& program)
     : folder_(new_folder()) {
   std::vector<std::string> all = launcher;
-  all.push_back(std::string(FW_BINARY_DIR) + "/fastweight");
+  all.push_back(program.empty() ? std::string(FW_BINARY_DIR) + "/fastweight" : program);
   all.insert(all.end(), args.begin(), args.end());
   std::vector<char*> argv, environment;
   for (std::string& a : all) argv.push_back(a.data());

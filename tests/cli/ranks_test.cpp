@@ -36,7 +36,7 @@ TEST(Ranks, OtherCommandsRunOnOne) {
   const Outcome outcome = run({"rules"});
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("rank 1 of 4"));
-  EXPECT_THAT(outcome.err, HasSubstr("only train runs on several ranks"));
+  EXPECT_THAT(outcome.err, HasSubstr("only train, and bench --train --device cuda, run on several ranks"));
 }
 
 TEST(Ranks, ADryRunIsOfOne) {
@@ -181,7 +181,7 @@ TEST_F(RanksOfMpi, ErrorsEndAllAndAreSaid) {
   EXPECT_THAT(few.err, HasSubstr("--accumulate 2"));
   const Outcome running = on(2, config("run") + Args{"--sums", "running"});
   EXPECT_NE(running.code, 0);
-  EXPECT_THAT(running.err, HasSubstr("--sums: expected apart on 2 ranks"));
+  EXPECT_THAT(running.err, HasSubstr("--sums: expected apart or local on 2 ranks"));
   EXPECT_FALSE(fs::exists(folder_ / "run"));
   ASSERT_EQ(on(2, config("run")).code, 0);
   const Outcome again = on(2, config("run"));  // only the first rank looks
@@ -189,6 +189,55 @@ TEST_F(RanksOfMpi, ErrorsEndAllAndAreSaid) {
   EXPECT_THAT(again.err, HasSubstr("holds checkpoints of an earlier run"));
   EXPECT_THAT(again.err, HasSubstr("rank 0 of 2"));
 }
+
+#ifdef FW_EMULATED_PROGRAM
+// Ranks on GPUs that are emulated, one each; the tensors go through the host's memory.
+class RanksOfGpus : public RanksOfMpi {
+ protected:
+  Args gpu_config(const std::string& out) const {
+    return tiny_train(folder_ / "text", folder_ / out) +
+           Args{"--device",    "cuda", "--accumulate",       "3", "--steps",   "3", "--batch",          "1", "--length", "12",
+                "--log-every", "1",    "--checkpoint-every", "1", "--threads", "1", "--valid-fraction", "0"};
+  }
+  // launch: mpirun's options.
+  Outcome on_gpus(int ranks, const Args& args, const Args& launch = {}) const {
+    return Program(args, "", "/dev/null", mpirun(ranks) + launch, FW_EMULATED_PROGRAM).wait();
+  }
+};
+
+TEST_F(RanksOfGpus, SeveralHaveTheBitsOfOneAndGoOnWithAnotherNumber) {
+  const Outcome one = Program(gpu_config("one") + Args{"--sums", "apart"}, "", "/dev/null", {}, FW_EMULATED_PROGRAM).wait();
+  ASSERT_EQ(one.code, 0) << one.err;
+  const std::string moments = "/checkpoints/step-3/optimizer.safetensors";
+  const Outcome two = on_gpus(2, gpu_config("two"));
+  ASSERT_EQ(two.code, 0) << two.err;
+  EXPECT_THAT(two.out, HasSubstr(", 2 ranks"));
+  EXPECT_THAT(two.out, HasSubstr("ranks     tensors go by "));
+  EXPECT_THAT(slurp(folder_ / "two/config.toml"), HasSubstr("device = 'cuda'"));
+  EXPECT_EQ(model("two"), model("one"));
+  EXPECT_EQ(slurp(folder_ / ("two" + moments)), slurp(folder_ / ("one" + moments)));
+
+  Program killed(gpu_config("killed"), "", "/dev/null", mpirun(3), FW_EMULATED_PROGRAM);
+  wait_until([&] { return fs::exists(folder_ / "killed/checkpoints/step-1"); });
+  const std::vector<pid_t> ranks = children(killed.pid());
+  if (!ranks.empty()) ::kill(ranks.back(), SIGKILL);
+  killed.wait();
+  const Outcome resumed = on_gpus(2, {"train", "--resume", "--out", folder_ / "killed"});
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_EQ(model("killed"), model("one"));
+  EXPECT_EQ(slurp(folder_ / ("killed" + moments)), slurp(folder_ / ("one" + moments)));
+}
+
+TEST_F(RanksOfGpus, FewerGpusThanRanks) {
+  const Outcome few = on_gpus(3, gpu_config("run"), {"-x", "FW_EMULATION_GPUS=2"});
+  EXPECT_NE(few.code, 0);
+  EXPECT_THAT(few.err, HasSubstr("expected a GPU for each of the 3 ranks on this machine, found 2: start at most 2 here (mpirun -n 2)"));
+  const Outcome shared = on_gpus(2, gpu_config("run"), {"-x", "FW_EMULATION_GPUS=1"});
+  EXPECT_NE(shared.code, 0);
+  EXPECT_THAT(shared.err, HasSubstr("found 1; ranks 0 and 1 would share GPU emulated 0"));
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+#endif
 
 TEST_F(RanksOfMpi, ADivergedRunSaysSoOnce) {
   const Outcome diverged = on(2, config("run") + Args{"--lr", "1e30", "--clip", "0", "--steps", "100", "--min-lr", "1e30", "--warmup", "0"});

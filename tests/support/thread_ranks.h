@@ -1,10 +1,12 @@
-// Ranks that are threads of one process: each gets a Communicator that copies out of the memory of the others.
+// Ranks that are threads of one process: each gets a Communicator that copies out of the memory of the others. Those of one device take turns: one computes
+// until it waits for the others.
 #pragma once
 
 #include <barrier>
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -17,13 +19,14 @@ class ThreadRanks {
  public:
   // Calls body(its communicator) on `size` threads and waits for them; throws what the lowest rank threw. A rank that ends by itself leaves the others waiting
   // for it, so body throws on all ranks or on none.
-  static void run(int size, const std::function<void(Communicator&)>& body) {
-    ThreadRanks ranks(size);
+  static void run(int size, const std::function<void(Communicator&)>& body, bool in_turns = false) {
+    ThreadRanks ranks(size, in_turns);
     std::vector<std::exception_ptr> failures(static_cast<size_t>(size));
     std::vector<std::thread> threads;
     threads.reserve(failures.size());
     for (int rank = 0; rank < size; ++rank) {
       threads.emplace_back([&, rank] {
+        const std::unique_lock<std::mutex> turn = in_turns ? std::unique_lock<std::mutex>(ranks.turn_) : std::unique_lock<std::mutex>();
         try {
           Rank mine(ranks, rank);
           body(mine);
@@ -66,7 +69,11 @@ class ThreadRanks {
       if (rank_ != from) take(all_.sent_[static_cast<size_t>(from)][me()], data);
       barrier();
     }
-    void barrier() override { all_.barrier_.arrive_and_wait(); }
+    void barrier() override {
+      if (all_.in_turns_) all_.turn_.unlock();
+      all_.barrier_.arrive_and_wait();
+      if (all_.in_turns_) all_.turn_.lock();
+    }
 
    private:
     size_t me() const { return static_cast<size_t>(rank_); }
@@ -79,10 +86,12 @@ class ThreadRanks {
     int rank_;
   };
 
-  explicit ThreadRanks(int size) : sent_(static_cast<size_t>(size)), barrier_(size) {}
+  ThreadRanks(int size, bool in_turns) : sent_(static_cast<size_t>(size)), barrier_(size), in_turns_(in_turns) {}
 
   std::vector<std::vector<ConstPart>> sent_;  // by rank, for each rank
   std::barrier<> barrier_;
+  bool in_turns_;
+  std::mutex turn_;
 };
 
 }  // namespace fw::testing

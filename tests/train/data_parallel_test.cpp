@@ -243,7 +243,7 @@ TEST(DataParallel, WhatARunOnSeveralRanksWants) {
   };
   TrainConfig config = parallel_run(folder.path("run"));
   config.sums = "running";
-  EXPECT_EQ(message(config), "sums: expected apart on 2 ranks, got running");
+  EXPECT_EQ(message(config), "sums: expected apart or local on 2 ranks, got running");
   config.sums = "apart";
   config.accumulate = 1;
   EXPECT_EQ(message(config), "accumulate: expected at least 2, a batch of every step for each rank, got 1");

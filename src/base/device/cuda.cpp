@@ -8,6 +8,7 @@
 
 #include "base/device.h"
 #include "base/error.h"
+#include "base/gpus.h"
 
 namespace fw {
 namespace {
@@ -167,11 +168,37 @@ Device& cuda_device() {
 }
 
 void select_cuda_device(int number) {
+  const int count = cuda_device_count();
+  if (number >= count) fail_usage("device: expected cuda:0 to cuda:{}, got cuda:{}", count - 1, number);
+  check(cudaSetDevice(number), "cudaSetDevice");
+}
+
+int cuda_device_count() {
   int count = 0;
   static_cast<void>(device_info());  // throws where there is none
   check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
-  if (number >= count) fail_usage("device: expected cuda:0 to cuda:{}, got cuda:{}", count - 1, number);
-  check(cudaSetDevice(number), "cudaSetDevice");
+  return count;
+}
+
+std::string cuda_device_address() {
+  int device = 0;
+  char address[32] = "";
+  static_cast<void>(device_info());  // throws where there is none
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetPCIBusId(address, sizeof(address), device), "cudaDeviceGetPCIBusId");
+  return address;
+}
+
+std::shared_ptr<std::byte> cuda_staging(size_t bytes) {
+  Device& device = cuda_device();
+  void* memory = nullptr;
+  const cudaError_t status = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
+  if (status == cudaErrorMemoryAllocation) throw std::bad_alloc();
+  check(status, "cudaHostAlloc");
+  return {static_cast<std::byte*>(memory), [stream = static_cast<cudaStream_t>(device.stream())](std::byte* given) {
+            cudaStreamSynchronize(stream);  // a copy may still read it
+            cudaFreeHost(given);
+          }};
 }
 
 DeviceInfo device_info() {

@@ -1,10 +1,15 @@
 // The device of a build whose kernels run in the emulation (tests/emulation): its memory is there while a kernel or a copy runs, else the host faults.
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "base/device.h"
 #include "base/error.h"
+#include "base/gpus.h"
 #include "emulation/gpu.h"
 #include "emulation/memory.h"
 
@@ -50,8 +55,27 @@ Device& cuda_device() {
   return instance;
 }
 
+namespace {
+
+// FW_EMULATION_GPUS: how many GPUs the machine seems to have; without it every process has one of its own.
+int gpus_of_machine() {
+  const char* const text = std::getenv("FW_EMULATION_GPUS");
+  return text != nullptr ? std::max(1, std::atoi(text)) : 0;
+}
+int selected = 0;
+
+}  // namespace
+
 void select_cuda_device(int number) {
-  if (number != 0) fail_usage("device: expected cuda or cuda:0, the emulated device, got cuda:{}", number);
+  const int count = cuda_device_count();
+  if (number >= count) fail_usage("device: expected cuda:0 to cuda:{}, the emulated device, got cuda:{}", count - 1, number);
+  selected = number;
+}
+
+int cuda_device_count() { return std::max(1, gpus_of_machine()); }
+std::string cuda_device_address() { return gpus_of_machine() > 0 ? fmt::format("emulated {}", selected) : fmt::format("emulated by process {}", ::getpid()); }
+std::shared_ptr<std::byte> cuda_staging(size_t bytes) {
+  return {new std::byte[bytes], [](const std::byte* given) { delete[] given; }};
 }
 
 DeviceInfo device_info() {

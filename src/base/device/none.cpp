@@ -1,6 +1,7 @@
 // A build without CUDA: there is no device.
 #include "base/device.h"
 #include "base/error.h"
+#include "base/gpus.h"
 
 namespace fw {
 namespace {
@@ -13,6 +14,10 @@ namespace {
 
 Device& cuda_device() { no_device(); }
 void select_cuda_device(int) { no_device(); }
+
+int cuda_device_count() { no_device(); }
+std::string cuda_device_address() { no_device(); }
+std::shared_ptr<std::byte> cuda_staging(size_t) { no_device(); }
 
 DeviceInfo device_info() { no_device(); }
 

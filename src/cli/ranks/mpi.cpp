@@ -92,6 +92,19 @@ Communicator& open_ranks() {
   return *ranks();
 }
 
+Place place_on_machine() {
+  Place place;
+  if (!ranks()) return place;
+  MPI_Comm here = MPI_COMM_NULL;
+  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, ranks()->rank(), MPI_INFO_NULL, &here), "the ranks of this machine");
+  MPI_Comm_rank(here, &place.rank);
+  MPI_Comm_size(here, &place.size);
+  place.machine = ranks()->rank();
+  check(MPI_Bcast(&place.machine, 1, MPI_INT, 0, here), "the ranks of this machine");
+  MPI_Comm_free(&here);
+  return place;
+}
+
 void close_ranks() {
   if (!ranks()) return;
   ranks().reset();

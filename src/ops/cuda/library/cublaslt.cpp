@@ -2,17 +2,15 @@
 // The library thinks in columns: a row-major matrix is its transpose, so C' = op(B)' op(A)' is asked for.
 #include <cublasLt.h>
 #include <cuda_runtime.h>
-#include <dlfcn.h>
-#include <glob.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <map>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <vector>
 
+#include "base/cuda_library.h"
 #include "base/device.h"
 #include "base/error.h"
 #include "ops/cuda/products.h"
@@ -35,40 +33,8 @@ struct Functions {
   decltype(&::cublasLtMatmul) Matmul = nullptr;
 };
 
-// Where the library may lie, in the order in which it is looked for.
-std::vector<std::string> places() {
-  std::vector<std::string> list;
-  const auto add = [&](const std::string& folder) {
-    for (const char* name : {"libcublasLt.so.13", "libcublasLt.so.12"}) list.push_back(folder.empty() ? name : fmt::format("{}/{}", folder, name));
-  };
-  if (const char* given = std::getenv("FW_CUDA_LIBS")) {
-    add(given);
-    return list;
-  }
-  add("");  // the program's rpath and the loader's
-  std::vector<std::string> patterns = {"/usr/local/cuda/lib64", "/usr/local/cuda/lib"};
-  if (const char* home = std::getenv("HOME")) {
-    patterns.push_back(fmt::format("{}/.cache/fastweight/cuda-*/nvidia/*/lib", home));
-    patterns.push_back(fmt::format("{}/.local/lib/python3*/site-packages/nvidia/*/lib", home));
-  }
-  if (const char* venv = std::getenv("VIRTUAL_ENV")) patterns.push_back(fmt::format("{}/lib/python3*/site-packages/nvidia/*/lib", venv));
-  patterns.insert(patterns.end(), {"/usr/local/lib/python3*/*-packages/nvidia/*/lib", "/usr/lib/python3*/*-packages/nvidia/*/lib"});
-  for (const std::string& pattern : patterns) {
-    glob_t found = {};
-    if (::glob(pattern.c_str(), 0, nullptr, &found) == 0) {
-      for (size_t i = 0; i < found.gl_pathc; ++i) add(found.gl_pathv[i]);
-    }
-    ::globfree(&found);
-  }
-  return list;
-}
-
 Functions open_library() {
-  void* library = nullptr;
-  for (const std::string& place : places()) {
-    library = ::dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) break;
-  }
+  void* const library = open_cuda_library({"libcublasLt.so.13", "libcublasLt.so.12"});
   if (library == nullptr) {
     throw DeviceError(
         fmt::format("device: cuBLASLt (libcublasLt.so.13 or .12), which matrix products on a GPU need, was not found{}; 'make gpu' brings it, or say with "
@@ -77,7 +43,7 @@ Functions open_library() {
   }
   Functions functions;
   const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name));
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(function_of(library, name));
     if (function == nullptr) throw DeviceError(fmt::format("device: cuBLASLt has no function {}: expected version 12 or 13", name));
   };
   find(functions.Create, "cublasLtCreate");
