@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/json_output.h"
 #include "cli/outputs.h"
+#include "cli/ranks.h"
 #include "cli/run_config.h"
 #include "cli/say.h"
 #include "cli/signals.h"
@@ -33,6 +34,7 @@ class Bench : public Command {
            "6 K V + 2 C (K + V), without erase 4 K V + (C + 1) (K + V); backward twice that. GB/s counts the caller's tensors once each; decode: the state in "
            "and out and one token's inputs.\n\n"
            "Examples:\n  fastweight bench --rules gated_deltanet,kda --threads 2\n  fastweight bench --train --json train.json\n"
+           "  mpirun -n 2 fastweight bench --train --device cuda --accumulate 2\n"
            "  fastweight bench --decode-model --decode-tokens 100000\n"
            "  fastweight bench --decode-sequences 1,64 --decode-seen 512,2048 --prefill 131072 --device cuda --json generation.json";
   }
@@ -64,6 +66,8 @@ class Bench : public Command {
     options.add("batch", "N", &model_.batch, "sequences of a training step");
     options.add("length", "N", &model_.length, "tokens of a sequence of a training step");
     options.add("accumulate", "N", &model_.accumulate, "batches whose gradients make one training step");
+    options.add("sums", "HOW", &model_.sums, "of several ranks (mpirun, with --train --device cuda): apart or local, as train has it").words = {"apart",
+                                                                                                                                                "local"};
     options.add("steps", "N", &model_.steps, "training steps timed");
     options.add("recompute", "LEVEL", &model_.recompute, "of training steps: what backward computes again").words = recompute_names();
     options.add("memory", "SIZE", &model_.memory, "most that a training step may take, such as 22G: what it needs is computed again, then moments are bf16");
@@ -75,9 +79,11 @@ class Bench : public Command {
     options.add(key_tables(model_.model), false);
   }
   int run(Options& options) override;
+  bool on_ranks() const override { return true; }
 
  private:
   void check() const;
+  Communicator& join_ranks();
 
   std::string json_, device_ = "cpu", commit_;
   int64_t threads_ = 0;
@@ -103,6 +109,23 @@ void Bench::check() const {
   if (train_ || decode_ || !model_.decode_sequences.empty() || model_.prefill != 0) validate(model_.model);
 }
 
+// Those that one step is timed on; one where nothing launched more.
+Communicator& Bench::join_ranks() {
+  const Launch launch = launched();
+  if (launch.size == 1) return open_ranks();
+  if (!train_ || device_ != "cuda" || decode_ || !model_.decode_sequences.empty() || model_.prefill != 0) {
+    fail_usage("expected one process, started as rank {} of {}: only --train with --device cuda, and nothing beside it, is timed on several ranks", launch.rank,
+               launch.size);
+  }
+  Communicator& ranks = open_ranks();
+  if (model_.accumulate < ranks.size()) {
+    fail_usage("--accumulate: expected at least {}, a batch of every step for each rank, got {}", ranks.size(), model_.accumulate);
+  }
+  take_gpu(ranks, place_on_machine(), device_);
+  if (ranks.rank() > 0) be_quiet();
+  return ranks;
+}
+
 int Bench::run(Options& options) {
   stop_on_signal();
   apply_threads(threads_);
@@ -117,16 +140,18 @@ int Bench::run(Options& options) {
       if (device_ != "cuda" || !p.rule.general_erase()) recurrence_.rules.emplace_back(p.name);  // a GPU refuses the others
     }
   }
+  if (model_.sums != "apart" && model_.sums != "local") fail_usage("--sums: expected apart or local, got '{}'", model_.sums);
+  Communicator& ranks = join_ranks();
   Json report = json_report("bench");
   report.update({{"simd", fw_simd_target()}, {"threads", num_threads()}, {"cores", std::thread::hardware_concurrency()}});
   model_.device = device_;
-  if (train_) report["train"] = device_ == "cuda" ? bench_train_device(model_) : bench_train(model_);
+  if (train_) report["train"] = device_ == "cuda" ? bench_train_device(model_, ranks) : bench_train(model_);
   if (decode_) report["decode"] = bench_decode(model_);
   const bool generation = !model_.decode_sequences.empty() || model_.prefill != 0;
   if (generation) report["generation"] = bench_generation(model_);
   if (!commit_.empty()) report["commit"] = commit_;
   if (!train_ && !decode_ && !generation) report["recurrence"] = device_ == "cuda" ? bench_device(recurrence_) : bench_recurrence(recurrence_);
-  if (!json_.empty()) {
+  if (!json_.empty() && ranks.rank() == 0) {
     write_file_atomic(json_, json_text(report, 2));
     say("written: {}\n", json_);
   }

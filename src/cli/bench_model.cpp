@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "base/memory.h"
@@ -14,9 +16,11 @@
 #include "cli/run_config.h"
 #include "cli/say.h"
 #include "generate/session.h"
+#include "ops/device_ranks.h"
 #include "ops/product_record.h"
 #include "report/progress.h"
 #include "report/table.h"
+#include "train/data_parallel.h"
 #include "train/memory_plan.h"
 #include "train/step.h"
 #include "train/token_writer.h"
@@ -132,35 +136,120 @@ Json bench_train(const ModelBench& bench) {
   return {{"model", describe(bench.model)}, {"batch", bench.batch}, {"length", bench.length}, {"accumulate", bench.accumulate}, {"results", rows}};
 }
 
+namespace {
+
+// Of another communicator: the time of its calls, each from when all ranks have come to it until it is done.
+class TimedRanks final : public Communicator {
+ public:
+  TimedRanks(Communicator& host, Communicator& timed, Device& device) : host_(host), timed_(timed), device_(device) {}
+  int rank() const override { return timed_.rank(); }
+  int size() const override { return timed_.size(); }
+  void all_to_all(std::span<const ConstPart> send, std::span<const Part> receive) override {
+    time([&] { timed_.all_to_all(send, receive); });
+  }
+  void all_gather(std::span<const Part> parts) override {
+    time([&] { timed_.all_gather(parts); });
+  }
+  void broadcast(Part data, int from) override {
+    time([&] { timed_.broadcast(data, from); });
+  }
+  void barrier() override { timed_.barrier(); }
+
+  void set_timing(bool on) { timing_ = on; }
+  double take_seconds() { return std::exchange(seconds_, 0.0); }
+
+ private:
+  // Without timing nothing waits.
+  template <class Call>
+  void time(const Call& call) {
+    if (!timing_) return call();
+    device_.synchronise();
+    host_.barrier();
+    seconds_ += seconds_of([&] {
+      call();
+      device_.synchronise();
+    });
+  }
+
+  Communicator& host_;
+  Communicator& timed_;
+  Device& device_;
+  bool timing_ = false;
+  double seconds_ = 0;
+};
+
+// An optimiser's step on this rank: alone, or together with others.
+struct TimedStep {
+  TimedStep(Communicator& ranks, const ModelBench& bench, const MemoryPlan& plan, LanguageModel<float>& of) : model(of) {
+    const AdamWConfig adamw = {.moments = plan.format, .seed = 1};
+    if (ranks.size() == 1) {
+      alone.emplace(adamw, model.params());
+      return;
+    }
+    between = device_ranks(ranks, model.device());
+    sending.emplace(ranks, *between.tensors, model.device());
+    together.emplace(ranks, *sending, adamw, model.params(), bench.sums == "apart" ? GradientSums::kApart : GradientSums::kLocal);
+  }
+  void run(std::span<const Batch> batches) {
+    if (together) {
+      together->step(model, batches, 1e-4, 1.0);
+    } else {
+      train_step(model, *alone, batches, 1e-4, 1.0);
+    }
+  }
+
+  LanguageModel<float>& model;
+  DeviceRanks between;
+  std::optional<TimedRanks> sending;
+  std::optional<AdamW> alone;
+  std::optional<DataParallel<float>> together;
+};
+
+}  // namespace
+
 // A step's time is also given as a multiple of what its matrix products take alone, right after it on the same card: the products as one step queues them, in
 // its order.
-Json bench_train_device(const ModelBench& bench) {
+Json bench_train_device(const ModelBench& bench, Communicator& ranks) {
   if (bench.steps < 1) fail_usage("--steps: expected a whole number >= 1, got {}", bench.steps);
   Device& device = device_named(bench.device);
-  const MemoryPlan plan = plan_memory(bench.model, config_of(bench));
-  say("training: {}; {} tokens a step, {}; {} steps; recompute {}, moments {}; {} planned\n", describe(bench.model), shape_of(bench), device_info().name,
-      bench.steps, describe(plan.recompute, bench.model.num_hidden_layers), name_of(plan.format), format_bytes(static_cast<double>(plan.total())));
+  const int count = ranks.size();
+  const MemoryPlan plan = plan_memory(bench.model, config_of(bench), count);
+  const std::string where = count > 1 ? fmt::format("{} ranks, each with {}", count, device_info().name) : device_info().name;
+  say("training: {}; {} tokens a step, {}; {} steps; recompute {}, moments {}; {} planned\n", describe(bench.model), shape_of(bench), where, bench.steps,
+      describe(plan.recompute, bench.model.num_hidden_layers), name_of(plan.format), format_bytes(static_cast<double>(plan.total())));
   std::fflush(stdout);
   LanguageModel<float> model(bench.model, device);
   model.set_recompute(plan.recompute);
   model.reserve_scratch(plan.scratch);
   Random random(1);
   model.init(random);
-  AdamW optimizer({.moments = plan.format, .seed = 1}, model.params());
-  Samples ms, products_ms;
+  TimedStep trained(ranks, bench, plan, model);
+  Samples ms, products_ms, sending_ms;
   double first_ms = 0, first_step = 0;
   const auto step = [&] {
     std::vector<Batch> batches;
     for (int64_t i = 0; i < bench.accumulate; ++i) batches.push_back(random_batch(bench, random));
-    return 1e3 * seconds_of([&] { train_step(model, optimizer, batches, 1e-4, 1.0); });
+    ranks.barrier();
+    return 1e3 * seconds_of([&] {
+             trained.run(batches);
+             if (count > 1) device.synchronise();
+           });
   };
   for (int64_t i = 0; i < kWarmSteps + bench.steps; ++i) {
-    stop_point("bench", i, kWarmSteps + bench.steps, "training steps");
+    if (any_rank(ranks, stop_flag().load())) throw Stopped(fmt::format("bench: stopped after {} of {} training steps", i, kWarmSteps + bench.steps));
     const double taken = step();
     if (i == 0) first_ms = taken, first_step = seconds_since_process_start();
     if (i >= kWarmSteps) ms.add(taken);
   }
   const size_t peak = device.peak_bytes();
+  if (count > 1) {
+    trained.sending->set_timing(true);
+    for (int i = 0; i < 5; ++i) {
+      step();
+      sending_ms.add(1e3 * trained.sending->take_seconds());
+    }
+    trained.sending->set_timing(false);
+  }
   ProductRecord record;
   step();
   for (const double seconds : record.seconds_alone(device, static_cast<int>(std::min<int64_t>(bench.steps, 20)))) products_ms.add(1e3 * seconds);
@@ -177,27 +266,34 @@ Json bench_train_device(const ModelBench& bench) {
              fmt::format("{:.2f}", first_step), fmt::format("{:.2f}", peak_gib)});
   say("{}{} products of {:.1f} TFLOP in all: {:.0f} TFLOP/s alone\n", table.text(), record.count(), record.flops() / 1e12,
       record.flops() / products_ms.median() / 1e9);
-  return {{"model", describe(bench.model)},
-          {"shape", shape_of(bench)},
-          {"batch", bench.batch},
-          {"length", bench.length},
-          {"accumulate", bench.accumulate},
-          {"recompute", describe(plan.recompute, bench.model.num_hidden_layers)},
-          {"moments", name_of(plan.format)},
-          {"memory", bench.memory},
-          {"device", device_info().name},
-          {"ms_per_step", figures(ms)},
-          {"products", record.count()},
-          {"products_flops", record.flops()},
-          {"products_ms", figures(products_ms)},
-          {"tokens_per_second", {{"median", 1e3 * ktok_s}, {"best", 1e3 * step_tokens / ms.best()}}},
-          {"ktok_s", ktok_s},
-          {"step_over_products", ratio},
-          {"first_step_ms", first_ms},
-          {"first_step_s", first_step},
-          {"planned_bytes", plan.total()},
-          {"peak_bytes", peak},
-          {"peak_gib", peak_gib}};
+  Json report = {{"model", describe(bench.model)},
+                 {"shape", shape_of(bench)},
+                 {"batch", bench.batch},
+                 {"length", bench.length},
+                 {"accumulate", bench.accumulate},
+                 {"recompute", describe(plan.recompute, bench.model.num_hidden_layers)},
+                 {"moments", name_of(plan.format)},
+                 {"memory", bench.memory},
+                 {"device", device_info().name},
+                 {"ms_per_step", figures(ms)},
+                 {"products", record.count()},
+                 {"products_flops", record.flops()},
+                 {"products_ms", figures(products_ms)},
+                 {"tokens_per_second", {{"median", 1e3 * ktok_s}, {"best", 1e3 * step_tokens / ms.best()}}},
+                 {"ktok_s", ktok_s},
+                 {"step_over_products", ratio},
+                 {"first_step_ms", first_ms},
+                 {"first_step_s", first_step},
+                 {"planned_bytes", plan.total()},
+                 {"peak_bytes", peak},
+                 {"peak_gib", peak_gib}};
+  if (count > 1) {
+    const double share = sending_ms.median() / ms.median();
+    say("{} ranks together; tensors go by {}; sending takes {:.1f} ms of a step, {:.1f}%\n", count, trained.between.carrier, sending_ms.median(), 100 * share);
+    report.update(
+        {{"ranks", count}, {"sums", bench.sums}, {"carrier", trained.between.carrier}, {"sending_ms", figures(sending_ms)}, {"sending_share", share}});
+  }
+  return report;
 }
 
 Json bench_decode(const ModelBench& bench) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/communicator.h"
 #include "fastweight/fastweight.h"
 #include "model/config.h"
 #include "rule/rule.h"
@@ -65,9 +66,11 @@ struct ModelBench {
   std::vector<int64_t> decode_sequences, decode_seen;
   std::string device = "cpu";
   std::string recompute = "none", memory, moments = "auto";  // as the keys of training (train/config.def)
+  std::string sums = "apart";                                // of several ranks
 };
-nlohmann::json bench_train(const ModelBench& bench);         // on the CPU
-nlohmann::json bench_train_device(const ModelBench& bench);  // on a GPU
+nlohmann::json bench_train(const ModelBench& bench);  // on the CPU
+// On a GPU, or on one of each rank: then the figures are those of all together, but for products and memory, which are rank 0's.
+nlohmann::json bench_train_device(const ModelBench& bench, Communicator& ranks);
 nlohmann::json bench_decode(const ModelBench& bench);
 // Rows {model, sequences, seen, tok_s, ms_per_token} of decode_sequences x decode_seen, and {model, tokens, ms, tok_s} of prefill.
 nlohmann::json bench_generation(const ModelBench& bench);
