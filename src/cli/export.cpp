@@ -32,7 +32,7 @@ class Export : public Command {
     check_new_folder("TARGET", target_);
     const LanguageModel<float> model = load_model<float>(find_model_folder(model_));
     export_model(target_, model);
-    say("{}: {}, model_type {}\n", target_, describe(model.config()), config_to_peer(model.config()).value("model_type", ""));
+    say("{}: {}, model_type {}\n", target_, describe(model.config()), config_to_peer(model.config()).value("model_type", "mamba_ssm"));
     return kExitOk;
   }
 

@@ -99,7 +99,7 @@ StartModel start_model(const ModelConfig& wanted, const TrainConfig& train, cons
     StartModel start = resume ? of_checkpoints(train.out) : of_model(train.from);
     choose_tokenizer(start, train.from, data.tokenizer);
     refuse_contradictions(wanted, train.from, options, start.config);
-    if (fla) start.note += fmt::format("layout    fla, model_type {}\n", config_to_peer(start.config).value("model_type", ""));
+    if (fla) start.note += fmt::format("layout    fla, model_type {}\n", config_to_peer(start.config).value("model_type", "mamba_ssm"));
     return start;
   }
   StartModel start{make_tokenizer(data.tokenizer), wanted, {}, {}};

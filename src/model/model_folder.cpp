@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -32,7 +33,8 @@ constexpr const char* kTokenizerKey = "fastweight_tokenizer";  // in the metadat
 struct Folder {
   ModelConfig config;
   Json peer;  // the peer's configuration; null in a folder of ours
-  std::string name(const ParamSpec& spec) const { return peer.is_null() ? spec.name : peer_parameter_name(peer, spec.name); }
+  PeerTensor tensor(const ParamSpec& spec) const { return peer.is_null() ? PeerTensor{spec.name} : peer_tensor(peer, spec); }
+  std::string tied_head() const { return peer.is_null() ? "" : peer_tied_head(peer); }
 };
 
 Json read_json(const std::string& path) { return parse_json(read_file(path, kMaxConfigBytes), "'" + path + "'"); }
@@ -43,6 +45,15 @@ Folder read_config(const std::string& path) {
   if (is_peer_config(json)) return {config_from_peer(json, where), json};
   return {config_from_json(json, where), {}};
 }
+
+// The shape of a tensor that has a parameter, or of one of which it is some rows.
+std::vector<int64_t> whole_shape(const PeerTensor& tensor, const ParamSpec& spec) {
+  std::vector<int64_t> shape = spec.shape;
+  if (tensor.rows > 0) shape[0] = tensor.rows;
+  return shape;
+}
+// Values of a row of it.
+int64_t row_size(const ParamSpec& spec) { return spec.size() / spec.shape[0]; }
 
 std::vector<int64_t> without_ones(const std::vector<int64_t>& shape) {
   std::vector<int64_t> result;
@@ -61,13 +72,14 @@ std::vector<int64_t> shape_in_file(const Folder& folder, const SafetensorsReader
 void remember_tensors(ModelConfig& config, const Folder& folder, const SafetensorsReader& reader, std::span<const ParamSpec> specs, const std::string& path) {
   Json tensors = Json::object();
   for (const ParamSpec& spec : specs) {
-    const std::string name = folder.name(spec);
+    const PeerTensor tensor = folder.tensor(spec);
+    const std::string& name = tensor.name;
     const auto it = reader.tensors().find(name);
     if (it == reader.tensors().end()) continue;  // read() says so
     const TensorInfo& info = it->second;
     if (info.dtype == "F64") fail_usage("'{}': {}: expected F32, BF16 or F16, got F64, which does not fit this program's parameters", path, name);
     if (info.dtype != "F32") tensors[name]["dtype"] = info.dtype;
-    if (info.shape != spec.shape) tensors[name]["shape"] = info.shape;
+    if (info.shape != whole_shape(tensor, spec)) tensors[name]["shape"] = info.shape;
   }
   if (tensors.empty()) return;
   Json peer = Json::parse(config.peer);
@@ -76,13 +88,13 @@ void remember_tensors(ModelConfig& config, const Folder& folder, const Safetenso
 }
 
 // Type and shape that a parameter had in the peer's file, as remember_tensors() noted them.
-std::pair<std::string, std::vector<int64_t>> as_it_was(const ModelConfig& config, const std::string& name, const ParamSpec& spec) {
-  if (config.peer.empty()) return {"F32", spec.shape};
+std::pair<std::string, std::vector<int64_t>> as_it_was(const ModelConfig& config, const std::string& name, const std::vector<int64_t>& own) {
+  if (config.peer.empty()) return {"F32", own};
   try {
     const Json tensors = Json::parse(config.peer).value("tensors", Json::object());
     const Json tensor = tensors.value(name, Json::object());
-    const std::vector<int64_t> shape = tensor.value("shape", spec.shape);
-    if (without_ones(shape) != without_ones(spec.shape)) {
+    const std::vector<int64_t> shape = tensor.value("shape", own);
+    if (without_ones(shape) != without_ones(own)) {
       fail_usage("config.json: peer.tensors.{}.shape: expected the parameter's with other dimensions of 1, got {}", name, tensor["shape"].dump());
     }
     return {tensor.value("dtype", "F32"), shape};
@@ -191,10 +203,23 @@ void export_model(const std::string& folder, const LanguageModel<float>& model) 
   const Json config = config_to_peer(model.config());
   TensorWriter writer;
   std::deque<HostView<float>> views;
+  std::map<std::string, std::vector<float>> shared;  // tensors of several parameters
   for (const ParamSpec& spec : model.params().specs()) {
-    const std::string name = peer_parameter_name(config, spec.name);
-    const auto [dtype, shape] = as_it_was(model.config(), name, spec);
-    writer.add(name, dtype, shape, views.emplace_back(model.params().host_values(spec)).span());
+    const PeerTensor tensor = peer_tensor(config, spec);
+    const auto [dtype, shape] = as_it_was(model.config(), tensor.name, whole_shape(tensor, spec));
+    std::span<const float> values = views.emplace_back(model.params().host_values(spec)).span();
+    if (tensor.rows > 0) {
+      std::vector<float>& whole = shared[tensor.name];
+      const bool begun = !whole.empty();
+      whole.resize(static_cast<size_t>(tensor.rows * row_size(spec)));
+      std::copy(values.begin(), values.end(), whole.begin() + tensor.first * row_size(spec));
+      if (!begun) continue;  // its other half comes
+      values = whole;
+    }
+    writer.add(tensor.name, dtype, shape, values);
+    // The embedding is declared first, and is the head where there is none.
+    const std::string head = &spec == model.params().specs().data() ? peer_tied_head(config) : "";
+    if (!head.empty()) writer.add(head, dtype, shape, values);
   }
   make_folders(folder);
   writer.write(folder + "/model.safetensors");
@@ -219,8 +244,10 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
   model.set_tokenizer(saved_tokenizer(reader, path));
   Params<T>& params = model.params();
   std::vector<std::string> names;
-  for (const ParamSpec& spec : params.specs()) names.push_back(source.name(spec));
-  const std::unordered_set<std::string> known(names.begin(), names.end());
+  for (const ParamSpec& spec : params.specs()) names.push_back(source.tensor(spec).name);
+  std::unordered_set<std::string> known(names.begin(), names.end());
+  const std::string head = source.tied_head();
+  if (!head.empty()) known.insert(head);
   for (const auto& [name, info] : reader.tensors()) {
     if (known.count(name) != 0) continue;
     const std::string near = nearest(name, names);
@@ -230,9 +257,15 @@ LanguageModel<T> load_model(const std::string& folder, Device& device) {
   std::vector<T> values;
   for (size_t i = 0; i < names.size(); ++i) {
     const ParamSpec& spec = params.specs()[i];
-    values.resize(static_cast<size_t>(spec.size()));
-    reader.read<T>(names[i], shape_in_file(source, reader, names[i], spec.shape), values);
-    params.write_values(spec, values);
+    const PeerTensor tensor = source.tensor(spec);
+    const std::vector<int64_t> shape = whole_shape(tensor, spec);
+    values.resize(static_cast<size_t>(shape[0] * row_size(spec)));
+    reader.read<T>(names[i], shape_in_file(source, reader, names[i], shape), values);
+    params.write_values(spec, std::span<const T>(values).subspan(static_cast<size_t>(tensor.first * row_size(spec)), static_cast<size_t>(spec.size())));
+    if (i > 0 || head.empty() || reader.tensors().count(head) == 0) continue;
+    std::vector<T> of_head(values.size());
+    reader.read<T>(head, shape_in_file(source, reader, head, shape), of_head);
+    if (of_head != values) fail_usage("'{}': {}: expected the embedding's values (tie_embeddings), got others", path, head);
   }
   if (!source.peer.is_null()) {
     remember_tensors(source.config, source, reader, params.specs(), path);

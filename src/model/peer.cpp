@@ -1,6 +1,7 @@
 #include "model/peer.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -19,6 +20,11 @@ using peer::Type;
 
 constexpr const char* kOurs = "fastweight";
 
+constexpr const char* kMambaSsm = "mamba_ssm";
+
+// state-spaces/mamba's configurations name no type.
+bool is_mamba_ssm(const Json& config) { return config.is_object() && config.find("model_type") == config.end() && config.find("d_model") != config.end(); }
+
 // The type's name: model_type, or that of a mixer in its place.
 std::string type_name(const Json& config) {
   const auto text = [](const Json& json, const char* key) {
@@ -27,6 +33,7 @@ std::string type_name(const Json& config) {
   };
   const auto mixer = config.find("mixer_override");
   if (mixer != config.end() && mixer->is_object()) return text(*mixer, "type");
+  if (is_mamba_ssm(config)) return kMambaSsm;
   return text(config, "model_type");
 }
 
@@ -206,7 +213,7 @@ std::vector<Candidate> candidates(const ModelConfig& config, std::string& obstac
   for (const Type& type : peer::types()) {
     Candidate candidate{&type, {{"model_type", type.name}}, {}, 0};
     type.write(config, candidate.json);
-    if (candidate.json["model_type"] != "transformer") peer::write_hybrid(config, candidate.json);
+    if (candidate.json.value("model_type", kMambaSsm) != "transformer" && !type.mamba_ssm) peer::write_hybrid(config, candidate.json);
     try {
       candidate.theirs = meaning(config_from_peer(candidate.json, type.name));
     } catch (const Error& error) {
@@ -225,6 +232,7 @@ std::vector<Candidate> candidates(const ModelConfig& config, std::string& obstac
 }  // namespace
 
 bool is_peer_config(const Json& config) {
+  if (is_mamba_ssm(config)) return true;
   const auto it = config.is_object() ? config.find("model_type") : config.end();
   return config.is_object() && it != config.end() && it->is_string() && *it != kOurs;
 }
@@ -317,9 +325,15 @@ PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>
 namespace {
 
 // "model.layers.0.attn.D" -> "backbone.layers.0.mixer.D".
-std::string backbone_name(const std::string& name, const std::string& norm) {
-  const std::string of_mixer = "." + norm + ".";
-  const peer::Rename parts[] = {{".model.norm.", ".backbone.norm_f."}, {".model.", ".backbone."}, {".attn.", ".mixer."}, {".attn_norm.", of_mixer.c_str()}};
+std::string backbone_name(const std::string& name, const Type& type) {
+  const std::string of_mixer = fmt::format(".{}.", type.norm);
+  std::vector<peer::Rename> parts = {
+      {".model.norm.", ".backbone.norm_f."}, {".model.", ".backbone."}, {".attn.", ".mixer."}, {".attn_norm.", of_mixer.c_str()}};
+  if (type.mamba_ssm) {
+    const std::initializer_list<peer::Rename> more = {
+        {".embeddings.", ".embedding."}, {".mlp_norm.", ".norm2."}, {".up_proj.", ".fc1."}, {".gate_proj.", ".fc1."}, {".down_proj.", ".fc2."}};
+    parts.insert(parts.end(), more);
+  }
   std::string result = "." + name;
   for (const peer::Rename& part : parts) {
     const std::string ours = part.ours;
@@ -333,7 +347,7 @@ std::string backbone_name(const std::string& name, const std::string& norm) {
 std::string peer_parameter_name(const Json& peer_config, const std::string& name) {
   const Type* type = find_type(type_name(peer_config));
   if (type == nullptr) return name;
-  if (type->norm != nullptr) return backbone_name(name, type->norm);
+  if (type->norm != nullptr) return backbone_name(name, *type);
   std::string result = "." + name + ".";
   const auto rename_part = [&](const std::string& ours, const std::string& theirs) {
     const size_t at = result.find(ours);
@@ -352,6 +366,21 @@ std::string peer_parameter_name(const Json& peer_config, const std::string& name
     result.replace(at, 19, ".g_norm.");
   }
   return result.substr(1, result.size() - 2);
+}
+
+PeerTensor peer_tensor(const Json& peer_config, const ParamSpec& spec) {
+  PeerTensor tensor{peer_parameter_name(peer_config, spec.name)};
+  const Type* type = find_type(type_name(peer_config));
+  if (type == nullptr || !type->mamba_ssm || tensor.name.find(".mlp.fc1.") == std::string::npos) return tensor;
+  // What is gated first, then the gate.
+  tensor.rows = 2 * spec.shape[0];
+  if (spec.name.find(".gate_proj.") != std::string::npos) tensor.first = spec.shape[0];
+  return tensor;
+}
+
+std::string peer_tied_head(const Json& peer_config) {
+  const Type* type = find_type(type_name(peer_config));
+  return type != nullptr && type->mamba_ssm && peer_config.value("tie_embeddings", true) ? "lm_head.weight" : "";
 }
 
 }  // namespace fw

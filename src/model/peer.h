@@ -1,4 +1,5 @@
-// Models of flash-linear-attention (the peer): its config.json as ours and back, and the names its files give our parameters.
+// Models of flash-linear-attention (the peer): its config.json as ours and back, and the names its files give our parameters. Of state-spaces/mamba's own
+// models, whose config.json has d_model in place of a model_type, those of Mamba-3: they are one more type, called mamba_ssm.
 //
 // A configuration that came from a peer keeps the peer's own text in ModelConfig::peer:
 //   {"config": {the peer's config.json, every key of it}, "tensors": {name: {"dtype": "BF16", "shape": [1, 1, 4, 1]}, ...}}
@@ -15,7 +16,7 @@
 
 namespace fw {
 
-// Whether config.json is a peer's: it has a model_type that is not "fastweight".
+// Whether config.json is a peer's: it has a model_type that is not "fastweight", or none and a d_model.
 bool is_peer_config(const nlohmann::json& config);
 // What a peer's model has that this program does not, such as "mamba2"; "" when it can be read.
 std::string unknown_peer_model(const nlohmann::json& config);
@@ -40,5 +41,15 @@ PeerLayout peer_layout(const ModelConfig& wanted, const std::vector<std::string>
 
 // The peer's name of our parameter; peer_config as config_to_peer gives it.
 std::string peer_parameter_name(const nlohmann::json& peer_config, const std::string& name);
+
+// Where a peer's file has a parameter: a tensor of its own, or some rows of one that several share.
+struct PeerTensor {
+  std::string name;
+  int64_t first = 0;  // row
+  int64_t rows = 0;   // of the tensor; 0: it is the parameter's alone
+};
+PeerTensor peer_tensor(const nlohmann::json& peer_config, const ParamSpec& spec);
+// The tensor that a head has beside the embedding that it is, in files that have one; or "".
+std::string peer_tied_head(const nlohmann::json& peer_config);
 
 }  // namespace fw

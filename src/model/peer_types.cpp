@@ -528,28 +528,32 @@ void write_rwkv7(const ModelConfig& c, Json& json) {
 
 // Mamba-3. Its MIMO kernels turn halves, the others pairs. The peer's layer has the decay activation of its authors' program before June 2026;
 // a_activation = heavy_tail names the later one.
-void read_mamba3(const Keys& keys, ModelConfig& c) {
-  read_blocks(keys, c, 2048, 48);
-  c.layers = {"mamba3"};
+void read_mamba3_layer(const Keys& keys, ModelConfig& c, const char* state, const char* head_dim, const char* groups) {
   c.mamba3.expand = keys.whole("expand", 2);
-  c.mamba3.head_dim = keys.whole("head_dim", 64);
-  c.mamba3.state_size = keys.whole("state_size", 128);
-  c.mamba3.num_groups = keys.whole("n_groups", 1);
+  c.mamba3.head_dim = keys.whole(head_dim, 64);
+  c.mamba3.state_size = keys.whole(state, 128);
+  c.mamba3.num_groups = keys.whole(groups, 1);
   c.mamba3.mimo_rank = keys.truth("is_mimo", false) ? keys.whole("mimo_rank", 4) : 0;
   if (c.mamba3.expand < 1 || c.mamba3.expand > 64) fail_usage("{}: expand: expected 1 to 64, got {}", keys.where(), c.mamba3.expand);
-  const Json* heads = keys.find("num_heads");
-  if (heads != nullptr && c.mamba3.head_dim > 0 && *heads != c.mamba3.expand * c.hidden_size / c.mamba3.head_dim)
-    keys.fail("num_heads", fmt::format("expand * hidden_size / head_dim = {}", c.mamba3.expand * c.hidden_size / c.mamba3.head_dim), *heads);
   if (keys.truth("is_mimo", false) && c.mamba3.mimo_rank < 1) fail_usage("{}: mimo_rank: expected at least 1, got {}", keys.where(), c.mamba3.mimo_rank);
   c.mamba3.rope_fraction = keys.number("rope_fraction", 0.5);
   if (c.mamba3.rope_fraction != 0.5 && c.mamba3.rope_fraction != 1.0) {
     fail_usage("{}: rope_fraction: expected 0.5 or 1 (the peer has no other), got {}", keys.where(), c.mamba3.rope_fraction);
   }
   c.mamba3.decay_floor = keys.number("A_floor", 1e-4);
+  c.mamba3.output_norm = keys.truth("is_outproj_norm", false);
+}
+
+void read_mamba3(const Keys& keys, ModelConfig& c) {
+  read_blocks(keys, c, 2048, 48);
+  c.layers = {"mamba3"};
+  read_mamba3_layer(keys, c, "state_size", "head_dim", "n_groups");
+  const Json* heads = keys.find("num_heads");
+  if (heads != nullptr && c.mamba3.head_dim > 0 && *heads != c.mamba3.expand * c.hidden_size / c.mamba3.head_dim)
+    keys.fail("num_heads", fmt::format("expand * hidden_size / head_dim = {}", c.mamba3.expand * c.hidden_size / c.mamba3.head_dim), *heads);
   const std::string activation = keys.text("a_activation", "softplus");
   if (activation != "softplus" && activation != "heavy_tail") keys.fail("a_activation", "softplus or heavy_tail", activation);
   c.mamba3.decay_activation = activation;
-  c.mamba3.output_norm = keys.truth("is_outproj_norm", false);
   keys.must_be("use_bias", false);
 }
 void write_mamba3(const ModelConfig& c, Json& json) {
@@ -569,6 +573,57 @@ void write_mamba3(const ModelConfig& c, Json& json) {
   if (spec.decay.heavy_tail) json["a_activation"] = "heavy_tail";
 }
 
+// state-spaces/mamba's own models (MambaConfig), of Mamba-3 only: blocks with a gated MLP where d_intermediate is not 0, its width a multiple of 128, the
+// vocabulary filled up. Its decay activation is the heavy tail, and the epsilon of all norms 1e-5, whatever the configuration says.
+constexpr int64_t kGatedMlpStep = 128;
+constexpr double kMambaSsmEps = 1e-5;
+
+void read_mamba_ssm(const Keys& keys, ModelConfig& c) {
+  const auto filled = [](int64_t n, int64_t step) { return (n + step - 1) / step * step; };
+  c.hidden_size = keys.whole("d_model", 2560);
+  c.num_hidden_layers = keys.whole("n_layer", 64);
+  c.vocab_size = keys.whole("vocab_size", 50277);
+  const int64_t step = keys.whole("pad_vocab_size_multiple", 8), width = keys.whole("d_intermediate", 0);
+  for (const auto& [key, value] : {std::pair("d_model", c.hidden_size), std::pair("vocab_size", c.vocab_size), std::pair("pad_vocab_size_multiple", step)}) {
+    if (value < 1 || value > 1 << 24) fail_usage("{}: {}: expected 1 to 2^24, got {}", keys.where(), key, value);
+  }
+  if (width < 0 || width > 1 << 24) fail_usage("{}: d_intermediate: expected 0 to 2^24, got {}", keys.where(), width);
+  c.vocab_size = filled(c.vocab_size, step);
+  c.mlp = width > 0 ? "swiglu" : "none";
+  if (width > 0) c.intermediate_size = filled(width, kGatedMlpStep);
+  c.tie_word_embeddings = keys.truth("tie_embeddings", true);
+  c.norm_eps = kMambaSsmEps;
+  c.init = "normal";
+  keys.must_be("rms_norm", true);
+  const Json* attention = keys.find("attn_layer_idx");
+  if (attention != nullptr && *attention != Json::array()) keys.fail("attn_layer_idx", "[] (its attention is not computed here)", *attention);
+
+  const Json* layer = keys.find("ssm_cfg");
+  if (layer == nullptr || !layer->is_object()) keys.fail("ssm_cfg", "an object with layer = \"Mamba3\"", layer == nullptr ? Json() : *layer);
+  const Keys mixer(*layer, keys.where() + ": ssm_cfg");
+  if (mixer.text("layer", "Mamba1") != "Mamba3")
+    mixer.fail("layer", "\"Mamba3\" (of the others flash-linear-attention's models are read)", mixer.text("layer", "Mamba1"));
+  c.layers = {"mamba3"};
+  read_mamba3_layer(mixer, c, "d_state", "headdim", "ngroups");
+  c.mamba3.decay_activation = "heavy_tail";
+}
+void write_mamba_ssm(const ModelConfig& c, Json& json) {
+  const Mamba3Spec spec = c.mamba3_spec();
+  Json layer = {{"layer", "Mamba3"},
+                {"d_state", spec.state},
+                {"expand", c.mamba3.expand},
+                {"headdim", spec.head_dim},
+                {"ngroups", spec.groups},
+                {"rope_fraction", c.mamba3.rope_fraction},
+                {"A_floor", spec.decay.floor},
+                {"is_outproj_norm", spec.output_norm},
+                {"is_mimo", spec.mimo_rank > 0}};
+  if (spec.mimo_rank > 0) layer["mimo_rank"] = spec.mimo_rank;
+  json = {{"d_model", c.hidden_size}, {"d_intermediate", c.mlp_size()},  {"n_layer", c.num_hidden_layers}, {"vocab_size", c.vocab_size},
+          {"ssm_cfg", layer},         {"attn_layer_idx", Json::array()}, {"attn_cfg", Json::object()},     {"rms_norm", true},
+          {"residual_in_fp32", true}, {"fused_add_norm", true},          {"pad_vocab_size_multiple", 1},   {"tie_embeddings", c.tie_word_embeddings}};
+}
+
 constexpr Type kTypes[] = {
     {"transformer", read_transformer, write_transformer},
     {"delta_net", read_delta_net, write_delta_net},
@@ -584,6 +639,7 @@ constexpr Type kTypes[] = {
     {"mamba2", read_mamba2, write_mamba2, {}, "norm"},
     {"mamba", read_mamba, write_mamba, {}, "norm"},
     {"mamba3", read_mamba3, write_mamba3, {}, "norm"},
+    {"mamba_ssm", read_mamba_ssm, write_mamba_ssm, {}, "norm", nullptr, true},
     {"samba", read_samba, write_samba, {}, "mixer_norm"},
     {"mesa_net", read_mesa_net, write_mesa_net},
     {"rwkv7", read_rwkv7, write_rwkv7, {}, nullptr, "ffn"},

@@ -84,6 +84,7 @@ struct Type {
   // Of the state-space models, which have "backbone" for our "model", "mixer" for "attn": what they call the norm before the mixer.
   const char* norm = nullptr;
   const char* mlp = nullptr;  // of RWKV-7: what they call "mlp"; the norm behind the embedding is then the first layer's "pre_norm"
+  bool mamba_ssm = false;     // of state-spaces/mamba: no model_type, an MLP of two tensors, a tied head beside the embedding
 };
 
 // All of them. The first that says the same as a model of our own is what it is exported as.

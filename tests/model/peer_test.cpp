@@ -239,6 +239,118 @@ TEST(Peer, Mamba3InOurWords) {
   }
 }
 
+Json mamba_ssm_config() {
+  return {{"d_model", 24},
+          {"n_layer", 2},
+          {"d_intermediate", 100},
+          {"vocab_size", 50},
+          {"pad_vocab_size_multiple", 16},
+          {"attn_layer_idx", Json::array()},
+          {"ssm_cfg", {{"layer", "Mamba3"}, {"headdim", 12}, {"d_state", 8}, {"is_mimo", true}, {"mimo_rank", 2}, {"chunk_size", 16}}}};
+}
+
+TEST(Peer, ModelsOfStateSpacesMambaInOurWords) {
+  EXPECT_TRUE(is_peer_config(mamba_ssm_config()));
+  EXPECT_EQ(unknown_peer_model(mamba_ssm_config()), "");
+  const ModelConfig c = config_from_peer(mamba_ssm_config(), "here");
+  EXPECT_EQ(c.layers, StringList{"mamba3"});
+  EXPECT_EQ(c.vocab_size, 64);
+  EXPECT_EQ(c.mlp_size(), 128);
+  EXPECT_TRUE(c.tie_word_embeddings);
+  EXPECT_EQ(c.norm_eps, 1e-5);
+  const Mamba3Spec spec = c.mamba3_spec();
+  EXPECT_EQ(spec.heads, 4);
+  EXPECT_EQ(spec.mimo_rank, 2);
+  EXPECT_EQ(spec.angles, 2);
+  EXPECT_TRUE(spec.halves);
+  EXPECT_TRUE(spec.decay.heavy_tail);
+  EXPECT_EQ(config_to_peer(c), mamba_ssm_config());
+  EXPECT_EQ(config_from_json(config_to_json(c), "written"), c);
+
+  for (const auto& [key, value] : std::vector<std::pair<const char*, Json>>{{"d_model", 0},
+                                                                            {"d_intermediate", -1},
+                                                                            {"pad_vocab_size_multiple", 0},
+                                                                            {"rms_norm", false},
+                                                                            {"attn_layer_idx", {1}},
+                                                                            {"ssm_cfg", {{"layer", "Mamba2"}}},
+                                                                            {"ssm_cfg", 3}}) {
+    Json wrong = mamba_ssm_config();
+    wrong[key] = value;
+    const std::string words = error_of([&] { config_from_peer(wrong, "'f/config.json'"); });
+    EXPECT_NE(words.find("'f/config.json': "), std::string::npos) << key << ": " << words;
+    EXPECT_NE(words.find(key), std::string::npos) << key << ": " << words;
+  }
+}
+
+// Its MLP is two tensors, what is gated before the gate in the first, and a tied head lies beside the embedding.
+TEST(Peer, ModelsOfStateSpacesMambaBothWays) {
+  ModelConfig config = config_from_peer(mamba_ssm_config(), "here");
+  config.peer.clear();  // as if it were a model of our own
+  LanguageModel<float> model = noisy_model<float>(config);
+  TempFolder theirs, ours, again;
+  export_model(theirs.path(), model);
+  EXPECT_EQ(read_json(theirs.path("config.json")).count("model_type"), 0U);
+  const SafetensorsReader reader(theirs.path("model.safetensors"));
+  for (const char* name : {"backbone.embedding.weight", "backbone.layers.1.norm.weight", "backbone.layers.1.norm2.weight", "backbone.layers.1.mixer.mimo_x",
+                           "backbone.layers.1.mlp.fc2.weight", "backbone.norm_f.weight", "lm_head.weight"}) {
+    EXPECT_TRUE(reader.has(name)) << name;
+  }
+  EXPECT_EQ(reader.tensors().at("backbone.layers.0.mlp.fc1.weight").shape, (std::vector<int64_t>{256, 24}));
+  std::vector<float> both(size_t{256} * 24), head(size_t{64} * 24), embedding(head.size());
+  reader.read<float>("backbone.layers.0.mlp.fc1.weight", std::vector<int64_t>{256, 24}, both);
+  const auto values = [&](const char* name) {
+    const HostView<float> view = model.params().host_values(model.params().specs()[static_cast<size_t>(model.params().find(name))]);
+    return std::vector<float>(view.span().begin(), view.span().end());
+  };
+  const auto half = static_cast<std::ptrdiff_t>(both.size() / 2);
+  EXPECT_EQ(std::vector<float>(both.begin(), both.begin() + half), values("model.layers.0.mlp.up_proj.weight"));
+  EXPECT_EQ(std::vector<float>(both.begin() + half, both.end()), values("model.layers.0.mlp.gate_proj.weight"));
+  reader.read<float>("lm_head.weight", std::vector<int64_t>{64, 24}, head);
+  reader.read<float>("backbone.embedding.weight", std::vector<int64_t>{64, 24}, embedding);
+  EXPECT_EQ(head, embedding);
+
+  LanguageModel<float> back = load_model<float>(theirs.path());
+  EXPECT_EQ(back.hash(), model.hash());
+  const std::vector<int32_t> ids = random_ids(20, 50, 1);
+  EXPECT_EQ(back.evaluate(ids, ids, SeqLayout({0, 20})).nll, model.evaluate(ids, ids, SeqLayout({0, 20})).nll);
+  save_model(ours.path(), back);
+  export_model(again.path(), load_model<float>(ours.path()));
+  EXPECT_EQ(read_json(again.path("config.json")), read_json(theirs.path("config.json")));
+  expect_same_tensors(theirs.path("model.safetensors"), again.path("model.safetensors"));
+
+  // A head that is another matrix is no tied head.
+  SafetensorsWriter writer;
+  head[7] += 1;
+  for (const auto& [name, info] : reader.tensors()) {
+    if (name == "lm_head.weight") {
+      writer.add<float>(name, info.shape, head);
+    } else {
+      writer.add(name, info.dtype, info.shape, info.bytes);
+    }
+  }
+  writer.write(again.path("model.safetensors"));
+  EXPECT_NE(error_of([&] { load_model<float>(again.path()); }).find("lm_head.weight: expected the embedding's values"), std::string::npos);
+}
+
+// The same model as flash-linear-attention has it and in the form of its authors' program.
+TEST(Peer, BothProgramsFormsAreOneModel) {
+  const std::string source = shared_path("vectors_more/models/mamba3_heavy");
+  if (source.empty()) GTEST_SKIP() << kNoShared;
+  const LanguageModel<float> model = load_model<float>(source);
+  TempFolder theirs;
+  const SafetensorsReader reader(source + "/model.safetensors");
+  SafetensorsWriter writer;
+  for (const auto& [name, info] : reader.tensors()) {
+    writer.add(name == "backbone.embeddings.weight" ? "backbone.embedding.weight" : name, info.dtype, info.shape, info.bytes);
+  }
+  writer.write(theirs.path("model.safetensors"));
+  const Json config = {{"d_model", 32},           {"n_layer", 2},
+                       {"vocab_size", 101},       {"pad_vocab_size_multiple", 1},
+                       {"tie_embeddings", false}, {"ssm_cfg", {{"layer", "Mamba3"}, {"headdim", 16}, {"d_state", 16}}}};
+  write_file_atomic(theirs.path("config.json"), config.dump());
+  EXPECT_EQ(load_model<float>(theirs.path()).hash(), model.hash());
+}
+
 TEST(Peer, UnknownModelsAreNamed) {
   EXPECT_EQ(unknown_peer_model(gated_config()), "");
   EXPECT_EQ(unknown_peer_model({{"model_type", "transformer"}}), "");

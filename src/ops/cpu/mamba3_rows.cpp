@@ -34,10 +34,18 @@ T rate_slope(const Mamba3Decay& decay, T x) {
   return softplus(x) < static_cast<T>(decay.floor) ? T(0) : sigmoid(x);
 }
 
+// In eight sums, which are one vector: always the same order.
 template <class T>
 T dot(const T* a, const T* b, int64_t n) {
+  constexpr int64_t kLanes = 8;
+  T sums[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += a[i + lane] * b[i + lane];
+  }
   T sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
+  for (; i < n; ++i) sum += a[i] * b[i];
+  for (const T lane : sums) sum += lane;
   return sum;
 }
 // y += s x
