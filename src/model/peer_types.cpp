@@ -366,7 +366,7 @@ void write_transformer(const ModelConfig& c, Json& json) {
   write_attention(c, c.layer_kind(0), json);
 }
 
-// Mamba-2: blocks of one layer without MLP. The norm is of all heads, whatever the groups are.
+// Mamba-2: blocks of one layer without MLP.
 void read_mamba2(const Keys& keys, ModelConfig& c) {
   read_blocks(keys, c, 2048, 48);
   c.layers = {"ssd"};

@@ -11,7 +11,7 @@ struct SsdMixer<T>::Context : MixerContext {
   Mat<T> xbc;   // [T, channels]: after the convolution
   RecurrenceInputs<T> tokens;
   Mat<T> o, gated, normed;  // [T, H P]: o + D x; times SiLU(z); normalised
-  Wide<T>* rstd = nullptr;  // [T]
+  Wide<T>* rstd = nullptr;  // [groups, T]
   void* saved = nullptr;    // of the recurrence
   const T* tail = nullptr;  // before this pass
 };
@@ -73,8 +73,12 @@ MixerContext* SsdMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSta
   c.gated = new_matrix<T>(arena, tokens, inner);
   exec.swiglu_forward(c.proj.col_range(0, inner), c.o, c.gated);
   c.normed = new_matrix<T>(arena, tokens, inner);
-  c.rstd = arena.alloc<Wide<T>>(tokens);
-  exec.rmsnorm_forward(c.gated, params.value(norm_), static_cast<Wide<T>>(spec_.norm_eps), c.normed, c.rstd);
+  c.rstd = arena.alloc<Wide<T>>(spec_.groups * tokens);
+  const int64_t group = inner / spec_.groups;
+  for (int64_t i = 0; i < spec_.groups; ++i) {
+    exec.rmsnorm_forward(c.gated.col_range(i * group, group), params.value(norm_) + i * group, static_cast<Wide<T>>(spec_.norm_eps),
+                         c.normed.col_range(i * group, group), c.rstd + i * tokens);
+  }
   if (y.data != nullptr) exec.linear_forward(c.normed, params.weight(out_proj_, spec_.hidden, inner), nullptr, y, Write::kOverwrite);
   return kept;
 }
@@ -90,7 +94,11 @@ void SsdMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<const
   const Mat<T> dnormed = new_matrix<T>(arena, tokens, inner), dgated = new_matrix<T>(arena, tokens, inner), d_o = new_matrix<T>(arena, tokens, inner);
   exec.linear_backward(dy, c.normed, params.weight(out_proj_, spec_.hidden, inner), dnormed, params.grad_matrix(out_proj_, spec_.hidden, inner), nullptr,
                        Write::kOverwrite);
-  exec.rmsnorm_backward(dnormed, c.gated, params.value(norm_), c.rstd, dgated, params.grad(norm_), Write::kOverwrite);
+  const int64_t group = inner / spec_.groups;
+  for (int64_t i = 0; i < spec_.groups; ++i) {
+    exec.rmsnorm_backward(dnormed.col_range(i * group, group), c.gated.col_range(i * group, group), params.value(norm_) + i * group, c.rstd + i * tokens,
+                          dgated.col_range(i * group, group), params.grad(norm_) + i * group, Write::kOverwrite);
+  }
   exec.swiglu_backward(dgated, c.proj.col_range(0, inner), c.o, dproj.col_range(0, inner), d_o);
 
   RecurrenceInputs<T> d;

@@ -2,11 +2,13 @@
 [TYPE...] prints a JSON line a type. A program of its own for test_convert.py: its kernels in Triton run on the CPU in Triton's interpreter, which a process is in from its
 beginning or never. Recurrences are these kernels' (fastweight.fla), convolutions, norms and gates FLA's own."""
 
+import inspect
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import textwrap
 import types
 import warnings
 
@@ -35,6 +37,7 @@ flash.__spec__ = types.SimpleNamespace(name="flash_attn")
 sys.modules["flash_attn"] = flash
 
 import fla.layers.comba  # noqa: E402
+import fla.layers.mamba2  # noqa: E402
 import fla.models  # noqa: E402
 import transformers  # noqa: E402
 from fla.ops.comba.naive import naive_recurrent_comba  # noqa: E402
@@ -59,6 +62,10 @@ MODELS = {
     "gla": ("GLA", {"num_heads": 2}),
     "hgrn2": ("HGRN2", {"num_heads": 2, "expand_ratio": 16}),
     "retnet": ("RetNet", {"num_heads": 2}),
+    "mamba": ("Mamba", {"state_size": 8}),
+    "mamba2": ("Mamba2", {"head_dim": 16, "num_heads": 4, "state_size": 16, "chunk_size": 16}),
+    "mamba2, groups": ("Mamba2", {"head_dim": 16, "num_heads": 4, "state_size": 16, "n_groups": 2, "chunk_size": 16}),
+    "samba": ("Samba", {"state_size": 8, "attn": {"layers": [1], "num_heads": 2, "num_kv_heads": 1, "window_size": 8}}),
 }
 PROMPT, TOKENS = [5, 9, 17, 3, 40, 22, 11], 24
 
@@ -67,6 +74,17 @@ def comba_of_the_paper(q, k, v, p, g, beta, initial_state=None, output_final_sta
     """FLA's kernels erase what the state held before the token's decay, its own reference and the rule `comba` what is left after it; the program knows the latter."""
     q, k, p = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k, p))
     return naive_recurrent_comba(q, k, v, p, beta, g, initial_state=initial_state, output_final_state=output_final_state)
+
+
+def groups_as_in_kernels():
+    """FLA's torch path for Mamba-2's prefill gives head h group h mod n_groups; its path for a step, and the kernels of mamba_ssm that it has on a GPU, h / (heads / n_groups)."""
+    mixer = fla.layers.mamba2.Mamba2
+    source = textwrap.dedent(inspect.getsource(mixer.torch_forward))
+    wrong = ".repeat(1, 1, self.num_heads // self.n_groups, 1)"
+    if source.count(wrong) != 2:
+        raise RuntimeError(f"fla.layers.mamba2: expected {wrong} twice in torch_forward, got {source.count(wrong)}")
+    exec(source.replace(wrong, ".repeat_interleave(self.num_heads // self.n_groups, 2)"), vars(fla.layers.mamba2))
+    mixer.torch_forward = fla.layers.mamba2.torch_forward
 
 
 def checked(name, folder):
@@ -101,6 +119,7 @@ def checked(name, folder):
 def main():
     folder = pathlib.Path(sys.argv[1])
     fastweight.fla.enable()
+    groups_as_in_kernels()
     fla.layers.comba.chunk_comba = fla.layers.comba.fused_recurrent_comba = comba_of_the_paper
     for name in sys.argv[2:] or MODELS:
         try:

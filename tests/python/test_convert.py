@@ -19,7 +19,7 @@ class Models(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run([sys.executable, HERE / "fla_models.py", folder], capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        self.assertEqual(len(rows), 12, done.stderr[-2000:])
+        self.assertEqual(len(rows), 16, done.stderr[-2000:])
         for row in rows:
             with self.subTest(model=row["model"]):
                 self.assertNotIn("error", row)
