@@ -53,8 +53,7 @@ def measure(device="cpu", tokens=1, heads=1, dim=8, calls=200, rounds=20):
             call()
             prepared = [c for c in _calls.kept().values() if isinstance(c, _calls.Forward)][-1]
             o = torch.empty_like(v)
-            prepared._inputs.point(leaves)
-            prepared._outputs.point((o,))
+            prepared._tensors.point((*leaves, o))
             row("the library's forward", lambda: prepared._run(leaves))
             row("prepared forward", lambda: prepared(leaves))
             row("forward, no grad", call)
@@ -70,7 +69,7 @@ def measure(device="cpu", tokens=1, heads=1, dim=8, calls=200, rounds=20):
             saved = ahead(leaves)[3]
             back(leaves, (cotangent,), saved)
             gradients = [torch.empty_like(t) for t in leaves]
-            back._gradients.point(gradients)
+            back._tensors.point((*leaves, cotangent, *gradients))
             row("the library's backward", lambda: back._run(leaves))
             row("prepared backward", lambda: back(leaves, (cotangent,), saved))
         row("forward, grad", call)

@@ -1,9 +1,10 @@
 #include "scan/tensors.h"
 
+#include <array>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <vector>
 
 #include "base/error.h"
 
@@ -16,6 +17,27 @@ std::string shape_text(const int64_t* shape, int rank) {
   return text + "]";
 }
 
+// A tensor's name in messages.
+struct TensorName {
+  std::string_view prefix, name;
+
+  TensorName(std::string_view whole) : name(whole) {}
+  TensorName(const char* whole) : name(whole) {}
+  TensorName(std::string_view before, std::string_view after) : prefix(before), name(after) {}
+  std::string text() const { return std::string(prefix).append(name); }
+};
+
+// An expected shape. A call checks twenty tensors of a header's struct and more, so what is checked and found good allocates nothing.
+struct Dims {
+  std::array<int64_t, 4> size = {};
+  int rank = 0;
+
+  Dims(std::initializer_list<int64_t> sizes) {
+    for (int64_t s : sizes) push_back(s);
+  }
+  void push_back(int64_t s) { size[static_cast<size_t>(rank++)] = s; }
+};
+
 template <class T>
 class Checker {
  public:
@@ -24,41 +46,42 @@ class Checker {
       : plan_(plan), prefix_(role == TensorRole::kGradient ? "gradient of " : ""), input_(role == TensorRole::kInput), written_(written) {}
 
   // dims: the expected shape; a negative entry -1 - i means "H or HV".
-  const fw_tensor* check(std::string_view name, const fw_tensor& t, const std::vector<int64_t>& dims, bool allowed, bool required, bool bf16 = false) const {
+  const fw_tensor* check(TensorName name, const fw_tensor& t, const Dims& dims, bool allowed, bool required, bool bf16 = false) const {
     if (t.data == nullptr) {
-      if (required && plan_.tokens() > 0) fail_usage("{}{}: expected a tensor, since the rule ({}) uses it, got none", prefix_, name, to_string(plan_.rule));
+      if (required && plan_.tokens() > 0)
+        fail_usage("{}{}: expected a tensor, since the rule ({}) uses it, got none", prefix_, name.text(), to_string(plan_.rule));
       return nullptr;
     }
-    if (!allowed) fail_usage("{}{}: expected none, since the rule ({}) does not use it, got a tensor", prefix_, name, to_string(plan_.rule));
+    if (!allowed) fail_usage("{}{}: expected none, since the rule ({}) does not use it, got a tensor", prefix_, name.text(), to_string(plan_.rule));
     constexpr int32_t kType = std::is_same_v<T, float> ? FW_F32 : FW_F64;
     if (t.dtype != kType && !(bf16 && t.dtype == FW_BF16)) {
-      fail_usage("{}{}: dtype: expected {}{} as the descriptor says, got {}", prefix_, name, kType, bf16 ? " or FW_BF16" : "", t.dtype);
+      fail_usage("{}{}: dtype: expected {}{} as the descriptor says, got {}", prefix_, name.text(), kType, bf16 ? " or FW_BF16" : "", t.dtype);
     }
-    const int rank = static_cast<int>(dims.size());
-    if (t.rank != rank) fail_usage("{}{}: rank: expected {}, got {}", prefix_, name, rank, t.rank);
+    const int rank = dims.rank;
+    if (t.rank != rank) fail_usage("{}{}: rank: expected {}, got {}", prefix_, name.text(), rank, t.rank);
     bool empty = false;
-    for (int64_t dim : dims) empty = empty || dim == 0;
+    for (int i = 0; i < rank; ++i) empty = empty || dims.size[static_cast<size_t>(i)] == 0;
     for (int i = 0; i < rank; ++i) {
-      const int64_t want = dims[static_cast<size_t>(i)];
+      const int64_t want = dims.size[static_cast<size_t>(i)];
       const bool good = want >= 0 ? t.shape[i] == want : t.shape[i] == plan_.H || t.shape[i] == plan_.HV;
       if (!good) {
-        std::vector<int64_t> shown = dims;
-        for (int64_t& d : shown) d = d < 0 ? plan_.HV : d;
-        fail_usage("{}{}: shape: expected {}{}, got {}", prefix_, name, shape_text(shown.data(), rank),
-                   shown == dims ? "" : fmt::format(" or with {} heads", plan_.H), shape_text(t.shape, rank));
+        Dims shown = dims;
+        for (int64_t& d : shown.size) d = d < 0 ? plan_.HV : d;
+        fail_usage("{}{}: shape: expected {}{}, got {}", prefix_, name.text(), shape_text(shown.size.data(), rank),
+                   shown.size == dims.size ? "" : fmt::format(" or with {} heads", plan_.H), shape_text(t.shape, rank));
       }
       const int64_t least = written_ && !empty && t.shape[i] > 1 ? 1 : 0;
-      if (t.stride[i] < least) fail_usage("{}{}: stride[{}]: expected {} or more elements, got {}", prefix_, name, i, least, t.stride[i]);
+      if (t.stride[i] < least) fail_usage("{}{}: stride[{}]: expected {} or more elements, got {}", prefix_, name.text(), i, least, t.stride[i]);
     }
     if (rank == 4 && t.shape[rank - 1] > 1 && t.stride[rank - 1] != 1) {
-      fail_usage("{}{}: stride[{}]: expected 1 (the last dimension is contiguous), got {}", prefix_, name, rank - 1, t.stride[rank - 1]);
+      fail_usage("{}{}: stride[{}]: expected 1 (the last dimension is contiguous), got {}", prefix_, name.text(), rank - 1, t.stride[rank - 1]);
     }
     return &t;
   }
 
   // `dim` 0: rank 3 [B, T, heads].
-  TokenTensor<T> token(std::string_view name, const fw_tensor& t, int64_t heads, int64_t dim, bool allowed, bool required) const {
-    std::vector<int64_t> dims = {plan_.B, plan_.T, heads};
+  TokenTensor<T> token(TensorName name, const fw_tensor& t, int64_t heads, int64_t dim, bool allowed, bool required) const {
+    Dims dims = {plan_.B, plan_.T, heads};
     if (dim > 0) dims.push_back(dim);
     const fw_tensor* x = check(name, t, dims, allowed, required, plan_.bf16_io);
     if (x == nullptr) return {};
@@ -77,7 +100,7 @@ class Checker {
   }
 
   // states: how many there are.
-  StateTensor<T> state(const char* name, const fw_tensor& t, int64_t states) const {
+  StateTensor<T> state(TensorName name, const fw_tensor& t, int64_t states) const {
     const bool k_first = plan_.state_layout == FW_STATE_K_FIRST;
     const fw_tensor* x =
         check(name, t, {states, plan_.HV, k_first ? plan_.K : plan_.V, k_first ? plan_.V : plan_.K}, true, false, input_ && plan_.dtype == FW_F32);
@@ -86,35 +109,36 @@ class Checker {
     return {static_cast<T*>(x->data), nullptr, x->stride[0], x->stride[1], x->stride[2]};
   }
 
-  StateTensor<T> precond_state(const char* name, const fw_tensor& t, int64_t states) const {
+  StateTensor<T> precond_state(TensorName name, const fw_tensor& t, int64_t states) const {
     const fw_tensor* x = check(name, t, {states, plan_.H, plan_.K}, plan_.rule.uses_precond(), false);
     if (x == nullptr) return {};
-    if (plan_.K > 1 && x->stride[2] != 1) fail_usage("{}{}: stride[2]: expected 1 (the last dimension is contiguous), got {}", prefix_, name, x->stride[2]);
+    if (plan_.K > 1 && x->stride[2] != 1)
+      fail_usage("{}{}: stride[2]: expected 1 (the last dimension is contiguous), got {}", prefix_, name.text(), x->stride[2]);
     return {static_cast<T*>(x->data), nullptr, x->stride[0], x->stride[1], plan_.K};
   }
 
   // channels: of a decay with a value a channel, or 0. Parameters of a log-decay that is given as a value must be absent.
-  DecayParameters<T> decay_parameters(const std::string& prefix, Given given, const fw_tensor& a_log, const fw_tensor& dt_bias, int64_t heads,
+  DecayParameters<T> decay_parameters(std::string_view prefix, Given given, const fw_tensor& a_log, const fw_tensor& dt_bias, int64_t heads,
                                       int64_t channels) const {
-    return {parameter(prefix + "a_log", a_log, given, has_rate(given), heads, a_log.rank == 2 ? channels : 0),
-            parameter(prefix + "dt_bias", dt_bias, given, given != Given::kValue, heads, channels)};
+    return {parameter({prefix, "a_log"}, a_log, given, has_rate(given), heads, a_log.rank == 2 ? channels : 0),
+            parameter({prefix, "dt_bias"}, dt_bias, given, given != Given::kValue, heads, channels)};
   }
 
  private:
-  HeadTensor<T> parameter(const std::string& name, const fw_tensor& t, Given given, bool allowed, int64_t heads, int64_t channels) const {
+  HeadTensor<T> parameter(TensorName name, const fw_tensor& t, Given given, bool allowed, int64_t heads, int64_t channels) const {
     if (t.data == nullptr) return {};
     if (!allowed) {
-      fail_usage("{}{}: expected none, since the log-decay is given as {} (fw_gates), got a tensor", prefix_, name,
+      fail_usage("{}{}: expected none, since the log-decay is given as {} (fw_gates), got a tensor", prefix_, name.text(),
                  given == Given::kValue ? "its value" : "a logsigmoid");
     }
-    std::vector<int64_t> dims = {heads};
+    Dims dims = {heads};
     if (channels > 0) dims.push_back(channels);
     const fw_tensor* x = check(name, t, dims, true, false);
     return {static_cast<T*>(x->data), x->shape[0], x->stride[0], channels > 0 ? x->stride[1] : 0};
   }
 
   const Plan& plan_;
-  std::string prefix_;
+  std::string_view prefix_;
   bool input_, written_;
 };
 
@@ -157,12 +181,12 @@ Inputs<T> check_inputs(const Plan& plan, const fw_inputs& in, TensorRole role) {
 template <class T>
 Inputs<T> check_gradients(const Plan& plan, const fw_inputs& grads, const Inputs<T>& in) {
   const Inputs<T> d = check_inputs<T>(plan, grads, TensorRole::kGradient);
-  const auto same = [](std::string_view name, int64_t got, int64_t expected) {
-    if (got != expected) fail_usage("gradient of {}: shape: expected {} heads as the logits have, got {}", name, expected, got);
+  const auto same = [](TensorName name, int64_t got, int64_t expected) {
+    if (got != expected) fail_usage("gradient of {}: shape: expected {} heads as the logits have, got {}", name.text(), expected, got);
   };
-  const auto same_parameters = [&](const std::string& prefix, const DecayParameters<T>& of, const DecayParameters<T>& from, int64_t heads) {
-    if (of.a_log) same(prefix + "a_log", of.a_log.heads, heads);
-    if (of.dt_bias) same(prefix + "dt_bias", of.dt_bias.heads, heads);
+  const auto same_parameters = [&](std::string_view prefix, const DecayParameters<T>& of, const DecayParameters<T>& from, int64_t heads) {
+    if (of.a_log) same({prefix, "a_log"}, of.a_log.heads, heads);
+    if (of.dt_bias) same({prefix, "dt_bias"}, of.dt_bias.heads, heads);
     if (of.a_log && from.a_log && (of.a_log.stride_k != 0) != (from.a_log.stride_k != 0)) {
       fail_usage("gradient of {}a_log: rank: expected {} as a_log has, got {}", prefix, from.a_log.stride_k != 0 ? 2 : 1, of.a_log.stride_k != 0 ? 2 : 1);
     }

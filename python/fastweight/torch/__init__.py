@@ -24,6 +24,8 @@ __all__ = ["DeviceError", "Error", "Result", "backward", "forward", "plan_text",
 _SAVE = os.environ.get("FASTWEIGHT_SAVE", "1") != "0"
 _SEGMENT = int(os.environ.get("FASTWEIGHT_SEGMENT", "0"))
 _NUMBER = (float, int, type(None))
+# Looked up once: a call is some ten microseconds.
+_untraced, _signature, _stream_of, _kept, _differentiable = (_autograd.untraced, _calls.signature, _calls.stream_of, _calls.kept, _autograd.Recurrence.apply)
 
 
 class Result(typing.NamedTuple):
@@ -103,12 +105,12 @@ def forward(
     """
     raw = (q, k, v, g, beta, lambda_, erase_key, erase_gate, write_gate, read_correction, precond_g, precond_beta, precond_center, initial_state,
            initial_precond, a_log, dt_bias, precond_a_log, precond_dt_bias, erase_write)
-    if others or len(raw) < len(_calls.INPUTS):
+    if others or _MORE:
         raw = _in_order(raw, others)
-    options = (rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates, max_seqlen)
     if cu_seqlens_cpu is not None:
         cu_seqlens = cu_seqlens_cpu
-    if not _autograd.untraced():
+    options = (rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates, max_seqlen)
+    if not _untraced():
         return _traced(raw, options, cu_seqlens, output_final_state, save)
     grad = torch.is_grad_enabled()
     offsets = key = call = None
@@ -116,8 +118,8 @@ def forward(
         _arguments.check_offsets(cu_seqlens, q)
         offsets = _calls.offsets_of(cu_seqlens, _bound(max_seqlen))
     try:
-        key = (options, output_final_state, save, grad, _calls.signature(raw), offsets and offsets.key, _calls.stream_of(q))
-        call = _calls.kept().get(key)
+        key = (options, output_final_state, save, grad, _signature(raw), offsets and offsets.key, _stream_of(q))
+        call = _kept().get(key)
     except (AttributeError, TypeError):  # not tensors, or not hashable: the checks say what is wrong
         key = None
     if call is None:
@@ -129,20 +131,20 @@ def forward(
         # The same call on tensors that need no conversion is not checked again.
         if key is not None and type(scale) in _NUMBER and all([a is b for a, b in zip(raw, inputs)]):
             _calls.keep(key, call)
-        present = _calls.present_of(inputs)
-    else:
-        present = _calls.present_of(raw)
+        raw = inputs
+    present = [t for t in raw if t is not None]
     if not call.differentiated:
         o, final_state, final_precond, _ = call(present)
     elif output_final_state:
-        o, final_state, final_precond = _autograd.Recurrence.apply(call, *present)
+        o, final_state, final_precond = _differentiable(call, *present)
     else:
-        o, final_state, final_precond = _autograd.Recurrence.apply(call, *present), None, None
-    return Result(o if o.dtype == q.dtype else o.to(q.dtype), final_state, final_precond)
+        o, final_state, final_precond = _differentiable(call, *present), None, None
+    return Result(o if o.dtype is q.dtype else o.to(q.dtype), final_state, final_precond)
 
 
-# What forward names, in the order in which it does.
+# What forward names, in the order in which it does, and whether the header has more.
 _NAMED = tuple(name.rstrip("_") for name, p in inspect.signature(forward).parameters.items() if p.kind == p.POSITIONAL_OR_KEYWORD)[1:]
+_MORE = len(_NAMED) < len(_calls.INPUTS)
 
 
 def _in_order(named, others):

@@ -10,9 +10,12 @@ from fastweight.torch import _calls
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
+_compiling, _modes, _transforms = torch.compiler.is_compiling, torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+
+
 def untraced():
     """Whether nothing compiles, traces or watches."""
-    return not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None)
+    return not (_compiling() or _modes() > 0 or _transforms() is not None)
 
 
 def eager(inputs):
@@ -41,19 +44,13 @@ class _NoSecond(torch.autograd.Function):
     backward = staticmethod(no_second)
 
 
-def _gradients(call, tensors, cotangents, saved, wanted):
-    stream = _calls.stream_of(tensors[0])
-    d_o, d_state, d_precond = cotangents
-    key = (call, wanted, stream, saved is None, d_o if d_o is None else d_o.stride(), d_state if d_state is None else d_state.stride(),
-           d_precond if d_precond is None else d_precond.stride())
-    prepared = _calls.kept().get(key)
-    if prepared is None:
-        inputs, all_wanted = [None] * call.input_count, [False] * call.input_count
-        for place, tensor, want in zip(call.places, tensors, wanted):
-            inputs[place], all_wanted[place] = tensor, want
-        plan = call.plan if stream == call.stream and not call.plan.outgrown() else None
-        prepared = _calls.keep(key, _calls.Backward(call.config, inputs, call.offsets, cotangents, all_wanted, saved is not None, stream, plan))
-    return prepared(tensors, (d_o,) if d_state is None and d_precond is None and d_o is not None else [d for d in cotangents if d is not None], saved)
+def _prepared(call, tensors, cotangents, saved, wanted, stream):
+    """wanted: of the Function's arguments, of which the call is the first."""
+    inputs, all_wanted = [None] * call.input_count, [False] * call.input_count
+    for place, tensor, want in zip(call.places, tensors, wanted[1:]):
+        inputs[place], all_wanted[place] = tensor, want
+    plan = call.plan if stream == call.stream and not call.plan.outgrown() else None
+    return _calls.Backward(call.config, inputs, call.offsets, cotangents, all_wanted, saved is not None, stream, plan)
 
 
 class Recurrence(torch.autograd.Function):
@@ -71,8 +68,19 @@ class Recurrence(torch.autograd.Function):
     def backward(ctx, d_o, d_state=None, d_precond=None):
         *tensors, saved = ctx.saved_tensors  # plain tensors
         call = ctx.call
-        cotangents = (usable(d_o, call.dtype), usable(d_state, call.state_dtype), usable(d_precond, call.state_dtype))
-        gradients = _gradients(call, tensors, cotangents, saved, ctx.needs_input_grad[1:])
+        if d_state is None and d_precond is None and d_o is not None:  # the usual case, whose key is the shortest
+            d_o = usable(d_o, call.dtype)
+            cotangents, given, strides = (d_o, None, None), (d_o,), d_o.stride()
+        else:
+            cotangents = (usable(d_o, call.dtype), usable(d_state, call.state_dtype), usable(d_precond, call.state_dtype))
+            given = [d for d in cotangents if d is not None]
+            strides = tuple([None if d is None else d.stride() for d in cotangents])
+        wanted, stream, kept = ctx.needs_input_grad, _calls.stream_of(tensors[0]), _calls.kept()
+        key = (call, wanted, strides, stream)
+        prepared = kept.get(key)
+        if prepared is None:
+            prepared = _calls.keep(key, _prepared(call, tensors, cotangents, saved, wanted, stream))
+        gradients = prepared(tensors, given, saved)
         if torch.is_grad_enabled():  # create_graph: a derivative of these must not be taken for zero
             present = [g for g in gradients if g is not None]
             watched = [t for t in (*tensors, *cotangents) if t is not None]

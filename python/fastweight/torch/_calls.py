@@ -44,16 +44,16 @@ def maker_of(tensor):
 
 
 class _Call:
-    """plan, config, offsets, stream; _run(). A subclass says function, the bytes of its workspace and which structs it has."""
+    """plan, config, offsets, stream; _run(). A subclass says function, the bytes of its workspace and the tensors of its structs."""
 
     function = ""
 
-    def __init__(self, config, inputs, offsets, stream, structs, plan=None, slots=None):
+    def __init__(self, config, inputs, offsets, stream, tensors, plan=None, slots=None):
         self.config, self.offsets, self.stream, self._slots = config, offsets, stream, slots
         self.places = tuple(i for i, t in enumerate(inputs) if t is not None)
         self.input_count = len(inputs)
         self._cpu = inputs[Q].device.type == "cpu"
-        self._structs = structs
+        self._tensors = tensors
         self._saved, self._saved_bytes = ctypes.c_void_p(), ctypes.c_size_t()
         self._space, self._space_bytes = ctypes.c_void_p(), ctypes.c_size_t()
         # Without argtypes: what is passed are ctypes objects already.
@@ -70,7 +70,7 @@ class _Call:
         if self._workspace is not None:
             self._space.value = self._workspace.data_ptr()
         saved = (self._saved, self._saved_bytes) if self.function != "fw_plan_step" else ()
-        self._arguments = (plan.handle, *[s.pointer for s in self._structs], *saved, self._space, self._space_bytes)
+        self._arguments = (plan.handle, *self._tensors.pointers, *saved, self._space, self._space_bytes)
 
     def _run(self, inputs):
         """inputs: the present ones; the structs point at everything."""
@@ -107,8 +107,7 @@ class Forward(_Call):
         self._state = state_shape(config, n, shapes.HV, shapes.K, shapes.V) if final else None
         self._precond = (n, shapes.H, shapes.K) if final and uses_precond(config.rule) else None
         self._asked = saved_bytes
-        self._inputs, self._outputs = Tensors("fw_inputs", inputs), Tensors("fw_outputs", self._made(q))
-        super().__init__(config, inputs, offsets, stream, (self._inputs, self._outputs))
+        super().__init__(config, inputs, offsets, stream, Tensors(("fw_inputs", inputs), ("fw_outputs", self._made(q))))
 
     def _needs(self):
         # -1: what the plan keeps. A fixed size that is too small keeps nothing, and backward, which sees the same, recomputes.
@@ -124,18 +123,17 @@ class Forward(_Call):
     def __call__(self, present):
         """(o, final_state, final_precond, saved)."""
         q = present[0]
-        self._inputs.point(present)
         saved = None
         if self._asked:
             saved = q.new_empty(self._buffer, dtype=torch.uint8)
             self._saved.value = saved.data_ptr() if self._keeps else None
         if self._state is None:
             o = torch.empty_like(present[self._v]) if self._o_like else q.new_empty(self._o)
-            self._outputs.point((o,))
+            self._tensors.point((*present, o))
             self._run(present)
             return o, None, None, saved
         results = self._made(q)
-        self._outputs.point(present_of(results))
+        self._tensors.point((*present, *present_of(results)))
         self._run(present)
         return (*results, saved)
 
@@ -152,11 +150,13 @@ class Backward(_Call):
         self._all = all(self._wanted)
         self._makers = tuple([maker_of(t) for t in present_of(inputs)])
         gradients = tuple([maker_of(t)(t) if want else None for t, want in zip(inputs, wanted)])
-        self._inputs, self._cotangents, self._gradients = Tensors("fw_inputs", inputs), Tensors("fw_outputs", cotangents), Tensors("fw_inputs", gradients)
-        super().__init__(config, inputs, offsets, stream, (self._inputs, self._cotangents, self._gradients), plan)
+        tensors = Tensors(("fw_inputs", inputs), ("fw_outputs", cotangents), ("fw_inputs", gradients))
+        super().__init__(config, inputs, offsets, stream, tensors, plan)
 
     def _needs(self):
         self._keeps = self._has_saved and self.plan.saved > 0
+        if not self._keeps:
+            self._saved.value = None
         self._saved_bytes.value = self.plan.saved if self._keeps else 0
         return self.plan.backward if self._keeps or self.plan.saved == 0 else self.plan.backward_alone
 
@@ -166,10 +166,9 @@ class Backward(_Call):
         else:
             gradients = [make(t) if want else None for make, t, want in zip(self._makers, present, self._wanted)]
             made = present_of(gradients)
-        self._inputs.point(present)
-        self._cotangents.point(cotangents)
-        self._gradients.point(made)
-        self._saved.value = saved.data_ptr() if self._keeps else None
+        self._tensors.point((*present, *cotangents, *made))
+        if self._keeps:
+            self._saved.value = saved.data_ptr()
         self._run(present)
         return gradients
 
@@ -183,9 +182,8 @@ class Step(_Call):
         """finals: the tensors that are written, if they are others."""
         q, shapes = inputs[Q], shapes_of(inputs)
         self._o = (shapes.B, shapes.T, shapes.HV, shapes.V)
-        self._inputs = Tensors("fw_inputs", inputs)
-        self._outputs = Tensors("fw_outputs", (q.new_empty(self._o), *(finals or (inputs[INITIAL_STATE], inputs[INITIAL_PRECOND]))))
-        super().__init__(config, inputs, offsets, stream, (self._inputs, self._outputs), slots=slots)
+        outputs = (q.new_empty(self._o), *(finals or (inputs[INITIAL_STATE], inputs[INITIAL_PRECOND])))
+        super().__init__(config, inputs, offsets, stream, Tensors(("fw_inputs", inputs), ("fw_outputs", outputs)), slots=slots)
 
     def _needs(self):
         return self.plan.forward
@@ -193,8 +191,7 @@ class Step(_Call):
     def __call__(self, present, states):
         """present: the inputs with the states among them; states: the present ones again, or the finals, which are written."""
         o = present[0].new_empty(self._o)
-        self._inputs.point(present)
-        self._outputs.point((o, *states))
+        self._tensors.point((*present, o, *states))
         self._run(present)
         return o
 

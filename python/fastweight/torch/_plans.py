@@ -206,31 +206,36 @@ class Plan:
 
 
 class Tensors:
-    """A struct of tensors, described once from examples of the same shapes, types and strides; then point() writes addresses alone."""
+    """Structs of tensors, described once from examples of the same shapes, types and strides; then point() writes addresses alone.
 
-    def __init__(self, struct, examples):
-        value = _library.new(struct)
-        fields = [name for name, _ in value._fields_ if name != "size"]
-        self._value = value
-        self._words = memoryview(value).cast("B").cast("Q")
-        self._places = []
-        for name, tensor in zip(fields, examples):
-            if tensor is None:
-                continue
-            field = getattr(value, name)
-            field.dtype = _DTYPES[tensor.dtype]
-            field.rank = tensor.dim()
-            for i, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
-                field.shape[i], field.stride[i] = size, stride
-            self._places.append((getattr(type(value), name).offset + type(field).data.offset) // _WORD)
-        self.pointer = ctypes.c_void_p(ctypes.addressof(value))
+    structs: (name, examples) of each; they lie one after the other, so that one loop writes all of them."""
 
-    def point(self, present):
-        """present: the tensors that were examples, without the absent ones."""
+    def __init__(self, *structs):
+        classes = [HEADER.structs[name] for name, _ in structs]
+        buffer = (ctypes.c_uint64 * (sum(map(ctypes.sizeof, classes)) // _WORD))()
+        self._words = memoryview(buffer).cast("B").cast("Q")
+        self._places, self.pointers, begin = [], [], 0
+        for struct, (_, examples) in zip(classes, structs):
+            value = struct.from_buffer(buffer, begin)
+            address = ctypes.addressof(value)
+            _library.library().fw_init_struct(address, ctypes.sizeof(value))
+            for (name, kind), tensor in zip([field for field in struct._fields_ if field[0] != "size"], examples):
+                if tensor is None:
+                    continue
+                field = getattr(value, name)
+                field.dtype = _DTYPES[tensor.dtype]
+                field.rank = tensor.dim()
+                for i, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
+                    field.shape[i], field.stride[i] = size, stride
+                self._places.append((begin + getattr(struct, name).offset + kind.data.offset) // _WORD)
+            self.pointers.append(ctypes.c_void_p(address))
+            begin += ctypes.sizeof(struct)
+
+    def point(self, tensors):
+        """tensors: those that were examples, without the absent ones, struct after struct."""
         words = self._words
-        for place, tensor in zip(self._places, present):
+        for place, tensor in zip(self._places, tensors):
             words[place] = tensor.data_ptr()
-
 
 
 def signature(tensors):
