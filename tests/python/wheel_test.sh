@@ -13,7 +13,7 @@ skip() {
   exit 77
 }
 
-"$python" -c 'import sys, torch; assert sys.version_info >= (3, 9)' 2> /dev/null || skip "$python has no torch (FW_PYTHON=/path/to/python names another)"
+"$python" -c 'import importlib.util, sys; assert sys.version_info >= (3, 9) and importlib.util.find_spec("torch")' 2> /dev/null || skip "$python has no torch (FW_PYTHON=/path/to/python names another)"
 "$python" -m venv "$work/build" 2> /dev/null || skip "$python cannot make virtual environments"
 "$work/build/bin/pip" -q --disable-pip-version-check download --no-deps -d "$work" scikit-build-core > /dev/null 2>&1 || skip "pip cannot reach scikit-build-core"
 
@@ -21,12 +21,13 @@ FW_PYTHON="$python" FW_WHEEL_CUDA=OFF "$source/tools/wheel.sh" "$work/dist"
 "$python" -m venv "$work/user"
 "$work/user/bin/pip" -q --disable-pip-version-check install --no-deps "$work"/dist/fastweight-*.whl
 site=$("$work/user/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-"$python" -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])' > "$site/torch_of_the_other.pth"
+"$python" -c 'import importlib.util, pathlib; print(pathlib.Path(importlib.util.find_spec("torch").origin).parents[1])' > "$site/torch_of_the_other.pth"
 
 # From a folder that has no fastweight, so that only the installed one can be found.
 cp -r "$source/tests/python" "$work/tests"
 cd "$work/tests"
-unset FASTWEIGHT_LIBRARY PYTHONPATH
+unset FASTWEIGHT_LIBRARY PYTHONPATH PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX=${FW_TORCH_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fastweight}/bytecode  # as in run_tests.sh
 "$work/user/bin/python" -c "
 import fastweight
 assert fastweight.find_library().startswith('$work/user'), fastweight.find_library()
