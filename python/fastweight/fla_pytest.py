@@ -1,14 +1,21 @@
 """pytest -p fastweight.fla_pytest tests/ops/...: flash-linear-attention's own tests with these kernels enabled, and how many calls of each file were served.
-A file in which no call was served counts as failed: its tests passed without us."""
+A file in which no call was served counts as failed: its tests passed without us. Without a GPU they run on the CPU, where flash-linear-attention's own kernels do not:
+a test that calls those fails there."""
 
 import collections
 
+import fla.utils
 import pytest
+import torch
 
 import fastweight.fla
 from fastweight.torch import _serving
 
 _files = collections.defaultdict(lambda: {"passed": 0, "failed": 0, "skipped": 0, "served": 0, "fell_back": 0})
+
+if not torch.cuda.is_available():  # tests make their tensors where these say, which is on CUDA even where there is no device at all; before a conftest asks
+    for module in (fla.utils, fla.utils.hardware):
+        module.device, module.device_torch_lib = "cpu", torch.cpu
 
 
 def _totals():
