@@ -88,7 +88,7 @@ run() {
   if [ -n "$nvidia" ]; then
     for libs in "$nvidia"/*/lib; do LD_LIBRARY_PATH=$LD_LIBRARY_PATH:$libs; done
   fi
-  export LD_LIBRARY_PATH NCCL_DEBUG=${NCCL_DEBUG:-WARN}
+  export LD_LIBRARY_PATH NCCL_DEBUG=${NCCL_DEBUG:-WARN} NCCL_NVLS_ENABLE=0  # no multicast, which others on the host may need whole
   env -u LD_LIBRARY_PATH nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || true
   cat docs/*.md > "$work/text"
   local small=(train --text "$work/text" --device cuda --steps 200 --log-every 10 --accumulate 4 --batch 4 --length 256 --hidden-size 256 --num-hidden-layers 2

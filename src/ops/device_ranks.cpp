@@ -17,6 +17,8 @@ DeviceRanks device_ranks(Communicator& host, Device& device) {
   std::string why = device_info().emulated ? "the device is emulated" : "FASTWEIGHT_NCCL=off";
   const bool found = wish != "off" && !device_info().emulated && nccl::open_functions(functions, why);
   if (!found && wish == "on") throw DeviceError(fmt::format("FASTWEIGHT_NCCL=on: {}", why));
+  // What switches add up or copy for NCCL is not called here, and setting it up takes memory of every GPU.
+  if (found) ::setenv("NCCL_NVLS_ENABLE", "0", 0);
   // All or none.
   if (!any_rank(host, !found)) return {nccl::make_ranks(functions, host, device), "NCCL " + nccl::version_of(functions)};
   return {std::make_unique<StagedRanks>(host, device), fmt::format("the host's memory and MPI ({})", found ? "another rank has no NCCL" : why)};
