@@ -28,6 +28,7 @@ void StagedRanks::all_to_all(std::span<const ConstPart> send, std::span<const Pa
   size_t& mine = most[static_cast<size_t>(rank())];
   for (const ConstPart& part : send) mine = std::max(mine, part.bytes);
   std::vector<Part> sizes;
+  sizes.reserve(ranks);
   for (size_t& one : most) sizes.push_back(part_of(std::span<size_t>(&one, 1)));
   host_.all_gather(sizes);
   const size_t end = *std::max_element(most.begin(), most.end());

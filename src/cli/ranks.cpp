@@ -58,6 +58,7 @@ void take_gpu(Communicator& ranks, const Place& place, const std::string& device
   mine.machine = place.machine;
   cuda_device_address().copy(mine.address, sizeof(mine.address) - 1);
   std::vector<Part> parts;
+  parts.reserve(all.size());
   for (Taken& one : all) parts.push_back(part_of(std::span<Taken>(&one, 1)));
   ranks.all_gather(parts);
   for (size_t other = 0; other < static_cast<size_t>(ranks.rank()); ++other) {
