@@ -176,6 +176,7 @@ template <class T>
 template <class Value>
 void DataParallel<T>::all_gather(Value* whole, const std::vector<ParamRange>& ranges) {
   std::vector<Part> parts;
+  parts.reserve(ranges.size());
   for (const ParamRange& range : ranges) parts.push_back({whole + range.begin, static_cast<size_t>(range.size()) * sizeof(Value)});
   tensors_.all_gather(parts);
 }

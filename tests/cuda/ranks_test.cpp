@@ -54,6 +54,8 @@ void expect_arrivals(Carrier carrier, int size, size_t staging) {
     std::vector<Buffer<int32_t>> out, in;
     std::vector<ConstPart> send;
     std::vector<Part> receive;
+    send.reserve(static_cast<size_t>(size));
+    receive.reserve(static_cast<size_t>(size));
     for (int other = 0; other < size; ++other) {
       out.emplace_back(device, count(me, other));
       out.back().write(0, numbers(me, other, count(me, other)));
@@ -66,6 +68,8 @@ void expect_arrivals(Carrier carrier, int size, size_t staging) {
 
     std::vector<Part> parts;
     std::vector<Buffer<int32_t>> all;
+    parts.reserve(static_cast<size_t>(size));
+    all.reserve(static_cast<size_t>(size));
     for (int from = 0; from < size; ++from) all.emplace_back(device, 41 * from);
     all[static_cast<size_t>(me)].write(0, numbers(me, 0, 41 * me));
     for (Buffer<int32_t>& buffer : all) parts.push_back(part_of(buffer.span()));
@@ -259,7 +263,7 @@ TEST(DeviceRanks, ARunGoesOnWithAnotherNumberOfRanksAndLeavesTheSameFiles) {
 // A checkpoint that ranks of the device wrote is one that ranks of the host take up, and the other way.
 TEST(DeviceRanks, ACheckpointGoesOnOnTheOtherDevice) {
   for (const auto& [first, second] : {std::pair<std::string, std::string>{"cuda", "cpu"}, {"cpu", "cuda"}}) {
-    SCOPED_TRACE(first + " to " + second);
+    SCOPED_TRACE(fmt::format("{} to {}", first, second));
     const TempFolder folder;
     go_on(2, folder, run_of(folder.path("run"), first), 2);
     go_on(3, folder, run_of(folder.path("run"), second));
