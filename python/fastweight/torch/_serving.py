@@ -52,7 +52,7 @@ def require(q, k, v, **refused):
     for name, value in refused.items():
         if value is not None and value is not False:
             raise NotServed(f"{name}: not served, got {value if isinstance(value, (bool, int, float, str)) else type(value).__name__}")
-    if q.device.type == "cuda":
+    if q.is_cuda:
         if _cuda_problem():
             raise NotServed(_cuda_problem())
         if q.dtype == torch.float32 and not _asked("FASTWEIGHT_FP32"):
@@ -61,7 +61,7 @@ def require(q, k, v, **refused):
             raise NotServed("q: float16 on CUDA is computed with bfloat16 products (FASTWEIGHT_FP16=1 asks for it)")
         if q.shape[-1] > 128:
             raise NotServed(f"q: K = {q.shape[-1]} on CUDA runs one token at a time, expected at most 128")
-    elif q.device.type != "cpu":
+    elif not q.is_cpu:
         raise NotServed(f"q: expected a tensor on the CPU or on CUDA, got one on {q.device}")
 
 
@@ -115,7 +115,11 @@ def served(module):
     return decorate
 
 
-_checking = threading.local()
+class _Checking(threading.local):
+    on = False
+
+
+_checking = _Checking()
 
 
 class _Accepted(Exception):
@@ -123,7 +127,7 @@ class _Accepted(Exception):
 
 
 def checking():
-    return getattr(_checking, "on", False)
+    return _checking.on
 
 
 def accept():

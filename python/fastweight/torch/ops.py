@@ -23,8 +23,19 @@ from fastweight.torch._serving import NotServed, accept, checking, require, serv
 _STEP_TOKENS = 8  # a fused_recurrent call without gradients of so many tokens or fewer is a decode step
 
 
-def _bound():
-    return float(os.environ.get("FASTWEIGHT_GAIN_BOUND", "1"))
+_BOUND = float(os.environ.get("FASTWEIGHT_GAIN_BOUND", "1"))
+
+
+def _text(axes, bound, l2norm):
+    return f"{axes} gain_bound={bound}" + _norm(l2norm)
+
+
+_kept_text = functools.lru_cache(maxsize=None)(_text)
+
+
+def _rule(axes, bound, l2norm):
+    """The rule's text. Writing a number takes long beside the rest of a call; a compiled program has the text as a constant."""
+    return (_text if torch.compiler.is_compiling() else _kept_text)(axes, bound, l2norm)
 
 
 def _no_more(kwargs):
@@ -92,7 +103,7 @@ def _gain(beta, use_sigmoid, allow_neg_eigval, bound=None):
     if allow_neg_eigval and not use_sigmoid:
         raise ValueError("allow_neg_eigval: expected use_beta_sigmoid_in_kernel=True beside it, got False")
     if not use_sigmoid or checking():
-        return beta, bound or _bound()
+        return beta, bound or _BOUND
     bound = 2.0 if allow_neg_eigval else 1.0
     if _logits_taken(beta.device.type):
         return (beta, "beta=sigmoid", None, None), bound
@@ -147,7 +158,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     _no_more(kwargs)
     beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, bound)
     g = _decay(g, A_log, dt_bias) if raw else g
-    return _run(f"decay=scalar gain=gate gain_bound={bound}" + _norm(use_qk_l2norm_in_kernel), q, k, v, g=g, beta=beta, scale=scale,
+    return _run(_rule("decay=scalar gain=gate", bound, use_qk_l2norm_in_kernel), q, k, v, g=g, beta=beta, scale=scale,
                 initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
                 v_first=v_first)[:2]
 
@@ -170,7 +181,7 @@ def fused_recurrent_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=Non
     if gk is not None:
         g = gk if g is None else gk + g[..., None]
     decay = "none" if g is None else "channel" if gk is not None else "scalar"
-    return _run(f"decay={decay} gain=gate gain_bound={bound}" + _norm(use_qk_l2norm_in_kernel), q, k, v, g=g, beta=beta, scale=scale,
+    return _run(_rule(f"decay={decay} gain=gate", bound, use_qk_l2norm_in_kernel), q, k, v, g=g, beta=beta, scale=scale,
                 initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens, v_first=v_first, recurrent=True)[:2]
 
 
@@ -178,7 +189,7 @@ def _kda(q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_st
          use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, **call):
     beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     g = _decay(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g
-    return _run(f"decay=channel gain=gate gain_bound={bound}" + _norm(use_qk_l2norm_in_kernel), q, k, v, g=g, beta=beta, scale=scale,
+    return _run(_rule("decay=channel gain=gate", bound, use_qk_l2norm_in_kernel), q, k, v, g=g, beta=beta, scale=scale,
                 initial_state=initial_state, output_final_state=output_final_state, **call)[:2]
 
 
@@ -215,7 +226,7 @@ def chunk_delta_rule(q, k, v, beta, scale=None, initial_state=None, output_final
     require(q, k, v)
     kwargs.pop("chunk_size", None)
     _no_more(kwargs)
-    return _run(f"gain=gate gain_bound={_bound()}" + _norm(use_qk_l2norm_in_kernel), q, k, v, beta=beta, scale=scale, initial_state=initial_state,
+    return _run(_rule("gain=gate", _BOUND, use_qk_l2norm_in_kernel), q, k, v, beta=beta, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu)[:2]
 
 
@@ -227,13 +238,13 @@ def fused_recurrent_delta_rule(q, k, v, beta=None, scale=None, initial_state=Non
         beta = torch.ones_like(v[..., 0])
     if beta.dim() != 3:
         raise NotServed("beta: expected one number a head, [B, T, HV]; one a channel is not served")
-    return _run(f"gain=gate gain_bound={_bound()}" + _norm(use_qk_l2norm_in_kernel), q, k, v, beta=beta, scale=scale, initial_state=initial_state,
+    return _run(_rule("gain=gate", _BOUND, use_qk_l2norm_in_kernel), q, k, v, beta=beta, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, cu_seqlens=cu_seqlens, recurrent=True)[:2]
 
 
 def _gdn2(q, k, v, g, b, w, A_log, dt_bias, use_gate_in_kernel, lower_bound, use_qk_l2norm_in_kernel, **call):
     g = _decay(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g
-    return _run(f"decay=channel erase=channel write=channel gain_bound={_bound()}" + _norm(use_qk_l2norm_in_kernel), q, k, v, g=g, erase_gate=b,
+    return _run(_rule("decay=channel erase=channel write=channel", _BOUND, use_qk_l2norm_in_kernel), q, k, v, g=g, erase_gate=b,
                 write_gate=w, **call)[:2]
 
 
@@ -327,13 +338,13 @@ def _comba(q, k, v, p, g, beta, use_qk_l2norm_in_kernel, **call):
     # Their kernels erase what the state held before this token's decay (their naive_recurrent_comba what is left after it).
     if beta is None:
         beta = torch.ones_like(v[..., 0])
-    rule = f"decay=scalar gain=gate gain_bound={_bound()}" + _norm(use_qk_l2norm_in_kernel)
+    rule = _rule("decay=scalar gain=gate", _BOUND, use_qk_l2norm_in_kernel)
     tensors = {"g": g, "beta": beta}
     if p is not None:
         rule += " erase_key=own"
         tensors["erase_key"] = p
     if not checking():  # S^T p = (exp(g) S)^T (exp(-g) p); below exp(-60) of the state nothing is left to read
-        rule = rule.replace(f"gain_bound={_bound()}", "gain_bound=2") + " erase=scalar"
+        rule = rule.replace(f"gain_bound={_BOUND}", "gain_bound=2") + " erase=scalar"
         tensors["erase_gate"] = beta.float() * (-g.float().clamp(min=-60)).exp()
     return _run(rule, q, k, v, **tensors, **call)[:2]
 
