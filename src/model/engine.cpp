@@ -1,6 +1,7 @@
 #include "model/engine.h"
 
 #include <algorithm>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -84,7 +85,8 @@ class EngineOf final : public Engine<Wide<T>> {
                   LossSum* sum) override {
     const Pass<T> pass = begin(layout, state, true);
     const int32_t* device_ids = upload(ids);
-    const int32_t* device_targets = upload(targets);
+    const std::optional<ChosenRows> few = few_scored(targets);
+    const int32_t* device_targets = upload(few ? few->of(targets) : std::vector<int32_t>(targets.begin(), targets.end()));
     Residual<T> residual = run(pass, device_ids, state);
     const Mat<T> dx = new_matrix<T>(arena_, layout.tokens(), config_.hidden_size);
     if (pass.first_value != nullptr) {
@@ -93,7 +95,14 @@ class EngineOf final : public Engine<Wide<T>> {
       exec_.device.fill(d_value.data, 0, static_cast<size_t>(d_value.rows * d_value.stride) * sizeof(T));
     }
     const Arena::Mark mark = arena_.mark();
-    head_.loss_backward(pass, residual, device_targets, grad_scale, dx, sum);
+    if (few) {
+      Residual<T> rows = gather(residual, *few);
+      const Mat<T> drows = new_matrix<T>(arena_, few->count(), config_.hidden_size);
+      head_.loss_backward(pass, rows, device_targets, grad_scale, drows, sum);
+      scatter(drows, *few, dx);
+    } else {
+      head_.loss_backward(pass, residual, device_targets, grad_scale, dx, sum);
+    }
     arena_.rewind(mark);
     for (size_t i = blocks_.size(); i-- > 0;) blocks_[i].backward(pass_of(pass, i), contexts_[i], dx);
     embedding_.backward(pass, device_ids, dx);
@@ -102,24 +111,62 @@ class EngineOf final : public Engine<Wide<T>> {
 
   void evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, ModelState<W>* state, W* nll, LossSum* sum) override {
     const Pass<T> pass = begin(layout, state, false);
-    const int32_t* device_targets = upload(targets);
+    const std::optional<ChosenRows> few = few_scored(targets);
+    const int32_t* device_targets = upload(few ? few->of(targets) : std::vector<int32_t>(targets.begin(), targets.end()));
     Residual<T> residual = run(pass, upload(ids), state);
     if (state != nullptr) state->advance(layout);
-    W* device_nll = nll == nullptr ? nullptr : arena_.alloc<W>(layout.tokens());
+    if (few) residual = gather(residual, *few);
+    W* device_nll = nll == nullptr ? nullptr : arena_.alloc<W>(residual.x.rows);
     head_.loss(pass, residual, device_targets, device_nll, sum);
-    if (nll != nullptr) exec_.device.to_host(nll, device_nll, sizeof(W) * ids.size());
+    if (nll == nullptr) return;
+    if (!few) return exec_.device.to_host(nll, device_nll, sizeof(W) * ids.size());
+    std::vector<W> scored(static_cast<size_t>(few->count()));
+    exec_.device.to_host(scored.data(), device_nll, sizeof(W) * scored.size());
+    std::fill_n(nll, ids.size(), W{});
+    for (int64_t i = 0; i < few->count(); ++i) nll[few->row(i)] = scored[static_cast<size_t>(i)];
+  }
+
+  void likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout, ModelState<W>* state, int32_t* to) override {
+    const Pass<T> pass = begin(layout, state, false);
+    const Residual<T> all = run(pass, upload(ids), state);
+    if (state != nullptr) state->advance(layout);
+    if (rows.empty()) return;
+    const ChosenRows chosen(rows);
+    const Residual<T> asked = gather(all, chosen);
+    const int64_t slice = std::clamp<int64_t>(kSliceLogits / config_.vocab_size, 1, std::min(kSliceRows, chosen.count()));
+    Drawn* drawn = arena_.alloc<Drawn>(chosen.count());
+    DrawStreams streams;
+    const std::vector<double> uniform(static_cast<size_t>(slice));  // greedy: not read
+    streams.uniform = uniform.data();
+    streams.recent = arena_.alloc<int32_t>(slice * kMostRecent);
+    streams.seen = arena_.alloc_zero<int64_t>(slice);
+    streams.positions = arena_.alloc_zero<int64_t>(slice);
+    streams.ids = arena_.alloc<int32_t>(slice);
+    Sampling greedy;
+    greedy.temperature = 0;
+    for (int64_t first = 0; first < chosen.count(); first += slice) {
+      const Arena::Mark mark = arena_.mark();
+      const int64_t count = std::min(slice, chosen.count() - first);
+      Residual<T> now;
+      now.pending = asked.pending;
+      now.x = asked.x.row_range(first, count);
+      now.delta = asked.delta.row_range(first, count);
+      const Mat<T> logits = new_matrix<T>(arena_, count, config_.vocab_size);
+      head_.logits(pass, now, logits);
+      streams.drawn = drawn + first;
+      exec_.sample_tokens(logits, config_.vocab_size, greedy, streams);
+      arena_.rewind(mark);
+    }
+    std::vector<Drawn> found(static_cast<size_t>(chosen.count()));
+    exec_.device.to_host(found.data(), drawn, sizeof(Drawn) * found.size());
+    std::ranges::transform(found, to, &Drawn::id);
   }
 
   void forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>& state, Mat<W> logits) override {
     const Pass<T> pass = begin(layout, &state, false);
     const Residual<T> all = run(pass, upload(ids), &state);
     state.advance(layout);
-    Residual<T> last;
-    last.pending = all.pending;
-    last.x = new_matrix<T>(arena_, layout.count(), config_.hidden_size);
-    last.delta = new_matrix<T>(arena_, layout.count(), config_.hidden_size);
-    exec_.last_rows(all.x, pass.layout, last.x);
-    exec_.last_rows(all.delta, pass.layout, last.delta);
+    Residual<T> last = last_of(all, pass.layout);
     const Mat<T> rows = new_matrix<T>(arena_, logits.rows, logits.cols);
     head_.logits(pass, last, rows);
     download(rows, logits);
@@ -315,6 +362,71 @@ class EngineOf final : public Engine<Wide<T>> {
     first_again_ = first_of(again_arena_, reserved_.again);
   }
 
+  // Most logits and rows of them that likeliest() has at a time.
+  static constexpr int64_t kSliceLogits = int64_t{1} << 23, kSliceRows = 1024;
+
+  // Rows of a pass, growing, as the last tokens of sequences that cover those in front of them: so last_rows() gathers any rows.
+  class ChosenRows {
+   public:
+    explicit ChosenRows(std::span<const int64_t> rows) : layout_(ends_of(rows)) {}
+    int64_t count() const { return layout_.count(); }
+    int64_t row(int64_t i) const { return layout_.end(i) - 1; }
+    const SeqLayout& layout() const { return layout_; }
+    std::vector<int32_t> of(std::span<const int32_t> values) const {
+      std::vector<int32_t> chosen(static_cast<size_t>(count()));
+      for (int64_t i = 0; i < count(); ++i) chosen[static_cast<size_t>(i)] = values[static_cast<size_t>(row(i))];
+      return chosen;
+    }
+
+   private:
+    static SeqLayout ends_of(std::span<const int64_t> rows) {
+      std::vector<int64_t> offsets{0};
+      for (const int64_t row : rows) offsets.push_back(row + 1);
+      return SeqLayout(std::move(offsets));
+    }
+    SeqLayout layout_;
+  };
+
+  // The rows with a target, where they are at most half of all: the head, whose width is the vocabulary, then computes them alone. A task of recall asks at
+  // one place in eight, a choice is scored behind a long context.
+  static std::optional<ChosenRows> few_scored(std::span<const int32_t> targets) {
+    const auto scored = [](int32_t target) { return target >= 0; };
+    const auto count = static_cast<size_t>(std::ranges::count_if(targets, scored));
+    if (count == 0 || 2 * count > targets.size()) return std::nullopt;
+    std::vector<int64_t> rows;
+    rows.reserve(count);
+    for (size_t t = 0; t < targets.size(); ++t) {
+      if (scored(targets[t])) rows.push_back(static_cast<int64_t>(t));
+    }
+    return ChosenRows(rows);
+  }
+
+  Residual<T> last_of(const Residual<T>& all, const PassLayout& layout) {
+    Residual<T> last;
+    last.pending = all.pending;
+    last.x = new_matrix<T>(arena_, layout.host.count(), config_.hidden_size);
+    last.delta = new_matrix<T>(arena_, layout.host.count(), config_.hidden_size);
+    exec_.last_rows(all.x, layout, last.x);
+    if (all.pending) exec_.last_rows(all.delta, layout, last.delta);
+    return last;
+  }
+  Residual<T> gather(const Residual<T>& all, const ChosenRows& rows) {
+    return last_of(all, PassLayout(rows.layout(), upload(std::span<const int64_t>(rows.layout().offsets())), nullptr));
+  }
+  // The chosen rows of `to` = from, the others zero: each is a page of its own.
+  void scatter(Mat<const T> from, const ChosenRows& rows, Mat<T> to) {
+    exec_.device.fill(to.data, 0, static_cast<size_t>(to.rows * to.stride) * sizeof(T));
+    std::vector<T*> places;
+    places.reserve(static_cast<size_t>(rows.count()));
+    for (int64_t i = 0; i < rows.count(); ++i) places.push_back(to.row(rows.row(i)));
+    const SeqLayout single = SeqLayout::uniform(rows.count(), 1);
+    Pages<T> pages;
+    pages.table = upload(std::span<T* const>(places));
+    pages.per_sequence = pages.rows = 1;
+    pages.width = to.cols;
+    exec_.store_rows(from, PassLayout(single, upload(std::span<const int64_t>(single.offsets())), nullptr), pages);
+  }
+
   void round_operands_of(const Exec<T>& exec) {
     if (std::is_same_v<T, W> && exec.precision != Precision::kBf16) return;
     if (Bf16* to = params_.old_rounded()) {
@@ -325,7 +437,11 @@ class EngineOf final : public Engine<Wide<T>> {
 
   // What the host knows of a pass goes to the device once.
   template <class Value>
-  const Value* upload(std::span<const Value> values) {
+  const Value* upload(const std::vector<Value>& values) {
+    return upload(std::span<const Value>(values));
+  }
+  template <class Value>
+  Value* upload(std::span<const Value> values) {
     Value* to = arena_.alloc<Value>(static_cast<int64_t>(values.size()));
     exec_.device.from_host(to, values.data(), values.size_bytes());
     return to;

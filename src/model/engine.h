@@ -40,6 +40,7 @@ class Engine {
                         LossSum* sum) = 0;
   virtual void forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>& state, Mat<W> logits) = 0;
   virtual void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<W>* state, Mat<W> logits) = 0;
+  virtual void likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout, ModelState<W>* state, int32_t* to) = 0;
   virtual std::unique_ptr<Decoder<W>> decoder(ModelState<W>& state) = 0;
   virtual size_t scratch_bytes() const = 0;
   virtual Scratch planned_scratch() const = 0;

@@ -229,6 +229,22 @@ void LanguageModel<T>::forward_all(std::span<const int32_t> ids, const SeqLayout
 }
 
 template <class T>
+void LanguageModel<T>::likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout, ModelState<T>* state,
+                                 std::span<int32_t> likeliest) {
+  Impl& m = *impl_;
+  m.check(ids, layout, state);
+  if (likeliest.size() != rows.size()) fail_usage("likeliest: expected {} as there are rows, got {}", rows.size(), likeliest.size());
+  int64_t before = -1;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] <= before || rows[i] >= layout.tokens()) {
+      fail_usage("rows[{}]: expected a position above {} and below the layout's {} tokens, got {}", i, before, layout.tokens(), rows[i]);
+    }
+    before = rows[i];
+  }
+  if (!ids.empty()) m.engine->likeliest(ids, rows, layout, state, likeliest.data());
+}
+
+template <class T>
 std::unique_ptr<Decoder<T>> LanguageModel<T>::decoder(ModelState<T>& state) {
   impl_->check(state);
   return impl_->engine->decoder(state);

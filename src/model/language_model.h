@@ -51,7 +51,7 @@ class LanguageModel {
   std::string hash() const;  // of names, shapes and values; ties a state to its model
 
   // Loss of packed sequences and, accumulated into params().grads(), the gradient of grad_scale * (sum of losses).
-  // targets[t] < 0 is not scored. state (may be null): initial states of the layout's sequences, replaced by the final
+  // targets[t] < 0 is not scored; where that is half of them or more, the head computes the scored rows alone. state (may be null): initial states of the layout's sequences, replaced by the final
   // ones; gradients do not flow through it.
   LossSum forward_backward(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, double grad_scale,
                            ModelState<T>* state = nullptr);
@@ -71,6 +71,9 @@ class LanguageModel {
   void forward_last(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>& state, Mat<T> logits);
   // Logits [T, vocab] of all positions (tests, conformance).
   void forward_all(std::span<const int32_t> ids, const SeqLayout& layout, ModelState<T>* state, Mat<T> logits);
+  // The likeliest token behind each of the positions `rows`, which grow: the id of the largest logit, the smallest of equal ones; -1: a logit is NaN, or none
+  // is finite. Logits are made of these rows alone and stay on the device. Throws Error(kUsage) for rows that do not grow or are no positions.
+  void likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout, ModelState<T>* state, std::span<int32_t> likeliest);
 
   // Generation from `state`, a token of each of its sequences at a time; model and state must outlive it. Form and precision are what is set now.
   std::unique_ptr<Decoder<T>> decoder(ModelState<T>& state);
