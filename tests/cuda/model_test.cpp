@@ -107,6 +107,45 @@ TEST_P(DeviceModel, LogitsLossAndGradientsAreThoseOfTheCpu) {
   }
 }
 
+// Of 130 rows 17 are scored: the head computes those alone, and their gradients go back to their places.
+TEST_P(DeviceModel, FewScoredRowsAndTheLikeliestTokensAreThoseOfTheCpu) {
+  Pair models(GetParam().config);
+  const SeqLayout layout({0, 70, 75, 130});
+  const std::vector<int32_t> ids = random_ids(layout.tokens(), 7), every = random_ids(layout.tokens(), 8);
+  std::vector<int32_t> targets(ids.size(), -1);
+  std::vector<int64_t> rows;
+  for (size_t t = 1; t < ids.size(); t += 8) targets[t] = every[t], rows.push_back(static_cast<int64_t>(t));
+  std::vector<float> nll(ids.size(), 7);
+  const LossSum expected = models.host.forward_backward(ids, targets, layout, 0.06), loss = models.device.forward_backward(ids, targets, layout, 0.06);
+  EXPECT_EQ(loss.count, static_cast<int64_t>(rows.size()));
+  EXPECT_NEAR(loss.nll, expected.nll, kBound * expected.nll);
+  EXPECT_NEAR(models.device.evaluate(ids, targets, layout, nullptr, nll.data()).nll, loss.nll, 1e-3 * loss.nll);
+  for (size_t t = 0; t < nll.size(); ++t) EXPECT_EQ(nll[t] != 0, targets[t] >= 0) << t;
+  std::vector<float> all;
+  for (const ParamSpec& spec : models.host.params().specs()) {
+    const HostView<float> view = models.host.params().host_grads(spec);
+    all.insert(all.end(), view.span().begin(), view.span().end());
+  }
+  const double floor = 1e-2 * norm_of(all);
+  for (const ParamSpec& spec : models.host.params().specs()) {
+    const HostView<float> a = models.device.params().host_grads(spec), b = models.host.params().host_grads(spec);
+    std::vector<float> difference(b.span().begin(), b.span().end());
+    for (size_t i = 0; i < difference.size(); ++i) difference[i] -= a.span()[i];
+    EXPECT_LE(norm_of(difference) / std::max(norm_of(b.span()), floor), kBound) << spec.name;
+  }
+
+  // The device's own logits say which is the largest.
+  std::vector<int32_t> likeliest(rows.size());
+  std::vector<float> logits(ids.size() * 67);
+  models.device.likeliest(ids, rows, layout, nullptr, likeliest);
+  models.device.forward_all(ids, layout, nullptr, Mat<float>(logits.data(), layout.tokens(), 67));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto row = std::span(logits).subspan(static_cast<size_t>(rows[i]) * 67, 67);
+    // Of rows taken alone the products may round otherwise: a token whose logit is as good to a bf16.
+    EXPECT_GE(row[static_cast<size_t>(likeliest[i])], *std::ranges::max_element(row) - 1e-2F * std::abs(*std::ranges::max_element(row))) << rows[i];
+  }
+}
+
 TEST_P(DeviceModel, DecodesAsItReadsAndItsStateGoesToTheCpu) {
   Pair models(GetParam().config);
   const std::vector<int32_t> ids = random_ids(40, 9);
