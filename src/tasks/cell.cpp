@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/folder_lock.h"
 #include "base/json.h"
+#include "base/threads.h"
 #include "tokenizer/tokenizer.h"
 #include "train/checkpoint.h"
 #include "train/optimizer.h"
@@ -43,13 +44,12 @@ class Examples {
     if (order_.empty()) return mixed(step);
     const Segment& segment = segments_.front();
     const int64_t count = static_cast<int64_t>(order_.size());
-    Batch batch;
+    std::vector<uint64_t> indices;
     for (int64_t i = step * batch_; i < (step + 1) * batch_; ++i) {
       if (i / count != round_) shuffle(i / count);
-      add(segment, seed_, order_[static_cast<size_t>(i % count)], batch);
+      indices.push_back(order_[static_cast<size_t>(i % count)]);
     }
-    batch.layout = SeqLayout::uniform(batch_, segment.task->length());
-    return batch;
+    return draw(segment, seed_, indices);
   }
 
  private:
@@ -59,10 +59,19 @@ class Examples {
     int64_t steps(int64_t batch) const { return (examples + batch - 1) / batch; }
   };
 
-  static void add(const Segment& segment, uint64_t seed, uint64_t index, Batch& batch) {
-    const TaskExample one = segment.task->example(seed, index);
-    batch.ids.insert(batch.ids.end(), one.tokens.begin(), one.tokens.end());
-    batch.targets.insert(batch.targets.end(), one.labels.begin(), one.labels.end());
+  // On all threads: a GPU waits for its next batch.
+  static Batch draw(const Segment& segment, uint64_t seed, const std::vector<uint64_t>& indices) {
+    const auto count = static_cast<int64_t>(indices.size());
+    const auto length = static_cast<size_t>(segment.task->length());
+    Batch batch;
+    batch.layout = SeqLayout::uniform(count, segment.task->length());
+    batch.ids.resize(indices.size() * length);
+    batch.targets.resize(batch.ids.size());
+    parallel_for(count, [&](int64_t i) {
+      const auto at = static_cast<size_t>(i);
+      segment.task->examples(seed, indices[at], 1, std::span(batch.ids).subspan(at * length, length), std::span(batch.targets).subspan(at * length, length));
+    });
+    return batch;
   }
 
   Batch mixed(int64_t step) const {
@@ -72,10 +81,9 @@ class Examples {
     size_t s = 0;
     for (; step >= segments_[s].steps(batch_); ++s) step -= segments_[s].steps(batch_);
     const int64_t begin = step * batch_, end = std::min(begin + batch_, segments_[s].examples);
-    Batch batch;
-    for (int64_t i = begin; i < end; ++i) add(segments_[s], seed_ + s + 1, static_cast<uint64_t>(i), batch);
-    batch.layout = SeqLayout::uniform(end - begin, segments_[s].task->length());
-    return batch;
+    std::vector<uint64_t> indices(static_cast<size_t>(end - begin));
+    std::iota(indices.begin(), indices.end(), static_cast<uint64_t>(begin));
+    return draw(segments_[s], seed_ + s + 1, indices);
   }
 
   void shuffle(int64_t round) {
@@ -149,6 +157,8 @@ struct Run {
   std::vector<TaskPoint> curve;
   double seconds = 0;  // before this process
   Clock::time_point start = Clock::now();
+  double written = 0, writing = 0;              // when the last checkpoint was, and what it took, in seconds of elapsed()
+  std::vector<std::vector<float>> best_values;  // of the parameters, of the best model that no checkpoint has yet
   std::string checkpoints;
 
   explicit Run(const TaskCell& c)
@@ -196,14 +206,30 @@ struct Run {
     write_file_atomic(cell.folder + "/curve.json", json{{"settings", settings}, {"seconds", elapsed()}, {"curve", curve_to_json(curve)}}.dump(1) + "\n");
   }
 
+  void write_best() {
+    if (best_values.empty()) return;
+    LanguageModel<float> kept(cell.model);
+    for (size_t i = 0; i < best_values.size(); ++i) kept.params().write_values(kept.params().specs()[i], best_values[i]);
+    make_folders(cell.folder + "/best");
+    save_model(cell.folder + "/best", kept);
+    best_values.clear();
+  }
+
+  // Often enough that a kill costs little, seldom enough that writing does.
+  bool checkpoint_due() const { return state.step == cell.recipe.steps || elapsed() - written >= 20 * writing; }
+
   void checkpoint() {
+    const double begin = elapsed();
     make_folders(checkpoints);
+    write_best();
     write_curve();
     state.updates = optimizer.updates();
     state.random = Random(cell.seed).save();
     if (list_checkpoints(checkpoints).empty() || list_checkpoints(checkpoints).back() != state.step)
       write_checkpoint(checkpoints, state, model, optimizer, *tokenizer);
     prune_checkpoints(checkpoints, state.step, 2);
+    written = elapsed();
+    writing = written - begin;
   }
 
   void step() {
@@ -255,8 +281,11 @@ struct Run {
     state.interval_nll = 0;
     state.interval_count = 0;
     if (!cell.recipe.last && best() == &curve.back()) {
-      make_folders(cell.folder + "/best");
-      save_model(cell.folder + "/best", model);
+      best_values.clear();
+      for (const ParamSpec& spec : model.params().specs()) {
+        const HostView<float> view = model.params().host_values(spec);
+        best_values.emplace_back(view.span().begin(), view.span().end());
+      }
     }
     if (on_point) on_point(curve.back());
     return true;
@@ -362,7 +391,7 @@ bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>&
   while (run.patient()) {
     if (run.state.step > 0 && due() && !measured()) {
       if (!run.measure(on_point, stop)) break;
-      run.checkpoint();
+      if (run.checkpoint_due()) run.checkpoint();
       continue;  // patience may have ended
     }
     if (run.state.step >= recipe.steps || stopped()) break;
@@ -372,6 +401,7 @@ bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>&
     run.checkpoint();
     return false;
   }
+  run.write_best();
 
   TaskResult result;
   result.task = cell.task;

@@ -2,7 +2,8 @@
 //
 // Its folder, all written aside and renamed:
 //   result.json          when it is finished: what was trained and how, scores by length, the learning curve
-//   curve.json           the curve so far; checkpoints/ as of a training run; best/ the model that was best at the training length
+//   curve.json           the curve so far; checkpoints/ as of a training run; best/ the model that was best at the training length: all three of one step,
+//                        now and then (a twentieth of the time goes into writing), when it is interrupted, and at the end
 // A cell that was killed goes on from its checkpoint with the same bits; one process at a time works in it (base/folder_lock.h).
 #pragma once
 

@@ -43,6 +43,22 @@ void byte_of(std::string& token) {
   if (error == std::errc() && end == token.data() + 5) token.assign(1, static_cast<char>(byte));
 }
 
+// A token of words: a space in front where it is none that goes on. Spaces of English that tokenizers put in are taken away.
+void word_piece(std::string& token, const std::string& prefix, bool clean, bool first) {
+  if (!first) {
+    if (token.starts_with(prefix)) {
+      token.erase(0, prefix.size());
+    } else {
+      token.insert(0, 1, ' ');
+    }
+  }
+  if (!clean) return;
+  static constexpr std::pair<const char*, const char*> kCleaned[] = {{" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
+                                                                     {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
+                                                                     {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+  for (const auto& [from, to] : kCleaned) replace_all(token, from, to);
+}
+
 }  // namespace
 
 Decoder::Decoder(const JsonPart& part) : given_(true) { add(part); }
@@ -68,8 +84,10 @@ void Decoder::add(const JsonPart& part) {
     steps_.push_back({Kind::kStrip, {}, part.at("content").character(), part.at("start").integer(0, kMost), part.at("stop").integer(0, kMost)});
   } else if (name == "BPEDecoder") {
     steps_.push_back({Kind::kBpe, {}, part.text_or("suffix", "</w>")});
+  } else if (name == "WordPiece") {
+    steps_.push_back({Kind::kWordPiece, {}, part.text_or("prefix", "##"), 0, 0, part.flag_or("cleanup", true)});
   } else {
-    type.fail(fmt::format("the decoder '{}' is not supported; ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip, BPEDecoder and Sequence are",
+    type.fail(fmt::format("the decoder '{}' is not supported; ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip, BPEDecoder, WordPiece and Sequence are",
                           name.substr(0, 40)));
   }
 }
@@ -99,6 +117,7 @@ std::string Decoder::decode(std::vector<std::string> tokens) const {
       if (step.kind == Kind::kReplace) replace_matches(token, step.pattern, step.text);
       if (step.kind == Kind::kStrip) strip(token, step.text, step.start, step.stop);
       if (step.kind == Kind::kBpe) replace_all(token, step.text, i + 1 < tokens.size() ? " " : "");
+      if (step.kind == Kind::kWordPiece) word_piece(token, step.text, step.prefix, i == 0);
     }
   }
   for (const std::string& token : tokens) out += token;
@@ -119,6 +138,7 @@ std::string Decoder::piece(const std::string& token) const {
     if (step.kind == Kind::kReplace) replace_matches(text, step.pattern, step.text);
     if (step.kind == Kind::kStrip && !fused) strip(text, step.text, step.start, step.stop);
     if (step.kind == Kind::kBpe) replace_all(text, step.text, " ");
+    if (step.kind == Kind::kWordPiece) word_piece(text, step.text, step.prefix, false);
   }
   return text;
 }

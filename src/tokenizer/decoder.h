@@ -1,5 +1,5 @@
-// How a tokenizer.json makes text of tokens: ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip, BPEDecoder and sequences of these. Others are refused
-// by name.
+// How a tokenizer.json makes text of tokens: ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip, BPEDecoder, WordPiece and sequences of these. Others are
+// refused by name.
 #pragma once
 
 #include <string>
@@ -21,13 +21,13 @@ class Decoder {
   std::string piece(const std::string& token) const;
 
  private:
-  enum class Kind { kByteLevel, kByteFallback, kFuse, kMetaspace, kReplace, kStrip, kBpe };
+  enum class Kind { kByteLevel, kByteFallback, kFuse, kMetaspace, kReplace, kStrip, kBpe, kWordPiece };
   struct Step {
     Kind kind;
     Pattern pattern;              // kReplace
-    std::string text;             // kReplace: what comes instead; kMetaspace, kStrip: the character; kBpe: the suffix
+    std::string text;             // kReplace: what comes instead; kMetaspace, kStrip: the character; kBpe: the suffix; kWordPiece: the prefix
     int64_t start = 0, stop = 0;  // kStrip
-    bool prefix = false;          // kMetaspace: takes marks from the first token
+    bool prefix = false;          // kMetaspace: takes marks from the first token; kWordPiece: cleans up English
   };
   void add(const JsonPart& part);
 

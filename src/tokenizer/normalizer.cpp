@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "tokenizer/byte_level.h"
+#include "tokenizer/unicode_age.h"
 #include "tokenizer/utf8.h"
 
 namespace fw {
@@ -59,12 +60,18 @@ std::string stripped(std::string_view text, bool left, bool right, bool& first) 
   return begin < end ? std::string(text.substr(begin, end - begin)) : std::string();
 }
 
-std::string without_marks(std::string_view text, bool& first) {
+// StripAccents takes marks of all kinds, BERT's normalizer those that take no room.
+bool is_mark(UChar32 c, bool bert) {
+  if (bert) return u_charType(c) == U_NON_SPACING_MARK && of_unicode(8, c);
+  return (U_GET_GC_MASK(c) & U_GC_M_MASK) != 0 && of_unicode(9, c);
+}
+
+std::string without_marks(std::string_view text, bool bert, bool& first) {
   std::string out;
   for (size_t i = 0; i < text.size();) {
     const size_t at = i;
     const char32_t c = utf8_next(text, i);
-    if (u_charType(static_cast<UChar32>(c)) == U_NON_SPACING_MARK) {
+    if (is_mark(static_cast<UChar32>(c), bert)) {
       if (at == 0) first = false;
     } else {
       out.append(text.substr(at, i - at));
@@ -89,6 +96,60 @@ std::string replaced(std::string_view text, const Pattern& pattern, const std::s
   return out;
 }
 
+// Characters as they are, changed or away: `of` returns 0 for the last.
+template <class Of>
+std::string by_character(std::string_view text, bool& first, const Of& of) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t i = 0; i < text.size();) {
+    const size_t at = i;
+    const char32_t c = utf8_next(text, i), to = of(c);
+    if (to == 0) {
+      if (at == 0) first = false;
+    } else if (to == c) {
+      out.append(text.substr(at, i - at));
+    } else {
+      utf8_append(out, to);
+    }
+  }
+  return out;
+}
+
+bool within(char32_t c, char32_t least, char32_t most) { return c >= least && c <= most; }
+
+// BERT's: control characters, formats and private ones go, white space becomes a space.
+char32_t bert_cleaned(char32_t c) {
+  if (c == 0 || c == 0xfffd) return 0;
+  if (c == '\t' || c == '\n' || c == '\r') return ' ';
+  const auto kind = u_charType(static_cast<UChar32>(c));
+  if (kind == U_CONTROL_CHAR || kind == U_PRIVATE_USE_CHAR || (kind == U_FORMAT_CHAR && of_unicode(8, static_cast<UChar32>(c)))) return 0;
+  return u_isUWhiteSpace(static_cast<UChar32>(c)) != 0 ? ' ' : c;
+}
+
+// A space on both sides of an ideograph; the blocks are those of BERT's program.
+std::string spaced_ideographs(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t i = 0; i < text.size();) {
+    const size_t at = i;
+    const char32_t c = utf8_next(text, i);
+    const bool ideograph = within(c, 0x4e00, 0x9fff) || within(c, 0x3400, 0x4dbf) || within(c, 0xf900, 0xfaff) || within(c, 0x20000, 0x2a6df) ||
+                           within(c, 0x2a700, 0x2b81f) || within(c, 0x2b920, 0x2ceaf) || within(c, 0x2f800, 0x2fa1f);
+    if (ideograph) out += ' ';
+    out.append(text.substr(at, i - at));
+    if (ideograph) out += ' ';
+  }
+  return out;
+}
+
+// SentencePiece's rule "nmt" without its normal form.
+char32_t nmt(char32_t c) {
+  if (within(c, 0x1, 0x8) || c == 0xb || within(c, 0xe, 0x1f) || c == 0x7f || c == 0x8f || c == 0x9f) return 0;
+  const bool space = c == '\t' || c == '\n' || c == 0xc || c == '\r' || c == 0x1680 || within(c, 0x200b, 0x200f) || c == 0x2028 || c == 0x2029 || c == 0x2581 ||
+                     c == 0xfeff || c == 0xfffd;
+  return space ? ' ' : c;
+}
+
 }  // namespace
 
 Normalizer::Normalizer(const JsonPart& part) { add(part); }
@@ -102,7 +163,8 @@ void Normalizer::add(const JsonPart& part) {
                                                             {"NFKD", Kind::kNfkd},
                                                             {"Lowercase", Kind::kLowercase},
                                                             {"StripAccents", Kind::kStripAccents},
-                                                            {"ByteLevel", Kind::kByteLevel}};
+                                                            {"ByteLevel", Kind::kByteLevel},
+                                                            {"Nmt", Kind::kNmt}};
   if (name == "Sequence") {
     for (const JsonPart& one : part.at("normalizers").elements()) add(one);
     return;
@@ -116,11 +178,28 @@ void Normalizer::add(const JsonPart& part) {
     steps_.push_back({Kind::kReplace, true, true, Pattern::from_json(part.at("pattern")), part.at("content").text()});
   } else if (name == "Prepend") {
     steps_.push_back({Kind::kPrepend, true, true, {}, part.at("prepend").text()});
+  } else if (name == "BertNormalizer") {
+    add_bert(part);
+  } else if (name == "Precompiled") {
+    steps_.push_back({Kind::kPrecompiled, true, true, {}, {}, std::make_shared<const Precompiled>(part.at("precompiled_charsmap"))});
   } else {
     type.fail(
-        fmt::format("the normalizer '{}' is not supported; NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, Replace, Prepend, ByteLevel and Sequence are",
+        fmt::format("the normalizer '{}' is not supported; NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, Replace, Prepend, ByteLevel, BertNormalizer, "
+                    "Nmt, Precompiled and Sequence are",
                     name.substr(0, 40)));
   }
+}
+
+void Normalizer::add_bert(const JsonPart& part) {
+  const bool lowercase = part.flag_or("lowercase", true);
+  const auto step = [&](Kind kind) { steps_.push_back({kind, true, true, {}, {}}); };
+  if (part.flag_or("clean_text", true)) step(Kind::kBertClean);
+  if (part.flag_or("handle_chinese_chars", true)) step(Kind::kBertChinese);
+  if (part.flag_or("strip_accents", lowercase)) {
+    step(Kind::kNfd);
+    step(Kind::kBertAccents);
+  }
+  if (lowercase) step(Kind::kLowercase);
 }
 
 bool Normalizer::is_form() const {
@@ -142,13 +221,23 @@ std::string Normalizer::applied(const Step& step, const std::string& text, bool&
     case Kind::kStrip:
       return stripped(text, step.left, step.right, first);
     case Kind::kStripAccents:
-      return without_marks(text, first);
+      return without_marks(text, false, first);
+    case Kind::kBertAccents:
+      return without_marks(text, true, first);
     case Kind::kReplace:
       return replaced(text, step.pattern, step.content, first);
     case Kind::kPrepend:
       return text.empty() ? text : step.content + text;
     case Kind::kByteLevel:
       return to_byte_level(text);
+    case Kind::kBertClean:
+      return by_character(text, first, bert_cleaned);
+    case Kind::kBertChinese:
+      return spaced_ideographs(text);
+    case Kind::kNmt:
+      return by_character(text, first, nmt);
+    case Kind::kPrecompiled:
+      return step.table->apply(text);
   }
   fail_internal("no normalizer {}", static_cast<int>(step.kind));
 }

@@ -1,12 +1,14 @@
-// What a tokenizer.json does to a text before it is cut: NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, Replace, Prepend, ByteLevel and sequences of
-// these. Others are refused by name.
+// What a tokenizer.json does to a text before it is cut: NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, Replace, Prepend, ByteLevel,
+// BertNormalizer, Nmt, Precompiled and sequences of these. Others are refused by name.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "tokenizer/json_part.h"
 #include "tokenizer/pattern.h"
+#include "tokenizer/precompiled.h"
 
 namespace fw {
 
@@ -22,14 +24,32 @@ class Normalizer {
   std::string apply(std::string text, bool& first) const;
 
  private:
-  enum class Kind { kNfc, kNfd, kNfkc, kNfkd, kLowercase, kStrip, kStripAccents, kReplace, kPrepend, kByteLevel };
+  enum class Kind {
+    kNfc,
+    kNfd,
+    kNfkc,
+    kNfkd,
+    kLowercase,
+    kStrip,
+    kStripAccents,
+    kReplace,
+    kPrepend,
+    kByteLevel,
+    kBertClean,
+    kBertChinese,
+    kBertAccents,
+    kNmt,
+    kPrecompiled
+  };
   struct Step {
     Kind kind;
-    bool left = true, right = true;  // kStrip
-    Pattern pattern;                 // kReplace
-    std::string content;             // kReplace, kPrepend
+    bool left = true, right = true;                      // kStrip
+    Pattern pattern;                                     // kReplace
+    std::string content;                                 // kReplace, kPrepend
+    std::shared_ptr<const Precompiled> table = nullptr;  // kPrecompiled
   };
   void add(const JsonPart& part);
+  void add_bert(const JsonPart& part);
   static std::string applied(const Step& step, const std::string& text, bool& first);
 
   std::vector<Step> steps_;

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "tokenizer/byte_level.h"
+#include "tokenizer/unicode_age.h"
 #include "tokenizer/utf8.h"
 
 namespace fw {
@@ -23,7 +24,7 @@ constexpr std::array<const char*, 4> kCutBeforeWords = {
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
 
-bool is_punctuation(UChar32 c) { return (c < 0x80 && std::ispunct(static_cast<int>(c)) != 0) || u_ispunct(c) != 0; }
+bool is_punctuation(UChar32 c) { return (c < 0x80 && std::ispunct(static_cast<int>(c)) != 0) || (u_ispunct(c) != 0 && of_unicode(8, c)); }
 
 }  // namespace
 

@@ -35,12 +35,14 @@ bool TokenModel::byte_pieces(std::string_view text, std::vector<int32_t>& ids) c
 }
 
 std::unique_ptr<TokenModel> token_model(const JsonPart& part) {
-  // Files of before 2022 may leave the type out: a list of merges is BPE's.
-  const std::string name = part.text_or("type", part.has("merges") ? "BPE" : "");
+  // Files of before 2022 may leave the type out: a list of merges is BPE's, a longest word WordPiece's.
+  const std::string name = part.text_or("type", part.has("merges") ? "BPE" : part.has("max_input_chars_per_word") ? "WordPiece" : "");
   if (name == "BPE") return bpe_model(part);
   if (name == "Unigram") return unigram_model(part);
+  if (name == "WordPiece") return word_piece_model(part);
+  if (name == "WordLevel") return word_level_model(part);
   const JsonPart type = part.at("type");
-  type.fail(fmt::format("the model '{}' is not supported; BPE and Unigram are", name.substr(0, 40)));
+  type.fail(fmt::format("the model '{}' is not supported; BPE, Unigram, WordPiece and WordLevel are", name.substr(0, 40)));
 }
 
 }  // namespace fw

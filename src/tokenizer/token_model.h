@@ -1,4 +1,4 @@
-// The models of a tokenizer.json: a piece of text to ids. Byte-level and other BPE, and Unigram; others are refused by name.
+// The models of a tokenizer.json: a piece of text to ids. Byte-level and other BPE, Unigram, WordPiece and WordLevel; others are refused by name.
 #pragma once
 
 #include <cstdint>
@@ -50,5 +50,7 @@ std::unique_ptr<TokenModel> token_model(const JsonPart& part);
 // Of token_model().
 std::unique_ptr<TokenModel> bpe_model(const JsonPart& part);
 std::unique_ptr<TokenModel> unigram_model(const JsonPart& part);
+std::unique_ptr<TokenModel> word_piece_model(const JsonPart& part);
+std::unique_ptr<TokenModel> word_level_model(const JsonPart& part);
 
 }  // namespace fw

@@ -70,10 +70,10 @@ TEST(HuggingFaceTokenizer, AFolderOfAnotherLibraryThatHasOne) {
   spill(peer + "/tokenizer.json", definition());
   EXPECT_THAT(ok({"import", peer, folder / "named"}).out, HasSubstr("tokenizer: huggingface"));
   EXPECT_EQ(slurp(folder / "named/tokenizer.json"), definition());
-  spill(peer + "/tokenizer.json", R"({"model": {"type": "WordPiece", "vocab": {}}})");
+  spill(peer + "/tokenizer.json", R"({"model": {"type": "WordFragment", "vocab": {}}})");
   const Outcome refused = run({"import", peer, folder / "not"});
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("peer/tokenizer.json': model.type: the model 'WordPiece' is not supported"));
+  EXPECT_THAT(refused.err, HasSubstr("peer/tokenizer.json': model.type: the model 'WordFragment' is not supported"));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ Exits 77 (skipped, says why) where the package or the data are not there, 1 at t
 
 import glob
 import gzip
+import io
 import os
 import pathlib
 import random
@@ -48,15 +49,13 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>"]
 
 
 def known_characters():
-    """Those of this Python's Unicode whose normal forms and categories are the same in the package, which has tables of several versions."""
+    """Those of this Python's Unicode whose normal forms are the same in the package, which has tables of several versions, and whose category is what it was in
+    Unicode 8, of which its categories are."""
     forms = [(getattr(normalizers, form)(), form) for form in ("NFC", "NFD", "NFKC", "NFKD")]
-    accents, punctuation = normalizers.StripAccents(), pre_tokenizers.Punctuation("removed")
+    changed = "\u166d\u1734\u1885\u1886\u1cf2\u1cf3\ua9bd\U000111c9"
 
     def same(c):
-        kind = unicodedata.category(c)
-        if any(ours.normalize_str(c) != unicodedata.normalize(form, c) for ours, form in forms):
-            return False
-        return (accents.normalize_str(c) == "") == (kind == "Mn") and (not punctuation.pre_tokenize_str(c)) == (kind[0] == "P" or (c < "\x80" and kind[0] == "S"))
+        return c not in changed and all(ours.normalize_str(c) == unicodedata.normalize(form, c) for ours, form in forms)
 
     characters = [chr(c) for c in range(1, 0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
     known = [c for c in characters if same(c)]
@@ -113,6 +112,43 @@ def byte_level(*patterns, digits=False):
     return pre_tokenizers.Sequence(steps + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not patterns)])
 
 
+def sentencepiece_table():
+    """The table of the rule nmt_nfkc (T5, XLM-R, ...), out of a model that the sentencepiece package trains; None without the package."""
+    try:
+        import sentencepiece
+    except ImportError:
+        return None
+    model = io.BytesIO()
+    words = [" ".join(random.Random(i).choices(["one", "two", "three", "four"], k=9)) for i in range(200)]
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(words), model_writer=model, vocab_size=40, hard_vocab_limit=False, normalization_rule_name="nmt_nfkc", minloglevel=3)
+    return field(field(model.getvalue(), 3), 2)  # normalizer_spec.precompiled_charsmap
+
+
+def field(message, number):
+    """The bytes of a field of a protobuf message."""
+    at = 0
+
+    def varint():
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+
+    while at < len(message):
+        key = varint()
+        kind = key & 7
+        size = varint() if kind in (0, 2) else {1: 8, 5: 4}[kind]
+        if kind == 0:
+            continue
+        if key >> 3 == number:
+            return message[at : at + size]
+        at += size
+    raise ValueError(f"no field {number}")
+
+
 def tokenizers_of_models():
     """name -> (tokenizer, its trainer, whether its texts come back)."""
     yield "gpt2", *bpe(pre_tokenizers.ByteLevel(add_prefix_space=False)), True
@@ -140,6 +176,26 @@ def tokenizers_of_models():
     t, trainer = bpe(pre_tokenizers.Whitespace(), 3000, normalizers.Lowercase(), decoders.BPEDecoder("</w>"), special=False, alphabet=False, unk_token="<unk>", end_of_word_suffix="</w>")
     trainer.end_of_word_suffix = "</w>"
     yield "openai_gpt", t, trainer, False
+    for name, lowercase in (("bert", True), ("bert_cased", False)):
+        t = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=40))
+        t.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+        t.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        t.decoder = decoders.WordPiece()
+        yield name, t, trainers.WordPieceTrainer(vocab_size=5000, show_progress=False, special_tokens=["[UNK]", "[SEP]"]), False
+    t = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    t.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
+    t.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    t.decoder = decoders.WordPiece(cleanup=False)
+    yield "words", t, trainers.WordLevelTrainer(vocab_size=5000, show_progress=False, special_tokens=["<unk>"]), False
+    table = sentencepiece_table()
+    if table is None:
+        print("xlm_roberta: left out, its table is made by sentencepiece (pip install sentencepiece)")
+        return
+    t = Tokenizer(models.Unigram())
+    t.normalizer = normalizers.Sequence([normalizers.Precompiled(table), normalizers.Replace(Regex(" {2,}"), " ")])
+    t.pre_tokenizer = pre_tokenizers.Metaspace()
+    t.decoder = decoders.Metaspace()
+    yield "xlm_roberta", t, trainers.UnigramTrainer(vocab_size=4000, show_progress=False, special_tokens=["<unk>", "</s>"], unk_token="<unk>"), False
 
 
 def main():

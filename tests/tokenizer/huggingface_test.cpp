@@ -208,6 +208,7 @@ TEST(HuggingFaceNormalizer, EachOfThem) {
   EXPECT_EQ(ids({{"type", "Lowercase"}}, "A\u0130\u03a3"), "ai\u0307\u03c3");
   EXPECT_EQ(ids({{"type", "Strip"}, {"strip_left", true}, {"strip_right", false}}, " \t a "), "a ");
   EXPECT_EQ(ids({{"type", "StripAccents"}}, "e\u0301a"), "ea");
+  EXPECT_EQ(ids({{"type", "StripAccents"}}, "a\u0903\u20dda\u0d3b"), "aa\u0d3b") << "marks that take room and that enclose; the last came after Unicode 9";
   EXPECT_EQ(ids({{"type", "Prepend"}, {"prepend", ">"}}, "a"), ">a");
   EXPECT_EQ(ids({{"type", "Replace"}, {"pattern", {{"String", "aa"}}}, {"content", "b"}}, "aaa"), "ba");
   EXPECT_EQ(ids({{"type", "Replace"}, {"pattern", {{"Regex", " {2,}"}}}, {"content", " "}}, "a   b"), "a b");
@@ -331,7 +332,7 @@ TEST(HuggingFace, RefusedByNameAndPlace) {
     std::vector<std::string> words;
   };
   const std::vector<Case> cases = {
-      {"/model/type", "WordPiece", {"model.type", "'WordPiece' is not supported"}},
+      {"/model/type", "WordFragment", {"model.type", "'WordFragment' is not supported"}},
       {"/model", Json::array(), {"model: expected an object"}},
       {"/model/vocab", nullptr, {"model", "\"vocab\""}},
       {"/model/vocab/a", -1, {"model.vocab", "'a'", "-1"}},
@@ -344,8 +345,8 @@ TEST(HuggingFace, RefusedByNameAndPlace) {
       {"/model/merges/2", "b b", {"model.merges[2]", "'bb' is not in the vocabulary"}},
       {"/model/dropout", 0.1, {"model.dropout", "0.1"}},
       {"/model/fuse_unk", 3, {"model.fuse_unk", "true or false"}},
-      {"/normalizer", {{"type", "Precompiled"}}, {"normalizer.type", "'Precompiled' is not supported"}},
-      {"/normalizer", {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}, {{"type", "Nmt"}}}}}, {"normalizer.normalizers[1].type", "'Nmt'"}},
+      {"/normalizer", {{"type", "Precompiled"}}, {"normalizer: expected the key \"precompiled_charsmap\""}},
+      {"/normalizer", {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}, {{"type", "Nmx"}}}}}, {"normalizer.normalizers[1].type", "'Nmx'"}},
       {"/normalizer", {{"type", "Replace"}, {"pattern", {{"Regex", "("}}}, {"content", ""}}, {"normalizer.pattern.Regex", "U_REGEX"}},
       {"/pre_tokenizer/type", "UnicodeScripts", {"pre_tokenizer.type", "'UnicodeScripts'"}},
       {"/pre_tokenizer", {{"type", "Split"}, {"pattern", {{"Regex", "\\bx"}}}, {"behavior", "Isolated"}}, {"pre_tokenizer.pattern.Regex", "'\\b'"}},
