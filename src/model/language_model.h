@@ -51,8 +51,8 @@ class LanguageModel {
   std::string hash() const;  // of names, shapes and values; ties a state to its model
 
   // Loss of packed sequences and, accumulated into params().grads(), the gradient of grad_scale * (sum of losses).
-  // targets[t] < 0 is not scored; where that is half of them or more, the head computes the scored rows alone. state (may be null): initial states of the layout's sequences, replaced by the final
-  // ones; gradients do not flow through it.
+  // targets[t] < 0 is not scored; where that is half of them or more, the head computes the scored rows alone. state (may be null): initial states of the
+  // layout's sequences, replaced by the final ones; gradients do not flow through it.
   LossSum forward_backward(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, double grad_scale,
                            ModelState<T>* state = nullptr);
 
