@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Language models of several rules at one size on one text: trained, judged by context length, tabled.
+
+    tools/compare_models.py --text TRAIN --valid HELD_OUT --out FOLDER [--program FW] [--rules R,...] [--seeds N,...] [--more-seeds RULE,...] [--contexts N,...] [-- TRAIN OPTIONS]
+
+Every rule and seed is a run, FOLDER/runs/RULE-seedN: one that is finished is not trained again, one that was stopped goes on, so that the same command, given
+again, goes on where it was. What stands behind -- goes to each `fastweight train` (size, steps, device). A model of the layers `recurrent,window` with the rule R is
+asked for as R+window, one of `window` or `attention` alone by that name; R+window takes `--window-window` and the like from behind --. --more-seeds: rules of
+which all seeds are trained; the others have the first (without it all have all).
+
+Writes FOLDER/table.md and results.json: bits per byte of HELD_OUT in windows of each context that start from nothing, mean and standard deviation over seeds,
+and the tokens a second of the last recorded half of training. On a GPU:
+
+    tools/compare_models.py --text train.txt --valid valid.txt --out docs/results/lm --more-seeds gated_deltanet,kaczmarz -- --device cuda --size 340m --steps 5000
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+RULES = "gated_deltanet,kaczmarz,gated_deltanet2,kda,qdelta,mamba2,gated_deltanet+window"
+
+
+def layers_of(name: str) -> list:
+    rule, _, other = name.partition("+")
+    if rule in ("attention", "window"):
+        return ["--layers", rule]
+    return ["--rule", rule] + (["--layers", f"recurrent,{other}"] if other else [])
+
+
+def call(command: list, **more) -> str:
+    done = subprocess.run(command, text=True, **more)
+    if done.returncode != 0:
+        sys.exit(f"compare_models: '{' '.join(command)}' ended with {done.returncode}; the same command goes on from here")
+    return done.stdout or ""
+
+
+def write(path: pathlib.Path, text: str) -> None:
+    aside = path.with_name(path.name + ".part")
+    aside.write_text(text)
+    os.replace(aside, path)
+
+
+def train(a: argparse.Namespace, name: str, seed: int) -> pathlib.Path:
+    run = a.out / "runs" / f"{name}-seed{seed}"
+    if (run / "model" / "config.json").exists():
+        return run
+    where = [arg for i, arg in enumerate(a.options) if arg.startswith("--device") or (i > 0 and a.options[i - 1] == "--device")]
+    if any((run / "checkpoints").glob("step*")):
+        call([a.program, "train", "--resume", "--out", str(run)] + where)
+    else:
+        call([a.program, "train", "--text", str(a.text), "--valid", str(a.valid), "--out", str(run), "--seed", str(seed)] + layers_of(name) + a.options)
+    return run
+
+
+def judge(a: argparse.Namespace, run: pathlib.Path) -> dict:
+    device = next((a.options[i + 1] for i, arg in enumerate(a.options[:-1]) if arg == "--device"), "cpu")
+    kept = run / "contexts.json"
+    found = json.loads(kept.read_text()) if kept.exists() else None
+    if found is None or [r["context"] for r in found["results"]] != a.contexts:
+        text = call([a.program, "eval", str(run), "--text", str(a.valid), "--context", ",".join(map(str, a.contexts)), "--json", "--device", device], stdout=subprocess.PIPE)
+        write(kept, text)
+        found = json.loads(text)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    speeds = [r["tokens_per_second"] for r in records[len(records) // 2 :]]
+    return {
+        "bits_per_byte": {r["context"]: r["bits_per_byte"] for r in found["results"]},
+        "tokens_per_second": statistics.median(speeds),
+        "training_tokens": records[-1]["tokens"],
+    }
+
+
+def shown(values: list, digits: int) -> str:
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def table(a: argparse.Namespace, results: dict) -> str:
+    lines = [f"| model | seeds | {' | '.join(map(str, a.contexts))} | ktok/s |", "|---" * (len(a.contexts) + 3) + "|"]
+    for name, runs in results.items():
+        cells = [shown([r["bits_per_byte"][c] for r in runs], 4) for c in a.contexts]
+        lines.append(f"| {name} | {len(runs)} | {' | '.join(cells)} | {shown([r['tokens_per_second'] / 1e3 for r in runs], 1)} |")
+    options = " ".join(a.options) or "none"
+    return f"Bits per byte of `{a.valid.name}` by context length; trained on `{a.text.name}`, options `{options}`.\n\n" + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    arguments, options = (sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :]) if "--" in sys.argv else (sys.argv[1:], [])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("text", "valid", "out"):
+        parser.add_argument(f"--{name}", type=pathlib.Path, required=True)
+    parser.add_argument("--program", default=str(pathlib.Path(__file__).resolve().parent.parent / "build" / "fastweight"))
+    parser.add_argument("--rules", default=RULES)
+    parser.add_argument("--seeds", default="1")
+    parser.add_argument("--more-seeds", default="")
+    parser.add_argument("--contexts", default="256,1024,4096")
+    a = parser.parse_args(arguments)
+    a.options = options
+    a.contexts = [int(c) for c in a.contexts.split(",")]
+    seeds, more = [int(s) for s in a.seeds.split(",")], [r for r in a.more_seeds.split(",") if r]
+    for path in (a.text, a.valid):
+        if not path.exists():
+            sys.exit(f"compare_models: '{path}' is not there")
+    rules = a.rules.split(",")
+    if unknown := [r for r in more if r not in rules]:
+        sys.exit(f"compare_models: --more-seeds: {', '.join(unknown)} is not among --rules")
+    results = {}
+    for name in rules:
+        for seed in seeds if not more or name in more else seeds[:1]:
+            results.setdefault(name, []).append(judge(a, train(a, name, seed)))
+            write(a.out / "results.json", json.dumps({"options": a.options, "text": a.text.name, "valid": a.valid.name, "models": results}, indent=1) + "\n")
+            write(a.out / "table.md", table(a, results))
+    print(table(a, results))
+
+
+main()
