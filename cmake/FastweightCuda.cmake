@@ -1,5 +1,5 @@
 # Device code: built where nvcc is, run where a GPU is. Without nvcc the build is CPU-only and says so.
-#   src/scan/cuda/{call,gates,token,precond}, gradients/common, scan/join.cu   sm_80 and sm_90a
+#   src/scan/cuda/{call,gates,rows,token,precond}, gradients/common, scan/join.cu   sm_80 and sm_90a
 #   the other kernels (prepare, scan, gradients, offline, attention of   sm_90a only; spills and serialised warp-group products are errors there (but for
 #   src/ops/cuda)                                                        offline/gradients.cu: one index spilled a turn is faster than the form without)
 #   the other operations of src/ops/cuda                                 sm_80 and sm_90a
@@ -52,7 +52,7 @@ set(hopper_kernel_sources ${kernel_sources} ${ops_kernel_sources})
 set(hopper_folders "src/(scan/cuda/(prepare|offline|gradients/(scalar|channel)|scan/(forward|reverse))|ops/cuda/attention)")
 list(FILTER cuda_kernel_sources EXCLUDE REGEX ${hopper_folders})
 list(FILTER hopper_kernel_sources INCLUDE REGEX ${hopper_folders})
-set(cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/backend.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/gates.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/plan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/select.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/text.cpp
+set(cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/backend.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/gates.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/plan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/select.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/text.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/two_rows.cpp
     ${PROJECT_SOURCE_DIR}/src/scan/cuda/token/cut.cpp)
 set(cuda_host_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/scan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/device.cpp)
 if(FW_HAS_CUDA)

@@ -5,8 +5,8 @@
     tools/readme_table.py --check    exits 1 if README.md has another table
 
 CPU: the tests and `fastweight selftest` check every line of presets.def, forward, backward and step, against the
-reference, so a rule that is in the list works there. GPU: tests/cuda/forms_test.cpp and step_test.cpp loop over the same list, on a
-GPU and in the emulation, and the table says so only while they do; rules that a GPU refuses (on_cpu_alone) are left out there."""
+reference, so a rule that is in the list works there. GPU: tests/cuda/forms_test.cpp and step_test.cpp (two_rows_test.cpp for erases before the decay) loop
+over the same list, on a GPU and in the emulation, and the table says so only while they do."""
 
 import pathlib
 import re
@@ -21,24 +21,16 @@ def escaped(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def on_cpu_alone(axes: str) -> bool:
-    """Rule::general_erase() of src/rule/axes.h, for named rules that are online."""
-    words = axes.split()
-    decays = any(word.startswith("decay=") and word != "decay=none" for word in words)
-    return "erase_write=own" in words or ("erase_state=previous" in words and decays)
-
-
 def table() -> str:
     rules = re.findall(r'^FW_PRESET\((\w+), "([^"]*)", "([^"]*)"\)', (ROOT / "src/rule/presets.def").read_text(encoding="utf-8"), re.MULTILINE)
     if not rules:
         sys.exit("readme_table: found no FW_PRESET line in src/rule/presets.def")
-    for test in ("forms_test.cpp", "step_test.cpp"):
+    for test in ("forms_test.cpp", "step_test.cpp", "two_rows_test.cpp"):
         if "all_rules()" not in (ROOT / "tests/cuda" / test).read_text(encoding="utf-8"):
             sys.exit(f"readme_table: tests/cuda/{test} does not loop over all_rules(): the GPU columns would say more than is tested")
     lines = ["| rule | | CPU forward | CPU backward | CPU decode | GPU forward | GPU backward | GPU decode |", "|---|---|---|---|---|---|---|---|"]
-    for name, axes, summary in rules:
-        gpu = "no" if on_cpu_alone(axes) else "yes"
-        lines.append(f"| `{name}` | {escaped(summary)} | yes | yes | yes | {gpu} | {gpu} | {gpu} |")
+    for name, _, summary in rules:
+        lines.append(f"| `{name}` | {escaped(summary)} | yes | yes | yes | yes | yes | yes |")
     return "\n".join(lines)
 
 

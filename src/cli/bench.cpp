@@ -136,9 +136,7 @@ int Bench::run(Options& options) {
   if (recurrence_.gates != "values" && (recurrence_.gates != "logits" || device_ != "cuda"))
     fail_usage("--gates: expected values or, with --device cuda, logits, got '{}'", recurrence_.gates);
   if (recurrence_.rules.empty()) {
-    for (const Preset& p : presets()) {
-      if (device_ != "cuda" || !p.rule.general_erase()) recurrence_.rules.emplace_back(p.name);  // a GPU refuses the others
-    }
+    for (const Preset& p : presets()) recurrence_.rules.emplace_back(p.name);
   }
   if (model_.sums != "apart" && model_.sums != "local") fail_usage("--sums: expected apart or local, got '{}'", model_.sums);
   Communicator& ranks = join_ranks();

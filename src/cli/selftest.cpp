@@ -137,9 +137,7 @@ int Selftest::run(Options&) {
   if (fw_device_check(device) != FW_OK) fail_usage("{}", fw_last_error());
   const bool all = names_.empty();
   if (all) {
-    for (const Preset& p : presets()) {
-      if (device == FW_DEVICE_CPU || !p.rule.general_erase()) names_.emplace_back(p.name);  // a GPU refuses the others
-    }
+    for (const Preset& p : presets()) names_.emplace_back(p.name);
   }
   std::vector<Rule> rules;
   for (const std::string& rule : names_) rules.push_back(parse_rule(rule));

@@ -17,6 +17,7 @@
 #include "nn/recurrence.h"
 #include "ops/backend.h"
 #include "ops/profile.h"
+#include "scan/backend.h"
 
 namespace fw {
 namespace {
@@ -34,8 +35,11 @@ void require_rules(const ModelConfig& c, const Device& device) {
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     const MixerSpec spec = c.layer_spec(i);
     const auto* recurrent = std::get_if<RecurrentMixerSpec>(&spec);
-    if (recurrent == nullptr || !recurrent->rule.general_erase()) continue;
-    fail_usage("device: expected the CPU: the rule '{}' (erase_state=previous with a decay, or erase_write=own) does not run on CUDA devices", c.layer_rule(i));
+    if (recurrent == nullptr) continue;
+    if (const char* expected = cuda_backend().lacks(recurrent->rule, recurrent->heads, recurrent->v_heads)) {
+      fail_usage("device: expected the CPU, or {} with erase_state=previous or erase_write=own: the rule '{}' does not run on CUDA devices", expected,
+                 c.layer_rule(i));
+    }
   }
 }
 

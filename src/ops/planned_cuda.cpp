@@ -1,6 +1,7 @@
 // Operations that compute nothing: with a PlanDevice of the CUDA kind a pass only allocates, and takes what that device's operations would. The device
 // planned for has warp groups, as those for which large models are planned.
 #include "ops/backend.h"
+#include "ops/cuda/kinds.h"
 #include "ops/cuda/scratch.h"
 
 namespace fw {
@@ -81,6 +82,26 @@ struct Plan {
     const ArenaMark mark(exec.arena);
     const cuda::SelectiveScratch scratch(exec.arena, law, u.rows, layout.host.count(), u.cols, q.cols);
   }
+  // Sums over tokens of kSums numbers a column (head_rows.cuh).
+  static void plan_head_rows(E exec, int sums, const Mat<const T>& x) {
+    if (x.rows == 0) return;
+    const ArenaMark mark(exec.arena);
+    cuda::partial_sums(exec.arena, sums * cuda::parts_of(x.rows, cuda::kHeadRun), x.cols);
+  }
+  static void group_norm_backward(E exec, Mat<const T>, Mat<const T> x, int64_t, const W*, const W*, Mat<T>, W*, W*, Write) { plan_head_rows(exec, 2, x); }
+  static void rwkv7_front_backward(E exec, const Rwkv7Shape&, Mat<const W>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,
+                                   Mat<const T> k, const W*, const W*, Mat<T>, Mat<T>, Mat<T>, W*, W*) {
+    plan_head_rows(exec, 2, k);
+  }
+  static void bonus_gate_backward(E exec, Mat<const T>, Mat<const T> o, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const W*, int64_t, Mat<T>,
+                                  Mat<T>, Mat<T>, Mat<T>, Mat<T>, W*) {
+    plan_head_rows(exec, 1, o);
+  }
+  static void token_shift_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t count, const PassLayout&, const T*, Mat<T>, W*) {
+    const ArenaMark mark(exec.arena);
+    cuda::partial_sums(exec.arena, cuda::parts_of(x.rows, cuda::kShiftRun), count * x.cols);
+  }
+  static void mesa_lambda_backward(E exec, Mat<const T> x, Mat<const T>, const W*, W*) { plan_sums(exec, 1, x); }
   static void head_subtract_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) { plan_sums(exec, 1, x, true); }
 
   static void attention_forward(E exec, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past,
@@ -135,7 +156,8 @@ template <class T>
 const Ops<T>& planned_cuda_ops() {
   static constexpr Ops<T> kTable = [] {
     Ops<T> ops;
-#define FW_LAYER_OP(kind, name, args)  // none, as cuda/table.cpp
+#define FW_LAYER_OP(kind, name, args) \
+  if constexpr (cuda::kinds::kind) ops.name = &Skip<decltype(ops.name)>::call;
 #define FW_OP(name, args) ops.name = &Skip<decltype(ops.name)>::call;
 #include "ops/ops.def"
 #undef FW_OP
@@ -157,6 +179,11 @@ const Ops<T>& planned_cuda_ops() {
     ops.time_step_backward = &P::time_step_backward;
     ops.selective_scan_backward = &P::selective_scan_backward;
     ops.head_subtract_backward = &P::head_subtract_backward;
+    ops.group_norm_backward = &P::group_norm_backward;
+    ops.rwkv7_front_backward = &P::rwkv7_front_backward;
+    ops.bonus_gate_backward = &P::bonus_gate_backward;
+    ops.token_shift_backward = &P::token_shift_backward;
+    ops.mesa_lambda_backward = &P::mesa_lambda_backward;
     ops.attention_forward = &P::attention_forward;
     ops.attention_backward = &P::attention_backward;
     ops.attention_step = &P::attention_step;

@@ -48,8 +48,9 @@ struct Backend {
   int64_t chunk;        // the one size of a chunk that it has; 0: any
   bool segments;        // whether a long sequence may be cut, at multiples of that size
   bool device_seqlens;  // FW_SEQLENS_DEVICE
-  bool general_erase;   // rules with Rule::general_erase()
-  void (*require)();    // throws DeviceError unless this machine has such a device
+  // What it expects instead of a rule with H key and HV value heads that it lacks; null: nothing.
+  const char* (*lacks)(const Rule& rule, int64_t H, int64_t HV);
+  void (*require)();  // throws DeviceError unless this machine has such a device
   std::unique_ptr<Call> (*call)(Plan plan);
 };
 

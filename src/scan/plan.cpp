@@ -144,12 +144,6 @@ Plan make_plan(const fw_desc& desc, bool step) {
   plan.rule = from_c(desc.rule);
   plan.gates = from_c(desc.gates);
   validate(plan.gates, plan.rule);
-  if (!backend->general_erase && plan.rule.general_erase()) {
-    fail_usage(
-        "rule: expected erase_state=decayed and erase_write=tied on {}, where an erase is compared with the decayed state and taken away along the write key, "
-        "got '{}'; run it on the CPU",
-        backend->name, to_string(plan.rule));
-  }
   plan.dtype = static_cast<fw_dtype>(desc.dtype);
   plan.bf16_io = bf16;
   plan.bf16_operands = bf16_operands;
@@ -159,6 +153,10 @@ Plan make_plan(const fw_desc& desc, bool step) {
   plan.T = desc.T;
   plan.H = desc.H;
   plan.HV = desc.HV;
+  if (const char* expected = backend->lacks(plan.rule, plan.H, plan.HV)) {
+    fail_usage("rule: expected {} on {} with erase_state=previous or erase_write=own, got '{}' with {} key and {} value heads; run it on the CPU", expected,
+               backend->name, to_string(plan.rule), plan.H, plan.HV);
+  }
   plan.K = desc.K;
   plan.V = desc.V;
   plan.scale = desc.scale != 0 ? desc.scale : 1.0 / std::sqrt(static_cast<double>(desc.K));

@@ -194,6 +194,13 @@ std::vector<Named> models() {
                       })},
       {"mamba", with(tiny("gated_deltanet2", {"mamba", "mamba"}), [](ModelConfig& c) { c.mlp = "none"; })},
       {"longhorn_diag", tiny("gated_deltanet2", {"longhorn_diag", "window"})},
+      {"rwkv7", with(tiny("gated_deltanet2", {"rwkv7", "rwkv7"}),
+                     [](ModelConfig& c) {
+                       c.mlp = "channel_mix";
+                       c.norm = "layer";
+                       c.rwkv7.head_dim = 32;
+                     })},
+      {"mesa", tiny("gated_deltanet2", {"mesa", "window"})},
       {"tied", with(tiny("gated_deltanet2", {"recurrent"}), [](ModelConfig& c) { c.tie_word_embeddings = true; })},
   };
 }

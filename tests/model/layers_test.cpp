@@ -395,16 +395,18 @@ TEST(ModelOfADevice, IsRefusedThereForWhatItLacks) {
     return words;
   };
   EXPECT_EQ(error(config_of({"kda", "window"})), "");
-  EXPECT_NE(error(small_config("dplr")).find("expected the CPU: the rule 'dplr'"), std::string::npos);
-  EXPECT_NE(error(config_of({"window", "gated_deltanet erase_state=previous"})).find("erase_state=previous"), std::string::npos);
+  EXPECT_NE(error(config_of({"window", "gated_deltanet erase_state=previous"})).find("expected the CPU, or k_norm=raw with erase_state=previous"),
+            std::string::npos);
+  ModelConfig grouped = small_config("dplr");
+  EXPECT_EQ(error(grouped), "");
+  grouped.num_v_heads = 2 * grouped.num_heads;
+  EXPECT_NE(error(grouped).find("expected the CPU, or as many key heads as value heads"), std::string::npos);
   ModelConfig layer_norm = small_config("kda"), channel_mix = layer_norm, rwkv7 = config_of({"window", "rwkv7"}), mamba3 = config_of({"window", "mamba3"});
   layer_norm.norm = "layer";
   channel_mix.mlp = "channel_mix";
   rwkv7.rwkv7.head_dim = 4;
   mamba3.mamba3.head_dim = 4;
-  EXPECT_NE(error(layer_norm).find("layers called layernorm do not run on CUDA devices"), std::string::npos);
-  EXPECT_NE(error(channel_mix).find("layers called channel_mix do not run on CUDA devices"), std::string::npos);
-  EXPECT_NE(error(rwkv7).find("layers called rwkv7 do not run on CUDA devices"), std::string::npos);
+  for (const ModelConfig& config : {layer_norm, channel_mix, rwkv7, config_of({"mesa"})}) EXPECT_EQ(error(config), "");
   EXPECT_NE(error(mamba3).find("layers called mamba3 do not run on CUDA devices"), std::string::npos);
 }
 

@@ -1,19 +1,37 @@
-// Feature maps of q and k on the device, elementwise: elu(x) + 1, relu(x), and the product of two matrices.
+// Maps of one number on the device, elementwise, and the product of two matrices.
+#include <cmath>
+
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/math.cuh"
 
 namespace fw::cuda {
 namespace {
 
-// kElu, or kRelu.
+// A map of one number, and its slope.
+template <FeatureMap kMap>
+FW_DEVICE float mapped(float x) {
+  if constexpr (kMap == FeatureMap::kRelu) return fmaxf(x, 0.0f);
+  if constexpr (kMap == FeatureMap::kElu) return x > 0 ? x + 1.0f : exp_fast(x);
+  if constexpr (kMap == FeatureMap::kSilu) return x * sigmoid(x);
+  if constexpr (kMap == FeatureMap::kTanh) return tanhf(x);
+  if constexpr (kMap == FeatureMap::kSquaredRelu) return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
+  return 0;
+}
+template <FeatureMap kMap>
+FW_DEVICE float slope(float x) {
+  if constexpr (kMap == FeatureMap::kRelu) return x > 0 ? 1.0f : 0.0f;
+  if constexpr (kMap == FeatureMap::kElu) return x > 0 ? 1.0f : exp_fast(x);
+  if constexpr (kMap == FeatureMap::kSilu) return silu_slope(x, sigmoid(x));
+  if constexpr (kMap == FeatureMap::kTanh) return 1.0f - tanhf(x) * tanhf(x);
+  if constexpr (kMap == FeatureMap::kSquaredRelu) return 2.0f * fmaxf(x, 0.0f);
+  return 0;
+}
+
 template <FeatureMap kMap>
 struct Mapped : Plain {
   template <int N, int I, int O>
   FW_DEVICE void operator()(const Nothing&, int64_t, const float (&in)[I][N], float (&out)[O][N]) const {
-    FW_UNROLL for (int k = 0; k < N; ++k) {
-      const float x = in[0][k];
-      out[0][k] = kMap == FeatureMap::kRelu ? fmaxf(x, 0.0f) : x > 0 ? x + 1.0f : exp_fast(x);
-    }
+    FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = mapped<kMap>(in[0][k]);
   }
 };
 
@@ -22,10 +40,7 @@ template <FeatureMap kMap>
 struct MappedBackward : Plain {
   template <int N, int I, int O>
   FW_DEVICE void operator()(const Nothing&, int64_t, const float (&in)[I][N], float (&out)[O][N]) const {
-    FW_UNROLL for (int k = 0; k < N; ++k) {
-      const float x = in[1][k], grad = in[0][k];
-      out[0][k] = x > 0 ? grad : kMap == FeatureMap::kRelu ? 0.0f : grad * exp_fast(x);
-    }
+    FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = in[0][k] * slope<kMap>(in[1][k]);
   }
 };
 
@@ -49,7 +64,10 @@ template <class Run>
 void with_map(FeatureMap map, const Run& run) {
   if (map == FeatureMap::kElu) return run.template operator()<FeatureMap::kElu>();
   if (map == FeatureMap::kRelu) return run.template operator()<FeatureMap::kRelu>();
-  fail_internal("feature map {}: expected elu or relu", static_cast<int>(map));
+  if (map == FeatureMap::kSilu) return run.template operator()<FeatureMap::kSilu>();
+  if (map == FeatureMap::kTanh) return run.template operator()<FeatureMap::kTanh>();
+  if (map == FeatureMap::kSquaredRelu) return run.template operator()<FeatureMap::kSquaredRelu>();
+  fail_internal("feature map {}: expected a map of one number", static_cast<int>(map));
 }
 
 }  // namespace

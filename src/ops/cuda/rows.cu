@@ -90,10 +90,11 @@ bool aligned(Mat<T> x) {
 }
 
 // in: from, to
+template <int kSign>
 struct Sum : Plain {
   template <int N, int I, int O>
   FW_DEVICE void operator()(const Nothing&, int64_t, const float (&in)[I][N], float (&out)[O][N]) const {
-    FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = in[1][k] + in[0][k];
+    FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = in[1][k] + static_cast<float>(kSign) * in[0][k];
   }
 };
 
@@ -104,6 +105,16 @@ namespace ops {
 template <class T>
 void copy_rows(const Exec<T>& exec, Mat<const T> from, Mat<T> to) {
   move_rows<T>(CopyRows<T>{from, to}, from.rows, from.cols, aligned(from) && aligned(to), exec.device.stream());
+}
+
+template <class T>
+void add_rows(const Exec<T>& exec, Mat<const T> from, Mat<T> to) {
+  elementwise<4>(Sum<1>{}, from.rows, from.cols, operands(from, Mat<const T>(to)), operands(to), exec.device.stream());
+}
+
+template <class T>
+void subtract_rows(const Exec<T>& exec, Mat<const T> from, Mat<T> to) {
+  elementwise<4>(Sum<-1>{}, from.rows, from.cols, operands(from, Mat<const T>(to)), operands(to), exec.device.stream());
 }
 
 template <class T>
@@ -133,7 +144,7 @@ void add_values(const Exec<T>& exec, const Wide<T>* from, int64_t n, Wide<T>* to
     if (rows == 0 || cols == 0) return;
     const Mat<const float> in(from + begin, rows, cols);
     const Mat<float> out(to + begin, rows, cols);
-    elementwise<4>(Sum{}, rows, cols, operands(in, out), operands(out), exec.device.stream());
+    elementwise<4>(Sum<1>{}, rows, cols, operands(in, out), operands(out), exec.device.stream());
   };
   add(0, n / kRow, kRow);
   add(whole, 1, n - whole);
@@ -141,6 +152,8 @@ void add_values(const Exec<T>& exec, const Wide<T>* from, int64_t n, Wide<T>* to
 
 #define FW_INSTANTIATE(T)                                                                    \
   template void copy_rows<T>(const Exec<T>&, Mat<const T>, Mat<T>);                          \
+  template void add_rows<T>(const Exec<T>&, Mat<const T>, Mat<T>);                           \
+  template void subtract_rows<T>(const Exec<T>&, Mat<const T>, Mat<T>);                      \
   template void last_rows<T>(const Exec<T>&, Mat<const T>, const PassLayout&, Mat<T>);       \
   template void store_rows<T>(const Exec<T>&, Mat<const T>, const PassLayout&, Pages<T>);    \
   template void embedding_forward<T>(const Exec<T>&, const int32_t*, Weight<float>, Mat<T>); \

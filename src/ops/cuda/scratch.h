@@ -28,6 +28,9 @@ inline int64_t norm_sums(int64_t rows) { return std::min(kNormBlocks, rows); }
 inline constexpr int kHeadNormTurns = 16;
 inline int64_t head_norm_sums(int64_t rows) { return parts_of(rows, 8 * kHeadNormTurns); }
 
+// Operations on heads with sums (head_rows.cuh), and token_shift: tokens of a run.
+inline constexpr int64_t kHeadRun = 64, kShiftRun = 64;
+
 // A sum of squares of each piece of the parameters.
 inline double* square_sums(Arena& arena, int64_t pieces) { return arena.alloc<double>(pieces); }
 

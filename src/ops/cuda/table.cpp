@@ -1,5 +1,6 @@
 // The CUDA device's table.
 #include "ops/backend.h"
+#include "ops/cuda/kinds.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/products.h"
 
@@ -9,7 +10,8 @@ template <class T>
 const Ops<T>& cuda_ops() {
   static constexpr Ops<T> kTable = [] {
     Ops<T> ops;
-#define FW_LAYER_OP(kind, name, args)  // none yet
+#define FW_LAYER_OP(kind, name, args) \
+  if constexpr (cuda::kinds::kind) ops.name = &cuda::ops::name<T>;
 #define FW_OP(name, args) ops.name = &cuda::ops::name<T>;
 #include "ops/ops.def"
 #undef FW_OP

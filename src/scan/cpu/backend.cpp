@@ -71,7 +71,8 @@ std::unique_ptr<Call> call(Plan plan) {
 
 const Backend& cpu_backend() {
   constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
-  static constexpr Backend kBackend = {"the CPU", true, kAny, kAny, kAny, 0, false, false, true, [] {}, call};
+  static constexpr Backend kBackend = {"the CPU", true, kAny, kAny, kAny, 0, false, false, [](const Rule&, int64_t, int64_t) -> const char* { return nullptr; },
+                                       [] {},     call};
   return kBackend;
 }
 

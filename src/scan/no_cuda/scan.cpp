@@ -6,6 +6,7 @@
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/gates/kernels.h"
+#include "scan/cuda/rows/kernels.h"
 
 namespace fw::cuda {
 
@@ -21,6 +22,9 @@ void scan_backward(const Plan&, const DevicePlan&, const Inputs<float>&, const O
 
 void make_decay_keys(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&) { require_device(false); }
 void add_decay_keys(const Plan&, const TokenTensor<float>&, const TokenTensor<float>&, const TokenTensor<float>&) { require_device(false); }
+
+void spread_rows(const SpreadArgs&, const RowTokens&, void*) { require_device(false); }
+void join_rows(const JoinArgsOfRows&, const RowTokens&, void*) { require_device(false); }
 
 void gate_values(const GateValuesArgs&, const GateTokens&, void*) { require_device(false); }
 void gate_gradients(const GateGradientsArgs&, const GateTokens&, void*) { require_device(false); }

@@ -6,6 +6,7 @@
 #include "scan/cuda/call/gates.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/scan.h"
+#include "scan/cuda/call/two_rows.h"
 
 namespace fw {
 namespace {
@@ -20,21 +21,22 @@ Plan with_given_keys(Plan plan) {
   return plan;
 }
 
-// The workspace: values of gates that are given as logits, then keys of the decay, then what the kernels of the scan have.
+// The workspace: values of gates that are given as logits, then rows (two_rows.h), then keys of the decay, then what the kernels of the scan have.
 class CudaCall final : public Call {
  public:
   explicit CudaCall(Plan plan)
       : Call(std::move(plan)),
-        kernels_(with_given_keys(this->plan())),
+        tokens_(with_given_keys(this->plan())),
+        rows_(tokens_),
         device_(make_device_plan()),
-        gates_(kernels_, device_.chunk_form),
-        keys_(this->plan().rule.uses_k() ? 0 : cuda::key_bytes(kernels_)) {}
+        gates_(tokens_, device_.chunk_form),
+        keys_(this->plan().rule.uses_k() ? 0 : cuda::key_bytes(tokens_)) {}
 
-  size_t forward_bytes() const override { return gates_.forward_bytes() + keys_ + device_.forward.bytes; }
-  size_t backward_bytes() const override { return gates_.backward_bytes() + 2 * keys_ + device_.backward.bytes; }
+  size_t forward_bytes() const override { return forward_front() + device_.forward.bytes; }
+  size_t backward_bytes() const override { return backward_front() + device_.backward.bytes; }
   size_t saved_bytes() const override { return device_.saved.bytes; }
-  size_t backward_alone_bytes() const override { return gates_.backward_bytes() + 2 * keys_ + device_.backward_alone_bytes(); }
-  std::string text() const override { return cuda::to_text(kernels_, device_, gates_.forward_bytes() + keys_, gates_.backward_bytes() + 2 * keys_); }
+  size_t backward_alone_bytes() const override { return backward_front() + device_.backward_alone_bytes(); }
+  std::string text() const override { return cuda::to_text(tokens_, rows_.plan(), device_, forward_front(), backward_front()); }
 
   void forward(const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) const override {
     const cuda::DeviceScope scope(plan().device_number);
@@ -44,7 +46,10 @@ class CudaCall final : public Call {
     Inputs<float> inputs = gates_.values(given, workspace);
     char* const space = static_cast<char*>(workspace) + gates_.forward_bytes();
     make_keys(inputs, space);
-    cuda::scan_forward(kernels_, device_, inputs, outputs, saved, space + keys_);
+    inputs = rows_.inputs(inputs, space);
+    const Outputs<float> opened = rows_.open(outputs, space);
+    cuda::scan_forward(rows_.plan(), device_, inputs, opened, saved, space + rows_.forward_bytes() + keys_);
+    rows_.close(opened, outputs);
   }
   void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) const override {
     const cuda::DeviceScope scope(plan().device_number);
@@ -53,29 +58,38 @@ class CudaCall final : public Call {
     const Inputs<float> wanted = check_gradients<float>(plan(), grads, given);
     cuda::require_device(device_.chunk_form);
     Inputs<float> inputs = gates_.values(given, workspace);
-    Inputs<float> gradients = gates_.open(given, wanted, workspace);
+    const Inputs<float> of_values = gates_.open(given, wanted, workspace);
+    Inputs<float> gradients = of_values;
     char* const space = static_cast<char*>(workspace) + gates_.backward_bytes();
     make_keys(inputs, space);
     const bool adds = keys_ > 0 && gradients.g;
-    if (adds) gradients.k = cuda::key_tensor(kernels_, space + keys_);
-    cuda::scan_backward(kernels_, device_, inputs, cotangents, gradients, saved, space + 2 * keys_);
-    if (adds) cuda::add_decay_keys(kernels_, inputs.g, gradients.k, gradients.g);
-    gates_.close(given, gradients, wanted, workspace);
+    if (adds) gradients.k = cuda::key_tensor(tokens_, space + keys_);
+    const Inputs<float> opened = rows_.open(inputs, gradients, space);
+    cuda::scan_backward(rows_.plan(), device_, rows_.inputs(inputs, space), rows_.cotangents(cotangents, space), opened, saved,
+                        space + rows_.backward_bytes() + 2 * keys_);
+    rows_.close(inputs, opened, gradients);
+    if (adds) cuda::add_decay_keys(tokens_, inputs.g, gradients.k, gradients.g);
+    gates_.close(given, of_values, wanted, workspace);
   }
 
  private:
   cuda::DevicePlan make_device_plan() const {
     const cuda::DeviceScope scope(plan().device_number);
-    return cuda::make_device_plan(kernels_, cuda::multiprocessors());
+    return cuda::make_device_plan(rows_.plan(), cuda::multiprocessors());
   }
+
+  // Bytes of the workspace in front of what the kernels of the scan have.
+  size_t forward_front() const { return gates_.forward_bytes() + rows_.forward_bytes() + keys_; }
+  size_t backward_front() const { return gates_.backward_bytes() + rows_.backward_bytes() + 2 * keys_; }
 
   void make_keys(Inputs<float>& inputs, void* workspace) const {
     if (keys_ == 0) return;
-    inputs.k = cuda::key_tensor(kernels_, workspace);
-    cuda::make_decay_keys(kernels_, inputs.g, inputs.k);
+    inputs.k = cuda::key_tensor(tokens_, workspace);
+    cuda::make_decay_keys(tokens_, inputs.g, inputs.k);
   }
 
-  Plan kernels_;  // what the kernels of the scan are given
+  Plan tokens_;         // with keys
+  cuda::TwoRows rows_;  // and what the kernels of the scan are given
   cuda::DevicePlan device_;
   cuda::CallGates gates_;
   size_t keys_;  // bytes
@@ -105,7 +119,7 @@ const Backend& cuda_backend() {
                                        cuda::kChunk,
                                        true,
                                        true,
-                                       false,
+                                       cuda::two_rows_lack,
                                        [] { cuda::require_device(true); },
                                        [](Plan plan) -> std::unique_ptr<Call> { return std::make_unique<CudaCall>(std::move(plan)); }};
   return kBackend;

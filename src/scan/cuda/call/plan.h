@@ -117,7 +117,8 @@ struct DevicePlan {
 // For a device of so many multiprocessors (device.h). Throws Error(kUsage) for a chunk form that the device has not.
 DevicePlan make_device_plan(const Plan& plan, int multiprocessors);
 
-// Lines "name: value" for people (text.cpp). Rows: bytes of each direction's workspace in front of what the plan has.
-std::string to_text(const Plan& plan, const DevicePlan& device, size_t forward_rows, size_t backward_rows);
+// Lines "name: value" for people (text.cpp). call: as the caller has it, plan: as the kernels do. Rows: bytes of each direction's workspace in front of what
+// the plan has.
+std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device, size_t forward_rows, size_t backward_rows);
 
 }  // namespace fw::cuda

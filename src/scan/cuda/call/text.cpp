@@ -225,9 +225,11 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
 
 }  // namespace
 
-std::string to_text(const Plan& plan, const DevicePlan& device, size_t forward_rows, size_t backward_rows) {
-  std::string text = fmt::format("rule: {}\nsequences: {} of at most {} tokens, {}{} in all\n", to_string(plan.rule), plan.N, plan.longest,
-                                 plan.device_offsets != nullptr ? "offsets on the device, at most " : "", plan.tokens());
+std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device, size_t forward_rows, size_t backward_rows) {
+  std::string text = fmt::format("rule: {}\nsequences: {} of at most {} tokens, {}{} in all\n", to_string(call.rule), call.N, call.longest,
+                                 call.device_offsets != nullptr ? "offsets on the device, at most " : "", call.tokens());
+  const bool rows = call.rule.general_erase();
+  if (rows) text += fmt::format("rows: two a token, one that erases and one that writes, of {}\n", to_string(plan.rule));
   if (device.chunk_form) {
     const char* decay = plan.decay_kind() == DecayKind::kChannel ? "channel" : plan.decay_kind() == DecayKind::kScalar ? "scalar" : "none";
     text += fmt::format("form: chunk, {} chunks of {} tokens\n", device.chunks, kChunk);
@@ -253,8 +255,9 @@ std::string to_text(const Plan& plan, const DevicePlan& device, size_t forward_r
     text += fmt::format("form: token, {} sequences x {} value heads\n", plan.N, plan.HV);
   }
   const bool logits = any_logits(plan.gates);
-  text += fmt::format("kernels forward: {}{}\nkernels backward: {}{}{}\n", logits ? "gates -> " : "", forward_kernels(plan, device), logits ? "gates -> " : "",
-                      backward_kernels(plan, device), logits ? " -> gates" : "");
+  const std::string front = fmt::format("{}{}", logits ? "gates -> " : "", rows ? "rows -> " : "");
+  text += fmt::format("kernels forward: {}{}{}\nkernels backward: {}{}{}{}\n", front, forward_kernels(plan, device), rows ? " -> rows" : "", front,
+                      backward_kernels(plan, device), rows ? " -> rows" : "", logits ? " -> gates" : "");
   text += fmt::format("workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: {} bytes\n",
                       forward_rows + device.forward.bytes, backward_rows + device.backward.bytes, device.saved.bytes,
                       backward_rows + device.backward_alone_bytes());
