@@ -29,7 +29,7 @@ class Arena {
   template <class T>
   T* alloc(int64_t n) {
     static_assert(std::is_trivially_destructible_v<T>);
-    return static_cast<T*>(alloc_bytes(sizeof(T) * static_cast<size_t>(n)));
+    return static_cast<T*>(alloc_bytes(sizeof(T) * static_cast<size_t>(n)));  // NOLINT(bugprone-sizeof-expression): T may be a pointer
   }
   // The same, filled with zero bytes.
   template <class T>

@@ -61,7 +61,8 @@ TEST_P(DeviceLayers, UnitVectors) {
 
 TEST_P(DeviceLayers, TokenShift) {
   const SeqLayout sequences({0, 1, 1, 70, 130});
-  for (const auto& [cols, pad] : {std::pair<int64_t, int64_t>{24, 8}, {5, 2}, {520, 0}}) {
+  for (const Shape& shape : {Shape{130, 24, 8}, {130, 5, 2}, {130, 520, 0}}) {
+    const int64_t cols = shape.cols, pad = shape.pad;
     for (const int64_t count : {int64_t{1}, int64_t{6}}) {
       for (const bool tails : {false, true}) {
         SCOPED_TRACE(::testing::Message() << cols << " columns, " << count << " mixes, tails " << tails);
@@ -158,7 +159,8 @@ TEST_P(DeviceLayers, SumsOfRows) {
 
 TEST_P(DeviceLayers, Mesa) {
   const SeqLayout sequences({0, 5, 5, 6, 20});
-  for (const auto& [K, steps] : {std::pair<int64_t, int64_t>{5, 0}, {40, 0}, {40, 60}, {5, 2}}) {
+  for (const auto& form : {std::pair<int64_t, int64_t>{5, 0}, {40, 0}, {40, 60}, {5, 2}}) {
+    const int64_t K = form.first, steps = form.second;
     for (const bool state : {false, true}) {
       SCOPED_TRACE(::testing::Message() << "K " << K << ", " << steps << " steps, state " << state);
       compare(GetParam(), [&](auto& run) {
