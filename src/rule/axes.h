@@ -70,7 +70,7 @@ struct Rule {
   // What the erase finds in S_{t-1}, before the decay; without one both states are the same.
   constexpr bool erases_before_decay() const { return online() && erase_state == EraseState::kPrevious && decay != Decay::kNone; }
   constexpr bool uses_erase_write() const { return online() && erase_write == EraseWrite::kOwn; }
-  // An erase that is not u = z - Sbar^T e written along w: on the CPU alone.
+  // An erase that is not u = z - Sbar^T e written along w: a GPU takes two rows a token of some (scan/cuda/call/two_rows.h).
   constexpr bool general_erase() const { return erases_before_decay() || uses_erase_write(); }
   // The gain matters where a gate is tied to it.
   constexpr bool uses_gain() const { return (online() && erase == Gate::kTied) || write == Gate::kTied; }
