@@ -229,6 +229,22 @@ TEST(GeneralErase, OfNormalisedKeysIsRefusedOnCuda) {
   EXPECT_THAT(call.forward(), HasSubstr("run it on the CPU"));
 }
 
+// Rows are 32-bit numbers, and a token is two of them.
+TEST(GeneralErase, OfMoreTokensThanHalfTheRowsIsRefusedOnCuda) {
+  const auto refusal = [](int64_t tokens) {
+    SmallCall call("dplr");
+    call.desc.device = FW_DEVICE_CUDA;
+    call.desc.T = tokens;
+    fw_sizes sizes;
+    FW_INIT(&sizes);
+    return std::string(fw_workspace_query(&call.desc, &sizes) == FW_OK ? "" : fw_last_error());
+  };
+  constexpr int64_t kMost = (int64_t{1} << 30) - 32;
+  EXPECT_EQ(refusal(kMost), "");
+  EXPECT_THAT(refusal(kMost + 1), HasSubstr("descriptor: T: expected at most 1073741792 tokens in all on CUDA with erase_state=previous or erase_write=own, "
+                                            "got 1073741793"));
+}
+
 // A program that was compiled with version 0.1 of the header knows shorter structs; what lies behind them is not read.
 TEST(Gates, StructsOfTheFirstHeaderAreTaken) {
   SmallCall call("gated_deltanet");

@@ -21,7 +21,8 @@ Plan with_given_keys(Plan plan) {
   return plan;
 }
 
-// The workspace: values of gates that are given as logits, then rows (two_rows.h), then keys of the decay, then what the kernels of the scan have.
+// The workspace: values of gates that are given as logits, then rows (two_rows.h) or keys of the decay, then what the kernels of the scan have.
+// No rule has both (two_rows_lack).
 class CudaCall final : public Call {
  public:
   explicit CudaCall(Plan plan)

@@ -16,21 +16,6 @@ HeadArg head_arg(const HeadTensor<float>& t) { return {t.data, t.stride_h, t.str
 
 char* at(void* workspace, const Region& region) { return static_cast<char*>(workspace) + region.offset; }
 
-// Contiguous rows of the workspace, as many as `like` has.
-TokenTensor<float> rows_at(const Plan& plan, const TokenTensor<float>& like, char* data, bool bf16) {
-  TokenTensor<float> rows;
-  if (bf16) {
-    rows.bf16 = reinterpret_cast<Bf16*>(data);
-  } else {
-    rows.data = reinterpret_cast<float*>(data);
-  }
-  rows.heads = like.heads;
-  rows.dim = rows.stride_h = like.dim;
-  rows.stride_t = like.heads * like.dim;
-  rows.stride_b = plan.T * rows.stride_t;
-  return rows;
-}
-
 // All tokens of a packed batch are one row of it.
 GateTokens tokens_of(const Plan& plan) { return {plan.tokens(), plan.packed ? plan.tokens() : plan.T, token_end(plan)}; }
 
@@ -91,7 +76,7 @@ Inputs<float> CallGates::values(const Inputs<float>& in, void* workspace) const 
   for (const Gate& gate : gates_) {
     const TokenTensor<float>& x = tensor_of(in, gate.spec);
     if (!gate.spec.logits() || !x) continue;
-    const TokenTensor<float> values = rows_at(plan_, x, at(workspace, gate.values), gate.bf16);
+    const TokenTensor<float> values = contiguous_rows(x, plan_.T, at(workspace, gate.values), gate.bf16);
     made.*kInputTokens<float>[gate.spec.token] = values;
     args.gates[args.count] = gate_arg(gate, in);
     args.values[args.count++] = token_arg(plan_, values);
@@ -104,7 +89,7 @@ Inputs<float> CallGates::open(const Inputs<float>& in, const Inputs<float>& grad
   Inputs<float> opened = grads;
   for (const Gate& gate : gates_) {
     if (!gate.spec.logits() || !gate.apart || !(tensor_of(grads, gate.spec) || parameters_of(grads, gate.spec))) continue;
-    opened.*kInputTokens<float>[gate.spec.token] = rows_at(plan_, tensor_of(in, gate.spec), at(workspace, gate.grads), false);
+    opened.*kInputTokens<float>[gate.spec.token] = contiguous_rows(tensor_of(in, gate.spec), plan_.T, at(workspace, gate.grads), false);
   }
   return opened;
 }

@@ -1,4 +1,4 @@
-// A tensor of tokens as kernels have it (args.h).
+// A tensor of tokens as kernels have it (args.h), and one of the workspace.
 #pragma once
 
 #include "scan/cuda/call/args.h"
@@ -16,6 +16,21 @@ inline TokenArg token_arg(const Plan& plan, const TokenTensor<float>& t) {
   a.stride_h = t.stride_h;
   a.divisor = static_cast<int32_t>(plan.HV / t.heads);
   return a;
+}
+
+// Contiguous rows at `data`, of heads and channels like those of `like`, T rows a batch.
+inline TokenTensor<float> contiguous_rows(const TokenTensor<float>& like, int64_t T, void* data, bool bf16) {
+  TokenTensor<float> rows;
+  if (bf16) {
+    rows.bf16 = static_cast<Bf16*>(data);
+  } else {
+    rows.data = static_cast<float*>(data);
+  }
+  rows.heads = like.heads;
+  rows.dim = rows.stride_h = like.dim;
+  rows.stride_t = like.heads * like.dim;
+  rows.stride_b = T * rows.stride_t;
+  return rows;
 }
 
 inline TokenEnd token_end(const Plan& plan) {

@@ -1,6 +1,7 @@
 #include "scan/cuda/call/two_rows.h"
 
 #include "base/error.h"
+#include "scan/backend.h"
 #include "scan/cuda/call/token_arg.h"
 
 namespace fw::cuda {
@@ -50,6 +51,10 @@ TwoRows::TwoRows(const Plan& plan) : plan_(plan), used_(plan.rule.general_erase(
   if (plan.form == FW_FORM_CHUNK) refuse("form", "the token form");
   if (plan.device_offsets != nullptr) refuse("cu_seqlens", "offsets in the host's memory");
   if (plan.slots.tokens != nullptr) refuse("token_slots", "no slots of tokens");
+  const int64_t most = cuda_backend().most_tokens / 2;
+  if (plan.tokens() > most) {
+    fail_usage("descriptor: T: expected at most {} tokens in all on CUDA with erase_state=previous or erase_write=own, got {}", most, plan.tokens());
+  }
   rows_ = plan_of_rows(plan);
 
   constexpr size_t kAlign = 1024;
@@ -71,20 +76,9 @@ TwoRows::TwoRows(const Plan& plan) : plan_(plan), used_(plan.rule.general_erase(
   }
 }
 
-// Contiguous rows, of the type of `like`.
+// Of the type of `like`.
 TokenTensor<float> TwoRows::rows_at(const TokenTensor<float>& like, const Region& region, void* workspace) const {
-  TokenTensor<float> rows;
-  char* const data = static_cast<char*>(workspace) + region.offset;
-  if (like.bf16 != nullptr) {
-    rows.bf16 = reinterpret_cast<Bf16*>(data);
-  } else {
-    rows.data = reinterpret_cast<float*>(data);
-  }
-  rows.heads = like.heads;
-  rows.dim = rows.stride_h = like.dim;
-  rows.stride_t = like.heads * like.dim;
-  rows.stride_b = rows_.T * rows.stride_t;
-  return rows;
+  return contiguous_rows(like, rows_.T, static_cast<char*>(workspace) + region.offset, like.bf16 != nullptr);
 }
 
 RowTokens TwoRows::tokens() const { return {plan_.tokens(), plan_.packed ? plan_.tokens() : plan_.T, static_cast<int32_t>(plan_.HV)}; }

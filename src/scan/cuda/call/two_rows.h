@@ -21,7 +21,7 @@ const char* two_rows_lack(const Rule& rule, int64_t H, int64_t HV);
 class TwoRows {
  public:
   // plan: of the call, without what two_rows_lack(); it outlives this. Throws Error(kUsage) for what rows cannot have: the chunk form, slots of tokens, offsets
-  // on the device.
+  // on the device, more tokens than half of what CUDA takes.
   explicit TwoRows(const Plan& plan);
   bool used() const { return used_; }
   // Of the rows; the call's own where it has one row a token.

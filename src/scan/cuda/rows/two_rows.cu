@@ -15,7 +15,8 @@ namespace {
 constexpr int kThreads = 256;
 
 struct Shape {
-  unsigned rows, batch, heads;  // rows: tokens times heads
+  int64_t rows;  // tokens times heads
+  unsigned batch, heads;
 };
 
 FW_DEVICE Rows row_of(const TokenArg& x, unsigned b, unsigned t, unsigned h) {
@@ -26,10 +27,10 @@ FW_DEVICE Rows row_of(const TokenArg& x, unsigned b, unsigned t, unsigned h) {
 // body(b, t, h) of every token and head of this warp.
 template <class Body>
 FW_DEVICE void for_tokens(const Shape& shape, const Body& body) {
-  const unsigned step = grid_size_x() * (kThreads / 32);
-  for (unsigned row = block_index_x() * (kThreads / 32) + warp_index(); row < shape.rows; row += step) {
-    const unsigned token = row / shape.heads, b = token / shape.batch;
-    body(b, token - b * shape.batch, row - token * shape.heads);
+  const int64_t step = int64_t{grid_size_x()} * (kThreads / 32);
+  for (int64_t row = int64_t{block_index_x()} * (kThreads / 32) + warp_index(); row < shape.rows; row += step) {
+    const unsigned token = static_cast<unsigned>(row / shape.heads), b = token / shape.batch;
+    body(b, token - b * shape.batch, static_cast<unsigned>(row - int64_t{token} * shape.heads));
   }
 }
 
@@ -87,12 +88,12 @@ __global__ void __launch_bounds__(kThreads, 4) join_rows_kernel(const __grid_con
 }
 
 Shape shape_of(const RowTokens& tokens) {
-  return {static_cast<unsigned>(tokens.all * tokens.heads), static_cast<unsigned>(std::max<int64_t>(tokens.batch, 1)), static_cast<unsigned>(tokens.heads)};
+  return {tokens.all * tokens.heads, static_cast<unsigned>(std::max<int64_t>(tokens.batch, 1)), static_cast<unsigned>(tokens.heads)};
 }
 
 Dim3 grid_of(const Shape& shape) {
   constexpr int64_t kRows = kThreads / 32;
-  return Dim3{static_cast<unsigned>(std::min((int64_t{shape.rows} + kRows - 1) / kRows, 16 * int64_t{multiprocessors()}))};
+  return Dim3{static_cast<unsigned>(std::min((shape.rows + kRows - 1) / kRows, 16 * int64_t{multiprocessors()}))};
 }
 
 }  // namespace
