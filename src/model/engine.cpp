@@ -16,6 +16,7 @@
 #include "nn/observer.h"
 #include "nn/recurrence.h"
 #include "ops/backend.h"
+#include "ops/cuda/kinds.h"
 #include "ops/profile.h"
 #include "scan/backend.h"
 
@@ -29,11 +30,15 @@ size_t arena_block(const Device& device) {
   return only_plans(device) ? size_t{1} << 40 : size_t{64} << 20;
 }
 
-// Rules that a device's recurrence lacks are refused where a model is made, before it takes any memory.
-void require_rules(const ModelConfig& c, const Device& device) {
+// Rules that a device's recurrence lacks and heads that its kernels cannot hold are refused where a model is made, before it takes any memory.
+void require_layers(const ModelConfig& c, const Device& device) {
   if (device.kind() == FW_DEVICE_CPU) return;
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     const MixerSpec spec = c.layer_spec(i);
+    const auto* mesa = std::get_if<MesaSpec>(&spec);
+    if (mesa != nullptr && mesa->dim > cuda::kinds::kMostMesaKey) {
+      fail_usage("device: expected the CPU, or Mesa layers with a head_dim of at most {} on CUDA devices, got {}", cuda::kinds::kMostMesaKey, mesa->dim);
+    }
     const auto* recurrent = std::get_if<RecurrentMixerSpec>(&spec);
     if (recurrent == nullptr) continue;
     if (const char* expected = cuda_backend().lacks(recurrent->rule, recurrent->heads, recurrent->v_heads)) {
@@ -63,7 +68,7 @@ class EngineOf final : public Engine<Wide<T>> {
         wide_(wide_exec(exec_)),
         recurrences_(device) {
     for (const std::string& kind : c.layers) require_layer<T>(kind, device);
-    require_rules(c, device);
+    require_layers(c, device);
     if (norm_.kind == NormKind::kLayer) require_layer<T>("layernorm", device);
     if (c.mlp == "channel_mix") require_layer<T>(c.mlp, device);
     params.allocate(device, masters);
@@ -90,7 +95,7 @@ class EngineOf final : public Engine<Wide<T>> {
     const Pass<T> pass = begin(layout, state, true);
     const int32_t* device_ids = upload(ids);
     const std::optional<ChosenRows> few = few_scored(targets);
-    const int32_t* device_targets = upload(few ? few->of(targets) : std::vector<int32_t>(targets.begin(), targets.end()));
+    const int32_t* device_targets = few ? upload(few->of(targets)) : upload(targets);
     Residual<T> residual = run(pass, device_ids, state);
     const Mat<T> dx = new_matrix<T>(arena_, layout.tokens(), config_.hidden_size);
     if (pass.first_value != nullptr) {
@@ -116,7 +121,7 @@ class EngineOf final : public Engine<Wide<T>> {
   void evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, ModelState<W>* state, W* nll, LossSum* sum) override {
     const Pass<T> pass = begin(layout, state, false);
     const std::optional<ChosenRows> few = few_scored(targets);
-    const int32_t* device_targets = upload(few ? few->of(targets) : std::vector<int32_t>(targets.begin(), targets.end()));
+    const int32_t* device_targets = few ? upload(few->of(targets)) : upload(targets);
     Residual<T> residual = run(pass, upload(ids), state);
     if (state != nullptr) state->advance(layout);
     if (few) residual = gather(residual, *few);

@@ -408,6 +408,11 @@ TEST(ModelOfADevice, IsRefusedThereForWhatItLacks) {
   mamba3.mamba3.head_dim = 4;
   for (const ModelConfig& config : {layer_norm, channel_mix, rwkv7, config_of({"mesa"})}) EXPECT_EQ(error(config), "");
   EXPECT_NE(error(mamba3).find("layers called mamba3 do not run on CUDA devices"), std::string::npos);
+  ModelConfig wide = config_of({"window", "mesa"});
+  wide.mesa.head_dim = 160;
+  EXPECT_EQ(error(wide), "");
+  wide.mesa.head_dim = 161;
+  EXPECT_NE(error(wide).find("expected the CPU, or Mesa layers with a head_dim of at most 160 on CUDA devices, got 161"), std::string::npos);
 }
 
 }  // namespace

@@ -1,8 +1,11 @@
-// Kinds of layers (FW_LAYER_OP of ops.def) whose operations the CUDA device has, and so a plan for it.
+// Kinds of layers (FW_LAYER_OP of ops.def) whose operations the CUDA device has, and so a plan for it, and what bounds them.
 #pragma once
 
 namespace fw::cuda::kinds {
 
 inline constexpr bool mesa = true, layernorm = true, channel_mix = true, rwkv7 = true, mamba3 = false;
+
+// Channels of a Mesa layer's key head: two triangles of so many rows fit into shared memory (mesa_solve.cu).
+inline constexpr int kMostMesaKey = 160;
 
 }  // namespace fw::cuda::kinds

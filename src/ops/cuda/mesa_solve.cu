@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "ops/cuda/elementwise.cuh"
+#include "ops/cuda/kinds.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/sequences.cuh"
 
@@ -13,7 +14,7 @@ namespace fw::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kMostKey = 160;  // of which two triangles fit into shared memory
+constexpr int kMostKey = kinds::kMostMesaKey;
 
 constexpr int triangle(int i) { return i * (i + 1) / 2; }
 
