@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "base/comparison.h"
+#include "cli/selftest_worst.h"
 #include "nn/mamba3_scan.h"
 #include "reference/mamba3.h"
 
@@ -10,19 +10,6 @@ namespace fw::cli {
 namespace {
 
 constexpr double kTurn = 2 * 3.14159265358979323846;
-
-template <class T>
-std::vector<T> cast(const std::vector<double>& x) {
-  return {x.begin(), x.end()};
-}
-template <class T>
-std::vector<double> doubles(const std::vector<T>& x) {
-  return {x.begin(), x.end()};
-}
-void keep_worst(FieldError& worst, const char* name, const std::vector<double>& got, const std::vector<double>& expected) {
-  const double error = relative_error(got, expected);
-  if (worst.name.empty() || !(error <= worst.error)) worst = {name, error};
-}
 
 // One problem in T.
 template <class T>

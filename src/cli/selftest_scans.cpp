@@ -2,26 +2,12 @@
 
 #include <cmath>
 
-#include "base/comparison.h"
+#include "cli/selftest_worst.h"
 #include "ops/exec.h"
 #include "reference/element_scan.h"
 
 namespace fw::cli {
 namespace {
-
-void keep_worst(FieldError& worst, const char* name, const std::vector<double>& got, const std::vector<double>& expected) {
-  const double error = relative_error(got, expected);
-  if (worst.name.empty() || !(error <= worst.error)) worst = {name, error};
-}
-
-template <class T>
-std::vector<T> cast(const std::vector<double>& x) {
-  return {x.begin(), x.end()};
-}
-template <class T>
-std::vector<double> doubles(const std::vector<T>& x) {
-  return {x.begin(), x.end()};
-}
 
 // One problem in T.
 template <class T>

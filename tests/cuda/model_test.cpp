@@ -72,6 +72,22 @@ struct Named {
   ModelConfig config;
 };
 
+// Each gradient as a share of its own norm, or of a hundredth of that of all: what is a sum of many that cancel has no digits of its own in bf16.
+void expect_gradients_of_the_cpu(const Pair& models) {
+  std::vector<float> all;
+  for (const ParamSpec& spec : models.host.params().specs()) {
+    const HostView<float> view = models.host.params().host_grads(spec);
+    all.insert(all.end(), view.span().begin(), view.span().end());
+  }
+  const double floor = 1e-2 * norm_of(all);
+  for (const ParamSpec& spec : models.host.params().specs()) {
+    const HostView<float> a = models.device.params().host_grads(spec), b = models.host.params().host_grads(spec);
+    std::vector<float> difference(b.span().begin(), b.span().end());
+    for (size_t i = 0; i < difference.size(); ++i) difference[i] -= a.span()[i];
+    EXPECT_LE(norm_of(difference) / std::max(norm_of(b.span()), floor), kBound) << spec.name;
+  }
+}
+
 class DeviceModel : public ::testing::TestWithParam<Named> {};
 
 TEST_P(DeviceModel, LogitsLossAndGradientsAreThoseOfTheCpu) {
@@ -92,19 +108,7 @@ TEST_P(DeviceModel, LogitsLossAndGradientsAreThoseOfTheCpu) {
   EXPECT_NEAR(loss.nll, expected.nll, kBound * expected.nll);
   EXPECT_NEAR(models.device.evaluate(ids, targets, layout, nullptr, nll.data()).nll, loss.nll, 1e-3 * loss.nll);
   EXPECT_EQ(nll[3], 0.0F);
-  // Each gradient as a share of its own norm, or of a hundredth of that of all: what is a sum of many that cancel has no digits of its own in bf16.
-  std::vector<float> all;
-  for (const ParamSpec& spec : models.host.params().specs()) {
-    const HostView<float> view = models.host.params().host_grads(spec);
-    all.insert(all.end(), view.span().begin(), view.span().end());
-  }
-  const double floor = 1e-2 * norm_of(all);
-  for (const ParamSpec& spec : models.host.params().specs()) {
-    const HostView<float> a = models.device.params().host_grads(spec), b = models.host.params().host_grads(spec);
-    std::vector<float> difference(b.span().begin(), b.span().end());
-    for (size_t i = 0; i < difference.size(); ++i) difference[i] -= a.span()[i];
-    EXPECT_LE(norm_of(difference) / std::max(norm_of(b.span()), floor), kBound) << spec.name;
-  }
+  expect_gradients_of_the_cpu(models);
 }
 
 // Of 130 rows 17 are scored: the head computes those alone, and their gradients go back to their places.
@@ -121,18 +125,7 @@ TEST_P(DeviceModel, FewScoredRowsAndTheLikeliestTokensAreThoseOfTheCpu) {
   EXPECT_NEAR(loss.nll, expected.nll, kBound * expected.nll);
   EXPECT_NEAR(models.device.evaluate(ids, targets, layout, nullptr, nll.data()).nll, loss.nll, 1e-3 * loss.nll);
   for (size_t t = 0; t < nll.size(); ++t) EXPECT_EQ(nll[t] != 0, targets[t] >= 0) << t;
-  std::vector<float> all;
-  for (const ParamSpec& spec : models.host.params().specs()) {
-    const HostView<float> view = models.host.params().host_grads(spec);
-    all.insert(all.end(), view.span().begin(), view.span().end());
-  }
-  const double floor = 1e-2 * norm_of(all);
-  for (const ParamSpec& spec : models.host.params().specs()) {
-    const HostView<float> a = models.device.params().host_grads(spec), b = models.host.params().host_grads(spec);
-    std::vector<float> difference(b.span().begin(), b.span().end());
-    for (size_t i = 0; i < difference.size(); ++i) difference[i] -= a.span()[i];
-    EXPECT_LE(norm_of(difference) / std::max(norm_of(b.span()), floor), kBound) << spec.name;
-  }
+  expect_gradients_of_the_cpu(models);
 
   // The device's own logits say which is the largest.
   std::vector<int32_t> likeliest(rows.size());
