@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <ctime>
 #include <vector>
 
 #include "base/random.h"
 #include "base/threads.h"
+#include "cpu_times.h"
 #include "nn/mamba3_scan.h"
 
 namespace {
@@ -21,15 +21,7 @@ using Values = std::vector<float>;
 
 template <class Call>
 double median_us_token(int repeats, const Call& call) {
-  std::vector<double> times;
-  call();
-  for (int i = 0; i < repeats; ++i) {
-    const std::clock_t begin = std::clock();
-    call();
-    times.push_back(1e6 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
-  }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2] / static_cast<double>(kTokens);
+  return fw::bench::median_us_token(fw::bench::processor_us, repeats, kTokens, call);
 }
 
 // S = a S + (1 - lam) dt a sum_j k'^j v'^jT + lam dt sum_j k^j v^jT, y^i = S^T q^i, of rows that are turned already; heads on the threads.
@@ -89,8 +81,9 @@ int main(int argc, char** argv) {
     const fw::Mamba3Inputs<float> in{of(q), of(k), of(v, kTokens * rank), of(dt), of(trap), of(g), of(angle)};
     const fw::Mamba3Inputs<float> d{of(dq), of(dk), of(dv, kTokens * rank), of(ddt), of(dtrap), of(dg), of(dangle)};
     fw::Mamba3Scan<float>::Context context;
+    const fw::Mamba3Parameters<const float> parameters{bias.data(), bias.data(), nullptr};
     const auto forward = [&](bool keep) {
-      scan.forward(exec, recurrences, fw::PassLayout(layout), FW_FORM_AUTO, in, {bias.data(), bias.data()}, {}, keep, context, of(o, kTokens * rank));
+      scan.forward(exec, recurrences, fw::PassLayout(layout), FW_FORM_AUTO, in, parameters, {}, keep, context, of(o, kTokens * rank));
     };
     const auto passing = [&](const auto& call) {
       const fw::Arena::Mark mark = arena.mark();
@@ -102,8 +95,8 @@ int main(int argc, char** argv) {
     forward(true);
     const double backward = median_us_token(repeats, [&] {
       passing([&] {
-        scan.backward(exec, recurrences, fw::PassLayout(layout), FW_FORM_AUTO, in, context, of(d_o, kTokens * rank), nullptr, d, {dbias.data(), dbias.data()},
-                      {});
+        scan.backward(exec, recurrences, fw::PassLayout(layout), FW_FORM_AUTO, in, parameters, context, of(d_o, kTokens * rank), nullptr, d,
+                      {dbias.data(), dbias.data(), nullptr}, {});
       });
     });
     const fw::Recurrence<float>& inside = recurrences.of(scan.recurrence(FW_FORM_AUTO), layout);

@@ -5,13 +5,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <vector>
 
 #include "base/random.h"
 #include "base/threads.h"
+#include "cpu_times.h"
 #include "ops/exec.h"
 
 namespace {
@@ -20,15 +20,7 @@ constexpr int64_t kTokens = 1024, kStates = 16;
 
 template <class Call>
 double median_us_token(int repeats, const Call& call) {
-  std::vector<double> times;
-  call();
-  for (int i = 0; i < repeats; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    call();
-    times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
-  }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2] / static_cast<double>(kTokens);
+  return fw::bench::median_us_token(fw::bench::wall_us, repeats, kTokens, call);
 }
 
 // Forward of Mamba's law as it is written down, blocks of channels on the threads.

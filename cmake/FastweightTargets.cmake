@@ -7,6 +7,7 @@ function(fw_target name)
   # Three instruction sets are compiled and chosen at run time: AVX-512, AVX2 + FMA, and the baseline. More of them
   # cost compile time and bring little to these kernels.
   target_compile_definitions(${name} PRIVATE "HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4|HWY_AVX3_DL)")
+  fw_unity(${name})
 endfunction()
 
 # A sanitizer must see every object of a program, so it is set for all targets at once. -g1: file and line in reports.

@@ -11,5 +11,5 @@ build=$root/build-wheel
 [ "$cuda" != OFF ] || build=$root/build-wheel-cpu
 export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root}
 "${FW_PYTHON:-python3}" -m pip -q --disable-pip-version-check wheel --no-deps -w "$out" "$root/python" \
-  --config-settings=cmake.define.FW_CUDA="$cuda" --config-settings=build-dir="$build"
+  --config-settings=cmake.define.FW_CUDA="$cuda" --config-settings=cmake.define.FW_UNITY=ON --config-settings=build-dir="$build"
 ls -l "$out"/fastweight-*.whl

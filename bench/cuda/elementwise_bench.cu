@@ -3,41 +3,20 @@
 // which is long enough that its beginning and end do not count ("of_long_copy").
 //
 //   elementwise_bench [tokens width conv_channels]
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <vector>
 
 #include "base/buffer.h"
+#include "device_times.h"
 #include "ops/backend.h"
 #include "scan/cuda/call/launch.h"
 
 namespace {
 
 using namespace fw;
-
-// Median of 20 calls on the device's stream, after 5 that do not count.
-double median_ms(const Device& device, const std::function<void()>& call) {
-  const auto stream = static_cast<cudaStream_t>(device.stream());
-  cudaEvent_t begin, end;
-  cuda::check(cudaEventCreate(&begin), "event");
-  cuda::check(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  for (int i = 0; i < 25; ++i) {
-    cuda::check(cudaEventRecord(begin, stream), "event");
-    call();
-    cuda::check(cudaEventRecord(end, stream), "event");
-    cuda::check(cudaEventSynchronize(end), "a kernel");
-    float ms = 0;
-    cuda::check(cudaEventElapsedTime(&ms, begin, end), "event");
-    if (i >= 5) times.push_back(ms);
-  }
-  cuda::check(cudaEventDestroy(begin), "event");
-  cuda::check(cudaEventDestroy(end), "event");
-  std::sort(times.begin(), times.end());
-  return static_cast<double>(times[times.size() / 2]);
-}
+using bench::median_ms;
 
 // All of [tokens, width] unless said otherwise: gates, maps, norms of heads of 128, rows, embedding, optimiser.
 template <class Tensor, class Report>

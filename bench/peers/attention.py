@@ -6,25 +6,12 @@ medians of 20 after 5. Without a window by its default (flash-attention) and by 
 """
 
 import json
-import statistics
 import sys
 
 import torch
 import torch.nn.functional as F
+from gpu_times import median_ms
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-
-def median_ms(call):
-    times = []
-    for i in range(25):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        if i >= 5:
-            times.append(begin.elapsed_time(end))
-    return statistics.median(times)
 
 
 def time_shape(name, attend, b, t, h, hk, d, w):

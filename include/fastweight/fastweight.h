@@ -9,9 +9,9 @@
  * Conventions: every struct begins with its size in bytes (set it with FW_INIT, the field lets old programs run with a
  * newer library). Nothing but fw_plan_create allocates memory that the caller must free, nothing throws; each function returns a status and
  * fw_last_error() says, for the calling thread, which argument was wrong, what was expected and what came.
- * All tensors of a call have the descriptor's dtype; with io_dtype FW_BF16 those of tokens (q, k, v, gates, o and their
- * gradients) may each be bf16 or float32 instead, while sums and parameters (center, a_log, dt_bias) stay float32. With dtype FW_F32 initial_state and
- * final_state may each be bf16 too, whatever io_dtype is: sums inside a call are float32. Strides count elements; the last dimension has stride 1.
+ * All tensors of a call have the descriptor's dtype; with io_dtype FW_BF16 or FW_F16 those of tokens (q, k, v, gates, o and their
+ * gradients) may each be bf16 (float16) or float32 instead, while sums and parameters (center, a_log, dt_bias) stay float32. With dtype FW_F32 initial_state,
+ * final_state and checkpoints may each be bf16 too, whatever io_dtype is: sums are float32. Strides count elements; the last dimension has stride 1.
  * CUDA (descriptor's device): every tensor, workspace and saved buffer is device memory; cu_seqlens is host memory, read before the
  * call returns, or device memory (seqlens_memory). Work is queued on the descriptor's stream: no allocation, no synchronisation, and a
  * graph may capture it. dtype is FW_F32 there, K at most 256, and the chunk form needs operands FW_BF16 and K at most 128; everything
@@ -51,7 +51,7 @@ typedef enum fw_device {
   FW_DEVICE_CUDA = 1 /* the GPU of fw_desc.device_number */
 } fw_device;
 
-typedef enum fw_dtype { FW_F32 = 1, FW_F64 = 2, FW_BF16 = 3 } fw_dtype;
+typedef enum fw_dtype { FW_F32 = 1, FW_F64 = 2, FW_BF16 = 3, FW_F16 = 4 } fw_dtype;
 
 /* The axes of a rule. Any combination is valid but for what fw_rule's fields say. */
 typedef enum fw_decay { FW_DECAY_NONE = 0, FW_DECAY_CONSTANT = 1, FW_DECAY_SCALAR = 2, FW_DECAY_CHANNEL = 3 } fw_decay;
@@ -178,7 +178,8 @@ typedef struct fw_desc {
   size_t size;
   fw_rule rule;
   int32_t dtype;    /* fw_dtype of states and arithmetic: FW_F32 or FW_F64 */
-  int32_t io_dtype; /* 0: as dtype; FW_BF16 (dtype FW_F32): each tensor of tokens is bf16 or float32, as it says itself */
+  int32_t io_dtype; /* 0: as dtype; FW_BF16 or FW_F16 (dtype FW_F32): each tensor of tokens is of that type or float32, as it says itself. What is beyond
+                       65504 in a float16 tensor that a call writes is infinite */
   int32_t form;     /* fw_form */
   int32_t operands; /* of the chunk form's matrix products: 0: dtype; FW_BF16 (dtype FW_F32): rounded to bf16, sums float32 */
   int64_t B, T, H, HV, K, V;
@@ -212,6 +213,16 @@ typedef struct fw_desc {
   int32_t skipped;            /* fw_skipped */
   const int32_t* final_slots; /* fw_forward, with slots: [N]: the final states of sequence n go to slot final_slots[n] of the pool instead (below first_slot:
                                  nowhere) */
+  /* fw_forward, for caches of prefixes: copies of the states on the way, into the tensors checkpoints and precond_checkpoints of fw_outputs. Checkpoint i of
+   * a sequence has the states after its first (i + 1) checkpoint_interval tokens; a sequence has as many as it has whole intervals. A forward that starts from
+   * one gives the bits of the undisturbed one, unless sequences are cut (segment) or the checkpoint was rounded to bf16. */
+  int64_t checkpoint_interval; /* tokens: a multiple of 64 and of the chunk; 0: none */
+  /* [N, checkpoint_columns], memory of the device, read when the call runs: checkpoint i of sequence n goes to slot checkpoint_slots[n, i] (below first_slot:
+   * nowhere). NULL: to place i + n floor(T / interval), of packed sequences i + floor(tokens before sequence n / interval): no two share one, and places that
+   * are nobody's stay as they were. */
+  const int32_t* checkpoint_slots;
+  int64_t checkpoint_columns; /* with checkpoint_slots: at least the checkpoints of the longest sequence */
+  int64_t num_checkpoints;    /* with checkpoint_slots: first dimension of the checkpoints. Else that is B floor(T / interval) */
 } fw_desc;
 
 /* Inputs; backward writes the gradients into a struct of the same type (tensors that are absent there are not computed).
@@ -246,6 +257,8 @@ typedef struct fw_outputs {
   fw_tensor o;             /* [B, T, HV, V] */
   fw_tensor final_state;   /* like initial_state, may be absent; may be the same memory as initial_state */
   fw_tensor final_precond; /* [N, H, K], may be absent; may be the same memory as initial_precond */
+  /* With checkpoint_interval, of fw_forward; may be absent. Like final_state and final_precond, another number of states; may be the same pool. */
+  fw_tensor checkpoints, precond_checkpoints;
 } fw_outputs;
 
 typedef struct fw_sizes {

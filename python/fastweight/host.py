@@ -64,9 +64,13 @@ def measure(device="cpu", tokens=1, heads=1, dim=8, calls=200, rounds=20):
             tensor.requires_grad_()
         torch.autograd.grad(call(), leaves, cotangent)
         with torch.no_grad():
-            kept = list(_calls.kept().values())
-            ahead, back = ([c for c in kept if isinstance(c, kind)][-1] for kind in (_calls.Forward, _calls.Backward))
+            ahead = [c for c in _calls.kept().values() if isinstance(c, _calls.Forward)][-1]
             saved = ahead(leaves)[3]
+            # Autograd's own has its thread, which on CUDA is another.
+            every = [None] * ahead.input_count
+            for place, tensor in zip(ahead.places, leaves):
+                every[place] = tensor
+            back = _calls.Backward(ahead.config, every, None, (cotangent, None, None), [True] * len(every), True, ahead.stream, ahead.plan)
             back(leaves, (cotangent,), saved)
             gradients = [torch.empty_like(t) for t in leaves]
             back._tensors.point((*leaves, cotangent, *gradients))

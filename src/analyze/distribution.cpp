@@ -31,6 +31,40 @@ void Distribution::add(double x) {
   place(scale_ == Scale::kLog10 ? std::log10(x) : x);
 }
 
+void Distribution::add(const Distribution& other) {
+  if (other.scale_ != scale_) fail_internal("distribution: expected one of the same scale to be added");
+  skipped_ += other.skipped_;
+  if (other.count_ == 0) return;
+  if (count_ == 0) {
+    const int64_t skipped = skipped_;
+    *this = other;
+    skipped_ = skipped;
+    return;
+  }
+  const double here = static_cast<double>(count_), there = static_cast<double>(other.count_), step = other.mean_ - mean_;
+  mean_ += step * there / (here + there);
+  squares_ += other.squares_ + step * step * here * there / (here + there);
+  count_ += other.count_;
+  min_ = std::min(min_, other.min_);
+  max_ = std::max(max_, other.max_);
+  Distribution second = other;
+  while (width_ < second.width_) coarsen();
+  while (second.width_ < width_ || std::max(highest_, second.highest_) - std::min(lowest_, second.lowest_) >= kBins) {
+    if (second.width_ >= width_) coarsen();
+    second.coarsen();
+  }
+  const int64_t low = std::min(lowest_, second.lowest_), high = std::max(highest_, second.highest_);
+  const int64_t base = low - (kBins - (high - low + 1)) / 2;
+  std::vector<int64_t> both(kBins, 0);
+  for (const Distribution* one : {static_cast<const Distribution*>(this), static_cast<const Distribution*>(&second)}) {
+    for (int64_t i = one->lowest_; i <= one->highest_; ++i) both[static_cast<size_t>(i - base)] += one->counts_[static_cast<size_t>(i - one->base_)];
+  }
+  counts_.swap(both);
+  base_ = base;
+  lowest_ = low;
+  highest_ = high;
+}
+
 void Distribution::place(double at) {
   if (width_ == 0) {
     // A millionth of the first value: what differs by less is the same for a picture.

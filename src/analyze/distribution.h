@@ -17,6 +17,9 @@ class Distribution {
 
   // Values that are not finite, and on a logarithmic scale those that are not positive, are skipped and counted as such.
   void add(double x);
+  // All values of another one of the same scale: counts, extremes and the histogram as if they had been added here, moments up to rounding. Bins that differ
+  // in width become as wide as the wider ones, or wider where both together need more than kBins.
+  void add(const Distribution& other);
 
   Scale scale() const { return scale_; }
   int64_t count() const { return count_; }  // without the skipped

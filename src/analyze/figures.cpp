@@ -10,7 +10,7 @@
 namespace fw {
 namespace {
 
-constexpr const char *kBlue = "#3b6ea5", *kRed = "#c8553d", *kGrey = "#888888";
+constexpr const char* kGrey = "#888888";
 constexpr int kPanelWidth = 230, kPanelHeight = 150, kHeadHeight = 40;
 
 // At most `most` of 0 ... count - 1, evenly spaced, with both ends.
@@ -21,19 +21,8 @@ std::vector<size_t> spaced(size_t count, size_t most) {
   return list;
 }
 
-FigureCurve bins_of(const Distribution& d, int64_t bins, const char* color, double width = 0) {
-  FigureCurve curve{FigureCurve::Kind::kBins, color, {}, {}, {}};
-  const Distribution::Histogram h = d.histogram(bins, width);
-  for (size_t i = 0; i < h.counts.size(); ++i) {
-    curve.x.push_back(h.edges[i]);
-    curve.x_end.push_back(h.edges[i + 1]);
-    curve.y.push_back(static_cast<double>(h.counts[i]) / static_cast<double>(d.count()));
-  }
-  return curve;
-}
-
 FigureCurve line_of(const PositionSeries& series, int64_t every) {
-  FigureCurve curve{FigureCurve::Kind::kLine, kBlue, {}, {}, {}};
+  FigureCurve curve{FigureCurve::Kind::kLine, kFigureBlue, {}, {}, {}};
   for (size_t i = 0; i < series.sum.size(); ++i) {
     if (series.windows[i] == 0) continue;
     curve.x.push_back(static_cast<double>(static_cast<int64_t>(i + 1) * every));
@@ -108,16 +97,27 @@ struct Range {
   }
   bool empty() const { return !(low < high); }
   // axis: "x" or "y"
-  std::string settings(const std::string& axis, bool logarithmic) const {
+  std::string settings(const std::string& axis, bool logarithmic, bool whole = false) const {
     if (empty()) return "";
     const std::string range = fmt::format("set {}range [{}:{}]\n", axis, low, high);
-    if (!logarithmic) return range + fmt::format("set {}tics {}\n", axis, tick_step(high - low));
+    if (!logarithmic) return range + fmt::format("set {}tics {}\n", axis, std::max(tick_step(high - low), whole ? 1.0 : 0.0));
     const double decades = std::ceil(std::log10(high / low) / 4);
     return range + fmt::format("set logscale {0}\nset {0}tics 1e{1}\nset format {0} '10^{{%T}}'\n", axis, std::max(decades, 1.0));
   }
 };
 
 }  // namespace
+
+FigureCurve bins_of(const Distribution& d, int64_t bins, const char* color, double width) {
+  FigureCurve curve{FigureCurve::Kind::kBins, color, {}, {}, {}};
+  const Distribution::Histogram h = d.histogram(bins, width);
+  for (size_t i = 0; i < h.counts.size(); ++i) {
+    curve.x.push_back(h.edges[i]);
+    curve.x_end.push_back(h.edges[i + 1]);
+    curve.y.push_back(static_cast<double>(h.counts[i]) / static_cast<double>(d.count()));
+  }
+  return curve;
+}
 
 std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
   std::vector<Figure> figures;
@@ -135,7 +135,7 @@ std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
     const auto heads_of = [&q](const LayerAnalysis& layer) { return q.of_key_head(layer.rule) ? layer.heads : layer.v_heads; };
     const auto panel = [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
       const Distribution& d = layer.of(q.id)[h];
-      return {mean_text(d), {bins_of(d, bins, kBlue)}};
+      return {mean_text(d), {bins_of(d, bins, kFigureBlue)}};
     };
     // Layers may have different rules: those without the quantity have no row, and those with another axis a picture of their own.
     Layers with[2];
@@ -152,20 +152,20 @@ std::vector<Figure> analysis_figures(const Analysis& analysis, int64_t bins) {
       label(q.name, kShare);
     }
   }
-  figures.push_back(
-      make_figure(analysis, all, "cos_reads", "cosine of v with the key's read S^T k (blue) and with the query's read o (red)", value_heads,
-                  [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
-                    const Distribution &key = layer.of(Quantity::kCosKeyRead)[h], &query = layer.of(Quantity::kCosQueryRead)[h];
-                    // Bins of the same width, so that the heights compare.
-                    const double width = std::max(key.histogram(bins).width, query.histogram(bins).width);
-                    return {fmt::format("   {:.2f}, {:.2f}", key.mean(), query.mean()), {bins_of(key, bins, kBlue, width), bins_of(query, bins, kRed, width)}};
-                  }));
+  figures.push_back(make_figure(
+      analysis, all, "cos_reads", "cosine of v with the key's read S^T k (blue) and with the query's read o (red)", value_heads,
+      [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
+        const Distribution &key = layer.of(Quantity::kCosKeyRead)[h], &query = layer.of(Quantity::kCosQueryRead)[h];
+        // Bins of the same width, so that the heights compare.
+        const double width = std::max(key.histogram(bins).width, query.histogram(bins).width);
+        return {fmt::format("   {:.2f}, {:.2f}", key.mean(), query.mean()), {bins_of(key, bins, kFigureBlue, width), bins_of(query, bins, kFigureRed, width)}};
+      }));
   label("cosine", kShare);
   figures.push_back(make_figure(analysis, all, "subspace_overlap",
                                 "overlap of the first r principal components of key reads and query reads, over r (dashed: chance)", value_heads,
                                 [&](const LayerAnalysis& layer, size_t h) -> FigurePanel {
                                   const SubspaceOverlap& o = layer.value_heads[h].overlap;
-                                  FigureCurve line{FigureCurve::Kind::kLine, kBlue, {}, {}, o.by_rank};
+                                  FigureCurve line{FigureCurve::Kind::kLine, kFigureBlue, {}, {}, o.by_rank};
                                   FigureCurve chance{FigureCurve::Kind::kDashed, kGrey, {}, {}, {}};
                                   for (size_t r = 1; r <= o.by_rank.size(); ++r) {
                                     line.x.push_back(static_cast<double>(r));
@@ -232,7 +232,7 @@ std::string figure_script(const Figure& figure, const std::string& terminal, con
       "noborder\nset lmargin 8\nset rmargin 2\nset bmargin 2.4\nset tmargin 2\n";
   script += fmt::format("set xlabel {} noenhanced font ',8' offset 0,1.4\nset ylabel {} noenhanced font ',8' offset 2,0\n", gnuplot_quote(figure.x_label),
                         gnuplot_quote(figure.y_label));
-  script += x_range.settings("x", figure.logarithmic);
+  script += x_range.settings("x", figure.logarithmic, figure.whole_x);
   if (bins) {
     script += "set yrange [0:*]\nset ytics autofreq\n";  // of each panel its own: heads spread differently
   } else {

@@ -27,9 +27,15 @@ struct Figure {
   std::string title;  // above all panels
   std::string x_label, y_label;
   bool logarithmic = false;
+  bool whole_x = false;  // x counts: ticks at whole numbers
   size_t columns = 0;
   std::vector<FigurePanel> panels;  // row by row; one without curves stays empty
 };
+
+inline constexpr const char *kFigureBlue = "#3b6ea5", *kFigureRed = "#c8553d";
+
+// A histogram as a curve of shares, at most `bins` of them and each at least `width` wide (Distribution::histogram).
+FigureCurve bins_of(const Distribution& d, int64_t bins, const char* color, double width = 0);
 
 // What there is to draw, without what would be empty. At most kFigureLayers x kFigureHeads panels: of larger models evenly spaced ones, and the title says so.
 inline constexpr size_t kFigureLayers = 12, kFigureHeads = 8;

@@ -7,6 +7,7 @@
 #include <map>
 #include <oneapi/dnnl/dnnl.hpp>
 
+#include "base/bf16_check.h"
 #include "base/error.h"
 #include "base/threads.h"
 
@@ -80,11 +81,11 @@ struct Product {
 };
 
 enum Form : int64_t { kPlain, kPacked };
-using Key = std::array<int64_t, 10>;  // form, transpositions, accumulate, m, n, k, three leading dimensions
+using ProductKey = std::array<int64_t, 10>;  // form, transpositions, accumulate, m, n, k, three leading dimensions
 
 template <class Make>
-Product& cached(const Key& key, const Make& make) {
-  thread_local std::map<Key, Product> products;
+Product& cached(const ProductKey& key, const Make& make) {
+  thread_local std::map<ProductKey, Product> products;
   auto found = products.find(key);
   if (found == products.end()) {
     if (products.size() >= kMaxCached) products.clear();
@@ -103,18 +104,27 @@ void guarded(int64_t m, int64_t n, int64_t k, const Run& run) {
   }
 }
 
+void bf16_gemm_through_packing(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, const Bf16* a, int64_t lda, const Bf16* b, int64_t ldb, bool accumulate,
+                               float* c, int64_t ldc) {
+  if (ta != Trans::kNo) return bf16_gemm(ta, tb, m, n, k, a, lda, b, ldb, accumulate, c, ldc);  // packed products have no such form
+  LocalScratch scratch;
+  bf16_gemm_packed(m, a, lda, pack_bf16(tb, n, k, b, ldb, scratch), accumulate, c, ldc);
+}
+
 }  // namespace
 
+bool bf16_products_exist() {
+  try {
+    describe(plain(16, 16, memory::data_type::bf16, Trans::kNo, 16), plain(16, 16, memory::data_type::bf16, Trans::kYes, 16),
+             plain(16, 16, memory::data_type::f32, Trans::kNo, 16), true);
+    return true;
+  } catch (const dnnl::error&) {
+    return false;
+  }
+}
+
 bool bf16_products_supported() {
-  static const bool supported = [] {
-    try {
-      describe(plain(16, 16, memory::data_type::bf16, Trans::kNo, 16), plain(16, 16, memory::data_type::bf16, Trans::kYes, 16),
-               plain(16, 16, memory::data_type::f32, Trans::kNo, 16), true);
-      return true;
-    } catch (const dnnl::error&) {
-      return false;
-    }
-  }();
+  static const bool supported = bf16_products_exist() && bf16_products_are_right(bf16_gemm, bf16_gemm_through_packing);
   return supported;
 }
 

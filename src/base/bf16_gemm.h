@@ -10,9 +10,12 @@
 
 namespace fw {
 
-// Whether oneDNN multiplies bf16 on this machine. Where it does not, round_to_bf16_values and float products take its
-// place: the same numbers up to the order of the sums.
+// Whether oneDNN multiplies bf16 on this machine, and right: the first call tries every form at a few small shapes
+// (bf16_check.h). Where it does not, round_to_bf16_values and float products take its place: the same numbers up to the
+// order of the sums.
 bool bf16_products_supported();
+// Whether oneDNN has such products here at all, right or wrong.
+bool bf16_products_exist();
 
 // The right operand op(B) [k, n] of several products, in the layout that oneDNN prefers. The memory is the scratch's.
 struct Bf16Packed {

@@ -15,8 +15,9 @@ struct Comparison {
   std::string subject;  // a rule or a model
   std::string what;     // "gradients, chunk form"
   double error = 0, bound = 0;
-  std::string where;    // the worst of what was compared: a tensor and its element, a token, a step
-  std::string unknown;  // not empty: the subject is one that this program does not have, and nothing was compared
+  std::string where;     // the worst of what was compared: a tensor and its element, a token, a step
+  std::string unknown;   // not empty: the subject is one that this program does not have, and nothing was compared
+  bool widened = false;  // the bound is larger than the kind's own: what rounding alone does to this subject was computed, and is a part of it
   bool passes() const { return unknown.empty() && error <= bound; }
 };
 

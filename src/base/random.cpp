@@ -1,20 +1,22 @@
 #include "base/random.h"
 
-#include <cmath>
 #include <sstream>
 
 #include "base/error.h"
+#include "base/normal_transform.h"
 
 namespace fw {
 
-double Random::uniform() { return static_cast<double>(bits() >> 11) * 0x1.0p-53; }
+double normal_of(uint64_t first, uint64_t second) { return normal_detail::normal(first, second); }
+double uniform_of(uint64_t bits, double low, double width) { return normal_detail::uniform(bits, low, width); }
 
-double Random::uniform(double low, double high) { return low + (high - low) * uniform(); }
+double Random::uniform() { return uniform_of(bits(), 0, 1); }
+
+double Random::uniform(double low, double high) { return uniform_of(bits(), low, high - low); }
 
 double Random::normal() {
-  const double u = 1.0 - uniform();  // (0, 1]: the logarithm is finite
-  const double v = uniform();
-  return std::sqrt(-2.0 * std::log(u)) * std::cos(6.283185307179586476925 * v);
+  const uint64_t first = bits();
+  return normal_of(first, bits());
 }
 
 uint64_t Random::below(uint64_t n) {

@@ -1,9 +1,7 @@
 #include "base/random_jump.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <random>
 #include <sstream>
 #include <utility>
 
@@ -12,7 +10,7 @@
 namespace fw {
 namespace {
 
-constexpr size_t kWords = std::mt19937_64::state_size, kMiddle = 156;
+constexpr size_t kWords = kRandomWords, kMiddle = 156;
 constexpr size_t kDegree = 19937;
 constexpr int64_t kShort = 1024;  // as many numbers are drawn
 
@@ -149,6 +147,14 @@ RandomJump::RandomJump(int log_draws) : log_draws_(log_draws), power_(kLong) {
     if (!bit(power_, kDegree)) continue;
     for (size_t j = 0; j < kLong; ++j) power_[j] ^= shifted[0][j];
   }
+}
+
+std::array<uint64_t, kRandomWords> next_words(const Random& random) {
+  const State state = state_of(random);
+  const std::vector<uint64_t> words = words_after(state, state.next);
+  std::array<uint64_t, kRandomWords> next;
+  std::copy_n(words.begin() + static_cast<std::ptrdiff_t>(state.next), kRandomWords, next.begin());
+  return next;
 }
 
 void RandomJump::apply(Random& random) const {

@@ -6,7 +6,9 @@
 // themselves (Berlekamp-Massey), which takes some 0.1 s; g is n's by repeated squaring.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <random>
 #include <vector>
 
 #include "base/random.h"
@@ -23,5 +25,9 @@ class RandomJump {
   int log_draws_;
   std::vector<uint64_t> power_;  // g, bit i of word i / 64 is g_i
 };
+
+// The generator's words of which its next kRandomWords numbers are made, before they are tempered: those and the recurrence give all that follow.
+inline constexpr size_t kRandomWords = std::mt19937_64::state_size;
+std::array<uint64_t, kRandomWords> next_words(const Random& random);
 
 }  // namespace fw

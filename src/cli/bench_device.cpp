@@ -26,7 +26,7 @@
 namespace fw::cli {
 namespace {
 
-using Json = nlohmann::json;
+using PlainJson = nlohmann::json;
 
 constexpr double kMatrixRate = 790e12;           // dense bf16 products of cuBLASLt on an H200 (docs/gpu.md), operations a second
 constexpr int64_t kPatternTokens = 509;          // the random tokens that a problem repeats: prime, so that chunks differ
@@ -259,7 +259,7 @@ std::string today() {
 
 }  // namespace
 
-Json bench_device(const RecurrenceBench& given) {
+PlainJson bench_device(const RecurrenceBench& given) {
   RecurrenceBench bench = given;
   if (bench.value_heads == 0) bench.value_heads = bench.heads;
   const DeviceInfo info = device_info();
@@ -274,7 +274,7 @@ Json bench_device(const RecurrenceBench& given) {
        {"fwd ms", "roofline", "TB/s", "TFLOP/s", "fwd+bwd ms", "roofline", "extra MB", "decode us, 1 seq.", "64 seq.", "64 seq. TB/s", "of copy"}) {
     table.column(heading);
   }
-  Json results = Json::array();
+  PlainJson results = PlainJson::array();
   for (const std::string& name : bench.rules) {
     const ReferenceProblem pattern = pattern_of(parse_rule(name), bench);
     const Result r = measure(pattern, bench);

@@ -29,7 +29,7 @@
 namespace fw::cli {
 namespace {
 
-using Json = nlohmann::json;
+using PlainJson = nlohmann::json;
 
 // Text whose statistics do not matter for time: words of random letters.
 std::string random_text(size_t bytes) {
@@ -98,11 +98,11 @@ std::string shape_of(const ModelBench& bench) {
   return bench.accumulate > 1 ? fmt::format("{} of {}", bench.accumulate, batch) : batch;
 }
 
-Json figures(const Samples& s) { return {{"median", s.median()}, {"best", s.best()}}; }
+PlainJson figures(const Samples& s) { return {{"median", s.median()}, {"best", s.best()}}; }
 
 }  // namespace
 
-Json bench_train(const ModelBench& bench) {
+PlainJson bench_train(const ModelBench& bench) {
   if (bench.steps < 1) fail_usage("--steps: expected a whole number >= 1, got {}", bench.steps);
   require_memory_of_step(bench.model, config_of(bench));
   const TemporaryFolder folder;
@@ -122,7 +122,7 @@ Json bench_train(const ModelBench& bench) {
   Table table;
   table.column("precision", Table::Align::kLeft);
   for (const char* heading : {"tok/s median", "tok/s best", "ms/step median", "ms/step best", "peak memory"}) table.column(heading);
-  Json rows = Json::array();
+  PlainJson rows = PlainJson::array();
   for (size_t i = 0; i < precisions.size(); ++i) {
     const TrainResult& r = results[i];
     table.row({precisions[i], fmt::format("{:.0f}", 1e3 * step_tokens / r.ms.median()), fmt::format("{:.0f}", 1e3 * step_tokens / r.ms.best()),
@@ -209,7 +209,7 @@ struct TimedStep {
 
 // A step's time is also given as a multiple of what its matrix products take alone, right after it on the same card: the products as one step queues them, in
 // its order.
-Json bench_train_device(const ModelBench& bench, Communicator& ranks) {
+PlainJson bench_train_device(const ModelBench& bench, Communicator& ranks) {
   if (bench.steps < 1) fail_usage("--steps: expected a whole number >= 1, got {}", bench.steps);
   Device& device = device_named(bench.device);
   const int count = ranks.size();
@@ -218,11 +218,16 @@ Json bench_train_device(const ModelBench& bench, Communicator& ranks) {
   say("training: {}; {} tokens a step, {}; {} steps; recompute {}, moments {}; {} planned\n", describe(bench.model), shape_of(bench), where, bench.steps,
       describe(plan.recompute, bench.model.num_hidden_layers), name_of(plan.format), format_bytes(static_cast<double>(plan.total())));
   std::fflush(stdout);
+  const double planned = seconds_since_process_start();
   LanguageModel<float> model(bench.model, device);
   model.set_recompute(plan.recompute);
   model.reserve_scratch(plan.scratch);
+  device.synchronise();
+  const double allocated = seconds_since_process_start();
   Random random(1);
   model.init(random);
+  device.synchronise();
+  const double drawn = seconds_since_process_start();
   TimedStep trained(ranks, bench, plan, model);
   Samples ms, products_ms, sending_ms;
   double first_ms = 0, first_step = 0;
@@ -264,29 +269,31 @@ Json bench_train_device(const ModelBench& bench, Communicator& ranks) {
   table.row({fmt::format("{:.2f}", ktok_s), fmt::format("{:.2f}", step_tokens / ms.best()), fmt::format("{:.1f}", ms.median()),
              fmt::format("{:.1f}", ms.best()), fmt::format("{:.1f}", products_ms.median()), fmt::format("{:.3f}", ratio), fmt::format("{:.1f}", first_ms),
              fmt::format("{:.2f}", first_step), fmt::format("{:.2f}", peak_gib)});
+  say("from the start of the process: device and plan {:.2f} s, memory {:.2f}, parameters {:.2f}, first step {:.2f}\n", planned, allocated, drawn, first_step);
   say("{}{} products of {:.1f} TFLOP in all: {:.0f} TFLOP/s alone\n", table.text(), record.count(), record.flops() / 1e12,
       record.flops() / products_ms.median() / 1e9);
-  Json report = {{"model", describe(bench.model)},
-                 {"shape", shape_of(bench)},
-                 {"batch", bench.batch},
-                 {"length", bench.length},
-                 {"accumulate", bench.accumulate},
-                 {"recompute", describe(plan.recompute, bench.model.num_hidden_layers)},
-                 {"moments", name_of(plan.format)},
-                 {"memory", bench.memory},
-                 {"device", device_info().name},
-                 {"ms_per_step", figures(ms)},
-                 {"products", record.count()},
-                 {"products_flops", record.flops()},
-                 {"products_ms", figures(products_ms)},
-                 {"tokens_per_second", {{"median", 1e3 * ktok_s}, {"best", 1e3 * step_tokens / ms.best()}}},
-                 {"ktok_s", ktok_s},
-                 {"step_over_products", ratio},
-                 {"first_step_ms", first_ms},
-                 {"first_step_s", first_step},
-                 {"planned_bytes", plan.total()},
-                 {"peak_bytes", peak},
-                 {"peak_gib", peak_gib}};
+  PlainJson report = {{"model", describe(bench.model)},
+                      {"shape", shape_of(bench)},
+                      {"batch", bench.batch},
+                      {"length", bench.length},
+                      {"accumulate", bench.accumulate},
+                      {"recompute", describe(plan.recompute, bench.model.num_hidden_layers)},
+                      {"moments", name_of(plan.format)},
+                      {"memory", bench.memory},
+                      {"device", device_info().name},
+                      {"ms_per_step", figures(ms)},
+                      {"products", record.count()},
+                      {"products_flops", record.flops()},
+                      {"products_ms", figures(products_ms)},
+                      {"tokens_per_second", {{"median", 1e3 * ktok_s}, {"best", 1e3 * step_tokens / ms.best()}}},
+                      {"ktok_s", ktok_s},
+                      {"step_over_products", ratio},
+                      {"first_step_ms", first_ms},
+                      {"first_step_s", first_step},
+                      {"start_s", {{"plan", planned}, {"memory", allocated}, {"parameters", drawn}, {"first_step", first_step}}},
+                      {"planned_bytes", plan.total()},
+                      {"peak_bytes", peak},
+                      {"peak_gib", peak_gib}};
   if (count > 1) {
     const double share = sending_ms.median() / ms.median();
     say("{} ranks together; tensors go by {}; sending takes {:.1f} ms of a step, {:.1f}%\n", count, trained.between.carrier, sending_ms.median(), 100 * share);
@@ -296,7 +303,7 @@ Json bench_train_device(const ModelBench& bench, Communicator& ranks) {
   return report;
 }
 
-Json bench_decode(const ModelBench& bench) {
+PlainJson bench_decode(const ModelBench& bench) {
   constexpr int64_t kWarm = 100, kBlock = 50, kRounds = 40;
   if (bench.decode_tokens < 2 * kWarm) fail_usage("--decode-tokens: expected at least {}, got {}", 2 * kWarm, bench.decode_tokens);
   if (bench.device == "cpu")
@@ -336,10 +343,10 @@ Json bench_decode(const ModelBench& bench) {
   for (const char* heading : {"us/token median", "us/token best", "memory"}) table.column(heading);
   const auto row = [&](int64_t at, const Samples& us, int64_t bytes) {
     table.row({fmt::format("{}", at), fmt::format("{:.1f}", us.median()), fmt::format("{:.1f}", us.best()), format_bytes(static_cast<double>(bytes))});
-    return Json{{"at_token", at}, {"us_per_token", figures(us)}, {"resident_bytes", bytes}};
+    return PlainJson{{"at_token", at}, {"us_per_token", figures(us)}, {"resident_bytes", bytes}};
   };
-  Json first = row(kWarm, first_us, first_bytes);
-  Json last = row(bench.decode_tokens, last_us, last_bytes);
+  PlainJson first = row(kWarm, first_us, first_bytes);
+  PlainJson last = row(bench.decode_tokens, last_us, last_bytes);
   say("{}{} tokens in {:.1f} s; state: {}\n", table.text(), bench.decode_tokens, seconds, format_bytes(static_cast<double>(far.state_bytes())));
   return {{"model", describe(bench.model)},   {"tokens", bench.decode_tokens}, {"seconds", seconds},
           {"state_bytes", far.state_bytes()}, {"first", std::move(first)},     {"last", std::move(last)}};
@@ -357,7 +364,7 @@ std::vector<int32_t> random_ids(int64_t count, int64_t vocab) {
 }  // namespace
 
 // Each row's tokens are timed one by one, from when the host has one to when it has the next; those before the first twenty make ready.
-Json bench_generation(const ModelBench& bench) {
+PlainJson bench_generation(const ModelBench& bench) {
   constexpr int64_t kWarm = 20, kPrefills = 5;
   for (const int64_t n : bench.decode_sequences) {
     if (n < 1) fail_usage("--decode-sequences: expected whole numbers >= 1, got {}", n);
@@ -382,7 +389,7 @@ Json bench_generation(const ModelBench& bench) {
   const std::string on = bench.device == "cpu" ? fmt::format("{} threads", num_threads()) : device_info().name;
   say("generation: {}; {}\n", describe(bench.model), on);
   std::fflush(stdout);
-  Json report = {{"model", describe(bench.model)}, {"device", on}, {"results", Json::array()}, {"prefill", Json::array()}};
+  PlainJson report = {{"model", describe(bench.model)}, {"device", on}, {"results", PlainJson::array()}, {"prefill", PlainJson::array()}};
   if (bench.prefill > 0) {
     const std::vector<int32_t> ids = random_ids(bench.prefill, bench.model.vocab_size);
     Samples ms;

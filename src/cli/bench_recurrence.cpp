@@ -30,7 +30,7 @@
 namespace fw::cli {
 namespace {
 
-using Json = nlohmann::json;
+using PlainJson = nlohmann::json;
 
 void check(fw_status status) {
   if (status == FW_OK) return;
@@ -280,7 +280,7 @@ fw_form form_of(const std::string& name) {
   fail_usage("--form: expected auto, chunk or token, got '{}'", name);
 }
 
-Json bench_recurrence(const RecurrenceBench& given) {
+PlainJson bench_recurrence(const RecurrenceBench& given) {
   RecurrenceBench bench = given;
   if (bench.value_heads == 0) bench.value_heads = bench.heads;
   const fw_form form = form_of(bench.form);
@@ -301,7 +301,7 @@ Json bench_recurrence(const RecurrenceBench& given) {
   for (const char* heading : {"forward us/token", "fwd+bwd us/token", "bwd/fwd", "decode us/token", "fwd GFLOP/s", "f+b GFLOP/s", "fwd GB/s", "decode GB/s"}) {
     table.column(heading);
   }
-  Json results = Json::array();
+  PlainJson results = PlainJson::array();
   const double tokens = static_cast<double>(bench.batch * bench.tokens), sequences = static_cast<double>(bench.batch);
   for (size_t i = 0; i < rules.size(); ++i) {
     stop_point("bench", static_cast<int64_t>(i), static_cast<int64_t>(rules.size()), "rules");
@@ -312,7 +312,7 @@ Json bench_recurrence(const RecurrenceBench& given) {
     table.row({bench.rules[i], form_text, us(r.forward, tokens), us(r.both, tokens), fmt::format("{:.2f}", r.ratio.median()), us(r.decode, sequences),
                fmt::format("{:.1f}", 1e-9 * r.forward_flops / r.forward.median()), fmt::format("{:.1f}", 3e-9 * r.forward_flops / r.both.median()),
                fmt::format("{:.1f}", 1e-9 * r.forward_bytes / r.forward.median()), fmt::format("{:.1f}", 1e-9 * r.decode_bytes / r.decode.median())});
-    const auto both_figures = [](const Samples& s, double factor) { return Json{{"median", factor * s.median()}, {"best", factor * s.best()}}; };
+    const auto both_figures = [](const Samples& s, double factor) { return PlainJson{{"median", factor * s.median()}, {"best", factor * s.best()}}; };
     results.push_back({{"rule", bench.rules[i]},
                        {"form", r.chunk == 1 ? "token" : "chunk"},
                        {"chunk", r.chunk},

@@ -58,7 +58,7 @@ struct Run {
   }
   void forward(const SeqLayout& layout, int64_t first, int64_t sequence, fw_form form, bool keep) {
     const auto of = [&](std::vector<T>& x) { return x.data() + sequence * static_cast<int64_t>(x.size()) / problem.sequences.count(); };
-    Mamba3Scan<T>(shape).forward(exec(), recurrences, PassLayout(layout), form, inputs(first, layout.tokens()), {q_bias.data(), k_bias.data()},
+    Mamba3Scan<T>(shape).forward(exec(), recurrences, PassLayout(layout), form, inputs(first, layout.tokens()), {q_bias.data(), k_bias.data(), nullptr},
                                  {of(s), of(k_last), of(v_last), of(turns)}, keep, context, part(y, first, layout.tokens(), shape.rank));
   }
   void steps() {
@@ -90,8 +90,9 @@ void check(const Mamba3Problem& problem, Mamba3Errors& errors) {
     std::vector<T> dy = cast<T>(d.y), ds = cast<T>(d.s), dtheta(in.theta.size());
     of.q_bias.assign(of.q_bias.size(), T(0));
     of.k_bias.assign(of.k_bias.size(), T(0));
-    Mamba3Scan<T>(run.shape).backward(run.exec(), run.recurrences, PassLayout(problem.sequences), form, run.inputs(0, tokens), run.context,
-                                      run.part(dy, 0, tokens, problem.rank), ds.data(), of.inputs(0, tokens), {of.q_bias.data(), of.k_bias.data()},
+    Mamba3Scan<T>(run.shape).backward(run.exec(), run.recurrences, PassLayout(problem.sequences), form, run.inputs(0, tokens),
+                                      {run.q_bias.data(), run.k_bias.data(), nullptr}, run.context, run.part(dy, 0, tokens, problem.rank), ds.data(),
+                                      of.inputs(0, tokens), {of.q_bias.data(), of.k_bias.data(), nullptr},
                                       {of.s.data(), of.k_last.data(), of.v_last.data(), dtheta.data()});
     FieldError& worst = chunk ? errors.chunk_backward : errors.token_backward;
     keep_worst(worst, "q", doubles(of.q), gradients.q);

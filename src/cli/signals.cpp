@@ -30,7 +30,7 @@ int64_t milliseconds() {
   return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1000000;
 }
 
-void say(std::string_view text) {
+void say_now(std::string_view text) {
   // Nothing can be done here when it cannot be written.
   [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, text.data(), text.size());
 }
@@ -40,7 +40,7 @@ extern "C" void on_signal(int signal_number) {
   if (g_signal.compare_exchange_strong(none, signal_number)) {
     g_milliseconds.store(milliseconds());
     request_stop();
-    say("\nstopping as soon as what is begun is done (once more: at once)\n");
+    say_now("\nstopping as soon as what is begun is done (once more: at once)\n");
   } else if (milliseconds() - g_milliseconds.load() >= kSameWish) {
     ::_exit(kExitAtOnce);
   }

@@ -52,7 +52,8 @@ class Task : public Command {
   void declare(Options& options) override {
     options.positional("TASK", &task_, "name of the task", true);
     options.section("", "Run");
-    options.add("rule", "RULE,...", &rules_, "rules to train, names of 'fastweight rules'", ',');
+    options.add("rule", "RULE,...", &rules_,
+                "rules to train, names of 'fastweight rules'; R+window: layers of R and of a window in turn; attention: a Transformer", ',');
     options.add("lr", "X,X,...", &rates_, "learning rates, constant over the run", ',');
     options.add("seeds", "N,N,...", &seeds_, "seeds, of weights and examples", ',');
     options.add("out", "FOLDER", &out_, sweep_ ? "folder of the cells and the table" : "folder of the cells and the table (with --draw: file)");
@@ -116,18 +117,23 @@ std::vector<TaskCell> Task::cells() const {
   std::vector<TaskCell> cells;
   for (const std::string& rule : rules_) {
     ModelConfig model = model_;
-    model.rule = rule;
+    set_mixers(model, rule);
     model.vocab_size = task_of(recipe_, task_)->vocab_size();
     validate(model);
     std::string name = rule;
     std::ranges::replace_if(
-        name, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '_' && c != '.'; }, '-');
+        name, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '_' && c != '.' && c != '+'; }, '-');
     for (const std::string& rate : rates_) {
       for (const int64_t seed : seeds_) {
         if (seed < 0) fail_usage("--seeds: expected numbers of at least 0, got {}", seed);
-        TaskCell cell{
-            task_,  fmt::format("{}/cells/{}-lr{:g}-seed{}", out_, name, parse_rate(rate), seed), recipe_, model, parse_rate(rate), static_cast<uint64_t>(seed),
-            device_};
+        TaskCell cell{task_,
+                      fmt::format("{}/cells/{}-lr{:g}-seed{}", out_, name, parse_rate(rate), seed),
+                      recipe_,
+                      model,
+                      parse_rate(rate),
+                      static_cast<uint64_t>(seed),
+                      device_,
+                      rule};
         const auto same = [&](const TaskCell& other) { return other.folder == cell.folder; };
         if (std::ranges::any_of(cells, same)) fail_usage("--rule, --lr, --seeds: '{}' is named twice", fs::path(cell.folder).filename().string());
         cells.push_back(std::move(cell));
@@ -141,13 +147,13 @@ std::vector<TaskCell> Task::cells() const {
 void Task::check_memory(const std::vector<TaskCell>& cells) const {
   std::string checked;
   for (const TaskCell& cell : cells) {
-    if (cell.device != "cpu" || cell.model.rule == checked || file_exists(cell.folder + "/result.json")) continue;
+    if (cell.device != "cpu" || cell.name == checked || file_exists(cell.folder + "/result.json")) continue;
     TrainConfig step;
     step.batch = recipe_.batch;
     step.length = 1;
     for (const TaskSegment& s : training_segments(recipe_)) step.length = std::max(step.length, task_of(recipe_, task_, s.length, s.pairs)->length());
     require_memory_of_step(cell.model, step, "batch, length or the model's sizes");
-    checked = cell.model.rule;
+    checked = cell.name;
   }
 }
 

@@ -254,7 +254,11 @@ void Train::describe_run(Trainer& trainer, const Dataset& data, int ranks) const
                                                                               : fmt::format("{}, {} threads", o_.train.precision, num_threads());
   say("training  {} steps of {} tokens ({:.1f} epochs), {}{}\n", o_.train.steps, format_count(step_tokens),
       static_cast<double>(o_.train.steps) * step_tokens / static_cast<double>(data.train->tokens()), where, ranks > 1 ? fmt::format(", {} ranks", ranks) : "");
-  if (!trainer.carrier().empty()) say("ranks     tensors go by {}\n", trainer.carrier());
+  if (!trainer.carrier().empty()) {
+    const bool nccl = trainer.carrier().starts_with("NCCL");
+    say("ranks     tensors go by {}{}\n", trainer.carrier(),
+        nccl ? fmt::format("; room for its buffers in --memory: {}", format_bytes(static_cast<double>(nccl_room(ranks)))) : "");
+  }
   if (!o_.train.memory.empty())
     say("memory    at most {} a step: recompute {}\n", o_.train.memory,
         describe(trainer.planned_recompute().value_or(RecomputeLayers{}), o_.model.num_hidden_layers));

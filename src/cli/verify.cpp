@@ -5,10 +5,12 @@
 #include <cmath>
 #include <filesystem>
 
+#include "base/device.h"
 #include "base/error.h"
 #include "base/stop.h"
 #include "cli/command.h"
 #include "cli/json_output.h"
+#include "cli/model_option.h"
 #include "cli/say.h"
 #include "cli/signals.h"
 #include "reference/ops_vectors.h"
@@ -50,6 +52,8 @@ class Verify : public Command {
     return fmt::format(
         "A PATH is a safetensors file of recurrences (tensors RULE/CASE/TENSOR), a model folder with io.safetensors beside config.json and model.safetensors "
         "(ours or flash-linear-attention's), or a folder with some of these below it; docs/conformance.md has their tensors.\n\n"
+        "--device cuda runs them on a GPU: recurrences in the token form (f32) and in the chunk form with bf16 operands (bf16), both unless --dtype says one; "
+        "models with bf16 activations, as they train there: logits, loss and gradients {:g}, training loss {:g}.\n\n"
         "Errors are relative, by tensor (Euclidean norm). Bounds: recurrences {:g} in f64, {:g} in f32, {:g} in bf16; models logits {:g}, loss {:g}, gradients "
         "{:g}, training loss {:g}, training norm {:g} in f64 and f32, and those of docs/conformance.md in bf16. --dtype bf16 gives a recurrence "
         "bf16 tensors "
@@ -57,12 +61,13 @@ class Verify : public Command {
         "a training in f64; neither is compared in bf16.\n\n"
         "Exit code 1 when something is beyond its bound, or is of a rule or model that this program does not have; 2 for what cannot be read.\n\n"
         "Example:\n  fastweight verify vectors/ops.safetensors vectors/models --skip-unknown",
-        ops_bound(VectorType::kF64), ops_bound(VectorType::kF32), ops_bound(VectorType::kBf16), ModelBounds().logits, ModelBounds().loss,
-        ModelBounds().gradients, ModelBounds().trace_loss, ModelBounds().trace_norm);
+        device_model_bounds().logits, device_model_bounds().trace_loss, ops_bound(VectorType::kF64), ops_bound(VectorType::kF32), ops_bound(VectorType::kBf16),
+        ModelBounds().logits, ModelBounds().loss, ModelBounds().gradients, ModelBounds().trace_loss, ModelBounds().trace_norm);
   }
   void declare(Options& options) override {
     options.positional("PATH", &paths_, "files and folders to compare with", true);
-    options.add("dtype", "TYPE", &dtype_, "compute in f64, f32 or bf16").words = {"f64", "f32", "bf16"};
+    options.add("dtype", "TYPE", &dtype_, "compute in f64, f32 or bf16; without: f64, on a GPU what it has").words = {"f64", "f32", "bf16"};
+    options.add("device", "DEVICE", &device_, device_help());
     options.add("form", "FORM", &form_, "of the recurrence: chunk, token, or auto (recurrences: both; models: as they run)").words = {"auto", "chunk", "token"};
     options.add("tolerance", "X", &tolerance_, "largest relative error that passes, instead of the bounds; 0: the bounds");
     options.add("skip_unknown", "", &skip_unknown_, "rules and models that this program does not have are no failure");
@@ -73,31 +78,43 @@ class Verify : public Command {
 
  private:
   std::vector<Comparison> check(const std::string& path) const;
+  std::vector<Comparison> check_recurrences(const std::string& path, VectorType type) const;
   void settings();
+  bool on_gpu() const { return device_at_->kind() == FW_DEVICE_CUDA; }
+  bool asks(const char* type) const { return dtype_.empty() || dtype_ == type; }
 
   StringList paths_;
-  std::string dtype_ = "f64", form_ = "auto";
+  std::string dtype_, form_ = "auto", device_ = "cpu";
   double tolerance_ = 0;
   bool skip_unknown_ = false, json_ = false;
   int64_t threads_ = 0;
-  OpsVectorOptions ops_;
-  ModelVectorOptions model_;
+  Device* device_at_ = nullptr;
+  fw_form only_form_ = FW_FORM_AUTO;
 };
 
 void Verify::settings() {
-  if (dtype_ != "f64" && dtype_ != "f32" && dtype_ != "bf16") fail_usage("--dtype: expected f64, f32 or bf16, got '{}'", dtype_);
+  if (!dtype_.empty() && dtype_ != "f64" && dtype_ != "f32" && dtype_ != "bf16") fail_usage("--dtype: expected f64, f32 or bf16, got '{}'", dtype_);
   if (form_ != "auto" && form_ != "chunk" && form_ != "token") fail_usage("--form: expected chunk, token or auto, got '{}'", form_);
   if (!(tolerance_ >= 0 && std::isfinite(tolerance_))) fail_usage("--tolerance: expected a number >= 0, got {}", tolerance_);
-  model_.type = ops_.type = dtype_ == "f64" ? VectorType::kF64 : dtype_ == "f32" ? VectorType::kF32 : VectorType::kBf16;
-  if (form_ == "auto") return;
-  model_.form = form_ == "chunk" ? FW_FORM_CHUNK : FW_FORM_TOKEN;
-  ops_.forms = {model_.form};
+  if (form_ != "auto") only_form_ = form_ == "chunk" ? FW_FORM_CHUNK : FW_FORM_TOKEN;
+  device_at_ = &device_named(device_);
+  if (!on_gpu()) {
+    if (dtype_.empty()) dtype_ = "f64";
+    return;
+  }
+  if (fw_device_check(FW_DEVICE_CUDA) != FW_OK) fail_usage("{}", fw_last_error());
+  if (dtype_ == "f64") fail_usage("--dtype: expected f32 or bf16 on a GPU, got f64");
+  if (dtype_ == "f32" && only_form_ == FW_FORM_CHUNK)
+    fail_usage("--form: expected token with --dtype f32 on a GPU, whose chunk form has bf16 operands, got chunk");
 }
 
-std::vector<Comparison> Verify::check(const std::string& path) const {
-  std::error_code error;
-  const bool model = fs::is_directory(path, error);
-  std::vector<Comparison> found = model ? check_model(path, model_) : check_ops(path, ops_);
+std::vector<Comparison> Verify::check_recurrences(const std::string& path, VectorType type) const {
+  OpsVectorOptions options;
+  options.type = type;
+  options.device = device_at_->kind();
+  if (on_gpu()) options.forms = {type == VectorType::kF32 ? FW_FORM_TOKEN : FW_FORM_CHUNK};
+  if (only_form_ != FW_FORM_AUTO) options.forms = {only_form_};
+  std::vector<Comparison> found = check_ops(path, options);
   // Systems that are no rules of the C header.
   const auto add = [&](std::vector<Comparison> more) {
     for (Comparison& c : more) {
@@ -105,8 +122,33 @@ std::vector<Comparison> Verify::check(const std::string& path) const {
       found.push_back(std::move(c));
     }
   };
-  if (!model) add(check_scans(path, ops_.type, ops_bound(ops_.type)));
-  if (!model) add(check_mamba3(path, ops_.type, ops_.forms, ops_bound(ops_.type)));
+  add(check_scans(path, type, ops_bound(type), *device_at_));
+  if (!on_gpu()) add(check_mamba3(path, type, options.forms, ops_bound(type)));
+  for (Comparison& c : found) {
+    if (on_gpu() && !c.unknown.empty() && is_mamba3(c.subject)) c.unknown = "recurrences are compared on the CPU; models run on a GPU";
+    if (on_gpu() && c.unknown.empty()) c.what += type == VectorType::kF32 ? ", f32" : ", bf16";
+  }
+  return found;
+}
+
+std::vector<Comparison> Verify::check(const std::string& path) const {
+  std::error_code error;
+  std::vector<Comparison> found;
+  if (fs::is_directory(path, error)) {
+    if (on_gpu() && dtype_ == "f32") fail_usage("'{}': --dtype: expected bf16 or none of a model on a GPU, where its activations are bf16, got f32", path);
+    const VectorType type = dtype_ == "f64" ? VectorType::kF64 : dtype_ == "f32" ? VectorType::kF32 : VectorType::kBf16;
+    found = check_model(path, {type, only_form_, device_at_});
+  } else {
+    const std::pair<const char*, VectorType> types[] = {{"f64", VectorType::kF64}, {"f32", VectorType::kF32}, {"bf16", VectorType::kBf16}};
+    for (const auto& [name, type] : types) {
+      if (!asks(name) || (on_gpu() && type == VectorType::kF64)) continue;
+      if (on_gpu() && type == VectorType::kF32 && only_form_ == FW_FORM_CHUNK) continue;
+      for (Comparison& c : check_recurrences(path, type)) {
+        const auto known = [&](const Comparison& other) { return !other.unknown.empty() && other.subject == c.subject; };
+        if (c.unknown.empty() || std::ranges::none_of(found, known)) found.push_back(std::move(c));
+      }
+    }
+  }
   for (Comparison& c : found) {
     if (tolerance_ > 0 && c.bound > 0) c.bound = tolerance_;  // tokens are equal or not
   }
@@ -133,7 +175,7 @@ int Verify::run(Options&) {
   table.column("", Table::Align::kLeft);
   std::vector<std::string> unreadable;
   Json compared = Json::array(), not_known = Json::array();
-  int64_t passed = 0, failed = 0, unknown = 0;
+  int64_t passed = 0, failed = 0, unknown = 0, widened = 0;
   for (const fs::path& path : vectors) {
     stop_point("comparison", &path - vectors.data(), static_cast<int64_t>(vectors.size()), "files and models");
     std::vector<Comparison> found;
@@ -152,21 +194,30 @@ int Verify::run(Options&) {
         continue;
       }
       ++(c.passes() ? passed : failed);
+      if (c.passes() && c.widened) ++widened;
       table.row({c.subject, c.what, fmt::format("{:.1e}", c.error), fmt::format("{:g}", c.bound), c.where, c.passes() ? "ok" : "FAILED"});
-      compared.push_back({{"subject", c.subject}, {"compared", c.what}, {"error", c.error}, {"bound", c.bound}, {"where", c.where}, {"ok", c.passes()}});
+      compared.push_back({{"subject", c.subject},
+                          {"compared", c.what},
+                          {"error", c.error},
+                          {"bound", c.bound},
+                          {"where", c.where},
+                          {"widened", c.widened},
+                          {"ok", c.passes()}});
     }
   }
+  const std::string types = dtype_.empty() ? "f32 and bf16" : dtype_;  // on a GPU
   if (json_) {
     Json report = json_report("verify");
-    report.update({{"dtype", dtype_}, {"form", form_}, {"passed", passed}, {"failed", failed}});
+    report.update({{"dtype", types}, {"form", form_}, {"device", device_}, {"passed", passed}, {"failed", failed}});
     report["compared"] = std::move(compared);
     report["unknown"] = std::move(not_known);
     report["unreadable"] = unreadable;
     print_json_report(report);
   } else {
     if (!table.empty()) say("{}", table.text());
-    say("{}: {} within bounds, {} beyond, {} rules or models unknown{}\n", dtype_, passed, failed, unknown,
-        unreadable.empty() ? "" : fmt::format(", {} not readable", unreadable.size()));
+    say("{}{}: {} within bounds{}, {} beyond, {} rules or models unknown{}\n", on_gpu() ? device_info().name + ", " : "", types, passed,
+        widened == 0 ? "" : fmt::format(" ({} of them within {:g} times what bf16 does to the model on the CPU)", widened, kDeviceConditioning), failed,
+        unknown, unreadable.empty() ? "" : fmt::format(", {} not readable", unreadable.size()));
   }
   std::fflush(stdout);
   for (const std::string& reason : unreadable) say_aside("fastweight verify: {}\n", reason);

@@ -124,7 +124,7 @@ std::vector<StateTensor> ModelConfig::layer_state(int64_t layer) const {
 
 GateKind ModelConfig::gate_kind() const { return gate_of(output_gate); }
 
-InitScheme ModelConfig::init_scheme() const { return init == "normal" ? InitScheme::kNormal : InitScheme::kXavier; }
+InitScheme ModelConfig::init_scheme() const { return init == "normal" ? InitScheme::kNormal : init == "torch" ? InitScheme::kTorch : InitScheme::kXavier; }
 
 RecurrentMixerSpec ModelConfig::mixer_spec() const {
   RecurrentMixerSpec spec;

@@ -14,6 +14,7 @@
 #include "nn/head.h"
 #include "nn/mixers.h"
 #include "nn/observer.h"
+#include "nn/observer_on_host.h"
 #include "nn/recurrence.h"
 #include "ops/backend.h"
 #include "ops/cuda/kinds.h"
@@ -38,6 +39,11 @@ void require_layers(const ModelConfig& c, const Device& device) {
     const auto* mesa = std::get_if<MesaSpec>(&spec);
     if (mesa != nullptr && mesa->dim > cuda::kinds::kMostMesaKey) {
       fail_usage("device: expected the CPU, or Mesa layers with a head_dim of at most {} on CUDA devices, got {}", cuda::kinds::kMostMesaKey, mesa->dim);
+    }
+    const auto* mamba3 = std::get_if<Mamba3Spec>(&spec);
+    if (mamba3 != nullptr && mamba3->mimo_rank > 0 && (2 * mamba3->rank() + 1) * mamba3->head_dim > cuda::kinds::kMostMamba3Sums) {
+      fail_usage("device: expected the CPU, or Mamba-3 layers with (2 mimo_rank + 1) head_dim of at most {} on CUDA devices, got {}",
+                 cuda::kinds::kMostMamba3Sums, (2 * mamba3->rank() + 1) * mamba3->head_dim);
     }
     const auto* recurrent = std::get_if<RecurrentMixerSpec>(&spec);
     if (recurrent == nullptr) continue;
@@ -85,8 +91,10 @@ class EngineOf final : public Engine<Wide<T>> {
   void observe(PassObserver<W>* observer) override {
     if constexpr (std::is_same_v<T, W>) {
       observer_ = observer;
-    } else if (observer != nullptr) {
-      fail_usage("device: expected the CPU: what a recurrence is given and gives is looked at there only");
+    } else {
+      on_host_.reset();
+      if (observer != nullptr) on_host_.emplace(exec_.device, *observer);
+      observer_ = on_host_ ? &*on_host_ : nullptr;
     }
   }
 
@@ -505,6 +513,7 @@ class EngineOf final : public Engine<Wide<T>> {
   RecomputeLayers recompute_;
   Scratch reserved_;
   const void *first_byte_ = nullptr, *first_again_ = nullptr;  // of the arenas' first blocks
+  std::optional<ObserverOnHost<T>> on_host_;                   // of activations that are not W
   PassObserver<T>* observer_ = nullptr;
 };
 

@@ -31,7 +31,7 @@ class Engine {
   virtual void set_precision(Precision precision) = 0;
   virtual void set_recompute(RecomputeLayers what) = 0;
   virtual void set_form(fw_form form) = 0;
-  virtual void observe(PassObserver<W>* observer) = 0;  // throws Error(kUsage) where activations are not W
+  virtual void observe(PassObserver<W>* observer) = 0;
 
   // As LanguageModel has them, with at least one token; *sum is in device memory, logits and nll in the host's.
   virtual void accumulate(std::span<const int32_t> ids, std::span<const int32_t> targets, const SeqLayout& layout, W grad_scale, ModelState<W>* state,

@@ -45,7 +45,7 @@ class LanguageModel {
   void set_recompute(Recompute level) { set_recompute(RecomputeLayers{level}); }
   void set_recompute(RecomputeLayers what);
   void set_form(fw_form form);  // of the recurrence; FW_FORM_AUTO at first
-  // Sees every recurrence of the passes that follow; null: none. The caller keeps it alive.
+  // Sees every recurrence of the passes that follow, in host memory whatever the device; null: none. The caller keeps it alive.
   void observe(PassObserver<T>* observer);
   bool parameters_finite() const;
   std::string hash() const;  // of names, shapes and values; ties a state to its model

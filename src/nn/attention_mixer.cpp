@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "nn/activations.h"
+#include "nn/norm.h"
 
 namespace fw {
 namespace {
@@ -61,7 +62,7 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   Context local;
   Context& c = kept != nullptr ? *kept : local;
   c.proj = new_matrix<T>(arena, tokens, spec_.columns());
-  pass.exec.linear_forward(x, params.weight(stack_, spec_.columns(), spec_.hidden), bias_ >= 0 ? params.value(bias_) : nullptr, c.proj, Write::kOverwrite);
+  project(pass, x, params.weight(stack_, spec_.columns(), spec_.hidden), bias_ >= 0 ? params.value(bias_) : nullptr, c.proj);
 
   c.qk = c.proj.col_range(0, queries + keys);
   if (spec_.qk_norm) {
@@ -89,7 +90,7 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
       pass.exec.store_rows(v, pass.layout, state.pages(kValueState));
     }
   }
-  if (y.data != nullptr) pass.exec.linear_forward(c.o, params.weight(o_proj_, spec_.hidden, queries), nullptr, y, Write::kOverwrite);
+  if (y.data != nullptr) pass.exec.linear_forward(c.o, params.weight(o_proj_, spec_.hidden, queries), nullptr, y, pass.last_write());
   return kept;
 }
 

@@ -38,6 +38,7 @@ template <class T>
 class AttentionMixer final : public Mixer<T> {
  public:
   AttentionMixer(const AttentionSpec& spec, const std::string& prefix, Params<Wide<T>>& params);
+  bool takes_norm() const override { return true; }
   MixerContext* forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const override;
   void backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const override;
 

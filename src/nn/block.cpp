@@ -2,7 +2,9 @@
 
 #include <new>
 
+#include "base/arena_mark.h"
 #include "nn/activations.h"
+#include "ops/normed_linear.h"
 
 namespace fw {
 
@@ -42,6 +44,23 @@ LayerState<T> Block<T>::copy_of(const Pass<T>& pass, LayerState<T> state) const 
   return {copies, state.count};
 }
 
+// A decoded token's half: the norm goes with the first products, and the last ones add to the residual stream, so that two kernels of a row each are none.
+// Such a pass keeps nothing, so what it took from the arena is free behind it.
+template <class T>
+template <class Run>
+void Block<T>::step_half(const Pass<T>& pass, Residual<T>& r, const RowNorm<T>& norm, const Run& run) const {
+  const ArenaMark mark(pass.exec.arena);
+  Pass<T> half = pass;
+  half.adds = true;
+  if (r.pending || !norm.fits()) {
+    const Mat<T> normed = new_matrix<T>(pass.exec.arena, r.x.rows, hidden_);
+    settle(pass, r, norm, normed, pass.exec.arena.template alloc<Wide<T>>(r.x.rows));
+    return run(half, normed);
+  }
+  half.norm = &norm;
+  run(half, r.x);
+}
+
 template <class T>
 void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state, Context* context) const {
   Arena& arena = pass.exec.arena;
@@ -52,6 +71,12 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   Context& c = pass.keep ? *context : local;
   const LayerState<T> of_mixer = state ? LayerState<T>(state.tensors, mixer_tensors_) : LayerState<T>();
   const LayerState<T> of_mlp = state ? LayerState<T>(state.tensors + mixer_tensors_, state.count - mixer_tensors_) : LayerState<T>();
+
+  if (!pass.keep && tokens <= kFewestRows && pass.layout.host.single_tokens() && mixer_->takes_norm() && (mlp_ == nullptr || mlp_->takes_norm())) {
+    step_half(pass, r, mixer_norm_, [&](const Pass<T>& half, Mat<const T> x) { mixer_->forward(half, x, of_mixer, r.x); });
+    if (mlp_ != nullptr) step_half(pass, r, *mlp_norm_, [&](const Pass<T>& half, Mat<const T> x) { mlp_->forward(half, x, of_mlp, r.x, c.mlp); });
+    return;
+  }
 
   begin_half(pass);
   Mat<T> normed = new_matrix<T>(passing, tokens, hidden_);

@@ -1,10 +1,12 @@
 #include "nn/draw.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/random_jump.h"
 #include "base/threads.h"
 #include "nn/params.h"
+#include "ops/draw_values.h"
 
 namespace fw {
 namespace {
@@ -117,6 +119,59 @@ void draw_parameters(const std::vector<ParamSpec>& specs, Random& random, const 
     }
   }
   discard(random, numbers - static_cast<int64_t>(parts.size() - 1) * piece);  // it was the last piece's
+}
+
+bool draw_parameters_on_cuda(const std::vector<ParamSpec>& specs, Random& random, Device& device, ParamValues<float> to,
+                             const std::function<int64_t(const ParamSpec&)>& numbers_of,
+                             const std::function<void(const ParamSpec&, int64_t, std::span<const float>)>& write, int64_t at_least) {
+  std::vector<DrawnRange> ranges;
+  struct OnHost {
+    size_t spec;
+    int64_t first;
+    std::vector<float> values;
+  };
+  std::vector<OnHost> others;
+  int64_t numbers = 0;
+  for (size_t s = 0; s < specs.size(); ++s) {
+    const ParamSpec& spec = specs[s];
+    const int draws = draws_of(spec.init);
+    if (draws < 0) return false;
+    if (const std::optional<LinearDraw> linear = linear_draw_of(spec.init)) {
+      if (spec.size() > 0) ranges.push_back({numbers, spec.size(), spec.offset, numbers_of(spec), linear->scale, linear->low, linear->draws});
+    } else {
+      others.push_back({s, numbers, std::vector<float>(static_cast<size_t>(spec.size()))});
+    }
+    numbers += draws * spec.size();
+  }
+  if (numbers < at_least) return false;
+
+  // Between 64 and 128 pieces, a block each: each jump costs the host a millisecond or two, and fewer blocks would leave the device idle.
+  constexpr int kLeastLog = 10, kLogPieces = 6;
+  const int log_piece = std::max(kLeastLog, static_cast<int>(std::bit_width(static_cast<uint64_t>(numbers))) - 1 - kLogPieces);
+  const int64_t piece = int64_t{1} << log_piece, pieces = (numbers + piece - 1) / piece;
+  const RandomJump jump(log_piece);
+  std::vector<Random> starts{random};
+  while (static_cast<int64_t>(starts.size()) < pieces) {
+    starts.push_back(starts.back());
+    jump.apply(starts.back());
+  }
+  std::vector<uint64_t> words;
+  for (const Random& start : starts) {
+    const auto next = next_words(start);
+    words.insert(words.end(), next.begin(), next.end());
+  }
+  draw_on_cuda(device, words, piece, ranges, to);
+
+  parallel_for(static_cast<int64_t>(others.size()), [&](int64_t i) {
+    OnHost& other = others[static_cast<size_t>(i)];
+    Random mine = starts[static_cast<size_t>(std::min(other.first, numbers - 1) / piece)];
+    if (draws_of(specs[other.spec].init) > 0) discard(mine, other.first % piece);
+    fill(specs[other.spec], specs[other.spec].size(), mine, other.values.data());
+  });
+  for (const OnHost& other : others) write(specs[other.spec], 0, other.values);
+  random = starts.back();
+  discard(random, numbers - (pieces - 1) * piece);
+  return true;
 }
 
 template void draw_parameters<float>(const std::vector<ParamSpec>&, Random&, const std::function<void(const ParamSpec&, int64_t, std::span<const float>)>&,

@@ -1,6 +1,7 @@
 #include "nn/head.h"
 
 #include "nn/activations.h"
+#include "ops/normed_linear.h"
 
 namespace fw {
 namespace {
@@ -56,6 +57,9 @@ Head<T>::Head(const std::string& norm_name, const std::string& weight_name, int 
 template <class T>
 void Head<T>::logits(const Pass<T>& pass, Residual<T>& residual, Mat<T> logits) const {
   const Params<Wide<T>>& params = pass.params;
+  if (!residual.pending && residual.x.rows <= kFewestRows && norm_.fits()) {
+    return norm_.product(pass, residual.x, params.weight(weight_, vocab_, hidden_), nullptr, false, logits);
+  }
   const Mat<T> h = new_matrix<T>(pass.exec.arena, residual.x.rows, hidden_);
   settle(pass, residual, norm_, h, pass.exec.arena.template alloc<Wide<T>>(h.rows));
   pass.exec.linear_forward(h, params.weight(weight_, vocab_, hidden_), nullptr, logits, Write::kOverwrite);

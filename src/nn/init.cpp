@@ -75,6 +75,7 @@ Initialiser uniform_init(double bound) { return Uniform{bound}; }
 
 Initialiser projection_init(InitScheme scheme, int64_t out, int64_t in) {
   if (scheme == InitScheme::kNormal) return normal_init(0.02);
+  if (scheme == InitScheme::kTorch) return uniform_init(1 / std::sqrt(static_cast<double>(in)));
   const double gain = std::exp2(-2.5);
   return uniform_init(gain * std::sqrt(6.0 / static_cast<double>(in + out)));
 }
@@ -83,6 +84,11 @@ Initialiser decay_a_init(double low) { return DecayA{low}; }
 Initialiser decay_delta_init() { return DecayDelta(); }
 
 int draws_of(const Initialiser& init) { return draws_if<Constant, Place, Normal, Uniform, DecayA, DecayDelta>(init); }
+std::optional<LinearDraw> linear_draw_of(const Initialiser& init) {
+  if (const auto* normal = init.target<Normal>()) return LinearDraw{2, normal->deviation, 0};
+  if (const auto* uniform = init.target<Uniform>()) return LinearDraw{1, uniform->bound - -uniform->bound, -uniform->bound};
+  return std::nullopt;
+}
 bool counts_places(const Initialiser& init) { return init.target<Place>() != nullptr; }
 
 }  // namespace fw

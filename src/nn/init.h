@@ -11,7 +11,8 @@ namespace fw {
 
 using Initialiser = std::function<void(std::span<double>, Random&)>;
 
-enum class InitScheme { kXavier, kNormal };  // Xavier uniform with gain 2^-2.5, or N(0, 0.02)
+// Xavier uniform with gain 2^-2.5; N(0, 0.02); or as PyTorch's Linear begins: uniform within 1 / sqrt(in).
+enum class InitScheme { kXavier, kNormal, kTorch };
 
 Initialiser constant_init(double value);
 Initialiser normal_init(double deviation);

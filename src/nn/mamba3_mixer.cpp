@@ -109,9 +109,8 @@ MixerContext* Mamba3Mixer<T>::forward(const Pass<T>& pass, Mat<const T> x, Layer
 
   c.o = new_matrix<T>(arena, tokens * R, inner);
   const Mamba3State<T> remembered{state.wide(0), state.data(1), state.data(2), state.wide(3)};
-  Mamba3Scan<T>(shape).forward(exec, pass.recurrences, pass.layout, pass.form, in, {params.value(c_bias_), params.value(b_bias_)}, remembered, pass.keep,
-                               c.scan, c.o);
-  exec.head_add_forward(in.v, params.value(skip_), spec_.head_dim, c.o);
+  Mamba3Scan<T>(shape).forward(exec, pass.recurrences, pass.layout, pass.form, in, {params.value(c_bias_), params.value(b_bias_), params.value(skip_)},
+                               remembered, pass.keep, c.scan, c.o);
   if (spec_.output_norm) c.rstd = arena.alloc<W>(tokens * R * spec_.heads);
   c.gated = new_matrix<T>(arena, tokens, inner);
   exec.mamba3_gate_forward(shape, c.o, parts.z, value_or_null(params, mimo_z_), value_or_null(params, mimo_o_), value_or_null(params, norm_), eps, c.gated,
@@ -145,9 +144,8 @@ void Mamba3Mixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<co
   d.g = new_matrix<W>(arena, tokens, spec_.heads);
   d.trap = d_parts.trap;
   d.angle = d_parts.angle;
-  Mamba3Scan<T>(shape).backward(exec, pass.recurrences, pass.layout, pass.form, c.tokens, c.scan, d_o, nullptr, d, {params.grad(c_bias_), params.grad(b_bias_)},
-                                {});
-  exec.head_add_backward(d_o, c.tokens.v, params.value(skip_), spec_.head_dim, d.v, params.grad(skip_));
+  Mamba3Scan<T>(shape).backward(exec, pass.recurrences, pass.layout, pass.form, c.tokens, {params.value(c_bias_), params.value(b_bias_), params.value(skip_)},
+                                c.scan, d_o, nullptr, d, {params.grad(c_bias_), params.grad(b_bias_), params.grad(skip_)}, {});
   if (mimo_x_ >= 0) exec.mamba3_spread_backward(shape, d.v, parts.x, params.value(mimo_x_), d_parts.x, params.grad(mimo_x_));
   exec.mamba3_time_backward(spec_.decay, d.dt, d.g, parts.dt, parts.a, params.value(dt_bias_), d_parts.dt, d_parts.a, params.grad(dt_bias_));
   exec.gated_rmsnorm_backward(d.k, parts.b, Mat<const T>(), params.value(b_norm_), c.b_rstd, spec_.state, GateKind::kNone, d_parts.b, Mat<T>(),

@@ -19,9 +19,10 @@ struct Mamba3Inputs {
   Mat<T> angle;     // [T, NA] of all heads, or [T, H NA]; before its tanh
 };
 template <class T>
-struct Mamba3Biases {
-  T* q = nullptr;  // [H, R, N]
-  T* k = nullptr;
+struct Mamba3Parameters {
+  T* q_bias = nullptr;  // [H, R, N]
+  T* k_bias = nullptr;
+  T* skip = nullptr;  // [H], of D v in the output; null: none
 };
 
 // What sequences remember, updated in place; all null: they begin from nothing.
@@ -48,7 +49,8 @@ class Mamba3Scan {
 
   // Of one forward call, for its backward.
   struct Context {
-    Mat<Wide<T>> turns;         // [T, H NA]
+    Wide<T>* marks = nullptr;   // [turn_marks, 2, H NA], where backward follows
+    Mat<Wide<T>> met;           // [T, H R R]
     Mat<Wide<T>> now, ahead;    // [T, H]
     Mat<Wide<T>> first;         // [N, H]
     RecurrenceInputs<T> rows;   // [T R, ...]
@@ -57,12 +59,14 @@ class Mamba3Scan {
     void* saved = nullptr;  // of the recurrence
   };
 
-  // o [T R, H P] is overwritten. What the context holds lies in the arena; keep: also what backward needs of the recurrence.
+  // o [T R, H P] is overwritten, with D v where there is a skip. What the context holds lies in the arena; keep: also what backward needs of the recurrence.
   void forward(const Exec<T>& exec, Recurrences<T>& recurrences, const PassLayout& layout, fw_form form, const Mamba3Inputs<T>& in,
-               const Mamba3Biases<const Wide<T>>& biases, const Mamba3State<T>& state, bool keep, Context& context, Mat<T> o) const;
-  // d_o of o; ds_out, the gradient of the state S after the pass, or null. Overwrites what d and d_state name, d_biases accumulate.
-  void backward(const Exec<T>& exec, Recurrences<T>& recurrences, const PassLayout& layout, fw_form form, const Mamba3Inputs<T>& in, const Context& context,
-                Mat<const T> d_o, Wide<T>* ds_out, const Mamba3Inputs<T>& d, const Mamba3Biases<Wide<T>>& d_biases, const Mamba3StateGrads<T>& d_state) const;
+               const Mamba3Parameters<const Wide<T>>& parameters, const Mamba3State<T>& state, bool keep, Context& context, Mat<T> o) const;
+  // After a forward that kept. d_o of o; ds_out, the gradient of the state S after the pass, or null. Overwrites what d and d_state name, d_parameters
+  // accumulate.
+  void backward(const Exec<T>& exec, Recurrences<T>& recurrences, const PassLayout& layout, fw_form form, const Mamba3Inputs<T>& in,
+                const Mamba3Parameters<const Wide<T>>& parameters, const Context& context, Mat<const T> d_o, Wide<T>* ds_out, const Mamba3Inputs<T>& d,
+                const Mamba3Parameters<Wide<T>>& d_parameters, const Mamba3StateGrads<T>& d_state) const;
 
   static Rule rule();
   RecurrenceShape recurrence(fw_form form) const;

@@ -18,6 +18,8 @@ template <class T>
 class PassObserver;  // nn/observer.h
 template <class T>
 class Recurrences;  // nn/recurrence.h
+template <class T>
+class RowNorm;  // nn/norm.h
 
 // The value of a model's first RWKV-7 layer, which the later ones mix with theirs. Memory of the model's: it outlives the blocks' scratch.
 template <class T>
@@ -41,13 +43,20 @@ struct Pass {
   // where everything is kept.
   const Exec<T>* again = nullptr;
   FirstValue<T>* first_value = nullptr;  // null where no layer asks for one
+  // Of a decoded token's half of a block (block.cpp) that takes_norm(): its first products' norm, null where x is normed already; and whether its last product
+  // adds to y, which is then the residual stream (and x, where there is a norm) itself.
+  const RowNorm<T>* norm = nullptr;
+  bool adds = false;
 
   // Where what backward may compute again goes.
   const Exec<T>& passing() const { return again != nullptr ? *again : exec; }
+  Write last_write() const { return adds ? Write::kAccumulate : Write::kOverwrite; }
   // A pass that keeps everything there.
   Pass keeping_there() const {
     Pass there{params, layout, passing(), recurrences, keep, form, observer};
     there.first_value = first_value;
+    there.norm = norm;
+    there.adds = adds;
     return there;
   }
 };
@@ -59,6 +68,8 @@ template <class T>
 class Mixer {
  public:
   virtual ~Mixer() = default;
+  // Whether x is read by one product, the first, and y written by one, the last, so that Pass::norm and Pass::adds are understood.
+  virtual bool takes_norm() const { return false; }
   // x [T, d]; y [T, d] is overwritten, or its data is null in a pass that computes again for a backward, which does not need it. Returns the context, null when
   // pass.keep is false.
   virtual MixerContext* forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const = 0;

@@ -1,6 +1,7 @@
 #include "nn/mlp.h"
 
 #include "nn/activations.h"
+#include "nn/norm.h"
 
 namespace fw {
 
@@ -43,9 +44,14 @@ void Mlp<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, M
     c.tail = pass.keep ? new_copy<T, T>(pass.exec, tail, pass.layout.host.count() * spec_.hidden) : tail;
     shift(pass, x, tail, c);
   }
-  project(pass, x, c);
-  activate(pass, c);
-  pass.exec.linear_forward(c.act, pass.params.weight(down_, spec_.hidden, spec_.size), nullptr, y, Write::kOverwrite);
+  if (pass.norm != nullptr) {
+    c.act = new_matrix<T>(pass.exec.arena, x.rows, spec_.size);
+    pass.norm->product(pass, x, pass.params.weight(gate_up_, width(), spec_.hidden), nullptr, true, c.act);
+  } else {
+    project(pass, x, c);
+    activate(pass, c);
+  }
+  pass.exec.linear_forward(c.act, pass.params.weight(down_, spec_.hidden, spec_.size), nullptr, y, pass.last_write());
 }
 
 template <class T>

@@ -18,7 +18,7 @@ struct MlpSpec {
   int64_t size = 0;    // m; 0: no MLP
   InitScheme init = InitScheme::kXavier;
   MlpKind kind = MlpKind::kSwiglu;
-  int64_t layer = 0, layers = 1;  // of a channel mix: its mix begins by its depth
+  int64_t layer = 0, layers = 1;  // a channel mix begins by its depth, SwiGLU's output with PyTorch's weights by the number
 };
 // gate_proj [m, d], up_proj [m, d], down_proj [d, m], or x_k [d], key [m, d], value [d, m], with `prefix` before the names; none for a size of 0.
 std::vector<ParamSpec> mlp_parameters(const MlpSpec& spec, const std::string& prefix);
@@ -36,6 +36,8 @@ class Mlp {
   };
 
   Mlp(const MlpSpec& spec, const std::string& prefix, Params<Wide<T>>& params);
+  // Whether it understands Pass::norm and Pass::adds, as mixers say (mixer.h).
+  bool takes_norm() const { return !shifts(); }
   // y [T, d] is overwritten; activations come from the arena.
   void forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y, Context& context) const;
   // x as forward had it; dx [T, d] is overwritten; uses the context up.

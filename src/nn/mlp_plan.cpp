@@ -16,10 +16,12 @@ std::vector<ParamSpec> mlp_parameters(const MlpSpec& spec, const std::string& pr
         {prefix + "value.weight", {d, m}, constant_init(0.0), true},
     };
   }
+  // With PyTorch's first weights goes what the published programs that have them do to the residual stream (Kaczmarz's): the output over sqrt(2 layers).
+  const int64_t inputs = spec.init == InitScheme::kTorch ? 2 * spec.layers * m : m;
   return {
       {prefix + "gate_proj.weight", {m, d}, projection_init(spec.init, m, d), true},
       {prefix + "up_proj.weight", {m, d}, projection_init(spec.init, m, d), true, true},
-      {prefix + "down_proj.weight", {d, m}, projection_init(spec.init, d, m), true},
+      {prefix + "down_proj.weight", {d, m}, projection_init(spec.init, d, inputs), true},
   };
 }
 

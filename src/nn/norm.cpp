@@ -1,5 +1,7 @@
 #include "nn/norm.h"
 
+#include "ops/normed_linear.h"
+
 namespace fw {
 
 template <class T>
@@ -17,6 +19,11 @@ void RowNorm<T>::forward(const Pass<T>& pass, Mat<const T> x, Mat<T> y, Wide<T>*
   } else {
     pass.exec.group_norm_forward(x, spec_.size, params.value(weight_), params.value(bias_), eps_, y, rstd);
   }
+}
+
+template <class T>
+void RowNorm<T>::product(const Pass<T>& pass, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, bool swiglu, Mat<T> y) const {
+  normed_linear_forward(pass.exec, x, pass.params.value(weight_), eps_, weight, bias, swiglu, y);
 }
 
 template <class T>

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "base/plan_device.h"
 #include "base/threads.h"
 #include "nn/draw.h"
 #include "nn/param_pieces.h"
@@ -173,7 +174,17 @@ void Params<T>::write_pieces() {
 template <class T>
 void Params<T>::init(Random& random) {
   if (device_ == nullptr) fail_internal("parameters: init() before allocate()");
-  draw_parameters<T>(specs_, random, [this](const ParamSpec& spec, int64_t at, std::span<const T> values) { write_part(spec, at, values); });
+  const auto write = [this](const ParamSpec& spec, int64_t at, std::span<const T> values) { write_part(spec, at, values); };
+  if constexpr (std::is_same_v<T, float>) {
+    if (device_->kind() == FW_DEVICE_CUDA && !only_plans(*device_)) {
+      const auto numbers_of = [this](const ParamSpec& spec) {
+        const auto found = number_at_.find(spec.offset);
+        return found == number_at_.end() ? int64_t{-1} : found->second;
+      };
+      if (draw_parameters_on_cuda(specs_, random, *device_, all_values(), numbers_of, write, drawn_on_device_from)) return;
+    }
+  }
+  draw_parameters<T>(specs_, random, write);
 }
 
 template <class T>

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "nn/activations.h"
+#include "nn/norm.h"
 #include "nn/observer.h"
 #include "nn/recurrence.h"
 #include "ops/backend.h"
@@ -260,7 +261,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   Context local;
   Context& c = kept != nullptr ? *kept : local;
   c.proj = new_matrix<T>(arena, tokens, plan_.columns);
-  pass.exec.linear_forward(x, params.weight(index_.stack, plan_.columns, spec_.hidden), nullptr, c.proj, Write::kOverwrite);
+  project(pass, x, params.weight(index_.stack, plan_.columns, spec_.hidden), nullptr, c.proj);
 
   // Backward needs the tail as it was.
   T* tail = spec_.conv_size > 0 ? state.data(state_.tail) : nullptr;
@@ -287,7 +288,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   c.rstd = arena.alloc<Wide<T>>(tokens * spec_.v_heads);
   c.normed = pass.keep ? new_matrix<T>(there.exec.arena, tokens, spec_.value_size()) : c.o;
   output_norm(pass, c);
-  if (y.data != nullptr) pass.exec.linear_forward(c.normed, params.weight(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, y, Write::kOverwrite);
+  if (y.data != nullptr) pass.exec.linear_forward(c.normed, params.weight(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, y, pass.last_write());
   return kept;
 }
 

@@ -104,6 +104,7 @@ class RecurrentMixer final : public Mixer<T> {
  public:
   // Declares its parameters as prefix + "q_proj.weight" ...
   RecurrentMixer(const RecurrentMixerSpec& spec, const std::string& prefix, Params<Wide<T>>& params);
+  bool takes_norm() const override { return true; }
   MixerContext* forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y) const override;
   void backward(const Pass<T>& pass, MixerContext* context, Mat<const T> x, Mat<const T> dy, Mat<T> dx) const override;
 

@@ -35,6 +35,9 @@ enum class ScanLaw { kMamba, kLonghorn };
 constexpr int64_t kScanChunk = 16;
 // Places for those states [N, D]: chunk i of a sequence that begins at token b is at b / kScanChunk + the sequence's number + i.
 constexpr int64_t scan_marks(int64_t tokens, int64_t sequences) { return tokens / kScanChunk + sequences; }
+// The same of mamba3_turn: angles are summed in the digits that are kept between passes from chunk to chunk, and in a chunk in those that a turn needs.
+constexpr int64_t kTurnChunk = 16;
+constexpr int64_t turn_marks(int64_t tokens, int64_t sequences) { return tokens / kTurnChunk + sequences; }
 
 // The type of parameters, their gradients and statistics beside activations of type T: the same, float beside bfloat16.
 template <class T>

@@ -76,11 +76,11 @@ struct Plan {
   static void head_constant_backward(E exec, Mat<const T> dy, int64_t, W*) { plan_sums(exec, 1, dy, true); }
   static void head_add_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) { plan_sums(exec, 1, x, true); }
   static void time_step_backward(E exec, Mat<const T>, Mat<const W>, Mat<const T> x, const W*, const W*, Mat<T>, W*, W*) { plan_sums(exec, 2, x); }
-  static void selective_scan_backward(E exec, ScanLaw law, Mat<const T>, Mat<const T> u, Mat<const T>, Mat<const T> q, Mat<const T>, const W*, const W*,
-                                      const PassLayout& layout, const W*, const W*, Mat<T>, Mat<T>, Mat<T>, Mat<T>, W*, W*, W*) {
+  static void selective_scan_backward(E exec, ScanLaw law, Mat<const T> dy, Mat<const T> u, Mat<const T> step, Mat<const T> q, Mat<const T> k, const W*,
+                                      const W*, const PassLayout& layout, const W*, const W*, Mat<T> du, Mat<T> dstep, Mat<T>, Mat<T>, W*, W*, W*) {
     if (layout.host.count() == 0) return;
     const ArenaMark mark(exec.arena);
-    const cuda::SelectiveScratch scratch(exec.arena, law, u.rows, layout.host.count(), u.cols, q.cols);
+    const cuda::SelectiveScratch scratch(exec.arena, law, u.rows, layout.host.count(), u.cols, q.cols, cuda::scan_in_packets(u, step, q, k, dy, du, dstep));
   }
   // Sums over tokens of kSums numbers a column (head_rows.cuh).
   static void plan_head_rows(E exec, int sums, const Mat<const T>& x) {
@@ -100,6 +100,41 @@ struct Plan {
   static void token_shift_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t count, const PassLayout&, const T*, Mat<T>, W*) {
     const ArenaMark mark(exec.arena);
     cuda::partial_sums(exec.arena, cuda::parts_of(x.rows, cuda::kShiftRun), count * x.cols);
+  }
+  static void mamba3_time_backward(E exec, const Mamba3Decay&, Mat<const T>, Mat<const W>, Mat<const T> dt_in, Mat<const T>, const W*, Mat<T>, Mat<T>, W*) {
+    plan_sums(exec, 1, dt_in);
+  }
+  static void mamba3_turn_forward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, const W*, const W*, Mat<const T> angle, Mat<const T>,
+                                  const PassLayout& layout, W*, W* marks, Mat<T>, Mat<T>, Mat<W>) {
+    if (angle.rows == 0) return;
+    const ArenaMark mark(exec.arena);
+    const cuda::TurnScratch scratch(exec.arena, shape, angle.rows, angle.cols, layout.host.count(), marks != nullptr);
+  }
+  static void mamba3_turn_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, Mat<const W>, Mat<const T>, Mat<const T>, const W*, const W*,
+                                   Mat<const T> angle, Mat<const T>, const W*, const PassLayout& layout, Mat<T>, Mat<T>, Mat<T>, Mat<T>, W*, W*, W*) {
+    if (angle.rows == 0) return;
+    const ArenaMark mark(exec.arena);
+    const cuda::TurnBackwardScratch scratch(exec.arena, shape, angle.rows, angle.cols, layout.host.count());
+  }
+  static void mamba3_near_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const W>, Mat<const T>, Mat<const W> now, Mat<const W>, const W* skip,
+                                   Mat<T>, Mat<W>, Mat<W>, Mat<W>, W*) {
+    if (skip == nullptr || now.rows == 0) return;
+    const ArenaMark mark(exec.arena);
+    cuda::near_sums(exec.arena, now.rows, shape.heads);
+    plan_sums(exec, 1, now);
+  }
+  static void mamba3_spread_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T> x, const W*, Mat<T>, W*) {
+    const ArenaMark mark(exec.arena);
+    cuda::factor_sums(exec.arena, shape);
+    plan_head_rows(exec, static_cast<int>(shape.rank), x);
+  }
+  static void mamba3_gate_backward(E exec, const Mamba3Shape& shape, Mat<const T>, Mat<const T>, Mat<const T> z, const W* up, const W*, const W* norm, const W*,
+                                   Mat<T>, Mat<T>, W*, W*, W*) {
+    const int factors = up != nullptr ? static_cast<int>(shape.rank) : 0, sums = 2 * factors + (norm != nullptr ? 1 : 0);
+    if (sums == 0) return;
+    const ArenaMark mark(exec.arena);
+    if (factors > 0) cuda::factor_sums(exec.arena, shape);
+    plan_head_rows(exec, sums, z);
   }
   static void mesa_lambda_backward(E exec, Mat<const T> x, Mat<const T>, const W*, W*) { plan_sums(exec, 1, x); }
   static void head_subtract_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) { plan_sums(exec, 1, x, true); }
@@ -183,6 +218,12 @@ const Ops<T>& planned_cuda_ops() {
     ops.rwkv7_front_backward = &P::rwkv7_front_backward;
     ops.bonus_gate_backward = &P::bonus_gate_backward;
     ops.token_shift_backward = &P::token_shift_backward;
+    ops.mamba3_time_backward = &P::mamba3_time_backward;
+    ops.mamba3_turn_forward = &P::mamba3_turn_forward;
+    ops.mamba3_turn_backward = &P::mamba3_turn_backward;
+    ops.mamba3_near_backward = &P::mamba3_near_backward;
+    ops.mamba3_spread_backward = &P::mamba3_spread_backward;
+    ops.mamba3_gate_backward = &P::mamba3_gate_backward;
     ops.mesa_lambda_backward = &P::mesa_lambda_backward;
     ops.attention_forward = &P::attention_forward;
     ops.attention_backward = &P::attention_backward;

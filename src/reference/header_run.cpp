@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "base/bf16.h"
 #include "base/device.h"
 #include "base/error.h"
+#include "base/f16.h"
 #include "reference/fields.h"
 #include "reference/header_tensors.h"
 
@@ -57,14 +59,15 @@ class GuardedBytes {
   std::optional<DeviceMemory> device_;
 };
 
-// One tensor in the caller's layout: `dims` rows with padding between them, in T or bf16. Elements that are not the tensor's
+// One tensor in the caller's layout: `dims` rows with padding between them, in T, bf16 or float16. Elements that are not the tensor's
 // are NaN.
 template <class T>
 class Tensor {
  public:
   // spare: of dims[1], rows at the end that are not the tensor's.
-  Tensor(const std::vector<int64_t>& dims, int64_t row_padding, int64_t spare, bool bf16, fw_device device) : spare_(spare) {
-    desc_.dtype = bf16 ? FW_BF16 : sizeof(T) == 4 ? FW_F32 : FW_F64;
+  Tensor(const std::vector<int64_t>& dims, int64_t row_padding, int64_t spare, fw_dtype dtype, fw_device device) : spare_(spare) {
+    desc_.dtype = dtype;
+    const bool narrow = dtype == FW_BF16 || dtype == FW_F16;
     desc_.rank = static_cast<int32_t>(dims.size());
     int64_t stride = 1;
     for (size_t i = dims.size(); i-- > 0;) {
@@ -73,8 +76,8 @@ class Tensor {
       stride = stride * dims[i] + row_padding;
     }
     const size_t count = static_cast<size_t>(std::max<int64_t>(stride, 1));
-    if (bf16) {
-      bits_.assign(count, Bf16{0x7fff});
+    if (narrow) {
+      bits_.assign(count, 0x7fff);  // of both NaN
     } else {
       values_.assign(count, std::numeric_limits<T>::quiet_NaN());
     }
@@ -113,7 +116,15 @@ class Tensor {
       if (bits_.empty()) {
         values_[at] = static_cast<T>(x[i]);
       } else {
-        round_to_bf16(1, &value, &bits_[at]);
+        if (desc_.dtype == FW_F16) {
+          F16 half{};
+          round_to_f16(1, &value, &half);
+          bits_[at] = half.bits;
+        } else {
+          Bf16 half{};
+          round_to_bf16(1, &value, &half);
+          bits_[at] = half.bits;
+        }
       }
       ++i;
     });
@@ -141,17 +152,23 @@ class Tensor {
   double value(size_t at) const {
     if (bits_.empty()) return static_cast<double>(values_[at]);
     float wide = 0;
-    widen_bf16(1, &bits_[at], &wide);
+    if (desc_.dtype == FW_F16) {
+      const F16 half{bits_[at]};
+      widen_f16(1, &half, &wide);
+    } else {
+      const Bf16 half{bits_[at]};
+      widen_bf16(1, &half, &wide);
+    }
     return static_cast<double>(wide);
   }
 
   void* host() { return bits_.empty() ? static_cast<void*>(values_.data()) : static_cast<void*>(bits_.data()); }
-  size_t bytes() const { return bits_.empty() ? values_.size() * sizeof(T) : bits_.size() * sizeof(Bf16); }
+  size_t bytes() const { return bits_.empty() ? values_.size() * sizeof(T) : bits_.size() * sizeof(uint16_t); }
 
   fw_tensor desc_{};
   int64_t spare_ = 0;
   std::vector<T> values_;
-  std::vector<Bf16> bits_;  // instead of values_
+  std::vector<uint16_t> bits_;  // instead of values_
   std::optional<DeviceMemory> device_;
 };
 
@@ -179,7 +196,7 @@ class Layout {
     FW_INIT(&desc_);
     desc_.rule = to_c(p_.rule);
     desc_.dtype = sizeof(T) == 4 ? FW_F32 : FW_F64;
-    if (run.bf16 != HeaderRun::Bf16Tensors::kNone) desc_.io_dtype = FW_BF16;
+    if (run.bf16 != HeaderRun::Bf16Tensors::kNone) desc_.io_dtype = run.float16 ? FW_F16 : FW_BF16;
     if (run.bf16_operands) desc_.operands = FW_BF16;
     desc_.device = run.device;
     desc_.form = run.form;
@@ -230,7 +247,7 @@ class Layout {
     }
     if (state && run_.state_layout == FW_STATE_V_FIRST) std::swap(shape[2], shape[3]);
     tensors_.push_back(
-        {name, std::make_unique<Tensor<T>>(shape, tokens ? run_.row_padding : 0, tokens ? spare() : 0, (tokens || state) && is_bf16(name), run_.device)});
+        {name, std::make_unique<Tensor<T>>(shape, tokens ? run_.row_padding : 0, tokens ? spare() : 0, tokens || state ? type_of(name) : kWide, run_.device)});
     Tensor<T>& t = *tensors_.back().tensor;
     if (values != nullptr) t.set(state && run_.state_layout == FW_STATE_V_FIRST ? transposed(*values, p_.shape.K, p_.shape.V) : *values);
     tensor = t.desc();
@@ -276,13 +293,17 @@ class Layout {
     std::unique_ptr<Tensor<T>> tensor;
   };
   int64_t spare() const { return run_.device_seqlens ? run_.spare_tokens : 0; }
-  bool is_bf16(const std::string& name) const {
-    if (is_matrix_state(name.c_str())) return bf16_states_;
-    if (run_.bf16 == HeaderRun::Bf16Tensors::kStreams)
-      return name == "q" || name == "k" || name == "erase_key" || name == "erase_write" || name == "v" || name == "o";
-    return run_.bf16 == HeaderRun::Bf16Tensors::kAll;
+  static constexpr fw_dtype kWide = sizeof(T) == 4 ? FW_F32 : FW_F64;
+  fw_dtype type_of(const std::string& name) const {
+    if (is_matrix_state(name.c_str())) return bf16_states_ ? FW_BF16 : kWide;
+    const bool stream = name == "q" || name == "k" || name == "erase_key" || name == "erase_write" || name == "v" || name == "o";
+    const bool narrow = run_.bf16 == HeaderRun::Bf16Tensors::kAll || (run_.bf16 == HeaderRun::Bf16Tensors::kStreams && stream);
+    return !narrow ? kWide : run_.float16 ? FW_F16 : FW_BF16;
   }
-  static bool is_matrix_state(const char* name) { return std::strcmp(name, "initial_state") == 0 || std::strcmp(name, "final_state") == 0; }
+  static bool is_matrix_state(const char* name) {
+    return std::any_of(std::begin(kStates), std::end(kStates), [&](const char* state) { return std::strcmp(name, state) == 0; });
+  }
+  static constexpr const char* kStates[] = {"initial_state", "final_state", "checkpoints"};
 
   const ReferenceProblem& p_;
   const HeaderRun& run_;
@@ -292,6 +313,8 @@ class Layout {
   std::optional<DeviceMemory> device_offsets_;
   std::vector<Named> tensors_;
 };
+
+enum class Call { kForward, kStep };
 
 // Numbers where a call on the device reads them.
 class DeviceNumbers {
@@ -352,8 +375,6 @@ class FieldPool {
   size_t state_;
   std::vector<double> values_;
 };
-
-enum class Call { kForward, kStep };
 
 // fw_forward with states at slots of a pool.
 template <class T>
@@ -433,6 +454,90 @@ ReferenceOutputs run_forward(const ReferenceProblem& p, const HeaderRun& run, Ca
   for (const auto& field : reference_output_fields()) {
     const fw_tensor& tensor = tensor_of(out, kOutputTensors, field.name);
     if (tensor.data != nullptr) result.*field.values = layout.read(field.name, *layout.find(tensor));
+  }
+  return result;
+}
+
+// Where checkpoints go, in the order of sequences and tokens; -1: nowhere.
+struct CheckpointPlaces {
+  std::vector<int32_t> slots;  // [N, columns], without `pool` empty
+  std::vector<int32_t> of;
+  int64_t columns = 1, count = 0;  // of slots; of places
+
+  CheckpointPlaces(const SeqLayout& sequences, const fw_desc& desc, int64_t interval, bool pool) : count(desc.B * (desc.T / interval)) {
+    for (int64_t n = 0; n < sequences.count(); ++n) columns = std::max(columns, sequences.length(n) / interval);
+    int32_t next = 1;  // of the pool, whose slot 0 is nobody's
+    for (int64_t n = 0; n < sequences.count(); ++n) {
+      const int64_t own = sequences.length(n) / interval, base = desc.cu_seqlens != nullptr ? sequences.begin(n) / interval : n * (desc.T / interval);
+      for (int64_t i = 0; i < own; ++i) of.push_back(!pool ? static_cast<int32_t>(base + i) : (n + i) % 3 == 2 ? -1 : next++);
+    }
+    if (!pool) return;
+    count = next;
+    for (int32_t& slot : of) slot = slot > 0 ? next - slot : slot;  // the last first
+    size_t at = 0;
+    for (int64_t n = 0; n < sequences.count(); ++n) {
+      for (int64_t i = 0; i < columns; ++i) slots.push_back(i < sequences.length(n) / interval ? of[at++] : -7);
+    }
+  }
+};
+
+template <class T>
+HeaderCheckpoints run_checkpoints(const ReferenceProblem& p, const HeaderRun& run, int64_t interval) {
+  const ReferenceShape& s = p.shape;
+  Layout<T> layout(p, run);
+  layout.have_bf16_states(run.bf16_states);
+  fw_desc& desc = layout.options();
+  desc.checkpoint_interval = interval;
+  const CheckpointPlaces places(s.sequences, desc, interval, run.pool);
+  const DeviceNumbers slots(places.slots, run.device);
+  if (run.pool) {
+    desc.checkpoint_slots = slots.data();
+    desc.checkpoint_columns = places.columns;
+    desc.num_checkpoints = places.count;
+    if (run.device_seqlens) desc.max_seqlen = std::min(desc.T, places.columns * interval + interval - 1);
+  }
+  fw_inputs in;
+  fw_outputs out;
+  FW_INIT(&in);
+  FW_INIT(&out);
+  layout.give(in, kInputTensors, reference_input_fields(), p.in);
+  for (const auto& field : reference_output_fields()) {
+    const std::vector<int64_t> shape = field.shape(p.rule, s);
+    if (!shape.empty()) layout.place(field.name, shape, nullptr, tensor_of(out, kOutputTensors, field.name));
+  }
+  const Tensor<T>& states = layout.place("checkpoints", {places.count, s.HV, s.K, s.V}, nullptr, out.checkpoints);
+  const Tensor<T>* const preconds =
+      p.rule.uses_precond() ? &layout.place("precond_checkpoints", {places.count, s.H, s.K}, nullptr, out.precond_checkpoints) : nullptr;
+  const fw_sizes sizes = layout.sizes();
+  const GuardedBytes workspace(sizes.forward, run.device), saved(run.forward_saves ? sizes.saved : 0, run.device);
+  void* const kept = run.forward_saves ? saved.data() : nullptr;
+  Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, kept, kept != nullptr ? saved.size() : 0, workspace.data(), workspace.size()), "fw_forward");
+  workspace.check("workspace");
+  layout.check();
+  HeaderCheckpoints result;
+  for (const auto& field : reference_output_fields()) {
+    const fw_tensor& tensor = tensor_of(out, kOutputTensors, field.name);
+    if (tensor.data != nullptr) result.outputs.*field.values = layout.read(field.name, *layout.find(tensor));
+  }
+  std::vector<double> all = layout.read("checkpoints", states), all_preconds;
+  if (preconds != nullptr) all_preconds = preconds->get();
+  const auto take = [](std::vector<double>& from, int32_t place, int64_t size) {
+    if (from.empty()) return std::vector<double>{};
+    const auto at = from.begin() + place * size;
+    std::vector<double> taken(at, at + size);
+    std::fill(at, at + size, std::nan(""));
+    return taken;
+  };
+  size_t at = 0;
+  for (int64_t n = 0; n < s.sequences.count(); ++n) {
+    for (int64_t tokens = interval; tokens <= s.sequences.length(n); tokens += interval) {
+      const int32_t place = places.of[at++];
+      if (place >= 0) result.all.push_back({n, tokens, take(all, place, s.HV * s.K * s.V), take(all_preconds, place, s.H * s.K)});
+    }
+  }
+  for (const std::vector<double>* rest : {&all, &all_preconds}) {
+    if (std::any_of(rest->begin(), rest->end(), [](double x) { return !std::isnan(x); }))
+      fail_internal("header run: a checkpoint that is nobody's was written");
   }
   return result;
 }
@@ -531,6 +636,10 @@ ReferenceOutputs header_forward(const ReferenceProblem& p, const HeaderRun& run)
 
 ReferenceInputs header_backward(const ReferenceProblem& p, const HeaderRun& run) {
   return run.dtype == FW_F32 ? run_backward<float>(p, run) : run_backward<double>(p, run);
+}
+
+HeaderCheckpoints header_checkpoints(const ReferenceProblem& p, const HeaderRun& run, int64_t interval) {
+  return run.dtype == FW_F32 ? run_checkpoints<float>(p, run, interval) : run_checkpoints<double>(p, run, interval);
 }
 
 ReferenceOutputs header_speculation(const ReferenceProblem& p, const HeaderRun& run, int64_t drafted) {

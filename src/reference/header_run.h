@@ -23,6 +23,7 @@ struct HeaderRun {
   bool state_in_place = false;  // the final states are written over the initial ones, where those are given
   enum class Bf16Tensors { kNone, kStreams, kAll };
   Bf16Tensors bf16 = Bf16Tensors::kNone;  // with dtype FW_F32: q, k, p, v and o, or all tensors of tokens
+  bool float16 = false;                   // those are float16 instead
   bool bf16_operands = false;             // with dtype FW_F32
   bool saved = true;                      // backward gets what forward saved; false: it recomputes
   bool forward_saves = false;             // header_forward() has forward save too
@@ -31,6 +32,17 @@ struct HeaderRun {
 // Each throws Error(kInternal) with fw_last_error's text when a call fails or memory outside its own was written.
 ReferenceOutputs header_forward(const ReferenceProblem& problem, const HeaderRun& run);
 ReferenceInputs header_backward(const ReferenceProblem& problem, const HeaderRun& run);
+// What fw_forward leaves with checkpoint_interval: the outputs, and every checkpoint that was wanted. With `pool` they have slots, in no order, and every third
+// is not wanted.
+struct HeaderCheckpoint {
+  int64_t sequence, tokens;  // of the sequence, before it
+  std::vector<double> state, precond;
+};
+struct HeaderCheckpoints {
+  ReferenceOutputs outputs;
+  std::vector<HeaderCheckpoint> all;
+};
+HeaderCheckpoints header_checkpoints(const ReferenceProblem& problem, const HeaderRun& run, int64_t interval);
 // Decodes with fw_step, tokens_per_call tokens of every sequence at a time, the states updated in place.
 ReferenceOutputs header_steps(const ReferenceProblem& problem, const HeaderRun& run, int64_t tokens_per_call = 1);
 // The same as speculation does: `drafted` tokens of every sequence a call, of which 1 to `drafted` are accepted, another number of each sequence each time; the

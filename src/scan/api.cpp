@@ -63,10 +63,12 @@ template <>
 constexpr size_t kFirstBytes<fw_desc> = offsetof(fw_desc, gates);
 template <>
 constexpr size_t kFirstBytes<fw_inputs> = offsetof(fw_inputs, a_log);
+template <>
+constexpr size_t kFirstBytes<fw_outputs> = offsetof(fw_outputs, checkpoints);
 
 // Of all versions of the descriptor, the only struct besides fw_rule that has defaults: fw_init_struct knows it by these, which no other struct may have.
-constexpr size_t kDescBytes[] = {kFirstBytes<fw_desc>, offsetof(fw_desc, max_seqlen), offsetof(fw_desc, token_slots), offsetof(fw_desc, final_slots),
-                                 sizeof(fw_desc)};
+constexpr size_t kDescBytes[] = {kFirstBytes<fw_desc>,           offsetof(fw_desc, max_seqlen),          offsetof(fw_desc, token_slots),
+                                 offsetof(fw_desc, final_slots), offsetof(fw_desc, checkpoint_interval), sizeof(fw_desc)};
 template <class... Other>
 constexpr bool kOtherBytes = ((std::find(std::begin(kDescBytes), std::end(kDescBytes), sizeof(Other)) == std::end(kDescBytes)) && ...);
 static_assert(kOtherBytes<fw_rule, fw_gates, fw_tensor, fw_inputs, fw_outputs, fw_sizes>);

@@ -71,7 +71,38 @@ void check_slots(const fw_desc& desc, bool step) {
     fail_usage("descriptor: slots: expected NULL with accepted, which says where sequences start, got an address");
 }
 
+constexpr int64_t kCheckpointTokens = 64;
+
+// chunk: rows of the plan's chunks.
+Checkpoints read_checkpoints(const fw_desc& desc, bool step, int64_t chunk) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+  Checkpoints c;
+  if (desc.checkpoint_interval == 0) {
+    if (desc.checkpoint_slots != nullptr) fail_usage("descriptor: checkpoint_slots: expected NULL without checkpoint_interval, got an address");
+    return c;
+  }
+  if (step) fail_usage("descriptor: checkpoint_interval: expected 0 in fw_step (token_slots keep states there), got {}", desc.checkpoint_interval);
+  if (desc.checkpoint_interval < 0 || desc.checkpoint_interval % kCheckpointTokens != 0 || desc.checkpoint_interval % chunk != 0) {
+    fail_usage("descriptor: checkpoint_interval: expected 0 or a multiple of {} tokens{}, got {}", kCheckpointTokens,
+               kCheckpointTokens % chunk != 0 ? fmt::format(" and of the chunk {}", chunk) : "", desc.checkpoint_interval);
+  }
+  c.interval = desc.checkpoint_interval;
+  c.places = desc.B * (desc.T / c.interval);
+  if (desc.checkpoint_slots == nullptr) return c;
+  check_positive("checkpoint_columns", desc.checkpoint_columns, kMost);
+  check_positive("num_checkpoints", desc.num_checkpoints, kMost);
+  c.slots = desc.checkpoint_slots;
+  c.columns = desc.checkpoint_columns;
+  c.places = desc.num_checkpoints;
+  return c;
+}
+
 void check_columns(const Plan& plan) {
+  const Checkpoints& c = plan.checkpoints;
+  if (c.slots != nullptr && plan.longest / c.interval > c.columns) {
+    fail_usage("descriptor: checkpoint_columns: expected at least {}, the checkpoints of the longest sequence{}, got {}", plan.longest / c.interval,
+               plan.device_offsets != nullptr ? " that max_seqlen allows" : "", c.columns);
+  }
   if (plan.slots.tokens == nullptr || plan.longest <= plan.slots.columns) return;
   fail_usage("descriptor: token_columns: expected at least {}, the tokens of the longest sequence{}, got {}", plan.longest,
              plan.device_offsets != nullptr ? " that max_seqlen allows" : "", plan.slots.columns);
@@ -96,9 +127,9 @@ bool Plan::token_form(int64_t n) const { return form == FW_FORM_TOKEN || (form =
 
 Plan make_plan(const fw_desc& desc, bool step) {
   if (desc.dtype != FW_F32 && desc.dtype != FW_F64) fail_usage("descriptor: dtype: expected FW_F32 or FW_F64, got {}", desc.dtype);
-  const bool bf16 = desc.io_dtype == FW_BF16;
-  if (desc.io_dtype != 0 && desc.io_dtype != desc.dtype && !(bf16 && desc.dtype == FW_F32)) {
-    fail_usage("descriptor: io_dtype: expected 0, the dtype {} or, with dtype FW_F32, FW_BF16, got {}", desc.dtype, desc.io_dtype);
+  const bool bf16 = desc.io_dtype == FW_BF16, f16 = desc.io_dtype == FW_F16;
+  if (desc.io_dtype != 0 && desc.io_dtype != desc.dtype && !((bf16 || f16) && desc.dtype == FW_F32)) {
+    fail_usage("descriptor: io_dtype: expected 0, the dtype {} or, with dtype FW_F32, FW_BF16 or FW_F16, got {}", desc.dtype, desc.io_dtype);
   }
   const bool bf16_operands = desc.operands == FW_BF16 && desc.dtype == FW_F32;
   if (desc.operands != 0 && desc.operands != desc.dtype && !bf16_operands) {
@@ -146,6 +177,7 @@ Plan make_plan(const fw_desc& desc, bool step) {
   validate(plan.gates, plan.rule);
   plan.dtype = static_cast<fw_dtype>(desc.dtype);
   plan.bf16_io = bf16;
+  plan.f16_io = f16;
   plan.bf16_operands = bf16_operands;
   plan.form = static_cast<fw_form>(desc.form);
   plan.state_layout = static_cast<fw_state_layout>(desc.state_layout);
@@ -165,6 +197,7 @@ Plan make_plan(const fw_desc& desc, bool step) {
     fail_usage("descriptor: chunk: expected 0 or {} on {}, got {}", backend->chunk, backend->name, desc.chunk);
   }
   plan.chunk = backend->chunk != 0 ? backend->chunk : desc.chunk != 0 ? desc.chunk : preferred;
+  plan.checkpoints = read_checkpoints(desc, step, plan.chunk);
   plan.threads = num_threads();
   if (desc.cu_seqlens != nullptr) {
     read_offsets(desc, plan);

@@ -49,11 +49,20 @@ struct Slots {
   bool skipped(int64_t n) const { return skips && start(n) < 0; }
 };
 
+// Copies of the states every so many tokens of a sequence (fw_desc.checkpoint_interval).
+struct Checkpoints {
+  int64_t interval = 0;            // tokens; 0: none
+  const int32_t* slots = nullptr;  // [N, columns], in the device's memory
+  int64_t columns = 0;
+  int64_t places = 0;  // first dimension of the tensors
+};
+
 struct Plan {
   Rule rule;
   Gates gates;
   fw_dtype dtype = FW_F32;
-  bool bf16_io = false;        // tensors of tokens may be bf16
+  bool bf16_io = false;        // tensors of tokens may be bf16,
+  bool f16_io = false;         // or float16
   bool bf16_operands = false;  // of the chunk form's products
   fw_form form = FW_FORM_AUTO;
   fw_state_layout state_layout = FW_STATE_K_FIRST;
@@ -73,6 +82,7 @@ struct Plan {
   int device_number = -1;            // CUDA's; -1: the calling thread's current one
   void* stream = nullptr;
   Slots slots;
+  Checkpoints checkpoints;
   int64_t segment = 0;       // tokens of a segment as asked for: 0: by the shape, -1: none
   int64_t states = 0;        // first dimension of the initial states: N, or the number of slots
   int64_t final_states = 0;  // and of the final ones
@@ -89,6 +99,12 @@ struct Plan {
   int64_t total_chunks() const { return chunk_base.back(); }
   // Whether sequence n runs token by token: its own length decides, so that it gives the same bits alone or in a batch.
   bool token_form(int64_t n) const;
+  // Where checkpoint i of sequence n goes, of a host that may read slots; Slots::kNone: nowhere.
+  int64_t checkpoint_place(int64_t n, int64_t i) const {
+    if (checkpoints.slots != nullptr) return slots.usable(checkpoints.slots[n * checkpoints.columns + i]);
+    return (packed ? first_token(n) / checkpoints.interval : n * (T / checkpoints.interval)) + i;
+  }
+  int64_t checkpoints_of(int64_t n) const { return checkpoints.interval > 0 ? length(n) / checkpoints.interval : 0; }
   size_t element() const { return dtype == FW_F32 ? sizeof(float) : sizeof(double); }
 
   // Saved by forward for backward, per value head: the state at the start of every chunk [K, Vp], the residuals R

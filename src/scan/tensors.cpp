@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "base/error.h"
 
@@ -46,7 +47,8 @@ class Checker {
       : plan_(plan), prefix_(role == TensorRole::kGradient ? "gradient of " : ""), input_(role == TensorRole::kInput), written_(written) {}
 
   // dims: the expected shape; a negative entry -1 - i means "H or HV".
-  const fw_tensor* check(TensorName name, const fw_tensor& t, const Dims& dims, bool allowed, bool required, bool bf16 = false) const {
+  // narrow: another type that it may have, FW_BF16 or FW_F16; 0: none.
+  const fw_tensor* check(TensorName name, const fw_tensor& t, const Dims& dims, bool allowed, bool required, int32_t narrow = 0) const {
     if (t.data == nullptr) {
       if (required && plan_.tokens() > 0)
         fail_usage("{}{}: expected a tensor, since the rule ({}) uses it, got none", prefix_, name.text(), to_string(plan_.rule));
@@ -54,8 +56,12 @@ class Checker {
     }
     if (!allowed) fail_usage("{}{}: expected none, since the rule ({}) does not use it, got a tensor", prefix_, name.text(), to_string(plan_.rule));
     constexpr int32_t kType = std::is_same_v<T, float> ? FW_F32 : FW_F64;
-    if (t.dtype != kType && !(bf16 && t.dtype == FW_BF16)) {
-      fail_usage("{}{}: dtype: expected {}{} as the descriptor says, got {}", prefix_, name.text(), kType, bf16 ? " or FW_BF16" : "", t.dtype);
+    if (t.dtype != kType && (narrow == 0 || t.dtype != narrow)) {
+      fail_usage("{}{}: dtype: expected {}{} as the descriptor says, got {}", prefix_, name.text(), kType,
+                 narrow == FW_BF16  ? " or FW_BF16"
+                 : narrow == FW_F16 ? " or FW_F16"
+                                    : "",
+                 t.dtype);
     }
     const int rank = dims.rank;
     if (t.rank != rank) fail_usage("{}{}: rank: expected {}, got {}", prefix_, name.text(), rank, t.rank);
@@ -83,11 +89,13 @@ class Checker {
   TokenTensor<T> token(TensorName name, const fw_tensor& t, int64_t heads, int64_t dim, bool allowed, bool required) const {
     Dims dims = {plan_.B, plan_.T, heads};
     if (dim > 0) dims.push_back(dim);
-    const fw_tensor* x = check(name, t, dims, allowed, required, plan_.bf16_io);
+    const fw_tensor* x = check(name, t, dims, allowed, required, plan_.bf16_io ? FW_BF16 : plan_.f16_io ? FW_F16 : 0);
     if (x == nullptr) return {};
     TokenTensor<T> tensor;
     if (x->dtype == FW_BF16) {
       tensor.bf16 = static_cast<Bf16*>(x->data);
+    } else if (x->dtype == FW_F16) {
+      tensor.f16 = static_cast<F16*>(x->data);
     } else {
       tensor.data = static_cast<T*>(x->data);
     }
@@ -102,8 +110,8 @@ class Checker {
   // states: how many there are.
   StateTensor<T> state(TensorName name, const fw_tensor& t, int64_t states) const {
     const bool k_first = plan_.state_layout == FW_STATE_K_FIRST;
-    const fw_tensor* x =
-        check(name, t, {states, plan_.HV, k_first ? plan_.K : plan_.V, k_first ? plan_.V : plan_.K}, true, false, input_ && plan_.dtype == FW_F32);
+    const fw_tensor* x = check(name, t, {states, plan_.HV, k_first ? plan_.K : plan_.V, k_first ? plan_.V : plan_.K}, true, false,
+                               input_ && plan_.dtype == FW_F32 ? FW_BF16 : 0);
     if (x == nullptr) return {};
     if (x->dtype == FW_BF16) return {nullptr, static_cast<Bf16*>(x->data), x->stride[0], x->stride[1], x->stride[2]};
     return {static_cast<T*>(x->data), nullptr, x->stride[0], x->stride[1], x->stride[2]};
@@ -207,6 +215,13 @@ Outputs<T> check_outputs(const Plan& plan, const fw_outputs& out, TensorRole rol
   x.o = checker.token("o", out.o, plan.HV, plan.V, true, role == TensorRole::kInput);
   x.final_state = checker.state("final_state", out.final_state, plan.final_states);
   x.final_precond = checker.precond_state("final_precond", out.final_precond, plan.final_states);
+  for (const auto& [name, tensor] : {std::pair("checkpoints", &out.checkpoints), std::pair("precond_checkpoints", &out.precond_checkpoints)}) {
+    if (tensor->data == nullptr) continue;
+    if (role == TensorRole::kGradient) fail_usage("gradient of {}: expected none, since checkpoints have no gradient, got a tensor", name);
+    if (plan.checkpoints.interval == 0) fail_usage("{}: expected none without checkpoint_interval, got a tensor", name);
+  }
+  x.checkpoints = checker.state("checkpoints", out.checkpoints, plan.checkpoints.places);
+  x.precond_checkpoints = checker.precond_state("precond_checkpoints", out.precond_checkpoints, plan.checkpoints.places);
   return x;
 }
 

@@ -1,7 +1,10 @@
 // The caller's tensors, checked against the plan and typed.
 #pragma once
 
+#include <type_traits>
+
 #include "base/bf16.h"
+#include "base/f16.h"
 #include "fastweight/fastweight.h"
 #include "rule/tokens.h"
 #include "scan/cpu/kernels.h"
@@ -10,17 +13,26 @@
 namespace fw {
 
 // [B, T, heads, dim] or [B, T, heads] (dim 1): rows of one head. A head index of the recurrence (value head) maps onto
-// `heads` by division when the tensor has one per key head. A tensor of bf16 numbers has no rows: a task works on a
+// `heads` by division when the tensor has one per key head. A tensor of bf16 or float16 numbers has no rows: a task works on a
 // float copy of what it needs of it (cpu/stage.h), whose rows are those of that task's sequence and head alone.
 template <class T>
 struct TokenTensor {
   T* data = nullptr;
   Bf16* bf16 = nullptr;  // instead of data
+  F16* f16 = nullptr;    // the same
   int64_t heads = 0, dim = 0;
   int64_t stride_b = 0, stride_t = 0, stride_h = 0;
   bool staged = false;
 
-  explicit operator bool() const { return data != nullptr || bf16 != nullptr; }
+  bool narrow() const { return bf16 != nullptr || f16 != nullptr; }
+  explicit operator bool() const { return data != nullptr || narrow(); }
+  // `count` numbers from element `at` on of a tensor that is narrow(), as floats, and rounded back.
+  void widen(int64_t at, int64_t count, T* to) const {
+    if constexpr (std::is_same_v<T, float>) f16 != nullptr ? widen_f16(count, f16 + at, to) : widen_bf16(count, bf16 + at, to);
+  }
+  void round(int64_t at, int64_t count, const T* from) const {
+    if constexpr (std::is_same_v<T, float>) f16 != nullptr ? round_to_f16(count, from, f16 + at) : round_to_bf16(count, from, bf16 + at);
+  }
   int64_t offset(const Plan& plan, int64_t n, int64_t begin, int64_t head) const {
     if (staged) return begin * stride_t;
     const int64_t b = plan.packed ? 0 : n;
@@ -78,6 +90,7 @@ template <class T>
 struct Outputs {
   TokenTensor<T> o;
   StateTensor<T> final_state, final_precond;
+  StateTensor<T> checkpoints, precond_checkpoints;  // Plan::checkpoints
 };
 
 // What a tensor struct is: decides which tensors must be there and the name in messages.

@@ -405,7 +405,7 @@ bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>&
 
   TaskResult result;
   result.task = cell.task;
-  result.rule = cell.model.rule;
+  result.rule = cell.name.empty() ? cell.model.rule : cell.name;
   result.recipe = recipe;
   result.model = cell.model;
   result.lr = cell.lr;

@@ -60,6 +60,7 @@ struct TaskCell {
   double lr = 0;
   uint64_t seed = 0;
   std::string device = "cpu";  // where it runs, as of a training run; a cell of one device goes on on another
+  std::string name = {};       // in tables; "": the model's rule
 };
 
 // Trains and judges, or goes on with what was begun, and returns true when the cell is finished (at once if it is already); false when

@@ -94,9 +94,8 @@ struct NeedleTask::Draw {
   double place = 0;                  // of the line in noise, [0, 1)
 };
 
-NeedleTask::Draw NeedleTask::draw(uint64_t seed, uint64_t index) const {
+NeedleTask::Draw NeedleTask::draw(Random& random) const {
   const Kind& kind = kind_of(task_);
-  Random random(example_seed(seed, index));
   Draw d;
   std::vector<std::string> keys;
   while (keys.size() < kind.keys) {
@@ -147,8 +146,14 @@ NeedleTask::NeedleTask(const std::string& task, int64_t max_length, const Tokeni
   if (kind_of(task).essay && essay_.empty()) fail_usage("'{}' hides its needles in a text: give one with --haystack", task);
 }
 
+std::pair<std::string, std::string> NeedleTask::text(Random& random, int64_t size) const {
+  const Draw d = draw(random);
+  return {prompt(d, size), d.value};
+}
+
 Request NeedleTask::example(uint64_t seed, uint64_t index) const {
-  const Draw d = draw(seed, index);
+  Random random(example_seed(seed, index));
+  const Draw d = draw(random);
   if (const int64_t least = tokens(d, 1); least > max_length_) {
     fail_usage("{}: example {} takes at least {} tokens ({} of them of the output) with this tokenizer, more than the length of {}", task_, index, least,
                kNeedleOutput, max_length_);

@@ -12,8 +12,10 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "base/random.h"
 #include "tasks/request.h"
 #include "tokenizer/tokenizer.h"
 
@@ -46,13 +48,15 @@ class NeedleTask {
   NeedleTask(const std::string& task, int64_t max_length, const Tokenizer& tokenizer, Essay essay);
   // max_gen tokens and all of the prompt are at most max_length.
   Request example(uint64_t seed, uint64_t index) const;
+  // Prompt and answer with a text of just this size, in lines of noise or words of essay (>= 1), whatever max_length is.
+  std::pair<std::string, std::string> text(Random& random, int64_t size) const;
 
  private:
   struct Draw;
   std::string prompt(const Draw& draw, int64_t size) const;
   std::string context(const Draw& draw, int64_t size) const;
   int64_t tokens(const Draw& draw, int64_t size) const;
-  Draw draw(uint64_t seed, uint64_t index) const;
+  Draw draw(Random& random) const;
 
   std::string task_;
   int64_t max_length_;

@@ -142,4 +142,21 @@ ModelConfig task_model(const std::string& task) {
   return model;
 }
 
+void set_mixers(ModelConfig& model, const std::string& name) {
+  const auto is_kind = [](const std::string& word) {
+    ModelConfig one;
+    one.layers = {word};
+    return one.layer_kind(0) != LayerKind::kRecurrent;
+  };
+  const size_t plus = name.rfind('+');
+  const bool pair = plus != std::string::npos && is_kind(name.substr(plus + 1));
+  if (!pair && !is_kind(name)) {
+    model.rule = name;
+    return;
+  }
+  if (!model.layers.empty()) fail_usage("rule: '{}' says which layers there are, and so does layers: leave one of them out", name);
+  if (pair) model.rule = name.substr(0, plus);
+  model.layers = pair ? StringList{"recurrent", name.substr(plus + 1)} : StringList{name};
+}
+
 }  // namespace fw

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/nearest.h"
 #include "base/threads.h"
+#include "tasks/needle_words.h"
 #include "tasks/recall.h"
 #include "tasks/sequences.h"
 
@@ -32,6 +33,7 @@ const Known kKnown[] = {
     {"mqar_zoology", {.length = 256, .pairs = 64, .vocab_size = 8192, .passes = 1, .power = 0.01}, zoology_mqar},
     {"palindrome", {.length = 1024}, palindrome},
     {"stack", {.length = 1024}, stack},
+    {"niah_single_1", {.length = 1}, needle_words},
 };
 
 const Known& find(std::string_view task) {

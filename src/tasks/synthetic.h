@@ -24,7 +24,7 @@ struct TaskExample {
 
 // What a task is drawn with. Zero: the task's own default (default_options()).
 struct TaskOptions {
-  int64_t length = 0;      // tokens of an example; of palindrome: of the source, an example has 2 length + 1
+  int64_t length = 0;      // tokens of an example; of palindrome: of the source, an example has 2 length + 1; of niah_single_1: lines of noise
   int64_t pairs = 0;       // key-value pairs of the recall tasks
   int64_t vocab_size = 0;  // of the recall tasks
   int64_t passes = 0;      // how often mqar_zoology shows its pairs
@@ -55,6 +55,7 @@ class SyntheticTask {
 // mqar_zoology   as Zoology and Based draw it: distinct keys, queries near the pairs
 // palindrome     a random text, a separator, the text backwards
 // stack          64 stacks, pushes and pops in any order; a pop asks for the value
+// niah_single_1  RULER's needle in noise, a word or a digit a token (needle_words.h); the digits of the answer are asked for
 std::vector<std::string> synthetic_tasks();
 TaskOptions default_options(std::string_view task);
 // Throws Error(kUsage) for an unknown task (with the nearest known one) and for options that it cannot be drawn with.

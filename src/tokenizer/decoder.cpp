@@ -61,9 +61,9 @@ void word_piece(std::string& token, const std::string& prefix, bool clean, bool 
 
 }  // namespace
 
-Decoder::Decoder(const JsonPart& part) : given_(true) { add(part); }
+TokenDecoder::TokenDecoder(const JsonPart& part) : given_(true) { add(part); }
 
-void Decoder::add(const JsonPart& part) {
+void TokenDecoder::add(const JsonPart& part) {
   const JsonPart type = part.at("type");
   const std::string& name = type.text();
   if (name == "Sequence") {
@@ -92,7 +92,7 @@ void Decoder::add(const JsonPart& part) {
   }
 }
 
-std::string Decoder::decode(std::vector<std::string> tokens) const {
+std::string TokenDecoder::decode(std::vector<std::string> tokens) const {
   std::string out;
   if (!given_) {
     for (size_t i = 0; i < tokens.size(); ++i) {
@@ -124,7 +124,7 @@ std::string Decoder::decode(std::vector<std::string> tokens) const {
   return out;
 }
 
-std::string Decoder::piece(const std::string& token) const {
+std::string TokenDecoder::piece(const std::string& token) const {
   std::string text = token;
   bool fused = false;
   for (const Step& step : steps_) {

@@ -10,10 +10,10 @@
 
 namespace fw {
 
-class Decoder {
+class TokenDecoder {
  public:
-  Decoder() = default;  // tokens with spaces between
-  explicit Decoder(const JsonPart& part);
+  TokenDecoder() = default;  // tokens with spaces between
+  explicit TokenDecoder(const JsonPart& part);
 
   // The bytes that the tokens stand for. Bytes that are no UTF-8 stay what they are.
   std::string decode(std::vector<std::string> tokens) const;

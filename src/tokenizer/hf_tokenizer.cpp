@@ -59,7 +59,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
     model_ = token_model(file.at("model"));
     if (file.has("normalizer")) normalizer_ = Normalizer(file.at("normalizer"));
     if (file.has("pre_tokenizer")) pre_tokenizer_ = PreTokenizer(file.at("pre_tokenizer"));
-    if (file.has("decoder")) decoder_ = Decoder(file.at("decoder"));
+    if (file.has("decoder")) decoder_ = TokenDecoder(file.at("decoder"));
     if (file.has("added_tokens")) read_added(file.at("added_tokens"));
     vocab_size_ = model_->vocabulary().end();
     for (const auto& [content, id] : added_ids_) vocab_size_ = std::max(vocab_size_, id + 1);
@@ -236,7 +236,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
   std::unique_ptr<TokenModel> model_;
   Normalizer normalizer_;
   PreTokenizer pre_tokenizer_;
-  Decoder decoder_;
+  TokenDecoder decoder_;
   AddedTokens raw_, normalized_;
   std::unordered_map<std::string, int32_t> added_ids_;
   std::vector<std::string> names_, pieces_;  // of ids: the token, and the bytes that it stands for

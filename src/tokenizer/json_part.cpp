@@ -7,7 +7,7 @@ namespace fw {
 namespace {
 
 // Enough of a value to find it again.
-std::string shown(const nlohmann::json& value) {
+std::string shown_part(const nlohmann::json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return fmt::format("an array of {}", value.size());
   std::string text = value.dump(-1, ' ', true);
@@ -19,7 +19,7 @@ std::string shown(const nlohmann::json& value) {
 
 void JsonPart::fail(std::string_view words) const { fail_usage("'{}': {}{}{}", file_, place_.empty() ? "" : place_, place_.empty() ? "" : ": ", words); }
 
-void JsonPart::refuse(std::string_view expected) const { fail(fmt::format("expected {}, got {}", expected, shown(*value_))); }
+void JsonPart::refuse(std::string_view expected) const { fail(fmt::format("expected {}, got {}", expected, shown_part(*value_))); }
 
 void JsonPart::expect_object() const {
   if (!value_->is_object()) refuse("an object");

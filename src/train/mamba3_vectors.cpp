@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
@@ -65,9 +66,8 @@ class Case {
     typename Mamba3Scan<T>::Context context;
     std::vector<T> o(rows.size()), y(v.size());
     const Mat<T> o_rows = matrix(o, tokens * R);
-    const Mamba3Biases<const T> biases{get("q_bias").data(), get("k_bias").data()};
-    scan.forward(exec, recurrences, layout, form, in, biases, {s.data(), k.data(), last.data(), angle.data()}, true, context, o_rows);
-    exec.head_add_forward(in.v, skip.data(), P, o_rows);
+    const Mamba3Parameters<const T> parameters{get("q_bias").data(), get("k_bias").data(), skip.data()};
+    scan.forward(exec, recurrences, layout, form, in, parameters, {s.data(), k.data(), last.data(), angle.data()}, true, context, o_rows);
     const T *up = rule_.mimo ? get("mimo_z").data() : nullptr, *down = rule_.mimo ? get("mimo_o").data() : nullptr;
     exec.mamba3_gate_forward(shape_, o_rows, matrix(z, tokens), up, down, nullptr, T(0), matrix(y, tokens), nullptr);
     add(outputs, "o", y);
@@ -87,9 +87,8 @@ class Case {
     exec.mamba3_gate_backward(shape_, matrix(dy, tokens), o_rows, matrix(z, tokens), up, down, nullptr, nullptr, matrix(d_o, tokens * R), grad("z"),
                               mimo("mimo_z"), mimo("mimo_o"), nullptr);
     const Mamba3Inputs<T> of{grad("q"), grad("k"), matrix(drows, tokens * R), grad("dt"), grad("trap"), grad("g"), grad("angle")};
-    scan.backward(exec, recurrences, layout, form, in, context, matrix(d_o, tokens * R), ds.data(), of, {d["q_bias"].data(), d["k_bias"].data()},
-                  {ds0.data(), dk0.data(), dv0.data(), dangle0.data()});
-    exec.head_add_backward(matrix(d_o, tokens * R), in.v, skip.data(), P, matrix(drows, tokens * R), d["D"].data());
+    scan.backward(exec, recurrences, layout, form, in, parameters, context, matrix(d_o, tokens * R), ds.data(), of,
+                  {d["q_bias"].data(), d["k_bias"].data(), d["D"].data()}, {ds0.data(), dk0.data(), dv0.data(), dangle0.data()});
     if (rule_.mimo) {
       exec.mamba3_spread_backward(shape_, matrix(drows, tokens * R), matrix(v, tokens), get("mimo_x").data(), grad("v"), d["mimo_x"].data());
     } else {
@@ -200,6 +199,10 @@ class Case {
 };
 
 }  // namespace
+
+bool is_mamba3(std::string_view rule) {
+  return std::ranges::any_of(kRules, [&](const Mamba3Rule& known) { return rule == known.name; });
+}
 
 std::vector<Comparison> check_mamba3(const std::string& path, VectorType type, const std::vector<fw_form>& forms, double bound) {
   const SafetensorsReader reader(path);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/comparison.h"
@@ -19,5 +20,8 @@ namespace fw {
 // Outputs and gradients of each of these rules that the file has, in every form; kBf16 computes in float32. Throws Error(kUsage) where a tensor is missing or
 // of another shape.
 std::vector<Comparison> check_mamba3(const std::string& path, VectorType type, const std::vector<fw_form>& forms, double bound);
+
+// Whether it is the name of such a rule.
+bool is_mamba3(std::string_view rule);
 
 }  // namespace fw

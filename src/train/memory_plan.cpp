@@ -27,6 +27,7 @@ MemoryPlan plan_step(const ModelConfig& config, const TrainConfig& train, int ra
   plan.format = format;
   PlanDevice device(on_cpu(train) ? FW_DEVICE_CPU : FW_DEVICE_CUDA);
   plan.libraries = library_bytes(device);
+  if (!on_cpu(train)) plan.messages = nccl_room(ranks);
   LanguageModel<float> model(config, device);
   model.set_precision(train.precision == "bf16" ? Precision::kBf16 : Precision::kNative);
   model.set_recompute(recompute);
@@ -104,6 +105,13 @@ MemoryPlan fit_step(const ModelConfig& config, const TrainConfig& train, int ran
 }
 
 }  // namespace
+
+size_t nccl_room(int ranks) {
+  if (ranks <= 1) return 0;
+  constexpr size_t kMiB = size_t{1} << 20, kOfMachine = 7;
+  const size_t others = static_cast<size_t>(ranks) - 1, near = std::min(others, kOfMachine);
+  return (256 + 64 * near + 8 * (others - near)) * kMiB;
+}
 
 MemoryPlan plan_memory(const ModelConfig& config, const TrainConfig& train, int ranks) {
   validate(train);

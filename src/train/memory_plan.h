@@ -19,7 +19,8 @@ struct MemoryPlan {
   size_t operands = 0;                                // copies of the parameters in bf16, for products, where they are not a part of them
   size_t activations = 0;                             // and workspace: the arenas of a pass
   size_t libraries = 0;                               // workspace of the device's libraries
-  size_t total() const { return parameters + gradients + moments + operands + activations + libraries; }
+  size_t messages = 0;                                // of several ranks on GPUs: room for NCCL's own buffers, which NCCL takes and nothing here counts
+  size_t total() const { return parameters + gradients + moments + operands + activations + libraries + messages; }
   Scratch scratch;                               // of a GPU: the parts of activations, which a run reserves before its first step
   RecomputeLayers recompute;                     // train.recompute, or what train.memory needs
   MomentFormat format = MomentFormat::kFloat32;  // of the moments: train.moments, or what train.memory needs
@@ -34,6 +35,9 @@ struct MemoryPlan {
 inline constexpr int64_t kMostPlannedTokens = int64_t{1} << 28;
 // Of several ranks it is the step of the one that has the largest part (data_parallel.h), the same on all of them.
 MemoryPlan plan_memory(const ModelConfig& model, const TrainConfig& train, int ranks = 1);
+// Room that is left for NCCL on each GPU, 0 for one rank. An estimate from its defaults: buffers of 4 MiB and two protocols more, in up to 32 channels to both
+// neighbours for broadcasts, and in up to 16 to each other rank of a machine (of 8) for messages between two; to those beyond by 2.
+size_t nccl_room(int ranks);
 // "elementwise", or "recurrence in 7 of 20 layers, elementwise in the others".
 std::string describe(const RecomputeLayers& what, int64_t layers);
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/comparison.h"
+#include "base/device.h"
 #include "fastweight/fastweight.h"
 
 namespace fw {
@@ -25,16 +26,26 @@ struct ModelBounds {
 // 3e-1): an operand has 8 bits. In float32 the norms of the training are those at the weights of a training in double.
 ModelBounds model_bounds(VectorType type);
 
+// Of a model whose activations are bf16, on a CUDA device: (3e-2, 3e-2, 3e-2), training loss 5e-3. Where a model turns the rounding itself into more, its bound
+// is kDeviceConditioning times what bf16 does to it on the CPU: the larger of float64 with rounded weights and float32 with rounded operands of products (where
+// that is within model_bounds(kBf16)).
+// Activations, which are rounded on the device besides, are several for each of those.
+ModelBounds device_model_bounds();
+inline constexpr double kDeviceConditioning = 4;
+
 struct ModelVectorOptions {
   VectorType type = VectorType::kF64;
   fw_form form = FW_FORM_AUTO;
+  Device* device = nullptr;      // where the model is; null: the host. On a CUDA device activations are bf16, whatever the type
+  bool rounded_weights = false;  // to bf16, before anything is computed
 };
 
 // Whether the folder is a model's: it has a config.json.
 bool is_model_folder(const std::string& folder);
 // One entry for each thing compared. Greedy tokens are an error of 0 or 1. In bf16 neither they nor training are compared: a near
 // tie may fall either way, and ten steps of AdamW, which divides by the size of the gradient, turn the rounding of small gradients
-// into other weights. A model of an unknown type is one entry that says so. Throws Error(kUsage) for files that cannot be read.
+// into other weights. On a CUDA device greedy tokens and norms are left out, the training's losses are compared. A model of an unknown type, or one that the
+// device lacks, is one entry that says so. Throws Error(kUsage) for files that cannot be read, DeviceError without such a device.
 std::vector<Comparison> check_model(const std::string& folder, const ModelVectorOptions& options);
 
 }  // namespace fw

@@ -5,9 +5,10 @@
 #include <cmath>
 #include <set>
 
+#include "base/buffer.h"
 #include "base/error.h"
 #include "base/safetensors.h"
-#include "ops/exec.h"
+#include "ops/backend.h"
 
 namespace fw {
 namespace {
@@ -19,12 +20,26 @@ struct ScanRule {
 };
 constexpr ScanRule kRules[] = {{"mamba1", ScanLaw::kMamba, "B", "C"}, {"longhorn_diag", ScanLaw::kLonghorn, "k", "q"}};
 
+// A tensor where the scan reads or writes it.
+template <class T>
+class Placed {
+ public:
+  Placed(Device& device, const std::vector<T>& values) : buffer_(device, static_cast<int64_t>(values.size())) { buffer_.write(0, values); }
+  Placed(Device& device, size_t count) : buffer_(device, static_cast<int64_t>(count)) {}  // zeros
+  T* data() { return buffer_.data(); }                                                    // null: of nothing
+  Mat<T> rows(int64_t count, int64_t width) { return {buffer_.data(), count, width}; }
+  std::vector<T> values() const { return buffer_.to_vector(); }
+
+ private:
+  Buffer<T> buffer_;
+};
+
 // One case of a rule, computed in T.
 template <class T>
 class ScanCase {
  public:
-  ScanCase(const SafetensorsReader& reader, const std::string& path, const ScanRule& rule, const std::string& name)
-      : reader_(reader), path_(path), rule_(rule), name_(name) {
+  ScanCase(const SafetensorsReader& reader, const std::string& path, const ScanRule& rule, const std::string& name, Device& device)
+      : reader_(reader), path_(path), rule_(rule), name_(name), device_(device) {
     const std::vector<int64_t> u = shape("u", 3), k = shape(rule.key, 3);
     batch_ = u[0], length_ = u[1], channels_ = u[2], states_ = k[2];
     layout_ = SeqLayout::uniform(batch_, length_);
@@ -42,32 +57,38 @@ class ScanCase {
     }
     const bool initial = reader_.has(tensor("S0"));
     std::vector<T> s = initial ? read("S0") : std::vector<T>(static_cast<size_t>(state_size));
-    std::vector<T> marks(static_cast<size_t>(scan_marks(tokens, batch_) * states_ * channels_)), y(u.size());
+    const std::vector<T> dy = read("do"), ds = reader_.has(tensor("dS")) ? read("dS") : std::vector<T>(s.size());
 
-    Arena arena, contexts;
-    const Exec<T> exec{host_ops<T>(), host_device(), arena, contexts};
-    const auto of_channels = [&](std::vector<T>& x) { return Mat<T>(x.data(), tokens, channels_); };
-    const auto of_states = [&](std::vector<T>& x) { return Mat<T>(x.data(), tokens, states_); };
-    const T* rates = a_log.empty() ? nullptr : a_log.data();
-    exec.selective_scan_forward(rule_.law, of_channels(u), of_channels(step), of_states(q), of_states(k), rates, skip.data(), PassLayout(layout_), s.data(),
-                                s.data(), marks.data(), of_channels(y));
-    add(outputs, "o", y);
-    add(outputs, "S", s);
+    Arena arena(device_), contexts;
+    const Exec<T> exec{table_of<T>(device_), device_, arena, contexts};
+    const size_t tokens_channels = u.size(), tokens_states = q.size();
+    Placed<T> u_at(device_, u), step_at(device_, step), q_at(device_, q), k_at(device_, k), skip_at(device_, skip), rates(device_, a_log), s_at(device_, s);
+    Placed<T> marks(device_, static_cast<size_t>(scan_marks(tokens, batch_) * states_ * channels_)), y(device_, tokens_channels);
+    Buffer<int64_t> offsets(device_, batch_ + 1);
+    offsets.write(0, layout_.offsets());
+    const PassLayout layout(layout_, offsets.data(), nullptr);
+    const auto of_channels = [&](Placed<T>& x) { return x.rows(tokens, channels_); };
+    const auto of_states = [&](Placed<T>& x) { return x.rows(tokens, states_); };
+    exec.selective_scan_forward(rule_.law, of_channels(u_at), of_channels(step_at), of_states(q_at), of_states(k_at), rates.data(), skip_at.data(), layout,
+                                s_at.data(), s_at.data(), marks.data(), of_channels(y));
+    add(outputs, "o", y.values());
+    add(outputs, "S", s_at.values());
 
-    std::vector<T> dy = read("do"), ds = reader_.has(tensor("dS")) ? read("dS") : std::vector<T>(s.size());
-    std::vector<T> du(u.size()), dstep(u.size()), dq(q.size()), dk(k.size()), da(a_log.size()), dskip(skip.size()), ds_in(s.size());
-    exec.selective_scan_backward(rule_.law, of_channels(dy), of_channels(u), of_channels(step), of_states(q), of_states(k), rates, skip.data(),
-                                 PassLayout(layout_), marks.data(), ds.data(), of_channels(du), of_channels(dstep), of_states(dq), of_states(dk),
-                                 da.empty() ? nullptr : da.data(), dskip.data(), ds_in.data());
+    Placed<T> dy_at(device_, dy), ds_at(device_, ds), du(device_, tokens_channels), dstep_at(device_, tokens_channels), dq(device_, tokens_states),
+        dk(device_, tokens_states), da_at(device_, a_log.size()), dskip(device_, skip.size()), ds_in(device_, s.size());
+    exec.selective_scan_backward(rule_.law, of_channels(dy_at), of_channels(u_at), of_channels(step_at), of_states(q_at), of_states(k_at), rates.data(),
+                                 skip_at.data(), layout, marks.data(), ds_at.data(), of_channels(du), of_channels(dstep_at), of_states(dq), of_states(dk),
+                                 da_at.data(), dskip.data(), ds_in.data());
+    std::vector<T> dstep = dstep_at.values(), da = da_at.values();
     for (size_t i = 0; i < dstep.size(); ++i) dstep[i] *= slope[i];
     for (size_t i = 0; i < da.size(); ++i) da[i] /= -std::exp(a_log[i]);  // of A itself
-    add(gradients, "d_u", du);
+    add(gradients, "d_u", du.values());
     add(gradients, "d_dt", dstep);
-    add(gradients, fmt::format("d_{}", rule_.query), dq);
-    add(gradients, fmt::format("d_{}", rule_.key), dk);
-    add(gradients, "d_D", dskip);
+    add(gradients, fmt::format("d_{}", rule_.query), dq.values());
+    add(gradients, fmt::format("d_{}", rule_.key), dk.values());
+    add(gradients, "d_D", dskip.values());
     if (!da.empty()) add(gradients, "d_A", da);
-    if (initial) add(gradients, "d_S0", ds_in);
+    if (initial) add(gradients, "d_S0", ds_in.values());
   }
 
  private:
@@ -112,13 +133,15 @@ class ScanCase {
   const std::string& path_;
   const ScanRule& rule_;
   const std::string& name_;
+  Device& device_;
   int64_t batch_ = 0, length_ = 0, channels_ = 0, states_ = 0;
   SeqLayout layout_;
 };
 
 }  // namespace
 
-std::vector<Comparison> check_scans(const std::string& path, VectorType type, double bound) {
+std::vector<Comparison> check_scans(const std::string& path, VectorType type, double bound, Device& device) {
+  if (type == VectorType::kF64 && device.kind() != FW_DEVICE_CPU) fail_usage("type: expected float32 of scans on a CUDA device, got float64");
   const SafetensorsReader reader(path);
   std::vector<Comparison> found;
   for (const ScanRule& rule : kRules) {
@@ -132,9 +155,9 @@ std::vector<Comparison> check_scans(const std::string& path, VectorType type, do
     Comparison outputs{rule.name, "outputs", 0, bound, "", ""}, gradients{rule.name, "gradients", 0, bound, "", ""};
     for (const std::string& name : cases) {
       if (type == VectorType::kF64) {
-        ScanCase<double>(reader, path, rule, name).compare(outputs, gradients);
+        ScanCase<double>(reader, path, rule, name, device).compare(outputs, gradients);
       } else {
-        ScanCase<float>(reader, path, rule, name).compare(outputs, gradients);
+        ScanCase<float>(reader, path, rule, name, device).compare(outputs, gradients);
       }
     }
     found.push_back(outputs);

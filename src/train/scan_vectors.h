@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "base/comparison.h"
+#include "base/device.h"
 
 namespace fw {
 
-// Outputs and gradients of each of these rules that the file has; on the CPU there is no bf16 form of them: kBf16 computes in float32. Throws
-// Error(kUsage) where a tensor is missing or of another shape.
-std::vector<Comparison> check_scans(const std::string& path, VectorType type, double bound);
+// Outputs and gradients of each of these rules that the file has, on the device; there is no bf16 form of them: kBf16 computes in float32. Throws
+// Error(kUsage) where a tensor is missing or of another shape, or for kF64 on a CUDA device.
+std::vector<Comparison> check_scans(const std::string& path, VectorType type, double bound, Device& device = host_device());
 
 }  // namespace fw

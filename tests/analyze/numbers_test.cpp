@@ -61,6 +61,48 @@ TEST(Distribution, HistogramHoldsEveryValueBetweenItsEdges) {
   }
 }
 
+// Two that are added are what one would be that had seen all values, whatever their ranges and whichever came first.
+TEST(Distribution, AddedIsAsIfSeenTogether) {
+  Random random(9);
+  for (const auto scale : {Distribution::Scale::kLinear, Distribution::Scale::kLog10}) {
+    for (const auto& [centre, spread] : std::vector<std::pair<double, double>>{{1, 1}, {1e4, 1e3}, {1e-6, 1e-9}, {1, 0}}) {
+      std::vector<double> first, second;
+      for (int i = 0; i < 700; ++i) first.push_back(std::abs(random.normal()));
+      for (int i = 0; i < 300; ++i) second.push_back(std::abs(centre + spread * random.normal()));
+      second.push_back(std::numeric_limits<double>::infinity());
+      Distribution a(scale), b(scale), all(scale), empty(scale);
+      for (const double x : first) a.add(x), all.add(x);
+      for (const double x : second) b.add(x), all.add(x);
+      Distribution ab = a, ba = b;
+      ab.add(b);
+      ba.add(a);
+      ab.add(empty);
+      empty.add(b);
+      EXPECT_EQ(empty.count(), 300);
+      EXPECT_EQ(empty.skipped(), 1);
+      EXPECT_DOUBLE_EQ(empty.mean(), b.mean());
+      for (const Distribution& sum : {ab, ba}) {
+        EXPECT_EQ(sum.count(), 1000);
+        EXPECT_EQ(sum.skipped(), 1);
+        EXPECT_NEAR(sum.mean(), all.mean(), 1e-12 * std::abs(all.mean()));
+        EXPECT_NEAR(sum.deviation(), all.deviation(), 1e-9 * all.deviation());
+        EXPECT_EQ(sum.min(), all.min());
+        EXPECT_EQ(sum.max(), all.max());
+        std::vector<double> values = first;
+        values.insert(values.end(), second.begin(), second.end() - 1);
+        const Distribution::Histogram h = sum.histogram(64);
+        EXPECT_EQ(total(h), 1000);
+        for (size_t i = 0; i < h.counts.size(); ++i) {
+          // Edges on a logarithmic scale are powers, which round: no value may be within rounding of one here.
+          ASSERT_EQ(std::count_if(values.begin(), values.end(), [&](double x) { return x >= h.edges[i] && x < h.edges[i + 1]; }), h.counts[i]);
+        }
+      }
+    }
+  }
+  Distribution linear;
+  EXPECT_THROW(linear.add(Distribution(Distribution::Scale::kLog10)), Error);
+}
+
 TEST(Distribution, AFewDozenBinsForAnyRange) {
   Random random(8);
   Distribution d;

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <string>
 
+#include "analyze/comparison.h"
 #include "analyze/figures.h"
 #include "analyze/run.h"
 #include "analyze/tables.h"
@@ -255,6 +256,70 @@ TEST_F(AnalysisOfText, LargeModelsShowEvenlySpacedPanels) {
   const std::string script = figure_script(titled, "png", "f.png");
   EXPECT_THAT(script, HasSubstr("title \"a \\\"quoted\\\" word and\\nxxx"));
   EXPECT_THAT(script, HasSubstr("xxx\\nend\" noenhanced"));
+}
+
+// Three runs: one without an erase, one of normalised keys with feedback, one of raw keys.
+TEST_F(AnalysisOfText, RunsAreGathered) {
+  const AnalyzeOptions options{{}, 0, 64, 16};
+  std::vector<NamedAnalysis> runs{
+      {"linear", analyse("linear_attention", options)}, {"q, delta", analyse("qdelta", options)}, {"raw", analyse("kaczmarz", options)}};
+  std::map<std::string, Figure> figures;
+  for (Figure& figure : comparison_figures(runs, 20)) {
+    EXPECT_FALSE(figure.x_label.empty() || figure.y_label.empty() || figure.title.empty()) << figure.name;
+    EXPECT_THAT(figure_script(figure, "svg", "f.svg"), Not(HasSubstr(" nan")));
+    EXPECT_TRUE(figures.emplace(figure.name, std::move(figure)).second);
+  }
+  const auto runs_of = [&](const std::string& name) {
+    std::vector<std::string> found;
+    for (const FigurePanel& panel : figures[name].panels) found.push_back(panel.title.substr(0, panel.title.find("   ")));
+    return found;
+  };
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(runs_of("eigenvalue"), (Names{"q, delta", "raw"}));
+  EXPECT_EQ(runs_of("eigenvalue_depth"), (Names{"q, delta", "raw"}));
+  EXPECT_EQ(runs_of("effective_step"), (Names{"q, delta"}));
+  EXPECT_EQ(runs_of("cos_reads"), (Names{"linear", "q, delta", "raw"}));
+  EXPECT_EQ(runs_of("key_write_log"), (Names{"linear", "raw"})) << "raw keys alone have logarithmic bins";
+  EXPECT_EQ(runs_of("key_write"), (Names{"q, delta"}));
+  EXPECT_TRUE(figures.at("key_write_log").logarithmic);
+  EXPECT_EQ(runs_of("subspace_overlap_depth").size(), 3u);
+  EXPECT_EQ(figures.at("cos_reads").columns, 3u);
+
+  // All heads and layers of a run, once each; the mean of the panel is that of all its values.
+  const Analysis& qdelta = runs[1].analysis;
+  double sum = 0;
+  int64_t count = 0;
+  for (const LayerAnalysis& layer : qdelta.layers) {
+    for (const Distribution& head : layer.of(Quantity::kEigenvalue)) {
+      sum += head.mean() * static_cast<double>(head.count());
+      count += head.count();
+    }
+  }
+  EXPECT_EQ(count, 2 * 2 * 190);
+  EXPECT_THAT(figures.at("eigenvalue").panels[0].title, HasSubstr(fmt::format("mean {:.3g}", sum / static_cast<double>(count))));
+  double share = 0;
+  for (const double y : figures.at("eigenvalue").panels[0].curves.at(0).y) share += y;
+  EXPECT_NEAR(share, 1, 1e-9);
+  // Over the depth: low and high quantile, then the mean, at layers 0 and 1.
+  const FigurePanel& depth = figures.at("eigenvalue_depth").panels[0];
+  ASSERT_EQ(depth.curves.size(), 3u);
+  EXPECT_EQ(depth.curves[2].x, (std::vector<double>{0, 1}));
+  for (size_t i = 0; i < 2; ++i) {
+    const auto& heads = qdelta.layers[i].of(Quantity::kEigenvalue);
+    EXPECT_NEAR(depth.curves[2].y[i], (heads[0].mean() + heads[1].mean()) / 2, 1e-12);
+    EXPECT_LT(depth.curves[0].y[i], depth.curves[2].y[i]);
+    EXPECT_GT(depth.curves[1].y[i], depth.curves[2].y[i]);
+  }
+
+  const std::string table = comparison_table(runs).markdown();
+  EXPECT_THAT(table, HasSubstr("| lambda | - | "));
+  EXPECT_THAT(table, HasSubstr("| tokens | 190 | 190 | 190 |"));
+  EXPECT_THAT(table, Not(HasSubstr("nan")));
+  const std::string csv = comparison_csv(runs);
+  EXPECT_THAT(csv, ::testing::StartsWith("run,layer,quantity,statistic,value\n"));
+  EXPECT_THAT(csv, HasSubstr("\n\"q, delta\",all,eigenvalue,count,760\n"));
+  EXPECT_THAT(csv, HasSubstr("\n\"q, delta\",1,eigenvalue,count,380\n"));
+  EXPECT_THAT(csv, Not(HasSubstr("linear,all,eigenvalue")));
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace fw::testing {
 
 // The error of a call, or nothing when it ends well. Anything but fw::Error fails the test by escaping.
 template <class Call>
-std::optional<Error> error_of(Call&& call) {
+std::optional<Error> caught(Call&& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -29,7 +29,7 @@ std::optional<Error> error_of(Call&& call) {
 // EXPECT_TRUE(fails(ErrorKind::kUsage, {"words", "of the message"}, call))
 template <class Call>
 ::testing::AssertionResult fails(ErrorKind kind, std::initializer_list<std::string_view> words, Call&& call) {
-  const std::optional<Error> error = error_of(call);
+  const std::optional<Error> error = caught(call);
   if (!error) return ::testing::AssertionFailure() << "no error";
   if (error->kind() != kind) return ::testing::AssertionFailure() << "another kind of error: " << error->what();
   for (const std::string_view word : words) {

@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <vector>
 
 #include "base/base_support.h"
+#include "base/normal_transform.h"
 
 namespace fw {
 namespace {
@@ -48,6 +51,24 @@ TEST(Random, NormalHasTheRightMoments) {
   EXPECT_NEAR(moment[1], 1, 5 * std::sqrt(2.0 / kCount));
   EXPECT_NEAR(moment[2], 0, 5 * std::sqrt(15.0 / kCount));
   EXPECT_NEAR(moment[3], 3, 5 * std::sqrt(96.0 / kCount));
+}
+
+// Of numbers that the transform treats apart: the least and the largest share, powers of two, eighths of a turn and their neighbours.
+TEST(Random, NormalIsTheTransformOfBoxAndMuller) {
+  Random random(8);
+  std::vector<uint64_t> bits{0, ~uint64_t{0}, uint64_t{1} << 11, ~uint64_t{0} - (uint64_t{1} << 11)};
+  for (uint64_t eighth = 0; eighth < 8; ++eighth) {
+    for (const uint64_t off : {uint64_t{0}, uint64_t{1} << 11, ~uint64_t{0} << 11}) bits.push_back((eighth << 61) + off);
+  }
+  for (int i = 0; i < 20000; ++i) bits.push_back(random.bits() >> (i % 40));
+  for (size_t i = 0; i < bits.size(); ++i) {
+    const uint64_t first = bits[i], second = bits[(i * 7 + 3) % bits.size()];
+    const long double share = static_cast<long double>((uint64_t{1} << 53) - (first >> 11)) * 0x1p-53L,
+                      turn = static_cast<long double>(second >> 11) * 0x1p-53L;
+    const long double expected = std::sqrt(-2 * std::log(share)) * std::cos(6.283185307179586476925286766559L * turn);
+    const double got = normal_of(first, second);
+    EXPECT_NEAR(got, static_cast<double>(expected), 1e-15 * std::max(1.0, std::abs(got))) << first << " " << second;
+  }
 }
 
 TEST(Random, BelowIsUnbiased) {

@@ -15,7 +15,7 @@ namespace fw {
 namespace {
 
 using testing::bytes_of;
-using testing::error_of;
+using testing::caught;
 using testing::fails;
 using testing::FileSizeLimit;
 using testing::TempFolder;
@@ -201,7 +201,7 @@ TEST(Safetensors, EveryFlippedBitIsAnErrorOrHarmless) {
   for (size_t bit = 0; bit < content.size() * 8; ++bit) {
     const auto flip = [&] { content[bit / 8] = static_cast<char>(content[bit / 8] ^ (1 << bit % 8)); };
     flip();
-    const auto error = error_of([&] {
+    const auto error = caught([&] {
       // A flip in the checksum's own name hides the checksum; then all else must be as it was.
       EXPECT_TRUE(sample.holds(reader_of(content))) << "bit " << bit << " changed the content unseen";
       EXPECT_LT(bit / 8, header_end) << "bit " << bit;
@@ -294,7 +294,7 @@ TEST(Safetensors, HostileHeaders) {
 TEST(Safetensors, ChecksumsOfAnotherShapeAreLeftAlone) {
   for (const char* value : {"", "0", "\\u0030000000000000000", "00000000000000000000"}) {
     const std::string content = file_of(std::string(R"({"__metadata__":{"fastweight_checksum":")") + value + "\"}}", "");
-    EXPECT_EQ(error_of([&] { reader_of(content); }), std::nullopt) << value;
+    EXPECT_EQ(caught([&] { reader_of(content); }), std::nullopt) << value;
   }
 }
 
@@ -319,11 +319,11 @@ TEST(Safetensors, DepthRankAndNamesHaveLimits) {
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"at most 32 dimensions"}, [&] { reader_of(rank); }));
   // A message stays short and printable whatever the name is.
   const std::string name = file_of("{\"" + std::string(100000, 'n') + "\\u001b\":7}", "");
-  const auto error = error_of([&] { reader_of(name); });
+  const auto error = caught([&] { reader_of(name); });
   ASSERT_TRUE(error);
   EXPECT_LT(std::strlen(error->what()), 300u);
   const std::string escape = file_of("{\"\\u001b[2J\":7}", "");
-  EXPECT_EQ(std::string(error_of([&] { reader_of(escape); })->what()).find('\x1b'), std::string::npos);
+  EXPECT_EQ(std::string(caught([&] { reader_of(escape); })->what()).find('\x1b'), std::string::npos);
 }
 
 TEST(Safetensors, AFullDiskLeavesTheOldFile) {

@@ -50,11 +50,60 @@ TEST_F(AnalyzeCommand, WritesWhatItNames) {
   }
 }
 
+#ifdef FW_EMULATED_PROGRAM
+// The model's passes on a device: the same numbers but for bf16, and no warning that the replay is of another rule.
+TEST_F(AnalyzeCommand, OnTheEmulatedDevice) {
+  const Args how{"--no-pictures", "--layers", "0", "--out"};
+  ASSERT_EQ(analyze(how + Args{folder_ / "cpu"}).code, 0);
+  const Args args{"analyze", folder_ / "run", "--text", folder_ / "text", "--tokens", "300", "--context", "100", "--every", "20", "--device", "cuda"};
+  const Outcome outcome = Program(args + how + Args{folder_ / "cuda"}, "", "/dev/null", {}, FW_EMULATED_PROGRAM).wait();
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out.find("warning"), std::string::npos) << outcome.out;
+  const nlohmann::json cpu = nlohmann::json::parse(slurp(folder_ / "cpu/analysis.json")), cuda = nlohmann::json::parse(slurp(folder_ / "cuda/analysis.json"));
+  EXPECT_EQ(cpu["device"], "cpu");
+  EXPECT_EQ(cuda["device"], "cuda");
+  EXPECT_EQ(cuda["tokens"], cpu["tokens"]);
+  EXPECT_NEAR(cuda["loss"].get<double>(), cpu["loss"].get<double>(), 1e-2 * cpu["loss"].get<double>());
+  EXPECT_GT(cuda["layers"][0]["replay_error"].get<double>(), 1e-4);
+}
+#endif
+
 TEST_F(AnalyzeCommand, ThreadsChangeNothing) {
   ASSERT_EQ(analyze({"--no-pictures", "--out", folder_ / "a", "--threads", "1"}).code, 0);
   ASSERT_EQ(analyze({"--no-pictures", "--out", folder_ / "b", "--threads", "3"}).code, 0);
   EXPECT_EQ(slurp(folder_ / "a/analysis.json"), slurp(folder_ / "b/analysis.json"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "a/decay.png"));
+}
+
+TEST_F(AnalyzeCommand, SeveralRunsAreGathered) {
+  ASSERT_EQ(run(tiny_train(folder_ / "text", folder_ / "other") + Args{"--rule", "kaczmarz"}).code, 0);
+  const std::string out = folder_ / "set";
+  const Args usual{"--text", folder_ / "text", "--tokens", "300", "--context", "100", "--every", "20", "--out", out};
+  const Outcome outcome = run(Args{"analyze", folder_ / "run", folder_ / "other", folder_ / "run/model"} + usual);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("run-2 (3 of 3)"));
+  // A folder each, as alone.
+  ASSERT_EQ(analyze({"--no-pictures", "--out", folder_ / "alone"}).code, 0);
+  EXPECT_EQ(slurp(out + "/run/analysis.csv"), slurp(folder_ / "alone/analysis.csv"));
+  EXPECT_TRUE(std::filesystem::exists(out + "/other/analysis.json"));
+  const std::string table = slurp(out + "/comparison.md");
+  EXPECT_THAT(table, HasSubstr("| run | other | run-2 |"));
+  EXPECT_THAT(table, HasSubstr("| eigenvalue | "));
+  EXPECT_THAT(slurp(out + "/comparison.csv"), HasSubstr("\nother,all,eigenvalue,mean,"));
+  if (outcome.out.find("gnuplot") == std::string::npos) {
+    for (const char* name : {"eigenvalue", "eigenvalue_depth", "cos_reads", "erase_gate_depth"}) {
+      EXPECT_THAT(slurp(out + "/" + name + ".svg"), HasSubstr("</svg>")) << name;
+    }
+  }
+  const auto refused = [&](const Args& args, const std::string& words) {
+    const Outcome found = run(args);
+    EXPECT_EQ(found.code, 2) << found.out;
+    EXPECT_THAT(found.err, HasSubstr(words));
+  };
+  refused(Args{"analyze", folder_ / "run", folder_ / "none", "--text", folder_ / "text", "--out", folder_ / "no"},
+          "MODEL: expected the folder of a model or of a run, got '");
+  refused(Args{"analyze", folder_ / "run", folder_ / "other", "--text", "-", "--out", folder_ / "no"}, "standard input can be read once");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "no"));
 }
 
 TEST_F(AnalyzeCommand, BadInput) {

@@ -37,6 +37,8 @@ TEST(DeviceOption, SaysWhatIsMissing) {
   const Args commands[] = {tiny_train(folder / "text", folder / "other") + Args{"--device", "cuda"},
                            {"eval", folder / "run", "--text", folder / "text", "--device", "cuda:0"},
                            {"generate", folder / "run", "--prompt", "a", "--device", "cuda"},
+                           {"analyze", folder / "run", "--text", folder / "text", "--out", folder / "analysis", "--device", "cuda"},
+                           {"verify", FW_SOURCE_DIR "/tests/conformance", "--device", "cuda"},
                            {"task", "mqar", "--rule", "kda", "--out", folder / "task", "--device", "cuda"},
                            {"bench", "--train", "--device", "cuda"}};
   for (const Args& command : commands) {

@@ -12,7 +12,7 @@
 namespace fw::test {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 using testing::HasSubstr;
 using Args = std::vector<std::string>;
 
@@ -34,10 +34,10 @@ class EvalRequests : public ::testing::Test {
 };
 Folder* EvalRequests::folder_ = nullptr;
 
-std::vector<json> lines_of(const std::string& text) {
-  std::vector<json> lines;
+std::vector<Json> lines_of(const std::string& text) {
+  std::vector<Json> lines;
   std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(json::parse(line));
+  for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
   return lines;
 }
 
@@ -47,19 +47,19 @@ TEST_F(EvalRequests, NeedlesAreDrawnScoredAndLogged) {
                   "--lengths", "1000,1500",       "--examples", "2",         "--out",      path("niah.jsonl")};
   const Outcome drawn = run(draw);
   ASSERT_EQ(drawn.code, 0) << drawn.err;
-  const std::vector<json> requests = lines_of(slurp(path("niah.jsonl")));
+  const std::vector<Json> requests = lines_of(slurp(path("niah.jsonl")));
   ASSERT_EQ(requests.size(), 4u);
   EXPECT_EQ(requests[3].at("max_len"), 1500);
   EXPECT_EQ(requests[0].at("type"), "gen");
   const Outcome scored = run({"eval", path("run"), "--requests", path("niah.jsonl"), "--out", path("niah")});
   ASSERT_EQ(scored.code, 0) << scored.err;
   EXPECT_THAT(scored.out, HasSubstr("substr_all"));
-  const std::vector<json> samples = lines_of(slurp(path("niah/samples.jsonl")));
+  const std::vector<Json> samples = lines_of(slurp(path("niah/samples.jsonl")));
   ASSERT_EQ(samples.size(), 4u);
   EXPECT_EQ(samples[2].at("length"), 1500);
   EXPECT_EQ(samples[2].at("answers"), requests[2].at("answers"));
   EXPECT_TRUE(samples[2].at("output").is_string());
-  const json report = json::parse(slurp(path("niah/eval.json")));
+  const Json report = Json::parse(slurp(path("niah/eval.json")));
   ASSERT_EQ(report.at("results").size(), 2u);
   EXPECT_EQ(report["results"][1].at("length"), 1500);
   // The same once more.
@@ -75,10 +75,10 @@ TEST_F(EvalRequests, WikiTextAgreesWithTheLossOfTheText) {
   spill(path("page"), "\n" + page);
   const Outcome text = run({"eval", path("run"), "--text", path("page"), "--context", "0", "--json"});
   ASSERT_EQ(text.code, 0) << text.err;
-  const double nll = json::parse(text.out).at("results").at(0).at("nll");
+  const double nll = Json::parse(text.out).at("results").at(0).at("nll");
   const Outcome wiki = run({"eval", path("run"), "--task", "wikitext", "--raw", path("wiki"), "--json"});
   ASSERT_EQ(wiki.code, 0) << wiki.err;
-  const json metrics = json::parse(wiki.out).at("results").at(0).at("metrics");
+  const Json metrics = Json::parse(wiki.out).at("results").at(0).at("metrics");
   const double words = 14, bytes = 53;  // "", =, Title, =, the ... . and "" of the raw text; its bytes
   EXPECT_EQ(metrics[0].at("name"), "word_perplexity");
   EXPECT_NEAR(metrics[0].at("value").get<double>() / std::exp(nll / words), 1, 1e-5);

@@ -42,6 +42,23 @@ TEST(Conformance, TheRepositorysOwnValues) {
   }
 }
 
+#ifdef FW_EMULATED_PROGRAM
+// On a GPU: recurrences as float32 and as bf16, each within its own bounds.
+TEST(Conformance, OnTheEmulatedDevice) {
+  const std::string own = FW_SOURCE_DIR "/tests/conformance/ops.safetensors";
+  const auto emulated = [](const std::vector<std::string>& args) { return Program(args, "", "/dev/null", {}, FW_EMULATED_PROGRAM).wait(); };
+  const Outcome outcome = emulated({"verify", own, "--device", "cuda"});
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("outputs, token form, f32"));
+  EXPECT_THAT(outcome.out, HasSubstr("gradients, chunk form, bf16"));
+  EXPECT_THAT(outcome.out, HasSubstr("emulated device, f32 and bf16: "));
+  EXPECT_THAT(emulated({"verify", own, "--device", "cuda", "--dtype", "f64"}).err, HasSubstr("--dtype: expected f32 or bf16 on a GPU, got f64"));
+  EXPECT_THAT(emulated({"verify", own, "--device", "cuda", "--dtype", "f32", "--form", "chunk"}).err, HasSubstr("--form: expected token"));
+  const std::string model = FW_SOURCE_DIR "/tests/conformance/models/comba";
+  EXPECT_THAT(emulated({"verify", model, "--device", "cuda", "--dtype", "f32"}).err, HasSubstr("--dtype: expected bf16 or none of a model on a GPU"));
+}
+#endif
+
 // A value of it that is wrong by a millionth shows.
 TEST(Conformance, AWrongValueFails) {
   Folder folder;

@@ -3,6 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+#include <vector>
+
 #include "base/bf16.h"
 #include "base/device.h"
 #include "reference/fields.h"
@@ -23,24 +26,28 @@ inline HeaderRun device_run(fw_form form) {
   return run;
 }
 
-// Inputs and cotangents of tokens rounded to bf16, so that a run with bf16 tensors starts from the reference's numbers.
-inline Problem of_bf16_numbers(Problem p) {
-  const auto round = [](std::vector<double>& values) {
-    for (double& x : values) {
-      const float wide = static_cast<float>(x);
-      float value = 0;
-      round_to_bf16_values(1, &wide, &value);
-      x = static_cast<double>(value);
-    }
+// Inputs and cotangents of tokens, each number as `round` leaves it.
+template <class Round>
+Problem with_rounded_tokens(Problem p, const Round& round) {
+  const auto all = [&](std::vector<double>& values) {
+    for (double& x : values) x = static_cast<double>(round(static_cast<float>(x)));
   };
   for (const auto& field : reference_input_fields()) {
-    if (of_tokens(field.name)) round(p.in.*field.values);
+    if (of_tokens(field.name)) all(p.in.*field.values);
   }
   for (const auto& field : reference_output_fields()) {
-    if (of_tokens(field.name)) round(p.d.*field.values);
+    if (of_tokens(field.name)) all(p.d.*field.values);
   }
   return p;
 }
+
+inline float as_bf16(float x) {
+  float value = 0;
+  round_to_bf16_values(1, &x, &value);
+  return value;
+}
+// So that a run with bf16 tensors starts from the reference's numbers.
+inline Problem of_bf16_numbers(Problem p) { return with_rounded_tokens(std::move(p), as_bf16); }
 
 // Log-decays of a hundredth of what was drawn: chunks that hardly decay have a form of their own of their gradient (StillState, gradients/general/phases.cuh).
 inline void hardly_decay(Problem& p) {

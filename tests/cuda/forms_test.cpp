@@ -111,10 +111,36 @@ TEST(ChunkForm, EveryLength) {
   }
 }
 
+// K between the tiles' 64 and 128: rows in whole pieces are copied with zeros behind their channels; packed sequences whose ends the copy engine leaves to
+// threads; each kernel of prepare, with the backward images of gains up to 1 and above.
+TEST(ChunkForm, KeysBetweenTheTiles) {
+  const int64_t keys[] = {8, 40, 56, 72, 96, 120};
+  uint64_t seed = 1600;
+  for (const char* name :
+       {"gated_deltanet", "kda", "gated_deltanet2", "qdelta", "gla", "gated_deltanet_neg", "kda_neg", "deltanet", "precond_kda", "kaczmarz"}) {
+    for (const int64_t turn : {0, 1, 2}) {
+      if (emulated() && turn == 2) continue;
+      ProblemOptions options;
+      options.sequences = turn == 1 ? SeqLayout({0, 70, 70, 73, 210}) : SeqLayout::uniform(1, 150);
+      options.H = 2;
+      options.HV = turn == 1 ? 4 : 2;
+      options.K = keys[++seed % 6];
+      options.V = 64;
+      options.edge_decays = turn == 2;
+      options.initial_state = true;
+      options.seed = seed;
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = HeaderRun::Bf16Tensors::kAll;
+      run.saved = turn != 1;
+      expect_chunk_form(of_bf16_numbers(random_problem(preset(name).rule, options)), run, options.edge_decays);
+    }
+  }
+}
+
 TEST(ChunkForm, LongSequences) {
-  if (emulated()) GTEST_SKIP() << "too long for the emulation";
+  int number = 0;
   for (const Preset& p : presets()) {
-    if (p.rule.general_erase()) continue;
+    if (p.rule.general_erase() || (emulated() && ++number % 3 != 0)) continue;
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, 4097);
     options.K = 128;
@@ -236,7 +262,11 @@ TEST(ChunkForm, Reflections) {
   for (const char* name : {"deltanet_neg", "gated_deltanet_neg", "kda_neg", "gated_deltanet2_neg"}) {
     for (const bool alike : {false, true}) {
       for (const bool of_bf16 : {true, false}) {
-        for (int size = 0; size < 2; ++size) expect_reflections(name, alike, of_bf16, ++seed);
+        for (int size = 0; size < 2; ++size) {
+          ++seed;
+          if (emulated() && (size == 0) == (alike == of_bf16)) continue;  // every kind of problem at one of the sizes
+          expect_reflections(name, alike, of_bf16, seed);
+        }
       }
     }
   }
@@ -252,10 +282,12 @@ TEST(ChunkForm, ReflectionsOfFewTokens) {
     for (const int64_t T : {40, 64, 130}) {
       for (const double g : {0.0, -0.01, -0.05, -0.2, -1.0}) {
         for (const bool state : {false, true}) {
+          ++seed;
+          if (emulated() && seed % 3 != 0) continue;
           ProblemOptions options;
           options.sequences = SeqLayout::uniform(T < 65 ? 2 : 1, T);
           options.H = options.HV = 8;
-          options.K = ++seed % 2 == 0 ? 64 : 128;
+          options.K = seed % 2 == 0 ? 64 : 128;
           options.V = 64;
           options.initial_state = state;
           options.seed = seed;

@@ -35,7 +35,7 @@ struct Case {
   bool fine = false, key_rests = false;
   // From raw rows of k and q (tiles.h: RowImage), one head of them for `group` value heads; same_rows: all sequences have the same ones, which the copy engine
   // does not take.
-  bool rows = false, same_rows = false;
+  bool rows = false, same_rows = false, mixed = false;
   int group = 1;
   bool engine = true;    // the copy engine may be asked
   bool damaged = false;  // every second sequence has no numbers in its rows
@@ -477,10 +477,132 @@ void test_reverse(const Case& c) {
   }
 }
 
+// Of raw rows, A, P and numbers of rows (scan/reverse_rows.cu).
+template <int kKey>
+void test_reverse_rows(const Case& c) {
+  const Layout at(c);
+  Random random{67890};
+  const size_t heads = static_cast<size_t>(at.N) * c.HV, tiles = static_cast<size_t>(at.chunks) * c.HV * at.blocks;
+  std::vector<PairImage> pairs(static_cast<size_t>(at.chunks) * c.HV);
+  std::vector<BackwardNumbers> numbers(pairs.size());
+  const std::vector<uint16_t> keys = random_rows(at, 0.3, random), reads = random_rows(at, 0.3, random);
+  Tensor d_o(c.bf16, static_cast<size_t>(at.tokens) * at.row), d_final(c.state_bf16, heads * c.K * c.V);
+  std::memset(static_cast<void*>(pairs.data()), 0, pairs.size() * sizeof(pairs[0]));
+  std::memset(static_cast<void*>(numbers.data()), 0, numbers.size() * sizeof(numbers[0]));
+  for (int n = 0; n < at.N; ++n) {
+    for (int hv = 0; hv < c.HV; ++hv) {
+      for (int k = 0; k < c.K; ++k)
+        for (int i = 0; i < c.V; ++i) d_final.set(at.state_at(n, hv, k, i), random(1));
+      for (int t = 0; t < c.lengths[n]; ++t)
+        for (int i = 0; i < c.V; ++i) d_o.set(at.token_at(n, t, hv, i), at.is_damaged(n) ? kNan : random(1));
+      for (int chunk = 0; 64 * chunk < c.lengths[n]; ++chunk) {
+        const size_t index = at.image(n, chunk, hv);
+        const int rows = at.rows(n, chunk);
+        for (int i = 0; i < rows; ++i) {
+          for (int j = 0; j <= i; ++j) {
+            pairs[index].p[panel_index(i, j)] = to_bf16(random(0.2));
+            pairs[index].a[panel_index(i, j)] = i == j ? to_bf16(1) : to_bf16(random(0.1));
+          }
+          numbers[index].k[i] = static_cast<float>(random(0.5)), numbers[index].e[i] = static_cast<float>(random(0.5));
+          numbers[index].q[i] = static_cast<float>(random(0.7));
+          if (c.mixed) numbers[index].erase_q[i] = static_cast<float>(random(0.3)), numbers[index].read_k[i] = static_cast<float>(random(0.3));
+        }
+        std::fill_n(numbers[index].gamma, 4, static_cast<float>(0.5 + random(0.5)));
+      }
+    }
+  }
+
+  struct Outputs {
+    Tensor d_initial;
+    std::vector<uint16_t> d_states, dz;
+  };
+  const auto run = [&](bool alone, bool save = true) {
+    DeviceBuffer<PairImage> device_pairs(pairs);
+    DeviceBuffer<BackwardNumbers> device_numbers(numbers);
+    DeviceBuffer<uint16_t> device_keys(keys), device_reads(reads);
+    DeviceTensor device_d_o(d_o), device_final(d_final), device_initial(Tensor(c.state_bf16, heads * c.K * c.V));
+    DeviceBuffer<uint16_t> d_states(std::vector<uint16_t>(tiles * 64 * kKey, kNan16)), dz(std::vector<uint16_t>(tiles * kPanel, kNan16));
+    DeviceBuffer<int32_t> offsets(at.offsets), chunk_base(at.chunk_base);
+    ScanReverseArgs args;
+    args.sequences = at.sequence_arg(offsets.data(), chunk_base.data());
+    args.HV = c.HV, args.K = c.K, args.V = c.V;
+    args.numbers = device_numbers.data(), args.pairs = device_pairs.data(), args.mixed = c.mixed;
+    args.rows = {at.key_arg(device_reads.data()), at.key_arg(device_keys.data())};
+    if (c.has_d_o) args.d_o = at.token_arg(device_d_o.data());
+    args.shape = at.shape();
+    if (save) args.d_states = d_states.data(), args.v = dz.data();
+    for (int n = 0; n < (alone ? at.N : 1); ++n) {
+      if (alone) args.sequences = {offsets.data() + n, chunk_base.data() + n, 1, 0, 0};
+      if (c.has_initial) args.d_final_state = at.state_arg(device_final.data(), n);
+      args.d_initial_state = at.state_arg(device_initial.data(), n);
+      scan_reverse(args, kKey, nullptr);
+    }
+    return Outputs{device_initial.download(), d_states.download(), dz.download()};
+  };
+  const Outputs got = run(false);
+  const Outputs again = run(c.packed);
+  if (!c.save && !got.d_initial.same_bits(run(false, false).d_initial)) fail("same bits without what is saved");
+  if (!(got.d_initial.same_bits(again.d_initial) && got.d_states == again.d_states && got.dz == again.dz)) fail("same bits again, each sequence alone");
+
+  for (const bool rounds : {false, true}) {
+    Difference d_initial, d_states, dz_saved;
+    for (int n = 0; n < at.N; ++n) {
+      if (at.is_damaged(n)) continue;
+      for (int hv = 0; hv < c.HV; ++hv) {
+        const int padded = at.blocks * 64;
+        std::vector<double> d(static_cast<size_t>(kKey) * padded, 0.0);
+        if (c.has_initial)
+          for (int k = 0; k < c.K; ++k)
+            for (int i = 0; i < c.V; ++i) d[static_cast<size_t>(k) * padded + i] = d_final.at(at.state_at(n, hv, k, i));
+        for (int chunk = (c.lengths[n] + 63) / 64 - 1; chunk >= 0; --chunk) {
+          const size_t index = at.image(n, chunk, hv);
+          const PairImage& pair = pairs[index];
+          const BackwardNumbers& of = numbers[index];
+          const int rows = at.rows(n, chunk);
+          const auto row = [&](const std::vector<uint16_t>& raw, int t, int k) { return from_bf16(raw[at.key_at(n, 64 * chunk + t, hv, k)]); };
+          for (int i = 0; i < padded; ++i) {
+            const size_t tile = at.tile(n, chunk, hv, i / 64);
+            double grad[64] = {}, dr[64] = {}, dz[64] = {};
+            for (int t = 0; t < rows && c.has_d_o && i < c.V; ++t) grad[t] = rounded(d_o.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds);
+            for (int t = 0; t < rows; ++t) {
+              double x = 0;
+              for (int k = 0; k < c.K; ++k) x += row(keys, t, k) * rounded(d[static_cast<size_t>(k) * padded + i], rounds);
+              x *= of.k[t];
+              for (int j = 0; j < rows; ++j) x += from_bf16(pair.p[panel_index(j, t)]) * grad[j];
+              dr[t] = rounded(x, rounds);
+            }
+            for (int t = 0; t < 64; ++t) {
+              for (int j = 0; j < rows; ++j) dz[t] += from_bf16(pair.a[panel_index(j, t)]) * dr[j];
+              dz_saved.add(from_bf16(got.dz[tile * kPanel + panel_index(t, i % 64)]), dz[t]);
+            }
+            for (int k = 0; k < kKey; ++k)
+              d_states.add(from_bf16(got.d_states[tile * (64 * kKey) + panel_index(i % 64, k)]), d[static_cast<size_t>(k) * padded + i]);
+            for (int k = 0; k < c.K; ++k) {
+              double x = of.gamma[0] * d[static_cast<size_t>(k) * padded + i];
+              for (int t = 0; t < rows; ++t) {
+                x += row(reads, t, k) * rounded(of.q[t] * grad[t] + of.erase_q[t] * dz[t], rounds);
+                x += row(keys, t, k) * rounded(of.read_k[t] * grad[t] + of.e[t] * dz[t], rounds);
+              }
+              d[static_cast<size_t>(k) * padded + i] = x;
+            }
+          }
+        }
+        for (int k = 0; k < c.K; ++k)
+          for (int i = 0; i < c.V; ++i) d_initial.add(got.d_initial.at(at.state_at(n, hv, k, i)), d[static_cast<size_t>(k) * padded + i]);
+      }
+    }
+    report("d_init", rounds, d_initial, c.state_bf16 && rounds ? 3e-3 : rounds ? 4e-4 : 6e-3);
+    report("d_states", rounds, d_states, rounds ? 3e-3 : 6e-3);
+    report("dz", rounds, dz_saved, rounds ? 3e-3 : 6e-3);
+  }
+}
+
 void test(const Case& c, bool forward) {
   std::printf("%-42s", c.name.c_str());
   if (forward) {
     c.key == 64 ? test_forward<64>(c) : test_forward<128>(c);
+  } else if (c.rows) {
+    c.key == 64 ? test_reverse_rows<64>(c) : test_reverse_rows<128>(c);
   } else {
     c.key == 64 ? test_reverse<64>(c) : test_reverse<128>(c);
   }
@@ -547,6 +669,10 @@ std::vector<Case> cases() {
       add_rows(", float32, V 37", [](Case& c) { c.bf16 = false, c.V = 37; });
       add_rows(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
       add_rows(", 9 chunks", [](Case& c) { c.lengths = {570}, c.packed = false, c.V = 64; });
+      add_rows(", K less", [](Case& c) { c.K = c.key == 128 ? 72 : 40; });
+      add_rows(", no d_o, no state", [](Case& c) { c.has_d_o = c.has_initial = false; });
+      add_rows(", sums", [](Case& c) { c.mixed = true; });
+      add_rows(", sums, no saves, no tail", [](Case& c) { c.mixed = true, c.save = false, c.packed = false, c.lengths = {128, 128}; });
       for (const bool rests : {false, true}) {
         const std::string name = rests ? "fine with rests of keys" : "fine";
         const auto add_fine = [&](const std::string& more, auto change) {
@@ -574,8 +700,10 @@ std::vector<Case> cases() {
 
 int main(int argc, char** argv) {
   if (!fw::cuda::hopper()) return fw::cuda::kNotRun;
+  uint64_t index = 0;
   for (const bool forward : {true, false}) {
     for (fw::cuda::Case c : fw::cuda::cases()) {
+      if (!fw::cuda::testing::in_share(index++)) continue;
       c.name = (forward ? "forward " : "reverse ") + c.name;
       if (argc > 1 && c.name.find(argv[1]) == std::string::npos) continue;
       fw::cuda::test(c, forward);

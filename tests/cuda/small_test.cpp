@@ -66,6 +66,32 @@ TEST(Small, GatesAsLogits) {
 }
 
 // Blocks that stay take one chunk after another: many sequences, so that the places of later chunks have to be found in time.
+// States on the way, where segments begin and elsewhere, and float16 tensors in wide loads and single ones. What they are is looked at in checkpoints_test.cpp
+// and float16_test.cpp.
+TEST(Small, CheckpointsAndFloat16) {
+  uint64_t seed = 960;
+  for (const char* name : {"gated_deltanet", "mamba2", "precond_gated_deltanet"}) {
+    for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
+      ProblemOptions options;
+      options.sequences = SeqLayout({0, 65, 65, 193});
+      options.H = options.HV = 1;
+      options.K = ++seed % 2 == 0 ? 64 : 38;
+      options.V = 40;
+      options.seed = seed;
+      const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
+      HeaderRun run = device_run(form);
+      run.bf16 = HeaderRun::Bf16Tensors::kAll;
+      run.float16 = true;
+      run.segment = form == FW_FORM_CHUNK ? 64 : 0;
+      SCOPED_TRACE(describe(problem));
+      const HeaderCheckpoints got = header_checkpoints(problem, run, 64);
+      EXPECT_EQ(got.all.size(), 3U);
+      EXPECT_TRUE(close(got.outputs, problem.forward(), ChunkBounds{}.output, kChunkFloor));
+      EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
+    }
+  }
+}
+
 TEST(Small, ManyTurns) {
   std::vector<int64_t> offsets = {0};
   for (int64_t n = 0; n < (emulated() ? 24 : 700); ++n) offsets.push_back(offsets.back() + (n % 7 == 3 ? 70 : n % 4));

@@ -1,7 +1,8 @@
-// Numbers for tests of kernels that stand alone: bf16 by rounding to nearest even, and a generator of the tests' own.
+// Numbers for tests of kernels that stand alone: bf16 by rounding to nearest even, and a generator of the tests' own; and which cases a run takes.
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -30,5 +31,15 @@ struct Random {
     return (static_cast<double>(state >> 40) / (1 << 24) - 0.5) * 2 * scale;
   }
 };
+
+// Whether a run takes a list's case: all, or those of FW_TEST_SHARE ("0/3": every third from the first on). The emulation's other orders share a list's
+// cases (tests/cuda/emulated): each case is run in one of them.
+inline bool in_share(uint64_t index) {
+  const char* const share = std::getenv("FW_TEST_SHARE");
+  if (!share) return true;
+  char* end = nullptr;
+  const uint64_t part = std::strtoull(share, &end, 10), parts = *end == '/' ? std::strtoull(end + 1, nullptr, 10) : 1;
+  return index % (parts ? parts : 1) == part;
+}
 
 }  // namespace fw::cuda::testing

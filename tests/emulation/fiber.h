@@ -29,6 +29,7 @@ class Fiber {
 
   void (*entry_)() = nullptr;
   char* stack_ = nullptr;
+  std::size_t color_ = 0;  // bytes of it that are left alone, at its upper end
 #if defined(__x86_64__)
   void* stack_pointer_ = nullptr;
 #else

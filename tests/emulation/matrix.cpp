@@ -128,18 +128,27 @@ class SharedMatrix {
       block.fail(thread, "wgmma: offset %d: 128-byte rows end within the step", static_cast<int>(start_ - Block::kSharedBase));
     if (transposed && rows > 64 && leading_ == 0) block.fail(thread, "wgmma: %d columns in panels of 64, but their distance (leading offset) is 0", rows);
   }
-  float at(int row, int k, unsigned thread) const {
-    uint16_t bits;
-    std::memcpy(&bits, Block::current().shared(address(row, k), 2, 2, "wgmma", thread), 2);
-    return bf16_value(bits);
-  }
   // The rows' 16-byte pieces, numbered.
   const char* piece(int number, int rows, unsigned thread) const {
-    const int row = transposed_ ? number % (rows / 8) * 8 : number / 2, k = transposed_ ? number / (rows / 8) : number % 2 * 8;
-    return Block::current().shared(address(row, k), 16, 16, "wgmma", thread);
+    const Place first = place(number, rows);
+    return Block::current().shared(address(first.row, first.k), 16, 16, "wgmma", thread);
+  }
+  // All of it: put(row, k, value).
+  template <class Put>
+  void read(int rows, unsigned thread, const Put& put) const {
+    for (int number = 0; number < 2 * rows; ++number) {
+      uint16_t bits[8];
+      std::memcpy(bits, piece(number, rows, thread), sizeof bits);
+      const Place first = place(number, rows);
+      for (int i = 0; i < 8; ++i) put(first.row + (transposed_ ? i : 0), first.k + (transposed_ ? 0 : i), bf16_value(bits[i]));
+    }
   }
 
  private:
+  struct Place {
+    int row, k;
+  };
+  Place place(int number, int rows) const { return transposed_ ? Place{number % (rows / 8) * 8, number / (rows / 8)} : Place{number / 2, number % 2 * 8}; }
   uint32_t address(int row, int k) const {
     const auto r = static_cast<uint32_t>(row), c = static_cast<uint32_t>(k);
     uint32_t address = start_;
@@ -164,17 +173,17 @@ float* accumulator(Thread& thread, const Wgmma& product) {
   return thread.products.back().values.data();
 }
 
+using Four = float __attribute__((vector_size(16)));
+
 bool run_wgmma(void* const* operands, unsigned first_thread) {
   Block& block = Block::current();
   const Wgmma& common = *static_cast<const Wgmma*>(operands[0]);
   static thread_local float a[64][16], b[16][256], d[64][256];
   const SharedMatrix b_matrix(common.b_descriptor, common.n, common.transpose_b, first_thread);
-  for (int n = 0; n < common.n; ++n)
-    for (int k = 0; k < 16; ++k) b[k][n] = b_matrix.at(n, k, first_thread);
+  b_matrix.read(common.n, first_thread, [&](int n, int k, float x) { b[k][n] = x; });
   if (!common.a) {
     const SharedMatrix a_matrix(common.a_descriptor, 64, common.transpose_a, first_thread);
-    for (int m = 0; m < 64; ++m)
-      for (int k = 0; k < 16; ++k) a[m][k] = a_matrix.at(m, k, first_thread);
+    a_matrix.read(64, first_thread, [&](int m, int k, float x) { a[m][k] = x; });
   }
   std::array<float*, 128> registers;
   for (int thread = 0; thread < 128; ++thread) {
@@ -192,9 +201,18 @@ bool run_wgmma(void* const* operands, unsigned first_thread) {
     float* from = registers[static_cast<std::size_t>(thread)] = accumulator(block.thread(index), product);
     for (int i = 0; i < common.n / 2; ++i) d[row + 8 * (i >> 1 & 1)][8 * (i >> 2) + column + (i & 1)] = common.accumulate ? from[i] : 0;
   }
-  for (int m = 0; m < 64; ++m)
-    for (int k = 0; k < 16; ++k)
-      for (int n = 0; n < common.n; ++n) d[m][n] += a[m][k] * b[k][n];
+  for (int m = 0; m < 64; ++m) {
+    for (int n = 0; n < common.n; n += 8) {
+      Four low, high;
+      std::memcpy(&low, d[m] + n, sizeof low), std::memcpy(&high, d[m] + n + 4, sizeof high);
+      for (int k = 0; k < 16; ++k) {
+        Four b_low, b_high;
+        std::memcpy(&b_low, b[k] + n, sizeof low), std::memcpy(&b_high, b[k] + n + 4, sizeof high);
+        low += a[m][k] * b_low, high += a[m][k] * b_high;
+      }
+      std::memcpy(d[m] + n, &low, sizeof low), std::memcpy(d[m] + n + 4, &high, sizeof high);
+    }
+  }
   for (int thread = 0; thread < 128; ++thread) {
     const int row = 16 * (thread / 32) + thread % 32 / 4, column = 2 * (thread % 4);
     float* to = registers[static_cast<std::size_t>(thread)];

@@ -27,6 +27,11 @@ with tempfile.TemporaryDirectory() as name:
 
     refused = compare(folder, *rules, "--more-seeds", "kda")
     assert refused.returncode != 0 and "kda is not among --rules" in refused.stderr, refused.stderr
+    for option, value in (("--contexts", "16,x"), ("--seeds", "one"), ("--seeds", "1,,2"), ("--parameters", "40M")):
+        refused = compare(folder, *rules, option, value)
+        assert refused.returncode != 0 and f"{option}: expected whole numbers" in refused.stderr and f"got '{value}'" in refused.stderr, refused.stderr
+    refused = compare(folder, *rules, "--parameters", "100")
+    assert refused.returncode != 0 and "at least with these options, more than 100" in refused.stderr, refused.stderr
     assert not (folder / "lm").exists(), "work was done before the error"
 
     first = compare(folder, *rules, "--seeds", "1,2", "--more-seeds", "kaczmarz")
@@ -49,4 +54,10 @@ with tempfile.TemporaryDirectory() as name:
     assert again.returncode == 0, again.stdout + again.stderr
     assert json.loads((folder / "lm/results.json").read_text())["models"]["kaczmarz"][1]["bits_per_byte"] == models["kaczmarz"][1]["bits_per_byte"]
     assert "attention-seed1" not in again.stdout, "a finished run was trained again:\n" + again.stdout
+
+    # One size: what differs is less than half a step of the MLP's width, 16 units of 3 matrices of 32 in 2 layers.
+    sized = compare(folder, *rules, "--parameters", "40000", "--out", folder / "sized", size=[*SIZE, "--steps", "1"])
+    assert sized.returncode == 0, sized.stdout + sized.stderr
+    for rule, runs in json.loads((folder / "sized/results.json").read_text())["models"].items():
+        assert abs(runs[0]["parameters"] - 40000) <= 16 * 3 * 32 * 2 / 2, (rule, runs[0]["parameters"])
 print("compare_models: the same as eval, and it goes on where it was")

@@ -406,8 +406,12 @@ TEST(ModelOfADevice, IsRefusedThereForWhatItLacks) {
   channel_mix.mlp = "channel_mix";
   rwkv7.rwkv7.head_dim = 4;
   mamba3.mamba3.head_dim = 4;
-  for (const ModelConfig& config : {layer_norm, channel_mix, rwkv7, config_of({"mesa"})}) EXPECT_EQ(error(config), "");
-  EXPECT_NE(error(mamba3).find("layers called mamba3 do not run on CUDA devices"), std::string::npos);
+  for (const ModelConfig& config : {layer_norm, channel_mix, rwkv7, mamba3, config_of({"mesa"})}) EXPECT_EQ(error(config), "");
+  ModelConfig many_rows = config_of({"mamba3"});
+  many_rows.hidden_size = 226;
+  many_rows.mamba3.head_dim = 452;
+  many_rows.mamba3.mimo_rank = 64;
+  EXPECT_EQ(error(many_rows), "device: expected the CPU, or Mamba-3 layers with (2 mimo_rank + 1) head_dim of at most 58112 on CUDA devices, got 58308");
   ModelConfig wide = config_of({"window", "mesa"});
   wide.mesa.head_dim = 160;
   EXPECT_EQ(error(wide), "");

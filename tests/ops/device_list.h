@@ -39,6 +39,7 @@ struct Run {
     Matrix<W> x(on.device, rows, cols, pad, as_floats(numbers(rows * cols, -2, 2)));
     return x;
   }
+  Matrix<W> wide_out(int64_t rows, int64_t cols, int64_t pad) { return Matrix<W>(on.device, rows, cols, pad); }
   Buffer<W> parameters(int64_t n, double from = -1, double to = 1) { return on.template buffer<W>(as_floats(numbers(n, from, to))); }
   void keep(const std::string& name, const Matrix<T>& x) { results.push_back({name, x.values(), false}); }
   void keep_wide(const std::string& name, const Matrix<W>& x) { results.push_back({name, x.values(), true}); }

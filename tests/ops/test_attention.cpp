@@ -44,12 +44,12 @@ std::vector<Tensors> tensors_of(const Problem& p, uint64_t seed = 3) {
   return list;
 }
 
-struct Result {
+struct Attended {
   std::vector<double> o, lse, dq, dk, dv;  // of the tokens of the pass, packed
 };
 
-Result expected(const Problem& p, const std::vector<Tensors>& all) {
-  Result result;
+Attended expected(const Problem& p, const std::vector<Tensors>& all) {
+  Attended result;
   const int64_t D = p.dim, group = p.heads / p.kv_heads;
   const double scale = p.shape().scale;
   for (size_t n = 0; n < all.size(); ++n) {
@@ -152,7 +152,7 @@ Values<T> run(const Problem& p, const std::vector<Tensors>& all) {
 void check(const Problem& p) {
   SCOPED_TRACE(p.name());
   const std::vector<Tensors> all = tensors_of(p);
-  const Result want = expected(p, all);
+  const Attended want = expected(p, all);
   const std::vector<const std::vector<double>*> wants = {&want.o, &want.lse, &want.dq, &want.dk, &want.dv};
   const char* names[] = {"o", "lse", "dq", "dk", "dv"};
   const Values<double> wide = run<double>(p, all);
@@ -230,7 +230,7 @@ TEST(Attention, LargeScoresDoNotOverflow) {
   Problem p{{150}, {}, 2, 2, 8, 0};
   p.deviation = 30;
   const std::vector<Tensors> all = tensors_of(p);
-  const Result want = expected(p, all);
+  const Attended want = expected(p, all);
   expect_close(run<double>(p, all)[0], want.o, 1e-10, "o");
   for (const std::vector<float>& values : run<float>(p, all)) {
     EXPECT_TRUE(std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); }));

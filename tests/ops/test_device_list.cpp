@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "ops/device_list.h"
+#include "ops/normed_linear.h"
 
 namespace fw::testing {
 namespace {
@@ -199,6 +200,32 @@ TEST_P(DeviceList, LinearLayers) {
             run.keep_wide("dbias", dbias);
           },
           biased ? 2 * kTolerance<Bf16> : kTolerance<Bf16>);
+    }
+  }
+}
+
+// Products behind a norm: widths of one warp, of a few and of more turns than one, outputs that fill no block, rows that are no packets, and more rows than are
+// few. Columns, norm and rows of very different sizes, so that the order in which they are multiplied shows.
+TEST_P(DeviceList, NormedLinear) {
+  struct LinearShape {
+    int64_t rows, in, out, pad;
+  };
+  for (const LinearShape& s : {LinearShape{0, 16, 8, 0}, {1, 24, 66, 8}, {3, 264, 50, 0}, {8, 1040, 34, 8}, {2, 5000, 18, 0}, {5, 36, 10, 3}, {9, 64, 12, 0}}) {
+    for (const bool swiglu : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << s.rows << ", " << s.in << " to " << s.out << (swiglu ? ", swiglu" : ""));
+      // Two roundings of bf16 in front of the result's, and with swiglu a product of two such.
+      compare(
+          GetParam(),
+          [&](auto& run) {
+            using W = typename std::decay_t<decltype(run)>::W;
+            const Weights<std::decay_t<decltype(run)>> w(run, s.out, s.in, 4 / std::sqrt(static_cast<double>(s.in)));
+            auto x = run.matrix(s.rows, s.in, s.pad, -20, 20), y = run.out(s.rows, swiglu ? s.out / 2 : s.out, s.pad);
+            Buffer<W> norm = run.parameters(s.in, 0.2, 2), bias = run.parameters(s.out);
+            normed_linear_forward<typename std::decay_t<decltype(run.on)>::Activation>(run.on.exec, x.mat(), norm.data(), W(1e-2), w.weight(),
+                                                                                       swiglu ? nullptr : bias.data(), swiglu, y.mat());
+            run.keep("y", y);
+          },
+          swiglu ? 1.6e-2 : 8e-3);
     }
   }
 }

@@ -7,6 +7,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 
 import fastweight
 import fastweight.torch as fwt
@@ -108,7 +109,7 @@ class Recurrence(unittest.TestCase):
         # What a CUDA call is planned from: the address, and never what lies there.
         config = _plans.Config("gated_deltanet", bf16_operands=True, max_seqlen=30)
         shapes = _plans.Shapes(1, 1000, 2, 2, 64, 64)
-        plans = [_plans.descriptor(config, shapes, torch.bfloat16, True, torch.device("cuda:0"), _plans.DeviceOffsets(t, 30)) for t in (offsets, offsets.long())]
+        plans = [_plans.descriptor(config, shapes, torch.bfloat16, torch.bfloat16, torch.device("cuda:0"), _plans.DeviceOffsets(t, 30)) for t in (offsets, offsets.long())]
         for desc, width in zip(plans, (32, 64)):
             self.assertEqual((desc.seqlens_dtype, desc.num_sequences, desc.max_seqlen, desc.seqlens_memory), (width, 2, 30, 1))
             try:
@@ -144,6 +145,25 @@ class Recurrence(unittest.TestCase):
                 fwt.speculate(rule, **named, state=drafted, precond_state=drafted_precond, token_slots=places.long(), cu_seqlens=offsets)
             with self.assertRaisesRegex(fwt.Error, "slots: expected 2 rows"):
                 fwt.prefill(rule, **named, state=drafted, precond_state=drafted_precond, slots=places[0], cu_seqlens=offsets)
+
+    def test_states_on_the_way_are_copied_to_slots(self):
+        for rule in ("kda", "precond_gated_deltanet"):
+            named = {name: x.float() for name, x in random_inputs(rule, B=1, T=200, H=2, HV=2).items()}
+            pool, precond = (x if x is None else x.float() for x in states(rule, named, 6))
+            offsets, slots = torch.tensor([0, 60, 200], dtype=torch.int32), torch.tensor([3, -1], dtype=torch.int32)
+            places = torch.tensor([[0, 0], [5, 4]], dtype=torch.int32)  # the first sequence has none
+            same = {"cu_seqlens": offsets, "slots": slots, "update": False, "form": "chunk"}
+            after, after_precond = pool.clone(), None if precond is None else precond.clone()
+            o = fwt.prefill(rule, **named, state=after, precond_state=after_precond, checkpoint_interval=64, checkpoint_slots=places, **same)
+            self.assertTrue(torch.equal(o, fwt.prefill(rule, **named, state=pool, precond_state=precond, **same)))
+            self.assertTrue(torch.equal(after[:4], pool[:4]))
+            for slot, end in ((5, 124), (4, 188)):
+                part = {name: x if name == "precond_center" else x[:, 60:end] for name, x in named.items()}
+                alone = fwt.forward(rule, **part, output_final_state=True, form="chunk")
+                self.assertTrue(torch.equal(after[slot], alone.final_state[0]), rule)
+                self.assertTrue(precond is None or torch.equal(after_precond[slot], alone.final_precond[0]), rule)
+            with self.assertRaisesRegex(fwt.Error, "checkpoint_interval: expected a number together with checkpoint_slots"):
+                fwt.prefill(rule, **named, state=pool, precond_state=precond, checkpoint_interval=64, **same)
 
     def test_types_of_outputs_and_gradients_are_those_of_the_inputs(self):
         named = random_inputs("gated_deltanet")
@@ -303,6 +323,37 @@ class Recurrence(unittest.TestCase):
                     o = fwt.forward("gated_deltanet", **{name: x[:, :t] for name, x in named.items()}).o
                     self.assertTrue(torch.equal(o, expected[t - 1]), t)
                     self.assertLessEqual(len(_plans.kept()), 4)
+
+    def test_a_call_is_known_again_by_everything_that_its_tensors_are(self):
+        def run(named, **options):
+            out = fwt.forward("gated_deltanet", **named, **options)
+            leaves = [x for x in named.values() if x.requires_grad]
+            return (out.o, out.final_state, *(torch.autograd.grad(out.o.sum(), leaves) if leaves else ()))
+
+        plain = {name: x.float() for name, x in random_inputs("gated_deltanet", T=40).items()}
+        like_v = {**plain, "v": plain["k"].repeat_interleave(2, 2)}
+        apart = torch.stack([plain["q"], plain["k"]], -2)  # strides that are not those of plain
+        variants = [
+            plain, {name: x.clone().requires_grad_() for name, x in plain.items()}, {**plain, "v": torch.nn.Parameter(plain["v"])}, {**plain, "q": apart[..., 0, :]},
+            {name: x[:, :39] for name, x in plain.items()}, {name: x[:1] for name, x in plain.items()}, {**plain, "g": plain["g"].bfloat16()},
+            {**plain, "q": like_v["q"], "k": like_v["q"]}, {name: x[:, :7] for name, x in plain.items()},
+        ]
+        expected = []
+        for named in variants:
+            _plans.kept().clear()
+            _plans._kept.seen = {}
+            expected.append(run(named, output_final_state=True))
+        for guards, allocator in ((_plans._Guards, _calls._empty_cpu), (None, None)):
+            with mock.patch.object(_plans, "_Guards", guards), mock.patch.object(_calls, "_empty_cpu", allocator):
+                _plans.kept().clear()
+                _plans._kept.seen = {}
+                for _ in range(3):
+                    for named, wanted in zip(variants, expected):
+                        found = run(named, output_final_state=True)
+                        self.assertTrue(len(found) == len(wanted) and all(a is b is None or torch.equal(a, b) for a, b in zip(found, wanted)))
+                        with torch.inference_mode():
+                            self.assertTrue(torch.equal(fwt.forward("gated_deltanet", **named).o, wanted[0]))
+                self.assertLessEqual(max([0, *map(len, _plans._kept.seen.values())]), _plans._MOST_GUARDS)
 
     def test_a_call_without_gradients_does_not_stand_for_one_with(self):
         named = {name: x.float().requires_grad_() for name, x in random_inputs("gated_deltanet", T=5).items()}

@@ -19,8 +19,16 @@ RULE = "decay=scalar gain=gate q_norm=l2 k_norm=l2"
 H, HV, K, V, SLOTS = 2, 4, 8, 12, 9
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def rand(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)), device="cpu").to(torch.get_default_device())
+
+
+def on_device(test):
+    torch.set_default_device(DEVICE)
+    test.addCleanup(torch.set_default_device, None)
 
 
 def formed(a, b, A_log, dt_bias):
@@ -43,6 +51,7 @@ def alone(named, state):
 
 class Conventions(unittest.TestCase):
     def setUp(self):
+        on_device(self)
         self.A_log, self.dt_bias = rand(HV), rand(HV, seed=5)
         # A pool is one layer's part of a larger one: its slots lie apart.
         self.pool = rand(SLOTS, 2, HV, V, K)[:, 1]
@@ -273,6 +282,7 @@ class VllmRegistration(unittest.TestCase):
             def forward_native(self, *args, **kwargs):
                 return "theirs"
 
+        on_device(self)
         self.base, self.registry = ChunkGatedDeltaRule, CustomOp.op_registry_oot
         patch = modules(vllm__model_executor__custom_op={"CustomOp": CustomOp},
                         vllm__model_executor__layers__mamba__gdn__qwen_gdn_linear_attn={"ChunkGatedDeltaRule": ChunkGatedDeltaRule})
@@ -318,6 +328,7 @@ class SglangRegistration(unittest.TestCase):
             def target_verify(self, A_log, dt_bias, q, k, v, a, b, **kwargs):
                 return "theirs"
 
+        on_device(self)
         n = tokens(2)
         call = {"A_log": rand(HV), "dt_bias": rand(HV), "ssm_states": rand(SLOTS, HV, V, K), "cache_indices": torch.tensor([1, 2]),
                 "query_start_loc": torch.arange(3)}

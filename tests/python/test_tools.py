@@ -99,6 +99,26 @@ class Tools(unittest.TestCase):
         self.assertIn(f"fastweight    {fastweight.version()}", done.stdout)
         self.assertIn("selftest      cpu: passed", done.stdout)
 
+    def test_a_run_of_other_peoples_tests_that_was_cut_short_tells_what_it_reached(self):
+        def test(name, outcome, served, **more):
+            return {"test": f"ops/test_a.py::{name}", "outcome": outcome, "seconds": 0.5, "served": served, "fell_back": 0, "reasons": {}, **more}
+
+        parts = [
+            [{"collected": {"ops/test_a.py": 5, "ops/test_b.py": 1}}, {"began": "ops/test_a.py::one"}, test("one", "passed", 2), {"began": "ops/test_a.py::two"}],
+            [{"began": "ops/test_a.py::three"}, test("three", "failed", 1, reason="o differs"),
+             test("four", "passed", 0, fell_back=1, reasons={"gv: not served": 1}), test("one", "passed", 2)],  # the same once more counts once
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            for i, lines in enumerate(parts):
+                pathlib.Path(folder, f"part{i}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"test": "half a li')
+            table = subprocess.run([sys.executable, "-m", "fastweight.fla_report", folder], capture_output=True, text=True, check=True).stdout
+            self.assertIn("| ops/test_a.py | 5 | 2 | 1 | 0 | 2 | 3 | 1 | 1 x gv: not served |", table)
+            self.assertIn("| ops/test_b.py | 1 | 0 | 0 | 0 | 1 | 0 | 0 |  |", table)
+            self.assertIn("failed: ops/test_a.py::three (served 1, left 0, 0.5 s)\n    o differs", table)
+            self.assertIn("began and did not end: ops/test_a.py::two", table)
+            self.assertNotIn("did not end: ops/test_a.py::one", table)
+        self.assertEqual(subprocess.run([sys.executable, "-m", "fastweight.fla_report"], capture_output=True, check=False).returncode, 1)
+
     def test_bench_measures_and_keeps_the_numbers(self):
         from fastweight import bench
 

@@ -1,6 +1,6 @@
 // Chunk form and token form against the reference, forward and every gradient, double and float: all presets, all lengths
 // around the chunk and sub-chunk edges, all head dims; grouped heads, initial states, packing and layouts rotate through
-// the combinations so that every one of them meets every length and every pair of dims.
+// the combinations so that every one of them meets every length and every dim.
 #include <array>
 #include <cctype>
 
@@ -18,6 +18,16 @@ constexpr double kFloatFloor = 1e-3;
 
 constexpr std::array<int64_t, 10> kLengths = {0, 1, 2, 15, 16, 17, 63, 64, 65, 130};
 constexpr std::array<int64_t, 6> kDims = {8, 16, 24, 60, 64, 128};
+
+// With a sanitizer every rule still meets the code of every case, but not each with each: one case in `share` of those counted by turn. shares have no factor
+// in common with the number of a rule's cases, so that from rule to rule it is another one.
+bool left_out([[maybe_unused]] int64_t turn, [[maybe_unused]] int64_t share) {
+#if defined(FW_SMALL_TESTS)
+  return turn % share != 0;
+#else
+  return false;
+#endif
+}
 
 SeqLayout layout_of(int64_t length, int64_t kind) {
   switch (kind % 3) {
@@ -53,13 +63,13 @@ class Presets : public ::testing::TestWithParam<int> {};
 TEST_P(Presets, FormsMatchTheReferenceForAllLengthsAndDims) {
   const Preset& p = presets()[static_cast<size_t>(GetParam())];
   auto turn = static_cast<int64_t>(rule_seed(p.rule, 0));
+  int64_t row = turn;
   for (const int64_t length : kLengths) {
     for (const int64_t K : kDims) {
+      ++row;
       for (const int64_t V : kDims) {
-        ++turn;
-#if defined(FW_SMALL_TESTS)
-        if (turn % 11 != 0) continue;
-#endif
+        // Two values of V for each length and K, other ones for the next K and for a preset with another seed: together they meet every pair.
+        if ((++turn + row) % 3 != 0) continue;
         ProblemOptions options;
         options.sequences = layout_of(length, turn);
         options.H = 2;
@@ -101,23 +111,29 @@ TEST(Scan, ComposedRulesMatchTheReference) {
 }
 
 TEST(Scan, AnyChunkSizeGivesTheSame) {
+  int64_t turn = 0;
   for (const Rule& rule : all_rules()) {
     const Problem problem = random_problem(rule, medium(rule_seed(rule, 100)));
+    const ReferenceOutputs out = problem.forward();
+    const ReferenceInputs grads = problem.backward();
     for (const int64_t chunk : {1, 2, 3, 15, 16, 17, 31, 33, 48, 64, 100, 128, 1024}) {
+      if (left_out(++turn, 5)) continue;
       HeaderRun run;
       run.chunk = chunk;
       run.form = FW_FORM_CHUNK;
-      EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), kDoubleBound)) << to_string(rule) << " chunk " << chunk;
-      EXPECT_TRUE(close(header_backward(problem, run), problem.backward(), kDoubleBound)) << to_string(rule) << " chunk " << chunk;
+      EXPECT_TRUE(close(header_forward(problem, run), out, kDoubleBound)) << to_string(rule) << " chunk " << chunk;
+      EXPECT_TRUE(close(header_backward(problem, run), grads, kDoubleBound)) << to_string(rule) << " chunk " << chunk;
     }
   }
 }
 
 // Decays of 0, -1e4 and -inf in random places: finite and right, forward and backward.
 TEST(Scan, ExtremeDecays) {
+  int64_t turn = 0;
   for (const Rule& rule : all_rules()) {
     if (!rule.uses_g() && !rule.uses_precond()) continue;
     for (const int64_t chunk : {0, 16, 64}) {
+      if (left_out(++turn, 4)) continue;
       ProblemOptions options = medium(rule_seed(rule, 200 + static_cast<uint64_t>(chunk)));
       options.edge_decays = true;
       HeaderRun run;
@@ -195,17 +211,20 @@ TEST(Scan, SplittingWithTheStateHandedOn) {
 }
 
 TEST(Scan, StepsInPlaceEqualTheWholeSequence) {
+  int64_t turn = 0;
   for (const Rule& rule : all_rules()) {
     ProblemOptions options = medium(rule_seed(rule, 500));
     options.sequences = SeqLayout::uniform(3, 20);
     const Problem problem = random_problem(rule, options);
+    const ReferenceOutputs out = problem.forward();
     for (const int64_t tokens : {1, 2, 8}) {
       for (const fw_state_layout layout : {FW_STATE_K_FIRST, FW_STATE_V_FIRST}) {
+        if (left_out(++turn, 5)) continue;
         HeaderRun run;
         run.state_layout = layout;
-        EXPECT_TRUE(close(header_steps(problem, run, tokens), problem.forward(), kDoubleBound)) << to_string(rule);
+        EXPECT_TRUE(close(header_steps(problem, run, tokens), out, kDoubleBound)) << to_string(rule);
         run.dtype = FW_F32;
-        EXPECT_TRUE(close(header_steps(problem, run, tokens), problem.forward(), kFloatBound)) << to_string(rule);
+        EXPECT_TRUE(close(header_steps(problem, run, tokens), out, kFloatBound)) << to_string(rule);
       }
     }
   }

@@ -262,10 +262,19 @@ TEST(Gates, StructsOfTheFirstHeaderAreTaken) {
   call.in.size = kInputs;
   std::memset(&call.desc.gates, 0xff, sizeof(call.desc.gates));
   std::memset(&call.in.a_log, 0xff, sizeof(fw_inputs) - kInputs);
+  call.out.size = offsetof(fw_outputs, checkpoints);
+  std::memset(&call.out.checkpoints, 0xff, sizeof(fw_outputs) - call.out.size);
   ASSERT_EQ(call.forward(), "");
   EXPECT_EQ(call.result[0], o[0]);
   EXPECT_EQ(call.result[1], o[1]);
-  // The second one's descriptor.
+  // Descriptors of the headers since.
+  for (const size_t size :
+       {offsetof(fw_desc, max_seqlen), offsetof(fw_desc, token_slots), offsetof(fw_desc, final_slots), offsetof(fw_desc, checkpoint_interval)}) {
+    fw_desc later = call.desc;
+    fw_init_struct(&later, size);
+    EXPECT_EQ(later.device_number, -1) << size;
+    EXPECT_EQ(later.seqlens_dtype, 64) << size;
+  }
   constexpr size_t kSecond = offsetof(fw_desc, max_seqlen);
   fw_init_struct(desc.data(), kSecond);
   std::memcpy(&started, desc.data(), kSecond);

@@ -297,5 +297,25 @@ TEST(TaskCell, AResultComesBackFromItsFile) {
   EXPECT_THAT(error_of([] { task_result_from_json({{"task", 3}}, "'f'"); }), HasSubstr("'f': not the result of a task"));
 }
 
+TEST(TaskModel, NamesOfTablesSayRuleAndLayers) {
+  const auto named = [](const std::string& name) {
+    ModelConfig model = task_model("mqar");
+    set_mixers(model, name);
+    return model;
+  };
+  EXPECT_EQ(named("kda").rule, "kda");
+  EXPECT_TRUE(named("kda").layers.empty());
+  EXPECT_EQ(named("decay=channel gain=kaczmarz").rule, "decay=channel gain=kaczmarz");
+  EXPECT_EQ(named("attention").layers, StringList{"attention"});
+  EXPECT_EQ(named("kda+window").rule, "kda");
+  EXPECT_EQ(named("kda+window").layers, (StringList{"recurrent", "window"}));
+  EXPECT_EQ(named("kda+windows").rule, "kda+windows") << "no kind of layer: a rule, which will be refused by its name";
+  ModelConfig model = task_model("mqar");
+  model.layers = {"conv", "recurrent"};
+  set_mixers(model, "deltanet");
+  EXPECT_EQ(model.layers, (StringList{"conv", "recurrent"}));
+  EXPECT_THROW(set_mixers(model, "deltanet+window"), Error);
+}
+
 }  // namespace
 }  // namespace fw

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "support/error_of.h"
 #include "tasks/key_words.h"
+#include "tasks/needle_words.h"
 #include "tasks/unicode.h"
 
 namespace fw {
@@ -142,6 +143,39 @@ TEST(Needle, SizedByItsTokenizerAndTheSameEveryTime) {
       EXPECT_GT(tokens, length - 95) << name;  // a line of noise has 94 bytes with its end, a word fewer
     }
   }
+}
+
+// The task of words is the prompt, piece by piece, and the answer but for its last digit; what it asks for is the answer.
+TEST(NeedleWords, AreThePromptAndAskForTheAnswer) {
+  const auto bytes = byte_tokenizer();
+  const NeedleTask prompts("niah_single_1", 0, *bytes, {});
+  EXPECT_EQ(needle_pieces("One, for ab-cd is: 90.\n"), (std::vector<std::string_view>{"One", ",", "for", "ab", "-", "cd", "is", ":", "9", "0", "."}));
+  std::set<std::string> values;
+  for (const int64_t lines : {1, 3}) {
+    const auto task = make_task("niah_single_1", {.length = lines});
+    EXPECT_EQ(task->length(), 82 + 24 * lines);
+    for (uint64_t i = 0; i < 50; ++i) {
+      const TaskExample one = task->example(5, i);
+      Random random(example_seed(5, i));
+      const auto [prompt, value] = prompts.text(random, lines);
+      values.insert(value);
+      const std::vector<std::string_view> pieces = needle_pieces(prompt);
+      ASSERT_EQ(one.tokens.size(), pieces.size() + 6);
+      for (size_t t = 0; t < one.tokens.size(); ++t) {
+        EXPECT_LT(one.tokens[t], task->vocab_size());
+        const std::string expected = t < pieces.size() ? std::string(pieces[t]) : value.substr(t - pieces.size(), 1);
+        ASSERT_EQ(needle_piece(one.tokens[t]), expected) << t;
+        // The last piece of the prompt asks for the first digit.
+        if (t + 1 < pieces.size()) {
+          EXPECT_EQ(one.labels[t], kNoLabel);
+        } else {
+          EXPECT_EQ(needle_piece(one.labels[t]), value.substr(t + 1 - pieces.size(), 1));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(values.size(), 50u) << "a value is drawn anew each time, whatever the text is long";
+  EXPECT_THAT(error_of([] { make_task("niah_single_1", {.length = 1 << 17}); }), HasSubstr("lines of noise"));
 }
 
 TEST(Needle, RefusesWhatCannotBe) {

@@ -134,7 +134,7 @@ TEST_F(TextSourceTest, JsonLinesThatAreNoneNameFileAndLine) {
   // Nothing recurses, and the message does not repeat the line.
   error(std::string(1000000, '['), {"not valid JSON"});
   error("{\"text\": \"" + std::string(1000000, 'x'), {"not valid JSON"});
-  const auto message = testing::error_of([&] { read(folder_.path("bad.jsonl")); });
+  const auto message = testing::caught([&] { read(folder_.path("bad.jsonl")); });
   ASSERT_TRUE(message);
   EXPECT_LT(std::string(message->what()).size(), folder_.path("bad.jsonl").size() + 300);
 }

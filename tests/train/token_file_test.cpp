@@ -14,7 +14,7 @@ namespace fw {
 namespace {
 
 using testing::bytes_of;
-using testing::error_of;
+using testing::caught;
 using testing::fails;
 using testing::FileSizeLimit;
 using testing::TempFolder;
@@ -179,7 +179,7 @@ TEST(TokenFile, HostileNumbers) {
     size_t bytes;
     const char* words;
   };
-  ASSERT_EQ(error_of([] { TokenFile(bytes_of(forged(8, 2, 4)), "tokens"); }), std::nullopt) << "a forged file with nothing changed";
+  ASSERT_EQ(caught([] { TokenFile(bytes_of(forged(8, 2, 4)), "tokens"); }), std::nullopt) << "a forged file with nothing changed";
   for (const Case& c : {Case{8, 3, 4, "version 3"},
                         Case{8, 0, 4, "version 0"},
                         Case{8, 1, 4, "expected 0"},

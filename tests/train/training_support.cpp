@@ -1,6 +1,5 @@
 #include "training_support.h"
 
-#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
@@ -12,17 +11,6 @@
 namespace fw::testing {
 
 namespace fs = std::filesystem;
-
-TempFolder::TempFolder() {
-  std::string pattern = (fs::temp_directory_path() / "fastweight-test-XXXXXX").string();
-  if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("cannot make a temporary folder " + pattern);
-  path_ = pattern;
-}
-
-TempFolder::~TempFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
 
 std::string sample_text(int documents, uint64_t seed) {
   static constexpr const char* kWords[] = {"delta", "rule", "key", "value", "gate", "state", "a", "the", "of", "writes", "reads", "erases"};

@@ -1,4 +1,4 @@
-// What the training tests share: a folder that goes away, a text, a small model and run, and the bytes of a folder.
+// What the training tests share: a text, a small model and run, and the bytes of a folder.
 #pragma once
 
 #include <filesystem>
@@ -8,24 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "base/temp_folder.h"
 #include "model/config.h"
 #include "tokenizer/tokenizer.h"
 #include "train/token_file.h"
 #include "train/trainer.h"
 
 namespace fw::testing {
-
-class TempFolder {
- public:
-  TempFolder();  // new and empty, under the system's folder for temporary files
-  ~TempFolder();
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  std::string path(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 // `documents` documents of words, of very different lengths, a line "%" between them. The same for a seed.
 std::string sample_text(int documents, uint64_t seed);

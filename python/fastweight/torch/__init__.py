@@ -4,7 +4,7 @@
     o, final_state, _ = forward("gated_deltanet", q, k, v, g=g, beta=beta, output_final_state=True)
 
 q, k [B, T, H, K] (k None for hgrn2, which makes it of its decay), v [B, T, HV, V]; which other tensors a rule takes, and their shapes, is said by `fastweight rules NAME` and by the
-message when one is missing. Types: float32 and bfloat16 (each tensor on its own), float64 on the CPU, float16 by conversion; states float32 (float64).
+message when one is missing. Types: float32 and bfloat16 or float16 (each tensor on its own), float64 on the CPU; states float32 (float64).
 Gradients have their inputs' types. Packed sequences: B = 1 and cu_seqlens.
 
 torch.compile takes these calls into its graph (fullgraph=True). Second derivatives are refused.
@@ -13,6 +13,8 @@ torch.compile takes these calls into its graph (fullgraph=True). Second derivati
 import inspect
 import os
 import typing
+from itertools import compress, repeat
+from operator import is_not
 
 import torch
 
@@ -25,7 +27,9 @@ _SAVE = os.environ.get("FASTWEIGHT_SAVE", "1") != "0"
 _SEGMENT = int(os.environ.get("FASTWEIGHT_SEGMENT", "0"))
 _NUMBER = (float, int, type(None))
 # Looked up once: a call is some ten microseconds.
-_untraced, _signature, _stream_of, _kept, _differentiable = (_autograd.untraced, _calls.signature, _calls.stream_of, _calls.kept, _autograd.Recurrence.apply)
+_untraced, _signature, _stream_of, _kept = _autograd.untraced, _calls.signature, _calls.stream_of, _calls.kept
+_seen, _grad_enabled, _increment = _calls.seen, torch.is_grad_enabled, torch.autograd.graph.increment_version
+_NONES = (None,) * len(_calls.INPUTS)
 
 
 class Result(typing.NamedTuple):
@@ -109,37 +113,57 @@ def forward(
         raw = _in_order(raw, others)
     if cu_seqlens_cpu is not None:
         cu_seqlens = cu_seqlens_cpu
-    options = (rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates, max_seqlen)
     if not _untraced():
-        return _traced(raw, options, cu_seqlens, output_final_state, save)
-    grad = torch.is_grad_enabled()
+        return _traced(raw, (rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates, max_seqlen), cu_seqlens, output_final_state, save)
     offsets = key = call = None
     if cu_seqlens is not None:
         _arguments.check_offsets(cu_seqlens, q)
         offsets = _calls.offsets_of(cu_seqlens, _bound(max_seqlen))
+    there = tuple(map(is_not, raw, _NONES))
+    present = list(compress(raw, there))
     try:
-        key = (options, output_final_state, save, grad, _signature(raw), offsets and offsets.key, _stream_of(q))
-        call = _kept().get(key)
+        key = (rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates, max_seqlen, output_final_state, save, _grad_enabled(), there,
+               offsets and offsets.key, _stream_of(q))
+        call = _seen(key, present)
     except (AttributeError, TypeError):  # not tensors, or not hashable: the checks say what is wrong
+        key = None
+    if call is None:
+        options = (rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates, max_seqlen)
+        call, raw = _prepared(key, options, raw, present, cu_seqlens, offsets, output_final_state, save)
+        if call is None:
+            return _traced(raw, options, cu_seqlens, output_final_state, save)
+        present = _calls.present_of(raw)
+    if call.differentiable is None:
+        o, final_state, final_precond, _ = call(present)
+    elif output_final_state:
+        o, final_state, final_precond = call.differentiable(*present)
+    else:
+        o, final_state, final_precond = call.differentiable(*present), None, None
+    return Result(o if o.dtype is q.dtype else o.to(q.dtype), final_state, final_precond)
+
+
+def _prepared(key, options, raw, present, cu_seqlens, offsets, output_final_state, save):
+    """The prepared call, and the inputs as it takes them; None for a call that goes to the operator. key None: of something that is no tensor, perhaps."""
+    call = whole = None
+    try:
+        whole = key and (key, _signature(present))
+        call = _kept().get(whole)
+    except AttributeError:  # not tensors: the checks say which
         key = None
     if call is None:
         inputs, config = _checked(raw, options)
         if not _autograd.eager(inputs):
-            return _traced(raw, options, cu_seqlens, output_final_state, save)
-        grad = grad and any([t is not None and t.requires_grad for t in inputs])
+            return None, raw
+        grad = _grad_enabled() and any([t is not None and t.requires_grad for t in inputs])
         call = _calls.forward_call(config, inputs, offsets, bool(output_final_state), -1 if grad and (_SAVE if save is None else save) else 0, grad)
+        if grad and call.differentiable is None:
+            call.differentiable = _autograd.differentiable(call)
         # The same call on tensors that need no conversion is not checked again.
-        if key is not None and type(scale) in _NUMBER and all([a is b for a, b in zip(raw, inputs)]):
-            _calls.keep(key, call)
-        raw = inputs
-    present = [t for t in raw if t is not None]
-    if not call.differentiated:
-        o, final_state, final_precond, _ = call(present)
-    elif output_final_state:
-        o, final_state, final_precond = _differentiable(call, *present)
-    else:
-        o, final_state, final_precond = _differentiable(call, *present), None, None
-    return Result(o if o.dtype is q.dtype else o.to(q.dtype), final_state, final_precond)
+        if key is None or type(options[1]) not in _NUMBER or any([a is not b for a, b in zip(raw, inputs)]):
+            return call, inputs
+        _calls.keep(whole, call)
+    _calls.see(key, present, call)
+    return call, raw
 
 
 # What forward names, in the order in which it does, and whether the header has more.
@@ -202,19 +226,25 @@ def step(rule, q, k, v, state, precond_state=None, *, slots=None, scale=None, cu
     """o of one or a few tokens a sequence; state [N, HV, K, V] (and precond_state [N, H, K]) are updated in place. No gradients.
 
     slots: int32 [N], the states of sequence n lie at slots[n] of a pool; below 0: the sequence is skipped and its o is not written."""
-    eager = _autograd.untraced()
-    key = call = offsets = None
+    eager = _untraced()
+    key = whole = call = offsets = None
     if eager:
         if cu_seqlens is not None:
             _arguments.check_offsets(cu_seqlens, q)
             offsets = _calls.offsets_of(cu_seqlens, _bound(max_seqlen))
         raw = (q, k, v, state, precond_state, slots, *tensors.values())
+        present = [t for t in raw if t is not None]
         try:
-            key = (rule, scale, state_v_first, gates, max_seqlen, torch.is_grad_enabled(), *tensors, _calls.signature(raw), offsets and offsets.key,
-                   slots if slots is None else slots.data_ptr(), _calls.stream_of(q))
-            call = _calls.kept().get(key)
+            key = (rule, scale, state_v_first, gates, max_seqlen, _grad_enabled(), *tensors, tuple(map(is_not, raw, repeat(None))), offsets and offsets.key,
+                   slots if slots is None else slots.data_ptr(), _stream_of(q))
+            call = _seen(key, present)
+            if call is None:
+                whole = (key, _signature(present))
+                call = _kept().get(whole)
+                if call is not None:
+                    _calls.see(key, present, call)
         except (AttributeError, TypeError):
-            key = None
+            whole = None
     if call is None:
         inputs, config = _checked_step(rule, q, k, v, state, precond_state, slots, scale, state_v_first, gates, max_seqlen, tensors)
         if cu_seqlens is not None:
@@ -227,10 +257,10 @@ def step(rule, q, k, v, state, precond_state=None, *, slots=None, scale=None, cu
         inputs = list(inputs)
         inputs[_calls.INITIAL_STATE], inputs[_calls.INITIAL_PRECOND] = state, precond_state
         call = _calls.step_call(config, inputs, offsets, slots)
-        if key is not None and type(scale) in _NUMBER and unchanged:
+        if whole is not None and type(scale) in _NUMBER and unchanged:
             names = {name.rstrip("_"): name for name in tensors}
             before, after = ([names[n] for n in part if n in names] for part in (_calls.INPUTS[: _calls.INITIAL_STATE], _calls.INPUTS[_calls.INITIAL_STATE :]))
-            _calls.keep(key, (call, before, after))
+            _calls.keep(whole, (call, before, after))
         states = _calls.present_of((state, precond_state))
         o = call(_calls.present_of(inputs), states)
     else:
@@ -239,8 +269,8 @@ def step(rule, q, k, v, state, precond_state=None, *, slots=None, scale=None, cu
         o = call(([q, v] if k is None else [q, k, v]) + [tensors[n] for n in before] + states + [tensors[n] for n in after], states)
     for tensor in states:
         if not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)
-    return o if o.dtype == q.dtype else o.to(q.dtype)
+            _increment(tensor)
+    return o if o.dtype is q.dtype else o.to(q.dtype)
 
 
 def speculate(rule, q, k, v, state, token_slots, precond_state=None, *, accepted=None, slots=None, token_states=None, token_preconds=None, first_slot=0,
@@ -261,19 +291,29 @@ def speculate(rule, q, k, v, state, token_slots, precond_state=None, *, accepted
     return _at_slots(config, inputs, q, state, precond_state, cu_seqlens, places, finals, _calls.Step)
 
 
-def prefill(rule, q, k, v, state, slots, precond_state=None, *, final_slots=None, update=True, first_slot=0, scale=None, cu_seqlens=None, max_seqlen=None,
-            state_v_first=False, form="auto", chunk=0, segment=None, bf16_operands=None, gates=None, **tensors):
+def prefill(rule, q, k, v, state, slots, precond_state=None, *, final_slots=None, update=True, first_slot=0, checkpoint_interval=0, checkpoint_slots=None,
+            checkpoint_states=None, checkpoint_preconds=None, scale=None, cu_seqlens=None, max_seqlen=None, state_v_first=False, form="auto", chunk=0,
+            segment=None, bf16_operands=None, gates=None, **tensors):
     """o of sequences whose states lie in a pool [slots, HV, K, V] (precond_state [slots, H, K]). No gradients; not for programs that are compiled.
 
     Sequence n starts from slot slots[n] (int32 [N]), or from zero if that is below first_slot; its final state goes to the same slot, or to final_slots[n], or
-    nowhere: below first_slot, and where update is False."""
+    nowhere: below first_slot, and where update is False.
+    checkpoint_interval (a multiple of 64) and checkpoint_slots (int32 [N, columns]): the state after the first (i + 1) checkpoint_interval tokens of sequence n is
+    copied to slot checkpoint_slots[n, i] of checkpoint_states (and checkpoint_preconds), or of the same pool, for a cache of prefixes."""
     if not _autograd.untraced():
         raise Error("prefill: expected a call that is not compiled or traced")
     config = _config(q, rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates, max_seqlen)
     inputs = _checked_states("prefill", q, k, v, state, precond_state, slots, tensors)
-    _check_numbers(q, cu_seqlens, slots=(slots, 1), final_slots=(final_slots, 1))
-    places = _calls.Slots(slots, finals=final_slots, first=first_slot)
-    return _at_slots(config, inputs, q, state, precond_state, cu_seqlens, places, (state, precond_state) if update else (None, None), _calls.Prefill)
+    if bool(checkpoint_interval) != (checkpoint_slots is not None):
+        raise Error("checkpoint_interval: expected a number together with checkpoint_slots, got one of the two")
+    _check_numbers(q, cu_seqlens, slots=(slots, 1), final_slots=(final_slots, 1), checkpoint_slots=(checkpoint_slots, 2))
+    finals, kept = (state, precond_state) if update else (None, None), (None, None)
+    if checkpoint_slots is not None:
+        kept = (state if checkpoint_states is None else checkpoint_states, precond_state if checkpoint_preconds is None else checkpoint_preconds)
+        _check_states(inputs, q, zip(("checkpoint_states", "checkpoint_preconds"), kept))
+    places = _calls.Slots(slots, finals=final_slots, first=first_slot, checkpoints=checkpoint_slots, interval=checkpoint_interval,
+                          checkpoint_states=0 if kept[0] is None else kept[0].shape[0])
+    return _at_slots(config, inputs, q, state, precond_state, cu_seqlens, places, (*finals, *kept), _calls.Prefill)
 
 
 def _check_numbers(q, cu_seqlens, **named):
@@ -324,7 +364,7 @@ def _check_states(inputs, q, named):
         if tensor is not None and tensor.device != q.device:
             raise Error(f"{name}: expected a tensor on {q.device}, as q is, got one on {tensor.device}")
         own = _calls.state_dtype(inputs[_calls.Q].dtype)
-        allowed = (own, torch.bfloat16) if own == torch.float32 and name in ("state", "token_states") else (own,)
+        allowed = (own, torch.bfloat16) if own == torch.float32 and name in ("state", "token_states", "checkpoint_states") else (own,)
         if tensor is not None and tensor.dtype not in allowed:
             raise Error(f"{name}: expected {' or '.join(map(str, allowed))} (it is updated in place), got {tensor.dtype}")
 

@@ -1,6 +1,6 @@
 """Arguments as a call takes them: tensors on one device, of types that the library knows, their last dimension contiguous.
 
-float16 becomes float32 (the library has no float16), states the state's type; conversions are torch's, so autograd brings gradients back to the types
+A call has one 16-bit type: where tensors of tokens are bfloat16, float16 ones become float32. States become the state's type; conversions are torch's, so autograd brings gradients back to the types
 that came. Only what a copy needs is copied: strided views of one projection are taken as they are.
 """
 
@@ -9,10 +9,7 @@ import torch
 from fastweight._library import Error
 from fastweight.torch._plans import INPUTS, STATES, state_dtype
 
-_TOKEN_DTYPES = (torch.float32, torch.bfloat16)
-
-
-def _usable(name, tensor, dtype, device, double):
+def _usable(name, tensor, dtype, device, double, narrow):
     if not isinstance(tensor, torch.Tensor):
         raise Error(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.device != device:
@@ -26,7 +23,7 @@ def _usable(name, tensor, dtype, device, double):
             tensor = tensor.to(dtype)
     elif double:
         tensor = tensor.double()
-    elif tensor.dtype not in _TOKEN_DTYPES:
+    elif tensor.dtype not in (torch.float32, narrow):
         tensor = tensor.float()
     return tensor if tensor.stride(-1) == 1 or tensor.dim() < 4 and name not in STATES else tensor.contiguous()
 
@@ -43,12 +40,14 @@ def inputs_of(tensors):
             raise Error(f"{name}: expected 4 dimensions [B, T, heads, dim], got shape {list(tensors[name].shape)}")
     if q.device.type not in ("cpu", "cuda"):
         raise Error(f"q: expected a tensor on the CPU or on CUDA, got one on {q.device}")
-    double = any(isinstance(t, torch.Tensor) and t.dtype == torch.float64 for name, t in tensors.items() if name in INPUTS and name not in STATES)
+    types = {t.dtype for name, t in tensors.items() if isinstance(t, torch.Tensor) and name in INPUTS and name not in STATES}
+    double = torch.float64 in types
+    narrow = torch.bfloat16 if torch.bfloat16 in types else torch.float16
     dtype = torch.float64 if double else state_dtype(q.dtype)
     out = []
     for name in INPUTS:
         tensor = tensors.get(name)
-        out.append(None if tensor is None else _usable(name, tensor, dtype, q.device, double))
+        out.append(None if tensor is None else _usable(name, tensor, dtype, q.device, double, narrow))
     return tuple(out)
 
 

@@ -13,8 +13,8 @@ import torch
 
 from fastweight import _library
 from fastweight.torch._plans import (  # noqa: F401: some are for _operators.py and the tests
-    FORMS, INITIAL_PRECOND, INITIAL_STATE, INPUTS, Config, Plan, Q, STATES, Shapes, Slots, Tensors, V, any_bf16, descriptor, keep, kept, offsets_of, shapes_of,
-    signature, sizes_of, state_dtype,
+    FORMS, INITIAL_PRECOND, INITIAL_STATE, INPUTS, Config, Plan, Q, STATES, Shapes, Slots, Tensors, V, descriptor, io_dtype, keep, kept, offsets_of, see, seen,
+    shapes_of, signature, sizes_of, state_dtype,
 )
 
 _ROWS = 64  # what saved_bound() counts in: the rows of a chunk on CUDA, a multiple of those on the CPU
@@ -38,9 +38,16 @@ def present_of(tensors):
     return [t for t in tensors if t is not None]
 
 
-def maker_of(tensor):
-    """A function of such a tensor that makes a contiguous one of its shape and type; empty_like, the cheaper, keeps strides that are not."""
-    return torch.empty_like if tensor.is_contiguous() else lambda t: t.new_empty(t.shape)
+# What torch.compile's programs make tensors on the CPU with, in half the time of torch.empty: (size, strides, dtype).
+_empty_cpu = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cpu", None)
+
+
+def dense(shape, dtype):
+    """(size, strides, dtype) of a contiguous tensor."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(shape), tuple(reversed(strides)), dtype
 
 
 class _Call:
@@ -52,7 +59,10 @@ class _Call:
         self.config, self.offsets, self.stream, self._slots = config, offsets, stream, slots
         self.places = tuple(i for i, t in enumerate(inputs) if t is not None)
         self.input_count = len(inputs)
-        self._cpu = inputs[Q].device.type == "cpu"
+        device = inputs[Q].device
+        self._cpu = device.type == "cpu"
+        # Makes tensors of (size, strides, dtype) there.
+        self._empty = self._cpu and _empty_cpu or (lambda size, strides, dtype: torch.empty_strided(size, strides, dtype=dtype, device=device))
         self._tensors = tensors
         self._saved, self._saved_bytes = ctypes.c_void_p(), ctypes.c_size_t()
         self._space, self._space_bytes = ctypes.c_void_p(), ctypes.c_size_t()
@@ -75,7 +85,7 @@ class _Call:
     def _run(self, inputs):
         """inputs: the present ones; the structs point at everything."""
         if self._workspace is None:
-            workspace = inputs[0].new_empty(self.workspace_bytes, dtype=torch.uint8)
+            workspace = self._empty((self.workspace_bytes,), (1,), torch.uint8)
             self._space.value = workspace.data_ptr()
         status = self._function(*self._arguments)
         if status:
@@ -92,22 +102,19 @@ class Forward(_Call):
     """o, the final states and what is kept for backward."""
 
     function = "fw_plan_forward"
+    differentiable = None  # the caller's: _autograd.py
 
     def __init__(self, config, inputs, offsets, final, saved_bytes, stream):
         q, shapes = inputs[Q], shapes_of(inputs)
         n = offsets.count if offsets is not None else shapes.B
         state = state_dtype(q.dtype)
         self.dtype, self.state_dtype = q.dtype, state
-        shape = (shapes.B, shapes.T, shapes.HV, shapes.V)
-        v = inputs[V]
-        # Of v's shape, but q's type.
-        self._o_like = q.dtype == v.dtype and v.is_contiguous() and v.shape == shape
-        self._o = shape
-        self._v = sum(t is not None for t in inputs[:V])
-        self._state = state_shape(config, n, shapes.HV, shapes.K, shapes.V) if final else None
-        self._precond = (n, shapes.H, shapes.K) if final and uses_precond(config.rule) else None
+        self._o = dense((shapes.B, shapes.T, shapes.HV, shapes.V), q.dtype)
+        self._state = dense(state_shape(config, n, shapes.HV, shapes.K, shapes.V), state) if final else None
+        self._precond = dense((n, shapes.H, shapes.K), state) if final and uses_precond(config.rule) else None
         self._asked = saved_bytes
-        super().__init__(config, inputs, offsets, stream, Tensors(("fw_inputs", inputs), ("fw_outputs", self._made(q))))
+        examples = [None if made is None else torch.empty_strided(*made[:2], dtype=made[2], device=q.device) for made in (self._o, self._state, self._precond)]
+        super().__init__(config, inputs, offsets, stream, Tensors(("fw_inputs", inputs), ("fw_outputs", examples)))
 
     def _needs(self):
         # -1: what the plan keeps. A fixed size that is too small keeps nothing, and backward, which sees the same, recomputes.
@@ -116,26 +123,22 @@ class Forward(_Call):
         self._saved_bytes.value = self._keeps if self._asked else 0
         return self.plan.forward
 
-    def _made(self, q):
-        return (q.new_empty(self._o), None if self._state is None else q.new_empty(self._state, dtype=self.state_dtype),
-                None if self._precond is None else q.new_empty(self._precond, dtype=self.state_dtype))
-
     def __call__(self, present):
         """(o, final_state, final_precond, saved)."""
-        q = present[0]
-        saved = None
+        empty, saved = self._empty, None
         if self._asked:
-            saved = q.new_empty(self._buffer, dtype=torch.uint8)
+            saved = empty((self._buffer,), (1,), torch.uint8)
             self._saved.value = saved.data_ptr() if self._keeps else None
+        o = empty(*self._o)
         if self._state is None:
-            o = torch.empty_like(present[self._v]) if self._o_like else q.new_empty(self._o)
             self._tensors.point((*present, o))
             self._run(present)
             return o, None, None, saved
-        results = self._made(q)
-        self._tensors.point((*present, *present_of(results)))
+        state = empty(*self._state)
+        precond = None if self._precond is None else empty(*self._precond)
+        self._tensors.point((*present, o, state) if precond is None else (*present, o, state, precond))
         self._run(present)
-        return (*results, saved)
+        return o, state, precond, saved
 
 
 class Backward(_Call):
@@ -145,11 +148,9 @@ class Backward(_Call):
 
     def __init__(self, config, inputs, offsets, cotangents, wanted, has_saved, stream, plan=None):
         self._has_saved = has_saved
-        wanted = tuple([bool(want and t is not None) for t, want in zip(inputs, wanted)])
-        self._wanted = tuple([want for t, want in zip(inputs, wanted) if t is not None])
-        self._all = all(self._wanted)
-        self._makers = tuple([maker_of(t) for t in present_of(inputs)])
-        gradients = tuple([maker_of(t)(t) if want else None for t, want in zip(inputs, wanted)])
+        gradients = [torch.empty(t.shape, dtype=t.dtype, device=t.device) if t is not None and want else None for t, want in zip(inputs, wanted)]
+        self._made = tuple([None if d is None else dense(d.shape, d.dtype) for t, d in zip(inputs, gradients) if t is not None])
+        self._all = None not in self._made
         tensors = Tensors(("fw_inputs", inputs), ("fw_outputs", cotangents), ("fw_inputs", gradients))
         super().__init__(config, inputs, offsets, stream, tensors, plan)
 
@@ -161,10 +162,11 @@ class Backward(_Call):
         return self.plan.backward if self._keeps or self.plan.saved == 0 else self.plan.backward_alone
 
     def __call__(self, present, cotangents, saved):
+        empty = self._empty
         if self._all:
-            gradients = made = [make(t) for make, t in zip(self._makers, present)]
+            gradients = made = [empty(*like) for like in self._made]
         else:
-            gradients = [make(t) if want else None for make, t, want in zip(self._makers, present, self._wanted)]
+            gradients = [None if like is None else empty(*like) for like in self._made]
             made = present_of(gradients)
         self._tensors.point((*present, *cotangents, *made))
         if self._keeps:
@@ -181,8 +183,8 @@ class Step(_Call):
     def __init__(self, config, inputs, offsets, slots, stream, finals=None):
         """finals: the tensors that are written, if they are others."""
         q, shapes = inputs[Q], shapes_of(inputs)
-        self._o = (shapes.B, shapes.T, shapes.HV, shapes.V)
-        outputs = (q.new_empty(self._o), *(finals or (inputs[INITIAL_STATE], inputs[INITIAL_PRECOND])))
+        self._o = dense((shapes.B, shapes.T, shapes.HV, shapes.V), q.dtype)
+        outputs = (q.new_empty(self._o[0]), *(finals or (inputs[INITIAL_STATE], inputs[INITIAL_PRECOND])))
         super().__init__(config, inputs, offsets, stream, Tensors(("fw_inputs", inputs), ("fw_outputs", outputs)), slots=slots)
 
     def _needs(self):
@@ -190,20 +192,19 @@ class Step(_Call):
 
     def __call__(self, present, states):
         """present: the inputs with the states among them; states: the present ones again, or the finals, which are written."""
-        o = present[0].new_empty(self._o)
+        o = self._empty(*self._o)
         self._tensors.point((*present, o, *states))
         self._run(present)
         return o
 
 
 def forward_call(config, inputs, offsets, final, saved_bytes=0, differentiated=False):
-    """saved_bytes: 0: keep nothing, -1: keep what backward wants, else a buffer of this size. differentiated: the caller's note."""
+    """saved_bytes: 0: keep nothing, -1: keep what backward wants, else a buffer of this size. differentiated: whether it is for gradients: such a call is one of its own."""
     stream = stream_of(inputs[Q])
     key = ("forward", config, signature(inputs), offsets and offsets.key, final, saved_bytes, differentiated, stream)
     call = kept().get(key)
     if call is None:
         call = keep(key, Forward(config, inputs, offsets, final, saved_bytes, stream))
-        call.differentiated = differentiated
     return call
 
 
@@ -255,15 +256,15 @@ def saved_bound(config, inputs, sequences, packed):
     before it runs, for lengths that are not numbers yet. Measured at some lengths and rounded up; where it is short after all, backward recomputes."""
     shapes = shapes_of(inputs)
     dtype = inputs[Q].dtype
-    io_bf16 = any_bf16(inputs)
-    key = (config, shapes.H, shapes.HV, shapes.K, shapes.V, dtype, io_bf16, inputs[Q].device)
+    io = io_dtype(inputs)
+    key = (config, shapes.H, shapes.HV, shapes.K, shapes.V, dtype, io, inputs[Q].device)
     key = tuple(int(x) if isinstance(x, torch.SymInt) else x for x in key)
     unit = _units.get(key)
     if unit is None:
         unit = 0
         for chunks in (1, 8, 64, 512):
             probe = Shapes(1, chunks * _ROWS, *key[1:5])
-            saved = sizes_of(descriptor(config, probe, dtype, io_bf16, key[-1], None)).saved
+            saved = sizes_of(descriptor(config, probe, dtype, io, key[-1], None)).saved
             unit = max(unit, -(-saved // (chunks * 256)) * 256)
         _units[key] = unit
     chunks = shapes.T // _ROWS + sequences if packed else shapes.B * ((shapes.T + _ROWS - 1) // _ROWS)
@@ -272,7 +273,7 @@ def saved_bound(config, inputs, sequences, packed):
 
 def plan_text(config, inputs, offsets):
     q = inputs[Q]
-    desc = descriptor(config, shapes_of(inputs), q.dtype, any_bf16(inputs), q.device, offsets)
+    desc = descriptor(config, shapes_of(inputs), q.dtype, io_dtype(inputs), q.device, offsets)
     lib = _library.library()
     length = lib.fw_plan_text(ctypes.byref(desc), None, 0)
     if length == 0:

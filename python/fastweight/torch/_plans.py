@@ -20,7 +20,10 @@ Q, V = (INPUTS.index(name) for name in "qv")
 PARAMETERS = ("precond_center", "a_log", "dt_bias", "precond_a_log", "precond_dt_bias")
 STATES = ("initial_state", "initial_precond", *PARAMETERS)  # of the state's type; all other inputs are tensors of tokens
 INITIAL_STATE, INITIAL_PRECOND = (INPUTS.index(name) for name in STATES[:2])
-_DTYPES = {torch.float32: HEADER.enums["fw_dtype"]["f32"], torch.float64: HEADER.enums["fw_dtype"]["f64"], torch.bfloat16: HEADER.enums["fw_dtype"]["bf16"]}
+_DTYPES = {
+    getattr(torch, name): HEADER.enums["fw_dtype"][value]
+    for name, value in (("float32", "f32"), ("float64", "f64"), ("bfloat16", "bf16"), ("float16", "f16"))
+}
 _DEVICES = HEADER.enums["fw_device"]
 FORMS = HEADER.enums["fw_form"]
 _MOST_CALLS = 1024
@@ -115,16 +118,21 @@ def shapes_of(inputs):
     return Shapes(q.shape[0], q.shape[1], q.shape[2], v.shape[2], q.shape[3], v.shape[3])
 
 
-def any_bf16(inputs):
-    return any(t is not None and t.dtype == torch.bfloat16 for name, t in zip(INPUTS, inputs) if name not in STATES)
+def io_dtype(inputs):
+    """The 16-bit type that tensors of tokens have beside float32, None if none has; a call has one (_arguments.py)."""
+    for name, t in zip(INPUTS, inputs):
+        if t is not None and t.dtype in (torch.bfloat16, torch.float16) and name not in STATES:
+            return t.dtype
+    return None
 
 
-def descriptor(config, shapes, dtype, io_bf16, device, offsets):
+def descriptor(config, shapes, dtype, io, device, offsets):
+    """io: io_dtype() of the inputs."""
     desc = _library.new("fw_desc")
     desc.rule = _library.rule_struct(config.rule)
     desc.gates = _library.gates_struct(config.gates)
     desc.dtype = _DTYPES[state_dtype(dtype)]
-    desc.io_dtype = _DTYPES[torch.bfloat16] if io_bf16 else 0
+    desc.io_dtype = 0 if io is None else _DTYPES[io]
     desc.form = config.form
     desc.operands = _DTYPES[torch.bfloat16] if config.bf16_operands else 0
     desc.scale = config.scale
@@ -151,10 +159,12 @@ class Slots(typing.NamedTuple):
     states: int = 0  # of the pool of the tokens' states
     first: int = 0
     clears: bool = False
+    checkpoints: typing.Optional[torch.Tensor] = None
+    interval: int = 0  # tokens from one checkpoint to the next
+    checkpoint_states: int = 0  # of the pool that has them
 
     def key(self):
-        places = [None if t is None else (t.data_ptr(), t.shape) for t in self[:4]]
-        return (*places, *self[4:])
+        return tuple([(x.data_ptr(), x.shape) if isinstance(x, torch.Tensor) else x for x in self])
 
     def describe(self, desc, state):
         if self.own is not None:
@@ -165,6 +175,10 @@ class Slots(typing.NamedTuple):
             desc.final_slots = self.finals.data_ptr()
         if self.accepted is not None:
             desc.accepted = self.accepted.data_ptr()
+        desc.checkpoint_interval = self.interval
+        if self.checkpoints is not None:
+            desc.checkpoint_slots, desc.checkpoint_columns = self.checkpoints.data_ptr(), self.checkpoints.shape[1]
+            desc.num_checkpoints = self.checkpoint_states
         desc.first_slot = self.first
         desc.skipped = HEADER.enums["fw_skipped"]["zero" if self.clears else "kept"]
 
@@ -182,7 +196,7 @@ class Plan:
 
     def __init__(self, config, inputs, offsets, stream, slots=None, step=False):
         device = inputs[Q].device
-        desc = descriptor(config, shapes_of(inputs), inputs[Q].dtype, any_bf16(inputs), device, offsets)
+        desc = descriptor(config, shapes_of(inputs), inputs[Q].dtype, io_dtype(inputs), device, offsets)
         if device.type == "cuda":
             desc.stream = stream
         if slots is not None:
@@ -260,4 +274,44 @@ def keep(key, call):
     calls[key] = call
     if len(calls) > _MOST_CALLS:
         calls.pop(next(iter(calls)))
+        _kept.seen = {}  # what went must not be held there
     return call
+
+
+# What torch.compile asks before it runs a graph again, one call for all tensors: type, dispatch keys, dtype, device, requires_grad, shape, strides. A signature says the same in
+# five times the time.
+_Guards = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+_MOST_GUARDS = 4  # of a key; where there are more shapes than that, signatures find the call
+
+
+def seen(key, present):
+    """What see() was told of this key and of tensors like these, or None."""
+    try:
+        known = _kept.seen.get(key)
+    except AttributeError:
+        _kept.seen = {}
+        return None
+    if known is not None:
+        for check, found in known:
+            if check(*present):
+                return found
+    return None
+
+
+def see(key, present, found):
+    """key: what a call depends on beside its tensors, and which of them there are. Dispatch keys are also of the mode (autocast, inference): in another, others are kept."""
+    global _Guards
+    if _Guards is None:
+        return
+    every = _kept.__dict__.setdefault("seen", {})
+    if len(every) > _MOST_CALLS:
+        every.clear()
+    known = every.setdefault(key, [])
+    if len(known) < _MOST_GUARDS:
+        try:
+            check = _Guards(*present, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        except TypeError:  # torch's own business: one that has them otherwise is served by signatures
+            _Guards = None
+            return
+        if check(*present):  # not where one tensor is two inputs
+            known.append((check, found))

@@ -66,7 +66,7 @@ def _logits_taken(device_type):
 def _logits(device_type):
     config = _plans.Config("gated_deltanet", gates="g=softplus beta=sigmoid")
     try:
-        _plans.sizes_of(_plans.descriptor(config, _plans.Shapes(1, 1, 1, 1, 1, 1), torch.float32, False, torch.device(device_type), None))
+        _plans.sizes_of(_plans.descriptor(config, _plans.Shapes(1, 1, 1, 1, 1, 1), torch.float32, None, torch.device(device_type), None))
     except (ValueError, RuntimeError):
         return False
     return True

@@ -6,6 +6,7 @@
 namespace fw {
 
 bool bf16_products_supported() { return false; }
+bool bf16_products_exist() { return false; }
 
 void bf16_gemm(Trans, Trans, int64_t, int64_t, int64_t, const Bf16*, int64_t, const Bf16*, int64_t, bool, float*, int64_t) {
   fail_internal("bf16_gemm: this build has no oneDNN");

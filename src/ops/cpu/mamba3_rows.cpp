@@ -4,6 +4,7 @@
 //   dtrap = dt (dnow - dbefore) lam (1 - lam)        d_dt = lam dnow + (1 - lam) dbefore
 #include <cmath>
 
+#include "ops/cpu/dot.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/row_blocks.h"
 
@@ -34,20 +35,6 @@ T rate_slope(const Mamba3Decay& decay, T x) {
   return softplus(x) < static_cast<T>(decay.floor) ? T(0) : sigmoid(x);
 }
 
-// In eight sums, which are one vector: always the same order.
-template <class T>
-T dot(const T* a, const T* b, int64_t n) {
-  constexpr int64_t kLanes = 8;
-  T sums[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += a[i + lane] * b[i + lane];
-  }
-  T sum = 0;
-  for (; i < n; ++i) sum += a[i] * b[i];
-  for (const T lane : sums) sum += lane;
-  return sum;
-}
 // y += s x
 template <class T>
 void add_scaled(T s, const T* x, int64_t n, T* y) {
@@ -171,18 +158,27 @@ void mamba3_carry_backward(const Exec<T>&, const Mamba3Shape& shape, const T* ds
   });
 }
 
+namespace {
+
+// What row i of a token reads of row j, of its own head.
 template <class T>
-void mamba3_near_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> q, Mat<const T> k, Mat<const T> v, Mat<const T> now, Mat<const T> ahead,
+T near_weight(int64_t i, int64_t j, T met, T now, T ahead, const T* skip, int64_t head) {
+  return (j <= i ? -ahead : now) * met + (i == j && skip != nullptr ? skip[head] : T(0));
+}
+
+}  // namespace
+
+template <class T>
+void mamba3_near_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> met, Mat<const T> v, Mat<const T> now, Mat<const T> ahead, const T* skip,
                          Mat<T> o) {
-  const int64_t H = shape.heads, N = shape.state, P = shape.head_dim, R = shape.rank;
-  for_row_blocks(RowBlocks::cut(now.rows, R * R * H * (N + P)), [&](int64_t, int64_t begin, int64_t end) {
+  const int64_t H = shape.heads, P = shape.head_dim, R = shape.rank;
+  for_row_blocks(RowBlocks::cut(now.rows, R * R * H * P), [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t h = 0; h < H; ++h) {
         for (int64_t i = 0; i < R; ++i) {
           for (int64_t j = 0; j < R; ++j) {
-            const T weight = j <= i ? -ahead.row(t)[h] : now.row(t)[h];
-            const T s = weight * dot(q.row(t * R + i) + h * N, k.row(t * R + j) + h * N, N);
-            add_scaled(s, v.row(t * R + j) + h * P, P, o.row(t * R + i) + h * P);
+            const T weight = near_weight(i, j, met.row(t)[(h * R + i) * R + j], now.row(t)[h], ahead.row(t)[h], skip, h);
+            add_scaled(weight, v.row(t * R + j) + h * P, P, o.row(t * R + i) + h * P);
           }
         }
       }
@@ -191,22 +187,24 @@ void mamba3_near_forward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> 
 }
 
 template <class T>
-void mamba3_near_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> d_o, Mat<const T> q, Mat<const T> k, Mat<const T> v, Mat<const T> now,
-                          Mat<const T> ahead, Mat<T> dq, Mat<T> dk, Mat<T> dv, Mat<T> dnow, Mat<T> dahead) {
-  const int64_t H = shape.heads, N = shape.state, P = shape.head_dim, R = shape.rank;
-  for_row_blocks(RowBlocks::cut(now.rows, 2 * R * R * H * (N + P)), [&](int64_t, int64_t begin, int64_t end) {
+void mamba3_near_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T> d_o, Mat<const T> met, Mat<const T> v, Mat<const T> now, Mat<const T> ahead,
+                          const T* skip, Mat<T> dv, Mat<T> dmet, Mat<T> dnow, Mat<T> dahead, T* dskip) {
+  const int64_t H = shape.heads, P = shape.head_dim, R = shape.rank;
+  const RowBlocks blocks = RowBlocks::cut(now.rows, 2 * R * R * H * P);
+  PartialSums<T> of_skip(blocks.count(), skip != nullptr ? H : 0);
+  for_row_blocks(blocks, [&](int64_t block, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t h = 0; h < H; ++h) {
         T of_now = 0, of_ahead = 0;
         for (int64_t i = 0; i < R; ++i) {
-          const T *grad = d_o.row(t * R + i) + h * P, *query = q.row(t * R + i) + h * N;
+          const T* grad = d_o.row(t * R + i) + h * P;
           for (int64_t j = 0; j < R; ++j) {
-            const T *key = k.row(t * R + j) + h * N, *value = v.row(t * R + j) + h * P;
-            const T weight = j <= i ? -ahead.row(t)[h] : now.row(t)[h], met = dot(query, key, N), ds = dot(grad, value, P);
-            (j <= i ? of_ahead : of_now) += (j <= i ? -met : met) * ds;
-            add_scaled(weight * ds, key, N, dq.row(t * R + i) + h * N);
-            add_scaled(weight * ds, query, N, dk.row(t * R + j) + h * N);
-            add_scaled(weight * met, grad, P, dv.row(t * R + j) + h * P);
+            const int64_t place = (h * R + i) * R + j;
+            const T product = met.row(t)[place], d_weight = dot(grad, v.row(t * R + j) + h * P, P);
+            (j <= i ? of_ahead : of_now) += (j <= i ? -product : product) * d_weight;
+            dmet.row(t)[place] = (j <= i ? -ahead.row(t)[h] : now.row(t)[h]) * d_weight;
+            if (i == j && skip != nullptr) of_skip.block(block)[h] += d_weight;
+            add_scaled(near_weight(i, j, product, now.row(t)[h], ahead.row(t)[h], skip, h), grad, P, dv.row(t * R + j) + h * P);
           }
         }
         dnow.row(t)[h] = of_now;
@@ -214,6 +212,7 @@ void mamba3_near_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T>
       }
     }
   });
+  if (skip != nullptr) of_skip.add_to(dskip);
 }
 
 #define FW_INSTANTIATE(T)                                                                                                                                     \
@@ -226,9 +225,9 @@ void mamba3_near_backward(const Exec<T>&, const Mamba3Shape& shape, Mat<const T>
                                            Mat<const T>, Mat<const T>, const PassLayout&, Mat<T>, Mat<T>, Mat<T>);                                            \
   template void mamba3_carry_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, const PassLayout&, T*, T*, T*);         \
   template void mamba3_carry_backward<T>(const Exec<T>&, const Mamba3Shape&, const T*, Mat<const T>, const T*, const T*, Mat<T>, T*, T*);                     \
-  template void mamba3_near_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<T>);     \
-  template void mamba3_near_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>,             \
-                                        Mat<const T>, Mat<T>, Mat<T>, Mat<T>, Mat<T>, Mat<T>);
+  template void mamba3_near_forward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*, Mat<T>);         \
+  template void mamba3_near_backward<T>(const Exec<T>&, const Mamba3Shape&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*,   \
+                                        Mat<T>, Mat<T>, Mat<T>, Mat<T>, T*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 #undef FW_INSTANTIATE

@@ -10,7 +10,7 @@
 
 namespace fw::cuda {
 
-inline constexpr int kThreads = 128;
+inline constexpr int kRowThreads = 128;
 
 template <class T>
 struct PlainArgs {
@@ -62,7 +62,7 @@ struct RowPart {
 struct Group {
   int lane, index, count;
   FW_DEVICE explicit Group(int lanes)
-      : lane(static_cast<int>(thread_index()) % lanes), index(static_cast<int>(thread_index()) / lanes), count(kThreads / lanes) {}
+      : lane(static_cast<int>(thread_index()) % lanes), index(static_cast<int>(thread_index()) / lanes), count(kRowThreads / lanes) {}
 };
 
 // Token t in its sequence: `past` keys lie in pages, then come those of the pass.
@@ -85,7 +85,7 @@ struct Stand {
 // The sum over the groups of rows [count, dim] in shared memory, in order, times factor.
 template <class T>
 FW_DEVICE void leave_sum(const float* rows, int count, int dim, const float* weights, float factor, T* to) {
-  for (int c = static_cast<int>(thread_index()); c < dim; c += kThreads) {
+  for (int c = static_cast<int>(thread_index()); c < dim; c += kRowThreads) {
     float sum = 0;
     for (int g = 0; g < count; ++g) sum += rows[g * dim + c] * (weights == nullptr ? 1.0f : weights[g]);
     to[c] = stored<T>(sum * factor);

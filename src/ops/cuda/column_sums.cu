@@ -10,19 +10,19 @@ constexpr int kWarps = 32;
 
 template <bool kAdd>
 __global__ void __launch_bounds__(kWarps * 32) column_sums_kernel(const float* partial, int64_t rows, int64_t cols, float* to) {
-  constexpr int kAhead = 8;
+  constexpr int kLoads = 8;
   float* sums = reinterpret_cast<float*>(shared_memory());  // [kWarps, 32]
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
   const int64_t c = int64_t{block_index_x()} * 32 + lane;
   float sum = 0;
   if (c < cols) {
-    for (int64_t first = warp; first < rows; first += kAhead * kWarps) {
-      float x[kAhead];
-      FW_UNROLL for (int i = 0; i < kAhead; ++i) {
+    for (int64_t first = warp; first < rows; first += kLoads * kWarps) {
+      float x[kLoads];
+      FW_UNROLL for (int i = 0; i < kLoads; ++i) {
         const int64_t r = first + i * kWarps;
         x[i] = r < rows ? partial[r * cols + c] : 0.0f;
       }
-      FW_UNROLL for (int i = 0; i < kAhead; ++i) sum += x[i];
+      FW_UNROLL for (int i = 0; i < kLoads; ++i) sum += x[i];
     }
   }
   sums[warp * 32 + lane] = sum;
@@ -52,6 +52,8 @@ void column_sums(const float* partial, int64_t rows, int64_t cols, float* to, vo
 void add_column_sums(const float* partial, int64_t rows, int64_t cols, float* to, void* stream) {
   if (rows > 0) column_sums<true>(partial, rows, cols, to, stream);
 }
+
+void set_column_sums(const float* partial, int64_t rows, int64_t cols, float* to, void* stream) { column_sums<false>(partial, rows, cols, to, stream); }
 
 void add_group_sums(const float* partial, int64_t rows, int64_t cols, int64_t group, float* to, Arena& arena, void* stream) {
   if (rows == 0) return;

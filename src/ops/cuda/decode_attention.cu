@@ -35,10 +35,29 @@ struct SeenRows {
   FW_DEVICE int64_t runs() const { return (place - first) / run + 1; }
 };
 
+// Where rows from position `first` of sequence n on lie, without a division of 64 bits for each of them, which takes longer than the row to come.
+struct RowsFrom {
+  uint32_t page, row, rows, pages;  // page and row in it of `first`
+  int64_t first;
+  template <class T>
+  FW_DEVICE RowsFrom(const Pages<T>& of, int64_t position)
+      : page(static_cast<uint32_t>(position / of.rows % of.per_sequence)),
+        row(static_cast<uint32_t>(position % of.rows)),
+        rows(static_cast<uint32_t>(of.rows)),
+        pages(static_cast<uint32_t>(of.per_sequence)),
+        first(position) {}
+  template <class T>
+  FW_DEVICE T* of(const Pages<T>& of, int64_t n, int64_t position) const {
+    const uint32_t beyond = row + static_cast<uint32_t>(position - first), step = beyond / rows;
+    const int64_t at = n * of.per_sequence + (page + step) % pages;
+    return (of.table != nullptr ? global_memory(of.table[at]) : of.first + at * of.rows * of.width) + int64_t{beyond - step * rows} * of.width;
+  }
+};
+
 template <class T, int N, int kVectors, int kHeads>
-__global__ void __launch_bounds__(kThreads) decode_rows_kernel(const DecodeArgs<T> of) {
+__global__ void __launch_bounds__(kRowThreads) decode_rows_kernel(const DecodeArgs<T> of) {
   const PlainArgs<T>& a = of.plain;
-  constexpr int kAhead = kVectors == 1 ? 4 : 2;  // rows of a group on their way at once
+  constexpr int kAhead = kVectors > 1 ? 2 : kHeads > 1 ? 4 : 8;  // rows of a group on their way at once
   const Group group(a.lanes);
   float* rows = reinterpret_cast<float*>(shared_memory());  // [kHeads, groups, dim], then [kHeads, groups] tops, sums
   float *tops = rows + kHeads * group.count * a.dim, *sums = tops + kHeads * group.count;
@@ -49,6 +68,7 @@ __global__ void __launch_bounds__(kThreads) decode_rows_kernel(const DecodeArgs<
   const SeenRows seen(a, n);
   const int64_t begin = seen.first + run * seen.run, end = min(seen.place + 1, begin + seen.run);
   if (begin >= end) return;
+  const RowsFrom places(a.past_k, begin);  // values lie as keys do
   const T *own_k = a.k.data + n * a.k.stride + column, *own_v = a.v.data + n * a.v.stride + column;
   using Part = RowPart<N, kVectors>;
   Part q[kHeads], total[kHeads];
@@ -66,8 +86,8 @@ __global__ void __launch_bounds__(kThreads) decode_rows_kernel(const DecodeArgs<
     FW_UNROLL for (int r = 0; r < kAhead; ++r) {
       const int64_t position = at + int64_t{r} * group.count;
       if (position >= end) continue;
-      const T* k = position == seen.place ? own_k : page_row(a.past_k, n, position) + column;
-      const T* v = position == seen.place ? own_v : page_row(a.past_v, n, position) + column;
+      const T* k = position == seen.place ? own_k : places.of(a.past_k, n, position) + column;
+      const T* v = position == seen.place ? own_v : places.of(a.past_v, n, position) + column;
       FW_UNROLL for (int i = 0; i < kVectors; ++i) {
         const int c = (group.lane + i * a.lanes) * N;
         if (c >= a.dim) continue;
@@ -108,8 +128,8 @@ __global__ void __launch_bounds__(kThreads) decode_rows_kernel(const DecodeArgs<
   }
   const int thread = static_cast<int>(thread_index());
   if (end == seen.place + 1 && head % a.group == 0) {
-    T *to_k = page_row(a.past_k, n, seen.place) + column, *to_v = page_row(a.past_v, n, seen.place) + column;
-    for (int c = thread; c < a.dim; c += kThreads) to_k[c] = own_k[c], to_v[c] = own_v[c];
+    T *to_k = places.of(a.past_k, n, seen.place) + column, *to_v = places.of(a.past_v, n, seen.place) + column;
+    for (int c = thread; c < a.dim; c += kRowThreads) to_k[c] = own_k[c], to_v[c] = own_v[c];
   }
   sync_threads();
   FW_UNROLL for (int h = 0; h < kHeads; ++h) {
@@ -117,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) decode_rows_kernel(const DecodeArgs<
     for (int g = 0; g < group.count; ++g) all = fmaxf(all, tops[h * group.count + g]);
     float* part = of.parts + ((n * a.heads + head + h) * of.runs + run) * (a.dim + 2);
     // A group without a row has top -inf and counts nothing.
-    for (int c = thread; c < a.dim; c += kThreads) {
+    for (int c = thread; c < a.dim; c += kRowThreads) {
       float out = 0;
       for (int g = 0; g < group.count; ++g) out += rows[(h * group.count + g) * a.dim + c] * exp2_fast(tops[h * group.count + g] - all);
       part[c] = out;
@@ -129,25 +149,38 @@ __global__ void __launch_bounds__(kThreads) decode_rows_kernel(const DecodeArgs<
   }
 }
 
+// All that it reads is asked for at once, of runs that may be there and are not used: behind it comes a product that fills the memory's queues.
 template <class T>
-__global__ void __launch_bounds__(kThreads) decode_join_kernel(const DecodeArgs<T> of) {
+__global__ void __launch_bounds__(kRowThreads) decode_join_kernel(const DecodeArgs<T> of) {
   const PlainArgs<T>& a = of.plain;
-  float* factors = reinterpret_cast<float*>(shared_memory());  // [kDecodeRuns]
+  constexpr int kHeld = 16;                                       // runs of a thread's column in registers: a window of 2,048 rows
+  float* const tops = reinterpret_cast<float*>(shared_memory());  // [kDecodeRuns]
+  float* const sums = tops + kDecodeRuns;                         // [kDecodeRuns]
   const int head = static_cast<int>(block_index_x()) % a.heads, thread = static_cast<int>(thread_index());
   const int64_t n = block_index_x() / static_cast<unsigned>(a.heads);
   grid_dependency_wait();
   grid_dependency_launch();
+  const int64_t width = a.dim + 2;
+  const float* parts = of.parts + (n * a.heads + head) * of.runs * width;
+  float held[kHeld] = {};
+  if (thread < a.dim) {
+    FW_UNROLL for (int r = 0; r < kHeld; ++r) {
+      if (r < of.runs) held[r] = parts[r * width + thread];
+    }
+  }
+  if (thread < of.runs) tops[thread] = parts[thread * width + a.dim], sums[thread] = parts[thread * width + a.dim + 1];
   const int runs = static_cast<int>(SeenRows(a, n).runs());
-  const float* parts = of.parts + (n * a.heads + head) * of.runs * (a.dim + 2);
-  float all = -INFINITY, weight = 0;
-  for (int r = 0; r < runs; ++r) all = fmaxf(all, parts[r * (a.dim + 2) + a.dim]);
-  for (int r = 0; r < runs; ++r) weight += exp2_fast(parts[r * (a.dim + 2) + a.dim] - all) * parts[r * (a.dim + 2) + a.dim + 1];
-  for (int r = thread; r < runs; r += kThreads) factors[r] = exp2_fast(parts[r * (a.dim + 2) + a.dim] - all) / weight;
   sync_threads();
+  float all = -INFINITY, weight = 0;
+  for (int r = 0; r < runs; ++r) all = fmaxf(all, tops[r]);
+  for (int r = 0; r < runs; ++r) weight += exp2_fast(tops[r] - all) * sums[r];
   T* to = a.out.data + n * a.out.stride + int64_t{head} * a.dim;
-  for (int c = thread; c < a.dim; c += kThreads) {
+  for (int c = thread; c < a.dim; c += kRowThreads) {
     float sum = 0;
-    for (int r = 0; r < runs; ++r) sum += parts[r * (a.dim + 2) + c] * factors[r];
+    FW_UNROLL for (int r = 0; r < kHeld; ++r) {
+      if (r < runs) sum += (c == thread ? held[r] : parts[r * width + c]) * (exp2_fast(tops[r] - all) / weight);
+    }
+    for (int r = kHeld; r < runs; ++r) sum += parts[r * width + c] * (exp2_fast(tops[r] - all) / weight);
     to[c] = stored<T>(sum);
   }
 }
@@ -155,9 +188,9 @@ __global__ void __launch_bounds__(kThreads) decode_join_kernel(const DecodeArgs<
 template <class T, int N, int kVectors, int kHeads>
 void launch_rows(const DecodeArgs<T>& of, int64_t sequences, void* stream) {
   const PlainArgs<T>& a = of.plain;
-  const size_t floats = static_cast<size_t>(kHeads * (kThreads / a.lanes) * (a.dim + 2));
+  const size_t floats = static_cast<size_t>(kHeads * (kRowThreads / a.lanes) * (a.dim + 2));
   launch_overlapped(decode_rows_kernel<T, N, kVectors, kHeads>, Dim3{static_cast<unsigned>(sequences * a.heads / kHeads), static_cast<unsigned>(of.runs)},
-                    kThreads, sizeof(float) * floats, stream, of);
+                    kRowThreads, sizeof(float) * floats, stream, of);
 }
 
 }  // namespace
@@ -184,8 +217,7 @@ void attention_step(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<con
     if (a.group % 2 == 0) return launch_rows<T, N, kVectors, 2>(of, q.rows, stream);
     launch_rows<T, N, kVectors, 1>(of, q.rows, stream);
   });
-  // Room for all runs that there may be: the loop over them reads four at a time, whatever there are.
-  launch_overlapped(decode_join_kernel<T>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kThreads, sizeof(float) * static_cast<size_t>(kDecodeRuns),
+  launch_overlapped(decode_join_kernel<T>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kRowThreads, 2 * sizeof(float) * static_cast<size_t>(kDecodeRuns),
                     stream, of);
   exec.arena.rewind(mark);
 }

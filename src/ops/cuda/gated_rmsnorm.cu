@@ -69,9 +69,14 @@ FW_DEVICE void for_columns(int lane, int lanes, int dim, const Body& body) {
 
 template <class T, int N, bool kKept>
 __global__ void __launch_bounds__(kThreads) gated_rmsnorm_forward_kernel(const GatedArgs<T> a) {
-  follow();
   constexpr int kAhead = kKept ? 4 : 1;
   const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes, lane = static_cast<int>(thread_index()) % a.lanes;
+  // A parameter, which no kernel in front writes. Behind the wait it would stand in line behind the weights that the product after this kernel asks for.
+  float kept_weight[N] = {};
+  if constexpr (kKept) {
+    if (lane * N < a.dim) load_floats(a.weight + lane * N, kept_weight);
+  }
+  follow();
   const int64_t first = int64_t{block_index_x()} * slots * kAhead + slot;
   const bool gated = a.kind != GateKind::kNone;
   Packet<T, N> os[kAhead], gates[kAhead];
@@ -106,7 +111,11 @@ __global__ void __launch_bounds__(kThreads) gated_rmsnorm_forward_kernel(const G
       float v[N], x[N], w[N];
       os[i].get(v);
       gates[i].get(x);
-      load_floats(a.weight + c, w);
+      if constexpr (kKept) {
+        FW_UNROLL for (int k = 0; k < N; ++k) w[k] = kept_weight[k];
+      } else {
+        load_floats(a.weight + c, w);
+      }
       FW_UNROLL for (int k = 0; k < N; ++k) v[k] = v[k] * rstd * w[k] * gate_of(a.kind, x[k]).act;
       Packet<T, N> out;
       out.set(v);

@@ -22,7 +22,7 @@ namespace {
 
 // grid: tokens x heads
 template <class T, int N, int kVectors>
-__global__ void __launch_bounds__(kThreads) plain_forward_kernel(const PlainArgs<T> a) {
+__global__ void __launch_bounds__(kRowThreads) plain_forward_kernel(const PlainArgs<T> a) {
   const Group group(a.lanes);
   float* rows = reinterpret_cast<float*>(shared_memory());  // [groups, dim], then [groups] tops, sums
   float *tops = rows + group.count * a.dim, *sums = tops + group.count;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) plain_forward_kernel(const PlainArgs
   for (int g = 0; g < group.count; ++g) all = fmaxf(all, tops[g]);
   for (int g = 0; g < group.count; ++g) weight += exp2_fast(tops[g] - all) * sums[g];
   sync_threads();
-  for (int g = static_cast<int>(thread_index()); g < group.count; g += kThreads) tops[g] = exp2_fast(tops[g] - all);
+  for (int g = static_cast<int>(thread_index()); g < group.count; g += kRowThreads) tops[g] = exp2_fast(tops[g] - all);
   sync_threads();
   leave_sum(rows, group.count, a.dim, tops, 1.0f / weight, a.out.data + t * a.out.stride + int64_t{head} * a.dim);
   if (thread_index() == 0) a.lse.data[t * a.lse.stride + head] = (all + log2f(weight)) / kLog2E;
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) plain_forward_kernel(const PlainArgs
 
 // delta = rowsum(o do) and dq = scale sum of ds k, ds = p (do . v - delta).  grid: tokens x heads
 template <class T, int N, int kVectors>
-__global__ void __launch_bounds__(kThreads) plain_backward_queries_kernel(const PlainArgs<T> a) {
+__global__ void __launch_bounds__(kRowThreads) plain_backward_queries_kernel(const PlainArgs<T> a) {
   const Group group(a.lanes);
   float* rows = reinterpret_cast<float*>(shared_memory());  // [groups, dim]
   const int head = static_cast<int>(block_index_x()) % a.heads, column = head / a.group * a.dim;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) plain_backward_queries_kernel(const 
 
 // dk = scale sum of ds q, dv = sum of p do over the queries that see the key.  grid: tokens x key/value heads
 template <class T, int N, int kVectors>
-__global__ void __launch_bounds__(kThreads) plain_backward_keys_kernel(const PlainArgs<T> a) {
+__global__ void __launch_bounds__(kRowThreads) plain_backward_keys_kernel(const PlainArgs<T> a) {
   const Group group(a.lanes);
   float* rows = reinterpret_cast<float*>(shared_memory());  // [groups, dim] twice
   const int kv_heads = a.heads / a.group, kv_head = static_cast<int>(block_index_x()) % kv_heads;
@@ -141,12 +141,12 @@ __global__ void __launch_bounds__(kThreads) plain_backward_keys_kernel(const Pla
 // ---- the kernels of attention.h ------------------------------------------------------------------------------------------------
 
 // Between lse [T, H] of base e and [H, T] of base 2.
-__global__ void __launch_bounds__(kThreads) lse_to_table_kernel(const float* from, Mat<float> to) {
-  const int64_t i = int64_t{block_index_x()} * kThreads + thread_index(), t = i / to.cols, h = i % to.cols;
+__global__ void __launch_bounds__(kRowThreads) lse_to_table_kernel(const float* from, Mat<float> to) {
+  const int64_t i = int64_t{block_index_x()} * kRowThreads + thread_index(), t = i / to.cols, h = i % to.cols;
   if (t < to.rows) to.data[t * to.stride + h] = from[h * to.rows + t] / kLog2E;
 }
-__global__ void __launch_bounds__(kThreads) lse_of_table_kernel(Mat<const float> from, float* to) {
-  const int64_t i = int64_t{block_index_x()} * kThreads + thread_index(), t = i / from.cols, h = i % from.cols;
+__global__ void __launch_bounds__(kRowThreads) lse_of_table_kernel(Mat<const float> from, float* to) {
+  const int64_t i = int64_t{block_index_x()} * kRowThreads + thread_index(), t = i / from.cols, h = i % from.cols;
   if (t < from.rows) to[h * from.rows + t] = from.data[t * from.stride + h] * kLog2E;
 }
 
@@ -158,7 +158,7 @@ struct GatherArgs {
   const int32_t* offsets;  // [N + 1] of all keys
   Mat<Bf16> to;
 };
-__global__ void __launch_bounds__(kThreads) gather_keys_kernel(const GatherArgs keys, const GatherArgs values) {
+__global__ void __launch_bounds__(kRowThreads) gather_keys_kernel(const GatherArgs keys, const GatherArgs values) {
   const GatherArgs& a = block_index_y() == 0 ? keys : values;
   const int64_t r = block_index_x();
   int64_t low = 0, high = a.places.count;  // offsets[low] <= r < offsets[high]
@@ -169,14 +169,14 @@ __global__ void __launch_bounds__(kThreads) gather_keys_kernel(const GatherArgs 
   const int64_t begin = a.places.offsets[low], length = a.places.offsets[low + 1] - begin;
   const int64_t before = a.offsets[low + 1] - a.offsets[low] - length, i = r - a.offsets[low];
   const Bf16* from = i < before ? page_row(a.past, low, a.places.before(low) - before + i) : a.now.data + (begin + i - before) * a.now.stride;
-  for (int64_t c = int64_t{thread_index()} * 8; c < a.to.cols; c += kThreads * 8) {
+  for (int64_t c = int64_t{thread_index()} * 8; c < a.to.cols; c += kRowThreads * 8) {
     Packet<Bf16, 8> packet;
     packet.load(from + c);
     packet.store(a.to.data + r * a.to.stride + c);
   }
 }
 
-Dim3 each_lse(int64_t rows, int64_t heads) { return {static_cast<unsigned>((rows * heads + kThreads - 1) / kThreads)}; }
+Dim3 each_lse(int64_t rows, int64_t heads) { return {static_cast<unsigned>((rows * heads + kRowThreads - 1) / kRowThreads)}; }
 
 template <class T, class... Mats>
 bool on_warp_groups(const AttentionShape& shape, const Pages<T>& past, Mats... matrices) {
@@ -243,13 +243,13 @@ void forward_with_past(const Exec<Bf16>& exec, Mat<const Bf16> q, Mat<const Bf16
   upload(offsets.data(), before.sequences + 1, device_offsets, stream);
   const Mat<Bf16> keys = all_keys<Bf16>(exec.arena, shape, before.rows), values = all_keys<Bf16>(exec.arena, shape, before.rows);
   const PassPlaces places(layout);
-  launch(gather_keys_kernel, Dim3{static_cast<unsigned>(before.rows), 2}, kThreads, 0, stream, GatherArgs{k, past_k, places, device_offsets, keys},
+  launch(gather_keys_kernel, Dim3{static_cast<unsigned>(before.rows), 2}, kRowThreads, 0, stream, GatherArgs{k, past_k, places, device_offsets, keys},
          GatherArgs{v, past_v, places, device_offsets, values});
   AttentionArgs args = attention_args<Bf16>(q, keys, values, o, shape, exec.arena);
   args.key_rows = before.rows;
   args.tiles = upload_tiles(shape, layout, false, true, exec.arena, stream, args.tile_count);
   cuda::attention_forward(args, stream);
-  launch(lse_to_table_kernel, each_lse(lse.rows, lse.cols), kThreads, 0, stream, args.lse, lse);
+  launch(lse_to_table_kernel, each_lse(lse.rows, lse.cols), kRowThreads, 0, stream, args.lse, lse);
   exec.arena.rewind(mark);
 }
 
@@ -273,15 +273,15 @@ void attention_forward(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<
     AttentionArgs args = attention_args<T>(q, k, v, o, shape, exec.arena);
     args.tiles = upload_tiles(shape, layout, false, false, exec.arena, stream, args.tile_count);
     cuda::attention_forward(args, stream);
-    launch(lse_to_table_kernel, each_lse(lse.rows, lse.cols), kThreads, 0, stream, args.lse, lse);
+    launch(lse_to_table_kernel, each_lse(lse.rows, lse.cols), kRowThreads, 0, stream, args.lse, lse);
     exec.arena.rewind(mark);
     return;
   }
   PlainArgs<T> a = plain_args(q, k, v, shape, layout, past_k, past_v);
   a.out = o, a.lse = lse;
   with_form(a, aligned(q) && aligned(k) && aligned(v) && aligned(past_k) && aligned(past_v), [&]<int N, int kVectors>() {
-    const size_t groups = static_cast<size_t>(kThreads / a.lanes);
-    launch(plain_forward_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kThreads,
+    const size_t groups = static_cast<size_t>(kRowThreads / a.lanes);
+    launch(plain_forward_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kRowThreads,
            sizeof(float) * groups * static_cast<size_t>(shape.dim + 2), stream, a);
   });
 }
@@ -297,7 +297,7 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
     AttentionArgs args = attention_args<T>(q, k, v, o, shape, exec.arena);
     args.d_o = token_arg(d_o, shape.dim), args.dq = token_arg(dq, shape.dim), args.dk = token_arg(dk, shape.dim), args.dv = token_arg(dv, shape.dim);
     args.delta = delta;
-    launch(lse_of_table_kernel, each_lse(lse.rows, lse.cols), kThreads, 0, stream, lse, args.lse);
+    launch(lse_of_table_kernel, each_lse(lse.rows, lse.cols), kRowThreads, 0, stream, lse, args.lse);
     args.tiles = upload_tiles(shape, layout, false, false, exec.arena, stream, args.tile_count);
     attention_backward_queries(args, stream);
     args.tiles = upload_tiles(shape, layout, true, false, exec.arena, stream, args.tile_count);
@@ -308,9 +308,9 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
     a.lse = Mat<float>(const_cast<float*>(lse.data), lse.rows, lse.cols, lse.stride);  // only read
     const bool packets = aligned(q) && aligned(k) && aligned(v) && aligned(o) && aligned(d_o) && aligned(past_k) && aligned(past_v);
     with_form(a, packets, [&]<int N, int kVectors>() {
-      const size_t rows = sizeof(float) * static_cast<size_t>(kThreads / a.lanes * shape.dim);
-      launch(plain_backward_queries_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kThreads, rows, stream, a);
-      launch(plain_backward_keys_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(k.rows * shape.kv_heads)}, kThreads, 2 * rows, stream, a);
+      const size_t rows = sizeof(float) * static_cast<size_t>(kRowThreads / a.lanes * shape.dim);
+      launch(plain_backward_queries_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kRowThreads, rows, stream, a);
+      launch(plain_backward_keys_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(k.rows * shape.kv_heads)}, kRowThreads, 2 * rows, stream, a);
     });
   }
   exec.arena.rewind(mark);

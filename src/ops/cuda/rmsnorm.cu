@@ -2,7 +2,7 @@
 //   with n = x rstd and h = dy weight:   dx = rstd (h - n mean(h n))     dweight = sum over rows of dy n
 // Forward reads x (and delta) and writes y (and x) once, backward reads dy and x (dx to add to) and writes dx once: what limits them is
 // memory alone. In forward a warp has a row, so that a row needs no barrier, and keeps it in registers, up to eight packets a lane (2,048 bf16
-// numbers); wider rows, and in backward all but the narrowest, take a block of eight warps, and those that are wider still (16,384) or not
+// numbers); wider rows, few rows, and in backward all but the narrowest, take a block of eight warps, and those that are wider still (16,384) or not
 // aligned are read twice.
 // x after an addition is rounded as it is stored, and the norm is that of the rounded row: backward sees the same.
 #include <algorithm>
@@ -63,16 +63,24 @@ FW_DEVICE void for_packets(int place, int step, int64_t packets, int width, cons
 
 template <class T, int N, int kVectors, int kRowWarps, bool kAdd>
 __global__ void __launch_bounds__(kThreads) rmsnorm_forward_kernel(const NormArgs<T> a) {
-  follow();
   constexpr int kStep = kRowWarps * 32;
+  // The few rows of decoded tokens have a block each: their weight, a parameter, is here before the kernel in front is over, and so ahead of the weights that
+  // the product behind this kernel asks for.
+  constexpr bool kWeightFirst = kRowWarps > 1 && kVectors > 0 && kVectors <= 2;
   const int place = static_cast<int>(thread_index()) % kStep;
   const int64_t row = int64_t{block_index_x()} * (kWarps / kRowWarps) + thread_index() / kStep;
+  if constexpr (!kWeightFirst) follow();
   if (row >= a.rows) return;  // a whole warp, or a whole block
   T* x = a.x + row * a.x_stride;
   const T* delta = a.delta + row * a.delta_stride;
   T* y = a.y + row * a.y_stride;
   const int64_t packets = a.cols / N;
   float* scratch = reinterpret_cast<float*>(shared_memory());
+  float weights[kWeightFirst ? kVectors : 1][N];
+  if constexpr (kWeightFirst) {
+    for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) { load_floats(a.weight + c, weights[i]); });
+    follow();
+  }
 
   constexpr int kKept = kVectors > 0 ? kVectors : 1;
   Packet<T, N> kept[kKept], added[kKept];
@@ -104,7 +112,11 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_forward_kernel(const NormArg
     if constexpr (kVectors == 0) kept[0].load(x + c);  // its own stores, if there were any
     float v[N], w[N];
     kept[i].get(v);
-    load_floats(a.weight + c, w);
+    if constexpr (kWeightFirst) {
+      FW_UNROLL for (int k = 0; k < N; ++k) w[k] = weights[i][k];
+    } else {
+      load_floats(a.weight + c, w);
+    }
     FW_UNROLL for (int k = 0; k < N; ++k) v[k] = v[k] * rstd * w[k];
     Packet<T, N> out;
     out.set(v);
@@ -252,11 +264,12 @@ bool aligned(const NormArgs<T>& a) {
 
 template <class T, bool kAdd>
 void launch_forward(const NormArgs<T>& a, void* stream) {
-  with_form<T, true>(aligned(a), a.cols, [&](auto n, auto vectors, auto warps) {
+  const auto run = [&](auto n, auto vectors, auto warps) {
     const int64_t rows = kWarps / warps.value;  // of a block
     launch_following(a.rows, rmsnorm_forward_kernel<T, n.value, vectors.value, warps.value, kAdd>, Dim3{static_cast<unsigned>((a.rows + rows - 1) / rows)},
                      kThreads, kWarps * sizeof(float), stream, a);
-  });
+  };
+  a.rows <= kOverlappedRows ? with_form<T, false>(aligned(a), a.cols, run) : with_form<T, true>(aligned(a), a.cols, run);
 }
 
 template <class T, bool kAccumulate>

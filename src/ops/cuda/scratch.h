@@ -12,6 +12,12 @@ namespace fw::cuda {
 
 constexpr int64_t parts_of(int64_t rows, int64_t of_part) { return (rows + of_part - 1) / of_part; }
 
+// Rows at multiples of 16 bytes.
+template <class T>
+bool in_sixteens(Mat<T> x) {
+  return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % (16 / static_cast<int64_t>(sizeof(T))) == 0;
+}
+
 // Gradients of parameters are sums over rows: of a run of rows each, which a second kernel adds.
 inline constexpr int64_t kBiasRun = 64, kConvRun = 128, kGatedConvRun = 64;
 inline float* partial_sums(Arena& arena, int64_t runs, int64_t cols) { return arena.alloc<float>(runs * cols); }
@@ -70,23 +76,60 @@ struct LogitsSlice {
   }
 };
 
-// Selective scan, backward: channels of a block, groups of sequences whose gradients of parameters are summed apart.
-inline constexpr int64_t kScanChannels = 128, kScanGroups = 32;
+// Selective scan: rows of the state, channels of a block, and groups of sequences whose gradients of parameters are summed apart. Few blocks are made smaller,
+// so that more multiprocessors have one; what that decides is part of the bits, so it is not the device's own number.
+inline constexpr int64_t kScanGroups = 32, kScanFewStates = 16, kScanMostStates = 64, kScanBlocks = 264;
+inline int64_t scan_channels(int64_t channels, int64_t states, int64_t sequences, bool packets) {
+  if (states > kScanFewStates) return 8;
+  return packets && parts_of(channels, 64) * sequences >= kScanBlocks ? 64 : 32;
+}
+template <class... Mats>
+bool scan_in_packets(const Mats&... matrices) {
+  return ((in_sixteens(matrices) && matrices.cols % (16 / static_cast<int64_t>(sizeof(*matrices.data))) == 0) && ...);
+}
 struct SelectiveScratch {
   float *of_keys, *of_square;  // [blocks, T, 2 N]; [blocks, T], of Longhorn
   float *of_a, *of_skip;       // [groups, D, N], of Mamba; [groups, D]
-  SelectiveScratch(Arena& arena, ScanLaw law, int64_t tokens, int64_t sequences, int64_t channels, int64_t states)
-      : of_keys(arena.alloc<float>(parts_of(channels, kScanChannels) * tokens * 2 * states)),
-        of_square(law == ScanLaw::kMamba ? nullptr : arena.alloc<float>(parts_of(channels, kScanChannels) * tokens)),
-        of_a(law == ScanLaw::kMamba ? arena.alloc<float>(std::min(sequences, kScanGroups) * channels * states) : nullptr),
-        of_skip(arena.alloc<float>(std::min(sequences, kScanGroups) * channels)) {}
+  SelectiveScratch(Arena& arena, ScanLaw law, int64_t tokens, int64_t sequences, int64_t channels, int64_t states, bool packets) {
+    const int64_t groups = std::min(sequences, kScanGroups), blocks = parts_of(channels, scan_channels(channels, states, groups, packets));
+    of_keys = arena.alloc<float>(blocks * tokens * 2 * states);
+    of_square = law == ScanLaw::kMamba ? nullptr : arena.alloc<float>(blocks * tokens);
+    of_a = law == ScanLaw::kMamba ? arena.alloc<float>(groups * channels * states) : nullptr;
+    of_skip = arena.alloc<float>(groups * channels);
+  }
+};
+
+// Turns of a Mamba-3 layer: tanh of the angles [T, columns], sums of the chunks [marks, H NA], and the turns before them where the caller wants no marks.
+struct TurnScratch {
+  float* tanhs;
+  double* totals;
+  float* marks;
+  TurnScratch(Arena& arena, const Mamba3Shape& shape, int64_t tokens, int64_t columns, int64_t sequences, bool has_marks)
+      : tanhs(arena.alloc<float>(tokens * columns)),
+        totals(arena.alloc<double>(turn_marks(tokens, sequences) * shape.heads * shape.angles)),
+        marks(has_marks ? nullptr : arena.alloc<float>(turn_marks(tokens, sequences) * 2 * shape.heads * shape.angles)) {}
+};
+// Gradients of the skip, [T, H], and of a factor [H, R, P].
+inline float* near_sums(Arena& arena, int64_t tokens, int64_t heads) { return arena.alloc<float>(tokens * heads); }
+inline float* factor_sums(Arena& arena, const Mamba3Shape& shape) { return arena.alloc<float>(shape.rank * shape.heads * shape.head_dim); }
+// Backward: of the biases a block of chunks, of the angles and of dt what a chunk's own tokens give, and the sums of the chunks behind (mamba3_turn.cu).
+struct TurnBackwardScratch {
+  float *tanhs, *of_q_bias, *of_k_bias, *totals, *behind, *of_dt, *of_angle;
+  // Chunks of a block: as many as 256 threads have room for, of a thread for two channels.
+  static int64_t chunks_at_once(int64_t state) { return 256 / std::min<int64_t>(256, parts_of(parts_of(state, 2), 32) * 32); }
+  TurnBackwardScratch(Arena& arena, const Mamba3Shape& shape, int64_t tokens, int64_t columns, int64_t sequences) {
+    const int64_t marks = turn_marks(tokens, sequences), all = shape.heads * shape.angles, blocks = parts_of(marks, chunks_at_once(shape.state));
+    tanhs = arena.alloc<float>(tokens * columns);
+    of_q_bias = partial_sums(arena, blocks, shape.heads * shape.rank * shape.state);
+    of_k_bias = partial_sums(arena, blocks, shape.heads * shape.rank * shape.state);
+    totals = arena.alloc<float>(shape.rank * marks * all);
+    behind = arena.alloc<float>(marks * all);
+    of_dt = arena.alloc<float>(shape.rank * parts_of(shape.angles, 32) * tokens * shape.heads);
+    of_angle = arena.alloc<float>(shape.rank * (columns > shape.angles ? 1 : shape.groups) * tokens * columns);
+  }
 };
 
 // Attention on warp groups takes bf16 rows at multiples of 16 bytes, heads of up to 128 channels, and no keys of earlier passes.
-template <class T>
-bool in_sixteens(Mat<T> x) {
-  return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % (16 / static_cast<int64_t>(sizeof(T))) == 0;
-}
 template <class T, class... Mats>
 bool takes_warp_groups(const AttentionShape& shape, const Pages<T>& past, Mats... matrices) {
   if (sizeof(T) != 2 || past || shape.dim % 8 != 0 || shape.dim > 128 || shape.window > INT32_MAX) return false;

@@ -1,10 +1,13 @@
-// A state S [N, D] with a decay of each of its elements on the device (ops/cpu/selective_scan.cpp has the formulas). A thread has a channel, whose column
-// of the state it keeps in registers, kStates rows of it (zero behind the last): neighbours read neighbouring channels, and the keys of a chunk of tokens
-// lie in shared memory for all. Forward leaves a mark of the state before every chunk; backward goes through the chunks from the last, makes a chunk's
-// states again from its mark, and sums dq and dk over a warp's channels by halving: 32 sums in 31 exchanges. Sums have an order of the shape alone.
+// A state S [N, D] with a decay of each of its elements on the device (ops/cpu/selective_scan.cpp has the formulas). A thread has kOf rows of a channel's
+// column of the state in registers, kLanes neighbouring threads have the channel: many short chains, each with its elements side by side. What a chunk of
+// tokens reads lies in shared memory while the next chunk's is on its way. Forward leaves a mark of the state before every chunk; backward goes through the
+// chunks from the last, makes a chunk's states and decays again from its mark and keeps them in registers. What is summed over lanes (y, dz, the gradient of
+// the step over a channel's; dq and dk over channels) is halved from token to token (halving.cuh). Behind the last token of a chunk steps and values are zero:
+// they change nothing. Sums have an order of the shape alone.
 #include <algorithm>
 
 #include "ops/cuda/column_sums.h"
+#include "ops/cuda/halving.cuh"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
@@ -14,11 +17,8 @@
 namespace fw::cuda {
 namespace {
 
-constexpr int kThreads = kScanChannels;  // channels of a block
-constexpr int kWarps = kThreads / 32;
-constexpr int kChunk = static_cast<int>(kScanChunk);
-constexpr int kGroup = 16;  // rows of the state whose dq and dk a warp sums at once
-constexpr int64_t kMostGroups = kScanGroups;
+constexpr int kSpan = static_cast<int>(kScanChunk);
+constexpr int kOf = 4;  // rows of the state of a thread
 
 template <class T>
 struct ScanArgs {
@@ -28,7 +28,7 @@ struct ScanArgs {
 
   // The place of the mark of a chunk's element [n, c].
   FW_DEVICE int64_t mark(int64_t sequence, int64_t chunk, int n, int64_t c) const {
-    return ((offsets[sequence] / kChunk + sequence + chunk) * q.cols + n) * u.cols + c;
+    return ((offsets[sequence] / kSpan + sequence + chunk) * q.cols + n) * u.cols + c;
   }
 };
 
@@ -44,214 +44,315 @@ struct ScanBackwardArgs {
   int64_t sequences, groups;
 };
 
-// The keys of a chunk, [kChunk, kStates] each with zeros behind the last row, and their squares' sums.
-template <int kStates>
-struct SharedKeys {
-  float *q, *k, *square;
-  FW_DEVICE explicit SharedKeys(float* memory) : q(memory), k(memory + kChunk * kStates), square(memory + 2 * kChunk * kStates) {}
-  static constexpr int kFloats = 2 * kChunk * kStates + kChunk;
+// Who does what: the block's channels, in threads of kLanes each. kPackets: rows are taken in packets of 16 bytes.
+template <class T, int kLanesOf, int kThreadsOf, bool kPackets>
+struct Form {
+  static constexpr int kLanes = kLanesOf, kThreads = kThreadsOf, kStates = kLanes * kOf, kChannels = kThreads / kLanes, kWarps = kThreads / 32;
+  static constexpr int kWide = kPackets ? kPacket<T> : 1;
+  static_assert(kChannels % kWide == 0 && kStates % kWide == 0);
+};
 
-  // All threads of the block, which have read the last chunk's.
-  template <class T>
-  FW_DEVICE void load(const ScanArgs<T>& a, int64_t begin, int count) const {
-    for (int i = static_cast<int>(thread_index()); i < count * kStates; i += kThreads) {
-      const int t = i / kStates, n = i % kStates;
-      const bool there = n < a.q.cols;
-      q[i] = there ? number(a.q.data[(begin + t) * a.q.stride + n]) : 0.0f;
-      k[i] = there ? number(a.k.data[(begin + t) * a.k.stride + n]) : 0.0f;
+// Forward stages several chunks at a time: what does not grow with the tokens of a stage, barriers and the way through memory, is most of a short one.
+constexpr int kStage = 4 * kSpan;
+
+// A stage's rows of kColumns columns on their way into shared memory, as floats, zeros behind its tokens and behind the last column.
+template <class T, class F, int kTokens, int kColumns>
+struct RowsAhead {
+  static constexpr int kOfRow = kColumns / F::kWide, kCount = (kTokens * kOfRow + F::kThreads - 1) / F::kThreads;
+  Packet<T, F::kWide> held[kCount];
+
+  FW_DEVICE void load(const Mat<const T>& from, int64_t begin, int count, int64_t column) {
+    FW_UNROLL for (int i = 0; i < kCount; ++i) {
+      const int place = static_cast<int>(thread_index()) + i * F::kThreads, t = place / kOfRow, c = place % kOfRow * F::kWide;
+      held[i] = {};
+      if (place < kTokens * kOfRow && t < count && column + c < from.cols) held[i].load(from.data + (begin + t) * from.stride + column + c);
     }
-    sync_threads();
-    const int t = static_cast<int>(thread_index());
-    if (t < count) {
-      float sum = 0;
-      for (int n = 0; n < kStates; ++n) sum += k[t * kStates + n] * k[t * kStates + n];
-      square[t] = sum;
+  }
+  FW_DEVICE void store(float* to) const {  // [kTokens, kColumns]
+    FW_UNROLL for (int i = 0; i < kCount; ++i) {
+      const int place = static_cast<int>(thread_index()) + i * F::kThreads;
+      if (place >= kTokens * kOfRow) continue;
+      float x[F::kWide];
+      held[i].get(x);
+      FW_UNROLL for (int j = 0; j < F::kWide; ++j) to[place * F::kWide + j] = x[j];
     }
-    sync_threads();
+  }
+};
+// The way back, of the block's channels.
+template <class T, class F>
+FW_DEVICE void store_rows(const float* from, const Mat<T>& to, int64_t begin, int count, int64_t column) {
+  constexpr int kOfRow = F::kChannels / F::kWide;
+  for (int place = static_cast<int>(thread_index()); place < count * kOfRow; place += F::kThreads) {
+    const int t = place / kOfRow, c = place % kOfRow * F::kWide;
+    if (column + c >= to.cols) continue;
+    float x[F::kWide];
+    FW_UNROLL for (int j = 0; j < F::kWide; ++j) x[j] = from[place * F::kWide + j];
+    Packet<T, F::kWide> packet;
+    packet.set(x);
+    packet.store(to.data + (begin + t) * to.stride + column + c);
+  }
+}
+
+// A stage in shared memory.
+template <class F, int kTokensOf>
+struct Chunk {
+  static constexpr int kTokens = kTokensOf, kColumns = kTokens * F::kChannels, kKeys = kTokens * F::kStates;
+  static constexpr int kFloats = 2 * kColumns + 2 * kKeys + kTokens;
+  float *u, *step, *q, *k, *square;
+  FW_DEVICE explicit Chunk(float* memory)
+      : u(memory), step(memory + kColumns), q(memory + 2 * kColumns), k(q + kKeys), square(k + kKeys) {}  // k, q: at multiples of 16 bytes
+};
+
+template <class T, class F, int kTokens>
+struct ChunkAhead {
+  RowsAhead<T, F, kTokens, F::kChannels> u, step;
+  RowsAhead<T, F, kTokens, F::kStates> q, k;
+
+  FW_DEVICE void load(const ScanArgs<T>& a, int64_t begin, int count, int64_t column) {
+    u.load(a.u, begin, count, column);
+    step.load(a.step, begin, count, column);
+    q.load(a.q, begin, count, 0);
+    k.load(a.k, begin, count, 0);
+  }
+  FW_DEVICE void store(const Chunk<F, kTokens>& to) const {
+    u.store(to.u);
+    step.store(to.step);
+    q.store(to.q);
+    k.store(to.k);
   }
 };
 
+// |k|^2 of a stage's tokens, which is there; all threads.
+template <class F, int kTokens>
+FW_DEVICE void make_squares(const Chunk<F, kTokens>& chunk) {
+  const int t = static_cast<int>(thread_index());
+  if (t < kTokens) {
+    float sum = 0;
+    for (int n = 0; n < F::kStates; ++n) sum += chunk.k[t * F::kStates + n] * chunk.k[t * F::kStates + n];
+    chunk.square[t] = sum;
+  }
+  sync_threads();
+}
+
 // A channel's A, times log2(e): its decays are powers of two.
-template <ScanLaw law, int kStates, class T>
-FW_DEVICE void load_rates(const ScanArgs<T>& a, int64_t c, bool active, float (&rate)[kStates]) {
-  FW_UNROLL for (int n = 0; n < kStates; ++n) {
-    rate[n] = law == ScanLaw::kMamba && active && n < a.q.cols ? -kLog2E * exp_fast(a.a_log[c * a.q.cols + n]) : 0.0f;
+template <ScanLaw law, class T>
+FW_DEVICE void load_rates(const ScanArgs<T>& a, int64_t c, int first, bool active, float (&rate)[kOf]) {
+  FW_UNROLL for (int i = 0; i < kOf; ++i) {
+    rate[i] = law == ScanLaw::kMamba && active && first + i < a.q.cols ? -kLog2E * exp_fast(a.a_log[c * a.q.cols + first + i]) : 0.0f;
   }
 }
 
 template <ScanLaw law>
-FW_DEVICE float write_size(float step, float square) {
-  return law == ScanLaw::kMamba ? step : step / (1.0f + step * square);
+FW_DEVICE float write_size(float step, const float* square) {
+  if constexpr (law == ScanLaw::kMamba) return step;
+  return step / (1.0f + step * *square);
 }
 template <ScanLaw law>
 FW_DEVICE float element_decay(float e, float rate, float k) {
   return law == ScanLaw::kMamba ? exp2_fast(e * rate) : 1.0f - e * k * k;
 }
 
-template <class T, ScanLaw law, int kStates>
-__global__ void __launch_bounds__(kThreads) scan_forward_kernel(const ScanArgs<T> a, const float* s_in, float* s_out, float* marks, Mat<T> y) {
-  const SharedKeys<kStates> keys(reinterpret_cast<float*>(shared_memory()));
-  const int64_t sequence = block_index_x(), c = int64_t{block_index_y()} * kThreads + thread_index(), D = a.u.cols;
+template <class T, ScanLaw law, class F>
+__global__ void __launch_bounds__(F::kThreads) scan_forward_kernel(const ScanArgs<T> a, const float* s_in, float* s_out, float* marks, Mat<T> y) {
+  const Chunk<F, kStage> chunk(reinterpret_cast<float*>(shared_memory()));
+  float* const out = chunk.u + Chunk<F, kStage>::kFloats;  // [kStage, channels]
+  const int thread = static_cast<int>(thread_index()), lane = thread % F::kLanes, channel = thread / F::kLanes, first_row = lane * kOf;
+  const int64_t sequence = block_index_x(), column = int64_t{block_index_y()} * F::kChannels, c = column + channel, D = a.u.cols;
   const int N = static_cast<int>(a.q.cols);
   const bool active = c < D;
-  float s[kStates], rate[kStates];
-  load_rates<law>(a, c, active, rate);
-  FW_UNROLL for (int n = 0; n < kStates; ++n) s[n] = active && n < N && s_in != nullptr ? s_in[(sequence * N + n) * D + c] : 0.0f;
+  float s[kOf], rate[kOf];
+  load_rates<law>(a, c, first_row, active, rate);
+  const auto has = [&](int i) { return active && first_row + i < N; };
+  FW_UNROLL for (int i = 0; i < kOf; ++i) s[i] = has(i) && s_in != nullptr ? s_in[(sequence * N + first_row + i) * D + c] : 0.0f;
   const float skip = active ? a.skip[c] : 0.0f;
   const int64_t first = a.offsets[sequence], length = a.offsets[sequence + 1] - first;
-  for (int64_t from = 0; from < length; from += kChunk) {
-    const int count = static_cast<int>(min(int64_t{kChunk}, length - from));
+  ChunkAhead<T, F, kStage> ahead;
+  const auto tokens = [&](int64_t from) { return static_cast<int>(min(int64_t{kStage}, length - from)); };
+  if (length > 0) ahead.load(a, first, tokens(0), column);
+  for (int64_t from = 0; from < length; from += kStage) {
+    const int count = tokens(from);
+    ahead.store(chunk);
     sync_threads();
-    keys.load(a, first + from, count);
-    if (!active) continue;
-    if (marks != nullptr) {
-      FW_UNROLL for (int n = 0; n < kStates; ++n) {
-        if (n < N) marks[a.mark(sequence, from / kChunk, n, c)] = s[n];
+    if constexpr (law == ScanLaw::kLonghorn) make_squares(chunk);
+    if (from + kStage < length) ahead.load(a, first + from + kStage, tokens(from + kStage), column);
+    for (int span = 0; span < count; span += kSpan) {
+      if (marks != nullptr) {
+        FW_UNROLL for (int i = 0; i < kOf; ++i) {
+          if (has(i)) marks[a.mark(sequence, (from + span) / kSpan, first_row + i, c)] = s[i];
+        }
+      }
+      FW_UNROLL for (int group = 0; group < kSpan; group += F::kLanes) {
+        float read[F::kLanes];
+        FW_UNROLL for (int j = 0; j < F::kLanes; ++j) {
+          const int t = span + group + j;
+          const float u = chunk.u[t * F::kChannels + channel], e = write_size<law>(chunk.step[t * F::kChannels + channel], chunk.square + t), z = e * u;
+          float k[kOf], q[kOf];
+          load_floats(chunk.k + t * F::kStates + first_row, k);
+          load_floats(chunk.q + t * F::kStates + first_row, q);
+          float sum = 0;
+          FW_UNROLL for (int i = 0; i < kOf; ++i) {
+            s[i] = element_decay<law>(e, rate[i], k[i]) * s[i] + k[i] * z;
+            sum += q[i] * s[i];
+          }
+          read[j] = sum;
+        }
+        halve<F::kLanes, 1>(read);
+        const int at = (span + group + lane) * F::kChannels + channel;
+        out[at] = read[0] + skip * chunk.u[at];
       }
     }
-    for (int t = 0; t < count; ++t) {
-      const int64_t row = first + from + t;
-      const float u = number(a.u.data[row * a.u.stride + c]), e = write_size<law>(number(a.step.data[row * a.step.stride + c]), keys.square[t]), z = e * u;
-      float sum = skip * u;
-      FW_UNROLL for (int n = 0; n < kStates; ++n) {
-        const float k = keys.k[t * kStates + n];
-        s[n] = element_decay<law>(e, rate[n], k) * s[n] + k * z;
-        sum += keys.q[t * kStates + n] * s[n];
-      }
-      y.data[row * y.stride + c] = stored<T>(sum);
-    }
+    sync_threads();
+    store_rows<T, F>(out, y, first + from, count, column);
   }
-  if (!active || s_out == nullptr) return;
-  FW_UNROLL for (int n = 0; n < kStates; ++n) {
-    if (n < N) s_out[(sequence * N + n) * D + c] = s[n];
+  if (s_out == nullptr) return;
+  FW_UNROLL for (int i = 0; i < kOf; ++i) {
+    if (has(i)) s_out[(sequence * N + first_row + i) * D + c] = s[i];
   }
 }
 
-// Lane i is left with the warp's sum of v[i].
-FW_DEVICE float sums_by_halving(float (&v)[32]) {
-  const int lane = static_cast<int>(lane_index());
-  FW_UNROLL for (int half = 16; half > 0; half /= 2) {
-    const bool upper = (lane & half) != 0;
-    FW_UNROLL for (int i = 0; i < half; ++i) {
-      const float kept = upper ? v[i + half] : v[i], sent = upper ? v[i] : v[i + half];
-      v[i] = kept + shuffle_xor(sent, half);
-    }
-  }
-  return v[0];
-}
+// Shared memory of backward behind the chunk's: dy, du, dstep [kSpan, channels]; sums of dq and dk [warps, kSpan, 2 states]; with Longhorn those of |k|^2.
+template <class F>
+constexpr int kBackwardFloats = Chunk<F, kSpan>::kFloats + 4 * kSpan* F::kChannels + F::kWarps* kSpan * 2 * F::kStates;
 
-template <int kStates>
-constexpr int kSumFloats = kWarps* kChunk*(2 * kStates + 1);  // [warps, kChunk, 2 kStates], [warps, kChunk]
-
-template <class T, ScanLaw law, int kStates>
-__global__ void __launch_bounds__(kThreads) scan_backward_kernel(const ScanArgs<T> a, const ScanBackwardArgs<T> g) {
-  float* const memory = reinterpret_cast<float*>(shared_memory());
-  const SharedKeys<kStates> keys(memory);
-  float* const sums = memory + SharedKeys<kStates>::kFloats;
-  float* const square_sums = sums + kWarps * kChunk * 2 * kStates;
-  const int64_t group = block_index_x(), block = block_index_y(), c = block * kThreads + thread_index(), D = a.u.cols, tokens = a.u.rows;
-  const int N = static_cast<int>(a.q.cols), warp = static_cast<int>(warp_index()), lane = static_cast<int>(lane_index());
+template <class T, ScanLaw law, class F>
+__global__ void __launch_bounds__(F::kThreads) scan_backward_kernel(const ScanArgs<T> a, const ScanBackwardArgs<T> g) {
+  constexpr int kColumns = kSpan * F::kChannels, kBoth = 2 * F::kStates, kWarpChannels = 32 / F::kLanes, kLeft = 2 * kOf / kWarpChannels;
+  static_assert(kLeft > 0);
+  const Chunk<F, kSpan> chunk(reinterpret_cast<float*>(shared_memory()));
+  float *const dy = chunk.u + Chunk<F, kSpan>::kFloats, *const du = dy + kColumns, *const dstep = du + kColumns, *const of_square = dstep + kColumns;
+  float* const sums = of_square + kColumns;
+  const int thread = static_cast<int>(thread_index()), lane = thread % F::kLanes, channel = thread / F::kLanes, first_row = lane * kOf;
+  const int warp = static_cast<int>(warp_index()), part = static_cast<int>(lane_index()) / F::kLanes;
+  const int64_t group = block_index_x(), block = block_index_y(), column = block * F::kChannels, c = column + channel, D = a.u.cols, all = a.u.rows;
+  const int N = static_cast<int>(a.q.cols);
   const bool active = c < D;
-  float rate[kStates], drate[kStates] = {}, dskip = 0;
-  load_rates<law>(a, c, active, rate);
+  const auto has = [&](int i) { return active && first_row + i < N; };
+  float rate[kOf], drate[kOf] = {}, dskip = 0;
+  load_rates<law>(a, c, first_row, active, rate);
   const float skip = active ? a.skip[c] : 0.0f;
   for (int64_t sequence = group * g.sequences / g.groups; sequence < (group + 1) * g.sequences / g.groups; ++sequence) {
-    float ds[kStates];
-    FW_UNROLL for (int n = 0; n < kStates; ++n) ds[n] = active && n < N && g.ds_out != nullptr ? g.ds_out[(sequence * N + n) * D + c] : 0.0f;
-    const int64_t first = a.offsets[sequence], length = a.offsets[sequence + 1] - first;
-    for (int64_t chunk = (length + kChunk - 1) / kChunk - 1; chunk >= 0; --chunk) {
-      const int64_t begin = first + chunk * kChunk;
-      const int count = static_cast<int>(min(int64_t{kChunk}, length - chunk * kChunk));
+    float ds[kOf], mark[kOf];
+    FW_UNROLL for (int i = 0; i < kOf; ++i) ds[i] = has(i) && g.ds_out != nullptr ? g.ds_out[(sequence * N + first_row + i) * D + c] : 0.0f;
+    const int64_t first = a.offsets[sequence], length = a.offsets[sequence + 1] - first, chunks = (length + kSpan - 1) / kSpan;
+    ChunkAhead<T, F, kSpan> ahead;
+    RowsAhead<T, F, kSpan, F::kChannels> dy_ahead;
+    const auto load = [&](int64_t at) {
+      const int count = static_cast<int>(min(int64_t{kSpan}, length - at * kSpan));
+      ahead.load(a, first + at * kSpan, count, column);
+      dy_ahead.load(g.dy, first + at * kSpan, count, column);
+      FW_UNROLL for (int i = 0; i < kOf; ++i) mark[i] = has(i) ? g.marks[a.mark(sequence, at, first_row + i, c)] : 0.0f;
+    };
+    if (chunks > 0) load(chunks - 1);
+    for (int64_t at = chunks - 1; at >= 0; --at) {
+      const int64_t begin = first + at * kSpan;
+      const int count = static_cast<int>(min(int64_t{kSpan}, length - at * kSpan));
+      ahead.store(chunk);
+      dy_ahead.store(dy);
       sync_threads();
-      keys.load(a, begin, count);
-      float before[kChunk][kStates], s[kStates];
-      FW_UNROLL for (int n = 0; n < kStates; ++n) s[n] = active && n < N ? g.marks[a.mark(sequence, chunk, n, c)] : 0.0f;
-      const auto value = [&](const Mat<const T>& m, int t) { return active ? number(m.data[(begin + t) * m.stride + c]) : 0.0f; };
-      for (int t = 0; t < count; ++t) {
-        const float e = write_size<law>(value(a.step, t), keys.square[t]), z = e * value(a.u, t);
-        FW_UNROLL for (int n = 0; n < kStates; ++n) {
-          const float k = keys.k[t * kStates + n];
-          before[t][n] = s[n];
-          s[n] = element_decay<law>(e, rate[n], k) * s[n] + k * z;
+      if constexpr (law == ScanLaw::kLonghorn) make_squares(chunk);
+      float s[kOf];
+      FW_UNROLL for (int i = 0; i < kOf; ++i) s[i] = mark[i];
+      if (at > 0) load(at - 1);
+      float before[kSpan][kOf], decay[kSpan][kOf];
+      FW_UNROLL for (int t = 0; t < kSpan; ++t) {
+        const int place = t * F::kChannels + channel;
+        const float e = write_size<law>(chunk.step[place], chunk.square + t), z = e * chunk.u[place];
+        float k[kOf];
+        load_floats(chunk.k + t * F::kStates + first_row, k);
+        FW_UNROLL for (int i = 0; i < kOf; ++i) {
+          before[t][i] = s[i];
+          decay[t][i] = element_decay<law>(e, rate[i], k[i]);
+          s[i] = decay[t][i] * s[i] + k[i] * z;
         }
       }
-      for (int t = count - 1; t >= 0; --t) {
-        const float step = value(a.step, t), u = value(a.u, t), dy = value(g.dy, t), e = write_size<law>(step, keys.square[t]), z = e * u;
-        float dz = 0, de = 0;
-        FW_UNROLL for (int from = 0; from < kStates; from += kGroup) {
-          float of_keys[2 * kGroup];
-          FW_UNROLL for (int i = 0; i < kGroup; ++i) {
-            const int n = from + i;
-            const float k = keys.k[t * kStates + n], q = keys.q[t * kStates + n], old = before[t][n], decay = element_decay<law>(e, rate[n], k);
-            of_keys[i] = (decay * old + k * z) * dy;
-            const float grad = ds[n] + q * dy, of_decay = grad * old;
-            dz += k * grad;
-            of_keys[kGroup + i] = grad * z;
+      FW_UNROLL for (int from = kSpan - F::kLanes; from >= 0; from -= F::kLanes) {
+        float of_z[F::kLanes], of_e[F::kLanes];
+        FW_UNROLL for (int j = F::kLanes - 1; j >= 0; --j) {
+          const int t = from + j, place = t * F::kChannels + channel;
+          const float grad_y = dy[place], e = write_size<law>(chunk.step[place], chunk.square + t), z = e * chunk.u[place];
+          float k[kOf], q[kOf], of_keys[2 * kOf], dz = 0, de = 0;
+          load_floats(chunk.k + t * F::kStates + first_row, k);
+          load_floats(chunk.q + t * F::kStates + first_row, q);
+          FW_UNROLL for (int i = 0; i < kOf; ++i) {
+            const float old = before[t][i], kept = decay[t][i];
+            of_keys[i] = (kept * old + k[i] * z) * grad_y;
+            const float grad = ds[i] + q[i] * grad_y, of_decay = grad * old;
+            dz += k[i] * grad;
+            of_keys[kOf + i] = grad * z;
             if constexpr (law == ScanLaw::kMamba) {
-              constexpr float kLn2 = 0.6931471805599453f;
-              const float of_log = of_decay * decay;
-              de += kLn2 * rate[n] * of_log;
-              drate[n] += e * of_log;
+              const float of_log = of_decay * kept;
+              de += rate[i] * of_log;
+              drate[i] += e * of_log;
             } else {
-              de -= of_decay * k * k;
-              of_keys[kGroup + i] -= 2.0f * of_decay * k * e;
+              de -= of_decay * k[i] * k[i];
+              of_keys[kOf + i] -= 2.0f * of_decay * k[i] * e;
             }
-            ds[n] = grad * decay;
+            ds[i] = grad * kept;
           }
-          // [dq of the group | dk of the group]
-          sums[(warp * kChunk + t) * 2 * kStates + 2 * from + lane] = sums_by_halving(of_keys);
+          of_z[j] = dz, of_e[j] = de;
+          // [dq of the rows | dk of the rows] over the warp's channels
+          halve<kWarpChannels, F::kLanes>(of_keys);
+          FW_UNROLL for (int i = 0; i < kLeft; ++i) {
+            const int number = part * kLeft + i;
+            sums[(warp * kSpan + t) * kBoth + number / kOf * F::kStates + first_row + number % kOf] = of_keys[i];
+          }
         }
-        de += u * dz;
+        halve<F::kLanes, 1>(of_z);
+        halve<F::kLanes, 1>(of_e);
+        const int t = from + lane, place = t * F::kChannels + channel;
+        const float u = chunk.u[place], step = chunk.step[place], e = write_size<law>(step, chunk.square + t);
+        constexpr float kLn2 = 0.6931471805599453f;
+        float de = (law == ScanLaw::kMamba ? kLn2 * of_e[0] : of_e[0]) + u * of_z[0];
         if constexpr (law == ScanLaw::kLonghorn) {
-          float of_square = -e * e * de;
-          FW_UNROLL for (int mask = 16; mask > 0; mask /= 2) of_square += shuffle_xor(of_square, mask);
-          if (lane == 0) square_sums[warp * kChunk + t] = of_square;
-          const float share = 1.0f / (1.0f + step * keys.square[t]);
+          of_square[place] = active ? -e * e * de : 0.0f;
+          const float share = 1.0f / (1.0f + step * chunk.square[t]);
           de *= share * share;
         }
-        dskip += dy * u;
-        if (active) {
-          g.du.data[(begin + t) * g.du.stride + c] = stored<T>(skip * dy + e * dz);
-          g.dstep.data[(begin + t) * g.dstep.stride + c] = stored<T>(de);
-        }
+        dskip += dy[place] * u;
+        du[place] = skip * dy[place] + e * of_z[0];
+        dstep[place] = de;
       }
       sync_threads();
-      for (int i = static_cast<int>(thread_index()); i < count * 2 * kStates; i += kThreads) {
-        const int t = i / (2 * kStates), place = i % (2 * kStates), n = place / (2 * kGroup) * kGroup + place % kGroup;
+      store_rows<T, F>(du, g.du, begin, count, column);
+      store_rows<T, F>(dstep, g.dstep, begin, count, column);
+      for (int i = thread; i < count * kBoth; i += F::kThreads) {
+        const int t = i / kBoth, n = i % F::kStates, which = i / F::kStates % 2;
         if (n >= N) continue;
         float sum = 0;
-        FW_UNROLL for (int w = 0; w < kWarps; ++w) sum += sums[(w * kChunk + t) * 2 * kStates + place];
-        g.of_keys[((block * tokens + begin + t) * 2 + place / kGroup % 2) * N + n] = sum;
+        FW_UNROLL for (int w = 0; w < F::kWarps; ++w) sum += sums[(w * kSpan + t) * kBoth + which * F::kStates + n];
+        g.of_keys[((block * all + begin + t) * 2 + which) * N + n] = sum;
       }
       if constexpr (law == ScanLaw::kLonghorn) {
-        const int t = static_cast<int>(thread_index());
-        if (t < count) {
+        if (thread < count) {
           float sum = 0;
-          FW_UNROLL for (int w = 0; w < kWarps; ++w) sum += square_sums[w * kChunk + t];
-          g.of_square[block * tokens + begin + t] = sum;
+          for (int i = 0; i < F::kChannels; ++i) sum += of_square[thread * F::kChannels + i];
+          g.of_square[block * all + begin + thread] = sum;
         }
       }
     }
-    if (active && g.ds_in != nullptr) {
-      FW_UNROLL for (int n = 0; n < kStates; ++n) {
-        if (n < N) g.ds_in[(sequence * N + n) * D + c] = ds[n];
+    if (g.ds_in != nullptr) {
+      FW_UNROLL for (int i = 0; i < kOf; ++i) {
+        if (has(i)) g.ds_in[(sequence * N + first_row + i) * D + c] = ds[i];
       }
     }
   }
+  FW_UNROLL for (int mask = 1; mask < F::kLanes; mask *= 2) dskip += shuffle_xor(dskip, mask);
   if (!active) return;
-  g.of_skip[group * D + c] = dskip;
+  if (lane == 0) g.of_skip[group * D + c] = dskip;
   if constexpr (law == ScanLaw::kMamba) {
     // A = -exp(a_log): its own slope.
-    FW_UNROLL for (int n = 0; n < kStates; ++n) {
-      if (n < N) g.of_a[(group * D + c) * N + n] = drate[n] * -exp_fast(a.a_log[c * N + n]);
+    FW_UNROLL for (int i = 0; i < kOf; ++i) {
+      if (has(i)) g.of_a[(group * D + c) * N + first_row + i] = drate[i] * -exp_fast(a.a_log[c * N + first_row + i]);
     }
   }
 }
+
+constexpr int kKeyThreads = 256;
 
 // dq, dk [T, N] from the blocks' sums; of_square is null but with Longhorn.
 template <class T>
-__global__ void __launch_bounds__(kThreads) add_keys_kernel(const float* of_keys, const float* of_square, int blocks, Mat<const T> k, Mat<T> dq, Mat<T> dk) {
-  const int64_t i = int64_t{block_index_x()} * kThreads + thread_index(), t = i / k.cols, n = i % k.cols;
+__global__ void __launch_bounds__(kKeyThreads) add_keys_kernel(const float* of_keys, const float* of_square, int blocks, Mat<const T> k, Mat<T> dq, Mat<T> dk) {
+  const int64_t i = int64_t{block_index_x()} * kKeyThreads + thread_index(), t = i / k.cols, n = i % k.cols;
   if (t >= k.rows) return;
   float sum_q = 0, sum_k = 0, square = 0;
   for (int block = 0; block < blocks; ++block) {
@@ -264,20 +365,19 @@ __global__ void __launch_bounds__(kThreads) add_keys_kernel(const float* of_keys
   dk.data[t * dk.stride + n] = stored<T>(sum_k + 2.0f * square * number(k.data[t * k.stride + n]));
 }
 
-// Calls run(law, states) with numbers of the compiler.
-template <class Run>
-void with_form(ScanLaw law, int64_t states, const Run& run) {
-  constexpr int kFew = kGroup, kMany = 4 * kGroup;
-  if (states > kMany) fail_usage("mixer.mamba.state_size: expected at most {} on CUDA, got {}", kMany, states);
-  const auto with_states = [&]<ScanLaw of>() {
-    if (states <= kFew) return run.template operator()<of, kFew>();
-    run.template operator()<of, kMany>();
+// Calls run(law, form) with numbers of the compiler. sequences: side by side.
+template <class T, class Run>
+void with_form(ScanLaw law, int64_t states, int64_t channels, int64_t sequences, bool packets, const Run& run) {
+  if (states > kScanMostStates) fail_usage("mixer.mamba.state_size: expected at most {} on CUDA, got {}", kScanMostStates, states);
+  const auto with_law = [&]<ScanLaw of>() {
+    if (states > kScanFewStates) return run.template operator()<of, Form<T, 16, 128, false>>();
+    if (!packets) return run.template operator()<of, Form<T, 4, 128, false>>();
+    if (scan_channels(channels, states, sequences, true) == 32) return run.template operator()<of, Form<T, 4, 128, true>>();
+    run.template operator()<of, Form<T, 4, 256, true>>();
   };
-  if (law == ScanLaw::kMamba) return with_states.template operator()<ScanLaw::kMamba>();
-  with_states.template operator()<ScanLaw::kLonghorn>();
+  if (law == ScanLaw::kMamba) return with_law.template operator()<ScanLaw::kMamba>();
+  with_law.template operator()<ScanLaw::kLonghorn>();
 }
-
-int64_t blocks_of(int64_t channels) { return (channels + kThreads - 1) / kThreads; }
 
 }  // namespace
 
@@ -287,9 +387,11 @@ template <class T>
 void selective_scan_forward(const Exec<T>& exec, ScanLaw law, Mat<const T> u, Mat<const T> step, Mat<const T> q, Mat<const T> k, const Wide<T>* a_log,
                             const Wide<T>* skip, const PassLayout& layout, const Wide<T>* s_in, Wide<T>* s_out, Wide<T>* marks, Mat<T> y) {
   const ScanArgs<T> a{u, step, q, k, a_log, skip, layout.offsets};
-  const Dim3 grid{static_cast<unsigned>(layout.host.count()), static_cast<unsigned>(blocks_of(u.cols))};
-  with_form(law, q.cols, [&]<ScanLaw of, int kStates>() {
-    launch(scan_forward_kernel<T, of, kStates>, grid, kThreads, sizeof(float) * SharedKeys<kStates>::kFloats, exec.device.stream(), a, s_in, s_out, marks, y);
+  const int64_t sequences = layout.host.count();
+  with_form<T>(law, q.cols, u.cols, sequences, scan_in_packets(u, step, q, k, y), [&]<ScanLaw of, class F>() {
+    const Dim3 grid{static_cast<unsigned>(sequences), static_cast<unsigned>(parts_of(u.cols, F::kChannels))};
+    launch(scan_forward_kernel<T, of, F>, grid, F::kThreads, sizeof(float) * (Chunk<F, kStage>::kFloats + kStage * F::kChannels), exec.device.stream(), a, s_in,
+           s_out, marks, y);
   });
 }
 
@@ -297,21 +399,23 @@ template <class T>
 void selective_scan_backward(const Exec<T>& exec, ScanLaw law, Mat<const T> dy, Mat<const T> u, Mat<const T> step, Mat<const T> q, Mat<const T> k,
                              const Wide<T>* a_log, const Wide<T>* skip, const PassLayout& layout, const Wide<T>* marks, const Wide<T>* ds_out, Mat<T> du,
                              Mat<T> dstep, Mat<T> dq, Mat<T> dk, Wide<T>* da_log, Wide<T>* dskip, Wide<T>* ds_in) {
-  const int64_t sequences = layout.host.count(), groups = std::min(sequences, kMostGroups), blocks = blocks_of(u.cols), tokens = u.rows;
+  const int64_t sequences = layout.host.count(), groups = std::min(sequences, kScanGroups), tokens = u.rows;
   if (sequences == 0) return;
   void* stream = exec.device.stream();
   const ArenaMark mark(exec.arena);
-  const SelectiveScratch scratch(exec.arena, law, tokens, sequences, u.cols, q.cols);
-  const bool mamba = law == ScanLaw::kMamba;
+  const bool packets = scan_in_packets(u, step, q, k, dy, du, dstep);
+  const SelectiveScratch scratch(exec.arena, law, tokens, sequences, u.cols, q.cols, packets);
   const ScanArgs<T> a{u, step, q, k, a_log, skip, layout.offsets};
   const ScanBackwardArgs<T> g{dy, marks, ds_out, du, dstep, ds_in, scratch.of_keys, scratch.of_square, scratch.of_a, scratch.of_skip, sequences, groups};
-  const Dim3 grid{static_cast<unsigned>(groups), static_cast<unsigned>(blocks)};
-  with_form(law, q.cols, [&]<ScanLaw of, int kStates>() {
-    launch(scan_backward_kernel<T, of, kStates>, grid, kThreads, sizeof(float) * (SharedKeys<kStates>::kFloats + kSumFloats<kStates>), stream, a, g);
+  int64_t blocks = 0;
+  with_form<T>(law, q.cols, u.cols, groups, packets, [&]<ScanLaw of, class F>() {
+    blocks = parts_of(u.cols, F::kChannels);
+    launch(scan_backward_kernel<T, of, F>, Dim3{static_cast<unsigned>(groups), static_cast<unsigned>(blocks)}, F::kThreads, sizeof(float) * kBackwardFloats<F>,
+           stream, a, g);
   });
-  const Dim3 key_grid{static_cast<unsigned>((tokens * q.cols + kThreads - 1) / kThreads)};
-  launch(add_keys_kernel<T>, key_grid, kThreads, 0, stream, g.of_keys, g.of_square, static_cast<int>(blocks), k, dq, dk);
-  if (mamba) add_column_sums(g.of_a, groups, u.cols * q.cols, da_log, stream);
+  launch(add_keys_kernel<T>, Dim3{static_cast<unsigned>(parts_of(tokens * q.cols, kKeyThreads))}, kKeyThreads, 0, stream, g.of_keys, g.of_square,
+         static_cast<int>(blocks), k, dq, dk);
+  if (law == ScanLaw::kMamba) add_column_sums(g.of_a, groups, u.cols * q.cols, da_log, stream);
   add_column_sums(g.of_skip, groups, u.cols, dskip, stream);
 }
 

@@ -25,10 +25,12 @@ class CpuCall final : public Call {
   std::string text() const override {
     const Plan& p = plan();
     const char* form = p.form == FW_FORM_TOKEN ? "token" : p.form == FW_FORM_CHUNK ? "chunk" : "chunk, sequences of one token by the token form";
+    const std::string checkpoints = p.checkpoints.interval > 0 ? fmt::format("checkpoints: every {} tokens\n", p.checkpoints.interval) : "";
     return fmt::format(
-        "rule: {}\nsequences: {} of at most {} tokens, {} in all\nform: {}\nchunks: {} of {} tokens\nthreads: {}\nworkspace forward: {} bytes\n"
+        "rule: {}\nsequences: {} of at most {} tokens, {} in all\nform: {}\nchunks: {} of {} tokens\n{}threads: {}\nworkspace forward: {} bytes\n"
         "workspace backward: {} bytes\nsaved: {} bytes\n",
-        to_string(p.rule), p.N, p.longest, p.tokens(), form, p.total_chunks(), p.chunk, p.threads, forward_bytes(), backward_bytes(), saved_bytes());
+        to_string(p.rule), p.N, p.longest, p.tokens(), form, p.total_chunks(), p.chunk, checkpoints, p.threads, forward_bytes(), backward_bytes(),
+        saved_bytes());
   }
 
   void forward(const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) const override {

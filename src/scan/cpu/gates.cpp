@@ -1,10 +1,8 @@
 #include "scan/cpu/gates.h"
 
 #include <cmath>
-#include <type_traits>
 #include <vector>
 
-#include "base/bf16.h"
 #include "base/threads.h"
 
 namespace fw::cpu {
@@ -41,26 +39,22 @@ template <class T>
 void load_row(const Plan& plan, const TokenTensor<T>& x, int64_t token, T* row) {
   for (int64_t h = 0; h < x.heads; ++h, row += x.dim) {
     const int64_t at = place(plan, x, token, h);
-    if constexpr (std::is_same_v<T, float>) {
-      if (x.bf16 != nullptr) {
-        widen_bf16(x.dim, x.bf16 + at, row);
-        continue;
-      }
+    if (x.narrow()) {
+      x.widen(at, x.dim, row);
+    } else {
+      std::copy_n(x.data + at, x.dim, row);
     }
-    std::copy_n(x.data + at, x.dim, row);
   }
 }
 template <class T>
 void store_row(const Plan& plan, const T* row, const TokenTensor<T>& x, int64_t token) {
   for (int64_t h = 0; h < x.heads; ++h, row += x.dim) {
     const int64_t at = place(plan, x, token, h);
-    if constexpr (std::is_same_v<T, float>) {
-      if (x.bf16 != nullptr) {
-        round_to_bf16(x.dim, row, x.bf16 + at);
-        continue;
-      }
+    if (x.narrow()) {
+      x.round(at, x.dim, row);
+    } else {
+      std::copy_n(row, x.dim, x.data + at);
     }
-    std::copy_n(row, x.dim, x.data + at);
   }
 }
 

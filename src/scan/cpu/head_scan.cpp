@@ -273,7 +273,8 @@ template <class T>
 bool HeadScan<T>::in_place(const Outputs<T>& out) const {
   const bool same_rows = !in_.initial_state || in_.initial_state.stride_r == out.final_state.stride_r;
   const bool bf16 = in_.initial_state.bf16 != nullptr || out.final_state.bf16 != nullptr;
-  return plan_.token_form(n_) && plan_.state_layout == FW_STATE_K_FIRST && out.final_state && end_ >= 0 && same_rows && !bf16 && vp_ == columns_;
+  return plan_.token_form(n_) && plan_.state_layout == FW_STATE_K_FIRST && out.final_state && !out.checkpoints && end_ >= 0 && same_rows && !bf16 &&
+         vp_ == columns_;
 }
 
 template <class T>
@@ -365,6 +366,14 @@ void HeadScan<T>::store_state(const T* src, const StateTensor<T>& dst, int64_t s
 }
 
 template <class T>
+void HeadScan<T>::store_checkpoint(const Outputs<T>& out, int64_t tokens) const {
+  const int64_t interval = plan_.checkpoints.interval;
+  if (!out.checkpoints || tokens % interval != 0) return;
+  const int64_t place = plan_.checkpoint_place(n_, tokens / interval - 1);
+  if (place >= 0) store_state(s_.state, out.checkpoints, place);
+}
+
+template <class T>
 void HeadScan<T>::forward(const Outputs<T>& out, T* saved) {
   if (plan_.slots.tokens != nullptr) return token_forward_to_slots(out);
   if (saved == nullptr && in_place(out)) return token_forward_in_place(out);
@@ -390,6 +399,7 @@ void HeadScan<T>::forward(const Outputs<T>& out, T* saved) {
       chunk_forward(begin, L, have_state, out);
     }
     have_state = true;
+    store_checkpoint(out, begin + L);
     if (saved == nullptr) continue;
     T* residual = saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_) + column0_;
     for (int64_t i = 0; i < L; ++i) std::memcpy(residual + i * full_vp, s_.z + erase_block(L) + i * vp_, sizeof(T) * static_cast<size_t>(vp_));

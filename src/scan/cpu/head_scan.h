@@ -131,6 +131,9 @@ class HeadScan {
   // The token form with the state after every token stored at its slot.
   void token_forward_to_slots(const Outputs<T>& out);
 
+  // The state [K, vp] after the sequence's first `tokens` tokens, if that is a checkpoint.
+  void store_checkpoint(const Outputs<T>& out, int64_t tokens) const;
+
   void load_state(const StateTensor<T>& src, int64_t slot, T* dst) const;
   void store_state(const T* src, const StateTensor<T>& dst, int64_t slot) const;
   void load_bf16_state(const StateTensor<T>& src, int64_t slot, T* dst) const;

@@ -12,7 +12,7 @@
 namespace fw::cpu {
 namespace {
 
-// What one thread has: float copies of bf16 tensors, then the tiles of a head.
+// What one thread has: float copies of narrower tensors, then the tiles of a head.
 template <class T>
 struct ThreadSpace {
   ThreadSpace(const Plan& plan, bool backward, Bump<T>& bump) : stage(plan, backward, bump), before_tiles(bump.used()), tiles(plan, backward, bump) {}
@@ -82,13 +82,18 @@ class PrecondPass {
       if (plan_.slots.skipped(n)) return;
       ThreadSpace<T> mine = thread_space(plan_, backward_, threads_, elements_);
       PrecondTask<T> x = task(i, slot, mine.stage.read(in_, n, h * plan_.group(), true));
-      precond_kernels<T>().forward(x);
-      if (out == nullptr || !out->final_precond) return;
-      const auto store = [&](const T* state, int64_t to) {
-        if (to >= 0) std::memcpy(out->final_precond.at(to, h), state, sizeof(T) * static_cast<size_t>(plan_.K));
+      const auto store = [&](const T* state, const StateTensor<T>& states, int64_t to) {
+        if (to >= 0) std::memcpy(states.at(to, h), state, sizeof(T) * static_cast<size_t>(plan_.K));
       };
-      if (plan_.slots.tokens == nullptr) return store(x.state, plan_.slots.end(n));
-      for (int64_t t = 0; t < x.rows; ++t) store(x.history + t * kp_, plan_.slots.after(n, t));
+      for (int64_t c = 0; out != nullptr && out->precond_checkpoints && c < plan_.checkpoints_of(n); ++c) {
+        advance(x, plan_.checkpoints.interval);
+        store(x.state, out->precond_checkpoints, plan_.checkpoint_place(n, c));
+      }
+      advance(x, x.rows);
+      if (out == nullptr || !out->final_precond) return;
+      if (plan_.slots.tokens == nullptr) return store(x.state, out->final_precond, plan_.slots.end(n));
+      const T* const history = space_.history + row_index(n, h);
+      for (int64_t t = 0; t < plan_.length(n); ++t) store(history + t * kp_, out->final_precond, plan_.slots.after(n, t));
     });
   }
 
@@ -127,6 +132,17 @@ class PrecondPass {
   void load(const StateTensor<T>& src, int64_t n, int64_t h, T* dst) const {
     std::memset(dst, 0, sizeof(T) * static_cast<size_t>(kp_));
     if (src && n >= 0) std::memcpy(dst, src.at(n, h), sizeof(T) * static_cast<size_t>(plan_.K));
+  }
+
+  // The first `rows` rows of a task; it has the others afterwards.
+  void advance(PrecondTask<T>& x, int64_t rows) const {
+    PrecondTask<T> part = x;
+    part.rows = rows;
+    precond_kernels<T>().forward(part);
+    x.rows -= rows;
+    for (RowView<const T>* view : {&x.k, &x.g, &x.beta}) view->data += rows * view->stride;
+    x.m += rows * kp_;
+    if (x.history != nullptr) x.history += rows * kp_;
   }
 
   // slot: of the initial state.
@@ -170,6 +186,9 @@ void check_slots(const Plan& plan) {
     if (slots.finals != nullptr) check("final_slots", n, slots.end(n), plan.final_states);
     for (int64_t t = 0; slots.tokens != nullptr && t < plan.length(n); ++t) check("token_slots", n, slots.after(n, t), plan.final_states);
   }
+  for (int64_t n = 0; plan.checkpoints.slots != nullptr && n < plan.N; ++n) {
+    for (int64_t i = 0; i < plan.checkpoints_of(n); ++i) check("checkpoint_slots", n, plan.checkpoint_place(n, i), plan.checkpoints.places);
+  }
 }
 
 // The output of a sequence that is skipped.
@@ -180,6 +199,8 @@ void clear_output(const Plan& plan, const TokenTensor<T>& o, int64_t n, int64_t 
     const int64_t at = o.offset(plan, n, t, hv) + column0;
     if (o.bf16 != nullptr) {
       std::fill_n(o.bf16 + at, columns, Bf16{});
+    } else if (o.f16 != nullptr) {
+      std::fill_n(o.f16 + at, columns, F16{});
     } else {
       std::fill_n(o.data + at, columns, T(0));
     }

@@ -1,13 +1,9 @@
 #include "scan/cpu/stage.h"
 
-#include <type_traits>
-
-#include "base/bf16.h"
-
 namespace fw::cpu {
 template <class T>
 Stage<T>::Stage(const Plan& plan, bool backward, Bump<T>& bump) : plan_(plan) {
-  if (!plan.bf16_io) return;
+  if (!plan.bf16_io && !plan.f16_io) return;
   const auto specs = token_specs(plan.rule);
   for (size_t i = 0; i < kTokenTensors; ++i) {
     if (!specs[i].used) continue;
@@ -31,18 +27,14 @@ TokenTensor<T> Stage<T>::copy_of(const TokenTensor<T>& tensor, T* slot) const {
 
 template <class T>
 void Stage<T>::widen(const TokenTensor<T>& tensor, const TokenTensor<T>& copy, int64_t n, int64_t hv) const {
-  if constexpr (std::is_same_v<T, float>) {
-    const Bf16* rows = tensor.bf16 + tensor.offset(plan_, n, 0, per_value_head(tensor) ? hv : hv / plan_.group());
-    for (int64_t t = 0; t < plan_.length(n); ++t) widen_bf16(tensor.dim, rows + t * tensor.stride_t, copy.data + t * copy.stride_t);
-  }
+  const int64_t first = tensor.offset(plan_, n, 0, per_value_head(tensor) ? hv : hv / plan_.group());
+  for (int64_t t = 0; t < plan_.length(n); ++t) tensor.widen(first + t * tensor.stride_t, tensor.dim, copy.data + t * copy.stride_t);
 }
 
 template <class T>
 void Stage<T>::round(const TokenTensor<T>& copy, const TokenTensor<T>& tensor, int64_t n, int64_t hv, int64_t column0, int64_t columns) const {
-  if constexpr (std::is_same_v<T, float>) {
-    Bf16* rows = tensor.bf16 + tensor.offset(plan_, n, 0, per_value_head(tensor) ? hv : hv / plan_.group()) + column0;
-    for (int64_t t = 0; t < plan_.length(n); ++t) round_to_bf16(columns, copy.data + t * copy.stride_t + column0, rows + t * tensor.stride_t);
-  }
+  const int64_t first = tensor.offset(plan_, n, 0, per_value_head(tensor) ? hv : hv / plan_.group()) + column0;
+  for (int64_t t = 0; t < plan_.length(n); ++t) tensor.round(first + t * tensor.stride_t, columns, copy.data + t * copy.stride_t + column0);
 }
 
 template <class T>
@@ -50,7 +42,7 @@ Inputs<T> Stage<T>::read(const Inputs<T>& in, int64_t n, int64_t hv, bool key_he
   Inputs<T> x = in;
   for (size_t i = 0; i < kTokenTensors; ++i) {
     const TokenTensor<T>& tensor = in.*kInputTokens<T>[i];
-    if (tensor.bf16 == nullptr) continue;
+    if (!tensor.narrow()) continue;
     x.*kInputTokens<T>[i] = copy_of(tensor, inputs_[i]);
     if (key_heads || per_value_head(tensor)) widen(tensor, x.*kInputTokens<T>[i], n, hv);
   }
@@ -60,14 +52,14 @@ Inputs<T> Stage<T>::read(const Inputs<T>& in, int64_t n, int64_t hv, bool key_he
 template <class T>
 Outputs<T> Stage<T>::read(const Outputs<T>& d, int64_t n, int64_t hv) {
   Outputs<T> x = open(d);
-  if (d.o.bf16 != nullptr) widen(d.o, x.o, n, hv);
+  if (d.o.narrow()) widen(d.o, x.o, n, hv);
   return x;
 }
 
 template <class T>
 Outputs<T> Stage<T>::open(const Outputs<T>& out) {
   Outputs<T> x = out;
-  if (out.o.bf16 != nullptr) x.o = copy_of(out.o, o_);
+  if (out.o.narrow()) x.o = copy_of(out.o, o_);
   return x;
 }
 
@@ -75,7 +67,7 @@ template <class T>
 Inputs<T> Stage<T>::open(const Inputs<T>& grads) {
   Inputs<T> x = grads;
   for (size_t i = 0; i < kTokenTensors; ++i) {
-    if ((grads.*kInputTokens<T>[i]).bf16 != nullptr) x.*kInputTokens<T>[i] = copy_of(grads.*kInputTokens<T>[i], grads_[i]);
+    if ((grads.*kInputTokens<T>[i]).narrow()) x.*kInputTokens<T>[i] = copy_of(grads.*kInputTokens<T>[i], grads_[i]);
   }
   return x;
 }
@@ -84,21 +76,21 @@ template <class T>
 Inputs<T> Stage<T>::open_to_add(const Inputs<T>& grads, int64_t n, int64_t hv) {
   Inputs<T> x = open(grads);
   for (size_t i = 0; i < kTokenTensors; ++i) {
-    if ((grads.*kInputTokens<T>[i]).bf16 != nullptr) widen(grads.*kInputTokens<T>[i], x.*kInputTokens<T>[i], n, hv);
+    if ((grads.*kInputTokens<T>[i]).narrow()) widen(grads.*kInputTokens<T>[i], x.*kInputTokens<T>[i], n, hv);
   }
   return x;
 }
 
 template <class T>
 void Stage<T>::close(const Outputs<T>& out, const Outputs<T>& staged, int64_t n, int64_t hv, int64_t column0, int64_t columns) const {
-  if (out.o.bf16 != nullptr) round(staged.o, out.o, n, hv, column0, columns);
+  if (out.o.narrow()) round(staged.o, out.o, n, hv, column0, columns);
 }
 
 template <class T>
 void Stage<T>::close(const Inputs<T>& grads, const Inputs<T>& staged, int64_t n, int64_t hv, bool key_heads) const {
   for (size_t i = 0; i < kTokenTensors; ++i) {
     const TokenTensor<T>& tensor = grads.*kInputTokens<T>[i];
-    if (tensor.bf16 != nullptr && (key_heads || per_value_head(tensor))) round(staged.*kInputTokens<T>[i], tensor, n, hv, 0, tensor.dim);
+    if (tensor.narrow() && (key_heads || per_value_head(tensor))) round(staged.*kInputTokens<T>[i], tensor, n, hv, 0, tensor.dim);
   }
 }
 

@@ -1,6 +1,6 @@
-// Tensors of bf16 numbers at the edge of the scan: a task works on float copies of the rows of its sequence and head, made
+// Tensors of bf16 or float16 numbers at the edge of the scan: a task works on float copies of the rows of its sequence and head, made
 // before it and, for what it writes, rounded once when it is done, so that sums over the value heads of a group are
-// sums of floats. A plan without bf16 takes no room here and copies nothing.
+// sums of floats. A plan without them takes no room here and copies nothing.
 #pragma once
 
 #include <array>
@@ -18,12 +18,12 @@ class Stage {
   // backward: also slots for the gradients. With a null base the bump only counts.
   Stage(const Plan& plan, bool backward, Bump<T>& bump);
 
-  // The inputs (cotangents) of one value head, bf16 ones replaced by copies; those of its key head are read when
+  // The inputs (cotangents) of one value head, narrow ones replaced by copies; those of its key head are read when
   // `key_heads` and otherwise taken as they were left.
   Inputs<T> read(const Inputs<T>& in, int64_t n, int64_t hv, bool key_heads);
   Outputs<T> read(const Outputs<T>& d, int64_t n, int64_t hv);
 
-  // Room for what a task writes in place of the caller's bf16 tensors; add: with the caller's numbers in it.
+  // Room for what a task writes in place of the caller's narrow tensors; add: with the caller's numbers in it.
   Outputs<T> open(const Outputs<T>& out);
   Inputs<T> open(const Inputs<T>& grads);
   Inputs<T> open_to_add(const Inputs<T>& grads, int64_t n, int64_t hv);

@@ -5,6 +5,7 @@
 #include "scan/cuda/call/decay_keys.h"
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
+#include "scan/cuda/float16/kernels.h"
 #include "scan/cuda/gates/kernels.h"
 #include "scan/cuda/rows/kernels.h"
 
@@ -25,6 +26,9 @@ void add_decay_keys(const Plan&, const TokenTensor<float>&, const TokenTensor<fl
 
 void spread_rows(const SpreadArgs&, const RowTokens&, void*) { require_device(false); }
 void join_rows(const JoinArgsOfRows&, const RowTokens&, void*) { require_device(false); }
+
+void from_float16(const Float16Args&, const Float16Tokens&, void*) { require_device(false); }
+void to_float16(const Float16Args&, const Float16Tokens&, void*) { require_device(false); }
 
 void gate_values(const GateValuesArgs&, const GateTokens&, void*) { require_device(false); }
 void gate_gradients(const GateGradientsArgs&, const GateTokens&, void*) { require_device(false); }

@@ -140,7 +140,7 @@ class TokenDevice {
       if (from.data == nullptr) return std::vector<double>{};
       if (heads == s_.HV) return read(from, heads, dim);
       const TokenArg to = output(heads, dim, false);
-      sum_groups(x_, static_cast<const float*>(from.data), static_cast<int32_t>(dim), to, nullptr);
+      sum_groups(x_, from, static_cast<int32_t>(dim), to, nullptr);
       return read(to, heads, dim);
     };
     grad.q = summed(d.q, s_.H, s_.K);

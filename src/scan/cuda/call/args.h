@@ -50,6 +50,16 @@ struct SequenceArg {
   int32_t bounded = 0;               // made of offsets that the host does not know: of chunks and tokens there may be fewer than the call is planned for
 };
 
+// Copies of the states every so many tokens of a sequence (scan/plan.h: Checkpoints): of the preconditioner as StateArg has those.
+struct CheckpointArg {
+  StateArg states;                       // data null: none
+  const int32_t* slots = nullptr;        // [N, columns]; null: at places by the sequence's first row
+  int32_t columns = 0, first_slot = 0;   // slots below it are none
+  int32_t chunks = 0;                    // of 64 tokens from one to the next
+  SequenceArg whole;                     // the sequences that have them, where a kernel is given segments
+  const int32_t* sequence_of = nullptr;  // of segments: [segments]; null: they are the sequences themselves
+};
+
 // The last offset of sequences whose lengths the host does not know, for kernels in front of the tables and behind them. null: it knows.
 struct TokenEnd {
   const void* last = nullptr;

@@ -3,6 +3,7 @@
 
 #include "scan/cuda/call/decay_keys.h"
 #include "scan/cuda/call/device.h"
+#include "scan/cuda/call/float16.h"
 #include "scan/cuda/call/gates.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/scan.h"
@@ -15,21 +16,23 @@ constexpr int64_t kMostKey = 256;                                   // registers
 constexpr int64_t kMostHeads = 65535;                               // of a grid's second and third dimension
 constexpr int64_t kMostTokens = (int64_t{1} << 31) - cuda::kChunk;  // rows are 32-bit numbers, a chunk beyond the end too
 
-// The same with a key that is given: keys of the decay are rows at the front of the workspace.
-Plan with_given_keys(Plan plan) {
+// What the kernels behind the call's edge know of it: keys of the decay and rows of float16 tensors are rows at the front of the workspace.
+Plan with_rows(Plan plan) {
   plan.rule.key_source = KeySource::kGiven;
+  if (plan.f16_io) plan.bf16_io = cuda::takes_chunks(plan);
   return plan;
 }
 
-// The workspace: values of gates that are given as logits, then rows (two_rows.h) or keys of the decay, then what the kernels of the scan have.
-// No rule has both (two_rows_lack).
+// The workspace: rows of float16 tensors, values of gates that are given as logits, then rows (two_rows.h) or keys of the decay, then what the kernels of the
+// scan have. No rule has both (two_rows_lack).
 class CudaCall final : public Call {
  public:
   explicit CudaCall(Plan plan)
       : Call(std::move(plan)),
-        tokens_(with_given_keys(this->plan())),
+        tokens_(with_rows(this->plan())),
         rows_(tokens_),
         device_(make_device_plan()),
+        halves_(this->plan(), device_.chunk_form),
         gates_(tokens_, device_.chunk_form),
         keys_(this->plan().rule.uses_k() ? 0 : cuda::key_bytes(tokens_)) {}
 
@@ -41,27 +44,34 @@ class CudaCall final : public Call {
 
   void forward(const fw_inputs& in, const fw_outputs& out, void* saved, void* workspace) const override {
     const cuda::DeviceScope scope(plan().device_number);
-    const Inputs<float> given = check_inputs<float>(plan(), in, TensorRole::kInput);
-    const Outputs<float> outputs = check_outputs<float>(plan(), out, TensorRole::kInput);
+    const Inputs<float> tensors = check_inputs<float>(plan(), in, TensorRole::kInput);
+    const Outputs<float> results = check_outputs<float>(plan(), out, TensorRole::kInput);
     cuda::require_device(device_.chunk_form);
-    Inputs<float> inputs = gates_.values(given, workspace);
-    char* const space = static_cast<char*>(workspace) + gates_.forward_bytes();
+    const Inputs<float> given = halves_.inputs(tensors, workspace);
+    const Outputs<float> outputs = halves_.open(results, workspace);
+    char* const values = static_cast<char*>(workspace) + halves_.forward_bytes();
+    Inputs<float> inputs = gates_.values(given, values);
+    char* const space = values + gates_.forward_bytes();
     make_keys(inputs, space);
     inputs = rows_.inputs(inputs, space);
     const Outputs<float> opened = rows_.open(outputs, space);
     cuda::scan_forward(rows_.plan(), device_, inputs, opened, saved, space + rows_.forward_bytes() + keys_);
     rows_.close(opened, outputs);
+    halves_.close(outputs, results);
   }
   void backward(const fw_inputs& in, const fw_outputs& d, const fw_inputs& grads, const void* saved, void* workspace) const override {
     const cuda::DeviceScope scope(plan().device_number);
-    const Inputs<float> given = check_inputs<float>(plan(), in, TensorRole::kInput);
-    const Outputs<float> cotangents = check_outputs<float>(plan(), d, TensorRole::kGradient);
-    const Inputs<float> wanted = check_gradients<float>(plan(), grads, given);
+    const Inputs<float> tensors = check_inputs<float>(plan(), in, TensorRole::kInput);
+    const Outputs<float> tensors_of_d = check_outputs<float>(plan(), d, TensorRole::kGradient);
+    const Inputs<float> results = check_gradients<float>(plan(), grads, tensors);
     cuda::require_device(device_.chunk_form);
-    Inputs<float> inputs = gates_.values(given, workspace);
-    const Inputs<float> of_values = gates_.open(given, wanted, workspace);
+    const Inputs<float> given = halves_.inputs(tensors, workspace), wanted = halves_.open(results, workspace);
+    const Outputs<float> cotangents = halves_.cotangents(tensors_of_d, workspace);
+    char* const values = static_cast<char*>(workspace) + halves_.backward_bytes();
+    Inputs<float> inputs = gates_.values(given, values);
+    const Inputs<float> of_values = gates_.open(given, wanted, values);
     Inputs<float> gradients = of_values;
-    char* const space = static_cast<char*>(workspace) + gates_.backward_bytes();
+    char* const space = values + gates_.backward_bytes();
     make_keys(inputs, space);
     const bool adds = keys_ > 0 && gradients.g;
     if (adds) gradients.k = cuda::key_tensor(tokens_, space + keys_);
@@ -70,7 +80,8 @@ class CudaCall final : public Call {
                         space + rows_.backward_bytes() + 2 * keys_);
     rows_.close(inputs, opened, gradients);
     if (adds) cuda::add_decay_keys(tokens_, inputs.g, gradients.k, gradients.g);
-    gates_.close(given, of_values, wanted, workspace);
+    gates_.close(given, of_values, wanted, values);
+    halves_.close(wanted, results);
   }
 
  private:
@@ -80,8 +91,8 @@ class CudaCall final : public Call {
   }
 
   // Bytes of the workspace in front of what the kernels of the scan have.
-  size_t forward_front() const { return gates_.forward_bytes() + rows_.forward_bytes() + keys_; }
-  size_t backward_front() const { return gates_.backward_bytes() + rows_.backward_bytes() + 2 * keys_; }
+  size_t forward_front() const { return halves_.forward_bytes() + gates_.forward_bytes() + rows_.forward_bytes() + keys_; }
+  size_t backward_front() const { return halves_.backward_bytes() + gates_.backward_bytes() + rows_.backward_bytes() + 2 * keys_; }
 
   void make_keys(Inputs<float>& inputs, void* workspace) const {
     if (keys_ == 0) return;
@@ -92,6 +103,7 @@ class CudaCall final : public Call {
   Plan tokens_;         // with keys
   cuda::TwoRows rows_;  // and what the kernels of the scan are given
   cuda::DevicePlan device_;
+  cuda::CallFloat16 halves_;
   cuda::CallGates gates_;
   size_t keys_;  // bytes
 };

@@ -21,6 +21,7 @@ struct TokenForwardArgs {
   TokenArg o;
   StateArg final_state;  // may be the memory of problem.initial_state
   SlotArg slots;
+  CheckpointArg checkpoints;  // not with slots of tokens
   // With a preconditioner and no problem.m, one token a sequence (not packed, no slots of tokens): the step of A is made here too. May be the memory of
   // problem.initial_precond, may be absent.
   StateArg final_precond;
@@ -59,6 +60,7 @@ struct PrecondForwardArgs {
   float* scratch = nullptr;     // [chunks, H, K + 1]
   StateArg final_precond;       // may be absent
   SlotArg slots;                // as TokenForwardArgs; not those of tokens
+  CheckpointArg checkpoints;    // of A
 };
 void precond_forward(const PrecondForwardArgs& args, int64_t chunks, void* stream);
 // One token after the other: M of every token, and A after it to the token's slot. The same bits. boundaries and scratch are not used.
@@ -99,8 +101,8 @@ void precond_backward(const PrecondBackwardArgs& args, int64_t chunks, void* str
 // Where gradients() leaves it.
 PrecondShare precond_share(const Problem& problem, float* scratch, float* center_parts, void* rows, int64_t chunks);
 
-// out[t, h, :] = sum over the group of in[t, hv, :] in order; in: float32 [tokens, HV, dim] contiguous.
-void sum_groups(const Problem& problem, const float* in, int32_t dim, const TokenArg& out, void* stream);
+// out[t, h, :] = sum over the group of in[t, hv, :] in order, in float32; in: [tokens, HV, dim] contiguous.
+void sum_groups(const Problem& problem, const TokenArg& in, int32_t dim, const TokenArg& out, void* stream);
 
 // ---- the chunk form: matrix products of bf16 operands; key 64 or 128 (K padded), any V
 
@@ -114,6 +116,7 @@ struct PrepareArgs {
   Problem problem;
   void* forward = nullptr;                 // ForwardImage<key>, or where prepare_leaves_rows() RowImage<key> [chunks, HV]
   void* backward = nullptr;                // BackwardImage<key> [chunks, HV], or null
+  BackwardNumbers* numbers = nullptr;      // [chunks, HV], in its place for rules with reverse_takes_rows() (select.h), or null
   FineImages forward_fine, backward_fine;  // both have rests or none
   PairImage* pairs = nullptr;              // [chunks, HV], or null
   uint16_t* z = nullptr;                   // [chunks, HV, value blocks, panel], or null: the scan scales v itself
@@ -125,9 +128,15 @@ struct TokenShape {
   int64_t B = 0, T = 0;
 };
 
-// For the forward scan: q and k of a problem where prepare_leaves_rows() (select.h).
+// q and k: for the forward scan of a problem where prepare_leaves_rows(), for the reverse scan where reverse_takes_rows() (select.h).
 struct ScanRows {
   TokenArg q, k;  // k.data null: other problems
+};
+
+// What tells the scans' first passes over segments how long a state lasts (scan/fades.cuh), of rules whose step is a symmetric contraction.
+struct FadeArg {
+  TokenArg g;            // log-decays, not absent
+  int32_t channels = 0;  // 1 or K; 0: not told
 };
 
 struct ScanForwardArgs {
@@ -142,12 +151,14 @@ struct ScanForwardArgs {
   const uint16_t* z = nullptr;
   TokenArg o;                           // may be absent
   StateArg initial_state, final_state;  // may be absent (zero; not written)
+  CheckpointArg checkpoints;            // those on the way: where a segment begins copy_checkpoints() has them
   uint16_t* states = nullptr;           // S^T at every chunk's start, or null
   uint16_t* w = nullptr;                // W of every chunk, or null (both or none)
   // Segments of sequences as sequences (plan.h):
   StateArg maps;                         // if there: [N, HV, K, K], the affine part of what a segment does to the state, by value blocks of its own:
                                          // of a state that is the unit matrix and Z = 0
   const int32_t* parts = nullptr;        // [N]: bit 0: the value blocks run, bit 1: those of the map run; null: all
+  FadeArg fades;                         // with parts
   const int32_t* final_index = nullptr;  // [N]: where final_state has that of sequence n, -1: nowhere; null: n
 };
 void scan_forward(const ScanForwardArgs& args, int key, void* stream);
@@ -163,18 +174,25 @@ struct ScanReverseArgs {
   SequenceArg sequences;
   int32_t HV = 0, K = 0, V = 0;
   bool online = true;
-  const void* images = nullptr;  // BackwardImage<key>
+  const void* images = nullptr;  // BackwardImage<key>; or null, and in its place numbers, pairs and rows
+  const BackwardNumbers* numbers = nullptr;
+  bool mixed = false;  // the numbers are those of mixed_streams()
+  const PairImage* pairs = nullptr;
+  ScanRows rows;
   FineImages fine;
   TokenArg d_o;                             // may be absent: zero
-  TokenShape shape;                         // of d_o
+  TokenShape shape;                         // of d_o, q and k
   StateArg d_final_state, d_initial_state;  // may be absent (zero; not written)
   uint16_t* d_states = nullptr;             // D^T at every chunk's end, or null
-  uint16_t* v = nullptr;                    // V of every chunk, or null (both or none)
+  uint16_t* v = nullptr;                    // V (with numbers: dZ) of every chunk, or null (both or none)
   const int32_t* parts = nullptr;           // as ScanForwardArgs; bit 0
+  FadeArg fades;                            // with parts
   const int32_t* final_index = nullptr;     // where d_initial_state has that of sequence n
   uint32_t* made = nullptr;                 // TilesReady::made, or null
 };
 void scan_reverse(const ScanReverseArgs& args, int key, void* stream);
+// Of those with numbers: part of it.
+void scan_reverse_rows(const ScanReverseArgs& args, int key, void* stream);
 
 // From segment to segment: with M the maps and `states` [segments, HV, V, K] what each leaves of a zero state, the state at the start of
 // every segment of sequence n (reverse: the gradient at its end, where states are what it leaves of a zero gradient and M is transposed).
@@ -188,6 +206,8 @@ struct JoinArgs {
   bool reverse = false;
 };
 void join_segments(const JoinArgs& args, void* stream);
+// Checkpoints where a segment begins: of `states` [segments, HV, V, K] as the join has left them.
+void copy_checkpoints(const CheckpointArg& args, const SequenceArg& segments, int32_t HV, int32_t K, int32_t V, const float* states, void* stream);
 
 struct GradientArgs {
   Problem problem;
@@ -197,6 +217,7 @@ struct GradientArgs {
   const uint16_t* d_states = nullptr;
   const uint16_t* w = nullptr;
   const uint16_t* v = nullptr;
+  bool v_is_dz = false;  // reverse_takes_rows(): P is not read
   HeadGradients grads;
   TilesReady ready;      // if it is there, scan_reverse() with it is the kernel before this one on the stream
   PrecondShare precond;  // where gradients_make_m(): from problem.boundaries; problem.m and grads.dm are not used
@@ -213,6 +234,7 @@ struct OfflineScanArgs {
   TokenArg o;                            // forward; may be absent: the states alone
   TokenArg d_o;                          // reverse; may be absent: zero
   StateArg from, to;                     // initial and final state, or the gradients of the final and the initial one; may be absent (zero; not written)
+  CheckpointArg checkpoints;             // forward, as ScanForwardArgs
   uint16_t* states = nullptr;            // S^T at every chunk's start (reverse: D^T at its end), or null
   float* decays = nullptr;               // [N, HV]: what is left of a state after the sequence, or null
   const int32_t* parts = nullptr;        // as ScanForwardArgs; bit 0

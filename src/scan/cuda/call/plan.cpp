@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "rule/step_bound.h"
 #include "scan/cuda/call/select.h"
 #include "scan/cuda/call/tiles.h"
 
@@ -143,6 +144,7 @@ Segments cut(const Plan& plan, int64_t chunks) {
       s.chunk_base.push_back(static_cast<int32_t>(plan.chunk_base[static_cast<size_t>(n)] + i * chunks));
       s.last_of.push_back(i + 1 == count ? static_cast<int32_t>(n) : -1);
       s.first_of.push_back(i == 0 ? static_cast<int32_t>(n) : -1);
+      s.sequence_of.push_back(static_cast<int32_t>(n));
     }
     s.first.push_back(static_cast<int32_t>(s.last_of.size()));
   }
@@ -152,11 +154,16 @@ Segments cut(const Plan& plan, int64_t chunks) {
   return s;
 }
 
+bool fades(const Plan& plan) {
+  const StepBound bound = step_bound(plan.rule);
+  return plan.rule.uses_g() && bound.bounded && bound.symmetric;
+}
+
 SegmentRegions segment_regions(const Plan& plan, const DevicePlan& device, Regions& regions) {
   const Segments& s = device.segments;
   SegmentRegions r;
   if (!s) return r;
-  r.tables = regions.take(static_cast<int64_t>((s.offsets.size() + s.chunk_base.size() + s.first.size() + 2 * s.last_of.size()) * sizeof(int32_t)));
+  r.tables = regions.take(static_cast<int64_t>((s.offsets.size() + s.chunk_base.size() + s.first.size() + 3 * s.last_of.size()) * sizeof(int32_t)));
   r.states = regions.take(s.count() * plan.HV * plan.V * plan.K * kFloat);
   r.decays = regions.take(s.count() * plan.HV * kFloat, device.direct);
   return r;
@@ -203,8 +210,9 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   if (!device.chunk_form) return r;
   Regions regions;
   const int64_t tiles = device.chunks * plan.HV;
-  const bool images = !device.direct;
-  r.images = regions.take(tiles * image_bytes<BackwardImage>(device.key), images);
+  const bool images = !device.direct, rows = reverse_takes_rows(plan.rule);
+  r.images = regions.take(tiles * image_bytes<BackwardImage>(device.key), images && !rows);
+  r.numbers = regions.take(tiles * int64_t{sizeof(BackwardNumbers)}, images && rows);
   r.fine = fine_regions(plan, device, regions);
   r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, images);
   r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
@@ -287,16 +295,21 @@ void check_grids(const Plan& plan, const DevicePlan& device) {
 
 size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.bytes, backward.bytes); }
 
+namespace {
+bool can_take_chunks(const Plan& plan) { return plan.bf16_operands && plan.K <= kMostChunkKey; }
+}  // namespace
+bool takes_chunks(const Plan& plan) { return can_take_chunks(plan) && plan.form != FW_FORM_TOKEN && !plan.rule.general_erase(); }
+
 DevicePlan make_device_plan(const Plan& plan, int multiprocessors) {
   DevicePlan device;
   device.multiprocessors = multiprocessors;
-  const bool can = plan.bf16_operands && plan.K <= kMostChunkKey;
+  const bool can = can_take_chunks(plan);
   if (plan.form == FW_FORM_CHUNK && !can) {
     fail_usage(
         "descriptor: form: expected auto or token, since the chunk form on CUDA needs operands FW_BF16 and K at most {}; got chunk with operands {} and K {}",
         kMostChunkKey, plan.bf16_operands ? "FW_BF16" : "float32", plan.K);
   }
-  device.chunk_form = can && plan.form != FW_FORM_TOKEN;
+  device.chunk_form = takes_chunks(plan);
   device.chunks = plan.total_chunks();
   if (device.chunk_form) {
     device.key = plan.K <= 64 ? 64 : 128;
@@ -306,6 +319,7 @@ DevicePlan make_device_plan(const Plan& plan, int multiprocessors) {
     if (plan.device_offsets == nullptr)
       device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device) : std::max<int64_t>(0, plan.segment / kChunk));
     device.segments.backward = device.segments && cut_backward(plan, device, device.segments.chunks);
+    device.fades = device.segments && !device.direct && fades(plan);
     plan_gradients(plan, device);
   }
   check_grids(plan, device);

@@ -37,6 +37,7 @@ struct Segments {
   std::vector<int32_t> first;       // [N + 1]: segments before sequence n
   std::vector<int32_t> last_of;     // the sequence whose last segment it is, else -1 ...
   std::vector<int32_t> first_of;    // ... whose first segment it is
+  std::vector<int32_t> sequence_of;
   // What the first pass makes of each segment: bit 0: N, bit 1: M (kernels.h).
   std::vector<int32_t> forward_parts(bool initial_state, bool save) const;
   std::vector<int32_t> backward_parts() const;
@@ -45,7 +46,7 @@ struct Segments {
 };
 // Their copies and the join's arrays in the workspace.
 struct SegmentRegions {
-  Region tables;  // int32: offsets, chunk_base, first, last_of (backward: first_of), parts, one after the other
+  Region tables;  // int32: offsets, chunk_base, first, last_of (backward: first_of), parts, sequence_of, one after the other
   Region states;  // float [segments, HV, V, K]
   Region decays;  // float [segments, HV]: DevicePlan::direct
 };
@@ -67,7 +68,8 @@ struct ForwardRegions {
 
 // Forward leaves these for backward: if direct, the states alone.
 struct SavedRegions {
-  Region images;  // BackwardImage [chunks, HV]
+  Region images;   // BackwardImage [chunks, HV], or
+  Region numbers;  // BackwardNumbers [chunks, HV]: reverse_takes_rows()
   FineRegions fine;
   Region pairs;         // PairImage [chunks, HV]
   Region states;        // S^T [chunks, HV, value blocks]
@@ -101,6 +103,8 @@ struct DevicePlan {
   bool direct = false;
   int64_t chunks = 0;  // of all sequences
   Segments segments;
+  // No step of the rule lets a state grow, and decays are given: a first pass over a segment leaves out what they let nothing through of (scan/fades.cuh).
+  bool fades = false;
   // The reverse scan leaves many multiprocessors free for a while: the gradients begin there, with the tiles that it has left (but for kernels
   // that have no registers for it: they come behind).
   bool gradients_follow = false;
@@ -114,6 +118,8 @@ struct DevicePlan {
   size_t backward_alone_bytes() const;
 };
 
+// Whether the call takes the chunk form.
+bool takes_chunks(const Plan& plan);
 // For a device of so many multiprocessors (device.h). Throws Error(kUsage) for a chunk form that the device has not.
 DevicePlan make_device_plan(const Plan& plan, int multiprocessors);
 

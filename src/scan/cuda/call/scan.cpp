@@ -32,10 +32,11 @@ TokenArgs token_args(const Plan& plan, const Inputs<float>& in) {
   return a;
 }
 
-// float [tokens, HV, dim] of the workspace as a tensor of tokens.
-TokenArg per_head(const Plan& plan, float* data, int64_t dim) {
+// [tokens, HV, dim] of the workspace as a tensor of tokens.
+TokenArg per_head(const Plan& plan, void* data, int64_t dim, bool bf16) {
   TokenArg a;
   a.data = data;
+  a.bf16 = bf16 ? 1 : 0;
   a.stride_h = dim;
   a.stride_t = plan.HV * dim;
   a.stride_b = plan.T * a.stride_t;
@@ -72,6 +73,11 @@ StateArg at_slots(const Plan& plan, StateArg a, bool end) {
   return a;
 }
 
+FadeArg fade_arg(const DevicePlan& device, const Problem& problem) {
+  if (!device.fades) return {};
+  return {problem.in.g, problem.rule.decay == Decay::kChannel ? problem.K : 1};
+}
+
 StateArg precond_arg(const StateTensor<float>& t) {
   StateArg a;
   if (!t) return a;
@@ -79,6 +85,18 @@ StateArg precond_arg(const StateTensor<float>& t) {
   a.stride_n = t.stride_n;
   a.stride_h = t.stride_h;
   a.stride_k = 1;
+  return a;
+}
+
+CheckpointArg checkpoint_arg(const Plan& plan, const StateArg& states, const SequenceArg& whole) {
+  CheckpointArg a;
+  if (states.data == nullptr) return a;
+  a.states = states;
+  a.slots = plan.checkpoints.slots;
+  a.columns = static_cast<int32_t>(plan.checkpoints.columns);
+  a.first_slot = plan.slots.first;
+  a.chunks = static_cast<int32_t>(plan.checkpoints.interval / kChunk);
+  a.whole = whole;
   return a;
 }
 
@@ -126,7 +144,7 @@ void upload_tables(const Plan& plan, const CommonRegions& regions, const Space& 
 // The segments of a cut, as sequences, and the tables that the passes need beside them.
 struct SegmentTables {
   SequenceArg sequences;
-  const int32_t *first, *ends_of, *parts;
+  const int32_t *first, *ends_of, *parts, *sequence_of;
 };
 SegmentTables upload_segments(const Plan& plan, const Segments& s, const SegmentRegions& r, const std::vector<int32_t>& ends_of,
                               const std::vector<int32_t>& parts, const Space& space) {
@@ -146,6 +164,7 @@ SegmentTables upload_segments(const Plan& plan, const Segments& s, const Segment
   t.first = append(s.first);
   t.ends_of = append(ends_of);
   t.parts = append(parts);
+  t.sequence_of = append(s.sequence_of);
   upload_table(plan, all, r.tables, space);
   return t;
 }
@@ -187,12 +206,15 @@ void scan_segments_forward(const Plan& plan, const DevicePlan& device, ScanForwa
   ScanForwardArgs parts = scan;
   parts.o = {};
   parts.states = parts.w = nullptr;
+  parts.checkpoints = {};
   parts.initial_state = {};
   parts.final_state = states;
   parts.maps = segment_states(plan, maps, plan.K);
   parts.parts = tables.parts;
   scan_forward(parts, device.key, plan.stream);
   join_segments(join_args(plan, tables.first, joined, maps, scan.initial_state, false), plan.stream);
+  scan.checkpoints.sequence_of = tables.sequence_of;
+  copy_checkpoints(scan.checkpoints, scan.sequences, scan.HV, scan.K, scan.V, joined, plan.stream);
   scan.initial_state = states;
   scan.final_index = tables.ends_of;
   scan_forward(scan, device.key, plan.stream);
@@ -221,7 +243,7 @@ void scan_segments_reverse(const Plan& plan, const DevicePlan& device, ScanRever
 // M of the preconditioner, into the workspace (or elsewhere: prepare() or gradients() make it), and A before every chunk; final_precond may be absent.
 // made: A is there.
 void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegions& regions, const Space& space, float* boundaries, bool made, bool elsewhere,
-                  const StateArg& final_precond, Problem& problem) {
+                  const StateArg& final_precond, const StateArg& checkpoints, Problem& problem) {
   if (!plan.rule.uses_precond()) return;
   PrecondForwardArgs args;
   args.problem = problem;
@@ -234,6 +256,7 @@ void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegion
   args.scratch = space.at<float>(regions.scratch);
   args.final_precond = final_precond;
   args.slots = slot_arg(plan);
+  args.checkpoints = checkpoint_arg(plan, checkpoints, problem.sequences);
   if (plan.slots.tokens != nullptr) {
     precond_tokens(args, plan.stream);
   } else {
@@ -251,6 +274,7 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   prepared.problem = problem;
   prepared.forward = space.at(device.forward.images);
   prepared.backward = save ? kept.at(device.saved.images) : nullptr;
+  prepared.numbers = save ? kept.at<BackwardNumbers>(device.saved.numbers) : nullptr;
   prepared.forward_fine = fine_images(device.forward.fine, space);
   if (save) prepared.backward_fine = fine_images(device.saved.fine, kept);
   prepared.pairs = save ? kept.at<PairImage>(device.saved.pairs) : nullptr;
@@ -273,9 +297,11 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   scan.o = token_arg(plan, out.o);
   scan.initial_state = at_slots(plan, problem.initial_state, false);
   scan.final_state = at_slots(plan, state_arg(plan, out.final_state), true);
+  scan.checkpoints = checkpoint_arg(plan, state_arg(plan, out.checkpoints), problem.sequences);
   scan.states = save ? kept.at<uint16_t>(device.saved.states) : nullptr;
   scan.w = save ? kept.at<uint16_t>(device.saved.w) : nullptr;
   if (device.segments) {
+    scan.fades = fade_arg(device, problem);
     scan_segments_forward(plan, device, scan, save && device.segments.backward ? kept.at<float>(device.saved.maps) : space.at<float>(device.forward.maps),
                           space);
   } else {
@@ -292,6 +318,7 @@ OfflineScanArgs offline_forward_args(const Plan& plan, const DevicePlan& device,
   scan.o = token_arg(plan, out.o);
   scan.from = at_slots(plan, problem.initial_state, false);
   scan.to = at_slots(plan, state_arg(plan, out.final_state), true);
+  scan.checkpoints = checkpoint_arg(plan, state_arg(plan, out.checkpoints), problem.sequences);
   scan.states = saved != nullptr ? Space(saved).at<uint16_t>(device.saved.states) : nullptr;
   return scan;
 }
@@ -310,6 +337,7 @@ void offline_scans(const Plan& plan, const DevicePlan& device, OfflineScanArgs s
   OfflineScanArgs own = scan;
   own.o = {};
   own.states = nullptr;
+  own.checkpoints = {};
   own.from = {};
   own.to = segment_states(plan, space.at<float>(r.states), plan.V);
   own.decays = space.at<float>(r.decays);
@@ -326,6 +354,8 @@ void offline_scans(const Plan& plan, const DevicePlan& device, OfflineScanArgs s
   join.from = scan.from;
   join.reverse = scan.reverse;
   offline_join(join, plan.stream);
+  scan.checkpoints.sequence_of = tables.sequence_of;
+  copy_checkpoints(scan.checkpoints, scan.sequences, join.HV, join.K, join.V, join.states, plan.stream);
   scan.from = own.to;
   scan.final_index = tables.ends_of;
   offline_scan(scan, device.key, plan.stream);
@@ -362,7 +392,8 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
     if (save) problem.precond_rows = Space(saved).at<uint16_t>(device.saved.precond_rows);
     float* const boundaries = save ? Space(saved).at<float>(device.saved.boundaries) : space.at<float>(device.forward.common.boundaries);
     const bool elsewhere = device.chunk_form && prepare_makes_m(problem, device.key);
-    make_precond(plan, device, device.forward.common, space, boundaries, false, elsewhere, precond_arg(out.final_precond), problem);
+    make_precond(plan, device, device.forward.common, space, boundaries, false, elsewhere, precond_arg(out.final_precond), precond_arg(out.precond_checkpoints),
+                 problem);
   }
   if (device.direct) {
     offline_scans(plan, device, offline_forward_args(plan, device, problem, out, saved), space);
@@ -377,15 +408,17 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
   args.o = token_arg(plan, out.o);
   args.final_state = state_arg(plan, out.final_state);
   args.slots = slot_arg(plan);
+  args.checkpoints = checkpoint_arg(plan, state_arg(plan, out.checkpoints), problem.sequences);
   if (steps_precond && plan.rule.uses_precond()) args.final_precond = precond_arg(out.final_precond);
   token_forward(args, plan.stream);
 }
 
 // Gradients of key-side tensors per value head: the caller's tensor where it has one head for each, else the workspace, and then a
-// sum over the group.
+// sum over the group. In the chunk form the heads' gradients of a tensor whose own is bf16 are bf16 too: each rounded once, as the sum is, which is as much
+// as their operands were, and half the bytes. Of log-decays, whose gradients are sums along the sequence, they are float32.
 class GroupedGradients {
  public:
-  GroupedGradients(const Plan& plan, const DevicePlan& device, const Inputs<float>& grads, const Space& space) : plan_(plan) {
+  GroupedGradients(const Plan& plan, const DevicePlan& device, const Inputs<float>& grads, const Space& space) : plan_(plan), rounds_(device.chunk_form) {
     const BackwardRegions& r = device.backward;
     d_ = token_args(plan, grads);
     d_.precond_g = d_.precond_beta = TokenArg{};
@@ -393,6 +426,7 @@ class GroupedGradients {
     redirect(d_.k, r.k, space, plan.rule.uses_precond() && plan.group() > 1);
     redirect(d_.erase_key, r.erase_key, space, false);
     redirect(d_.erase_gate, r.erase_gate, space, false);
+    rounds_ = false;
     redirect(d_.g, r.g, space, false);
     if (plan.rule.uses_precond()) sums_.erase(std::remove_if(sums_.begin(), sums_.end(), [&](const Sum& s) { return s.region == &r.k; }), sums_.end());
   }
@@ -403,19 +437,19 @@ class GroupedGradients {
 
  private:
   struct Sum {
-    const float* from;
-    TokenArg to;
+    TokenArg from, to;
     const Region* region;
   };
   // always: the preconditioner adds them to its own. (Of heads alone in their group it finds them in the caller's tensor.)
   void redirect(TokenArg& arg, const Region& region, const Space& space, bool always) {
     if (!always && (arg.data == nullptr || arg.divisor == 1)) return;
-    float* data = space.at<float>(region);
-    sums_.push_back({data, arg, &region});
-    arg = per_head(plan_, data, plan_.K);
+    const TokenArg own = per_head(plan_, space.at(region), plan_.K, rounds_ && arg.bf16 != 0 && !always);
+    sums_.push_back({own, arg, &region});
+    arg = own;
   }
 
   const Plan& plan_;
+  bool rounds_;
   TokenArgs d_;
   std::vector<Sum> sums_;
 };
@@ -450,6 +484,10 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   scan.V = problem.V;
   scan.online = plan.rule.online();
   scan.images = kept.at(device.saved.images);
+  scan.numbers = kept.at<BackwardNumbers>(device.saved.numbers);
+  scan.mixed = mixed_streams(plan.rule);
+  scan.pairs = kept.at<PairImage>(device.saved.pairs);
+  scan.rows = {problem.in.q, problem.in.k};
   scan.fine = fine_images(device.saved.fine, kept);
   scan.d_o = token_arg(plan, d.o);
   scan.shape = token_shape(plan);
@@ -466,6 +504,7 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   }
   scan.made = ready.made;
   if (device.segments.backward) {
+    scan.fades = fade_arg(device, problem);
     scan_segments_reverse(plan, device, scan, kept.at<float>(device.saved.maps), space);
   } else {
     scan_reverse(scan, device.key, plan.stream);
@@ -474,11 +513,12 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   GradientArgs args;
   args.problem = problem;
   args.d_o = scan.d_o;
-  args.pairs = kept.at<PairImage>(device.saved.pairs);
+  args.pairs = scan.pairs;
   args.states = kept.at<uint16_t>(device.saved.states);
   args.d_states = scan.d_states;
   args.w = kept.at<uint16_t>(device.saved.w);
   args.v = scan.v;
+  args.v_is_dz = scan.numbers != nullptr;
   args.grads = heads;
   args.precond = share;
   args.ready = ready;
@@ -517,7 +557,7 @@ void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<floa
   heads.dbeta_p = space.at<float>(r.dbeta_p);
   GradientArgs places;
   places.problem = problem, places.d_o = token_arg(plan, d.o), places.grads = heads;
-  make_precond(plan, device, r.common, space, boundaries, made, device.chunk_form && gradients_make_m(places), {}, problem);
+  make_precond(plan, device, r.common, space, boundaries, made, device.chunk_form && gradients_make_m(places), {}, {}, problem);
   PrecondShare share;
   if (problem.boundaries != nullptr)  // in the place of M
     share = precond_share(problem, space.at<float>(r.common.scratch), space.at<float>(r.dcenter), space.at(r.common.m), device.chunks);

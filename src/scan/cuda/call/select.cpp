@@ -10,13 +10,14 @@ uint64_t stride_bits(const TokenArg& a) { return static_cast<uint64_t>(a.stride_
 
 // ---- prepare
 
-// Raw rows of the key side that are whole (K = key), bf16 and aligned are fetched ahead into shared memory. Other rows (float32, K in between, an erase key of
-// its own) are read from memory whenever they are wanted: slower, and nothing else.
+// Raw rows of the key side that are bf16, aligned and whole pieces of 8 channels are fetched ahead into shared memory, with zeros behind their K channels.
+// Other rows (float32, K in between, an erase key of its own; with a preconditioner, whose rows are as wide as the tile, any K but 64 and 128) are read from
+// memory whenever they are wanted: slower, and nothing else.
 bool can_fetch(const Problem& x, int key) {
   const auto whole = [](const TokenArg& a) { return a.bf16 != 0 && aligned_rows(a); };
   const Rule& rule = x.rule;
-  return x.K == key && !rule.uses_erase_key() && whole(x.in.q) && whole(x.in.k) && (!channel_erase(rule) || whole(x.in.erase_gate)) &&
-         (rule.decay != Decay::kChannel || aligned_rows(x.in.g)) && (address(x.m) & 15) == 0;
+  return (x.K == key || (x.K % 8 == 0 && !rule.uses_precond())) && !rule.uses_erase_key() && whole(x.in.q) && whole(x.in.k) &&
+         (!channel_erase(rule) || whole(x.in.erase_gate)) && (rule.decay != Decay::kChannel || aligned_rows(x.in.g)) && (address(x.m) & 15) == 0;
 }
 Rule without_precond(const Rule& rule) {
   Rule rest = rule;

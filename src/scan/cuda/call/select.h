@@ -55,6 +55,11 @@ constexpr bool has_fine_images(const Rule& rule) { return wants_rests(rule) && r
 // Of rules that have fine images: whether e and k there are the raw keys, and only their scales have gains, norms and decays.
 constexpr bool raw_key_images(const Rule& rule) { return row_multiples(rule) && !channel_erase(rule) && rule.decay != Decay::kChannel; }
 
+// Where the reverse scan takes raw rows of q and k, numbers a row, A and P, and leaves dZ (tiles.h: BackwardNumbers).
+constexpr bool reverse_takes_rows(const Rule& rule) {
+  return rule.online() && rule.decay != Decay::kChannel && !wants_rests(rule) && (row_multiples(rule) || sums_of_rows(rule)) && !channel_erase(rule);
+}
+
 // Online rules whose gain is a gate, with nothing but that.
 constexpr bool gain_is_gate(const Rule& rule) { return rule.online() && rule.gain == Gain::kGate && plain_streams(rule); }
 // Rules whose images are of bare keys (front/bare_keys.cuh): those with a gain that is a gate and nothing but, and without decays in the keys. prepare and the

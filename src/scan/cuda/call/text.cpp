@@ -40,7 +40,8 @@ TokenArgs tensors(const Plan& plan, const DevicePlan& device, bool per_value_hea
     const TokenSpec& spec = specs[i];
     const bool key_row = spec.heads == TokenHeads::kKey && !spec.one();
     const int64_t heads = spec.heads != TokenHeads::kKey || (key_row && per_value_head) ? plan.HV : plan.H;
-    a.*kMembers[i] = tensor(plan, spec.used, heads, spec.channels(plan.K, plan.V), plan.bf16_io && !spec.one() && (!key_row || heads == plan.H));
+    const bool bf16 = plan.bf16_io && !spec.one() && (!key_row || heads == plan.H) && !(plan.f16_io && i == static_cast<size_t>(TokenIndex::g));
+    a.*kMembers[i] = tensor(plan, spec.used, heads, spec.channels(plan.K, plan.V), bf16);
   }
   // Values made of logits, and what becomes gradients of logits.
   for (const GateSpec& gate : gate_specs(plan.rule, plan.gates)) {
@@ -212,7 +213,7 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
         args.problem.m = somewhere<float>();
       }
     }
-    add_scan(names, "scan/reverse", "scan/join", device.segments.backward);
+    add_scan(names, reverse_takes_rows(plan.rule) ? "scan/reverse_rows" : "scan/reverse", "scan/join", device.segments.backward);
     names.push_back(text_of(select_gradients(args)));
   } else {
     if (precond) names.emplace_back("precond/forward");
@@ -226,6 +227,7 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
 }  // namespace
 
 std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device, size_t forward_rows, size_t backward_rows) {
+  const char* const back = call.f16_io ? " -> float16" : "";
   std::string text = fmt::format("rule: {}\nsequences: {} of at most {} tokens, {}{} in all\n", to_string(call.rule), call.N, call.longest,
                                  call.device_offsets != nullptr ? "offsets on the device, at most " : "", call.tokens());
   const bool rows = call.rule.general_erase();
@@ -249,15 +251,17 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
       text += fmt::format("gradients: beside the reverse scan of {} blocks, about {:.0f} us\n", device.reverse_blocks, device.reverse_time);
     }
     if (device.segments) {
-      text += fmt::format("segments: {} of {} chunks{}\n", device.segments.count(), device.segments.chunks, device.segments.backward ? "" : ", forward only");
+      text += fmt::format("segments: {} of {} chunks{}{}\n", device.segments.count(), device.segments.chunks, device.segments.backward ? "" : ", forward only",
+                          device.fades ? ", less where decays let nothing through" : "");
     }
   } else {
     text += fmt::format("form: token, {} sequences x {} value heads\n", plan.N, plan.HV);
   }
+  if (call.checkpoints.interval > 0) text += fmt::format("checkpoints: every {} tokens\n", call.checkpoints.interval);
   const bool logits = any_logits(plan.gates);
-  const std::string front = fmt::format("{}{}", logits ? "gates -> " : "", rows ? "rows -> " : "");
-  text += fmt::format("kernels forward: {}{}{}\nkernels backward: {}{}{}{}\n", front, forward_kernels(plan, device), rows ? " -> rows" : "", front,
-                      backward_kernels(plan, device), rows ? " -> rows" : "", logits ? " -> gates" : "");
+  const std::string front = fmt::format("{}{}{}", call.f16_io ? "float16 -> " : "", logits ? "gates -> " : "", rows ? "rows -> " : "");
+  text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front, forward_kernels(plan, device), rows ? " -> rows" : "", back, front,
+                      backward_kernels(plan, device), rows ? " -> rows" : "", logits ? " -> gates" : "", back);
   text += fmt::format("workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: {} bytes\n",
                       forward_rows + device.forward.bytes, backward_rows + device.backward.bytes, device.saved.bytes,
                       backward_rows + device.backward_alone_bytes());

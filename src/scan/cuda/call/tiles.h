@@ -61,6 +61,20 @@ struct BackwardImage {
   float gamma[kKey];
 };
 
+// The same of rules whose w is raw rows of k times a number a row, e and r such rows of k and q, or sums of both (reverse_takes_rows(), select.h): with A and P
+// of PairImage and the rows where they are,
+//   dR = P^T dO + diag(k) K D      dZ = A^T dR
+//   D_0 = gamma_C D + Q^T (diag(q) dO + diag(erase_q) dZ) + K^T (diag(read_k) dO + diag(e) dZ)
+// and dZ of a chunk is kept in the place of V. Rows past the end: 0. erase_q, read_k: of mixed_streams(), else not there.
+struct BackwardNumbers {
+  float k[64], e[64], q[64];
+  float gamma[4];  // all the same
+  float unused[28];
+  float erase_q[64], read_k[64];
+};
+inline constexpr size_t kPlainNumbers = offsetof(BackwardNumbers, erase_q);  // bytes
+static_assert(sizeof(BackwardNumbers) % 128 == 0 && kPlainNumbers % 128 == 0);
+
 // Where a gain may exceed 1, what an operand loses in bf16 on its way into the state does not fade but adds up from chunk to chunk. There (has_fine_images())
 // S, W, D, V and the images that meet them in those products are sums of two bf16 numbers, and e and k have no factors of rows:
 //   W = Z + diag(scale) e S0      V = diag(scale) k D
@@ -79,7 +93,7 @@ struct PairImage {
 };
 
 // Per chunk, value head and block of 64 value columns:
-//   Z, W and V: one panel [64 tokens, 64 values]
+//   Z, W and V (dZ): one panel [64 tokens, 64 values]
 //   S^T (at the chunk's start) and D^T (gradient at its end): [64 values, kKey]
 // Order everywhere: chunk of all chunks (first_chunk(n) + c), value head, value block.
 

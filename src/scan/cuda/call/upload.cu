@@ -26,8 +26,8 @@ void upload_some(const int32_t* values, int count, int32_t* device, void* stream
   Values<kCount> copy;
   std::copy_n(values, count, copy.at);
   std::fill_n(copy.at + count, kCount - count, 0);
-  constexpr int kThreads = 256;
-  launch(upload_kernel<kCount>, Dim3{static_cast<unsigned>((count + kThreads - 1) / kThreads)}, kThreads, 0, stream, copy, count, device);
+  constexpr int kOfBlock = 256;
+  launch(upload_kernel<kCount>, Dim3{static_cast<unsigned>((count + kOfBlock - 1) / kOfBlock)}, kOfBlock, 0, stream, copy, count, device);
 }
 
 // Lengths of the sequences from number `first` on, as kernel parameters: what both tables are made of in half or a quarter of their bytes.
@@ -127,8 +127,8 @@ __global__ void clear_kernel(uint32_t* device, int64_t count) {
 }  // namespace
 
 void clear(uint32_t* device, int64_t count, void* stream) {
-  constexpr int64_t kThreads = 256, kMostBlocks = 256;
-  launch(clear_kernel, Dim3{static_cast<unsigned>(std::min(kMostBlocks, (count + kThreads - 1) / kThreads))}, kThreads, 0, stream, device, count);
+  constexpr int64_t kOfBlock = 256, kMostBlocks = 256;
+  launch(clear_kernel, Dim3{static_cast<unsigned>(std::min(kMostBlocks, (count + kOfBlock - 1) / kOfBlock))}, kOfBlock, 0, stream, device, count);
 }
 
 void upload_sequences(const int64_t* sequences, int64_t count, int32_t* offsets, int32_t* chunk_base, void* stream) {

@@ -132,16 +132,18 @@ FW_DEVICE uint32_t lane_offset(int r) {
 
 // Raw rows of the key side that the host says can be fetched (PrepareChoice::fetched) come into shared memory ahead of their use, to where the streams that
 // are made of them will lie: a lane reads its channels of a row before it writes there.
+// K: channels that the tensor has; zeros take the place of the others.
 template <int kN>
-FW_DEVICE void fetch_rows(const TokenArg& tensor, const ChunkPlace& place, char* matrix) {
+FW_DEVICE void fetch_rows(const TokenArg& tensor, const ChunkPlace& place, int K, char* matrix) {
   constexpr int kGranules = 4 * kN, kRows = 32 / kGranules;  // of a row; rows that the warp fetches at a time
   const int lane = static_cast<int>(lane_index()), granule = lane % kGranules, first = static_cast<int>(warp_index()) * kWarpRows + lane / kGranules;
   const char* from = row_address(tensor, place, first) + granule * 16;
   const int64_t step = tensor.stride_t * (2 * kRows);
   const uint32_t to = shared_address(matrix);
+  const int rows = granule * 8 < K ? place.span.rows : 0;
   FW_UNROLL
   for (int r = 0; r < kWarpRows; r += kRows) {
-    const bool valid = first + r < place.span.rows;
+    const bool valid = first + r < rows;
     cp_async_16(to + granule_offset(first + r, granule), valid ? from : static_cast<const char*>(tensor.data), valid);
     from += step;
   }
@@ -153,9 +155,9 @@ struct RawMatrices {
 };
 template <int kN>
 FW_DEVICE void fetch_front(const Problem& x, const ChunkPlace& place, const RawMatrices& raw) {
-  fetch_rows<kN>(x.in.k, place, raw.k);
-  fetch_rows<kN>(x.in.q, place, raw.q);
-  if (channel_erase(x.rule)) fetch_rows<kN>(x.in.erase_gate, place, raw.b);
+  fetch_rows<kN>(x.in.k, place, x.K, raw.k);
+  fetch_rows<kN>(x.in.q, place, x.K, raw.q);
+  if (channel_erase(x.rule)) fetch_rows<kN>(x.in.erase_gate, place, x.K, raw.b);
   cp_async_commit();
 }
 FW_DEVICE void front_arrived() {

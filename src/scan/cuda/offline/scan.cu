@@ -448,6 +448,7 @@ __global__ void __launch_bounds__(kOfflineThreads, 1)
       known.next(), coming.next();
       return gamma;
     };
+    CheckpointWalk checkpoints(args.checkpoints, args.sequences, place);
     uint32_t b[4][4];
     float gamma = 1;
     if (place.chunks > 0) gamma = take_values(b);
@@ -476,6 +477,8 @@ __global__ void __launch_bounds__(kOfflineThreads, 1)
       FW_UNROLL
       for (auto& operand : b) keep(operand);
       barriers.stages.put_empty(ring);
+      if (kOut && checkpoints.reached()) [[unlikely]]
+        store_own_state<kKey>(args.checkpoints.states, place, checkpoints.next(args.checkpoints, place, i), x.K, x.V, state);
       FW_UNROLL
       for (int k = 0; k < 16; ++k) b[k / 4][k % 4] = next[k / 4][k % 4];
     }

@@ -271,7 +271,7 @@ void launch_kernels(const PrecondBackwardArgs& args, int64_t chunks, void* strea
   f.chunks = static_cast<int32_t>(chunks);
   f.by_sequence = by_sequence(x);
   launch(precond_backward_kernel<kN, true>, grid, kPrecondThreads, kShared, stream, args, f);
-  walk_chunks<true>(x, {f.products, args.scratch, f.behind, args.d_final_precond, args.d_initial_precond, {}}, stream);
+  walk_chunks<true>(x, {f.products, args.scratch, f.behind, args.d_final_precond, args.d_initial_precond, {}, {}}, stream);
   launch_overlapped(precond_backward_kernel<kN, false>, grid, kPrecondThreads, kShared + kKeptBytes<kN>, stream, args, f);
 }
 

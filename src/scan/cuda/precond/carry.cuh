@@ -138,7 +138,7 @@ void launch_carry(const PrecondBackwardArgs& args, int64_t chunks, void* stream)
   f.behind = behind;
   f.chunks = static_cast<int32_t>(chunks);
   f.by_sequence = by_sequence(x);
-  walk_chunks<true>(x, {args.share.products, args.share.sums, behind, args.d_final_precond, args.d_initial_precond, {}}, stream);
+  walk_chunks<true>(x, {args.share.products, args.share.sums, behind, args.d_final_precond, args.d_initial_precond, {}, {}}, stream);
   const bool flat = f.k.data != nullptr && f.k.bf16 != 0 && (args.dk.data == nullptr || (f.dk.data != nullptr && f.dk.bf16 != 0));
   launch_overlapped(flat ? precond_carry_kernel<kN, true> : precond_carry_kernel<kN, false>, chunk_grid(x, chunks), kPrecondThreads, sizeof(float) * kRuns,
                     stream, args, f);

@@ -342,6 +342,7 @@ struct ChunkWalk {
   float* before;   // [chunks, H, K]
   StateArg from, to;
   SlotArg slots;
+  CheckpointArg checkpoints;  // of x, from the first chunk on
 };
 inline constexpr int kWalkThreads = 256, kWalkWarps = kWalkThreads / 32, kWalkChunks = 64, kWalkEach = kWalkChunks / kWalkWarps, kWalkSteps = 16;
 // In shared memory: what a round of chunks takes, and in the place of b what it leaves.
@@ -396,12 +397,19 @@ __global__ void __launch_bounds__(kWalkThreads)
       if (at < chunks && lane == 0) next_a[i] = walk.a[place(at)];
     }
   };
+  // x before chunk `done` of the sequence.
+  const auto keep_checkpoint = [&](int done, float state) {
+    const int to = done > 0 ? checkpoint_after(walk.checkpoints, n, done * kChunk) : -1;
+    if (to >= 0) store_precond(walk.checkpoints.states, to, h, channel, state);
+  };
   // A warp takes away the rows that it brings: nothing waits for that.
   const auto leave = [&](int done, const WalkRound& round) {
 #pragma unroll
     for (int i = 0; i < kWalkEach; ++i) {
       const int at = warp + i * kWalkWarps;
-      if (done + at < chunks && channel < K) walk.before[place(done + at) * K + channel] = round.b[at][lane];
+      if (done + at >= chunks || channel >= K) continue;
+      walk.before[place(done + at) * K + channel] = round.b[at][lane];
+      if (walk.checkpoints.states.data != nullptr) keep_checkpoint(done + at, round.b[at][lane]);
     }
   };
   load(0);
@@ -423,7 +431,9 @@ __global__ void __launch_bounds__(kWalkThreads)
   }
   sync_threads();
   if (done > 0) leave(done - kWalkChunks, rounds[(done / kWalkChunks + 1) % 2]);
-  if (warp == 0 && channel < K) store_precond(walk.to, end_slot(walk.slots, n), h, channel, x);
+  if (warp != 0 || channel >= K) return;
+  store_precond(walk.to, end_slot(walk.slots, n), h, channel, x);
+  if (walk.checkpoints.states.data != nullptr && sequence_length(sequences, n) == chunks * kChunk) keep_checkpoint(chunks, x);
 }
 
 template <bool kReverse>

@@ -99,6 +99,12 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
     for (int j = 0; j < kN; ++j) {
       if (c.channel + j < x.K) store_precond(a.final_precond, end_slot(a.slots, c.n), c.h, c.channel + j, fmaf(product, state[j], sum[j]));
     }
+    if (a.checkpoints.states.data != nullptr) {
+      const int to = x.sequences.T > 0 ? checkpoint_after(a.checkpoints, c.n, x.sequences.T) : -1;
+      for (int j = 0; j < kN && to >= 0; ++j) {
+        if (c.channel + j < x.K) store_precond(a.checkpoints.states, to, c.h, c.channel + j, fmaf(product, state[j], sum[j]));
+      }
+    }
   }
   if (a.m == nullptr) return;
   run_start<false, kN>(c.warp, c.lane, shared, state);
@@ -141,7 +147,7 @@ void launch_kernels(const PrecondForwardArgs& args, int64_t chunks, void* stream
   if (x.sequences.offsets == nullptr && x.sequences.chunks == 1) return launch(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, true);
   const bool flat = f.k.data != nullptr && f.k.bf16 != 0;
   launch(flat ? precond_sums_kernel<kN, true> : precond_sums_kernel<kN, false>, grid, kPrecondThreads, kShared, stream, args, f);
-  walk_chunks<false>(x, {f.products, args.scratch, args.boundaries, x.initial_precond, args.final_precond, args.slots}, stream);
+  walk_chunks<false>(x, {f.products, args.scratch, args.boundaries, x.initial_precond, args.final_precond, args.slots, args.checkpoints}, stream);
   if (args.m != nullptr) launch_overlapped(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, false);
 }
 

@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kPrepareThreads, FineLayout<kKey>::kBlocks)
   read_products<true>(p, a, shared + Layout::kM, warp);
   if (training) {
     if (warp < kKey / 16) {
-      ReadBuffers buffers{shared_address(erase), shared_address(reads), shared_address(erase), nullptr, nullptr, nullptr};
+      ReadBuffers buffers{shared_address(erase), shared_address(reads), shared_address(erase), nullptr, nullptr};
       buffers.e_rests = buffers.y_rests = shared_address(erase_rests);
       transform_reads<RowForm::kStreams, true>(buffers, a, p.high, warp);
     }

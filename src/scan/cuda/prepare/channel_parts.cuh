@@ -37,9 +37,9 @@ FW_DEVICE void decay_row(const Problem& x, const Rows& rows, const ChunkPlace& p
   exponentials(alpha);
 }
 template <int kN>
-FW_DEVICE void decay_rows(const Rows& rows, const ChunkPlace& place, float (&alpha)[kWarpRows][kN]) {
+FW_DEVICE void decay_rows(const Problem& x, const Rows& rows, const ChunkPlace& place, float (&alpha)[kWarpRows][kN]) {
   const int channel = static_cast<int>(lane_index()) * kN, first = static_cast<int>(warp_index()) * kWarpRows;
-  const int width = rows.bf16 != 0 ? 2 : 4;
+  const int width = rows.bf16 != 0 ? 2 : 4, there = channel < x.K ? place.span.rows : 0;
   const char* from = rows.data + (first * rows.stride + channel) * width;
   FW_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
@@ -49,7 +49,7 @@ FW_DEVICE void decay_rows(const Rows& rows, const ChunkPlace& place, float (&alp
   if (rows.bf16 != 0) {
     PackedChannels<kN> packed[kWarpRows];
     FW_UNROLL
-    for (int r = 0; r < kWarpRows; ++r) packed[r] = first + r < place.span.rows ? load_packed<kN>(from + r * rows.stride * 2) : PackedChannels<kN>{};
+    for (int r = 0; r < kWarpRows; ++r) packed[r] = first + r < there ? load_packed<kN>(from + r * rows.stride * 2) : PackedChannels<kN>{};
     FW_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
       FW_UNROLL
@@ -58,7 +58,7 @@ FW_DEVICE void decay_rows(const Rows& rows, const ChunkPlace& place, float (&alp
   } else {
     FW_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
-      if (first + r < place.span.rows) load_floats(reinterpret_cast<const float*>(from + r * rows.stride * 4), alpha[r]);
+      if (first + r < there) load_floats(reinterpret_cast<const float*>(from + r * rows.stride * 4), alpha[r]);
     }
   }
   FW_UNROLL
@@ -126,7 +126,7 @@ FW_DEVICE bool block_decays(const Problem& x, const Rows& tensor, const ChunkPla
   FW_UNROLL
   for (int j = 0; j < kN; ++j) d.bounded[j] = d.prefix[j] = total[j] = 1;
   if (fetched) {
-    decay_rows(tensor, place, alpha);
+    decay_rows(x, tensor, place, alpha);
     FW_UNROLL
     for (int r = 0; r < kWarpRows; ++r) {
       FW_UNROLL

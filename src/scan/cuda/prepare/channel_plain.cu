@@ -23,7 +23,7 @@ namespace fw::cuda {
 namespace {
 
 // log2 of the smallest decay of a token in T and P: 1 / L is at most exp(80). All of a warp's rows stay above it if their product does.
-inline constexpr float kLowestStep = -14.42695f;
+inline constexpr float kLowestPlainStep = -14.42695f;
 
 // Decays by channel that outlast the sums: of blocks 0, 2, 4 and 6, of 4 and 5 (all bounded, as store_split() has them), and of the second half.
 inline constexpr int kMiddleFactor = 4, kHalfFactor = 5;
@@ -81,7 +81,8 @@ struct RawDecays {
   }
 };
 
-// A warp's rows of a matrix of kGranules 16-byte granules a row on their way into panels: a lane has a granule of every kRows-th row.
+// A warp's rows of a matrix of kGranules 16-byte granules a row on their way into panels: a lane has a granule of every kRows-th row. K: channels that the
+// tensor has; zeros take the place of the others.
 template <int kGranules>
 struct RowFetch {
   static constexpr int kRows = 32 / kGranules;
@@ -90,13 +91,14 @@ struct RowFetch {
   uint32_t to;
   int row;
 
-  FW_DEVICE RowFetch(const TokenArg& tensor, const ChunkPlace& place, int size, uint32_t matrix) {
+  FW_DEVICE RowFetch(const TokenArg& tensor, const ChunkPlace& place, int K, int size, uint32_t matrix) {
     const int lane = static_cast<int>(lane_index()), granule = lane % kGranules;
     row = static_cast<int>(warp_index()) * kWarpRows + lane / kGranules;
     const int32_t token = static_cast<int32_t>(tensor.stride_t) * size;  // a chunk's rows are within 2^31 bytes
     from = row_address(tensor, place, 0) + (row * token + granule * 16);
     step = token * kRows;
     to = matrix + granule_offset(row, granule);
+    if (granule * 16 >= K * size) row = kChunk;
   }
   // The lane's row in rows r to r + kRows - 1 of the warp, in order from 0 on.
   FW_DEVICE void next(int r, int rows) {
@@ -109,9 +111,9 @@ FW_DEVICE void fetch_plain(const Problem& x, const ChunkPlace& place, char* shar
   using Layout = PlainLayout<kKey>;
   constexpr int kGranules = kKey / 8, kSize = RawDecays<kKey, kNarrow>::kSize;
   const uint32_t base = shared_address(shared);
-  RowFetch<kGranules> k(x.in.k, place, 2, base + Layout::kUp), q(x.in.q, place, 2, base + Layout::kReads);
-  RowFetch<kGranules * kSize / 2> g(x.in.g, place, kSize, base + Layout::kErase);
-  RowFetch<kGranules> b(kGates ? x.in.erase_gate : x.in.k, place, 2, base + Layout::kKeys);
+  RowFetch<kGranules> k(x.in.k, place, x.K, 2, base + Layout::kUp), q(x.in.q, place, x.K, 2, base + Layout::kReads);
+  RowFetch<kGranules * kSize / 2> g(x.in.g, place, x.K, kSize, base + Layout::kErase);
+  RowFetch<kGranules> b(kGates ? x.in.erase_gate : x.in.k, place, x.K, 2, base + Layout::kKeys);
   FW_UNROLL
   for (int r = 0; r < kWarpRows; r += k.kRows) {
     k.next(r, place.span.rows);
@@ -279,7 +281,7 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
         if constexpr (kExact) {
           sum[j] = fmaf(g[i][j], kLog2E, sum[j]);
         } else {
-          const float step = max(g[i][j], kLowestStep / kLog2E);
+          const float step = max(g[i][j], kLowestPlainStep / kLog2E);
           sum[j] = fmaf(step, kLog2E, sum[j]), exact_sum[j] = fmaf(g[i][j], kLog2E, exact_sum[j]);
         }
         const float decay = exp2_fast(sum[j]), inverse = exp2_fast(-sum[j]);
@@ -329,7 +331,7 @@ FW_DEVICE void true_keys(const Problem& x, const ChunkPlace& place, int warp, co
   FW_NO_UNROLL
   for (int r = 0; r < kWarpRows && first + r < place.span.rows; ++r) {
     float g[kN];
-    load_channels(decays, first + r, channel, kKey, g);
+    load_channels(decays, first + r, channel, x.K, g);
     FW_UNROLL
     for (int j = 0; j < kN; ++j) sum[j] += g[j];
   }
@@ -351,8 +353,8 @@ FW_DEVICE void true_keys(const Problem& x, const ChunkPlace& place, int warp, co
     FW_UNROLL
     for (int j = 0; j < kN; ++j) g[j] = k[j] = 0;
     if (first + r < place.span.rows) {
-      load_channels(decays, first + r, channel, kKey, g);
-      load_channels(raw, first + r, channel, kKey, k);
+      load_channels(decays, first + r, channel, x.K, g);
+      load_channels(raw, first + r, channel, x.K, k);
     }
     load_m(m_all, r, m);
     const float c_w = shuffle(own.write, 4 * r);
@@ -498,7 +500,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     }
     bool small = false;
     FW_UNROLL
-    for (int j = 0; j < kN; ++j) sum[j] *= kLog2E, small = small || !(sum[j] >= kLowestStep);
+    for (int j = 0; j < kN; ++j) sum[j] *= kLog2E, small = small || !(sum[j] >= kLowestPlainStep);
     store_floats(to + warp * kKey + lane * kN, sum);
     return warp_ballot(small) != 0;
   };
@@ -511,7 +513,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
       float g[kN];
       Decays::load(shared + Layout::kErase + (Decays::lane_start() ^ row_step(r)), g);
       FW_UNROLL
-      for (int j = 0; j < kN; ++j) below = below || !(g[j] >= kLowestStep / kLog2E);
+      for (int j = 0; j < kN; ++j) below = below || !(g[j] >= kLowestPlainStep / kLog2E);
     }
     bounded = warp_ballot(below) != 0;
   }
@@ -537,7 +539,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
   }
   if (bounded) {
     sync_threads();
-    sum_decays([](float g) { return max(g, kLowestStep / kLog2E); }, bounded_sums);
+    sum_decays([](float g) { return max(g, kLowestPlainStep / kLog2E); }, bounded_sums);
     sync_threads();
     BlockDecays<kN> of_bounded;
     block_sums<kKey>(bounded_sums, of_bounded);
@@ -613,7 +615,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     sync_threads();
     if (warp < kKey / 16) {
       const uint32_t minus_e = shared_address(shared + Layout::kErase);
-      const ReadBuffers reads{minus_e, shared_address(shared + Layout::kReads), minus_e, nullptr, nullptr, nullptr};
+      const ReadBuffers reads{minus_e, shared_address(shared + Layout::kReads), minus_e, nullptr, nullptr};
       transform_reads<RowForm::kStreams, false>(reads, a, p.high, warp);
     }
   }

@@ -25,7 +25,6 @@ struct FinishBuffers {
   // kFine: what bf16 leaves out of the keys and of minus_e, or null; a matrix for what it leaves out of y, may be e_rests. (That of x goes where fine.low and
   // p_low were, which lie side by side.)
   char *key_rests = nullptr, *e_rests = nullptr, *y_rests = nullptr;
-  const SumFactors* sums = nullptr;
   const float* last_pair = nullptr;  // not kFine: of the chunk's rows, for lasts()
   uint64_t* claimed = nullptr;       // kClaimed: a half barrier
 };
@@ -46,11 +45,20 @@ template <int kKey, class Image = ForwardImage<kKey>>
 struct ChunkImages {
   Image* forward;
   BackwardImage<kKey>* backward;  // may be null, and so may the others
+  BackwardNumbers* numbers;
   PairImage* pairs;
   uint16_t* z;
   FineImage<kKey>*forward_fine, *backward_fine;
   char *e_rests, *k_rests;
 };
+
+// Of a row of the chunk, with its decays: k of w, what e takes of k and of q (with the sign of -E), what r does. kMixed: of mixed_streams().
+template <bool kMixed, int kKey, class Image>
+FW_DEVICE void put_numbers(const ChunkImages<kKey, Image>& out, int row, float k, float2 erase, float2 read) {
+  if (out.numbers == nullptr) return;
+  out.numbers->k[row] = k, out.numbers->e[row] = erase.x, out.numbers->q[row] = read.y;
+  if constexpr (kMixed) out.numbers->erase_q[row] = erase.y, out.numbers->read_k[row] = read.x;
+}
 
 template <int kKey, class Image = ForwardImage<kKey>>
 FW_DEVICE ChunkImages<kKey, Image> chunk_images(const PrepareArgs& args, int64_t item) {
@@ -58,6 +66,7 @@ FW_DEVICE ChunkImages<kKey, Image> chunk_images(const PrepareArgs& args, int64_t
   const int64_t value_blocks = (args.problem.V + kValueBlock - 1) / kValueBlock;
   out.forward = static_cast<Image*>(args.forward) + item;
   out.backward = args.backward != nullptr ? static_cast<BackwardImage<kKey>*>(args.backward) + item : nullptr;
+  out.numbers = args.numbers != nullptr ? args.numbers + item : nullptr;
   out.pairs = args.pairs != nullptr ? args.pairs + item : nullptr;
   out.z = args.z != nullptr ? args.z + item * value_blocks * kPanel : nullptr;
   const auto fine = [&](const FineImages& all) { return all.images != nullptr ? static_cast<FineImage<kKey>*>(all.images) + item : nullptr; };
@@ -90,7 +99,7 @@ FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages
   uint32_t x_rests[4][4];
   if (warp < kKey / 16) {
     if (kTraining && out.backward != nullptr) {
-      ReadBuffers reads{shared_address(s.minus_e), shared_address(s.q), shared_address(s.y), s.e_factors, s.q_factors, s.sums};
+      ReadBuffers reads{shared_address(s.minus_e), shared_address(s.q), shared_address(s.y), s.e_factors, s.q_factors};
       if constexpr (kFine) reads.e_rests = address(s.e_rests), reads.y_rests = shared_address(s.y_rests);
       transform_reads<kForm, kFine>(reads, a, p.high, warp);
       sync_warp();

@@ -22,6 +22,11 @@ void check_fine_images(const PrepareArgs& args) {
 
 void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
   if (chunks > 0 && has_fine_images(args.problem.rule)) check_fine_images(args);
+  const bool rows = reverse_takes_rows(args.problem.rule);
+  if ((rows ? args.backward : args.numbers) != nullptr) {
+    fail_internal("prepare: of this rule expected {}, if anything, for the reverse scan, got {}", rows ? "numbers" : "backward images",
+                  rows ? "backward images" : "numbers");
+  }
   const PrepareChoice choice = select_prepare(args, key);
   switch (choice.kernel) {
     case PrepareKernel::kScalar:

@@ -180,38 +180,17 @@ FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const 
   transform_keys<kScaled, false>(keys, factors, a, slice, [](float(&)[8][4]) {});
 }
 
-// How -E, Q and Khat lie in shared memory: as they are; what they are multiples of, row by row; as the raw rows of k (also in the place of -E) and
-// of q, of which -E and Q are sums.
-enum class RowForm { kStreams, kMultiples, kSums };
+// How -E, Q and Khat lie in shared memory: as they are; what they are multiples of, row by row.
+enum class RowForm { kStreams, kMultiples };
 
-// Factors of the rows of q and k in E and Q, besides gamma.
-struct SumFactors {
-  float gamma[kChunk], erase_q[kChunk], erase_k[kChunk], read_q[kChunk], read_k[kChunk];
-};
-
-// Where transform_reads finds and leaves things, and the factors of their rows' form. y may be minus_e where that is not the raw k. kFine: e_rests: of minus_e,
-// or (kMultiples) 0; y_rests: what y leaves out, may be e_rests.
+// Where transform_reads finds and leaves things, and the factors of their rows' form. y may be minus_e. kFine: e_rests: of minus_e, or (kMultiples) 0; y_rests:
+// what y leaves out, may be e_rests.
 struct ReadBuffers {
   uint32_t minus_e, q, y;
   const SplitFactors* e_factors;
   const float* q_factors;
-  const SumFactors* sums;
   uint32_t e_rests = 0, y_rests = 0;
 };
-
-// What two neighbouring numbers of the raw q and k make, as float32.
-struct SumPair {
-  float2 of_q, of_k;
-  FW_DEVICE float2 operator()(uint32_t q, uint32_t k) const {
-    return make_float2(of_q.x * bf16_low(q) + of_k.x * bf16_low(k), of_q.y * bf16_high(q) + of_k.y * bf16_high(k));
-  }
-};
-// Neighbours are tokens: row and row + 1.
-FW_DEVICE SumPair sum_of_tokens(const float* gamma, const float* of_q, const float* of_k, int row) {
-  const auto pair = [&](const float* from) { return *reinterpret_cast<const float2*>(from + row); };
-  const float2 g = pair(gamma), q = pair(of_q), k = pair(of_k);
-  return {make_float2(g.x * q.x, g.y * q.y), make_float2(g.x * k.x, g.y * k.y)};
-}
 
 // 16 channels: Y = A E, and Q - P Y in place of Q.
 template <RowForm kForm, bool kFine>
@@ -231,19 +210,6 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitPanel& a, uint32
           rests_of_rows(rows, *s.e_factors, 16 * j, s.e_rests, slice);
         } else {
           times_rows(rows, *s.e_factors, 16 * j, false);
-        }
-      }
-      if constexpr (kForm == RowForm::kSums) {
-        uint32_t reads[4];
-        ldmatrix_x4_trans(reads, a_fragment_trans(s.q, 16 * j, 2 * slice));
-        FW_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          const SumPair sum = sum_of_tokens(s.sums->gamma, s.sums->erase_q, s.sums->erase_k, 16 * j + 8 * half + 2 * pair);
-          FW_UNROLL
-          for (int m = 2 * half; m < 2 * half + 2; ++m) {
-            const float2 e = sum(reads[m], rows[m]);
-            rows[m] = pack_bf16(-e.x, -e.y);
-          }
         }
       }
       FW_UNROLL
@@ -271,18 +237,10 @@ FW_DEVICE void transform_reads(const ReadBuffers& s, const SplitPanel& a, uint32
     }
     uint32_t reads[4];
     ldmatrix_x4_trans(reads, a_fragment_trans(s.q, 16 * i, 2 * slice));
-    uint32_t keys[4];
-    if constexpr (kForm == RowForm::kSums) ldmatrix_x4_trans(keys, a_fragment_trans(s.minus_e, 16 * i, 2 * slice));
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = 16 * i + 8 * half + 2 * pair;
       float(&tile)[4] = y[2 * i + half];
-      if constexpr (kForm == RowForm::kSums) {
-        const SumPair sum = sum_of_tokens(s.sums->gamma, s.sums->read_q, s.sums->read_k, row);
-        const float2 first = sum(reads[2 * half], keys[2 * half]), second = sum(reads[2 * half + 1], keys[2 * half + 1]);
-        tile[0] = first.x, tile[1] = first.y, tile[2] = second.x, tile[3] = second.y;
-        continue;
-      }
       float2 f = make_float2(1, 1);
       if constexpr (kForm == RowForm::kMultiples) f = *reinterpret_cast<const float2*>(s.q_factors + row);
       tile[0] = f.x * bf16_low(reads[2 * half]), tile[1] = f.y * bf16_high(reads[2 * half]);

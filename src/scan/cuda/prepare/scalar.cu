@@ -34,18 +34,19 @@ struct FineRows {
   float a[kChunk], b[kChunk], right_of_p[kChunk];
 };
 
-// Shared memory. Plain: the raw keys (become x), the raw reads (become q of the backward image), T. Else: w, r, e, and for the forward
-// image alone T takes the place of e. M takes the place of T, which y takes where there is one. A takes the place of the raw reads in
-// the kernel that makes forward images only. Of that, four blocks fit an SM, and three of the other for plain rules.
+// Shared memory. Plain: the raw keys (become x), the raw reads (kFine: become q of the backward image), T. Else: w, r, e, and for the forward image alone T
+// takes the place of e. M takes the place of T, which y takes where there is one. Where rows are left to the scans (kRows) A takes the place of the raw reads,
+// and four blocks fit an SM.
 template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine = false>
 struct ScalarLayout {
-  static constexpr bool kRows = kPlain && kOnline && !kFine, kShares = kRows && !kTraining;
+  static constexpr bool kRows = kPlain && kOnline && !kFine;
+  static_assert(!kRows || !kTraining);
   using Image = std::conditional_t<kRows, RowImage<kKey>, ForwardImage<kKey>>;
-  static constexpr int kBlocks = kFine ? (kPlain ? 2 : 1) : !kOnline ? (kPlain ? 4 : 3) : (kPlain ? 4 : 3) - (kTraining ? 1 : 0);
+  static constexpr int kBlocks = kFine ? (kPlain ? 2 : 1) : kOnline && kTraining ? 2 : kPlain ? 4 : 3;
   static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
-  static constexpr uint32_t kWork = !kOnline ? 0 : kShares ? kTriangle : std::max(kTriangle, kOperand);
-  static constexpr uint32_t kKeys = 0, kReads = kOperand, kErase = 2 * kOperand, kA = kShares ? kReads : kErase + kWork;
-  static constexpr uint32_t kP = kErase + kWork + (kOnline && !kShares ? kPanelBytes : 0);
+  static constexpr uint32_t kWork = !kOnline ? 0 : kRows ? kTriangle : std::max(kTriangle, kOperand);
+  static constexpr uint32_t kKeys = 0, kReads = kOperand, kErase = 2 * kOperand, kA = kRows ? kReads : kErase + kWork;
+  static constexpr uint32_t kP = kErase + kWork + (kOnline && !kRows ? kPanelBytes : 0);
   static constexpr uint32_t kM = kP + kPanelBytes, kT = kPlain || !kTraining ? kErase : kM + kPanelBytes;
   static constexpr uint32_t kEnd = !kOnline || !kTraining ? kM : kPlain ? kM + kPanelBytes : kT + kWork;
   static constexpr uint32_t kRowsBytes = sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowCoefs) + sizeof(RunShared<kKey / 32>));
@@ -128,7 +129,10 @@ FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row,
     split_into(rows.split_keys, row, suffix * k);
     split_into(rows.split_erase, row, -gamma * e);
   }
-  if constexpr (kOnline && !kFine) out.forward->e[row] = -gamma * e, out.forward->q[row] = gamma * q;
+  if constexpr (kOnline && !kFine) {
+    out.forward->e[row] = -gamma * e, out.forward->q[row] = gamma * q;
+    put_numbers<false>(out, row, suffix * k, make_float2(-gamma * e, 0), make_float2(0, gamma * q));
+  }
   out.forward->z_scale[row] = out.z == nullptr ? z : valid ? 1.0f : 0.0f;
 }
 
@@ -198,6 +202,12 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
         rows.left[0][thread] = rows.left[1][thread] = rows.right[thread] = 1.0f;
       }
       rows.z[thread] = z;
+      if constexpr (kOnline && !kFine) {
+        const float gamma = rows.gamma[thread];
+        const float4 c = coefs[thread].read_erase;
+        put_numbers<true>(out, thread, rows.keys[thread] * coefs[thread].rest.y, make_float2(-gamma * c.z, -gamma * c.w),
+                          make_float2(gamma * c.y, gamma * c.x));
+      }
       if constexpr (kFine) put_scales(out, thread, -rows.gamma[thread], rows.keys[thread]);
       split_into(rows.split_keys, thread, rows.keys[thread]);
       split_into(rows.split_erase, thread, -rows.gamma[thread]);
@@ -249,8 +259,6 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
           const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
           if constexpr (kPlain && kFine) {
             plain_images<kKey>(keys, first, count, nullptr, out.forward->e, nullptr, out.backward != nullptr ? out.backward->k : nullptr);
-          } else if constexpr (kPlain && kTraining) {
-            plain_images<kKey>(keys, first, count, rows.keys, out.backward->k, nullptr, nullptr);
           }
           if (out.z != nullptr) write_values(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
         });
@@ -280,9 +288,8 @@ void launch_key(const PrepareArgs& args, const PrepareChoice& choice, int64_t ch
   if (kOnline && wants_rests(args.problem.rule)) {
     plain ? launch_scalar<kKey, kOnline, true, kOnline, kOnline>(args, chunks, fetched, stream)
           : launch_scalar<kKey, kOnline, false, kOnline, kOnline>(args, chunks, fetched, stream);
-  } else if (kOnline && args.backward != nullptr) {
-    plain ? launch_scalar<kKey, kOnline, true, kOnline>(args, chunks, fetched, stream)
-          : launch_scalar<kKey, kOnline, false, kOnline>(args, chunks, fetched, stream);
+  } else if (kOnline && args.backward != nullptr) {  // of raw rows there are numbers instead
+    launch_scalar<kKey, kOnline, false, kOnline>(args, chunks, fetched, stream);
   } else {
     plain ? launch_scalar<kKey, kOnline, true, false>(args, chunks, fetched, stream)
           : launch_scalar<kKey, kOnline, false, false>(args, chunks, fetched, stream);

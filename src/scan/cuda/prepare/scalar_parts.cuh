@@ -72,6 +72,7 @@ FW_DEVICE void put_decays(const Problem& x, const ChunkPlace& place, const uint2
     if (channel < kForward) out.forward->gamma[channel] = gamma_end;
     if (out.backward != nullptr) out.backward->gamma[channel] = gamma_end;
   }
+  if (out.numbers != nullptr && lane_index() < 4) out.numbers->gamma[lane_index()] = gamma_end;
 }
 
 // Images that are multiples of the raw rows `raw`, of `count` groups of four rows from group `first` on, by one warp: to `a` with factors a_rows,

@@ -9,8 +9,6 @@
 //   1         sums of the log-decay, factors of rows                                        sync_threads
 //   0 to 3    K K^T, T, A = (I + T)^-1                         read_made                    read_made, claimed
 //   4 to 7    Q K^T, P; meanwhile images and Z                 claimed                      read_made
-#include <algorithm>
-
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/prepare/kernels.h"
 #include "scan/cuda/prepare/scalar_parts.cuh"
@@ -18,28 +16,36 @@
 namespace fw::cuda {
 namespace {
 
-// Factors by row: prepare/scalar_parts.cuh and prepare/products.cuh; z: of the values; split_keys: those of the operands in Khat, and in the end
-// keys too. read_q and read_k are also where |q|^2 and |k|^2 wait for the coefficients.
-struct SumRows : SumFactors {
+// Factors by row: prepare/scalar_parts.cuh; those of the rows of q and k in E and Q, besides gamma; z: of the values; split_keys: those of the operands in
+// Khat, and in the end keys too. read_q and read_k are also where |q|^2 and |k|^2 wait for the coefficients.
+struct SumRows {
+  float gamma[kChunk], erase_q[kChunk], erase_k[kChunk], read_q[kChunk], read_k[kChunk];
   float pair[kChunk], right[kChunk], keys[kChunk], z[kChunk];
   SplitFactors split_keys;
 };
 
-// Shared memory: the raw keys (become x), the raw reads (become q of the backward image), T, P. For the forward image alone A takes the place of the
-// first 64 channels of the raw reads, and M that of T; else y that of T. As many blocks fit an SM as of plain rules.
-template <int kKey, bool kTraining>
+// What two neighbouring numbers of the raw q and k make, as float32.
+struct SumPair {
+  float of_q, of_k;
+  FW_DEVICE float2 operator()(uint32_t q, uint32_t k) const {
+    return make_float2(of_q * bf16_low(q) + of_k * bf16_low(k), of_q * bf16_high(q) + of_k * bf16_high(k));
+  }
+};
+
+// Shared memory: the raw keys (become x), the raw reads, T, P. A takes the place of the first 64 channels of the raw reads, and M that of T. As many blocks fit
+// an SM as of plain rules.
+template <int kKey>
 struct SumLayout {
-  static constexpr int kBlocks = kTraining ? 3 : 4;
+  static constexpr int kBlocks = 4;
   static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
-  static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = 2 * kOperand, kWork = kTraining ? std::max(kTriangle, kOperand) : kTriangle;
-  static constexpr uint32_t kA = kTraining ? kT + kWork : kReads, kP = kT + kWork + (kTraining ? kPanelBytes : 0);
-  static constexpr uint32_t kM = kTraining ? kP + kPanelBytes : kT, kRows = kP + (kTraining ? 2 : 1) * kPanelBytes;
+  static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = 2 * kOperand, kA = kReads, kP = kT + kTriangle, kM = kT, kRows = kP + kPanelBytes;
   static constexpr uint32_t kBarriers = kRows + sizeof(SumRows), kBytes = kBarriers + 2 * 8;
   static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
 // The factors of this lane's row, from the norms that wait in `rows`.
-FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, const GateBits& gates, SumRows& rows, float* z_scale, bool z_image) {
+template <int kKey>
+FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, const GateBits& gates, SumRows& rows, const ChunkImages<kKey>& out) {
   const bool valid = row < place.span.rows;
   const FrontCoefs<float> c = sum_coefs(x, gates, rows.read_q[row], rows.read_k[row]);
   const auto put = [&](float* to, float coefficient) { to[row] = valid ? coefficient : 0.0f; };
@@ -49,7 +55,9 @@ FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, c
   const float key = valid ? rows.keys[row] * c.w_k : 0.0f;
   rows.keys[row] = key;
   split_into(rows.split_keys, row, key);
-  z_scale[row] = z_image ? (valid ? 1.0f : 0.0f) : valid ? c.z_v : 0.0f;
+  out.forward->z_scale[row] = out.z != nullptr ? (valid ? 1.0f : 0.0f) : valid ? c.z_v : 0.0f;
+  const float gamma = valid ? rows.gamma[row] : 0.0f;
+  put_numbers<true>(out, row, key, make_float2(-gamma * c.e_k, -gamma * c.e_q), make_float2(gamma * c.r_k, gamma * c.r_q));
 }
 
 // Where a lane leaves its products of a block for the same lane of the warp that has the block of the other matrix: within the block's rows of T.
@@ -95,24 +103,22 @@ FW_DEVICE void sum_images(const char* reads, const char* keys, const SumRows& ro
     const uint32_t at = static_cast<uint32_t>(panel) * kPanelBytes + static_cast<uint32_t>(row * 128 + (lane & 7) * 16);
     const uint4 q = *reinterpret_cast<const uint4*>(reads + at), k = *reinterpret_cast<const uint4*>(keys + at);
     const uint32_t of_q[4] = {q.x, q.y, q.z, q.w}, of_k[4] = {k.x, k.y, k.z, k.w};
-    const auto factors = [](float f, float g) { return SumPair{make_float2(f, f), make_float2(g, g)}; };
     const float gamma = rows.gamma[row];
-    store(image->q, at, factors(gamma * rows.read_q[row], gamma * rows.read_k[row]), of_q, of_k);
-    store(image->e, at, factors(-gamma * rows.erase_q[row], -gamma * rows.erase_k[row]), of_q, of_k);
+    store(image->q, at, SumPair{gamma * rows.read_q[row], gamma * rows.read_k[row]}, of_q, of_k);
+    store(image->e, at, SumPair{-gamma * rows.erase_q[row], -gamma * rows.erase_k[row]}, of_q, of_k);
   }
 }
 
-// kTraining: with backward images.
-template <int kKey, bool kTraining>
-__global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey, kTraining>::kBlocks) prepare_sums_kernel(const __grid_constant__ PrepareArgs args) {
-  using Layout = SumLayout<kKey, kTraining>;
+template <int kKey>
+__global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey>::kBlocks) prepare_sums_kernel(const __grid_constant__ PrepareArgs args) {
+  using Layout = SumLayout<kKey>;
   constexpr int kN = kKey / 32;
   const Problem& x = args.problem;
   char* shared = shared_memory();
   const ChunkPlace place = chunk_place(x);
   if (place.span.rows < 0) return;
   ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
-  if constexpr (!kTraining) out.backward = nullptr;
+  out.backward = nullptr;  // there are numbers instead
   SumRows& rows = *reinterpret_cast<SumRows*>(shared + Layout::kRows);
   const int warp = uniform_warp();
   const PairWork<true> work(warp);
@@ -134,12 +140,10 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey, kTraining>::k
     if (lane % 4 == 0) rows.read_q[own] = squares.x, rows.read_k[own] = squares.y;
   }
   sync_threads();
-  if (row >= 0) put_factors(x, place, row, gates, rows, out.forward->z_scale, out.z != nullptr);
+  if (row >= 0) put_factors(x, place, row, gates, rows, out);
 
   float c[8][4];
-  int lane = static_cast<int>(lane_index());
-  if constexpr (kKey == 64 && kTraining) lane = opaque(lane);  // its fragments' addresses are not kept until they are wanted again: registers
-  pair_products<kKey, true>(work, shared_address(work.strict ? keys : reads), shared_address(keys), c, lane);
+  pair_products<kKey, true>(work, shared_address(work.strict ? keys : reads), shared_address(keys), c);
   const bool mixes_erase = x.rule.feedback != Feedback::kNone, mixes_read = x.rule.read != Read::kPlain;
   const Handover handover(t, work.block);
   if (work.strict == mixes_read) {  // where both are sums, Q K^T takes the place of K K^T
@@ -170,32 +174,25 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey, kTraining>::k
   FinishBuffers buffers{keys, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys, reads, t, &rows.split_keys, nullptr, nullptr};
   buffers.claimed = claimed;
   buffers.last_pair = rows.pair + kChunk - 1;
-  buffers.sums = &rows;
-  finish_online<kKey, RowForm::kSums, kTraining, !kTraining, false>(
+  finish_online<kKey, RowForm::kMultiples, false, true, false>(
       buffers, warp, out, [&](int number) { sum_images(reads, keys, rows, 0, 4 * number, 4, out.forward); },
       [&](int number) {
         const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
         if constexpr (kKey > 64) sum_images(reads, keys, rows, 1, first, count, out.forward);
-        if constexpr (kTraining) plain_images<kKey>(keys, first, count, rows.keys, out.backward->k, nullptr, nullptr);
         const auto z_of = [&](int i) { return rows.z[i]; };
         if (out.z != nullptr) write_values<2>(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
       });
 }
 
 template <int kKey>
-void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
-  const Dim3 grid = prepare_grid(args.problem, chunks);
-  if (args.backward != nullptr) {
-    launch(prepare_sums_kernel<kKey, true>, grid, kPrepareThreads, SumLayout<kKey, true>::kBytes, stream, args);
-  } else {
-    launch(prepare_sums_kernel<kKey, false>, grid, kPrepareThreads, SumLayout<kKey, false>::kBytes, stream, args);
-  }
+void launch_sums(const PrepareArgs& args, int64_t chunks, void* stream) {
+  launch(prepare_sums_kernel<kKey>, prepare_grid(args.problem, chunks), kPrepareThreads, SumLayout<kKey>::kBytes, stream, args);
 }
 
 }  // namespace
 
 void prepare_sums(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
-  key == 128 ? launch_key<128>(args, chunks, stream) : launch_key<64>(args, chunks, stream);
+  key == 128 ? launch_sums<128>(args, chunks, stream) : launch_sums<64>(args, chunks, stream);
 }
 
 }  // namespace fw::cuda

@@ -25,6 +25,7 @@
 
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/call/select.h"
+#include "scan/cuda/scan/fades.cuh"
 #include "scan/cuda/scan/rows.cuh"
 
 namespace fw::cuda {
@@ -165,12 +166,24 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
   grid_dependency_launch();
   const ScanPlace place = scan_place(args.sequences, args.HV, value_blocks, map_blocks);
   if (args.parts != nullptr && (args.parts[place.n] >> (place.map ? 1 : 0) & 1) == 0) return;
+  int start = 0;  // the first chunk
+  if constexpr (!kOut && !kSave) {
+    if (args.parts != nullptr) {
+      const int fading = fading_chunks<false>(args.fades, args.sequences, place, shared);
+      if (fading > 0 && place.map) {
+        const float nothing[kKey / 2] = {};
+        if (thread_index() >= kStateThread) store_state(args.maps, place, place.n, args.K, args.K, nothing);
+        return;
+      }
+      if (fading > 0) start = place.chunks - fading;
+    }
+  }
   // Index of the tiles of this block: chunk 0, and the step to the next chunk.
   const int64_t first_block = place.first_tile * value_blocks + place.value_block, block_step = static_cast<int64_t>(args.HV) * value_blocks;
 
   if (thread_index() < kStoreThread) {
-    const auto* image = static_cast<const typename Shape::Image*>(args.images) + place.first_tile;
-    const uint16_t* z = args.z + (z_ready ? first_block * kPanel : 0);
+    const auto* image = static_cast<const typename Shape::Image*>(args.images) + place.first_tile + static_cast<int64_t>(start) * args.HV;
+    const uint16_t* z = args.z + (z_ready ? (first_block + start * block_step) * kPanel : 0);
     const TileRows v = tile_rows(place.map ? TokenArg{} : args.v, args.sequences, place, args.V);
     // Who fills nothing does not wait either: with nobody waiting for it, it could miss a phase of a barrier and wait for ever.
     const int rounds = z_ready && !kRows && thread_index() != 0 ? 0 : place.chunks;
@@ -178,7 +191,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     constexpr int kRowPanels = kRows ? kKey / 64 : 0, kRowBytes = (kOut ? 2 : 1) * kRowPanels * static_cast<int>(kTensorBytes);
     const int v_head = place.hv / args.v.divisor;
     Ring<Shape::kStages> ring;
-    for (int c = 0; c < rounds; ++c, ring.next()) {
+    for (int c = start; c < rounds; ++c, ring.next()) {
       char* const stage = shared + ring.slot * Shape::kStage;
       uint64_t* const full = barriers.stages.full + ring.slot;
       barriers.stages.wait_empty(ring);
@@ -203,8 +216,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       const bool zeros = place.map && c >= Shape::kStages;  // the tile of zeros is there from the first round
       const bool fills_tile = !z_ready && !brings_v && !zeros;
       if (!brings_rows) {
-        copy_rows<kKey>(args.rows.k, args.sequences, place, c, stage + Shape::kE);
-        if constexpr (kOut) copy_rows<kKey>(args.rows.q, args.sequences, place, c, stage + Shape::kQ);
+        copy_rows<kKey>(args.rows.k, args.sequences, place, c, args.K, stage + Shape::kE);
+        if constexpr (kOut) copy_rows<kKey>(args.rows.q, args.sequences, place, c, args.K, stage + Shape::kQ);
         if (fills_tile) fill_tile(v, c, stage + Shape::kTile);
         cp_async_commit();
         cp_async_wait<0>();
@@ -220,7 +233,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     const bool drains_s = kSave && thread_index() == kStoreThread, drains_w = kSave && thread_index() == kStoreThread + 32;
     const TileRows o = tile_rows(args.o, args.sequences, place, args.V);
     Ring<Shape::kBuffers> ring;
-    for (int c = 0; c < place.chunks; ++c, ring.next()) {
+    for (int c = start; c < place.chunks; ++c, ring.next()) {
       const int64_t tile = first_block + c * block_step;
       if (drains_s) {
         barriers.s.wait_full(ring);
@@ -256,6 +269,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     Ring<Shape::kStages> ring;
     Ring<Shape::kBuffers> leaving, leaving_out;
     uint32_t a[kKey / 16][4], a_rests[kKey / 16][4], packed_out[4][4];  // a_rests: kFine
+    CheckpointWalk checkpoints(args.checkpoints, args.sequences, place);
     const auto stage_floats = [&](int offset) { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset); };
     const auto pack_state = [&] {
       pack_fragments(state, a);
@@ -277,7 +291,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       decay_state();
     }
     FW_NO_UNROLL
-    for (int c = 0; c < place.chunks; ++c) {
+    for (int c = start; c < place.chunks; ++c) {
       // Here a stage is full, a = S, state = Diag(gamma) S, and packed_out is O of the chunk before.
       const uint32_t stage = base + ring.slot * Shape::kStage;
       uint32_t b[4][4];
@@ -362,6 +376,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       if (c + 1 < place.chunks) barriers.stages.wait_full(ring);
       wgmma_wait<kOut ? 1 : 0>();
       keep(state);
+      if (kOut && checkpoints.reached()) [[unlikely]]  // without o the call is not the caller's
+        store_state(args.checkpoints.states, place, checkpoints.next(args.checkpoints, place, c), args.K, args.V, state);
       pack_state();
       if (c + 1 < place.chunks) decay_state();
       keep(state);
@@ -428,9 +444,9 @@ void scan_forward(const ScanForwardArgs& args, int key, void* stream) {
   if (args.maps.data != nullptr && (args.o.data != nullptr || args.states != nullptr)) {
     throw Error(ErrorKind::kInternal, "scan_forward: maps are made without o and without saving");
   }
-  if (args.rows.k.data != nullptr && (!args.online || args.fine.images != nullptr || args.K != key)) {
-    fail_internal("scan_forward: rows of k and q are for rules with an erase, without fine images, with K = key; got online {}, fine images {}, K {}, key {}",
-                  args.online, args.fine.images != nullptr ? "there" : "null", args.K, key);
+  if (args.rows.k.data != nullptr && (!args.online || args.fine.images != nullptr || args.K % 8 != 0)) {
+    fail_internal("scan_forward: rows of k and q are for rules with an erase, without fine images, with K a multiple of 8; got online {}, fine images {}, K {}",
+                  args.online, args.fine.images != nullptr ? "there" : "null", args.K);
   }
   if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_forward: key must be 64 or 128 and at least K");
   if (key == 64) {

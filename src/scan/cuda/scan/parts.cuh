@@ -295,6 +295,21 @@ FW_DEVICE void unit_state(const ScanPlace& p, float (&d)[kN]) {
   for (int i = 0; i < kN; ++i) d[i] = first + i / 4 * 8 + i % 2 - i % 4 / 2 * 8 == 0 ? 1.0f : 0.0f;
 }
 
+template <class Number, class Store, int kN>
+FW_DEVICE void store_elements(const StatePlace& s, const float (&d)[kN], const Store& store) {
+  const bool low = s.v < s.V, high = s.v + 8 < s.V;
+  const int64_t step = 8 * s.stride_k;
+  Number* at = reinterpret_cast<Number*>(s.data) + s.k * s.stride_k + s.v * s.stride_v;
+  Number* across = at + 8 * s.stride_v;
+  FW_UNROLL
+  for (int j = 0; j < kN / 4; ++j, at += step, across += step) {
+    const bool first = s.k + 8 * j < s.K, second = s.k + 8 * j + 1 < s.K;
+    if (first && low) store(at, d[4 * j]);
+    if (second && low) store(at + s.stride_k, d[4 * j + 1]);
+    if (first && high) store(across, d[4 * j + 2]);
+    if (second && high) store(across + s.stride_k, d[4 * j + 3]);
+  }
+}
 // n: -1: nowhere.
 template <int kN>
 FW_DEVICE void store_state(const StateArg& a, const ScanPlace& p, int n, int K, int V, const float (&d)[kN]) {
@@ -302,19 +317,32 @@ FW_DEVICE void store_state(const StateArg& a, const ScanPlace& p, int n, int K, 
   n = state_slot(a, n);
   if (n < 0) return;
   const StatePlace s = state_place(a, p, n, K, V);
-  FW_UNROLL
-  for (int i = 0; i < kN; ++i) {
-    const int k = s.k + i / 4 * 8 + i % 2, v = s.v + i % 4 / 2 * 8;
-    if (k < K && v < V) {
-      const int64_t at = k * s.stride_k + v * s.stride_v;
-      if (s.bf16 != 0) {
-        reinterpret_cast<uint16_t*>(s.data)[at] = bf16_bits(d[i]);
-      } else {
-        reinterpret_cast<float*>(s.data)[at] = d[i];
-      }
-    }
+  if (s.bf16 != 0) {
+    store_elements<uint16_t>(s, d, [](uint16_t* at, float x) { *at = bf16_bits(x); });
+  } else {
+    store_elements<float>(s, d, [](float* at, float x) { *at = x; });
   }
 }
+
+// Chunks until the next checkpoint of a sequence or segment whose first chunk is number `first` of its sequence; 0: there is none.
+struct CheckpointWalk {
+  int first = 0, until = 0;
+
+  FW_DEVICE CheckpointWalk(const CheckpointArg& a, const SequenceArg& sequences, const ScanPlace& p) {
+    if (a.states.data == nullptr || p.map) return;
+    if (a.sequence_of != nullptr) first = first_chunk(sequences, p.n) - first_chunk(a.whole, a.sequence_of[p.n]);
+    until = a.chunks - first % a.chunks;
+  }
+  // Whether the state behind chunk c is one; to be asked once a chunk, in order.
+  FW_DEVICE bool reached() { return until != 0 && --until == 0; }
+  // Its place, once it is reached; -1: nowhere. Behind the last chunk of a segment that is not the sequence's last, the next one has it.
+  FW_DEVICE int next(const CheckpointArg& a, const ScanPlace& p, int c) {
+    until = a.chunks;
+    const int n = a.sequence_of != nullptr ? a.sequence_of[p.n] : p.n, done = first + c + 1;
+    if ((c + 1) * kChunk > p.length || (c + 1 == p.chunks && done != chunk_count(a.whole, n))) return -1;
+    return checkpoint_place(a, n, done / a.chunks - 1);
+  }
+};
 
 // ---- What leaves: by warps 2 and 3 -------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 //   V = k D      D = Diag(gamma) D + q^T dO - y^T V          (offline rules: without the last product)
 // Writes, if asked for, D^T at the end of every chunk (before the step) and V of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan/cuda/scan/forward.cu's.
+// Where reverse_takes_rows() scan/reverse_rows.cu takes its place.
 // kFine: of rules with has_fine_images() (call/select.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 numbers there and in y^T V.
 //
 // Roles, 256 threads, one block a multiprocessor (scan/parts.cuh):
@@ -17,6 +18,7 @@
 
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
+#include "scan/cuda/scan/reverse_parts.cuh"
 #include "scan/cuda/scan/rows.cuh"
 
 namespace fw::cuda {
@@ -62,7 +64,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
   grid_dependency_launch();
   const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
   const ScanPlace place = scan_place(args.sequences, args.HV, value_blocks, 0);
-  if (args.parts != nullptr && (args.parts[place.n] & 1) == 0) return;
+  const int chunks = reverse_chunks<kSave>(args, place, shared);
+  if (chunks < 0) return;
 
   if (thread_index() < kStoreThread) {
     const auto* const images = static_cast<const typename Shape::Image*>(args.images) + place.first_tile;
@@ -70,7 +73,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
     const EnginePlace engine(args.sequences, place);
     const int head = place.hv / args.d_o.divisor;
     Ring<Shape::kStages> ring;
-    for (int c = place.chunks - 1; c >= 0; --c, ring.next()) {
+    for (int c = chunks - 1; c >= 0; --c, ring.next()) {
       char* const stage = shared + ring.slot * Shape::kStage;
       uint64_t* const full = barriers.stages.full + ring.slot;
       barriers.stages.wait_empty(ring);
@@ -97,23 +100,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       }
     }
   } else if (thread_index() < kStateThread) {
-    const bool drains_d = thread_index() == kStoreThread, drains_v = thread_index() == kStoreThread + 32;
-    if (!kSave || (!drains_d && !drains_v)) return;
-    uint32_t* const made = args.made != nullptr ? args.made + place.first_tile : nullptr;
-    Ring<Shape::kBuffers> ring;
-    for (int c = place.chunks - 1; c >= 0; --c, ring.next()) {
-      const int64_t tile = (place.first_tile + static_cast<int64_t>(c) * args.HV) * value_blocks + place.value_block;
-      if (drains_d) {
-        barriers.d.wait_full(ring);
-        drain_bulk(args.d_states + tile * (64 * kKey), shared + Shape::kD + ring.slot * Shape::kMatrix, Shape::kMatrix, barriers.d.empty + ring.slot);
-      } else {
-        barriers.v.wait_full(ring);
-        drain_bulk(args.v + tile * kPanel, shared + Shape::kV + ring.slot * kPanelBytes, kPanelBytes, barriers.v.empty + ring.slot);
-      }
-      if (made != nullptr && c + 1 < place.chunks) count_drained<1>(made + static_cast<int64_t>(c + 1) * args.HV);
-    }
-    if (made != nullptr && place.chunks > 0) count_drained<0>(made);
-    bulk_wait<0>();
+    drain_reverse<kSave, Shape::kMatrix>(args, place, value_blocks, shared + Shape::kD, barriers.d, shared + Shape::kV, barriers.v);
   } else {
     float state[kKey / 2];
     load_state(args.d_final_state, place, place.n, args.K, args.V, state);
@@ -127,12 +114,12 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_kernel(const Sca
       if constexpr (kFine) pack_rests(state, a, a_rests);
     };
     pack_state();
-    if (place.chunks > 0) {
+    if (chunks > 0) {
       barriers.stages.wait_full(ring);
       scale_columns(state, stage_floats(Shape::kGamma));
     }
     FW_NO_UNROLL
-    for (int left = place.chunks; left > 0; --left) {
+    for (int left = chunks; left > 0; --left) {
       // Here a stage is full, a = D and state = Diag(gamma) D.
       const uint32_t stage = base + ring.slot * Shape::kStage;
       uint32_t d_o[4][4], b[4][4];
@@ -226,6 +213,12 @@ void launch_reverse(const ScanReverseArgs& args, void* stream) {
 void scan_reverse(const ScanReverseArgs& args, int key, void* stream) {
   if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_reverse: key must be 64 or 128 and at least K");
   if ((args.d_states == nullptr) != (args.v == nullptr)) throw Error(ErrorKind::kInternal, "scan_reverse: d_states and v are saved together or not at all");
+  if (args.numbers != nullptr && (args.images != nullptr || args.pairs == nullptr || args.rows.k.data == nullptr || args.rows.q.data == nullptr)) {
+    fail_internal("scan_reverse: with numbers expected A and P, rows of q and k and no images, got A and P {}, q {}, k {}, images {}",
+                  args.pairs != nullptr ? "there" : "null", args.rows.q.data != nullptr ? "there" : "null", args.rows.k.data != nullptr ? "there" : "null",
+                  args.images != nullptr ? "there" : "null");
+  }
+  if (args.numbers != nullptr) return scan_reverse_rows(args, key, stream);
   key == 64 ? launch_reverse<64>(args, stream) : launch_reverse<128>(args, stream);
 }
 

@@ -33,10 +33,10 @@ struct EnginePlace {
   }
 };
 
-// Panels of the rows of a head of a tensor with kKey channels, of which copy_tile() can take 16 bytes at a time.
+// Panels of the rows of a head of a tensor with K channels, of which copy_tile() can take 16 bytes at a time; zeros behind them.
 template <int kKey>
-FW_DEVICE void copy_rows(const TokenArg& a, const SequenceArg& sequences, const ScanPlace& place, int c, char* panels) {
-  const TileRows rows{rows_of(a, sequences, place.n, place.hv), place.length, 0, kKey, true};
+FW_DEVICE void copy_rows(const TokenArg& a, const SequenceArg& sequences, const ScanPlace& place, int c, int K, char* panels) {
+  const TileRows rows{rows_of(a, sequences, place.n, place.hv), place.length, 0, K, true};
   FW_UNROLL
   for (int panel = 0; panel < kKey / 64; ++panel) {
     TileRows part = rows;

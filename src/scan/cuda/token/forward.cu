@@ -31,7 +31,7 @@ struct ForwardCut {
   int32_t stage = 0;                // bytes in front of the staged state in shared memory
   bool early = false;               // the next kernel may start at once: there is room for it beside this one
   bool stores_precond = false;      // A is stored here, and not by a kernel of its own after this one
-  StateAccess initial = StateAccess::kAbsent, final = StateAccess::kAbsent;
+  StateAccess initial = StateAccess::kAbsent, final = StateAccess::kAbsent, checkpoints = StateAccess::kAbsent;
   PrecondMap<float> map;
   TokenGather gather;
 };
@@ -102,20 +102,21 @@ struct WarpState {
     if (cut.initial != StateAccess::kStaged) return;
     read_stage<kN, kRows>(Stage<kN>(shared_memory() + cut.stage, kLogTile, initial.bf16), initial.bf16 != 0, warp * kRows, a.problem.K, lane, s);
   }
-  // To a slot; several times, if there are slots of tokens.
-  FW_DEVICE void store(const TokenForwardArgs& a, const ForwardCut& cut, const TokenPlace& place, int slot, int warp, int lane) const {
+  // To a slot, of the final states or of the checkpoints; several times, if there are those or slots of tokens.
+  FW_DEVICE void store(const TokenForwardArgs& a, const ForwardCut& cut, const TokenPlace& place, int slot, int warp, int lane, bool checkpoint = false) const {
     const Problem& x = a.problem;
-    const StateRef final = state_of(a.final_state, slot, place.hv);
+    const StateRef to = state_of(checkpoint ? a.checkpoints.states : a.final_state, slot, place.hv);
+    const StateAccess access = checkpoint ? cut.checkpoints : cut.final;
     const int v0 = place.v_tile + warp * kRows;
-    if (cut.final == StateAccess::kChannels) store_rows<kN, kRows>(final, v0, x.V - v0, x.K, lane, s);
-    if (cut.final == StateAccess::kElements) store_state_elements<kN, kRows>(final, v0, x.V, x.K, lane, s);
-    if (cut.final != StateAccess::kStaged) return;
+    if (access == StateAccess::kChannels) store_rows<kN, kRows>(to, v0, x.V - v0, x.K, lane, s);
+    if (access == StateAccess::kElements) store_state_elements<kN, kRows>(to, v0, x.V, x.K, lane, s);
+    if (access != StateAccess::kStaged) return;
     // In the same layout every thread overwrites what it alone has read.
-    if (cut.initial == StateAccess::kStaged && x.initial_state.bf16 != final.bf16) named_barrier_sync(1, kStateThreads);
-    write_stage<kN, kRows>(stage(cut, final), final.bf16 != 0, warp * kRows, x.K, lane, s);
+    if (cut.initial == StateAccess::kStaged && x.initial_state.bf16 != to.bf16) named_barrier_sync(1, kStateThreads);
+    write_stage<kN, kRows>(stage(cut, to), to.bf16 != 0, warp * kRows, x.K, lane, s);
     named_barrier_sync(1, kStateThreads);
-    stage_out<kN>(final, stage(cut, final), place.v_tile, x.V, x.K, 32 * warp + lane, kStateThreads);
-    if (a.slots.tokens != nullptr) named_barrier_sync(1, kStateThreads);  // before the next one is written there
+    stage_out<kN>(to, stage(cut, to), place.v_tile, x.V, x.K, 32 * warp + lane, kStateThreads);
+    if (a.slots.tokens != nullptr || a.checkpoints.states.data != nullptr) named_barrier_sync(1, kStateThreads);  // before the next one is written there
   }
 
  private:
@@ -153,7 +154,7 @@ FW_DEVICE bool find_slot(const TokenForwardArgs& a, const ForwardCut& cut, Token
   return false;
 }
 
-// The token in shared memory through a warp's rows. kKeeps: there may be slots of tokens.
+// The token in shared memory through a warp's rows. kKeeps: there may be slots of tokens, or checkpoints.
 template <bool kKeeps, int kN, int kRows>
 FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const TokenPlace& place, int t, const char* token, int warp, int lane,
                          WarpState<kN, kRows>& state) {
@@ -162,9 +163,11 @@ FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const
   token_step<kN, kRows>(GatheredToken<kN>(cut.gather, token, lane), reinterpret_cast<const float*>(token + cut.gather.at[kRowV])[warp * kRows + row], lane,
                         state.s, o);
   if (has_row<kRows>(lane) && v < a.problem.V && a.o.data != nullptr) store_element(rows_of(a.o, a.problem.sequences, place.n, place.hv), t, v, o);
-  if (!kKeeps || a.slots.tokens == nullptr) return;
-  const int slot = token_slot(a.slots, place.n, t);
-  if (slot >= 0) state.store(a, cut, place, slot, warp, lane);
+  if (!kKeeps) return;
+  const bool checkpoint = a.checkpoints.states.data != nullptr;
+  if (!checkpoint && a.slots.tokens == nullptr) return;
+  const int slot = checkpoint ? checkpoint_after(a.checkpoints, place.n, t + 1) : token_slot(a.slots, place.n, t);
+  if (slot >= 0) state.store(a, cut, place, slot, warp, lane, checkpoint);
 }
 
 // The same few tokens of every sequence (at most kStateWarps): a warp each makes them, while the rows of the others are on their way. No slots of tokens: for
@@ -366,6 +369,7 @@ ForwardCut forward_cut(const TokenForwardArgs& args, int tile, bool one_block) {
   while (tile << cut.log_tiles < x.V) ++cut.log_tiles;
   cut.initial = state_access(x.initial_state, x.K, x.V, kN, tile);
   cut.final = state_access(args.final_state, x.K, x.V, kN, tile);
+  cut.checkpoints = state_access(args.checkpoints.states, x.K, x.V, kN, tile);
   cut.gather = token_gather(x, kN, tile);
   if (cut.gather.makes_m) cut.map = precond_map_of(x.rule);
   cut.stores_precond = args.final_precond.data != nullptr && (one_block || args.final_precond.data != x.initial_precond.data);
@@ -386,7 +390,8 @@ void launch_rows(const TokenForwardArgs& args, bool few, int processors, void* s
   ForwardCut cut = forward_cut<kN>(args, kRows * kStateWarps, false);
   const int tokens = x.sequences.T;
   cut.stage = after_tokens(cut, few ? tokens : 2 * kStateWarps);
-  const int64_t staged = std::max(stage_bytes(x.initial_state, cut.initial, kN, cut.tile), stage_bytes(args.final_state, cut.final, kN, cut.tile));
+  const int64_t staged = std::max({stage_bytes(x.initial_state, cut.initial, kN, cut.tile), stage_bytes(args.final_state, cut.final, kN, cut.tile),
+                                   stage_bytes(args.checkpoints.states, cut.checkpoints, kN, cut.tile)});
   const size_t shared = static_cast<size_t>(cut.stage + staged);
   const Dim3 grid{static_cast<unsigned>(static_cast<int64_t>(x.sequences.N) << cut.log_tiles), static_cast<unsigned>(x.HV)};
   if (few) {

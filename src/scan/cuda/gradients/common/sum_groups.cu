@@ -15,8 +15,9 @@ constexpr int kThreads = 256;
 
 // A warp has one token and key head, a lane kN neighbouring channels.
 template <int kN>
-__global__ void __launch_bounds__(kThreads, 4) sum_groups_kernel(const float* in, int dim, const __grid_constant__ TokenArg out,
+__global__ void __launch_bounds__(kThreads, 4) sum_groups_kernel(const __grid_constant__ TokenArg in, int dim, const __grid_constant__ TokenArg out,
                                                                  const __grid_constant__ SequenceArg sequences, unsigned rows, unsigned H, int group) {
+  const Rows from{static_cast<char*>(in.data), dim, in.bf16};
   rows = static_cast<unsigned>(tokens_there(sequences, rows / H)) * H;
   const unsigned step = grid_size_x() * (kThreads / 32), T = sequences.T > 0 ? static_cast<unsigned>(sequences.T) : 1;
   for (unsigned row = block_index_x() * (kThreads / 32) + warp_index(); row < rows; row += step) {
@@ -25,15 +26,12 @@ __global__ void __launch_bounds__(kThreads, 4) sum_groups_kernel(const float* in
     const int64_t at = b * out.stride_b + t * out.stride_t + h * out.stride_h;
     const Rows to{static_cast<char*>(out.data) + at * (out.bf16 != 0 ? 2 : 4), 0, out.bf16};
     for (int i = kN * static_cast<int>(lane_index()); i < dim; i += 32 * kN) {
-      const float* from = in + static_cast<int64_t>(row) * group * dim + i;
       float sum[kN] = {};
-      for (int j = 0; j < group; ++j, from += dim) {
-        if constexpr (kN == 4) {
-          const float4 x = *reinterpret_cast<const float4*>(from);
-          sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
-        } else {
-          sum[0] += from[0];
-        }
+      for (int j = 0; j < group; ++j) {
+        float x[kN];
+        load_channels(from, static_cast<int64_t>(row) * group + j, i, dim, x);
+        FW_UNROLL
+        for (int m = 0; m < kN; ++m) sum[m] += x[m];
       }
       store_channels(to, 0, i, dim, sum);
     }
@@ -42,9 +40,9 @@ __global__ void __launch_bounds__(kThreads, 4) sum_groups_kernel(const float* in
 
 }  // namespace
 
-void sum_groups(const Problem& x, const float* in, int32_t dim, const TokenArg& out, void* stream) {
+void sum_groups(const Problem& x, const TokenArg& in, int32_t dim, const TokenArg& out, void* stream) {
   if (out.data == nullptr || x.tokens == 0) return;
-  const bool wide = dim % 4 == 0 && reinterpret_cast<uintptr_t>(in) % 16 == 0;
+  const bool wide = dim % 4 == 0 && reinterpret_cast<uintptr_t>(in.data) % 16 == 0;
   const int64_t rows = x.tokens * x.H;
   const int64_t blocks = 16 * int64_t{multiprocessors()};
   const Dim3 grid{static_cast<unsigned>(std::min((rows + kThreads / 32 - 1) / (kThreads / 32), blocks))};

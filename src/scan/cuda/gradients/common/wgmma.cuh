@@ -46,12 +46,27 @@ FW_DEVICE int value_rows_from(const GradientChunk<Shape>& c) {
   return 128 * pair_column(c);
 }
 
-// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (offline R = W, dZ = dR). Ends with a barrier.
+// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (offline R = W, dZ = dR), where it is not dZ already. Ends with a barrier.
 template <class Shape>
 FW_DEVICE void make_value_tiles(const TurnChunk<Shape>& c, int stage) {
   constexpr int kTiles = PairSums<Shape>::kTiles, kColumns = PairSums<Shape>::kColumns;
   const uint32_t columns = c.base + value_columns(c);
   fence_async_shared();  // what was copied and written for this
+  if constexpr (Shape::kOnline && !Shape::kChannel) {
+    if (c.args.v_is_dz) {
+      float r[kTiles][4];
+      wgmma_fence();
+      start_product<kColumns, false, true, true, false>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
+      wgmma_commit();
+      wgmma_wait<0>();
+      keep(flat(r));
+      sync_threads();
+      store_tile(c, stage + Shape::kW, r);
+      fence_async_shared();
+      sync_threads();
+      return;
+    }
+  }
   float d[kTiles][4], r[kTiles][4];
   FW_UNROLL
   for (int j = 0; j < kTiles; ++j) {

@@ -58,9 +58,10 @@ template <class Shape>
 FW_DEVICE void load_pairs(const TurnChunk<Shape>& c, int turn) {
   if (!c.has(turn)) return;
   const PairImage& from = c.args.pairs[c.tile(turn)];
-  mbarrier_expect(c.pairs_barrier(), (Shape::kOnline ? 2 : 1) * kPanelBytes);
+  const bool p = !c.args.v_is_dz;
+  mbarrier_expect(c.pairs_barrier(), ((Shape::kOnline ? 1 : 0) + (p ? 1 : 0)) * kPanelBytes);
   if (Shape::kOnline) bulk_load(c.memory + Shape::kA, from.a, kPanelBytes, c.pairs_barrier());
-  bulk_load(c.memory + Shape::kP, from.p, kPanelBytes, c.pairs_barrier());
+  if (p) bulk_load(c.memory + Shape::kP, from.p, kPanelBytes, c.pairs_barrier());
 }
 
 // q and k.

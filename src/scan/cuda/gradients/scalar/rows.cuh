@@ -43,11 +43,25 @@ FW_DEVICE void store_words(uint32_t at, const float (&x)[2][4]) {
   stmatrix_x4(at, words);
 }
 
-// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (offline R = W, dZ = dR). What a group of warps makes of W and V
-// are its own columns, until the end.
+// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (offline R = W, dZ = dR), where it is not dZ already. What a group of warps
+// makes of W and V are its own columns, until the end.
 template <class Shape>
 FW_DEVICE void make_scalar_tiles(const ScalarChunk<Shape>& c, uint32_t stage) {
   const uint32_t columns = value_columns(c), place = pair_place(c);
+  if (Shape::kOnline && c.args.v_is_dz) {
+    float r[2][4];
+    fence_async_shared();
+    wgmma_fence();
+    start_scalar_product<16, false, true, true>(flat(r), c.base + Shape::kA, stage + Shape::kW + columns);
+    wgmma_commit();
+    wgmma_wait<0>();
+    keep(flat(r));
+    sync_group(c.group());
+    store_words(stage + Shape::kW + place, r);
+    fence_async_shared();
+    sync_consumers();
+    return;
+  }
   uint32_t v[4];
   ldmatrix_x4(v, stage + Shape::kV + place);
   float d[2][4];

@@ -1,0 +1,46 @@
+#include "ops/normed_linear.h"
+
+#include <type_traits>
+
+#include "base/arena_mark.h"
+#include "base/plan_device.h"
+#include "ops/profile.h"
+
+namespace fw {
+namespace {
+
+// As rows of activations lie: at multiples of 64 bytes.
+template <class T>
+Mat<T> rows_of(Arena& arena, int64_t rows, int64_t cols) {
+  constexpr int64_t kAlign = 64 / static_cast<int64_t>(sizeof(T));
+  const int64_t stride = (cols + kAlign - 1) / kAlign * kAlign;
+  return {arena.alloc<T>(rows * stride), rows, cols, stride};
+}
+
+}  // namespace
+
+template <class T>
+void normed_linear_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* norm, Wide<T> eps, Weight<Wide<T>> weight, const Wide<T>* bias, bool swiglu,
+                           Mat<T> y) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    const double values = static_cast<double>(weight.values.rows) * static_cast<double>(x.cols);
+    const ProfiledCall timed("linear_forward, normed", exec.device, 2 * values, 2 * values * static_cast<double>(x.rows));
+    if (!only_plans(exec.device) && normed_linear_on_cuda(exec, x, norm, eps, weight, bias, swiglu, y)) return;
+  }
+  const ArenaMark mark(exec.arena);
+  const Mat<T> h = rows_of<T>(exec.arena, x.rows, x.cols);
+  exec.rmsnorm_forward(x, norm, eps, h, exec.arena.template alloc<Wide<T>>(x.rows));
+  if (!swiglu) return exec.linear_forward(h, weight, bias, y, Write::kOverwrite);
+  const Mat<T> both = rows_of<T>(exec.arena, x.rows, 2 * y.cols);
+  exec.linear_forward(h, weight, bias, both, Write::kOverwrite);
+  exec.swiglu_forward(both.col_range(0, y.cols), both.col_range(y.cols, y.cols), y);
+}
+
+#define FW_INSTANTIATE(T) \
+  template void normed_linear_forward<T>(const Exec<T>&, Mat<const T>, const Wide<T>*, Wide<T>, Weight<Wide<T>>, const Wide<T>*, bool, Mat<T>);
+FW_INSTANTIATE(float)
+FW_INSTANTIATE(double)
+FW_INSTANTIATE(Bf16)
+#undef FW_INSTANTIATE
+
+}  // namespace fw

@@ -1,0 +1,25 @@
+// A product behind a norm for the few rows of decoded tokens: on a CUDA device one kernel, elsewhere, and where its kernel does not take the shapes, the
+// operations that it is made of.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/exec.h"
+
+namespace fw {
+
+// Rows up to which a weight costs the reading of it, however few they are.
+inline constexpr int64_t kFewestRows = 8;
+
+// With h = rmsnorm(x) (norm [in], eps; rounded where a device likes):
+//   y = h W^T + bias, or, swiglu: y = silu(h W0^T) (h W1^T), W0 the upper half of W's rows and W1 the lower.
+// x [T, in], W [out, in], bias [out] or null (null with swiglu), y [T, out] or [T, out / 2]. A row's bits do not depend on the others of up to kFewestRows.
+template <class T>
+void normed_linear_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* norm, Wide<T> eps, Weight<Wide<T>> weight, const Wide<T>* bias, bool swiglu,
+                           Mat<T> y);
+
+// The kernel of the CUDA device; false, and nothing is done, where it does not take the shapes, and in a build without CUDA.
+bool normed_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> x, const float* norm, float eps, const Weight<float>& weight, const float* bias, bool swiglu,
+                           Mat<Bf16> y);
+
+}  // namespace fw

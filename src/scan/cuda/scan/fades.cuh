@@ -1,0 +1,74 @@
+// Where the decays at the end of a segment (in reverse: at its start) let nothing through, the first pass over a cut sequence (call/plan.h) need not see the
+// rest of it. Of a rule whose step is a symmetric contraction (rule/step_bound.h) what a segment does to a state, M, is at most the product of its tokens'
+// largest decays: exp of the sum of the largest g of every token. Below kFaded, 2^-40, M counts as 0, and what a segment leaves of a zero state is what its
+// last chunks do from the one on behind which that holds. So the error of a state is at most 2^-40 of the state at the segment's start; a state has 24 bits.
+#pragma once
+
+#include "scan/cuda/scan/parts.cuh"
+
+namespace fw::cuda {
+
+inline constexpr float kFaded = -27.7258872f;  // log 2^-40
+inline constexpr int kMostFading = 16;         // chunks that are looked at: beyond, too little is spared
+
+// No number is the largest.
+FW_DEVICE float larger(float a, float b) { return a > b || a != a ? a : b; }
+
+// The sum over the warp's 8 rows of chunk c of their largest log-decay; K: channels, 1 with one decay a token.
+FW_DEVICE float largest_decays(const Rows& g, int K, int c, int length) {
+  float sum = 0;
+  const int lane = static_cast<int>(lane_index()), first = c * kChunk + 8 * static_cast<int>(warp_index());
+  if (K == 1) {
+    if (lane < 8 && first + lane < length) sum = load_element(g, first + lane, 0);
+    return warp_sum(sum);
+  }
+  float most[8];
+  FW_UNROLL
+  for (int r = 0; r < 8; ++r) {
+    float x[4];
+    const bool there = first + r < length && 4 * lane < K;
+    if (there) load_channels(g, first + r, 4 * lane, K, x);
+    most[r] = there ? x[0] : bits_float(0xff800000u);
+    FW_UNROLL
+    for (int j = 1; j < 4; ++j) {
+      if (there && 4 * lane + j < K) most[r] = larger(most[r], x[j]);
+    }
+  }
+  FW_UNROLL
+  for (int r = 0; r < 8; ++r) {
+    FW_UNROLL
+    for (int distance = 16; distance > 0; distance /= 2) most[r] = larger(most[r], shuffle_xor(most[r], distance));
+    if (first + r < length) sum += most[r];
+  }
+  return sum;
+}
+
+// By all 256 threads: of how many chunks at the segment's end (kReverse: start) nothing survives, fewer than it has; 0: not so few, or more than kMostFading.
+// The same for all blocks of the segment and head. shared: of 16 numbers.
+template <bool kReverse>
+FW_DEVICE int count_fading(const FadeArg& fades, const SequenceArg& sequences, const ScanPlace& place, float* shared) {
+  const Rows g = rows_of(fades.g, sequences, place.n, place.hv);
+  float total = 0;
+  for (int n = 1; n < place.chunks && n <= kMostFading; ++n) {
+    const float own = largest_decays(g, fades.channels, kReverse ? n - 1 : place.chunks - n, place.length);
+    float* const sums = shared + n % 2 * 8;
+    if (lane_index() == 0) sums[warp_index()] = own;
+    sync_threads();
+    FW_UNROLL
+    for (int warp = 0; warp < 8; ++warp) total += sums[warp];
+    if (total <= kFaded) return n;
+    // So slow that it would not be in time. Most segments whose states last are told from one chunk.
+    if (!(total <= kFaded * static_cast<float>(n) / static_cast<float>(2 * kMostFading))) return 0;
+  }
+  return 0;
+}
+template <bool kReverse>
+FW_DEVICE int fading_chunks(const FadeArg& fades, const SequenceArg& sequences, const ScanPlace& place, char* shared) {
+  if (fades.channels == 0) return 0;
+  const int chunks = count_fading<kReverse>(fades, sequences, place, reinterpret_cast<float*>(shared));
+  fence_async_shared();  // the copy engine writes there next
+  sync_threads();
+  return chunks;
+}
+
+}  // namespace fw::cuda

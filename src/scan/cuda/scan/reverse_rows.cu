@@ -1,0 +1,264 @@
+// The reverse scan of rules whose w is raw rows of k times a number a row, e and r such rows of k and q or (kMixed) sums of both (reverse_takes_rows(),
+// call/select.h): from those rows, A and P, without images. Per sequence and value head, with the numbers of tiles.h (BackwardNumbers) and raw d_o [tokens, HV,
+// V]:
+//   dR = P^T dO + diag(k) K D      dZ = A^T dR
+//   D = gamma D + Q^T (diag(q) dO + diag(erase_q) dZ) + K^T (diag(read_k) dO + diag(e) dZ)
+// Writes, if asked for, D^T at the end of every chunk (before the step) and dZ of every chunk for the gradients, and the gradient of the initial state.
+// Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan/forward.cu's.
+//
+// Roles, 256 threads, one block a multiprocessor (scan/parts.cuh):
+//   warp     does                                              waits for                    says so to                shared memory
+//   0, 1     bring k, q, A, P, d_o and numbers of a chunk;     stages.empty                 stages.full               stages: kK, kQ, kA, kP, kTile,
+//            thread 0 asks for A, P, numbers, 32 for rows                                                             kNumbers
+//   2        thread 64 takes D^T away                          d.full                       d.empty                   kD
+//   3        thread 96 takes dZ away                           z.full                       z.empty                   kZ
+//   4 to 7   the state's gradient in registers: dR, dZ, D      stages.full, {d, z}.empty    stages.empty, {d, z}.full read stages, write kD, kZ
+// Where the gradients run beside (ScanReverseArgs::made) threads 64 and 96 count what is in memory.
+#include <algorithm>
+#include <cstddef>
+
+#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/scan/reverse_parts.cuh"
+#include "scan/cuda/scan/rows.cuh"
+
+namespace fw::cuda {
+
+namespace {
+
+// Bytes of shared memory.
+template <int kKey, bool kSave, bool kMixed>
+struct ReverseRowsShape {
+  static constexpr int kNumberBytes = kMixed ? sizeof(BackwardNumbers) : kPlainNumbers;
+  static constexpr int kMatrix = 64 * kKey * 2;
+  static constexpr int kK = 0, kQ = kMatrix, kA = 2 * kMatrix, kP = kA + kPanelBytes, kTile = kP + kPanelBytes, kNumbers = kTile + kPanelBytes;
+  static constexpr int kStage = round_to_panels(kNumbers + kNumberBytes);
+  static constexpr int kBuffers = 2;  // of each thing that leaves
+  static constexpr int kOutputs = kSave ? kBuffers * (kMatrix + kPanelBytes) : 0;
+  static constexpr int kStages = std::min(4, (kScanSharedLimit - kScanBarrierBytes - kOutputs) / kStage);
+  static constexpr int kD = kStages * kStage, kZ = kD + kBuffers * kMatrix, kBarriers = kStages * kStage + kOutputs, kShared = kBarriers + kScanBarrierBytes;
+
+  struct Barriers {
+    RingBarriers<kStages> stages;
+    RingBarriers<kBuffers> d, z;
+  };
+  static_assert(kStages >= 3 && sizeof(Barriers) <= kScanBarrierBytes && sizeof(PairImage) == 2 * kPanelBytes && offsetof(PairImage, p) == kPanelBytes);
+};
+
+// d [64, 64] = a [64, 64 tokens] times the panel of b [64 tokens, 64].
+FW_DEVICE void multiply_outer(float (&d)[32], const uint32_t (&a)[4][4], uint32_t b) {
+  const uint64_t first = wgmma_descriptor(b, kPanelBytes, 1024);
+  FW_UNROLL
+  for (int k = 0; k < 4; ++k) wgmma_rs<64, true>(d, a[k], descriptor_after(first, k * 2048), k > 0);
+}
+
+// y += fragments of token columns times a number a token.
+FW_DEVICE void add_fragments(float (&y)[32], const uint32_t (&x)[4][4], const float* numbers) {
+  const float* mine = numbers + 2 * (lane_index() % 4);
+  FW_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const float2 f = *reinterpret_cast<const float2*>(mine + 16 * k + 8 * (i / 2));
+      y[8 * k + 2 * i] += f.x * bf16_low(x[k][i]), y[8 * k + 2 * i + 1] += f.y * bf16_high(x[k][i]);
+    }
+  }
+}
+// The same rounded, without y.
+FW_DEVICE void scale_fragments(const uint32_t (&x)[4][4], const float* numbers, uint32_t (&y)[4][4]) {
+  float sum[32] = {};
+  add_fragments(sum, x, numbers);
+  pack_fragments(sum, y);
+}
+
+// By the 64 threads of warps 0 and 1: of rows of any kind.
+template <int kKey>
+FW_DEVICE void fill_rows(const TokenArg& tensor, const SequenceArg& sequences, const ScanPlace& place, int c, int K, char* panels) {
+  TileRows rows = tile_rows(tensor, sequences, place, K);
+  FW_UNROLL
+  for (int panel = 0; panel < kKey / 64; ++panel) {
+    rows.column = 64 * panel;
+    fill_tile(rows, c, panels + panel * kPanelBytes);
+  }
+}
+
+template <int kKey, bool kSave, bool kMixed>
+__global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(const ScanReverseArgs args, const __grid_constant__ StageMaps maps) {
+  using Shape = ReverseRowsShape<kKey, kSave, kMixed>;
+  char* const shared = shared_memory();
+  auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
+  if (thread_index() == 0) {
+    barriers.stages.init(1 + static_cast<int>(kStoreThread), kStateThreads);
+    barriers.d.init(kStateThreads, 1);
+    barriers.z.init(kStateThreads, 1);
+    mbarrier_init_fence();
+  }
+  sync_threads();
+  grid_dependency_wait();
+  grid_dependency_launch();
+  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
+  const ScanPlace place = scan_place(args.sequences, args.HV, value_blocks, 0);
+  const int chunks = reverse_chunks<kSave>(args, place, shared);
+  if (chunks < 0) return;
+
+  if (thread_index() < kStoreThread) {
+    const TileRows d_o = tile_rows(args.d_o, args.sequences, place, args.V);
+    const EnginePlace engine(args.sequences, place);
+    const int d_o_head = place.hv / args.d_o.divisor, q_head = place.hv / args.rows.q.divisor, k_head = place.hv / args.rows.k.divisor;
+    constexpr int kRowPanels = kKey / 64;
+    Ring<Shape::kStages> ring;
+    for (int c = chunks - 1; c >= 0; --c, ring.next()) {
+      char* const stage = shared + ring.slot * Shape::kStage;
+      uint64_t* const full = barriers.stages.full + ring.slot;
+      const int64_t tile = place.first_tile + static_cast<int64_t>(c) * args.HV;
+      barriers.stages.wait_empty(ring);
+      const bool whole = engine.takes(c), brings_d_o = whole && maps.values != 0, brings_rows = whole && maps.rows != 0;
+      if (thread_index() == 0) {
+        mbarrier_expect(full, static_cast<uint32_t>(sizeof(PairImage)) + Shape::kNumberBytes + (brings_d_o ? kTensorBytes : 0) +
+                                  (brings_rows ? 2 * kRowPanels * kTensorBytes : 0));
+        bulk_load(stage + Shape::kA, args.pairs + tile, sizeof(PairImage), full);
+        bulk_load(stage + Shape::kNumbers, args.numbers + tile, Shape::kNumberBytes, full);
+      } else if (thread_index() == 32) {
+        FW_UNROLL
+        for (int panel = 0; panel < kRowPanels; ++panel) {
+          if (!brings_rows) break;
+          engine.bring(maps.k, 64 * panel, k_head, c, stage + Shape::kK + panel * kPanelBytes, full);
+          engine.bring(maps.q, 64 * panel, q_head, c, stage + Shape::kQ + panel * kPanelBytes, full);
+        }
+        if (brings_d_o) engine.bring(maps.v, place.value_block * kValueBlock, d_o_head, c, stage + Shape::kTile, full);
+      }
+      if (!brings_rows || !brings_d_o) {
+        if (!brings_rows) {
+          fill_rows<kKey>(args.rows.k, args.sequences, place, c, args.K, stage + Shape::kK);
+          fill_rows<kKey>(args.rows.q, args.sequences, place, c, args.K, stage + Shape::kQ);
+        }
+        if (!brings_d_o) fill_tile(d_o, c, stage + Shape::kTile);
+        cp_async_commit();
+        cp_async_wait<0>();
+        fence_async_shared();  // for the products, and for the engine, which has the place next
+      }
+      mbarrier_arrive(full);
+    }
+  } else if (thread_index() < kStateThread) {
+    drain_reverse<kSave, Shape::kMatrix>(args, place, value_blocks, shared + Shape::kD, barriers.d, shared + Shape::kZ, barriers.z);
+  } else {
+    float state[kKey / 2];
+    load_state(args.d_final_state, place, place.n, args.K, args.V, state);
+    Ring<Shape::kStages> ring;
+    Ring<Shape::kBuffers> leaving;
+    uint32_t a[kKey / 16][4];
+    const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
+    const auto numbers = [&] { return reinterpret_cast<const BackwardNumbers*>(shared + ring.slot * Shape::kStage + Shape::kNumbers); };
+    const auto decay_state = [&] {
+      const float gamma = numbers()->gamma[0];
+      FW_UNROLL
+      for (float& x : state) x *= gamma;
+    };
+    pack_fragments(state, a);
+    if (chunks > 0) {
+      barriers.stages.wait_full(ring);
+      decay_state();
+    }
+    FW_NO_UNROLL
+    for (int left = chunks; left > 0; --left) {
+      // Here a stage is full, a = D and state = gamma D.
+      const uint32_t stage = base + ring.slot * Shape::kStage;
+      uint32_t d_o[4][4], scaled[4][4], b[4][4];
+      float v[32], r[32], z[32];
+      FW_UNROLL
+      for (int k = 0; k < 4; ++k) load_token_fragment(d_o[k], stage + Shape::kTile, k);
+      wgmma_fence();
+      multiply_rows(v, a, stage + Shape::kK, false);
+      multiply_outer(r, d_o, stage + Shape::kP);
+      wgmma_commit();
+      if constexpr (!kMixed) {
+        scale_fragments(d_o, numbers()->q, scaled);
+        wgmma_fence();
+        add_outer<kKey>(state, scaled, stage + Shape::kQ);
+        wgmma_commit();
+      }
+      if constexpr (kSave) {
+        barriers.d.wait_empty(leaving);
+        const uint32_t to = base + Shape::kD + leaving.slot * Shape::kMatrix;
+        FW_UNROLL
+        for (int k = 0; k < kKey / 16; ++k) store_state_fragment(to, k, a[k]);
+        fence_async_shared();
+        barriers.d.put_full(leaving);
+      }
+      wgmma_wait<kMixed ? 0 : 1>();
+      keep(v);
+      keep(r);
+      scale_columns(v, numbers()->k);
+      FW_UNROLL
+      for (int i = 0; i < 32; ++i) v[i] += r[i];
+      pack_fragments(v, b);
+      wgmma_fence();
+      multiply_outer(z, b, stage + Shape::kA);
+      wgmma_commit();
+      wgmma_wait<0>();
+      keep(z);
+      keep(state);
+      if constexpr (kSave) {
+        pack_fragments(z, b);
+        barriers.z.wait_empty(leaving);
+        const uint32_t to = base + Shape::kZ + leaving.slot * kPanelBytes;
+        FW_UNROLL
+        for (int k = 0; k < 4; ++k) store_token_fragment(to, k, b[k]);
+        fence_async_shared();
+        barriers.z.put_full(leaving);
+        leaving.next();
+      }
+      if constexpr (kMixed) {
+        FW_UNROLL
+        for (int i = 0; i < 32; ++i) v[i] = z[i];
+        scale_columns(v, numbers()->erase_q);
+        add_fragments(v, d_o, numbers()->q);
+        pack_fragments(v, b);
+      }
+      scale_columns(z, numbers()->e);
+      if constexpr (kMixed) add_fragments(z, d_o, numbers()->read_k);
+      pack_fragments(z, scaled);
+      wgmma_fence();
+      if constexpr (kMixed) add_outer<kKey>(state, b, stage + Shape::kQ);
+      add_outer<kKey>(state, scaled, stage + Shape::kK);
+      wgmma_commit();
+      const Ring<Shape::kStages> done = ring;
+      ring.next();
+      if (left > 1) barriers.stages.wait_full(ring);
+      wgmma_wait<0>();
+      keep(state);
+      barriers.stages.put_empty(done);
+      pack_fragments(state, a);
+      if (left > 1) decay_state();
+    }
+    store_state(args.d_initial_state, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, args.K, args.V, state);
+  }
+}
+
+template <int kKey, bool kSave, bool kMixed>
+void launch_reverse_rows(const ScanReverseArgs& args, void* stream) {
+  using Shape = ReverseRowsShape<kKey, kSave, kMixed>;
+  const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock);
+  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
+  StageMaps stage;
+  stage.values = map_tensor(args.d_o, args.shape, args.HV, args.V, stage.v) ? 1 : 0;
+  const ScanRows& rows = args.rows;
+  stage.rows = map_tensor(rows.k, args.shape, args.HV, args.K, stage.k) && map_tensor(rows.q, args.shape, args.HV, args.K, stage.q) ? 1 : 0;
+  launch_overlapped(scan_reverse_rows_kernel<kKey, kSave, kMixed>, grid, kScanThreads, Shape::kShared, stream, args, stage);
+}
+template <int kKey, bool kSave>
+void launch_reverse_rows(const ScanReverseArgs& args, void* stream) {
+  args.mixed ? launch_reverse_rows<kKey, kSave, true>(args, stream) : launch_reverse_rows<kKey, kSave, false>(args, stream);
+}
+template <int kKey>
+void launch_reverse_rows(const ScanReverseArgs& args, void* stream) {
+  args.d_states != nullptr ? launch_reverse_rows<kKey, true>(args, stream) : launch_reverse_rows<kKey, false>(args, stream);
+}
+
+}  // namespace
+
+void scan_reverse_rows(const ScanReverseArgs& args, int key, void* stream) {
+  key == 64 ? launch_reverse_rows<64>(args, stream) : launch_reverse_rows<128>(args, stream);
+}
+
+}  // namespace fw::cuda
