@@ -1,6 +1,7 @@
 // bench: times the recurrence of each rule, training steps and decoding on this machine; a table, and JSON.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <thread>
 
 #include "base/error.h"
@@ -54,6 +55,7 @@ class Bench : public Command {
     options.add("operands", "TYPE", &recurrence_.operands, "of the chunk form's matrix products: f32 or bf16").words = {"f32", "bf16"};
     options.add("form", "FORM", &recurrence_.form, "auto, chunk or token").words = {"auto", "chunk", "token"};
     options.add("chunk", "N", &recurrence_.chunk, "rows of a chunk; 0: the library's choice");
+    options.add("decay_scale", "X", &recurrence_.decay_scale, "factor of the log-decays, which are minus the softplus of normal numbers");
     options.add("repeats", "N", &recurrence_.repeats, "times each is timed");
     options
         .add("device", "NAME", &device_,
@@ -135,6 +137,8 @@ int Bench::run(Options& options) {
   if (device_ == "cuda" && !options.given("operands")) recurrence_.operands = "bf16";
   if (recurrence_.gates != "values" && (recurrence_.gates != "logits" || device_ != "cuda"))
     fail_usage("--gates: expected values or, with --device cuda, logits, got '{}'", recurrence_.gates);
+  if (!(recurrence_.decay_scale >= 0) || std::isinf(recurrence_.decay_scale)) fail_usage("--decay-scale: expected a number >= 0, got {}", recurrence_.decay_scale);
+  if (recurrence_.decay_scale != 1 && recurrence_.gates == "logits") fail_usage("--decay-scale: scales log-decays that are values, and --gates logits gives none");
   if (recurrence_.rules.empty()) {
     for (const Preset& p : presets()) recurrence_.rules.emplace_back(p.name);
   }

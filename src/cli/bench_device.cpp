@@ -57,7 +57,9 @@ ReferenceProblem pattern_of(const Rule& rule, const RecurrenceBench& bench) {
   options.V = bench.value_dim;
   options.initial_state = false;
   if (bench.gates == "logits") options.gates = logits_of(rule, Given::kSoftplus);
-  return random_problem(rule, options);
+  ReferenceProblem problem = random_problem(rule, options);
+  for (double& g : problem.in.g) g *= bench.decay_scale;
+  return problem;
 }
 
 // One set of tensors of a rule on the device: inputs, outputs, cotangents, gradients.
@@ -309,6 +311,7 @@ PlainJson bench_device(const RecurrenceBench& given) {
           {"shape", {{"B", bench.batch}, {"T", bench.tokens}, {"H", bench.heads}, {"HV", bench.value_heads}, {"K", bench.key_dim}, {"V", bench.value_dim}}},
           {"operands", bench.operands},
           {"gates", bench.gates},
+          {"decay_scale", bench.decay_scale},
           {"repeats", bench.repeats},
           {"results", results}};
 }

@@ -106,7 +106,8 @@ class Problem {
     options.K = bench.key_dim;
     options.V = bench.value_dim;
     options.initial_state = false;
-    const ReferenceProblem p = random_problem(rule, options);
+    ReferenceProblem p = random_problem(rule, options);
+    for (double& g : p.in.g) g *= bench.decay_scale;
     desc = desc_of(rule, bench, form);
     FW_INIT(&in);
     FW_INIT(&grads);
@@ -330,6 +331,7 @@ PlainJson bench_recurrence(const RecurrenceBench& given) {
   return {{"shape", {{"B", bench.batch}, {"T", bench.tokens}, {"H", bench.heads}, {"HV", bench.value_heads}, {"K", bench.key_dim}, {"V", bench.value_dim}}},
           {"dtype", bench.dtype},
           {"operands", bench.operands},
+          {"decay_scale", bench.decay_scale},
           {"repeats", bench.repeats},
           {"results", results}};
 }

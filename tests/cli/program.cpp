@@ -48,7 +48,17 @@ Program::Program(const std::vector<std::string>& args, const std::string& path_v
   posix_spawn_file_actions_addopen(&actions, 0, input.c_str(), O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&actions, 1, (folder_ + "/out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_addopen(&actions, 2, (folder_ + "/err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  const int error = ::posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environment.data());
+  // As a shell starts a program: tests that run under nohup would hand its ignored SIGHUP on, and wait for ever for what the signal does.
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t all_signals, none;
+  sigfillset(&all_signals);
+  sigemptyset(&none);
+  posix_spawnattr_setsigdefault(&attributes, &all_signals);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+  const int error = ::posix_spawn(&pid_, argv[0], &actions, &attributes, argv.data(), environment.data());
+  posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) throw std::runtime_error("cannot start " + all[0]);
 }
