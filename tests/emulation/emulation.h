@@ -197,6 +197,7 @@ void wgmma_wait() {
 template <int N>
 void keep(float (&)[N]) {}
 inline void keep(uint32_t (&)[4]) {}
+inline void take_over(uint32_t (&a)[4], const uint32_t (&next)[4], int32_t) { std::copy_n(next, 4, a); }
 template <int N, bool kTransposeB>
 void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
   static_assert(N % 8 == 0 && N >= 8 && N <= 256);

@@ -32,11 +32,20 @@ FW_DEVICE void keep(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// The same for an operand in registers that is made anew in every round of a loop: without it the compiler makes the next one in the same registers,
-// which the products still read.
+// The same for an operand in registers: nvcc makes nothing new in them before this, ptxas may (see below).
 FW_DEVICE void keep(uint32_t (&a)[4]) {
   FW_UNROLL
   for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[i])::"memory");
+}
+
+// An operand in registers that is made for the next round of a loop while products read this round's: `next` to `a`, once those products have been waited for.
+// ptxas lets a register go when no instruction names it any more, and knows of no product that still reads it: after a plain copy it made `next` in the
+// registers of `a` (tools/check_products.py finds that in machine code). So the copy is a choice that it cannot foresee: `positive` is above 0.
+FW_DEVICE void take_over(uint32_t (&a)[4], const uint32_t (&next)[4], int32_t positive) {
+  FW_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    asm volatile("{\n.reg .pred p;\nsetp.gt.s32 p, %2, 0;\nselp.b32 %0, %1, %0, p;\n}" : "+r"(a[i]) : "r"(next[i]), "r"(positive) : "memory");
+  }
 }
 
 // The operand list of N / 2 registers, eight at a time: the text of the instruction and the constraints.

@@ -475,12 +475,10 @@ __global__ void __launch_bounds__(kOfflineThreads, 1)
       wgmma_wait<0>();
       keep(state);
       FW_UNROLL
-      for (auto& operand : b) keep(operand);
+      for (int k = 0; k < 4; ++k) take_over(b[k], next[k], x.V);
       barriers.stages.put_empty(ring);
       if (kOut && checkpoints.reached()) [[unlikely]]
         store_own_state<kKey>(args.checkpoints.states, place, checkpoints.next(args.checkpoints, place, i), x.K, x.V, state);
-      FW_UNROLL
-      for (int k = 0; k < 16; ++k) b[k / 4][k % 4] = next[k / 4][k % 4];
     }
     store_own_state<kKey>(args.to, place, args.final_index != nullptr ? args.final_index[place.n] : place.n, x.K, x.V, state);
   }
