@@ -8,6 +8,7 @@
 namespace fw::test {
 namespace {
 
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -151,6 +152,16 @@ TEST(Commands, SelftestPassesForAPresetAndForAxes) {
   EXPECT_THAT(test.out, HasSubstr("all within bounds"));
   EXPECT_THAT(test.out, Not(HasSubstr("FAILED")));
 }
+
+#ifdef FW_EMULATED_PROGRAM
+// dplr is there in the token form, with as many key heads as value heads.
+TEST(Commands, SelftestOnTheEmulatedDevice) {
+  const Outcome test = Program({"selftest", "--device", "cuda", "--rules", "dplr"}, "", "/dev/null", {}, FW_EMULATED_PROGRAM).wait();
+  EXPECT_EQ(test.code, 0) << test.out << test.err;
+  EXPECT_THAT(test.out, ContainsRegex("dplr +float "));
+  EXPECT_THAT(test.out, Not(ContainsRegex("dplr +bf16")));
+}
+#endif
 
 TEST(Commands, BenchWritesTableAndJson) {
   Folder folder;
