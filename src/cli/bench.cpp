@@ -55,6 +55,7 @@ class Bench : public Command {
     options.add("operands", "TYPE", &recurrence_.operands, "of the chunk form's matrix products: f32 or bf16").words = {"f32", "bf16"};
     options.add("form", "FORM", &recurrence_.form, "auto, chunk or token").words = {"auto", "chunk", "token"};
     options.add("chunk", "N", &recurrence_.chunk, "rows of a chunk; 0: the library's choice");
+    options.add("gates", "HOW", &recurrence_.gates, "values, or with --device cuda logits (bf16, with a_log and dt_bias)").words = {"values", "logits"};
     options.add("decay_scale", "X", &recurrence_.decay_scale, "factor of the log-decays, which are minus the softplus of normal numbers");
     options.add("repeats", "N", &recurrence_.repeats, "times each is timed");
     options
@@ -137,8 +138,10 @@ int Bench::run(Options& options) {
   if (device_ == "cuda" && !options.given("operands")) recurrence_.operands = "bf16";
   if (recurrence_.gates != "values" && (recurrence_.gates != "logits" || device_ != "cuda"))
     fail_usage("--gates: expected values or, with --device cuda, logits, got '{}'", recurrence_.gates);
-  if (!(recurrence_.decay_scale >= 0) || std::isinf(recurrence_.decay_scale)) fail_usage("--decay-scale: expected a number >= 0, got {}", recurrence_.decay_scale);
-  if (recurrence_.decay_scale != 1 && recurrence_.gates == "logits") fail_usage("--decay-scale: scales log-decays that are values, and --gates logits gives none");
+  if (!(recurrence_.decay_scale >= 0) || std::isinf(recurrence_.decay_scale))
+    fail_usage("--decay-scale: expected a number >= 0, got {}", recurrence_.decay_scale);
+  if (recurrence_.decay_scale != 1 && recurrence_.gates == "logits")
+    fail_usage("--decay-scale: scales log-decays that are values, and --gates logits gives none");
   if (recurrence_.rules.empty()) {
     for (const Preset& p : presets()) recurrence_.rules.emplace_back(p.name);
   }
