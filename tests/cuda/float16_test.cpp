@@ -87,20 +87,27 @@ TEST(DeviceFloat16, EveryRuleMatchesTheReference) {
   }
 }
 
+// As ChunkForm.EveryLength, and packed behind a sequence of that length: of so few tokens a gradient of one value a token is a difference of sums that
+// nearly cancel, and of one head some draws are above any bound (2.0e-2 to 3.0e-2 in 6 of 390 problems on an H200).
 TEST(DeviceFloat16, OfEveryLength) {
   const int64_t step = emulated() ? 13 : 1;
+  const char* const names[] = {"gated_deltanet", "mamba2", "gated_deltanet2"};
   for (int64_t length = 0; length <= 130; length += length >= 62 && length < 66 ? 1 : step) {
     ProblemOptions options;
     options.sequences = SeqLayout({0, length, length, length + 3});
+    options.H = options.HV = emulated() ? 2 : 8;
     options.K = 64, options.V = 64;
     options.seed = static_cast<uint64_t>(length) + 1;
-    for (const char* name : {"gated_deltanet", "mamba2", "gated_deltanet2"}) {
-      const Problem problem = of_float16_numbers(random_problem(preset(name).rule, options));
-      SCOPED_TRACE(describe(problem));
-      const HeaderRun run = float16_run(FW_FORM_CHUNK);
-      EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), kOfFloat16Numbers.output, kChunkFloor));
-      EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), preset(name).rule, false, kOfFloat16Numbers));
-    }
+    const Rule rule = preset(names[length % 3]).rule;
+    const Problem problem = of_float16_numbers(random_problem(rule, options)), operands = of_operands(problem);
+    SCOPED_TRACE(describe(problem));
+    const HeaderRun run = float16_run(FW_FORM_CHUNK);
+    const ReferenceOutputs out = header_forward(problem, run);
+    const ReferenceInputs gradients = header_backward(problem, run);
+    EXPECT_TRUE(close(out, problem.forward(), kOfFloat16Numbers.output, kChunkFloor));
+    EXPECT_TRUE(close(out, operands.forward(), ChunkBounds{}.output, kChunkFloor));
+    EXPECT_TRUE(close_gradients(gradients, problem.backward(), rule, false, kOfFloat16Numbers));
+    EXPECT_TRUE(close_gradients(gradients, operands.backward(), rule, false));
   }
 }
 

@@ -65,7 +65,6 @@ TEST(Small, GatesAsLogits) {
   }
 }
 
-// Blocks that stay take one chunk after another: many sequences, so that the places of later chunks have to be found in time.
 // States on the way, where segments begin and elsewhere, and float16 tensors in wide loads and single ones. What they are is looked at in checkpoints_test.cpp
 // and float16_test.cpp.
 TEST(Small, CheckpointsAndFloat16) {
@@ -92,6 +91,7 @@ TEST(Small, CheckpointsAndFloat16) {
   }
 }
 
+// Blocks that stay take one chunk after another: many sequences, so that the places of later chunks have to be found in time.
 TEST(Small, ManyTurns) {
   std::vector<int64_t> offsets = {0};
   for (int64_t n = 0; n < (emulated() ? 24 : 700); ++n) offsets.push_back(offsets.back() + (n % 7 == 3 ? 70 : n % 4));
