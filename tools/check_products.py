@@ -102,8 +102,10 @@ def main() -> int:
         sys.exit(__doc__)
     tool, bad, products = cuobjdump(), 0, 0
     for path in sys.argv[1:]:
-        text = subprocess.run([tool, "--dump-sass", path], capture_output=True, text=True, check=False).stdout
-        for part in text.split("Function : ")[1:]:
+        dump = subprocess.run([tool, "--dump-sass", path], capture_output=True, text=True, check=False)
+        if dump.returncode != 0:
+            sys.exit(f"check_products: {path}: {dump.stderr.strip() or 'cuobjdump failed'}")
+        for part in dump.stdout.split("Function : ")[1:]:
             name = part.split("\n", 1)[0].strip()
             if "HGMMA" not in part:
                 continue

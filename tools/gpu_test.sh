@@ -1,6 +1,6 @@
 #!/bin/bash
-# Tests of device code on this machine's GPU: every program of the label gpu, selftest, then compute-sanitizer's four tools over the
-# small shapes of each kernel.
+# Tests of device code on this machine's GPU: every program of the label gpu, selftest, a look at the machine code of products, then
+# compute-sanitizer's four tools over the small shapes of each kernel.
 #   tools/gpu_test.sh BUILD_FOLDER [--no-sanitizer]
 # Prints one line a program and exits 1 if any failed; 77 (no GPU) counts as failed here.
 set -u
@@ -26,11 +26,20 @@ for program in "$build"/tests/*_test "$build"/tests/test_cuda; do
   [ -x "$program" ] && run "$(basename "$program")" "$program"
 done
 run selftest "$build/fastweight" selftest --device cuda
+# Says something of optimised code alone (FW_CUDA_FAST_COMPILE=OFF).
+if command -v cuobjdump > /dev/null; then
+  run "operands of products in flight" "$(dirname "$0")/check_products.py" "$build/fastweight"
+else
+  echo "left out: tools/check_products.py (no cuobjdump)"
+fi
 
 if [ "${2:-}" != --no-sanitizer ]; then
   sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
   for tool in memcheck racecheck synccheck initcheck; do
-    run "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 --leak-check no "$build/tests/test_cuda" --gtest_filter='Small.*'
+    tests='Small.*'
+    # racecheck miscounts barriers there (docs/design/hopper.md); the emulation under ThreadSanitizer looks for these races (make tsan).
+    [ "$tool" = racecheck ] && tests='Small.*:-Small.CheckpointsAndFloat16'
+    run "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 --leak-check no "$build/tests/test_cuda" --gtest_filter="$tests"
   done
 fi
 exit $failed
