@@ -19,6 +19,11 @@ struct FieldError {
 std::vector<FieldError> compare(const ReferenceOutputs& got, const ReferenceOutputs& expected, double floor_share = 0);
 std::vector<FieldError> compare(const ReferenceInputs& got, const ReferenceInputs& expected, double floor_share = 0);
 
+// The gradients a_log and dt_bias, and the preconditioner's, alone. They are sums over all tokens, whose terms cancel; what their float sums are compared with
+// is the size of the terms, that of the gradient of the logits, or floor_share of all gradients as in compare(), which has the others of without_parameters().
+std::vector<FieldError> compare_parameters(const ReferenceInputs& got, const ReferenceInputs& expected, double floor_share = 0);
+ReferenceInputs without_parameters(ReferenceInputs grads);
+
 // The largest of them; "none", 0 for an empty list.
 FieldError worst(const std::vector<FieldError>& errors);
 

@@ -55,22 +55,7 @@ std::string describe(const Problem& p) {
 }
 
 ::testing::AssertionResult close_parameters(const ReferenceInputs& got, const ReferenceInputs& expected, double bound, double floor_share) {
-  double square = 0;
-  for (const auto& field : reference_input_fields()) square += std::pow(euclidean_norm(expected.*field.values), 2);
-  std::vector<FieldError> errors;
-  const auto compare_one = [&](const char* name, std::vector<double> ReferenceInputs::*values, const std::vector<double>& terms) {
-    const double size = std::max(euclidean_norm(terms), floor_share * std::sqrt(square));
-    if (!(expected.*values).empty()) errors.push_back({name, relative_error(got.*values, expected.*values, size)});
-  };
-  compare_one("a_log", &ReferenceInputs::a_log, expected.g);
-  compare_one("dt_bias", &ReferenceInputs::dt_bias, expected.g);
-  compare_one("precond_a_log", &ReferenceInputs::precond_a_log, expected.precond_g);
-  compare_one("precond_dt_bias", &ReferenceInputs::precond_dt_bias, expected.precond_g);
-  return within(errors, bound);
-}
-ReferenceInputs without_parameters(ReferenceInputs grads) {
-  for (auto* values : {&grads.a_log, &grads.dt_bias, &grads.precond_a_log, &grads.precond_dt_bias}) values->clear();
-  return grads;
+  return within(compare_parameters(got, expected, floor_share), bound);
 }
 
 std::vector<Rule> composed_rules() {

@@ -43,11 +43,8 @@ void round_states(Problem& problem);
 // Rules that no preset names, each a combination of axes that the presets need ("kaczmarz_channel", everything at once, ...).
 std::vector<Rule> composed_rules();
 inline constexpr Given kDecaysGiven[] = {Given::kSoftplus, Given::kLowerBound, Given::kLogSigmoid};
-// Of close(): a_log and dt_bias have sums over all tokens, whose terms cancel; what their float sums are compared with is the size of the terms, that of the
-// gradient of the logits, or floor_share of all gradients as in close().
+// The same of compare_parameters().
 ::testing::AssertionResult close_parameters(const ReferenceInputs& got, const ReferenceInputs& expected, double bound, double floor_share = 0);
-// The gradients without them.
-ReferenceInputs without_parameters(ReferenceInputs grads);
 // Those and every preset.
 std::vector<Rule> all_rules();
 // What a test over such a list seeds its random numbers with: from the rule's text (FNV-1a) and `turn`, which tells apart tests and the problems of one, so
