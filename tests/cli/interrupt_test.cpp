@@ -85,7 +85,7 @@ TEST_F(Interrupt, AHundredAtRandomMomentsLoseNothing) {
     wait_for(program, "model ");
     const auto begin = std::chrono::steady_clock::now();
     meanwhile();
-    const Outcome outcome = program.wait();
+    Outcome outcome = program.wait();
     const auto passed = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin).count();
     if (outcome.code == 0 && !begun) whole = std::min<int64_t>(whole, passed + 1);
     return outcome;
