@@ -129,7 +129,7 @@ TEST(Float16, GatesAsLogits) {
     run.bf16 = Bf16Tensors::kAll;
     run.float16 = true;
     EXPECT_TRUE(testing::close(header_forward(p, run), p.forward(), 2e-3)) << name;
-    EXPECT_TRUE(testing::close(testing::without_parameters(header_backward(p, run)), testing::without_parameters(p.backward()), 3e-3, 1e-2)) << name;
+    EXPECT_TRUE(testing::close(without_parameters(header_backward(p, run)), without_parameters(p.backward()), 3e-3, 1e-2)) << name;
   }
 }
 

@@ -27,10 +27,12 @@ GateCut cut_of(const GateArg& gate, int64_t tokens, int64_t most_blocks) {
   const int units = gate.heads * gate.channels / (cut.wide != 0 ? kWide : 1);
   while (cut.units < units && cut.units < kThreads) cut.units *= 2;
   cut.lanes = kThreads / cut.units;
-  constexpr int64_t kLeast = 32;
-  cut.tokens = static_cast<int>(std::max<int64_t>({kLeast, cut.lanes, (tokens + most_blocks - 1) / most_blocks}));
-  cut.blocks = static_cast<int>((tokens + cut.tokens - 1) / cut.tokens);
   cut.columns = (units + cut.units - 1) / cut.units;
+  // Tokens one after another, up to 32 for few blocks to begin, but no more than leave blocks for a whole GPU: few tokens (decode) are a matter of latency.
+  constexpr int64_t kMost = 32, kBlocks = 1024;
+  const int64_t most = std::max<int64_t>(kMost, cut.lanes), shared = tokens * cut.columns / kBlocks;
+  cut.tokens = static_cast<int>(std::max<int64_t>(std::clamp<int64_t>(shared, cut.lanes, most), (tokens + most_blocks - 1) / most_blocks));
+  cut.blocks = static_cast<int>((tokens + cut.tokens - 1) / cut.tokens);
   return cut;
 }
 struct GateCuts {
