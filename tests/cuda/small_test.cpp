@@ -1,5 +1,5 @@
 // Every kernel once or twice at shapes small enough for compute-sanitizer (tools/gpu_test.sh): tails, packed and empty sequences,
-// grouped heads, each decay kind, online and offline, both key sizes, channel gates, the preconditioner.
+// grouped heads, each decay kind, online and offline, all key sizes, channel gates, the preconditioner.
 #include <gtest/gtest.h>
 
 #include "cuda/device_runs.h"
@@ -86,6 +86,29 @@ TEST(Small, CheckpointsAndFloat16) {
       const HeaderCheckpoints got = header_checkpoints(problem, run, 64);
       EXPECT_EQ(got.all.size(), 3U);
       EXPECT_TRUE(close(got.outputs, problem.forward(), ChunkBounds{}.output, kChunkFloor));
+      EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
+    }
+  }
+}
+
+// Keys above 128, rows that the copy engine brings and that threads copy, behind which it brings whole ones again.
+TEST(Small, WideKeys) {
+  uint64_t seed = 940;
+  for (const char* name : {"gated_deltanet", "mamba2"}) {
+    for (const bool bf16 : {true, false}) {
+      ProblemOptions options;
+      options.sequences = SeqLayout({0, 200, 200, 205});
+      options.H = 1;
+      options.HV = ++seed % 2 == 0 ? 2 : 1;
+      options.K = bf16 ? 256 : 150;
+      options.V = bf16 ? 64 : 40;
+      options.seed = seed;
+      const Problem problem = of_bf16_numbers(random_problem(preset(name).rule, options));
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = bf16 ? HeaderRun::Bf16Tensors::kAll : HeaderRun::Bf16Tensors::kNone;
+      run.saved = bf16;
+      SCOPED_TRACE(describe(problem));
+      EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
       EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
     }
   }

@@ -57,6 +57,11 @@ class Values(unittest.TestCase):
         for rule in RULES:
             self.near(rule, torch.bfloat16, 1e-2, 150, 64)
 
+    def test_keys_above_128(self):
+        for rule in ("linear_attention", "mamba2", "deltanet", "gated_deltanet"):
+            for K in (192, 256):
+                self.near(rule, torch.bfloat16, 1e-2, 150, K)
+
     def test_float32_runs_exactly(self):
         for rule in RULES:
             self.near(rule, torch.float32, 5e-6, 70, 32)

@@ -47,8 +47,15 @@ def _cuda_problem():
     return None
 
 
-def require(q, k, v, **refused):
-    """Raises NotServed for tensors that the kernels do not take or would take slowly; refused: {argument: value} that must be absent."""
+def require_keys(q, most):
+    """Raises NotServed for more channels than the rule's kernels of whole chunks have on CUDA."""
+    if q.is_cuda and q.shape[-1] > most:
+        raise NotServed(f"q: K = {q.shape[-1]} on CUDA runs one token at a time, expected at most {most}")
+
+
+def require(q, k, v, most_keys=128, **refused):
+    """Raises NotServed for tensors that the kernels do not take or would take slowly; most_keys: as require_keys() has it; refused: {argument: value} that
+    must be absent."""
     for name, value in refused.items():
         if value is not None and value is not False:
             raise NotServed(f"{name}: not served, got {value if isinstance(value, (bool, int, float, str)) else type(value).__name__}")
@@ -59,8 +66,7 @@ def require(q, k, v, **refused):
             raise NotServed("q: float32 on CUDA runs one token at a time (FASTWEIGHT_FP32=1 asks for it)")
         if q.dtype == torch.float16 and not _asked("FASTWEIGHT_FP16"):
             raise NotServed("q: float16 on CUDA is computed with bfloat16 products (FASTWEIGHT_FP16=1 asks for it)")
-        if q.shape[-1] > 128:
-            raise NotServed(f"q: K = {q.shape[-1]} on CUDA runs one token at a time, expected at most 128")
+        require_keys(q, most_keys)
     elif not q.is_cpu:
         raise NotServed(f"q: expected a tensor on the CPU or on CUDA, got one on {q.device}")
 

@@ -18,12 +18,17 @@ import torch
 import torch.nn.functional as F
 
 from fastweight.torch import _plans, forward, step
-from fastweight.torch._serving import NotServed, accept, checking, require, served
+from fastweight.torch._serving import NotServed, accept, checking, require, require_keys, served
 
 _STEP_TOKENS = 8  # a fused_recurrent call without gradients of so many tokens or fewer is a decode step
 
 
 _BOUND = float(os.environ.get("FASTWEIGHT_GAIN_BOUND", "1"))
+_WIDE = 256  # channels of a key with one decay a token or none, where nothing is erased or gains are at most 1
+
+
+def _wide(bound):
+    return _WIDE if bound <= 1 else 128
 
 
 def _text(axes, bound, l2norm):
@@ -150,13 +155,14 @@ def _run(rule, q, k, v, *, scale, initial_state, output_final_state, cu_seqlens,
 def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
                            use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None,
                            chunk_indices=None, cp_context=None, **kwargs):
-    require(q, k, v, cp_context=cp_context)
+    require(q, k, v, most_keys=_WIDE, cp_context=cp_context)
     v_first = _v_first(state_v_first, kwargs)
     raw, A_log, dt_bias = kwargs.pop("use_gate_in_kernel", False), kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
     _chunk_size(kwargs, (16, 32, 64))
     bound = kwargs.pop("gain_bound", None)  # ours: of a beta that comes formed
     _no_more(kwargs)
     beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, bound)
+    require_keys(q, _wide(bound))
     g = _decay(g, A_log, dt_bias) if raw else g
     return _run(_rule("decay=scalar gain=gate", bound, use_qk_l2norm_in_kernel), q, k, v, g=g, beta=beta, scale=scale,
                 initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
@@ -167,7 +173,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
 def fused_recurrent_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, initial_state=None, output_final_state=False,
                                      use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, A_log=None, dt_bias=None,
                                      use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, **kwargs):
-    require(q, k, v, gv=gv)
+    require(q, k, v, most_keys=_WIDE if gk is None else 128, gv=gv)
     v_first = _v_first(state_v_first, kwargs)
     bound = kwargs.pop("gain_bound", None)
     _no_more(kwargs)
@@ -176,6 +182,7 @@ def fused_recurrent_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=Non
     if beta.dim() != 3:
         raise NotServed("beta: expected one number a head, [B, T, HV]; one a channel is not served")
     beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, bound)
+    require_keys(q, _wide(bound))
     if use_gate_in_kernel:
         g = _decay(g, A_log, dt_bias, formed=gk is not None)
     if gk is not None:
@@ -223,7 +230,7 @@ def fused_recurrent_kda(q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, 
 @served("delta_rule")
 def chunk_delta_rule(q, k, v, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, cu_seqlens=None,
                      cu_seqlens_cpu=None, **kwargs):
-    require(q, k, v)
+    require(q, k, v, most_keys=_wide(_BOUND))
     kwargs.pop("chunk_size", None)
     _no_more(kwargs)
     return _run(_rule("gain=gate", _BOUND, use_qk_l2norm_in_kernel), q, k, v, beta=beta, scale=scale, initial_state=initial_state,
@@ -233,7 +240,7 @@ def chunk_delta_rule(q, k, v, beta, scale=None, initial_state=None, output_final
 @served("delta_rule")
 def fused_recurrent_delta_rule(q, k, v, beta=None, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
                                cu_seqlens=None):
-    require(q, k, v)
+    require(q, k, v, most_keys=_wide(_BOUND))
     if beta is None:
         beta = torch.ones_like(v[..., 0])
     if beta.dim() != 3:
@@ -298,7 +305,7 @@ def _simple_gla(q, k, v, g, g_gamma, **call):
 @served("simple_gla")
 def chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False, state_v_first=False, cu_seqlens=None,
                      cu_seqlens_cpu=None, **kwargs):
-    require(q, k, v)
+    require(q, k, v, most_keys=_WIDE)
     v_first = _v_first(state_v_first, kwargs)
     kwargs.pop("chunk_size", None)
     _no_more(kwargs)
@@ -309,7 +316,7 @@ def chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=No
 @served("simple_gla")
 def fused_recurrent_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False, reverse=False,
                                state_v_first=False, cu_seqlens=None, **kwargs):
-    require(q, k, v, reverse=reverse)
+    require(q, k, v, most_keys=_WIDE, reverse=reverse)
     v_first = _v_first(state_v_first, kwargs)
     _no_more(kwargs)
     return _simple_gla(q, k, v, g, g_gamma, scale=scale, initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
@@ -318,7 +325,7 @@ def fused_recurrent_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initia
 
 @served("retention")
 def chunk_retention(q, k, v, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, **kwargs):
-    require(q, k, v)
+    require(q, k, v, most_keys=_WIDE)
     kwargs.pop("chunk_size", None)
     _no_more(kwargs)
     return _run("retnet", q, k, v, scale=scale, initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens)[:2]
@@ -327,7 +334,7 @@ def chunk_retention(q, k, v, scale=None, initial_state=None, output_final_state=
 @served("retention")
 def fused_recurrent_retention(q, k, v, scale=None, initial_state=None, output_final_state=False, reverse=False, state_v_first=False, cu_seqlens=None,
                               **kwargs):
-    require(q, k, v, reverse=reverse)
+    require(q, k, v, most_keys=_WIDE, reverse=reverse)
     v_first = _v_first(state_v_first, kwargs)
     _no_more(kwargs)
     return _run("retnet", q, k, v, scale=scale, initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,

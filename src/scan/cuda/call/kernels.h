@@ -209,6 +209,14 @@ void join_segments(const JoinArgs& args, void* stream);
 // Checkpoints where a segment begins: of `states` [segments, HV, V, K] as the join has left them.
 void copy_checkpoints(const CheckpointArg& args, const SequenceArg& segments, int32_t HV, int32_t K, int32_t V, const float* states, void* stream);
 
+// gradients() of half of the channels: 0 to 127, or the others (`second`). Of what all channels make together, the gradients of the gain and the log-decay and
+// the slopes by which dq and dk grow with q and k where rows have norms, each half makes its own part, in float [tokens, HV]: args.grads.d.beta and d.g lead
+// there, and the slopes go to args.grads.dalpha_p and dbeta_p. dv comes of the first half.
+struct WideHalf {
+  const WideNumbers* numbers = nullptr;  // null: not of such keys
+  bool second = false;
+};
+
 struct GradientArgs {
   Problem problem;
   TokenArg d_o;  // may be absent: zero
@@ -221,8 +229,35 @@ struct GradientArgs {
   HeadGradients grads;
   TilesReady ready;      // if it is there, scan_reverse() with it is the kernel before this one on the stream
   PrecondShare precond;  // where gradients_make_m(): from problem.boundaries; problem.m and grads.dm are not used
+  WideHalf half;         // of wide_gradients()
 };
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
+
+// ---- wide/: the chunk form with keys of 129 to 256 channels, of rules with wide_rule() (select.h); any rows. In memory there are numbers, A and P, and what
+// the scans save as above with key 256.
+
+struct WidePrepareArgs {
+  Problem problem;
+  WideNumbers* numbers = nullptr;  // [chunks, HV]
+  PairImage* pairs = nullptr;      // [chunks, HV]; offline: without A
+};
+void wide_prepare(const WidePrepareArgs& args, int64_t chunks, void* stream);
+// Of the arguments without images, z, maps, parts and what belongs to these.
+void wide_forward(const ScanForwardArgs& args, const WideNumbers* numbers, const PairImage* pairs, void* stream);
+// The same; v: dZ, offline V as scan_reverse() leaves it.
+void wide_reverse(const ScanReverseArgs& args, const WideNumbers* numbers, void* stream);
+
+// problem, grads: of a half (WideHalf); pairs as wide_prepare() left them, states, d_states: of the half's first tile.
+void wide_gradients(const GradientArgs& args, int64_t chunks, void* stream);
+// Adds up what both halves have left: beta and g, and to dq and dk of each half what the other half's slope makes of its rows.
+struct WideJoinArgs {
+  Problem problem;
+  struct Half {
+    const float *beta = nullptr, *g = nullptr, *q = nullptr, *k = nullptr;  // [tokens, HV]; null: not there
+  } halves[2];
+  TokenArgs grads;  // q, k, beta, g
+};
+void wide_join(const WideJoinArgs& args, void* stream);
 
 // ---- offline/: the chunk form of rules without an erase whose streams are q, k, v times a number a row, with one decay a token or none
 // (plan.h: DevicePlan::direct): from the raw tensors, without images. What they leave: S^T and D^T as above.

@@ -11,7 +11,7 @@ namespace fw::cuda {
 namespace {
 
 constexpr size_t kAlign = 1024;
-constexpr int64_t kMostChunkKey = 128;
+constexpr int64_t kMostChunkKey = 128, kMostWideKey = kWideKey;
 
 class Regions {
  public:
@@ -196,11 +196,14 @@ ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
   ForwardRegions r;
   r.common = common_regions(plan, device, false, regions);
   const int64_t tiles = device.chunks * plan.HV;
-  r.images = regions.take(tiles * image_bytes<ForwardImage>(device.key), device.chunk_form && !device.direct);
+  const bool images = device.chunk_form && !device.direct && !device.wide;
+  r.images = regions.take(tiles * image_bytes<ForwardImage>(device.key), images);
   r.fine = fine_regions(plan, device, regions);
   r.z = regions.take(tiles * device.value_blocks * kPanel * 2, device.z_image);
   r.segments = segment_regions(plan, device, regions);
   r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat, !device.direct);
+  r.numbers = regions.take(tiles * int64_t{sizeof(WideNumbers)}, device.wide);
+  r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, device.wide);
   r.bytes = regions.used();
   return r;
 }
@@ -210,9 +213,9 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   if (!device.chunk_form) return r;
   Regions regions;
   const int64_t tiles = device.chunks * plan.HV;
-  const bool images = !device.direct, rows = reverse_takes_rows(plan.rule);
+  const bool images = !device.direct, rows = device.wide || reverse_takes_rows(plan.rule);
   r.images = regions.take(tiles * image_bytes<BackwardImage>(device.key), images && !rows);
-  r.numbers = regions.take(tiles * int64_t{sizeof(BackwardNumbers)}, images && rows);
+  r.numbers = regions.take(tiles * static_cast<int64_t>(device.wide ? sizeof(WideNumbers) : sizeof(BackwardNumbers)), images && rows);
   r.fine = fine_regions(plan, device, regions);
   r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, images);
   r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
@@ -247,6 +250,7 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   const int64_t tiles = device.chunks * plan.HV;
   r.d_states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2, device.chunk_form);
   r.v = regions.take(tiles * device.value_blocks * kPanel * 2, device.chunk_form && !device.direct);
+  r.halves = regions.take(2 * 4 * scalar, device.wide);
   r.ready = regions.take(tiles * int64_t{sizeof(uint32_t)}, device.gradients_follow);
   r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest,
                                               device.multiprocessors),
@@ -296,7 +300,8 @@ void check_grids(const Plan& plan, const DevicePlan& device) {
 size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.bytes, backward.bytes); }
 
 namespace {
-bool can_take_chunks(const Plan& plan) { return plan.bf16_operands && plan.K <= kMostChunkKey; }
+bool takes_wide(const Plan& plan) { return plan.K > kMostChunkKey && plan.K <= kMostWideKey && wide_rule(plan.rule); }
+bool can_take_chunks(const Plan& plan) { return plan.bf16_operands && (plan.K <= kMostChunkKey || takes_wide(plan)); }
 }  // namespace
 bool takes_chunks(const Plan& plan) { return can_take_chunks(plan) && plan.form != FW_FORM_TOKEN && !plan.rule.general_erase(); }
 
@@ -306,21 +311,24 @@ DevicePlan make_device_plan(const Plan& plan, int multiprocessors) {
   const bool can = can_take_chunks(plan);
   if (plan.form == FW_FORM_CHUNK && !can) {
     fail_usage(
-        "descriptor: form: expected auto or token, since the chunk form on CUDA needs operands FW_BF16 and K at most {}; got chunk with operands {} and K {}",
-        kMostChunkKey, plan.bf16_operands ? "FW_BF16" : "float32", plan.K);
+        "descriptor: form: expected auto or token, since the chunk form on CUDA needs operands FW_BF16 and K at most {} ({} with one decay a token or none and "
+        "no "
+        "more than a gain up to 1); got chunk with operands {}, K {} and rule {}",
+        kMostChunkKey, kMostWideKey, plan.bf16_operands ? "FW_BF16" : "float32", plan.K, to_string(plan.rule));
   }
   device.chunk_form = takes_chunks(plan);
   device.chunks = plan.total_chunks();
   if (device.chunk_form) {
-    device.key = plan.K <= 64 ? 64 : 128;
+    device.wide = plan.K > kMostChunkKey;
+    device.key = plan.K <= 64 ? 64 : device.wide ? kWideKey : 128;
     device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
     device.z_image = plan.rule.write == Gate::kChannel;
-    device.direct = direct_rule(plan.rule);
-    if (plan.device_offsets == nullptr)
+    device.direct = direct_rule(plan.rule) && !device.wide;
+    if (plan.device_offsets == nullptr && !device.wide)
       device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device) : std::max<int64_t>(0, plan.segment / kChunk));
     device.segments.backward = device.segments && cut_backward(plan, device, device.segments.chunks);
     device.fades = device.segments && !device.direct && fades(plan);
-    plan_gradients(plan, device);
+    if (!device.wide) plan_gradients(plan, device);
   }
   check_grids(plan, device);
   device.forward = forward_regions(plan, device);

@@ -62,14 +62,15 @@ struct ForwardRegions {
   FineRegions fine;
   Region z;  // panels [chunks, HV, value blocks]: rules whose write gate has a value a channel
   SegmentRegions segments;
-  Region maps;  // float [segments, HV, K, K], where they are not saved
+  Region maps;            // float [segments, HV, K, K], where they are not saved
+  Region numbers, pairs;  // of DevicePlan::wide, where they are not saved: WideNumbers, PairImage [chunks, HV]
   size_t bytes = 0;
 };
 
 // Forward leaves these for backward: if direct, the states alone.
 struct SavedRegions {
   Region images;   // BackwardImage [chunks, HV], or
-  Region numbers;  // BackwardNumbers [chunks, HV]: reverse_takes_rows()
+  Region numbers;  // BackwardNumbers [chunks, HV]: reverse_takes_rows(); WideNumbers: DevicePlan::wide
   FineRegions fine;
   Region pairs;         // PairImage [chunks, HV]
   Region states;        // S^T [chunks, HV, value blocks]
@@ -87,6 +88,7 @@ struct BackwardRegions {
   Region q, k, erase_key, erase_gate, g, dm;
   Region dalpha_p, dbeta_p;  // float [tokens, HV]
   Region dcenter;            // float [chunks, H]
+  Region halves;             // float [2, 4, tokens, HV], of DevicePlan::wide: what both halves of the channels make of beta, g and the slopes of q and k
   Region ready;              // TilesReady::made [chunks, HV] (kernels.h), where DevicePlan::gradients_follow
   Region token;              // of token_backward
   SegmentRegions segments;
@@ -96,11 +98,13 @@ struct BackwardRegions {
 struct DevicePlan {
   int multiprocessors = 0;  // of the device that the plan is for
   bool chunk_form = false;
-  int key = 0;           // 64 or 128: K padded, chunk form
+  int key = 0;           // 64 or 128, if wide 256: K padded, chunk form
   int value_blocks = 0;  // of 64 columns, chunk form
   bool z_image = false;
   // No erase, streams that are q, k, v times a number a row, one decay a token or none: from the raw tensors (kernels.h, offline_*).
   bool direct = false;
+  // K above 128 (kernels.h, wide_*).
+  bool wide = false;
   int64_t chunks = 0;  // of all sequences
   Segments segments;
   // No step of the rule lets a state grow, and decays are given: a first pass over a segment leaves out what they let nothing through of (scan/fades.cuh).

@@ -309,6 +309,114 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   }
 }
 
+// ---- Keys of more than 128 channels
+
+struct WideImages {
+  WideNumbers* numbers;
+  PairImage* pairs;
+};
+WideImages wide_images(const DevicePlan& device, const void* saved, const Space& space) {
+  const Space kept(const_cast<void*>(saved));
+  if (saved != nullptr) return {kept.at<WideNumbers>(device.saved.numbers), kept.at<PairImage>(device.saved.pairs)};
+  return {space.at<WideNumbers>(device.forward.numbers), space.at<PairImage>(device.forward.pairs)};
+}
+
+void forward_of_wide(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {
+  const WideImages images = wide_images(device, saved, space);
+  wide_prepare({problem, images.numbers, images.pairs}, device.chunks, plan.stream);
+  ScanForwardArgs scan;
+  scan.sequences = problem.sequences;
+  scan.HV = problem.HV;
+  scan.K = problem.K;
+  scan.V = problem.V;
+  scan.online = plan.rule.online();
+  scan.rows = {problem.in.q, problem.in.k};
+  scan.shape = token_shape(plan);
+  scan.v = problem.in.v;
+  scan.o = token_arg(plan, out.o);
+  scan.initial_state = at_slots(plan, problem.initial_state, false);
+  scan.final_state = at_slots(plan, state_arg(plan, out.final_state), true);
+  scan.checkpoints = checkpoint_arg(plan, state_arg(plan, out.checkpoints), problem.sequences);
+  if (saved != nullptr) {
+    scan.states = Space(saved).at<uint16_t>(device.saved.states);
+    scan.w = Space(saved).at<uint16_t>(device.saved.w);
+  }
+  wide_forward(scan, images.numbers, images.pairs, plan.stream);
+}
+
+// Half of the channels: those of q and k and of the gradients of these.
+void take_half(GradientArgs& args, bool second) {
+  const auto move = [](TokenArg& a) {
+    if (a.data != nullptr) a.data = static_cast<char*>(a.data) + kHalfKey * (a.bf16 != 0 ? 2 : 4);
+  };
+  args.half.second = second;
+  if (!second) {
+    args.problem.K = kHalfKey;
+    return;
+  }
+  args.problem.K -= kHalfKey;
+  for (TokenArg* a : {&args.problem.in.q, &args.problem.in.k, &args.grads.d.q, &args.grads.d.k}) move(*a);
+  args.states += 64 * kHalfKey;
+  args.d_states += 64 * kHalfKey;
+  args.grads.d.v = {};  // the first half makes it
+}
+
+void backward_of_wide(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
+                      const void* saved, const HeadGradients& heads, const Space& space) {
+  const Space kept(const_cast<void*>(saved));
+  const WideImages images = wide_images(device, saved, space);
+  ScanReverseArgs scan;
+  scan.sequences = problem.sequences;
+  scan.HV = problem.HV;
+  scan.K = problem.K;
+  scan.V = problem.V;
+  scan.online = plan.rule.online();
+  scan.pairs = images.pairs;
+  scan.rows = {problem.in.q, problem.in.k};
+  scan.d_o = token_arg(plan, d.o);
+  scan.shape = token_shape(plan);
+  scan.d_final_state = state_arg(plan, d.final_state);
+  scan.d_initial_state = state_arg(plan, grads.initial_state);
+  scan.d_states = space.at<uint16_t>(device.backward.d_states);
+  scan.v = space.at<uint16_t>(device.backward.v);
+  wide_reverse(scan, images.numbers, plan.stream);
+
+  WideJoinArgs join;
+  join.problem = problem;
+  join.grads = heads.d;
+  const bool norms = plan.rule.q_norm != Norm::kRaw || plan.rule.k_norm != Norm::kRaw;
+  const int64_t count = plan.tokens() * plan.HV;
+  float* numbers = space.at<float>(device.backward.halves);
+  const auto next = [&](bool there) {
+    float* const at = there ? numbers : nullptr;
+    numbers += count;
+    return at;
+  };
+  for (const bool second : {false, true}) {
+    GradientArgs args;
+    args.problem = problem;
+    args.d_o = scan.d_o;
+    args.pairs = images.pairs;
+    args.states = kept.at<uint16_t>(device.saved.states);
+    args.d_states = scan.d_states;
+    args.w = kept.at<uint16_t>(device.saved.w);
+    args.v = scan.v;
+    args.v_is_dz = scan.online;
+    args.grads.d = heads.d;
+    args.half.numbers = images.numbers;
+    float* const beta = next(heads.d.beta.data != nullptr);
+    float* const g = next(heads.d.g.data != nullptr);
+    args.grads.dalpha_p = next(norms);
+    args.grads.dbeta_p = next(norms);
+    args.grads.d.beta = beta != nullptr ? per_head(plan, beta, 1, false) : TokenArg{};
+    args.grads.d.g = g != nullptr ? per_head(plan, g, 1, false) : TokenArg{};
+    take_half(args, second);
+    wide_gradients(args, device.chunks, plan.stream);
+    join.halves[second ? 1 : 0] = {beta, g, args.grads.dalpha_p, args.grads.dbeta_p};
+  }
+  wide_join(join, plan.stream);
+}
+
 // ---- Rules that need no images
 
 OfflineScanArgs offline_forward_args(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved) {
@@ -397,6 +505,10 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
   }
   if (device.direct) {
     offline_scans(plan, device, offline_forward_args(plan, device, problem, out, saved), space);
+    return;
+  }
+  if (device.wide) {
+    forward_of_wide(plan, device, problem, out, saved, space);
     return;
   }
   if (device.chunk_form) {
@@ -563,6 +675,8 @@ void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<floa
     share = precond_share(problem, space.at<float>(r.common.scratch), space.at<float>(r.dcenter), space.at(r.common.m), device.chunks);
   if (device.direct) {
     offline_backward(plan, device, problem, d, grads, kept, heads, space);
+  } else if (device.wide) {
+    backward_of_wide(plan, device, problem, d, grads, kept, heads, space);
   } else if (device.chunk_form) {
     chunk_backward(plan, device, problem, d, grads, kept, heads, share, space);
   } else {

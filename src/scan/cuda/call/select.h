@@ -77,6 +77,11 @@ constexpr bool direct_rule(const Rule& rule) {
          !takes_other_numbers(rule) && !rule.uses_precond() && !rule.uses_key_form();
 }
 
+// Those whose keys may have 129 to 256 channels in the chunk form (wide/): one decay a token or none, gains up to 1 that are gates, or nothing erased.
+constexpr bool wide_rule(const Rule& rule) {
+  return plain_streams(rule) && rule.decay != Decay::kChannel && !rule.uses_precond() && !wants_rests(rule) && (!rule.online() || gain_is_gate(rule));
+}
+
 // ---- Of a tensor's memory
 
 // Rows at multiples of 16 bytes.

@@ -176,6 +176,7 @@ std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
     add_scan(names, "offline/scan", "offline/join", cut);
     return joined(names);
   }
+  if (device.wide) return "wide/prepare -> wide/forward";
   if (plan.rule.uses_precond()) {
     names.emplace_back("precond/forward");
     (prepare_makes_m(x, device.key) ? x.boundaries : x.m) = somewhere<float>();
@@ -204,6 +205,8 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
   if (device.direct) {
     add_scan(names, "offline/scan", "offline/join", device.segments.backward);
     names.emplace_back("offline/gradients");
+  } else if (device.wide) {
+    names.insert(names.end(), {"wide/reverse", "wide/gradients (two halves)", "wide/join"});
   } else if (device.chunk_form) {
     if (precond) {
       if (gradients_make_m(args)) {

@@ -92,6 +92,18 @@ struct PairImage {
   uint16_t p[kPanel];
 };
 
+// Keys of 129 to 256 channels (wide/): the numbers of a chunk's rows for both scans and the gradients, with the raw rows of q and k and A and P where they are:
+//   W = diag(z) v + diag(e) k S0      U = A W      O = diag(q) q S0 + P U      S_C = gamma_C S0 + k^T diag(k) U
+// q2, k2: |q|^2 and |k|^2, if the rule wants them. Rows past the end: 0.
+struct WideNumbers {
+  float e[64], q[64], k[64], z[64];
+  float q2[64], k2[64];
+  float gamma[4];  // all the same
+  float unused[28];
+};
+static_assert(sizeof(WideNumbers) % 128 == 0);
+inline constexpr int kWideKey = 256, kHalfKey = 128;
+
 // Per chunk, value head and block of 64 value columns:
 //   Z, W and V (dZ): one panel [64 tokens, 64 values]
 //   S^T (at the chunk's start) and D^T (gradient at its end): [64 values, kKey]

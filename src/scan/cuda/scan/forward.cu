@@ -26,6 +26,7 @@
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/call/select.h"
 #include "scan/cuda/scan/fades.cuh"
+#include "scan/cuda/scan/outputs.cuh"
 #include "scan/cuda/scan/rows.cuh"
 
 namespace fw::cuda {
@@ -80,40 +81,6 @@ FW_DEVICE void bring_image(char* stage, const typename Shape::Image* image, uint
     if constexpr (Shape::kOnline) bulk_load(stage + Shape::kE, image->e, Shape::kMatrix, full);
     bulk_load(stage + Shape::kX, image->x, Shape::kMatrix, full);
     bulk_load(stage + Shape::kNumbers, image->gamma, Shape::kImage - Shape::kNumbers, full);
-  }
-}
-
-// Accumulators O^T of a chunk straight to float32 rows.
-FW_DEVICE void store_float_rows(const TileRows& t, int c, const float (&o)[32]) {
-  const int token = c * kChunk + 2 * (static_cast<int>(lane_index()) % 4), column = t.column + 16 * state_warp() + static_cast<int>(lane_index()) / 4;
-  float* to = reinterpret_cast<float*>(t.rows.data);
-  FW_UNROLL
-  for (int i = 0; i < 32; ++i) {
-    const int row = token + i / 4 * 8 + i % 2, v = column + i % 4 / 2 * 8;
-    if (row < t.length && v < t.V) to[row * t.rows.stride + v] = o[i];
-  }
-}
-
-// By the 64 threads of warps 2 and 3: a panel of bf16 to bf16 rows.
-FW_DEVICE void store_bf16_rows(const TileRows& t, int c, const char* panel) {
-  const int i = static_cast<int>(thread_index() - kStoreThread), piece = i % 8, row = i / 8;
-  const int column = t.column + piece * 8;
-  const char* from = panel + row * 128 + ((piece ^ row) * 16);
-  uint16_t* to = reinterpret_cast<uint16_t*>(t.rows.data) + static_cast<int64_t>(c * kChunk + row) * t.rows.stride + column;
-  FW_UNROLL
-  for (int j = 0; j < 8; ++j) {
-    if (c * kChunk + row + j * 8 >= t.length) break;
-    const uint4 x = *reinterpret_cast<const uint4*>(from + j * 1024);
-    uint16_t* at = to + j * 8 * t.rows.stride;
-    if (t.wide) {
-      if (column < t.V) *reinterpret_cast<uint4*>(at) = x;
-    } else {
-      const uint32_t words[4] = {x.x, x.y, x.z, x.w};
-      FW_UNROLL
-      for (int e = 0; e < 8; ++e) {
-        if (column + e < t.V) at[e] = static_cast<uint16_t>(words[e / 2] >> (e % 2 * 16));
-      }
-    }
   }
 }
 

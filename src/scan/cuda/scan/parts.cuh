@@ -212,6 +212,32 @@ FW_DEVICE void multiply_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], uin
   for (int k = 0; k < kSteps; ++k) wgmma_rs<64, false>(d, a[k], descriptor_after(first, k / 4 * kPanelBytes + k % 4 * 32), accumulate || k > 0);
 }
 
+// d [64, 64] = a [64, 64 tokens] times the panel of b [64 tokens, 64].
+FW_DEVICE void multiply_outer(float (&d)[32], const uint32_t (&a)[4][4], uint32_t b) {
+  const uint64_t first = wgmma_descriptor(b, kPanelBytes, 1024);
+  FW_UNROLL
+  for (int k = 0; k < 4; ++k) wgmma_rs<64, true>(d, a[k], descriptor_after(first, k * 2048), k > 0);
+}
+
+// y += fragments of token columns times a number a token.
+FW_DEVICE void add_fragments(float (&y)[32], const uint32_t (&x)[4][4], const float* numbers) {
+  const float* mine = numbers + 2 * (lane_index() % 4);
+  FW_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const float2 f = *reinterpret_cast<const float2*>(mine + 16 * k + 8 * (i / 2));
+      y[8 * k + 2 * i] += f.x * bf16_low(x[k][i]), y[8 * k + 2 * i + 1] += f.y * bf16_high(x[k][i]);
+    }
+  }
+}
+// The same rounded, without y.
+FW_DEVICE void scale_fragments(const uint32_t (&x)[4][4], const float* numbers, uint32_t (&y)[4][4]) {
+  float sum[32] = {};
+  add_fragments(sum, x, numbers);
+  pack_fragments(sum, y);
+}
+
 // d [64, kKey] += a [64, 64 tokens] times the panels of b [64 tokens, kKey].
 template <int kKey>
 FW_DEVICE void add_outer(float (&d)[kKey / 2], const uint32_t (&a)[4][4], uint32_t b) {

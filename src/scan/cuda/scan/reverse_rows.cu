@@ -45,43 +45,6 @@ struct ReverseRowsShape {
   static_assert(kStages >= 3 && sizeof(Barriers) <= kScanBarrierBytes && sizeof(PairImage) == 2 * kPanelBytes && offsetof(PairImage, p) == kPanelBytes);
 };
 
-// d [64, 64] = a [64, 64 tokens] times the panel of b [64 tokens, 64].
-FW_DEVICE void multiply_outer(float (&d)[32], const uint32_t (&a)[4][4], uint32_t b) {
-  const uint64_t first = wgmma_descriptor(b, kPanelBytes, 1024);
-  FW_UNROLL
-  for (int k = 0; k < 4; ++k) wgmma_rs<64, true>(d, a[k], descriptor_after(first, k * 2048), k > 0);
-}
-
-// y += fragments of token columns times a number a token.
-FW_DEVICE void add_fragments(float (&y)[32], const uint32_t (&x)[4][4], const float* numbers) {
-  const float* mine = numbers + 2 * (lane_index() % 4);
-  FW_UNROLL
-  for (int k = 0; k < 4; ++k) {
-    FW_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const float2 f = *reinterpret_cast<const float2*>(mine + 16 * k + 8 * (i / 2));
-      y[8 * k + 2 * i] += f.x * bf16_low(x[k][i]), y[8 * k + 2 * i + 1] += f.y * bf16_high(x[k][i]);
-    }
-  }
-}
-// The same rounded, without y.
-FW_DEVICE void scale_fragments(const uint32_t (&x)[4][4], const float* numbers, uint32_t (&y)[4][4]) {
-  float sum[32] = {};
-  add_fragments(sum, x, numbers);
-  pack_fragments(sum, y);
-}
-
-// By the 64 threads of warps 0 and 1: of rows of any kind.
-template <int kKey>
-FW_DEVICE void fill_rows(const TokenArg& tensor, const SequenceArg& sequences, const ScanPlace& place, int c, int K, char* panels) {
-  TileRows rows = tile_rows(tensor, sequences, place, K);
-  FW_UNROLL
-  for (int panel = 0; panel < kKey / 64; ++panel) {
-    rows.column = 64 * panel;
-    fill_tile(rows, c, panels + panel * kPanelBytes);
-  }
-}
-
 template <int kKey, bool kSave, bool kMixed>
 __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(const ScanReverseArgs args, const __grid_constant__ StageMaps maps) {
   using Shape = ReverseRowsShape<kKey, kSave, kMixed>;

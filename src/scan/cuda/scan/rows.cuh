@@ -45,4 +45,15 @@ FW_DEVICE void copy_rows(const TokenArg& a, const SequenceArg& sequences, const 
   }
 }
 
+// By the 64 threads of warps 0 and 1: of rows of any kind.
+template <int kKey>
+FW_DEVICE void fill_rows(const TokenArg& tensor, const SequenceArg& sequences, const ScanPlace& place, int c, int K, char* panels) {
+  TileRows rows = tile_rows(tensor, sequences, place, K);
+  FW_UNROLL
+  for (int panel = 0; panel < kKey / 64; ++panel) {
+    rows.column = 64 * panel;
+    fill_tile(rows, c, panels + panel * kPanelBytes);
+  }
+}
+
 }  // namespace fw::cuda

@@ -14,7 +14,8 @@ inline unsigned pieces_of(const GradientArgs& args) {
   const TokenArgs& d = args.grads.d;
   return (whole_pieces(x.in.v, x.V) ? kPiecesV : 0u) | (whole_pieces(args.d_o, x.V) ? kPiecesDOut : 0u) | (whole_pieces(d.v, x.V) ? kPiecesDV : 0u) |
          (whole_pieces(d.q, x.K) ? kPiecesDQ : 0u) | (whole_pieces(d.k, x.K) ? kPiecesDK : 0u) | (plain_streams(x.rule) ? kPlainRule : 0u) |
-         (mixed_streams(x.rule) ? kMixedRule : 0u) | (gain_by_residual(x.rule) ? kGainByResidual : 0u);
+         (mixed_streams(x.rule) ? kMixedRule : 0u) | (gain_by_residual(x.rule) ? kGainByResidual : 0u) |
+         (whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K) ? kPiecesKeys : 0u);
 }
 
 // How much longer it takes beside a scan.

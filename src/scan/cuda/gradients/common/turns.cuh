@@ -27,7 +27,8 @@ enum kPieces : unsigned {
   kPiecesDK = 16,
   kPlainRule = 32,
   kMixedRule = 64,
-  kGainByResidual = 128
+  kGainByResidual = 128,
+  kPiecesKeys = 256
 };
 
 struct GradientKernelArgs {

@@ -8,17 +8,19 @@
 namespace fw::cuda {
 
 // kPreconditioned: w (r where the preconditioner is on the read) is k (q) times M, elementwise, too; kMakes: and M is made here
-// (gradients/scalar/precond.cuh).
-template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false, ScalarGain kGain = ScalarGain::kAny>
+// (gradients/scalar/precond.cuh). kHalfOfKeys: of wide_gradients() (kernels.h).
+template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false, ScalarGain kGain = ScalarGain::kAny, bool kHalfOfKeys = false>
 struct ScalarShape {
   static constexpr int kKey = kKeyDim;
   static constexpr bool kChannel = false, kOnline = kOnlineSolve, kStreams = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false, kWhole = false;
+  static constexpr bool kHalf = kHalfOfKeys;
+  static_assert(!kHalf || (kKey == kHalfKey && !kPrecond));
   static constexpr bool kBare = kGain == ScalarGain::kBare || kGain == ScalarGain::kBareDecays, kStills = kGain == ScalarGain::kBareDecays;
   static constexpr bool kLinear = kOnline && !kPrecond && (kGain == ScalarGain::kAny || kGain == ScalarGain::kTied);
   static constexpr bool kMixes = kLinear && kGain == ScalarGain::kAny;
   static constexpr Residuals kResiduals = kGain == ScalarGain::kAny ? Residuals::kNever : Residuals::kAlways;
   static constexpr int kThreads = 512, kWarps = kThreads / 32, kGroups = 4, kLoaders = 64;
-  static constexpr bool kFollows = true;
+  static constexpr bool kFollows = !kHalf;
   static constexpr int kBlocksPerSm = 1;
   static constexpr double kTileTime = kMakesM ? 14.5 : kPrecond ? 14 : 10.5;
   static constexpr int kKeyColumns = kKey / kGroups, kKeyTiles = kKeyColumns / 8;  // of a warp in a product [64, kKey]
@@ -26,6 +28,7 @@ struct ScalarShape {
   // A stage: what one block of 64 value columns brings.
   static constexpr int kStages = kKey == 128 ? 2 : 3;
   static constexpr int kStateBytes = 64 * kKey * 2;
+  static constexpr int64_t kStateStep = 64 * (kHalf ? kWideKey : kKey);  // numbers from one state in memory to the next
   static constexpr int kW = 0, kV = kPanelBytes, kOut = 2 * kPanelBytes, kState = 3 * kPanelBytes, kDState = kState + kStateBytes;
   static constexpr int kStageBytes = kDState + kStateBytes;
 

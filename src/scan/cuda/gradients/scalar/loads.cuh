@@ -88,9 +88,10 @@ FW_DEVICE void load_stage(const ScalarChunk<Shape>& c, int loader, int stage, in
     const bool state = loader >= 2;
     const uint16_t* from = loader == 0 ? x.w : loader == 1 ? x.v : loader == 2 ? x.states : x.d_states;
     const int elements = state ? 64 * Shape::kKey : kPanel;
+    const int64_t step = state ? Shape::kStateStep : kPanel;
     const int to = loader == 0 ? Shape::kW : loader == 1 ? Shape::kV : loader == 2 ? Shape::kState : Shape::kDState;
     mbarrier_expect(barrier, 2 * elements);
-    bulk_load(c.memory + at_stage + to, from + (c.tile(turn) * c.blocks + block) * elements, 2 * elements, barrier);
+    bulk_load(c.memory + at_stage + to, from + (c.tile(turn) * c.blocks + block) * step, 2 * elements, barrier);
   }
   const Rows d_o = c.rows_at(x.d_o, turn);
   const int column = block * kValueBlock, V = x.problem.V;
@@ -119,11 +120,32 @@ FW_DEVICE void load_turn_pairs(const ScalarChunk<Shape>& c, int turn) {
   if (p) bulk_load(c.memory + Shape::kP, from.p, kPanelBytes, c.pairs_full());
 }
 
+// Rows of q or k of any kind into a tile, with zeros behind their channels.
+template <class Shape>
+FW_DEVICE void fill_rows(const ScalarChunk<Shape>& c, const Rows& from, int loader, int rows, int to) {
+  constexpr int kGranules = Shape::kKey / 8;
+  FW_NO_UNROLL
+  for (int item = loader; item < 64 * kGranules; item += Shape::kLoaders) {
+    const int row = item / kGranules, column = item % kGranules * 8;
+    float y[8] = {};
+    if (row < rows) load_channels(from, row, column, c.args.problem.K, y);
+    *reinterpret_cast<uint4*>(c.memory + to + panel_offset(row, column)) = pack_8(y);
+  }
+}
+
 template <class Shape>
 FW_DEVICE void load_turn_keys(const ScalarChunk<Shape>& c, int loader, int turn) {
   if (!c.has(turn)) return;
   const Problem& x = c.args.problem;
   const int to = Shape::kRead + c.key_offset(turn), rows = c.rows(turn);
+  if constexpr (Shape::kHalf) {
+    if (!c.pieces(kPiecesKeys)) {
+      fill_rows(c, c.rows_at(x.in.q, turn), loader, rows, to);
+      fill_rows(c, c.rows_at(x.in.k, turn), loader, rows, to + Shape::kStateBytes);
+      mbarrier_arrive(c.keys_full(turn));
+      return;
+    }
+  }
   copy_rows<Shape::kKey>(c, c.rows_at(x.in.q, turn), loader, rows, 0, x.K, to);
   copy_rows<Shape::kKey>(c, c.rows_at(x.in.k, turn), loader, rows, 0, x.K, to + Shape::kStateBytes);
   cp_async_arrive(c.keys_full(turn));
@@ -170,9 +192,14 @@ FW_DEVICE void publish_rows(const ScalarChunk<Shape>& c, int turn, int row, cons
   if (row < 32) sum_decay(c, turn, numbers.g);
   mbarrier_wait(c.keys_full(turn), turn / 2 & 1);
   FrontScalars<float> s = numbers.gates;
-  const int tile = Shape::kRead + c.key_offset(turn);
-  if (x.rule.q_norm == Norm::kL2) s.q2 = square_row(c, tile, row);
-  if (x.rule.k_norm == Norm::kL2 || x.rule.gain_uses_key_norm()) s.k2 = square_row(c, tile + Shape::kStateBytes, row);
+  [[maybe_unused]] const int tile = Shape::kRead + c.key_offset(turn);
+  if constexpr (Shape::kHalf) {
+    const WideNumbers& all = c.args.half.numbers[c.tile(turn)];
+    s.q2 = all.q2[row], s.k2 = all.k2[row];
+  } else {
+    if (x.rule.q_norm == Norm::kL2) s.q2 = square_row(c, tile, row);
+    if (x.rule.k_norm == Norm::kL2 || x.rule.gain_uses_key_norm()) s.k2 = square_row(c, tile + Shape::kStateBytes, row);
+  }
   FrontCoefs<float> f;
   if (row < c.rows(turn)) f = scalar_coefs(c, s);
   float a = 1, b = 1;

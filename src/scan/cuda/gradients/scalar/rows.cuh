@@ -454,6 +454,9 @@ FW_DEVICE KeySlopes stream_row_numbers(const ScalarChunk<Shape>& c, int turn) {
     d.r_q = inverse_or_zero(f[Chunk::kRq]) * r;
     d.e_k = inverse_or_zero(f[Chunk::kEk]) * e;
   }
+  if constexpr (Shape::kHalf) {
+    if (c.args.half.second) d.z_v = 0;  // the first half has it
+  }
   const float r_dz = d.z_v;
   const bool residual = c.residual_gains() && gain_by_residual(f[Chunk::kZv]);
   if constexpr (Shape::kLinear) {
@@ -487,6 +490,10 @@ FW_DEVICE KeySlopes stream_row_numbers(const ScalarChunk<Shape>& c, int turn) {
     if (row < c.rows(turn)) {
       const TokenArgs& out = c.args.grads.d;
       store_one(c.rows_at(out.beta, turn), row, ds.beta);
+      if constexpr (Shape::kHalf) {
+        store_one(c.workspace_rows(TurnChunk<Shape>::kDAlpha, c.args.problem.HV, turn), row, 2.0f * ds.q2);
+        store_one(c.workspace_rows(TurnChunk<Shape>::kDBeta, c.args.problem.HV, turn), row, 2.0f * ds.k2);
+      }
       if (!c.plain()) {
         for_all_numbers<Numbers::kButBeta>([&](const TokenArg& to, float y) { store_one(c.rows_at(to, turn), row, y); }, out, ds);
         store_one(c.rows_at(out.erase_gate, turn), row, ds.erase);
