@@ -7,6 +7,7 @@
 #include "scan/cuda/call/gates.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/scan.h"
+#include "scan/cuda/call/token_arg.h"
 #include "scan/cuda/call/two_rows.h"
 
 namespace fw {
@@ -34,7 +35,8 @@ class CudaCall final : public Call {
         device_(make_device_plan()),
         halves_(this->plan(), device_.chunk_form),
         gates_(tokens_, device_.chunk_form),
-        keys_(this->plan().rule.uses_k() ? 0 : cuda::key_bytes(tokens_)) {}
+        bf16_keys_(device_.chunk_form && tokens_.bf16_io),
+        keys_(this->plan().rule.uses_k() ? 0 : cuda::key_bytes(tokens_, bf16_keys_)) {}
 
   size_t forward_bytes() const override { return forward_front() + device_.forward.bytes; }
   size_t backward_bytes() const override { return backward_front() + device_.backward.bytes; }
@@ -74,7 +76,7 @@ class CudaCall final : public Call {
     char* const space = values + gates_.backward_bytes();
     make_keys(inputs, space);
     const bool adds = keys_ > 0 && gradients.g;
-    if (adds) gradients.k = cuda::key_tensor(tokens_, space + keys_);
+    if (adds) gradients.k = cuda::key_tensor(tokens_, space + keys_, bf16_keys_);
     const Inputs<float> opened = rows_.open(inputs, gradients, space);
     cuda::scan_backward(rows_.plan(), device_, rows_.inputs(inputs, space), rows_.cotangents(cotangents, space), opened, saved,
                         space + rows_.backward_bytes() + 2 * keys_);
@@ -96,7 +98,7 @@ class CudaCall final : public Call {
 
   void make_keys(Inputs<float>& inputs, void* workspace) const {
     if (keys_ == 0) return;
-    inputs.k = cuda::key_tensor(tokens_, workspace);
+    inputs.k = cuda::key_tensor(tokens_, workspace, bf16_keys_);
     cuda::make_decay_keys(tokens_, inputs.g, inputs.k);
   }
 
@@ -105,22 +107,21 @@ class CudaCall final : public Call {
   cuda::DevicePlan device_;
   cuda::CallFloat16 halves_;
   cuda::CallGates gates_;
+  bool bf16_keys_;
   size_t keys_;  // bytes
 };
 
 }  // namespace
 
-size_t cuda::key_bytes(const Plan& plan) { return (static_cast<size_t>(plan.tokens() * plan.H * plan.K) * sizeof(float) + 63) / 64 * 64; }
+size_t cuda::key_bytes(const Plan& plan, bool bf16) {
+  return (static_cast<size_t>(plan.tokens() * plan.H * plan.K) * (bf16 ? sizeof(Bf16) : sizeof(float)) + 63) / 64 * 64;
+}
 
-TokenTensor<float> cuda::key_tensor(const Plan& plan, void* rows) {
-  TokenTensor<float> t;
-  t.data = static_cast<float*>(rows);
-  t.heads = plan.H;
-  t.dim = plan.K;
-  t.stride_h = plan.K;
-  t.stride_t = plan.H * plan.K;
-  t.stride_b = plan.T * t.stride_t;
-  return t;
+TokenTensor<float> cuda::key_tensor(const Plan& plan, void* rows, bool bf16) {
+  TokenTensor<float> like;
+  like.heads = plan.H;
+  like.dim = plan.K;
+  return contiguous_rows(like, plan.T, rows, bf16);
 }
 
 const Backend& cuda_backend() {

@@ -1,6 +1,6 @@
 // Keys from the decay and their gradient, elementwise. See decay_keys.h.
 //
-// Roles, 256 threads: a warp has one token and key head at a time, a lane every 32nd channel; nothing is shared.
+// Roles, 256 threads: a warp has one token and key head at a time, a lane four neighbouring channels of every 128; nothing is shared.
 #include <algorithm>
 #include <cmath>
 
@@ -15,7 +15,7 @@
 namespace fw::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kN = 4;
 
 struct Shape {
   unsigned rows, T, H;  // rows: tokens times key heads; T: tokens of a batch, all of them where sequences are packed
@@ -42,10 +42,11 @@ FW_DEVICE void for_rows(const Shape& shape, const Body& body) {
 __global__ void __launch_bounds__(kThreads, 4) decay_keys_kernel(const __grid_constant__ TokenArg g, const __grid_constant__ TokenArg k, Shape shape) {
   for_rows(shape, [&](unsigned b, unsigned t, unsigned h) {
     const Rows from = row_of(g, b, t, h), to = row_of(k, b, t, h);
-    for (int i = static_cast<int>(lane_index()); i < shape.K; i += 32) {
-      float x[1];
+    for (int i = kN * static_cast<int>(lane_index()); i < shape.K; i += 32 * kN) {
+      float x[kN];
       load_channels(from, 0, i, shape.K, x);
-      x[0] = -expm1f(x[0]);
+      FW_UNROLL
+      for (float& y : x) y = -expm1f(y);
       store_channels(to, 0, i, shape.K, x);
     }
   });
@@ -55,12 +56,13 @@ __global__ void __launch_bounds__(kThreads, 4)
     decay_key_gradients_kernel(const __grid_constant__ TokenArg g, const __grid_constant__ TokenArg dk, const __grid_constant__ TokenArg dg, Shape shape) {
   for_rows(shape, [&](unsigned b, unsigned t, unsigned h) {
     const Rows from = row_of(g, b, t, h), grad = row_of(dk, b, t, h), to = row_of(dg, b, t, h);
-    for (int i = static_cast<int>(lane_index()); i < shape.K; i += 32) {
-      float x[1], d[1], y[1];
+    for (int i = kN * static_cast<int>(lane_index()); i < shape.K; i += 32 * kN) {
+      float x[kN], d[kN], y[kN];
       load_channels(from, 0, i, shape.K, x);
       load_channels(grad, 0, i, shape.K, d);
       load_channels(to, 0, i, shape.K, y);
-      y[0] -= expf(x[0]) * d[0];
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) y[j] -= expf(x[j]) * d[j];
       store_channels(to, 0, i, shape.K, y);
     }
   });

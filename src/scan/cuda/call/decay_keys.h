@@ -9,10 +9,10 @@
 
 namespace fw::cuda {
 
-// float [tokens, H, K] at `rows` as a tensor of tokens.
-TokenTensor<float> key_tensor(const Plan& plan, void* rows);
+// [tokens, H, K] at `rows` as a tensor of tokens; bf16: of bf16 numbers (what the chunk form's kernels copy as they are), else float32.
+TokenTensor<float> key_tensor(const Plan& plan, void* rows, bool bf16);
 // Bytes of such rows, a multiple of 64.
-size_t key_bytes(const Plan& plan);
+size_t key_bytes(const Plan& plan, bool bf16);
 
 // k = 1 - exp(g)
 void make_decay_keys(const Plan& plan, const TokenTensor<float>& g, const TokenTensor<float>& k);
