@@ -21,9 +21,7 @@ GateTokens tokens_of(const Plan& plan) { return {plan.tokens(), plan.packed ? pl
 
 }  // namespace
 
-bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate) {
-  return chunk_form && plan.bf16_io && !gate.decay && !token_specs(plan.rule)[gate.token].one();
-}
+bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate) { return chunk_form && plan.bf16_io && !token_specs(plan.rule)[gate.token].one(); }
 
 CallGates::CallGates(const Plan& plan, bool chunk_form) : plan_(plan) {
   constexpr size_t kAlign = 1024;
@@ -50,7 +48,7 @@ CallGates::CallGates(const Plan& plan, bool chunk_form) : plan_(plan) {
   backward_bytes_ = forward_bytes_;
   for (Gate& gate : gates_) {
     if (!gate.spec.logits()) continue;
-    if (gate.apart) gate.grads = take(backward_bytes_, numbers(gate.spec) * kFloat);
+    if (gate.apart) gate.grads = take(backward_bytes_, numbers(gate.spec) * (gate.bf16 ? 2 : kFloat));
     const TokenSpec& token = tokens[gate.spec.token];
     if (gate.spec.decay)
       gate.parts = take(backward_bytes_, gate_parts_bytes(token.heads == TokenHeads::kKey ? plan.H : plan.HV, token.channels(plan.K, plan.V)));
@@ -89,7 +87,7 @@ Inputs<float> CallGates::open(const Inputs<float>& in, const Inputs<float>& grad
   Inputs<float> opened = grads;
   for (const Gate& gate : gates_) {
     if (!gate.spec.logits() || !gate.apart || !(tensor_of(grads, gate.spec) || parameters_of(grads, gate.spec))) continue;
-    opened.*kInputTokens<float>[gate.spec.token] = contiguous_rows(tensor_of(in, gate.spec), plan_.T, at(workspace, gate.grads), false);
+    opened.*kInputTokens<float>[gate.spec.token] = contiguous_rows(tensor_of(in, gate.spec), plan_.T, at(workspace, gate.grads), gate.bf16);
   }
   return opened;
 }
