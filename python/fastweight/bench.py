@@ -11,13 +11,13 @@ import time
 
 
 def _inputs(name, shape, dtype, device, torch):
-    B, T, H, D = shape
+    B, T, H, D, V = shape
     generator = torch.Generator(device="cpu").manual_seed(0)
 
     def normal(*size):
         return torch.randn(size, generator=generator).to(device=device, dtype=dtype)
 
-    q, k, v = normal(B, T, H, D), torch.nn.functional.normalize(normal(B, T, H, D).float(), dim=-1).to(dtype), normal(B, T, H, D)
+    q, k, v = normal(B, T, H, D), torch.nn.functional.normalize(normal(B, T, H, D).float(), dim=-1).to(dtype), normal(B, T, H, V)
     decay = -torch.rand((B, T, H), generator=generator).to(device) * 0.1
     channel = -torch.rand((B, T, H, D), generator=generator).to(device=device, dtype=dtype) * 0.1
     beta = torch.rand((B, T, H), generator=generator).to(device=device, dtype=dtype)
@@ -103,7 +103,8 @@ def main(arguments=None):
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--dim", type=int, default=128, help="K")
+    parser.add_argument("--value-dim", type=int, help="V, if not K")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
@@ -123,8 +124,8 @@ def main(arguments=None):
             with open(args.json, "w", encoding="utf-8") as file:
                 json.dump({"device": name, "torch": torch.__version__, "host_us": rows}, file, indent=1)
         return 0
-    shape = (args.batch, args.tokens, args.heads, args.dim)
-    print(f"{name}; torch {torch.__version__}; B {shape[0]}, T {shape[1]}, H {shape[2]}, K = V = {shape[3]}, {args.dtype}; medians of {args.rounds}, ms")
+    shape = (args.batch, args.tokens, args.heads, args.dim, args.value_dim or args.dim)
+    print(f"{name}; torch {torch.__version__}; B {shape[0]}, T {shape[1]}, H {shape[2]}, K {shape[3]}, V {shape[4]}, {args.dtype}; medians of {args.rounds}, ms")
     print(f"{'function':24} {'forward':>9} {'fla':>9} {'ratio':>6} {'fwd+bwd':>9} {'fla':>9} {'ratio':>6}")
     rows = []
     for function in args.functions:
