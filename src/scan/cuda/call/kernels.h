@@ -209,12 +209,14 @@ void join_segments(const JoinArgs& args, void* stream);
 // Checkpoints where a segment begins: of `states` [segments, HV, V, K] as the join has left them.
 void copy_checkpoints(const CheckpointArg& args, const SequenceArg& segments, int32_t HV, int32_t K, int32_t V, const float* states, void* stream);
 
-// gradients() of half of the channels: 0 to 127, or the others (`second`). Of what all channels make together, the gradients of the gain and the log-decay and
-// the slopes by which dq and dk grow with q and k where rows have norms, each half makes its own part, in float [tokens, HV]: args.grads.d.beta and d.g lead
-// there, and the slopes go to args.grads.dalpha_p and dbeta_p. dv comes of the first half.
+// gradients() of half of the channels: 0 to 127, then the others (`second`). Of what all channels make together, the gradients of the gain and the log-decay
+// and the slopes by which dq and dk grow with q and k where rows have norms, each half makes its own part, in float [tokens, HV]: args.grads.d.beta and d.g
+// lead there, and the slopes go to args.grads.dalpha_p and dbeta_p. The second half takes those of the first too, so that its dq and dk are whole. dv comes of
+// the first.
 struct WideHalf {
   const WideNumbers* numbers = nullptr;  // null: not of such keys
   bool second = false;
+  const float *q = nullptr, *k = nullptr;  // of the second: the first half's slopes; null: there are none
 };
 
 struct GradientArgs {
@@ -249,13 +251,12 @@ void wide_reverse(const ScanReverseArgs& args, const WideNumbers* numbers, void*
 
 // problem, grads: of a half (WideHalf); pairs as wide_prepare() left them, states, d_states: of the half's first tile.
 void wide_gradients(const GradientArgs& args, int64_t chunks, void* stream);
-// Adds up what both halves have left: beta and g, and to dq and dk of each half what the other half's slope makes of its rows.
+// Adds up what both halves have left of beta and g, and adds to dq and dk of the first half what the second's slopes make of its rows.
 struct WideJoinArgs {
   Problem problem;
-  struct Half {
-    const float *beta = nullptr, *g = nullptr, *q = nullptr, *k = nullptr;  // [tokens, HV]; null: not there
-  } halves[2];
-  TokenArgs grads;  // q, k, beta, g
+  const float *beta[2] = {}, *g[2] = {};   // [tokens, HV] of both halves; null: not asked for
+  const float *q = nullptr, *k = nullptr;  // the second half's slopes; null: there are none
+  TokenArgs grads;                         // q, k, beta, g
 };
 void wide_join(const WideJoinArgs& args, void* stream);
 

@@ -349,7 +349,6 @@ void take_half(GradientArgs& args, bool second) {
   const auto move = [](TokenArg& a) {
     if (a.data != nullptr) a.data = static_cast<char*>(a.data) + kHalfKey * (a.bf16 != 0 ? 2 : 4);
   };
-  args.half.second = second;
   if (!second) {
     args.problem.K = kHalfKey;
     return;
@@ -403,7 +402,7 @@ void backward_of_wide(const Plan& plan, const DevicePlan& device, const Problem&
     args.v = scan.v;
     args.v_is_dz = scan.online;
     args.grads.d = heads.d;
-    args.half.numbers = images.numbers;
+    args.half = {images.numbers, second, join.q, join.k};
     float* const beta = next(heads.d.beta.data != nullptr);
     float* const g = next(heads.d.g.data != nullptr);
     args.grads.dalpha_p = next(norms);
@@ -412,7 +411,8 @@ void backward_of_wide(const Plan& plan, const DevicePlan& device, const Problem&
     args.grads.d.g = g != nullptr ? per_head(plan, g, 1, false) : TokenArg{};
     take_half(args, second);
     wide_gradients(args, device.chunks, plan.stream);
-    join.halves[second ? 1 : 0] = {beta, g, args.grads.dalpha_p, args.grads.dbeta_p};
+    join.beta[second ? 1 : 0] = beta, join.g[second ? 1 : 0] = g;
+    join.q = args.grads.dalpha_p, join.k = args.grads.dbeta_p;  // the first half's go into the second's, whose own are left
   }
   wide_join(join, plan.stream);
 }

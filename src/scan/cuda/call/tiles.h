@@ -97,11 +97,12 @@ struct PairImage {
 // q2, k2: |q|^2 and |k|^2, if the rule wants them. Rows past the end: 0.
 struct WideNumbers {
   float e[64], q[64], k[64], z[64];
-  float q2[64], k2[64];
   float gamma[4];  // all the same
+  float q2[64], k2[64];
   float unused[28];
 };
-static_assert(sizeof(WideNumbers) % 128 == 0);
+inline constexpr size_t kWideScanNumbers = offsetof(WideNumbers, q2);  // bytes that the scans read
+static_assert(sizeof(WideNumbers) % 128 == 0 && kWideScanNumbers % 16 == 0);
 inline constexpr int kWideKey = 256, kHalfKey = 128;
 
 // Per chunk, value head and block of 64 value columns:

@@ -212,11 +212,11 @@ FW_DEVICE void multiply_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], uin
   for (int k = 0; k < kSteps; ++k) wgmma_rs<64, false>(d, a[k], descriptor_after(first, k / 4 * kPanelBytes + k % 4 * 32), accumulate || k > 0);
 }
 
-// d [64, 64] = a [64, 64 tokens] times the panel of b [64 tokens, 64].
-FW_DEVICE void multiply_outer(float (&d)[32], const uint32_t (&a)[4][4], uint32_t b) {
+// d [64, 64] = (or +=) a [64, 64 tokens] times the panel of b [64 tokens, 64].
+FW_DEVICE void multiply_outer(float (&d)[32], const uint32_t (&a)[4][4], uint32_t b, bool accumulate = false) {
   const uint64_t first = wgmma_descriptor(b, kPanelBytes, 1024);
   FW_UNROLL
-  for (int k = 0; k < 4; ++k) wgmma_rs<64, true>(d, a[k], descriptor_after(first, k * 2048), k > 0);
+  for (int k = 0; k < 4; ++k) wgmma_rs<64, true>(d, a[k], descriptor_after(first, k * 2048), accumulate || k > 0);
 }
 
 // y += fragments of token columns times a number a token.

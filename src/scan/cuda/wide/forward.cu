@@ -1,17 +1,18 @@
 // The forward scan of keys of 129 to 256 channels, from the raw rows of q and k and A and P of every chunk (tiles.h: WideNumbers), without images. Per sequence
 // and value head, chunk by chunk:
 //   W = diag(z) v + diag(e) k S      U = A W      O = diag(q) q S + P U      S = gamma S + k^T diag(k) U          (offline rules: W = diag(z) v, U = W)
-// A for itself is a product more than the images of scan/forward.cu have, and spares [64, 256] numbers of a chunk that every value block would bring.
+// A for itself is a product more than the images of scan/forward.cu have, and spares [64, 256] numbers of a chunk that every block would bring.
 // Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W of every chunk.
-// Products take bf16 operands and add in float32; S stays float32 throughout.
+// Products take bf16 operands and add in float32; S stays float32 throughout. What a group waits for is the other group's time on the tensor cores, so that W
+// and O need not be under way, and in registers, together.
 //
-// Roles, 256 threads, one block a multiprocessor (wide/parts.cuh):
+// Roles, 384 threads, one block a multiprocessor (wide/parts.cuh), i the group:
 //   warp     does                                              waits for                    says so to                  shared memory
-//   0, 1     bring k, q, A, P, v and numbers of a chunk        stages.empty                 stages.full                 stages
-//   2        thread 64 takes S^T away; with 3 bf16 rows of O   state.full, o.full           state.empty, o.empty        kState, kO
-//   3        thread 96 takes W away; with 2 bf16 rows of O     tile.full, o.full            stages.empty, o.empty       kTile of a stage, kO
-//   4 to 7   the state in registers: W, U, O, S of a chunk     stages.full, {o, state}      stages.empty, tile.full,    read stages, write kTile, kO, kState
-//                                                              .empty                       {o, state}.full
+//   0, 1     bring k, numbers and v, then q, A, P of a chunk   {stages, q, a, p}.empty      {stages, q, a, p}.full      kK, kNumbers, kTile, kQ, kA, kP
+//   2        thread 64 takes S^T away; with 3 bf16 rows of O   state[i].full, o[i].full     state[i].empty, o[i].empty  kState, kO
+//   3        thread 96 takes W away; with 2 bf16 rows of O     left[i].full, o[i].full      stages.empty, o[i].empty    kTile, kO
+//   4 to 7,  the state of a group's value block in registers:  {stages, q, a, p}.full,      {stages, q, a, p}.empty,    read those, write kTile, kO, kState
+//   8 to 11  W, U, O, S of a chunk                             {o, state}[i].empty          {left, o, state}[i].full
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/scan/outputs.cuh"
 #include "scan/cuda/wide/parts.cuh"
@@ -26,146 +27,148 @@ struct WideForwardArgs {
 };
 
 template <bool kOnline, bool kOut, bool kSave>
-__global__ void __launch_bounds__(kScanThreads, 1) wide_forward_kernel(const __grid_constant__ WideForwardArgs all, const __grid_constant__ StageMaps maps) {
+__global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __grid_constant__ WideForwardArgs all, const __grid_constant__ StageMaps maps) {
   using Shape = WideShape<kOut>;
   const ScanForwardArgs& args = all.scan;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
-  if (thread_index() == 0) {
-    barriers.stages.init(1 + static_cast<int>(kStoreThread), kStateThreads + (kSave ? 1 : 0));
-    barriers.tile.init(kStateThreads, 1);
-    barriers.state.init(kStateThreads, 1);
-    barriers.o.init(kStateThreads, 64);
-    mbarrier_init_fence();
-  }
+  if (thread_index() == 0) init_wide_barriers<Shape>(barriers, wide_place(args.sequences, args.HV, args.V).groups, kSave);
   sync_threads();
   grid_dependency_wait();
   grid_dependency_launch();
-  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
-  const ScanPlace place = scan_place(args.sequences, args.HV, value_blocks, 0);
 
-  if (thread_index() < kStoreThread) {
-    const WideStageArgs stage_args{args.sequences, args.rows, args.v, all.pairs, all.numbers, args.HV, args.K, args.V};
-    const EnginePlace engine(args.sequences, place);
-    Ring<Shape::kStages> ring;
-    for (int c = 0; c < place.chunks; ++c, ring.next()) {
-      barriers.stages.wait_empty(ring);
-      bring_wide_stage<Shape, kOnline, kOut>(stage_args, maps, engine, place, c, shared + ring.slot * Shape::kStage, barriers.stages.full + ring.slot);
+  if (thread_index() < kStateThread) {
+    register_count_decrease<kWideMoverRegisters>();
+    const WidePlace place = wide_place(args.sequences, args.HV, args.V);
+    if (thread_index() < kStoreThread) {
+      const WideStageArgs stage_args{args.sequences, args.rows, args.v, all.pairs, all.numbers, args.HV, args.K, args.V};
+      bring_wide_chunks<Shape, kOut, kOnline, kOut>(stage_args, maps, place, shared, barriers, [](int i) { return i; });
+      return;
     }
-  } else if (thread_index() < kStateThread) {
-    const bool drains_state = kSave && thread_index() == kStoreThread, drains_tile = kSave && thread_index() == kStoreThread + 32;
-    const TileRows o = tile_rows(args.o, args.sequences, place, args.V);
     Ring<Shape::kStages> ring;
     Ring<1> single;
-    for (int c = 0; c < place.chunks; ++c, ring.next(), single.next()) {
-      const int64_t tile = (place.first_tile + static_cast<int64_t>(c) * args.HV) * value_blocks + place.value_block;
-      if (drains_state) {
-        barriers.state.wait_full(single);
-        drain_bulk(args.states + tile * (64 * kWideKey), shared + Shape::kState, Shape::kMatrix, barriers.state.empty);
-      }
-      if (drains_tile) {
-        barriers.tile.wait_full(ring);
-        drain_bulk(args.w + tile * kPanel, shared + ring.slot * Shape::kStage + Shape::kTile, kPanelBytes, barriers.stages.empty + ring.slot);
-      }
-      if (kOut && o.rows.bf16 != 0) {
-        barriers.o.wait_full(single);
-        store_bf16_rows(o, c, shared + Shape::kO);
-        barriers.o.put_empty(single);
+    FW_NO_UNROLL
+    for (int c = 0; c < place.scan.chunks; ++c, ring.next(), single.next()) {
+      FW_NO_UNROLL
+      for (int group = 0; group < place.groups; ++group) {
+        if constexpr (kSave) drain_wide<Shape>(place, group, args.HV, c, ring, single, shared, barriers, args.states, args.w);
+        if (kOut && args.o.bf16 != 0) {
+          barriers.o[group].wait_full(single);
+          store_bf16_rows(tile_rows(args.o, args.sequences, place.of_group(group), args.V), c, shared + Shape::kO + group * kPanelBytes);
+          barriers.o[group].put_empty(single);
+        }
       }
     }
-    if (drains_state || drains_tile) bulk_wait<0>();
+    if (kSave && thread_index() % 32 == 0) bulk_wait<0>();
   } else {
-    const TileRows out = tile_rows(args.o, args.sequences, place, args.V);
+    register_count_increase<kWideStateRegisters>();
+    const WidePlace place = wide_place(args.sequences, args.HV, args.V);  // here: what is known before has few registers
+    const int group = shuffle(static_cast<int>(thread_index() - kStateThread) / kStateThreads, 0);
+    if (group >= place.groups) return;
+    const ScanPlace own = place.of_group(group);
     float state[kWideKey / 2];
-    load_state(args.initial_state, place, place.n, args.K, args.V, state);
+    load_state(args.initial_state, own, own.n, args.K, args.V, state);
     const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
+    const uint32_t numbers_of_state = base + Shape::kState + static_cast<uint32_t>(group * Shape::kMatrix);
     Ring<Shape::kStages> ring;
-    Ring<1> leaving;
-    CheckpointWalk checkpoints(args.checkpoints, args.sequences, place);
-    const auto numbers = [&] { return reinterpret_cast<const WideNumbers*>(shared + ring.slot * Shape::kStage + Shape::kNumbers); };
+    Ring<1> single;
+    const auto numbers = [&] { return reinterpret_cast<const WideNumbers*>(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes); };
     FW_NO_UNROLL
-    for (int c = 0; c < place.chunks; ++c, ring.next(), leaving.next()) {
-      const uint32_t stage = base + ring.slot * Shape::kStage;
+    for (int c = 0; c < own.chunks; ++c, ring.next(), single.next()) {
+      const uint32_t keys = base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
+      const uint32_t tile = base + static_cast<uint32_t>(Shape::tile(ring.slot, group));
       barriers.stages.wait_full(ring);
-      if constexpr (kSave) barriers.state.wait_empty(leaving);
-      put_wide_state(state, base + Shape::kState, numbers()->gamma[0]);
-      if constexpr (kSave) barriers.state.put_full(leaving);
-      float w[32], o[32];
-      wgmma_fence();
+      if constexpr (kSave) barriers.state[group].wait_empty(single);
+      put_wide_state(state, numbers_of_state, numbers()->gamma[0], group);
+      if constexpr (kSave) barriers.state[group].put_full(single);
+      uint32_t b[4][4], scaled[4][4];
       if constexpr (kOnline) {
-        multiply_state(w, base + Shape::kState, stage + Shape::kK);
+        float w[32];
+        wgmma_fence();
+        multiply_state(w, numbers_of_state, keys);
         wgmma_commit();
-      }
-      if constexpr (kOut) {
-        multiply_state(o, base + Shape::kState, stage + Shape::kQ);
-        wgmma_commit();
-      }
-      uint32_t b[4][4];
-      FW_UNROLL
-      for (int k = 0; k < 4; ++k) load_token_fragment(b[k], stage + Shape::kTile, k);
-      if constexpr (kOnline) {
-        wgmma_wait<kOut ? 1 : 0>();
+        FW_UNROLL
+        for (int k = 0; k < 4; ++k) load_token_fragment(b[k], tile, k);
+        wgmma_wait<0>();
         keep(w);
         scale_columns(w, numbers()->e);
         add_fragments(w, b, numbers()->z);
         pack_fragments(w, b);
       } else {
+        FW_UNROLL
+        for (int k = 0; k < 4; ++k) load_token_fragment(b[k], tile, k);
         scale_fragments(b, numbers()->z, b);
       }
       if constexpr (kSave) {
         FW_UNROLL
-        for (int k = 0; k < 4; ++k) store_token_fragment(stage + Shape::kTile, k, b[k]);
+        for (int k = 0; k < 4; ++k) store_token_fragment(tile, k, b[k]);
         fence_async_shared();
-        barriers.tile.put_full(ring);
+        barriers.left[group].put_full(ring);
       }
       if constexpr (kOnline) {
+        float u[32];
+        barriers.a.wait_full(single);
         wgmma_fence();
-        multiply_rows(w, b, stage + Shape::kA, false);
+        multiply_rows(u, b, base + Shape::kA, false);
         wgmma_commit();
         wgmma_wait<0>();
-        keep(w);
-        pack_fragments(w, b);
-      } else if constexpr (kOut) {
-        wgmma_wait<0>();
+        keep(u);
+        barriers.a.put_empty(single);
+        pack_fragments(u, b);
       }
-      uint32_t scaled[4][4];
-      scale_fragments(b, numbers()->k, scaled);
+      float o[32];
       if constexpr (kOut) {
+        barriers.q.wait_full(single);
+        wgmma_fence();
+        multiply_state(o, numbers_of_state, base + Shape::kQ);
+        wgmma_commit();
+        wgmma_wait<0>();
         keep(o);
+        barriers.q.put_empty(single);
         scale_columns(o, numbers()->q);
+        barriers.p.wait_full(single);
+        wgmma_fence();
+        multiply_rows(o, b, base + Shape::kP, true);
+        wgmma_commit();
       }
+      scale_fragments(b, numbers()->k, scaled);
       wgmma_fence();
-      add_outer<kWideKey>(state, scaled, stage + Shape::kK);
-      if constexpr (kOut) multiply_rows(o, b, stage + Shape::kP, true);
+      add_outer<kWideKey>(state, scaled, keys);
       wgmma_commit();
       wgmma_wait<0>();
       keep(state);
-      if constexpr (kOut) keep(o);
-      barriers.stages.put_empty(ring);
-      if (kOut && checkpoints.reached()) [[unlikely]]  // without o the call is not the caller's
-        store_state(args.checkpoints.states, place, checkpoints.next(args.checkpoints, place, c), args.K, args.V, state);
       if constexpr (kOut) {
-        if (out.rows.bf16 == 0) {
-          store_float_rows(out, c, o);
+        keep(o);
+        barriers.p.put_empty(single);
+      }
+      barriers.stages.put_empty(ring);
+      if (kOut && args.checkpoints.states.data != nullptr) [[unlikely]] {  // without o the call is not the caller's
+        CheckpointWalk walk(args.checkpoints, args.sequences, own);        // made anew: registers
+        if ((walk.first + c + 1) % args.checkpoints.chunks == 0) {
+          store_state(args.checkpoints.states, own, walk.next(args.checkpoints, own, c), args.K, args.V, state);
+        }
+      }
+      if constexpr (kOut) {
+        if (args.o.bf16 == 0) {
+          store_float_rows(tile_rows(args.o, args.sequences, own, args.V), c, o);
         } else {
           pack_fragments(o, b);
-          barriers.o.wait_empty(leaving);
+          barriers.o[group].wait_empty(single);
           FW_UNROLL
-          for (int k = 0; k < 4; ++k) store_token_fragment(base + Shape::kO, k, b[k]);
-          barriers.o.put_full(leaving);
+          for (int k = 0; k < 4; ++k) store_token_fragment(base + Shape::kO + static_cast<uint32_t>(group * kPanelBytes), k, b[k]);
+          barriers.o[group].put_full(single);
         }
       }
     }
-    store_state(args.final_state, place, place.n, args.K, args.V, state);
+    store_state(args.final_state, own, own.n, args.K, args.V, state);
   }
 }
 
 template <bool kOnline, bool kOut, bool kSave>
 void launch_forward(const WideForwardArgs& all, void* stream) {
   const ScanForwardArgs& args = all.scan;
-  const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock);
-  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
-  launch_overlapped(wide_forward_kernel<kOnline, kOut, kSave>, grid, kScanThreads, WideShape<kOut>::kShared, stream, all,
+  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * static_cast<unsigned>(wide_blocks(args.V)), 1, 1};
+  launch_overlapped(wide_forward_kernel<kOnline, kOut, kSave>, grid, kWideThreads, WideShape<kOut>::kShared, stream, all,
                     wide_maps(args.rows, args.v, args.shape, args.HV, args.K, args.V));
 }
 template <bool kOnline>

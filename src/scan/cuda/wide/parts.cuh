@@ -1,30 +1,76 @@
-// What the two scans of keys of 129 to 256 channels share: the stage of a chunk, the state as an operand in shared memory, who brings what. See scan/parts.cuh,
-// whose block, roles and fragments these are. The state [64 values, 256] takes 128 registers of a thread, so that its bf16 numbers have no place there beside
-// the products: they lie in shared memory, where the products read them and from where they leave for the gradients.
+// What the two scans of keys of 129 to 256 channels share: a block's places in shared memory, who brings what, the state as an operand. See scan/parts.cuh,
+// whose fragments these are.
+//
+// A block of 384 threads owns up to two value blocks of one value head of one sequence, each of them a warpgroup's: what a chunk brings, of which the raw rows
+// of q and k are most, is read from the L2 cache for both. The state [64 values, 256] takes 128 registers of a thread, so that its bf16 numbers have no place
+// there beside the products: they lie in shared memory, where the products read them and from where they leave for the gradients.
 #pragma once
 
 #include "scan/cuda/scan/rows.cuh"
 
 namespace fw::cuda {
 
-// Bytes of shared memory: two stages (raw rows of k and q, A, P, a tile of v or d_o, numbers), the state's bf16 numbers, with kOut a buffer of O.
+inline constexpr unsigned kWideThreads = 384;
+inline constexpr int kWideGroups = 2;
+// Registers of a thread: of the four warps that bring and store, and of the state's.
+inline constexpr int kWideMoverRegisters = 48, kWideStateRegisters = 232;
+
+// Bytes of shared memory: k, numbers and tiles of v or d_o of two chunks, q, A and P of one; of each group the state's numbers and with kOut a buffer of O.
 template <bool kOut>
 struct WideShape {
-  static constexpr int kMatrix = 64 * kWideKey * 2;
-  static constexpr int kK = 0, kQ = kMatrix, kA = 2 * kMatrix, kP = kA + kPanelBytes, kTile = kP + kPanelBytes, kNumbers = kTile + kPanelBytes;
-  static constexpr int kStage = round_to_panels(kNumbers + static_cast<int>(sizeof(WideNumbers)));
-  static constexpr int kStages = 2, kState = kStages * kStage, kO = kState + kMatrix;
-  static constexpr int kBarriers = kO + (kOut ? kPanelBytes : 0), kShared = kBarriers + kScanBarrierBytes;
+  static constexpr int kMatrix = 64 * kWideKey * 2, kStages = 2;
+  static constexpr int kK = 0, kQ = kStages * kMatrix, kState = kQ + kMatrix, kA = kState + kWideGroups * kMatrix, kP = kA + kPanelBytes;
+  static constexpr int kTile = kP + kPanelBytes, kO = kTile + kStages * kWideGroups * kPanelBytes, kNumbers = kO + (kOut ? kWideGroups * kPanelBytes : 0);
+  static constexpr int kNumberBytes = (static_cast<int>(kWideScanNumbers) + 127) / 128 * 128;
+  static constexpr int kBarriers = kNumbers + kStages * kNumberBytes, kShared = kBarriers + kScanBarrierBytes;
 
-  // tile: what leaves from a stage's tile, which its reader has left before; its place is the stage's.
+  // left: of a stage's tile, which its reader overwrites with what leaves; state, o: of the groups. Their empty ones are waited for by who fills again.
   struct Barriers {
-    RingBarriers<kStages> stages, tile;
-    RingBarriers<1> state, o;
+    RingBarriers<kStages> stages, left[kWideGroups];
+    RingBarriers<1> q, a, p, state[kWideGroups], o[kWideGroups];
   };
   static_assert(kShared <= kScanSharedLimit && sizeof(Barriers) <= kScanBarrierBytes && sizeof(PairImage) == 2 * kPanelBytes);
+
+  static constexpr int tile(int slot, int group) { return kTile + (slot * kWideGroups + group) * kPanelBytes; }
 };
 
-// The tensors of a stage: raw rows of q and k, A (online) and P, and v or d_o.
+// Of a block: its sequence and head, and the value blocks of its groups.
+struct WidePlace {
+  ScanPlace scan;  // value_block: of the first group
+  int value_blocks, groups;
+  FW_DEVICE ScanPlace of_group(int group) const {
+    ScanPlace own = scan;
+    own.value_block += group;
+    return own;
+  }
+  // Of what the scan leaves of a chunk.
+  FW_DEVICE int64_t tile(int c, int group, int HV) const { return (scan.first_tile + static_cast<int64_t>(c) * HV) * value_blocks + scan.value_block + group; }
+};
+constexpr int wide_blocks(int V) { return (V + kWideGroups * kValueBlock - 1) / (kWideGroups * kValueBlock); }
+FW_DEVICE WidePlace wide_place(const SequenceArg& sequences, int HV, int V) {
+  WidePlace p{scan_place(sequences, HV, wide_blocks(V), 0), (V + kValueBlock - 1) / kValueBlock, 0};
+  p.scan.value_block *= kWideGroups;
+  p.groups = p.value_blocks - p.scan.value_block < kWideGroups ? p.value_blocks - p.scan.value_block : kWideGroups;
+  return p;
+}
+
+// By one thread, before a barrier of the block. leaves: of a stage's tile something is copied away, after which the stage is empty.
+template <class Shape>
+FW_DEVICE void init_wide_barriers(typename Shape::Barriers& b, int groups, bool leaves) {
+  const int movers = 1 + static_cast<int>(kStoreThread), state = groups * kStateThreads;
+  b.stages.init(movers, state + (leaves ? groups : 0));
+  b.q.init(movers, state), b.a.init(movers, state), b.p.init(movers, state);
+  for (int group = 0; group < kWideGroups; ++group) {
+    b.left[group].init(kStateThreads, 1);
+    b.state[group].init(kStateThreads, 1);
+    b.o[group].init(kStateThreads, 64);
+  }
+  mbarrier_init_fence();
+}
+
+// ---- What a chunk brings: by the 64 threads of warps 0 and 1, of whom thread 0 asks the copy engine -----------------------------
+
+// The tensors of a stage; tile: v or d_o.
 struct WideStageArgs {
   const SequenceArg& sequences;
   const ScanRows& rows;
@@ -34,48 +80,94 @@ struct WideStageArgs {
   int HV, K, V;
 };
 
-// By the 64 threads of warps 0 and 1, of whom thread 0 asks for A, P and numbers and 32 for rows: brings chunk c, number `item` of the images, into a stage
-// that is empty, and says so. What the engine cannot take the threads copy.
-template <class Shape, bool kOnline, bool kReads>
-FW_DEVICE void bring_wide_stage(const WideStageArgs& a, const StageMaps& maps, const EnginePlace& engine, const ScanPlace& place, int c, char* stage,
-                                uint64_t* full) {
-  constexpr int kPanels = kWideKey / 64;
-  const int64_t item = place.first_tile + static_cast<int64_t>(c) * a.HV;
-  const bool whole = engine.takes(c), brings_tile = whole && maps.values != 0, brings_rows = whole && maps.rows != 0;
-  if (thread_index() == 0) {
-    mbarrier_expect(full, (kOnline ? kPanelBytes : 0) + (kReads ? kPanelBytes : 0) + static_cast<uint32_t>(sizeof(WideNumbers)) +
-                              (brings_tile ? kTensorBytes : 0) + (brings_rows ? 2 * kPanels * kTensorBytes : 0));
-    if constexpr (kOnline) bulk_load(stage + Shape::kA, a.pairs[item].a, kPanelBytes, full);
-    if constexpr (kReads) bulk_load(stage + Shape::kP, a.pairs[item].p, kPanelBytes, full);
-    bulk_load(stage + Shape::kNumbers, a.numbers + item, sizeof(WideNumbers), full);
-  } else if (thread_index() == 32) {
-    FW_UNROLL
-    for (int panel = 0; panel < kPanels; ++panel) {
-      if (!brings_rows) break;
-      engine.bring(maps.k, 64 * panel, place.hv / a.rows.k.divisor, c, stage + Shape::kK + panel * kPanelBytes, full);
-      engine.bring(maps.q, 64 * panel, place.hv / a.rows.q.divisor, c, stage + Shape::kQ + panel * kPanelBytes, full);
-    }
-    if (brings_tile) engine.bring(maps.v, place.value_block * kValueBlock, place.hv / a.tile.divisor, c, stage + Shape::kTile, full);
-  }
-  if (!brings_rows || !brings_tile) {
-    if (!brings_rows) {
-      fill_rows<kWideKey>(a.rows.k, a.sequences, place, c, a.K, stage + Shape::kK);
-      fill_rows<kWideKey>(a.rows.q, a.sequences, place, c, a.K, stage + Shape::kQ);
-    }
-    if (!brings_tile) fill_tile(tile_rows(a.tile, a.sequences, place, a.V), c, stage + Shape::kTile);
-    cp_async_commit();
-    cp_async_wait<0>();
-    fence_async_shared();  // for the products, and for the engine, which has the place next
-  }
-  mbarrier_arrive(full);
-}
-
 inline StageMaps wide_maps(const ScanRows& rows, const TokenArg& tile, const TokenShape& shape, int HV, int K, int V) {
   StageMaps maps;
   maps.values = map_tensor(tile, shape, HV, V, maps.v) ? 1 : 0;
   maps.rows = map_tensor(rows.k, shape, HV, K, maps.k) && map_tensor(rows.q, shape, HV, K, maps.q) ? 1 : 0;
   return maps;
 }
+
+// Rows that the engine cannot take, or of a chunk that it cannot: 64 columns from t.column on, a piece at a time (few registers).
+FW_DEVICE void fill_wide_panel(const TileRows& t, int c, char* panel) {
+  FW_NO_UNROLL
+  for (int i = static_cast<int>(thread_index()); i < 64 * 8; i += static_cast<int>(kStoreThread)) {
+    const int row = i / 8, piece = i % 8;
+    float x[8] = {};
+    if (t.rows.data != nullptr && c * kChunk + row < t.length) load_channels(t.rows, c * kChunk + row, t.column + 8 * piece, t.V, x);
+    *reinterpret_cast<uint4*>(panel + row * 128 + ((piece ^ (row & 7)) * 16)) =
+        make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+  }
+}
+FW_DEVICE void fill_wide_rows(const TokenArg& tensor, const WideStageArgs& a, const ScanPlace& place, int c, char* panels) {
+  TileRows rows = tile_rows(tensor, a.sequences, place, a.K);
+  FW_NO_UNROLL
+  for (rows.column = 0; rows.column < kWideKey; rows.column += 64) fill_wide_panel(rows, c, panels + rows.column / 64 * kPanelBytes);
+}
+FW_DEVICE void bring_wide_rows(const TensorMap& map, const TokenArg& tensor, const EnginePlace& engine, const ScanPlace& place, int c, char* panels,
+                               uint64_t* full) {
+  FW_UNROLL
+  for (int panel = 0; panel < kWideKey / 64; ++panel) engine.bring(map, 64 * panel, place.hv / tensor.divisor, c, panels + panel * kPanelBytes, full);
+}
+
+// Chunk by chunk, c(i) of i = 0 ..: into what is empty, in the order in which it is waited for. kReads: with q; kSolve: with A; kPairs: with P.
+template <class Shape, bool kReads, bool kSolve, bool kPairs, class ChunkOf>
+FW_DEVICE void bring_wide_chunks(const WideStageArgs& a, const StageMaps& maps, const WidePlace& place, char* shared, typename Shape::Barriers& barriers,
+                                 ChunkOf&& chunk_of) {
+  const EnginePlace engine(a.sequences, place.scan);
+  const bool asks = thread_index() == 0;
+  Ring<Shape::kStages> ring;
+  Ring<1> single;
+  FW_NO_UNROLL
+  for (int i = 0; i < place.scan.chunks; ++i, ring.next(), single.next()) {
+    const int c = chunk_of(i);
+    const int64_t item = place.scan.first_tile + static_cast<int64_t>(c) * a.HV;
+    const bool whole = engine.takes(c), brings_tile = whole && maps.values != 0, brings_rows = whole && maps.rows != 0;
+    uint64_t* full = barriers.stages.full + ring.slot;
+    char* const keys = shared + Shape::kK + ring.slot * Shape::kMatrix;
+    barriers.stages.wait_empty(ring);
+    if (asks) {
+      mbarrier_expect(full, static_cast<uint32_t>(kWideScanNumbers) + (brings_rows ? Shape::kMatrix : 0) +
+                                (brings_tile ? static_cast<uint32_t>(place.groups) * kTensorBytes : 0));
+      bulk_load(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes, a.numbers + item, kWideScanNumbers, full);
+      if (brings_rows) bring_wide_rows(maps.k, a.rows.k, engine, place.scan, c, keys, full);
+      for (int group = 0; brings_tile && group < place.groups; ++group) {
+        engine.bring(maps.v, (place.scan.value_block + group) * kValueBlock, place.scan.hv / a.tile.divisor, c, shared + Shape::tile(ring.slot, group), full);
+      }
+    }
+    if (!brings_rows) fill_wide_rows(a.rows.k, a, place.scan, c, keys);
+    for (int group = 0; !brings_tile && group < place.groups; ++group) {
+      fill_wide_panel(tile_rows(a.tile, a.sequences, place.of_group(group), a.V), c, shared + Shape::tile(ring.slot, group));
+    }
+    if (!brings_rows || !brings_tile) fence_async_shared();  // for the products, and for the engine, which has the place next
+    mbarrier_arrive(full);
+
+    if constexpr (kReads) {
+      full = barriers.q.full;
+      barriers.q.wait_empty(single);
+      if (asks) {
+        mbarrier_expect(full, brings_rows ? Shape::kMatrix : 0);
+        if (brings_rows) bring_wide_rows(maps.q, a.rows.q, engine, place.scan, c, shared + Shape::kQ, full);
+      }
+      if (!brings_rows) {
+        fill_wide_rows(a.rows.q, a, place.scan, c, shared + Shape::kQ);
+        fence_async_shared();
+      }
+      mbarrier_arrive(full);
+    }
+    const auto bring_pair = [&](RingBarriers<1>& of, const uint16_t* from, int to) {
+      of.wait_empty(single);
+      if (asks) {
+        mbarrier_expect(of.full, kPanelBytes);
+        bulk_load(shared + to, from, kPanelBytes, of.full);
+      }
+      mbarrier_arrive(of.full);
+    };
+    if constexpr (kSolve) bring_pair(barriers.a, a.pairs[item].a, Shape::kA);
+    if constexpr (kPairs) bring_pair(barriers.p, a.pairs[item].p, Shape::kP);
+  }
+}
+
+// ---- The state -------------------------------------------------------------------------------------------------------------------
 
 // d [64 values, 64 tokens] = the state's numbers times the transpose of the panels of rows.
 FW_DEVICE void multiply_state(float (&d)[32], uint32_t state, uint32_t rows) {
@@ -87,8 +179,8 @@ FW_DEVICE void multiply_state(float (&d)[32], uint32_t state, uint32_t rows) {
   }
 }
 
-// By the state's warps: the state's numbers to shared memory, and the state decayed. Then they are there for products of all four warps.
-FW_DEVICE void put_wide_state(float (&state)[kWideKey / 2], uint32_t to, float gamma) {
+// By a group's warps: the state's numbers to shared memory, and the state decayed. Then they are there for products of all four.
+FW_DEVICE void put_wide_state(float (&state)[kWideKey / 2], uint32_t to, float gamma, int group) {
   FW_UNROLL
   for (int k = 0; k < kWideKey / 16; ++k) {
     uint32_t packed[4];
@@ -99,7 +191,22 @@ FW_DEVICE void put_wide_state(float (&state)[kWideKey / 2], uint32_t to, float g
   FW_UNROLL
   for (float& x : state) x *= gamma;
   fence_async_shared();
-  named_barrier_sync(1, kStateThreads);
+  named_barrier_sync(1 + group, kStateThreads);
+}
+
+// By thread 64 (states) and thread 96 (tiles) of warps 2 and 3, if something is saved: what a group leaves of a chunk goes to memory. Behind the tile's copy
+// its stage may be filled anew.
+template <class Shape>
+FW_DEVICE void drain_wide(const WidePlace& place, int group, int HV, int c, const Ring<Shape::kStages>& ring, const Ring<1>& single, char* shared,
+                          typename Shape::Barriers& barriers, uint16_t* states, uint16_t* tiles) {
+  const int64_t tile = place.tile(c, group, HV);
+  if (thread_index() == kStoreThread) {
+    barriers.state[group].wait_full(single);
+    drain_bulk(states + tile * (64 * kWideKey), shared + Shape::kState + group * Shape::kMatrix, Shape::kMatrix, barriers.state[group].empty);
+  } else if (thread_index() == kStoreThread + 32) {
+    barriers.left[group].wait_full(ring);
+    drain_bulk(tiles + tile * kPanel, shared + Shape::tile(ring.slot, group), kPanelBytes, barriers.stages.empty + ring.slot);
+  }
 }
 
 }  // namespace fw::cuda

@@ -4,13 +4,13 @@
 // Writes, if asked for, D^T at the end of every chunk (before the step) and dZ (V) of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout.
 //
-// Roles, 256 threads, one block a multiprocessor (wide/parts.cuh):
-//   warp     does                                              waits for                    says so to                  shared memory
-//   0, 1     bring k, q, A, P, d_o and numbers of a chunk      stages.empty                 stages.full                 stages
-//   2        thread 64 takes D^T away                          state.full                   state.empty                 kState
-//   3        thread 96 takes dZ (V) away                       tile.full                    stages.empty                kTile of a stage
-//   4 to 7   the state's gradient in registers: dR, dZ, D      stages.full, state.empty     stages.empty, tile.full,    read stages, write kTile, kState
-//                                                                                           state.full
+// Roles, 384 threads, one block a multiprocessor (wide/parts.cuh), i the group:
+//   warp     does                                               waits for                    says so to                  shared memory
+//   0, 1     bring k, numbers and d_o, then q, A, P of a chunk  {stages, q, a, p}.empty      {stages, q, a, p}.full      kK, kNumbers, kTile, kQ, kA, kP
+//   2        thread 64 takes D^T away                           state[i].full                state[i].empty              kState
+//   3        thread 96 takes dZ (V) away                        left[i].full                 stages.empty                kTile
+//   4 to 7,  the gradient of the state of a group's value       {stages, q, a, p}.full,      {stages, q, a, p}.empty,    read those, write kTile, kState
+//   8 to 11  block in registers: dR, dZ, D                      state[i].empty               {left, state}[i].full
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/wide/parts.cuh"
 
@@ -23,121 +23,122 @@ struct WideReverseArgs {
 };
 
 template <bool kOnline, bool kSave>
-__global__ void __launch_bounds__(kScanThreads, 1) wide_reverse_kernel(const __grid_constant__ WideReverseArgs all, const __grid_constant__ StageMaps maps) {
+__global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __grid_constant__ WideReverseArgs all, const __grid_constant__ StageMaps maps) {
   using Shape = WideShape<false>;
   const ScanReverseArgs& args = all.scan;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
-  if (thread_index() == 0) {
-    barriers.stages.init(1 + static_cast<int>(kStoreThread), kStateThreads + (kSave ? 1 : 0));
-    barriers.tile.init(kStateThreads, 1);
-    barriers.state.init(kStateThreads, 1);
-    mbarrier_init_fence();
-  }
+  if (thread_index() == 0) init_wide_barriers<Shape>(barriers, wide_place(args.sequences, args.HV, args.V).groups, kSave);
   sync_threads();
   grid_dependency_wait();
   grid_dependency_launch();
-  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
-  const ScanPlace place = scan_place(args.sequences, args.HV, value_blocks, 0);
 
-  if (thread_index() < kStoreThread) {
-    const WideStageArgs stage_args{args.sequences, args.rows, args.d_o, args.pairs, all.numbers, args.HV, args.K, args.V};
-    const EnginePlace engine(args.sequences, place);
-    Ring<Shape::kStages> ring;
-    for (int c = place.chunks - 1; c >= 0; --c, ring.next()) {
-      barriers.stages.wait_empty(ring);
-      bring_wide_stage<Shape, kOnline, kOnline>(stage_args, maps, engine, place, c, shared + ring.slot * Shape::kStage, barriers.stages.full + ring.slot);
+  if (thread_index() < kStateThread) {
+    register_count_decrease<kWideMoverRegisters>();
+    const WidePlace place = wide_place(args.sequences, args.HV, args.V);
+    const int last = place.scan.chunks - 1;
+    if (thread_index() < kStoreThread) {
+      const WideStageArgs stage_args{args.sequences, args.rows, args.d_o, args.pairs, all.numbers, args.HV, args.K, args.V};
+      bring_wide_chunks<Shape, true, kOnline, kOnline>(stage_args, maps, place, shared, barriers, [last](int i) { return last - i; });
+      return;
     }
-  } else if (thread_index() < kStateThread) {
-    const bool drains_state = kSave && thread_index() == kStoreThread, drains_tile = kSave && thread_index() == kStoreThread + 32;
-    if (!drains_state && !drains_tile) return;
+    if (!kSave || thread_index() % 32 != 0) return;
     Ring<Shape::kStages> ring;
     Ring<1> single;
-    for (int c = place.chunks - 1; c >= 0; --c, ring.next(), single.next()) {
-      const int64_t tile = (place.first_tile + static_cast<int64_t>(c) * args.HV) * value_blocks + place.value_block;
-      if (drains_state) {
-        barriers.state.wait_full(single);
-        drain_bulk(args.d_states + tile * (64 * kWideKey), shared + Shape::kState, Shape::kMatrix, barriers.state.empty);
-      } else {
-        barriers.tile.wait_full(ring);
-        drain_bulk(args.v + tile * kPanel, shared + ring.slot * Shape::kStage + Shape::kTile, kPanelBytes, barriers.stages.empty + ring.slot);
-      }
+    FW_NO_UNROLL
+    for (int c = last; c >= 0; --c, ring.next(), single.next()) {
+      FW_NO_UNROLL
+      for (int group = 0; group < place.groups; ++group) drain_wide<Shape>(place, group, args.HV, c, ring, single, shared, barriers, args.d_states, args.v);
     }
     bulk_wait<0>();
   } else {
+    register_count_increase<kWideStateRegisters>();
+    const WidePlace place = wide_place(args.sequences, args.HV, args.V);  // here: what is known before has few registers
+    const int group = shuffle(static_cast<int>(thread_index() - kStateThread) / kStateThreads, 0);
+    if (group >= place.groups) return;
+    const ScanPlace own = place.of_group(group);
     float state[kWideKey / 2];
-    load_state(args.d_final_state, place, place.n, args.K, args.V, state);
+    load_state(args.d_final_state, own, own.n, args.K, args.V, state);
     const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
+    const uint32_t numbers_of_state = base + Shape::kState + static_cast<uint32_t>(group * Shape::kMatrix);
     Ring<Shape::kStages> ring;
-    Ring<1> leaving;
-    const auto numbers = [&] { return reinterpret_cast<const WideNumbers*>(shared + ring.slot * Shape::kStage + Shape::kNumbers); };
+    Ring<1> single;
+    const auto numbers = [&] { return reinterpret_cast<const WideNumbers*>(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes); };
     FW_NO_UNROLL
-    for (int left = place.chunks; left > 0; --left, ring.next(), leaving.next()) {
-      const uint32_t stage = base + ring.slot * Shape::kStage;
+    for (int left = own.chunks; left > 0; --left, ring.next(), single.next()) {
+      const uint32_t keys = base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
+      const uint32_t tile = base + static_cast<uint32_t>(Shape::tile(ring.slot, group));
+      constexpr bool kReads = kOnline || kSave;  // D
       barriers.stages.wait_full(ring);
-      if constexpr (kSave) barriers.state.wait_empty(leaving);
-      put_wide_state(state, base + Shape::kState, numbers()->gamma[0]);
-      if constexpr (kSave) barriers.state.put_full(leaving);
-      uint32_t d_o[4][4], b[4][4];
+      if constexpr (kSave) barriers.state[group].wait_empty(single);
+      put_wide_state(state, numbers_of_state, numbers()->gamma[0], group);
+      if constexpr (kSave) barriers.state[group].put_full(single);
+      uint32_t d_o[4][4], a[4][4];
       float v[32];
       FW_UNROLL
-      for (int k = 0; k < 4; ++k) load_token_fragment(d_o[k], stage + Shape::kTile, k);
-      constexpr bool kReads = kOnline || kSave;  // D
-      float r[32];
+      for (int k = 0; k < 4; ++k) load_token_fragment(d_o[k], tile, k);
       wgmma_fence();
-      if constexpr (kReads) multiply_state(v, base + Shape::kState, stage + Shape::kK);
-      if constexpr (kOnline) multiply_outer(r, d_o, stage + Shape::kP);
-      wgmma_commit();
-      scale_fragments(d_o, numbers()->q, b);
+      if constexpr (kReads) {
+        multiply_state(v, numbers_of_state, keys);
+        wgmma_commit();
+      }
+      scale_fragments(d_o, numbers()->q, a);
+      barriers.q.wait_full(single);
       wgmma_fence();
-      add_outer<kWideKey>(state, b, stage + Shape::kQ);
+      add_outer<kWideKey>(state, a, base + Shape::kQ);
       wgmma_commit();
       if constexpr (kReads) {
         wgmma_wait<1>();
         keep(v);
         scale_columns(v, numbers()->k);
       }
-      uint32_t a[4][4];
       if constexpr (kOnline) {
-        keep(r);
-        FW_UNROLL
-        for (int i = 0; i < 32; ++i) v[i] += r[i];
-        pack_fragments(v, a);
+        barriers.p.wait_full(single);
         wgmma_fence();
-        multiply_outer(v, a, stage + Shape::kA);
+        multiply_outer(v, d_o, base + Shape::kP, true);
         wgmma_commit();
         wgmma_wait<0>();
         keep(v);
         keep(state);
+        barriers.p.put_empty(single);
+        barriers.q.put_empty(single);
+        pack_fragments(v, a);
+        barriers.a.wait_full(single);
+        wgmma_fence();
+        multiply_outer(v, a, base + Shape::kA);
+        wgmma_commit();
+        wgmma_wait<0>();
+        keep(v);
+        barriers.a.put_empty(single);
       }
       if constexpr (kSave) {
         pack_fragments(v, a);
         FW_UNROLL
-        for (int k = 0; k < 4; ++k) store_token_fragment(stage + Shape::kTile, k, a[k]);
+        for (int k = 0; k < 4; ++k) store_token_fragment(tile, k, a[k]);
         fence_async_shared();
-        barriers.tile.put_full(ring);
+        barriers.left[group].put_full(ring);
       }
       if constexpr (kOnline) {
         scale_columns(v, numbers()->e);
         pack_fragments(v, a);
         wgmma_fence();
-        add_outer<kWideKey>(state, a, stage + Shape::kK);
+        add_outer<kWideKey>(state, a, keys);
         wgmma_commit();
       }
       wgmma_wait<0>();
       keep(state);
+      if constexpr (!kOnline) barriers.q.put_empty(single);
       barriers.stages.put_empty(ring);
     }
-    store_state(args.d_initial_state, place, place.n, args.K, args.V, state);
+    store_state(args.d_initial_state, own, own.n, args.K, args.V, state);
   }
 }
 
 template <bool kOnline, bool kSave>
 void launch_reverse(const WideReverseArgs& all, void* stream) {
   const ScanReverseArgs& args = all.scan;
-  const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock);
-  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
-  launch_overlapped(wide_reverse_kernel<kOnline, kSave>, grid, kScanThreads, WideShape<false>::kShared, stream, all,
+  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * static_cast<unsigned>(wide_blocks(args.V)), 1, 1};
+  launch_overlapped(wide_reverse_kernel<kOnline, kSave>, grid, kWideThreads, WideShape<false>::kShared, stream, all,
                     wide_maps(args.rows, args.d_o, args.shape, args.HV, args.K, args.V));
 }
 
