@@ -1,9 +1,14 @@
 // Gates given as logits: values in front of the kernels that take them, gradients back behind them, and the sums over tokens that a_log and dt_bias
 // take, in blocks of tokens and then over the blocks, both in order. See gates/kernels.h.
 //
-// Roles, 256 threads: a gate a z, kN neighbouring numbers of a token (all heads) a thread and every kLanes-th token of the block's; lanes of one token are
-// neighbours. Where there are sums: each thread's in shared memory, sync_threads(), then one thread a number adds those of all lanes.
+// Roles, 256 threads: a gate a z, kN neighbouring numbers of a token (all heads) a thread and every kLanes-th token of the block's, of which some are loaded
+// together; lanes of one token are neighbours. Where there are sums: each thread's in shared memory, sync_threads(), then one thread a number adds those of all
+// lanes.
+//
+// What a gate's law is and where its tensors lie is looked up once a thread: in each token's turn that took five times as long as everything else
+// (docs/design/hopper.md).
 #include <algorithm>
+#include <type_traits>
 
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/gates/kernels.h"
@@ -13,24 +18,26 @@
 namespace fw::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWide = 4;
+constexpr int kThreads = 256;
+constexpr int kWideValues = 8, kWideGradients = 4;  // numbers of a thread where heads have whole pieces of so many
+constexpr int kAhead = 4;                           // tokens that a thread of gradients loads together; of values half as many
 
 // Which numbers and tokens a thread has.
 struct GateCut {
-  int wide = 0;                          // kWide numbers a thread, or one
+  int wide = 0;                          // many numbers a thread, or one
   int units = 1, lanes = 1, tokens = 1;  // of a block: threads side by side, tokens at once, and in all
   int blocks = 0, columns = 0;           // over tokens, over numbers
 };
-GateCut cut_of(const GateArg& gate, int64_t tokens, int64_t most_blocks) {
+GateCut cut_of(const GateArg& gate, int wide, int64_t tokens, int64_t most_tokens, int64_t most_blocks) {
   GateCut cut;
-  cut.wide = gate.channels % kWide == 0 ? 1 : 0;
-  const int units = gate.heads * gate.channels / (cut.wide != 0 ? kWide : 1);
+  cut.wide = gate.channels % wide == 0 ? 1 : 0;
+  const int units = gate.heads * gate.channels / (cut.wide != 0 ? wide : 1);
   while (cut.units < units && cut.units < kThreads) cut.units *= 2;
   cut.lanes = kThreads / cut.units;
   cut.columns = (units + cut.units - 1) / cut.units;
-  // Tokens one after another, up to 32 for few blocks to begin, but no more than leave blocks for a whole GPU: few tokens (decode) are a matter of latency.
-  constexpr int64_t kMost = 32, kBlocks = 1024;
-  const int64_t most = std::max<int64_t>(kMost, cut.lanes), shared = tokens * cut.columns / kBlocks;
+  // Tokens one after another for few blocks to begin, but no more than leave blocks for a whole GPU: few tokens (decode) are a matter of latency.
+  constexpr int64_t kBlocks = 1024;
+  const int64_t most = std::max<int64_t>(most_tokens, cut.lanes), shared = tokens * cut.columns / kBlocks;
   cut.tokens = static_cast<int>(std::max<int64_t>(std::clamp<int64_t>(shared, cut.lanes, most), (tokens + most_blocks - 1) / most_blocks));
   cut.blocks = static_cast<int>((tokens + cut.tokens - 1) / cut.tokens);
   return cut;
@@ -39,10 +46,10 @@ struct GateCuts {
   GateCut of[kGates];
 };
 template <class Args, class GateOf>
-Dim3 cut_gates(const Args& args, int64_t tokens, int64_t most_blocks, const GateOf& gate_of, GateCuts& cuts) {
+Dim3 cut_gates(const Args& args, int wide, int64_t tokens, int64_t most_tokens, int64_t most_blocks, const GateOf& gate_of, GateCuts& cuts) {
   Dim3 grid{0, 0, static_cast<unsigned>(args.count)};
   for (int i = 0; i < args.count; ++i) {
-    cuts.of[i] = cut_of(gate_of(args.gates[i]), tokens, most_blocks);
+    cuts.of[i] = cut_of(gate_of(args.gates[i]), wide, tokens, most_tokens, most_blocks);
     grid.x = std::max(grid.x, static_cast<unsigned>(cuts.of[i].blocks));
     grid.y = std::max(grid.y, static_cast<unsigned>(cuts.of[i].columns));
   }
@@ -91,18 +98,48 @@ FW_DEVICE Rows token_row(const TokenArg& a, const GateTokens& tokens, int64_t to
   return {static_cast<char*>(a.data) + at * (a.bf16 != 0 ? 2 : 4), 0, a.bf16};
 }
 
+// body(law), of which the compiler knows the kind.
+template <class Body>
+FW_DEVICE void with_law(const GateLaw<float>& law, Body&& body) {
+  const auto of = [&](auto given) { body(GateLaw<float>{decltype(given)::value, law.factor}); };
+  switch (law.given) {
+    case Given::kSigmoid:
+      return of(std::integral_constant<Given, Given::kSigmoid>());
+    case Given::kSoftplus:
+      return of(std::integral_constant<Given, Given::kSoftplus>());
+    case Given::kLowerBound:
+      return of(std::integral_constant<Given, Given::kLowerBound>());
+    case Given::kLogSigmoid:
+      return of(std::integral_constant<Given, Given::kLogSigmoid>());
+    default:
+      return;
+  }
+}
+
 template <int kN>
 FW_DEVICE void make_values(const GateArg& gate, const TokenArg& values, const GateTokens& tokens, const GateCut& cut) {
+  constexpr int kTogether = kAhead / 2;
   const GatePlace p = gate_place(gate, cut, kN, tokens);
   if (p.number < 0) return;
   const GateNumbers<kN> own = gate_numbers<kN>(gate, p);
-  for (int64_t token = p.first + p.lane; token < p.end; token += cut.lanes) {
-    float x[kN];
-    load_channels(token_row(gate.x, tokens, token, p.head), 0, p.channel, gate.channels, x);
-    FW_UNROLL
-    for (int j = 0; j < kN; ++j) x[j] = gate_value<GateMath>(gate.law, own.rate[j], x[j] + own.bias[j]);
-    store_channels(token_row(values, tokens, token, p.head), 0, p.channel, gate.channels, x);
-  }
+  const TokenArg from = gate.x, to = values;
+  const int channels = gate.channels, lanes = cut.lanes;
+  with_law(gate.law, [&](const GateLaw<float>& law) {
+    for (int64_t token = p.first + p.lane; token < p.end; token += kTogether * lanes) {
+      float x[kTogether][kN];
+      FW_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        if (token + i * lanes < p.end) load_channels(token_row(from, tokens, token + i * lanes, p.head), 0, p.channel, channels, x[i]);
+      }
+      FW_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        if (token + i * lanes >= p.end) break;
+        FW_UNROLL
+        for (int j = 0; j < kN; ++j) x[i][j] = gate_value<GateMath>(law, own.rate[j], x[i][j] + own.bias[j]);
+        store_channels(token_row(to, tokens, token + i * lanes, p.head), 0, p.channel, channels, x[i]);
+      }
+    }
+  });
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -112,7 +149,7 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned i = block_index_z();
   const GateCut& cut = cuts.of[i];
   if (!has_block(cut)) return;
-  cut.wide != 0 ? make_values<kWide>(args.gates[i], args.values[i], tokens, cut) : make_values<1>(args.gates[i], args.values[i], tokens, cut);
+  cut.wide != 0 ? make_values<kWideValues>(args.gates[i], args.values[i], tokens, cut) : make_values<1>(args.gates[i], args.values[i], tokens, cut);
 }
 
 template <int kN>
@@ -122,19 +159,31 @@ FW_DEVICE void make_gradients(const GateGradient& a, const GateTokens& tokens, c
   float of_bias[kN] = {}, of_rate[kN] = {};
   if (p.number >= 0) {
     const GateNumbers<kN> own = gate_numbers<kN>(gate, p);
-    for (int64_t token = p.first + p.lane; token < p.end; token += cut.lanes) {
-      float x[kN], d[kN];
-      load_channels(token_row(gate.x, tokens, token, p.head), 0, p.channel, gate.channels, x);
-      load_channels(token_row(a.d_values, tokens, token, p.head), 0, p.channel, gate.channels, d);
-      FW_UNROLL
-      for (int j = 0; j < kN; ++j) {
-        const GatePoint<float> point = gate_point<GateMath>(gate.law, own.rate[j], x[j] + own.bias[j]);
-        of_rate[j] = fmaf(d[j], point.of_rate, of_rate[j]);
-        d[j] *= point.slope;
-        of_bias[j] += d[j];
+    const TokenArg from = gate.x, from_d = a.d_values, to = a.d_x;
+    const int channels = gate.channels, lanes = cut.lanes;
+    with_law(gate.law, [&](const GateLaw<float>& law) {
+      for (int64_t token = p.first + p.lane; token < p.end; token += kAhead * lanes) {
+        float x[kAhead][kN], d[kAhead][kN];
+        FW_UNROLL
+        for (int i = 0; i < kAhead; ++i) {
+          if (token + i * lanes >= p.end) break;
+          load_channels(token_row(from, tokens, token + i * lanes, p.head), 0, p.channel, channels, x[i]);
+          load_channels(token_row(from_d, tokens, token + i * lanes, p.head), 0, p.channel, channels, d[i]);
+        }
+        FW_UNROLL
+        for (int i = 0; i < kAhead; ++i) {
+          if (token + i * lanes >= p.end) break;
+          FW_UNROLL
+          for (int j = 0; j < kN; ++j) {
+            const GatePoint<float> point = gate_point<GateMath>(law, own.rate[j], x[i][j] + own.bias[j]);
+            of_rate[j] = fmaf(d[i][j], point.of_rate, of_rate[j]);
+            d[i][j] *= point.slope;
+            of_bias[j] += d[i][j];
+          }
+          if (to.data != nullptr) store_channels(token_row(to, tokens, token + i * lanes, p.head), 0, p.channel, channels, d[i]);
+        }
       }
-      if (a.d_x.data != nullptr) store_channels(token_row(a.d_x, tokens, token, p.head), 0, p.channel, gate.channels, d);
-    }
+    });
   }
   if (a.parts == nullptr) return;
   const int row = gate.heads * gate.channels, thread = static_cast<int>(thread_index());
@@ -160,11 +209,11 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned i = block_index_z();
   const GateCut& cut = cuts.of[i];
   if (!has_block(cut)) return;
-  cut.wide != 0 ? make_gradients<kWide>(args.gates[i], tokens, cut) : make_gradients<1>(args.gates[i], tokens, cut);
+  cut.wide != 0 ? make_gradients<kWideGradients>(args.gates[i], tokens, cut) : make_gradients<1>(args.gates[i], tokens, cut);
 }
 
 // The sums of the blocks. A block has a head in x, which of the two sums in y, a gate in z; its threads have channels and, in lanes, every kSumLanes-th part.
-constexpr int kSumColumns = 32, kSumLanes = 8, kSumThreads = kSumColumns * kSumLanes;
+constexpr int kSumColumns = 128, kSumLanes = 8, kSumThreads = kSumColumns * kSumLanes;
 __global__ void __launch_bounds__(kSumThreads) gate_sums_kernel(const __grid_constant__ GateGradientsArgs args, const __grid_constant__ GateCuts cuts) {
   const GateGradient& a = args.gates[block_index_z()];
   const HeadArg& to = block_index_y() == 0 ? a.d_dt_bias : a.d_a_log;
@@ -180,6 +229,7 @@ __global__ void __launch_bounds__(kSumThreads) gate_sums_kernel(const __grid_con
     float sum = 0;
     if (channel < channels) {
       const float* from = a.parts + (block_index_y() == 0 ? 0 : row) + head * channels + channel;
+#pragma unroll 8
       for (int block = lane; block < blocks; block += kSumLanes) sum += from[int64_t{block} * 2 * row];
     }
     shared[thread_index()] = sum;
@@ -206,22 +256,23 @@ __global__ void __launch_bounds__(kSumThreads) gate_sums_kernel(const __grid_con
 }  // namespace
 
 void gate_values(const GateValuesArgs& args, const GateTokens& tokens, void* stream) {
-  constexpr int64_t kAnyBlocks = int64_t{1} << 30;
+  constexpr int64_t kAnyBlocks = int64_t{1} << 30, kMostTokens = 8;
   GateCuts cuts;
   const Dim3 grid = cut_gates(
-      args, tokens.all, kAnyBlocks, [](const GateArg& gate) -> const GateArg& { return gate; }, cuts);
+      args, kWideValues, tokens.all, kMostTokens, kAnyBlocks, [](const GateArg& gate) -> const GateArg& { return gate; }, cuts);
   launch_overlapped(gate_values_kernel, grid, kThreads, 0, stream, args, tokens, cuts);
 }
 
 void gate_gradients(const GateGradientsArgs& args, const GateTokens& tokens, void* stream) {
+  constexpr int64_t kMostTokens = 32;
   GateCuts cuts;
   const Dim3 grid = cut_gates(
-      args, tokens.all, kMostGateParts, [](const GateGradient& g) -> const GateArg& { return g.gate; }, cuts);
+      args, kWideGradients, tokens.all, kMostTokens, kMostGateParts, [](const GateGradient& g) -> const GateArg& { return g.gate; }, cuts);
   unsigned heads = 0;
   for (int i = 0; i < args.count; ++i) {
     if (args.gates[i].parts != nullptr) heads = std::max(heads, static_cast<unsigned>(args.gates[i].gate.heads));
   }
-  launch(gate_gradients_kernel, grid, kThreads, heads > 0 ? 2 * sizeof(float) * kThreads * kWide : 0, stream, args, tokens, cuts);
+  launch(gate_gradients_kernel, grid, kThreads, heads > 0 ? 2 * sizeof(float) * kThreads * kWideGradients : 0, stream, args, tokens, cuts);
   launch(gate_sums_kernel, Dim3{heads, 2, static_cast<unsigned>(args.count)}, kSumThreads, sizeof(float) * kSumThreads, stream, args, cuts);
 }
 
