@@ -65,14 +65,16 @@ def _measure(name, arguments, rounds, device, torch):
             o = function(**leaves)[0]
             torch.autograd.grad(o, list(leaves.values()), torch.ones_like(o))
 
-        try:
-            for call in (forward, both, forward, both):  # the first call compiles and tunes theirs
-                call()
-        except Exception as error:
-            row[f"{who}_error"] = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-            continue
-        calls[who] = {"forward": forward, "both": both}
-    times = {(who, what): [] for who in calls for what in ("forward", "both")}
+        calls[who] = {}
+        for what, call in (("forward", forward), ("both", both)):
+            try:
+                for _ in range(2):  # the first call compiles and tunes theirs
+                    call()
+            except Exception as error:
+                row[f"{who}_error"] = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+            else:
+                calls[who][what] = call
+    times = {(who, what): [] for who in calls for what in calls[who]}
     for _ in range(rounds):
         for who, what in times:
             times[who, what].append(_timed(calls[who][what], device, torch))

@@ -11,8 +11,8 @@
 
 namespace fw::cuda {
 
-// Whether the values of this gate are bf16: those of gates of channels where the call's tensors are and its products too, for such rows are what kernels look
-// for. Log-decays and gates of one number stay float32.
+// Whether the values of this gate are bf16: those of gates and log-decays of channels where the call's tensors are and its products too, for such rows are what
+// kernels look for. Gates and log-decays of one number stay float32.
 bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate);
 
 class CallGates {
@@ -26,8 +26,8 @@ class CallGates {
 
   // Queues the making of values: the inputs with them in place of logits.
   Inputs<float> values(const Inputs<float>& in, void* workspace) const;
-  // The gradients that the kernels are to leave: of log-decays and of gates of one number in float32 in the workspace, of gates of channels where the caller
-  // wants those of logits.
+  // The gradients that the kernels are to leave: of log-decays (bf16 where the values are) and of gates of one number (float32) in the workspace, of gates of
+  // channels where the caller wants those of logits.
   Inputs<float> open(const Inputs<float>& in, const Inputs<float>& grads, void* workspace) const;
   // Queues the way from these to what the caller asks for: of logits (in), a_log, dt_bias.
   void close(const Inputs<float>& in, const Inputs<float>& opened, const Inputs<float>& grads, void* workspace) const;
