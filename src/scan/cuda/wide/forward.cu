@@ -13,6 +13,7 @@
 //   3        thread 96 takes W away; with 2 bf16 rows of O     left[i].full, o[i].full      stages.empty, o[i].empty    kTile, kO
 //   4 to 7,  the state of a group's value block in registers:  {stages, q, a, p}.full,      {stages, q, a, p}.empty,    read those, write kTile, kO, kState
 //   8 to 11  W, U, O, S of a chunk                             {o, state}[i].empty          {left, o, state}[i].full
+
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/scan/outputs.cuh"
 #include "scan/cuda/wide/parts.cuh"
@@ -29,6 +30,7 @@ struct WideForwardArgs {
 template <bool kOnline, bool kOut, bool kSave>
 __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __grid_constant__ WideForwardArgs all, const __grid_constant__ StageMaps maps) {
   using Shape = WideShape<kOut>;
+  using Registers = WideRegisters<56, 224>;
   const ScanForwardArgs& args = all.scan;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
@@ -38,7 +40,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
   grid_dependency_launch();
 
   if (thread_index() < kStateThread) {
-    register_count_decrease<kWideMoverRegisters>();
+    register_count_decrease<Registers::kOfMovers>();
     const WidePlace place = wide_place(args.sequences, args.HV, args.V);
     if (thread_index() < kStoreThread) {
       const WideStageArgs stage_args{args.sequences, args.rows, args.v, all.pairs, all.numbers, args.HV, args.K, args.V};
@@ -61,20 +63,23 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
     }
     if (kSave && thread_index() % 32 == 0) bulk_wait<0>();
   } else {
-    register_count_increase<kWideStateRegisters>();
-    const WidePlace place = wide_place(args.sequences, args.HV, args.V);  // here: what is known before has few registers
+    register_count_increase<Registers::kOfState>();
     const int group = shuffle(static_cast<int>(thread_index() - kStateThread) / kStateThreads, 0);
-    if (group >= place.groups) return;
-    const ScanPlace own = place.of_group(group);
+    const auto own = [&] { return find_wide_group(args.sequences, args.HV, args.V, group); };
+    if (const WidePlace place = wide_place(args.sequences, args.HV, args.V); group >= place.groups) return;
     float state[kWideKey / 2];
-    load_state(args.initial_state, own, own.n, args.K, args.V, state);
+    {
+      const ScanPlace place = own();
+      load_state(args.initial_state, place, place.n, args.K, args.V, state);
+    }
+    const int chunks = own().chunks;
     const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
     const uint32_t numbers_of_state = base + Shape::kState + static_cast<uint32_t>(group * Shape::kMatrix);
-    Ring<Shape::kStages> ring;
-    Ring<1> single;
-    const auto numbers = [&] { return reinterpret_cast<const WideNumbers*>(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes); };
     FW_NO_UNROLL
-    for (int c = 0; c < own.chunks; ++c, ring.next(), single.next()) {
+    for (int c = 0; c < chunks; ++c) {
+      const auto ring = Shape::stage_of(c);
+      const auto single = Shape::single_of(c);
+      const auto numbers = [&] { return reinterpret_cast<const WideNumbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes)); };
       const uint32_t keys = base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
       const uint32_t tile = base + static_cast<uint32_t>(Shape::tile(ring.slot, group));
       barriers.stages.wait_full(ring);
@@ -120,7 +125,8 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
       if constexpr (kOut) {
         barriers.q.wait_full(single);
         wgmma_fence();
-        multiply_state(o, numbers_of_state, base + Shape::kQ);
+        // Descriptors are made anew, not kept from W's product: registers.
+        multiply_state(o, static_cast<uint32_t>(opaque(static_cast<int>(numbers_of_state))), base + Shape::kQ);
         wgmma_commit();
         wgmma_wait<0>();
         keep(o);
@@ -143,14 +149,15 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
       }
       barriers.stages.put_empty(ring);
       if (kOut && args.checkpoints.states.data != nullptr) [[unlikely]] {  // without o the call is not the caller's
-        CheckpointWalk walk(args.checkpoints, args.sequences, own);        // made anew: registers
+        const ScanPlace place = own();
+        CheckpointWalk walk(args.checkpoints, args.sequences, place);
         if ((walk.first + c + 1) % args.checkpoints.chunks == 0) {
-          store_state(args.checkpoints.states, own, walk.next(args.checkpoints, own, c), args.K, args.V, state);
+          store_state(args.checkpoints.states, place, walk.next(args.checkpoints, place, c), args.K, args.V, state);
         }
       }
       if constexpr (kOut) {
         if (args.o.bf16 == 0) {
-          store_float_rows(tile_rows(args.o, args.sequences, own, args.V), c, o);
+          store_float_rows(tile_rows(args.o, args.sequences, own(), args.V), c, o);
         } else {
           pack_fragments(o, b);
           barriers.o[group].wait_empty(single);
@@ -160,7 +167,8 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
         }
       }
     }
-    store_state(args.final_state, own, own.n, args.K, args.V, state);
+    const ScanPlace place = own();
+    store_state(args.final_state, place, place.n, args.K, args.V, state);
   }
 }
 

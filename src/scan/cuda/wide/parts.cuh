@@ -12,8 +12,13 @@ namespace fw::cuda {
 
 inline constexpr unsigned kWideThreads = 384;
 inline constexpr int kWideGroups = 2;
-// Registers of a thread: of the four warps that bring and store, and of the state's.
-inline constexpr int kWideMoverRegisters = 48, kWideStateRegisters = 232;
+// Registers of a thread: of the four warps that bring and store, and of the state's. All that the latter want the former must have given back of what the
+// kernel begins with, or they wait for ever.
+template <int kMovers, int kState>
+struct WideRegisters {
+  static constexpr int kOfMovers = kMovers, kOfState = kState, kAtFirst = 65536 / kWideThreads / 8 * 8;
+  static_assert(128 * kMovers + kWideGroups * 128 * kState <= static_cast<int>(kWideThreads) * kAtFirst);
+};
 
 // Bytes of shared memory: k, numbers and tiles of v or d_o of two chunks, q, A and P of one; of each group the state's numbers and with kOut a buffer of O.
 template <bool kOut>
@@ -30,6 +35,13 @@ struct WideShape {
     RingBarriers<1> q, a, p, state[kWideGroups], o[kWideGroups];
   };
   static_assert(kShared <= kScanSharedLimit && sizeof(Barriers) <= kScanBarrierBytes && sizeof(PairImage) == 2 * kPanelBytes);
+
+  // Of the scan's chunk number i: made of it where registers are scarce.
+  static FW_DEVICE Ring<kStages> stage_of(int i) {
+    static_assert(kStages == 2);
+    return {i & 1, i >> 1 & 1};
+  }
+  static FW_DEVICE Ring<1> single_of(int i) { return {0, i & 1}; }
 
   static constexpr int tile(int slot, int group) { return kTile + (slot * kWideGroups + group) * kPanelBytes; }
 };
@@ -53,6 +65,9 @@ FW_DEVICE WidePlace wide_place(const SequenceArg& sequences, int HV, int V) {
   p.groups = p.value_blocks - p.scan.value_block < kWideGroups ? p.value_blocks - p.scan.value_block : kWideGroups;
   return p;
 }
+
+// Where a group is, looked up anew each time: what is not needed in between takes no registers there.
+FW_DEVICE ScanPlace find_wide_group(const SequenceArg& sequences, int HV, int V, int group) { return wide_place(sequences, opaque(HV), V).of_group(group); }
 
 // By one thread, before a barrier of the block. leaves: of a stage's tile something is copied away, after which the stage is empty.
 template <class Shape>

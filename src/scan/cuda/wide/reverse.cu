@@ -25,6 +25,7 @@ struct WideReverseArgs {
 template <bool kOnline, bool kSave>
 __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __grid_constant__ WideReverseArgs all, const __grid_constant__ StageMaps maps) {
   using Shape = WideShape<false>;
+  using Registers = WideRegisters<56, 224>;
   const ScanReverseArgs& args = all.scan;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
   grid_dependency_launch();
 
   if (thread_index() < kStateThread) {
-    register_count_decrease<kWideMoverRegisters>();
+    register_count_decrease<Registers::kOfMovers>();
     const WidePlace place = wide_place(args.sequences, args.HV, args.V);
     const int last = place.scan.chunks - 1;
     if (thread_index() < kStoreThread) {
@@ -52,20 +53,23 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
     }
     bulk_wait<0>();
   } else {
-    register_count_increase<kWideStateRegisters>();
-    const WidePlace place = wide_place(args.sequences, args.HV, args.V);  // here: what is known before has few registers
+    register_count_increase<Registers::kOfState>();
     const int group = shuffle(static_cast<int>(thread_index() - kStateThread) / kStateThreads, 0);
-    if (group >= place.groups) return;
-    const ScanPlace own = place.of_group(group);
+    const auto own = [&] { return find_wide_group(args.sequences, args.HV, args.V, group); };
+    if (const WidePlace place = wide_place(args.sequences, args.HV, args.V); group >= place.groups) return;
     float state[kWideKey / 2];
-    load_state(args.d_final_state, own, own.n, args.K, args.V, state);
+    {
+      const ScanPlace place = own();
+      load_state(args.d_final_state, place, place.n, args.K, args.V, state);
+    }
+    const int chunks = own().chunks;
     const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
     const uint32_t numbers_of_state = base + Shape::kState + static_cast<uint32_t>(group * Shape::kMatrix);
-    Ring<Shape::kStages> ring;
-    Ring<1> single;
-    const auto numbers = [&] { return reinterpret_cast<const WideNumbers*>(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes); };
     FW_NO_UNROLL
-    for (int left = own.chunks; left > 0; --left, ring.next(), single.next()) {
+    for (int i = 0; i < chunks; ++i) {
+      const auto ring = Shape::stage_of(i);
+      const auto single = Shape::single_of(i);
+      const auto numbers = [&] { return reinterpret_cast<const WideNumbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes)); };
       const uint32_t keys = base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
       const uint32_t tile = base + static_cast<uint32_t>(Shape::tile(ring.slot, group));
       constexpr bool kReads = kOnline || kSave;  // D
@@ -130,7 +134,8 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
       if constexpr (!kOnline) barriers.q.put_empty(single);
       barriers.stages.put_empty(ring);
     }
-    store_state(args.d_initial_state, own, own.n, args.K, args.V, state);
+    const ScanPlace place = own();
+    store_state(args.d_initial_state, place, place.n, args.K, args.V, state);
   }
 }
 
