@@ -206,6 +206,24 @@ TEST(WideKeys, CheckpointsAreWhereAForwardGoesOn) {
   }
 }
 
+// So many blocks that two value blocks share one, with two, one and a part of them in the last.
+TEST(WideKeys, ManyBlocks) {
+  for (const int64_t V : {192, 72}) {
+    std::vector<int64_t> offsets = {0};
+    for (int n = 0; n < 75; ++n) offsets.push_back(offsets.back() + (n % 9 == 4 ? 130 : n % 3));
+    ProblemOptions options;
+    options.sequences = SeqLayout(offsets);
+    options.H = 1;
+    options.HV = 2;
+    options.K = 136;
+    options.V = V;
+    options.seed = static_cast<uint64_t>(V) + 3650;
+    HeaderRun run = device_run(FW_FORM_CHUNK);
+    run.bf16 = HeaderRun::Bf16Tensors::kAll;
+    expect_wide(of_bf16_numbers(random_problem(parse_rule(V == 72 ? "mamba2" : "gated_deltanet"), options)), run);
+  }
+}
+
 // What the chunk form does not have of such keys it says before anything runs, and takes one token at a time by itself.
 TEST(WideKeys, OtherRulesSayWhatIsExpected) {
   for (const char* rule : {"kda", "gated_deltanet_neg", "precond_gated_deltanet", "qdelta", "kaczmarz"}) {

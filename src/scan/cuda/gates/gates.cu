@@ -1,12 +1,10 @@
 // Gates given as logits: values in front of the kernels that take them, gradients back behind them, and the sums over tokens that a_log and dt_bias
 // take, in blocks of tokens and then over the blocks, both in order. See gates/kernels.h.
 //
-// Roles, 256 threads: a gate a z, kN neighbouring numbers of a token (all heads) a thread and every kLanes-th token of the block's, of which some are loaded
-// together; lanes of one token are neighbours. Where there are sums: each thread's in shared memory, sync_threads(), then one thread a number adds those of all
-// lanes.
+// Roles, 256 threads: a gate a z, kN neighbouring numbers of a token (all heads) a thread and every kLanes-th token of the block's; lanes of one token are
+// neighbours. Where there are sums: each thread's in shared memory, sync_threads(), then one thread a number adds those of all lanes.
 //
-// What a gate's law is and where its tensors lie is looked up once a thread: in each token's turn that took five times as long as everything else
-// (docs/design/hopper.md).
+// What a gate's law is and where its tensors lie is looked up once a thread, not in each token's turn, where the law was an indirect branch a number.
 #include <algorithm>
 #include <type_traits>
 
@@ -20,7 +18,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWideValues = 8, kWideGradients = 4;  // numbers of a thread where heads have whole pieces of so many
-constexpr int kAhead = 4;                           // tokens that a thread of gradients loads together; of values half as many
 
 // Which numbers and tokens a thread has.
 struct GateCut {
@@ -118,31 +115,23 @@ FW_DEVICE void with_law(const GateLaw<float>& law, Body&& body) {
 
 template <int kN>
 FW_DEVICE void make_values(const GateArg& gate, const TokenArg& values, const GateTokens& tokens, const GateCut& cut) {
-  constexpr int kTogether = kAhead / 2;
   const GatePlace p = gate_place(gate, cut, kN, tokens);
   if (p.number < 0) return;
   const GateNumbers<kN> own = gate_numbers<kN>(gate, p);
   const TokenArg from = gate.x, to = values;
   const int channels = gate.channels, lanes = cut.lanes;
   with_law(gate.law, [&](const GateLaw<float>& law) {
-    for (int64_t token = p.first + p.lane; token < p.end; token += kTogether * lanes) {
-      float x[kTogether][kN];
+    for (int64_t token = p.first + p.lane; token < p.end; token += lanes) {
+      float x[kN];
+      load_channels(token_row(from, tokens, token, p.head), 0, p.channel, channels, x);
       FW_UNROLL
-      for (int i = 0; i < kTogether; ++i) {
-        if (token + i * lanes < p.end) load_channels(token_row(from, tokens, token + i * lanes, p.head), 0, p.channel, channels, x[i]);
-      }
-      FW_UNROLL
-      for (int i = 0; i < kTogether; ++i) {
-        if (token + i * lanes >= p.end) break;
-        FW_UNROLL
-        for (int j = 0; j < kN; ++j) x[i][j] = gate_value<GateMath>(law, own.rate[j], x[i][j] + own.bias[j]);
-        store_channels(token_row(to, tokens, token + i * lanes, p.head), 0, p.channel, channels, x[i]);
-      }
+      for (int j = 0; j < kN; ++j) x[j] = gate_value<GateMath>(law, own.rate[j], x[j] + own.bias[j]);
+      store_channels(token_row(to, tokens, token, p.head), 0, p.channel, channels, x);
     }
   });
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     gate_values_kernel(const __grid_constant__ GateValuesArgs args, const __grid_constant__ GateTokens tokens, const __grid_constant__ GateCuts cuts) {
   grid_dependency_wait();
   grid_dependency_launch();
@@ -162,26 +151,18 @@ FW_DEVICE void make_gradients(const GateGradient& a, const GateTokens& tokens, c
     const TokenArg from = gate.x, from_d = a.d_values, to = a.d_x;
     const int channels = gate.channels, lanes = cut.lanes;
     with_law(gate.law, [&](const GateLaw<float>& law) {
-      for (int64_t token = p.first + p.lane; token < p.end; token += kAhead * lanes) {
-        float x[kAhead][kN], d[kAhead][kN];
+      for (int64_t token = p.first + p.lane; token < p.end; token += lanes) {
+        float x[kN], d[kN];
+        load_channels(token_row(from, tokens, token, p.head), 0, p.channel, channels, x);
+        load_channels(token_row(from_d, tokens, token, p.head), 0, p.channel, channels, d);
         FW_UNROLL
-        for (int i = 0; i < kAhead; ++i) {
-          if (token + i * lanes >= p.end) break;
-          load_channels(token_row(from, tokens, token + i * lanes, p.head), 0, p.channel, channels, x[i]);
-          load_channels(token_row(from_d, tokens, token + i * lanes, p.head), 0, p.channel, channels, d[i]);
+        for (int j = 0; j < kN; ++j) {
+          const GatePoint<float> point = gate_point<GateMath>(law, own.rate[j], x[j] + own.bias[j]);
+          of_rate[j] = fmaf(d[j], point.of_rate, of_rate[j]);
+          d[j] *= point.slope;
+          of_bias[j] += d[j];
         }
-        FW_UNROLL
-        for (int i = 0; i < kAhead; ++i) {
-          if (token + i * lanes >= p.end) break;
-          FW_UNROLL
-          for (int j = 0; j < kN; ++j) {
-            const GatePoint<float> point = gate_point<GateMath>(law, own.rate[j], x[i][j] + own.bias[j]);
-            of_rate[j] = fmaf(d[i][j], point.of_rate, of_rate[j]);
-            d[i][j] *= point.slope;
-            of_bias[j] += d[i][j];
-          }
-          if (to.data != nullptr) store_channels(token_row(to, tokens, token + i * lanes, p.head), 0, p.channel, channels, d[i]);
-        }
+        if (to.data != nullptr) store_channels(token_row(to, tokens, token, p.head), 0, p.channel, channels, d);
       }
     });
   }
@@ -204,7 +185,7 @@ FW_DEVICE void make_gradients(const GateGradient& a, const GateTokens& tokens, c
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     gate_gradients_kernel(const __grid_constant__ GateGradientsArgs args, const __grid_constant__ GateTokens tokens, const __grid_constant__ GateCuts cuts) {
   const unsigned i = block_index_z();
   const GateCut& cut = cuts.of[i];

@@ -25,6 +25,7 @@ struct WideForwardArgs {
   ScanForwardArgs scan;
   const WideNumbers* numbers;
   const PairImage* pairs;
+  int groups;
 };
 
 template <bool kOnline, bool kOut, bool kSave>
@@ -34,14 +35,14 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
   const ScanForwardArgs& args = all.scan;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
-  if (thread_index() == 0) init_wide_barriers<Shape>(barriers, wide_place(args.sequences, args.HV, args.V).groups, kSave);
+  if (thread_index() == 0) init_wide_barriers<Shape>(barriers, wide_place(args.sequences, args.HV, args.V, all.groups).groups, kSave);
   sync_threads();
   grid_dependency_wait();
   grid_dependency_launch();
 
   if (thread_index() < kStateThread) {
     register_count_decrease<Registers::kOfMovers>();
-    const WidePlace place = wide_place(args.sequences, args.HV, args.V);
+    const WidePlace place = wide_place(args.sequences, args.HV, args.V, all.groups);
     if (thread_index() < kStoreThread) {
       const WideStageArgs stage_args{args.sequences, args.rows, args.v, all.pairs, all.numbers, args.HV, args.K, args.V};
       bring_wide_chunks<Shape, kOut, kOnline, kOut>(stage_args, maps, place, shared, barriers, [](int i) { return i; });
@@ -65,8 +66,8 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
   } else {
     register_count_increase<Registers::kOfState>();
     const int group = shuffle(static_cast<int>(thread_index() - kStateThread) / kStateThreads, 0);
-    const auto own = [&] { return find_wide_group(args.sequences, args.HV, args.V, group); };
-    if (const WidePlace place = wide_place(args.sequences, args.HV, args.V); group >= place.groups) return;
+    const auto own = [&] { return find_wide_group(args.sequences, args.HV, args.V, all.groups, group); };
+    if (const WidePlace place = wide_place(args.sequences, args.HV, args.V, all.groups); group >= place.groups) return;
     float state[kWideKey / 2];
     {
       const ScanPlace place = own();
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
 template <bool kOnline, bool kOut, bool kSave>
 void launch_forward(const WideForwardArgs& all, void* stream) {
   const ScanForwardArgs& args = all.scan;
-  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * static_cast<unsigned>(wide_blocks(args.V)), 1, 1};
+  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * static_cast<unsigned>(wide_blocks(args.V, all.groups)), 1, 1};
   launch_overlapped(wide_forward_kernel<kOnline, kOut, kSave>, grid, kWideThreads, WideShape<kOut>::kShared, stream, all,
                     wide_maps(args.rows, args.v, args.shape, args.HV, args.K, args.V));
 }
@@ -196,7 +197,7 @@ void wide_forward(const ScanForwardArgs& args, const WideNumbers* numbers, const
   if (args.K > kWideKey || args.parts != nullptr || args.maps.data != nullptr || args.z != nullptr) {
     fail_internal("wide_forward: expected K at most {} and whole sequences with raw values, got K {}", kWideKey, args.K);
   }
-  const WideForwardArgs all{args, numbers, pairs};
+  const WideForwardArgs all{args, numbers, pairs, wide_groups(args.sequences, args.HV, args.V)};
   args.online ? launch_forward<true>(all, stream) : launch_forward<false>(all, stream);
 }
 

@@ -6,6 +6,7 @@
 // there beside the products: they lie in shared memory, where the products read them and from where they leave for the gradients.
 #pragma once
 
+#include "scan/cuda/call/device.h"
 #include "scan/cuda/scan/rows.cuh"
 
 namespace fw::cuda {
@@ -46,6 +47,11 @@ struct WideShape {
   static constexpr int tile(int slot, int group) { return kTile + (slot * kWideGroups + group) * kPanelBytes; }
 };
 
+// Value blocks of a block: one each where that leaves none without a multiprocessor; two take nearly twice as long a chunk.
+inline int wide_groups(const SequenceArg& sequences, int HV, int V) {
+  return static_cast<int64_t>(sequences.N) * HV * ((V + kValueBlock - 1) / kValueBlock) <= multiprocessors() ? 1 : kWideGroups;
+}
+
 // Of a block: its sequence and head, and the value blocks of its groups.
 struct WidePlace {
   ScanPlace scan;  // value_block: of the first group
@@ -58,16 +64,18 @@ struct WidePlace {
   // Of what the scan leaves of a chunk.
   FW_DEVICE int64_t tile(int c, int group, int HV) const { return (scan.first_tile + static_cast<int64_t>(c) * HV) * value_blocks + scan.value_block + group; }
 };
-constexpr int wide_blocks(int V) { return (V + kWideGroups * kValueBlock - 1) / (kWideGroups * kValueBlock); }
-FW_DEVICE WidePlace wide_place(const SequenceArg& sequences, int HV, int V) {
-  WidePlace p{scan_place(sequences, HV, wide_blocks(V), 0), (V + kValueBlock - 1) / kValueBlock, 0};
-  p.scan.value_block *= kWideGroups;
-  p.groups = p.value_blocks - p.scan.value_block < kWideGroups ? p.value_blocks - p.scan.value_block : kWideGroups;
+constexpr int wide_blocks(int V, int groups) { return (V + groups * kValueBlock - 1) / (groups * kValueBlock); }
+FW_DEVICE WidePlace wide_place(const SequenceArg& sequences, int HV, int V, int most) {
+  WidePlace p{scan_place(sequences, HV, wide_blocks(V, most), 0), (V + kValueBlock - 1) / kValueBlock, 0};
+  p.scan.value_block *= most;
+  p.groups = p.value_blocks - p.scan.value_block < most ? p.value_blocks - p.scan.value_block : most;
   return p;
 }
 
 // Where a group is, looked up anew each time: what is not needed in between takes no registers there.
-FW_DEVICE ScanPlace find_wide_group(const SequenceArg& sequences, int HV, int V, int group) { return wide_place(sequences, opaque(HV), V).of_group(group); }
+FW_DEVICE ScanPlace find_wide_group(const SequenceArg& sequences, int HV, int V, int most, int group) {
+  return wide_place(sequences, opaque(HV), V, most).of_group(group);
+}
 
 // By one thread, before a barrier of the block. leaves: of a stage's tile something is copied away, after which the stage is empty.
 template <class Shape>

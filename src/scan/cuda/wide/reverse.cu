@@ -20,6 +20,7 @@ namespace {
 struct WideReverseArgs {
   ScanReverseArgs scan;
   const WideNumbers* numbers;
+  int groups;
 };
 
 template <bool kOnline, bool kSave>
@@ -29,14 +30,14 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
   const ScanReverseArgs& args = all.scan;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
-  if (thread_index() == 0) init_wide_barriers<Shape>(barriers, wide_place(args.sequences, args.HV, args.V).groups, kSave);
+  if (thread_index() == 0) init_wide_barriers<Shape>(barriers, wide_place(args.sequences, args.HV, args.V, all.groups).groups, kSave);
   sync_threads();
   grid_dependency_wait();
   grid_dependency_launch();
 
   if (thread_index() < kStateThread) {
     register_count_decrease<Registers::kOfMovers>();
-    const WidePlace place = wide_place(args.sequences, args.HV, args.V);
+    const WidePlace place = wide_place(args.sequences, args.HV, args.V, all.groups);
     const int last = place.scan.chunks - 1;
     if (thread_index() < kStoreThread) {
       const WideStageArgs stage_args{args.sequences, args.rows, args.d_o, args.pairs, all.numbers, args.HV, args.K, args.V};
@@ -55,8 +56,8 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
   } else {
     register_count_increase<Registers::kOfState>();
     const int group = shuffle(static_cast<int>(thread_index() - kStateThread) / kStateThreads, 0);
-    const auto own = [&] { return find_wide_group(args.sequences, args.HV, args.V, group); };
-    if (const WidePlace place = wide_place(args.sequences, args.HV, args.V); group >= place.groups) return;
+    const auto own = [&] { return find_wide_group(args.sequences, args.HV, args.V, all.groups, group); };
+    if (const WidePlace place = wide_place(args.sequences, args.HV, args.V, all.groups); group >= place.groups) return;
     float state[kWideKey / 2];
     {
       const ScanPlace place = own();
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
 template <bool kOnline, bool kSave>
 void launch_reverse(const WideReverseArgs& all, void* stream) {
   const ScanReverseArgs& args = all.scan;
-  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * static_cast<unsigned>(wide_blocks(args.V)), 1, 1};
+  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * static_cast<unsigned>(wide_blocks(args.V, all.groups)), 1, 1};
   launch_overlapped(wide_reverse_kernel<kOnline, kSave>, grid, kWideThreads, WideShape<false>::kShared, stream, all,
                     wide_maps(args.rows, args.d_o, args.shape, args.HV, args.K, args.V));
 }
@@ -154,7 +155,7 @@ void wide_reverse(const ScanReverseArgs& args, const WideNumbers* numbers, void*
   if (args.K > kWideKey || args.parts != nullptr || args.made != nullptr) {
     fail_internal("wide_reverse: expected K at most {} and whole sequences, got K {}", kWideKey, args.K);
   }
-  const WideReverseArgs all{args, numbers};
+  const WideReverseArgs all{args, numbers, wide_groups(args.sequences, args.HV, args.V)};
   const bool save = args.d_states != nullptr;
   if (args.online) {
     save ? launch_reverse<true, true>(all, stream) : launch_reverse<true, false>(all, stream);
