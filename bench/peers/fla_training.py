@@ -2,17 +2,21 @@
 """Training steps of flash-linear-attention's models on a GPU, with its own kernels and with this project's (fastweight.fla.enable()), in turn in one process: tokens/s
 and the kernels' share of a step. bf16 weights, fused AdamW, random tokens, 8 x 2048 a step. One JSON line a model.
 
-    fla_training.py [--batch 8] [--length 2048] [--steps 10] [--warm] gated_deltanet-340M kda-340M gated_deltanet-1.3B ...
+    fla_training.py [--batch 8] [--length 2048] [--steps 10] [--together FOLDER COUNT] gated_deltanet-340M kda-340M gated_deltanet-1.3B ...
 
 With Triton 3.4 to 3.7.0 on Hopper flash-linear-attention refuses the backward of gated rules, whose numbers are wrong there; here it runs all the same, for the time.
 
---warm: only compiles and tunes (several processes of it side by side fill Triton's cache in less time than one).
+Compiling and tuning takes minutes. Several processes do it side by side, one a model, and are timed one after the other once all are ready:
+--together FOLDER COUNT, an empty folder and the number of processes.
 """
 
 import argparse
+import fcntl
 import json
+import pathlib
 import statistics
 import sys
+import time
 
 import torch
 
@@ -54,6 +58,16 @@ def share(run):
     return round(recurrence, 2), round(total, 2)
 
 
+def alone(folder, count, name):
+    """Waits for all processes and then for its turn; closing what it returns ends that."""
+    (folder / f"{name}.ready").touch()
+    while len(list(folder.glob("*.ready"))) < count:
+        time.sleep(0.2)
+    lock = open(folder / "lock", "w", encoding="utf-8")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
 def measure(name, args):
     import fastweight.fla
     import fla.ops.common.chunk_o
@@ -74,8 +88,10 @@ def measure(name, args):
 
     row = {"model": name, "parameters": sum(p.numel() for p in model.parameters()), "batch": args.batch, "length": args.length}
     times = {"fla": [], "fastweight": []}
-    rounds = 0 if args.warm else 2
+    rounds, lock = 2, None
     for turn in range(1 + rounds):
+        if turn == 1 and args.together:
+            lock = alone(pathlib.Path(args.together[0]), int(args.together[1]), name)
         for who in times:
             fastweight.fla.enable() if who == "fastweight" else fastweight.fla.disable()
             for i in range(2 + (args.steps if turn else 0)):
@@ -86,15 +102,16 @@ def measure(name, args):
                 end.synchronize()
                 if turn and i >= 2:
                     times[who].append(begin.elapsed_time(end))
-            if turn == rounds and not args.warm:
+            if turn == rounds:
                 row[f"{who}_recurrence_ms"], row[f"{who}_kernels_ms"] = share(step)
                 row[f"{who}_loss"] = round(float(loss), 4)
-    if not args.warm:
-        for who, values in times.items():
-            row[f"{who}_ms"] = round(statistics.median(values), 2)
-            row[f"{who}_tokens_s"] = round(args.batch * args.length / statistics.median(values) * 1e3)
-        row["ratio"] = round(row["fla_ms"] / row["fastweight_ms"], 3)
-        row["served"] = {name: counts for name, counts in ((n, c.served) for n, c in fastweight.fla._serving.counts.items()) if counts}
+    for who, values in times.items():
+        row[f"{who}_ms"] = round(statistics.median(values), 2)
+        row[f"{who}_tokens_s"] = round(args.batch * args.length / statistics.median(values) * 1e3)
+    row["ratio"] = round(row["fla_ms"] / row["fastweight_ms"], 3)
+    row["served"] = {name: counts for name, counts in ((n, c.served) for n, c in fastweight.fla._serving.counts.items()) if counts}
+    if lock is not None:
+        lock.close()
     return row
 
 
@@ -104,7 +121,7 @@ def main():
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--together", nargs=2, metavar=("FOLDER", "COUNT"))
     args = parser.parse_args()
     for name in args.models:
         print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, **measure(name, args)}), flush=True)
