@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "base/error.h"
 #include "cuda/device_runs.h"
 #include "rule/rule.h"
 #include "support/checkpoints.h"
