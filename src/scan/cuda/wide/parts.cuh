@@ -204,6 +204,7 @@ FW_DEVICE void multiply_state(float (&d)[32], uint32_t state, uint32_t rows) {
 
 // By a group's warps: the state's numbers to shared memory, and the state decayed. Then they are there for products of all four.
 FW_DEVICE void put_wide_state(float (&state)[kWideKey / 2], uint32_t to, float gamma, int group) {
+  named_barrier_sync(1 + group, kStateThreads);  // no warp's products read the numbers of the chunk before any more
   FW_UNROLL
   for (int k = 0; k < kWideKey / 16; ++k) {
     uint32_t packed[4];
