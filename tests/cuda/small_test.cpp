@@ -97,7 +97,7 @@ TEST(Small, WideKeys) {
   for (const char* name : {"gated_deltanet", "mamba2"}) {
     for (const bool bf16 : {true, false}) {
       ProblemOptions options;
-      options.sequences = SeqLayout({0, 200, 200, 205});
+      options.sequences = SeqLayout({0, 130, 130, 135});
       options.H = 1;
       options.HV = ++seed % 2 == 0 ? 2 : 1;
       options.K = bf16 ? 256 : 150;
