@@ -265,6 +265,45 @@ void make_precond(const Plan& plan, const DevicePlan& device, const CommonRegion
   problem.m = args.m;
 }
 
+// What the scans of images and those of wide keys are given alike, of whole sequences. saved: may be null forward.
+ScanForwardArgs forward_scan_args(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved) {
+  ScanForwardArgs scan;
+  scan.sequences = problem.sequences;
+  scan.HV = problem.HV;
+  scan.K = problem.K;
+  scan.V = problem.V;
+  scan.online = plan.rule.online();
+  scan.shape = token_shape(plan);
+  scan.v = problem.in.v;
+  scan.o = token_arg(plan, out.o);
+  scan.initial_state = at_slots(plan, problem.initial_state, false);
+  scan.final_state = at_slots(plan, state_arg(plan, out.final_state), true);
+  scan.checkpoints = checkpoint_arg(plan, state_arg(plan, out.checkpoints), problem.sequences);
+  if (saved != nullptr) {
+    scan.states = Space(saved).at<uint16_t>(device.saved.states);
+    scan.w = Space(saved).at<uint16_t>(device.saved.w);
+  }
+  return scan;
+}
+ScanReverseArgs reverse_scan_args(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
+                                  const void* saved, const Space& space) {
+  ScanReverseArgs scan;
+  scan.sequences = problem.sequences;
+  scan.HV = problem.HV;
+  scan.K = problem.K;
+  scan.V = problem.V;
+  scan.online = plan.rule.online();
+  scan.pairs = Space(const_cast<void*>(saved)).at<PairImage>(device.saved.pairs);
+  scan.rows = {problem.in.q, problem.in.k};
+  scan.d_o = token_arg(plan, d.o);
+  scan.shape = token_shape(plan);
+  scan.d_final_state = state_arg(plan, d.final_state);
+  scan.d_initial_state = state_arg(plan, grads.initial_state);
+  scan.d_states = space.at<uint16_t>(device.backward.d_states);
+  scan.v = space.at<uint16_t>(device.backward.v);
+  return scan;
+}
+
 FineImages fine_images(const FineRegions& regions, const Space& space) { return {space.at(regions.images), space.at<uint16_t>(regions.rests)}; }
 
 void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {
@@ -282,24 +321,11 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   prepared.spare_m = space.at<float>(device.forward.common.m);
   prepare(prepared, device.key, device.chunks, plan.stream);
 
-  ScanForwardArgs scan;
-  scan.sequences = problem.sequences;
-  scan.HV = problem.HV;
-  scan.K = problem.K;
-  scan.V = problem.V;
-  scan.online = plan.rule.online();
+  ScanForwardArgs scan = forward_scan_args(plan, device, problem, out, saved);
   scan.images = prepared.forward;
   scan.fine = prepared.forward_fine;
-  if (prepare_leaves_rows(problem, device.key)) scan.rows = {problem.in.q, problem.in.k};
-  scan.shape = token_shape(plan);
-  scan.v = problem.in.v;
   scan.z = prepared.z;
-  scan.o = token_arg(plan, out.o);
-  scan.initial_state = at_slots(plan, problem.initial_state, false);
-  scan.final_state = at_slots(plan, state_arg(plan, out.final_state), true);
-  scan.checkpoints = checkpoint_arg(plan, state_arg(plan, out.checkpoints), problem.sequences);
-  scan.states = save ? kept.at<uint16_t>(device.saved.states) : nullptr;
-  scan.w = save ? kept.at<uint16_t>(device.saved.w) : nullptr;
+  if (prepare_leaves_rows(problem, device.key)) scan.rows = {problem.in.q, problem.in.k};
   if (device.segments) {
     scan.fades = fade_arg(device, problem);
     scan_segments_forward(plan, device, scan, save && device.segments.backward ? kept.at<float>(device.saved.maps) : space.at<float>(device.forward.maps),
@@ -324,23 +350,8 @@ WideImages wide_images(const DevicePlan& device, const void* saved, const Space&
 void forward_of_wide(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {
   const WideImages images = wide_images(device, saved, space);
   wide_prepare({problem, images.numbers, images.pairs}, device.chunks, plan.stream);
-  ScanForwardArgs scan;
-  scan.sequences = problem.sequences;
-  scan.HV = problem.HV;
-  scan.K = problem.K;
-  scan.V = problem.V;
-  scan.online = plan.rule.online();
+  ScanForwardArgs scan = forward_scan_args(plan, device, problem, out, saved);
   scan.rows = {problem.in.q, problem.in.k};
-  scan.shape = token_shape(plan);
-  scan.v = problem.in.v;
-  scan.o = token_arg(plan, out.o);
-  scan.initial_state = at_slots(plan, problem.initial_state, false);
-  scan.final_state = at_slots(plan, state_arg(plan, out.final_state), true);
-  scan.checkpoints = checkpoint_arg(plan, state_arg(plan, out.checkpoints), problem.sequences);
-  if (saved != nullptr) {
-    scan.states = Space(saved).at<uint16_t>(device.saved.states);
-    scan.w = Space(saved).at<uint16_t>(device.saved.w);
-  }
   wide_forward(scan, images.numbers, images.pairs, plan.stream);
 }
 
@@ -364,20 +375,7 @@ void backward_of_wide(const Plan& plan, const DevicePlan& device, const Problem&
                       const void* saved, const HeadGradients& heads, const Space& space) {
   const Space kept(const_cast<void*>(saved));
   const WideImages images = wide_images(device, saved, space);
-  ScanReverseArgs scan;
-  scan.sequences = problem.sequences;
-  scan.HV = problem.HV;
-  scan.K = problem.K;
-  scan.V = problem.V;
-  scan.online = plan.rule.online();
-  scan.pairs = images.pairs;
-  scan.rows = {problem.in.q, problem.in.k};
-  scan.d_o = token_arg(plan, d.o);
-  scan.shape = token_shape(plan);
-  scan.d_final_state = state_arg(plan, d.final_state);
-  scan.d_initial_state = state_arg(plan, grads.initial_state);
-  scan.d_states = space.at<uint16_t>(device.backward.d_states);
-  scan.v = space.at<uint16_t>(device.backward.v);
+  const ScanReverseArgs scan = reverse_scan_args(plan, device, problem, d, grads, saved, space);
   wide_reverse(scan, images.numbers, plan.stream);
 
   WideJoinArgs join;
@@ -589,24 +587,11 @@ void finish_precond(const Plan& plan, const DevicePlan& device, const Problem& p
 void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads, const void* saved,
                     const HeadGradients& heads, const PrecondShare& share, const Space& space) {
   const Space kept(const_cast<void*>(saved));
-  ScanReverseArgs scan;
-  scan.sequences = problem.sequences;
-  scan.HV = problem.HV;
-  scan.K = problem.K;
-  scan.V = problem.V;
-  scan.online = plan.rule.online();
+  ScanReverseArgs scan = reverse_scan_args(plan, device, problem, d, grads, saved, space);
   scan.images = kept.at(device.saved.images);
   scan.numbers = kept.at<BackwardNumbers>(device.saved.numbers);
   scan.mixed = mixed_streams(plan.rule);
-  scan.pairs = kept.at<PairImage>(device.saved.pairs);
-  scan.rows = {problem.in.q, problem.in.k};
   scan.fine = fine_images(device.saved.fine, kept);
-  scan.d_o = token_arg(plan, d.o);
-  scan.shape = token_shape(plan);
-  scan.d_final_state = state_arg(plan, d.final_state);
-  scan.d_initial_state = state_arg(plan, grads.initial_state);
-  scan.d_states = space.at<uint16_t>(device.backward.d_states);
-  scan.v = space.at<uint16_t>(device.backward.v);
   TilesReady ready;
   if (device.backward.ready.bytes > 0) {
     ready.made = space.at<uint32_t>(device.backward.ready);

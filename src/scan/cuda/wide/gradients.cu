@@ -7,7 +7,10 @@ namespace fw::cuda {
 void wide_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
   if (chunks == 0) return;
   const Rule& rule = args.problem.rule;
-  if (!wide_rule(rule) || args.half.numbers == nullptr) fail_internal("wide_gradients: expected a rule with wide keys and its numbers");
+  if (!wide_rule(rule) || args.half.numbers == nullptr) {
+    fail_internal("wide_gradients: expected a rule with wide keys and its numbers, got {}, numbers {}", wide_rule(rule) ? "such a rule" : "another rule",
+                  args.half.numbers != nullptr ? "there" : "null");
+  }
   if (rule.online()) {
     launch_scalar_gradients<ScalarShape<kHalfKey, true, false, false, ScalarGain::kGate, true>>(args, chunks, stream);
   } else {
