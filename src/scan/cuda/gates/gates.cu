@@ -5,6 +5,8 @@
 // neighbours. Where there are sums: each thread's in shared memory, sync_threads(), then one thread a number adds those of all lanes.
 //
 // What a gate's law is and where its tensors lie is looked up once a thread, not in each token's turn, where the law was an indirect branch a number.
+// Where all tensors of a gate are bf16 in whole pieces with tokens at one distance (walks()), rows are found by an addition and two tokens are on their way
+// at once; what else there is takes a form that asks of every row what it is.
 #include <algorithm>
 #include <type_traits>
 
@@ -22,9 +24,16 @@ constexpr int kWideValues = 8, kWideGradients = 4;  // numbers of a thread where
 // Which numbers and tokens a thread has.
 struct GateCut {
   int wide = 0;                          // many numbers a thread, or one
+  int walk = 0;                          // walks()
   int units = 1, lanes = 1, tokens = 1;  // of a block: threads side by side, tokens at once, and in all
   int blocks = 0, columns = 0;           // over tokens, over numbers
 };
+// bf16, pieces of `wide` numbers where they can be loaded whole, and every token as far from the one before, in whatever sequence.
+bool walks(const TokenArg& a, int wide, const GateTokens& tokens) {
+  const bool even = tokens.all == tokens.batch || a.stride_b == tokens.batch * a.stride_t;
+  return a.bf16 != 0 && reinterpret_cast<uintptr_t>(a.data) % (2 * static_cast<size_t>(wide)) == 0 && a.stride_t % wide == 0 && a.stride_h % wide == 0 && even;
+}
+
 GateCut cut_of(const GateArg& gate, int wide, int64_t tokens, int64_t most_tokens, int64_t most_blocks) {
   GateCut cut;
   cut.wide = gate.channels % wide == 0 ? 1 : 0;
@@ -113,6 +122,66 @@ FW_DEVICE void with_law(const GateLaw<float>& law, Body&& body) {
   }
 }
 
+// kN neighbouring bf16 numbers.
+template <int kN>
+struct Piece {
+  uint32_t words[kN / 2];
+};
+template <int kN>
+FW_DEVICE Piece<kN> load_piece(const char* at) {
+  if constexpr (kN == 8) {
+    const uint4 a = *reinterpret_cast<const uint4*>(at);
+    return {{a.x, a.y, a.z, a.w}};
+  } else {
+    const uint2 a = *reinterpret_cast<const uint2*>(at);
+    return {{a.x, a.y}};
+  }
+}
+template <int kN>
+FW_DEVICE void store_piece(char* at, const Piece<kN>& a) {
+  if constexpr (kN == 8) {
+    *reinterpret_cast<uint4*>(at) = make_uint4(a.words[0], a.words[1], a.words[2], a.words[3]);
+  } else {
+    *reinterpret_cast<uint2*>(at) = make_uint2(a.words[0], a.words[1]);
+  }
+}
+FW_DEVICE char* number_of_token(const TokenArg& a, int64_t token, const GatePlace& p) {
+  return static_cast<char*>(a.data) + 2 * (token * a.stride_t + int64_t{p.head} * a.stride_h + p.channel);
+}
+
+constexpr int kAtOnce = 2;  // tokens of a thread on their way
+
+template <int kN>
+FW_DEVICE void walk_values(const GateArg& gate, const TokenArg& values, const GateTokens& tokens, const GateCut& cut) {
+  const GatePlace p = gate_place(gate, cut, kN, tokens);
+  if (p.number < 0) return;
+  const GateNumbers<kN> own = gate_numbers<kN>(gate, p);
+  const int64_t first = p.first + p.lane, from_step = 2 * cut.lanes * gate.x.stride_t, to_step = 2 * cut.lanes * values.stride_t;
+  const char* from = number_of_token(gate.x, first, p);
+  char* to = number_of_token(values, first, p);
+  const int end = static_cast<int>(p.end - p.first), lanes = cut.lanes;
+  with_law(gate.law, [&](const GateLaw<float>& law) {
+    for (int token = p.lane; token < end; token += kAtOnce * lanes) {
+      Piece<kN> piece[kAtOnce] = {};
+      FW_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (token + i * lanes < end) piece[i] = load_piece<kN>(from + i * from_step);
+      }
+      FW_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        FW_UNROLL
+        for (int j = 0; j < kN; j += 2) {
+          const uint32_t word = piece[i].words[j / 2];
+          piece[i].words[j / 2] = pack_bf16(gate_value<RoundedGateMath>(law, own.rate[j], bf16_low(word) + own.bias[j]),
+                                            gate_value<RoundedGateMath>(law, own.rate[j + 1], bf16_high(word) + own.bias[j + 1]));
+        }
+        if (token + i * lanes < end) store_piece<kN>(to + i * to_step, piece[i]);
+      }
+      from += kAtOnce * from_step, to += kAtOnce * to_step;
+    }
+  });
+}
+
 template <int kN>
 FW_DEVICE void make_values(const GateArg& gate, const TokenArg& values, const GateTokens& tokens, const GateCut& cut) {
   const GatePlace p = gate_place(gate, cut, kN, tokens);
@@ -138,7 +207,50 @@ __global__ void __launch_bounds__(kThreads, 4)
   const unsigned i = block_index_z();
   const GateCut& cut = cuts.of[i];
   if (!has_block(cut)) return;
+  if (cut.walk != 0) return walk_values<kWideValues>(args.gates[i], args.values[i], tokens, cut);
   cut.wide != 0 ? make_values<kWideValues>(args.gates[i], args.values[i], tokens, cut) : make_values<1>(args.gates[i], args.values[i], tokens, cut);
+}
+
+// The logits' gradients of this thread's numbers, and their sums over its tokens.
+template <int kN>
+FW_DEVICE void walk_gradients(const GateGradient& a, const GateCut& cut, const GatePlace& p, const GateNumbers<kN>& own, float (&of_bias)[kN],
+                              float (&of_rate)[kN]) {
+  const GateArg& gate = a.gate;
+  const int64_t first = p.first + p.lane, bytes = 2 * cut.lanes, step = bytes * gate.x.stride_t, d_step = bytes * a.d_values.stride_t;
+  const int64_t to_step = bytes * a.d_x.stride_t;
+  const char *from = number_of_token(gate.x, first, p), *from_d = number_of_token(a.d_values, first, p);
+  char* to = a.d_x.data == nullptr ? nullptr : number_of_token(a.d_x, first, p);
+  const int end = static_cast<int>(p.end - p.first), lanes = cut.lanes;
+  with_law(gate.law, [&](const GateLaw<float>& law) {
+    for (int token = p.lane; token < end; token += kAtOnce * lanes) {
+      Piece<kN> x[kAtOnce] = {}, d[kAtOnce] = {};
+      FW_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (token + i * lanes < end) x[i] = load_piece<kN>(from + i * step), d[i] = load_piece<kN>(from_d + i * d_step);
+      }
+      FW_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (token + i * lanes >= end) break;
+        FW_UNROLL
+        for (int j = 0; j < kN; j += 2) {
+          float dx[2];
+          FW_UNROLL
+          for (int k = 0; k < 2; ++k) {
+            const uint32_t word = x[i].words[j / 2], d_word = d[i].words[j / 2];
+            const float d_value = k == 0 ? bf16_low(d_word) : bf16_high(d_word);
+            const GatePoint<float> point = gate_point<RoundedGateMath>(law, own.rate[j + k], (k == 0 ? bf16_low(word) : bf16_high(word)) + own.bias[j + k]);
+            of_rate[j + k] = fmaf(d_value, point.of_rate, of_rate[j + k]);
+            dx[k] = d_value * point.slope;
+            of_bias[j + k] += dx[k];
+          }
+          x[i].words[j / 2] = pack_bf16(dx[0], dx[1]);
+        }
+        if (to != nullptr) store_piece<kN>(to + i * to_step, x[i]);
+      }
+      from += kAtOnce * step, from_d += kAtOnce * d_step;
+      if (to != nullptr) to += kAtOnce * to_step;
+    }
+  });
 }
 
 template <int kN>
@@ -146,7 +258,9 @@ FW_DEVICE void make_gradients(const GateGradient& a, const GateTokens& tokens, c
   const GateArg& gate = a.gate;
   const GatePlace p = gate_place(gate, cut, kN, tokens);
   float of_bias[kN] = {}, of_rate[kN] = {};
-  if (p.number >= 0) {
+  if (p.number >= 0 && kN > 1 && cut.walk != 0) {
+    if constexpr (kN > 1) walk_gradients<kN>(a, cut, p, gate_numbers<kN>(gate, p), of_bias, of_rate);
+  } else if (p.number >= 0) {
     const GateNumbers<kN> own = gate_numbers<kN>(gate, p);
     const TokenArg from = gate.x, from_d = a.d_values, to = a.d_x;
     const int channels = gate.channels, lanes = cut.lanes;
@@ -185,7 +299,7 @@ FW_DEVICE void make_gradients(const GateGradient& a, const GateTokens& tokens, c
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kThreads, 3)
     gate_gradients_kernel(const __grid_constant__ GateGradientsArgs args, const __grid_constant__ GateTokens tokens, const __grid_constant__ GateCuts cuts) {
   const unsigned i = block_index_z();
   const GateCut& cut = cuts.of[i];
@@ -237,10 +351,14 @@ __global__ void __launch_bounds__(kSumThreads) gate_sums_kernel(const __grid_con
 }  // namespace
 
 void gate_values(const GateValuesArgs& args, const GateTokens& tokens, void* stream) {
-  constexpr int64_t kAnyBlocks = int64_t{1} << 30, kMostTokens = 8;
+  constexpr int64_t kAnyBlocks = int64_t{1} << 30, kMostTokens = 16;
   GateCuts cuts;
   const Dim3 grid = cut_gates(
       args, kWideValues, tokens.all, kMostTokens, kAnyBlocks, [](const GateArg& gate) -> const GateArg& { return gate; }, cuts);
+  for (int i = 0; i < args.count; ++i) {
+    const bool both = walks(args.gates[i].x, kWideValues, tokens) && walks(args.values[i], kWideValues, tokens);
+    cuts.of[i].walk = cuts.of[i].wide != 0 && both ? 1 : 0;
+  }
   launch_overlapped(gate_values_kernel, grid, kThreads, 0, stream, args, tokens, cuts);
 }
 
@@ -251,6 +369,10 @@ void gate_gradients(const GateGradientsArgs& args, const GateTokens& tokens, voi
       args, kWideGradients, tokens.all, kMostTokens, kMostGateParts, [](const GateGradient& g) -> const GateArg& { return g.gate; }, cuts);
   unsigned heads = 0;
   for (int i = 0; i < args.count; ++i) {
+    const GateGradient& a = args.gates[i];
+    const bool all =
+        walks(a.gate.x, kWideGradients, tokens) && walks(a.d_values, kWideGradients, tokens) && (a.d_x.data == nullptr || walks(a.d_x, kWideGradients, tokens));
+    cuts.of[i].walk = cuts.of[i].wide != 0 && all ? 1 : 0;
     if (args.gates[i].parts != nullptr) heads = std::max(heads, static_cast<unsigned>(args.gates[i].gate.heads));
   }
   launch(gate_gradients_kernel, grid, kThreads, heads > 0 ? 2 * sizeof(float) * kThreads * kWideGradients : 0, stream, args, tokens, cuts);
