@@ -233,6 +233,7 @@ DeviceMemory::~DeviceMemory() {
 void DeviceMemory::from_host(const void* source, size_t bytes) const {
   device_synchronize();
   if (bytes > 0) check(cudaMemcpy(data_, source, bytes, cudaMemcpyHostToDevice), "cudaMemcpy to the device");
+  device_synchronize();  // a stream that does not wait for the default one would run ahead of the copy's last part
 }
 void DeviceMemory::to_host(void* target, size_t bytes) const {
   device_synchronize();
@@ -240,6 +241,7 @@ void DeviceMemory::to_host(void* target, size_t bytes) const {
 }
 void DeviceMemory::fill(int byte) const {
   if (bytes_ > 0) check(cudaMemset(data_, byte, bytes_), "cudaMemset");
+  device_synchronize();  // as in from_host(): on a GPU that others use too, a captured graph overtook it
 }
 
 void device_copy(void* target, const void* source, size_t bytes, void* stream) {
