@@ -146,6 +146,8 @@ NeedleTask::NeedleTask(const std::string& task, int64_t max_length, const Tokeni
   if (kind_of(task).essay && essay_.empty()) fail_usage("'{}' hides its needles in a text: give one with --haystack", task);
 }
 
+bool NeedleTask::has_uuids() const { return kind_of(task_).uuid; }
+
 std::pair<std::string, std::string> NeedleTask::text(Random& random, int64_t size) const {
   const Draw d = draw(random);
   return {prompt(d, size), d.value};

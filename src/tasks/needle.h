@@ -35,6 +35,7 @@ class Essay {
   // Sentences of the first `words` words, the last of them cut.
   std::vector<std::string> sentences(int64_t words) const;
   bool empty() const { return sentences_.empty(); }
+  const std::vector<std::string>& all() const { return sentences_; }  // sentences, each once
 
  private:
   std::vector<std::string> sentences_;
@@ -50,6 +51,8 @@ class NeedleTask {
   Request example(uint64_t seed, uint64_t index) const;
   // Prompt and answer with a text of just this size, in lines of noise or words of essay (>= 1), whatever max_length is.
   std::pair<std::string, std::string> text(Random& random, int64_t size) const;
+  bool has_uuids() const;  // as values, in place of numbers
+  const Essay& essay() const { return essay_; }
 
  private:
   struct Draw;

@@ -46,7 +46,8 @@ std::unique_ptr<SyntheticTask> task_of(const TaskRecipe& recipe, const std::stri
                           .passes = recipe.passes,
                           .power = recipe.power,
                           .noise = recipe.noise,
-                          .first = recipe.first});
+                          .first = recipe.first,
+                          .haystack = recipe.haystack});
 }
 
 // "zoology" said out, and what follows from a mixture: 32 times round it, judged after each.

@@ -33,7 +33,10 @@ const Known kKnown[] = {
     {"mqar_zoology", {.length = 256, .pairs = 64, .vocab_size = 8192, .passes = 1, .power = 0.01}, zoology_mqar},
     {"palindrome", {.length = 1024}, palindrome},
     {"stack", {.length = 1024}, stack},
-    {"niah_single_1", {.length = 1}, needle_words},
+    {"niah_single_1", {.length = 1}, [](const TaskOptions& options) { return needle_words("niah_single_1", options); }},
+    {"niah_single_2", {.length = 100}, [](const TaskOptions& options) { return needle_words("niah_single_2", options); }},
+    {"niah_single_3", {.length = 100}, [](const TaskOptions& options) { return needle_words("niah_single_3", options); }},
+    {"niah_multikey_1", {.length = 100}, [](const TaskOptions& options) { return needle_words("niah_multikey_1", options); }},
 };
 
 const Known& find(std::string_view task) {

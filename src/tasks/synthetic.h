@@ -24,13 +24,15 @@ struct TaskExample {
 
 // What a task is drawn with. Zero: the task's own default (default_options()).
 struct TaskOptions {
-  int64_t length = 0;      // tokens of an example; of palindrome: of the source, an example has 2 length + 1; of niah_single_1: lines of noise
+  int64_t length = 0;      // tokens of an example; of palindrome: of the source, an example has 2 length + 1; of niah_single_1: lines of noise, of the others:
+                           // words of the essay
   int64_t pairs = 0;       // key-value pairs of the recall tasks
   int64_t vocab_size = 0;  // of the recall tasks
   int64_t passes = 0;      // how often mqar_zoology shows its pairs
   double power = 0;        // where mqar_zoology asks: place i after the pairs has a weight of i^(power - 1); 1: uniform
   bool noise = true;       // mqar_zoology fills what is left with random tokens instead of zeros
   bool first = true;       // palindrome asks for its first token too, at the separator
+  std::string haystack;    // file of the essay that niah_single_2, 3 and niah_multikey_1 hide their needles in
 };
 
 // What example `index` of a seed is drawn with: neighbouring seeds and indices have nothing to do with each other.
@@ -56,6 +58,7 @@ class SyntheticTask {
 // palindrome     a random text, a separator, the text backwards
 // stack          64 stacks, pushes and pops in any order; a pop asks for the value
 // niah_single_1  RULER's needle in noise, a word or a digit a token (needle_words.h); the digits of the answer are asked for
+// niah_single_2, niah_single_3, niah_multikey_1  the same in an essay: a number, a UUID, one of four numbers
 std::vector<std::string> synthetic_tasks();
 TaskOptions default_options(std::string_view task);
 // Throws Error(kUsage) for an unknown task (with the nearest known one) and for options that it cannot be drawn with.

@@ -145,37 +145,57 @@ TEST(Needle, SizedByItsTokenizerAndTheSameEveryTime) {
   }
 }
 
-// The task of words is the prompt, piece by piece, and the answer but for its last digit; what it asks for is the answer.
+// The tasks of words are the prompt, piece by piece, and the answer but for its last digit; what they ask for is the answer.
 TEST(NeedleWords, AreThePromptAndAskForTheAnswer) {
   const auto bytes = byte_tokenizer();
-  const NeedleTask prompts("niah_single_1", 0, *bytes, {});
   EXPECT_EQ(needle_pieces("One, for ab-cd is: 90.\n"), (std::vector<std::string_view>{"One", ",", "for", "ab", "-", "cd", "is", ":", "9", "0", "."}));
-  std::set<std::string> values;
-  for (const int64_t lines : {1, 3}) {
-    const auto task = make_task("niah_single_1", {.length = lines});
-    EXPECT_EQ(task->length(), 82 + 24 * lines);
-    for (uint64_t i = 0; i < 50; ++i) {
-      const TaskExample one = task->example(5, i);
-      Random random(example_seed(5, i));
-      const auto [prompt, value] = prompts.text(random, lines);
-      values.insert(value);
-      const std::vector<std::string_view> pieces = needle_pieces(prompt);
-      ASSERT_EQ(one.tokens.size(), pieces.size() + 6);
-      for (size_t t = 0; t < one.tokens.size(); ++t) {
-        EXPECT_LT(one.tokens[t], task->vocab_size());
-        const std::string expected = t < pieces.size() ? std::string(pieces[t]) : value.substr(t - pieces.size(), 1);
-        ASSERT_EQ(needle_piece(one.tokens[t]), expected) << t;
-        // The last piece of the prompt asks for the first digit.
-        if (t + 1 < pieces.size()) {
-          EXPECT_EQ(one.labels[t], kNoLabel);
-        } else {
-          EXPECT_EQ(needle_piece(one.labels[t]), value.substr(t + 1 - pieces.size(), 1));
+  EXPECT_EQ(needle_pieces("is 0123abcd-89ab-4def-8123-456789abcdef.").size(), 1 + 36 + 1u);
+  EXPECT_EQ(needle_pieces("is 0123abcd-89ab-4def-8123-456789abcde.").size(), 27u) << "a digit too few: words and digits";
+  for (const std::string& name : needle_tasks()) {
+    const NeedleTask prompts = task_of(name, 0, *bytes);
+    const size_t answer = name == "niah_single_3" ? 36 : 7;
+    std::set<std::string> values;
+    for (const int64_t size : {1, 3, 40, 200}) {
+      const NeedleWords task(name, size, needs_essay(name) ? Essay(essay_text(), "essay") : Essay());
+      if (name == "niah_single_1") EXPECT_EQ(task.length(), 82 + 24 * size);
+      for (uint64_t i = 0; i < 20; ++i) {
+        const TaskExample one = task.example(5, i);
+        Random random(example_seed(5, i));
+        const auto [prompt, value] = prompts.text(random, size);
+        values.insert(value);
+        ASSERT_EQ(value.size(), answer);
+        const std::vector<std::string_view> pieces = needle_pieces(prompt);
+        ASSERT_EQ(one.tokens.size(), pieces.size() + answer - 1) << name;
+        for (size_t t = 0; t < one.tokens.size(); ++t) {
+          EXPECT_LT(one.tokens[t], task.vocab_size());
+          const std::string expected = t < pieces.size() ? std::string(pieces[t]) : value.substr(t - pieces.size(), 1);
+          ASSERT_EQ(task.piece(one.tokens[t]), expected) << name << " " << t;
+          // The last piece of the prompt asks for the first digit; nothing asks for a hyphen.
+          if (t + 1 < pieces.size() || value[t + 1 - pieces.size()] == '-') {
+            EXPECT_EQ(one.labels[t], kNoLabel);
+          } else {
+            EXPECT_EQ(task.piece(one.labels[t]), value.substr(t + 1 - pieces.size(), 1));
+          }
         }
       }
     }
+    EXPECT_EQ(values.size(), 20u) << "a value is of its seed and index, whatever the text is long";
   }
-  EXPECT_EQ(values.size(), 50u) << "a value is drawn anew each time, whatever the text is long";
+}
+
+TEST(NeedleWords, TheVocabularyIsTheWholeEssaysWhateverTheSize) {
+  const Essay essay(essay_text(), "essay");
+  const NeedleWords small("niah_single_2", 1, essay), large("niah_single_2", 100, essay);
+  ASSERT_EQ(small.vocab_size(), large.vocab_size());
+  for (int32_t token = 0; token < small.vocab_size(); ++token) EXPECT_EQ(small.piece(token), large.piece(token));
+}
+
+TEST(NeedleWords, RefusesWhatCannotBe) {
   EXPECT_THAT(error_of([] { make_task("niah_single_1", {.length = 1 << 17}); }), HasSubstr("lines of noise"));
+  EXPECT_THAT(error_of([] { make_task("niah_single_1", {.haystack = "text"}); }), HasSubstr("hides its needle in noise"));
+  EXPECT_THAT(error_of([] { make_task("niah_single_2", {}); }), HasSubstr("give one with --haystack"));
+  EXPECT_THAT(error_of([] { make_task("niah_single_2", {.haystack = "/no/such/essay"}); }), HasSubstr("/no/such/essay"));
+  EXPECT_THAT(error_of([] { NeedleWords("niah_multikey_1", 1 << 21, Essay("A word.", "essay")); }), HasSubstr("words of the essay"));
 }
 
 TEST(Needle, RefusesWhatCannotBe) {

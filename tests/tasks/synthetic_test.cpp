@@ -11,8 +11,11 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/file.h"
+#include "base/temp_folder.h"
 #include "base/threads.h"
 #include "support/error_of.h"
+#include "tasks/needle.h"
 
 namespace fw {
 namespace {
@@ -24,8 +27,12 @@ using ::testing::HasSubstr;
 int64_t labels_of(const TaskExample& one) { return static_cast<int64_t>(one.labels.size()) - std::count(one.labels.begin(), one.labels.end(), kNoLabel); }
 
 TEST(Synthetic, AnExampleIsOfItsSeedAndIndexAlone) {
+  const testing::TempFolder folder;
+  write_file_atomic(folder.path("essay"), "A text of some words. It has two sentences.\n");
+  const std::vector<std::string> needles = needle_tasks();
   for (const std::string& name : synthetic_tasks()) {
-    const auto task = make_task(name, {});
+    const bool essay = std::ranges::find(needles, name) != needles.end() && needs_essay(name);
+    const auto task = make_task(name, {.haystack = essay ? folder.path("essay") : ""});
     const auto length = static_cast<size_t>(task->length());
     constexpr int kCount = 7;
     std::vector<int32_t> tokens(kCount * length), labels(kCount * length), tokens3(tokens), labels3(labels);
