@@ -40,9 +40,9 @@ test: configure ## build and run the tests, but for the long ones
 	$(CMAKE_BUILD) --target $(TEST_TARGETS)
 	ctest --preset release -j $(JOBS) -LE '$(NOT_IN_TEST)'
 
-test-long: configure ## the long tests: device code emulated in other orders of its threads
+test-long: configure ## the long tests: most of the emulated device's, also in other orders of its threads; small models that learn needles in an essay
 	@tools/install-deps.sh test
-	$(CMAKE_BUILD) --target fw_tests
+	$(CMAKE_BUILD) --target fw_long_tests
 	ctest --preset release -j $(JOBS) -L '^long$$'
 
 torture: configure ## interrupt, kill, damage and fill up what the program writes, for MINUTES (60); docs/robustness.md

@@ -32,7 +32,7 @@ struct TaskOptions {
   double power = 0;        // where mqar_zoology asks: place i after the pairs has a weight of i^(power - 1); 1: uniform
   bool noise = true;       // mqar_zoology fills what is left with random tokens instead of zeros
   bool first = true;       // palindrome asks for its first token too, at the separator
-  std::string haystack;    // file of the essay that niah_single_2, 3 and niah_multikey_1 hide their needles in
+  std::string haystack{};  // file of the essay that niah_single_2, 3 and niah_multikey_1 hide their needles in
 };
 
 // What example `index` of a seed is drawn with: neighbouring seeds and indices have nothing to do with each other.
