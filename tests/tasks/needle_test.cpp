@@ -157,7 +157,9 @@ TEST(NeedleWords, AreThePromptAndAskForTheAnswer) {
     std::set<std::string> values;
     for (const int64_t size : {1, 3, 40, 200}) {
       const NeedleWords task(name, size, needs_essay(name) ? Essay(essay_text(), "essay") : Essay());
-      if (name == "niah_single_1") EXPECT_EQ(task.length(), 82 + 24 * size);
+      if (name == "niah_single_1") {
+        EXPECT_EQ(task.length(), 82 + 24 * size);
+      }
       for (uint64_t i = 0; i < 20; ++i) {
         const TaskExample one = task.example(5, i);
         Random random(example_seed(5, i));
