@@ -100,7 +100,7 @@ class DeviceMemory {
   ~DeviceMemory();
   void* data() const { return data_; }
   size_t size() const { return bytes_; }
-  // Both wait for all work on the device.
+  // All three wait for all work on the device, and what they do is over when they return.
   void from_host(const void* source, size_t bytes) const;
   void to_host(void* target, size_t bytes) const;
   void fill(int byte) const;

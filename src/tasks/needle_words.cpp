@@ -98,11 +98,12 @@ const std::string& NeedleWords::piece(int32_t token) const {
 
 std::unique_ptr<SyntheticTask> needle_words(const std::string& task, const TaskOptions& options) {
   if (!needs_essay(task)) {
-    if (!options.haystack.empty()) fail_usage("haystack: '{}' hides its needle in noise, not in a text", task);
+    if (!options.haystack.empty()) fail_usage("haystack: expected none, since '{}' hides its needle in noise, got '{}'", task, options.haystack);
     return std::make_unique<NeedleWords>(task, options.length, Essay());
   }
-  if (options.haystack.empty()) fail_usage("'{}' hides its needles in a text: give one with --haystack", task);
-  return std::make_unique<NeedleWords>(task, options.length, Essay(read_text(options.haystack), options.haystack));
+  Essay essay;  // without a file NeedleTask says what is missing
+  if (!options.haystack.empty()) essay = Essay(read_text(options.haystack), options.haystack);
+  return std::make_unique<NeedleWords>(task, options.length, std::move(essay));
 }
 
 }  // namespace fw

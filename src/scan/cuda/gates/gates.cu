@@ -299,6 +299,7 @@ FW_DEVICE void make_gradients(const GateGradient& a, const GateTokens& tokens, c
   }
 }
 
+// Three blocks a multiprocessor: with registers for four walk_gradients() spills.
 __global__ void __launch_bounds__(kThreads, 3)
     gate_gradients_kernel(const __grid_constant__ GateGradientsArgs args, const __grid_constant__ GateTokens tokens, const __grid_constant__ GateCuts cuts) {
   const unsigned i = block_index_z();
