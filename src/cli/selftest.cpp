@@ -34,7 +34,7 @@ constexpr double kBoundProductGradients = 2e-2;
 // gated_deltanet and gla), and theirs is up to 1.3e-2 at these shapes.
 constexpr double kBoundProductParameters = 6e-2;
 
-// Of rules that a GPU has in the token form alone, and without tokens that are taken back (docs/gpu.md).
+// Of rules that a GPU runs as two rows a token: without tokens that are taken back (docs/gpu.md).
 bool by_two_rows(const Rule& rule, fw_device device) { return device == FW_DEVICE_CUDA && rule.general_erase(); }
 
 // Shapes that meet every path: packed sequences around the chunk size with an empty one, grouped value heads, a key
@@ -104,7 +104,7 @@ constexpr std::array kColumns = {Column{"forward, chunk", FW_FORM_CHUNK, false, 
 bool has(const Kind& kind, const Column& column, const Rule& rule) {
   const bool two_rows = by_two_rows(rule, kind.run.device);
   if (column.step) return kind.step && !(two_rows && column.drafted > 0);
-  return column.form == FW_FORM_CHUNK ? kind.chunk && !two_rows : kind.token;
+  return column.form == FW_FORM_CHUNK ? kind.chunk : kind.token;
 }
 
 // The field that comes closest to its bound, or is furthest beyond. Without a name: nothing was compared.

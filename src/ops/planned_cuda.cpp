@@ -76,11 +76,22 @@ struct Plan {
   static void head_constant_backward(E exec, Mat<const T> dy, int64_t, W*) { plan_sums(exec, 1, dy, true); }
   static void head_add_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) { plan_sums(exec, 1, x, true); }
   static void time_step_backward(E exec, Mat<const T>, Mat<const W>, Mat<const T> x, const W*, const W*, Mat<T>, W*, W*) { plan_sums(exec, 2, x); }
+  static void selective_scan_forward(E exec, ScanLaw, Mat<const T> u, Mat<const T> step, Mat<const T> q, Mat<const T> k, const W*, const W*,
+                                     const PassLayout& layout, const W*, W*, W*, Mat<T> y) {
+    const ArenaMark mark(exec.arena);
+    plan_scan_parts(exec, layout, u, q, cuda::scan_in_packets(u, step, q, k, y));
+  }
+  static void plan_scan_parts(E exec, const PassLayout& layout, const Mat<const T>& u, const Mat<const T>& q, bool packets) {
+    cuda::ScanPartsScratch(exec.arena, layout.host.count(), cuda::scan_parts(layout.host, u.cols, q.cols, packets), u.cols, q.cols);
+  }
   static void selective_scan_backward(E exec, ScanLaw law, Mat<const T> dy, Mat<const T> u, Mat<const T> step, Mat<const T> q, Mat<const T> k, const W*,
                                       const W*, const PassLayout& layout, const W*, const W*, Mat<T> du, Mat<T> dstep, Mat<T>, Mat<T>, W*, W*, W*) {
     if (layout.host.count() == 0) return;
     const ArenaMark mark(exec.arena);
-    const cuda::SelectiveScratch scratch(exec.arena, law, u.rows, layout.host.count(), u.cols, q.cols, cuda::scan_in_packets(u, step, q, k, dy, du, dstep));
+    const bool packets = cuda::scan_in_packets(u, step, q, k, dy, du, dstep);
+    const int64_t pieces = layout.host.count() * cuda::scan_parts(layout.host, u.cols, q.cols, packets);
+    const cuda::SelectiveScratch scratch(exec.arena, law, u.rows, pieces, u.cols, q.cols, packets);
+    plan_scan_parts(exec, layout, u, q, packets);
   }
   // Sums over tokens of kSums numbers a column (head_rows.cuh).
   static void plan_head_rows(E exec, int sums, const Mat<const T>& x) {
@@ -212,6 +223,7 @@ const Ops<T>& planned_cuda_ops() {
     ops.head_constant_backward = &P::head_constant_backward;
     ops.head_add_backward = &P::head_add_backward;
     ops.time_step_backward = &P::time_step_backward;
+    ops.selective_scan_forward = &P::selective_scan_forward;
     ops.selective_scan_backward = &P::selective_scan_backward;
     ops.head_subtract_backward = &P::head_subtract_backward;
     ops.group_norm_backward = &P::group_norm_backward;

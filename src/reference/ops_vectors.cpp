@@ -365,10 +365,9 @@ std::vector<Comparison> check_ops(const std::string& path, const OpsVectorOption
       }
       continue;
     }
-    for (fw_form form : options.forms) {
+    for (const fw_form form : options.forms) {
       HeaderRun run;
       const bool cuda = options.device == FW_DEVICE_CUDA;
-      if (cuda && rule != nullptr && parse_rule(rule->axes).general_erase()) form = FW_FORM_TOKEN;
       run.device = options.device;
       run.bf16_operands = cuda && form == FW_FORM_CHUNK;
       run.dtype = options.type == VectorType::kF64 ? FW_F64 : FW_F32;

@@ -16,7 +16,7 @@ struct OpsVectorOptions {
   VectorType type = VectorType::kF64;
   std::vector<fw_form> forms = {FW_FORM_CHUNK, FW_FORM_TOKEN};
   bool reference = false;  // the reference itself, in float64, in place of the C header
-  // CUDA: kF32 or kBf16, whose products have bf16 operands; the token form of rules that have no chunk form there, whatever `forms` says.
+  // CUDA: kF32 or kBf16, whose products have bf16 operands.
   fw_device device = FW_DEVICE_CPU;
 };
 

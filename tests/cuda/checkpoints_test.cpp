@@ -14,7 +14,6 @@ TEST(DeviceCheckpoints, AreWhereAForwardGoesOnWithTheSameBits) {
   for (const Preset& named : presets()) {
     ++seed;
     for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
-      if (form == FW_FORM_CHUNK && named.rule.general_erase()) continue;
       SCOPED_TRACE(named.name);
       ProblemOptions options;
       options.sequences = seed % 2 == 0 ? SeqLayout({0, 128, 193}) : SeqLayout({0, 63, 63, 127, 192});

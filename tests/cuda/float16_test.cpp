@@ -52,7 +52,6 @@ TEST(DeviceFloat16, EveryRuleMatchesTheReference) {
     ++seed;
     for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
       const bool general = named.rule.general_erase();
-      if (form == FW_FORM_CHUNK && general) continue;
       ProblemOptions options;
       options.sequences = form == FW_FORM_TOKEN ? SeqLayout({0, 5, 5, 12}) : seed % 2 == 0 ? SeqLayout::uniform(2, 65) : SeqLayout({0, 63, 63, 127, 192});
       options.H = general ? 2 : 1;

@@ -6,6 +6,7 @@
 
 #include "cuda/device_runs.h"
 #include "rule/rule.h"
+#include "scan/backend.h"
 
 namespace fw::testing {
 namespace {
@@ -14,7 +15,7 @@ Problem with_logits(const Rule& rule, uint64_t seed) {
   ProblemOptions options;
   options.sequences = seed % 2 == 0 ? SeqLayout({0, 65, 65, 66, 140}) : SeqLayout::uniform(2, 70);
   options.H = 1;
-  options.HV = 1 + static_cast<int64_t>(seed % 3 == 0);
+  options.HV = 1 + static_cast<int64_t>(seed % 3 == 0 && !rule.general_erase());
   options.K = seed % 5 == 0 ? 40 : 64;
   options.V = seed % 5 == 0 ? 24 : 64;
   options.gates_per_value_head = seed % 4 < 2;
@@ -27,7 +28,7 @@ Problem with_logits(const Rule& rule, uint64_t seed) {
 TEST(DeviceGates, ChunkFormMatchesTheReference) {
   const auto named = [](const Rule& rule) { return std::ranges::any_of(presets(), [&](const Preset& p) { return p.rule == rule; }); };
   for (const Rule& rule : all_rules()) {
-    if (rule.general_erase()) continue;
+    if (cuda_backend().lacks(rule, 2, 2) != nullptr) continue;
     // Turn 0 draws a gated_deltanet of one head whose dt_bias cancels: float32 alone is 1.5e-6 off there, bf16 operands 3.4e-2.
     const uint64_t seed = rule_seed(rule, 1);
     if (emulated() && seed % 3 == 1 && !named(rule)) continue;

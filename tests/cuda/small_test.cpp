@@ -65,6 +65,28 @@ TEST(Small, GatesAsLogits) {
   }
 }
 
+// Two rows a token, in wide accesses and single ones, decays of channels and of a head.
+TEST(Small, TwoRows) {
+  uint64_t seed = 950;
+  for (const char* text : {"decay=channel erase_key=own erase_state=previous erase_write=own", "decay=scalar erase_state=previous gain=gate"}) {
+    for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
+      const Rule rule = parse_rule(text);
+      ProblemOptions options;
+      options.sequences = SeqLayout({0, 35, 35, 38});
+      options.H = options.HV = 2;
+      options.K = ++seed % 2 == 0 ? 64 : 38;
+      options.V = 40;
+      options.seed = seed;
+      const Problem problem = of_bf16_numbers(random_problem(rule, options));
+      HeaderRun run = device_run(form);
+      run.bf16 = HeaderRun::Bf16Tensors::kAll;
+      SCOPED_TRACE(describe(problem));
+      EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
+      EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), rule, false));
+    }
+  }
+}
+
 // States on the way, where segments begin and elsewhere, and float16 tensors in wide loads and single ones. What they are is looked at in checkpoints_test.cpp
 // and float16_test.cpp.
 TEST(Small, CheckpointsAndFloat16) {

@@ -89,7 +89,8 @@ TEST_P(DeviceList, Softplus) {
   });
 }
 
-// Both laws: one token, chunks that end early, empty sequences, more sequences than groups, channels and rows that fill no block and no group.
+// Both laws: one token, chunks that end early, empty sequences, more sequences than groups, channels and rows that fill no block and no group; sequences that
+// are cut into parts, with one of ten tokens and an empty one beside it.
 TEST_P(DeviceList, SelectiveScan) {
   std::vector<int64_t> singles(41);
   std::iota(singles.begin(), singles.end(), int64_t{0});
@@ -97,9 +98,10 @@ TEST_P(DeviceList, SelectiveScan) {
     SeqLayout layout;
     int64_t channels, states, pad;
     bool states_given;
-  } cases[] = {{SeqLayout({0, 1}), 1, 1, 0, true},    {SeqLayout({0, 0, 16, 33, 33, 40}), 130, 16, 8, true},
-               {SeqLayout({0, 50}), 20, 5, 3, false}, {SeqLayout({0, 15, 20}), 12, 17, 0, true},
-               {SeqLayout(singles), 24, 16, 0, true}, {SeqLayout({0, 0}), 8, 16, 0, true}};
+  } cases[] = {{SeqLayout({0, 1}), 1, 1, 0, true},     {SeqLayout({0, 0, 16, 33, 33, 40}), 130, 16, 8, true},
+               {SeqLayout({0, 50}), 20, 5, 3, false},  {SeqLayout({0, 15, 20}), 12, 17, 0, true},
+               {SeqLayout(singles), 24, 16, 0, true},  {SeqLayout({0, 0}), 8, 16, 0, true},
+               {SeqLayout({0, 1540}), 8, 16, 0, true}, {SeqLayout({0, 1600, 1610, 1610}), 3, 5, 3, false}};
   for (const auto& s : cases) {
     for (const ScanLaw law : {ScanLaw::kMamba, ScanLaw::kLonghorn}) {
       SCOPED_TRACE(::testing::Message() << s.layout.tokens() << " tokens, " << s.states << " x " << s.channels

@@ -45,8 +45,7 @@ std::string plan_of(const char* rule, fw_form form) {
 std::string table() {
   std::vector<std::pair<std::string, std::string>> rows;  // names; kernels
   for (int i = 0; fw_rule_name(i) != nullptr; ++i) {
-    const fw_form form = fw::preset(fw_rule_name(i)).rule.general_erase() ? FW_FORM_AUTO : FW_FORM_CHUNK;
-    const std::string name = std::string("`") + fw_rule_name(i) + "`", plan = plan_of(fw_rule_name(i), form);
+    const std::string name = std::string("`") + fw_rule_name(i) + "`", plan = plan_of(fw_rule_name(i), FW_FORM_CHUNK);
     const std::string kernels = line_of(plan, "kernels forward") + " | " + line_of(plan, "kernels backward");
     bool found = false;
     for (auto& [names, of] : rows) {

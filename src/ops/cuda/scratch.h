@@ -87,11 +87,32 @@ template <class... Mats>
 bool scan_in_packets(const Mats&... matrices) {
   return ((in_sixteens(matrices) && matrices.cols % (16 / static_cast<int64_t>(sizeof(*matrices.data))) == 0) && ...);
 }
+// Parts that every sequence is cut into, side by side: exact, for a token's step multiplies the elements of the state. Worth a pass more where there would be
+// blocks for a third of the machine at most; 1: not cut.
+inline int64_t scan_parts(const SeqLayout& layout, int64_t channels, int64_t states, bool packets) {
+  constexpr int64_t kLeastParts = 3, kLeastTokens = 512;
+  int64_t longest = 0;
+  for (int64_t n = 0; n < layout.count(); ++n) longest = std::max(longest, layout.length(n));
+  const int64_t blocks = parts_of(channels, scan_channels(channels, states, layout.count(), packets)) * layout.count();
+  if (blocks == 0) return 1;
+  const int64_t parts = std::min(kScanBlocks / blocks, longest / kLeastTokens);
+  return parts < kLeastParts ? 1 : parts;
+}
+// States between the parts, and what each part multiplies them by.
+struct ScanPartsScratch {
+  float *states = nullptr, *decays = nullptr;  // [sequences, parts, N, D]; null: not cut
+  ScanPartsScratch(Arena& arena, int64_t sequences, int64_t parts, int64_t channels, int64_t states_of_channel) {
+    if (parts == 1) return;
+    const int64_t count = sequences * parts * channels * states_of_channel;
+    states = arena.alloc<float>(count), decays = arena.alloc<float>(count);
+  }
+};
 struct SelectiveScratch {
   float *of_keys, *of_square;  // [blocks, T, 2 N]; [blocks, T], of Longhorn
   float *of_a, *of_skip;       // [groups, D, N], of Mamba; [groups, D]
-  SelectiveScratch(Arena& arena, ScanLaw law, int64_t tokens, int64_t sequences, int64_t channels, int64_t states, bool packets) {
-    const int64_t groups = std::min(sequences, kScanGroups), blocks = parts_of(channels, scan_channels(channels, states, groups, packets));
+  // pieces: parts of all sequences.
+  SelectiveScratch(Arena& arena, ScanLaw law, int64_t tokens, int64_t pieces, int64_t channels, int64_t states, bool packets) {
+    const int64_t groups = std::min(pieces, kScanGroups), blocks = parts_of(channels, scan_channels(channels, states, groups, packets));
     of_keys = arena.alloc<float>(blocks * tokens * 2 * states);
     of_square = law == ScanLaw::kMamba ? nullptr : arena.alloc<float>(blocks * tokens);
     of_a = law == ScanLaw::kMamba ? arena.alloc<float>(groups * channels * states) : nullptr;

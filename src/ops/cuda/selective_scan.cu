@@ -25,10 +25,25 @@ struct ScanArgs {
   Mat<const T> u, step, q, k;
   const float *a_log, *skip;
   const int64_t* offsets;
+  int parts;            // that every sequence is cut into
+  const float* starts;  // [sequences, parts, N, D]: states before (backward: gradients behind) each part; null: not cut
 
   // The place of the mark of a chunk's element [n, c].
   FW_DEVICE int64_t mark(int64_t sequence, int64_t chunk, int n, int64_t c) const {
     return ((offsets[sequence] / kSpan + sequence + chunk) * q.cols + n) * u.cols + c;
+  }
+};
+
+// A part of a sequence: tokens from `begin` of the sequence on, at multiples of a stage.
+constexpr int kStage = 4 * kSpan;  // forward stages several chunks at a time: what does not grow with the tokens of a stage, barriers and the way through
+                                   // memory, is most of a short one
+struct ScanPart {
+  int64_t begin, length;
+  template <class T>
+  FW_DEVICE ScanPart(const ScanArgs<T>& a, int64_t sequence, int part) {
+    const int64_t all = a.offsets[sequence + 1] - a.offsets[sequence], of_part = ((all + a.parts - 1) / a.parts + kStage - 1) / kStage * kStage;
+    begin = min(all, of_part * part);
+    length = min(all - begin, of_part);
   }
 };
 
@@ -38,10 +53,10 @@ struct ScanBackwardArgs {
   const float *marks, *ds_out;
   Mat<T> du, dstep;
   float* ds_in;
-  float* of_keys;         // [blocks, T, 2 N]: dq, dk
-  float* of_square;       // [blocks, T], of Longhorn
-  float *of_a, *of_skip;  // [groups, D, N], of Mamba, times A; [groups, D]
-  int64_t sequences, groups;
+  float* of_keys;          // [blocks, T, 2 N]: dq, dk
+  float* of_square;        // [blocks, T], of Longhorn
+  float *of_a, *of_skip;   // [groups, D, N], of Mamba, times A; [groups, D]
+  int64_t pieces, groups;  // parts of all sequences
 };
 
 // Who does what: the block's channels, in threads of kLanes each. kPackets: rows are taken in packets of 16 bytes.
@@ -51,9 +66,6 @@ struct Form {
   static constexpr int kWide = kPackets ? kPacket<T> : 1;
   static_assert(kChannels % kWide == 0 && kStates % kWide == 0);
 };
-
-// Forward stages several chunks at a time: what does not grow with the tokens of a stage, barriers and the way through memory, is most of a short one.
-constexpr int kStage = 4 * kSpan;
 
 // A stage's rows of kColumns columns on their way into shared memory, as floats, zeros behind its tokens and behind the last column.
 template <class T, class F, int kTokens, int kColumns>
@@ -153,19 +165,23 @@ FW_DEVICE float element_decay(float e, float rate, float k) {
 }
 
 template <class T, ScanLaw law, class F>
-__global__ void __launch_bounds__(F::kThreads) scan_forward_kernel(const ScanArgs<T> a, const float* s_in, float* s_out, float* marks, Mat<T> y) {
+__global__ void __launch_bounds__(F::kThreads, F::kThreads == 256 ? 4 : 2)
+    scan_forward_kernel(const ScanArgs<T> a, const float* s_in, float* s_out, float* marks, Mat<T> y) {
   const Chunk<F, kStage> chunk(reinterpret_cast<float*>(shared_memory()));
   float* const out = chunk.u + Chunk<F, kStage>::kFloats;  // [kStage, channels]
   const int thread = static_cast<int>(thread_index()), lane = thread % F::kLanes, channel = thread / F::kLanes, first_row = lane * kOf;
   const int64_t sequence = block_index_x(), column = int64_t{block_index_y()} * F::kChannels, c = column + channel, D = a.u.cols;
-  const int N = static_cast<int>(a.q.cols);
+  const int N = static_cast<int>(a.q.cols), of_sequence = static_cast<int>(block_index_z());
   const bool active = c < D;
   float s[kOf], rate[kOf];
   load_rates<law>(a, c, first_row, active, rate);
   const auto has = [&](int i) { return active && first_row + i < N; };
-  FW_UNROLL for (int i = 0; i < kOf; ++i) s[i] = has(i) && s_in != nullptr ? s_in[(sequence * N + first_row + i) * D + c] : 0.0f;
+  const float* const start = a.starts != nullptr ? a.starts + int64_t{of_sequence} * N * D : s_in;
+  const int64_t place = a.starts != nullptr ? sequence * a.parts : sequence;
+  FW_UNROLL for (int i = 0; i < kOf; ++i) s[i] = has(i) && start != nullptr ? start[(place * N + first_row + i) * D + c] : 0.0f;
   const float skip = active ? a.skip[c] : 0.0f;
-  const int64_t first = a.offsets[sequence], length = a.offsets[sequence + 1] - first;
+  const ScanPart part(a, sequence, of_sequence);
+  const int64_t first = a.offsets[sequence] + part.begin, length = part.length;
   ChunkAhead<T, F, kStage> ahead;
   const auto tokens = [&](int64_t from) { return static_cast<int>(min(int64_t{kStage}, length - from)); };
   if (length > 0) ahead.load(a, first, tokens(0), column);
@@ -178,9 +194,10 @@ __global__ void __launch_bounds__(F::kThreads) scan_forward_kernel(const ScanArg
     for (int span = 0; span < count; span += kSpan) {
       if (marks != nullptr) {
         FW_UNROLL for (int i = 0; i < kOf; ++i) {
-          if (has(i)) marks[a.mark(sequence, (from + span) / kSpan, first_row + i, c)] = s[i];
+          if (has(i)) marks[a.mark(sequence, (part.begin + from + span) / kSpan, first_row + i, c)] = s[i];
         }
       }
+      float reads[kSpan / F::kLanes];  // stored behind all loads of the span: a store between would hold back those of the next tokens
       FW_UNROLL for (int group = 0; group < kSpan; group += F::kLanes) {
         float read[F::kLanes];
         FW_UNROLL for (int j = 0; j < F::kLanes; ++j) {
@@ -197,16 +214,83 @@ __global__ void __launch_bounds__(F::kThreads) scan_forward_kernel(const ScanArg
           read[j] = sum;
         }
         halve<F::kLanes, 1>(read);
-        const int at = (span + group + lane) * F::kChannels + channel;
-        out[at] = read[0] + skip * chunk.u[at];
+        reads[group / F::kLanes] = read[0] + skip * chunk.u[(span + group + lane) * F::kChannels + channel];
       }
+      FW_UNROLL for (int i = 0; i < kSpan / F::kLanes; ++i) out[(span + i * F::kLanes + lane) * F::kChannels + channel] = reads[i];
     }
     sync_threads();
     store_rows<T, F>(out, y, first + from, count, column);
   }
-  if (s_out == nullptr) return;
+  if (s_out == nullptr || of_sequence + 1 < a.parts) return;
   FW_UNROLL for (int i = 0; i < kOf; ++i) {
     if (has(i)) s_out[(sequence * N + first_row + i) * D + c] = s[i];
+  }
+}
+
+// What a part makes of a state, or from its end of a gradient dy is given of: `states`, from zero, and `decays`, what it multiplies elements by. All parts,
+// though nobody reads those of the last one (backward: of the first).
+template <class T, ScanLaw law, class F, bool kBack>
+__global__ void __launch_bounds__(F::kThreads, 2) scan_part_kernel(const ScanArgs<T> a, const Mat<const T> dy, float* states, float* decays) {
+  const Chunk<F, kStage> chunk(reinterpret_cast<float*>(shared_memory()));
+  const int thread = static_cast<int>(thread_index()), channel = thread / F::kLanes, first_row = thread % F::kLanes * kOf, N = static_cast<int>(a.q.cols);
+  const int64_t sequence = block_index_x(), column = int64_t{block_index_y()} * F::kChannels, c = column + channel, D = a.u.cols;
+  const bool active = c < D;
+  float s[kOf] = {}, kept[kOf], rate[kOf];
+  load_rates<law>(a, c, first_row, active, rate);
+  FW_UNROLL for (int i = 0; i < kOf; ++i) kept[i] = 1;
+  const ScanPart part(a, sequence, static_cast<int>(block_index_z()));
+  const int64_t first = a.offsets[sequence] + part.begin, stages = (part.length + kStage - 1) / kStage;
+  ChunkAhead<T, F, kStage> ahead;
+  RowsAhead<T, F, kStage, F::kChannels> dy_ahead;
+  const auto load = [&](int64_t i) {
+    const int64_t from = (kBack ? stages - 1 - i : i) * kStage;
+    const int count = static_cast<int>(min(int64_t{kStage}, part.length - from));
+    ahead.load(a, first + from, count, column);
+    if constexpr (kBack) dy_ahead.load(dy, first + from, count, column);
+  };
+  if (stages > 0) load(0);
+  for (int64_t stage = 0; stage < stages; ++stage) {
+    ahead.store(chunk);
+    if constexpr (kBack) dy_ahead.store(chunk.u);  // u is not wanted there
+    sync_threads();
+    if constexpr (law == ScanLaw::kLonghorn) make_squares(chunk);
+    if (stage + 1 < stages) load(stage + 1);
+    for (int span = 0; span < kStage; span += kSpan) {
+      FW_UNROLL for (int i = 0; i < kSpan; ++i) {
+        const int t = kBack ? kStage - 1 - span - i : span + i, at = t * F::kChannels + channel;
+        const float e = write_size<law>(chunk.step[at], chunk.square + t), x = chunk.u[at];  // u, or dy
+        float k[kOf], q[kOf];
+        load_floats(chunk.k + t * F::kStates + first_row, k);
+        if constexpr (kBack) load_floats(chunk.q + t * F::kStates + first_row, q);
+        FW_UNROLL for (int j = 0; j < kOf; ++j) {
+          const float decay = element_decay<law>(e, rate[j], k[j]);
+          s[j] = kBack ? (s[j] + q[j] * x) * decay : decay * s[j] + k[j] * (e * x);
+          kept[j] *= decay;
+        }
+      }
+    }
+    sync_threads();
+  }
+  FW_UNROLL for (int i = 0; i < kOf; ++i) {
+    if (!active || first_row + i >= N) continue;
+    const int64_t at = ((sequence * a.parts + block_index_z()) * N + first_row + i) * D + c;
+    states[at] = s[i], decays[at] = kept[i];
+  }
+}
+
+constexpr int kJoinThreads = 256;
+
+// The states before each part (kBack: gradients behind it), in the place of what the parts make of zero. from: [sequences, N D] or null.
+template <bool kBack>
+__global__ void __launch_bounds__(kJoinThreads) join_parts_kernel(const float* from, const float* decays, int parts, int64_t elements, float* states) {
+  const int64_t i = int64_t{block_index_x()} * kJoinThreads + thread_index(), sequence = block_index_y();
+  if (i >= elements) return;
+  float carry = from != nullptr ? from[sequence * elements + i] : 0.0f;
+  for (int step = 0; step < parts; ++step) {
+    const int64_t at = (sequence * parts + (kBack ? parts - 1 - step : step)) * elements + i;
+    const float made = states[at];
+    states[at] = carry;
+    carry = decays[at] * carry + made;
   }
 }
 
@@ -230,17 +314,22 @@ __global__ void __launch_bounds__(F::kThreads) scan_backward_kernel(const ScanAr
   float rate[kOf], drate[kOf] = {}, dskip = 0;
   load_rates<law>(a, c, first_row, active, rate);
   const float skip = active ? a.skip[c] : 0.0f;
-  for (int64_t sequence = group * g.sequences / g.groups; sequence < (group + 1) * g.sequences / g.groups; ++sequence) {
+  for (int64_t piece = group * g.pieces / g.groups; piece < (group + 1) * g.pieces / g.groups; ++piece) {
+    const int64_t sequence = a.parts == 1 ? piece : piece / a.parts;
+    const int of_sequence = static_cast<int>(piece - sequence * a.parts);
     float ds[kOf], mark[kOf];
-    FW_UNROLL for (int i = 0; i < kOf; ++i) ds[i] = has(i) && g.ds_out != nullptr ? g.ds_out[(sequence * N + first_row + i) * D + c] : 0.0f;
-    const int64_t first = a.offsets[sequence], length = a.offsets[sequence + 1] - first, chunks = (length + kSpan - 1) / kSpan;
+    const float* const end = a.starts != nullptr ? a.starts : g.ds_out;  // by pieces, which are sequences where these are not cut
+    FW_UNROLL for (int i = 0; i < kOf; ++i) ds[i] = has(i) && end != nullptr ? end[(piece * N + first_row + i) * D + c] : 0.0f;
+    const ScanPart part_of(a, sequence, of_sequence);
+    const int64_t first = a.offsets[sequence] + part_of.begin, length = part_of.length, chunks = (length + kSpan - 1) / kSpan,
+                  marks_before = part_of.begin / kSpan;
     ChunkAhead<T, F, kSpan> ahead;
     RowsAhead<T, F, kSpan, F::kChannels> dy_ahead;
     const auto load = [&](int64_t at) {
       const int count = static_cast<int>(min(int64_t{kSpan}, length - at * kSpan));
       ahead.load(a, first + at * kSpan, count, column);
       dy_ahead.load(g.dy, first + at * kSpan, count, column);
-      FW_UNROLL for (int i = 0; i < kOf; ++i) mark[i] = has(i) ? g.marks[a.mark(sequence, at, first_row + i, c)] : 0.0f;
+      FW_UNROLL for (int i = 0; i < kOf; ++i) mark[i] = has(i) ? g.marks[a.mark(sequence, marks_before + at, first_row + i, c)] : 0.0f;
     };
     if (chunks > 0) load(chunks - 1);
     for (int64_t at = chunks - 1; at >= 0; --at) {
@@ -266,7 +355,7 @@ __global__ void __launch_bounds__(F::kThreads) scan_backward_kernel(const ScanAr
         }
       }
       FW_UNROLL for (int from = kSpan - F::kLanes; from >= 0; from -= F::kLanes) {
-        float of_z[F::kLanes], of_e[F::kLanes];
+        float of_z[F::kLanes], of_e[F::kLanes], left[F::kLanes][kLeft];
         FW_UNROLL for (int j = F::kLanes - 1; j >= 0; --j) {
           const int t = from + j, place = t * F::kChannels + channel;
           const float grad_y = dy[place], e = write_size<law>(chunk.step[place], chunk.square + t), z = e * chunk.u[place];
@@ -292,9 +381,12 @@ __global__ void __launch_bounds__(F::kThreads) scan_backward_kernel(const ScanAr
           of_z[j] = dz, of_e[j] = de;
           // [dq of the rows | dk of the rows] over the warp's channels
           halve<kWarpChannels, F::kLanes>(of_keys);
+          FW_UNROLL for (int i = 0; i < kLeft; ++i) left[j][i] = of_keys[i];
+        }
+        FW_UNROLL for (int j = 0; j < F::kLanes; ++j) {
           FW_UNROLL for (int i = 0; i < kLeft; ++i) {
             const int number = part * kLeft + i;
-            sums[(warp * kSpan + t) * kBoth + number / kOf * F::kStates + first_row + number % kOf] = of_keys[i];
+            sums[(warp * kSpan + from + j) * kBoth + number / kOf * F::kStates + first_row + number % kOf] = left[j][i];
           }
         }
         halve<F::kLanes, 1>(of_z);
@@ -330,7 +422,7 @@ __global__ void __launch_bounds__(F::kThreads) scan_backward_kernel(const ScanAr
         }
       }
     }
-    if (g.ds_in != nullptr) {
+    if (g.ds_in != nullptr && of_sequence == 0) {
       FW_UNROLL for (int i = 0; i < kOf; ++i) {
         if (has(i)) g.ds_in[(sequence * N + first_row + i) * D + c] = ds[i];
       }
@@ -379,6 +471,22 @@ void with_form(ScanLaw law, int64_t states, int64_t channels, int64_t sequences,
   with_law.template operator()<ScanLaw::kLonghorn>();
 }
 
+// The starts of all parts, where there are several.
+template <bool kBack, class T>
+void cut(const Exec<T>& exec, ScanLaw law, ScanArgs<T>& a, const Mat<const T>& dy, int64_t sequences, bool packets, const float* from,
+         const ScanPartsScratch& between) {
+  if (between.states == nullptr) return;
+  void* const stream = exec.device.stream();
+  with_form<T>(law, a.q.cols, a.u.cols, sequences, packets, [&]<ScanLaw of, class F>() {
+    const Dim3 grid{static_cast<unsigned>(sequences), static_cast<unsigned>(parts_of(a.u.cols, F::kChannels)), static_cast<unsigned>(a.parts)};
+    launch(scan_part_kernel<T, of, F, kBack>, grid, F::kThreads, sizeof(float) * Chunk<F, kStage>::kFloats, stream, a, dy, between.states, between.decays);
+  });
+  const int64_t elements = a.u.cols * a.q.cols;
+  launch(join_parts_kernel<kBack>, Dim3{static_cast<unsigned>(parts_of(elements, kJoinThreads)), static_cast<unsigned>(sequences)}, kJoinThreads, 0, stream,
+         from, between.decays, a.parts, elements, between.states);
+  a.starts = between.states;
+}
+
 }  // namespace
 
 namespace ops {
@@ -386,10 +494,15 @@ namespace ops {
 template <class T>
 void selective_scan_forward(const Exec<T>& exec, ScanLaw law, Mat<const T> u, Mat<const T> step, Mat<const T> q, Mat<const T> k, const Wide<T>* a_log,
                             const Wide<T>* skip, const PassLayout& layout, const Wide<T>* s_in, Wide<T>* s_out, Wide<T>* marks, Mat<T> y) {
-  const ScanArgs<T> a{u, step, q, k, a_log, skip, layout.offsets};
   const int64_t sequences = layout.host.count();
-  with_form<T>(law, q.cols, u.cols, sequences, scan_in_packets(u, step, q, k, y), [&]<ScanLaw of, class F>() {
-    const Dim3 grid{static_cast<unsigned>(sequences), static_cast<unsigned>(parts_of(u.cols, F::kChannels))};
+  const bool packets = scan_in_packets(u, step, q, k, y);
+  const int64_t parts = scan_parts(layout.host, u.cols, q.cols, packets);
+  const ArenaMark mark(exec.arena);
+  const ScanPartsScratch between(exec.arena, sequences, parts, u.cols, q.cols);
+  ScanArgs<T> a{u, step, q, k, a_log, skip, layout.offsets, static_cast<int>(parts), nullptr};
+  cut<false>(exec, law, a, Mat<const T>{}, sequences, packets, s_in, between);
+  with_form<T>(law, q.cols, u.cols, sequences, packets, [&]<ScanLaw of, class F>() {
+    const Dim3 grid{static_cast<unsigned>(sequences), static_cast<unsigned>(parts_of(u.cols, F::kChannels)), static_cast<unsigned>(parts)};
     launch(scan_forward_kernel<T, of, F>, grid, F::kThreads, sizeof(float) * (Chunk<F, kStage>::kFloats + kStage * F::kChannels), exec.device.stream(), a, s_in,
            s_out, marks, y);
   });
@@ -399,14 +512,17 @@ template <class T>
 void selective_scan_backward(const Exec<T>& exec, ScanLaw law, Mat<const T> dy, Mat<const T> u, Mat<const T> step, Mat<const T> q, Mat<const T> k,
                              const Wide<T>* a_log, const Wide<T>* skip, const PassLayout& layout, const Wide<T>* marks, const Wide<T>* ds_out, Mat<T> du,
                              Mat<T> dstep, Mat<T> dq, Mat<T> dk, Wide<T>* da_log, Wide<T>* dskip, Wide<T>* ds_in) {
-  const int64_t sequences = layout.host.count(), groups = std::min(sequences, kScanGroups), tokens = u.rows;
+  const bool packets = scan_in_packets(u, step, q, k, dy, du, dstep);
+  const int64_t sequences = layout.host.count(), parts = scan_parts(layout.host, u.cols, q.cols, packets), tokens = u.rows;
+  const int64_t pieces = sequences * parts, groups = std::min(pieces, kScanGroups);
   if (sequences == 0) return;
   void* stream = exec.device.stream();
   const ArenaMark mark(exec.arena);
-  const bool packets = scan_in_packets(u, step, q, k, dy, du, dstep);
-  const SelectiveScratch scratch(exec.arena, law, tokens, sequences, u.cols, q.cols, packets);
-  const ScanArgs<T> a{u, step, q, k, a_log, skip, layout.offsets};
-  const ScanBackwardArgs<T> g{dy, marks, ds_out, du, dstep, ds_in, scratch.of_keys, scratch.of_square, scratch.of_a, scratch.of_skip, sequences, groups};
+  const SelectiveScratch scratch(exec.arena, law, tokens, pieces, u.cols, q.cols, packets);
+  const ScanPartsScratch between(exec.arena, sequences, parts, u.cols, q.cols);
+  ScanArgs<T> a{u, step, q, k, a_log, skip, layout.offsets, static_cast<int>(parts), nullptr};
+  cut<true>(exec, law, a, dy, sequences, packets, ds_out, between);
+  const ScanBackwardArgs<T> g{dy, marks, ds_out, du, dstep, ds_in, scratch.of_keys, scratch.of_square, scratch.of_a, scratch.of_skip, pieces, groups};
   int64_t blocks = 0;
   with_form<T>(law, q.cols, u.cols, groups, packets, [&]<ScanLaw of, class F>() {
     blocks = parts_of(u.cols, F::kChannels);

@@ -300,10 +300,10 @@ void check_grids(const Plan& plan, const DevicePlan& device) {
 size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.bytes, backward.bytes); }
 
 namespace {
-bool takes_wide(const Plan& plan) { return plan.K > kMostChunkKey && plan.K <= kMostWideKey && wide_rule(plan.rule); }
+bool takes_wide(const Plan& plan) { return plan.K > kMostChunkKey && plan.K <= kMostWideKey && !plan.rule.general_erase() && wide_rule(plan.rule); }
 bool can_take_chunks(const Plan& plan) { return plan.bf16_operands && (plan.K <= kMostChunkKey || takes_wide(plan)); }
 }  // namespace
-bool takes_chunks(const Plan& plan) { return can_take_chunks(plan) && plan.form != FW_FORM_TOKEN && !plan.rule.general_erase(); }
+bool takes_chunks(const Plan& plan) { return can_take_chunks(plan) && plan.form != FW_FORM_TOKEN; }
 
 DevicePlan make_device_plan(const Plan& plan, int multiprocessors) {
   DevicePlan device;

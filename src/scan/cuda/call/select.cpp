@@ -11,12 +11,14 @@ uint64_t stride_bits(const TokenArg& a) { return static_cast<uint64_t>(a.stride_
 // ---- prepare
 
 // Raw rows of the key side that are bf16, aligned and whole pieces of 8 channels are fetched ahead into shared memory, with zeros behind their K channels.
-// Other rows (float32, K in between, an erase key of its own; with a preconditioner, whose rows are as wide as the tile, any K but 64 and 128) are read from
-// memory whenever they are wanted: slower, and nothing else.
+// Other rows (float32, K in between; with a preconditioner, whose rows are as wide as the tile, any K but 64 and 128) are read from memory whenever they are
+// wanted: slower, and nothing else. So are those with an erase key of its own, but where a decay a channel makes streams of all rows: there it is fetched to
+// the place of an erase gate.
 bool can_fetch(const Problem& x, int key) {
   const auto whole = [](const TokenArg& a) { return a.bf16 != 0 && aligned_rows(a); };
   const Rule& rule = x.rule;
-  return (x.K == key || (x.K % 8 == 0 && !rule.uses_precond())) && !rule.uses_erase_key() && whole(x.in.q) && whole(x.in.k) &&
+  const bool own_key = rule.decay == Decay::kChannel && rule.k_norm == Norm::kRaw && !channel_erase(rule) && !rule.uses_precond() && whole(x.in.erase_key);
+  return (x.K == key || (x.K % 8 == 0 && !rule.uses_precond())) && (!rule.uses_erase_key() || own_key) && whole(x.in.q) && whole(x.in.k) &&
          (!channel_erase(rule) || whole(x.in.erase_gate)) && (rule.decay != Decay::kChannel || aligned_rows(x.in.g)) && (address(x.m) & 15) == 0;
 }
 Rule without_precond(const Rule& rule) {
@@ -89,7 +91,8 @@ GradientChoice select_channel_gradients(const GradientArgs& args) {
   const bool copied = whole_pieces(x.in.q, x.K) && whole_pieces(x.in.k, x.K) && (!channel_erase(rule) || whole_pieces(x.in.erase_gate, x.K)) &&
                       (rule.write != Gate::kChannel || whole_pieces(x.in.write_gate, x.V));
   choice.gates = copied && rule.online() && gated_streams(rule) && !rule.uses_precond();
-  choice.streams = choice.gates || (copied && ungated_streams(rule));
+  choice.own_key = copied && rule.online() && own_key_streams(rule) && whole_pieces(x.in.erase_key, x.K);
+  choice.streams = choice.gates || choice.own_key || (copied && ungated_streams(rule));
   if (choice.streams && rule.uses_precond()) choice.m = RowM::kRead;
   return choice;
 }

@@ -47,6 +47,11 @@ constexpr bool gain_streams(const Rule& r) {
          (r.write == Gate::kTied || r.write == Gate::kChannel);
 }
 constexpr bool ungated_streams(const Rule& r) { return gain_streams(r) && r.erase == Gate::kTied && r.write == Gate::kTied; }
+// As plain_streams(), but for an erase key of its own that is not normalised.
+constexpr bool own_key_streams(const Rule& r) {
+  return r.uses_erase_key() && (r.gain == Gain::kOne || r.gain == Gain::kGate) && r.k_norm == Norm::kRaw && beta_alone(r) && !r.uses_key_form() &&
+         !r.uses_precond() && r.erase == Gate::kTied && r.write == Gate::kTied;
+}
 constexpr bool gated_streams(const Rule& r) { return gain_streams(r) && r.erase == Gate::kChannel && r.write == Gate::kChannel; }
 
 // Rules with a gain that may exceed 1: errors do not fade unless decays do it, and A is large where keys point the same way. Two bf16 terms (tiles.h).
@@ -128,6 +133,7 @@ struct GradientChoice {
   RowM m = RowM::kNone;
   bool streams = false;  // kChannel: rows are streams of gain_streams(), copied whole; else any rows ("mixed")
   bool gates = false;    // kChannel: of those, gates of channels
+  bool own_key = false;  // kChannel: of those, an erase key of its own
 };
 GradientChoice select_gradients(const GradientArgs& args);
 // Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of what and where the inputs (not m and boundaries),

@@ -142,7 +142,12 @@ std::string text_of(const GradientChoice& choice) {
     case GradientKernel::kGeneral:
       return fmt::format("gradients/general{}", choice.gain == ScalarGain::kBare ? " (bare keys)" : "");
     case GradientKernel::kChannel:
-      return fmt::format("gradients/channel ({}{})", choice.gates ? "gated streams" : choice.streams ? "streams" : "any rows", m);
+      return fmt::format("gradients/channel ({}{})",
+                         choice.gates     ? "gated streams"
+                         : choice.own_key ? "streams, own erase key"
+                         : choice.streams ? "streams"
+                                          : "any rows",
+                         m);
   }
   fail_internal("a gradient kernel without a name");
 }

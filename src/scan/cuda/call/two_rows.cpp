@@ -7,13 +7,16 @@
 namespace fw::cuda {
 namespace {
 
+// Of the token form and of the chunk form: above what its kernels bound decays of single tokens at, exp(-10) in prepare and 2^-13 in the gradients.
+constexpr float kLeastOfTokens = -40, kLeastOfChunks = -9;
+
 // The rule of the rows: row 2t has p / alpha as its erase key and f as its key.
 Plan plan_of_rows(Plan plan) {
   plan.rule.erase_state = EraseState::kDecayed;
   plan.rule.erase_write = EraseWrite::kTied;
   plan.rule.erase_key = EraseKey::kOwn;
-  plan.form = FW_FORM_TOKEN;
   plan.T *= 2;
+  if (plan.segment > 0) plan.segment *= 2;
   plan.longest *= 2;
   plan.longest_token_form = plan.longest;
   plan.checkpoints.interval *= 2;  // at the same places
@@ -49,7 +52,6 @@ TwoRows::TwoRows(const Plan& plan) : plan_(plan), used_(plan.rule.general_erase(
   const auto refuse = [&](const char* what, const char* expected) {
     fail_usage("descriptor: {}: expected {} on CUDA with erase_state=previous or erase_write=own, got the rule '{}'", what, expected, to_string(plan.rule));
   };
-  if (plan.form == FW_FORM_CHUNK) refuse("form", "the token form");
   if (plan.device_offsets != nullptr) refuse("cu_seqlens", "offsets in the host's memory");
   if (plan.slots.tokens != nullptr) refuse("token_slots", "no slots of tokens");
   const int64_t most = cuda_backend().most_tokens / 2;
@@ -57,6 +59,7 @@ TwoRows::TwoRows(const Plan& plan) : plan_(plan), used_(plan.rule.general_erase(
     fail_usage("descriptor: T: expected at most {} tokens in all on CUDA with erase_state=previous or erase_write=own, got {}", most, plan.tokens());
   }
   rows_ = plan_of_rows(plan);
+  least_ = takes_chunks(rows_) ? kLeastOfChunks : kLeastOfTokens;
 
   constexpr size_t kAlign = 1024;
   const auto take = [](size_t& used, int64_t numbers) {
@@ -89,6 +92,7 @@ Inputs<float> TwoRows::inputs(const Inputs<float>& in, void* workspace) const {
   Inputs<float> made = in;
   made.erase_write = {};
   SpreadArgs args;
+  args.least = least_;
   const auto specs = token_specs(rows_.rule);
   for (size_t i = 0; i < kTokenTensors; ++i) {
     if (!specs[i].used) continue;
@@ -171,6 +175,7 @@ Inputs<float> TwoRows::open(const Inputs<float>& in, const Inputs<float>& wanted
 void TwoRows::close(const Inputs<float>& in, const Inputs<float>& opened, const Inputs<float>& wanted) const {
   if (!used_) return;
   JoinArgsOfRows args;
+  args.least = least_;
   const auto add = [&](const TokenTensor<float>& rows, const TokenTensor<float>& to, float first, float second) -> JoinTask& {
     JoinTask& task = args.tasks[args.count++];
     task.first = first, task.second = second;

@@ -2,8 +2,9 @@
 // (recurrence.md section 1; the streams of a token as before):
 //     row 2t:      S' = Diag(alpha) S - f (S^T p)^T     that is w = f, e = p / alpha where the erase looks before the decay (else p), z = 0
 //     row 2t + 1:  S  = S' + w z^T,  o = S^T r          no decay, e = 0
-// p / alpha is a number also where g = -inf: such a decay counts as exp(-40), which leaves 4e-18 of a state. The chunk form bounds decays earlier, so the rows
-// take the token form, whatever their number. Costs twice the rows, and copies of the tensors in the workspace.
+// p / alpha is a number also where g = -inf: such a decay counts as exp(-40) in the token form, which leaves 4e-18 of a state, and as exp(-9) in the chunk
+// form, which leaves 1.2e-4: there decays of single tokens are bounded in T and its gradients, and p / alpha must be met by the decay that it is divided by.
+// Costs twice the rows, so that a chunk has 32 tokens, and copies of the tensors in the workspace.
 #pragma once
 
 #include <array>
@@ -20,8 +21,8 @@ const char* two_rows_lack(const Rule& rule, int64_t H, int64_t HV);
 
 class TwoRows {
  public:
-  // plan: of the call, without what two_rows_lack(); it outlives this. Throws Error(kUsage) for what rows cannot have: the chunk form, slots of tokens, offsets
-  // on the device, more tokens than half of what CUDA takes.
+  // plan: of the call, without what two_rows_lack(); it outlives this. Throws Error(kUsage) for what rows cannot have: slots of tokens, offsets on the device,
+  // more tokens than half of what CUDA takes.
   explicit TwoRows(const Plan& plan);
   bool used() const { return used_; }
   // Of the rows; the call's own where it has one row a token.
@@ -48,6 +49,7 @@ class TwoRows {
   const Plan& plan_;
   Plan rows_;
   bool used_ = false, before_decay_ = false;
+  float least_ = 0;                                   // log-decay of a row
   std::array<Region, kTokenTensors> values_, grads_;  // of the rows' tensors; erase_write has none
   Region o_, d_o_;
   size_t forward_bytes_ = 0, backward_bytes_ = 0;

@@ -149,7 +149,7 @@ FW_DEVICE void fetch_rows(const TokenArg& tensor, const ChunkPlace& place, int K
   }
 }
 
-// Where the raw rows of q, k and the erase gate lie.
+// Where the raw rows of q and k lie, and those of the erase gate or of an erase key of its own (never both: PrepareChoice::fetched).
 struct RawMatrices {
   char *q, *k, *b;
 };
@@ -158,6 +158,7 @@ FW_DEVICE void fetch_front(const Problem& x, const ChunkPlace& place, const RawM
   fetch_rows<kN>(x.in.k, place, x.K, raw.k);
   fetch_rows<kN>(x.in.q, place, x.K, raw.q);
   if (channel_erase(x.rule)) fetch_rows<kN>(x.in.erase_gate, place, x.K, raw.b);
+  if (x.rule.uses_erase_key()) fetch_rows<kN>(x.in.erase_key, place, x.K, raw.b);
   cp_async_commit();
 }
 FW_DEVICE void front_arrived() {
@@ -496,6 +497,7 @@ FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkPlace& place, c
   constexpr bool kMakes = std::remove_reference_t<Precond>::kMakes;
   coefs += warp_index() * kWarpRows;
   const bool mixed = !kPlain && (x.rule.feedback != Feedback::kNone || x.rule.read != Read::kPlain), gate = channel_erase(x.rule);
+  const bool own_key = !kPlain && !kMakes && x.rule.uses_erase_key();
   const bool on_read = x.rule.preconditions_read();
   MRows m_all;
   bool makes = false;
@@ -524,6 +526,12 @@ FW_DEVICE void for_each_fetched_row(const Problem& x, const ChunkPlace& place, c
       fetched_row(raw.b, r, b);
       FW_UNROLL
       for (int j = 0; j < kN; ++j) s.e[j] *= b[j];
+    }
+    if (own_key) {
+      float p[kN];
+      fetched_row(raw.b, r, p);
+      FW_UNROLL
+      for (int j = 0; j < kN; ++j) s.e[j] += rest.x * p[j];
     }
     if (!kPlain && (makes || m_all.first != nullptr)) {
       float m[kN];

@@ -8,8 +8,7 @@
 
 namespace fw::cuda {
 
-// Log-decays below count as this one where an erase vector is divided by its decay (call/two_rows.h).
-inline constexpr float kLeastRowDecay = -40;
+// Log-decays below `least` of the arguments count as that one where an erase vector is divided by its decay (call/two_rows.h).
 
 // What row 2t, which erases, and row 2t + 1, which writes, have of token t: x its number, y that of the other tensor, 0 where that is absent.
 //   kBoth: x, x     kFirst: x, 0     kSecond: 0, x     kPair: y, x     kDecay: max(x, least), 0     kErase: x exp(-max(y, least)), 0
@@ -21,7 +20,7 @@ struct SpreadTask {
   int32_t heads = 0, dim = 0, other_dim = 0;
 };
 
-// The gradient of what token t gave its rows: first d[2t] + second d[2t + 1], and of
+// The gradient of what token t gave its rows: first d[2t] + second d[2t + 1] (a row with the factor 0 is not read), and of
 //   kErase: + exp(-max(g, least)) e[2t]                the erase vector's, with e the gradient of its rows
 //   kDecay: - sum p exp(-max(g, least)) e[2t]          a log-decay's, which the erase vector p is divided by; 0 below `least`
 // d absent: 0. The sum: over the channels of p, where the decay is one number.
@@ -42,10 +41,12 @@ inline constexpr int kRowTasks = static_cast<int>(kTokenTensors) + 1;
 struct SpreadArgs {
   SpreadTask tasks[kRowTasks];
   int32_t count = 0;
+  float least = 0;
 };
 struct JoinArgsOfRows {
   JoinTask tasks[kRowTasks];
   int32_t count = 0;
+  float least = 0;
 };
 void spread_rows(const SpreadArgs& args, const RowTokens& tokens, void* stream);
 void join_rows(const JoinArgsOfRows& args, const RowTokens& tokens, void* stream);

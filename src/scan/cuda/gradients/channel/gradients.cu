@@ -11,6 +11,7 @@ void launch_choice(const GradientArgs& args, const GradientChoice& choice, int64
   if (choice.m == RowM::kRead) return launch_channel_gradients<ChannelShape<kKey, kOnline, true, false, RowM::kRead>>(args, chunks, stream);
   if constexpr (kOnline) {
     if (choice.gates) return launch_channel_gradients<ChannelShape<kKey, true, true, true>>(args, chunks, stream);
+    if (choice.own_key) return launch_channel_gradients<ChannelShape<kKey, true, true, false, RowM::kNone, true>>(args, chunks, stream);
   }
   choice.streams ? launch_channel_gradients<ChannelShape<kKey, kOnline, true>>(args, chunks, stream)
                  : launch_channel_gradients<ChannelShape<kKey, kOnline, false>>(args, chunks, stream);

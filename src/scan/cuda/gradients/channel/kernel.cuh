@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     refresh();
     if (decays_are(c, Decays::kBounded)) unbound_states(c, turn, sums);
     StreamParts parts;
-    if constexpr (Shape::kStreams && Shape::kGates) load_gates(c, turn, parts);
+    if constexpr (Shape::kThirdRow) load_third(c, turn, parts);
     if constexpr (Shape::kPrecond && !Shape::kMakesM && Shape::kKey == 128) load_m(c, turn, parts);
     walk_blocks(c, sums);
     refresh();
@@ -203,8 +203,8 @@ void launch_channel_gradients(const GradientArgs& args, int64_t chunks, void* st
   const bool gated = x.rule.write == Gate::kChannel;
   const bool values =
       whole_pieces(x.in.v, x.V) && whole_or_absent(d.v, x.V) && (!gated || (whole_pieces(x.in.write_gate, x.V) && whole_or_absent(d.write_gate, x.V)));
-  const unsigned channel_pieces = (whole_pieces(d.erase_gate, x.K) ? kPiecesDGate : 0u) | (whole_pairs(x.in.g, x.K) ? kPairsG : 0u) |
-                                  (whole_pairs(d.g, x.K) ? kPairsDG : 0u) | (values ? kPiecesValues : 0u);
+  const unsigned channel_pieces = (whole_pieces(Shape::kOwnKey ? d.erase_key : d.erase_gate, x.K) ? kPiecesDThird : 0u) |
+                                  (whole_pairs(x.in.g, x.K) ? kPairsG : 0u) | (whole_pairs(d.g, x.K) ? kPairsDG : 0u) | (values ? kPiecesValues : 0u);
   GradientKernelArgs all{args, chunks * x.HV, 0, false, pieces_of(args) | channel_pieces};
   if (Shape::kMakesM) all.precond = squash_of_any(x.rule);
   launch_gradients<Shape>(channel_gradient_kernel<Shape>, Shape::kThreads, Shape::kBytes, stream, all);

@@ -8,22 +8,24 @@
 namespace fw::cuda {
 
 // Besides kPieces: v, a channel write gate and their gradients, all of them; tensors of a value a channel in pairs of neighbouring channels.
-enum kChannelPieces : unsigned { kPiecesDGate = 1u << 16, kPairsG = 1u << 17, kPairsDG = 1u << 18, kPiecesValues = 1u << 19 };
+enum kChannelPieces : unsigned { kPiecesDThird = 1u << 16, kPairsG = 1u << 17, kPairsDG = 1u << 18, kPiecesValues = 1u << 19 };
 
 // RowM (call/select.h), of rows that are ungated: kMade where all tensors are there and whole (gradients/channel/precond.cuh).
 //
-// kStreamRows: as GeneralShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none of those.
-template <int kKeyDim, bool kOnlineSolve, bool kStreamRows, bool kGatedRows = false, RowM kRowM = RowM::kNone>
+// kStreamRows: as GeneralShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none of those. kOwnRows: e is a row of its
+// own times the gain, which is a gate or none.
+template <int kKeyDim, bool kOnlineSolve, bool kStreamRows, bool kGatedRows = false, RowM kRowM = RowM::kNone, bool kOwnRows = false>
 struct ChannelShape {
   static constexpr int kKey = kKeyDim;
   static constexpr bool kChannel = true, kOnline = kOnlineSolve, kStreams = kStreamRows, kBare = false, kStills = false;
   static constexpr bool kPrecond = kRowM != RowM::kNone, kMakesM = kRowM == RowM::kMade, kWhole = kMakesM;
   static constexpr bool kGates = kGatedRows || !kStreamRows;
+  static constexpr bool kOwnKey = kOwnRows, kThirdRow = kStreams && (kGates || kOwnKey);  // besides q and k
   static constexpr Residuals kResiduals = Residuals::kOfRule;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32, kPairs = kKey / 2;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
   static constexpr bool kFollows = kKey == 128 || (kStreams && kRowM != RowM::kRead);  // else there are too few registers
-  static constexpr double kTileTime = !kStreams ? 30 : kMakesM ? 19 : kGates ? 17.5 : kPrecond ? 17 : 14.5;
+  static constexpr double kTileTime = !kStreams ? 30 : kMakesM ? 19 : kGates || kOwnKey ? 17.5 : kPrecond ? 17 : 14.5;
 
   // A stage: what one block of 64 value columns brings.
   static constexpr int kStages = kKey == 128 ? 2 : 1;

@@ -122,7 +122,7 @@ FW_DEVICE void prefetch_chunk(const ChannelChunk<Shape>& c, int turn) {
   } else if (Shape::kPrecond || !Shape::kStreams) {
     prefetch(c.workspace_rows(TurnChunk<Shape>::kM, p.H * p.K, turn), p.K);
   }
-  if (!Shape::kStreams) prefetch(c.rows_at(p.in.erase_key, turn), p.K);
+  if (!Shape::kStreams || Shape::kOwnKey) prefetch(c.rows_at(p.in.erase_key, turn), p.K);
 }
 
 // What there is to decays of the chunk: nothing, steep ones, bounded ones.

@@ -1,5 +1,5 @@
-// Channel decay: the front of rows whose streams are q and k times a number a row, e also times a gate a channel (kGates), and its
-// gradients, where the products lie. What such streams were before they were anchored stays in registers.
+// Channel decay: the front of rows whose streams are q and k times a number a row, e also times a gate a channel (kGates) or a row of its own (kOwnKey), and
+// its gradients, where the products lie. What such streams were before they were anchored stays in registers.
 #pragma once
 
 #include "scan/cuda/gradients/channel/precond.cuh"
@@ -17,9 +17,16 @@ FW_DEVICE Rule rule_of_rows(const Rule& r) {
   return y;
 }
 
-// q, k, the gate on e and M (or what it is made of) of the row and the two granules of it that a thread has, a turn ahead.
+// The tensor of the third row: the gate on e, or what e is a multiple of.
+template <class Shape>
+FW_DEVICE const TokenArg& third_row(const TokenArgs& tensors) {
+  if constexpr (Shape::kOwnKey) return tensors.erase_key;
+  return tensors.erase_gate;
+}
+
+// q, k, the third row and M (or what it is made of) of the row and the two granules of it that a thread has, a turn ahead.
 struct RowWords {
-  uint4 q[2], k[2], gate[2], before[2];
+  uint4 q[2], k[2], third[2], before[2];
   float m[2][8];
 };
 template <class Shape>
@@ -35,9 +42,9 @@ FW_DEVICE RowWords load_row_words(const ChannelChunk<Shape>& c, int turn) {
     if (row >= c.rows(turn) || column >= K) continue;
     x.q[i] = *reinterpret_cast<const uint4*>(q.data + 2 * (row * q.stride + column));
     x.k[i] = *reinterpret_cast<const uint4*>(k.data + 2 * (row * k.stride + column));
-    if constexpr (Shape::kGates) {
-      const Rows gate = c.rows_at(c.args.problem.in.erase_gate, turn);
-      x.gate[i] = *reinterpret_cast<const uint4*>(gate.data + 2 * (row * gate.stride + column));
+    if constexpr (Shape::kThirdRow) {
+      const Rows third = c.rows_at(third_row<Shape>(c.args.problem.in), turn);
+      x.third[i] = *reinterpret_cast<const uint4*>(third.data + 2 * (row * third.stride + column));
     }
     if constexpr (Shape::kMakesM) {
       const Rows states = c.rows_before(turn);
@@ -123,11 +130,11 @@ FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int turn, const RowWor
       FW_UNROLL
       for (int j = 0; j < 8; ++j) (on_read<Shape>(x.rule) ? r[j] : w[j]) *= m[i][j], q_k = fmaf(r[j], w[j], q_k);
     }
-    if constexpr (Shape::kGates) {
-      float gate[8];
-      unpack_8(words.gate[i], gate);
+    if constexpr (Shape::kThirdRow) {
+      float third[8];
+      unpack_8(words.third[i], third);
       FW_UNROLL
-      for (int j = 0; j < 8; ++j) e[j] *= gate[j];
+      for (int j = 0; j < 8; ++j) e[j] = (Shape::kOwnKey ? f.e_k : e[j]) * third[j];
     }
     anchor_8(*reinterpret_cast<const uint4*>(c.memory + Shape::kFactors + at), r, e, w);
     *reinterpret_cast<uint4*>(c.memory + Shape::kRead + at) = pack_8(r);
@@ -146,27 +153,27 @@ FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int turn, const RowWor
 }
 
 // What finish_streams() leaves besides: r and w as they were (where there are too few registers: in their places in memory), and the sums over rows
-// of r.dr, w.dw and w.de (k.de where M is made).
+// of r.dr, w.dw and w.de (k.de where M is made, with kOwnKey p.de).
 struct StreamParts {
-  uint32_t r[2][4], w[2][4], gate[2][4];
+  uint32_t r[2][4], w[2][4], third[2][4];
   float m[2][8], sums[2][3];
   uint32_t k[2][4];
 };
 template <class Shape>
-inline constexpr bool kPartsInPlace = Shape::kGates || Shape::kPrecond || Shape::kKey == 64;
-// The gate on e, 1 past K and the last row.
+inline constexpr bool kPartsInPlace = Shape::kThirdRow || Shape::kPrecond || Shape::kKey == 64;
+// The gate on e, 1 past K and the last row; what e is a multiple of, 0 there.
 template <class Shape>
-FW_DEVICE void load_gates(const ChannelChunk<Shape>& c, int turn, StreamParts& parts) {
-  constexpr uint32_t kOnes = 0x3f803f80;
-  const Rows gate = c.rows_at(c.args.problem.in.erase_gate, turn);
+FW_DEVICE void load_third(const ChannelChunk<Shape>& c, int turn, StreamParts& parts) {
+  constexpr uint32_t kNone = Shape::kOwnKey ? 0 : 0x3f803f80;
+  const Rows third = c.rows_at(third_row<Shape>(c.args.problem.in), turn);
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int row = c.row() + 8 * half;
     const bool valid = row < c.rows(turn);
-    const char* p = gate.data + 2 * (row * gate.stride + c.column());
+    const char* p = third.data + 2 * (row * third.stride + c.column());
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
-      parts.gate[half][j] = valid && c.column() + 8 * j < c.args.problem.K ? *reinterpret_cast<const uint32_t*>(p + 16 * j) : kOnes;
+      parts.third[half][j] = valid && c.column() + 8 * j < c.args.problem.K ? *reinterpret_cast<const uint32_t*>(p + 16 * j) : kNone;
     }
   }
 }
@@ -191,7 +198,7 @@ FW_DEVICE void load_m(const ChannelChunk<Shape>& c, int turn, StreamParts& parts
   }
 }
 
-// dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq and dk but for what stream_row_numbers() has a part in, and the gate's
+// dr, de, dw and dG, which is stored after a barrier; in the places of the sums dq and dk but for what stream_row_numbers() has a part in, and the third row's
 // gradient.
 template <class Shape>
 FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_unused]] int stage, StreamSums& sums, StreamParts& parts) {
@@ -266,7 +273,12 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_un
           if (!Shape::kMakesM) dw *= w_k;
           if (!Shape::kOnline) continue;
           de *= -factor;
-          const float gated = Shape::kGates ? value(parts.gate[half][tile]) * de : de;
+          if constexpr (Shape::kOwnKey) {
+            parts.sums[half][2] += value(parts.third[half][tile]) * de;
+            de *= e_k;
+            continue;
+          }
+          const float gated = Shape::kGates ? value(parts.third[half][tile]) * de : de;
           parts.sums[half][2] += raw_w[k] * gated;
           dw += e_k * gated;
           if (Shape::kGates) de *= raw_w[k] * (e_k * inverse_or_zero(w_k));
@@ -327,18 +339,18 @@ FW_DEVICE void stream_row_numbers(const ChannelChunk<Shape>& c, int turn, int ro
   if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, dbeta);
 }
 
-// dq, dk and the gradient of the gate.
+// dq, dk and the gradient of the third row.
 template <class Shape>
 FW_DEVICE void store_stream_gradients(const ChannelChunk<Shape>& c, int turn, const StreamSums& d, const StreamParts& parts) {
   const HeadGradients& out = c.args.grads;
   const Rows dq = c.rows_at(out.d.q, turn), dk = c.rows_at(out.d.k, turn);
-  const Rows db = Shape::kGates ? c.rows_at(out.d.erase_gate, turn) : Rows{};
+  const Rows d_third = Shape::kThirdRow ? c.rows_at(third_row<Shape>(out.d), turn) : Rows{};
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int row = c.row() + 8 * half;
     const bool valid = row < c.rows(turn);
     const float of_r = c.floats(Shape::kSlopes)[192 + row], of_w = c.floats(Shape::kSlopes)[256 + row];
-    float x[8], y[8], z[8];  // z: of the gate
+    float x[8], y[8], z[8];  // z: of the third row
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
       const uint32_t r = kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, j) : parts.r[half][j];
@@ -349,8 +361,8 @@ FW_DEVICE void store_stream_gradients(const ChannelChunk<Shape>& c, int turn, co
     }
     store_fragment(c, dq, c.pieces(kPiecesDQ), row, valid, x);
     store_fragment(c, dk, c.pieces(kPiecesDK), row, valid, y);
-    if constexpr (!Shape::kGates || !Shape::kOnline) continue;
-    if (db.data != nullptr) store_fragment(c, db, c.pieces(kPiecesDGate), row, valid, z);
+    if constexpr (!Shape::kThirdRow || !Shape::kOnline) continue;
+    if (d_third.data != nullptr) store_fragment(c, d_third, c.pieces(kPiecesDThird), row, valid, z);
   }
 }
 
