@@ -88,9 +88,9 @@ bool scan_in_packets(const Mats&... matrices) {
   return ((in_sixteens(matrices) && matrices.cols % (16 / static_cast<int64_t>(sizeof(*matrices.data))) == 0) && ...);
 }
 // Parts that every sequence is cut into, side by side: exact, for a token's step multiplies the elements of the state. Worth a pass more where there would be
-// blocks for a third of the machine at most; 1: not cut.
+// blocks for half of the machine at most; 1: not cut.
 inline int64_t scan_parts(const SeqLayout& layout, int64_t channels, int64_t states, bool packets) {
-  constexpr int64_t kLeastParts = 3, kLeastTokens = 512;
+  constexpr int64_t kLeastParts = 2, kLeastTokens = 512;
   int64_t longest = 0;
   for (int64_t n = 0; n < layout.count(); ++n) longest = std::max(longest, layout.length(n));
   const int64_t blocks = parts_of(channels, scan_channels(channels, states, layout.count(), packets)) * layout.count();
