@@ -1,18 +1,10 @@
 #include "scan/cuda/call/device.h"
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-
 #include "base/error.h"
 #if defined(FW_CUDA_EMULATION)
 #include "emulation/gpu.h"
 #else
-#include <array>
-#include <atomic>
-#include <mutex>
-
-#include "scan/cuda/call/launch.h"
+#include <cuda_runtime.h>
 #endif
 
 namespace fw::cuda {
@@ -80,53 +72,6 @@ DeviceScope::DeviceScope(int number) {
 DeviceScope::~DeviceScope() {
   if (before_ >= 0) cudaSetDevice(before_);
 }
-
-namespace launch_detail {
-
-bool may_overlap() {
-  int device = 0, major = 0;
-  check(cudaGetDevice(&device), "device");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device");
-  return major >= 9;
-}
-
-void allow_shared(const void* kernel, std::size_t bytes, bool again) {
-  // Open addressing, never emptied; read without the lock. Entries grow: what one thread allows none takes back. Where it is full CUDA is asked each time.
-  struct Entry {
-    std::atomic<std::uintptr_t> key{0};  // a kernel on a device
-    std::atomic<std::size_t> bytes{0};
-  };
-  constexpr std::size_t kEntries = 4096, kProbes = 64;
-  static std::array<Entry, kEntries> entries;
-  static std::mutex mutex;
-  int device = 0;
-  check(cudaGetDevice(&device), "device");
-  const std::uintptr_t key = (reinterpret_cast<std::uintptr_t>(kernel) << 6) + static_cast<std::uintptr_t>(device) + 1;
-  const auto find = [&]() -> Entry* {
-    const std::size_t hash = (key * 0x9E3779B97F4A7C15U) >> 40;
-    for (std::size_t i = 0; i < kProbes; ++i) {
-      Entry& entry = entries[(hash + i) % kEntries];
-      const std::uintptr_t there = entry.key.load(std::memory_order_acquire);
-      if (there == key || there == 0) return &entry;
-    }
-    return nullptr;
-  };
-  const auto allowed = [&](const Entry* entry) {
-    return entry != nullptr && entry->key.load(std::memory_order_acquire) == key && entry->bytes.load(std::memory_order_acquire) >= bytes;
-  };
-  if (!again && allowed(find())) return;
-  const std::lock_guard<std::mutex> lock(mutex);
-  Entry* const entry = find();
-  if (!again && allowed(entry)) return;
-  const bool known = entry != nullptr && entry->key.load(std::memory_order_relaxed) == key;
-  const std::size_t most = known ? std::max(bytes, entry->bytes.load(std::memory_order_relaxed)) : bytes;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)), "dynamic shared memory of a kernel");
-  if (entry == nullptr) return;
-  entry->bytes.store(most, std::memory_order_release);
-  entry->key.store(key, std::memory_order_release);
-}
-
-}  // namespace launch_detail
 
 int multiprocessors() {
   int device = 0, count = 0;

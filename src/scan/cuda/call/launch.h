@@ -55,20 +55,21 @@ inline void check(cudaError_t status, const char* what) {
 
 namespace launch_detail {
 
-// Whether the current GPU can start a kernel before the one in front of it is over: from Hopper on. (call/device.cpp)
-bool may_overlap();
-// Lets the kernel have so much dynamic shared memory on the current GPU; asks CUDA, which takes an eighth of a launch, where this process has not done so yet.
-// again: it was done, and forgotten with the device's context.
-void allow_shared(const void* kernel, std::size_t bytes, bool again);
+// Whether the current GPU can start a kernel before the one in front of it is over: from Hopper on.
+inline bool may_overlap() {
+  int device = 0, major = 0;
+  check(cudaGetDevice(&device), "device");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device");
+  return major >= 9;
+}
 
 template <class... P>
 void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* stream, bool overlapped, P... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   if (overlapped) overlapped = may_overlap();
   constexpr std::size_t kSharedWithoutAsking = 48 * 1024;
-  const bool asks = shared_bytes > kSharedWithoutAsking;
-  const void* const entry = reinterpret_cast<const void*>(kernel);
-  if (asks) allow_shared(entry, shared_bytes, false);
+  if (shared_bytes > kSharedWithoutAsking)
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)), "dynamic shared memory of a kernel");
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -80,13 +81,7 @@ void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t share
   config.attrs = overlapped ? &attribute : nullptr;
   config.numAttrs = overlapped ? 1 : 0;
   void* addresses[] = {static_cast<void*>(&arguments)..., nullptr};
-  cudaError_t status = cudaLaunchKernelExC(&config, entry, addresses);
-  if (status == cudaErrorInvalidValue && asks) {
-    cudaGetLastError();
-    allow_shared(entry, shared_bytes, true);
-    status = cudaLaunchKernelExC(&config, entry, addresses);
-  }
-  check(status, "launch of a kernel");
+  check(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), addresses), "launch of a kernel");
 }
 
 }  // namespace launch_detail
