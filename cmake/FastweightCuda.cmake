@@ -6,7 +6,7 @@
 #   the other operations of src/ops/cuda                                 sm_80 and sm_90a
 # No CUDA compiler of a fixed place is assumed: PATH, then /usr/local/cuda, then what `make gpu` brought (tools/install-cuda.sh).
 set(FW_CUDA AUTO CACHE STRING "Device code: AUTO (if nvcc is found), ON, OFF")
-option(FW_CUDA_FAST_COMPILE "For a machine without a GPU (CI): device code is compiled without most optimisations, and spills are not errors" OFF)
+option(FW_CUDA_FAST_COMPILE "For a machine without a GPU (CI): device code is compiled for one architecture without most optimisations, and spills are not errors" OFF)
 set(FW_HAS_CUDA OFF)
 if(FW_CUDA)
   if(NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})

@@ -227,18 +227,19 @@ __global__ void __launch_bounds__(F::kThreads, F::kThreads == 256 ? 4 : 2)
   }
 }
 
-// What a part makes of a state, or from its end of a gradient dy is given of: `states`, from zero, and `decays`, what it multiplies elements by. All parts,
-// though nobody reads those of the last one (backward: of the first).
+// What a part makes of a state, or from its end of a gradient dy is given of: `states`, from zero, and `decays`, what it multiplies elements by. Of all parts
+// but the last (backward: the first), which no other one follows.
 template <class T, ScanLaw law, class F, bool kBack>
 __global__ void __launch_bounds__(F::kThreads, 2) scan_part_kernel(const ScanArgs<T> a, const Mat<const T> dy, float* states, float* decays) {
   const Chunk<F, kStage> chunk(reinterpret_cast<float*>(shared_memory()));
   const int thread = static_cast<int>(thread_index()), channel = thread / F::kLanes, first_row = thread % F::kLanes * kOf, N = static_cast<int>(a.q.cols);
+  const int of_sequence = static_cast<int>(block_index_z()) + (kBack ? 1 : 0);
   const int64_t sequence = block_index_x(), column = int64_t{block_index_y()} * F::kChannels, c = column + channel, D = a.u.cols;
   const bool active = c < D;
   float s[kOf] = {}, kept[kOf], rate[kOf];
   load_rates<law>(a, c, first_row, active, rate);
   FW_UNROLL for (int i = 0; i < kOf; ++i) kept[i] = 1;
-  const ScanPart part(a, sequence, static_cast<int>(block_index_z()));
+  const ScanPart part(a, sequence, of_sequence);
   const int64_t first = a.offsets[sequence] + part.begin, stages = (part.length + kStage - 1) / kStage;
   ChunkAhead<T, F, kStage> ahead;
   RowsAhead<T, F, kStage, F::kChannels> dy_ahead;
@@ -273,7 +274,7 @@ __global__ void __launch_bounds__(F::kThreads, 2) scan_part_kernel(const ScanArg
   }
   FW_UNROLL for (int i = 0; i < kOf; ++i) {
     if (!active || first_row + i >= N) continue;
-    const int64_t at = ((sequence * a.parts + block_index_z()) * N + first_row + i) * D + c;
+    const int64_t at = ((sequence * a.parts + of_sequence) * N + first_row + i) * D + c;
     states[at] = s[i], decays[at] = kept[i];
   }
 }
@@ -288,9 +289,10 @@ __global__ void __launch_bounds__(kJoinThreads) join_parts_kernel(const float* f
   float carry = from != nullptr ? from[sequence * elements + i] : 0.0f;
   for (int step = 0; step < parts; ++step) {
     const int64_t at = (sequence * parts + (kBack ? parts - 1 - step : step)) * elements + i;
-    const float made = states[at];
+    const bool follows = step + 1 < parts;
+    const float made = follows ? states[at] : 0.0f, kept = follows ? decays[at] : 0.0f;
     states[at] = carry;
-    carry = decays[at] * carry + made;
+    carry = kept * carry + made;
   }
 }
 
@@ -478,7 +480,7 @@ void cut(const Exec<T>& exec, ScanLaw law, ScanArgs<T>& a, const Mat<const T>& d
   if (between.states == nullptr) return;
   void* const stream = exec.device.stream();
   with_form<T>(law, a.q.cols, a.u.cols, sequences, packets, [&]<ScanLaw of, class F>() {
-    const Dim3 grid{static_cast<unsigned>(sequences), static_cast<unsigned>(parts_of(a.u.cols, F::kChannels)), static_cast<unsigned>(a.parts)};
+    const Dim3 grid{static_cast<unsigned>(sequences), static_cast<unsigned>(parts_of(a.u.cols, F::kChannels)), static_cast<unsigned>(a.parts - 1)};
     launch(scan_part_kernel<T, of, F, kBack>, grid, F::kThreads, sizeof(float) * Chunk<F, kStage>::kFloats, stream, a, dy, between.states, between.decays);
   });
   const int64_t elements = a.u.cols * a.q.cols;

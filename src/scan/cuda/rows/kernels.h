@@ -8,8 +8,6 @@
 
 namespace fw::cuda {
 
-// Log-decays below `least` of the arguments count as that one where an erase vector is divided by its decay (call/two_rows.h).
-
 // What row 2t, which erases, and row 2t + 1, which writes, have of token t: x its number, y that of the other tensor, 0 where that is absent.
 //   kBoth: x, x     kFirst: x, 0     kSecond: 0, x     kPair: y, x     kDecay: max(x, least), 0     kErase: x exp(-max(y, least)), 0
 enum class RowsOf : int32_t { kBoth, kFirst, kSecond, kPair, kDecay, kErase };
@@ -41,7 +39,7 @@ inline constexpr int kRowTasks = static_cast<int>(kTokenTensors) + 1;
 struct SpreadArgs {
   SpreadTask tasks[kRowTasks];
   int32_t count = 0;
-  float least = 0;
+  float least = 0;  // log-decays below count as this one where an erase vector is divided by its decay (call/two_rows.h)
 };
 struct JoinArgsOfRows {
   JoinTask tasks[kRowTasks];
