@@ -10,12 +10,16 @@
 #include "base/device.h"
 #include "reference/fields.h"
 #include "rule/tokens.h"
+#include "scan/backend.h"
 #include "support/recurrence.h"
 
 namespace fw::testing {
 
 // The emulation is thousands of times slower than the device: tests of many shapes take every kth of them.
 inline bool emulated() { return device_info().emulated; }
+
+// Of rules with as many key heads as value heads: what two rows a token (scan/cuda/call/two_rows.h) cannot say.
+inline bool lacks(const Rule& rule) { return cuda_backend().lacks(rule, 2, 2) != nullptr; }
 
 inline HeaderRun device_run(fw_form form) {
   HeaderRun run;

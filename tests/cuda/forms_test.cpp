@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "cuda/device_runs.h"
-#include "scan/backend.h"
 
 namespace fw::testing {
 namespace {
@@ -22,9 +21,6 @@ void expect_chunk_form(const Problem& problem, HeaderRun run, bool strong_decay 
   EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), bounds.output, kChunkFloor));
   EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, strong_decay, bounds));
 }
-
-// What two rows a token (scan/cuda/call/two_rows.h) cannot say of a rule.
-bool lacks(const Rule& rule) { return cuda_backend().lacks(rule, 2, 2) != nullptr; }
 
 ProblemOptions medium(const Rule& rule, uint64_t seed) {
   ProblemOptions options;

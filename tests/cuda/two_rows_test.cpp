@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "cuda/device_runs.h"
-#include "scan/backend.h"
 
 namespace fw::testing {
 namespace {
@@ -11,7 +10,7 @@ namespace {
 std::vector<Rule> general_rules() {
   std::vector<Rule> rules;
   for (const Rule& rule : all_rules()) {
-    if (rule.general_erase() && cuda_backend().lacks(rule, 2, 2) == nullptr) rules.push_back(rule);
+    if (rule.general_erase() && !lacks(rule)) rules.push_back(rule);
   }
   for (const char* text : {"decay=channel erase_state=previous", "decay=channel erase_write=own gain=gate", "decay=scalar erase_state=previous gain=gate",
                            "decay=scalar erase_key=own erase_state=previous erase_write=own erase=channel write=channel q_norm=l2",
