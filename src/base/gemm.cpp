@@ -60,6 +60,7 @@ void scale_only(int64_t m, int64_t n, T beta, T* c, int64_t ldc) {
 
 template <class T>
 void gemm_tiles(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc) {
+  if (k <= 0) return scale_only(m, n, beta, c, ldc);  // a and b may be null
   // Tall products (activations) are cut by rows, weight gradients (small m, n; large k) by both. A tile of 256 x 512
   // keeps its operands in L2 and is large enough for the library to reach its speed.
   const int64_t tile_m = m >= 1024 ? 256 : std::max<int64_t>(32, (m + 3) / 4 + 15 - ((m + 3) / 4 + 15) % 16);
