@@ -167,7 +167,7 @@ TEST(HuggingFaceUnigram, ThePathOfTheBestScore) {
 
 TEST(HuggingFaceUnigram, WhereMetaspaceBegins) {
   Json json = unigram();
-  json["added_tokens"] = {added(8, "<s>")};
+  json["added_tokens"] = Json::array({added(8, "<s>")});
   EXPECT_EQ(tokenizer_of(json)->encode("a<s>a"), (Ids{2, 8, 2}));
   json["pre_tokenizer"]["prepend_scheme"] = "first";
   EXPECT_EQ(tokenizer_of(json)->encode("a<s>a"), (Ids{2, 8, 3}));
@@ -178,8 +178,8 @@ TEST(HuggingFaceUnigram, WhereMetaspaceBegins) {
 
 TEST(HuggingFaceAddedTokens, FoundBeforeEverythingElse) {
   Json json = byte_level();
-  json["added_tokens"] = {added(261, "<m>", {{"lstrip", true}}), added(262, "<m>x", {{"rstrip", true}}), added(263, "ab", {{"single_word", true}}),
-                          added(264, "abc")};
+  json["added_tokens"] = Json::array(
+      {added(261, "<m>", {{"lstrip", true}}), added(262, "<m>x", {{"rstrip", true}}), added(263, "ab", {{"single_word", true}}), added(264, "abc")});
   json["added_tokens"][2]["id"] = 256;  // the model has it
   json["added_tokens"][3]["id"] = 257;
   json["added_tokens"][1]["id"] = 262;
@@ -265,7 +265,7 @@ TEST(HuggingFace, ATextThatComesInPieces) {
     ASSERT_EQ(plus(t->encode(text.substr(0, whole)), t->encode(text.substr(whole))), t->encode(text)) << text;
   }
   Json json = byte_level();
-  json["added_tokens"] = {added(261, "a b")};
+  json["added_tokens"] = Json::array({added(261, "a b")});
   EXPECT_EQ(tokenizer_of(json)->whole_prefix("ab ab a"), 0u) << "a token with a space";
   json = byte_level();
   json["pre_tokenizer"] = {{"type", "Sequence"},
@@ -283,7 +283,7 @@ TEST(HuggingFace, LongTextsInPartsAndThreads) {
   const Ids ids = t->encode(text);
   EXPECT_EQ(t->decode(ids), text);
   Json whole = byte_level();
-  whole["added_tokens"] = {added(261, " never ")};  // and so is not cut into parts
+  whole["added_tokens"] = Json::array({added(261, " never ")});  // and so is not cut into parts
   EXPECT_EQ(tokenizer_of(whole)->encode(text), ids);
   std::vector<std::thread> threads;
   std::array<bool, 2> same{};
@@ -297,7 +297,7 @@ TEST(HuggingFace, SavedAndLoaded) {
   const TempFolder folder;
   const std::string here = folder.path(".");
   Json json = byte_level();
-  json["added_tokens"] = {added(261, "<end>")};
+  json["added_tokens"] = Json::array({added(261, "<end>")});
   write_file_atomic(folder.path("given.json"), json.dump(2));
   write_file_atomic(folder.path("tokenizer_config.json"), R"({"eos_token": {"content": "<end>"}})");
   const auto given = make_tokenizer(folder.path("given.json"));
@@ -354,9 +354,9 @@ TEST(HuggingFace, RefusedByNameAndPlace) {
       {"/pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "ab"}}, {"pre_tokenizer.replacement", "one character"}},
       {"/pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "last"}}, {"prepend_scheme", "always, first or never"}},
       {"/decoder/type", "CTC", {"decoder.type", "'CTC'"}},
-      {"/added_tokens", {added(500, "<s>")}, {"added_tokens[0].id", "261", "500"}},
-      {"/added_tokens", {added(261, "")}, {"added_tokens[0].content"}},
-      {"/added_tokens", {{{"id", 261}}}, {"added_tokens[0]", "\"content\""}},
+      {"/added_tokens", Json::array({added(500, "<s>")}), {"added_tokens[0].id", "261", "500"}},
+      {"/added_tokens", Json::array({added(261, "")}), {"added_tokens[0].content"}},
+      {"/added_tokens", Json::array({{{"id", 261}}}), {"added_tokens[0]", "\"content\""}},
   };
   for (const Case& c : cases) {
     Json json = byte_level();
