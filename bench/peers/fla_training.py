@@ -26,6 +26,8 @@ MODELS = {
     "gated_deltanet": ("GatedDeltaNet", lambda width: {"num_hidden_layers": 21, "head_dim": 256, "num_heads": width * 3 // 4 // 256, "expand_v": 2}),
     "gated_deltanet_128": ("GatedDeltaNet", lambda width: {"num_hidden_layers": 21, "head_dim": 128, "num_heads": width * 3 // 4 // 128, "expand_v": 2}),
     "kda": ("KDA", lambda width: {"num_hidden_layers": 24, "head_dim": 128, "num_heads": width // 128, "expand_v": 1}),
+    # KDA's model with GatedDeltaNet2 for its layers, since no model of theirs has that; as many layers as make it as large.
+    "gdn2": ("KDA", lambda width: {"num_hidden_layers": 21, "head_dim": 128, "num_heads": width // 128, "expand_v": 1}),
 }
 COMMON = {"vocab_size": 32000, "max_position_embeddings": 2048}
 
@@ -38,8 +40,14 @@ def make(name):
     values = {**COMMON, "hidden_size": WIDTHS[size], **heads(WIDTHS[size])}
     config = getattr(fla.models, f"{family}Config")(**values)
     torch.manual_seed(0)
-    model = getattr(fla.models, f"{family}ForCausalLM")(config).to(device="cuda", dtype=torch.bfloat16)
-    return model.train()
+    model = getattr(fla.models, f"{family}ForCausalLM")(config)
+    if kind == "gdn2":
+        from fla.layers.gdn2 import GatedDeltaNet2
+
+        for i, block in enumerate(model.model.layers):
+            block.attn = GatedDeltaNet2(hidden_size=config.hidden_size, head_dim=config.head_dim, num_heads=config.num_heads, layer_idx=i)
+            block.attn.apply(model._init_weights)
+    return model.to(device="cuda", dtype=torch.bfloat16).train()
 
 
 def share(run):
