@@ -5,7 +5,12 @@
 namespace fw::testing {
 namespace {
 
+// The formula's differences take the square of the rows.
+#if defined(FW_SMALL_TESTS)
+constexpr int64_t kRows[] = {0, 1, 5, 17};
+#else
 constexpr int64_t kRows[] = {0, 1, 5, 67};
+#endif
 struct Heads {
   int64_t heads, group;
 };
