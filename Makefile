@@ -98,7 +98,7 @@ tidy:
 sanitize: asan-ubsan tsan ## the small tests under AddressSanitizer and UBSan, then under ThreadSanitizer
 
 asan-ubsan tsan:
-	@tools/install-deps.sh test
+	@tools/install-deps.sh ci
 	cmake --preset $@
 	cmake --build --preset $@ -j $(JOBS)
 	tools/with_fixed_addresses.sh ctest --preset $@ -j $(JOBS)
