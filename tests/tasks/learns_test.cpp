@@ -64,7 +64,7 @@ TEST(Learns, Needle) {
 }
 
 // Needles in 40 words of an essay; label long (tests/CMakeLists.txt). The larger batches are what finds them.
-double reached_in_essay(const std::string& task, int64_t batch, double lr, double enough) {
+double reached_in_essay(const std::string& task, int64_t batch, double lr) {
   const testing::TempFolder folder;
   TaskCell cell = small_cell(folder, "niah_single_1", 0, 0, 1, 64, 4000);
   cell.task = task;
@@ -73,14 +73,14 @@ double reached_in_essay(const std::string& task, int64_t batch, double lr, doubl
   cell.recipe.lengths = {40};
   cell.recipe.batch = batch;
   cell.recipe.eval_every = 200;
-  cell.recipe.enough = enough;
+  cell.recipe.enough = 0.6;
   cell.model.vocab_size = task_of(cell.recipe, task)->vocab_size();
   cell.lr = lr;
   return accuracy_of(cell);
 }
-TEST(LearnsLong, NeedleInAnEssay) { EXPECT_GT(reached_in_essay("niah_single_2", 16, 3e-3, 0.6), 0.4); }              // chance 10%
-TEST(LearnsLong, UuidInAnEssay) { EXPECT_GT(reached_in_essay("niah_single_3", 32, 2e-3, 0.4), 0.3); }                // chance 10%
-TEST(LearnsLong, OneOfFourNeedlesInAnEssay) { EXPECT_GT(reached_in_essay("niah_multikey_1", 16, 3e-3, 0.6), 0.4); }  // chance 10%, any of the four 33%
+TEST(LearnsLong, NeedleInAnEssay) { EXPECT_GT(reached_in_essay("niah_single_2", 16, 3e-3), 0.4); }              // chance 10%
+TEST(LearnsLong, UuidInAnEssay) { EXPECT_GT(reached_in_essay("niah_single_3", 32, 2e-3), 0.4); }                // chance 10%
+TEST(LearnsLong, OneOfFourNeedlesInAnEssay) { EXPECT_GT(reached_in_essay("niah_multikey_1", 16, 3e-3), 0.4); }  // chance 10%, any of the four 33%
 
 }  // namespace
 }  // namespace fw
