@@ -163,7 +163,7 @@ TEST(Small, GradientsBesideTheScan) {
        {"gated_deltanet", "kda", "gated_deltanet2", "precond_gated_deltanet", "precond_kda", "qdelta", "deltanet_neg", "gla", "gated_deltanet_neg"}) {
     for (const bool bf16 : {true, false}) {
       ProblemOptions options;
-      options.sequences = emulated() ? SeqLayout({0, 200, 200, 205}) : SeqLayout({0, 260, 260, 330});
+      options.sequences = SeqLayout({0, 260, 260, 330});
       options.H = options.HV = 2;
       options.K = ++seed / 2 % 2 == 0 ? 64 : 128;
       options.V = seed % 3 == 0 ? 72 : 64;
