@@ -67,6 +67,13 @@ std::vector<Rows> all_rows() {
       {{2, 1, 16, 0, 0.25}, 4, 70, {0, 69, 70, 279}, true},                 // all before, in pages
       {{1, 1, 128, 0, 0.1}, 8, 256, {5, 1500, 2047}, true},
       {{1, 1, 8, 0, 0.3}, 1, 9000, {8191, 8192, 8999}, false},  // more than 64 runs of 128
+      // Heads of 64 and 128 channels, whose bf16 rows are tiles of a kernel of products.
+      {{2, 2, 128, 150, 0.1}, 1, 150, {0, 15, 16, 63, 64, 127, 128, 149, 150, 431}, false},
+      {{16, 2, 64, 300, 0.12}, 1, 300, {7, 127, 128, 299, 777}, false},  // eight heads share
+      {{16, 1, 64, 40, 0.12}, 1, 40, {39, 100}, false},                  // sixteen
+      {{3, 1, 64, 0, 0.12}, 30, 7, {0, 6, 7, 150, 209}, true},           // a run has many pages
+      {{1, 1, 64, 100, 0.12}, 1, 100, {int64_t{5} << 32, 99}, false},    // more tokens than 32 bits count
+      {{1, 1, 64, 0, 0.12}, 1, 9000, {8191, 8192, 8999}, false},
   };
 }
 

@@ -3,56 +3,16 @@
 // runs in their order. Where the runs lie depends on how many rows the token sees and on nothing else: a sequence has the same bits alone and beside others,
 // and all that changes from token to token is read from device memory, so that one captured launch serves all tokens. Query heads that share keys are up to
 // four in a block, so that a row is read once for them. The block of the last run also puts the token's own key and value where they belong: the row that they
-// replace has left the window.
+// replace has left the window. bf16 heads of 64 or 128 channels have a kernel of products for their runs (decode_tiles.cu).
 //   decode_rows_kernel   grid: sequences x heads / kHeads, runs
 //   decode_join_kernel   grid: sequences x heads
 #include <cmath>
 
-#include "ops/cuda/attention_rows.cuh"
+#include "ops/cuda/decode_parts.cuh"
 #include "ops/cuda/operations.h"
-#include "ops/cuda/scratch.h"
 
 namespace fw::cuda {
 namespace {
-
-template <class T>
-struct DecodeArgs {
-  PlainArgs<T> plain;
-  float* parts = nullptr;  // [sequences, heads, runs, dim + 2]
-  int runs = 0;
-};
-
-// The rows that the token of sequence n sees: [first, place], the last its own, in runs of `run`.
-struct SeenRows {
-  int64_t place, first, run;
-  template <class T>
-  FW_DEVICE SeenRows(const PlainArgs<T>& a, int64_t n) {
-    place = a.places.before(n);
-    first = a.window > 0 ? max(int64_t{0}, place - a.window + 1) : 0;
-    const int64_t share = (place - first + kDecodeRuns) / kDecodeRuns;  // of place - first + 1 rows, rounded up
-    run = max(kDecodeRun, (share + 31) / 32 * 32);
-  }
-  FW_DEVICE int64_t runs() const { return (place - first) / run + 1; }
-};
-
-// Where rows from position `first` of sequence n on lie, without a division of 64 bits for each of them, which takes longer than the row to come.
-struct RowsFrom {
-  uint32_t page, row, rows, pages;  // page and row in it of `first`
-  int64_t first;
-  template <class T>
-  FW_DEVICE RowsFrom(const Pages<T>& of, int64_t position)
-      : page(static_cast<uint32_t>(position / of.rows % of.per_sequence)),
-        row(static_cast<uint32_t>(position % of.rows)),
-        rows(static_cast<uint32_t>(of.rows)),
-        pages(static_cast<uint32_t>(of.per_sequence)),
-        first(position) {}
-  template <class T>
-  FW_DEVICE T* of(const Pages<T>& of, int64_t n, int64_t position) const {
-    const uint32_t beyond = row + static_cast<uint32_t>(position - first), step = beyond / rows;
-    const int64_t at = n * of.per_sequence + (page + step) % pages;
-    return (of.table != nullptr ? global_memory(of.table[at]) : of.first + at * of.rows * of.width) + int64_t{beyond - step * rows} * of.width;
-  }
-};
 
 template <class T, int N, int kVectors, int kHeads>
 __global__ void __launch_bounds__(kRowThreads) decode_rows_kernel(const DecodeArgs<T> of) {
@@ -68,7 +28,7 @@ __global__ void __launch_bounds__(kRowThreads) decode_rows_kernel(const DecodeAr
   const SeenRows seen(a, n);
   const int64_t begin = seen.first + run * seen.run, end = min(seen.place + 1, begin + seen.run);
   if (begin >= end) return;
-  const RowsFrom places(a.past_k, begin);  // values lie as keys do
+  const RowsFrom<T> places(a.past_k, a.past_v, n, begin);
   const T *own_k = a.k.data + n * a.k.stride + column, *own_v = a.v.data + n * a.v.stride + column;
   using Part = RowPart<N, kVectors>;
   Part q[kHeads], total[kHeads];
@@ -86,8 +46,10 @@ __global__ void __launch_bounds__(kRowThreads) decode_rows_kernel(const DecodeAr
     FW_UNROLL for (int r = 0; r < kAhead; ++r) {
       const int64_t position = at + int64_t{r} * group.count;
       if (position >= end) continue;
-      const T* k = position == seen.place ? own_k : places.of(a.past_k, n, position) + column;
-      const T* v = position == seen.place ? own_v : places.of(a.past_v, n, position) + column;
+      T *past_k, *past_v;
+      places.find(position - begin, past_k, past_v);
+      const T* k = position == seen.place ? own_k : past_k + column;
+      const T* v = position == seen.place ? own_v : past_v + column;
       FW_UNROLL for (int i = 0; i < kVectors; ++i) {
         const int c = (group.lane + i * a.lanes) * N;
         if (c >= a.dim) continue;
@@ -128,28 +90,18 @@ __global__ void __launch_bounds__(kRowThreads) decode_rows_kernel(const DecodeAr
   }
   const int thread = static_cast<int>(thread_index());
   if (end == seen.place + 1 && head % a.group == 0) {
-    T *to_k = places.of(a.past_k, n, seen.place) + column, *to_v = places.of(a.past_v, n, seen.place) + column;
-    for (int c = thread; c < a.dim; c += kRowThreads) to_k[c] = own_k[c], to_v[c] = own_v[c];
+    T *to_k, *to_v;
+    places.find(seen.place - begin, to_k, to_v);
+    for (int c = thread; c < a.dim; c += kRowThreads) to_k[column + c] = own_k[c], to_v[column + c] = own_v[c];
   }
   sync_threads();
-  FW_UNROLL for (int h = 0; h < kHeads; ++h) {
-    float all = -INFINITY, weight = 0;
-    for (int g = 0; g < group.count; ++g) all = fmaxf(all, tops[h * group.count + g]);
-    float* part = of.parts + ((n * a.heads + head + h) * of.runs + run) * (a.dim + 2);
-    // A group without a row has top -inf and counts nothing.
-    for (int c = thread; c < a.dim; c += kRowThreads) {
-      float out = 0;
-      for (int g = 0; g < group.count; ++g) out += rows[(h * group.count + g) * a.dim + c] * exp2_fast(tops[h * group.count + g] - all);
-      part[c] = out;
-    }
-    if (thread != 0) continue;
-    for (int g = 0; g < group.count; ++g) weight += sums[h * group.count + g] * exp2_fast(tops[h * group.count + g] - all);
-    part[a.dim] = all;
-    part[a.dim + 1] = weight;
-  }
+  const int64_t stride = int64_t{of.runs} * (a.dim + 2);
+  leave_part(
+      kHeads, group.count, a.dim, [&](int h, int g) { return rows + (h * group.count + g) * a.dim; }, tops, sums,
+      of.parts + (n * a.heads + head) * stride + run * (a.dim + 2), stride);
 }
 
-// All that it reads is asked for at once, of runs that may be there and are not used: behind it comes a product that fills the memory's queues.
+// All that it reads is asked for at once: behind it comes a product that fills the memory's queues. How many runs there are is known ahead of the wait.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) decode_join_kernel(const DecodeArgs<T> of) {
   const PlainArgs<T>& a = of.plain;
@@ -158,6 +110,7 @@ __global__ void __launch_bounds__(kRowThreads) decode_join_kernel(const DecodeAr
   float* const sums = tops + kDecodeRuns;                         // [kDecodeRuns]
   const int head = static_cast<int>(block_index_x()) % a.heads, thread = static_cast<int>(thread_index());
   const int64_t n = block_index_x() / static_cast<unsigned>(a.heads);
+  const int runs = static_cast<int>(SeenRows(a, n).runs());
   grid_dependency_wait();
   grid_dependency_launch();
   const int64_t width = a.dim + 2;
@@ -165,11 +118,10 @@ __global__ void __launch_bounds__(kRowThreads) decode_join_kernel(const DecodeAr
   float held[kHeld] = {};
   if (thread < a.dim) {
     FW_UNROLL for (int r = 0; r < kHeld; ++r) {
-      if (r < of.runs) held[r] = parts[r * width + thread];
+      if (r < runs) held[r] = parts[r * width + thread];
     }
   }
-  if (thread < of.runs) tops[thread] = parts[thread * width + a.dim], sums[thread] = parts[thread * width + a.dim + 1];
-  const int runs = static_cast<int>(SeenRows(a, n).runs());
+  if (thread < runs) tops[thread] = parts[thread * width + a.dim], sums[thread] = parts[thread * width + a.dim + 1];
   sync_threads();
   float all = -INFINITY, weight = 0;
   for (int r = 0; r < runs; ++r) all = fmaxf(all, tops[r]);
@@ -193,6 +145,9 @@ void launch_rows(const DecodeArgs<T>& of, int64_t sequences, void* stream) {
                     kRowThreads, sizeof(float) * floats, stream, of);
 }
 
+bool tiles(const DecodeArgs<Bf16>& of, int64_t sequences, bool in_sixteens, void* stream) { return decode_tiles(of, sequences, in_sixteens, stream); }
+bool tiles(const DecodeArgs<float>&, int64_t, bool, void*) { return false; }
+
 }  // namespace
 
 namespace ops {
@@ -212,11 +167,14 @@ void attention_step(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<con
   a.out = o;
   of.runs = static_cast<int>(decode_runs(shape, past_k));
   of.parts = decode_parts(exec.arena, shape, q.rows, of.runs);
-  with_form(a, aligned(q) && aligned(k) && aligned(v) && aligned(past_k) && aligned(past_v), [&]<int N, int kVectors>() {
-    if (a.group % 4 == 0) return launch_rows<T, N, kVectors, 4>(of, q.rows, stream);
-    if (a.group % 2 == 0) return launch_rows<T, N, kVectors, 2>(of, q.rows, stream);
-    launch_rows<T, N, kVectors, 1>(of, q.rows, stream);
-  });
+  const bool in_sixteens = aligned(q) && aligned(k) && aligned(v) && aligned(past_k) && aligned(past_v);
+  if (!tiles(of, q.rows, in_sixteens, stream)) {
+    with_form(a, in_sixteens, [&]<int N, int kVectors>() {
+      if (a.group % 4 == 0) return launch_rows<T, N, kVectors, 4>(of, q.rows, stream);
+      if (a.group % 2 == 0) return launch_rows<T, N, kVectors, 2>(of, q.rows, stream);
+      launch_rows<T, N, kVectors, 1>(of, q.rows, stream);
+    });
+  }
   launch_overlapped(decode_join_kernel<T>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kRowThreads, 2 * sizeof(float) * static_cast<size_t>(kDecodeRuns),
                     stream, of);
   exec.arena.rewind(mark);
