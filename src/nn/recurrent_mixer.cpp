@@ -8,6 +8,7 @@
 #include "nn/observer.h"
 #include "nn/recurrence.h"
 #include "ops/backend.h"
+#include "ops/normed_linear.h"
 #include "rule/numbers.h"
 
 namespace fw {
@@ -285,10 +286,16 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
     pass.observer->recurrence({spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, c.tokens, c.o});
   }
 
+  const Weight<Wide<T>> out = params.weight(index_.o_proj, spec_.hidden, spec_.value_size());
+  if (!pass.keep && y.data != nullptr && tokens <= kFewestRows) {
+    gated_linear_forward(pass.exec, c.o, Mat<const T>(c.gate), params.value(index_.o_norm), static_cast<Wide<T>>(spec_.norm_eps), spec_.norm_size(), spec_.gate,
+                         out, y, pass.last_write());
+    return kept;
+  }
   c.rstd = arena.alloc<Wide<T>>(tokens * spec_.v_heads);
   c.normed = pass.keep ? new_matrix<T>(there.exec.arena, tokens, spec_.value_size()) : c.o;
   output_norm(pass, c);
-  if (y.data != nullptr) pass.exec.linear_forward(c.normed, params.weight(index_.o_proj, spec_.hidden, spec_.value_size()), nullptr, y, pass.last_write());
+  if (y.data != nullptr) pass.exec.linear_forward(c.normed, out, nullptr, y, pass.last_write());
   return kept;
 }
 

@@ -36,8 +36,23 @@ void normed_linear_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* n
   exec.swiglu_forward(both.col_range(0, y.cols), both.col_range(y.cols, y.cols), y);
 }
 
-#define FW_INSTANTIATE(T) \
-  template void normed_linear_forward<T>(const Exec<T>&, Mat<const T>, const Wide<T>*, Wide<T>, Weight<Wide<T>>, const Wide<T>*, bool, Mat<T>);
+template <class T>
+void gated_linear_forward(const Exec<T>& exec, Mat<T> o, Mat<const T> gate, const Wide<T>* norm, Wide<T> eps, int64_t head_dim, GateKind kind,
+                          Weight<Wide<T>> weight, Mat<T> y, Write write) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    const double values = static_cast<double>(weight.values.rows) * static_cast<double>(o.cols);
+    const ProfiledCall timed("linear_forward, gated", exec.device, 2 * values, 2 * values * static_cast<double>(o.rows));
+    if (!only_plans(exec.device) && gated_linear_on_cuda(exec, o, gate, norm, eps, head_dim, kind, weight, y, write)) return;
+  }
+  const ArenaMark mark(exec.arena);
+  Wide<T>* const rstd = exec.arena.template alloc<Wide<T>>(o.rows * (o.cols / head_dim));
+  exec.gated_rmsnorm_forward(o, gate, norm, eps, head_dim, kind, o, rstd);
+  exec.linear_forward(o, weight, nullptr, y, write);
+}
+
+#define FW_INSTANTIATE(T)                                                                                                                       \
+  template void normed_linear_forward<T>(const Exec<T>&, Mat<const T>, const Wide<T>*, Wide<T>, Weight<Wide<T>>, const Wide<T>*, bool, Mat<T>); \
+  template void gated_linear_forward<T>(const Exec<T>&, Mat<T>, Mat<const T>, const Wide<T>*, Wide<T>, int64_t, GateKind, Weight<Wide<T>>, Mat<T>, Write);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 FW_INSTANTIATE(Bf16)

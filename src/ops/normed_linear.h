@@ -1,5 +1,5 @@
-// A product behind a norm for the few rows of decoded tokens: on a CUDA device one kernel, elsewhere, and where its kernel does not take the shapes, the
-// operations that it is made of.
+// Products behind norms for the few rows of decoded tokens: on a CUDA device one kernel, elsewhere, and where its kernel does not take the shapes, the
+// operations that they are made of.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,15 @@ template <class T>
 void normed_linear_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* norm, Wide<T> eps, Weight<Wide<T>> weight, const Wide<T>* bias, bool swiglu,
                            Mat<T> y);
 
-// The kernel of the CUDA device; false, and nothing is done, where it does not take the shapes, and in a build without CUDA.
+// y = h W^T (+ y where kAccumulate) with h = gated_rmsnorm(o, gate, norm, eps, head_dim, kind), a recurrence's way out of its layer.
+// o, gate [T, in], norm [head_dim], W [out, in], y [T, out]. It may leave h in o.
+template <class T>
+void gated_linear_forward(const Exec<T>& exec, Mat<T> o, Mat<const T> gate, const Wide<T>* norm, Wide<T> eps, int64_t head_dim, GateKind kind,
+                          Weight<Wide<T>> weight, Mat<T> y, Write write);
+
+// The kernels of the CUDA device; false, and nothing is done, where they do not take the shapes, and in a build without CUDA.
+bool gated_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> o, Mat<const Bf16> gate, const float* norm, float eps, int64_t head_dim, GateKind kind,
+                          const Weight<float>& weight, Mat<Bf16> y, Write write);
 bool normed_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> x, const float* norm, float eps, const Weight<float>& weight, const float* bias, bool swiglu,
                            Mat<Bf16> y);
 

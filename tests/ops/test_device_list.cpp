@@ -232,6 +232,38 @@ TEST_P(DeviceList, NormedLinear) {
   }
 }
 
+// Heads that are turns of a warp of the kernel (32 to 256 columns), with fewer and more of them than its warps have turns, and heads and rows that it leaves to
+// the operations.
+TEST_P(DeviceList, GatedLinear) {
+  struct Shape {
+    int64_t rows, heads, dim, out, pad;
+    GateKind kind;
+  };
+  for (const Shape& s : {Shape{0, 2, 32, 8, 0, GateKind::kSilu}, Shape{1, 3, 32, 66, 8, GateKind::kSilu}, Shape{3, 5, 64, 50, 0, GateKind::kSigmoid},
+                         Shape{8, 16, 128, 34, 8, GateKind::kSilu}, Shape{2, 19, 128, 18, 0, GateKind::kNone}, Shape{5, 9, 256, 20, 0, GateKind::kSilu},
+                         Shape{2, 3, 96, 12, 0, GateKind::kSilu}, Shape{4, 2, 24, 10, 3, GateKind::kSigmoid}, Shape{9, 2, 64, 12, 0, GateKind::kSilu}}) {
+    SCOPED_TRACE(::testing::Message() << s.rows << ", " << s.heads << " of " << s.dim << " to " << s.out);
+    compare(
+        GetParam(),
+        [&](auto& run) {
+          using W = typename std::decay_t<decltype(run)>::W;
+          using T = typename std::decay_t<decltype(run.on)>::Activation;
+          const int64_t in = s.heads * s.dim;
+          const Weights<std::decay_t<decltype(run)>> w(run, s.out, in, 4 / std::sqrt(static_cast<double>(in)));
+          auto o = run.matrix(s.rows, in, s.pad, -20, 20), gate = run.matrix(s.rows, in, s.pad, -3, 3), y = run.out(s.rows, s.out, s.pad),
+               more = run.matrix(s.rows, s.out, s.pad);
+          auto copy = run.matrix(s.rows, in, s.pad, -20, 20);
+          Buffer<W> norm = run.parameters(s.dim, 0.2, 2);
+          const Mat<const T> given = s.kind == GateKind::kNone ? Mat<const T>() : Mat<const T>(gate.mat());
+          gated_linear_forward<T>(run.on.exec, o.mat(), given, norm.data(), W(1e-2), s.dim, s.kind, w.weight(), y.mat(), Write::kOverwrite);
+          gated_linear_forward<T>(run.on.exec, copy.mat(), given, norm.data(), W(1e-2), s.dim, s.kind, w.weight(), more.mat(), Write::kAccumulate);
+          run.keep("y", y);
+          run.keep("more", more);
+        },
+        8e-3);
+  }
+}
+
 // Vocabularies that kernels treat apart: unaligned ones, those of one and of four packets a thread, and wider ones.
 TEST_P(DeviceList, CrossEntropy) {
   for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{{1, 7}, {300, 67}, {70, 2056}, {9, 9000}, {3, 33000}}) {

@@ -7,11 +7,15 @@
 // Behind a norm the columns of x are multiplied by its weight as they are loaded, and the row's 1 / rms, which is of all columns, multiplies the sums at the
 // end: the warps' squares meet where their sums do, so it costs no barrier. The norm's weight is fetched in front of the wait as W is. With SwiGLU a block's 16
 // rows are eight of W's upper half and the eight that belong to them of the lower.
+// Behind a gated norm of heads x is made as that operation by itself makes and rounds it, in shared memory, by all threads of each block: a kernel of its own
+// takes as long as the product, most of it the way from one to the other.
+// What a result is added to is asked for with x, not behind the sums.
 // Otherwise each warp has a row of W, and lane l takes the packets l, l + 32, ... of it against all rows of x.
 // The weight does not change while a token is decoded, so a block asks for its first packets before the kernel in front of it is over.
 #include <type_traits>
 
 #include "ops/cuda/few_rows.h"
+#include "ops/cuda/gate_kind.cuh"
 #include "ops/cuda/linear.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/packets.cuh"
@@ -31,25 +35,78 @@ struct FewRowsArgs {
   int64_t in = 0, out = 0;
   int rows = 0;  // of x
   bool accumulate = false;
-  const float* norm = nullptr;  // [in], kNorm
+  const float* norm = nullptr;  // kNorm: [in]; kGatedHeads: [head_dim]
   float eps = 0;
+  const T* gate = nullptr;  // as x, kGatedHeads; null: none
+  int64_t gate_stride = 0;
+  int head_dim = 0;  // packets of a head are a power of two, at most a warp's lanes
+  GateKind kind = GateKind::kNone;
 };
 
-template <class T>
-FW_DEVICE void store_sum(const FewRowsArgs<T>& a, int m, int64_t o, float sum) {
-  T* y = a.y + m * a.y_stride + o;
-  if (a.bias != nullptr) sum += a.bias[o];
-  if (a.accumulate) sum += number(*y);
-  *y = stored<T>(sum);
+// What stands in front of the product.
+enum class Front { kNone, kNorm, kGatedHeads };
+
+// What the sum of row m and column o is added to. Behind a norm nothing accumulates.
+template <Front kFront = Front::kNone, class T>
+FW_DEVICE float before_sum(const FewRowsArgs<T>& a, int m, int64_t o) {
+  const float bias = a.bias != nullptr ? a.bias[o] : 0.0f;
+  if constexpr (kFront == Front::kNorm) return bias;
+  return a.accumulate ? bias + number(a.y[m * a.y_stride + o]) : bias;
 }
 
 constexpr int kTileRows = 16;      // rows of W of a block
 constexpr int64_t kTurnCols = 32;  // columns of a warp's turn: four lanes of eight
 constexpr int kTurns = 8;          // on their way at once
 
+// x behind a gated norm of heads, in shared memory, by all threads of a block: a packet of a few rows at a time, since registers are short beside those of the
+// weight. Rows lie so far apart that two meet no bank.
+constexpr int kRowGap = 32;                 // numbers
+constexpr int kGatedAhead = 2;              // rows
+constexpr int64_t kMostGated = 100 * 1024;  // bytes; wider rows are the operations' by themselves
+template <class T, int kThreads>
+struct GatedRows {
+  static constexpr int N = 8;
+  const FewRowsArgs<T>& a;
+  T* rows;          // [a.rows] of a.in + kRowGap
+  float weight[N];  // of the thread's packet: a parameter, so it is asked for ahead of the wait. All its packets stand there in their heads
+
+  FW_DEVICE void ask() { load_floats(a.norm + static_cast<int>(thread_index()) * N % a.head_dim, weight); }
+  FW_DEVICE void make() const {
+    const int in = static_cast<int>(a.in);
+    const int turns = (in + kThreads * N - 1) / (kThreads * N);
+    FW_NO_UNROLL
+    for (int turn = 0; turn < turns * a.rows; turn += kGatedAhead) {
+      // Turns of rows, one row behind the other.
+      const auto row_of = [&](int i) { return (turn + i) / turns; };
+      const auto column_of = [&](int i) { return ((turn + i) % turns * kThreads + static_cast<int>(thread_index())) * N; };
+      Packet<T, N> xs[kGatedAhead], gates[kGatedAhead];
+      FW_UNROLL for (int i = 0; i < kGatedAhead; ++i) {
+        const int m = row_of(i), c = column_of(i);
+        if (m >= a.rows || c >= in) continue;
+        xs[i].load(a.x + m * a.x_stride + c);
+        if (a.kind != GateKind::kNone) gates[i].load(a.gate + m * a.gate_stride + c);
+      }
+      FW_UNROLL for (int i = 0; i < kGatedAhead; ++i) {
+        const int m = row_of(i), c = column_of(i);
+        if (m >= a.rows) break;
+        float v[N], g[N], sum = 0;
+        xs[i].get(v);
+        gates[i].get(g);
+        FW_UNROLL for (int k = 0; k < N; ++k) sum += v[k] * v[k];
+        for (int mask = a.head_dim / N / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+        const float rstd = 1.0f / sqrtf(sum / static_cast<float>(a.head_dim) + a.eps);
+        FW_UNROLL for (int k = 0; k < N; ++k) v[k] = v[k] * rstd * weight[k] * gate_of(a.kind, g[k]).act;
+        xs[i].set(v);
+        if (c < in) xs[i].store(rows + m * (in + kRowGap) + c);  // threads without a packet have taken part in the sums
+      }
+    }
+  }
+};
+
 // kHalves: `out` is half of W's rows, whose upper and lower halves are the two factors of SwiGLU.
-template <class T, int kWarps, bool kNorm, bool kHalves>
+template <class T, int kWarps, Front kFront, bool kHalves>
 __global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1) few_rows_tile_kernel(const FewRowsArgs<T> a) {
+  constexpr bool kNorm = kFront == Front::kNorm, kGated = kFront == Front::kGatedHeads;
   constexpr int N = 8, kOutputs = kHalves ? kTileRows / 2 : kTileRows;
   const int64_t first = int64_t{block_index_x()} * kOutputs;
   const int warp = static_cast<int>(warp_index()), lane = static_cast<int>(lane_index());
@@ -58,11 +115,13 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1) fe
   const auto row_of = [&](int64_t o) { return o < a.out ? o : a.out - 1; };
   const T* upper = a.weight + row_of(first + group) * a.weight_stride;
   const T* lower = a.weight + (kHalves ? a.out + row_of(first + group) : row_of(first + group + 8)) * a.weight_stride;
-  const T* x = a.x + (group < a.rows ? group : a.rows - 1) * a.x_stride;  // columns of the product without a row are not stored
-  // [warps][16 rows of W][8 rows of x], and behind a norm [warps][8] sums of squares and [warps][kTurns][kTurnCols] of its weight.
+  // [warps][16 rows of W][8 rows of x], and behind a norm [warps][8] sums of squares and [warps][kTurns][kTurnCols] of its weight, or x behind a gated norm.
   float* const parts = reinterpret_cast<float*>(shared_memory());
   float* const squares = parts + kWarps * kTileRows * 8;
   float* const norm = squares + kWarps * 8 + warp * kTurns * kTurnCols;
+  GatedRows<T, kWarps * 32> gated{a, reinterpret_cast<T*>(squares), {}};
+  const int x_row = group < a.rows ? group : a.rows - 1;  // columns of the product without a row are not stored
+  const T* x = kGated ? gated.rows + x_row * (a.in + kRowGap) : a.x + x_row * a.x_stride;
 
   Packet<T, N> uppers[kTurns], lowers[kTurns], xs[kTurns];
   const auto place = [&](int64_t turn) { return turn * kTurnCols + column; };
@@ -87,8 +146,16 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1) fe
     }
   };
   load_weights(0);
+  if constexpr (kGated) gated.ask();
   grid_dependency_wait();
   grid_dependency_launch();
+  const int thread = static_cast<int>(thread_index());
+  const bool stores = thread < kOutputs * a.rows && first + thread % kOutputs < a.out;  // the thread's first result
+  const float before = stores ? before_sum<kFront>(a, thread / kOutputs, first + thread % kOutputs) : 0.0f;
+  if constexpr (kGated) {
+    gated.make();
+    sync_threads();
+  }
   float sums[4] = {}, square = 0;
   const int64_t turns = (a.in + kTurnCols - 1) / kTurnCols;
   for (int64_t begin = 0; begin < turns; begin += kTurns * kWarps) {
@@ -122,7 +189,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1) fe
     if (lane % 4 == 0) squares[warp * 8 + group] = square;
   }
   sync_threads();
-  for (int i = static_cast<int>(thread_index()); i < kOutputs * a.rows; i += kWarps * 32) {
+  for (int i = thread; i < kOutputs * a.rows; i += kWarps * 32) {
     const int r = i % kOutputs, m = i / kOutputs;
     if (first + r >= a.out) continue;
     const auto sum_of = [&](int row) {
@@ -138,7 +205,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1) fe
     }
     float sum = rstd * sum_of(r);
     if constexpr (kHalves) sum = sum * sigmoid(sum) * (rstd * sum_of(r + 8));
-    store_sum(a, m, first + r, sum);
+    a.y[m * a.y_stride + first + r] = stored<T>(sum + (i == thread ? before : before_sum<kFront>(a, m, first + r)));
   }
 }
 
@@ -168,25 +235,30 @@ __global__ void __launch_bounds__(kRowWarps * 32) few_rows_kernel(const FewRowsA
   }
   FW_UNROLL for (int m = 0; m < kFewRows; ++m) {
     const float sum = warp_sum(sums[m]);
-    if (lane == m && m < a.rows) store_sum(a, m, o, sum);
+    if (lane == m && m < a.rows) a.y[m * a.y_stride + o] = stored<T>(sum + before_sum(a, m, o));
   }
 }
 
-template <class T, int kWarps, bool kNorm, bool kHalves>
+// Bytes of shared memory of a block.
+int64_t shared_of(int warps, Front front, int64_t rows, int64_t in) {
+  const int64_t floats = warps * (kTileRows * 8 + (front == Front::kNorm ? 8 + kTurns * kTurnCols : 0));
+  return static_cast<int64_t>(sizeof(float)) * floats + (front == Front::kGatedHeads ? static_cast<int64_t>(sizeof(Bf16)) * rows * (in + kRowGap) : 0);
+}
+
+template <class T, int kWarps, Front kFront, bool kHalves>
 void launch_tiles(const FewRowsArgs<T>& a, void* stream) {
   constexpr int kOutputs = kHalves ? kTileRows / 2 : kTileRows;
-  constexpr size_t kFloats = kWarps * kTileRows * 8 + (kNorm ? kWarps * (8 + kTurns * kTurnCols) : 0);
-  launch_overlapped(few_rows_tile_kernel<T, kWarps, kNorm, kHalves>, Dim3{static_cast<unsigned>((a.out + kOutputs - 1) / kOutputs)}, kWarps * 32,
-                    sizeof(float) * kFloats, stream, a);
+  launch_overlapped(few_rows_tile_kernel<T, kWarps, kFront, kHalves>, Dim3{static_cast<unsigned>((a.out + kOutputs - 1) / kOutputs)}, kWarps * 32,
+                    static_cast<size_t>(shared_of(kWarps, kFront, a.rows, a.in)), stream, a);
 }
 
 // As many warps as keep a row on its way at once; by the width alone, so that a row's bits are the same with others beside it.
-template <class T, bool kNorm, bool kHalves>
+template <class T, Front kFront, bool kHalves>
 void launch_tiles_for(const FewRowsArgs<T>& a, void* stream) {
-  if (a.in <= kTurnCols * kTurns) return launch_tiles<T, 1, kNorm, kHalves>(a, stream);
-  if (a.in <= 4 * kTurnCols * kTurns) return launch_tiles<T, 4, kNorm, kHalves>(a, stream);
-  if (a.in <= 8 * kTurnCols * kTurns) return launch_tiles<T, 8, kNorm, kHalves>(a, stream);
-  launch_tiles<T, 16, kNorm, kHalves>(a, stream);
+  if (a.in <= kTurnCols * kTurns) return launch_tiles<T, 1, kFront, kHalves>(a, stream);
+  if (a.in <= 4 * kTurnCols * kTurns) return launch_tiles<T, 4, kFront, kHalves>(a, stream);
+  if (kFront == Front::kGatedHeads || a.in <= 8 * kTurnCols * kTurns) return launch_tiles<T, 8, kFront, kHalves>(a, stream);
+  if constexpr (kFront != Front::kGatedHeads) launch_tiles<T, 16, kFront, kHalves>(a, stream);
 }
 
 template <class T, int N>
@@ -204,7 +276,7 @@ void few_rows_linear(Mat<const T> x, Mat<const T> weight, const float* bias, Mat
   const bool packets = x.cols % kPacket<T> == 0 && in_packets<T>(x.data, x.stride) && in_packets<T>(weight.data, weight.stride);
   if (!packets) return launch_rows<T, 1>(a, stream);
   if constexpr (std::is_same_v<T, Bf16>) {
-    launch_tiles_for<T, false, false>(a, stream);
+    launch_tiles_for<T, Front::kNone, false>(a, stream);
   } else {
     launch_rows<T, kPacket<T>>(a, stream);
   }
@@ -229,7 +301,24 @@ bool normed_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> x, const floa
   a.norm = norm;
   a.eps = eps;
   void* const stream = exec.device.stream();
-  swiglu ? launch_tiles_for<Bf16, true, true>(a, stream) : launch_tiles_for<Bf16, true, false>(a, stream);
+  swiglu ? launch_tiles_for<Bf16, Front::kNorm, true>(a, stream) : launch_tiles_for<Bf16, Front::kNorm, false>(a, stream);
+  return true;
+}
+
+bool gated_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> o, Mat<const Bf16> gate, const float* norm, float eps, int64_t head_dim, GateKind kind,
+                          const Weight<float>& weight, Mat<Bf16> y, Write write) {
+  using namespace cuda;
+  const Mat<const Bf16> w = operand<Bf16>(weight);
+  const int64_t packets = head_dim / kPacket<Bf16>;
+  if (head_dim % kPacket<Bf16> != 0 || packets > 32 || 32 % packets != 0 || o.cols % head_dim != 0 || o.rows > kFewRows) return false;
+  if (shared_of(8, Front::kGatedHeads, o.rows, o.cols) > kMostGated) return false;
+  if (!in_packets<Bf16>(o.data, o.stride) || !in_packets<Bf16>(w.data, w.stride) || !in_packets<float>(norm, 0)) return false;
+  if (kind != GateKind::kNone && !in_packets<Bf16>(gate.data, gate.stride)) return false;
+  if (o.rows == 0 || y.cols == 0) return true;
+  FewRowsArgs<Bf16> a{o.data, w.data, nullptr, y.data, o.stride, w.stride, y.stride, o.cols, y.cols, static_cast<int>(o.rows), write == Write::kAccumulate};
+  a.norm = norm, a.eps = eps;
+  a.gate = gate.data, a.gate_stride = gate.stride, a.head_dim = static_cast<int>(head_dim), a.kind = kind;
+  launch_tiles_for<Bf16, Front::kGatedHeads, false>(a, exec.device.stream());
   return true;
 }
 

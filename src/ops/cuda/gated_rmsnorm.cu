@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ops/cuda/column_sums.h"
+#include "ops/cuda/gate_kind.cuh"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/overlap.cuh"
@@ -46,15 +47,6 @@ struct GatedArgs {
 FW_DEVICE float lanes_sum(float x, int lanes) {
   for (int mask = lanes / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
   return x;
-}
-
-struct Gate {
-  float act, slope;
-};
-FW_DEVICE Gate gate_of(GateKind kind, float x) {
-  if (kind == GateKind::kNone) return {1.0f, 0.0f};
-  const float s = sigmoid(x);
-  return kind == GateKind::kSilu ? Gate{x * s, silu_slope(x, s)} : Gate{s, s * (1.0f - s)};
 }
 
 // body(c) for the first columns of the lane's packets.
