@@ -12,13 +12,14 @@ namespace fw::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTokens = 4;  // of a block
+constexpr int kTokens = 4;  // of a block, or one of a decoded token's pass, where there are too few for the machine
 
 template <class T>
 struct RotaryArgs {
   T* x;
   int64_t stride, rows;
   int heads, dim, half;
+  int tokens;        // of a block
   double log2_step;  // log2 of the ratio of neighbouring frequencies, < 0
   float sign;
   PassPlaces places;
@@ -26,10 +27,9 @@ struct RotaryArgs {
 
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) rotary_kernel(const RotaryArgs<T> a) {
-  follow();
-  float2* turns = reinterpret_cast<float2*>(shared_memory());  // [kTokens, half]: cosine, sine
-  const int64_t first = int64_t{block_index_x()} * kTokens;
-  const int tokens = static_cast<int>(min(int64_t{kTokens}, a.rows - first)), thread = static_cast<int>(thread_index());
+  float2* turns = reinterpret_cast<float2*>(shared_memory());  // [a.tokens, half]: cosine, sine
+  const int64_t first = int64_t{block_index_x()} * a.tokens;
+  const int tokens = static_cast<int>(min(int64_t{a.tokens}, a.rows - first)), thread = static_cast<int>(thread_index());
   for (int i = thread; i < tokens * a.half; i += kThreads) {
     const int token = i / a.half, c = i - token * a.half;
     constexpr double kInverseTurn = 0.15915494309189535;  // 1 / (2 pi)
@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(const RotaryArgs<T> a)
     const float angle = 6.2831853071795865f * static_cast<float>(turn - rint(turn));
     turns[i] = make_float2(cosf(angle), a.sign * sinf(angle));
   }
+  follow();  // places were there before the pass
   sync_threads();
   const int packets = a.half / N, of_token = a.heads * packets;
   for (int i = thread; i < tokens * of_token; i += kThreads) {
@@ -68,18 +69,19 @@ namespace ops {
 template <class T>
 void rotary(const Exec<T>& exec, Mat<T> x, int64_t dim, int64_t rotated, double theta, const PassLayout& layout, Turn turn) {
   if (x.rows == 0 || rotated == 0) return;
-  const int half = static_cast<int>(rotated / 2);
+  const int half = static_cast<int>(rotated / 2), tokens = x.rows <= kOverlappedRows ? 1 : kTokens;
   const RotaryArgs<T> args{x.data,
                            x.stride,
                            x.rows,
                            static_cast<int>(x.cols / dim),
                            static_cast<int>(dim),
                            half,
+                           tokens,
                            -2.0 * std::log2(theta) / static_cast<double>(rotated),
                            turn == Turn::kForth ? 1.0F : -1.0F,
                            PassPlaces(layout)};
-  const Dim3 grid{static_cast<unsigned>((x.rows + kTokens - 1) / kTokens)};
-  const size_t shared = sizeof(float2) * kTokens * static_cast<size_t>(half);
+  const Dim3 grid{static_cast<unsigned>((x.rows + tokens - 1) / tokens)};
+  const size_t shared = sizeof(float2) * static_cast<size_t>(tokens * half);
   if (half % kPacket<T> == 0 && dim % kPacket<T> == 0 && in_packets<T>(x.data, x.stride)) {
     launch_following(x.rows, rotary_kernel<T, kPacket<T>>, grid, kThreads, shared, exec.device.stream(), args);
   } else {

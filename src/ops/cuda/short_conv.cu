@@ -80,13 +80,15 @@ FW_DEVICE void load_history(const ConvArgs<T>& a, int64_t column, int64_t n, int
 
 template <class T, int N, int W>
 __global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const ConvArgs<T> a) {
-  follow();
   const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N;
-  if (column >= a.cols) return;
   constexpr int kAhead = 4;
   float taps[W][N], bias[N];
-  load_taps<N, W>(a.weight + column * W, taps);
-  load_bias<T, N>(a, column, bias);
+  if (column < a.cols) {  // parameters, which no kernel in front writes
+    load_taps<N, W>(a.weight + column * W, taps);
+    load_bias<T, N>(a, column, bias);
+  }
+  follow();
+  if (column >= a.cols) return;
   int64_t t = int64_t{block_index_x()} * a.run;
   const int64_t end = min(t + a.run, a.tokens);
   for (int64_t n = a.places.sequence_of(t); t < end; ++n) {
