@@ -1,11 +1,14 @@
 """python -m fastweight.bench --host: what a call costs beside computing, in microseconds, on tensors so small that computing is next to nothing.
 
 The rows are parts of each other: the library's own work (called with everything prepared), the prepared call (outputs made, addresses written), the function
-that a user calls, and that under autograd beside a torch.autograd.Function that computes nothing, which no package can be faster than. Of every row the least
-and the median of rounds, of the thread's CPU time: on a machine that others use too, the clock says more of them than of us."""
+that a user calls, and that under autograd beside a torch.autograd.Function that computes nothing, which no package can be faster than, alone and as one of eight
+calls of a graph. Of every row the least and the median of rounds, of the thread's CPU time: on a machine that others use too, the clock says more of them than
+of us."""
 
 import statistics
 import time
+
+IN_GRAPH = 8  # calls
 
 
 def _per_call(run, calls, rounds, clock):
@@ -37,8 +40,8 @@ def measure(device="cpu", tokens=1, heads=1, dim=8, calls=200, rounds=20):
     cotangent = torch.ones_like(v)
     rows = {}
 
-    def row(name, run):
-        rows[name] = _per_call(run, calls, rounds, clock)
+    def row(name, run, of_run=1):
+        rows[name] = tuple(x / of_run for x in _per_call(run, max(1, calls // of_run), rounds, clock))
         if device == "cuda":
             torch.cuda.synchronize()
 
@@ -90,6 +93,19 @@ def measure(device="cpu", tokens=1, heads=1, dim=8, calls=200, rounds=20):
                 return tuple([torch.empty_like(t) for t in ctx.saved_tensors])
 
         row("a Function that computes nothing", lambda: torch.autograd.grad(Nothing.apply(*leaves), leaves, cotangent))
+
+        # As in a model: autograd's own thread is woken once for all of a graph's calls.
+        graph = [[t.detach().requires_grad_() for t in leaves] for _ in range(IN_GRAPH)]
+        every_leaf, cotangents = [t for of in graph for t in of], [cotangent] * IN_GRAPH
+
+        def of_graph(one):
+            torch.autograd.grad([one(*of) for of in graph], every_leaf, cotangents)
+
+        def differentiated(q, k, v, g, beta):
+            return forward("gated_deltanet", q, k, v, g=g, beta=beta).o
+
+        for name, one in (("forward and backward", differentiated), ("a Function that computes nothing", Nothing.apply)):
+            row(f"{name}, {IN_GRAPH} in a graph", lambda: of_graph(one), IN_GRAPH)
     finally:
         fastweight.set_threads(0)
     return rows
@@ -97,7 +113,7 @@ def measure(device="cpu", tokens=1, heads=1, dim=8, calls=200, rounds=20):
 
 def main(device):
     rows = measure(device)
-    print(f"{'microseconds a call, B = T = H = 1, K = V = 8':44} {'least':>8} {'median':>8}")
+    print(f"{'microseconds a call, B = T = H = 1, K = V = 8':50} {'least':>8} {'median':>8}")
     for name, (least, median) in rows.items():
-        print(f"{name:44} {least:8.1f} {median:8.1f}")
+        print(f"{name:50} {least:8.1f} {median:8.1f}")
     return rows
