@@ -62,7 +62,7 @@ constexpr int kTurns = 8;          // on their way at once
 // weight. Rows lie so far apart that two meet no bank.
 constexpr int kRowGap = 32;                 // numbers
 constexpr int kGatedAhead = 2;              // rows
-constexpr int64_t kMostGated = 100 * 1024;  // bytes; wider rows are the operations' by themselves
+constexpr int64_t kMostGated = 100 * 1024;  // bytes of eight rows; wider ones are the operations' by themselves
 template <class T, int kThreads>
 struct GatedRows {
   static constexpr int N = 8;
@@ -311,7 +311,7 @@ bool gated_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> o, Mat<const B
   const Mat<const Bf16> w = operand<Bf16>(weight);
   const int64_t packets = head_dim / kPacket<Bf16>;
   if (head_dim % kPacket<Bf16> != 0 || packets > 32 || 32 % packets != 0 || o.cols % head_dim != 0 || o.rows > kFewRows) return false;
-  if (shared_of(8, Front::kGatedHeads, o.rows, o.cols) > kMostGated) return false;
+  if (shared_of(8, Front::kGatedHeads, kFewRows, o.cols) > kMostGated) return false;  // by the width alone, as a row's bits are
   if (!in_packets<Bf16>(o.data, o.stride) || !in_packets<Bf16>(w.data, w.stride) || !in_packets<float>(norm, 0)) return false;
   if (kind != GateKind::kNone && !in_packets<Bf16>(gate.data, gate.stride)) return false;
   if (o.rows == 0 || y.cols == 0) return true;
