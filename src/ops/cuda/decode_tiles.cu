@@ -4,7 +4,7 @@
 //   scores  [16 heads, 8 rows] = q k^T, twice   a: q, from registers   b: rows of k, ldmatrix
 //   sums    [16 heads, 8 channels] += p v       a: p, in bf16          b: rows of v, ldmatrix transposed
 // The rows of earlier tokens were there before the kernel in front began, so a block asks for them ahead of its wait, as a product does for its weight. What
-// the token itself brings comes behind the wait: its key and value are rows of the last tile, which its warp also puts where they belong.
+// the token itself brings comes behind the wait: its key and value are the last row of the last run, whose block also puts them where they belong.
 //   decode_tiles_kernel   grid: sequences x heads / heads of a block, runs that go on at a time;  4 warps: tiles w, w + 4, ... of a run
 #include <algorithm>
 #include <cmath>
