@@ -133,7 +133,9 @@ class Tools(unittest.TestCase):
         from fastweight import host
 
         rows = host.measure(calls=2, rounds=2)
-        for part, whole in (("the library's forward", "prepared forward"), ("the library's backward", "prepared backward")):
+        in_graph = f"{host.IN_GRAPH} in a graph"
+        for part, whole in (("the library's forward", "prepared forward"), ("the library's backward", "prepared backward"),
+                            (f"a Function that computes nothing, {in_graph}", f"forward and backward, {in_graph}")):
             self.assertIn(part, rows)
             self.assertGreater(rows[whole][1], 0)
 
