@@ -19,7 +19,8 @@ void normed_linear_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* n
                            Mat<T> y);
 
 // y = h W^T (+ y where kAccumulate) with h = gated_rmsnorm(o, gate, norm, eps, head_dim, kind), a recurrence's way out of its layer.
-// o, gate [T, in], norm [head_dim], W [out, in], y [T, out]. It may leave h in o.
+// o, gate [T, in], norm [head_dim], W [out, in], y [T, out]. It may leave h in o. On a GPU a row's bits do not depend on the others of up to
+// kFewestRows.
 template <class T>
 void gated_linear_forward(const Exec<T>& exec, Mat<T> o, Mat<const T> gate, const Wide<T>* norm, Wide<T> eps, int64_t head_dim, GateKind kind,
                           Weight<Wide<T>> weight, Mat<T> y, Write write);
