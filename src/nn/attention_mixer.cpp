@@ -90,7 +90,7 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
       pass.exec.store_rows(v, pass.layout, state.pages(kValueState));
     }
   }
-  if (y.data != nullptr) pass.exec.linear_forward(c.o, params.weight(o_proj_, spec_.hidden, queries), nullptr, y, pass.last_write());
+  if (y.data != nullptr) last_product(pass, Mat<const T>(c.o), params.weight(o_proj_, spec_.hidden, queries), y);
   return kept;
 }
 

@@ -1,6 +1,7 @@
 #include "nn/block.h"
 
 #include <new>
+#include <type_traits>
 
 #include "base/arena_mark.h"
 #include "nn/activations.h"
@@ -28,6 +29,20 @@ namespace {
 template <class T>
 void begin_half(const Pass<T>& pass) {
   if (pass.again != nullptr) pass.again->arena.release();
+}
+
+// On a GPU the last product of a half that takes_norm() makes the residual stream's sum: of float32, rounded once, and the next norm reads one tensor.
+template <class T>
+constexpr bool kSumsInProducts = std::is_same_v<T, Bf16>;
+// So, where that is: y of the half, which is the residual stream behind it.
+template <class T>
+Mat<T> begin_sum(Pass<T>& half, Residual<T>& r) {
+  if (half.keep) {
+    half.addend = r.x;
+    return r.x = r.delta;
+  }
+  half.adds = true;
+  return r.x;
 }
 
 }  // namespace
@@ -89,9 +104,11 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   const bool all = pass.recompute == Recompute::kAll;
   if (all) c.state = copy_of(pass, of_mixer);
   const Arena::Mark contexts = pass.exec.contexts.mark();
-  c.mixer = mixer_->forward(all ? pass.keeping_there() : pass, normed, of_mixer, r.delta);
+  Pass<T> half = all ? pass.keeping_there() : pass;
+  r.pending = !(kSumsInProducts<T> && mixer_->takes_norm());
+  const Mat<T> out = r.pending ? r.delta : begin_sum(half, r);
+  c.mixer = mixer_->forward(half, normed, of_mixer, out);
   if (all) pass.exec.contexts.rewind(contexts);
-  r.pending = true;
   if (mlp_ == nullptr) {
     if (!pass.keep) arena.rewind(mark);
     return;
@@ -106,8 +123,10 @@ void Block<T>::forward(const Pass<T>& pass, Residual<T>& r, LayerState<T> state,
   c.mlp_in = r.x;
   c.mlp_normed = normed;
   if (pass.keep) r.delta = new_matrix<T>(arena, tokens, hidden_);
-  mlp_->forward(pass, normed, of_mlp, r.delta, c.mlp);
-  r.pending = true;
+  Pass<T> second = pass;
+  r.pending = !(kSumsInProducts<T> && mlp_->takes_norm());
+  const Mat<T> sum = r.pending ? r.delta : begin_sum(second, r);
+  mlp_->forward(second, normed, of_mlp, sum, c.mlp);
   if (!pass.keep) arena.rewind(mark);
 }
 

@@ -47,6 +47,8 @@ struct Pass {
   // adds to y, which is then the residual stream (and x, where there is a norm) itself.
   const RowNorm<T>* norm = nullptr;
   bool adds = false;
+  // Of other halves that take_norm(), on a GPU: what the last product's result is added to, which is kept; null: nothing.
+  Mat<const T> addend;
 
   // Where what backward may compute again goes.
   const Exec<T>& passing() const { return again != nullptr ? *again : exec; }
@@ -57,9 +59,17 @@ struct Pass {
     there.first_value = first_value;
     there.norm = norm;
     there.adds = adds;
+    there.addend = addend;
     return there;
   }
 };
+
+// The last product of a half that takes_norm().
+template <class T>
+void last_product(const Pass<T>& pass, Mat<const T> x, const Weight<Wide<T>>& weight, Mat<T> y) {
+  if (pass.addend.data != nullptr) return pass.exec.linear_add_forward(x, weight, pass.addend, y);
+  pass.exec.linear_forward(x, weight, nullptr, y, pass.last_write());
+}
 
 // The base of a mixer's own context, which lives in exec.contexts.
 struct MixerContext {};

@@ -51,7 +51,7 @@ void Mlp<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, M
     project(pass, x, c);
     activate(pass, c);
   }
-  pass.exec.linear_forward(c.act, pass.params.weight(down_, spec_.hidden, spec_.size), nullptr, y, pass.last_write());
+  last_product(pass, Mat<const T>(c.act), pass.params.weight(down_, spec_.hidden, spec_.size), y);
 }
 
 template <class T>

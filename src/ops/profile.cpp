@@ -154,6 +154,8 @@ Cost cost_of_call(const Args&... args) {
   const auto with = [&](const auto& body) { body(args...); };
   if constexpr (op == k_linear_forward) {
     with([&](const auto& x, const auto& w, auto, const auto&, Write) { cost.flops = 2 * area(x) * static_cast<double>(w.values.rows); });
+  } else if constexpr (op == k_linear_add_forward) {
+    with([&](const auto& x, const auto& w, const auto&, const auto&) { cost.flops = 2 * area(x) * static_cast<double>(w.values.rows); });
   } else if constexpr (op == k_linear_backward) {
     with([&](const auto&, const auto& x, const auto& w, const auto& dx, const auto& dw, auto, Write) {
       cost.flops = 2 * area(x) * static_cast<double>(w.values.rows) * ((dx.data != nullptr ? 1 : 0) + (dw.data != nullptr ? 1 : 0));

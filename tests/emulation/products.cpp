@@ -34,9 +34,9 @@ void multiply(const Product& p, void* /*stream*/) {
   const std::vector<float> a = widened(p.a, p.operands, p.a_transposed ? p.k : p.m, a_cols, p.a_stride);
   const std::vector<float> b = widened(p.b, p.operands, p.b_transposed ? p.n : p.k, b_cols, p.b_stride);
   std::vector<float> c(static_cast<size_t>(p.m * p.n));
-  if (p.accumulate) c = widened(p.c, p.result, p.m, p.n, p.c_stride);
+  if (p.addend != nullptr) c = widened(p.addend, p.result, p.m, p.n, p.addend_stride);
   gemm_parallel(p.a_transposed ? Trans::kYes : Trans::kNo, p.b_transposed ? Trans::kYes : Trans::kNo, p.m, p.n, p.k, 1.0F, a.data(), a_cols, b.data(), b_cols,
-                p.accumulate ? 1.0F : 0.0F, c.data(), p.n);
+                p.addend != nullptr ? 1.0F : 0.0F, c.data(), p.n);
   for (int64_t r = 0; r < p.m; ++r) {
     const float* row = c.data() + r * p.n;
     if (p.result == FW_BF16) {

@@ -121,6 +121,14 @@ void linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<T> weight, const
 }
 
 template <class T>
+void linear_add_forward(const Exec<T>& exec, Mat<const T> x, Weight<T> weight, Mat<const T> addend, Mat<T> y) {
+  if (addend.data != y.data) {
+    for (int64_t t = 0; t < y.rows; ++t) std::copy_n(addend.row(t), y.cols, y.row(t));
+  }
+  linear_forward<T>(exec, x, weight, nullptr, y, Write::kAccumulate);
+}
+
+template <class T>
 void linear_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, Weight<T> weight, Mat<T> dx, Mat<T> dweight, T* dbias, Write write) {
   if (dx.data != nullptr || dweight.data != nullptr) LinearProducts<T>(weight, exec.precision).backward(dy, x, dx, dweight, write);
   if (dbias != nullptr) add_column_sums(dy, dbias);
@@ -128,6 +136,8 @@ void linear_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, Weigh
 
 template void linear_forward(const Exec<float>&, Mat<const float>, Weight<float>, const float*, Mat<float>, Write);
 template void linear_forward(const Exec<double>&, Mat<const double>, Weight<double>, const double*, Mat<double>, Write);
+template void linear_add_forward(const Exec<float>&, Mat<const float>, Weight<float>, Mat<const float>, Mat<float>);
+template void linear_add_forward(const Exec<double>&, Mat<const double>, Weight<double>, Mat<const double>, Mat<double>);
 template void linear_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Weight<float>, Mat<float>, Mat<float>, float*, Write);
 template void linear_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Weight<double>, Mat<double>, Mat<double>, double*, Write);
 

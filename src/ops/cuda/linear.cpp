@@ -15,7 +15,7 @@ template <class T>
 constexpr fw_dtype kDtype = std::is_same_v<T, float> ? FW_F32 : FW_BF16;
 
 template <class T, class R>
-void multiply(const Exec<T>& exec, Mat<const T> a, bool a_transposed, Mat<const T> b, bool b_transposed, Mat<R> c, bool accumulate) {
+void multiply(const Exec<T>& exec, Mat<const T> a, bool a_transposed, Mat<const T> b, bool b_transposed, Mat<R> c, Mat<const R> addend) {
   Product p;
   p.m = c.rows;
   p.n = c.cols;
@@ -31,9 +31,15 @@ void multiply(const Exec<T>& exec, Mat<const T> a, bool a_transposed, Mat<const 
   p.b_transposed = b_transposed;
   p.c = c.data;
   p.c_stride = c.stride;
-  p.accumulate = accumulate;
+  p.addend = addend.data;
+  p.addend_stride = addend.stride;
   note_product(p);
   multiply(p, exec.device.stream());
+}
+
+template <class R>
+Mat<const R> added(Mat<R> c, bool accumulate) {
+  return accumulate ? Mat<const R>(c) : Mat<const R>();
 }
 
 }  // namespace
@@ -51,13 +57,13 @@ Mat<const T> operand(const Weight<float>& weight) {
 
 template <class T>
 void linear_product(const Exec<T>& exec, Mat<const T> x, const Weight<float>& weight, Mat<T> y, Write write) {
-  multiply(exec, x, false, operand<T>(weight), true, y, write == Write::kAccumulate);
+  multiply(exec, x, false, operand<T>(weight), true, y, added(y, write == Write::kAccumulate));
 }
 
 template <class T>
 void linear_gradients(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, const Weight<float>& weight, Mat<T> dx, Mat<float> dweight, Write write) {
-  if (dx.data != nullptr) multiply(exec, dy, false, operand<T>(weight), false, dx, write == Write::kAccumulate);
-  if (dweight.data != nullptr) multiply(exec, dy, true, x, false, dweight, true);
+  if (dx.data != nullptr) multiply(exec, dy, false, operand<T>(weight), false, dx, added(dx, write == Write::kAccumulate));
+  if (dweight.data != nullptr) multiply(exec, dy, true, x, false, dweight, added(dweight, true));
 }
 
 template Mat<const float> operand<float>(const Weight<float>&);
@@ -79,6 +85,14 @@ void linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight,
 }
 
 template <class T>
+void linear_add_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight, Mat<const T> addend, Mat<T> y) {
+  if (x.rows == 0) return;
+  if (x.rows > kFewRows) return multiply(exec, x, false, operand<T>(weight), true, y, addend);
+  if (addend.data != y.data) copy_rows<T>(exec, addend, y);
+  few_rows_linear<T>(x, operand<T>(weight), nullptr, y, Write::kAccumulate, exec.device.stream());
+}
+
+template <class T>
 void linear_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, Weight<Wide<T>> weight, Mat<T> dx, Mat<Wide<T>> dweight, Wide<T>* dbias,
                      Write write) {
   if (dy.rows == 0) return;
@@ -88,6 +102,7 @@ void linear_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, Weigh
 
 #define FW_INSTANTIATE(T)                                                                                    \
   template void linear_forward<T>(const Exec<T>&, Mat<const T>, Weight<float>, const float*, Mat<T>, Write); \
+  template void linear_add_forward<T>(const Exec<T>&, Mat<const T>, Weight<float>, Mat<const T>, Mat<T>);    \
   template void linear_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Weight<float>, Mat<T>, Mat<float>, float*, Write);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)

@@ -22,6 +22,7 @@ size_t bytes_of(int64_t rows, int64_t cols, int64_t stride, fw_dtype dtype) {
 size_t a_bytes(const cuda::Product& p) { return bytes_of(p.a_transposed ? p.k : p.m, p.a_transposed ? p.m : p.k, p.a_stride, p.operands); }
 size_t b_bytes(const cuda::Product& p) { return bytes_of(p.b_transposed ? p.n : p.k, p.b_transposed ? p.k : p.n, p.b_stride, p.operands); }
 size_t c_bytes(const cuda::Product& p) { return bytes_of(p.m, p.n, p.c_stride, p.result); }
+bool adds_another(const cuda::Product& p) { return p.addend != nullptr && p.addend != p.c; }
 
 // The next place for so many bytes in a pool, aligned as `like` is.
 size_t next_place(size_t& used, size_t pool, size_t bytes, const void* like) {
@@ -64,14 +65,15 @@ double ProductRecord::flops() const {
 
 std::vector<double> ProductRecord::seconds_alone(Device& device, int repeats) {
   stop();
-  size_t operand = 0, result = 0;
+  size_t operand = 0, result = 0, addend = 0;
   for (const cuda::Product& p : list_->products) {
     operand = std::max({operand, a_bytes(p), b_bytes(p)});
     result = std::max(result, c_bytes(p));
+    if (adds_another(p)) addend = std::max(addend, bytes_of(p.m, p.n, p.addend_stride, p.result));
   }
   const size_t pool = std::max<size_t>(2 * operand + 4 * kAlign, size_t{128} << 20);
   Buffer<Bf16> operands(device, static_cast<int64_t>(pool / sizeof(Bf16)));
-  Buffer<std::byte> results(device, static_cast<int64_t>(result + kAlign));
+  Buffer<std::byte> results(device, static_cast<int64_t>(result + kAlign)), addends(device, static_cast<int64_t>(addend + kAlign));
   // Random numbers, since zeros take less power; one block of them again and again. As floats they are numbers of about the same size.
   std::vector<Bf16> block(size_t{1} << 20);
   Random random(11);
@@ -89,7 +91,9 @@ std::vector<double> ProductRecord::seconds_alone(Device& device, int repeats) {
     const size_t a = a_bytes(p), b = b_bytes(p);
     p.a = base + next_place(used, pool, a, p.a);
     p.b = base + next_place(used, pool, b, p.b);
+    const bool another = adds_another(p);
     p.c = results.data() + reinterpret_cast<uintptr_t>(p.c) % kAlign;
+    if (p.addend != nullptr) p.addend = another ? addends.data() + reinterpret_cast<uintptr_t>(p.addend) % kAlign : p.c;
   }
   std::vector<double> seconds;
   for (int i = 0; i <= repeats; ++i) {

@@ -9,7 +9,7 @@
 
 namespace fw::cuda {
 
-// C [m, n] = op(A) op(B) (+ C); row-major, rows at any stride. A and B have one type, bf16 or float32, C either; sums are float32, products of float32
+// C [m, n] = op(A) op(B) (+ the addend); row-major, rows at any stride. A and B have one type, bf16 or float32, C either; sums are float32, products of float32
 // are not rounded to fewer digits. m, n, k > 0.
 struct Product {
   int64_t m = 0, n = 0, k = 0;
@@ -22,7 +22,8 @@ struct Product {
   bool b_transposed = false;
   void* c = nullptr;
   int64_t c_stride = 0;
-  bool accumulate = false;
+  const void* addend = nullptr;  // [m, n] of the result's type: C itself, or apart from it; null: none
+  int64_t addend_stride = 0;
 };
 
 inline constexpr size_t kProductsWorkspace = size_t{64} << 20;  // of the device's memory, taken by the first product

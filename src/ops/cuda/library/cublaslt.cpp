@@ -75,7 +75,7 @@ uint32_t alignment(const void* data, int64_t stride, fw_dtype dtype) {
 // One shape's descriptors and the algorithm that was chosen for it.
 struct Plan {
   cublasLtMatmulDesc_t product = nullptr;
-  cublasLtMatrixLayout_t first = nullptr, second = nullptr, result = nullptr;
+  cublasLtMatrixLayout_t first = nullptr, second = nullptr, addend = nullptr, result = nullptr;
   cublasLtMatmulAlgo_t algorithm = {};
 };
 
@@ -88,22 +88,26 @@ class Products {
 
   void multiply(const Product& p, void* stream) {
     const Plan& plan = plan_of(p);
-    const float one = 1, beta = p.accumulate ? 1 : 0;
-    expect(call_.Matmul(handle_, plan.product, &one, p.b, plan.first, p.a, plan.second, &beta, p.c, plan.result, p.c, plan.result, &plan.algorithm, workspace_,
-                        kProductsWorkspace, static_cast<cudaStream_t>(stream)),
+    const float one = 1, beta = p.addend != nullptr ? 1 : 0;
+    expect(call_.Matmul(handle_, plan.product, &one, p.b, plan.first, p.a, plan.second, &beta, p.addend != nullptr ? p.addend : p.c, plan.addend, p.c,
+                        plan.result, &plan.algorithm, workspace_, kProductsWorkspace, static_cast<cudaStream_t>(stream)),
            "cublasLtMatmul");
   }
 
  private:
-  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, uint32_t, uint32_t, uint32_t, int>;
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, uint32_t, uint32_t, uint32_t, uint32_t, int>;
 
   const Plan& plan_of(const Product& p) {
     const uint32_t a = alignment(p.a, p.a_stride, p.operands), b = alignment(p.b, p.b_stride, p.operands), c = alignment(p.c, p.c_stride, p.result);
-    const int kinds =
-        (p.operands == FW_BF16 ? 1 : 0) | (p.result == FW_BF16 ? 2 : 0) | (p.a_transposed ? 4 : 0) | (p.b_transposed ? 8 : 0) | (p.accumulate ? 16 : 0);
-    const Key key{p.m, p.n, p.k, p.a_stride, p.b_stride, p.c_stride, a, b, c, kinds};
+    const int64_t addend_stride = p.addend != nullptr ? p.addend_stride : p.c_stride;
+    const uint32_t addend = p.addend != nullptr ? alignment(p.addend, addend_stride, p.result) : c;
+    const int kinds = (p.operands == FW_BF16 ? 1 : 0) | (p.result == FW_BF16 ? 2 : 0) | (p.a_transposed ? 4 : 0) | (p.b_transposed ? 8 : 0) |
+                      (p.addend == nullptr ? 0
+                       : p.addend == p.c   ? 16
+                                           : 32);
+    const Key key{p.m, p.n, p.k, p.a_stride, p.b_stride, p.c_stride, addend_stride, a, b, c, addend, kinds};
     const auto found = plans_.find(key);
-    return found != plans_.end() ? found->second : plans_.emplace(key, make_plan(p, a, b, c)).first->second;
+    return found != plans_.end() ? found->second : plans_.emplace(key, make_plan(p, a, b, c, addend)).first->second;
   }
 
   cublasLtMatrixLayout_t layout(fw_dtype dtype, int64_t rows, int64_t columns, int64_t stride) const {
@@ -120,7 +124,7 @@ class Products {
     expect(call_.MatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)), "preference of a product");
   }
 
-  Plan make_plan(const Product& p, uint32_t a, uint32_t b, uint32_t c) const {
+  Plan make_plan(const Product& p, uint32_t a, uint32_t b, uint32_t c, uint32_t addend) const {
     Plan plan;
     expect(call_.MatmulDescCreate(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "description of a product");
     set(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -128,6 +132,7 @@ class Products {
     plan.first = p.b_transposed ? layout(p.operands, p.k, p.n, p.b_stride) : layout(p.operands, p.n, p.k, p.b_stride);
     plan.second = p.a_transposed ? layout(p.operands, p.m, p.k, p.a_stride) : layout(p.operands, p.k, p.m, p.a_stride);
     plan.result = layout(p.result, p.n, p.m, p.c_stride);
+    plan.addend = p.addend != nullptr && p.addend != p.c ? layout(p.result, p.n, p.m, p.addend_stride) : plan.result;
     cublasLtMatmulPreference_t preference = nullptr;
     expect(call_.MatmulPreferenceCreate(&preference), "preference of a product");
     set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kProductsWorkspace);
@@ -135,12 +140,12 @@ class Products {
     set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b);
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a);
-    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c);
+    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, addend);
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c);
     cublasLtMatmulHeuristicResult_t chosen = {};
     int count = 0;
     const cublasStatus_t status =
-        call_.MatmulAlgoGetHeuristic(handle_, plan.product, plan.first, plan.second, plan.result, plan.result, preference, 1, &chosen, &count);
+        call_.MatmulAlgoGetHeuristic(handle_, plan.product, plan.first, plan.second, plan.addend, plan.result, preference, 1, &chosen, &count);
     call_.MatmulPreferenceDestroy(preference);
     if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
       fail_internal("cuBLASLt: no algorithm for a product [{}, {}] x [{}, {}] with rows at {}, {} and {} (status {})", p.m, p.k, p.k, p.n, p.a_stride,
