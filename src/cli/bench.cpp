@@ -47,6 +47,8 @@ class Bench : public Command {
     options.add("rules", "NAME,NAME,...", &recurrence_.rules, "these rules only (names or axes); without: all named rules", ',').words = rule_names();
     options.add("tokens", "N", &recurrence_.tokens, "tokens of a sequence");
     options.add("sequences", "N", &recurrence_.batch, "sequences");
+    options.add("beside", "N", &recurrence_.beside, "with --device cuda: N short sequences besides, all of them packed");
+    options.add("beside_tokens", "N", &recurrence_.beside_tokens, "tokens of a short sequence");
     options.add("heads", "N", &recurrence_.heads, "key heads");
     options.add("value_heads", "N", &recurrence_.value_heads, "value heads; 0: as many");
     options.add("key_dim", "N", &recurrence_.key_dim, "key dimension");
@@ -140,6 +142,8 @@ int Bench::run(Options& options) {
     fail_usage("--gates: expected values or, with --device cuda, logits, got '{}'", recurrence_.gates);
   if (!(recurrence_.decay_scale >= 0) || std::isinf(recurrence_.decay_scale))
     fail_usage("--decay-scale: expected a number >= 0, got {}", recurrence_.decay_scale);
+  if (recurrence_.beside < 0 || recurrence_.beside_tokens < 1 || (recurrence_.beside > 0 && device_ != "cuda"))
+    fail_usage("--beside: expected 0 or more sequences of 1 token or more, with --device cuda; got {} of {}", recurrence_.beside, recurrence_.beside_tokens);
   if (recurrence_.decay_scale != 1 && recurrence_.gates == "logits")
     fail_usage("--decay-scale: scales log-decays that are values, and --gates logits gives none");
   if (recurrence_.rules.empty()) {

@@ -30,50 +30,49 @@ void upload_some(const int32_t* values, int count, int32_t* device, void* stream
   launch(upload_kernel<kCount>, Dim3{static_cast<unsigned>((count + kOfBlock - 1) / kOfBlock)}, kOfBlock, 0, stream, copy, count, device);
 }
 
-// Lengths of the sequences from number `first` on, as kernel parameters: what both tables are made of in half or a quarter of their bytes.
+// Lengths of the sequences from number `first` on, as kernel parameters: what both tables are made of in half or a quarter of their bytes. A thread has one of
+// them (to read parameters, each lane its own, takes a multiprocessor a turn a lane), and of each block the host says what comes before its first.
+constexpr int kSumThreads = 1024;
 template <class Length, int kCount>
 struct Lengths {
+  static constexpr int kBlocks = (kCount + kSumThreads - 1) / kSumThreads;
   Length of[kCount];
+  int32_t tokens[kBlocks], chunks[kBlocks];
 };
-constexpr int kSumThreads = 1024;
 
-// One block. tokens, chunks: before sequence `first`.
 template <class Length, int kCount>
-__global__ void __launch_bounds__(kSumThreads) sequences_kernel(const __grid_constant__ Lengths<Length, kCount> lengths, int first, int count, int tokens,
-                                                                int chunks, int32_t* offsets, int32_t* chunk_base) {
-  constexpr int kEach = (kCount + kSumThreads - 1) / kSumThreads, kWarps = kSumThreads / 32;
+__global__ void __launch_bounds__(kSumThreads)
+    sequences_kernel(const __grid_constant__ Lengths<Length, kCount> lengths, int first, int count, int32_t* offsets, int32_t* chunk_base) {
+  constexpr int kWarps = kSumThreads / 32;
   int32_t(*const sums)[2] = reinterpret_cast<int32_t(*)[2]>(shared_memory());  // of a warp's sequences
-  const int begin = static_cast<int>(thread_index()) * kEach, lane = static_cast<int>(lane_index());
-  const auto each = [&](auto&& body) {
-    for (int i = begin; i < begin + kEach && i < count; ++i) body(i, static_cast<int32_t>(lengths.of[i]));
-  };
-  int own[2] = {}, before[2];
-  each([&](int, int32_t length) { own[0] += length, own[1] += (length + kChunk - 1) / kChunk; });
+  const int block = static_cast<int>(block_index_x()), i = block * kSumThreads + static_cast<int>(thread_index()), lane = static_cast<int>(lane_index());
+  const int32_t length = i < count ? static_cast<int32_t>(lengths.of[i]) : 0;
+  int sum[2] = {length, (length + kChunk - 1) / kChunk};  // up to and with this one
   for (int part = 0; part < 2; ++part) {
-    int sum = own[part];
     for (int step = 1; step < 32; step *= 2) {
-      const int32_t other = shuffle_up(sum, step);
-      if (lane >= step) sum += other;
+      const int32_t other = shuffle_up(sum[part], step);
+      if (lane >= step) sum[part] += other;
     }
-    before[part] = sum - own[part];
-    if (lane == 31) sums[warp_index()][part] = sum;
+    if (lane == 31) sums[warp_index()][part] = sum[part];
   }
   sync_threads();
-  for (unsigned i = 0; i < static_cast<unsigned>(kWarps) && i < warp_index(); ++i) before[0] += sums[i][0], before[1] += sums[i][1];
-  int at = tokens + before[0], chunk = chunks + before[1];
-  if (begin == 0 && first == 0) offsets[0] = chunk_base[0] = 0;
-  each([&](int i, int32_t length) {
-    offsets[first + i + 1] = at += length;
-    chunk_base[first + i + 1] = chunk += (length + kChunk - 1) / kChunk;
-  });
+  int at = lengths.tokens[block], chunk = lengths.chunks[block];
+  for (unsigned warp = 0; warp < static_cast<unsigned>(kWarps) && warp < warp_index(); ++warp) at += sums[warp][0], chunk += sums[warp][1];
+  if (i == 0 && first == 0) offsets[0] = chunk_base[0] = 0;
+  if (i < count) offsets[first + i + 1] = at + sum[0], chunk_base[first + i + 1] = chunk + sum[1];
 }
 
 template <class Length, int kCount>
 void upload_lengths(const int64_t* from, int first, int count, int tokens, int chunks, int32_t* offsets, int32_t* chunk_base, void* stream) {
   Lengths<Length, kCount> lengths;
-  for (int i = 0; i < kCount; ++i) lengths.of[i] = static_cast<Length>(i < count ? from[i + 1] - from[i] : 0);
-  launch(sequences_kernel<Length, kCount>, Dim3{1}, kSumThreads, 2 * sizeof(int32_t) * kSumThreads / 32, stream, lengths, first, count, tokens, chunks, offsets,
-         chunk_base);
+  for (int i = 0; i < kCount; ++i) {
+    if (i % kSumThreads == 0) lengths.tokens[i / kSumThreads] = tokens, lengths.chunks[i / kSumThreads] = chunks;
+    const int64_t length = i < count ? from[i + 1] - from[i] : 0;
+    lengths.of[i] = static_cast<Length>(length);
+    tokens += static_cast<int>(length), chunks += static_cast<int>((length + kChunk - 1) / kChunk);
+  }
+  const Dim3 grid{static_cast<unsigned>((count + kSumThreads - 1) / kSumThreads)};
+  launch(sequences_kernel<Length, kCount>, grid, kSumThreads, 2 * sizeof(int32_t) * kSumThreads / 32, stream, lengths, first, count, offsets, chunk_base);
 }
 
 // What the threads before this one bring, in order, joined by `join`, to which 0 adds nothing; total: of all. By all kSumThreads threads, `sums` is theirs.
