@@ -54,7 +54,7 @@ set(hopper_kernel_sources ${kernel_sources} ${ops_kernel_sources})
 set(hopper_folders "src/(scan/cuda/(prepare|offline|gradients/(scalar|channel)|scan/(forward|reverse)|wide/(prepare|forward|reverse|gradients))|ops/cuda/attention)")
 list(FILTER cuda_kernel_sources EXCLUDE REGEX ${hopper_folders})
 list(FILTER hopper_kernel_sources INCLUDE REGEX ${hopper_folders})
-set(cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/backend.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/float16.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/gates.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/plan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/select.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/text.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/two_rows.cpp
+set(cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/backend.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/float16.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/gates.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/key_halves.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/plan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/select.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/text.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/two_rows.cpp
     ${PROJECT_SOURCE_DIR}/src/scan/cuda/token/cut.cpp)
 set(cuda_host_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/scan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/device.cpp)
 if(FW_HAS_CUDA)

@@ -33,6 +33,7 @@ Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout,
     : sequences_(layout.count()), specs_(token_specs(shape.rule)), single_tokens_(layout.single_tokens()) {
   FW_INIT(&desc_);
   desc_.rule = to_c(shape.rule);
+  desc_.gates = to_c(shape.gates);
   desc_.dtype = kDtype<Wide<T>>;
   if (std::is_same_v<T, Bf16>) desc_.io_dtype = desc_.operands = FW_BF16;
   desc_.device = device.kind();
@@ -118,6 +119,12 @@ fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in, bool step) const 
   };
 #define FW_TOKEN(name, heads, width, used) c.name = pack(in.name);
 #include "rule/tokens.def"
+  if (in.g_logits.data != nullptr) {
+    const int64_t width = specs_[static_cast<size_t>(TokenIndex::g)].channels(d.K, d.V), heads = in.g_logits.cols / width;
+    c.g = width == 1 ? scalars_tensor(in.g_logits, step) : heads_tensor(in.g_logits, heads, step);
+    c.dt_bias = width == 1 ? contiguous(in.dt_bias, {heads}) : contiguous(in.dt_bias, {heads, width});
+    c.a_log = contiguous(in.a_log, {heads});
+  }
   c.precond_center = contiguous(in.precond_center, {d.H});
   c.initial_state = contiguous(in.s, {sequences_, d.HV, d.K, d.V});
   c.initial_precond = contiguous(in.a, {sequences_, d.H, d.K});
@@ -135,6 +142,7 @@ double token_bytes(const RecurrenceInputs<T>& in) {
   };
 #define FW_TOKEN(name, heads, width, used) add(in.name);
 #include "rule/tokens.def"
+  add(in.g_logits);
   return bytes;
 }
 double forward_flops(const fw_desc& d) {

@@ -13,6 +13,7 @@
 #include "base/seq_layout.h"
 #include "fastweight/fastweight.h"
 #include "ops/ops.h"
+#include "rule/gates.h"
 #include "rule/rule.h"
 #include "rule/tokens.h"
 
@@ -24,6 +25,10 @@ template <class T>
 struct RecurrenceInputs {
 #define FW_TOKEN(name, heads, width, used) Mat<std::conditional_t<is_log_decay(#name), Wide<T>, T>> name;
 #include "rule/tokens.def"
+  // Where the shape's log-decays are logits: these in place of g, with a_log [heads of g] (absent: 0) and dt_bias [heads of g, width]. Other gates that are
+  // logits lie in the places of their values.
+  Mat<T> g_logits;
+  Wide<T>*a_log = nullptr, *dt_bias = nullptr;
   Wide<T>* precond_center = nullptr;  // [H]
   Wide<T>* s = nullptr;               // initial state [N, HV, K, V]
   Wide<T>* a = nullptr;               // initial preconditioner state [N, H, K]
@@ -36,6 +41,7 @@ struct RecurrenceShape {
   fw_form form = FW_FORM_AUTO;
   double scale = 0;  // of the read vector; 0: K^-1/2
   int64_t rows = 1;  // that a token of the layout has in the tensors, one after the other
+  Gates gates = {};  // those that are logits
   bool operator==(const RecurrenceShape&) const = default;
 };
 

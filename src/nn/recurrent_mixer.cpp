@@ -1,5 +1,6 @@
 #include "nn/recurrent_mixer.h"
 
+#include <type_traits>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -30,6 +31,7 @@ struct RecurrentMixer<T>::Context : MixerContext {
   Mat<T> erase_norm;              // [T, H K]: n of an erase-write vector
   Wide<T>* erase_rstd = nullptr;  // [T, H]
   Mat<T> gate;                    // output gate before its activation: columns of proj, or the low-rank product
+  Gates inside;                   // gates_inside()
   RecurrenceInputs<T> tokens;
   Mat<T> o, normed;         // [T, HV V]: the recurrence's output; normalised and gated
   Wide<T>* rstd = nullptr;  // [T, HV], or [T] of the whole width
@@ -116,7 +118,26 @@ void RecurrentMixer<T>::erase_write_backward(const Pass<T>& pass, const Context&
   pass.exec.group_mean_backward(dk, d.k);
 }
 
-// Activations of the gates: sigmoids in place in proj, log-decays beside it (backward needs their arguments).
+template <class T>
+Gates RecurrentMixer<T>::gates_inside(const Pass<T>& pass) const {
+  Gates gates;
+  if constexpr (!std::is_same_v<T, Bf16>) return gates;
+  const Rule& rule = spec_.rule;
+  const auto plain = [](Gate gate) { return gate == Gate::kTied || gate == Gate::kChannel; };
+  const bool takes = pass.keep && pass.observer == nullptr && plan_.decay.used() && rule.decay == Decay::kChannel && rule.online() && !rule.uses_precond() &&
+                     rule.gain_bound <= 1 && plain(rule.erase) && plain(rule.write) && !rule.uses_erase_key() && !rule.uses_erase_write() &&
+                     spec_.bounded_layer < 0 && spec_.decay_heads() == spec_.v_heads && spec_.key_dim % 8 == 0 && spec_.key_dim <= 128 &&
+                     spec_.value_dim % 8 == 0;
+  if (!takes) return gates;
+  gates.g = spec_.log_sigmoid_decay ? Given::kLogSigmoid : Given::kSoftplus;
+  gates.divisor = kLogSigmoidDivisor<double>;
+  if (plan_.erase.used()) gates.erase_gate = Given::kSigmoid;
+  if (plan_.write.used()) gates.write_gate = Given::kSigmoid;
+  return gates;
+}
+
+// Activations of the gates: sigmoids in place in proj, log-decays beside it (backward needs their arguments); those that the recurrence makes itself stay as
+// they were projected.
 template <class T>
 void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
   const Params<Wide<T>>& params = pass.params;
@@ -127,7 +148,10 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
   };
   const Wide<T> bound = static_cast<Wide<T>>(spec_.rule.gain_bound);
   if (spec_.rule.uses_beta()) c.tokens.beta = gain_->forward(pass, columns(c.proj, plan_.beta), c.proj.rows, c.gain);
-  if (plan_.erase.used() && plan_.write.used() && !spec_.erase_doubles() && plan_.erase.begin + plan_.erase.size == plan_.write.begin) {
+  if (any_logits(c.inside)) {
+    c.tokens.erase_gate = columns(c.proj, plan_.erase);
+    c.tokens.write_gate = columns(c.proj, plan_.write);
+  } else if (plan_.erase.used() && plan_.write.used() && !spec_.erase_doubles() && plan_.erase.begin + plan_.erase.size == plan_.write.begin) {
     // Side by side with one scale: one kernel, as a decoded token counts them.
     sigmoid({"b_proj, w_proj", plan_.erase.begin, plan_.erase.size + plan_.write.size}, Wide<T>(1), nullptr);
     c.tokens.erase_gate = columns(c.proj, plan_.erase);
@@ -160,9 +184,13 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
       c.decay_in = new_matrix<T>(pass.exec.arena, low.rows, channels);
       pass.exec.linear_forward(low, params.weight(index_.decay_up, channels, spec_.decay_rank), nullptr, c.decay_in, Write::kOverwrite);
     }
-    c.tokens.g = new_matrix<Wide<T>>(pass.exec.arena, c.proj.rows, c.decay_in.cols);
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
-    if (spec_.bounded_layer >= 0) {
+    if (!any_logits(c.inside)) c.tokens.g = new_matrix<Wide<T>>(pass.exec.arena, c.proj.rows, c.decay_in.cols);
+    if (any_logits(c.inside)) {
+      c.tokens.g_logits = c.decay_in;
+      if (!spec_.log_sigmoid_decay) c.tokens.a_log = const_cast<Wide<T>*>(params.value(index_.a_log));  // inputs, only read
+      c.tokens.dt_bias = const_cast<Wide<T>*>(params.value(decay_offset()));
+    } else if (spec_.bounded_layer >= 0) {
       pass.exec.bounded_decay_forward(c.decay_in, params.rows(index_.bounds), spec_.bounded_layer, c.tokens.g);
     } else if (spec_.log_sigmoid_decay) {
       pass.exec.log_sigmoid_decay_forward(c.decay_in, params.value(index_.decay_bias), Wide<T>(1) / kLogSigmoidDivisor<Wide<T>>, c.tokens.g);
@@ -199,8 +227,10 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
 }
 
 template <class T>
-const Recurrence<T>& RecurrentMixer<T>::planned(const Pass<T>& pass) const {
-  return pass.recurrences.of({spec_.rule, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form}, pass.layout.host);
+const Recurrence<T>& RecurrentMixer<T>::planned(const Pass<T>& pass, const Gates& gates) const {
+  RecurrenceShape shape{spec_.rule, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form};
+  shape.gates = gates;
+  return pass.recurrences.of(shape, pass.layout.host);
 }
 
 // q, k and v as the gates and the recurrence take them: after the convolution, which leaves its last inputs in `tail` (null: nowhere), and what
@@ -244,7 +274,7 @@ void RecurrentMixer<T>::complete(const Pass<T>& pass, Context& c) const {
     correct_read(pass, c);
   }
   if (pass.recompute >= Recompute::kRecurrence) {
-    const Recurrence<T>& recurrence = planned(pass);
+    const Recurrence<T>& recurrence = planned(pass, c.inside);
     c.saved = recurrence.saved_bytes() > 0 ? arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes())) : nullptr;
     c.o = new_matrix<T>(arena, c.proj.rows, spec_.value_size());
     recurrence.forward(c.tokens, c.o, nullptr, nullptr, c.saved, pass.exec.arena);
@@ -261,6 +291,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   Context* kept = pass.keep ? new (pass.exec.contexts.template alloc<Context>(1)) Context() : nullptr;
   Context local;
   Context& c = kept != nullptr ? *kept : local;
+  c.inside = gates_inside(pass);
   c.proj = new_matrix<T>(arena, tokens, plan_.columns);
   project(pass, x, params.weight(index_.stack, plan_.columns, spec_.hidden), nullptr, c.proj);
 
@@ -272,7 +303,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   gates_forward(pass, c);
   correct_read(pass, c);
 
-  const Recurrence<T>& recurrence = planned(pass);
+  const Recurrence<T>& recurrence = planned(pass, c.inside);
   const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
   Wide<T>*s = state.wide(state_.s), *a = state.wide(state_.a);
   c.tokens.s = copy_state ? new_copy<T, Wide<T>>(pass.exec, s, sequences * spec_.v_heads * spec_.key_dim * spec_.value_dim) : s;
@@ -295,7 +326,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   c.rstd = arena.alloc<Wide<T>>(tokens * spec_.v_heads);
   c.normed = pass.keep ? new_matrix<T>(there.exec.arena, tokens, spec_.value_size()) : c.o;
   output_norm(pass, c);
-  if (y.data != nullptr) pass.exec.linear_forward(c.normed, out, nullptr, y, pass.last_write());
+  if (y.data != nullptr) last_product(pass, Mat<const T>(c.normed), out, y);
   return kept;
 }
 
@@ -327,15 +358,21 @@ void RecurrentMixer<T>::gates_backward(const Pass<T>& pass, const Context& c, Ma
   };
   const Wide<T> bound = static_cast<Wide<T>>(spec_.rule.gain_bound);
   if (spec_.rule.uses_beta()) gain_->backward(pass, c.gain, d.beta, spec_.gain.single_gate ? Mat<const Wide<T>>(d.g) : Mat<const Wide<T>>());
-  sigmoid(plan_.erase, spec_.erase_doubles() ? bound : Wide<T>(1), nullptr);
-  sigmoid(plan_.write, Wide<T>(1), nullptr);
+  const bool inside = any_logits(c.inside);  // then these are gradients of projections already
+  if (!inside) {
+    sigmoid(plan_.erase, spec_.erase_doubles() ? bound : Wide<T>(1), nullptr);
+    sigmoid(plan_.write, Wide<T>(1), nullptr);
+  }
   for_all_numbers<Numbers::kButBeta>([&](const Projection& p) { sigmoid(p, Wide<T>(1), biased(p) ? params.grad(index_.lambda_bias) : nullptr); }, plan_);
   sigmoid(plan_.precond_beta, Wide<T>(1), nullptr);
   if (plan_.decay.used()) {
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
     const Mat<T> dlow = columns(dproj, plan_.decay);
-    const Mat<T> din = index_.decay_up >= 0 ? new_matrix<T>(pass.exec.arena, d.g.rows, d.g.cols) : dlow;
-    if (spec_.bounded_layer >= 0) {
+    const Mat<T> din = inside ? d.g_logits : index_.decay_up >= 0 ? new_matrix<T>(pass.exec.arena, d.g.rows, d.g.cols) : dlow;
+    if (inside) {
+      if (d.a_log != nullptr) pass.exec.add_values(d.a_log, spec_.decay_heads(), params.grad(index_.a_log));
+      pass.exec.add_values(d.dt_bias, din.cols, params.grad(decay_offset()));
+    } else if (spec_.bounded_layer >= 0) {
       pass.exec.bounded_decay_backward(d.g, c.decay_in, params.rows(index_.bounds), spec_.bounded_layer, din, params.grad_rows(index_.bounds));
     } else if (spec_.log_sigmoid_decay) {
       pass.exec.log_sigmoid_decay_backward(d.g, c.decay_in, params.value(index_.decay_bias), Wide<T>(1) / kLogSigmoidDivisor<Wide<T>>, din,
@@ -391,6 +428,11 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   d.write_gate = columns(dproj, plan_.write);
   d.precond_beta = columns(dproj, plan_.precond_beta);
   if (c.tokens.g.data != nullptr) d.g = new_matrix<Wide<T>>(arena, tokens, c.tokens.g.cols);
+  if (any_logits(c.inside)) {
+    d.g_logits = index_.decay_up >= 0 ? new_matrix<T>(arena, tokens, c.decay_in.cols) : columns(dproj, plan_.decay);
+    if (c.tokens.a_log != nullptr) d.a_log = arena.alloc<Wide<T>>(spec_.decay_heads());
+    d.dt_bias = arena.alloc<Wide<T>>(c.decay_in.cols);
+  }
   if (c.tokens.precond_g.data != nullptr) {
     d.precond_g = new_matrix<Wide<T>>(arena, tokens, spec_.heads);
     if (spec_.tied_precond) d.precond_beta = new_matrix<T>(arena, tokens, spec_.heads);
@@ -400,7 +442,7 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   if (spec_.rule.uses_erase_key()) d.erase_key = new_matrix<T>(arena, tokens, spec_.key_size());
   if (spec_.makes_erase_write()) d.erase_write = new_matrix<T>(arena, tokens, spec_.key_size());
   if (spec_.rule.uses_read_correction()) d.read_correction = new_matrix<T>(arena, tokens, spec_.v_heads);
-  const Recurrence<T>& recurrence = planned(pass);
+  const Recurrence<T>& recurrence = planned(pass, c.inside);
   recurrence.backward(c.tokens, d_o, d, c.saved, arena);
   if (d.precond_center != nullptr) {
     pass.exec.add_values(d.precond_center, spec_.heads, params.grad(index_.atk_center));

@@ -110,6 +110,8 @@ class RecurrentMixer final : public Mixer<T> {
 
  private:
   struct Context;
+  // The offset of the decay's logit.
+  int decay_offset() const { return spec_.log_sigmoid_decay ? index_.decay_bias : index_.dt_bias; }
   // Whether a number's logit has a bias.
   bool biased(const Projection& p) const { return p.used() && &p == &plan_.lambda; }
   struct Indices {
@@ -117,7 +119,10 @@ class RecurrentMixer final : public Mixer<T> {
     int inner_decay = -1, correction = -1, gain = -1, erase_norm = -1;
     int atk_a_log = -1, atk_dt_bias = -1, atk_center = -1, o_norm = -1, o_proj = -1, bounds = -1;
   };
-  const Recurrence<T>& planned(const Pass<T>& pass) const;
+  // The gates that the recurrence of a pass makes of their projections itself: log-decays and gates of channels, in passes of a GPU that are kept for backward,
+  // where its kernels do so (scan/cuda/call/select.h: prepare_forms_gates()). Nothing: it takes values.
+  Gates gates_inside(const Pass<T>& pass) const;
+  const Recurrence<T>& planned(const Pass<T>& pass, const Gates& gates) const;
   void tokens_forward(const Pass<T>& pass, Context& c, T* tail) const;
   void gates_forward(const Pass<T>& pass, Context& c) const;
   // Erase key and erase-write vector where the rule has one, from k and the gate's projection.

@@ -62,6 +62,62 @@ TEST(DeviceGates, TokenFormAndStepsMatchTheReference) {
   }
 }
 
+// What a call does, in words (scan/cuda/call/text.cpp), for one with so shaped bf16 tensors.
+std::string text_of_call(const Problem& problem) {
+  fw_desc desc;
+  FW_INIT(&desc);
+  desc.rule = to_c(problem.rule);
+  desc.gates = to_c(problem.shape.gates);
+  desc.dtype = FW_F32, desc.io_dtype = desc.operands = FW_BF16;
+  desc.device = FW_DEVICE_CUDA, desc.form = FW_FORM_CHUNK;
+  desc.B = 2, desc.T = 70;
+  desc.H = problem.shape.H, desc.HV = problem.shape.HV, desc.K = problem.shape.K, desc.V = problem.shape.V;
+  std::string text(fw_plan_text(&desc, nullptr, 0) + 1, '\0');
+  text.resize(fw_plan_text(&desc, text.data(), text.size()));
+  return text;
+}
+
+// Logits of channels that prepare and gradients take as they are, and those beside values, which they do not: every law, keys of both tiles and between, decays
+// so strong that they are bounded, value heads with gates of their own.
+TEST(DeviceGates, FormedInThePlacesOfValues) {
+  uint64_t seed = 970;
+  for (const char* name : {"kda", "gated_deltanet2", "kaczmarz_channel"}) {
+    for (const Given given : kDecaysGiven) {
+      for (const bool strong : {false, true}) {
+        const Rule rule = preset(name).rule;
+        ProblemOptions options;
+        options.sequences = ++seed % 2 == 0 ? SeqLayout({0, 70, 70, 71, 199}) : SeqLayout::uniform(2, 129);
+        options.K = seed % 3 == 0 ? 128 : seed % 3 == 1 ? 64 : 40;
+        options.V = seed % 2 == 0 ? 64 : 72;
+        options.H = 1, options.HV = 1 + static_cast<int64_t>(seed % 4 == 1);
+        options.gates_per_value_head = true;
+        options.gates = logits_of(rule, given);
+        const bool gates = rule.uses_write_gate(), beside_values = gates && options.K == 64;
+        if (beside_values) (strong ? options.gates.erase_gate : options.gates.write_gate) = Given::kValue;
+        options.rate_per_channel = seed % 2 == 0;
+        options.seed = seed;
+        Problem problem = random_problem(rule, options);
+        if (strong) {  // a lower bound's are at most that; others reach -100
+          for (size_t i = 0; i < problem.in.g.size(); i += 7) problem.in.g[i] = given == Given::kLogSigmoid ? -1600 : 60;
+        }
+        problem = of_bf16_numbers(std::move(problem));
+        SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(problem)));
+        const std::string text = text_of_call(problem);
+        EXPECT_EQ(text.find("logits of channels: values made in prepare") != std::string::npos, !beside_values) << text;
+        EXPECT_EQ(text.find("values and gradients in gradients") != std::string::npos, !gates || options.K == 128) << text;
+        HeaderRun run = device_run(FW_FORM_CHUNK);
+        run.bf16 = HeaderRun::Bf16Tensors::kAll;
+        run.saved = seed % 3 != 0;
+        const ReferenceInputs expected = problem.backward(), got = header_backward(problem, run);
+        EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
+        EXPECT_TRUE(close_gradients(without_parameters(got), without_parameters(expected), rule, true));
+        EXPECT_TRUE(close_parameters(got, expected, kStrongDecay, kChunkFloor));
+        EXPECT_TRUE(close(header_backward(problem, run), got, 0));
+      }
+    }
+  }
+}
+
 // Sums over many tokens, in more blocks than one, and over channels of a head.
 TEST(DeviceGates, ParametersOfManyTokens) {
   for (const char* name : {"gated_deltanet", "kda"}) {

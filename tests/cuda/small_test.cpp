@@ -65,6 +65,33 @@ TEST(Small, GatesAsLogits) {
   }
 }
 
+// Logits that prepare and gradients take as they are, some of them beyond what they bound; and keys in two halves.
+TEST(Small, FormedGatesAndKeysInHalves) {
+  uint64_t seed = 940;
+  for (const char* name : {"kda", "gated_deltanet2", "gla"}) {
+    const Rule rule = preset(name).rule;
+    ProblemOptions options;
+    options.sequences = SeqLayout({0, 70, 70, 75});
+    options.K = rule.online() ? (rule.uses_write_gate() ? 128 : 64) : 136;
+    options.V = 40;
+    options.H = 1;
+    options.HV = rule.uses_erase_gate() ? 1 : 2;
+    options.gates_per_value_head = true;
+    if (rule.online()) options.gates = logits_of(rule, Given::kSoftplus);
+    options.seed = ++seed;
+    Problem problem = random_problem(rule, options);
+    for (size_t i = 0; i < problem.in.g.size() && rule.online(); i += 31) problem.in.g[i] = 60;
+    problem = of_bf16_numbers(std::move(problem));
+    HeaderRun run = device_run(FW_FORM_CHUNK);
+    run.bf16 = HeaderRun::Bf16Tensors::kAll;
+    SCOPED_TRACE(describe(problem));
+    EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
+    const ReferenceInputs got = header_backward(problem, run), expected = problem.backward();
+    EXPECT_TRUE(close_gradients(without_parameters(got), without_parameters(expected), problem.rule, true));
+    EXPECT_TRUE(close_parameters(got, expected, kStrongDecay, kChunkFloor));
+  }
+}
+
 // Two rows a token, in wide accesses and single ones, decays of channels and of a head.
 TEST(Small, TwoRows) {
   uint64_t seed = 950;

@@ -16,8 +16,9 @@ DeviceScope::~DeviceScope() = default;
 
 void require_device(bool) { throw DeviceError("device: this build of fastweight has no CUDA (nvcc was not found when it was configured)"); }
 
-void scan_forward(const Plan&, const DevicePlan&, const Inputs<float>&, const Outputs<float>&, void*, void*) { require_device(false); }
-void scan_backward(const Plan&, const DevicePlan&, const Inputs<float>&, const Outputs<float>&, const Inputs<float>&, const void*, void*) {
+bool forms_gates(const Plan&, const DevicePlan&, const Inputs<float>&, const FormedGates&, const Inputs<float>*) { return false; }
+void scan_forward(const Plan&, const DevicePlan&, const Inputs<float>&, const CallForms&, const Outputs<float>&, void*, void*) { require_device(false); }
+void scan_backward(const Plan&, const DevicePlan&, const Inputs<float>&, const CallForms&, const Outputs<float>&, const Inputs<float>&, const void*, void*) {
   require_device(false);
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "rule/axes.h"
+#include "rule/gate_law.h"
 
 namespace fw::cuda {
 
@@ -72,6 +73,19 @@ struct TokenArgs {
 #include "rule/tokens.def"
 };
 
+// A parameter of heads: [heads] (stride_k 0) or [heads, K]. data null: absent.
+struct HeadArg {
+  float* data = nullptr;
+  int64_t stride_h = 0, stride_k = 0;
+};
+// Laws of gates of channels whose tensors are logits that prepare() and gradients() make the values of themselves (select.h: forms_gates()), as the kernels of
+// gates/ would: rounded to bf16. a_log and dt_bias are the log-decay's.
+struct FormedGates {
+  GateLaw<float> g, erase_gate, write_gate;  // where g is values so are all; where not, the gates of channels that the rule has are logits, too
+  HeadArg a_log, dt_bias;
+  FW_HOST_DEVICE bool any() const { return g.given != Given::kValue; }
+};
+
 struct Problem {
   Rule rule;
   float scale = 1;
@@ -79,6 +93,7 @@ struct Problem {
   int64_t tokens = 0;                                            // of all sequences
   SequenceArg sequences;
   TokenArgs in;
+  FormedGates formed;
   const float* precond_center = nullptr;  // [H]
   int64_t center_stride = 1;
   StateArg initial_state, initial_precond;

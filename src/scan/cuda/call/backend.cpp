@@ -34,7 +34,7 @@ class CudaCall final : public Call {
         rows_(tokens_),
         device_(make_device_plan()),
         halves_(this->plan(), device_.chunk_form),
-        gates_(tokens_, device_.chunk_form),
+        gates_(tokens_, device_.chunk_form, device_.chunks),
         bf16_keys_(device_.chunk_form && tokens_.bf16_io),
         keys_(this->plan().rule.uses_k() ? 0 : cuda::key_bytes(tokens_, bf16_keys_)) {}
 
@@ -52,12 +52,13 @@ class CudaCall final : public Call {
     const Inputs<float> given = halves_.inputs(tensors, workspace);
     const Outputs<float> outputs = halves_.open(results, workspace);
     char* const values = static_cast<char*>(workspace) + halves_.forward_bytes();
-    Inputs<float> inputs = gates_.values(given, values);
+    const cuda::CallForms forms{formed(given, nullptr)};
+    Inputs<float> inputs = gates_.values(given, forms.gates, values);
     char* const space = values + gates_.forward_bytes();
     make_keys(inputs, space);
     inputs = rows_.inputs(inputs, space);
     const Outputs<float> opened = rows_.open(outputs, space);
-    cuda::scan_forward(rows_.plan(), device_, inputs, opened, saved, space + rows_.forward_bytes() + keys_);
+    cuda::scan_forward(rows_.plan(), device_, inputs, forms, opened, saved, space + rows_.forward_bytes() + keys_);
     rows_.close(opened, outputs);
     halves_.close(outputs, results);
   }
@@ -70,23 +71,32 @@ class CudaCall final : public Call {
     const Inputs<float> given = halves_.inputs(tensors, workspace), wanted = halves_.open(results, workspace);
     const Outputs<float> cotangents = halves_.cotangents(tensors_of_d, workspace);
     char* const values = static_cast<char*>(workspace) + halves_.backward_bytes();
-    Inputs<float> inputs = gates_.values(given, values);
-    const Inputs<float> of_values = gates_.open(given, wanted, values);
+    cuda::CallForms forms{formed(given, &wanted)};
+    forms.parts = gates_.formed_parts(forms.gates, wanted, values);
+    Inputs<float> inputs = gates_.values(given, forms.gates, values);
+    const Inputs<float> of_values = gates_.open(given, forms.gates, wanted, values);
     Inputs<float> gradients = of_values;
     char* const space = values + gates_.backward_bytes();
     make_keys(inputs, space);
     const bool adds = keys_ > 0 && gradients.g;
     if (adds) gradients.k = cuda::key_tensor(tokens_, space + keys_, bf16_keys_);
     const Inputs<float> opened = rows_.open(inputs, gradients, space);
-    cuda::scan_backward(rows_.plan(), device_, rows_.inputs(inputs, space), rows_.cotangents(cotangents, space), opened, saved,
+    cuda::scan_backward(rows_.plan(), device_, rows_.inputs(inputs, space), forms, rows_.cotangents(cotangents, space), opened, saved,
                         space + rows_.backward_bytes() + 2 * keys_);
     rows_.close(inputs, opened, gradients);
     if (adds) cuda::add_decay_keys(tokens_, inputs.g, gradients.k, gradients.g);
-    gates_.close(given, of_values, wanted, values);
+    gates_.close(given, forms.gates, of_values, wanted, values);
     halves_.close(wanted, results);
   }
 
  private:
+  // Of the gates that are logits, those whose values the kernels of the scan make themselves: all of formed_laws(), or none. Rows and keys are made of values.
+  cuda::FormedGates formed(const Inputs<float>& in, const Inputs<float>* grads) const {
+    if (keys_ > 0 || rows_.forward_bytes() > 0) return {};
+    const cuda::FormedGates gates = gates_.formed(in);
+    return cuda::forms_gates(tokens_, device_, in, gates, grads) ? gates : cuda::FormedGates{};
+  }
+
   cuda::DevicePlan make_device_plan() const {
     const cuda::DeviceScope scope(plan().device_number);
     return cuda::make_device_plan(rows_.plan(), cuda::multiprocessors());

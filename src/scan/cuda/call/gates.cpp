@@ -1,5 +1,7 @@
 #include "scan/cuda/call/gates.h"
 
+#include <algorithm>
+
 #include "scan/cuda/call/token_arg.h"
 
 namespace fw::cuda {
@@ -19,11 +21,42 @@ char* at(void* workspace, const Region& region) { return static_cast<char*>(work
 // All tokens of a packed batch are one row of it.
 GateTokens tokens_of(const Plan& plan) { return {plan.tokens(), plan.packed ? plan.tokens() : plan.T, token_end(plan)}; }
 
+// The law by which kernels form a gate themselves; null: they never do.
+template <class Formed>
+auto* law_in(Formed& formed, const GateSpec& spec) {
+  switch (static_cast<TokenIndex>(spec.token)) {
+    case TokenIndex::g:
+      return &formed.g;
+    case TokenIndex::erase_gate:
+      return &formed.erase_gate;
+    case TokenIndex::write_gate:
+      return &formed.write_gate;
+    default:
+      return static_cast<decltype(&formed.g)>(nullptr);
+  }
+}
 }  // namespace
+
+bool is_formed(const FormedGates& formed, const GateSpec& gate) {
+  const GateLaw<float>* law = law_in(formed, gate);
+  return law != nullptr && law->given != Given::kValue;
+}
+
+FormedGates formed_laws(const Plan& plan, bool chunk_form) {
+  FormedGates formed;
+  if (plan.f16_io) return formed;  // their logits are float32 rows
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    GateLaw<float>* const law = law_in(formed, spec);
+    if (law == nullptr || !token_specs(plan.rule)[spec.token].used || token_specs(plan.rule)[spec.token].one()) continue;
+    if (!spec.logits() || !bf16_values(plan, chunk_form, spec)) return {};
+    *law = gate_law<float>(spec);
+  }
+  return formed;
+}
 
 bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate) { return chunk_form && plan.bf16_io && !token_specs(plan.rule)[gate.token].one(); }
 
-CallGates::CallGates(const Plan& plan, bool chunk_form) : plan_(plan) {
+CallGates::CallGates(const Plan& plan, bool chunk_form, int64_t chunks) : plan_(plan), chunks_(chunks), laws_(formed_laws(plan, chunk_form)) {
   constexpr size_t kAlign = 1024;
   const auto take = [](size_t& used, int64_t bytes) {
     const Region region{used, static_cast<size_t>(bytes)};
@@ -50,8 +83,10 @@ CallGates::CallGates(const Plan& plan, bool chunk_form) : plan_(plan) {
     if (!gate.spec.logits()) continue;
     if (gate.apart) gate.grads = take(backward_bytes_, numbers(gate.spec) * (gate.bf16 ? 2 : kFloat));
     const TokenSpec& token = tokens[gate.spec.token];
-    if (gate.spec.decay)
-      gate.parts = take(backward_bytes_, gate_parts_bytes(token.heads == TokenHeads::kKey ? plan.H : plan.HV, token.channels(plan.K, plan.V)));
+    if (!gate.spec.decay) continue;
+    const int64_t heads = token.heads == TokenHeads::kKey ? plan.H : plan.HV, channels = token.channels(plan.K, plan.V);
+    const int64_t formed = is_formed(laws_, gate.spec) ? chunks * heads * 2 * channels * kFloat : 0;
+    gate.parts = take(backward_bytes_, std::max(gate_parts_bytes(heads, channels), formed));
   }
 }
 
@@ -68,12 +103,26 @@ GateArg CallGates::gate_arg(const Gate& gate, const Inputs<float>& in) const {
   return arg;
 }
 
-Inputs<float> CallGates::values(const Inputs<float>& in, void* workspace) const {
+FormedGates CallGates::formed(const Inputs<float>& in) const {
+  FormedGates formed = laws_;
+  formed.a_log = head_arg(in.decay.a_log);
+  formed.dt_bias = head_arg(in.decay.dt_bias);
+  return formed;
+}
+
+float* CallGates::formed_parts(const FormedGates& formed, const Inputs<float>& grads, void* workspace) const {
+  for (const Gate& gate : gates_) {
+    if (gate.spec.decay && is_formed(formed, gate.spec) && parameters_of(grads, gate.spec)) return reinterpret_cast<float*>(at(workspace, gate.parts));
+  }
+  return nullptr;
+}
+
+Inputs<float> CallGates::values(const Inputs<float>& in, const FormedGates& formed, void* workspace) const {
   Inputs<float> made = in;
   GateValuesArgs args;
   for (const Gate& gate : gates_) {
     const TokenTensor<float>& x = tensor_of(in, gate.spec);
-    if (!gate.spec.logits() || !x) continue;
+    if (!gate.spec.logits() || !x || is_formed(formed, gate.spec)) continue;
     const TokenTensor<float> values = contiguous_rows(x, plan_.T, at(workspace, gate.values), gate.bf16);
     made.*kInputTokens<float>[gate.spec.token] = values;
     args.gates[args.count] = gate_arg(gate, in);
@@ -83,26 +132,28 @@ Inputs<float> CallGates::values(const Inputs<float>& in, void* workspace) const 
   return made;
 }
 
-Inputs<float> CallGates::open(const Inputs<float>& in, const Inputs<float>& grads, void* workspace) const {
+Inputs<float> CallGates::open(const Inputs<float>& in, const FormedGates& formed, const Inputs<float>& grads, void* workspace) const {
   Inputs<float> opened = grads;
   for (const Gate& gate : gates_) {
-    if (!gate.spec.logits() || !gate.apart || !(tensor_of(grads, gate.spec) || parameters_of(grads, gate.spec))) continue;
+    if (!gate.spec.logits() || !gate.apart || is_formed(formed, gate.spec) || !(tensor_of(grads, gate.spec) || parameters_of(grads, gate.spec))) continue;
     opened.*kInputTokens<float>[gate.spec.token] = contiguous_rows(tensor_of(in, gate.spec), plan_.T, at(workspace, gate.grads), gate.bf16);
   }
   return opened;
 }
 
-void CallGates::close(const Inputs<float>& in, const Inputs<float>& opened, const Inputs<float>& grads, void* workspace) const {
+void CallGates::close(const Inputs<float>& in, const FormedGates& formed, const Inputs<float>& opened, const Inputs<float>& grads, void* workspace) const {
   GateGradientsArgs args;
   for (const Gate& gate : gates_) {
-    if (!gate.spec.logits() || !tensor_of(opened, gate.spec)) continue;
     const DecayParameters<float> parameters = parameters_of(grads, gate.spec);
+    const bool by_kernels = is_formed(formed, gate.spec);
+    if (!gate.spec.logits() || (by_kernels ? !parameters : !tensor_of(opened, gate.spec))) continue;
     GateGradient& gradient = args.gates[args.count++];
     gradient.gate = gate_arg(gate, in);
     gradient.d_values = token_arg(plan_, tensor_of(opened, gate.spec));
     gradient.d_x = token_arg(plan_, tensor_of(grads, gate.spec));
     gradient.d_a_log = head_arg(parameters.a_log);
     gradient.d_dt_bias = head_arg(parameters.dt_bias);
+    if (by_kernels) gradient.formed_parts = chunks_;
     if (parameters) gradient.parts = reinterpret_cast<float*>(at(workspace, gate.parts));
   }
   if (args.count > 0) gate_gradients(args, tokens_of(plan_), plan_.stream);

@@ -1,5 +1,6 @@
-// Gates given as logits (recurrence.md 2.1) in front of a call's kernels and behind them: those take values and leave gradients of values, and no kernel of the
-// scan knows of logits. Values, and gradients that are not the caller's, are rows of a part of the workspace.
+// Gates given as logits (recurrence.md 2.1) in front of a call's kernels and behind them: most of those take values and leave gradients of values, which, if
+// they are not the caller's, are rows of a part of the workspace. Where prepare() and gradients() take the logits of channels as they are (FormedGates), what
+// is left here is the sums of a_log's and dt_bias's gradients.
 #pragma once
 
 #include <array>
@@ -15,22 +16,33 @@ namespace fw::cuda {
 // kernels look for. Gates and log-decays of one number stay float32.
 bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate);
 
+// Laws, without their parameters, of the logits that kernels may take as they are: log-decays and gates of channels in bf16.
+FormedGates formed_laws(const Plan& plan, bool chunk_form);
+// Whether a gate is one of them.
+bool is_formed(const FormedGates& formed, const GateSpec& gate);
+
 class CallGates {
  public:
-  // plan: of the call; it outlives this.
-  CallGates(const Plan& plan, bool chunk_form);
+  // plan: of the call; it outlives this. chunks: of all sequences, in the chunk form.
+  CallGates(const Plan& plan, bool chunk_form, int64_t chunks);
+
+  // formed_laws() with the parameters of `in`.
+  FormedGates formed(const Inputs<float>& in) const;
+  // Where gradients() leaves what a_log and dt_bias take; null: they want nothing of log-decays that are formed.
+  float* formed_parts(const FormedGates& formed, const Inputs<float>& grads, void* workspace) const;
 
   // Of the workspace. Both are 0 where no gate is a logit.
   size_t forward_bytes() const { return forward_bytes_; }
   size_t backward_bytes() const { return backward_bytes_; }
 
+  // In these three `formed`: what kernels form themselves, formed() or nothing.
   // Queues the making of values: the inputs with them in place of logits.
-  Inputs<float> values(const Inputs<float>& in, void* workspace) const;
+  Inputs<float> values(const Inputs<float>& in, const FormedGates& formed, void* workspace) const;
   // The gradients that the kernels are to leave: of log-decays (bf16 where the values are) and of gates of one number (float32) in the workspace, of gates of
   // channels where the caller wants those of logits.
-  Inputs<float> open(const Inputs<float>& in, const Inputs<float>& grads, void* workspace) const;
+  Inputs<float> open(const Inputs<float>& in, const FormedGates& formed, const Inputs<float>& grads, void* workspace) const;
   // Queues the way from these to what the caller asks for: of logits (in), a_log, dt_bias.
-  void close(const Inputs<float>& in, const Inputs<float>& opened, const Inputs<float>& grads, void* workspace) const;
+  void close(const Inputs<float>& in, const FormedGates& formed, const Inputs<float>& opened, const Inputs<float>& grads, void* workspace) const;
 
  private:
   struct Gate {
@@ -42,6 +54,8 @@ class CallGates {
   GateArg gate_arg(const Gate& gate, const Inputs<float>& in) const;
 
   const Plan& plan_;
+  int64_t chunks_;
+  FormedGates laws_;
   std::array<Gate, kGates> gates_;  // in the order of gate_specs()
   size_t forward_bytes_ = 0, backward_bytes_ = 0;
 };

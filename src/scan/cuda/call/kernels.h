@@ -229,7 +229,9 @@ struct GradientArgs {
   const uint16_t* v = nullptr;
   bool v_is_dz = false;  // reverse_takes_rows(): P is not read
   HeadGradients grads;
-  TilesReady ready;      // if it is there, scan_reverse() with it is the kernel before this one on the stream
+  TilesReady ready;  // if it is there, scan_reverse() with it is the kernel before this one on the stream
+  // Where problem.formed has log-decays and a_log or dt_bias want a gradient: [chunks, HV, 2, K], each chunk's share of dt_bias's and of a_log's.
+  float* form_parts = nullptr;
   PrecondShare precond;  // where gradients_make_m(): from problem.boundaries; problem.m and grads.dm are not used
   WideHalf half;         // of wide_gradients()
 };

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "rule/step_bound.h"
+#include "scan/cuda/call/key_halves.h"
 #include "scan/cuda/call/select.h"
 #include "scan/cuda/call/tiles.h"
 
@@ -301,7 +302,8 @@ size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(
 
 namespace {
 bool takes_wide(const Plan& plan) { return plan.K > kMostChunkKey && plan.K <= kMostWideKey && !plan.rule.general_erase() && wide_rule(plan.rule); }
-bool can_take_chunks(const Plan& plan) { return plan.bf16_operands && (plan.K <= kMostChunkKey || takes_wide(plan)); }
+bool takes_halves(const Plan& plan) { return plan.K > kMostChunkKey && plan.K <= 2 * kKeyHalf && !plan.rule.general_erase() && split_rule(plan.rule); }
+bool can_take_chunks(const Plan& plan) { return plan.bf16_operands && (plan.K <= kMostChunkKey || takes_wide(plan) || takes_halves(plan)); }
 }  // namespace
 bool takes_chunks(const Plan& plan) { return can_take_chunks(plan) && plan.form != FW_FORM_TOKEN; }
 
@@ -312,12 +314,18 @@ DevicePlan make_device_plan(const Plan& plan, int multiprocessors) {
   if (plan.form == FW_FORM_CHUNK && !can) {
     fail_usage(
         "descriptor: form: expected auto or token, since the chunk form on CUDA needs operands FW_BF16 and K at most {} ({} with one decay a token or none and "
-        "no "
-        "more than a gain up to 1); got chunk with operands {}, K {} and rule {}",
+        "no more than a gain up to 1, or where channels decay and nothing is erased or normalised); got chunk with operands {}, K {} and rule {}",
         kMostChunkKey, kMostWideKey, plan.bf16_operands ? "FW_BF16" : "float32", plan.K, to_string(plan.rule));
   }
   device.chunk_form = takes_chunks(plan);
   device.chunks = plan.total_chunks();
+  if (device.chunk_form && takes_halves(plan)) {
+    device.value_blocks = static_cast<int>((plan.V + kValueBlock - 1) / kValueBlock);
+    device.key = 2 * kKeyHalf;
+    check_grids(plan, device);
+    plan_key_halves(plan, multiprocessors, device);
+    return device;
+  }
   if (device.chunk_form) {
     device.wide = plan.K > kMostChunkKey;
     device.key = plan.K <= 64 ? 64 : device.wide ? kWideKey : 128;

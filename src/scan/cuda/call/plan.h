@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -95,6 +96,8 @@ struct BackwardRegions {
   size_t bytes = 0;
 };
 
+struct KeyHalves;
+
 struct DevicePlan {
   int multiprocessors = 0;  // of the device that the plan is for
   bool chunk_form = false;
@@ -105,6 +108,8 @@ struct DevicePlan {
   bool direct = false;
   // K above 128 (kernels.h, wide_*).
   bool wide = false;
+  // K above 128 of split_rule() (select.h): two calls, whose plans these are; of what follows here only the bytes.
+  std::shared_ptr<const KeyHalves> halves;
   int64_t chunks = 0;  // of all sequences
   Segments segments;
   // No step of the rule lets a state grow, and decays are given: a first pass over a segment leaves out what they let nothing through of (scan/fades.cuh).

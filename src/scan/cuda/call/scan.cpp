@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "scan/cuda/call/key_halves.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/select.h"
 #include "scan/cuda/call/token_arg.h"
@@ -74,7 +75,7 @@ StateArg at_slots(const Plan& plan, StateArg a, bool end) {
 }
 
 FadeArg fade_arg(const DevicePlan& device, const Problem& problem) {
-  if (!device.fades) return {};
+  if (!device.fades || problem.formed.g.given != Given::kValue) return {};  // logits: decays of channels, which let something through in one or another
   return {problem.in.g, problem.rule.decay == Decay::kChannel ? problem.K : 1};
 }
 
@@ -101,8 +102,10 @@ CheckpointArg checkpoint_arg(const Plan& plan, const StateArg& states, const Seq
 }
 
 // The inputs of the call, without M.
-Problem problem_of(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CommonRegions& regions, const Space& space) {
+Problem problem_of(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FormedGates& formed, const CommonRegions& regions,
+                   const Space& space) {
   Problem x;
+  x.formed = formed;
   x.rule = plan.rule;
   x.scale = static_cast<float>(plan.scale);
   x.B = static_cast<int32_t>(plan.B);
@@ -487,10 +490,11 @@ void offline_backward(const Plan& plan, const DevicePlan& device, const Problem&
   offline_gradients(args, device.key, device.chunks, plan.stream);
 }
 
-void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
+void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FormedGates& formed, const Outputs<float>& out, void* saved,
+                void* workspace) {
   const Space space(workspace);
   upload_tables(plan, device.forward.common, space);
-  Problem problem = problem_of(plan, device, in, device.forward.common, space);
+  Problem problem = problem_of(plan, device, in, formed, device.forward.common, space);
   // One token a sequence: token_forward makes the step of A itself.
   const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr && (plan.slots.skips || !plan.slots);
   if (!steps_precond) {
@@ -585,7 +589,7 @@ void finish_precond(const Plan& plan, const DevicePlan& device, const Problem& p
 }
 
 void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads, const void* saved,
-                    const HeadGradients& heads, const PrecondShare& share, const Space& space) {
+                    const HeadGradients& heads, const PrecondShare& share, float* form_parts, const Space& space) {
   const Space kept(const_cast<void*>(saved));
   ScanReverseArgs scan = reverse_scan_args(plan, device, problem, d, grads, saved, space);
   scan.images = kept.at(device.saved.images);
@@ -617,32 +621,88 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   args.v = scan.v;
   args.v_is_dz = scan.numbers != nullptr;
   args.grads = heads;
+  args.form_parts = form_parts;
   args.precond = share;
   args.ready = ready;
   gradients(args, device.key, device.chunks, plan.stream);
 }
 
-}  // namespace
+// ---- Two halves of the keys (key_halves.h)
 
-void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
-  require_device(device.chunk_form);
-  if (plan.N == 0) return;
-  forward_on(plan, device, in, out, saved, workspace);
+// to[t, h, :] = the sum of both halves' rows. half: any of the two; space: its workspace, where the tables of packed sequences are.
+void add_halves(const Plan& plan, const DevicePlan& half, const CommonRegions& regions, const Inputs<float>& in, void* rows, const TokenTensor<float>& to,
+                const Space& space) {
+  if (!to) return;
+  Problem pairs = problem_of(plan, half, in, {}, regions, space);
+  pairs.H = pairs.HV, pairs.HV = 2 * pairs.H, pairs.group = 2;
+  TokenArg from;
+  from.data = rows;
+  sum_groups(pairs, from, static_cast<int32_t>(to.dim), token_arg(plan, to), plan.stream);
 }
 
-void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& d, const Inputs<float>& grads, const void* saved,
-                   void* workspace) {
+void forward_of_halves(const Plan& plan, const KeyHalves& halves, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace) {
+  char* const space = static_cast<char*>(workspace);
+  void* const o = space + halves.o.offset;
+  for (int i = 0; i < 2; ++i) {
+    Outputs<float> own = half_of(plan, out, i);
+    own.o = half_rows(plan, out.o, o, i);
+    scan_forward(halves.plans[i], halves.devices[i], half_of(plan, in, i), {}, own, saved == nullptr ? nullptr : static_cast<char*>(saved) + halves.saved[i],
+                 space + halves.forward_at);
+  }
+  add_halves(plan, halves.devices[1], halves.devices[1].forward.common, in, o, out.o, Space(space + halves.forward_at));
+}
+
+void backward_of_halves(const Plan& plan, const KeyHalves& halves, const Inputs<float>& in, const Outputs<float>& d, const Inputs<float>& grads,
+                        const void* saved, void* workspace) {
+  char* const space = static_cast<char*>(workspace);
+  void *const d_v = space + halves.d_v.offset, *const d_beta = space + halves.d_beta.offset;
+  for (int i = 0; i < 2; ++i) {
+    Inputs<float> own = half_of(plan, grads, i);
+    own.v = half_rows(plan, grads.v, d_v, i);
+    own.beta = half_rows(plan, grads.beta, d_beta, i);
+    scan_backward(halves.plans[i], halves.devices[i], half_of(plan, in, i), {}, half_of(plan, d, i), own, static_cast<const char*>(saved) + halves.saved[i],
+                  space + halves.backward_at);
+  }
+  const DevicePlan& half = halves.devices[1];
+  const Space tables(space + halves.backward_at);
+  add_halves(plan, half, half.backward.common, in, d_v, grads.v, tables);
+  add_halves(plan, half, half.backward.common, in, d_beta, grads.beta, tables);
+}
+
+}  // namespace
+
+bool forms_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FormedGates& gates, const Inputs<float>* grads) {
+  if (!gates.any() || !device.chunk_form || device.direct || device.wide || device.halves != nullptr) return false;
+  PrepareArgs args;
+  args.problem = problem_of(plan, device, in, gates, {}, Space(nullptr));
+  uint16_t place = 0;
+  if (device.z_image) args.z = &place;
+  return prepare_forms_gates(args, device.key) &&
+         (grads == nullptr || gradients_form_gates(args.problem, token_arg(plan, grads->g), token_arg(plan, grads->erase_gate)));
+}
+
+void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms, const Outputs<float>& out, void* saved,
+                  void* workspace) {
+  require_device(device.chunk_form);
+  if (plan.N == 0) return;
+  if (device.halves != nullptr) return forward_of_halves(plan, *device.halves, in, out, saved, workspace);
+  forward_on(plan, device, in, forms.gates, out, saved, workspace);
+}
+
+void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms, const Outputs<float>& d,
+                   const Inputs<float>& grads, const void* saved, void* workspace) {
   require_device(device.chunk_form);
   const void* kept = saved;
   if (kept == nullptr && device.saved.bytes > 0) {
     kept = workspace;
     workspace = static_cast<char*>(workspace) + device.saved.bytes;
-    if (plan.N > 0) forward_on(plan, device, in, {}, const_cast<void*>(kept), workspace);
+    scan_forward(plan, device, in, forms, {}, const_cast<void*>(kept), workspace);
   }
+  if (device.halves != nullptr) return backward_of_halves(plan, *device.halves, in, d, grads, kept, workspace);
   const Space space(workspace);
   const BackwardRegions& r = device.backward;
   upload_tables(plan, r.common, space);
-  Problem problem = problem_of(plan, device, in, r.common, space);
+  Problem problem = problem_of(plan, device, in, forms.gates, r.common, space);
   const bool made = device.saved.boundaries.bytes > 0;
   float* const boundaries = made ? Space(const_cast<void*>(kept)).at<float>(device.saved.boundaries) : space.at<float>(r.common.boundaries);
   if (made) problem.precond_rows = Space(const_cast<void*>(kept)).at<uint16_t>(device.saved.precond_rows);
@@ -663,7 +723,7 @@ void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<floa
   } else if (device.wide) {
     backward_of_wide(plan, device, problem, d, grads, kept, heads, space);
   } else if (device.chunk_form) {
-    chunk_backward(plan, device, problem, d, grads, kept, heads, share, space);
+    chunk_backward(plan, device, problem, d, grads, kept, heads, share, forms.parts, space);
   } else {
     TokenBackwardArgs args;
     args.problem = problem;

@@ -9,11 +9,20 @@
 
 namespace fw::cuda {
 
+// Gates that the kernels form of logits in `in`; nothing: all are values.
+struct CallForms {
+  FormedGates gates;
+  float* parts = nullptr;  // GradientArgs::form_parts
+};
+// Whether they can, of these gates, forward, or with `grads` backward.
+bool forms_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FormedGates& gates, const Inputs<float>* grads);
+
 // device: make_device_plan() of the plan. saved: its saved bytes, or null.
-void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& out, void* saved, void* workspace);
+void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms, const Outputs<float>& out, void* saved,
+                  void* workspace);
 
 // saved: as scan_forward left it, or null: then it is made again at the start of the workspace (backward_alone_bytes).
-void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const Outputs<float>& d, const Inputs<float>& grads, const void* saved,
-                   void* workspace);
+void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms, const Outputs<float>& d,
+                   const Inputs<float>& grads, const void* saved, void* workspace);
 
 }  // namespace fw::cuda

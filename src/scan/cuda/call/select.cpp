@@ -94,6 +94,7 @@ GradientChoice select_channel_gradients(const GradientArgs& args) {
   choice.own_key = copied && rule.online() && own_key_streams(rule) && whole_pieces(x.in.erase_key, x.K);
   choice.streams = choice.gates || choice.own_key || (copied && ungated_streams(rule));
   if (choice.streams && rule.uses_precond()) choice.m = RowM::kRead;
+  choice.formed = x.formed.any();
   return choice;
 }
 GradientChoice select_scalar_gradients(const GradientArgs& args) {
@@ -174,6 +175,19 @@ ScanForm select_scan(const ScanForwardArgs& args) {
 
 GradientChoice select_gradients(const GradientArgs& args) {
   return args.problem.rule.decay == Decay::kChannel ? select_channel_gradients(args) : select_scalar_gradients(args);
+}
+bool prepare_forms_gates(const PrepareArgs& args, int key) {
+  const Problem& x = args.problem;
+  return x.rule.decay == Decay::kChannel && !x.rule.uses_precond() && x.in.g.bf16 != 0 && x.in.g.divisor == 1 && takes_channel_plain(args, key);
+}
+bool gradients_form_gates(const Problem& x, const TokenArg& d_g, const TokenArg& d_erase_gate) {
+  const auto pairs = [&](const TokenArg& a) { return a.bf16 != 0 && whole_pairs(a, x.K); };
+  if (x.rule.decay != Decay::kChannel || !x.rule.online() || x.rule.uses_precond() || !pairs(x.in.g) || !pairs(d_g)) return false;
+  GradientArgs args;
+  args.problem = x;
+  const GradientChoice choice = select_channel_gradients(args);
+  // With gates besides there are too few registers at the smaller tile.
+  return choice.streams && !choice.own_key && (!choice.gates || (x.K > 64 && d_erase_gate.divisor == 1 && whole_pieces(d_erase_gate, x.K)));
 }
 bool gradients_make_m(const GradientArgs& args) {
   const Problem& x = args.problem;

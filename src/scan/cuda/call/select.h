@@ -87,6 +87,12 @@ constexpr bool wide_rule(const Rule& rule) {
   return plain_streams(rule) && rule.decay != Decay::kChannel && !rule.uses_precond() && !wants_rests(rule) && (!rule.online() || gain_is_gate(rule));
 }
 
+// Those whose keys may have as many because no channel of the state knows of another (call/key_halves.h): nothing erased, a decay a channel, no norm over all.
+constexpr bool split_rule(const Rule& rule) {
+  return plain_streams(rule) && !rule.online() && rule.decay == Decay::kChannel && !rule.uses_precond() && rule.q_norm == Norm::kRaw &&
+         rule.k_norm == Norm::kRaw;
+}
+
 // ---- Of a tensor's memory
 
 // Rows at multiples of 16 bytes.
@@ -134,8 +140,14 @@ struct GradientChoice {
   bool streams = false;  // kChannel: rows are streams of gain_streams(), copied whole; else any rows ("mixed")
   bool gates = false;    // kChannel: of those, gates of channels
   bool own_key = false;  // kChannel: of those, an erase key of its own
+  bool formed = false;   // kChannel: tensors that are logits (problem.formed)
 };
 GradientChoice select_gradients(const GradientArgs& args);
+// Whether prepare() can make values of log-decays and gates of channels that are logits (problem.formed) itself, and whether gradients() can make them and the
+// gradients of logits: functions of the inputs, of whether z is wanted, and of where the gradients of log-decays
+// and erase gates go, in whose places values stand meanwhile.
+bool prepare_forms_gates(const PrepareArgs& args, int key);
+bool gradients_form_gates(const Problem& problem, const TokenArg& d_g, const TokenArg& d_erase_gate);
 // Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of what and where the inputs (not m and boundaries),
 // d_o and grads.d are.
 bool gradients_make_m(const GradientArgs& args);

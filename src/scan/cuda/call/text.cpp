@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "rule/tokens.h"
 #include "scan/cuda/call/gates.h"
+#include "scan/cuda/call/key_halves.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/select.h"
 
@@ -172,6 +173,27 @@ std::string token_kernels(const Plan& plan, const Problem& problem, int processo
   return joined(names);
 }
 
+PrepareArgs expected_prepare(const DevicePlan& device, const Problem& problem) {
+  PrepareArgs prepare;
+  prepare.problem = problem;
+  if (device.forward.z.bytes > 0) prepare.z = somewhere<uint16_t>();
+  return prepare;
+}
+
+// Whether the scan's kernels make values of logits of channels themselves (as backend.cpp has it), forward or backward.
+bool forms(const Plan& plan, const DevicePlan& device, bool backward) {
+  if (!device.chunk_form || device.direct || device.wide || device.halves != nullptr || !formed_laws(plan, true).any()) return false;
+  const Problem x = expected_problem(plan, device);
+  return prepare_forms_gates(expected_prepare(device, x), device.key) && (!backward || gradients_form_gates(x, x.in.g, x.in.erase_gate));
+}
+// Whether gates are left that are logits and that they do not.
+bool leaves_gates(const Plan& plan, bool formed) {
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    if (spec.logits() && !(formed && is_formed(formed_laws(plan, true), spec))) return true;
+  }
+  return false;
+}
+
 std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
   Problem x = expected_problem(plan, device);
   if (!device.chunk_form) return token_kernels(plan, x, device.multiprocessors);
@@ -182,13 +204,12 @@ std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
     return joined(names);
   }
   if (device.wide) return "wide/prepare -> wide/forward";
+  if (device.halves != nullptr) return fmt::format("twice: {}; gradients/sum_groups", forward_kernels(device.halves->plans[0], device.halves->devices[0]));
   if (plan.rule.uses_precond()) {
     names.emplace_back("precond/forward");
     (prepare_makes_m(x, device.key) ? x.boundaries : x.m) = somewhere<float>();
   }
-  PrepareArgs prepare;
-  prepare.problem = x;
-  if (device.forward.z.bytes > 0) prepare.z = somewhere<uint16_t>();
+  PrepareArgs prepare = expected_prepare(device, x);
   if (device.forward.fine.images.bytes > 0) prepare.forward_fine.images = somewhere();
   if (device.forward.fine.rests.bytes > 0) prepare.forward_fine.rests = somewhere<uint16_t>();
   names.push_back(text_of(select_prepare(prepare, device.key)));
@@ -201,6 +222,7 @@ std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
 }
 
 std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
+  if (device.halves != nullptr) return fmt::format("twice: {}; gradients/sum_groups", backward_kernels(device.halves->plans[0], device.halves->devices[0]));
   std::vector<std::string> names;
   GradientArgs args;
   args.problem = expected_problem(plan, device);
@@ -243,7 +265,9 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
   if (device.chunk_form) {
     const char* decay = plan.decay_kind() == DecayKind::kChannel ? "channel" : plan.decay_kind() == DecayKind::kScalar ? "scalar" : "none";
     text += fmt::format("form: chunk, {} chunks of {} tokens\n", device.chunks, kChunk);
-    if (device.direct) {
+    if (device.halves != nullptr) {
+      text += fmt::format("keys: two calls of {} and {} channels, whose sums are rows of the workspace\n", kKeyHalf, plan.K - kKeyHalf);
+    } else if (device.direct) {
       text += fmt::format("scan: from the raw tensors, key {}, decay {}, grid {} x {}, value blocks of {}\n", device.key, decay, plan.N * plan.HV,
                           device.value_blocks, kValueBlock);
     } else {
@@ -266,10 +290,14 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
     text += fmt::format("form: token, {} sequences x {} value heads\n", plan.N, plan.HV);
   }
   if (call.checkpoints.interval > 0) text += fmt::format("checkpoints: every {} tokens\n", call.checkpoints.interval);
-  const bool logits = any_logits(plan.gates);
-  const std::string front = fmt::format("{}{}{}", call.f16_io ? "float16 -> " : "", logits ? "gates -> " : "", rows ? "rows -> " : "");
-  text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front, forward_kernels(plan, device), rows ? " -> rows" : "", back, front,
-                      backward_kernels(plan, device), rows ? " -> rows" : "", logits ? " -> gates" : "", back);
+  const bool may_form = !rows && call.rule.uses_k();  // rows and keys are made of values
+  const bool formed = may_form && forms(plan, device, false), formed_backward = may_form && forms(plan, device, true);
+  if (formed) text += fmt::format("logits of channels: values made in prepare{}\n", formed_backward ? ", values and gradients in gradients" : "");
+  const auto front = [&](bool gates) { return fmt::format("{}{}{}", call.f16_io ? "float16 -> " : "", gates ? "gates -> " : "", rows ? "rows -> " : ""); };
+  const bool behind = leaves_gates(plan, formed_backward);
+  text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(leaves_gates(plan, formed)), forward_kernels(plan, device),
+                      rows ? " -> rows" : "", back, front(behind), backward_kernels(plan, device), rows ? " -> rows" : "",
+                      any_logits(plan.gates) ? " -> gates" : "", back);
   text += fmt::format("workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: {} bytes\n",
                       forward_rows + device.forward.bytes, backward_rows + device.backward.bytes, device.saved.bytes,
                       backward_rows + device.backward_alone_bytes());

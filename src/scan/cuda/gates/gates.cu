@@ -82,18 +82,8 @@ FW_DEVICE GatePlace gate_place(const GateArg& gate, const GateCut& cut, int n, c
 }
 
 template <int kN>
-struct GateNumbers {
-  float bias[kN], rate[kN];
-};
-template <int kN>
 FW_DEVICE GateNumbers<kN> gate_numbers(const GateArg& gate, const GatePlace& p) {
-  GateNumbers<kN> x;
-  FW_UNROLL
-  for (int j = 0; j < kN; ++j) {
-    x.bias[j] = gate.dt_bias.data != nullptr ? gate.dt_bias.data[p.head * gate.dt_bias.stride_h + (p.channel + j) * gate.dt_bias.stride_k] : 0.0f;
-    x.rate[j] = gate.a_log.data != nullptr ? GateMath::exp(gate.a_log.data[p.head * gate.a_log.stride_h + (p.channel + j) * gate.a_log.stride_k]) : 1.0f;
-  }
-  return x;
+  return gate_numbers<kN>(gate.a_log, gate.dt_bias, p.head, p.channel);
 }
 
 // The row of a head of a token of a tensor.
@@ -315,7 +305,10 @@ __global__ void __launch_bounds__(kSumThreads) gate_sums_kernel(const __grid_con
   const HeadArg& to = block_index_y() == 0 ? a.d_dt_bias : a.d_a_log;
   const int head = static_cast<int>(block_index_x()), heads = a.gate.heads, channels = a.gate.channels, row = heads * channels;
   if (to.data == nullptr || head >= heads) return;
-  const int blocks = cuts.of[block_index_z()].blocks;
+  const bool formed = a.formed_parts > 0;
+  const int64_t step = 2 * int64_t{row};  // of a block of tokens
+  const int blocks = formed ? static_cast<int>(a.formed_parts) : cuts.of[block_index_z()].blocks;
+  const float* const parts = a.parts + (formed ? 2 * head : head) * channels + static_cast<int>(block_index_y()) * (formed ? channels : row);
   const int column = static_cast<int>(thread_index()) % kSumColumns, lane = static_cast<int>(thread_index()) / kSumColumns;
   const bool one_a_head = to.stride_k == 0 && channels > 1;
   float* const shared = reinterpret_cast<float*>(shared_memory());  // [kSumLanes, kSumColumns]
@@ -324,9 +317,9 @@ __global__ void __launch_bounds__(kSumThreads) gate_sums_kernel(const __grid_con
     const int channel = first + column;
     float sum = 0;
     if (channel < channels) {
-      const float* from = a.parts + (block_index_y() == 0 ? 0 : row) + head * channels + channel;
+      const float* from = parts + channel;
 #pragma unroll 8
-      for (int block = lane; block < blocks; block += kSumLanes) sum += from[int64_t{block} * 2 * row];
+      for (int block = lane; block < blocks; block += kSumLanes) sum += from[block * step];
     }
     shared[thread_index()] = sum;
     sync_threads();
@@ -369,15 +362,22 @@ void gate_gradients(const GateGradientsArgs& args, const GateTokens& tokens, voi
   const Dim3 grid = cut_gates(
       args, kWideGradients, tokens.all, kMostTokens, kMostGateParts, [](const GateGradient& g) -> const GateArg& { return g.gate; }, cuts);
   unsigned heads = 0;
+  bool any = false;
   for (int i = 0; i < args.count; ++i) {
     const GateGradient& a = args.gates[i];
+    if (a.formed_parts > 0) {
+      cuts.of[i].blocks = 0;
+      heads = std::max(heads, static_cast<unsigned>(a.gate.heads));
+      continue;
+    }
+    any = true;
     const bool all =
         walks(a.gate.x, kWideGradients, tokens) && walks(a.d_values, kWideGradients, tokens) && (a.d_x.data == nullptr || walks(a.d_x, kWideGradients, tokens));
     cuts.of[i].walk = cuts.of[i].wide != 0 && all ? 1 : 0;
     if (args.gates[i].parts != nullptr) heads = std::max(heads, static_cast<unsigned>(args.gates[i].gate.heads));
   }
-  launch(gate_gradients_kernel, grid, kThreads, heads > 0 ? 2 * sizeof(float) * kThreads * kWideGradients : 0, stream, args, tokens, cuts);
-  launch(gate_sums_kernel, Dim3{heads, 2, static_cast<unsigned>(args.count)}, kSumThreads, sizeof(float) * kSumThreads, stream, args, cuts);
+  if (any) launch(gate_gradients_kernel, grid, kThreads, heads > 0 ? 2 * sizeof(float) * kThreads * kWideGradients : 0, stream, args, tokens, cuts);
+  if (heads > 0) launch(gate_sums_kernel, Dim3{heads, 2, static_cast<unsigned>(args.count)}, kSumThreads, sizeof(float) * kSumThreads, stream, args, cuts);
 }
 
 }  // namespace fw::cuda

@@ -1,7 +1,9 @@
 // What values of gates are made with on the device (rule/gate_law.h): to about two units in the last place.
 #pragma once
 
-#include "rule/gate_law.h"
+#include <type_traits>
+
+#include "scan/cuda/call/args.h"
 #include "scan/cuda/machine/ptx.cuh"
 
 namespace fw::cuda {
@@ -27,5 +29,77 @@ struct RoundedGateMath : GateMath {
     return p * x;
   }
 };
+
+// Of channels of a head: dt_bias and exp(a_log).
+template <int kN>
+struct GateNumbers {
+  float bias[kN], rate[kN];
+};
+template <int kN>
+FW_DEVICE GateNumbers<kN> gate_numbers(const HeadArg& a_log, const HeadArg& dt_bias, int head, int channel) {
+  GateNumbers<kN> x;
+  FW_UNROLL
+  for (int j = 0; j < kN; ++j) {
+    x.bias[j] = dt_bias.data != nullptr ? dt_bias.data[head * dt_bias.stride_h + (channel + j) * dt_bias.stride_k] : 0.0f;
+    x.rate[j] = a_log.data != nullptr ? GateMath::exp(a_log.data[head * a_log.stride_h + (channel + j) * a_log.stride_k]) : 1.0f;
+  }
+  return x;
+}
+
+// ---- Values that prepare() and gradients() make themselves (FormedGates), rounded to bf16 as the kernels of gates/ leave them. Here they stand in the way of
+// a chunk's other work: no branch stands between one number and the next, whose exponentials wait for each other then, and units are of log 2.
+
+// A log-decay's law (gate_law.h) with the numbers of a channel: the value is size F(t / log2 e) of t = turn x + at_0, with F softplus or, of a lower bound,
+// the sigmoid (kSigmoid).
+struct DecayLaw {
+  float turn, at_0, size;
+  FW_DEVICE DecayLaw(const GateLaw<float>& law, float bias, float rate) {
+    turn = kLog2E * (law.given == Given::kLowerBound ? rate : law.given == Given::kLogSigmoid ? -1.0f : 1.0f), at_0 = turn * bias;
+    size = law.given == Given::kLowerBound ? law.factor : law.given == Given::kLogSigmoid ? -law.factor : -rate;
+  }
+};
+inline constexpr float kLn2 = 0.693147181f;
+// The sigmoid of t / log2 e: 0 where the exponential is infinite.
+FW_DEVICE float sigmoid_of_log2(float t) { return rcp_fast(1.0f + exp2_fast(-t)); }
+FW_DEVICE float softplus_of_log2(float t) { return fmaf(kLn2, max(t, 0.0f), RoundedGateMath::log1p(exp2_fast(-std::abs(t)))); }
+template <bool kSigmoid>
+FW_DEVICE float decay_value(const DecayLaw& law, float x) {
+  const float t = fmaf(law.turn, x, law.at_0);
+  return law.size * (kSigmoid ? sigmoid_of_log2(t) : softplus_of_log2(t));
+}
+// What it changes by with x and with a_log.
+template <bool kSigmoid>
+FW_DEVICE float2 decay_slopes(const DecayLaw& law, float x) {
+  const float t = fmaf(law.turn, x, law.at_0), s = sigmoid_of_log2(t), size = law.size * (law.turn * kLn2);
+  if constexpr (kSigmoid) {
+    const float slope = fmaf(-s, s, s);
+    return make_float2(size * slope, law.size * slope * (t * kLn2));
+  }
+  return make_float2(size * s, law.size * softplus_of_log2(t));
+}
+// body(whether the law is of sigmoids, as a constant).
+template <class Body>
+FW_DEVICE void with_decay_law(const GateLaw<float>& law, Body&& body) {
+  law.given == Given::kLowerBound ? body(std::true_type()) : body(std::false_type());
+}
+// Two neighbours' log-decays.
+template <bool kSigmoid>
+FW_DEVICE uint32_t formed_decays(const DecayLaw& low, const DecayLaw& high, uint32_t logits) {
+  return pack_bf16(decay_value<kSigmoid>(low, bf16_low(logits)), decay_value<kSigmoid>(high, bf16_high(logits)));
+}
+
+// Two neighbouring gates, factor times sigmoids, and what they change by with their logits.
+struct FormedPair {
+  uint32_t values;
+  float2 slopes;
+};
+FW_DEVICE FormedPair formed_pair(float factor, uint32_t logits) {
+  const float x = sigmoid_of_log2(kLog2E * bf16_low(logits)), y = sigmoid_of_log2(kLog2E * bf16_high(logits));
+  return {pack_bf16(factor * x, factor * y), make_float2(factor * fmaf(-x, x, x), factor * fmaf(-y, y, y))};
+}
+FW_DEVICE uint4 formed_gates(float factor, const uint4& logits) {
+  return make_uint4(formed_pair(factor, logits.x).values, formed_pair(factor, logits.y).values, formed_pair(factor, logits.z).values,
+                    formed_pair(factor, logits.w).values);
+}
 
 }  // namespace fw::cuda

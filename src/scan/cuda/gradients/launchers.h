@@ -9,5 +9,7 @@ namespace fw::cuda {
 void gradients_scalar(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream);
 // One decay for each channel: gradients/channel.
 void gradients_channel(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream);
+// Of those, with logits (GradientChoice::formed).
+void gradients_formed(const GradientArgs& args, const GradientChoice& choice, int key, int64_t chunks, void* stream);
 
 }  // namespace fw::cuda

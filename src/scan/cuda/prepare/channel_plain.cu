@@ -16,6 +16,7 @@
 #include <algorithm>
 
 #include "scan/cuda/call/launch.h"
+#include "scan/cuda/gates/math.cuh"
 #include "scan/cuda/prepare/finish.cuh"
 #include "scan/cuda/prepare/kernels.h"
 
@@ -125,6 +126,41 @@ FW_DEVICE void fetch_plain(const Problem& x, const ChunkPlace& place, char* shar
   cp_async_commit();
 }
 
+// Values in the places of logits, by the lane that reads them later (FormedGates); what lies past the channels and the rows stays 0.
+template <int kKey, bool kGates>
+FW_DEVICE void form_rows(const Problem& x, const ChunkPlace& place, int warp, char* shared) {
+  using Layout = PlainLayout<kKey>;
+  constexpr int kN = kKey / 32;
+  const FormedGates& formed = x.formed;
+  const int channel = static_cast<int>(lane_index()) * kN, rows = place.span.rows - warp * kWarpRows;
+  if (formed.g.given == Given::kValue || channel >= x.K) return;
+  const uint32_t start = lane_offset<kN>(0);
+  const GateNumbers<kN> numbers = gate_numbers<kN>(formed.a_log, formed.dt_bias, place.hv, channel);
+  with_decay_law(formed.g, [&](auto sigmoid) {
+    FW_NO_UNROLL
+    for (int r = 0; r < kWarpRows && r < rows; r += 2) {  // the second may be a row of zeros, which are put back
+      FW_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        char* const at = shared + Layout::kErase + (start ^ row_step(r + i));
+        PackedChannels<kN> g = load_packed<kN>(at);
+        FW_UNROLL
+        for (int j = 0; j < kN / 2; ++j) {
+          const DecayLaw low(formed.g, numbers.bias[2 * j], numbers.rate[2 * j]), high(formed.g, numbers.bias[2 * j + 1], numbers.rate[2 * j + 1]);
+          const uint32_t word = formed_decays<sigmoid.value>(low, high, g.words[j]);
+          g.words[j] = r + i < rows ? word : 0;
+        }
+        store_packed(at, g);
+        if constexpr (kGates) {  // of rows that are none nothing is made
+          char* const gate_at = at + (Layout::kKeys - Layout::kErase);
+          PackedChannels<kN> gates = load_packed<kN>(gate_at);
+          FW_UNROLL
+          for (int j = 0; j < kN / 2; ++j) gates.words[j] = formed_pair(formed.erase_gate.factor, gates.words[j]).values;
+          store_packed(gate_at, gates);
+        }
+      }
+    }
+  });
+}
 // What a warp's rows have in common: decays of the blocks before them, from their block's start up to where keys go, and up to the end of their
 // pair of blocks; as sums (log2) first.
 template <int kN>
@@ -316,14 +352,31 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
   }
 }
 
-// Of a chunk with a bounded decay, once T and P are made: the keys by true ones, by all warps, from memory.
-template <int kKey, bool kTraining>
+// A warp's log-decays, which may have been formed, to the place of the image x, before what is made of them comes over them.
+template <int kKey>
+FW_DEVICE void keep_decays(const char* shared, const ChunkImages<kKey>& out) {
+  constexpr int kN = kKey / 32;
+  FW_NO_UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    const uint32_t at = lane_offset<kN>(0) ^ row_step(r);
+    store_packed(reinterpret_cast<char*>(out.forward->x) + at, load_packed<kN>(shared + PlainLayout<kKey>::kErase + at));
+  }
+}
+// Of a chunk with a bounded decay, once T and P are made: the keys by true ones, by all warps, from memory. kForms: of what keep_decays() has kept.
+template <int kKey, bool kForms, bool kTraining>
 FW_DEVICE void true_keys(const Problem& x, const ChunkPlace& place, int warp, const PlainCoefs& own, const MRows& m_all, char* shared,
                          const ChunkImages<kKey>& out) {
   using Layout = PlainLayout<kKey>;
   constexpr int kN = kKey / 32;
   const int channel = static_cast<int>(lane_index()) * kN, first = warp * kWarpRows;
   const Rows decays = chunk_rows(x.in.g, place), raw = chunk_rows(x.in.k, place);
+  const auto load_decays = [&](int r, float(&g)[kN]) {
+    if constexpr (kForms) {
+      RawDecays<kKey, true>::load(reinterpret_cast<const char*>(out.forward->x) + (lane_offset<kN>(0) ^ row_step(r)), g);
+    } else {
+      load_channels(decays, first + r, channel, x.K, g);
+    }
+  };
   float* const sums = reinterpret_cast<float*>(shared + Layout::kSums) + channel;
   float sum[kN], half[kN];
   FW_UNROLL
@@ -331,7 +384,7 @@ FW_DEVICE void true_keys(const Problem& x, const ChunkPlace& place, int warp, co
   FW_NO_UNROLL
   for (int r = 0; r < kWarpRows && first + r < place.span.rows; ++r) {
     float g[kN];
-    load_channels(decays, first + r, channel, x.K, g);
+    load_decays(r, g);
     FW_UNROLL
     for (int j = 0; j < kN; ++j) sum[j] += g[j];
   }
@@ -353,7 +406,7 @@ FW_DEVICE void true_keys(const Problem& x, const ChunkPlace& place, int warp, co
     FW_UNROLL
     for (int j = 0; j < kN; ++j) g[j] = k[j] = 0;
     if (first + r < place.span.rows) {
-      load_channels(decays, first + r, channel, x.K, g);
+      load_decays(r, g);
       load_channels(raw, first + r, channel, x.K, k);
     }
     load_m(m_all, r, m);
@@ -371,6 +424,7 @@ FW_DEVICE void true_keys(const Problem& x, const ChunkPlace& place, int warp, co
       store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(k));
     }
   }
+  if constexpr (kForms) fence_async_global();  // the engine writes x there
 }
 
 // Tiles of 8 columns of the 16 rows of a pair of blocks: the columns of the pair, those of the pair before of an odd pair, and the first half of the
@@ -451,6 +505,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
   using Layout = PlainLayout<kKey>;
   using Decays = RawDecays<kKey, kNarrow>;
   constexpr int kN = kKey / 32;
+  constexpr bool kForms = kNarrow && !kPrecond;  // tensors may be logits
   const Problem& x = args.problem;
   char* shared = shared_memory();
   const ChunkPlace place = chunk_place(x);
@@ -472,6 +527,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     rows_of_m.load(x, place, form);
   }
   front_arrived();
+  if constexpr (kForms) form_rows<kKey, kGates>(x, place, warp, shared);
 
   PlainCoefs coefs;
   {
@@ -538,6 +594,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     }
   }
   if (bounded) {
+    if constexpr (kForms) keep_decays(shared, out);
     sync_threads();
     sum_decays([](float g) { return max(g, kLowestPlainStep / kLog2E); }, bounded_sums);
     sync_threads();
@@ -570,7 +627,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
   PlainTiles c;
   plain_tiles<kKey>(shared, warp < 4 ? Layout::kErase : Layout::kReads, pair, c);
   sync_threads();  // T and P take the place of operands
-  if (bounded) true_keys<kKey, kTraining>(x, place, warp, coefs, spare_m(), shared, out);
+  if (bounded) true_keys<kKey, kForms, kTraining>(x, place, warp, coefs, spare_m(), shared, out);
   clear_above(shared + Layout::kP);
   if (warp < 4) {
     const TriangleRows triangle = triangle_rows(shared + Layout::kT, pair);
@@ -595,7 +652,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     if (warp >= 4 && out.z != nullptr) {
       const Rows values = chunk_rows(x.in.v, place), gates_of_values = chunk_rows(x.in.write_gate, place);
       write_gated_values<4>(
-          values, gates_of_values, place.span.rows, x.V, [](int) { return 1.0f; }, out.z, thread - 128, 128);
+          values, gates_of_values, x.formed.write_gate, place.span.rows, x.V, [](int) { return 1.0f; }, out.z, thread - 128, 128);
     }
   }
   if constexpr (kTraining) cp_async_wait<0>();

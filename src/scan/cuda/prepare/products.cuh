@@ -4,6 +4,7 @@
 
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/front/chunk.cuh"
+#include "scan/cuda/gates/math.cuh"
 #include "scan/cuda/machine/granules.cuh"
 #include "scan/cuda/prepare/inverse.cuh"
 
@@ -307,9 +308,10 @@ FW_HOST_DEVICE inline bool whole_values(const Rows& rows, int V) {
   return rows.bf16 != 0 && ((rows.stride | V) & 7) == 0 && (reinterpret_cast<uintptr_t>(rows.data) & 15) == 0;
 }
 
-// write_values() with a gate of channels, of such rows; kAhead: loads of each that are under way together.
+// write_values() with a gate of channels, of such rows; kAhead: loads of each that are under way together. law: of gates that are logits.
 template <int kAhead, class RowFactor>
-FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, int rows, int V, RowFactor&& z_v, uint16_t* z, int thread, int threads) {
+FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, const GateLaw<float>& law, int rows, int V, RowFactor&& z_v, uint16_t* z, int thread,
+                                  int threads) {
   const int granules = (V + kValueBlock - 1) / kValueBlock * 512;
   char* to = reinterpret_cast<char*>(z);
   for (int first = thread; first < granules; first += kAhead * threads) {
@@ -328,6 +330,7 @@ FW_DEVICE void write_gated_values(const Rows& values, const Rows& gates, int row
       const int i = first + n * threads, row = (i >> 3) & 63;
       if (i >= granules) break;
       const float f = z_v(row);
+      if (law.given != Given::kValue) c[n] = formed_gates(law.factor, c[n]);
       uint4 product = make_uint4(mul_bf16x2(v[n].x, c[n].x), mul_bf16x2(v[n].y, c[n].y), mul_bf16x2(v[n].z, c[n].z), mul_bf16x2(v[n].w, c[n].w));
       if (f != 1.0f) {
         const uint32_t a[4] = {v[n].x, v[n].y, v[n].z, v[n].w}, b[4] = {c[n].x, c[n].y, c[n].z, c[n].w};
@@ -350,7 +353,7 @@ FW_DEVICE void write_values(const Problem& x, const ChunkPlace& place, RowFactor
   const bool gate = x.rule.write == Gate::kChannel;
   char* to = reinterpret_cast<char*>(z);
   if (gate && whole_values(values, x.V) && whole_values(gates, x.V))
-    return write_gated_values<kAhead>(values, gates, place.span.rows, x.V, z_v, z, thread, threads);
+    return write_gated_values<kAhead>(values, gates, {}, place.span.rows, x.V, z_v, z, thread, threads);
   for (int i = thread; i < granules; i += threads) {
     const int row = (i >> 3) & 63, granule = (i & 7) + (i >> 9) * 8;
     float v[8], c[8];

@@ -60,7 +60,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     }
     refresh();
     sum_channel_decay(c, turn, decays);
+    constexpr bool kLatePairs = Shape::kFormed && Shape::kFormedSums == Shape::kA;  // sums of dG lie there until here
+    if (kLatePairs) fence_async_shared();
     sync_threads();
+    if constexpr (Shape::kFormed) {
+      if (turn > 0) sum_formed(c, turn - 1);
+      if (kLatePairs && turn > 0 && c.thread == 0) load_pairs(c, turn);
+    }
     if constexpr (Shape::kStreams) {
       make_streams(c, turn, rows);
     } else {
@@ -128,6 +134,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     refresh();
     if (decays_are(c, Decays::kBounded)) unbound_states(c, turn, sums);
     StreamParts parts;
+    if constexpr (Shape::kFormed) prefetch_logits(c, turn);
     if constexpr (Shape::kThirdRow) load_third(c, turn, parts);
     if constexpr (Shape::kPrecond && !Shape::kMakesM && Shape::kKey == 128) load_m(c, turn, parts);
     walk_blocks(c, sums);
@@ -171,13 +178,21 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
       c.find(turn + 3);
     }
     refresh();
-    float2 d_g[8];
-    sum_decay_gradient(c, d_g);
+    float2 d_g[Shape::kFormed ? 1 : 8];
+    if constexpr (Shape::kFormed) {
+      sum_formed_gradient(c, turn);
+    } else {
+      sum_decay_gradient(c, d_g);
+    }
     const bool bounded = decays_are(c, Decays::kBounded);
     fence_async_shared();
     sync_threads();
-    if (c.thread == 6 * 32) load_pairs(c, turn + 1);
-    store_channel_decay_gradient(c, turn, bounded, d_g);
+    if (!kLatePairs && c.thread == 6 * 32) load_pairs(c, turn + 1);
+    if constexpr (Shape::kFormed) {
+      store_formed_gradient(c, turn, bounded);
+    } else {
+      store_channel_decay_gradient(c, turn, bounded, d_g);
+    }
     if constexpr (Shape::kMakesM) publish_precond_words(c, gates);
     publish_beta(c, turn + 1, beta);  // before more is on its way: whatever waits for one of these loads waits for all
     constexpr bool kLast = Shape::kMakesM && Shape::kKey == 64 && !Shape::kOnline;  // else there are too few registers
@@ -191,6 +206,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
     refresh();
     if (kLast) rows = load_words(c, turn + 1);
     if (!kEarly) decays = load_decay_words(c, turn + 1);
+  }
+  if constexpr (Shape::kFormed) {
+    sync_threads();
+    if (turn > 0) sum_formed(c, turn - 1);
   }
   end_turns(c);
 }

@@ -13,13 +13,13 @@ enum kChannelPieces : unsigned { kPiecesDThird = 1u << 16, kPairsG = 1u << 17, k
 // RowM (call/select.h), of rows that are ungated: kMade where all tensors are there and whole (gradients/channel/precond.cuh).
 //
 // kStreamRows: as GeneralShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none of those. kOwnRows: e is a row of its
-// own times the gain, which is a gate or none.
-template <int kKeyDim, bool kOnlineSolve, bool kStreamRows, bool kGatedRows = false, RowM kRowM = RowM::kNone, bool kOwnRows = false>
+// own times the gain, which is a gate or none. kFormedGates: of stream rows, log-decays and gates that are logits (FormedGates).
+template <int kKeyDim, bool kOnlineSolve, bool kStreamRows, bool kGatedRows = false, RowM kRowM = RowM::kNone, bool kOwnRows = false, bool kFormedGates = false>
 struct ChannelShape {
   static constexpr int kKey = kKeyDim;
   static constexpr bool kChannel = true, kOnline = kOnlineSolve, kStreams = kStreamRows, kBare = false, kStills = false;
   static constexpr bool kPrecond = kRowM != RowM::kNone, kMakesM = kRowM == RowM::kMade, kWhole = kMakesM;
-  static constexpr bool kGates = kGatedRows || !kStreamRows;
+  static constexpr bool kGates = kGatedRows || !kStreamRows, kFormed = kFormedGates;
   static constexpr bool kOwnKey = kOwnRows, kThirdRow = kStreams && (kGates || kOwnKey);  // besides q and k
   static constexpr Residuals kResiduals = Residuals::kOfRule;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32, kPairs = kKey / 2;
@@ -38,8 +38,11 @@ struct ChannelShape {
   static constexpr int kA = kStages * kStageBytes, kP = kA + kPanelBytes, kErase = kP + kPanelBytes, kDR = kErase + kStateBytes;
   static constexpr int kRead = kDR + kPanelBytes, kWrite = kRead + kStateBytes, kKeyBytes = 0;
   static constexpr int kFactors = kWrite + kStateBytes;
-  // Once those products are over: dG in float32 [64, kKey].
-  static constexpr int kDecaySums = kA;
+  // What the streams were before they were anchored stays in their places until the turn's end; else in registers.
+  static constexpr bool kPartsInPlace = kThirdRow || kPrecond || kKey == 64;
+  // Once those products are over: dG in float32 [64, kKey]. Where they are formed, what is summed of it: behind the next turn's A and P, which come meanwhile,
+  // if there is room.
+  static constexpr int kDecaySums = kA, kFormedSums = kPartsInPlace ? kDecaySums : kRead;
 
   // Arrays of 64 floats, as GeneralShape.
   static constexpr int kSmall = kFactors + kStateBytes;
@@ -56,7 +59,9 @@ struct ChannelShape {
   static constexpr int kTails = kStateDots + 8 * kKey * 4, kGroupSums = kTails + 4 * kKey * 4;
   // What addresses of a turn are made from: [base, sequence, token, head] of 8 bytes and the value heads of a head [kPlaceEntries].
   static constexpr int kOrigins = kGroupSums + 8 * kKey * 4;
-  static constexpr int kNotes = kOrigins + (kStreams ? kPlaceEntries * (4 * 8 + 4) : 0), kNotesEnd = kNotes + (kKey == 64 ? 8 * kWarps : 0);
+  // What a_log takes of 8 rows [8, kKey]; what dt_bias takes lies where D (.) S0 did.
+  static constexpr int kRateSums = kOrigins + (kStreams ? kPlaceEntries * (4 * 8 + 4) : 0);
+  static constexpr int kNotes = kRateSums + (kFormed ? 8 * kKey * 4 : 0), kNotesEnd = kNotes + (kKey == 64 ? 8 * kWarps : 0);
   // Where M is made: seven arrays of 64 floats (RowGateArrays), what warps have for the center's gradient.
   static constexpr int kRowGates = kNotesEnd, kOfCenter = kRowGates + 7 * 256, kBytes = kNotesEnd + (kMakesM ? 7 * 256 + 4 * kWarps : 0);
   // Sums over a group's 32 columns [sum][group][64 rows].

@@ -6,93 +6,10 @@
 // The anchored streams in bf16 also make dG: what two rows give each other then cancels there to float32.
 #pragma once
 
+#include "scan/cuda/gradients/channel/decays.cuh"
 #include "scan/cuda/gradients/channel/products.cuh"
-#include "scan/cuda/gradients/general/rows.cuh"
 
 namespace fw::cuda {
-
-// In units of log 2. A row is at most 8 steps from its anchor: factors are at most 2^104. What should be nothing is 2^-13.
-inline constexpr float kLowestLog2Decay = -13.0f;
-// Below this over 8 rows, the decay from one anchor to the next may not be a number, but that of each half of the way is.
-inline constexpr float kSteepDecay = -60.0f;
-
-// Of dG, its 8-column pieces exchanged so that fragments come to lie on different banks.
-template <class Shape>
-FW_DEVICE float* decay_sum(const GradientChunk<Shape>& c, int row, int channel) {
-  return c.floats(Shape::kDecaySums) + row * Shape::kKey + (channel ^ ((row & 3) << 3));
-}
-
-FW_DEVICE float2 float2_at(const float* p) { return *reinterpret_cast<const float2*>(p); }
-FW_DEVICE void store_float2(float* p, float x, float y) { *reinterpret_cast<float2*>(p) = make_float2(x, y); }
-
-// Eight threads share two channels, eight rows each: group 2 b has those of block b before the anchor, 2 b + 1 those behind it.
-template <class Shape>
-struct RowGroup {
-  int group, channel;
-  bool before;
-  FW_DEVICE explicit RowGroup(const GradientChunk<Shape>& c) {
-    group = c.thread / Shape::kPairs;
-    channel = c.thread % Shape::kPairs * 2;
-    before = group % 2 == 0;
-  }
-  // Away from the anchor.
-  FW_DEVICE int row(int k) const { return 8 * group + (before ? 7 - k : k); }
-};
-
-// Log-decays of the group's rows away from the anchor, 0 past the end. What lies as pairs of bf16 is brought a turn ahead.
-struct DecayWords {
-  uint32_t words[8];
-};
-template <class Shape>
-FW_DEVICE DecayWords load_decay_words(const ChannelChunk<Shape>& c, int turn) {
-  DecayWords x = {};
-  if (!c.has(turn)) return x;
-  const RowGroup<Shape> at(c);
-  const int K = c.args.problem.K;
-  const Rows from = c.rows_at(c.args.problem.in.g, turn);
-  if (from.bf16 == 0 || !c.pieces(kPairsG)) return x;
-  const int limit = at.channel < K ? c.rows(turn) : 0;
-  const char* p = from.data + (at.row(0) * from.stride + at.channel) * 2;
-  const int64_t step = from.stride * (at.before ? -2 : 2);
-  FW_UNROLL
-  for (int k = 0; k < 8; ++k) x.words[k] = at.row(k) < limit ? *reinterpret_cast<const uint32_t*>(p + k * step) : 0;
-  return x;
-}
-template <class Shape>
-FW_DEVICE void unpack_decays(const ChannelChunk<Shape>& c, int turn, const RowGroup<Shape>& at, const DecayWords& x, float2 (&g)[8]) {
-  const int K = c.args.problem.K;
-  const Rows from = c.rows_at(c.args.problem.in.g, turn);
-  const bool pairs = c.pieces(kPairsG);
-  if (from.bf16 != 0 && pairs) {
-    FW_UNROLL
-    for (int k = 0; k < 8; ++k) g[k] = make_float2(bf16_low(x.words[k]), bf16_high(x.words[k]));
-    return;
-  }
-  FW_UNROLL
-  for (int k = 0; k < 8; ++k) {
-    g[k] = make_float2(0, 0);
-    if (at.row(k) >= c.rows(turn)) continue;
-    const int64_t i = at.row(k) * from.stride + at.channel;
-    if (pairs && at.channel < K) {
-      g[k] = *reinterpret_cast<const float2*>(from.data + 4 * i);
-    } else if (!pairs) {
-      if (at.channel < K) g[k].x = load_element(from, at.row(k), at.channel);
-      if (at.channel + 1 < K) g[k].y = load_element(from, at.row(k), at.channel + 1);
-    }
-  }
-}
-
-// One pair, where speed does not matter.
-template <class Shape>
-FW_DEVICE float2 load_decay_pair(const ChannelChunk<Shape>& c, const Rows& g, int row, int channel) {
-  const int K = c.args.problem.K;
-  if constexpr (!Shape::kWhole) return load_pair(g, row, channel, K);
-  if (channel >= K) return make_float2(0, 0);
-  const char* p = g.data + (row * g.stride + channel) * (g.bf16 != 0 ? 2 : 4);
-  if (g.bf16 == 0) return float2_at(reinterpret_cast<const float*>(p));
-  const uint32_t word = *reinterpret_cast<const uint32_t*>(p);
-  return make_float2(bf16_low(word), bf16_high(word));
-}
 
 // What is read without being copied ahead comes into the L2 cache, a tensor by a warpgroup. Not more than a turn ahead: it would be gone again.
 template <class Shape>
@@ -125,46 +42,6 @@ FW_DEVICE void prefetch_chunk(const ChannelChunk<Shape>& c, int turn) {
   if (!Shape::kStreams || Shape::kOwnKey) prefetch(c.rows_at(p.in.erase_key, turn), p.K);
 }
 
-// What there is to decays of the chunk: nothing, steep ones, bounded ones.
-enum class Decays { kMild, kSteep, kBounded };
-
-// The factors from the anchors to the rows, and the decays over 8 rows.
-template <class Shape>
-FW_DEVICE void sum_channel_decay(const ChannelChunk<Shape>& c, int turn, const DecayWords& words) {
-  const RowGroup<Shape> at(c);
-  float2 g[8], sum = make_float2(0, 0);
-  unpack_decays(c, turn, at, words, g);
-  float lowest = 0;
-  FW_UNROLL
-  for (int k = 0; k < 8; ++k) {
-    const float2 x = make_float2(g[k].x * kLog2E, g[k].y * kLog2E);
-    lowest = min(lowest, min(x.x, x.y));
-    const float2 all = make_float2(sum.x + max(x.x, kLowestLog2Decay), sum.y + max(x.y, kLowestLog2Decay));
-    c.word(Shape::kFactors, at.row(k), at.channel) = pack_bf16(exp2_fast(at.before ? -sum.x : all.x), exp2_fast(at.before ? -sum.y : all.y));
-    sum = all;
-  }
-  store_float2(c.floats(Shape::kHalves) + at.group * Shape::kKey + at.channel, exp2_fast(sum.x), exp2_fast(sum.y));
-  const bool steep = warp_ballot(min(sum.x, sum.y) < kSteepDecay) != 0, bounded = warp_ballot(lowest < kLowestLog2Decay) != 0;
-  if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] = static_cast<float>(bounded ? Decays::kBounded : steep ? Decays::kSteep : Decays::kMild);
-}
-
-template <class Shape>
-FW_DEVICE bool decays_are(const GradientChunk<Shape>& c, Decays least) {
-  return warp_ballot(c.floats(Shape::kWarpSums)[c.lane % Shape::kWarps] >= static_cast<float>(least)) != 0;
-}
-
-// The decays between anchors: from the chunk's start to the first, ..., from the last to the end.
-template <class Shape>
-FW_DEVICE void join_decays(const GradientChunk<Shape>& c) {
-  const RowGroup<Shape> at(c);
-  if (at.group >= 5) return;
-  const float* halves = c.floats(Shape::kHalves) + at.channel;
-  const float2 one = make_float2(1, 1);
-  const float2 low = at.group > 0 ? float2_at(halves + (2 * at.group - 1) * Shape::kKey) : one;
-  const float2 high = at.group < 4 ? float2_at(halves + 2 * at.group * Shape::kKey) : one;
-  store_float2(c.floats(Shape::kRatios) + at.group * Shape::kKey + at.channel, low.x * high.x, low.y * high.y);
-}
-
 // r, -e, w from r, e, w: anchored.
 FW_DEVICE void anchor_8(const uint4& factors, float (&r)[8], float (&e)[8], float (&w)[8]) {
   float f[8];
@@ -181,7 +58,8 @@ FW_DEVICE void anchor_8(const uint4& factors, float (&r)[8], float (&e)[8], floa
 // (w, D (.) S0).
 template <class Shape>
 FW_DEVICE void unbound_states(const ChannelChunk<Shape>& c, int turn, StreamSums& sums) {
-  const Rows g = c.rows_at(c.args.problem.in.g, turn);
+  if constexpr (Shape::kFormed) keep_formed(c, turn);
+  const Rows g = decay_rows(c, turn);
   float* totals = c.floats(Shape::kGroupSums);
   float up[4][4];  // what bounds took from the start of the row's eight up to it
   FW_UNROLL
@@ -348,87 +226,6 @@ FW_DEVICE void walk_blocks(const GradientChunk<Shape>& c, StreamSums& sums) {
         mma_bf16(sums.w[j], t, b[0], b[1]);
         mma_bf16(sums.w[j + 1], t, b[2], b[3]);
       }
-    }
-  }
-}
-
-// The tail of dg of two channels: what the decay of the whole chunk does to the state, and the states' part of w.dw.
-template <class Shape>
-FW_DEVICE float2 channel_tail(const GradientChunk<Shape>& c, int channel) {
-  float2 dots = make_float2(0, 0), rest = make_float2(1, 1), tail = make_float2(0, 0);
-  [[maybe_unused]] constexpr int kUnroll = Shape::kKey == 128 ? 8 : 1;  // else there are too few registers
-#pragma unroll(kUnroll)
-  for (int i = 7; i >= 0; --i) {
-    const float2 f = float2_at(c.floats(Shape::kHalves) + i * Shape::kKey + channel), dot = float2_at(c.floats(Shape::kStateDots) + i * Shape::kKey + channel);
-    rest.x *= f.x, rest.y *= f.y;
-    dots.x += dot.x, dots.y += dot.y;
-    if (i % 2 == 0) continue;
-    const float2 part = float2_at(c.floats(Shape::kTails) + i / 2 * Shape::kKey + channel);
-    tail.x += part.x * rest.x, tail.y += part.y * rest.y;
-  }
-  return make_float2(tail.x + rest.x * dots.x, tail.y + rest.y * dots.y);
-}
-
-// dG summed from the rows of a group up to its last, with the tail as a part of the chunk's last row.
-template <class Shape>
-FW_DEVICE void sum_decay_gradient(const GradientChunk<Shape>& c, float2 (&x)[8]) {
-  const int group = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2;
-  float2 sum = group == 7 ? channel_tail(c, channel) : make_float2(0, 0);
-  FW_UNROLL
-  for (int i = 0; i < 8; ++i) x[i] = float2_at(decay_sum(c, 8 * group + i, channel));
-  FW_UNROLL
-  for (int i = 7; i >= 0; --i) {
-    sum.x += x[i].x, sum.y += x[i].y;
-    x[i] = sum;
-  }
-  store_float2(c.floats(Shape::kGroupSums) + group * Shape::kKey + channel, sum.x, sum.y);
-}
-
-// dg. A bounded decay enters the pairs as larger than it is, and so does its gradient.
-template <class Shape>
-FW_DEVICE void store_channel_decay_gradient(const ChannelChunk<Shape>& c, int turn, bool bounded, float2 (&x)[8]) {
-  const int group = c.thread / Shape::kPairs, channel = c.thread % Shape::kPairs * 2, K = c.args.problem.K;
-  const Rows out = c.rows_at(c.args.grads.d.g, turn);
-  if (out.data == nullptr) return;
-  const float* sums = c.floats(Shape::kGroupSums) + channel;
-  float2 later = make_float2(0, 0);
-  FW_NO_UNROLL
-  for (int i = 7; i > group; --i) {
-    const float2 y = float2_at(sums + i * Shape::kKey);
-    later.x += y.x, later.y += y.y;
-  }
-  FW_UNROLL
-  for (int i = 0; i < 8; ++i) x[i].x += later.x, x[i].y += later.y;
-  const int rows = c.rows(turn) - 8 * group;
-  const int64_t t = 8 * group;
-  if (bounded) {
-    const Rows g = c.rows_at(c.args.problem.in.g, turn);
-    FW_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      const float2 step = i < rows ? load_decay_pair(c, g, static_cast<int>(t) + i, channel) : make_float2(0, 0);
-      x[i].x *= exp2_fast(min(log2_decay(step.x) - kLowestLog2Decay, 0.0f));
-      x[i].y *= exp2_fast(min(log2_decay(step.y) - kLowestLog2Decay, 0.0f));
-    }
-  }
-  if (!c.pieces(kPairsDG)) {
-    FW_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      if (i < rows) store_pair(out, t + i, channel, K, x[i]);
-    }
-    return;
-  }
-  const int limit = channel < K ? rows : 0;
-  if (out.bf16 != 0) {
-    char* p = out.data + (t * out.stride + channel) * 2;
-    FW_UNROLL
-    for (int i = 0; i < 8; ++i, p += 2 * out.stride) {
-      if (i < limit) *reinterpret_cast<uint32_t*>(p) = pack_bf16(x[i].x, x[i].y);
-    }
-  } else {
-    char* p = out.data + (t * out.stride + channel) * 4;
-    FW_UNROLL
-    for (int i = 0; i < 8; ++i, p += 4 * out.stride) {
-      if (i < limit) *reinterpret_cast<float2*>(p) = x[i];
     }
   }
 }

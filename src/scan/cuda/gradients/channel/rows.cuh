@@ -92,6 +92,19 @@ FW_DEVICE void make_row_m(const ChannelChunk<Shape>& c, const RowWords& words, i
   }
 }
 
+// The erase gates of a granule. Formed ones are kept in the place of their gradients, for load_third().
+template <class Shape>
+FW_DEVICE uint4 formed_third(const ChannelChunk<Shape>& c, int turn, int row, int column, const uint4& words) {
+  if constexpr (Shape::kFormed && Shape::kGates) {
+    const uint4 values = formed_gates(c.args.problem.formed.erase_gate.factor, words);
+    const Rows to = c.rows_at(third_row<Shape>(c.args.grads.d), turn);
+    if (row < c.rows(turn) && column < c.args.problem.K) *reinterpret_cast<uint4*>(to.data + 2 * (row * to.stride + column)) = values;
+    return values;
+  } else {
+    return words;
+  }
+}
+
 // As StreamRows::make_streams, anchored.
 template <class Shape>
 FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int turn, const RowWords& words) {
@@ -132,7 +145,7 @@ FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int turn, const RowWor
     }
     if constexpr (Shape::kThirdRow) {
       float third[8];
-      unpack_8(words.third[i], third);
+      unpack_8(formed_third(c, turn, row, 8 * (lane + kLanes * i), words.third[i]), third);
       FW_UNROLL
       for (int j = 0; j < 8; ++j) e[j] = (Shape::kOwnKey ? f.e_k : e[j]) * third[j];
     }
@@ -159,13 +172,11 @@ struct StreamParts {
   float m[2][8], sums[2][3];
   uint32_t k[2][4];
 };
-template <class Shape>
-inline constexpr bool kPartsInPlace = Shape::kThirdRow || Shape::kPrecond || Shape::kKey == 64;
 // The gate on e, 1 past K and the last row; what e is a multiple of, 0 there.
 template <class Shape>
 FW_DEVICE void load_third(const ChannelChunk<Shape>& c, int turn, StreamParts& parts) {
   constexpr uint32_t kNone = Shape::kOwnKey ? 0 : 0x3f803f80;
-  const Rows third = c.rows_at(third_row<Shape>(c.args.problem.in), turn);
+  const Rows third = c.rows_at(third_row<Shape>(Shape::kFormed && Shape::kGates ? c.args.grads.d : c.args.problem.in), turn);
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int row = c.row() + 8 * half;
@@ -214,6 +225,7 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_un
   const bool reads = on_read<Shape>(c.args.problem.rule);
   FW_UNROLL
   for (int half = 0; half < 2; ++half) parts.sums[half][0] = parts.sums[half][1] = parts.sums[half][2] = 0;
+  const float gate_inverse = Shape::kFormed && Shape::kGates ? rcp_fast(c.args.problem.formed.erase_gate.factor) : 1.0f;
   PrecondMap<float> map;
   float of_center = 0;
   if constexpr (Shape::kMakesM) map = precond_of(c);
@@ -227,7 +239,7 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_un
       load_left(keys, c.base + key_tile<Shape>(stage), row, column + 8 * j, c.lane);
       load_left(before, c.base + before_tile<Shape>(stage), row, column + 8 * j, c.lane);
     }
-    if constexpr (kPartsInPlace<Shape>) sync_warp();  // the warp has read what its lanes overwrite
+    if constexpr (Shape::kPartsInPlace) sync_warp();  // the warp has read what its lanes overwrite
     FW_UNROLL
     for (int half = 0; half < 2; ++half) {  // the numbers of a row are read again for other columns
       const float* at = c.floats(Shape::kSlopes) + c.row() + 8 * half;
@@ -236,6 +248,7 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_un
       for (int tile = j; tile < j + 2; ++tile) {
         const int i = half + 2 * (tile - j);
         float raw_r[2], raw_w[2], d_g[2], d_m[2];
+        const uint32_t third = Shape::kThirdRow ? parts.third[half][tile] : 0;
         float2 m_pair = make_float2(1, 1);
         if (Shape::kPrecond && !Shape::kMakesM)
           m_pair = Shape::kKey == 128 ? make_float2(parts.m[half][2 * tile], parts.m[half][2 * tile + 1]) : load_m(c, turn, half, tile);
@@ -274,14 +287,15 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_un
           if (!Shape::kOnline) continue;
           de *= -factor;
           if constexpr (Shape::kOwnKey) {
-            parts.sums[half][2] += value(parts.third[half][tile]) * de;
+            parts.sums[half][2] += value(third) * de;
             de *= e_k;
             continue;
           }
-          const float gated = Shape::kGates ? value(parts.third[half][tile]) * de : de;
+          const float gated = Shape::kGates ? value(third) * de : de;
           parts.sums[half][2] += raw_w[k] * gated;
           dw += e_k * gated;
           if (Shape::kGates) de *= raw_w[k] * (e_k * inverse_or_zero(w_k));
+          if (Shape::kFormed && Shape::kGates) de *= fmaf(-value(third) * gate_inverse, value(third), value(third));
         }
         if constexpr (Shape::kMakesM) {
           c.fragment(Shape::kFactors, half, tile) = pack_bf16(d_m[0], d_m[1]);
@@ -293,8 +307,8 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_un
           }
         }
         store_float2(decay_sum(c, c.row() + 8 * half, c.column() + 8 * tile), d_g[0], d_g[1]);
-        (kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, tile) : parts.r[half][tile]) = pack_bf16(raw_r[0], raw_r[1]);
-        if constexpr (!Shape::kMakesM) (kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, tile) : parts.w[half][tile]) = pack_bf16(raw_w[0], raw_w[1]);
+        (Shape::kPartsInPlace ? c.fragment(Shape::kRead, half, tile) : parts.r[half][tile]) = pack_bf16(raw_r[0], raw_r[1]);
+        if constexpr (!Shape::kMakesM) (Shape::kPartsInPlace ? c.fragment(Shape::kWrite, half, tile) : parts.w[half][tile]) = pack_bf16(raw_w[0], raw_w[1]);
       }
     }
   }
@@ -353,8 +367,8 @@ FW_DEVICE void store_stream_gradients(const ChannelChunk<Shape>& c, int turn, co
     float x[8], y[8], z[8];  // z: of the third row
     FW_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const uint32_t r = kPartsInPlace<Shape> ? c.fragment(Shape::kRead, half, j) : parts.r[half][j];
-      const uint32_t w = Shape::kMakesM ? parts.k[half][j] : kPartsInPlace<Shape> ? c.fragment(Shape::kWrite, half, j) : parts.w[half][j];
+      const uint32_t r = Shape::kPartsInPlace ? c.fragment(Shape::kRead, half, j) : parts.r[half][j];
+      const uint32_t w = Shape::kMakesM ? parts.k[half][j] : Shape::kPartsInPlace ? c.fragment(Shape::kWrite, half, j) : parts.w[half][j];
       x[2 * j] = d.r[j][2 * half] + of_r * bf16_low(r), x[2 * j + 1] = d.r[j][2 * half + 1] + of_r * bf16_high(r);
       y[2 * j] = d.w[j][2 * half] + of_w * bf16_low(w), y[2 * j + 1] = d.w[j][2 * half + 1] + of_w * bf16_high(w);
       z[2 * j] = d.e[j][2 * half], z[2 * j + 1] = d.e[j][2 * half + 1];

@@ -121,8 +121,14 @@ FW_DEVICE void channel_value_rows(const ChannelChunk<Shape>& c, int turn, int bl
         float d[2] = {bf16_low(dz.w[j]), bf16_high(dz.w[j])};
         const float v[2] = {bf16_low(factor.w[j]), bf16_high(factor.w[j])};
         if (gated) {
-          of_gate.w[j] = pack_bf16(z_v * v[0] * d[0], z_v * v[1] * d[1]);
-          d[0] *= bf16_low(words.gate.w[j]), d[1] *= bf16_high(words.gate.w[j]);
+          uint32_t gate = words.gate.w[j];
+          float2 slopes = make_float2(z_v, z_v);
+          if constexpr (Shape::kFormed) {
+            const FormedPair formed = formed_pair(x.formed.write_gate.factor, gate);
+            slopes = make_float2(z_v * formed.slopes.x, z_v * formed.slopes.y), gate = formed.values;
+          }
+          of_gate.w[j] = pack_bf16(slopes.x * v[0] * d[0], slopes.y * v[1] * d[1]);
+          d[0] *= bf16_low(gate), d[1] *= bf16_high(gate);
         }
         sum += v[0] * d[0] + v[1] * d[1];
         of_v.w[j] = pack_bf16(z_v * d[0], z_v * d[1]);
@@ -134,11 +140,15 @@ FW_DEVICE void channel_value_rows(const ChannelChunk<Shape>& c, int turn, int bl
       const Rows from = c.rows_at(x.in.v, turn), gates = gated ? c.rows_at(x.in.write_gate, turn) : Rows{};
       FW_NO_UNROLL
       for (int j = 0; j < Lanes::kColumns && at.column + j < x.V; ++j) {
-        const float v = residual ? bf16_value(reinterpret_cast<const uint16_t*>(r_at)[j]) : load_element(from, at.row, at.column + j),
-                    gate = gated ? load_element(gates, at.row, at.column + j) : 1.0f;
+        const float v = residual ? bf16_value(reinterpret_cast<const uint16_t*>(r_at)[j]) : load_element(from, at.row, at.column + j);
+        float gate = gated ? load_element(gates, at.row, at.column + j) : 1.0f, slope = 1;
+        if constexpr (Shape::kFormed) {
+          const FormedPair formed = formed_pair(x.formed.write_gate.factor, bf16_bits(gate));
+          if (gated) slope = formed.slopes.x, gate = bf16_low(formed.values);
+        }
         const float dz = bf16_value(reinterpret_cast<const uint16_t*>(dz_at)[j]);
         sum += v * gate * dz;
-        if (dc.data != nullptr) store_element(dc, at.row, at.column + j, z_v * v * dz);
+        if (dc.data != nullptr) store_element(dc, at.row, at.column + j, z_v * v * dz * slope);
         if (dv.data != nullptr) store_element(dv, at.row, at.column + j, z_v * gate * dz);
       }
     }
