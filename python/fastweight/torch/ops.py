@@ -24,7 +24,7 @@ _STEP_TOKENS = 8  # a fused_recurrent call without gradients of so many tokens o
 
 
 _BOUND = float(os.environ.get("FASTWEIGHT_GAIN_BOUND", "1"))
-_WIDE = 256  # channels of a key with one decay a token or none, where nothing is erased or gains are at most 1
+_WIDE = 256  # channels of a key where nothing is erased, or of one decay a token or none and gains of at most 1
 
 
 def _wide(bound):
@@ -280,7 +280,7 @@ def fused_recurrent_gdn2(q, k, v, g, b, w, A_log=None, dt_bias=None, scale=None,
 
 @served("gla")
 def chunk_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None):
-    require(q, k, v)
+    require(q, k, v, most_keys=_WIDE)
     return _run("gla", q, k, v, g=g, scale=scale, initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
                 cu_seqlens_cpu=cu_seqlens_cpu, v_first=state_v_first)[:2]
 
@@ -288,7 +288,7 @@ def chunk_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=Fal
 @served("gla")
 def fused_recurrent_gla(q, k, v, gk=None, gv=None, scale=None, initial_state=None, output_final_state=False, reverse=False, state_v_first=False,
                         cu_seqlens=None, **kwargs):
-    require(q, k, v, gv=gv, reverse=reverse)
+    require(q, k, v, most_keys=_WIDE, gv=gv, reverse=reverse)
     v_first = _v_first(state_v_first, kwargs)
     _no_more(kwargs)
     return _run("linear_attention" if gk is None else "gla", q, k, v, **({} if gk is None else {"g": gk}), scale=scale, initial_state=initial_state,
