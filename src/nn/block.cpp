@@ -2,6 +2,7 @@
 
 #include <new>
 #include <type_traits>
+#include <utility>
 
 #include "base/arena_mark.h"
 #include "nn/activations.h"
@@ -37,11 +38,8 @@ constexpr bool kSumsInProducts = std::is_same_v<T, Bf16>;
 // So, where that is: y of the half, which is the residual stream behind it.
 template <class T>
 Mat<T> begin_sum(Pass<T>& half, Residual<T>& r) {
-  if (half.keep) {
-    half.addend = r.x;
-    return r.x = r.delta;
-  }
-  half.adds = true;
+  half.addend = r.x;
+  std::swap(r.x, r.delta);
   return r.x;
 }
 

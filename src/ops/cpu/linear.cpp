@@ -122,9 +122,7 @@ void linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<T> weight, const
 
 template <class T>
 void linear_add_forward(const Exec<T>& exec, Mat<const T> x, Weight<T> weight, Mat<const T> addend, Mat<T> y) {
-  if (addend.data != y.data) {
-    for (int64_t t = 0; t < y.rows; ++t) std::copy_n(addend.row(t), y.cols, y.row(t));
-  }
+  for (int64_t t = 0; t < y.rows; ++t) std::copy_n(addend.row(t), y.cols, y.row(t));
   linear_forward<T>(exec, x, weight, nullptr, y, Write::kAccumulate);
 }
 

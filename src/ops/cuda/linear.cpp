@@ -88,7 +88,7 @@ template <class T>
 void linear_add_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight, Mat<const T> addend, Mat<T> y) {
   if (x.rows == 0) return;
   if (x.rows > kFewRows) return multiply(exec, x, false, operand<T>(weight), true, y, addend);
-  if (addend.data != y.data) copy_rows<T>(exec, addend, y);
+  copy_rows<T>(exec, addend, y);
   few_rows_linear<T>(x, operand<T>(weight), nullptr, y, Write::kAccumulate, exec.device.stream());
 }
 
