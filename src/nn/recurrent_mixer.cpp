@@ -123,11 +123,10 @@ Gates RecurrentMixer<T>::gates_inside(const Pass<T>& pass) const {
   Gates gates;
   if constexpr (!std::is_same_v<T, Bf16>) return gates;
   const Rule& rule = spec_.rule;
-  const auto plain = [](Gate gate) { return gate == Gate::kTied || gate == Gate::kChannel; };
   const bool takes = pass.keep && pass.observer == nullptr && plan_.decay.used() && rule.decay == Decay::kChannel && rule.online() && !rule.uses_precond() &&
-                     rule.gain_bound <= 1 && plain(rule.erase) && plain(rule.write) && !rule.uses_erase_key() && !rule.uses_erase_write() &&
-                     spec_.bounded_layer < 0 && spec_.decay_heads() == spec_.v_heads && spec_.key_dim % 8 == 0 && spec_.key_dim <= 128 &&
-                     spec_.value_dim % 8 == 0;
+                     rule.gain_bound <= 1 && (rule.erase == Gate::kTied || rule.erase == Gate::kChannel) && !rule.uses_erase_key() &&
+                     !rule.uses_erase_write() && rule.erase == rule.write && spec_.bounded_layer < 0 && spec_.decay_heads() == spec_.v_heads &&
+                     spec_.key_dim % 8 == 0 && spec_.key_dim <= 128 && spec_.key_dim > (rule.erase == Gate::kChannel ? 64 : 0) && spec_.value_dim % 8 == 0;
   if (!takes) return gates;
   gates.g = spec_.log_sigmoid_decay ? Given::kLogSigmoid : Given::kSoftplus;
   gates.divisor = kLogSigmoidDivisor<double>;

@@ -120,7 +120,7 @@ class RecurrentMixer final : public Mixer<T> {
     int atk_a_log = -1, atk_dt_bias = -1, atk_center = -1, o_norm = -1, o_proj = -1, bounds = -1;
   };
   // The gates that the recurrence of a pass makes of their projections itself: log-decays and gates of channels, in passes of a GPU that are kept for backward,
-  // where its kernels do so (scan/cuda/call/select.h: prepare_forms_gates()). Nothing: it takes values.
+  // where its kernels do so in both directions (scan/cuda/call/select.h: prepare_forms_gates(), gradients_form_gates()). Nothing: it takes values.
   Gates gates_inside(const Pass<T>& pass) const;
   const Recurrence<T>& planned(const Pass<T>& pass, const Gates& gates) const;
   void tokens_forward(const Pass<T>& pass, Context& c, T* tail) const;

@@ -169,6 +169,12 @@ std::vector<Named> models() {
   return {
       {"gated_deltanet2", tiny("gated_deltanet2", {"recurrent", "recurrent"})},
       {"kda", tiny("kda", {"recurrent"})},
+      // Keys of more than 64 channels: training takes all gates of channels as logits (RecurrentMixer::gates_inside).
+      {"gates_inside", with(tiny("gated_deltanet2", {"recurrent", "window"}),
+                            [](ModelConfig& c) {
+                              c.num_heads = 1, c.head_dim = 72;
+                              c.decay_rank = c.output_gate_rank = 8;
+                            })},
       {"gated_deltanet", tiny("gated_deltanet", {"recurrent"})},
       {"preconditioned", tiny("precond_gated_deltanet", {"recurrent"})},
       {"kaczmarz", tiny("kaczmarz", {"recurrent"})},

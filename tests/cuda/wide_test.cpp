@@ -17,7 +17,7 @@ namespace {
 const char* const kWideRules[] = {"gated_deltanet", "deltanet", "mamba2", "retnet", "linear_attention", "decay=scalar gain=gate",
                                   "decay=constant gain=gate k_norm=l2", "decay=scalar solve=offline gain=gate q_norm=l2 k_norm=l2",
                                   // Two calls of half of the channels (scan/cuda/call/key_halves.h).
-                                  "gla", "decay=channel solve=offline gain=gate"};
+                                  "gla", "hgrn2", "decay=channel solve=offline gain=gate"};
 
 void expect_wide(const Problem& problem, const HeaderRun& run, bool strong_decay = false) {
   SCOPED_TRACE(describe(problem));

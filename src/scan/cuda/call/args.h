@@ -78,7 +78,8 @@ struct HeadArg {
   float* data = nullptr;
   int64_t stride_h = 0, stride_k = 0;
 };
-// Laws of gates of channels whose tensors are logits that prepare() and gradients() make the values of themselves (select.h: forms_gates()), as the kernels of
+// Laws of gates of channels whose tensors are logits that prepare() and gradients() make the values of themselves (select.h: prepare_forms_gates(),
+// gradients_form_gates()), as the kernels of
 // gates/ would: rounded to bf16. a_log and dt_bias are the log-decay's.
 struct FormedGates {
   GateLaw<float> g, erase_gate, write_gate;  // where g is values so are all; where not, the gates of channels that the rule has are logits, too

@@ -35,6 +35,7 @@ auto* law_in(Formed& formed, const GateSpec& spec) {
       return static_cast<decltype(&formed.g)>(nullptr);
   }
 }
+
 }  // namespace
 
 bool is_formed(const FormedGates& formed, const GateSpec& gate) {

@@ -144,8 +144,8 @@ struct GradientChoice {
 };
 GradientChoice select_gradients(const GradientArgs& args);
 // Whether prepare() can make values of log-decays and gates of channels that are logits (problem.formed) itself, and whether gradients() can make them and the
-// gradients of logits: functions of the inputs, of whether z is wanted, and of where the gradients of log-decays
-// and erase gates go, in whose places values stand meanwhile.
+// gradients of logits: functions of the inputs, of whether z is wanted, and of where the gradients of log-decays and erase gates go, in whose places values
+// stand meanwhile.
 bool prepare_forms_gates(const PrepareArgs& args, int key);
 bool gradients_form_gates(const Problem& problem, const TokenArg& d_g, const TokenArg& d_erase_gate);
 // Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of what and where the inputs (not m and boundaries),

@@ -161,6 +161,7 @@ FW_DEVICE void form_rows(const Problem& x, const ChunkPlace& place, int warp, ch
     }
   });
 }
+
 // What a warp's rows have in common: decays of the blocks before them, from their block's start up to where keys go, and up to the end of their
 // pair of blocks; as sums (log2) first.
 template <int kN>
@@ -362,6 +363,7 @@ FW_DEVICE void keep_decays(const char* shared, const ChunkImages<kKey>& out) {
     store_packed(reinterpret_cast<char*>(out.forward->x) + at, load_packed<kN>(shared + PlainLayout<kKey>::kErase + at));
   }
 }
+
 // Of a chunk with a bounded decay, once T and P are made: the keys by true ones, by all warps, from memory. kForms: of what keep_decays() has kept.
 template <int kKey, bool kForms, bool kTraining>
 FW_DEVICE void true_keys(const Problem& x, const ChunkPlace& place, int warp, const PlainCoefs& own, const MRows& m_all, char* shared,
