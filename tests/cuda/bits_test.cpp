@@ -250,6 +250,43 @@ TEST(BitsIfForwardSaves, OutputsAreTheSame) {
   }
 }
 
+// Value heads that share keys, several in a block of prepare (prepare/grouped.cu) where there are enough of them, and the same keys given to each by itself.
+TEST(BitsOfGroupedHeads, AreThoseOfRepeatedKeys) {
+  uint64_t seed = 140;
+  for (const char* const name : {"gated_deltanet", "deltanet", "kaczmarz", "longhorn"}) {
+    for (const int64_t K : {64, 128}) {
+      SCOPED_TRACE(::testing::Message() << name << " K " << K);
+      ProblemOptions options;
+      options.sequences = emulated() ? SeqLayout({0, 65, 65, 130, 330}) : SeqLayout({0, 65, 65, 130, 6400});
+      options.H = 2;
+      options.HV = 20;
+      options.K = K;
+      options.V = 64;
+      options.seed = ++seed;
+      const Problem grouped = of_bf16_numbers(random_problem(preset(name).rule, options));
+      Problem apart = grouped;
+      apart.shape.H = options.HV;
+      for (const auto& [from, to] : {std::pair(&grouped.in.q, &apart.in.q), std::pair(&grouped.in.k, &apart.in.k)}) {
+        to->clear();
+        const auto group = options.HV / options.H;
+        for (auto head = from->begin(); head != from->end(); head += static_cast<std::ptrdiff_t>(K)) {
+          for (int64_t i = 0; i < group; ++i) to->insert(to->end(), head, head + static_cast<std::ptrdiff_t>(K));
+        }
+      }
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = HeaderRun::Bf16Tensors::kAll;
+      run.segment = -1;
+      const ReferenceOutputs out = header_forward(apart, run), got = header_forward(grouped, run);
+      EXPECT_EQ(got.o, out.o);
+      EXPECT_EQ(got.final_state, out.final_state);
+      const ReferenceInputs grads = header_backward(apart, run), of_grouped = header_backward(grouped, run);
+      EXPECT_EQ(of_grouped.v, grads.v);
+      EXPECT_EQ(of_grouped.beta, grads.beta);
+      EXPECT_EQ(of_grouped.g, grads.g);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Device, Bits, ::testing::Values(FW_FORM_TOKEN, FW_FORM_CHUNK),
                          [](const ::testing::TestParamInfo<fw_form>& form) { return form.param == FW_FORM_TOKEN ? "token" : "chunk"; });
 

@@ -120,7 +120,8 @@ int64_t best_segment(const Plan& plan, const DevicePlan& device) {
   const SegmentShape shape(plan, device);
   int64_t best = 1;
   for (int64_t count = 2; count <= kMostSegments && shape.chunks / count >= kLeastChunks; ++count) {
-    if (shape.forward(count) < kWorthIt * shape.forward(best)) best = count;
+    // One cut or another costs the same besides.
+    if (shape.forward(count) < (best == 1 ? kWorthIt : 1.0) * shape.forward(best)) best = count;
   }
   return best == 1 ? 0 : shape.length(best);
 }
@@ -174,7 +175,7 @@ SegmentRegions segment_regions(const Plan& plan, const DevicePlan& device, Regio
 void plan_gradients(const Plan& plan, DevicePlan& device) {
   const SegmentShape shape(plan, device);
   const bool is_cut = device.segments.backward;
-  device.reverse_blocks = (is_cut ? device.segments.count() : plan.N) * plan.HV * device.value_blocks;
+  device.reverse_blocks = is_cut ? device.segments.count() * plan.HV * device.value_blocks : shape.blocks;
   if (plan.device_offsets != nullptr) return;  // it waits for every tile that there may be
   const ReversePass pass = shape.reverse_pass(device.reverse_blocks, is_cut ? device.segments.chunks : shape.chunks);
   device.gradients_follow = pass.follow;

@@ -117,7 +117,7 @@ struct DevicePlan {
   // The reverse scan leaves many multiprocessors free for a while: the gradients begin there, with the tiles that it has left (but for kernels
   // that have no registers for it: they come behind).
   bool gradients_follow = false;
-  int64_t reverse_blocks = 0;  // of the scan
+  int64_t reverse_blocks = 0;  // of the scan; those of short sequences beside long ones, which are soon over, by their chunks
   double reverse_time = 0;     // that it takes, in microseconds, about
   ForwardRegions forward;
   SavedRegions saved;

@@ -27,6 +27,7 @@ struct FinishBuffers {
   char *key_rests = nullptr, *e_rests = nullptr, *y_rests = nullptr;
   const float* last_pair = nullptr;  // not kFine: of the chunk's rows, for lasts()
   uint64_t* claimed = nullptr;       // kClaimed: a half barrier
+  char* x = nullptr;                 // not kFine: where x goes, if not in the place of the keys
 };
 
 // A barrier in shared memory for four warps that arrive and go on and four that wait, which racecheck follows (and not named barriers, where warps
@@ -78,8 +79,9 @@ FW_DEVICE ChunkImages<kKey, Image> chunk_images(const PrepareArgs& args, int64_t
 
 // After warps 0 to 3 wrote the blocks of T, the one of its number each, and the others P: no barrier is wanted in between. Four warps
 // invert; the others call first(a number of 4 for each warp), and then they, and two of the four when they are through, call
-// meanwhile(a number of 6). kTraining: there may be a backward image. kClaimed: the place of a is free once first() is over.
-template <int kKey, RowForm kForm, bool kTraining, bool kClaimed, bool kFine, class Image, class First, class Meanwhile>
+// meanwhile(a number of 6). kTraining: there may be a backward image. kClaimed: the place of a is free once first() is over. kColumns: of transform_keys(),
+// with s.x.
+template <int kKey, RowForm kForm, bool kTraining, bool kClaimed, bool kFine, int kColumns = 4, class Image, class First, class Meanwhile>
 FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages<kKey, Image>& out, First&& first, Meanwhile&& meanwhile) {
   if (warp < 4) {
     invert<kFine>(reinterpret_cast<float*>(s.t), s.a, s.fine, warp, [&] {
@@ -109,9 +111,9 @@ FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages
           shared_address(s.keys), s.k_factors, a, warp, [](float(&)[8][4]) {}, address(s.key_rests), x_rests);
     } else {
       uint32_t keys = shared_address(s.keys);
-      if constexpr (kKey == 128) keys = static_cast<uint32_t>(opaque(static_cast<int>(keys)));  // addresses are not kept from before: registers
+      if constexpr (kKey == 128 || kColumns < 4) keys = static_cast<uint32_t>(opaque(static_cast<int>(keys)));  // addresses are not kept from before: registers
       const int rounds = s.last_pair != nullptr && lasts(*s.last_pair) ? 2 : 1;
-      transform_keys<kForm != RowForm::kStreams>(keys, s.k_factors, {a.high, 0, rounds}, warp);
+      transform_keys<kForm != RowForm::kStreams, kColumns>(keys, s.k_factors, {a.high, 0, rounds}, warp, address(s.x));
     }
   }
   read_products<kFine>(p, a, s.m, warp);
@@ -123,7 +125,7 @@ FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages
   fence_async_shared();
   sync_threads();
   if (thread_index() == 0) {
-    bulk_store(out.forward->x, s.keys, sizeof out.forward->x);
+    bulk_store(out.forward->x, s.x != nullptr ? s.x : s.keys, sizeof out.forward->x);
     bulk_store(out.forward->m, s.m, kPanelBytes);
     if (kTraining && out.backward != nullptr) {
       bulk_store(out.backward->y, s.y, sizeof out.backward->y);

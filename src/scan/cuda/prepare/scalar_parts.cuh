@@ -131,32 +131,49 @@ FW_DEVICE void pair_products(const PairWork<kOnline>& work, uint32_t left, uint3
   add_pair_products<kKey>(work, left, right, c, lane);
 }
 
-// The decays and factors, between blocks by way of the row before the later one. factor: of the rows of this lane; of_columns: in the place of
+// The decays and factors of a lane's rows, between blocks by way of the row before the later one. factor: of the rows of this lane; of_columns: in the place of
 // rows.right.
 template <bool kOnline, class Factors>
-FW_DEVICE void scale_pairs(const PairWork<kOnline>& work, const Factors& rows, const float (&factor)[2], const float* of_columns, float (&c)[8][4]) {
-  const int i = work.row();
-  const float row[2] = {rows.pair[i], rows.pair[i + 8]}, anchor = work.block > 0 ? rows.pair[16 * work.block - 1] : 0.0f;
-  const float after[2] = {factor[0] * exp2_fast(row[0] - anchor), factor[1] * exp2_fast(row[1] - anchor)};
-  FW_UNROLL
-  for (int n = 0; n < 8; ++n) {
-    if (!work.has(n / 2)) continue;
+struct PairScales {
+  const PairWork<kOnline>& work;
+  const Factors& rows;
+  const float* of_columns;
+  float factor[2], row[2], anchor, after[2];
+
+  FW_DEVICE PairScales(const PairWork<kOnline>& w, const Factors& r, const float (&f)[2], const float* columns) : work(w), rows(r), of_columns(columns) {
+    const int i = work.row();
+    factor[0] = f[0], factor[1] = f[1];
+    row[0] = rows.pair[i], row[1] = rows.pair[i + 8];
+    anchor = work.block > 0 ? rows.pair[16 * work.block - 1] : 0.0f;
+    after[0] = factor[0] * exp2_fast(row[0] - anchor), after[1] = factor[1] * exp2_fast(row[1] - anchor);
+  }
+  // Tile n, which the warp has.
+  FW_DEVICE void scale(int n, float (&c)[4]) const {
     const int j = 8 * n + 2 * (static_cast<int>(lane_index()) & 3);
     const float2 column = *reinterpret_cast<const float2*>(rows.pair + j), right = *reinterpret_cast<const float2*>(of_columns + j);
     if (n / 2 < work.block) {
       const float before[2] = {right.x * exp2_fast(anchor - column.x), right.y * exp2_fast(anchor - column.y)};
       FW_UNROLL
-      for (int m = 0; m < 4; ++m) c[n][m] *= after[m / 2] * before[m % 2];
+      for (int m = 0; m < 4; ++m) c[m] *= after[m / 2] * before[m % 2];
     } else {  // above the diagonal the difference is positive, and what comes of it is thrown away
       const float difference[4] = {row[0] - column.x, row[0] - column.y, row[1] - column.x, row[1] - column.y};
       FW_UNROLL
-      for (int m = 0; m < 4; ++m) c[n][m] *= exp2_fast(min(difference[m], 0.0f)) * (factor[m / 2] * (m % 2 == 0 ? right.x : right.y));
+      for (int m = 0; m < 4; ++m) c[m] *= exp2_fast(min(difference[m], 0.0f)) * (factor[m / 2] * (m % 2 == 0 ? right.x : right.y));
       if (work.strict) {
-        cut_tile<true>(n % 2, c[n]);
+        cut_tile<true>(n % 2, c);
       } else {
-        cut_tile<false>(n % 2, c[n]);
+        cut_tile<false>(n % 2, c);
       }
     }
+  }
+};
+
+template <bool kOnline, class Factors>
+FW_DEVICE void scale_pairs(const PairWork<kOnline>& work, const Factors& rows, const float (&factor)[2], const float* of_columns, float (&c)[8][4]) {
+  const PairScales<kOnline, Factors> scales(work, rows, factor, of_columns);
+  FW_UNROLL
+  for (int n = 0; n < 8; ++n) {
+    if (work.has(n / 2)) scales.scale(n, c[n]);
   }
 }
 

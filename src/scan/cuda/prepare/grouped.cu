@@ -1,0 +1,156 @@
+// prepare where value heads share keys, of the rules whose rows are left to the scans (scalar.cu: kRows): a block has one chunk of one key head, and of its
+// value heads up to kMostHeads one behind the other. The raw rows, their norms and the products K K^T and Q K^T are made once; what a value head adds to them
+// is factors of rows and columns. The images are those of scalar.cu to the bit.
+//
+// Roles, 256 threads; between the parts sync_threads():
+//   warp      does
+//   all       a warp's 8 rows of q and k; their norms; X and M
+//   0 to 3    K K^T, a value head's T, then A = (I + T)^-1;   4 to 7   Q K^T, a value head's P; meanwhile
+//   5         the next value head's decays and coefficients, two rows a lane
+#include <algorithm>
+
+#include "scan/cuda/call/device.h"
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/prepare/kernels.h"
+#include "scan/cuda/prepare/scalar_rows.cuh"
+
+namespace fw::cuda {
+namespace {
+
+constexpr int kMostHeads = 8;
+constexpr int kBlocks = 3;  // of a multiprocessor
+constexpr int kFactorWarp = 5;
+
+// Shared memory: the raw keys; the raw reads, then a value head's X; T, then M; A; P; factors of rows of this value head and of the next.
+template <int kKey>
+struct GroupedLayout {
+  static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
+  static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = 2 * kOperand, kA = kT + kTriangle, kP = kA + kPanelBytes, kRows = kP + kPanelBytes;
+  static constexpr uint32_t kSquares = kRows + 2 * sizeof(ScalarRows), kBytes = kSquares + 2 * kChunk * sizeof(float);
+  static_assert(kA % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
+};
+
+template <int kKey>
+__global__ void __launch_bounds__(kPrepareThreads, kBlocks) prepare_grouped_kernel(const __grid_constant__ PrepareArgs args, int heads) {
+  using Layout = GroupedLayout<kKey>;
+  constexpr int kN = kKey / 32;
+  const Problem& x = args.problem;
+  char* shared = shared_memory();
+  const int splits = (x.group + heads - 1) / heads, block = static_cast<int>(block_index_x()), split = block % splits;
+  const ChunkPlace place = chunk_place(x, block / splits * x.group + split * heads);
+  if (place.span.rows < 0) return;
+  ScalarRows* const rows_of = reinterpret_cast<ScalarRows*>(shared + Layout::kRows);
+  float* const squares_of = reinterpret_cast<float*>(shared + Layout::kSquares);  // [2][kChunk]: |q|^2, |k|^2
+  const int warp = uniform_warp(), lane = static_cast<int>(lane_index());
+
+  const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, nullptr};
+  fetch_front<kN>(x, place, raw);
+  clear_above(shared + Layout::kP);
+
+  // The factors of value head `head` of the block, by kFactorWarp: what it loads, and what comes of it.
+  uint2 steps = make_uint2(0, 0);
+  PlainGates gates[2];
+  const auto place_of = [&](int head) {
+    ChunkPlace p = place;
+    p.hv += head, p.item += head;
+    return p;
+  };
+  const auto load_factors = [&](int head) {
+    const ChunkPlace p = place_of(head);
+    steps = scalar_steps(x, p);
+    FW_UNROLL for (int i = 0; i < 2; ++i) gates[i] = plain_gates(x, p, lane + 32 * i);
+  };
+  const auto put_factors = [&](int head) {
+    const ChunkPlace p = place_of(head);
+    ScalarRows& rows = rows_of[head % 2];
+    auto out = chunk_images<kKey, RowImage<kKey>>(args, p.item);
+    out.backward = nullptr;
+    put_decays<kKey>(x, p, steps, rows, out);
+    sync_warp();
+    FW_UNROLL for (int i = 0; i < 2; ++i) {
+      const int row = lane + 32 * i;
+      rows.left[0][row] = squares_of[row], rows.left[1][row] = squares_of[kChunk + row];
+      plain_factors<true, false>(x, p, row, gates[i], rows, nullptr, out);
+    }
+  };
+  if (warp == kFactorWarp) load_factors(0);
+  front_arrived();
+  if (uses_norms(x.rule)) {
+    const float2 squares = fetched_squares<kN, true>(raw);
+    const int own = warp * kWarpRows + lane / 4;
+    if (lane % 4 == 0) squares_of[own] = squares.x, squares_of[kChunk + own] = squares.y;
+  }
+  sync_threads();
+  if (warp == kFactorWarp) put_factors(0);
+  float products[8][4];
+  const PairWork<true> of_warp(warp);
+  const uint32_t base = shared_address(shared);
+  pair_products<kKey, true>(of_warp, base + (of_warp.strict ? Layout::kKeys : Layout::kReads), base + Layout::kKeys, products);
+
+  const int count = min(heads, x.group - split * heads);
+  FW_NO_UNROLL
+  for (int head = 0; head < count; ++head) {
+    sync_threads();                           // the factors are there, the reads read; and what the value head before has left has been taken away
+    const PairWork<true> work(opaque(warp));  // places are made here, not kept from a value head to the next: registers
+    ScalarRows& rows = rows_of[head % 2];
+    const float(&left)[kChunk] = rows.left[work.strict];
+    char* const t = shared + Layout::kT;
+    const PairScales<true, ScalarRows> scales(work, rows, {left[work.row()], left[work.row() + 8]}, rows.right);
+    const TriangleRows triangle = triangle_rows(t, work.block);
+    const uint32_t panel = panel_rows(work.block);
+    FW_UNROLL for (int n = 0; n < 8; ++n) {
+      if (!work.has(n / 2)) continue;
+      float c[4] = {products[n][0], products[n][1], products[n][2], products[n][3]};
+      scales.scale(n, c);
+      if (work.strict) {
+        store_tile(triangle, n, c);
+      } else {
+        store_tile(shared + Layout::kP, panel, n, c);
+      }
+    }
+
+    auto out = chunk_images<kKey, RowImage<kKey>>(args, place.item + head);
+    out.backward = nullptr;
+    FinishBuffers buffers{};
+    buffers.keys = shared + Layout::kKeys, buffers.t = t, buffers.a = shared + Layout::kA, buffers.p = shared + Layout::kP, buffers.m = t;
+    buffers.x = shared + Layout::kReads;
+    buffers.k_factors = &rows.split_keys;
+    buffers.last_pair = rows.pair + kChunk - 1;
+    finish_online<kKey, RowForm::kMultiples, false, false, false, kKey == 64 ? 1 : 2>(
+        buffers, warp, out,
+        [&](int number) {
+          if (number != kFactorWarp - 4 || head + 1 == count) return;
+          load_factors(head + 1);
+          put_factors(head + 1);
+        },
+        [](int) {});
+  }
+}
+
+// Value heads of a block: so many that the machine is full, the rest one behind the other.
+int heads_of_block(const Problem& x, int64_t chunks) {
+  int heads = static_cast<int>(std::min<int64_t>(x.group, kMostHeads));
+  while (heads > 1 && chunks * x.HV / heads < 2 * kBlocks * turning_processors()) heads = (heads + 1) / 2;
+  return heads;
+}
+
+template <int kKey>
+void launch_grouped(const PrepareArgs& args, int heads, int64_t chunks, void* stream) {
+  const Problem& x = args.problem;
+  Dim3 grid = prepare_grid(x, chunks);
+  grid.x = static_cast<unsigned>(x.HV / x.group * ((x.group + heads - 1) / heads));
+  launch(prepare_grouped_kernel<kKey>, grid, kPrepareThreads, GroupedLayout<kKey>::kBytes, stream, args, heads);
+}
+
+}  // namespace
+
+bool prepare_grouped(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
+  const Problem& x = args.problem;
+  if (x.group == 1 || args.z != nullptr || x.in.q.divisor == 1 || x.in.k.divisor == 1) return false;
+  const int heads = heads_of_block(x, chunks);
+  if (heads == 1) return false;
+  key == 128 ? launch_grouped<128>(args, heads, chunks, stream) : launch_grouped<64>(args, heads, chunks, stream);
+  return true;
+}
+
+}  // namespace fw::cuda
