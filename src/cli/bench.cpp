@@ -57,6 +57,8 @@ class Bench : public Command {
     options.add("operands", "TYPE", &recurrence_.operands, "of the chunk form's matrix products: f32 or bf16").words = {"f32", "bf16"};
     options.add("form", "FORM", &recurrence_.form, "auto, chunk or token").words = {"auto", "chunk", "token"};
     options.add("chunk", "N", &recurrence_.chunk, "rows of a chunk; 0: the library's choice");
+    options.add("segment", "N", &recurrence_.segment,
+                "with --device cuda: tokens of the segments that long sequences are cut into, a multiple of 64; 0: the library's choice, -1: none");
     options.add("gates", "HOW", &recurrence_.gates, "values, or with --device cuda logits (bf16, with a_log and dt_bias)").words = {"values", "logits"};
     options.add("decay_scale", "X", &recurrence_.decay_scale, "factor of the log-decays, which are minus the softplus of normal numbers");
     options.add("repeats", "N", &recurrence_.repeats, "times each is timed");
@@ -144,6 +146,8 @@ int Bench::run(Options& options) {
     fail_usage("--decay-scale: expected a number >= 0, got {}", recurrence_.decay_scale);
   if (recurrence_.beside < 0 || recurrence_.beside_tokens < 1 || (recurrence_.beside > 0 && device_ != "cuda"))
     fail_usage("--beside: expected 0 or more sequences of 1 token or more, with --device cuda; got {} of {}", recurrence_.beside, recurrence_.beside_tokens);
+  if (recurrence_.segment != 0 && (device_ != "cuda" || recurrence_.segment < -1 || recurrence_.segment % 64 > 0))
+    fail_usage("--segment: expected 0 or, with --device cuda, -1 or a multiple of 64; got {}", recurrence_.segment);
   if (recurrence_.decay_scale != 1 && recurrence_.gates == "logits")
     fail_usage("--decay-scale: scales log-decays that are values, and --gates logits gives none");
   if (recurrence_.rules.empty()) {

@@ -77,6 +77,7 @@ class Problem {
     if (bench.operands != "f32") desc.operands = FW_BF16;
     desc.form = form_of(bench.form);
     desc.gates = to_c(pattern.shape.gates);
+    if (tokens > 1) desc.segment = bench.segment;
     desc.B = bench.batch;
     desc.T = tokens;
     desc.H = bench.heads;
@@ -329,6 +330,7 @@ PlainJson bench_device(const RecurrenceBench& given) {
           {"operands", bench.operands},
           {"gates", bench.gates},
           {"decay_scale", bench.decay_scale},
+          {"segment", bench.segment},
           {"repeats", bench.repeats},
           {"results", results}};
 }

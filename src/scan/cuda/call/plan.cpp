@@ -120,8 +120,8 @@ int64_t best_segment(const Plan& plan, const DevicePlan& device) {
   const SegmentShape shape(plan, device);
   int64_t best = 1;
   for (int64_t count = 2; count <= kMostSegments && shape.chunks / count >= kLeastChunks; ++count) {
-    // One cut or another costs the same besides.
-    if (shape.forward(count) < (best == 1 ? kWorthIt : 1.0) * shape.forward(best)) best = count;
+    // Of images one cut or another costs the same besides.
+    if (shape.forward(count) < (best == 1 || device.direct ? kWorthIt : 1.0) * shape.forward(best)) best = count;
   }
   return best == 1 ? 0 : shape.length(best);
 }
