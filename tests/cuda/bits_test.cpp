@@ -101,8 +101,8 @@ TEST(BitsBesideTheScan, ASequenceAloneOrAmongMany) {
   uint64_t seed = 60;
   for (const auto& [name, bf16] : kRules) {
     if (!bf16) continue;
-    std::vector<int64_t> offsets{0, 330};
-    for (int n = 0; n < 97; ++n) offsets.push_back(offsets.back() + 1);
+    std::vector<int64_t> offsets{0, 260};
+    for (int n = 0; n < 200; ++n) offsets.push_back(offsets.back() + 1);
     ProblemOptions options;
     options.sequences = SeqLayout(offsets);
     options.K = ++seed % 2 == 0 ? 64 : 128;

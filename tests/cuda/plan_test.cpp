@@ -84,9 +84,13 @@ TEST(DevicePlan, GradientsBeginBesideALongScan) {
   desc.H = desc.HV = 1;
   desc.V = 64;
   desc.segment = -1;
-  desc.T = 330;
+  desc.T = 260;
   EXPECT_NE(plan_text(desc).find("gradients: beside"), std::string::npos) << plan_text(desc);
-  desc.B = 98;
+  std::vector<int64_t> offsets = {0, desc.T};
+  for (int n = 0; n < 200; ++n) offsets.push_back(offsets.back() + 1);
+  desc.T = offsets.back();
+  desc.cu_seqlens = offsets.data();
+  desc.num_sequences = 201;
   EXPECT_EQ(plan_text(desc).find("gradients: beside"), std::string::npos) << plan_text(desc);
 }
 
@@ -177,6 +181,18 @@ TEST(DevicePlan, ALongSequenceAmongShortOnesIsCut) {
   desc.cu_seqlens = offsets.data();
   desc.num_sequences = kCount + 1;
   EXPECT_NE(plan_text(desc).find("segments: "), std::string::npos) << plan_text(desc);
+  // With few it is the same cut, and the gradients begin beside its reverse scan.
+  fw_desc alone = desc, few = desc;
+  alone.cu_seqlens = few.cu_seqlens = nullptr;
+  alone.num_sequences = 0;
+  alone.T = kLong;
+  const std::vector<int64_t> few_offsets = {0, kLong, kLong + 16, kLong + 32};
+  few.cu_seqlens = few_offsets.data();
+  few.num_sequences = 3;
+  few.T = few_offsets.back();
+  EXPECT_NE(plan_text(alone).find("segments: 3 of 171 chunks"), std::string::npos) << plan_text(alone);
+  EXPECT_NE(plan_text(few).find("segments: 5 of 171 chunks"), std::string::npos) << plan_text(few);
+  EXPECT_NE(plan_text(few).find("gradients: beside"), std::string::npos) << plan_text(few);
   // As many long ones fill the device.
   for (int64_t i = 0; i <= kCount + 1; ++i) offsets[static_cast<size_t>(i)] = i * kLong;
   desc.T = offsets.back();
