@@ -65,6 +65,28 @@ TEST(Small, GatesAsLogits) {
   }
 }
 
+// Value heads that share keys, two in a block of prepare: of so many chunks as that takes (prepare/grouped.cu), most of a token or two.
+TEST(Small, HeadsThatShareKeys) {
+  uint64_t seed = 935;
+  for (const int64_t K : {64, 128}) {
+    std::vector<int64_t> offsets = {0, 70, 70, 75};
+    for (int n = 0; !emulated() && n < 200; ++n) offsets.push_back(offsets.back() + 1 + n % 2);
+    ProblemOptions options;
+    options.sequences = SeqLayout(offsets);
+    options.H = 1;
+    options.HV = 8;
+    options.K = K;
+    options.V = 64;
+    options.seed = ++seed;
+    const Problem problem = of_bf16_numbers(random_problem(preset(K == 64 ? "deltanet" : "gated_deltanet").rule, options));
+    HeaderRun run = device_run(FW_FORM_CHUNK);
+    run.bf16 = HeaderRun::Bf16Tensors::kAll;
+    SCOPED_TRACE(describe(problem));
+    EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
+    EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
+  }
+}
+
 // Logits that prepare and gradients take as they are, some of them beyond what they bound; and keys in two halves.
 TEST(Small, FormedGatesAndKeysInHalves) {
   uint64_t seed = 940;
