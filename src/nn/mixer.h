@@ -48,7 +48,7 @@ struct Pass {
   const RowNorm<T>* norm = nullptr;
   bool adds = false;
   // Of other halves that take_norm(), on a GPU: what the last product's result is added to, which is kept; null: nothing.
-  Mat<const T> addend;
+  Mat<const T> addend = {};
 
   // Where what backward may compute again goes.
   const Exec<T>& passing() const { return again != nullptr ? *again : exec; }
