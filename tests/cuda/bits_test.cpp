@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "cuda/device_runs.h"
+#include "scan/cuda/call/device.h"
+#include "scan/cuda/call/grouped_heads.h"
 
 namespace fw::testing {
 namespace {
@@ -266,6 +268,9 @@ TEST(BitsOfGroupedHeads, AreThoseOfRepeatedKeys) {
     options.V = 64;
     options.seed = ++seed;
     const Problem grouped = of_bf16_numbers(random_problem(preset(name).rule, options));
+    int64_t chunks = 0;
+    for (size_t n = 1; n < offsets.size(); ++n) chunks += (offsets[n] - offsets[n - 1] + 63) / 64;
+    ASSERT_GT(cuda::grouped_heads(options.HV / options.H, options.HV, chunks, cuda::turning_processors()), 1) << "another shape, or that kernel is not run";
     Problem apart = grouped;
     apart.shape.H = options.HV;
     for (const auto& [from, to] : {std::pair(&grouped.in.q, &apart.in.q), std::pair(&grouped.in.k, &apart.in.k)}) {

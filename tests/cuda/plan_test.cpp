@@ -169,6 +169,15 @@ TEST(DevicePlan, GainsAboveOneTakeTwoTerms) {
   EXPECT_NE(plan_text(descriptor("kda_neg")).find("keys too"), std::string::npos) << plan_text(descriptor("kda_neg"));
 }
 
+TEST(DevicePlan, SaysWhereValueHeadsShareKeys) {
+  fw_desc desc = descriptor("gated_deltanet");
+  EXPECT_EQ(plan_text(desc).find("prepare/grouped"), std::string::npos) << plan_text(desc);
+  desc.H = 4;
+  EXPECT_NE(plan_text(desc).find("prepare/grouped (4 value heads)"), std::string::npos) << plan_text(desc);
+  desc.T = 128;
+  EXPECT_EQ(plan_text(desc).find("prepare/grouped"), std::string::npos) << plan_text(desc);
+}
+
 // One long sequence beside many short ones is cut as it is alone: what the short ones take does not grow with its length.
 TEST(DevicePlan, ALongSequenceAmongShortOnesIsCut) {
   constexpr int64_t kLong = 32768, kShort = 64, kCount = 64;

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "rule/tokens.h"
 #include "scan/cuda/call/gates.h"
+#include "scan/cuda/call/grouped_heads.h"
 #include "scan/cuda/call/key_halves.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/select.h"
@@ -212,7 +213,9 @@ std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
   PrepareArgs prepare = expected_prepare(device, x);
   if (device.forward.fine.images.bytes > 0) prepare.forward_fine.images = somewhere();
   if (device.forward.fine.rests.bytes > 0) prepare.forward_fine.rests = somewhere<uint16_t>();
-  names.push_back(text_of(select_prepare(prepare, device.key)));
+  const PrepareChoice choice = select_prepare(prepare, device.key);
+  const int heads = grouped_heads(prepare, choice, device.chunks, device.multiprocessors);
+  names.push_back(heads > 1 ? fmt::format("prepare/grouped ({} value heads)", heads) : text_of(choice));
   ScanForwardArgs scan;
   scan.online = plan.rule.online();
   scan.fine = prepare.forward_fine;

@@ -1,15 +1,13 @@
 // prepare where value heads share keys, of the rules whose rows are left to the scans (scalar.cu: kRows): a block has one chunk of one key head, and of its
-// value heads up to kMostHeads one behind the other. The raw rows, their norms and the products K K^T and Q K^T are made once; what a value head adds to them
-// is factors of rows and columns. The images are those of scalar.cu to the bit.
+// value heads up to kMostGroupedHeads one behind the other. The raw rows, their norms and the products K K^T and Q K^T are made once; what a value head adds to
+// them is factors of rows and columns. The images are those of scalar.cu to the bit.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
 //   all       a warp's 8 rows of q and k; their norms; X and M
 //   0 to 3    K K^T, a value head's T, then A = (I + T)^-1;   4 to 7   Q K^T, a value head's P; meanwhile
 //   5         the next value head's decays and coefficients, two rows a lane
-#include <algorithm>
-
-#include "scan/cuda/call/device.h"
+#include "scan/cuda/call/grouped_heads.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/prepare/kernels.h"
 #include "scan/cuda/prepare/scalar_rows.cuh"
@@ -17,8 +15,6 @@
 namespace fw::cuda {
 namespace {
 
-constexpr int kMostHeads = 8;
-constexpr int kBlocks = 3;  // of a multiprocessor
 constexpr int kFactorWarp = 5;
 
 // Shared memory: the raw keys; the raw reads, then a value head's X; T, then M; A; P; factors of rows of this value head and of the next.
@@ -27,11 +23,11 @@ struct GroupedLayout {
   static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
   static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = 2 * kOperand, kA = kT + kTriangle, kP = kA + kPanelBytes, kRows = kP + kPanelBytes;
   static constexpr uint32_t kSquares = kRows + 2 * sizeof(ScalarRows), kBytes = kSquares + 2 * kChunk * sizeof(float);
-  static_assert(kA % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
+  static_assert(kA % 1024 == 0 && kGroupedBlocks * (kBytes + 1024) <= 228 * 1024);
 };
 
 template <int kKey>
-__global__ void __launch_bounds__(kPrepareThreads, kBlocks) prepare_grouped_kernel(const __grid_constant__ PrepareArgs args, int heads) {
+__global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_grouped_kernel(const __grid_constant__ PrepareArgs args, int heads) {
   using Layout = GroupedLayout<kKey>;
   constexpr int kN = kKey / 32;
   const Problem& x = args.problem;
@@ -127,13 +123,6 @@ __global__ void __launch_bounds__(kPrepareThreads, kBlocks) prepare_grouped_kern
   }
 }
 
-// Value heads of a block: so many that the machine is full, the rest one behind the other.
-int heads_of_block(const Problem& x, int64_t chunks) {
-  int heads = static_cast<int>(std::min<int64_t>(x.group, kMostHeads));
-  while (heads > 1 && chunks * x.HV / heads < 2 * kBlocks * turning_processors()) heads = (heads + 1) / 2;
-  return heads;
-}
-
 template <int kKey>
 void launch_grouped(const PrepareArgs& args, int heads, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
@@ -144,13 +133,8 @@ void launch_grouped(const PrepareArgs& args, int heads, int64_t chunks, void* st
 
 }  // namespace
 
-bool prepare_grouped(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
-  const Problem& x = args.problem;
-  if (x.group == 1 || args.z != nullptr || x.in.q.divisor == 1 || x.in.k.divisor == 1) return false;
-  const int heads = heads_of_block(x, chunks);
-  if (heads == 1) return false;
+void prepare_grouped(const PrepareArgs& args, int key, int heads, int64_t chunks, void* stream) {
   key == 128 ? launch_grouped<128>(args, heads, chunks, stream) : launch_grouped<64>(args, heads, chunks, stream);
-  return true;
 }
 
 }  // namespace fw::cuda

@@ -6,9 +6,8 @@
 namespace fw::cuda {
 
 void prepare_scalar(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream);
-// Of the problems of prepare_scalar whose rows are left to the scans, where value heads share keys and there are enough of them; false, and nothing is done,
-// elsewhere. The same bits.
-bool prepare_grouped(const PrepareArgs& args, int key, int64_t chunks, void* stream);
+// heads > 1: grouped_heads().
+void prepare_grouped(const PrepareArgs& args, int key, int heads, int64_t chunks, void* stream);
 void prepare_sums(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 void prepare_precond(const PrepareArgs& args, int key, int64_t chunks, void* stream);
 void prepare_channel(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream);

@@ -14,6 +14,8 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "scan/cuda/call/device.h"
+#include "scan/cuda/call/grouped_heads.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/prepare/kernels.h"
 #include "scan/cuda/prepare/scalar_rows.cuh"
@@ -249,7 +251,7 @@ void launch_key(const PrepareArgs& args, const PrepareChoice& choice, int64_t ch
 
 void prepare_scalar(const PrepareArgs& args, const PrepareChoice& choice, int key, int64_t chunks, void* stream) {
   const bool online = args.problem.rule.online();
-  if (online && choice.multiples && !wants_rests(args.problem.rule) && args.backward == nullptr && prepare_grouped(args, key, chunks, stream)) return;
+  if (const int heads = grouped_heads(args, choice, chunks, turning_processors()); heads > 1) return prepare_grouped(args, key, heads, chunks, stream);
   if (key == 128) {
     online ? launch_key<128, true>(args, choice, chunks, stream) : launch_key<128, false>(args, choice, chunks, stream);
   } else {
