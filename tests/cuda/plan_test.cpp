@@ -178,6 +178,25 @@ TEST(DevicePlan, SaysWhereValueHeadsShareKeys) {
   EXPECT_EQ(plan_text(desc).find("prepare/grouped"), std::string::npos) << plan_text(desc);
 }
 
+// What prepare leaves for the forward scan: A and P where its rows do for the rest, and of sums of rows only where a sequence is not cut.
+TEST(DevicePlan, SaysWhatTheForwardScanTakes) {
+  const auto takes = [](const char* rule, int64_t segment, const char* name) {
+    fw_desc desc = descriptor(rule);
+    desc.segment = segment;
+    const std::string text = plan_text(desc);
+    EXPECT_NE(text.find(std::string("scan/forward (") + name + ")"), std::string::npos) << text;
+  };
+  for (const int64_t segment : {-1, 1024}) {
+    for (const char* rule : {"deltanet", "gated_deltanet", "kaczmarz"}) takes(rule, segment, "raw rows, A and P");
+    takes("precond_gated_deltanet", segment, "raw rows");
+    takes("kda", segment, "images");
+  }
+  for (const char* rule : {"qdelta", "comba"}) {
+    takes(rule, -1, "sums of raw rows, A and P");
+    takes(rule, 1024, "images");
+  }
+}
+
 // One long sequence beside many short ones is cut as it is alone: what the short ones take does not grow with its length.
 TEST(DevicePlan, ALongSequenceAmongShortOnesIsCut) {
   constexpr int64_t kLong = 32768, kShort = 64, kCount = 64;

@@ -42,6 +42,7 @@ struct Case {
   bool z = false;
   double tolerance = 6e-3;
   bool bf16_gates = false;  // those of one number a row, besides the decay
+  bool cut = false;         // sequences are, which says what is left of sums
   bool key_rests = false;   // of rules with fine images: what bf16 leaves out of e and k is wanted
 };
 

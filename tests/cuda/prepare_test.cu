@@ -10,6 +10,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "device_buffer.h"
@@ -116,8 +117,10 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   }
   const int64_t chunks = packed ? bases.back() : sized.B * ((T + 63) / 64), items = chunks * test.HV;
   const int value_blocks = (test.V + 63) / 64;
-  const bool of_rows = prepare_leaves_rows(x, kKey);
-  DeviceBuffer<uint8_t> forward(static_cast<std::size_t>(items) * (of_rows ? sizeof(RowImage<kKey>) : sizeof(ForwardImage<kKey>))),
+  const bool of_rows = prepare_leaves_rows(x, kKey), of_pairs = prepare_leaves_pairs(x, kKey, test.cut);
+  DeviceBuffer<uint8_t> forward(static_cast<std::size_t>(items) * (of_pairs  ? sizeof(ChunkNumbers)
+                                                                   : of_rows ? sizeof(RowImage<kKey>)
+                                                                             : sizeof(ForwardImage<kKey>))),
       backward(static_cast<std::size_t>(items) * sizeof(BackwardImage<kKey>)), numbers(static_cast<std::size_t>(items) * sizeof(BackwardNumbers)),
       pairs(static_cast<std::size_t>(items) * sizeof(PairImage)), z(static_cast<std::size_t>(items) * static_cast<std::size_t>(value_blocks) * (2 * kPanel)),
       forward_fine(static_cast<std::size_t>(items) * sizeof(FineImage<kKey>)), backward_fine(static_cast<std::size_t>(items) * sizeof(FineImage<kKey>)),
@@ -125,9 +128,10 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   const bool fine = has_fine_images(rule), by_rows = reverse_takes_rows(rule);
   const bool all = bits == nullptr || bits->empty();
   args.forward = forward.data();
+  args.leaves_pairs = of_pairs;
   args.backward = all && !by_rows ? backward.data() : nullptr;
   args.numbers = all && by_rows ? reinterpret_cast<BackwardNumbers*>(numbers.data()) : nullptr;
-  args.pairs = all ? reinterpret_cast<PairImage*>(pairs.data()) : nullptr;
+  args.pairs = all || of_pairs ? reinterpret_cast<PairImage*>(pairs.data()) : nullptr;
   args.z = test.z ? reinterpret_cast<uint16_t*>(z.data()) : nullptr;
   const auto fine_images = [&](DeviceBuffer<uint8_t>& images, DeviceBuffer<uint8_t>& rests) {
     return FineImages{images.data(), test.key_rests ? reinterpret_cast<uint16_t*>(rests.data()) : nullptr};
@@ -142,6 +146,7 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
                              k_rest_bytes = k_rests.download();
   if (bits != nullptr) {
     *bits = forward_bytes;
+    if (of_pairs) bits->insert(bits->end(), pair_bytes.begin(), pair_bytes.end());
     bits->insert(bits->end(), forward_fine_bytes.begin(), forward_fine_bytes.end());
   }
   Errors errors;
@@ -161,18 +166,30 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
       const auto compare_forward = [&](const auto& f, const Matrix& gamma) {
         compare(errors, "gamma", f.gamma, gamma);
         compare(errors, "z_scale", f.z_scale, expected.z_scale);
+      };
+      const auto compare_products = [&](const auto& f) {
         compare(errors, "x", f.x, expected.x, kKey, 0, expected.growth);
         compare(errors, "m", f.m, expected.m, 64, few * expected.p_terms, expected.growth);
       };
-      if (of_rows) {
+      const auto compare_reads = [&](const auto& f, const float* erase_q, const float* read_k) {
+        const int head = hv / (test.HV / test.H);
+        compare_rows(errors, "rows e", {f.e, in.k}, {erase_q, in.q}, test.K, begin + local, rows, head, expected.e, kKey);
+        compare_rows(errors, "rows q", {f.q, in.q}, {read_k, in.k}, test.K, begin + local, rows, head, expected.q, kKey);
+      };
+      if (of_pairs) {
+        const auto& f = reinterpret_cast<const ChunkNumbers*>(forward_bytes.data())[item];
+        compare_forward(f, Matrix(4, expected.gamma[0]));
+        compare_reads(f, mixed_streams(rule) ? f.erase_q : nullptr, mixed_streams(rule) ? f.read_k : nullptr);
+        compare_rows(errors, "rows k", {f.k, in.k}, {nullptr, in.q}, test.K, begin + local, rows, hv / (test.HV / test.H), expected.k, kKey);
+      } else if (of_rows) {
         const auto& f = reinterpret_cast<const RowImage<kKey>*>(forward_bytes.data())[item];
         compare_forward(f, Matrix(4, expected.gamma[0]));
-        const int head = hv / (test.HV / test.H);
-        compare_rows(errors, "rows e", {f.e, in.k}, {nullptr, in.q}, test.K, begin + local, rows, head, expected.e, kKey);
-        compare_rows(errors, "rows q", {f.q, in.q}, {nullptr, in.k}, test.K, begin + local, rows, head, expected.q, kKey);
+        compare_products(f);
+        compare_reads(f, nullptr, nullptr);
       } else {
         const auto& f = reinterpret_cast<const ForwardImage<kKey>*>(forward_bytes.data())[item];
         compare_forward(f, expected.gamma);
+        compare_products(f);
         compare(errors, "q", f.q, expected.q, kKey);
         if (rule.online() && !fine) compare(errors, "e", f.e, expected.e, kKey);
       }
@@ -289,6 +306,30 @@ template <int kKey>
 bool same_reads(const RowImage<kKey>& a, const RowImage<kKey>& b, bool, int row) {
   return a.q[row] == b.q[row] && a.e[row] == b.e[row];
 }
+// Where A and P are left: what of the images above there is of them.
+struct Pairs {
+  ChunkNumbers numbers;
+  PairImage pair;
+};
+// Of a row, on which later ones have no influence: how many numbers differ. whole: both chunks have the same rows.
+template <int kKey, class Forward>
+int differences(const Forward& a, const Forward& b, bool online, bool whole, int row) {
+  int wrong = 0;
+  if constexpr (std::is_same_v<Forward, Pairs>) {
+    for (int j = 0; j < 64; ++j) {
+      const int at = panel_index(row, j);
+      wrong += (a.pair.a[at] != b.pair.a[at]) + (a.pair.p[at] != b.pair.p[at]);
+    }
+    const ChunkNumbers &x = a.numbers, &y = b.numbers;
+    const auto other_bits = [](float one, float other) { return std::memcmp(&one, &other, sizeof one) != 0; };  // there may be nothing
+    return wrong + (x.e[row] != y.e[row]) + (x.q[row] != y.q[row]) + (whole && x.k[row] != y.k[row]) + (x.z_scale[row] != y.z_scale[row]) +
+           other_bits(x.erase_q[row], y.erase_q[row]) + other_bits(x.read_k[row], y.read_k[row]);
+  } else {
+    for (int j = 0; whole && j < kKey; ++j) wrong += a.x[panel_index(row, j)] != b.x[panel_index(row, j)];
+    for (int j = 0; j < 64; ++j) wrong += a.m[panel_index(row, j)] != b.m[panel_index(row, j)];
+    return wrong + !same_reads(a, b, online, row) + (a.z_scale[row] != b.z_scale[row]);
+  }
+}
 
 template <int kKey, class Forward>
 void run_bits(const Case& test, const Inputs& in) {
@@ -300,17 +341,23 @@ void run_bits(const Case& test, const Inputs& in) {
   static_assert(sizeof(Images) == sizeof(Forward) + sizeof(FineImage<kKey>) + sizeof(Images::e_rests));  // all of it is compared
   const auto images = [&](const Problem& problem, int64_t chunks) {
     const std::size_t items = static_cast<std::size_t>(chunks * test.HV);
-    DeviceBuffer<uint8_t> forward(items * sizeof(Forward)), fine(items * sizeof(FineImage<kKey>)), rests(items * sizeof(Images::e_rests));
+    constexpr bool kPairs = std::is_same_v<Forward, Pairs>;
+    constexpr std::size_t kForward = kPairs ? sizeof(ChunkNumbers) : sizeof(Forward);
+    DeviceBuffer<uint8_t> forward(items * kForward), pairs(items * sizeof(PairImage)), fine(items * sizeof(FineImage<kKey>)),
+        rests(items * sizeof(Images::e_rests));
     PrepareArgs args;
     args.problem = problem;
     args.forward = forward.data();
+    args.leaves_pairs = kPairs;
+    if (kPairs) args.pairs = reinterpret_cast<PairImage*>(pairs.data());
     if (has_fine_images(test.rule)) args.forward_fine = {fine.data(), test.key_rests ? reinterpret_cast<uint16_t*>(rests.data()) : nullptr};
     prepare(args, kKey, chunks, nullptr);
-    const std::vector<uint8_t> bytes = forward.download(), fine_bytes = fine.download(), rest_bytes = rests.download();
+    const std::vector<uint8_t> bytes = forward.download(), fine_bytes = fine.download(), rest_bytes = rests.download(), pair_bytes = pairs.download();
     std::vector<Images> result(items);  // zeros
     for (std::size_t i = 0; i < items; ++i) {
       Images& x = result[i];
-      std::memcpy(static_cast<void*>(&x.forward), &bytes[i * sizeof x.forward], sizeof x.forward);
+      std::memcpy(static_cast<void*>(&x.forward), &bytes[i * kForward], kForward);
+      if constexpr (kPairs) std::memcpy(&x.forward.pair, &pair_bytes[i * sizeof(PairImage)], sizeof(PairImage));
       if (has_fine_images(test.rule)) std::memcpy(static_cast<void*>(&x.fine), &fine_bytes[i * sizeof x.fine], sizeof x.fine);
       if (test.key_rests) std::memcpy(x.e_rests, &rest_bytes[i * sizeof x.e_rests], sizeof x.e_rests);
     }
@@ -341,16 +388,13 @@ void run_bits(const Case& test, const Inputs& in) {
   for (int chunk = 0; chunk < 2; ++chunk) {
     for (int hv = 0; hv < test.HV; ++hv) {
       const std::size_t item = static_cast<std::size_t>(chunk * test.HV + hv);
-      const Forward &a = longer[item].forward, &b = shorter[item].forward;
       const Images &more = longer[item], &less = shorter[item];
       for (int i = 0; i < (chunk == 0 ? 64 : 36); ++i) {
         for (int j = 0; j < kKey; ++j) {
           const int at = panel_index(i, j);
-          wrong += (chunk == 0 && (a.x[at] != b.x[at] || more.fine.rest[at] != less.fine.rest[at])) || more.e_rests[at] != less.e_rests[at];
+          wrong += (chunk == 0 && more.fine.rest[at] != less.fine.rest[at]) || more.e_rests[at] != less.e_rests[at];
         }
-        wrong += !same_reads(a, b, test.rule.online(), i);
-        for (int j = 0; j < 64; ++j) wrong += a.m[panel_index(i, j)] != b.m[panel_index(i, j)];
-        wrong += a.z_scale[i] != b.z_scale[i] || more.fine.scale[i] != less.fine.scale[i];
+        wrong += differences<kKey>(more.forward, less.forward, test.rule.online(), chunk == 0, i) + (more.fine.scale[i] != less.fine.scale[i]);
       }
       wrong += std::memcmp(&together[item + static_cast<std::size_t>(test.HV)], &single[item], sizeof(Images)) != 0;
     }
@@ -362,7 +406,9 @@ template <int kKey>
 void run_bits(const Case& test, uint64_t seed) {
   generator.seed(seed);
   const Inputs in = make_inputs(test, 130);
-  if (prepare_leaves_rows(problem_of(test, in, 130), kKey)) {
+  if (prepare_leaves_pairs(problem_of(test, in, 130), kKey, test.cut)) {
+    run_bits<kKey, Pairs>(test, in);
+  } else if (prepare_leaves_rows(problem_of(test, in, 130), kKey)) {
     run_bits<kKey, RowImage<kKey>>(test, in);
   } else {
     run_bits<kKey, ForwardImage<kKey>>(test, in);
@@ -626,18 +672,24 @@ int main(int argc, char** argv) {
     for (const Case& test : named_cases()) {
       ++i;
       if (!fw::cuda::testing::in_share(i)) continue;
-      run(test, seed + i - 1);
-      if (test.T != 64 && test.T != 130) continue;
-      Case bits = test;
-      bits.B = 1, bits.lengths.clear();
-      if (bits.K == 128) run_bits<128>(bits, seed + i);
-      bits.K = 64;
-      run_bits<64>(bits, seed + i);
+      for (const bool cut : {false, true}) {
+        if (cut && !fw::cuda::sums_of_rows(test.rule)) continue;
+        Case one = test;
+        one.cut = cut;
+        if (cut) one.name += ", cut";
+        run(one, seed + i - 1);
+        if (test.T != 64 && test.T != 130) continue;
+        one.B = 1, one.lengths.clear();
+        if (one.K == 128) run_bits<128>(one, seed + i);
+        one.K = 64;
+        run_bits<64>(one, seed + i);
+      }
     }
     for (int r = 0; r < random; ++r) {
       if (!fw::cuda::testing::in_share(static_cast<uint64_t>(r))) continue;
       generator.seed(seed + 1000 + static_cast<uint64_t>(r));
-      const Case test = random_case(r);
+      Case test = random_case(r);
+      test.cut = r % 2 == 1;
       run(test, seed + 2000 + static_cast<uint64_t>(r));
     }
     std::printf("%d failures\n", failures);

@@ -37,6 +37,7 @@ struct Case {
   // does not take.
   bool rows = false, same_rows = false, mixed = false;
   int group = 1;
+  bool pairs = false;    // rows, with A, P and numbers in the place of images: forward
   bool engine = true;    // the copy engine may be asked
   bool damaged = false;  // every second sequence has no numbers in its rows
 };
@@ -192,9 +193,13 @@ void test_forward(const Case& c) {
   std::vector<uint16_t> z(static_cast<size_t>(at.chunks) * c.HV * at.blocks * kPanel, kNan16);
   Fine<kKey> fine(images.size());
   std::vector<RowImage<kKey>> row_images(images.size());
+  std::vector<ChunkNumbers> numbers(images.size());
+  std::vector<PairImage> pairs(images.size());
   const std::vector<uint16_t> keys = random_rows(at, 0.3, random), reads = random_rows(at, 0.9, random);
   std::memset(static_cast<void*>(images.data()), 0, images.size() * sizeof(images[0]));
   std::memset(static_cast<void*>(row_images.data()), 0, row_images.size() * sizeof(row_images[0]));
+  std::memset(static_cast<void*>(numbers.data()), 0, numbers.size() * sizeof(numbers[0]));
+  std::memset(static_cast<void*>(pairs.data()), 0, pairs.size() * sizeof(pairs[0]));
   for (int n = 0; n < at.N; ++n) {
     for (int hv = 0; hv < c.HV; ++hv) {
       for (int k = 0; k < c.K; ++k)
@@ -222,6 +227,21 @@ void test_forward(const Case& c) {
           for (int t = 0; t < rows; ++t) of_rows.e[t] = static_cast<float>(random(0.2)), of_rows.q[t] = static_cast<float>(random(0.2));
           std::fill_n(image.e, 64 * kKey, kNan16);
           std::fill_n(image.q, 64 * kKey, kNan16);
+          if (c.pairs) {
+            ChunkNumbers& of_chunk = numbers[at.image(n, chunk, hv)];
+            PairImage& pair = pairs[at.image(n, chunk, hv)];
+            std::memcpy(of_chunk.e, of_rows.e, sizeof of_rows.e), std::memcpy(of_chunk.q, of_rows.q, sizeof of_rows.q);
+            std::memcpy(of_chunk.z_scale, image.z_scale, sizeof image.z_scale);
+            std::copy_n(image.gamma, 4, of_chunk.gamma);
+            for (int t = 0; c.mixed && t < rows; ++t)
+              of_chunk.erase_q[t] = static_cast<float>(random(0.1)), of_chunk.read_k[t] = static_cast<float>(random(0.3));
+            for (int t = 0; t < 64; ++t) of_chunk.k[t] = t < rows ? static_cast<float>(0.3 + random(0.2)) : 0.0f;
+            for (int i = 0; i < 64; ++i)
+              for (int j = 0; j <= i; ++j) pair.a[panel_index(i, j)] = to_bf16(i == j ? 1 : i < rows ? random(0.1) : 0);
+            std::memcpy(pair.p, image.m, sizeof pair.p);
+            std::fill_n(image.x, 64 * kKey, kNan16);
+            std::fill_n(of_rows.x, 64 * kKey, kNan16);
+          }
         }
         for (int b = 0; b < at.blocks; ++b)
           for (int t = 0; t < 64; ++t)
@@ -246,6 +266,8 @@ void test_forward(const Case& c) {
   const auto run = [&](bool alone) {
     DeviceBuffer<ForwardImage<kKey>> device_images(images);
     DeviceBuffer<RowImage<kKey>> device_row_images(row_images);
+    DeviceBuffer<ChunkNumbers> device_numbers(numbers);
+    DeviceBuffer<PairImage> device_pairs(pairs);
     DeviceBuffer<uint16_t> device_keys(keys), device_reads(reads);
     DeviceTensor device_v(v), device_initial(initial), device_o(Tensor(c.bf16, v.h.size() + v.f.size())), device_final(Tensor(c.state_bf16, heads * c.K * c.V));
     DeviceBuffer<uint16_t> device_z(z), states(std::vector<uint16_t>(z.size() / 64 * kKey, kNan16)), w(std::vector<uint16_t>(z.size(), kNan16));
@@ -261,6 +283,7 @@ void test_forward(const Case& c) {
       args.images = device_row_images.data();
       args.rows = {at.key_arg(device_reads.data()), at.key_arg(device_keys.data())};
     }
+    if (c.pairs) args.images = device_numbers.data(), args.pairs = device_pairs.data(), args.mixed = c.mixed;
     if (c.prepared_z) {
       args.z = device_z.data();
     } else {
@@ -299,8 +322,15 @@ void test_forward(const Case& c) {
           const auto of_row = [&](const std::vector<uint16_t>& raw, const float* factors, int t, int k) {
             return t < rows ? factors[t] * from_bf16(raw[at.key_at(n, 64 * chunk + t, hv, k)]) : 0.0;
           };
-          const auto e_at = [&](int t, int k) { return c.rows ? of_row(keys, row_images[index].e, t, k) : from_bf16(image.e[panel_index(t, k)]); };
-          const auto q_at = [&](int t, int k) { return c.rows ? of_row(reads, row_images[index].q, t, k) : from_bf16(image.q[panel_index(t, k)]); };
+          const auto more = [&](const std::vector<uint16_t>& raw, const float* factors, int t, int k) {
+            return c.pairs && c.mixed ? of_row(raw, factors, t, k) : 0.0;
+          };
+          const auto e_at = [&](int t, int k) {
+            return c.rows ? of_row(keys, row_images[index].e, t, k) + more(reads, numbers[index].erase_q, t, k) : from_bf16(image.e[panel_index(t, k)]);
+          };
+          const auto q_at = [&](int t, int k) {
+            return c.rows ? of_row(reads, row_images[index].q, t, k) + more(keys, numbers[index].read_k, t, k) : from_bf16(image.q[panel_index(t, k)]);
+          };
           // What the rest of w meets is x, and not the rest of that.
           std::vector<double> w_rest(static_cast<size_t>(64) * padded, 0.0), e_operand(s);
           for (double& x : e_operand) x = rounded(c, x, rounds);
@@ -321,6 +351,12 @@ void test_forward(const Case& c) {
               if (c.fine) w_rest[static_cast<size_t>(t) * padded + i] = rounded(x - nearest, rounds);
               if (c.save) w_saved.add(from_bf16(got.w[at.tile(n, chunk, hv, b) * kPanel + panel_index(t, i % 64)]), x);
             }
+            std::vector<double> u(64), scaled(64);  // c.pairs
+            for (int t = 0; c.pairs && t < 64; ++t) {
+              double x = 0;
+              for (int j = 0; j <= t; ++j) x += from_bf16(pairs[index].a[panel_index(t, j)]) * w[static_cast<size_t>(j) * padded + i];
+              u[static_cast<size_t>(t)] = rounded(x, rounds), scaled[static_cast<size_t>(t)] = rounded(numbers[index].k[t] * x, rounds);
+            }
             if (c.save)
               for (int k = 0; k < kKey; ++k)
                 states.add(from_bf16(got.states[at.tile(n, chunk, hv, b) * (64 * kKey) + panel_index(i % 64, k)]), s[static_cast<size_t>(k) * padded + i]);
@@ -328,13 +364,19 @@ void test_forward(const Case& c) {
               for (int t = 0; t < rows; ++t) {
                 double x = 0;
                 for (int k = 0; k < c.K; ++k) x += q_at(t, k) * operand[static_cast<size_t>(k) * padded + i];
-                for (int j = 0; j < 64; ++j) x += from_bf16(image.m[panel_index(t, j)]) * w[static_cast<size_t>(j) * padded + i];
+                for (int j = 0; j < 64; ++j) {
+                  x += from_bf16(image.m[panel_index(t, j)]) * (c.pairs ? u[static_cast<size_t>(j)] : w[static_cast<size_t>(j) * padded + i]);
+                }
                 o.add(got.o.at(at.token_at(n, 64 * chunk + t, hv, i)), c.bf16 ? rounded(x, rounds) : x);
               }
             for (int k = 0; k < c.K; ++k) {
               double x = image.gamma[k] * s[static_cast<size_t>(k) * padded + i];
               for (int t = 0; t < 64; ++t) {
                 const size_t from = static_cast<size_t>(t) * padded + i;
+                if (c.pairs) {
+                  x += t < rows ? from_bf16(keys[at.key_at(n, 64 * chunk + t, hv, k)]) * scaled[static_cast<size_t>(t)] : 0;
+                  continue;
+                }
                 x += from_bf16(image.x[panel_index(t, k)]) * (w[from] + w_rest[from]) + (c.fine ? fine.rest(index, t, k) * w[from] : 0);
               }
               s[static_cast<size_t>(k) * padded + i] = x;
@@ -673,6 +715,28 @@ std::vector<Case> cases() {
       add_rows(", no d_o, no state", [](Case& c) { c.has_d_o = c.has_initial = false; });
       add_rows(", sums", [](Case& c) { c.mixed = true; });
       add_rows(", sums, no saves, no tail", [](Case& c) { c.mixed = true, c.save = false, c.packed = false, c.lengths = {128, 128}; });
+      const auto add_pairs = [&](const std::string& more, auto change) {
+        add("rows, A and P" + more, [&](Case& c) {
+          c.rows = c.pairs = true, c.lengths = packed, c.packed = true;
+          change(c);
+        });
+      };
+      add_pairs("", [](Case&) {});
+      add_pairs(", no saves", [](Case& c) { c.save = false; });
+      add_pairs(", saves only", [](Case& c) { c.out = false; });
+      add_pairs(", state only", [](Case& c) { c.out = c.save = false; });
+      add_pairs(", prepared z", [](Case& c) { c.prepared_z = true; });
+      add_pairs(" of groups, with gaps", [](Case& c) { c.HV = 4, c.group = 2, c.row_padding = 8; });
+      add_pairs(", without the engine", [](Case& c) { c.engine = false; });
+      add_pairs(", neighbours of no numbers", [](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.damaged = true; });
+      add_pairs(", float32, V 37", [](Case& c) { c.bf16 = false, c.V = 37; });
+      add_pairs(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
+      add_pairs(", 9 chunks", [](Case& c) { c.lengths = {570}, c.packed = false, c.V = 64; });
+      add_pairs(", K less", [](Case& c) { c.K = c.key == 128 ? 72 : 40; });
+      add_pairs(", sums", [](Case& c) { c.mixed = true; });
+      add_pairs(", sums, no saves", [](Case& c) { c.mixed = true, c.save = false; });
+      add_pairs(", sums, saves only", [](Case& c) { c.mixed = true, c.out = false; });
+      add_pairs(", sums, state only, without the engine", [](Case& c) { c.mixed = true, c.out = c.save = c.engine = false; });
       for (const bool rests : {false, true}) {
         const std::string name = rests ? "fine with rests of keys" : "fine";
         const auto add_fine = [&](const std::string& more, auto change) {
@@ -703,6 +767,7 @@ int main(int argc, char** argv) {
   uint64_t index = 0;
   for (const bool forward : {true, false}) {
     for (fw::cuda::Case c : fw::cuda::cases()) {
+      if (c.pairs && !forward) continue;
       if (!fw::cuda::testing::in_share(index++)) continue;
       c.name = (forward ? "forward " : "reverse ") + c.name;
       if (argc > 1 && c.name.find(argv[1]) == std::string::npos) continue;

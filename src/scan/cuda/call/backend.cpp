@@ -52,7 +52,8 @@ class CudaCall final : public Call {
     const Inputs<float> given = halves_.inputs(tensors, workspace);
     const Outputs<float> outputs = halves_.open(results, workspace);
     char* const values = static_cast<char*>(workspace) + halves_.forward_bytes();
-    const cuda::CallForms forms{formed(given, nullptr)};
+    cuda::CallForms forms{formed(given, nullptr)};
+    forms.made_last = gates_.makes_values(given, forms.gates) && keys_ == 0 && rows_.forward_bytes() == 0;
     Inputs<float> inputs = gates_.values(given, forms.gates, values);
     char* const space = values + gates_.forward_bytes();
     make_keys(inputs, space);

@@ -118,6 +118,11 @@ float* CallGates::formed_parts(const FormedGates& formed, const Inputs<float>& g
   return nullptr;
 }
 
+bool CallGates::makes_values(const Inputs<float>& in, const FormedGates& formed) const {
+  return std::any_of(gates_.begin(), gates_.end(),
+                     [&](const Gate& gate) { return gate.spec.logits() && tensor_of(in, gate.spec) && !is_formed(formed, gate.spec); });
+}
+
 Inputs<float> CallGates::values(const Inputs<float>& in, const FormedGates& formed, void* workspace) const {
   Inputs<float> made = in;
   GateValuesArgs args;

@@ -38,6 +38,8 @@ class CallGates {
   // In these three `formed`: what kernels form themselves, formed() or nothing.
   // Queues the making of values: the inputs with them in place of logits.
   Inputs<float> values(const Inputs<float>& in, const FormedGates& formed, void* workspace) const;
+  // Whether that queues anything.
+  bool makes_values(const Inputs<float>& in, const FormedGates& formed) const;
   // The gradients that the kernels are to leave: of log-decays (bf16 where the values are) and of gates of one number (float32) in the workspace, of gates of
   // channels where the caller wants those of logits.
   Inputs<float> open(const Inputs<float>& in, const FormedGates& formed, const Inputs<float>& grads, void* workspace) const;

@@ -114,7 +114,10 @@ struct FineImages {
 
 struct PrepareArgs {
   Problem problem;
-  void* forward = nullptr;                 // ForwardImage<key>, or where prepare_leaves_rows() RowImage<key> [chunks, HV]
+  // ForwardImage<key> [chunks, HV]; where prepare_leaves_rows() RowImage<key>, where prepare_leaves_pairs() ChunkNumbers, and then `pairs` is there
+  void* forward = nullptr;
+  bool leaves_pairs = false;               // prepare_leaves_pairs()
+  bool behind_gates = false;               // gate_values() is the kernel in front: q and k were there before it began
   void* backward = nullptr;                // BackwardImage<key> [chunks, HV], or null
   BackwardNumbers* numbers = nullptr;      // [chunks, HV], in its place for rules with reverse_takes_rows() (select.h), or null
   FineImages forward_fine, backward_fine;  // both have rests or none
@@ -128,7 +131,7 @@ struct TokenShape {
   int64_t B = 0, T = 0;
 };
 
-// q and k: for the forward scan of a problem where prepare_leaves_rows(), for the reverse scan where reverse_takes_rows() (select.h).
+// q and k: for the forward scan of a problem where prepare_leaves_rows() or prepare_leaves_pairs(), for the reverse scan where reverse_takes_rows() (select.h).
 struct ScanRows {
   TokenArg q, k;  // k.data null: other problems
 };
@@ -143,7 +146,9 @@ struct ScanForwardArgs {
   SequenceArg sequences;
   int32_t HV = 0, K = 0, V = 0;
   bool online = true;
-  const void* images = nullptr;  // ForwardImage<key>, or with `rows` RowImage<key>
+  const void* images = nullptr;      // ForwardImage<key>; with `rows` RowImage<key>, and with `pairs` ChunkNumbers
+  const PairImage* pairs = nullptr;  // [chunks, HV], where prepare_leaves_pairs()
+  bool mixed = false;                // with pairs: of mixed_streams()
   FineImages fine;
   ScanRows rows;
   TokenShape shape;  // of q, k and v
@@ -214,7 +219,7 @@ void copy_checkpoints(const CheckpointArg& args, const SequenceArg& segments, in
 // lead there, and the slopes go to args.grads.dalpha_p and dbeta_p. The second half takes those of the first too, so that its dq and dk are whole. dv comes of
 // the first.
 struct WideHalf {
-  const WideNumbers* numbers = nullptr;  // null: not of such keys
+  const ChunkNumbers* numbers = nullptr;  // null: not of such keys
   bool second = false;
   const float *q = nullptr, *k = nullptr;  // of the second: the first half's slopes; null: there are none
 };
@@ -242,14 +247,14 @@ void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
 
 struct WidePrepareArgs {
   Problem problem;
-  WideNumbers* numbers = nullptr;  // [chunks, HV]
-  PairImage* pairs = nullptr;      // [chunks, HV]; offline: without A
+  ChunkNumbers* numbers = nullptr;  // [chunks, HV]
+  PairImage* pairs = nullptr;       // [chunks, HV]; offline: without A
 };
 void wide_prepare(const WidePrepareArgs& args, int64_t chunks, void* stream);
 // Of the arguments without images, z, maps, parts and what belongs to these.
-void wide_forward(const ScanForwardArgs& args, const WideNumbers* numbers, const PairImage* pairs, void* stream);
+void wide_forward(const ScanForwardArgs& args, const ChunkNumbers* numbers, const PairImage* pairs, void* stream);
 // The same; v: dZ, offline V as scan_reverse() leaves it.
-void wide_reverse(const ScanReverseArgs& args, const WideNumbers* numbers, void* stream);
+void wide_reverse(const ScanReverseArgs& args, const ChunkNumbers* numbers, void* stream);
 
 // problem, grads: of a half (WideHalf); pairs as wide_prepare() left them, states, d_states: of the half's first tile.
 void wide_gradients(const GradientArgs& args, int64_t chunks, void* stream);

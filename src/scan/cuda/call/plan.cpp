@@ -204,7 +204,7 @@ ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
   r.z = regions.take(tiles * device.value_blocks * kPanel * 2, device.z_image);
   r.segments = segment_regions(plan, device, regions);
   r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat, !device.direct);
-  r.numbers = regions.take(tiles * int64_t{sizeof(WideNumbers)}, device.wide);
+  r.numbers = regions.take(tiles * int64_t{sizeof(ChunkNumbers)}, device.wide);
   r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, device.wide);
   r.bytes = regions.used();
   return r;
@@ -217,7 +217,7 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   const int64_t tiles = device.chunks * plan.HV;
   const bool images = !device.direct, rows = device.wide || reverse_takes_rows(plan.rule);
   r.images = regions.take(tiles * image_bytes<BackwardImage>(device.key), images && !rows);
-  r.numbers = regions.take(tiles * static_cast<int64_t>(device.wide ? sizeof(WideNumbers) : sizeof(BackwardNumbers)), images && rows);
+  r.numbers = regions.take(tiles * static_cast<int64_t>(device.wide ? sizeof(ChunkNumbers) : sizeof(BackwardNumbers)), images && rows);
   r.fine = fine_regions(plan, device, regions);
   r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, images);
   r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
@@ -335,6 +335,7 @@ DevicePlan make_device_plan(const Plan& plan, int multiprocessors) {
     device.direct = direct_rule(plan.rule) && !device.wide;
     if (plan.device_offsets == nullptr && !device.wide)
       device.segments = cut(plan, plan.segment == 0 ? best_segment(plan, device) : std::max<int64_t>(0, plan.segment / kChunk));
+    device.cut = device.segments || plan.segment > 0;
     device.segments.backward = device.segments && cut_backward(plan, device, device.segments.chunks);
     device.fades = device.segments && !device.direct && fades(plan);
     if (!device.wide) plan_gradients(plan, device);

@@ -59,19 +59,21 @@ struct FineRegions {
 
 struct ForwardRegions {
   CommonRegions common;
-  Region images;  // ForwardImage [chunks, HV], or RowImage, which is smaller (what the tensors are is not known here); not if direct
+  // ForwardImage [chunks, HV], or what is smaller (what the tensors are is not known here): RowImage, or ChunkNumbers and, if not saved, PairImage; not if
+  // direct
+  Region images;
   FineRegions fine;
   Region z;  // panels [chunks, HV, value blocks]: rules whose write gate has a value a channel
   SegmentRegions segments;
   Region maps;            // float [segments, HV, K, K], where they are not saved
-  Region numbers, pairs;  // of DevicePlan::wide, where they are not saved: WideNumbers, PairImage [chunks, HV]
+  Region numbers, pairs;  // of DevicePlan::wide, where they are not saved: ChunkNumbers, PairImage [chunks, HV]
   size_t bytes = 0;
 };
 
 // Forward leaves these for backward: if direct, the states alone.
 struct SavedRegions {
   Region images;   // BackwardImage [chunks, HV], or
-  Region numbers;  // BackwardNumbers [chunks, HV]: reverse_takes_rows(); WideNumbers: DevicePlan::wide
+  Region numbers;  // BackwardNumbers [chunks, HV]: reverse_takes_rows(); ChunkNumbers: DevicePlan::wide
   FineRegions fine;
   Region pairs;         // PairImage [chunks, HV]
   Region states;        // S^T [chunks, HV, value blocks]
@@ -112,6 +114,7 @@ struct DevicePlan {
   std::shared_ptr<const KeyHalves> halves;
   int64_t chunks = 0;  // of all sequences
   Segments segments;
+  bool cut = false;  // there are segments, or would be of longer sequences: the descriptor says how many tokens one has, and a sequence's bits are those alone
   // No step of the rule lets a state grow, and decays are given: a first pass over a segment leaves out what they let nothing through of (scan/fades.cuh).
   bool fades = false;
   // The reverse scan leaves many multiprocessors free for a while: the gradients begin there, with the tiles that it has left (but for kernels

@@ -309,17 +309,25 @@ ScanReverseArgs reverse_scan_args(const Plan& plan, const DevicePlan& device, co
 
 FineImages fine_images(const FineRegions& regions, const Space& space) { return {space.at(regions.images), space.at<uint16_t>(regions.rests)}; }
 
-void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {
+void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& problem, bool gates_made_last, const Outputs<float>& out, void* saved,
+                   const Space& space) {
   const Space kept(saved);
   const bool save = saved != nullptr;
   PrepareArgs prepared;
   prepared.problem = problem;
+  // Tables and M take kernels of their own, and a gate of channels is brought with q and k.
+  prepared.behind_gates = gates_made_last && !plan.packed && !plan.rule.uses_precond() && !channel_erase(plan.rule);
   prepared.forward = space.at(device.forward.images);
   prepared.backward = save ? kept.at(device.saved.images) : nullptr;
   prepared.numbers = save ? kept.at<BackwardNumbers>(device.saved.numbers) : nullptr;
   prepared.forward_fine = fine_images(device.forward.fine, space);
   if (save) prepared.backward_fine = fine_images(device.saved.fine, kept);
   prepared.pairs = save ? kept.at<PairImage>(device.saved.pairs) : nullptr;
+  prepared.leaves_pairs = prepare_leaves_pairs(problem, device.key, device.cut);
+  if (!save && prepared.leaves_pairs) {  // A and P in the place of images, behind the numbers
+    prepared.pairs = reinterpret_cast<PairImage*>(static_cast<ChunkNumbers*>(prepared.forward) + device.chunks * plan.HV);
+    static_assert(sizeof(ChunkNumbers) + sizeof(PairImage) <= sizeof(ForwardImage<64>));
+  }
   prepared.z = space.at<uint16_t>(device.forward.z);
   prepared.spare_m = space.at<float>(device.forward.common.m);
   prepare(prepared, device.key, device.chunks, plan.stream);
@@ -328,7 +336,9 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   scan.images = prepared.forward;
   scan.fine = prepared.forward_fine;
   scan.z = prepared.z;
-  if (prepare_leaves_rows(problem, device.key)) scan.rows = {problem.in.q, problem.in.k};
+  if (prepared.leaves_pairs) scan.pairs = prepared.pairs;
+  scan.mixed = mixed_streams(plan.rule);
+  if (scan.pairs != nullptr || prepare_leaves_rows(problem, device.key)) scan.rows = {problem.in.q, problem.in.k};
   if (device.segments) {
     scan.fades = fade_arg(device, problem);
     scan_segments_forward(plan, device, scan, save && device.segments.backward ? kept.at<float>(device.saved.maps) : space.at<float>(device.forward.maps),
@@ -341,13 +351,13 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
 // ---- Keys of more than 128 channels
 
 struct WideImages {
-  WideNumbers* numbers;
+  ChunkNumbers* numbers;
   PairImage* pairs;
 };
 WideImages wide_images(const DevicePlan& device, const void* saved, const Space& space) {
   const Space kept(const_cast<void*>(saved));
-  if (saved != nullptr) return {kept.at<WideNumbers>(device.saved.numbers), kept.at<PairImage>(device.saved.pairs)};
-  return {space.at<WideNumbers>(device.forward.numbers), space.at<PairImage>(device.forward.pairs)};
+  if (saved != nullptr) return {kept.at<ChunkNumbers>(device.saved.numbers), kept.at<PairImage>(device.saved.pairs)};
+  return {space.at<ChunkNumbers>(device.forward.numbers), space.at<PairImage>(device.forward.pairs)};
 }
 
 void forward_of_wide(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {
@@ -490,11 +500,11 @@ void offline_backward(const Plan& plan, const DevicePlan& device, const Problem&
   offline_gradients(args, device.key, device.chunks, plan.stream);
 }
 
-void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FormedGates& formed, const Outputs<float>& out, void* saved,
+void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms, const Outputs<float>& out, void* saved,
                 void* workspace) {
   const Space space(workspace);
   upload_tables(plan, device.forward.common, space);
-  Problem problem = problem_of(plan, device, in, formed, device.forward.common, space);
+  Problem problem = problem_of(plan, device, in, forms.gates, device.forward.common, space);
   // One token a sequence: token_forward makes the step of A itself.
   const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr && (plan.slots.skips || !plan.slots);
   if (!steps_precond) {
@@ -514,7 +524,7 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
     return;
   }
   if (device.chunk_form) {
-    chunk_forward(plan, device, problem, out, saved, space);
+    chunk_forward(plan, device, problem, forms.made_last, out, saved, space);
     return;
   }
   TokenForwardArgs args;
@@ -686,7 +696,7 @@ void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float
   require_device(device.chunk_form);
   if (plan.N == 0) return;
   if (device.halves != nullptr) return forward_of_halves(plan, *device.halves, in, out, saved, workspace);
-  forward_on(plan, device, in, forms.gates, out, saved, workspace);
+  forward_on(plan, device, in, forms, out, saved, workspace);
 }
 
 void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms, const Outputs<float>& d,

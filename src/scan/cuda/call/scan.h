@@ -13,6 +13,7 @@ namespace fw::cuda {
 struct CallForms {
   FormedGates gates;
   float* parts = nullptr;  // GradientArgs::form_parts
+  bool made_last = false;  // gate_values() is the kernel in front of the call's
 };
 // Whether they can, of these gates, forward, or with `grads` backward.
 bool forms_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FormedGates& gates, const Inputs<float>* grads);

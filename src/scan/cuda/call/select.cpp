@@ -162,14 +162,15 @@ PrepareChoice select_prepare(const PrepareArgs& args, int key) {
   return choice;
 }
 bool prepare_makes_m(const Problem& x, int key) { return x.rule.decay == Decay::kChannel ? channel_makes_m(x, key) : scalar_makes_m(x, key); }
-bool prepare_leaves_rows(const Problem& x, int key) {
-  if (x.rule.decay == Decay::kChannel || !x.rule.online()) return false;
-  return takes_precond(x, key) || (!wants_rests(x.rule) && scalar_multiples(x, key));
+bool prepare_leaves_rows(const Problem& x, int key) { return x.rule.decay != Decay::kChannel && x.rule.online() && takes_precond(x, key); }
+bool prepare_leaves_pairs(const Problem& x, int key, bool cut) {
+  return x.rule.decay != Decay::kChannel && x.rule.online() && ((!wants_rests(x.rule) && scalar_multiples(x, key)) || (takes_sums(x, key) && !cut));
 }
 
 ScanForm select_scan(const ScanForwardArgs& args) {
   if (!args.online) return ScanForm::kOffline;
   if (args.fine.images != nullptr) return ScanForm::kFine;
+  if (args.pairs != nullptr) return args.mixed ? ScanForm::kSums : ScanForm::kPairs;
   return args.rows.k.data != nullptr ? ScanForm::kRows : ScanForm::kImages;
 }
 

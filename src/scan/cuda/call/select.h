@@ -120,11 +120,14 @@ struct PrepareChoice {
 PrepareChoice select_prepare(const PrepareArgs& args, int key);
 // Whether prepare() makes M of the preconditioner itself, from problem.boundaries: problem.m is null then. A function of the inputs (not of m and boundaries).
 bool prepare_makes_m(const Problem& problem, int key);
-// Whether prepare() leaves it to the forward scan to take the rows of q and k (tiles.h: RowImage). A function of the inputs (boundaries too).
+// Whether prepare() leaves it to the forward scan to take the rows of q and k (tiles.h: RowImage), or A and P besides (ChunkNumbers). A function of the inputs
+// (boundaries too), and of whether sequences are cut: where streams are sums, a first pass over segments has fewer products with images.
 bool prepare_leaves_rows(const Problem& problem, int key);
+bool prepare_leaves_pairs(const Problem& problem, int key, bool cut);
 
-// What the forward scan has for E and Q: images, images of two terms, the raw rows times numbers a row, or (offline) Q alone.
-enum class ScanForm { kOffline, kImages, kFine, kRows };
+// What the forward scan has for E and Q: images, images of two terms, the raw rows times numbers a row (kPairs: for X and M too, with A and P; kSums: and
+// E and Q are sums of both), or (offline) Q alone.
+enum class ScanForm { kOffline, kImages, kFine, kRows, kPairs, kSums };
 ScanForm select_scan(const ScanForwardArgs& args);
 
 enum class GradientKernel { kScalar, kGeneral, kChannel };

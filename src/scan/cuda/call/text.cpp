@@ -118,6 +118,10 @@ const char* name_of(ScanForm form) {
       return "scan/forward (two terms)";
     case ScanForm::kRows:
       return "scan/forward (raw rows)";
+    case ScanForm::kPairs:
+      return "scan/forward (raw rows, A and P)";
+    case ScanForm::kSums:
+      return "scan/forward (sums of raw rows, A and P)";
   }
   fail_internal("a form of the scan without a name");
 }
@@ -219,7 +223,9 @@ std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
   ScanForwardArgs scan;
   scan.online = plan.rule.online();
   scan.fine = prepare.forward_fine;
-  if (prepare_leaves_rows(x, device.key)) scan.rows = {x.in.q, x.in.k};
+  if (prepare_leaves_pairs(x, device.key, device.cut)) scan.pairs = somewhere<PairImage>();
+  scan.mixed = mixed_streams(plan.rule);
+  if (scan.pairs != nullptr || prepare_leaves_rows(x, device.key)) scan.rows = {x.in.q, x.in.k};
   add_scan(names, name_of(select_scan(scan)), "scan/join", cut);
   return joined(names);
 }

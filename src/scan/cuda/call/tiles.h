@@ -34,8 +34,8 @@ struct ForwardImage {
   float z_scale[64];      // Z = z_scale (.) v, rows past the end 0; 1 (0 past the end) where the Z image is used
 };
 
-// The same of rules whose e and r are raw rows of k and q times a number a row (prepare_leaves_rows(), kernels.h). The forward scan takes those rows where
-// they are, and here are the numbers:
+// The same of rules whose e and r are raw rows of k and q times a number a row, and w is not (prepare_leaves_rows(), select.h). The forward scan takes those
+// rows where they are, and here are the numbers:
 //   W = Z + diag(e) k S0      O = diag(q) q S0 + M W      S_C = gamma_C S0 + X^T W
 // Rows past the end: 0.
 template <int kKey>
@@ -46,6 +46,24 @@ struct RowImage {
   float gamma[4];  // all the same
   float unused[28];
 };
+// The numbers of a chunk's rows where w is raw rows of k times a number a row, too (prepare_leaves_pairs(), select.h), and where keys have 129 to 256 channels
+// (wide/): with the rows where they are, and A and P of PairImage,
+//   W = Z + diag(e) k S0      U = A W      O = diag(q) q S0 + P U      S_C = gamma_C S0 + k^T diag(k) U
+// (where streams are sums, mixed_streams(), W has diag(erase_q) q S0 besides and O diag(read_k) k S0). That is a product more in the scan's chain than X and M
+// want, which are twice the numbers. q2, k2: |q|^2 and |k|^2, of wide keys, if the rule wants them. Rows past the end: 0.
+struct ChunkNumbers {
+  float e[64], q[64], k[64], z_scale[64];
+  float gamma[4];  // all the same
+  union {
+    float q2[64], erase_q[64];
+  };
+  union {
+    float k2[64], read_k[64];
+  };
+  float unused[28];
+};
+inline constexpr size_t kScanNumbers = offsetof(ChunkNumbers, q2);  // bytes that the scans read
+static_assert(sizeof(ChunkNumbers) % 128 == 0 && kScanNumbers % 16 == 0);
 // Each image begins with a line of the L2 cache if the first one does (workspaces as cudaMalloc gives them): copies of others move parts of lines twice.
 static_assert(sizeof(ForwardImage<64>) % 128 == 0 && sizeof(ForwardImage<128>) % 128 == 0 && sizeof(RowImage<64>) % 128 == 0 &&
               sizeof(RowImage<128>) % 128 == 0);
@@ -92,17 +110,6 @@ struct PairImage {
   uint16_t p[kPanel];
 };
 
-// Keys of 129 to 256 channels (wide/): the numbers of a chunk's rows for both scans and the gradients, with the raw rows of q and k and A and P where they are:
-//   W = diag(z) v + diag(e) k S0      U = A W      O = diag(q) q S0 + P U      S_C = gamma_C S0 + k^T diag(k) U
-// q2, k2: |q|^2 and |k|^2, if the rule wants them. Rows past the end: 0.
-struct WideNumbers {
-  float e[64], q[64], k[64], z[64];
-  float gamma[4];  // all the same
-  float q2[64], k2[64];
-  float unused[28];
-};
-inline constexpr size_t kWideScanNumbers = offsetof(WideNumbers, q2);  // bytes that the scans read
-static_assert(sizeof(WideNumbers) % 128 == 0 && kWideScanNumbers % 16 == 0);
 inline constexpr int kWideKey = 256, kHalfKey = 128;
 
 // Per chunk, value head and block of 64 value columns:

@@ -27,7 +27,6 @@ struct FinishBuffers {
   char *key_rests = nullptr, *e_rests = nullptr, *y_rests = nullptr;
   const float* last_pair = nullptr;  // not kFine: of the chunk's rows, for lasts()
   uint64_t* claimed = nullptr;       // kClaimed: a half barrier
-  char* x = nullptr;                 // not kFine: where x goes, if not in the place of the keys
 };
 
 // A barrier in shared memory for four warps that arrive and go on and four that wait, which racecheck follows (and not named barriers, where warps
@@ -41,7 +40,7 @@ FW_DEVICE uint64_t* start_half_barrier(char* at) {
   return barrier;
 }
 
-// Image: what the forward scan reads, ForwardImage or RowImage.
+// Image: what the forward scan reads, ForwardImage, RowImage or ChunkNumbers.
 template <int kKey, class Image = ForwardImage<kKey>>
 struct ChunkImages {
   Image* forward;
@@ -79,20 +78,45 @@ FW_DEVICE ChunkImages<kKey, Image> chunk_images(const PrepareArgs& args, int64_t
 
 // After warps 0 to 3 wrote the blocks of T, the one of its number each, and the others P: no barrier is wanted in between. Four warps
 // invert; the others call first(a number of 4 for each warp), and then they, and two of the four when they are through, call
-// meanwhile(a number of 6). kTraining: there may be a backward image. kClaimed: the place of a is free once first() is over. kColumns: of transform_keys(),
-// with s.x.
-template <int kKey, RowForm kForm, bool kTraining, bool kClaimed, bool kFine, int kColumns = 4, class Image, class First, class Meanwhile>
-FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages<kKey, Image>& out, First&& first, Meanwhile&& meanwhile) {
+// meanwhile(a number of 6). wait_for_a: of invert().
+template <bool kFine, class WaitForA, class First, class Meanwhile>
+FW_DEVICE void solve(char* t, char* a, const FineInverse& fine, int warp, WaitForA&& wait_for_a, First&& first, Meanwhile&& meanwhile) {
   if (warp < 4) {
-    invert<kFine>(reinterpret_cast<float*>(s.t), s.a, s.fine, warp, [&] {
-      if constexpr (kClaimed) mbarrier_wait(s.claimed, 0);
-    });
+    invert<kFine>(reinterpret_cast<float*>(t), a, fine, warp, wait_for_a);
   } else {
     first(warp - 4);
-    if constexpr (kClaimed) mbarrier_arrive(s.claimed);
     beside_invert();
   }
   if (warp >= 4 || warp % 2 == 0) meanwhile(warp >= 4 ? warp - 4 : 4 + warp / 2);
+}
+// The same where A and P are all that is wanted; behind it by thread 0 both on their way to memory, and read.
+template <class First, class Meanwhile>
+FW_DEVICE void finish_pairs(char* t, char* a, const char* p, int warp, PairImage* out, First&& first, Meanwhile&& meanwhile) {
+  solve<false>(
+      t, a, {}, warp, [] {}, first, meanwhile);
+  fence_async_shared();
+  sync_threads();
+  if (thread_index() == 0) {
+    bulk_store(out->a, a, kPanelBytes);
+    bulk_store(out->p, p, kPanelBytes);
+    bulk_commit();
+    bulk_wait_read<0>();
+  }
+}
+
+// solve(), and X, M and what the backward image has. kTraining: there may be one. kClaimed: the place of a is free once first() is over.
+template <int kKey, RowForm kForm, bool kTraining, bool kClaimed, bool kFine, class Image, class First, class Meanwhile>
+FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages<kKey, Image>& out, First&& first, Meanwhile&& meanwhile) {
+  solve<kFine>(
+      s.t, s.a, s.fine, warp,
+      [&] {
+        if constexpr (kClaimed) mbarrier_wait(s.claimed, 0);
+      },
+      [&](int number) {
+        first(number);
+        if constexpr (kClaimed) mbarrier_arrive(s.claimed);
+      },
+      meanwhile);
   sync_threads();
 
   const SplitPanel a{shared_address(s.a), kFine ? shared_address(s.fine.low) : 0, s.exact_keys ? 2 : 3},
@@ -111,9 +135,9 @@ FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages
           shared_address(s.keys), s.k_factors, a, warp, [](float(&)[8][4]) {}, address(s.key_rests), x_rests);
     } else {
       uint32_t keys = shared_address(s.keys);
-      if constexpr (kKey == 128 || kColumns < 4) keys = static_cast<uint32_t>(opaque(static_cast<int>(keys)));  // addresses are not kept from before: registers
+      if constexpr (kKey == 128) keys = static_cast<uint32_t>(opaque(static_cast<int>(keys)));  // addresses are not kept from before: registers
       const int rounds = s.last_pair != nullptr && lasts(*s.last_pair) ? 2 : 1;
-      transform_keys<kForm != RowForm::kStreams, kColumns>(keys, s.k_factors, {a.high, 0, rounds}, warp, address(s.x));
+      transform_keys<kForm != RowForm::kStreams>(keys, s.k_factors, {a.high, 0, rounds}, warp);
     }
   }
   read_products<kFine>(p, a, s.m, warp);
@@ -125,7 +149,7 @@ FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages
   fence_async_shared();
   sync_threads();
   if (thread_index() == 0) {
-    bulk_store(out.forward->x, s.x != nullptr ? s.x : s.keys, sizeof out.forward->x);
+    bulk_store(out.forward->x, s.keys, sizeof out.forward->x);
     bulk_store(out.forward->m, s.m, kPanelBytes);
     if (kTraining && out.backward != nullptr) {
       bulk_store(out.backward->y, s.y, sizeof out.backward->y);

@@ -1,15 +1,15 @@
 // prepare where value heads share keys, of the rules whose rows are left to the scans (scalar.cu: kRows): a block has one chunk of one key head, and of its
 // value heads up to kMostGroupedHeads one behind the other. The raw rows, their norms and the products K K^T and Q K^T are made once; what a value head adds to
-// them is factors of rows and columns. The images are those of scalar.cu to the bit.
+// them is factors of rows and columns. A, P and the numbers are those of scalar.cu to the bit.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
-//   all       a warp's 8 rows of q and k; their norms; X and M
+//   all       a warp's 8 rows of q and k; their norms
 //   0 to 3    K K^T, a value head's T, then A = (I + T)^-1;   4 to 7   Q K^T, a value head's P; meanwhile
 //   5         the next value head's decays and coefficients, two rows a lane
 #include "scan/cuda/call/grouped_heads.h"
-#include "scan/cuda/call/launch.h"
 #include "scan/cuda/prepare/kernels.h"
+#include "scan/cuda/prepare/launch.h"
 #include "scan/cuda/prepare/scalar_rows.cuh"
 
 namespace fw::cuda {
@@ -17,11 +17,13 @@ namespace {
 
 constexpr int kFactorWarp = 5;
 
-// Shared memory: the raw keys; the raw reads, then a value head's X; T, then M; A; P; factors of rows of this value head and of the next.
+// Shared memory: the raw keys and reads, then their products; T; A; P; factors of rows of this value head and of the next.
 template <int kKey>
 struct GroupedLayout {
   static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
-  static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = 2 * kOperand, kA = kT + kTriangle, kP = kA + kPanelBytes, kRows = kP + kPanelBytes;
+  static constexpr uint32_t kProducts = 8 * kPrepareThreads * 4 * sizeof(float);  // of a thread
+  static constexpr uint32_t kKeys = 0, kReads = kOperand, kT = std::max(2 * kOperand, kProducts), kA = kT + kTriangle, kP = kA + kPanelBytes;
+  static constexpr uint32_t kRows = kP + kPanelBytes;
   static constexpr uint32_t kSquares = kRows + 2 * sizeof(ScalarRows), kBytes = kSquares + 2 * kChunk * sizeof(float);
   static_assert(kA % 1024 == 0 && kGroupedBlocks * (kBytes + 1024) <= 228 * 1024);
 };
@@ -41,6 +43,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_group
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, nullptr};
   fetch_front<kN>(x, place, raw);
+  grid_dependency_wait();  // for the gates (PrepareArgs::behind_gates)
   clear_above(shared + Layout::kP);
 
   // The factors of value head `head` of the block, by kFactorWarp: what it loads, and what comes of it.
@@ -59,7 +62,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_group
   const auto put_factors = [&](int head) {
     const ChunkPlace p = place_of(head);
     ScalarRows& rows = rows_of[head % 2];
-    auto out = chunk_images<kKey, RowImage<kKey>>(args, p.item);
+    auto out = chunk_images<kKey, ChunkNumbers>(args, p.item);
     out.backward = nullptr;
     put_decays<kKey>(x, p, steps, rows, out);
     sync_warp();
@@ -78,16 +81,23 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_group
   }
   sync_threads();
   if (warp == kFactorWarp) put_factors(0);
-  float products[8][4];
   const PairWork<true> of_warp(warp);
-  const uint32_t base = shared_address(shared);
-  pair_products<kKey, true>(of_warp, base + (of_warp.strict ? Layout::kKeys : Layout::kReads), base + Layout::kKeys, products);
+  float4* const products = reinterpret_cast<float4*>(shared) + thread_index();  // of this thread, tile by tile; not in registers: there are too few
+  {
+    float c[8][4];
+    const uint32_t base = shared_address(shared);
+    pair_products<kKey, true>(of_warp, base + (of_warp.strict ? Layout::kKeys : Layout::kReads), base + Layout::kKeys, c);
+    sync_threads();  // nobody reads the rows any more
+    FW_UNROLL for (int n = 0; n < 8; ++n) {
+      if (of_warp.has(n / 2)) products[n * kPrepareThreads] = make_float4(c[n][0], c[n][1], c[n][2], c[n][3]);
+    }
+  }
 
   const int count = min(heads, x.group - split * heads);
   FW_NO_UNROLL
   for (int head = 0; head < count; ++head) {
-    sync_threads();                           // the factors are there, the reads read; and what the value head before has left has been taken away
-    const PairWork<true> work(opaque(warp));  // places are made here, not kept from a value head to the next: registers
+    sync_threads();  // the factors are there; and what the value head before has left has been taken away
+    const PairWork<true>& work = of_warp;
     ScalarRows& rows = rows_of[head % 2];
     const float(&left)[kChunk] = rows.left[work.strict];
     char* const t = shared + Layout::kT;
@@ -96,7 +106,8 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_group
     const uint32_t panel = panel_rows(work.block);
     FW_UNROLL for (int n = 0; n < 8; ++n) {
       if (!work.has(n / 2)) continue;
-      float c[4] = {products[n][0], products[n][1], products[n][2], products[n][3]};
+      const float4 raw_product = products[n * kPrepareThreads];
+      float c[4] = {raw_product.x, raw_product.y, raw_product.z, raw_product.w};
       scales.scale(n, c);
       if (work.strict) {
         store_tile(triangle, n, c);
@@ -105,15 +116,8 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_group
       }
     }
 
-    auto out = chunk_images<kKey, RowImage<kKey>>(args, place.item + head);
-    out.backward = nullptr;
-    FinishBuffers buffers{};
-    buffers.keys = shared + Layout::kKeys, buffers.t = t, buffers.a = shared + Layout::kA, buffers.p = shared + Layout::kP, buffers.m = t;
-    buffers.x = shared + Layout::kReads;
-    buffers.k_factors = &rows.split_keys;
-    buffers.last_pair = rows.pair + kChunk - 1;
-    finish_online<kKey, RowForm::kMultiples, false, false, false, kKey == 64 ? 1 : 2>(
-        buffers, warp, out,
+    finish_pairs(
+        t, shared + Layout::kA, shared + Layout::kP, warp, args.pairs + place.item + head,
         [&](int number) {
           if (number != kFactorWarp - 4 || head + 1 == count) return;
           load_factors(head + 1);
@@ -128,7 +132,7 @@ void launch_grouped(const PrepareArgs& args, int heads, int64_t chunks, void* st
   const Problem& x = args.problem;
   Dim3 grid = prepare_grid(x, chunks);
   grid.x = static_cast<unsigned>(x.HV / x.group * ((x.group + heads - 1) / heads));
-  launch(prepare_grouped_kernel<kKey>, grid, kPrepareThreads, GroupedLayout<kKey>::kBytes, stream, args, heads);
+  launch_prepare(prepare_grouped_kernel<kKey>, grid, GroupedLayout<kKey>::kBytes, stream, args, heads);
 }
 
 }  // namespace

@@ -131,61 +131,54 @@ struct SplitPanel {
   int key_rounds = 3;
 };
 
-// 16 channels of A^T K in place of those of K (both [64 tokens, key]), or in the matrix `to`; no other warp touches these channels. factors, if not null: of
+// 16 channels of A^T K in place of those of K (both [64 tokens, key]); no other warp touches these channels. factors, if not null: of
 // the rows of K. middle(sums) once tokens 0 to 31 are in (neither kFine nor kScaled). kFine: rests: of K, or (kScaled) 0; out_rests: what the result leaves
-// out. kColumns: of the four groups of 16 tokens of the result, how many at a time; fewer than all for fewer registers, and not in place.
-template <bool kScaled, bool kFine, int kColumns = 4, class Middle>
+// out.
+template <bool kScaled, bool kFine, class Middle>
 FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice, Middle&& middle, uint32_t rests = 0,
-                              uint32_t (*out_rests)[4] = nullptr, uint32_t to = 0) {
+                              uint32_t (*out_rests)[4] = nullptr) {
+  float x[8][4];
+  clear_tiles(x);
   const int rounds = kFine ? a.key_rounds : kScaled ? min(a.key_rounds, 2) : 1;
-  FW_UNROLL
-  for (int first = 0; first < 4; first += kColumns) {
-    float x[2 * kColumns][4];
+  FW_NO_UNROLL
+  for (int round = 0; round < rounds; ++round) {
+    const uint32_t panel = kFine && round == 1 ? a.low : a.high;
     FW_UNROLL
-    for (int n = 0; n < 2 * kColumns; ++n) x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0;
-    FW_NO_UNROLL
-    for (int round = 0; round < rounds; ++round) {
-      const uint32_t panel = kFine && round == 1 ? a.low : a.high;
+    for (int i = 0; i < 4; ++i) {
+      uint32_t left[4];
+      ldmatrix_x4_trans(left, a_fragment_trans(kFine && !kScaled && round == 2 ? rests : keys, 16 * i, 2 * slice));
+      if constexpr (kScaled) {
+        if (round == (kFine ? 2 : 1)) {
+          rests_of_rows(left, *factors, 16 * i, rests, slice);
+        } else {
+          times_rows(left, *factors, 16 * i, false);
+        }
+      }
       FW_UNROLL
-      for (int i = first; i < 4; ++i) {
-        uint32_t left[4];
-        ldmatrix_x4_trans(left, a_fragment_trans(kFine && !kScaled && round == 2 ? rests : keys, 16 * i, 2 * slice));
-        if constexpr (kScaled) {
-          if (round == (kFine ? 2 : 1)) {
-            rests_of_rows(left, *factors, 16 * i, rests, slice);
-          } else {
-            times_rows(left, *factors, 16 * i, false);
-          }
-        }
-        FW_UNROLL
-        for (int j = first; j <= i && j < first + kColumns; ++j) {
-          uint32_t right[4];
-          ldmatrix_x4_trans(right, b_fragment_trans(panel, 16 * i, 2 * j));
-          mma_bf16(x[2 * (j - first)], left, right[0], right[1]);
-          mma_bf16(x[2 * (j - first) + 1], left, right[2], right[3]);
-        }
-        if constexpr (!kFine && !kScaled && kColumns == 4) {
-          if (i == 1) middle(x);
-        }
+      for (int j = 0; j <= i; ++j) {
+        uint32_t right[4];
+        ldmatrix_x4_trans(right, b_fragment_trans(panel, 16 * i, 2 * j));
+        mma_bf16(x[2 * j], left, right[0], right[1]);
+        mma_bf16(x[2 * j + 1], left, right[2], right[3]);
       }
+      if (!kFine && !kScaled && i == 1) middle(x);
     }
-    sync_warp();
-    FW_UNROLL
-    for (int j = 0; j < kColumns; ++j) {
-      const uint32_t packed[4] = {pack_bf16(x[2 * j][0], x[2 * j][1]), pack_bf16(x[2 * j][2], x[2 * j][3]), pack_bf16(x[2 * j + 1][0], x[2 * j + 1][1]),
-                                  pack_bf16(x[2 * j + 1][2], x[2 * j + 1][3])};
-      stmatrix_x4_trans(a_fragment_trans(to != 0 ? to : keys, 16 * (first + j), 2 * slice), packed);
-      if constexpr (kFine) {
-        FW_UNROLL
-        for (int i = 0; i < 4; ++i) out_rests[first + j][i] = pack_rest(packed[i], x[2 * j + i / 2][i % 2 * 2], x[2 * j + i / 2][i % 2 * 2 + 1]);
-      }
+  }
+  sync_warp();
+  FW_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t packed[4] = {pack_bf16(x[2 * j][0], x[2 * j][1]), pack_bf16(x[2 * j][2], x[2 * j][3]), pack_bf16(x[2 * j + 1][0], x[2 * j + 1][1]),
+                                pack_bf16(x[2 * j + 1][2], x[2 * j + 1][3])};
+    stmatrix_x4_trans(a_fragment_trans(keys, 16 * j, 2 * slice), packed);
+    if constexpr (kFine) {
+      FW_UNROLL
+      for (int i = 0; i < 4; ++i) out_rests[j][i] = pack_rest(packed[i], x[2 * j + i / 2][i % 2 * 2], x[2 * j + i / 2][i % 2 * 2 + 1]);
     }
   }
 }
-template <bool kScaled, int kColumns = 4>
-FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice, uint32_t to = 0) {
-  transform_keys<kScaled, false, kColumns>(
-      keys, factors, a, slice, [](auto&) {}, 0, nullptr, to);
+template <bool kScaled>
+FW_DEVICE void transform_keys(uint32_t keys, const SplitFactors* factors, const SplitPanel& a, int slice) {
+  transform_keys<kScaled, false>(keys, factors, a, slice, [](float(&)[8][4]) {});
 }
 
 // How -E, Q and Khat lie in shared memory: as they are; what they are multiples of, row by row.

@@ -2,12 +2,12 @@
 // exp(G_i - G_j), in float32. A block has one chunk of one value head.
 //
 // Where the streams are multiples of the raw q and k (kPlain: most rules), those are the operands as they came from memory, and
-// coefficients are factors of results: they are worked out while the products run. Online the forward scan takes those rows as well
-// (RowImage), but for gains above 1 (kFine). Other rules make their streams first.
+// coefficients are factors of results: they are worked out while the products run. Online the forward scan takes those rows as well,
+// and A and P (ChunkNumbers), but for gains above 1 (kFine). Other rules make their streams first.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
-//   all       a warp's 8 rows of q and k; their norms; images and Z at the end
+//   all       a warp's 8 rows of q and k; their norms; images and Z at the end (kRows: Z alone)
 //   0         coefficients of rows, with warps as coefficient_row() says
 //   1         sums of the log-decay, factors of rows (put_decays)
 //   0 to 3    K K^T, T, then A = (I + T)^-1;   4 to 7   Q K^T, P, meanwhile images and Z (products.cuh, finish.cuh)
@@ -16,21 +16,21 @@
 
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/grouped_heads.h"
-#include "scan/cuda/call/launch.h"
 #include "scan/cuda/prepare/kernels.h"
+#include "scan/cuda/prepare/launch.h"
 #include "scan/cuda/prepare/scalar_rows.cuh"
 
 namespace fw::cuda {
 namespace {
 
 // Shared memory. Plain: the raw keys (become x), the raw reads (kFine: become q of the backward image), T. Else: w, r, e, and for the forward image alone T
-// takes the place of e. M takes the place of T, which y takes where there is one. Where rows are left to the scans (kRows) A takes the place of the raw reads,
-// and four blocks fit an SM.
+// takes the place of e. M takes the place of T, which y takes where there is one. Where the scans take rows, A and P (kRows) A takes the place of the raw
+// reads, and four blocks fit an SM.
 template <int kKey, bool kOnline, bool kPlain, bool kTraining, bool kFine = false>
 struct ScalarLayout {
   static constexpr bool kRows = kPlain && kOnline && !kFine;
   static_assert(!kRows || !kTraining);
-  using Image = std::conditional_t<kRows, RowImage<kKey>, ForwardImage<kKey>>;
+  using Image = std::conditional_t<kRows, ChunkNumbers, ForwardImage<kKey>>;
   static constexpr int kBlocks = kFine ? (kPlain ? 2 : 1) : kOnline && kTraining ? 2 : kPlain ? 4 : 3;
   static constexpr uint32_t kOperand = 2 * kChunk * kKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
   static constexpr uint32_t kWork = !kOnline ? 0 : kRows ? kTriangle : std::max(kTriangle, kOperand);
@@ -104,10 +104,11 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp();
   const PairWork<kOnline> work(warp);
 
-  uint2 steps = make_uint2(0, 0);
-  if (warp == 1) steps = scalar_steps(x, place);
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
   if (kPlain || fetched != 0) fetch_front<kN>(x, place, raw);
+  grid_dependency_wait();  // for the gates (PrepareArgs::behind_gates)
+  uint2 steps = make_uint2(0, 0);
+  if (warp == 1) steps = scalar_steps(x, place);
   const int row = kPlain ? coefficient_row(warp) : -1;
   const PlainGates gates = plain_gates(x, place, row);
   clear_above(shared + Layout::kP);
@@ -181,8 +182,15 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   store_pairs<kOnline, kFine>(work, t, shared + Layout::kP, shared + Layout::kPLow, c);
 
   const auto z_of = [&](int i) { return rows.z[i]; };
+  const auto put_z = [&](int thread, int threads) {
+    if (out.z != nullptr) write_values(x, place, z_of, out.z, thread, threads);
+  };
   const char *const reads = shared + Layout::kReads, *const keys = shared + Layout::kKeys;
-  if constexpr (kOnline) {
+  if constexpr (Layout::kRows) {
+    finish_pairs(
+        t, shared + Layout::kA, shared + Layout::kP, warp, out.pairs, [](int) {},
+        [&](int number) { put_z(number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32); });
+  } else if constexpr (kOnline) {
     FinishBuffers buffers{shared + Layout::kKeys,
                           t,
                           shared + Layout::kA,
@@ -211,7 +219,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
           if constexpr (kPlain && kFine) {
             plain_images<kKey>(keys, first, count, nullptr, out.forward->e, nullptr, out.backward != nullptr ? out.backward->k : nullptr);
           }
-          if (out.z != nullptr) write_values(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
+          put_z(number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
         });
   } else {
     start_offline<kKey>(shared + Layout::kP, out);
@@ -219,7 +227,7 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
       plain_images<kKey>(reads, 2 * warp, 2, rows.gamma, out.forward->q, rows.gamma, out.backward != nullptr ? out.backward->q : nullptr);
       plain_images<kKey>(keys, 2 * warp, 2, rows.keys, out.forward->x, rows.keys, out.backward != nullptr ? out.backward->k : nullptr);
     }
-    if (out.z != nullptr) write_values(x, place, z_of, out.z, thread, kPrepareThreads);
+    put_z(thread, kPrepareThreads);
     finish_offline();
   }
 }
@@ -229,8 +237,8 @@ void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* 
   using Layout = ScalarLayout<kKey, kOnline, kPlain, kTraining, kFine>;
   PrecondMap<float> form;
   if (args.problem.boundaries != nullptr) form = precond_map_of(args.problem.rule);
-  launch(prepare_scalar_kernel<kKey, kOnline, kPlain, kTraining, kFine>, prepare_grid(args.problem, chunks), kPrepareThreads, Layout::kBytes, stream, args,
-         form, static_cast<int>(fetched));
+  launch_prepare(prepare_scalar_kernel<kKey, kOnline, kPlain, kTraining, kFine>, prepare_grid(args.problem, chunks), Layout::kBytes, stream, args, form,
+                 static_cast<int>(fetched));
 }
 
 template <int kKey, bool kOnline>

@@ -45,12 +45,12 @@ FW_DEVICE void plain_factors(const Problem& x, const ChunkPlace& place, int row,
   rows.left[0][row] = q, rows.left[1][row] = !kFine ? e : valid ? of_t.e_k : 0.0f, rows.right[row] = !kFine ? k : valid ? of_t.w_k : 0.0f;
   rows.gamma[row] = gamma * q, rows.keys[row] = suffix * k, rows.z[row] = z;
   if constexpr (kFine) put_scales(out, row, -gamma * e, suffix * k);
-  if constexpr (kOnline) {
+  if constexpr (kFine) {
     split_into(rows.split_keys, row, suffix * k);
     split_into(rows.split_erase, row, -gamma * e);
   }
   if constexpr (kOnline && !kFine) {
-    out.forward->e[row] = -gamma * e, out.forward->q[row] = gamma * q;
+    out.forward->e[row] = -gamma * e, out.forward->q[row] = gamma * q, out.forward->k[row] = suffix * k;
     put_numbers<false>(out, row, suffix * k, make_float2(-gamma * e, 0), make_float2(0, gamma * q));
   }
   out.forward->z_scale[row] = out.z == nullptr ? z : valid ? 1.0f : 0.0f;

@@ -1,23 +1,26 @@
 // prepare where all channels of a token decay alike, or not at all, and r or e is a sum of the raw q and k times numbers a row (query feedback,
 // corrected read). A block has one chunk of one value head, its raw rows of q and k in shared memory:
 //   T_ij = (e_k,i (k_i.k_j) + e_q,i (q_i.k_j)) w_k,j exp(G_i - G_j), P likewise with r.
-// Warps 0 to 3 make K K^T and then T, 4 to 7 Q K^T and then P. Who needs the other half's products finds them, before any factor, in T's place.
+// Warps 0 to 3 make K K^T and then T, 4 to 7 Q K^T and then P. Who needs the other half's products finds them, before any factor, in T's place. The scans
+// take rows, A and P (ChunkNumbers); or, where kImages, what a first pass over segments has fewer products with: E, Q, X and M.
 //
 // Roles, 256 threads:
 //   warp      does                                             waits for                    says so to
 //   all       a warp's 8 rows of q and k; their norms          sync_threads
 //   1         sums of the log-decay, factors of rows                                        sync_threads
-//   0 to 3    K K^T, T, A = (I + T)^-1                         read_made                    read_made, claimed
-//   4 to 7    Q K^T, P; meanwhile images and Z                 claimed                      read_made
-#include "scan/cuda/call/launch.h"
+//   0 to 3    K K^T, T, A = (I + T)^-1                         read_made (kImages: claimed)
+//   4 to 7    Q K^T, P; meanwhile Z (kImages: images)                                       read_made (kImages: claimed)
+#include <type_traits>
+
 #include "scan/cuda/prepare/kernels.h"
+#include "scan/cuda/prepare/launch.h"
 #include "scan/cuda/prepare/scalar_parts.cuh"
 
 namespace fw::cuda {
 namespace {
 
-// Factors by row: prepare/scalar_parts.cuh; those of the rows of q and k in E and Q, besides gamma; z: of the values; split_keys: those of the operands in
-// Khat, and in the end keys too. read_q and read_k are also where |q|^2 and |k|^2 wait for the coefficients.
+// Factors by row: prepare/scalar_parts.cuh; those of the rows of q and k in E and Q, besides gamma; z: of the values. read_q and read_k are also where |q|^2
+// and |k|^2 wait for the coefficients. split_keys: kImages: of the operands in Khat, and in the end keys too.
 struct SumRows {
   float gamma[kChunk], erase_q[kChunk], erase_k[kChunk], read_q[kChunk], read_k[kChunk];
   float pair[kChunk], right[kChunk], keys[kChunk], z[kChunk];
@@ -32,8 +35,8 @@ struct SumPair {
   }
 };
 
-// Shared memory: the raw keys (become x), the raw reads, T, P. A takes the place of the first 64 channels of the raw reads, and M that of T. As many blocks fit
-// an SM as of plain rules.
+// Shared memory: the raw keys (kImages: become x), the raw reads, T, P. A takes the place of the first 64 channels of the raw reads, and M that of T. As many
+// blocks fit an SM as of plain rules.
 template <int kKey>
 struct SumLayout {
   static constexpr int kBlocks = 4;
@@ -44,20 +47,25 @@ struct SumLayout {
 };
 
 // The factors of this lane's row, from the norms that wait in `rows`.
-template <int kKey>
-FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, const GateBits& gates, SumRows& rows, const ChunkImages<kKey>& out) {
+template <int kKey, class Image>
+FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, const GateBits& gates, SumRows& rows, const ChunkImages<kKey, Image>& out) {
   const bool valid = row < place.span.rows;
   const FrontCoefs<float> c = sum_coefs(x, gates, rows.read_q[row], rows.read_k[row]);
   const auto put = [&](float* to, float coefficient) { to[row] = valid ? coefficient : 0.0f; };
   put(rows.read_q, c.r_q), put(rows.read_k, c.r_k);
   put(rows.erase_q, c.e_q), put(rows.erase_k, c.e_k);
   put(rows.right, c.w_k), put(rows.z, c.z_v);
-  const float key = valid ? rows.keys[row] * c.w_k : 0.0f;
-  rows.keys[row] = key;
-  split_into(rows.split_keys, row, key);
+  const float key = valid ? rows.keys[row] * c.w_k : 0.0f, gamma = valid ? rows.gamma[row] : 0.0f;
+  const float2 erase = make_float2(-gamma * c.e_k, -gamma * c.e_q), read = make_float2(gamma * c.r_k, gamma * c.r_q);
+  if constexpr (std::is_same_v<Image, ChunkNumbers>) {
+    ChunkNumbers& numbers = *out.forward;
+    numbers.e[row] = erase.x, numbers.erase_q[row] = erase.y, numbers.q[row] = read.y, numbers.read_k[row] = read.x, numbers.k[row] = key;
+  } else {
+    rows.keys[row] = key;
+    split_into(rows.split_keys, row, key);
+  }
   out.forward->z_scale[row] = out.z != nullptr ? (valid ? 1.0f : 0.0f) : valid ? c.z_v : 0.0f;
-  const float gamma = valid ? rows.gamma[row] : 0.0f;
-  put_numbers<true>(out, row, key, make_float2(-gamma * c.e_k, -gamma * c.e_q), make_float2(gamma * c.r_k, gamma * c.r_q));
+  put_numbers<true>(out, row, key, erase, read);
 }
 
 // Where a lane leaves its products of a block for the same lane of the warp that has the block of the other matrix: within the block's rows of T.
@@ -109,7 +117,7 @@ FW_DEVICE void sum_images(const char* reads, const char* keys, const SumRows& ro
   }
 }
 
-template <int kKey>
+template <int kKey, bool kImages>
 __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey>::kBlocks) prepare_sums_kernel(const __grid_constant__ PrepareArgs args) {
   using Layout = SumLayout<kKey>;
   constexpr int kN = kKey / 32;
@@ -117,17 +125,18 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey>::kBlocks) pre
   char* shared = shared_memory();
   const ChunkPlace place = chunk_place(x);
   if (place.span.rows < 0) return;
-  ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
+  auto out = chunk_images<kKey, std::conditional_t<kImages, ForwardImage<kKey>, ChunkNumbers>>(args, place.item);
   out.backward = nullptr;  // there are numbers instead
   SumRows& rows = *reinterpret_cast<SumRows*>(shared + Layout::kRows);
   const int warp = uniform_warp();
   const PairWork<true> work(warp);
   char *const keys = shared + Layout::kKeys, *const reads = shared + Layout::kReads, *const t = shared + Layout::kT;
 
-  uint2 steps = make_uint2(0, 0);
-  if (warp == 1) steps = scalar_steps(x, place);
   const RawMatrices raw{reads, keys, nullptr};
   fetch_front<kN>(x, place, raw);
+  grid_dependency_wait();  // for the gates (PrepareArgs::behind_gates)
+  uint2 steps = make_uint2(0, 0);
+  if (warp == 1) steps = scalar_steps(x, place);
   const int row = coefficient_row(warp);
   const GateBits gates = gate_bits(x, place, row);
   uint64_t *const claimed = start_half_barrier(shared + Layout::kBarriers), *const read_made = start_half_barrier(shared + Layout::kBarriers + 8);
@@ -171,22 +180,34 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey>::kBlocks) pre
   if (!mixes_erase && work.strict) mbarrier_wait(read_made, 0);  // T's place is read
   store_pairs<true, false>(work, t, shared + Layout::kP, nullptr, c);
 
-  FinishBuffers buffers{keys, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys, reads, t, &rows.split_keys, nullptr, nullptr};
-  buffers.claimed = claimed;
-  buffers.last_pair = rows.pair + kChunk - 1;
-  finish_online<kKey, RowForm::kMultiples, false, true, false>(
-      buffers, warp, out, [&](int number) { sum_images(reads, keys, rows, 0, 4 * number, 4, out.forward); },
-      [&](int number) {
-        const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
-        if constexpr (kKey > 64) sum_images(reads, keys, rows, 1, first, count, out.forward);
-        const auto z_of = [&](int i) { return rows.z[i]; };
-        if (out.z != nullptr) write_values<2>(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
-      });
+  const auto put_z = [&](int number) {
+    const auto z_of = [&](int i) { return rows.z[i]; };
+    if (out.z != nullptr) write_values<2>(x, place, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
+  };
+  if constexpr (!kImages) {
+    finish_pairs(
+        t, shared + Layout::kA, shared + Layout::kP, warp, args.pairs + place.item, [](int) {}, put_z);
+  } else {
+    FinishBuffers buffers{keys, t, shared + Layout::kA, shared + Layout::kP, shared + Layout::kM, keys, reads, t, &rows.split_keys, nullptr, nullptr};
+    buffers.claimed = claimed;
+    buffers.last_pair = rows.pair + kChunk - 1;
+    finish_online<kKey, RowForm::kMultiples, false, true, false>(
+        buffers, warp, out, [&](int number) { sum_images(reads, keys, rows, 0, 4 * number, 4, out.forward); },
+        [&](int number) {
+          const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
+          if constexpr (kKey > 64) sum_images(reads, keys, rows, 1, first, count, out.forward);
+          put_z(number);
+        });
+  }
 }
 
+template <int kKey, bool kImages>
+void launch_sums(const PrepareArgs& args, int64_t chunks, void* stream) {
+  launch_prepare(prepare_sums_kernel<kKey, kImages>, prepare_grid(args.problem, chunks), SumLayout<kKey>::kBytes, stream, args);
+}
 template <int kKey>
 void launch_sums(const PrepareArgs& args, int64_t chunks, void* stream) {
-  launch(prepare_sums_kernel<kKey>, prepare_grid(args.problem, chunks), kPrepareThreads, SumLayout<kKey>::kBytes, stream, args);
+  args.leaves_pairs ? launch_sums<kKey, false>(args, chunks, stream) : launch_sums<kKey, true>(args, chunks, stream);
 }
 
 }  // namespace

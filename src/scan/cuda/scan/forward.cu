@@ -6,6 +6,8 @@
 //
 // Form::kFine: of rules with has_fine_images() (call/select.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two bf16 numbers there and in X^T W.
 // Form::kRows: with RowImages and the raw rows of k and q: W = Z + diag(e) k S, O = diag(q) q S + M W.
+// Form::kPairs: with those rows, A, P and ChunkNumbers: then U = A W, O = diag(q) q S + P U, S = gamma S + k^T diag(k) U. Form::kSums: the same where E and Q
+// are sums: W has diag(erase_q) q S besides, O diag(read_k) k S.
 //
 // The order of work keeps the tensor cores busy and is what ptxas allows without serialising products (it says so: C7510 to C7518; the
 // machine code then has a wait behind each product). While products are in flight, their own accumulators and register operands stay
@@ -38,13 +40,17 @@ using Form = ScanForm;
 // The parts of an image that this kernel reads, then the Z tile, in shared memory: bytes.
 template <int kKey, Form kForm, bool kOut, bool kSave>
 struct ForwardShape {
-  static constexpr bool kRows = kForm == Form::kRows, kFine = kForm == Form::kFine, kOnline = kForm != Form::kOffline;
-  using Image = std::conditional_t<kRows, RowImage<kKey>, ForwardImage<kKey>>;
+  static constexpr bool kSums = kForm == Form::kSums, kPairs = kForm == Form::kPairs || kSums, kReads = kOut || kSums;
+  static constexpr bool kRows = kForm == Form::kRows || kPairs, kFine = kForm == Form::kFine, kOnline = kForm != Form::kOffline;
+  using Image = std::conditional_t<kPairs, ChunkNumbers, std::conditional_t<kRows, RowImage<kKey>, ForwardImage<kKey>>>;
   static constexpr int kMatrix = 64 * kKey * 2;
-  static constexpr int kE = 0, kQ = kE + (kOnline ? kMatrix : 0), kX = kQ + (kOut ? kMatrix : 0), kM = kX + kMatrix, kNumbers = kM + (kOut ? kPanelBytes : 0);
-  // Images: gamma, z_scale; rows: e, q, z_scale, gamma.
-  static constexpr int kScale = kNumbers + (kRows ? 128 : kKey) * 4, kGamma = kRows ? kScale + 64 * 4 : kNumbers;
-  static constexpr int kImage = (kRows ? kGamma + 16 : kScale + 64 * 4), kTile = round_to_panels(kImage);
+  // kPairs: A in the place of x, P in that of m.
+  static constexpr int kE = 0, kQ = kE + (kOnline ? kMatrix : 0), kX = kQ + (kReads ? kMatrix : 0), kM = kX + (kPairs ? kPanelBytes : kMatrix);
+  static constexpr int kNumbers = kM + (kOut ? kPanelBytes : 0);
+  // Images: gamma, z_scale; rows: e, q (kPairs: k), z_scale, gamma (kSums: erase_q, read_k).
+  static constexpr int kKeyScale = kNumbers + 128 * 4, kScale = kNumbers + (kPairs ? 192 : kRows ? 128 : kKey) * 4, kGamma = kRows ? kScale + 64 * 4 : kNumbers;
+  static constexpr int kEraseReads = kGamma + 16, kReadKeys = kEraseReads + 64 * 4;
+  static constexpr int kImage = kSums ? kReadKeys + 64 * 4 : kRows ? kGamma + 16 : kScale + 64 * 4, kTile = round_to_panels(kImage);
   static constexpr int kRest = kTile + kPanelBytes, kKeyRests = kRest + kMatrix, kStage = kFine ? kKeyRests + kMatrix : kRest;
   static constexpr int kBuffers = kOut && kSave && kOnline && kKey == 128 ? 1 : 2;  // of each thing that leaves
   static constexpr int kOutputs = kBuffers * ((kOut ? kPanelBytes : 0) + (kSave ? kMatrix + kPanelBytes : 0));
@@ -58,17 +64,20 @@ struct ForwardShape {
     RingBarriers<kBuffers> o, s, w;
   };
   static_assert(kStages >= 2 && kShared <= kScanSharedLimit && sizeof(Barriers) <= (kFine ? kScanBarrierBytes : kTile - kImage));
-  static_assert(sizeof(Image) == (kRows ? 1 : 3) * kMatrix + kPanelBytes + (kRows ? 3 * 64 + 32 : kKey + 64) * 4);
+  static_assert(kPairs || sizeof(Image) == (kRows ? 1 : 3) * kMatrix + kPanelBytes + (kRows ? 3 * 64 + 32 : kKey + 64) * 4);
 };
 
-// One thread: starts the copies of an image into a stage, of image_bytes.
+// One thread: starts the copies of an image into a stage, of image_bytes. pairs: kPairs.
 template <class Shape>
 constexpr uint32_t image_bytes() {
   return Shape::kImage - (Shape::kRows ? Shape::kX : 0);
 }
 template <class Shape, bool kOut>
-FW_DEVICE void bring_image(char* stage, const typename Shape::Image* image, uint64_t* full) {
-  if constexpr (Shape::kRows) {
+FW_DEVICE void bring_image(char* stage, const typename Shape::Image* image, const PairImage* pairs, uint64_t* full) {
+  if constexpr (Shape::kPairs) {
+    bulk_load(stage + Shape::kX, pairs->a, Shape::kNumbers - Shape::kX, full);
+    bulk_load(stage + Shape::kNumbers, image->e, Shape::kImage - Shape::kNumbers, full);
+  } else if constexpr (Shape::kRows) {
     if constexpr (kOut) {
       bulk_load(stage + Shape::kX, image->x, image_bytes<Shape>(), full);
     } else {
@@ -115,7 +124,7 @@ FW_DEVICE void add_scaled(float (&z)[32], const float* scale, const float (&w)[3
 template <int kKey, Form kForm, bool kOut, bool kSave>
 __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const ScanForwardArgs args, const __grid_constant__ StageMaps maps) {
   using Shape = ForwardShape<kKey, kForm, kOut, kSave>;
-  constexpr bool kRows = Shape::kRows, kFine = Shape::kFine, kOnline = Shape::kOnline;
+  constexpr bool kSums = Shape::kSums, kReads = Shape::kReads, kPairs = Shape::kPairs, kRows = Shape::kRows, kFine = Shape::kFine, kOnline = Shape::kOnline;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
   const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock, map_blocks = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
@@ -155,7 +164,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     // Who fills nothing does not wait either: with nobody waiting for it, it could miss a phase of a barrier and wait for ever.
     const int rounds = z_ready && !kRows && thread_index() != 0 ? 0 : place.chunks;
     const EnginePlace engine(args.sequences, place);
-    constexpr int kRowPanels = kRows ? kKey / 64 : 0, kRowBytes = (kOut ? 2 : 1) * kRowPanels * static_cast<int>(kTensorBytes);
+    constexpr int kRowPanels = kRows ? kKey / 64 : 0, kRowBytes = (kReads ? 2 : 1) * kRowPanels * static_cast<int>(kTensorBytes);
     const int v_head = place.hv / args.v.divisor;
     Ring<Shape::kStages> ring;
     for (int c = start; c < rounds; ++c, ring.next()) {
@@ -166,7 +175,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       if (thread_index() == 0) {
         const uint32_t fine = kFine ? fine_bytes<kKey>(args.fine) : 0;
         mbarrier_expect(full, image_bytes<Shape>() + (z_ready || brings_v ? kPanelBytes : 0) + (brings_rows ? kRowBytes : 0) + fine);
-        bring_image<Shape, kOut>(stage, image, full);
+        bring_image<Shape, kOut>(stage, image, kPairs ? args.pairs + place.first_tile + static_cast<int64_t>(c) * args.HV : nullptr, full);
         if constexpr (kFine) bring_fine<Shape, kKey>(args.fine, place.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
         if (z_ready) bulk_load(stage + Shape::kTile, z, kPanelBytes, full);
         image += args.HV;
@@ -176,7 +185,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         for (int panel = 0; panel < kRowPanels; ++panel) {
           if (!brings_rows) break;
           engine.bring(maps.k, 64 * panel, place.hv / args.rows.k.divisor, c, stage + Shape::kE + panel * kPanelBytes, full);
-          if constexpr (kOut) engine.bring(maps.q, 64 * panel, place.hv / args.rows.q.divisor, c, stage + Shape::kQ + panel * kPanelBytes, full);
+          if constexpr (kReads) engine.bring(maps.q, 64 * panel, place.hv / args.rows.q.divisor, c, stage + Shape::kQ + panel * kPanelBytes, full);
         }
         if (brings_v) engine.bring(maps.v, place.value_block * kValueBlock, v_head, c, stage + Shape::kTile, full);
       }
@@ -184,7 +193,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       const bool fills_tile = !z_ready && !brings_v && !zeros;
       if (!brings_rows) {
         copy_rows<kKey>(args.rows.k, args.sequences, place, c, args.K, stage + Shape::kE);
-        if constexpr (kOut) copy_rows<kKey>(args.rows.q, args.sequences, place, c, args.K, stage + Shape::kQ);
+        if constexpr (kReads) copy_rows<kKey>(args.rows.q, args.sequences, place, c, args.K, stage + Shape::kQ);
         if (fills_tile) fill_tile(v, c, stage + Shape::kTile);
         cp_async_commit();
         cp_async_wait<0>();
@@ -238,6 +247,14 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     uint32_t a[kKey / 16][4], a_rests[kKey / 16][4], packed_out[4][4];  // a_rests: kFine
     CheckpointWalk checkpoints(args.checkpoints, args.sequences, place);
     const auto stage_floats = [&](int offset) { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset); };
+    const auto leave_w = [&](const uint32_t(&packed)[4][4]) {
+      barriers.w.wait_empty(leaving);
+      const uint32_t to = base + Shape::kW + leaving.slot * kPanelBytes;
+      FW_UNROLL
+      for (int k = 0; k < 4; ++k) store_token_fragment(to, k, packed[k]);
+      fence_async_shared();
+      barriers.w.put_full(leaving);
+    };
     const auto pack_state = [&] {
       pack_fragments(state, a);
       if constexpr (kFine) pack_rests(state, a, a_rests);
@@ -272,7 +289,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         }
         wgmma_commit();
       }
-      if constexpr (kOut) {
+      if constexpr (kReads) {
         multiply_rows(o, a, stage + Shape::kQ, false);
         wgmma_commit();
       }
@@ -305,8 +322,12 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         float z[32];
         load_z(z, stage + Shape::kTile, stage_floats(Shape::kScale));
         if constexpr (kOnline) {
-          wgmma_wait<kOut ? 1 : 0>();
+          wgmma_wait<kOut && !kSums ? 1 : 0>();
           keep(w);
+          if constexpr (kSums) {
+            keep(o);
+            add_scaled(z, stage_floats(Shape::kEraseReads), o);
+          }
           if constexpr (kRows) {
             add_scaled(z, stage_floats(Shape::kNumbers), w);
           } else {
@@ -316,26 +337,37 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         }
         pack_fragments(z, b);
         wgmma_fence();
-        add_outer<kKey>(state, b, stage + Shape::kX);
+        if constexpr (kPairs) {
+          float u[32];
+          multiply_rows(u, b, stage + Shape::kX, false);
+          wgmma_commit();
+          if constexpr (kSave) leave_w(b);
+          wgmma_wait<0>();
+          keep(u);
+          pack_fragments(u, b);
+          scale_columns(u, stage_floats(Shape::kKeyScale));
+          uint32_t scaled[4][4];
+          pack_fragments(u, scaled);
+          wgmma_fence();
+          add_outer<kKey>(state, scaled, stage + Shape::kE);
+        } else {
+          add_outer<kKey>(state, b, stage + Shape::kX);
+        }
       }
       wgmma_commit();
       if constexpr (kOut) {
         if constexpr (kRows) {
-          wgmma_wait<1>();
+          if constexpr (!kPairs) wgmma_wait<1>();
           keep(o);
           scale_columns(o, stage_floats(Shape::kNumbers) + 64);
+          if constexpr (kSums) add_scaled(o, stage_floats(Shape::kReadKeys), w);
           wgmma_fence();
         }
         multiply_rows(o, b, stage + Shape::kM, true);
         wgmma_commit();
       }
       if constexpr (kSave) {
-        barriers.w.wait_empty(leaving);
-        const uint32_t to = base + Shape::kW + leaving.slot * kPanelBytes;
-        FW_UNROLL
-        for (int k = 0; k < 4; ++k) store_token_fragment(to, k, b[k]);
-        fence_async_shared();
-        barriers.w.put_full(leaving);
+        if constexpr (!kPairs) leave_w(b);
         leaving.next();
       }
       const Ring<Shape::kStages> done = ring;
@@ -401,6 +433,10 @@ void launch_forward(const ScanForwardArgs& args, void* stream) {
       return launch_forward<kKey, Form::kFine>(args, stream);
     case Form::kRows:
       return launch_forward<kKey, Form::kRows>(args, stream);
+    case Form::kPairs:
+      return launch_forward<kKey, Form::kPairs>(args, stream);
+    case Form::kSums:
+      return launch_forward<kKey, Form::kSums>(args, stream);
   }
 }
 

@@ -1,5 +1,5 @@
-// The forward scan of keys of 129 to 256 channels, from the raw rows of q and k and A and P of every chunk (tiles.h: WideNumbers), without images. Per sequence
-// and value head, chunk by chunk:
+// The forward scan of keys of 129 to 256 channels, from the raw rows of q and k and A and P of every chunk (tiles.h: ChunkNumbers), without images. Per
+// sequence and value head, chunk by chunk:
 //   W = diag(z) v + diag(e) k S      U = A W      O = diag(q) q S + P U      S = gamma S + k^T diag(k) U          (offline rules: W = diag(z) v, U = W)
 // A for itself is a product more than the images of scan/forward.cu have, and spares [64, 256] numbers of a chunk that every block would bring.
 // Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W of every chunk.
@@ -23,7 +23,7 @@ namespace {
 
 struct WideForwardArgs {
   ScanForwardArgs scan;
-  const WideNumbers* numbers;
+  const ChunkNumbers* numbers;
   const PairImage* pairs;
   int groups;
 };
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
     for (int c = 0; c < chunks; ++c) {
       const auto ring = Shape::stage_of(c);
       const auto single = Shape::single_of(c);
-      const auto numbers = [&] { return reinterpret_cast<const WideNumbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes)); };
+      const auto numbers = [&] { return reinterpret_cast<const ChunkNumbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes)); };
       const uint32_t keys = base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
       const uint32_t tile = base + static_cast<uint32_t>(Shape::tile(ring.slot, group));
       barriers.stages.wait_full(ring);
@@ -98,12 +98,12 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
         wgmma_wait<0>();
         keep(w);
         scale_columns(w, numbers()->e);
-        add_fragments(w, b, numbers()->z);
+        add_fragments(w, b, numbers()->z_scale);
         pack_fragments(w, b);
       } else {
         FW_UNROLL
         for (int k = 0; k < 4; ++k) load_token_fragment(b[k], tile, k);
-        scale_fragments(b, numbers()->z, b);
+        scale_fragments(b, numbers()->z_scale, b);
       }
       if constexpr (kSave) {
         FW_UNROLL
@@ -192,7 +192,7 @@ void launch_forward(const WideForwardArgs& all, void* stream) {
 
 }  // namespace
 
-void wide_forward(const ScanForwardArgs& args, const WideNumbers* numbers, const PairImage* pairs, void* stream) {
+void wide_forward(const ScanForwardArgs& args, const ChunkNumbers* numbers, const PairImage* pairs, void* stream) {
   if ((args.states == nullptr) != (args.w == nullptr)) fail_internal("wide_forward: states and w are saved together or not at all");
   if (args.K > kWideKey || args.parts != nullptr || args.maps.data != nullptr || args.z != nullptr) {
     fail_internal("wide_forward: expected K at most {} and whole sequences with raw values, got K {}", kWideKey, args.K);

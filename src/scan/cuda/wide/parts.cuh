@@ -27,7 +27,7 @@ struct WideShape {
   static constexpr int kMatrix = 64 * kWideKey * 2, kStages = 2;
   static constexpr int kK = 0, kQ = kStages * kMatrix, kState = kQ + kMatrix, kA = kState + kWideGroups * kMatrix, kP = kA + kPanelBytes;
   static constexpr int kTile = kP + kPanelBytes, kO = kTile + kStages * kWideGroups * kPanelBytes, kNumbers = kO + (kOut ? kWideGroups * kPanelBytes : 0);
-  static constexpr int kNumberBytes = (static_cast<int>(kWideScanNumbers) + 127) / 128 * 128;
+  static constexpr int kNumberBytes = (static_cast<int>(kScanNumbers) + 127) / 128 * 128;
   static constexpr int kBarriers = kNumbers + kStages * kNumberBytes, kShared = kBarriers + kScanBarrierBytes;
 
   // left: of a stage's tile, which its reader overwrites with what leaves; state, o: of the groups. Their empty ones are waited for by who fills again.
@@ -99,7 +99,7 @@ struct WideStageArgs {
   const ScanRows& rows;
   const TokenArg& tile;
   const PairImage* pairs;
-  const WideNumbers* numbers;
+  const ChunkNumbers* numbers;
   int HV, K, V;
 };
 
@@ -149,9 +149,9 @@ FW_DEVICE void bring_wide_chunks(const WideStageArgs& a, const StageMaps& maps, 
     char* const keys = shared + Shape::kK + ring.slot * Shape::kMatrix;
     barriers.stages.wait_empty(ring);
     if (asks) {
-      mbarrier_expect(full, static_cast<uint32_t>(kWideScanNumbers) + (brings_rows ? Shape::kMatrix : 0) +
+      mbarrier_expect(full, static_cast<uint32_t>(kScanNumbers) + (brings_rows ? Shape::kMatrix : 0) +
                                 (brings_tile ? static_cast<uint32_t>(place.groups) * kTensorBytes : 0));
-      bulk_load(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes, a.numbers + item, kWideScanNumbers, full);
+      bulk_load(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes, a.numbers + item, kScanNumbers, full);
       if (brings_rows) bring_wide_rows(maps.k, a.rows.k, engine, place.scan, c, keys, full);
       for (int group = 0; brings_tile && group < place.groups; ++group) {
         engine.bring(maps.v, (place.scan.value_block + group) * kValueBlock, place.scan.hv / a.tile.divisor, c, shared + Shape::tile(ring.slot, group), full);

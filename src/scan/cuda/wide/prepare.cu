@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) wide_prepare_kernel(const 
   char* const shared = shared_memory();
   const ChunkPlace place = chunk_place(x);
   if (place.span.rows < 0) return;
-  WideNumbers& out = args.numbers[place.item];
+  ChunkNumbers& out = args.numbers[place.item];
   WideRows& rows = *reinterpret_cast<WideRows*>(shared + Layout::kRows);
   const int warp = uniform_warp(), row = coefficient_row(warp);
   const PairWork<kOnline> work(warp);
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) wide_prepare_kernel(const 
     if (row >= place.span.rows) c.r_q = c.e_k = c.w_k = c.z_v = 0;
     const float gamma = rows.gamma[row];
     rows.left[0][row] = c.r_q, rows.left[1][row] = c.e_k, rows.right[row] = c.w_k;
-    out.e[row] = kOnline ? -gamma * c.e_k : 0.0f, out.q[row] = gamma * c.r_q, out.k[row] = rows.keys[row] * c.w_k, out.z[row] = c.z_v;
+    out.e[row] = kOnline ? -gamma * c.e_k : 0.0f, out.q[row] = gamma * c.r_q, out.k[row] = rows.keys[row] * c.w_k, out.z_scale[row] = c.z_v;
     out.q2[row] = q2, out.k2[row] = k2;
   }
 

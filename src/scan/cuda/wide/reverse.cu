@@ -1,5 +1,5 @@
-// The reverse scan of keys of 129 to 256 channels, from the raw rows of q and k and A and P of every chunk (tiles.h: WideNumbers). Per sequence and value head,
-// from the last chunk on, with D the gradient of the state:
+// The reverse scan of keys of 129 to 256 channels, from the raw rows of q and k and A and P of every chunk (tiles.h: ChunkNumbers). Per sequence and value
+// head, from the last chunk on, with D the gradient of the state:
 //   dR = P^T dO + diag(k) k D      dZ = A^T dR      D = gamma D + q^T diag(q) dO + k^T diag(e) dZ          (offline rules: V = diag(k) k D, and D without dZ)
 // Writes, if asked for, D^T at the end of every chunk (before the step) and dZ (V) of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout.
@@ -19,7 +19,7 @@ namespace {
 
 struct WideReverseArgs {
   ScanReverseArgs scan;
-  const WideNumbers* numbers;
+  const ChunkNumbers* numbers;
   int groups;
 };
 
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
     for (int i = 0; i < chunks; ++i) {
       const auto ring = Shape::stage_of(i);
       const auto single = Shape::single_of(i);
-      const auto numbers = [&] { return reinterpret_cast<const WideNumbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes)); };
+      const auto numbers = [&] { return reinterpret_cast<const ChunkNumbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes)); };
       const uint32_t keys = base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
       const uint32_t tile = base + static_cast<uint32_t>(Shape::tile(ring.slot, group));
       constexpr bool kReads = kOnline || kSave;  // D
@@ -150,7 +150,7 @@ void launch_reverse(const WideReverseArgs& all, void* stream) {
 
 }  // namespace
 
-void wide_reverse(const ScanReverseArgs& args, const WideNumbers* numbers, void* stream) {
+void wide_reverse(const ScanReverseArgs& args, const ChunkNumbers* numbers, void* stream) {
   if ((args.d_states == nullptr) != (args.v == nullptr)) fail_internal("wide_reverse: d_states and v are saved together or not at all");
   if (args.K > kWideKey || args.parts != nullptr || args.made != nullptr) {
     fail_internal("wide_reverse: expected K at most {} and whole sequences, got K {}", kWideKey, args.K);

@@ -194,7 +194,7 @@ FW_DEVICE void publish_rows(const ScalarChunk<Shape>& c, int turn, int row, cons
   FrontScalars<float> s = numbers.gates;
   [[maybe_unused]] const int tile = Shape::kRead + c.key_offset(turn);
   if constexpr (Shape::kHalf) {
-    const WideNumbers& all = c.args.half.numbers[c.tile(turn)];
+    const ChunkNumbers& all = c.args.half.numbers[c.tile(turn)];
     s.q2 = all.q2[row], s.k2 = all.k2[row];
   } else {
     if (x.rule.q_norm == Norm::kL2) s.q2 = square_row(c, tile, row);

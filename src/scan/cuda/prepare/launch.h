@@ -1,0 +1,20 @@
+// How the kernels of prepare that take gates of one number a head from memory are launched.
+#pragma once
+
+#include "scan/cuda/call/kernels.h"
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/front/chunk.cuh"
+
+namespace fw::cuda {
+
+// Behind gate_values() it begins beside that, with the rows of q and k, and waits (grid_dependency_wait) before it reads gates or writes to memory.
+template <class... P, class... A>
+void launch_prepare(void (*kernel)(PrepareArgs, P...), Dim3 grid, std::size_t shared_bytes, void* stream, const PrepareArgs& args, A&&... more) {
+  if (args.behind_gates) {
+    launch_overlapped(kernel, grid, kPrepareThreads, shared_bytes, stream, args, static_cast<A&&>(more)...);
+  } else {
+    launch(kernel, grid, kPrepareThreads, shared_bytes, stream, args, static_cast<A&&>(more)...);
+  }
+}
+
+}  // namespace fw::cuda
