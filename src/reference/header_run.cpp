@@ -559,8 +559,19 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
   const GuardedBytes forward_space(sizes.forward, run.device), saved(sizes.saved, run.device);
   const GuardedBytes backward_space(run.saved ? sizes.backward : sizes.backward_alone, run.device);
   if (run.saved) {
-    layout.place("o", reference_output_fields()[0].shape(p.rule, p.shape), nullptr, out.o);
-    Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, saved.data(), saved.size(), forward_space.data(), forward_space.size()), "fw_forward");
+    const bool moves = run.forward_padding >= 0;
+    HeaderRun elsewhere = run;
+    if (moves) elsewhere.row_padding = run.forward_padding;
+    Layout<T> moved(p, elsewhere);
+    Layout<T>& at = moves ? moved : layout;
+    fw_inputs inputs = in;
+    if (moves) {
+      FW_INIT(&inputs);
+      moved.have_bf16_states(run.bf16_states);
+      moved.give(inputs, kInputTensors, reference_input_fields(), p.in);
+    }
+    at.place("o", reference_output_fields()[0].shape(p.rule, p.shape), nullptr, out.o);
+    Layout<T>::expect_ok(fw_forward(at.desc(), &inputs, &out, saved.data(), saved.size(), forward_space.data(), forward_space.size()), "fw_forward");
     forward_space.check("forward workspace");
     saved.check("saved");
   }

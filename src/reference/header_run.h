@@ -14,13 +14,14 @@ struct HeaderRun {
   int64_t chunk = 0;
   int64_t segment = 0;
   fw_state_layout state_layout = FW_STATE_K_FIRST;
-  int seqlens = 0;              // 32 or 64: packed with cu_seqlens of that width. 0: [B, T] where all sequences are equally long, else 64
-  bool device_seqlens = false;  // the offsets are in device memory, with bounds in the descriptor (always packed)
-  int64_t spare_tokens = 0;     // with device_seqlens: rows that the tensors of tokens have behind the last sequence; NaN, and must stay so
-  int64_t row_padding = 0;      // elements between rows of every tensor but the states
-  bool bf16_states = false;     // initial and final state of forward (with dtype FW_F32)
-  bool pool = false;            // header_forward(): states at slots of a pool, the final ones at others unless state_in_place; those that are 0 have no slot
-  bool state_in_place = false;  // the final states are written over the initial ones, where those are given
+  int seqlens = 0;               // 32 or 64: packed with cu_seqlens of that width. 0: [B, T] where all sequences are equally long, else 64
+  bool device_seqlens = false;   // the offsets are in device memory, with bounds in the descriptor (always packed)
+  int64_t spare_tokens = 0;      // with device_seqlens: rows that the tensors of tokens have behind the last sequence; NaN, and must stay so
+  int64_t row_padding = 0;       // elements between rows of every tensor but the states
+  int64_t forward_padding = -1;  // header_backward(): the same for forward, whose tensors lie elsewhere then; -1: they are backward's
+  bool bf16_states = false;      // initial and final state of forward (with dtype FW_F32)
+  bool pool = false;             // header_forward(): states at slots of a pool, the final ones at others unless state_in_place; those that are 0 have no slot
+  bool state_in_place = false;   // the final states are written over the initial ones, where those are given
   enum class Bf16Tensors { kNone, kStreams, kAll };
   Bf16Tensors bf16 = Bf16Tensors::kNone;  // with dtype FW_F32: q, k, p, v and o, or all tensors of tokens
   bool float16 = false;                   // those are float16 instead

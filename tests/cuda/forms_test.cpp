@@ -110,6 +110,22 @@ TEST(ChunkForm, EveryLength) {
   }
 }
 
+// What forward saves, backward takes whatever memory its own tensors have, in which forward may have taken other kernels: rows aligned in one of the two.
+TEST(ChunkForm, BackwardOfTensorsElsewhere) {
+  uint64_t seed = 1650;
+  for (const char* name : {"gated_deltanet", "deltanet", "qdelta", "comba", "kda", "precond_gated_deltanet"}) {
+    for (const int64_t forward : {0, 3}) {
+      const Rule rule = preset(name).rule;
+      const Problem problem = of_bf16_numbers(random_problem(rule, medium(rule, ++seed)));
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = HeaderRun::Bf16Tensors::kAll;
+      run.forward_padding = forward, run.row_padding = 3 - forward;
+      SCOPED_TRACE(fmt::format("seed {}, forward's rows {}aligned: {}", seed, forward == 0 ? "" : "not ", describe(problem)));
+      EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), rule, false));
+    }
+  }
+}
+
 // K between the tiles' 64 and 128: rows in whole pieces are copied with zeros behind their channels; packed sequences whose ends the copy engine leaves to
 // threads; each kernel of prepare, with the backward images of gains up to 1 and above.
 TEST(ChunkForm, KeysBetweenTheTiles) {

@@ -349,12 +349,13 @@ void test_forward(const Case& c) {
               const double nearest = rounded(x, rounds);
               w[static_cast<size_t>(t) * padded + i] = nearest;
               if (c.fine) w_rest[static_cast<size_t>(t) * padded + i] = rounded(x - nearest, rounds);
-              if (c.save) w_saved.add(from_bf16(got.w[at.tile(n, chunk, hv, b) * kPanel + panel_index(t, i % 64)]), x);
+              if (c.save && !c.pairs) w_saved.add(from_bf16(got.w[at.tile(n, chunk, hv, b) * kPanel + panel_index(t, i % 64)]), x);
             }
             std::vector<double> u(64), scaled(64);  // c.pairs
             for (int t = 0; c.pairs && t < 64; ++t) {
               double x = 0;
               for (int j = 0; j <= t; ++j) x += from_bf16(pairs[index].a[panel_index(t, j)]) * w[static_cast<size_t>(j) * padded + i];
+              if (c.save) w_saved.add(from_bf16(got.w[at.tile(n, chunk, hv, b) * kPanel + panel_index(t, i % 64)]), x);
               u[static_cast<size_t>(t)] = rounded(x, rounds), scaled[static_cast<size_t>(t)] = rounded(numbers[index].k[t] * x, rounds);
             }
             if (c.save)

@@ -158,7 +158,7 @@ struct ScanForwardArgs {
   StateArg initial_state, final_state;  // may be absent (zero; not written)
   CheckpointArg checkpoints;            // those on the way: where a segment begins copy_checkpoints() has them
   uint16_t* states = nullptr;           // S^T at every chunk's start, or null
-  uint16_t* w = nullptr;                // W of every chunk, or null (both or none)
+  uint16_t* w = nullptr;                // W (with pairs: U) of every chunk, or null (both or none)
   // Segments of sequences as sequences (plan.h):
   StateArg maps;                         // if there: [N, HV, K, K], the affine part of what a segment does to the state, by value blocks of its own:
                                          // of a state that is the unit matrix and Z = 0
@@ -232,7 +232,8 @@ struct GradientArgs {
   const uint16_t* d_states = nullptr;
   const uint16_t* w = nullptr;
   const uint16_t* v = nullptr;
-  bool v_is_dz = false;  // reverse_takes_rows(): P is not read
+  bool v_is_dz = false;                      // reverse_takes_rows(): P is not read
+  const BackwardNumbers* numbers = nullptr;  // with v_is_dz, of its first chunk: whether w is U (then A is not read either); null: it is W
   HeadGradients grads;
   TilesReady ready;  // if it is there, scan_reverse() with it is the kernel before this one on the stream
   // Where problem.formed has log-decays and a_log or dt_bias want a gradient: [chunks, HV, 2, K], each chunk's share of dt_bias's and of a_log's.

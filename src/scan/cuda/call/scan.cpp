@@ -630,6 +630,7 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   args.w = kept.at<uint16_t>(device.saved.w);
   args.v = scan.v;
   args.v_is_dz = scan.numbers != nullptr;
+  args.numbers = scan.numbers;
   args.grads = heads;
   args.form_parts = form_parts;
   args.precond = share;

@@ -83,11 +83,13 @@ struct BackwardImage {
 // of PairImage and the rows where they are,
 //   dR = P^T dO + diag(k) K D      dZ = A^T dR
 //   D_0 = gamma_C D + Q^T (diag(q) dO + diag(erase_q) dZ) + K^T (diag(read_k) dO + diag(e) dZ)
-// and dZ of a chunk is kept in the place of V. Rows past the end: 0. erase_q, read_k: of mixed_streams(), else not there.
+// and dZ of a chunk is kept in the place of V. Rows past the end: 0. erase_q, read_k: of mixed_streams(), else not there. solved: not 0 where forward has left
+// U = A W in the place of W, as the scan from A and P does (prepare_leaves_pairs(), which depends on where forward's tensors were); the same in all chunks.
 struct BackwardNumbers {
   float k[64], e[64], q[64];
   float gamma[4];  // all the same
-  float unused[28];
+  float solved;
+  float unused[27];
   float erase_q[64], read_k[64];
 };
 inline constexpr size_t kPlainNumbers = offsetof(BackwardNumbers, erase_q);  // bytes
@@ -113,7 +115,7 @@ struct PairImage {
 inline constexpr int kWideKey = 256, kHalfKey = 128;
 
 // Per chunk, value head and block of 64 value columns:
-//   Z, W and V (dZ): one panel [64 tokens, 64 values]
+//   Z, W (U) and V (dZ): one panel [64 tokens, 64 values]
 //   S^T (at the chunk's start) and D^T (gradient at its end): [64 values, kKey]
 // Order everywhere: chunk of all chunks (first_chunk(n) + c), value head, value block.
 

@@ -4,6 +4,8 @@
 // right: factors of the columns of T and P.
 #pragma once
 
+#include <type_traits>
+
 #include "scan/cuda/prepare/finish.cuh"
 
 namespace fw::cuda {
@@ -73,6 +75,7 @@ FW_DEVICE void put_decays(const Problem& x, const ChunkPlace& place, const uint2
     if (out.backward != nullptr) out.backward->gamma[channel] = gamma_end;
   }
   if (out.numbers != nullptr && lane_index() < 4) out.numbers->gamma[lane_index()] = gamma_end;
+  if (out.numbers != nullptr && lane_index() == 4) out.numbers->solved = std::is_same_v<Image, ChunkNumbers> ? 1.0f : 0.0f;
 }
 
 // Images that are multiples of the raw rows `raw`, of `count` groups of four rows from group `first` on, by one warp: to `a` with factors a_rows,

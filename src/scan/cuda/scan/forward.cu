@@ -1,7 +1,7 @@
 // The forward scan over chunks of 64 tokens (recurrence.md 4, in the dual form of tiles.h). Per sequence and value head, with
 // ForwardImages made by prepare() and raw values v [tokens, HV, V] or prepared Z panels:
 //   W = Z + E S      O = Q S + M W      S = Diag(gamma) S + X^T W          (offline rules: W = Z)
-// Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W of every chunk.
+// Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W (kPairs: U) of every chunk.
 // Products take bf16 operands and add in float32; S stays float32 throughout.
 //
 // Form::kFine: of rules with has_fine_images() (call/select.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two bf16 numbers there and in X^T W.
@@ -247,14 +247,6 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
     uint32_t a[kKey / 16][4], a_rests[kKey / 16][4], packed_out[4][4];  // a_rests: kFine
     CheckpointWalk checkpoints(args.checkpoints, args.sequences, place);
     const auto stage_floats = [&](int offset) { return reinterpret_cast<const float*>(shared + ring.slot * Shape::kStage + offset); };
-    const auto leave_w = [&](const uint32_t(&packed)[4][4]) {
-      barriers.w.wait_empty(leaving);
-      const uint32_t to = base + Shape::kW + leaving.slot * kPanelBytes;
-      FW_UNROLL
-      for (int k = 0; k < 4; ++k) store_token_fragment(to, k, packed[k]);
-      fence_async_shared();
-      barriers.w.put_full(leaving);
-    };
     const auto pack_state = [&] {
       pack_fragments(state, a);
       if constexpr (kFine) pack_rests(state, a, a_rests);
@@ -341,7 +333,6 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
           float u[32];
           multiply_rows(u, b, stage + Shape::kX, false);
           wgmma_commit();
-          if constexpr (kSave) leave_w(b);
           wgmma_wait<0>();
           keep(u);
           pack_fragments(u, b);
@@ -367,7 +358,12 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
         wgmma_commit();
       }
       if constexpr (kSave) {
-        if constexpr (!kPairs) leave_w(b);
+        barriers.w.wait_empty(leaving);
+        const uint32_t to = base + Shape::kW + leaving.slot * kPanelBytes;
+        FW_UNROLL
+        for (int k = 0; k < 4; ++k) store_token_fragment(to, k, b[k]);
+        fence_async_shared();
+        barriers.w.put_full(leaving);
         leaving.next();
       }
       const Ring<Shape::kStages> done = ring;

@@ -30,6 +30,9 @@ struct GradientChunk {
     warp = shuffle(thread >> 5, 0);
   }
 
+  // Whether forward has left U = A W, which is R.
+  FW_DEVICE bool solved() const { return args.numbers != nullptr && args.numbers->solved != 0; }
+
   FW_DEVICE float* floats(int offset) const { return reinterpret_cast<float*>(memory + offset); }
   FW_DEVICE uint64_t* barrier(int stage) const { return reinterpret_cast<uint64_t*>(memory + Shape::kBarriers) + stage; }
   FW_DEVICE uint32_t& word(int tile_offset, int row, int column) const {

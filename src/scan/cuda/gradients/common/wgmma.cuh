@@ -46,13 +46,15 @@ FW_DEVICE int value_rows_from(const GradientChunk<Shape>& c) {
   return 128 * pair_column(c);
 }
 
-// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (offline R = W, dZ = dR), where it is not dZ already. Ends with a barrier.
+// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (offline R = W, dZ = dR), where it is not dZ already and W not R. Ends with a
+// barrier.
 template <class Shape>
 FW_DEVICE void make_value_tiles(const TurnChunk<Shape>& c, int stage) {
   constexpr int kTiles = PairSums<Shape>::kTiles, kColumns = PairSums<Shape>::kColumns;
   const uint32_t columns = c.base + value_columns(c);
   fence_async_shared();  // what was copied and written for this
   if constexpr (Shape::kOnline && !Shape::kChannel) {
+    if (c.args.v_is_dz && c.solved()) return sync_threads();
     if (c.args.v_is_dz) {
       float r[kTiles][4];
       wgmma_fence();

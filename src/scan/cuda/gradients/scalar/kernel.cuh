@@ -45,7 +45,7 @@ FW_DEVICE void compute_chunks(ScalarChunk<Shape>& c) {
         const uint4 words = load_value_words(c, turn, block);
         mbarrier_wait(c.full(index), phase);
         c.refresh();
-        make_scalar_tiles(c, stage);
+        make_scalar_tiles(c, block, stage);
         c.refresh();
         const ValueRow row = load_value_row(c, turn, block, stage);
         start_scalar_products(c, stage, sums, pairs);

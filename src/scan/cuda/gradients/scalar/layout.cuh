@@ -96,6 +96,10 @@ struct ScalarChunk : TurnChunk<Shape> {
   // Whether A and P are used no more once the value blocks are.
   FW_DEVICE bool pairs_free_early() const { return !Shape::kPrecond && !mixed(); }
 
+  // Whether the stages have dZ in the place of V (reverse_takes_rows(), of no rule with a preconditioner or bare keys), and R in that of W.
+  FW_DEVICE bool has_dz() const { return Shape::kOnline && !Shape::kPrecond && !Shape::kBare && this->args.v_is_dz; }
+  FW_DEVICE bool has_residuals() const { return has_dz() && this->solved(); }
+
   FW_DEVICE int key_column() const { return Shape::kKeyColumns * this->group(); }
 };
 

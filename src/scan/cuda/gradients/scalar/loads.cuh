@@ -114,9 +114,9 @@ template <class Shape>
 FW_DEVICE void load_turn_pairs(const ScalarChunk<Shape>& c, int turn) {
   if (!c.has(turn)) return;
   const PairImage& from = c.args.pairs[c.tile(turn)];
-  const bool p = !c.args.v_is_dz;
-  mbarrier_expect(c.pairs_full(), ((Shape::kOnline ? 1 : 0) + (p ? 1 : 0)) * kPanelBytes);
-  if (Shape::kOnline) bulk_load(c.memory + Shape::kA, from.a, kPanelBytes, c.pairs_full());
+  const bool p = !c.has_dz(), a = Shape::kOnline && !c.has_residuals();
+  mbarrier_expect(c.pairs_full(), ((a ? 1 : 0) + (p ? 1 : 0)) * kPanelBytes);
+  if (a) bulk_load(c.memory + Shape::kA, from.a, kPanelBytes, c.pairs_full());
   if (p) bulk_load(c.memory + Shape::kP, from.p, kPanelBytes, c.pairs_full());
 }
 
@@ -255,7 +255,7 @@ FW_DEVICE void copy_chunks(const ScalarChunk<Shape>& c) {
   for (int turn = -2; turn < 0 || c.has(turn); ++turn) {
     const bool running = turn >= 0;
     const int steps = running ? c.blocks : turn < -1 ? 0 : Shape::kStages;
-    if (running && loader == 0 && c.has(turn + 1)) bulk_prefetch(&c.args.pairs[c.tile(turn + 1)], sizeof(PairImage));
+    if (running && loader == 0 && c.has(turn + 1) && !c.has_residuals()) bulk_prefetch(&c.args.pairs[c.tile(turn + 1)], sizeof(PairImage));
     FW_NO_UNROLL
     for (int i = 0; i < steps; ++i) {
       if (running) {

@@ -43,14 +43,19 @@ FW_DEVICE void store_words(uint32_t at, const float (&x)[2][4]) {
   stmatrix_x4(at, words);
 }
 
-// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (offline R = W, dZ = dR), where it is not dZ already. What a group of warps
-// makes of W and V are its own columns, until the end.
+// In a stage: W becomes R = A W, V becomes dR = P^T dO + V and then dZ = A^T dR (offline R = W, dZ = dR), where it is not dZ already and W not R. What a group
+// of warps makes of W and V are its own columns, until the end. Where nothing is made they meet once a turn, in its first block: numbers of the turn before are
+// not read any more.
 template <class Shape>
-FW_DEVICE void make_scalar_tiles(const ScalarChunk<Shape>& c, uint32_t stage) {
+FW_DEVICE void make_scalar_tiles(const ScalarChunk<Shape>& c, int block, uint32_t stage) {
   const uint32_t columns = value_columns(c), place = pair_place(c);
-  if (Shape::kOnline && c.args.v_is_dz) {
-    float r[2][4];
+  if (c.has_dz()) {
     fence_async_shared();
+    if (c.has_residuals()) {
+      if (block == 0) sync_consumers();
+      return;
+    }
+    float r[2][4];
     wgmma_fence();
     start_scalar_product<16, false, true, true>(flat(r), c.base + Shape::kA, stage + Shape::kW + columns);
     wgmma_commit();
