@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/device.h"
+#include "base/temp_folder.h"
 #include "generate/session.h"
 #include "model/language_model.h"
 #include "ops/cpu/sampling.h"
@@ -397,7 +398,8 @@ TEST_P(Decoders, SessionsSideBySideGiveWhatTheyGiveAlone) {
 TEST_P(Decoders, ASessionGoesOnAfterItHasBeenSavedCopiedAndToldMore) {
   const ModelConfig config = config_of("gated_deltanet2", {"recurrent", "window", "attention"});
   LanguageModel<float> model = model_of(config, device());
-  const std::string path = ::testing::TempDir() + "decoded_session.safetensors";
+  const TempFolder folder;
+  const std::string path = folder.path("session.safetensors");
   const auto tokens_of = [](Session& session, int count) {
     std::vector<int32_t> ids;
     ids.reserve(static_cast<size_t>(count));

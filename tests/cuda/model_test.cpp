@@ -16,6 +16,7 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "base/safetensors.h"
+#include "base/temp_folder.h"
 #include "cuda/device_runs.h"
 #include "model/language_model.h"
 #include "train/memory_plan.h"
@@ -152,7 +153,8 @@ TEST_P(DeviceModel, DecodesAsItReadsAndItsStateGoesToTheCpu) {
   for (size_t t = 33; t < 38; ++t) models.device.forward_last(std::span(ids).subspan(t, 1), SeqLayout({0, 1}), state, last);
   EXPECT_LE(relative(logits, std::span(all).subspan(static_cast<size_t>(37) * 67, 67)), kBound);
 
-  const std::string path = ::testing::TempDir() + "device_state.safetensors", rule = models.host.config().rule;
+  const TempFolder folder;  // of this process alone: ctest runs the halves of this program side by side
+  const std::string path = folder.path("state.safetensors"), rule = models.host.config().rule;
   state.save(path, rule, models.device.hash());
   ModelState<float> moved(models.host.config(), 1);
   moved.load(path, rule, models.host.hash());
