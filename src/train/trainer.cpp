@@ -215,6 +215,8 @@ struct Trainer::Impl {
         fail_usage("'{}' holds {} of an earlier run: --resume goes on from there; to begin anew, choose another folder (out) or remove this one", config.out,
                    checkpoint_path(checkpoints, steps.back()));
       }
+      // Killed between its last checkpoint and the removal of an older one, a run that has no more steps would not come to that again.
+      if (resumed) prune_checkpoints(checkpoints, state.step, config.keep);
       recover_best(config.out);
       if (resumed && keeps_best()) take_up_best();
       // A checkpoint is written before its step is evaluated: what the record said of the best loss is then made again with it.

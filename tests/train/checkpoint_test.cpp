@@ -295,6 +295,18 @@ TEST_F(CheckpointTest, LeftoversOfAKilledRunAreRemoved) {
   EXPECT_EQ(folder_content(folder).size(), 2u);
 }
 
+// Killed behind its last checkpoint, before an older one was removed: the run that goes on from there has nothing to write, and removes it all the same.
+TEST_F(CheckpointTest, OldOnesOfAKilledRunAreRemoved) {
+  const TrainConfig config = copy();
+  const std::string folder = config.out + "/checkpoints";
+  fs::copy(folder + "/step-10", folder + "/step-5", fs::copy_options::recursive);
+  const auto trainer = make_trainer(config, folder_.path("data"));
+  ASSERT_TRUE(trainer->resume([](const std::string& warning) { ADD_FAILURE() << warning; }));
+  EXPECT_EQ(list_checkpoints(folder).size(), 3u) << "removed before the run goes on";
+  ASSERT_TRUE(trainer->run(nullptr, nullptr));
+  EXPECT_EQ(list_checkpoints(folder), (std::vector<int64_t>{10, 15}));
+}
+
 TEST_F(CheckpointTest, LoadingMakesNoSecondModel) {
 #if FW_COUNTS_BUFFERS
   const std::string path = folder_.path("whole/checkpoints/step-15");
