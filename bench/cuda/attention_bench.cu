@@ -1,5 +1,6 @@
 // Times of attention on the device, one JSON line a shape: forward, backward (both passes) and their shares of what the products alone would need at
 // `tflops` (7 products back instead of 5). Operations counted are of the pairs that are seen, 4 D forward and 10 D backward each, as others count them.
+// turned_ms: backward that turns dq and dk back as well (rotary position embedding).
 //
 //   attention_bench [B T H HK D W]...
 #include <cmath>
@@ -62,13 +63,18 @@ void time_shape(const Shape& s) {
     attention_backward_queries(args, nullptr);
     attention_backward_keys(keys, nullptr);
   });
+  args.theta = keys.theta = 10000;
+  const double turned = bench::median_ms([&] {
+    attention_backward_queries(args, nullptr);
+    attention_backward_keys(keys, nullptr);
+  });
   double pairs = 0;
   for (int64_t t = 0; t < s.T; ++t) pairs += static_cast<double>(s.W == 0 ? t + 1 : std::min<int64_t>(t + 1, s.W));
   pairs *= static_cast<double>(s.B) * s.H;
   std::printf(
       "{\"peer\": \"fastweight\", \"B\": %d, \"T\": %d, \"H\": %d, \"HK\": %d, \"D\": %d, \"window\": %d, \"forward_ms\": %.4f, \"backward_ms\": %.4f, "
-      "\"queries_ms\": %.4f, \"keys_ms\": %.4f, \"forward_tflops\": %.1f, \"backward_tflops\": %.1f}\n",
-      s.B, s.T, s.H, s.HK, s.D, s.W, forward, both, queries, of_key, 4e-9 * pairs * s.D / forward, 10e-9 * pairs * s.D / both);
+      "\"queries_ms\": %.4f, \"keys_ms\": %.4f, \"turned_ms\": %.4f, \"forward_tflops\": %.1f, \"backward_tflops\": %.1f}\n",
+      s.B, s.T, s.H, s.HK, s.D, s.W, forward, both, queries, of_key, turned, 4e-9 * pairs * s.D / forward, 10e-9 * pairs * s.D / both);
   std::fflush(stdout);
 }
 

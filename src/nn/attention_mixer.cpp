@@ -39,7 +39,7 @@ AttentionMixer<T>::AttentionMixer(const AttentionSpec& spec, const std::string& 
 
 template <class T>
 AttentionShape AttentionMixer<T>::shape() const {
-  return {spec_.heads, spec_.kv_heads, spec_.head_dim, spec_.window, 1.0 / std::sqrt(static_cast<double>(spec_.head_dim))};
+  return {spec_.heads, spec_.kv_heads, spec_.head_dim, spec_.window, 1.0 / std::sqrt(static_cast<double>(spec_.head_dim)), spec_.rope_theta, spec_.rotated};
 }
 
 // The rows of earlier passes, to be read in this one and in its backward: those of a ring are overwritten meanwhile, those of a cache
@@ -74,17 +74,18 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
     pass.exec.gated_rmsnorm_forward(raw.col_range(queries, keys), Mat<const T>(), params.value(k_norm_), static_cast<Wide<T>>(kNormEps), D, GateKind::kNone,
                                     c.qk.col_range(queries, keys), c.rstd + tokens * spec_.heads);
   }
-  if (spec_.rope_theta > 0) pass.exec.rotary(c.qk, D, spec_.rotated, spec_.rope_theta, pass.layout, Turn::kForth);
 
   const Mat<T> q = c.qk.col_range(0, queries), k = c.qk.col_range(queries, keys), v = c.proj.col_range(queries + keys, keys);
   c.past_k = before(pass, state, kKeyState);
   c.past_v = before(pass, state, kValueState);
   c.o = new_matrix<T>(arena, tokens, queries);
+  const AttentionShape shape = this->shape();
   if (state && !pass.keep && pass.layout.host.single_tokens()) {
-    pass.exec.attention_step(q, k, v, shape(), pass.layout, c.past_k, c.past_v, c.o);
+    pass.exec.attention_step(q, k, v, shape, pass.layout, c.past_k, c.past_v, c.o);
   } else {
     c.lse = new_matrix<Wide<T>>(arena, tokens, spec_.heads);
-    pass.exec.attention_forward(q, k, v, shape(), pass.layout, c.past_k, c.past_v, c.o, c.lse);
+    if (shape.turns()) pass.exec.rotary(c.qk, D, shape.rotated, shape.theta, pass.layout, Turn::kForth);
+    pass.exec.attention_forward(q, k, v, shape, pass.layout, c.past_k, c.past_v, c.o, c.lse);
     if (state) {
       pass.exec.store_rows(k, pass.layout, state.pages(kKeyState));
       pass.exec.store_rows(v, pass.layout, state.pages(kValueState));
@@ -108,7 +109,6 @@ void AttentionMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   const Mat<T> dqk = spec_.qk_norm ? new_matrix<T>(arena, tokens, queries + keys) : draw;
   pass.exec.attention_backward(d_o, c.qk.col_range(0, queries), c.qk.col_range(queries, keys), c.proj.col_range(queries + keys, keys), shape(), pass.layout,
                                c.past_k, c.past_v, c.o, c.lse, dqk.col_range(0, queries), dqk.col_range(queries, keys), dproj.col_range(queries + keys, keys));
-  if (spec_.rope_theta > 0) pass.exec.rotary(dqk, D, spec_.rotated, spec_.rope_theta, pass.layout, Turn::kBack);
   if (spec_.qk_norm) {
     pass.exec.gated_rmsnorm_backward(dqk.col_range(0, queries), c.proj.col_range(0, queries), Mat<const T>(), params.value(q_norm_), c.rstd, D, GateKind::kNone,
                                      draw.col_range(0, queries), Mat<T>(), params.grad(q_norm_));

@@ -98,6 +98,11 @@ struct AttentionShape {
   int64_t dim = 0;       // D
   int64_t window = 0;    // W: a token sees itself and the W-1 before it; 0: all before it
   double scale = 0;      // of the scores, usually D^-1/2
+  // Rotary position embedding of q and k, as rotary() has it: of the first `rotated` channels of a head. 0: none. Forward takes them turned, backward's dq and
+  // dk are of what they were before, a step turns them itself.
+  double theta = 0;
+  int64_t rotated = 0;
+  bool turns() const { return theta > 0 && rotated > 0; }
 };
 
 // The solve of a Mesa layer: H heads of K x K, beside values of V columns in its state; cg_steps 0: exact (Cholesky), else conjugate gradients from 0

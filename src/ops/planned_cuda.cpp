@@ -173,8 +173,7 @@ struct Plan {
     for (int lists = 0; lists < 2; ++lists) cuda::attention_list(exec.arena, cuda::attention_tile_count(layout));
   }
 
-  static void attention_step(E exec, Mat<const T> q, Mat<const T>, Mat<const T>, const AttentionShape& shape, const PassLayout&, Pages<T> past, Pages<T>,
-                             Mat<T>) {
+  static void attention_step(E exec, Mat<T> q, Mat<T>, Mat<const T>, const AttentionShape& shape, const PassLayout&, Pages<T> past, Pages<T>, Mat<T>) {
     const ArenaMark mark(exec.arena);
     cuda::decode_parts(exec.arena, shape, q.rows, cuda::decode_runs(shape, past));
   }

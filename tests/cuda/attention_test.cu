@@ -32,10 +32,12 @@ struct Case {
   bool damaged = false;           // every second sequence has no numbers
   int padding = 0;                // elements between rows
   double spread = 1;              // of the queries
+  double theta = 0;               // q and k have been turned, of which the kernels know nothing but in what they leave
 };
 
 struct Problem {
   const Case& c;
+  std::vector<int64_t> places() const { return c.history.empty() ? std::vector<int64_t>(1) : std::vector<int64_t>(c.history.begin(), c.history.end()); }
   std::vector<AttentionSequence> sequences;
   int query_rows = 0, key_rows = 0, group, q_row, kv_row;
   std::vector<uint16_t> q, k, v, d_o;
@@ -65,6 +67,15 @@ struct Problem {
   }
 };
 
+// (x, y) of the halves of a head at a place back by the angle of the place.
+void turn_back(const Case& c, int64_t place, double* head) {
+  for (int i = 0; c.theta > 0 && i < c.dim / 2; ++i) {
+    const double angle = static_cast<double>(place) * std::pow(c.theta, -2.0 * i / c.dim), x = head[i], y = head[i + c.dim / 2];
+    head[i] = x * std::cos(angle) + y * std::sin(angle);
+    head[i + c.dim / 2] = y * std::cos(angle) - x * std::sin(angle);
+  }
+}
+
 struct Results {
   std::vector<uint16_t> o, dq, dk, dv;
   std::vector<float> lse;
@@ -86,6 +97,9 @@ Results run(const Problem& p, int blocks = kBlocks) {
   args.query_rows = p.query_rows, args.key_rows = p.key_rows;
   args.scale = 1 / std::sqrt(static_cast<float>(c.dim));
   args.multiprocessors = blocks;
+  DeviceBuffer<int64_t> positions(p.places());
+  args.theta = c.theta;
+  if (!c.history.empty()) args.positions = positions.data();
   args.tiles = query_tiles.data(), args.tile_count = static_cast<int>(attention_tiles(p.sequences, false, c.window).size());
   attention_forward(args, nullptr);
   attention_backward_queries(args, nullptr);
@@ -140,6 +154,13 @@ Expected reference(const Problem& p) {
           }
         }
       }
+    }
+    const int64_t before = s.keys - s.queries;
+    for (int h = 0; h < c.heads; ++h) {
+      for (int i = 0; i < s.queries; ++i) turn_back(c, before + i, e.dq.data() + static_cast<size_t>(s.query + i) * p.q_row + h * c.dim);
+    }
+    for (int h = 0; h < c.kv_heads; ++h) {
+      for (int j = 0; j < s.keys; ++j) turn_back(c, j, e.dk.data() + static_cast<size_t>(s.key + j) * p.kv_row + h * c.dim);
     }
   }
   return e;
@@ -250,6 +271,9 @@ std::vector<Case> cases() {
       {"history", 2, 1, 64, 0, {70, 1, 30}, {100, 64, 0}},
       {"history, window", 2, 1, 64, 90, {70, 1, 140}, {100, 200, 5}},
       {"large scores", 1, 1, 64, 0, {150}, {}, false, 0, 40},
+      {"turned", 2, 1, 64, 0, {70, 1, 130}, {}, false, 0, 1, 10000},
+      {"turned, dim 128, rows apart", 2, 2, 128, 50, {65, 200}, {}, false, 8, 1, 500},
+      {"turned, history", 2, 1, 64, 90, {70, 1, 140}, {100, 200, 5}, false, 0, 1, 10000},
   };
 #ifndef FW_CUDA_EMULATION
   list.push_back({"2048 tokens, 8 heads of 128", 8, 8, 128, 0, {2048}});

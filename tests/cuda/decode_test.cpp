@@ -76,6 +76,12 @@ std::vector<Rows> all_rows() {
       {{3, 1, 64, 0, 0.12}, 30, 7, {0, 6, 7, 150, 209}, true},           // a run has many pages
       {{1, 1, 64, 100, 0.12}, 1, 100, {int64_t{5} << 32, 99}, false},    // more tokens than 32 bits count
       {{1, 1, 64, 0, 0.12}, 1, 9000, {8191, 8192, 8999}, false},
+      // Turned queries and keys: by that kernel, where the token's own row is of the first tiles, of later ones and of a run behind the first; of a part of the
+      // channels, or of other heads, by rotary.
+      {{4, 2, 128, 150, 0.1, 10000, 128}, 1, 150, {0, 15, 16, 127, 128, 149, 150, 431, int64_t{1} << 20}, false},
+      {{1, 1, 64, 0, 0.12, 500, 64}, 1, 9000, {8190, 8192, 8999}, false},
+      {{2, 1, 128, 0, 0.1, 10000, 64}, 4, 70, {0, 69, 70, 279}, true},
+      {{3, 1, 6, 20, 0.3, 100, 4}, 1, 20, {0, 21}, false},
   };
 }
 
@@ -88,7 +94,11 @@ TEST_P(Decode, AttentionOfAStepIsTheHosts) {
       const std::vector<double> numbers = on.random(N * (s.shape.heads * s.shape.dim + 2 * width + 2 * s.pages * s.rows * width));
       const auto want = step_of<double>(host_device(), s, numbers), got = step_of<T>(on.device, s, numbers);
       expect_near(got[0], want[0], kTolerance<T>, "o");
-      EXPECT_EQ(got[1], want[1]) << "keys";
+      if (s.shape.turns()) {
+        expect_near(got[1], want[1], kTolerance<T>, "keys");
+      } else {
+        EXPECT_EQ(got[1], want[1]) << "keys";
+      }
       EXPECT_EQ(got[2], want[2]) << "values";
       for (int64_t n = 0; n < N; ++n) {
         const auto alone = step_of<T>(on.device, s, numbers, n);

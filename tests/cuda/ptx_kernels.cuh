@@ -60,7 +60,7 @@ __global__ void mma_kernel(const __grid_constant__ MmaArgs args) {
   for (unsigned i = 0; i < 4; ++i) args.d_tf32[(row + 8 * (i / 2)) * 8 + 2 * t + i % 2] = d[i];
 }
 
-// ---- Any number of threads: y[5 n]: conversions of x[n].
+// ---- Any number of threads: y[7 n]: conversions of x[n].
 struct NumberArgs {
   const float* x;
   uint32_t* y;
@@ -70,12 +70,14 @@ __global__ void number_kernel(const __grid_constant__ NumberArgs args) {
   const unsigned i = block_index_x() * block_size() + thread_index();
   if (i >= args.n) return;
   const float x = args.x[i];
-  uint32_t* y = args.y + i * 5;
+  uint32_t* y = args.y + i * 7;
   y[0] = bf16_bits(x);
   y[1] = pack_bf16(x, 1.0f);
   y[2] = float_bits(exp2_fast(x));
   y[3] = float_bits(log2_fast(x));
   y[4] = float_bits(rcp_fast(x));
+  y[5] = float_bits(sin_fast(x));
+  y[6] = float_bits(cos_fast(x));
 }
 
 // ---- Grid and shuffles: to[block][64][10], 64 threads a block.

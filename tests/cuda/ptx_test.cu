@@ -115,14 +115,15 @@ void test_numbers() {
   x.push_back(std::numeric_limits<float>::infinity());
   x.push_back(-std::numeric_limits<float>::infinity());
   for (float y : whole_numbers(200, 4)) x.push_back(y * 1.2345f);
+  for (int i = -100; i <= 100; ++i) x.push_back(3.1415925f * static_cast<float>(i) / 100);
   DeviceBuffer<float> from(x);
-  DeviceBuffer<uint32_t> to(x.size() * 5);
+  DeviceBuffer<uint32_t> to(x.size() * 7);
   launch(number_kernel, {static_cast<unsigned>((x.size() + 63) / 64), 1, 1}, 64, 0, nullptr,
          NumberArgs{from.data(), to.data(), static_cast<unsigned>(x.size())});
   const auto y = to.download();
-  Test bf16("bf16_bits, pack_bf16"), exp2("exp2_fast"), log2("log2_fast"), reciprocal("rcp_fast");
+  Test bf16("bf16_bits, pack_bf16"), exp2("exp2_fast"), log2("log2_fast"), reciprocal("rcp_fast"), sine("sin_fast"), cosine("cos_fast");
   for (std::size_t i = 0; i < x.size(); ++i) {
-    const uint32_t* is = &y[i * 5];
+    const uint32_t* is = &y[i * 7];
     bf16.equal(i, is[0], host_bf16(x[i]));
     bf16.equal(i, is[1], host_bf16(x[i]) | 0x3f800000u);
     const bool zero = std::abs(x[i]) < 1.1754944e-38f;
@@ -136,6 +137,10 @@ void test_numbers() {
     double inverse = 1 / static_cast<double>(normal);
     if (std::abs(inverse) < 1.1754943e-38) inverse = 0;
     reciprocal.equal(i, host_float(is[4]), inverse, 1e-6);
+    if (std::abs(x[i]) > 3.1415928f) continue;
+    const double angle = static_cast<double>(x[i]);
+    sine.equal(i, 1.5 + static_cast<double>(host_float(is[5])), 1.5 + std::sin(angle), 1e-6);
+    cosine.equal(i, 1.5 + static_cast<double>(host_float(is[6])), 1.5 + std::cos(angle), 1e-6);
   }
 }
 

@@ -129,6 +129,8 @@ inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std:
 inline int opaque(int x) { return x; }
 inline float exp2_fast(float x) { return emulation::flushed(std::exp2(emulation::flushed(x))); }
 inline float log2_fast(float x) { return std::log2(emulation::flushed(x)); }
+inline float sin_fast(float x) { return std::sin(emulation::flushed(x)); }
+inline float cos_fast(float x) { return std::cos(emulation::flushed(x)); }
 inline float rcp_fast(float x) { return emulation::flushed(1.0f / emulation::flushed(x)); }
 
 // ---- Matrices of a warp

@@ -210,9 +210,8 @@ void check_steps(const Problem& p, double tolerance) {
     const auto row = [t](const std::vector<double>& values, int64_t cols) {
       return Strided<T>(1, cols, std::vector<T>(values.begin() + t * cols, values.begin() + (t + 1) * cols));
     };
-    const Strided<T> q = row(all[0].q, wide), k = row(all[0].k, narrow), v = row(all[0].v, narrow);
-    Strided<T> o(1, wide);
-    host_ops<T>().attention_step(host_exec<T>(), q.view(), k.view(), v.view(), p.shape(), PassLayout(one, &t), past_k, past_v, o.mat());
+    Strided<T> q = row(all[0].q, wide), k = row(all[0].k, narrow), v = row(all[0].v, narrow), o(1, wide);
+    host_ops<T>().attention_step(host_exec<T>(), q.mat(), k.mat(), v.view(), p.shape(), PassLayout(one, &t), past_k, past_v, o.mat());
     const std::vector<T> values = o.values();
     got.insert(got.end(), values.begin(), values.end());
   }
@@ -223,6 +222,61 @@ TEST(Attention, StepsOfATokenEachAreThePassOverAll) {
   for (const int64_t window : {1, 2, 7, 90}) {
     check_steps<double>({{100}, {}, 4, 2, 8, window}, 1e-10);
     check_steps<float>({{100}, {}, 4, 2, 8, window}, 2e-5);
+  }
+}
+
+// Attention that turns its heads is rotary around attention, to the bit: of q and k on their own and side by side, of a part of the channels, behind tokens of
+// earlier passes.
+TEST(Attention, TurnsItsHeads) {
+  const Problem p{{3, 0, 40}, {7, 0, 2}, 4, 2, 8, 9};
+  const int64_t tokens = 43, wide = p.heads * p.dim, narrow = p.kv_heads * p.dim, columns = wide + 2 * narrow;
+  Random random(4);
+  const std::vector<double> values = random_values(random, tokens * columns), d_values = random_values(random, tokens * wide);
+  const SeqLayout layout = p.layout();
+  const PassLayout pass(layout, p.past.data());
+  const auto part = [&](std::vector<double>& x, int64_t at, int64_t cols) { return Mat<double>(x.data() + at, tokens, cols, columns); };
+  const auto& ops = host_ops<double>();
+  for (const int64_t rotated : {8, 4}) {
+    AttentionShape turned = p.shape();
+    turned.theta = 100, turned.rotated = rotated;
+    const auto turn = [&](Mat<double> x, Turn way, const PassLayout& where) { ops.rotary(host_exec<double>(), x, p.dim, rotated, turned.theta, where, way); };
+    std::vector<double> x = values, d_o = d_values, o(tokens * wide), lse(tokens * p.heads), want(x.size()), side(x.size()), apart_q(tokens * wide),
+                        apart_k(tokens * narrow);
+    const Mat<double> q = part(x, 0, wide), k = part(x, wide, narrow), v = part(x, wide + narrow, narrow), out(o.data(), tokens, wide),
+                      sums(lse.data(), tokens, p.heads), slopes(d_o.data(), tokens, wide);
+    turn(part(x, 0, wide + narrow), Turn::kForth, pass);
+    ops.attention_forward(host_exec<double>(), q, k, v, p.shape(), pass, {}, {}, out, sums);
+    const auto backward = [&](const AttentionShape& shape, Mat<double> dq, Mat<double> dk, Mat<double> dv) {
+      ops.attention_backward(host_exec<double>(), slopes, q, k, v, shape, pass, {}, {}, out, sums, dq, dk, dv);
+    };
+    backward(p.shape(), part(want, 0, wide), part(want, wide, narrow), part(want, wide + narrow, narrow));
+    const std::vector<double> unturned = want;
+    turn(part(want, 0, wide + narrow), Turn::kBack, pass);
+    ASSERT_NE(want, unturned);
+    backward(turned, part(side, 0, wide), part(side, wide, narrow), part(side, wide + narrow, narrow));
+    EXPECT_EQ(side, want);
+    backward(turned, {apart_q.data(), tokens, wide}, {apart_k.data(), tokens, narrow}, part(side, wide + narrow, narrow));
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t c = 0; c < wide; ++c) EXPECT_EQ(apart_q[t * wide + c], want[t * columns + c]);
+      for (int64_t c = 0; c < narrow; ++c) EXPECT_EQ(apart_k[t * narrow + c], want[t * columns + wide + c]);
+    }
+
+    // A token of each of 43 sequences, in rings of their own.
+    const SeqLayout ones = SeqLayout::uniform(tokens, 1);
+    std::vector<int64_t> before(tokens);
+    std::iota(before.begin(), before.end(), 0);
+    const PassLayout step(ones, before.data());
+    const auto decoded = [&](bool inside) {
+      std::vector<double> token = values, rings[2];
+      for (auto& ring : rings) ring = random_values(random = Random(6), tokens * p.window * narrow);
+      std::vector<double> result(tokens * wide);
+      if (!inside) turn(part(token, 0, wide + narrow), Turn::kForth, step);
+      ops.attention_step(host_exec<double>(), part(token, 0, wide), part(token, wide, narrow), part(token, wide + narrow, narrow), inside ? turned : p.shape(),
+                         step, {rings[0].data(), nullptr, 1, p.window, narrow}, {rings[1].data(), nullptr, 1, p.window, narrow}, {result.data(), tokens, wide});
+      for (const auto& ring : rings) result.insert(result.end(), ring.begin(), ring.end());
+      return result;
+    };
+    EXPECT_EQ(decoded(true), decoded(false));
   }
 }
 

@@ -540,11 +540,24 @@ TEST_P(DeviceList, Attention) {
     int64_t heads, kv_heads, dim, window, pad;
     std::vector<int64_t> offsets, before;  // before: tokens in pages; none: no pages
     int64_t pages;                         // of a sequence, of 16 rows
-  } shapes[] = {{2, 1, 64, 0, 0, {0, 3, 3, 133}, {}, 0}, {4, 2, 128, 20, 8, {0, 65}, {}, 0},   {2, 2, 24, 7, 0, {0, 1, 40}, {}, 0},
-                {3, 1, 5, 0, 1, {0, 30}, {}, 0},         {2, 1, 200, 0, 0, {0, 9, 20}, {}, 0}, {4, 1, 64, 16, 0, {0, 1, 2, 3}, {0, 5, 100}, 1},
-                {2, 2, 128, 0, 8, {0, 1, 5}, {30, 0}, 3}};
+    int64_t rotated = 0;                   // of a head's channels
+  } shapes[] = {{2, 1, 64, 0, 0, {0, 3, 3, 133}, {}, 0},
+                {4, 2, 128, 20, 8, {0, 65}, {}, 0},
+                {2, 2, 24, 7, 0, {0, 1, 40}, {}, 0},
+                {3, 1, 5, 0, 1, {0, 30}, {}, 0},
+                {2, 1, 200, 0, 0, {0, 9, 20}, {}, 0},
+                {4, 1, 64, 16, 0, {0, 1, 2, 3}, {0, 5, 100}, 1},
+                {2, 2, 128, 0, 8, {0, 1, 5}, {30, 0}, 3},
+                // Whole heads turn in the kernels of the gradients, others behind them.
+                {2, 1, 64, 0, 0, {0, 3, 3, 133}, {}, 0, 64},
+                {4, 2, 128, 20, 8, {0, 65, 70}, {1000000, 7}, 0, 128},
+                {2, 2, 128, 0, 0, {0, 40}, {}, 0, 64},
+                {2, 1, 24, 7, 8, {0, 1, 40}, {5, 9}, 0, 24},
+                {3, 1, 6, 0, 1, {0, 30}, {}, 0, 4},
+                {2, 2, 64, 0, 8, {0, 1, 5}, {30, 0}, 3, 64}};
   for (const auto& s : shapes) {
-    SCOPED_TRACE(::testing::Message() << s.heads << " / " << s.kv_heads << " x " << s.dim << ", window " << s.window << ", pages " << s.pages);
+    SCOPED_TRACE(::testing::Message() << s.heads << " / " << s.kv_heads << " x " << s.dim << ", window " << s.window << ", pages " << s.pages << ", turned "
+                                      << s.rotated);
     const auto body = [&](auto& run) {
       using W = typename std::decay_t<decltype(run)>::W;
       const SeqLayout sequences(s.offsets);
@@ -561,7 +574,7 @@ TEST_P(DeviceList, Attention) {
         past_v = {old_v.mat().data, nullptr, s.pages, 16, kv_columns};
       }
       Matrix<W> lse(run.on.device, rows, s.heads, 0);
-      const AttentionShape shape{s.heads, s.kv_heads, s.dim, s.window, 1 / std::sqrt(static_cast<double>(s.dim))};
+      const AttentionShape shape{s.heads, s.kv_heads, s.dim, s.window, 1 / std::sqrt(static_cast<double>(s.dim)), s.rotated > 0 ? 10000.0 : 0.0, s.rotated};
       run.on.exec.attention_forward(q.mat(), k.mat(), v.mat(), shape, pass.layout, past_k, past_v, o.mat(), lse.mat());
       run.keep("o", o);
       run.keep_wide("lse", lse);

@@ -14,6 +14,7 @@
 #include "ops/cpu/operations.h"
 #include "ops/cpu/row_blocks.h"
 #include "ops/cpu/scratch.h"
+#include "ops/turn_heads.h"
 
 namespace fw {
 namespace {
@@ -213,6 +214,11 @@ int64_t backward_tasks(const AttentionShape& shape, const PassLayout& layout, co
   return partial_rows;
 }
 
+template <class T>
+void turn_heads(const Exec<T>& exec, Mat<T> q, Mat<T> k, const AttentionShape& shape, const PassLayout& layout, Turn turn) {
+  fw::turn_heads(q, k, [&](Mat<T> x) { cpu::rotary(exec, x, shape.dim, shape.rotated, shape.theta, layout, turn); });
+}
+
 }  // namespace
 
 namespace cpu {
@@ -292,6 +298,7 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
       }
     }
   });
+  if (shape.turns()) turn_heads(exec, dq, dk, shape, layout, Turn::kBack);
 }
 
 template <class T>
@@ -306,11 +313,12 @@ void store_rows(const Exec<T>&, Mat<const T> x, const PassLayout& layout, Pages<
 }
 
 template <class T>
-void attention_step(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past_k,
+void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past_k,
                     Pages<T> past_v, Mat<T> o) {
   const ArenaMark mark(exec.arena);
-  attention_forward(exec, q, k, v, shape, layout, past_k, past_v, o, Mat<T>(exec.arena.template alloc<T>(q.rows * shape.heads), q.rows, shape.heads));
-  store_rows(exec, k, layout, past_k);
+  if (shape.turns()) turn_heads(exec, q, k, shape, layout, Turn::kForth);
+  attention_forward<T>(exec, q, k, v, shape, layout, past_k, past_v, o, Mat<T>(exec.arena.template alloc<T>(q.rows * shape.heads), q.rows, shape.heads));
+  store_rows<T>(exec, k, layout, past_k);
   store_rows(exec, v, layout, past_v);
 }
 
@@ -320,7 +328,7 @@ void attention_step(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<con
   template void attention_backward(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, Mat<const T>, const AttentionShape&, const PassLayout&, Pages<T>, \
                                    Pages<T>, Mat<const T>, Mat<const T>, Mat<T>, Mat<T>, Mat<T>);                                                              \
   template void store_rows(const Exec<T>&, Mat<const T>, const PassLayout&, Pages<T>);                                                                         \
-  template void attention_step(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const AttentionShape&, const PassLayout&, Pages<T>, Pages<T>, Mat<T>);
+  template void attention_step(const Exec<T>&, Mat<T>, Mat<T>, Mat<const T>, const AttentionShape&, const PassLayout&, Pages<T>, Pages<T>, Mat<T>);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)
 #undef FW_INSTANTIATE

@@ -26,6 +26,7 @@ struct AttentionTile {
   int32_t query, key;     // the sequence's first row in q, o and in k, v
   int32_t queries, keys;  // of the sequence
   int32_t first;          // row of the sequence, a multiple of kAttentionRows
+  int32_t sequence;
 };
 
 // One sequence: `queries` rows from `query` on, `keys` >= queries rows from `key` on.
@@ -49,6 +50,9 @@ struct AttentionArgs {
   int32_t multiprocessors = 0;  // of the device: so many blocks share the tiles. Bits do not depend on it
   int64_t query_rows = 0, key_rows = 0;
   float scale = 1;
+  // Rotary position embedding of whole heads of 64 or 128 channels: q and k come turned, dq and dk are of what they were before. 0: not turned.
+  double theta = 0;
+  const int64_t* positions = nullptr;  // [sequences]: the place of a sequence's first query; null: 0. Device memory
 };
 
 // Tiles of queries for the first two, of keys for the third. Throw Error(kInternal) for tensors that they cannot take, before anything is launched.

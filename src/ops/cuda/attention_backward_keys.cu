@@ -45,7 +45,8 @@ FW_DEVICE void for_each_block(const AttentionArgs& args, const Piece& piece, Rin
 }
 
 template <int kDim>
-__global__ void __launch_bounds__(kAttentionThreads, 1) attention_keys_kernel(const AttentionArgs args, const __grid_constant__ KeyMaps maps) {
+__global__ void __launch_bounds__(kAttentionThreads, 1)
+    attention_keys_kernel(const AttentionArgs args, const __grid_constant__ KeyMaps maps, const __grid_constant__ TurnShares turns) {
   using Shape = KeyShape<kDim>;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
@@ -178,6 +179,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_keys_kernel(co
     });
     FW_UNROLL
     for (int i = 0; i < kDim / 2; ++i) dk[i] *= args.scale;
+    if (args.theta != 0) turn_back<kDim>(dk, turns, place_of_first(args, tile) + key - sight.offset);
     const int row = tile.key + rows, valid = tile.keys - rows;
     leave<kDim>(dk, args.dk, piece.head, row, valid, args.dim, shared + Shape::kK + worker * Shape::kHalf, kLeaveBarrier + worker);
     leave<kDim>(dv, args.dv, piece.head, row, valid, args.dim, shared + Shape::kV + worker * Shape::kHalf, kLeaveBarrier + worker);
@@ -193,7 +195,8 @@ void launch_keys(const AttentionArgs& args, void* stream) {
   map_or_fail("k", args.k, args.key_rows, args.kv_heads, args.dim, maps.k);
   map_or_fail("v", args.v, args.key_rows, args.kv_heads, args.dim, maps.v);
   map_or_fail("dO", args.d_o, args.query_rows, args.heads, args.dim, maps.d_o);
-  launch_overlapped(attention_keys_kernel<kDim>, attention_grid(args, args.kv_heads), kAttentionThreads, KeyShape<kDim>::kShared, stream, args, maps);
+  launch_overlapped(attention_keys_kernel<kDim>, attention_grid(args, args.kv_heads), kAttentionThreads, KeyShape<kDim>::kShared, stream, args, maps,
+                    TurnShares(args.theta, args.dim));
 }
 
 }  // namespace

@@ -77,7 +77,8 @@ FW_DEVICE void make_delta(const AttentionArgs& args, const AttentionTile& tile, 
 }
 
 template <int kDim>
-__global__ void __launch_bounds__(kAttentionThreads, 1) attention_queries_kernel(const AttentionArgs args, const __grid_constant__ QueryMaps maps) {
+__global__ void __launch_bounds__(kAttentionThreads, 1)
+    attention_queries_kernel(const AttentionArgs args, const __grid_constant__ QueryMaps maps, const __grid_constant__ TurnShares turns) {
   using Shape = QueryShape<kDim>;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
@@ -193,6 +194,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_queries_kernel
     }
     FW_UNROLL
     for (int i = 0; i < kDim / 2; ++i) dq[i] *= args.scale;
+    if (args.theta != 0) turn_back<kDim>(dq, turns, place_of_first(args, tile) + query);
     leave<kDim>(dq, args.dq, piece.head, tile.query + rows, tile.queries - rows, args.dim, shared + Shape::kQ + worker * Shape::kHalf, kLeaveBarrier + worker);
     fence_async_shared();  // the next tile's rows come where these were
     barriers.rows.put_empty(tile_ring);
@@ -206,7 +208,8 @@ void launch_queries(const AttentionArgs& args, void* stream) {
   map_or_fail("k", args.k, args.key_rows, args.kv_heads, args.dim, maps.k);
   map_or_fail("v", args.v, args.key_rows, args.kv_heads, args.dim, maps.v);
   map_or_fail("dO", args.d_o, args.query_rows, args.heads, args.dim, maps.d_o);
-  launch_overlapped(attention_queries_kernel<kDim>, attention_grid(args, args.heads), kAttentionThreads, QueryShape<kDim>::kShared, stream, args, maps);
+  launch_overlapped(attention_queries_kernel<kDim>, attention_grid(args, args.heads), kAttentionThreads, QueryShape<kDim>::kShared, stream, args, maps,
+                    TurnShares(args.theta, args.dim));
 }
 
 }  // namespace

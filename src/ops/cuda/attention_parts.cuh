@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "ops/cuda/attention.h"
+#include "ops/cuda/turns.cuh"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/call/tensor_map.h"
 #include "scan/cuda/machine/ptx.cuh"
@@ -120,6 +121,25 @@ FW_DEVICE void keep_fragments(uint32_t (&a)[kN][4]) {
 FW_DEVICE int worker_row(int worker) { return 64 * worker + 16 * state_warp() + static_cast<int>(lane_index()) / 4; }
 // Column of accumulator i.
 FW_DEVICE int accumulator_column(int i) { return i / 4 * 8 + 2 * (static_cast<int>(lane_index()) % 4) + i % 2; }
+
+// The gradient of what was turned, as accumulators d, becomes that of what it was before. place: of the row of accumulators 0, 1.
+template <int kDim>
+FW_DEVICE void turn_back(float (&d)[kDim / 2], const TurnShares& shares, int64_t place) {
+  FW_UNROLL
+  for (int n = 0; n < kDim / 16; ++n) {
+    FW_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const uint64_t share = shares.of[accumulator_column(4 * n + e)];
+      FW_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        const int i = 4 * n + 2 * h + e;
+        const float angle = turn_angle(share, place + 8 * h);
+        turn_pair(d[i], d[i + kDim / 4], cos_fast(angle), -sin_fast(angle));
+      }
+    }
+  }
+}
+FW_DEVICE int64_t place_of_first(const AttentionArgs& args, const AttentionTile& tile) { return args.positions == nullptr ? 0 : args.positions[tile.sequence]; }
 
 // A worker's result [64, kDim], of which rows below `valid` go to rows row, row + 1, ... of a tensor's head, through `half` ([64, kDim], that no
 // product reads any more).

@@ -4,8 +4,10 @@
 
 #include <type_traits>
 
+#include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/sequences.cuh"
+#include "ops/turn_heads.h"
 #include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
@@ -90,6 +92,12 @@ FW_DEVICE void leave_sum(const float* rows, int count, int dim, const float* wei
     for (int g = 0; g < count; ++g) sum += rows[g * dim + c] * (weights == nullptr ? 1.0f : weights[g]);
     to[c] = stored<T>(sum * factor);
   }
+}
+
+// Rotary position embedding of what no kernel of attention turns itself: queries and keys, or their gradients.
+template <class T>
+void turn_heads(const Exec<T>& exec, Mat<T> q, Mat<T> k, const AttentionShape& shape, const PassLayout& layout, Turn turn) {
+  fw::turn_heads(q, k, [&](Mat<T> x) { ops::rotary(exec, x, shape.dim, shape.rotated, shape.theta, layout, turn); });
 }
 
 inline constexpr int kMostDim = 256;

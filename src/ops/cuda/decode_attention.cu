@@ -145,15 +145,12 @@ void launch_rows(const DecodeArgs<T>& of, int64_t sequences, void* stream) {
                     kRowThreads, sizeof(float) * floats, stream, of);
 }
 
-bool tiles(const DecodeArgs<Bf16>& of, int64_t sequences, bool in_sixteens, void* stream) { return decode_tiles(of, sequences, in_sixteens, stream); }
-bool tiles(const DecodeArgs<float>&, int64_t, bool, void*) { return false; }
-
 }  // namespace
 
 namespace ops {
 
 template <class T>
-void attention_step(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past_k,
+void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, const AttentionShape& shape, const PassLayout& layout, Pages<T> past_k,
                     Pages<T> past_v, Mat<T> o) {
   if (q.rows == 0) return;
   if (!past_k || !past_v || layout.host.tokens() != layout.host.count()) fail_internal("attention_step: expected pages and sequences of one token");
@@ -168,7 +165,13 @@ void attention_step(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<con
   of.runs = static_cast<int>(decode_runs(shape, past_k));
   of.parts = decode_parts(exec.arena, shape, q.rows, of.runs);
   const bool in_sixteens = aligned(q) && aligned(k) && aligned(v) && aligned(past_k) && aligned(past_v);
-  if (!tiles(of, q.rows, in_sixteens, stream)) {
+  const bool tiles = std::is_same_v<T, Bf16> && in_sixteens && (a.dim == 64 || a.dim == 128), inside = tiles && turns_whole_heads(shape);
+  if (inside) of.theta = shape.theta;
+  if (shape.turns() && !inside) turn_heads(exec, q, k, shape, layout, Turn::kForth);
+  if constexpr (std::is_same_v<T, Bf16>) {
+    if (tiles) decode_tiles(of, q.rows, stream);
+  }
+  if (!tiles) {
     with_form(a, in_sixteens, [&]<int N, int kVectors>() {
       if (a.group % 4 == 0) return launch_rows<T, N, kVectors, 4>(of, q.rows, stream);
       if (a.group % 2 == 0) return launch_rows<T, N, kVectors, 2>(of, q.rows, stream);
@@ -180,9 +183,8 @@ void attention_step(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<con
   exec.arena.rewind(mark);
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                 \
-  template void attention_step<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const AttentionShape&, const PassLayout&, Pages<T>, Pages<T>, \
-                                  Mat<T>);
+#define FW_INSTANTIATE(T) \
+  template void attention_step<T>(const Exec<T>&, Mat<T>, Mat<T>, Mat<const T>, const AttentionShape&, const PassLayout&, Pages<T>, Pages<T>, Mat<T>);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

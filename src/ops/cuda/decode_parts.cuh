@@ -11,6 +11,7 @@ struct DecodeArgs {
   PlainArgs<T> plain;
   float* parts = nullptr;  // [sequences, heads, runs, dim + 2]
   int runs = 0;
+  double theta = 0;  // of whole heads of q and k that decode_tiles() turns; 0: they are as they should be
 };
 
 // The rows that the token of sequence n sees: [first, place], the last its own, in runs of `run`.
@@ -90,7 +91,7 @@ FW_DEVICE void leave_part(int heads, int count, int dim, const Row& rows, const 
   }
 }
 
-// The runs of bf16 heads of 64 or 128 channels by products of warps (decode_tiles.cu); false, and nothing is done, for others.
-bool decode_tiles(const DecodeArgs<Bf16>& of, int64_t sequences, bool aligned, void* stream);
+// The runs of bf16 heads of 64 or 128 channels, all at multiples of 16 bytes, by products of warps (decode_tiles.cu).
+void decode_tiles(const DecodeArgs<Bf16>& of, int64_t sequences, void* stream);
 
 }  // namespace fw::cuda

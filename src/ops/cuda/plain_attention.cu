@@ -293,10 +293,12 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
   void* stream = exec.device.stream();
   const Arena::Mark mark = exec.arena.mark();
   float* delta = attention_rows(exec.arena, shape, q.rows);
-  if (on_warp_groups<T>(shape, past_k, d_o, q, k, v, o, dq, dk, dv)) {
+  const bool on_groups = on_warp_groups<T>(shape, past_k, d_o, q, k, v, o, dq, dk, dv), inside = on_groups && turns_whole_heads(shape);
+  if (on_groups) {
     AttentionArgs args = attention_args<T>(q, k, v, o, shape, exec.arena);
     args.d_o = token_arg(d_o, shape.dim), args.dq = token_arg(dq, shape.dim), args.dk = token_arg(dk, shape.dim), args.dv = token_arg(dv, shape.dim);
     args.delta = delta;
+    if (inside) args.theta = shape.theta, args.positions = layout.positions;
     launch(lse_of_table_kernel, each_lse(lse.rows, lse.cols), kRowThreads, 0, stream, lse, args.lse);
     args.tiles = upload_tiles(shape, layout, false, false, exec.arena, stream, args.tile_count);
     attention_backward_queries(args, stream);
@@ -313,6 +315,7 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
       launch(plain_backward_keys_kernel<T, N, kVectors>, Dim3{static_cast<unsigned>(k.rows * shape.kv_heads)}, kRowThreads, 2 * rows, stream, a);
     });
   }
+  if (shape.turns() && !inside) turn_heads(exec, dq, dk, shape, layout, Turn::kBack);
   exec.arena.rewind(mark);
 }
 

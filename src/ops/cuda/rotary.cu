@@ -1,11 +1,9 @@
-// Rotary position embedding on the device. A position times a frequency needs more digits than a float has, so turns are made in double and only
-// what they are more than a whole number goes on in float. One token's sines and cosines serve all of its heads.
-#include <cmath>
-
+// Rotary position embedding on the device. One token's sines and cosines serve all of its heads.
 #include "ops/cuda/operations.h"
 #include "ops/cuda/overlap.cuh"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/sequences.cuh"
+#include "ops/cuda/turns.cuh"
 #include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
@@ -32,9 +30,7 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(const RotaryArgs<T> a)
   const int tokens = static_cast<int>(min(int64_t{a.tokens}, a.rows - first)), thread = static_cast<int>(thread_index());
   for (int i = thread; i < tokens * a.half; i += kThreads) {
     const int token = i / a.half, c = i - token * a.half;
-    constexpr double kInverseTurn = 0.15915494309189535;  // 1 / (2 pi)
-    const double turn = static_cast<double>(a.places.place_of(first + token)) * (exp2(a.log2_step * c) * kInverseTurn);
-    const float angle = 6.2831853071795865f * static_cast<float>(turn - rint(turn));
+    const float angle = turn_angle(turn_share(a.log2_step, c), a.places.place_of(first + token));
     turns[i] = make_float2(cosf(angle), a.sign * sinf(angle));
   }
   follow();  // places were there before the pass
@@ -51,9 +47,7 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(const RotaryArgs<T> a)
     high.get(y);
     FW_UNROLL for (int k = 0; k < N; ++k) {
       const float2 of = turns[token * a.half + c + k];
-      const float before = x[k];
-      x[k] = before * of.x - y[k] * of.y;
-      y[k] = before * of.y + y[k] * of.x;
+      turn_pair(x[k], y[k], of.x, of.y);
     }
     low.set(x);
     high.set(y);
@@ -77,7 +71,7 @@ void rotary(const Exec<T>& exec, Mat<T> x, int64_t dim, int64_t rotated, double 
                            static_cast<int>(dim),
                            half,
                            tokens,
-                           -2.0 * std::log2(theta) / static_cast<double>(rotated),
+                           turn_log2_step(theta, rotated),
                            turn == Turn::kForth ? 1.0F : -1.0F,
                            PassPlaces(layout)};
   const Dim3 grid{static_cast<unsigned>((x.rows + tokens - 1) / tokens)};

@@ -156,6 +156,8 @@ bool takes_warp_groups(const AttentionShape& shape, const Pages<T>& past, Mats..
   if (sizeof(T) != 2 || past || shape.dim % 8 != 0 || shape.dim > 128 || shape.window > INT32_MAX) return false;
   return (in_sixteens(matrices) && ...);
 }
+// Kernels of attention that turn heads themselves: whole ones of 64 or 128 channels.
+inline bool turns_whole_heads(const AttentionShape& shape) { return shape.turns() && shape.rotated == shape.dim && (shape.dim == 64 || shape.dim == 128); }
 // Keys and values of earlier passes are copied in front of those of this one for them, where the host knows how many there are.
 struct KeysBefore {
   int64_t sequences = 0, rows = 0;  // of all keys: those before, that may be seen, and those of the pass
@@ -174,7 +176,7 @@ Mat<T> all_keys(Arena& arena, const AttentionShape& shape, int64_t rows) {
   return {arena.alloc<T>(rows * width), rows, width};
 }
 inline int32_t* key_offsets(Arena& arena, int64_t sequences) { return arena.alloc<int32_t>(sequences + 1); }
-inline constexpr int kAttentionTileRows = 128, kAttentionTileNumbers = 5;
+inline constexpr int kAttentionTileRows = 128, kAttentionTileNumbers = 6;
 inline int64_t attention_tile_count(const PassLayout& layout) {
   int64_t count = 0;
   for (int64_t n = 0; n < layout.host.count(); ++n) count += parts_of(layout.host.length(n), kAttentionTileRows);

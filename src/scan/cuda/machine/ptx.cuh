@@ -104,6 +104,18 @@ FW_DEVICE float rcp_fast(float x) {
   return y;
 }
 
+// Of angles from -pi to pi, to 5e-7.
+FW_DEVICE float sin_fast(float x) {
+  float y;
+  asm("sin.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+FW_DEVICE float cos_fast(float x) {
+  float y;
+  asm("cos.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // ---- 8x8 matrices of 16-bit numbers between shared memory and registers ----------------------------------------------------
 // Lane 8 i + r gives the address of row r of matrix i; thread t holds elements (t / 4, 2 (t % 4)) and the next of each matrix,
 // with _trans of its transpose.
