@@ -30,9 +30,9 @@ void time_rest(int64_t tokens, int64_t width, const Exec<Bf16>& exec, const Tens
   const Mat<float> g(wide.data(), tokens, width);
   float *const p = parameters.data(), *const s = sums.data();
   report("copy_rows", 2 * u, [&] { exec.copy_rows(mat(x), mat(y)); });
-  report("gated_rmsnorm_forward", 3 * u, [&] { exec.gated_rmsnorm_forward(mat(x), mat(z), p, 1e-5F, kHead, GateKind::kSilu, mat(y), rstd.data()); });
+  report("gated_rmsnorm_forward", 3 * u, [&] { exec.gated_rmsnorm_forward(mat(x), mat(z), nullptr, p, 1e-5F, kHead, GateKind::kSilu, mat(y), rstd.data()); });
   report("gated_rmsnorm_backward", 5 * u,
-         [&] { exec.gated_rmsnorm_backward(mat(dy), mat(x), mat(z), p, rstd.data(), kHead, GateKind::kSilu, mat(y), mat(w), s); });
+         [&] { exec.gated_rmsnorm_backward(mat(dy), mat(x), mat(z), nullptr, p, rstd.data(), kHead, GateKind::kSilu, mat(y), mat(w), s); });
   report("gated_conv_forward", 3 * u, [&] { exec.gated_conv_forward(mat(x), mat(z), wide.data(), p, int64_t{4}, pass, nullptr, nullptr, mat(y)); });
   Buffer<float> taps(device, 4 * width);
   report("gated_conv_backward", 5 * u,

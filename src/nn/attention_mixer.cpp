@@ -69,10 +69,10 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
     const Mat<T> raw = c.qk;
     if (pass.keep) c.qk = new_matrix<T>(arena, tokens, queries + keys);
     c.rstd = arena.alloc<Wide<T>>(tokens * (spec_.heads + spec_.kv_heads));
-    pass.exec.gated_rmsnorm_forward(raw.col_range(0, queries), Mat<const T>(), params.value(q_norm_), static_cast<Wide<T>>(kNormEps), D, GateKind::kNone,
-                                    c.qk.col_range(0, queries), c.rstd);
-    pass.exec.gated_rmsnorm_forward(raw.col_range(queries, keys), Mat<const T>(), params.value(k_norm_), static_cast<Wide<T>>(kNormEps), D, GateKind::kNone,
-                                    c.qk.col_range(queries, keys), c.rstd + tokens * spec_.heads);
+    pass.exec.gated_rmsnorm_forward(raw.col_range(0, queries), Mat<const T>(), nullptr, params.value(q_norm_), static_cast<Wide<T>>(kNormEps), D,
+                                    GateKind::kNone, c.qk.col_range(0, queries), c.rstd);
+    pass.exec.gated_rmsnorm_forward(raw.col_range(queries, keys), Mat<const T>(), nullptr, params.value(k_norm_), static_cast<Wide<T>>(kNormEps), D,
+                                    GateKind::kNone, c.qk.col_range(queries, keys), c.rstd + tokens * spec_.heads);
   }
 
   const Mat<T> q = c.qk.col_range(0, queries), k = c.qk.col_range(queries, keys), v = c.proj.col_range(queries + keys, keys);
@@ -110,9 +110,9 @@ void AttentionMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   pass.exec.attention_backward(d_o, c.qk.col_range(0, queries), c.qk.col_range(queries, keys), c.proj.col_range(queries + keys, keys), shape(), pass.layout,
                                c.past_k, c.past_v, c.o, c.lse, dqk.col_range(0, queries), dqk.col_range(queries, keys), dproj.col_range(queries + keys, keys));
   if (spec_.qk_norm) {
-    pass.exec.gated_rmsnorm_backward(dqk.col_range(0, queries), c.proj.col_range(0, queries), Mat<const T>(), params.value(q_norm_), c.rstd, D, GateKind::kNone,
-                                     draw.col_range(0, queries), Mat<T>(), params.grad(q_norm_));
-    pass.exec.gated_rmsnorm_backward(dqk.col_range(queries, keys), c.proj.col_range(queries, keys), Mat<const T>(), params.value(k_norm_),
+    pass.exec.gated_rmsnorm_backward(dqk.col_range(0, queries), c.proj.col_range(0, queries), Mat<const T>(), nullptr, params.value(q_norm_), c.rstd, D,
+                                     GateKind::kNone, draw.col_range(0, queries), Mat<T>(), params.grad(q_norm_));
+    pass.exec.gated_rmsnorm_backward(dqk.col_range(queries, keys), c.proj.col_range(queries, keys), Mat<const T>(), nullptr, params.value(k_norm_),
                                      c.rstd + tokens * spec_.heads, D, GateKind::kNone, draw.col_range(queries, keys), Mat<T>(), params.grad(k_norm_));
   }
   pass.exec.linear_backward(dproj, x, params.weight(stack_, spec_.columns(), spec_.hidden), dx, params.grad_matrix(stack_, spec_.columns(), spec_.hidden),

@@ -91,7 +91,7 @@ MixerContext* Mamba3Mixer<T>::forward(const Pass<T>& pass, Mat<const T> x, Layer
   const auto norm = [&](Mat<const T> from, int weight, W*& rstd) {
     const Mat<T> to = new_matrix<T>(arena, tokens, spec_.shared());
     rstd = arena.alloc<W>(tokens * norms);
-    exec.gated_rmsnorm_forward(from, Mat<const T>(), params.value(weight), eps, spec_.state, GateKind::kNone, to, rstd);
+    exec.gated_rmsnorm_forward(from, Mat<const T>(), nullptr, params.value(weight), eps, spec_.state, GateKind::kNone, to, rstd);
     return to;
   };
   in.k = norm(parts.b, b_norm_, c.b_rstd);
@@ -148,9 +148,9 @@ void Mamba3Mixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<co
                                 c.scan, d_o, nullptr, d, {params.grad(c_bias_), params.grad(b_bias_), params.grad(skip_)}, {});
   if (mimo_x_ >= 0) exec.mamba3_spread_backward(shape, d.v, parts.x, params.value(mimo_x_), d_parts.x, params.grad(mimo_x_));
   exec.mamba3_time_backward(spec_.decay, d.dt, d.g, parts.dt, parts.a, params.value(dt_bias_), d_parts.dt, d_parts.a, params.grad(dt_bias_));
-  exec.gated_rmsnorm_backward(d.k, parts.b, Mat<const T>(), params.value(b_norm_), c.b_rstd, spec_.state, GateKind::kNone, d_parts.b, Mat<T>(),
+  exec.gated_rmsnorm_backward(d.k, parts.b, Mat<const T>(), nullptr, params.value(b_norm_), c.b_rstd, spec_.state, GateKind::kNone, d_parts.b, Mat<T>(),
                               params.grad(b_norm_));
-  exec.gated_rmsnorm_backward(d.q, parts.c, Mat<const T>(), params.value(c_norm_), c.c_rstd, spec_.state, GateKind::kNone, d_parts.c, Mat<T>(),
+  exec.gated_rmsnorm_backward(d.q, parts.c, Mat<const T>(), nullptr, params.value(c_norm_), c.c_rstd, spec_.state, GateKind::kNone, d_parts.c, Mat<T>(),
                               params.grad(c_norm_));
   exec.linear_backward(dproj, x, params.weight(in_proj_, spec_.columns(), spec_.hidden), dx, params.grad_matrix(in_proj_, spec_.columns(), spec_.hidden),
                        nullptr, Write::kOverwrite);

@@ -112,7 +112,7 @@ MixerContext* MesaMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSt
   c.normed = new_matrix<T>(arena, tokens, size);
   c.rstd = arena.alloc<Wide<T>>(tokens * H);
   const Mat<T> gate = spec_.gate == GateKind::kNone ? Mat<T>() : c.proj.col_range(3 * size, size);
-  exec.gated_rmsnorm_forward(c.o, gate, params.value(norm_), static_cast<Wide<T>>(spec_.norm_eps), K, spec_.gate, c.normed, c.rstd);
+  exec.gated_rmsnorm_forward(c.o, gate, nullptr, params.value(norm_), static_cast<Wide<T>>(spec_.norm_eps), K, spec_.gate, c.normed, c.rstd);
   if (y.data != nullptr) exec.linear_forward(c.normed, params.weight(out_, spec_.hidden, size), nullptr, y, Write::kOverwrite);
   return kept;
 }
@@ -130,7 +130,7 @@ void MesaMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat<cons
                        Write::kOverwrite);
   const bool gated = spec_.gate != GateKind::kNone;
   const Mat<T> gate = gated ? c.proj.col_range(3 * size, size) : Mat<T>(), dgate = gated ? dproj.col_range(3 * size, size) : Mat<T>();
-  exec.gated_rmsnorm_backward(dnormed, c.o, gate, params.value(norm_), c.rstd, K, spec_.gate, d_o, dgate, params.grad(norm_));
+  exec.gated_rmsnorm_backward(dnormed, c.o, gate, nullptr, params.value(norm_), c.rstd, K, spec_.gate, d_o, dgate, params.grad(norm_));
 
   // The two calls: [do | 0] at x, then [0 | -x] at y.
   const auto gradients = [&] {

@@ -31,6 +31,7 @@ struct RecurrentMixer<T>::Context : MixerContext {
   Mat<T> erase_norm;              // [T, H K]: n of an erase-write vector
   Wide<T>* erase_rstd = nullptr;  // [T, H]
   Mat<T> gate;                    // output gate before its activation: columns of proj, or the low-rank product
+  bool few = false;               // the way out is a product that norms: the gate has its bias, which the norm adds otherwise
   Gates inside;                   // gates_inside()
   RecurrenceInputs<T> tokens;
   Mat<T> o, normed;         // [T, HV V]: the recurrence's output; normalised and gated
@@ -97,7 +98,7 @@ void RecurrentMixer<T>::erase_write_forward(const Pass<T>& pass, Context& c) con
   const Mat<T> gate = columns(c.proj, plan_.erase_write);
   c.erase_norm = new_matrix<T>(arena, c.proj.rows, spec_.key_size());
   c.erase_rstd = arena.alloc<Wide<T>>(c.proj.rows * spec_.heads);
-  pass.exec.gated_rmsnorm_forward(c.tokens.k, Mat<T>(), pass.params.value(index_.erase_norm), kEraseNormEps<Wide<T>>, spec_.key_dim, GateKind::kNone,
+  pass.exec.gated_rmsnorm_forward(c.tokens.k, Mat<T>(), nullptr, pass.params.value(index_.erase_norm), kEraseNormEps<Wide<T>>, spec_.key_dim, GateKind::kNone,
                                   c.erase_norm, c.erase_rstd);
   pass.exec.sigmoid_gate_forward(gate, nullptr, Wide<T>(1), gate);
   c.tokens.erase_write = new_matrix<T>(arena, c.proj.rows, spec_.key_size());
@@ -113,7 +114,7 @@ void RecurrentMixer<T>::erase_write_backward(const Pass<T>& pass, const Context&
   pass.exec.sigmoid_gate_backward(dgate, gate, Wide<T>(1), dgate, nullptr);
   if (spec_.rule.uses_erase_key()) pass.exec.group_mean_backward(d.erase_key, dnorm);  // means of one: adds
   const Mat<T> dk = new_matrix<T>(pass.exec.arena, dnorm.rows, dnorm.cols);
-  pass.exec.gated_rmsnorm_backward(dnorm, c.tokens.k, Mat<T>(), pass.params.value(index_.erase_norm), c.erase_rstd, spec_.key_dim, GateKind::kNone, dk,
+  pass.exec.gated_rmsnorm_backward(dnorm, c.tokens.k, Mat<T>(), nullptr, pass.params.value(index_.erase_norm), c.erase_rstd, spec_.key_dim, GateKind::kNone, dk,
                                    Mat<T>(), pass.params.grad(index_.erase_norm));
   pass.exec.group_mean_backward(dk, d.k);
 }
@@ -219,7 +220,7 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     if (index_.gate_up >= 0) {
       const Mat<T> low = c.gate;
       c.gate = new_matrix<T>(pass.exec.arena, low.rows, spec_.value_size());
-      pass.exec.linear_forward(low, params.weight(index_.gate_up, spec_.value_size(), spec_.gate_rank), params.value(index_.gate_bias), c.gate,
+      pass.exec.linear_forward(low, params.weight(index_.gate_up, spec_.value_size(), spec_.gate_rank), c.few ? gate_bias(pass) : nullptr, c.gate,
                                Write::kOverwrite);
     }
   }
@@ -256,9 +257,14 @@ void RecurrentMixer<T>::correct_read(const Pass<T>& pass, Context& c) const {
 }
 
 template <class T>
+const Wide<T>* RecurrentMixer<T>::gate_bias(const Pass<T>& pass) const {
+  return index_.gate_bias >= 0 ? pass.params.value(index_.gate_bias) : nullptr;
+}
+
+template <class T>
 void RecurrentMixer<T>::output_norm(const Pass<T>& pass, Context& c) const {
-  pass.exec.gated_rmsnorm_forward(c.o, c.gate, pass.params.value(index_.o_norm), static_cast<Wide<T>>(spec_.norm_eps), spec_.norm_size(), spec_.gate, c.normed,
-                                  c.rstd);
+  pass.exec.gated_rmsnorm_forward(c.o, c.gate, gate_bias(pass), pass.params.value(index_.o_norm), static_cast<Wide<T>>(spec_.norm_eps), spec_.norm_size(),
+                                  spec_.gate, c.normed, c.rstd);
 }
 
 // What pass.recompute left out of the context. Gates are kept: their sigmoids stand where their projections stood.
@@ -291,6 +297,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   Context local;
   Context& c = kept != nullptr ? *kept : local;
   c.inside = gates_inside(pass);
+  c.few = !pass.keep && y.data != nullptr && tokens <= kFewestRows;
   c.proj = new_matrix<T>(arena, tokens, plan_.columns);
   project(pass, x, params.weight(index_.stack, plan_.columns, spec_.hidden), nullptr, c.proj);
 
@@ -317,7 +324,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   }
 
   const Weight<Wide<T>> out = params.weight(index_.o_proj, spec_.hidden, spec_.value_size());
-  if (!pass.keep && y.data != nullptr && tokens <= kFewestRows) {
+  if (c.few) {
     gated_linear_forward(pass.exec, c.o, Mat<const T>(c.gate), params.value(index_.o_norm), static_cast<Wide<T>>(spec_.norm_eps), spec_.norm_size(), spec_.gate,
                          out, y, pass.last_write());
     return kept;
@@ -407,7 +414,7 @@ void RecurrentMixer<T>::backward(const Pass<T>& pass, MixerContext* context, Mat
   const bool low_rank_gate = index_.gate_up >= 0;
   const Mat<T> dgate = low_rank_gate ? new_matrix<T>(arena, tokens, spec_.value_size()) : dlow_gate;
   const Mat<T> d_o = new_matrix<T>(arena, tokens, spec_.value_size());
-  pass.exec.gated_rmsnorm_backward(dnormed, c.o, c.gate, params.value(index_.o_norm), c.rstd, spec_.norm_size(), spec_.gate, d_o, dgate,
+  pass.exec.gated_rmsnorm_backward(dnormed, c.o, c.gate, gate_bias(pass), params.value(index_.o_norm), c.rstd, spec_.norm_size(), spec_.gate, d_o, dgate,
                                    params.grad(index_.o_norm));
   if (low_rank_gate) {
     pass.exec.linear_backward(dgate, columns(c.proj, plan_.gate), params.weight(index_.gate_up, spec_.value_size(), spec_.gate_rank), dlow_gate,

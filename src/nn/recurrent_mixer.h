@@ -129,6 +129,7 @@ class RecurrentMixer final : public Mixer<T> {
   void erase_write_forward(const Pass<T>& pass, Context& c) const;
   void erase_write_backward(const Pass<T>& pass, const Context& c, Mat<T> dgate, const RecurrenceInputs<T>& d) const;
   void correct_read(const Pass<T>& pass, Context& c) const;
+  const Wide<T>* gate_bias(const Pass<T>& pass) const;  // of the output gate's second factor; null: none
   void output_norm(const Pass<T>& pass, Context& c) const;
   void complete(const Pass<T>& pass, Context& c) const;
   // d: gradients with respect to what the recurrence took. Those of the gates' values lie in dproj at the gates' columns and

@@ -46,7 +46,7 @@ void gated_linear_forward(const Exec<T>& exec, Mat<T> o, Mat<const T> gate, cons
   }
   const ArenaMark mark(exec.arena);
   Wide<T>* const rstd = exec.arena.template alloc<Wide<T>>(o.rows * (o.cols / head_dim));
-  exec.gated_rmsnorm_forward(o, gate, norm, eps, head_dim, kind, o, rstd);
+  exec.gated_rmsnorm_forward(o, gate, nullptr, norm, eps, head_dim, kind, o, rstd);
   exec.linear_forward(o, weight, nullptr, y, write);
 }
 

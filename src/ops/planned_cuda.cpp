@@ -41,7 +41,8 @@ struct Plan {
     const ArenaMark mark(exec.arena);
     cuda::partial_sums(exec.arena, cuda::norm_sums(x.rows), x.cols);
   }
-  static void gated_rmsnorm_backward(E exec, Mat<const T>, Mat<const T> o, Mat<const T>, const W*, const W*, int64_t head_dim, GateKind, Mat<T>, Mat<T>, W*) {
+  static void gated_rmsnorm_backward(E exec, Mat<const T>, Mat<const T> o, Mat<const T>, const W*, const W*, const W*, int64_t head_dim, GateKind, Mat<T>,
+                                     Mat<T>, W*) {
     const ArenaMark mark(exec.arena);
     cuda::partial_sums(exec.arena, cuda::head_norm_sums(o.rows * (o.cols / head_dim)), head_dim);
   }

@@ -393,7 +393,7 @@ TEST_P(DeviceList, HeadGatesAndMeans) {
 TEST_P(DeviceList, GatedRmsnorm) {
   const struct {
     int64_t rows, heads, dim, pad;
-  } shapes[] = {{0, 2, 16, 0}, {1, 1, 1, 0}, {65, 3, 128, 8}, {130, 2, 24, 8}, {40, 5, 7, 1}, {3, 2, 520, 0}, {2, 3, 50, 3}, {600, 1, 64, 0}};
+  } shapes[] = {{0, 2, 16, 0}, {1, 1, 1, 0}, {65, 3, 128, 8}, {130, 2, 24, 8}, {40, 5, 7, 1}, {3, 2, 520, 0}, {2, 3, 50, 3}, {600, 1, 64, 0}, {601, 3, 64, 0}};
   for (const auto& s : shapes) {
     for (const GateKind kind : {GateKind::kNone, GateKind::kSilu, GateKind::kSigmoid}) {
       SCOPED_TRACE(::testing::Message() << s.rows << " x " << s.heads << " x " << s.dim << " + " << s.pad << ", gate " << static_cast<int>(kind));
@@ -402,15 +402,17 @@ TEST_P(DeviceList, GatedRmsnorm) {
         const int64_t cols = s.heads * s.dim;
         auto o = run.matrix(s.rows, cols, s.pad), gate = run.matrix(s.rows, cols, s.pad), dy = run.matrix(s.rows, cols, s.pad);
         auto y = run.out(s.rows, cols, s.pad), d_o = run.out(s.rows, cols, s.pad), dgate = run.matrix(s.rows, cols, s.pad);
-        Buffer<W> weight = run.parameters(s.dim), rstd = run.parameters(s.rows * s.heads), dweight = run.parameters(s.dim);
-        run.on.exec.gated_rmsnorm_forward(o.mat(), gate.mat(), weight.data(), W(1e-2), s.dim, kind, y.mat(), rstd.data());
+        Buffer<W> weight = run.parameters(s.dim), rstd = run.parameters(s.rows * s.heads), dweight = run.parameters(s.dim), bias = run.parameters(cols);
+        const W* const gate_bias = s.rows % 2 == 1 && kind != GateKind::kNone ? bias.data() : nullptr;
+        run.on.exec.gated_rmsnorm_forward(o.mat(), gate.mat(), gate_bias, weight.data(), W(1e-2), s.dim, kind, y.mat(), rstd.data());
         run.keep("y", y);
         run.keep_wide("rstd", rstd);
-        run.on.exec.gated_rmsnorm_backward(dy.mat(), o.mat(), gate.mat(), weight.data(), rstd.data(), s.dim, kind, d_o.mat(), dgate.mat(), dweight.data());
+        run.on.exec.gated_rmsnorm_backward(dy.mat(), o.mat(), gate.mat(), gate_bias, weight.data(), rstd.data(), s.dim, kind, d_o.mat(), dgate.mat(),
+                                           dweight.data());
         run.keep("d_o", d_o);
         run.keep("dgate", dgate);
         run.keep_wide("dweight", dweight);
-        run.on.exec.gated_rmsnorm_forward(o.mat(), gate.mat(), weight.data(), W(1e-2), s.dim, kind, o.mat(), rstd.data());
+        run.on.exec.gated_rmsnorm_forward(o.mat(), gate.mat(), gate_bias, weight.data(), W(1e-2), s.dim, kind, o.mat(), rstd.data());
         run.keep("y over o", o);
       });
     }

@@ -101,17 +101,19 @@ double activation(GateKind kind, double x) {
 struct GatedOp {
   int64_t rows, heads, dim;
   GateKind kind;
+  bool biased = false;
   int64_t cols() const { return heads * dim; }
 
   Values<double> inputs(Random& random) const {
-    Values<double> in{random_values(random, rows * cols()), random_values(random, rows * cols(), 2.0), random_values(random, dim)};
+    Values<double> in{random_values(random, rows * cols()), random_values(random, rows * cols(), 2.0), random_values(random, dim),
+                      random_values(random, biased ? cols() : 0)};
     if (kind == GateKind::kNone) in[1].clear();
     return in;
   }
-  std::vector<bool> accumulates() const { return {false, false, true}; }
+  std::vector<bool> accumulates() const { return {false, false, true, false}; }
   Values<double> formula(const Values<double>& in) const {
     std::vector<double> y = rmsnorm_formula(in[0], in[2], rows * heads, dim);
-    for (size_t i = 0; i < in[1].size(); ++i) y[i] *= activation(kind, in[1][i]);
+    for (size_t i = 0; i < in[1].size(); ++i) y[i] *= activation(kind, in[1][i] + (biased ? in[3][i % in[3].size()] : 0.0));
     return {y};
   }
   template <class T>
@@ -120,16 +122,17 @@ struct GatedOp {
     std::vector<T> rstd(static_cast<size_t>(rows * heads));
     if (kind == GateKind::kNone) {
       Strided<T> y(rows, cols());
-      host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), {}, in[2].data(), T(kEps), dim, kind, y.mat(), rstd.data());
+      host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), {}, nullptr, in[2].data(), T(kEps), dim, kind, y.mat(), rstd.data());
       return {y.values()};
     }
     const Strided<T> gate(rows, cols(), in[1]);
+    const T* const bias = biased ? in[3].data() : nullptr;
     Strided<T> y(rows, cols());
     Strided<T> over_o = o;
     Strided<T> over_gate = gate;
-    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), gate.view(), in[2].data(), T(kEps), dim, kind, y.mat(), rstd.data());
-    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), over_o.view(), gate.view(), in[2].data(), T(kEps), dim, kind, over_o.mat(), rstd.data());
-    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), over_gate.view(), in[2].data(), T(kEps), dim, kind, over_gate.mat(), rstd.data());
+    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), gate.view(), bias, in[2].data(), T(kEps), dim, kind, y.mat(), rstd.data());
+    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), over_o.view(), gate.view(), bias, in[2].data(), T(kEps), dim, kind, over_o.mat(), rstd.data());
+    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), over_gate.view(), bias, in[2].data(), T(kEps), dim, kind, over_gate.mat(), rstd.data());
     EXPECT_TRUE(same_bits<T>({over_o.values(), over_gate.values()}, {y.values(), y.values()})) << "in place differs";
     return {y.values()};
   }
@@ -144,18 +147,26 @@ struct GatedOp {
     Strided<T> dgate(rows, cols());
     std::vector<T> rstd(static_cast<size_t>(rows * heads));
     std::vector<T> dweight = before[2];
+    const T* const bias = biased ? in[3].data() : nullptr;
     const Mat<const T> gate_view = gated ? gate.view() : Mat<const T>();
-    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), gate_view, in[2].data(), T(kEps), dim, kind, y.mat(), rstd.data());
-    host_ops<T>().gated_rmsnorm_backward(host_exec<T>(), dy.view(), o.view(), gate_view, in[2].data(), rstd.data(), dim, kind, d_o.mat(),
+    host_ops<T>().gated_rmsnorm_forward(host_exec<T>(), o.view(), gate_view, bias, in[2].data(), T(kEps), dim, kind, y.mat(), rstd.data());
+    host_ops<T>().gated_rmsnorm_backward(host_exec<T>(), dy.view(), o.view(), gate_view, bias, in[2].data(), rstd.data(), dim, kind, d_o.mat(),
                                          gated ? dgate.mat() : Mat<T>(), dweight.data());
-    return {d_o.values(), gated ? dgate.values() : std::vector<T>(), dweight};
+    // The bias's gradient is for whoever made the gate to sum.
+    std::vector<T> dbias(in[3].size());
+    const std::vector<T> slopes = dgate.values();
+    for (size_t i = 0; biased && i < slopes.size(); ++i) dbias[i % dbias.size()] += slopes[i];
+    return {d_o.values(), gated ? slopes : std::vector<T>(), dweight, dbias};
   }
 };
 
 TEST(GatedRmsnorm, ValuesAndGradients) {
   for (int64_t dim : {1, 7, 24, 65}) {
     for (GateKind kind : {GateKind::kNone, GateKind::kSilu, GateKind::kSigmoid}) {
-      check_op(GatedOp{3, 2, dim, kind}, "gated rmsnorm " + std::to_string(dim) + " kind " + std::to_string(static_cast<int>(kind)));
+      for (const bool biased : {false, true}) {
+        if (biased && kind == GateKind::kNone) continue;
+        check_op(GatedOp{3, 2, dim, kind, biased}, fmt::format("gated rmsnorm {} kind {}, bias {}", dim, static_cast<int>(kind), biased));
+      }
     }
   }
 }

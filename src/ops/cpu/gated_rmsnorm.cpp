@@ -1,5 +1,5 @@
-// Gated RMSNorm per head: y = n weight act(gate) with n = o rstd over the head's columns. Backward, with h = dy weight
-// act(gate):   d_o = rstd (h - n mean(h n))     dgate = dy n weight act'(gate)     dweight = sum of dy n act(gate)
+// Gated RMSNorm per head: y = n weight act(x) with n = o rstd over the head's columns, x = gate + bias. Backward, with h = dy weight act(x):
+//   d_o = rstd (h - n mean(h n))     dgate = dy n weight act'(x)     dweight = sum of dy n act(x)
 #include <cmath>
 
 #include "ops/cpu/operations.h"
@@ -25,8 +25,15 @@ HWY_BEFORE_NAMESPACE();
 namespace fw {
 namespace HWY_NAMESPACE {
 
+// The arguments of act() from column i on.
+template <class D, class Lanes, class T>
+HWY_INLINE hn::VFromD<D> gate_at(D d, const Lanes& lanes, const T* gate, const T* bias, int64_t i) {
+  const auto x = lanes.load(d, gate + i);
+  return bias == nullptr ? x : hn::Add(x, lanes.load(d, bias + i));
+}
+
 template <GateKind kKind, class T>
-void forward_rows(Mat<const T> o, Mat<const T> gate, const T* weight, T eps, int64_t head_dim, Mat<T> y, T* rstd) {
+void forward_rows(Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight, T eps, int64_t head_dim, Mat<T> y, T* rstd) {
   const int64_t heads = o.cols / head_dim;
   for_row_blocks(RowBlocks::cut(o.rows, o.cols), [&](int64_t, int64_t begin, int64_t end) HWY_ATTR {
     const hn::ScalableTag<T> d;
@@ -34,6 +41,7 @@ void forward_rows(Mat<const T> o, Mat<const T> gate, const T* weight, T eps, int
       for (int64_t h = 0; h < heads; ++h) {
         const T* in = o.row(t) + h * head_dim;
         const T* g = kKind == GateKind::kNone ? nullptr : gate.row(t) + h * head_dim;
+        const T* bias = gate_bias == nullptr ? nullptr : gate_bias + h * head_dim;
         T* out = y.row(t) + h * head_dim;
         auto squares = hn::Zero(d);
         for_lanes(d, head_dim, [&](auto m, int64_t i) HWY_ATTR {
@@ -46,7 +54,7 @@ void forward_rows(Mat<const T> o, Mat<const T> gate, const T* weight, T eps, int
         for_lanes(d, head_dim, [&](auto m, int64_t i) HWY_ATTR {
           auto v = hn::Mul(hn::Mul(m.load(d, in + i), r), m.load(d, weight + i));
           if constexpr (kKind != GateKind::kNone) {
-            const auto x = m.load(d, g + i);
+            const auto x = gate_at(d, m, g, bias, i);
             v = hn::Mul(v, sigmoid(d, x));
             if constexpr (kKind == GateKind::kSilu) v = hn::Mul(v, x);
           }
@@ -58,7 +66,8 @@ void forward_rows(Mat<const T> o, Mat<const T> gate, const T* weight, T eps, int
 }
 
 template <GateKind kKind, class T>
-void backward_rows(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* weight, const T* rstd, int64_t head_dim, Mat<T> d_o, Mat<T> dgate, T* dweight) {
+void backward_rows(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight, const T* rstd, int64_t head_dim, Mat<T> d_o,
+                   Mat<T> dgate, T* dweight) {
   const int64_t heads = o.cols / head_dim;
   const RowBlocks blocks = RowBlocks::cut(o.rows, o.cols);
   PartialSums<T> partial(blocks.count(), head_dim);
@@ -70,6 +79,7 @@ void backward_rows(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* 
         const T* grad = dy.row(t) + h * head_dim;
         const T* in = o.row(t) + h * head_dim;
         const T* g = kKind == GateKind::kNone ? nullptr : gate.row(t) + h * head_dim;
+        const T* bias = gate_bias == nullptr ? nullptr : gate_bias + h * head_dim;
         T* out = d_o.row(t) + h * head_dim;
         T* dg = kKind == GateKind::kNone ? nullptr : dgate.row(t) + h * head_dim;
         const T scale = rstd[t * heads + h];
@@ -81,7 +91,7 @@ void backward_rows(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* 
           const auto n = hn::Mul(m.load(d, in + i), r);
           auto da = m.load(d, grad + i);  // d y / d (n weight), that is dy act(gate)
           if constexpr (kKind != GateKind::kNone) {
-            const auto x = m.load(d, g + i);
+            const auto x = gate_at(d, m, g, bias, i);
             const auto s = sigmoid(d, x);
             const auto dact = hn::Mul(hn::Mul(da, n), w);
             if constexpr (kKind == GateKind::kSilu) {
@@ -106,27 +116,27 @@ void backward_rows(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* 
 }
 
 template <class T>
-void gated_forward(Mat<const T> o, Mat<const T> gate, const T* weight, T eps, int64_t head_dim, GateKind kind, Mat<T> y, T* rstd) {
+void gated_forward(Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight, T eps, int64_t head_dim, GateKind kind, Mat<T> y, T* rstd) {
   switch (kind) {
     case GateKind::kNone:
-      return forward_rows<GateKind::kNone>(o, gate, weight, eps, head_dim, y, rstd);
+      return forward_rows<GateKind::kNone>(o, gate, gate_bias, weight, eps, head_dim, y, rstd);
     case GateKind::kSilu:
-      return forward_rows<GateKind::kSilu>(o, gate, weight, eps, head_dim, y, rstd);
+      return forward_rows<GateKind::kSilu>(o, gate, gate_bias, weight, eps, head_dim, y, rstd);
     case GateKind::kSigmoid:
-      return forward_rows<GateKind::kSigmoid>(o, gate, weight, eps, head_dim, y, rstd);
+      return forward_rows<GateKind::kSigmoid>(o, gate, gate_bias, weight, eps, head_dim, y, rstd);
   }
 }
 
 template <class T>
-void gated_backward(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* weight, const T* rstd, int64_t head_dim, GateKind kind, Mat<T> d_o,
-                    Mat<T> dgate, T* dweight) {
+void gated_backward(Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight, const T* rstd, int64_t head_dim, GateKind kind,
+                    Mat<T> d_o, Mat<T> dgate, T* dweight) {
   switch (kind) {
     case GateKind::kNone:
-      return backward_rows<GateKind::kNone>(dy, o, gate, weight, rstd, head_dim, d_o, dgate, dweight);
+      return backward_rows<GateKind::kNone>(dy, o, gate, gate_bias, weight, rstd, head_dim, d_o, dgate, dweight);
     case GateKind::kSilu:
-      return backward_rows<GateKind::kSilu>(dy, o, gate, weight, rstd, head_dim, d_o, dgate, dweight);
+      return backward_rows<GateKind::kSilu>(dy, o, gate, gate_bias, weight, rstd, head_dim, d_o, dgate, dweight);
     case GateKind::kSigmoid:
-      return backward_rows<GateKind::kSigmoid>(dy, o, gate, weight, rstd, head_dim, d_o, dgate, dweight);
+      return backward_rows<GateKind::kSigmoid>(dy, o, gate, gate_bias, weight, rstd, head_dim, d_o, dgate, dweight);
   }
 }
 
@@ -159,22 +169,25 @@ auto kernels() {
 namespace cpu {
 
 template <class T>
-void gated_rmsnorm_forward(const Exec<T>&, Mat<const T> o, Mat<const T> gate, const T* weight, T eps, int64_t head_dim, GateKind kind, Mat<T> y, T* rstd) {
-  kernels<T>().forward(o, gate, weight, eps, head_dim, kind, y, rstd);
+void gated_rmsnorm_forward(const Exec<T>&, Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight, T eps, int64_t head_dim, GateKind kind,
+                           Mat<T> y, T* rstd) {
+  kernels<T>().forward(o, gate, gate_bias, weight, eps, head_dim, kind, y, rstd);
 }
 
 template <class T>
-void gated_rmsnorm_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* weight, const T* rstd, int64_t head_dim, GateKind kind,
-                            Mat<T> d_o, Mat<T> dgate, T* dweight) {
-  kernels<T>().backward(dy, o, gate, weight, rstd, head_dim, kind, d_o, dgate, dweight);
+void gated_rmsnorm_backward(const Exec<T>&, Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const T* gate_bias, const T* weight, const T* rstd,
+                            int64_t head_dim, GateKind kind, Mat<T> d_o, Mat<T> dgate, T* dweight) {
+  kernels<T>().backward(dy, o, gate, gate_bias, weight, rstd, head_dim, kind, d_o, dgate, dweight);
 }
 
-template void gated_rmsnorm_forward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, float, int64_t, GateKind, Mat<float>, float*);
-template void gated_rmsnorm_forward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*, double, int64_t, GateKind, Mat<double>, double*);
-template void gated_rmsnorm_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<const float>, const float*, const float*, int64_t, GateKind,
-                                     Mat<float>, Mat<float>, float*);
-template void gated_rmsnorm_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<const double>, const double*, const double*, int64_t,
-                                     GateKind, Mat<double>, Mat<double>, double*);
+template void gated_rmsnorm_forward(const Exec<float>&, Mat<const float>, Mat<const float>, const float*, const float*, float, int64_t, GateKind, Mat<float>,
+                                    float*);
+template void gated_rmsnorm_forward(const Exec<double>&, Mat<const double>, Mat<const double>, const double*, const double*, double, int64_t, GateKind,
+                                    Mat<double>, double*);
+template void gated_rmsnorm_backward(const Exec<float>&, Mat<const float>, Mat<const float>, Mat<const float>, const float*, const float*, const float*,
+                                     int64_t, GateKind, Mat<float>, Mat<float>, float*);
+template void gated_rmsnorm_backward(const Exec<double>&, Mat<const double>, Mat<const double>, Mat<const double>, const double*, const double*, const double*,
+                                     int64_t, GateKind, Mat<double>, Mat<double>, double*);
 
 }  // namespace cpu
 }  // namespace fw

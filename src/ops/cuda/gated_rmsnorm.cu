@@ -1,5 +1,5 @@
-// Gated RMSNorm per head on the device: y = n weight act(gate) with n = o rstd over the head's columns. Backward, with h = dy weight act(gate):
-//   d_o = rstd (h - n mean(h n))     dgate = dy n weight act'(gate)     dweight = sum of dy n act(gate)
+// Gated RMSNorm per head on the device: y = n weight act(x) with n = o rstd over the head's columns, x = gate + bias. Backward, with h = dy weight act(x):
+//   d_o = rstd (h - n mean(h n))     dgate = dy n weight act'(x)     dweight = sum of dy n act(x)
 // A row here is a head of a token. As many neighbouring lanes as it has packets, at most 32, have a row, so that its sums are shuffles; a row of
 // one packet a lane stays in registers, and several of them are on their way at a time; a wider one is read twice.
 #include <algorithm>
@@ -36,11 +36,20 @@ struct GatedArgs {
   float eps;
   float* partial;  // backward: [blocks, dim]
   GateKind kind;
+  const float* gate_bias = nullptr;  // [heads, dim]
 
   template <class V>
   FW_DEVICE V* at(const Heads<V>& tensor, int64_t row) const {
     const int64_t token = static_cast<unsigned>(row) / static_cast<unsigned>(heads);
     return tensor.data + token * tensor.stride + (row - token * heads) * dim;
+  }
+  // Of the row's columns from c on.
+  template <int N>
+  FW_DEVICE void add_bias(float (&gate)[N], int64_t row, int c) const {
+    if (gate_bias == nullptr) return;
+    float bias[N];
+    load_floats(gate_bias + static_cast<unsigned>(row) % static_cast<unsigned>(heads) * dim + c, bias);
+    FW_UNROLL for (int k = 0; k < N; ++k) gate[k] += bias[k];
   }
 };
 
@@ -59,7 +68,8 @@ FW_DEVICE void for_columns(int lane, int lanes, int dim, const Body& body) {
   }
 }
 
-template <class T, int N, bool kKept>
+// kBias: a bias takes registers, and so warps, from all rows that have none.
+template <class T, int N, bool kKept, bool kBias>
 __global__ void __launch_bounds__(kThreads) gated_rmsnorm_forward_kernel(const GatedArgs<T> a) {
   constexpr int kAhead = kKept ? 4 : 1;
   const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes, lane = static_cast<int>(thread_index()) % a.lanes;
@@ -103,6 +113,7 @@ __global__ void __launch_bounds__(kThreads) gated_rmsnorm_forward_kernel(const G
       float v[N], x[N], w[N];
       os[i].get(v);
       gates[i].get(x);
+      if constexpr (kBias) a.add_bias(x, row, c);
       if constexpr (kKept) {
         FW_UNROLL for (int k = 0; k < N; ++k) w[k] = kept_weight[k];
       } else {
@@ -152,6 +163,7 @@ __global__ void __launch_bounds__(kThreads) gated_rmsnorm_backward_kernel(const 
           float n[N], x[N], grad[N], w[N];
           os[i].get(n);
           gates[i].get(x);
+          a.add_bias(x, row, c);
           dys[i].get(grad);
           load_floats(a.weight + c, w);
           FW_UNROLL for (int k = 0; k < N; ++k) {
@@ -172,6 +184,7 @@ __global__ void __launch_bounds__(kThreads) gated_rmsnorm_backward_kernel(const 
         float n[N], x[N], grad[N], w[N];
         os[i].get(n);
         gates[i].get(x);
+        a.add_bias(x, row, c);
         dys[i].get(grad);
         load_floats(a.weight + c, w);
         FW_UNROLL for (int k = 0; k < N; ++k) {
@@ -205,7 +218,8 @@ template <class T, class Run>
 void with_form(GatedArgs<T>& a, const Run& run) {
   const auto in_rows = [&](const void* data, int64_t stride) { return data == nullptr || in_packets<T>(data, stride); };
   const bool packets = a.dim % kPacket<T> == 0 && in_rows(a.o.data, a.o.stride) && in_rows(a.gate.data, a.gate.stride) && in_rows(a.dy.data, a.dy.stride) &&
-                       in_rows(a.out.data, a.out.stride) && in_rows(a.dgate.data, a.dgate.stride) && in_packets<float>(a.weight, 0);
+                       in_rows(a.out.data, a.out.stride) && in_rows(a.dgate.data, a.dgate.stride) && in_packets<float>(a.weight, 0) &&
+                       (a.gate_bias == nullptr || in_packets<float>(a.gate_bias, 0));
   const auto with_lanes = [&]<int N>() {
     a.lanes = 1;
     while (a.lanes < 32 && a.lanes * N < a.dim) a.lanes *= 2;
@@ -223,8 +237,8 @@ void with_form(GatedArgs<T>& a, const Run& run) {
 namespace ops {
 
 template <class T>
-void gated_rmsnorm_forward(const Exec<T>& exec, Mat<const T> o, Mat<const T> gate, const Wide<T>* weight, Wide<T> eps, int64_t head_dim, GateKind kind,
-                           Mat<T> y, Wide<T>* rstd) {
+void gated_rmsnorm_forward(const Exec<T>& exec, Mat<const T> o, Mat<const T> gate, const Wide<T>* gate_bias, const Wide<T>* weight, Wide<T> eps,
+                           int64_t head_dim, GateKind kind, Mat<T> y, Wide<T>* rstd) {
   if (o.rows == 0) return;
   const int64_t heads = o.cols / head_dim;
   if (kind == GateKind::kNone) gate = {};
@@ -241,17 +255,18 @@ void gated_rmsnorm_forward(const Exec<T>& exec, Mat<const T> o, Mat<const T> gat
                  rstd,
                  eps,
                  nullptr,
-                 kind};
+                 kind,
+                 gate_bias};
   with_form(a, [&]<int N, bool kKept>() {
     const int64_t rows = kThreads / a.lanes * (kKept ? 4 : 1);
-    launch_following(o.rows, gated_rmsnorm_forward_kernel<T, N, kKept>, Dim3{static_cast<unsigned>((a.rows + rows - 1) / rows)}, kThreads, 0,
-                     exec.device.stream(), a);
+    launch_following(o.rows, gate_bias != nullptr ? gated_rmsnorm_forward_kernel<T, N, kKept, true> : gated_rmsnorm_forward_kernel<T, N, kKept, false>,
+                     Dim3{static_cast<unsigned>((a.rows + rows - 1) / rows)}, kThreads, 0, exec.device.stream(), a);
   });
 }
 
 template <class T>
-void gated_rmsnorm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const Wide<T>* weight, const Wide<T>* rstd,
-                            int64_t head_dim, GateKind kind, Mat<T> d_o, Mat<T> dgate, Wide<T>* dweight) {
+void gated_rmsnorm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o, Mat<const T> gate, const Wide<T>* gate_bias, const Wide<T>* weight,
+                            const Wide<T>* rstd, int64_t head_dim, GateKind kind, Mat<T> d_o, Mat<T> dgate, Wide<T>* dweight) {
   if (o.rows == 0) return;
   const Arena::Mark mark = exec.arena.mark();
   const int64_t heads = o.cols / head_dim;
@@ -269,7 +284,8 @@ void gated_rmsnorm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o
                  const_cast<float*>(rstd),
                  0,
                  nullptr,
-                 kind};  // rstd is only read
+                 kind,
+                 gate_bias};  // rstd is only read
   with_form(a, [&]<int N, bool kKept>() {
     const int64_t slots = kThreads / a.lanes, blocks = (a.rows + slots * kSumTurns - 1) / (slots * kSumTurns);
     a.partial = partial_sums(exec.arena, head_norm_sums(a.rows), head_dim);
@@ -280,10 +296,10 @@ void gated_rmsnorm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o
   exec.arena.rewind(mark);
 }
 
-#define FW_INSTANTIATE(T)                                                                                                                                  \
-  template void gated_rmsnorm_forward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, float, int64_t, GateKind, Mat<T>, float*);              \
-  template void gated_rmsnorm_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const float*, const float*, int64_t, GateKind, Mat<T>, \
-                                          Mat<T>, float*);
+#define FW_INSTANTIATE(T)                                                                                                                                   \
+  template void gated_rmsnorm_forward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, const float*, float, int64_t, GateKind, Mat<T>, float*); \
+  template void gated_rmsnorm_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, Mat<const T>, const float*, const float*, const float*, int64_t,      \
+                                          GateKind, Mat<T>, Mat<T>, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE
