@@ -68,7 +68,7 @@ FW_DEVICE void for_columns(int lane, int lanes, int dim, const Body& body) {
   }
 }
 
-// kBias: a bias takes registers, and so warps, from all rows that have none.
+// kBias: here, unlike in backward, a bias takes registers, and so warps, from all rows that have none.
 template <class T, int N, bool kKept, bool kBias>
 __global__ void __launch_bounds__(kThreads) gated_rmsnorm_forward_kernel(const GatedArgs<T> a) {
   constexpr int kAhead = kKept ? 4 : 1;
