@@ -1,4 +1,6 @@
 // RMSNorm, its variant on the residual stream, and the gated RMSNorm per head.
+#include <fmt/format.h>
+
 #include "op_check.h"
 #include "ops/ops.h"
 
