@@ -83,7 +83,7 @@ class Trainer {
   bool run(const std::function<void(const LogRecord&)>& on_log, const std::atomic<bool>* stop, const std::function<void(const StepProgress&)>& on_step = {});
 
   // out/checkpoints/step-N/: model folder, optimizer.safetensors, trainer.json. Written aside, synced, renamed; then the
-  // oldest beyond config.keep go. Throws Error(kIo); the checkpoints that were there are then untouched.
+  // oldest beyond config.keep go (a resumed run has them go as it begins, too). Throws Error(kIo); the checkpoints that were there are then untouched.
   void checkpoint();
 
   LanguageModel<float>& model();  // of several ranks its parameters are whole after a checkpoint

@@ -28,7 +28,6 @@ FW_DEVICE float turn_angle(uint64_t share, int64_t place) {
 inline constexpr int kMostTurns = 64;
 struct TurnShares {
   uint64_t of[kMostTurns] = {};
-  TurnShares() = default;
   TurnShares(double theta, int64_t rotated) {  // theta 0: nothing turns
     if (theta == 0) return;
     for (int c = 0; c < std::min<int64_t>(rotated / 2, kMostTurns); ++c) of[c] = turn_share(turn_log2_step(theta, rotated), c);
