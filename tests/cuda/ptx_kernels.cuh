@@ -149,27 +149,46 @@ __global__ void copy_kernel(const __grid_constant__ CopyArgs args) {
   for (unsigned i = 0; i < 4; ++i) args.sum[256 + (thread ^ 33) * 4 + i] = sum[i];
 }
 
-// A panel of a tensor (tensor_map.h) as it lies in shared memory.
+// A panel of a tensor (tensor_map.h) as it lies in shared memory, of as many rows as the map says.
 struct TensorArgs {
   TensorMap map;
   int column, head, token, batch;
   uint16_t* to;
+  int rows = 64;  // up to 128
 };
-inline constexpr std::size_t kTensorShared = kTensorBytes + 8;
+inline constexpr std::size_t kTensorShared = 2 * kTensorBytes + 8;
 __global__ void __launch_bounds__(128, 1) tensor_kernel(const __grid_constant__ TensorArgs args) {
   char* const panel = shared_memory();
-  uint64_t* const full = reinterpret_cast<uint64_t*>(panel + kTensorBytes);
+  uint64_t* const full = reinterpret_cast<uint64_t*>(panel + 2 * kTensorBytes);
   if (thread_index() == 0) {
     mbarrier_init(full, 1);
     mbarrier_init_fence();
   }
   sync_threads();
   if (thread_index() == 0) {
-    mbarrier_expect(full, kTensorBytes);
+    mbarrier_expect(full, static_cast<uint32_t>(args.rows) * 128);
     tensor_load(panel, args.map, args.column, args.head, args.token, args.batch, full);
   }
   mbarrier_wait(full, 0);
-  for (int i = static_cast<int>(thread_index()); i < static_cast<int>(kTensorBytes / 2); i += 128) args.to[i] = reinterpret_cast<const uint16_t*>(panel)[i];
+  for (int i = static_cast<int>(thread_index()); i < args.rows * 64; i += 128) args.to[i] = reinterpret_cast<const uint16_t*>(panel)[i];
+}
+
+// Blocks of a cluster: each writes its numbers, adds up those of all in another order of threads, and writes others when all have read.
+struct ClusterArgs {
+  uint32_t* sums;  // [blocks, 128], twice
+  int cluster;
+};
+__global__ void __launch_bounds__(128) cluster_kernel(const ClusterArgs args) {
+  uint32_t* const mine = reinterpret_cast<uint32_t*>(shared_memory());
+  const unsigned thread = thread_index(), block = block_index_x();
+  for (unsigned round = 0; round < 2; ++round) {
+    mine[thread] = (block + 1) * 1000 + thread * (round + 1);
+    cluster_sync();
+    uint32_t sum = 0;
+    for (int rank = 0; rank < args.cluster; ++rank) sum = 3 * sum + *cluster_memory(mine + (thread ^ 37), rank);
+    args.sums[(round * grid_size_x() + block) * 128 + thread] = sum;
+    cluster_sync();
+  }
 }
 
 // ---- Bulk copies: a producer warpgroup (one thread of it) loads rows of 512 floats through three stages, 128 consumers double them, and

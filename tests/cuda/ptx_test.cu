@@ -229,6 +229,22 @@ void test_tensor() {
       }
     }
   }
+  for (const int rows : {16, 32, 128}) {
+    test.equal(7, make_tensor_map(tensor, kB, kT, kHeads, kDim, args.map, rows), true);
+    DeviceBuffer<uint16_t> panels(static_cast<std::size_t>(rows) * 64);
+    args.column = 64, args.head = 1, args.token = 60, args.batch = 1, args.to = panels.data(), args.rows = rows;
+    launch(tensor_kernel, {1, 1, 1}, 128, kTensorShared, nullptr, args);
+    const auto panel = panels.download();
+    for (int row = 0; row < rows; ++row) {
+      for (int column = 0; column < 64; ++column) {
+        const int c = args.column + column, t = args.token + row;
+        const std::size_t at = std::size_t{kToBatch} + static_cast<std::size_t>(t) * kToToken + kToHead;
+        const uint16_t expected = c < kDim && t < kT ? from[at + static_cast<std::size_t>(c)] : uint16_t{0};
+        const auto place = static_cast<std::size_t>(row * 64 + ((column / 8) ^ (row & 7)) * 8 + column % 8);
+        test.equal(place, panel[place], expected);
+      }
+    }
+  }
   const auto refused = [&](const TokenArg& a, int64_t T, int64_t dim) {
     TensorMap map;
     return !make_tensor_map(a, kB, T, kHeads, dim, map);
@@ -244,6 +260,22 @@ void test_tensor() {
   test.equal(4, refused(other, kT, kDim), true);
   test.equal(5, refused(tensor, 0, kDim), true);
   test.equal(6, refused(tensor, kT, 70), true);
+}
+
+void test_clusters() {
+  Test test("cluster_sync, cluster_memory");
+  for (const unsigned cluster : {1u, 2u, 4u, 8u}) {
+    const unsigned blocks = 3 * cluster;
+    DeviceBuffer<uint32_t> sums(std::size_t{2} * blocks * 128);
+    launch_overlapped_clusters(cluster_kernel, {blocks, 1, 1}, cluster, 128, 512, nullptr, ClusterArgs{sums.data(), static_cast<int>(cluster)});
+    const auto is = sums.download();
+    for (unsigned i = 0; i < 2 * blocks * 128; ++i) {
+      const unsigned round = i / (blocks * 128), first = i / 128 % blocks / cluster * cluster, thread = (i % 128) ^ 37;
+      uint32_t sum = 0;
+      for (unsigned block = first; block < first + cluster; ++block) sum = 3 * sum + (block + 1) * 1000 + thread * (round + 1);
+      test.equal(i, is[i], sum);
+    }
+  }
 }
 
 void test_named_barriers() {
@@ -351,6 +383,7 @@ int run_all() {
   test_copies();
   test_bulk();
   test_tensor();
+  test_clusters();
   test_named_barriers();
   test_chain();
   test_counts();
@@ -362,6 +395,7 @@ int run_all() {
   test_wgmma_all<128, true>();
   test_wgmma<8, false, Left::kRegisters>();
   test_wgmma<16, true, Left::kRegisters>();
+  test_wgmma<16, false, Left::kRows>();
   test_wgmma<48, false, Left::kRegisters>();
   test_wgmma<96, false, Left::kRegisters>();
   std::printf("%d failures\n", failures);

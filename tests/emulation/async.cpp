@@ -242,7 +242,8 @@ void bulk_load(void* shared_to, const void* global_from, uint32_t bytes, uint64_
 void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch, uint64_t* barrier) {
   emulation::TensorBox box;
   std::memcpy(&box, &map, sizeof box);
-  emulation::check_bulk(box.data, shared_to, kTensorBytes, "tensor_load");
+  const uint32_t bytes = static_cast<uint32_t>(box.rows) * 128;
+  emulation::check_bulk(box.data, shared_to, bytes, "tensor_load");
   const uint32_t offset = Block::current().offset(shared_to, "tensor_load");
   if (offset % 1024 != 0) Block::current().fail(position.thread, "tensor_load to offset %u of shared memory: must be a multiple of 1024", offset);
   const std::size_t index = emulation::barrier_index(barrier, "tensor_load");
@@ -256,17 +257,17 @@ void tensor_load(void* shared_to, const TensorMap& map, int column, int head, in
     }
     return from;
   };
-  for (int row = 0; row < 64; ++row) {
+  for (int row = 0; row < box.rows; ++row) {
     for (int piece = 0; piece < 8; ++piece) {
       if (const char* from = piece_at(row, piece)) emulation::races::read(from, 16);
     }
   }
-  emulation::races::touch(shared_to, kTensorBytes);
-  emulation::races::write(shared_to, kTensorBytes);
+  emulation::races::touch(shared_to, bytes);
+  emulation::races::write(shared_to, bytes);
   emulation::seen_with_load(index);
   const emulation::races::Quiet quiet;
   auto load = [=] {
-    for (int row = 0; row < 64; ++row) {
+    for (int row = 0; row < box.rows; ++row) {
       for (int piece = 0; piece < 8; ++piece) {
         char* const to = static_cast<char*>(shared_to) + row * 128 + ((piece ^ (row & 7)) << 4);
         if (const char* from = piece_at(row, piece))
@@ -275,7 +276,7 @@ void tensor_load(void* shared_to, const TensorMap& map, int column, int head, in
           std::memset(to, 0, 16);
       }
     }
-    emulation::come(index, kTensorBytes);
+    emulation::come(index, bytes);
   };
   if (Block::current().late())
     Block::current().defer(load);

@@ -51,19 +51,19 @@ bool starts_early() {
   return !races::kFound && early != nullptr && *early != 0 && std::strcmp(early, "0") != 0;
 }
 
-// A grid, and those of its blocks that have begun before the grid in front of it was run: the first and the last.
+// A grid, and those of its blocks (clusters) that have begun before the grid in front of it was run: the first and the last.
 struct Grid {
   GridShape shape;
   std::function<void()> kernel;
-  std::vector<std::unique_ptr<Block>> begun;
+  std::vector<std::unique_ptr<Cluster>> begun;
 
-  int64_t blocks() const { return static_cast<int64_t>(shape.x) * shape.y * shape.z; }
+  int64_t clusters() const { return static_cast<int64_t>(shape.x) * shape.y * shape.z / shape.cluster; }
   void begin() {
     const Open device_memory;
     const Position outside = position;
-    for (const int64_t i : {int64_t{0}, blocks() - 1}) {
-      if (static_cast<size_t>(i) < begun.size()) continue;  // there is one block
-      begun.push_back(std::make_unique<Block>());
+    for (const int64_t i : {int64_t{0}, clusters() - 1}) {
+      if (static_cast<size_t>(i) < begun.size()) continue;  // there is one
+      begun.push_back(std::make_unique<Cluster>());
       begun.back()->run(shape, kernel, i, true);
     }
     position = outside;
@@ -71,16 +71,16 @@ struct Grid {
   void run() {
     const Open device_memory;
     const Position outside = position;
-    const int64_t count = blocks(), first = begun.empty() ? 0 : 1, last = count - (begun.size() > 1 ? 1 : 0);
-    for (const auto& block : begun) block->resume();
-    Block* ends_with_last = nullptr;  // races are looked for on one thread of the system, where one Block runs all
+    const int64_t count = clusters(), first = begun.empty() ? 0 : 1, last = count - (begun.size() > 1 ? 1 : 0);
+    for (const auto& cluster : begun) cluster->resume();
+    Cluster* ends_with_last = nullptr;  // races are looked for on one thread of the system, where one Cluster runs all
 #ifdef _OPENMP
 #pragma omp parallel for schedule(dynamic) if (last - first > 1)
 #endif
     for (int64_t i = first; i < last; ++i) {
-      thread_local Block block;
-      if (races::kFound && i == count - 1) ends_with_last = &block;
-      block.run(shape, kernel, i);
+      thread_local Cluster cluster;
+      if (races::kFound && i == count - 1) ends_with_last = &cluster;
+      cluster.run(shape, kernel, i);
     }
     if (ends_with_last != nullptr) ends_with_last->end_grid();
     position = outside;
@@ -116,12 +116,13 @@ Block& Block::current() {
   return *current_block;
 }
 
-void Block::run(const GridShape& shape, const std::function<void()>& kernel, int64_t index, bool early) {
+void Block::run(const GridShape& shape, const std::function<void()>& kernel, int64_t index, bool early, Cluster& cluster) {
   position.block[0] = static_cast<unsigned>(index % shape.x);
   position.block[1] = static_cast<unsigned>(index / shape.x % shape.y);
   position.block[2] = static_cast<unsigned>(index / shape.x / shape.y);
   early_ = early;
   waited_ = false;
+  cluster_ = &cluster;
   shape_ = shape;
   kernel_ = &kernel;
   current_block = this;
@@ -129,6 +130,7 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel, int
   position.grid[0] = shape.x, position.grid[1] = shape.y, position.grid[2] = shape.z;
   if (shape.threads == 0 || shape.threads > 1024 || shape.threads % 32 != 0) fail(0, "%u threads: must be a multiple of 32, at most 1024", shape.threads);
   if (shape.shared_bytes > kSharedLimit) fail(0, "%zu bytes of shared memory: at most %zu", shape.shared_bytes, kSharedLimit);
+  if (shape.cluster < 1 || shape.cluster > 8 || shape.x % shape.cluster != 0) fail(0, "%u blocks in clusters of %u", shape.x, shape.cluster);
   if (shape.y > 65535 || shape.z > 65535 || shape.x > 0x7fffffffu) fail(0, "grid of %u x %u x %u", shape.x, shape.y, shape.z);
 
   // Its own memory each time and no larger than asked for, so that AddressSanitizer sees its ends.
@@ -171,7 +173,7 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel, int
     thread.products.clear();
     thread.operands.clear();
     thread.product_group = 0;
-    thread.warp_syncs = thread.block_syncs = 0;
+    thread.warp_syncs = thread.block_syncs = thread.cluster_syncs = 0;
   }
   for (unsigned i = 0; i < shape.threads; ++i) wake(reverse_ ? shape.threads - 1 - i : i);
 
@@ -188,7 +190,7 @@ void Block::go() {
   home_.switch_to(thread().fiber);
   races::proxy = nullptr;
   current_block = nullptr;
-  if (live_ > 0) return;  // they wait for the grid in front
+  if (live_ > 0) return;  // they wait for the grid in front, or for other blocks
   if (!deferred_.empty()) fail(0, "%zu asynchronous loads are still under way at the end of the block", deferred_.size());
   // Given back at the end of the grid, when its threads' accesses are over for the one that gives it back.
   if (races::kFound) shared_of_grid_.push_back(std::move(shared_));
@@ -220,6 +222,66 @@ void Block::grid_launch(bool first) {
   fail(position.thread,
        "grid_dependency_launch before grid_dependency_wait: the next kernel could begin before what the one in front of this one writes is there "
        "(launch.h: grid_dependency_launch_first)");
+}
+
+void Block::cluster_sync() {
+  void* const end = cluster_->barrier(thread().cluster_syncs++);
+  races::release(end);
+  cluster_waiters_.push_back(position.thread);
+  wait("cluster_sync");
+  races::acquire(end);
+}
+
+void Block::pass_cluster_barrier() {
+  if (reverse_) std::reverse(cluster_waiters_.begin(), cluster_waiters_.end());
+  for (const unsigned waiter : cluster_waiters_) wake(waiter);
+  cluster_waiters_.clear();
+  home_.stands_here();
+  go();
+}
+
+void* Block::cluster_place(const void* shared, int rank) {
+  const uint32_t at = offset(shared, "cluster_memory");
+  if (rank < 0 || static_cast<unsigned>(rank) >= cluster_->size()) fail(position.thread, "cluster_memory of block %d of %u", rank, cluster_->size());
+  Block& other = cluster_->block(static_cast<unsigned>(rank));
+  if (other.over()) fail(position.thread, "cluster_memory of block %d, which is over", rank);
+  return other.shared_.get() + at;
+}
+
+void Cluster::run(const GridShape& shape, const std::function<void()>& kernel, int64_t index, bool early) {
+  size_ = shape.cluster;
+  while (blocks_.size() < size_) blocks_.push_back(std::make_unique<Block>());
+  ends_.renew();
+  for (unsigned i = 0; i < size_; ++i) blocks_[i]->run(shape, kernel, index * size_ + i, early, *this);
+  go_on(early);
+}
+
+void Cluster::resume() {
+  for (unsigned i = 0; i < size_; ++i) blocks_[i]->resume();
+  go_on(false);
+}
+
+// From barrier to barrier, until all blocks are over or one waits for the grid in front.
+void Cluster::go_on(bool early) {
+  for (;;) {
+    bool over = true, arrived = true, early_waits = false;
+    for (unsigned i = 0; i < size_; ++i) {
+      const Block& block = *blocks_[i];
+      over = over && block.over();
+      arrived = arrived && block.at_cluster_barrier();
+      early_waits = early_waits || (early && block.waits_for_grid());
+    }
+    if (over || (early_waits && !arrived)) return;
+    for (unsigned i = 0; i < size_; ++i) {
+      Block& block = *blocks_[blocks_[0]->reverse() ? size_ - 1 - i : i];
+      if (!arrived && !block.at_cluster_barrier()) block.report_deadlock();
+      if (arrived && !block.over()) block.pass_cluster_barrier();
+    }
+  }
+}
+
+void Cluster::end_grid() {
+  for (const auto& block : blocks_) block->end_grid();
 }
 
 void grid_wait() { Block::current().grid_wait(); }
@@ -377,7 +439,7 @@ Fiber& Block::next_fiber() {
   const races::Quiet quiet;
   while (ready_.empty()) {
     if (live_ == 0) return home_;
-    if (!grid_waiters_.empty() && deferred_.empty() && lingering_.empty()) return home_;
+    if ((!grid_waiters_.empty() || !cluster_waiters_.empty()) && deferred_.empty() && lingering_.empty()) return home_;
     let_one_go_on();
   }
   if (shuffled_) std::swap(ready_.front(), ready_[random_() % ready_.size()]);
@@ -415,6 +477,7 @@ void Block::fail(unsigned thread, const char* format, ...) {
 }
 
 void Block::report_deadlock() {
+  if (current_block != this) position = place_;  // found by its cluster
   std::fprintf(stderr, "emulation: no thread of the block can go on\n");
   for (unsigned i = 0, end; i < shape_.threads; i = end) {
     const Thread& first = *threads_[i];

@@ -1,4 +1,5 @@
-// One block of a grid: its threads as fibers, the order they run in, and the places where they meet.
+// One block of a grid: its threads as fibers, the order they run in, and the places where they meet; and a cluster of blocks, which run in turn from one of
+// their common barriers to the next.
 #pragma once
 
 #include <array>
@@ -73,7 +74,7 @@ struct Thread {
   std::vector<LateProduct> products;
   std::vector<Operand> operands;
   unsigned product_group;
-  uint64_t warp_syncs, block_syncs;  // how many it has come to
+  uint64_t warp_syncs, block_syncs, cluster_syncs;  // how many it has come to
   races::Proxy proxy;
 };
 
@@ -84,14 +85,22 @@ struct FreeDeleter {
   void operator()(char* memory) const { std::free(memory); }
 };
 
+class Cluster;
+
 class Block {
  public:
   static constexpr uint32_t kSharedBase = 1024;  // the shared address of shared_memory(), as on Hopper
   static Block& current();
 
-  // Block number `index` of the grid. early: its threads do not go beyond what waits for the grid in front, until resume(); else to their end.
-  void run(const GridShape& shape, const std::function<void()>& kernel, int64_t index, bool early = false);
+  // Block number `index` of the grid, of this cluster. early: its threads do not go beyond what waits for the grid in front, until resume(). They stop at a
+  // barrier of the cluster, until pass_cluster_barrier(); else they run to their end.
+  void run(const GridShape& shape, const std::function<void()>& kernel, int64_t index, bool early, Cluster& cluster);
   void resume();
+  bool over() const { return live_ == 0; }
+  bool waits_for_grid() const { return !grid_waiters_.empty(); }
+  bool at_cluster_barrier() const { return cluster_waiters_.size() == live_; }
+  void pass_cluster_barrier();
+  [[noreturn]] void report_deadlock();
   // After the last block of a grid that this one stood for.
   void end_grid();
 
@@ -102,6 +111,8 @@ class Block {
   void wait_for_grid(const char* what);
   void grid_wait();
   void grid_launch(bool first);
+  void cluster_sync();
+  void* cluster_place(const void* shared, int rank);
   void wake(unsigned thread);
   // Order `late`: the caller, at an mbarrier, goes on when others have gone as far as they can, or some time before.
   void linger(const char* what, int barrier, int parity);
@@ -124,6 +135,7 @@ class Block {
   }
   bool late() const { return late_; }
   bool lingers() const { return lingers_; }
+  bool reverse() const { return reverse_; }
   // In late mode: done when no thread can go on, the oldest first.
   void defer(std::function<void()> action) { deferred_.push_back(std::move(action)); }
 
@@ -150,14 +162,14 @@ class Block {
   void go_on();
   Fiber& next_fiber();
   void let_one_go_on();
-  [[noreturn]] void report_deadlock();
 
   GridShape shape_{};
   const std::function<void()>* kernel_ = nullptr;
   Position place_{};  // of the block, without the thread
   std::unique_ptr<char, FreeDeleter> shared_;
   bool early_ = false, waited_ = false;  // waited_: some thread for the grid in front
-  std::vector<unsigned> grid_waiters_;
+  std::vector<unsigned> grid_waiters_, cluster_waiters_;
+  Cluster* cluster_ = nullptr;
   Fiber home_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::deque<unsigned> ready_;
@@ -174,6 +186,26 @@ class Block {
   std::vector<std::unique_ptr<char, FreeDeleter>> shared_of_grid_;
   bool late_ = false, reverse_ = false, shuffled_ = false, lingers_ = false;
   std::minstd_rand random_;
+};
+
+// Blocks of a grid that run side by side; most often one.
+class Cluster {
+ public:
+  // Cluster number `index` of the grid; early and resume() as of its blocks.
+  void run(const GridShape& shape, const std::function<void()>& kernel, int64_t index, bool early = false);
+  void resume();
+  void end_grid();  // as of its blocks
+
+  unsigned size() const { return size_; }
+  Block& block(unsigned rank) { return *blocks_[rank]; }
+  void* barrier(uint64_t number) { return ends_.at(number); }
+
+ private:
+  void go_on(bool early);
+
+  unsigned size_ = 0;
+  std::vector<std::unique_ptr<Block>> blocks_;  // the first size_ of them
+  races::Events ends_;                          // of its barriers
 };
 
 }  // namespace fw::cuda::emulation

@@ -176,6 +176,12 @@ void bulk_wait() {
 }
 void fence_async_shared();
 inline void fence_async_global() {}
+void cluster_sync();
+void* cluster_place(const void* shared, int rank);
+template <class T>
+T* cluster_memory(T* shared, int rank) {
+  return static_cast<T*>(cluster_place(shared, rank));
+}
 inline void grid_dependency_wait() { emulation::grid_wait(); }
 inline void grid_dependency_launch() { emulation::grid_launch(false); }
 inline void grid_dependency_launch_first() { emulation::grid_launch(true); }

@@ -23,6 +23,7 @@ struct GridShape {
   std::size_t shared_bytes;
   const void* kernel;  // its name in messages
   bool overlapped;     // launch_overlapped(): it may begin before the grid in front of it is over
+  unsigned cluster;    // blocks along x that run side by side
 };
 // Calls kernel() once for each thread of each block. With FW_EMULATION_EARLY not before the next call or finish() (gpu.h), so that the next grid's blocks can
 // begin before.
@@ -39,10 +40,11 @@ uint32_t shuffle(uint32_t x, Shuffle kind, int parameter, int width);
 void cp_async_wait(int groups);
 void bulk_wait(int groups, bool written);
 
-// What a TensorMap holds here: extents and strides in bytes of channels, heads, tokens and batches.
+// What a TensorMap holds here: extents and strides in bytes of channels, heads, tokens and batches, and the tokens of a panel.
 struct TensorBox {
   const char* data;
   int64_t extent[4], stride[4];
+  int rows;
 };
 
 struct Wgmma {

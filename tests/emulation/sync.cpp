@@ -117,6 +117,9 @@ void sync_threads() {
 void named_barrier_sync(int id, int threads) { emulation::named_barrier(id, threads, true); }
 void named_barrier_arrive(int id, int threads) { emulation::named_barrier(id, threads, false); }
 
+void cluster_sync() { Block::current().cluster_sync(); }
+void* cluster_place(const void* shared, int rank) { return Block::current().cluster_place(shared, rank); }
+
 uint32_t warp_ballot(bool predicate) {
   emulation::BallotCall call{predicate, 0};
   Block::current().meet(emulation::kBallot, &call);

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -23,7 +24,8 @@ void result(const char* name, bool right, const std::string& seen) {
 using Kernel = void (*)(const float*, float*);
 
 // Runs the kernel in a process of its own, which must abort with a message that contains this.
-void dies(const char* name, Kernel kernel, const char* message, unsigned threads = 128, std::size_t shared_bytes = 4096, bool behind = false) {
+void dies(const char* name, Kernel kernel, const char* message, unsigned threads = 128, std::size_t shared_bytes = 4096, bool behind = false,
+          unsigned cluster = 1) {
   std::fflush(stdout);
   int ends[2];
   if (pipe(ends)) std::abort();
@@ -31,7 +33,9 @@ void dies(const char* name, Kernel kernel, const char* message, unsigned threads
   if (child == 0) {
     dup2(ends[1], 2);
     alignas(256) static float from[1024], to[1024];
-    if (behind) {
+    if (cluster > 1) {
+      launch_overlapped_clusters(kernel, {cluster, 1, 1}, cluster, threads, shared_bytes, nullptr, from, to);
+    } else if (behind) {
       launch_overlapped(kernel, {1, 1, 1}, threads, shared_bytes, nullptr, from, to);
     } else {
       launch(kernel, {1, 1, 1}, threads, shared_bytes, nullptr, from, to);
@@ -253,6 +257,49 @@ void launches_after_waiting(const float*, float*) {
   grid_dependency_launch();
 }
 
+// ---- Clusters. Each block leaves to[1] and its own number for the next one, which adds them up.
+template <bool kLast>
+void passes_on(const float*, float* to) {
+  auto* memory = reinterpret_cast<float*>(shared_memory());
+  const int rank = static_cast<int>(block_index_x()) % 2;
+  grid_dependency_wait();
+  if (thread_index() == 0) memory[0] = to[1] + static_cast<float>(block_index_x());
+  cluster_sync();
+  if (thread_index() < 2) to[2 + 2 * block_index_x() + thread_index()] = *cluster_memory(memory, rank ^ 1);
+  if (kLast) cluster_sync();
+}
+void one_block_stays_away(const float*, float*) {
+  if (block_index_x() == 1) named_barrier_sync(1, 256);
+  cluster_sync();
+}
+void warps_that_have_left(const float*, float* to) {
+  if (warp_index() >= 2 * block_index_x()) return;
+  cluster_sync();
+  if (thread_index() == 0) to[0] = 1;
+}
+void of_another_cluster(const float*, float*) {
+  cluster_sync();
+  cluster_memory(shared_memory(), 2);
+}
+// What four blocks got, after a kernel in front that makes to[1] of it: 2.
+bool pass_on(const char* early, const char* order) {
+  setenv("FW_EMULATION_EARLY", early, 1);
+  setenv("FW_EMULATION_ORDER", order, 1);
+  DeviceBuffer<float> from(std::size_t{1024}), to(std::vector<float>(1024, 1.0f));
+  launch(doubles<true>, {1, 1, 1}, 128, 0, nullptr, from.data(), to.data());
+  launch_overlapped_clusters(passes_on<true>, {4, 1, 1}, 2, 128, 4096, nullptr, from.data(), to.data());
+  const auto got = to.download();
+  unsetenv("FW_EMULATION_EARLY");
+  unsetenv("FW_EMULATION_ORDER");
+  const float expected[] = {3, 3, 2, 2, 5, 5, 4, 4};
+  return std::equal(expected, expected + 8, got.begin() + 2);
+}
+bool left() {
+  DeviceBuffer<float> to(std::size_t{16});
+  launch_overlapped_clusters(warps_that_have_left, {2, 1, 1}, 2, 128, 0, nullptr, to.data(), to.data());
+  return to.download()[0] == 1;
+}
+
 int run_all() {
   dies("sync_threads that not all reach", half_at_barrier, "threads 0 to 63: sync_threads 0; 64 of 128 threads have come");
   dies("named barrier that not all reach", half_at_barrier, "threads 64 to 127: named barrier 1; 64 of 128 threads have come");
@@ -300,6 +347,14 @@ int run_all() {
   dies("grid_dependency_launch before the wait", launches_before_waiting, "grid_dependency_launch before grid_dependency_wait", 128, 0, true);
   result("grid_dependency_launch_first", overlapped(launches_first), "");
   result("grid_dependency_launch behind the wait of another warp", overlapped(launches_after_waiting), "");
+  for (const char* early : {"0", "1"}) {
+    for (const char* order : {"", "reverse", "3", "late"}) result("cluster_sync and cluster_memory", pass_on(early, order), "another number");
+  }
+  result("cluster_sync of the threads that are left", left(), "another number");
+  dies("a block that reads in one that is over", passes_on<false>, "cluster_memory of block 0, which is over", 128, 4096, false, 2);
+  dies("cluster_sync that not all blocks reach", one_block_stays_away, "block (1, 0, 0), thread", 128, 4096, false, 2);
+  dies("cluster_memory of no block", of_another_cluster, "cluster_memory of block 2 of 2", 128, 4096, false, 2);
+  dies("a cluster too large", fresh_memory, "9 blocks in clusters of 9", 128, 4096, false, 9);
   result("shared memory is not zero", std::isnan(runs(fresh_memory, "", "0")), "a number");
   std::printf("%d failures\n", failures);
   return failures ? 1 : 0;

@@ -21,10 +21,10 @@ namespace {
 int failures = 0;
 
 using Kernel = void (*)(float*);
-void finds(const char* name, bool race, Kernel kernel, unsigned blocks = 1) {
+void finds(const char* name, bool race, Kernel kernel, unsigned blocks = 1, unsigned cluster = 1) {
   alignas(1024) static float memory[4096];
   reports = 0;
-  launch(kernel, {blocks, 1, 1}, 128, 32768, nullptr, static_cast<float*>(memory));
+  launch_overlapped_clusters(kernel, {blocks, 1, 1}, cluster, 128, 32768, nullptr, static_cast<float*>(memory));
   const bool right = (reports > 0) == race;
   std::printf("%s %s: %d races reported, expected %s\n", right ? "ok    " : "WRONG ", name, reports, race ? "some" : "none");
   failures += !right;
@@ -196,6 +196,18 @@ void blocks(float* out) {
   out[kOwn ? static_cast<int>(block_index_x()) * 128 + me() : (me() + static_cast<int>(block_index_x())) % 128] = 1;
 }
 
+// Blocks of a cluster: each reads what another has written, and writes again once that one has been read, or at once.
+template <bool kMeet, bool kRead>
+void cluster(float* out) {
+  const int rank = static_cast<int>(block_index_x());
+  tile()[me()] = 1;
+  if (kMeet) cluster_sync();
+  out[rank * 128 + me()] = *cluster_memory(tile() + 127 - me(), rank ^ 1);
+  if (kRead) cluster_sync();
+  tile()[me()] = 2;
+  cluster_sync();
+}
+
 int all() {
   finds("threads that nothing orders", true, exchange<0>);
   finds("sync_threads", false, exchange<1>);
@@ -225,6 +237,9 @@ int all() {
   finds("operands that the copy engine brought", false, brought);
   finds("two blocks, one place", true, blocks<false>, 2);
   finds("two blocks, two places", false, blocks<true>, 2);
+  finds("another block's memory", true, cluster<false, true>, 2, 2);
+  finds("another block's memory, overwritten before it has been read", true, cluster<true, false>, 2, 2);
+  finds("another block's memory, with barriers", false, cluster<true, true>, 2, 2);
   return failures == 0 ? 0 : 1;
 }
 

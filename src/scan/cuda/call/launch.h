@@ -38,9 +38,10 @@ struct Dim3 {
 namespace launch_detail {
 
 template <class... P>
-void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* /*stream*/, bool overlapped, P... arguments) {
+void launch(void (*kernel)(P...), Dim3 grid, unsigned cluster, unsigned threads, std::size_t shared_bytes, void* /*stream*/, bool overlapped, P... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  emulation::run_grid({grid.x, grid.y, grid.z, threads, shared_bytes, reinterpret_cast<const void*>(kernel), overlapped}, [=] { kernel(arguments...); });
+  emulation::run_grid({grid.x, grid.y, grid.z, threads, shared_bytes, reinterpret_cast<const void*>(kernel), overlapped, cluster},
+                      [=] { kernel(arguments...); });
 }
 
 }  // namespace launch_detail
@@ -64,22 +65,31 @@ inline bool may_overlap() {
 }
 
 template <class... P>
-void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* stream, bool overlapped, P... arguments) {
+void launch(void (*kernel)(P...), Dim3 grid, unsigned cluster, unsigned threads, std::size_t shared_bytes, void* stream, bool overlapped, P... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   if (overlapped) overlapped = may_overlap();
   constexpr std::size_t kSharedWithoutAsking = 48 * 1024;
   if (shared_bytes > kSharedWithoutAsking)
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)), "dynamic shared memory of a kernel");
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  unsigned count = 0;
+  if (overlapped) {
+    cudaLaunchAttribute& attribute = attributes[count++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[count++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = cluster, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(grid.x, grid.y, grid.z);
   config.blockDim = dim3(threads, 1, 1);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = overlapped ? &attribute : nullptr;
-  config.numAttrs = overlapped ? 1 : 0;
+  config.attrs = count > 0 ? attributes : nullptr;
+  config.numAttrs = count;
   void* addresses[] = {static_cast<void*>(&arguments)..., nullptr};
   check(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), addresses), "launch of a kernel");
 }
@@ -90,13 +100,19 @@ void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t share
 
 template <class... P, class... A>
 void launch(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* stream, A&&... arguments) {
-  launch_detail::launch<P...>(kernel, grid, threads, shared_bytes, stream, false, static_cast<A&&>(arguments)...);
+  launch_detail::launch<P...>(kernel, grid, 1, threads, shared_bytes, stream, false, static_cast<A&&>(arguments)...);
 }
 // The kernel may start before the one in front of it on the stream is over; it calls grid_dependency_wait() before it reads or
 // overwrites anything of that one. Before Hopper: launch().
 template <class... P, class... A>
 void launch_overlapped(void (*kernel)(P...), Dim3 grid, unsigned threads, std::size_t shared_bytes, void* stream, A&&... arguments) {
-  launch_detail::launch<P...>(kernel, grid, threads, shared_bytes, stream, true, static_cast<A&&>(arguments)...);
+  launch_detail::launch<P...>(kernel, grid, 1, threads, shared_bytes, stream, true, static_cast<A&&>(arguments)...);
+}
+// The same in clusters (from Hopper on): every `cluster` blocks along x, at most 8, of which grid.x is a multiple, run side by side, and each can read the
+// shared memory of the others (machine/ptx.cuh: cluster_sync, cluster_memory).
+template <class... P, class... A>
+void launch_overlapped_clusters(void (*kernel)(P...), Dim3 grid, unsigned cluster, unsigned threads, std::size_t shared_bytes, void* stream, A&&... arguments) {
+  launch_detail::launch<P...>(kernel, grid, cluster, threads, shared_bytes, stream, true, static_cast<A&&>(arguments)...);
 }
 
 }  // namespace fw::cuda

@@ -242,7 +242,8 @@ FW_DEVICE void bulk_load(void* shared_to, const void* global_from, uint32_t byte
                "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
-// 64 tokens from `token` on and 64 channels from `column` on of a head, as a panel of kTensorBytes, with zeros outside of the tensor.
+// The map's rows (64 tokens, if it was not made for others) from `token` on and 64 channels from `column` on of a head, as a panel of 128 bytes a row, with
+// zeros outside of the tensor.
 FW_DEVICE void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(shared_to)),
@@ -271,6 +272,17 @@ FW_DEVICE void fence_async_shared() { asm volatile("fence.proxy.async.shared::ct
 // Between bulk copies that are complete and an ordinary access of this thread that lets others, on other processors, copy the same bytes; and there between
 // the access that saw it and those copies.
 FW_DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// ---- Hopper: blocks of a cluster (launch_overlapped_clusters) -------------------------------------------------------------------
+// Returns when all threads of the cluster that have not left the kernel have called it, and shows to each what all have written before.
+FW_DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
+// The same place in the shared memory of the cluster's block number `rank`, which must not be over: a last cluster_sync() is behind the last access.
+template <class T>
+FW_DEVICE T* cluster_memory(T* shared, int rank) {
+  uint64_t address;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(shared), "r"(rank));
+  return reinterpret_cast<T*>(address);
+}
 
 // ---- Hopper: the kernel before in the stream, launched with launch_overlapped() ------------------------------------------------
 FW_DEVICE void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
