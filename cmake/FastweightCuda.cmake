@@ -2,7 +2,7 @@
 #   src/scan/cuda/{call,gates,rows,token,precond}, gradients/common,     sm_80 and sm_90a
 #   {scan,wide}/join.cu
 #   the other kernels (prepare, scan, gradients, offline, wide, those    sm_90a only; spills and serialised warp-group products are errors there (but for
-#   of src/ops/cuda/attention)                                           offline/gradients.cu: one index spilled a turn is faster than the form without)
+#   of src/ops/cuda/attention and some_rows.cu)                          offline/gradients.cu: one index spilled a turn is faster than the form without)
 #   the other operations of src/ops/cuda                                 sm_80 and sm_90a
 # No CUDA compiler of a fixed place is assumed: PATH, then /usr/local/cuda, then what `make gpu` brought (tools/install-cuda.sh).
 set(FW_CUDA AUTO CACHE STRING "Device code: AUTO (if nvcc is found), ON, OFF")
@@ -51,7 +51,7 @@ file(GLOB ops_cuda_library_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/o
 file(GLOB ops_cuda_host_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/*.cpp)
 set(cuda_kernel_sources ${kernel_sources} ${ops_kernel_sources})
 set(hopper_kernel_sources ${kernel_sources} ${ops_kernel_sources})
-set(hopper_folders "src/(scan/cuda/(prepare|offline|gradients/(scalar|channel)|scan/(forward|reverse)|wide/(prepare|forward|reverse|gradients))|ops/cuda/attention)")
+set(hopper_folders "src/(scan/cuda/(prepare|offline|gradients/(scalar|channel)|scan/(forward|reverse)|wide/(prepare|forward|reverse|gradients))|ops/cuda/(attention|some_rows))")
 list(FILTER cuda_kernel_sources EXCLUDE REGEX ${hopper_folders})
 list(FILTER hopper_kernel_sources INCLUDE REGEX ${hopper_folders})
 set(cuda_plan_sources ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/backend.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/float16.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/gates.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/key_halves.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/plan.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/select.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/text.cpp ${PROJECT_SOURCE_DIR}/src/scan/cuda/call/two_rows.cpp

@@ -10,7 +10,8 @@
 
 namespace fw {
 
-// While one lives and listens, every product that is queued for the CUDA device is noted, in order; not those of few rows, which are none of the library's.
+// While one lives and listens, every product that is queued for the CUDA device is noted, in order; not those of up to 64 rows by kernels of this
+// library's own (ops/cuda/few_rows.h, some_rows.h).
 class ProductRecord {
  public:
   ProductRecord();  // Error(kInternal) where there is one already

@@ -9,12 +9,13 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "model/language_model.h"
+#include "ops/device_check.h"
 #include "train/step.h"
 
 namespace fw::testing {
 namespace {
 
-constexpr int64_t kTokens = 64, kWidth = 64, kInner = 96, kVocab = 67;
+constexpr int64_t kTokens = 72, kWidth = 64, kInner = 96, kVocab = 67;
 
 LanguageModel<float> small_model() {
   ModelConfig c;
@@ -83,6 +84,26 @@ TEST(ProductRecord, HasWhatIsComputedAgain) {
   ProductRecord record;
   train_step(model, optimizer, {&batch, 1}, 1e-3, 1.0);
   EXPECT_GT(record.count(), 3 * (2 * 4 + 1));
+}
+
+// Products of up to 64 bf16 rows are kernels of this library's own where their rows lie at multiples of 16 bytes.
+TEST(ProductRecord, HasNoneOfFewOrSomeRows) {
+  const auto noted = [](int64_t rows, int64_t in, int64_t pad) {
+    Context<Bf16> on(cuda_device());
+    constexpr int64_t kOut = 24;
+    Matrix<Bf16> x(on.device, rows, in, pad, on.random(rows * in)), y(on.device, rows, kOut, 0), addend(on.device, rows, kOut, 3, on.random(rows * kOut));
+    const Buffer<Bf16> rounded = on.buffer<Bf16>(on.random(kOut * in));
+    const Weight<float> weight{{nullptr, kOut, in}, {rounded.data(), kOut, in}};
+    const ProductRecord record;
+    on.exec.linear_forward(x.mat(), weight, nullptr, y.mat(), Write::kOverwrite);
+    on.exec.linear_add_forward(x.mat(), weight, addend.mat(), y.mat());
+    return record.count();
+  };
+  EXPECT_EQ(noted(8, 64, 0), 0);
+  for (const int64_t rows : {9, 33, 64}) EXPECT_EQ(noted(rows, 64, 8), 0) << rows;
+  EXPECT_EQ(noted(65, 64, 0), 2);
+  EXPECT_EQ(noted(9, 64, 3), 2) << "rows that are no packets";
+  EXPECT_EQ(noted(9, 60, 0), 2) << "columns that are no packets";
 }
 
 }  // namespace

@@ -182,7 +182,15 @@ TEST_P(DeviceList, LinearLayers) {
   struct LinearShape {
     int64_t rows, in, out, pad;
   };
-  for (const LinearShape& s : {LinearShape{0, 16, 8, 0}, {1, 1, 1, 0}, {3, 24, 65, 3}, {65, 40, 24, 8}, {130, 64, 128, 0}}) {
+  for (const LinearShape& s : {LinearShape{0, 16, 8, 0},
+                               {1, 1, 1, 0},
+                               {3, 24, 65, 3},
+                               {9, 72, 50, 8},
+                               {17, 36, 12, 3},
+                               {33, 520, 140, 0},
+                               {64, 2056, 66, 8},
+                               {65, 40, 24, 8},
+                               {130, 64, 128, 0}}) {
     for (const Write write : {Write::kOverwrite, Write::kAccumulate}) {
       SCOPED_TRACE(::testing::Message() << s.rows << ", " << s.in << " to " << s.out);
       const bool biased = write == Write::kAccumulate;  // added to the rounded product, and rounded again

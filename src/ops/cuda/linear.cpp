@@ -7,6 +7,7 @@
 #include "ops/cuda/few_rows.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/products.h"
+#include "ops/cuda/some_rows.h"
 
 namespace fw::cuda {
 namespace {
@@ -40,6 +41,18 @@ void multiply(const Exec<T>& exec, Mat<const T> a, bool a_transposed, Mat<const 
 template <class R>
 Mat<const R> added(Mat<R> c, bool accumulate) {
   return accumulate ? Mat<const R>(c) : Mat<const R>();
+}
+
+// Where the kernel of some rows takes them, what it does; else false. Few rows have a kernel of their own.
+template <class T>
+bool on_some_rows(const Exec<T>& exec, Mat<const T> x, const Weight<float>& weight, const float* bias, Mat<const T> addend, Mat<T> y) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    const Mat<const Bf16> w = operand<Bf16>(weight);
+    if (!takes_some_rows(x, w)) return false;
+    some_rows_linear(x, w, bias, addend, y, exec.device.stream());
+    return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -80,6 +93,7 @@ void linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight,
   if (x.rows == 0) return;
   // A decoded token's products read the weight once, however few its rows.
   if (x.rows <= kFewRows) return few_rows_linear<T>(x, operand<T>(weight), bias, y, write, exec.device.stream());
+  if (on_some_rows<T>(exec, x, weight, bias, added(y, write == Write::kAccumulate), y)) return;
   linear_product(exec, x, weight, y, write);
   if (bias != nullptr) add_bias(exec, bias, y);
 }
@@ -87,7 +101,10 @@ void linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight,
 template <class T>
 void linear_add_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight, Mat<const T> addend, Mat<T> y) {
   if (x.rows == 0) return;
-  if (x.rows > kFewRows) return multiply(exec, x, false, operand<T>(weight), true, y, addend);
+  if (x.rows > kFewRows) {
+    if (!on_some_rows<T>(exec, x, weight, nullptr, addend, y)) multiply(exec, x, false, operand<T>(weight), true, y, addend);
+    return;
+  }
   copy_rows<T>(exec, addend, y);
   few_rows_linear<T>(x, operand<T>(weight), nullptr, y, Write::kAccumulate, exec.device.stream());
 }

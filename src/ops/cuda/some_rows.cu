@@ -1,0 +1,262 @@
+// A block has 128 rows of W and a slice of its columns, which it walks over 64 at a time; W is the left operand of warp-group products and x, 16, 32 or 64 of
+// its rows, the right one, so that the tokens are the short side. Up to eight blocks that share rows of W, one slice each, are a cluster: their sums meet in
+// shared memory, of which each block adds up its share of the rows, in the order of the slices, and stores it.
+//
+//   warps 0 to 3, 4 to 7    multiply the first and the last 64 rows of a stage; afterwards all join the sums
+//   warp 8, one lane        brings W [128, 64] and x [kTokens, 64] of a stage, as panels (tiles.h). Rows and columns that are not there are zeros
+//   barriers                stages: full by bytes, empty by all workers; behind the last stage the block's or the cluster's
+//   shared memory           kStages stages, barriers; behind the last stage the sums [kTokens, 128] in the stages' place
+//
+// The weight does not change while a token is decoded, so a block asks for the W of all its first stages before the kernel in front of it is over, and for x
+// behind that. Two blocks share a multiprocessor, with about 128 KB of W on their way.
+#include <algorithm>
+
+#include "base/error.h"
+#include "ops/cuda/packets.cuh"
+#include "ops/cuda/scratch.h"
+#include "ops/cuda/some_rows.h"
+#include "scan/cuda/call/device.h"
+#include "scan/cuda/call/launch.h"
+#include "scan/cuda/call/tensor_map.h"
+#include "scan/cuda/scan/parts.cuh"
+
+namespace fw::cuda {
+namespace {
+
+constexpr int kProductTile = 128, kStageColumns = 64;  // rows of W of a block; columns of a stage
+constexpr int kProductWorkers = 256, kProductThreads = kProductWorkers + 32;
+constexpr int kJoinBarrier = 1;
+
+template <int kTokens>
+struct SomeRowsShape {
+  static constexpr int kX = 2 * kPanelBytes, kStageBytes = kX + kTokens * 128;
+  static constexpr int kBlockShared = (228 / 2 - 1) * 1024, kBarrierBytes = 128;  // of each of two blocks; a KB of each is the system's
+  static constexpr int kStages = (kBlockShared - kBarrierBytes) / kStageBytes;
+  static constexpr int kBarriers = kStages * kStageBytes, kShared = kBarriers + kBarrierBytes;
+  static constexpr int kPitch = kProductTile + 4;  // numbers from a token's sums to the next one's: lanes that write and lanes that read meet no bank
+  using Barriers = RingBarriers<kStages>;
+  static_assert(kStageBytes % 1024 == 0 && sizeof(Barriers) <= kBarrierBytes && kTokens * kPitch * 4 <= kBarriers);
+};
+
+struct SomeRowsArgs {
+  const float* bias = nullptr;   // [out]
+  const Bf16* addend = nullptr;  // [rows, out]
+  Bf16* y = nullptr;             // [rows, out]
+  int64_t addend_stride = 0, y_stride = 0;
+  int out = 0, rows = 0, stages = 0;      // of the whole product
+  int32_t addend_whole = 0, y_whole = 0;  // four numbers from a multiple of four on are one access
+};
+struct SomeRowsMaps {
+  TensorMap weight, x;
+};
+
+// Four numbers of a row, of which `left` are there.
+FW_DEVICE Packet<Bf16, 4> load_four(const Bf16* from, int left, bool whole) {
+  Packet<Bf16, 4> packet;
+  if (whole && left >= 4) {
+    packet.load(from);
+  } else {
+    float x[4];
+    FW_UNROLL for (int i = 0; i < 4; ++i) x[i] = i < left ? number(from[i]) : 0.0f;
+    packet.set(x);
+  }
+  return packet;
+}
+FW_DEVICE void store_four(Bf16* to, int left, bool whole, const float (&x)[4]) {
+  if (whole && left >= 4) {
+    Packet<Bf16, 4> packet;
+    packet.set(x);
+    packet.store(to);
+  } else {
+    FW_UNROLL for (int i = 0; i < 4; ++i) {
+      if (i < left) to[i] = stored<Bf16>(x[i]);
+    }
+  }
+}
+
+// sums [64 rows of W, kTokens] += a panel of W times the transpose of that of x.
+template <int kTokens>
+FW_DEVICE void add_stage(float (&sums)[kTokens / 2], uint32_t weight, uint32_t x) {
+  const uint64_t a = wgmma_descriptor(weight, 16, 1024), b = wgmma_descriptor(x, 16, 1024);
+  FW_UNROLL
+  for (int k = 0; k < kStageColumns / 16; ++k) wgmma_ss<kTokens, false, false>(sums, descriptor_after(a, 32 * k), descriptor_after(b, 32 * k), true);
+}
+
+template <int kTokens, int kSlices>
+__global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const SomeRowsArgs a, const __grid_constant__ SomeRowsMaps maps) {
+  using Shape = SomeRowsShape<kTokens>;
+  constexpr int kStages = Shape::kStages;
+  char* const shared = shared_memory();
+  auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
+  if (thread_index() == 0) {
+    barriers.init(1, kProductWorkers);
+    mbarrier_init_fence();
+  }
+  sync_threads();
+  const int slice = static_cast<int>(block_index_x()) % kSlices, row = static_cast<int>(block_index_x()) / kSlices * kProductTile;
+  const int first = a.stages * slice / kSlices, count = a.stages * (slice + 1) / kSlices - first;
+  const auto meet = [] {
+    if constexpr (kSlices > 1) {
+      cluster_sync();
+    } else {
+      sync_threads();
+    }
+  };
+
+  if (warp_index() == kProductWorkers / 32) {
+    if (lane_index() == 0) {
+      const auto bring_weight = [&](int i, int slot) {
+        char* const to = shared + slot * Shape::kStageBytes;
+        mbarrier_expect(barriers.full + slot, Shape::kStageBytes);
+        tensor_load(to, maps.weight, (first + i) * kStageColumns, 0, row, 0, barriers.full + slot);
+        tensor_load(to + kPanelBytes, maps.weight, (first + i) * kStageColumns, 0, row + 64, 0, barriers.full + slot);
+      };
+      const auto bring_x = [&](int i, int slot) {
+        tensor_load(shared + slot * Shape::kStageBytes + Shape::kX, maps.x, (first + i) * kStageColumns, 0, 0, 0, barriers.full + slot);
+      };
+      const int ahead = min(count, kStages);
+      FW_NO_UNROLL
+      for (int i = 0; i < ahead; ++i) bring_weight(i, i);
+      grid_dependency_wait();
+      grid_dependency_launch();
+      FW_NO_UNROLL
+      for (int i = 0; i < ahead; ++i) bring_x(i, i);
+      Ring<kStages> ring{0, 1};  // the second round
+      FW_NO_UNROLL
+      for (int i = kStages; i < count; ++i, ring.next()) {
+        barriers.wait_empty(ring);
+        bring_weight(i, ring.slot);
+        bring_x(i, ring.slot);
+      }
+    }
+    meet();
+    if constexpr (kSlices > 1) cluster_sync();
+    return;
+  }
+
+  // What the block stores: its share of the tile's rows, of every token, four at a time. A thread's are all of the same rows.
+  constexpr int kShare = kProductTile / kSlices, kFours = kShare / 4, kTurns = (kTokens * kFours + kProductWorkers - 1) / kProductWorkers;
+  const int thread = static_cast<int>(thread_index()), place = slice * kShare + thread % kFours * 4;
+  const int left = a.out - row - place;
+  const auto token_of = [&](int turn) { return (turn * kProductWorkers + thread) / kFours; };
+  float bias[4] = {};
+  if (a.bias != nullptr) {
+    FW_UNROLL for (int i = 0; i < 4; ++i) bias[i] = i < left ? a.bias[row + place + i] : 0.0f;
+  }
+  grid_dependency_wait();
+  grid_dependency_launch();
+  Packet<Bf16, 4> before[kTurns];
+  if (a.addend != nullptr) {
+    FW_UNROLL for (int turn = 0; turn < kTurns; ++turn) {
+      const int m = token_of(turn);
+      if (m < a.rows) before[turn] = load_four(a.addend + m * a.addend_stride + row + place, left, a.addend_whole != 0);
+    }
+  }
+
+  const int group = shuffle(thread / 128, 0);
+  const uint32_t base = shuffle(shared_address(shared), 0);
+  float sums[kTokens / 2];
+  FW_UNROLL
+  for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0.0f;
+  Ring<kStages> ring, previous;
+  FW_NO_UNROLL
+  for (int i = 0; i < count; ++i) {
+    barriers.wait_full(ring);
+    const uint32_t stage = base + static_cast<uint32_t>(ring.slot * Shape::kStageBytes);
+    wgmma_fence();
+    add_stage<kTokens>(sums, stage + static_cast<uint32_t>(group * kPanelBytes), stage + Shape::kX);
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (i > 0) barriers.put_empty(previous);
+    previous = ring;
+    ring.next();
+  }
+  wgmma_wait<0>();
+  keep(sums);
+
+  float* const parts = reinterpret_cast<float*>(shared);
+  named_barrier_sync(kJoinBarrier, kProductWorkers);  // no product reads a stage any more
+  {
+    const int lane = static_cast<int>(lane_index());
+    float* const mine = parts + 2 * (lane % 4) * Shape::kPitch + thread / 32 * 16 + lane / 4;
+    FW_UNROLL
+    for (int i = 0; i < kTokens / 2; ++i) mine[(i / 4 * 8 + i % 2) * Shape::kPitch + i % 4 / 2 * 8] = sums[i];
+  }
+  meet();
+  FW_UNROLL
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int m = token_of(turn);
+    if (m >= a.rows || left <= 0) continue;
+    float4 slices[kSlices];
+    FW_UNROLL
+    for (int s = 0; s < kSlices; ++s) {
+      const float* const at = parts + m * Shape::kPitch + place;
+      slices[s] = *reinterpret_cast<const float4*>(kSlices > 1 ? cluster_memory(at, s) : at);
+    }
+    float4 sum = slices[0];
+    FW_UNROLL
+    for (int s = 1; s < kSlices; ++s) sum.x += slices[s].x, sum.y += slices[s].y, sum.z += slices[s].z, sum.w += slices[s].w;
+    float more[4];
+    before[turn].get(more);
+    const float y[4] = {sum.x + (bias[0] + more[0]), sum.y + (bias[1] + more[1]), sum.z + (bias[2] + more[2]), sum.w + (bias[3] + more[3])};
+    store_four(a.y + m * a.y_stride + row + place, left, a.y_whole != 0, y);
+  }
+  if constexpr (kSlices > 1) cluster_sync();  // the others have read this block's sums
+}
+
+template <int kTokens, int kSlices>
+void launch_slices(const SomeRowsArgs& a, const SomeRowsMaps& maps, void* stream) {
+  const unsigned tiles = static_cast<unsigned>(parts_of(a.out, kProductTile));
+  launch_overlapped_clusters(some_rows_kernel<kTokens, kSlices>, Dim3{tiles * kSlices}, kSlices, kProductThreads, SomeRowsShape<kTokens>::kShared, stream, a,
+                             maps);
+}
+
+template <int kTokens>
+void launch_tokens(int slices, const SomeRowsArgs& a, const SomeRowsMaps& maps, void* stream) {
+  switch (slices) {
+    case 1:
+      return launch_slices<kTokens, 1>(a, maps, stream);
+    case 2:
+      return launch_slices<kTokens, 2>(a, maps, stream);
+    case 4:
+      return launch_slices<kTokens, 4>(a, maps, stream);
+    default:
+      return launch_slices<kTokens, 8>(a, maps, stream);
+  }
+}
+
+bool map_of(Mat<const Bf16> m, int rows, TensorMap& map) {
+  const TokenArg tensor{const_cast<Bf16*>(m.data), 0, m.stride, 0, 1, 1};
+  return make_tensor_map(tensor, 1, m.rows, 1, m.cols, map, rows);
+}
+bool in_fours(const Bf16* data, int64_t stride) { return reinterpret_cast<uintptr_t>(data) % 8 == 0 && stride % 4 == 0; }
+
+}  // namespace
+
+bool takes_some_rows(Mat<const Bf16> x, Mat<const Bf16> weight) {
+  constexpr int64_t kMost = INT32_MAX - kProductTile;
+  return x.rows > 0 && x.rows <= kSomeRows && x.cols > 0 && x.cols % 8 == 0 && in_sixteens(x) && in_sixteens(weight) && weight.rows > 0 &&
+         weight.rows <= kMost && x.cols <= kMost && has_warp_groups();
+}
+
+// As few as leave three of four multiprocessors of a large device a block each, since sums that meet cost time, and four stages or more in a slice.
+int some_rows_slices(int64_t out, int64_t in) {
+  constexpr int kEnoughBlocks = 96, kMostSlices = 8, kLeastStages = 4;
+  int slices = 1;
+  while (slices < kMostSlices && parts_of(out, kProductTile) * slices < kEnoughBlocks && parts_of(in, kStageColumns) >= 2 * slices * kLeastStages) slices *= 2;
+  return slices;
+}
+
+void some_rows_linear(Mat<const Bf16> x, Mat<const Bf16> weight, const float* bias, Mat<const Bf16> addend, Mat<Bf16> y, void* stream) {
+  if (!takes_some_rows(x, weight)) fail_internal("some rows: expected what takes_some_rows takes, got {} rows of {} for {}", x.rows, x.cols, weight.rows);
+  SomeRowsArgs a{bias, addend.data, y.data, addend.stride, y.stride, static_cast<int>(weight.rows), static_cast<int>(x.rows)};
+  a.stages = static_cast<int>(parts_of(x.cols, kStageColumns));
+  a.addend_whole = in_fours(addend.data, addend.stride), a.y_whole = in_fours(y.data, y.stride);
+  const int tokens = x.rows <= 16 ? 16 : x.rows <= 32 ? 32 : 64, slices = some_rows_slices(weight.rows, x.cols);
+  SomeRowsMaps maps;
+  if (!map_of(weight, 64, maps.weight) || !map_of(x, tokens, maps.x)) fail_internal("some rows: no tensor map of [{}, {}]", weight.rows, x.cols);
+  if (tokens == 16) return launch_tokens<16>(slices, a, maps, stream);
+  tokens == 32 ? launch_tokens<32>(slices, a, maps, stream) : launch_tokens<64>(slices, a, maps, stream);
+}
+
+}  // namespace fw::cuda

@@ -1,0 +1,25 @@
+// y = x W^T of some rows on the device: what a token of 9 to 64 sequences asks of a weight. Bound by the reading of the weight, as that of few rows is.
+#pragma once
+
+#include <cstdint>
+
+#include "base/mat.h"
+#include "ops/ops.h"
+
+namespace fw::cuda {
+
+// The most rows that some_rows_linear takes; beyond, a library's product for whole tiles pays.
+inline constexpr int64_t kSomeRows = 64;
+
+// Whether some_rows_linear takes them on the current device: 1 to kSomeRows rows of x, x and the weight in whole pieces of 16 bytes, warp-group instructions.
+bool takes_some_rows(Mat<const Bf16> x, Mat<const Bf16> weight);
+
+// Blocks that share the columns of a weight [out, in], a power of two up to 8. By the weight's shape alone: they are part of the bits.
+int some_rows_slices(int64_t out, int64_t in);
+
+// y = x W^T + bias + addend, sums in float32, rounded once;  x [M, in], W [out, in], y [M, out], M at most kSomeRows; bias [out] or null; addend [M, out], y
+// itself or apart from it, or null. Columns are contiguous, strides free but for what takes_some_rows() asks for. A row's bits do not depend on the rows
+// beside it nor on how many there are. The weight and the bias are read before the kernel in front is over.
+void some_rows_linear(Mat<const Bf16> x, Mat<const Bf16> weight, const float* bias, Mat<const Bf16> addend, Mat<Bf16> y, void* stream);
+
+}  // namespace fw::cuda
