@@ -227,8 +227,11 @@ void Block::grid_launch(bool first) {
 void Block::cluster_sync() {
   void* const end = cluster_->barrier(thread().cluster_syncs++);
   races::release(end);
-  cluster_waiters_.push_back(position.thread);
-  wait("cluster_sync");
+  {
+    const races::Quiet quiet;
+    cluster_waiters_.push_back(position.thread);
+    wait("cluster_sync");
+  }
   races::acquire(end);
 }
 
@@ -244,7 +247,7 @@ void* Block::cluster_place(const void* shared, int rank) {
   const uint32_t at = offset(shared, "cluster_memory");
   if (rank < 0 || static_cast<unsigned>(rank) >= cluster_->size()) fail(position.thread, "cluster_memory of block %d of %u", rank, cluster_->size());
   Block& other = cluster_->block(static_cast<unsigned>(rank));
-  if (other.over()) fail(position.thread, "cluster_memory of block %d, which is over", rank);
+  if (other.over()) fail(position.thread, "cluster_memory of block %d, which is over or has not begun", rank);
   return other.shared_.get() + at;
 }
 

@@ -200,6 +200,7 @@ void blocks(float* out) {
 template <bool kMeet, bool kRead>
 void cluster(float* out) {
   const int rank = static_cast<int>(block_index_x());
+  cluster_sync();  // all have begun
   tile()[me()] = 1;
   if (kMeet) cluster_sync();
   out[rank * 128 + me()] = *cluster_memory(tile() + 127 - me(), rank ^ 1);

@@ -276,7 +276,8 @@ FW_DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" :
 // ---- Hopper: blocks of a cluster (launch_overlapped_clusters) -------------------------------------------------------------------
 // Returns when all threads of the cluster that have not left the kernel have called it, and shows to each what all have written before.
 FW_DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
-// The same place in the shared memory of the cluster's block number `rank`, which must not be over: a last cluster_sync() is behind the last access.
+// The same place in the shared memory of the cluster's block number `rank`, which must have begun and not be over: a cluster_sync() is in front of the first
+// access and one behind the last.
 template <class T>
 FW_DEVICE T* cluster_memory(T* shared, int rank) {
   uint64_t address;
