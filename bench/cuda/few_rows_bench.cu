@@ -1,11 +1,13 @@
-// The products of a decoded token in bf16 (rows of x: 1, 4 or 8), one JSON line each: microseconds a product in a captured graph of 40 of them over
-// weights that do not fit into the second-level cache, and the weight's bytes as a share of what a copy moves in the same time.
+// The products of a decoded token in bf16 (rows of x: 1, 4 or 8 by few_rows.h, 16, 32 or 64 by some_rows.h), one JSON line each: microseconds a product in a
+// captured graph of 40 of them over weights that do not fit into the second-level cache, and the weight's bytes as a share of what a copy moves in the same
+// time.
 #include <algorithm>
 #include <cstdio>
 #include <vector>
 
 #include "bench_times.h"
 #include "ops/cuda/few_rows.h"
+#include "ops/cuda/some_rows.h"
 
 namespace fw::cuda::bench {
 namespace {
@@ -31,10 +33,10 @@ double graph_ms(const std::function<void(cudaStream_t)>& record) {
 
 void run() {
   char* pool = allocate<char>(kPool);
-  Bf16* x = allocate<Bf16>(8 * 16384);
-  Bf16* y = allocate<Bf16>(8 * 65536);
+  Bf16* x = allocate<Bf16>(kSomeRows * 16384);
+  Bf16* y = allocate<Bf16>(kSomeRows * 65536);
   check(cudaMemset(pool, 0x3c, kPool), "fill");
-  check(cudaMemset(x, 0x3c, sizeof(Bf16) * 8 * 16384), "fill");
+  check(cudaMemset(x, 0x3c, sizeof(Bf16) * kSomeRows * 16384), "fill");
   const double copy_ms = median_ms([&] { check(cudaMemcpyAsync(pool, pool + kPool / 2, kPool / 2, cudaMemcpyDeviceToDevice), "copy"); });
   const double copy_rate = static_cast<double>(kPool) / copy_ms * 1e-9;  // TB/s, read and written
   std::printf("{\"copy_TB_s\": %.2f}\n", copy_rate);
@@ -52,12 +54,17 @@ void run() {
                          {"low rank", 2048, 128}}) {
     const auto bytes = static_cast<size_t>(s.out * s.in) * 2;
     const size_t places = kPool / bytes;
-    for (const int64_t rows : {1, 4, 8}) {
+    for (const int64_t rows : {1, 4, 8, 16, 32, 64}) {
       const double ms = graph_ms([&](cudaStream_t stream) {
                           for (size_t i = 0; i < kProducts; ++i) {
                             const auto* weight = reinterpret_cast<const Bf16*>(pool + i % places * bytes);
-                            few_rows_linear<Bf16>(Mat<const Bf16>(x, rows, s.in), Mat<const Bf16>(weight, s.out, s.in), nullptr, Mat<Bf16>(y, rows, s.out),
-                                                  Write::kOverwrite, stream);
+                            const Mat<const Bf16> from(x, rows, s.in), w(weight, s.out, s.in);
+                            const Mat<Bf16> to(y, rows, s.out);
+                            if (rows <= kFewRows) {
+                              few_rows_linear<Bf16>(from, w, nullptr, to, Write::kOverwrite, stream);
+                            } else {
+                              some_rows_linear(from, w, nullptr, {}, to, stream);
+                            }
                           }
                         }) /
                         kProducts;

@@ -30,9 +30,19 @@ void normed_linear_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* n
   const ArenaMark mark(exec.arena);
   const Mat<T> h = rows_of<T>(exec.arena, x.rows, x.cols);
   exec.rmsnorm_forward(x, norm, eps, h, exec.arena.template alloc<Wide<T>>(x.rows));
-  if (!swiglu) return exec.linear_forward(h, weight, bias, y, Write::kOverwrite);
+  swiglu ? swiglu_linear_forward(exec, Mat<const T>(h), weight, y) : exec.linear_forward(h, weight, bias, y, Write::kOverwrite);
+}
+
+template <class T>
+void swiglu_linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight, Mat<T> y) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    const double values = static_cast<double>(weight.values.rows) * static_cast<double>(x.cols);
+    const ProfiledCall timed("linear_forward, swiglu", exec.device, 2 * values, 2 * values * static_cast<double>(x.rows));
+    if (!only_plans(exec.device) && swiglu_linear_on_cuda(exec, x, weight, y)) return;
+  }
+  const ArenaMark mark(exec.arena);
   const Mat<T> both = rows_of<T>(exec.arena, x.rows, 2 * y.cols);
-  exec.linear_forward(h, weight, bias, both, Write::kOverwrite);
+  exec.linear_forward(x, weight, nullptr, both, Write::kOverwrite);
   exec.swiglu_forward(both.col_range(0, y.cols), both.col_range(y.cols, y.cols), y);
 }
 
@@ -52,6 +62,7 @@ void gated_linear_forward(const Exec<T>& exec, Mat<T> o, Mat<const T> gate, cons
 
 #define FW_INSTANTIATE(T)                                                                                                                       \
   template void normed_linear_forward<T>(const Exec<T>&, Mat<const T>, const Wide<T>*, Wide<T>, Weight<Wide<T>>, const Wide<T>*, bool, Mat<T>); \
+  template void swiglu_linear_forward<T>(const Exec<T>&, Mat<const T>, Weight<Wide<T>>, Mat<T>);                                                \
   template void gated_linear_forward<T>(const Exec<T>&, Mat<T>, Mat<const T>, const Wide<T>*, Wide<T>, int64_t, GateKind, Weight<Wide<T>>, Mat<T>, Write);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)

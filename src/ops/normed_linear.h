@@ -1,5 +1,5 @@
-// Products behind norms for the few rows of decoded tokens: on a CUDA device one kernel, elsewhere, and where its kernel does not take the shapes, the
-// operations that they are made of.
+// Products behind norms and in front of SwiGLU for the few rows of decoded tokens: on a CUDA device one kernel, elsewhere, and where its kernel does not take
+// the shapes, the operations that they are made of.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,8 @@ namespace fw {
 
 // Rows up to which a weight costs the reading of it, however few they are.
 inline constexpr int64_t kFewestRows = 8;
+// Rows up to which a product and the SwiGLU behind it are one kernel.
+inline constexpr int64_t kSwigluRows = 64;
 
 // With h = rmsnorm(x) (norm [in], eps; rounded where a device likes):
 //   y = h W^T + bias, or, swiglu: y = silu(h W0^T) (h W1^T), W0 the upper half of W's rows and W1 the lower.
@@ -17,6 +19,11 @@ inline constexpr int64_t kFewestRows = 8;
 template <class T>
 void normed_linear_forward(const Exec<T>& exec, Mat<const T> x, const Wide<T>* norm, Wide<T> eps, Weight<Wide<T>> weight, const Wide<T>* bias, bool swiglu,
                            Mat<T> y);
+
+// y = silu(x W0^T) (x W1^T), W0 the upper half of W's rows and W1 the lower.  x [T, in], W [out, in], y [T, out / 2]. On a GPU one kernel, for more than
+// kFewestRows and at most kSwigluRows rows, where a row's bits do not depend on the others.
+template <class T>
+void swiglu_linear_forward(const Exec<T>& exec, Mat<const T> x, Weight<Wide<T>> weight, Mat<T> y);
 
 // y = h W^T (+ y where kAccumulate) with h = gated_rmsnorm(o, gate, norm, eps, head_dim, kind), a recurrence's way out of its layer.
 // o, gate [T, in], norm [head_dim], W [out, in], y [T, out]. It may leave h in o. On a GPU a row's bits do not depend on the others of up to
@@ -28,6 +35,7 @@ void gated_linear_forward(const Exec<T>& exec, Mat<T> o, Mat<const T> gate, cons
 // The kernels of the CUDA device; false, and nothing is done, where they do not take the shapes, and in a build without CUDA.
 bool gated_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> o, Mat<const Bf16> gate, const float* norm, float eps, int64_t head_dim, GateKind kind,
                           const Weight<float>& weight, Mat<Bf16> y, Write write);
+bool swiglu_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> x, const Weight<float>& weight, Mat<Bf16> y);
 bool normed_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> x, const float* norm, float eps, const Weight<float>& weight, const float* bias, bool swiglu,
                            Mat<Bf16> y);
 

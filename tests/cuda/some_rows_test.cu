@@ -25,10 +25,13 @@ void fail(const char* what) {
 enum class Added { kNothing, kItself, kApart };
 
 struct Shape {
+  int64_t width() const { return swiglu ? out / 2 : out; }                              // of y
+  int64_t beside() const { return padding > 0 ? padding + 3 - (width() + 3) % 4 : 0; }  // rows of y that lie apart begin at multiples of four
   int64_t rows, in, out, padding;
   int slices;
   bool bias = false;
   Added added = Added::kNothing;
+  bool swiglu = false;  // out: of the weight
 };
 
 // Rows of a matrix lie between rows that are no numbers, and so do their columns.
@@ -66,8 +69,8 @@ struct Problem {
       : s(shape),
         x(random, s.rows, s.in, s.padding),
         weight(random, s.out, s.in, s.padding),
-        y(random, s.rows, s.out, s.padding),
-        addend(random, s.rows, s.out, s.padding + 4) {
+        y(random, s.rows, s.width(), s.beside()),
+        addend(random, s.rows, s.width(), s.beside() + 4) {
     for (int64_t i = 0; i < s.out; ++i) bias.push_back(static_cast<float>(random(1)));
   }
 
@@ -76,21 +79,26 @@ struct Problem {
     OnDevice dx(x), dw(weight), dy(y), da(addend);
     DeviceBuffer<float> db(bias);
     const Mat<const Bf16> before = s.added == Added::kItself ? dy.mat(first, count) : s.added == Added::kApart ? da.mat(first, count) : Mat<Bf16>();
-    some_rows_linear(dx.mat(first, count), dw.mat(0, s.out), s.bias ? db.data() : nullptr, before, dy.mat(first, count), nullptr);
+    if (s.swiglu) {
+      some_rows_swiglu(dx.mat(first, count), dw.mat(0, s.out), dy.mat(first, count), nullptr);
+    } else {
+      some_rows_linear(dx.mat(first, count), dw.mat(0, s.out), s.bias ? db.data() : nullptr, before, dy.mat(first, count), nullptr);
+    }
     return dy.memory.download();
   }
   bool same_row(const Bits& a, const Bits& b, int64_t row) const {
     const auto begin = static_cast<std::ptrdiff_t>(y.place(row, 0));
-    return std::equal(a.begin() + begin, a.begin() + begin + s.out, b.begin() + begin);
+    return std::equal(a.begin() + begin, a.begin() + begin + s.width(), b.begin() + begin);
   }
 };
 
 void check_shape(const Shape& s) {
-  std::printf("%lld x %lld -> %lld, %d slices%s%s%s", static_cast<long long>(s.rows), static_cast<long long>(s.in), static_cast<long long>(s.out), s.slices,
+  std::printf("%lld x %lld -> %lld, %d slices%s%s%s%s", static_cast<long long>(s.rows), static_cast<long long>(s.in), static_cast<long long>(s.out), s.slices,
               s.padding > 0 ? ", rows apart" : "", s.bias ? ", bias" : "",
               s.added == Added::kItself  ? ", added"
               : s.added == Added::kApart ? ", addend"
-                                         : "");
+                                         : "",
+              s.swiglu ? ", swiglu" : "");
   if (some_rows_slices(s.out, s.in) != s.slices) fail("slices");
   const Problem p(s);
   const Bits got = p.run(0, s.rows);
@@ -98,11 +106,18 @@ void check_shape(const Shape& s) {
   const double sums = 2e-7 * std::sqrt(static_cast<double>(s.in)) * 4 * std::max(1.0, std::sqrt(static_cast<double>(s.in)) / 3);
   double worst = 0;
   for (int64_t m = 0; m < s.rows; ++m) {
-    for (int64_t o = 0; o < s.out; ++o) {
-      double want = s.bias ? static_cast<double>(p.bias[static_cast<size_t>(o)]) : 0.0;
-      for (int64_t c = 0; c < s.in; ++c) want += p.x(m, c) * p.weight(o, c);
+    for (int64_t o = 0; o < s.width(); ++o) {
+      const auto product = [&](int64_t row) {
+        double sum = 0;
+        for (int64_t c = 0; c < s.in; ++c) sum += p.x(m, c) * p.weight(row, c);
+        return sum;
+      };
+      double want = product(o) + (s.bias ? static_cast<double>(p.bias[static_cast<size_t>(o)]) : 0.0);
+      // The second factor makes what the first lacks larger, and the other way round.
+      const double factor = s.swiglu ? product(s.width() + o) : 0, size = s.swiglu ? 1.1 * std::abs(factor) + std::abs(want) : 1;
+      if (s.swiglu) want *= factor / (1 + std::exp(-want));
       if (s.added != Added::kNothing) want += s.added == Added::kItself ? p.y(m, o) : p.addend(m, o);
-      const double error = std::abs(from_bf16(got[p.y.place(m, o)]) - want) / (std::abs(want) / 256 + sums);
+      const double error = std::abs(from_bf16(got[p.y.place(m, o)]) - want) / (std::abs(want) / 256 + sums * size);
       worst = std::isfinite(error) ? std::max(worst, error) : INFINITY;
     }
   }
@@ -110,7 +125,7 @@ void check_shape(const Shape& s) {
   if (!(worst <= 1)) fail("values");
   Bits around = got;
   for (int64_t m = 0; m < s.rows; ++m) {
-    for (int64_t o = 0; o < s.out; ++o) around[p.y.place(m, o)] = p.y.bits[p.y.place(m, o)];
+    for (int64_t o = 0; o < s.width(); ++o) around[p.y.place(m, o)] = p.y.bits[p.y.place(m, o)];
   }
   if (around != p.y.bits) fail("wrote beside its rows or columns");
   if (p.run(0, s.rows) != got) fail("bits of a second run");
@@ -191,6 +206,11 @@ void check_all() {
   check_shape({63, 2056, 66, 8, 8, true, Added::kApart});
   check_shape({12, 5632, 131, 0, 8, false, Added::kItself});
   check_shape({40, 5632, 64, 0, 8, true});
+  check_shape({9, 72, 74, 0, 1, false, Added::kNothing, true});
+  check_shape({64, 448, 400, 8, 1, false, Added::kNothing, true});
+  check_shape({32, 520, 140, 0, 2, false, Added::kNothing, true});
+  check_shape({17, 1024, 256, 24, 4, false, Added::kNothing, true});
+  check_shape({64, 2048, 134, 0, 8, false, Added::kNothing, true});
 }
 
 }  // namespace

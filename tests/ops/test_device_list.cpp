@@ -244,6 +244,26 @@ TEST_P(DeviceList, NormedLinear) {
   }
 }
 
+// Products in front of SwiGLU: rows of every kernel, and those that none takes.
+TEST_P(DeviceList, SwigluLinear) {
+  struct LinearShape {
+    int64_t rows, in, out, pad;
+  };
+  for (const LinearShape& s :
+       {LinearShape{0, 16, 8, 0}, {3, 24, 66, 8}, {9, 72, 50, 8}, {17, 520, 140, 0}, {33, 36, 10, 3}, {64, 1032, 260, 0}, {65, 40, 24, 0}}) {
+    SCOPED_TRACE(::testing::Message() << s.rows << ", " << s.in << " to " << s.out);
+    compare(
+        GetParam(),
+        [&](auto& run) {
+          const Weights<std::decay_t<decltype(run)>> w(run, s.out, s.in, 4 / std::sqrt(static_cast<double>(s.in)));
+          auto x = run.matrix(s.rows, s.in, s.pad), y = run.out(s.rows, s.out / 2, s.pad);
+          swiglu_linear_forward<typename std::decay_t<decltype(run.on)>::Activation>(run.on.exec, x.mat(), w.weight(), y.mat());
+          run.keep("y", y);
+        },
+        8e-3);
+  }
+}
+
 // Heads that are turns of a warp of the kernel (32 to 256 columns), with fewer and more of them than its warps have turns, and heads and rows that it leaves to
 // the operations.
 TEST_P(DeviceList, GatedLinear) {

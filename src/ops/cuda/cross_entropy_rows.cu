@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kWarps = 32;
 constexpr int kThreads = kWarps * 32;
-constexpr float kLog2E = 1.4426950408889634f;
 
 template <class T>
 struct RowArgs {

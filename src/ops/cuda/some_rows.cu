@@ -9,12 +9,17 @@
 //
 // The weight does not change while a token is decoded, so a block asks for the W of all its first stages before the kernel in front of it is over, and for x
 // behind that. Two blocks share a multiprocessor, with about 128 KB of W on their way.
+//
+// With SwiGLU (kHalves) a block's rows are 64 of W's upper half and the 64 that belong to them of the lower.
 #include <algorithm>
 
 #include "base/error.h"
+#include "ops/cuda/linear.h"
+#include "ops/cuda/math.cuh"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
 #include "ops/cuda/some_rows.h"
+#include "ops/normed_linear.h"
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/call/tensor_map.h"
@@ -43,7 +48,7 @@ struct SomeRowsArgs {
   const Bf16* addend = nullptr;  // [rows, out]
   Bf16* y = nullptr;             // [rows, out]
   int64_t addend_stride = 0, y_stride = 0;
-  int out = 0, rows = 0, stages = 0;      // of the whole product
+  int out = 0, rows = 0, stages = 0;      // of the whole product; with kHalves out is half of W's rows
   int32_t addend_whole = 0, y_whole = 0;  // four numbers from a multiple of four on are one access
 };
 struct SomeRowsMaps {
@@ -82,7 +87,18 @@ FW_DEVICE void add_stage(float (&sums)[kTokens / 2], uint32_t weight, uint32_t x
   for (int k = 0; k < kStageColumns / 16; ++k) wgmma_ss<kTokens, false, false>(sums, descriptor_after(a, 32 * k), descriptor_after(b, 32 * k), true);
 }
 
-template <int kTokens, int kSlices>
+// Four neighbouring sums of all slices, added up in their order.
+template <int kSlices>
+FW_DEVICE void join_four(const float* own, float (&sum)[4]) {
+  float4 slices[kSlices];
+  FW_UNROLL
+  for (int s = 0; s < kSlices; ++s) slices[s] = *reinterpret_cast<const float4*>(kSlices > 1 ? cluster_memory(own, s) : own);
+  sum[0] = slices[0].x, sum[1] = slices[0].y, sum[2] = slices[0].z, sum[3] = slices[0].w;
+  FW_UNROLL
+  for (int s = 1; s < kSlices; ++s) sum[0] += slices[s].x, sum[1] += slices[s].y, sum[2] += slices[s].z, sum[3] += slices[s].w;
+}
+
+template <int kTokens, int kSlices, bool kHalves>
 __global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const SomeRowsArgs a, const __grid_constant__ SomeRowsMaps maps) {
   using Shape = SomeRowsShape<kTokens>;
   constexpr int kStages = Shape::kStages;
@@ -93,7 +109,8 @@ __global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const Som
     mbarrier_init_fence();
   }
   sync_threads();
-  const int slice = static_cast<int>(block_index_x()) % kSlices, row = static_cast<int>(block_index_x()) / kSlices * kProductTile;
+  constexpr int kOutputs = kHalves ? kProductTile / 2 : kProductTile;
+  const int slice = static_cast<int>(block_index_x()) % kSlices, row = static_cast<int>(block_index_x()) / kSlices * kOutputs;
   const int first = a.stages * slice / kSlices, count = a.stages * (slice + 1) / kSlices - first;
   const auto meet = [] {
     if constexpr (kSlices > 1) {
@@ -109,7 +126,7 @@ __global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const Som
         char* const to = shared + slot * Shape::kStageBytes;
         mbarrier_expect(barriers.full + slot, Shape::kStageBytes);
         tensor_load(to, maps.weight, (first + i) * kStageColumns, 0, row, 0, barriers.full + slot);
-        tensor_load(to + kPanelBytes, maps.weight, (first + i) * kStageColumns, 0, row + 64, 0, barriers.full + slot);
+        tensor_load(to + kPanelBytes, maps.weight, (first + i) * kStageColumns, 0, row + (kHalves ? a.out : 64), 0, barriers.full + slot);
       };
       const auto bring_x = [&](int i, int slot) {
         tensor_load(shared + slot * Shape::kStageBytes + Shape::kX, maps.x, (first + i) * kStageColumns, 0, 0, 0, barriers.full + slot);
@@ -134,8 +151,8 @@ __global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const Som
     return;
   }
 
-  // What the block stores: its share of the tile's rows, of every token, four at a time. A thread's are all of the same rows.
-  constexpr int kShare = kProductTile / kSlices, kFours = kShare / 4, kTurns = (kTokens * kFours + kProductWorkers - 1) / kProductWorkers;
+  // What the block stores: its share of the tile's outputs, of every token, four at a time. A thread's are all of the same outputs.
+  constexpr int kShare = kOutputs / kSlices, kFours = kShare / 4, kTurns = (kTokens * kFours + kProductWorkers - 1) / kProductWorkers;
   const int thread = static_cast<int>(thread_index()), place = slice * kShare + thread % kFours * 4;
   const int left = a.out - row - place;
   const auto token_of = [&](int turn) { return (turn * kProductWorkers + thread) / kFours; };
@@ -187,41 +204,40 @@ __global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const Som
   for (int turn = 0; turn < kTurns; ++turn) {
     const int m = token_of(turn);
     if (m >= a.rows || left <= 0) continue;
-    float4 slices[kSlices];
-    FW_UNROLL
-    for (int s = 0; s < kSlices; ++s) {
-      const float* const at = parts + m * Shape::kPitch + place;
-      slices[s] = *reinterpret_cast<const float4*>(kSlices > 1 ? cluster_memory(at, s) : at);
+    float y[4];
+    join_four<kSlices>(parts + m * Shape::kPitch + place, y);
+    if constexpr (kHalves) {
+      float factor[4];
+      join_four<kSlices>(parts + m * Shape::kPitch + place + kOutputs, factor);
+      FW_UNROLL for (int i = 0; i < 4; ++i) y[i] = y[i] * sigmoid(y[i]) * factor[i];
+    } else {
+      float more[4];
+      before[turn].get(more);
+      FW_UNROLL for (int i = 0; i < 4; ++i) y[i] += bias[i] + more[i];
     }
-    float4 sum = slices[0];
-    FW_UNROLL
-    for (int s = 1; s < kSlices; ++s) sum.x += slices[s].x, sum.y += slices[s].y, sum.z += slices[s].z, sum.w += slices[s].w;
-    float more[4];
-    before[turn].get(more);
-    const float y[4] = {sum.x + (bias[0] + more[0]), sum.y + (bias[1] + more[1]), sum.z + (bias[2] + more[2]), sum.w + (bias[3] + more[3])};
     store_four(a.y + m * a.y_stride + row + place, left, a.y_whole != 0, y);
   }
   if constexpr (kSlices > 1) cluster_sync();  // the others have read this block's sums
 }
 
-template <int kTokens, int kSlices>
+template <int kTokens, int kSlices, bool kHalves>
 void launch_slices(const SomeRowsArgs& a, const SomeRowsMaps& maps, void* stream) {
-  const unsigned tiles = static_cast<unsigned>(parts_of(a.out, kProductTile));
-  launch_overlapped_clusters(some_rows_kernel<kTokens, kSlices>, Dim3{tiles * kSlices}, kSlices, kProductThreads, SomeRowsShape<kTokens>::kShared, stream, a,
-                             maps);
+  const unsigned tiles = static_cast<unsigned>(parts_of(a.out, kHalves ? kProductTile / 2 : kProductTile));
+  launch_overlapped_clusters(some_rows_kernel<kTokens, kSlices, kHalves>, Dim3{tiles * kSlices}, kSlices, kProductThreads, SomeRowsShape<kTokens>::kShared,
+                             stream, a, maps);
 }
 
-template <int kTokens>
+template <int kTokens, bool kHalves>
 void launch_tokens(int slices, const SomeRowsArgs& a, const SomeRowsMaps& maps, void* stream) {
   switch (slices) {
     case 1:
-      return launch_slices<kTokens, 1>(a, maps, stream);
+      return launch_slices<kTokens, 1, kHalves>(a, maps, stream);
     case 2:
-      return launch_slices<kTokens, 2>(a, maps, stream);
+      return launch_slices<kTokens, 2, kHalves>(a, maps, stream);
     case 4:
-      return launch_slices<kTokens, 4>(a, maps, stream);
+      return launch_slices<kTokens, 4, kHalves>(a, maps, stream);
     default:
-      return launch_slices<kTokens, 8>(a, maps, stream);
+      return launch_slices<kTokens, 8, kHalves>(a, maps, stream);
   }
 }
 
@@ -230,6 +246,20 @@ bool map_of(Mat<const Bf16> m, int rows, TensorMap& map) {
   return make_tensor_map(tensor, 1, m.rows, 1, m.cols, map, rows);
 }
 bool in_fours(const Bf16* data, int64_t stride) { return reinterpret_cast<uintptr_t>(data) % 8 == 0 && stride % 4 == 0; }
+
+// a: all but what follows from x, the weight and y.
+template <bool kHalves>
+void launch_for(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, SomeRowsArgs a, void* stream) {
+  if (!takes_some_rows(x, weight)) fail_internal("some rows: expected what takes_some_rows takes, got {} rows of {} for {}", x.rows, x.cols, weight.rows);
+  a.y = y.data, a.y_stride = y.stride, a.y_whole = in_fours(y.data, y.stride);
+  a.rows = static_cast<int>(x.rows);
+  a.stages = static_cast<int>(parts_of(x.cols, kStageColumns));
+  const int tokens = x.rows <= 16 ? 16 : x.rows <= 32 ? 32 : 64, slices = some_rows_slices(weight.rows, x.cols);
+  SomeRowsMaps maps;
+  if (!map_of(weight, 64, maps.weight) || !map_of(x, tokens, maps.x)) fail_internal("some rows: no tensor map of [{}, {}]", weight.rows, x.cols);
+  if (tokens == 16) return launch_tokens<16, kHalves>(slices, a, maps, stream);
+  tokens == 32 ? launch_tokens<32, kHalves>(slices, a, maps, stream) : launch_tokens<64, kHalves>(slices, a, maps, stream);
+}
 
 }  // namespace
 
@@ -248,15 +278,30 @@ int some_rows_slices(int64_t out, int64_t in) {
 }
 
 void some_rows_linear(Mat<const Bf16> x, Mat<const Bf16> weight, const float* bias, Mat<const Bf16> addend, Mat<Bf16> y, void* stream) {
-  if (!takes_some_rows(x, weight)) fail_internal("some rows: expected what takes_some_rows takes, got {} rows of {} for {}", x.rows, x.cols, weight.rows);
-  SomeRowsArgs a{bias, addend.data, y.data, addend.stride, y.stride, static_cast<int>(weight.rows), static_cast<int>(x.rows)};
-  a.stages = static_cast<int>(parts_of(x.cols, kStageColumns));
-  a.addend_whole = in_fours(addend.data, addend.stride), a.y_whole = in_fours(y.data, y.stride);
-  const int tokens = x.rows <= 16 ? 16 : x.rows <= 32 ? 32 : 64, slices = some_rows_slices(weight.rows, x.cols);
-  SomeRowsMaps maps;
-  if (!map_of(weight, 64, maps.weight) || !map_of(x, tokens, maps.x)) fail_internal("some rows: no tensor map of [{}, {}]", weight.rows, x.cols);
-  if (tokens == 16) return launch_tokens<16>(slices, a, maps, stream);
-  tokens == 32 ? launch_tokens<32>(slices, a, maps, stream) : launch_tokens<64>(slices, a, maps, stream);
+  SomeRowsArgs a;
+  a.bias = bias;
+  a.addend = addend.data, a.addend_stride = addend.stride, a.addend_whole = in_fours(addend.data, addend.stride);
+  a.out = static_cast<int>(weight.rows);
+  launch_for<false>(x, weight, y, a, stream);
+}
+
+void some_rows_swiglu(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, void* stream) {
+  SomeRowsArgs a;
+  a.out = static_cast<int>(y.cols);
+  launch_for<true>(x, weight, y, a, stream);
 }
 
 }  // namespace fw::cuda
+
+namespace fw {
+
+static_assert(kSwigluRows == cuda::kSomeRows);
+
+bool swiglu_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> x, const Weight<float>& weight, Mat<Bf16> y) {
+  const Mat<const Bf16> w = cuda::operand<Bf16>(weight);
+  if (x.rows <= kFewestRows || !cuda::takes_some_rows(x, w)) return false;
+  cuda::some_rows_swiglu(x, w, y, exec.device.stream());
+  return true;
+}
+
+}  // namespace fw

@@ -17,9 +17,12 @@ bool takes_some_rows(Mat<const Bf16> x, Mat<const Bf16> weight);
 // Blocks that share the columns of a weight [out, in], a power of two up to 8. By the weight's shape alone: they are part of the bits.
 int some_rows_slices(int64_t out, int64_t in);
 
-// y = x W^T + bias + addend, sums in float32, rounded once;  x [M, in], W [out, in], y [M, out], M at most kSomeRows; bias [out] or null; addend [M, out], y
-// itself or apart from it, or null. Columns are contiguous, strides free but for what takes_some_rows() asks for. A row's bits do not depend on the rows
-// beside it nor on how many there are. The weight and the bias are read before the kernel in front is over.
+// Of both: x [M, in], W [out, in], M at most kSomeRows. Columns are contiguous, strides free but for what takes_some_rows() asks for. Sums are float32, rounded
+// once. A row's bits do not depend on the rows beside it nor on how many there are. The weight and the bias are read before the kernel in front is over.
+//
+// y = x W^T + bias + addend;  y [M, out]; bias [out] or null; addend [M, out], y itself or apart from it, or null.
 void some_rows_linear(Mat<const Bf16> x, Mat<const Bf16> weight, const float* bias, Mat<const Bf16> addend, Mat<Bf16> y, void* stream);
+// y = silu(x W0^T) (x W1^T), W0 the upper half of W's rows and W1 the lower;  y [M, out / 2].
+void some_rows_swiglu(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, void* stream);
 
 }  // namespace fw::cuda
