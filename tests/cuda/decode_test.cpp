@@ -408,6 +408,33 @@ TEST_P(Decoders, SessionsSideBySideGiveWhatTheyGiveAlone) {
 }
 
 // A session that has decoded is saved, copied and told more as one that has only read is.
+// Beside some others a sequence has the bits that it has beside many: products of 9 to 64 rows are the same kernel's.
+TEST_P(Decoders, ASequenceAmongSomeHasItsBitsAmongMany) {
+  if (GetParam() != "cuda") GTEST_SKIP() << "said of kernels of the device alone";
+  const size_t tokens = 3;
+  LanguageModel<float> model = model_of(config_of("gated_deltanet2", {"recurrent", "window"}), device());
+  std::vector<Session> sessions;
+  const auto among = [&](size_t slots) {
+    sessions.clear();
+    SessionBatch batch(model, *tokenizer_, static_cast<int64_t>(slots));
+    for (size_t i = 0; i < slots; ++i) {
+      sessions.emplace_back(model, *tokenizer_, i + 1);
+      sessions.back().prefill(some_ids(3 + i % 7, i));
+    }
+    for (size_t i = 0; i < slots; ++i) batch.put(static_cast<int64_t>(i), sessions[i]);
+    std::vector<std::pair<int32_t, double>> drawn;
+    for (size_t t = 0; t < tokens; ++t) {
+      const std::span<const Drawn> all = batch.next(kDrawn, true);
+      for (size_t i = 0; i < 9; ++i) drawn.emplace_back(all[i].id, all[i].logprob);
+    }
+    return drawn;
+  };
+  sessions.reserve(40);
+  const auto want = among(9);
+  EXPECT_EQ(among(17), want);
+  EXPECT_EQ(among(40), want);
+}
+
 TEST_P(Decoders, ASessionGoesOnAfterItHasBeenSavedCopiedAndToldMore) {
   const ModelConfig config = config_of("gated_deltanet2", {"recurrent", "window", "attention"});
   LanguageModel<float> model = model_of(config, device());
