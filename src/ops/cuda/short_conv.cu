@@ -184,27 +184,34 @@ __global__ void __launch_bounds__(kThreads) short_conv_backward_kernel(const Con
     };
     const T* x = a.x + t * a.x_stride + column;
     const T* dy = a.dy + t * a.dy_stride + column;
-    for (; t + kAhead <= stop; x += kAhead * a.x_stride, dy += kAhead * a.dy_stride) {
-      Packet<T, N> xs[kAhead], dys[kAhead];
+    Packet<T, N> xs[kAhead], dys[kAhead];
+    const auto load_ahead = [&] {
       FW_UNROLL for (int i = 0; i < kAhead; ++i) {
         xs[i].load(x + i * a.x_stride);
         dys[i].load(dy + i * a.dy_stride);
       }
-      FW_UNROLL for (int i = 0; i < kAhead; ++i, ++t) step(xs[i], dys[i], true);
+    };
+    if (t + kAhead <= stop) load_ahead();
+    while (t + kAhead <= stop) {
+      Packet<T, N> x_now[kAhead], dy_now[kAhead];
+      FW_UNROLL for (int i = 0; i < kAhead; ++i) x_now[i] = xs[i], dy_now[i] = dys[i];
+      x += kAhead * a.x_stride, dy += kAhead * a.dy_stride;
+      if (t + 2 * kAhead <= stop) load_ahead();  // on its way while these are used
+      FW_UNROLL for (int i = 0; i < kAhead; ++i, ++t) step(x_now[i], dy_now[i], true);
     }
     for (; t < stop; ++t, x += a.x_stride, dy += a.dy_stride) {
-      Packet<T, N> xs, dys;
-      xs.load(x);
-      dys.load(dy);
-      step(xs, dys, true);
+      Packet<T, N> one_x, one_dy;
+      one_x.load(x);
+      one_dy.load(dy);
+      step(one_x, one_dy, true);
     }
     // What the tokens behind the run (of the same sequence) owe to its last ones.
     FW_UNROLL for (int j = 0; j < W - 1; ++j, ++t, x += a.x_stride, dy += a.dy_stride) {
       if (t < next) {
-        Packet<T, N> xs, dys;
-        xs.load(x);
-        dys.load(dy);
-        step(xs, dys, false);
+        Packet<T, N> one_x, one_dy;
+        one_x.load(x);
+        one_dy.load(dy);
+        step(one_x, one_dy, false);
       } else {
         const float none[N] = {};
         dp.push(none);
