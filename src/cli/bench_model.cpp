@@ -375,7 +375,7 @@ PlainJson bench_generation(const ModelBench& bench) {
     if (n < 1) fail_usage("--decode-seen: expected whole numbers >= 1, got {}", n);
   }
   if (bench.prefill < 0) fail_usage("--prefill: expected a whole number >= 0, got {}", bench.prefill);
-  const int64_t tokens = std::min<int64_t>(bench.decode_tokens, 256);  // of a row: so that `seen` is what it says
+  const int64_t tokens = std::min<int64_t>(bench.decode_tokens, 64);  // of a row: so that `seen` is what it says
   if (tokens < 1) fail_usage("--decode-tokens: expected at least 1, got {}", tokens);
   Device& device = device_named(bench.device);
   if (bench.device == "cpu")
