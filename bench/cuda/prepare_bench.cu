@@ -91,7 +91,15 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
       }
     }
     a.forward = allocate(items * static_cast<int64_t>(sizeof(ForwardImage<K>)));
-    a.backward = allocate(items * static_cast<int64_t>(sizeof(BackwardImage<K>)));
+    a.leaves_pairs = prepare_leaves_pairs(x, K, false);
+    if (reverse_takes_rows(rule)) {
+      a.numbers = reinterpret_cast<BackwardNumbers*>(allocate(items * static_cast<int64_t>(sizeof(BackwardNumbers))));
+    } else if (leaves_keys(rule)) {
+      a.solved = allocate(items * static_cast<int64_t>(sizeof(SolvedImage<K>)));
+      a.keys = reinterpret_cast<uint16_t*>(allocate(items * 64 * K * 2));
+    } else {
+      a.backward = allocate(items * static_cast<int64_t>(sizeof(BackwardImage<K>)));
+    }
     a.pairs = reinterpret_cast<PairImage*>(allocate(items * static_cast<int64_t>(sizeof(PairImage))));
     if (has_fine_images(rule)) {
       for (FineImages* fine : {&a.forward_fine, &a.backward_fine}) {
@@ -104,7 +112,7 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     }
     if (z) a.z = reinterpret_cast<uint16_t*>(allocate(tokens * V * 2));
     for (const TokenArg& t : {x.in.q, x.in.k, x.in.v, x.in.g, x.in.erase_gate, x.in.write_gate}) memory.push_back(t.data);
-    for (void* p : {a.forward, a.backward, static_cast<void*>(a.pairs), static_cast<void*>(a.z)}) memory.push_back(p);
+    for (void* p : {a.forward, a.solved, static_cast<void*>(a.keys), a.backward, static_cast<void*>(a.numbers), static_cast<void*>(a.pairs), static_cast<void*>(a.z)}) memory.push_back(p);
   }
   cudaEvent_t start, stop;
   check(cudaEventCreate(&start), "event");
@@ -113,7 +121,8 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     std::vector<float> times;
     for (int i = 0; i < kRuns + 3; ++i) {
       PrepareArgs a = copies[static_cast<std::size_t>(i % kCopies)];
-      if (!training) a.backward = nullptr, a.pairs = nullptr, a.problem.precond_rows = nullptr;
+      if (!training) a.backward = nullptr, a.numbers = nullptr, a.keys = nullptr, a.problem.precond_rows = nullptr;
+      if (!training && !a.leaves_pairs) a.pairs = nullptr;
       check(cudaEventRecord(start), "record");
       prepare(a, K, chunks, nullptr);
       check(cudaEventRecord(stop), "record");
@@ -126,10 +135,17 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     const bool online = rule.online();
     double bytes = 512 + (rule.decay == Decay::kChannel ? (named.low_g ? 256 : 512) : 4) + (rule.uses_precond() ? 512 : 0) +
                    (rule.uses_erase_gate() ? (erase_gates > 1 ? 2 * erase_gates : 8) : 4) + (z ? 768 : 0);
-    bytes += (prepare_leaves_rows(copies[0].problem, K) ? 396
-              : online                                  ? 904
-                                                        : 648) +
-             (training ? (online ? 768 + 256 : 512 + 128) : 0) + (has_fine_images(rule) ? (training ? 2 : 1) * (rule.decay == Decay::kChannel ? 516 : 260) : 0);
+    const bool pairs = copies[0].leaves_pairs;
+    bytes += (pairs                                       ? 30 + 256
+              : prepare_leaves_rows(copies[0].problem, K) ? 396
+              : online                                    ? 904
+                                                          : 648) +
+             (!training                  ? 0
+              : reverse_takes_rows(rule) ? 22 + (pairs ? 0 : 256)
+              : leaves_keys(rule)        ? 256 + 256
+              : online                   ? 768 + 256
+                                         : 512 + 128) +
+             (has_fine_images(rule) ? (training ? 2 : 1) * (rule.decay == Decay::kChannel ? 516 : 260) : 0);
     const double ms = times[times.size() / 2];
     std::printf("%-16s %s %-9s %.4f ms  %.2f us a chunk and SM  %.2f TB/s\n", named.name.c_str(), shape, training ? "training" : "forward", ms,
                 ms * 1e3 * 132 / static_cast<double>(items), bytes * static_cast<double>(tokens) / ms * 1e-9);

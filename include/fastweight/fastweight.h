@@ -264,10 +264,11 @@ typedef struct fw_outputs {
 
 typedef struct fw_sizes {
   size_t size;
-  size_t forward;        /* bytes of workspace of fw_forward and fw_step */
+  size_t forward;        /* bytes of workspace of fw_forward (without a saved buffer) and fw_step */
   size_t backward;       /* bytes of workspace of fw_backward with a saved buffer */
   size_t saved;          /* bytes that fw_forward can save for fw_backward */
   size_t backward_alone; /* bytes of workspace of fw_backward without a saved buffer */
+  size_t forward_saving; /* bytes of workspace of fw_forward with a saved buffer: at most `forward` */
 } fw_sizes;
 
 /* Sets every field to zero or its default and the size field; type is one of the structs above. */

@@ -159,7 +159,7 @@ double moved(const Mat<X>& o, const void* saved, size_t saved_bytes) {
 template <class T>
 void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* final_s, Wide<T>* final_a, void* saved, Arena& arena) const {
   const bool step = single_tokens_ && saved == nullptr && sequences_ > 0;
-  const size_t workspace_bytes = step ? step_sizes_.forward : sizes_.forward;
+  const size_t workspace_bytes = step ? step_sizes_.forward : saved != nullptr ? sizes_.forward_saving : sizes_.forward;
   const Arena::Mark mark = arena.mark();
   std::byte* workspace = arena.alloc<std::byte>(static_cast<int64_t>(workspace_bytes));
   if (only_plans(arena.device())) {

@@ -440,7 +440,7 @@ ReferenceOutputs run_forward(const ReferenceProblem& p, const HeaderRun& run, Ca
     }
   }
   const fw_sizes sizes = layout.sizes();
-  const GuardedBytes workspace(sizes.forward, run.device), saved(run.forward_saves ? sizes.saved : 0, run.device);
+  const GuardedBytes workspace(run.forward_saves ? sizes.forward_saving : sizes.forward, run.device), saved(run.forward_saves ? sizes.saved : 0, run.device);
   if (call == Call::kForward) {
     void* const kept = run.forward_saves ? saved.data() : nullptr;
     Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, kept, kept != nullptr ? saved.size() : 0, workspace.data(), workspace.size()), "fw_forward");
@@ -509,7 +509,7 @@ HeaderCheckpoints run_checkpoints(const ReferenceProblem& p, const HeaderRun& ru
   const Tensor<T>* const preconds =
       p.rule.uses_precond() ? &layout.place("precond_checkpoints", {places.count, s.H, s.K}, nullptr, out.precond_checkpoints) : nullptr;
   const fw_sizes sizes = layout.sizes();
-  const GuardedBytes workspace(sizes.forward, run.device), saved(run.forward_saves ? sizes.saved : 0, run.device);
+  const GuardedBytes workspace(run.forward_saves ? sizes.forward_saving : sizes.forward, run.device), saved(run.forward_saves ? sizes.saved : 0, run.device);
   void* const kept = run.forward_saves ? saved.data() : nullptr;
   Layout<T>::expect_ok(fw_forward(layout.desc(), &in, &out, kept, kept != nullptr ? saved.size() : 0, workspace.data(), workspace.size()), "fw_forward");
   workspace.check("workspace");
@@ -556,7 +556,7 @@ ReferenceInputs run_backward(const ReferenceProblem& p, const HeaderRun& run) {
   layout.have_bf16_states(false);  // of gradients none are
   layout.give(d, kOutputTensors, reference_output_fields(), p.d);
   const fw_sizes sizes = layout.sizes();
-  const GuardedBytes forward_space(sizes.forward, run.device), saved(sizes.saved, run.device);
+  const GuardedBytes forward_space(sizes.forward_saving, run.device), saved(sizes.saved, run.device);
   const GuardedBytes backward_space(run.saved ? sizes.backward : sizes.backward_alone, run.device);
   if (run.saved) {
     const bool moves = run.forward_padding >= 0;

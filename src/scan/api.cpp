@@ -65,6 +65,8 @@ template <>
 constexpr size_t kFirstBytes<fw_inputs> = offsetof(fw_inputs, a_log);
 template <>
 constexpr size_t kFirstBytes<fw_outputs> = offsetof(fw_outputs, checkpoints);
+template <>
+constexpr size_t kFirstBytes<fw_sizes> = offsetof(fw_sizes, forward_saving);
 
 // Of all versions of the descriptor, the only struct besides fw_rule that has defaults: fw_init_struct knows it by these, which no other struct may have.
 constexpr size_t kDescBytes[] = {kFirstBytes<fw_desc>,           offsetof(fw_desc, max_seqlen),          offsetof(fw_desc, token_slots),
@@ -130,7 +132,7 @@ void forward(const fw::Call& call, const fw_inputs& in, const fw_outputs& out, v
   const fw::Slots& slots = call.plan().slots;
   if (slots.tokens != nullptr && !slots.skips) fw::fail_usage("descriptor: token_slots: expected NULL in a call other than fw_step, got an address");
   if (slots && saved != nullptr) fw::fail_usage("saved: expected NULL with slots, of which there is no backward, got {}", saved);
-  check_buffer("workspace", workspace, workspace_bytes, call.forward_bytes());
+  check_buffer("workspace", workspace, workspace_bytes, saved != nullptr ? call.forward_saving_bytes() : call.forward_bytes());
   if (saved != nullptr) check_buffer("saved", saved, saved_bytes, call.saved_bytes());
   call.forward(in, out, saved, workspace);
 }
@@ -145,11 +147,14 @@ void backward(const fw::Call& call, const fw_inputs& in, const fw_outputs& d, co
 
 void fill(const fw::Call& call, fw_sizes* sizes) {
   if (sizes == nullptr) fw::fail_usage("sizes: expected a struct, got NULL");
-  if (sizes->size != sizeof(fw_sizes)) fw::fail_usage("sizes: size: expected {} (sizeof(fw_sizes); use FW_INIT), got {}", sizeof(fw_sizes), sizes->size);
+  if (sizes->size != sizeof(fw_sizes) && sizes->size != kFirstBytes<fw_sizes>) {
+    fw::fail_usage("sizes: size: expected {} (sizeof(fw_sizes); use FW_INIT), got {}", sizeof(fw_sizes), sizes->size);
+  }
   sizes->forward = call.forward_bytes();
   sizes->backward = call.backward_bytes();
   sizes->saved = call.saved_bytes();
   sizes->backward_alone = call.backward_alone_bytes();
+  if (sizes->size > kFirstBytes<fw_sizes>) sizes->forward_saving = call.forward_saving_bytes();
 }
 
 fw_desc step_of(fw_desc desc) {

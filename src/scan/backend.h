@@ -25,6 +25,7 @@ class Call {
 
   // Bytes of workspace, and of what forward saves; backward_alone: with room for the saved buffer, where the caller has none.
   virtual size_t forward_bytes() const = 0;
+  virtual size_t forward_saving_bytes() const { return forward_bytes(); }  // with a saved buffer
   virtual size_t backward_bytes() const = 0;
   virtual size_t saved_bytes() const = 0;
   virtual size_t backward_alone_bytes() const = 0;

@@ -87,6 +87,28 @@ void compare_rows(Errors& errors, const std::string& name, const Scaled& a, cons
   note(errors, name, std::sqrt(difference) / std::max(std::sqrt(norm), 1e-30));
 }
 
+// Of rules with leaves_keys(): the two parts of a ForwardImage, and both as one.
+template <int kKey>
+struct InParts {
+  DeviceBuffer<uint8_t> streams, solved;
+  std::size_t items;
+  explicit InParts(std::size_t n) : streams(n * sizeof(StreamImage<kKey>)), solved(n * sizeof(SolvedImage<kKey>)), items(n) {}
+  void give(PrepareArgs& args) { args.forward = streams.data(), args.solved = solved.data(); }
+  std::vector<uint8_t> joined() const {
+    const std::vector<uint8_t> first = streams.download(), second = solved.download();
+    std::vector<uint8_t> all(items * sizeof(ForwardImage<kKey>));
+    for (std::size_t i = 0; i < items; ++i) {
+      auto& image = reinterpret_cast<ForwardImage<kKey>*>(all.data())[i];
+      const auto& s = reinterpret_cast<const StreamImage<kKey>*>(first.data())[i];
+      const auto& x = reinterpret_cast<const SolvedImage<kKey>*>(second.data())[i];
+      std::memcpy(image.e, s.e, sizeof image.e), std::memcpy(image.q, s.q, sizeof image.q);
+      std::memcpy(image.x, x.x, sizeof image.x), std::memcpy(image.m, x.m, sizeof image.m);
+      std::memcpy(image.gamma, s.gamma, sizeof image.gamma), std::memcpy(image.z_scale, s.z_scale, sizeof image.z_scale);
+    }
+    return all;
+  }
+};
+
 template <int kKey>
 Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   const Rule& rule = test.rule;
@@ -117,7 +139,7 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   }
   const int64_t chunks = packed ? bases.back() : sized.B * ((T + 63) / 64), items = chunks * test.HV;
   const int value_blocks = (test.V + 63) / 64;
-  const bool of_rows = prepare_leaves_rows(x, kKey), of_pairs = prepare_leaves_pairs(x, kKey, test.cut);
+  const bool of_rows = prepare_leaves_rows(x, kKey), of_pairs = prepare_leaves_pairs(x, kKey, test.cut), of_keys = leaves_keys(rule);
   DeviceBuffer<uint8_t> forward(static_cast<std::size_t>(items) * (of_pairs  ? sizeof(ChunkNumbers)
                                                                    : of_rows ? sizeof(RowImage<kKey>)
                                                                              : sizeof(ForwardImage<kKey>))),
@@ -127,9 +149,13 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
       e_rests(static_cast<std::size_t>(items) * (128 * kKey)), k_rests(static_cast<std::size_t>(items) * (128 * kKey));
   const bool fine = has_fine_images(rule), by_rows = reverse_takes_rows(rule);
   const bool all = bits == nullptr || bits->empty();
+  InParts<kKey> parts(of_keys ? static_cast<std::size_t>(items) : 0);
+  DeviceBuffer<uint16_t> keys(of_keys ? static_cast<std::size_t>(items) * (64 * kKey) : 0);
   args.forward = forward.data();
   args.leaves_pairs = of_pairs;
-  args.backward = all && !by_rows ? backward.data() : nullptr;
+  if (of_keys) parts.give(args);
+  args.backward = all && !by_rows && !of_keys ? backward.data() : nullptr;
+  args.keys = all && of_keys ? keys.data() : nullptr;
   args.numbers = all && by_rows ? reinterpret_cast<BackwardNumbers*>(numbers.data()) : nullptr;
   args.pairs = all || of_pairs ? reinterpret_cast<PairImage*>(pairs.data()) : nullptr;
   args.z = test.z ? reinterpret_cast<uint16_t*>(z.data()) : nullptr;
@@ -140,7 +166,8 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   if (fine && all) args.backward_fine = fine_images(backward_fine, k_rests);
   prepare(args, kKey, chunks, nullptr);
 
-  const std::vector<uint8_t> forward_bytes = forward.download(), backward_bytes = backward.download(), number_bytes = numbers.download(),
+  const std::vector<uint16_t> key_matrices = keys.download();
+  const std::vector<uint8_t> forward_bytes = of_keys ? parts.joined() : forward.download(), backward_bytes = backward.download(), number_bytes = numbers.download(),
                              pair_bytes = pairs.download(), z_bytes = z.download();
   const std::vector<uint8_t> forward_fine_bytes = forward_fine.download(), backward_fine_bytes = backward_fine.download(), e_rest_bytes = e_rests.download(),
                              k_rest_bytes = k_rests.download();
@@ -204,7 +231,7 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
         rows_of("rows k", {numbers_of.k, in.k}, {nullptr, in.q}, expected.k);
         rows_of("rows e", {numbers_of.e, in.k}, {erase_q, in.q}, expected.e);
         rows_of("rows q", {numbers_of.q, in.q}, {read_k, in.k}, expected.q);
-      } else {
+      } else if (!of_keys) {
         compare(errors, "gamma", b.gamma, expected.gamma);
       }
       if (fine) {
@@ -222,12 +249,12 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
         compare_fine(errors, "fine x", f.x, ff.rest, nullptr, expected.x, kKey, expected.growth);
         compare_fine(errors, "fine y", b.y, bf.rest, nullptr, expected.y, kKey, expected.growth);
       } else if (!by_rows) {
-        compare(errors, "k", b.k, expected.k, kKey);
+        compare(errors, "k", of_keys ? &key_matrices[item * (64 * kKey)] : b.k, expected.k, kKey);
       }
       compare(errors, "p", pair.p, expected.p, 64, few * expected.p_terms);
-      if (!by_rows) compare(errors, "qt", b.q, expected.qt, kKey, 0, expected.growth);
+      if (!by_rows && !of_keys) compare(errors, "qt", b.q, expected.qt, kKey, 0, expected.growth);
       if (rule.online()) {
-        if (!by_rows) compare(errors, "y", b.y, expected.y, kKey, 0, expected.growth);
+        if (!by_rows && !of_keys) compare(errors, "y", b.y, expected.y, kKey, 0, expected.growth);
         compare(errors, "a", pair.a, expected.a, 64, 0, expected.growth);
         double residual = 0;
         for (int i = 0; i < 64; ++i) {
@@ -350,9 +377,11 @@ void run_bits(const Case& test, const Inputs& in) {
     args.forward = forward.data();
     args.leaves_pairs = kPairs;
     if (kPairs) args.pairs = reinterpret_cast<PairImage*>(pairs.data());
+    InParts<kKey> parts(leaves_keys(test.rule) ? items : 0);
+    if (leaves_keys(test.rule)) parts.give(args);
     if (has_fine_images(test.rule)) args.forward_fine = {fine.data(), test.key_rests ? reinterpret_cast<uint16_t*>(rests.data()) : nullptr};
     prepare(args, kKey, chunks, nullptr);
-    const std::vector<uint8_t> bytes = forward.download(), fine_bytes = fine.download(), rest_bytes = rests.download(), pair_bytes = pairs.download();
+    const std::vector<uint8_t> bytes = leaves_keys(test.rule) ? parts.joined() : forward.download(), fine_bytes = fine.download(), rest_bytes = rests.download(), pair_bytes = pairs.download();
     std::vector<Images> result(items);  // zeros
     for (std::size_t i = 0; i < items; ++i) {
       Images& x = result[i];

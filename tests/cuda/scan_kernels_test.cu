@@ -38,6 +38,7 @@ struct Case {
   bool rows = false, same_rows = false, mixed = false;
   int group = 1;
   bool pairs = false;    // rows, with A, P and numbers in the place of images: forward
+  bool keys = false;     // StreamImage, and SolvedImage forward, Khat, A and P in reverse (not with rows)
   bool engine = true;    // the copy engine may be asked
   bool damaged = false;  // every second sequence has no numbers in its rows
 };
@@ -195,11 +196,15 @@ void test_forward(const Case& c) {
   std::vector<RowImage<kKey>> row_images(images.size());
   std::vector<ChunkNumbers> numbers(images.size());
   std::vector<PairImage> pairs(images.size());
+  std::vector<StreamImage<kKey>> stream_images(images.size());
+  std::vector<SolvedImage<kKey>> solved_images(images.size());
   const std::vector<uint16_t> keys = random_rows(at, 0.3, random), reads = random_rows(at, 0.9, random);
   std::memset(static_cast<void*>(images.data()), 0, images.size() * sizeof(images[0]));
   std::memset(static_cast<void*>(row_images.data()), 0, row_images.size() * sizeof(row_images[0]));
   std::memset(static_cast<void*>(numbers.data()), 0, numbers.size() * sizeof(numbers[0]));
   std::memset(static_cast<void*>(pairs.data()), 0, pairs.size() * sizeof(pairs[0]));
+  std::memset(static_cast<void*>(stream_images.data()), 0, stream_images.size() * sizeof(stream_images[0]));
+  std::memset(static_cast<void*>(solved_images.data()), 0, solved_images.size() * sizeof(solved_images[0]));
   for (int n = 0; n < at.N; ++n) {
     for (int hv = 0; hv < c.HV; ++hv) {
       for (int k = 0; k < c.K; ++k)
@@ -249,6 +254,17 @@ void test_forward(const Case& c) {
               const bool inside = t < rows && 64 * b + i < c.V;
               z[at.tile(n, chunk, hv, b) * kPanel + panel_index(t, i)] = inside ? to_bf16(v.at(at.token_at(n, 64 * chunk + t, hv, 64 * b + i))) : 0;
             }
+        if (c.keys) {
+          StreamImage<kKey>& streams = stream_images[at.image(n, chunk, hv)];
+          SolvedImage<kKey>& solved = solved_images[at.image(n, chunk, hv)];
+          std::memcpy(streams.e, image.e, sizeof image.e), std::memcpy(streams.q, image.q, sizeof image.q);
+          std::memcpy(streams.gamma, image.gamma, sizeof image.gamma), std::memcpy(streams.z_scale, image.z_scale, sizeof image.z_scale);
+          std::memcpy(solved.x, image.x, sizeof image.x), std::memcpy(solved.m, image.m, sizeof image.m);
+          if (!c.out) {
+            std::fill_n(streams.q, 64 * kKey, kNan16);
+            std::fill_n(solved.m, kPanel, kNan16);
+          }
+        }
         // What this variant must not read.
         if (!c.online) std::fill_n(image.e, 64 * kKey, kNan16);
         if (!c.out) {
@@ -268,6 +284,8 @@ void test_forward(const Case& c) {
     DeviceBuffer<RowImage<kKey>> device_row_images(row_images);
     DeviceBuffer<ChunkNumbers> device_numbers(numbers);
     DeviceBuffer<PairImage> device_pairs(pairs);
+    DeviceBuffer<StreamImage<kKey>> device_streams(stream_images);
+    DeviceBuffer<SolvedImage<kKey>> device_solved(solved_images);
     DeviceBuffer<uint16_t> device_keys(keys), device_reads(reads);
     DeviceTensor device_v(v), device_initial(initial), device_o(Tensor(c.bf16, v.h.size() + v.f.size())), device_final(Tensor(c.state_bf16, heads * c.K * c.V));
     DeviceBuffer<uint16_t> device_z(z), states(std::vector<uint16_t>(z.size() / 64 * kKey, kNan16)), w(std::vector<uint16_t>(z.size(), kNan16));
@@ -284,6 +302,7 @@ void test_forward(const Case& c) {
       args.rows = {at.key_arg(device_reads.data()), at.key_arg(device_keys.data())};
     }
     if (c.pairs) args.images = device_numbers.data(), args.pairs = device_pairs.data(), args.mixed = c.mixed;
+    if (c.keys) args.images = device_streams.data(), args.solved = device_solved.data();
     if (c.prepared_z) {
       args.z = device_z.data();
     } else {
@@ -520,7 +539,7 @@ void test_reverse(const Case& c) {
   }
 }
 
-// Of raw rows, A, P and numbers of rows (scan/reverse_rows.cu).
+// Of raw rows, A, P and numbers of rows, or (c.keys) of StreamImages, Khat, A and P (scan/reverse_rows.cu).
 template <int kKey>
 void test_reverse_rows(const Case& c) {
   const Layout at(c);
@@ -528,6 +547,10 @@ void test_reverse_rows(const Case& c) {
   const size_t heads = static_cast<size_t>(at.N) * c.HV, tiles = static_cast<size_t>(at.chunks) * c.HV * at.blocks;
   std::vector<PairImage> pairs(static_cast<size_t>(at.chunks) * c.HV);
   std::vector<BackwardNumbers> numbers(pairs.size());
+  std::vector<StreamImage<kKey>> images(pairs.size());
+  std::vector<uint16_t> key_rows(pairs.size() * 64 * kKey, 0);
+  const auto key_matrix = [&](size_t index) { return &key_rows[index * 64 * kKey]; };
+  std::memset(static_cast<void*>(images.data()), 0, images.size() * sizeof(images[0]));
   const std::vector<uint16_t> keys = random_rows(at, 0.3, random), reads = random_rows(at, 0.3, random);
   Tensor d_o(c.bf16, static_cast<size_t>(at.tokens) * at.row), d_final(c.state_bf16, heads * c.K * c.V);
   std::memset(static_cast<void*>(pairs.data()), 0, pairs.size() * sizeof(pairs[0]));
@@ -551,6 +574,12 @@ void test_reverse_rows(const Case& c) {
           if (c.mixed) numbers[index].erase_q[i] = static_cast<float>(random(0.3)), numbers[index].read_k[i] = static_cast<float>(random(0.3));
         }
         std::fill_n(numbers[index].gamma, 4, static_cast<float>(0.5 + random(0.5)));
+        if (c.keys) {
+          random_matrix(key_matrix(index), rows, c.K, 0.1, random);
+          random_matrix(images[index].e, rows, c.K, 0.1, random);
+          random_matrix(images[index].q, rows, c.K, 0.15, random);
+          for (int k = 0; k < kKey; ++k) images[index].gamma[k] = k == 5 ? 0.0f : static_cast<float>(0.5 + random(0.5));
+        }
       }
     }
   }
@@ -562,6 +591,8 @@ void test_reverse_rows(const Case& c) {
   const auto run = [&](bool alone, bool save = true) {
     DeviceBuffer<PairImage> device_pairs(pairs);
     DeviceBuffer<BackwardNumbers> device_numbers(numbers);
+    DeviceBuffer<StreamImage<kKey>> device_images(images);
+    DeviceBuffer<uint16_t> device_key_rows(key_rows);
     DeviceBuffer<uint16_t> device_keys(keys), device_reads(reads);
     DeviceTensor device_d_o(d_o), device_final(d_final), device_initial(Tensor(c.state_bf16, heads * c.K * c.V));
     DeviceBuffer<uint16_t> d_states(std::vector<uint16_t>(tiles * 64 * kKey, kNan16)), dz(std::vector<uint16_t>(tiles * kPanel, kNan16));
@@ -569,8 +600,13 @@ void test_reverse_rows(const Case& c) {
     ScanReverseArgs args;
     args.sequences = at.sequence_arg(offsets.data(), chunk_base.data());
     args.HV = c.HV, args.K = c.K, args.V = c.V;
-    args.numbers = device_numbers.data(), args.pairs = device_pairs.data(), args.mixed = c.mixed;
-    args.rows = {at.key_arg(device_reads.data()), at.key_arg(device_keys.data())};
+    args.pairs = device_pairs.data();
+    if (c.keys) {
+      args.images = device_images.data(), args.keys = device_key_rows.data();
+    } else {
+      args.numbers = device_numbers.data(), args.mixed = c.mixed;
+      args.rows = {at.key_arg(device_reads.data()), at.key_arg(device_keys.data())};
+    }
     if (c.has_d_o) args.d_o = at.token_arg(device_d_o.data());
     args.shape = at.shape();
     if (save) args.d_states = d_states.data(), args.v = dz.data();
@@ -601,6 +637,7 @@ void test_reverse_rows(const Case& c) {
           const size_t index = at.image(n, chunk, hv);
           const PairImage& pair = pairs[index];
           const BackwardNumbers& of = numbers[index];
+          const StreamImage<kKey>& image = images[index];
           const int rows = at.rows(n, chunk);
           const auto row = [&](const std::vector<uint16_t>& raw, int t, int k) { return from_bf16(raw[at.key_at(n, 64 * chunk + t, hv, k)]); };
           for (int i = 0; i < padded; ++i) {
@@ -609,8 +646,10 @@ void test_reverse_rows(const Case& c) {
             for (int t = 0; t < rows && c.has_d_o && i < c.V; ++t) grad[t] = rounded(d_o.at(at.token_at(n, 64 * chunk + t, hv, i)), rounds);
             for (int t = 0; t < rows; ++t) {
               double x = 0;
-              for (int k = 0; k < c.K; ++k) x += row(keys, t, k) * rounded(d[static_cast<size_t>(k) * padded + i], rounds);
-              x *= of.k[t];
+              for (int k = 0; k < c.K; ++k) {
+                x += (c.keys ? from_bf16(key_matrix(index)[panel_index(t, k)]) : row(keys, t, k)) * rounded(d[static_cast<size_t>(k) * padded + i], rounds);
+              }
+              if (!c.keys) x *= of.k[t];
               for (int j = 0; j < rows; ++j) x += from_bf16(pair.p[panel_index(j, t)]) * grad[j];
               dr[t] = rounded(x, rounds);
             }
@@ -621,8 +660,12 @@ void test_reverse_rows(const Case& c) {
             for (int k = 0; k < kKey; ++k)
               d_states.add(from_bf16(got.d_states[tile * (64 * kKey) + panel_index(i % 64, k)]), d[static_cast<size_t>(k) * padded + i]);
             for (int k = 0; k < c.K; ++k) {
-              double x = of.gamma[0] * d[static_cast<size_t>(k) * padded + i];
+              double x = (c.keys ? image.gamma[k] : of.gamma[0]) * d[static_cast<size_t>(k) * padded + i];
               for (int t = 0; t < rows; ++t) {
+                if (c.keys) {
+                  x += from_bf16(image.q[panel_index(t, k)]) * grad[t] + from_bf16(image.e[panel_index(t, k)]) * rounded(dz[t], rounds);
+                  continue;
+                }
                 x += row(reads, t, k) * rounded(of.q[t] * grad[t] + of.erase_q[t] * dz[t], rounds);
                 x += row(keys, t, k) * rounded(of.read_k[t] * grad[t] + of.e[t] * dz[t], rounds);
               }
@@ -644,7 +687,7 @@ void test(const Case& c, bool forward) {
   std::printf("%-42s", c.name.c_str());
   if (forward) {
     c.key == 64 ? test_forward<64>(c) : test_forward<128>(c);
-  } else if (c.rows) {
+  } else if (c.rows || c.keys) {
     c.key == 64 ? test_reverse_rows<64>(c) : test_reverse_rows<128>(c);
   } else {
     c.key == 64 ? test_reverse<64>(c) : test_reverse<128>(c);
@@ -738,6 +781,23 @@ std::vector<Case> cases() {
       add_pairs(", sums, no saves", [](Case& c) { c.mixed = true, c.save = false; });
       add_pairs(", sums, saves only", [](Case& c) { c.mixed = true, c.out = false; });
       add_pairs(", sums, state only, without the engine", [](Case& c) { c.mixed = true, c.out = c.save = c.engine = false; });
+      const auto add_keys = [&](const std::string& more, auto change) {
+        add("streams apart" + more, [&](Case& c) {
+          c.keys = true, c.lengths = packed, c.packed = true;
+          change(c);
+        });
+      };
+      add_keys("", [](Case&) {});
+      add_keys(", no saves", [](Case& c) { c.save = false; });
+      add_keys(", saves only", [](Case& c) { c.out = false; });
+      add_keys(", state only", [](Case& c) { c.out = c.save = false; });
+      add_keys(", prepared z, bf16 states", [](Case& c) { c.prepared_z = c.state_bf16 = c.value_first = true; });
+      add_keys(", without the engine, batch", [](Case& c) { c.engine = c.packed = false, c.lengths = {130, 130}; });
+      add_keys(", neighbours of no numbers", [](Case& c) { c.lengths = {70, 3, 64, 130, 1, 65}, c.damaged = true; });
+      add_keys(", float32, V 37, K less", [](Case& c) { c.bf16 = false, c.V = 37, c.K = c.key == 128 ? 100 : 16; });
+      add_keys(", no tokens", [](Case& c) { c.lengths = {0, 0}, c.packed = false; });
+      add_keys(", 9 chunks", [](Case& c) { c.lengths = {570}, c.packed = false, c.V = 64; });
+      add_keys(", no d_o, no state", [](Case& c) { c.has_d_o = c.has_initial = false; });
       for (const bool rests : {false, true}) {
         const std::string name = rests ? "fine with rests of keys" : "fine";
         const auto add_fine = [&](const std::string& more, auto change) {

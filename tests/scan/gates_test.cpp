@@ -281,6 +281,17 @@ TEST(Gates, StructsOfTheFirstHeaderAreTaken) {
   EXPECT_EQ(started.device_number, -1);
   EXPECT_EQ(started.gates.divisor, 16);
   EXPECT_EQ(desc[kSecond], 0xff);
+  // Sizes of the headers before forward_saving.
+  fw_sizes sizes, first;
+  FW_INIT(&sizes);
+  std::memset(&first, 0xff, sizeof first);
+  first.size = offsetof(fw_sizes, forward_saving);
+  ASSERT_EQ(fw_workspace_query(&call.desc, &sizes), FW_OK) << fw_last_error();
+  ASSERT_EQ(fw_workspace_query(&call.desc, &first), FW_OK) << fw_last_error();
+  EXPECT_EQ(first.forward, sizes.forward);
+  EXPECT_EQ(first.backward_alone, sizes.backward_alone);
+  EXPECT_EQ(first.forward_saving, SIZE_MAX);
+  EXPECT_LE(sizes.forward_saving, sizes.forward);
   call.desc.size = kDesc - 8;
   EXPECT_THAT(call.forward(), HasSubstr("descriptor: size: expected"));
   call.desc.size = sizeof(fw_desc) + 8;

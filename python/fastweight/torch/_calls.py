@@ -121,7 +121,7 @@ class Forward(_Call):
         self._keeps = self.plan.saved if self._asked < 0 or self.plan.saved <= self._asked else 0
         self._buffer = self._keeps if self._asked < 0 else self._asked
         self._saved_bytes.value = self._keeps if self._asked else 0
-        return self.plan.forward
+        return self.plan.forward_saving if self._asked and self._keeps else self.plan.forward
 
     def __call__(self, present):
         """(o, final_state, final_precond, saved)."""

@@ -209,6 +209,7 @@ class Plan:
         sizes = _library.new("fw_sizes")
         _library.check(lib.fw_plan_sizes(handle, ctypes.byref(sizes)))
         self.forward, self.backward, self.saved, self.backward_alone = sizes.forward, sizes.backward, sizes.saved, sizes.backward_alone
+        self.forward_saving = sizes.forward_saving
 
     def __del__(self):
         if self.handle is not None:

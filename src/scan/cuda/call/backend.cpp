@@ -39,6 +39,7 @@ class CudaCall final : public Call {
         keys_(this->plan().rule.uses_k() ? 0 : cuda::key_bytes(tokens_, bf16_keys_)) {}
 
   size_t forward_bytes() const override { return forward_front() + device_.forward.bytes; }
+  size_t forward_saving_bytes() const override { return forward_front() + device_.forward.saving_bytes; }
   size_t backward_bytes() const override { return backward_front() + device_.backward.bytes; }
   size_t saved_bytes() const override { return device_.saved.bytes; }
   size_t backward_alone_bytes() const override { return backward_front() + device_.backward_alone_bytes(); }

@@ -114,11 +114,14 @@ struct FineImages {
 
 struct PrepareArgs {
   Problem problem;
-  // ForwardImage<key> [chunks, HV]; where prepare_leaves_rows() RowImage<key>, where prepare_leaves_pairs() ChunkNumbers, and then `pairs` is there
+  // ForwardImage<key> [chunks, HV]; where prepare_leaves_rows() RowImage<key>, where prepare_leaves_pairs() ChunkNumbers, and then `pairs` is there; where
+  // leaves_keys() (select.h) StreamImage<key>
   void* forward = nullptr;
   bool leaves_pairs = false;               // prepare_leaves_pairs()
   bool behind_gates = false;               // gate_values() is the kernel in front: q and k were there before it began
+  void* solved = nullptr;                  // SolvedImage<key> [chunks, HV], where leaves_keys()
   void* backward = nullptr;                // BackwardImage<key> [chunks, HV], or null
+  uint16_t* keys = nullptr;                // [chunks, HV, 64 key], in its place where leaves_keys(): Khat as panels; with pairs; or null
   BackwardNumbers* numbers = nullptr;      // [chunks, HV], in its place for rules with reverse_takes_rows() (select.h), or null
   FineImages forward_fine, backward_fine;  // both have rests or none
   PairImage* pairs = nullptr;              // [chunks, HV], or null
@@ -146,7 +149,8 @@ struct ScanForwardArgs {
   SequenceArg sequences;
   int32_t HV = 0, K = 0, V = 0;
   bool online = true;
-  const void* images = nullptr;      // ForwardImage<key>; with `rows` RowImage<key>, and with `pairs` ChunkNumbers
+  const void* images = nullptr;      // ForwardImage<key>; with `rows` RowImage<key>, and with `pairs` ChunkNumbers; with `solved` StreamImage<key>
+  const void* solved = nullptr;      // SolvedImage<key>, where leaves_keys()
   const PairImage* pairs = nullptr;  // [chunks, HV], where prepare_leaves_pairs()
   bool mixed = false;                // with pairs: of mixed_streams()
   FineImages fine;
@@ -179,7 +183,8 @@ struct ScanReverseArgs {
   SequenceArg sequences;
   int32_t HV = 0, K = 0, V = 0;
   bool online = true;
-  const void* images = nullptr;  // BackwardImage<key>; or null, and in its place numbers, pairs and rows
+  const void* images = nullptr;    // BackwardImage<key>; with `keys` StreamImage<key>, and pairs; or null, and in its place numbers, pairs and rows
+  const uint16_t* keys = nullptr;  // [chunks, HV, 64 key], where leaves_keys()
   const BackwardNumbers* numbers = nullptr;
   bool mixed = false;  // the numbers are those of mixed_streams()
   const PairImage* pairs = nullptr;
@@ -189,14 +194,14 @@ struct ScanReverseArgs {
   TokenShape shape;                         // of d_o, q and k
   StateArg d_final_state, d_initial_state;  // may be absent (zero; not written)
   uint16_t* d_states = nullptr;             // D^T at every chunk's end, or null
-  uint16_t* v = nullptr;                    // V (with numbers: dZ) of every chunk, or null (both or none)
+  uint16_t* v = nullptr;                    // V (with numbers or keys: dZ) of every chunk, or null (both or none)
   const int32_t* parts = nullptr;           // as ScanForwardArgs; bit 0
   FadeArg fades;                            // with parts
   const int32_t* final_index = nullptr;     // where d_initial_state has that of sequence n
   uint32_t* made = nullptr;                 // TilesReady::made, or null
 };
 void scan_reverse(const ScanReverseArgs& args, int key, void* stream);
-// Of those with numbers: part of it.
+// Of those with numbers or keys: part of it.
 void scan_reverse_rows(const ScanReverseArgs& args, int key, void* stream);
 
 // From segment to segment: with M the maps and `states` [segments, HV, V, K] what each leaves of a zero state, the state at the start of
@@ -232,7 +237,7 @@ struct GradientArgs {
   const uint16_t* d_states = nullptr;
   const uint16_t* w = nullptr;
   const uint16_t* v = nullptr;
-  bool v_is_dz = false;                      // reverse_takes_rows(): P is not read
+  bool v_is_dz = false;                      // reverse_takes_rows() or leaves_keys(): P is not read
   const BackwardNumbers* numbers = nullptr;  // with v_is_dz, of its first chunk: whether w is U (then A is not read either); null: it is W
   HeadGradients grads;
   TilesReady ready;  // if it is there, scan_reverse() with it is the kernel before this one on the stream

@@ -41,7 +41,7 @@ void plan_key_halves(const Plan& plan, int multiprocessors, DevicePlan& device) 
   halves->forward_at = aligned(rows);
   halves->d_beta = {aligned(rows), plan.rule.uses_beta() ? numbers : 0};
   halves->backward_at = halves->d_beta.offset + aligned(halves->d_beta.bytes);
-  device.forward.bytes = halves->forward_at + forward;
+  device.forward.bytes = device.forward.saving_bytes = halves->forward_at + forward;
   device.backward.bytes = halves->backward_at + backward;
   device.saved.bytes = halves->saved[1] + halves->devices[1].saved.bytes;
   device.halves = std::move(halves);

@@ -199,11 +199,14 @@ ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
   r.common = common_regions(plan, device, false, regions);
   const int64_t tiles = device.chunks * plan.HV;
   const bool images = device.chunk_form && !device.direct && !device.wide;
-  r.images = regions.take(tiles * image_bytes<ForwardImage>(device.key), images);
+  const bool keys = leaves_keys(plan.rule);
+  r.images = regions.take(tiles * (keys ? image_bytes<SolvedImage>(device.key) : image_bytes<ForwardImage>(device.key)), images);
   r.fine = fine_regions(plan, device, regions);
   r.z = regions.take(tiles * device.value_blocks * kPanel * 2, device.z_image);
   r.segments = segment_regions(plan, device, regions);
   r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat, !device.direct);
+  r.saving_bytes = regions.used();
+  r.streams = regions.take(tiles * image_bytes<StreamImage>(device.key), images && keys);
   r.numbers = regions.take(tiles * int64_t{sizeof(ChunkNumbers)}, device.wide);
   r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, device.wide);
   r.bytes = regions.used();
@@ -216,7 +219,9 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   Regions regions;
   const int64_t tiles = device.chunks * plan.HV;
   const bool images = !device.direct, rows = device.wide || reverse_takes_rows(plan.rule);
-  r.images = regions.take(tiles * image_bytes<BackwardImage>(device.key), images && !rows);
+  const bool keys = images && leaves_keys(plan.rule);
+  r.images = regions.take(tiles * (keys ? image_bytes<StreamImage>(device.key) : image_bytes<BackwardImage>(device.key)), images && !rows);
+  r.keys = regions.take(tiles * kChunk * device.key * 2, keys);
   r.numbers = regions.take(tiles * static_cast<int64_t>(device.wide ? sizeof(ChunkNumbers) : sizeof(BackwardNumbers)), images && rows);
   r.fine = fine_regions(plan, device, regions);
   r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, images);
@@ -299,7 +304,7 @@ void check_grids(const Plan& plan, const DevicePlan& device) {
 
 }  // namespace
 
-size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.bytes, backward.bytes); }
+size_t DevicePlan::backward_alone_bytes() const { return saved.bytes + std::max(forward.saving_bytes, backward.bytes); }
 
 namespace {
 bool takes_wide(const Plan& plan) { return plan.K > kMostChunkKey && plan.K <= kMostWideKey && !plan.rule.general_erase() && wide_rule(plan.rule); }

@@ -59,20 +59,23 @@ struct FineRegions {
 
 struct ForwardRegions {
   CommonRegions common;
-  // ForwardImage [chunks, HV], or what is smaller (what the tensors are is not known here): RowImage, or ChunkNumbers and, if not saved, PairImage; not if
-  // direct
+  // ForwardImage [chunks, HV], or what is smaller (what the tensors are is not known here): RowImage, or ChunkNumbers and, if not saved, PairImage. Of
+  // leaves_keys() SolvedImage, and in `streams` StreamImage, if not saved. Not if direct
   Region images;
   FineRegions fine;
   Region z;  // panels [chunks, HV, value blocks]: rules whose write gate has a value a channel
   SegmentRegions segments;
   Region maps;            // float [segments, HV, K, K], where they are not saved
+  Region streams;
   Region numbers, pairs;  // of DevicePlan::wide, where they are not saved: ChunkNumbers, PairImage [chunks, HV]
+  size_t saving_bytes = 0;  // up to where that begins which is not there if it is saved
   size_t bytes = 0;
 };
 
 // Forward leaves these for backward: if direct, the states alone.
 struct SavedRegions {
-  Region images;   // BackwardImage [chunks, HV], or
+  Region images;   // BackwardImage [chunks, HV]; of leaves_keys() StreamImage, and
+  Region keys;     // Khat, bf16 [chunks, HV, 64 key]; or
   Region numbers;  // BackwardNumbers [chunks, HV]: reverse_takes_rows(); ChunkNumbers: DevicePlan::wide
   FineRegions fine;
   Region pairs;         // PairImage [chunks, HV]

@@ -317,8 +317,14 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   prepared.problem = problem;
   // Tables and M take kernels of their own, and a gate of channels is brought with q and k.
   prepared.behind_gates = gates_made_last && !plan.packed && !plan.rule.uses_precond() && !channel_erase(plan.rule);
+  const bool keys = leaves_keys(plan.rule);
   prepared.forward = space.at(device.forward.images);
-  prepared.backward = save ? kept.at(device.saved.images) : nullptr;
+  if (keys) {
+    prepared.solved = prepared.forward;
+    prepared.forward = save ? kept.at(device.saved.images) : space.at(device.forward.streams);
+    if (save) prepared.keys = kept.at<uint16_t>(device.saved.keys);
+  }
+  prepared.backward = save && !keys ? kept.at(device.saved.images) : nullptr;
   prepared.numbers = save ? kept.at<BackwardNumbers>(device.saved.numbers) : nullptr;
   prepared.forward_fine = fine_images(device.forward.fine, space);
   if (save) prepared.backward_fine = fine_images(device.saved.fine, kept);
@@ -337,6 +343,7 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   scan.fine = prepared.forward_fine;
   scan.z = prepared.z;
   if (prepared.leaves_pairs) scan.pairs = prepared.pairs;
+  scan.solved = prepared.solved;
   scan.mixed = mixed_streams(plan.rule);
   if (scan.pairs != nullptr || prepare_leaves_rows(problem, device.key)) scan.rows = {problem.in.q, problem.in.k};
   if (device.segments) {
@@ -603,6 +610,7 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   const Space kept(const_cast<void*>(saved));
   ScanReverseArgs scan = reverse_scan_args(plan, device, problem, d, grads, saved, space);
   scan.images = kept.at(device.saved.images);
+  scan.keys = kept.at<uint16_t>(device.saved.keys);
   scan.numbers = kept.at<BackwardNumbers>(device.saved.numbers);
   scan.mixed = mixed_streams(plan.rule);
   scan.fine = fine_images(device.saved.fine, kept);
@@ -629,7 +637,7 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   args.d_states = scan.d_states;
   args.w = kept.at<uint16_t>(device.saved.w);
   args.v = scan.v;
-  args.v_is_dz = scan.numbers != nullptr;
+  args.v_is_dz = scan.keys != nullptr || scan.numbers != nullptr;
   args.numbers = scan.numbers;
   args.grads = heads;
   args.form_parts = form_parts;

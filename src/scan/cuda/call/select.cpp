@@ -170,6 +170,7 @@ bool prepare_leaves_pairs(const Problem& x, int key, bool cut) {
 ScanForm select_scan(const ScanForwardArgs& args) {
   if (!args.online) return ScanForm::kOffline;
   if (args.fine.images != nullptr) return ScanForm::kFine;
+  if (args.solved != nullptr) return ScanForm::kApart;
   if (args.pairs != nullptr) return args.mixed ? ScanForm::kSums : ScanForm::kPairs;
   return args.rows.k.data != nullptr ? ScanForm::kRows : ScanForm::kImages;
 }

@@ -60,6 +60,9 @@ constexpr bool has_fine_images(const Rule& rule) { return wants_rests(rule) && r
 // Of rules that have fine images: whether e and k there are the raw keys, and only their scales have gains, norms and decays.
 constexpr bool raw_key_images(const Rule& rule) { return row_multiples(rule) && !channel_erase(rule) && rule.decay != Decay::kChannel; }
 
+// Where the reverse scan takes E and Q as the forward scan has them, Khat, A and P, and leaves dZ (tiles.h: StreamImage).
+constexpr bool leaves_keys(const Rule& rule) { return rule.online() && rule.decay == Decay::kChannel && !wants_rests(rule); }
+
 // Where the reverse scan takes raw rows of q and k, numbers a row, A and P, and leaves dZ (tiles.h: BackwardNumbers).
 constexpr bool reverse_takes_rows(const Rule& rule) {
   return rule.online() && rule.decay != Decay::kChannel && !wants_rests(rule) && (row_multiples(rule) || sums_of_rows(rule)) && !channel_erase(rule);
@@ -125,9 +128,9 @@ bool prepare_makes_m(const Problem& problem, int key);
 bool prepare_leaves_rows(const Problem& problem, int key);
 bool prepare_leaves_pairs(const Problem& problem, int key, bool cut);
 
-// What the forward scan has for E and Q: images, images of two terms, the raw rows times numbers a row (kPairs: for X and M too, with A and P; kSums: and
-// E and Q are sums of both), or (offline) Q alone.
-enum class ScanForm { kOffline, kImages, kFine, kRows, kPairs, kSums };
+// What the forward scan has for E and Q: images (kApart: X and M apart from E and Q), images of two terms, the raw rows times numbers a row (kPairs: for X and M too,
+// with A and P; kSums: and E and Q are sums of both), or (offline) Q alone.
+enum class ScanForm { kOffline, kImages, kApart, kFine, kRows, kPairs, kSums };
 ScanForm select_scan(const ScanForwardArgs& args);
 
 enum class GradientKernel { kScalar, kGeneral, kChannel };

@@ -114,6 +114,8 @@ const char* name_of(ScanForm form) {
       return "scan/forward (offline)";
     case ScanForm::kImages:
       return "scan/forward (images)";
+    case ScanForm::kApart:
+      return "scan/forward (images, X and M apart)";
     case ScanForm::kFine:
       return "scan/forward (two terms)";
     case ScanForm::kRows:
@@ -222,6 +224,7 @@ std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
   names.push_back(heads > 1 ? fmt::format("prepare/grouped ({} value heads)", heads) : text_of(choice));
   ScanForwardArgs scan;
   scan.online = plan.rule.online();
+  if (leaves_keys(plan.rule)) scan.solved = somewhere();
   scan.fine = prepare.forward_fine;
   if (prepare_leaves_pairs(x, device.key, device.cut)) scan.pairs = somewhere<PairImage>();
   scan.mixed = mixed_streams(plan.rule);
@@ -252,7 +255,11 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
         args.problem.m = somewhere<float>();
       }
     }
-    add_scan(names, reverse_takes_rows(plan.rule) ? "scan/reverse_rows" : "scan/reverse", "scan/join", device.segments.backward);
+    add_scan(names,
+             reverse_takes_rows(plan.rule) ? "scan/reverse_rows"
+             : leaves_keys(plan.rule)      ? "scan/reverse_rows (keys)"
+                                           : "scan/reverse",
+             "scan/join", device.segments.backward);
     names.push_back(text_of(select_gradients(args)));
   } else {
     if (precond) names.emplace_back("precond/forward");
@@ -307,9 +314,11 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
   text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(leaves_gates(plan, formed)), forward_kernels(plan, device),
                       rows ? " -> rows" : "", back, front(behind), backward_kernels(plan, device), rows ? " -> rows" : "",
                       any_logits(plan.gates) ? " -> gates" : "", back);
-  text += fmt::format("workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: {} bytes\n",
-                      forward_rows + device.forward.bytes, backward_rows + device.backward.bytes, device.saved.bytes,
-                      backward_rows + device.backward_alone_bytes());
+  text += fmt::format(
+      "workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: {} bytes\n"
+      "workspace forward that saves: {} bytes\n",
+      forward_rows + device.forward.bytes, backward_rows + device.backward.bytes, device.saved.bytes, backward_rows + device.backward_alone_bytes(),
+      forward_rows + device.forward.saving_bytes);
   return text;
 }
 

@@ -68,7 +68,23 @@ static_assert(sizeof(ChunkNumbers) % 128 == 0 && kScanNumbers % 16 == 0);
 static_assert(sizeof(ForwardImage<64>) % 128 == 0 && sizeof(ForwardImage<128>) % 128 == 0 && sizeof(RowImage<64>) % 128 == 0 &&
               sizeof(RowImage<128>) % 128 == 0);
 
-// The same for the reverse scan over D = the gradient of the state, from the chunk's end to its start:
+// A ForwardImage in two parts, of rules with a decay a channel and an erase (leaves_keys(), select.h). The reverse scan reads the first, too: with A and P of
+// PairImage and Khat ([64 tokens, kKey] as panels)
+//   dR = P^T dO + Khat D      dZ = A^T dR      D_0 = Diag(gamma_C) D + Q^T dO + E^T dZ
+// dZ of a chunk is kept in the place of V. BackwardImage has two matrices more, which A and P spare; they cost the scan a product more in its chain.
+template <int kKey>
+struct StreamImage {
+  uint16_t e[64 * kKey], q[64 * kKey];
+  float gamma[kKey], z_scale[64];
+};
+template <int kKey>
+struct SolvedImage {
+  uint16_t x[64 * kKey];
+  uint16_t m[kPanel];
+};
+static_assert(sizeof(StreamImage<64>) % 128 == 0 && sizeof(StreamImage<128>) % 128 == 0);
+
+// What ForwardImage is, for the reverse scan over D = the gradient of the state, from the chunk's end to its start:
 //   V = k D      D_0 = Diag(gamma_C) D + q^T dO - y^T V
 // k: Khat, y: A E (E = gamma (.) e without the sign; unused offline), q: Q - P A E (offline: Q).
 template <int kKey>
@@ -115,7 +131,7 @@ struct PairImage {
 inline constexpr int kWideKey = 256, kHalfKey = 128;
 
 // Per chunk, value head and block of 64 value columns:
-//   Z, W (U) and V (dZ): one panel [64 tokens, 64 values]
+//   Z, W (or U) and V (or dZ): one panel [64 tokens, 64 values]
 //   S^T (at the chunk's start) and D^T (gradient at its end): [64 values, kKey]
 // Order everywhere: chunk of all chunks (first_chunk(n) + c), value head, value block.
 

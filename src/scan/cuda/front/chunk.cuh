@@ -94,10 +94,12 @@ inline Dim3 prepare_grid(const Problem& x, int64_t chunks) {
   const int64_t y = chunks < kGridChunks ? chunks : kGridChunks;
   return {static_cast<unsigned>(x.HV), static_cast<unsigned>(y), static_cast<unsigned>(y == 0 ? 0 : (chunks + y - 1) / y)};
 }
+// The block's chunk, of all.
+FW_DEVICE unsigned block_chunk() { return grid_size_y() * grid_size_z() - 1 - (block_index_y() + block_index_z() * grid_size_y()); }
 // From the last chunk on: the scan begins at the first, whose images are then still in the L2 cache, as is what a pass over k before this has left there.
 FW_DEVICE ChunkPlace chunk_place(const Problem& x, int hv = static_cast<int>(block_index_x())) {
   ChunkPlace p;
-  const unsigned chunk = grid_size_y() * grid_size_z() - 1 - (block_index_y() + block_index_z() * grid_size_y());
+  const unsigned chunk = block_chunk();
   p.hv = hv;
   p.item = static_cast<int64_t>(chunk) * x.HV + p.hv;
   p.key_head = x.group == 1 ? p.hv : static_cast<int>(static_cast<unsigned>(hv) / static_cast<unsigned>(x.group));

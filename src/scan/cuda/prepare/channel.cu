@@ -6,6 +6,7 @@
 //   all       decays, streams and operands of a warp's 8 rows; a share of the blocks of T and P (channel_pairs)
 //   0 to 3    A = (I + T)^-1;   4 to 7   meanwhile Z and what else leaves (finish.cuh)
 #include <algorithm>
+#include <type_traits>
 
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/prepare/channel_parts.cuh"
@@ -15,7 +16,7 @@ namespace fw::cuda {
 namespace {
 
 // Shared memory. Online: keys (Khat; becomes x), then w / L and w up to a pair's or half's end, whose place T, A and P take, then e L and
-// r L, whose place -E and Q take where the backward image is wanted. Offline: the raw keys, w / L, w up to the ends, r L; P takes the place
+// r L. Offline: the raw keys, w / L, w up to the ends, r L; P takes the place
 // of w / L.
 // Rows 0 to 31 of the matrix kEnds: tokens 0 to 31 up to the middle; rows 32 to 47 and 48 to 63: tokens 0 to 15 and 32 to 47 up to the end
 // of their pair of blocks.
@@ -29,6 +30,11 @@ struct ChannelLayout {
   static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowCoefs);
   static constexpr uint32_t kBytes = kDecays + sizeof(BlockDecays<kKey>);
 };
+
+template <int kKey, bool kOnline>
+using ChannelImage = std::conditional_t<kOnline, StreamImage<kKey>, ForwardImage<kKey>>;
+template <int kKey, bool kOnline>
+using ChannelImages = ChunkImages<kKey, ChannelImage<kKey, kOnline>>;
 
 // w up to the ends, from w D of a row of the warp.
 template <int kKey, bool kOnline>
@@ -56,7 +62,7 @@ FW_DEVICE void store_ends(int r, int warp, const float (&down)[kKey / 32], const
 
 // exp(G_C - G) (.) w of a row.
 template <int kKey, bool kOnline>
-FW_DEVICE void store_key(int r, const float (&k)[kKey / 32], char* shared, const ChunkImages<kKey>& out) {
+FW_DEVICE void store_key(int r, const float (&k)[kKey / 32], char* shared, const ChannelImages<kKey, kOnline>& out) {
   constexpr int kN = kKey / 32;
   const uint32_t at = lane_offset<kN>(r);
   const PackedChannels<kN> packed = pack_channels(k);
@@ -64,14 +70,14 @@ FW_DEVICE void store_key(int r, const float (&k)[kKey / 32], char* shared, const
     store_packed(shared + ChannelLayout<kKey, kOnline>::kKeys + at, packed);
   } else {
     store_packed(reinterpret_cast<char*>(out.forward->x) + at, packed);
+    if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, packed);
   }
-  if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, packed);
 }
 
 // The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the images. kExact: as DecayedRow.
 template <int kKey, bool kOnline, bool kExact>
 FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kKey / 32>& s, const float (&alpha)[kKey / 32], ChannelDecays<kKey / 32>& d,
-                           const BlockDecays<kKey>& decays, char* shared, const ChunkImages<kKey>& out) {
+                           const BlockDecays<kKey>& decays, char* shared, const ChannelImages<kKey, kOnline>& out) {
   using Layout = ChannelLayout<kKey, kOnline>;
   constexpr int kN = kKey / 32;
   const uint32_t at = lane_offset<kN>(r);
@@ -170,7 +176,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
   BlockDecays<kKey>& decays = *reinterpret_cast<BlockDecays<kKey>*>(shared + Layout::kDecays);
   const ChunkPlace place = chunk_place(x);
   if (place.span.rows < 0) return;
-  const ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
+  const auto out = chunk_images<kKey, ChannelImage<kKey, kOnline>>(args, place.item);
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index());
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
@@ -215,35 +221,26 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) prepare_channel_kernel(con
     });
     bounded_keys<kN>(x, decay_tensor, place, coefs, d.behind, [&](int r, const float(&k)[kN]) { store_key<kKey, kOnline>(r, k, shared, out); });
   }
+  if constexpr (kOnline) fence_async_shared();  // the engine takes the keys away, before they become x
   sync_threads();
+  const bool takes_keys = kOnline && thread == 0 && args.keys != nullptr;
+  if (takes_keys) {
+    bulk_store(args.keys + place.item * (64 * kKey), shared + Layout::kKeys, 2 * 64 * kKey);
+    bulk_commit();
+  }
   channel_pairs<kKey, kOnline>(shared, warp, decays);
 
   const auto z_of = [&](int row) { return coefs[row].rest.z; };
   if constexpr (kOnline) {
-    const FinishBuffers buffers{shared + Layout::kKeys,
-                                shared + Layout::kT,
-                                shared + Layout::kA,
-                                shared + Layout::kP,
-                                shared + Layout::kT,
-                                shared + Layout::kErase,
-                                shared + Layout::kReads,
-                                shared + Layout::kErase,
-                                nullptr,
-                                nullptr,
-                                nullptr};
-    finish_online<kKey, RowForm::kStreams, true, false, false>(
-        buffers, warp, out, [](int) {},
+    FinishBuffers buffers{};
+    buffers.keys = shared + Layout::kKeys, buffers.t = buffers.m = shared + Layout::kT, buffers.a = shared + Layout::kA, buffers.p = shared + Layout::kP;
+    // Made again, since registers are few before.
+    const auto leaves = chunk_images<kKey, StreamImage<kKey>>(args, static_cast<int64_t>(opaque(static_cast<int>(block_chunk()))) * x.HV + block_index_x());
+    finish_online<kKey, RowForm::kStreams, false, false, false>(
+        buffers, warp, leaves, [](int) {},
         [&](int number) {
-          const int other = number * 32 + lane;
-          if (out.backward != nullptr) {  // -E and Q as this block wrote them
-            for (uint32_t i = static_cast<uint32_t>(other) * 16; i < Layout::kOperand; i += kMeanwhileWarps * 32 * 16) {
-              cp_async_16(shared_address(shared + Layout::kErase + i), reinterpret_cast<const char*>(out.forward->e) + i, true);
-              cp_async_16(shared_address(shared + Layout::kReads + i), reinterpret_cast<const char*>(out.forward->q) + i, true);
-            }
-            cp_async_commit();
-          }
-          if (out.z != nullptr) write_values(x, place, z_of, out.z, other, kMeanwhileWarps * 32);
-          cp_async_wait<0>();
+          if (takes_keys) bulk_wait_read<0>();
+          if (leaves.z != nullptr) write_values(x, place, z_of, leaves.z, number * 32 + lane, kMeanwhileWarps * 32);
         });
   } else {
     start_offline<kKey>(shared + Layout::kP, out);

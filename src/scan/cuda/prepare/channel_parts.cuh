@@ -104,8 +104,8 @@ FW_DEVICE void block_products(const BlockDecays<kKey>& decays, int warp, Channel
 }
 
 // By all threads, after the block's barrier: those, and gamma of the images.
-template <int kKey>
-FW_DEVICE void finish_block_decays(const BlockDecays<kKey>& decays, int warp, ChannelDecays<kKey / 32>& d, const ChunkImages<kKey>& out) {
+template <int kKey, class Image>
+FW_DEVICE void finish_block_decays(const BlockDecays<kKey>& decays, int warp, ChannelDecays<kKey / 32>& d, const ChunkImages<kKey, Image>& out) {
   constexpr int kN = kKey / 32;
   const int channel = static_cast<int>(lane_index()) * kN;
   float all[kN];

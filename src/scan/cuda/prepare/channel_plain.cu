@@ -12,7 +12,8 @@
 //   warp      does
 //   all       sums of decays, coefficients and streams of a warp's 8 rows (rows: fetched ahead by cp.async)
 //   4, 7      decays of the second half and of the whole chunk; the factors of the near keys (4)
-//   0 to 3    T from `erase` and `up`, then A = (I + T)^-1;   4 to 7   P from `reads` and `up`, then the images that leave
+//   0 to 3    T from `erase` and `up`, then A = (I + T)^-1;   4 to 7   P from `reads` and `up`, then Z, if there is one
+//   all       X and M
 #include <algorithm>
 
 #include "scan/cuda/call/launch.h"
@@ -29,9 +30,9 @@ inline constexpr float kLowestPlainStep = -14.42695f;
 // Decays by channel that outlast the sums: of blocks 0, 2, 4 and 6, of 4 and 5 (all bounded, as store_split() has them), and of the second half.
 inline constexpr int kMiddleFactor = 4, kHalfFactor = 5;
 
-// Shared memory. raw q becomes reads (and then q of the backward image), raw k becomes up (then A and P), the log-decays as they lie in
-// memory become erase (then T, then -E and y) and, if they are float32, keys (then x); gates of key channels are where keys go. M of the
-// images takes the place of near, and so do, before, the sums of decays of all blocks and, until there are bounded ones, what runs of rows make of A.
+// Shared memory. raw q becomes reads, raw k becomes up (then A and P), the log-decays as they lie in memory become erase (then T) and, if they are float32,
+// keys (then x); gates of key channels are where keys go. M of the images takes the place of near, and so do, before, the sums of decays of all blocks and,
+// until there are bounded ones, what runs of rows make of A.
 template <int kKey>
 struct PlainLayout {
   static constexpr bool kWide = kKey == 128;
@@ -210,6 +211,9 @@ FW_DEVICE void store_split(float* to, const float (&f)[kN]) {
   }
 }
 
+template <int kKey>
+using PlainImages = ChunkImages<kKey, StreamImage<kKey>>;
+
 // The numbers of row lane / 4 of the warp: factors of q, of k in the erase, and of k in the write.
 struct PlainCoefs {
   float read = 0, erase = 0, write = 0;
@@ -264,11 +268,11 @@ struct RowsOfM<kKey, true, kLeaves> {
   }
 };
 
-// The streams of the warp's rows, in place of what they are made of, and the images q and e. kExact: no decay of the rows is bounded; the
+// The streams of the warp's rows, in place of what they are made of, and the images q, e and (kTraining, kExact) Khat. kExact: no decay of the rows is bounded; the
 // others give the same bits where none has been so far. spare: of M, as true_keys() wants it.
 template <int kKey, bool kNarrow, bool kPrecond, bool kGates, bool kTraining, bool kExact>
 FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKey / 32>& f, RowsOfM<kKey, kPrecond, kTraining>& rows_of_m, const Problem& x,
-                          const MRows& spare, char* shared, const ChunkImages<kKey>& out) {
+                          const MRows& spare, char* shared, const PlainImages<kKey>& out) {
   using Layout = PlainLayout<kKey>;
   using Decays = RawDecays<kKey, kNarrow>;
   constexpr int kN = kKey / 32;
@@ -347,7 +351,7 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
       if constexpr (kTraining && kExact) {
         FW_UNROLL
         for (int j = 0; j < kN; ++j) keys[j] *= half[j];
-        store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(keys));
+        store_packed(reinterpret_cast<char*>(out.keys) + at, pack_channels(keys));
       }
     }
   }
@@ -355,26 +359,26 @@ FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKe
 
 // A warp's log-decays, which may have been formed, to the place of the image x, before what is made of them comes over them.
 template <int kKey>
-FW_DEVICE void keep_decays(const char* shared, const ChunkImages<kKey>& out) {
+FW_DEVICE void keep_decays(const char* shared, const PlainImages<kKey>& out) {
   constexpr int kN = kKey / 32;
   FW_NO_UNROLL
   for (int r = 0; r < kWarpRows; ++r) {
     const uint32_t at = lane_offset<kN>(0) ^ row_step(r);
-    store_packed(reinterpret_cast<char*>(out.forward->x) + at, load_packed<kN>(shared + PlainLayout<kKey>::kErase + at));
+    store_packed(reinterpret_cast<char*>(out.solved->x) + at, load_packed<kN>(shared + PlainLayout<kKey>::kErase + at));
   }
 }
 
 // Of a chunk with a bounded decay, once T and P are made: the keys by true ones, by all warps, from memory. kForms: of what keep_decays() has kept.
 template <int kKey, bool kForms, bool kTraining>
 FW_DEVICE void true_keys(const Problem& x, const ChunkPlace& place, int warp, const PlainCoefs& own, const MRows& m_all, char* shared,
-                         const ChunkImages<kKey>& out) {
+                         const PlainImages<kKey>& out) {
   using Layout = PlainLayout<kKey>;
   constexpr int kN = kKey / 32;
   const int channel = static_cast<int>(lane_index()) * kN, first = warp * kWarpRows;
   const Rows decays = chunk_rows(x.in.g, place), raw = chunk_rows(x.in.k, place);
   const auto load_decays = [&](int r, float(&g)[kN]) {
     if constexpr (kForms) {
-      RawDecays<kKey, true>::load(reinterpret_cast<const char*>(out.forward->x) + (lane_offset<kN>(0) ^ row_step(r)), g);
+      RawDecays<kKey, true>::load(reinterpret_cast<const char*>(out.solved->x) + (lane_offset<kN>(0) ^ row_step(r)), g);
     } else {
       load_channels(decays, first + r, channel, x.K, g);
     }
@@ -423,7 +427,7 @@ FW_DEVICE void true_keys(const Problem& x, const ChunkPlace& place, int warp, co
     if constexpr (kTraining) {
       FW_UNROLL
       for (int j = 0; j < kN; ++j) k[j] *= half[j];
-      store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(k));
+      store_packed(reinterpret_cast<char*>(out.keys) + at, pack_channels(k));
     }
   }
   if constexpr (kForms) fence_async_global();  // the engine writes x there
@@ -515,8 +519,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     if constexpr (kPrecond) grid_dependency_wait();
     return;
   }
-  ChunkImages<kKey> out = chunk_images<kKey>(args, place.item);
-  if constexpr (!kTraining) out.backward = nullptr;
+  const PlainImages<kKey> out = chunk_images<kKey, StreamImage<kKey>>(args, place.item);
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index());
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kUp, nullptr};
@@ -592,7 +595,6 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
       store_floats(channel_factors<kKey>(shared, kHalfFactor), decay);
     } else {
       store_floats(out.forward->gamma + lane * kN, decay);
-      if (out.backward != nullptr) store_floats(out.backward->gamma + lane * kN, decay);
     }
   }
   if (bounded) {
@@ -641,15 +643,6 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     beside_invert();
   }
 
-  // -E and Q of the backward image, as this block wrote them.
-  const auto fetch_image = [&](const uint16_t* image, uint32_t matrix, int from, int threads) {
-    for (uint32_t i = static_cast<uint32_t>(from) * 16; i < Layout::kOperand; i += static_cast<uint32_t>(threads) * 16)
-      cp_async_16(shared_address(shared) + matrix + i, reinterpret_cast<const char*>(image) + i, true);
-    cp_async_commit();
-  };
-  if constexpr (kTraining) {
-    if (warp >= 4) fetch_image(out.forward->q, Layout::kReads, thread - 128, 128);
-  }
   if constexpr (kGates) {
     if (warp >= 4 && out.z != nullptr) {
       const Rows values = chunk_rows(x.in.v, place), gates_of_values = chunk_rows(x.in.write_gate, place);
@@ -657,9 +650,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
           values, gates_of_values, x.formed.write_gate, place.span.rows, x.V, [](int) { return 1.0f; }, out.z, thread - 128, 128);
     }
   }
-  if constexpr (kTraining) cp_async_wait<0>();
   sync_threads();
-  if constexpr (kTraining) fetch_image(out.forward->e, Layout::kErase, thread, kPrepareThreads);
   const SplitPanel a{shared_address(shared + Layout::kA), 0}, p{shared_address(shared + Layout::kP), 0};
   if (warp < kKey / 16) {
     const float* half = reinterpret_cast<const float*>(shared + Layout::kFactors) + kHalfFactor * kKey + 16 * warp + (lane >> 2);
@@ -669,25 +660,11 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
     });
   }
   read_products<false>(p, a, shared + Layout::kM, warp);
-  if constexpr (kTraining) {
-    cp_async_wait<0>();
-    sync_threads();
-    if (warp < kKey / 16) {
-      const uint32_t minus_e = shared_address(shared + Layout::kErase);
-      const ReadBuffers reads{minus_e, shared_address(shared + Layout::kReads), minus_e, nullptr, nullptr};
-      transform_reads<RowForm::kStreams, false>(reads, a, p.high, warp);
-    }
-  }
   fence_async_shared();
   sync_threads();
   if (thread == 0) {
-    bulk_store(out.forward->x, shared + Layout::kKeys, sizeof out.forward->x);
-    bulk_store(out.forward->m, shared + Layout::kM, kPanelBytes);
+    store_solved(out, shared + Layout::kKeys, shared + Layout::kM);
     if constexpr (kTraining) {
-      bulk_store(out.backward->y, shared + Layout::kErase, sizeof out.backward->y);
-      bulk_store(out.backward->q, shared + Layout::kReads, sizeof out.backward->q);
-    }
-    if (out.pairs != nullptr) {
       bulk_store(out.pairs->a, shared + Layout::kA, kPanelBytes);
       bulk_store(out.pairs->p, shared + Layout::kP, kPanelBytes);
     }
@@ -699,8 +676,8 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
 template <int kKey, bool kNarrow, bool kPrecond, bool kGates>
 void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
-  const auto kernel = args.backward != nullptr ? prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, kGates, true>
-                                               : prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, kGates, false>;
+  const auto kernel = args.keys != nullptr ? prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, kGates, true>
+                                           : prepare_channel_plain_kernel<kKey, kNarrow, kPrecond, kGates, false>;
   const Dim3 grid = prepare_grid(x, chunks);
   if constexpr (kPrecond) {
     launch_overlapped(kernel, grid, kPrepareThreads, PlainLayout<kKey>::kBytes, stream, args, precond_map_of(x.rule));

@@ -1,6 +1,8 @@
 // The second half of prepare for online rules: from T and P to the images' x, m, y and q, in shared memory and then in memory.
 #pragma once
 
+#include <type_traits>
+
 #include "scan/cuda/prepare/products.cuh"
 
 namespace fw::cuda {
@@ -40,14 +42,15 @@ FW_DEVICE uint64_t* start_half_barrier(char* at) {
   return barrier;
 }
 
-// Image: what the forward scan reads, ForwardImage, RowImage or ChunkNumbers.
+// Image: what the forward scan reads, ForwardImage, RowImage, ChunkNumbers or StreamImage.
 template <int kKey, class Image = ForwardImage<kKey>>
 struct ChunkImages {
   Image* forward;
   BackwardImage<kKey>* backward;  // may be null, and so may the others
   BackwardNumbers* numbers;
   PairImage* pairs;
-  uint16_t* z;
+  SolvedImage<kKey>* solved;  // of StreamImage
+  uint16_t *keys, *z;
   FineImage<kKey>*forward_fine, *backward_fine;
   char *e_rests, *k_rests;
 };
@@ -68,12 +71,21 @@ FW_DEVICE ChunkImages<kKey, Image> chunk_images(const PrepareArgs& args, int64_t
   out.backward = args.backward != nullptr ? static_cast<BackwardImage<kKey>*>(args.backward) + item : nullptr;
   out.numbers = args.numbers != nullptr ? args.numbers + item : nullptr;
   out.pairs = args.pairs != nullptr ? args.pairs + item : nullptr;
+  out.solved = args.solved != nullptr ? static_cast<SolvedImage<kKey>*>(args.solved) + item : nullptr;
+  out.keys = args.keys != nullptr ? args.keys + item * (64 * kKey) : nullptr;
   out.z = args.z != nullptr ? args.z + item * value_blocks * kPanel : nullptr;
   const auto fine = [&](const FineImages& all) { return all.images != nullptr ? static_cast<FineImage<kKey>*>(all.images) + item : nullptr; };
   const auto rests = [&](const FineImages& all) { return all.rests != nullptr ? reinterpret_cast<char*>(all.rests + item * (64 * kKey)) : nullptr; };
   out.forward_fine = fine(args.forward_fine), out.backward_fine = fine(args.backward_fine);
   out.e_rests = rests(args.forward_fine), out.k_rests = rests(args.backward_fine);
   return out;
+}
+
+// By one thread: X and M on their way to memory.
+template <int kKey, class Image>
+FW_DEVICE void store_solved(const ChunkImages<kKey, Image>& out, const char* x, const char* m) {
+  bulk_store(out.solved->x, x, sizeof out.solved->x);
+  bulk_store(out.solved->m, m, kPanelBytes);
 }
 
 // After warps 0 to 3 wrote the blocks of T, the one of its number each, and the others P: no barrier is wanted in between. Four warps
@@ -149,8 +161,12 @@ FW_DEVICE void finish_online(const FinishBuffers& s, int warp, const ChunkImages
   fence_async_shared();
   sync_threads();
   if (thread_index() == 0) {
-    bulk_store(out.forward->x, s.keys, sizeof out.forward->x);
-    bulk_store(out.forward->m, s.m, kPanelBytes);
+    if constexpr (std::is_same_v<Image, StreamImage<kKey>>) {
+      store_solved(out, s.keys, s.m);
+    } else {
+      bulk_store(out.forward->x, s.keys, sizeof out.forward->x);
+      bulk_store(out.forward->m, s.m, kPanelBytes);
+    }
     if (kTraining && out.backward != nullptr) {
       bulk_store(out.backward->y, s.y, sizeof out.backward->y);
       bulk_store(out.backward->q, s.q, sizeof out.backward->q);

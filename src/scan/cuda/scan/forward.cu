@@ -8,6 +8,7 @@
 // Form::kRows: with RowImages and the raw rows of k and q: W = Z + diag(e) k S, O = diag(q) q S + M W.
 // Form::kPairs: with those rows, A, P and ChunkNumbers: then U = A W, O = diag(q) q S + P U, S = gamma S + k^T diag(k) U. Form::kSums: the same where E and Q
 // are sums: W has diag(erase_q) q S besides, O diag(read_k) k S.
+// Form::kApart: with StreamImages and SolvedImages in the place of ForwardImages.
 //
 // The order of work keeps the tensor cores busy and is what ptxas allows without serialising products (it says so: C7510 to C7518; the
 // machine code then has a wait behind each product). While products are in flight, their own accumulators and register operands stay
@@ -42,7 +43,9 @@ template <int kKey, Form kForm, bool kOut, bool kSave>
 struct ForwardShape {
   static constexpr bool kSums = kForm == Form::kSums, kPairs = kForm == Form::kPairs || kSums, kReads = kOut || kSums;
   static constexpr bool kRows = kForm == Form::kRows || kPairs, kFine = kForm == Form::kFine, kOnline = kForm != Form::kOffline;
-  using Image = std::conditional_t<kPairs, ChunkNumbers, std::conditional_t<kRows, RowImage<kKey>, ForwardImage<kKey>>>;
+  static constexpr bool kApart = kForm == Form::kApart;
+  using Image =
+      std::conditional_t<kApart, StreamImage<kKey>, std::conditional_t<kPairs, ChunkNumbers, std::conditional_t<kRows, RowImage<kKey>, ForwardImage<kKey>>>>;
   static constexpr int kMatrix = 64 * kKey * 2;
   // kPairs: A in the place of x, P in that of m.
   static constexpr int kE = 0, kQ = kE + (kOnline ? kMatrix : 0), kX = kQ + (kReads ? kMatrix : 0), kM = kX + (kPairs ? kPanelBytes : kMatrix);
@@ -64,18 +67,23 @@ struct ForwardShape {
     RingBarriers<kBuffers> o, s, w;
   };
   static_assert(kStages >= 2 && kShared <= kScanSharedLimit && sizeof(Barriers) <= (kFine ? kScanBarrierBytes : kTile - kImage));
-  static_assert(kPairs || sizeof(Image) == (kRows ? 1 : 3) * kMatrix + kPanelBytes + (kRows ? 3 * 64 + 32 : kKey + 64) * 4);
+  static_assert(kPairs || kApart || sizeof(Image) == (kRows ? 1 : 3) * kMatrix + kPanelBytes + (kRows ? 3 * 64 + 32 : kKey + 64) * 4);
 };
 
-// One thread: starts the copies of an image into a stage, of image_bytes. pairs: kPairs.
+// One thread: starts the copies of image number `tile` into a stage, of image_bytes.
 template <class Shape>
 constexpr uint32_t image_bytes() {
   return Shape::kImage - (Shape::kRows ? Shape::kX : 0);
 }
-template <class Shape, bool kOut>
-FW_DEVICE void bring_image(char* stage, const typename Shape::Image* image, const PairImage* pairs, uint64_t* full) {
-  if constexpr (Shape::kPairs) {
-    bulk_load(stage + Shape::kX, pairs->a, Shape::kNumbers - Shape::kX, full);
+template <class Shape, int kKey, bool kOut>
+FW_DEVICE void bring_image(char* stage, const ScanForwardArgs& args, int64_t tile, uint64_t* full) {
+  const auto* const image = static_cast<const typename Shape::Image*>(args.images) + tile;
+  if constexpr (Shape::kApart) {
+    bulk_load(stage + Shape::kE, image->e, Shape::kX - Shape::kE, full);
+    bulk_load(stage + Shape::kX, static_cast<const SolvedImage<kKey>*>(args.solved)[tile].x, Shape::kNumbers - Shape::kX, full);
+    bulk_load(stage + Shape::kNumbers, image->gamma, Shape::kImage - Shape::kNumbers, full);
+  } else if constexpr (Shape::kPairs) {
+    bulk_load(stage + Shape::kX, args.pairs[tile].a, Shape::kNumbers - Shape::kX, full);
     bulk_load(stage + Shape::kNumbers, image->e, Shape::kImage - Shape::kNumbers, full);
   } else if constexpr (Shape::kRows) {
     if constexpr (kOut) {
@@ -158,7 +166,6 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
   const int64_t first_block = place.first_tile * value_blocks + place.value_block, block_step = static_cast<int64_t>(args.HV) * value_blocks;
 
   if (thread_index() < kStoreThread) {
-    const auto* image = static_cast<const typename Shape::Image*>(args.images) + place.first_tile + static_cast<int64_t>(start) * args.HV;
     const uint16_t* z = args.z + (z_ready ? (first_block + start * block_step) * kPanel : 0);
     const TileRows v = tile_rows(place.map ? TokenArg{} : args.v, args.sequences, place, args.V);
     // Who fills nothing does not wait either: with nobody waiting for it, it could miss a phase of a barrier and wait for ever.
@@ -175,10 +182,10 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_forward_kernel(const Sca
       if (thread_index() == 0) {
         const uint32_t fine = kFine ? fine_bytes<kKey>(args.fine) : 0;
         mbarrier_expect(full, image_bytes<Shape>() + (z_ready || brings_v ? kPanelBytes : 0) + (brings_rows ? kRowBytes : 0) + fine);
-        bring_image<Shape, kOut>(stage, image, kPairs ? args.pairs + place.first_tile + static_cast<int64_t>(c) * args.HV : nullptr, full);
-        if constexpr (kFine) bring_fine<Shape, kKey>(args.fine, place.first_tile + static_cast<int64_t>(c) * args.HV, stage, full);
+        const int64_t tile = place.first_tile + static_cast<int64_t>(c) * args.HV;
+        bring_image<Shape, kKey, kOut>(stage, args, tile, full);
+        if constexpr (kFine) bring_fine<Shape, kKey>(args.fine, tile, stage, full);
         if (z_ready) bulk_load(stage + Shape::kTile, z, kPanelBytes, full);
-        image += args.HV;
         if (z_ready) z += block_step * kPanel;
       } else if (thread_index() == 32) {
         FW_UNROLL
@@ -425,6 +432,8 @@ void launch_forward(const ScanForwardArgs& args, void* stream) {
       return launch_forward<kKey, Form::kOffline>(args, stream);
     case Form::kImages:
       return launch_forward<kKey, Form::kImages>(args, stream);
+    case Form::kApart:
+      return launch_forward<kKey, Form::kApart>(args, stream);
     case Form::kFine:
       return launch_forward<kKey, Form::kFine>(args, stream);
     case Form::kRows:
@@ -446,6 +455,9 @@ void scan_forward(const ScanForwardArgs& args, int key, void* stream) {
   if (args.rows.k.data != nullptr && (!args.online || args.fine.images != nullptr || args.K % 8 != 0)) {
     fail_internal("scan_forward: rows of k and q are for rules with an erase, without fine images, with K a multiple of 8; got online {}, fine images {}, K {}",
                   args.online, args.fine.images != nullptr ? "there" : "null", args.K);
+  }
+  if (args.solved != nullptr && (!args.online || args.pairs != nullptr || args.rows.k.data != nullptr || args.fine.images != nullptr)) {
+    fail_internal("scan_forward: X and M apart are of rules with an erase and of key images alone, got online {}", args.online);
   }
   if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_forward: key must be 64 or 128 and at least K");
   if (key == 64) {

@@ -3,7 +3,7 @@
 //   V = k D      D = Diag(gamma) D + q^T dO - y^T V          (offline rules: without the last product)
 // Writes, if asked for, D^T at the end of every chunk (before the step) and V of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan/cuda/scan/forward.cu's.
-// Where reverse_takes_rows() scan/reverse_rows.cu takes its place.
+// Where reverse_takes_rows() or leaves_keys() scan/reverse_rows.cu takes its place.
 // kFine: of rules with has_fine_images() (call/select.h): V = diag(scale) k D, and D, V, k and y are sums of two bf16 numbers there and in y^T V.
 //
 // Roles, 256 threads, one block a multiprocessor (scan/parts.cuh):
@@ -218,7 +218,8 @@ void scan_reverse(const ScanReverseArgs& args, int key, void* stream) {
                   args.pairs != nullptr ? "there" : "null", args.rows.q.data != nullptr ? "there" : "null", args.rows.k.data != nullptr ? "there" : "null",
                   args.images != nullptr ? "there" : "null");
   }
-  if (args.numbers != nullptr) return scan_reverse_rows(args, key, stream);
+  if (args.keys != nullptr && (args.images == nullptr || args.pairs == nullptr)) fail_internal("scan_reverse: with keys expected images, A and P");
+  if (args.numbers != nullptr || args.keys != nullptr) return scan_reverse_rows(args, key, stream);
   key == 64 ? launch_reverse<64>(args, stream) : launch_reverse<128>(args, stream);
 }
 

@@ -1,15 +1,18 @@
-// The reverse scan of rules whose w is raw rows of k times a number a row, e and r such rows of k and q or (kMixed) sums of both (reverse_takes_rows(),
-// call/select.h): from those rows, A and P, without images. Per sequence and value head, with the numbers of tiles.h (BackwardNumbers) and raw d_o [tokens, HV,
-// V]:
+// The reverse scan with A and P. Per sequence and value head, with raw d_o [tokens, HV, V]:
+// Source::kRows, kSums: of rules whose w is raw rows of k times a number a row, e and r such rows of k and q or (kSums) sums of both (reverse_takes_rows(),
+// call/select.h), from those rows, without images, with the numbers of tiles.h (BackwardNumbers):
 //   dR = P^T dO + diag(k) K D      dZ = A^T dR
 //   D = gamma D + Q^T (diag(q) dO + diag(erase_q) dZ) + K^T (diag(read_k) dO + diag(e) dZ)
+// Source::kKeys: of rules with a decay a channel (leaves_keys()), from StreamImages and Khat:
+//   dR = P^T dO + Khat D      dZ = A^T dR      D = Diag(gamma) D + Q^T dO + E^T dZ
 // Writes, if asked for, D^T at the end of every chunk (before the step) and dZ of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout. The order of work is scan/forward.cu's.
 //
 // Roles, 256 threads, one block a multiprocessor (scan/parts.cuh):
 //   warp     does                                              waits for                    says so to                shared memory
-//   0, 1     bring k, q, A, P, d_o and numbers of a chunk;     stages.empty                 stages.full               stages: kK, kQ, kA, kP, kTile,
-//            thread 0 asks for A, P, numbers, 32 for rows                                                             kNumbers
+//   0, 1     bring k, q (kKeys: and E), A, P, d_o and numbers  stages.empty                 stages.full               stages: kE, kQ, kK, kA, kP, kTile,
+//            of a chunk; thread 0 asks for images, A, P and                                                           kNumbers
+//            numbers, 32 for rows
 //   2        thread 64 takes D^T away                          d.full                       d.empty                   kD
 //   3        thread 96 takes dZ away                           z.full                       z.empty                   kZ
 //   4 to 7   the state's gradient in registers: dR, dZ, D      stages.full, {d, z}.empty    stages.empty, {d, z}.full read stages, write kD, kZ
@@ -26,12 +29,16 @@ namespace fw::cuda {
 
 namespace {
 
+enum class Source { kRows, kSums, kKeys };
+
 // Bytes of shared memory.
-template <int kKey, bool kSave, bool kMixed>
+template <int kKey, bool kSave, Source kSource>
 struct ReverseRowsShape {
-  static constexpr int kNumberBytes = kMixed ? sizeof(BackwardNumbers) : kPlainNumbers;
+  static constexpr bool kKeys = kSource == Source::kKeys;
+  // kKeys: gamma.
+  static constexpr int kNumberBytes = kKeys ? kKey * 4 : kSource == Source::kSums ? sizeof(BackwardNumbers) : kPlainNumbers;
   static constexpr int kMatrix = 64 * kKey * 2;
-  static constexpr int kK = 0, kQ = kMatrix, kA = 2 * kMatrix, kP = kA + kPanelBytes, kTile = kP + kPanelBytes, kNumbers = kTile + kPanelBytes;
+  static constexpr int kE = 0, kQ = kMatrix, kK = kKeys ? 2 * kMatrix : kE, kA = kKeys ? 3 * kMatrix : 2 * kMatrix, kP = kA + kPanelBytes, kTile = kP + kPanelBytes, kNumbers = kTile + kPanelBytes;
   static constexpr int kStage = round_to_panels(kNumbers + kNumberBytes);
   static constexpr int kBuffers = 2;  // of each thing that leaves
   static constexpr int kOutputs = kSave ? kBuffers * (kMatrix + kPanelBytes) : 0;
@@ -42,12 +49,13 @@ struct ReverseRowsShape {
     RingBarriers<kStages> stages;
     RingBarriers<kBuffers> d, z;
   };
-  static_assert(kStages >= 3 && sizeof(Barriers) <= kScanBarrierBytes && sizeof(PairImage) == 2 * kPanelBytes && offsetof(PairImage, p) == kPanelBytes);
+  static_assert(kStages >= (kKeys ? 2 : 3) && sizeof(Barriers) <= kScanBarrierBytes && sizeof(PairImage) == 2 * kPanelBytes && offsetof(PairImage, p) == kPanelBytes);
 };
 
-template <int kKey, bool kSave, bool kMixed>
+template <int kKey, bool kSave, Source kSource>
 __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(const ScanReverseArgs args, const __grid_constant__ StageMaps maps) {
-  using Shape = ReverseRowsShape<kKey, kSave, kMixed>;
+  using Shape = ReverseRowsShape<kKey, kSave, kSource>;
+  constexpr bool kMixed = kSource == Source::kSums, kKeys = Shape::kKeys;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
   if (thread_index() == 0) {
@@ -75,16 +83,25 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
       uint64_t* const full = barriers.stages.full + ring.slot;
       const int64_t tile = place.first_tile + static_cast<int64_t>(c) * args.HV;
       barriers.stages.wait_empty(ring);
-      const bool whole = engine.takes(c), brings_d_o = whole && maps.values != 0, brings_rows = whole && maps.rows != 0;
+      const bool whole = engine.takes(c), brings_d_o = whole && maps.values != 0, brings_rows = kKeys || (whole && maps.rows != 0);
       if (thread_index() == 0) {
         mbarrier_expect(full, static_cast<uint32_t>(sizeof(PairImage)) + Shape::kNumberBytes + (brings_d_o ? kTensorBytes : 0) +
-                                  (brings_rows ? 2 * kRowPanels * kTensorBytes : 0));
+                                  (kKeys         ? 3 * Shape::kMatrix
+                                   : brings_rows ? 2 * kRowPanels * kTensorBytes
+                                                 : 0));
         bulk_load(stage + Shape::kA, args.pairs + tile, sizeof(PairImage), full);
-        bulk_load(stage + Shape::kNumbers, args.numbers + tile, Shape::kNumberBytes, full);
+        if constexpr (kKeys) {
+          const auto* const image = static_cast<const StreamImage<kKey>*>(args.images) + tile;
+          bulk_load(stage + Shape::kK, args.keys + tile * (64 * kKey), Shape::kMatrix, full);
+          bulk_load(stage + Shape::kE, image->e, 2 * Shape::kMatrix, full);
+          bulk_load(stage + Shape::kNumbers, image->gamma, Shape::kNumberBytes, full);
+        } else {
+          bulk_load(stage + Shape::kNumbers, args.numbers + tile, Shape::kNumberBytes, full);
+        }
       } else if (thread_index() == 32) {
         FW_UNROLL
         for (int panel = 0; panel < kRowPanels; ++panel) {
-          if (!brings_rows) break;
+          if (kKeys || !brings_rows) break;
           engine.bring(maps.k, 64 * panel, k_head, c, stage + Shape::kK + panel * kPanelBytes, full);
           engine.bring(maps.q, 64 * panel, q_head, c, stage + Shape::kQ + panel * kPanelBytes, full);
         }
@@ -113,9 +130,13 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
     const uint32_t base = shuffle(shared_address(shared), 0);  // known to the compiler as a number only: else it reads it anew in every round
     const auto numbers = [&] { return reinterpret_cast<const BackwardNumbers*>(shared + ring.slot * Shape::kStage + Shape::kNumbers); };
     const auto decay_state = [&] {
-      const float gamma = numbers()->gamma[0];
-      FW_UNROLL
-      for (float& x : state) x *= gamma;
+      if constexpr (kKeys) {
+        scale_columns(state, reinterpret_cast<const float*>(numbers()));
+      } else {
+        const float gamma = numbers()->gamma[0];
+        FW_UNROLL
+        for (float& x : state) x *= gamma;
+      }
     };
     pack_fragments(state, a);
     if (chunks > 0) {
@@ -126,7 +147,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
     for (int left = chunks; left > 0; --left) {
       // Here a stage is full, a = D and state = gamma D.
       const uint32_t stage = base + ring.slot * Shape::kStage;
-      uint32_t d_o[4][4], scaled[4][4], b[4][4];
+      uint32_t d_o[4][4], b[4][4];
+      [[maybe_unused]] uint32_t scaled[4][4];  // not kKeys
       float v[32], r[32], z[32];
       FW_UNROLL
       for (int k = 0; k < 4; ++k) load_token_fragment(d_o[k], stage + Shape::kTile, k);
@@ -134,7 +156,10 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
       multiply_rows(v, a, stage + Shape::kK, false);
       multiply_outer(r, d_o, stage + Shape::kP);
       wgmma_commit();
-      if constexpr (!kMixed) {
+      if constexpr (kKeys) {
+        add_outer<kKey>(state, d_o, stage + Shape::kQ);
+        wgmma_commit();
+      } else if constexpr (!kMixed) {
         scale_fragments(d_o, numbers()->q, scaled);
         wgmma_fence();
         add_outer<kKey>(state, scaled, stage + Shape::kQ);
@@ -151,7 +176,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
       wgmma_wait<kMixed ? 0 : 1>();
       keep(v);
       keep(r);
-      scale_columns(v, numbers()->k);
+      if constexpr (!kKeys) scale_columns(v, numbers()->k);
       FW_UNROLL
       for (int i = 0; i < 32; ++i) v[i] += r[i];
       pack_fragments(v, b);
@@ -161,8 +186,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
       wgmma_wait<0>();
       keep(z);
       keep(state);
+      if constexpr (kSave || kKeys) pack_fragments(z, b);
       if constexpr (kSave) {
-        pack_fragments(z, b);
         barriers.z.wait_empty(leaving);
         const uint32_t to = base + Shape::kZ + leaving.slot * kPanelBytes;
         FW_UNROLL
@@ -178,12 +203,17 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
         add_fragments(v, d_o, numbers()->q);
         pack_fragments(v, b);
       }
-      scale_columns(z, numbers()->e);
-      if constexpr (kMixed) add_fragments(z, d_o, numbers()->read_k);
-      pack_fragments(z, scaled);
-      wgmma_fence();
-      if constexpr (kMixed) add_outer<kKey>(state, b, stage + Shape::kQ);
-      add_outer<kKey>(state, scaled, stage + Shape::kK);
+      if constexpr (kKeys) {
+        wgmma_fence();
+        add_outer<kKey>(state, b, stage + Shape::kE);
+      } else {
+        scale_columns(z, numbers()->e);
+        if constexpr (kMixed) add_fragments(z, d_o, numbers()->read_k);
+        pack_fragments(z, scaled);
+        wgmma_fence();
+        if constexpr (kMixed) add_outer<kKey>(state, b, stage + Shape::kQ);
+        add_outer<kKey>(state, scaled, stage + Shape::kE);
+      }
       wgmma_commit();
       const Ring<Shape::kStages> done = ring;
       ring.next();
@@ -198,20 +228,21 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_reverse_rows_kernel(cons
   }
 }
 
-template <int kKey, bool kSave, bool kMixed>
+template <int kKey, bool kSave, Source kSource>
 void launch_reverse_rows(const ScanReverseArgs& args, void* stream) {
-  using Shape = ReverseRowsShape<kKey, kSave, kMixed>;
+  using Shape = ReverseRowsShape<kKey, kSave, kSource>;
   const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock);
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
   StageMaps stage;
   stage.values = map_tensor(args.d_o, args.shape, args.HV, args.V, stage.v) ? 1 : 0;
   const ScanRows& rows = args.rows;
-  stage.rows = map_tensor(rows.k, args.shape, args.HV, args.K, stage.k) && map_tensor(rows.q, args.shape, args.HV, args.K, stage.q) ? 1 : 0;
-  launch_overlapped(scan_reverse_rows_kernel<kKey, kSave, kMixed>, grid, kScanThreads, Shape::kShared, stream, args, stage);
+  stage.rows = !Shape::kKeys && map_tensor(rows.k, args.shape, args.HV, args.K, stage.k) && map_tensor(rows.q, args.shape, args.HV, args.K, stage.q) ? 1 : 0;
+  launch_overlapped(scan_reverse_rows_kernel<kKey, kSave, kSource>, grid, kScanThreads, Shape::kShared, stream, args, stage);
 }
 template <int kKey, bool kSave>
 void launch_reverse_rows(const ScanReverseArgs& args, void* stream) {
-  args.mixed ? launch_reverse_rows<kKey, kSave, true>(args, stream) : launch_reverse_rows<kKey, kSave, false>(args, stream);
+  if (args.keys != nullptr) return launch_reverse_rows<kKey, kSave, Source::kKeys>(args, stream);
+  args.mixed ? launch_reverse_rows<kKey, kSave, Source::kSums>(args, stream) : launch_reverse_rows<kKey, kSave, Source::kRows>(args, stream);
 }
 template <int kKey>
 void launch_reverse_rows(const ScanReverseArgs& args, void* stream) {

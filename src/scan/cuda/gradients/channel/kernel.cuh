@@ -99,6 +99,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
         mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
         if constexpr (kByHalves<Shape>) {
           make_tiles_by_halves(c, stage);
+          fence_async_shared();
+          sync_threads();
         } else {
           make_value_tiles(c, stage);
         }

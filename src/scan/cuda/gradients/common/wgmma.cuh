@@ -53,12 +53,12 @@ FW_DEVICE void make_value_tiles(const TurnChunk<Shape>& c, int stage) {
   constexpr int kTiles = PairSums<Shape>::kTiles, kColumns = PairSums<Shape>::kColumns;
   const uint32_t columns = c.base + value_columns(c);
   fence_async_shared();  // what was copied and written for this
-  if constexpr (Shape::kOnline && !Shape::kChannel) {
+  if constexpr (Shape::kOnline) {
     if (c.args.v_is_dz && c.solved()) return sync_threads();
     if (c.args.v_is_dz) {
       float r[kTiles][4];
       wgmma_fence();
-      start_product<kColumns, false, true, true, false>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
+      start_product<kColumns, false, true, true, Shape::kChannel>(flat(r), c.base + Shape::kA, columns + stage + Shape::kW);
       wgmma_commit();
       wgmma_wait<0>();
       keep(flat(r));
