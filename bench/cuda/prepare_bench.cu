@@ -112,7 +112,9 @@ void bench(const Named& named, const char* shape, int B, int T, int H) {
     }
     if (z) a.z = reinterpret_cast<uint16_t*>(allocate(tokens * V * 2));
     for (const TokenArg& t : {x.in.q, x.in.k, x.in.v, x.in.g, x.in.erase_gate, x.in.write_gate}) memory.push_back(t.data);
-    for (void* p : {a.forward, a.solved, static_cast<void*>(a.keys), a.backward, static_cast<void*>(a.numbers), static_cast<void*>(a.pairs), static_cast<void*>(a.z)}) memory.push_back(p);
+    for (void* p :
+         {a.forward, a.solved, static_cast<void*>(a.keys), a.backward, static_cast<void*>(a.numbers), static_cast<void*>(a.pairs), static_cast<void*>(a.z)})
+      memory.push_back(p);
   }
   cudaEvent_t start, stop;
   check(cudaEventCreate(&start), "event");

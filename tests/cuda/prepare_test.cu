@@ -167,8 +167,8 @@ Errors run_case(const Case& test, std::vector<uint8_t>* bits) {
   prepare(args, kKey, chunks, nullptr);
 
   const std::vector<uint16_t> key_matrices = keys.download();
-  const std::vector<uint8_t> forward_bytes = of_keys ? parts.joined() : forward.download(), backward_bytes = backward.download(), number_bytes = numbers.download(),
-                             pair_bytes = pairs.download(), z_bytes = z.download();
+  const std::vector<uint8_t> forward_bytes = of_keys ? parts.joined() : forward.download(), backward_bytes = backward.download(),
+                             number_bytes = numbers.download(), pair_bytes = pairs.download(), z_bytes = z.download();
   const std::vector<uint8_t> forward_fine_bytes = forward_fine.download(), backward_fine_bytes = backward_fine.download(), e_rest_bytes = e_rests.download(),
                              k_rest_bytes = k_rests.download();
   if (bits != nullptr) {
@@ -381,7 +381,8 @@ void run_bits(const Case& test, const Inputs& in) {
     if (leaves_keys(test.rule)) parts.give(args);
     if (has_fine_images(test.rule)) args.forward_fine = {fine.data(), test.key_rests ? reinterpret_cast<uint16_t*>(rests.data()) : nullptr};
     prepare(args, kKey, chunks, nullptr);
-    const std::vector<uint8_t> bytes = leaves_keys(test.rule) ? parts.joined() : forward.download(), fine_bytes = fine.download(), rest_bytes = rests.download(), pair_bytes = pairs.download();
+    const std::vector<uint8_t> bytes = leaves_keys(test.rule) ? parts.joined() : forward.download(), fine_bytes = fine.download(),
+                               rest_bytes = rests.download(), pair_bytes = pairs.download();
     std::vector<Images> result(items);  // zeros
     for (std::size_t i = 0; i < items; ++i) {
       Images& x = result[i];

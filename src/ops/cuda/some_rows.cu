@@ -4,7 +4,7 @@
 //
 //   warps 0 to 3, 4 to 7    multiply the first and the last 64 rows of a stage; afterwards all join the sums
 //   warp 8, one lane        brings W [128, 64] and x [kTokens, 64] of a stage, as panels (tiles.h). Rows and columns that are not there are zeros
-//   barriers                stages: full by bytes, empty by all workers; behind the last stage the block's or the cluster's
+//   barriers                stages: full by bytes, empty by all workers; behind the last stage the workers' or the cluster's
 //   shared memory           kStages stages, barriers; behind the last stage the sums [kTokens, 128] in the stages' place
 //
 // The weight does not change while a token is decoded, so a block asks for the W of all its first stages before the kernel in front of it is over, and for x
@@ -112,13 +112,6 @@ __global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const Som
   constexpr int kOutputs = kHalves ? kProductTile / 2 : kProductTile;
   const int slice = static_cast<int>(block_index_x()) % kSlices, row = static_cast<int>(block_index_x()) / kSlices * kOutputs;
   const int first = a.stages * slice / kSlices, count = a.stages * (slice + 1) / kSlices - first;
-  const auto meet = [] {
-    if constexpr (kSlices > 1) {
-      cluster_sync();
-    } else {
-      sync_threads();
-    }
-  };
 
   if (warp_index() == kProductWorkers / 32) {
     if (lane_index() == 0) {
@@ -146,8 +139,11 @@ __global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const Som
         bring_x(i, ring.slot);
       }
     }
-    meet();
-    if constexpr (kSlices > 1) cluster_sync();
+    if constexpr (kSlices > 1) {
+      sync_warp();  // barriers are for whole warps
+      cluster_sync();
+      cluster_sync();
+    }
     return;
   }
 
@@ -199,7 +195,11 @@ __global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const Som
     FW_UNROLL
     for (int i = 0; i < kTokens / 2; ++i) mine[(i / 4 * 8 + i % 2) * Shape::kPitch + i % 4 / 2 * 8] = sums[i];
   }
-  meet();
+  if constexpr (kSlices > 1) {
+    cluster_sync();
+  } else {
+    named_barrier_sync(kJoinBarrier, kProductWorkers);
+  }
   FW_UNROLL
   for (int turn = 0; turn < kTurns; ++turn) {
     const int m = token_of(turn);

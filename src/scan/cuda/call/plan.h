@@ -65,9 +65,9 @@ struct ForwardRegions {
   FineRegions fine;
   Region z;  // panels [chunks, HV, value blocks]: rules whose write gate has a value a channel
   SegmentRegions segments;
-  Region maps;            // float [segments, HV, K, K], where they are not saved
+  Region maps;  // float [segments, HV, K, K], where they are not saved
   Region streams;
-  Region numbers, pairs;  // of DevicePlan::wide, where they are not saved: ChunkNumbers, PairImage [chunks, HV]
+  Region numbers, pairs;    // of DevicePlan::wide, where they are not saved: ChunkNumbers, PairImage [chunks, HV]
   size_t saving_bytes = 0;  // up to where that begins which is not there if it is saved
   size_t bytes = 0;
 };

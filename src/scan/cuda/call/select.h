@@ -128,8 +128,8 @@ bool prepare_makes_m(const Problem& problem, int key);
 bool prepare_leaves_rows(const Problem& problem, int key);
 bool prepare_leaves_pairs(const Problem& problem, int key, bool cut);
 
-// What the forward scan has for E and Q: images (kApart: X and M apart from E and Q), images of two terms, the raw rows times numbers a row (kPairs: for X and M too,
-// with A and P; kSums: and E and Q are sums of both), or (offline) Q alone.
+// What the forward scan has for E and Q: images (kApart: X and M apart from E and Q), images of two terms, the raw rows times numbers a row (kPairs: for X and
+// M too, with A and P; kSums: and E and Q are sums of both), or (offline) Q alone.
 enum class ScanForm { kOffline, kImages, kApart, kFine, kRows, kPairs, kSums };
 ScanForm select_scan(const ScanForwardArgs& args);
 

@@ -268,8 +268,8 @@ struct RowsOfM<kKey, true, kLeaves> {
   }
 };
 
-// The streams of the warp's rows, in place of what they are made of, and the images q, e and (kTraining, kExact) Khat. kExact: no decay of the rows is bounded; the
-// others give the same bits where none has been so far. spare: of M, as true_keys() wants it.
+// The streams of the warp's rows, in place of what they are made of, and the images q, e and (kTraining, kExact) Khat. kExact: no decay of the rows is bounded;
+// the others give the same bits where none has been so far. spare: of M, as true_keys() wants it.
 template <int kKey, bool kNarrow, bool kPrecond, bool kGates, bool kTraining, bool kExact>
 FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kKey / 32>& f, RowsOfM<kKey, kPrecond, kTraining>& rows_of_m, const Problem& x,
                           const MRows& spare, char* shared, const PlainImages<kKey>& out) {

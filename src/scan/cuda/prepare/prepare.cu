@@ -27,7 +27,8 @@ void prepare(const PrepareArgs& args, int key, int64_t chunks, void* stream) {
     fail_internal("prepare: of this rule expected {}, if anything, for the reverse scan, got {}", rows ? "numbers" : "backward images",
                   rows ? "backward images" : "numbers");
   }
-  if (chunks > 0 && leaves_keys(args.problem.rule) && (args.solved == nullptr || args.backward != nullptr || (args.keys == nullptr) != (args.pairs == nullptr))) {
+  if (chunks > 0 && leaves_keys(args.problem.rule) &&
+      (args.solved == nullptr || args.backward != nullptr || (args.keys == nullptr) != (args.pairs == nullptr))) {
     const auto text = [](const void* at) { return at != nullptr ? "there" : "null"; };
     fail_internal("prepare: of this rule expected a place for X and M, none for backward images, keys with A and P; got {}, {}, {}, {}", text(args.solved),
                   text(args.backward), text(args.keys), text(args.pairs));

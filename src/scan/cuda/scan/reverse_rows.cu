@@ -38,7 +38,8 @@ struct ReverseRowsShape {
   // kKeys: gamma.
   static constexpr int kNumberBytes = kKeys ? kKey * 4 : kSource == Source::kSums ? sizeof(BackwardNumbers) : kPlainNumbers;
   static constexpr int kMatrix = 64 * kKey * 2;
-  static constexpr int kE = 0, kQ = kMatrix, kK = kKeys ? 2 * kMatrix : kE, kA = kKeys ? 3 * kMatrix : 2 * kMatrix, kP = kA + kPanelBytes, kTile = kP + kPanelBytes, kNumbers = kTile + kPanelBytes;
+  static constexpr int kE = 0, kQ = kMatrix, kK = kKeys ? 2 * kMatrix : kE, kA = kKeys ? 3 * kMatrix : 2 * kMatrix, kP = kA + kPanelBytes,
+                       kTile = kP + kPanelBytes, kNumbers = kTile + kPanelBytes;
   static constexpr int kStage = round_to_panels(kNumbers + kNumberBytes);
   static constexpr int kBuffers = 2;  // of each thing that leaves
   static constexpr int kOutputs = kSave ? kBuffers * (kMatrix + kPanelBytes) : 0;
@@ -49,7 +50,8 @@ struct ReverseRowsShape {
     RingBarriers<kStages> stages;
     RingBarriers<kBuffers> d, z;
   };
-  static_assert(kStages >= (kKeys ? 2 : 3) && sizeof(Barriers) <= kScanBarrierBytes && sizeof(PairImage) == 2 * kPanelBytes && offsetof(PairImage, p) == kPanelBytes);
+  static_assert(kStages >= (kKeys ? 2 : 3) && sizeof(Barriers) <= kScanBarrierBytes && sizeof(PairImage) == 2 * kPanelBytes &&
+                offsetof(PairImage, p) == kPanelBytes);
 };
 
 template <int kKey, bool kSave, Source kSource>

@@ -39,7 +39,8 @@ FW_DEVICE int half_column(const ChannelChunk<Shape>& c) {
   return c.group() % ChannelPairs<Shape>::kGroups * ChannelPairs<Shape>::kColumns;
 }
 
-// As make_value_tiles(): dR and then dZ, unless that is there, by the first half of the warpgroups, R by the second. Behind it a fence and a barrier are wanted.
+// As make_value_tiles(): dR and then dZ, unless that is there, by the first half of the warpgroups, R by the second. Behind it a fence and a barrier are
+// wanted.
 template <class Shape>
 FW_DEVICE void make_tiles_by_halves(const ChannelChunk<Shape>& c, int stage) {
   constexpr int kTiles = ChannelPairs<Shape>::kTiles, kColumns = ChannelPairs<Shape>::kColumns;
@@ -60,7 +61,7 @@ FW_DEVICE void make_tiles_by_halves(const ChannelChunk<Shape>& c, int stage) {
   float d[kTiles][4];
   fence_async_shared();  // what was copied and written for this
   if (makes_p(c, 0)) {
-    if (c.args.v_is_dz) return;
+    if (c.args.v_is_dz) return named_barrier_sync(1 + c.group(), 128);  // as often as the others, else racecheck loses count
     FW_UNROLL
     for (int j = 0; j < kTiles; ++j) {
       const uint32_t low = c.fragment_at(stage + Shape::kV, 0, granule, j), high = c.fragment_at(stage + Shape::kV, 1, granule, j);
