@@ -457,7 +457,10 @@ void scan_forward(const ScanForwardArgs& args, int key, void* stream) {
                   args.online, args.fine.images != nullptr ? "there" : "null", args.K);
   }
   if (args.solved != nullptr && (!args.online || args.pairs != nullptr || args.rows.k.data != nullptr || args.fine.images != nullptr)) {
-    fail_internal("scan_forward: X and M apart are of rules with an erase and of key images alone, got online {}", args.online);
+    const auto text = [](const void* at) { return at != nullptr ? "there" : "null"; };
+    fail_internal(
+        "scan_forward: with X and M apart expected an erase and neither A and P nor rows nor fine images, got online {}, A and P {}, k {}, fine images {}",
+        args.online, text(args.pairs), text(args.rows.k.data), text(args.fine.images));
   }
   if (args.K > key || (key != 64 && key != 128)) throw Error(ErrorKind::kInternal, "scan_forward: key must be 64 or 128 and at least K");
   if (key == 64) {

@@ -218,7 +218,10 @@ void scan_reverse(const ScanReverseArgs& args, int key, void* stream) {
                   args.pairs != nullptr ? "there" : "null", args.rows.q.data != nullptr ? "there" : "null", args.rows.k.data != nullptr ? "there" : "null",
                   args.images != nullptr ? "there" : "null");
   }
-  if (args.keys != nullptr && (args.images == nullptr || args.pairs == nullptr)) fail_internal("scan_reverse: with keys expected images, A and P");
+  if (args.keys != nullptr && (args.images == nullptr || args.pairs == nullptr)) {
+    fail_internal("scan_reverse: with keys expected images, A and P, got images {}, A and P {}", args.images != nullptr ? "there" : "null",
+                  args.pairs != nullptr ? "there" : "null");
+  }
   if (args.numbers != nullptr || args.keys != nullptr) return scan_reverse_rows(args, key, stream);
   key == 64 ? launch_reverse<64>(args, stream) : launch_reverse<128>(args, stream);
 }
