@@ -31,41 +31,46 @@ struct SeenRows {
 // run's first page and the one behind it, which are most runs, are looked for once.
 template <class T>
 struct RowsFrom {
-  const Pages<T>&keys, &values;
+  const Pages<T>*keys, *values;
   int64_t n;
   uint32_t page, row, rows;  // page and row in it of the first; rows of a page
   T *k[2], *v[2];
 
   FW_DEVICE RowsFrom(const Pages<T>& of_keys, const Pages<T>& of_values, int64_t sequence, int64_t position)
-      : keys(of_keys), values(of_values), n(sequence), rows(static_cast<uint32_t>(of_keys.rows)) {
-    const uint32_t pages = static_cast<uint32_t>(keys.per_sequence);
+      : keys(&of_keys), values(&of_values), n(sequence), rows(static_cast<uint32_t>(of_keys.rows)) {
+    const uint32_t pages = static_cast<uint32_t>(keys->per_sequence);
     if (position >> 32 == 0) {
       const uint32_t place = static_cast<uint32_t>(position), before = place / rows;
       page = before % pages, row = place - before * rows;
     } else {
-      page = static_cast<uint32_t>(position / keys.rows % keys.per_sequence), row = static_cast<uint32_t>(position % keys.rows);
+      page = static_cast<uint32_t>(position / keys->rows % keys->per_sequence), row = static_cast<uint32_t>(position % keys->rows);
     }
-    k[0] = begin_of(keys, page), v[0] = begin_of(values, page);
+    k[0] = begin_of(*keys, page), v[0] = begin_of(*values, page);
     const uint32_t next = page + 1 == pages ? 0 : page + 1;
-    k[1] = begin_of(keys, next), v[1] = begin_of(values, next);
+    k[1] = begin_of(*keys, next), v[1] = begin_of(*values, next);
   }
   FW_DEVICE T* begin_of(const Pages<T>& of, uint32_t at) const {
     const int64_t index = n * of.per_sequence + at;
     return of.table != nullptr ? global_memory(of.table[index]) : of.first + index * of.rows * of.width;
   }
+  // Whether `count` rows from row `index` on lie one behind the other.
+  FW_DEVICE bool together(int index, int count) const {
+    const uint32_t beyond = row + static_cast<uint32_t>(index), in_page = beyond < rows ? beyond : beyond - rows;
+    return in_page + static_cast<uint32_t>(count) <= rows;
+  }
   // Row `index` of those.
   FW_DEVICE void find(int64_t index, T*& key, T*& value) const {
     const uint32_t beyond = row + static_cast<uint32_t>(index);
     if (beyond < rows) {
-      const int64_t at = int64_t{beyond} * keys.width;
+      const int64_t at = int64_t{beyond} * keys->width;
       key = k[0] + at, value = v[0] + at;
     } else if (beyond < 2 * rows) {
-      const int64_t at = int64_t{beyond - rows} * keys.width;
+      const int64_t at = int64_t{beyond - rows} * keys->width;
       key = k[1] + at, value = v[1] + at;
     } else {
-      const uint32_t step = beyond / rows, there = (page + step) % static_cast<uint32_t>(keys.per_sequence);
-      const int64_t at = int64_t{beyond - step * rows} * keys.width;
-      key = begin_of(keys, there) + at, value = begin_of(values, there) + at;
+      const uint32_t step = beyond / rows, there = (page + step) % static_cast<uint32_t>(keys->per_sequence);
+      const int64_t at = int64_t{beyond - step * rows} * keys->width;
+      key = begin_of(*keys, there) + at, value = begin_of(*values, there) + at;
     }
   }
 };

@@ -2,11 +2,12 @@
 // brings into its own shared memory by cp.async, two ahead, and multiplies them as matrices: a row is then a few instructions where numbers one by one were
 // some hundred, which took longer than the memory. The query heads that share keys, up to eight, are the rows of the products' other side.
 //   scores  [16 heads, 8 rows] = q k^T, twice   a: q, from registers   b: rows of k, ldmatrix
-//   sums    [16 heads, 8 channels] += p v       a: p, in bf16          b: rows of v, ldmatrix transposed
+//   sums    [16 channels, 8 heads] += v^T p     a: rows of v, ldmatrix transposed   b: p, in bf16
 // The rows of earlier tokens were there before the kernel in front began, so a block asks for them ahead of its wait, as a product does for its weight. What
 // the token itself brings comes behind the wait: its key and value are the last row of the last run, whose block also puts them where they belong. Its query
 // and key are turned here where they are to be (rotary position embedding): the place, and so the query's sines, are known ahead of the wait.
-//   decode_tiles_kernel   grid: sequences x heads / heads of a block, runs that go on at a time;  4 warps: tiles w, w + 4, ... of a run
+//   decode_tiles_kernel   grid: sequences x heads / heads of a block, runs that go on at a time;  4 warps: tiles w, w + 4, ... of a run, two ahead over all
+//   runs of the block; the warps' sums meet behind each run
 #include <algorithm>
 #include <cmath>
 
@@ -76,86 +77,128 @@ struct OwnRow {
   }
 };
 
+// The sums of a run's warps, of one run and, beside it, of the next.
+template <int kDim>
+struct RunSums {
+  float *first, *tops, *sums;  // [2, heads of the block, warps, kDim]; [2, kHeadsOfTile, warps]
+  int heads;
+  static constexpr size_t bytes(int heads) {
+    return sizeof(float) * 2 * kTilingWarps * (static_cast<size_t>(heads) * kDim + 2 * static_cast<size_t>(kHeadsOfTile));
+  }
+  FW_DEVICE RunSums(char* at, int of_block) : tops(reinterpret_cast<float*>(at)), sums(tops + 2 * kHeadsOfTile * kTilingWarps), heads(of_block) {
+    first = sums + 2 * kHeadsOfTile * kTilingWarps;
+  }
+  FW_DEVICE float* of(int parity, int h, int g) const { return first + ((parity * heads + h) * kTilingWarps + g) * kDim; }
+  FW_DEVICE float* tops_of(int parity) const { return tops + parity * kHeadsOfTile * kTilingWarps; }
+  FW_DEVICE float* sums_of(int parity) const { return sums + parity * kHeadsOfTile * kTilingWarps; }
+};
+
+template <int kDim>
+constexpr size_t tiling_bytes(int of_block) {
+  return kTilingWarps * (kTilesAhead * 2 * DecodeTiles<kDim>::kBytes + sizeof(OwnRow<kDim>)) + RunSums<kDim>::bytes(of_block);
+}
+
 template <int kDim>
 __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
     decode_tiles_kernel(const DecodeArgs<Bf16> of, int of_block, const __grid_constant__ TurnShares turns) {
-  constexpr int kPackets = kDim / 8, kSteps = kDim / 16, kRowsAtOnce = 32 / kPackets;
+  constexpr int kPackets = kDim / 8, kSteps = kDim / 16, kRowsAtOnce = 32 / kPackets, kStep = kTilingWarps * kRowsOfTile;
   const PlainArgs<Bf16>& a = of.plain;
   const int warp = static_cast<int>(warp_index()), lane = static_cast<int>(lane_index()), group = lane / 4, pair = lane % 4 * 2;
   const int blocks = a.heads / of_block, head = static_cast<int>(block_index_x()) % blocks * of_block, column = head / a.group * kDim;
   const int64_t n = block_index_x() / static_cast<unsigned>(blocks), stride = int64_t{of.runs} * (kDim + 2);
   const SeenRows seen(a, n);
+  const int runs = static_cast<int>(seen.runs()), runs_at_once = static_cast<int>(grid_size_y()), first_run = static_cast<int>(block_index_y());
+  if (first_run >= runs) return;  // the other blocks want the room
+  const auto begin_of = [&](int run) { return seen.first + run * seen.run; };
+  // From here on rows are counted from their run's first. The token's own is the last of the last run.
+  const auto rows_of = [&](int run) { return static_cast<int>(min(seen.place + 1 - begin_of(run), seen.run)); };
   constexpr int kWarpBytes = kTilesAhead * 2 * DecodeTiles<kDim>::kBytes;
   char* const own_tiles = shared_memory() + warp * kWarpBytes;
   const DecodeTiles<kDim> tiles{shared_address(own_tiles)};
-  float* const tops = reinterpret_cast<float*>(shared_memory() + kTilingWarps * kWarpBytes);  // [heads, warps]
-  float* const sums = tops + kHeadsOfTile * kTilingWarps;                                     // [heads, warps]; behind them the warps' OwnRows
-  const Bf16 *own_k = a.k.data + n * a.k.stride + column, *own_v = a.v.data + n * a.v.stride + column;
-  const int packet = lane % kPackets;
-  constexpr int kStep = kTilingWarps * kRowsOfTile;
+  OwnRow<kDim>* const own_rows = reinterpret_cast<OwnRow<kDim>*>(shared_memory() + kTilingWarps * kWarpBytes);
+  OwnRow<kDim>& own_row = own_rows[warp];
+  const RunSums<kDim> run_sums(reinterpret_cast<char*>(own_rows + kTilingWarps), of_block);
+  const int packet = lane % kPackets, mine_from = warp * kRowsOfTile;
   const float scale = kLog2E * a.scale;
-  uint32_t q[kSteps][2];
-  OwnRow<kDim>& own_row = reinterpret_cast<OwnRow<kDim>*>(sums + kHeadsOfTile * kTilingWarps)[warp];
-  const auto put_own = [&](int stage, int row) {
+
+  // The next tile to be asked for, and the one that has the token's own row, once it has been.
+  int asked_run = first_run, asked = mine_from, own_stage = -1, own_at = 0;
+  bool waited = false;
+  RowsFrom<Bf16> places(a.past_k, a.past_v, n, begin_of(first_run));
+  const auto put_own = [&] {
     FW_UNROLL for (int which = 0; which < 2; ++which) {
-      if (lane < kPackets) own_row.copy(which, packet, reinterpret_cast<Bf16*>(own_tiles + (tiles.at(stage, which, row, packet) - tiles.base)));
+      if (lane < kPackets) own_row.copy(which, packet, reinterpret_cast<Bf16*>(own_tiles + (tiles.at(own_stage, which, own_at, packet) - tiles.base)));
     }
   };
-  bool waited = false;
-  // A block that has no run is over at once: the others want the room.
+  // Rows beyond the end are zeros: nothing times them must be a number.
+  const auto ask = [&](int stage) {
+    if (asked_run < runs && asked >= rows_of(asked_run)) {  // the warp has no more of this run
+      asked_run += runs_at_once, asked = mine_from;
+      if (asked_run < runs) places = RowsFrom<Bf16>(a.past_k, a.past_v, n, begin_of(asked_run));
+    }
+    if (asked_run < runs && asked < rows_of(asked_run)) {
+      const int rows = rows_of(asked_run), own = asked_run + 1 == runs ? rows - 1 : rows;
+      const int first = asked + lane / kPackets;
+      Bf16 *k, *v;
+      if (asked + kRowsOfTile <= own && places.together(asked, kRowsOfTile)) {
+        places.find(first, k, v);
+        const int64_t step = kRowsAtOnce * a.past_k.width;
+        k += column + packet * 8, v += column + packet * 8;
+        FW_UNROLL for (int i = 0; i < kRowsOfTile / kRowsAtOnce; ++i, k += step, v += step) {
+          cp_async_16(tiles.at(stage, 0, lane / kPackets + i * kRowsAtOnce, packet), k, true);
+          cp_async_16(tiles.at(stage, 1, lane / kPackets + i * kRowsAtOnce, packet), v, true);
+        }
+      } else {
+        FW_NO_UNROLL for (int i = 0; i < kRowsOfTile; i += kRowsAtOnce) {
+          const bool there = first + i < rows;
+          if (first + i == own && there) continue;
+          places.find(there ? first + i : 0, k, v);
+          cp_async_16(tiles.at(stage, 0, lane / kPackets + i, packet), k + column + packet * 8, there);
+          cp_async_16(tiles.at(stage, 1, lane / kPackets + i, packet), v + column + packet * 8, there);
+        }
+      }
+      if (own < rows && own >= asked && own < asked + kRowsOfTile) {
+        own_stage = stage, own_at = own - asked;
+        if (waited) put_own();
+      }
+      asked += kStep;
+    }
+    cp_async_commit();  // of nothing too: groups of copies are counted
+  };
+  FW_NO_UNROLL for (int stage = 0; stage < kTilesAhead; ++stage) ask(stage);  // registers
+
+  const bool turned = of.theta != 0;
+  if (turned) {
+    own_row.make_turns(turns, seen.place, lane);
+    sync_warp();
+  }
+  grid_dependency_wait();
+  grid_dependency_launch();
+  waited = true;
+  const bool has_last = (runs - 1 - first_run) % runs_at_once == 0;
+  if (has_last && lane < kPackets) {
+    own_row.bring(a.k.data + n * a.k.stride + column, a.v.data + n * a.v.stride + column, packet, turned);
+  }
+  if (own_stage >= 0) put_own();
+  uint32_t q[kSteps][2];
+  FW_UNROLL for (int s = 0; s < kSteps; ++s) {
+    q[s][0] = q[s][1] = 0;
+    if (group >= of_block) continue;
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(a.q.data + n * a.q.stride + int64_t{head + group} * kDim);
+    q[s][0] = words[(s * 16 + pair) / 2], q[s][1] = words[(s * 16 + pair + 8) / 2];
+  }
+  FW_UNROLL for (int s = 0; s < kSteps / 2; ++s) {
+    if (!turned) continue;
+    FW_UNROLL for (int j = 0; j < 2; ++j) turn_packed(q[s][j], q[s + kSteps / 2][j], own_row.turns_of(s * 16 + j * 8 + pair));
+  }
+
+  int stage = 0, parity = 0;
   FW_NO_UNROLL
-  for (int64_t run = block_index_y(); seen.first + run * seen.run <= seen.place; run += grid_size_y()) {
-    const int64_t begin = seen.first + run * seen.run;
-    // From here on rows are counted from the run's first. own: the token's own, if it is in this run.
-    const int rows = static_cast<int>(min(seen.place + 1 - begin, seen.run)), mine_from = warp * kRowsOfTile;
-    const int own = seen.place - begin < rows ? rows - 1 : -1;
-    const RowsFrom<Bf16> places(a.past_k, a.past_v, n, begin);
-    // Asks for the tile from `first` on, for the token's own row only if it is there by now. Rows beyond the end are zeros: nothing times them must be a
-    // number.
-    const auto ask = [&](int stage, int first, bool with_own) {
-      FW_UNROLL for (int i = 0; i < kRowsOfTile / kRowsAtOnce; ++i) {
-        const int row = lane / kPackets + i * kRowsAtOnce;
-        const bool there = first + row < rows;
-        if (first + row == own) continue;
-        Bf16 *k, *v;
-        places.find(there ? first + row : 0, k, v);
-        cp_async_16(tiles.at(stage, 0, row, packet), k + column + packet * 8, there);
-        cp_async_16(tiles.at(stage, 1, row, packet), v + column + packet * 8, there);
-      }
-      if (with_own && own >= first && own < first + kRowsOfTile) put_own(stage, own - first);
-    };
-    FW_NO_UNROLL for (int stage = 0; stage < kTilesAhead; ++stage) {  // registers
-      if (mine_from + stage * kStep < rows) ask(stage, mine_from + stage * kStep, waited);
-      cp_async_commit();  // of nothing too: groups of copies are counted
-    }
-    if (!waited) {
-      const bool turned = of.theta != 0;
-      if (turned) {
-        own_row.make_turns(turns, seen.place, lane);
-        sync_warp();
-      }
-      grid_dependency_wait();
-      grid_dependency_launch();
-      waited = true;
-      if (lane < kPackets && (own >= 0 || seen.first + (run + grid_size_y()) * seen.run <= seen.place)) own_row.bring(own_k, own_v, packet, turned);
-      // Of the tile that was asked for without it.
-      const int own_tile = own < mine_from ? kTilesAhead : (own - mine_from) / kStep, row = own - mine_from - own_tile * kStep;
-      if (own_tile < kTilesAhead && row < kRowsOfTile) put_own(own_tile, row);
-      FW_UNROLL for (int s = 0; s < kSteps; ++s) {
-        q[s][0] = q[s][1] = 0;
-        if (group >= of_block) continue;
-        const uint32_t* words = reinterpret_cast<const uint32_t*>(a.q.data + n * a.q.stride + int64_t{head + group} * kDim);
-        q[s][0] = words[(s * 16 + pair) / 2], q[s][1] = words[(s * 16 + pair + 8) / 2];
-      }
-      FW_UNROLL for (int s = 0; s < kSteps / 2; ++s) {
-        if (!turned) continue;
-        FW_UNROLL for (int j = 0; j < 2; ++j) turn_packed(q[s][j], q[s + kSteps / 2][j], own_row.turns_of(s * 16 + j * 8 + pair));
-      }
-    }
-    float total[kPackets][4];
-    FW_UNROLL for (int d = 0; d < kPackets; ++d) { FW_UNROLL for (int i = 0; i < 4; ++i) total[d][i] = 0; }
+  for (int run = first_run; run < runs; run += runs_at_once, parity ^= 1) {
+    const int rows = rows_of(run);
+    float total[kSteps][4];  // channels group and group + 8 of the step, heads pair and pair + 1
+    FW_UNROLL for (int s = 0; s < kSteps; ++s) { FW_UNROLL for (int i = 0; i < 4; ++i) total[s][i] = 0; }
     float top = -INFINITY, sum = 0;  // of head `group`; sum: of the lane's rows
-    int stage = 0;
     FW_NO_UNROLL
     for (int first = mine_from; first < rows; first += kStep, stage ^= 1) {
       cp_async_wait<1>();  // the copies of the tile behind this one are on their way
@@ -179,44 +222,42 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
       const float factor = exp2_fast(top - higher);
       top = higher;
       sum *= factor;
-      FW_UNROLL for (int d = 0; d < kPackets; ++d) total[d][0] *= factor, total[d][1] *= factor;
+      const float factors[2] = {shuffle(factor, 4 * pair), shuffle(factor, 4 * pair + 4)};
+      FW_UNROLL for (int s = 0; s < kSteps; ++s) { FW_UNROLL for (int i = 0; i < 4; ++i) total[s][i] *= factors[i % 2]; }
       uint32_t weights[2];
       FW_UNROLL for (int half = 0; half < 2; ++half) {
         weights[half] = pack_bf16(exp2_fast(p[half][0] - higher), exp2_fast(p[half][1] - higher));
         sum += bf16_low(weights[half]) + bf16_high(weights[half]);
       }
-      FW_UNROLL for (int d = 0; d < kPackets; d += 2) {
-        uint32_t v[4];  // rows 0 to 7 and 8 to 15 of 8 channels, then of the next 8
-        ldmatrix_x4_trans(v, tiles.at(stage, 1, lane % 16, d + lane / 16));
-        mma_bf16(total[d], {weights[0], 0, weights[1], 0}, v[0], v[1]);
-        mma_bf16(total[d + 1], {weights[0], 0, weights[1], 0}, v[2], v[3]);
+      FW_UNROLL for (int s = 0; s < kSteps; ++s) {
+        uint32_t v[4];  // channels 0 to 7 and 8 to 15 of the step by rows 0 to 7, then by rows 8 to 15
+        ldmatrix_x4_trans(v, tiles.at(stage, 1, lane % 8 + lane / 16 * 8, 2 * s + lane / 8 % 2));
+        mma_bf16(total[s], v, weights[0], weights[1]);
       }
       sync_warp();  // all lanes have read the tile
-      if (first + kTilesAhead * kStep < rows) ask(stage, first + kTilesAhead * kStep, true);
-      cp_async_commit();
+      ask(stage);
     }
     sum += shuffle_xor(sum, 1);
     sum += shuffle_xor(sum, 2);
-    // Where the row stood that has left the window.
-    if (own >= 0 && head % a.group == 0 && warp == 0 && lane < kPackets) {
-      Bf16 *k, *v;
-      places.find(own, k, v);
-      own_row.copy(0, packet, k + column + packet * 8), own_row.copy(1, packet, v + column + packet * 8);
+    FW_UNROLL for (int i = 0; i < 2; ++i) {
+      if (pair + i >= of_block) continue;
+      float* const to = run_sums.of(parity, pair + i, warp) + group;
+      FW_UNROLL for (int s = 0; s < kSteps; ++s) to[16 * s] = total[s][i], to[16 * s + 8] = total[s][i + 2];
     }
-    // The warps' sums meet where their tiles were.
-    cp_async_wait<0>();
-    sync_warp();
-    const auto sum_of = [&](int h, int g) { return reinterpret_cast<float*>(shared_memory() + g * kWarpBytes) + h * kDim; };
-    if (group < of_block) {
-      FW_UNROLL for (int d = 0; d < kPackets; ++d) {
-        float* to = sum_of(group, warp) + d * 8 + pair;
-        to[0] = total[d][0], to[1] = total[d][1];
-      }
-      if (lane % 4 == 0) tops[group * kTilingWarps + warp] = top, sums[group * kTilingWarps + warp] = sum;
+    if (group < of_block && lane % 4 == 0) {
+      run_sums.tops_of(parity)[group * kTilingWarps + warp] = top, run_sums.sums_of(parity)[group * kTilingWarps + warp] = sum;
     }
-    sync_threads();
-    leave_part(of_block, kTilingWarps, kDim, sum_of, tops, sums, of.parts + (n * a.heads + head) * stride + run * (kDim + 2), stride);
-    sync_threads();  // before the next run's tiles come
+    sync_threads();  // and all have read what the run before the last has left
+    leave_part(
+        of_block, kTilingWarps, kDim, [&](int h, int g) { return run_sums.of(parity, h, g); }, run_sums.tops_of(parity), run_sums.sums_of(parity),
+        of.parts + (n * a.heads + head) * stride + run * (kDim + 2), stride);
+  }
+  // Where the row stood that has left the window.
+  if (has_last && head % a.group == 0 && warp == 0 && lane < kPackets) {
+    const RowsFrom<Bf16> of_last(a.past_k, a.past_v, n, begin_of(runs - 1));
+    Bf16 *k, *v;
+    of_last.find(rows_of(runs - 1) - 1, k, v);
+    own_row.copy(0, packet, k + column + packet * 8), own_row.copy(1, packet, v + column + packet * 8);
   }
 }
 
@@ -226,12 +267,11 @@ void decode_tiles(const DecodeArgs<Bf16>& of, int64_t sequences, void* stream) {
   const PlainArgs<Bf16>& a = of.plain;
   int of_block = a.group;
   while (of_block > kHeadsOfTile) of_block = of_block % 2 == 0 ? of_block / 2 : 1;
-  // As many blocks as the machine has room for, several times over, or a block a run: those of runs that a token does not see yet cost their start.
-  const int64_t across = sequences * a.heads / of_block, room = 16 * kTilingBlocks * turning_processors();
-  const Dim3 grid{static_cast<unsigned>(across), static_cast<unsigned>(std::clamp<int64_t>(room / across, 1, of.runs))};
+  // Few sequences: a block a run. Many: as many blocks as the machine has room for twice over, which go from run to run without asking for the token again.
+  const int64_t across = sequences * a.heads / of_block, enough = 2 * kTilingBlocks * turning_processors();
+  const Dim3 grid{static_cast<unsigned>(across), static_cast<unsigned>(std::clamp<int64_t>((enough + across - 1) / across, 1, of.runs))};
   const auto launch_for = [&]<int kDim>() {
-    const size_t shared = kTilingWarps * (kTilesAhead * 2 * DecodeTiles<kDim>::kBytes + sizeof(OwnRow<kDim>) + sizeof(float) * 2 * kHeadsOfTile);
-    launch_overlapped(decode_tiles_kernel<kDim>, grid, kRowThreads, shared, stream, of, of_block, TurnShares(of.theta, a.dim));
+    launch_overlapped(decode_tiles_kernel<kDim>, grid, kRowThreads, tiling_bytes<kDim>(of_block), stream, of, of_block, TurnShares(of.theta, a.dim));
   };
   a.dim == 64 ? launch_for.template operator()<64>() : launch_for.template operator()<128>();
 }
