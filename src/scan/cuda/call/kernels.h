@@ -231,7 +231,8 @@ struct WideHalf {
 
 struct GradientArgs {
   Problem problem;
-  TokenArg d_o;  // may be absent: zero
+  TokenArg d_o;      // may be absent: zero
+  TokenShape shape;  // of d_o
   const PairImage* pairs = nullptr;
   const uint16_t* states = nullptr;  // S^T, D^T, W, V as the scans left them
   const uint16_t* d_states = nullptr;

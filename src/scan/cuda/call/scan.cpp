@@ -632,6 +632,7 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   GradientArgs args;
   args.problem = problem;
   args.d_o = scan.d_o;
+  args.shape = scan.shape;
   args.pairs = scan.pairs;
   args.states = kept.at<uint16_t>(device.saved.states);
   args.d_states = scan.d_states;

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
   };
   if (c.thread == 0) {
     FW_UNROLL
-    for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.barrier(i), Shape::kThreads + 4);
+    for (int i = 0; i < Shape::kStages; ++i) mbarrier_init(c.barrier(i), stage_arrivals(c));
     mbarrier_init(c.pairs_barrier(), 1);
     mbarrier_init_fence();
   }
@@ -97,6 +97,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
         ChannelValueWords<Shape> words;
         if (kRoom) words.load(c, turn, block, 0);
         mbarrier_wait(c.barrier(index), step / Shape::kStages & 1);
+        clear_next_rows(c, stage, turn);
         if constexpr (kByHalves<Shape>) {
           make_tiles_by_halves(c, stage);
           fence_async_shared();
@@ -104,11 +105,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm) channel_
         } else {
           make_value_tiles(c, stage);
         }
-        start_channel_products(c, stage, sums, pairs);
+        start_channel_products(c, stage, sums, pairs, [&] {
+          if (kRoom) sum_state_dots(c, block, stage);
+        });
         if (Shape::kStages > 1 && block > 0) load_ahead(block - 1);  // since the tiles were made all are past it
         if constexpr (kRoom) {
           channel_value_rows(c, turn, block, 0, stage, words);
-          sum_state_dots(c, block, stage);
           finish_channel_products(sums, pairs);
         } else {
           finish_channel_products(sums, pairs);
@@ -228,6 +230,7 @@ void launch_channel_gradients(const GradientArgs& args, int64_t chunks, void* st
                                   (whole_pairs(x.in.g, x.K) ? kPairsG : 0u) | (whole_pairs(d.g, x.K) ? kPairsDG : 0u) | (values ? kPiecesValues : 0u);
   GradientKernelArgs all{args, chunks * x.HV, 0, false, pieces_of(args) | channel_pieces};
   if (Shape::kMakesM) all.precond = squash_of_any(x.rule);
+  all.engine = Shape::kEngine && make_tensor_map(args.d_o, args.shape.B, args.shape.T, x.HV / args.d_o.divisor, x.V, all.d_o);
   launch_gradients<Shape>(channel_gradient_kernel<Shape>, Shape::kThreads, Shape::kBytes, stream, all);
 }
 

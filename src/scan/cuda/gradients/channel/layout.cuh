@@ -24,6 +24,7 @@ struct ChannelShape {
   static constexpr Residuals kResiduals = Residuals::kOfRule;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32, kPairs = kKey / 2;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
+  static constexpr bool kEngine = kKey == 128 || kStreams;                             // else there are too few registers
   static constexpr bool kFollows = kKey == 128 || (kStreams && kRowM != RowM::kRead);  // else there are too few registers
   static constexpr double kTileTime = !kStreams ? 30 : kMakesM ? 19 : kGates || kOwnKey ? 17.5 : kPrecond ? 17 : 14.5;
 
@@ -168,6 +169,8 @@ struct ChannelChunk : TurnChunk<Shape> {
       if (this->lane != 0) return;
       this->place(turn)[0] = hv;
       this->place(turn)[1] = end - token < kChunk ? end - token : kChunk;
+      this->place(turn)[2] = token;
+      this->place(turn)[3] = packed ? 0 : n;
     }
   }
 };

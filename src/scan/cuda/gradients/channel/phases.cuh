@@ -11,35 +11,43 @@
 
 namespace fw::cuda {
 
-// What is read without being copied ahead comes into the L2 cache, a tensor by a warpgroup. Not more than a turn ahead: it would be gone again.
+// What is read without being copied ahead comes into the L2 cache, a tensor by a warpgroup, which looks for no other's rows. Not more than a turn ahead: it
+// would be gone again.
 template <class Shape>
 FW_DEVICE void prefetch_chunk(const ChannelChunk<Shape>& c, int turn) {
   if (!c.has(turn)) return;
   const Problem& p = c.args.problem;
-  const int row = (c.thread & 127) >> 1;
-  int group = 0;
-  const auto prefetch = [&](const Rows& from, int dim) {
-    if (group++ % Shape::kGroups != c.group() || from.data == nullptr || row >= c.rows(turn)) return;
+  const auto prefetch = [&](int group, const auto& rows_of, int dim) {
+    if (group % Shape::kGroups != c.group()) return;
+    const Rows from = rows_of();
+    const int row = (c.thread & 127) >> 1;
+    if (from.data == nullptr || row >= c.rows(turn)) return;
     const int size = from.bf16 != 0 ? 2 : 4;
     const char* line = from.data + row * from.stride * size;
     FW_NO_UNROLL
     for (int at = (c.thread & 1) * 128; at < dim * size; at += 256) prefetch_line(line + at);
   };
+  const auto tensor = [&](int group, const TokenArg& a, int dim) {
+    prefetch(
+        group, [&] { return c.rows_at(a, turn); }, dim);
+  };
   if (c.thread == 0) bulk_prefetch(&c.args.pairs[c.tile_number(turn)], sizeof(PairImage));
-  prefetch(c.rows_at(p.in.q, turn), p.K);
-  prefetch(c.rows_at(p.in.k, turn), p.K);
-  if (c.wants_values()) prefetch(c.rows_at(p.in.v, turn), p.V);
-  prefetch(c.rows_at(p.in.g, turn), p.K);
+  tensor(0, p.in.q, p.K);
+  tensor(1, p.in.k, p.K);
+  if (c.wants_values()) tensor(2, p.in.v, p.V);
+  tensor(3, p.in.g, p.K);
   if (Shape::kGates) {
-    prefetch(c.rows_at(p.in.erase_gate, turn), p.rule.erase == Gate::kScalar ? 1 : p.K);
-    prefetch(c.rows_at(p.in.write_gate, turn), p.rule.write == Gate::kScalar ? 1 : p.V);
+    tensor(0, p.in.erase_gate, p.rule.erase == Gate::kScalar ? 1 : p.K);
+    tensor(1, p.in.write_gate, p.rule.write == Gate::kScalar ? 1 : p.V);
   }
   if (Shape::kMakesM) {
-    prefetch(c.rows_before(turn), p.K);
+    prefetch(
+        2, [&] { return c.rows_before(turn); }, p.K);
   } else if (Shape::kPrecond || !Shape::kStreams) {
-    prefetch(c.workspace_rows(TurnChunk<Shape>::kM, p.H * p.K, turn), p.K);
+    prefetch(
+        2, [&] { return c.workspace_rows(TurnChunk<Shape>::kM, p.H * p.K, turn); }, p.K);
   }
-  if (!Shape::kStreams || Shape::kOwnKey) prefetch(c.rows_at(p.in.erase_key, turn), p.K);
+  if (!Shape::kStreams || Shape::kOwnKey) tensor(0, p.in.erase_key, p.K);
 }
 
 // r, -e, w from r, e, w: anchored.

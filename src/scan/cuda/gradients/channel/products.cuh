@@ -87,13 +87,15 @@ FW_DEVICE void make_tiles_by_halves(const ChannelChunk<Shape>& c, int stage) {
   }
 }
 
-// Adds a stage's values to the products; until finish_channel_products() nothing touches them.
-template <class Shape>
-FW_DEVICE void start_channel_products(const ChannelChunk<Shape>& c, int stage, StreamSums& sums, ChannelPairs<Shape>& pairs) {
+// Adds a stage's values to the products; until finish_channel_products() nothing touches them. meanwhile(): work in their midst, since a warp waits where it
+// starts a product behind those of all other warps.
+template <class Shape, class Meanwhile>
+FW_DEVICE void start_channel_products(const ChannelChunk<Shape>& c, int stage, StreamSums& sums, ChannelPairs<Shape>& pairs, const Meanwhile& meanwhile) {
   const uint32_t at = c.base + stage, states = at + key_columns(c);
   wgmma_fence();
   start_product<32, false, true, false, true>(flat(sums.r), at + Shape::kOut, states + Shape::kState);
   if (Shape::kOnline) start_product<32, false, true, false, true>(flat(sums.e), at + Shape::kV, states + Shape::kState);
+  meanwhile();
   start_product<32, false, true, false, true>(flat(sums.w), at + Shape::kW, states + Shape::kDState);
   FW_UNROLL
   for (int i = 0; i < ChannelPairs<Shape>::kProducts; ++i) {

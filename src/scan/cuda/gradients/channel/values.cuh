@@ -87,6 +87,7 @@ struct ChannelValueWords {
 
   FW_DEVICE void load(const ChannelChunk<Shape>& c, int turn, int block, int pass) {
     const Problem& x = c.args.problem;
+    if (!c.wants_values() && !channel_write_gate<Shape>(x.rule)) return;
     const ChannelLanes<Shape> at(c, block, pass);
     if (!c.pieces(kPiecesValues) || at.row >= c.rows(turn) || at.column >= x.V) return;
     const Rows from = c.rows_at(x.in.v, turn);
@@ -113,8 +114,11 @@ FW_DEVICE void channel_value_rows(const ChannelChunk<Shape>& c, int turn, int bl
       ChannelWords<Lanes::kColumns> dz, of_v, of_gate, factor = words.v;
       dz.load(dz_at);
       if (c.residual_gains()) {
-        const Rows from = c.rows_at(x.in.v, turn);
-        factor.load(gain_by_residual(z_v) ? r_at : from.data + 2 * (at.row * from.stride + at.column));
+        factor.load(r_at);  // apart from the other: a pointer that may be either is neither's address space
+        if (!gain_by_residual(z_v)) {
+          const Rows from = c.rows_at(x.in.v, turn);
+          factor.load(from.data + 2 * (at.row * from.stride + at.column));
+        }
       }
       FW_UNROLL
       for (int j = 0; j < Lanes::kColumns / 2; ++j) {

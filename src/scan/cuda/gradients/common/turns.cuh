@@ -3,6 +3,7 @@
 #pragma once
 
 #include "rule/tokens.h"
+#include "scan/cuda/call/tensor_map.h"
 #include "scan/cuda/front/bare_keys.cuh"
 #include "scan/cuda/gradients/common/layout.cuh"
 #include "scan/cuda/precond/rows.cuh"
@@ -13,7 +14,7 @@ namespace fw::cuda {
 // order, gradients, but for those of the preconditioner's gates, which other kernels make of kDAlpha and kDBeta; then the rest. Four turns.
 inline constexpr int kPlaceInputs = static_cast<int>(kTokenTensors), kPlaceGradients = kPlaceInputs - 2;
 static_assert(static_cast<int>(TokenIndex::precond_g) == kPlaceGradients && static_cast<int>(TokenIndex::precond_beta) == kPlaceGradients + 1);
-inline constexpr int kPlaceEntries = 32, kPlacesBytes = 4 * 8 * (kPlaceEntries + 1);
+inline constexpr int kPlaceEntries = 32, kPlaceNumbers = 4, kPlacesBytes = 4 * (8 * kPlaceEntries + 4 * kPlaceNumbers);
 
 // Whether the rules of a shape have gain_by_residual().
 enum class Residuals { kNever, kOfRule, kAlways };
@@ -38,6 +39,8 @@ struct GradientKernelArgs {
   bool more = false;            // with TilesReady: the next kernel has the rest of the tiles, and begins when there is room for it
   unsigned pieces = 0;          // bits of kPieces
   PrecondMap<float> precond{};  // without the center, where M is made
+  TensorMap d_o{};              // rows of dO, if the copy engine brings them
+  bool engine = false;          // whether it does
 };
 
 // The products of gradients/common/products.cuh take its GradientChunk part.
@@ -66,11 +69,16 @@ struct TurnChunk : GradientChunk<Shape> {
 
   // Of four turns, so that one can be looked up while slower threads are still with an earlier one: value head, tokens, and where the
   // first row lies of every tensor of a token.
-  FW_DEVICE int* place(int turn) const { return reinterpret_cast<int*>(this->memory + Shape::kPlaces) + 2 * (turn & 3); }
+  FW_DEVICE int* place(int turn) const { return reinterpret_cast<int*>(this->memory + Shape::kPlaces) + kPlaceNumbers * (turn & 3); }
   FW_DEVICE int hv(int turn) const { return place(turn)[0]; }
   FW_DEVICE int rows(int turn) const { return place(turn)[1]; }
+  // The first row in the tensors, for the copy engine.
+  FW_DEVICE int token(int turn) const { return place(turn)[2]; }
+  FW_DEVICE int batch(int turn) const { return place(turn)[3]; }
   static constexpr int first(int /*turn*/) { return 0; }
-  FW_DEVICE char** addresses(int turn) const { return reinterpret_cast<char**>(this->memory + Shape::kPlaces + 32) + kPlaceEntries * (turn & 3); }
+  FW_DEVICE char** addresses(int turn) const {
+    return reinterpret_cast<char**>(this->memory + Shape::kPlaces + 16 * kPlaceNumbers) + kPlaceEntries * (turn & 3);
+  }
   static constexpr int kGradients = kPlaceInputs, kOutputGradient = kGradients + kPlaceGradients, kM = kOutputGradient + 1, kDM = kM + 1, kDAlpha = kM + 2,
                        kDBeta = kM + 3, kShare = kM + 4, kBefore = kM + 5, kStillState = kM + 6;  // StillState
   static_assert(kStillState < kPlaceEntries);
@@ -123,8 +131,11 @@ struct TurnChunk : GradientChunk<Shape> {
     }
     addresses(turn)[own] = at;
     if (own != 0) return;
+    const bool packed = s.offsets != nullptr;
     place(turn)[0] = head;
     place(turn)[1] = left < kChunk ? left : kChunk;
+    place(turn)[2] = packed ? static_cast<int>(token) : from;
+    place(turn)[3] = packed ? 0 : n;
   }
 
   FW_DEVICE char* address(int turn, int entry) const {

@@ -9,7 +9,8 @@ namespace fw::cuda {
 template <int kKeyDim, bool kOnlineSolve, bool kBareKeys = false>
 struct GeneralShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kStreams = false, kPrecond = false, kGates = true, kBare = kBareKeys, kWhole = false;
+  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kStreams = false, kPrecond = false, kGates = true, kBare = kBareKeys, kWhole = false,
+                        kEngine = false;
   static constexpr bool kStills = kBare;  // StillState; they may have no log-decays
   static constexpr Residuals kResiduals = kBare ? Residuals::kAlways : Residuals::kOfRule;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32;

@@ -29,7 +29,13 @@ FW_DEVICE bool load_row_tile(const TurnChunk<Shape>& c, const Rows& from, bool w
   return wide;
 }
 
-// Image number `image` of each kind and the rows of dO, of a value block.
+// What a stage's barrier waits for besides bytes: four images and the rows of dO, which one thread or all bring.
+template <class Shape>
+FW_DEVICE unsigned stage_arrivals(const TurnChunk<Shape>& c) {
+  return 4 + (Shape::kEngine && c.all.engine ? 1 : Shape::kThreads);
+}
+
+// Image number `image` of each kind and the rows of dO, of a value block. The copy engine may bring rows of the next sequence (clear_next_rows()).
 template <class Shape>
 FW_DEVICE void load_stage_images(const TurnChunk<Shape>& c, int stage, int turn, int block, int64_t image) {
   const GradientArgs& x = c.args;
@@ -43,9 +49,30 @@ FW_DEVICE void load_stage_images(const TurnChunk<Shape>& c, int stage, int turn,
     mbarrier_expect(barrier, 2 * elements);
     bulk_load(c.memory + at_stage + to, from + image * elements, 2 * elements, barrier);
   }
+  if (Shape::kEngine && c.all.engine) {
+    if (c.thread != 4 * 32) return;
+    mbarrier_expect(barrier, kTensorBytes);
+    const int head = c.hv(turn), divisor = x.d_o.divisor;
+    tensor_load(c.memory + at_stage + Shape::kOut, c.all.d_o, block * kValueBlock, divisor == 1 ? head : head / divisor, c.token(turn), c.batch(turn), barrier);
+    return;
+  }
   const bool copied =
       load_row_tile<kValueBlock>(c, c.rows_at(x.d_o, turn), c.pieces(kPiecesDOut), turn, block * kValueBlock, x.problem.V, at_stage + Shape::kOut);
   copied ? cp_async_arrive(barrier) : mbarrier_arrive(barrier);
+}
+
+// Of a stage that the engine brought: rows behind the last one of a packed sequence are the next one's; by all threads.
+template <class Shape>
+FW_DEVICE void clear_next_rows(const TurnChunk<Shape>& c, int stage, int turn) {
+  if constexpr (Shape::kEngine) {
+    const int rows = c.rows(turn);
+    if (!c.all.engine || rows == kChunk || c.args.problem.sequences.offsets == nullptr) return;
+    for (int item = c.thread; item < kChunk * 8; item += Shape::kThreads) {
+      if (item / 8 >= rows) *reinterpret_cast<uint4*>(c.memory + stage + Shape::kOut + 16 * item) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async_shared();
+    sync_threads();
+  }
 }
 
 template <class Shape>

@@ -12,7 +12,8 @@ namespace fw::cuda {
 template <int kKeyDim, bool kOnlineSolve, bool kPreconditioned = false, bool kMakes = false, ScalarGain kGain = ScalarGain::kAny, bool kHalfOfKeys = false>
 struct ScalarShape {
   static constexpr int kKey = kKeyDim;
-  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kStreams = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false, kWhole = false;
+  static constexpr bool kChannel = false, kOnline = kOnlineSolve, kStreams = true, kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false, kWhole = false,
+                        kEngine = false;
   static constexpr bool kHalf = kHalfOfKeys;
   static_assert(!kHalf || (kKey == kHalfKey && !kPrecond));
   static constexpr bool kBare = kGain == ScalarGain::kBare || kGain == ScalarGain::kBareDecays, kStills = kGain == ScalarGain::kBareDecays;
