@@ -14,19 +14,20 @@ namespace {
 constexpr uint64_t kMark = 0x6d62617272696572u & ~uint64_t{0xffff};
 constexpr int kMaxCount = (1 << 20) - 1;
 
-std::size_t barrier_index(const uint64_t* barrier, const char* what) {
+// Of another block of the cluster: `word` is what lies at the place of `barrier` there.
+std::size_t barrier_index(Block& of, uint64_t word, const uint64_t* barrier, const char* what) {
   Block& block = Block::current();
   const unsigned me = position.thread;
   block.shared(Block::kSharedBase + block.offset(barrier, what), 8, 8, what, me);
-  const std::size_t index = *barrier & 0xffff;
-  if ((*barrier & ~uint64_t{0xffff}) != kMark || index >= block.barriers().size())
+  const std::size_t index = word & 0xffff;
+  if ((word & ~uint64_t{0xffff}) != kMark || index >= of.barriers().size())
     block.fail(me, "%s: no barrier at offset %u of shared memory (not initialized, or overwritten)", what, block.offset(barrier, what));
   return index;
 }
+std::size_t barrier_index(const uint64_t* barrier, const char* what) { return barrier_index(Block::current(), *barrier, barrier, what); }
 
 // After a change: the phase is over when nothing is missing.
-void check_phase(std::size_t index) {
-  Block& block = Block::current();
+void check_phase(Block& block, std::size_t index) {
   SharedBarrier& barrier = block.barriers()[index];
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   barrier.phase ^= 1;
@@ -46,7 +47,7 @@ void arrive(std::size_t index, int64_t bytes, unsigned thread) {
   if (barrier.bytes > kMaxCount)
     Block::current().fail(thread, "mbarrier at offset %u: expects %lld bytes", barrier.offset, static_cast<long long>(barrier.bytes));
   --barrier.pending;
-  check_phase(index);
+  check_phase(Block::current(), index);
 }
 
 // What the caller has done so far is seen by who waits for the end of this phase.
@@ -60,10 +61,11 @@ void seen_with_load(std::size_t index) {
   races::release_load(barrier.ends.at(barrier.phases));
 }
 
-void come(std::size_t index, uint32_t bytes) {
-  Block::current().barriers()[index].bytes -= bytes;
-  check_phase(index);
+void come(Block& block, std::size_t index, uint32_t bytes) {
+  block.barriers()[index].bytes -= bytes;
+  check_phase(block, index);
 }
+void come(std::size_t index, uint32_t bytes) { come(Block::current(), index, bytes); }
 
 void perform(Copy& copy) {
   if (copy.done) return;
@@ -238,6 +240,29 @@ void bulk_load(void* shared_to, const void* global_from, uint32_t bytes, uint64_
     Block::current().defer(load);
   else
     load();
+}
+void cluster_copy(void* to, int rank, const void* from, uint32_t bytes, uint64_t* barrier) {
+  using emulation::races::release_load;
+  Block& block = Block::current();
+  emulation::check_bulk(from, to, bytes, "cluster_copy");
+  block.shared(Block::kSharedBase + block.offset(from, "cluster_copy"), bytes, 16, "cluster_copy", position.thread);
+  Block& other = block.cluster_block(rank, "cluster_copy");
+  char* const there = static_cast<char*>(block.cluster_place(to, rank));
+  const uint64_t word = *static_cast<const uint64_t*>(block.cluster_place(barrier, rank));
+  const std::size_t index = emulation::barrier_index(other, word, barrier, "cluster_copy");
+  emulation::races::touch(from, bytes);
+  emulation::races::read(from, bytes);
+  emulation::races::write(there, bytes);
+  release_load(other.barriers()[index].ends.at(other.barriers()[index].phases));
+  const emulation::races::Quiet quiet;
+  auto copy = [there, from, bytes, index, &other] {
+    std::memcpy(there, from, bytes);
+    emulation::come(other, index, bytes);
+  };
+  if (block.late())
+    block.defer(copy);
+  else
+    copy();
 }
 void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch, uint64_t* barrier) {
   emulation::TensorBox box;

@@ -173,7 +173,8 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel, int
     thread.products.clear();
     thread.operands.clear();
     thread.product_group = 0;
-    thread.warp_syncs = thread.block_syncs = thread.cluster_syncs = 0;
+    thread.warp_syncs = thread.block_syncs = thread.cluster_syncs = thread.cluster_waits = 0;
+    thread.at_cluster = false;
   }
   for (unsigned i = 0; i < shape.threads; ++i) wake(reverse_ ? shape.threads - 1 - i : i);
 
@@ -203,7 +204,7 @@ void Block::resume() {
   home_.stands_here();
   for (const unsigned waiter : grid_waiters_) wake(waiter);
   grid_waiters_.clear();
-  go();
+  if (!ready_.empty()) go();
 }
 
 void Block::wait_for_grid(const char* what) {
@@ -227,32 +228,59 @@ void Block::grid_launch(bool first) {
 void Block::cluster_sync() {
   void* const end = cluster_->barrier(thread().cluster_syncs++);
   races::release(end);
-  {
-    const races::Quiet quiet;
-    cluster_waiters_.push_back(position.thread);
-    wait("cluster_sync");
-  }
+  cluster_arrive();
+  cluster_wait();
   races::acquire(end);
 }
 
-void Block::pass_cluster_barrier() {
+void Block::cluster_arrive() {
+  Thread& me = thread();
+  if (me.at_cluster) fail(position.thread, "arrives at a barrier of the cluster again and has not waited for the one before");
+  me.at_cluster = true;
+  ++cluster_arrived_;
+}
+
+void Block::cluster_wait() {
+  const races::Quiet quiet;
+  Thread& me = thread();
+  if (!me.at_cluster) fail(position.thread, "waits for a barrier of the cluster and has not arrived at it");
+  if (cluster_->barriers_over() <= me.cluster_waits) {
+    cluster_waiters_.push_back(position.thread);
+    wait("cluster_wait");
+  }
+  ++me.cluster_waits;
+  me.at_cluster = false;
+}
+
+void Block::open_cluster_barrier() {
+  cluster_arrived_ = 0;
   if (reverse_) std::reverse(cluster_waiters_.begin(), cluster_waiters_.end());
   for (const unsigned waiter : cluster_waiters_) wake(waiter);
   cluster_waiters_.clear();
-  home_.stands_here();
-  go();
 }
 
+bool Block::advance() {
+  if (ready_.empty() && lingering_.empty()) return false;
+  if (ready_.empty()) let_one_go_on();
+  home_.stands_here();
+  go();
+  return true;
+}
+
+Block& Block::cluster_block(int rank, const char* what) {
+  if (rank < 0 || static_cast<unsigned>(rank) >= cluster_->size()) fail(position.thread, "%s of block %d of %u", what, rank, cluster_->size());
+  Block& other = cluster_->block(static_cast<unsigned>(rank));
+  if (other.over()) fail(position.thread, "%s of block %d, which is over or has not begun", what, rank);
+  return other;
+}
 void* Block::cluster_place(const void* shared, int rank) {
   const uint32_t at = offset(shared, "cluster_memory");
-  if (rank < 0 || static_cast<unsigned>(rank) >= cluster_->size()) fail(position.thread, "cluster_memory of block %d of %u", rank, cluster_->size());
-  Block& other = cluster_->block(static_cast<unsigned>(rank));
-  if (other.over()) fail(position.thread, "cluster_memory of block %d, which is over or has not begun", rank);
-  return other.shared_.get() + at;
+  return cluster_block(rank, "cluster_memory").shared_.get() + at;
 }
 
 void Cluster::run(const GridShape& shape, const std::function<void()>& kernel, int64_t index, bool early) {
   size_ = shape.cluster;
+  over_ = 0;
   while (blocks_.size() < size_) blocks_.push_back(std::make_unique<Block>());
   ends_.renew();
   for (unsigned i = 0; i < size_; ++i) blocks_[i]->run(shape, kernel, index * size_ + i, early, *this);
@@ -275,10 +303,17 @@ void Cluster::go_on(bool early) {
       early_waits = early_waits || (early && block.waits_for_grid());
     }
     if (over || (early_waits && !arrived)) return;
+    if (arrived) {
+      ++over_;
+      for (unsigned i = 0; i < size_; ++i) blocks_[i]->open_cluster_barrier();
+    }
+    bool went = false;
     for (unsigned i = 0; i < size_; ++i) {
       Block& block = *blocks_[blocks_[0]->reverse() ? size_ - 1 - i : i];
-      if (!arrived && !block.at_cluster_barrier()) block.report_deadlock();
-      if (arrived && !block.over()) block.pass_cluster_barrier();
+      if (!block.over() && block.advance()) went = true;
+    }
+    for (unsigned i = 0; i < size_ && !went; ++i) {
+      if (!blocks_[i]->over()) blocks_[i]->report_deadlock();
     }
   }
 }
@@ -314,6 +349,7 @@ void Block::leave() {
     }
   }
   finish_stores(me);
+  if (me.at_cluster) fail(index, "leaves the kernel between cluster_arrive and cluster_wait");
   me.state = Thread::State::kDone;
   --live_;
   for (Meeting* meeting : {&warps_[index / 32], &warpgroups_[index / 128]}) {
@@ -442,7 +478,7 @@ Fiber& Block::next_fiber() {
   const races::Quiet quiet;
   while (ready_.empty()) {
     if (live_ == 0) return home_;
-    if ((!grid_waiters_.empty() || !cluster_waiters_.empty()) && deferred_.empty() && lingering_.empty()) return home_;
+    if ((!grid_waiters_.empty() || cluster_->size() > 1) && deferred_.empty() && lingering_.empty()) return home_;
     let_one_go_on();
   }
   if (shuffled_) std::swap(ready_.front(), ready_[random_() % ready_.size()]);

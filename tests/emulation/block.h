@@ -74,7 +74,8 @@ struct Thread {
   std::vector<LateProduct> products;
   std::vector<Operand> operands;
   unsigned product_group;
-  uint64_t warp_syncs, block_syncs, cluster_syncs;  // how many it has come to
+  uint64_t warp_syncs, block_syncs, cluster_syncs, cluster_waits;  // how many it has come to
+  bool at_cluster;                                                 // has arrived at one that it has not waited for
   races::Proxy proxy;
 };
 
@@ -98,8 +99,10 @@ class Block {
   void resume();
   bool over() const { return live_ == 0; }
   bool waits_for_grid() const { return !grid_waiters_.empty(); }
-  bool at_cluster_barrier() const { return cluster_waiters_.size() == live_; }
-  void pass_cluster_barrier();
+  bool at_cluster_barrier() const { return cluster_arrived_ == live_; }
+  void open_cluster_barrier();
+  // Lets its threads go on as far as they can; whether one could.
+  bool advance();
   [[noreturn]] void report_deadlock();
   // After the last block of a grid that this one stood for.
   void end_grid();
@@ -112,6 +115,9 @@ class Block {
   void grid_wait();
   void grid_launch(bool first);
   void cluster_sync();
+  void cluster_arrive();
+  void cluster_wait();
+  Block& cluster_block(int rank, const char* what);
   void* cluster_place(const void* shared, int rank);
   void wake(unsigned thread);
   // Order `late`: the caller, at an mbarrier, goes on when others have gone as far as they can, or some time before.
@@ -169,6 +175,7 @@ class Block {
   std::unique_ptr<char, FreeDeleter> shared_;
   bool early_ = false, waited_ = false;  // waited_: some thread for the grid in front
   std::vector<unsigned> grid_waiters_, cluster_waiters_;
+  unsigned cluster_arrived_ = 0;  // threads, at the barrier that is not over
   Cluster* cluster_ = nullptr;
   Fiber home_;
   std::vector<std::unique_ptr<Thread>> threads_;
@@ -199,11 +206,13 @@ class Cluster {
   unsigned size() const { return size_; }
   Block& block(unsigned rank) { return *blocks_[rank]; }
   void* barrier(uint64_t number) { return ends_.at(number); }
+  uint64_t barriers_over() const { return over_; }
 
  private:
   void go_on(bool early);
 
   unsigned size_ = 0;
+  uint64_t over_ = 0;                           // barriers
   std::vector<std::unique_ptr<Block>> blocks_;  // the first size_ of them
   races::Events ends_;                          // of its barriers
 };

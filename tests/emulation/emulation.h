@@ -177,6 +177,10 @@ void bulk_wait() {
 void fence_async_shared();
 inline void fence_async_global() {}
 void cluster_sync();
+void cluster_arrive();
+void cluster_wait();
+void cluster_copy(void* to, int rank, const void* from, uint32_t bytes, uint64_t* barrier);
+inline void prefetch_map(const TensorMap& /*map*/) {}
 void* cluster_place(const void* shared, int rank);
 template <class T>
 T* cluster_memory(T* shared, int rank) {

@@ -1,11 +1,14 @@
 // A block has 128 rows of W and a slice of its columns, which it walks over 64 at a time; W is the left operand of warp-group products and x, 16, 32 or 64 of
-// its rows, the right one, so that the tokens are the short side. Up to eight blocks that share rows of W, one slice each, are a cluster: their sums meet in
-// shared memory, of which each block adds up its share of the rows, in the order of the slices, and stores it.
+// its rows, the right one, so that the tokens are the short side. Up to eight blocks that share rows of W, one slice each, are a cluster: of its sums each
+// block sends the others their share of the rows, and adds up and stores its own, in the order of the slices. The copy engine sends them (reads from one
+// another took 2.6 us of 8 slices of 64 tokens, and a cluster's barrier that shows what was written as much again).
 //
-//   warps 0 to 3, 4 to 7    multiply the first and the last 64 rows of a stage; afterwards all join the sums
+//   warps 0 to 3, 4 to 7    multiply the first and the last 64 rows of a stage; afterwards all join the sums, and a thread a block sends
 //   warp 8, one lane        brings W [128, 64] and x [kTokens, 64] of a stage, as panels (tiles.h). Rows and columns that are not there are zeros
-//   barriers                stages: full by bytes, empty by all workers; behind the last stage the workers' or the cluster's
-//   shared memory           kStages stages, barriers; behind the last stage the sums [kTokens, 128] in the stages' place
+//   barriers                stages: full by bytes, empty by all workers; `joined` by the bytes of the other slices. Of the cluster: once no block's products
+//   read
+//                           a stage, and once all have what was sent to them
+//   shared memory           kStages stages, barriers; behind the last stage, in the stages' place, the sums by shares of blocks and those that come
 //
 // The weight does not change while a token is decoded, so a block asks for the W of all its first stages before the kernel in front of it is over, and for x
 // behind that. Two blocks share a multiprocessor, with about 128 KB of W on their way.
@@ -38,9 +41,24 @@ struct SomeRowsShape {
   static constexpr int kBlockShared = (228 / 2 - 1) * 1024, kBarrierBytes = 128;  // of each of two blocks; a KB of each is the system's
   static constexpr int kStages = (kBlockShared - kBarrierBytes) / kStageBytes;
   static constexpr int kBarriers = kStages * kStageBytes, kShared = kBarriers + kBarrierBytes;
-  static constexpr int kPitch = kProductTile + 4;  // numbers from a token's sums to the next one's: lanes that write and lanes that read meet no bank
-  using Barriers = RingBarriers<kStages>;
-  static_assert(kStageBytes % 1024 == 0 && sizeof(Barriers) <= kBarrierBytes && kTokens * kPitch * 4 <= kBarriers);
+  struct Barriers : RingBarriers<kStages> {
+    uint64_t joined;
+  };
+  static_assert(kStageBytes % 1024 == 0 && sizeof(Barriers) <= kBarrierBytes);
+};
+
+// The sums of a block [slices, halves, kTokens, kShare], a share of the tile's outputs for each block of the cluster; behind them those of the block's own
+// share that the other slices send, [slices - 1, halves, kTokens, kShare]. Eights of outputs are exchanged by the token's number, so that lanes that write meet
+// few banks (a gap from token to token would be sent, too).
+template <int kTokens, int kSlices, bool kHalves>
+struct SharesOf {
+  static constexpr int kParts = kHalves ? 2 : 1, kOutputs = kProductTile / kParts, kShare = kOutputs / kSlices;
+  static constexpr int kNumbers = kParts * kTokens * kShare, kBytes = 4 * kNumbers, kReceived = kSlices * kNumbers;
+  static_assert((2 * kSlices - 1) * kBytes <= SomeRowsShape<kTokens>::kBarriers);
+  static FW_DEVICE int exchanged(int token) { return (token >> 1 & ((kShare < 32 ? kShare : 32) / 8 - 1)) * 8; }
+  static FW_DEVICE int at(int half, int token, int output) { return (half * kTokens + token) * kShare + (output ^ exchanged(token)); }
+  // Where a slice's sums of block `own`'s share lie in that block.
+  static FW_DEVICE int of_slice(int slice, int own) { return slice == own ? own * kNumbers : kReceived + (slice < own ? slice : slice - 1) * kNumbers; }
 };
 
 struct SomeRowsArgs {
@@ -88,33 +106,36 @@ FW_DEVICE void add_stage(float (&sums)[kTokens / 2], uint32_t weight, uint32_t x
 }
 
 // Four neighbouring sums of all slices, added up in their order.
-template <int kSlices>
-FW_DEVICE void join_four(const float* own, float (&sum)[4]) {
-  float4 slices[kSlices];
+template <class Shares, int kSlices>
+FW_DEVICE void join_four(const float* sums, int own, int at, float (&sum)[4]) {
   FW_UNROLL
-  for (int s = 0; s < kSlices; ++s) slices[s] = *reinterpret_cast<const float4*>(kSlices > 1 ? cluster_memory(own, s) : own);
-  sum[0] = slices[0].x, sum[1] = slices[0].y, sum[2] = slices[0].z, sum[3] = slices[0].w;
-  FW_UNROLL
-  for (int s = 1; s < kSlices; ++s) sum[0] += slices[s].x, sum[1] += slices[s].y, sum[2] += slices[s].z, sum[3] += slices[s].w;
+  for (int s = 0; s < kSlices; ++s) {
+    const float4 x = *reinterpret_cast<const float4*>(sums + Shares::of_slice(s, own) + at);
+    sum[0] = s == 0 ? x.x : sum[0] + x.x, sum[1] = s == 0 ? x.y : sum[1] + x.y, sum[2] = s == 0 ? x.z : sum[2] + x.z, sum[3] = s == 0 ? x.w : sum[3] + x.w;
+  }
 }
 
 template <int kTokens, int kSlices, bool kHalves>
 __global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const SomeRowsArgs a, const __grid_constant__ SomeRowsMaps maps) {
   using Shape = SomeRowsShape<kTokens>;
+  using Shares = SharesOf<kTokens, kSlices, kHalves>;
   constexpr int kStages = Shape::kStages;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
   if (thread_index() == 0) {
     barriers.init(1, kProductWorkers);
+    mbarrier_init(&barriers.joined, 1);
     mbarrier_init_fence();
+    if constexpr (kSlices > 1) mbarrier_expect(&barriers.joined, (kSlices - 1) * Shares::kBytes);
   }
   sync_threads();
-  constexpr int kOutputs = kHalves ? kProductTile / 2 : kProductTile;
+  constexpr int kOutputs = Shares::kOutputs, kShare = Shares::kShare;
   const int slice = static_cast<int>(block_index_x()) % kSlices, row = static_cast<int>(block_index_x()) / kSlices * kOutputs;
   const int first = a.stages * slice / kSlices, count = a.stages * (slice + 1) / kSlices - first;
 
   if (warp_index() == kProductWorkers / 32) {
     if (lane_index() == 0) {
+      prefetch_map(maps.x);
       const auto bring_weight = [&](int i, int slot) {
         char* const to = shared + slot * Shape::kStageBytes;
         mbarrier_expect(barriers.full + slot, Shape::kStageBytes);
@@ -141,15 +162,15 @@ __global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const Som
     }
     if constexpr (kSlices > 1) {
       sync_warp();  // barriers are for whole warps
-      cluster_sync();
-      cluster_sync();
+      FW_UNROLL
+      for (int i = 0; i < 2; ++i) cluster_arrive(), cluster_wait();
     }
     return;
   }
 
   // What the block stores: its share of the tile's outputs, of every token, four at a time. A thread's are all of the same outputs.
-  constexpr int kShare = kOutputs / kSlices, kFours = kShare / 4, kTurns = (kTokens * kFours + kProductWorkers - 1) / kProductWorkers;
-  const int thread = static_cast<int>(thread_index()), place = slice * kShare + thread % kFours * 4;
+  constexpr int kFours = kShare / 4, kTurns = (kTokens * kFours + kProductWorkers - 1) / kProductWorkers;
+  const int thread = static_cast<int>(thread_index()), in_share = thread % kFours * 4, place = slice * kShare + in_share;
   const int left = a.out - row - place;
   const auto token_of = [&](int turn) { return (turn * kProductWorkers + thread) / kFours; };
   float bias[4] = {};
@@ -188,27 +209,36 @@ __global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const Som
   keep(sums);
 
   float* const parts = reinterpret_cast<float*>(shared);
+  if constexpr (kSlices > 1) cluster_arrive();
   named_barrier_sync(kJoinBarrier, kProductWorkers);  // no product reads a stage any more
   {
-    const int lane = static_cast<int>(lane_index());
-    float* const mine = parts + 2 * (lane % 4) * Shape::kPitch + thread / 32 * 16 + lane / 4;
+    // The 16 rows of a warp are of one share, or of two. A lane's tokens are exchanged alike.
+    const int lane = static_cast<int>(lane_index()), from = thread / 32 * 16, half = from / kOutputs, output = from % kOutputs;
+    const int in_share = output % kShare + lane / 4, first = 2 * (lane % 4);
+    float* const mine = parts + output / kShare * Shares::kNumbers;
+    const int at[2] = {Shares::at(half, first, in_share),
+                       kShare >= 16 ? Shares::at(half, first, in_share + 8) : Shares::kNumbers + Shares::at(half, first, in_share)};
     FW_UNROLL
-    for (int i = 0; i < kTokens / 2; ++i) mine[(i / 4 * 8 + i % 2) * Shape::kPitch + i % 4 / 2 * 8] = sums[i];
+    for (int i = 0; i < kTokens / 2; ++i) mine[at[i % 4 / 2] + (i / 4 * 8 + i % 2) * kShare] = sums[i];
   }
+  if constexpr (kSlices > 1) fence_async_shared();
+  named_barrier_sync(kJoinBarrier, kProductWorkers);
   if constexpr (kSlices > 1) {
-    cluster_sync();
-  } else {
-    named_barrier_sync(kJoinBarrier, kProductWorkers);
+    cluster_wait();  // nor does one of the other blocks
+    if (thread < kSlices && thread != slice) {
+      cluster_copy(parts + Shares::of_slice(slice, thread), thread, parts + thread * Shares::kNumbers, Shares::kBytes, &barriers.joined);
+    }
+    mbarrier_wait(&barriers.joined, 0);
   }
   FW_UNROLL
   for (int turn = 0; turn < kTurns; ++turn) {
     const int m = token_of(turn);
     if (m >= a.rows || left <= 0) continue;
     float y[4];
-    join_four<kSlices>(parts + m * Shape::kPitch + place, y);
+    join_four<Shares, kSlices>(parts, slice, Shares::at(0, m, in_share), y);
     if constexpr (kHalves) {
       float factor[4];
-      join_four<kSlices>(parts + m * Shape::kPitch + place + kOutputs, factor);
+      join_four<Shares, kSlices>(parts, slice, Shares::at(1, m, in_share), factor);
       FW_UNROLL for (int i = 0; i < 4; ++i) y[i] = y[i] * sigmoid(y[i]) * factor[i];
     } else {
       float more[4];
@@ -217,7 +247,7 @@ __global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const Som
     }
     store_four(a.y + m * a.y_stride + row + place, left, a.y_whole != 0, y);
   }
-  if constexpr (kSlices > 1) cluster_sync();  // the others have read this block's sums
+  if constexpr (kSlices > 1) cluster_arrive(), cluster_wait();  // all that this block has sent has come
 }
 
 template <int kTokens, int kSlices, bool kHalves>

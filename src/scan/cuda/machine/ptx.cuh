@@ -250,6 +250,7 @@ FW_DEVICE void tensor_load(void* shared_to, const TensorMap& map, int column, in
       "l"(&map), "r"(column), "r"(head), "r"(token), "r"(batch), "r"(shared_address(barrier))
       : "memory");
 }
+FW_DEVICE void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 FW_DEVICE void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global_to), "r"(shared_address(shared_from)), "r"(bytes) : "memory");
 }
@@ -276,6 +277,22 @@ FW_DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" :
 // ---- Hopper: blocks of a cluster (launch_overlapped_clusters) -------------------------------------------------------------------
 // Returns when all threads of the cluster that have not left the kernel have called it, and shows to each what all have written before.
 FW_DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
+// The same in two halves and showing nothing: what cluster_copy() brings is seen by its barrier. A thread that arrives waits before it arrives again.
+FW_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+FW_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+// Copies shared memory of this block to the place of `to` in the shared memory of the cluster's block number `rank`, whose barrier at the place of `barrier`
+// expects the bytes. Both blocks must have begun and not be over until it has come: one cluster barrier in front, one behind the wait for it.
+FW_DEVICE void cluster_copy(void* to, int rank, const void* from, uint32_t bytes, uint64_t* barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 place, there;\n"
+      "mapa.shared::cluster.u32 place, %0, %4;\n"
+      "mapa.shared::cluster.u32 there, %3, %4;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [place], [%1], %2, [there];\n"
+      "}" ::"r"(shared_address(to)),
+      "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
+      : "memory");
+}
 // The same place in the shared memory of the cluster's block number `rank`, which must have begun and not be over: a cluster_sync() is in front of the first
 // access and one behind the last.
 template <class T>
