@@ -34,7 +34,7 @@ struct StoreRows {
   PassPlaces places;
   Pages<T> pages;
   FW_DEVICE Move<T> row(int64_t t) const {
-    const int64_t n = places.sequence_of(t), begin = places.offsets[n], length = places.offsets[n + 1] - begin;
+    const int64_t n = places.sequence_of(t), begin = places.begin_of(n), length = places.begin_of(n + 1) - begin;
     if (t - begin < length - pages.per_sequence * pages.rows) return {nullptr, nullptr};  // a later token takes its place
     return {from.data + t * from.stride, page_row(pages, n, places.before(n) + t - begin)};
   }

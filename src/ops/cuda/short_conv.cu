@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const Conv
   int64_t t = int64_t{block_index_x()} * a.run;
   const int64_t end = min(t + a.run, a.tokens);
   for (int64_t n = a.places.sequence_of(t); t < end; ++n) {
-    const int64_t begin = a.places.offsets[n], stop = min(end, a.places.offsets[n + 1]);
+    const int64_t begin = a.places.begin_of(n), stop = min(end, a.places.begin_of(n + 1));
     if (t >= stop) continue;  // an empty sequence
     Columns<N, W> window;
     load_history<T, N, W>(a, column, n, begin, t, window);
