@@ -124,10 +124,15 @@ Gates RecurrentMixer<T>::gates_inside(const Pass<T>& pass) const {
   Gates gates;
   if constexpr (!std::is_same_v<T, Bf16>) return gates;
   const Rule& rule = spec_.rule;
-  const bool takes = pass.keep && pass.observer == nullptr && plan_.decay.used() && rule.decay == Decay::kChannel && rule.online() && !rule.uses_precond() &&
-                     rule.gain_bound <= 1 && (rule.erase == Gate::kTied || rule.erase == Gate::kChannel) && !rule.uses_erase_key() &&
-                     !rule.uses_erase_write() && rule.erase == rule.write && spec_.bounded_layer < 0 && spec_.decay_heads() == spec_.v_heads &&
-                     spec_.key_dim % 8 == 0 && spec_.key_dim <= 128 && spec_.key_dim > (rule.erase == Gate::kChannel ? 64 : 0) && spec_.value_dim % 8 == 0;
+  const bool inside = pass.observer == nullptr && plan_.decay.used() && !rule.uses_precond() && rule.gain_bound <= 1 && !rule.uses_erase_write() &&
+                      rule.erase == rule.write && spec_.bounded_layer < 0;
+  // Training: what prepare and gradients take as it is.
+  const bool trains = pass.keep && rule.decay == Decay::kChannel && rule.online() && (rule.erase == Gate::kTied || rule.erase == Gate::kChannel) &&
+                      !rule.uses_erase_key() && spec_.decay_heads() == spec_.v_heads && spec_.key_dim % 8 == 0 && spec_.key_dim <= 128 &&
+                      spec_.key_dim > (rule.erase == Gate::kChannel ? 64 : 0) && spec_.value_dim % 8 == 0;
+  // A token each: the step makes them with the token, and two kernels less stand in its way.
+  const bool decodes = !pass.keep && pass.layout.host.single_tokens() && rule.erase != Gate::kAveraged && !spec_.derives_erase_gate();
+  const bool takes = inside && (trains || decodes);
   if (!takes) return gates;
   gates.g = spec_.log_sigmoid_decay ? Given::kLogSigmoid : Given::kSoftplus;
   gates.divisor = kLogSigmoidDivisor<double>;

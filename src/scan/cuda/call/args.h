@@ -78,13 +78,15 @@ struct HeadArg {
   float* data = nullptr;
   int64_t stride_h = 0, stride_k = 0;
 };
-// Laws of gates of channels whose tensors are logits that prepare() and gradients() make the values of themselves (select.h: prepare_forms_gates(),
-// gradients_form_gates()), as the kernels of
-// gates/ would: rounded to bf16. a_log and dt_bias are the log-decay's.
+// Laws of gates whose tensors are logits that kernels of the scan make the values of themselves, as the kernels of gates/ would. In the chunk form prepare()
+// and gradients() (select.h: prepare_forms_gates(), gradients_form_gates()), rounded to bf16: log-decays and gates of channels, all that the rule has, or none.
+// In the token form token_forward(): numbers, too. a_log and dt_bias are the log-decay's.
 struct FormedGates {
-  GateLaw<float> g, erase_gate, write_gate;  // where g is values so are all; where not, the gates of channels that the rule has are logits, too
+  GateLaw<float> g, erase_gate, write_gate, beta;
   HeadArg a_log, dt_bias;
-  FW_HOST_DEVICE bool any() const { return g.given != Given::kValue; }
+  FW_HOST_DEVICE bool any() const {
+    return g.given != Given::kValue || erase_gate.given != Given::kValue || write_gate.given != Given::kValue || beta.given != Given::kValue;
+  }
 };
 
 struct Problem {

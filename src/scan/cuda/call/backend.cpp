@@ -41,7 +41,7 @@ class CudaCall final : public Call {
   size_t forward_bytes() const override { return forward_front() + device_.forward.bytes; }
   size_t forward_saving_bytes() const override { return forward_front() + device_.forward.saving_bytes; }
   size_t backward_bytes() const override { return backward_front() + device_.backward.bytes; }
-  size_t saved_bytes() const override { return device_.saved.bytes; }
+  size_t saved_bytes() const override { return device_.saved.bytes > 0 ? saved_scan_bytes() + gates_.saved_bytes() : 0; }
   size_t backward_alone_bytes() const override { return backward_front() + device_.backward_alone_bytes(); }
   std::string text() const override { return cuda::to_text(tokens_, rows_.plan(), device_, forward_front(), backward_front()); }
 
@@ -55,7 +55,7 @@ class CudaCall final : public Call {
     char* const values = static_cast<char*>(workspace) + halves_.forward_bytes();
     cuda::CallForms forms{formed(given, nullptr)};
     forms.made_last = gates_.makes_values(given, forms.gates) && keys_ == 0 && rows_.forward_bytes() == 0;
-    Inputs<float> inputs = gates_.values(given, forms.gates, values);
+    Inputs<float> inputs = gates_.values(given, forms.gates, values, saved_gates(saved));
     char* const space = values + gates_.forward_bytes();
     make_keys(inputs, space);
     inputs = rows_.inputs(inputs, space);
@@ -75,7 +75,7 @@ class CudaCall final : public Call {
     char* const values = static_cast<char*>(workspace) + halves_.backward_bytes();
     cuda::CallForms forms{formed(given, &wanted)};
     forms.parts = gates_.formed_parts(forms.gates, wanted, values);
-    Inputs<float> inputs = gates_.values(given, forms.gates, values);
+    Inputs<float> inputs = gates_.values_in_backward(given, forms.gates, values, saved_gates(const_cast<void*>(saved)));
     const Inputs<float> of_values = gates_.open(given, forms.gates, wanted, values);
     Inputs<float> gradients = of_values;
     char* const space = values + gates_.backward_bytes();
@@ -92,6 +92,13 @@ class CudaCall final : public Call {
   }
 
  private:
+  size_t saved_scan_bytes() const {
+    constexpr size_t kAlign = 1024;
+    return (device_.saved.bytes + kAlign - 1) / kAlign * kAlign;
+  }
+  // Behind what the kernels of the scan leave; null: forward leaves nothing.
+  void* saved_gates(void* saved) const { return saved == nullptr || device_.saved.bytes == 0 ? nullptr : static_cast<char*>(saved) + saved_scan_bytes(); }
+
   // Of the gates that are logits, those whose values the kernels of the scan make themselves: all of formed_laws(), or none. Rows and keys are made of values.
   cuda::FormedGates formed(const Inputs<float>& in, const Inputs<float>* grads) const {
     if (keys_ > 0 || rows_.forward_bytes() > 0) return {};

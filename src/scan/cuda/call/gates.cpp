@@ -31,9 +31,23 @@ auto* law_in(Formed& formed, const GateSpec& spec) {
       return &formed.erase_gate;
     case TokenIndex::write_gate:
       return &formed.write_gate;
+    case TokenIndex::beta:
+      return &formed.beta;
     default:
       return static_cast<decltype(&formed.g)>(nullptr);
   }
+}
+
+// Of the token form: any but those of preconditioners and of other numbers, or means of channels, which other kernels and places read.
+FormedGates token_laws(const Plan& plan) {
+  FormedGates formed;
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    if (!spec.logits() || !token_specs(plan.rule)[spec.token].used) continue;
+    GateLaw<float>* const law = law_in(formed, spec);
+    if (law == nullptr || plan.rule.erase == fw::Gate::kAveraged || plan.rule.write == fw::Gate::kAveraged) return {};
+    *law = gate_law<float>(spec);
+  }
+  return formed;
 }
 
 }  // namespace
@@ -46,6 +60,7 @@ bool is_formed(const FormedGates& formed, const GateSpec& gate) {
 FormedGates formed_laws(const Plan& plan, bool chunk_form) {
   FormedGates formed;
   if (plan.f16_io) return formed;  // their logits are float32 rows
+  if (!chunk_form) return token_laws(plan);
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     GateLaw<float>* const law = law_in(formed, spec);
     if (law == nullptr || !token_specs(plan.rule)[spec.token].used || token_specs(plan.rule)[spec.token].one()) continue;
@@ -78,6 +93,7 @@ CallGates::CallGates(const Plan& plan, bool chunk_form, int64_t chunks) : plan_(
     gate.bf16 = bf16_values(plan, chunk_form, gate.spec);
     gate.apart = gate.spec.decay || tokens[gate.spec.token].one();
     gate.values = take(forward_bytes_, numbers(gate.spec) * (gate.bf16 ? 2 : kFloat));
+    if (chunk_form && tokens[gate.spec.token].one()) gate.saved = take(saved_bytes_, numbers(gate.spec) * kFloat);
   }
   backward_bytes_ = forward_bytes_;
   for (Gate& gate : gates_) {
@@ -118,24 +134,29 @@ float* CallGates::formed_parts(const FormedGates& formed, const Inputs<float>& g
   return nullptr;
 }
 
-bool CallGates::makes_values(const Inputs<float>& in, const FormedGates& formed) const {
-  return std::any_of(gates_.begin(), gates_.end(),
-                     [&](const Gate& gate) { return gate.spec.logits() && tensor_of(in, gate.spec) && !is_formed(formed, gate.spec); });
+bool CallGates::takes_values(const Gate& gate, const Inputs<float>& in, const FormedGates& formed) {
+  return gate.spec.logits() && tensor_of(in, gate.spec) && !is_formed(formed, gate.spec);
 }
 
-Inputs<float> CallGates::values(const Inputs<float>& in, const FormedGates& formed, void* workspace) const {
-  Inputs<float> made = in;
+bool CallGates::makes_values(const Inputs<float>& in, const FormedGates& formed) const {
+  return std::any_of(gates_.begin(), gates_.end(), [&](const Gate& gate) { return takes_values(gate, in, formed); });
+}
+
+// made: those of saved_bytes() have been made.
+Inputs<float> CallGates::values(const Inputs<float>& in, const FormedGates& formed, void* workspace, void* saved, bool made) const {
+  Inputs<float> given = in;
   GateValuesArgs args;
   for (const Gate& gate : gates_) {
-    const TokenTensor<float>& x = tensor_of(in, gate.spec);
-    if (!gate.spec.logits() || !x || is_formed(formed, gate.spec)) continue;
-    const TokenTensor<float> values = contiguous_rows(x, plan_.T, at(workspace, gate.values), gate.bf16);
-    made.*kInputTokens<float>[gate.spec.token] = values;
+    if (!takes_values(gate, in, formed)) continue;
+    const bool kept = saved != nullptr && gate.saved.bytes > 0;
+    const TokenTensor<float> values = contiguous_rows(tensor_of(in, gate.spec), plan_.T, kept ? at(saved, gate.saved) : at(workspace, gate.values), gate.bf16);
+    given.*kInputTokens<float>[gate.spec.token] = values;
+    if (kept && made) continue;
     args.gates[args.count] = gate_arg(gate, in);
     args.values[args.count++] = token_arg(plan_, values);
   }
   if (args.count > 0) gate_values(args, tokens_of(plan_), plan_.stream);
-  return made;
+  return given;
 }
 
 Inputs<float> CallGates::open(const Inputs<float>& in, const FormedGates& formed, const Inputs<float>& grads, void* workspace) const {

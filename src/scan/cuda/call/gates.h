@@ -16,7 +16,7 @@ namespace fw::cuda {
 // kernels look for. Gates and log-decays of one number stay float32.
 bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate);
 
-// Laws, without their parameters, of the logits that kernels may take as they are: log-decays and gates of channels in bf16.
+// Laws, without their parameters, of the logits that kernels may take as they are: log-decays and gates of channels in bf16; in the token form any, or none.
 FormedGates formed_laws(const Plan& plan, bool chunk_form);
 // Whether a gate is one of them.
 bool is_formed(const FormedGates& formed, const GateSpec& gate);
@@ -35,9 +35,18 @@ class CallGates {
   size_t forward_bytes() const { return forward_bytes_; }
   size_t backward_bytes() const { return backward_bytes_; }
 
+  // Of what forward leaves for backward, where it leaves anything: values of gates of one number, of which another kernel would take longer than their bytes.
+  size_t saved_bytes() const { return saved_bytes_; }
+
   // In these three `formed`: what kernels form themselves, formed() or nothing.
-  // Queues the making of values: the inputs with them in place of logits.
-  Inputs<float> values(const Inputs<float>& in, const FormedGates& formed, void* workspace) const;
+  // Queues the making of values: the inputs with them in place of logits. saved (null: none, all are in the workspace): where those of saved_bytes() are to be
+  // or, in backward, are.
+  Inputs<float> values(const Inputs<float>& in, const FormedGates& formed, void* workspace, void* saved) const {
+    return values(in, formed, workspace, saved, false);
+  }
+  Inputs<float> values_in_backward(const Inputs<float>& in, const FormedGates& formed, void* workspace, const void* saved) const {
+    return values(in, formed, workspace, const_cast<void*>(saved), saved != nullptr);
+  }
   // Whether that queues anything.
   bool makes_values(const Inputs<float>& in, const FormedGates& formed) const;
   // The gradients that the kernels are to leave: of log-decays (bf16 where the values are) and of gates of one number (float32) in the workspace, of gates of
@@ -50,16 +59,19 @@ class CallGates {
   struct Gate {
     GateSpec spec;
     bool bf16 = false, apart = false;  // the values; the gradient, in the workspace
-    Region values, grads, parts;
+    Region values, saved, grads, parts;
   };
 
   GateArg gate_arg(const Gate& gate, const Inputs<float>& in) const;
+  // Whether the gate's logits of `in` become values in front of the kernels.
+  static bool takes_values(const Gate& gate, const Inputs<float>& in, const FormedGates& formed);
+  Inputs<float> values(const Inputs<float>& in, const FormedGates& formed, void* workspace, void* saved, bool made) const;
 
   const Plan& plan_;
   int64_t chunks_;
   FormedGates laws_;
   std::array<Gate, kGates> gates_;  // in the order of gate_specs()
-  size_t forward_bytes_ = 0, backward_bytes_ = 0;
+  size_t forward_bytes_ = 0, backward_bytes_ = 0, saved_bytes_ = 0;
 };
 
 }  // namespace fw::cuda

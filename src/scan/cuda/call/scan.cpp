@@ -692,7 +692,9 @@ void backward_of_halves(const Plan& plan, const KeyHalves& halves, const Inputs<
 }  // namespace
 
 bool forms_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FormedGates& gates, const Inputs<float>* grads) {
-  if (!gates.any() || !device.chunk_form || device.direct || device.wide || device.halves != nullptr) return false;
+  if (!gates.any()) return false;
+  if (!device.chunk_form) return grads == nullptr;
+  if (device.direct || device.wide || device.halves != nullptr) return false;
   PrepareArgs args;
   args.problem = problem_of(plan, device, in, gates, {}, Space(nullptr));
   uint16_t place = 0;

@@ -189,14 +189,16 @@ PrepareArgs expected_prepare(const DevicePlan& device, const Problem& problem) {
 
 // Whether the scan's kernels make values of logits of channels themselves (as backend.cpp has it), forward or backward.
 bool forms(const Plan& plan, const DevicePlan& device, bool backward) {
-  if (!device.chunk_form || device.direct || device.wide || device.halves != nullptr || !formed_laws(plan, true).any()) return false;
+  if (!formed_laws(plan, device.chunk_form).any()) return false;
+  if (!device.chunk_form) return !backward;
+  if (device.direct || device.wide || device.halves != nullptr) return false;
   const Problem x = expected_problem(plan, device);
   return prepare_forms_gates(expected_prepare(device, x), device.key) && (!backward || gradients_form_gates(x, x.in.g, x.in.erase_gate));
 }
 // Whether gates are left that are logits and that they do not.
-bool leaves_gates(const Plan& plan, bool formed) {
+bool leaves_gates(const Plan& plan, const DevicePlan& device, bool formed) {
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
-    if (spec.logits() && !(formed && is_formed(formed_laws(plan, true), spec))) return true;
+    if (spec.logits() && !(formed && is_formed(formed_laws(plan, device.chunk_form), spec))) return true;
   }
   return false;
 }
@@ -308,10 +310,12 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
   if (call.checkpoints.interval > 0) text += fmt::format("checkpoints: every {} tokens\n", call.checkpoints.interval);
   const bool may_form = !rows && call.rule.uses_k();  // rows and keys are made of values
   const bool formed = may_form && forms(plan, device, false), formed_backward = may_form && forms(plan, device, true);
-  if (formed) text += fmt::format("logits of channels: values made in prepare{}\n", formed_backward ? ", values and gradients in gradients" : "");
+  if (formed && !device.chunk_form) text += "logits: values made with the token\n";
+  if (formed && device.chunk_form)
+    text += fmt::format("logits of channels: values made in prepare{}\n", formed_backward ? ", values and gradients in gradients" : "");
   const auto front = [&](bool gates) { return fmt::format("{}{}{}", call.f16_io ? "float16 -> " : "", gates ? "gates -> " : "", rows ? "rows -> " : ""); };
-  const bool behind = leaves_gates(plan, formed_backward);
-  text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(leaves_gates(plan, formed)), forward_kernels(plan, device),
+  const bool behind = leaves_gates(plan, device, formed_backward);
+  text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(leaves_gates(plan, device, formed)), forward_kernels(plan, device),
                       rows ? " -> rows" : "", back, front(behind), backward_kernels(plan, device), rows ? " -> rows" : "",
                       any_logits(plan.gates) ? " -> gates" : "", back);
   text += fmt::format(

@@ -292,15 +292,20 @@ FW_DEVICE void make_gradients(const GateGradient& a, const GateTokens& tokens, c
 // Three blocks a multiprocessor: with registers for four walk_gradients() spills.
 __global__ void __launch_bounds__(kThreads, 3)
     gate_gradients_kernel(const __grid_constant__ GateGradientsArgs args, const __grid_constant__ GateTokens tokens, const __grid_constant__ GateCuts cuts) {
+  grid_dependency_wait();
+  grid_dependency_launch();
   const unsigned i = block_index_z();
   const GateCut& cut = cuts.of[i];
   if (!has_block(cut)) return;
   cut.wide != 0 ? make_gradients<kWideGradients>(args.gates[i], tokens, cut) : make_gradients<1>(args.gates[i], tokens, cut);
 }
 
-// The sums of the blocks. A block has a head in x, which of the two sums in y, a gate in z; its threads have channels and, in lanes, every kSumLanes-th part.
-constexpr int kSumColumns = 128, kSumLanes = 8, kSumThreads = kSumColumns * kSumLanes;
+// The sums of the blocks. A block has a head in x, which of the two sums in y, a gate in z. Its threads have columns, channels side by side, and lanes, every
+// so many of the parts: of few channels many lanes, since each walks alone. Sums of lanes and, where a head has one number, of columns meet by halves.
+constexpr int kSumThreads = 1024, kMostSumColumns = 128;
 __global__ void __launch_bounds__(kSumThreads) gate_sums_kernel(const __grid_constant__ GateGradientsArgs args, const __grid_constant__ GateCuts cuts) {
+  grid_dependency_wait();
+  grid_dependency_launch();
   const GateGradient& a = args.gates[block_index_z()];
   const HeadArg& to = block_index_y() == 0 ? a.d_dt_bias : a.d_a_log;
   const int head = static_cast<int>(block_index_x()), heads = a.gate.heads, channels = a.gate.channels, row = heads * channels;
@@ -309,37 +314,43 @@ __global__ void __launch_bounds__(kSumThreads) gate_sums_kernel(const __grid_con
   const int64_t step = 2 * int64_t{row};  // of a block of tokens
   const int blocks = formed ? static_cast<int>(a.formed_parts) : cuts.of[block_index_z()].blocks;
   const float* const parts = a.parts + (formed ? 2 * head : head) * channels + static_cast<int>(block_index_y()) * (formed ? channels : row);
-  const int column = static_cast<int>(thread_index()) % kSumColumns, lane = static_cast<int>(thread_index()) / kSumColumns;
+  int columns = 1;
+  while (columns < channels && columns < kMostSumColumns) columns *= 2;
+  const int thread = static_cast<int>(thread_index()), lanes = kSumThreads / columns, column = thread % columns, lane = thread / columns;
   const bool one_a_head = to.stride_k == 0 && channels > 1;
-  float* const shared = reinterpret_cast<float*>(shared_memory());  // [kSumLanes, kSumColumns]
-  float all = 0;                                                    // of the head, where it has one number
-  for (int first = 0; first < channels; first += kSumColumns) {
+  float* const shared = reinterpret_cast<float*>(shared_memory());  // [lanes, columns]
+  // Of shared[0 .. 2 count): those of the upper half to those of the lower, until `least` are left.
+  const auto halve = [&](int count, int least) {
+    for (; count >= least; count /= 2) {
+      sync_threads();
+      if (thread < count) shared[thread] += shared[thread + count];
+    }
+    sync_threads();
+  };
+  float all = 0;  // of the head's channels of this column, where it has one number
+  for (int first = 0; first < channels; first += columns) {
     const int channel = first + column;
     float sum = 0;
     if (channel < channels) {
       const float* from = parts + channel;
 #pragma unroll 8
-      for (int block = lane; block < blocks; block += kSumLanes) sum += from[block * step];
+      for (int block = lane; block < blocks; block += lanes) sum += from[block * step];
     }
-    shared[thread_index()] = sum;
-    sync_threads();
+    shared[thread] = sum;
+    halve(kSumThreads / 2, columns);
     if (lane == 0 && channel < channels) {
-      sum = 0;
-      for (int i = 0; i < kSumLanes; ++i) sum += shared[i * kSumColumns + column];
       if (one_a_head) {
-        all += sum;
+        all += shared[column];
       } else {
-        to.data[head * to.stride_h + channel * to.stride_k] = sum;
+        to.data[head * to.stride_h + channel * to.stride_k] = shared[column];
       }
     }
     sync_threads();
   }
   if (!one_a_head) return;
   if (lane == 0) shared[column] = all;
-  sync_threads();
-  if (thread_index() != 0) return;
-  for (int i = 1; i < kSumColumns; ++i) all += shared[i];
-  to.data[head * to.stride_h] = all;
+  halve(columns / 2, 1);
+  if (thread == 0) to.data[head * to.stride_h] = shared[0];
 }
 
 }  // namespace
@@ -376,8 +387,9 @@ void gate_gradients(const GateGradientsArgs& args, const GateTokens& tokens, voi
     cuts.of[i].walk = cuts.of[i].wide != 0 && all ? 1 : 0;
     if (args.gates[i].parts != nullptr) heads = std::max(heads, static_cast<unsigned>(args.gates[i].gate.heads));
   }
-  if (any) launch(gate_gradients_kernel, grid, kThreads, heads > 0 ? 2 * sizeof(float) * kThreads * kWideGradients : 0, stream, args, tokens, cuts);
-  if (heads > 0) launch(gate_sums_kernel, Dim3{heads, 2, static_cast<unsigned>(args.count)}, kSumThreads, sizeof(float) * kSumThreads, stream, args, cuts);
+  if (any) launch_overlapped(gate_gradients_kernel, grid, kThreads, heads > 0 ? 2 * sizeof(float) * kThreads * kWideGradients : 0, stream, args, tokens, cuts);
+  if (heads > 0)
+    launch_overlapped(gate_sums_kernel, Dim3{heads, 2, static_cast<unsigned>(args.count)}, kSumThreads, sizeof(float) * kSumThreads, stream, args, cuts);
 }
 
 }  // namespace fw::cuda

@@ -54,8 +54,8 @@ FW_DEVICE GatheredScalar start_token(const TokenForwardArgs& args, const Forward
 }
 // Makes it of them, by the same warp. tile: as put_token() has it.
 template <int kN>
-FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenPlace& place, int t, int tile, const GatheredScalar& scalar, int lane,
-                          char* to) {
+FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenPlace& place, int t, int tile, const GatheredScalar& scalar,
+                          const GateNumbers<kN>& own, int lane, char* to) {
   const Problem& x = args.problem;
   const int key_head = place.hv / x.group;
   const float center = cut.gather.makes_m ? precond_center(x, key_head) : 0.0f;
@@ -67,7 +67,7 @@ FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, c
     if (cut.stores_precond && place.v_tile == 0 && place.hv == key_head * x.group)
       store_channels(precond_rows(args.final_precond, place.slot, key_head), 0, lane * kN, x.K, a);
   }
-  const KeyInputs<kN> in = gathered_inputs<kN>(x, cut.gather, to, lane);
+  const KeyInputs<kN> in = gathered_inputs<kN>(x, cut.gather, own, to, lane);
   const KeyToken<kN> k =
       key_token(x, place.hv, in, [&](const TokenArg& gate, int count) { return row_mean(rows_of(gate, x.sequences, place.n, place.hv), t, count, lane); });
   put_token(x, cut.gather, k, tile, lane, to);
@@ -124,7 +124,14 @@ struct WarpState {
 };
 
 // Brings rows of a contiguous state [V, K] into the L2 cache: allowed before grid_dependency_wait(), for that is where the kernel before
-// this one writes too.
+// this one writes too. Of one that is staged ([K, V]) the lines of a tile of values, one a key, by threads.
+FW_DEVICE void prefetch_tile(const TokenForwardArgs& a, const TokenPlace& place, int thread, int threads) {
+  const Problem& x = a.problem;
+  if (has_slots(a.slots) || x.initial_state.stride_v != 1 || place.v_tile >= x.V) return;
+  const StateRef state = state_of(x.initial_state, place.n, place.hv);
+  const int size = state.bf16 != 0 ? 2 : 4;
+  for (int k = thread; k < x.K; k += threads) prefetch_line(state.data + (k * x.initial_state.stride_k + place.v_tile) * size);
+}
 FW_DEVICE void prefetch_rows(const TokenForwardArgs& a, const TokenPlace& place, int first, int last, int lane) {
   const Problem& x = a.problem;
   if (has_slots(a.slots) || x.initial_state.stride_v != x.K) return;
@@ -179,6 +186,9 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
   TokenPlace place = tile_place<kN, kRows>(cut);
   if (cut.initial == StateAccess::kChannels && warp < kStateWarps)
     prefetch_rows(a, place, place.v_tile + warp * kRows, place.v_tile + (warp + 1) * kRows, lane);
+  if (cut.initial == StateAccess::kStaged && warp < kStateWarps) prefetch_tile(a, place, 32 * warp + lane, kStateThreads);
+  GateNumbers<kN> own = {};
+  if (warp >= kStateWarps) own = token_gate_numbers<kN>(a.problem, place.hv, lane);
   grid_dependency_wait();
   if (cut.early) grid_dependency_launch();
   if (!find_slot(a, cut, place)) return;
@@ -186,7 +196,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
   if (warp >= kStateWarps) {
     const int t = warp - kStateWarps;
     char* const token = shared_memory() + t * cut.gather.bytes;
-    make_token<kN>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), lane, token);
+    make_token<kN>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), own, lane, token);
   } else {
     state.load(a, cut, place, warp, lane);
     state.arrived();
@@ -206,8 +216,10 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
     token_forward_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index()) % kStateWarps;
   const bool makes = warp_index() >= kStateWarps;
-  grid_dependency_wait();
   TokenPlace place = tile_place<kN, kRows>(cut);
+  GateNumbers<kN> own = {};
+  if (makes) own = token_gate_numbers<kN>(a.problem, place.hv, lane);
+  grid_dependency_wait();
   if (!find_slot(a, cut, place)) return;
   const int length = sequence_length(a.problem.sequences, place.n), bytes = cut.gather.bytes;
   const int batches = (length + kStateWarps - 1) / kStateWarps;
@@ -218,7 +230,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
     if (makes) {
       const int t = batch * kStateWarps + warp;
       char* const token = shared_memory() + (batch % 2 * kStateWarps + warp) * bytes;
-      if (t < length) make_token<kN>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), lane, token);
+      if (t < length) make_token<kN>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), own, lane, token);
     } else if (batch == 0) {
       state.arrived();
     } else {
@@ -260,12 +272,14 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
   const int end = place.v_tile + cut.tile < x.V ? place.v_tile + cut.tile : x.V;
   const int first = place.v_tile + warp * per_warp, last = first + per_warp < end ? first + per_warp : end;
   if (warp < kStateWarps) prefetch_rows(a, place, first, last, lane);
+  GateNumbers<kN> own = {};
+  if (warp == kStateWarps) own = token_gate_numbers<kN>(x, place.hv, lane);
   grid_dependency_wait();
   if (!find_slot(a, cut, place)) return;
   const StateRef initial = state_of(x.initial_state, place.slot, place.hv);
   char* const stage = shared_memory() + cut.stage - place.v_tile * row_bytes;  // row v at v row_bytes
   if (warp == kStateWarps) {
-    make_token<kN>(a, cut, place, 0, 0, start_token(a, cut, place, 0, lane, token), lane, token);
+    make_token<kN>(a, cut, place, 0, 0, start_token(a, cut, place, 0, lane, token), own, lane, token);
   } else {
     FW_NO_UNROLL
     for (int v = first; v < last; v += kHeadRows) {

@@ -2,6 +2,7 @@
 // the copies of all of them and waits once. As they lie in memory; TokenGather says where what is.
 #pragma once
 
+#include "scan/cuda/gates/math.cuh"
 #include "scan/cuda/precond/rows.cuh"
 #include "scan/cuda/token/state_rows.cuh"
 
@@ -191,8 +192,27 @@ FW_DEVICE void make_m(const Problem& x, const TokenGather& g, const PrecondMap<f
   store_wide<kN>(token + g.at[kRowM] + 4 * kN * lane, 0, m);  // this lane reads it
 }
 
+// What a lane's log-decays are made of where they are logits (problem.formed). No kernel in front writes it, so it is loaded ahead of the wait for that.
 template <int kN>
-FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, const char* token, int lane) {
+FW_DEVICE GateNumbers<kN> token_gate_numbers(const Problem& x, int hv, int lane) {
+  GateNumbers<kN> own = {};
+  if (x.formed.g.given == Given::kValue) return own;
+  const bool channels = x.rule.decay == Decay::kChannel;
+  const int first = channels ? lane * kN : 0, head = x.in.g.divisor == 1 ? hv : hv / x.in.g.divisor;
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    if (j > 0 && !channels) break;
+    if (channels && first + j >= x.K) continue;
+    const GateNumbers<1> one = gate_numbers<1>(x.formed.a_log, x.formed.dt_bias, head, first + j);
+    own.bias[j] = one.bias[0], own.rate[j] = one.rate[0];
+  }
+  return own;
+}
+FW_DEVICE float formed_value(const GateLaw<float>& law, float x) { return law.given == Given::kValue ? x : gate_value<GateMath>(law, 1.0f, x); }
+
+// own: token_gate_numbers() of the lane.
+template <int kN>
+FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, const GateNumbers<kN>& own, const char* token, int lane) {
   const Rule& rule = x.rule;
   KeyInputs<kN> in;
   gathered_channels<kN>(token + g.at[kRowQ], x.in.q.bf16 != 0, lane, in.row.q);
@@ -205,11 +225,27 @@ FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, 
   } else {
     in.g[0] = s.g;
   }
+  const FormedGates& formed = x.formed;
+  if (formed.g.given != Given::kValue) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j) {
+      if (j == 0 || rule.decay == Decay::kChannel) in.g[j] = gate_value<GateMath>(formed.g, own.rate[j], in.g[j] + own.bias[j]);
+    }
+  }
   if (rule.uses_erase_key()) gathered_channels<kN>(token + g.at[kRowEraseKey], x.in.erase_key.bf16 != 0, lane, in.row.p);
   if (rule.uses_erase_gate() && rule.erase == Gate::kChannel) gathered_channels<kN>(token + g.at[kRowEraseGate], x.in.erase_gate.bf16 != 0, lane, in.row.b);
   if (g.makes_m || x.m != nullptr) gathered_channels<kN>(token + g.at[kRowM], false, lane, in.row.m);
   load_gates(
       rule, g.makes_m || x.m != nullptr, in.gates, [](float y) { return y; }, s);
+  if (formed.erase_gate.given != Given::kValue) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j) {
+      if (rule.erase == Gate::kChannel) in.row.b[j] = formed_value(formed.erase_gate, in.row.b[j]);
+    }
+    if (rule.erase == Gate::kScalar) in.gates.erase = formed_value(formed.erase_gate, in.gates.erase);
+  }
+  if (rule.write == Gate::kScalar) in.gates.write = formed_value(formed.write_gate, in.gates.write);
+  if (rule.uses_beta()) in.gates.beta = formed_value(formed.beta, in.gates.beta);
   return in;
 }
 
@@ -219,7 +255,7 @@ FW_DEVICE float gathered_value(const Problem& x, const TokenGather& g, const cha
     const char* row = token + g.at[which];
     return a.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(row)[i]) : reinterpret_cast<const float*>(row)[i];
   };
-  return value(kRowV, x.in.v) * (x.rule.write == Gate::kChannel ? value(kRowWriteGate, x.in.write_gate) : 1.0f);
+  return value(kRowV, x.in.v) * (x.rule.write == Gate::kChannel ? formed_value(x.formed.write_gate, value(kRowWriteGate, x.in.write_gate)) : 1.0f);
 }
 
 // The token's streams, in place of its inputs, by the warp that has read them; of a tile of at most 32 values z too, in place of the values
