@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "fastweight/fastweight.h"
@@ -124,6 +125,23 @@ TEST(DevicePlan, KeysBetweenTheTilesAreCopied) {
   for (const char* rule : {"gated_deltanet", "kda", "gated_deltanet2", "qdelta", "gla", "kda_neg"}) {
     for (const int K : {48, 96}) EXPECT_EQ(kernels(rule, K), kernels(rule, 128)) << rule;
     EXPECT_NE(kernels(rule, 100), kernels(rule, 128)) << rule;
+  }
+}
+
+// Keys above 128: one decay a token or none, rows or sums of them.
+TEST(DevicePlan, WideKeysHaveKernelsOfTheirOwn) {
+  for (const auto& [rule, forward, backward] :
+       {std::tuple{"gated_deltanet", "wide/prepare -> wide/forward\n", "wide/reverse -> wide/gradients (two halves) -> wide/join\n"},
+        {"mamba2", "wide/prepare -> wide/forward\n", "wide/reverse -> wide/gradients (two halves) -> wide/join\n"},
+        {"comba", "wide/prepare (sums) -> wide/forward (sums)\n", "wide/reverse (sums) -> wide/gradients_sums (two halves) -> wide/join\n"},
+        {"qdelta", "wide/prepare (sums) -> wide/forward (sums)\n", "wide/reverse (sums) -> wide/gradients_sums (two halves) -> wide/join\n"}}) {
+    for (const int K : {129, 256}) {
+      fw_desc desc = descriptor(rule);
+      desc.K = K;
+      const std::string text = plan_text(desc);
+      EXPECT_NE(text.find(std::string("kernels forward: ") + forward), std::string::npos) << text;
+      EXPECT_NE(text.find(std::string("kernels backward: ") + backward), std::string::npos) << text;
+    }
   }
 }
 

@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "cuda/device_runs.h"
 #include "rule/rule.h"
+#include "scan/cuda/call/select.h"
 
 namespace fw::testing {
 namespace {
@@ -50,19 +51,18 @@ bool cancels(const ReferenceInputs& in_float, const ReferenceInputs& expected, c
   return std::any_of(errors.begin(), errors.end(), [&](const FieldError& e) { return one_value_a_token(e.name, rule) && e.error > kCancels; });
 }
 
-TEST(RandomRules, ChunkFormMatchesTheReference) {
-  Random random(20261121);
-  const int wanted = emulated() ? 16 : 150;
+// `wanted` of the rules that `takes`, with keys of so many channels as channels(seed) says; of one in `cancelling` gradients may cancel.
+template <class Takes, class Channels>
+void expect_rules(Random& random, int wanted, int cancelling, const Takes& takes, const Channels& channels) {
   int compared = 0, unstable = 0, cancelled = 0;
   for (uint64_t seed = 1; compared < wanted; ++seed) {
     const Rule rule = random_rule(random);
-    if (!valid(rule)) continue;
+    if (!valid(rule) || !takes(rule)) continue;
     ProblemOptions options;
     options.sequences = seed % 2 == 0 ? SeqLayout({0, 65, 65, 66, 196}) : SeqLayout::uniform(2, 100);
     options.H = 1 + static_cast<int64_t>(random.below(2));
     options.HV = options.H * (1 + static_cast<int64_t>(random.below(2)));
-    options.K = 16 + static_cast<int64_t>(random.below(113));
-    if (seed % 4 == 1) options.K = seed % 8 == 1 ? 64 : 128;  // the sizes for which kernels take whole rows
+    options.K = channels(seed);
     options.V = 16 + static_cast<int64_t>(random.below(120));
     options.gates_per_value_head = random.below(2) == 0;
     options.initial_state = random.below(2) == 0;
@@ -89,7 +89,28 @@ TEST(RandomRules, ChunkFormMatchesTheReference) {
     }
   }
   EXPECT_LT(unstable, compared);
-  EXPECT_LT(cancelled, compared / 5);
+  EXPECT_LT(cancelled, compared / cancelling);
+}
+
+TEST(RandomRules, ChunkFormMatchesTheReference) {
+  Random random(20261121);
+  expect_rules(
+      random, emulated() ? 16 : 150, 5, [](const Rule&) { return true; },
+      [&](uint64_t seed) {
+        const auto K = 16 + static_cast<int64_t>(random.below(113));
+        return seed % 4 == 1 ? int64_t{seed % 8 == 1 ? 64 : 128} : K;  // the sizes for which kernels take whole rows
+      });
+}
+
+// Sums of q and k with keys of more than 128 channels: any gain, gates of one number or none.
+TEST(RandomRules, WideSumsMatchTheReference) {
+  Random random(20261128);
+  expect_rules(
+      random, emulated() ? 12 : 60, 2, [](const Rule& rule) { return cuda::wide_rule(rule) && cuda::wide_sums(rule); },
+      [&](uint64_t seed) {
+        const auto K = 129 + static_cast<int64_t>(random.below(128));
+        return seed % 4 == 1 ? 256 : K;
+      });
 }
 
 }  // namespace

@@ -17,12 +17,16 @@ namespace {
 const char* const kWideRules[] = {"gated_deltanet", "deltanet", "mamba2", "retnet", "linear_attention", "decay=scalar gain=gate",
                                   "decay=constant gain=gate k_norm=l2", "decay=scalar solve=offline gain=gate q_norm=l2 k_norm=l2",
                                   // Two calls of half of the channels (scan/cuda/call/key_halves.h).
-                                  "gla", "hgrn2", "decay=channel solve=offline gain=gate"};
+                                  "gla", "hgrn2", "decay=channel solve=offline gain=gate",
+                                  // Sums of q and k: in the read, in the erase, in both; gates of one number, gains of norms.
+                                  "comba", "qdelta", "gain=gate feedback=learned q_norm=l2 k_norm=l2",
+                                  "decay=scalar gain=gate erase=scalar write=scalar feedback=fixed lambda=0.5 read=corrected q_norm=l2 k_norm=l2",
+                                  "decay=constant gain=kaczmarz feedback=learned read=corrected q_norm=l2"};
 
-void expect_wide(const Problem& problem, const HeaderRun& run, bool strong_decay = false) {
+void expect_wide(const Problem& problem, const HeaderRun& run, bool strong_decay = false, const ChunkBounds& bounds = {}) {
   SCOPED_TRACE(describe(problem));
-  EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
-  EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, strong_decay, {}));
+  EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), bounds.output, kChunkFloor));
+  EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, strong_decay, bounds));
 }
 
 TEST(WideKeys, EveryRuleMatchesTheReference) {
@@ -50,7 +54,7 @@ TEST(WideKeys, EveryRuleMatchesTheReference) {
 // Rows that no copy of 16 bytes can bring, and K that is no multiple of 8.
 TEST(WideKeys, RowsOfAnyKind) {
   uint64_t seed = 3200;
-  for (const char* rule : {"gated_deltanet", "mamba2", "gla"}) {
+  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta"}) {
     for (const int64_t K : {129, 130, 150, 200, 255}) {
       ProblemOptions options;
       options.sequences = SeqLayout({0, 65, 66, 66, 130});
@@ -70,7 +74,7 @@ TEST(WideKeys, RowsOfAnyKind) {
 
 TEST(WideKeys, ResetsAndStrongDecays) {
   uint64_t seed = 3300;
-  for (const char* rule : {"gated_deltanet", "mamba2", "gla"}) {
+  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta"}) {
     for (const int64_t K : {144, 256}) {
       ProblemOptions options;
       options.sequences = SeqLayout::uniform(1, 200);
@@ -98,12 +102,17 @@ TEST(WideKeys, EveryLength) {
     HeaderRun run = device_run(FW_FORM_CHUNK);
     run.bf16 = HeaderRun::Bf16Tensors::kAll;
     expect_wide(of_bf16_numbers(random_problem(parse_rule(length % 3 == 2 ? "mamba2" : length % 6 == 0 ? "gla" : "gated_deltanet"), options)), run);
+    // Sums of q and k have more gradients of one value a token, of which few cancel by chance: 40 draws of two heads are off by up to 6.7e-2 (one token) and
+    // 1.9e-2 (two chunks) with K = 160, and with K = 128. A term that is missing is not among these numbers.
+    ChunkBounds bounds;
+    bounds.few_scalars = bounds.scalar_gradient = length < 64 ? 0.1 : 3e-2;
+    expect_wide(of_bf16_numbers(random_problem(parse_rule(length % 4 < 2 ? "comba" : "qdelta"), options)), run, false, bounds);
   }
 }
 
 // The rule of K = 128 whose other channels are zero: the same numbers but for the order of sums, at V of several blocks.
 TEST(WideKeys, ZeroChannelsChangeNothing) {
-  for (const char* rule : {"gated_deltanet", "mamba2"}) {
+  for (const char* rule : {"gated_deltanet", "mamba2", "comba", "qdelta"}) {
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, 150);
     options.H = options.HV = 1;
@@ -117,8 +126,10 @@ TEST(WideKeys, ZeroChannelsChangeNothing) {
     const auto widen = [](const std::vector<double>& from, std::vector<double>& to) {
       for (size_t i = 0; i < to.size(); ++i) to[i] = i % 256 < 128 ? from[i / 256 * 128 + i % 256] : 0.0;
     };
+    const std::vector<double> q = wide.in.q, k = wide.in.k;
+    wide.in = narrow.in;
+    wide.in.q = q, wide.in.k = k;
     widen(narrow.in.q, wide.in.q), widen(narrow.in.k, wide.in.k);
-    wide.in.v = narrow.in.v, wide.in.g = narrow.in.g, wide.in.beta = narrow.in.beta;
     HeaderRun run = device_run(FW_FORM_CHUNK);
     run.bf16 = HeaderRun::Bf16Tensors::kAll;
     std::vector<double> o = header_forward(wide, run).o;
@@ -129,7 +140,7 @@ TEST(WideKeys, ZeroChannelsChangeNothing) {
 
 TEST(WideKeys, AreTheSameAgainAloneOrPacked) {
   uint64_t seed = 3550;
-  for (const char* rule : {"gated_deltanet", "mamba2", "gla"}) {
+  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta"}) {
     ProblemOptions options;
     options.sequences = SeqLayout({0, 65, 65, 66, 194});
     options.H = 1;
@@ -142,6 +153,9 @@ TEST(WideKeys, AreTheSameAgainAloneOrPacked) {
     run.bf16 = HeaderRun::Bf16Tensors::kAll;
     const ReferenceOutputs out = header_forward(problem, run);
     const ReferenceInputs grads = header_backward(problem, run);
+    run.forward_saves = true;
+    EXPECT_TRUE(close(header_forward(problem, run), out, 0)) << rule;
+    run.forward_saves = false;
     run.saved = false;
     run.seqlens = 32;
     EXPECT_TRUE(close(header_forward(problem, run), out, 0)) << rule;
@@ -167,7 +181,7 @@ TEST(WideKeys, AreTheSameAgainAloneOrPacked) {
 // Offsets that lie on the device, with room for more tokens than there are; float16 tensors; gates as logits.
 TEST(WideKeys, OffsetsOnTheDeviceFloat16AndLogits) {
   uint64_t seed = 3580;
-  for (const char* rule : {"gated_deltanet", "mamba2", "gla"}) {
+  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta"}) {
     ProblemOptions options;
     options.sequences = SeqLayout({0, 70, 70, 135});
     options.H = options.HV = 2;
@@ -194,7 +208,7 @@ TEST(WideKeys, OffsetsOnTheDeviceFloat16AndLogits) {
 }
 
 TEST(WideKeys, CheckpointsAreWhereAForwardGoesOn) {
-  for (const char* rule : {"gated_deltanet", "mamba2", "gla"}) {
+  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta"}) {
     ProblemOptions options;
     options.sequences = SeqLayout({0, 128, 193});
     options.K = 192;
@@ -220,13 +234,17 @@ TEST(WideKeys, ManyBlocks) {
     options.seed = static_cast<uint64_t>(V) + 3650;
     HeaderRun run = device_run(FW_FORM_CHUNK);
     run.bf16 = HeaderRun::Bf16Tensors::kAll;
-    expect_wide(of_bf16_numbers(random_problem(parse_rule(V == 72 ? "mamba2" : "gated_deltanet"), options)), run);
+    for (const char* rule : {V == 72 ? "mamba2" : "gated_deltanet", V == 72 ? "qdelta" : "comba"}) {
+      expect_wide(of_bf16_numbers(random_problem(parse_rule(rule), options)), run);
+    }
   }
 }
 
 // What the chunk form does not have of such keys it says before anything runs, and takes one token at a time by itself.
 TEST(WideKeys, OtherRulesSayWhatIsExpected) {
-  for (const char* rule : {"kda", "gated_deltanet_neg", "precond_gated_deltanet", "qdelta", "kaczmarz"}) {
+  for (const char* rule :
+       {"kda", "gated_deltanet_neg", "precond_gated_deltanet", "kaczmarz", "decay=scalar gain=gate gain_bound=2 read=corrected q_norm=l2 k_norm=l2",
+        "decay=channel gain=gate feedback=learned q_norm=l2 k_norm=l2"}) {
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, 70);
     options.K = 256;

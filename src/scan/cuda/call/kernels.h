@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "rule/numbers.h"
 #include "scan/cuda/call/args.h"
 #include "scan/cuda/call/tiles.h"
 
@@ -219,12 +220,13 @@ void join_segments(const JoinArgs& args, void* stream);
 // Checkpoints where a segment begins: of `states` [segments, HV, V, K] as the join has left them.
 void copy_checkpoints(const CheckpointArg& args, const SequenceArg& segments, int32_t HV, int32_t K, int32_t V, const float* states, void* stream);
 
-// gradients() of half of the channels: 0 to 127, then the others (`second`). Of what all channels make together, the gradients of the gain and the log-decay
-// and the slopes by which dq and dk grow with q and k where rows have norms, each half makes its own part, in float [tokens, HV]: args.grads.d.beta and d.g
+// gradients() of half of the channels: 0 to 127, then the others (`second`). Of what all channels make together, the gradients of numbers a token and the
+// slopes by which dq and dk grow with q and k where rows have norms, each half makes its own part, in float [tokens, HV]: args.grads.d.beta, d.g and the like
 // lead there, and the slopes go to args.grads.dalpha_p and dbeta_p. The second half takes those of the first too, so that its dq and dk are whole. dv comes of
 // the first.
 struct WideHalf {
   const ChunkNumbers* numbers = nullptr;  // null: not of such keys
+  const RowNorms* norms = nullptr;        // where streams are sums: |q|^2 and |k|^2 are here
   bool second = false;
   const float *q = nullptr, *k = nullptr;  // of the second: the first half's slopes; null: there are none
 };
@@ -252,25 +254,36 @@ void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
 // ---- wide/: the chunk form with keys of 129 to 256 channels, of rules with wide_rule() (select.h); any rows. In memory there are numbers, A and P, and what
 // the scans save as above with key 256.
 
+// Streams are rows of q alone (nothing is erased), rows of q and k, or sums of both (wide_sums()).
+enum class WideForm { kOffline, kRows, kSums };
+
 struct WidePrepareArgs {
   Problem problem;
   ChunkNumbers* numbers = nullptr;  // [chunks, HV]
   PairImage* pairs = nullptr;       // [chunks, HV]; offline: without A
+  RowNorms* norms = nullptr;        // [chunks, HV], where streams are sums; or null
 };
 void wide_prepare(const WidePrepareArgs& args, int64_t chunks, void* stream);
 // Of the arguments without images, z, maps, parts and what belongs to these.
-void wide_forward(const ScanForwardArgs& args, const ChunkNumbers* numbers, const PairImage* pairs, void* stream);
+void wide_forward(const ScanForwardArgs& args, WideForm form, const ChunkNumbers* numbers, const PairImage* pairs, void* stream);
 // The same; v: dZ, offline V as scan_reverse() leaves it.
-void wide_reverse(const ScanReverseArgs& args, const ChunkNumbers* numbers, void* stream);
+void wide_reverse(const ScanReverseArgs& args, WideForm form, const ChunkNumbers* numbers, void* stream);
 
 // problem, grads: of a half (WideHalf); pairs as wide_prepare() left them, states, d_states: of the half's first tile.
 void wide_gradients(const GradientArgs& args, int64_t chunks, void* stream);
-// Adds up what both halves have left of beta and g, and adds to dq and dk of the first half what the second's slopes make of its rows.
+// Of wide_sums(): part of it.
+void wide_gradients_sums(const GradientArgs& args, int64_t chunks, void* stream);
+// Adds up what both halves have left of gradients of one number a token, and adds to dq and dk of the first half what the second's slopes make of its rows.
 struct WideJoinArgs {
   Problem problem;
-  const float *beta[2] = {}, *g[2] = {};   // [tokens, HV] of both halves; null: not asked for
+  struct Number {
+    const float* halves[2] = {};  // [tokens, HV]; null: not asked for
+    TokenArg to;
+  };
+  static constexpr int kNumbers = kTokenNumbers + 3;  // and g and the gates on e and on z
+  Number numbers[kNumbers];
   const float *q = nullptr, *k = nullptr;  // the second half's slopes; null: there are none
-  TokenArgs grads;                         // q, k, beta, g
+  TokenArg d_q, d_k;
 };
 void wide_join(const WideJoinArgs& args, void* stream);
 

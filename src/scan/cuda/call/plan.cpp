@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "rule/step_bound.h"
+#include "rule/tokens.h"
 #include "scan/cuda/call/key_halves.h"
 #include "scan/cuda/call/select.h"
 #include "scan/cuda/call/tiles.h"
@@ -223,6 +224,7 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   r.images = regions.take(tiles * (keys ? image_bytes<StreamImage>(device.key) : image_bytes<BackwardImage>(device.key)), images && !rows);
   r.keys = regions.take(tiles * kChunk * device.key * 2, keys);
   r.numbers = regions.take(tiles * static_cast<int64_t>(device.wide ? sizeof(ChunkNumbers) : sizeof(BackwardNumbers)), images && rows);
+  r.norms = regions.take(tiles * int64_t{sizeof(RowNorms)}, device.wide && wide_sums(plan.rule));
   r.fine = fine_regions(plan, device, regions);
   r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, images);
   r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
@@ -257,7 +259,9 @@ BackwardRegions backward_regions(const Plan& plan, const DevicePlan& device) {
   const int64_t tiles = device.chunks * plan.HV;
   r.d_states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2, device.chunk_form);
   r.v = regions.take(tiles * device.value_blocks * kPanel * 2, device.chunk_form && !device.direct);
-  r.halves = regions.take(2 * 4 * scalar, device.wide);
+  const auto specs = token_specs(rule);
+  const int64_t numbers = std::count_if(specs.begin(), specs.end(), [](const TokenSpec& spec) { return spec.used && spec.one(); });
+  r.halves = regions.take(2 * (numbers + 2) * scalar, device.wide);
   r.ready = regions.take(tiles * int64_t{sizeof(uint32_t)}, device.gradients_follow);
   r.token = regions.take(token_backward_bytes(plan.N, static_cast<int32_t>(plan.HV), static_cast<int32_t>(plan.K), static_cast<int32_t>(plan.V), plan.longest,
                                               device.multiprocessors),
@@ -320,7 +324,8 @@ DevicePlan make_device_plan(const Plan& plan, int multiprocessors) {
   if (plan.form == FW_FORM_CHUNK && !can) {
     fail_usage(
         "descriptor: form: expected auto or token, since the chunk form on CUDA needs operands FW_BF16 and K at most {} ({} with one decay a token or none and "
-        "no more than a gain up to 1, or where channels decay and nothing is erased or normalised); got chunk with operands {}, K {} and rule {}",
+        "no more than a gain up to 1, or sums of q and k, or where channels decay and nothing is erased or normalised); got chunk with operands {}, K {} and "
+        "rule {}",
         kMostChunkKey, kMostWideKey, plan.bf16_operands ? "FW_BF16" : "float32", plan.K, to_string(plan.rule));
   }
   device.chunk_form = takes_chunks(plan);

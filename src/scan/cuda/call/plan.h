@@ -77,6 +77,7 @@ struct SavedRegions {
   Region images;   // BackwardImage [chunks, HV]; of leaves_keys() StreamImage, and
   Region keys;     // Khat, bf16 [chunks, HV, 64 key]; or
   Region numbers;  // BackwardNumbers [chunks, HV]: reverse_takes_rows(); ChunkNumbers: DevicePlan::wide
+  Region norms;    // RowNorms [chunks, HV]: of those wide_sums() (select.h)
   FineRegions fine;
   Region pairs;         // PairImage [chunks, HV]
   Region states;        // S^T [chunks, HV, value blocks]
@@ -94,9 +95,9 @@ struct BackwardRegions {
   Region q, k, erase_key, erase_gate, g, dm;
   Region dalpha_p, dbeta_p;  // float [tokens, HV]
   Region dcenter;            // float [chunks, H]
-  Region halves;             // float [2, 4, tokens, HV], of DevicePlan::wide: what both halves of the channels make of beta, g and the slopes of q and k
-  Region ready;              // TilesReady::made [chunks, HV] (kernels.h), where DevicePlan::gradients_follow
-  Region token;              // of token_backward
+  Region halves;  // float [2, .., tokens, HV], of DevicePlan::wide: what both halves make of gradients of one number a token and the slopes of q and k
+  Region ready;   // TilesReady::made [chunks, HV] (kernels.h), where DevicePlan::gradients_follow
+  Region token;   // of token_backward
   SegmentRegions segments;
   size_t bytes = 0;
 };

@@ -1,6 +1,7 @@
 #include "scan/cuda/call/scan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "scan/cuda/call/key_halves.h"
@@ -360,19 +361,20 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
 struct WideImages {
   ChunkNumbers* numbers;
   PairImage* pairs;
+  RowNorms* norms;
 };
 WideImages wide_images(const DevicePlan& device, const void* saved, const Space& space) {
   const Space kept(const_cast<void*>(saved));
-  if (saved != nullptr) return {kept.at<ChunkNumbers>(device.saved.numbers), kept.at<PairImage>(device.saved.pairs)};
-  return {space.at<ChunkNumbers>(device.forward.numbers), space.at<PairImage>(device.forward.pairs)};
+  if (saved == nullptr) return {space.at<ChunkNumbers>(device.forward.numbers), space.at<PairImage>(device.forward.pairs), nullptr};
+  return {kept.at<ChunkNumbers>(device.saved.numbers), kept.at<PairImage>(device.saved.pairs), kept.at<RowNorms>(device.saved.norms)};
 }
 
 void forward_of_wide(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {
   const WideImages images = wide_images(device, saved, space);
-  wide_prepare({problem, images.numbers, images.pairs}, device.chunks, plan.stream);
+  wide_prepare({problem, images.numbers, images.pairs, images.norms}, device.chunks, plan.stream);
   ScanForwardArgs scan = forward_scan_args(plan, device, problem, out, saved);
   scan.rows = {problem.in.q, problem.in.k};
-  wide_forward(scan, images.numbers, images.pairs, plan.stream);
+  wide_forward(scan, select_wide(plan.rule), images.numbers, images.pairs, plan.stream);
 }
 
 // Half of the channels: those of q and k and of the gradients of these.
@@ -391,22 +393,29 @@ void take_half(GradientArgs& args, bool second) {
   args.grads.d.v = {};  // the first half makes it
 }
 
+// The tensors of one number a token and value head that wide_rule() may take.
+constexpr TokenArg TokenArgs::*kWideNumbers[] = {
+#define FW_NUMBER(name, neutral, used) &TokenArgs::name,
+#include "rule/tokens.def"
+    &TokenArgs::g, &TokenArgs::erase_gate, &TokenArgs::write_gate};
+static_assert(std::size(kWideNumbers) == WideJoinArgs::kNumbers);
+
 void backward_of_wide(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
                       const void* saved, const HeadGradients& heads, const Space& space) {
   const Space kept(const_cast<void*>(saved));
   const WideImages images = wide_images(device, saved, space);
   const ScanReverseArgs scan = reverse_scan_args(plan, device, problem, d, grads, saved, space);
-  wide_reverse(scan, images.numbers, plan.stream);
+  wide_reverse(scan, select_wide(plan.rule), images.numbers, plan.stream);
 
   WideJoinArgs join;
   join.problem = problem;
-  join.grads = heads.d;
-  const bool norms = plan.rule.q_norm != Norm::kRaw || plan.rule.k_norm != Norm::kRaw;
+  join.d_q = heads.d.q, join.d_k = heads.d.k;
+  const bool norms = plan.rule.q_norm != Norm::kRaw || plan.rule.k_norm != Norm::kRaw || plan.rule.gain_uses_key_norm();
   const int64_t count = plan.tokens() * plan.HV;
   float* numbers = space.at<float>(device.backward.halves);
   const auto next = [&](bool there) {
     float* const at = there ? numbers : nullptr;
-    numbers += count;
+    if (there) numbers += count;
     return at;
   };
   for (const bool second : {false, true}) {
@@ -420,16 +429,18 @@ void backward_of_wide(const Plan& plan, const DevicePlan& device, const Problem&
     args.v = scan.v;
     args.v_is_dz = scan.online;
     args.grads.d = heads.d;
-    args.half = {images.numbers, second, join.q, join.k};
-    float* const beta = next(heads.d.beta.data != nullptr);
-    float* const g = next(heads.d.g.data != nullptr);
+    args.half = {images.numbers, images.norms, second, join.q, join.k};
+    for (int i = 0; i < WideJoinArgs::kNumbers; ++i) {
+      TokenArg& to = args.grads.d.*kWideNumbers[i];
+      float* const own = next(to.data != nullptr);
+      join.numbers[i].to = to;
+      join.numbers[i].halves[second ? 1 : 0] = own;
+      if (own != nullptr) to = per_head(plan, own, 1, false);
+    }
     args.grads.dalpha_p = next(norms);
     args.grads.dbeta_p = next(norms);
-    args.grads.d.beta = beta != nullptr ? per_head(plan, beta, 1, false) : TokenArg{};
-    args.grads.d.g = g != nullptr ? per_head(plan, g, 1, false) : TokenArg{};
     take_half(args, second);
     wide_gradients(args, device.chunks, plan.stream);
-    join.beta[second ? 1 : 0] = beta, join.g[second ? 1 : 0] = g;
     join.q = args.grads.dalpha_p, join.k = args.grads.dbeta_p;  // the first half's go into the second's, whose own are left
   }
   wide_join(join, plan.stream);

@@ -85,10 +85,14 @@ constexpr bool direct_rule(const Rule& rule) {
          !takes_other_numbers(rule) && !rule.uses_precond() && !rule.uses_key_form();
 }
 
-// Those whose keys may have 129 to 256 channels in the chunk form (wide/): one decay a token or none, gains up to 1 that are gates, or nothing erased.
+// Those whose keys may have 129 to 256 channels in the chunk form (wide/): one decay a token or none, and gains up to 1 that are gates, or nothing erased, or
+// streams that are sums of q and k, of any gain up to 1, with gates of one value a head.
+constexpr bool wide_sums(const Rule& rule) { return rule.online() && sums_of_rows(rule) && linear_streams(rule); }
 constexpr bool wide_rule(const Rule& rule) {
-  return plain_streams(rule) && rule.decay != Decay::kChannel && !rule.uses_precond() && !wants_rests(rule) && (!rule.online() || gain_is_gate(rule));
+  const bool plain = plain_streams(rule) && !rule.uses_precond() && (!rule.online() || gain_is_gate(rule));
+  return rule.decay != Decay::kChannel && !wants_rests(rule) && (plain || wide_sums(rule));
 }
+constexpr WideForm select_wide(const Rule& rule) { return wide_sums(rule) ? WideForm::kSums : rule.online() ? WideForm::kRows : WideForm::kOffline; }
 
 // Those whose keys may have as many because no channel of the state knows of another (call/key_halves.h): nothing erased, a decay a channel, no norm over all.
 constexpr bool split_rule(const Rule& rule) {

@@ -160,6 +160,8 @@ std::string text_of(const GradientChoice& choice) {
   fail_internal("a gradient kernel without a name");
 }
 
+const char* of_wide(const Rule& rule) { return select_wide(rule) == WideForm::kSums ? " (sums)" : ""; }
+
 std::string token_kernels(const Plan& plan, const Problem& problem, int processors) {
   TokenForwardArgs args;
   args.problem = problem;
@@ -212,7 +214,7 @@ std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
     add_scan(names, "offline/scan", "offline/join", cut);
     return joined(names);
   }
-  if (device.wide) return "wide/prepare -> wide/forward";
+  if (device.wide) return fmt::format("wide/prepare{0} -> wide/forward{0}", of_wide(plan.rule));
   if (device.halves != nullptr) return fmt::format("twice: {}; gradients/sum_groups", forward_kernels(device.halves->plans[0], device.halves->devices[0]));
   if (plan.rule.uses_precond()) {
     names.emplace_back("precond/forward");
@@ -247,7 +249,9 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
     add_scan(names, "offline/scan", "offline/join", device.segments.backward);
     names.emplace_back("offline/gradients");
   } else if (device.wide) {
-    names.insert(names.end(), {"wide/reverse", "wide/gradients (two halves)", "wide/join"});
+    const bool sums = select_wide(plan.rule) == WideForm::kSums;
+    names.push_back(fmt::format("wide/reverse{}", of_wide(plan.rule)));
+    names.insert(names.end(), {sums ? "wide/gradients_sums (two halves)" : "wide/gradients (two halves)", "wide/join"});
   } else if (device.chunk_form) {
     if (precond) {
       if (gradients_make_m(args)) {

@@ -50,7 +50,7 @@ struct RowImage {
 // (wide/): with the rows where they are, and A and P of PairImage,
 //   W = Z + diag(e) k S0      U = A W      O = diag(q) q S0 + P U      S_C = gamma_C S0 + k^T diag(k) U
 // (where streams are sums, mixed_streams(), W has diag(erase_q) q S0 besides and O diag(read_k) k S0). That is a product more in the scan's chain than X and M
-// want, which are twice the numbers. q2, k2: |q|^2 and |k|^2, of wide keys, if the rule wants them. Rows past the end: 0.
+// want, which are twice the numbers. q2, k2: |q|^2 and |k|^2, of wide keys, if the rule wants them (of sums: RowNorms). Rows past the end: 0.
 struct ChunkNumbers {
   float e[64], q[64], k[64], z_scale[64];
   float gamma[4];  // all the same
@@ -62,8 +62,13 @@ struct ChunkNumbers {
   };
   float unused[28];
 };
-inline constexpr size_t kScanNumbers = offsetof(ChunkNumbers, q2);  // bytes that the scans read
-static_assert(sizeof(ChunkNumbers) % 128 == 0 && kScanNumbers % 16 == 0);
+inline constexpr size_t kScanNumbers = offsetof(ChunkNumbers, q2);        // bytes that the scans read ...
+inline constexpr size_t kSumNumbers = 2 * sizeof(ChunkNumbers::erase_q);  // ... and behind them, of sums: erase_q and read_k
+static_assert(sizeof(ChunkNumbers) % 128 == 0 && kScanNumbers % 16 == 0 && offsetof(ChunkNumbers, read_k) == kScanNumbers + kSumNumbers / 2);
+// |q|^2 and |k|^2 of wide keys where ChunkNumbers has other numbers in their place.
+struct RowNorms {
+  float q2[64], k2[64];
+};
 // Each image begins with a line of the L2 cache if the first one does (workspaces as cudaMalloc gives them): copies of others move parts of lines twice.
 static_assert(sizeof(ForwardImage<64>) % 128 == 0 && sizeof(ForwardImage<128>) % 128 == 0 && sizeof(RowImage<64>) % 128 == 0 &&
               sizeof(RowImage<128>) % 128 == 0);

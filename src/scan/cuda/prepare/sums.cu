@@ -1,8 +1,6 @@
 // prepare where all channels of a token decay alike, or not at all, and r or e is a sum of the raw q and k times numbers a row (query feedback,
-// corrected read). A block has one chunk of one value head, its raw rows of q and k in shared memory:
-//   T_ij = (e_k,i (k_i.k_j) + e_q,i (q_i.k_j)) w_k,j exp(G_i - G_j), P likewise with r.
-// Warps 0 to 3 make K K^T and then T, 4 to 7 Q K^T and then P. Who needs the other half's products finds them, before any factor, in T's place. The scans
-// take rows, A and P (ChunkNumbers); or, where kImages, what a first pass over segments has fewer products with: E, Q, X and M.
+// corrected read). A block has one chunk of one value head, its raw rows of q and k in shared memory; T and P: sum_parts.cuh. The scans take rows, A and P
+// (ChunkNumbers); or, where kImages, what a first pass over segments has fewer products with: E, Q, X and M.
 //
 // Roles, 256 threads:
 //   warp      does                                             waits for                    says so to
@@ -14,7 +12,7 @@
 
 #include "scan/cuda/prepare/kernels.h"
 #include "scan/cuda/prepare/launch.h"
-#include "scan/cuda/prepare/scalar_parts.cuh"
+#include "scan/cuda/prepare/sum_parts.cuh"
 
 namespace fw::cuda {
 namespace {
@@ -66,30 +64,6 @@ FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, c
   }
   out.forward->z_scale[row] = out.z != nullptr ? (valid ? 1.0f : 0.0f) : valid ? c.z_v : 0.0f;
   put_numbers<true>(out, row, key, erase, read);
-}
-
-// Where a lane leaves its products of a block for the same lane of the warp that has the block of the other matrix: within the block's rows of T.
-struct Handover {
-  float4* slots;
-  FW_DEVICE Handover(char* t, int block)
-      : slots(reinterpret_cast<float4*>(reinterpret_cast<float*>(t) + triangle_index(16 * block, 0)) + static_cast<int>(lane_index())) {}
-  FW_DEVICE void put(int n, const float (&c)[4]) const { slots[32 * n] = make_float4(c[0], c[1], c[2], c[3]); }
-  FW_DEVICE float4 get(int n) const { return slots[32 * n]; }
-};
-
-// c becomes own c + other d by rows of this lane, d the products of the other half; give: c takes d's place.
-FW_DEVICE void add_products(const PairWork<true>& work, const Handover& handover, const float* own_rows, const float* other_rows, bool give, float (&c)[8][4]) {
-  const int i = work.row();
-  const float own[2] = {own_rows[i], own_rows[i + 8]}, other[2] = {other_rows[i], other_rows[i + 8]};
-  FW_UNROLL
-  for (int n = 0; n < 8; ++n) {
-    if (!work.has(n / 2)) continue;
-    const float4 x = handover.get(n);
-    if (give) handover.put(n, c[n]);
-    const float d[4] = {x.x, x.y, x.z, x.w};
-    FW_UNROLL
-    for (int m = 0; m < 4; ++m) c[n][m] = own[m / 2] * c[n][m] + other[m / 2] * d[m];
-  }
 }
 
 // Q and E of the forward image, 64 channels of `count` groups of four rows from group `first` on, by one warp.
@@ -153,31 +127,10 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey>::kBlocks) pre
 
   float c[8][4];
   pair_products<kKey, true>(work, shared_address(work.strict ? keys : reads), shared_address(keys), c);
-  const bool mixes_erase = x.rule.feedback != Feedback::kNone, mixes_read = x.rule.read != Read::kPlain;
-  const Handover handover(t, work.block);
-  if (work.strict == mixes_read) {  // where both are sums, Q K^T takes the place of K K^T
-    FW_UNROLL
-    for (int n = 0; n < 8; ++n) {
-      if (work.has(n / 2)) handover.put(n, c[n]);
-    }
-  }
+  const SumPairs sums(x.rule, work, t, read_made);
+  sums.hand_over(c);
   sync_threads();  // the products and the factors are there
-  if (mixes_read && !work.strict) {
-    add_products(work, handover, rows.read_q, rows.read_k, mixes_erase, c);
-    mbarrier_arrive(read_made);
-  }
-  if (mixes_erase && work.strict) {
-    if (mixes_read) mbarrier_wait(read_made, 0);
-    add_products(work, handover, rows.erase_k, rows.erase_q, false, c);
-    sync_warp();
-  }
-  float factor[2] = {1, 1};
-  if (!(work.strict ? mixes_erase : mixes_read)) {
-    const float* own = work.strict ? rows.erase_k : rows.read_q;
-    factor[0] = own[work.row()], factor[1] = own[work.row() + 8];
-  }
-  scale_pairs(work, rows, factor, c);
-  if (!mixes_erase && work.strict) mbarrier_wait(read_made, 0);  // T's place is read
+  sums.mix(rows, c);
   store_pairs<true, false>(work, t, shared + Layout::kP, nullptr, c);
 
   const auto put_z = [&](int number) {

@@ -1,10 +1,11 @@
 // The forward scan of keys of 129 to 256 channels, from the raw rows of q and k and A and P of every chunk (tiles.h: ChunkNumbers), without images. Per
 // sequence and value head, chunk by chunk:
 //   W = diag(z) v + diag(e) k S      U = A W      O = diag(q) q S + P U      S = gamma S + k^T diag(k) U          (offline rules: W = diag(z) v, U = W)
+// Where streams are sums of q and k W has diag(erase_q) q S besides, and O diag(read_k) k S: both products come first, and are in registers together.
 // A for itself is a product more than the images of scan/forward.cu have, and spares [64, 256] numbers of a chunk that every block would bring.
 // Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W of every chunk.
 // Products take bf16 operands and add in float32; S stays float32 throughout. What a group waits for is the other group's time on the tensor cores, so that W
-// and O need not be under way, and in registers, together.
+// and O need not be under way, and in registers, together (but for sums).
 //
 // Roles, 384 threads, one block a multiprocessor (wide/parts.cuh), i the group:
 //   warp     does                                              waits for                    says so to                  shared memory
@@ -28,9 +29,10 @@ struct WideForwardArgs {
   int groups;
 };
 
-template <bool kOnline, bool kOut, bool kSave>
+template <WideForm kForm, bool kOut, bool kSave>
 __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __grid_constant__ WideForwardArgs all, const __grid_constant__ StageMaps maps) {
-  using Shape = WideShape<kOut>;
+  constexpr bool kOnline = kForm != WideForm::kOffline, kSums = kForm == WideForm::kSums;
+  using Shape = WideShape<kOut, kSums>;
   using Registers = WideRegisters<56, 224>;
   const ScanForwardArgs& args = all.scan;
   char* const shared = shared_memory();
@@ -45,7 +47,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
     const WidePlace place = wide_place(args.sequences, args.HV, args.V, all.groups);
     if (thread_index() < kStoreThread) {
       const WideStageArgs stage_args{args.sequences, args.rows, args.v, all.pairs, all.numbers, args.HV, args.K, args.V};
-      bring_wide_chunks<Shape, kOut, kOnline, kOut>(stage_args, maps, place, shared, barriers, [](int i) { return i; });
+      bring_wide_chunks<Shape, kOut || kSums, false, kOnline, kOut>(stage_args, maps, place, shared, barriers, [](int i) { return i; });
       return;
     }
     Ring<Shape::kStages> ring;
@@ -88,30 +90,54 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
       put_wide_state(state, numbers_of_state, numbers()->gamma[0], group);
       if constexpr (kSave) barriers.state[group].put_full(single);
       uint32_t b[4][4], scaled[4][4];
+      float o[32];
+      [[maybe_unused]] float w[32];  // kOnline
       if constexpr (kOnline) {
-        float w[32];
         wgmma_fence();
         multiply_state(w, numbers_of_state, keys);
         wgmma_commit();
-        FW_UNROLL
-        for (int k = 0; k < 4; ++k) load_token_fragment(b[k], tile, k);
-        wgmma_wait<0>();
-        keep(w);
-        scale_columns(w, numbers()->e);
-        add_fragments(w, b, numbers()->z_scale);
-        pack_fragments(w, b);
+        if constexpr (kSums) {
+          barriers.q.wait_full(single);
+          wgmma_fence();
+          multiply_state(o, static_cast<uint32_t>(opaque(static_cast<int>(numbers_of_state))), base + Shape::kQ);
+          wgmma_commit();
+          wgmma_wait<0>();
+          keep(w);
+          keep(o);
+          const auto* const mixed = reinterpret_cast<const float*>(shared + opaque(Shape::kMixed));
+          mix_products(w, o, {numbers()->e, mixed}, {mixed + kChunk, numbers()->q}, numbers()->z_scale, tile);
+          barriers.q.put_empty(single);
+        } else {
+          FW_UNROLL
+          for (int k = 0; k < 4; ++k) load_token_fragment(b[k], tile, k);
+          wgmma_wait<0>();
+          keep(w);
+          scale_columns(w, numbers()->e);
+          add_fragments(w, b, numbers()->z_scale);
+          pack_fragments(w, b);
+        }
       } else {
         FW_UNROLL
         for (int k = 0; k < 4; ++k) load_token_fragment(b[k], tile, k);
         scale_fragments(b, numbers()->z_scale, b);
       }
-      if constexpr (kSave) {
+      if constexpr (kSave && !kSums) {
         FW_UNROLL
         for (int k = 0; k < 4; ++k) store_token_fragment(tile, k, b[k]);
-        fence_async_shared();
-        barriers.left[group].put_full(ring);
       }
-      if constexpr (kOnline) {
+      if constexpr (kSave || kSums) fence_async_shared();
+      if constexpr (kSave) barriers.left[group].put_full(ring);
+      if constexpr (kSums) {
+        named_barrier_sync(1 + group, kStateThreads);  // the product reads what all four warps have left of W
+        barriers.a.wait_full(single);
+        wgmma_fence();
+        multiply_tile(w, tile, base + Shape::kA);  // in the registers of k S: with others ptxas finds no place for all three
+        wgmma_commit();
+        wgmma_wait<0>();
+        keep(w);
+        barriers.a.put_empty(single);
+        pack_fragments(w, b);
+      } else if constexpr (kOnline) {
         float u[32];
         barriers.a.wait_full(single);
         wgmma_fence();
@@ -122,17 +148,18 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
         barriers.a.put_empty(single);
         pack_fragments(u, b);
       }
-      float o[32];
       if constexpr (kOut) {
-        barriers.q.wait_full(single);
-        wgmma_fence();
-        // Descriptors are made anew, not kept from W's product: registers.
-        multiply_state(o, static_cast<uint32_t>(opaque(static_cast<int>(numbers_of_state))), base + Shape::kQ);
-        wgmma_commit();
-        wgmma_wait<0>();
-        keep(o);
-        barriers.q.put_empty(single);
-        scale_columns(o, numbers()->q);
+        if constexpr (!kSums) {
+          barriers.q.wait_full(single);
+          wgmma_fence();
+          // Descriptors are made anew, not kept from W's product: registers.
+          multiply_state(o, static_cast<uint32_t>(opaque(static_cast<int>(numbers_of_state))), base + Shape::kQ);
+          wgmma_commit();
+          wgmma_wait<0>();
+          keep(o);
+          barriers.q.put_empty(single);
+          scale_columns(o, numbers()->q);
+        }
         barriers.p.wait_full(single);
         wgmma_fence();
         multiply_rows(o, b, base + Shape::kP, true);
@@ -173,32 +200,39 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
   }
 }
 
-template <bool kOnline, bool kOut, bool kSave>
+template <WideForm kForm, bool kOut, bool kSave>
 void launch_forward(const WideForwardArgs& all, void* stream) {
   const ScanForwardArgs& args = all.scan;
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * static_cast<unsigned>(wide_blocks(args.V, all.groups)), 1, 1};
-  launch_overlapped(wide_forward_kernel<kOnline, kOut, kSave>, grid, kWideThreads, WideShape<kOut>::kShared, stream, all,
+  launch_overlapped(wide_forward_kernel<kForm, kOut, kSave>, grid, kWideThreads, WideShape<kOut, kForm == WideForm::kSums>::kShared, stream, all,
                     wide_maps(args.rows, args.v, args.shape, args.HV, args.K, args.V));
 }
-template <bool kOnline>
+template <WideForm kForm>
 void launch_forward(const WideForwardArgs& all, void* stream) {
   const bool save = all.scan.states != nullptr;
   if (all.scan.o.data != nullptr) {
-    save ? launch_forward<kOnline, true, true>(all, stream) : launch_forward<kOnline, true, false>(all, stream);
+    save ? launch_forward<kForm, true, true>(all, stream) : launch_forward<kForm, true, false>(all, stream);
   } else {
-    save ? launch_forward<kOnline, false, true>(all, stream) : launch_forward<kOnline, false, false>(all, stream);
+    save ? launch_forward<kForm, false, true>(all, stream) : launch_forward<kForm, false, false>(all, stream);
   }
 }
 
 }  // namespace
 
-void wide_forward(const ScanForwardArgs& args, const ChunkNumbers* numbers, const PairImage* pairs, void* stream) {
+void wide_forward(const ScanForwardArgs& args, WideForm form, const ChunkNumbers* numbers, const PairImage* pairs, void* stream) {
   if ((args.states == nullptr) != (args.w == nullptr)) fail_internal("wide_forward: states and w are saved together or not at all");
   if (args.K > kWideKey || args.parts != nullptr || args.maps.data != nullptr || args.z != nullptr) {
     fail_internal("wide_forward: expected K at most {} and whole sequences with raw values, got K {}", kWideKey, args.K);
   }
   const WideForwardArgs all{args, numbers, pairs, wide_groups(args.sequences, args.HV, args.V)};
-  args.online ? launch_forward<true>(all, stream) : launch_forward<false>(all, stream);
+  switch (form) {
+    case WideForm::kOffline:
+      return launch_forward<WideForm::kOffline>(all, stream);
+    case WideForm::kRows:
+      return launch_forward<WideForm::kRows>(all, stream);
+    case WideForm::kSums:
+      return launch_forward<WideForm::kSums>(all, stream);
+  }
 }
 
 }  // namespace fw::cuda

@@ -11,7 +11,9 @@ void wide_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
     fail_internal("wide_gradients: expected a rule with wide keys and its numbers, got {}, numbers {}", wide_rule(rule) ? "such a rule" : "another rule",
                   args.half.numbers != nullptr ? "there" : "null");
   }
-  if (rule.online()) {
+  if (select_wide(rule) == WideForm::kSums) {
+    wide_gradients_sums(args, chunks, stream);
+  } else if (rule.online()) {
     launch_scalar_gradients<ScalarShape<kHalfKey, true, false, false, ScalarGain::kGate, true>>(args, chunks, stream);
   } else {
     launch_scalar_gradients<ScalarShape<kHalfKey, false, false, false, ScalarGain::kAny, true>>(args, chunks, stream);

@@ -1,7 +1,9 @@
 // What the gradients of both halves of the channels make together (kernels.h: WideJoinArgs).
 //
-// Roles, 256 threads: a warp has one token and value head at a time, the first half of its lanes q and the second k; nothing is shared.
+// Roles, 256 threads: a warp has one token and value head at a time, its first lanes a number each, then the first half of its lanes q and the second k;
+// nothing is shared.
 #include <algorithm>
+#include <iterator>
 
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
@@ -12,7 +14,7 @@ namespace fw::cuda {
 namespace {
 
 constexpr int kThreads = 256, kN = 8;  // neighbouring channels of a lane
-static_assert(16 * kN == kHalfKey);
+static_assert(16 * kN == kHalfKey && WideJoinArgs::kNumbers <= 32);
 
 FW_DEVICE Rows row_at(const TokenArg& a, unsigned b, unsigned t, unsigned hv) {
   if (a.data == nullptr) return {};
@@ -29,11 +31,13 @@ __global__ void __launch_bounds__(kThreads) wide_join_kernel(const __grid_consta
   for (unsigned row = block_index_x() * (kThreads / 32) + warp_index(); row < rows; row += step) {
     const unsigned token = row / HV, hv = row - token * HV;
     const unsigned b = x.sequences.offsets != nullptr ? 0 : token / T, t = token - b * T;
-    if (lane == 0 && args.beta[0] != nullptr) store_element(row_at(args.grads.beta, b, t, hv), 0, 0, args.beta[0][row] + args.beta[1][row]);
-    if (lane == 16 && args.g[0] != nullptr) store_element(row_at(args.grads.g, b, t, hv), 0, 0, args.g[0][row] + args.g[1][row]);
+    if (lane < WideJoinArgs::kNumbers) {
+      const WideJoinArgs::Number& number = args.numbers[lane];
+      if (number.halves[0] != nullptr) store_element(row_at(number.to, b, t, hv), 0, 0, number.halves[0][row] + number.halves[1][row]);
+    }
     if (args.q == nullptr) continue;
     const Rows from = of_k ? row_at(x.in.k, b, t, hv) : row_at(x.in.q, b, t, hv);
-    const Rows to = of_k ? row_at(args.grads.k, b, t, hv) : row_at(args.grads.q, b, t, hv);
+    const Rows to = of_k ? row_at(args.d_k, b, t, hv) : row_at(args.d_q, b, t, hv);
     if (to.data == nullptr) continue;
     const float slope = of_k ? args.k[row] : args.q[row];
     float value[kN], gradient[kN];
@@ -49,7 +53,8 @@ __global__ void __launch_bounds__(kThreads) wide_join_kernel(const __grid_consta
 
 void wide_join(const WideJoinArgs& args, void* stream) {
   const int64_t rows = args.problem.tokens * args.problem.HV;
-  if (rows == 0 || (args.beta[0] == nullptr && args.g[0] == nullptr && args.q == nullptr)) return;
+  const bool none = std::all_of(std::begin(args.numbers), std::end(args.numbers), [](const auto& number) { return number.halves[0] == nullptr; });
+  if (rows == 0 || (none && args.q == nullptr)) return;
   const Dim3 grid{static_cast<unsigned>(std::min((rows + kThreads / 32 - 1) / (kThreads / 32), 16 * int64_t{multiprocessors()}))};
   launch(wide_join_kernel, grid, kThreads, 0, stream, args);
 }

@@ -22,13 +22,15 @@ struct WideRegisters {
 };
 
 // Bytes of shared memory: k, numbers and tiles of v or d_o of two chunks, q, A and P of one; of each group the state's numbers and with kOut a buffer of O.
-template <bool kOut>
+// kSums: with q come erase_q and read_k, for which there is no second place.
+template <bool kOut, bool kSums>
 struct WideShape {
   static constexpr int kMatrix = 64 * kWideKey * 2, kStages = 2;
   static constexpr int kK = 0, kQ = kStages * kMatrix, kState = kQ + kMatrix, kA = kState + kWideGroups * kMatrix, kP = kA + kPanelBytes;
   static constexpr int kTile = kP + kPanelBytes, kO = kTile + kStages * kWideGroups * kPanelBytes, kNumbers = kO + (kOut ? kWideGroups * kPanelBytes : 0);
   static constexpr int kNumberBytes = (static_cast<int>(kScanNumbers) + 127) / 128 * 128;
-  static constexpr int kBarriers = kNumbers + kStages * kNumberBytes, kShared = kBarriers + kScanBarrierBytes;
+  static constexpr int kMixed = kNumbers + kStages * kNumberBytes, kMixedBytes = kSums ? static_cast<int>(kSumNumbers) : 0;
+  static constexpr int kBarriers = kMixed + kMixedBytes, kShared = kBarriers + kScanBarrierBytes;
 
   // left: of a stage's tile, which its reader overwrites with what leaves; state, o: of the groups. Their empty ones are waited for by who fills again.
   struct Barriers {
@@ -132,8 +134,9 @@ FW_DEVICE void bring_wide_rows(const TensorMap& map, const TokenArg& tensor, con
   for (int panel = 0; panel < kWideKey / 64; ++panel) engine.bring(map, 64 * panel, place.hv / tensor.divisor, c, panels + panel * kPanelBytes, full);
 }
 
-// Chunk by chunk, c(i) of i = 0 ..: into what is empty, in the order in which it is waited for. kReads: with q; kSolve: with A; kPairs: with P.
-template <class Shape, bool kReads, bool kSolve, bool kPairs, class ChunkOf>
+// Chunk by chunk, c(i) of i = 0 ..: into what is empty, in the order in which it is waited for. kReads: with q, kReadsLast: behind A and P; kSolve: with A;
+// kPairs: with P.
+template <class Shape, bool kReads, bool kReadsLast, bool kSolve, bool kPairs, class ChunkOf>
 FW_DEVICE void bring_wide_chunks(const WideStageArgs& a, const StageMaps& maps, const WidePlace& place, char* shared, typename Shape::Barriers& barriers,
                                  ChunkOf&& chunk_of) {
   const EnginePlace engine(a.sequences, place.scan);
@@ -164,19 +167,21 @@ FW_DEVICE void bring_wide_chunks(const WideStageArgs& a, const StageMaps& maps, 
     if (!brings_rows || !brings_tile) fence_async_shared();  // for the products, and for the engine, which has the place next
     mbarrier_arrive(full);
 
-    if constexpr (kReads) {
+    const auto bring_reads = [&] {
       full = barriers.q.full;
       barriers.q.wait_empty(single);
       if (asks) {
-        mbarrier_expect(full, brings_rows ? Shape::kMatrix : 0);
+        mbarrier_expect(full, (brings_rows ? Shape::kMatrix : 0) + Shape::kMixedBytes);
         if (brings_rows) bring_wide_rows(maps.q, a.rows.q, engine, place.scan, c, shared + Shape::kQ, full);
+        if constexpr (Shape::kMixedBytes > 0) bulk_load(shared + Shape::kMixed, a.numbers[item].erase_q, Shape::kMixedBytes, full);
       }
       if (!brings_rows) {
         fill_wide_rows(a.rows.q, a, place.scan, c, shared + Shape::kQ);
         fence_async_shared();
       }
       mbarrier_arrive(full);
-    }
+    };
+    if constexpr (kReads && !kReadsLast) bring_reads();
     const auto bring_pair = [&](RingBarriers<1>& of, const uint16_t* from, int to) {
       of.wait_empty(single);
       if (asks) {
@@ -187,6 +192,7 @@ FW_DEVICE void bring_wide_chunks(const WideStageArgs& a, const StageMaps& maps, 
     };
     if constexpr (kSolve) bring_pair(barriers.a, a.pairs[item].a, Shape::kA);
     if constexpr (kPairs) bring_pair(barriers.p, a.pairs[item].p, Shape::kP);
+    if constexpr (kReads && kReadsLast) bring_reads();
   }
 }
 
@@ -216,6 +222,59 @@ FW_DEVICE void put_wide_state(float (&state)[kWideKey / 2], uint32_t to, float g
   for (float& x : state) x *= gamma;
   fence_async_shared();
   named_barrier_sync(1 + group, kStateThreads);
+}
+
+// ---- Sums of q and k -------------------------------------------------------------------------------------------------------------
+
+// Numbers by row, of k S (D) and of q S.
+struct SumFactors {
+  const float *of_k, *of_q;
+};
+
+// From k S and q S: in the place of the tile's values W, rounded, and in that of q S what O has of both. W goes to shared memory because beside k S and q S
+// there are no registers for it.
+FW_DEVICE void mix_products(const float (&k_s)[32], float (&q_s)[32], const SumFactors& erase, const SumFactors& read, const float* z, uint32_t tile) {
+  const int first = 2 * static_cast<int>(lane_index() % 4);
+  FW_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    uint32_t x[4];
+    load_token_fragment(x, tile, k);
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const auto at = [&](const float* numbers) { return *reinterpret_cast<const float2*>(numbers + first + 16 * k + 8 * (i / 2)); };
+      const float2 e_k = at(erase.of_k), e_q = at(erase.of_q), r_k = at(read.of_k), r_q = at(read.of_q), of_v = at(z);
+      const int low = 8 * k + 2 * i, high = low + 1;
+      x[i] = pack_bf16(e_k.x * k_s[low] + e_q.x * q_s[low] + of_v.x * bf16_low(x[i]), e_k.y * k_s[high] + e_q.y * q_s[high] + of_v.y * bf16_high(x[i]));
+      q_s[low] = r_q.x * q_s[low] + r_k.x * k_s[low];
+      q_s[high] = r_q.y * q_s[high] + r_k.y * k_s[high];
+    }
+    store_token_fragment(tile, k, x);
+  }
+}
+
+// d [64 values, 64 tokens] = the tile [64 tokens, 64 values] transposed times the transpose of the panel of rows.
+FW_DEVICE void multiply_tile(float (&d)[32], uint32_t tile, uint32_t rows) {
+  const uint64_t a = wgmma_descriptor(tile, kPanelBytes, 1024), b = wgmma_descriptor(rows, 16, 1024);
+  FW_UNROLL
+  for (int k = 0; k < 4; ++k) wgmma_ss<64, true, false>(d, descriptor_after(a, k * 2048), descriptor_after(b, k * 32), k > 0);
+}
+
+// What the outer products with rows of k and of q take of dZ (z) and of d_o, rounded. Both at once, for what they are made of is gone with it.
+FW_DEVICE void mix_fragments(const float (&z)[32], const uint32_t (&d_o)[4][4], const SumFactors& erase, const SumFactors& read, uint32_t (&of_k)[4][4],
+                             uint32_t (&of_q)[4][4]) {
+  const int first = 2 * static_cast<int>(lane_index() % 4);
+  FW_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    FW_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const auto mixed = [&](const float* erases, const float* reads) {
+        const int at = first + 16 * k + 8 * (i / 2);
+        const float2 e = *reinterpret_cast<const float2*>(erases + at), r = *reinterpret_cast<const float2*>(reads + at);
+        return pack_bf16(e.x * z[8 * k + 2 * i] + r.x * bf16_low(d_o[k][i]), e.y * z[8 * k + 2 * i + 1] + r.y * bf16_high(d_o[k][i]));
+      };
+      of_k[k][i] = mixed(erase.of_k, read.of_k), of_q[k][i] = mixed(erase.of_q, read.of_q);
+    }
+  }
 }
 
 // By thread 64 (states) and thread 96 (tiles) of warps 2 and 3, if something is saved: what a group leaves of a chunk goes to memory. Behind the tile's copy

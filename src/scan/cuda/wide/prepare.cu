@@ -1,30 +1,37 @@
 // prepare for keys of 129 to 256 channels (wide_rule(), call/select.h): the numbers of a chunk's rows, P and, with an erase, A = (I + T)^-1 (tiles.h). T and P
-// are products of the raw rows, a half of the channels after the other, times the matrix exp(G_i - G_j) and factors of rows and columns, in float32. A block
-// has one chunk of one value head.
+// are products of the raw rows, a half of the channels after the other, times the matrix exp(G_i - G_j) and factors of rows and columns, in float32 (sums of q
+// and k: prepare/sum_parts.cuh). A block has one chunk of one value head.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
 //   all       a warp's 8 rows of q and k; their norms
 //   0, 7      coefficients of rows (coefficient_row())
 //   1         sums of the log-decay, factors of rows
-//   0 to 3    K K^T, T, then A;   4 to 7   Q K^T, P (offline: all of them P)
+//   0 to 3    K K^T, T, then A;   4 to 7   Q K^T, P (offline: all of them P); of sums besides read_made, from 4 to 7 to 0 to 3
+#include <type_traits>
+
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/prepare/kernels.h"
-#include "scan/cuda/prepare/scalar_parts.cuh"
+#include "scan/cuda/prepare/sum_parts.cuh"
 
 namespace fw::cuda {
 namespace {
 
-// Factors by row, as prepare/scalar.cu has them; squares: |q|^2 and |k|^2.
+// Factors by row, as prepare/scalar.cu (kSums: prepare/sums.cu) has them; squares: |q|^2 and |k|^2.
 struct WideRows {
   float pair[kChunk], left[2][kChunk], right[kChunk], gamma[kChunk], keys[kChunk], squares[2][kChunk];
 };
+struct WideSumRows {
+  float pair[kChunk], erase_q[kChunk], erase_k[kChunk], read_q[kChunk], read_k[kChunk], right[kChunk], gamma[kChunk], keys[kChunk], squares[2][kChunk];
+};
 
-// Shared memory: halves of the raw rows, T, A and P.
+// Shared memory: halves of the raw rows, T, A and P; kSums: a barrier.
+template <WideForm kForm>
 struct WideLayout {
+  using Rows = std::conditional_t<kForm == WideForm::kSums, WideSumRows, WideRows>;
   static constexpr uint32_t kHalf = 2 * kChunk * kHalfKey, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
   static constexpr uint32_t kKeys = 0, kReads = 2 * kHalf, kT = 4 * kHalf, kA = kT + kTriangle, kP = kA + kPanelBytes, kRows = kP + kPanelBytes;
-  static constexpr uint32_t kBytes = kRows + sizeof(WideRows);
+  static constexpr uint32_t kBarrier = kRows + sizeof(Rows), kBytes = kBarrier + (kForm == WideForm::kSums ? 8 : 0);
   static_assert(2 * (kBytes + 1024) <= 228 * 1024);
 };
 
@@ -48,16 +55,42 @@ FW_DEVICE void bring_half(const TokenArg& tensor, const ChunkPlace& place, int c
   }
 }
 
+// By a lane: the factors of its row, and the numbers that are left of it.
 template <bool kOnline>
+FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, const PlainGates& gates, WideRows& rows, ChunkNumbers& out) {
+  const bool norms = uses_norms(x.rule);
+  const float q2 = norms ? rows.squares[0][row] : 0.0f, k2 = norms ? rows.squares[1][row] : 0.0f;
+  FrontCoefs<float> c = plain_coefs(x, gates, q2, k2);
+  if (row >= place.span.rows) c.r_q = c.e_k = c.w_k = c.z_v = 0;
+  const float gamma = rows.gamma[row];
+  rows.left[0][row] = c.r_q, rows.left[1][row] = c.e_k, rows.right[row] = c.w_k;
+  out.e[row] = kOnline ? -gamma * c.e_k : 0.0f, out.q[row] = gamma * c.r_q, out.k[row] = rows.keys[row] * c.w_k, out.z_scale[row] = c.z_v;
+  out.q2[row] = q2, out.k2[row] = k2;
+}
+FW_DEVICE void put_sum_factors(const Problem& x, const ChunkPlace& place, int row, const GateBits& gates, WideSumRows& rows, ChunkNumbers& out,
+                               RowNorms* norms) {
+  const bool uses = uses_norms(x.rule);
+  const float q2 = uses ? rows.squares[0][row] : 0.0f, k2 = uses ? rows.squares[1][row] : 0.0f;
+  FrontCoefs<float> c = sum_coefs(x, gates, q2, k2);
+  if (row >= place.span.rows) c = {};
+  const float gamma = rows.gamma[row];
+  rows.read_q[row] = c.r_q, rows.read_k[row] = c.r_k, rows.erase_q[row] = c.e_q, rows.erase_k[row] = c.e_k, rows.right[row] = c.w_k;
+  out.e[row] = -gamma * c.e_k, out.q[row] = gamma * c.r_q, out.k[row] = rows.keys[row] * c.w_k, out.z_scale[row] = c.z_v;
+  out.erase_q[row] = -gamma * c.e_q, out.read_k[row] = gamma * c.r_k;
+  if (norms != nullptr) norms->q2[row] = q2, norms->k2[row] = k2;
+}
+
+template <WideForm kForm>
 __global__ void __launch_bounds__(kPrepareThreads, 2) wide_prepare_kernel(const __grid_constant__ WidePrepareArgs args, int q_pieces, int k_pieces) {
-  using Layout = WideLayout;
+  using Layout = WideLayout<kForm>;
+  constexpr bool kOnline = kForm != WideForm::kOffline, kSums = kForm == WideForm::kSums;
   constexpr int kN = kHalfKey / 32;
   const Problem& x = args.problem;
   char* const shared = shared_memory();
   const ChunkPlace place = chunk_place(x);
   if (place.span.rows < 0) return;
   ChunkNumbers& out = args.numbers[place.item];
-  WideRows& rows = *reinterpret_cast<WideRows*>(shared + Layout::kRows);
+  auto& rows = *reinterpret_cast<typename Layout::Rows*>(shared + Layout::kRows);
   const int warp = uniform_warp(), row = coefficient_row(warp);
   const PairWork<kOnline> work(warp);
 
@@ -70,7 +103,15 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) wide_prepare_kernel(const 
     bring_half(half_of(x.in.q, first), place, channels, q_pieces != 0, shared + Layout::kReads + half * Layout::kHalf);
   }
   cp_async_commit();
-  const PlainGates gates = plain_gates(x, place, row);
+  const auto gates = [&] {
+    if constexpr (kSums) {
+      return gate_bits(x, place, row);
+    } else {
+      return plain_gates(x, place, row);
+    }
+  }();
+  uint64_t* read_made = nullptr;
+  if constexpr (kSums) read_made = start_half_barrier(shared + Layout::kBarrier);
   clear_above(shared + Layout::kP);
   if (warp == 1) {
     float gamma_end;
@@ -90,23 +131,27 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) wide_prepare_kernel(const 
   }
   sync_threads();
   if (row >= 0) {
-    const bool norms = uses_norms(x.rule);
-    const float q2 = norms ? rows.squares[0][row] : 0.0f, k2 = norms ? rows.squares[1][row] : 0.0f;
-    FrontCoefs<float> c = plain_coefs(x, gates, q2, k2);
-    if (row >= place.span.rows) c.r_q = c.e_k = c.w_k = c.z_v = 0;
-    const float gamma = rows.gamma[row];
-    rows.left[0][row] = c.r_q, rows.left[1][row] = c.e_k, rows.right[row] = c.w_k;
-    out.e[row] = kOnline ? -gamma * c.e_k : 0.0f, out.q[row] = gamma * c.r_q, out.k[row] = rows.keys[row] * c.w_k, out.z_scale[row] = c.z_v;
-    out.q2[row] = q2, out.k2[row] = k2;
+    if constexpr (kSums) {
+      put_sum_factors(x, place, row, gates, rows, out, args.norms != nullptr ? args.norms + place.item : nullptr);
+    } else {
+      put_factors<kOnline>(x, place, row, gates, rows, out);
+    }
   }
 
   float c[8][4];
   const uint32_t base = shared_address(shared), left = base + (work.strict ? Layout::kKeys : Layout::kReads), right = base + Layout::kKeys;
   pair_products<kHalfKey>(work, left, right, c);
   add_pair_products<kHalfKey>(work, left + Layout::kHalf, right + Layout::kHalf, c);
-  sync_threads();  // the factors are there
-  const float(&of_rows)[kChunk] = rows.left[work.strict];
-  scale_pairs(work, rows, {of_rows[work.row()], of_rows[work.row() + 8]}, c);
+  if constexpr (kSums) {
+    const SumPairs sums(x.rule, work, shared + Layout::kT, read_made);
+    sums.hand_over(c);
+    sync_threads();  // the products and the factors are there
+    sums.mix(rows, c);
+  } else {
+    sync_threads();  // the factors are there
+    const float(&of_rows)[kChunk] = rows.left[work.strict];
+    scale_pairs(work, rows, {of_rows[work.row()], of_rows[work.row() + 8]}, c);
+  }
   store_pairs<kOnline, false>(work, shared + Layout::kT, shared + Layout::kP, nullptr, c);
   if constexpr (kOnline) {
     if (warp < 4) {
@@ -125,14 +170,26 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) wide_prepare_kernel(const 
   }
 }
 
+template <WideForm kForm>
+void launch_wide_prepare(const WidePrepareArgs& args, int64_t chunks, void* stream) {
+  const Problem& x = args.problem;
+  const auto pieces = [&](const TokenArg& a) { return whole_pieces(a, x.K) ? 1 : 0; };
+  launch(wide_prepare_kernel<kForm>, prepare_grid(x, chunks), kPrepareThreads, WideLayout<kForm>::kBytes, stream, args, pieces(x.in.q), pieces(x.in.k));
+}
+
 }  // namespace
 
 void wide_prepare(const WidePrepareArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   if (x.K > kWideKey || x.K <= kHalfKey) fail_internal("wide_prepare: expected K from {} to {}, got {}", kHalfKey + 1, kWideKey, x.K);
-  const auto pieces = [&](const TokenArg& a) { return whole_pieces(a, x.K) ? 1 : 0; };
-  launch(x.rule.online() ? wide_prepare_kernel<true> : wide_prepare_kernel<false>, prepare_grid(x, chunks), kPrepareThreads, WideLayout::kBytes, stream, args,
-         pieces(x.in.q), pieces(x.in.k));
+  switch (select_wide(x.rule)) {
+    case WideForm::kOffline:
+      return launch_wide_prepare<WideForm::kOffline>(args, chunks, stream);
+    case WideForm::kRows:
+      return launch_wide_prepare<WideForm::kRows>(args, chunks, stream);
+    case WideForm::kSums:
+      return launch_wide_prepare<WideForm::kSums>(args, chunks, stream);
+  }
 }
 
 }  // namespace fw::cuda

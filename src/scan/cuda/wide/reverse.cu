@@ -1,6 +1,7 @@
 // The reverse scan of keys of 129 to 256 channels, from the raw rows of q and k and A and P of every chunk (tiles.h: ChunkNumbers). Per sequence and value
 // head, from the last chunk on, with D the gradient of the state:
 //   dR = P^T dO + diag(k) k D      dZ = A^T dR      D = gamma D + q^T diag(q) dO + k^T diag(e) dZ          (offline rules: V = diag(k) k D, and D without dZ)
+// Where streams are sums of q and k: D = gamma D + q^T (diag(q) dO + diag(erase_q) dZ) + k^T (diag(read_k) dO + diag(e) dZ); then q is the last that is wanted.
 // Writes, if asked for, D^T at the end of every chunk (before the step) and dZ (V) of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout.
 //
@@ -23,9 +24,10 @@ struct WideReverseArgs {
   int groups;
 };
 
-template <bool kOnline, bool kSave>
+template <WideForm kForm, bool kSave>
 __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __grid_constant__ WideReverseArgs all, const __grid_constant__ StageMaps maps) {
-  using Shape = WideShape<false>;
+  constexpr bool kOnline = kForm != WideForm::kOffline, kSums = kForm == WideForm::kSums;
+  using Shape = WideShape<false, kSums>;
   using Registers = WideRegisters<56, 224>;
   const ScanReverseArgs& args = all.scan;
   char* const shared = shared_memory();
@@ -41,7 +43,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
     const int last = place.scan.chunks - 1;
     if (thread_index() < kStoreThread) {
       const WideStageArgs stage_args{args.sequences, args.rows, args.d_o, args.pairs, all.numbers, args.HV, args.K, args.V};
-      bring_wide_chunks<Shape, true, kOnline, kOnline>(stage_args, maps, place, shared, barriers, [last](int i) { return last - i; });
+      bring_wide_chunks<Shape, true, kSums, kOnline, kOnline>(stage_args, maps, place, shared, barriers, [last](int i) { return last - i; });
       return;
     }
     if (!kSave || thread_index() % 32 != 0) return;
@@ -87,13 +89,15 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
         multiply_state(v, numbers_of_state, keys);
         wgmma_commit();
       }
-      scale_fragments(d_o, numbers()->q, a);
-      barriers.q.wait_full(single);
-      wgmma_fence();
-      add_outer<kWideKey>(state, a, base + Shape::kQ);
-      wgmma_commit();
+      if constexpr (!kSums) {
+        scale_fragments(d_o, numbers()->q, a);
+        barriers.q.wait_full(single);
+        wgmma_fence();
+        add_outer<kWideKey>(state, a, base + Shape::kQ);
+        wgmma_commit();
+      }
       if constexpr (kReads) {
-        wgmma_wait<1>();
+        wgmma_wait<kSums ? 0 : 1>();
         keep(v);
         scale_columns(v, numbers()->k);
       }
@@ -106,7 +110,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
         keep(v);
         keep(state);
         barriers.p.put_empty(single);
-        barriers.q.put_empty(single);
+        if constexpr (!kSums) barriers.q.put_empty(single);
         pack_fragments(v, a);
         barriers.a.wait_full(single);
         wgmma_fence();
@@ -123,7 +127,16 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
         fence_async_shared();
         barriers.left[group].put_full(ring);
       }
-      if constexpr (kOnline) {
+      if constexpr (kSums) {
+        barriers.q.wait_full(single);
+        const auto* const mixed = reinterpret_cast<const float*>(shared + opaque(Shape::kMixed));
+        uint32_t of_k[4][4];
+        mix_fragments(v, d_o, {numbers()->e, mixed}, {mixed + kChunk, numbers()->q}, of_k, a);
+        wgmma_fence();
+        add_outer<kWideKey>(state, of_k, keys);
+        add_outer<kWideKey>(state, a, base + Shape::kQ);
+        wgmma_commit();
+      } else if constexpr (kOnline) {
         scale_columns(v, numbers()->e);
         pack_fragments(v, a);
         wgmma_fence();
@@ -132,7 +145,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
       }
       wgmma_wait<0>();
       keep(state);
-      if constexpr (!kOnline) barriers.q.put_empty(single);
+      if constexpr (!kOnline || kSums) barriers.q.put_empty(single);
       barriers.stages.put_empty(ring);
     }
     const ScanPlace place = own();
@@ -140,27 +153,33 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
   }
 }
 
-template <bool kOnline, bool kSave>
+template <WideForm kForm, bool kSave>
 void launch_reverse(const WideReverseArgs& all, void* stream) {
   const ScanReverseArgs& args = all.scan;
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * static_cast<unsigned>(wide_blocks(args.V, all.groups)), 1, 1};
-  launch_overlapped(wide_reverse_kernel<kOnline, kSave>, grid, kWideThreads, WideShape<false>::kShared, stream, all,
+  launch_overlapped(wide_reverse_kernel<kForm, kSave>, grid, kWideThreads, WideShape<false, kForm == WideForm::kSums>::kShared, stream, all,
                     wide_maps(args.rows, args.d_o, args.shape, args.HV, args.K, args.V));
+}
+template <WideForm kForm>
+void launch_reverse(const WideReverseArgs& all, void* stream) {
+  all.scan.d_states != nullptr ? launch_reverse<kForm, true>(all, stream) : launch_reverse<kForm, false>(all, stream);
 }
 
 }  // namespace
 
-void wide_reverse(const ScanReverseArgs& args, const ChunkNumbers* numbers, void* stream) {
+void wide_reverse(const ScanReverseArgs& args, WideForm form, const ChunkNumbers* numbers, void* stream) {
   if ((args.d_states == nullptr) != (args.v == nullptr)) fail_internal("wide_reverse: d_states and v are saved together or not at all");
   if (args.K > kWideKey || args.parts != nullptr || args.made != nullptr) {
     fail_internal("wide_reverse: expected K at most {} and whole sequences, got K {}", kWideKey, args.K);
   }
   const WideReverseArgs all{args, numbers, wide_groups(args.sequences, args.HV, args.V)};
-  const bool save = args.d_states != nullptr;
-  if (args.online) {
-    save ? launch_reverse<true, true>(all, stream) : launch_reverse<true, false>(all, stream);
-  } else {
-    save ? launch_reverse<false, true>(all, stream) : launch_reverse<false, false>(all, stream);
+  switch (form) {
+    case WideForm::kOffline:
+      return launch_reverse<WideForm::kOffline>(all, stream);
+    case WideForm::kRows:
+      return launch_reverse<WideForm::kRows>(all, stream);
+    case WideForm::kSums:
+      return launch_reverse<WideForm::kSums>(all, stream);
   }
 }
 

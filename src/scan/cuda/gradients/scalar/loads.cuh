@@ -193,7 +193,10 @@ FW_DEVICE void publish_rows(const ScalarChunk<Shape>& c, int turn, int row, cons
   mbarrier_wait(c.keys_full(turn), turn / 2 & 1);
   FrontScalars<float> s = numbers.gates;
   [[maybe_unused]] const int tile = Shape::kRead + c.key_offset(turn);
-  if constexpr (Shape::kHalf) {
+  if constexpr (Shape::kHalf && Shape::kMixes) {
+    const RowNorms& all = c.args.half.norms[c.tile(turn)];
+    s.q2 = all.q2[row], s.k2 = all.k2[row];
+  } else if constexpr (Shape::kHalf) {
     const ChunkNumbers& all = c.args.half.numbers[c.tile(turn)];
     s.q2 = all.q2[row], s.k2 = all.k2[row];
   } else {
