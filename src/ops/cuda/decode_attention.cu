@@ -5,7 +5,7 @@
 // four in a block, so that a row is read once for them. The block of the last run also puts the token's own key and value where they belong: the row that they
 // replace has left the window. bf16 heads of 64 or 128 channels have a kernel of products for their runs (decode_tiles.cu).
 //   decode_rows_kernel   grid: sequences x heads / kHeads, runs
-//   decode_join_kernel   grid: sequences x heads; not where a block has all runs of its heads
+//   decode_join_kernel   grid: sequences x heads
 #include <cmath>
 
 #include "ops/cuda/decode_parts.cuh"
@@ -101,18 +101,40 @@ __global__ void __launch_bounds__(kRowThreads) decode_rows_kernel(const DecodeAr
       of.parts + (n * a.heads + head) * stride + run * (a.dim + 2), stride);
 }
 
-// How many runs there are is known ahead of the wait.
+// All that it reads is asked for at once: behind it comes a product that fills the memory's queues. How many runs there are is known ahead of the wait.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) decode_join_kernel(const DecodeArgs<T> of) {
   const PlainArgs<T>& a = of.plain;
-  float* const tops = reinterpret_cast<float*>(shared_memory());  // [kDecodeRuns], behind them the sums
-  const int head = static_cast<int>(block_index_x()) % a.heads;
+  constexpr int kHeld = 16;                                       // runs of a thread's column in registers: a window of 2,048 rows
+  float* const tops = reinterpret_cast<float*>(shared_memory());  // [kDecodeRuns]
+  float* const sums = tops + kDecodeRuns;                         // [kDecodeRuns]
+  const int head = static_cast<int>(block_index_x()) % a.heads, thread = static_cast<int>(thread_index());
   const int64_t n = block_index_x() / static_cast<unsigned>(a.heads);
   const int runs = static_cast<int>(SeenRows(a, n).runs());
   grid_dependency_wait();
   grid_dependency_launch();
-  join_runs(of.parts + (n * a.heads + head) * of.runs * (a.dim + 2), runs, a.dim, tops, tops + kDecodeRuns,
-            a.out.data + n * a.out.stride + int64_t{head} * a.dim);
+  const int64_t width = a.dim + 2;
+  const float* parts = of.parts + (n * a.heads + head) * of.runs * width;
+  float held[kHeld] = {};
+  if (thread < a.dim) {
+    FW_UNROLL for (int r = 0; r < kHeld; ++r) {
+      if (r < runs) held[r] = parts[r * width + thread];
+    }
+  }
+  if (thread < runs) tops[thread] = parts[thread * width + a.dim], sums[thread] = parts[thread * width + a.dim + 1];
+  sync_threads();
+  float all = -INFINITY, weight = 0;
+  for (int r = 0; r < runs; ++r) all = fmaxf(all, tops[r]);
+  for (int r = 0; r < runs; ++r) weight += exp2_fast(tops[r] - all) * sums[r];
+  T* to = a.out.data + n * a.out.stride + int64_t{head} * a.dim;
+  for (int c = thread; c < a.dim; c += kRowThreads) {
+    float sum = 0;
+    FW_UNROLL for (int r = 0; r < kHeld; ++r) {
+      if (r < runs) sum += (c == thread ? held[r] : parts[r * width + c]) * (exp2_fast(tops[r] - all) / weight);
+    }
+    for (int r = kHeld; r < runs; ++r) sum += parts[r * width + c] * (exp2_fast(tops[r] - all) / weight);
+    to[c] = stored<T>(sum);
+  }
 }
 
 template <class T, int N, int kVectors, int kHeads>
@@ -146,9 +168,8 @@ void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, con
   const bool tiles = std::is_same_v<T, Bf16> && in_sixteens && (a.dim == 64 || a.dim == 128), inside = tiles && turns_whole_heads(shape);
   if (inside) of.theta = shape.theta;
   if (shape.turns() && !inside) turn_heads(exec, q, k, shape, layout, Turn::kForth);
-  bool joined = false;
   if constexpr (std::is_same_v<T, Bf16>) {
-    if (tiles) joined = decode_tiles(of, q.rows, stream);
+    if (tiles) decode_tiles(of, q.rows, stream);
   }
   if (!tiles) {
     with_form(a, in_sixteens, [&]<int N, int kVectors>() {
@@ -157,9 +178,8 @@ void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, con
       launch_rows<T, N, kVectors, 1>(of, q.rows, stream);
     });
   }
-  if (!joined)
-    launch_overlapped(decode_join_kernel<T>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kRowThreads,
-                      2 * sizeof(float) * static_cast<size_t>(kDecodeRuns), stream, of);
+  launch_overlapped(decode_join_kernel<T>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kRowThreads, 2 * sizeof(float) * static_cast<size_t>(kDecodeRuns),
+                    stream, of);
   exec.arena.rewind(mark);
 }
 

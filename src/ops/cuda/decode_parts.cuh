@@ -96,36 +96,7 @@ FW_DEVICE void leave_part(int heads, int count, int dim, const Row& rows, const 
   }
 }
 
-// What the runs of a head have left, joined in their order, to the head's row `to`; tops, sums: shared memory [kDecodeRuns] each. All that it reads is asked
-// for at once: it stands in front of a product that fills the memory's queues. By kRowThreads threads.
-template <class T>
-FW_DEVICE void join_runs(const float* parts, int runs, int dim, float* tops, float* sums, T* to) {
-  constexpr int kHeld = 16;  // runs of a thread's column in registers: a window of 2,048 rows
-  const int thread = static_cast<int>(thread_index());
-  const int64_t width = dim + 2;
-  float held[kHeld] = {};
-  if (thread < dim) {
-    FW_UNROLL for (int r = 0; r < kHeld; ++r) {
-      if (r < runs) held[r] = parts[r * width + thread];
-    }
-  }
-  if (thread < runs) tops[thread] = parts[thread * width + dim], sums[thread] = parts[thread * width + dim + 1];
-  sync_threads();
-  float all = -INFINITY, weight = 0;
-  for (int r = 0; r < runs; ++r) all = fmaxf(all, tops[r]);
-  for (int r = 0; r < runs; ++r) weight += exp2_fast(tops[r] - all) * sums[r];
-  for (int c = thread; c < dim; c += kRowThreads) {
-    float sum = 0;
-    FW_UNROLL for (int r = 0; r < kHeld; ++r) {
-      if (r < runs) sum += (c == thread ? held[r] : parts[r * width + c]) * (exp2_fast(tops[r] - all) / weight);
-    }
-    for (int r = kHeld; r < runs; ++r) sum += parts[r * width + c] * (exp2_fast(tops[r] - all) / weight);
-    to[c] = stored<T>(sum);
-  }
-}
-
-// The runs of bf16 heads of 64 or 128 channels, all at multiples of 16 bytes, by products of warps (decode_tiles.cu). Whether a block had all
-// runs of its heads and has joined them, too.
-bool decode_tiles(const DecodeArgs<Bf16>& of, int64_t sequences, void* stream);
+// The runs of bf16 heads of 64 or 128 channels, all at multiples of 16 bytes, by products of warps (decode_tiles.cu).
+void decode_tiles(const DecodeArgs<Bf16>& of, int64_t sequences, void* stream);
 
 }  // namespace fw::cuda

@@ -7,7 +7,7 @@
 // the token itself brings comes behind the wait: its key and value are the last row of the last run, whose block also puts them where they belong. Its query
 // and key are turned here where they are to be (rotary position embedding): the place, and so the query's sines, are known ahead of the wait.
 //   decode_tiles_kernel   grid: sequences x heads / heads of a block, runs that go on at a time;  4 warps: tiles w, w + 4, ... of a run, two ahead over all
-//   runs of the block; the warps' sums meet behind each run, and a block that has all runs joins them
+//   runs of the block; the warps' sums meet behind each run
 #include <algorithm>
 #include <cmath>
 
@@ -252,14 +252,6 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
         of_block, kTilingWarps, kDim, [&](int h, int g) { return run_sums.of(parity, h, g); }, run_sums.tops_of(parity), run_sums.sums_of(parity),
         of.parts + (n * a.heads + head) * stride + run * (kDim + 2), stride);
   }
-  if (runs_at_once == 1) {
-    float* const joined = run_sums.of(0, 0, 0);
-    for (int h = 0; h < of_block; ++h) {
-      sync_threads();  // what this block has left is there, and the head before has been joined
-      join_runs(of.parts + (n * a.heads + head + h) * stride, runs, kDim, joined, joined + kDecodeRuns,
-                a.out.data + n * a.out.stride + int64_t{head + h} * kDim);
-    }
-  }
   // Where the row stood that has left the window.
   if (has_last && head % a.group == 0 && warp == 0 && lane < kPackets) {
     const RowsFrom<Bf16> of_last(a.past_k, a.past_v, n, begin_of(runs - 1));
@@ -271,7 +263,7 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
 
 }  // namespace
 
-bool decode_tiles(const DecodeArgs<Bf16>& of, int64_t sequences, void* stream) {
+void decode_tiles(const DecodeArgs<Bf16>& of, int64_t sequences, void* stream) {
   const PlainArgs<Bf16>& a = of.plain;
   int of_block = a.group;
   while (of_block > kHeadsOfTile) of_block = of_block % 2 == 0 ? of_block / 2 : 1;
@@ -282,7 +274,6 @@ bool decode_tiles(const DecodeArgs<Bf16>& of, int64_t sequences, void* stream) {
     launch_overlapped(decode_tiles_kernel<kDim>, grid, kRowThreads, tiling_bytes<kDim>(of_block), stream, of, of_block, TurnShares(of.theta, a.dim));
   };
   a.dim == 64 ? launch_for.template operator()<64>() : launch_for.template operator()<128>();
-  return grid.y == 1;
 }
 
 }  // namespace fw::cuda
