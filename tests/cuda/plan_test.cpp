@@ -68,6 +68,25 @@ TEST(DevicePlan, SaysTheForm) {
 }
 
 // Few heads leave room beside the reverse scan; 64 heads of 4 sequences leave none, and a single chunk is not worth it.
+// A few tokens' values of gates are made with the token; those of many tokens, and of numbers that no law is for, by a kernel in front.
+TEST(DevicePlan, SaysWhereLogitsBecomeValues) {
+  fw_desc desc = descriptor("gated_deltanet2");
+  desc.form = FW_FORM_TOKEN;
+  desc.gates.g = FW_GIVEN_SOFTPLUS;
+  desc.gates.erase_gate = desc.gates.write_gate = FW_GIVEN_SIGMOID;
+  for (const int tokens : {1, 4, 5}) {
+    desc.T = tokens;
+    const std::string text = plan_text(desc);
+    EXPECT_EQ(text.find("logits: values made with the token") != std::string::npos, tokens <= 4) << text;
+    EXPECT_EQ(text.find("kernels forward: gates -> ") == std::string::npos, tokens <= 4) << text;
+    EXPECT_NE(text.find("kernels backward: gates -> "), std::string::npos) << text;
+  }
+  desc.T = 1;
+  desc.rule.feedback = FW_FEEDBACK_LEARNED;
+  desc.gates.lambda = FW_GIVEN_SIGMOID;
+  EXPECT_NE(plan_text(desc).find("kernels forward: gates -> "), std::string::npos) << plan_text(desc);
+}
+
 TEST(DevicePlan, GradientsBeginBesideALongScan) {
   fw_desc desc = descriptor("kda");
   EXPECT_EQ(plan_text(desc).find("gradients: beside"), std::string::npos) << plan_text(desc);

@@ -16,7 +16,8 @@
 // Built with ThreadSanitizer, accesses that no barrier orders are reported with both places, and so is shared memory that the asynchronous proxy touches
 // after a thread has written it without fence_async_shared() (races.h).
 //
-// Not seen: a missing wgmma_fence or mbarrier_init_fence, or fence_async_global, and blocks that wait for each other do not work.
+// Not seen: a missing wgmma_fence or mbarrier_init_fence, or fence_async_global, and blocks that wait for each other do not work but in a
+// cluster.
 #pragma once
 
 #include <algorithm>

@@ -41,7 +41,7 @@ class CudaCall final : public Call {
   size_t forward_bytes() const override { return forward_front() + device_.forward.bytes; }
   size_t forward_saving_bytes() const override { return forward_front() + device_.forward.saving_bytes; }
   size_t backward_bytes() const override { return backward_front() + device_.backward.bytes; }
-  size_t saved_bytes() const override { return device_.saved.bytes > 0 ? saved_scan_bytes() + gates_.saved_bytes() : 0; }
+  size_t saved_bytes() const override { return gates_.saved_with(device_.saved.bytes); }
   size_t backward_alone_bytes() const override { return backward_front() + device_.backward_alone_bytes(); }
   std::string text() const override { return cuda::to_text(tokens_, rows_.plan(), device_, forward_front(), backward_front()); }
 
@@ -92,12 +92,10 @@ class CudaCall final : public Call {
   }
 
  private:
-  size_t saved_scan_bytes() const {
-    constexpr size_t kAlign = 1024;
-    return (device_.saved.bytes + kAlign - 1) / kAlign * kAlign;
+  // null: forward leaves nothing.
+  void* saved_gates(void* saved) const {
+    return saved == nullptr || device_.saved.bytes == 0 ? nullptr : static_cast<char*>(saved) + cuda::CallGates::saved_from(device_.saved.bytes);
   }
-  // Behind what the kernels of the scan leave; null: forward leaves nothing.
-  void* saved_gates(void* saved) const { return saved == nullptr || device_.saved.bytes == 0 ? nullptr : static_cast<char*>(saved) + saved_scan_bytes(); }
 
   // Of the gates that are logits, those whose values the kernels of the scan make themselves: all of formed_laws(), or none. Rows and keys are made of values.
   cuda::FormedGates formed(const Inputs<float>& in, const Inputs<float>* grads) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "scan/cuda/call/token_arg.h"
+#include "scan/cuda/token/cut.h"
 
 namespace fw::cuda {
 namespace {
@@ -41,6 +42,7 @@ auto* law_in(Formed& formed, const GateSpec& spec) {
 // Of the token form: any but those of preconditioners and of other numbers, or means of channels, which other kernels and places read.
 FormedGates token_laws(const Plan& plan) {
   FormedGates formed;
+  if (!few_tokens(plan.packed, plan.T, plan.slots.tokens != nullptr, plan.slots.own != nullptr && !plan.slots.skips)) return formed;
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     if (!spec.logits() || !token_specs(plan.rule)[spec.token].used) continue;
     GateLaw<float>* const law = law_in(formed, spec);

@@ -16,7 +16,8 @@ namespace fw::cuda {
 // kernels look for. Gates and log-decays of one number stay float32.
 bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate);
 
-// Laws, without their parameters, of the logits that kernels may take as they are: log-decays and gates of channels in bf16; in the token form any, or none.
+// Laws, without their parameters, of the logits that kernels may take as they are: log-decays and gates of channels in bf16; of few_tokens() (token/cut.h) in
+// the token form any, or none.
 FormedGates formed_laws(const Plan& plan, bool chunk_form);
 // Whether a gate is one of them.
 bool is_formed(const FormedGates& formed, const GateSpec& gate);
@@ -37,6 +38,12 @@ class CallGates {
 
   // Of what forward leaves for backward, where it leaves anything: values of gates of one number, of which another kernel would take longer than their bytes.
   size_t saved_bytes() const { return saved_bytes_; }
+  // Bytes in all, and where these lie, behind the `scan_bytes` that the kernels of the scan leave (0: nothing is left).
+  size_t saved_with(size_t scan_bytes) const { return scan_bytes == 0 || saved_bytes_ == 0 ? scan_bytes : saved_from(scan_bytes) + saved_bytes_; }
+  static constexpr size_t saved_from(size_t scan_bytes) {
+    constexpr size_t kAlign = 1024;
+    return (scan_bytes + kAlign - 1) / kAlign * kAlign;
+  }
 
   // In these three `formed`: what kernels form themselves, formed() or nothing.
   // Queues the making of values: the inputs with them in place of logits. saved (null: none, all are in the workspace): where those of saved_bytes() are to be

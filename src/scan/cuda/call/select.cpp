@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "scan/cuda/token/cut.h"
+
 namespace fw::cuda {
 namespace {
 
@@ -201,13 +203,11 @@ TokenChoice select_token(const TokenForwardArgs& args, int multiprocessors) {
   const Problem& x = args.problem;
   const int64_t heads = static_cast<int64_t>(x.sequences.N) * x.HV, row = x.K * (x.initial_state.bf16 != 0 ? 2 : 4), enough = 2 * int64_t{multiprocessors};
   const bool packed = x.sequences.offsets != nullptr;
-  // Sequences without a slot that are not skipped: one kernel has them.
   const bool starts = args.slots.own != nullptr && args.slots.skips == 0;
   TokenChoice choice;
   choice.channels = x.K <= 64 ? 2 : x.K <= 128 ? 4 : 8;
   choice.rows = x.V > 8 && heads * ((x.V + 31) / 32) >= enough ? 8 : 2;
-  constexpr int kMostTokens = 4;  // of kStep: a warp each (token/forward.cu: kStateWarps)
-  if (!packed && x.sequences.T > 0 && x.sequences.T <= kMostTokens && args.slots.tokens == nullptr && !starts) choice.kernel = TokenKernel::kStep;
+  if (few_tokens(packed, x.sequences.T, args.slots.tokens != nullptr, starts)) choice.kernel = TokenKernel::kStep;
   // Whole heads: enough of them, each contiguous in whole units of 16 bytes, and room for three of them in a multiprocessor.
   constexpr int64_t kMostBytes = 64 * 1024, kManyBlocks = 2048;
   if (starts || choice.channels == 8 || packed || x.sequences.T != 1 || heads < enough || row % 16 != 0 || row * x.V > kMostBytes) return choice;

@@ -325,7 +325,8 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
   text += fmt::format(
       "workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: {} bytes\n"
       "workspace forward that saves: {} bytes\n",
-      forward_rows + device.forward.bytes, backward_rows + device.backward.bytes, device.saved.bytes, backward_rows + device.backward_alone_bytes(),
+      forward_rows + device.forward.bytes, backward_rows + device.backward.bytes,
+      CallGates(call, device.chunk_form, device.chunks).saved_with(device.saved.bytes), backward_rows + device.backward_alone_bytes(),
       forward_rows + device.forward.saving_bytes);
   return text;
 }

@@ -53,7 +53,7 @@ FW_DEVICE GatheredScalar start_token(const TokenForwardArgs& args, const Forward
                       lane, to);
 }
 // Makes it of them, by the same warp. tile: as put_token() has it.
-template <int kN>
+template <bool kFormed, int kN>
 FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenPlace& place, int t, int tile, const GatheredScalar& scalar,
                           const GateNumbers<kN>& own, int lane, char* to) {
   const Problem& x = args.problem;
@@ -67,10 +67,10 @@ FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, c
     if (cut.stores_precond && place.v_tile == 0 && place.hv == key_head * x.group)
       store_channels(precond_rows(args.final_precond, place.slot, key_head), 0, lane * kN, x.K, a);
   }
-  const KeyInputs<kN> in = gathered_inputs<kN>(x, cut.gather, own, to, lane);
+  const KeyInputs<kN> in = gathered_inputs<kFormed>(x, cut.gather, own, to, lane);
   const KeyToken<kN> k =
       key_token(x, place.hv, in, [&](const TokenArg& gate, int count) { return row_mean(rows_of(gate, x.sequences, place.n, place.hv), t, count, lane); });
-  put_token(x, cut.gather, k, tile, lane, to);
+  put_token<kFormed>(x, cut.gather, k, tile, lane, to);
 }
 
 // A warp's rows of the state. load() starts, arrived() waits for what this thread copies, and after a barrier of the block finish() has them: what is
@@ -179,7 +179,7 @@ FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const
 
 // The same few tokens of every sequence (at most kStateWarps): a warp each makes them, while the rows of the others are on their way. No slots of tokens: for
 // them there are too few registers.
-template <int kN, int kRows>
+template <int kN, int kRows, bool kFormed>
 __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
     token_step_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
     prefetch_rows(a, place, place.v_tile + warp * kRows, place.v_tile + (warp + 1) * kRows, lane);
   if (cut.initial == StateAccess::kStaged && warp < kStateWarps) prefetch_tile(a, place, 32 * warp + lane, kStateThreads);
   GateNumbers<kN> own = {};
-  if (warp >= kStateWarps) own = token_gate_numbers<kN>(a.problem, place.hv, lane);
+  if (kFormed && warp >= kStateWarps) own = token_gate_numbers<kN>(a.problem, place.hv, lane);
   grid_dependency_wait();
   if (cut.early) grid_dependency_launch();
   if (!find_slot(a, cut, place)) return;
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
   if (warp >= kStateWarps) {
     const int t = warp - kStateWarps;
     char* const token = shared_memory() + t * cut.gather.bytes;
-    make_token<kN>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), own, lane, token);
+    make_token<kFormed>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), own, lane, token);
   } else {
     state.load(a, cut, place, warp, lane);
     state.arrived();
@@ -216,10 +216,8 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
     token_forward_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index()) % kStateWarps;
   const bool makes = warp_index() >= kStateWarps;
-  TokenPlace place = tile_place<kN, kRows>(cut);
-  GateNumbers<kN> own = {};
-  if (makes) own = token_gate_numbers<kN>(a.problem, place.hv, lane);
   grid_dependency_wait();
+  TokenPlace place = tile_place<kN, kRows>(cut);
   if (!find_slot(a, cut, place)) return;
   const int length = sequence_length(a.problem.sequences, place.n), bytes = cut.gather.bytes;
   const int batches = (length + kStateWarps - 1) / kStateWarps;
@@ -230,7 +228,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
     if (makes) {
       const int t = batch * kStateWarps + warp;
       char* const token = shared_memory() + (batch % 2 * kStateWarps + warp) * bytes;
-      if (t < length) make_token<kN>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), own, lane, token);
+      if (t < length) make_token<false>(a, cut, place, t, cut.tile, start_token(a, cut, place, t, lane, token), GateNumbers<kN>(), lane, token);
     } else if (batch == 0) {
       state.arrived();
     } else {
@@ -259,7 +257,7 @@ FW_DEVICE void wait_for_copies(int pending) {
   cp_async_wait<0>();
 }
 
-template <int kN>
+template <int kN, bool kFormed>
 __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
     token_head_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const Problem& x = a.problem;
@@ -273,13 +271,13 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
   const int first = place.v_tile + warp * per_warp, last = first + per_warp < end ? first + per_warp : end;
   if (warp < kStateWarps) prefetch_rows(a, place, first, last, lane);
   GateNumbers<kN> own = {};
-  if (warp == kStateWarps) own = token_gate_numbers<kN>(x, place.hv, lane);
+  if (kFormed && warp == kStateWarps) own = token_gate_numbers<kN>(x, place.hv, lane);
   grid_dependency_wait();
   if (!find_slot(a, cut, place)) return;
   const StateRef initial = state_of(x.initial_state, place.slot, place.hv);
   char* const stage = shared_memory() + cut.stage - place.v_tile * row_bytes;  // row v at v row_bytes
   if (warp == kStateWarps) {
-    make_token<kN>(a, cut, place, 0, 0, start_token(a, cut, place, 0, lane, token), own, lane, token);
+    make_token<kFormed>(a, cut, place, 0, 0, start_token(a, cut, place, 0, lane, token), own, lane, token);
   } else {
     FW_NO_UNROLL
     for (int v = first; v < last; v += kHeadRows) {
@@ -306,7 +304,7 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
     float s[kHeadRows][kN] = {}, o;
     load_packed_rows<kN, kHeadRows>(staged, v0, rows, x.K, lane, s);
     if (initial.bf16 != 0) unpack_rows<kN, kHeadRows>(s);
-    const float z = row < rows ? z_v * gathered_value(x, cut.gather, token, v0 - place.v_tile + row) : 0.0f;
+    const float z = row < rows ? z_v * gathered_value<kFormed>(x, cut.gather, token, v0 - place.v_tile + row) : 0.0f;
     token_step<kN, kHeadRows>(k, z, lane, s, o);
     if (writes && row < rows) store_element(o_rows, 0, v0 + row, o);
     if (cut.final != StateAccess::kAbsent && to >= 0) store_rows<kN, kHeadRows>(final, v0, rows, x.K, lane, s);
@@ -410,9 +408,11 @@ void launch_rows(const TokenForwardArgs& args, bool few, int processors, void* s
   const Dim3 grid{static_cast<unsigned>(static_cast<int64_t>(x.sequences.N) << cut.log_tiles), static_cast<unsigned>(x.HV)};
   if (few) {
     cut.early = grid.x * grid.y <= 2 * static_cast<unsigned>(processors);
-    launch_overlapped(token_step_kernel<kN, kRows>, grid, static_cast<unsigned>(kStateThreads + 32 * tokens), shared, stream, args, cut);
+    launch_overlapped(x.formed.any() ? token_step_kernel<kN, kRows, true> : token_step_kernel<kN, kRows, false>, grid,
+                      static_cast<unsigned>(kStateThreads + 32 * tokens), shared, stream, args, cut);
     return launch_step<kN>(args, cut, stream);
   }
+  if (x.formed.any()) fail_internal("token_forward: expected values of gates where tokens are many, or at slots of their own");
   cut.gather.makes_m = false;  // there is no token
   launch_overlapped(token_forward_kernel<kN, kRows>, grid, 2 * kStateThreads, shared, stream, args, cut);
 }
@@ -423,7 +423,8 @@ void launch_heads(const TokenForwardArgs& args, int parts, void* stream) {
   const int64_t blocks = static_cast<int64_t>(x.sequences.N) * x.HV, row = x.K * (x.initial_state.bf16 != 0 ? 2 : 4);
   ForwardCut cut = forward_cut<kN>(args, ((x.V + parts - 1) / parts + 7) / 8 * 8, x.group == 1 && parts == 1);
   cut.stage = after_tokens(cut, 1);
-  launch_overlapped(token_head_kernel<kN>, Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>((x.V + cut.tile - 1) / cut.tile)}, 32 * (kStateWarps + 1),
+  launch_overlapped(x.formed.any() ? token_head_kernel<kN, true> : token_head_kernel<kN, false>,
+                    Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>((x.V + cut.tile - 1) / cut.tile)}, 32 * (kStateWarps + 1),
                     static_cast<size_t>(cut.stage + row * cut.tile), stream, args, cut);
   launch_step<kN>(args, cut, stream);
 }

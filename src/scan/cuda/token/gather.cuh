@@ -201,17 +201,27 @@ FW_DEVICE GateNumbers<kN> token_gate_numbers(const Problem& x, int hv, int lane)
   const int first = channels ? lane * kN : 0, head = x.in.g.divisor == 1 ? hv : hv / x.in.g.divisor;
 #pragma unroll
   for (int j = 0; j < kN; ++j) {
-    if (j > 0 && !channels) break;
-    if (channels && first + j >= x.K) continue;
+    if (channels ? first + j >= x.K : j > 0) break;
     const GateNumbers<1> one = gate_numbers<1>(x.formed.a_log, x.formed.dt_bias, head, first + j);
     own.bias[j] = one.bias[0], own.rate[j] = one.rate[0];
   }
   return own;
 }
-FW_DEVICE float formed_value(const GateLaw<float>& law, float x) { return law.given == Given::kValue ? x : gate_value<GateMath>(law, 1.0f, x); }
+// factor times the sigmoid of x, to about two units in the last place.
+FW_DEVICE float exact_gate(float factor, float x) {
+  const float e = exp2_fast(-kLog2E * std::abs(x));
+  return factor * ((x < 0 ? e : 1.0f) * rcp_fast(1.0f + e));
+}
+FW_DEVICE float exact_decay(bool sigmoid, const DecayLaw& law, float x) {
+  const float t = fmaf(law.turn, x, law.at_0), e = exp2_fast(-std::abs(t));
+  if (sigmoid) return law.size * ((t < 0 ? e : 1.0f) * rcp_fast(1.0f + e));
+  return law.size * fmaf(kLn2, max(t, 0.0f), GateMath::log1p(e));
+}
+// A gate's value where it is a logit.
+FW_DEVICE float formed_value(const GateLaw<float>& law, float x) { return law.given == Given::kValue ? x : exact_gate(law.factor, x); }
 
-// own: token_gate_numbers() of the lane.
-template <int kN>
+// kFormed: tensors may be logits; a form of its own, since a decoded token waits for every line of code. own: token_gate_numbers() of the lane.
+template <bool kFormed, int kN>
 FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, const GateNumbers<kN>& own, const char* token, int lane) {
   const Rule& rule = x.rule;
   KeyInputs<kN> in;
@@ -226,10 +236,11 @@ FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, 
     in.g[0] = s.g;
   }
   const FormedGates& formed = x.formed;
-  if (formed.g.given != Given::kValue) {
+  if (kFormed && formed.g.given != Given::kValue) {
+    const bool sigmoid = formed.g.given == Given::kLowerBound;
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      if (j == 0 || rule.decay == Decay::kChannel) in.g[j] = gate_value<GateMath>(formed.g, own.rate[j], in.g[j] + own.bias[j]);
+      if (j == 0 || rule.decay == Decay::kChannel) in.g[j] = exact_decay(sigmoid, DecayLaw(formed.g, own.bias[j], own.rate[j]), in.g[j]);
     }
   }
   if (rule.uses_erase_key()) gathered_channels<kN>(token + g.at[kRowEraseKey], x.in.erase_key.bf16 != 0, lane, in.row.p);
@@ -237,32 +248,35 @@ FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, 
   if (g.makes_m || x.m != nullptr) gathered_channels<kN>(token + g.at[kRowM], false, lane, in.row.m);
   load_gates(
       rule, g.makes_m || x.m != nullptr, in.gates, [](float y) { return y; }, s);
-  if (formed.erase_gate.given != Given::kValue) {
+  if constexpr (kFormed) {
+    if (rule.uses_erase_gate() && rule.erase == Gate::kChannel) {
 #pragma unroll
-    for (int j = 0; j < kN; ++j) {
-      if (rule.erase == Gate::kChannel) in.row.b[j] = formed_value(formed.erase_gate, in.row.b[j]);
+      for (int j = 0; j < kN; ++j) in.row.b[j] = formed_value(formed.erase_gate, in.row.b[j]);
     }
-    if (rule.erase == Gate::kScalar) in.gates.erase = formed_value(formed.erase_gate, in.gates.erase);
+    if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) in.gates.erase = formed_value(formed.erase_gate, in.gates.erase);
+    if (rule.write == Gate::kScalar) in.gates.write = formed_value(formed.write_gate, in.gates.write);
+    if (rule.uses_beta()) in.gates.beta = formed_value(formed.beta, in.gates.beta);
   }
-  if (rule.write == Gate::kScalar) in.gates.write = formed_value(formed.write_gate, in.gates.write);
-  if (rule.uses_beta()) in.gates.beta = formed_value(formed.beta, in.gates.beta);
   return in;
 }
 
 // Value i of the tile as it was gathered, with its gate.
+template <bool kFormed>
 FW_DEVICE float gathered_value(const Problem& x, const TokenGather& g, const char* token, int i) {
   const auto value = [&](GatherRow which, const TokenArg& a) {
     const char* row = token + g.at[which];
     return a.bf16 != 0 ? bf16_value(reinterpret_cast<const uint16_t*>(row)[i]) : reinterpret_cast<const float*>(row)[i];
   };
-  return value(kRowV, x.in.v) * (x.rule.write == Gate::kChannel ? formed_value(x.formed.write_gate, value(kRowWriteGate, x.in.write_gate)) : 1.0f);
+  if (x.rule.write != Gate::kChannel) return value(kRowV, x.in.v);
+  const float gate = value(kRowWriteGate, x.in.write_gate);
+  return value(kRowV, x.in.v) * (kFormed ? formed_value(x.formed.write_gate, gate) : gate);
 }
 
 // The token's streams, in place of its inputs, by the warp that has read them; of a tile of at most 32 values z too, in place of the values
 // (0: none).
-template <int kN>
+template <bool kFormed, int kN>
 FW_DEVICE void put_token(const Problem& x, const TokenGather& g, const KeyToken<kN>& k, int tile, int lane, char* token) {
-  const float z = lane < tile ? k.z_v * gathered_value(x, g, token, lane) : 0.0f;
+  const float z = lane < tile ? k.z_v * gathered_value<kFormed>(x, g, token, lane) : 0.0f;
   sync_warp();  // all lanes have what they read
   if (lane < tile) reinterpret_cast<float*>(token + g.at[kRowV])[lane] = z;
   char* const p = token + 4 * kN * lane;
