@@ -130,8 +130,10 @@ Gates RecurrentMixer<T>::gates_inside(const Pass<T>& pass) const {
   const bool trains = pass.keep && rule.decay == Decay::kChannel && rule.online() && (rule.erase == Gate::kTied || rule.erase == Gate::kChannel) &&
                       !rule.uses_erase_key() && spec_.decay_heads() == spec_.v_heads && spec_.key_dim % 8 == 0 && spec_.key_dim <= 128 &&
                       spec_.key_dim > (rule.erase == Gate::kChannel ? 64 : 0) && spec_.value_dim % 8 == 0;
-  // A token each: the step makes them with the token, and two kernels less stand in its way.
-  const bool decodes = !pass.keep && pass.layout.host.single_tokens() && rule.erase != Gate::kAveraged && !spec_.derives_erase_gate();
+  // A token of each of few sequences: the step makes them with the token, and two kernels less stand in its way. Of many the two are faster, since each block
+  // of a head's would make them (measured).
+  const bool decodes =
+      !pass.keep && pass.layout.host.count() <= kFewestRows && pass.layout.host.single_tokens() && rule.erase != Gate::kAveraged && !spec_.derives_erase_gate();
   const bool takes = inside && (trains || decodes);
   if (!takes) return gates;
   gates.g = spec_.log_sigmoid_decay ? Given::kLogSigmoid : Given::kSoftplus;
