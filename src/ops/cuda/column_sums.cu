@@ -1,6 +1,7 @@
 // A block sums 32 columns: its warp w the rows w, w + 32, ..., of which several are on their way at a time, then one warp the sums of the warps, in order.
+// The kernel in front, which leaves the partial sums, takes much longer than this: it begins before that one is over, and what starting it costs is hidden.
 #include "ops/cuda/column_sums.h"
-#include "scan/cuda/call/launch.h"
+#include "ops/cuda/overlap.cuh"
 #include "scan/cuda/machine/ptx.cuh"
 
 namespace fw::cuda {
@@ -10,7 +11,8 @@ constexpr int kWarps = 32;
 
 template <bool kAdd>
 __global__ void __launch_bounds__(kWarps * 32) column_sums_kernel(const float* partial, int64_t rows, int64_t cols, float* to) {
-  constexpr int kLoads = 8;
+  follow();
+  constexpr int kLoads = 16;
   float* sums = reinterpret_cast<float*>(shared_memory());  // [kWarps, 32]
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
   const int64_t c = int64_t{block_index_x()} * 32 + lane;
@@ -35,6 +37,7 @@ __global__ void __launch_bounds__(kWarps * 32) column_sums_kernel(const float* p
 
 // A warp has a group.
 __global__ void __launch_bounds__(32) group_sums_kernel(const float* sums, int64_t cols, int64_t group, float* to) {
+  follow();
   const int64_t begin = int64_t{block_index_x()} * group, end = min(cols, begin + group);
   float sum = 0;
   for (int64_t c = begin + lane_index(); c < end; c += 32) sum += sums[c];
@@ -44,7 +47,8 @@ __global__ void __launch_bounds__(32) group_sums_kernel(const float* sums, int64
 
 template <bool kAdd>
 void column_sums(const float* partial, int64_t rows, int64_t cols, float* to, void* stream) {
-  launch(column_sums_kernel<kAdd>, Dim3{static_cast<unsigned>((cols + 31) / 32)}, kWarps * 32, kWarps * 32 * sizeof(float), stream, partial, rows, cols, to);
+  launch_overlapped(column_sums_kernel<kAdd>, Dim3{static_cast<unsigned>((cols + 31) / 32)}, kWarps * 32, kWarps * 32 * sizeof(float), stream, partial, rows,
+                    cols, to);
 }
 
 }  // namespace
@@ -60,7 +64,7 @@ void add_group_sums(const float* partial, int64_t rows, int64_t cols, int64_t gr
   const Arena::Mark mark = arena.mark();
   float* sums = arena.alloc<float>(cols);
   column_sums<false>(partial, rows, cols, sums, stream);
-  launch(group_sums_kernel, Dim3{static_cast<unsigned>((cols + group - 1) / group)}, 32, 0, stream, sums, cols, group, to);
+  launch_overlapped(group_sums_kernel, Dim3{static_cast<unsigned>((cols + group - 1) / group)}, 32, 0, stream, sums, cols, group, to);
   arena.rewind(mark);
 }
 
