@@ -26,6 +26,10 @@ inline float* partial_sums(Arena& arena, int64_t runs, int64_t cols) { return ar
 inline constexpr int kSumRows = 128;  // or one a thread
 inline int64_t elementwise_sum_rows(int64_t rows) { return parts_of(rows, kSumRows); }
 
+// head_constant, backward: a sum of each head and block of kHeadConstantRows rows, or more.
+inline constexpr int64_t kHeadConstantRows = 64;
+inline float* head_constant_sums(Arena& arena, int64_t rows, int64_t heads) { return partial_sums(arena, parts_of(rows, kHeadConstantRows), heads); }
+
 // RMS norm, backward. Four blocks for each multiprocessor of a large device: part of the result's bits, so never the device's own number.
 inline constexpr int64_t kNormBlocks = 528;
 inline int64_t norm_sums(int64_t rows) { return std::min(kNormBlocks, rows); }
