@@ -55,12 +55,16 @@ inline float* penalised_logits(Arena& arena, int64_t sequences, int64_t vocab) {
 
 // Embedding, backward: the sort of the tokens by id, and sums of the parts of the sorted list.
 inline constexpr int kSortTile = 2048, kSortDigits = 256, kEmbeddingRun = 16;
+struct alignas(8) SortedToken {
+  int32_t id, index;
+};
 struct EmbeddingScratch {
-  int32_t *histogram, *lists[2];
+  int32_t* histogram;
+  SortedToken* lists[2];
   float* partial;  // [parts, 2, cols]
   EmbeddingScratch(Arena& arena, int64_t tokens, int64_t cols)
       : histogram(arena.alloc<int32_t>(parts_of(tokens, kSortTile) * kSortDigits)),
-        lists{arena.alloc<int32_t>(tokens), arena.alloc<int32_t>(tokens)},
+        lists{arena.alloc<SortedToken>(tokens), arena.alloc<SortedToken>(tokens)},
         partial(arena.alloc<float>(2 * parts_of(tokens, kEmbeddingRun) * cols)) {}
 };
 
