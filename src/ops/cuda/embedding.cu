@@ -5,7 +5,6 @@
 // The kernels of the sort are short, and what they do is wait for memory: a thread has all of its tokens on their way at once, and each kernel is there before
 // the one in front is over.
 #include <bit>
-#include <cstdlib>
 
 #include "ops/cuda/operations.h"
 #include "ops/cuda/overlap.cuh"
@@ -181,9 +180,10 @@ FW_DEVICE void store_floats(float* to, const float (&x)[N]) {
 }
 
 // A block has a part; its threads the columns. Rows of dout, and what dweight has of an id whose last token this is, are asked for ahead.
-template <class T, int N, int kAhead, int kBlocks>
-__global__ void __launch_bounds__(kSumThreads, kBlocks) sum_part_kernel(const SumArgs<T> a) {
+template <class T, int N>
+__global__ void __launch_bounds__(kSumThreads, 2) sum_part_kernel(const SumArgs<T> a) {
   follow();
+  constexpr int kAhead = 4;
   PartList& list = *reinterpret_cast<PartList*>(shared_memory());
   const int64_t part_index = block_index_x(), begin = part_index * kRun;
   const int thread = static_cast<int>(thread_index());
@@ -301,9 +301,7 @@ void embedding_backward(const Exec<T>& exec, const int32_t* ids, Mat<const T> do
   const SumArgs<T> a{sorted, dout.data, dweight.data, scratch.partial, dout.rows, dout.cols, dout.stride, dweight.stride};
   const Dim3 grid{static_cast<unsigned>(parts)};
   const auto run = [&]<int N>() {
-    const char* choice = std::getenv("FW_H1_EMBEDDING");
-    auto* kernel = choice == nullptr ? sum_part_kernel<T, N, 2, 4> : *choice == '1' ? sum_part_kernel<T, N, 4, 2> : sum_part_kernel<T, N, 3, 3>;
-    launch_overlapped(kernel, grid, kSumThreads, sizeof(PartList), stream, a);
+    launch_overlapped(sum_part_kernel<T, N>, grid, kSumThreads, sizeof(PartList), stream, a);
     launch_overlapped(join_parts_kernel<T, N>, grid, kSumThreads, 0, stream, a, parts);
   };
   if (dout.cols % kPacket<T> == 0 && in_packets<T>(dout.data, dout.stride) && in_packets<float>(dweight.data, dweight.stride)) {

@@ -5,8 +5,6 @@
 // tokens add to: each row is read once, W-1 of them around the run again, and memory limits both as long as the rows of several tokens are on their way. Of
 // any other width a thread has one column, and the rows around each token come from the cache. Runs have a fixed length: the order of the sums is that of the
 // shape alone.
-#include <cstdlib>
-
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/conv_tails.cuh"
 #include "ops/cuda/conv_window.cuh"
@@ -63,8 +61,9 @@ FW_DEVICE void for_rows_ahead(int count, const Load& load, const Step& step) {
   }
 }
 
-template <class T, int N, int W, int kAhead, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocks) gated_conv_forward_kernel(const GatedConvArgs<T> a) {
+template <class T, int N, int W>
+__global__ void __launch_bounds__(kThreads, 4) gated_conv_forward_kernel(const GatedConvArgs<T> a) {
+  constexpr int kAhead = 6;
   const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N;
   float taps[W][N], bias[N];
   if (column < a.x.cols) {  // parameters, which no kernel in front writes
@@ -104,8 +103,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) gated_conv_forward_kernel(c
   });
 }
 
-template <class T, int N, int W, int kAhead, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocks) gated_conv_backward_kernel(const GatedConvArgs<T> a) {
+template <class T, int N, int W>
+__global__ void __launch_bounds__(kThreads, 4) gated_conv_backward_kernel(const GatedConvArgs<T> a) {
+  constexpr int kAhead = 3;
   follow();
   const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N;
   if (column >= a.x.cols) return;
@@ -262,13 +262,7 @@ void gated_conv_forward(const Exec<T>& exec, Mat<const T> x, Mat<const T> gate, 
   if (layout.host.single_tokens()) a.run = 1;
   const int64_t runs = parts_of(x.rows, a.run);
   if (is_usual(a)) {
-    const char* choice = std::getenv("FW_H1_CONV");
-    const int form = choice == nullptr ? 0 : std::atoi(choice);
-    auto* kernel = form == 0   ? gated_conv_forward_kernel<T, kUsualColumns, kUsualWidth, 4, 5>
-                   : form == 1 ? gated_conv_forward_kernel<T, kUsualColumns, kUsualWidth, 2, 6>
-                   : form == 2 ? gated_conv_forward_kernel<T, kUsualColumns, kUsualWidth, 6, 4>
-                               : gated_conv_forward_kernel<T, kUsualColumns, kUsualWidth, 4, 4>;
-    launch_following(x.rows, kernel, grid_of(runs, x.cols / kUsualColumns), kThreads, 0, stream, a);
+    launch_following(x.rows, gated_conv_forward_kernel<T, kUsualColumns, kUsualWidth>, grid_of(runs, x.cols / kUsualColumns), kThreads, 0, stream, a);
   } else {
     launch_following(x.rows, any_gated_conv_forward_kernel<T>, grid_of(runs, x.cols), kThreads, 0, stream, a);
   }
@@ -286,13 +280,7 @@ void gated_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, M
   float* bias_sums = partial_sums(exec.arena, runs, x.cols);
   const GatedConvArgs<T> a{x, gate, dy, dx, dgate, weight, bias, static_cast<int>(width), PassPlaces(layout), tail_in, weight_sums, bias_sums};
   if (is_usual(a)) {
-    const char* choice = std::getenv("FW_H1_CONV");
-    const int form = choice == nullptr ? 0 : std::atoi(choice);
-    auto* kernel = form == 0   ? gated_conv_backward_kernel<T, kUsualColumns, kUsualWidth, 3, 4>
-                   : form == 1 ? gated_conv_backward_kernel<T, kUsualColumns, kUsualWidth, 6, 3>
-                   : form == 2 ? gated_conv_backward_kernel<T, kUsualColumns, kUsualWidth, 2, 4>
-                               : gated_conv_backward_kernel<T, kUsualColumns, kUsualWidth, 4, 3>;
-    launch(kernel, grid_of(runs, x.cols / kUsualColumns), kThreads, 0, stream, a);
+    launch(gated_conv_backward_kernel<T, kUsualColumns, kUsualWidth>, grid_of(runs, x.cols / kUsualColumns), kThreads, 0, stream, a);
   } else {
     launch(any_gated_conv_backward_kernel<T>, grid_of(runs, x.cols), kThreads, 0, stream, a);
   }

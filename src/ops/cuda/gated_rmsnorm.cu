@@ -5,7 +5,6 @@
 // Backward has half as many warps a multiprocessor as forward: what a row needs, its rstd too, is asked for kAhead rows before, nothing is computed twice, and
 // dgate, which does not wait for the mean, leaves first.
 #include <algorithm>
-#include <cstdlib>
 
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/gate_kind.cuh"
@@ -158,8 +157,9 @@ struct RowPlace {
 };
 
 // A slot has the rows slot, slot + slots, ... of its block. Rows of one packet a lane.
-template <class T, int N, int kAhead>
+template <class T, int N>
 __global__ void __launch_bounds__(kThreads) gated_rmsnorm_backward_kernel(const GatedArgs<T> a) {
+  constexpr int kAhead = 2;
   follow();                                                 // for the kernel that adds the sums
   float* sums = reinterpret_cast<float*>(shared_memory());  // [slots, dim]
   const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes, c = static_cast<int>(thread_index()) % a.lanes * N;
@@ -370,15 +370,7 @@ void gated_rmsnorm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o
   };
   with_form(a, [&]<int N, bool kKept>() {
     if constexpr (kKept) {
-      const char* choice = std::getenv("FW_H1_GATED");
-      const int form = choice == nullptr ? 0 : std::atoi(choice);
-      if constexpr (N == 8) {
-        if (form >= 2 && a.lanes <= 16) {
-          a.lanes *= 2;
-          return form == 2 ? run(gated_rmsnorm_backward_kernel<T, 4, 2>, true) : run(gated_rmsnorm_backward_kernel<T, 4, 4>, true);
-        }
-      }
-      form == 0 ? run(gated_rmsnorm_backward_kernel<T, N, 2>, true) : run(gated_rmsnorm_backward_kernel<T, N, 4>, true);
+      run(gated_rmsnorm_backward_kernel<T, N>, true);
     } else {
       run(wide_gated_rmsnorm_backward_kernel<T, N>, false);
     }

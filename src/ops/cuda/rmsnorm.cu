@@ -6,7 +6,6 @@
 // aligned are read twice.
 // x after an addition is rounded as it is stored, and the norm is that of the rounded row: backward sees the same.
 #include <algorithm>
-#include <cstdlib>
 #include <type_traits>
 
 #include "ops/cuda/column_sums.h"
@@ -281,11 +280,8 @@ void launch_backward(NormArgs<T> a, float* dweight, const Exec<T>& exec) {
     a.partial = partial_sums(exec.arena, norm_sums(a.rows), a.cols);
     const size_t shared = sizeof(float) * (2 * kWarps + (vectors.value > 0 && warps.value == 1 ? static_cast<size_t>(a.cols) : 0));
     constexpr int kAhead = vectors.value == 1 ? 2 : vectors.value == 2 ? 1 : 0;
-    auto* kernel = rmsnorm_backward_kernel<T, n.value, vectors.value, warps.value, kAccumulate, kAhead>;
-    if constexpr (kAhead == 2) {
-      if (std::getenv("FW_H1_NORM") != nullptr) kernel = rmsnorm_backward_kernel<T, n.value, vectors.value, warps.value, kAccumulate, 1>;
-    }
-    launch(kernel, Dim3{static_cast<unsigned>(blocks)}, kThreads, shared, stream, a);
+    launch(rmsnorm_backward_kernel<T, n.value, vectors.value, warps.value, kAccumulate, kAhead>, Dim3{static_cast<unsigned>(blocks)}, kThreads, shared, stream,
+           a);
     add_column_sums(a.partial, blocks, a.cols, dweight, stream);
   });
   exec.arena.rewind(mark);
