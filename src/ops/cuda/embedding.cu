@@ -170,15 +170,6 @@ struct Part {
   }
 };
 
-template <int N>
-FW_DEVICE void store_floats(float* to, const float (&x)[N]) {
-  if constexpr (N == 1) {
-    to[0] = x[0];
-  } else {
-    FW_UNROLL for (int k = 0; k < N; k += 4) * reinterpret_cast<float4*>(to + k) = make_float4(x[k], x[k + 1], x[k + 2], x[k + 3]);
-  }
-}
-
 // A block has a part; its threads the columns. Rows of dout, and what dweight has of an id whose last token this is, are asked for ahead.
 template <class T, int N>
 __global__ void __launch_bounds__(kSumThreads, 2) sum_part_kernel(const SumArgs<T> a) {
