@@ -419,6 +419,25 @@ TEST_P(DeviceList, HeadGatesAndMeans) {
   });
 }
 
+// Heads whose sums take several lanes, some or all of a warp, and more rows than a block of head_constant has.
+TEST_P(DeviceList, SumsOfHeads) {
+  const struct {
+    int64_t rows, heads, group, pad;
+  } shapes[] = {{37, 5, 32, 0}, {70, 3, 64, 8}, {21, 4, 72, 0}, {9, 2, 520, 0}, {130, 1, 128, 0}, {8195, 1, 32, 0}, {8200, 3, 8, 0}};
+  for (const auto& s : shapes) {
+    SCOPED_TRACE(::testing::Message() << s.rows << " x " << s.heads << " x " << s.group << " + " << s.pad);
+    compare(GetParam(), [&](auto& run) {
+      using W = typename std::decay_t<decltype(run)>::W;
+      auto x = run.matrix(s.rows, s.heads * s.group, s.pad), mean = run.out(s.rows, s.heads, s.pad);
+      Buffer<W> ds = run.parameters(s.heads);
+      run.on.exec.head_constant_backward(x.mat(), s.group, ds.data());
+      run.keep_wide("constant ds", ds);
+      run.on.exec.group_mean_forward(x.mat(), mean.mat());
+      run.keep("mean", mean);
+    });
+  }
+}
+
 TEST_P(DeviceList, GatedRmsnorm) {
   const struct {
     int64_t rows, heads, dim, pad;

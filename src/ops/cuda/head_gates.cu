@@ -1,4 +1,6 @@
 // Parameters of a head as gates of every token on the device.
+#include <cstdlib>
+
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/head_lanes.cuh"
 #include "ops/cuda/math.cuh"
@@ -68,22 +70,49 @@ struct HeadSumBackward : HeadNumber<false> {
   }
 };
 
-// partial [blocks of rows, heads]. A thread's rows are all on their way at once, and the sums of a head's columns meet in the block: what is left to add is
-// small.
-constexpr int kConstantRows = kHeadConstantRows / 8;  // of a thread, in a block of 8 threads below each other or more
+// partial [blocks of rows, heads]. kConstantRows rows of a thread are on their way at all times, and the sums of a head's columns meet in the block: what is
+// left to add is small.
+constexpr int kConstantRows = kHeadConstantRows / 8;  // in a block of 8 threads below each other or more
 
-template <class T, int N>
-__global__ void __launch_bounds__(kElementThreads) head_constant_backward_kernel(const T* dy, int64_t stride, const HeadCut cut, float* partial) {
+// A thread has its columns of turns kConstantRows rows.
+template <class T, int N, bool kProducts>
+__global__ void __launch_bounds__(kElementThreads, kProducts ? 4 : 3)
+    head_constant_backward_kernel(const T* dy, int64_t stride, const HeadCut cut, int turns, float* partial) {
   follow();
   float* shared = reinterpret_cast<float*>(shared_memory());  // [rows side by side, heads of the block]
   const Place place(cut.cut);
   const int head = static_cast<int>(place.packet >> cut.log_lanes), lanes = 1 << cut.log_lanes, lane = static_cast<int>(place.packet) & (lanes - 1);
   const int log_heads = cut.cut.log_across - cut.log_lanes, down = kElementThreads >> cut.cut.log_across;
-  float sums[kConstantRows] = {};
-  if (head < cut.heads) add_columns<N>(dy, stride, cut, head, lane, place.block * down * kConstantRows + place.row, down, sums);
-  float sum = sums[0];
-  FW_UNROLL for (int i = 1; i < kConstantRows; ++i) sum += sums[i];
-  for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+  float sum = 0, products[2][4] = {};
+  for (int left = 0; left < cut.group; left += N << cut.log_lanes) {
+    const int c = left + lane * N;
+    int64_t next = place.block * down * kConstantRows * turns + place.row;  // the row to ask for
+    const T* from = dy + next * stride + int64_t{head} * cut.group + c;
+    const int64_t end = head < cut.heads && c < cut.group ? cut.cut.rows : 0;
+    Packet<T, N> packets[kConstantRows];
+    const auto load_next = [&](Packet<T, N>& packet) {
+      packet = {};
+      if (next < end) packet.load(from);
+      next += down, from += down * stride;
+    };
+    FW_UNROLL for (int i = 0; i < kConstantRows; ++i) load_next(packets[i]);
+    for (int turn = 1; turn <= turns; ++turn) {
+      FW_UNROLL for (int i = 0; i < kConstantRows; i += 2) {
+        const Packet<T, N> first = packets[i], second = packets[i + 1];
+        if (turn < turns) load_next(packets[i]), load_next(packets[i + 1]);
+        if constexpr (kProducts) {
+          add_products(products[i / 2 % 2], first, second);
+        } else {
+          float v[N], w[N];
+          first.get(v);
+          second.get(w);
+          FW_UNROLL for (int k = 0; k < N; ++k) sum += v[k] + w[k];
+        }
+      }
+    }
+  }
+  if constexpr (kProducts) sum = (products[0][0] + products[0][2]) + (products[1][0] + products[1][2]);
+  for (int mask = lanes / 2; mask > (kProducts ? kProductLanes / 2 : 0); mask /= 2) sum += shuffle_xor(sum, mask);
   const int thread = static_cast<int>(thread_index());
   if (lane == 0) shared[thread >> cut.log_lanes] = sum;
   sync_threads();
@@ -121,17 +150,24 @@ void head_constant_backward(const Exec<T>& exec, Mat<const T> dy, int64_t group,
   void* stream = exec.device.stream();
   const int64_t heads = dy.cols / group;
   float* partial = head_constant_sums(exec.arena, dy.rows, heads);
-  const auto run = [&]<int N>() {
-    const HeadCut cut(dy.rows, heads, group, N, 5);
-    const int64_t row_blocks = cut.cut.row_blocks(cut.cut.down() * kConstantRows);
-    launch(head_constant_backward_kernel<T, N>, Dim3{static_cast<unsigned>(cut.blocks(row_blocks))}, kElementThreads, sizeof(float) * kElementThreads, stream,
-           dy.data, dy.stride, cut, partial);
+  const auto run = [&]<int N, bool kProducts>(const HeadCut& cut) {
+    const char* choice = std::getenv("FW_H2_CONSTANT");
+    const int form = choice == nullptr ? 0 : std::atoi(choice);
+    const int turns = dy.rows >= 8192 ? form == 0 ? 4 : form == 2 ? 2 : 1 : 1;
+    const int64_t row_blocks = cut.cut.row_blocks(cut.cut.down() * kConstantRows * turns);
+    launch(head_constant_backward_kernel<T, N, kProducts>, Dim3{static_cast<unsigned>(cut.blocks(row_blocks))}, kElementThreads,
+           sizeof(float) * kElementThreads, stream, dy.data, dy.stride, cut, turns, partial);
     add_column_sums(partial, row_blocks, heads, ds, stream);
   };
   if (group % kPacket<T> == 0 && in_packets<T>(dy.data, dy.stride)) {
-    run.template operator()<kPacket<T>>();
+    constexpr int kN = kPacket<T>;
+    const HeadCut cut(dy.rows, heads, group, kN, 5);
+    if constexpr (kHasProductSums<T, kN>) {
+      if (1 << cut.log_lanes >= kProductLanes) return run.template operator()<kN, true>(cut);
+    }
+    run.template operator()<kN, false>(cut);
   } else {
-    run.template operator()<1>();
+    run.template operator()<1, false>(HeadCut(dy.rows, heads, group, 1, 5));
   }
 }
 

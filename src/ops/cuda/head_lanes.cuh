@@ -1,6 +1,5 @@
 // Sums over the neighbouring columns of a head, for kernels over the rows of [T, heads group]. As many neighbouring threads as a head has packets, a power of
-// two and at most 32, have a head, so that its sum over them is shuffles; a wider head takes them several times. A thread has the same columns of several
-// rows, which are all asked for before the first is used.
+// two and at most 32, have a head, so that its sum over them is shuffles; a wider head takes them several times.
 #pragma once
 
 #include "ops/cuda/elementwise.cuh"
@@ -27,20 +26,19 @@ struct HeadCut {
   }
 };
 
-// sums[i] += what this thread has of its head in the row first + i down.
-template <int N, int kRows, class T>
-FW_DEVICE void add_columns(const T* x, int64_t stride, const HeadCut& cut, int head, int lane, int64_t first, int64_t down, float (&sums)[kRows]) {
-  for (int c = lane * N; c < cut.group; c += N << cut.log_lanes) {
-    const T* from = x + first * stride + int64_t{head} * cut.group + c;
-    Packet<T, N> packets[kRows];
-    FW_UNROLL for (int i = 0; i < kRows; ++i) {
-      if (first + i * down < cut.cut.rows) packets[i].load(from + i * down * stride);
-    }
-    FW_UNROLL for (int i = 0; i < kRows; ++i) {
-      float v[N];
-      packets[i].get(v);
-      FW_UNROLL for (int k = 0; k < N; ++k) sums[i] += v[k];
-    }
+// Whether heads of `lanes` lanes can be summed as products with ones: packets of eight bf16 numbers, and the four lanes of a row of the left operand have the
+// same head.
+template <class T, int N>
+inline constexpr bool kHasProductSums = sizeof(T) == 2 && N == 8;
+inline constexpr int kProductLanes = 4;
+
+// d[0] += the numbers of four neighbouring lanes, in each of them, and d[2] those of their second packets: two instructions in place of 32 a lane. What a
+// tensor core leaves of a sum's lowest bits is below the rounding of its bf16 numbers.
+FW_DEVICE void add_products(float (&d)[4], const Packet<Bf16, 8>& first, const Packet<Bf16, 8>& second) {
+  constexpr uint32_t kOnes = 0x3f803f80u;
+  FW_UNROLL for (int i = 0; i < 4; i += 2) {
+    const uint32_t a[4] = {first.words[i], second.words[i], first.words[i + 1], second.words[i + 1]};
+    mma_bf16(d, a, kOnes, kOnes);
   }
 }
 
