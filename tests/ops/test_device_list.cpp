@@ -520,7 +520,8 @@ TEST_P(DeviceList, Embedding) {
   const struct {
     int64_t tokens, vocab, cols, pad;
     bool one;  // half of the tokens have the same id
-  } shapes[] = {{0, 10, 8, 0, false}, {1, 1, 3, 1, false}, {130, 7, 24, 8, false}, {2100, 300, 8, 0, true}, {65, 70000, 5, 0, false}, {300, 40, 2056, 8, true}};
+  } shapes[] = {{0, 10, 8, 0, false},     {1, 1, 3, 1, false},      {130, 7, 24, 8, false},    {2100, 300, 8, 0, true},
+                {65, 70000, 5, 0, false}, {300, 40, 2056, 8, true}, {1500, 1000, 8, 0, false}, {3100, 700000, 1, 0, false}};  // the last one: sorted by turns
   for (const auto& s : shapes) {
     SCOPED_TRACE(::testing::Message() << s.tokens << " of " << s.vocab << " x " << s.cols);
     compare(GetParam(), [&](auto& run) {

@@ -1,10 +1,13 @@
 // Backward of the embedding on the device: dweight[id] += the rows of dout whose token has this id, in the order of the tokens, without atomics.
-// The tokens are sorted by id (stable, by 8 bits a turn; own kernels, so that the emulation runs the same), then a block takes the ids that begin in its part
+// The tokens are sorted by id (stable, own kernels, so that the emulation runs the same), then a block takes the ids that begin in its part
 // of kRun neighbours of the sorted list and sums the rows of each. An id that goes on behind the next part is left in sums, one of each part that it has tokens
 // in, for a last kernel, in which the part where it begins adds them up in order: an id that half of the tokens have is summed by many blocks as well.
-// The kernels of the sort are short, and what they do is wait for memory: a thread has all of its tokens on their way at once, and each kernel is there before
-// the one in front is over.
+// The sort is a kernel alone where its blocks may well read all tokens each: a block has the ids of one value above the lowest 8 bits, finds their tokens and
+// how many tokens have lower ids, and sorts its own by the lowest bits. Of many tokens it is a turn for each 8 bits, from the lowest, two kernels each: they
+// are short, and what they do is wait for memory, so a thread has all of its tokens on their way at once, and each kernel is there before the one in front is
+// over.
 #include <bit>
+#include <cstdlib>
 
 #include "ops/cuda/operations.h"
 #include "ops/cuda/overlap.cuh"
@@ -45,22 +48,25 @@ struct TokenSource {
 
 FW_DEVICE int digit_of(SortedToken token, int shift) { return token.id >> shift & (kDigits - 1); }
 
-// counts [kDigits] of the warp, from zeros: its tokens with each digit. ranks: of a token among those.
-FW_DEVICE void count_digits(const SortedToken (&tokens)[kSteps], const bool (&has)[kSteps], int shift, int* counts, int (&ranks)[kSteps]) {
-  const uint32_t lanes_before = (1u << lane_index()) - 1;
-  FW_UNROLL for (int i = 0; i < kSteps; ++i) {
-    const int digit = digit_of(tokens[i], shift);
-    uint32_t same = warp_ballot(has[i]);
-    FW_UNROLL for (int bit = 0; bit < 8; ++bit) {
-      const uint32_t set = warp_ballot((digit >> bit & 1) != 0);
-      same &= (digit >> bit & 1) != 0 ? set : ~set;
-    }
-    const int before = std::popcount(same & lanes_before), sum = counts[digit];
-    ranks[i] = sum + before;
-    sync_warp();
-    if (has[i] && before == 0) counts[digit] = sum + std::popcount(same);
-    sync_warp();
+FW_DEVICE uint32_t lanes_before() { return (1u << lane_index()) - 1; }
+
+// counts [kDigits] of the warp += its tokens with each digit, one a lane. Returns what there was of the digit before this lane's.
+FW_DEVICE int count_digit(int digit, bool has, int* counts) {
+  uint32_t same = warp_ballot(has);
+  FW_UNROLL for (int bit = 0; bit < 8; ++bit) {
+    const uint32_t set = warp_ballot((digit >> bit & 1) != 0);
+    same &= (digit >> bit & 1) != 0 ? set : ~set;
   }
+  const int before = std::popcount(same & lanes_before()), sum = counts[digit];
+  sync_warp();
+  if (has && before == 0) counts[digit] = sum + std::popcount(same);
+  sync_warp();
+  return sum + before;
+}
+
+// The same of several tokens a lane. ranks: of a token among those of its digit.
+FW_DEVICE void count_digits(const SortedToken (&tokens)[kSteps], const bool (&has)[kSteps], int shift, int* counts, int (&ranks)[kSteps]) {
+  FW_UNROLL for (int i = 0; i < kSteps; ++i) ranks[i] = count_digit(digit_of(tokens[i], shift), has[i], counts);
 }
 
 // histogram [tiles, kDigits]
@@ -81,7 +87,8 @@ __global__ void __launch_bounds__(kSortThreads) histogram_kernel(const TokenSour
   histogram[int64_t{block_index_x()} * kDigits + thread] = sum;
 }
 
-// The sum of x over the threads before this one. sums [kSortWarps] in shared memory.
+// The sum of x over the threads before this one. sums [kWarps] in shared memory.
+template <int kWarps>
 FW_DEVICE int sum_before(int x, int* sums) {
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
   int sum = x;
@@ -91,7 +98,7 @@ FW_DEVICE int sum_before(int x, int* sums) {
   }
   if (lane == 31) sums[warp] = sum;
   sync_threads();
-  FW_UNROLL for (int w = 0; w < kSortWarps; ++w) {
+  FW_UNROLL for (int w = 0; w < kWarps; ++w) {
     if (w < warp) sum += sums[w];
   }
   return sum - x;
@@ -116,7 +123,7 @@ __global__ void __launch_bounds__(kSortThreads) scatter_kernel(const TokenSource
     }
   }
   FW_UNROLL for (int w = 0; w < kSortWarps; ++w) counts[w * kDigits + thread] = 0;
-  before += sum_before(all, counts + kSortWarps * kDigits);  // its barrier is the one between the zeros and what is counted
+  before += sum_before<kSortWarps>(all, counts + kSortWarps * kDigits);  // its barrier is the one between the zeros and what is counted
   count_digits(tokens, has, shift, counts + warp_index() * kDigits, ranks);
   sync_threads();
   // What each warp has counted becomes where its digits begin.
@@ -129,6 +136,82 @@ __global__ void __launch_bounds__(kSortThreads) scatter_kernel(const TokenSource
   FW_UNROLL for (int i = 0; i < kSteps; ++i) {
     if (has[i]) to[counts[warp_index() * kDigits + digit_of(tokens[i], shift)] + ranks[i]] = tokens[i];
   }
+}
+
+constexpr int kRangeThreads = 1024, kRangeWarps = kRangeThreads / 32;
+constexpr int64_t kMostRead = int64_t{1} << 23;  // ids, by all blocks together
+constexpr size_t kRangeShared = sizeof(int) * (kRangeWarps * kDigits + 2 * kRangeWarps);
+
+// each(of, index, has) for the elements [0, count) of a list, cut into neighbours of one warp each, in their order: a lane has one of each 32, and several are
+// on their way at a time. Lanes of a warp meet in each.
+template <int kAhead, class Of, class Each>
+FW_DEVICE void for_warps_share(const Of* list, int count, const Each& each) {
+  const int share = (count + kRangeThreads - 1) / kRangeThreads * 32, begin = static_cast<int>(warp_index()) * share, end = min(count, begin + share);
+  for (int first = begin; first < end; first += 32 * kAhead) {
+    Of of[kAhead];
+    FW_UNROLL for (int i = 0; i < kAhead; ++i) {
+      const int at = first + i * 32 + static_cast<int>(lane_index());
+      of[i] = at < end ? list[at] : Of{};
+    }
+    FW_UNROLL for (int i = 0; i < kAhead; ++i) {
+      const int at = first + i * 32 + static_cast<int>(lane_index());
+      if (first + i * 32 < end) each(of[i], at, at < end);
+    }
+  }
+}
+
+// All of the sort. lists: the block's tokens as they come, and sorted, where they belong among all.
+__global__ void __launch_bounds__(kRangeThreads) sort_range_kernel(const int32_t* ids, int count, SortedToken* list, SortedToken* sorted) {
+  follow();
+  int* counts = reinterpret_cast<int*>(shared_memory());  // [kRangeWarps, kDigits]
+  int *lower_of = counts + kRangeWarps * kDigits, *own_of = lower_of + kRangeWarps;
+  const int range = static_cast<int>(block_index_x()), thread = static_cast<int>(thread_index());
+  const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
+  FW_UNROLL for (int i = 0; i < kDigits / 32; ++i) counts[i * kRangeThreads + thread] = 0;
+  const auto range_of = [](int32_t id) { return static_cast<int>(static_cast<uint32_t>(id) / kDigits); };
+  int lower = 0, own = 0;  // tokens: of the lane, then of the warp, then of all warps and of those before this one
+  for_warps_share<8>(ids, count, [&](int32_t id, int, bool has) {
+    lower += has && range_of(id) < range;
+    own += has && range_of(id) == range;
+  });
+  FW_UNROLL for (int mask = 16; mask > 0; mask /= 2) lower += shuffle_xor(lower, mask), own += shuffle_xor(own, mask);
+  if (lane == 0) lower_of[warp] = lower, own_of[warp] = own;
+  sync_threads();
+  const int of_warp = own, of_lane = own_of[lane];
+  lower = lower_of[lane], own = of_lane;
+  int before = lane < warp ? of_lane : 0;
+  FW_UNROLL for (int mask = 16; mask > 0; mask /= 2) { lower += shuffle_xor(lower, mask), own += shuffle_xor(own, mask), before += shuffle_xor(before, mask); }
+  if (own == 0) return;
+  list += lower, sorted += lower;
+  if (of_warp > 0) {
+    for_warps_share<8>(ids, count, [&](int32_t id, int at, bool has) {
+      const bool mine = has && range_of(id) == range;
+      const uint32_t all = warp_ballot(mine);
+      if (mine) list[before + std::popcount(all & lanes_before())] = {id, at};
+      before += std::popcount(all);
+    });
+  }
+  sync_threads();
+  int* of_digits = counts + warp * kDigits;
+  for_warps_share<4>(list, own, [&](SortedToken token, int, bool has) { count_digit(digit_of(token, 0), has, of_digits); });
+  sync_threads();
+  int all = 0;
+  if (thread < kDigits) {
+    FW_UNROLL for (int w = 0; w < kRangeWarps; ++w) all += counts[w * kDigits + thread];
+  }
+  int begin = sum_before<kRangeWarps>(all, lower_of);
+  if (thread < kDigits) {
+    FW_UNROLL for (int w = 0; w < kRangeWarps; ++w) {
+      const int of = counts[w * kDigits + thread];
+      counts[w * kDigits + thread] = begin;
+      begin += of;
+    }
+  }
+  sync_threads();
+  for_warps_share<4>(list, own, [&](SortedToken token, int, bool has) {
+    const int place = count_digit(digit_of(token, 0), has, of_digits);
+    if (has) sorted[place] = token;
+  });
 }
 
 template <class T>
@@ -229,10 +312,10 @@ __global__ void __launch_bounds__(kSumThreads, 2) sum_part_kernel(const SumArgs<
 // A block has the part in which a long id begins.
 template <class T, int N>
 __global__ void __launch_bounds__(kSumThreads) join_parts_kernel(const SumArgs<T> a, int64_t parts) {
-  follow();
   const int64_t index = block_index_x();
   const auto id_at = [&](int64_t place) { return place >= 0 && place < a.count ? a.sorted[place].id : -1; };
   const int32_t before = id_at(index * kRun - 1), id = id_at((index + 1) * kRun - 1), behind = id_at((index + 2) * kRun);
+  follow();  // the list was there before the sums in front began
   if (id < 0 || id != behind || id == before) return;
   // The last part that begins with it: the list is sorted. Few have it, as a rule.
   int64_t last = index + 2, step = 1;
@@ -263,7 +346,13 @@ __global__ void __launch_bounds__(kSumThreads) join_parts_kernel(const SumArgs<T
 
 // The tokens in the order of their ids, those of one id as they come.
 const SortedToken* sorted_tokens(const int32_t* ids, int64_t count, int64_t vocab, const EmbeddingScratch& scratch, void* stream) {
-  const int64_t tiles = parts_of(count, kTile);
+  const int64_t tiles = parts_of(count, kTile), ranges = parts_of(vocab, kDigits);
+  const char* choice = std::getenv("FW_H2_EMBEDDING");
+  if (choice == nullptr && ranges > 1 && ranges * count <= kMostRead) {
+    launch_overlapped(sort_range_kernel, Dim3{static_cast<unsigned>(ranges)}, kRangeThreads, kRangeShared, stream, ids, static_cast<int>(count),
+                      scratch.lists[0], scratch.lists[1]);
+    return scratch.lists[1];
+  }
   TokenSource from{ids, nullptr, count};
   const Dim3 grid{static_cast<unsigned>(tiles)};
   constexpr size_t kCounts = sizeof(int) * kSortWarps * kDigits;
