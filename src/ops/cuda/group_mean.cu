@@ -47,7 +47,7 @@ FW_DEVICE void row_sums(const T* x, int64_t stride, const HeadCut& cut, int head
 
 // As many lanes of a head as there are rows share them: each exchange halves what a lane has, and a lane divides and stores one row's mean.
 template <class T, int N, int kRows, bool kProducts>
-__global__ void __launch_bounds__(kElementThreads, kProducts ? kRows == 8 ? 4 : 6 : 1)
+__global__ void __launch_bounds__(kElementThreads, kProducts ? kRows == 8 ? 4 : 6 : 3)
     group_mean_kernel(const T* x, int64_t x_stride, T* y, int64_t y_stride, const HeadCut cut) {
   follow();
   const Place place(cut.cut);
