@@ -55,9 +55,7 @@ struct Plan {
   static void gated_conv_backward(E exec, Mat<const T>, Mat<const T> x, Mat<const T>, const W*, const W*, int64_t width, const PassLayout&, const T*, Mat<T>,
                                   Mat<T>, W*, W*) {
     const ArenaMark mark(exec.arena);
-    const int64_t runs = cuda::parts_of(x.rows, cuda::kGatedConvRun);
-    cuda::partial_sums(exec.arena, runs, x.cols * width);
-    cuda::partial_sums(exec.arena, runs, x.cols);
+    cuda::partial_sums(exec.arena, cuda::parts_of(x.rows, cuda::kGatedConvRun), x.cols * (width + 1));
   }
   static void sigmoid_gate_backward(E exec, Mat<const T>, Mat<const T> y, W, Mat<T>, W* dbias) {
     if (dbias != nullptr) plan_sums(exec, 1, y, true);
@@ -74,7 +72,11 @@ struct Plan {
     plan_sums(exec, 1, x);
   }
   static void head_scale_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) { plan_sums(exec, 1, x, true); }
-  static void head_constant_backward(E exec, Mat<const T> dy, int64_t, W*) { plan_sums(exec, 1, dy, true); }
+  static void head_constant_backward(E exec, Mat<const T> dy, int64_t group, W*) {
+    if (dy.rows == 0 || dy.cols == 0) return;
+    const ArenaMark mark(exec.arena);
+    cuda::head_constant_sums(exec.arena, dy.rows, dy.cols / group);
+  }
   static void head_add_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) { plan_sums(exec, 1, x, true); }
   static void time_step_backward(E exec, Mat<const T>, Mat<const W>, Mat<const T> x, const W*, const W*, Mat<T>, W*, W*) { plan_sums(exec, 2, x); }
   static void selective_scan_forward(E exec, ScanLaw, Mat<const T> u, Mat<const T> step, Mat<const T> q, Mat<const T> k, const W*, const W*,

@@ -378,7 +378,8 @@ TEST_P(DeviceList, MapsProductsAndSwiglu) {
 
 TEST_P(DeviceList, HeadGatesAndMeans) {
   for_shapes([](const Shape& s) {
-    for (const int64_t group : {int64_t{1}, s.cols % 8 == 0 ? int64_t{8} : s.cols}) {
+    for (const int64_t group : {int64_t{1}, int64_t{4}, int64_t{8}, s.cols}) {
+      if (s.cols % group != 0) continue;
       compare(GetParam(), [&](auto& run) {
         using W = typename std::decay_t<decltype(run)>::W;
         const int64_t heads = s.cols / group;
@@ -416,6 +417,25 @@ TEST_P(DeviceList, HeadGatesAndMeans) {
       });
     }
   });
+}
+
+// Heads whose sums take several lanes, some or all of a warp, and more rows than a block of head_constant has.
+TEST_P(DeviceList, SumsOfHeads) {
+  const struct {
+    int64_t rows, heads, group, pad;
+  } shapes[] = {{37, 5, 32, 0}, {70, 3, 64, 8}, {21, 4, 72, 0}, {9, 2, 520, 0}, {130, 1, 128, 0}, {8195, 1, 32, 0}, {8200, 3, 8, 0}};
+  for (const auto& s : shapes) {
+    SCOPED_TRACE(::testing::Message() << s.rows << " x " << s.heads << " x " << s.group << " + " << s.pad);
+    compare(GetParam(), [&](auto& run) {
+      using W = typename std::decay_t<decltype(run)>::W;
+      auto x = run.matrix(s.rows, s.heads * s.group, s.pad), mean = run.out(s.rows, s.heads, s.pad);
+      Buffer<W> ds = run.parameters(s.heads);
+      run.on.exec.head_constant_backward(x.mat(), s.group, ds.data());
+      run.keep_wide("constant ds", ds);
+      run.on.exec.group_mean_forward(x.mat(), mean.mat());
+      run.keep("mean", mean);
+    });
+  }
 }
 
 TEST_P(DeviceList, GatedRmsnorm) {
@@ -500,7 +520,8 @@ TEST_P(DeviceList, Embedding) {
   const struct {
     int64_t tokens, vocab, cols, pad;
     bool one;  // half of the tokens have the same id
-  } shapes[] = {{0, 10, 8, 0, false}, {1, 1, 3, 1, false}, {130, 7, 24, 8, false}, {2100, 300, 8, 0, true}, {65, 70000, 5, 0, false}, {300, 40, 2056, 8, true}};
+  } shapes[] = {{0, 10, 8, 0, false},     {1, 1, 3, 1, false},      {130, 7, 24, 8, false},    {2100, 300, 8, 0, true},
+                {65, 70000, 5, 0, false}, {300, 40, 2056, 8, true}, {1500, 1000, 8, 0, false}, {3100, 700000, 1, 0, false}};  // the last one: sorted by turns
   for (const auto& s : shapes) {
     SCOPED_TRACE(::testing::Message() << s.tokens << " of " << s.vocab << " x " << s.cols);
     compare(GetParam(), [&](auto& run) {

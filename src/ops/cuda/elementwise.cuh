@@ -98,9 +98,10 @@ struct Cut {
   int column_blocks = 0;
 
   // As wide as leaves few threads without a packet.
-  Cut(int64_t all_rows, int64_t row_packets, int most_across_log) : rows(all_rows), packets(static_cast<int>(row_packets)), log_across(most_across_log) {
+  Cut(int64_t all_rows, int64_t row_packets, int most_across_log, int least_across_log = 0)
+      : rows(all_rows), packets(static_cast<int>(row_packets)), log_across(most_across_log) {
     const auto blocks = [&] { return (row_packets + (1 << log_across) - 1) >> log_across; };
-    while (log_across > 0 && ((blocks() << log_across) - row_packets) * 8 > row_packets) --log_across;
+    while (log_across > least_across_log && ((blocks() << log_across) - row_packets) * 8 > row_packets) --log_across;
     column_blocks = static_cast<int>(blocks());
   }
   int down() const { return kElementThreads >> log_across; }
@@ -142,6 +143,7 @@ __global__ void __launch_bounds__(kElementThreads) elementwise_kernel(const F f,
 template <int N, int kSums, int kAhead, class F, class In, class Out>
 __global__ void __launch_bounds__(kElementThreads)
     elementwise_sums_kernel(const F f, const In in, const Out out, const Cut cut, int64_t row_blocks, float* partial) {
+  follow();                                                   // for the kernel that adds the sums
   float* shared = reinterpret_cast<float*>(shared_memory());  // [kSums, rows side by side, packets, N]
   const Place place(cut);
   const int64_t c = place.packet * N, down = kElementThreads >> cut.log_across, rows = max(int64_t{kSumRows}, down);

@@ -1,177 +1,306 @@
 // Backward of the embedding on the device: dweight[id] += the rows of dout whose token has this id, in the order of the tokens, without atomics.
-// The tokens are sorted by id (stable, by 8 bits a turn; own kernels, so that the emulation runs the same), then a warp takes kRun neighbours of the
-// sorted list and sums those of equal ids. The sum of an id that lies in one warp's part alone goes straight to dweight; what a part begins or ends
-// with may go on beside it, so those sums are left for a second kernel, in which the part where an id begins adds up all of its sums, in order: an id
-// that half of the tokens have is summed by many blocks as well.
+// The tokens are sorted by id (stable, own kernels, so that the emulation runs the same), then a block takes the ids that begin in its part
+// of kRun neighbours of the sorted list and sums the rows of each. An id that goes on behind the next part is left in sums, one of each part that it has tokens
+// in, for a last kernel, in which the part where it begins adds them up in order: an id that half of the tokens have is summed by many blocks as well.
+// The sort is a kernel alone where its blocks may well read all tokens each: a block has the ids of one value above the lowest 8 bits, finds their tokens and
+// how many tokens have lower ids, and sorts its own by the lowest bits. Of many tokens it is a turn for each 8 bits, from the lowest, two kernels each: they
+// are short, and what they do is wait for memory, so a thread has all of its tokens on their way at once, and each kernel is there before the one in front is
+// over.
 #include <bit>
+#include <cstdlib>
 
 #include "ops/cuda/operations.h"
+#include "ops/cuda/overlap.cuh"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
-#include "scan/cuda/call/launch.h"
 
 namespace fw::cuda {
 namespace {
 
 constexpr int kSortThreads = 256, kSortWarps = kSortThreads / 32;
-constexpr int kTile = kSortTile;  // tokens of a block of the sort, a warp has kTile / kSortWarps neighbours
+constexpr int kTile = kSortTile, kSteps = kTile / kSortThreads;  // tokens of a block of the sort, and of a thread: a warp has kTile / kSortWarps neighbours
 constexpr int kDigits = kSortDigits;
 constexpr int kRun = kEmbeddingRun;
+static_assert(kDigits == kSortThreads);  // a thread has a digit
 
-struct Token {
-  int32_t id, index;
+// Tokens from a list, or from the ids as they come.
+struct TokenSource {
+  const int32_t* ids;
+  const SortedToken* list;  // null: ids
+  int64_t count;
+
+  // Those of this lane, one of each 32 of its warp's.
+  FW_DEVICE void load(SortedToken (&tokens)[kSteps], bool (&has)[kSteps]) const {
+    const int64_t first = int64_t{block_index_x()} * kTile + warp_index() * (kTile / kSortWarps) + lane_index();
+    FW_UNROLL for (int i = 0; i < kSteps; ++i) {
+      const int64_t at = first + i * 32;
+      has[i] = at < count;
+      tokens[i] = {0, static_cast<int32_t>(at)};
+      if (!has[i]) continue;
+      if (list != nullptr) {
+        tokens[i] = list[at];
+      } else {
+        tokens[i].id = ids[at];
+      }
+    }
+  }
 };
 
-// Digits of the tokens of a block. order null: the tokens as they come.
-FW_DEVICE Token token_at(const int32_t* ids, const int32_t* order, int64_t i) {
-  const int32_t index = order == nullptr ? static_cast<int32_t>(i) : order[i];
-  return {ids[index], index};
+FW_DEVICE int digit_of(SortedToken token, int shift) { return token.id >> shift & (kDigits - 1); }
+
+FW_DEVICE uint32_t lanes_before() { return (1u << lane_index()) - 1; }
+
+// counts [kDigits] of the warp += its tokens with each digit, one a lane. Returns what there was of the digit before this lane's.
+FW_DEVICE int count_digit(int digit, bool has, int* counts) {
+  uint32_t same = warp_ballot(has);
+  FW_UNROLL for (int bit = 0; bit < 8; ++bit) {
+    const uint32_t set = warp_ballot((digit >> bit & 1) != 0);
+    same &= (digit >> bit & 1) != 0 ? set : ~set;
+  }
+  const int before = std::popcount(same & lanes_before()), sum = counts[digit];
+  sync_warp();
+  if (has && before == 0) counts[digit] = sum + std::popcount(same);
+  sync_warp();
+  return sum + before;
 }
 
-// counts [kSortWarps, kDigits] of the warp's tokens with each digit; place(digit, before) for each token: `before` tokens of its warp have the digit
-// and come before it.
-template <class Each>
-FW_DEVICE void count_digits(const int32_t* ids, const int32_t* order, int64_t count, int shift, int* counts, const Each& each) {
-  constexpr int kOfWarp = kTile / kSortWarps;
-  const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
-  const int64_t begin = int64_t{block_index_x()} * kTile + warp * kOfWarp;
-  int* own = counts + warp * kDigits;
-  for (int step = 0; step < kOfWarp; step += 32) {
-    const int64_t i = begin + step + lane;
-    const bool has = i < count;
-    const Token token = has ? token_at(ids, order, i) : Token{0, 0};
-    const int digit = token.id >> shift & (kDigits - 1);
-    uint32_t same = warp_ballot(has);
-    FW_UNROLL for (int bit = 0; bit < 8; ++bit) {
-      const uint32_t set = warp_ballot((digit >> bit & 1) != 0);
-      same &= (digit >> bit & 1) != 0 ? set : ~set;
-    }
-    const int before = std::popcount(same & ((1u << lane) - 1));
-    const int sum = own[digit];
-    sync_warp();
-    if (has) {
-      each(token, digit, sum + before);
-      if (before == 0) own[digit] = sum + std::popcount(same);
-    }
-    sync_warp();
-  }
+// The same of several tokens a lane. ranks: of a token among those of its digit.
+FW_DEVICE void count_digits(const SortedToken (&tokens)[kSteps], const bool (&has)[kSteps], int shift, int* counts, int (&ranks)[kSteps]) {
+  FW_UNROLL for (int i = 0; i < kSteps; ++i) ranks[i] = count_digit(digit_of(tokens[i], shift), has[i], counts);
 }
 
 // histogram [tiles, kDigits]
-__global__ void __launch_bounds__(kSortThreads) histogram_kernel(const int32_t* ids, const int32_t* order, int64_t count, int shift, int32_t* histogram) {
-  int* counts = reinterpret_cast<int*>(shared_memory());
+__global__ void __launch_bounds__(kSortThreads) histogram_kernel(const TokenSource from, int shift, int32_t* histogram) {
+  follow();
+  int* counts = reinterpret_cast<int*>(shared_memory());  // [kSortWarps, kDigits]
   const int thread = static_cast<int>(thread_index());
-  for (int i = thread; i < kSortWarps * kDigits; i += kSortThreads) counts[i] = 0;
+  SortedToken tokens[kSteps];
+  bool has[kSteps];
+  int ranks[kSteps];
+  from.load(tokens, has);
+  FW_UNROLL for (int w = 0; w < kSortWarps; ++w) counts[w * kDigits + thread] = 0;
   sync_threads();
-  count_digits(ids, order, count, shift, counts, [](Token, int, int) {});
+  count_digits(tokens, has, shift, counts + warp_index() * kDigits, ranks);
   sync_threads();
   int sum = 0;
   FW_UNROLL for (int w = 0; w < kSortWarps; ++w) sum += counts[w * kDigits + thread];
   histogram[int64_t{block_index_x()} * kDigits + thread] = sum;
 }
 
-__global__ void __launch_bounds__(kSortThreads)
-    scatter_kernel(const int32_t* ids, const int32_t* order, int64_t count, int shift, const int32_t* histogram, int tiles, int32_t* to) {
-  int* counts = reinterpret_cast<int*>(shared_memory());  // [kSortWarps, kDigits], then [kDigits] of the digits before
-  int* begins = counts + kSortWarps * kDigits;
+// The sum of x over the threads before this one. sums [kWarps] in shared memory.
+template <int kWarps>
+FW_DEVICE int sum_before(int x, int* sums) {
+  const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
+  int sum = x;
+  FW_UNROLL for (int step = 1; step < 32; step *= 2) {
+    const int more = shuffle_up(sum, step);
+    if (lane >= step) sum += more;
+  }
+  if (lane == 31) sums[warp] = sum;
+  sync_threads();
+  FW_UNROLL for (int w = 0; w < kWarps; ++w) {
+    if (w < warp) sum += sums[w];
+  }
+  return sum - x;
+}
+
+__global__ void __launch_bounds__(kSortThreads) scatter_kernel(const TokenSource from, int shift, const int32_t* histogram, int tiles, SortedToken* to) {
+  follow();
+  int* counts = reinterpret_cast<int*>(shared_memory());  // [kSortWarps, kDigits], then [kSortWarps]
   const int thread = static_cast<int>(thread_index());
-  for (int i = thread; i < kSortWarps * kDigits; i += kSortThreads) counts[i] = 0;
+  SortedToken tokens[kSteps];
+  bool has[kSteps];
+  int ranks[kSteps];
+  from.load(tokens, has);
   int before = 0, all = 0;  // tokens with the thread's digit in the tiles before, and in all
-  for (int tile = 0; tile < tiles; ++tile) {
-    const int of = histogram[int64_t{tile} * kDigits + thread];
-    if (tile < static_cast<int>(block_index_x())) before += of;
-    all += of;
+  constexpr int kAhead = 8;
+  for (int first = 0; first < tiles; first += kAhead) {
+    int of[kAhead];
+    FW_UNROLL for (int i = 0; i < kAhead; ++i) of[i] = first + i < tiles ? histogram[int64_t{first + i} * kDigits + thread] : 0;
+    FW_UNROLL for (int i = 0; i < kAhead; ++i) {
+      if (first + i < static_cast<int>(block_index_x())) before += of[i];
+      all += of[i];
+    }
   }
-  begins[thread] = all;
+  FW_UNROLL for (int w = 0; w < kSortWarps; ++w) counts[w * kDigits + thread] = 0;
+  before += sum_before<kSortWarps>(all, counts + kSortWarps * kDigits);  // its barrier is the one between the zeros and what is counted
+  count_digits(tokens, has, shift, counts + warp_index() * kDigits, ranks);
   sync_threads();
-  for (int step = 1; step < kDigits; step *= 2) {
-    const int more = thread >= step ? begins[thread - step] : 0;
-    sync_threads();
-    begins[thread] += more;
-    sync_threads();
-  }
-  before += begins[thread] - all;
-  sync_threads();
-  // What each warp counts first it counts again, from where its digits begin.
-  count_digits(ids, order, count, shift, counts, [](Token, int, int) {});
-  sync_threads();
+  // What each warp has counted becomes where its digits begin.
   FW_UNROLL for (int w = 0; w < kSortWarps; ++w) {
     const int of = counts[w * kDigits + thread];
     counts[w * kDigits + thread] = before;
     before += of;
   }
   sync_threads();
-  count_digits(ids, order, count, shift, counts, [&](Token token, int, int place) { to[place] = token.index; });
+  FW_UNROLL for (int i = 0; i < kSteps; ++i) {
+    if (has[i]) to[counts[warp_index() * kDigits + digit_of(tokens[i], shift)] + ranks[i]] = tokens[i];
+  }
 }
 
-template <class T>
-struct SumArgs {
-  const int32_t *ids, *order;
-  const T* dout;
-  float *dweight, *partial;  // partial [parts, 2, cols]: of what a part begins with, and of what it ends with
-  int64_t count, cols, dout_stride, dweight_stride;
-};
+constexpr int kRangeThreads = 1024, kRangeWarps = kRangeThreads / 32;
+constexpr int64_t kMostRead = int64_t{1} << 23;  // ids, by all blocks together
+constexpr size_t kRangeShared = sizeof(int) * (kRangeWarps * kDigits + 2 * kRangeWarps);
 
-// The part [begin, end) of the sorted list, whose first id may have begun before it and whose last may go on behind it.
-struct Part {
-  int64_t begin, end;
-  bool continues, goes_on;
-};
-template <class T>
-FW_DEVICE Part part_of(const SumArgs<T>& a, int64_t part) {
-  const int64_t begin = part * kRun, end = min(a.count, begin + kRun);
-  const auto id = [&](int64_t i) { return a.ids[a.order[i]]; };
-  return {begin, end, begin > 0 && id(begin - 1) == id(begin), end < a.count && id(end - 1) == id(end)};
-}
-
-template <int N>
-FW_DEVICE void add_floats(float* to, const float (&x)[N], bool overwrite) {
-  float sum[N];
-  load_floats(to, sum);
-  FW_UNROLL for (int k = 0; k < N; ++k) sum[k] = overwrite ? x[k] : sum[k] + x[k];
-  FW_UNROLL for (int k = 0; k < N; k += N < 4 ? 1 : 4) {
-    if constexpr (N == 1) {
-      to[0] = sum[0];
-    } else {
-      *reinterpret_cast<float4*>(to + k) = make_float4(sum[k], sum[k + 1], sum[k + 2], sum[k + 3]);
+// each(of, index, has) for the elements [0, count) of a list, cut into neighbours of one warp each, in their order: a lane has one of each 32, and several are
+// on their way at a time. Lanes of a warp meet in each.
+template <int kAhead, class Of, class Each>
+FW_DEVICE void for_warps_share(const Of* list, int count, const Each& each) {
+  const int share = (count + kRangeThreads - 1) / kRangeThreads * 32, begin = static_cast<int>(warp_index()) * share, end = min(count, begin + share);
+  for (int first = begin; first < end; first += 32 * kAhead) {
+    Of of[kAhead];
+    FW_UNROLL for (int i = 0; i < kAhead; ++i) {
+      const int at = first + i * 32 + static_cast<int>(lane_index());
+      of[i] = at < end ? list[at] : Of{};
+    }
+    FW_UNROLL for (int i = 0; i < kAhead; ++i) {
+      const int at = first + i * 32 + static_cast<int>(lane_index());
+      if (first + i * 32 < end) each(of[i], at, at < end);
     }
   }
 }
 
+// All of the sort. lists: the block's tokens as they come, and sorted, where they belong among all.
+__global__ void __launch_bounds__(kRangeThreads) sort_range_kernel(const int32_t* ids, int count, SortedToken* list, SortedToken* sorted) {
+  follow();
+  int* counts = reinterpret_cast<int*>(shared_memory());  // [kRangeWarps, kDigits]
+  int *lower_of = counts + kRangeWarps * kDigits, *own_of = lower_of + kRangeWarps;
+  const int range = static_cast<int>(block_index_x()), thread = static_cast<int>(thread_index());
+  const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
+  FW_UNROLL for (int i = 0; i < kDigits / 32; ++i) counts[i * kRangeThreads + thread] = 0;
+  const auto range_of = [](int32_t id) { return static_cast<int>(static_cast<uint32_t>(id) / kDigits); };
+  int lower = 0, own = 0;  // tokens: of the lane, then of the warp, then of all warps and of those before this one
+  for_warps_share<8>(ids, count, [&](int32_t id, int, bool has) {
+    lower += has && range_of(id) < range;
+    own += has && range_of(id) == range;
+  });
+  FW_UNROLL for (int mask = 16; mask > 0; mask /= 2) lower += shuffle_xor(lower, mask), own += shuffle_xor(own, mask);
+  if (lane == 0) lower_of[warp] = lower, own_of[warp] = own;
+  sync_threads();
+  const int of_warp = own, of_lane = own_of[lane];
+  lower = lower_of[lane], own = of_lane;
+  int before = lane < warp ? of_lane : 0;
+  FW_UNROLL for (int mask = 16; mask > 0; mask /= 2) { lower += shuffle_xor(lower, mask), own += shuffle_xor(own, mask), before += shuffle_xor(before, mask); }
+  if (own == 0) return;
+  list += lower, sorted += lower;
+  if (of_warp > 0) {
+    for_warps_share<8>(ids, count, [&](int32_t id, int at, bool has) {
+      const bool mine = has && range_of(id) == range;
+      const uint32_t all = warp_ballot(mine);
+      if (mine) list[before + std::popcount(all & lanes_before())] = {id, at};
+      before += std::popcount(all);
+    });
+  }
+  sync_threads();
+  int* of_digits = counts + warp * kDigits;
+  for_warps_share<4>(list, own, [&](SortedToken token, int, bool has) { count_digit(digit_of(token, 0), has, of_digits); });
+  sync_threads();
+  int all = 0;
+  if (thread < kDigits) {
+    FW_UNROLL for (int w = 0; w < kRangeWarps; ++w) all += counts[w * kDigits + thread];
+  }
+  int begin = sum_before<kRangeWarps>(all, lower_of);
+  if (thread < kDigits) {
+    FW_UNROLL for (int w = 0; w < kRangeWarps; ++w) {
+      const int of = counts[w * kDigits + thread];
+      counts[w * kDigits + thread] = begin;
+      begin += of;
+    }
+  }
+  sync_threads();
+  for_warps_share<4>(list, own, [&](SortedToken token, int, bool has) {
+    const int place = count_digit(digit_of(token, 0), has, of_digits);
+    if (has) sorted[place] = token;
+  });
+}
+
+template <class T>
+struct SumArgs {
+  const SortedToken* sorted;
+  const T* dout;
+  float *dweight, *partial;  // partial [parts, 2, cols]: of the long id that a part begins with, and of the one that it ends with
+  int64_t count, cols, dout_stride, dweight_stride;
+};
+
 constexpr int kSumThreads = 256;
 
-// A block has a part; its threads the columns.
+// What a block knows of the sorted list around its part: the ids from the token before the part in front to the one behind the part that follows, -1 where the
+// list is over, and the indices of the tokens of its part and the one that follows.
+struct PartList {
+  static constexpr int kIds = 3 * kRun + 2;
+  int ids[kIds];
+  int32_t indices[2 * kRun];
+
+  // Place 0: the part's first token.
+  FW_DEVICE int id(int place) const { return ids[place + kRun + 1]; }
+};
+
+// Tokens [first, stop) of the part, which are those of the ids that begin in it, and what is in it of long ids: those that go on behind the next part.
+struct Part {
+  int first = 0, stop = 0;
+  bool begins_long = false, ends_long = false;
+
+  FW_DEVICE Part(const PartList& list, int tokens) : stop(tokens) {
+    const int first_id = list.id(0);
+    if (list.id(-1) == first_id) {
+      begins_long = list.id(-kRun - 1) == first_id || list.id(kRun) == first_id;
+      while (!begins_long && first < stop && list.id(first) == first_id) ++first;  // the part in front has it
+    }
+    const int last_id = list.id(tokens - 1);
+    if (tokens < kRun || list.id(kRun) != last_id || (begins_long && last_id == first_id)) return;
+    ends_long = list.id(2 * kRun) == last_id;
+    while (!ends_long && list.id(stop) == last_id) ++stop;
+  }
+};
+
+// A block has a part; its threads the columns. Rows of dout, and what dweight has of an id whose last token this is, are asked for ahead.
 template <class T, int N>
-__global__ void __launch_bounds__(kSumThreads) sum_part_kernel(const SumArgs<T> a) {
-  const int64_t part_index = block_index_x();
-  const Part part = part_of(a, part_index);
-  for (int64_t c = int64_t{thread_index()} * N; c < a.cols; c += int64_t{kSumThreads} * N) {
-    constexpr int kAhead = 4;
+__global__ void __launch_bounds__(kSumThreads, 2) sum_part_kernel(const SumArgs<T> a) {
+  follow();
+  constexpr int kAhead = 4;
+  PartList& list = *reinterpret_cast<PartList*>(shared_memory());
+  const int64_t part_index = block_index_x(), begin = part_index * kRun;
+  const int thread = static_cast<int>(thread_index());
+  if (thread < PartList::kIds) {
+    const int64_t at = begin + thread - kRun - 1;
+    const SortedToken token = at >= 0 && at < a.count ? a.sorted[at] : SortedToken{-1, 0};
+    list.ids[thread] = token.id;
+    if (at >= begin && at < begin + 2 * kRun) list.indices[at - begin] = token.index;
+  }
+  sync_threads();
+  const Part part(list, static_cast<int>(min(int64_t{kRun}, a.count - begin)));
+  struct Row {
+    Packet<T, N> dout;
+    float old[N];
+  };
+  for (int64_t c = int64_t{thread} * N; c < a.cols; c += int64_t{kSumThreads} * N) {
+    const auto is_last = [&](int i) { return list.id(i) != list.id(i + 1) || i + 1 == part.stop; };
+    const auto load = [&](int i, Row& row) {
+      if (i >= part.stop) return;
+      row.dout.load(a.dout + list.indices[i] * a.dout_stride + c);
+      if (is_last(i)) load_floats(a.dweight + list.id(i) * a.dweight_stride + c, row.old);
+    };
+    Row rows[kAhead];
+    FW_UNROLL for (int i = 0; i < kAhead; ++i) load(part.first + i, rows[i]);
     float sum[N] = {};
     bool first_id = true;
-    for (int64_t first = part.begin; first < part.end; first += kAhead) {
-      Packet<T, N> packets[kAhead];
-      int32_t ids[kAhead + 1];
-      FW_UNROLL for (int i = 0; i <= kAhead; ++i) {
-        ids[i] = -1;
-        if (first + i >= part.end) continue;
-        const int32_t token = a.order[first + i];
-        ids[i] = a.ids[token];
-        if (i < kAhead) packets[i].load(a.dout + token * a.dout_stride + c);
-      }
+    for (int first = part.first; first < part.stop; first += kAhead) {
       FW_UNROLL for (int i = 0; i < kAhead; ++i) {
-        if (first + i >= part.end) continue;
+        const int token = first + i;
+        if (token >= part.stop) break;
+        Row row = rows[i];
+        load(token + kAhead, rows[i]);
         float x[N];
-        packets[i].get(x);
+        row.dout.get(x);
         FW_UNROLL for (int k = 0; k < N; ++k) sum[k] += x[k];
-        if (ids[i] == ids[i + 1]) continue;
-        const bool last_id = first + i + 1 == part.end;
-        if (first_id && part.continues) {
-          add_floats(a.partial + 2 * part_index * a.cols + c, sum, true);
-        } else if (last_id && part.goes_on) {
-          add_floats(a.partial + (2 * part_index + 1) * a.cols + c, sum, true);
+        if (!is_last(token)) continue;
+        if (first_id && part.begins_long) {
+          store_floats(a.partial + 2 * part_index * a.cols + c, sum);
+        } else if (token + 1 == part.stop && part.ends_long) {
+          store_floats(a.partial + (2 * part_index + 1) * a.cols + c, sum);
         } else {
-          add_floats(a.dweight + ids[i] * a.dweight_stride + c, sum, false);
+          FW_UNROLL for (int k = 0; k < N; ++k) row.old[k] += sum[k];
+          store_floats(a.dweight + list.id(token) * a.dweight_stride + c, row.old);
         }
         FW_UNROLL for (int k = 0; k < N; ++k) sum[k] = 0;
         first_id = false;
@@ -180,22 +309,25 @@ __global__ void __launch_bounds__(kSumThreads) sum_part_kernel(const SumArgs<T> 
   }
 }
 
-// A block has the part in which an id begins that goes on behind it.
+// A block has the part in which a long id begins.
 template <class T, int N>
 __global__ void __launch_bounds__(kSumThreads) join_parts_kernel(const SumArgs<T> a, int64_t parts) {
   const int64_t index = block_index_x();
-  const Part part = part_of(a, index);
-  if (!part.goes_on) return;
-  const int32_t id = a.ids[a.order[part.end - 1]];
-  if (part.continues && a.ids[a.order[part.begin]] == id) return;  // it began before
-  int64_t end = parts, last = index + 1;                           // the last part that begins with it: the list is sorted
-  while (end - last > 1) {
-    const int64_t middle = (last + end) / 2;
-    (a.ids[a.order[middle * kRun]] == id ? last : end) = middle;
+  const auto id_at = [&](int64_t place) { return place >= 0 && place < a.count ? a.sorted[place].id : -1; };
+  const int32_t before = id_at(index * kRun - 1), id = id_at((index + 1) * kRun - 1), behind = id_at((index + 2) * kRun);
+  follow();  // the list was there before the sums in front began
+  if (id < 0 || id != behind || id == before) return;
+  // The last part that begins with it: the list is sorted. Few have it, as a rule.
+  int64_t last = index + 2, step = 1;
+  const auto has = [&](int64_t part) { return part < parts && id_at(part * kRun) == id; };
+  for (; has(last + step); step *= 2) last += step;
+  for (; step > 0; step /= 2) {
+    if (has(last + step)) last += step;
   }
   for (int64_t c = int64_t{thread_index()} * N; c < a.cols; c += int64_t{kSumThreads} * N) {
-    float sum[N];
+    float sum[N], old[N];
     load_floats(a.partial + (2 * index + 1) * a.cols + c, sum);
+    load_floats(a.dweight + id * a.dweight_stride + c, old);
     constexpr int kAhead = 4;
     for (int64_t p = index + 1; p <= last; p += kAhead) {
       float x[kAhead][N];
@@ -207,24 +339,31 @@ __global__ void __launch_bounds__(kSumThreads) join_parts_kernel(const SumArgs<T
         FW_UNROLL for (int k = 0; k < N; ++k) sum[k] += x[i][k];
       }
     }
-    add_floats(a.dweight + id * a.dweight_stride + c, sum, false);
+    FW_UNROLL for (int k = 0; k < N; ++k) old[k] += sum[k];
+    store_floats(a.dweight + id * a.dweight_stride + c, old);
   }
 }
 
 // The tokens in the order of their ids, those of one id as they come.
-const int32_t* sorted_tokens(const int32_t* ids, int64_t count, int64_t vocab, const EmbeddingScratch& scratch, void* stream) {
-  const int64_t tiles = (count + kTile - 1) / kTile;
-  int32_t *histogram = scratch.histogram, *const *lists = scratch.lists;
-  const int32_t* order = nullptr;
+const SortedToken* sorted_tokens(const int32_t* ids, int64_t count, int64_t vocab, const EmbeddingScratch& scratch, void* stream) {
+  const int64_t tiles = parts_of(count, kTile), ranges = parts_of(vocab, kDigits);
+  const char* choice = std::getenv("FW_H2_EMBEDDING");
+  if (choice == nullptr && ranges > 1 && ranges * count <= kMostRead) {
+    launch_overlapped(sort_range_kernel, Dim3{static_cast<unsigned>(ranges)}, kRangeThreads, kRangeShared, stream, ids, static_cast<int>(count),
+                      scratch.lists[0], scratch.lists[1]);
+    return scratch.lists[1];
+  }
+  TokenSource from{ids, nullptr, count};
   const Dim3 grid{static_cast<unsigned>(tiles)};
   constexpr size_t kCounts = sizeof(int) * kSortWarps * kDigits;
   for (int shift = 0, turn = 0; turn == 0 || (vocab - 1) >> shift > 0; shift += 8, ++turn) {
-    launch(histogram_kernel, grid, kSortThreads, kCounts, stream, ids, order, count, shift, histogram);
-    launch(scatter_kernel, grid, kSortThreads, kCounts + sizeof(int) * kDigits, stream, ids, order, count, shift, histogram, static_cast<int>(tiles),
-           lists[turn % 2]);
-    order = lists[turn % 2];
+    SortedToken* to = scratch.lists[turn % 2];
+    launch_overlapped(histogram_kernel, grid, kSortThreads, kCounts, stream, from, shift, scratch.histogram);
+    launch_overlapped(scatter_kernel, grid, kSortThreads, kCounts + sizeof(int) * kSortWarps, stream, from, shift, scratch.histogram, static_cast<int>(tiles),
+                      to);
+    from.list = to;
   }
-  return order;
+  return from.list;
 }
 
 }  // namespace
@@ -237,13 +376,13 @@ void embedding_backward(const Exec<T>& exec, const int32_t* ids, Mat<const T> do
   const ArenaMark mark(exec.arena);
   void* stream = exec.device.stream();
   const EmbeddingScratch scratch(exec.arena, dout.rows, dout.cols);
-  const int32_t* order = sorted_tokens(ids, dout.rows, dweight.rows, scratch, stream);
+  const SortedToken* sorted = sorted_tokens(ids, dout.rows, dweight.rows, scratch, stream);
   const int64_t parts = parts_of(dout.rows, kRun);
-  const SumArgs<T> a{ids, order, dout.data, dweight.data, scratch.partial, dout.rows, dout.cols, dout.stride, dweight.stride};
+  const SumArgs<T> a{sorted, dout.data, dweight.data, scratch.partial, dout.rows, dout.cols, dout.stride, dweight.stride};
   const Dim3 grid{static_cast<unsigned>(parts)};
   const auto run = [&]<int N>() {
-    launch(sum_part_kernel<T, N>, grid, kSumThreads, 0, stream, a);
-    launch(join_parts_kernel<T, N>, grid, kSumThreads, 0, stream, a, parts);
+    launch_overlapped(sum_part_kernel<T, N>, grid, kSumThreads, sizeof(PartList), stream, a);
+    launch_overlapped(join_parts_kernel<T, N>, grid, kSumThreads, 0, stream, a, parts);
   };
   if (dout.cols % kPacket<T> == 0 && in_packets<T>(dout.data, dout.stride) && in_packets<float>(dweight.data, dweight.stride)) {
     run.template operator()<kPacket<T>>();

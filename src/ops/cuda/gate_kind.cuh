@@ -9,10 +9,10 @@ namespace fw::cuda {
 struct Gate {
   float act, slope;
 };
+// Choices between numbers, no branches: kernels call this for each number of a packet.
 FW_DEVICE Gate gate_of(GateKind kind, float x) {
-  if (kind == GateKind::kNone) return {1.0f, 0.0f};
-  const float s = sigmoid(x);
-  return kind == GateKind::kSilu ? Gate{x * s, silu_slope(x, s)} : Gate{s, s * (1.0f - s)};
+  const float s = kind == GateKind::kNone ? 1.0f : sigmoid(x), slope = s * (1.0f - s);
+  return kind == GateKind::kSilu ? Gate{x * s, silu_slope(x, s)} : Gate{s, slope};
 }
 
 }  // namespace fw::cuda

@@ -1,10 +1,15 @@
 // y = x + (conv(x) + bias) gate over packed sequences on the device, conv causal and depthwise: c[t] = sum_j w_j x[t-j], w_j = weight[., W-1-j],
 // inputs before a sequence from its tail or zero. With dc = dy gate:
 //   dx[t] = dy[t] + sum_j w_j dc[t+j]     dgate = dy (c + bias)     dw_j = sum_t dc[t] x[t-j]     dbias = sum_t dc[t]
-// A thread has neighbouring columns of a run of tokens; the rows around each token, which it has just had, come from the cache. For the usual width
-// the weights and their sums are in registers. Runs have a fixed length: the order of the sums is that of the shape alone.
+// A thread has neighbouring columns of a run of tokens. Of the usual width it keeps the last inputs in registers, and in backward the sums of the dx that later
+// tokens add to: each row is read once, W-1 of them around the run again, and memory limits both as long as the rows of several tokens are on their way. Of
+// any other width a thread has one column, and the rows around each token come from the cache. Runs have a fixed length: the order of the sums is that of the
+// shape alone.
+#include <cstdlib>
+
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/conv_tails.cuh"
+#include "ops/cuda/conv_window.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
@@ -24,154 +29,241 @@ struct GatedConvArgs {
   int width;
   PassPlaces places;
   const T* tail;
-  float *dweight, *dbias;  // partial sums [runs, cols, width] and [runs, cols]
+  float* partial;      // [runs, cols width + cols]: of dweight, and of dbias
+  int64_t run = kRun;  // tokens of a thread; forward: one where each sequence has one
+
+  FW_DEVICE float* dweight(int64_t column) const { return partial + (int64_t{block_index_x()} * (width + 1) * x.cols + column * width); }
+  FW_DEVICE float* dbias(int64_t column) const { return partial + ((int64_t{block_index_x()} * (width + 1) + width) * x.cols + column); }
 };
 
-// The weights of a thread's columns: in registers where the compiler knows the width.
+// The tokens of a thread's run, sequence by sequence: body(sequence, its begin, the first token, behind the last, behind the sequence).
+template <class T, class Body>
+FW_DEVICE void for_sequences(const GatedConvArgs<T>& a, int64_t run, const Body& body) {
+  int64_t t = int64_t{block_index_x()} * run;
+  const int64_t end = min(t + run, a.x.rows);
+  for (int64_t n = a.places.sequence_of(t); t < end; ++n) {
+    const int64_t begin = a.places.offsets[n], next = a.places.offsets[n + 1], stop = min(end, next);
+    if (t < stop) body(n, begin, t, stop, next);
+    t = max(t, stop);
+  }
+}
+
+// step(i, row) for i from 0 to count, of which the next kAhead are on their way: load(i, row).
+template <int kAhead, class Row, class Load, class Step>
+FW_DEVICE void for_rows_ahead(int count, const Load& load, const Step& step) {
+  Row rows[kAhead];
+  FW_UNROLL for (int k = 0; k < kAhead; ++k) {
+    if (k < count) load(k, rows[k]);
+  }
+  for (int first = 0; first < count; first += kAhead) {
+    FW_UNROLL for (int k = 0; k < kAhead; ++k) {
+      const int i = first + k;
+      if (i >= count) break;
+      const Row row = rows[k];
+      if (i + kAhead < count) load(i + kAhead, rows[k]);
+      step(i, row);
+    }
+  }
+}
+
+// As load_taps(), of rows of W at multiples of 16 bytes.
 template <int N, int W>
-struct Taps {
-  float of[W][N];
-  FW_DEVICE Taps(const float* weight, int) {
-    FW_UNROLL for (int j = 0; j < W; ++j) { FW_UNROLL for (int i = 0; i < N; ++i) of[j][i] = weight[i * W + W - 1 - j]; }
-  }
-  FW_DEVICE int width() const { return W; }
-  FW_DEVICE float at(int j, int i) const { return of[j][i]; }
-};
-template <>
-struct Taps<1, 0> {
-  const float* weight;
-  int taps;
-  FW_DEVICE Taps(const float* from, int width) : weight(from), taps(width) {}
-  FW_DEVICE int width() const { return taps; }
-  FW_DEVICE float at(int j, int) const { return weight[taps - 1 - j]; }
-};
-
-template <class T, int N>
-FW_DEVICE void load_row(const T* from, float (&x)[N]) {
-  Packet<T, N> packet;
-  packet.load(from);
-  packet.get(x);
-}
-
-// The input of sequence n at a place that may lie before its first token.
-template <class T, int N>
-FW_DEVICE void load_input(const GatedConvArgs<T>& a, int64_t n, int64_t begin, int64_t place, int width, int64_t column, float (&x)[N]) {
-  if (place >= 0) {
-    load_row(a.x.data + (begin + place) * a.x.stride + column, x);
-  } else if (a.tail != nullptr) {
-    load_row(a.tail + (n * (width - 1) + width - 1 + place) * a.x.cols + column, x);
-  } else {
-    FW_UNROLL for (int i = 0; i < N; ++i) x[i] = 0;
-  }
-}
-
-// sums = bias + sum_j w_j x[t-j];  now: x[t];  each(j, x[t-j])
-template <class T, int N, int W, class Each>
-FW_DEVICE void convolve(const GatedConvArgs<T>& a, const Taps<N, W>& taps, int64_t n, int64_t begin, int64_t t, int64_t column, float (&sums)[N],
-                        const Each& each) {
-  FW_UNROLL for (int i = 0; i < N; ++i) sums[i] = a.bias[column + i];
-  FW_UNROLL for (int j = 0; j < taps.width(); ++j) {
-    float x[N];
-    load_input(a, n, begin, t - begin - j, taps.width(), column, x);
-    FW_UNROLL for (int i = 0; i < N; ++i) sums[i] += taps.at(j, i) * x[i];
-    each(j, x);
+FW_DEVICE void load_tap_packets(const float* weight, float (&taps)[W][N]) {
+  FW_UNROLL for (int i = 0; i < N; ++i) {
+    float of[W];
+    load_floats(weight + i * W, of);
+    FW_UNROLL for (int j = 0; j < W; ++j) taps[j][i] = of[W - 1 - j];
   }
 }
 
 template <class T, int N, int W>
-__global__ void __launch_bounds__(kThreads) gated_conv_forward_kernel(const GatedConvArgs<T> a) {
+__global__ void __launch_bounds__(kThreads, 4) gated_conv_forward_kernel(const GatedConvArgs<T> a) {
+  constexpr int kAhead = 6;
+  const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N;
+  float taps[W][N], bias[N];
+  if (column < a.x.cols) {  // parameters, which no kernel in front writes
+    load_tap_packets(a.weight + column * W, taps);
+    load_floats(a.bias + column, bias);
+  }
+  follow();
+  if (column >= a.x.cols) return;
+  struct Row {
+    Packet<T, N> x, gate;
+  };
+  for_sequences(a, a.run, [&](int64_t n, int64_t begin, int64_t first, int64_t stop, int64_t) {
+    Columns<N, W> window;
+    load_history(a.x.data, a.x.stride, a.tail, a.x.cols, column, n, begin, first, window);
+    const T *x = a.x.data + first * a.x.stride + column, *gate = a.gate.data + first * a.gate.stride + column;
+    T* y = a.y.data + first * a.y.stride + column;
+    for_rows_ahead<kAhead, Row>(
+        static_cast<int>(stop - first),
+        [&](int i, Row& row) {
+          row.x.load(x + i * a.x.stride);
+          row.gate.load(gate + i * a.gate.stride);
+        },
+        [&](int i, const Row& row) {
+          float now[N], gates[N];
+          row.x.get(now);
+          row.gate.get(gates);
+          window.push(now);
+          FW_UNROLL for (int k = 0; k < N; ++k) {
+            float c = bias[k];
+            FW_UNROLL for (int j = 0; j < W; ++j) c += taps[j][k] * window.v[j][k];
+            now[k] += c * gates[k];
+          }
+          Packet<T, N> out;
+          out.set(now);
+          out.store(y + i * a.y.stride);
+        });
+  });
+}
+
+template <class T, int N, int W>
+__global__ void __launch_bounds__(kThreads, 4) gated_conv_backward_kernel(const GatedConvArgs<T> a) {
+  constexpr int kAhead = 3;
+  follow();
   const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N;
   if (column >= a.x.cols) return;
-  const Taps<N, W> taps(a.weight + column * a.width, a.width);
-  int64_t t = int64_t{block_index_x()} * kRun;
-  const int64_t end = min(t + kRun, a.x.rows);
-  int64_t n = a.places.sequence_of(t);
-  for (; t < end; ++t) {
-    while (a.places.offsets[n + 1] <= t) ++n;
-    float sums[N], now[N] = {}, gate[N];
-    convolve(a, taps, n, a.places.offsets[n], t, column, sums, [&](int j, const float(&x)[N]) {
-      if (j > 0) return;
-      FW_UNROLL for (int i = 0; i < N; ++i) now[i] = x[i];
-    });
-    load_row(a.gate.data + t * a.gate.stride + column, gate);
-    FW_UNROLL for (int i = 0; i < N; ++i) now[i] += sums[i] * gate[i];
-    Packet<T, N> out;
-    out.set(now);
-    out.store(a.y.data + t * a.y.stride + column);
-  }
-}
-
-template <class T, int N, int W>
-__global__ void __launch_bounds__(kThreads) gated_conv_backward_kernel(const GatedConvArgs<T> a) {
-  const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N, run = block_index_x();
-  if (column >= a.x.cols) return;
-  const Taps<N, W> taps(a.weight + column * a.width, a.width);
-  float* dweight = a.dweight + (run * a.x.cols + column) * a.width;
-  constexpr int kKept = W > 0 ? W : 1;
-  float dtaps[kKept][N] = {}, dbias[N] = {};
-  if constexpr (W == 0) {
-    for (int j = 0; j < a.width; ++j) dweight[j] = 0;
-  }
-  const auto dc_at = [&](int64_t t, float(&dc)[N], float(&dy)[N]) {
-    float gate[N];
-    load_row(a.dy.data + t * a.dy.stride + column, dy);
-    load_row(a.gate.data + t * a.gate.stride + column, gate);
-    FW_UNROLL for (int i = 0; i < N; ++i) dc[i] = dy[i] * gate[i];
+  float taps[W][N], dtaps[W][N] = {}, bias[N], dbias[N] = {};
+  load_tap_packets(a.weight + column * W, taps);
+  load_floats(a.bias + column, bias);
+  struct Row {
+    Packet<T, N> dy, gate, x;
   };
-  int64_t t = run * kRun;
-  const int64_t end = min(t + kRun, a.x.rows);
-  int64_t n = a.places.sequence_of(t);
-  for (; t < end; ++t) {
-    while (a.places.offsets[n + 1] <= t) ++n;
-    const int64_t begin = a.places.offsets[n], stop = a.places.offsets[n + 1];
-    float dc[N], dy[N], sums[N], dx[N];
-    dc_at(t, dc, dy);
-    convolve(a, taps, n, begin, t, column, sums, [&](int j, const float(&x)[N]) {
-      FW_UNROLL for (int i = 0; i < N; ++i) {
-        if constexpr (W > 0) {
-          dtaps[j][i] += dc[i] * x[i];
-        } else {
-          dweight[a.width - 1 - j] += dc[i] * x[i];
-        }
+  for_sequences(a, a.run, [&](int64_t n, int64_t begin, int64_t first, int64_t stop, int64_t next) {
+    Columns<N, W> window, dx;  // dx: of the last tokens, without what later ones add
+    load_history(a.x.data, a.x.stride, a.tail, a.x.cols, column, n, begin, first, window);
+    FW_UNROLL for (int j = 0; j < W; ++j) { FW_UNROLL for (int k = 0; k < N; ++k) dx.v[j][k] = 0; }
+    const int count = static_cast<int>(stop - first);
+    const T *dys = a.dy.data + first * a.dy.stride + column, *gates = a.gate.data + first * a.gate.stride + column;
+    const T* xs = a.x.data + first * a.x.stride + column;
+    T *dx_to = a.y.data + first * a.y.stride + column, *dgate_to = a.dgate.data + first * a.dgate.stride + column;
+    // What token i adds to the dx of those before it; that of token i-W+1 is then whole.
+    const auto add_to_dx = [&](int i, const float(&dy)[N], const float(&dc)[N]) {
+      dx.push(dy);
+      FW_UNROLL for (int j = 0; j < W; ++j) { FW_UNROLL for (int k = 0; k < N; ++k) dx.v[j][k] += taps[j][k] * dc[k]; }
+      const int whole = i - (W - 1);
+      if (whole < 0 || whole >= count) return;
+      Packet<T, N> out;
+      out.set(dx.v[W - 1]);
+      out.store(dx_to + whole * a.y.stride);
+    };
+    for_rows_ahead<kAhead, Row>(
+        count,
+        [&](int i, Row& row) {
+          row.dy.load(dys + i * a.dy.stride);
+          row.gate.load(gates + i * a.gate.stride);
+          row.x.load(xs + i * a.x.stride);
+        },
+        [&](int i, const Row& row) {
+          float dy[N], dc[N], x[N];
+          row.dy.get(dy);
+          row.gate.get(dc);
+          row.x.get(x);
+          window.push(x);
+          FW_UNROLL for (int k = 0; k < N; ++k) {
+            dc[k] *= dy[k];
+            float c = bias[k];
+            FW_UNROLL for (int j = 0; j < W; ++j) {
+              c += taps[j][k] * window.v[j][k];
+              dtaps[j][k] += dc[k] * window.v[j][k];
+            }
+            dbias[k] += dc[k];
+            x[k] = c * dy[k];
+          }
+          Packet<T, N> out;
+          out.set(x);
+          out.store(dgate_to + i * a.dgate.stride);
+          add_to_dx(i, dy, dc);
+        });
+    // What the tokens behind the run (of the same sequence) owe to its last ones.
+    FW_UNROLL for (int j = 0; j < W - 1; ++j) {
+      float dy[N] = {}, dc[N] = {};
+      if (stop + j < next) {
+        Packet<T, N> of_dy, of_gate;
+        of_dy.load(dys + (count + j) * a.dy.stride);
+        of_gate.load(gates + (count + j) * a.gate.stride);
+        of_dy.get(dy);
+        of_gate.get(dc);
+        FW_UNROLL for (int k = 0; k < N; ++k) dc[k] *= dy[k];
       }
-    });
-    FW_UNROLL for (int i = 0; i < N; ++i) {
-      dbias[i] += dc[i];
-      dx[i] = dy[i] + taps.at(0, i) * dc[i];
-      sums[i] *= dy[i];
+      add_to_dx(count + j, dy, dc);
     }
-    FW_UNROLL for (int j = 1; j < taps.width(); ++j) {
-      if (t + j >= stop) continue;
-      float later[N], unused[N];
-      dc_at(t + j, later, unused);
-      FW_UNROLL for (int i = 0; i < N; ++i) dx[i] += taps.at(j, i) * later[i];
-    }
-    Packet<T, N> out;
-    out.set(dx);
-    out.store(a.y.data + t * a.y.stride + column);
-    out.set(sums);
-    out.store(a.dgate.data + t * a.dgate.stride + column);
-  }
+  });
   FW_UNROLL for (int i = 0; i < N; ++i) {
-    a.dbias[run * a.x.cols + column + i] = dbias[i];
-    if constexpr (W > 0) {
-      FW_UNROLL for (int j = 0; j < W; ++j) dweight[i * W + W - 1 - j] = dtaps[j][i];
-    }
+    float of[W];
+    FW_UNROLL for (int j = 0; j < W; ++j) of[W - 1 - j] = dtaps[j][i];
+    store_floats(a.dweight(column + i), of);
   }
+  store_floats(a.dbias(column), dbias);
 }
 
-Dim3 grid_of(int64_t tokens, int64_t columns) {
-  return {static_cast<unsigned>((tokens + kRun - 1) / kRun), static_cast<unsigned>((columns + kThreads - 1) / kThreads)};
+// Of any width: the input of sequence n at a place that may lie before its first token.
+template <class T>
+FW_DEVICE float input_at(const GatedConvArgs<T>& a, int64_t n, int64_t begin, int64_t place, int64_t column) {
+  if (place >= 0) return number(a.x.data[(begin + place) * a.x.stride + column]);
+  return a.tail == nullptr ? 0.0f : number(a.tail[(n * (a.width - 1) + a.width - 1 + place) * a.x.cols + column]);
 }
 
-// Calls run(N, W) with numbers of the compiler; W 0: any width.
-template <class T, class Run>
-void with_form(const GatedConvArgs<T>& a, const Run& run) {
+// each(j, x[t-j]); returns bias + sum_j w_j x[t-j].
+template <class T, class Each>
+FW_DEVICE float convolve(const GatedConvArgs<T>& a, int64_t n, int64_t begin, int64_t t, int64_t column, const Each& each) {
+  float sum = a.bias[column];
+  for (int j = 0; j < a.width; ++j) {
+    const float x = input_at(a, n, begin, t - begin - j, column);
+    sum += a.weight[column * a.width + a.width - 1 - j] * x;
+    each(j, x);
+  }
+  return sum;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) any_gated_conv_forward_kernel(const GatedConvArgs<T> a) {
+  follow();
+  const int64_t column = int64_t{block_index_y()} * kThreads + thread_index();
+  if (column >= a.x.cols) return;
+  for_sequences(a, a.run, [&](int64_t n, int64_t begin, int64_t first, int64_t stop, int64_t) {
+    for (int64_t t = first; t < stop; ++t) {
+      const float c = convolve(a, n, begin, t, column, [](int, float) {});
+      const float x = number(a.x.data[t * a.x.stride + column]), gate = number(a.gate.data[t * a.gate.stride + column]);
+      a.y.data[t * a.y.stride + column] = stored<T>(x + c * gate);
+    }
+  });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) any_gated_conv_backward_kernel(const GatedConvArgs<T> a) {
+  follow();
+  const int64_t column = int64_t{block_index_y()} * kThreads + thread_index();
+  if (column >= a.x.cols) return;
+  const auto tap = [&](int j) { return a.weight[column * a.width + a.width - 1 - j]; };
+  const auto dy_at = [&](int64_t t) { return number(a.dy.data[t * a.dy.stride + column]); };
+  const auto dc_at = [&](int64_t t) { return dy_at(t) * number(a.gate.data[t * a.gate.stride + column]); };
+  float* dweight = a.dweight(column);
+  for (int j = 0; j < a.width; ++j) dweight[j] = 0;
+  float dbias = 0;
+  for_sequences(a, a.run, [&](int64_t n, int64_t begin, int64_t first, int64_t stop, int64_t next) {
+    for (int64_t t = first; t < stop; ++t) {
+      const float dy = dy_at(t), dc = dc_at(t);
+      const float c = convolve(a, n, begin, t, column, [&](int j, float x) { dweight[a.width - 1 - j] += dc * x; });
+      dbias += dc;
+      float dx = dy + tap(0) * dc;
+      for (int j = 1; j < a.width && t + j < next; ++j) dx += tap(j) * dc_at(t + j);
+      a.y.data[t * a.y.stride + column] = stored<T>(dx);
+      a.dgate.data[t * a.dgate.stride + column] = stored<T>(c * dy);
+    }
+  });
+  *a.dbias(column) = dbias;
+}
+
+Dim3 grid_of(int64_t runs, int64_t columns) { return {static_cast<unsigned>(runs), static_cast<unsigned>(parts_of(columns, kThreads))}; }
+
+// Of the usual width, and rows in packets.
+template <class T>
+bool is_usual(const GatedConvArgs<T>& a) {
   const auto in_rows = [](const auto& x) { return x.data == nullptr || in_packets<T>(x.data, x.stride); };
-  const bool packets = a.x.cols % kPacket<T> == 0 && in_rows(a.x) && in_rows(a.gate) && in_rows(a.dy) && in_rows(a.y) && in_rows(a.dgate) &&
-                       (a.tail == nullptr || in_packets<T>(a.tail, a.x.cols));
-  if (packets && a.width == kUsualWidth) return run.template operator()<kUsualColumns, kUsualWidth>();
-  run.template operator()<1, 0>();
+  return a.width == kUsualWidth && a.x.cols % kPacket<T> == 0 && in_rows(a.x) && in_rows(a.gate) && in_rows(a.dy) && in_rows(a.y) && in_rows(a.dgate) &&
+         (a.tail == nullptr || in_packets<T>(a.tail, a.x.cols)) && in_packets<float>(a.bias, 0) && in_packets<float>(a.weight, 0);
 }
 
 }  // namespace
@@ -182,8 +274,14 @@ template <class T>
 void gated_conv_forward(const Exec<T>& exec, Mat<const T> x, Mat<const T> gate, const Wide<T>* weight, const Wide<T>* bias, int64_t width,
                         const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
   void* stream = exec.device.stream();
-  const GatedConvArgs<T> a{x, gate, {}, y, {}, weight, bias, static_cast<int>(width), PassPlaces(layout), tail_in, nullptr, nullptr};
-  with_form(a, [&]<int N, int W>() { launch(gated_conv_forward_kernel<T, N, W>, grid_of(x.rows, x.cols / N), kThreads, 0, stream, a); });
+  GatedConvArgs<T> a{x, gate, {}, y, {}, weight, bias, static_cast<int>(width), PassPlaces(layout), tail_in, nullptr};
+  if (layout.host.single_tokens()) a.run = 1;
+  const int64_t runs = parts_of(x.rows, a.run);
+  if (is_usual(a)) {
+    launch_following(x.rows, gated_conv_forward_kernel<T, kUsualColumns, kUsualWidth>, grid_of(runs, x.cols / kUsualColumns), kThreads, 0, stream, a);
+  } else {
+    launch_following(x.rows, any_gated_conv_forward_kernel<T>, grid_of(runs, x.cols), kThreads, 0, stream, a);
+  }
   store_tails(x, layout, tail_in, width, tail_out, stream);
 }
 
@@ -193,13 +291,16 @@ void gated_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, M
   if (x.rows == 0) return;
   const Arena::Mark mark = exec.arena.mark();
   void* stream = exec.device.stream();
-  const int64_t runs = (x.rows + kRun - 1) / kRun;
-  float* weight_sums = partial_sums(exec.arena, runs, x.cols * width);
-  float* bias_sums = partial_sums(exec.arena, runs, x.cols);
-  const GatedConvArgs<T> a{x, gate, dy, dx, dgate, weight, bias, static_cast<int>(width), PassPlaces(layout), tail_in, weight_sums, bias_sums};
-  with_form(a, [&]<int N, int W>() { launch(gated_conv_backward_kernel<T, N, W>, grid_of(x.rows, x.cols / N), kThreads, 0, stream, a); });
-  add_column_sums(weight_sums, runs, x.cols * width, dweight, stream);
-  add_column_sums(bias_sums, runs, x.cols, dbias, stream);
+  float* partial = partial_sums(exec.arena, parts_of(x.rows, kRun), x.cols * (width + 1));
+  GatedConvArgs<T> a{x, gate, dy, dx, dgate, weight, bias, static_cast<int>(width), PassPlaces(layout), tail_in, partial};
+  if (const char* choice = std::getenv("FW_H2_CONV"); choice != nullptr && x.rows >= 8192) a.run = std::atoi(choice);
+  const int64_t runs = parts_of(x.rows, a.run);
+  if (is_usual(a)) {
+    launch(gated_conv_backward_kernel<T, kUsualColumns, kUsualWidth>, grid_of(runs, x.cols / kUsualColumns), kThreads, 0, stream, a);
+  } else {
+    launch(any_gated_conv_backward_kernel<T>, grid_of(runs, x.cols), kThreads, 0, stream, a);
+  }
+  add_column_sums(partial, runs, x.cols * width, dweight, x.cols, dbias, stream);
   exec.arena.rewind(mark);
 }
 

@@ -2,6 +2,8 @@
 //   d_o = rstd (h - n mean(h n))     dgate = dy n weight act'(x)     dweight = sum of dy n act(x)
 // A row here is a head of a token. As many neighbouring lanes as it has packets, at most 32, have a row, so that its sums are shuffles; a row of
 // one packet a lane stays in registers, and several of them are on their way at a time; a wider one is read twice.
+// Backward has half as many warps a multiprocessor as forward: what a row needs, its rstd too, is asked for kAhead rows before, nothing is computed twice, and
+// dgate, which does not wait for the mean, leaves first.
 #include <algorithm>
 
 #include "ops/cuda/column_sums.h"
@@ -17,7 +19,6 @@ namespace fw::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kSumTurns = kHeadNormTurns;  // rows of a slot of a block of sums
 
 template <class T>
 struct Heads {
@@ -37,18 +38,19 @@ struct GatedArgs {
   float* partial;  // backward: [blocks, dim]
   GateKind kind;
   const float* gate_bias = nullptr;  // [heads, dim]
+  int turns = 0;                     // backward: rows of a slot of a block
 
   template <class V>
   FW_DEVICE V* at(const Heads<V>& tensor, int64_t row) const {
     const int64_t token = static_cast<unsigned>(row) / static_cast<unsigned>(heads);
     return tensor.data + token * tensor.stride + (row - token * heads) * dim;
   }
-  // Of the row's columns from c on.
+  // Of the head's columns from c on.
   template <int N>
-  FW_DEVICE void add_bias(float (&gate)[N], int64_t row, int c) const {
+  FW_DEVICE void add_bias(float (&gate)[N], unsigned head, int c) const {
     if (gate_bias == nullptr) return;
     float bias[N];
-    load_floats(gate_bias + static_cast<unsigned>(row) % static_cast<unsigned>(heads) * dim + c, bias);
+    load_floats(gate_bias + head * dim + c, bias);
     FW_UNROLL for (int k = 0; k < N; ++k) gate[k] += bias[k];
   }
 };
@@ -113,7 +115,7 @@ __global__ void __launch_bounds__(kThreads) gated_rmsnorm_forward_kernel(const G
       float v[N], x[N], w[N];
       os[i].get(v);
       gates[i].get(x);
-      if constexpr (kBias) a.add_bias(x, row, c);
+      if constexpr (kBias) a.add_bias(x, static_cast<unsigned>(row) % static_cast<unsigned>(a.heads), c);
       if constexpr (kKept) {
         FW_UNROLL for (int k = 0; k < N; ++k) w[k] = kept_weight[k];
       } else {
@@ -127,90 +129,162 @@ __global__ void __launch_bounds__(kThreads) gated_rmsnorm_forward_kernel(const G
   }
 }
 
-// A slot has the rows slot, slot + slots, ... of its block.
-template <class T, int N, bool kKept>
-__global__ void __launch_bounds__(kThreads) gated_rmsnorm_backward_kernel(const GatedArgs<T> a) {
-  constexpr int kAhead = kKept ? 2 : 1;
-  float* sums = reinterpret_cast<float*>(shared_memory());  // [slots, dim]
-  const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes, lane = static_cast<int>(thread_index()) % a.lanes;
-  const int64_t first = int64_t{block_index_x()} * slots * kSumTurns + slot;
-  const bool gated = a.kind != GateKind::kNone;
-  float dweight[N] = {};
-  if constexpr (!kKept) {
-    for_columns<N, kKept>(lane, a.lanes, a.dim, [&](int c) { FW_UNROLL for (int k = 0; k < N; ++k) sums[slot * a.dim + c + k] = 0; });
-  }
-  for (int turn = 0; turn < kSumTurns; turn += kAhead) {
-    Packet<T, N> os[kAhead], gates[kAhead], dys[kAhead];
-    const auto load = [&](int i, int64_t row, int c) {
-      os[i].load(a.at(a.o, row) + c);
-      dys[i].load(a.at(a.dy, row) + c);
-      if (gated) gates[i].load(a.at(a.gate, row) + c);
-    };
-    if constexpr (kKept) {
-      FW_UNROLL for (int i = 0; i < kAhead; ++i) {
-        const int64_t row = first + int64_t{turn + i} * slots;
-        if (row < a.rows && lane * N < a.dim) load(i, row, lane * N);
-      }
-    }
-    FW_UNROLL for (int i = 0; i < kAhead; ++i) {
-      const int64_t row = first + int64_t{turn + i} * slots;
-      const bool has_row = row < a.rows;
-      const float rstd = has_row ? a.rstd[row] : 0.0f;
-      float dot = 0;
-      if (has_row) {
-        for_columns<N, kKept>(lane, a.lanes, a.dim, [&](int c) {
-          if constexpr (!kKept) load(i, row, c);
-          float n[N], x[N], grad[N], w[N];
-          os[i].get(n);
-          gates[i].get(x);
-          a.add_bias(x, row, c);
-          dys[i].get(grad);
-          load_floats(a.weight + c, w);
-          FW_UNROLL for (int k = 0; k < N; ++k) {
-            const float sum = grad[k] * gate_of(a.kind, x[k]).act * (n[k] * rstd);
-            dot += sum * w[k];
-            if constexpr (kKept) {
-              dweight[k] += sum;
-            } else {
-              sums[slot * a.dim + c + k] += sum;
-            }
-          }
-        });
-      }
-      const float mean = lanes_sum(dot, a.lanes) / static_cast<float>(a.dim);
-      if (!has_row) continue;
-      for_columns<N, kKept>(lane, a.lanes, a.dim, [&](int c) {
-        if constexpr (!kKept) load(i, row, c);
-        float n[N], x[N], grad[N], w[N];
-        os[i].get(n);
-        gates[i].get(x);
-        a.add_bias(x, row, c);
-        dys[i].get(grad);
-        load_floats(a.weight + c, w);
-        FW_UNROLL for (int k = 0; k < N; ++k) {
-          const Gate gate = gate_of(a.kind, x[k]);
-          const float normed = n[k] * rstd, slope = grad[k] * w[k];
-          n[k] = rstd * (slope * gate.act - normed * mean);
-          x[k] = slope * normed * gate.slope;
-        }
-        Packet<T, N> out;
-        out.set(n);
-        out.store(a.at(a.out, row) + c);
-        if (!gated) return;
-        out.set(x);
-        out.store(a.at(a.dgate, row) + c);
-      });
-    }
-  }
-  if constexpr (kKept) {
-    for_columns<N, kKept>(lane, a.lanes, a.dim, [&](int c) { FW_UNROLL for (int k = 0; k < N; ++k) sums[slot * a.dim + c + k] = dweight[k]; });
-  }
+// dweight of the block: what its slots have in sums [slots, dim], in their order.
+template <class T>
+FW_DEVICE void store_sums(const GatedArgs<T>& a, const float* sums, int slots) {
   sync_threads();
   for (int c = static_cast<int>(thread_index()); c < a.dim; c += kThreads) {
     float sum = sums[c];
     for (int i = 1; i < slots; ++i) sum += sums[i * a.dim + c];
     a.partial[int64_t{block_index_x()} * a.dim + c] = sum;
   }
+}
+
+// Where a row lies; the next one of its slot without a division.
+struct RowPlace {
+  unsigned token, head;
+  template <class T>
+  FW_DEVICE RowPlace(const GatedArgs<T>& a, int64_t row)
+      : token(static_cast<unsigned>(row) / static_cast<unsigned>(a.heads)), head(static_cast<unsigned>(row) - token * static_cast<unsigned>(a.heads)) {}
+  FW_DEVICE void step(unsigned tokens, unsigned of_heads, unsigned heads) {
+    token += tokens, head += of_heads;
+    if (head >= heads) head -= heads, ++token;
+  }
+  template <class V>
+  FW_DEVICE V* at(const Heads<V>& tensor, int dim, int c) const {
+    return tensor.data + token * tensor.stride + (static_cast<int>(head) * dim + c);
+  }
+};
+
+// A slot has the rows slot, slot + slots, ... of its block. Rows of one packet a lane.
+template <class T, int N>
+__global__ void __launch_bounds__(kThreads) gated_rmsnorm_backward_kernel(const GatedArgs<T> a) {
+  constexpr int kAhead = 2;
+  follow();                                                 // for the kernel that adds the sums
+  float* sums = reinterpret_cast<float*>(shared_memory());  // [slots, dim]
+  const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes, c = static_cast<int>(thread_index()) % a.lanes * N;
+  const unsigned heads = static_cast<unsigned>(a.heads), tokens = static_cast<unsigned>(a.rows / a.heads);
+  const unsigned step_tokens = static_cast<unsigned>(slots) / heads, step_heads = static_cast<unsigned>(slots) % heads;
+  const bool gated = a.kind != GateKind::kNone, has_columns = c < a.dim;
+  float weight[N] = {}, dweight[N] = {};
+  if (has_columns) load_floats(a.weight + c, weight);
+  struct Row {
+    Packet<T, N> o, gate, dy;
+    float rstd = 0;
+  };
+  Row rows[kAhead];
+  RowPlace place(a, int64_t{block_index_x()} * slots * a.turns + slot), next = place;
+  const auto load_next = [&](Row& row) {
+    if (has_columns && next.token < tokens) {
+      row.o.load(next.at(a.o, a.dim, c));
+      row.dy.load(next.at(a.dy, a.dim, c));
+      if (gated) row.gate.load(next.at(a.gate, a.dim, c));
+      row.rstd = a.rstd[int64_t{next.token} * heads + next.head];
+    }
+    next.step(step_tokens, step_heads, heads);
+  };
+  FW_UNROLL for (int i = 0; i < kAhead; ++i) load_next(rows[i]);
+  for (int turn = 0; turn < a.turns; turn += kAhead) {  // of which kAhead is a divisor
+    FW_UNROLL for (int i = 0; i < kAhead; ++i) {
+      const Row row = rows[i];
+      if (turn + i + kAhead < a.turns) load_next(rows[i]);
+      const bool has_row = has_columns && place.token < tokens;  // lanes without one take part in the sums
+      float n[N], h[N], dot = 0;
+      if (has_row) {
+        float x[N];
+        row.o.get(n);
+        row.dy.get(h);
+        row.gate.get(x);
+        a.add_bias(x, place.head, c);
+        FW_UNROLL for (int k = 0; k < N; ++k) {
+          const Gate gate = gate_of(a.kind, x[k]);
+          n[k] *= row.rstd;
+          const float of_act = h[k] * n[k];
+          dweight[k] += of_act * gate.act;
+          x[k] = of_act * weight[k] * gate.slope;
+          h[k] *= weight[k] * gate.act;
+          dot += h[k] * n[k];
+        }
+        if (gated) {
+          Packet<T, N> out;
+          out.set(x);
+          out.store(place.at(a.dgate, a.dim, c));
+        }
+      }
+      const float mean = lanes_sum(dot, a.lanes) / static_cast<float>(a.dim);
+      if (has_row) {
+        FW_UNROLL for (int k = 0; k < N; ++k) h[k] = row.rstd * (h[k] - n[k] * mean);
+        Packet<T, N> out;
+        out.set(h);
+        out.store(place.at(a.out, a.dim, c));
+      }
+      place.step(step_tokens, step_heads, heads);
+    }
+  }
+  if (has_columns) {
+    FW_UNROLL for (int k = 0; k < N; ++k) sums[slot * a.dim + c + k] = dweight[k];
+  }
+  store_sums(a, sums, slots);
+}
+
+// Wider rows, read twice.
+template <class T, int N>
+__global__ void __launch_bounds__(kThreads) wide_gated_rmsnorm_backward_kernel(const GatedArgs<T> a) {
+  follow();
+  float* sums = reinterpret_cast<float*>(shared_memory());  // [slots, dim]
+  const int slots = kThreads / a.lanes, slot = static_cast<int>(thread_index()) / a.lanes, lane = static_cast<int>(thread_index()) % a.lanes;
+  const int64_t first = int64_t{block_index_x()} * slots * a.turns + slot;
+  const bool gated = a.kind != GateKind::kNone;
+  float* own = sums + slot * a.dim;
+  for_columns<N, false>(lane, a.lanes, a.dim, [&](int c) { FW_UNROLL for (int k = 0; k < N; ++k) own[c + k] = 0; });
+  for (int turn = 0; turn < a.turns; ++turn) {
+    const int64_t row = first + int64_t{turn} * slots;
+    const bool has_row = row < a.rows;
+    const float rstd = has_row ? a.rstd[row] : 0.0f;
+    // body(c, normed, gate, dy weight, dy) for the columns from c on
+    const auto for_row = [&](const auto& body) {
+      if (!has_row) return;
+      for_columns<N, false>(lane, a.lanes, a.dim, [&](int c) {
+        Packet<T, N> os, gates, dys;
+        os.load(a.at(a.o, row) + c);
+        dys.load(a.at(a.dy, row) + c);
+        if (gated) gates.load(a.at(a.gate, row) + c);
+        float n[N], x[N], grad[N], w[N];
+        os.get(n);
+        gates.get(x);
+        a.add_bias(x, static_cast<unsigned>(row) % static_cast<unsigned>(a.heads), c);
+        dys.get(grad);
+        load_floats(a.weight + c, w);
+        FW_UNROLL for (int k = 0; k < N; ++k) n[k] *= rstd;
+        body(c, n, x, grad, w);
+      });
+    };
+    float dot = 0;
+    for_row([&](int c, const float(&n)[N], const float(&x)[N], const float(&grad)[N], const float(&w)[N]) {
+      FW_UNROLL for (int k = 0; k < N; ++k) {
+        const float sum = grad[k] * gate_of(a.kind, x[k]).act * n[k];
+        dot += sum * w[k];
+        own[c + k] += sum;
+      }
+    });
+    const float mean = lanes_sum(dot, a.lanes) / static_cast<float>(a.dim);
+    for_row([&](int c, const float(&n)[N], const float(&x)[N], const float(&grad)[N], const float(&w)[N]) {
+      float d_o[N], dgate[N];
+      FW_UNROLL for (int k = 0; k < N; ++k) {
+        const Gate gate = gate_of(a.kind, x[k]);
+        const float slope = grad[k] * w[k];
+        d_o[k] = rstd * (slope * gate.act - n[k] * mean);
+        dgate[k] = slope * n[k] * gate.slope;
+      }
+      Packet<T, N> out;
+      out.set(d_o);
+      out.store(a.at(a.out, row) + c);
+      if (!gated) return;
+      out.set(dgate);
+      out.store(a.at(a.dgate, row) + c);
+    });
+  }
+  store_sums(a, sums, slots);
 }
 
 // Calls run(N, whether a row is kept) with numbers of the compiler, once the lanes are known.
@@ -286,12 +360,20 @@ void gated_rmsnorm_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> o
                  nullptr,
                  kind,
                  gate_bias};  // rstd is only read
-  with_form(a, [&]<int N, bool kKept>() {
-    const int64_t slots = kThreads / a.lanes, blocks = (a.rows + slots * kSumTurns - 1) / (slots * kSumTurns);
+  const auto run = [&](auto* kernel, bool kept) {
+    const int64_t slots = kThreads / a.lanes;
+    a.turns = kept ? std::max(kHeadNormTurns, a.lanes) : kHeadNormTurns;
+    const int64_t blocks = parts_of(a.rows, slots * a.turns);
     a.partial = partial_sums(exec.arena, head_norm_sums(a.rows), head_dim);
-    launch(gated_rmsnorm_backward_kernel<T, N, kKept>, Dim3{static_cast<unsigned>(blocks)}, kThreads, sizeof(float) * static_cast<size_t>(slots * head_dim),
-           exec.device.stream(), a);
+    launch(kernel, Dim3{static_cast<unsigned>(blocks)}, kThreads, sizeof(float) * static_cast<size_t>(slots * head_dim), exec.device.stream(), a);
     add_column_sums(a.partial, blocks, head_dim, dweight, exec.device.stream());
+  };
+  with_form(a, [&]<int N, bool kKept>() {
+    if constexpr (kKept) {
+      run(gated_rmsnorm_backward_kernel<T, N>, true);
+    } else {
+      run(wide_gated_rmsnorm_backward_kernel<T, N>, false);
+    }
   });
   exec.arena.rewind(mark);
 }

@@ -1,5 +1,8 @@
-// Parameters of a head as gates of every token on the device, and means over a head's columns.
+// Parameters of a head as gates of every token on the device.
+#include <cstdlib>
+
 #include "ops/cuda/elementwise.cuh"
+#include "ops/cuda/head_lanes.cuh"
 #include "ops/cuda/math.cuh"
 
 namespace fw::cuda {
@@ -46,13 +49,6 @@ struct HeadConstant : HeadNumber<false> {
   }
 };
 
-struct HeadConstantBackward : Plain {
-  template <int N, int I, int O>
-  FW_DEVICE void operator()(const Nothing&, int64_t, const float (&in)[I][N], float (&)[O][N], float (&sums)[1][N]) const {
-    FW_UNROLL for (int k = 0; k < N; ++k) sums[0][k] += in[0][k];
-  }
-};
-
 // in: x, y;  kSign 1 or -1
 template <int kSign>
 struct HeadSum : HeadNumber<false> {
@@ -74,68 +70,57 @@ struct HeadSumBackward : HeadNumber<false> {
   }
 };
 
-struct Zero : Plain {
-  template <int N, int I, int O>
-  FW_DEVICE void operator()(const Nothing&, int64_t, const float (&)[I][N], float (&out)[O][N]) const {
-    FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = 0;
-  }
-};
+// partial [blocks of rows, heads]. kConstantRows rows of a thread are on their way at all times, and the sums of a head's columns meet in the block: what is
+// left to add is small.
+constexpr int kConstantRows = kHeadConstantRows / 8;  // in a block of 8 threads below each other or more
 
-// in: dx
-template <class T>
-struct GroupMeanBackward {
-  const T* dy;
-  int64_t stride, group;
-
-  // Which head each column is of.
-  template <int N>
-  struct Heads {
-    int of[N];
-  };
-  template <int N>
-  FW_DEVICE Heads<N> columns(int64_t c) const {
-    Heads<N> heads;
-    FW_UNROLL for (int k = 0; k < N; ++k) heads.of[k] = static_cast<int>(static_cast<unsigned>(c + k) / static_cast<unsigned>(group));
-    return heads;
-  }
-  template <int N, int I, int O>
-  FW_DEVICE void operator()(const Heads<N>& heads, int64_t row, const float (&in)[I][N], float (&out)[O][N]) const {
-    const T* from = dy + row * stride;
-    FW_UNROLL for (int k = 0; k < N; ++k) out[0][k] = in[0][k] + number(from[heads.of[k]]) / static_cast<float>(group);
-  }
-};
-
-constexpr int kMeanThreads = 256;
-
-// `lanes` neighbouring threads have a mean.
-template <class T, int N>
-__global__ void __launch_bounds__(kMeanThreads)
-    group_mean_kernel(const T* x, int64_t x_stride, T* y, int64_t y_stride, int64_t rows, int heads, int group, int lanes) {
-  const int64_t index = (int64_t{block_index_x()} * kMeanThreads + thread_index()) / lanes, row = index / heads;
-  const int lane = static_cast<int>(thread_index()) % lanes, head = static_cast<int>(index % heads);
-  float sum = 0;
-  if (row < rows) {
-    const T* from = x + row * x_stride + int64_t{head} * group;
-    for (int c = lane * N; c < group; c += lanes * N) {
-      Packet<T, N> packet;
-      packet.load(from + c);
-      float v[N];
-      packet.get(v);
-      FW_UNROLL for (int k = 0; k < N; ++k) sum += v[k];
+// A thread has its columns of turns kConstantRows rows.
+template <class T, int N, bool kProducts>
+__global__ void __launch_bounds__(kElementThreads, kProducts ? 4 : 3)
+    head_constant_backward_kernel(const T* dy, int64_t stride, const HeadCut cut, int turns, float* partial) {
+  follow();
+  float* shared = reinterpret_cast<float*>(shared_memory());  // [rows side by side, heads of the block]
+  const Place place(cut.cut);
+  const int head = static_cast<int>(place.packet >> cut.log_lanes), lanes = 1 << cut.log_lanes, lane = static_cast<int>(place.packet) & (lanes - 1);
+  const int log_heads = cut.cut.log_across - cut.log_lanes, down = kElementThreads >> cut.cut.log_across;
+  float sum = 0, products[2][4] = {};
+  for (int left = 0; left < cut.group; left += N << cut.log_lanes) {
+    const int c = left + lane * N;
+    int64_t next = place.block * down * kConstantRows * turns + place.row;  // the row to ask for
+    const T* from = dy + next * stride + int64_t{head} * cut.group + c;
+    const int64_t end = head < cut.heads && c < cut.group ? cut.cut.rows : 0;
+    Packet<T, N> packets[kConstantRows];
+    const auto load_next = [&](Packet<T, N>& packet) {
+      packet = {};
+      if (next < end) packet.load(from);
+      next += down, from += down * stride;
+    };
+    FW_UNROLL for (int i = 0; i < kConstantRows; ++i) load_next(packets[i]);
+    for (int turn = 1; turn <= turns; ++turn) {
+      FW_UNROLL for (int i = 0; i < kConstantRows; i += 2) {
+        const Packet<T, N> first = packets[i], second = packets[i + 1];
+        if (turn < turns) load_next(packets[i]), load_next(packets[i + 1]);
+        if constexpr (kProducts) {
+          add_products(products[i / 2 % 2], first, second);
+        } else {
+          float v[N], w[N];
+          first.get(v);
+          second.get(w);
+          FW_UNROLL for (int k = 0; k < N; ++k) sum += v[k] + w[k];
+        }
+      }
     }
   }
-  for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-  if (row < rows && lane == 0) y[row * y_stride + head] = stored<T>(sum / static_cast<float>(group));
-}
-
-template <class T, int N>
-void launch_group_mean(Mat<const T> x, Mat<T> y, void* stream) {
-  const int64_t group = x.cols / y.cols;
-  int lanes = 1;
-  while (lanes < 32 && lanes * N < group) lanes *= 2;
-  const int64_t blocks = (y.rows * y.cols * lanes + kMeanThreads - 1) / kMeanThreads;
-  launch(group_mean_kernel<T, N>, Dim3{static_cast<unsigned>(blocks)}, kMeanThreads, 0, stream, x.data, x.stride, y.data, y.stride, y.rows,
-         static_cast<int>(y.cols), static_cast<int>(group), lanes);
+  if constexpr (kProducts) sum = (products[0][0] + products[0][2]) + (products[1][0] + products[1][2]);
+  for (int mask = lanes / 2; mask > (kProducts ? kProductLanes / 2 : 0); mask /= 2) sum += shuffle_xor(sum, mask);
+  const int thread = static_cast<int>(thread_index());
+  if (lane == 0) shared[thread >> cut.log_lanes] = sum;
+  sync_threads();
+  if (thread >> log_heads != 0) return;
+  sum = shared[thread];
+  for (int i = 1; i < down; ++i) sum += shared[(i << log_heads) + thread];
+  const int first_head = static_cast<int>(place.packet - thread) >> cut.log_lanes;
+  if (first_head + thread < cut.heads) partial[place.block * cut.heads + first_head + thread] = sum;
 }
 
 }  // namespace
@@ -160,8 +145,30 @@ void head_constant_forward(const Exec<T>& exec, const Wide<T>* s, int64_t group,
 
 template <class T>
 void head_constant_backward(const Exec<T>& exec, Mat<const T> dy, int64_t group, Wide<T>* ds) {
-  elementwise_sums<1, 4>(exec, HeadConstantBackward{}, dy.rows, dy.cols, operands(dy), operands(),
-                         [&](const float* partial, int64_t blocks) { add_group_sums(partial, blocks, dy.cols, group, ds, exec.arena, exec.device.stream()); });
+  if (dy.rows == 0 || dy.cols == 0) return;
+  const ArenaMark mark(exec.arena);
+  void* stream = exec.device.stream();
+  const int64_t heads = dy.cols / group;
+  float* partial = head_constant_sums(exec.arena, dy.rows, heads);
+  const auto run = [&]<int N, bool kProducts>(const HeadCut& cut) {
+    const char* choice = std::getenv("FW_H2_CONSTANT");
+    const int form = choice == nullptr ? 0 : std::atoi(choice);
+    const int turns = dy.rows >= 8192 ? form == 0 ? 4 : form == 2 ? 2 : 1 : 1;
+    const int64_t row_blocks = cut.cut.row_blocks(cut.cut.down() * kConstantRows * turns);
+    launch(head_constant_backward_kernel<T, N, kProducts>, Dim3{static_cast<unsigned>(cut.blocks(row_blocks))}, kElementThreads,
+           sizeof(float) * kElementThreads, stream, dy.data, dy.stride, cut, turns, partial);
+    add_column_sums(partial, row_blocks, heads, ds, stream);
+  };
+  if (group % kPacket<T> == 0 && in_packets<T>(dy.data, dy.stride)) {
+    constexpr int kN = kPacket<T>;
+    const HeadCut cut(dy.rows, heads, group, kN, 5);
+    if constexpr (kHasProductSums<T, kN>) {
+      if (1 << cut.log_lanes >= kProductLanes) return run.template operator()<kN, true>(cut);
+    }
+    run.template operator()<kN, false>(cut);
+  } else {
+    run.template operator()<1, false>(HeadCut(dy.rows, heads, group, 1, 5));
+  }
 }
 
 template <class T>
@@ -186,21 +193,6 @@ void head_add_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, con
                          [&](const float* partial, int64_t blocks) { add_group_sums(partial, blocks, x.cols, group, ds, exec.arena, exec.device.stream()); });
 }
 
-template <class T>
-void group_mean_forward(const Exec<T>& exec, Mat<const T> x, Mat<T> y) {
-  void* stream = exec.device.stream();
-  if (y.rows == 0 || y.cols == 0) return;
-  if (x.data == nullptr) return elementwise<4>(Zero{}, y.rows, y.cols, operands(), operands(y), stream);
-  if (x.cols / y.cols % kPacket<T> == 0 && in_packets<T>(x.data, x.stride)) return launch_group_mean<T, kPacket<T>>(x, y, stream);
-  launch_group_mean<T, 1>(x, y, stream);
-}
-
-template <class T>
-void group_mean_backward(const Exec<T>& exec, Mat<const T> dy, Mat<T> dx) {
-  if (dx.data == nullptr || dy.cols == 0) return;
-  elementwise<4>(GroupMeanBackward<T>{dy.data, dy.stride, dx.cols / dy.cols}, dx.rows, dx.cols, operands(dx), operands(dx), exec.device.stream());
-}
-
 #define FW_INSTANTIATE(T)                                                                                                     \
   template void head_scale_forward<T>(const Exec<T>&, Mat<const T>, const float*, int64_t, Mat<T>);                           \
   template void head_scale_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, int64_t, Mat<T>, float*);    \
@@ -209,9 +201,7 @@ void group_mean_backward(const Exec<T>& exec, Mat<const T> dy, Mat<T> dx) {
   template void head_subtract_forward<T>(const Exec<T>&, Mat<const T>, const float*, int64_t, Mat<T>);                        \
   template void head_subtract_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, int64_t, Mat<T>, float*); \
   template void head_add_forward<T>(const Exec<T>&, Mat<const T>, const float*, int64_t, Mat<T>);                             \
-  template void head_add_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, int64_t, Mat<T>, float*);      \
-  template void group_mean_forward<T>(const Exec<T>&, Mat<const T>, Mat<T>);                                                  \
-  template void group_mean_backward<T>(const Exec<T>&, Mat<const T>, Mat<T>);
+  template void head_add_backward<T>(const Exec<T>&, Mat<const T>, Mat<const T>, const float*, int64_t, Mat<T>, float*);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(Bf16)
 #undef FW_INSTANTIATE

@@ -58,15 +58,6 @@ __global__ void __launch_bounds__(kThreads) add_squares_kernel(const double* sum
   if (thread_index() == 0) *to = sum;
 }
 
-template <int N>
-FW_DEVICE void store_floats(float* to, const float (&x)[N]) {
-  if constexpr (N == 1) {
-    *to = x[0];
-  } else {
-    FW_UNROLL for (int i = 0; i < N; i += 4) * reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
-  }
-}
-
 // Numbers of 16 bits at a multiple of N of them.
 template <int N>
 FW_DEVICE void load_halves(const void* from, int64_t i, uint32_t (&x)[N]) {

@@ -101,6 +101,15 @@ FW_DEVICE void load_floats(const float* from, float (&x)[N]) {
   }
 }
 
+template <int N>
+FW_DEVICE void store_floats(float* to, const float (&x)[N]) {
+  if constexpr (N == 1) {
+    to[0] = x[0];
+  } else {
+    FW_UNROLL for (int k = 0; k < N; k += 4) * reinterpret_cast<float4*>(to + k) = make_float4(x[k], x[k + 1], x[k + 2], x[k + 3]);
+  }
+}
+
 // Whether rows `stride` elements apart can be taken in packets.
 template <class T>
 bool in_packets(const void* data, int64_t stride) {

@@ -34,7 +34,7 @@ struct NormArgs {
   float* partial = nullptr;  // backward: [blocks, cols]
 };
 
-// The sum over a row's threads, the same in all of them. `scratch`: [kWarps] in shared memory, free again behind the next barrier.
+// The sum over a row's threads, the same in all of them. `scratch`: [kWarps] in shared memory, free again behind the block's next barrier.
 template <int kRowWarps>
 FW_DEVICE float row_sum(float x, float* scratch) {
   x = warp_sum(x);
@@ -43,7 +43,6 @@ FW_DEVICE float row_sum(float x, float* scratch) {
     sync_threads();
     x = 0;
     FW_UNROLL for (int w = 0; w < kRowWarps; ++w) x += scratch[w];
-    sync_threads();
   }
   return x;
 }
@@ -124,14 +123,16 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_forward_kernel(const NormArg
   });
 }
 
-// A warp (block) has the rows slot, slot + slots, ... and sums its share of dweight over them; a block's warps add theirs in order.
-template <class T, int N, int kVectors, int kRowWarps, bool kAccumulate>
+// A warp (block) has the rows slot, slot + slots, ... and sums its share of dweight over them; a block's warps add theirs in order. Rows of few packets a
+// thread are asked for kAhead rows before they are used, their rstd too: a block has few warps to hide it behind.
+template <class T, int N, int kVectors, int kRowWarps, bool kAccumulate, int kAhead>
 __global__ void __launch_bounds__(kThreads) rmsnorm_backward_kernel(const NormArgs<T> a) {
+  follow();  // for the kernel that adds the sums
   constexpr int kStep = kRowWarps * 32, kSlots = kWarps / kRowWarps;
   const int place = static_cast<int>(thread_index()) % kStep, slot = static_cast<int>(thread_index()) / kStep;
   const int64_t packets = a.cols / N;
-  float* scratch = reinterpret_cast<float*>(shared_memory());  // [kWarps], then [cols] sums of the block where packets are kept
-  float* sums = scratch + kWarps;
+  float* scratch = reinterpret_cast<float*>(shared_memory());  // [2, kWarps], a row's and the next one's; then [cols] sums of the block where packets are kept
+  float* sums = scratch + 2 * kWarps;
   float* partial = a.partial + int64_t{block_index_x()} * a.cols;
 
   constexpr int kKept = kVectors > 0 ? kVectors : 1;
@@ -139,37 +140,44 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_backward_kernel(const NormAr
   if constexpr (kVectors == 0) {
     for_packets<0>(place, kStep, packets, N, [&](int, int64_t c) { FW_UNROLL for (int k = 0; k < N; ++k) partial[c + k] = 0; });
   }
-  // Rows of few packets a thread are asked for while the one before is summed.
-  constexpr int kAhead = 2;
-  Packet<T, N> xs[kKept], dys[kKept], next_xs[kKept], next_dys[kKept];
-  const int64_t first = int64_t{block_index_x()} * kSlots + slot, step = int64_t{grid_size_x()} * kSlots;
-  const auto load_row = [&](int64_t row) {
-    for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) {
-      xs[i].load(a.x + row * a.x_stride + c);
-      dys[i].load(a.delta + row * a.delta_stride + c);
-    });
+  struct Row {
+    Packet<T, N> x[kKept], dy[kKept];
+    float rstd = 0;
   };
-  for (int64_t row = first; row < a.rows; row += step) {
+  Row rows[kAhead + 1];  // this one, and those behind it
+  const int64_t first = int64_t{block_index_x()} * kSlots + slot, step = int64_t{grid_size_x()} * kSlots;
+  const auto load_row = [&](int64_t row, Row& to) {
+    if (row >= a.rows) return;
+    to.rstd = a.rstd[row];
+    if constexpr (kVectors > 0) {
+      for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) {
+        to.x[i].load(a.x + row * a.x_stride + c);
+        to.dy[i].load(a.delta + row * a.delta_stride + c);
+      });
+    }
+  };
+  FW_UNROLL for (int i = 0; i < kAhead; ++i) load_row(first + i * step, rows[i]);
+  int half = 0;
+  for (int64_t row = first; row < a.rows; row += step, half ^= 1) {
+    load_row(row + kAhead * step, rows[kAhead]);
+    Row& now = rows[0];
     const T* x = a.x + row * a.x_stride;
     const T* dy = a.delta + row * a.delta_stride;
     T* dx = a.y + row * a.y_stride;
-    const float rstd = a.rstd[row];
+    const float rstd = now.rstd;
     Packet<T, N> before[kKept];
-    if constexpr (kVectors > 0) {
-      if (kVectors > kAhead || row == first) load_row(row);
-      if constexpr (kAccumulate) {
-        for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) { before[i].load(dx + c); });
-      }
+    if constexpr (kVectors > 0 && kAccumulate) {
+      for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) { before[i].load(dx + c); });
     }
     float dot = 0;
     for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) {
       if constexpr (kVectors == 0) {
-        xs[0].load(x + c);
-        dys[0].load(dy + c);
+        now.x[0].load(x + c);
+        now.dy[0].load(dy + c);
       }
       float n[N], h[N], w[N];
-      xs[i].get(n);
-      dys[i].get(h);
+      now.x[i].get(n);
+      now.dy[i].get(h);
       load_floats(a.weight + c, w);
       FW_UNROLL for (int k = 0; k < N; ++k) {
         n[k] *= rstd;
@@ -181,24 +189,16 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_backward_kernel(const NormAr
         dot += h[k] * w[k] * n[k];
       }
     });
-    if constexpr (kVectors > 0 && kVectors <= kAhead) {
-      if (row + step < a.rows) {
-        for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) {
-          next_xs[i].load(a.x + (row + step) * a.x_stride + c);
-          next_dys[i].load(a.delta + (row + step) * a.delta_stride + c);
-        });
-      }
-    }
-    const float mean = row_sum<kRowWarps>(dot, scratch) / static_cast<float>(a.cols);
+    const float mean = row_sum<kRowWarps>(dot, scratch + half * kWarps) / static_cast<float>(a.cols);
     for_packets<kVectors>(place, kStep, packets, N, [&](int i, int64_t c) {
       if constexpr (kVectors == 0) {
-        xs[0].load(x + c);
-        dys[0].load(dy + c);
+        now.x[0].load(x + c);
+        now.dy[0].load(dy + c);
         if constexpr (kAccumulate) before[0].load(dx + c);
       }
       float n[N], h[N], w[N], out[N];
-      xs[i].get(n);
-      dys[i].get(h);
+      now.x[i].get(n);
+      now.dy[i].get(h);
       load_floats(a.weight + c, w);
       FW_UNROLL for (int k = 0; k < N; ++k) out[k] = rstd * (h[k] * w[k] - n[k] * rstd * mean);
       if constexpr (kAccumulate) {
@@ -210,9 +210,7 @@ __global__ void __launch_bounds__(kThreads) rmsnorm_backward_kernel(const NormAr
       packet.set(out);
       packet.store(dx + c);
     });
-    if constexpr (kVectors > 0 && kVectors <= kAhead) {
-      FW_UNROLL for (int i = 0; i < kKept; ++i) xs[i] = next_xs[i], dys[i] = next_dys[i];
-    }
+    FW_UNROLL for (int i = 0; i < kAhead; ++i) rows[i] = rows[i + 1];
   }
   if constexpr (kVectors > 0) {
     for (int turn = 0; turn < kSlots; ++turn) {
@@ -280,8 +278,10 @@ void launch_backward(NormArgs<T> a, float* dweight, const Exec<T>& exec) {
     const int64_t rows = kWarps / warps.value;
     const int64_t blocks = std::min(kNormBlocks, (a.rows + rows - 1) / rows);
     a.partial = partial_sums(exec.arena, norm_sums(a.rows), a.cols);
-    const size_t shared = sizeof(float) * (kWarps + (vectors.value > 0 && warps.value == 1 ? static_cast<size_t>(a.cols) : 0));
-    launch(rmsnorm_backward_kernel<T, n.value, vectors.value, warps.value, kAccumulate>, Dim3{static_cast<unsigned>(blocks)}, kThreads, shared, stream, a);
+    const size_t shared = sizeof(float) * (2 * kWarps + (vectors.value > 0 && warps.value == 1 ? static_cast<size_t>(a.cols) : 0));
+    constexpr int kAhead = vectors.value == 1 ? 2 : vectors.value == 2 ? 1 : 0;
+    launch(rmsnorm_backward_kernel<T, n.value, vectors.value, warps.value, kAccumulate, kAhead>, Dim3{static_cast<unsigned>(blocks)}, kThreads, shared, stream,
+           a);
     add_column_sums(a.partial, blocks, a.cols, dweight, stream);
   });
   exec.arena.rewind(mark);

@@ -26,6 +26,10 @@ inline float* partial_sums(Arena& arena, int64_t runs, int64_t cols) { return ar
 inline constexpr int kSumRows = 128;  // or one a thread
 inline int64_t elementwise_sum_rows(int64_t rows) { return parts_of(rows, kSumRows); }
 
+// head_constant, backward: a sum of each head and block of kHeadConstantRows rows, or more.
+inline constexpr int64_t kHeadConstantRows = 64;
+inline float* head_constant_sums(Arena& arena, int64_t rows, int64_t heads) { return partial_sums(arena, parts_of(rows, kHeadConstantRows), heads); }
+
 // RMS norm, backward. Four blocks for each multiprocessor of a large device: part of the result's bits, so never the device's own number.
 inline constexpr int64_t kNormBlocks = 528;
 inline int64_t norm_sums(int64_t rows) { return std::min(kNormBlocks, rows); }
@@ -51,12 +55,16 @@ inline float* penalised_logits(Arena& arena, int64_t sequences, int64_t vocab) {
 
 // Embedding, backward: the sort of the tokens by id, and sums of the parts of the sorted list.
 inline constexpr int kSortTile = 2048, kSortDigits = 256, kEmbeddingRun = 16;
+struct alignas(8) SortedToken {
+  int32_t id, index;
+};
 struct EmbeddingScratch {
-  int32_t *histogram, *lists[2];
+  int32_t* histogram;
+  SortedToken* lists[2];
   float* partial;  // [parts, 2, cols]
   EmbeddingScratch(Arena& arena, int64_t tokens, int64_t cols)
       : histogram(arena.alloc<int32_t>(parts_of(tokens, kSortTile) * kSortDigits)),
-        lists{arena.alloc<int32_t>(tokens), arena.alloc<int32_t>(tokens)},
+        lists{arena.alloc<SortedToken>(tokens), arena.alloc<SortedToken>(tokens)},
         partial(arena.alloc<float>(2 * parts_of(tokens, kEmbeddingRun) * cols)) {}
 };
 

@@ -9,6 +9,7 @@
 
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/conv_tails.cuh"
+#include "ops/cuda/conv_window.cuh"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
@@ -41,41 +42,9 @@ struct ConvArgs {
   T* tail_out = nullptr;          // forward, where each sequence has one token: its new tail, which may be `tail`
 };
 
-template <int N, int W>
-struct Columns {
-  float v[W][N];  // [j]: of j tokens ago
-
-  FW_DEVICE void push(const float (&x)[N]) {
-    FW_UNROLL for (int j = W - 1; j > 0; --j) { FW_UNROLL for (int i = 0; i < N; ++i) v[j][i] = v[j - 1][i]; }
-    FW_UNROLL for (int i = 0; i < N; ++i) v[0][i] = x[i];
-  }
-};
-
-// taps[j] = w_j of the thread's columns.
-template <int N, int W>
-FW_DEVICE void load_taps(const float* weight, float (&taps)[W][N]) {
-  FW_UNROLL for (int i = 0; i < N; ++i) { FW_UNROLL for (int j = 0; j < W; ++j) taps[j][i] = weight[i * W + W - 1 - j]; }
-}
-
 template <class T, int N>
 FW_DEVICE void load_bias(const ConvArgs<T>& a, int64_t column, float (&bias)[N]) {
   FW_UNROLL for (int i = 0; i < N; ++i) bias[i] = a.bias != nullptr ? a.bias[column + i] : 0.0f;
-}
-
-// The W-1 inputs before token t of sequence n, which begins at `begin`; the newest in v[0].
-template <class T, int N, int W>
-FW_DEVICE void load_history(const ConvArgs<T>& a, int64_t column, int64_t n, int64_t begin, int64_t t, Columns<N, W>& window) {
-  FW_UNROLL for (int j = 0; j < W; ++j) { FW_UNROLL for (int i = 0; i < N; ++i) window.v[j][i] = 0; }
-  FW_UNROLL for (int j = 0; j < W - 1; ++j) {
-    const int64_t position = t - 1 - j - begin;
-    Packet<T, N> packet;
-    if (position >= 0) {
-      packet.load(a.x + (begin + position) * a.x_stride + column);
-    } else if (a.tail != nullptr) {
-      packet.load(a.tail + (n * (W - 1) + W - 1 + position) * a.cols + column);
-    }
-    packet.get(window.v[j]);
-  }
 }
 
 template <class T, int N, int W>
@@ -95,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const Conv
     const int64_t begin = a.places.begin_of(n), stop = min(end, a.places.begin_of(n + 1));
     if (t >= stop) continue;  // an empty sequence
     Columns<N, W> window;
-    load_history<T, N, W>(a, column, n, begin, t, window);
+    load_history(a.x, a.x_stride, a.tail, a.cols, column, n, begin, t, window);
     const auto step = [&](const Packet<T, N>& packet, T* y) {
       float x[N];
       packet.get(x);
@@ -150,7 +119,7 @@ __global__ void __launch_bounds__(kThreads) short_conv_backward_kernel(const Con
     const int64_t begin = a.places.offsets[n], next = a.places.offsets[n + 1], first = t, stop = min(end, next);
     if (t >= stop) continue;
     Columns<N, W> window, dp;
-    load_history<T, N, W>(a, column, n, begin, t, window);
+    load_history(a.x, a.x_stride, a.tail, a.cols, column, n, begin, t, window);
     FW_UNROLL for (int j = 0; j < W; ++j) { FW_UNROLL for (int i = 0; i < N; ++i) dp.v[j][i] = 0; }
     // dx of the token W-1 before t: nothing later reaches it.
     const auto store_dx = [&](int64_t of) {
