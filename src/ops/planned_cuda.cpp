@@ -55,7 +55,9 @@ struct Plan {
   static void gated_conv_backward(E exec, Mat<const T>, Mat<const T> x, Mat<const T>, const W*, const W*, int64_t width, const PassLayout&, const T*, Mat<T>,
                                   Mat<T>, W*, W*) {
     const ArenaMark mark(exec.arena);
-    cuda::partial_sums(exec.arena, cuda::parts_of(x.rows, cuda::kGatedConvRun), x.cols * (width + 1));
+    const int64_t runs = cuda::parts_of(x.rows, cuda::kGatedConvRun);
+    cuda::partial_sums(exec.arena, runs, x.cols * width);
+    cuda::partial_sums(exec.arena, runs, x.cols);
   }
   static void sigmoid_gate_backward(E exec, Mat<const T>, Mat<const T> y, W, Mat<T>, W* dbias) {
     if (dbias != nullptr) plan_sums(exec, 1, y, true);

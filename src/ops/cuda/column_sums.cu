@@ -9,22 +9,15 @@ namespace {
 
 constexpr int kWarps = 32;
 
-// Where the sum of a column goes: the first `cols` into one, those behind into the other.
-struct Targets {
-  float *first, *behind;
-  int64_t cols;
-  FW_DEVICE float* of(int64_t c) const { return c < cols ? first + c : behind + (c - cols); }
-};
-
 template <bool kAdd>
-__global__ void __launch_bounds__(kWarps * 32) column_sums_kernel(const float* partial, int64_t rows, int64_t cols, const Targets to) {
+__global__ void __launch_bounds__(kWarps * 32) column_sums_kernel(const float* partial, int64_t rows, int64_t cols, float* to) {
   follow();
   constexpr int kLoads = 16;
   float* sums = reinterpret_cast<float*>(shared_memory());  // [kWarps, 32]
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
   const int64_t c = int64_t{block_index_x()} * 32 + lane;
   float sum = 0, old = 0;
-  if (kAdd && warp == 0 && c < cols) old = *to.of(c);  // on its way with the others
+  if (kAdd && warp == 0 && c < cols) old = to[c];  // on its way with the others
   if (c < cols) {
     for (int64_t first = warp; first < rows; first += kLoads * kWarps) {
       float x[kLoads];
@@ -40,7 +33,7 @@ __global__ void __launch_bounds__(kWarps * 32) column_sums_kernel(const float* p
   if (warp > 0 || c >= cols) return;
   float total = sums[lane];
   FW_UNROLL for (int w = 1; w < kWarps; ++w) total += sums[w * 32 + lane];
-  *to.of(c) = kAdd ? old + total : total;
+  to[c] = kAdd ? old + total : total;
 }
 
 // A warp has a group.
@@ -54,7 +47,7 @@ __global__ void __launch_bounds__(32) group_sums_kernel(const float* sums, int64
 }
 
 template <bool kAdd>
-void column_sums(const float* partial, int64_t rows, int64_t cols, const Targets& to, void* stream) {
+void column_sums(const float* partial, int64_t rows, int64_t cols, float* to, void* stream) {
   launch_overlapped(column_sums_kernel<kAdd>, Dim3{static_cast<unsigned>((cols + 31) / 32)}, kWarps * 32, kWarps * 32 * sizeof(float), stream, partial, rows,
                     cols, to);
 }
@@ -62,16 +55,10 @@ void column_sums(const float* partial, int64_t rows, int64_t cols, const Targets
 }  // namespace
 
 void add_column_sums(const float* partial, int64_t rows, int64_t cols, float* to, void* stream) {
-  if (rows > 0) column_sums<true>(partial, rows, cols, {to, nullptr, cols}, stream);
+  if (rows > 0) column_sums<true>(partial, rows, cols, to, stream);
 }
 
-void add_column_sums(const float* partial, int64_t rows, int64_t first_cols, float* first, int64_t behind_cols, float* behind, void* stream) {
-  if (rows > 0) column_sums<true>(partial, rows, first_cols + behind_cols, {first, behind, first_cols}, stream);
-}
-
-void set_column_sums(const float* partial, int64_t rows, int64_t cols, float* to, void* stream) {
-  column_sums<false>(partial, rows, cols, {to, nullptr, cols}, stream);
-}
+void set_column_sums(const float* partial, int64_t rows, int64_t cols, float* to, void* stream) { column_sums<false>(partial, rows, cols, to, stream); }
 
 void add_group_sums(const float* partial, int64_t rows, int64_t cols, int64_t group, float* to, Arena& arena, void* stream) {
   if (rows == 0) return;

@@ -9,8 +9,6 @@ namespace fw::cuda {
 
 // to[c] += sum over r of partial[r, c];  partial [rows, cols] in device memory, contiguous.
 void add_column_sums(const float* partial, int64_t rows, int64_t cols, float* to, void* stream);
-// Of two gradients: partial [rows, first_cols + behind_cols].
-void add_column_sums(const float* partial, int64_t rows, int64_t first_cols, float* first, int64_t behind_cols, float* behind, void* stream);
 void set_column_sums(const float* partial, int64_t rows, int64_t cols, float* to, void* stream);  // = in place of +=
 // to[c / group] += sum over r and the group's columns c, with scratch from the arena.
 void add_group_sums(const float* partial, int64_t rows, int64_t cols, int64_t group, float* to, Arena& arena, void* stream);

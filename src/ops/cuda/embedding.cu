@@ -7,7 +7,6 @@
 // are short, and what they do is wait for memory, so a thread has all of its tokens on their way at once, and each kernel is there before the one in front is
 // over.
 #include <bit>
-#include <cstdlib>
 
 #include "ops/cuda/operations.h"
 #include "ops/cuda/overlap.cuh"
@@ -347,8 +346,7 @@ __global__ void __launch_bounds__(kSumThreads) join_parts_kernel(const SumArgs<T
 // The tokens in the order of their ids, those of one id as they come.
 const SortedToken* sorted_tokens(const int32_t* ids, int64_t count, int64_t vocab, const EmbeddingScratch& scratch, void* stream) {
   const int64_t tiles = parts_of(count, kTile), ranges = parts_of(vocab, kDigits);
-  const char* choice = std::getenv("FW_H2_EMBEDDING");
-  if (choice == nullptr && ranges > 1 && ranges * count <= kMostRead) {
+  if (ranges > 1 && ranges * count <= kMostRead) {
     launch_overlapped(sort_range_kernel, Dim3{static_cast<unsigned>(ranges)}, kRangeThreads, kRangeShared, stream, ids, static_cast<int>(count),
                       scratch.lists[0], scratch.lists[1]);
     return scratch.lists[1];

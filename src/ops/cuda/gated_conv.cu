@@ -5,8 +5,6 @@
 // tokens add to: each row is read once, W-1 of them around the run again, and memory limits both as long as the rows of several tokens are on their way. Of
 // any other width a thread has one column, and the rows around each token come from the cache. Runs have a fixed length: the order of the sums is that of the
 // shape alone.
-#include <cstdlib>
-
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/conv_tails.cuh"
 #include "ops/cuda/conv_window.cuh"
@@ -29,11 +27,8 @@ struct GatedConvArgs {
   int width;
   PassPlaces places;
   const T* tail;
-  float* partial;      // [runs, cols width + cols]: of dweight, and of dbias
-  int64_t run = kRun;  // tokens of a thread; forward: one where each sequence has one
-
-  FW_DEVICE float* dweight(int64_t column) const { return partial + (int64_t{block_index_x()} * (width + 1) * x.cols + column * width); }
-  FW_DEVICE float* dbias(int64_t column) const { return partial + ((int64_t{block_index_x()} * (width + 1) + width) * x.cols + column); }
+  float *dweight, *dbias;  // partial sums [runs, cols, width] and [runs, cols]
+  int64_t run = kRun;      // forward: tokens of a thread; one where each sequence has one
 };
 
 // The tokens of a thread's run, sequence by sequence: body(sequence, its begin, the first token, behind the last, behind the sequence).
@@ -66,23 +61,13 @@ FW_DEVICE void for_rows_ahead(int count, const Load& load, const Step& step) {
   }
 }
 
-// As load_taps(), of rows of W at multiples of 16 bytes.
-template <int N, int W>
-FW_DEVICE void load_tap_packets(const float* weight, float (&taps)[W][N]) {
-  FW_UNROLL for (int i = 0; i < N; ++i) {
-    float of[W];
-    load_floats(weight + i * W, of);
-    FW_UNROLL for (int j = 0; j < W; ++j) taps[j][i] = of[W - 1 - j];
-  }
-}
-
 template <class T, int N, int W>
 __global__ void __launch_bounds__(kThreads, 4) gated_conv_forward_kernel(const GatedConvArgs<T> a) {
   constexpr int kAhead = 6;
   const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N;
   float taps[W][N], bias[N];
   if (column < a.x.cols) {  // parameters, which no kernel in front writes
-    load_tap_packets(a.weight + column * W, taps);
+    load_taps<N, W>(a.weight + column * W, taps);
     load_floats(a.bias + column, bias);
   }
   follow();
@@ -125,12 +110,12 @@ __global__ void __launch_bounds__(kThreads, 4) gated_conv_backward_kernel(const 
   const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N;
   if (column >= a.x.cols) return;
   float taps[W][N], dtaps[W][N] = {}, bias[N], dbias[N] = {};
-  load_tap_packets(a.weight + column * W, taps);
+  load_taps<N, W>(a.weight + column * W, taps);
   load_floats(a.bias + column, bias);
   struct Row {
     Packet<T, N> dy, gate, x;
   };
-  for_sequences(a, a.run, [&](int64_t n, int64_t begin, int64_t first, int64_t stop, int64_t next) {
+  for_sequences(a, kRun, [&](int64_t n, int64_t begin, int64_t first, int64_t stop, int64_t next) {
     Columns<N, W> window, dx;  // dx: of the last tokens, without what later ones add
     load_history(a.x.data, a.x.stride, a.tail, a.x.cols, column, n, begin, first, window);
     FW_UNROLL for (int j = 0; j < W; ++j) { FW_UNROLL for (int k = 0; k < N; ++k) dx.v[j][k] = 0; }
@@ -190,12 +175,11 @@ __global__ void __launch_bounds__(kThreads, 4) gated_conv_backward_kernel(const 
       add_to_dx(count + j, dy, dc);
     }
   });
+  float* dweight = a.dweight + (int64_t{block_index_x()} * a.x.cols + column) * W;
   FW_UNROLL for (int i = 0; i < N; ++i) {
-    float of[W];
-    FW_UNROLL for (int j = 0; j < W; ++j) of[W - 1 - j] = dtaps[j][i];
-    store_floats(a.dweight(column + i), of);
+    a.dbias[int64_t{block_index_x()} * a.x.cols + column + i] = dbias[i];
+    FW_UNROLL for (int j = 0; j < W; ++j) dweight[i * W + W - 1 - j] = dtaps[j][i];
   }
-  store_floats(a.dbias(column), dbias);
 }
 
 // Of any width: the input of sequence n at a place that may lie before its first token.
@@ -239,10 +223,10 @@ __global__ void __launch_bounds__(kThreads) any_gated_conv_backward_kernel(const
   const auto tap = [&](int j) { return a.weight[column * a.width + a.width - 1 - j]; };
   const auto dy_at = [&](int64_t t) { return number(a.dy.data[t * a.dy.stride + column]); };
   const auto dc_at = [&](int64_t t) { return dy_at(t) * number(a.gate.data[t * a.gate.stride + column]); };
-  float* dweight = a.dweight(column);
+  float* dweight = a.dweight + (int64_t{block_index_x()} * a.x.cols + column) * a.width;
   for (int j = 0; j < a.width; ++j) dweight[j] = 0;
   float dbias = 0;
-  for_sequences(a, a.run, [&](int64_t n, int64_t begin, int64_t first, int64_t stop, int64_t next) {
+  for_sequences(a, kRun, [&](int64_t n, int64_t begin, int64_t first, int64_t stop, int64_t next) {
     for (int64_t t = first; t < stop; ++t) {
       const float dy = dy_at(t), dc = dc_at(t);
       const float c = convolve(a, n, begin, t, column, [&](int j, float x) { dweight[a.width - 1 - j] += dc * x; });
@@ -253,7 +237,7 @@ __global__ void __launch_bounds__(kThreads) any_gated_conv_backward_kernel(const
       a.dgate.data[t * a.dgate.stride + column] = stored<T>(c * dy);
     }
   });
-  *a.dbias(column) = dbias;
+  a.dbias[int64_t{block_index_x()} * a.x.cols + column] = dbias;
 }
 
 Dim3 grid_of(int64_t runs, int64_t columns) { return {static_cast<unsigned>(runs), static_cast<unsigned>(parts_of(columns, kThreads))}; }
@@ -263,7 +247,7 @@ template <class T>
 bool is_usual(const GatedConvArgs<T>& a) {
   const auto in_rows = [](const auto& x) { return x.data == nullptr || in_packets<T>(x.data, x.stride); };
   return a.width == kUsualWidth && a.x.cols % kPacket<T> == 0 && in_rows(a.x) && in_rows(a.gate) && in_rows(a.dy) && in_rows(a.y) && in_rows(a.dgate) &&
-         (a.tail == nullptr || in_packets<T>(a.tail, a.x.cols)) && in_packets<float>(a.bias, 0) && in_packets<float>(a.weight, 0);
+         (a.tail == nullptr || in_packets<T>(a.tail, a.x.cols)) && in_packets<float>(a.bias, 0);
 }
 
 }  // namespace
@@ -274,7 +258,7 @@ template <class T>
 void gated_conv_forward(const Exec<T>& exec, Mat<const T> x, Mat<const T> gate, const Wide<T>* weight, const Wide<T>* bias, int64_t width,
                         const PassLayout& layout, const T* tail_in, T* tail_out, Mat<T> y) {
   void* stream = exec.device.stream();
-  GatedConvArgs<T> a{x, gate, {}, y, {}, weight, bias, static_cast<int>(width), PassPlaces(layout), tail_in, nullptr};
+  GatedConvArgs<T> a{x, gate, {}, y, {}, weight, bias, static_cast<int>(width), PassPlaces(layout), tail_in, nullptr, nullptr};
   if (layout.host.single_tokens()) a.run = 1;
   const int64_t runs = parts_of(x.rows, a.run);
   if (is_usual(a)) {
@@ -291,16 +275,17 @@ void gated_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, M
   if (x.rows == 0) return;
   const Arena::Mark mark = exec.arena.mark();
   void* stream = exec.device.stream();
-  float* partial = partial_sums(exec.arena, parts_of(x.rows, kRun), x.cols * (width + 1));
-  GatedConvArgs<T> a{x, gate, dy, dx, dgate, weight, bias, static_cast<int>(width), PassPlaces(layout), tail_in, partial};
-  if (const char* choice = std::getenv("FW_H2_CONV"); choice != nullptr && x.rows >= 8192) a.run = std::atoi(choice);
-  const int64_t runs = parts_of(x.rows, a.run);
+  const int64_t runs = parts_of(x.rows, kRun);
+  float* weight_sums = partial_sums(exec.arena, runs, x.cols * width);
+  float* bias_sums = partial_sums(exec.arena, runs, x.cols);
+  const GatedConvArgs<T> a{x, gate, dy, dx, dgate, weight, bias, static_cast<int>(width), PassPlaces(layout), tail_in, weight_sums, bias_sums};
   if (is_usual(a)) {
     launch(gated_conv_backward_kernel<T, kUsualColumns, kUsualWidth>, grid_of(runs, x.cols / kUsualColumns), kThreads, 0, stream, a);
   } else {
     launch(any_gated_conv_backward_kernel<T>, grid_of(runs, x.cols), kThreads, 0, stream, a);
   }
-  add_column_sums(partial, runs, x.cols * width, dweight, x.cols, dbias, stream);
+  add_column_sums(weight_sums, runs, x.cols * width, dweight, stream);
+  add_column_sums(bias_sums, runs, x.cols, dbias, stream);
   exec.arena.rewind(mark);
 }
 

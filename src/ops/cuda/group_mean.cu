@@ -1,8 +1,6 @@
 // Means over a head's columns on the device: y[t, h] = mean of x[t, h group ...], and backward dx += dy / group.
 // Forward reads x alone, backward reads and writes dx: memory limits both as long as a packet costs few instructions, so a thread keeps its columns over
 // several rows, and a packet that lies within one head takes one number of dy; the sums of bf16 numbers are products with ones.
-#include <cstdlib>
-
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/head_lanes.cuh"
 
@@ -95,11 +93,7 @@ void launch_group_mean(Mat<const T> x, Mat<T> y, void* stream) {
     constexpr int kN = kPacket<T>;
     const HeadCut cut(y.rows, y.cols, group, kN, 8);
     if constexpr (kHasProductSums<T, kN>) {
-      const char* choice = std::getenv("FW_H2_MEAN");
-      const int form = choice == nullptr ? 0 : std::atoi(choice);
-      if (1 << cut.log_lanes >= kProductLanes && form != 2) {
-        return form == 0 ? run.template operator()<kN, 8, true>(cut) : run.template operator()<kN, 4, true>(cut);
-      }
+      if (1 << cut.log_lanes >= kProductLanes) return run.template operator()<kN, 8, true>(cut);
     }
     run.template operator()<kN, 8, false>(cut);
   } else {

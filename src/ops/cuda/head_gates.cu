@@ -1,6 +1,4 @@
 // Parameters of a head as gates of every token on the device.
-#include <cstdlib>
-
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/head_lanes.cuh"
 #include "ops/cuda/math.cuh"
@@ -151,9 +149,7 @@ void head_constant_backward(const Exec<T>& exec, Mat<const T> dy, int64_t group,
   const int64_t heads = dy.cols / group;
   float* partial = head_constant_sums(exec.arena, dy.rows, heads);
   const auto run = [&]<int N, bool kProducts>(const HeadCut& cut) {
-    const char* choice = std::getenv("FW_H2_CONSTANT");
-    const int form = choice == nullptr ? 0 : std::atoi(choice);
-    const int turns = dy.rows >= 8192 ? form == 0 ? 4 : form == 2 ? 2 : 1 : 1;
+    const int turns = dy.rows >= 8192 ? 2 : 1;
     const int64_t row_blocks = cut.cut.row_blocks(cut.cut.down() * kConstantRows * turns);
     launch(head_constant_backward_kernel<T, N, kProducts>, Dim3{static_cast<unsigned>(cut.blocks(row_blocks))}, kElementThreads,
            sizeof(float) * kElementThreads, stream, dy.data, dy.stride, cut, turns, partial);
