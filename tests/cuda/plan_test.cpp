@@ -68,6 +68,21 @@ TEST(DevicePlan, SaysTheForm) {
 }
 
 // Few heads leave room beside the reverse scan; 64 heads of 4 sequences leave none, and a single chunk is not worth it.
+// The chunk form saves values of gates of one number for backward, and says so.
+TEST(DevicePlan, SavesValuesOfNumbers) {
+  fw_desc desc = descriptor("gated_deltanet");
+  fw_sizes values, logits;
+  FW_INIT(&values);
+  FW_INIT(&logits);
+  ASSERT_EQ(fw_workspace_query(&desc, &values), FW_OK) << fw_last_error();
+  desc.gates.beta = FW_GIVEN_SIGMOID;
+  ASSERT_EQ(fw_workspace_query(&desc, &logits), FW_OK) << fw_last_error();
+  const size_t bytes = static_cast<size_t>(desc.B * desc.T * desc.HV) * sizeof(float);
+  EXPECT_GE(logits.saved, values.saved + bytes);
+  EXPECT_LT(logits.saved, values.saved + bytes + 2048);
+  EXPECT_NE(plan_text(desc).find("saved: " + std::to_string(logits.saved) + " bytes"), std::string::npos) << plan_text(desc);
+}
+
 // A few tokens' values of gates are made with the token; those of many tokens, and of numbers that no law is for, by a kernel in front.
 TEST(DevicePlan, SaysWhereLogitsBecomeValues) {
   fw_desc desc = descriptor("gated_deltanet2");

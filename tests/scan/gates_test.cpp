@@ -212,7 +212,7 @@ TEST(Gates, AreInThePlanOfCuda) {
   ASSERT_EQ(fw_workspace_query(&call.desc, &logits), FW_OK) << fw_last_error();
   EXPECT_GE(logits.forward, values.forward + 100 * sizeof(float));
   EXPECT_GE(logits.backward, values.backward + 200 * sizeof(float));
-  EXPECT_GE(logits.saved, values.saved + 100 * sizeof(float));
+  EXPECT_EQ(logits.saved, values.saved);
   std::vector<char> text(10000);
   ASSERT_GT(fw_plan_text(&call.desc, text.data(), text.size()), 0u) << fw_last_error();
   EXPECT_THAT(text.data(), HasSubstr("kernels forward: gates -> "));
