@@ -191,6 +191,33 @@ __global__ void __launch_bounds__(128) cluster_kernel(const ClusterArgs args) {
   }
 }
 
+// Blocks of a cluster: each sends its numbers to the next one, in each of two rounds. Shared memory: own numbers, those of the block in front, a barrier.
+__global__ void __launch_bounds__(128) cluster_copy_kernel(const ClusterArgs args) {
+  auto* const mine = reinterpret_cast<uint32_t*>(shared_memory());
+  auto* const received = mine + 128;
+  auto* const come = reinterpret_cast<uint64_t*>(received + 128);
+  const unsigned thread = thread_index(), block = block_index_x();
+  const int next = (static_cast<int>(block) % args.cluster + 1) % args.cluster;
+  if (thread == 0) {
+    mbarrier_init(come, 1);
+    mbarrier_init_fence();
+  }
+  sync_threads();
+  for (unsigned round = 0; round < 2; ++round) {
+    if (thread == 0) mbarrier_expect(come, 512);
+    mine[thread] = (block + 1) * 1000 + thread * (round + 1);
+    fence_async_shared();
+    sync_threads();
+    cluster_arrive();
+    cluster_wait();  // all expect
+    if (thread == 0) cluster_copy(received, next, mine, 512, come);
+    mbarrier_wait(come, static_cast<int>(round));
+    args.sums[(round * grid_size_x() + block) * 128 + thread] = received[thread];
+    cluster_arrive();
+    cluster_wait();  // all have read
+  }
+}
+
 // ---- Bulk copies: a producer warpgroup (one thread of it) loads rows of 512 floats through three stages, 128 consumers double them, and
 // store each row. Shared memory: 3 stages, 2 rows out, 6 barriers.
 struct BulkArgs {

@@ -279,6 +279,21 @@ void test_clusters() {
   }
 }
 
+void test_cluster_copies() {
+  Test test("cluster_copy, cluster_arrive, cluster_wait");
+  for (const unsigned cluster : {1u, 2u, 4u, 8u}) {
+    const unsigned blocks = 3 * cluster;
+    DeviceBuffer<uint32_t> sums(std::size_t{2} * blocks * 128);
+    launch_overlapped_clusters(cluster_copy_kernel, {blocks, 1, 1}, cluster, 128, 1032, nullptr, ClusterArgs{sums.data(), static_cast<int>(cluster)});
+    const auto is = sums.download();
+    for (unsigned i = 0; i < 2 * blocks * 128; ++i) {
+      const unsigned round = i / (blocks * 128), block = i / 128 % blocks, first = block / cluster * cluster,
+                     before = first + (block - first + cluster - 1) % cluster;
+      test.equal(i, is[i], (before + 1) * 1000 + i % 128 * (round + 1));
+    }
+  }
+}
+
 void test_named_barriers() {
   constexpr int kRounds = 5;
   DeviceBuffer<uint32_t> y(std::size_t{128});
@@ -385,6 +400,7 @@ int run_all() {
   test_bulk();
   test_tensor();
   test_clusters();
+  test_cluster_copies();
   test_named_barriers();
   test_chain();
   test_counts();

@@ -173,7 +173,7 @@ void Block::run(const GridShape& shape, const std::function<void()>& kernel, int
     thread.products.clear();
     thread.operands.clear();
     thread.product_group = 0;
-    thread.warp_syncs = thread.block_syncs = thread.cluster_syncs = thread.cluster_waits = 0;
+    thread.warp_syncs = thread.block_syncs = thread.cluster_barriers = 0;
     thread.at_cluster = false;
   }
   for (unsigned i = 0; i < shape.threads; ++i) wake(reverse_ ? shape.threads - 1 - i : i);
@@ -225,31 +225,29 @@ void Block::grid_launch(bool first) {
        "(launch.h: grid_dependency_launch_first)");
 }
 
-void Block::cluster_sync() {
-  void* const end = cluster_->barrier(thread().cluster_syncs++);
-  races::release(end);
-  cluster_arrive();
-  cluster_wait();
-  races::acquire(end);
-}
-
+// For ThreadSanitizer also a barrier that shows nothing orders: what was read before it is overwritten behind it. That it does not show what was written is not
+// seen here.
 void Block::cluster_arrive() {
   Thread& me = thread();
   if (me.at_cluster) fail(position.thread, "arrives at a barrier of the cluster again and has not waited for the one before");
+  races::release(cluster_->barrier(me.cluster_barriers));
   me.at_cluster = true;
   ++cluster_arrived_;
 }
 
 void Block::cluster_wait() {
-  const races::Quiet quiet;
   Thread& me = thread();
   if (!me.at_cluster) fail(position.thread, "waits for a barrier of the cluster and has not arrived at it");
-  if (cluster_->barriers_over() <= me.cluster_waits) {
-    cluster_waiters_.push_back(position.thread);
-    wait("cluster_wait");
+  const uint64_t barrier = me.cluster_barriers++;
+  {
+    const races::Quiet quiet;
+    if (cluster_->barriers_over() <= barrier) {
+      cluster_waiters_.push_back(position.thread);
+      wait("cluster_wait");
+    }
+    me.at_cluster = false;
   }
-  ++me.cluster_waits;
-  me.at_cluster = false;
+  races::acquire(cluster_->barrier(barrier));
 }
 
 void Block::open_cluster_barrier() {
@@ -312,8 +310,11 @@ void Cluster::go_on(bool early) {
       Block& block = *blocks_[blocks_[0]->reverse() ? size_ - 1 - i : i];
       if (!block.over() && block.advance()) went = true;
     }
-    for (unsigned i = 0; i < size_ && !went; ++i) {
-      if (!blocks_[i]->over()) blocks_[i]->report_deadlock();
+    if (went) continue;
+    for (const bool stays_away : {true, false}) {  // rather one that the others wait for
+      for (unsigned i = 0; i < size_; ++i) {
+        if (!blocks_[i]->over() && blocks_[i]->at_cluster_barrier() != stays_away) blocks_[i]->report_deadlock();
+      }
     }
   }
 }
@@ -478,7 +479,7 @@ Fiber& Block::next_fiber() {
   const races::Quiet quiet;
   while (ready_.empty()) {
     if (live_ == 0) return home_;
-    if ((!grid_waiters_.empty() || cluster_->size() > 1) && deferred_.empty() && lingering_.empty()) return home_;
+    if ((!grid_waiters_.empty() || !cluster_waiters_.empty() || cluster_->size() > 1) && deferred_.empty() && lingering_.empty()) return home_;
     let_one_go_on();
   }
   if (shuffled_) std::swap(ready_.front(), ready_[random_() % ready_.size()]);

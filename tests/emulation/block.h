@@ -74,8 +74,8 @@ struct Thread {
   std::vector<LateProduct> products;
   std::vector<Operand> operands;
   unsigned product_group;
-  uint64_t warp_syncs, block_syncs, cluster_syncs, cluster_waits;  // how many it has come to
-  bool at_cluster;                                                 // has arrived at one that it has not waited for
+  uint64_t warp_syncs, block_syncs, cluster_barriers;  // how many it has come to; of the last, that are behind it
+  bool at_cluster;                                     // has arrived at one that it has not waited for
   races::Proxy proxy;
 };
 
@@ -114,7 +114,6 @@ class Block {
   void wait_for_grid(const char* what);
   void grid_wait();
   void grid_launch(bool first);
-  void cluster_sync();
   void cluster_arrive();
   void cluster_wait();
   Block& cluster_block(int rank, const char* what);

@@ -117,7 +117,10 @@ void sync_threads() {
 void named_barrier_sync(int id, int threads) { emulation::named_barrier(id, threads, true); }
 void named_barrier_arrive(int id, int threads) { emulation::named_barrier(id, threads, false); }
 
-void cluster_sync() { Block::current().cluster_sync(); }
+void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
 void cluster_arrive() { Block::current().cluster_arrive(); }
 void cluster_wait() { Block::current().cluster_wait(); }
 void* cluster_place(const void* shared, int rank) { return Block::current().cluster_place(shared, rank); }

@@ -281,6 +281,28 @@ void of_another_cluster(const float*, float*) {
   cluster_sync();
   cluster_memory(shared_memory(), 2);
 }
+void arrives_twice(const float*, float*) {
+  cluster_arrive();
+  cluster_arrive();
+}
+void waits_without_arriving(const float*, float*) { cluster_wait(); }
+void leaves_between(const float*, float*) { cluster_arrive(); }
+void sends_to_no_block(const float*, float*) {
+  auto* const memory = reinterpret_cast<uint64_t*>(shared_memory());
+  if (thread_index() == 0) mbarrier_init(memory, 1);
+  cluster_sync();
+  cluster_copy(memory + 2, 2, memory + 4, 16, memory);
+}
+// Each waits for bytes that the other does not send.
+void waits_for_another(const float*, float*) {
+  auto* const memory = reinterpret_cast<uint64_t*>(shared_memory());
+  if (thread_index() == 0) {
+    mbarrier_init(memory, 1);
+    mbarrier_expect(memory, 16);
+  }
+  cluster_sync();
+  mbarrier_wait(memory, 0);
+}
 // What four blocks got, after a kernel in front that makes to[1] of it: 2.
 bool pass_on(const char* early, const char* order) {
   setenv("FW_EMULATION_EARLY", early, 1);
@@ -354,6 +376,11 @@ int run_all() {
   dies("a block that reads in one that is over", passes_on<false>, "cluster_memory of block 0, which is over or has not begun", 128, 4096, false, 2);
   dies("cluster_sync that not all blocks reach", one_block_stays_away, "block (1, 0, 0), thread", 128, 4096, false, 2);
   dies("cluster_memory of no block", of_another_cluster, "cluster_memory of block 2 of 2", 128, 4096, false, 2);
+  dies("cluster_arrive twice", arrives_twice, "arrives at a barrier of the cluster again", 128, 4096, false, 2);
+  dies("cluster_wait without cluster_arrive", waits_without_arriving, "has not arrived at it", 128, 4096, false, 2);
+  dies("a thread that leaves between them", leaves_between, "leaves the kernel between cluster_arrive and cluster_wait", 128, 4096, false, 2);
+  dies("cluster_copy to no block", sends_to_no_block, "cluster_copy of block 2 of 2", 128, 4096, false, 2);
+  dies("blocks that wait for what nobody sends", waits_for_another, "16 bytes missing", 128, 4096, false, 2);
   dies("a cluster too large", fresh_memory, "9 blocks in clusters of 9", 128, 4096, false, 9);
   result("shared memory is not zero", std::isnan(runs(fresh_memory, "", "0")), "a number");
   std::printf("%d failures\n", failures);
