@@ -80,7 +80,7 @@ struct HeadArg {
 };
 // Laws of gates whose tensors are logits that kernels of the scan make the values of themselves, as the kernels of gates/ would. In the chunk form prepare()
 // and gradients() (select.h: prepare_forms_gates(), gradients_form_gates()), rounded to bf16: log-decays and gates of channels, all that the rule has, or none.
-// In the token form token_forward(): numbers, too. a_log and dt_bias are the log-decay's.
+// In the token form token_forward() where few_tokens() (token/cut.h): numbers, too. a_log and dt_bias are the log-decay's.
 struct FormedGates {
   GateLaw<float> g, erase_gate, write_gate, beta;
   HeadArg a_log, dt_bias;

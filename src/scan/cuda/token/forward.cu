@@ -123,8 +123,8 @@ struct WarpState {
   static FW_DEVICE Stage<kN> stage(const ForwardCut& cut, const StateRef& state) { return {shared_memory() + cut.stage, kLogTile, state.bf16}; }
 };
 
-// Brings rows of a contiguous state [V, K] into the L2 cache: allowed before grid_dependency_wait(), for that is where the kernel before
-// this one writes too. Of one that is staged ([K, V]) the lines of a tile of values, one a key, by threads.
+// Bring rows of a contiguous state into the L2 cache: allowed before grid_dependency_wait(), for that is where the kernel before this one writes too.
+// Of a state that is staged ([K, V]) the lines of a tile of values, one a key, by threads.
 FW_DEVICE void prefetch_tile(const TokenForwardArgs& a, const TokenPlace& place, int thread, int threads) {
   const Problem& x = a.problem;
   if (has_slots(a.slots) || x.initial_state.stride_v != 1 || place.v_tile >= x.V) return;
@@ -132,6 +132,7 @@ FW_DEVICE void prefetch_tile(const TokenForwardArgs& a, const TokenPlace& place,
   const int size = state.bf16 != 0 ? 2 : 4;
   for (int k = thread; k < x.K; k += threads) prefetch_line(state.data + (k * x.initial_state.stride_k + place.v_tile) * size);
 }
+// Of a state [V, K] whole rows, by a warp.
 FW_DEVICE void prefetch_rows(const TokenForwardArgs& a, const TokenPlace& place, int first, int last, int lane) {
   const Problem& x = a.problem;
   if (has_slots(a.slots) || x.initial_state.stride_v != x.K) return;
