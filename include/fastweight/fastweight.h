@@ -14,9 +14,9 @@
  * final_state and checkpoints may each be bf16 too, whatever io_dtype is: sums are float32. Strides count elements; the last dimension has stride 1.
  * CUDA (descriptor's device): every tensor, workspace and saved buffer is device memory; cu_seqlens is host memory, read before the
  * call returns, or device memory (seqlens_memory). Work is queued on the descriptor's stream: no allocation, no synchronisation, and a
- * graph may capture it. dtype is FW_F32 there, K at most 256, and the chunk form needs operands FW_BF16 and K at most 128 (256 with one decay a token or none,
- * no preconditioner, and gains that are gates up to 1 or no erase, or e or r a sum of q and k, or with a decay a channel and nothing erased or normalised);
- * everything else runs one token at a time in float32.
+ * graph may capture it. dtype is FW_F32 there, K at most 256, and the chunk form needs operands FW_BF16 and K at most 128 (256 without a
+ * preconditioner, with gains up to 1 and no erase key of its own, where with one decay a token or none gates have one value a head, and where nothing is erased
+ * and a channel decays by its own nothing is normalised); everything else runs one token at a time in float32.
  * Determinism: same build, same machine, same bits; the number of threads and the other sequences do not matter. */
 #ifndef FASTWEIGHT_FASTWEIGHT_H_
 #define FASTWEIGHT_FASTWEIGHT_H_

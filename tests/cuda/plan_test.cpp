@@ -60,7 +60,7 @@ TEST(DevicePlan, SaysTheForm) {
   EXPECT_NE(plan_text(desc).find("form: chunk, 256 chunks of 64 tokens"), std::string::npos) << plan_text(desc);
   desc.operands = 0;
   EXPECT_NE(plan_text(desc).find("form: token"), std::string::npos) << plan_text(desc);
-  desc = descriptor("kda");
+  desc = descriptor("precond_kda");
   desc.K = 256;
   EXPECT_NE(plan_text(desc).find("form: token"), std::string::npos) << plan_text(desc);
   desc.device = FW_DEVICE_CPU;
@@ -162,13 +162,15 @@ TEST(DevicePlan, KeysBetweenTheTilesAreCopied) {
   }
 }
 
-// Keys above 128: one decay a token or none, rows or sums of them.
+// Keys above 128: one decay a token or none, rows or sums of them; a decay a channel.
 TEST(DevicePlan, WideKeysHaveKernelsOfTheirOwn) {
   for (const auto& [rule, forward, backward] :
        {std::tuple{"gated_deltanet", "wide/prepare -> wide/forward\n", "wide/reverse -> wide/gradients (two halves) -> wide/join\n"},
         {"mamba2", "wide/prepare -> wide/forward\n", "wide/reverse -> wide/gradients (two halves) -> wide/join\n"},
         {"comba", "wide/prepare (sums) -> wide/forward (sums)\n", "wide/reverse (sums) -> wide/gradients_sums (two halves) -> wide/join\n"},
-        {"qdelta", "wide/prepare (sums) -> wide/forward (sums)\n", "wide/reverse (sums) -> wide/gradients_sums (two halves) -> wide/join\n"}}) {
+        {"qdelta", "wide/prepare (sums) -> wide/forward (sums)\n", "wide/reverse (sums) -> wide/gradients_sums (two halves) -> wide/join\n"},
+        {"kaczmarz", "wide/prepare -> wide/forward\n", "wide/reverse -> wide/gradients_gains (two halves) -> wide/join\n"},
+        {"kda", "wide/prepare_keys -> wide/forward (keys)\n", "wide/reverse (keys) -> wide/gradients_keys (two halves) -> wide/join\n"}}) {
     for (const int K : {129, 256}) {
       fw_desc desc = descriptor(rule);
       desc.K = K;

@@ -169,7 +169,7 @@ TEST(Small, CheckpointsAndFloat16) {
 // Keys above 128, rows that the copy engine brings and that threads copy, behind which it brings whole ones again.
 TEST(Small, WideKeys) {
   uint64_t seed = 940;
-  for (const char* name : {"gated_deltanet", "mamba2", "comba", "qdelta"}) {
+  for (const char* name : {"gated_deltanet", "mamba2", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
     for (const bool bf16 : {true, false}) {
       ProblemOptions options;
       options.sequences = SeqLayout({0, 130, 130, 135});

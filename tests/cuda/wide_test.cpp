@@ -14,14 +14,20 @@ namespace fw::testing {
 namespace {
 
 // Rules that have it: gates and norms, constant decay, none, nothing erased.
-const char* const kWideRules[] = {"gated_deltanet", "deltanet", "mamba2", "retnet", "linear_attention", "decay=scalar gain=gate",
-                                  "decay=constant gain=gate k_norm=l2", "decay=scalar solve=offline gain=gate q_norm=l2 k_norm=l2",
-                                  // Two calls of half of the channels (scan/cuda/call/key_halves.h).
-                                  "gla", "hgrn2", "decay=channel solve=offline gain=gate",
-                                  // Sums of q and k: in the read, in the erase, in both; gates of one number, gains of norms.
-                                  "comba", "qdelta", "gain=gate feedback=learned q_norm=l2 k_norm=l2",
-                                  "decay=scalar gain=gate erase=scalar write=scalar feedback=fixed lambda=0.5 read=corrected q_norm=l2 k_norm=l2",
-                                  "decay=constant gain=kaczmarz feedback=learned read=corrected q_norm=l2"};
+const char* const kWideRules[] = {
+    "gated_deltanet", "deltanet", "mamba2", "retnet", "linear_attention", "decay=scalar gain=gate", "decay=constant gain=gate k_norm=l2",
+    "decay=scalar solve=offline gain=gate q_norm=l2 k_norm=l2",
+    // Two calls of half of the channels (scan/cuda/call/key_halves.h).
+    "gla", "hgrn2", "decay=channel solve=offline gain=gate",
+    // Sums of q and k: in the read, in the erase, in both; gates of one number, gains of norms.
+    "comba", "qdelta", "gain=gate feedback=learned q_norm=l2 k_norm=l2",
+    "decay=scalar gain=gate erase=scalar write=scalar feedback=fixed lambda=0.5 read=corrected q_norm=l2 k_norm=l2",
+    "decay=constant gain=kaczmarz feedback=learned read=corrected q_norm=l2",
+    // Rows and other gains than a gate; gates of one number without a sum; no gain.
+    "kaczmarz", "nlms", "longhorn", "efla", "decay=scalar gain=gate erase=scalar write=scalar q_norm=l2 k_norm=l2", "decay=scalar k_norm=l2 q_norm=l2",
+    // A decay a channel: gains, gates of channels and of numbers, sums.
+    "kda", "gated_deltanet2", "kaczmarz_channel", "decay=channel gain=gate erase=channel k_norm=l2",
+    "decay=channel gain=gate feedback=learned read=corrected q_norm=l2 k_norm=l2", "decay=channel gain=gate erase=scalar write=scalar q_norm=l2 k_norm=l2"};
 
 void expect_wide(const Problem& problem, const HeaderRun& run, bool strong_decay = false, const ChunkBounds& bounds = {}) {
   SCOPED_TRACE(describe(problem));
@@ -54,7 +60,7 @@ TEST(WideKeys, EveryRuleMatchesTheReference) {
 // Rows that no copy of 16 bytes can bring, and K that is no multiple of 8.
 TEST(WideKeys, RowsOfAnyKind) {
   uint64_t seed = 3200;
-  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta"}) {
+  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
     for (const int64_t K : {129, 130, 150, 200, 255}) {
       ProblemOptions options;
       options.sequences = SeqLayout({0, 65, 66, 66, 130});
@@ -74,7 +80,7 @@ TEST(WideKeys, RowsOfAnyKind) {
 
 TEST(WideKeys, ResetsAndStrongDecays) {
   uint64_t seed = 3300;
-  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta"}) {
+  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
     for (const int64_t K : {144, 256}) {
       ProblemOptions options;
       options.sequences = SeqLayout::uniform(1, 200);
@@ -112,7 +118,7 @@ TEST(WideKeys, EveryLength) {
 
 // The rule of K = 128 whose other channels are zero: the same numbers but for the order of sums, at V of several blocks.
 TEST(WideKeys, ZeroChannelsChangeNothing) {
-  for (const char* rule : {"gated_deltanet", "mamba2", "comba", "qdelta"}) {
+  for (const char* rule : {"gated_deltanet", "mamba2", "comba", "qdelta", "kaczmarz"}) {
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, 150);
     options.H = options.HV = 1;
@@ -140,7 +146,7 @@ TEST(WideKeys, ZeroChannelsChangeNothing) {
 
 TEST(WideKeys, AreTheSameAgainAloneOrPacked) {
   uint64_t seed = 3550;
-  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta"}) {
+  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
     ProblemOptions options;
     options.sequences = SeqLayout({0, 65, 65, 66, 194});
     options.H = 1;
@@ -160,8 +166,8 @@ TEST(WideKeys, AreTheSameAgainAloneOrPacked) {
     run.seqlens = 32;
     EXPECT_TRUE(close(header_forward(problem, run), out, 0)) << rule;
     EXPECT_TRUE(close(header_backward(problem, run), grads, 0)) << rule;
-    if (std::string_view(rule) != "gla") {  // there other rows are other kernels', and so are some bits
-      run.row_padding = 5;                  // rows that threads copy
+    if (parse_rule(rule).decay != Decay::kChannel) {  // there other rows are other kernels', and so are some bits
+      run.row_padding = 5;                            // rows that threads copy
       EXPECT_TRUE(close(header_forward(problem, run), out, 0)) << rule;
       EXPECT_TRUE(close(header_backward(problem, run), grads, 0)) << rule;
       run.row_padding = 0;
@@ -181,7 +187,7 @@ TEST(WideKeys, AreTheSameAgainAloneOrPacked) {
 // Offsets that lie on the device, with room for more tokens than there are; float16 tensors; gates as logits.
 TEST(WideKeys, OffsetsOnTheDeviceFloat16AndLogits) {
   uint64_t seed = 3580;
-  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta"}) {
+  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
     ProblemOptions options;
     options.sequences = SeqLayout({0, 70, 70, 135});
     options.H = options.HV = 2;
@@ -208,7 +214,7 @@ TEST(WideKeys, OffsetsOnTheDeviceFloat16AndLogits) {
 }
 
 TEST(WideKeys, CheckpointsAreWhereAForwardGoesOn) {
-  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta"}) {
+  for (const char* rule : {"gated_deltanet", "mamba2", "gla", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
     ProblemOptions options;
     options.sequences = SeqLayout({0, 128, 193});
     options.K = 192;
@@ -242,9 +248,8 @@ TEST(WideKeys, ManyBlocks) {
 
 // What the chunk form does not have of such keys it says before anything runs, and takes one token at a time by itself.
 TEST(WideKeys, OtherRulesSayWhatIsExpected) {
-  for (const char* rule :
-       {"kda", "gated_deltanet_neg", "precond_gated_deltanet", "kaczmarz", "decay=scalar gain=gate gain_bound=2 read=corrected q_norm=l2 k_norm=l2",
-        "decay=channel gain=gate feedback=learned q_norm=l2 k_norm=l2"}) {
+  for (const char* rule : {"kda_neg", "gated_deltanet_neg", "precond_gated_deltanet", "precond_kda",
+                           "decay=scalar gain=gate gain_bound=2 read=corrected q_norm=l2 k_norm=l2", "decay=scalar gain=gate erase=channel k_norm=l2"}) {
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, 70);
     options.K = 256;

@@ -21,6 +21,12 @@ struct TokenArg {
   int32_t divisor = 1;  // value heads that share one head of the tensor
 };
 
+// The channels of a tensor from number `first` on.
+FW_HOST_DEVICE inline TokenArg from_channel(TokenArg a, int first) {
+  if (a.data != nullptr) a.data = static_cast<char*>(a.data) + first * (a.bf16 != 0 ? 2 : 4);
+  return a;
+}
+
 // States [N or slots, heads, K, V] in either layout, or [N, H, K] of the preconditioner (stride_v 0). data null: absent.
 struct StateArg {
   void* data = nullptr;

@@ -225,8 +225,8 @@ void copy_checkpoints(const CheckpointArg& args, const SequenceArg& segments, in
 // lead there, and the slopes go to args.grads.dalpha_p and dbeta_p. The second half takes those of the first too, so that its dq and dk are whole. dv comes of
 // the first.
 struct WideHalf {
-  const ChunkNumbers* numbers = nullptr;  // null: not of such keys
-  const RowNorms* norms = nullptr;        // where streams are sums: |q|^2 and |k|^2 are here
+  const ChunkNumbers* numbers = nullptr;
+  const RowNorms* norms = nullptr;  // where streams are sums, or channels decay: |q|^2 and |k|^2 are here
   bool second = false;
   const float *q = nullptr, *k = nullptr;  // of the second: the first half's slopes; null: there are none
 };
@@ -251,28 +251,42 @@ struct GradientArgs {
 };
 void gradients(const GradientArgs& args, int key, int64_t chunks, void* stream);
 
-// ---- wide/: the chunk form with keys of 129 to 256 channels, of rules with wide_rule() (select.h); any rows. In memory there are numbers, A and P, and what
-// the scans save as above with key 256.
+// ---- wide/: the chunk form with keys of 129 to 256 channels, of rules with wide_rule() (select.h); any rows. In memory there are numbers, A and P (where each
+// channel has its own decay: images and Khat of 256 channels, A and P), and what the scans save as above with key 256.
 
-// Streams are rows of q alone (nothing is erased), rows of q and k, or sums of both (wide_sums()).
-enum class WideForm { kOffline, kRows, kSums };
+// Streams are rows of q alone (nothing is erased), rows of q and k, sums of both (wide_sums()), or what prepare makes of them (wide_channels()).
+enum class WideForm { kOffline, kRows, kSums, kKeys };
 
 struct WidePrepareArgs {
   Problem problem;
-  ChunkNumbers* numbers = nullptr;  // [chunks, HV]
-  PairImage* pairs = nullptr;       // [chunks, HV]; offline: without A
-  RowNorms* norms = nullptr;        // [chunks, HV], where streams are sums; or null
+  ChunkNumbers* numbers = nullptr;          // [chunks, HV]
+  PairImage* pairs = nullptr;               // [chunks, HV]; offline: without A
+  RowNorms* norms = nullptr;                // [chunks, HV], where streams are sums or kKeys; or null
+  StreamImage<kWideKey>* images = nullptr;  // kKeys, [chunks, HV], in the place of the numbers, and
+  uint16_t* keys = nullptr;                 // [chunks, HV, 64 key]: Khat as panels
+  uint16_t* z = nullptr;                    // kKeys: as PrepareArgs
 };
 void wide_prepare(const WidePrepareArgs& args, int64_t chunks, void* stream);
-// Of the arguments without images, z, maps, parts and what belongs to these.
-void wide_forward(const ScanForwardArgs& args, WideForm form, const ChunkNumbers* numbers, const PairImage* pairs, void* stream);
+// Of kKeys: part of it.
+void wide_prepare_keys(const WidePrepareArgs& args, int64_t chunks, void* stream);
+// What the scans have of it, by the form.
+struct WideImages {
+  const ChunkNumbers* numbers = nullptr;
+  const PairImage* pairs = nullptr;
+  const StreamImage<kWideKey>* images = nullptr;
+  const uint16_t* keys = nullptr;
+};
+// Of the arguments without images, solved, pairs, maps, parts and what belongs to these; z: of kKeys.
+void wide_forward(const ScanForwardArgs& args, WideForm form, const WideImages& images, void* stream);
 // The same; v: dZ, offline V as scan_reverse() leaves it.
-void wide_reverse(const ScanReverseArgs& args, WideForm form, const ChunkNumbers* numbers, void* stream);
+void wide_reverse(const ScanReverseArgs& args, WideForm form, const WideImages& images, void* stream);
 
 // problem, grads: of a half (WideHalf); pairs as wide_prepare() left them, states, d_states: of the half's first tile.
 void wide_gradients(const GradientArgs& args, int64_t chunks, void* stream);
-// Of wide_sums(): part of it.
+// Of rows and any gain but a gate, of wide_sums(), of wide_channels(): part of it.
+void wide_gradients_gains(const GradientArgs& args, int64_t chunks, void* stream);
 void wide_gradients_sums(const GradientArgs& args, int64_t chunks, void* stream);
+void wide_gradients_keys(const GradientArgs& args, int64_t chunks, void* stream);
 // Adds up what both halves have left of gradients of one number a token, and adds to dq and dk of the first half what the second's slopes make of its rows.
 struct WideJoinArgs {
   Problem problem;

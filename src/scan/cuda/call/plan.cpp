@@ -31,7 +31,7 @@ class Regions {
 
 template <template <int> class Image>
 int64_t image_bytes(int key) {
-  return static_cast<int64_t>(key == 64 ? sizeof(Image<64>) : sizeof(Image<128>));
+  return static_cast<int64_t>(key == 64 ? sizeof(Image<64>) : key == 128 ? sizeof(Image<128>) : sizeof(Image<kWideKey>));
 }
 
 constexpr int64_t kFloat = sizeof(float);
@@ -207,8 +207,9 @@ ForwardRegions forward_regions(const Plan& plan, const DevicePlan& device) {
   r.segments = segment_regions(plan, device, regions);
   r.maps = regions.take(device.segments.count() * plan.HV * plan.K * plan.K * kFloat, !device.direct);
   r.saving_bytes = regions.used();
-  r.streams = regions.take(tiles * image_bytes<StreamImage>(device.key), images && keys);
-  r.numbers = regions.take(tiles * int64_t{sizeof(ChunkNumbers)}, device.wide);
+  r.streams = regions.take(tiles * image_bytes<StreamImage>(device.key), (images || device.wide) && keys);
+  r.keys = regions.take(tiles * kChunk * device.key * 2, device.wide && keys);
+  r.numbers = regions.take(tiles * int64_t{sizeof(ChunkNumbers)}, device.wide && !keys);
   r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, device.wide);
   r.bytes = regions.used();
   return r;
@@ -219,12 +220,12 @@ SavedRegions saved_regions(const Plan& plan, const DevicePlan& device) {
   if (!device.chunk_form) return r;
   Regions regions;
   const int64_t tiles = device.chunks * plan.HV;
-  const bool images = !device.direct, rows = device.wide || reverse_takes_rows(plan.rule);
-  const bool keys = images && leaves_keys(plan.rule);
+  const bool images = !device.direct, keys = images && leaves_keys(plan.rule);
+  const bool rows = (device.wide && !keys) || reverse_takes_rows(plan.rule);
   r.images = regions.take(tiles * (keys ? image_bytes<StreamImage>(device.key) : image_bytes<BackwardImage>(device.key)), images && !rows);
   r.keys = regions.take(tiles * kChunk * device.key * 2, keys);
   r.numbers = regions.take(tiles * static_cast<int64_t>(device.wide ? sizeof(ChunkNumbers) : sizeof(BackwardNumbers)), images && rows);
-  r.norms = regions.take(tiles * int64_t{sizeof(RowNorms)}, device.wide && wide_sums(plan.rule));
+  r.norms = regions.take(tiles * int64_t{sizeof(RowNorms)}, device.wide && (keys || wide_sums(plan.rule)));
   r.fine = fine_regions(plan, device, regions);
   r.pairs = regions.take(tiles * int64_t{sizeof(PairImage)}, images);
   r.states = regions.take(tiles * device.value_blocks * kValueBlock * device.key * 2);
@@ -323,9 +324,10 @@ DevicePlan make_device_plan(const Plan& plan, int multiprocessors) {
   const bool can = can_take_chunks(plan);
   if (plan.form == FW_FORM_CHUNK && !can) {
     fail_usage(
-        "descriptor: form: expected auto or token, since the chunk form on CUDA needs operands FW_BF16 and K at most {} ({} with one decay a token or none and "
-        "no more than a gain up to 1, or sums of q and k, or where channels decay and nothing is erased or normalised); got chunk with operands {}, K {} and "
-        "rule {}",
+        "descriptor: form: expected auto or token, since the chunk form on CUDA needs operands FW_BF16 and K at most {} ({} without a preconditioner, with "
+        "gains "
+        "up to 1, erase keys that are k or sums of q and k and, with one decay a token or none, gates of one value a head); got chunk with operands {}, K {} "
+        "and rule {}",
         kMostChunkKey, kMostWideKey, plan.bf16_operands ? "FW_BF16" : "float32", plan.K, to_string(plan.rule));
   }
   device.chunk_form = takes_chunks(plan);

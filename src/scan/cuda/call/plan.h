@@ -67,8 +67,8 @@ struct ForwardRegions {
   SegmentRegions segments;
   Region maps;  // float [segments, HV, K, K], where they are not saved
   Region streams;
-  Region numbers, pairs;    // of DevicePlan::wide, where they are not saved: ChunkNumbers, PairImage [chunks, HV]
-  size_t saving_bytes = 0;  // up to where that begins which is not there if it is saved
+  Region keys, numbers, pairs;  // of DevicePlan::wide, where they are not saved: Khat as SavedRegions, or ChunkNumbers; PairImage [chunks, HV]
+  size_t saving_bytes = 0;      // up to where that begins which is not there if it is saved
   size_t bytes = 0;
 };
 
@@ -77,7 +77,7 @@ struct SavedRegions {
   Region images;   // BackwardImage [chunks, HV]; of leaves_keys() StreamImage, and
   Region keys;     // Khat, bf16 [chunks, HV, 64 key]; or
   Region numbers;  // BackwardNumbers [chunks, HV]: reverse_takes_rows(); ChunkNumbers: DevicePlan::wide
-  Region norms;    // RowNorms [chunks, HV]: of those wide_sums() (select.h)
+  Region norms;    // RowNorms [chunks, HV]: of DevicePlan::wide with wide_sums() or wide_channels() (select.h)
   FineRegions fine;
   Region pairs;         // PairImage [chunks, HV]
   Region states;        // S^T [chunks, HV, value blocks]

@@ -358,42 +358,56 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
 
 // ---- Keys of more than 128 channels
 
-struct WideImages {
-  ChunkNumbers* numbers;
-  PairImage* pairs;
-  RowNorms* norms;
-};
-WideImages wide_images(const DevicePlan& device, const void* saved, const Space& space) {
+// Where wide_prepare() leaves what it makes, without z; space: of forward, where nothing is saved.
+WidePrepareArgs wide_places(const DevicePlan& device, const void* saved, const Space& space) {
+  WidePrepareArgs at;
+  if (saved == nullptr) {
+    at.numbers = space.at<ChunkNumbers>(device.forward.numbers);
+    at.pairs = space.at<PairImage>(device.forward.pairs);
+    at.images = space.at<StreamImage<kWideKey>>(device.forward.streams);
+    at.keys = space.at<uint16_t>(device.forward.keys);
+    return at;
+  }
   const Space kept(const_cast<void*>(saved));
-  if (saved == nullptr) return {space.at<ChunkNumbers>(device.forward.numbers), space.at<PairImage>(device.forward.pairs), nullptr};
-  return {kept.at<ChunkNumbers>(device.saved.numbers), kept.at<PairImage>(device.saved.pairs), kept.at<RowNorms>(device.saved.norms)};
+  at.numbers = kept.at<ChunkNumbers>(device.saved.numbers);
+  at.pairs = kept.at<PairImage>(device.saved.pairs);
+  at.norms = kept.at<RowNorms>(device.saved.norms);
+  at.images = kept.at<StreamImage<kWideKey>>(device.saved.images);
+  at.keys = kept.at<uint16_t>(device.saved.keys);
+  return at;
 }
+WideImages wide_images(const WidePrepareArgs& at) { return {at.numbers, at.pairs, at.images, at.keys}; }
 
 void forward_of_wide(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& out, void* saved, const Space& space) {
-  const WideImages images = wide_images(device, saved, space);
-  wide_prepare({problem, images.numbers, images.pairs, images.norms}, device.chunks, plan.stream);
+  WidePrepareArgs prepared = wide_places(device, saved, space);
+  prepared.problem = problem;
+  prepared.z = space.at<uint16_t>(device.forward.z);
+  wide_prepare(prepared, device.chunks, plan.stream);
   ScanForwardArgs scan = forward_scan_args(plan, device, problem, out, saved);
   scan.rows = {problem.in.q, problem.in.k};
-  wide_forward(scan, select_wide(plan.rule), images.numbers, images.pairs, plan.stream);
+  scan.z = prepared.z;
+  wide_forward(scan, select_wide(plan.rule), wide_images(prepared), plan.stream);
 }
 
-// Half of the channels: those of q and k and of the gradients of these.
-void take_half(GradientArgs& args, bool second) {
-  const auto move = [](TokenArg& a) {
-    if (a.data != nullptr) a.data = static_cast<char*>(a.data) + kHalfKey * (a.bf16 != 0 ? 2 : 4);
-  };
+// Half of the channels: those of the key side's tensors and of the gradients of these.
+void take_half(const Rule& rule, GradientArgs& args, bool second) {
   if (!second) {
     args.problem.K = kHalfKey;
     return;
   }
   args.problem.K -= kHalfKey;
-  for (TokenArg* a : {&args.problem.in.q, &args.problem.in.k, &args.grads.d.q, &args.grads.d.k}) move(*a);
+  for (TokenArgs* all : {&args.problem.in, &args.grads.d}) {
+    all->q = from_channel(all->q, kHalfKey), all->k = from_channel(all->k, kHalfKey);
+    if (rule.decay == Decay::kChannel) all->g = from_channel(all->g, kHalfKey);
+    if (channel_erase(rule)) all->erase_gate = from_channel(all->erase_gate, kHalfKey);
+  }
   args.states += 64 * kHalfKey;
   args.d_states += 64 * kHalfKey;
-  args.grads.d.v = {};  // the first half makes it
+  args.grads.d.v = {};  // the first half makes it, and
+  if (rule.write == Gate::kChannel) args.grads.d.write_gate = {};
 }
 
-// The tensors of one number a token and value head that wide_rule() may take.
+// The tensors of one number a token and value head that wide_rule() may take (g and the gates where they are that).
 constexpr TokenArg TokenArgs::*kWideNumbers[] = {
 #define FW_NUMBER(name, neutral, used) &TokenArgs::name,
 #include "rule/tokens.def"
@@ -403,9 +417,9 @@ static_assert(std::size(kWideNumbers) == WideJoinArgs::kNumbers);
 void backward_of_wide(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
                       const void* saved, const HeadGradients& heads, const Space& space) {
   const Space kept(const_cast<void*>(saved));
-  const WideImages images = wide_images(device, saved, space);
+  const WidePrepareArgs prepared = wide_places(device, saved, space);
   const ScanReverseArgs scan = reverse_scan_args(plan, device, problem, d, grads, saved, space);
-  wide_reverse(scan, select_wide(plan.rule), images.numbers, plan.stream);
+  wide_reverse(scan, select_wide(plan.rule), wide_images(prepared), plan.stream);
 
   WideJoinArgs join;
   join.problem = problem;
@@ -422,16 +436,23 @@ void backward_of_wide(const Plan& plan, const DevicePlan& device, const Problem&
     GradientArgs args;
     args.problem = problem;
     args.d_o = scan.d_o;
-    args.pairs = images.pairs;
+    args.shape = scan.shape;
+    args.pairs = prepared.pairs;
     args.states = kept.at<uint16_t>(device.saved.states);
     args.d_states = scan.d_states;
     args.w = kept.at<uint16_t>(device.saved.w);
     args.v = scan.v;
     args.v_is_dz = scan.online;
     args.grads.d = heads.d;
-    args.half = {images.numbers, images.norms, second, join.q, join.k};
+    args.half = {prepared.numbers, prepared.norms, second, join.q, join.k};
+    const TokenArgs& all = args.grads.d;
+    const auto of_channels = [&](const TokenArg& a) {
+      const Rule& rule = plan.rule;
+      return &a == &all.g ? rule.decay == Decay::kChannel : &a == &all.erase_gate ? channel_erase(rule) : &a == &all.write_gate && rule.write == Gate::kChannel;
+    };
     for (int i = 0; i < WideJoinArgs::kNumbers; ++i) {
       TokenArg& to = args.grads.d.*kWideNumbers[i];
+      if (of_channels(to)) continue;
       float* const own = next(to.data != nullptr);
       join.numbers[i].to = to;
       join.numbers[i].halves[second ? 1 : 0] = own;
@@ -439,7 +460,7 @@ void backward_of_wide(const Plan& plan, const DevicePlan& device, const Problem&
     }
     args.grads.dalpha_p = next(norms);
     args.grads.dbeta_p = next(norms);
-    take_half(args, second);
+    take_half(plan.rule, args, second);
     wide_gradients(args, device.chunks, plan.stream);
     join.q = args.grads.dalpha_p, join.k = args.grads.dbeta_p;  // the first half's go into the second's, whose own are left
   }

@@ -85,14 +85,25 @@ constexpr bool direct_rule(const Rule& rule) {
          !takes_other_numbers(rule) && !rule.uses_precond() && !rule.uses_key_form();
 }
 
-// Those whose keys may have 129 to 256 channels in the chunk form (wide/): one decay a token or none, and gains up to 1 that are gates, or nothing erased, or
-// streams that are sums of q and k, of any gain up to 1, with gates of one value a head.
-constexpr bool wide_sums(const Rule& rule) { return rule.online() && sums_of_rows(rule) && linear_streams(rule); }
-constexpr bool wide_rule(const Rule& rule) {
-  const bool plain = plain_streams(rule) && !rule.uses_precond() && (!rule.online() || gain_is_gate(rule));
-  return rule.decay != Decay::kChannel && !wants_rests(rule) && (plain || wide_sums(rule));
+// Those whose keys may have 129 to 256 channels in the chunk form (wide/), with gains up to 1 and no preconditioner. One decay a token or none: nothing erased,
+// or rows of k times any gain, or (wide_sums()) sums of q and k and gates of one value a head. A decay a channel: any erase but along a vector of its own.
+constexpr bool wide_sums(const Rule& rule) {
+  return rule.online() && rule.decay != Decay::kChannel && linear_streams(rule) && (mixed_streams(rule) ? sums_of_rows(rule) : row_multiples(rule)) &&
+         !(ungated_streams(rule) && rule.gain != Gain::kOne);
 }
-constexpr WideForm select_wide(const Rule& rule) { return wide_sums(rule) ? WideForm::kSums : rule.online() ? WideForm::kRows : WideForm::kOffline; }
+constexpr bool wide_channels(const Rule& rule) {
+  return leaves_keys(rule) && !rule.uses_precond() && !rule.uses_key_form() && !rule.uses_erase_key() &&
+         !(rule.uses_erase_gate() && rule.erase == Gate::kAveraged) && rule.write != Gate::kAveraged;
+}
+constexpr bool wide_rule(const Rule& rule) {
+  if (rule.decay == Decay::kChannel) return wide_channels(rule);
+  const bool rows = rule.online() ? ungated_streams(rule) && rule.gain != Gain::kOne : plain_streams(rule);
+  return !wants_rests(rule) && ((rows && !rule.uses_precond()) || wide_sums(rule));
+}
+constexpr WideForm select_wide(const Rule& rule) {
+  if (rule.decay == Decay::kChannel) return WideForm::kKeys;
+  return wide_sums(rule) ? WideForm::kSums : rule.online() ? WideForm::kRows : WideForm::kOffline;
+}
 
 // Those whose keys may have as many because no channel of the state knows of another (call/key_halves.h): nothing erased, a decay a channel, no norm over all.
 constexpr bool split_rule(const Rule& rule) {

@@ -160,7 +160,23 @@ std::string text_of(const GradientChoice& choice) {
   fail_internal("a gradient kernel without a name");
 }
 
-const char* of_wide(const Rule& rule) { return select_wide(rule) == WideForm::kSums ? " (sums)" : ""; }
+const char* of_wide(const Rule& rule) {
+  const WideForm form = select_wide(rule);
+  return form == WideForm::kSums ? " (sums)" : form == WideForm::kKeys ? " (keys)" : "";
+}
+const char* wide_gradients_of(const Rule& rule) {
+  switch (select_wide(rule)) {
+    case WideForm::kOffline:
+      return "wide/gradients";
+    case WideForm::kRows:
+      return gain_is_gate(rule) ? "wide/gradients" : "wide/gradients_gains";
+    case WideForm::kSums:
+      return "wide/gradients_sums";
+    case WideForm::kKeys:
+      return "wide/gradients_keys";
+  }
+  fail_internal("a form of wide keys without a name");
+}
 
 std::string token_kernels(const Plan& plan, const Problem& problem, int processors) {
   TokenForwardArgs args;
@@ -214,7 +230,10 @@ std::string forward_kernels(const Plan& plan, const DevicePlan& device) {
     add_scan(names, "offline/scan", "offline/join", cut);
     return joined(names);
   }
-  if (device.wide) return fmt::format("wide/prepare{0} -> wide/forward{0}", of_wide(plan.rule));
+  if (device.wide) {
+    const char* const of = of_wide(plan.rule);
+    return fmt::format("wide/prepare{} -> wide/forward{}", select_wide(plan.rule) == WideForm::kKeys ? "_keys" : of, of);
+  }
   if (device.halves != nullptr) return fmt::format("twice: {}; gradients/sum_groups", forward_kernels(device.halves->plans[0], device.halves->devices[0]));
   if (plan.rule.uses_precond()) {
     names.emplace_back("precond/forward");
@@ -249,9 +268,9 @@ std::string backward_kernels(const Plan& plan, const DevicePlan& device) {
     add_scan(names, "offline/scan", "offline/join", device.segments.backward);
     names.emplace_back("offline/gradients");
   } else if (device.wide) {
-    const bool sums = select_wide(plan.rule) == WideForm::kSums;
     names.push_back(fmt::format("wide/reverse{}", of_wide(plan.rule)));
-    names.insert(names.end(), {sums ? "wide/gradients_sums (two halves)" : "wide/gradients (two halves)", "wide/join"});
+    names.push_back(fmt::format("{} (two halves)", wide_gradients_of(plan.rule)));
+    names.emplace_back("wide/join");
   } else if (device.chunk_form) {
     if (precond) {
       if (gradients_make_m(args)) {

@@ -337,6 +337,10 @@ struct RowCoefs {
   float4 read_erase;  // r_q, r_k, e_k, e_q
   float4 rest;        // e_p, w_k, z_v, 0
 };
+FW_DEVICE void put_coefs(RowCoefs& to, const FrontCoefs<float>& c, bool valid) {
+  to.read_erase = valid ? make_float4(c.r_q, c.r_k, c.e_k, c.e_q) : make_float4(0, 0, 0, 0);
+  to.rest = valid ? make_float4(c.e_p, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
+}
 
 // M is read from memory, or there is none.
 struct NoPrecondRows {
@@ -391,19 +395,15 @@ FW_DEVICE void make_coefs(const Problem& x, const ChunkPlace& place, bool fetche
   if (x.rule.uses_erase_gate() && x.rule.erase == Gate::kAveraged) s.erase = mean_gate(x.in.erase_gate, place, x.K);
   if (x.rule.write == Gate::kAveraged) s.write = mean_gate(x.in.write_gate, place, x.V);
   const FrontCoefs<float> c = front_coefs(x.rule, x.scale, s);
-  float4 rest = valid ? make_float4(c.e_p, c.w_k, c.z_v, 0) : make_float4(0, 0, 0, 0);
+  if (lane % 4 == 0) put_coefs(coefs[row], c, valid);
   if constexpr (Precond::kMakes) {
     if (precond.shared != nullptr) {
       float g = 0, beta = 0;
       if (valid) g = gate_of_row(x.in.precond_g, place, row), beta = gate_of_row(x.in.precond_beta, place, row);
       const RunGates gates = run_gates(x.rule, g, beta, s.k2);
       put_run<kN>(gates, static_cast<int>(warp_index()), lane, *precond.shared, [&](int r, float(&k)[kN]) { fetched_row(raw.k, r, k); });
-      rest.x = gates.alpha, rest.w = gates.gain;
+      if (lane % 4 == 0) coefs[row].rest.x = gates.alpha, coefs[row].rest.w = gates.gain;
     }
-  }
-  if (lane % 4 == 0) {
-    coefs[row].read_erase = valid ? make_float4(c.r_q, c.r_k, c.e_k, c.e_q) : make_float4(0, 0, 0, 0);
-    coefs[row].rest = rest;
   }
   sync_warp();
 }

@@ -31,7 +31,7 @@ FW_DEVICE void add_products(const PairWork<true>& work, const Handover& handover
   }
 }
 
-// A warp's part. t: the place of T; read_made: a half barrier, where who makes P says that T's place is read.
+// A warp's part, of rules with such a sum or none. t: the place of T; read_made: a half barrier, where who makes P says that T's place is read.
 struct SumPairs {
   const PairWork<true>& work;
   Handover handover;
@@ -69,7 +69,7 @@ struct SumPairs {
       factor[0] = own[work.row()], factor[1] = own[work.row() + 8];
     }
     scale_pairs(work, rows, factor, c);
-    if (!mixes_erase && work.strict) mbarrier_wait(read_made, 0);
+    if (mixes_read && !mixes_erase && work.strict) mbarrier_wait(read_made, 0);
   }
 };
 

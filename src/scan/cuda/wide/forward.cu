@@ -4,8 +4,9 @@
 // Where streams are sums of q and k W has diag(erase_q) q S besides, and O diag(read_k) k S: both products come first, and are in registers together.
 // A for itself is a product more than the images of scan/forward.cu have, and spares [64, 256] numbers of a chunk that every block would bring.
 // Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and W of every chunk.
-// Products take bf16 operands and add in float32; S stays float32 throughout. What a group waits for is the other group's time on the tensor cores, so that W
-// and O need not be under way, and in registers, together (but for sums).
+// Where channels decay each by its own W = diag(z) v + E S, O = Q S + P U, S = Diag(gamma) S + Khat^T U of images (tiles.h: StreamImage), which come one by
+// one. Products take bf16 operands and add in float32; S stays float32 throughout. What a group waits for is the other group's time on the tensor cores, so
+// that W and O need not be under way, and in registers, together (but for sums).
 //
 // Roles, 384 threads, one block a multiprocessor (wide/parts.cuh), i the group:
 //   warp     does                                              waits for                    says so to                  shared memory
@@ -14,6 +15,8 @@
 //   3        thread 96 takes W away; with 2 bf16 rows of O     left[i].full, o[i].full      stages.empty, o[i].empty    kTile, kO
 //   4 to 7,  the state of a group's value block in registers:  {stages, q, a, p}.full,      {stages, q, a, p}.empty,    read those, write kTile, kO, kState
 //   8 to 11  W, U, O, S of a chunk                             {o, state}[i].empty          {left, o, state}[i].full
+
+#include <type_traits>
 
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/scan/outputs.cuh"
@@ -24,15 +27,14 @@ namespace {
 
 struct WideForwardArgs {
   ScanForwardArgs scan;
-  const ChunkNumbers* numbers;
-  const PairImage* pairs;
+  WideImages images;
   int groups;
 };
 
 template <WideForm kForm, bool kOut, bool kSave>
 __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __grid_constant__ WideForwardArgs all, const __grid_constant__ StageMaps maps) {
-  constexpr bool kOnline = kForm != WideForm::kOffline, kSums = kForm == WideForm::kSums;
-  using Shape = WideShape<kOut, kSums>;
+  constexpr bool kOnline = kForm != WideForm::kOffline, kSums = kForm == WideForm::kSums, kImages = kForm == WideForm::kKeys;
+  using Shape = WideShape<kOut, kForm>;
   using Registers = WideRegisters<56, 224>;
   const ScanForwardArgs& args = all.scan;
   char* const shared = shared_memory();
@@ -46,8 +48,13 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
     register_count_decrease<Registers::kOfMovers>();
     const WidePlace place = wide_place(args.sequences, args.HV, args.V, all.groups);
     if (thread_index() < kStoreThread) {
-      const WideStageArgs stage_args{args.sequences, args.rows, args.v, all.pairs, all.numbers, args.HV, args.K, args.V};
-      bring_wide_chunks<Shape, kOut || kSums, false, kOnline, kOut>(stage_args, maps, place, shared, barriers, [](int i) { return i; });
+      const WideStageArgs stage_args{args.sequences, args.rows, args.v, all.images, args.z, args.HV, args.K, args.V};
+      const auto in_order = [](int i) { return i; };
+      if constexpr (kImages) {
+        bring_wide_images<Shape, false, kOut>(stage_args, maps, place, shared, barriers, in_order);
+      } else {
+        bring_wide_chunks<Shape, kOut || kSums, false, kOnline, kOut>(stage_args, maps, place, shared, barriers, in_order);
+      }
       return;
     }
     Ring<Shape::kStages> ring;
@@ -82,20 +89,26 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
     for (int c = 0; c < chunks; ++c) {
       const auto ring = Shape::stage_of(c);
       const auto single = Shape::single_of(c);
-      const auto numbers = [&] { return reinterpret_cast<const ChunkNumbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes)); };
-      const uint32_t keys = base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
+      using Numbers = std::conditional_t<kImages, WideDecays, ChunkNumbers>;
+      const auto numbers = [&] { return reinterpret_cast<const Numbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes)); };
+      // Of images, which have one place: made anew each time, or descriptors of all of them are kept in registers.
+      const auto anew = [&](uint32_t address) { return kImages ? static_cast<uint32_t>(opaque(static_cast<int>(address))) : address; };
+      const uint32_t keys = kImages ? anew(base + Shape::kE) : base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
       const uint32_t tile = base + static_cast<uint32_t>(Shape::tile(ring.slot, group));
       barriers.stages.wait_full(ring);
       if constexpr (kSave) barriers.state[group].wait_empty(single);
-      put_wide_state(state, numbers_of_state, numbers()->gamma[0], group);
+      put_wide_state<kImages>(state, numbers_of_state, numbers()->gamma, group);
       if constexpr (kSave) barriers.state[group].put_full(single);
-      uint32_t b[4][4], scaled[4][4];
+      uint32_t b[4][4];
+      [[maybe_unused]] uint32_t scaled[4][4];  // not kImages
       float o[32];
       [[maybe_unused]] float w[32];  // kOnline
       if constexpr (kOnline) {
+        if constexpr (kImages) barriers.e.wait_full(single);
         wgmma_fence();
         multiply_state(w, numbers_of_state, keys);
         wgmma_commit();
+        if constexpr (kImages) scale_columns(state, numbers()->gamma);  // while the product runs, which does not touch it
         if constexpr (kSums) {
           barriers.q.wait_full(single);
           wgmma_fence();
@@ -112,7 +125,11 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
           for (int k = 0; k < 4; ++k) load_token_fragment(b[k], tile, k);
           wgmma_wait<0>();
           keep(w);
-          scale_columns(w, numbers()->e);
+          if constexpr (kImages) {
+            barriers.e.put_empty(single);
+          } else {
+            scale_columns(w, numbers()->e);
+          }
           add_fragments(w, b, numbers()->z_scale);
           pack_fragments(w, b);
         }
@@ -141,7 +158,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
         float u[32];
         barriers.a.wait_full(single);
         wgmma_fence();
-        multiply_rows(u, b, base + Shape::kA, false);
+        multiply_rows(u, b, anew(base + Shape::kA), false);
         wgmma_commit();
         wgmma_wait<0>();
         keep(u);
@@ -158,19 +175,26 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_forward_kernel(const __g
           wgmma_wait<0>();
           keep(o);
           barriers.q.put_empty(single);
-          scale_columns(o, numbers()->q);
+          if constexpr (!kImages) scale_columns(o, numbers()->q);
         }
         barriers.p.wait_full(single);
         wgmma_fence();
-        multiply_rows(o, b, base + Shape::kP, true);
+        multiply_rows(o, b, anew(base + Shape::kP), true);
         wgmma_commit();
       }
-      scale_fragments(b, numbers()->k, scaled);
-      wgmma_fence();
-      add_outer<kWideKey>(state, scaled, keys);
+      if constexpr (kImages) {
+        barriers.khat.wait_full(single);
+        wgmma_fence();
+        add_outer<kWideKey>(state, b, anew(base + Shape::kKhat));
+      } else {
+        scale_fragments(b, numbers()->k, scaled);
+        wgmma_fence();
+        add_outer<kWideKey>(state, scaled, keys);
+      }
       wgmma_commit();
       wgmma_wait<0>();
       keep(state);
+      if constexpr (kImages) barriers.khat.put_empty(single);
       if constexpr (kOut) {
         keep(o);
         barriers.p.put_empty(single);
@@ -204,7 +228,7 @@ template <WideForm kForm, bool kOut, bool kSave>
 void launch_forward(const WideForwardArgs& all, void* stream) {
   const ScanForwardArgs& args = all.scan;
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * static_cast<unsigned>(wide_blocks(args.V, all.groups)), 1, 1};
-  launch_overlapped(wide_forward_kernel<kForm, kOut, kSave>, grid, kWideThreads, WideShape<kOut, kForm == WideForm::kSums>::kShared, stream, all,
+  launch_overlapped(wide_forward_kernel<kForm, kOut, kSave>, grid, kWideThreads, WideShape<kOut, kForm>::kShared, stream, all,
                     wide_maps(args.rows, args.v, args.shape, args.HV, args.K, args.V));
 }
 template <WideForm kForm>
@@ -219,12 +243,12 @@ void launch_forward(const WideForwardArgs& all, void* stream) {
 
 }  // namespace
 
-void wide_forward(const ScanForwardArgs& args, WideForm form, const ChunkNumbers* numbers, const PairImage* pairs, void* stream) {
+void wide_forward(const ScanForwardArgs& args, WideForm form, const WideImages& images, void* stream) {
   if ((args.states == nullptr) != (args.w == nullptr)) fail_internal("wide_forward: states and w are saved together or not at all");
-  if (args.K > kWideKey || args.parts != nullptr || args.maps.data != nullptr || args.z != nullptr) {
-    fail_internal("wide_forward: expected K at most {} and whole sequences with raw values, got K {}", kWideKey, args.K);
+  if (args.K > kWideKey || args.parts != nullptr || args.maps.data != nullptr || (args.z != nullptr && form != WideForm::kKeys)) {
+    fail_internal("wide_forward: expected K at most {} and whole sequences, with raw values but of images, got K {}", kWideKey, args.K);
   }
-  const WideForwardArgs all{args, numbers, pairs, wide_groups(args.sequences, args.HV, args.V)};
+  const WideForwardArgs all{args, images, wide_groups(args.sequences, args.HV, args.V)};
   switch (form) {
     case WideForm::kOffline:
       return launch_forward<WideForm::kOffline>(all, stream);
@@ -232,6 +256,8 @@ void wide_forward(const ScanForwardArgs& args, WideForm form, const ChunkNumbers
       return launch_forward<WideForm::kRows>(all, stream);
     case WideForm::kSums:
       return launch_forward<WideForm::kSums>(all, stream);
+    case WideForm::kKeys:
+      return launch_forward<WideForm::kKeys>(all, stream);
   }
 }
 

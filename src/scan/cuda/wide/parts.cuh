@@ -21,21 +21,31 @@ struct WideRegisters {
   static_assert(128 * kMovers + kWideGroups * 128 * kState <= static_cast<int>(kWideThreads) * kAtFirst);
 };
 
+// What stages bring of a StreamImage besides E and Q.
+struct WideDecays {
+  float gamma[kWideKey], z_scale[kChunk];
+};
+static_assert(offsetof(StreamImage<kWideKey>, z_scale) - offsetof(StreamImage<kWideKey>, gamma) == offsetof(WideDecays, z_scale));
+
 // Bytes of shared memory: k, numbers and tiles of v or d_o of two chunks, q, A and P of one; of each group the state's numbers and with kOut a buffer of O.
-// kSums: with q come erase_q and read_k, for which there is no second place.
-template <bool kOut, bool kSums>
+// kSums: with q come erase_q and read_k, for which there is no second place. kKeys: E and Khat of a chunk in the place of k of two, Q in that of q; numbers are
+// gamma and z_scale.
+template <bool kOut, WideForm kForm>
 struct WideShape {
+  static constexpr bool kSums = kForm == WideForm::kSums, kImages = kForm == WideForm::kKeys;
   static constexpr int kMatrix = 64 * kWideKey * 2, kStages = 2;
   static constexpr int kK = 0, kQ = kStages * kMatrix, kState = kQ + kMatrix, kA = kState + kWideGroups * kMatrix, kP = kA + kPanelBytes;
+  static constexpr int kE = 0, kKhat = kMatrix;
   static constexpr int kTile = kP + kPanelBytes, kO = kTile + kStages * kWideGroups * kPanelBytes, kNumbers = kO + (kOut ? kWideGroups * kPanelBytes : 0);
-  static constexpr int kNumberBytes = (static_cast<int>(kScanNumbers) + 127) / 128 * 128;
+  static constexpr int kBroughtNumbers = kImages ? static_cast<int>(sizeof(WideDecays)) : static_cast<int>(kScanNumbers);
+  static constexpr int kNumberBytes = (kBroughtNumbers + 127) / 128 * 128;
   static constexpr int kMixed = kNumbers + kStages * kNumberBytes, kMixedBytes = kSums ? static_cast<int>(kSumNumbers) : 0;
   static constexpr int kBarriers = kMixed + kMixedBytes, kShared = kBarriers + kScanBarrierBytes;
 
   // left: of a stage's tile, which its reader overwrites with what leaves; state, o: of the groups. Their empty ones are waited for by who fills again.
   struct Barriers {
     RingBarriers<kStages> stages, left[kWideGroups];
-    RingBarriers<1> q, a, p, state[kWideGroups], o[kWideGroups];
+    RingBarriers<1> q, a, p, e, khat, state[kWideGroups], o[kWideGroups];
   };
   static_assert(kShared <= kScanSharedLimit && sizeof(Barriers) <= kScanBarrierBytes && sizeof(PairImage) == 2 * kPanelBytes);
 
@@ -84,7 +94,7 @@ template <class Shape>
 FW_DEVICE void init_wide_barriers(typename Shape::Barriers& b, int groups, bool leaves) {
   const int movers = 1 + static_cast<int>(kStoreThread), state = groups * kStateThreads;
   b.stages.init(movers, state + (leaves ? groups : 0));
-  b.q.init(movers, state), b.a.init(movers, state), b.p.init(movers, state);
+  for (RingBarriers<1>* of : {&b.q, &b.a, &b.p, &b.e, &b.khat}) of->init(movers, state);
   for (int group = 0; group < kWideGroups; ++group) {
     b.left[group].init(kStateThreads, 1);
     b.state[group].init(kStateThreads, 1);
@@ -100,8 +110,8 @@ struct WideStageArgs {
   const SequenceArg& sequences;
   const ScanRows& rows;
   const TokenArg& tile;
-  const PairImage* pairs;
-  const ChunkNumbers* numbers;
+  const WideImages& images;
+  const uint16_t* z;  // panels in the place of the tensor's, or null
   int HV, K, V;
 };
 
@@ -134,6 +144,16 @@ FW_DEVICE void bring_wide_rows(const TensorMap& map, const TokenArg& tensor, con
   for (int panel = 0; panel < kWideKey / 64; ++panel) engine.bring(map, 64 * panel, place.hv / tensor.divisor, c, panels + panel * kPanelBytes, full);
 }
 
+// What is all of a buffer, once that is empty.
+FW_DEVICE void bring_wide_part(RingBarriers<1>& barriers, const Ring<1>& single, const void* from, char* to, uint32_t bytes) {
+  barriers.wait_empty(single);
+  if (thread_index() == 0) {
+    mbarrier_expect(barriers.full, bytes);
+    bulk_load(to, from, bytes, barriers.full);
+  }
+  mbarrier_arrive(barriers.full);
+}
+
 // Chunk by chunk, c(i) of i = 0 ..: into what is empty, in the order in which it is waited for. kReads: with q, kReadsLast: behind A and P; kSolve: with A;
 // kPairs: with P.
 template <class Shape, bool kReads, bool kReadsLast, bool kSolve, bool kPairs, class ChunkOf>
@@ -154,7 +174,7 @@ FW_DEVICE void bring_wide_chunks(const WideStageArgs& a, const StageMaps& maps, 
     if (asks) {
       mbarrier_expect(full, static_cast<uint32_t>(kScanNumbers) + (brings_rows ? Shape::kMatrix : 0) +
                                 (brings_tile ? static_cast<uint32_t>(place.groups) * kTensorBytes : 0));
-      bulk_load(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes, a.numbers + item, kScanNumbers, full);
+      bulk_load(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes, a.images.numbers + item, kScanNumbers, full);
       if (brings_rows) bring_wide_rows(maps.k, a.rows.k, engine, place.scan, c, keys, full);
       for (int group = 0; brings_tile && group < place.groups; ++group) {
         engine.bring(maps.v, (place.scan.value_block + group) * kValueBlock, place.scan.hv / a.tile.divisor, c, shared + Shape::tile(ring.slot, group), full);
@@ -173,7 +193,7 @@ FW_DEVICE void bring_wide_chunks(const WideStageArgs& a, const StageMaps& maps, 
       if (asks) {
         mbarrier_expect(full, (brings_rows ? Shape::kMatrix : 0) + Shape::kMixedBytes);
         if (brings_rows) bring_wide_rows(maps.q, a.rows.q, engine, place.scan, c, shared + Shape::kQ, full);
-        if constexpr (Shape::kMixedBytes > 0) bulk_load(shared + Shape::kMixed, a.numbers[item].erase_q, Shape::kMixedBytes, full);
+        if constexpr (Shape::kMixedBytes > 0) bulk_load(shared + Shape::kMixed, a.images.numbers[item].erase_q, Shape::kMixedBytes, full);
       }
       if (!brings_rows) {
         fill_wide_rows(a.rows.q, a, place.scan, c, shared + Shape::kQ);
@@ -182,17 +202,64 @@ FW_DEVICE void bring_wide_chunks(const WideStageArgs& a, const StageMaps& maps, 
       mbarrier_arrive(full);
     };
     if constexpr (kReads && !kReadsLast) bring_reads();
-    const auto bring_pair = [&](RingBarriers<1>& of, const uint16_t* from, int to) {
-      of.wait_empty(single);
-      if (asks) {
-        mbarrier_expect(of.full, kPanelBytes);
-        bulk_load(shared + to, from, kPanelBytes, of.full);
-      }
-      mbarrier_arrive(of.full);
-    };
-    if constexpr (kSolve) bring_pair(barriers.a, a.pairs[item].a, Shape::kA);
-    if constexpr (kPairs) bring_pair(barriers.p, a.pairs[item].p, Shape::kP);
+    if constexpr (kSolve) bring_wide_part(barriers.a, single, a.images.pairs[item].a, shared + Shape::kA, kPanelBytes);
+    if constexpr (kPairs) bring_wide_part(barriers.p, single, a.images.pairs[item].p, shared + Shape::kP, kPanelBytes);
     if constexpr (kReads && kReadsLast) bring_reads();
+  }
+}
+
+// The same of kKeys. kReverse: Khat first and E last, else E first and Khat last; kReads: with Q and P.
+template <class Shape, bool kReverse, bool kReads, class ChunkOf>
+FW_DEVICE void bring_wide_images(const WideStageArgs& a, const StageMaps& maps, const WidePlace& place, char* shared, typename Shape::Barriers& barriers,
+                                 ChunkOf&& chunk_of) {
+  const EnginePlace engine(a.sequences, place.scan);
+  const bool asks = thread_index() == 0;
+  Ring<Shape::kStages> ring;
+  Ring<1> single;
+  FW_NO_UNROLL
+  for (int i = 0; i < place.scan.chunks; ++i, ring.next(), single.next()) {
+    const int c = chunk_of(i);
+    const int64_t item = place.scan.first_tile + static_cast<int64_t>(c) * a.HV;
+    const StreamImage<kWideKey>& image = a.images.images[item];
+    const bool brings_tile = a.z != nullptr || (engine.takes(c) && maps.values != 0);
+    uint64_t* const full = barriers.stages.full + ring.slot;
+    barriers.stages.wait_empty(ring);
+    if (asks) {
+      mbarrier_expect(full, Shape::kBroughtNumbers + (brings_tile ? static_cast<uint32_t>(place.groups) * kTensorBytes : 0));
+      bulk_load(shared + Shape::kNumbers + ring.slot * Shape::kNumberBytes, image.gamma, Shape::kBroughtNumbers, full);
+    }
+    for (int group = 0; group < place.groups; ++group) {
+      char* const to = shared + Shape::tile(ring.slot, group);
+      if (!brings_tile) {
+        fill_wide_panel(tile_rows(a.tile, a.sequences, place.of_group(group), a.V), c, to);
+      } else if (asks && a.z != nullptr) {
+        bulk_load(to, a.z + place.tile(c, group, a.HV) * kPanel, kPanelBytes, full);
+      } else if (asks) {
+        engine.bring(maps.v, (place.scan.value_block + group) * kValueBlock, place.scan.hv / a.tile.divisor, c, to, full);
+      }
+    }
+    if (!brings_tile) fence_async_shared();
+    mbarrier_arrive(full);
+
+    const auto bring_e = [&] { bring_wide_part(barriers.e, single, image.e, shared + Shape::kE, Shape::kMatrix); };
+    const auto bring_khat = [&] { bring_wide_part(barriers.khat, single, a.images.keys + item * (64 * kWideKey), shared + Shape::kKhat, Shape::kMatrix); };
+    const auto bring_a = [&] { bring_wide_part(barriers.a, single, a.images.pairs[item].a, shared + Shape::kA, kPanelBytes); };
+    if constexpr (kReverse) {
+      bring_khat();
+    } else {
+      bring_e();
+      bring_a();
+    }
+    if constexpr (kReads) {
+      bring_wide_part(barriers.q, single, image.q, shared + Shape::kQ, Shape::kMatrix);
+      bring_wide_part(barriers.p, single, a.images.pairs[item].p, shared + Shape::kP, kPanelBytes);
+    }
+    if constexpr (kReverse) {
+      bring_a();
+      bring_e();
+    } else {
+      bring_khat();
+    }
   }
 }
 
@@ -208,8 +275,10 @@ FW_DEVICE void multiply_state(float (&d)[32], uint32_t state, uint32_t rows) {
   }
 }
 
-// By a group's warps: the state's numbers to shared memory, and the state decayed. Then they are there for products of all four.
-FW_DEVICE void put_wide_state(float (&state)[kWideKey / 2], uint32_t to, float gamma, int group) {
+// By a group's warps: the state's numbers to shared memory, where then they are there for products of all four; and the state decayed by gamma, unless its
+// channels are each by their own, later.
+template <bool kOfChannels>
+FW_DEVICE void put_wide_state(float (&state)[kWideKey / 2], uint32_t to, const float* gamma, int group) {
   named_barrier_sync(1 + group, kStateThreads);  // no warp's products read the numbers of the chunk before any more
   FW_UNROLL
   for (int k = 0; k < kWideKey / 16; ++k) {
@@ -218,8 +287,11 @@ FW_DEVICE void put_wide_state(float (&state)[kWideKey / 2], uint32_t to, float g
     for (int i = 0; i < 4; ++i) packed[i] = pack_bf16(state[8 * k + 2 * i], state[8 * k + 2 * i + 1]);
     store_state_fragment(to, k, packed);
   }
-  FW_UNROLL
-  for (float& x : state) x *= gamma;
+  if constexpr (!kOfChannels) {
+    const float of_all = gamma[0];
+    FW_UNROLL
+    for (float& x : state) x *= of_all;
+  }
   fence_async_shared();
   named_barrier_sync(1 + group, kStateThreads);
 }

@@ -35,12 +35,6 @@ struct WideLayout {
   static_assert(2 * (kBytes + 1024) <= 228 * 1024);
 };
 
-// The half of a tensor of keys that begins at channel `first`.
-FW_DEVICE TokenArg half_of(TokenArg tensor, int first) {
-  tensor.data = static_cast<char*>(tensor.data) + first * (tensor.bf16 != 0 ? 2 : 4);
-  return tensor;
-}
-
 // The warp's rows of a half with `channels` of its own, of any kind: asynchronously where they are whole pieces.
 FW_DEVICE void bring_half(const TokenArg& tensor, const ChunkPlace& place, int channels, bool pieces, char* matrix) {
   constexpr int kN = kHalfKey / 32;
@@ -99,8 +93,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) wide_prepare_kernel(const 
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int first = half * kHalfKey, channels = x.K - first;
-    bring_half(half_of(x.in.k, first), place, channels, k_pieces != 0, shared + Layout::kKeys + half * Layout::kHalf);
-    bring_half(half_of(x.in.q, first), place, channels, q_pieces != 0, shared + Layout::kReads + half * Layout::kHalf);
+    bring_half(from_channel(x.in.k, first), place, channels, k_pieces != 0, shared + Layout::kKeys + half * Layout::kHalf);
+    bring_half(from_channel(x.in.q, first), place, channels, q_pieces != 0, shared + Layout::kReads + half * Layout::kHalf);
   }
   cp_async_commit();
   const auto gates = [&] {
@@ -189,6 +183,8 @@ void wide_prepare(const WidePrepareArgs& args, int64_t chunks, void* stream) {
       return launch_wide_prepare<WideForm::kRows>(args, chunks, stream);
     case WideForm::kSums:
       return launch_wide_prepare<WideForm::kSums>(args, chunks, stream);
+    case WideForm::kKeys:
+      return wide_prepare_keys(args, chunks, stream);
   }
 }
 

@@ -2,6 +2,7 @@
 // head, from the last chunk on, with D the gradient of the state:
 //   dR = P^T dO + diag(k) k D      dZ = A^T dR      D = gamma D + q^T diag(q) dO + k^T diag(e) dZ          (offline rules: V = diag(k) k D, and D without dZ)
 // Where streams are sums of q and k: D = gamma D + q^T (diag(q) dO + diag(erase_q) dZ) + k^T (diag(read_k) dO + diag(e) dZ); then q is the last that is wanted.
+// Where channels decay each by its own dR = P^T dO + Khat D, D = Diag(gamma) D + Q^T dO + E^T dZ of images (tiles.h: StreamImage), which come one by one.
 // Writes, if asked for, D^T at the end of every chunk (before the step) and dZ (V) of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout.
 //
@@ -12,6 +13,8 @@
 //   3        thread 96 takes dZ (V) away                        left[i].full                 stages.empty                kTile
 //   4 to 7,  the gradient of the state of a group's value       {stages, q, a, p}.full,      {stages, q, a, p}.empty,    read those, write kTile, kState
 //   8 to 11  block in registers: dR, dZ, D                      state[i].empty               {left, state}[i].full
+#include <type_traits>
+
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/wide/parts.cuh"
 
@@ -20,14 +23,14 @@ namespace {
 
 struct WideReverseArgs {
   ScanReverseArgs scan;
-  const ChunkNumbers* numbers;
+  WideImages images;
   int groups;
 };
 
 template <WideForm kForm, bool kSave>
 __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __grid_constant__ WideReverseArgs all, const __grid_constant__ StageMaps maps) {
-  constexpr bool kOnline = kForm != WideForm::kOffline, kSums = kForm == WideForm::kSums;
-  using Shape = WideShape<false, kSums>;
+  constexpr bool kOnline = kForm != WideForm::kOffline, kSums = kForm == WideForm::kSums, kImages = kForm == WideForm::kKeys;
+  using Shape = WideShape<false, kForm>;
   using Registers = WideRegisters<56, 224>;
   const ScanReverseArgs& args = all.scan;
   char* const shared = shared_memory();
@@ -42,8 +45,13 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
     const WidePlace place = wide_place(args.sequences, args.HV, args.V, all.groups);
     const int last = place.scan.chunks - 1;
     if (thread_index() < kStoreThread) {
-      const WideStageArgs stage_args{args.sequences, args.rows, args.d_o, args.pairs, all.numbers, args.HV, args.K, args.V};
-      bring_wide_chunks<Shape, true, kSums, kOnline, kOnline>(stage_args, maps, place, shared, barriers, [last](int i) { return last - i; });
+      const WideStageArgs stage_args{args.sequences, args.rows, args.d_o, all.images, nullptr, args.HV, args.K, args.V};
+      const auto from_the_last = [last](int i) { return last - i; };
+      if constexpr (kImages) {
+        bring_wide_images<Shape, true, true>(stage_args, maps, place, shared, barriers, from_the_last);
+      } else {
+        bring_wide_chunks<Shape, true, kSums, kOnline, kOnline>(stage_args, maps, place, shared, barriers, from_the_last);
+      }
       return;
     }
     if (!kSave || thread_index() % 32 != 0) return;
@@ -72,34 +80,43 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
     for (int i = 0; i < chunks; ++i) {
       const auto ring = Shape::stage_of(i);
       const auto single = Shape::single_of(i);
-      const auto numbers = [&] { return reinterpret_cast<const ChunkNumbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes)); };
-      const uint32_t keys = base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
+      using Numbers = std::conditional_t<kImages, WideDecays, ChunkNumbers>;
+      const auto numbers = [&] { return reinterpret_cast<const Numbers*>(shared + opaque(Shape::kNumbers + ring.slot * Shape::kNumberBytes)); };
+      // Of images, which have one place: made anew each time, or descriptors of all of them are kept in registers.
+      const auto anew = [&](uint32_t address) { return kImages ? static_cast<uint32_t>(opaque(static_cast<int>(address))) : address; };
+      const uint32_t keys = kImages ? anew(base + Shape::kKhat) : base + Shape::kK + static_cast<uint32_t>(ring.slot * Shape::kMatrix);
       const uint32_t tile = base + static_cast<uint32_t>(Shape::tile(ring.slot, group));
       constexpr bool kReads = kOnline || kSave;  // D
       barriers.stages.wait_full(ring);
       if constexpr (kSave) barriers.state[group].wait_empty(single);
-      put_wide_state(state, numbers_of_state, numbers()->gamma[0], group);
+      put_wide_state<kImages>(state, numbers_of_state, numbers()->gamma, group);
       if constexpr (kSave) barriers.state[group].put_full(single);
       uint32_t d_o[4][4], a[4][4];
       float v[32];
       FW_UNROLL
       for (int k = 0; k < 4; ++k) load_token_fragment(d_o[k], tile, k);
+      if constexpr (kImages) barriers.khat.wait_full(single);
       wgmma_fence();
       if constexpr (kReads) {
         multiply_state(v, numbers_of_state, keys);
         wgmma_commit();
+        if constexpr (kImages) scale_columns(state, numbers()->gamma);  // while the product runs, which does not touch it
       }
       if constexpr (!kSums) {
-        scale_fragments(d_o, numbers()->q, a);
+        if constexpr (!kImages) scale_fragments(d_o, numbers()->q, a);
         barriers.q.wait_full(single);
         wgmma_fence();
-        add_outer<kWideKey>(state, a, base + Shape::kQ);
+        add_outer<kWideKey>(state, kImages ? d_o : a, anew(base + Shape::kQ));
         wgmma_commit();
       }
       if constexpr (kReads) {
         wgmma_wait<kSums ? 0 : 1>();
         keep(v);
-        scale_columns(v, numbers()->k);
+        if constexpr (kImages) {
+          barriers.khat.put_empty(single);
+        } else {
+          scale_columns(v, numbers()->k);
+        }
       }
       if constexpr (kOnline) {
         barriers.p.wait_full(single);
@@ -137,15 +154,20 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_reverse_kernel(const __g
         add_outer<kWideKey>(state, a, base + Shape::kQ);
         wgmma_commit();
       } else if constexpr (kOnline) {
-        scale_columns(v, numbers()->e);
-        pack_fragments(v, a);
+        if constexpr (kImages) {
+          barriers.e.wait_full(single);
+        } else {
+          scale_columns(v, numbers()->e);
+        }
+        if constexpr (!kImages || !kSave) pack_fragments(v, a);
         wgmma_fence();
-        add_outer<kWideKey>(state, a, keys);
+        add_outer<kWideKey>(state, a, kImages ? anew(base + Shape::kE) : keys);
         wgmma_commit();
       }
       wgmma_wait<0>();
       keep(state);
       if constexpr (!kOnline || kSums) barriers.q.put_empty(single);
+      if constexpr (kImages) barriers.e.put_empty(single);
       barriers.stages.put_empty(ring);
     }
     const ScanPlace place = own();
@@ -157,7 +179,7 @@ template <WideForm kForm, bool kSave>
 void launch_reverse(const WideReverseArgs& all, void* stream) {
   const ScanReverseArgs& args = all.scan;
   const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * static_cast<unsigned>(wide_blocks(args.V, all.groups)), 1, 1};
-  launch_overlapped(wide_reverse_kernel<kForm, kSave>, grid, kWideThreads, WideShape<false, kForm == WideForm::kSums>::kShared, stream, all,
+  launch_overlapped(wide_reverse_kernel<kForm, kSave>, grid, kWideThreads, WideShape<false, kForm>::kShared, stream, all,
                     wide_maps(args.rows, args.d_o, args.shape, args.HV, args.K, args.V));
 }
 template <WideForm kForm>
@@ -167,12 +189,12 @@ void launch_reverse(const WideReverseArgs& all, void* stream) {
 
 }  // namespace
 
-void wide_reverse(const ScanReverseArgs& args, WideForm form, const ChunkNumbers* numbers, void* stream) {
+void wide_reverse(const ScanReverseArgs& args, WideForm form, const WideImages& images, void* stream) {
   if ((args.d_states == nullptr) != (args.v == nullptr)) fail_internal("wide_reverse: d_states and v are saved together or not at all");
   if (args.K > kWideKey || args.parts != nullptr || args.made != nullptr) {
     fail_internal("wide_reverse: expected K at most {} and whole sequences, got K {}", kWideKey, args.K);
   }
-  const WideReverseArgs all{args, numbers, wide_groups(args.sequences, args.HV, args.V)};
+  const WideReverseArgs all{args, images, wide_groups(args.sequences, args.HV, args.V)};
   switch (form) {
     case WideForm::kOffline:
       return launch_reverse<WideForm::kOffline>(all, stream);
@@ -180,6 +202,8 @@ void wide_reverse(const ScanReverseArgs& args, WideForm form, const ChunkNumbers
       return launch_reverse<WideForm::kRows>(all, stream);
     case WideForm::kSums:
       return launch_reverse<WideForm::kSums>(all, stream);
+    case WideForm::kKeys:
+      return launch_reverse<WideForm::kKeys>(all, stream);
   }
 }
 

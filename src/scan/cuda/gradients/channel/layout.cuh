@@ -13,8 +13,10 @@ enum kChannelPieces : unsigned { kPiecesDThird = 1u << 16, kPairsG = 1u << 17, k
 // RowM (call/select.h), of rows that are ungated: kMade where all tensors are there and whole (gradients/channel/precond.cuh).
 //
 // kStreamRows: as GeneralShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none of those. kOwnRows: e is a row of its
-// own times the gain, which is a gate or none. kFormedGates: of stream rows, log-decays and gates that are logits (FormedGates).
-template <int kKeyDim, bool kOnlineSolve, bool kStreamRows, bool kGatedRows = false, RowM kRowM = RowM::kNone, bool kOwnRows = false, bool kFormedGates = false>
+// own times the gain, which is a gate or none. kFormedGates: of stream rows, log-decays and gates that are logits (FormedGates). kHalfOfKeys: of
+// wide_gradients() (kernels.h).
+template <int kKeyDim, bool kOnlineSolve, bool kStreamRows, bool kGatedRows = false, RowM kRowM = RowM::kNone, bool kOwnRows = false, bool kFormedGates = false,
+          bool kHalfOfKeys = false>
 struct ChannelShape {
   static constexpr int kKey = kKeyDim;
   static constexpr bool kChannel = true, kOnline = kOnlineSolve, kStreams = kStreamRows, kBare = false, kStills = false;
@@ -24,13 +26,16 @@ struct ChannelShape {
   static constexpr Residuals kResiduals = Residuals::kOfRule;
   static constexpr int kThreads = 4 * kKey, kWarps = kThreads / 32, kGroups = kKey / 32, kPairs = kKey / 2;
   static constexpr int kBlocksPerSm = kKey == 128 ? 1 : 2;
-  static constexpr bool kEngine = kKey == 128 || kStreams;                             // else there are too few registers
-  static constexpr bool kFollows = kKey == 128 || (kStreams && kRowM != RowM::kRead);  // else there are too few registers
+  static constexpr bool kHalf = kHalfOfKeys;
+  static_assert(!kHalf || (kKey == kHalfKey && kOnline && !kPrecond && !kOwnKey && !kFormed));
+  static constexpr bool kEngine = kKey == 128 || kStreams;                                         // else there are too few registers
+  static constexpr bool kFollows = !kHalf && (kKey == 128 || (kStreams && kRowM != RowM::kRead));  // (the same)
   static constexpr double kTileTime = !kStreams ? 30 : kMakesM ? 19 : kGates || kOwnKey ? 17.5 : kPrecond ? 17 : 14.5;
 
   // A stage: what one block of 64 value columns brings.
   static constexpr int kStages = kKey == 128 ? 2 : 1;
   static constexpr int kStateBytes = 64 * kKey * 2;
+  static constexpr int64_t kStateStep = 64 * (kHalf ? kWideKey : kKey);  // numbers from one state in memory to the next
   static constexpr int kW = 0, kV = kPanelBytes, kOut = 2 * kPanelBytes, kState = 3 * kPanelBytes, kDState = kState + kStateBytes;
   static constexpr int kStageBytes = kDState + kStateBytes;
 

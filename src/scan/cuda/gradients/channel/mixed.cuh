@@ -35,6 +35,7 @@ struct MixedRows {
     FW_UNROLL
     for (int i = 0; i < 2; ++i) {
       const int row = c.thread / Lanes::kLanes + i * Lanes::kRows;
+      if constexpr (Shape::kHalf) x.squares[i] = load_squares(c, turn, row);
       if (row >= c.rows(turn)) continue;
       x.q[i] = load_granule(q, row, column, p.K);
       x.k[i] = load_granule(k, row, column, p.K);
@@ -79,8 +80,13 @@ struct MixedRows {
       float kmk = 0;
       FW_UNROLL
       for (int j = 0; j < 8; ++j) s.q2 += raw.q[j] * raw.q[j], s.k2 += raw.k[j] * raw.k[j], s.p2 += raw.p[j] * raw.p[j], kmk += raw.m[j] * raw.k[j] * raw.k[j];
-      s.q2 = group_sum<Lanes::kLanes>(s.q2);
-      s.k2 = group_sum<Lanes::kLanes>(s.k2);
+      if constexpr (Shape::kHalf) {
+        s.q2 = words.squares[0].x, s.k2 = words.squares[0].y;
+        words.squares[0] = words.squares[1];
+      } else {
+        s.q2 = group_sum<Lanes::kLanes>(s.q2);
+        s.k2 = group_sum<Lanes::kLanes>(s.k2);
+      }
       if (rule.uses_erase_key()) s.p2 = group_sum<Lanes::kLanes>(s.p2);
       if (rule.uses_key_form()) s.kmk = group_sum<Lanes::kLanes>(kmk);
       s.beta = c.turn_floats(Shape::kBeta, turn)[row];
@@ -197,7 +203,7 @@ struct MixedRows {
     d.r_q = row_sum(c, 0, row), d.r_k = row_sum(c, 1, row), d.w_k = row_sum(c, 5, row);
     if (Shape::kOnline) d.e_k = row_sum(c, 2, row), d.e_q = row_sum(c, 3, row), d.e_p = row_sum(c, 4, row);
     const float z_v = c.floats(Shape::kZv)[row];
-    d.z_v = c.floats(Shape::kDZv)[row];
+    d.z_v = first_half_alone(c, c.floats(Shape::kDZv)[row]);
     if (c.residual_gains() && gain_by_residual(z_v))
       d.z_v = value_coefficient_gradient(d.z_v, erase_sum(reinterpret_cast<const FrontCoefs<float>*>(c.memory + Shape::kCoefs)[row], d), z_v);
     const FrontScalars<float> s = reinterpret_cast<const FrontScalars<float>*>(c.memory + Shape::kScalars)[row];
@@ -211,13 +217,17 @@ struct MixedRows {
         store_gate<1>(c.rows_at(out.d.erase_gate, turn), rule.erase, row, 0, x.K, ds.erase);
         store_gate<1>(c.rows_at(out.d.write_gate, turn), rule.write, row, 0, x.V, ds.write);
         for_all_numbers<Numbers::kButBeta>([&](const TokenArg& to, float y) { store_one(c.rows_at(to, turn), row, y); }, out.d, ds);
-        store_one(c.workspace_rows(TurnChunk<Shape>::kDAlpha, x.HV, turn), row, ds.alpha_p * s.alpha_p);
-        store_one(c.workspace_rows(TurnChunk<Shape>::kDBeta, x.HV, turn), row, ds.beta_p);
+        if constexpr (!Shape::kHalf) {
+          store_one(c.workspace_rows(TurnChunk<Shape>::kDAlpha, x.HV, turn), row, ds.alpha_p * s.alpha_p);
+          store_one(c.workspace_rows(TurnChunk<Shape>::kDBeta, x.HV, turn), row, ds.beta_p);
+        }
       }
     }
     if (valid) store_one(c.rows_at(out.d.beta, turn), row, ds.beta);
     if (x.m == nullptr) ds.k2 += ds.kmk;  // k.(M k) is |k|^2
-    *reinterpret_cast<float4*>(c.floats(Shape::kSlopes) + 4 * row) = make_float4(2 * ds.q2, 2 * ds.k2, 2 * ds.p2, ds.kmk);
+    float2 of = make_float2(2 * ds.q2, 2 * ds.k2);
+    if constexpr (Shape::kHalf) of = join_half_slopes(c, turn, row, true, of);
+    *reinterpret_cast<float4*>(c.floats(Shape::kSlopes) + 4 * row) = make_float4(of.x, of.y, 2 * ds.p2, ds.kmk);
   }
 
   // dq, dk, the gradient of an own erase key, and the rest of M's.

@@ -28,7 +28,13 @@ FW_DEVICE const TokenArg& third_row(const TokenArgs& tensors) {
 struct RowWords {
   uint4 q[2], k[2], third[2], before[2];
   float m[2][8];
+  float2 squares[2];  // |q|^2 and |k|^2, of shapes with half of the keys
 };
+template <class Shape>
+FW_DEVICE float2 load_squares(const ChannelChunk<Shape>& c, int turn, int row) {
+  const RowNorms& all = c.args.half.norms[c.tile(turn)];
+  return make_float2(all.q2[row], all.k2[row]);
+}
 template <class Shape>
 FW_DEVICE RowWords load_row_words(const ChannelChunk<Shape>& c, int turn) {
   constexpr int kLanes = Shape::kKey / 16;
@@ -36,6 +42,7 @@ FW_DEVICE RowWords load_row_words(const ChannelChunk<Shape>& c, int turn) {
   if (!c.has(turn)) return x;
   const int row = c.thread / kLanes, lane = c.thread % kLanes, K = c.args.problem.K;
   const Rows q = c.rows_at(c.args.problem.in.q, turn), k = c.rows_at(c.args.problem.in.k, turn);
+  if constexpr (Shape::kHalf) x.squares[0] = load_squares(c, turn, row);
   FW_UNROLL
   for (int i = 0; i < 2; ++i) {
     const int column = 8 * (lane + kLanes * i);
@@ -115,12 +122,18 @@ FW_DEVICE void make_streams(const ChannelChunk<Shape>& c, int turn, const RowWor
   float q_k = 0;  // where M is on one of them, r.w instead
   FW_UNROLL
   for (int i = 0; i < 2; ++i) {
-    s.q2 = dot_16_bytes(words.q[i], words.q[i], s.q2);
-    s.k2 = dot_16_bytes(words.k[i], words.k[i], s.k2);
+    if constexpr (!Shape::kHalf) {
+      s.q2 = dot_16_bytes(words.q[i], words.q[i], s.q2);
+      s.k2 = dot_16_bytes(words.k[i], words.k[i], s.k2);
+    }
     if constexpr (!Shape::kPrecond) q_k = dot_16_bytes(words.q[i], words.k[i], q_k);
   }
-  s.q2 = group_sum<kLanes>(s.q2);
-  s.k2 = group_sum<kLanes>(s.k2);
+  if constexpr (Shape::kHalf) {
+    s.q2 = words.squares[0].x, s.k2 = words.squares[0].y;
+  } else {
+    s.q2 = group_sum<kLanes>(s.q2);
+    s.k2 = group_sum<kLanes>(s.k2);
+  }
   float m[Shape::kPrecond ? 2 : 1][8];
   if constexpr (Shape::kPrecond) {
     make_row_m(c, words, row, lane == 0, s.k2, m);
@@ -318,6 +331,13 @@ FW_DEVICE void finish_streams(const ChannelChunk<Shape>& c, int turn, [[maybe_un
   }
 }
 
+// What all value columns make, and so both halves of the keys alike.
+template <class Shape>
+FW_DEVICE float first_half_alone(const ChannelChunk<Shape>& c, float x) {
+  if constexpr (Shape::kHalf) return c.args.half.second ? 0.0f : x;
+  return x;
+}
+
 // By a thread a row: the gradients of the numbers of a row, and what q and k still enter dq and dk with.
 template <class Shape>
 FW_DEVICE void stream_row_numbers(const ChannelChunk<Shape>& c, int turn, int row) {
@@ -328,7 +348,7 @@ FW_DEVICE void stream_row_numbers(const ChannelChunk<Shape>& c, int turn, int ro
   const float r_dr = row_sum(c, 0, row) + diagonal, w_dw = row_sum(c, 1, row) + diagonal;
   float w_de = Shape::kOnline ? row_sum(c, 2, row) : 0.0f;
   if (Shape::kMakesM) w_de *= w_k;  // that is the sum of k.de
-  const float dz_v = c.floats(Shape::kDZv)[row];
+  const float dz_v = first_half_alone(c, c.floats(Shape::kDZv)[row]);
   const float z_v = c.floats(Shape::kZv)[row];
   const bool residual = !Shape::kGates && c.residual_gains() && gain_by_residual(z_v);
   float of_r, of_w, dbeta;
@@ -349,6 +369,10 @@ FW_DEVICE void stream_row_numbers(const ChannelChunk<Shape>& c, int turn, int ro
     of_r = 2.0f * ds.q2 * r_inverse, of_w = 2.0f * ds.k2 * w_inverse, dbeta = ds.beta;
   }
   if constexpr (Shape::kMakesM) of_w = of_w * w_k + of_normalised_key(c, row, row_sum(c, 4, row));
+  if constexpr (Shape::kHalf) {
+    const float2 of = join_half_slopes(c, turn, row, true, make_float2(of_r * r_q, of_w * w_k));
+    of_r = of.x * inverse_or_zero(r_q), of_w = of.y * inverse_or_zero(w_k);
+  }
   coefficients[192] = of_r, coefficients[256] = of_w;  // the latter: of w, or of k where w is not kept
   if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, dbeta);
 }

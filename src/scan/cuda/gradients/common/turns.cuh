@@ -174,6 +174,21 @@ struct TurnChunk : GradientChunk<Shape> {
   static FW_DEVICE int key_offset(int turn) { return Shape::kStreams && (turn & 1) != 0 ? Shape::kKeyBytes : 0; }
 };
 
+// Of shapes with half of wide keys (kernels.h: WideHalf), of a row: by how much dq and dk grow with q and k. Leaves what this half makes of it, and returns
+// that with the first half's.
+template <class Shape>
+FW_DEVICE float2 join_half_slopes(const TurnChunk<Shape>& c, int turn, int row, bool stores, float2 own) {
+  using Chunk = TurnChunk<Shape>;
+  if (row >= c.rows(turn)) return own;
+  const WideHalf& half = c.args.half;
+  const int HV = c.args.problem.HV;
+  float *const to_q = reinterpret_cast<float*>(c.address(turn, Chunk::kDAlpha)), *const to_k = reinterpret_cast<float*>(c.address(turn, Chunk::kDBeta));
+  if (stores && to_q != nullptr) to_q[row * HV] = own.x, to_k[row * HV] = own.y;
+  if (!half.second || half.q == nullptr) return own;
+  const int64_t at = to_q - c.args.grads.dalpha_p + row * HV;
+  return make_float2(own.x + half.q[at], own.y + half.k[at]);
+}
+
 // Value blocks in the order in which the stages take them.
 struct ValueStep {
   int turn = 0, block = 0;

@@ -21,6 +21,7 @@ struct GeneralShape {
   // A stage: what one block of 64 value columns brings.
   static constexpr int kStages = kKey == 128 ? 2 : 1;
   static constexpr int kStateBytes = 64 * kKey * 2;
+  static constexpr int64_t kStateStep = 64 * kKey;  // numbers from one state in memory to the next
   static constexpr int kW = 0, kV = kPanelBytes, kOut = 2 * kPanelBytes, kState = 3 * kPanelBytes, kDState = kState + kStateBytes;
   static constexpr int kStageBytes = kDState + kStateBytes;
 

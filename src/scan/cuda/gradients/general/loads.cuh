@@ -45,9 +45,10 @@ FW_DEVICE void load_stage_images(const TurnChunk<Shape>& c, int stage, int turn,
     const bool state = c.warp >= 2;
     const uint16_t* from = c.warp == 0 ? x.w : c.warp == 1 ? x.v : c.warp == 2 ? x.states : x.d_states;
     const int elements = state ? 64 * Shape::kKey : kPanel;
+    const int64_t step = state ? Shape::kStateStep : kPanel;
     const int to = c.warp == 0 ? Shape::kW : c.warp == 1 ? Shape::kV : c.warp == 2 ? Shape::kState : Shape::kDState;
     mbarrier_expect(barrier, 2 * elements);
-    bulk_load(c.memory + at_stage + to, from + image * elements, 2 * elements, barrier);
+    bulk_load(c.memory + at_stage + to, from + image * step, 2 * elements, barrier);
   }
   if (Shape::kEngine && c.all.engine) {
     if (c.thread != 4 * 32) return;

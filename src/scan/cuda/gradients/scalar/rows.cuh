@@ -495,10 +495,6 @@ FW_DEVICE KeySlopes stream_row_numbers(const ScalarChunk<Shape>& c, int turn) {
     if (row < c.rows(turn)) {
       const TokenArgs& out = c.args.grads.d;
       store_one(c.rows_at(out.beta, turn), row, ds.beta);
-      if constexpr (Shape::kHalf) {
-        store_one(c.workspace_rows(Chunk::kDAlpha, c.args.problem.HV, turn), row, 2.0f * ds.q2);
-        store_one(c.workspace_rows(Chunk::kDBeta, c.args.problem.HV, turn), row, 2.0f * ds.k2);
-      }
       if (!c.plain()) {
         for_all_numbers<Numbers::kButBeta>([&](const TokenArg& to, float y) { store_one(c.rows_at(to, turn), row, y); }, out, ds);
         store_one(c.rows_at(out.erase_gate, turn), row, ds.erase);
@@ -506,19 +502,13 @@ FW_DEVICE KeySlopes stream_row_numbers(const ScalarChunk<Shape>& c, int turn) {
       }
     }
   }
-  float of_q = 2.0f * ds.q2, of_k = 2.0f * ds.k2;
-  if constexpr (Shape::kHalf) {
-    const WideHalf& half = c.args.half;
-    if (half.second && half.q != nullptr && row < c.rows(turn)) {
-      const int64_t at = reinterpret_cast<const float*>(c.address(turn, Chunk::kDAlpha)) - c.args.grads.dalpha_p + row * c.args.problem.HV;
-      of_q += half.q[at], of_k += half.k[at];
-    }
-  }
+  float2 of = make_float2(2.0f * ds.q2, 2.0f * ds.k2);
+  if constexpr (Shape::kHalf) of = join_half_slopes(c, turn, row, c.group() == 0 && (c.lane & 1) == 0, of);
   KeySlopes slopes;
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int lane = 2 * (c.lane >> 2) + 16 * half;
-    slopes.q[half] = shuffle(of_q, lane), slopes.k[half] = shuffle(of_k, lane);
+    slopes.q[half] = shuffle(of.x, lane), slopes.k[half] = shuffle(of.y, lane);
   }
   return slopes;
 }
