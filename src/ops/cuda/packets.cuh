@@ -23,6 +23,14 @@ FW_DEVICE T stored(float x) {
 template <class T>
 inline constexpr int kPacket = 16 / static_cast<int>(sizeof(T));
 
+// 8 or 16 bytes in one instruction: the compiler takes a struct apart, and does not always put it together again.
+__extension__ using Words4 = unsigned __int128;
+FW_DEVICE void store_words(void* to, const uint32_t (&words)[2]) { *static_cast<uint64_t*>(to) = words[0] | uint64_t{words[1]} << 32; }
+FW_DEVICE void store_words(void* to, const uint32_t (&words)[4]) {
+  const uint64_t low = words[0] | uint64_t{words[1]} << 32, high = words[2] | uint64_t{words[3]} << 32;
+  *static_cast<Words4*>(to) = low | Words4{high} << 64;
+}
+
 // N numbers in 16 or 8 bytes, or one.
 template <class T, int N>
 struct Packet {
@@ -39,13 +47,7 @@ struct Packet {
       words[0] = v.x, words[1] = v.y;
     }
   }
-  FW_DEVICE void store(T* to) const {
-    if constexpr (kWords == 4) {
-      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
-    } else {
-      *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
-    }
-  }
+  FW_DEVICE void store(T* to) const { store_words(to, words); }
   FW_DEVICE void get(float (&x)[N]) const {
     FW_UNROLL for (int i = 0; i < kWords; ++i) {
       if constexpr (sizeof(T) == 4) {
@@ -106,7 +108,7 @@ FW_DEVICE void store_floats(float* to, const float (&x)[N]) {
   if constexpr (N == 1) {
     to[0] = x[0];
   } else {
-    FW_UNROLL for (int k = 0; k < N; k += 4) * reinterpret_cast<float4*>(to + k) = make_float4(x[k], x[k + 1], x[k + 2], x[k + 3]);
+    FW_UNROLL for (int k = 0; k < N; k += 4) store_words(to + k, {float_bits(x[k]), float_bits(x[k + 1]), float_bits(x[k + 2]), float_bits(x[k + 3])});
   }
 }
 
