@@ -473,7 +473,7 @@ TEST_P(DeviceList, GatedConv) {
     int64_t width, cols, pad;
     bool tails;
   } shapes[] = {{4, 24, 8, true}, {4, 16, 0, false}, {4, 5, 3, true}, {3, 8, 0, true}, {9, 8, 0, true}, {1, 8, 0, false}};
-  const SeqLayout layouts[] = {SeqLayout({0, 0, 1, 3, 3, 130, 131}), SeqLayout({0, 65})};
+  const SeqLayout layouts[] = {SeqLayout({0, 0, 1, 3, 3, 130, 131}), SeqLayout({0, 65}), SeqLayout({0, 62, 63, 66, 126, 131})};
   for (const SeqLayout& sequences : layouts) {
     for (const auto& s : shapes) {
       SCOPED_TRACE(::testing::Message() << "width " << s.width << ", " << sequences.tokens() << " x " << s.cols << " + " << s.pad);

@@ -9,31 +9,57 @@ namespace {
 
 constexpr int kWarps = 32;
 
-template <bool kAdd>
-__global__ void __launch_bounds__(kWarps * 32) column_sums_kernel(const float* partial, int64_t rows, int64_t cols, float* to) {
+// A column of partial sums, and where its sum belongs.
+struct Column {
+  const float* partial;
+  int64_t stride;
+  float* to;
+};
+struct Columns {
+  const float* partial;
+  int64_t count;
+  float* to;
+  FW_DEVICE Column at(int64_t c) const { return {partial + c, count, to + c}; }
+};
+// Those of a convolution: tap after tap, then the bias.
+struct TapColumns {
+  const float *weights, *biases;
+  int64_t cols, taps, count;
+  float *dweight, *dbias;
+  FW_DEVICE Column at(int64_t c) const {
+    if (c >= cols * taps) return {biases + c - cols * taps, cols, dbias + c - cols * taps};
+    const unsigned tap = static_cast<unsigned>(c) / static_cast<unsigned>(cols);
+    return {weights + c, cols * taps, dweight + (c - tap * cols) * taps + taps - 1 - tap};
+  }
+};
+
+template <bool kAdd, class Of>
+__global__ void __launch_bounds__(kWarps * 32) column_sums_kernel(const Of columns, int64_t rows) {
   follow();
   constexpr int kLoads = 16;
   float* sums = reinterpret_cast<float*>(shared_memory());  // [kWarps, 32]
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
   const int64_t c = int64_t{block_index_x()} * 32 + lane;
+  const bool has = c < columns.count;
+  const Column column = columns.at(has ? c : 0);
   float sum = 0, old = 0;
-  if (kAdd && warp == 0 && c < cols) old = to[c];  // on its way with the others
-  if (c < cols) {
+  if (kAdd && warp == 0 && has) old = *column.to;  // on its way with the others
+  if (has) {
     for (int64_t first = warp; first < rows; first += kLoads * kWarps) {
       float x[kLoads];
       FW_UNROLL for (int i = 0; i < kLoads; ++i) {
         const int64_t r = first + i * kWarps;
-        x[i] = r < rows ? partial[r * cols + c] : 0.0f;
+        x[i] = r < rows ? column.partial[r * column.stride] : 0.0f;
       }
       FW_UNROLL for (int i = 0; i < kLoads; ++i) sum += x[i];
     }
   }
   sums[warp * 32 + lane] = sum;
   sync_threads();
-  if (warp > 0 || c >= cols) return;
+  if (warp > 0 || !has) return;
   float total = sums[lane];
   FW_UNROLL for (int w = 1; w < kWarps; ++w) total += sums[w * 32 + lane];
-  to[c] = kAdd ? old + total : total;
+  *column.to = kAdd ? old + total : total;
 }
 
 // A warp has a group.
@@ -46,19 +72,25 @@ __global__ void __launch_bounds__(32) group_sums_kernel(const float* sums, int64
   if (lane_index() == 0) to[block_index_x()] += sum;
 }
 
-template <bool kAdd>
-void column_sums(const float* partial, int64_t rows, int64_t cols, float* to, void* stream) {
-  launch_overlapped(column_sums_kernel<kAdd>, Dim3{static_cast<unsigned>((cols + 31) / 32)}, kWarps * 32, kWarps * 32 * sizeof(float), stream, partial, rows,
-                    cols, to);
+template <bool kAdd, class Of>
+void column_sums(const Of& columns, int64_t rows, void* stream) {
+  launch_overlapped(column_sums_kernel<kAdd, Of>, Dim3{static_cast<unsigned>((columns.count + 31) / 32)}, kWarps * 32, kWarps * 32 * sizeof(float), stream,
+                    columns, rows);
 }
 
 }  // namespace
 
 void add_column_sums(const float* partial, int64_t rows, int64_t cols, float* to, void* stream) {
-  if (rows > 0) column_sums<true>(partial, rows, cols, to, stream);
+  if (rows > 0) column_sums<true>(Columns{partial, cols, to}, rows, stream);
 }
 
-void set_column_sums(const float* partial, int64_t rows, int64_t cols, float* to, void* stream) { column_sums<false>(partial, rows, cols, to, stream); }
+void set_column_sums(const float* partial, int64_t rows, int64_t cols, float* to, void* stream) {
+  column_sums<false>(Columns{partial, cols, to}, rows, stream);
+}
+
+void add_tap_sums(const float* weights, const float* biases, int64_t rows, int64_t cols, int64_t taps, float* dweight, float* dbias, void* stream) {
+  if (rows > 0) column_sums<true>(TapColumns{weights, biases, cols, taps, cols * (taps + 1), dweight, dbias}, rows, stream);
+}
 
 void add_group_sums(const float* partial, int64_t rows, int64_t cols, int64_t group, float* to, Arena& arena, void* stream) {
   if (rows == 0) return;

@@ -27,7 +27,7 @@ struct GatedConvArgs {
   int width;
   PassPlaces places;
   const T* tail;
-  float *dweight, *dbias;  // partial sums [runs, cols, width] and [runs, cols]
+  float *dweight, *dbias;  // partial sums [runs, width, cols], of tap after tap, and [runs, cols]
   int64_t run = kRun;      // forward: tokens of a thread; one where each sequence has one
 };
 
@@ -103,9 +103,23 @@ __global__ void __launch_bounds__(kThreads, 4) gated_conv_forward_kernel(const G
   });
 }
 
+// The rows of a thread's columns, one behind the other.
+template <class T>
+struct Walk {
+  T* at;
+  int64_t stride;
+  FW_DEVICE Walk(Mat<T> m, int64_t row, int64_t column) : at(m.data + row * m.stride + column), stride(m.stride) {}
+  FW_DEVICE T* next() {
+    T* const here = at;
+    at += stride;
+    return here;
+  }
+};
+
+// The dx of a run's last W-1 tokens, where their sequence goes on, is left to the next run, which reads their rows with its first ones: a wait less.
 template <class T, int N, int W>
 __global__ void __launch_bounds__(kThreads, 4) gated_conv_backward_kernel(const GatedConvArgs<T> a) {
-  constexpr int kAhead = 3;
+  constexpr int kAhead = sizeof(T) == 2 ? 4 : 2;
   follow();
   const int64_t column = (int64_t{block_index_y()} * kThreads + thread_index()) * N;
   if (column >= a.x.cols) return;
@@ -116,70 +130,78 @@ __global__ void __launch_bounds__(kThreads, 4) gated_conv_backward_kernel(const 
     Packet<T, N> dy, gate, x;
   };
   for_sequences(a, kRun, [&](int64_t n, int64_t begin, int64_t first, int64_t stop, int64_t next) {
+    const int count = static_cast<int>(stop - first), before = static_cast<int>(min(first - begin, int64_t{W - 1}));
+    Row history[W - 1];  // [j]: j + 1 tokens before the first
+    FW_UNROLL for (int j = 0; j < W - 1; ++j) {
+      if (j < before) {
+        history[j].dy.load(a.dy.data + (first - 1 - j) * a.dy.stride + column);
+        history[j].gate.load(a.gate.data + (first - 1 - j) * a.gate.stride + column);
+        history[j].x.load(a.x.data + (first - 1 - j) * a.x.stride + column);
+      } else if (a.tail != nullptr) {
+        history[j].x.load(a.tail + (n * (W - 1) + W - 2 - (j - before)) * a.x.cols + column);
+      }
+    }
+    Walk dys(a.dy, first, column), gates(a.gate, first, column), xs(a.x, first, column);
+    Walk dx_to(a.y, first - (W - 1), column), dgate_to(a.dgate, first, column);
+    Row rows[kAhead];
+    const auto load = [&](int i, Row& row) {
+      if (i >= count) {
+        row = {};
+        return;
+      }
+      row.dy.load(dys.next());
+      row.gate.load(gates.next());
+      row.x.load(xs.next());
+    };
+    FW_UNROLL for (int k = 0; k < kAhead; ++k) load(k, rows[k]);
     Columns<N, W> window, dx;  // dx: of the last tokens, without what later ones add
-    load_history(a.x.data, a.x.stride, a.tail, a.x.cols, column, n, begin, first, window);
-    FW_UNROLL for (int j = 0; j < W; ++j) { FW_UNROLL for (int k = 0; k < N; ++k) dx.v[j][k] = 0; }
-    const int count = static_cast<int>(stop - first);
-    const T *dys = a.dy.data + first * a.dy.stride + column, *gates = a.gate.data + first * a.gate.stride + column;
-    const T* xs = a.x.data + first * a.x.stride + column;
-    T *dx_to = a.y.data + first * a.y.stride + column, *dgate_to = a.dgate.data + first * a.dgate.stride + column;
-    // What token i adds to the dx of those before it; that of token i-W+1 is then whole.
-    const auto add_to_dx = [&](int i, const float(&dy)[N], const float(&dc)[N]) {
+    FW_UNROLL for (int j = 0; j < W; ++j) { FW_UNROLL for (int k = 0; k < N; ++k) window.v[j][k] = dx.v[j][k] = 0; }
+    // What a token adds to the dx of itself and of those before it; that of W-1 tokens ago is then whole.
+    const auto add_to_dx = [&](const float(&dy)[N], const float(&dc)[N]) {
       dx.push(dy);
       FW_UNROLL for (int j = 0; j < W; ++j) { FW_UNROLL for (int k = 0; k < N; ++k) dx.v[j][k] += taps[j][k] * dc[k]; }
-      const int whole = i - (W - 1);
-      if (whole < 0 || whole >= count) return;
-      Packet<T, N> out;
-      out.set(dx.v[W - 1]);
-      out.store(dx_to + whole * a.y.stride);
     };
-    for_rows_ahead<kAhead, Row>(
-        count,
-        [&](int i, Row& row) {
-          row.dy.load(dys + i * a.dy.stride);
-          row.gate.load(gates + i * a.gate.stride);
-          row.x.load(xs + i * a.x.stride);
-        },
-        [&](int i, const Row& row) {
-          float dy[N], dc[N], x[N];
-          row.dy.get(dy);
-          row.gate.get(dc);
-          row.x.get(x);
-          window.push(x);
-          FW_UNROLL for (int k = 0; k < N; ++k) {
-            dc[k] *= dy[k];
-            float c = bias[k];
-            FW_UNROLL for (int j = 0; j < W; ++j) {
-              c += taps[j][k] * window.v[j][k];
-              dtaps[j][k] += dc[k] * window.v[j][k];
-            }
-            dbias[k] += dc[k];
-            x[k] = c * dy[k];
+    FW_UNROLL for (int j = W - 2; j >= 0; --j) {
+      float dy[N], dc[N];
+      history[j].x.get(window.v[j]);
+      history[j].dy.get(dy);
+      history[j].gate.get(dc);
+      FW_UNROLL for (int k = 0; k < N; ++k) dc[k] *= dy[k];
+      add_to_dx(dy, dc);
+    }
+    const int steps = stop == next ? count + W - 1 : count;  // behind the sequence there is nothing, which completes its last dx
+    for (int group = 0; group < steps; group += kAhead) {
+      FW_UNROLL for (int r = 0; r < kAhead; ++r) {
+        const int i = group + r;
+        float dy[N], dc[N], x[N];
+        rows[r].dy.get(dy);
+        rows[r].gate.get(dc);
+        rows[r].x.get(x);
+        load(i + kAhead, rows[r]);
+        window.push(x);
+        FW_UNROLL for (int k = 0; k < N; ++k) {
+          dc[k] *= dy[k];
+          float c = bias[k];
+          FW_UNROLL for (int j = 0; j < W; ++j) {
+            c += taps[j][k] * window.v[j][k];
+            dtaps[j][k] += dc[k] * window.v[j][k];
           }
-          Packet<T, N> out;
-          out.set(x);
-          out.store(dgate_to + i * a.dgate.stride);
-          add_to_dx(i, dy, dc);
-        });
-    // What the tokens behind the run (of the same sequence) owe to its last ones.
-    FW_UNROLL for (int j = 0; j < W - 1; ++j) {
-      float dy[N] = {}, dc[N] = {};
-      if (stop + j < next) {
-        Packet<T, N> of_dy, of_gate;
-        of_dy.load(dys + (count + j) * a.dy.stride);
-        of_gate.load(gates + (count + j) * a.gate.stride);
-        of_dy.get(dy);
-        of_gate.get(dc);
-        FW_UNROLL for (int k = 0; k < N; ++k) dc[k] *= dy[k];
+          dbias[k] += dc[k];
+          x[k] = c * dy[k];
+        }
+        Packet<T, N> out;
+        out.set(x);
+        if (i < count) out.store(dgate_to.at);
+        dgate_to.next();
+        add_to_dx(dy, dc);
+        out.set(dx.v[W - 1]);
+        if (i >= W - 1 - before && i < steps) out.store(dx_to.at);
+        dx_to.next();
       }
-      add_to_dx(count + j, dy, dc);
     }
   });
-  float* dweight = a.dweight + (int64_t{block_index_x()} * a.x.cols + column) * W;
-  FW_UNROLL for (int i = 0; i < N; ++i) {
-    a.dbias[int64_t{block_index_x()} * a.x.cols + column + i] = dbias[i];
-    FW_UNROLL for (int j = 0; j < W; ++j) dweight[i * W + W - 1 - j] = dtaps[j][i];
-  }
+  FW_UNROLL for (int j = 0; j < W; ++j) store_floats(a.dweight + (int64_t{block_index_x()} * W + j) * a.x.cols + column, dtaps[j]);
+  store_floats(a.dbias + int64_t{block_index_x()} * a.x.cols + column, dbias);
 }
 
 // Of any width: the input of sequence n at a place that may lie before its first token.
@@ -223,13 +245,13 @@ __global__ void __launch_bounds__(kThreads) any_gated_conv_backward_kernel(const
   const auto tap = [&](int j) { return a.weight[column * a.width + a.width - 1 - j]; };
   const auto dy_at = [&](int64_t t) { return number(a.dy.data[t * a.dy.stride + column]); };
   const auto dc_at = [&](int64_t t) { return dy_at(t) * number(a.gate.data[t * a.gate.stride + column]); };
-  float* dweight = a.dweight + (int64_t{block_index_x()} * a.x.cols + column) * a.width;
-  for (int j = 0; j < a.width; ++j) dweight[j] = 0;
+  float* dtaps = a.dweight + int64_t{block_index_x()} * a.width * a.x.cols + column;
+  for (int j = 0; j < a.width; ++j) dtaps[j * a.x.cols] = 0;
   float dbias = 0;
   for_sequences(a, kRun, [&](int64_t n, int64_t begin, int64_t first, int64_t stop, int64_t next) {
     for (int64_t t = first; t < stop; ++t) {
       const float dy = dy_at(t), dc = dc_at(t);
-      const float c = convolve(a, n, begin, t, column, [&](int j, float x) { dweight[a.width - 1 - j] += dc * x; });
+      const float c = convolve(a, n, begin, t, column, [&](int j, float x) { dtaps[j * a.x.cols] += dc * x; });
       dbias += dc;
       float dx = dy + tap(0) * dc;
       for (int j = 1; j < a.width && t + j < next; ++j) dx += tap(j) * dc_at(t + j);
@@ -284,8 +306,7 @@ void gated_conv_backward(const Exec<T>& exec, Mat<const T> dy, Mat<const T> x, M
   } else {
     launch(any_gated_conv_backward_kernel<T>, grid_of(runs, x.cols), kThreads, 0, stream, a);
   }
-  add_column_sums(weight_sums, runs, x.cols * width, dweight, stream);
-  add_column_sums(bias_sums, runs, x.cols, dbias, stream);
+  add_tap_sums(weight_sums, bias_sums, runs, x.cols, width, dweight, dbias, stream);
   exec.arena.rewind(mark);
 }
 
