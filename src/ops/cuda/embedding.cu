@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kRangeThreads) sort_range_kernel(const int32_t
   FW_UNROLL for (int i = 0; i < kDigits / 32; ++i) counts[i * kRangeThreads + thread] = 0;
   const auto range_of = [](int32_t id) { return static_cast<int>(static_cast<uint32_t>(id) / kDigits); };
   int lower = 0, own = 0;  // tokens: of the lane, then of the warp, then of all warps and of those before this one
-  for_warps_share<8>(ids, count, [&](int32_t id, int, bool has) {
+  for_warps_share<16>(ids, count, [&](int32_t id, int, bool has) {
     lower += has && range_of(id) < range;
     own += has && range_of(id) == range;
   });
@@ -219,6 +219,7 @@ struct SumArgs {
   const T* dout;
   float *dweight, *partial;  // partial [parts, 2, cols]: of the long id that a part begins with, and of the one that it ends with
   int64_t count, cols, dout_stride, dweight_stride;
+  unsigned parts;
 };
 
 constexpr int kSumThreads = 256;
@@ -252,13 +253,15 @@ struct Part {
   }
 };
 
-// A block has a part; its threads the columns. Rows of dout, and what dweight has of an id whose last token this is, are asked for ahead.
+// A block has some of the columns of a part: N each thread, four where rows are in packets, so that a warp's numbers of dweight are neighbours. Rows of dout,
+// and what dweight has of an id whose last token this is, are asked for ahead.
 template <class T, int N>
-__global__ void __launch_bounds__(kSumThreads, 2) sum_part_kernel(const SumArgs<T> a) {
+__global__ void __launch_bounds__(kSumThreads, 4) sum_part_kernel(const SumArgs<T> a) {
   follow();
   constexpr int kAhead = 4;
   PartList& list = *reinterpret_cast<PartList*>(shared_memory());
-  const int64_t part_index = block_index_x(), begin = part_index * kRun;
+  const unsigned across = grid_size_x() / a.parts;
+  const int64_t part_index = block_index_x() / across, begin = part_index * kRun;
   const int thread = static_cast<int>(thread_index());
   if (thread < PartList::kIds) {
     const int64_t at = begin + thread - kRun - 1;
@@ -272,38 +275,38 @@ __global__ void __launch_bounds__(kSumThreads, 2) sum_part_kernel(const SumArgs<
     Packet<T, N> dout;
     float old[N];
   };
-  for (int64_t c = int64_t{thread} * N; c < a.cols; c += int64_t{kSumThreads} * N) {
-    const auto is_last = [&](int i) { return list.id(i) != list.id(i + 1) || i + 1 == part.stop; };
-    const auto load = [&](int i, Row& row) {
-      if (i >= part.stop) return;
-      row.dout.load(a.dout + list.indices[i] * a.dout_stride + c);
-      if (is_last(i)) load_floats(a.dweight + list.id(i) * a.dweight_stride + c, row.old);
-    };
-    Row rows[kAhead];
-    FW_UNROLL for (int i = 0; i < kAhead; ++i) load(part.first + i, rows[i]);
-    float sum[N] = {};
-    bool first_id = true;
-    for (int first = part.first; first < part.stop; first += kAhead) {
-      FW_UNROLL for (int i = 0; i < kAhead; ++i) {
-        const int token = first + i;
-        if (token >= part.stop) break;
-        Row row = rows[i];
-        load(token + kAhead, rows[i]);
-        float x[N];
-        row.dout.get(x);
-        FW_UNROLL for (int k = 0; k < N; ++k) sum[k] += x[k];
-        if (!is_last(token)) continue;
-        if (first_id && part.begins_long) {
-          store_floats(a.partial + 2 * part_index * a.cols + c, sum);
-        } else if (token + 1 == part.stop && part.ends_long) {
-          store_floats(a.partial + (2 * part_index + 1) * a.cols + c, sum);
-        } else {
-          FW_UNROLL for (int k = 0; k < N; ++k) row.old[k] += sum[k];
-          store_floats(a.dweight + list.id(token) * a.dweight_stride + c, row.old);
-        }
-        FW_UNROLL for (int k = 0; k < N; ++k) sum[k] = 0;
-        first_id = false;
+  const int64_t c = (int64_t{block_index_x() % across} * kSumThreads + thread) * N;
+  if (c >= a.cols) return;
+  const auto is_last = [&](int i) { return list.id(i) != list.id(i + 1) || i + 1 == part.stop; };
+  const auto load = [&](int i, Row& row) {
+    if (i >= part.stop) return;
+    row.dout.load(a.dout + list.indices[i] * a.dout_stride + c);
+    if (is_last(i)) load_floats(a.dweight + list.id(i) * a.dweight_stride + c, row.old);
+  };
+  Row rows[kAhead];
+  FW_UNROLL for (int i = 0; i < kAhead; ++i) load(part.first + i, rows[i]);
+  float sum[N] = {};
+  bool first_id = true;
+  for (int first = part.first; first < part.stop; first += kAhead) {
+    FW_UNROLL for (int i = 0; i < kAhead; ++i) {
+      const int token = first + i;
+      if (token >= part.stop) break;
+      Row row = rows[i];
+      load(token + kAhead, rows[i]);
+      float x[N];
+      row.dout.get(x);
+      FW_UNROLL for (int k = 0; k < N; ++k) sum[k] += x[k];
+      if (!is_last(token)) continue;
+      if (first_id && part.begins_long) {
+        store_floats(a.partial + 2 * part_index * a.cols + c, sum);
+      } else if (token + 1 == part.stop && part.ends_long) {
+        store_floats(a.partial + (2 * part_index + 1) * a.cols + c, sum);
+      } else {
+        FW_UNROLL for (int k = 0; k < N; ++k) row.old[k] += sum[k];
+        store_floats(a.dweight + list.id(token) * a.dweight_stride + c, row.old);
       }
+      FW_UNROLL for (int k = 0; k < N; ++k) sum[k] = 0;
+      first_id = false;
     }
   }
 }
@@ -376,14 +379,14 @@ void embedding_backward(const Exec<T>& exec, const int32_t* ids, Mat<const T> do
   const EmbeddingScratch scratch(exec.arena, dout.rows, dout.cols);
   const SortedToken* sorted = sorted_tokens(ids, dout.rows, dweight.rows, scratch, stream);
   const int64_t parts = parts_of(dout.rows, kRun);
-  const SumArgs<T> a{sorted, dout.data, dweight.data, scratch.partial, dout.rows, dout.cols, dout.stride, dweight.stride};
-  const Dim3 grid{static_cast<unsigned>(parts)};
+  const SumArgs<T> a{sorted, dout.data, dweight.data, scratch.partial, dout.rows, dout.cols, dout.stride, dweight.stride, static_cast<unsigned>(parts)};
   const auto run = [&]<int N>() {
+    const Dim3 grid{static_cast<unsigned>(parts * parts_of(a.cols, int64_t{kSumThreads} * N))};
     launch_overlapped(sum_part_kernel<T, N>, grid, kSumThreads, sizeof(PartList), stream, a);
-    launch_overlapped(join_parts_kernel<T, N>, grid, kSumThreads, 0, stream, a, parts);
+    launch_overlapped(join_parts_kernel<T, N>, Dim3{static_cast<unsigned>(parts)}, kSumThreads, 0, stream, a, parts);
   };
   if (dout.cols % kPacket<T> == 0 && in_packets<T>(dout.data, dout.stride) && in_packets<float>(dweight.data, dweight.stride)) {
-    run.template operator()<kPacket<T>>();
+    run.template operator()<kPacket<float>>();
   } else {
     run.template operator()<1>();
   }
