@@ -1,4 +1,5 @@
-// A block sums 32 columns: its warp w the rows w, w + 32, ..., of which several are on their way at a time, then one warp the sums of the warps, in order.
+// A block sums 32 columns: its warp w of kWarps the rows w, w + kWarps, ..., of which several are on their way at a time, then one warp the sums of the warps,
+// in order. Few rows have few warps, so that the block has room beside those of the kernel in front.
 // The kernel in front, which leaves the partial sums, takes much longer than this: it begins before that one is over, and what starting it costs is hidden.
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/overlap.cuh"
@@ -7,7 +8,7 @@
 namespace fw::cuda {
 namespace {
 
-constexpr int kWarps = 32;
+constexpr int kManyWarps = 32, kFewWarps = 8, kLoads = 16;  // loads: of a lane on their way
 
 // A column of partial sums, and where its sum belongs.
 struct Column {
@@ -33,10 +34,9 @@ struct TapColumns {
   }
 };
 
-template <bool kAdd, class Of>
+template <int kWarps, bool kAdd, class Of>
 __global__ void __launch_bounds__(kWarps * 32) column_sums_kernel(const Of columns, int64_t rows) {
   follow();
-  constexpr int kLoads = 16;
   float* sums = reinterpret_cast<float*>(shared_memory());  // [kWarps, 32]
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
   const int64_t c = int64_t{block_index_x()} * 32 + lane;
@@ -74,8 +74,11 @@ __global__ void __launch_bounds__(32) group_sums_kernel(const float* sums, int64
 
 template <bool kAdd, class Of>
 void column_sums(const Of& columns, int64_t rows, void* stream) {
-  launch_overlapped(column_sums_kernel<kAdd, Of>, Dim3{static_cast<unsigned>((columns.count + 31) / 32)}, kWarps * 32, kWarps * 32 * sizeof(float), stream,
-                    columns, rows);
+  const auto run = [&]<int kWarps>() {
+    launch_overlapped(column_sums_kernel<kWarps, kAdd, Of>, Dim3{static_cast<unsigned>((columns.count + 31) / 32)}, kWarps * 32, kWarps * 32 * sizeof(float),
+                      stream, columns, rows);
+  };
+  rows <= kFewWarps* kLoads ? run.template operator()<kFewWarps>() : run.template operator()<kManyWarps>();
 }
 
 }  // namespace

@@ -149,7 +149,7 @@ void head_constant_backward(const Exec<T>& exec, Mat<const T> dy, int64_t group,
   const int64_t heads = dy.cols / group;
   float* partial = head_constant_sums(exec.arena, dy.rows, heads);
   const auto run = [&]<int N, bool kProducts>(const HeadCut& cut) {
-    const int turns = dy.rows >= 8192 ? 2 : 1;
+    const int turns = dy.rows >= 16384 ? 4 : dy.rows >= 8192 ? 2 : 1;
     const int64_t row_blocks = cut.cut.row_blocks(cut.cut.down() * kConstantRows * turns);
     launch(head_constant_backward_kernel<T, N, kProducts>, Dim3{static_cast<unsigned>(cut.blocks(row_blocks))}, kElementThreads,
            sizeof(float) * kElementThreads, stream, dy.data, dy.stride, cut, turns, partial);
