@@ -263,35 +263,36 @@ void test_tensor() {
   test.equal(6, refused(tensor, kT, 70), true);
 }
 
-void test_clusters() {
-  Test test("cluster_sync, cluster_memory");
+// Three clusters of each size, two rounds, a number of each thread in each: expected(cluster, the cluster's first block, block, thread, round).
+template <class Expected>
+void test_clusters(const char* name, void (*kernel)(ClusterArgs), std::size_t shared_bytes, const Expected& expected) {
+  Test test(name);
   for (const unsigned cluster : {1u, 2u, 4u, 8u}) {
     const unsigned blocks = 3 * cluster;
     DeviceBuffer<uint32_t> sums(std::size_t{2} * blocks * 128);
-    launch_overlapped_clusters(cluster_kernel, {blocks, 1, 1}, cluster, 128, 512, nullptr, ClusterArgs{sums.data(), static_cast<int>(cluster)});
+    launch_overlapped_clusters(kernel, {blocks, 1, 1}, cluster, 128, shared_bytes, nullptr, ClusterArgs{sums.data(), static_cast<int>(cluster)});
     const auto is = sums.download();
     for (unsigned i = 0; i < 2 * blocks * 128; ++i) {
-      const unsigned round = i / (blocks * 128), first = i / 128 % blocks / cluster * cluster, thread = (i % 128) ^ 37;
-      uint32_t sum = 0;
-      for (unsigned block = first; block < first + cluster; ++block) sum = 3 * sum + (block + 1) * 1000 + thread * (round + 1);
-      test.equal(i, is[i], sum);
+      const unsigned block = i / 128 % blocks;
+      test.equal(i, is[i], expected(cluster, block / cluster * cluster, block, i % 128, i / (blocks * 128)));
     }
   }
 }
 
+void test_cluster_memory() {
+  test_clusters("cluster_sync, cluster_memory", cluster_kernel, 512, [](unsigned cluster, unsigned first, unsigned, unsigned thread, unsigned round) {
+    uint32_t sum = 0;
+    for (unsigned block = first; block < first + cluster; ++block) sum = 3 * sum + (block + 1) * 1000 + (thread ^ 37) * (round + 1);
+    return sum;
+  });
+}
+
 void test_cluster_copies() {
-  Test test("cluster_copy, cluster_arrive, cluster_wait");
-  for (const unsigned cluster : {1u, 2u, 4u, 8u}) {
-    const unsigned blocks = 3 * cluster;
-    DeviceBuffer<uint32_t> sums(std::size_t{2} * blocks * 128);
-    launch_overlapped_clusters(cluster_copy_kernel, {blocks, 1, 1}, cluster, 128, 1032, nullptr, ClusterArgs{sums.data(), static_cast<int>(cluster)});
-    const auto is = sums.download();
-    for (unsigned i = 0; i < 2 * blocks * 128; ++i) {
-      const unsigned round = i / (blocks * 128), block = i / 128 % blocks, first = block / cluster * cluster,
-                     before = first + (block - first + cluster - 1) % cluster;
-      test.equal(i, is[i], (before + 1) * 1000 + i % 128 * (round + 1));
-    }
-  }
+  test_clusters("cluster_copy, cluster_arrive, cluster_wait", cluster_copy_kernel, 1032,
+                [](unsigned cluster, unsigned first, unsigned block, unsigned thread, unsigned round) {
+                  const unsigned before = first + (block - first + cluster - 1) % cluster;
+                  return (before + 1) * 1000 + thread * (round + 1);
+                });
 }
 
 void test_named_barriers() {
@@ -399,7 +400,7 @@ int run_all() {
   test_copies();
   test_bulk();
   test_tensor();
-  test_clusters();
+  test_cluster_memory();
   test_cluster_copies();
   test_named_barriers();
   test_chain();

@@ -213,10 +213,10 @@ __global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const Som
   {
     // The 16 rows of a warp are of one share, or of two. A lane's tokens are exchanged alike.
     const int lane = static_cast<int>(lane_index()), from = thread / 32 * 16, half = from / kOutputs, output = from % kOutputs;
-    const int in_share = output % kShare + lane / 4, first = 2 * (lane % 4);
+    const int of_lane = output % kShare + lane / 4, token = 2 * (lane % 4);
     float* const mine = parts + output / kShare * Shares::kNumbers;
-    const int at[2] = {Shares::at(half, first, in_share),
-                       kShare >= 16 ? Shares::at(half, first, in_share + 8) : Shares::kNumbers + Shares::at(half, first, in_share)};
+    const int at[2] = {Shares::at(half, token, of_lane),
+                       kShare >= 16 ? Shares::at(half, token, of_lane + 8) : Shares::kNumbers + Shares::at(half, token, of_lane)};
     FW_UNROLL
     for (int i = 0; i < kTokens / 2; ++i) mine[at[i % 4 / 2] + (i / 4 * 8 + i % 2) * kShare] = sums[i];
   }
