@@ -2,6 +2,7 @@
 
 #include <type_traits>
 #include <unordered_map>
+#include <vector>
 
 #include "base/error.h"
 #include "nn/activations.h"
@@ -183,14 +184,8 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     c.tokens.read_correction = new_matrix<T>(pass.exec.arena, c.proj.rows, spec_.v_heads);
     pass.exec.head_constant_forward(params.value(index_.correction), spec_.v_heads / spec_.heads, c.tokens.read_correction);
   }
+  ranks_forward(pass, c);
   if (plan_.decay.used()) {
-    c.decay_in = columns(c.proj, plan_.decay);
-    if (index_.decay_up >= 0) {
-      const int64_t channels = spec_.decay_heads() * spec_.key_dim;
-      const Mat<T> low = c.decay_in;
-      c.decay_in = new_matrix<T>(pass.exec.arena, low.rows, channels);
-      pass.exec.linear_forward(low, params.weight(index_.decay_up, channels, spec_.decay_rank), nullptr, c.decay_in, Write::kOverwrite);
-    }
     const int64_t group = spec_.rule.decay == Decay::kChannel ? spec_.key_dim : 1;
     if (!any_logits(c.inside)) c.tokens.g = new_matrix<Wide<T>>(pass.exec.arena, c.proj.rows, c.decay_in.cols);
     if (any_logits(c.inside)) {
@@ -222,15 +217,32 @@ void RecurrentMixer<T>::gates_forward(const Pass<T>& pass, Context& c) const {
     pass.exec.decay_gate_forward(columns(c.proj, plan_.precond_decay), params.value(index_.atk_a_log), params.value(index_.atk_dt_bias), 1, c.tokens.precond_g);
     c.tokens.precond_beta = sigmoid(plan_.precond_beta, Wide<T>(1), nullptr);
   }
-  if (plan_.gate.used()) {
-    c.gate = columns(c.proj, plan_.gate);
-    if (index_.gate_up >= 0) {
-      const Mat<T> low = c.gate;
-      c.gate = new_matrix<T>(pass.exec.arena, low.rows, spec_.value_size());
-      pass.exec.linear_forward(low, params.weight(index_.gate_up, spec_.value_size(), spec_.gate_rank), c.few ? gate_bias(pass) : nullptr, c.gate,
-                               Write::kOverwrite);
+}
+
+// The decay's projection and the gate's, each where it has one, or its columns of proj.
+template <class T>
+void RecurrentMixer<T>::ranks_forward(const Pass<T>& pass, Context& c) const {
+  const auto part = [&](Mat<T>& to, const Projection& low, int64_t cols, int64_t rank, int up, const Wide<T>* bias) {
+    to = new_matrix<T>(pass.exec.arena, c.proj.rows, cols);
+    return LinearPart<T>{columns(c.proj, low), pass.params.weight(up, cols, rank), bias, to};
+  };
+  std::vector<LinearPart<T>> parts;
+  if (plan_.decay.used()) {
+    if (index_.decay_up >= 0) {
+      parts.push_back(part(c.decay_in, plan_.decay, spec_.decay_heads() * spec_.key_dim, spec_.decay_rank, index_.decay_up, nullptr));
+    } else {
+      c.decay_in = columns(c.proj, plan_.decay);
     }
   }
+  if (plan_.gate.used()) {
+    if (index_.gate_up >= 0) {
+      parts.push_back(part(c.gate, plan_.gate, spec_.value_size(), spec_.gate_rank, index_.gate_up, c.few ? gate_bias(pass) : nullptr));
+    } else {
+      c.gate = columns(c.proj, plan_.gate);
+    }
+  }
+  if (parts.size() == 2) return linear_pair_forward(pass.exec, parts[0], parts[1]);
+  for (const LinearPart<T>& of : parts) pass.exec.linear_forward(of.x, of.weight, of.bias, of.y, Write::kOverwrite);
 }
 
 template <class T>

@@ -125,6 +125,7 @@ class RecurrentMixer final : public Mixer<T> {
   const Recurrence<T>& planned(const Pass<T>& pass, const Gates& gates) const;
   void tokens_forward(const Pass<T>& pass, Context& c, T* tail) const;
   void gates_forward(const Pass<T>& pass, Context& c) const;
+  void ranks_forward(const Pass<T>& pass, Context& c) const;
   // Erase key and erase-write vector where the rule has one, from k and the gate's projection.
   void erase_write_forward(const Pass<T>& pass, Context& c) const;
   void erase_write_backward(const Pass<T>& pass, const Context& c, Mat<T> dgate, const RecurrenceInputs<T>& d) const;

@@ -60,9 +60,23 @@ void gated_linear_forward(const Exec<T>& exec, Mat<T> o, Mat<const T> gate, cons
   exec.linear_forward(o, weight, nullptr, y, write);
 }
 
+template <class T>
+void linear_pair_forward(const Exec<T>& exec, const LinearPart<T>& first, const LinearPart<T>& second) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    if (!only_plans(exec.device) && first.x.rows <= kSwigluRows) {
+      double values = 0;
+      for (const LinearPart<T>* of : {&first, &second}) values += static_cast<double>(of->y.cols) * static_cast<double>(of->x.cols);
+      const ProfiledCall timed("linear_forward, pair", exec.device, 2 * values, 2 * values * static_cast<double>(first.x.rows));
+      if (linear_pair_on_cuda(exec, first, second)) return;
+    }
+  }
+  for (const LinearPart<T>* of : {&first, &second}) exec.linear_forward(of->x, of->weight, of->bias, of->y, Write::kOverwrite);
+}
+
 #define FW_INSTANTIATE(T)                                                                                                                       \
   template void normed_linear_forward<T>(const Exec<T>&, Mat<const T>, const Wide<T>*, Wide<T>, Weight<Wide<T>>, const Wide<T>*, bool, Mat<T>); \
   template void swiglu_linear_forward<T>(const Exec<T>&, Mat<const T>, Weight<Wide<T>>, Mat<T>);                                                \
+  template void linear_pair_forward<T>(const Exec<T>&, const LinearPart<T>&, const LinearPart<T>&);                                             \
   template void gated_linear_forward<T>(const Exec<T>&, Mat<T>, Mat<const T>, const Wide<T>*, Wide<T>, int64_t, GateKind, Weight<Wide<T>>, Mat<T>, Write);
 FW_INSTANTIATE(float)
 FW_INSTANTIATE(double)

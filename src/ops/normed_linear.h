@@ -1,5 +1,5 @@
-// Products behind norms and in front of SwiGLU for the few rows of decoded tokens: on a CUDA device one kernel, elsewhere, and where its kernel does not take
-// the shapes, the operations that they are made of.
+// Products behind norms, in front of SwiGLU and two at a time for the few rows of decoded tokens: on a CUDA device one kernel, elsewhere, and where its kernel
+// does not take the shapes, the operations that they are made of.
 #pragma once
 
 #include <cstdint>
@@ -32,9 +32,22 @@ template <class T>
 void gated_linear_forward(const Exec<T>& exec, Mat<T> o, Mat<const T> gate, const Wide<T>* norm, Wide<T> eps, int64_t head_dim, GateKind kind,
                           Weight<Wide<T>> weight, Mat<T> y, Write write);
 
+// y = x W^T + bias.  x [T, in], W [out, in], bias [out] or null, y [T, out].
+template <class T>
+struct LinearPart {
+  Mat<const T> x;
+  Weight<Wide<T>> weight;
+  const Wide<T>* bias;
+  Mat<T> y;
+};
+// Both, of the same T, which know nothing of each other, to the bits of linear_forward. On a GPU one kernel for up to kSwigluRows rows of one width.
+template <class T>
+void linear_pair_forward(const Exec<T>& exec, const LinearPart<T>& first, const LinearPart<T>& second);
+
 // The kernels of the CUDA device; false, and nothing is done, where they do not take the shapes, and in a build without CUDA.
 bool gated_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> o, Mat<const Bf16> gate, const float* norm, float eps, int64_t head_dim, GateKind kind,
                           const Weight<float>& weight, Mat<Bf16> y, Write write);
+bool linear_pair_on_cuda(const Exec<Bf16>& exec, const LinearPart<Bf16>& first, const LinearPart<Bf16>& second);
 bool swiglu_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> x, const Weight<float>& weight, Mat<Bf16> y);
 bool normed_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> x, const float* norm, float eps, const Weight<float>& weight, const float* bias, bool swiglu,
                            Mat<Bf16> y);

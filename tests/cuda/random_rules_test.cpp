@@ -112,7 +112,7 @@ int64_t wide_key(Random& random, uint64_t seed) {
 TEST(RandomRules, WideSumsMatchTheReference) {
   Random random(20261128);
   expect_rules(
-      random, emulated() ? 8 : 60, 2, [](const Rule& rule) { return cuda::wide_rule(rule) && cuda::wide_sums(rule); },
+      random, emulated() ? 12 : 60, 2, [](const Rule& rule) { return cuda::wide_rule(rule) && cuda::wide_sums(rule); },
       [&](uint64_t seed) { return wide_key(random, seed); });
 }
 

@@ -171,6 +171,7 @@ TEST(Small, WideKeys) {
   uint64_t seed = 940;
   for (const char* name : {"gated_deltanet", "mamba2", "comba", "qdelta", "kaczmarz", "kda", "gated_deltanet2"}) {
     for (const bool bf16 : {true, false}) {
+      if (!bf16 && (name == std::string_view("kaczmarz") || name == std::string_view("gated_deltanet2"))) continue;  // no other kernels than those before
       ProblemOptions options;
       options.sequences = SeqLayout({0, 130, 130, 135});
       options.H = 1;

@@ -40,6 +40,7 @@ TEST(WideKeys, EveryRuleMatchesTheReference) {
   for (const char* rule : kWideRules) {
     for (const int64_t K : {136, 192, 256}) {
       ++seed;
+      if (emulated() && seed % 3 == 1) continue;  // there are many rules; each has two of these
       ProblemOptions options;
       options.sequences = seed % 2 == 0 ? SeqLayout({0, 70, 70, 73, 140}) : SeqLayout::uniform(2, 100);
       options.H = 2;
@@ -84,9 +85,9 @@ TEST(WideKeys, ResetsAndStrongDecays) {
     for (const int64_t K : {144, 256}) {
       ProblemOptions options;
       options.sequences = SeqLayout::uniform(1, 200);
-      options.H = options.HV = 4;
+      options.H = options.HV = emulated() ? 2 : 4;
       options.K = K;
-      options.V = 128;
+      options.V = emulated() ? 64 : 128;
       options.edge_decays = true;
       options.seed = ++seed;
       HeaderRun run = device_run(FW_FORM_CHUNK);

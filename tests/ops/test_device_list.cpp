@@ -244,6 +244,39 @@ TEST_P(DeviceList, NormedLinear) {
   }
 }
 
+// Two products at a time, of one width: rows of every kernel, and those that none takes together (other widths, no packets, wide ones); the bits of each alone.
+TEST_P(DeviceList, LinearPair) {
+  struct PairShape {
+    int64_t rows, in, out, other_in, other_out, pad;
+  };
+  for (const PairShape& s : {PairShape{0, 16, 8, 16, 8, 0},
+                             {1, 24, 66, 24, 20, 8},
+                             {8, 128, 50, 128, 130, 0},
+                             {3, 36, 10, 36, 12, 3},
+                             {2, 300, 20, 300, 20, 4},
+                             {4, 16, 10, 24, 12, 0},
+                             {9, 128, 260, 128, 20, 0},
+                             {17, 64, 30, 64, 140, 8},
+                             {40, 72, 50, 72, 50, 0},
+                             {64, 520, 140, 520, 140, 0},
+                             {65, 16, 24, 16, 24, 0}}) {
+    SCOPED_TRACE(::testing::Message() << s.rows << ", " << s.in << " to " << s.out << ", " << s.other_in << " to " << s.other_out);
+    compare(GetParam(), [&](auto& run) {
+      using T = typename std::decay_t<decltype(run.on)>::Activation;
+      using W = typename std::decay_t<decltype(run)>::W;
+      const Weights<std::decay_t<decltype(run)>> w(run, s.out, s.in, 1), other(run, s.other_out, s.other_in, 1);
+      auto x = run.matrix(s.rows, s.in, s.pad), z = run.matrix(s.rows, s.other_in, s.pad);
+      auto y = run.out(s.rows, s.out, s.pad), u = run.out(s.rows, s.other_out, s.pad), alone = run.out(s.rows, s.other_out, s.pad);
+      Buffer<W> bias = run.parameters(s.other_out);
+      linear_pair_forward<T>(run.on.exec, {x.mat(), w.weight(), nullptr, y.mat()}, {z.mat(), other.weight(), bias.data(), u.mat()});
+      run.on.exec.linear_forward(z.mat(), other.weight(), bias.data(), alone.mat(), Write::kOverwrite);
+      run.keep("y", y);
+      run.keep("u", u);
+      EXPECT_EQ(u.values(), alone.values());
+    });
+  }
+}
+
 // Products in front of SwiGLU: rows of every kernel, and those that none takes.
 TEST_P(DeviceList, SwigluLinear) {
   struct LinearShape {

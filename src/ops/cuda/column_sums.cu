@@ -8,7 +8,7 @@
 namespace fw::cuda {
 namespace {
 
-constexpr int kManyWarps = 32, kFewWarps = 8, kLoads = 16;  // loads: of a lane on their way
+constexpr int kManyWarps = 32, kSomeWarps = 16, kFewWarps = 8, kLoads = 16;  // loads: of a lane on their way
 
 // A column of partial sums, and where its sum belongs.
 struct Column {
@@ -78,7 +78,13 @@ void column_sums(const Of& columns, int64_t rows, void* stream) {
     launch_overlapped(column_sums_kernel<kWarps, kAdd, Of>, Dim3{static_cast<unsigned>((columns.count + 31) / 32)}, kWarps * 32, kWarps * 32 * sizeof(float),
                       stream, columns, rows);
   };
-  rows <= kFewWarps* kLoads ? run.template operator()<kFewWarps>() : run.template operator()<kManyWarps>();
+  if (rows <= kFewWarps * kLoads) {
+    run.template operator()<kFewWarps>();
+  } else if (rows <= kSomeWarps * kLoads) {
+    run.template operator()<kSomeWarps>();
+  } else {
+    run.template operator()<kManyWarps>();
+  }
 }
 
 }  // namespace

@@ -10,8 +10,10 @@
 // Behind a gated norm of heads x is made as that operation by itself makes and rounds it, in shared memory, by all threads of each block: a kernel of its own
 // takes as long as the product, most of it the way from one to the other.
 // What a result is added to is asked for with x, not behind the sums.
+// Two products of ranks, which are over before they have begun, are one launch.
 // Otherwise each warp has a row of W, and lane l takes the packets l, l + 32, ... of it against all rows of x.
 // The weight does not change while a token is decoded, so a block asks for its first packets before the kernel in front of it is over.
+#include <algorithm>
 #include <type_traits>
 
 #include "ops/cuda/few_rows.h"
@@ -19,6 +21,7 @@
 #include "ops/cuda/linear.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/packets.cuh"
+#include "ops/cuda/some_rows.h"
 #include "ops/normed_linear.h"
 #include "scan/cuda/call/launch.h"
 
@@ -105,7 +108,7 @@ struct GatedRows {
 
 // kHalves: `out` is half of W's rows, whose upper and lower halves are the two factors of SwiGLU.
 template <class T, int kWarps, Front kFront, bool kHalves>
-__global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1) few_rows_tile_kernel(const FewRowsArgs<T> a) {
+FW_DEVICE void few_rows_tile(const FewRowsArgs<T>& a) {
   constexpr bool kNorm = kFront == Front::kNorm, kGated = kFront == Front::kGatedHeads;
   constexpr int N = 8, kOutputs = kHalves ? kTileRows / 2 : kTileRows;
   const int64_t first = int64_t{block_index_x()} * kOutputs;
@@ -209,6 +212,21 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1) fe
   }
 }
 
+template <class T, int kWarps, Front kFront, bool kHalves>
+__global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1) few_rows_tile_kernel(const FewRowsArgs<T> a) {
+  few_rows_tile<T, kWarps, kFront, kHalves>(a);
+}
+// Two products of one width, one in y 0 and one in y 1.
+template <class T>
+struct FewRowsPair {
+  FewRowsArgs<T> of[2];
+};
+template <class T, int kWarps>
+__global__ void __launch_bounds__(kWarps * 32, kWarps <= 8 ? 16 / kWarps : 1) few_rows_pair_kernel(const __grid_constant__ FewRowsPair<T> pair) {
+  const FewRowsArgs<T>& a = pair.of[block_index_y()];
+  if (int64_t{block_index_x()} * kTileRows < a.out) few_rows_tile<T, kWarps, Front::kNone, false>(a);
+}
+
 constexpr int kRowWarps = 4;
 
 // The rows of x: a.rows of them.
@@ -253,12 +271,23 @@ void launch_tiles(const FewRowsArgs<T>& a, void* stream) {
 }
 
 // As many warps as keep a row on its way at once; by the width alone, so that a row's bits are the same with others beside it.
+int warps_for(int64_t in) { return in <= kTurnCols * kTurns ? 1 : in <= 4 * kTurnCols * kTurns ? 4 : in <= 8 * kTurnCols * kTurns ? 8 : 16; }
 template <class T, Front kFront, bool kHalves>
 void launch_tiles_for(const FewRowsArgs<T>& a, void* stream) {
-  if (a.in <= kTurnCols * kTurns) return launch_tiles<T, 1, kFront, kHalves>(a, stream);
-  if (a.in <= 4 * kTurnCols * kTurns) return launch_tiles<T, 4, kFront, kHalves>(a, stream);
-  if (kFront == Front::kGatedHeads || a.in <= 8 * kTurnCols * kTurns) return launch_tiles<T, 8, kFront, kHalves>(a, stream);
+  const int warps = warps_for(a.in);
+  if (warps == 1) return launch_tiles<T, 1, kFront, kHalves>(a, stream);
+  if (warps == 4) return launch_tiles<T, 4, kFront, kHalves>(a, stream);
+  if (kFront == Front::kGatedHeads || warps == 8) return launch_tiles<T, 8, kFront, kHalves>(a, stream);
   if constexpr (kFront != Front::kGatedHeads) launch_tiles<T, 16, kFront, kHalves>(a, stream);
+}
+
+// The ranks of projections: one warp; wider pairs are two kernels.
+constexpr int kPairWarps = 1;
+void launch_pair(const FewRowsPair<Bf16>& pair, void* stream) {
+  const FewRowsArgs<Bf16>& a = pair.of[0];
+  const int64_t out = std::max(a.out, pair.of[1].out);
+  launch_overlapped(few_rows_pair_kernel<Bf16, kPairWarps>, Dim3{static_cast<unsigned>((out + kTileRows - 1) / kTileRows), 2}, kPairWarps * 32,
+                    static_cast<size_t>(shared_of(kPairWarps, Front::kNone, a.rows, a.in)), stream, pair);
 }
 
 template <class T, int N>
@@ -302,6 +331,23 @@ bool normed_linear_on_cuda(const Exec<Bf16>& exec, Mat<const Bf16> x, const floa
   a.eps = eps;
   void* const stream = exec.device.stream();
   swiglu ? launch_tiles_for<Bf16, Front::kNorm, true>(a, stream) : launch_tiles_for<Bf16, Front::kNorm, false>(a, stream);
+  return true;
+}
+
+bool linear_pair_on_cuda(const Exec<Bf16>& exec, const LinearPart<Bf16>& first, const LinearPart<Bf16>& second) {
+  using namespace cuda;
+  if (first.x.rows != second.x.rows || first.x.cols != second.x.cols) return false;
+  const Mat<const Bf16> weights[2] = {operand<Bf16>(first.weight), operand<Bf16>(second.weight)};
+  if (first.x.rows > kFewRows) return some_rows_pair(first, second, exec.device.stream());
+  if (first.x.cols % kPacket<Bf16> != 0 || warps_for(first.x.cols) != kPairWarps || first.x.rows == 0) return false;
+  FewRowsPair<Bf16> pair;
+  for (int i = 0; i < 2; ++i) {
+    const LinearPart<Bf16>& of = i == 0 ? first : second;
+    const Mat<const Bf16>& w = weights[i];
+    if (!in_packets<Bf16>(of.x.data, of.x.stride) || !in_packets<Bf16>(w.data, w.stride) || w.rows == 0) return false;
+    pair.of[i] = {of.x.data, w.data, of.bias, of.y.data, of.x.stride, w.stride, of.y.stride, of.x.cols, w.rows, static_cast<int>(of.x.rows), false};
+  }
+  launch_pair(pair, exec.device.stream());
   return true;
 }
 

@@ -12,6 +12,8 @@
 // The weight does not change while a token is decoded, so a block asks for the W of all its first stages before the kernel in front of it is over, and for x
 // behind that. Two blocks share a multiprocessor, with about 128 KB of W on their way.
 //
+// Two products of ranks, which have few blocks and are over before they have begun, are one launch.
+//
 // With SwiGLU (kHalves) a block's rows are 64 of W's upper half and the 64 that belong to them of the lower.
 #include <algorithm>
 
@@ -115,7 +117,7 @@ FW_DEVICE void join_four(const float* sums, int own, int at, float (&sum)[4]) {
 }
 
 template <int kTokens, int kSlices, bool kHalves>
-__global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const SomeRowsArgs a, const __grid_constant__ SomeRowsMaps maps) {
+FW_DEVICE void some_rows_tile(const SomeRowsArgs& a, const SomeRowsMaps& maps) {
   using Shape = SomeRowsShape<kTokens>;
   using Shares = SharesOf<kTokens, kSlices, kHalves>;
   constexpr int kStages = Shape::kStages;
@@ -250,6 +252,21 @@ __global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const Som
 }
 
 template <int kTokens, int kSlices, bool kHalves>
+__global__ void __launch_bounds__(kProductThreads, 2) some_rows_kernel(const SomeRowsArgs a, const __grid_constant__ SomeRowsMaps maps) {
+  some_rows_tile<kTokens, kSlices, kHalves>(a, maps);
+}
+// Two products, one in y 0 and one in y 1.
+struct SomeRowsPair {
+  SomeRowsArgs of[2];
+  SomeRowsMaps maps[2];
+};
+template <int kTokens>
+__global__ void __launch_bounds__(kProductThreads, 2) some_rows_pair_kernel(const __grid_constant__ SomeRowsPair pair) {
+  const SomeRowsArgs& a = pair.of[block_index_y()];
+  if (static_cast<int>(block_index_x()) * kProductTile < a.out) some_rows_tile<kTokens, 1, false>(a, pair.maps[block_index_y()]);
+}
+
+template <int kTokens, int kSlices, bool kHalves>
 void launch_slices(const SomeRowsArgs& a, const SomeRowsMaps& maps, void* stream) {
   const unsigned tiles = static_cast<unsigned>(parts_of(a.out, kHalves ? kProductTile / 2 : kProductTile));
   launch_overlapped_clusters(some_rows_kernel<kTokens, kSlices, kHalves>, Dim3{tiles * kSlices}, kSlices, kProductThreads, SomeRowsShape<kTokens>::kShared,
@@ -276,16 +293,24 @@ bool map_of(Mat<const Bf16> m, int rows, TensorMap& map) {
 }
 bool in_fours(const Bf16* data, int64_t stride) { return reinterpret_cast<uintptr_t>(data) % 8 == 0 && stride % 4 == 0; }
 
-// a: all but what follows from x, the weight and y.
-template <bool kHalves>
-void launch_for(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, SomeRowsArgs a, void* stream) {
+int tokens_for(int64_t rows) { return rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
+
+// In a all that follows from x, the weight and y.
+SomeRowsMaps make_maps(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, SomeRowsArgs& a) {
   if (!takes_some_rows(x, weight)) fail_internal("some rows: expected what takes_some_rows takes, got {} rows of {} for {}", x.rows, x.cols, weight.rows);
   a.y = y.data, a.y_stride = y.stride, a.y_whole = in_fours(y.data, y.stride);
   a.rows = static_cast<int>(x.rows);
   a.stages = static_cast<int>(parts_of(x.cols, kStageColumns));
-  const int tokens = x.rows <= 16 ? 16 : x.rows <= 32 ? 32 : 64, slices = some_rows_slices(weight.rows, x.cols);
   SomeRowsMaps maps;
-  if (!map_of(weight, 64, maps.weight) || !map_of(x, tokens, maps.x)) fail_internal("some rows: no tensor map of [{}, {}]", weight.rows, x.cols);
+  if (!map_of(weight, 64, maps.weight) || !map_of(x, tokens_for(x.rows), maps.x)) fail_internal("some rows: no tensor map of [{}, {}]", weight.rows, x.cols);
+  return maps;
+}
+
+// a: all but that.
+template <bool kHalves>
+void launch_for(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, SomeRowsArgs a, void* stream) {
+  const SomeRowsMaps maps = make_maps(x, weight, y, a);
+  const int tokens = tokens_for(x.rows), slices = some_rows_slices(weight.rows, x.cols);
   if (tokens == 16) return launch_tokens<16, kHalves>(slices, a, maps, stream);
   tokens == 32 ? launch_tokens<32, kHalves>(slices, a, maps, stream) : launch_tokens<64, kHalves>(slices, a, maps, stream);
 }
@@ -312,6 +337,35 @@ void some_rows_linear(Mat<const Bf16> x, Mat<const Bf16> weight, const float* bi
   a.addend = addend.data, a.addend_stride = addend.stride, a.addend_whole = in_fours(addend.data, addend.stride);
   a.out = static_cast<int>(weight.rows);
   launch_for<false>(x, weight, y, a, stream);
+}
+
+bool some_rows_pair(const LinearPart<Bf16>& first, const LinearPart<Bf16>& second, void* stream) {
+  SomeRowsPair pair;
+  int64_t tiles = 0;
+  for (int i = 0; i < 2; ++i) {
+    const LinearPart<Bf16>& of = i == 0 ? first : second;
+    const Mat<const Bf16> weight = operand<Bf16>(of.weight);
+    if (!takes_some_rows(of.x, weight) || some_rows_slices(weight.rows, of.x.cols) > 1) return false;
+    pair.of[i].bias = of.bias;
+    pair.of[i].out = static_cast<int>(weight.rows);
+    pair.maps[i] = make_maps(of.x, weight, of.y, pair.of[i]);
+    tiles = std::max(tiles, parts_of(weight.rows, kProductTile));
+  }
+  const Dim3 grid{static_cast<unsigned>(tiles), 2};
+  const auto run = [&]<int kTokens>() {
+    launch_overlapped(some_rows_pair_kernel<kTokens>, grid, kProductThreads, SomeRowsShape<kTokens>::kShared, stream, pair);
+  };
+  switch (tokens_for(first.x.rows)) {
+    case 16:
+      run.template operator()<16>();
+      return true;
+    case 32:
+      run.template operator()<32>();
+      return true;
+    default:
+      run.template operator()<64>();
+      return true;
+  }
 }
 
 void some_rows_swiglu(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, void* stream) {

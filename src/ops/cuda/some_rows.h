@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/mat.h"
+#include "ops/normed_linear.h"
 #include "ops/ops.h"
 
 namespace fw::cuda {
@@ -22,6 +23,9 @@ int some_rows_slices(int64_t out, int64_t in);
 //
 // y = x W^T + bias + addend;  y [M, out]; bias [out] or null; addend [M, out], y itself or apart from it, or null.
 void some_rows_linear(Mat<const Bf16> x, Mat<const Bf16> weight, const float* bias, Mat<const Bf16> addend, Mat<Bf16> y, void* stream);
+// The same of two products of one width, without addends, in one kernel; false, and nothing is done, where takes_some_rows() says no of one or its columns are
+// in slices.
+bool some_rows_pair(const LinearPart<Bf16>& first, const LinearPart<Bf16>& second, void* stream);
 // y = silu(x W0^T) (x W1^T), W0 the upper half of W's rows and W1 the lower;  y [M, out / 2].
 void some_rows_swiglu(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, void* stream);
 
