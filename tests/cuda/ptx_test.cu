@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <limits>
 #include <string>
 #include <vector>
@@ -21,7 +22,7 @@ class Test {
  public:
   explicit Test(std::string name) : name_(std::move(name)) {}
   ~Test() {
-    std::printf("%s %s", wrong_ == 0 ? "ok    " : "WRONG ", name_.c_str());
+    std::printf("%s %s", wrong_ != 0 ? "WRONG " : std::uncaught_exceptions() > 0 ? "ENDED " : "ok    ", name_.c_str());
     if (wrong_) std::printf(": %d of %d, the first at %zu: %.9g, expected %.9g", wrong_, all_, where_, is_, expected_);
     std::printf("\n");
     std::fflush(stdout);
@@ -263,11 +264,12 @@ void test_tensor() {
   test.equal(6, refused(tensor, kT, 70), true);
 }
 
-// Three clusters of each size, two rounds, a number of each thread in each: expected(cluster, the cluster's first block, block, thread, round).
+// Three clusters of each size from `smallest` on, two rounds, a number of each thread in each: expected(cluster, the cluster's first block, block, thread,
+// round).
 template <class Expected>
-void test_clusters(const char* name, void (*kernel)(ClusterArgs), std::size_t shared_bytes, const Expected& expected) {
+void test_clusters(const char* name, void (*kernel)(ClusterArgs), std::size_t shared_bytes, unsigned smallest, const Expected& expected) {
   Test test(name);
-  for (const unsigned cluster : {1u, 2u, 4u, 8u}) {
+  for (unsigned cluster = smallest; cluster <= 8; cluster *= 2) {
     const unsigned blocks = 3 * cluster;
     DeviceBuffer<uint32_t> sums(std::size_t{2} * blocks * 128);
     launch_overlapped_clusters(kernel, {blocks, 1, 1}, cluster, 128, shared_bytes, nullptr, ClusterArgs{sums.data(), static_cast<int>(cluster)});
@@ -280,7 +282,7 @@ void test_clusters(const char* name, void (*kernel)(ClusterArgs), std::size_t sh
 }
 
 void test_cluster_memory() {
-  test_clusters("cluster_sync, cluster_memory", cluster_kernel, 512, [](unsigned cluster, unsigned first, unsigned, unsigned thread, unsigned round) {
+  test_clusters("cluster_sync, cluster_memory", cluster_kernel, 512, 1, [](unsigned cluster, unsigned first, unsigned, unsigned thread, unsigned round) {
     uint32_t sum = 0;
     for (unsigned block = first; block < first + cluster; ++block) sum = 3 * sum + (block + 1) * 1000 + (thread ^ 37) * (round + 1);
     return sum;
@@ -288,7 +290,7 @@ void test_cluster_memory() {
 }
 
 void test_cluster_copies() {
-  test_clusters("cluster_copy, cluster_arrive, cluster_wait", cluster_copy_kernel, 1032,
+  test_clusters("cluster_copy, cluster_arrive, cluster_wait", cluster_copy_kernel, 1032, 2,
                 [](unsigned cluster, unsigned first, unsigned block, unsigned thread, unsigned round) {
                   const unsigned before = first + (block - first + cluster - 1) % cluster;
                   return (before + 1) * 1000 + thread * (round + 1);

@@ -298,12 +298,12 @@ __global__ void __launch_bounds__(kSumThreads, 4) sum_part_kernel(const SumArgs<
       FW_UNROLL for (int k = 0; k < N; ++k) sum[k] += x[k];
       if (!is_last(token)) continue;
       if (first_id && part.begins_long) {
-        store_floats(a.partial + 2 * part_index * a.cols + c, sum);
+        store_floats_at_once(a.partial + 2 * part_index * a.cols + c, sum);
       } else if (token + 1 == part.stop && part.ends_long) {
-        store_floats(a.partial + (2 * part_index + 1) * a.cols + c, sum);
+        store_floats_at_once(a.partial + (2 * part_index + 1) * a.cols + c, sum);
       } else {
         FW_UNROLL for (int k = 0; k < N; ++k) row.old[k] += sum[k];
-        store_floats(a.dweight + list.id(token) * a.dweight_stride + c, row.old);
+        store_floats_at_once(a.dweight + list.id(token) * a.dweight_stride + c, row.old);
       }
       FW_UNROLL for (int k = 0; k < N; ++k) sum[k] = 0;
       first_id = false;
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(kSumThreads) join_parts_kernel(const SumArgs<T
       }
     }
     FW_UNROLL for (int k = 0; k < N; ++k) old[k] += sum[k];
-    store_floats(a.dweight + id * a.dweight_stride + c, old);
+    store_floats_at_once(a.dweight + id * a.dweight_stride + c, old);
   }
 }
 

@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, 4) gated_conv_forward_kernel(const G
           }
           Packet<T, N> out;
           out.set(now);
-          out.store(y + i * a.y.stride);
+          out.store_at_once(y + i * a.y.stride);
         });
   });
 }
@@ -191,17 +191,17 @@ __global__ void __launch_bounds__(kThreads, 4) gated_conv_backward_kernel(const 
         }
         Packet<T, N> out;
         out.set(x);
-        if (i < count) out.store(dgate_to.at);
+        if (i < count) out.store_at_once(dgate_to.at);
         dgate_to.next();
         add_to_dx(dy, dc);
         out.set(dx.v[W - 1]);
-        if (i >= W - 1 - before && i < steps) out.store(dx_to.at);
+        if (i >= W - 1 - before && i < steps) out.store_at_once(dx_to.at);
         dx_to.next();
       }
     }
   });
-  FW_UNROLL for (int j = 0; j < W; ++j) store_floats(a.dweight + (int64_t{block_index_x()} * W + j) * a.x.cols + column, dtaps[j]);
-  store_floats(a.dbias + int64_t{block_index_x()} * a.x.cols + column, dbias);
+  FW_UNROLL for (int j = 0; j < W; ++j) store_floats_at_once(a.dweight + (int64_t{block_index_x()} * W + j) * a.x.cols + column, dtaps[j]);
+  store_floats_at_once(a.dbias + int64_t{block_index_x()} * a.x.cols + column, dbias);
 }
 
 // Of any width: the input of sequence n at a place that may lie before its first token.

@@ -23,7 +23,9 @@ FW_DEVICE T stored(float x) {
 template <class T>
 inline constexpr int kPacket = 16 / static_cast<int>(sizeof(T));
 
-// 8 or 16 bytes in one instruction: the compiler takes a struct apart, and does not always put it together again.
+// 8 or 16 bytes in one instruction, where the compiler has taken a packet of numbers that were computed apart and not put it together again (the convolutions
+// and the embedding's gradient: look for STG.E without .64 or .128). Not of packets that are only moved: the words would be joined as soon as they have come,
+// so that the next load waits (a copy of rows takes a sixth longer).
 __extension__ using Words4 = unsigned __int128;
 FW_DEVICE void store_words(void* to, const uint32_t (&words)[2]) { *static_cast<uint64_t*>(to) = words[0] | uint64_t{words[1]} << 32; }
 FW_DEVICE void store_words(void* to, const uint32_t (&words)[4]) {
@@ -47,7 +49,14 @@ struct Packet {
       words[0] = v.x, words[1] = v.y;
     }
   }
-  FW_DEVICE void store(T* to) const { store_words(to, words); }
+  FW_DEVICE void store(T* to) const {
+    if constexpr (kWords == 4) {
+      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+    } else {
+      *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+    }
+  }
+  FW_DEVICE void store_at_once(T* to) const { store_words(to, words); }
   FW_DEVICE void get(float (&x)[N]) const {
     FW_UNROLL for (int i = 0; i < kWords; ++i) {
       if constexpr (sizeof(T) == 4) {
@@ -84,6 +93,7 @@ struct Packet<T, 1> {
 
   FW_DEVICE void load(const T* from) { bits = *from; }
   FW_DEVICE void store(T* to) const { *to = bits; }
+  FW_DEVICE void store_at_once(T* to) const { store(to); }
   FW_DEVICE void get(float (&x)[1]) const { x[0] = number(bits); }
   FW_DEVICE void set(const float (&x)[1]) { bits = stored<T>(x[0]); }
   FW_DEVICE void get_halves(uint32_t (&x)[1]) const { x[0] = bits.bits; }
@@ -105,6 +115,14 @@ FW_DEVICE void load_floats(const float* from, float (&x)[N]) {
 
 template <int N>
 FW_DEVICE void store_floats(float* to, const float (&x)[N]) {
+  if constexpr (N == 1) {
+    to[0] = x[0];
+  } else {
+    FW_UNROLL for (int k = 0; k < N; k += 4) * reinterpret_cast<float4*>(to + k) = make_float4(x[k], x[k + 1], x[k + 2], x[k + 3]);
+  }
+}
+template <int N>
+FW_DEVICE void store_floats_at_once(float* to, const float (&x)[N]) {
   if constexpr (N == 1) {
     to[0] = x[0];
   } else {

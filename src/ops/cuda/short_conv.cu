@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const Conv
       }
       Packet<T, N> out;
       out.set(x);
-      out.store(y);
+      out.store_at_once(y);
     };
     const T* x = a.x + t * a.x_stride + column;
     T* y = a.y + t * a.y_stride + column;
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads) short_conv_backward_kernel(const Con
       }
       Packet<T, N> packet;
       packet.set(dx);
-      packet.store(a.y + of * a.y_stride + column);
+      packet.store_at_once(a.y + of * a.y_stride + column);
     };
     const auto step = [&](const Packet<T, N>& xs, const Packet<T, N>& dys, bool own) {
       float x[N], d[N];

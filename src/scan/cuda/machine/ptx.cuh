@@ -281,7 +281,8 @@ FW_DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nb
 FW_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 FW_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 // Copies shared memory of this block to the place of `to` in the shared memory of the cluster's block number `rank`, whose barrier at the place of `barrier`
-// expects the bytes. Both blocks must have begun and not be over until it has come: one cluster barrier in front, one behind the wait for it.
+// expects the bytes. Both blocks must have begun and not be over until it has come: one cluster barrier in front, one behind the wait for it. Of clusters of
+// more than one block: in a kernel without clusters it is an illegal instruction.
 FW_DEVICE void cluster_copy(void* to, int rank, const void* from, uint32_t bytes, uint64_t* barrier) {
   asm volatile(
       "{\n"
