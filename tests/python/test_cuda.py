@@ -58,7 +58,7 @@ class Values(unittest.TestCase):
             self.near(rule, torch.bfloat16, 1e-2, 150, 64)
 
     def test_keys_above_128(self):
-        for rule in ("linear_attention", "mamba2", "deltanet", "gated_deltanet"):
+        for rule in ("linear_attention", "mamba2", "deltanet", "gated_deltanet", "kaczmarz", "comba", "kda", "gated_deltanet2"):
             for K in (192, 256):
                 self.near(rule, torch.bfloat16, 1e-2, 150, K)
 

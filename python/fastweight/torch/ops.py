@@ -24,7 +24,7 @@ _STEP_TOKENS = 8  # a fused_recurrent call without gradients of so many tokens o
 
 
 _BOUND = float(os.environ.get("FASTWEIGHT_GAIN_BOUND", "1"))
-_WIDE = 256  # channels of a key where nothing is erased, or of one decay a token or none and gains of at most 1
+_WIDE = 256  # channels of a key where nothing is erased, or of gains of at most 1 (without preconditioners and erase keys of their own)
 
 
 def _wide(bound):
@@ -173,7 +173,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
 def fused_recurrent_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, initial_state=None, output_final_state=False,
                                      use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, A_log=None, dt_bias=None,
                                      use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, **kwargs):
-    require(q, k, v, most_keys=_WIDE if gk is None else 128, gv=gv)
+    require(q, k, v, most_keys=_WIDE, gv=gv)
     v_first = _v_first(state_v_first, kwargs)
     bound = kwargs.pop("gain_bound", None)
     _no_more(kwargs)
@@ -195,6 +195,7 @@ def fused_recurrent_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=Non
 def _kda(q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
          use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, **call):
     beta, bound = _gain(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    require_keys(q, _wide(bound))
     g = _decay(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g
     return _run(_rule("decay=channel gain=gate", bound, use_qk_l2norm_in_kernel), q, k, v, g=g, beta=beta, scale=scale,
                 initial_state=initial_state, output_final_state=output_final_state, **call)[:2]
@@ -205,7 +206,7 @@ def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
               use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, safe_gate=False, lower_bound=None, disable_recompute=False,
               return_intermediate_states=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, cp_context=None, use_graph=False,
               max_num_seqs=None, **kwargs):
-    require(q, k, v, cp_context=cp_context, return_intermediate_states=return_intermediate_states, use_graph=use_graph)
+    require(q, k, v, most_keys=_WIDE, cp_context=cp_context, return_intermediate_states=return_intermediate_states, use_graph=use_graph)
     v_first = _v_first(state_v_first, kwargs)
     A_log, dt_bias = kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
     _chunk_size(kwargs, (32, 64))
@@ -218,7 +219,7 @@ def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
 def fused_recurrent_kda(q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, initial_state=None, output_final_state=False,
                         use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False,
                         lower_bound=None, state_v_first=False, cu_seqlens=None, **kwargs):
-    require(q, k, v)
+    require(q, k, v, most_keys=_WIDE)
     v_first = _v_first(state_v_first, kwargs)
     _no_more(kwargs)
     if beta.dim() != 3:
@@ -259,7 +260,7 @@ def _gdn2(q, k, v, g, b, w, A_log, dt_bias, use_gate_in_kernel, lower_bound, use
 def chunk_gdn2(q, k, v, g, b, w, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False,
                cu_seqlens=None, cu_seqlens_cpu=None, safe_gate=False, lower_bound=None, disable_recompute=False, return_intermediate_states=False,
                state_v_first=False, cp_context=None, **kwargs):
-    require(q, k, v, cp_context=cp_context, return_intermediate_states=return_intermediate_states)
+    require(q, k, v, most_keys=_wide(_BOUND), cp_context=cp_context, return_intermediate_states=return_intermediate_states)
     v_first = _v_first(state_v_first, kwargs)
     A_log, dt_bias = kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
     kwargs.pop("chunk_size", None)
@@ -271,7 +272,7 @@ def chunk_gdn2(q, k, v, g, b, w, scale=None, initial_state=None, output_final_st
 @served("gdn2")
 def fused_recurrent_gdn2(q, k, v, g, b, w, A_log=None, dt_bias=None, scale=None, initial_state=None, output_final_state=False,
                          use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, lower_bound=None, state_v_first=False, cu_seqlens=None, **kwargs):
-    require(q, k, v)
+    require(q, k, v, most_keys=_wide(_BOUND))
     v_first = _v_first(state_v_first, kwargs)
     _no_more(kwargs)
     return _gdn2(q, k, v, g, b, w, A_log, dt_bias, use_gate_in_kernel, lower_bound, use_qk_l2norm_in_kernel, scale=scale, initial_state=initial_state,
