@@ -62,15 +62,19 @@ void gated_linear_forward(const Exec<T>& exec, Mat<T> o, Mat<const T> gate, cons
 
 template <class T>
 void linear_pair_forward(const Exec<T>& exec, const LinearPart<T>& first, const LinearPart<T>& second) {
+  const auto one_by_one = [&] {
+    for (const LinearPart<T>* of : {&first, &second}) exec.linear_forward(of->x, of->weight, of->bias, of->y, Write::kOverwrite);
+  };
   if constexpr (std::is_same_v<T, Bf16>) {
-    if (!only_plans(exec.device) && first.x.rows <= kSwigluRows) {
+    if (first.x.rows <= kSwigluRows) {
       double values = 0;
       for (const LinearPart<T>* of : {&first, &second}) values += static_cast<double>(of->y.cols) * static_cast<double>(of->x.cols);
       const ProfiledCall timed("linear_forward, pair", exec.device, 2 * values, 2 * values * static_cast<double>(first.x.rows));
-      if (linear_pair_on_cuda(exec, first, second)) return;
+      if (only_plans(exec.device) || !linear_pair_on_cuda(exec, first, second)) one_by_one();
+      return;
     }
   }
-  for (const LinearPart<T>* of : {&first, &second}) exec.linear_forward(of->x, of->weight, of->bias, of->y, Write::kOverwrite);
+  one_by_one();
 }
 
 #define FW_INSTANTIATE(T)                                                                                                                       \

@@ -225,8 +225,8 @@ void copy_checkpoints(const CheckpointArg& args, const SequenceArg& segments, in
 // lead there, and the slopes go to args.grads.dalpha_p and dbeta_p. The second half takes those of the first too, so that its dq and dk are whole. dv comes of
 // the first.
 struct WideHalf {
-  const ChunkNumbers* numbers = nullptr;
-  const RowNorms* norms = nullptr;  // where streams are sums, or channels decay: |q|^2 and |k|^2 are here
+  const ChunkNumbers* numbers = nullptr;  // null: channels decay, or not of such keys
+  const RowNorms* norms = nullptr;        // where streams are sums, or channels decay: |q|^2 and |k|^2 are here
   bool second = false;
   const float *q = nullptr, *k = nullptr;  // of the second: the first half's slopes; null: there are none
 };

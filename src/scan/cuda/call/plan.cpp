@@ -324,10 +324,9 @@ DevicePlan make_device_plan(const Plan& plan, int multiprocessors) {
   const bool can = can_take_chunks(plan);
   if (plan.form == FW_FORM_CHUNK && !can) {
     fail_usage(
-        "descriptor: form: expected auto or token, since the chunk form on CUDA needs operands FW_BF16 and K at most {} ({} without a preconditioner, with "
-        "gains "
-        "up to 1, erase keys that are k or sums of q and k and, with one decay a token or none, gates of one value a head); got chunk with operands {}, K {} "
-        "and rule {}",
+        "descriptor: form: expected auto or token, since the chunk form on CUDA needs operands FW_BF16 and K at most {} ({} without a preconditioner and means "
+        "of gates, with gains up to 1 and no erase key of its own; where there is one decay a token or none, with gates of one value a head; where channels "
+        "decay and nothing is erased, without norms and gates of channels); got chunk with operands {}, K {} and rule {}",
         kMostChunkKey, kMostWideKey, plan.bf16_operands ? "FW_BF16" : "float32", plan.K, to_string(plan.rule));
   }
   device.chunk_form = takes_chunks(plan);

@@ -76,7 +76,7 @@ struct ForwardRegions {
 struct SavedRegions {
   Region images;   // BackwardImage [chunks, HV]; of leaves_keys() StreamImage, and
   Region keys;     // Khat, bf16 [chunks, HV, 64 key]; or
-  Region numbers;  // BackwardNumbers [chunks, HV]: reverse_takes_rows(); ChunkNumbers: DevicePlan::wide
+  Region numbers;  // BackwardNumbers [chunks, HV]: reverse_takes_rows(); ChunkNumbers: DevicePlan::wide but leaves_keys()
   Region norms;    // RowNorms [chunks, HV]: of DevicePlan::wide with wide_sums() or wide_channels() (select.h)
   FineRegions fine;
   Region pairs;         // PairImage [chunks, HV]

@@ -8,7 +8,7 @@
 // one. Products take bf16 operands and add in float32; S stays float32 throughout. What a group waits for is the other group's time on the tensor cores, so
 // that W and O need not be under way, and in registers, together (but for sums).
 //
-// Roles, 384 threads, one block a multiprocessor (wide/parts.cuh), i the group:
+// Roles, 384 threads, one block a multiprocessor (wide/parts.cuh), i the group; with images k has the places kE and kKhat and the barriers e and khat:
 //   warp     does                                              waits for                    says so to                  shared memory
 //   0, 1     bring k, numbers and v, then q, A, P of a chunk   {stages, q, a, p}.empty      {stages, q, a, p}.full      kK, kNumbers, kTile, kQ, kA, kP
 //   2        thread 64 takes S^T away; with 3 bf16 rows of O   state[i].full, o[i].full     state[i].empty, o[i].empty  kState, kO

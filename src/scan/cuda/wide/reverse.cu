@@ -6,7 +6,7 @@
 // Writes, if asked for, D^T at the end of every chunk (before the step) and dZ (V) of every chunk for the gradients, and the gradient of the initial state.
 // Products take bf16 operands and add in float32; D stays float32 throughout.
 //
-// Roles, 384 threads, one block a multiprocessor (wide/parts.cuh), i the group:
+// Roles, 384 threads, one block a multiprocessor (wide/parts.cuh), i the group; with images k has the places kE and kKhat and the barriers e and khat:
 //   warp     does                                               waits for                    says so to                  shared memory
 //   0, 1     bring k, numbers and d_o, then q, A, P of a chunk  {stages, q, a, p}.empty      {stages, q, a, p}.full      kK, kNumbers, kTile, kQ, kA, kP
 //   2        thread 64 takes D^T away                           state[i].full                state[i].empty              kState
