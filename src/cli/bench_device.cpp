@@ -16,6 +16,7 @@
 #include "base/device.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/random.h"
 #include "cli/bench_report.h"
 #include "cli/say.h"
 #include "reference/fields.h"
@@ -59,9 +60,16 @@ ReferenceProblem pattern_of(const Rule& rule, const RecurrenceBench& bench) {
   if (bench.gates == "logits") options.gates = logits_of(rule, Given::kSoftplus);
   ReferenceProblem problem = random_problem(rule, options);
   for (double& g : problem.in.g) g *= bench.decay_scale;
-  // Of logits, log-decays as logsigmoid(normal) has them: with a rate of a head for all of its channels some heads' would be bounded in every chunk.
-  for (double& x : problem.in.a_log) x = 0;
-  for (double& x : problem.in.precond_a_log) x = 0;
+  // Of logits, log-decays as logsigmoid(N(0, 1)) has them: with a rate of a head for all of its channels some heads' would be bounded in every chunk.
+  Random random(options.seed + 1);
+  const auto normal = [&](std::vector<double>& logits, std::vector<double>& a_log, std::vector<double>& dt_bias) {
+    if (a_log.empty()) return;
+    for (double& x : logits) x = random.normal();
+    std::ranges::fill(a_log, 0.0);
+    std::ranges::fill(dt_bias, 0.0);
+  };
+  normal(problem.in.g, problem.in.a_log, problem.in.dt_bias);
+  normal(problem.in.precond_g, problem.in.precond_a_log, problem.in.precond_dt_bias);
   return problem;
 }
 

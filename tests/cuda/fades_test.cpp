@@ -63,6 +63,45 @@ TEST(Fades, AtTheBoundAStateIsCarriedOnOrNot) {
   }
 }
 
+// The same of logits, which the kernels make values of: exp(-20) of a state of 2^40 is carried on, exp(-30) is not.
+TEST(Fades, LogitsTellAsTheirValuesDo) {
+  for (const char* rule : {"gated_deltanet", "kda"}) {
+    for (const double sum : {-20.0, -30.0}) {
+      ProblemOptions options;
+      options.sequences = SeqLayout::uniform(1, 300);
+      options.H = options.HV = 2;
+      options.K = options.V = 64;
+      options.initial_state = true;
+      options.seed = 72;
+      options.gates = logits_of(parse_rule(rule), Given::kSoftplus);
+      Problem problem = random_problem(parse_rule(rule), options);
+      for (double& x : problem.in.beta) x = -5;
+      for (double& x : problem.in.initial_state) x *= 0x1p40;
+      std::ranges::fill(problem.in.a_log, 0.0);
+      std::ranges::fill(problem.in.dt_bias, 0.0);
+      set_decays(problem, -20, 64, 128, std::log(std::expm1(-sum / 64)));
+      problem = of_bf16_numbers(problem);
+      HeaderRun run = cut_run(-1);
+      run.bf16 = HeaderRun::Bf16Tensors::kAll;
+      const ReferenceOutputs expected = problem.forward(), whole = header_forward(problem, run);
+      run.segment = 128;
+      const ReferenceOutputs cut = header_forward(problem, run);
+      double carried = 0, dropped = 0;
+      for (size_t i = 0; i < expected.final_state.size(); ++i) {
+        carried = std::max(carried, std::abs(problem.in.initial_state[i]) * std::exp(sum));
+        dropped = std::max(dropped, std::abs(cut.final_state[i] - whole.final_state[i]));
+      }
+      EXPECT_TRUE(close(whole, expected, 6e-3, kChunkFloor)) << rule << " " << sum;
+      if (sum > -25) {
+        EXPECT_TRUE(close(cut, expected, 6e-3, kChunkFloor)) << rule;
+      } else {
+        EXPECT_GT(dropped, 0.1 * carried) << rule;
+        EXPECT_LT(dropped, 64 * carried) << rule;
+      }
+    }
+  }
+}
+
 // Decays of any strength, forward and backward, each chunk's sum the same: of the three chunks of a segment one, two or all are needed.
 TEST(Fades, WhateverTheDecaysResultsAreTheReferences) {
   uint64_t seed = 80;

@@ -118,6 +118,51 @@ TEST(DeviceGates, FormedInThePlacesOfValues) {
   }
 }
 
+// Logits of one number a token, of which the first kernel makes values and the gradients' those of the logits: every law that leaves a slope in its value,
+// whole sequences and cut ones, whose first passes look for decays that let nothing through.
+TEST(DeviceGates, NumbersFormedByKernels) {
+  uint64_t seed = 1400;
+  for (const char* name : {"gated_deltanet", "kaczmarz", "gated_deltanet_neg", "qdelta", "comba", "mamba2", "deltanet", "kda"}) {
+    for (const Given given : kDecaysGiven) {
+      const Rule rule = preset(name).rule;
+      if (given != Given::kSoftplus && !rule.uses_g()) continue;
+      ProblemOptions options;
+      options.sequences = ++seed % 2 == 0 ? SeqLayout({0, 70, 70, 71, 199}) : SeqLayout::uniform(2, 129);
+      options.K = seed % 3 == 0 ? 128 : seed % 3 == 1 ? 64 : 40;
+      options.V = seed % 2 == 0 ? 64 : 72;
+      options.H = 1, options.HV = 1 + static_cast<int64_t>(seed % 4 == 1);
+      options.gates_per_value_head = true;
+      options.gates = logits_of(rule, given);
+      options.seed = seed;
+      Problem problem = random_problem(rule, options);
+      if (rule.decay == Decay::kScalar) {
+        for (size_t i = 0; i < problem.in.g.size(); i += 7) problem.in.g[i] = i % 2 == 0 ? 9 : -9;
+      }
+      problem = of_bf16_numbers(std::move(problem));
+      SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(problem)));
+      const bool formed = given != Given::kLowerBound || rule.decay == Decay::kChannel;
+      const std::string text = text_of_call(problem);
+      const bool direct = rule == preset("mamba2").rule;
+      EXPECT_EQ(text.find("gradients made in gradients") != std::string::npos, formed) << text;
+      EXPECT_EQ(text.find("values made in prepare, gradients made in gradients") != std::string::npos, formed && !direct) << text;
+      EXPECT_EQ(text.find("kernels forward: gates") == std::string::npos, formed && !direct) << text;
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = HeaderRun::Bf16Tensors::kAll;
+      const ReferenceOutputs expected_out = problem.forward();
+      const ReferenceInputs expected = problem.backward();
+      for (const int64_t segment : {int64_t{-1}, int64_t{64}}) {
+        run.segment = segment;
+        run.saved = (seed % 3 != 0) == (segment < 0);
+        const ReferenceInputs got = header_backward(problem, run);
+        EXPECT_TRUE(close(header_forward(problem, run), expected_out, ChunkBounds{}.output, kChunkFloor));
+        EXPECT_TRUE(close_gradients(without_parameters(got), without_parameters(expected), rule, true));
+        EXPECT_TRUE(close_parameters(got, expected, kStrongDecay, kChunkFloor));
+        EXPECT_TRUE(close(header_backward(problem, run), got, 0));
+      }
+    }
+  }
+}
+
 // Sums over many tokens, in more blocks than one, and over channels of a head.
 TEST(DeviceGates, ParametersOfManyTokens) {
   for (const char* name : {"gated_deltanet", "kda"}) {

@@ -16,7 +16,7 @@ DeviceScope::~DeviceScope() = default;
 
 void require_device(bool) { throw DeviceError("device: this build of fastweight has no CUDA (nvcc was not found when it was configured)"); }
 
-bool forms_gates(const Plan&, const DevicePlan&, const Inputs<float>&, const FormedGates&, const Inputs<float>*) { return false; }
+FormedGates forms_gates(const Plan&, const DevicePlan&, const Inputs<float>&, const FormedGates&, const Inputs<float>*, bool) { return {}; }
 void scan_forward(const Plan&, const DevicePlan&, const Inputs<float>&, const CallForms&, const Outputs<float>&, void*, void*) { require_device(false); }
 void scan_backward(const Plan&, const DevicePlan&, const Inputs<float>&, const CallForms&, const Outputs<float>&, const Inputs<float>&, const void*, void*) {
   require_device(false);

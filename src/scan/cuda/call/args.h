@@ -86,12 +86,19 @@ struct HeadArg {
 };
 // Laws of gates whose tensors are logits that kernels of the scan make the values of themselves, as the kernels of gates/ would. In the chunk form prepare()
 // and gradients() (select.h: prepare_forms_gates(), gradients_form_gates()), rounded to bf16: log-decays and gates of channels, all that the rule has, or none.
-// In the token form token_forward() where few_tokens() (token/cut.h): numbers, too. a_log and dt_bias are the log-decay's.
+// Besides, of one number a token, in float32 (front/numbers.cuh): all that the rule has, or none; forward the first kernel that reads them makes the values,
+// and backward, where these are given, gradients() those of the logits. In the token form token_forward() where few_tokens() (token/cut.h). a_log and dt_bias
+// are the log-decay's.
 struct FormedGates {
-  GateLaw<float> g, erase_gate, write_gate, beta;
+  GateLaw<float> g, erase_gate, write_gate, beta, lambda;
   HeadArg a_log, dt_bias;
+  // Where the values of numbers are left in the chunk form, float32 [tokens, HV]; null: nobody else reads them.
+  struct Numbers {
+    float *g = nullptr, *erase_gate = nullptr, *write_gate = nullptr, *beta = nullptr, *lambda = nullptr;
+  } numbers;
   FW_HOST_DEVICE bool any() const {
-    return g.given != Given::kValue || erase_gate.given != Given::kValue || write_gate.given != Given::kValue || beta.given != Given::kValue;
+    return g.given != Given::kValue || erase_gate.given != Given::kValue || write_gate.given != Given::kValue || beta.given != Given::kValue ||
+           lambda.given != Given::kValue;
   }
 };
 

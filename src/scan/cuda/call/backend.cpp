@@ -53,9 +53,10 @@ class CudaCall final : public Call {
     const Inputs<float> given = halves_.inputs(tensors, workspace);
     const Outputs<float> outputs = halves_.open(results, workspace);
     char* const values = static_cast<char*>(workspace) + halves_.forward_bytes();
-    cuda::CallForms forms{formed(given, nullptr)};
+    cuda::CallForms forms{formed(given, nullptr, false)};
     forms.made_last = gates_.makes_values(given, forms.gates) && keys_ == 0 && rows_.forward_bytes() == 0;
     Inputs<float> inputs = gates_.values(given, forms.gates, values, saved_gates(saved));
+    forms.gates = gates_.with_places(forms.gates, given, values, saved_gates(saved));
     char* const space = values + gates_.forward_bytes();
     make_keys(inputs, space);
     inputs = rows_.inputs(inputs, space);
@@ -73,9 +74,10 @@ class CudaCall final : public Call {
     const Inputs<float> given = halves_.inputs(tensors, workspace), wanted = halves_.open(results, workspace);
     const Outputs<float> cotangents = halves_.cotangents(tensors_of_d, workspace);
     char* const values = static_cast<char*>(workspace) + halves_.backward_bytes();
-    cuda::CallForms forms{formed(given, &wanted)};
+    cuda::CallForms forms{formed(given, &wanted, saved_gates(const_cast<void*>(saved)) != nullptr)};
     forms.parts = gates_.formed_parts(forms.gates, wanted, values);
     Inputs<float> inputs = gates_.values_in_backward(given, forms.gates, values, saved_gates(const_cast<void*>(saved)));
+    forms.gates = gates_.with_places(forms.gates, given, values, saved_gates(const_cast<void*>(saved)));
     const Inputs<float> of_values = gates_.open(given, forms.gates, wanted, values);
     Inputs<float> gradients = of_values;
     char* const space = values + gates_.backward_bytes();
@@ -97,11 +99,11 @@ class CudaCall final : public Call {
     return saved == nullptr || device_.saved.bytes == 0 ? nullptr : static_cast<char*>(saved) + cuda::CallGates::saved_from(device_.saved.bytes);
   }
 
-  // Of the gates that are logits, those whose values the kernels of the scan make themselves: all of formed_laws(), or none. Rows and keys are made of values.
-  cuda::FormedGates formed(const Inputs<float>& in, const Inputs<float>* grads) const {
+  // Of the gates that are logits, those whose values the kernels of the scan make themselves: of formed_laws(). Rows and keys are made of values.
+  cuda::FormedGates formed(const Inputs<float>& in, const Inputs<float>* grads, bool made) const {
     if (keys_ > 0 || rows_.forward_bytes() > 0) return {};
     const cuda::FormedGates gates = gates_.formed(in);
-    return cuda::forms_gates(tokens_, device_, in, gates, grads) ? gates : cuda::FormedGates{};
+    return cuda::forms_gates(tokens_, device_, in, gates, grads, made);
   }
 
   cuda::DevicePlan make_device_plan() const {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "scan/cuda/call/grouped_heads.h"
+#include "scan/cuda/call/select.h"
 #include "scan/cuda/call/token_arg.h"
 #include "scan/cuda/token/cut.h"
 
@@ -34,6 +36,8 @@ auto* law_in(Formed& formed, const GateSpec& spec) {
       return &formed.write_gate;
     case TokenIndex::beta:
       return &formed.beta;
+    case TokenIndex::lambda:
+      return &formed.lambda;
     default:
       return static_cast<decltype(&formed.g)>(nullptr);
   }
@@ -46,10 +50,43 @@ FormedGates token_laws(const Plan& plan) {
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     if (!spec.logits() || !token_specs(plan.rule)[spec.token].used) continue;
     GateLaw<float>* const law = law_in(formed, spec);
-    if (law == nullptr || plan.rule.erase == fw::Gate::kAveraged || plan.rule.write == fw::Gate::kAveraged) return {};
+    if (law == nullptr || law == &formed.lambda || plan.rule.erase == fw::Gate::kAveraged || plan.rule.write == fw::Gate::kAveraged) return {};
     *law = gate_law<float>(spec);
   }
   return formed;
+}
+
+// Of the chunk form: of channels, in bf16 ...
+FormedGates channel_laws(const Plan& plan) {
+  FormedGates formed;
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    GateLaw<float>* const law = law_in(formed, spec);
+    if (law == nullptr || !token_specs(plan.rule)[spec.token].used || token_specs(plan.rule)[spec.token].one()) continue;
+    if (!spec.logits() || !bf16_values(plan, true, spec)) return {};
+    *law = gate_law<float>(spec);
+  }
+  return formed;
+}
+// ... and of one number, of which the slope follows from the value alone.
+FormedGates number_laws(const Plan& plan) {
+  FormedGates formed;
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    const TokenSpec token = token_specs(plan.rule)[spec.token];
+    if (!spec.logits() || !token.used || !token.one()) continue;
+    GateLaw<float>* const law = law_in(formed, spec);
+    if (law == nullptr || spec.given == Given::kLowerBound) return {};
+    *law = gate_law<float>(spec);
+  }
+  return formed;
+}
+// The laws of the gates that are of numbers, or not.
+FormedGates only(const Plan& plan, const FormedGates& all, bool numbers) {
+  FormedGates some = all;
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    GateLaw<float>* const law = law_in(some, spec);
+    if (law != nullptr && token_specs(plan.rule)[spec.token].one() != numbers) *law = {};
+  }
+  return some;
 }
 
 }  // namespace
@@ -63,13 +100,39 @@ FormedGates formed_laws(const Plan& plan, bool chunk_form) {
   FormedGates formed;
   if (plan.f16_io) return formed;  // their logits are float32 rows
   if (!chunk_form) return token_laws(plan);
+  formed = channel_laws(plan);
+  const FormedGates numbers = number_laws(plan);
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
-    GateLaw<float>* const law = law_in(formed, spec);
-    if (law == nullptr || !token_specs(plan.rule)[spec.token].used || token_specs(plan.rule)[spec.token].one()) continue;
-    if (!spec.logits() || !bf16_values(plan, chunk_form, spec)) return {};
-    *law = gate_law<float>(spec);
+    if (is_formed(numbers, spec)) *law_in(formed, spec) = *law_in(numbers, spec);
   }
   return formed;
+}
+
+FormedGates formed_by_kernels(const Plan& plan, const DevicePlan& device, const FormedGates& laws, const PrepareArgs& args, const TokenArgs* gradients,
+                              bool made) {
+  if (!laws.any()) return {};
+  if (!device.chunk_form) return gradients == nullptr ? laws : FormedGates{};
+  if (device.wide || device.halves != nullptr) return {};
+  PrepareArgs prepare = args;
+  FormedGates& formed = prepare.problem.formed = only(plan, laws, false);
+  if (formed.any() && (device.direct || !prepare_forms_gates(prepare, device.key) ||
+                       (gradients != nullptr && !gradients_form_gates(prepare.problem, gradients->g, gradients->erase_gate)))) {
+    formed = {};
+  }
+  // Numbers, if no other gate wants the kernels in front and behind anyhow.
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    const TokenSpec token = token_specs(plan.rule)[spec.token];
+    if (spec.logits() && token.used && !is_formed(token.one() ? laws : formed, spec)) return formed;
+  }
+  if (!made) {
+    // The kernel in front makes the values of direct_rule(), for the warps that would are what that scan waits for, and where value heads share a block of
+    // prepare, which has no registers for it.
+    const bool forms = !device.direct && prepare_forms_numbers(prepare, device.key) &&
+                       grouped_heads(prepare, select_prepare(prepare, device.key), device.chunks, device.multiprocessors) == 1;
+    if (!forms) return formed;
+  }
+  if (gradients != nullptr && !device.direct && !gradients_form_numbers(prepare.problem)) return formed;
+  return laws;
 }
 
 bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate) { return chunk_form && plan.bf16_io && !token_specs(plan.rule)[gate.token].one(); }
@@ -138,6 +201,35 @@ float* CallGates::formed_parts(const FormedGates& formed, const Inputs<float>& g
 
 bool CallGates::takes_values(const Gate& gate, const Inputs<float>& in, const FormedGates& formed) {
   return gate.spec.logits() && tensor_of(in, gate.spec) && !is_formed(formed, gate.spec);
+}
+
+FormedGates CallGates::with_places(const FormedGates& formed, const Inputs<float>& in, void* workspace, void* saved) const {
+  FormedGates placed = formed;
+  for (const Gate& gate : gates_) {
+    if (!is_formed(formed, gate.spec) || gate.saved.bytes == 0 || !tensor_of(in, gate.spec)) continue;
+    float* const values = reinterpret_cast<float*>(saved != nullptr ? at(saved, gate.saved) : at(workspace, gate.values));
+    FormedGates::Numbers& to = placed.numbers;
+    switch (static_cast<TokenIndex>(gate.spec.token)) {
+      case TokenIndex::g:
+        to.g = values;
+        break;
+      case TokenIndex::beta:
+        to.beta = values;
+        break;
+      case TokenIndex::lambda:
+        to.lambda = values;
+        break;
+      case TokenIndex::erase_gate:
+        to.erase_gate = values;
+        break;
+      case TokenIndex::write_gate:
+        to.write_gate = values;
+        break;
+      default:
+        break;
+    }
+  }
+  return placed;
 }
 
 bool CallGates::makes_values(const Inputs<float>& in, const FormedGates& formed) const {

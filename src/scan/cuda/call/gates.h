@@ -1,11 +1,12 @@
 // Gates given as logits (recurrence.md 2.1) in front of a call's kernels and behind them: most of those take values and leave gradients of values, which, if
-// they are not the caller's, are rows of a part of the workspace. Where prepare() and gradients() take the logits of channels as they are (FormedGates), what
-// is left here is the sums of a_log's and dt_bias's gradients.
+// they are not the caller's, are rows of a part of the workspace. Where prepare() and gradients() take the logits as they are (FormedGates), what is left
+// here is the sums of a_log's and dt_bias's gradients.
 #pragma once
 
 #include <array>
 #include <cstddef>
 
+#include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/gates/kernels.h"
 #include "scan/tensors.h"
@@ -16,9 +17,13 @@ namespace fw::cuda {
 // kernels look for. Gates and log-decays of one number stay float32.
 bool bf16_values(const Plan& plan, bool chunk_form, const GateSpec& gate);
 
-// Laws, without their parameters, of the logits that kernels may take as they are: log-decays and gates of channels in bf16; of few_tokens() (token/cut.h) in
-// the token form any, or none.
+// Laws, without their parameters, of the logits that kernels may take as they are: log-decays and gates of channels in bf16, all or none, and those of one
+// number a token, all or none; of few_tokens() (token/cut.h) in the token form any, or none.
 FormedGates formed_laws(const Plan& plan, bool chunk_form);
+// Of these the ones that they do take, forward or, with the places of gradients, backward too. args: of the call as prepare() gets them. made: backward, of a
+// forward that has left the values of numbers, by whatever kernel.
+FormedGates formed_by_kernels(const Plan& plan, const DevicePlan& device, const FormedGates& laws, const PrepareArgs& args, const TokenArgs* gradients,
+                              bool made);
 // Whether a gate is one of them.
 bool is_formed(const FormedGates& formed, const GateSpec& gate);
 
@@ -54,7 +59,9 @@ class CallGates {
   Inputs<float> values_in_backward(const Inputs<float>& in, const FormedGates& formed, void* workspace, const void* saved) const {
     return values(in, formed, workspace, const_cast<void*>(saved), saved != nullptr);
   }
-  // Whether that queues anything.
+  // `formed` with the places where kernels leave the values of numbers that they form: in `saved`, or, where that is null, in the workspace.
+  FormedGates with_places(const FormedGates& formed, const Inputs<float>& in, void* workspace, void* saved) const;
+  // Whether values() queues anything.
   bool makes_values(const Inputs<float>& in, const FormedGates& formed) const;
   // The gradients that the kernels are to leave: of log-decays (bf16 where the values are) and of gates of one number (float32) in the workspace, of gates of
   // channels where the caller wants those of logits.

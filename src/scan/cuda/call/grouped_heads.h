@@ -18,11 +18,11 @@ inline int grouped_heads(int64_t group, int64_t HV, int64_t chunks, int64_t proc
   return heads;
 }
 
-// Of a call; 1: it takes the kernel of `choice`. The bits are the same. Of rules whose rows are left to the scans.
+// Of a call; 1: it takes the kernel of `choice`. The bits are the same. Of rules whose rows are left to the scans, where numbers are values.
 inline int grouped_heads(const PrepareArgs& args, const PrepareChoice& choice, int64_t chunks, int64_t processors) {
   const Problem& x = args.problem;
   const bool takes = choice.kernel == PrepareKernel::kScalar && choice.multiples && x.rule.online() && !wants_rests(x.rule) && args.backward == nullptr &&
-                     args.z == nullptr && x.group > 1 && x.in.q.divisor > 1 && x.in.k.divisor > 1;
+                     args.z == nullptr && !x.formed.any() && x.group > 1 && x.in.q.divisor > 1 && x.in.k.divisor > 1;
   return takes ? grouped_heads(x.group, x.HV, chunks, processors) : 1;
 }
 

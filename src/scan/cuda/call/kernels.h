@@ -144,6 +144,7 @@ struct ScanRows {
 struct FadeArg {
   TokenArg g;            // log-decays, not absent
   int32_t channels = 0;  // 1 or K; 0: not told
+  FormedGates formed;    // of channels: g are logits of this law
 };
 
 struct ScanForwardArgs {
@@ -244,7 +245,7 @@ struct GradientArgs {
   const BackwardNumbers* numbers = nullptr;  // with v_is_dz, of its first chunk: whether w is U (then A is not read either); null: it is W
   HeadGradients grads;
   TilesReady ready;  // if it is there, scan_reverse() with it is the kernel before this one on the stream
-  // Where problem.formed has log-decays and a_log or dt_bias want a gradient: [chunks, HV, 2, K], each chunk's share of dt_bias's and of a_log's.
+  // Where problem.formed has log-decays and a_log or dt_bias want a gradient: [chunks, HV, 2, K or 1], each chunk's share of dt_bias's and of a_log's.
   float* form_parts = nullptr;
   PrecondShare precond;  // where gradients_make_m(): from problem.boundaries; problem.m and grads.dm are not used
   WideHalf half;         // of wide_gradients()
@@ -336,6 +337,7 @@ struct OfflineGradientArgs {
   const uint16_t* states = nullptr;
   const uint16_t* d_states = nullptr;
   HeadGradients grads;
+  float* form_parts = nullptr;  // as GradientArgs
 };
 void offline_gradients(const OfflineGradientArgs& args, int key, int64_t chunks, void* stream);
 

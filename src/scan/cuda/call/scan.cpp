@@ -4,6 +4,7 @@
 #include <iterator>
 #include <vector>
 
+#include "scan/cuda/call/gates.h"
 #include "scan/cuda/call/key_halves.h"
 #include "scan/cuda/call/plan.h"
 #include "scan/cuda/call/select.h"
@@ -75,9 +76,22 @@ StateArg at_slots(const Plan& plan, StateArg a, bool end) {
   return a;
 }
 
-FadeArg fade_arg(const DevicePlan& device, const Problem& problem) {
-  if (!device.fades || problem.formed.g.given != Given::kValue) return {};  // logits: decays of channels, which let something through in one or another
-  return {problem.in.g, problem.rule.decay == Decay::kChannel ? problem.K : 1};
+FadeArg fade_arg(const Plan& plan, const DevicePlan& device, const Problem& problem) {
+  if (!device.fades) return {};
+  if (problem.rule.decay == Decay::kChannel) return {problem.in.g, problem.K, problem.formed};
+  // Of logits forward's kernels have left the values.
+  return {problem.formed.g.given == Given::kValue ? problem.in.g : per_head(plan, problem.formed.numbers.g, 1, false), 1, {}};
+}
+
+// The inputs with the values of numbers that forward's kernels have formed.
+Inputs<float> with_formed_numbers(const Plan& plan, const FormedGates& formed, const Inputs<float>& in) {
+  Inputs<float> given = in;
+  const auto take = [&](float* values, TokenTensor<float>& tensor) {
+    if (values != nullptr) tensor = contiguous_rows(tensor, plan.T, values, false);
+  };
+  take(formed.numbers.g, given.g), take(formed.numbers.beta, given.beta), take(formed.numbers.lambda, given.lambda);
+  take(formed.numbers.erase_gate, given.erase_gate), take(formed.numbers.write_gate, given.write_gate);
+  return given;
 }
 
 StateArg precond_arg(const StateTensor<float>& t) {
@@ -348,7 +362,7 @@ void chunk_forward(const Plan& plan, const DevicePlan& device, const Problem& pr
   scan.mixed = mixed_streams(plan.rule);
   if (scan.pairs != nullptr || prepare_leaves_rows(problem, device.key)) scan.rows = {problem.in.q, problem.in.k};
   if (device.segments) {
-    scan.fades = fade_arg(device, problem);
+    scan.fades = fade_arg(plan, device, problem);
     scan_segments_forward(plan, device, scan, save && device.segments.backward ? kept.at<float>(device.saved.maps) : space.at<float>(device.forward.maps),
                           space);
   } else {
@@ -520,9 +534,10 @@ void offline_scans(const Plan& plan, const DevicePlan& device, OfflineScanArgs s
 }
 
 void offline_backward(const Plan& plan, const DevicePlan& device, const Problem& problem, const Outputs<float>& d, const Inputs<float>& grads,
-                      const void* saved, const HeadGradients& heads, const Space& space) {
+                      const void* saved, const HeadGradients& heads, float* form_parts, const Space& space) {
   OfflineScanArgs scan;
   scan.problem = problem;
+  scan.problem.formed = {};  // they are values now
   scan.sequences = problem.sequences;
   scan.reverse = true;
   scan.d_o = token_arg(plan, d.o);
@@ -536,6 +551,9 @@ void offline_backward(const Plan& plan, const DevicePlan& device, const Problem&
   args.states = Space(const_cast<void*>(saved)).at<uint16_t>(device.saved.states);
   args.d_states = scan.states;
   args.grads = heads;
+  args.form_parts = form_parts;
+  // Where the host does not know how many chunks there are, nobody writes the shares of those that are not.
+  if (form_parts != nullptr && problem.sequences.bounded != 0) clear(reinterpret_cast<uint32_t*>(form_parts), device.chunks * plan.HV * 2, plan.stream);
   offline_gradients(args, device.key, device.chunks, plan.stream);
 }
 
@@ -544,6 +562,7 @@ void forward_on(const Plan& plan, const DevicePlan& device, const Inputs<float>&
   const Space space(workspace);
   upload_tables(plan, device.forward.common, space);
   Problem problem = problem_of(plan, device, in, forms.gates, device.forward.common, space);
+  if (saved == nullptr && !device.fades) problem.formed.numbers = {};  // nobody reads them
   // One token a sequence: token_forward makes the step of A itself.
   const bool steps_precond = !device.chunk_form && !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr && (plan.slots.skips || !plan.slots);
   if (!steps_precond) {
@@ -655,7 +674,7 @@ void chunk_backward(const Plan& plan, const DevicePlan& device, const Problem& p
   }
   scan.made = ready.made;
   if (device.segments.backward) {
-    scan.fades = fade_arg(device, problem);
+    scan.fades = fade_arg(plan, device, problem);
     scan_segments_reverse(plan, device, scan, kept.at<float>(device.saved.maps), space);
   } else {
     scan_reverse(scan, device.key, plan.stream);
@@ -723,16 +742,15 @@ void backward_of_halves(const Plan& plan, const KeyHalves& halves, const Inputs<
 
 }  // namespace
 
-bool forms_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FormedGates& gates, const Inputs<float>* grads) {
-  if (!gates.any()) return false;
-  if (!device.chunk_form) return grads == nullptr;
-  if (device.direct || device.wide || device.halves != nullptr) return false;
+FormedGates forms_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FormedGates& gates, const Inputs<float>* grads, bool made) {
   PrepareArgs args;
   args.problem = problem_of(plan, device, in, gates, {}, Space(nullptr));
   uint16_t place = 0;
   if (device.z_image) args.z = &place;
-  return prepare_forms_gates(args, device.key) &&
-         (grads == nullptr || gradients_form_gates(args.problem, token_arg(plan, grads->g), token_arg(plan, grads->erase_gate)));
+  if (device.forward.fine.rests.bytes > 0) args.forward_fine.rests = &place;
+  TokenArgs gradients;
+  if (grads != nullptr) gradients = token_args(plan, *grads);
+  return formed_by_kernels(plan, device, gates, args, grads != nullptr ? &gradients : nullptr, made);
 }
 
 void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms, const Outputs<float>& out, void* saved,
@@ -756,7 +774,7 @@ void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<floa
   const Space space(workspace);
   const BackwardRegions& r = device.backward;
   upload_tables(plan, r.common, space);
-  Problem problem = problem_of(plan, device, in, forms.gates, r.common, space);
+  Problem problem = problem_of(plan, device, with_formed_numbers(plan, forms.gates, in), forms.gates, r.common, space);
   const bool made = device.saved.boundaries.bytes > 0;
   float* const boundaries = made ? Space(const_cast<void*>(kept)).at<float>(device.saved.boundaries) : space.at<float>(r.common.boundaries);
   if (made) problem.precond_rows = Space(const_cast<void*>(kept)).at<uint16_t>(device.saved.precond_rows);
@@ -773,7 +791,7 @@ void scan_backward(const Plan& plan, const DevicePlan& device, const Inputs<floa
   if (problem.boundaries != nullptr)  // in the place of M
     share = precond_share(problem, space.at<float>(r.common.scratch), space.at<float>(r.dcenter), space.at(r.common.m), device.chunks);
   if (device.direct) {
-    offline_backward(plan, device, problem, d, grads, kept, heads, space);
+    offline_backward(plan, device, problem, d, grads, kept, heads, forms.parts, space);
   } else if (device.wide) {
     backward_of_wide(plan, device, problem, d, grads, kept, heads, space);
   } else if (device.chunk_form) {

@@ -15,8 +15,8 @@ struct CallForms {
   float* parts = nullptr;  // GradientArgs::form_parts
   bool made_last = false;  // gate_values() is the kernel in front of the call's
 };
-// Whether they can, of these gates, forward, or with `grads` backward.
-bool forms_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FormedGates& gates, const Inputs<float>* grads);
+// Those of `gates` that they can form, forward, or with `grads` backward. made: formed_by_kernels() (gates.h).
+FormedGates forms_gates(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const FormedGates& gates, const Inputs<float>* grads, bool made);
 
 // device: make_device_plan() of the plan. saved: its saved bytes, or null.
 void scan_forward(const Plan& plan, const DevicePlan& device, const Inputs<float>& in, const CallForms& forms, const Outputs<float>& out, void* saved,

@@ -96,7 +96,7 @@ GradientChoice select_channel_gradients(const GradientArgs& args) {
   choice.own_key = copied && rule.online() && own_key_streams(rule) && whole_pieces(x.in.erase_key, x.K);
   choice.streams = choice.gates || choice.own_key || (copied && ungated_streams(rule));
   if (choice.streams && rule.uses_precond()) choice.m = RowM::kRead;
-  choice.formed = x.formed.any();
+  choice.formed = x.formed.g.given != Given::kValue;
   return choice;
 }
 GradientChoice select_scalar_gradients(const GradientArgs& args) {
@@ -192,6 +192,19 @@ bool gradients_form_gates(const Problem& x, const TokenArg& d_g, const TokenArg&
   const GradientChoice choice = select_channel_gradients(args);
   // With gates besides there are too few registers at the smaller tile.
   return choice.streams && !choice.own_key && (!choice.gates || (x.K > 64 && d_erase_gate.divisor == 1 && whole_pieces(d_erase_gate, x.K)));
+}
+bool prepare_forms_numbers(const PrepareArgs& args, int key) {
+  if (args.problem.rule.uses_precond()) return false;
+  const PrepareChoice choice = select_prepare(args, key);
+  return choice.kernel == PrepareKernel::kSums || (choice.kernel == PrepareKernel::kChannelPlain && !channel_erase(args.problem.rule)) ||
+         (choice.kernel == PrepareKernel::kScalar && choice.multiples);
+}
+bool gradients_form_numbers(const Problem& problem) {
+  if (problem.rule.uses_precond()) return false;
+  GradientArgs args;
+  args.problem = problem;
+  const GradientChoice choice = select_gradients(args);
+  return choice.kernel == GradientKernel::kScalar || (choice.kernel == GradientKernel::kChannel && choice.streams);
 }
 bool gradients_make_m(const GradientArgs& args) {
   const Problem& x = args.problem;

@@ -169,6 +169,10 @@ GradientChoice select_gradients(const GradientArgs& args);
 // stand meanwhile.
 bool prepare_forms_gates(const PrepareArgs& args, int key);
 bool gradients_form_gates(const Problem& problem, const TokenArg& d_g, const TokenArg& d_erase_gate);
+// The same of gates and log-decays of one number a token (front/numbers.cuh), of rules without a preconditioner that are not direct_rule(): functions of the
+// inputs, forward of forward_fine.rests, too.
+bool prepare_forms_numbers(const PrepareArgs& args, int key);
+bool gradients_form_numbers(const Problem& problem);
 // Whether gradients() makes M of the preconditioner itself and its share of the gradients. A function of what and where the inputs (not m and boundaries),
 // d_o and grads.d are.
 bool gradients_make_m(const GradientArgs& args);

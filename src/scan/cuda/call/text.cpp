@@ -205,18 +205,31 @@ PrepareArgs expected_prepare(const DevicePlan& device, const Problem& problem) {
   return prepare;
 }
 
-// Whether the scan's kernels make values of logits of channels themselves (as backend.cpp has it), forward or backward.
-bool forms(const Plan& plan, const DevicePlan& device, bool backward) {
-  if (!formed_laws(plan, device.chunk_form).any()) return false;
-  if (!device.chunk_form) return !backward;
-  if (device.direct || device.wide || device.halves != nullptr) return false;
+// The logits of which the scan's kernels make values, forward, or gradients, backward, themselves (as backend.cpp has it).
+FormedGates forms(const Plan& plan, const DevicePlan& device, bool backward) {
   const Problem x = expected_problem(plan, device);
-  return prepare_forms_gates(expected_prepare(device, x), device.key) && (!backward || gradients_form_gates(x, x.in.g, x.in.erase_gate));
+  PrepareArgs prepare = expected_prepare(device, x);
+  if (device.forward.fine.rests.bytes > 0) prepare.forward_fine.rests = somewhere<uint16_t>();
+  return formed_by_kernels(plan, device, formed_laws(plan, device.chunk_form), prepare, backward ? &x.in : nullptr, backward && device.saved.bytes > 0);
+}
+// Whether logits of numbers (or of channels) are among them.
+bool forms_any(const Plan& plan, const FormedGates& formed, bool numbers) {
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    if (spec.logits() && is_formed(formed, spec) && token_specs(plan.rule)[spec.token].one() == numbers) return true;
+  }
+  return false;
 }
 // Whether gates are left that are logits and that they do not.
-bool leaves_gates(const Plan& plan, const DevicePlan& device, bool formed) {
+bool leaves_gates(const Plan& plan, const FormedGates& formed) {
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
-    if (spec.logits() && !(formed && is_formed(formed_laws(plan, device.chunk_form), spec))) return true;
+    if (spec.logits() && !is_formed(formed, spec)) return true;
+  }
+  return false;
+}
+// Whether there are log-decays that are logits, whose a_log and dt_bias may want sums behind backward.
+bool has_decay_logits(const Plan& plan) {
+  for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
+    if (spec.logits() && spec.decay) return true;
   }
   return false;
 }
@@ -332,15 +345,17 @@ std::string to_text(const Plan& call, const Plan& plan, const DevicePlan& device
   }
   if (call.checkpoints.interval > 0) text += fmt::format("checkpoints: every {} tokens\n", call.checkpoints.interval);
   const bool may_form = !rows && call.rule.uses_k();  // rows and keys are made of values
-  const bool formed = may_form && forms(plan, device, false), formed_backward = may_form && forms(plan, device, true);
-  if (formed && !device.chunk_form) text += "logits: values made with the token\n";
-  if (formed && device.chunk_form)
-    text += fmt::format("logits of channels: values made in prepare{}\n", formed_backward ? ", values and gradients in gradients" : "");
+  const FormedGates formed = may_form ? forms(plan, device, false) : FormedGates{}, formed_backward = may_form ? forms(plan, device, true) : FormedGates{};
+  if (formed.any() && !device.chunk_form) text += "logits: values made with the token\n";
+  if (device.chunk_form && forms_any(plan, formed, false))
+    text += fmt::format("logits of channels: values made in prepare{}\n", forms_any(plan, formed_backward, false) ? ", values and gradients in gradients" : "");
+  if (device.chunk_form && forms_any(plan, formed_backward, true))
+    text += fmt::format("logits of numbers: {}gradients made in gradients\n", forms_any(plan, formed, true) ? "values made in prepare, " : "");
   const auto front = [&](bool gates) { return fmt::format("{}{}{}", call.f16_io ? "float16 -> " : "", gates ? "gates -> " : "", rows ? "rows -> " : ""); };
-  const bool behind = leaves_gates(plan, device, formed_backward);
-  text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(leaves_gates(plan, device, formed)), forward_kernels(plan, device),
+  const bool behind = leaves_gates(plan, formed_backward);
+  text += fmt::format("kernels forward: {}{}{}{}\nkernels backward: {}{}{}{}{}\n", front(leaves_gates(plan, formed)), forward_kernels(plan, device),
                       rows ? " -> rows" : "", back, front(behind), backward_kernels(plan, device), rows ? " -> rows" : "",
-                      any_logits(plan.gates) ? " -> gates" : "", back);
+                      behind || has_decay_logits(plan) ? " -> gates" : "", back);
   text += fmt::format(
       "workspace forward: {} bytes\nworkspace backward: {} bytes\nsaved: {} bytes\nworkspace backward without saved: {} bytes\n"
       "workspace forward that saves: {} bytes\n",

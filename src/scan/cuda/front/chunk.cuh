@@ -7,6 +7,7 @@
 
 #include "scan/cuda/call/launch.h"
 #include "scan/cuda/front/bare_keys.cuh"
+#include "scan/cuda/front/numbers.cuh"
 #include "scan/cuda/front/rows.cuh"
 #include "scan/cuda/machine/granules.cuh"
 #include "scan/cuda/precond/rows.cuh"
@@ -435,6 +436,23 @@ FW_DEVICE PlainGates plain_gates(const Problem& x, const ChunkPlace& place, int 
   if (x.rule.write == Gate::kScalar) s.write = gate(x.in.write_gate);
   return s;
 }
+// A number of a row that was formed of a logit, to where later kernels find it.
+FW_DEVICE void leave_number(const Problem& x, const ChunkPlace& place, int row, float* all, float value) {
+  const unsigned token = static_cast<unsigned>(place.batch * x.T + place.token + row);
+  if (all != nullptr) all[uint64_t{token} * static_cast<unsigned>(x.HV) + static_cast<unsigned>(place.hv)] = value;
+}
+// What plain_gates() has loaded become values, where they are logits. leaves: of several lanes with the same row one.
+FW_DEVICE void form_gates(const Problem& x, const ChunkPlace& place, int row, bool leaves, PlainGates& s) {
+  if (row < 0 || row >= place.span.rows) return;
+  const auto form = [&](const GateLaw<float>& law, float* all, float& y) {
+    if (law.given == Given::kValue) return;
+    y = formed_number(law, y);
+    if (leaves) leave_number(x, place, row, all, y);
+  };
+  form(x.formed.beta, x.formed.numbers.beta, s.beta);
+  if (x.rule.erase == Gate::kScalar) form(x.formed.erase_gate, x.formed.numbers.erase_gate, s.erase);
+  if (x.rule.write == Gate::kScalar) form(x.formed.write_gate, x.formed.numbers.write_gate, s.write);
+}
 FW_DEVICE FrontCoefs<float> plain_coefs(const Problem& x, const PlainGates& gates, float q2, float k2) {
   Rule rule = x.rule;
   rule.erase_key = EraseKey::kTied, rule.feedback = Feedback::kNone, rule.read = Read::kPlain, rule.precond = Precond::kNone;
@@ -466,8 +484,13 @@ FW_DEVICE GateBits gate_bits(const Problem& x, const ChunkPlace& place, int row)
   if (rule.write == Gate::kScalar) load(x.in.write_gate, s.write);
   return s;
 }
-FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const GateBits& gates, float q2, float k2) {
+FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const ChunkPlace& place, int row, const GateBits& gates, float q2, float k2) {
   const auto value = [](const TokenArg& a, uint32_t bits) { return bits_float(bits << (a.bf16 != 0 ? 16 : 0)); };
+  const auto form = [&](const GateLaw<float>& law, float* all, float& y) {
+    if (law.given == Given::kValue || row >= place.span.rows) return;
+    y = formed_number(law, y);
+    leave_number(x, place, row, all, y);
+  };
   Rule rule = x.rule;
   rule.erase_key = EraseKey::kTied, rule.precond = Precond::kNone, rule.normaliser = Normaliser::kNone;
   FrontScalars<float> s;
@@ -477,6 +500,8 @@ FW_DEVICE FrontCoefs<float> sum_coefs(const Problem& x, const GateBits& gates, f
       rule, [&](const TokenArg& a, uint32_t bits, float& to) { to = value(a, bits); }, x.in, gates, s);
   if (rule.uses_erase_gate() && rule.erase == Gate::kScalar) s.erase = value(x.in.erase_gate, gates.erase);
   if (rule.write == Gate::kScalar) s.write = value(x.in.write_gate, gates.write);
+  form(x.formed.beta, x.formed.numbers.beta, s.beta), form(x.formed.lambda, x.formed.numbers.lambda, s.lambda);
+  form(x.formed.erase_gate, x.formed.numbers.erase_gate, s.erase), form(x.formed.write_gate, x.formed.numbers.write_gate, s.write);
   return front_coefs(rule, x.scale, s);
 }
 

@@ -70,12 +70,13 @@ FW_DEVICE float decay_value(const DecayLaw& law, float x) {
 // What it changes by with x and with a_log.
 template <bool kSigmoid>
 FW_DEVICE float2 decay_slopes(const DecayLaw& law, float x) {
-  const float t = fmaf(law.turn, x, law.at_0), s = sigmoid_of_log2(t), size = law.size * (law.turn * kLn2);
+  const float t = fmaf(law.turn, x, law.at_0), size = law.size * (law.turn * kLn2);
   if constexpr (kSigmoid) {
-    const float slope = fmaf(-s, s, s);
+    const float s = sigmoid_of_log2(t), slope = fmaf(-s, s, s);
     return make_float2(size * slope, law.size * slope * (t * kLn2));
   }
-  return make_float2(size * s, law.size * softplus_of_log2(t));
+  const float e = exp2_fast(-std::abs(t)), inverse = rcp_fast(1.0f + e);  // of both: special functions are few
+  return make_float2(size * (t < 0.0f ? e * inverse : inverse), law.size * fmaf(kLn2, max(t, 0.0f), RoundedGateMath::log1p(e)));
 }
 // body(whether the law is of sigmoids, as a constant).
 template <class Body>

@@ -17,6 +17,7 @@
 #include "scan/cuda/call/device.h"
 #include "scan/cuda/call/kernels.h"
 #include "scan/cuda/call/launch.h"
+#include "scan/cuda/front/numbers.cuh"
 #include "scan/cuda/offline/rows.cuh"
 
 namespace fw::cuda {
@@ -449,7 +450,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
       }
     }
     const Rows dg = places.dg, dbeta = places.dbeta;
-    if (warp == 0 && dg.data != nullptr) {
+    if (warp == 0 && (dg.data != nullptr || args.form_parts != nullptr)) {
       float all_tail = 0;
       FW_UNROLL
       for (int e = 0; e < 8; ++e) all_tail += rows.tail[e];
@@ -460,11 +461,26 @@ __global__ void __launch_bounds__(kGradientThreads, 2) offline_gradient_kernel(c
         const float after = shuffle_down(sum, delta);
         if (lane + delta < 32) sum += after;
       }
-      if (2 * lane < count) store_element(dg, 2 * lane, 0, sum + all_tail);
-      if (2 * lane + 1 < count) store_element(dg, 2 * lane + 1, 0, sum - one + all_tail);
+      float d[2] = {sum + all_tail, sum - one + all_tail};
+      if (x.formed.g.given != Given::kValue) {
+        float values[2] = {0, 0};
+        FW_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          if (2 * lane + e < count) {
+            values[e] = load_element(places.g, 2 * lane + e, 0);
+          } else {
+            d[e] = 0;
+          }
+        }
+        decay_logit_gradients(x.formed, places.hv, values, d, args.form_parts != nullptr ? args.form_parts + 2 * int64_t{places.item} : nullptr);
+      }
+      if (dg.data != nullptr && 2 * lane < count) store_element(dg, 2 * lane, 0, d[0]);
+      if (dg.data != nullptr && 2 * lane + 1 < count) store_element(dg, 2 * lane + 1, 0, d[1]);
     }
     if (dbeta.data != nullptr && thread >= 128 && thread - 128 < kChunk && thread - 128 < count) {
-      store_element(dbeta, thread - 128, 0, rows.dz[0][thread - 128] + rows.dz[1][thread - 128]);
+      float d = rows.dz[0][thread - 128] + rows.dz[1][thread - 128];
+      if (x.formed.beta.given != Given::kValue) d *= number_slope(x.formed.beta, load_element(places.beta, thread - 128, 0));
+      store_element(dbeta, thread - 128, 0, d);
     }
     if (!all_wide) sync_threads();
   }

@@ -525,7 +525,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kUp, nullptr};
   fetch_plain<kKey, kNarrow, kGates>(x, place, shared);
   const int own_row = warp * kWarpRows + lane / 4;
-  const PlainGates gates = plain_gates(x, place, own_row);
+  PlainGates gates = plain_gates(x, place, own_row);
   RowsOfM<kKey, kPrecond, kTraining> rows_of_m;
   if constexpr (kPrecond) {
     grid_dependency_wait();  // for A before the chunk (precond_forward); inputs were there before that began
@@ -538,6 +538,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kKey>::kBlocks)
   {
     float2 squares = make_float2(0, 0);
     if (uses_norms(x.rule)) squares = fetched_squares<kN, true>(raw);
+    if constexpr (!kPrecond && !kGates) form_gates(x, place, own_row, lane % 4 == 0, gates);
     if constexpr (kPrecond) rows_of_m.put(x, squares.y, shared);
     const FrontCoefs<float> c = plain_coefs(x, gates, squares.x, squares.y);
     if (own_row < place.span.rows) coefs.read = c.r_q, coefs.erase = c.e_k, coefs.write = c.w_k;

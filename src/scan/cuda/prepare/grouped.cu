@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_group
   clear_above(shared + Layout::kP);
 
   // The factors of value head `head` of the block, by kFactorWarp: what it loads, and what comes of it.
-  uint2 steps = make_uint2(0, 0);
+  ScalarSteps<false> steps;
   PlainGates gates[2];
   const auto place_of = [&](int head) {
     ChunkPlace p = place;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kGroupedBlocks) prepare_group
   };
   const auto load_factors = [&](int head) {
     const ChunkPlace p = place_of(head);
-    steps = scalar_steps(x, p);
+    steps = scalar_steps<false>(x, p);
     FW_UNROLL for (int i = 0; i < 2; ++i) gates[i] = plain_gates(x, p, lane + 32 * i);
   };
   const auto put_factors = [&](int head) {

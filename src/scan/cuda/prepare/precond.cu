@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(kPrepareThreads, PrecondLayout<kKey, kOnline, 
   char *const keys = shared + Layout::kKeys, *const reads = shared + Layout::kReads, *const t = shared + Layout::kT;
   char *const target = kOnline ? shared + Layout::kScaled : x.rule.preconditions_read() ? reads : keys, *const writes = kOnline ? target : keys;
 
-  uint2 steps = make_uint2(0, 0);
-  if (warp == 1) steps = scalar_steps(x, place);
+  ScalarSteps<false> steps;
+  if (warp == 1) steps = scalar_steps<false>(x, place);
   const RawMatrices raw{reads, keys, nullptr};
   fetch_front<kN>(x, place, raw);
   grid_dependency_wait();  // for A before the chunk (precond_forward); inputs were there before that began

@@ -107,12 +107,13 @@ __global__ void __launch_bounds__(kPrepareThreads, ScalarLayout<kKey, kOnline, k
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
   if (kPlain || fetched != 0) fetch_front<kN>(x, place, raw);
   grid_dependency_wait();  // for the gates (PrepareArgs::behind_gates)
-  uint2 steps = make_uint2(0, 0);
-  if (warp == 1) steps = scalar_steps(x, place);
+  ScalarSteps<kPlain> steps;
+  if (warp == 1) steps = scalar_steps<kPlain>(x, place);
   const int row = kPlain ? coefficient_row(warp) : -1;
-  const PlainGates gates = plain_gates(x, place, row);
+  PlainGates gates = plain_gates(x, place, row);
   clear_above(shared + Layout::kP);
   if (warp == 1) put_decays<kKey>(x, place, steps, rows, out);
+  if constexpr (kPlain) form_gates(x, place, row, true, gates);
 
   if constexpr (kPlain) {
     front_arrived();

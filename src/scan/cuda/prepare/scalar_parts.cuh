@@ -12,32 +12,53 @@ namespace fw::cuda {
 
 inline constexpr float kLowestStep = -40.0f;
 
-// By one warp, two tokens a lane: the log-decays as they lie in memory, so that nothing waits for them yet, ...
-FW_DEVICE uint2 scalar_steps(const Problem& x, const ChunkPlace& place) {
+// By one warp, two tokens a lane: the log-decays as they lie in memory, so that nothing waits for them yet (kForms: of logits, too, with their law), ...
+template <bool kForms>
+struct ScalarSteps {
   uint32_t bits[2] = {0, 0};
-  if (x.rule.decay == Decay::kScalar) {
-    FW_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const int row = 2 * static_cast<int>(lane_index()) + i;
-      const void* from = row_address(x.in.g, place, row);
-      if (row >= place.span.rows) continue;
-      if (x.in.g.bf16 != 0) {
-        bits[i] = *static_cast<const uint16_t*>(from);
-      } else {
-        bits[i] = *static_cast<const uint32_t*>(from);
-      }
+};
+template <>
+struct ScalarSteps<true> : ScalarSteps<false> {
+  DecayNumber law;
+};
+template <bool kForms>
+FW_DEVICE ScalarSteps<kForms> scalar_steps(const Problem& x, const ChunkPlace& place) {
+  ScalarSteps<kForms> steps;
+  if (x.rule.decay != Decay::kScalar) return steps;
+  FW_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const int row = 2 * static_cast<int>(lane_index()) + i;
+    const void* from = row_address(x.in.g, place, row);
+    if (row >= place.span.rows) continue;
+    if (x.in.g.bf16 != 0) {
+      steps.bits[i] = *static_cast<const uint16_t*>(from);
+    } else {
+      steps.bits[i] = *static_cast<const uint32_t*>(from);
     }
   }
-  return make_uint2(bits[0], bits[1]);
+  if constexpr (kForms) {
+    if (x.formed.g.given != Given::kValue) steps.law = decay_number(x.formed, place.hv);
+  }
+  return steps;
 }
 // ... and what comes of them: pair, gamma and keys of the factors by row. Sums only, no differences: g may be -inf.
-template <class Factors>
-FW_DEVICE void scalar_decays(const Problem& x, const ChunkPlace& place, const uint2& steps, Factors& d, float& gamma_end) {
+template <bool kForms, class Factors>
+FW_DEVICE void scalar_decays(const Problem& x, const ChunkPlace& place, const ScalarSteps<kForms>& steps, Factors& d, float& gamma_end) {
   const int lane = static_cast<int>(lane_index());
   float g[2] = {0, 0};
   if (x.rule.decay == Decay::kScalar) {
     const int shift = x.in.g.bf16 != 0 ? 16 : 0;
-    g[0] = bits_float(steps.x << shift) * kLog2E, g[1] = bits_float(steps.y << shift) * kLog2E;
+    FW_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      g[i] = bits_float(steps.bits[i] << shift);
+      if constexpr (kForms) {
+        if (x.formed.g.given != Given::kValue && 2 * lane + i < place.span.rows) {
+          g[i] = formed_decay(steps.law, g[i]);
+          leave_number(x, place, 2 * lane + i, x.formed.numbers.g, g[i]);
+        }
+      }
+      g[i] *= kLog2E;
+    }
   } else if (x.rule.decay == Decay::kConstant) {  // log(constant_decay(head)) of rule/decay.h
     const float decay = log1pf(-exp2f(-5.0f - static_cast<float>(place.hv))) * kLog2E;
     FW_UNROLL
@@ -63,8 +84,8 @@ FW_DEVICE void scalar_decays(const Problem& x, const ChunkPlace& place, const ui
 }
 
 // By one warp: those, and gamma of the images.
-template <int kKey, class Image, class Factors>
-FW_DEVICE void put_decays(const Problem& x, const ChunkPlace& place, const uint2& steps, Factors& rows, const ChunkImages<kKey, Image>& out) {
+template <int kKey, bool kForms, class Image, class Factors>
+FW_DEVICE void put_decays(const Problem& x, const ChunkPlace& place, const ScalarSteps<kForms>& steps, Factors& rows, const ChunkImages<kKey, Image>& out) {
   constexpr int kForward = sizeof(out.forward->gamma) / sizeof(float);  // one for each channel, or few
   float gamma_end;
   scalar_decays(x, place, steps, rows, gamma_end);

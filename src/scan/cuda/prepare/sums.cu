@@ -48,7 +48,7 @@ struct SumLayout {
 template <int kKey, class Image>
 FW_DEVICE void put_factors(const Problem& x, const ChunkPlace& place, int row, const GateBits& gates, SumRows& rows, const ChunkImages<kKey, Image>& out) {
   const bool valid = row < place.span.rows;
-  const FrontCoefs<float> c = sum_coefs(x, gates, rows.read_q[row], rows.read_k[row]);
+  const FrontCoefs<float> c = sum_coefs(x, place, row, gates, rows.read_q[row], rows.read_k[row]);
   const auto put = [&](float* to, float coefficient) { to[row] = valid ? coefficient : 0.0f; };
   put(rows.read_q, c.r_q), put(rows.read_k, c.r_k);
   put(rows.erase_q, c.e_q), put(rows.erase_k, c.e_k);
@@ -109,8 +109,8 @@ __global__ void __launch_bounds__(kPrepareThreads, SumLayout<kKey>::kBlocks) pre
   const RawMatrices raw{reads, keys, nullptr};
   fetch_front<kN>(x, place, raw);
   grid_dependency_wait();  // for the gates (PrepareArgs::behind_gates)
-  uint2 steps = make_uint2(0, 0);
-  if (warp == 1) steps = scalar_steps(x, place);
+  ScalarSteps<true> steps;
+  if (warp == 1) steps = scalar_steps<true>(x, place);
   const int row = coefficient_row(warp);
   const GateBits gates = gate_bits(x, place, row);
   uint64_t *const claimed = start_half_barrier(shared + Layout::kBarriers), *const read_made = start_half_barrier(shared + Layout::kBarriers + 8);

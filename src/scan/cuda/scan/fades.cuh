@@ -4,6 +4,7 @@
 // last chunks do from the one on behind which that holds. So the error of a state is at most 2^-40 of the state at the segment's start; a state has 24 bits.
 #pragma once
 
+#include "scan/cuda/gates/math.cuh"
 #include "scan/cuda/scan/parts.cuh"
 
 namespace fw::cuda {
@@ -14,8 +15,29 @@ inline constexpr int kMostFading = 16;         // chunks that are looked at: bey
 // No number is the largest.
 FW_DEVICE float larger(float a, float b) { return a > b || a != a ? a : b; }
 
-// The sum over the warp's 8 rows of chunk c of their largest log-decay; K: channels, 1 with one decay a token.
-FW_DEVICE float largest_decays(const Rows& g, int K, int c, int length) {
+// The laws of a lane's four channels.
+struct FadeLaws {
+  GateNumbers<4> own;
+  FW_DEVICE FadeLaws(const FadeArg& fades, int head) {
+    const int channel = 4 * static_cast<int>(lane_index());
+    if (fades.formed.g.given != Given::kValue && channel < fades.channels) own = gate_numbers<4>(fades.formed.a_log, fades.formed.dt_bias, head, channel);
+  }
+  // Logits to values, rounded as prepare() rounds them.
+  FW_DEVICE void form(const FadeArg& fades, float (&x)[4]) const {
+    with_decay_law(fades.formed.g, [&](auto sigmoid) {
+      FW_UNROLL
+      for (int j = 0; j < 4; j += 2) {
+        const DecayLaw low(fades.formed.g, own.bias[j], own.rate[j]), high(fades.formed.g, own.bias[j + 1], own.rate[j + 1]);
+        const uint32_t pair = formed_decays<sigmoid.value>(low, high, pack_bf16(x[j], x[j + 1]));
+        x[j] = bf16_low(pair), x[j + 1] = bf16_high(pair);
+      }
+    });
+  }
+};
+
+// The sum over the warp's 8 rows of chunk c of their largest log-decay.
+FW_DEVICE float largest_decays(const FadeArg& fades, const FadeLaws& laws, const Rows& g, int c, int length) {
+  const int K = fades.channels;
   float sum = 0;
   const int lane = static_cast<int>(lane_index()), first = c * kChunk + 8 * static_cast<int>(warp_index());
   if (K == 1) {
@@ -28,6 +50,7 @@ FW_DEVICE float largest_decays(const Rows& g, int K, int c, int length) {
     float x[4];
     const bool there = first + r < length && 4 * lane < K;
     if (there) load_channels(g, first + r, 4 * lane, K, x);
+    if (there && fades.formed.g.given != Given::kValue) laws.form(fades, x);
     most[r] = there ? x[0] : bits_float(0xff800000u);
     FW_UNROLL
     for (int j = 1; j < 4; ++j) {
@@ -48,9 +71,10 @@ FW_DEVICE float largest_decays(const Rows& g, int K, int c, int length) {
 template <bool kReverse>
 FW_DEVICE int count_fading(const FadeArg& fades, const SequenceArg& sequences, const ScanPlace& place, float* shared) {
   const Rows g = rows_of(fades.g, sequences, place.n, place.hv);
+  const FadeLaws laws(fades, place.hv);
   float total = 0;
   for (int n = 1; n < place.chunks && n <= kMostFading; ++n) {
-    const float own = largest_decays(g, fades.channels, kReverse ? n - 1 : place.chunks - n, place.length);
+    const float own = largest_decays(fades, laws, g, kReverse ? n - 1 : place.chunks - n, place.length);
     float* const sums = shared + n % 2 * 8;
     if (lane_index() == 0) sums[warp_index()] = own;
     sync_threads();

@@ -65,7 +65,7 @@ FW_DEVICE void put_sum_factors(const Problem& x, const ChunkPlace& place, int ro
                                RowNorms* norms) {
   const bool uses = uses_norms(x.rule);
   const float q2 = uses ? rows.squares[0][row] : 0.0f, k2 = uses ? rows.squares[1][row] : 0.0f;
-  FrontCoefs<float> c = sum_coefs(x, gates, q2, k2);
+  FrontCoefs<float> c = sum_coefs(x, place, row, gates, q2, k2);
   if (row >= place.span.rows) c = {};
   const float gamma = rows.gamma[row];
   rows.read_q[row] = c.r_q, rows.read_k[row] = c.r_k, rows.erase_q[row] = c.e_q, rows.erase_k[row] = c.e_k, rows.right[row] = c.w_k;
@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) wide_prepare_kernel(const 
   const int warp = uniform_warp(), row = coefficient_row(warp);
   const PairWork<kOnline> work(warp);
 
-  uint2 steps = make_uint2(0, 0);
-  if (warp == 1) steps = scalar_steps(x, place);
+  ScalarSteps<false> steps;
+  if (warp == 1) steps = scalar_steps<false>(x, place);
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int first = half * kHalfKey, channels = x.K - first;

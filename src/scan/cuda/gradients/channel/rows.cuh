@@ -2,6 +2,7 @@
 // its gradients, where the products lie. What such streams were before they were anchored stays in registers.
 #pragma once
 
+#include "scan/cuda/front/numbers.cuh"
 #include "scan/cuda/gradients/channel/precond.cuh"
 
 namespace fw::cuda {
@@ -374,6 +375,7 @@ FW_DEVICE void stream_row_numbers(const ChannelChunk<Shape>& c, int turn, int ro
     of_r = of.x * inverse_or_zero(r_q), of_w = of.y * inverse_or_zero(w_k);
   }
   coefficients[192] = of_r, coefficients[256] = of_w;  // the latter: of w, or of k where w is not kept
+  if constexpr (!Shape::kPrecond && !Shape::kHalf) dbeta *= number_slope(x.formed.beta, c.turn_floats(Shape::kBeta, turn)[row]);
   if (row < c.rows(turn)) store_one(c.rows_at(c.args.grads.d.beta, turn), row, dbeta);
 }
 

@@ -166,7 +166,7 @@ struct StillWords {
 
 // dg of two rows of a lane, from dG and the tail, by a warp.
 template <class Shape>
-FW_DEVICE void store_decay_gradient(const TurnChunk<Shape>& c, int turn, const float2& d, float tail) {
+FW_DEVICE float2 decay_gradient(const TurnChunk<Shape>& c, int turn, const float2& d, float tail) {
   float sum = d.x + d.y;
   FW_UNROLL
   for (int delta = 1; delta < 32; delta *= 2) {
@@ -174,10 +174,14 @@ FW_DEVICE void store_decay_gradient(const TurnChunk<Shape>& c, int turn, const f
     if (c.lane + delta < 32) sum += after;
   }
   if (StillState<Shape>(c, turn).at_start) tail -= shuffle(sum, 0);
+  return make_float2(sum + tail, sum - d.x + tail);
+}
+template <class Shape>
+FW_DEVICE void store_decay_gradient(const TurnChunk<Shape>& c, int turn, const float2& dg) {
   const Rows out = c.rows_at(c.args.grads.d.g, turn);
   const int row = 2 * c.lane;
-  if (row < c.rows(turn)) store_element(out, row, 0, sum + tail);
-  if (row + 1 < c.rows(turn)) store_element(out, row + 1, 0, sum - d.x + tail);
+  if (row < c.rows(turn)) store_element(out, row, 0, dg.x);
+  if (row + 1 < c.rows(turn)) store_element(out, row + 1, 0, dg.y);
 }
 
 // dP and dT with the decay, strictly below the diagonal, in bf16 in the place of P and A; the diagonal of dP apart.
@@ -275,7 +279,7 @@ FW_DEVICE void store_decay_gradient(const TurnChunk<Shape>& c, int turn) {
   float tail = 0;
   FW_UNROLL
   for (int i = 0; i < Shape::kWarps; ++i) tail += c.floats(Shape::kWarpSums)[i];
-  store_decay_gradient(c, turn, *reinterpret_cast<const float2*>(c.floats(Shape::kDG) + 2 * c.lane), tail);
+  store_decay_gradient(c, turn, decay_gradient(c, turn, *reinterpret_cast<const float2*>(c.floats(Shape::kDG) + 2 * c.lane), tail));
 }
 
 }  // namespace fw::cuda

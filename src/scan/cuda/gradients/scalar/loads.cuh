@@ -2,6 +2,7 @@
 // of rows, a thread a row.
 #pragma once
 
+#include "scan/cuda/front/numbers.cuh"
 #include "scan/cuda/gradients/general/phases.cuh"
 #include "scan/cuda/gradients/scalar/layout.cuh"
 
@@ -229,12 +230,35 @@ FW_DEVICE void publish_rows(const ScalarChunk<Shape>& c, int turn, int row, cons
   mbarrier_arrive(c.rows_full(turn));
 }
 
-// dg from dG of the rows and the tail, by a warp.
+// The log-decays of two rows of a lane, where dg becomes that of logits. By a warp, as the next.
 template <class Shape>
-FW_DEVICE void store_decay_gradient_of_turn(const ScalarChunk<Shape>& c, int turn) {
-  if (c.rows_at(c.args.grads.d.g, turn).data == nullptr) return;
+FW_DEVICE float2 formed_decays_of_turn(const ScalarChunk<Shape>& c, int turn) {
+  const Problem& x = c.args.problem;
+  float2 g = make_float2(0, 0);
+  if (Shape::kPrecond || Shape::kHalf || x.formed.g.given == Given::kValue) return g;
+  const Rows from = c.rows_at(x.in.g, turn);
+  if (2 * c.lane < c.rows(turn)) g.x = load_element(from, 2 * c.lane, 0);
+  if (2 * c.lane + 1 < c.rows(turn)) g.y = load_element(from, 2 * c.lane + 1, 0);
+  return g;
+}
+// dg from dG of the rows and the tail. values: formed_decays_of_turn().
+template <class Shape>
+FW_DEVICE void store_decay_gradient_of_turn(const ScalarChunk<Shape>& c, int turn, const float2& values) {
+  const bool stores = c.rows_at(c.args.grads.d.g, turn).data != nullptr;
+  if (!stores && c.args.form_parts == nullptr) return;
   const float tail = group_sum<16>(c.warp_sums(turn)[c.lane & 15]);
-  store_decay_gradient(c, turn, *reinterpret_cast<const float2*>(c.turn_floats(Shape::kDG, turn) + 2 * c.lane), tail);
+  float2 dg = decay_gradient(c, turn, *reinterpret_cast<const float2*>(c.turn_floats(Shape::kDG, turn) + 2 * c.lane), tail);
+  if constexpr (!Shape::kPrecond && !Shape::kHalf) {
+    const FormedGates& formed = c.args.problem.formed;
+    if (formed.g.given != Given::kValue) {
+      const int rows = c.rows(turn);
+      const float of_rows[2] = {values.x, values.y};
+      float d[2] = {2 * c.lane < rows ? dg.x : 0.0f, 2 * c.lane + 1 < rows ? dg.y : 0.0f};
+      decay_logit_gradients(formed, c.hv(turn), of_rows, d, c.args.form_parts != nullptr ? c.args.form_parts + 2 * c.tile(turn) : nullptr);
+      dg = make_float2(d[0], d[1]);
+    }
+  }
+  if (stores) store_decay_gradient(c, turn, dg);
 }
 
 // Value blocks in the order in which the stages take them.
@@ -289,8 +313,10 @@ FW_DEVICE void make_row_numbers(const ScalarChunk<Shape>& c) {
     numbers = load_row_gates(c, turn + 2, row);
     prefetch_rows(c, row, turn + 2);
     if (turn < 0) continue;
+    float2 values = make_float2(0, 0);
+    if (row < 32) values = formed_decays_of_turn(c, turn);
     mbarrier_wait(c.turn_over(turn), turn / 2 & 1);
-    if (row < 32) store_decay_gradient_of_turn(c, turn);
+    if (row < 32) store_decay_gradient_of_turn(c, turn, values);
     if constexpr (Shape::kMakesM) {
       if (row >= 32) store_center_share(c, turn);
     }

@@ -8,6 +8,7 @@
 // w (r) is. Where r or e is a sum of q and k, (p w_k) k and (t w_k) k apart give the gradients of the coefficients.
 #pragma once
 
+#include "scan/cuda/front/numbers.cuh"
 #include "scan/cuda/gradients/general/phases.cuh"
 #include "scan/cuda/gradients/general/rows.cuh"
 #include "scan/cuda/gradients/scalar/layout.cuh"
@@ -494,6 +495,13 @@ FW_DEVICE KeySlopes stream_row_numbers(const ScalarChunk<Shape>& c, int turn) {
     c.turn_floats(Shape::kDG, turn)[row] = d_g;
     if (row < c.rows(turn)) {
       const TokenArgs& out = c.args.grads.d;
+      if constexpr (!Shape::kPrecond && !Shape::kHalf) {
+        const FormedGates& formed = c.args.problem.formed;
+        if (formed.any()) {  // values, and gradients of logits are wanted
+          ds.beta *= number_slope(formed.beta, s.beta), ds.lambda *= number_slope(formed.lambda, s.lambda);
+          ds.erase *= number_slope(formed.erase_gate, s.erase), ds.write *= number_slope(formed.write_gate, s.write);
+        }
+      }
       store_one(c.rows_at(out.beta, turn), row, ds.beta);
       if (!c.plain()) {
         for_all_numbers<Numbers::kButBeta>([&](const TokenArg& to, float y) { store_one(c.rows_at(to, turn), row, y); }, out, ds);
